@@ -1,0 +1,157 @@
+"""Which tokens make up a statement. Takes a `Scan`'s tokens, gives one `Line` a statement, and reports brackets.
+
+A statement ends with its line, but goes on inside `(` and `[` and after a binary operator or a comma. Inside the block
+of a normalizer, `NEWLINE` tokens stay, one between two lines. A bracket that is never closed, or an operator with
+nothing behind it, does not swallow the statements below: a line that can only be the start of one ends it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from attngen.errors import Diagnostic, Source, Span
+from attngen.syntax.lexer import Token
+
+NESTING_LIMIT = 100
+"""Brackets inside each other."""
+
+BINARY = frozenset(
+    {"POWER", "STAR", "SLASH", "FLOOR_DIVIDE", "PERCENT", "PLUS", "MINUS"}
+    | {"LT", "LE", "GT", "GE", "EQ", "NE", "AND", "OR"}
+)
+_CONTINUING = BINARY | {"COMMA"}
+_CLOSER = {"LPAR": "RPAR", "LSQB": "RSQB", "LBRACE": "RBRACE"}
+_CLOSERS = frozenset(_CLOSER.values())
+_SIGN = {"RPAR": ")", "RSQB": "]", "RBRACE": "}"}
+
+# What follows the first word of a statement, where the two together can't be part of an expression.
+_NAMING = frozenset({"attention", "const", "param", "let", "normalizer", "tile"})
+_ASSIGNING = frozenset({"score", "mask", "normalizer", "dropout"})
+_BLOCK = frozenset({"weight", "denominator", "shift", "rescale"})
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """The tokens of one statement. A `BROKEN` token among them stands where a mistake was reported already."""
+
+    tokens: tuple[Token, ...]
+
+    @property
+    def span(self) -> Span:
+        return self.tokens[0].span.to(self.tokens[-1].span)
+
+
+def split(tokens: Sequence[Token], source: Source) -> tuple[list[Line], list[Diagnostic]]:
+    """The statements of a file, and the mistakes in its brackets."""
+    splitter = _Splitter(source)
+    for number, token in enumerate(tokens):
+        if token.type == "NEWLINE":
+            splitter.newline(tokens[number + 1 : number + 3])
+        else:
+            splitter.take(token)
+    splitter.finish()
+    return splitter.lines, splitter.mistakes
+
+
+class _Splitter:
+    def __init__(self, source: Source):
+        self.source = source
+        self.lines: list[Line] = []
+        self.mistakes: list[Diagnostic] = []
+        self.current: list[Token] = []
+        self.open: list[Token] = []
+        self.count = {"RPAR": 0, "RSQB": 0, "RBRACE": 0}  # open brackets by what closes them
+        self.too_deep = False
+
+    def take(self, token: Token) -> None:
+        if token.type in _CLOSER:
+            self.open.append(token)
+            self.count[_CLOSER[token.type]] += 1
+            if len(self.open) > NESTING_LIMIT:
+                if not self.too_deep:
+                    message = f"brackets are nested more than {NESTING_LIMIT} deep"
+                    self._report("nesting", message, token, "name the inner part with a `let`")
+                    self.current.append(Token("BROKEN", token.text, token.span))
+                self.too_deep = True
+        elif token.type in _CLOSERS:
+            if not self.count[token.type]:
+                message = f"`{token.text}` closes no bracket"
+                self._report("unmatched-bracket", message, token, "delete it, or open the bracket")
+                self.current.append(Token("BROKEN", token.text, token.span))
+                return
+            if _CLOSER[self.open[-1].type] != token.type:
+                self._unclosed()
+                while _CLOSER[self.open[-1].type] != token.type:
+                    self._pop()
+            self._pop()
+        self.current.append(token)
+
+    def newline(self, ahead: Sequence[Token]) -> None:
+        """The end of a line, with the two tokens behind it."""
+        if not self.current or not ahead:
+            return
+        last = self.current[-1]
+        in_block = bool(self.open) and self.open[0].type == "LBRACE"
+        in_brackets = len(self.open) > in_block
+        if ahead[0].type == "NEWLINE":
+            # Nothing is decided at an empty line, unless nothing is open.
+            if not self.open and last.type not in _CONTINUING:
+                self._end()
+        elif starts_statement(ahead, last if in_brackets else None):
+            if self.open:
+                self._unclosed()
+            self._end()
+        elif in_block:
+            if in_brackets and _starts_block_line(ahead):
+                self._unclosed()
+                while len(self.open) > 1:
+                    self._pop()
+                in_brackets = False
+            if not in_brackets and (last.type not in _CONTINUING or _starts_block_line(ahead)):
+                self.current.append(Token("NEWLINE", "\n", last.span))
+        elif not in_brackets and last.type not in _CONTINUING:
+            self._end()
+
+    def finish(self) -> None:
+        if self.open:
+            self._unclosed()
+        self._end()
+
+    def _end(self) -> None:
+        if self.current:
+            self.lines.append(Line(tuple(self.current)))
+        self.current = []
+        while self.open:
+            self._pop()
+        self.too_deep = False
+
+    def _pop(self) -> None:
+        self.count[_CLOSER[self.open.pop().type]] -= 1
+
+    def _unclosed(self) -> None:
+        """Report the innermost open bracket, unless this statement's brackets were reported as too many."""
+        opener = self.open[-1]
+        if not self.too_deep:
+            message = f"`{opener.text}` is never closed"
+            self._report("unclosed-bracket", message, opener, f"add `{_SIGN[_CLOSER[opener.type]]}`")
+        self.current.append(Token("BROKEN", opener.text, opener.span))
+
+    def _report(self, code: str, message: str, token: Token, fix: str) -> None:
+        self.mistakes.append(Diagnostic(code, message, token.span, fix, self.source))
+
+
+def starts_statement(ahead: Sequence[Token], before: Token | None) -> bool:
+    """Whether the two tokens at the start of a line can only begin a statement. `before` is the last token, in brackets."""
+    if len(ahead) < 2:
+        return False
+    word, next = ahead
+    if word.text in _NAMING and next.type == "NAME":
+        return True
+    # Inside brackets `mask = …` may be an argument of a normalizer.
+    argument = before is not None and before.type in ("LPAR", "COMMA")
+    return word.text in _ASSIGNING and next.type == "EQUALS" and not argument
+
+
+def _starts_block_line(ahead: Sequence[Token]) -> bool:
+    return len(ahead) == 2 and ahead[0].text in _BLOCK and ahead[1].type in ("EQUALS", "LPAR")

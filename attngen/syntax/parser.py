@@ -1,0 +1,208 @@
+"""Text to syntax tree: the one place that knows lark. `parse` is what the pipeline calls.
+
+Lark builds the LALR(1) tables from `grammar/attn.lark`; scanning, statements and messages are our own (`lexer`, `lines`,
+`messages`), for exact positions and several mistakes at once. Statements are parsed one by one, each from a clean
+start, and the lines of a normalizer's block are resumed likewise. Names and types mean nothing here.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, cast
+
+from lark import Lark, Token as LarkToken, UnexpectedToken
+from lark.lexer import Lexer, PatternStr
+from lark.parsers.lalr_parser_state import ParserState
+
+from attngen import resources
+from attngen.errors import Diagnostic, Source, SpecError
+from attngen.syntax import ast
+from attngen.syntax.build import Builder, Refused
+from attngen.syntax.lexer import MISTAKE_LIMIT, Comment, Token, Vocabulary, scan
+from attngen.syntax.lines import Line, split
+from attngen.syntax.messages import Place, explain
+
+_State = ParserState[Any]
+
+RESERVED = ("if", "else", "and", "or", "not", "true", "false")
+"""Words that can't be names anywhere. The words that begin statements can: only their place makes them special."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """A file with what the tree leaves out: the tokens of each statement, in the order of `module`, and the comments."""
+
+    module: ast.Module
+    lines: tuple[Line, ...]
+    comments: tuple[Comment, ...]
+    source: Source
+
+
+def parse(source: Source) -> ast.Module:
+    """The syntax tree of a text. Raises `SpecError` with every mistake that was found."""
+    return read(source).module
+
+
+def read(source: Source) -> Parsed:
+    """`parse`, with tokens and comments: for the formatter."""
+    if source.text.startswith("\ufeff"):
+        source = Source(source.text[1:], source.name)
+    grammar = _grammar()
+    found = scan(source, grammar.vocabulary)
+    lines, mistakes = split(found.tokens, source)
+    mistakes = [*found.mistakes, *mistakes]
+    statements: list[ast.Statement] = []
+    ended_early = False
+    for line in lines:
+        if len(mistakes) >= MISTAKE_LIMIT:
+            break
+        statement, wrong = _Statement(grammar, source, line).parse()
+        if statement is not None:
+            statements.append(statement)
+        elif not (ended_early and wrong and wrong[0].code == "unknown-statement"):
+            # What follows a statement that broke off at its end may be its rest: one mistake, not two.
+            mistakes += wrong
+        ended_early = (
+            bool(wrong)
+            and wrong[-1].span.end_line == line.span.end_line
+            and (wrong[-1].span.end_column >= line.span.end_column)
+        )
+    if mistakes:
+        mistakes.sort(key=lambda mistake: (mistake.span.line, mistake.span.column))
+        raise SpecError(mistakes[:MISTAKE_LIMIT])
+    return Parsed(ast.Module(tuple(statements)), tuple(lines), found.comments, source)
+
+
+@functools.cache
+def prelude() -> tuple[ast.Module, Source]:
+    """The standard library, `grammar/prelude.attn`, and the text that its spans point into."""
+    source = Source(resources.read("grammar/prelude.attn"), "prelude.attn")
+    return parse(source), source
+
+
+# ---------------------------------------------------------------- the grammar
+
+
+@dataclass(frozen=True)
+class _Grammar:
+    lark: Lark
+    builder: Builder
+    vocabulary: Vocabulary
+    words: dict[str, str]
+    """The words that are special in their place only, each with its terminal."""
+
+    def start(self) -> _State:
+        """The automaton before a statement."""
+        return self.lark.parse_interactive().parser_state
+
+
+class _NoLexer(Lexer):
+    """Lark asks for a lexer; the tokens are fed by hand."""
+
+    def __init__(self, lexer_conf: object) -> None: ...
+
+    def lex(self, lexer_state: object, parser_state: object) -> Iterator[LarkToken]:
+        return iter(())
+
+
+@functools.cache
+def _grammar() -> _Grammar:
+    builder = Builder()
+    lark = Lark(
+        resources.read("grammar/attn.lark"),
+        start="statement",
+        parser="lalr",
+        lexer=_NoLexer,
+        transformer=cast(Any, builder),
+        maybe_placeholders=True,
+    )
+    fixed = {t.pattern.value: t.name for t in lark.terminals if isinstance(t.pattern, PatternStr)}
+    vocabulary = Vocabulary(
+        signs={text: type for text, type in fixed.items() if not text.isalpha()},
+        reserved={text: fixed[text] for text in RESERVED},
+        number=re.compile(lark.get_terminal("NUMBER").pattern.to_regexp()),
+    )
+    words = {text: type for text, type in fixed.items() if text.isalpha() and text not in RESERVED}
+    return _Grammar(lark, builder, vocabulary, words)
+
+
+# ---------------------------------------------------------------- one statement
+
+
+class _Statement:
+    """One run of the LALR automaton, fed token by token."""
+
+    def __init__(self, grammar: _Grammar, source: Source, line: Line):
+        self.grammar = grammar
+        self.source = source
+        self.tokens = (*line.tokens, Token("$END", "", line.tokens[-1].span))
+        grammar.builder.source = source
+
+    def parse(self) -> tuple[ast.Statement | None, list[Diagnostic]]:
+        """The statement, or the mistakes in it: one, or one a line in a normalizer's block."""
+        mistakes: list[Diagnostic] = []
+        state = start = self.grammar.start()
+        begin = 0  # where `start` is the state: at the statement's start, or behind a NEWLINE of its block
+        in_block = skipping = failed = False
+        for number, token in enumerate(self.tokens):
+            line_ends = token.type in ("NEWLINE", "RBRACE")
+            if skipping:
+                if not line_ends:
+                    continue
+                state, skipping = _copy(start), False
+            if token.type == "BROKEN":
+                # Reported where it was found; the rest of its line can't be judged.
+                failed = True
+            else:
+                mistake = None
+                try:
+                    result = self._feed(state, token)
+                except UnexpectedToken:
+                    mistake = explain(self._place(start, begin, number))
+                except Refused as refused:
+                    mistake = refused.diagnostic
+                if mistake is None:
+                    if token.type == "$END":
+                        return (None if failed else result), mistakes
+                    if token.type == "LBRACE" or (in_block and token.type == "NEWLINE"):
+                        start, begin, in_block = _copy(state), number + 1, True
+                    elif token.type == "RBRACE":
+                        in_block = False
+                    continue
+                mistakes.append(mistake)
+                failed = True
+                if in_block and line_ends:
+                    # The line is dropped; its end is taken as that of an empty one.
+                    state = _copy(start)
+                    self._feed(state, token)
+                    continue
+            if not in_block or len(mistakes) >= MISTAKE_LIMIT:
+                return None, mistakes
+            skipping = True
+        return None, mistakes
+
+    def _feed(self, state: _State, token: Token) -> Any:
+        if token.type == "NAME" and token.text in self.grammar.words:
+            type = self.grammar.words[token.text]
+            if type in state.parse_conf.states[state.position]:
+                token = Token(type, token.text, token.span)
+        # Lark reads nothing of a token but its type; the rest is handed to the builder.
+        return state.feed_token(cast(LarkToken, token), token.type == "$END")
+
+    def _place(self, start: _State, begin: int, number: int) -> Place:
+        """The place of the token that was not taken, with all that would have been, seen from before it."""
+        parser = self.grammar.lark.parse_interactive()
+        parser.parser_state = _copy(start)
+        for token in self.tokens[begin:number]:
+            self._feed(parser.parser_state, token)
+        after = self.tokens[number + 1] if number + 1 < len(self.tokens) else None
+        expected = cast("set[str]", parser.accepts())
+        return Place(self.source, self.tokens[number], self.tokens[begin:number], after, frozenset(expected))
+
+
+def _copy(state: _State) -> _State:
+    """A state to go on from, apart from the original. The values on its stack are frozen and shared."""
+    return state.copy(deepcopy_values=False)
