@@ -1,0 +1,153 @@
+"""The results: written to JSON as they come, merged, and printed as one compact table of ratios.
+
+Takes and gives plain dictionaries, the JSON's own form (README.md says what each field is). Needs no torch.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+Result = dict[str, Any]
+CONTENDERS = ("attngen", "flex", "cudnn", "sdpa")
+DIRECTIONS = ("forward", "backward")
+STARTED = time.monotonic()
+
+
+def say(text: str) -> None:
+    """A line of progress, with the seconds since the start."""
+    print(f"[{time.monotonic() - STARTED:5.0f} s] {text}", flush=True)
+
+
+def write(path: Path, result: Result) -> None:
+    """In one step: a run that is killed leaves the last whole file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(path.name + ".part")
+    draft.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    os.replace(draft, path)
+
+
+def read(path: Path) -> Result:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def merge(results: Sequence[Result]) -> Result:
+    """One result of several, a later cell in place of an earlier one. Only runs of one machine and software merge."""
+    first, last = results[0], results[-1]
+    for other in results[1:]:
+        for field in ("machine", "versions", "dry_run"):
+            if other[field] != first[field]:
+                raise ValueError(f"these results differ in {field}: {first[field]} and {other[field]}")
+    cells: dict[str, Any] = {}
+    for result in results:
+        for cell in result["cells"]:
+            cells[cell["key"]] = {**cell, "date": cell.get("date", result["date"])}
+    return {**last, "cells": list(cells.values())}
+
+
+def tflops(cell: Result, name: str, direction: str) -> float | None:
+    """TFLOP/s, or None where it wasn't measured."""
+    timing = cell["contenders"].get(name, {}).get(direction)
+    return None if timing is None else timing["tflops"]
+
+
+def ratio(cell: Result, peer: str, direction: str) -> float | None:
+    """attngen's speed over the peer's, or None where either is missing."""
+    ours, theirs = tflops(cell, "attngen", direction), tflops(cell, peer, direction)
+    return None if ours is None or theirs is None else ours / theirs
+
+
+def short_of_target(cell: Result, direction: str) -> bool:
+    """Whether attngen is slower than `target` times FlexAttention here."""
+    found = ratio(cell, "flex", direction)
+    return found is not None and found < cell["target"]
+
+
+def geometric_mean(values: Iterable[float]) -> float:
+    logs = [math.log(v) for v in values]
+    return math.exp(sum(logs) / len(logs))
+
+
+def _entry(cell: Result, name: str, direction: str) -> str:
+    """`366 x1.24`: the peer's TFLOP/s, and how many times as fast attngen is."""
+    timing = cell["contenders"].get(name)
+    if timing is None:
+        return ""
+    speed = tflops(cell, name, direction)
+    if speed is None:
+        return "failed" if "failure" in timing else "" if timing["right"] else "wrong"
+    times = ratio(cell, name, direction)
+    return f"{speed:.0f}" if name == "attngen" or times is None else f"{speed:.0f} x{times:.2f}"
+
+
+def _spread(cell: Result, direction: str) -> str:
+    timing = cell["contenders"].get("attngen", {}).get(direction)
+    return "" if timing is None else f"{50 * (timing['q80'] - timing['q20']) / timing['ms']:.1f}"
+
+
+def table(result: Result) -> str:
+    """TFLOP/s per cell, each peer's with the ratio attngen / peer. `<` marks what is below its target against flex."""
+    names = [n for n in CONTENDERS if any(n in cell["contenders"] for cell in result["cells"])]
+    header = ["D", "N", "variant", "", *names, "±%", "mask ms", ""]
+    rows: list[list[str]] = []
+    for cell in result["cells"]:
+        for direction in DIRECTIONS:
+            if not any(_entry(cell, n, direction) for n in names):
+                continue
+            mask_ms = cell["contenders"].get("flex", {}).get("block_mask_ms")
+            rows.append(
+                [
+                    str(cell["D"]),
+                    str(cell["N"]),
+                    cell["variant"],
+                    direction[:3],
+                    *(_entry(cell, n, direction) for n in names),
+                    _spread(cell, direction),
+                    f"{mask_ms:.1f}" if mask_ms is not None and direction == "forward" else "",
+                    "<" if short_of_target(cell, direction) else "",
+                ]
+            )
+    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
+    lines = ["  ".join(text.ljust(w) for text, w in zip(row, widths, strict=True)).rstrip() for row in [header, *rows]]
+    dry = " (dry run: these times mean nothing)" if result["dry_run"] else ""
+    versions = " ".join(f"{k} {v}" for k, v in result["versions"].items())
+    lines.append(f"{result['machine']}, {result['date']}, {versions}{dry}; TFLOP/s, x = attngen / peer")
+    for peer in names:
+        for direction in DIRECTIONS:
+            ratios = [r for cell in result["cells"] if (r := ratio(cell, peer, direction)) is not None]
+            if ratios and peer != "attngen":
+                lines.append(
+                    f"attngen / {peer}, {direction}: geometric mean {geometric_mean(ratios):.2f},"
+                    f" least {min(ratios):.2f}, most {max(ratios):.2f} over {len(ratios)} cells"
+                )
+    short = sum(short_of_target(cell, direction) for cell in result["cells"] for direction in DIRECTIONS)
+    compared = sum(ratio(cell, "flex", d) is not None for cell in result["cells"] for d in DIRECTIONS)
+    lines.append(f"below target against FlexAttention: {short} of {compared} (1.5 at D = 256 and softcap, else 1)")
+    lines += [f"  {key} {name}: {why}" for key, name, why in troubles(result)]
+    return "\n".join(lines)
+
+
+def line(cell: Result) -> str:
+    """One cell, as the progress shows it."""
+    parts = []
+    for name in CONTENDERS:
+        if name in cell["contenders"]:
+            parts.append(f"{name} " + " / ".join(_entry(cell, name, d) or "-" for d in DIRECTIONS))
+    return f"{cell['key']}: " + ", ".join(parts)
+
+
+def troubles(result: Result) -> list[tuple[str, str, str]]:
+    """What failed or was wrong: (cell, contender, a line)."""
+    found: list[tuple[str, str, str]] = []
+    for cell in result["cells"]:
+        for name, c in cell["contenders"].items():
+            if "failure" in c:
+                found.append((cell["key"], name, c["failure"].strip().splitlines()[0][:160]))
+            elif not c["right"]:
+                found.append((cell["key"], name, "errors " + ", ".join(f"{k} {v:.1e}" for k, v in c["errors"].items())))
+    return found

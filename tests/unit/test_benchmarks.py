@@ -1,0 +1,309 @@
+"""The benchmark's own arithmetic and plumbing, on the CPU: nothing here says how fast anything is."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+sys.path.insert(0, str(BENCHMARKS))
+
+import cells  # noqa: E402
+import check  # noqa: E402
+import clock  # noqa: E402
+import gpu  # noqa: E402
+import peers  # noqa: E402
+import plot  # noqa: E402
+import report  # noqa: E402
+from cells import Cell  # noqa: E402
+
+SMALL = cells.Settings(window=5, prefix=7, documents=3, cap=2.0, radius=4)
+
+# What a generated file would hold, in plain torch: the variant's own formula on q, k positions i, j.
+FORMULAS = {
+    "full": ("", "s", "j > -1"),
+    "causal": ("", "s", "i >= j"),
+    "alibi": ("slope, ", "s - slope[:, None, None] * (i - j).abs()", "i >= j"),
+    "softcap": ("", "5.0 * torch.tanh(s / 5.0)", "i >= j"),
+    "sliding_window": ("", "s", "(i - j >= 0) & (i - j < 24)"),
+    "prefix_lm": ("prefix, ", "s", "(j <= i) | (j < prefix)"),
+    "documents": ("ids, ", "s", "(j <= i) & (ids[:, None, :, None] == ids[:, None, None, :])"),
+    "relative_bias": ("table, ", "s + table[:, (i - j).clamp(-7, 7) + 7]", "j > -1"),
+}
+
+
+def write_kernels(directory: Path, **changed: tuple[str, str, str]) -> Path:
+    """A directory as `gpu.py prepare --dry` writes it, with dense functions for kernels."""
+    for variant, (params, score, allowed) in {**FORMULAS, **changed}.items():
+        (directory / f"{variant}.py").write_text(
+            f"import torch\n"
+            f"def {variant}(q, k, v, *, {params}scale=None, return_lse=False, dropout_seed=None):\n"
+            f"    n = q.shape[-2]\n"
+            f"    i, j = torch.arange(n)[:, None], torch.arange(n)[None, :]\n"
+            f"    s = (q.float() @ k.float().mT) / q.shape[-1] ** 0.5\n"
+            f"    s = ({score}).masked_fill(~({allowed}), -torch.inf)\n"
+            f"    out = (s.softmax(-1) @ v.float()).to(q.dtype)\n"
+            f"    return (out, s.logsumexp(-1)) if return_lse else out\n"
+        )
+    manifest = {
+        "settings": {"window": 24, "prefix": 24, "documents": 3, "cap": 5.0, "radius": 7},
+        "functions": {variant: variant for variant in FORMULAS},
+    }
+    (directory / "manifest.json").write_text(json.dumps(manifest))
+    for variant in FORMULAS:
+        sys.modules.pop(f"attngen_benchmark_{variant}", None)
+    return directory
+
+
+def dry_run(directory: Path, *options: str) -> tuple[int, dict[str, Any]]:
+    output = directory / "result.json"
+    arguments = ["run", "--kernels", str(directory), "--device", "cpu", "-o", str(output), "--seed", "3", *options]
+    return gpu.main(arguments), json.loads(output.read_text())
+
+
+# ---- what is measured ------------------------------------------------------------------------------------------------
+
+
+def test_the_matrix_is_that_of_the_peers() -> None:
+    plain = {(64, 4096), (64, 16384), (128, 1024), (128, 4096), (128, 16384), (256, 4096), (256, 16384)}
+    expected = {(v, *shape) for v in ("causal", "full") for shape in plain}
+    expected |= {(v, 128, n) for v in cells.VARIANTS if v not in ("causal", "full") for n in (4096, 16384)}
+    matrix = cells.matrix()
+    assert {(c.variant, c.D, c.N) for c in matrix} == expected
+    assert len(matrix) == len(expected)
+    assert all(c.B * c.N == 16384 and c.H * c.D == 2048 for c in matrix)
+
+
+def test_operations_are_counted_as_the_peers_count() -> None:
+    cell = Cell("full", 128, 16384)
+    assert cell.shape == (1, 16, 16384, 128)
+    assert cell.forward_flops(0.5) == 4 * 16 * 16384 * 16384 * 128 * 0.5
+    assert cell.backward_flops(1.0) == 10 * 16 * 16384 * 16384 * 128
+
+
+@pytest.mark.parametrize("variant", cells.VARIANTS)
+@pytest.mark.parametrize("n", [4, 33, 64])
+def test_the_fraction_is_the_share_of_allowed_pairs(variant: str, n: int) -> None:
+    cell = Cell(variant, 16, n, tokens=3 * n, width=32)
+    inputs = cells.make_inputs(cell, SMALL, device="cpu", dtype=torch.float32, seed=0)
+    allowed = cells.mask_mod(variant, SMALL, inputs.params)
+    i, j = torch.arange(n)[:, None], torch.arange(n)[None, :]
+    masks = [torch.ones(n, n, dtype=torch.bool) if allowed is None else allowed(b, 0, i, j) for b in range(cell.B)]
+    counted = torch.stack([m.expand(n, n) for m in masks]).double().mean().item()
+    assert cells.fraction(cell, SMALL) == pytest.approx(counted, abs=1e-12)
+
+
+def test_documents_fill_each_row_unevenly() -> None:
+    rows = cells.document_lengths(Cell("documents", 128, 4096), 8)
+    assert len(rows) == 4 and all(len(row) == 8 and sum(row) == 4096 and min(row) > 0 for row in rows)
+    assert len({tuple(row) for row in rows}) == 4 and len(set(rows[0])) > 4
+
+
+def test_inputs_follow_the_seed() -> None:
+    cell = Cell("relative_bias", 16, 32, tokens=64, width=32)
+    a, b, c = (cells.make_inputs(cell, SMALL, device="cpu", dtype=torch.bfloat16, seed=s) for s in (1, 1, 2))
+    assert torch.equal(a.q, b.q) and not torch.equal(a.q, c.q) and not torch.equal(a.q, a.k)
+    assert a.q.shape == (2, 2, 32, 16) and a.q.requires_grad and not a.params["table"].requires_grad
+
+
+def test_the_command_line_knows_every_variant_and_peer() -> None:
+    args = gpu.parser().parse_args(["run", "--only", ",".join(cells.VARIANTS), "--peers", ",".join(peers.PEERS)])
+    assert args.only == cells.VARIANTS and args.peers == peers.PEERS == gpu.parser().parse_args(["run"]).peers
+    with pytest.raises(SystemExit):
+        gpu.parser().parse_args(["run", "--only", "everything"])
+    with pytest.raises(SystemExit):
+        gpu.parser().parse_args(["run", "--shapes", "128x4096"])
+
+
+def test_cells_are_chosen_by_variant_and_shape() -> None:
+    found = gpu.chosen(("alibi", "causal"), [(128, 4096)], quick=False, device="cuda")
+    assert [c.key for c in found] == ["causal:128:4096", "alibi:128:4096"]
+    assert [c.key for c in gpu.chosen(("full",), [(96, 2048)], quick=False, device="cuda")] == ["full:96:2048"]
+
+
+# ---- right or wrong --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("variant", ["full", "causal", "prefix_lm"])
+def test_the_dense_form_agrees_with_torch(variant: str) -> None:
+    cell = Cell(variant, 16, 48, tokens=96, width=32)
+    inputs = cells.make_inputs(cell, SMALL, device="cpu", dtype=torch.float32, seed=5)
+    q, k, v = (x.detach().double().requires_grad_() for x in inputs.qkv)
+    i, j = torch.arange(48)[:, None], torch.arange(48)[None, :]
+    mask = {"full": j >= 0, "causal": j <= i, "prefix_lm": (j <= i) | (j < 7)}[variant].expand(48, 48)
+    out = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    grads = torch.autograd.grad(out, (q, k, v), inputs.grad_out.double())
+    found = check.dense(cell, SMALL, inputs, 1, 0, rows=20)  # a last block that is shorter
+    for x, ref in zip((found.out, found.dq, found.dk, found.dv), (out, *grads), strict=True):
+        assert check.relative(x, ref.detach()[1, 0].float()) < 1e-5
+
+
+def test_the_check_finds_what_is_wrong() -> None:
+    cell = Cell("causal", 16, 48, tokens=96, width=32)
+    inputs = cells.make_inputs(cell, SMALL, device="cpu", dtype=torch.float32, seed=6)
+    truth = check.truth(cell, SMALL, inputs)
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, shift: int = 0) -> torch.Tensor:
+        mask = torch.ones(48, 48, dtype=torch.bool).tril(shift)
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+    worst = check.errors(inputs, truth, attend, backward=True)
+    assert set(worst) == {"out", "dq", "dk", "dv"} and check.right(worst) and max(worst.values()) < 1e-5
+    assert not check.right(check.errors(inputs, truth, lambda q, k, v: attend(q, k, v, 1), backward=False))
+    stuck = check.errors(inputs, truth, lambda q, k, v: attend(q, k.detach(), v) + 0 * k.sum(), backward=True)
+    assert not check.right(stuck) and stuck["out"] < 1e-5 and stuck["dk"] == pytest.approx(1.0)
+    # One element that nothing wrote, in a head that isn't looked at closely.
+    hole = torch.zeros(cell.shape)
+    hole[0, 1, 3, 3] = math.nan
+    assert check.errors(inputs, truth, lambda q, k, v: attend(q, k, v) + hole, backward=False)["out"] == math.inf
+    assert not check.right({"out": math.nan})
+
+
+def test_a_softcap_left_out_is_noticed() -> None:
+    cell = Cell("softcap", 64, 64, tokens=64, width=64)
+    inputs = cells.make_inputs(cell, cells.FULL_SIZE, device="cpu", dtype=torch.bfloat16, seed=7)
+    seen = check.check_inputs(cell, inputs)
+    truth = check.truth(cell, cells.FULL_SIZE, seen)
+
+    def lse(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        scores = (q.float() @ k.float().mT) / 8
+        return scores.masked_fill(~torch.ones(64, 64, dtype=torch.bool).tril(), -math.inf).logsumexp(-1)
+
+    def plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    assert not check.right(check.errors(seen, truth, plain, backward=False, lse=lse))
+
+
+@pytest.mark.parametrize("variant", ["alibi", "softcap", "documents", "relative_bias"])
+def test_flex_attention_gets_the_same_variant(variant: str) -> None:
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    cell = Cell(variant, 16, 128, tokens=256, width=32)
+    settings = cells.DRY_SIZE
+    inputs = cells.make_inputs(cell, settings, device="cpu", dtype=torch.float32, seed=8)
+    allowed = cells.mask_mod(variant, settings, inputs.params)
+    block_mask = None if allowed is None else create_block_mask(allowed, 2, None, 128, 128, device="cpu")
+    change = cells.score_mod(variant, settings, inputs.params)
+    q, k, v = (x.detach() for x in inputs.qkv)
+    out = flex_attention(q, k, v, score_mod=change, block_mask=block_mask)
+    for b, h in check.heads(cell):
+        assert check.relative(out[b, h], check.dense(cell, settings, inputs, b, h).out) < 1e-5
+
+
+# ---- the whole run, without a GPU ------------------------------------------------------------------------------------
+
+
+def test_a_dry_run_measures_every_variant(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, result = dry_run(write_kernels(tmp_path))
+    assert status == 0
+    assert [c["variant"] for c in result["cells"]] == list(cells.VARIANTS)
+    assert result["dry_run"] and result["machine"] and set(result["versions"]) >= {"torch", "triton"}
+    assert set(result["kernels"]) == set(cells.VARIANTS)
+    for cell in result["cells"]:
+        assert set(cell["contenders"]) == (
+            {"attngen", "sdpa"} if cell["variant"] in ("full", "causal") else {"attngen"}
+        )
+        for contender in cell["contenders"].values():
+            assert contender["right"]
+            for direction, counted in (("forward", 1.0), ("backward", 2.5)):
+                timing = contender[direction]
+                flops = counted * 4 * cell["B"] * cell["H"] * cell["N"] ** 2 * cell["D"] * cell["fraction"]
+                assert timing["tflops"] == pytest.approx(flops / timing["ms"] / 1e9)
+                assert timing["q20"] <= timing["ms"] <= timing["q80"] and timing["runs"] >= 3
+    assert (tmp_path / "result.svg").stat().st_size > 1000
+    shown = capsys.readouterr().out
+    assert "relative_bias" in shown and "dry run" in shown and not report.troubles(result)
+
+
+def test_a_wrong_kernel_gets_no_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    wrong = {"causal": ("", "s", "i > j - 2")}
+    status, result = dry_run(write_kernels(tmp_path, **wrong), "--only", "causal,prefix_lm", "--no-plot")
+    assert status == 1
+    found = {c["variant"]: c["contenders"]["attngen"] for c in result["cells"]}
+    assert not found["causal"]["right"] and "forward" not in found["causal"]
+    assert "forward" in found["prefix_lm"] and "forward" in result["cells"][0]["contenders"]["sdpa"]
+    assert "wrong" in capsys.readouterr().out
+
+
+def test_a_failing_kernel_is_reported_and_the_run_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    broken = {"full": ("", "s.reshape(7)", "j > -1")}
+    status, result = dry_run(write_kernels(tmp_path, **broken), "--only", "full,causal", "--no-plot", "--no-backward")
+    assert status == 1
+    full, causal = (c["contenders"] for c in result["cells"])
+    assert full["attngen"]["failure"].startswith("RuntimeError: shape '[7]'") and "forward" in full["sdpa"]
+    assert "forward" in causal["attngen"] and "backward" not in causal["attngen"]
+    assert "failed" in capsys.readouterr().out and str(tmp_path) not in json.dumps(result)
+
+
+def test_the_budget_ends_the_run_with_what_there_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, result = dry_run(write_kernels(tmp_path), "--budget", "0")
+    assert status == 1 and result["cells"] == []
+    assert "not measured: full:16:64 causal:16:64" in capsys.readouterr().out
+
+
+def test_kernels_with_other_constants_are_refused(tmp_path: Path) -> None:
+    manifest = json.loads((write_kernels(tmp_path) / "manifest.json").read_text())
+    manifest["settings"]["window"] = 1024
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(SystemExit, match="prepare it again"):
+        dry_run(tmp_path)
+
+
+# ---- the report ------------------------------------------------------------------------------------------------------
+
+
+def timed(ms: float, tflops: float) -> dict[str, float | int]:
+    return {"ms": ms, "q20": 0.99 * ms, "q80": 1.01 * ms, "runs": 9, "tflops": tflops}
+
+
+def fake_result(**speeds: float) -> report.Result:
+    """One softcap cell with these TFLOP/s."""
+    contenders = {n: {"right": True, "errors": {}, "forward": timed(1e3 / s, s)} for n, s in speeds.items()}
+    cell = {"key": "softcap:128:4096", "variant": "softcap", "D": 128, "N": 4096, "B": 4, "H": 16}
+    cell |= {"fraction": 0.5, "target": cells.target(Cell("softcap", 128, 4096)), "contenders": contenders}
+    versions = {"torch": "2", "triton": "3"}
+    return {"machine": "M", "date": "2026-01-01T00:00:00", "versions": versions, "dry_run": False, "cells": [cell]}
+
+
+def test_ratios_and_targets() -> None:
+    result = fake_result(attngen=260.0, flex=200.0, cudnn=520.0)
+    cell = result["cells"][0]
+    assert report.ratio(cell, "flex", "forward") == pytest.approx(1.3)
+    assert report.ratio(cell, "flex", "backward") is None and report.ratio(cell, "sdpa", "forward") is None
+    assert report.short_of_target(cell, "forward") and not report.short_of_target(cell, "backward")
+    assert not report.short_of_target(fake_result(attngen=310.0, flex=200.0)["cells"][0], "forward")
+    row = report.table(result).splitlines()[1]
+    assert "200 x1.30" in row and "520 x0.50" in row and row.endswith("<") and "1.0" in row.split()
+    assert "below target against FlexAttention: 1 of 1" in report.table(result)
+    assert cells.target(Cell("full", 256, 4096)) == 1.5 and cells.target(Cell("full", 128, 4096)) == 1.0
+
+
+def test_results_merge_by_cell_and_by_machine(tmp_path: Path) -> None:
+    old, new = fake_result(attngen=100.0, flex=100.0), fake_result(attngen=200.0, flex=100.0)
+    new["date"] = "2026-01-02T00:00:00"
+    old["cells"].append({**old["cells"][0], "key": "other", "variant": "full"})
+    merged = report.merge([old, new])
+    assert [c["key"] for c in merged["cells"]] == ["softcap:128:4096", "other"]
+    assert [c["date"][:10] for c in merged["cells"]] == ["2026-01-02", "2026-01-01"]
+    assert report.tflops(merged["cells"][0], "attngen", "forward") == 200.0
+    with pytest.raises(ValueError, match="machine"):
+        report.merge([old, {**new, "machine": "another"}])
+    report.write(tmp_path / "a" / "r.json", merged)
+    assert report.read(tmp_path / "a" / "r.json") == merged and len(list((tmp_path / "a").iterdir())) == 1
+    plot.draw(merged, tmp_path / "p.png")
+    assert (tmp_path / "p.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_the_clock_sums_up() -> None:
+    timing = clock.summary([5.0, 1.0, 2.0, 3.0, 4.0])
+    assert (timing.ms, timing.q20, timing.q80, timing.runs) == (3.0, 1.8, 4.2, 5)
+    assert timing.record(6e12)["tflops"] == pytest.approx(2000.0)
+    assert report.geometric_mean([0.5, 2.0]) == pytest.approx(1.0)
+    assert len(clock.sample(lambda: None, device="cpu", warmup_ms=0, rep_ms=0)) == 1
