@@ -126,7 +126,7 @@ class _Pass:
         normalizer = attention.normalizer
         self.weight = split(normalizer.weight)
         self.extra = split(normalizer.extra) if normalizer.extra is not None else None
-        env["s"] = np.where(self.counts, score, 0.0)
+        env["s"] = score
         self.terms = Tape((*self.weight, *(self.extra or ())), env, self.params)
         with np.errstate(all="ignore"):
             self._normalize()
@@ -147,14 +147,15 @@ class _Pass:
                 reference = np.maximum(reference, extra_exponent + np.log(np.abs(extra_factor)))
             reference = np.where(np.isfinite(reference), reference, 0.0)
         self.unit = np.where(self.counts, np.exp(exponent - reference), 0.0)
-        self.weights = np.where(self.counts, factor * self.unit, 0.0)
+        # A factor of 0 does not hold R down, so its unit may overflow.
+        self.weights = np.where(self.counts & (factor != 0), factor * self.unit, 0.0)
         self.total: Array = np.ones_like(reference)
         if sums:
             self.total = self.weights.sum(axis=-1, keepdims=True)
         if self.extra is not None:
             extra_factor, extra_exponent = (self.terms.value(e) for e in self.extra)
             self.extra_unit = np.exp(extra_exponent - reference)
-            self.extra_weight = extra_factor * self.extra_unit
+            self.extra_weight = np.where(extra_factor == 0, 0.0, extra_factor * self.extra_unit)
             self.total = self.total + self.extra_weight
         self.alive = self.counts.any(axis=-1, keepdims=True) & (self.total != 0)
         self.share = np.where(self.alive, self.weights / self.total, 0.0)
@@ -175,23 +176,22 @@ class _Pass:
     def gradients(self, d_out: Array, d_lse: Array) -> Gradients:
         with np.errstate(all="ignore"):
             d_out = np.where(self.alive, d_out, 0.0)
-            d_lse = np.where(self.alive, d_lse[..., None], 0.0)
+            d_lse = d_lse[..., None]
             d_v = (self._grouped(self.dropped).swapaxes(-1, -2) @ self._grouped(d_out)).sum(axis=2)
             d_share = self._merge(self._grouped(d_out) @ self.v[:, :, None].swapaxes(-1, -2)) * self.keep
             # P = w / Z and lse = R + log Z, with Z the sum of every w and the extra term (or the constant 1).
             d_total = (d_lse - (d_share * self.share).sum(axis=-1, keepdims=True)) / self.total
             d_total = np.where(self.alive, d_total, 0.0) if self.attention.normalizer.sums else np.zeros_like(d_lse)
-            d_weight = np.where(self.alive & self.counts, d_share / self.total + d_total, 0.0)
+            d_weight = np.where(self.alive, d_share / self.total + d_total, 0.0)
             cotangents: list[tuple[Expr, Array]] = [
                 (self.weight[0], d_weight * self.unit),
                 (self.weight[1], d_weight * self.weights),
             ]
             if self.extra is not None:
-                alive = np.broadcast_to(self.alive, d_total.shape)
-                cotangents.append((self.extra[0], np.where(alive, d_total * self.extra_unit, 0.0)))
-                cotangents.append((self.extra[1], np.where(alive, d_total * self.extra_weight, 0.0)))
+                cotangents.append((self.extra[0], np.where(d_total == 0, 0.0, d_total * self.extra_unit)))
+                cotangents.append((self.extra[1], d_total * self.extra_weight))
         symbols, from_terms = self.terms.pullback(cotangents)
-        d_score = np.where(self.counts, symbols.get("s", 0.0), 0.0)
+        d_score = symbols.get("s", np.zeros_like(self.share))
         symbols, from_score = self.pairs.pullback([(self.attention.score, d_score)])
         d_qk = self._grouped(symbols.get("qk", np.zeros_like(d_score)))
         d_params = {p.name: np.zeros(self.params[p.name].shape) for p in self.attention.params if p.type is Type.FLOAT}

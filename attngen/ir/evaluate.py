@@ -84,8 +84,8 @@ class Tape:
     def pullback(self, cotangents: Sequence[tuple[Expr, Array]]) -> tuple[dict[str, Array], dict[str, Array]]:
         """Cotangents of the roots, pulled back to the float symbols and the float params that they read.
 
-        Each result has the shape of the symbol's value or of the param. A zero cotangent stays zero whatever it meets,
-        so a pair that is masked out, or the branch not taken, passes nothing on, even where its derivative is NaN.
+        Each result has the shape of the symbol's value or of the param. Zero times anything is zero here: a pair
+        that is masked out, or the branch not taken, passes nothing on, even where the other factor is not finite.
         At kinks: `abs` 0; `min` and `max` to the first argument on a tie; `floor`, `sign` and comparisons nothing.
         """
         adjoints: dict[int, Array] = {}
@@ -117,7 +117,8 @@ class Tape:
                         derivatives = _derivatives(node.op, args, self.value(node))
                         for arg, derivative in zip(node.args, derivatives, strict=True):
                             if derivative is not None and arg.type is Type.FLOAT:
-                                add(arg, np.where(adjoint == 0, 0.0, adjoint * derivative))
+                                nothing = (adjoint == 0) | (derivative == 0)
+                                add(arg, np.where(nothing, 0.0, adjoint * derivative))
                     case _:
                         assert_never(node)
         return symbols, params

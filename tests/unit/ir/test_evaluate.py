@@ -194,6 +194,9 @@ def test_a_zero_cotangent_stays_zero():
     e = apply(Op.SQRT, apply(Op.DIV, build.real(1.0), X))
     found, _ = Tape((e,), {"x": np.array([0.0, 1.0])}, {}).pullback([(e, np.array([0.0, 1.0]))])
     assert found["x"].tolist() == [0, -0.5]
+    e = apply(Op.MAX, X, Y)
+    found, _ = Tape((e,), {"x": np.array([1.0, 2.0]), "y": 1.5}, {}).pullback([(e, np.array([np.nan, 3.0]))])
+    assert found["x"].tolist() == [0, 3] and np.isnan(found["y"])
 
 
 def test_several_roots_share_their_nodes():

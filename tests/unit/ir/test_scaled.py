@@ -82,3 +82,9 @@ def test_shared_nodes_are_split_once():
         e = build.apply(Op.MUL, e, e)
     factor, exponent = split(e)
     assert factor == ONE and evaluate(exponent, {"s": np.array(1.0)}, {}) == 2.0**60
+
+
+def test_what_holds_no_exponential_is_left_alone():
+    for e in (S, CASES["square"], build.maximum(S, TWO), build.apply(Op.TANH, S)):
+        assert split(e) == (e, build.real(0.0))
+    assert split(build.add(exp(S), build.mul(S, exp(S)))) == (build.add(ONE, S), S)
