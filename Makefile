@@ -1,0 +1,72 @@
+# Two commands from a clean clone: `make demo` and `make test`. Each sets up .venv first, and only once.
+
+SHELL := /bin/bash
+VENV  ?= .venv
+BIN   := $(VENV)/bin
+READY := $(VENV)/.ready
+
+# The first interpreter that is new enough. `make PYTHON=python3.12 …` chooses another.
+PYTHON ?= $(shell for p in python3 python3.12 python3.11 python3.13; do \
+	$$p -c 'import sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+
+# Which torch goes into a new .venv. For a GPU take the build that fits its driver: `make TORCH=torch==2.11.0 …`.
+TORCH ?= torch==2.13.0
+
+# The example that `make demo` takes.
+SPEC ?= examples/sliding_window.attn
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint types floors unit golden format wheel clean
+
+help:
+	@echo 'make demo    set up, compile an example, show its mask, run it against the reference'
+	@echo 'make test    set up, then the whole gate: ruff, pyright, import-linter, pytest'
+	@echo 'make golden  write the golden files anew'
+	@echo 'make format  let ruff format and sort'
+	@echo 'make wheel   build the wheel into dist/'
+	@echo 'make clean   remove .venv, caches and builds'
+
+setup: $(READY)
+
+# torch comes first and by itself: the package asks for none, so that a machine keeps the build that fits it.
+$(READY): pyproject.toml
+	@test -n "$(PYTHON)" || { echo 'attngen needs Python 3.11 or newer; set PYTHON=' >&2; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/python -m pip install --quiet '$(TORCH)'
+	$(BIN)/python -m pip install --quiet --editable '.[triton,show,dev]'
+	@touch $@
+
+demo: $(READY)
+	@mkdir -p build
+	$(BIN)/attngen compile $(SPEC) -o build/demo.py
+	$(BIN)/attngen show $(SPEC) --size Sq=96 Sk=96 --tile 16,16
+	$(BIN)/attngen verify $(SPEC)
+
+test: lint types floors unit
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(READY)
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+floors: $(READY)
+	$(BIN)/lint-imports
+
+unit: $(READY)
+	$(BIN)/python -m pytest -n 2
+
+golden: $(READY)
+	$(BIN)/python -m pytest tests/golden --update-golden -n 2
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+wheel: $(READY)
+	$(BIN)/python -m build --wheel --no-isolation
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,29 @@
+"""attngen: attention variants, one page of mathematics each, compiled into differentiable fused kernels.
+
+`attngen.compile("alibi.attn")` gives a `Kernel`. Names are loaded on first use, so that `import attngen` costs nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from attngen.api import Kernel, compile
+    from attngen.errors import AttnError, Diagnostic, SpecError, UsageError
+
+__all__ = ["AttnError", "Diagnostic", "Kernel", "SpecError", "UsageError", "compile"]
+
+
+def __getattr__(name: str) -> object:
+    if name in ("Kernel", "compile"):
+        import attngen.api as home
+    elif name in __all__:
+        import attngen.errors as home
+    else:
+        raise AttributeError(f"module 'attngen' has no attribute {name!r}")
+    value = globals()[name] = getattr(home, name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

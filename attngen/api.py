@@ -1,0 +1,215 @@
+"""The Python door, and the one place where the stages are chained: text to tree to IR to plan to source to kernel.
+
+Takes specs and options, gives `Kernel`s, and the text of any stage in between. Leaves every decision to the stages.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
+
+from attngen import files
+from attngen.errors import Source, UsageError
+from attngen.ir.attention import Attention
+
+if TYPE_CHECKING:
+    from attngen.ir.evaluate import Array
+    from attngen.plan import KernelPlan
+    from attngen.runtime.aot import Artifact
+
+Const: TypeAlias = bool | int | float
+Precision: TypeAlias = Literal["ieee", "tf32"]
+TARGETS = ("triton",)
+PRECISIONS = ("ieee", "tf32")
+STAGES = ("ast", "ir", "plan", "source")
+BINARIES = ("ttir", "ttgir", "ptx", "cubin", "hsaco")
+ARCHITECTURES = ("sm_80", "sm_90", "sm_100", "gfx942")
+DTYPES = ("fp16", "bf16", "fp32")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the caller chooses beside the spec. `tile` overrides the spec's own; `precision` is of fp32 products."""
+
+    target: str = "triton"
+    precision: Precision = "ieee"
+    tile: tuple[int, int] | None = None
+
+    def __post_init__(self) -> None:
+        if self.target not in TARGETS:
+            raise UsageError(f"no target {self.target!r}; there is {', '.join(TARGETS)}")
+        if self.precision not in PRECISIONS:
+            raise UsageError(f"no precision {self.precision!r}; there are {', '.join(PRECISIONS)}")
+        if self.tile is not None and not (len(self.tile) == 2 and all(_is_tile_size(size) for size in self.tile)):
+            raise UsageError(f"tile {self.tile!r} must be two powers of two from 16 to 256: (query rows, key columns)")
+
+
+def _is_tile_size(size: Any) -> bool:
+    return isinstance(size, int) and 16 <= size <= 256 and size & (size - 1) == 0
+
+
+# ---------------------------------------------------------------- the chain
+
+
+def analyse(source: Source, consts: Mapping[str, Const] | None = None) -> Attention:
+    """The closed, typed attention that a spec defines, `consts` in the place of its own. Raises `SpecError`."""
+    from attngen.analyse import analyse as analyse_module
+    from attngen.syntax.parser import parse
+
+    return analyse_module(parse(source), source, dict(consts or {}))
+
+
+def plan(attention: Attention) -> KernelPlan:
+    from attngen.plan import plan as plan_attention
+
+    return plan_attention(attention)
+
+
+def build(source: Source, options: Options, consts: Mapping[str, Const] | None = None) -> Kernel:
+    """The whole chain for one spec, short of loading it."""
+    from attngen.emit import Options as EmitOptions
+    from attngen.emit import emit
+
+    spec = analyse(source, consts)
+    planned = plan(spec)
+    emitted = emit(
+        planned, source.text, EmitOptions(target=options.target, precision=options.precision, tile=options.tile)
+    )
+    return Kernel(spec=spec, plan=planned, source=emitted, target=options.target)
+
+
+def stage(kind: str, source: Source, options: Options, consts: Mapping[str, Const] | None = None) -> str:
+    """The stable text of one stage: `ast`, `ir`, `plan` or `source`."""
+    match kind:
+        case "ast":
+            from attngen.syntax.dump import dump
+            from attngen.syntax.parser import parse
+
+            return dump(parse(source))
+        case "ir":
+            from attngen.ir import printing
+
+            return printing.attention(analyse(source, consts))
+        case "plan":
+            from attngen.plan.printing import plan_text
+
+            return plan_text(plan(analyse(source, consts)))
+        case "source":
+            return build(source, options, consts).source
+        case _:
+            raise UsageError(f"no stage {kind!r}; there are {', '.join(STAGES)}")
+
+
+def binaries(kernel: Kernel, kind: str, *, arch: str, dtype: str, head_dim: tuple[int, int]) -> list[Artifact]:
+    """Every kernel of the generated file, through the real compiler, for a chip that needn't be there."""
+    from attngen.runtime.aot import compile_kernels
+
+    amd = arch.startswith("gfx")
+    if kind in ("ptx", "cubin") and amd:
+        raise UsageError(f"{arch} has no {kind}; ask for hsaco, ttir or ttgir")
+    if kind == "hsaco" and not amd:
+        raise UsageError(f"{arch} has no hsaco; ask for cubin, ptx, ttir or ttgir")
+    return compile_kernels(kernel.source, arch=arch, dtype=dtype, head_dim=head_dim, kind=kind, name=kernel.name)
+
+
+def format_source(source: Source) -> str:
+    """A spec in the formatter's layout. Raises `SpecError`."""
+    from attngen.syntax.formatter import format_text
+
+    return format_text(source)
+
+
+# ---------------------------------------------------------------- the door
+
+
+def compile(
+    spec: str | os.PathLike[str],
+    /,
+    target: str = "triton",
+    *,
+    tile: tuple[int, int] | None = None,
+    precision: Precision = "ieee",
+    consts: Mapping[str, Const] | None = None,
+    **const_overrides: Const,
+) -> Kernel:
+    """Compile a spec, given as a path or as its text (which has a newline in it, or starts with `attention `).
+
+    Keyword arguments override the spec's consts; a const called `target`, `tile` or `precision` goes into `consts`.
+    `tile` is (query rows, key columns), `precision` that of fp32 products: "ieee" or "tf32".
+    Raises `SpecError` for a wrong spec, `UsageError` for wrong arguments. No device is touched before the first call.
+    """
+    twice = sorted(set(consts or {}) & set(const_overrides))
+    if twice:
+        raise UsageError(f"const {twice[0]!r} is given twice")
+    overrides = {**(consts or {}), **const_overrides}
+    for name, value in overrides.items():
+        if not isinstance(cast(Any, value), bool | int | float):
+            raise UsageError(f"const {name!r} must be a bool, an int or a float, not {value!r}")
+    text = spec if isinstance(spec, str) and ("\n" in spec or spec.lstrip().startswith("attention ")) else None
+    source = Source(text) if text is not None else files.read_source(Path(spec))
+    return build(source, Options(target=target, precision=precision, tile=tile), overrides)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Kernel:
+    """One compiled attention: call it as the generated function, `kernel(q, k, v, *, PARAM=…, scale=None, …)`.
+
+    q (B, Hq, Sq, D), k (B, Hkv, Sk, D), v (B, Hkv, Sk, Dv), tensors of one dtype on one device; gives out
+    (B, Hq, Sq, Dv), with `return_lse=True` also lse (B, Hq, Sq). Differentiable in q, k, v and every float param.
+    The generated file is loaded at the first call. On a machine without a GPU it runs in Triton's interpreter.
+    """
+
+    spec: Attention
+    """The closed, typed attention (`attngen.ir`)."""
+    plan: KernelPlan
+    """What the planner decided."""
+    source: str
+    """The generated file: standalone, and yours to keep."""
+    target: str = field(default="triton")
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    def __call__(self, q: Any, k: Any, v: Any, **arguments: Any) -> Any:
+        return self.function(q, k, v, **arguments)
+
+    @cached_property
+    def function(self) -> Callable[..., Any]:
+        """The generated function itself: what to hand to `torch.compile`."""
+        from attngen.runtime.loader import load
+
+        return getattr(load(self.source, self.name), self.name)
+
+    def reference(
+        self,
+        q: Any,
+        k: Any,
+        v: Any,
+        *,
+        scale: float | None = None,
+        return_lse: bool = False,
+        dropout_seed: int | None = None,
+        **params: Any,
+    ) -> Array | tuple[Array, Array]:
+        """The same result by the definition: dense, float64, NumPy. Takes arrays or tensors."""
+        from attngen.reference import evaluate
+
+        result = evaluate(self.spec, q, k, v, params=params, scale=scale, dropout_seed=dropout_seed)
+        return (result.out, result.lse) if return_lse else result.out
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the generated file, whole or not at all."""
+        files.write(path, self.source)
+
+    def __repr__(self) -> str:
+        params = "".join(f", {p.name}" for p in self.spec.params)
+        return f"<attngen.Kernel {self.name}(q, k, v{', *' if params else ''}{params}) for {self.target}>"
+
+    def __reduce__(self) -> tuple[type[Kernel], tuple[Attention, KernelPlan, str, str]]:
+        # The loaded function belongs to this process; another one loads its own.
+        return Kernel, (self.spec, self.plan, self.source, self.target)

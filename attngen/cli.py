@@ -1,0 +1,293 @@
+"""The command line: what commands and options there are, and how mistakes end.
+
+Takes `argv`, gives the exit status: 0 success, 1 refuted or not verified, 2 wrong usage or a wrong spec. What commands
+do stands in `commands`. A crash is no diagnosis: what isn't a user's mistake keeps its traceback.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from argparse import (
+    Action,
+    ArgumentError,
+    ArgumentParser,
+    ArgumentTypeError,
+    Namespace,
+    RawDescriptionHelpFormatter,
+    _SubParsersAction,  # pyright: ignore[reportPrivateUsage]
+)
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from attngen import api, commands, terminal
+from attngen.errors import SpecError, UsageError
+
+_DESCRIPTION = "Compiles attention variants, written as mathematics, into differentiable fused kernels."
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; `argv` is `sys.argv[1:]` when not given."""
+    try:
+        args = parser().parse_args(argv)
+        run: Callable[[Namespace], int] = args.run
+        status = run(args)
+        sys.stdout.flush()
+        return status
+    except SpecError as error:
+        terminal.report_spec(error)
+        return 2
+    except UsageError as error:
+        terminal.report_usage("attngen", str(error))
+        return 2
+    except BrokenPipeError:  # the reader left, as `head` does: no mistake, but what is buffered has nowhere to go
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + 13
+    except KeyboardInterrupt:
+        return 128 + 2
+
+
+class _Parser(ArgumentParser):
+    """One line for a mistake, and where to read on."""
+
+    def __init__(self, *args: Any, example: str = "", **kwargs: Any):
+        epilog = f"example:\n  {example}" if example else None
+        super().__init__(
+            *args, epilog=epilog, formatter_class=RawDescriptionHelpFormatter, allow_abbrev=False, **kwargs
+        )
+
+    def error(self, message: str) -> NoReturn:
+        terminal.report_usage(self.prog, f"{message} (see {self.prog} --help)")
+        sys.exit(2)
+
+
+def parser() -> ArgumentParser:
+    """Every command with its options, help and example."""
+    top = _Parser("attngen", description=_DESCRIPTION, example="attngen compile examples/alibi.attn -o alibi.py")
+    top.add_argument("--version", action=_Version, nargs=0, help="print the version")
+    table: _SubParsersAction[_Parser] = top.add_subparsers(
+        title="commands", metavar="COMMAND", dest="command", required=True, parser_class=_Parser
+    )
+    _compile(table)
+    _fmt(table)
+    _show(table)
+    _verify(table)
+    _completion(table)
+    return top
+
+
+def _compile(table: _SubParsersAction[_Parser]) -> None:
+    p = table.add_parser(
+        "compile",
+        help="write the kernel of a spec",
+        description="Compiles a spec to a standalone Python file, or shows any stage on the way.",
+        example="attngen compile examples/windowed_alibi.attn -D window=512 -o windowed_alibi.py",
+    )
+    _spec(p)
+    p.add_argument("--target", choices=api.TARGETS, default="triton", help="what to generate (default: triton)")
+    p.add_argument("-o", "--output", metavar="FILE", help="write there instead of to standard output")
+    _define(p)
+    p.add_argument(
+        "--emit",
+        choices=(*api.STAGES, *api.BINARIES),
+        default="source",
+        help="the stage to print (default: source); from ttir on, the real compiler runs, without a GPU",
+    )
+    p.add_argument("--arch", choices=api.ARCHITECTURES, help="chip of the binary stages (default: sm_90)")
+    p.add_argument("--dtype", choices=api.DTYPES, help="dtype of q, k, v in the binary stages (default: bf16)")
+    p.add_argument("--head-dim", type=_head_dim, metavar="D[/Dv]", help="head dims of the binary stages (default: 64)")
+    _kernel_options(p)
+    p.set_defaults(run=commands.run_compile)
+
+
+def _fmt(table: _SubParsersAction[_Parser]) -> None:
+    p = table.add_parser(
+        "fmt",
+        help="lay out specs",
+        description="Prints specs in their canonical layout; comments stay.",
+        example="attngen fmt --check examples/*.attn",
+    )
+    p.add_argument("files", nargs="+", metavar="FILE", help="specs; - is standard input")
+    how = p.add_mutually_exclusive_group()
+    how.add_argument("--check", action="store_true", help="name the files that would change, and exit with status 1")
+    how.add_argument("-w", "--write", action="store_true", help="write the files back instead of printing")
+    p.set_defaults(run=commands.run_fmt)
+
+
+def _show(table: _SubParsersAction[_Parser]) -> None:
+    p = table.add_parser(
+        "show",
+        usage="attngen show [-h] SPEC [--size NAME=INT …] [--tile Q,K] [-D NAME=VALUE] [--param NAME=VALUE]\n"
+        "                    [--batch N] [--head N] [-o FILE.png|FILE.svg]",
+        help="draw the mask and the tiles that are skipped",
+        description="Draws a spec's mask with its tiles: skipped, masked, or in need of no mask.\n"
+        "Params get example values; scalars can be set.",
+        example="attngen show examples/sliding_window.attn -D window=24 --size Sq=96 Sk=96 --tile 16,16",
+    )
+    p.add_argument("spec", nargs="?", metavar="SPEC", help="a .attn file; - is standard input")
+    p.add_argument(
+        "--size",
+        nargs="+",
+        action=_Sizes,
+        default=[],
+        metavar="NAME=INT",
+        help="sizes: Sq, Sk, B, Hq, … (default: lengths at which the mask shows)",
+    )
+    p.add_argument("--tile", type=_tile, metavar="Q,K", help="tile sizes (default: the spec's, or small ones)")
+    _define(p)
+    p.add_argument(
+        "--param",
+        type=_assignment,
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="value of a scalar param (default: an example that its `where` allows)",
+    )
+    p.add_argument("--batch", type=_index, default=0, metavar="N", help="batch entry to draw (default: 0)")
+    p.add_argument("--head", type=_index, default=0, metavar="N", help="query head to draw (default: 0)")
+    p.add_argument("-o", "--output", metavar="FILE", help="a picture, .png or .svg, instead of the terminal")
+    p.set_defaults(run=_run_show)
+
+
+def _run_show(args: Namespace) -> int:
+    if args.spec is None:
+        raise UsageError("show needs a spec (see attngen show --help)")
+    return commands.run_show(args)
+
+
+def _verify(table: _SubParsersAction[_Parser]) -> None:
+    p = table.add_parser(
+        "verify",
+        help="run a spec's kernel against the float64 reference",
+        description="Compiles a spec, runs it forward and backward on shapes that tend to break kernels, and compares\n"
+        "every result with the float64 reference. Exit status 1 if one is over its tolerance.",
+        example="attngen verify examples/alibi.attn --device cpu",
+    )
+    _spec(p)
+    p.add_argument(
+        "--device",
+        choices=("auto", "cpu", "cuda"),
+        default="auto",
+        help="where to run (default: a GPU if there is one); cpu is Triton's interpreter",
+    )
+    _define(p)
+    _kernel_options(p)
+    p.set_defaults(run=commands.run_verify)
+
+
+def _completion(table: _SubParsersAction[_Parser]) -> None:
+    p = table.add_parser(
+        "completion",
+        help="print a completion script",
+        description="Prints a script that teaches a shell to complete attngen's commands and options.",
+        example="source <(attngen completion bash)",
+    )
+    p.add_argument("shell", choices=("bash", "zsh", "fish"), help="the shell")
+    p.set_defaults(run=_run_completion)
+
+
+def _run_completion(args: Namespace) -> int:
+    from attngen.completion import script
+
+    terminal.put(script(args.shell, parser()))
+    return 0
+
+
+# ---------------------------------------------------------------- options that commands share
+
+
+def _spec(p: ArgumentParser) -> None:
+    p.add_argument("spec", metavar="SPEC", help="a .attn file; - is standard input")
+
+
+def _define(p: ArgumentParser) -> None:
+    p.add_argument(
+        "-D",
+        dest="define",
+        type=_assignment,
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="override a const (repeatable)",
+    )
+
+
+def _kernel_options(p: ArgumentParser) -> None:
+    p.add_argument("--tile", type=_tile, metavar="Q,K", help="tile sizes instead of the spec's")
+    p.add_argument(
+        "--precision", choices=api.PRECISIONS, default="ieee", help="products of fp32 tensors (default: ieee)"
+    )
+
+
+class _Version(Action):
+    def __call__(self, parser: ArgumentParser, *_: object) -> NoReturn:
+        from importlib.metadata import version
+
+        print(f"attngen {version('attngen')}")
+        parser.exit()
+
+
+class _Sizes(Action):
+    """`--size Sq=96 Sk=128`. A word without `=` behind it is the spec: `show --size Sq=96 alibi.attn`."""
+
+    def __call__(
+        self, parser: ArgumentParser, namespace: Namespace, values: Any, option_string: str | None = None
+    ) -> None:
+        sizes: list[tuple[str, int]] = list(namespace.size)
+        for word in values:
+            if "=" not in word and namespace.spec is None:
+                namespace.spec = word
+                continue
+            try:
+                sizes.append(_size(word))
+            except ArgumentTypeError as error:
+                raise ArgumentError(self, str(error)) from error
+        namespace.size = sizes
+
+
+def _size(word: str) -> tuple[str, int]:
+    name, equals, value = word.partition("=")
+    if not (equals and name and re.fullmatch(r"[0-9]{1,9}", value) and int(value) > 0):
+        raise ArgumentTypeError(f"{word!r} is no size; write NAME=INT, such as Sq=96")
+    return name, int(value)
+
+
+_NUMBER = re.compile(r"[+-]?(inf|(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?)")
+
+
+def _assignment(word: str) -> tuple[str, bool | int | float]:
+    name, equals, text = word.partition("=")
+    if not (equals and name.isidentifier()):
+        raise ArgumentTypeError(f"{word!r} is no assignment; write NAME=VALUE, such as window=512")
+    if text in ("true", "false"):
+        return name, text == "true"
+    if len(text) > 400 or not _NUMBER.fullmatch(text):
+        raise ArgumentTypeError(f"the value of {name} must be a number, true or false, not {text[:40]!r}")
+    return name, int(text) if re.fullmatch(r"[+-]?\d+", text) else float(text)
+
+
+def _tile(word: str) -> tuple[int, int]:
+    match = re.fullmatch(r"(\d{1,4}),(\d{1,4})", word)
+    if match is None:
+        raise ArgumentTypeError(f"{word!r} is no tile; write Q,K, such as 128,64")
+    tile = int(match[1]), int(match[2])
+    if any(size & (size - 1) or not 16 <= size <= 256 for size in tile):
+        raise ArgumentTypeError(f"{word!r}: tile sizes are powers of two from 16 to 256")
+    return tile
+
+
+def _head_dim(word: str) -> tuple[int, int]:
+    match = re.fullmatch(r"(\d{1,4})(?:/(\d{1,4}))?", word)
+    if match is None:
+        raise ArgumentTypeError(f"{word!r} is no head dim; write D or D/Dv, such as 192/128")
+    dims = int(match[1]), int(match[2] or match[1])
+    if not all(8 <= dim <= 256 for dim in dims):
+        raise ArgumentTypeError(f"{word!r}: head dims run from 8 to 256")
+    return dims
+
+
+def _index(word: str) -> int:
+    if not re.fullmatch(r"\d{1,6}", word):
+        raise ArgumentTypeError(f"{word!r} is no index; write 0, 1, …")
+    return int(word)

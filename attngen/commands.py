@@ -1,0 +1,252 @@
+"""What each command does: takes parsed arguments, calls the floors below, prints, and gives the exit status.
+
+0 is success; 1 is refuted, not verified, or (`fmt --check`) not formatted. Wrong use raises `UsageError` or
+`SpecError`. Modules that cost time are imported where a command needs them.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from attngen import api, files, terminal
+from attngen.errors import UsageError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from attngen.runtime.aot import Artifact
+    from attngen.show.survey import Survey
+    from attngen.verify import Case, Comparison
+
+
+def run_compile(args: Namespace) -> int:
+    _refuse_overwriting(args.spec, [args.output] if args.output else [])
+    options = api.Options(target=args.target, precision=args.precision, tile=args.tile)
+    if args.emit in api.STAGES:
+        for flag in ("arch", "dtype", "head_dim"):
+            if getattr(args, flag) is not None:
+                kinds = ", ".join(api.BINARIES)
+                raise UsageError(f"--{flag.replace('_', '-')} goes with --emit {kinds}, not with {args.emit}")
+        text = api.stage(args.emit, files.read_source(args.spec), options, dict(args.define))
+        _deliver(text, args.output)
+        return 0
+    return _compile_binaries(args, options)
+
+
+def _compile_binaries(args: Namespace, options: api.Options) -> int:
+    arch = args.arch or ("gfx942" if args.emit == "hsaco" else "sm_90")
+    kernel = api.build(files.read_source(args.spec), options, dict(args.define))
+    with terminal.working(f"compiling {kernel.name} for {arch}"):
+        artifacts = api.binaries(
+            kernel, args.emit, arch=arch, dtype=args.dtype or "bf16", head_dim=args.head_dim or (64, 64)
+        )
+    report = _report(artifacts)
+    if args.emit not in ("cubin", "hsaco"):
+        parts = [f"// ---- {a.kernel}\n{_as_text(a).rstrip()}\n" for a in artifacts]
+        _deliver("\n".join(parts), args.output)
+        terminal.console(sys.stderr).print(report)
+        return 0
+    if args.output is not None:
+        named = {_beside(args.output, a.kernel): a.data for a in artifacts}
+        _refuse_overwriting(args.spec, list(named))
+        files.write_all(named)
+        for name in named:
+            terminal.note(f"wrote {name}")
+    terminal.console(sys.stdout).print(report)
+    return 0
+
+
+def _as_text(artifact: Artifact) -> str:
+    return artifact.data if isinstance(artifact.data, str) else artifact.data.decode("utf-8")
+
+
+def _beside(output: str, kernel: str) -> str:
+    """`build/alibi.cubin` holds one kernel only, so each goes into `build/alibi.KERNEL.cubin`."""
+    stem, suffix = os.path.splitext(output)
+    return f"{stem}.{kernel}{suffix}"
+
+
+def _report(artifacts: Sequence[Artifact]) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column("kernel")
+    for heading in ("registers", "spills", "shared memory", "size"):
+        table.add_column(heading, justify="right")
+    for a in artifacts:
+        counts = ["-" if count is None else str(count) for count in (a.registers, a.spills)]
+        table.add_row(a.kernel, *counts, f"{a.shared} B", f"{len(a.data)} B")
+    return table
+
+
+def run_fmt(args: Namespace) -> int:
+    sources = [files.read_source(path) for path in args.files]
+    formatted = [api.format_source(source) for source in sources]
+    changed = [s for s, text in zip(sources, formatted, strict=True) if s.text != text]
+    if args.check:
+        for source in changed:
+            print(f"{source.name} is not formatted", file=sys.stderr)
+        return 1 if changed else 0
+    for source, text in zip(sources, formatted, strict=True):
+        if args.write and source.name != "<stdin>":
+            if source in changed:
+                files.write(source.name, text)
+                terminal.note(f"formatted {source.name}")
+        else:
+            terminal.put(text)
+    return 0
+
+
+def run_show(args: Namespace) -> int:
+    suffix = Path(args.output).suffix.lower().lstrip(".") if args.output else ""
+    if args.output:
+        from attngen.show.image import FORMATS
+
+        if suffix not in FORMATS:
+            raise UsageError(f"-o {args.output}: a picture ends in .{' or .'.join(FORMATS)}")
+        _refuse_overwriting(args.spec, [args.output])
+    survey = _survey(args)
+    if args.output:
+        from attngen.show.image import image
+
+        with terminal.working("drawing"):
+            picture = image(survey, suffix)
+        files.write(args.output, picture)
+        print(survey.summary())
+        return 0
+    from attngen.show import text
+
+    if terminal.is_coloured(sys.stdout) and "utf" in (sys.stdout.encoding or "").lower():
+        console = terminal.console(sys.stdout)
+        console.print(text.coloured(survey, min(console.width - 1, 128)))
+    else:
+        print(text.plain(survey), end="")
+    return 0
+
+
+def _survey(args: Namespace) -> Survey:
+    from attngen import inputs
+    from attngen.ir import walk
+    from attngen.show.survey import survey
+
+    spec = api.analyse(files.read_source(args.spec), dict(args.define))
+    planned = api.plan(spec)
+    length = inputs.telling_length(spec)
+    wanted = {"B": 1, "Hq": 1, "Hkv": 1, "Sq": length, "Sk": length, "D": 64, "Dv": 64}
+    asked = dict(args.size)
+    unknown = [name for name in asked if name not in wanted and name not in spec.sizes]
+    if unknown:
+        raise UsageError(f"{spec.name} has no size {unknown[0]!r}; there are {', '.join([*wanted, *spec.sizes])}")
+    if "Hkv" not in asked and "Hq" in asked:
+        wanted["Hkv"] = asked["Hq"]
+    if "Hq" not in asked and "Hkv" in asked:
+        wanted["Hq"] = asked["Hkv"]
+    if ("Sq" in asked) != ("Sk" in asked):  # one length alone means both
+        wanted["Sq"] = wanted["Sk"] = asked.get("Sq", asked.get("Sk", length))
+    wanted |= asked
+    # Which batch and head is looked at says how many there must be.
+    wanted["B"] = max(wanted["B"], args.batch + 1) if "B" not in asked else wanted["B"]
+    if "Hq" not in asked and "Hkv" not in asked:
+        wanted["Hq"] = wanted["Hkv"] = args.head + 1
+    if wanted["Hq"] % wanted["Hkv"]:
+        raise UsageError(f"Hq = {wanted['Hq']} is no multiple of Hkv = {wanted['Hkv']}")
+    sizes = inputs.settle(spec, wanted, fixed=asked)
+    needed = walk.params(spec.mask)
+    values = inputs.examples(spec, sizes, dict(args.param), only=needed)
+    tile = args.tile or _tile(spec.tile, max(sizes["Sq"], sizes["Sk"]))
+    with terminal.working("solving the tiles"):
+        return survey(planned, sizes, values, tile=tile, batch=args.batch, head=args.head)
+
+
+def _tile(own: tuple[int, int] | None, length: int) -> tuple[int, int]:
+    """The spec's tile, or a usual one, unless the picture would be of a few tiles only."""
+    tile = own or (128, 64)
+    return tile if length >= 8 * max(tile) else (16, 16)
+
+
+def run_verify(args: Namespace) -> int:
+    from attngen import verify
+
+    source = files.read_source(args.spec)
+    consts = dict(args.define)
+    spec = api.analyse(source, consts)
+    cases = verify.cases(spec, "cuda" if args.device == "cuda" else "cpu")  # a spec's mistakes before torch's seconds
+    device = verify.choose_device(args.device)
+    cases = verify.cases(spec, device)
+    options = api.Options(precision=args.precision, tile=args.tile)
+    results = _with_progress(spec.name, cases, verify.verify(source, cases, device, options, consts))
+    table, failed = _comparison_table(results)
+    out = terminal.console(sys.stdout)
+    out.print(f"{spec.name} on {_device_name(device)}: errors against the float64 reference")
+    out.print(table)
+    if failed:
+        print(terminal.paint(f"NOT verified: {failed} of the results are over their tolerance", "red", sys.stdout))
+        return 1
+    count = sum(map(len, results))
+    print(terminal.paint(f"verified: {count} results of {len(cases)} cases within tolerance", "green", sys.stdout))
+    return 0
+
+
+def _device_name(device: str) -> str:
+    if device == "cpu":
+        return "the CPU, in Triton's interpreter"
+    import torch
+
+    return torch.cuda.get_device_name()
+
+
+def _with_progress(
+    name: str, cases: Sequence[Case], results: Iterator[tuple[Comparison, ...]]
+) -> list[tuple[Comparison, ...]]:
+    if not sys.stderr.isatty():
+        return list(results)
+    from rich.progress import track
+
+    console = terminal.console(sys.stderr)
+    return list(track(results, f"verifying {name}", total=len(cases), console=console, transient=True))
+
+
+def _comparison_table(results: Sequence[tuple[Comparison, ...]]) -> tuple[Table, int]:
+    """One row a case, one column a result; and how many are over their tolerance."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("case")
+    table.add_column("dtype")
+    table.add_column("shape")
+    for comparison in results[0]:
+        table.add_column(comparison.result, justify="right")
+    table.add_column("tolerance", justify="right")
+    failed = 0
+    for row in results:
+        cells: list[str] = []
+        for comparison in row:
+            failed += not comparison.passed
+            shown = f"{comparison.error:.1e}"
+            cells.append(shown if comparison.passed else f"[bold red]{shown}![/]")
+        case = row[0].case
+        table.add_row(case.note, case.dtype, case.shape(), *cells, f"{row[0].tolerance:g}")
+    return table, failed
+
+
+# ---------------------------------------------------------------- shared
+
+
+def _deliver(text: str, output: str | None) -> None:
+    if output is None or output == "-":
+        terminal.put(text)
+    else:
+        files.write(output, text)
+
+
+def _refuse_overwriting(spec: str, outputs: Sequence[str]) -> None:
+    for output in outputs:
+        if files.same_file(spec, output):
+            raise UsageError(f"-o {output} would overwrite the spec; choose another name")

@@ -1,0 +1,98 @@
+"""Reading specs and writing results. Takes paths, gives text; a file is written whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from attngen.errors import Source, UsageError
+
+
+def read_source(path: str | os.PathLike[str]) -> Source:
+    """The spec in a file, or on standard input for `-`. A path that can't be read raises `UsageError`."""
+    name = os.fspath(path)
+    try:
+        data = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+    except OSError as error:
+        raise UsageError(f"can't read {name}: {reason(error)}") from error
+    except ValueError as error:  # a NUL inside the path
+        raise UsageError(f"can't read {name!r}: {error}") from error
+    name = "<stdin>" if name == "-" else name
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise UsageError(f"{name} is no UTF-8 text: byte 0x{data[error.start]:02x} on line {line}") from error
+    return Source(text, name)
+
+
+def write(path: str | os.PathLike[str], data: str | bytes) -> None:
+    """Write one file, as `write_all` does."""
+    write_all({os.fspath(path): data})
+
+
+def write_all(files: Mapping[str, str | bytes]) -> None:
+    """Write every file or, as far as the system allows, none: all are completed beside their places, then renamed.
+
+    A rename is atomic, so nobody ever reads half a file. What is no regular file (`/dev/null`, a pipe) is written to
+    directly; a link is followed. An existing file keeps its mode. Raises `UsageError` where a path can't be written.
+    """
+    ready: list[tuple[str, str]] = []
+    try:
+        for name, data in files.items():
+            encoded = data.encode("utf-8") if isinstance(data, str) else data
+            try:
+                _stage(name, encoded, ready)
+            except OSError as error:
+                raise UsageError(f"can't write {name}: {reason(error)}") from error
+        while ready:
+            temporary, place = ready[-1]
+            try:
+                os.replace(temporary, place)
+            except OSError as error:
+                raise UsageError(f"can't write {place}: {reason(error)}") from error
+            ready.pop()
+    finally:
+        for temporary, _ in ready:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+
+
+def _stage(name: str, data: bytes, ready: list[tuple[str, str]]) -> None:
+    place = os.path.realpath(name)
+    try:
+        mode = os.stat(place).st_mode
+    except FileNotFoundError:
+        mode = None
+    if mode is not None and stat.S_ISDIR(mode):
+        raise IsADirectoryError(21, "it is a folder")
+    if mode is not None and not stat.S_ISREG(mode):
+        Path(place).write_bytes(data)
+        return
+    handle, temporary = tempfile.mkstemp(prefix=f".{os.path.basename(place)}.", dir=os.path.dirname(place))
+    ready.append((temporary, place))
+    with os.fdopen(handle, "wb") as file:
+        file.write(data)
+    # mkstemp makes private files; what the user asked for is an ordinary one.
+    os.chmod(temporary, stat.S_IMODE(mode) if mode is not None else 0o666 & ~_umask())
+
+
+def _umask() -> int:
+    mask = os.umask(0)  # reading it means setting it
+    os.umask(mask)
+    return mask
+
+
+def same_file(a: str, b: str) -> bool:
+    """Whether two paths lead to one existing file, through links too."""
+    return os.path.exists(a) and os.path.exists(b) and os.path.samefile(a, b)
+
+
+def reason(error: OSError) -> str:
+    """What the system says went wrong, without the number and the path."""
+    return (error.strerror or str(error)).lower()

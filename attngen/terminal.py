@@ -1,0 +1,70 @@
+"""What the command line writes to people: colour where there is a terminal, progress, errors. Takes text, streams."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, TextIO
+
+from attngen.errors import SpecError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_STYLES = {"bold": "1", "red": "1;31", "green": "32", "dim": "2", "blue": "34"}
+
+
+def is_coloured(stream: TextIO) -> bool:
+    """Whether `stream` is a terminal that takes colour (see no-color.org)."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def paint(text: str, style: str, stream: TextIO) -> str:
+    return f"\x1b[{_STYLES[style]}m{text}\x1b[0m" if is_coloured(stream) else text
+
+
+def put(text: str) -> None:
+    """Write `text` to standard output as UTF-8, whatever the locale: generated source is a file, not a message."""
+    sys.stdout.flush()
+    sys.stdout.buffer.write(text.encode("utf-8"))
+    sys.stdout.buffer.flush()
+
+
+def note(text: str) -> None:
+    """A line for the person at the terminal, on standard error."""
+    print(paint(text, "dim", sys.stderr), file=sys.stderr)
+
+
+def report_usage(program: str, message: str) -> None:
+    print(f"{program}: {paint('error', 'red', sys.stderr)}: {message}", file=sys.stderr)
+
+
+def report_spec(error: SpecError) -> None:
+    """Every mistake of a spec, its first line bold and its caret green."""
+    for diagnostic in error.diagnostics:
+        head, *quoted = diagnostic.render().split("\n")
+        lines = [paint(head, "bold", sys.stderr), *quoted[:-1], *(paint(q, "green", sys.stderr) for q in quoted[-1:])]
+        print("\n".join(lines), file=sys.stderr)
+    count = len(error.diagnostics)
+    if count > 1:
+        print(paint(f"{count} mistakes", "bold", sys.stderr), file=sys.stderr)
+
+
+def console(stream: TextIO) -> Console:
+    """A rich console on `stream`: coloured on a terminal only, and never narrower than a table needs when piped."""
+    from rich.console import Console
+
+    width = None if stream.isatty() else 120
+    return Console(file=stream, width=width, no_color=not is_coloured(stream), highlight=False, soft_wrap=False)
+
+
+@contextmanager
+def working(message: str) -> Generator[None]:
+    """A spinner on standard error while the body runs, on a terminal only."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    with console(sys.stderr).status(message):
+        yield

@@ -1,0 +1,236 @@
+"""Runs a compiled kernel, forward and backward, against the float64 reference, on shapes that tend to break kernels.
+
+Takes a `Kernel` and a device; gives one `Comparison` for each case and result. An error is the largest difference
+between kernel and reference, divided by the reference's largest magnitude where that is above 1. The reference gets the
+very values that the kernel gets, rounded to its dtype.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from attngen import inputs, reference
+from attngen.api import Const, Kernel, Options, build
+from attngen.errors import Source, UsageError
+from attngen.ir.attention import Attention
+from attngen.ir.evaluate import Array
+from attngen.ir.nodes import Storage, Type
+
+TOLERANCE = {"fp32": 2e-5, "fp16": 2e-2, "bf16": 2e-2}
+_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+_STORAGE = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "int": "int64", "bool": "bool"}
+_SEED = 0x1234_5678_9ABC  # above 2**32: both words of the key count
+
+Results: TypeAlias = Mapping[str, Array]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One shape, one dtype, and what is special about it. `note` says so in a word or two."""
+
+    note: str
+    dtype: str
+    sizes: tuple[tuple[str, int], ...]
+
+    @property
+    def size(self) -> dict[str, int]:
+        return dict(self.sizes)
+
+    def shape(self) -> str:
+        s = self.size
+        heads = f"{s['Hq']}" if s["Hq"] == s["Hkv"] else f"{s['Hq']}/{s['Hkv']}"
+        dims = f"{s['D']}" if s["D"] == s["Dv"] else f"{s['D']}/{s['Dv']}"
+        return f"B={s['B']} H={heads} Sq={s['Sq']} Sk={s['Sk']} D={dims}"
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One result of one case: `out`, `lse`, or a gradient, `d q` for that of q."""
+
+    case: Case
+    result: str
+    error: float
+    tolerance: float
+
+    @property
+    def passed(self) -> bool:
+        return self.error <= self.tolerance  # a NaN fails
+
+
+def _sizes(text: str) -> dict[str, int]:
+    return dict(zip(("B", "Hq", "Hkv", "Sq", "Sk", "D", "Dv"), map(int, text.split()), strict=True))
+
+
+# B Hq Hkv Sq Sk D Dv. The interpreter takes milliseconds for a tile, so its shapes are a few tiles of 16.
+_TINY = (
+    ("plain", "fp32", "1 2 2 48 48 16 16"),
+    ("ragged, grouped heads", "fp32", "2 4 2 37 37 16 16"),
+    ("fewer queries, Dv ≠ D", "fp32", "1 2 1 21 53 16 32"),
+    ("more queries, odd dims", "fp32", "1 2 2 50 19 24 8"),
+    ("one query", "fp32", "2 2 1 1 33 16 16"),
+    ("half precision", "fp16", "1 2 1 40 40 16 16"),
+)
+_REAL = (
+    ("plain", "fp32", "1 2 2 256 256 64 64"),
+    ("ragged, grouped heads", "fp32", "2 4 2 333 333 64 64"),
+    ("fewer queries, Dv ≠ D", "fp32", "1 2 1 129 517 64 128"),
+    ("more queries, odd dims", "fp32", "1 2 2 400 150 80 40"),
+    ("one query", "fp32", "2 4 1 1 777 64 64"),
+    ("plain", "bf16", "2 4 4 512 512 128 128"),
+    ("ragged, grouped heads", "bf16", "2 8 2 1111 1111 64 64"),
+    ("MLA head dims", "bf16", "1 4 4 300 700 192 128"),
+    ("large heads", "fp16", "1 4 2 515 515 256 256"),
+)
+
+
+def cases(attention: Attention, device: str) -> tuple[Case, ...]:
+    """The shapes to run on `device` ("cpu" or "cuda"), moved to the nearest that the spec's `assume`s allow."""
+    chosen: dict[tuple[str, tuple[tuple[str, int], ...]], Case] = {}
+    for note, dtype, text in _REAL if device == "cuda" else _TINY:
+        wanted = _sizes(text)
+        sizes = inputs.settle(attention, wanted)
+        moved = any(sizes[name] != value for name, value in wanted.items())
+        case = Case(note + (", moved by `assume`" if moved else ""), dtype, tuple(sizes.items()))
+        chosen.setdefault((dtype, case.sizes), case)
+    return tuple(chosen.values())
+
+
+def tile_for(case: Case, device: str) -> tuple[int, int] | None:
+    """Small tiles in the interpreter, so that even tiny shapes have several; on a GPU the kernel's own choice."""
+    if device == "cuda":
+        return None
+    return (16, 16) if max(case.size["Sq"], case.size["Sk"]) <= 128 else (32, 32)
+
+
+def choose_device(wanted: str) -> str:
+    """What "auto", "cpu" or "cuda" means here. On the CPU Triton is told to interpret, which must come first."""
+    available = _torch().cuda.is_available()
+    if wanted == "cuda" and not available:
+        raise UsageError("no CUDA or ROCm device is here; use --device cpu")
+    if wanted != "cpu" and available:
+        return "cuda"
+    if "triton" not in sys.modules:
+        os.environ["TRITON_INTERPRET"] = "1"
+    return "cpu"
+
+
+def verify(
+    source: Source, cases: Iterable[Case], device: str, options: Options, consts: Mapping[str, Const]
+) -> Iterator[tuple[Comparison, ...]]:
+    """Compile a spec and compare it, case by case. The tile is the options', else what `tile_for` says."""
+    kernels: dict[tuple[int, int] | None, Kernel] = {}
+    for case in cases:
+        tile = options.tile or tile_for(case, device)
+        if tile not in kernels:
+            kernels[tile] = build(source, replace(options, tile=tile), consts)
+        yield tuple(compare(kernels[tile], case, device))
+
+
+def _torch() -> Any:
+    try:
+        import torch
+    except ImportError as error:
+        raise UsageError("running a kernel needs PyTorch: pip install 'attngen[torch,triton]'") from error
+    return torch
+
+
+def compare(kernel: Kernel, case: Case, device: str, seed: int = 0) -> Iterator[Comparison]:
+    """Run one case, forward and backward, and compare every result."""
+    spec = kernel.spec
+    operands, params, cotangents = _draw(spec, case, device, seed)
+    dropout_seed = _SEED if spec.dropout is not None else None
+    measured = _run(kernel, operands, params, cotangents, dropout_seed)
+    expected = _expect(spec, operands, params, cotangents, dropout_seed)
+    for name, value in expected.items():
+        yield Comparison(case, name, error(measured[name], value), _tolerance(spec, case, name))
+
+
+def _tolerance(spec: Attention, case: Case, result: str) -> float:
+    """That of the dtype, or of the storage of the param whose gradient it is, whichever is coarser."""
+    coarse = any(result == f"d {p.name}" and p.storage in (Storage.F16, Storage.BF16) for p in spec.params)
+    return max(TOLERANCE[case.dtype], TOLERANCE["bf16"] if coarse else 0.0)
+
+
+def error(measured: Array, expected: Array) -> float:
+    """The largest difference, relative to the largest expected magnitude where that is above 1.
+
+    Infinities must agree in place and sign; a NaN anywhere, or another shape, is an infinite error.
+    """
+    if measured.shape != expected.shape:
+        return np.inf
+    finite = np.isfinite(expected)
+    if not np.array_equal(measured[~finite], expected[~finite]) or not np.isfinite(measured[finite]).all():
+        return np.inf
+    if not finite.any():
+        return 0.0
+    largest = max(1.0, float(np.abs(expected[finite]).max()))
+    return float(np.abs(measured[finite] - expected[finite]).max()) / largest
+
+
+def _draw(
+    spec: Attention, case: Case, device: str, seed: int
+) -> tuple[dict[str, Any], dict[str, Any], tuple[Any, Any]]:
+    """q, k, v, the params (tensors and numbers) and the cotangents of out and lse."""
+    torch = _torch()
+    s = case.size
+    rng = np.random.default_rng(seed)
+    dtype = getattr(torch, _DTYPES[case.dtype])
+
+    def tensor(*shape: int, type: Any = dtype) -> Any:
+        return torch.from_numpy(rng.standard_normal(shape)).to(type).to(device)
+
+    operands = {
+        "q": tensor(s["B"], s["Hq"], s["Sq"], s["D"]),
+        "k": tensor(s["B"], s["Hkv"], s["Sk"], s["D"]),
+        "v": tensor(s["B"], s["Hkv"], s["Sk"], s["Dv"]),
+    }
+    d_out = tensor(s["B"], s["Hq"], s["Sq"], s["Dv"])
+    d_lse = tensor(s["B"], s["Hq"], s["Sq"], type=torch.float32)
+    values = inputs.examples(spec, s, seed=seed)
+    params: dict[str, Any] = {}
+    for p in spec.params:
+        if p.is_scalar and p.type is not Type.FLOAT:
+            params[p.name] = values[p.name]
+        else:  # float scalars are tensors too: their gradient is wanted
+            params[p.name] = torch.tensor(values[p.name]).to(getattr(torch, _STORAGE[p.storage.value])).to(device)
+    for leaf in (*operands.values(), *(params[p.name] for p in spec.params if p.type is Type.FLOAT)):
+        leaf.requires_grad_()
+    return operands, params, (d_out, d_lse)
+
+
+def _run(
+    kernel: Kernel,
+    operands: Mapping[str, Any],
+    params: Mapping[str, Any],
+    cotangents: tuple[Any, Any],
+    dropout_seed: int | None,
+) -> Results:
+    extra = {} if dropout_seed is None else {"dropout_seed": dropout_seed}
+    out, lse = kernel(**operands, **params, **extra, return_lse=True)
+    _torch().autograd.backward((out, lse), cotangents)
+    leaves = {**operands, **{p.name: params[p.name] for p in kernel.spec.params if p.type is Type.FLOAT}}
+    # torch has None for the gradient of what the result does not depend on.
+    gradients = {f"d {n}": _torch().zeros_like(x) if x.grad is None else x.grad for n, x in leaves.items()}
+    results = {"out": out, "lse": lse, **gradients}
+    return {name: x.detach().double().cpu().numpy() for name, x in results.items()}
+
+
+def _expect(
+    spec: Attention,
+    operands: Mapping[str, Any],
+    params: Mapping[str, Any],
+    cotangents: tuple[Any, Any],
+    dropout_seed: int | None,
+) -> Results:
+    arguments: dict[str, Any] = {"params": params, "dropout_seed": dropout_seed}
+    forward = reference.evaluate(spec, **operands, **arguments)
+    q, k, v = (operands[name] for name in "qkv")
+    backward = reference.gradients(spec, q, k, v, *cotangents, **arguments)
+    gradients: dict[str, Array] = {"q": backward.q, "k": backward.k, "v": backward.v, **backward.params}
+    return {"out": forward.out, "lse": forward.lse} | {f"d {name}": value for name, value in gradients.items()}

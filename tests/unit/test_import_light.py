@@ -1,0 +1,45 @@
+"""`import attngen` and the command line's help cost nothing: no framework, no solver, and well under 0.1 seconds."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = ("torch", "triton", "jax", "sympy", "z3", "numpy", "lark", "jinja2", "rich", "matplotlib")
+
+
+def run(code: str) -> str:
+    return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+
+
+@pytest.mark.parametrize("module", ["attngen", "attngen.cli"])
+def test_import_loads_nothing_heavy(module: str) -> None:
+    code = f"import sys, {module}; print([m for m in {HEAVY!r} if m in sys.modules])"
+    assert run(code).strip() == "[]"
+
+
+def test_import_is_fast() -> None:
+    code = "import time; t = time.perf_counter(); import attngen; print(time.perf_counter() - t)"
+    assert min(float(run(code)) for _ in range(5)) < 0.1
+
+
+def test_compiling_loads_no_framework(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    code = (
+        "import sys, attngen; k = attngen.compile('attention a\\nmask = causal\\n'); print(k, "
+        "[m for m in ('torch', 'triton', 'jax', 'sympy', 'matplotlib') if m in sys.modules])"
+    )
+    assert run(code).strip() == "<attngen.Kernel a(q, k, v) for triton> []"
+
+
+def test_names_are_there_before_they_are_loaded() -> None:
+    code = "import attngen; print(sorted(set(attngen.__all__) - set(dir(attngen))), attngen.UsageError.__module__)"
+    assert run(code).strip() == "[] attngen.errors"
+
+
+def test_unknown_name_is_an_attribute_error() -> None:
+    import attngen
+
+    with pytest.raises(AttributeError, match="module 'attngen' has no attribute 'kompile'"):
+        _ = attngen.kompile  # type: ignore[attr-defined]
