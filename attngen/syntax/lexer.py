@@ -120,13 +120,11 @@ def scan(source: Source, vocabulary: Vocabulary) -> Scan:
     """The tokens and comments of a text, with what can't be read in it."""
     text = source.text
     if len(text) > SIZE_LIMIT:
-        place = text.count("\n", 0, SIZE_LIMIT) + 1
-        column = SIZE_LIMIT - text.rfind("\n", 0, SIZE_LIMIT)
         message = f"the file has {len(text):,} characters, and {SIZE_LIMIT:,} are allowed"
         fix = "a spec is a page of mathematics: keep data in params"
-        at = Span(place, column, place, column + 1)
-        # The text is not quoted: it may be one line of a gigabyte.
-        return Scan((), (), (Diagnostic("file-size", message, at, fix, Source("", source.name)),))
+        # Only the beginning is quoted: the text may be one line of a gigabyte.
+        beginning = Source(text[:100], source.name)
+        return Scan((), (), (Diagnostic("file-size", message, Span(1, 1, 1, 2), fix, beginning),))
     return _Scanner(source, vocabulary).run()
 
 
@@ -226,7 +224,8 @@ class _Scanner:
             fix = "names are made of the letters A to Z and a to z, digits and _"
             self._report("unexpected-character", f"`{character}` can't stand in a name", span, fix)
         else:
-            self._report("unexpected-character", f"`{character}` is no sign of the language", span, "delete it")
+            fix = "names have no parts: write exp, not math.exp" if character == "." else "delete it"
+            self._report("unexpected-character", f"`{character}` is no sign of the language", span, fix)
 
     def _is_number(self, text: str, span: Span) -> bool:
         """Whether the text is a number of the language and fits its type; reported where not."""

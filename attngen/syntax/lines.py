@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from attngen.errors import Diagnostic, Source, Span
-from attngen.syntax.lexer import Token
+from attngen.syntax.lexer import MISTAKE_LIMIT, Token
 
 NESTING_LIMIT = 100
 """Brackets inside each other."""
@@ -26,7 +26,7 @@ _CLOSERS = frozenset(_CLOSER.values())
 _SIGN = {"RPAR": ")", "RSQB": "]", "RBRACE": "}"}
 
 # What follows the first word of a statement, where the two together can't be part of an expression.
-_NAMING = frozenset({"attention", "const", "param", "let", "normalizer", "tile"})
+_NAMING = frozenset({"attention", "const", "param", "let", "normalizer", "tile", "assume"})
 _ASSIGNING = frozenset({"score", "mask", "normalizer", "dropout"})
 _BLOCK = frozenset({"weight", "denominator", "shift", "rescale"})
 
@@ -46,6 +46,8 @@ def split(tokens: Sequence[Token], source: Source) -> tuple[list[Line], list[Dia
     """The statements of a file, and the mistakes in its brackets."""
     splitter = _Splitter(source)
     for number, token in enumerate(tokens):
+        if len(splitter.mistakes) >= MISTAKE_LIMIT:
+            break
         if token.type == "NEWLINE":
             splitter.newline(tokens[number + 1 : number + 3])
         else:
@@ -61,24 +63,25 @@ class _Splitter:
         self.mistakes: list[Diagnostic] = []
         self.current: list[Token] = []
         self.open: list[Token] = []
+        self.places: list[int] = []  # of the open brackets in `current`
         self.count = {"RPAR": 0, "RSQB": 0, "RBRACE": 0}  # open brackets by what closes them
         self.too_deep = False
 
     def take(self, token: Token) -> None:
         if token.type in _CLOSER:
             self.open.append(token)
+            self.places.append(len(self.current))
             self.count[_CLOSER[token.type]] += 1
             if len(self.open) > NESTING_LIMIT:
                 if not self.too_deep:
                     message = f"brackets are nested more than {NESTING_LIMIT} deep"
                     self._report("nesting", message, token, "name the inner part with a `let`")
+                    self.places[-1] += 1
                     self.current.append(Token("BROKEN", token.text, token.span))
                 self.too_deep = True
         elif token.type in _CLOSERS:
             if not self.count[token.type]:
-                message = f"`{token.text}` closes no bracket"
-                self._report("unmatched-bracket", message, token, "delete it, or open the bracket")
-                self.current.append(Token("BROKEN", token.text, token.span))
+                self._unmatched(token)
                 return
             if _CLOSER[self.open[-1].type] != token.type:
                 self._unclosed()
@@ -128,6 +131,19 @@ class _Splitter:
 
     def _pop(self) -> None:
         self.count[_CLOSER[self.open.pop().type]] -= 1
+        self.places.pop()
+
+    def _unmatched(self, token: Token) -> None:
+        """Report a closing bracket that none of its kind is open for; it is taken to close whatever is."""
+        if self.open:
+            opener = self.open[-1]
+            message = f"`{token.text}` can't close the `{opener.text}` at {opener.span.line}:{opener.span.column}"
+            self._report("unmatched-bracket", message, token, f"write `{_SIGN[_CLOSER[opener.type]]}`")
+            self._pop()
+        else:
+            message = f"`{token.text}` closes no bracket"
+            self._report("unmatched-bracket", message, token, "delete it, or open the bracket")
+        self.current.append(Token("BROKEN", token.text, token.span))
 
     def _unclosed(self) -> None:
         """Report the innermost open bracket, unless this statement's brackets were reported as too many."""
@@ -135,14 +151,16 @@ class _Splitter:
         if not self.too_deep:
             message = f"`{opener.text}` is never closed"
             self._report("unclosed-bracket", message, opener, f"add `{_SIGN[_CLOSER[opener.type]]}`")
-        self.current.append(Token("BROKEN", opener.text, opener.span))
+        # What is inside a bracket that never closes can't be judged; the lines of a block can.
+        place = len(self.current) if opener.type == "LBRACE" else self.places[-1] + 1
+        self.current.insert(place, Token("BROKEN", opener.text, opener.span))
 
     def _report(self, code: str, message: str, token: Token, fix: str) -> None:
         self.mistakes.append(Diagnostic(code, message, token.span, fix, self.source))
 
 
 def starts_statement(ahead: Sequence[Token], before: Token | None) -> bool:
-    """Whether the two tokens at the start of a line can only begin a statement. `before` is the last token, in brackets."""
+    """Whether two tokens that start a line can only begin a statement. `before`: the token before, in brackets."""
     if len(ahead) < 2:
         return False
     word, next = ahead

@@ -15,21 +15,19 @@ from attngen.errors import Diagnostic, Source, Span
 from attngen.syntax.lexer import Token
 from attngen.syntax.lines import BINARY
 
-STATEMENTS = (
-    *("attention", "const", "param", "let", "score", "mask", "normalizer", "dropout", "tile", "assume"),
-)  # fmt: skip
 _FORM = {
-    "attention": "attention NAME",
-    "const": "const NAME = VALUE",
-    "param": "param NAME: TYPE",
-    "let": "let NAME = VALUE",
-    "score": "score = VALUE",
-    "mask": "mask = CONDITION",
-    "normalizer": "normalizer = NAME, or: normalizer NAME { … }",
-    "dropout": "dropout = PROBABILITY",
-    "tile": "tile q = 128, k = 64, or: tile auto",
-    "assume": "assume CONDITION",
+    "attention": "`attention NAME`",
+    "const": "`const NAME = VALUE`",
+    "param": "`param NAME: TYPE`",
+    "let": "`let NAME = VALUE` or `let NAME(ARGUMENT) = VALUE`",
+    "score": "`score = VALUE`",
+    "mask": "`mask = CONDITION`",
+    "normalizer": "`normalizer = NAME` or `normalizer NAME { … }`",
+    "dropout": "`dropout = PROBABILITY`",
+    "tile": "`tile q = 128, k = 64` or `tile auto`",
+    "assume": "`assume CONDITION`",
 }
+STATEMENTS = tuple(_FORM)
 _OPERANDS = frozenset({"NAME", "NUMBER", "TRUE", "FALSE"})
 _SIGN = {"EQUALS": "=", "COLON": ":", "COMMA": ",", "LPAR": "(", "RPAR": ")", "RSQB": "]", "LBRACE": "{", "RBRACE": "}"}
 
@@ -98,7 +96,10 @@ def _no_statement(place: Place) -> Diagnostic:
             fix = f"statements begin with {', '.join(STATEMENTS)}"
         return place.error("unknown-statement", f"no statement begins with `{found.text}`", fix)
     message = f"a statement can't begin with {_describe(found)}"
-    fix = "end the line above with an operator, or put the whole value in brackets, for it to go on here"
+    if found.type == "LBRACE":
+        fix = "put it at the end of the line above, behind the normalizer's name"
+    else:
+        fix = "end the line above with an operator, or put the whole value in brackets, for it to go on here"
     return place.error("unknown-statement", message, fix)
 
 
@@ -196,11 +197,11 @@ def _form_missing(place: Place) -> Diagnostic:
     if last is place.before[0]:
         if expected == {"NAME"}:
             reserved = found.type in ("IF", "ELSE", "AND", "OR", "NOT", "TRUE", "FALSE")
-            fix = f"`{found.text}` is reserved: choose another" if reserved else f"write `{_FORM[word]}`"
+            fix = f"`{found.text}` is reserved: choose another" if reserved else f"write {_FORM[word]}"
             return place.error("missing-name", f"`{word}` needs a name: {what}", fix)
         if expected == {"EQUALS"} and found.type == "EQ":
             return place.error("assignment", f"`==` compares; `{word}` is defined with one `=`", "write `=`")
-        return place.error("syntax", f"`{word}` can't go on like this: {what}", f"write `{_FORM[word]}`")
+        return place.error("syntax", f"`{word}` can't go on like this: {what}", f"write {_FORM[word]}")
     if word == "param":
         if "COLON" in expected:
             return place.error(
@@ -221,6 +222,12 @@ def _form_missing(place: Place) -> Diagnostic:
         return place.error("assignment", "`==` compares; a definition has one `=`", "write `=`")
     if found.type == "COLON" and word in ("const", "let"):
         return place.error("syntax", f"a `{word}` has no type", "leave it out: types follow from the value")
+    if word == "normalizer" and last.type == "EQUALS":
+        fix = "write softmax, softmax1, sigmoid or a name defined above"
+        return place.error("missing-value", f"a normalizer's name is expected behind `=`: {what}", fix)
+    if word == "normalizer" and place.before[1].type == "EQUALS" and last.type in ("LPAR", "COMMA", "NAME"):
+        fix = "arguments go by name: write `softmax(sink = VALUE)`"
+        return place.error("syntax", f"{_wanted(place)} is expected behind {_describe(last)}: {what}", fix)
     if found.type == "RPAR" and last.type == "LPAR":
         return place.error("syntax", "empty brackets", "leave the brackets out, or name an argument")
     if expected == {"$END"}:
@@ -238,7 +245,7 @@ def _last(place: Place, type: str) -> Span | None:
 
 def _form(place: Place) -> str:
     word = place.before[0].text
-    return f"the form is: {_FORM[word]}" if word in _FORM else ""
+    return f"the form is {_FORM[word]}" if word in _FORM else "the form is `TARGET = VALUE`"
 
 
 def _wanted(place: Place) -> str:

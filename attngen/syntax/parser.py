@@ -1,8 +1,8 @@
 """Text to syntax tree: the one place that knows lark. `parse` is what the pipeline calls.
 
-Lark builds the LALR(1) tables from `grammar/attn.lark`; scanning, statements and messages are our own (`lexer`, `lines`,
-`messages`), for exact positions and several mistakes at once. Statements are parsed one by one, each from a clean
-start, and the lines of a normalizer's block are resumed likewise. Names and types mean nothing here.
+Lark builds the LALR(1) tables from `grammar/attn.lark`; scanning, statements and messages are our own (`lexer`,
+`lines`, `messages`), for exact positions and several mistakes at once. Statements are parsed one by one, each from a
+clean start, and the lines of a normalizer's block are resumed likewise. Names and types mean nothing here.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
-from lark import Lark, Token as LarkToken, UnexpectedToken
+from lark import Lark, UnexpectedToken
+from lark import Token as LarkToken
 from lark.lexer import Lexer, PatternStr
+from lark.parsers.lalr_interactive_parser import InteractiveParser
 from lark.parsers.lalr_parser_state import ParserState
 
 from attngen import resources
-from attngen.errors import Diagnostic, Source, SpecError
+from attngen.errors import Diagnostic, Source, Span, SpecError
 from attngen.syntax import ast
 from attngen.syntax.build import Builder, Refused
 from attngen.syntax.lexer import MISTAKE_LIMIT, Comment, Token, Vocabulary, scan
@@ -33,7 +35,7 @@ RESERVED = ("if", "else", "and", "or", "not", "true", "false")
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """A file with what the tree leaves out: the tokens of each statement, in the order of `module`, and the comments."""
+    """A file with what the tree leaves out: the tokens of each statement, in order, and the comments."""
 
     module: ast.Module
     lines: tuple[Line, ...]
@@ -55,32 +57,25 @@ def read(source: Source) -> Parsed:
     lines, mistakes = split(found.tokens, source)
     mistakes = [*found.mistakes, *mistakes]
     statements: list[ast.Statement] = []
-    ended_early = False
+    broke_off = False
     for line in lines:
         if len(mistakes) >= MISTAKE_LIMIT:
             break
         statement, wrong = _Statement(grammar, source, line).parse()
         if statement is not None:
             statements.append(statement)
-        elif not (ended_early and wrong and wrong[0].code == "unknown-statement"):
-            # What follows a statement that broke off at its end may be its rest: one mistake, not two.
-            mistakes += wrong
-        ended_early = (
-            bool(wrong)
-            and wrong[-1].span.end_line == line.span.end_line
-            and (wrong[-1].span.end_column >= line.span.end_column)
-        )
+        if broke_off and wrong and wrong[0].code == "unknown-statement":
+            continue  # What follows a statement that broke off at its end may be its rest: one mistake, not two.
+        mistakes += wrong
+        broke_off = any(_at_end(mistake.span, line.span) for mistake in wrong if mistake.code != "unknown-statement")
     if mistakes:
         mistakes.sort(key=lambda mistake: (mistake.span.line, mistake.span.column))
         raise SpecError(mistakes[:MISTAKE_LIMIT])
     return Parsed(ast.Module(tuple(statements)), tuple(lines), found.comments, source)
 
 
-@functools.cache
-def prelude() -> tuple[ast.Module, Source]:
-    """The standard library, `grammar/prelude.attn`, and the text that its spans point into."""
-    source = Source(resources.read("grammar/prelude.attn"), "prelude.attn")
-    return parse(source), source
+def _at_end(span: Span, line: Span) -> bool:
+    return (span.end_line, span.end_column) >= (line.end_line, line.end_column)
 
 
 # ---------------------------------------------------------------- the grammar
@@ -96,7 +91,10 @@ class _Grammar:
 
     def start(self) -> _State:
         """The automaton before a statement."""
-        return self.lark.parse_interactive().parser_state
+        return cast(_State, cast(Any, self.run()).parser_state)
+
+    def run(self) -> InteractiveParser:
+        return cast(Any, self.lark).parse_interactive()
 
 
 class _NoLexer(Lexer):
@@ -144,57 +142,53 @@ class _Statement:
     def parse(self) -> tuple[ast.Statement | None, list[Diagnostic]]:
         """The statement, or the mistakes in it: one, or one a line in a normalizer's block."""
         mistakes: list[Diagnostic] = []
-        state = start = self.grammar.start()
-        begin = 0  # where `start` is the state: at the statement's start, or behind a NEWLINE of its block
+        state = self.grammar.start()
+        start, begin = _copy(state), 0  # where the statement, or the line of its block, began
         in_block = skipping = failed = False
         for number, token in enumerate(self.tokens):
-            line_ends = token.type in ("NEWLINE", "RBRACE")
-            if skipping:
-                if not line_ends:
-                    continue
-                state, skipping = _copy(start), False
+            line_ends = in_block and token.type in ("NEWLINE", "RBRACE")
+            if skipping and not line_ends:
+                continue
+            result: Any = None
+            wrong = skipping
             if token.type == "BROKEN":
                 # Reported where it was found; the rest of its line can't be judged.
-                failed = True
-            else:
-                mistake = None
+                wrong = True
+            elif not wrong:
                 try:
                     result = self._feed(state, token)
                 except UnexpectedToken:
-                    mistake = explain(self._place(start, begin, number))
+                    mistakes.append(explain(self._place(start, begin, number)))
+                    wrong = True
                 except Refused as refused:
-                    mistake = refused.diagnostic
-                if mistake is None:
-                    if token.type == "$END":
-                        return (None if failed else result), mistakes
-                    if token.type == "LBRACE" or (in_block and token.type == "NEWLINE"):
-                        start, begin, in_block = _copy(state), number + 1, True
-                    elif token.type == "RBRACE":
-                        in_block = False
-                    continue
-                mistakes.append(mistake)
-                failed = True
-                if in_block and line_ends:
-                    # The line is dropped; its end is taken as that of an empty one.
-                    state = _copy(start)
-                    self._feed(state, token)
-                    continue
-            if not in_block or len(mistakes) >= MISTAKE_LIMIT:
+                    mistakes.append(refused.diagnostic)
+                    wrong = True
+            failed |= wrong
+            skipping = wrong and not line_ends
+            if skipping and (not in_block or len(mistakes) >= MISTAKE_LIMIT):
                 return None, mistakes
-            skipping = True
+            if wrong and line_ends:
+                # The line is dropped; its end is taken as that of an empty one.
+                state = _copy(start)
+                self._feed(state, token)
+            if token.type == "LBRACE" or line_ends:
+                start, begin = _copy(state), number + 1
+                in_block = token.type != "RBRACE"
+            if token.type == "$END" and not failed:
+                return result, mistakes
         return None, mistakes
 
     def _feed(self, state: _State, token: Token) -> Any:
         if token.type == "NAME" and token.text in self.grammar.words:
             type = self.grammar.words[token.text]
-            if type in state.parse_conf.states[state.position]:
+            if type in cast(Any, state).parse_conf.states[state.position]:
                 token = Token(type, token.text, token.span)
         # Lark reads nothing of a token but its type; the rest is handed to the builder.
         return state.feed_token(cast(LarkToken, token), token.type == "$END")
 
     def _place(self, start: _State, begin: int, number: int) -> Place:
         """The place of the token that was not taken, with all that would have been, seen from before it."""
-        parser = self.grammar.lark.parse_interactive()
+        parser = self.grammar.run()
         parser.parser_state = _copy(start)
         for token in self.tokens[begin:number]:
             self._feed(parser.parser_state, token)
