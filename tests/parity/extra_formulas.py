@@ -76,7 +76,8 @@ def rounding(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Result:
     rows, columns = q.shape[2], k.shape[2]
     allowed = [(i, j) for i in range(rows) for j in range(columns) if math.floor(i * 0.4375) <= math.ceil(j * 0.375)]
     i, j = grid(q, k)
-    bump = 0.1 * (j % 2 == 0) + 0.2 * torch.sign(i - j) + torch.trunc((i - j) / 4) / 16
+    gap = (i - j).to(q)
+    bump = 0.1 * (j % 2 == 0).to(q) + 0.2 * torch.sign(gap) + torch.trunc(gap / 4) / 16
     scores = products(q, k) / math.sqrt(q.shape[3]) + bump + v.shape[3] / 64 + q.shape[0] / 8
     return normalized(scores, formulas.from_lists(rows, columns, allowed, q.device), heads(q, v))
 
@@ -86,7 +87,7 @@ def rounding(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Result:
 
 def definitions(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Result:
     i, j = grid(q, k)
-    return normalized(products(q, k) * scale - 0.3 * torch.sqrt(1.0 + (i - j).abs()), None, heads(q, v))
+    return normalized(products(q, k) * scale - 0.3 * torch.sqrt(1.0 + (i - j).abs().to(q)), None, heads(q, v))
 
 
 def kinks(q: Tensor, k: Tensor, v: Tensor, scale: float, *, bias: Tensor) -> Result:
@@ -100,7 +101,7 @@ def kinks(q: Tensor, k: Tensor, v: Tensor, scale: float, *, bias: Tensor) -> Res
 def transcendental(q: Tensor, k: Tensor, v: Tensor, scale: float, *, amplitude: Tensor, period: Tensor) -> Result:
     i, j = grid(q, k)
     x = products(q, k) * scale
-    wave = amplitude[:, None, None] * torch.cos(2 * math.pi * (i - j) / period[:, None, None])
+    wave = amplitude[:, None, None] * torch.cos(2 * math.pi * (i - j).to(q) / period[:, None, None])
     scores = torch.log1p(torch.exp(x)) + x / torch.sqrt(1 + x**2) + torch.erf(x) * 0.5 + x * torch.sigmoid(x) + wave
     return normalized(scores + torch.log2(1.0 + x**2) + 0.3 * torch.sin(x), None, heads(q, v))
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cache
 
+import numpy as np
 import pytest
 import torch
 from parity import variants
@@ -113,7 +114,7 @@ def by_reference(run_kernel: Kernel, given: Inputs, with_lse: bool) -> Numbers:
     gradients = reference.gradients(run_kernel.spec, *arrays, d_out.numpy(), d_lse.numpy(), **options)
     found = {"out": result.out, "lse": result.lse, "d_q": gradients.q, "d_k": gradients.k, "d_v": gradients.v}
     found |= {f"d_{n}": gradients.params[n] for n in given.floats()}
-    return Numbers({n: torch.from_numpy(x.copy()) for n, x in found.items()})
+    return Numbers({n: torch.from_numpy(np.array(x)) for n, x in found.items()})
 
 
 def _array(value: variants.Value) -> object:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
+import os
 import re
+import subprocess
+import sys
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from attngen.syntax.formatter import format_text
 from parity import variants
 from parity.compare import Numbers, cotangents, disagreements, numbers
 from parity.extras import EXTRAS
@@ -16,6 +21,7 @@ from attngen import reference
 from attngen.analyse import analyse
 from attngen.errors import Source
 from attngen.ir.attention import Attention
+from attngen.syntax.formatter import format_text
 from attngen.syntax.parser import parse
 
 EVERY = EXAMPLE_VARIANTS + EXTRAS
@@ -37,7 +43,7 @@ def test_every_example_file_has_a_formula() -> None:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_example_is_formatted_and_documented(path) -> None:  # type: ignore[no-untyped-def]
+def test_example_is_formatted_and_documented(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     once = format_text(Source(text, path.name))
     assert once == text, "run `attngen fmt` on it"
@@ -69,5 +75,49 @@ def test_reference_is_the_formula(variant: Variant, case: Case) -> None:
     gradients = reference.gradients(attention, *arrays, d_out.numpy(), d_lse.numpy(), **options)
     found = {"out": result.out, "lse": result.lse, "d_q": gradients.q, "d_k": gradients.k, "d_v": gradients.v}
     found |= {f"d_{n}": gradients.params[n] for n in given.floats()}
-    got = Numbers({n: torch.from_numpy(x.copy()) for n, x in found.items()})
+    got = Numbers({n: torch.from_numpy(np.array(x)) for n, x in found.items()})
     assert disagreements(got, want, tolerance=1e-9, floor=1e-3, coarse=frozenset()) == []
+
+
+# ---------------------------------------------------------------- the scripts
+
+
+def script(name: str, *arguments: str) -> str:
+    """Runs `examples/NAME` as a user would, and gives what it prints."""
+    environment = {**os.environ, "PYTHONPATH": str(EXAMPLES.parent)}
+    command = [sys.executable, str(EXAMPLES / name), *arguments]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+
+def test_quickstart() -> None:
+    printed = script("quickstart.py")
+    assert "near_alibi" in printed and "dslope" in printed
+
+
+def test_train_gpt(tmp_path: Path) -> None:
+    plot = tmp_path / "losses.png"
+    printed = script("train_gpt.py", "--steps", "3", "--size", "small", "-o", str(plot))
+    assert "the losses fell from" in printed
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("options", [[], ["--bf16"]], ids=["fp32", "bf16"])
+def test_train_gpt_at_its_real_size(tmp_path: Path, options: list[str]) -> None:
+    printed = script("train_gpt.py", "--device", "cuda", "--size", "real", "--steps", "20", *options)
+    assert "the losses fell from" in printed
+
+
+def test_train_gpt_notices_a_wrong_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The comparison itself can fail: with another formula in the kernel's place it does."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    train_gpt = importlib.import_module("train_gpt")
+
+    def wrong(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, slope: torch.Tensor) -> torch.Tensor:
+        return train_gpt.dense(q, k, v, 2 * slope)
+
+    monkeypatch.setattr(train_gpt, "generated", lambda: wrong)
+    with pytest.raises(SystemExit, match="part by"):
+        train_gpt.main(["--steps", "12", "--device", "cpu", "--size", "small"])
