@@ -48,7 +48,7 @@ def test_example_is_formatted_and_documented(path: Path) -> None:
     once = format_text(Source(text, path.name))
     assert once == text, "run `attngen fmt` on it"
     assert format_text(Source(once, path.name)) == once
-    head = text.split("attention ")[0]
+    head = text[: text.index("\nattention ")]
     assert re.search(r"https://|Nature", head), "the comment on top names the paper"
     assert re.search(r"^#   ", head, re.MULTILINE), "the comment on top has the formula"
     assert parse(Source(text)).statements[0].name == path.stem  # type: ignore[union-attr]
