@@ -28,6 +28,7 @@ _SIGN = {"RPAR": ")", "RSQB": "]", "RBRACE": "}"}
 # What follows the first word of a statement, where the two together can't be part of an expression.
 _NAMING = frozenset({"attention", "const", "param", "let", "normalizer", "tile", "assume"})
 _ASSIGNING = frozenset({"score", "mask", "normalizer", "dropout"})
+_AHEAD = 8  # tokens of `rescale(m, n) =`, and more
 _BLOCK = frozenset({"weight", "denominator", "shift", "rescale"})
 
 
@@ -49,7 +50,7 @@ def split(tokens: Sequence[Token], source: Source) -> tuple[list[Line], list[Dia
         if len(splitter.mistakes) >= MISTAKE_LIMIT:
             break
         if token.type == "NEWLINE":
-            splitter.newline(tokens[number + 1 : number + 3])
+            splitter.newline(tokens[number + 1 : number + 1 + _AHEAD])
         else:
             splitter.take(token)
     splitter.finish()
@@ -91,7 +92,7 @@ class _Splitter:
         self.current.append(token)
 
     def newline(self, ahead: Sequence[Token]) -> None:
-        """The end of a line, with the two tokens behind it."""
+        """The end of a line, with some tokens behind it."""
         if not self.current or not ahead:
             return
         last = self.current[-1]
@@ -163,7 +164,7 @@ def starts_statement(ahead: Sequence[Token], before: Token | None) -> bool:
     """Whether two tokens that start a line can only begin a statement. `before`: the token before, in brackets."""
     if len(ahead) < 2:
         return False
-    word, next = ahead
+    word, next = ahead[:2]
     if word.text in _NAMING and next.type == "NAME":
         return True
     # Inside brackets `mask = …` may be an argument of a normalizer.
@@ -172,4 +173,11 @@ def starts_statement(ahead: Sequence[Token], before: Token | None) -> bool:
 
 
 def _starts_block_line(ahead: Sequence[Token]) -> bool:
-    return len(ahead) == 2 and ahead[0].text in _BLOCK and ahead[1].type in ("EQUALS", "LPAR")
+    """Whether the tokens at the start of a line can only begin a line of a normalizer: `weight(s, m) =`."""
+    types = [token.type for token in ahead]
+    if not ahead or ahead[0].text not in _BLOCK:
+        return False
+    if "EQUALS" not in types:
+        return False
+    formals = types[1 : types.index("EQUALS")]
+    return not formals or (formals[0] == "LPAR" and formals[-1] == "RPAR" and {*formals[1:-1]} <= {"NAME", "COMMA"})

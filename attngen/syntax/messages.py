@@ -84,6 +84,9 @@ def explain(place: Place) -> Diagnostic:
 
 def _no_statement(place: Place) -> Diagnostic:
     found, after = place.found, place.after
+    if "RBRACE" in place.expected:
+        message = f"a line of a normalizer can't begin with {_describe(found)}"
+        return place.error("syntax", message, "its lines define weight, denominator, shift and rescale")
     if found.type in ("NAME", "IF", "ELSE", "NOT", "AND", "OR", "TRUE", "FALSE"):
         close = difflib.get_close_matches(found.text[:40].lower(), STATEMENTS, 1, 0.75)
         if close:

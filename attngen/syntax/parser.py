@@ -35,7 +35,10 @@ RESERVED = ("if", "else", "and", "or", "not", "true", "false")
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """A file with what the tree leaves out: the tokens of each statement, in order, and the comments."""
+    """A file with what the tree leaves out: the tokens of each statement, in order, and the comments.
+
+    A token that is a word of the language in its place has that word's type, not `NAME`.
+    """
 
     module: ast.Module
     lines: tuple[Line, ...]
@@ -57,13 +60,16 @@ def read(source: Source) -> Parsed:
     lines, mistakes = split(found.tokens, source)
     mistakes = [*found.mistakes, *mistakes]
     statements: list[ast.Statement] = []
+    typed: list[Line] = []
     broke_off = False
     for line in lines:
         if len(mistakes) >= MISTAKE_LIMIT:
             break
-        statement, wrong = _Statement(grammar, source, line).parse()
+        run = _Statement(grammar, source, line)
+        statement, wrong = run.parse()
         if statement is not None:
             statements.append(statement)
+            typed.append(Line(tuple(run.typed)))
         if broke_off and wrong and wrong[0].code == "unknown-statement":
             continue  # What follows a statement that broke off at its end may be its rest: one mistake, not two.
         mistakes += wrong
@@ -71,7 +77,7 @@ def read(source: Source) -> Parsed:
     if mistakes:
         mistakes.sort(key=lambda mistake: (mistake.span.line, mistake.span.column))
         raise SpecError(mistakes[:MISTAKE_LIMIT])
-    return Parsed(ast.Module(tuple(statements)), tuple(lines), found.comments, source)
+    return Parsed(ast.Module(tuple(statements)), tuple(typed), found.comments, source)
 
 
 def _at_end(span: Span, line: Span) -> bool:
@@ -137,6 +143,7 @@ class _Statement:
         self.grammar = grammar
         self.source = source
         self.tokens = (*line.tokens, Token("$END", "", line.tokens[-1].span))
+        self.typed: list[Token] = []  # those that the grammar took, with their types there
         grammar.builder.source = source
 
     def parse(self) -> tuple[ast.Statement | None, list[Diagnostic]]:
@@ -155,8 +162,10 @@ class _Statement:
                 # Reported where it was found; the rest of its line can't be judged.
                 wrong = True
             elif not wrong:
+                taken = self._typed(state, token)
+                self.typed.append(taken)
                 try:
-                    result = self._feed(state, token)
+                    result = _feed(state, taken)
                 except UnexpectedToken:
                     mistakes.append(explain(self._place(start, begin, number)))
                     wrong = True
@@ -170,7 +179,7 @@ class _Statement:
             if wrong and line_ends:
                 # The line is dropped; its end is taken as that of an empty one.
                 state = _copy(start)
-                self._feed(state, token)
+                _feed(state, token)
             if token.type == "LBRACE" or line_ends:
                 start, begin = _copy(state), number + 1
                 in_block = token.type != "RBRACE"
@@ -178,23 +187,28 @@ class _Statement:
                 return result, mistakes
         return None, mistakes
 
-    def _feed(self, state: _State, token: Token) -> Any:
+    def _typed(self, state: _State, token: Token) -> Token:
+        """The token as the grammar takes it here: a word that is special in this place only, or a name."""
         if token.type == "NAME" and token.text in self.grammar.words:
             type = self.grammar.words[token.text]
             if type in cast(Any, state).parse_conf.states[state.position]:
-                token = Token(type, token.text, token.span)
-        # Lark reads nothing of a token but its type; the rest is handed to the builder.
-        return state.feed_token(cast(LarkToken, token), token.type == "$END")
+                return Token(type, token.text, token.span)
+        return token
 
     def _place(self, start: _State, begin: int, number: int) -> Place:
         """The place of the token that was not taken, with all that would have been, seen from before it."""
         parser = self.grammar.run()
         parser.parser_state = _copy(start)
         for token in self.tokens[begin:number]:
-            self._feed(parser.parser_state, token)
+            _feed(parser.parser_state, self._typed(parser.parser_state, token))
         after = self.tokens[number + 1] if number + 1 < len(self.tokens) else None
         expected = cast("set[str]", parser.accepts())
         return Place(self.source, self.tokens[number], self.tokens[begin:number], after, frozenset(expected))
+
+
+def _feed(state: _State, token: Token) -> Any:
+    """Go on by one token; what `$END` gives is the statement. Lark reads nothing of a token but its type."""
+    return state.feed_token(cast(LarkToken, token), token.type == "$END")
 
 
 def _copy(state: _State) -> _State:
