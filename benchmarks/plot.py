@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from report import CONTENDERS, DIRECTIONS, Result, tflops
+from report import CONTENDERS, DIRECTIONS, Result, ordered, tflops
 
 COLOURS = {"attngen": "#d1495b", "flex": "#30638e", "cudnn": "#5b8e7d", "sdpa": "#b8b8b8"}
 LABELS = {"attngen": "attngen", "flex": "FlexAttention", "cudnn": "cuDNN", "sdpa": "SDPA (FlashAttention 2)"}
@@ -19,9 +19,7 @@ def draw(result: Result, path: Path) -> None:
     matplotlib.rcParams["svg.hashsalt"] = "attngen"  # the same ids in every run: a plot differs by its data only
     import matplotlib.pyplot as plt
 
-    cells = sorted(
-        result["cells"], key=lambda c: (c["variant"] not in ("causal", "full"), c["D"], c["N"], c["variant"])
-    )
+    cells = ordered(result)
     figure, panels = plt.subplots(2, 1, figsize=(max(6.0, 2 + 0.52 * len(cells)), 8), sharex=True, squeeze=False)
     for axes, direction in zip(panels[:, 0], DIRECTIONS, strict=True):
         _panel(axes, cells, direction)

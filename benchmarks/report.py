@@ -28,8 +28,19 @@ def write(path: Path, result: Result) -> None:
     """In one step: a run that is killed leaves the last whole file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(path.name + ".part")
-    draft.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    draft.write_text(json.dumps(_strict(result), indent=1, allow_nan=False) + "\n", encoding="utf-8")
     os.replace(draft, path)
+
+
+def _strict(value: Any) -> Any:
+    """JSON has no inf and no nan: such an error is written as text."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {k: _strict(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_strict(v) for v in value]
+    return value
 
 
 def read(path: Path) -> Result:
@@ -95,7 +106,7 @@ def table(result: Result) -> str:
     names = [n for n in CONTENDERS if any(n in cell["contenders"] for cell in result["cells"])]
     header = ["D", "N", "variant", "", *names, "±%", "mask ms", ""]
     rows: list[list[str]] = []
-    for cell in result["cells"]:
+    for cell in ordered(result):
         for direction in DIRECTIONS:
             if not any(_entry(cell, n, direction) for n in names):
                 continue
@@ -105,7 +116,7 @@ def table(result: Result) -> str:
                     str(cell["D"]),
                     str(cell["N"]),
                     cell["variant"],
-                    direction[:3],
+                    {"forward": "fwd", "backward": "bwd"}[direction],
                     *(_entry(cell, n, direction) for n in names),
                     _spread(cell, direction),
                     f"{mask_ms:.1f}" if mask_ms is not None and direction == "forward" else "",
@@ -132,6 +143,17 @@ def table(result: Result) -> str:
     return "\n".join(lines)
 
 
+def ordered(result: Result) -> list[Result]:
+    """The cells as they are shown: the plain masks by shape, then the variants by name."""
+
+    def place(cell: Result) -> tuple[int | str, ...]:
+        if cell["variant"] in ("causal", "full"):
+            return (0, "", cell["D"], cell["N"], cell["variant"])
+        return (1, cell["variant"], cell["D"], cell["N"], "")
+
+    return sorted(result["cells"], key=place)
+
+
 def line(cell: Result) -> str:
     """One cell, as the progress shows it."""
     parts = []
@@ -149,5 +171,7 @@ def troubles(result: Result) -> list[tuple[str, str, str]]:
             if "failure" in c:
                 found.append((cell["key"], name, c["failure"].strip().splitlines()[0][:160]))
             elif not c["right"]:
-                found.append((cell["key"], name, "errors " + ", ".join(f"{k} {v:.1e}" for k, v in c["errors"].items())))
+                found.append(
+                    (cell["key"], name, "errors " + ", ".join(f"{k} {float(v):.1e}" for k, v in c["errors"].items()))
+                )
     return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,10 @@ import clock  # noqa: E402
 import gpu  # noqa: E402
 import peers  # noqa: E402
 import plot  # noqa: E402
+import pool  # noqa: E402
 import report  # noqa: E402
+import tune  # noqa: E402
+import tune_worker  # noqa: E402
 from cells import Cell  # noqa: E402
 
 SMALL = cells.Settings(window=5, prefix=7, documents=3, cap=2.0, radius=4)
@@ -65,6 +69,15 @@ def dry_run(directory: Path, *options: str) -> tuple[int, dict[str, Any]]:
     output = directory / "result.json"
     arguments = ["run", "--kernels", str(directory), "--device", "cpu", "-o", str(output), "--seed", "3", *options]
     return gpu.main(arguments), json.loads(output.read_text())
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Tiny tensors on a shared machine: threads only wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 # ---- what is measured ------------------------------------------------------------------------------------------------
@@ -301,9 +314,184 @@ def test_results_merge_by_cell_and_by_machine(tmp_path: Path) -> None:
     assert (tmp_path / "p.png").read_bytes()[:4] == b"\x89PNG"
 
 
+def test_an_infinite_error_is_strict_json(tmp_path: Path) -> None:
+    result = fake_result(attngen=1.0)
+    result["cells"][0]["contenders"]["attngen"] |= {"right": False, "errors": {"out": math.inf, "dq": math.nan}}
+    report.write(tmp_path / "r.json", result)
+    again = json.loads((tmp_path / "r.json").read_text(), parse_constant=lambda _: pytest.fail("not JSON"))
+    assert (
+        report.troubles(again) == report.troubles(result) == [("softcap:128:4096", "attngen", "errors out inf, dq nan")]
+    )
+
+
 def test_the_clock_sums_up() -> None:
     timing = clock.summary([5.0, 1.0, 2.0, 3.0, 4.0])
     assert (timing.ms, timing.q20, timing.q80, timing.runs) == (3.0, 1.8, 4.2, 5)
     assert timing.record(6e12)["tflops"] == pytest.approx(2000.0)
     assert report.geometric_mean([0.5, 2.0]) == pytest.approx(1.0)
     assert len(clock.sample(lambda: None, device="cpu", warmup_ms=0, rep_ms=0)) == 1
+
+
+# ---- tuning ----------------------------------------------------------------------------------------------------------
+
+HANDLER = """
+import os, time
+from pool import Reply
+
+def make(setup):
+    def handle(task):
+        if task == "hang":
+            time.sleep(600)
+        if task == "die":
+            os._exit(7)
+        return Reply("ok", (setup, task, os.getpid()), fatal=task == "spoil")
+    return handle
+"""
+
+TUNED = """
+import torch
+from triton.runtime.errors import OutOfResources
+
+TILES = {(chip, 2, 16): ((32, 64, 4, 1),) * 3 for chip in ("cpu", "sm_90")}
+
+SPENT = [0.0]  # virtual milliseconds
+
+def _chip(device):
+    return "cpu"
+
+def take(part):
+    bq, bk, warps, stages = TILES["cpu", 2, 16][part]
+    if stages == 3:
+        raise OutOfResources(300000 + bq, 232448, "shared memory")
+    SPENT[0] += 1.0 + 0.3 * ((bq != 64) + (bk != 32) + (stages != 2))
+
+class F(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v):
+        take(0)
+        n = q.shape[2]
+        with torch.enable_grad():
+            ctx.inputs = [x.detach().requires_grad_() for x in (q, k, v)]
+            q, k, v = ctx.inputs
+            s = (q.float() @ k.float().mT / q.shape[-1] ** 0.5).masked_fill(~torch.ones(n, n).tril().bool(), -torch.inf)
+            ctx.out, lse = (s.softmax(-1) @ v.float()).to(q.dtype), s.logsumexp(-1)
+        if BAD and TILES["cpu", 2, 16][0] == (64, 32, 4, 2):
+            return ctx.out.detach() * 1.1, lse.detach()
+        return ctx.out.detach(), lse.detach()
+
+    @staticmethod
+    def backward(ctx, grad, _):
+        take(1)
+        take(2)
+        return torch.autograd.grad(ctx.out, ctx.inputs, grad, retain_graph=True)
+
+def causal(q, k, v, *, scale=None, return_lse=False, dropout_seed=None):
+    out, lse = F.apply(q, k, v)
+    return (out, lse) if return_lse else out
+"""
+
+
+class Inline:
+    """A pool of none: every task in this process."""
+
+    def __init__(self, handle: Any):
+        self.handle = handle
+        self.seen = 0
+
+    def map(self, tasks: Any, *, deadline: float = math.inf, count: int | None = None) -> list[Any]:
+        self.seen += len(tasks)
+        return [self.handle(task) for task in tasks]
+
+
+def test_a_pool_outlives_its_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "pool_handler.py").write_text(HANDLER)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import pool_handler
+
+    workers = pool.Pool(pool_handler.make, "s", count=2, limit=3.0)
+    try:
+        replies = workers.map(["a", "hang", "b", "die", "spoil", "c"])
+        assert [r.status for r in replies] == ["ok", "hung", "ok", "crashed", "ok", "ok"]
+        assert replies[0].value[:2] == ("s", "a") and replies[5].value[:2] == ("s", "c")
+        assert "7" in replies[3].value and replies[4].value[2] != replies[5].value[2]
+        kept = workers.map(["d"], count=1)[0].value[2]
+        assert workers.map(["e"], count=1)[0].value[2] == kept
+        assert [r.status for r in workers.map(["f"] * 3, deadline=0.0)] == ["skipped"] * 3
+    finally:
+        workers.close()
+
+
+def tuned(directory: Path, monkeypatch: pytest.MonkeyPatch, *, bad: bool) -> Inline:
+    """The handler over a kernel that is as slow as it says, by a clock that believes it."""
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    (directory / "causal.py").write_text(f"BAD = {bad}\n{TUNED}")
+    manifest = {"settings": {}, "functions": {"causal": "causal"}}
+    (directory / "manifest.json").write_text(json.dumps(manifest))
+    sys.modules.pop("attngen_benchmark_causal", None)
+    bench = tune_worker.Bench(tune_worker.Setup(directory, "cpu", 1))
+
+    def spent(work: Any) -> float:
+        module = bench.kernels.module("causal")
+        module.SPENT[0] = 0.0
+        work()
+        return module.SPENT[0]
+
+    monkeypatch.setattr(clock, "once", lambda work, device: spent(work) / 1e3)
+    monkeypatch.setattr(clock, "sample", lambda work, **_: [spent(work)])
+    return Inline(bench)
+
+
+GRID = ["--cases", "causal:16:32,causal:16:64", "--bq", "32,64", "--bk", "32,64", "--warps", "4", "--rep", "1"]
+
+
+def test_tuning_finds_the_best_tiles(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    args = tune.parser().parse_args(
+        ["--kernels", str(tmp_path), "--device", "cpu", *GRID, "-o", str(tmp_path / "t.json")]
+    )
+    assert tune.run(args, tuned(tmp_path, monkeypatch, bad=False)) == 0
+    shown = capsys.readouterr().out
+    best = (64, 32, 4, 2)
+    assert f"TILES[('cpu', 2, 16)] = {(best, best, best)}" in shown
+    assert "4 OutOfResources: out of resource: shared memory" in shown and "the file's own" in shown
+    (group,) = json.loads((tmp_path / "t.json").read_text())["groups"]
+    assert group["won"] == [list(best)] * 3 and group["own"] == [[32, 64, 4, 1]] * 3
+    for part in tune.PARTS:
+        assert group[part]["scores"][0][0] == list(best) and group[part]["scores"][0][2] == 1.0
+        assert len(group[part]["scores"][0][1]) == 2 and group[part]["dropped"]
+    for cell in group["final"]:
+        assert cell["right"] and cell["forward"] == pytest.approx({"own_ms": 1.9, "won_ms": 1.0})
+        assert cell["backward"] == pytest.approx({"own_ms": 3.8, "won_ms": 2.0})
+
+
+def test_a_wrong_winner_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    args = tune.parser().parse_args(["--kernels", str(tmp_path), "--device", "cpu", *GRID, "--parts", "forward"])
+    assert tune.run(args, tuned(tmp_path, monkeypatch, bad=True)) == 1
+    assert "WRONG" in capsys.readouterr().out
+
+
+def test_candidates_fit_the_registers() -> None:
+    grid = tune.Grid((64, 128, 256), (64, 128), (4, 8), (2,))
+    found = tune.candidates("forward", 256, grid)
+    assert (64, 64, 4, 2) in found and (256, 128, 4, 2) not in found and (128, 128, 4, 2) not in found
+    assert (128, 128, 4, 2) in tune.candidates("forward", 128, grid)
+    assert tune.accumulators("dkdv", (64, 128, 8, 2), 128) == (2 * 128 * 128 + 64 * 128) / 256
+
+
+def test_ranking_is_by_the_loss_over_every_case() -> None:
+    a, b, c = (64, 64, 4, 2), (128, 64, 4, 2), (64, 128, 4, 2)
+    scores = tune.ranking({a: [1.0, 4.0], b: [1.5, 2.0], c: [0.5, None]})  # c wasn't timed in one case
+    assert [s.tile for s in scores] == [b, a]
+    assert [s.loss for s in scores] == pytest.approx([1.5**0.5, 2**0.5])
+    assert tune.ranking({c: [0.5, None]}) == []
+
+
+def test_tuning_cases_are_read() -> None:
+    assert [c.key for c in tune.cases("causal:128:4096,full:64:1024")] == ["causal:128:4096", "full:64:1024"]
+    with pytest.raises(SystemExit):
+        tune.parser().parse_args(["--kernels", "x", "--cases", "causal:128"])
+    with pytest.raises(SystemExit):
+        tune.parser().parse_args(["--kernels", "x", "--parts", "sideways"])
