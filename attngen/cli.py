@@ -11,7 +11,6 @@ import re
 import sys
 from argparse import (
     Action,
-    ArgumentError,
     ArgumentParser,
     ArgumentTypeError,
     Namespace,
@@ -30,7 +29,7 @@ _DESCRIPTION = "Compiles attention variants, written as mathematics, into differ
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; `argv` is `sys.argv[1:]` when not given."""
     try:
-        args = parser().parse_args(argv)
+        args = parser().parse_args(_one_size_each(sys.argv[1:] if argv is None else argv))
         run: Callable[[Namespace], int] = args.run
         status = run(args)
         sys.stdout.flush()
@@ -125,11 +124,11 @@ def _show(table: _SubParsersAction[_Parser]) -> None:
         "Params get example values; scalars can be set.",
         example="attngen show examples/sliding_window.attn -D window=24 --size Sq=96 Sk=96 --tile 16,16",
     )
-    p.add_argument("spec", nargs="?", metavar="SPEC", help="a .attn file; - is standard input")
+    _spec(p)
     p.add_argument(
         "--size",
-        nargs="+",
-        action=_Sizes,
+        type=_size,
+        action="append",
         default=[],
         metavar="NAME=INT",
         help="sizes: Sq, Sk, B, Hq, … (default: lengths at which the mask shows)",
@@ -147,13 +146,7 @@ def _show(table: _SubParsersAction[_Parser]) -> None:
     p.add_argument("--batch", type=_index, default=0, metavar="N", help="batch entry to draw (default: 0)")
     p.add_argument("--head", type=_index, default=0, metavar="N", help="query head to draw (default: 0)")
     p.add_argument("-o", "--output", metavar="FILE", help="a picture, .png or .svg, instead of the terminal")
-    p.set_defaults(run=_run_show)
-
-
-def _run_show(args: Namespace) -> int:
-    if args.spec is None:
-        raise UsageError("show needs a spec (see attngen show --help)")
-    return commands.run_show(args)
+    p.set_defaults(run=commands.run_show)
 
 
 def _verify(table: _SubParsersAction[_Parser]) -> None:
@@ -222,28 +215,25 @@ def _kernel_options(p: ArgumentParser) -> None:
 
 class _Version(Action):
     def __call__(self, parser: ArgumentParser, *_: object) -> NoReturn:
-        from importlib.metadata import version
+        from importlib.metadata import PackageNotFoundError, version
 
-        print(f"attngen {version('attngen')}")
+        try:
+            print(f"attngen {version('attngen')}")
+        except PackageNotFoundError:
+            print("attngen, from a checkout that is not installed")
         parser.exit()
 
 
-class _Sizes(Action):
-    """`--size Sq=96 Sk=128`. A word without `=` behind it is the spec: `show --size Sq=96 alibi.attn`."""
-
-    def __call__(
-        self, parser: ArgumentParser, namespace: Namespace, values: Any, option_string: str | None = None
-    ) -> None:
-        sizes: list[tuple[str, int]] = list(namespace.size)
-        for word in values:
-            if "=" not in word and namespace.spec is None:
-                namespace.spec = word
-                continue
-            try:
-                sizes.append(_size(word))
-            except ArgumentTypeError as error:
-                raise ArgumentError(self, str(error)) from error
-        namespace.size = sizes
+def _one_size_each(argv: Sequence[str]) -> list[str]:
+    """`--size Sq=96 Sk=128` as `--size Sq=96 --size Sk=128`: argparse would take a spec that follows for a size."""
+    words: list[str] = []
+    in_sizes = False
+    for word in argv:
+        in_sizes = word == "--size" or (in_sizes and not word.startswith("-") and "=" in word)
+        if in_sizes and word != "--size" and words[-1] != "--size":
+            words.append("--size")
+        words.append(word)
+    return words
 
 
 def _size(word: str) -> tuple[str, int]:

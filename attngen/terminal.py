@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
@@ -62,9 +63,16 @@ def console(stream: TextIO) -> Console:
 
 @contextmanager
 def working(message: str) -> Generator[None]:
-    """A spinner on standard error while the body runs, on a terminal only."""
+    """A spinner on standard error while the body runs, on a terminal only, and only where it takes a while."""
     if not sys.stderr.isatty():
         yield
         return
-    with console(sys.stderr).status(message):
+    status = console(sys.stderr).status(message)
+    patience = threading.Timer(0.5, status.start)
+    patience.start()
+    try:
         yield
+    finally:
+        patience.cancel()
+        patience.join()  # a start that is under way comes before the stop
+        status.stop()

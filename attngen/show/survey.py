@@ -15,7 +15,7 @@ import numpy as np
 from attngen.errors import InternalError, UsageError
 from attngen.ir.evaluate import Array, evaluate
 from attngen.plan import KernelPlan
-from attngen.plan.simulate import classify
+from attngen.plan.simulate import FULL, PARTIAL, SKIPPED, classify
 
 _SAMPLES = 2048  # positions looked at along each side; all of them up to this length
 
@@ -47,10 +47,9 @@ class Survey:
     stride: tuple[int, int]
 
     @property
-    def shares(self) -> tuple[float, float, float]:
-        """The shares of tiles that are skipped, partial, and full."""
-        count = max(self.tiles.size, 1)
-        skipped, partial, full = (float((self.tiles == kind).sum()) / count for kind in (0, 1, 2))
+    def counts(self) -> tuple[int, int, int]:
+        """How many tiles are skipped, partial, and full."""
+        skipped, partial, full = (int((self.tiles == kind).sum()) for kind in (SKIPPED, PARTIAL, FULL))
         return skipped, partial, full
 
     @property
@@ -60,12 +59,11 @@ class Survey:
 
     def summary(self) -> str:
         """Two lines of figures."""
-        skipped, partial, full = self.shares
+        skipped, partial, full = self.counts
         about = "" if self.stride == (1, 1) else "about "
-        rows, columns = self.tiles.shape
         return (
-            f"{skipped:.1%} of the work is skipped: of {rows * columns} tiles of {self.tile[0]} x {self.tile[1]}, "
-            f"{skipped:.1%} are skipped, {partial:.1%} are masked, {full:.1%} need no mask\n"
+            f"{skipped / max(self.tiles.size, 1):.1%} of the work is skipped: of {self.tiles.size} tiles of "
+            f"{self.tile[0]} x {self.tile[1]}, {skipped} are skipped, {partial} are masked, {full} need no mask\n"
             f"{about}{self.allowed:.1%} of the pairs may attend"
         )
 
@@ -105,12 +103,12 @@ def survey(
     allowed = np.broadcast_to(evaluate(plan.attention.mask, env, params), (len(rows), len(columns)))
     tiles = classify(plan, sizes, params, tile=tile, b=batch, h=head)
     kinds = tiles[rows[:, None] // tile[0], columns[None, :] // tile[1]]
-    wrong = ((kinds == 0) & allowed) | ((kinds == 2) & ~allowed)
+    wrong = ((kinds == SKIPPED) & allowed) | ((kinds == FULL) & ~allowed)
     if wrong.any():
         row, column = np.argwhere(wrong)[0]
         raise InternalError(
             f"the plan treats the pair q = {rows[row]}, k = {columns[column]} of {plan.attention.name} wrongly"
         )
     partial = np.where(allowed, np.int8(Pair.ALLOWED), np.int8(Pair.MASKED))
-    pairs = np.where(kinds == 0, np.int8(Pair.SKIPPED), np.where(kinds == 2, np.int8(Pair.FULL), partial))
+    pairs = np.where(kinds == SKIPPED, np.int8(Pair.SKIPPED), np.where(kinds == FULL, np.int8(Pair.FULL), partial))
     return Survey(plan.attention.name, queries, keys, batch, head, tile, tiles, pairs, stride)

@@ -64,7 +64,7 @@ def test_device_is_written_to_directly() -> None:
 
 def test_all_or_none(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("old")
-    with pytest.raises(UsageError, match="can't write .*missing/b: no such file"):
+    with pytest.raises(UsageError, match=r"can't write .*missing/b: no such file"):
         files.write_all({str(tmp_path / "a"): "new", str(tmp_path / "missing" / "b"): "new"})
     assert (tmp_path / "a").read_text() == "old"
     assert os.listdir(tmp_path) == ["a"]

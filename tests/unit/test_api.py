@@ -1,0 +1,178 @@
+"""The Python door: what may be compiled, with which arguments, and what a `Kernel` can do."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import attngen
+from attngen import Kernel, SpecError, UsageError, api
+from attngen.errors import Source
+
+TEXT = "attention windowed\n\nconst window = 24\nparam slope: f32[Hq]\n\n"
+TEXT += "score = qk * scale - slope[h] * (q - k)\nmask  = 0 <= q - k < window\n"
+
+
+def operands(rows: int = 33, heads: int = 2) -> tuple[torch.Tensor, ...]:
+    generator = torch.Generator().manual_seed(1)
+    return tuple(torch.randn(1, heads, rows, 16, generator=generator) for _ in range(3))
+
+
+def dense(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, slope: torch.Tensor, window: int) -> torch.Tensor:
+    """TEXT, written once more in plain torch."""
+    distance = torch.arange(q.shape[2])[:, None] - torch.arange(k.shape[2])[None, :]
+    score = q @ k.mT / q.shape[-1] ** 0.5 - slope[:, None, None] * distance
+    return score.masked_fill((distance < 0) | (distance >= window), -torch.inf).softmax(-1) @ v
+
+
+# ---------------------------------------------------------------- compile
+
+
+def test_text_path_and_string_path_are_one(tmp_path: Path) -> None:
+    path = tmp_path / "windowed.attn"
+    path.write_text(TEXT)
+    sources = {attngen.compile(spec).source for spec in (TEXT, path, str(path))}
+    assert len(sources) == 1
+
+
+def test_one_line_is_text() -> None:
+    assert attngen.compile("attention plain").name == "plain"
+
+
+@pytest.mark.parametrize("spec", ["missing.attn", Path("missing.attn")])
+def test_missing_file(spec: str | Path) -> None:
+    with pytest.raises(UsageError, match=r"can't read missing.attn: no such file"):
+        attngen.compile(spec)
+
+
+def test_consts() -> None:
+    assert attngen.compile(TEXT, window=7).spec.consts == (("window", 7),)
+    assert attngen.compile(TEXT, consts={"window": 7}).spec.consts == (("window", 7),)
+    clash = attngen.compile(
+        "attention a\nconst target = 3\nconst spec = 4\nmask = k < target\n", consts={"target": 5}, spec=6
+    )
+    assert clash.spec.consts == (("target", 5), ("spec", 6))
+
+
+def test_wrong_consts() -> None:
+    with pytest.raises(UsageError, match="'window' is given twice"):
+        attngen.compile(TEXT, consts={"window": 7}, window=8)
+    with pytest.raises(UsageError, match="'window' must be a bool, an int or a float, not '7'"):
+        attngen.compile(TEXT, window="7")  # type: ignore[arg-type]
+    with pytest.raises((SpecError, UsageError), match="windw"):
+        attngen.compile(TEXT, windw=7)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"target": "cuda"}, "no target 'cuda'; there is triton"),
+        ({"precision": "fp8"}, "no precision 'fp8'; there are ieee, tf32"),
+        ({"tile": (24, 16)}, "two powers of two from 16 to 256"),
+        ({"tile": (16,)}, "two powers of two"),
+        ({"tile": (16, 512)}, "two powers of two"),
+    ],
+)
+def test_wrong_options(options: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        attngen.compile(TEXT, **options)  # type: ignore[arg-type]
+
+
+def test_wrong_spec_lists_every_mistake() -> None:
+    with pytest.raises(SpecError) as caught:
+        attngen.compile("attention a\nscore = qk * scael\nmask = qk\n")
+    assert [(d.span.line, d.span.column) for d in caught.value.diagnostics] == [(2, 14), (3, 8)]
+
+
+def test_unknown_stage() -> None:
+    with pytest.raises(UsageError, match="no stage 'llvm'; there are ast, ir, plan, source"):
+        api.stage("llvm", Source(TEXT), api.Options())
+
+
+def test_options_reach_the_generated_file() -> None:
+    plain = attngen.compile(TEXT).source
+    assert attngen.compile(TEXT, tile=(32, 16)).source != plain
+    assert attngen.compile(TEXT, precision="tf32").source != plain
+    assert attngen.compile(TEXT, window=7).source != plain
+    assert attngen.compile(TEXT).source == plain
+
+
+# ---------------------------------------------------------------- kernels
+
+
+@pytest.fixture(scope="module")
+def kernel() -> Kernel:
+    return attngen.compile(TEXT, tile=(16, 16))
+
+
+def test_repr_shows_how_to_call_it(kernel: Kernel) -> None:
+    assert repr(kernel) == "<attngen.Kernel windowed(q, k, v, *, slope) for triton>"
+    assert repr(attngen.compile("attention a")) == "<attngen.Kernel a(q, k, v) for triton>"
+
+
+def test_call_and_gradients(kernel: Kernel) -> None:
+    slope = torch.tensor([0.1, 0.3], requires_grad=True)
+    leaves = [x.requires_grad_() for x in operands()]
+    out = kernel(*leaves, slope=slope)
+    got = torch.autograd.grad(out.square().sum(), [*leaves, slope])
+    exact = [x.detach().double().requires_grad_() for x in (*leaves, slope)]
+    wanted = dense(*exact, window=24)  # type: ignore[arg-type]
+    assert (out - wanted).abs().max() < 2e-5
+    for mine, theirs in zip(got, torch.autograd.grad(wanted.square().sum(), exact), strict=True):
+        assert (mine - theirs).abs().max() < 2e-5 * max(1.0, theirs.abs().max())
+
+
+def test_reference_is_float64_and_takes_tensors_and_arrays(kernel: Kernel) -> None:
+    q, k, v = operands()
+    slope = torch.tensor([0.1, 0.3])
+    out = kernel.reference(q, k, v, slope=slope)
+    assert isinstance(out, np.ndarray) and out.dtype == np.float64
+    wanted = dense(*(x.double() for x in (q, k, v, slope)), window=24)
+    assert np.abs(out - wanted.numpy()).max() < 1e-13
+    again, lse = kernel.reference(*(x.numpy() for x in (q, k, v)), slope=slope.numpy(), return_lse=True)
+    assert np.array_equal(again, out) and lse.shape == (1, 2, 33)
+
+
+def test_scale_reaches_both(kernel: Kernel) -> None:
+    q, k, v = operands()
+    slope = torch.tensor([0.1, 0.3])
+    got, lse = kernel(q, k, v, slope=slope, scale=0.5, return_lse=True)
+    wanted, wanted_lse = kernel.reference(q, k, v, slope=slope, scale=0.5, return_lse=True)
+    assert np.abs(got.numpy() - wanted).max() < 2e-5 and np.abs(lse.numpy() - wanted_lse).max() < 2e-5
+
+
+def test_save_writes_the_source(kernel: Kernel, tmp_path: Path) -> None:
+    kernel.save(tmp_path / "windowed.py")
+    assert (tmp_path / "windowed.py").read_text(encoding="utf-8") == kernel.source
+    with pytest.raises(UsageError, match="can't write"):
+        kernel.save(tmp_path / "missing" / "windowed.py")
+
+
+def test_saved_file_stands_alone(kernel: Kernel, tmp_path: Path) -> None:
+    """It needs neither attngen nor the checkout."""
+    kernel.save(tmp_path / "windowed.py")
+    code = (
+        "import sys; sys.modules['attngen'] = None\n"
+        "import torch, windowed\nx = torch.ones(1, 1, 16, 16)\n"
+        "print(windowed.windowed(x, x, x, slope=torch.zeros(1)).mean().item())"
+    )
+    env = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) == pytest.approx(1.0)
+
+
+def test_kernels_are_copied_and_pickled(kernel: Kernel) -> None:
+    """A module that holds one can be deep-copied, and sent to another process."""
+    _ = kernel.function
+    for other in (copy.deepcopy(kernel), pickle.loads(pickle.dumps(kernel))):
+        assert other.source == kernel.source and other.spec == kernel.spec and repr(other) == repr(kernel)
+    assert "function" not in vars(pickle.loads(pickle.dumps(kernel)))

@@ -1,0 +1,386 @@
+"""The command line: what goes to which stream, what is written, and with which status each thing ends."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from attngen import cli
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+SPEC = "attention windowed\n\nconst window = 24\n\nmask = sliding_window(window)\n"
+BROKEN = "attention broken\n\nscore = qk * scael\nmask  = qk\n"
+COMMANDS = ("compile", "fmt", "show", "verify", "completion")
+
+
+def run(*argv: str) -> int:
+    """The exit status of one command in this process."""
+    try:
+        return cli.main(argv)
+    except SystemExit as stop:
+        assert isinstance(stop.code, int)
+        return stop.code
+
+
+def spawn(*argv: str, **options) -> subprocess.CompletedProcess[str]:  # type: ignore[no-untyped-def]
+    return subprocess.run([sys.executable, "-m", "attngen", *argv], capture_output=True, text=True, **options)
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> str:
+    path = tmp_path / "windowed.attn"
+    path.write_text(SPEC)
+    return str(path)
+
+
+@pytest.fixture
+def broken(tmp_path: Path) -> str:
+    path = tmp_path / "broken.attn"
+    path.write_text(BROKEN)
+    return str(path)
+
+
+# ---------------------------------------------------------------- help and mistakes
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_has_an_example_of_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(command, "--help") == 0
+    said = capsys.readouterr().out
+    assert re.search(rf"example:\n  .*attngen {command}", said)
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--help") == 0
+    said = capsys.readouterr().out
+    assert all(re.search(rf"^    {command}\b", said, re.MULTILINE) for command in COMMANDS)
+    assert "example:\n  attngen compile" in said
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--version") == 0
+    said = capsys.readouterr().out
+    assert re.fullmatch(r"attngen \d+\.\d+\.\d+\S*\n|attngen, from a checkout that is not installed\n", said)
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ((), "required: COMMAND"),
+        (("kompile",), "invalid choice: 'kompile'"),
+        (("compile",), "required: SPEC"),
+        (("compile", "a.attn", "--emit", "llvm"), "invalid choice: 'llvm'"),
+        (("compile", "a.attn", "--arch", "sm_90"), "--arch goes with --emit ttir, ttgir, ptx, cubin, hsaco, not"),
+        (("compile", "a.attn", "--head-dim", "64"), "--head-dim goes with --emit"),
+        (("compile", "a.attn", "--emit", "ptx", "--head-dim", "512"), "head dims run from 8 to 256"),
+        (("compile", "a.attn", "--emit", "ptx", "--head-dim", "a"), "'a' is no head dim; write D or D/Dv"),
+        (("compile", "a.attn", "--tile", "16"), "'16' is no tile; write Q,K"),
+        (("compile", "a.attn", "--tile", "24,16"), "powers of two"),
+        (("compile", "a.attn", "-D", "window"), "'window' is no assignment; write NAME=VALUE"),
+        (("compile", "a.attn", "-D", "window=wide"), "the value of window must be a number, true or false"),
+        (("compile", "a.attn", "-D", "window=" + "9" * 5000), "the value of window must be a number"),
+        (("compile", "missing.attn"), "can't read missing.attn: no such file"),
+        (("compile", str(ROOT)), "is a directory"),
+        (("fmt",), "required: FILE"),
+        (("fmt", "--check", "-w", "a.attn"), "not allowed with"),
+        (("show",), "required: SPEC"),
+        (("show", "--size", "Sq=3"), "required: SPEC"),
+        (("show", "a.attn", "--size", "Sq"), "'Sq' is no size; write NAME=INT"),
+        (("show", "a.attn", "--size", "Sq=0"), "'Sq=0' is no size"),
+        (("show", "a.attn", "-o", "mask.gif"), "a picture ends in .png or .svg"),
+        (("show", "a.attn", "--head", "-1"), "'-1' is no index|expected one argument"),
+        (("verify", "a.attn", "--device", "tpu"), "invalid choice: 'tpu'"),
+        (("completion", "csh"), "invalid choice: 'csh'"),
+    ],
+    ids=lambda x: " ".join(x)[:40] if isinstance(x, tuple) else "",
+)
+def test_wrong_use_is_one_message_and_status_2(
+    argv: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(*argv) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert re.search(message, said.err)
+    assert re.match(r"attngen( \w+)?: error: ", said.err)
+    assert len(said.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("command", ["compile", "fmt", "show", "verify"])
+def test_wrong_spec_is_quoted_with_every_mistake(command: str, broken: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text = "attention broken\n\nscore = (qk * scale\n" if command == "fmt" else BROKEN
+    Path(broken).write_text(text)
+    assert run(command, broken) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert f"{broken}:3:" in said.err and "error[" in said.err and "^" in said.err
+    assert "\x1b" not in said.err
+    assert "Traceback" not in said.err
+    if command != "fmt":
+        assert f"{broken}:3:14: " in said.err and f"{broken}:4:9: " in said.err
+        assert said.err.rstrip().endswith("2 mistakes")
+
+
+# ---------------------------------------------------------------- compile
+
+
+@pytest.mark.parametrize("stage", ["ast", "ir", "plan", "source"])
+def test_stages_print_text_that_repeats(stage: str, spec: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("compile", spec, "--emit", stage) == 0
+    first = capsys.readouterr()
+    assert run("compile", spec, "--emit", stage) == 0
+    assert capsys.readouterr().out == first.out
+    assert first.err == "" and first.out.endswith("\n") and first.out.count("\n") > 3
+    assert str(Path(spec).parent) not in first.out
+
+
+def test_emitted_tree_has_every_statement_and_place(spec: str, capsys: pytest.CaptureFixture[str]) -> None:
+    run("compile", spec, "--emit", "ast")
+    assert capsys.readouterr().out.splitlines() == [
+        "Attention(name='windowed') @1:1",
+        "Const(name='window') @3:1",
+        "  value: Number(value=24) @3:16",
+        "Mask() @5:1",
+        "  value: Call(func='sliding_window') @5:8",
+        "    args[0]: Name(id='window') @5:23",
+    ]
+
+
+def test_emitted_ir_has_the_const(spec: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("compile", spec, "--emit", "ir", "-D", "window=7") == 0
+    said = capsys.readouterr().out
+    assert "const window = 7" in said and "24" not in said
+
+
+def test_source_is_python_and_written_whole(spec: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("compile", spec) == 0
+    printed = capsys.readouterr().out
+    compile(printed, "windowed.py", "exec")
+    out = tmp_path / "windowed.py"
+    assert run("compile", spec, "-o", str(out), "--target", "triton") == 0
+    assert out.read_text() == printed
+    assert capsys.readouterr().out == ""
+    assert sorted(os.listdir(tmp_path)) == ["windowed.attn", "windowed.py"]
+
+
+def test_spec_from_standard_input(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(SPEC.encode())))
+    assert run("compile", "-", "--emit", "ir") == 0
+    assert capsys.readouterr().out.startswith("attention windowed")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(BROKEN.encode())))
+    assert run("compile", "-", "--emit", "ir") == 2
+    assert "<stdin>:3:14" in capsys.readouterr().err
+
+
+def test_nothing_is_written_on_a_mistake(broken: str, tmp_path: Path) -> None:
+    out = tmp_path / "kept.py"
+    out.write_text("kept")
+    assert run("compile", broken, "-o", str(out)) == 2
+    assert out.read_text() == "kept"
+    assert sorted(os.listdir(tmp_path)) == ["broken.attn", "kept.py"]
+
+
+@pytest.mark.parametrize("link", [None, os.symlink, os.link])
+@pytest.mark.parametrize("argv", [("compile",), ("show",)])
+def test_the_spec_is_never_overwritten(  # type: ignore[no-untyped-def]
+    argv: tuple[str], link, spec: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = tmp_path / "windowed.png"
+    os.rename(spec, name)
+    out = name
+    if link is not None:
+        out = tmp_path / "other.png"
+        link(name, out)
+    assert run(*argv, str(name), "-o", str(out)) == 2
+    assert "would overwrite the spec" in capsys.readouterr().err
+    assert name.read_text() == SPEC
+
+
+def test_missing_folder_is_said(spec: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("compile", spec, "-o", str(tmp_path / "no" / "a.py"), "--emit", "ir") == 2
+    assert "no such file or directory" in capsys.readouterr().err
+
+
+def test_unknown_const_is_said(spec: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("compile", spec, "-D", "windw=3") == 2
+    assert "windw" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("stem", ["windowed_alibi", "natten_2d", "t5_bias", "documents"])
+def test_compiling_an_example_is_fast(stem: str, tmp_path: Path) -> None:
+    """1.5 seconds on an idle machine, the interpreter's start included; twice that where tests run side by side."""
+    times: list[float] = []
+    for _ in range(3):
+        start = time.perf_counter()
+        done = spawn("compile", str(EXAMPLES / f"{stem}.attn"), "-o", str(tmp_path / "out.py"))
+        times.append(time.perf_counter() - start)
+        assert done.returncode == 0, done.stderr
+        if times[-1] < 1.5:
+            break
+    assert min(times) < 3.0
+
+
+# ---------------------------------------------------------------- binaries
+
+
+def test_binaries_without_a_gpu(spec: str, tmp_path: Path) -> None:
+    """In a process of its own: once Triton interprets, it no longer compiles."""
+    done = spawn("compile", spec, "--emit", "cubin", "--arch", "sm_90", "-o", str(tmp_path / "w.cubin"))
+    assert done.returncode == 0, done.stderr
+    for heading in ("kernel", "registers", "spills", "shared memory"):
+        assert heading in done.stdout
+    written = sorted(tmp_path.glob("w.*.cubin"))
+    assert len(written) >= 2
+    assert all(path.read_bytes().startswith(b"\x7fELF") for path in written)
+    assert all(path.name.split(".")[1] in done.stdout for path in written)
+
+
+def test_assembly_is_printed_with_the_report_beside_it(spec: str) -> None:
+    done = spawn("compile", spec, "--emit", "ptx", "--head-dim", "32/64", "--dtype", "fp16")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("// ---- ") == done.stdout.count(".visible .entry") >= 2
+    assert "registers" in done.stderr and "registers" not in done.stdout.split(".visible")[0]
+
+
+@pytest.mark.parametrize(
+    ("emit", "arch", "message"),
+    [("hsaco", "sm_90", "sm_90 has no hsaco"), ("cubin", "gfx942", "gfx942 has no cubin")],
+)
+def test_binary_that_the_chip_lacks(
+    emit: str, arch: str, message: str, spec: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("compile", spec, "--emit", emit, "--arch", arch) == 2
+    assert message in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------- fmt
+
+UNTIDY = "attention   a\nmask=causal   # all before\n"
+
+
+def test_fmt_prints_checks_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "a.attn"
+    path.write_text(UNTIDY)
+    assert run("fmt", str(path)) == 0
+    tidy = capsys.readouterr().out
+    assert tidy != UNTIDY and "# all before" in tidy
+    assert path.read_text() == UNTIDY
+    assert run("fmt", "--check", str(path)) == 1
+    said = capsys.readouterr()
+    assert said.err == f"{path} is not formatted\n" and said.out == ""
+    assert run("fmt", "-w", str(path)) == 0
+    assert path.read_text() == tidy
+    assert capsys.readouterr().out == ""
+    assert run("fmt", "--check", str(path)) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_fmt_writes_none_if_one_is_wrong(tmp_path: Path, broken: str) -> None:
+    path = tmp_path / "a.attn"
+    path.write_text(UNTIDY)
+    Path(broken).write_text("attention broken (\n")
+    assert run("fmt", "-w", str(path), broken) == 2
+    assert path.read_text() == UNTIDY
+
+
+def test_fmt_of_standard_input(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(UNTIDY.encode())))
+    assert run("fmt", "-w", "-") == 0
+    assert capsys.readouterr().out.startswith("attention a\n")
+
+
+# ---------------------------------------------------------------- show
+
+
+@pytest.mark.parametrize("order", ["spec first", "spec last"])
+def test_show_is_plain_when_piped(order: str, spec: str, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--size", "B=1", "--tile", "16,16", "--size", "Sq=64", "Sk=96")
+    assert run("show", *((spec, *options) if order == "spec first" else (*options, spec))) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("windowed: 64 queries (down) x 96 keys (across), batch 0, head 0\n")
+    assert "of 24 tiles of 16 x 16" in said and "\x1b" not in said
+    assert len(said.splitlines()) == 1 + 32 + 3
+
+
+def test_show_takes_consts_sizes_params_and_heads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "p.attn"
+    path.write_text("attention p\nconst c = 2\nparam n: int where n > 0\nmask = k < n * c and h == 1\n")
+    argv = ("show", str(path), "--size", "Sq=32", "--head", "1", "-D", "c=1", "--param", "n=8")
+    assert run(*argv) == 0
+    assert "25.0% of the pairs" in capsys.readouterr().out
+    assert run(*argv, "--param", "n=-1") == 2
+    assert "`n` = -1 breaks" in capsys.readouterr().err
+    assert run(*argv, "--size", "Hq=1") == 2
+    assert "head 1 is out of range" in capsys.readouterr().err
+    assert run(*argv, "--size", "S=1") == 2
+    assert "has no size 'S'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("name", "start"), [("m.png", b"\x89PNG"), ("m.SVG", b"<?xml")])
+def test_show_draws_files(name: str, start: bytes, spec: str, tmp_path: Path) -> None:
+    assert run("show", spec, "-o", str(tmp_path / name)) == 0
+    assert (tmp_path / name).read_bytes().startswith(start)
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.attn")), ids=lambda path: path.stem)
+def test_every_example_is_shown(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("show", str(path)) == 0
+    assert "of the work is skipped" in capsys.readouterr().out
+
+
+# ---------------------------------------------------------------- terminals and pipes
+
+
+def in_terminal(*argv: str, **env: str) -> tuple[str, int]:
+    """What a command writes to a terminal of its own, and its status."""
+    ours, theirs = pty.openpty()
+    environment = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR", "COLUMNS")}
+    environment |= {"TERM": "xterm-256color", "COLORTERM": "truecolor", "PYTHONIOENCODING": "utf-8", **env}
+    child = subprocess.Popen(
+        [sys.executable, "-m", "attngen", *argv], stdin=theirs, stdout=theirs, stderr=theirs, env=environment
+    )
+    os.close(theirs)
+    said = b""
+    try:
+        while part := os.read(ours, 65536):
+            said += part
+    except OSError:  # Linux's way to say that the other end is closed
+        pass
+    os.close(ours)
+    return said.decode(), child.wait()
+
+
+def test_show_is_coloured_on_a_terminal_only(spec: str) -> None:
+    said, status = in_terminal("show", spec)
+    assert status == 0 and "▀" in said and "\x1b[38;2;" in said
+    said, status = in_terminal("show", spec, NO_COLOR="1")
+    assert status == 0 and "\x1b[" not in said and "++++" in said
+
+
+def test_mistakes_are_coloured_on_a_terminal_only(broken: str) -> None:
+    said, status = in_terminal("compile", broken)
+    assert status == 2 and "\x1b[1m" in said and "error[" in said
+    said, _ = in_terminal("compile", broken, NO_COLOR="1")
+    assert "\x1b[" not in said
+
+
+def test_reader_that_leaves_is_no_mistake(spec: str) -> None:
+    command = f'"{sys.executable}" -m attngen compile "{spec}" --emit source; echo "status $?" >&2'
+    done = subprocess.run(["bash", "-c", f"({command}) | true"], capture_output=True, text=True)
+    assert "Traceback" not in done.stderr and re.search(r"status (0|141)", done.stderr)
+
+
+def test_source_is_utf_8_in_any_locale(tmp_path: Path) -> None:
+    path = tmp_path / "a.attn"
+    path.write_text("# é → ∑\nattention a\n", encoding="utf-8")
+    env = {**os.environ, "PYTHONIOENCODING": "ascii", "LC_ALL": "C"}
+    done = subprocess.run([sys.executable, "-m", "attngen", "fmt", str(path)], capture_output=True, env=env)
+    assert done.returncode == 0 and "é → ∑" in done.stdout.decode()
