@@ -1,0 +1,70 @@
+"""One attention variant, fully named and typed: what the analyser gives and everything later reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from attngen.errors import NOWHERE, Span
+from attngen.ir.nodes import Expr, Storage, Type
+
+
+@dataclass(frozen=True, slots=True)
+class Param:
+    """A run-time parameter. `shape` is empty for a scalar; each dim is an int expression over sizes and literals.
+
+    `where` is the fact about it (about each element of a tensor, which stands in it as `Scalar(name)`), or None.
+    """
+
+    name: str
+    storage: Storage
+    shape: tuple[Expr, ...] = ()
+    where: Expr | None = None
+    span: Span = field(default=NOWHERE, compare=False, kw_only=True)
+
+    @property
+    def type(self) -> Type:
+        return self.storage.type
+
+    @property
+    def is_scalar(self) -> bool:
+        return not self.shape
+
+
+@dataclass(frozen=True, slots=True)
+class Normalizer:
+    """How weights are made from scores, arguments already put in.
+
+    Definition: `out = sum_k weight(s_k) v_k / denominator`, with
+    `denominator = sum_k weight(s_k) + extra` where `sums` holds, else 1 (then `extra` is None).
+    Stream: with `shift`, the kernel keeps m = max s and evaluates `stream_weight` (over the symbols `s`, `m`), and
+    multiplies its sums by `rescale` (over `m`, `n`) when m moves to n. Without, `stream_weight` and `rescale` are None.
+    `weight` is over the symbol `s`; all may read params and the indices `b`, `h`, `hkv`.
+    """
+
+    name: str
+    weight: Expr
+    sums: bool
+    extra: Expr | None
+    shift: bool
+    stream_weight: Expr | None
+    rescale: Expr | None
+    span: Span = field(default=NOWHERE, compare=False, kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """A whole spec. `sizes` are the fresh dims bound at the call, in the order of their first use."""
+
+    name: str
+    consts: tuple[tuple[str, bool | int | float], ...]
+    params: tuple[Param, ...]
+    sizes: tuple[str, ...]
+    score: Expr  # float
+    mask: Expr  # bool
+    normalizer: Normalizer
+    dropout: Expr | None  # float, over scalar params; its value is in [0, 1)
+    tile: tuple[int, int] | None  # (query rows, key columns), or None for auto
+    assumes: tuple[Expr, ...]  # facts about sizes and params
+
+    def param(self, name: str) -> Param:
+        return next(p for p in self.params if p.name == name)
