@@ -12,8 +12,9 @@ PYTHON ?= $(shell for p in python3 python3.12 python3.11 python3.13; do \
 # Which torch goes into a new .venv. For a GPU take the build that fits its driver: `make TORCH=torch==2.11.0 …`.
 TORCH ?= torch==2.13.0
 
-# The example that `make demo` takes.
-SPEC ?= examples/sliding_window.attn
+# The example that `make demo` takes, with a window that is small enough for a picture.
+SPEC   ?= examples/windowed_alibi.attn
+DEFINE ?= -D window=40
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test lint types floors unit golden format wheel clean
@@ -38,9 +39,9 @@ $(READY): pyproject.toml
 
 demo: $(READY)
 	@mkdir -p build
-	$(BIN)/attngen compile $(SPEC) -o build/demo.py
-	$(BIN)/attngen show $(SPEC) --size Sq=96 Sk=96 --tile 16,16
-	$(BIN)/attngen verify $(SPEC)
+	$(BIN)/attngen compile $(SPEC) $(DEFINE) -o build/demo.py
+	$(BIN)/attngen show $(SPEC) $(DEFINE) --size Sq=96 Sk=96 --tile 16,16
+	$(BIN)/attngen verify $(SPEC) $(DEFINE)
 
 test: lint types floors unit
 
