@@ -84,13 +84,13 @@ class Watchdog:
     def watch(self, key: str) -> None:
         self.rest()
         # The second alarm needs no interpreter lock, for a hang inside a call that keeps it.
-        faulthandler.dump_traceback_later(self.limit + 20, exit=True, file=sys.__stderr__)
+        faulthandler.dump_traceback_later(self.limit + 20, exit=True, file=2)
         self.timer = threading.Timer(self.limit, self.bark, (key,))
         self.timer.daemon = True
         self.timer.start()
 
     def bark(self, key: str) -> None:
-        faulthandler.dump_traceback(file=sys.__stderr__)
+        faulthandler.dump_traceback(file=2)
         print(report.table(self.result))
         print(f"HUNG: {key} took over {self.limit:.0f} s; the cells above were written before it", flush=True)
         os._exit(3)

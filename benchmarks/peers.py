@@ -10,7 +10,6 @@ import hashlib
 import importlib.util
 import inspect
 import json
-import re
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -48,15 +47,14 @@ class Contender:
 # ---- attngen ---------------------------------------------------------------------------------------------------------
 
 
-def spec_of(variant: str, settings: Settings) -> tuple[str, dict[str, int | float]]:
-    """The variant's .attn text, and the constants that it is compiled with."""
-    text = FULL if variant == "full" else (ROOT / "examples" / f"{variant}.attn").read_text(encoding="utf-8")
+def spec_of(variant: str, settings: Settings) -> tuple[str | Path, dict[str, int | float]]:
+    """The variant's .attn file, or its text, and the constants that it is compiled with."""
     consts: dict[str, dict[str, int | float]] = {
         "sliding_window": {"window": settings.window},
         "softcap": {"cap": settings.cap},
         "relative_bias": {"radius": settings.radius},
     }
-    return text, consts.get(variant, {})
+    return FULL if variant == "full" else ROOT / "examples" / f"{variant}.attn", consts.get(variant, {})
 
 
 def prepare(directory: Path, variants: tuple[str, ...], settings: Settings) -> None:
@@ -67,11 +65,10 @@ def prepare(directory: Path, variants: tuple[str, ...], settings: Settings) -> N
     directory.mkdir(parents=True, exist_ok=True)
     functions: dict[str, str] = {}
     for variant in variants:
-        text, consts = spec_of(variant, settings)
-        name = re.search(r"^\s*attention\s+(\w+)", text, re.MULTILINE)
-        assert name is not None, f"examples/{variant}.attn has no `attention NAME`"
-        attngen.compile(text, target="triton", **consts).save(directory / f"{variant}.py")
-        functions[variant] = name[1]
+        spec, consts = spec_of(variant, settings)
+        kernel = attngen.compile(spec, target="triton", consts=consts)
+        kernel.save(directory / f"{variant}.py")
+        functions[variant] = kernel.name
     manifest = {"settings": asdict(settings), "functions": functions}
     (directory / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
 
@@ -170,22 +167,20 @@ def flex(cell: Cell, inputs: Inputs, settings: Settings, *, device: str, mode: s
         block_mask = build()
         block_mask_ms = summary(sample(build, device=device, warmup_ms=5, rep_ms=25)).ms
     compiled = torch.compile(flex_attention, dynamic=False, fullgraph=True, mode=mode)
-    if device == "cuda":
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-        floor = torch.cuda.memory_allocated()
-    else:
-        floor = 0
     dense_bytes = 2 * cell.B * cell.H * cell.N * cell.N
     first: list[int] = []
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if first:
+            return compiled(q, k, v, score_mod=change, block_mask=block_mask)
+        held = 0
+        if device == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+            held = torch.cuda.memory_allocated()
         out = compiled(q, k, v, score_mod=change, block_mask=block_mask)
-        if not first:
-            if device == "cuda" and torch.cuda.max_memory_allocated() - floor >= dense_bytes:
-                raise Uncompiled("FlexAttention's first call held as much memory as the dense scores take")
-            first.append(counters["stats"]["unique_graphs"])
+        if device == "cuda" and torch.cuda.max_memory_allocated() - held >= dense_bytes:
+            raise Uncompiled("FlexAttention's first call held as much memory as the dense scores take")
+        first.append(counters["stats"]["unique_graphs"])
         return out
 
     def watch() -> None:

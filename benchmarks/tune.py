@@ -251,7 +251,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--warps", type=numbers, default=(4, 8))
     p.add_argument("--stages", type=numbers, default=(1, 2, 3))
     p.add_argument("--budget", type=float, default=500.0, metavar="S", help="of the whole run (%(default)s)")
-    p.add_argument("--limit", type=float, default=60.0, metavar="S", help="a task that takes longer is a hang")
+    p.add_argument("--limit", type=float, default=90.0, metavar="S", help="a task that takes longer is a hang")
     p.add_argument("--workers", type=int, default=max(1, min(12, (os.cpu_count() or 2) - 2)))
     p.add_argument("--rep", type=float, default=25.0, metavar="MS", help="milliseconds a timing (%(default)s)")
     p.add_argument("--seed", type=int, default=1)

@@ -137,6 +137,6 @@ def breakdown(work: Any, device: str, runs: int = 5) -> dict[str, float]:
         torch.cuda.synchronize()
     spent: dict[str, float] = {}
     for event in seen.events() or []:
-        if event.device_type == torch.autograd.DeviceType.CUDA:
+        if str(event.device_type).endswith("CUDA"):
             spent[event.name] = spent.get(event.name, 0.0) + event.time_range.elapsed_us() / 1e3 / runs
     return spent
