@@ -1,0 +1,22 @@
+"""From a plan to source text: views, expression printers, and the one Jinja environment.
+
+`triton` lays a plan out for `templates/triton/`; `emit` chooses the target.
+"""
+
+from __future__ import annotations
+
+from attngen.emit.options import Options
+from attngen.errors import UsageError
+from attngen.plan import KernelPlan
+
+
+def emit(plan: KernelPlan, text: str, options: Options) -> str:
+    """The generated module's source. `text` is the spec as the user wrote it. Raises UsageError for no such target."""
+    if options.target == "triton":
+        from attngen.emit.triton import emit_triton
+
+        return emit_triton(plan, text, options)
+    raise UsageError(f"no target {options.target!r}; there is triton")
+
+
+__all__ = ["Options", "emit"]

@@ -1,0 +1,17 @@
+"""Printing with few brackets: text carries how strongly its outermost operator binds (Python's order)."""
+
+from __future__ import annotations
+
+Text = tuple[str, int]
+"""(text, strength): 9 for names and calls, down to 1 for comparisons."""
+
+
+def atom(text: str) -> Text:
+    return text, 9
+
+
+def infix(sign: str, strength: int, left: Text, right: Text, *, chain: bool = False) -> Text:
+    """`left sign right`. With `chain`, an equally strong left side is bracketed too (comparisons must not chain)."""
+    a = left[0] if left[1] > strength or (left[1] == strength and not chain) else f"({left[0]})"
+    b = right[0] if right[1] > strength else f"({right[0]})"
+    return f"{a} {sign} {b}", strength

@@ -1,0 +1,68 @@
+"""Run-time parameters as the generated code names them: kernel arguments, host arguments, strides.
+
+Takes the attention's params and sizes, gives frozen views. A param `slope: f32[Hq]` becomes the kernel arguments
+`slope_ptr, slope_stride_0`; a float scalar `cap` becomes `cap_ptr`, read once a program; an int scalar is passed by value.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from attngen.emit.names import Names
+from attngen.ir.attention import Attention, Param
+from attngen.ir.nodes import Storage, Type
+
+DTYPES = {
+    Storage.F32: ("torch.float32",),
+    Storage.F16: ("torch.float16",),
+    Storage.BF16: ("torch.bfloat16",),
+    Storage.INT: ("torch.int32", "torch.int64"),
+    Storage.BOOL: ("torch.bool",),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ParamView:
+    """`keyword` is the user's name; `name` is free of clashes in kernels and on the host."""
+
+    keyword: str
+    name: str
+    rank: int
+    type: str  # bool, int or float
+    storage: str
+    dtypes: tuple[str, ...]
+    by_pointer: bool  # tensors and float scalars; int and bool scalars are passed by value
+
+    @property
+    def strides(self) -> tuple[str, ...]:
+        return tuple(f"{self.name}_stride_{axis}" for axis in range(self.rank))
+
+    @property
+    def kernel_arguments(self) -> tuple[str, ...]:
+        return (f"{self.name}_ptr", *self.strides) if self.by_pointer else (self.name,)
+
+    @property
+    def host_arguments(self) -> tuple[str, ...]:
+        """What the launcher passes for `kernel_arguments`."""
+        return (self.name, *(f"{self.name}.stride({axis})" for axis in range(self.rank))) if self.by_pointer else (self.name,)
+
+    @property
+    def annotation(self) -> str:
+        """The type in the custom operator's schema."""
+        return "Tensor" if self.by_pointer else self.type
+
+    @property
+    def public_annotation(self) -> str:
+        return "Tensor" if self.rank else {"float": "float | Tensor", "int": "int", "bool": "bool"}[self.type]
+
+
+def view(param: Param, names: Names) -> ParamView:
+    pointer = not param.is_scalar or param.type is Type.FLOAT
+    return ParamView(
+        param.name, names.fresh(param.name), len(param.shape), param.type.value, param.storage.value,
+        DTYPES[param.storage], pointer,
+    )
+
+
+def views(attention: Attention, names: Names) -> tuple[ParamView, ...]:
+    return tuple(view(p, names) for p in attention.params)

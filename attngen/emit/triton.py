@@ -1,0 +1,411 @@
+"""The Triton target: a `KernelPlan` laid out as the views that `templates/triton/` reads.
+
+Takes the plan, the spec's text and the options, gives the source of a standalone module. Every choice stands in the
+plan or here; the templates only place it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import textwrap
+from dataclasses import dataclass
+from typing import Any
+
+from attngen.emit.gradients import RowSum, gradient_views, row_sums
+from attngen.emit.jinja import bracket, render
+from attngen.emit.kernel_code import HeldTest, KernelCode, KernelWriter, free_names
+from attngen.emit.launch import launch_view
+from attngen.emit.names import RESERVED, Names
+from attngen.emit.options import Options
+from attngen.emit.params import ParamView, views
+from attngen.emit.tile_code import RangeView, ranges
+from attngen.emit.triton_expressions import Printer
+from attngen.ir import printing
+from attngen.ir.build import mul, real
+from attngen.ir.nodes import Expr, Symbol, Type
+from attngen.ir.walk import named, reads, substitute, symbols
+from attngen.plan.kernel import Gather, KernelPlan
+from attngen.plan.ranges import DataTest, TileRanges
+from attngen.plan.schedule import Level
+from attngen.plan.tiles import table
+from attngen.plan.weights import LOG2E, Form, M, S
+
+X, REF, ROW_REF = Symbol("x", Type.FLOAT), Symbol("ref", Type.FLOAT), Symbol("row_ref", Type.FLOAT)
+SIZE_ARGUMENTS = ("Hq", "Hkv", "Sq", "Sk")
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    name: str
+    title: str
+    summary: str
+    spec_lines: tuple[str, ...]
+    digest: str
+    options: str
+    precision: str
+
+
+@dataclass(frozen=True, slots=True)
+class WeightView:
+    """The form of the weights, as the templates need it."""
+
+    exponential: bool
+    shift: bool
+    sums: bool
+    has_key: bool
+    saves_den: bool
+
+
+@dataclass(frozen=True, slots=True)
+class KernelView:
+    """Arguments that all main kernels share, and the order in which programs take tiles."""
+
+    arguments: tuple[str, ...]
+    unspecialized: list[str]
+    order: str
+    key_order: str
+
+    @property
+    def orders(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((self.order, self.key_order)))
+
+
+@dataclass(frozen=True, slots=True)
+class BackwardView:
+    """What the backward kernels read of each row, and the factors that stay outside the loops."""
+
+    form: Form
+    has_delta: bool
+    row_pointers: tuple[str, ...]
+    row_tensors: tuple[str, ...]
+    row_names: tuple[str, ...]
+    normalised: str
+    flags: tuple[str, ...]
+    dq_factor: str
+    dk_factor: str
+    dk_factor_in_tile: str
+
+    def row_loads(self, at: str, inside: str, shape: str, kappa: str) -> tuple[str, ...]:
+        """Lines that load the rows' values. Rows that met no key, or do not exist, get values that make p zero."""
+        lines: list[str] = []
+        if "row_lse" in self.row_names or "row_ref" in self.row_names:
+            lines += [
+                f'row_lse = tl.load(lse_ptr + {at}, mask={inside}, other=float("-inf")){shape}',
+                'row_lse = tl.where(row_lse == float("-inf"), float("inf"), row_lse * LOG2E)',
+            ]
+        if "row_ref" in self.row_names:
+            lines.append(f"row_ref = row_lse / {kappa}")
+        if "inv_den" in self.row_names:
+            lines.append(f'inv_den = 1.0 / tl.load(den_ptr + {at}, mask={inside}, other=float("inf")){shape}')
+        if self.has_delta:
+            lines.append(f"delta = tl.load(delta_ptr + {at}, mask={inside}, other=0.0){shape}")
+        return tuple(lines)
+
+
+@dataclass(frozen=True, slots=True)
+class TestView:
+    """The small kernel that finds the extremes of a data vector in each tile."""
+
+    name: str
+    axis: str
+    text: str
+    what: str
+    pointers: tuple[str, ...]
+    index: str
+    size: str
+    lines: tuple[str, ...]
+    value: str
+    lowest: str
+    highest: str
+    dtype: str
+    shape: str
+    grid: str
+
+
+def emit_triton(plan: KernelPlan, text: str, options: Options) -> str:
+    """The generated module. `text` is the spec as written; it appears in the header as a comment."""
+    return _Emitter(plan, text, options).module()
+
+
+class _Emitter:
+    def __init__(self, plan: KernelPlan, text: str, options: Options):
+        self.plan, self.text, self.options = plan, text, options
+        self.attention = plan.attention
+        self.weights = plan.weights
+        self.params = views(self.attention, Names(RESERVED))
+        w = plan.weights
+        direct = w.form is Form.DIRECT
+        self.weight_view = WeightView(
+            exponential=w.form is Form.EXPONENTIAL,
+            shift=not direct,
+            sums=w.sums,
+            has_key=direct and (not w.sums or w.extra is not None),
+            saves_den=direct and w.sums,
+        )
+        used_b = any("B" in symbols(e) for e in self._every_expression())
+        sizes = (*(("B",) if used_b else ()), *SIZE_ARGUMENTS, *self.attention.sizes)
+        self.size_names = sizes
+        self.arguments = ("scale", *sizes, *(a for p in self.params for a in p.kernel_arguments))
+        self.known = ("batch", "head", "kv_head", "D", "Dv", *self.arguments)
+
+    def _every_expression(self) -> list[Expr]:
+        a = self.attention
+        found = [a.score, a.mask, self.weights.stream, *(d for p in a.params for d in p.shape)]
+        found += [e for e in (self.weights.log_extra, self.weights.extra, a.dropout) if e is not None]
+        return found
+
+    # ------------------------------------------------------------ the module
+
+    def module(self) -> str:
+        forward = self.forward()
+        backward = self.backward_view()
+        dq_sums = row_sums(self.plan, self.params, Gather.HEAD, Gather.ROW)
+        dkdv_sums = row_sums(self.plan, self.params, Gather.COLUMN)
+        dq, dq_sums = self.backward_code(Level.ROW, dq_sums)
+        dkdv, dkdv_sums = self.backward_code(Level.COLUMN, dkdv_sums)
+        backward = self.with_factors(backward, dq, dkdv)
+        keys, queries = self.range_view(self.plan.keys), self.range_view(self.plan.queries)
+        tests = tuple(self.test_view(t, r.axis) for r in (self.plan.keys, self.plan.queries) for t in r.tests)
+        kernel = self.kernel_view()
+        gradients = gradient_views(self.plan, self.params, {})
+        pair_gradients = ()
+        context: dict[str, Any] = dict(
+            a=self.header(),
+            w=self.weight_view,
+            kernel=kernel,
+            f=forward,
+            keys=keys,
+            queries=queries,
+            key_arguments=self.range_names(keys),
+            query_arguments=self.range_names(queries),
+            key_pointers="".join(f"{p}, " for t in tests if t.axis == "k" for p in t.pointers),
+            query_pointers="".join(f"{p}, " for t in tests if t.axis == "q" for p in t.pointers),
+            tests=tests,
+            bwd=backward,
+            dq_code=dq,
+            dq_sums=dq_sums,
+            dkdv_code=dkdv,
+            dkdv_sums=dkdv_sums,
+            pair_gradients=pair_gradients,
+            dropout=self.attention.dropout is not None,
+            params=self.params,
+            launch=launch_view(
+                self.plan, self.params, self.size_names, tests, gradients, self.weight_view.saves_den,
+                backward.row_tensors, tuple(s.name for s in dq_sums), tuple(s.name for s in dkdv_sums),
+            ),  # fmt: skip
+            tiles=[
+                ((r.chip, r.itemsize, r.head_block), tuple(tuple(t) for t in (r.forward, r.dkdv, r.dq)))
+                for r in table(self.options.tile or self.attention.tile)
+            ],
+        )
+        body = render("triton/module.py.j2", {**context, "uses": frozenset()})
+        # The helpers that this variant calls, and what those call in turn, are found in the code itself.
+        called = set(re.findall(r"(?<![A-Za-z0-9_])_[a-z][a-z_]*(?=\()", body))
+        return render("triton/module.py.j2", {**context, "uses": frozenset(called)})
+
+    def header(self) -> Header:
+        a = self.attention
+        lines = self.text.replace("\r\n", "\n").strip("\n").split("\n")
+        # The text stands in a docstring: nothing in it may end that, or escape from it.
+        safe = tuple(line.replace("\\", "\\\\").replace('"', "'") for line in lines)
+        consts = [f"{name}={value}" for name, value in a.consts]
+        tile = self.options.tile or a.tile
+        options = ["target=triton", f"precision={self.options.precision}", *consts]
+        options += [f"tile={tile[0]}x{tile[1]}"] if tile else []
+        digest = hashlib.sha256("\n".join([self.text, *options]).encode()).hexdigest()
+        title = f"{a.name}: fused attention for GPUs, forward and backward, in Triton."
+        return Header(
+            a.name, title, f"Attention `{a.name}`, fused, differentiable in every float argument.",
+            safe, digest, " ".join(options), self.options.precision,
+        )
+
+    # ------------------------------------------------------------ kernels
+
+    def kernel_view(self) -> KernelView:
+        unspecialized = [*self.size_names]
+        for p in self.params:
+            unspecialized += p.strides[:-1] if p.by_pointer else [p.name]
+        for x in "qkv":
+            unspecialized += [f"{x}_stride_{axis}" for axis in "bhs"]
+        return KernelView(
+            self.arguments,
+            unspecialized,
+            "late_tiles_first" if self.plan.longest_first else "heads_in_turn",
+            "early_tiles_first" if self.plan.growing_keys else "heads_in_turn",
+        )
+
+    def printer(self) -> Printer:
+        return Printer(
+            self.plan.facts, {p.name: p for p in self.attention.params}, {p.keyword: p.name for p in self.params}
+        )
+
+    def range_view(self, found: TileRanges) -> RangeView:
+        return ranges(found, self.printer(), "BK" if found.axis == "k" else "BQ")
+
+    def range_names(self, view: RangeView) -> tuple[str, ...]:
+        """The names that the bounds read, in a stable order."""
+        if not view.lines:
+            return ()
+        read = free_names(view.lines)
+        ends = ("q0", "q1") if view.axis == "k" else ("k0", "k1")
+        scalars = tuple(p.name for p in self.params if p.by_pointer and p.rank == 0)
+        tests = tuple(f"{t.name}_{which}" for t in view.tests for which in ("any_lo", "any_hi", "all_lo", "all_hi"))
+        return tuple(n for n in (*ends, *tests, *scalars, *self.known) if n in read)
+
+    def held_tests(self, found: TileRanges) -> tuple[HeldTest, ...]:
+        axis_name, size, block = ("key", "Sk", "BK") if found.axis == "k" else ("query", "Sq", "BQ")
+        tests: list[HeldTest] = []
+        for t in found.tests:
+            held, walked = (t.row, t.col) if found.axis == "k" else (t.col, t.row)
+            batch, head = reads(walked, "b"), reads(walked, "h", "hkv")
+            leading = {
+                (True, True): "(batch * Hq + head)", (True, False): "batch", (False, True): "head",
+                (False, False): "0",
+            }[batch, head]  # fmt: skip
+            code = 0 if t.equal else 1 if found.axis == "k" else 2
+            tiles = f"tl.cdiv({size}, {block})"
+            tests.append(HeldTest(t.name, f"{axis_name}_{t.name}", f"{leading} * {tiles}", held, tiles, block, code))
+        return tuple(tests)
+
+    def forward(self) -> KernelCode:
+        w = self.weights
+        results: dict[str, Expr] = {"unit": w.unit}
+        outside: dict[str, Expr] = {}
+        if w.form is Form.EXPONENTIAL:
+            results["factor"] = named(w.factor, "logit_scale")
+        elif w.form is Form.SHIFTED:
+            results["factor"] = named(w.factor, "logit_scale")
+            results["stream"] = substitute(w.stream, {S: X, M: REF})
+        else:
+            results["stream"] = substitute(w.stream, {S: X})
+            if w.extra is not None:
+                outside["extra"] = w.extra
+        if w.log_extra is not None:
+            outside["log2_extra"] = mul(w.log_extra, real(LOG2E))
+        code = self.write(Level.ROW, results, outside, self.plan.keys)
+        return self.padded(code, "log2_extra", "extra", "factor")
+
+    def padded(self, code: KernelCode, *names: str) -> KernelCode:
+        """`code` with empty texts for results that this variant does not have, so that templates may ask for them."""
+        results = {**dict.fromkeys(names, ""), **code.results}
+        return KernelCode(**{**{n: getattr(code, n) for n in code.__slots__}, "results": results})
+
+    def write(
+        self, held: Level, results: dict[str, Expr], outside: dict[str, Expr], found: TileRanges
+    ) -> KernelCode:
+        writer = KernelWriter(self.plan, self.params, held)
+        position = ("q0", "q1", "q_idx") if held is Level.ROW else ("k0", "k1", "k_idx")
+        known = (*position, *self.known)
+        extra: tuple[str, ...] = ()
+        if self.attention.dropout is not None:
+            outside = {**outside, "drop": self.attention.dropout}
+            known = (*known, "seed", "threshold", "inv_keep")
+            extra = ("_keep(seed, batch, head, q_idx, k_idx, threshold) * inv_keep",)
+        code = writer.write(
+            results,
+            self.attention.mask,
+            known=known,
+            used_by_template=extra,
+            outside=outside,
+            range_arguments=self.range_names(self.range_view(found)),
+            tests=self.held_tests(found),
+        )
+        if self.attention.dropout is None:
+            return code
+        drop = code.results["drop"]
+        lines = (
+            f"drop = tl.full([], {drop}, tl.float32)" if _is_number(drop) else f"drop = tl.cast({drop}, tl.float32)",
+            "threshold = tl.cast(tl.cast(drop * 4294967296.0, tl.int64), tl.uint32)",
+            "inv_keep = 1.0 / (1.0 - drop)",
+        )
+        return KernelCode(
+            **{**{n: getattr(code, n) for n in code.__slots__}, "head_lines": (*code.head_lines, *lines)}
+        )
+
+    def backward_code(self, held: Level, sums: tuple[RowSum, ...]) -> tuple[KernelCode, tuple[RowSum, ...]]:
+        w = self.weights
+        results: dict[str, Expr] = {"d_pair": self.plan.d_pair}
+        if w.form is Form.EXPONENTIAL:
+            results["unit_scaled"] = mul(w.unit, named(w.factor, "logit_scale"))
+        else:
+            assert w.slope is not None
+            results["unit"] = w.unit
+            results["stream"] = substitute(w.stream, {S: X, M: ROW_REF})
+            results["slope"] = substitute(w.slope, {S: X, M: ROW_REF})
+        if w.form is Form.SHIFTED:
+            results["kappa"] = named(mul(w.kappa, real(LOG2E)), "logit_scale")
+        outside: dict[str, Expr] = {}
+        for s in sums:
+            if s.pair is not None:
+                results[f"pair_{s.name}"] = s.pair
+            if s.weight is not None:
+                results[f"weight_{s.name}"] = substitute(s.weight, {S: X, M: ROW_REF})
+            if s.d_extra is not None:
+                outside[f"extra_{s.name}"] = s.d_extra
+        if any(s.d_extra is not None for s in sums) and w.log_extra is not None:
+            outside["log2_extra"] = mul(w.log_extra, real(LOG2E))
+        outside["factor"] = self.plan.d_factor
+        code = self.write(held, results, outside, self.plan.keys if held is Level.ROW else self.plan.queries)
+        code = self.padded(code, "unit", "unit_scaled", "stream", "slope", "kappa")
+        return code, tuple(s.with_code(code, self.backward_view().normalised) for s in sums)
+
+    # ------------------------------------------------------------ backward
+
+    def backward_view(self) -> BackwardView:
+        w = self.weights
+        pointers: tuple[str, ...] = ()
+        names: tuple[str, ...] = ()
+        if w.form is not Form.DIRECT:
+            pointers, names = ("lse_ptr",), ("row_lse",) if w.form is Form.EXPONENTIAL else ("row_lse", "row_ref")
+        elif w.sums:
+            pointers, names = ("den_ptr",), ("inv_den",)
+        if w.sums:
+            pointers, names = (*pointers, "delta_ptr"), (*names, "delta")
+        flags = tuple(
+            f"GRAD_{p.name.upper()}" for p in self.params if any(g.param == p.keyword for g in self.plan.gradients)
+        )
+        return BackwardView(
+            w.form, w.sums, pointers, tuple(p.removesuffix("_ptr") for p in pointers), names,
+            " * inv_den" if w.form is Form.DIRECT and w.sums else "", flags, "", "", "",
+        )
+
+    def with_factors(self, view: BackwardView, dq: KernelCode, dkdv: KernelCode) -> BackwardView:
+        def times(text: str) -> str:
+            return "" if text == "1.0" else f" * {bracket(text)}"
+
+        # dK is stored after the loop over the group's heads: a factor that differs among them goes into the tile.
+        plain = self.printer().text(self.plan.d_factor)
+        outer = not reads(self.plan.d_factor, "h") and free_names([plain]) <= {"scale", "D", "Dv", *self.size_names}
+        fields = {n: getattr(view, n) for n in view.__slots__}
+        fields.update(
+            dq_factor=times(dq.results["factor"]),
+            dk_factor=times(plain) if outer else "",
+            dk_factor_in_tile="" if outer else times(dkdv.results["factor"]),
+        )
+        return BackwardView(**fields)
+
+    # ------------------------------------------------------------ data tests, the launcher
+
+    def test_view(self, t: DataTest, axis: str) -> TestView:
+        walked = t.col if axis == "k" else t.row
+        position, size, what = ("k_idx", "Sk", "keys") if axis == "k" else ("q_idx", "Sq", "queries")
+        name = f"{'key' if axis == 'k' else 'query'}_{t.name}"
+        printer = self.printer()
+        text = printer.text(walked)
+        lines = (f"{position[0]}_safe = tl.minimum({position}, {size} - 1)",) if "_safe" in text else ()
+        is_float = walked.type is Type.FLOAT
+        batch = "batches" if reads(walked, "b") else "1"
+        head = "heads" if reads(walked, "h", "hkv") else "1"
+        return TestView(
+            name, axis, printing.expression(walked), what, (f"{name}_least_ptr", f"{name}_most_ptr"), position, size,
+            lines, text if not _is_number(text) else f"tl.full([TILE], {text}, tl.{'float32' if is_float else 'int32'})",
+            'float("-inf")' if is_float else "-2147483648", 'float("inf")' if is_float else "2147483647",
+            "torch.float32" if is_float else "torch.int32", f"({batch}, {head}, n_tiles)", f"n_tiles, {batch}, {head}",
+        )  # fmt: skip
+
+
+def _is_number(text: str) -> bool:
+    return re.fullmatch(r"-?[0-9][0-9a-z.+-]*", text) is not None
+
+

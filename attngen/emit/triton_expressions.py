@@ -1,0 +1,197 @@
+"""Prints IR expressions as Triton code: the one place where an operation is spelt for this target.
+
+Takes an expression and the names of what is already bound, gives text. Positions are `q_idx` and `k_idx`, already shaped
+to broadcast over the tile, so that the text does not depend on the tile's orientation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import assert_never
+
+from attngen.emit.binding import atom, infix
+from attngen.ir.attention import Param
+from attngen.ir.build import integer, sub
+from attngen.ir.nodes import Apply, Expr, Literal, Load, Op, Scalar, Symbol, Type
+from attngen.plan.facts import Facts
+from attngen.plan.ranges import from_linear, linear
+from attngen.plan.schedule import Level, level_of
+
+SYMBOLS = {"q": "q_idx", "k": "k_idx", "b": "batch", "h": "head", "hkv": "kv_head"}
+
+_INFIX = {
+    Op.ADD: ("+", 5),
+    Op.SUB: ("-", 5),
+    Op.MUL: ("*", 6),
+    Op.DIV: ("/", 6),
+    Op.LT: ("<", 1),
+    Op.LE: ("<=", 1),
+    Op.EQ: ("==", 1),
+    Op.NE: ("!=", 1),
+}
+_CALLS = {
+    Op.MIN: "tl.minimum",
+    Op.MAX: "tl.maximum",
+    Op.SELECT: "tl.where",
+    Op.EXP: "tl.exp",
+    Op.EXP2: "tl.exp2",
+    Op.LOG: "tl.log",
+    Op.LOG2: "tl.log2",
+    Op.SQRT: "tl.sqrt",
+    Op.RSQRT: "tl.rsqrt",
+    Op.SIN: "tl.sin",
+    Op.COS: "tl.cos",
+    Op.ERF: "tl.erf",
+    Op.SIGMOID: "tl.sigmoid",
+    Op.TANH: "_tanh",
+    Op.SIGN: "_sign",
+    Op.ABS: "tl.abs",
+}
+
+
+@dataclass
+class Printer:
+    """`names` maps bound expressions to identifiers; `params` to the identifiers of each param (see `emit.params`)."""
+
+    facts: Facts
+    params: Mapping[str, Param]
+    param_names: Mapping[str, str]
+    names: dict[Expr, str] = field(default_factory=dict[Expr, str])
+
+    def text(self, e: Expr) -> str:
+        return self._print(e)[0]
+
+    def bind(self, e: Expr, name: str) -> None:
+        self.names[e] = name
+
+    def _print(self, e: Expr) -> tuple[str, int]:
+        bound = self.names.get(e)
+        if bound is not None:
+            return atom(bound)
+        return self.definition(e)
+
+    def definition(self, e: Expr) -> tuple[str, int]:
+        """The text of `e` itself, its parts by name where they are bound."""
+        match e:
+            case Literal():
+                return _literal(e)
+            case Symbol():
+                return atom(SYMBOLS.get(e.id, e.id))
+            case Scalar():
+                return atom(self.param_names[e.param])
+            case Load():
+                return self._load(e)
+            case Apply():
+                return self._apply(e)
+            case _:
+                assert_never(e)
+
+    def _apply(self, e: Apply) -> tuple[str, int]:
+        args = [self._print(a) for a in e.args]
+        texts = [a[0] for a in args]
+        if e.op in _INFIX:
+            sign, strength = _INFIX[e.op]
+            if e.op is Op.MUL and e.type is Type.INT and not any(isinstance(a, Literal) for a in e.args):
+                # Products of two unknowns may leave 32 bits.
+                args[0] = atom(f"tl.cast({texts[0]}, tl.int64)")
+            return infix(sign, strength, args[0], args[1], chain=strength == 1)
+        if e.op in _CALLS:
+            return atom(f"{_CALLS[e.op]}({', '.join(texts)})")
+        match e.op:
+            case Op.FLOORDIV | Op.MOD:
+                if self.facts.is_nonnegative(e.args[0]) and self.facts.is_positive(e.args[1]):
+                    return infix(e.op.value, 6, args[0], args[1])
+                return atom(f"{'_floor_div' if e.op is Op.FLOORDIV else '_floor_mod'}({texts[0]}, {texts[1]})")
+            case Op.POW:
+                exponent = e.args[1]
+                if isinstance(exponent, Literal):
+                    n = int(exponent.value)
+                    if e.type is Type.INT and n >= 0:
+                        return atom(f"_int_power({texts[0]}, {n})")
+                    return atom(f"_power({texts[0]}, {n})")
+                kind = "_int_power_of" if e.type is Type.INT else "_power_of"
+                return atom(f"{kind}({texts[0]}, {texts[1]})")
+            case Op.NEG:
+                return (f"-{texts[0]}" if args[0][1] >= 7 else f"-({texts[0]})"), 7
+            case Op.NOT:
+                return atom(f"({texts[0]} == 0)")
+            case Op.AND | Op.OR:
+                sign, strength = ("&", 4) if e.op is Op.AND else ("|", 2)
+                return f" {sign} ".join(t if s > 4 else f"({t})" for t, s in args), strength
+            case Op.TO_FLOAT:
+                if e.args[0].type is Type.BOOL:
+                    return atom(f"tl.where({texts[0]}, 1.0, 0.0)")
+                return atom(f"tl.cast({texts[0]}, tl.float32)")
+            case Op.TO_INT:
+                if e.args[0].type is Type.BOOL:
+                    return atom(f"tl.where({texts[0]}, 1, 0)")
+                return atom(f"tl.cast({texts[0]}, tl.int32)")
+            case Op.FLOOR | Op.CEIL:
+                return atom(f"tl.cast(tl.{e.op.value}({texts[0]}), tl.int32)")
+            case _:
+                raise AssertionError(e.op)
+
+    # ------------------------------------------------------------ loads
+
+    def offset(self, e: Load) -> str:
+        """The element's offset from the param's pointer. Head, row and column parts are 64 bits wide."""
+        parts: list[str] = []
+        for axis, i in enumerate(e.indices):
+            stride = f"{self.param_names[e.param]}_stride_{axis}"
+            if isinstance(i, Literal):
+                if i.value:
+                    parts.append(f"{i.value} * {stride}")
+                continue
+            text = self._index(e, axis)
+            if level_of(i) is not Level.PAIR:
+                text = f"tl.cast({text}, tl.int64)"
+            elif not text.isidentifier():
+                text = f"({text})"
+            parts.append(f"{text} * {stride}")
+        return " + ".join(parts) or "0"
+
+    def _index(self, e: Load, axis: int) -> str:
+        i, size = e.indices[axis], self.params[e.param].shape[axis]
+        if isinstance(i, Symbol) and isinstance(size, Symbol) and (i.id, size.id) in {("q", "Sq"), ("k", "Sk")}:
+            return f"{i.id}_safe"  # the position, kept inside the ragged last tile
+        return self.text(i)
+
+    def guards(self, e: Load) -> list[str]:
+        """The conditions under which the element exists, but for those that hold for certain."""
+        found: list[str] = []
+        for axis, i in enumerate(e.indices):
+            size = self.params[e.param].shape[axis]
+            if isinstance(i, Symbol) and isinstance(size, Symbol):
+                if (i.id, size.id) in {("q", "Sq"), ("k", "Sk"), ("b", "B"), ("h", "Hq"), ("hkv", "Hkv")}:
+                    continue
+            text, strength = self._print(i)
+            text = text if strength > 1 else f"({text})"
+            if not self.facts.is_nonnegative(i):
+                found.append(f"({text} >= 0)")
+            room = from_linear(*linear(sub(sub(size, integer(1)), i)))
+            if not self.facts.is_nonnegative(room):
+                found.append(f"({text} < {self.text(size)})")
+        return found
+
+    def _load(self, e: Load) -> tuple[str, int]:
+        pointer = f"{self.param_names[e.param]}_ptr"
+        guards = self.guards(e)
+        mask = f", mask={' & '.join(guards)}, other=0" if guards else ""
+        text = f"tl.load({pointer} + {self.offset(e)}{mask})"
+        match e.type:
+            case Type.FLOAT:
+                return atom(f"tl.cast({text}, tl.float32)")
+            case Type.INT:
+                return atom(f"tl.cast({text}, tl.int32)")
+            case Type.BOOL:
+                return atom(f"({text} != 0)")
+
+
+def _literal(e: Literal) -> tuple[str, int]:
+    if e.type is Type.BOOL:
+        return atom("True" if e.value else "False")
+    if e.type is Type.FLOAT and not math.isfinite(e.value):
+        return atom(f'float("{e.value}")')
+    return repr(e.value), (9 if e.value >= 0 else 7)

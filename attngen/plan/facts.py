@@ -1,0 +1,200 @@
+"""What is known of an expression's value: constant lower and upper bounds, from the language and from `where` facts.
+
+Takes the attention (for its `where`s and `assume`s), gives `Facts`. Simple interval arithmetic over constants; what it
+cannot bound it calls unknown (None), which is always safe.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import assert_never
+
+from attngen.ir.attention import Attention
+from attngen.ir.nodes import Apply, Expr, Literal, Load, Op, Scalar, Symbol, Type
+
+Bounds = tuple[float | None, float | None]
+"""(lower, upper), each inclusive, None where unknown."""
+
+UNKNOWN: Bounds = (None, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Constant bounds of params (`positive` holds those with a strict lower bound of 0 or more), and of symbols."""
+
+    params: dict[str, Bounds]
+    positive: frozenset[str]
+
+    def bounds(self, e: Expr) -> Bounds:
+        match e:
+            case Literal():
+                return (float(e.value), float(e.value))
+            case Symbol():
+                return _symbol(e)
+            case Scalar():
+                return self.params.get(e.param, UNKNOWN)
+            case Load():
+                # A load outside its tensor reads 0, so 0 is always among the values.
+                low, high = self.params.get(e.param, UNKNOWN)
+                return (None if low is None else min(low, 0.0), None if high is None else max(high, 0.0))
+            case Apply():
+                return self._apply(e)
+            case _:
+                assert_never(e)
+
+    def is_positive(self, e: Expr) -> bool:
+        """Whether `e > 0` for certain."""
+        match e:
+            case Symbol(id="scale"):
+                return True
+            case Scalar():
+                low = self.params.get(e.param, UNKNOWN)[0]
+                return e.param in self.positive or (low is not None and low > 0)
+            case Apply(op=Op.MUL | Op.DIV | Op.MIN | Op.MAX):
+                if all(self.is_positive(a) for a in e.args):
+                    return True
+            case Apply(op=Op.ADD):
+                if all(self.is_positive(a) or self.is_nonnegative(a) for a in e.args):
+                    return any(self.is_positive(a) for a in e.args)
+            case Apply(op=Op.TO_FLOAT):
+                return self.is_positive(e.args[0])
+            case _:
+                pass
+        low = self.bounds(e)[0]
+        return low is not None and low > 0
+
+    def is_nonnegative(self, e: Expr) -> bool:
+        low = self.bounds(e)[0]
+        return (low is not None and low >= 0) or (isinstance(e, Scalar) and e.param in self.positive)
+
+    def _apply(self, e: Apply) -> Bounds:
+        parts = [self.bounds(a) for a in e.args]
+        low = [p[0] for p in parts]
+        high = [p[1] for p in parts]
+        match e.op:
+            case Op.ADD:
+                return _sum(low[0], low[1]), _sum(high[0], high[1])
+            case Op.SUB:
+                return _sum(low[0], _minus(high[1])), _sum(high[0], _minus(low[1]))
+            case Op.NEG:
+                return _minus(high[0]), _minus(low[0])
+            case Op.MUL:
+                return _product(parts[0], parts[1])
+            case Op.MIN:
+                return (None if None in low else min(x for x in low if x is not None)), _least(high)
+            case Op.MAX:
+                return _greatest(low), (None if None in high else max(x for x in high if x is not None))
+            case Op.ABS:
+                return (0.0, None)
+            case Op.FLOORDIV:
+                if low[0] is not None and low[0] >= 0 and low[1] is not None and low[1] > 0:
+                    return (0.0, high[0])
+                return UNKNOWN
+            case Op.MOD:
+                if low[1] is not None and low[1] > 0:
+                    return (0.0, None if high[1] is None else high[1] - 1)
+                return UNKNOWN
+            case Op.DIV:
+                if low[0] is not None and low[0] >= 0 and low[1] is not None and low[1] > 0:
+                    return (0.0, None)
+                return UNKNOWN
+            case Op.SELECT:
+                return (
+                    None if low[1] is None or low[2] is None else min(low[1], low[2]),
+                    None if high[1] is None or high[2] is None else max(high[1], high[2]),
+                )
+            case Op.TO_FLOAT | Op.TO_INT | Op.FLOOR | Op.CEIL:
+                if e.args[0].type is Type.BOOL:
+                    return (0.0, 1.0)
+                return (
+                    None if low[0] is None else math.floor(low[0]) if math.isfinite(low[0]) else low[0],
+                    None if high[0] is None else math.ceil(high[0]) if math.isfinite(high[0]) else high[0],
+                )
+            case Op.EXP | Op.EXP2 | Op.SQRT | Op.RSQRT:
+                return (0.0, None)
+            case Op.SIGMOID:
+                return (0.0, 1.0)
+            case Op.TANH | Op.SIN | Op.COS | Op.ERF | Op.SIGN:
+                return (-1.0, 1.0)
+            case Op.POW | Op.LOG | Op.LOG2:
+                return UNKNOWN
+            case Op.LT | Op.LE | Op.EQ | Op.NE | Op.NOT | Op.AND | Op.OR:
+                return (0.0, 1.0)
+            case _:
+                assert_never(e.op)
+
+
+def _symbol(e: Symbol) -> Bounds:
+    match e.id:
+        case "b" | "h" | "hkv" | "q" | "k" | "q0" | "q1" | "k0" | "k1":
+            return (0.0, None)
+        case "qk" | "s" | "m" | "n":
+            return UNKNOWN
+        case "scale":
+            return (0.0, None)
+        case _:
+            return (1.0, None)  # sizes: a call with an empty dim launches nothing
+
+
+def _sum(a: float | None, b: float | None) -> float | None:
+    return None if a is None or b is None else a + b
+
+
+def _minus(a: float | None) -> float | None:
+    return None if a is None else -a
+
+
+def _least(values: list[float | None]) -> float | None:
+    known = [v for v in values if v is not None]
+    return min(known) if known else None
+
+
+def _greatest(values: list[float | None]) -> float | None:
+    known = [v for v in values if v is not None]
+    return max(known) if known else None
+
+
+def _product(a: Bounds, b: Bounds) -> Bounds:
+    if a[0] is not None and a[0] >= 0 and b[0] is not None and b[0] >= 0:
+        both = a[1] is not None and b[1] is not None
+        return (a[0] * b[0], (a[1] or 0.0) * (b[1] or 0.0) if both else None)
+    if None in a or None in b:
+        return UNKNOWN
+    corners = [x * y for x in a for y in b if x is not None and y is not None]
+    return (min(corners), max(corners))
+
+
+def facts(attention: Attention) -> Facts:
+    """Reads the `where`s and `assume`s that bound one param by constants; the others are left to the prover."""
+    bounds: dict[str, Bounds] = {}
+    positive: set[str] = set()
+
+    def note(name: str, low: float | None, high: float | None) -> None:
+        old_low, old_high = bounds.get(name, UNKNOWN)
+        bounds[name] = (_greatest([old_low, low]), _least([old_high, high]))
+
+    def read(fact: Expr) -> None:
+        if not isinstance(fact, Apply):
+            return
+        if fact.op is Op.AND:
+            for part in fact.args:
+                read(part)
+        elif fact.op in (Op.LT, Op.LE):
+            left, right = fact.args
+            strict = fact.op is Op.LT
+            if isinstance(left, Literal) and isinstance(right, Scalar):
+                value = float(left.value)
+                note(right.param, value + 1 if strict and right.type is Type.INT else value, None)
+                if strict and value >= 0:
+                    positive.add(right.param)
+            elif isinstance(left, Scalar) and isinstance(right, Literal):
+                value = float(right.value)
+                note(left.param, None, value - 1 if strict and left.type is Type.INT else value)
+
+    for param in attention.params:
+        if param.where is not None:
+            read(param.where)
+    for fact in attention.assumes:
+        read(fact)
+    return Facts(bounds, frozenset(positive))

@@ -1,0 +1,196 @@
+"""The plan of one attention variant: every choice that is the same for all targets.
+
+Takes an `ir.Attention`, gives a frozen `KernelPlan`: the form of the weights, the tile ranges of each loop, the
+derivative of the score, and how each float param's gradient is gathered. Targets lay it out; they choose nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from attngen.ir import build
+from attngen.ir.attention import Attention, Param
+from attngen.ir.build import add, mul, real
+from attngen.ir.nodes import Expr, Literal, Load, Scalar, Symbol, Type
+from attngen.ir.walk import loads, nodes, reads
+from attngen.plan.derive import derivative
+from attngen.plan.facts import Facts, facts
+from attngen.plan.ranges import TileRanges, from_linear, linear, tile_ranges
+from attngen.plan.schedule import Level, level_of
+from attngen.plan.weights import Form, M, Weights, split_factor, weights
+
+
+class Gather(StrEnum):
+    """How the pairs' contributions to one leaf (a scalar, or a load) are summed, always in a fixed order.
+
+    head: one number for each query tile, from the dQ kernel; summed over tiles, then over what the index leaves out.
+    row: one number a query, from the dQ kernel. column: one number a key, from the dK/dV kernel.
+    dense: the index is q and k themselves: a kernel writes each tile once, looping over what the index leaves out.
+    diagonal: the index depends on q - k (and b, h): a kernel sums along diagonals.
+    scatter: any other index: integer atomics on a fixed-point grid, whose sum does not depend on their order.
+    """
+
+    HEAD = "head"
+    ROW = "row"
+    COLUMN = "column"
+    DENSE = "dense"
+    DIAGONAL = "diagonal"
+    SCATTER = "scatter"
+
+
+@dataclass(frozen=True, slots=True)
+class LeafGradient:
+    """The gradient of the loss in one leaf: the sum over pairs of `g * pair + g_weight * weight`, and of rows' `extra`.
+
+    With G = dL / d natural: contributions are `G * pair` (exponential: natural = kappa * score; else score), plus, in
+    the other forms, `(dp - delta) * weight` where `weight` is the normalised d w / d leaf at fixed score, plus
+    `-delta * (E / denominator) * extra` a row, where `extra` = d log E / d leaf (E's own derivative in form `direct`,
+    then without the factor E). None is zero.
+    """
+
+    param: str
+    leaf: Scalar | Load
+    gather: Gather
+    pair: Expr | None
+    weight: Expr | None
+    extra: Expr | None
+
+
+@dataclass(frozen=True, slots=True)
+class KernelPlan:
+    attention: Attention
+    facts: Facts
+    weights: Weights
+    keys: TileRanges  # the keys that a tile of queries meets: forward and dQ
+    queries: TileRanges  # the queries that a tile of keys meets: dK/dV
+    d_factor: Expr  # d natural / d qk = d_factor (per head) * d_pair
+    d_pair: Expr
+    gradients: tuple[LeafGradient, ...]
+    longest_first: bool  # tiles of late queries meet more keys: start them first
+    growing_keys: bool  # and the same for the tiles of keys, from the other end
+
+    @property
+    def float_params(self) -> tuple[Param, ...]:
+        return tuple(p for p in self.attention.params if p.type is Type.FLOAT)
+
+
+def plan(attention: Attention) -> KernelPlan:
+    """Raises SpecError where a normalizer's stream has a form that cannot be planned."""
+    known = facts(attention)
+    form = weights(attention, known)
+    keys = tile_ranges(attention.mask, "k", known)
+    queries = tile_ranges(attention.mask, "q", known)
+    d_factor, d_pair = split_factor(derivative(form.natural, Symbol("qk", Type.FLOAT)) or real(0.0))
+    return KernelPlan(
+        attention,
+        known,
+        form,
+        keys,
+        queries,
+        d_factor,
+        d_pair,
+        tuple(_leaf_gradients(attention, form)),
+        longest_first=any(reads(s.hi, "q1") for s in keys.any) and not any(reads(s.lo, "q0") for s in keys.any),
+        growing_keys=any(reads(s.lo, "k0") for s in queries.any) and not any(reads(s.hi, "k1") for s in queries.any),
+    )
+
+
+def _leaf_gradients(attention: Attention, form: Weights) -> list[LeafGradient]:
+    found: list[LeafGradient] = []
+    sources = [form.natural, form.stream, *([form.log_extra] if form.log_extra else []), *([form.extra] if form.extra else [])]
+    for param in attention.params:
+        if param.type is not Type.FLOAT:
+            continue
+        leaves: dict[Scalar | Load, None] = {}
+        for source in sources:
+            for node in nodes(source):
+                if isinstance(node, Scalar | Load) and node.param == param.name:
+                    leaves[node] = None
+        for leaf in leaves:
+            found.append(_leaf_gradient(param, leaf, form))
+    return [g for g in found if not (g.pair is None and g.weight is None and g.extra is None)]
+
+
+def _leaf_gradient(param: Param, leaf: Scalar | Load, form: Weights) -> LeafGradient:
+    pair = derivative(form.natural, leaf)
+    weight: Expr | None = None
+    if form.form is not Form.EXPONENTIAL:
+        weight = derivative(form.stream, leaf)
+        moved = derivative(form.kappa, leaf)
+        if form.form is Form.SHIFTED and moved is not None:
+            # w(s) exp(-kappa m) at fixed m: d w(s) alone is d stream + m * d kappa * stream.
+            moving = mul(mul(M, moved), form.stream)
+            weight = moving if weight is None else add(weight, moving)
+    if form.form is Form.DIRECT:
+        extra = None if form.extra is None else derivative(form.extra, leaf)
+    else:
+        extra = None if form.log_extra is None else derivative(form.log_extra, leaf)
+    return LeafGradient(param.name, leaf, _gather(leaf), pair, weight, extra)
+
+
+def _gather(leaf: Scalar | Load) -> Gather:
+    if isinstance(leaf, Scalar):
+        return Gather.HEAD
+    match level_of(leaf):
+        case Level.HEAD:
+            return Gather.HEAD
+        case Level.ROW:
+            return Gather.ROW
+        case Level.COLUMN:
+            return Gather.COLUMN
+        case Level.PAIR:
+            pass
+    plain = [i.id for i in leaf.indices if isinstance(i, Symbol)]
+    if len(plain) == len(leaf.indices) == len(set(plain)) and {"q", "k"} <= set(plain) <= {"b", "h", "hkv", "q", "k"}:
+        return Gather.DENSE
+    if distance_index(leaf) is not None:
+        return Gather.DIAGONAL
+    return Gather.SCATTER
+
+
+DISTANCE = Symbol("distance", Type.INT)
+"""q - k, in the index of a load whose gradient is gathered along diagonals."""
+
+
+def distance_index(leaf: Load) -> tuple[Expr, ...] | None:
+    """The indices as functions of `distance` = q - k, and of the head; None where they depend on q and k otherwise."""
+    if any(loads(i) for i in leaf.indices):
+        return None
+    found: list[Expr] = []
+    for i in leaf.indices:
+        moved = _shifted(i)
+        if moved is None:
+            return None
+        found.append(moved if reads(i, "q", "k") else i)
+    return tuple(found)
+
+
+def _shifted(e: Expr) -> Expr | None:
+    """`e` with q - k written as `distance`, if q and k enter through their difference alone."""
+    if not reads(e, "q", "k"):
+        return e
+    if isinstance(e, Symbol | Literal | Scalar | Load):
+        return None
+    if e.type is Type.INT:
+        terms, constant = linear(e)
+        if len(terms) > 1 or (terms and terms[0][0] != e):
+            q, k = Symbol("q", Type.INT), Symbol("k", Type.INT)
+            by_term = dict(terms)
+            factor = by_term.pop(q, 0)
+            if factor + by_term.pop(k, 0) != 0:
+                return None
+            rest: list[tuple[Expr, int]] = [(DISTANCE, factor)] if factor else []
+            for term, c in by_term.items():
+                inner = _shifted(term)
+                if inner is None:
+                    return None
+                rest.append((inner, c))
+            return from_linear(rest, constant)
+    parts: list[Expr] = []
+    for a in e.args:
+        inner = _shifted(a)
+        if inner is None:
+            return None
+        parts.append(inner)
+    return build.apply(e.op, *parts)

@@ -1,0 +1,543 @@
+"""Closed-form tile ranges: which keys a tile of queries can meet, and which it meets in full (and the reverse).
+
+Takes the mask and an axis, gives `TileRanges`: `any` covers every allowed position, in `all` every pair is allowed.
+For the axis `k` the tile is the queries `q0 … q1` (both inclusive, symbols of the bounds); for `q` it is `k0 … k1`.
+Bounds are int expressions over the tile's ends, sizes, scalars, and loads that depend on `b` and `h` alone.
+
+The rules: a comparison is brought to the form `c * t + rest <= 0` with one term `t` that holds the axis; `t` is peeled
+(`//` by a positive divisor, abs, min, max) down to the axis itself, which gives a half-line whose end is bounded over
+the tile by interval arithmetic: `any` takes the looser end, `all` the tighter. `and` meets, `or` joins. Whatever does
+not fit gives `any` = everything, `all` = nothing, which is always true. Comparisons of row data with column data
+become `DataTest`s, answered at run time from the minima and maxima of each tile.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from attngen.ir import build
+from attngen.ir.build import FALSE, TRUE, add, floordiv, index, integer, maximum, minimum, mul, neg, select, sub
+from attngen.ir.nodes import Apply, Expr, Literal, Load, Op, Symbol, Type
+from attngen.ir.walk import nodes, reads
+from attngen.plan.facts import Facts
+
+MOST_SEGMENTS = 4
+"""`any` keeps up to this many disjoint stretches (then joins them into their hull); `all` drops the surplus."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Positions `lo … hi - 1`; empty where `lo >= hi`."""
+
+    lo: Expr
+    hi: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class DataTest:
+    """`row <= col` or (`equal`) `row == col`, where `row` reads q and `col` reads k, each with a load in it or plain.
+
+    In bounds, its answer for axis `k` stands as the symbols `NAME_any_lo`, `NAME_any_hi`, `NAME_all_lo`, `NAME_all_hi`
+    (positions): the hull of the tiles in which the test can hold for some pair, and a run of tiles, perhaps empty, in
+    which it holds for every pair.
+    """
+
+    name: str
+    equal: bool
+    row: Expr
+    col: Expr
+
+    def bound(self, which: str) -> Symbol:
+        return Symbol(f"{self.name}_{which}", Type.INT)
+
+
+@dataclass(frozen=True, slots=True)
+class TileRanges:
+    axis: str  # "k" or "q": what the segments range over
+    any: tuple[Segment, ...]
+    all: tuple[Segment, ...]
+    tests: tuple[DataTest, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """The two unions of stretches that a condition has."""
+
+    any: tuple[Segment, ...]
+    all: tuple[Segment, ...]
+
+
+def tile_ranges(mask: Expr, axis: str, facts: Facts) -> TileRanges:
+    """The ranges of `axis` for a tile of the other axis. `0 <= q < Sq` and `0 <= k < Sk` are always among the conditions."""
+    solver = _Solver(axis, facts)
+    inside = _Pair((Segment(integer(0), solver.size),), (Segment(integer(0), solver.size),))
+    found = _meet(inside, solver.solve(mask))
+    return TileRanges(axis, found.any, found.all, tuple(solver.tests))
+
+
+def ends(axis: str) -> tuple[Symbol, Symbol]:
+    """The symbols of the first and last position of the tile that is held while `axis` is walked."""
+    return (index("q0"), index("q1")) if axis == "k" else (index("k0"), index("k1"))
+
+
+class _Solver:
+    def __init__(self, axis: str, facts: Facts):
+        self.axis = axis
+        self.other = "q" if axis == "k" else "k"
+        self.size = index("Sk" if axis == "k" else "Sq")
+        self.first, self.last = ends(axis)
+        self.facts = facts
+        self.tests: list[DataTest] = []
+
+    # ------------------------------------------------------------ conditions
+
+    def everything(self) -> tuple[Segment, ...]:
+        return (Segment(integer(0), self.size),)
+
+    def unknown(self) -> _Pair:
+        return _Pair(self.everything(), ())
+
+    def solve(self, c: Expr) -> _Pair:
+        if not reads(c, self.axis) and not _reads_data(c, self.other):
+            return self.row_condition(c)
+        if isinstance(c, Apply):
+            match c.op:
+                case Op.AND:
+                    found = self.solve(c.args[0])
+                    for part in c.args[1:]:
+                        found = _meet(found, self.solve(part))
+                    return found
+                case Op.OR:
+                    found = self.solve(c.args[0])
+                    for part in c.args[1:]:
+                        found = _join(found, self.solve(part))
+                    return found
+                case Op.NOT:
+                    return self.negated(c.args[0])
+                case Op.SELECT:
+                    condition, then, otherwise = c.args
+                    return self.solve(
+                        build.disjunction(
+                            build.conjunction(condition, then),
+                            build.conjunction(build.apply(Op.NOT, condition), otherwise),
+                        )
+                    )
+                case Op.LE | Op.LT | Op.EQ | Op.NE:
+                    return self.comparison(c)
+                case _:
+                    return self.unknown()
+        if isinstance(c, Load):
+            return self.data_test(integer(1), build.apply(Op.TO_INT, c), equal=False)
+        return self.unknown()
+
+    def negated(self, c: Expr) -> _Pair:
+        # `build` has pushed `not` down to leaves and float comparisons; a bool load is a data test on 0.
+        if isinstance(c, Load):
+            return self.data_test(build.apply(Op.TO_INT, c), integer(0), equal=False)
+        return self.unknown()
+
+    def row_condition(self, c: Expr) -> _Pair:
+        """A condition that the axis does not enter: all of the axis, or nothing of it."""
+        some, every = self.over_tile(c)
+        return _Pair(self.if_(some), self.if_(every))
+
+    def if_(self, condition: Expr) -> tuple[Segment, ...]:
+        if condition == FALSE:
+            return ()
+        return (Segment(integer(0), select(condition, self.size, integer(0))),)
+
+    def over_tile(self, c: Expr) -> tuple[Expr, Expr]:
+        """Conditions on the tile alone: implied by `c` at some position of it, and implying `c` at every one."""
+        if not reads(c, self.other):
+            return c, c
+        if isinstance(c, Apply):
+            match c.op:
+                case Op.AND | Op.OR:
+                    parts = [self.over_tile(a) for a in c.args]
+                    return (
+                        build.apply(c.op, *(p[0] for p in parts)),
+                        build.apply(c.op, *(p[1] for p in parts)),
+                    )
+                case Op.LE | Op.LT if c.args[0].type is Type.INT:
+                    spread = self.extremes(sub(c.args[0], c.args[1]))
+                    if spread is not None:
+                        zero = integer(0)
+                        return build.apply(c.op, spread[0], zero), build.apply(c.op, spread[1], zero)
+                case Op.EQ if c.args[0].type is Type.INT:
+                    spread = self.extremes(sub(c.args[0], c.args[1]))
+                    if spread is not None:
+                        low = build.apply(Op.LE, spread[0], integer(0))
+                        high = build.apply(Op.LE, integer(0), spread[1])
+                        same = build.apply(Op.EQ, spread[0], integer(0)), build.apply(Op.EQ, spread[1], integer(0))
+                        return build.conjunction(low, high), build.conjunction(*same)
+                case _:
+                    pass
+        return TRUE, FALSE
+
+    # ------------------------------------------------------------ comparisons
+
+    def comparison(self, c: Apply) -> _Pair:
+        left, right = c.args
+        if left.type is not Type.INT:
+            return self.split(c)
+        match c.op:
+            case Op.LE:
+                found = self.at_most(sub(left, right))
+            case Op.LT:
+                found = self.at_most(add(sub(left, right), integer(1)))
+            case Op.EQ:
+                up, down = self.at_most(sub(left, right)), self.at_most(sub(right, left))
+                found = None if up is None or down is None else _meet(up, down)
+            case _:
+                below = self.at_most(add(sub(left, right), integer(1)))
+                above = self.at_most(add(sub(right, left), integer(1)))
+                found = None if below is None or above is None else _join(below, above)
+        return self.split(c) if found is None else found
+
+    def at_most(self, e: Expr) -> _Pair | None:
+        """`e <= 0`; None where it cannot be solved for the axis."""
+        terms, constant = linear(e)
+        own = [(t, c) for t, c in terms if reads(t, self.axis)]
+        if len(own) != 1:
+            return None
+        term, factor = own[0]
+        rest = from_linear([(t, c) for t, c in terms if not reads(t, self.axis)], constant)
+        if factor > 0:  # t <= floor(-rest / factor)
+            return self.peel_at_most(term, floordiv(neg(rest), integer(factor)))
+        # t >= ceil(rest / -factor)
+        return self.peel_at_least(term, neg(floordiv(neg(rest), integer(-factor))))
+
+    def peel_at_most(self, t: Expr, limit: Expr) -> _Pair | None:
+        """`t <= limit`, where `limit` is free of the axis."""
+        if t == index(self.axis):
+            spread = self.extremes(limit)
+            if spread is None:
+                return None
+            one = integer(1)
+            return _Pair(
+                (Segment(integer(0), add(spread[1], one)),),
+                (Segment(integer(0), add(spread[0], one)),),
+            )
+        if not isinstance(t, Apply):
+            return None
+        a = t.args[0]
+        match t.op:
+            case Op.FLOORDIV if self.facts.is_positive(t.args[1]) and not reads(t.args[1], self.axis):
+                c = t.args[1]
+                return self.at_most(sub(a, add(mul(limit, c), sub(c, integer(1)))))
+            case Op.ABS:
+                return _both(self.at_most(sub(a, limit)), self.at_most(sub(neg(a), limit)))
+            case Op.MAX:
+                return _both(self.at_most_or_row(a, limit), self.at_most_or_row(t.args[1], limit))
+            case Op.MIN:
+                return _either(self.at_most_or_row(a, limit), self.at_most_or_row(t.args[1], limit))
+            case Op.SELECT:
+                return self.solve_select(t, Op.LE, limit)
+            case _:
+                return None
+
+    def peel_at_least(self, t: Expr, limit: Expr) -> _Pair | None:
+        """`t >= limit`, where `limit` is free of the axis."""
+        if t == index(self.axis):
+            spread = self.extremes(limit)
+            if spread is None:
+                return None
+            return _Pair((Segment(spread[0], self.size),), (Segment(spread[1], self.size),))
+        if not isinstance(t, Apply):
+            return None
+        a = t.args[0]
+        match t.op:
+            case Op.FLOORDIV if self.facts.is_positive(t.args[1]) and not reads(t.args[1], self.axis):
+                return self.at_most(sub(mul(limit, t.args[1]), a))
+            case Op.ABS:
+                return _either(self.at_most(sub(limit, a)), self.at_most(add(limit, a)))
+            case Op.MIN:
+                return _both(self.at_least_or_row(a, limit), self.at_least_or_row(t.args[1], limit))
+            case Op.MAX:
+                return _either(self.at_least_or_row(a, limit), self.at_least_or_row(t.args[1], limit))
+            case Op.SELECT:
+                return self.solve_select(t, Op.LT, limit)
+            case _:
+                return None
+
+    def at_most_or_row(self, a: Expr, limit: Expr) -> _Pair | None:
+        return self.as_condition(build.apply(Op.LE, a, limit))
+
+    def at_least_or_row(self, a: Expr, limit: Expr) -> _Pair | None:
+        return self.as_condition(build.apply(Op.LE, limit, a))
+
+    def as_condition(self, c: Expr) -> _Pair | None:
+        if reads(c, self.axis) and isinstance(c, Apply):
+            return self.at_most(sub(c.args[0], c.args[1]))
+        return None if _reads_data(c, self.other) else self.row_condition(c)
+
+    def solve_select(self, t: Apply, op: Op, limit: Expr) -> _Pair:
+        condition, then, otherwise = t.args
+
+        def side(e: Expr) -> Expr:
+            return build.apply(Op.LE, e, limit) if op is Op.LE else build.apply(Op.LE, limit, e)
+
+        return self.solve(
+            build.disjunction(
+                build.conjunction(condition, side(then)),
+                build.conjunction(build.apply(Op.NOT, condition), side(otherwise)),
+            )
+        )
+
+    # ------------------------------------------------------------ the other axis, over the tile
+
+    def extremes(self, e: Expr) -> tuple[Expr, Expr] | None:
+        """Bounds of an int expression over the positions of the tile, as expressions over its ends."""
+        if not reads(e, self.other):
+            return e, e
+        if e == index(self.other):
+            return self.first, self.last
+        if not isinstance(e, Apply):
+            return None
+        terms, constant = linear(e)
+        if len(terms) > 1 or (terms and terms[0][0] != e):
+            return self.sum_extremes(terms, constant)
+        a = self.extremes(e.args[0]) if e.op is not Op.SELECT else None
+        match e.op:
+            case Op.MUL:
+                b = self.extremes(e.args[1])
+                return None if a is None or b is None else self.product_extremes(e.args, a, b)
+            case Op.FLOORDIV if self.facts.is_positive(e.args[1]) and not reads(e.args[1], self.other):
+                return None if a is None else (floordiv(a[0], e.args[1]), floordiv(a[1], e.args[1]))
+            case Op.MOD if self.facts.is_positive(e.args[1]) and not reads(e.args[1], self.other):
+                return integer(0), sub(e.args[1], integer(1))
+            case Op.MIN | Op.MAX:
+                b = self.extremes(e.args[1])
+                if a is None or b is None:
+                    return None
+                return build.apply(e.op, a[0], b[0]), build.apply(e.op, a[1], b[1])
+            case Op.ABS:
+                if a is None:
+                    return None
+                return maximum(integer(0), maximum(a[0], neg(a[1]))), maximum(neg(a[0]), a[1])
+            case Op.SELECT:
+                then, otherwise = self.extremes(e.args[1]), self.extremes(e.args[2])
+                if then is None or otherwise is None:
+                    return None
+                return minimum(then[0], otherwise[0]), maximum(then[1], otherwise[1])
+            case Op.TO_INT if e.args[0].type is Type.BOOL:
+                return integer(0), integer(1)
+            case _:
+                return None
+
+    def sum_extremes(self, terms: list[tuple[Expr, int]], constant: int) -> tuple[Expr, Expr] | None:
+        low: list[tuple[Expr, int]] = []
+        high: list[tuple[Expr, int]] = []
+        for term, factor in terms:
+            spread = self.extremes(term)
+            if spread is None:
+                return None
+            low.append((spread[0] if factor > 0 else spread[1], factor))
+            high.append((spread[1] if factor > 0 else spread[0], factor))
+        return from_linear(low, constant), from_linear(high, constant)
+
+    def product_extremes(
+        self, args: tuple[Expr, ...], a: tuple[Expr, Expr], b: tuple[Expr, Expr]
+    ) -> tuple[Expr, Expr]:
+        for factor, spread in ((args[1], a), (args[0], b)):
+            if not reads(factor, self.other):
+                low, high = mul(spread[0], factor), mul(spread[1], factor)
+                return (low, high) if self.facts.is_nonnegative(factor) else (minimum(low, high), maximum(low, high))
+        corners = [mul(x, y) for x in a for y in b]
+        low, high = corners[0], corners[0]
+        for corner in corners[1:]:
+            low, high = minimum(low, corner), maximum(high, corner)
+        return low, high
+
+    # ------------------------------------------------------------ row data against column data
+
+    def split(self, c: Apply) -> _Pair:
+        """A comparison whose difference falls into a part of q and a part of k becomes a data test."""
+        left, right = c.args
+        if left.type is Type.BOOL or c.op is Op.NE:
+            return self.unknown()
+        parts = _additive(left, right)
+        own = [t for t in parts if reads(t[0], self.axis)]
+        if not own or any(reads(t[0], self.other) for t in own):
+            return self.unknown()
+        if not any(_reads_data(t[0], "q", "k") for t in parts) and left.type is Type.INT:
+            return self.unknown()
+        # left - right = row part + column part: compare the row part with the negated column part.
+        row = _total([t for t in parts if not reads(t[0], "k")], left.type)
+        col = build.neg(_total([t for t in parts if reads(t[0], "k")], left.type))
+        if c.op is Op.LT and left.type is Type.INT:
+            row = add(row, integer(1))
+        # A strict float test is weakened in `any` and must stay strict in `all`: only `all` would be wrong with <=.
+        strict = c.op is Op.LT and left.type is Type.FLOAT
+        found = self.data_test(row, col, equal=c.op is Op.EQ)
+        return _Pair(found.any, ()) if strict else found
+
+    def data_test(self, row: Expr, col: Expr, *, equal: bool) -> _Pair:
+        for test in self.tests:
+            if (test.row, test.col, test.equal) == (row, col, equal):
+                break
+        else:
+            test = DataTest(f"test{len(self.tests)}", equal, row, col)
+            self.tests.append(test)
+        return _Pair(
+            (Segment(test.bound("any_lo"), test.bound("any_hi")),),
+            (Segment(test.bound("all_lo"), test.bound("all_hi")),),
+        )
+
+
+# ---------------------------------------------------------------- unions of stretches
+
+
+def _both(a: _Pair | None, b: _Pair | None) -> _Pair | None:
+    return None if a is None or b is None else _meet(a, b)
+
+
+def _either(a: _Pair | None, b: _Pair | None) -> _Pair | None:
+    return None if a is None or b is None else _join(a, b)
+
+
+def _meet(a: _Pair, b: _Pair) -> _Pair:
+    return _Pair(_widen(_products(a.any, b.any)), _products(a.all, b.all)[:MOST_SEGMENTS])
+
+
+def _join(a: _Pair, b: _Pair) -> _Pair:
+    return _Pair(_widen(_distinct(a.any + b.any)), _distinct(a.all + b.all)[:MOST_SEGMENTS])
+
+
+def _products(a: tuple[Segment, ...], b: tuple[Segment, ...]) -> tuple[Segment, ...]:
+    return _distinct(tuple(Segment(larger(x.lo, y.lo), smaller(x.hi, y.hi)) for x in a for y in b))
+
+
+def _distinct(segments: tuple[Segment, ...]) -> tuple[Segment, ...]:
+    return tuple(dict.fromkeys(s for s in segments if not _empty(s)))
+
+
+def _empty(s: Segment) -> bool:
+    return isinstance(s.lo, Literal) and isinstance(s.hi, Literal) and s.lo.value >= s.hi.value
+
+
+def _widen(segments: tuple[Segment, ...]) -> tuple[Segment, ...]:
+    """At most four stretches: beyond that, their hull (an empty stretch can only widen it)."""
+    if len(segments) <= MOST_SEGMENTS:
+        return segments
+    low, high = segments[0].lo, segments[0].hi
+    for s in segments[1:]:
+        low, high = smaller(low, s.lo), larger(high, s.hi)
+    return (Segment(low, high),)
+
+
+def smaller(a: Expr, b: Expr) -> Expr:
+    """min, with repetitions among the operands dropped."""
+    return _lattice(Op.MIN, a, b)
+
+
+def larger(a: Expr, b: Expr) -> Expr:
+    """max, with repetitions among the operands dropped."""
+    return _lattice(Op.MAX, a, b)
+
+
+def _lattice(op: Op, a: Expr, b: Expr) -> Expr:
+    parts = list(dict.fromkeys([*_operands(op, a), *_operands(op, b)]))
+    fixed = [p for p in parts if isinstance(p, Literal)]
+    found: Expr | None = None
+    if fixed:
+        values = [int(p.value) for p in fixed]
+        found = integer(min(values) if op is Op.MIN else max(values))
+    for part in parts:
+        if not isinstance(part, Literal):
+            found = part if found is None else build.apply(op, found, part)
+    assert found is not None
+    return found
+
+
+def _operands(op: Op, e: Expr) -> list[Expr]:
+    if isinstance(e, Apply) and e.op is op:
+        return [p for a in e.args for p in _operands(op, a)]
+    return [e]
+
+
+# ---------------------------------------------------------------- linear forms
+
+
+def linear(e: Expr) -> tuple[list[tuple[Expr, int]], int]:
+    """An int expression as `sum of factor * term + constant`; equal terms are gathered, zero factors dropped."""
+    factors: dict[Expr, int] = {}
+    constant = 0
+
+    def walk(e: Expr, factor: int) -> None:
+        nonlocal constant
+        if isinstance(e, Literal):
+            constant += factor * int(e.value)
+            return
+        if isinstance(e, Apply):
+            match e.op:
+                case Op.ADD:
+                    walk(e.args[0], factor)
+                    walk(e.args[1], factor)
+                    return
+                case Op.SUB:
+                    walk(e.args[0], factor)
+                    walk(e.args[1], -factor)
+                    return
+                case Op.NEG:
+                    walk(e.args[0], -factor)
+                    return
+                case Op.MUL if isinstance(e.args[0], Literal):
+                    walk(e.args[1], factor * int(e.args[0].value))
+                    return
+                case Op.MUL if isinstance(e.args[1], Literal):
+                    walk(e.args[0], factor * int(e.args[1].value))
+                    return
+                case _:
+                    pass
+        factors[e] = factors.get(e, 0) + factor
+
+    walk(e, 1)
+    return [(t, c) for t, c in factors.items() if c != 0], constant
+
+
+def from_linear(terms: list[tuple[Expr, int]], constant: int) -> Expr:
+    positive = [(t, c) for t, c in terms if c > 0]
+    negative = [(t, -c) for t, c in terms if c < 0]
+    total: Expr | None = None
+    for term, factor in positive:
+        part = mul(term, integer(factor))
+        total = part if total is None else add(total, part)
+    if total is None:
+        total = integer(constant)
+        constant = 0
+    for term, factor in negative:
+        total = sub(total, mul(term, integer(factor)))
+    if constant:
+        total = add(total, integer(constant)) if constant > 0 else sub(total, integer(-constant))
+    return total
+
+
+def _additive(left: Expr, right: Expr) -> list[tuple[Expr, int]]:
+    """`left - right` as signed summands; a literal is a summand like any other."""
+    found: list[tuple[Expr, int]] = []
+
+    def walk(e: Expr, sign: int) -> None:
+        if isinstance(e, Apply) and e.op in (Op.ADD, Op.SUB):
+            walk(e.args[0], sign)
+            walk(e.args[1], sign if e.op is Op.ADD else -sign)
+        elif isinstance(e, Apply) and e.op is Op.NEG:
+            walk(e.args[0], -sign)
+        else:
+            found.append((e, sign))
+
+    walk(left, 1)
+    walk(right, -1)
+    return found
+
+
+def _total(parts: list[tuple[Expr, int]], type: Type) -> Expr:
+    total: Expr = build.real(0.0) if type is Type.FLOAT else integer(0)
+    for term, sign in sorted(parts, key=lambda p: -p[1]):
+        total = add(total, term) if sign > 0 else sub(total, term)
+    return total
+
+
+def _reads_data(e: Expr, *axes: str) -> bool:
+    """Whether `e` holds a load whose index depends on one of these axes."""
+    return any(isinstance(n, Load) and reads(n, *axes) for n in nodes(e))

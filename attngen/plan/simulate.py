@@ -1,0 +1,105 @@
+"""The planned loops walked in Python: which tiles a kernel visits, and which of them without the mask.
+
+Takes a plan, sizes, params and tile sizes, gives a grid. The same arithmetic as the generated kernels' loop bounds,
+evaluated by NumPy instead of printed: what `attngen show` draws and what the property tests hold against brute force.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from attngen.ir.evaluate import evaluate
+from attngen.ir.nodes import Expr
+from attngen.plan.kernel import KernelPlan
+from attngen.plan.ranges import DataTest, TileRanges
+
+SKIPPED, PARTIAL, FULL = 0, 1, 2
+
+
+def classify(
+    plan: KernelPlan,
+    sizes: Mapping[str, int],
+    params: Mapping[str, Any],
+    *,
+    tile: tuple[int, int],
+    axis: str = "k",
+    b: int = 0,
+    h: int = 0,
+) -> npt.NDArray[np.int8]:
+    """int8 [query tiles, key tiles]: 0 skipped, 1 visited with the mask, 2 visited without.
+
+    `sizes` gives B, Hq, Hkv, Sq, Sk, D, Dv and the sizes bound at the call; `axis` is the one that the loop walks: `k`
+    for the forward and dQ kernels, `q` for dK/dV.
+    """
+    ranges = plan.keys if axis == "k" else plan.queries
+    env: dict[str, Any] = {**sizes, "b": b, "h": h, "hkv": h // (sizes["Hq"] // sizes["Hkv"]), "inf": np.inf}
+    held_tile, walked_tile = tile if axis == "k" else tile[::-1]
+    held_size, walked_size = (sizes["Sq"], sizes["Sk"]) if axis == "k" else (sizes["Sk"], sizes["Sq"])
+    held_names = ("q0", "q1") if axis == "k" else ("k0", "k1")
+    walked = -(-walked_size // walked_tile)
+    rows: list[npt.NDArray[np.int8]] = []
+    for first in range(0, held_size, held_tile):
+        last = min(first + held_tile, held_size) - 1
+        env.update(zip(held_names, (first, last), strict=True))
+        for test in ranges.tests:
+            env.update(_answer(test, ranges, env, params, first, last, walked_size, walked_tile))
+
+        def value(e: Expr) -> int:
+            return int(evaluate(e, env, params))
+
+        row = np.zeros(walked, np.int8)
+        for s in ranges.any:
+            low, high = max(value(s.lo), 0), min(value(s.hi), walked_size)
+            if low < high:
+                row[low // walked_tile : -(-high // walked_tile)] = PARTIAL
+        for s in ranges.all:
+            low, high = -(-max(value(s.lo), 0) // walked_tile), min(value(s.hi), walked_size) // walked_tile
+            if low < high:
+                row[low:high] = FULL
+        rows.append(row)
+    grid = np.stack(rows) if rows else np.zeros((0, walked), np.int8)
+    return grid if axis == "k" else np.ascontiguousarray(grid.T)
+
+
+def _answer(
+    test: DataTest,
+    ranges: TileRanges,
+    env: Mapping[str, Any],
+    params: Mapping[str, Any],
+    first: int,
+    last: int,
+    size: int,
+    tile: int,
+) -> dict[str, int]:
+    """The four bounds of a data test, in positions."""
+    held, walked = (test.row, test.col) if ranges.axis == "k" else (test.col, test.row)
+    held_name, walked_name = ("q", "k") if ranges.axis == "k" else ("k", "q")
+    here = np.broadcast_to(evaluate(held, {**env, held_name: np.arange(first, last + 1)}, params), (last - first + 1,))
+    there = np.broadcast_to(evaluate(walked, {**env, walked_name: np.arange(size)}, params), (size,))
+    low, high = here.min(), here.max()
+    some: list[int] = []
+    every: list[int] = []
+    for number, start in enumerate(range(0, size, tile)):
+        part = there[start : start + tile]
+        least, most = part.min(), part.max()
+        if test.equal:
+            overlaps, holds = least <= high and low <= most, least == most == low == high
+        elif ranges.axis == "k":  # held <= walked
+            overlaps, holds = low <= most, high <= least
+        else:  # walked <= held
+            overlaps, holds = least <= high, most <= low
+        if overlaps:
+            some.append(number)
+        if holds:
+            every.append(number)
+    contiguous = bool(every) and every[-1] - every[0] + 1 == len(every)
+    return {
+        f"{test.name}_any_lo": some[0] * tile if some else 0,
+        f"{test.name}_any_hi": (some[-1] + 1) * tile if some else 0,
+        f"{test.name}_all_lo": every[0] * tile if contiguous else 0,
+        f"{test.name}_all_hi": (every[-1] + 1) * tile if contiguous else 0,
+    }

@@ -1,0 +1,104 @@
+"""Tile sizes: a table of what measured best, and the rule that keeps every entry inside a chip's shared memory.
+
+Takes a chip, the bytes of an element, the head dim rounded up to a power of two, and the spec's own tile, gives
+`(queries, keys, warps, stages)` for each kernel. The starting points of sm_90 were measured on an H200
+(`benchmarks/tune.py`); the others are derived from them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+SHARED_MEMORY = {"sm_80": 163, "sm_86": 99, "sm_90": 227, "sm_100": 227, "gfx942": 64, "cpu": 1 << 20}
+"""KiB of shared memory that one program may use. `cpu` is Triton's interpreter."""
+
+HEAD_BLOCKS = (16, 32, 64, 128, 256)
+KERNELS = ("forward", "dkdv", "dq")
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    queries: int
+    keys: int
+    warps: int
+    stages: int
+
+    def __iter__(self):  # noqa: ANN204 - prints as a tuple
+        return iter((self.queries, self.keys, self.warps, self.stages))
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    chip: str
+    itemsize: int
+    head_block: int
+    forward: Tile
+    dkdv: Tile
+    dq: Tile
+
+
+# (itemsize, head block) -> forward, dkdv, dq, where there is room.
+_BEST = {
+    (2, 16): (Tile(128, 64, 4, 3), Tile(64, 64, 4, 2), Tile(128, 64, 4, 2)),
+    (2, 32): (Tile(128, 64, 4, 3), Tile(64, 64, 4, 2), Tile(128, 64, 4, 2)),
+    (2, 64): (Tile(128, 64, 4, 3), Tile(64, 64, 4, 1), Tile(128, 64, 8, 3)),
+    (2, 128): (Tile(128, 64, 4, 2), Tile(64, 64, 4, 2), Tile(128, 64, 8, 3)),
+    (2, 256): (Tile(128, 64, 8, 2), Tile(64, 64, 8, 1), Tile(64, 64, 8, 1)),
+    (4, 16): (Tile(32, 32, 4, 1), Tile(32, 32, 4, 1), Tile(32, 32, 4, 1)),
+    (4, 32): (Tile(32, 32, 4, 1), Tile(32, 32, 4, 1), Tile(32, 32, 4, 1)),
+    (4, 64): (Tile(32, 32, 4, 1), Tile(32, 32, 4, 1), Tile(32, 32, 4, 1)),
+    (4, 128): (Tile(32, 32, 4, 1), Tile(32, 32, 4, 1), Tile(32, 32, 4, 1)),
+    (4, 256): (Tile(32, 16, 4, 1), Tile(16, 32, 4, 1), Tile(32, 16, 4, 1)),
+}
+
+
+def shared_bytes(kernel: str, tile: Tile, itemsize: int, head_block: int) -> int:
+    """An upper bound of the shared memory that the compiled kernel takes: tiles that it holds, tiles in flight, scratch.
+
+    Held against the real compiler by the tests in `tests/aot`.
+    """
+    row = 2 * head_block * itemsize  # one row of K and V, or of Q and dO
+    stages = max(tile.stages, 1)
+    scratch = 4 * 1024
+    if kernel == "forward":
+        return tile.queries * head_block * itemsize + stages * tile.keys * row + scratch
+    exchanged = tile.queries * tile.keys * itemsize
+    if kernel == "dq":
+        return tile.queries * row + stages * tile.keys * row + exchanged + scratch
+    return tile.keys * row + stages * tile.queries * row + 2 * exchanged + scratch
+
+
+def fitted(kernel: str, tile: Tile, chip: str, itemsize: int, head_block: int) -> Tile:
+    """`tile` with fewer stages, then fewer walked rows, then fewer held rows, until it fits the chip."""
+    room = SHARED_MEMORY[chip] * 1024
+    walked, held = ("queries", "keys") if kernel == "dkdv" else ("keys", "queries")
+    while shared_bytes(kernel, tile, itemsize, head_block) > room:
+        if tile.stages > 1:
+            tile = replace(tile, stages=tile.stages - 1)
+        elif getattr(tile, walked) > 16 and getattr(tile, walked) * 2 > getattr(tile, held):
+            tile = replace(tile, **{walked: getattr(tile, walked) // 2})
+        elif getattr(tile, held) > 16:
+            tile = replace(tile, **{held: getattr(tile, held) // 2})
+        elif getattr(tile, walked) > 16:
+            tile = replace(tile, **{walked: getattr(tile, walked) // 2})
+        else:
+            break
+    return tile
+
+
+def table(own: tuple[int, int] | None) -> tuple[Row, ...]:
+    """Every row that a generated file carries; `own` is the spec's tile, which the forward and dQ kernels keep."""
+    rows: list[Row] = []
+    for chip in SHARED_MEMORY:
+        for itemsize in (2, 4):
+            for head_block in HEAD_BLOCKS:
+                tiles = _BEST[itemsize, head_block]
+                if chip == "cpu":
+                    tiles = (Tile(64, 64, 4, 1),) * 3  # few, large programs: the interpreter's cost is the operation
+                if own is not None:
+                    tiles = tuple(replace(t, queries=own[0], keys=own[1]) for t in tiles)
+                if chip == "gfx942":
+                    tiles = tuple(replace(t, stages=min(t.stages, 2)) for t in tiles)
+                kernels = [fitted(k, t, chip, itemsize, head_block) for k, t in zip(KERNELS, tiles, strict=True)]
+                rows.append(Row(chip, itemsize, head_block, *kernels))
+    return tuple(rows)

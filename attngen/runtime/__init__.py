@@ -1,0 +1,1 @@
+"""Runs generated source: `loader` (file cache, import, the interpreter), `aot` (binaries without a GPU)."""

@@ -1,0 +1,34 @@
+"""Files on disk keyed by their content, safe under concurrent processes.
+
+Takes text, gives the path of a file that holds it. A file appears whole (written aside, then renamed) or not at all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from pathlib import Path
+
+import platformdirs
+
+
+def folder() -> Path:
+    """`$ATTNGEN_CACHE`, else the user's cache folder."""
+    return Path(os.environ.get("ATTNGEN_CACHE") or platformdirs.user_cache_dir("attngen", appauthor=False))
+
+
+def digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def stored(text: str, name: str) -> Path:
+    """The path of a file with this text. `name` makes it readable; the digest makes it unique."""
+    path = folder() / "generated" / f"{name}_{digest(text)[:16]}.py"
+    if not path.is_file() or path.read_text(encoding="utf-8") != text:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{name}_", suffix=".tmp")
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(aside, path)
+    return path

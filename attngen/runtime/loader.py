@@ -1,0 +1,59 @@
+"""Imports generated source, on a GPU as it is, elsewhere under Triton's interpreter.
+
+Takes the source and the attention's name, gives the module. The source is stored first, so that tracebacks, Triton's
+own source inspection and its binary cache see a file that stays where it is.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+import warnings
+from types import ModuleType
+
+from attngen.errors import InternalError, UsageError
+from attngen.runtime import cache
+
+_LOADED: dict[str, ModuleType] = {}
+_SAID: list[bool] = []
+
+
+def has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def prepare_interpreter() -> None:
+    """Without a GPU: turns Triton's interpreter on (before Triton is imported), and says so once."""
+    if has_gpu() or os.environ.get("TRITON_INTERPRET") == "1":
+        return
+    if "triton.language" in sys.modules:
+        raise UsageError(
+            "there is no GPU, and Triton was imported before its interpreter could be turned on; "
+            "set TRITON_INTERPRET=1 in the environment"
+        )
+    os.environ["TRITON_INTERPRET"] = "1"
+    if not _SAID:
+        _SAID.append(True)
+        warnings.warn(
+            "no GPU found: attngen runs Triton kernels in Triton's interpreter, which is exact but slow",
+            stacklevel=4,
+        )
+
+
+def load(source: str, name: str) -> ModuleType:
+    """The module of a generated source. The same source gives the same module."""
+    key = cache.digest(source)
+    if key not in _LOADED:
+        prepare_interpreter()
+        path = cache.stored(source, name)
+        spec = importlib.util.spec_from_file_location(f"attngen_generated.{name}_{key[:16]}", path)
+        if spec is None or spec.loader is None:
+            raise InternalError(f"no loader for {path.name}")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module
+        spec.loader.exec_module(module)
+        _LOADED[key] = module
+    return _LOADED[key]
