@@ -17,6 +17,7 @@ from attngen.errors import Source, UsageError
 from attngen.ir.attention import Attention
 
 if TYPE_CHECKING:
+    from attngen.emit import Options
     from attngen.ir.evaluate import Array
     from attngen.plan import KernelPlan
     from attngen.runtime.aot import Artifact
@@ -31,21 +32,17 @@ ARCHITECTURES = ("sm_80", "sm_90", "sm_100", "gfx942")
 DTYPES = ("fp16", "bf16", "fp32")
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What the caller chooses beside the spec. `tile` overrides the spec's own; `precision` is of fp32 products."""
+def options(target: str = "triton", precision: Precision = "ieee", tile: tuple[int, int] | None = None) -> Options:
+    """What a caller chooses beside the spec, checked. `tile` overrides the spec's; `precision` is of fp32 products."""
+    from attngen.emit import Options
 
-    target: str = "triton"
-    precision: Precision = "ieee"
-    tile: tuple[int, int] | None = None
-
-    def __post_init__(self) -> None:
-        if self.target not in TARGETS:
-            raise UsageError(f"no target {self.target!r}; there is {', '.join(TARGETS)}")
-        if self.precision not in PRECISIONS:
-            raise UsageError(f"no precision {self.precision!r}; there are {', '.join(PRECISIONS)}")
-        if self.tile is not None and not (len(self.tile) == 2 and all(_is_tile_size(size) for size in self.tile)):
-            raise UsageError(f"tile {self.tile!r} must be two powers of two from 16 to 256: (query rows, key columns)")
+    if target not in TARGETS:
+        raise UsageError(f"no target {target!r}; there is {', '.join(TARGETS)}")
+    if precision not in PRECISIONS:
+        raise UsageError(f"no precision {precision!r}; there are {', '.join(PRECISIONS)}")
+    if tile is not None and not (len(tile) == 2 and all(_is_tile_size(size) for size in tile)):
+        raise UsageError(f"tile {tile!r} must be two powers of two from 16 to 256: (query rows, key columns)")
+    return Options(target=target, precision=precision, tile=tile)
 
 
 def _is_tile_size(size: Any) -> bool:
@@ -71,15 +68,11 @@ def plan(attention: Attention) -> KernelPlan:
 
 def build(source: Source, options: Options, consts: Mapping[str, Const] | None = None) -> Kernel:
     """The whole chain for one spec, short of loading it."""
-    from attngen.emit import Options as EmitOptions
     from attngen.emit import emit
 
     spec = analyse(source, consts)
     planned = plan(spec)
-    emitted = emit(
-        planned, source.text, EmitOptions(target=options.target, precision=options.precision, tile=options.tile)
-    )
-    return Kernel(spec=spec, plan=planned, source=emitted, target=options.target)
+    return Kernel(spec=spec, plan=planned, source=emit(planned, source.text, options), target=options.target)
 
 
 def stage(kind: str, source: Source, options: Options, consts: Mapping[str, Const] | None = None) -> str:
@@ -106,13 +99,13 @@ def stage(kind: str, source: Source, options: Options, consts: Mapping[str, Cons
 
 def binaries(kernel: Kernel, kind: str, *, arch: str, dtype: str, head_dim: tuple[int, int]) -> list[Artifact]:
     """Every kernel of the generated file, through the real compiler, for a chip that needn't be there."""
-    from attngen.runtime.aot import compile_kernels
-
     amd = arch.startswith("gfx")
     if kind in ("ptx", "cubin") and amd:
         raise UsageError(f"{arch} has no {kind}; ask for hsaco, ttir or ttgir")
     if kind == "hsaco" and not amd:
         raise UsageError(f"{arch} has no hsaco; ask for cubin, ptx, ttir or ttgir")
+    from attngen.runtime.aot import compile_kernels
+
     return compile_kernels(kernel.source, arch=arch, dtype=dtype, head_dim=head_dim, kind=kind, name=kernel.name)
 
 
@@ -151,7 +144,7 @@ def compile(
             raise UsageError(f"const {name!r} must be a bool, an int or a float, not {value!r}")
     text = spec if isinstance(spec, str) and ("\n" in spec or spec.lstrip().startswith("attention ")) else None
     source = Source(text) if text is not None else files.read_source(Path(spec))
-    return build(source, Options(target=target, precision=precision, tile=tile), overrides)
+    return build(source, options(target, precision, tile), overrides)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -180,7 +173,7 @@ class Kernel:
 
     @cached_property
     def function(self) -> Callable[..., Any]:
-        """The generated function itself: what to hand to `torch.compile`."""
+        """The generated function itself. `torch.compile(fullgraph=True)` takes a kernel once this has been read."""
         from attngen.runtime.loader import load
 
         return getattr(load(self.source, self.name), self.name)

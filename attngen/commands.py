@@ -19,6 +19,7 @@ from attngen.errors import UsageError
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from attngen.emit import Options
     from attngen.runtime.aot import Artifact
     from attngen.show.survey import Survey
     from attngen.verify import Case, Comparison
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 def run_compile(args: Namespace) -> int:
     _refuse_overwriting(args.spec, [args.output] if args.output else [])
-    options = api.Options(target=args.target, precision=args.precision, tile=args.tile)
+    options = api.options(args.target, args.precision, args.tile)
     if args.emit in api.STAGES:
         for flag in ("arch", "dtype", "head_dim"):
             if getattr(args, flag) is not None:
@@ -38,7 +39,7 @@ def run_compile(args: Namespace) -> int:
     return _compile_binaries(args, options)
 
 
-def _compile_binaries(args: Namespace, options: api.Options) -> int:
+def _compile_binaries(args: Namespace, options: Options) -> int:
     arch = args.arch or ("gfx942" if args.emit == "hsaco" else "sm_90")
     kernel = api.build(files.read_source(args.spec), options, dict(args.define))
     with terminal.working(f"compiling {kernel.name} for {arch}"):
@@ -179,7 +180,7 @@ def run_verify(args: Namespace) -> int:
     cases = verify.cases(spec, "cuda" if args.device == "cuda" else "cpu")  # a spec's mistakes before torch's seconds
     device = verify.choose_device(args.device)
     cases = verify.cases(spec, device)
-    options = api.Options(precision=args.precision, tile=args.tile)
+    options = api.options(precision=args.precision, tile=args.tile)
     results = _with_progress(spec.name, cases, verify.verify(source, cases, device, options, consts))
     table, failed = _comparison_table(results)
     out = terminal.console(sys.stdout)

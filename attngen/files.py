@@ -12,17 +12,25 @@ from pathlib import Path
 
 from attngen.errors import Source, UsageError
 
+_LONGEST = 4_000_000  # far above what the parser takes: keeps a device or a video out of memory
+
 
 def read_source(path: str | os.PathLike[str]) -> Source:
     """The spec in a file, or on standard input for `-`. A path that can't be read raises `UsageError`."""
     name = os.fspath(path)
     try:
-        data = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+        if name == "-":
+            data = sys.stdin.buffer.read(_LONGEST + 1)
+        else:
+            with open(name, "rb") as file:
+                data = file.read(_LONGEST + 1)
     except OSError as error:
         raise UsageError(f"can't read {name}: {reason(error)}") from error
     except ValueError as error:  # a NUL inside the path
         raise UsageError(f"can't read {name!r}: {error}") from error
     name = "<stdin>" if name == "-" else name
+    if len(data) > _LONGEST:
+        raise UsageError(f"{name} is no spec: it has more than {_LONGEST:,} bytes")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

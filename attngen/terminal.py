@@ -54,10 +54,10 @@ def report_spec(error: SpecError) -> None:
 
 
 def console(stream: TextIO) -> Console:
-    """A rich console on `stream`: coloured on a terminal only, and never narrower than a table needs when piped."""
+    """A rich console on `stream`: coloured on a terminal only, and wide enough for any table when piped."""
     from rich.console import Console
 
-    width = None if stream.isatty() else 120
+    width = None if stream.isatty() else 240
     return Console(file=stream, width=width, no_color=not is_coloured(stream), highlight=False, soft_wrap=False)
 
 

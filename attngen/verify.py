@@ -16,7 +16,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from attngen import inputs, reference
-from attngen.api import Const, Kernel, Options, build
+from attngen.api import Const, Kernel, build
+from attngen.emit import Options
 from attngen.errors import Source, UsageError
 from attngen.ir.attention import Attention
 from attngen.ir.evaluate import Array

@@ -94,7 +94,7 @@ def test_wrong_spec_lists_every_mistake() -> None:
 
 def test_unknown_stage() -> None:
     with pytest.raises(UsageError, match="no stage 'llvm'; there are ast, ir, plan, source"):
-        api.stage("llvm", Source(TEXT), api.Options())
+        api.stage("llvm", Source(TEXT), api.options())
 
 
 def test_options_reach_the_generated_file() -> None:

@@ -34,6 +34,11 @@ def test_unreadable_file(tmp_path: Path, make, message: str) -> None:  # type: i
         files.read_source(path)
 
 
+def test_endless_file() -> None:
+    with pytest.raises(UsageError, match="/dev/zero is no spec: it has more than 4,000,000 bytes"):
+        files.read_source("/dev/zero")
+
+
 def test_path_with_nul() -> None:
     with pytest.raises(UsageError, match="can't read"):
         files.read_source("a\0b")
