@@ -11,16 +11,20 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from attngen.errors import InternalError, Source, Span
+from attngen.errors import Diagnostic, InternalError, Source, Span, SpecError
 from attngen.syntax import ast
-from attngen.syntax.lexer import Comment, Token
+from attngen.syntax.lexer import SIZE_LIMIT, Comment, Token
 from attngen.syntax.parser import Parsed, read
 from attngen.syntax.printing import INDENT, Chunk, Word, chunks, signed, wrap
 
 
 def format_text(source: Source) -> str:
     """The canonical text of a file. Raises `SpecError` where it does not parse."""
-    return _Layout(read(source)).text()
+    text = _Layout(read(source)).text()
+    if len(text) > SIZE_LIMIT:
+        message = f"formatted, the file would have {len(text):,} characters, and {SIZE_LIMIT:,} are allowed"
+        raise SpecError([Diagnostic("file-size", message, Span(1, 1, 1, 2), "split it in two", source)])
+    return text
 
 
 @dataclass(frozen=True, slots=True)

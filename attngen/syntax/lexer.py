@@ -176,7 +176,7 @@ class _Scanner:
                 self._report("unexpected-character", what, span, _NO_MEANING[text])
                 self._add("BROKEN", text, span)
         elif kind == _NUMBER:
-            self._add("NUMBER", text if self._is_number(text, span) else "1", span)
+            self._number(text, span)
         elif kind == _NEWLINE:
             self._add("NEWLINE", text, span)
         elif kind == _COMMENT:
@@ -227,28 +227,28 @@ class _Scanner:
             fix = "names have no parts: write exp, not math.exp" if character == "." else "delete it"
             self._report("unexpected-character", f"`{character}` is no sign of the language", span, fix)
 
-    def _is_number(self, text: str, span: Span) -> bool:
-        """Whether the text is a number of the language and fits its type; reported where not."""
+    def _number(self, text: str, span: Span) -> None:
+        """A number, if the text is one and fits its type; where it doesn't, 1 stands for it."""
+        fix = ""
         if len(text) > NUMBER_LIMIT:
-            self._report("number", f"a number of {len(text):,} characters", span, f"{NUMBER_LIMIT} at most")
-            return False
-        if not self.vocabulary.number.fullmatch(text):
+            message, fix = f"a number of {len(text):,} characters", f"{NUMBER_LIMIT} at most"
+        elif not self.vocabulary.number.fullmatch(text):
             self._report("number", f"`{text}` is no number", span, _number_fix(text))
-            return False
-        if text.isdigit():
+            self._add("BROKEN", text, span)
+            return
+        elif text.isdigit():
+            message = "the integer doesn't fit in 64 bits"
             if int(text) >= INT_LIMIT:
                 fix = "write it as a float, with a point or an exponent"
-                self._report("number", "the integer doesn't fit in 64 bits", span, fix)
-                return False
-            return True
-        value = float(text)
-        if math.isinf(value):
-            self._report("number", f"`{text}` is too large for a float", span, "write `inf` if infinity is meant")
-        elif value == 0 and re.search("[1-9]", re.split("[eE]", text)[0]):
-            self._report("number", f"`{text}` is too small for a float: it rounds to 0", span, "write 0.0")
+        elif math.isinf(value := float(text)):
+            message, fix = f"`{text}` is too large for a float", "write `inf` if infinity is meant"
         else:
-            return True
-        return False
+            message = f"`{text}` is too small for a float: it rounds to 0"
+            if value == 0 and re.search("[1-9]", re.split("[eE]", text)[0]):
+                fix = "write 0.0"
+        if fix:
+            self._report("number", message, span, fix)
+        self._add("NUMBER", "1" if fix else text, span)
 
 
 def _number_fix(text: str) -> str:

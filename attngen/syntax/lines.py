@@ -136,7 +136,9 @@ class _Splitter:
 
     def _unmatched(self, token: Token) -> None:
         """Report a closing bracket that none of its kind is open for; it is taken to close whatever is."""
-        if self.open:
+        if self.mistakes and self.mistakes[-1].span.line == token.span.line:
+            pass  # One mistake in the brackets of a line is enough.
+        elif self.open:
             opener = self.open[-1]
             message = f"`{token.text}` can't close the `{opener.text}` at {opener.span.line}:{opener.span.column}"
             self._report("unmatched-bracket", message, token, f"write `{_SIGN[_CLOSER[opener.type]]}`")
@@ -152,8 +154,9 @@ class _Splitter:
         if not self.too_deep:
             message = f"`{opener.text}` is never closed"
             self._report("unclosed-bracket", message, opener, f"add `{_SIGN[_CLOSER[opener.type]]}`")
-        # What is inside a bracket that never closes can't be judged; the lines of a block can.
-        place = len(self.current) if opener.type == "LBRACE" else self.places[-1] + 1
+        # What a bracket that never closes holds can't be judged; the lines of a block can.
+        block = opener.type == "LBRACE" and self.current[0].text == "normalizer"
+        place = len(self.current) if block else self.places[-1]
         self.current.insert(place, Token("BROKEN", opener.text, opener.span))
 
     def _report(self, code: str, message: str, token: Token, fix: str) -> None:

@@ -41,6 +41,8 @@ class Place:
     before: Sequence[Token]
     after: Token | None
     expected: AbstractSet[str]
+    in_block: bool
+    """Whether the tokens are those of one line in a normalizer's block."""
 
     @property
     def last(self) -> Token | None:
@@ -73,6 +75,10 @@ class Place:
 
 def explain(place: Place) -> Diagnostic:
     """The mistake at a place, and its fix where one can be told."""
+    if place.expected == {"$END"}:
+        behind = _describe(place.last) if place.last else "`}`"
+        message = f"the statement should end behind {behind}: {_describe(place.found)} comes"
+        return place.error("syntax", message, "start the next statement on a line of its own")
     if not place.before:
         return _no_statement(place)
     if place.wants_value:
@@ -84,7 +90,7 @@ def explain(place: Place) -> Diagnostic:
 
 def _no_statement(place: Place) -> Diagnostic:
     found, after = place.found, place.after
-    if "RBRACE" in place.expected:
+    if place.in_block:
         message = f"a line of a normalizer can't begin with {_describe(found)}"
         return place.error("syntax", message, "its lines define weight, denominator, shift and rescale")
     if found.type in ("NAME", "IF", "ELSE", "NOT", "AND", "OR", "TRUE", "FALSE"):
@@ -197,6 +203,9 @@ def _form_missing(place: Place) -> Diagnostic:
     assert last is not None
     word = place.before[0].text
     what = "the line ends" if place.at_end else f"{_describe(found)} comes"
+    if place.in_block:
+        message = f"{_wanted(place)} is expected behind {_describe(last)}: {what}"
+        return place.error("syntax", message, _form(place))
     if last is place.before[0]:
         if expected == {"NAME"}:
             reserved = found.type in ("IF", "ELSE", "AND", "OR", "NOT", "TRUE", "FALSE")
@@ -233,10 +242,7 @@ def _form_missing(place: Place) -> Diagnostic:
         return place.error("syntax", f"{_wanted(place)} is expected behind {_describe(last)}: {what}", fix)
     if found.type == "RPAR" and last.type == "LPAR":
         return place.error("syntax", "empty brackets", "leave the brackets out, or name an argument")
-    if expected == {"$END"}:
-        message = f"the statement should end behind {_describe(last)}: {what}"
-        return place.error("syntax", message, "start the next statement on a line of its own")
-    if word in _FORM and "EQUALS" in expected and len(place.before) == 2:
+    if "EQUALS" in expected and len(place.before) == 2:
         form = f"normalizer = {last.text}" if word == "normalizer" else f"{word} {last.text} = …"
         return place.error("missing-value", f"`{last.text}` needs a value: {what}", f"write `{form}`")
     return place.error("syntax", f"{_wanted(place)} is expected behind {_describe(last)}: {what}", _form(place))
@@ -247,8 +253,9 @@ def _last(place: Place, type: str) -> Span | None:
 
 
 def _form(place: Place) -> str:
-    word = place.before[0].text
-    return f"the form is {_FORM[word]}" if word in _FORM else "the form is `TARGET = VALUE`"
+    if place.in_block:
+        return "the form is `TARGET = VALUE` or `TARGET(ARGUMENTS) = VALUE`"
+    return f"the form is {_FORM[place.before[0].text]}"
 
 
 def _wanted(place: Place) -> str:

@@ -167,7 +167,7 @@ class _Statement:
                 try:
                     result = _feed(state, taken)
                 except UnexpectedToken:
-                    mistakes.append(explain(self._place(start, begin, number)))
+                    mistakes.append(explain(self._place(start, begin, number, in_block)))
                     wrong = True
                 except Refused as refused:
                     mistakes.append(refused.diagnostic)
@@ -180,7 +180,7 @@ class _Statement:
                 # The line is dropped; its end is taken as that of an empty one.
                 state = _copy(start)
                 _feed(state, token)
-            if token.type == "LBRACE" or line_ends:
+            if line_ends or (token.type == "LBRACE" and not wrong):
                 start, begin = _copy(state), number + 1
                 in_block = token.type != "RBRACE"
             if token.type == "$END" and not failed:
@@ -195,7 +195,7 @@ class _Statement:
                 return Token(type, token.text, token.span)
         return token
 
-    def _place(self, start: _State, begin: int, number: int) -> Place:
+    def _place(self, start: _State, begin: int, number: int, in_block: bool) -> Place:
         """The place of the token that was not taken, with all that would have been, seen from before it."""
         parser = self.grammar.run()
         parser.parser_state = _copy(start)
@@ -203,7 +203,7 @@ class _Statement:
             _feed(parser.parser_state, self._typed(parser.parser_state, token))
         after = self.tokens[number + 1] if number + 1 < len(self.tokens) else None
         expected = cast("set[str]", parser.accepts())
-        return Place(self.source, self.tokens[number], self.tokens[begin:number], after, frozenset(expected))
+        return Place(self.source, self.tokens[number], self.tokens[begin:number], after, frozenset(expected), in_block)
 
 
 def _feed(state: _State, token: Token) -> Any:
