@@ -216,9 +216,7 @@ class Assume:
     span: Span = field(compare=False, kw_only=True)
 
 
-Statement = (
-    Attention | Const | Param | Let | Score | Mask | UseNormalizer | DefineNormalizer | Dropout | Tile | Assume
-)
+Statement = Attention | Const | Param | Let | Score | Mask | UseNormalizer | DefineNormalizer | Dropout | Tile | Assume
 
 
 @dataclass(frozen=True, slots=True)

@@ -257,10 +257,8 @@ class Builder:
                 message = f"`{name.text}` where the tile size of `{wanted}` is expected"
                 raise self._refuse("tile", message, name.span, "write `tile q = 128, k = 64`")
         for number in (size, second_size):
-            value = int(number.text) if number.text.isdigit() else 0
-            if value < 1 or value & (value - 1):
-                message = f"the tile size {number.text} is no power of two"
-                raise self._refuse("tile", message, number.span, "write 16, 32, 64, 128 or 256")
+            if not number.text.isdigit():
+                raise self._refuse("tile", "a tile size is a whole number", number.span, "write it without a point")
         return ast.Tile(int(size.text), int(second_size.text), span=word.span.to(second_size.span))
 
     def assume(self, children: list[_Child]) -> ast.Assume:

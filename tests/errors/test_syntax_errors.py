@@ -129,9 +129,9 @@ ONE_LINE = [
     ("tile", "syntax", "", "tile auto"),
     ("tile q = 64", "syntax", "", "k = 64"),
     ("tile k = 64, q = 64", "tile", "k", "tile q = 128, k = 64"),
-    ("tile q = 64, k = 48", "tile", "48", "16, 32, 64"),
-    ("tile q = 64., k = 64", "tile", "64.", "16, 32, 64"),
-    ("tile q = 0, k = 64", "tile", "0", "16, 32, 64"),
+    ("tile q = 64., k = 64", "tile", "64.", "without a point"),
+    ("tile q = 64, k = 1e2", "tile", "1e2", "without a point"),
+    ("tile q = 64, k = wide", "syntax", "wide", "k = 64"),
     ("normalizer", "syntax", "", "normalizer = NAME"),
     ("normalizer n", "syntax", "", "normalizer NAME { … }"),
     ("normalizer =", "missing-value", "", "softmax1"),
@@ -174,7 +174,7 @@ def test_several_mistakes_at_once() -> None:
         attention x
         score = exp(qk * scale
         mask = k <= q and
-        tile q = 32, k = 17
+        tile q = 32, k = 17.
         let y =
            3 + 4
         normalizer bar {
