@@ -76,7 +76,8 @@ def test_reference_is_the_formula(variant: Variant, case: Case) -> None:
     found = {"out": result.out, "lse": result.lse, "d_q": gradients.q, "d_k": gradients.k, "d_v": gradients.v}
     found |= {f"d_{n}": gradients.params[n] for n in given.floats()}
     got = Numbers({n: torch.from_numpy(np.array(x)) for n, x in found.items()})
-    assert disagreements(got, want, tolerance=1e-9, floor=1e-3, coarse=frozenset()) == []
+    off = disagreements(got, want, tolerance=1e-9, floor=1e-3, coarse=frozenset())
+    assert not off, "; ".join(off)
 
 
 # ---------------------------------------------------------------- the scripts
