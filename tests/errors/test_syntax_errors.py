@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -349,7 +350,8 @@ for line in sys.stdin:
 
 def test_hostile_files_end_in_an_error_in_time_and_memory() -> None:
     given = "".join(f"{name}\t{text}\n" for name, text in HOSTILE.items())
-    done = subprocess.run([sys.executable, "-c", CHILD], input=given, capture_output=True, text=True, timeout=120)
+    command, place = [sys.executable, "-c", CHILD], Path(__file__).parents[2]
+    done = subprocess.run(command, input=given, cwd=place, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-2000:]
     seconds = [(name, float(took)) for name, took in (line.split("\t") for line in done.stdout.splitlines())]
     assert [name for name, _ in seconds] == list(HOSTILE)
