@@ -177,9 +177,10 @@ def run_verify(args: Namespace) -> int:
     source = files.read_source(args.spec)
     consts = dict(args.define)
     spec = api.analyse(source, consts)
-    cases = verify.cases(spec, "cuda" if args.device == "cuda" else "cpu")  # a spec's mistakes before torch's seconds
     device = verify.choose_device(args.device)
     cases = verify.cases(spec, device)
+    for name, value in verify.beyond(spec, cases):
+        terminal.note(f"no sequence here is as long as `{name}` = {value}: try -D {name}=… as well")
     options = api.options(precision=args.precision, tile=args.tile)
     results = _with_progress(spec.name, cases, verify.verify(source, cases, device, options, consts))
     table, failed = _comparison_table(results)

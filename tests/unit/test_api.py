@@ -170,6 +170,14 @@ def test_saved_file_stands_alone(kernel: Kernel, tmp_path: Path) -> None:
     assert float(done.stdout) == pytest.approx(1.0)
 
 
+def test_kernel_in_a_compiled_function(kernel: Kernel) -> None:
+    slope = torch.tensor([0.1, 0.3])
+    _ = kernel.function
+    compiled = torch.compile(lambda q, k, v: 2 * kernel(q, k, v, slope=slope), fullgraph=True, backend="eager")
+    q, k, v = operands()
+    assert torch.equal(compiled(q, k, v), 2 * kernel(q, k, v, slope=slope))
+
+
 def test_kernels_are_copied_and_pickled(kernel: Kernel) -> None:
     """A module that holds one can be deep-copied, and sent to another process."""
     _ = kernel.function

@@ -71,6 +71,11 @@ def test_cases_are_what_breaks_kernels(device: str) -> None:
     assert len({c.dtype for c in chosen}) >= 2
 
 
+def test_consts_that_no_case_reaches_are_named() -> None:
+    spec = api.analyse(Source("attention a\nconst wide = 4000\nconst near = 9\nconst on = true\nconst x = 5000.0\n"))
+    assert verify.beyond(spec, verify.cases(spec, "cpu")) == (("wide", 4000),)
+
+
 # ---------------------------------------------------------------- right and wrong kernels
 
 PARAMS = "param slope: f32[Hq]\nparam cap: f32 where cap > 0\n"
@@ -107,6 +112,13 @@ def test_dropout_and_empty_rows_are_compared_too() -> None:
     dropped = kernel("param p: f32 where 0 <= p < 1\nmask = k < q - 3\ndropout = p")
     found = {c.result: c for c in compare(dropped, CASE, "cpu")}
     assert all(c.passed for c in found.values()), found
+
+
+def test_tolerance_is_that_of_the_coarsest_rounding() -> None:
+    mixed = kernel("param slope: bf16[Hq]\nscore = qk * scale - slope[h] * abs(q - k)")
+    found = {c.result: c.tolerance for c in compare(mixed, CASE, "cpu")}
+    assert found.pop("d slope") == 2e-2 and set(found.values()) == {2e-5}
+    assert {c.tolerance for c in compare(mixed, CASE, "cpu", coarse=True)} == {2e-2}
 
 
 def test_dropout_is_on() -> None:
