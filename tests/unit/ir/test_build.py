@@ -219,7 +219,9 @@ def rebuilt(e: Expr) -> Expr:
     return build.apply(e.op, *(rebuilt(a) for a in e.args)) if isinstance(e, Apply) else e
 
 
-environments = st.fixed_dictionaries({name: VALUES[t] for t, names in NAMES.items() for name in names})
+# No literal is NaN, but a variable can be.
+GIVEN = {**VALUES, FLOAT: st.one_of(reals, st.just(math.nan))}
+environments = st.fixed_dictionaries({name: GIVEN[t] for t, names in NAMES.items() for name in names})
 
 
 @pytest.mark.parametrize(("op", "args", "type"), OPERATIONS, ids=lambda x: getattr(x, "name", None))
