@@ -55,8 +55,10 @@ def dense(q: Tensor, k: Tensor, v: Tensor, slope: Tensor) -> Tensor:
 
 
 def generated() -> Attend:
-    kernel = attngen.compile(HERE / "alibi.attn")
-    return lambda q, k, v, slope: kernel(q, k, v, slope=slope)
+    # Taking `.function` loads it. Without a GPU that turns Triton's interpreter on, which must come before anything
+    # else imports Triton, as torch's optimisers do.
+    alibi = attngen.compile(HERE / "alibi.attn").function
+    return lambda q, k, v, slope: alibi(q, k, v, slope=slope)
 
 
 # ---------------------------------------------------------------- the model
@@ -130,10 +132,8 @@ class Trainer:
 
 def train(size: Size, steps: int, device: str, bf16: bool) -> dict[str, list[float]]:
     """The losses of both, step by step, with a line of progress now and then."""
-    trainers = {
-        "dense": Trainer(size, dense, device, bf16),
-        "generated": Trainer(size, generated(), device, bf16),
-    }
+    attentions = {"generated": generated(), "dense": dense}
+    trainers = {name: Trainer(size, attend, device, bf16) for name, attend in attentions.items()}
     losses: dict[str, list[float]] = {name: [] for name in trainers}
     begun = time.perf_counter()
     for step in range(steps):
