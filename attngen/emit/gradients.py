@@ -12,8 +12,10 @@ from attngen.emit import host_expressions
 from attngen.emit.kernel_code import KernelCode
 from attngen.emit.params import ParamView
 from attngen.ir.attention import Attention, Param
+from attngen.ir import printing
 from attngen.ir.nodes import SIZES, Expr, Load, Scalar, Symbol
-from attngen.plan.kernel import Gather, KernelPlan, LeafGradient
+from attngen.ir.walk import reads
+from attngen.plan.kernel import Gather, KernelPlan, LeafGradient, distance_index
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,3 +175,156 @@ def flat_index(
     lines.append(f"exists = torch.as_tensor({' & '.join(inside)}, device=q.device)")
     lines.append(f"cell = torch.as_tensor({flat}, device=q.device)")
     return lines, "exists", "cell"
+
+
+# ---------------------------------------------------------------- leaves with kernels of their own
+
+
+@dataclass(frozen=True, slots=True)
+class PairView:
+    """One kernel of `templates/triton/pair_gradient.py.j2`; the texts are those of its `code`."""
+
+    name: str
+    gather: str
+    text: str
+    code: KernelCode
+    contribution: str
+    outputs: tuple[str, ...]
+    batches: str  # the batches and heads that one program sums over, as the bounds of a range
+    heads: str
+    batch: str
+    head: str
+    index: tuple[str, ...]  # what the tile function returns beside the contribution (scatter)
+    index_names: tuple[str, ...]
+    offset: str
+    inside: str
+    visited: str
+    host_lines: tuple[str, ...]
+
+
+def pair_view(
+    plan: KernelPlan,
+    params: tuple[ParamView, ...],
+    gradient: LeafGradient,
+    code: KernelCode,
+    contribution: str,
+    visited: str,
+    call: tuple[str, ...],
+) -> PairView:
+    """`call` are the arguments of a launch, with `OUTPUTS` where the kernel's own pointers go."""
+    leaf = gradient.leaf
+    assert isinstance(leaf, Load)
+    attention = plan.attention
+    name = leaf_name(plan, params, gradient)
+    total = f"total_{next(p.name for p in params if p.keyword == gradient.param)}"
+    per_batch, per_head = _reads_any(leaf, "b"), _reads_any(leaf, "h", "hkv")
+    sizes = [_kernel_size(d) for d in attention.param(leaf.param).shape]
+    strides = tuple(f"cell_stride_{i}" for i in range(len(sizes)))
+    outputs: tuple[str, ...]
+    host: list[str]
+    names: tuple[str, ...] = ()
+    texts = tuple(code.results.get(f"index_{i}", "0") for i in range(len(sizes)))
+    if gradient.gather is Gather.SCATTER:
+        outputs = ("cells_ptr", *strides, "largest_ptr", "unit_ptr")
+        names = tuple(f"index_{i}" for i in range(len(sizes)))
+        batches, heads = "tl.program_id(1), tl.program_id(1) + 1", "tl.program_id(2), tl.program_id(2) + 1"
+        host = _scatter_lines(name, total, call, len(sizes))
+        cells = names
+    elif gradient.gather is Gather.DENSE:
+        outputs = ("cells_ptr", *strides)
+        batches = "tl.program_id(1), tl.program_id(1) + 1" if per_batch else "0, B"
+        heads = _dense_heads(leaf)
+        host = _dense_lines(name, total, call, len(sizes), per_batch, leaf)
+        cells = tuple(_dense_index(i) for i in leaf.indices)
+    else:
+        outputs = ("above_ptr", "below_ptr")
+        batches = "tl.program_id(1), tl.program_id(1) + 1" if per_batch else "0, B"
+        heads = "tl.program_id(2), tl.program_id(2) + 1" if per_head else "0, Hq"
+        host = _diagonal_lines(plan, params, leaf, name, total, call, per_batch, per_head)
+        cells = ()
+    offset = " + ".join(f"tl.cast({i}, tl.int64) * {s}" for i, s in zip(cells, strides, strict=False))
+    inside = " & ".join(f"({i} >= 0) & ({i} < {n})" for i, n in zip(cells, sizes, strict=False))
+    return PairView(
+        name, gradient.gather.value, printing.expression(leaf), code, contribution, outputs, batches, heads,
+        "tl.program_id(1)" if per_batch else "0", _dense_head(leaf), texts if names else (), names, offset, inside,
+        visited, tuple(host),
+    )  # fmt: skip
+
+
+def _reads_any(leaf: Load, *ids: str) -> bool:
+    return any(reads(i, *ids) for i in leaf.indices)
+
+
+def _kernel_size(size: Expr) -> str:
+    return printing.expression(size)
+
+
+def _dense_index(i: Expr) -> str:
+    assert isinstance(i, Symbol)
+    return {"q": "q_idx", "k": "k_idx", "b": "batch", "h": "head", "hkv": "kv_head"}[i.id]
+
+
+def _dense_heads(leaf: Load) -> str:
+    if _reads_any(leaf, "h"):
+        return "tl.program_id(2), tl.program_id(2) + 1"
+    if _reads_any(leaf, "hkv"):
+        return "tl.program_id(2) * group, (tl.program_id(2) + 1) * group"
+    return "0, Hq"
+
+
+def _dense_head(leaf: Load) -> str:
+    if _reads_any(leaf, "h"):
+        return "tl.program_id(2)"
+    return "tl.program_id(2) * group" if _reads_any(leaf, "hkv") else "0"
+
+
+def _launch(name: str, grid: str, call: tuple[str, ...], outputs: tuple[str, ...], *more: str) -> list[str]:
+    arguments = [a for c in call for a in (outputs if c == "OUTPUTS" else (c,))]
+    return [f"_{name}_kernel[({grid})](", f"    {', '.join([*arguments, *more])},", ")"]
+
+
+def _dense_lines(name: str, total: str, call: tuple[str, ...], rank: int, per_batch: bool, leaf: Load) -> list[str]:
+    heads = "Hq" if _reads_any(leaf, "h") else "Hkv" if _reads_any(leaf, "hkv") else "1"
+    grid = f"triton.cdiv(Sq, dq_BQ) * triton.cdiv(Sk, dq_BK), {'B' if per_batch else '1'}, {heads}"
+    outputs = (name, *(f"{name}.stride({i})" for i in range(rank)))
+    return [f"{name} = torch.zeros_like({total})", *_launch(name, grid, call, outputs), f"{total} += {name}"]
+
+
+def _scatter_lines(name: str, total: str, call: tuple[str, ...], rank: int) -> list[str]:
+    grid = "triton.cdiv(Sq, dq_BQ), B, Hq"
+    outputs = ("cells", *(f"cells.stride({i})" for i in range(rank)), "largest", "unit")
+    return [
+        f"cells = torch.zeros({total}.shape, dtype=torch.int64, device=q.device)",
+        f"largest = torch.empty(({grid}), dtype=torch.float32, device=q.device)",
+        "unit = torch.ones((), dtype=torch.float32, device=q.device)",
+        *_launch(name, grid, call, outputs, "MEASURE=True"),
+        "# The unit is so small that rounding is lost in float32, and so large that the sum of all pairs fits 63 bits.",
+        "_, exponent = torch.frexp(largest.amax().clamp(min=1e-30))",
+        "unit = torch.ldexp(torch.ones_like(unit), exponent - (62 - (B * Hq * Sq * Sk).bit_length()))",
+        *_launch(name, grid, call, outputs, "MEASURE=False"),
+        f"{total} += (cells.double() * unit).float()",
+    ]
+
+
+def _diagonal_lines(
+    plan: KernelPlan, params: tuple[ParamView, ...], leaf: Load, name: str, total: str, call: tuple[str, ...],
+    per_batch: bool, per_head: bool,
+) -> list[str]:  # fmt: skip
+    batches, heads = "B" if per_batch else "1", "Hq" if per_head else "1"
+    indices = distance_index(leaf)
+    assert indices is not None
+    lines, inside, flat = flat_index(plan.attention, params, leaf, ("b", "h", "distance"), indices)
+    square = tuple({"BQ=dq_BQ": "BQ=side", "BK=dq_BK": "BK=side"}.get(c, c) for c in call)
+    return [
+        "side = min(dq_BQ, dq_BK)",
+        "query_tiles, key_tiles = triton.cdiv(Sq, side), triton.cdiv(Sk, side)",
+        f"above = torch.empty(({batches}, {heads}, query_tiles + key_tiles - 1, side), dtype=torch.float32, device=q.device)",
+        "below = torch.empty_like(above)",
+        *_launch(name, f"query_tiles + key_tiles - 1, {batches}, {heads}", square, ("above", "below")),
+        "# A diagonal crosses two rows of tiles: above in one, below in the next.",
+        f"{name} = (torch.nn.functional.pad(above, (0, 0, 1, 0)) + torch.nn.functional.pad(below, (0, 0, 0, 1))).flatten(2)",
+        f"distances = torch.arange({name}.shape[2], device=q.device) - key_tiles * side",
+        *(line.replace("torch.arange(B,", f"torch.arange({batches},").replace("torch.arange(Hq,", f"torch.arange({heads},")
+          for line in lines),
+        f"{total} += _gathered({name}, {inside}, {flat}, {total}.numel()).view({total}.shape)",
+    ]  # fmt: skip

@@ -96,12 +96,19 @@ def launch_view(
         ),  # fmt: skip
         saved_tensors="".join(f"{p.name}, " for p in params if p.by_pointer),
         values=tuple(p.name for p in params if not p.by_pointer),
-        returned_gradients="".join(f", {by_name.get(p.name, 'None')}" for p in params),
+        returned_gradients="".join(f", {by_name.get(p.name, _zeros(p, i))}" for i, p in enumerate(params)),
         check_lines=checks,
         convert_lines=_conversions(params),
         param_docs=tuple(_doc(plan, p) for p in params),
         needs_math=any("math." in line for line in checks),
     )
+
+
+def _zeros(p: ParamView, position: int) -> str:
+    """The gradient of a param on which the result does not depend smoothly."""
+    if p.type != "float":
+        return "None"
+    return f"torch.zeros_like({p.name}) if ctx.needs_input_grad[{3 + position}] else None"
 
 
 def _bound_sizes(plan: KernelPlan, params: tuple[ParamView, ...]) -> list[str]:

@@ -12,7 +12,7 @@ import textwrap
 from dataclasses import dataclass
 from typing import Any
 
-from attngen.emit.gradients import RowSum, gradient_views, row_sums
+from attngen.emit.gradients import AXES, PairView, RowSum, gradient_views, leaf_name, pair_view, row_sums
 from attngen.emit.jinja import bracket, render
 from attngen.emit.kernel_code import HeldTest, KernelCode, KernelWriter, free_names
 from attngen.emit.launch import launch_view
@@ -23,15 +23,16 @@ from attngen.emit.tile_code import RangeView, ranges
 from attngen.emit.triton_expressions import Printer
 from attngen.ir import printing
 from attngen.ir.build import mul, real
-from attngen.ir.nodes import Expr, Symbol, Type
+from attngen.ir.nodes import Expr, Load, Symbol, Type
 from attngen.ir.walk import named, reads, substitute, symbols
-from attngen.plan.kernel import Gather, KernelPlan
+from attngen.plan.kernel import Gather, KernelPlan, LeafGradient
 from attngen.plan.ranges import DataTest, TileRanges
 from attngen.plan.schedule import Level
 from attngen.plan.tiles import table
 from attngen.plan.weights import LOG2E, Form, M, S
 
 X, REF, ROW_REF = Symbol("x", Type.FLOAT), Symbol("ref", Type.FLOAT), Symbol("row_ref", Type.FLOAT)
+GRADIENT_RESULTS = ("unit", "unit_scaled", "stream", "slope", "kappa")
 SIZE_ARGUMENTS = ("Hq", "Hkv", "Sq", "Sk")
 
 
@@ -143,7 +144,8 @@ class _Emitter:
             has_key=direct and (not w.sums or w.extra is not None),
             saves_den=direct and w.sums,
         )
-        used_b = any("B" in symbols(e) for e in self._every_expression())
+        summed = any(g.gather in (Gather.DENSE, Gather.DIAGONAL) for g in plan.gradients)  # over the batches, too
+        used_b = summed or any("B" in symbols(e) for e in self._every_expression())
         sizes = (*(("B",) if used_b else ()), *SIZE_ARGUMENTS, *self.attention.sizes)
         self.size_names = sizes
         self.arguments = ("scale", *sizes, *(a for p in self.params for a in p.kernel_arguments))
@@ -168,8 +170,10 @@ class _Emitter:
         keys, queries = self.range_view(self.plan.keys), self.range_view(self.plan.queries)
         tests = tuple(self.test_view(t, r.axis) for r in (self.plan.keys, self.plan.queries) for t in r.tests)
         kernel = self.kernel_view()
-        gradients = gradient_views(self.plan, self.params, {})
-        pair_gradients = ()
+        pair_gradients = tuple(
+            self.pair_gradient(g, keys) for g in self.plan.gradients if g.gather not in AXES
+        )
+        gradients = gradient_views(self.plan, self.params, {p.name: p.host_lines for p in pair_gradients})
         context: dict[str, Any] = dict(
             a=self.header(),
             w=self.weight_view,
@@ -325,16 +329,7 @@ class _Emitter:
 
     def backward_code(self, held: Level, sums: tuple[RowSum, ...]) -> tuple[KernelCode, tuple[RowSum, ...]]:
         w = self.weights
-        results: dict[str, Expr] = {"d_pair": self.plan.d_pair}
-        if w.form is Form.EXPONENTIAL:
-            results["unit_scaled"] = mul(w.unit, named(w.factor, "logit_scale"))
-        else:
-            assert w.slope is not None
-            results["unit"] = w.unit
-            results["stream"] = substitute(w.stream, {S: X, M: ROW_REF})
-            results["slope"] = substitute(w.slope, {S: X, M: ROW_REF})
-        if w.form is Form.SHIFTED:
-            results["kappa"] = named(mul(w.kappa, real(LOG2E)), "logit_scale")
+        results = {"d_pair": self.plan.d_pair, **self.gradient_results()}
         outside: dict[str, Expr] = {}
         for s in sums:
             if s.pair is not None:
@@ -345,12 +340,53 @@ class _Emitter:
                 outside[f"extra_{s.name}"] = s.d_extra
         if any(s.d_extra is not None for s in sums) and w.log_extra is not None:
             outside["log2_extra"] = mul(w.log_extra, real(LOG2E))
-        outside["factor"] = self.plan.d_factor
+        in_tile = held is Level.COLUMN and not self.factor_is_outer()
+        (results if in_tile else outside)["factor"] = self.plan.d_factor
         code = self.write(held, results, outside, self.plan.keys if held is Level.ROW else self.plan.queries)
-        code = self.padded(code, "unit", "unit_scaled", "stream", "slope", "kappa")
+        code = self.padded(code, *GRADIENT_RESULTS)
         return code, tuple(s.with_code(code, self.backward_view().normalised) for s in sums)
 
+    def pair_gradient(self, g: LeafGradient, keys: RangeView) -> PairView:
+        """The kernel of one leaf whose index depends on the pair."""
+        assert isinstance(g.leaf, Load)
+        name = leaf_name(self.plan, self.params, g)
+        results = self.gradient_results()
+        row_sum = RowSum(name, "", g.param, False, g.pair, g.weight, None)
+        if g.pair is not None:
+            results[f"pair_{name}"] = g.pair
+        if g.weight is not None:
+            results[f"weight_{name}"] = substitute(g.weight, {S: X, M: ROW_REF})
+        if g.gather is Gather.SCATTER:
+            results.update({f"index_{i}": index for i, index in enumerate(g.leaf.indices)})
+        code = self.padded(self.write(Level.ROW, results, {}, self.plan.keys), *GRADIENT_RESULTS)
+        row_sum = row_sum.with_code(code, self.backward_view().normalised)
+        runs = [f"(key_tile >= {r.start}) & (key_tile < {r.stop})" for r in (*keys.full, *keys.partial)]
+        view = self.backward_view()
+        key_tests = [f"key_{t.name}_{which}" for t in self.plan.keys.tests for which in ("least", "most")]
+        seed = ("seed",) if self.attention.dropout is not None else ()
+        call = (
+            "q", "k", "v", "d_out", *view.row_tensors, "OUTPUTS", *seed, *key_tests, "*arguments", "**sizes",
+            "BQ=dq_BQ", "BK=dq_BK", "num_warps=dq_warps", "num_stages=1",
+        )  # fmt: skip
+        visited = " | ".join(f"({r})" for r in runs) or "key_tile < 0"
+        return pair_view(self.plan, self.params, g, code, row_sum.contribution, visited, call)
+
     # ------------------------------------------------------------ backward
+
+    def gradient_results(self) -> dict[str, Expr]:
+        """What every backward kernel evaluates for a pair."""
+        w = self.weights
+        if w.form is Form.EXPONENTIAL:
+            return {"unit_scaled": mul(w.unit, named(w.factor, "logit_scale"))}
+        assert w.slope is not None
+        results = {
+            "unit": w.unit,
+            "stream": substitute(w.stream, {S: X, M: ROW_REF}),
+            "slope": substitute(w.slope, {S: X, M: ROW_REF}),
+        }
+        if w.form is Form.SHIFTED:
+            results["kappa"] = named(mul(w.kappa, real(LOG2E)), "logit_scale")
+        return results
 
     def backward_view(self) -> BackwardView:
         w = self.weights
@@ -370,17 +406,20 @@ class _Emitter:
             " * inv_den" if w.form is Form.DIRECT and w.sums else "", flags, "", "", "",
         )
 
+    def factor_is_outer(self) -> bool:
+        """Whether dK can be multiplied by the factor at the end, after the loop over the group's heads."""
+        plain = self.printer().text(self.plan.d_factor)
+        return not reads(self.plan.d_factor, "h") and free_names([plain]) <= {"scale", "D", "Dv", *self.size_names}
+
     def with_factors(self, view: BackwardView, dq: KernelCode, dkdv: KernelCode) -> BackwardView:
         def times(text: str) -> str:
             return "" if text == "1.0" else f" * {bracket(text)}"
 
-        # dK is stored after the loop over the group's heads: a factor that differs among them goes into the tile.
-        plain = self.printer().text(self.plan.d_factor)
-        outer = not reads(self.plan.d_factor, "h") and free_names([plain]) <= {"scale", "D", "Dv", *self.size_names}
+        outer = self.factor_is_outer()
         fields = {n: getattr(view, n) for n in view.__slots__}
         fields.update(
             dq_factor=times(dq.results["factor"]),
-            dk_factor=times(plain) if outer else "",
+            dk_factor=times(self.printer().text(self.plan.d_factor)) if outer else "",
             dk_factor_in_tile="" if outer else times(dkdv.results["factor"]),
         )
         return BackwardView(**fields)
