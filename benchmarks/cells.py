@@ -157,8 +157,14 @@ class Inputs:
         return Inputs(q, self.k, self.v, self.grad_out, self.params)
 
 
-def make_inputs(cell: Cell, settings: Settings, *, device: str, dtype: torch.dtype, seed: int) -> Inputs:
+def measured_dtype(device: str) -> torch.dtype:
+    """bfloat16; float16 on the CPU, because Triton's interpreter multiplies bfloat16 as if its bits were integers."""
+    return torch.bfloat16 if device == "cuda" else torch.float16
+
+
+def make_inputs(cell: Cell, settings: Settings, *, device: str, seed: int, dtype: torch.dtype | None = None) -> Inputs:
     """Random inputs, every one of them full of other numbers: zeros hide mistakes and run faster than data does."""
+    dtype = measured_dtype(device) if dtype is None else dtype
     generator = torch.Generator(device=device).manual_seed(seed)
 
     def draw() -> Tensor:

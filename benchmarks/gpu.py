@@ -138,6 +138,7 @@ def gather(directory: Path | None, variants: Sequence[str], settings: Settings, 
 def measure_all(
     picked: Sequence[Cell], settings: Settings, kernels: Kernels, options: Options, args: argparse.Namespace
 ) -> int:
+    from cells import measured_dtype
     from measure import DeviceLostError, measure
 
     machine, versions = software(options.device)
@@ -146,7 +147,7 @@ def measure_all(
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "versions": versions,
         "dry_run": options.device == "cpu",
-        "dtype": "bfloat16",
+        "dtype": str(measured_dtype(options.device)).removeprefix("torch."),
         "rep_ms": options.rep_ms,
         "rounds": options.rounds,
         "seed": options.seed,

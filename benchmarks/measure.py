@@ -130,7 +130,7 @@ def race(
 def measure(cell: Cell, settings: Settings, kernels: Kernels | None, options: Options) -> dict[str, Any]:
     """One cell's record: everything checked first, then everything timed turn about, forward, then backward alone."""
     share = cells.fraction(cell, settings)
-    inputs = cells.make_inputs(cell, settings, device=options.device, dtype=torch.bfloat16, seed=options.seed)
+    inputs = cells.make_inputs(cell, settings, device=options.device, seed=options.seed)
     truth = check.truth(cell, settings, check.check_inputs(cell, inputs))
     records: dict[str, dict[str, Any]] = {}
     ready: dict[str, Contender] = {}

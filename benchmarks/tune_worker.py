@@ -92,7 +92,6 @@ class Bench:
     def work(self, task: Task) -> Any:
         import check
         import clock
-        import torch
         from cells import make_inputs
         from measure import graph
         from peers import generated
@@ -104,9 +103,7 @@ class Bench:
         for key, tiles in self.own_tiles(cell).items():
             table[key] = task.tiles or tiles
         if cell.key not in self.inputs:
-            self.inputs[cell.key] = make_inputs(
-                cell, settings, device=device, dtype=torch.bfloat16, seed=self.setup.seed
-            )
+            self.inputs[cell.key] = make_inputs(cell, settings, device=device, seed=self.setup.seed)
         inputs = self.inputs[cell.key]
         made = generated(cell, inputs, self.kernels)
         if task.kind == "check":

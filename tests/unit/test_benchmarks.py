@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -267,6 +268,18 @@ def test_kernels_with_other_constants_are_refused(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(SystemExit, match="prepare it again"):
         dry_run(tmp_path)
+
+
+def test_generated_kernels_pass_the_benchmarks_check(tmp_path: Path) -> None:
+    """The files themselves, prepared by the run, in Triton's interpreter; another process, for its environment."""
+    output = tmp_path / "r.json"
+    command = [sys.executable, str(BENCHMARKS / "gpu.py"), "run", "--device", "cpu", "--quick", "--no-plot"]
+    done = subprocess.run([*command, "-o", str(output)], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    cells_seen = json.loads(output.read_text())["cells"]
+    assert [c["variant"] for c in cells_seen] == ["causal", "documents"]
+    for cell in cells_seen:
+        assert cell["contenders"]["attngen"]["right"] and "backward" in cell["contenders"]["attngen"]
 
 
 # ---- the report ------------------------------------------------------------------------------------------------------
