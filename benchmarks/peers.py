@@ -63,7 +63,8 @@ def prepare(directory: Path, variants: tuple[str, ...], settings: Settings) -> N
     import attngen
 
     directory.mkdir(parents=True, exist_ok=True)
-    functions: dict[str, str] = {}
+    before = Kernels.at(directory) if (directory / "manifest.json").exists() else None
+    functions = dict(before.functions) if before is not None and before.settings == settings else {}
     for variant in variants:
         spec, consts = spec_of(variant, settings)
         kernel = attngen.compile(spec, target="triton", consts=consts)
@@ -105,6 +106,8 @@ class Kernels:
         return sys.modules[name]
 
     def function(self, variant: str) -> Callable[..., Any]:
+        if variant not in self.functions:
+            raise ValueError(f"no kernel of {variant} in {self.directory.name}: prepare it there")
         return getattr(self.module(variant), self.functions[variant])
 
 

@@ -282,6 +282,17 @@ def test_generated_kernels_pass_the_benchmarks_check(tmp_path: Path) -> None:
         assert cell["contenders"]["attngen"]["right"] and "backward" in cell["contenders"]["attngen"]
 
 
+def test_preparing_adds_to_what_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for variant in ("causal", "full"):
+        assert gpu.main(["prepare", str(tmp_path), "--dry", "--only", variant]) == 0
+    assert peers.Kernels.at(tmp_path).functions == {"causal": "causal", "full": "full"}
+    assert "def causal(" in (tmp_path / "causal.py").read_text()
+    status, result = dry_run(tmp_path, "--only", "alibi", "--no-plot")
+    assert status == 1 and result["cells"][0]["contenders"]["attngen"]["failure"].startswith("ValueError: no kernel of")
+    assert gpu.main(["prepare", str(tmp_path), "--only", "full"]) == 0  # other constants: what was there is stale
+    assert peers.Kernels.at(tmp_path).functions == {"full": "full"}
+
+
 # ---- the report ------------------------------------------------------------------------------------------------------
 
 
