@@ -314,7 +314,7 @@ def _diagonal_lines(
     indices = distance_index(leaf)
     assert indices is not None
     lines, inside, flat = flat_index(plan.attention, params, leaf, ("b", "h", "distance"), indices)
-    square = tuple({"BQ=dq_BQ": "BQ=side", "BK=dq_BK": "BK=side"}.get(c, c) for c in call)
+    square = tuple(c.replace("dq_BQ", "side").replace("dq_BK", "side") for c in call)
     return [
         "side = min(dq_BQ, dq_BK)",
         "query_tiles, key_tiles = triton.cdiv(Sq, side), triton.cdiv(Sk, side)",

@@ -139,7 +139,7 @@ class KernelWriter:
         available = dict.fromkeys(
             [*known, *bound, *(a for p in self.params for a in p.kernel_arguments)]
         )
-        own = {"Sk", "k_idx"} if self.held is Level.ROW else {"Sq", "q_idx"}  # what the tile function has of itself
+        own = {"Sk", "k_idx", "batch", "kv_head"} if self.held is Level.ROW else {"Sq", "q_idx", "batch", "head"}  # what the tile function has of itself
         inner = free_names(body) - own - _bound_names([*score, *weight, *masked]).keys()
         return KernelCode(
             tuple(head), tuple(held), tuple(score), tuple(weight), tuple(masked), {**texts, **outer}, allowed, tuple(tested),

@@ -64,7 +64,8 @@ def launch_view(
     by_name = {g.param: g.total for g in gradients}
     values = ("scale", *sizes, *(v for p in params for v in p.host_arguments))
     checks = _checks(plan, params)
-    inputs = ("q", "k", "v")
+    inputs = ("*_tiled(tma, BQ, q)", "*_tiled(tma, BK, k, v)")
+    dq_inputs = ("*_tiled(tma, dq_BQ, q)", "*_tiled(tma, dq_BK, k, v)", "*_tiled(tma, dq_BQ, d_out)")
     seed = ("seed",) if attention.dropout is not None else ()
     key_tests = tuple(n.removesuffix("_ptr") for t in tests if t.axis == "k" for n in t.pointers)
     query_tests = tuple(n.removesuffix("_ptr") for t in tests if t.axis == "q" for n in t.pointers)
@@ -83,16 +84,16 @@ def launch_view(
         gradient_types=", ".join(["Tensor"] * (3 + len(gradients))),
         gradients=gradients,
         forward_call=(
-            *inputs, *names, *seed, *key_tests, "*arguments", "**sizes", "BQ=BQ", "BK=BK",
+            *inputs, *names, *seed, *key_tests, "*arguments", "**sizes", "BQ=BQ", "BK=BK", "TMA=tma",
             "num_warps=warps", "num_stages=stages",
         ),  # fmt: skip
         dkdv_call=(
-            *inputs, "d_out", *row_tensors, "dk", "dv", *dkdv_sums, *seed, *query_tests, "*arguments", "**sizes",
-            "BQ=BQ", "BK=BK", *flags, "num_warps=warps", "num_stages=stages",
+            *inputs, "*_tiled(tma, BQ, d_out)", *row_tensors, "dk", "dv", *dkdv_sums, *seed, *query_tests, "*arguments", "**sizes",
+            "BQ=BQ", "BK=BK", "TMA=tma", *flags, "num_warps=warps", "num_stages=stages",
         ),  # fmt: skip
         dq_call=(
-            *inputs, "d_out", *row_tensors, "dq", *dq_sums, *seed, *key_tests, "*arguments", "**sizes",
-            "BQ=dq_BQ", "BK=dq_BK", *flags, "num_warps=dq_warps", "num_stages=dq_stages",
+            *dq_inputs, *row_tensors, "dq", *dq_sums, *seed, *key_tests, "*arguments", "**sizes",
+            "BQ=dq_BQ", "BK=dq_BK", "TMA=tma", *flags, "num_warps=dq_warps", "num_stages=dq_stages",
         ),  # fmt: skip
         saved_tensors="".join(f"{p.name}, " for p in params if p.by_pointer),
         values=tuple(p.name for p in params if not p.by_pointer),

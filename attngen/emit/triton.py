@@ -365,8 +365,8 @@ class _Emitter:
         key_tests = [f"key_{t.name}_{which}" for t in self.plan.keys.tests for which in ("least", "most")]
         seed = ("seed",) if self.attention.dropout is not None else ()
         call = (
-            "q", "k", "v", "d_out", *view.row_tensors, "OUTPUTS", *seed, *key_tests, "*arguments", "**sizes",
-            "BQ=dq_BQ", "BK=dq_BK", "num_warps=dq_warps", "num_stages=1",
+            "*_tiled(tma, dq_BQ, q)", "*_tiled(tma, dq_BK, k, v)", "*_tiled(tma, dq_BQ, d_out)", *view.row_tensors, "OUTPUTS", *seed, *key_tests, "*arguments", "**sizes",
+            "BQ=dq_BQ", "BK=dq_BK", "TMA=tma", "num_warps=dq_warps", "num_stages=1",
         )  # fmt: skip
         visited = " | ".join(f"({r})" for r in runs) or "key_tile < 0"
         return pair_view(self.plan, self.params, g, code, row_sum.contribution, visited, call)
