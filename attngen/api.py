@@ -106,7 +106,7 @@ def binaries(kernel: Kernel, kind: str, *, arch: str, dtype: str, head_dim: tupl
         raise UsageError(f"{arch} has no hsaco; ask for cubin, ptx, ttir or ttgir")
     from attngen.runtime.aot import compile_kernels
 
-    return compile_kernels(kernel.source, arch=arch, dtype=dtype, head_dim=head_dim, kind=kind, name=kernel.name)
+    return compile_kernels(kernel.source, kernel.spec, arch=arch, dtype=dtype, head_dim=head_dim, kind=kind)
 
 
 def format_source(source: Source) -> str:

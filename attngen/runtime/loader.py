@@ -48,12 +48,17 @@ def load(source: str, name: str) -> ModuleType:
     key = cache.digest(source)
     if key not in _LOADED:
         prepare_interpreter()
-        path = cache.stored(source, name)
-        spec = importlib.util.spec_from_file_location(f"attngen_generated.{name}_{key[:16]}", path)
-        if spec is None or spec.loader is None:
-            raise InternalError(f"no loader for {path.name}")
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[spec.name] = module
-        spec.loader.exec_module(module)
-        _LOADED[key] = module
+        _LOADED[key] = execute(source, name)
     return _LOADED[key]
+
+
+def execute(source: str, name: str) -> ModuleType:
+    """A new module of a generated source, under Triton as it is set up now."""
+    path = cache.stored(source, name)
+    spec = importlib.util.spec_from_file_location(f"attngen_generated.{name}_{cache.digest(source)[:16]}", path)
+    if spec is None or spec.loader is None:
+        raise InternalError(f"no loader for {path.name}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module

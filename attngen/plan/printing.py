@@ -1,0 +1,149 @@
+"""Stable text of a `KernelPlan`: what `attngen compile --emit plan` prints.
+
+Takes the plan, gives every decision in it, expressions in the language's own notation. `lo … hi` is a stretch of
+positions without `hi` itself. Leaves the attention to `ir.printing`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import assert_never
+
+from attngen.ir import build
+from attngen.ir.nodes import Expr, Symbol, Type
+from attngen.ir.printing import expression
+from attngen.plan.facts import Bounds, Facts
+from attngen.plan.kernel import KernelPlan, LeafGradient
+from attngen.plan.ranges import DataTest, Segment, TileRanges
+from attngen.plan.tiles import KERNELS, Row, table
+from attngen.plan.weights import Form, Weights
+
+CHIP = "sm_90"
+"""The chip whose tile sizes are shown; a generated file carries those of every chip."""
+
+
+def plan_text(plan: KernelPlan) -> str:
+    """The whole plan, one decision a line."""
+    sections = (
+        ("facts", _facts(plan.facts)),
+        (f"weights: {plan.weights.form.value}", _weights(plan.weights)),
+        ("forward, dQ: the keys that the queries q0 … q1 meet", _ranges(plan.keys)),
+        ("dK/dV: the queries that the keys k0 … k1 meet", _ranges(plan.queries)),
+        ("d natural / d qk = factor * pair", _named(("factor", plan.d_factor), ("pair", plan.d_pair))),
+        ("gradients", (line for g in plan.gradients for line in _gradient(g, plan.weights.form))),
+        ("order", _order(plan)),
+        (f"tiles on {CHIP}", _tiles(plan.attention.tile)),
+    )
+    lines = [f"plan {plan.attention.name}"]
+    for title, content in sections:
+        lines += ["", title, *(f"    {line}" for line in list(content) or ["none"])]
+    return "\n".join(lines) + "\n"
+
+
+def _named(*parts: tuple[str, Expr | None]) -> Iterator[str]:
+    """`name = expression` lines, aligned; those without an expression left out."""
+    given = [(name, e) for name, e in parts if e is not None]
+    width = max((len(name) for name, _ in given), default=0)
+    for name, e in given:
+        yield f"{name.ljust(width)} = {expression(e)}"
+
+
+# ---------------------------------------------------------------- facts
+
+
+def _facts(facts: Facts) -> Iterator[str]:
+    for name in sorted({*facts.params, *facts.positive}):
+        yield _bounds(name, facts.params.get(name, (None, None)), name in facts.positive)
+
+
+def _bounds(name: str, bounds: Bounds, positive: bool) -> str:
+    low, high = bounds
+    parts: list[str] = []
+    if low is not None and not (positive and low <= 0):
+        parts.append(f"{low:.17g} <= ")
+    elif positive:
+        parts.append("0 < ")
+    parts.append(name)
+    if high is not None:
+        parts.append(f" <= {high:.17g}")
+    return "".join(parts)
+
+
+# ---------------------------------------------------------------- weights
+
+
+def _weights(w: Weights) -> Iterator[str]:
+    match w.form:
+        case Form.EXPONENTIAL:
+            yield "weight = exp2(factor * (unit - m)), where m is the running maximum of unit"
+            yield from _named(("factor", w.factor), ("unit", w.unit), ("natural", w.natural))
+        case Form.SHIFTED:
+            yield "weight = stream(s, m), where m is the running maximum of s"
+            yield "rescale(m, n) = exp2(factor * (m - n))"
+            yield from _named(("s", w.unit), ("stream", w.stream), ("slope", w.slope), ("factor", w.factor))
+        case Form.DIRECT:
+            yield "weight = stream(s), without a running maximum"
+            yield from _named(("s", w.unit), ("stream", w.stream), ("slope", w.slope))
+        case _:
+            assert_never(w.form)
+    total: Expr = Symbol("sum", Type.FLOAT) if w.sums else build.real(1.0)
+    yield f"denominator = {expression(total if w.extra is None else build.add(total, w.extra))}"
+    if w.log_extra is not None:
+        yield f"the last summand enters as one more key of natural logit {expression(w.log_extra)}"
+
+
+# ---------------------------------------------------------------- ranges
+
+
+def _ranges(ranges: TileRanges) -> Iterator[str]:
+    for test in ranges.tests:
+        yield _test(test, ranges.axis)
+    yield from _segments("any", ranges.any)
+    yield from _segments("all", ranges.all)
+
+
+def _segments(kind: str, segments: tuple[Segment, ...]) -> Iterator[str]:
+    if not segments:
+        yield f"{kind}: nothing"
+    for s in segments:
+        yield f"{kind}: {expression(s.lo)} … {expression(s.hi)}"
+
+
+def _test(test: DataTest, axis: str) -> str:
+    held, walked = ("queries", "keys") if axis == "k" else ("keys", "queries")
+    sign = "==" if test.equal else "<="
+    return (
+        f"{test.name}: {expression(test.row)} {sign} {expression(test.col)}, "
+        f"from the extremes of each tile of {walked} and of the tile of {held}"
+    )
+
+
+# ---------------------------------------------------------------- gradients, order, tiles
+
+
+def _gradient(g: LeafGradient, form: Form) -> Iterator[str]:
+    yield f"{expression(g.leaf)}: summed by {g.gather.value}"
+    extra = "d extra" if form is Form.DIRECT else "d log extra"
+    for line in _named(("d natural", g.pair), ("d weight", g.weight), (extra, g.extra)):
+        yield f"    {line}"
+
+
+def _order(plan: KernelPlan) -> Iterator[str]:
+    yield f"tiles of queries: {'late ones first' if plan.longest_first else 'as they come'}"
+    yield f"tiles of keys: {'early ones first' if plan.growing_keys else 'as they come'}"
+
+
+def _tiles(own: tuple[int, int] | None) -> Iterator[str]:
+    yield "tile auto" if own is None else f"tile q = {own[0]}, k = {own[1]}, smaller where the chip has no room"
+    yield "(queries, keys, warps, stages) by bytes of an element and head dim"
+    yield from _aligned(row for row in table(own) if row.chip == CHIP)
+
+
+def _aligned(rows: Iterable[Row]) -> Iterator[str]:
+    cells = [["bytes", "head dim", *KERNELS]]
+    for row in rows:
+        tiles = (str(tuple(tile)) for tile in (row.forward, row.dkdv, row.dq))
+        cells.append([str(row.itemsize), str(row.head_block), *tiles])
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for line in cells:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()

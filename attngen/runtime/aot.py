@@ -1,0 +1,111 @@
+"""Binaries without a GPU: every kernel of a generated file, through the real Triton compiler, for a chip by name.
+
+Takes the generated source and the attention that it was made from, gives `Artifact`s. The file's own launcher says what
+to compile: a process of its own (`aot_worker`) calls the public function, forward and backward, on example inputs, and
+compiles where a launch would run. So tile sizes, argument types, alignment and options are those of real launches.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pickle
+import subprocess
+import sys
+from dataclasses import dataclass
+
+from attngen import inputs
+from attngen.errors import InternalError, UsageError
+from attngen.ir.attention import Attention
+from attngen.ir.nodes import Storage
+
+TARGETS = {
+    "sm_80": ("cuda", 80, 32),
+    "sm_90": ("cuda", 90, 32),
+    "sm_100": ("cuda", 100, 32),
+    "gfx942": ("hip", "gfx942", 64),
+}
+"""Triton's names: backend, architecture, threads of a warp."""
+
+DTYPES = ("fp16", "bf16", "fp32")
+KINDS = {"ttir": ("cuda", "hip"), "ttgir": ("cuda", "hip"), "ptx": ("cuda",), "cubin": ("cuda",), "hsaco": ("hip",)}
+"""What there is, and for which backends."""
+
+SIZES = {"B": 2, "Hq": 4, "Hkv": 2, "Sq": 256, "Sk": 256}
+"""An ordinary call: groups of query heads, more than one of everything. Lengths and strides are no part of a binary."""
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """One compiled kernel. `data` is text for ttir, ttgir and ptx, else bytes.
+
+    `registers` and `spills` count 32-bit registers of one thread (on AMD: vector registers), `shared` the bytes of shared
+    memory of one program, `tensor_memory` the columns of a Blackwell SM's 512.
+    """
+
+    kernel: str
+    data: bytes | str
+    registers: int | None
+    spills: int | None
+    shared: int
+    tensor_memory: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the worker is told, pickled: plain values and arrays alone."""
+
+    source: str
+    name: str
+    arch: str
+    target: tuple[str, int | str, int]
+    kind: str
+    dtype: str
+    sizes: dict[str, int]
+    params: tuple[tuple[str, Storage, inputs.Value], ...]
+
+
+def compile_kernels(
+    source: str, attention: Attention, *, arch: str, dtype: str, head_dim: tuple[int, int], kind: str
+) -> list[Artifact]:
+    """Every kernel that one forward and one backward call of the generated function launches, in that order.
+
+    `head_dim` is (D, Dv); every gradient is asked for. A kernel that is launched in several forms comes several times,
+    numbered. Raises UsageError for what does not exist or does not fit the spec's own facts.
+    """
+    if arch not in TARGETS:
+        raise UsageError(f"no architecture {arch!r}; there are {', '.join(TARGETS)}")
+    if dtype not in DTYPES:
+        raise UsageError(f"no dtype {dtype!r}; there are {', '.join(DTYPES)}")
+    if kind not in KINDS:
+        raise UsageError(f"no kind {kind!r}; there are {', '.join(KINDS)}")
+    if TARGETS[arch][0] not in KINDS[kind]:
+        fitting = [k for k, backends in KINDS.items() if TARGETS[arch][0] in backends]
+        raise UsageError(f"{arch} has no {kind}; ask for {', '.join(fitting)}")
+    for package in ("torch", "triton"):
+        if importlib.util.find_spec(package) is None:
+            raise UsageError(f"binaries need {package}: pip install 'attngen[{package}]'")
+    wanted = {**SIZES, "D": head_dim[0], "Dv": head_dim[1]}
+    sizes = inputs.settle(attention, wanted, fixed=("D", "Dv"))
+    values = inputs.examples(attention, sizes)
+    params = tuple((p.name, p.storage, values[p.name]) for p in attention.params)
+    return _in_worker(Request(source, attention.name, arch, TARGETS[arch], kind, dtype, sizes, params))
+
+
+def _in_worker(request: Request) -> list[Artifact]:
+    """A process of its own: this one may have Triton's interpreter on, or a GPU whose driver would answer instead."""
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    finished = subprocess.run(
+        [sys.executable, "-m", "attngen.runtime.aot_worker"],
+        input=pickle.dumps(request),
+        capture_output=True,
+        env=environment,
+        check=False,
+    )
+    if finished.returncode:
+        heads = f"head dims {request.sizes['D']}/{request.sizes['Dv']}"
+        raise InternalError(
+            f"Triton's compiler ended with status {finished.returncode} on {request.name} for {request.arch}, "
+            f"{request.dtype}, {heads}"
+        ) from RuntimeError(finished.stderr.decode("utf-8", "replace"))
+    return pickle.loads(finished.stdout)

@@ -1,0 +1,192 @@
+"""The process in which `aot` compiles: `python -m attngen.runtime.aot_worker`, a `Request` on standard input.
+
+Gives a pickled list of `Artifact`s on standard output. Here Triton has a driver that names a chip and has none; a launch
+compiles its kernel as it would there, and runs nothing, so what the launcher computes from results is meaningless.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pickle
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from attngen.errors import InternalError
+from attngen.ir.nodes import Storage, Type
+from attngen.runtime.aot import Artifact, Request
+from attngen.runtime.loader import execute
+
+# Triton and torch have no types to speak of for what is used here.
+triton: Any = importlib.import_module("triton")
+torch: Any = importlib.import_module("torch")
+jit: Any = importlib.import_module("triton.runtime.jit")
+compilers: Any = importlib.import_module("triton.backends.compiler")
+asynchronous: Any = importlib.import_module("triton.runtime._async_compile")
+knobs: Any = triton.knobs
+
+
+class NamedChip:
+    """A Triton driver that says which chip to compile for, and cannot run anything."""
+
+    def __init__(self, target: tuple[str, int | str, int]):
+        self.target = compilers.GPUTarget(*target)
+
+    def get_current_target(self) -> Any:
+        return self.target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int = 0) -> int:
+        return 0
+
+    def get_active_torch_device(self) -> Any:
+        return torch.device("cpu")
+
+
+def recorded_launches(call: Callable[[], None]) -> list[tuple[str, Any]]:
+    """(kernel's name, compiled kernel) of every launch that `call` makes, in order; none of them runs."""
+    launches: list[tuple[str, Any]] = []
+    original = jit.JITFunction.run
+
+    def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        compiled = original(self, *args, grid=grid, warmup=True, **options)
+        launches.append((self.__name__, compiled))
+        return compiled
+
+    jit.JITFunction.run = compile_only
+    try:
+        with ThreadPoolExecutor() as pool, asynchronous.AsyncCompileMode(pool):
+            call()
+    finally:
+        jit.JITFunction.run = original
+    return [(name, kernel.result() if hasattr(kernel, "result") else kernel) for name, kernel in launches]
+
+
+# ---------------------------------------------------------------- the call
+
+TORCH_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+STORAGES = {
+    Storage.F32: torch.float32,
+    Storage.F16: torch.float16,
+    Storage.BF16: torch.bfloat16,
+    Storage.INT: torch.int32,
+    Storage.BOOL: torch.bool,
+}
+
+
+def call_once(module: ModuleType, request: Request) -> None:
+    """The public function, forward and backward, with every gradient: q, k, v, float params, through out and lse."""
+    size = request.sizes
+    dtype = TORCH_DTYPES[request.dtype]
+
+    def zeros(heads: str, length: str, dim: str) -> Any:
+        return torch.zeros(size["B"], size[heads], size[length], size[dim], dtype=dtype, requires_grad=True)
+
+    q, k, v = zeros("Hq", "Sq", "D"), zeros("Hkv", "Sk", "D"), zeros("Hkv", "Sk", "Dv")
+    params: dict[str, Any] = {}
+    for name, storage, value in request.params:
+        if storage.type is Type.FLOAT or not isinstance(value, bool | int):
+            params[name] = torch.tensor(value, dtype=STORAGES[storage], requires_grad=storage.type is Type.FLOAT)
+        else:
+            params[name] = value
+    function = getattr(module, request.name)
+    out, lse = function(q, k, v, **params, return_lse=True, dropout_seed=0)
+    inputs = [q, k, v, *(p for p in params.values() if isinstance(p, torch.Tensor) and p.requires_grad)]
+    torch.autograd.grad((out, lse), inputs, (torch.zeros_like(out), torch.zeros_like(lse)), allow_unused=True)
+
+
+# ---------------------------------------------------------------- what a binary takes
+
+
+def numbered(launches: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    """Different binaries alone; the second of a name is `NAME_2`, and so on."""
+    seen: set[str] = set()
+    count: dict[str, int] = {}
+    found: list[tuple[str, Any]] = []
+    for name, kernel in launches:
+        if kernel.hash in seen:
+            continue
+        seen.add(kernel.hash)
+        name = name.strip("_").removesuffix("_kernel")
+        count[name] = count.get(name, 0) + 1
+        found.append((name if count[name] == 1 else f"{name}_{count[name]}", kernel))
+    return found
+
+
+def artifact(name: str, kernel: Any, request: Request) -> Artifact:
+    amd = request.target[0] == "hip"
+    registers, spills = _amd_registers(kernel.asm["amdgcn"]) if amd else _nvidia_registers(kernel, request.target[1])
+    data = kernel.asm[request.kind]
+    columns = getattr(kernel.metadata, "tmem_size", None) or 0
+    return Artifact(name, data, registers, spills, kernel.metadata.shared, columns)
+
+
+def _nvidia_registers(kernel: Any, capability: int | str) -> tuple[int, int]:
+    """Registers and spilled registers of a thread, as NVIDIA's tools read them from the binary.
+
+    Only local memory tells of spills, and local arrays lie there too: where there is some, ptxas is asked again.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        binary = Path(folder, "kernel.cubin")
+        binary.write_bytes(kernel.asm["cubin"])
+        usage = _output(knobs.nvidia.cuobjdump.path, "--dump-resource-usage", str(binary))
+        registers, stack = _number(r"REG:(\d+)", usage), _number(r"STACK:(\d+)", usage)
+        if not stack:
+            return registers, 0
+        text = Path(folder, "kernel.ptx")
+        text.write_text(kernel.asm["ptx"])
+        tool = knobs.nvidia.ptxas_blackwell if int(capability) >= 100 else knobs.nvidia.ptxas
+        chip = _word(r"^\.target (\S+)", kernel.asm["ptx"])
+        log = _output(
+            tool.path, "-v", "-lineinfo", f"--gpu-name={chip}", str(text), "-o", str(Path(folder, "again.cubin"))
+        )
+        return registers, _number(r"(\d+) bytes spill stores", log) // 4
+
+
+def _amd_registers(assembly: str) -> tuple[int, int]:
+    return _number(r"\.vgpr_count:\s+(\d+)", assembly), _number(r"\.vgpr_spill_count:\s+(\d+)", assembly)
+
+
+def _output(*command: str) -> str:
+    finished = subprocess.run(command, capture_output=True, text=True, check=True)
+    return finished.stdout + finished.stderr
+
+
+def _word(pattern: str, text: str) -> str:
+    match = re.search(pattern, text, re.MULTILINE)
+    if match is None:
+        raise InternalError(f"no {pattern} in what the compiler says")
+    return match[1]
+
+
+def _number(pattern: str, text: str) -> int:
+    return int(_word(pattern, text))
+
+
+# ---------------------------------------------------------------- the process
+
+
+def main() -> None:
+    request: Request = pickle.load(sys.stdin.buffer)
+    answer = os.dup(1)
+    os.dup2(2, 1)  # whatever else is printed must not get into the answer
+    triton.runtime.driver.set_active(NamedChip(request.target))
+    module: Any = execute(request.source, request.name)
+    module._CHIPS[torch.device("cpu")] = request.arch
+    launches = recorded_launches(lambda: call_once(module, request))
+    artifacts = [artifact(name, kernel, request) for name, kernel in numbered(launches)]
+    with os.fdopen(answer, "wb") as stream:
+        pickle.dump(artifacts, stream)
+
+
+if __name__ == "__main__":
+    main()
