@@ -40,15 +40,18 @@ class Converter:
         self.report = report
         self.budget = Budget()
         self._said_too_large = False
+        self._blamed: set[Span] = set()
 
     # ------------------------------------------------------------ reporting
 
     def error(self, scope: Scope, code: str, message: str, span: Span, fix: str = "") -> None:
-        """Reports at `span`, or at the call whose arguments led here."""
-        if scope.call is not None:
-            self.report.error(code, f"in `{scope.callee}`: {message}", scope.call, fix)
-        else:
+        """Reports at `span`; inside the body of a function once, at the call whose arguments led here."""
+        if scope.call is None:
             self.report.error(code, message, span, fix)
+        elif scope.call not in self._blamed:
+            self._blamed.add(scope.call)
+            inside = f", or {fix} in it" if fix.startswith("write ") and scope.use is None else ""
+            self.report.error(code, f"in `{scope.callee}`: {message}", scope.call, f"give it other arguments{inside}")
 
     def text(self, scope: Scope) -> Text:
         """The text that the expressions of this scope were written in."""

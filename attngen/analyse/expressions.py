@@ -282,13 +282,16 @@ class Expressions:
     def _index(self, e: ast.Index, scope: Scope, depth: int) -> Expr | None:
         binding = self.names.find(e, scope)
         xs = [self.operand(i, scope, depth + 1) for i in e.indices]
-        ints = [None if x is None else self.convert.integer(scope, x, f"an index of `{e.base}` must be") for x in xs]
         if not isinstance(binding, Tensor):
             if binding is not None and not (isinstance(binding, Value) and binding.expr is None):
                 fix = f"write {binding.signature}" if isinstance(binding, Function | Builtin) else f"write {e.base}"
                 message = f"{describe(e.base, binding)}, and only a tensor param can be indexed"
+                if isinstance(binding, Value) and binding.kind == "argument":
+                    message = f"`{e.base}` is indexed, so it must be the name of a tensor param"
                 self.convert.error(scope, "not-a-tensor", message, e.span, fix)
             return None
+        needs = f"an index of `{e.base}` must be"
+        ints = [None if x is None else self.convert.integer(scope, x, needs) for x in xs]
         if len(e.indices) != len(binding.shape):
             message = f"`{e.base}` has {plural(len(binding.shape), 'dimension')}, indexed with {len(e.indices)}"
             self.convert.error(scope, "rank", message, e.span, f"write {e.base}[{indices_of(binding.shape)}]")

@@ -16,10 +16,11 @@ MAX_DEPTH = 100
 """Levels of one expression. Comparing costs Python four frames a level, a derivative can double the levels, and Python
 stops at 1,000 frames."""
 
-MAX_WORK = 400_000
-"""What analysing one file may cost, about a second: see `Budget`."""
+MAX_WORK = 1_000_000
+"""What analysing one file may cost, about a second: one for each node compared."""
 
-_CHECK_COST = 3
+_CHECK_COST = 10
+"""The cost of looking at one node of the syntax tree."""
 
 # The operations whose simplification compares or flattens their arguments.
 _COMPARING = frozenset({Op.SUB, Op.MIN, Op.MAX, Op.SELECT, Op.LT, Op.LE, Op.EQ, Op.NE})

@@ -117,6 +117,8 @@ class Names:
             self._convert.error(scope, "order", message, span, f"move the {binding.kind} above this line")
 
     def _unknown(self, e: ast.Name | ast.Call | ast.Index, name: str, span: Span, scope: Scope) -> None:
+        if self._convert.report.full:
+            return
         known = {**scope.names, **scope.formals}
         alike = [n for n, b in known.items() if _fits(e, b)]
         guess = nearest(name, alike) or nearest(name, known)
