@@ -39,8 +39,8 @@ SIZES = {"B": 2, "Hq": 4, "Hkv": 2, "Sq": 256, "Sk": 256}
 class Artifact:
     """One compiled kernel. `data` is text for ttir, ttgir and ptx, else bytes.
 
-    `registers` and `spills` count 32-bit registers of one thread (on AMD: vector registers), `shared` the bytes of shared
-    memory of one program, `tensor_memory` the columns of a Blackwell SM's 512.
+    `registers` and `spills` count 32-bit registers of one thread (on AMD: vector registers), `shared` the bytes of
+    shared memory of one program, `tensor_memory` the columns of a Blackwell SM's 512.
     """
 
     kernel: str

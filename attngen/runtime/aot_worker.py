@@ -1,7 +1,7 @@
 """The process in which `aot` compiles: `python -m attngen.runtime.aot_worker`, a `Request` on standard input.
 
-Gives a pickled list of `Artifact`s on standard output. Here Triton has a driver that names a chip and has none; a launch
-compiles its kernel as it would there, and runs nothing, so what the launcher computes from results is meaningless.
+Gives a pickled list of `Artifact`s on standard output. Here Triton has a driver that names a chip and has none; a
+launch compiles its kernel as it would there and runs nothing, so what the launcher makes of results is meaningless.
 """
 
 from __future__ import annotations
