@@ -1,7 +1,7 @@
 """Run-time parameters as the generated code names them: kernel arguments, host arguments, strides.
 
 Takes the attention's params and sizes, gives frozen views. A param `slope: f32[Hq]` becomes the kernel arguments
-`slope_ptr, slope_stride_0`; a float scalar `cap` becomes `cap_ptr`, read once a program; an int scalar is passed by value.
+`slope_ptr, slope_stride_0`; a float scalar `cap` becomes `cap_ptr`, read once a program; ints go by value.
 """
 
 from __future__ import annotations
@@ -44,7 +44,10 @@ class ParamView:
     @property
     def host_arguments(self) -> tuple[str, ...]:
         """What the launcher passes for `kernel_arguments`."""
-        return (self.name, *(f"{self.name}.stride({axis})" for axis in range(self.rank))) if self.by_pointer else (self.name,)
+        if self.by_pointer:
+            return (self.name, *(f"{self.name}.stride({axis})" for axis in range(self.rank)))
+        # A bool as an int: the interpreter takes no bools, and kernels read 0 or 1.
+        return (f"int({self.name})",) if self.type == "bool" else (self.name,)
 
     @property
     def annotation(self) -> str:
@@ -59,8 +62,13 @@ class ParamView:
 def view(param: Param, names: Names) -> ParamView:
     pointer = not param.is_scalar or param.type is Type.FLOAT
     return ParamView(
-        param.name, names.fresh(param.name), len(param.shape), param.type.value, param.storage.value,
-        DTYPES[param.storage], pointer,
+        param.name,
+        names.fresh(param.name),
+        len(param.shape),
+        param.type.value,
+        param.storage.value,
+        DTYPES[param.storage],
+        pointer,
     )
 
 

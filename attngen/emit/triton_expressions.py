@@ -1,7 +1,7 @@
 """Prints IR expressions as Triton code: the one place where an operation is spelt for this target.
 
-Takes an expression and the names of what is already bound, gives text. Positions are `q_idx` and `k_idx`, already shaped
-to broadcast over the tile, so that the text does not depend on the tile's orientation.
+Takes an expression and the names of what is already bound, gives text. Positions are `q_idx` and `k_idx`, shaped to broadcast
+over the tile, so that the text does not depend on the tile's orientation.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ from attngen.ir.nodes import Apply, Expr, Literal, Load, Op, Scalar, Symbol, Typ
 from attngen.plan.facts import Facts
 from attngen.plan.ranges import from_linear, linear
 from attngen.plan.schedule import Level, level_of
+
+_MATCHING = {("q", "Sq"), ("k", "Sk"), ("b", "B"), ("h", "Hq"), ("hkv", "Hkv")}
+"""Indices that stay inside a dim of that size."""
 
 SYMBOLS = {"q": "q_idx", "k": "k_idx", "b": "batch", "h": "head", "hkv": "kv_head"}
 
@@ -80,7 +83,8 @@ class Printer:
             case Symbol():
                 return atom(SYMBOLS.get(e.id, e.id))
             case Scalar():
-                return atom(self.param_names[e.param])
+                name = self.param_names[e.param]
+                return atom(f"({name} != 0)" if e.type is Type.BOOL else name)  # bools are passed as 0 or 1
             case Load():
                 return self._load(e)
             case Apply():
@@ -116,7 +120,7 @@ class Printer:
             case Op.NEG:
                 return (f"-{texts[0]}" if args[0][1] >= 7 else f"-({texts[0]})"), 7
             case Op.NOT:
-                return atom(f"({texts[0]} == 0)")
+                return atom(f"({texts[0] if args[0][1] > 1 else f'({texts[0]})'} == 0)")
             case Op.AND | Op.OR:
                 sign, strength = ("&", 4) if e.op is Op.AND else ("|", 2)
                 return f" {sign} ".join(t if s > 4 else f"({t})" for t, s in args), strength
@@ -163,9 +167,8 @@ class Printer:
         found: list[str] = []
         for axis, i in enumerate(e.indices):
             size = self.params[e.param].shape[axis]
-            if isinstance(i, Symbol) and isinstance(size, Symbol):
-                if (i.id, size.id) in {("q", "Sq"), ("k", "Sk"), ("b", "B"), ("h", "Hq"), ("hkv", "Hkv")}:
-                    continue
+            if isinstance(i, Symbol) and isinstance(size, Symbol) and (i.id, size.id) in _MATCHING:
+                continue
             text, strength = self._print(i)
             text = text if strength > 1 else f"({text})"
             if not self.facts.is_nonnegative(i):

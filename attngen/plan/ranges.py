@@ -68,7 +68,7 @@ class _Pair:
 
 
 def tile_ranges(mask: Expr, axis: str, facts: Facts) -> TileRanges:
-    """The ranges of `axis` for a tile of the other axis. `0 <= q < Sq` and `0 <= k < Sk` are always among the conditions."""
+    """The ranges of `axis` for a tile of the other axis. The ends of the sequences are always among the conditions."""
     solver = _Solver(axis, facts)
     inside = _Pair((Segment(integer(0), solver.size),), (Segment(integer(0), solver.size),))
     found = _meet(inside, solver.solve(mask))
@@ -126,15 +126,19 @@ class _Solver:
                     return self.comparison(c)
                 case _:
                     return self.unknown()
-        if isinstance(c, Load):
-            return self.data_test(integer(1), build.apply(Op.TO_INT, c), equal=False)
-        return self.unknown()
+        return self.flag(c, build.apply(Op.TO_INT, c)) if isinstance(c, Load) else self.unknown()
 
     def negated(self, c: Expr) -> _Pair:
-        # `build` has pushed `not` down to leaves and float comparisons; a bool load is a data test on 0.
-        if isinstance(c, Load):
-            return self.data_test(build.apply(Op.TO_INT, c), integer(0), equal=False)
-        return self.unknown()
+        # `build` has pushed `not` down to leaves and float comparisons.
+        return self.flag(c, sub(integer(1), build.apply(Op.TO_INT, c))) if isinstance(c, Load) else self.unknown()
+
+    def flag(self, c: Load, number: Expr) -> _Pair:
+        """A bool load as a data test: where `number`, 0 or 1 and made of it, is 1."""
+        if reads(c, "q") and reads(c, "k"):
+            return self.unknown()
+        if reads(c, "k"):
+            return self.data_test(integer(1), number, equal=False)
+        return self.data_test(sub(integer(1), number), integer(0), equal=False)
 
     def row_condition(self, c: Expr) -> _Pair:
         """A condition that the axis does not enter: all of the axis, or nothing of it."""
@@ -336,9 +340,7 @@ class _Solver:
             high.append((spread[1] if factor > 0 else spread[0], factor))
         return from_linear(low, constant), from_linear(high, constant)
 
-    def product_extremes(
-        self, args: tuple[Expr, ...], a: tuple[Expr, Expr], b: tuple[Expr, Expr]
-    ) -> tuple[Expr, Expr]:
+    def product_extremes(self, args: tuple[Expr, ...], a: tuple[Expr, Expr], b: tuple[Expr, Expr]) -> tuple[Expr, Expr]:
         for factor, spread in ((args[1], a), (args[0], b)):
             if not reads(factor, self.other):
                 low, high = mul(spread[0], factor), mul(spread[1], factor)
