@@ -99,11 +99,6 @@ def stage(kind: str, source: Source, options: Options, consts: Mapping[str, Cons
 
 def binaries(kernel: Kernel, kind: str, *, arch: str, dtype: str, head_dim: tuple[int, int]) -> list[Artifact]:
     """Every kernel of the generated file, through the real compiler, for a chip that needn't be there."""
-    amd = arch.startswith("gfx")
-    if kind in ("ptx", "cubin") and amd:
-        raise UsageError(f"{arch} has no {kind}; ask for hsaco, ttir or ttgir")
-    if kind == "hsaco" and not amd:
-        raise UsageError(f"{arch} has no hsaco; ask for cubin, ptx, ttir or ttgir")
     from attngen.runtime.aot import compile_kernels
 
     return compile_kernels(kernel.source, kernel.spec, arch=arch, dtype=dtype, head_dim=head_dim, kind=kind)

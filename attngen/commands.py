@@ -78,11 +78,13 @@ def _report(artifacts: Sequence[Artifact]) -> Table:
 
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("kernel")
-    for heading in ("registers", "spills", "shared memory", "size"):
+    tensor_memory = any(a.tensor_memory for a in artifacts)
+    for heading in ("registers", "spills", "shared memory", "size", *(["tensor memory"] if tensor_memory else [])):
         table.add_column(heading, justify="right")
     for a in artifacts:
         counts = ["-" if count is None else str(count) for count in (a.registers, a.spills)]
-        table.add_row(a.kernel, *counts, f"{a.shared} B", f"{len(a.data)} B")
+        sizes = [f"{a.shared} B", f"{len(a.data)} B", *([f"{a.tensor_memory} columns"] if tensor_memory else [])]
+        table.add_row(a.kernel, *counts, *sizes)
     return table
 
 

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from attngen import cli
+from attngen import api, cli
+from attngen.runtime import aot
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -248,6 +249,13 @@ def test_assembly_is_printed_with_the_report_beside_it(spec: str) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("// ---- ") == done.stdout.count(".visible .entry") >= 2
     assert "registers" in done.stderr and "registers" not in done.stdout.split(".visible")[0]
+
+
+def test_options_are_what_the_compiler_takes() -> None:
+    """They stand twice: the command line's help must not import the compiler's side."""
+    assert tuple(aot.TARGETS) == api.ARCHITECTURES
+    assert api.DTYPES == aot.DTYPES
+    assert tuple(aot.KINDS) == api.BINARIES
 
 
 @pytest.mark.parametrize(
