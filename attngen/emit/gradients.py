@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from attngen.emit import host_expressions
 from attngen.emit.kernel_code import KernelCode
 from attngen.emit.params import ParamView
-from attngen.ir.attention import Attention, Param
 from attngen.ir import printing
+from attngen.ir.attention import Attention, Param
 from attngen.ir.nodes import SIZES, Expr, Load, Scalar, Symbol
 from attngen.ir.walk import reads
 from attngen.plan.kernel import Gather, KernelPlan, LeafGradient, distance_index
@@ -116,9 +116,14 @@ def gradient_views(
 
 
 def reduced(
-    attention: Attention, params: tuple[ParamView, ...], leaf: Scalar | Load, axes: tuple[str, ...], values: str, total: str,
+    attention: Attention,
+    params: tuple[ParamView, ...],
+    leaf: Scalar | Load,
+    axes: tuple[str, ...],
+    values: str,
+    total: str,
 ) -> tuple[list[str], bool]:  # fmt: skip
-    """Lines that add `values`, over `axes`, to the cells of `total` that the leaf's index names; and whether they scatter."""
+    """Lines that add `values`, over `axes`, to the leaf's cells of `total`; and whether they scatter."""
     if isinstance(leaf, Scalar):
         return [f"{total} += {values}.sum()"], False
     param = attention.param(leaf.param)
@@ -156,7 +161,7 @@ def host_names(attention: Attention, params: tuple[ParamView, ...]) -> dict[str,
 
 def flat_index(
     attention: Attention, params: tuple[ParamView, ...], leaf: Load, axes: tuple[str, ...], indices: tuple[Expr, ...]
-) -> tuple[list[str], str, str]:  # fmt: skip
+) -> tuple[list[str], str, str]:
     """Lines that bind the axes' positions, a condition that the cell exists, and its number in the flat param."""
     names = host_names(attention, params)
     shape = attention.param(leaf.param).shape
@@ -318,13 +323,13 @@ def _diagonal_lines(
     return [
         "side = min(dq_BQ, dq_BK)",
         "query_tiles, key_tiles = triton.cdiv(Sq, side), triton.cdiv(Sk, side)",
-        f"above = torch.empty(({batches}, {heads}, query_tiles + key_tiles - 1, side), dtype=torch.float32, device=q.device)",
+        f"above = q.new_empty(({batches}, {heads}, query_tiles + key_tiles - 1, side), dtype=torch.float32)",
         "below = torch.empty_like(above)",
         *_launch(name, f"query_tiles + key_tiles - 1, {batches}, {heads}", square, ("above", "below")),
         "# A diagonal crosses two rows of tiles: above in one, below in the next.",
-        f"{name} = (torch.nn.functional.pad(above, (0, 0, 1, 0)) + torch.nn.functional.pad(below, (0, 0, 0, 1))).flatten(2)",
+        f"{name} = torch.nn.functional.pad(above, (0, 0, 1, 0)) + torch.nn.functional.pad(below, (0, 0, 0, 1))",
+        f"{name} = {name}.flatten(2)",
         f"distances = torch.arange({name}.shape[2], device=q.device) - key_tiles * side",
-        *(line.replace("torch.arange(B,", f"torch.arange({batches},").replace("torch.arange(Hq,", f"torch.arange({heads},")
-          for line in lines),
+        *(line.replace("(B,", f"({batches},").replace("(Hq,", f"({heads},") for line in lines),
         f"{total} += _gathered({name}, {inside}, {flat}, {total}.numel()).view({total}.shape)",
     ]  # fmt: skip

@@ -57,7 +57,9 @@ def _print(e: Expr, names: Mapping[str, str], *, tensors: bool) -> Text:
         case Load():
             if not tensors:
                 raise InternalError("a load in a check of scalars")
-            return atom(f"_element({names[e.param]}, {', '.join(_print(i, names, tensors=True)[0] for i in e.indices)})")
+            return atom(
+                f"_element({names[e.param]}, {', '.join(_print(i, names, tensors=True)[0] for i in e.indices)})"
+            )
         case Apply():
             return _apply(e, names, tensors=tensors)
 

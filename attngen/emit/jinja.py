@@ -41,9 +41,8 @@ def _environment() -> jinja2.Environment:
         keep_trailing_newline=True,
         autoescape=False,  # Python source, not HTML; names and literals come from the typed IR alone
     )
-    environment.filters.update(
-        lines=_lines, wrap=_wrap, bracket=bracket, total=tile_code.total, numbering=tile_code.numbering
-    )
+    filters: dict[str, Any] = environment.filters  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    filters.update(lines=_lines, wrap=_wrap, bracket=bracket, total=tile_code.total, numbering=tile_code.numbering)
     return environment
 
 

@@ -120,7 +120,9 @@ class KernelWriter:
         if mask == TRUE:
             allowed = edge
         else:
-            text, strength = self.printer.definition(mask) if mask not in self.printer.names else (self.printer.text(mask), 9)
+            text, strength = (
+                self.printer.definition(mask) if mask not in self.printer.names else (self.printer.text(mask), 9)
+            )
             allowed = f"{edge} & {text if strength >= 4 else f'({text})'}"
         position, last = ("q_idx", "q1") if self.held is Level.ROW else ("k_idx", "k1")
         tested = [line for t in tests for line in t.lines(outer.pop(t.name), f"{position} <= {last}")]
@@ -130,20 +132,26 @@ class KernelWriter:
         everything = [*head, *held, *tested, *body, *outer.values(), *range_arguments]
         read = free_names(everything)
         scalars = [
-            f"{p.name} = tl.load({p.name}_ptr)"
-            for p in self.params
-            if p.by_pointer and p.rank == 0 and p.name in read
+            f"{p.name} = tl.load({p.name}_ptr)" for p in self.params if p.by_pointer and p.rank == 0 and p.name in read
         ]
         head = scalars + head
         bound = _bound_names([*head, *held])
-        available = dict.fromkeys(
-            [*known, *bound, *(a for p in self.params for a in p.kernel_arguments)]
-        )
-        own = {"Sk", "k_idx", "batch", "kv_head"} if self.held is Level.ROW else {"Sq", "q_idx", "batch", "head"}  # what the tile function has of itself
+        available = dict.fromkeys([*known, *bound, *(a for p in self.params for a in p.kernel_arguments)])
+        own = (
+            {"Sk", "k_idx", "batch", "kv_head"} if self.held is Level.ROW else {"Sq", "q_idx", "batch", "head"}
+        )  # what the tile function has of itself
         inner = free_names(body) - own - _bound_names([*score, *weight, *masked]).keys()
         return KernelCode(
-            tuple(head), tuple(held), tuple(score), tuple(weight), tuple(masked), {**texts, **outer}, allowed, tuple(tested),
-            tuple(n for n in available if n in inner), range_arguments,
+            tuple(head),
+            tuple(held),
+            tuple(score),
+            tuple(weight),
+            tuple(masked),
+            {**texts, **outer},
+            allowed,
+            tuple(tested),
+            tuple(n for n in available if n in inner),
+            range_arguments,
         )
 
     def _line(self, b: Binding) -> str:

@@ -17,7 +17,7 @@ from attngen.ir.walk import nodes, symbols
 from attngen.plan.kernel import KernelPlan
 
 if TYPE_CHECKING:
-    from attngen.emit.triton import TestView
+    from attngen.emit.triton_views import TestView
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,7 @@ class LaunchView:
     convert_lines: tuple[str, ...]
     param_docs: tuple[str, ...]
     needs_math: bool
+    reads_scalars: bool
 
     @property
     def scatters(self) -> bool:
@@ -84,17 +85,52 @@ def launch_view(
         gradient_types=", ".join(["Tensor"] * (3 + len(gradients))),
         gradients=gradients,
         forward_call=(
-            *inputs, *names, *seed, *key_tests, "*arguments", "**sizes", "BQ=BQ", "BK=BK", "TMA=tma",
-            "num_warps=warps", "num_stages=stages",
-        ),  # fmt: skip
+            *inputs,
+            *names,
+            *seed,
+            *key_tests,
+            "*arguments",
+            "**sizes",
+            "BQ=BQ",
+            "BK=BK",
+            "TMA=tma",
+            "num_warps=warps",
+            "num_stages=stages",
+        ),
         dkdv_call=(
-            *inputs, "*_tiled(tma, BQ, d_out)", *row_tensors, "dk", "dv", *dkdv_sums, *seed, *query_tests, "*arguments", "**sizes",
-            "BQ=BQ", "BK=BK", "TMA=tma", *flags, "num_warps=warps", "num_stages=stages",
-        ),  # fmt: skip
+            *inputs,
+            "*_tiled(tma, BQ, d_out)",
+            *row_tensors,
+            "dk",
+            "dv",
+            *dkdv_sums,
+            *seed,
+            *query_tests,
+            "*arguments",
+            "**sizes",
+            "BQ=BQ",
+            "BK=BK",
+            "TMA=tma",
+            *flags,
+            "num_warps=warps",
+            "num_stages=stages",
+        ),
         dq_call=(
-            *dq_inputs, *row_tensors, "dq", *dq_sums, *seed, *key_tests, "*arguments", "**sizes",
-            "BQ=dq_BQ", "BK=dq_BK", "TMA=tma", *flags, "num_warps=dq_warps", "num_stages=dq_stages",
-        ),  # fmt: skip
+            *dq_inputs,
+            *row_tensors,
+            "dq",
+            *dq_sums,
+            *seed,
+            *key_tests,
+            "*arguments",
+            "**sizes",
+            "BQ=dq_BQ",
+            "BK=dq_BK",
+            "TMA=tma",
+            *flags,
+            "num_warps=dq_warps",
+            "num_stages=dq_stages",
+        ),
         saved_tensors="".join(f"{p.name}, " for p in params if p.by_pointer),
         values=tuple(p.name for p in params if not p.by_pointer),
         returned_gradients="".join(f", {by_name.get(p.name, _zeros(p, i))}" for i, p in enumerate(params)),
@@ -102,6 +138,7 @@ def launch_view(
         convert_lines=_conversions(params),
         param_docs=tuple(_doc(plan, p) for p in params),
         needs_math=any("math." in line for line in checks),
+        reads_scalars=any("_readable(" in line for line in checks),
     )
 
 
@@ -138,9 +175,10 @@ def _checks(plan: KernelPlan, params: tuple[ParamView, ...]) -> tuple[str, ...]:
             lines += [
                 f'_require(isinstance({name}, Tensor), f"{key} must be a torch.Tensor, not {{type({name}).__name__}}")',
                 f'_require({name}.dtype in ({dtypes},), f"{key} must be {_words(view.dtypes)}, not {{{name}.dtype}}")',
-                f'_require({name}.device == q.device, f"{key} must be on q\'s device {{q.device}}, not {{{name}.device}}")',
+                f"_require({name}.device == q.device, "
+                f'f"{key} must be on q\'s device {{q.device}}, not {{{name}.device}}")',
                 f'_require({name}.dim() == {view.rank}, f"{key} must have {view.rank} dimension'
-                f'{"s" if view.rank > 1 else ""} ({", ".join(map(printing.expression, param.shape))}), not shape '
+                f"{'s' if view.rank > 1 else ''} ({', '.join(map(printing.expression, param.shape))}), not shape "
                 f'{{tuple({name}.shape)}}")',
             ]
             for axis, dim in enumerate(param.shape):
@@ -154,7 +192,8 @@ def _checks(plan: KernelPlan, params: tuple[ParamView, ...]) -> tuple[str, ...]:
             )
         elif view.type == "float":
             lines += [
-                f"_require(isinstance({name}, (int, float)) and not isinstance({name}, bool) or isinstance({name}, Tensor) "
+                f"_require(isinstance({name}, (int, float)) and not isinstance({name}, bool) "
+                f"or isinstance({name}, Tensor) "
                 f'and {name}.dim() == 0 and {name}.is_floating_point(), f"{key} must be a number or a 0-dimensional '
                 f'float tensor, not {{{name}!r}}")',
             ]
@@ -179,9 +218,7 @@ def _fact(fact: Expr, key: str, name: str | None, names: dict[str, str], kind: s
     quoted = printing.expression(fact)
     if name is None:
         return [f'_require({text}, "the specification assumes {quoted}")']
-    # Reading a tensor's value waits for the device: not while compiling, nor while a CUDA graph is captured.
-    known = f"not isinstance({name}, Tensor) or not (torch.compiler.is_compiling() or {name}.is_cuda and torch.cuda.is_current_stream_capturing())"
-    return [f"if {known}:", f'    _require({text}, f"{key} must satisfy {quoted}, not {{{name}}}")']
+    return [f"if _readable({name}):", f'    _require({text}, f"{key} must satisfy {quoted}, not {{{name}}}")']
 
 
 def _conversions(params: tuple[ParamView, ...]) -> tuple[str, ...]:
@@ -200,7 +237,13 @@ def _conversions(params: tuple[ParamView, ...]) -> tuple[str, ...]:
 def _doc(plan: KernelPlan, p: ParamView) -> str:
     param = plan.attention.param(p.keyword)
     shape = f" ({', '.join(map(printing.expression, param.shape))})" if param.shape else ""
-    kind = "a number or 0-dimensional tensor" if not p.rank and p.type == "float" else _words(p.dtypes) if p.rank else p.type
+    kind = (
+        "a number or 0-dimensional tensor"
+        if not p.rank and p.type == "float"
+        else _words(p.dtypes)
+        if p.rank
+        else p.type
+    )
     where = f", where {printing.expression(param.where)}" if param.where is not None else ""
     return f"{p.keyword}{shape}: {kind}{where}."
 

@@ -13,21 +13,25 @@ from attngen.errors import InternalError
 
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
-RESERVED = frozenset(
-    # Every name that the Triton templates bind or read. `tests/unit/emit/test_names.py` holds this against the templates.
-    """
-    math torch triton tl triton_language Tensor LOG2E LN2 TILES PRECISION OP float int bool len range tuple str min max
-    isinstance all any zip list dict set sum abs print type None True False self cls
-    q k v out lse den d_out d_lse dq dk dv grads scale seed delta acc row_max row_sum row_lse row_den row_ref inv_den p x
-    weight slope g dp ds keep allowed has_key head batch kv_head group tile tiles first last i t step count start stop
-    q_ptr k_ptr v_ptr out_ptr lse_ptr den_ptr d_out_ptr d_lse_ptr dq_ptr dk_ptr dv_ptr delta_ptr seed_ptr
-    q_idx k_idx q_safe k_safe q0 q1 k0 k1 qk qk_t q_rows k_rows v_rows d_out_rows head_rows TMA tensor q_tile k_tile v_tile d_out_tile
-    B Hq Hkv Sq Sk D Dv BQ BK BLOCK_D BLOCK_DV MASKED ALIGN pid rows cols rows_left n_tiles heads
-    q_stride_b q_stride_h q_stride_s k_stride_b k_stride_h k_stride_s v_stride_b v_stride_h v_stride_s
-    new_max shift rescale drop inv_keep threshold empty total merged sign context ctx device dtype config grid needed
-    full partial piece any_lo any_hi full_lo full_hi return_lse dropout_seed
-    """.split()
-)
+_TEMPLATE_NAMES = """
+    math torch triton tl triton_language Tensor LOG2E LN2 TILES PRECISION OP float int bool len range tuple str
+    min max isinstance all any zip list dict set sum abs print type None True False self cls q k v out lse den
+    d_out d_lse dq dk dv grads scale seed delta acc row_max row_sum row_lse row_den row_ref inv_den p x weight
+    slope g dp ds keep allowed has_key head batch kv_head group tile tiles first last i t step count start stop
+    q_ptr k_ptr v_ptr out_ptr lse_ptr den_ptr d_out_ptr d_lse_ptr dq_ptr dk_ptr dv_ptr delta_ptr seed_ptr q_idx
+    k_idx q_safe k_safe q0 q1 k0 k1 qk qk_t q_rows k_rows v_rows d_out_rows head_rows TMA tensor q_tile k_tile
+    v_tile d_out_tile B Hq Hkv Sq Sk D Dv BQ BK BLOCK_D BLOCK_DV MASKED ALIGN pid rows cols rows_left n_tiles
+    heads q_stride_b q_stride_h q_stride_s k_stride_b k_stride_h k_stride_s v_stride_b v_stride_h v_stride_s
+    new_max shift rescale drop inv_keep threshold empty total merged sign context ctx device dtype config grid
+    needed full partial piece any_lo any_hi full_lo full_hi return_lse dropout_seed slope_p columns column
+    contribution ref extra w log2 TensorDescriptor arguments sizes values index cells cell side above below
+    largest unit per_unit MEASURE visited offset query_tile key_tile row_in_tile diagonal skewed query_tiles
+    key_tiles distances exists at at_b at_h at_q at_k at_distance n_key_tiles n_query_tiles member row align
+    strides tma mask
+"""
+
+RESERVED = frozenset(_TEMPLATE_NAMES.split())
+"""Every name that the Triton templates bind or read. `tests/unit/emit` holds this against generated modules."""
 
 
 class Names:

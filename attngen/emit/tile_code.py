@@ -7,6 +7,7 @@ their tiles. All arithmetic is on scalars.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 from attngen.emit.triton_expressions import Printer
 from attngen.ir.nodes import Expr, Literal
@@ -90,7 +91,7 @@ def _runs(
                 lines.append(
                     f"{a.start}, {a.stop}, {b.start}, {b.stop} = _sorted_runs({a.start}, {a.stop}, {b.start}, {b.stop})"
                 )
-        for a, b in zip(runs, runs[1:], strict=False):
+        for a, b in pairwise(runs):
             lines.append(f"{b.start} = tl.maximum({b.start}, {a.stop})")
             lines.append(f"{b.stop} = tl.maximum({b.stop}, {b.start})")
     return runs
@@ -114,7 +115,7 @@ def numbering(runs: tuple[Run, ...], name: str) -> tuple[str, ...]:
     """Lines that bind `name` to the tile of iteration `step`, counting through the runs in order."""
     lines = [f"{name} = {'step' if runs[0].start == '0' else f'{runs[0].start} + step'}"]
     passed = ""
-    for before, run in zip(runs, runs[1:], strict=False):
+    for before, run in pairwise(runs):
         length = before.stop if before.start == "0" else f"({before.stop} - {before.start})"
         passed = f"{passed} + {length}" if passed else length
         before_it = passed if passed.startswith("(") and " + " not in passed else f"({passed})"

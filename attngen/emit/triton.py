@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-import textwrap
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 from attngen.emit.gradients import AXES, PairView, RowSum, gradient_views, leaf_name, pair_view, row_sums
@@ -18,9 +17,10 @@ from attngen.emit.kernel_code import HeldTest, KernelCode, KernelWriter, free_na
 from attngen.emit.launch import launch_view
 from attngen.emit.names import RESERVED, Names
 from attngen.emit.options import Options
-from attngen.emit.params import ParamView, views
+from attngen.emit.params import views
 from attngen.emit.tile_code import RangeView, ranges
 from attngen.emit.triton_expressions import Printer
+from attngen.emit.triton_views import BackwardView, Header, KernelView, TestView, WeightView
 from attngen.ir import printing
 from attngen.ir.build import mul, real
 from attngen.ir.nodes import Expr, Load, Symbol, Type
@@ -34,94 +34,6 @@ from attngen.plan.weights import LOG2E, Form, M, S
 X, REF, ROW_REF = Symbol("x", Type.FLOAT), Symbol("ref", Type.FLOAT), Symbol("row_ref", Type.FLOAT)
 GRADIENT_RESULTS = ("unit", "unit_scaled", "stream", "slope", "kappa")
 SIZE_ARGUMENTS = ("Hq", "Hkv", "Sq", "Sk")
-
-
-@dataclass(frozen=True, slots=True)
-class Header:
-    name: str
-    title: str
-    summary: str
-    spec_lines: tuple[str, ...]
-    digest: str
-    options: str
-    precision: str
-
-
-@dataclass(frozen=True, slots=True)
-class WeightView:
-    """The form of the weights, as the templates need it."""
-
-    exponential: bool
-    shift: bool
-    sums: bool
-    has_key: bool
-    saves_den: bool
-
-
-@dataclass(frozen=True, slots=True)
-class KernelView:
-    """Arguments that all main kernels share, and the order in which programs take tiles."""
-
-    arguments: tuple[str, ...]
-    unspecialized: list[str]
-    order: str
-    key_order: str
-
-    @property
-    def orders(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys((self.order, self.key_order)))
-
-
-@dataclass(frozen=True, slots=True)
-class BackwardView:
-    """What the backward kernels read of each row, and the factors that stay outside the loops."""
-
-    form: Form
-    has_delta: bool
-    row_pointers: tuple[str, ...]
-    row_tensors: tuple[str, ...]
-    row_names: tuple[str, ...]
-    normalised: str
-    flags: tuple[str, ...]
-    dq_factor: str
-    dk_factor: str
-    dk_factor_in_tile: str
-
-    def row_loads(self, at: str, inside: str, shape: str, kappa: str) -> tuple[str, ...]:
-        """Lines that load the rows' values. Rows that met no key, or do not exist, get values that make p zero."""
-        lines: list[str] = []
-        if "row_lse" in self.row_names or "row_ref" in self.row_names:
-            lines += [
-                f'row_lse = tl.load(lse_ptr + {at}, mask={inside}, other=float("-inf")){shape}',
-                'row_lse = tl.where(row_lse == float("-inf"), float("inf"), row_lse * LOG2E)',
-            ]
-        if "row_ref" in self.row_names:
-            lines.append(f"row_ref = row_lse / {kappa}")
-        if "inv_den" in self.row_names:
-            lines.append(f'inv_den = 1.0 / tl.load(den_ptr + {at}, mask={inside}, other=float("inf")){shape}')
-        if self.has_delta:
-            lines.append(f"delta = tl.load(delta_ptr + {at}, mask={inside}, other=0.0){shape}")
-        return tuple(lines)
-
-
-@dataclass(frozen=True, slots=True)
-class TestView:
-    """The small kernel that finds the extremes of a data vector in each tile."""
-
-    name: str
-    axis: str
-    text: str
-    what: str
-    pointers: tuple[str, ...]
-    index: str
-    size: str
-    lines: tuple[str, ...]
-    value: str
-    lowest: str
-    highest: str
-    dtype: str
-    shape: str
-    grid: str
 
 
 def emit_triton(plan: KernelPlan, text: str, options: Options) -> str:
@@ -170,11 +82,9 @@ class _Emitter:
         keys, queries = self.range_view(self.plan.keys), self.range_view(self.plan.queries)
         tests = tuple(self.test_view(t, r.axis) for r in (self.plan.keys, self.plan.queries) for t in r.tests)
         kernel = self.kernel_view()
-        pair_gradients = tuple(
-            self.pair_gradient(g, keys) for g in self.plan.gradients if g.gather not in AXES
-        )
+        pair_gradients = tuple(self.pair_gradient(g, keys) for g in self.plan.gradients if g.gather not in AXES)
         gradients = gradient_views(self.plan, self.params, {p.name: p.host_lines for p in pair_gradients})
-        context: dict[str, Any] = dict(
+        context: dict[str, Any] = dict(  # noqa: C408 - the keys are the templates' names
             a=self.header(),
             w=self.weight_view,
             kernel=kernel,
@@ -195,9 +105,16 @@ class _Emitter:
             dropout=self.attention.dropout is not None,
             params=self.params,
             launch=launch_view(
-                self.plan, self.params, self.size_names, tests, gradients, self.weight_view.saves_den,
-                backward.row_tensors, tuple(s.name for s in dq_sums), tuple(s.name for s in dkdv_sums),
-            ),  # fmt: skip
+                self.plan,
+                self.params,
+                self.size_names,
+                tests,
+                gradients,
+                self.weight_view.saves_den,
+                backward.row_tensors,
+                tuple(s.name for s in dq_sums),
+                tuple(s.name for s in dkdv_sums),
+            ),
             tiles=[
                 ((r.chip, r.itemsize, r.head_block), tuple(tuple(t) for t in (r.forward, r.dkdv, r.dq)))
                 for r in table(self.options.tile or self.attention.tile)
@@ -220,8 +137,13 @@ class _Emitter:
         digest = hashlib.sha256("\n".join([self.text, *options]).encode()).hexdigest()
         title = f"{a.name}: fused attention for GPUs, forward and backward, in Triton."
         return Header(
-            a.name, title, f"Attention `{a.name}`, fused, differentiable in every float argument.",
-            safe, digest, " ".join(options), self.options.precision,
+            a.name,
+            title,
+            f"Attention `{a.name}`, fused, differentiable in every float argument.",
+            safe,
+            digest,
+            " ".join(options),
+            self.options.precision,
         )
 
     # ------------------------------------------------------------ kernels
@@ -292,12 +214,9 @@ class _Emitter:
 
     def padded(self, code: KernelCode, *names: str) -> KernelCode:
         """`code` with empty texts for results that this variant does not have, so that templates may ask for them."""
-        results = {**dict.fromkeys(names, ""), **code.results}
-        return KernelCode(**{**{n: getattr(code, n) for n in code.__slots__}, "results": results})
+        return replace(code, results={**dict.fromkeys(names, ""), **code.results})
 
-    def write(
-        self, held: Level, results: dict[str, Expr], outside: dict[str, Expr], found: TileRanges
-    ) -> KernelCode:
+    def write(self, held: Level, results: dict[str, Expr], outside: dict[str, Expr], found: TileRanges) -> KernelCode:
         writer = KernelWriter(self.plan, self.params, held)
         position = ("q0", "q1", "q_idx") if held is Level.ROW else ("k0", "k1", "k_idx")
         known = (*position, *self.known)
@@ -323,9 +242,7 @@ class _Emitter:
             "threshold = tl.cast(tl.cast(drop * 4294967296.0, tl.int64), tl.uint32)",
             "inv_keep = 1.0 / (1.0 - drop)",
         )
-        return KernelCode(
-            **{**{n: getattr(code, n) for n in code.__slots__}, "head_lines": (*code.head_lines, *lines)}
-        )
+        return replace(code, head_lines=(*code.head_lines, *lines))
 
     def backward_code(self, held: Level, sums: tuple[RowSum, ...]) -> tuple[KernelCode, tuple[RowSum, ...]]:
         w = self.weights
@@ -365,7 +282,8 @@ class _Emitter:
         key_tests = [f"key_{t.name}_{which}" for t in self.plan.keys.tests for which in ("least", "most")]
         seed = ("seed",) if self.attention.dropout is not None else ()
         call = (
-            "*_tiled(tma, dq_BQ, q)", "*_tiled(tma, dq_BK, k, v)", "*_tiled(tma, dq_BQ, d_out)", *view.row_tensors, "OUTPUTS", *seed, *key_tests, "*arguments", "**sizes",
+            "*_tiled(tma, dq_BQ, q)", "*_tiled(tma, dq_BK, k, v)", "*_tiled(tma, dq_BQ, d_out)",
+            *view.row_tensors, "OUTPUTS", *seed, *key_tests, "*arguments", "**sizes",
             "BQ=dq_BQ", "BK=dq_BK", "TMA=tma", "num_warps=dq_warps", "num_stages=1",
         )  # fmt: skip
         visited = " | ".join(f"({r})" for r in runs) or "key_tile < 0"
@@ -402,8 +320,16 @@ class _Emitter:
             f"GRAD_{p.name.upper()}" for p in self.params if any(g.param == p.keyword for g in self.plan.gradients)
         )
         return BackwardView(
-            w.form, w.sums, pointers, tuple(p.removesuffix("_ptr") for p in pointers), names,
-            " * inv_den" if w.form is Form.DIRECT and w.sums else "", flags, "", "", "",
+            w.form,
+            w.sums,
+            pointers,
+            tuple(p.removesuffix("_ptr") for p in pointers),
+            names,
+            " * inv_den" if w.form is Form.DIRECT and w.sums else "",
+            flags,
+            "",
+            "",
+            "",
         )
 
     def factor_is_outer(self) -> bool:
@@ -416,13 +342,12 @@ class _Emitter:
             return "" if text == "1.0" else f" * {bracket(text)}"
 
         outer = self.factor_is_outer()
-        fields = {n: getattr(view, n) for n in view.__slots__}
-        fields.update(
+        return replace(
+            view,
             dq_factor=times(dq.results["factor"]),
             dk_factor=times(self.printer().text(self.plan.d_factor)) if outer else "",
             dk_factor_in_tile="" if outer else times(dkdv.results["factor"]),
         )
-        return BackwardView(**fields)
 
     # ------------------------------------------------------------ data tests, the launcher
 
@@ -438,7 +363,8 @@ class _Emitter:
         head = "heads" if reads(walked, "h", "hkv") else "1"
         return TestView(
             name, axis, printing.expression(walked), what, (f"{name}_least_ptr", f"{name}_most_ptr"), position, size,
-            lines, text if not _is_number(text) else f"tl.full([TILE], {text}, tl.{'float32' if is_float else 'int32'})",
+            lines,
+            text if not _is_number(text) else f"tl.full([TILE], {text}, tl.{'float32' if is_float else 'int32'})",
             'float("-inf")' if is_float else "-2147483648", 'float("inf")' if is_float else "2147483647",
             "torch.float32" if is_float else "torch.int32", f"({batch}, {head}, n_tiles)", f"n_tiles, {batch}, {head}",
         )  # fmt: skip
@@ -446,5 +372,3 @@ class _Emitter:
 
 def _is_number(text: str) -> bool:
     return re.fullmatch(r"-?[0-9][0-9a-z.+-]*", text) is not None
-
-

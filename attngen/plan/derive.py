@@ -86,7 +86,7 @@ def _chain(e: Apply, d: list[Expr | None]) -> Expr | None:
             first = apply(Op.LE, a, b) if e.op is Op.MIN else apply(Op.LE, b, a)
             return select(first, da or real(0.0), db or real(0.0))
         case Op.SELECT:
-            return select(e.args[0], d[1] or real(0.0), d[2] or real(0.0))
+            return select(a, d[1] or real(0.0), d[2] or real(0.0))
         case Op.EXP:
             return _times(da, e)
         case Op.EXP2:

@@ -98,7 +98,12 @@ def plan(attention: Attention) -> KernelPlan:
 
 def _leaf_gradients(attention: Attention, form: Weights) -> list[LeafGradient]:
     found: list[LeafGradient] = []
-    sources = [form.natural, form.stream, *([form.log_extra] if form.log_extra else []), *([form.extra] if form.extra else [])]
+    sources = [
+        form.natural,
+        form.stream,
+        *([form.log_extra] if form.log_extra else []),
+        *([form.extra] if form.extra else []),
+    ]
     for param in attention.params:
         if param.type is not Type.FLOAT:
             continue

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
-from attngen.ir.nodes import Apply, Expr, Literal, Load, Op, Scalar, Symbol
+from attngen.ir.nodes import Expr, Literal, Load, Op, Scalar, Symbol
 from attngen.ir.walk import children, nodes
 
 
@@ -64,10 +64,7 @@ def level_of(e: Expr, memo: dict[int, Level] | None = None) -> Level:
         found = Level.HEAD
         for child in children(e):
             own = level_of(child, memo)
-            if {own, found} == {Level.ROW, Level.COLUMN}:
-                found = Level.PAIR
-            else:
-                found = max(found, own)
+            found = Level.PAIR if {own, found} == {Level.ROW, Level.COLUMN} else max(found, own)
     memo[id(e)] = found
     return found
 
@@ -122,7 +119,7 @@ def _worth(e: Expr) -> bool:
         return False
     if isinstance(e, Load):
         return True
-    if isinstance(e, Apply) and e.op is Op.NEG:
+    if e.op is Op.NEG:
         return not isinstance(e.args[0], Literal | Symbol | Scalar)
     return True
 
@@ -130,5 +127,8 @@ def _worth(e: Expr) -> bool:
 def free_symbols(s: Schedule) -> frozenset[str]:
     """The symbols that the schedule reads."""
     return frozenset(
-        n.id for e in [*(b.expr for b in s.bindings), *(e for _, e in s.results)] for n in nodes(e) if isinstance(n, Symbol)
+        n.id
+        for e in [*(b.expr for b in s.bindings), *(e for _, e in s.results)]
+        for n in nodes(e)
+        if isinstance(n, Symbol)
     )

@@ -83,10 +83,16 @@ def weights(attention: Attention, facts: Facts) -> Weights:
                 )
             ]
         )
-    log_extra = None if n.extra is None or build.is_literal(n.extra, 0) else logarithm(n.extra) or apply(Op.LOG, n.extra)
+    log_extra = (
+        None if n.extra is None or build.is_literal(n.extra, 0) else logarithm(n.extra) or apply(Op.LOG, n.extra)
+    )
     extra = None if log_extra is None else n.extra
     log_weight = logarithm(n.weight)
-    if log_weight is not None and derivative(log_weight, S) == kappa and is_zero(substitute(log_weight, {S: real(0.0)})):
+    if (
+        log_weight is not None
+        and derivative(log_weight, S) == kappa
+        and is_zero(substitute(log_weight, {S: real(0.0)}))
+    ):
         natural = mul(score, kappa)
         factor, unit = leading_factor(scaled(score, mul(kappa, real(LOG2E))), facts)
         return Weights(
@@ -149,8 +155,7 @@ def scaled(e: Expr, factor: Expr) -> Expr:
     if per_head(e):
         return mul(e, factor)
     if isinstance(e, Apply):
-        a = e.args[0]
-        b = e.args[1] if len(e.args) > 1 else a
+        a, b, c = (*e.args, *e.args, *e.args)[:3]  # a one-armed operation has one argument, a select three
         match e.op:
             case Op.ADD | Op.SUB:
                 return apply(e.op, scaled(a, factor), scaled(b, factor))
@@ -163,7 +168,7 @@ def scaled(e: Expr, factor: Expr) -> Expr:
             case Op.DIV if per_head(b):
                 return scaled(a, div(factor, b))
             case Op.SELECT:
-                return build.select(a, scaled(b, factor), scaled(e.args[2], factor))
+                return build.select(a, scaled(b, factor), scaled(c, factor))
             case _:
                 pass
     return mul(e, factor)
@@ -187,7 +192,7 @@ def leading_factor(e: Expr, facts: Facts) -> tuple[Expr, Expr]:
 
 
 def split_factor(e: Expr) -> tuple[Expr, Expr]:
-    """`(factor, rest)` with e = factor * rest and the factor per head, of any sign: what a loop need not multiply by."""
+    """`(factor, rest)` with e = factor * rest and the factor per head, of any sign: it stays outside the loops."""
     if per_head(e):
         return e, real(1.0)
     if isinstance(e, Apply):
