@@ -56,7 +56,8 @@ def _literal(e: Literal) -> tuple[str, int]:
         return ("true" if e.value else "false"), _ATOM
     if isinstance(e.value, float) and math.isinf(e.value):
         return ("inf", _ATOM) if e.value > 0 else ("-inf", _UNARY)
-    return repr(e.value), (_ATOM if e.value >= 0 else _UNARY)
+    text = repr(e.value)  # with the sign of -0.0
+    return text, (_UNARY if text.startswith("-") else _ATOM)
 
 
 def _apply(e: Apply) -> tuple[str, int]:

@@ -259,6 +259,8 @@ def test_assumes() -> None:
         ("(-qk) ** 2", "(-qk) ** 2"),
         ("qk ** -q", "qk ** -q"),
         ("2 ** q", "float(2 ** q)"),
+        ("(-2) ** q", "float((-2) ** q)"),
+        ("(-0.0) ** q", "(-0.0) ** q"),
         ("q // 2 % 3", "float(q // 2 % 3)"),
         ("abs(q - k)", "float(abs(q - k))"),
         ("abs(qk)", "abs(qk)"),
@@ -456,3 +458,17 @@ def test_literals_stay_literals() -> None:
     a = analysed("let w = 3\nmask = q < w")
     assert isinstance(a.mask, Apply)
     assert a.mask.args[1] == Literal(3, Type.INT)
+
+
+# ---------------------------------------------------------------- text and IR
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.stem)
+def test_printed_expressions_mean_the_same_when_read_again(path: Path) -> None:
+    source = Source(path.read_text(encoding="utf-8"), path.name)
+    a = analyse(parse(source), source)
+    params = [line for line in printing.attention(a).splitlines() if line.startswith("param ")]
+    again = analysed(
+        "\n".join([*params, f"score = {printing.expression(a.score)}", f"mask = {printing.expression(a.mask)}"])
+    )
+    assert (again.score, again.mask, again.params) == (a.score, a.mask, a.params)
