@@ -354,15 +354,20 @@ class _Emitter:
     def test_view(self, t: DataTest, axis: str) -> TestView:
         walked = t.col if axis == "k" else t.row
         position, size, what = ("k_idx", "Sk", "keys") if axis == "k" else ("q_idx", "Sq", "queries")
-        name = f"{'key' if axis == 'k' else 'query'}_{t.name}"
+        test = f"{'key' if axis == 'k' else 'query'}_{t.name}"
         printer = self.printer()
         text = printer.text(walked)
-        lines = (f"{position[0]}_safe = tl.minimum({position}, {size} - 1)",) if "_safe" in text else ()
+        read = free_names([text])
+        scalars = (p.name for p in self.params if p.by_pointer and p.rank == 0 and p.name in read)
+        lines = (
+            *(f"{name} = tl.load({name}_ptr)" for name in scalars),
+            *((f"{position[0]}_safe = tl.minimum({position}, {size} - 1)",) if f"{position[0]}_safe" in read else ()),
+        )
         is_float = walked.type is Type.FLOAT
         batch = "batches" if reads(walked, "b") else "1"
         head = "heads" if reads(walked, "h", "hkv") else "1"
         return TestView(
-            name, axis, printing.expression(walked), what, (f"{name}_least_ptr", f"{name}_most_ptr"), position, size,
+            test, axis, printing.expression(walked), what, (f"{test}_least_ptr", f"{test}_most_ptr"), position, size,
             lines,
             text if not _is_number(text) else f"tl.full([TILE], {text}, tl.{'float32' if is_float else 'int32'})",
             'float("-inf")' if is_float else "-2147483648", 'float("inf")' if is_float else "2147483647",
