@@ -8,12 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from attngen.emit import host_expressions
-from attngen.emit.gradients import GradientView, host_names
+from attngen.emit.checks import check_lines, words
+from attngen.emit.gradients import GradientView
 from attngen.emit.params import ParamView
 from attngen.ir import printing
-from attngen.ir.nodes import SIZES, Expr, Load, Symbol
-from attngen.ir.walk import nodes, symbols
+from attngen.ir.nodes import Symbol
 from attngen.plan.kernel import KernelPlan
 
 if TYPE_CHECKING:
@@ -64,7 +63,7 @@ def launch_view(
     attention = plan.attention
     by_name = {g.param: g.total for g in gradients}
     values = ("scale", *sizes, *(v for p in params for v in p.host_arguments))
-    checks = _checks(plan, params)
+    checks = check_lines(plan, params)
     inputs = ("*_tiled(tma, BQ, q)", "*_tiled(tma, BK, k, v)")
     dq_inputs = ("*_tiled(tma, dq_BQ, q)", "*_tiled(tma, dq_BK, k, v)", "*_tiled(tma, dq_BQ, d_out)")
     seed = ("seed",) if attention.dropout is not None else ()
@@ -163,64 +162,6 @@ def _bound_sizes(plan: KernelPlan, params: tuple[ParamView, ...]) -> list[str]:
     return lines
 
 
-def _checks(plan: KernelPlan, params: tuple[ParamView, ...]) -> tuple[str, ...]:
-    """Lines of `_check` for the params: type, dtype, device, shape, facts."""
-    lines: list[str] = []
-    names = host_names(plan.attention, params)
-    seen: set[str] = set()
-    for view, param in zip(params, plan.attention.params, strict=True):
-        name, key = view.name, view.keyword
-        if view.rank:
-            dtypes = ", ".join(view.dtypes)
-            lines += [
-                f'_require(isinstance({name}, Tensor), f"{key} must be a torch.Tensor, not {{type({name}).__name__}}")',
-                f'_require({name}.dtype in ({dtypes},), f"{key} must be {_words(view.dtypes)}, not {{{name}.dtype}}")',
-                f"_require({name}.device == q.device, "
-                f'f"{key} must be on q\'s device {{q.device}}, not {{{name}.device}}")',
-                f'_require({name}.dim() == {view.rank}, f"{key} must have {view.rank} dimension'
-                f"{'s' if view.rank > 1 else ''} ({', '.join(map(printing.expression, param.shape))}), not shape "
-                f'{{tuple({name}.shape)}}")',
-            ]
-            for axis, dim in enumerate(param.shape):
-                if isinstance(dim, Symbol) and dim.id in plan.attention.sizes and dim.id not in seen:
-                    seen.add(dim.id)
-                    lines.append(f"{dim.id} = {name}.shape[{axis}]")
-            shape = ", ".join(host_expressions.python(d, names) for d in param.shape)
-            lines.append(
-                f"_require(tuple({name}.shape) == ({shape},), "
-                f'f"{key} must have shape {{({shape},)}}, not {{tuple({name}.shape)}}")'
-            )
-        elif view.type == "float":
-            lines += [
-                f"_require(isinstance({name}, (int, float)) and not isinstance({name}, bool) "
-                f"or isinstance({name}, Tensor) "
-                f'and {name}.dim() == 0 and {name}.is_floating_point(), f"{key} must be a number or a 0-dimensional '
-                f'float tensor, not {{{name}!r}}")',
-            ]
-        else:
-            kind = "(bool,)" if view.type == "bool" else "(int, torch.SymInt)"
-            lines.append(
-                f"_require(isinstance({name}, {kind})"
-                + (f" and not isinstance({name}, bool)" if view.type == "int" else "")
-                + f', f"{key} must be {"a bool" if view.type == "bool" else "an int"}, not {{{name}!r}}")'
-            )
-    for view, param in zip(params, plan.attention.params, strict=True):
-        if param.is_scalar and param.where is not None:
-            lines += _fact(param.where, view.keyword, view.name, names, "where")
-    for fact in plan.attention.assumes:
-        if not any(isinstance(n, Load) for n in nodes(fact)) and symbols(fact) <= {*SIZES, *plan.attention.sizes}:
-            lines += _fact(fact, "assume", None, names, "assume")
-    return tuple(lines)
-
-
-def _fact(fact: Expr, key: str, name: str | None, names: dict[str, str], kind: str) -> list[str]:
-    text = host_expressions.python(fact, names)
-    quoted = printing.expression(fact)
-    if name is None:
-        return [f'_require({text}, "the specification assumes {quoted}")']
-    return [f"if _readable({name}):", f'    _require({text}, f"{key} must satisfy {quoted}, not {{{name}}}")']
-
-
 def _conversions(params: tuple[ParamView, ...]) -> tuple[str, ...]:
     lines: list[str] = []
     for p in params:
@@ -240,13 +181,9 @@ def _doc(plan: KernelPlan, p: ParamView) -> str:
     kind = (
         "a number or 0-dimensional tensor"
         if not p.rank and p.type == "float"
-        else _words(p.dtypes)
+        else words(p.dtypes)
         if p.rank
         else p.type
     )
     where = f", where {printing.expression(param.where)}" if param.where is not None else ""
     return f"{p.keyword}{shape}: {kind}{where}."
-
-
-def _words(dtypes: tuple[str, ...]) -> str:
-    return " or ".join(d.removeprefix("torch.") for d in dtypes)

@@ -17,7 +17,7 @@ _TEMPLATE_NAMES = """
     math torch triton tl triton_language Tensor LOG2E LN2 TILES PRECISION OP float int bool len range tuple str
     min max isinstance all any zip list dict set sum abs print type None True False self cls q k v out lse den
     d_out d_lse dq dk dv grads scale seed delta acc row_max row_sum row_lse row_den row_ref inv_den p x weight
-    slope g dp ds keep allowed has_key head batch kv_head group tile tiles first last i t step count start stop
+    g dp ds keep allowed has_key head batch kv_head group tile tiles first last i t step count start stop
     q_ptr k_ptr v_ptr out_ptr lse_ptr den_ptr d_out_ptr d_lse_ptr dq_ptr dk_ptr dv_ptr delta_ptr seed_ptr q_idx
     k_idx q_safe k_safe q0 q1 k0 k1 qk qk_t q_rows k_rows v_rows d_out_rows head_rows TMA tensor q_tile k_tile
     v_tile d_out_tile B Hq Hkv Sq Sk D Dv BQ BK BLOCK_D BLOCK_DV MASKED ALIGN pid rows cols rows_left n_tiles
