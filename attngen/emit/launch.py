@@ -26,6 +26,7 @@ class LaunchView:
     plain_params: str  # ", slope, window"
     public_arguments: str
     size_lines: tuple[str, ...]
+    bound_lines: tuple[str, ...]
     kernel_values: tuple[str, ...]
     n_plain: int
     output_types: str
@@ -76,6 +77,7 @@ def launch_view(
         typed_params="".join(f", {p.name}: {p.annotation}" for p in params),
         plain_params="".join(f", {p.name}" for p in params),
         public_arguments="".join(f", {p.keyword}" for p in params),
+        bound_lines=tuple(_bound_sizes(plan, params)),
         size_lines=("B, Hq, Sq, _ = q.shape", "Hkv, Sk = k.shape[1:3]", *_bound_sizes(plan, params)),
         kernel_values=values,
         n_plain=len(values),

@@ -26,7 +26,9 @@ from attngen.ir.build import mul, real
 from attngen.ir.nodes import Expr, Load, Symbol, Type
 from attngen.ir.walk import named, reads, substitute, symbols
 from attngen.plan.kernel import Gather, KernelPlan, LeafGradient
+from attngen.plan.kernel import plan as plan_attention
 from attngen.plan.ranges import DataTest, TileRanges
+from attngen.plan.renaming import planner_takes, with_safe_sizes
 from attngen.plan.schedule import Level
 from attngen.plan.tiles import table
 from attngen.plan.weights import LOG2E, Form, M, S
@@ -38,6 +40,9 @@ SIZE_ARGUMENTS = ("Hq", "Hkv", "Sq", "Sk")
 
 def emit_triton(plan: KernelPlan, text: str, options: Options) -> str:
     """The generated module. `text` is the spec as written; it appears in the header as a comment."""
+    safe = with_safe_sizes(plan.attention, lambda name: name in RESERVED or planner_takes(name))
+    if safe is not plan.attention:
+        plan = plan_attention(safe)
     return _Emitter(plan, text, options).module()
 
 
@@ -46,7 +51,7 @@ class _Emitter:
         self.plan, self.text, self.options = plan, text, options
         self.attention = plan.attention
         self.weights = plan.weights
-        self.params = views(self.attention, Names(RESERVED))
+        self.params = views(self.attention, Names(RESERVED | set(self.attention.sizes)))
         w = plan.weights
         direct = w.form is Form.DIRECT
         self.weight_view = WeightView(

@@ -17,6 +17,7 @@ from attngen.ir.walk import loads, nodes, reads
 from attngen.plan.derive import derivative
 from attngen.plan.facts import Facts, facts
 from attngen.plan.ranges import TileRanges, from_linear, linear, tile_ranges
+from attngen.plan.renaming import planner_takes, with_safe_sizes
 from attngen.plan.schedule import Level, level_of
 from attngen.plan.weights import Form, M, Weights, split_factor, weights
 
@@ -77,6 +78,7 @@ class KernelPlan:
 
 def plan(attention: Attention) -> KernelPlan:
     """Raises SpecError where a normalizer's stream has a form that cannot be planned."""
+    attention = with_safe_sizes(attention, planner_takes)
     known = facts(attention)
     form = weights(attention, known)
     keys = tile_ranges(attention.mask, "k", known)

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from attngen.ir.evaluate import evaluate
-from attngen.ir.nodes import Expr
+from attngen.ir.nodes import SIZES, Expr
 from attngen.plan.kernel import KernelPlan
 from attngen.plan.ranges import DataTest, TileRanges
 
@@ -36,6 +36,7 @@ def classify(
     for the forward and dQ kernels, `q` for dK/dV.
     """
     ranges = plan.keys if axis == "k" else plan.queries
+    sizes = {planned(plan, name): value for name, value in sizes.items()}
     env: dict[str, Any] = {**sizes, "b": b, "h": h, "hkv": h // (sizes["Hq"] // sizes["Hkv"]), "inf": np.inf}
     held_tile, walked_tile = tile if axis == "k" else tile[::-1]
     held_size, walked_size = (sizes["Sq"], sizes["Sk"]) if axis == "k" else (sizes["Sk"], sizes["Sq"])
@@ -63,6 +64,12 @@ def classify(
         rows.append(row)
     grid = np.stack(rows) if rows else np.zeros((0, walked), np.int8)
     return grid if axis == "k" else np.ascontiguousarray(grid.T)
+
+
+def planned(plan: KernelPlan, size: str) -> str:
+    """The plan's name for a size of the spec (see `plan.renaming`)."""
+    known = (*SIZES, *plan.attention.sizes)
+    return next((name for name in (size, f"{size}_size", f"{size}_size_size") if name in known), size)
 
 
 def _answer(

@@ -23,7 +23,7 @@ class Tile:
     warps: int
     stages: int
 
-    def __iter__(self):  # noqa: ANN204 - prints as a tuple
+    def __iter__(self):
         return iter((self.queries, self.keys, self.warps, self.stages))
 
 
@@ -53,7 +53,7 @@ _BEST = {
 
 
 def shared_bytes(kernel: str, tile: Tile, itemsize: int, head_block: int) -> int:
-    """An upper bound of the shared memory that the compiled kernel takes: tiles that it holds, tiles in flight, scratch.
+    """An upper bound of the shared memory that the compiled kernel takes: tiles held, tiles in flight, scratch.
 
     Held against the real compiler by the tests in `tests/aot`.
     """

@@ -12,7 +12,7 @@ import sys
 import warnings
 from types import ModuleType
 
-from attngen.errors import InternalError, UsageError
+from attngen.errors import InternalError
 from attngen.runtime import cache
 
 _LOADED: dict[str, ModuleType] = {}
@@ -29,18 +29,31 @@ def prepare_interpreter() -> None:
     """Without a GPU: turns Triton's interpreter on (before Triton is imported), and says so once."""
     if has_gpu() or os.environ.get("TRITON_INTERPRET") == "1":
         return
-    if "triton.language" in sys.modules:
-        raise UsageError(
-            "there is no GPU, and Triton was imported before its interpreter could be turned on; "
-            "set TRITON_INTERPRET=1 in the environment"
-        )
+    imported = "triton.language" in sys.modules
     os.environ["TRITON_INTERPRET"] = "1"
+    if imported:
+        _interpret_language()
     if not _SAID:
         _SAID.append(True)
         warnings.warn(
             "no GPU found: attngen runs Triton kernels in Triton's interpreter, which is exact but slow",
             stacklevel=4,
         )
+
+
+def _interpret_language() -> None:
+    """Makes Triton's own library functions (`tl.max`, `tl.sum`, …) interpreted, where they were imported compiled.
+
+    Triton decides at the import of `triton.language`; another package, such as torch's compiler, may have come first.
+    """
+    from triton import JITFunction
+    from triton.runtime.interpreter import InterpretedFunction
+
+    for name, module in list(sys.modules.items()):
+        if name.startswith("triton.language"):
+            for key, value in list(vars(module).items()):
+                if isinstance(value, JITFunction):
+                    setattr(module, key, InterpretedFunction(value.fn))
 
 
 def load(source: str, name: str) -> ModuleType:
