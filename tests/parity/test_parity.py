@@ -177,6 +177,19 @@ def test_nothing_in_nothing_out(name: str, case: Case, device: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("tile", [(32, 16), (16, 64), None], ids=str)
+@pytest.mark.parametrize("name", ["sliding_window", "documents", "relative_bias"])
+def test_other_tiles(name: str, tile: tuple[int, int] | None, device: str) -> None:
+    variant = named(name)
+    given = variants.inputs(variant, variant.suited(SMALL[-1]), torch.float32, device)
+    compiled = attngen.compile(variant.text, tile=tile, consts=variant.consts)
+    off = disagreements(
+        by_kernel(compiled, given, True), by_formula(variant, given, False, True), 2e-5, 0.1, frozenset()
+    )
+    assert not off, "; ".join(off)
+
+
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("wanted", ["q", "v", "k", "slope"])
 def test_gradients_of_some_inputs_only(wanted: str, device: str) -> None:
     variant = named("alibi")

@@ -154,7 +154,7 @@ SMALL: tuple[Case, ...] = (
     Case("odd_dims", heads=1, kv_heads=1, rows=21, columns=34, dim=24, value_dim=20, layout="strided"),
     Case("decode", batch=2, heads=2, kv_heads=1, rows=1, columns=50),
     Case("one_key", batch=2, rows=18, columns=1),
-    Case("single", rows=1, columns=1),
+    Case("single", rows=1, columns=1, dim=8, value_dim=8),
     Case("shared_keys", batch=3, heads=2, kv_heads=1, rows=17, columns=20, layout="expanded"),
     Case("long", heads=1, kv_heads=1, rows=70, columns=67),
 )
