@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from attngen.emit.names import Names
-from attngen.emit.params import ParamView
+from attngen.emit.params import ParamView, derived
 from attngen.emit.triton_expressions import Printer
 from attngen.ir.build import TRUE
 from attngen.ir.nodes import Expr, Type
@@ -78,8 +78,7 @@ class KernelWriter:
         self.held = held
         self.names = Names()
         for p in params:
-            for argument in p.kernel_arguments:
-                self.names.fresh(argument)
+            self.names.take(p.name, *derived(p.name, p.rank))
         by_keyword = {p.keyword: p.name for p in params}
         self.printer = Printer(plan.facts, {p.name: p for p in plan.attention.params}, by_keyword)
 

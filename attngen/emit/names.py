@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import keyword
 import re
+from collections.abc import Callable
 
 from attngen.errors import InternalError
 
@@ -40,16 +41,20 @@ class Names:
     def __init__(self, taken: frozenset[str] = RESERVED):
         self._taken = set(taken)
 
-    def fresh(self, hint: str) -> str:
-        """`hint`, or `hint_2`, `hint_3`, … if it is taken."""
+    def fresh(self, hint: str, derived: Callable[[str], tuple[str, ...]] = lambda name: ()) -> str:
+        """`hint`, or `hint_2`, `hint_3`, … if it, or a name that the generated code derives from it, is taken."""
         if not _IDENTIFIER.match(hint):
             raise InternalError(f"{hint!r} is no identifier")
         hint = hint.strip("_") or "value"
         if keyword.iskeyword(hint) or keyword.issoftkeyword(hint) or hint[0].isdigit():
             hint = f"{hint}_" if not hint[0].isdigit() else f"n{hint}"
         name, number = hint, 1
-        while name in self._taken:
+        while not self._taken.isdisjoint((name, *derived(name))):
             number += 1
             name = f"{hint}_{number}"
-        self._taken.add(name)
+        self.take(name, *derived(name))
         return name
+
+    def take(self, *names: str) -> None:
+        """These are never handed out from now on."""
+        self._taken.update(names)

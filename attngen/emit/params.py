@@ -59,11 +59,22 @@ class ParamView:
         return "Tensor" if self.rank else {"float": "float | Tensor", "int": "int", "bool": "bool"}[self.type]
 
 
+MOST_LEAVES = 64
+"""Sums of one param's leaves are numbered; so many numbers are kept free."""
+
+
+def derived(name: str, rank: int) -> tuple[str, ...]:
+    """Every name that generated code makes of a param's: its pointer and strides, and those of its gradient."""
+    strides = (f"{name}_stride_{axis}" for axis in range(rank))
+    sums = (f"sum_{name}_{number}" for number in range(1, MOST_LEAVES))
+    return (f"{name}_ptr", *strides, f"GRAD_{name.upper()}", f"total_{name}", f"sum_{name}", *sums)
+
+
 def view(param: Param, names: Names) -> ParamView:
     pointer = not param.is_scalar or param.type is Type.FLOAT
     return ParamView(
         param.name,
-        names.fresh(param.name),
+        names.fresh(param.name, lambda name: derived(name, len(param.shape))),
         len(param.shape),
         param.type.value,
         param.storage.value,
