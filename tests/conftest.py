@@ -1,13 +1,19 @@
-"""What every test shares: the path to shared test modules (`from parity import variants`) and `--update-golden`."""
+"""What every test shares: the path to shared test modules (`from parity import variants`), `--update-golden`, and,
+without a GPU, Triton's interpreter, which is chosen when the first test of a process imports Triton.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -170,6 +170,19 @@ def test_saved_file_stands_alone(kernel: Kernel, tmp_path: Path) -> None:
     assert float(done.stdout) == pytest.approx(1.0)
 
 
+def test_interpreting_is_said_once(tmp_path: Path) -> None:
+    code = (
+        f"import attngen, torch; text = {TEXT!r}; x = torch.ones(1, 1, 16, 16); slope = torch.ones(1)\n"
+        "for window in (7, 8): attngen.compile(text, window=window, tile=(16, 16))(x, x, x, slope=slope)"
+    )
+    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {"CUDA_VISIBLE_DEVICES": ""}
+    env |= {"ATTNGEN_CACHE": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("Triton's interpreter") == 1
+    assert len(list(tmp_path.rglob("windowed_*.py"))) == 2
+
+
 def test_kernel_in_a_compiled_function(kernel: Kernel) -> None:
     slope = torch.tensor([0.1, 0.3])
     _ = kernel.function
