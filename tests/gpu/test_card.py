@@ -1,0 +1,110 @@
+"""What only a card can show: the copy engine's path, CUDA graphs, the same bits on every run, no new compilation.
+
+Run with `pytest tests/gpu -m gpu`. The parity suite runs on the card too: `pytest tests/parity -m gpu`.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+import attngen
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def module_of(kernel: attngen.Kernel) -> ModuleType:
+    return sys.modules[kernel.function.__module__]
+
+
+def qkv(S: int, D: int, *, H: int = 4, seed: int = 0) -> list[torch.Tensor]:
+    generator = torch.Generator("cuda").manual_seed(seed)
+    made = [torch.randn(2, H, S, D, generator=generator, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
+    return [x.requires_grad_() for x in made]
+
+
+@pytest.mark.parametrize("S", [1000, 1024])
+def test_copy_engine_and_pointers_give_the_same_bits(S: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = attngen.compile(EXAMPLES / "alibi.attn")
+    q, k, v = qkv(S, 64)
+    slope = torch.rand(4, device="cuda", requires_grad=True)
+    results = []
+    for tma in (True, False):
+        if not tma:
+            monkeypatch.setattr(module_of(kernel), "_has_tma", lambda *_: False)
+        out = kernel(q, k, v, slope=slope)
+        results.append((out, *torch.autograd.grad(out.float().square().sum(), (q, k, v, slope))))
+    for a, b in zip(*results, strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("example", ["alibi", "relative_bias", "full_bias", "natten_2d"])
+def test_every_run_gives_the_same_bits(example: str) -> None:
+    kernel = attngen.compile(EXAMPLES / f"{example}.attn")
+    S = 1024
+    q, k, v = qkv(S, 64, H=2)
+    params = {}
+    for p in kernel.spec.params:
+        shape = {"slope": (2,), "bias": (2, S, S)}.get(p.name)
+        if shape is None or example == "natten_2d":
+            dims = [d.value if hasattr(d, "value") else 2 for d in p.shape]
+            shape = tuple(dims)
+        params[p.name] = torch.rand(shape, device="cuda", requires_grad=True)
+
+    def run() -> tuple[torch.Tensor, ...]:
+        out = kernel(q, k, v, **params)
+        return (out, *torch.autograd.grad(out.float().square().sum(), (q, k, v, *params.values())))
+
+    first = run()
+    for _ in range(20):
+        for a, b in zip(first, run(), strict=True):
+            assert torch.equal(a, b)
+
+
+def test_a_new_length_compiles_nothing() -> None:
+    kernel = attngen.compile(EXAMPLES / "sliding_window.attn")
+    module = module_of(kernel)
+
+    def compiled() -> int:
+        kernels = [getattr(module, name) for name in dir(module) if name.endswith("_kernel")]
+        return sum(len(cache[0]) for kernel in kernels for cache in kernel.device_caches.values())
+
+    counts = []
+    for S in (128, 129, 1000, 1024, 77, 4096):
+        q, k, v = qkv(S, 64)
+        kernel(q, k, v).float().sum().backward()
+        counts.append(compiled())
+    assert counts[0] > 0
+    assert len(set(counts)) == 1, counts
+
+
+def test_cuda_graph() -> None:
+    kernel = attngen.compile(EXAMPLES / "causal.attn")
+    q, k, v = (x.detach() for x in qkv(512, 64))
+    expected = kernel(q, k, v)
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        kernel(q, k, v)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = kernel(q, k, v)
+    out.zero_()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(out, expected)
+
+
+def test_torch_compile_on_the_card() -> None:
+    kernel = attngen.compile(EXAMPLES / "alibi.attn")
+    q, k, v = qkv(300, 64)
+    slope = torch.rand(4, device="cuda")
+    function = kernel.function
+    compiled = torch.compile(lambda q, k, v: function(q * 2, k, v, slope=slope) + 1, fullgraph=True)
+    torch.testing.assert_close(compiled(q, k, v), function(q * 2, k, v, slope=slope) + 1, rtol=2e-2, atol=2e-2)
