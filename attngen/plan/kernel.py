@@ -6,13 +6,14 @@ derivative of the score, and how each float param's gradient is gathered. Target
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from attngen.ir import build
 from attngen.ir.attention import Attention, Param
 from attngen.ir.build import add, mul, real
-from attngen.ir.nodes import Expr, Literal, Load, Scalar, Symbol, Type
+from attngen.ir.nodes import Expr, Literal, Load, Op, Scalar, Symbol, Type
 from attngen.ir.walk import loads, nodes, reads
 from attngen.plan.derive import derivative
 from attngen.plan.facts import Facts, facts
@@ -81,6 +82,10 @@ def plan(attention: Attention) -> KernelPlan:
     attention = with_safe_sizes(attention, planner_takes)
     known = facts(attention)
     form = weights(attention, known)
+    if form.form is not Form.EXPONENTIAL and _may_be_infinite(attention.score):
+        # A score of -inf counts as masked. Exponentials give it weight 0 by themselves; other weights might not.
+        finite = build.apply(Op.LT, real(-math.inf), attention.score)
+        attention = replace(attention, mask=build.conjunction(attention.mask, finite))
     keys = tile_ranges(attention.mask, "k", known)
     queries = tile_ranges(attention.mask, "q", known)
     d_factor, d_pair = split_factor(derivative(form.natural, Symbol("qk", Type.FLOAT)) or real(0.0))
@@ -96,6 +101,11 @@ def plan(attention: Attention) -> KernelPlan:
         longest_first=any(reads(s.hi, "q1") for s in keys.any) and not any(reads(s.lo, "q0") for s in keys.any),
         growing_keys=any(reads(s.lo, "k0") for s in queries.any) and not any(reads(s.hi, "k1") for s in queries.any),
     )
+
+
+def _may_be_infinite(score: Expr) -> bool:
+    """Whether the score holds an infinite constant, as in `-inf if … else …`."""
+    return any(isinstance(n, Literal) and math.isinf(n.value) for n in nodes(score))
 
 
 def _leaf_gradients(attention: Attention, form: Weights) -> list[LeafGradient]:
