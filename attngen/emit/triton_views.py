@@ -5,6 +5,7 @@ Each holds text or flags that were chosen in `emit.triton` or in the plan.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from attngen.plan.weights import Form
@@ -61,20 +62,31 @@ class BackwardView:
     dk_factor: str
     dk_factor_in_tile: str
 
+    @property
+    def has_lse(self) -> bool:
+        """Whether the kernels read the log-sum-exp: prepared, to base 2, and inf where a row met no key."""
+        return "row_lse" in self.row_names
+
     def row_loads(self, at: str, inside: str, shape: str, kappa: str) -> tuple[str, ...]:
-        """Lines that load the rows' values. Rows that met no key, or do not exist, get values that make p zero."""
+        """Lines that load the rows' values. Rows that met no key, or do not exist, get values that make p zero.
+
+        `inside` is the mask of the rows that exist; empty where all of them do.
+        """
+
+        def load(pointer: str, missing: float) -> str:
+            other = repr(missing) if missing == 0.0 else f'float("{missing}")'
+            mask = f", mask={inside}, other={other}" if inside else ""
+            return f"tl.load({pointer} + {at}{mask}){shape}"
+
         lines: list[str] = []
-        if "row_lse" in self.row_names or "row_ref" in self.row_names:
-            lines += [
-                f'row_lse = tl.load(lse_ptr + {at}, mask={inside}, other=float("-inf")){shape}',
-                'row_lse = tl.where(row_lse == float("-inf"), float("inf"), row_lse * LOG2E)',
-            ]
+        if self.has_lse:
+            lines.append(f"row_lse = {load('lse_ptr', math.inf)}")
         if "row_ref" in self.row_names:
             lines.append(f"row_ref = row_lse / {kappa}")
         if "inv_den" in self.row_names:
-            lines.append(f'inv_den = 1.0 / tl.load(den_ptr + {at}, mask={inside}, other=float("inf")){shape}')
+            lines.append(f"inv_den = 1.0 / {load('den_ptr', math.inf)}")
         if self.has_delta:
-            lines.append(f"delta = tl.load(delta_ptr + {at}, mask={inside}, other=0.0){shape}")
+            lines.append(f"delta = {load('delta_ptr', 0.0)}")
         return tuple(lines)
 
 
