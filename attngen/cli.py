@@ -85,7 +85,12 @@ def _compile(table: _SubParsersAction[_Parser]) -> None:
     )
     _spec(p)
     p.add_argument("--target", choices=api.TARGETS, default="triton", help="what to generate (default: triton)")
-    p.add_argument("-o", "--output", metavar="FILE", help="write there instead of to standard output")
+    p.add_argument(
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="write there instead of to standard output; cubin and hsaco: one FILE for each kernel, its name put in",
+    )
     _define(p)
     p.add_argument(
         "--emit",
