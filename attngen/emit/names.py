@@ -28,10 +28,17 @@ _TEMPLATE_NAMES = """
     contribution ref extra w log2 TensorDescriptor arguments sizes values index cells cell side above below
     largest unit per_unit MEASURE visited offset query_tile key_tile row_in_tile diagonal skewed query_tiles
     key_tiles distances exists at at_b at_h at_q at_k at_distance n_key_tiles n_query_tiles member row align
-    strides tma mask
+    strides tma mask FAST natural_lse lse_ptr scaled_lse_ptr square near
+    stages warps dq_BQ dq_BK dq_stages dq_warps inputs output name stride NoReturn TILE inside value
 """
 
-RESERVED = frozenset(_TEMPLATE_NAMES.split())
+# The bounds of tile ranges (`emit.tile_code`) and the answers of data tests (`emit.kernel_code`).
+_RUNS = [f"{kind}{n}_{end}" for kind in ("any", "full") for n in range(4) for end in ("lo", "hi")]
+_PARTS = [f"part{i}{j}_{end}" for i in range(4) for j in range(5) for end in ("lo", "hi")]
+_ENDS = ("any_lo", "any_hi", "all_lo", "all_hi", "least", "most", "tile", "least_ptr", "most_ptr")
+_TESTS = [f"{side}test{n}_{end}" for side in ("", "key_", "query_") for n in range(64) for end in _ENDS]
+
+RESERVED = frozenset([*_TEMPLATE_NAMES.split(), *_RUNS, *_PARTS, *_TESTS])
 """Every name that the Triton templates bind or read. `tests/unit/emit` holds this against generated modules."""
 
 
