@@ -6,11 +6,13 @@ own source inspection and its binary cache see a file that stays where it is.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import sys
 import warnings
 from types import ModuleType
+from typing import Any
 
 from attngen.errors import InternalError
 from attngen.runtime import cache
@@ -46,14 +48,14 @@ def _interpret_language() -> None:
 
     Triton decides at the import of `triton.language`; another package, such as torch's compiler, may have come first.
     """
-    from triton import JITFunction
-    from triton.runtime.interpreter import InterpretedFunction
-
+    triton: Any = importlib.import_module("triton")
+    interpreter: Any = importlib.import_module("triton.runtime.interpreter")
     for name, module in list(sys.modules.items()):
         if name.startswith("triton.language"):
             for key, value in list(vars(module).items()):
-                if isinstance(value, JITFunction):
-                    setattr(module, key, InterpretedFunction(value.fn))
+                if isinstance(value, triton.JITFunction):
+                    function: Any = value
+                    setattr(module, key, interpreter.InterpretedFunction(function.fn))
 
 
 def load(source: str, name: str) -> ModuleType:
