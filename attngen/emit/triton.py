@@ -18,6 +18,7 @@ from attngen.emit.launch import launch_view
 from attngen.emit.names import RESERVED, Names
 from attngen.emit.options import Options
 from attngen.emit.params import views
+from attngen.emit.tidy import without_unused
 from attngen.emit.tile_code import RangeView, ranges
 from attngen.emit.triton_expressions import Printer
 from attngen.emit.triton_views import BackwardView, Header, KernelView, TestView, WeightView
@@ -66,7 +67,7 @@ class _Emitter:
         sizes = (*(("B",) if used_b else ()), *SIZE_ARGUMENTS, *self.attention.sizes)
         self.size_names = sizes
         self.arguments = ("scale", *sizes, *(a for p in self.params for a in p.kernel_arguments))
-        self.known = ("batch", "head", "kv_head", "D", "Dv", *self.arguments)
+        self.known = ("batch", "head", "kv_head", "D", "Dv", "FAST", *self.arguments)
 
     def _every_expression(self) -> list[Expr]:
         a = self.attention
@@ -128,7 +129,7 @@ class _Emitter:
         body = render("triton/module.py.j2", {**context, "uses": frozenset()})
         # The helpers that this variant calls, and what those call in turn, are found in the code itself.
         called = set(re.findall(r"(?<![A-Za-z0-9_])_[a-z][a-z_]*(?=\()", body))
-        return render("triton/module.py.j2", {**context, "uses": frozenset(called)})
+        return without_unused(render("triton/module.py.j2", {**context, "uses": frozenset(called)}))
 
     def header(self) -> Header:
         a = self.attention

@@ -48,7 +48,6 @@ _CALLS = {
     Op.COS: "tl.cos",
     Op.ERF: "tl.erf",
     Op.SIGMOID: "tl.sigmoid",
-    Op.TANH: "_tanh",
     Op.SIGN: "_sign",
     Op.ABS: "tl.abs",
 }
@@ -101,6 +100,9 @@ class Printer:
                 # Products of two unknowns may leave 32 bits.
                 args[0] = atom(f"tl.cast({texts[0]}, tl.int64)")
             return infix(sign, strength, args[0], args[1], chain=strength == 1)
+        if e.op is Op.TANH:
+            # FAST is the kernel's own constant; what is not computed for every pair can be exact always.
+            return atom(f"_tanh({texts[0]}, {'FAST' if level_of(e) is Level.PAIR else 'False'})")
         if e.op in _CALLS:
             return atom(f"{_CALLS[e.op]}({', '.join(texts)})")
         match e.op:

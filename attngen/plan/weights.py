@@ -23,7 +23,7 @@ from attngen.ir import build
 from attngen.ir.attention import Attention
 from attngen.ir.build import add, apply, div, mul, neg, real, sub
 from attngen.ir.nodes import Apply, Expr, Literal, Op, Symbol, Type
-from attngen.ir.walk import reads, substitute
+from attngen.ir.walk import children, reads, rebuild, substitute, transform
 from attngen.plan.derive import derivative
 from attngen.plan.facts import Facts
 
@@ -62,7 +62,7 @@ class Weights:
 
 def weights(attention: Attention, facts: Facts) -> Weights:
     n = attention.normalizer
-    score = attention.score
+    score = gathered(converted_early(attention.score))
     one = real(1.0)
     if not n.shift or not n.sums:  # without a sum to divide by, a reference point could only be taken out again
         slope = derivative(n.weight, S) or real(0.0)
@@ -176,6 +176,54 @@ def scaled(e: Expr, factor: Expr) -> Expr:
 
 def _is_sum(e: Expr) -> bool:
     return isinstance(e, Apply) and e.op in (Op.ADD, Op.SUB, Op.NEG)
+
+
+def gathered(e: Expr) -> Expr:
+    """`e` with the per-head factors of each product of floats put together: `qk * scale / cap` is `qk * (scale / cap)`.
+
+    What is in brackets is computed once a head; a division for every pair would cost as much as an exponential.
+    """
+
+    def product(node: Expr) -> Expr | None:
+        if not isinstance(node, Apply) or node.op not in (Op.MUL, Op.DIV) or node.type is not Type.FLOAT:
+            return None
+        factor, rest = split_factor(node)
+        if per_head(node) or build.is_literal(factor, 1):
+            return None
+        return mul(rebuild(rest, tuple(gathered(c) for c in children(rest))), factor)
+
+    return transform(e, product)
+
+
+def converted_early(e: Expr) -> Expr:
+    """`e` with distances between positions taken in floats: `float(|q - k|)` is `|float(q) - float(k)|`.
+
+    A row's and a column's positions are converted once; converting every pair would cost as much as an exponential.
+    Exact while lengths are below 2**24. Only positions, lengths and small numbers are: other integers may be large.
+    """
+
+    def conversion(node: Expr) -> Expr | None:
+        if isinstance(node, Apply) and node.op is Op.TO_FLOAT and _is_distance(node.args[0]):
+            return _in_floats(node.args[0])
+        return None
+
+    return transform(e, conversion)
+
+
+def _is_distance(e: Expr) -> bool:
+    """Whether `e` is made of positions and lengths by operations that commute with the conversion to float."""
+    if isinstance(e, Symbol):
+        return e.id in ("q", "k", "Sq", "Sk")
+    if isinstance(e, Literal):
+        return e.type is Type.INT and abs(e.value) < 2**16
+    commutes = (Op.ADD, Op.SUB, Op.NEG, Op.ABS, Op.MIN, Op.MAX)
+    return isinstance(e, Apply) and e.op in commutes and all(_is_distance(a) for a in e.args)
+
+
+def _in_floats(e: Expr) -> Expr:
+    if isinstance(e, Apply) and reads(e, "q") and reads(e, "k"):
+        return apply(e.op, *(_in_floats(a) for a in e.args), span=e.span)
+    return apply(Op.TO_FLOAT, e)
 
 
 def leading_factor(e: Expr, facts: Facts) -> tuple[Expr, Expr]:
