@@ -1,0 +1,53 @@
+"""Last touch on generated source: bindings that nothing reads are taken out.
+
+Takes Python source whose assignments have no side effects (the templates make sure), gives source without those whose
+name the function never reads. A template may so bind `q1` or `kv_head` for every variant, and a variant that does not
+need them does not show them.
+"""
+
+from __future__ import annotations
+
+import ast
+
+
+def without_unused(source: str) -> str:
+    """`source` with every unread `name = expression` of its functions removed, and what only those had read."""
+    while True:
+        dropped: set[int] = set()
+        for function in ast.parse(source).body:
+            if isinstance(function, ast.FunctionDef):
+                dropped |= _unused_lines(function)
+        if not dropped:
+            return source
+        lines = source.split("\n")
+        source = "\n".join(line for number, line in enumerate(lines, 1) if number not in dropped)
+
+
+def _unused_lines(function: ast.FunctionDef) -> set[int]:
+    names = [n for n in ast.walk(function) if isinstance(n, ast.Name)]
+    read = {n.id for n in names if isinstance(n.ctx, ast.Load)}
+    found: set[int] = set()
+    for node in ast.walk(function):
+        for block in _blocks(node):
+            unused = [s for s in block if _binds_unread(s, read)]
+            if len(unused) < len(block):  # a block keeps at least one statement
+                for statement in unused:
+                    found.update(range(statement.lineno, (statement.end_lineno or statement.lineno) + 1))
+    return found
+
+
+def _blocks(node: ast.AST) -> list[list[ast.stmt]]:
+    match node:
+        case ast.FunctionDef() | ast.With():
+            return [node.body]
+        case ast.For() | ast.If():
+            return [node.body, node.orelse]
+        case _:
+            return []
+
+
+def _binds_unread(statement: ast.stmt, read: set[str]) -> bool:
+    if not isinstance(statement, ast.Assign) or len(statement.targets) != 1:
+        return False
+    target = statement.targets[0]
+    return isinstance(target, ast.Name) and target.id not in read
