@@ -1,0 +1,113 @@
+"""The generated file as text: it parses, the spec in its header stays text, and the bytes are always the same."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+
+import pytest
+from property.kernels import analysed
+
+from attngen.emit import Options, emit
+from attngen.errors import UsageError
+from attngen.plan import plan
+
+HOSTILE = {
+    "quotes": '# it\'s "quoted", \'\'\'thrice\'\'\' and """thrice"""',
+    "a quote at the end": '# ends with a quote "',
+    "a backslash at the end": "# ends with \\",
+    "escapes": r"# \x41 \u0041 \N{BULLET} \" \\",
+    "jinja": "# {{ a.name }} {% raw %} {# gone? #} {%",
+    "unicode": "# Σ exp(qk) — ≤ √D, 注意, \U0001f600",
+    "escape from the docstring": '# """\nimport os\n# """',
+    "percent": "# %s %(x)d {0} ${x}",
+}
+
+
+def docstring(source: str) -> str:
+    found = ast.get_docstring(ast.parse(source), clean=False)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("what", [w for w in HOSTILE if w != "escape from the docstring"])
+def test_the_specification_stays_text(what: str) -> None:
+    text = f"{HOSTILE[what]}\nattention subject {HOSTILE[what]}\nmask = causal\n"
+    source = emit(plan(analysed(text)), text, Options())
+    plain = "attention subject\nmask = causal\n"
+    assert shape_of(source) == shape_of(emit(plan(analysed(plain)), plain, Options()))
+    line = HOSTILE[what].replace('"', "'")
+    assert line in docstring(source)
+
+
+def test_the_header_cannot_be_left() -> None:
+    # Not a spec that the parser takes: the emitter alone must be safe.
+    text = "attention subject\n"
+    source = emit(plan(analysed(text)), f"{text}{HOSTILE['escape from the docstring']}\n", Options())
+    assert shape_of(source) == shape_of(emit(plan(analysed(text)), text, Options()))
+
+
+def shape_of(source: str) -> list[str]:
+    """The module's statements, but for its docstring, without what the digest of the text gives its name to."""
+    tree = ast.parse(source)
+    return [
+        ast.dump(node) if not isinstance(node, ast.FunctionDef) else node.name
+        for node in tree.body[1:]
+        if not isinstance(node, ast.Expr)
+    ]
+
+
+SPEC = """attention stable
+param slope: f32[Hq]
+param ids: int[B, Sk]
+param cap: f32 where cap > 0
+param valid: bool[B, Sk]
+score = softcap(qk * scale, cap) - slope[h] * abs(q - k)
+mask = (ids[b, q] == ids[b, k] and valid[b, k] and q - k < 128) or k < 4 or q < 2
+dropout = 0.1
+normalizer = softmax(sink = slope[h])
+"""
+
+PROGRAM = """
+import sys
+from attngen.analyse import analyse
+from attngen.emit import Options, emit
+from attngen.errors import Source
+from attngen.plan import plan
+from attngen.syntax.parser import parse
+source = Source(sys.stdin.read(), "spec.attn")
+sys.stdout.write(emit(plan(analyse(parse(source), source, {})), source.text, Options()))
+"""
+
+
+def test_the_bytes_do_not_depend_on_the_process() -> None:
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", PROGRAM],
+            input=SPEC.encode(),
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            check=True,
+        ).stdout
+        for seed in ("0", "1", "4711")
+    }
+    assert len(found) == 1
+    text = found.pop().decode()
+    assert "\r" not in text and not [line for line in text.splitlines() if line != line.rstrip()]
+
+
+def test_options_change_the_digest() -> None:
+    text = "attention subject\n"
+    planned = plan(analysed(text))
+    headers = {
+        emit(planned, text, o).split("sha256 ")[1][:64]
+        for o in (Options(), Options(precision="tf32"), Options(tile=(32, 32)))
+    }
+    assert len(headers) == 3
+
+
+def test_an_unknown_target_is_a_usage_error() -> None:
+    with pytest.raises(UsageError, match="cuda"):
+        emit(plan(analysed("attention subject\n")), "", Options(target="cuda"))
