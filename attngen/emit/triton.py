@@ -30,7 +30,7 @@ from attngen.plan.kernel import Gather, KernelPlan, LeafGradient
 from attngen.plan.kernel import plan as plan_attention
 from attngen.plan.ranges import DataTest, TileRanges
 from attngen.plan.renaming import planner_takes, with_safe_sizes
-from attngen.plan.schedule import Level
+from attngen.plan.schedule import Level, level_of
 from attngen.plan.tiles import table
 from attngen.plan.weights import LOG2E, Form, M, S
 
@@ -240,6 +240,7 @@ class _Emitter:
             range_arguments=self.range_names(self.range_view(found)),
             tests=self.held_tests(found),
         )
+        code = replace(code, results={**code.results, **_whole(code, results)})
         if self.attention.dropout is None:
             return code
         drop = code.results["drop"]
@@ -379,6 +380,18 @@ class _Emitter:
             'float("-inf")' if is_float else "-2147483648", 'float("inf")' if is_float else "2147483647",
             "torch.float32" if is_float else "torch.int32", f"({batch}, {head}, n_tiles)", f"n_tiles, {batch}, {head}",
         )  # fmt: skip
+
+
+def _whole(code: KernelCode, results: dict[str, Expr]) -> dict[str, str]:
+    """Logits and weights that are less than one number a pair, brought to the tile's shape, which sums run over."""
+    found: dict[str, str] = {}
+    for name in ("unit", "unit_scaled", "stream"):
+        if name in results and level_of(results[name]) is not Level.PAIR:
+            text = code.results[name]
+            found[name] = (
+                f"tl.full(qk.shape, {text}, tl.float32)" if _is_number(text) else f"tl.broadcast_to({text}, qk.shape)"
+            )
+    return found
 
 
 def _is_number(text: str) -> bool:
