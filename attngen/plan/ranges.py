@@ -13,6 +13,7 @@ become `DataTest`s, answered at run time from the minima and maxima of each tile
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from attngen.ir import build
@@ -356,9 +357,11 @@ class _Solver:
     def split(self, c: Apply) -> _Pair:
         """A comparison whose difference falls into a part of q and a part of k becomes a data test."""
         left, right = c.args
-        if left.type is Type.BOOL or c.op is Op.NE:
+        if left.type is Type.BOOL or c.op is Op.NE or reads(c, "qk"):
             return self.unknown()
         parts = _additive(left, right)
+        if any(isinstance(t, Literal) and not math.isfinite(t.value) for t, _ in parts):
+            return self.unknown()  # moved to the other side, infinity less infinity would be no number
         own = [t for t in parts if reads(t[0], self.axis)]
         if not own or any(reads(t[0], self.other) for t in own):
             return self.unknown()

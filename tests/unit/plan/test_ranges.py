@@ -6,6 +6,7 @@ import pytest
 from property.kernels import analysed
 
 from attngen.ir import printing
+from attngen.plan import plan
 from attngen.plan.facts import facts
 from attngen.plan.ranges import MOST_SEGMENTS, tile_ranges
 
@@ -133,3 +134,13 @@ def test_at_most_four_stretches() -> None:
     assert len(some) < MOST_SEGMENTS  # their hull, and what came after it
     some, _, _ = segments(" or ".join(f"k == q + {10 * i}" for i in range(MOST_SEGMENTS)))
     assert len(some) == MOST_SEGMENTS
+
+
+def test_scores_and_infinities_make_no_data_tests() -> None:
+    attention = analysed(
+        "attention subject\nparam r: f32[B, Sq]\nparam c: f32[B, Sk]\n"
+        "score = qk if q % 3 != 0 else r[b, q] + c[b, k] if q < k else -inf\nnormalizer = sigmoid"
+    )
+    planned = plan(attention)
+    assert planned.keys.tests == planned.queries.tests == ()
+    assert segments("-inf < r[b, q] + c[b, k]", "k", "param r: f32[B, Sq]", "param c: f32[B, Sk]")[2] == 0
