@@ -26,7 +26,7 @@ def plan_text(plan: KernelPlan) -> str:
     """The whole plan, one decision a line."""
     sections = (
         ("facts", _facts(plan.facts)),
-        (f"weights: {plan.weights.form.value}", _weights(plan.weights)),
+        (f"weights: {plan.weights.form.value}", [*_weights(plan.weights), *_dropout(plan)]),
         ("forward, dQ: the keys that the queries q0 … q1 meet", _ranges(plan.keys)),
         ("dK/dV: the queries that the keys k0 … k1 meet", _ranges(plan.queries)),
         ("d natural / d qk = factor * pair", _named(("factor", plan.d_factor), ("pair", plan.d_pair))),
@@ -90,6 +90,11 @@ def _weights(w: Weights) -> Iterator[str]:
     yield f"denominator = {expression(total if w.extra is None else build.add(total, w.extra))}"
     if w.log_extra is not None:
         yield f"the last summand enters as one more key of natural logit {expression(w.log_extra)}"
+
+
+def _dropout(plan: KernelPlan) -> Iterator[str]:
+    if plan.attention.dropout is not None:
+        yield f"after normalisation, kept with probability 1 - {expression(plan.attention.dropout)}, by Philox of the pair"
 
 
 # ---------------------------------------------------------------- ranges

@@ -1,8 +1,8 @@
 """Binaries without a GPU: every kernel of a generated file, through the real Triton compiler, for a chip by name.
 
 Takes the generated source and the attention that it was made from, gives `Artifact`s. The file's own launcher says what
-to compile: a process of its own (`aot_worker`) calls the public function, forward and backward, on example inputs, and
-compiles where a launch would run. So tile sizes, argument types, alignment and options are those of real launches.
+to compile: a process of its own (`aot_worker`) calls it, forward and backward, on example inputs, and compiles where a
+launch would run. So tile sizes, argument types, alignment and options are those of real launches.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ class Request:
     kind: str
     dtype: str
     sizes: dict[str, int]
-    params: tuple[tuple[str, Storage, inputs.Value], ...]
+    params: tuple[tuple[Storage, inputs.Value], ...]
+    seeded: bool
 
 
 def compile_kernels(
@@ -88,8 +89,9 @@ def compile_kernels(
     wanted = {**SIZES, "D": head_dim[0], "Dv": head_dim[1]}
     sizes = inputs.settle(attention, wanted, fixed=("D", "Dv"))
     values = inputs.examples(attention, sizes)
-    params = tuple((p.name, p.storage, values[p.name]) for p in attention.params)
-    return _in_worker(Request(source, attention.name, arch, TARGETS[arch], kind, dtype, sizes, params))
+    params = tuple((p.storage, values[p.name]) for p in attention.params)
+    seeded = attention.dropout is not None
+    return _in_worker(Request(source, attention.name, arch, TARGETS[arch], kind, dtype, sizes, params, seeded))
 
 
 def _in_worker(request: Request) -> list[Artifact]:

@@ -16,7 +16,6 @@ import tempfile
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from attngen.errors import InternalError
@@ -83,8 +82,11 @@ STORAGES = {
 }
 
 
-def call_once(module: ModuleType, request: Request) -> None:
-    """The public function, forward and backward, with every gradient: q, k, v, float params, through out and lse."""
+def call_once(module: Any, request: Request) -> None:
+    """Forward and backward, with every gradient: of q, k, v and the float params, through out and lse.
+
+    Calls the operator below the public function, which would hand bfloat16 on a CPU to the interpreter as float32.
+    """
     size = request.sizes
     dtype = TORCH_DTYPES[request.dtype]
 
@@ -92,16 +94,20 @@ def call_once(module: ModuleType, request: Request) -> None:
         return torch.zeros(size["B"], size[heads], size[length], size[dim], dtype=dtype, requires_grad=True)
 
     q, k, v = zeros("Hq", "Sq", "D"), zeros("Hkv", "Sk", "D"), zeros("Hkv", "Sk", "Dv")
-    params: dict[str, Any] = {}
-    for name, storage, value in request.params:
-        if storage.type is Type.FLOAT or not isinstance(value, bool | int):
-            params[name] = torch.tensor(value, dtype=STORAGES[storage], requires_grad=storage.type is Type.FLOAT)
-        else:
-            params[name] = value
-    function = getattr(module, request.name)
-    out, lse = function(q, k, v, **params, return_lse=True, dropout_seed=0)
-    inputs = [q, k, v, *(p for p in params.values() if isinstance(p, torch.Tensor) and p.requires_grad)]
-    torch.autograd.grad((out, lse), inputs, (torch.zeros_like(out), torch.zeros_like(lse)), allow_unused=True)
+    params = [_argument(storage, value) for storage, value in request.params]
+    seed = [torch.zeros((), dtype=torch.int64)] if request.seeded else []
+    out, lse, *_ = module._forward(q, k, v, *params, size["D"] ** -0.5, *seed)
+    leaves = [x for x in (q, k, v, *params) if isinstance(x, torch.Tensor) and x.requires_grad]
+    torch.autograd.grad((out, lse), leaves, (torch.zeros_like(out), torch.zeros_like(lse)), allow_unused=True)
+
+
+def _argument(storage: Storage, value: Any) -> Any:
+    """A param as the operator takes it: tensors, and floats as tensors of no dimension; other scalars as they are."""
+    if isinstance(value, bool | int):
+        return value
+    scalar = isinstance(value, float)
+    dtype = torch.float32 if scalar else STORAGES[storage]
+    return torch.tensor(value, dtype=dtype, requires_grad=storage.type is Type.FLOAT)
 
 
 # ---------------------------------------------------------------- what a binary takes
@@ -180,6 +186,7 @@ def main() -> None:
     answer = os.dup(1)
     os.dup2(2, 1)  # whatever else is printed must not get into the answer
     triton.runtime.driver.set_active(NamedChip(request.target))
+    knobs.compilation.front_end_debugging = True  # else the cause of a failure is left out of its message
     module: Any = execute(request.source, request.name)
     module._CHIPS[torch.device("cpu")] = request.arch
     launches = recorded_launches(lambda: call_once(module, request))
