@@ -20,6 +20,9 @@ from attngen.syntax import ast
 _MODULES = frozenset({"torch", "triton", "tl", "math", "jax", "jnp", "pl", "pltpu", "functools"})
 """What generated modules import by these names."""
 
+_CONSTANTS = frozenset({"TILES", "PRECISION", "LOG2E", "LN2", "Tensor", "TensorDescriptor", "NoReturn"})
+"""What else a generated module holds; its own functions begin with an underscore."""
+
 _ARGUMENTS = frozenset({"q", "k", "v", "scale", "return_lse", "dropout_seed"})
 """The arguments that every generated function has."""
 
@@ -91,10 +94,10 @@ def _attention(module: ast.Module, report: Report) -> str:
         message = "`attention` is not the first statement"
         report.error("missing-attention", message, found.span, "move this line to the top")
     name = found.name
-    taken = _MODULES | {n for n in dir(builtins) if not n.startswith("_")}
+    taken = _MODULES | _CONSTANTS | {n for n in dir(builtins) if not n.startswith("_")}
     if keyword.iskeyword(name):
         message = f"`{name}` is a word of Python, so no function can have this name"
-    elif name in taken or (name.startswith("__") and name.endswith("__")):
+    elif name in taken or name.startswith("_"):
         message = f"`{name}` has a meaning of its own in the generated Python module"
     else:
         return name

@@ -54,9 +54,19 @@ class HeldTest:
     def lines(self, text: str, inside: str) -> tuple[str, ...]:
         low, high = ('float("-inf")', 'float("inf")') if self.held.type is Type.FLOAT else ("-2147483648", "2147483647")
         bounds = ", ".join(f"{self.name}_{which}" for which in ("any_lo", "any_hi", "all_lo", "all_hi"))
+        # Test and mask round floats differently: the test is a little wider, so that it never skips what the mask allows.
+        wider = (
+            (
+                f"{self.name}_least *= tl.where({self.name}_least > 0.0, 0.999999, 1.000001)",
+                f"{self.name}_most *= tl.where({self.name}_most > 0.0, 1.000001, 0.999999)",
+            )
+            if self.held.type is Type.FLOAT
+            else ()
+        )
         return (
             f"{self.name}_least = tl.min(tl.where({inside}, {text}, {high}))",
             f"{self.name}_most = tl.max(tl.where({inside}, {text}, {low}))",
+            *wider,
             f"{self.name}_tile = {self.offset}",
             f"{bounds} = _matching_tiles({self.pointer}_least_ptr + {self.name}_tile, {self.pointer}_most_ptr + "
             f"{self.name}_tile, {self.name}_least, {self.name}_most, {self.tiles}, {self.block}, {self.test})",

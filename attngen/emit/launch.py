@@ -43,6 +43,7 @@ class LaunchView:
     convert_lines: tuple[str, ...]
     param_docs: tuple[str, ...]
     needs_math: bool
+    signs_scale: bool  # the sign of the scale can be taken into q
     reads_scalars: bool
 
     @property
@@ -138,6 +139,7 @@ def launch_view(
         check_lines=checks,
         convert_lines=_conversions(params),
         param_docs=tuple(_doc(plan, p) for p in params),
+        signs_scale=plan.facts.scale_positive,
         needs_math=any("math." in line for line in checks),
         reads_scalars=any("_readable(" in line for line in checks),
     )

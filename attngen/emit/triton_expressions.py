@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import assert_never
 
 from attngen.emit.binding import atom, infix
 from attngen.ir.attention import Param
 from attngen.ir.build import integer, sub
 from attngen.ir.nodes import Apply, Expr, Literal, Load, Op, Scalar, Symbol, Type
+from attngen.ir.walk import reads, substitute
 from attngen.plan.facts import Facts
 from attngen.plan.ranges import from_linear, linear
 from attngen.plan.schedule import Level, level_of
@@ -103,6 +104,8 @@ class Printer:
         if e.op is Op.TANH:
             # FAST is the kernel's own constant; what is not computed for every pair can be exact always.
             return atom(f"_tanh({texts[0]}, {'FAST' if level_of(e) is Level.PAIR else 'False'})")
+        if e.op is Op.SIGN and e.type is Type.INT:
+            return atom(f"_int_sign({texts[0]})")
         if e.op in _CALLS:
             return atom(f"{_CALLS[e.op]}({', '.join(texts)})")
         match e.op:
@@ -180,11 +183,38 @@ class Printer:
                 found.append(f"({text} < {self.text(size)})")
         return found
 
+    def _extremes(self, e: Load) -> tuple[int, Expr, Expr] | None:
+        """(axis, its least, its greatest index in the tile) where one index rises or falls with the pair's position.
+
+        Where both corners read the same element, so does every pair between them: a bias far from the diagonal.
+        """
+        pairs = [axis for axis, i in enumerate(e.indices) if level_of(i) is Level.PAIR]
+        others = [i for i in e.indices if level_of(i) not in (Level.PAIR, Level.HEAD)]
+        if len(pairs) != 1 or others:
+            return None
+        index = e.indices[pairs[0]]
+        rises = {s: slope(index, s) for s in ("q", "k")}
+        if None in rises.values():
+            return None
+
+        def corner(highest: bool) -> Expr:
+            ends = {s: f"{s}{int((rises[s] == 1) == highest)}" for s in ("q", "k")}
+            return substitute(index, {Symbol(s, Type.INT): Symbol(end, Type.INT) for s, end in ends.items()})
+
+        return pairs[0], corner(highest=False), corner(highest=True)
+
     def _load(self, e: Load) -> tuple[str, int]:
         pointer = f"{self.param_names[e.param]}_ptr"
         guards = self.guards(e)
+        extremes = None if guards else self._extremes(e)
         mask = f", mask={' & '.join(guards)}, other=0" if guards else ""
         text = f"tl.load({pointer} + {self.offset(e)}{mask})"
+        if extremes is not None:
+            axis, *ends = extremes
+            zeros = (integer(0),) * len(e.indices)
+            base = self.offset(replace(e, indices=(*e.indices[:axis], integer(0), *e.indices[axis + 1 :])))
+            along = (replace(e, indices=(*zeros[:axis], i, *zeros[axis + 1 :])) for i in (*ends, e.indices[axis]))
+            text = f"_load_pairs({pointer} + {base}, {', '.join(map(self.offset, along))}, FAST)"
         match e.type:
             case Type.FLOAT:
                 return atom(f"tl.cast({text}, tl.float32)")
@@ -192,6 +222,31 @@ class Printer:
                 return atom(f"tl.cast({text}, tl.int32)")
             case Type.BOOL:
                 return atom(f"({text} != 0)")
+
+
+def slope(e: Expr, symbol: str) -> int | None:
+    """1 where `e` never falls as the int symbol grows, -1 where it never rises, 0 without it, None where unknown."""
+    if not reads(e, symbol):
+        return 0
+    if isinstance(e, Symbol):
+        return 1
+    if not isinstance(e, Apply):
+        return None
+    slopes = [slope(a, symbol) for a in e.args]
+    match e.op:
+        case Op.ADD | Op.MIN | Op.MAX:
+            pass
+        case Op.SUB:
+            slopes[1] = None if slopes[1] is None else -slopes[1]
+        case Op.NEG:
+            slopes = [None if slopes[0] is None else -slopes[0]]
+        case Op.FLOORDIV if isinstance(e.args[1], Literal) and e.args[1].value > 0:
+            pass
+        case _:
+            return None
+    if None in slopes or {1, -1} <= set(slopes):
+        return None
+    return 1 if 1 in slopes else -1
 
 
 def _literal(e: Literal) -> tuple[str, int]:

@@ -12,6 +12,7 @@ from typing import assert_never
 
 from attngen.ir.attention import Attention
 from attngen.ir.nodes import Apply, Expr, Literal, Load, Op, Scalar, Symbol, Type
+from attngen.ir.walk import reads, substitute
 
 Bounds = tuple[float | None, float | None]
 """(lower, upper), each inclusive, None where unknown."""
@@ -21,17 +22,21 @@ UNKNOWN: Bounds = (None, None)
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Constant bounds of params (`positive` holds those with a strict lower bound of 0 or more), and of symbols."""
+    """Constant bounds of params (`positive` holds those with a strict lower bound of 0 or more), and of symbols.
+
+    `scale_positive` holds where the launcher can take the sign of the scale into q: see `enters_as_product`.
+    """
 
     params: dict[str, Bounds]
     positive: frozenset[str]
+    scale_positive: bool = True
 
     def bounds(self, e: Expr) -> Bounds:
         match e:
             case Literal():
                 return (float(e.value), float(e.value))
             case Symbol():
-                return _symbol(e)
+                return UNKNOWN if e.id == "scale" and not self.scale_positive else _symbol(e)
             case Scalar():
                 return self.params.get(e.param, UNKNOWN)
             case Load():
@@ -47,7 +52,7 @@ class Facts:
         """Whether `e > 0` for certain."""
         match e:
             case Symbol(id="scale"):
-                return True
+                return self.scale_positive
             case Scalar():
                 low = self.params.get(e.param, UNKNOWN)[0]
                 return e.param in self.positive or (low is not None and low > 0)
@@ -197,4 +202,19 @@ def facts(attention: Attention) -> Facts:
             read(param.where)
     for fact in attention.assumes:
         read(fact)
-    return Facts(bounds, frozenset(positive))
+    return Facts(bounds, frozenset(positive), enters_as_product(attention))
+
+
+def enters_as_product(attention: Attention) -> bool:
+    """Whether q . k and the scale enter the score as `qk * scale` alone.
+
+    Then a scale of -s is a scale of s with q negated, and a scale of 0 is a scale of 1 with q zeroed.
+    """
+    qk, scale = Symbol("qk", Type.FLOAT), Symbol("scale", Type.FLOAT)
+    product = Symbol("scaled_qk", Type.FLOAT)
+    rest = substitute(
+        attention.score, {Apply(Op.MUL, pair, Type.FLOAT): product for pair in ((qk, scale), (scale, qk))}
+    )
+    n = attention.normalizer
+    others = (rest, n.weight, n.extra, n.stream_weight, n.rescale)
+    return not any(reads(e, "qk", "scale") for e in others if e is not None)
