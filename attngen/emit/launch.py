@@ -98,6 +98,7 @@ def launch_view(
             "TMA=tma",
             "num_warps=warps",
             "num_stages=stages",
+            '**_registers(q, sizes["BLOCK_D"], BQ, BK, warps, stages)',
         ),
         dkdv_call=(
             *inputs,

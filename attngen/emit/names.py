@@ -28,7 +28,7 @@ _TEMPLATE_NAMES = """
     contribution ref extra w log2 TensorDescriptor arguments sizes values index cells cell side above below
     largest unit per_unit MEASURE visited offset query_tile key_tile row_in_tile diagonal skewed query_tiles
     key_tiles distances exists at at_b at_h at_q at_k at_distance n_key_tiles n_query_tiles member row align
-    strides tma mask FAST natural_lse lse_ptr scaled_lse_ptr square near least most offsets values
+    strides tma mask FAST REGISTERS natural_lse lse_ptr scaled_lse_ptr square near least most offsets values
     stages warps dq_BQ dq_BK dq_stages dq_warps inputs output name stride NoReturn TILE inside value
 """
 

@@ -31,7 +31,7 @@ from attngen.plan.kernel import plan as plan_attention
 from attngen.plan.ranges import DataTest, TileRanges
 from attngen.plan.renaming import planner_takes, with_safe_sizes
 from attngen.plan.schedule import Level, level_of
-from attngen.plan.tiles import table
+from attngen.plan.tiles import REGISTERS, table
 from attngen.plan.weights import LOG2E, Form, M, S
 
 X, REF, ROW_REF = Symbol("x", Type.FLOAT), Symbol("ref", Type.FLOAT), Symbol("row_ref", Type.FLOAT)
@@ -123,8 +123,9 @@ class _Emitter:
             ),
             tiles=[
                 ((r.chip, r.itemsize, r.head_block), tuple(tuple(t) for t in (r.forward, r.dkdv, r.dq)))
-                for r in table(self.options.tile or self.attention.tile)
+                for r in table(self.options.tile or self.attention.tile, self.plan.burden)
             ],
+            registers=REGISTERS,
         )
         body = render("triton/module.py.j2", {**context, "uses": frozenset()})
         # The helpers that this variant calls, and what those call in turn, are found in the code itself.

@@ -20,6 +20,7 @@ from attngen.plan.facts import Facts, facts
 from attngen.plan.ranges import TileRanges, from_linear, linear, tile_ranges
 from attngen.plan.renaming import planner_takes, with_safe_sizes
 from attngen.plan.schedule import Level, level_of
+from attngen.plan.tiles import Burden
 from attngen.plan.weights import Form, M, Weights, split_factor, weights
 
 
@@ -71,6 +72,14 @@ class KernelPlan:
     gradients: tuple[LeafGradient, ...]
     longest_first: bool  # tiles of late queries meet more keys: start them first
     growing_keys: bool  # and the same for the tiles of keys, from the other end
+
+    @property
+    def burden(self) -> Burden:
+        a = self.attention
+        if self.keys.tests or self.queries.tests:
+            return Burden.DATA
+        plain = self.weights.form is Form.EXPONENTIAL and a.dropout is None and not reads(a.score, "q", "k")
+        return Burden.LIGHT if plain and not loads(a.mask) else Burden.SCORE
 
     @property
     def float_params(self) -> tuple[Param, ...]:

@@ -15,7 +15,7 @@ from attngen.ir.printing import expression
 from attngen.plan.facts import Bounds, Facts
 from attngen.plan.kernel import KernelPlan, LeafGradient
 from attngen.plan.ranges import DataTest, Segment, TileRanges
-from attngen.plan.tiles import KERNELS, Row, table
+from attngen.plan.tiles import KERNELS, Burden, Row, table
 from attngen.plan.weights import Form, Weights
 
 CHIP = "sm_90"
@@ -32,7 +32,7 @@ def plan_text(plan: KernelPlan) -> str:
         ("d natural / d qk = factor * pair", _named(("factor", plan.d_factor), ("pair", plan.d_pair))),
         ("gradients", (line for g in plan.gradients for line in _gradient(g, plan.weights.form))),
         ("order", _order(plan)),
-        (f"tiles on {CHIP}", _tiles(plan.attention.tile)),
+        (f"tiles on {CHIP}", _tiles(plan.attention.tile, plan.burden)),
     )
     lines = [f"plan {plan.attention.name}"]
     for title, content in sections:
@@ -138,10 +138,10 @@ def _order(plan: KernelPlan) -> Iterator[str]:
     yield f"tiles of keys: {'early ones first' if plan.growing_keys else 'as they come'}"
 
 
-def _tiles(own: tuple[int, int] | None) -> Iterator[str]:
+def _tiles(own: tuple[int, int] | None, burden: Burden) -> Iterator[str]:
     yield "tile auto" if own is None else f"tile q = {own[0]}, k = {own[1]}, smaller where the chip has no room"
     yield "(queries, keys, warps, stages) by bytes of an element and head dim"
-    yield from _aligned(row for row in table(own) if row.chip == CHIP)
+    yield from _aligned(row for row in table(own, burden) if row.chip == CHIP)
 
 
 def _aligned(rows: Iterable[Row]) -> Iterator[str]:

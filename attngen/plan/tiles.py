@@ -8,6 +8,7 @@ Takes a chip, the bytes of an element, the head dim rounded up to a power of two
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from enum import StrEnum
 
 SHARED_MEMORY = {"sm_80": 163, "sm_86": 99, "sm_90": 227, "sm_100": 227, "gfx942": 64, "cpu": 1 << 20}
 """KiB of shared memory that one program may use. `cpu` is Triton's interpreter."""
@@ -37,13 +38,37 @@ class Row:
     dq: Tile
 
 
-# (itemsize, head block) -> forward, dkdv, dq, where there is room.
+class Burden(StrEnum):
+    """What a kernel has to bear beside the products: it decides between tiles of the same speed otherwise.
+
+    light: the score reads no position, the mask no data. data: tiles are skipped by what tensors hold, so runs are
+    short. score: all else, where a larger tile would not keep its values in registers.
+    """
+
+    LIGHT = "light"
+    SCORE = "score"
+    DATA = "data"
+
+
+# (itemsize, head block) -> forward, dkdv, dq, where tiles come by the copy engine (measured on an H200).
+_COPIED = {
+    16: (Tile(128, 64, 4, 3), Tile(64, 64, 4, 2), Tile(128, 64, 4, 3)),
+    32: (Tile(128, 64, 4, 3), Tile(64, 64, 4, 2), Tile(128, 64, 4, 3)),
+    64: (Tile(64, 128, 4, 2), Tile(128, 64, 4, 2), Tile(128, 64, 8, 3)),
+    128: (Tile(64, 128, 4, 1), Tile(64, 64, 4, 2), Tile(128, 64, 8, 3)),
+    256: (Tile(128, 64, 8, 2), Tile(64, 64, 8, 2), Tile(64, 64, 4, 2)),
+}
+REGISTERS = {(128, 64, 128, 4, 1): 168, (128, 64, 64, 4, 1): 128}
+"""Registers of a thread by (head block, forward tile) on those chips: three or four programs share a multiprocessor
+and hide each other's waits, which is faster than stages. With more registers, one program less would fit."""
+
+# The same for all other chips and elements, where there is room.
 _BEST = {
     (2, 16): (Tile(128, 64, 4, 3), Tile(64, 64, 4, 2), Tile(128, 64, 4, 2)),
     (2, 32): (Tile(128, 64, 4, 3), Tile(64, 64, 4, 2), Tile(128, 64, 4, 2)),
-    (2, 64): (Tile(128, 64, 4, 3), Tile(64, 64, 4, 1), Tile(128, 64, 8, 3)),
-    (2, 128): (Tile(128, 64, 4, 2), Tile(64, 64, 4, 2), Tile(128, 64, 8, 3)),
-    (2, 256): (Tile(128, 64, 8, 2), Tile(64, 64, 8, 1), Tile(64, 64, 8, 1)),
+    (2, 64): (Tile(128, 64, 4, 3), Tile(64, 64, 4, 2), Tile(128, 64, 8, 3)),
+    (2, 128): (Tile(128, 64, 8, 3), Tile(64, 64, 4, 2), Tile(128, 64, 8, 3)),
+    (2, 256): (Tile(128, 64, 8, 2), Tile(64, 64, 8, 2), Tile(128, 32, 8, 2)),
     (4, 16): (Tile(32, 32, 4, 1), Tile(32, 32, 4, 1), Tile(32, 32, 4, 1)),
     (4, 32): (Tile(32, 32, 4, 1), Tile(32, 32, 4, 1), Tile(32, 32, 4, 1)),
     (4, 64): (Tile(32, 32, 4, 1), Tile(32, 32, 4, 1), Tile(32, 32, 4, 1)),
@@ -86,16 +111,29 @@ def fitted(kernel: str, tile: Tile, chip: str, itemsize: int, head_block: int) -
     return tile
 
 
-def table(own: tuple[int, int] | None) -> tuple[Row, ...]:
-    """Every row that a generated file carries; `own` is the spec's tile, which the forward and dQ kernels keep."""
+def best(chip: str, itemsize: int, head_block: int, burden: Burden) -> tuple[Tile, Tile, Tile]:
+    """Forward, dK/dV and dQ, before they are made to fit."""
+    if chip == "cpu":
+        return (Tile(64, 64, 4, 1),) * 3  # few, large programs: the interpreter's cost is the operation
+    if chip not in ("sm_90", "sm_100") or itemsize != 2:
+        return _BEST[itemsize, head_block]
+    forward, dkdv, dq = _COPIED[head_block]
+    if head_block == 128 and burden is not Burden.LIGHT:
+        forward = Tile(64, 64, 4, 1)
+    if head_block == 128 and burden is Burden.DATA:
+        dq = Tile(64, 64, 4, 2)
+    return forward, dkdv, dq
+
+
+def table(own: tuple[int, int] | None, burden: Burden = Burden.LIGHT) -> tuple[Row, ...]:
+    """Every row that a generated file carries; `own` is the spec's tile, which all kernels keep."""
     rows: list[Row] = []
     for chip in SHARED_MEMORY:
         for itemsize in (2, 4):
             for head_block in HEAD_BLOCKS:
-                tiles = _BEST[itemsize, head_block]
-                if chip == "cpu":
-                    tiles = (Tile(64, 64, 4, 1),) * 3  # few, large programs: the interpreter's cost is the operation
+                tiles = best(chip, itemsize, head_block, burden)
                 if own is not None:
+                    tiles = _BEST[itemsize, head_block] if chip != "cpu" else tiles
                     tiles = tuple(replace(t, queries=own[0], keys=own[1]) for t in tiles)
                 if chip == "gfx942":
                     tiles = tuple(replace(t, stages=min(t.stages, 2)) for t in tiles)
