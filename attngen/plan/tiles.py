@@ -114,7 +114,8 @@ def fitted(kernel: str, tile: Tile, chip: str, itemsize: int, head_block: int) -
 def best(chip: str, itemsize: int, head_block: int, burden: Burden) -> tuple[Tile, Tile, Tile]:
     """Forward, dK/dV and dQ, before they are made to fit."""
     if chip == "cpu":
-        return (Tile(64, 64, 4, 1),) * 3  # few, large programs: the interpreter's cost is the operation
+        large = Tile(64, 64, 4, 1)
+        return large, large, large  # few, large programs: the interpreter's cost is the operation
     if chip not in ("sm_90", "sm_100") or itemsize != 2:
         return _BEST[itemsize, head_block]
     forward, dkdv, dq = _COPIED[head_block]
