@@ -1,1 +1,4 @@
-"""Runs generated source: `loader` (file cache, import, the interpreter), `aot` (binaries without a GPU)."""
+"""Runs generated source: `loader` (file cache, import, the interpreter), `aot` (binaries without a GPU).
+
+`cache` (files by their content), `aot_worker` (the process that compiles), `listing` (reads what compilers print).
+"""

@@ -40,7 +40,8 @@ class Artifact:
     """One compiled kernel. `data` is text for ttir, ttgir and ptx, else bytes.
 
     `registers` and `spills` count 32-bit registers of one thread (on AMD: vector registers), `shared` the bytes of
-    shared memory of one program, `tensor_memory` the columns of a Blackwell SM's 512.
+    shared memory of one program, `loop_spills` the instructions that spill or reload inside a main loop,
+    `tensor_memory` the columns that it takes of the 512 of a Blackwell SM.
     """
 
     kernel: str
@@ -48,6 +49,7 @@ class Artifact:
     registers: int | None
     spills: int | None
     shared: int
+    loop_spills: int = 0
     tensor_memory: int = 0
 
 

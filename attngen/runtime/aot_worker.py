@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import os
 import pickle
-import re
 import subprocess
 import sys
 import tempfile
@@ -18,8 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from attngen.errors import InternalError
 from attngen.ir.nodes import Storage, Type
+from attngen.runtime import listing
 from attngen.runtime.aot import Artifact, Request
 from attngen.runtime.loader import execute
 
@@ -129,15 +128,19 @@ def numbered(launches: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
 
 
 def artifact(name: str, kernel: Any, request: Request) -> Artifact:
-    amd = request.target[0] == "hip"
-    registers, spills = _amd_registers(kernel.asm["amdgcn"]) if amd else _nvidia_registers(kernel, request.target[1])
-    data = kernel.asm[request.kind]
+    if request.target[0] == "hip":
+        assembly = kernel.asm["amdgcn"]
+        registers, spills = listing.amd_registers(assembly)
+        in_loops = listing.amd_loop_spills(assembly) if spills else 0
+    else:
+        registers, spills, in_loops = _nvidia_usage(kernel, request.target[1])
     columns = getattr(kernel.metadata, "tmem_size", None) or 0
-    return Artifact(name, data, registers, spills, kernel.metadata.shared, columns)
+    data = kernel.asm[request.kind]
+    return Artifact(name, data, registers, spills, kernel.metadata.shared, in_loops, columns)
 
 
-def _nvidia_registers(kernel: Any, capability: int | str) -> tuple[int, int]:
-    """Registers and spilled registers of a thread, as NVIDIA's tools read them from the binary.
+def _nvidia_usage(kernel: Any, capability: int | str) -> tuple[int, int, int]:
+    """Registers, spilled registers, spills inside main loops: as NVIDIA's tools read them from the binary.
 
     Only local memory tells of spills, and local arrays lie there too: where there is some, ptxas is asked again.
     """
@@ -145,37 +148,24 @@ def _nvidia_registers(kernel: Any, capability: int | str) -> tuple[int, int]:
         binary = Path(folder, "kernel.cubin")
         binary.write_bytes(kernel.asm["cubin"])
         usage = _output(knobs.nvidia.cuobjdump.path, "--dump-resource-usage", str(binary))
-        registers, stack = _number(r"REG:(\d+)", usage), _number(r"STACK:(\d+)", usage)
+        registers, stack = listing.nvidia_registers(usage)
         if not stack:
-            return registers, 0
-        text = Path(folder, "kernel.ptx")
+            return registers, 0, 0
+        text, again = Path(folder, "kernel.ptx"), Path(folder, "again.cubin")
         text.write_text(kernel.asm["ptx"])
         tool = knobs.nvidia.ptxas_blackwell if int(capability) >= 100 else knobs.nvidia.ptxas
-        chip = _word(r"^\.target (\S+)", kernel.asm["ptx"])
-        log = _output(
-            tool.path, "-v", "-lineinfo", f"--gpu-name={chip}", str(text), "-o", str(Path(folder, "again.cubin"))
-        )
-        return registers, _number(r"(\d+) bytes spill stores", log) // 4
-
-
-def _amd_registers(assembly: str) -> tuple[int, int]:
-    return _number(r"\.vgpr_count:\s+(\d+)", assembly), _number(r"\.vgpr_spill_count:\s+(\d+)", assembly)
+        chip = kernel.asm["ptx"].partition("\n.target ")[2].split()[0]
+        log = _output(tool.path, "-v", "-lineinfo", f"--gpu-name={chip}", str(text), "-o", str(again))
+        spills = listing.nvidia_spills(log)
+        if not spills:
+            return registers, 0, 0
+        lines = _output(knobs.nvidia.nvdisasm.path, "-c", str(binary))
+        return registers, spills, listing.nvidia_loop_spills(lines)
 
 
 def _output(*command: str) -> str:
     finished = subprocess.run(command, capture_output=True, text=True, check=True)
     return finished.stdout + finished.stderr
-
-
-def _word(pattern: str, text: str) -> str:
-    match = re.search(pattern, text, re.MULTILINE)
-    if match is None:
-        raise InternalError(f"no {pattern} in what the compiler says")
-    return match[1]
-
-
-def _number(pattern: str, text: str) -> int:
-    return int(_word(pattern, text))
 
 
 # ---------------------------------------------------------------- the process
