@@ -1,0 +1,199 @@
+"""The text of a plan: complete, aligned, and the same on every run."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from attngen import api
+from attngen.errors import Source
+from attngen.ir import walk
+from attngen.ir.nodes import Type
+from attngen.plan.kernel import KernelPlan
+from attngen.plan.printing import CHIP, plan_text
+from attngen.plan.tiles import HEAD_BLOCKS
+
+ROOT = Path(__file__).parents[3]
+EXAMPLES = sorted((ROOT / "examples").glob("*.attn"))
+
+
+def planned(text: str) -> KernelPlan:
+    return api.plan(api.analyse(Source(text)))
+
+
+def sections(text: str) -> dict[str, list[str]]:
+    """The lines of each section, without the indent."""
+    head, *rest = text.rstrip("\n").split("\n\n")
+    assert head.startswith("plan ")
+    found = {}
+    for part in rest:
+        title, *lines = part.split("\n")
+        assert all(line.startswith("    ") for line in lines), part
+        found[title] = [line.removeprefix("    ") for line in lines]
+    return found
+
+
+def test_a_whole_plan() -> None:
+    text = plan_text(
+        planned(
+            """
+            attention two
+            param cap: f32 where 1 < cap and cap <= 50
+            param bias: f32[Hq]
+            score = softcap(qk * scale, cap) + bias[h]
+            mask = k <= q
+            normalizer = softmax(sink = bias[h])
+            tile q = 128, k = 32
+            """
+        )
+    )
+    above, tiles = text.split(f"tiles on {CHIP}\n")
+    assert (
+        above
+        == """\
+plan two
+
+facts
+    1 <= cap <= 50
+
+weights: exponential
+    weight = exp2(factor * (unit - m)), where m is the running maximum of unit
+    factor  = 1.0
+    unit    = tanh(qk * scale / cap) * (cap * 1.4426950408889634) + bias[h] * 1.4426950408889634
+    natural = cap * tanh(qk * scale / cap) + bias[h]
+    denominator = sum + exp(bias[h])
+    the last summand enters as one more key of natural logit bias[h]
+
+forward, dQ: the keys that the queries q0 … q1 meet
+    any: 0 … min(Sk, q1 + 1)
+    all: 0 … min(Sk, q0 + 1)
+
+dK/dV: the queries that the keys k0 … k1 meet
+    any: max(0, k0) … Sq
+    all: max(0, k1) … Sq
+
+d natural / d qk = factor * pair
+    factor = scale / cap * cap
+    pair   = 1.0 - tanh(qk * scale / cap) * tanh(qk * scale / cap)
+
+gradients
+    cap: summed by head
+        d natural = tanh(qk * scale / cap) + -(qk * scale / cap / cap) * (1.0 - tanh(qk * scale / cap) * tanh(qk * scale / cap)) * cap
+    bias[h]: summed by head
+        d natural   = 1.0
+        d log extra = 1.0
+
+order
+    tiles of queries: late ones first
+    tiles of keys: early ones first
+
+"""  # noqa: E501 - the text is not wrapped
+    )
+    own, heading, columns, *rows = tiles.rstrip("\n").split("\n")
+    assert own == "    tile q = 128, k = 32, smaller where the chip has no room"
+    assert heading == "    (queries, keys, warps, stages) by bytes of an element and head dim"
+    assert columns.split() == ["bytes", "head", "dim", "forward", "dkdv", "dq"]
+    assert len(rows) == 2 * len(HEAD_BLOCKS)
+    starts = {tuple(i for i, c in enumerate(row) if c == "(") for row in rows}
+    assert starts == {tuple(columns.index(kernel) for kernel in ("forward", "dkdv", "dq"))}
+
+
+def test_data_tests_segments_and_absent_gradients() -> None:
+    found = sections(
+        plan_text(planned("attention packed\nparam ids: int[B, Sk]\nmask = same_document(ids) and (causal or k < 4)\n"))
+    )
+    keys = found["forward, dQ: the keys that the queries q0 … q1 meet"]
+    assert keys[0].startswith("test0: ids[b, q] == ")
+    assert keys[0].endswith("from the extremes of each tile of keys and of the tile of queries")
+    assert [line.split(":")[0] for line in keys[1:]] == ["any", "any", "all", "all"]
+    assert all("test0_any_lo" in line and "test0_any_hi" in line for line in keys if line.startswith("any"))
+    queries = found["dK/dV: the queries that the keys k0 … k1 meet"]
+    assert queries[0].endswith("from the extremes of each tile of queries and of the tile of keys")
+    assert found["gradients"] == ["none"]
+    assert found["facts"] == ["none"]
+
+
+def test_what_cannot_be_solved_says_so() -> None:
+    found = sections(plan_text(planned("attention odd\nmask = (q * k) % 3 == 0\n")))
+    assert found["forward, dQ: the keys that the queries q0 … q1 meet"] == ["any: 0 … Sk", "all: nothing"]
+
+
+def test_direct_weights() -> None:
+    found = sections(
+        plan_text(planned("attention gate\nparam bias: f32\nscore = qk * scale + bias\nnormalizer = sigmoid\n"))
+    )
+    assert found["weights: direct"] == [
+        "weight = stream(s), without a running maximum",
+        "s      = qk * scale + bias",
+        "stream = sigmoid(s)",
+        "slope  = sigmoid(s) * (1.0 - sigmoid(s))",
+        "denominator = 1.0",
+    ]
+    assert found["gradients"] == ["bias: summed by head", "    d natural = 1.0"]
+    assert found["order"] == ["tiles of queries: as they come", "tiles of keys: as they come"]
+
+
+def test_dropout() -> None:
+    lines = sections(plan_text(planned("attention thin\ndropout = 0.25\n")))["weights: exponential"]
+    assert lines[-1] == "after normalisation, kept with probability 1 - 0.25, by Philox of the pair"
+
+
+def test_shifted_weights() -> None:
+    found = sections(
+        plan_text(
+            planned(
+                """
+                attention powered
+                param e: f32[Hq]
+                normalizer cubed {
+                    weight(s) = exp(s) * (1 + exp(-abs(s)))
+                    denominator = sum + exp(e[h])
+                    shift = max
+                    weight(s, m) = exp(s - m) * (1 + exp(-abs(s)))
+                    rescale(m, n) = exp(m - n)
+                }
+                normalizer = cubed
+                """
+            )
+        )
+    )
+    lines = found["weights: shifted"]
+    assert lines[:2] == [
+        "weight = stream(s, m), where m is the running maximum of s",
+        "rescale(m, n) = exp2(factor * (m - n))",
+    ]
+    assert lines[2:4] == ["s      = qk * scale", "stream = exp(s - m) * (1.0 + exp(-abs(s)))"]
+    assert lines[5:] == [
+        "factor = 1.4426950408889634",
+        "denominator = sum + exp(e[h])",
+        "the last summand enters as one more key of natural logit e[h]",
+    ]
+    assert found["gradients"] == ["e[h]: summed by head", "    d log extra = 1.0"]
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.stem)
+def test_every_example_prints(path: Path) -> None:
+    spec = api.analyse(Source(path.read_text(encoding="utf-8"), path.name))
+    text = plan_text(api.plan(spec))
+    found = sections(text)
+    assert text.startswith(f"plan {spec.name}\n") and text.endswith("\n") and not text.endswith("\n\n")
+    assert len(found) == 8 and all(found.values())
+    for param in spec.params:
+        has_gradient = any(line.startswith((f"{param.name}:", f"{param.name}[")) for line in found["gradients"])
+        in_scores = param.type is Type.FLOAT and (spec.dropout is None or param.name not in walk.params(spec.dropout))
+        assert has_gradient == in_scores, param.name
+
+
+def test_the_text_does_not_depend_on_the_run() -> None:
+    texts = [
+        subprocess.run(
+            [sys.executable, "-m", "attngen", "compile", "examples/window_global.attn", "--emit", "plan"],
+            cwd=ROOT, env={**os.environ, "PYTHONHASHSEED": seed}, check=True, capture_output=True, text=True,
+        ).stdout
+        for seed in ("1", "2")
+    ]  # fmt: skip
+    assert texts[0] == texts[1] and texts[0].startswith("plan window_global\n")
