@@ -32,7 +32,7 @@ def nvidia_spills(log: str) -> int:
 
 
 def nvidia_loop_spills(listing: str) -> int:
-    """Instructions of `nvdisasm -c` that spill or reload inside a main loop. Without tensor cores, products are FFMAs."""
+    """Instructions of `nvdisasm -c` that spill or reload in a main loop. Without tensor cores, products are FFMAs."""
     lines = listing.splitlines()
     product = _NVIDIA_PRODUCT if _NVIDIA_PRODUCT.search(listing) else re.compile(r"\bFFMA\b")
     return _spills_in_main_loops(lines, _NVIDIA_LABEL, _NVIDIA_BRANCH, product, _NVIDIA_SPILL)

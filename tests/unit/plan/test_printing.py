@@ -42,9 +42,9 @@ def test_a_whole_plan() -> None:
         planned(
             """
             attention two
-            param cap: f32 where 1 < cap and cap <= 50
-            param bias: f32[Hq]
-            score = softcap(qk * scale, cap) + bias[h]
+            param n: int where 1 < n and n <= 50
+            param bias: f32[Hq] where bias > 0
+            score = qk * scale + bias[h]
             mask = k <= q
             normalizer = softmax(sink = bias[h])
             tile q = 128, k = 32
@@ -58,13 +58,14 @@ def test_a_whole_plan() -> None:
 plan two
 
 facts
-    1 <= cap <= 50
+    0 < bias
+    2 <= n <= 50
 
 weights: exponential
     weight = exp2(factor * (unit - m)), where m is the running maximum of unit
     factor  = 1.0
-    unit    = tanh(qk * scale / cap) * (cap * 1.4426950408889634) + bias[h] * 1.4426950408889634
-    natural = cap * tanh(qk * scale / cap) + bias[h]
+    unit    = qk * (scale * 1.4426950408889634) + bias[h] * 1.4426950408889634
+    natural = qk * scale + bias[h]
     denominator = sum + exp(bias[h])
     the last summand enters as one more key of natural logit bias[h]
 
@@ -77,12 +78,10 @@ dK/dV: the queries that the keys k0 … k1 meet
     all: max(0, k1) … Sq
 
 d natural / d qk = factor * pair
-    factor = scale / cap * cap
-    pair   = 1.0 - tanh(qk * scale / cap) * tanh(qk * scale / cap)
+    factor = scale
+    pair   = 1.0
 
 gradients
-    cap: summed by head
-        d natural = tanh(qk * scale / cap) + -(qk * scale / cap / cap) * (1.0 - tanh(qk * scale / cap) * tanh(qk * scale / cap)) * cap
     bias[h]: summed by head
         d natural   = 1.0
         d log extra = 1.0
@@ -91,7 +90,7 @@ order
     tiles of queries: late ones first
     tiles of keys: early ones first
 
-"""  # noqa: E501 - the text is not wrapped
+"""
     )
     own, heading, columns, *rows = tiles.rstrip("\n").split("\n")
     assert own == "    tile q = 128, k = 32, smaller where the chip has no room"
