@@ -134,21 +134,21 @@ class _Emitter:
 
     def header(self) -> Header:
         a = self.attention
-        lines = self.text.replace("\r\n", "\n").strip("\n").split("\n")
-        # The text stands in a docstring: nothing in it may end that, or escape from it.
-        safe = tuple(line.replace("\\", "\\\\").replace('"', "'") for line in lines)
+        # The text stands in comments, whose lines Python ends at these characters and no others.
+        lines = re.split(r"\r\n|\r|\n", self.text.strip("\r\n"))
         consts = [f"{name}={value}" for name, value in a.consts]
         tile = self.options.tile or a.tile
         options = ["target=triton", f"precision={self.options.precision}", *consts]
         options += [f"tile={tile[0]}x{tile[1]}"] if tile else []
-        digest = hashlib.sha256("\n".join([self.text, *options]).encode()).hexdigest()
+        key = hashlib.sha256("\n".join([self.text, *options]).encode()).hexdigest()
         title = f"{a.name}: fused attention for GPUs, forward and backward, in Triton."
         return Header(
             a.name,
             title,
             f"Attention `{a.name}`, fused, differentiable in every float argument.",
-            safe,
-            digest,
+            tuple(f"#     {line}".rstrip() for line in lines),
+            hashlib.sha256(self.text.encode()).hexdigest(),
+            f"attngen::{a.name}_{key[:12]}",
             " ".join(options),
             self.options.precision,
         )

@@ -17,7 +17,8 @@ class Header:
     title: str
     summary: str
     spec_lines: tuple[str, ...]
-    digest: str
+    digest: str  # of the spec's text
+    operator: str  # the custom operator's name, unique to text and options
     options: str
     precision: str
 

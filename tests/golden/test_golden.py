@@ -64,16 +64,14 @@ def test_golden_file_is_whole(example: Path, target: str) -> None:
     exports = [node for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"]
     assert len(exports) == 1 and example.stem in ast.literal_eval(exports[0].value)
     spec = example.read_text(encoding="utf-8")
-    # The header is a docstring, which may quote otherwise.
-    for line in spec.replace('"', "'").splitlines():
-        assert line.strip() in text.replace('"', "'")
+    assert all(f"#     {line}".rstrip() in text.split("\n") for line in spec.strip("\n").split("\n"))
     assert hashlib.sha256(spec.encode()).hexdigest() in text
 
 
 def test_golden_files_pass_the_linter() -> None:
-    command = [sys.executable, "-m", "ruff", "check", "--isolated", "--no-cache", "--line-length", "120"]
-    command += ["--select", "E,F,I,B,UP,SIM,C4,PIE", *(str(HERE / target) for target in TARGETS)]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    # Our own rules, but for those that pyproject.toml names for generated files.
+    command = [sys.executable, "-m", "ruff", "check", "--no-cache", *(str(HERE / target) for target in TARGETS)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     assert result.returncode == 0, result.stdout
 
 

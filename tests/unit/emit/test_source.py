@@ -26,20 +26,13 @@ HOSTILE = {
 }
 
 
-def docstring(source: str) -> str:
-    found = ast.get_docstring(ast.parse(source), clean=False)
-    assert found is not None
-    return found
-
-
 @pytest.mark.parametrize("what", [w for w in HOSTILE if w != "escape from the docstring"])
 def test_the_specification_stays_text(what: str) -> None:
     text = f"{HOSTILE[what]}\nattention subject {HOSTILE[what]}\nmask = causal\n"
     source = emit(plan(analysed(text)), text, Options())
     plain = "attention subject\nmask = causal\n"
     assert shape_of(source) == shape_of(emit(plan(analysed(plain)), plain, Options()))
-    line = HOSTILE[what].replace('"', "'")
-    assert line in docstring(source)
+    assert f"#     {HOSTILE[what]}" in source.split("\n")
 
 
 def test_the_header_cannot_be_left() -> None:
@@ -98,11 +91,11 @@ def test_the_bytes_do_not_depend_on_the_process() -> None:
     assert "\r" not in text and not [line for line in text.splitlines() if line != line.rstrip()]
 
 
-def test_options_change_the_digest() -> None:
+def test_options_change_the_operator() -> None:
     text = "attention subject\n"
     planned = plan(analysed(text))
     headers = {
-        emit(planned, text, o).split("sha256 ")[1][:64]
+        emit(planned, text, o).split("attngen::subject_")[1][:12]
         for o in (Options(), Options(precision="tf32"), Options(tile=(32, 32)))
     }
     assert len(headers) == 3

@@ -1,0 +1,746 @@
+"""dropout: fused attention for GPUs, forward and backward, in Triton.
+
+Made by attngen from the specification below: change that and compile again, or own this file as it stands.
+It needs torch and triton alone. `dropout` is differentiable, and a custom operator that torch.compile takes whole.
+"""
+
+# The specification:
+#
+#     # Causal attention with dropout on the weights.
+#     #
+#     #   out_i = sum_j keep_ij / (1 - p) softmax_j(q_i . k_j / sqrt(D)) v_j,   j <= i,   keep_ij ~ Bernoulli(1 - p)
+#     #
+#     # Vaswani et al., "Attention Is All You Need", 2017 (https://arxiv.org/abs/1706.03762), as trained;
+#     # Srivastava et al., "Dropout", JMLR 2014. keep_ij is Philox (Salmon et al., SC 2011) on (seed, b, h, i, j): it is
+#     # drawn anew in the backward pass, the same, and stored nowhere.
+#     attention dropout
+#
+#     param p: f32 where 0 <= p < 1
+#
+#     mask = causal
+#
+#     dropout = p
+#
+# sha256 of its text: 8c664789f5f83b7068f98158b16db33f26f287e1c187439018734d94a337fb7d
+# options: target=triton precision=ieee
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+PRECISION = tl.constexpr("ieee")  # of float32 products; half precision is exact in the product
+LOG2E = tl.constexpr(1.4426950408889634)
+LN2 = tl.constexpr(0.6931471805599453)
+
+# Tile sizes by (chip, bytes of an element, head dim rounded up): forward, dK/dV and dQ kernels, each
+# (queries, keys, warps, stages). None of them needs more shared memory than the chip has.
+TILES = {
+    ('sm_80', 2, 16): ((128, 64, 4, 3), (64, 64, 4, 2), (128, 64, 4, 2)),
+    ('sm_80', 2, 32): ((128, 64, 4, 3), (64, 64, 4, 2), (128, 64, 4, 2)),
+    ('sm_80', 2, 64): ((128, 64, 4, 3), (64, 64, 4, 2), (128, 64, 8, 3)),
+    ('sm_80', 2, 128): ((128, 64, 8, 3), (64, 64, 4, 2), (128, 64, 8, 2)),
+    ('sm_80', 2, 256): ((128, 64, 8, 1), (64, 64, 8, 1), (64, 32, 8, 1)),
+    ('sm_80', 4, 16): ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
+    ('sm_80', 4, 32): ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
+    ('sm_80', 4, 64): ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
+    ('sm_80', 4, 128): ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
+    ('sm_80', 4, 256): ((32, 16, 4, 1), (16, 32, 4, 1), (32, 16, 4, 1)),
+    ('sm_86', 2, 16): ((128, 64, 4, 3), (64, 64, 4, 2), (128, 64, 4, 2)),
+    ('sm_86', 2, 32): ((128, 64, 4, 3), (64, 64, 4, 2), (128, 64, 4, 2)),
+    ('sm_86', 2, 64): ((128, 64, 4, 3), (64, 64, 4, 2), (128, 64, 8, 2)),
+    ('sm_86', 2, 128): ((128, 64, 8, 1), (64, 64, 4, 1), (64, 64, 8, 1)),
+    ('sm_86', 2, 256): ((64, 32, 8, 1), (32, 32, 8, 1), (32, 32, 8, 1)),
+    ('sm_86', 4, 16): ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
+    ('sm_86', 4, 32): ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
+    ('sm_86', 4, 64): ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
+    ('sm_86', 4, 128): ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
+    ('sm_86', 4, 256): ((32, 16, 4, 1), (16, 16, 4, 1), (16, 16, 4, 1)),
+    ('sm_90', 2, 16): ((128, 64, 4, 3), (64, 64, 4, 2), (128, 64, 4, 3)),
+    ('sm_90', 2, 32): ((128, 64, 4, 3), (64, 64, 4, 2), (128, 64, 4, 3)),
+    ('sm_90', 2, 64): ((64, 128, 4, 2), (128, 64, 4, 2), (128, 64, 8, 3)),
+    ('sm_90', 2, 128): ((64, 64, 4, 1), (64, 64, 4, 2), (128, 64, 8, 3)),
+    ('sm_90', 2, 256): ((128, 64, 8, 2), (64, 64, 8, 2), (64, 64, 4, 2)),
+    ('sm_90', 4, 16): ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
+    ('sm_90', 4, 32): ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
+    ('sm_90', 4, 64): ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
+    ('sm_90', 4, 128): ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
+    ('sm_90', 4, 256): ((32, 16, 4, 1), (16, 32, 4, 1), (32, 16, 4, 1)),
+    ('sm_100', 2, 16): ((128, 64, 4, 3), (64, 64, 4, 2), (128, 64, 4, 3)),
+    ('sm_100', 2, 32): ((128, 64, 4, 3), (64, 64, 4, 2), (128, 64, 4, 3)),
+    ('sm_100', 2, 64): ((64, 128, 4, 2), (128, 64, 4, 2), (128, 64, 8, 3)),
+    ('sm_100', 2, 128): ((64, 64, 4, 1), (64, 64, 4, 2), (128, 64, 8, 3)),
+    ('sm_100', 2, 256): ((128, 64, 8, 2), (64, 64, 8, 2), (64, 64, 4, 2)),
+    ('sm_100', 4, 16): ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
+    ('sm_100', 4, 32): ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
+    ('sm_100', 4, 64): ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
+    ('sm_100', 4, 128): ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
+    ('sm_100', 4, 256): ((32, 16, 4, 1), (16, 32, 4, 1), (32, 16, 4, 1)),
+    ('gfx942', 2, 16): ((128, 64, 4, 2), (64, 64, 4, 2), (128, 64, 4, 2)),
+    ('gfx942', 2, 32): ((128, 64, 4, 2), (64, 64, 4, 2), (128, 64, 4, 2)),
+    ('gfx942', 2, 64): ((128, 64, 4, 2), (64, 64, 4, 1), (64, 64, 8, 1)),
+    ('gfx942', 2, 128): ((64, 64, 8, 1), (32, 64, 4, 1), (64, 32, 8, 1)),
+    ('gfx942', 2, 256): ((32, 32, 8, 1), (16, 32, 8, 1), (32, 16, 8, 1)),
+    ('gfx942', 4, 16): ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
+    ('gfx942', 4, 32): ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
+    ('gfx942', 4, 64): ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
+    ('gfx942', 4, 128): ((32, 32, 4, 1), (16, 32, 4, 1), (32, 16, 4, 1)),
+    ('gfx942', 4, 256): ((16, 16, 4, 1), (16, 16, 4, 1), (16, 16, 4, 1)),
+    ('cpu', 2, 16): ((64, 64, 4, 1), (64, 64, 4, 1), (64, 64, 4, 1)),
+    ('cpu', 2, 32): ((64, 64, 4, 1), (64, 64, 4, 1), (64, 64, 4, 1)),
+    ('cpu', 2, 64): ((64, 64, 4, 1), (64, 64, 4, 1), (64, 64, 4, 1)),
+    ('cpu', 2, 128): ((64, 64, 4, 1), (64, 64, 4, 1), (64, 64, 4, 1)),
+    ('cpu', 2, 256): ((64, 64, 4, 1), (64, 64, 4, 1), (64, 64, 4, 1)),
+    ('cpu', 4, 16): ((64, 64, 4, 1), (64, 64, 4, 1), (64, 64, 4, 1)),
+    ('cpu', 4, 32): ((64, 64, 4, 1), (64, 64, 4, 1), (64, 64, 4, 1)),
+    ('cpu', 4, 64): ((64, 64, 4, 1), (64, 64, 4, 1), (64, 64, 4, 1)),
+    ('cpu', 4, 128): ((64, 64, 4, 1), (64, 64, 4, 1), (64, 64, 4, 1)),
+    ('cpu', 4, 256): ((64, 64, 4, 1), (64, 64, 4, 1), (64, 64, 4, 1)),
+}
+
+# The registers of a thread, by (head dim rounded up, forward tile): with more, one program less would fit.
+REGISTERS = {(128, 64, 128, 4, 1): 168, (128, 64, 64, 4, 1): 128}
+
+
+# ---------------------------------------------------------------- helpers
+
+
+@triton.jit
+def _load_rows(
+    head_rows, batch, head, start, stop, stride, ROWS: tl.constexpr, COLS: tl.constexpr, BLOCK_COLS: tl.constexpr,
+    CHECKED: tl.constexpr, TMA: tl.constexpr,
+):
+    """Rows start … start + ROWS - 1 of one head. Columns from COLS on are zero, and with CHECKED rows from `stop` on.
+
+    `head_rows` points to the head's first row; with TMA it is a descriptor of the whole tensor, whose edges the hardware
+    checks.
+    """
+    if TMA:
+        rows = tl.reshape(head_rows.load([batch, head, start, 0]), [ROWS, BLOCK_COLS])
+    else:
+        row = tl.arange(0, ROWS)[:, None]
+        col = tl.arange(0, BLOCK_COLS)[None, :]
+        cells = head_rows + tl.cast(start, tl.int64) * stride + row * stride + col
+        if CHECKED and BLOCK_COLS == COLS:
+            rows = tl.load(cells, mask=row < stop - start, other=0.0)
+        elif CHECKED:
+            rows = tl.load(cells, mask=(row < stop - start) & (col < COLS), other=0.0)
+        elif BLOCK_COLS == COLS:
+            rows = tl.load(cells)
+        else:
+            rows = tl.load(cells, mask=col < COLS, other=0.0)
+    return rows
+
+
+@triton.jit
+def _store_rows(base, values, start, stop, stride, ROWS: tl.constexpr, COLS: tl.constexpr, BLOCK_COLS: tl.constexpr):
+    """The reverse of `_load_rows`, in the type of the memory."""
+    row = tl.arange(0, ROWS)[:, None]
+    col = tl.arange(0, BLOCK_COLS)[None, :]
+    cells = base + tl.cast(start, tl.int64) * stride + row * stride + col
+    tl.store(cells, values.to(base.dtype.element_ty), mask=(row < stop - start) & (col < COLS))
+
+
+@triton.jit
+def _aligned(stride, ALIGN: tl.constexpr):
+    """`stride`, which the host has found to be a multiple of ALIGN, so that the compiler knows it too."""
+    return stride // ALIGN * ALIGN
+
+
+@triton.jit
+def _head_rows(tensor, batch, head, stride_b, stride_h, ALIGN: tl.constexpr, TMA: tl.constexpr):
+    """What `_load_rows` reads the rows of one head from. 64 bits: a batch may hold more than 2**31 elements."""
+    if TMA:
+        rows = tensor
+    else:
+        offset_b = tl.cast(batch, tl.int64) * _aligned(stride_b, ALIGN)
+        rows = tensor + offset_b + tl.cast(head, tl.int64) * _aligned(stride_h, ALIGN)
+    return rows
+
+
+@triton.jit
+def _late_tiles_first(n_tiles, n_heads):
+    """(tile, batch, head) of this program: the tiles with most work first, eight heads at a time for the cache's sake."""
+    pid = tl.program_id(0)
+    first = pid // (n_tiles * 8) * 8
+    width = tl.minimum(tl.num_programs(0) // n_tiles - first, 8)
+    i = pid - first * n_tiles
+    tile = n_tiles - 1 - i // width
+    i = first + i % width
+    return tile, i // n_heads, i % n_heads
+
+
+@triton.jit
+def _early_tiles_first(n_tiles, n_heads):
+    """(tile, batch, head) of this program: the tiles with most work first, eight heads at a time for the cache's sake."""
+    pid = tl.program_id(0)
+    first = pid // (n_tiles * 8) * 8
+    width = tl.minimum(tl.num_programs(0) // n_tiles - first, 8)
+    i = pid - first * n_tiles
+    tile = i // width
+    i = first + i % width
+    return tile, i // n_heads, i % n_heads
+
+
+@triton.jit
+def _keep(seed, batch, head, q_idx, k_idx, threshold):
+    """Whether dropout keeps a pair: Philox 4x32-10 on (k, q, head, batch), keyed by the seed, so nothing is stored."""
+    zero = q_idx * 0 + k_idx * 0
+    word, _, _, _ = tl.philox(seed, zero + k_idx, zero + q_idx, zero + head, zero + batch)
+    return word >= threshold
+
+
+# ---------------------------------------------------------------- which tiles meet
+
+
+@triton.jit
+def _key_tiles(q0, q1, Sq, Sk, BK: tl.constexpr):
+    """The tiles that the queries q0 … q1 meet: `any` some pair is allowed, `full` every pair is, and no mask is needed."""
+    any_hi = tl.cast(tl.cdiv(tl.minimum(Sk, q1 + Sk - Sq + 1), BK), tl.int32)
+    any_hi = tl.maximum(any_hi, 0)
+    full_hi = tl.cast(tl.minimum(Sk, q0 + Sk - Sq + 1) // BK, tl.int32)
+    full_hi = tl.maximum(full_hi, 0)
+    full_hi = tl.minimum(tl.maximum(full_hi, 0), any_hi)
+    return full_hi, any_hi
+
+
+@triton.jit
+def _query_tiles(k0, k1, Sq, Sk, BQ: tl.constexpr):
+    """The tiles that the keys k0 … k1 meet: `any` some pair is allowed, `full` every pair is, and no mask is needed."""
+    any_lo = tl.cast(tl.maximum(0, k0 + Sq - Sk) // BQ, tl.int32)
+    any_hi = tl.cast(tl.cdiv(Sq, BQ), tl.int32)
+    any_hi = tl.maximum(any_hi, any_lo)
+    full_lo = tl.cast(tl.cdiv(tl.maximum(0, k1 + Sq - Sk), BQ), tl.int32)
+    full_hi = tl.cast(Sq // BQ, tl.int32)
+    full_hi = tl.maximum(full_hi, full_lo)
+    full_lo = tl.minimum(tl.maximum(full_lo, any_lo), any_hi)
+    full_hi = tl.minimum(tl.maximum(full_hi, full_lo), any_hi)
+    return full_lo, full_hi, any_lo, any_hi
+
+
+# ---------------------------------------------------------------- forward
+
+
+@triton.jit
+def _attend_tile(
+    acc, row_max, row_sum, q, k_rows, v_rows, batch, kv_head, k0, k_stride_s, v_stride_s, Sk, q_idx, head, seed, threshold, inv_keep, logit_scale, row_term,
+    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BK: tl.constexpr, MASKED: tl.constexpr, TMA: tl.constexpr,
+):
+    """Folds the keys k0 … k0 + BK - 1 into the running state of a tile of queries."""
+    k_idx = (k0 + tl.arange(0, BK))[None, :]
+    k = _load_rows(k_rows, batch, kv_head, k0, Sk, k_stride_s, BK, D, BLOCK_D, MASKED, TMA)
+    qk = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+    x = qk
+    if MASKED:
+        x = tl.where((k_idx < Sk) & (k_idx <= row_term), x, float("-inf"))
+    new_max = tl.maximum(row_max, tl.max(x, 1))
+    shift = tl.where(new_max == float("-inf"), 0.0, new_max)  # rows that have met no key yet
+    rescale = tl.exp2((row_max - shift) * logit_scale)
+    weight = tl.exp2(x * logit_scale - (shift * logit_scale)[:, None])
+    row_sum = row_sum * rescale + tl.sum(weight, 1)
+    acc = acc * rescale[:, None]
+    weight = tl.where(_keep(seed, batch, head, q_idx, k_idx, threshold), weight * inv_keep, 0.0)
+    v = _load_rows(v_rows, batch, kv_head, k0, Sk, v_stride_s, BK, Dv, BLOCK_DV, MASKED, TMA)
+    acc = tl.dot(weight.to(v.dtype), v, acc, input_precision=PRECISION)
+    row_max = new_max
+    return acc, row_max, row_sum
+
+
+@triton.jit(do_not_specialize=['Hq', 'Hkv', 'Sq', 'Sk', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
+def _forward_kernel(
+    q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, seed_ptr, scale, Hq, Hkv, Sq, Sk, p_2_ptr,
+    q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s,
+    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ALIGN: tl.constexpr, TMA: tl.constexpr,
+):
+    """One tile of queries of one head: walks the tiles of keys that it can meet."""
+    tile, batch, head = _late_tiles_first(tl.cdiv(Sq, BQ), Hq)
+    kv_head = head // (Hq // Hkv)
+    q0 = tile * BQ
+    q1 = tl.minimum(q0 + BQ, Sq) - 1
+    q_idx = (q0 + tl.arange(0, BQ))[:, None]
+    q_rows = _head_rows(q_ptr, batch, head, q_stride_b, q_stride_h, ALIGN, TMA)
+    k_rows = _head_rows(k_ptr, batch, kv_head, k_stride_b, k_stride_h, ALIGN, TMA)
+    v_rows = _head_rows(v_ptr, batch, kv_head, v_stride_b, v_stride_h, ALIGN, TMA)
+    q_stride_s = _aligned(q_stride_s, ALIGN)
+    k_stride_s = _aligned(k_stride_s, ALIGN)
+    v_stride_s = _aligned(v_stride_s, ALIGN)
+    q = _load_rows(q_rows, batch, head, q0, Sq, q_stride_s, BQ, D, BLOCK_D, True, TMA)
+    seed = tl.load(seed_ptr)
+    p_2 = tl.load(p_2_ptr)
+    logit_scale = scale * 1.4426950408889634
+    drop = tl.cast(p_2, tl.float32)
+    threshold = tl.cast(tl.cast(drop * 4294967296.0, tl.int64), tl.uint32)
+    inv_keep = 1.0 / (1.0 - drop)
+    row_term = q_idx + Sk - Sq
+
+    acc = tl.zeros([BQ, BLOCK_DV], tl.float32)
+    row_max = tl.full([BQ], float("-inf"), tl.float32)
+    row_sum = tl.zeros([BQ], tl.float32)
+    full_hi, any_hi = _key_tiles(q0, q1, Sq, Sk, BK)
+    for step in tl.range(full_hi):
+        at = step
+        acc, row_max, row_sum = _attend_tile(
+            acc, row_max, row_sum, q, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, q_idx, head, seed, threshold, inv_keep, logit_scale, row_term,
+            D, Dv, BLOCK_D, BLOCK_DV, BK, False, TMA,
+        )
+    for step in tl.range(any_hi - full_hi):
+        at = full_hi + step
+        acc, row_max, row_sum = _attend_tile(
+            acc, row_max, row_sum, q, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, q_idx, head, seed, threshold, inv_keep, logit_scale, row_term,
+            D, Dv, BLOCK_D, BLOCK_DV, BK, True, TMA,
+        )
+
+    total = row_max * logit_scale
+    empty = row_max == float("-inf")
+    row_sum = tl.where(empty, 1.0, row_sum)
+    acc = acc / row_sum[:, None]
+    lse = tl.where(empty, float("-inf"), (total + tl.log2(row_sum)) * LN2)
+    row = (batch * tl.cast(Hq, tl.int64) + head) * Sq
+    _store_rows(out_ptr + row * Dv, acc, q0, Sq, Dv, BQ, Dv, BLOCK_DV)
+    rows = q0 + tl.arange(0, BQ)
+    tl.store(lse_ptr + row + rows, lse, mask=rows < Sq)
+
+
+# ---------------------------------------------------------------- backward
+
+
+@triton.jit(do_not_specialize=["n_rows"])
+def _rows_kernel(
+    lse_ptr, scaled_lse_ptr, out_ptr, d_out_ptr, d_lse_ptr, delta_ptr, n_rows,
+    Dv: tl.constexpr, BLOCK_DV: tl.constexpr, ROWS: tl.constexpr, HAS_D_LSE: tl.constexpr,
+):
+    """What every pair of a row reads, once a row: the log-sum-exp to base 2, inf for rows that met no key; delta.
+
+    delta = rowsum(d_out * out) - d_lse is what a pair subtracts from d_out . v (Dao et al., 2022).
+    """
+    start = tl.program_id(0) * ROWS
+    rows = start + tl.arange(0, ROWS)
+    lse = tl.load(lse_ptr + rows, mask=rows < n_rows, other=0.0)
+    tl.store(scaled_lse_ptr + rows, tl.where(lse == float("-inf"), float("inf"), lse * LOG2E), mask=rows < n_rows)
+    base = tl.cast(start, tl.int64) * Dv
+    left = n_rows - start
+    out = _load_rows(out_ptr + base, 0, 0, 0, left, Dv, ROWS, Dv, BLOCK_DV, True, False).to(tl.float32)
+    d_out = _load_rows(d_out_ptr + base, 0, 0, 0, left, Dv, ROWS, Dv, BLOCK_DV, True, False).to(tl.float32)
+    delta = tl.sum(out * d_out, 1)
+    if HAS_D_LSE:
+        delta -= tl.load(d_lse_ptr + rows, mask=rows < n_rows, other=0.0)
+    tl.store(delta_ptr + rows, delta, mask=rows < n_rows)
+
+
+@triton.jit
+def _dq_tile(
+    dq, q, d_out, row_lse, delta, k_rows, v_rows, batch, kv_head, k0, k_stride_s, v_stride_s, Sk, q_idx, head, seed, threshold, inv_keep, logit_scale, row_term,
+    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BK: tl.constexpr, MASKED: tl.constexpr, TMA: tl.constexpr,
+):
+    """Adds to dQ what the keys k0 … k0 + BK - 1 contribute."""
+    k_idx = (k0 + tl.arange(0, BK))[None, :]
+    k = _load_rows(k_rows, batch, kv_head, k0, Sk, k_stride_s, BK, D, BLOCK_D, MASKED, TMA)
+    v = _load_rows(v_rows, batch, kv_head, k0, Sk, v_stride_s, BK, Dv, BLOCK_DV, MASKED, TMA)
+    qk = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+    dp = tl.dot(d_out, tl.trans(v), input_precision=PRECISION)
+    p = tl.exp2(qk * logit_scale - row_lse)
+    if MASKED:
+        allowed = (k_idx < Sk) & (k_idx <= row_term)
+        p = tl.where(allowed, p, 0.0)
+    dp = tl.where(_keep(seed, batch, head, q_idx, k_idx, threshold), dp * inv_keep, 0.0)
+    dp = dp - delta
+    g = p * dp
+    ds = g
+    dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
+    return dq
+
+
+@triton.jit(do_not_specialize=['Hq', 'Hkv', 'Sq', 'Sk', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
+def _dq_kernel(
+    q_ptr, k_ptr, v_ptr, d_out_ptr, lse_ptr, delta_ptr, dq_ptr, seed_ptr, scale, Hq, Hkv, Sq, Sk, p_2_ptr,
+    q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s,
+    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ALIGN: tl.constexpr, TMA: tl.constexpr,
+):
+    """One tile of queries of one head: walks the same tiles of keys as the forward kernel."""
+    tile, batch, head = _late_tiles_first(tl.cdiv(Sq, BQ), Hq)
+    kv_head = head // (Hq // Hkv)
+    q0 = tile * BQ
+    q1 = tl.minimum(q0 + BQ, Sq) - 1
+    q_idx = (q0 + tl.arange(0, BQ))[:, None]
+    q_rows = _head_rows(q_ptr, batch, head, q_stride_b, q_stride_h, ALIGN, TMA)
+    k_rows = _head_rows(k_ptr, batch, kv_head, k_stride_b, k_stride_h, ALIGN, TMA)
+    v_rows = _head_rows(v_ptr, batch, kv_head, v_stride_b, v_stride_h, ALIGN, TMA)
+    q_stride_s = _aligned(q_stride_s, ALIGN)
+    k_stride_s = _aligned(k_stride_s, ALIGN)
+    v_stride_s = _aligned(v_stride_s, ALIGN)
+    d_out_rows = _head_rows(d_out_ptr, batch, head, tl.cast(Hq, tl.int64) * Sq * Dv, Sq * Dv, 1, TMA)
+    row = (batch * tl.cast(Hq, tl.int64) + head) * Sq
+    q = _load_rows(q_rows, batch, head, q0, Sq, q_stride_s, BQ, D, BLOCK_D, True, TMA)
+    d_out = _load_rows(d_out_rows, batch, head, q0, Sq, Dv, BQ, Dv, BLOCK_DV, True, TMA)
+    rows = q0 + tl.arange(0, BQ)
+    seed = tl.load(seed_ptr)
+    p_2 = tl.load(p_2_ptr)
+    logit_scale = scale * 1.4426950408889634
+    drop = tl.cast(p_2, tl.float32)
+    threshold = tl.cast(tl.cast(drop * 4294967296.0, tl.int64), tl.uint32)
+    inv_keep = 1.0 / (1.0 - drop)
+    row_lse = tl.load(lse_ptr + row + rows, mask=rows < Sq, other=float("inf"))[:, None]
+    delta = tl.load(delta_ptr + row + rows, mask=rows < Sq, other=0.0)[:, None]
+    row_term = q_idx + Sk - Sq
+
+    dq = tl.zeros([BQ, BLOCK_D], tl.float32)
+    full_hi, any_hi = _key_tiles(q0, q1, Sq, Sk, BK)
+    for step in tl.range(full_hi):
+        at = step
+        dq = _dq_tile(
+            dq, q, d_out, row_lse, delta, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, q_idx, head, seed, threshold, inv_keep, logit_scale, row_term,
+            D, Dv, BLOCK_D, BLOCK_DV, BK, False, TMA,
+        )
+    for step in tl.range(any_hi - full_hi):
+        at = full_hi + step
+        dq = _dq_tile(
+            dq, q, d_out, row_lse, delta, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, q_idx, head, seed, threshold, inv_keep, logit_scale, row_term,
+            D, Dv, BLOCK_D, BLOCK_DV, BK, True, TMA,
+        )
+    _store_rows(dq_ptr + row * D, dq * scale, q0, Sq, D, BQ, D, BLOCK_D)
+
+
+@triton.jit
+def _dkdv_tile(
+    dk, dv, k, v, q_rows, d_out_rows, batch, head, row, lse_ptr, delta_ptr, q0, q_stride_s, Sq, k_idx, Sk, seed, threshold, inv_keep, logit_scale,
+    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BQ: tl.constexpr, MASKED: tl.constexpr, TMA: tl.constexpr,
+):
+    """Adds to dK and dV what the queries q0 … q0 + BQ - 1 contribute."""
+    rows = q0 + tl.arange(0, BQ)
+    q_idx = rows[None, :]
+    q = _load_rows(q_rows, batch, head, q0, Sq, q_stride_s, BQ, D, BLOCK_D, MASKED, TMA)
+    d_out = _load_rows(d_out_rows, batch, head, q0, Sq, Dv, BQ, Dv, BLOCK_DV, MASKED, TMA)
+    qk = tl.dot(k, tl.trans(q), input_precision=PRECISION)
+    dp = tl.dot(v, tl.trans(d_out), input_precision=PRECISION)  # early: it runs while p is computed
+    if MASKED:
+        row_lse = tl.load(lse_ptr + row + rows, mask=rows < Sq, other=float("inf"))[None, :]
+        delta = tl.load(delta_ptr + row + rows, mask=rows < Sq, other=0.0)[None, :]
+    else:
+        row_lse = tl.load(lse_ptr + row + rows)[None, :]
+        delta = tl.load(delta_ptr + row + rows)[None, :]
+    p = tl.exp2(qk * logit_scale - row_lse)
+    if MASKED:
+        row_term = q_idx + Sk - Sq
+        allowed = (q_idx < Sq) & (k_idx <= row_term)
+        p = tl.where(allowed, p, 0.0)
+    keep = _keep(seed, batch, head, q_idx, k_idx, threshold)
+    dv = tl.dot(tl.where(keep, p * inv_keep, 0.0).to(d_out.dtype), d_out, dv, input_precision=PRECISION)
+    dp = tl.where(keep, dp * inv_keep, 0.0)
+    dp = dp - delta
+    g = p * dp
+    ds = g
+    dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION)
+    return dk, dv
+
+
+@triton.jit(do_not_specialize=['Hq', 'Hkv', 'Sq', 'Sk', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
+def _dkdv_kernel(
+    q_ptr, k_ptr, v_ptr, d_out_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr, seed_ptr, scale, Hq, Hkv, Sq, Sk, p_2_ptr,
+    q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s,
+    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ALIGN: tl.constexpr, TMA: tl.constexpr,
+):
+    """One tile of keys of one key/value head: walks the tiles of queries that meet it, for every query head of the group."""
+    tile, batch, kv_head = _early_tiles_first(tl.cdiv(Sk, BK), Hkv)
+    k0 = tile * BK
+    k1 = tl.minimum(k0 + BK, Sk) - 1
+    k_idx = (k0 + tl.arange(0, BK))[:, None]
+    k_rows = _head_rows(k_ptr, batch, kv_head, k_stride_b, k_stride_h, ALIGN, TMA)
+    v_rows = _head_rows(v_ptr, batch, kv_head, v_stride_b, v_stride_h, ALIGN, TMA)
+    q_stride_s = _aligned(q_stride_s, ALIGN)
+    k_stride_s = _aligned(k_stride_s, ALIGN)
+    v_stride_s = _aligned(v_stride_s, ALIGN)
+    k = _load_rows(k_rows, batch, kv_head, k0, Sk, k_stride_s, BK, D, BLOCK_D, True, TMA)
+    v = _load_rows(v_rows, batch, kv_head, k0, Sk, v_stride_s, BK, Dv, BLOCK_DV, True, TMA)
+    seed = tl.load(seed_ptr)
+    dk = tl.zeros([BK, BLOCK_D], tl.float32)
+    dv = tl.zeros([BK, BLOCK_DV], tl.float32)
+    group = Hq // Hkv
+    for member in range(group):
+        head = kv_head * group + member
+        row = (batch * tl.cast(Hq, tl.int64) + head) * Sq
+        q_rows = _head_rows(q_ptr, batch, head, q_stride_b, q_stride_h, ALIGN, TMA)
+        d_out_rows = _head_rows(d_out_ptr, batch, head, tl.cast(Hq, tl.int64) * Sq * Dv, Sq * Dv, 1, TMA)
+        p_2 = tl.load(p_2_ptr)
+        logit_scale = scale * 1.4426950408889634
+        drop = tl.cast(p_2, tl.float32)
+        threshold = tl.cast(tl.cast(drop * 4294967296.0, tl.int64), tl.uint32)
+        inv_keep = 1.0 / (1.0 - drop)
+        full_lo, full_hi, any_lo, any_hi = _query_tiles(k0, k1, Sq, Sk, BQ)
+        for step in tl.range(full_hi - full_lo):
+            at = full_lo + step
+            dk, dv = _dkdv_tile(
+                dk, dv, k, v, q_rows, d_out_rows, batch, head, row, lse_ptr, delta_ptr, at * BQ, q_stride_s, Sq, k_idx, Sk, seed, threshold, inv_keep, logit_scale,
+                D, Dv, BLOCK_D, BLOCK_DV, BQ, False, TMA,
+            )
+        for step in tl.range((full_lo - any_lo) + (any_hi - full_hi)):
+            at = any_lo + step
+            at = tl.where(step < (full_lo - any_lo), at, full_hi + step - (full_lo - any_lo))
+            dk, dv = _dkdv_tile(
+                dk, dv, k, v, q_rows, d_out_rows, batch, head, row, lse_ptr, delta_ptr, at * BQ, q_stride_s, Sq, k_idx, Sk, seed, threshold, inv_keep, logit_scale,
+                D, Dv, BLOCK_D, BLOCK_DV, BQ, True, TMA,
+            )
+    column = (batch * tl.cast(Hkv, tl.int64) + kv_head) * Sk
+    _store_rows(dk_ptr + column * D, dk * scale, k0, Sk, D, BK, D, BLOCK_D)
+    _store_rows(dv_ptr + column * Dv, dv, k0, Sk, Dv, BK, Dv, BLOCK_DV)
+
+
+# ---------------------------------------------------------------- on the host
+
+
+_CHIPS: dict[torch.device, str] = {}
+
+
+def _chip(device: torch.device) -> str:
+    """The rows of TILES that fit a device."""
+    if device not in _CHIPS:
+        if device.type == "cpu":
+            chip = "cpu"  # Triton's interpreter
+        elif torch.version.hip:
+            chip = "gfx942"
+        else:
+            properties = torch.cuda.get_device_properties(device)
+            room = properties.shared_memory_per_block_optin
+            if room >= 227 * 1024:
+                chip = "sm_90" if properties.major == 9 else "sm_100"
+            else:
+                chip = "sm_80" if room >= 163 * 1024 else "sm_86"
+        _CHIPS[device] = chip
+    return _CHIPS[device]
+
+
+def _tiles(q: Tensor, v: Tensor) -> tuple[tuple[int, int, int, int], ...]:
+    head_block = max(16, triton.next_power_of_2(max(q.shape[3], v.shape[3])))
+    return TILES[_chip(q.device), q.element_size(), head_block]
+
+
+def _registers(q: Tensor, head_block: int, *tile: int) -> dict[str, int]:
+    """The option that bounds a program's registers, where a tile is meant for several programs a multiprocessor."""
+    if q.element_size() != 2 or _chip(q.device) not in ("sm_90", "sm_100") or (head_block, *tile) not in REGISTERS:
+        return {}
+    return {"maxnreg": REGISTERS[(head_block, *tile)]}
+
+
+def _rows_first(x: Tensor) -> Tensor:
+    """`x` itself if its rows are contiguous and near each other, else a copy."""
+    return x if x.stride(3) == 1 and x.stride(2) < 2**23 else x.contiguous()
+
+
+def _has_tma(chip: str, *tensors: Tensor) -> bool:
+    """Whether the chip has a copy engine for tiles, and the tensors lie so that it can read them."""
+    return chip in ("sm_90", "sm_100") and all(
+        x.data_ptr() % 16 == 0 and all(stride * x.element_size() % 16 == 0 for stride in x.stride()[:3]) for x in tensors
+    )
+
+
+def _tiled(tma: bool, rows: int, *tensors: Tensor) -> tuple:
+    """The tensors as the kernels read them: by descriptors of tiles of that many rows, or by pointers."""
+    if not tma:
+        return tensors
+    return tuple(
+        TensorDescriptor(x, x.shape, x.stride(), [1, 1, rows, max(16, triton.next_power_of_2(x.shape[3]))]) for x in tensors
+    )
+
+
+def _common(q: Tensor, k: Tensor, v: Tensor, p_2: Tensor, scale: float) -> tuple[tuple, dict]:
+    """What every kernel takes: the arguments after its pointers, and the compile-time sizes."""
+    strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3])
+    align = 16
+    while any(stride % align for stride in strides):
+        align //= 2
+    B, Hq, Sq, _ = q.shape
+    Hkv, Sk = k.shape[1:3]
+    arguments = (scale, Hq, Hkv, Sq, Sk, p_2, *strides)
+    D, Dv = q.shape[3], v.shape[3]
+    sizes = dict(
+        D=D, Dv=Dv, ALIGN=align, BLOCK_D=max(16, triton.next_power_of_2(D)), BLOCK_DV=max(16, triton.next_power_of_2(Dv))
+    )
+    return arguments, sizes
+
+
+@torch.library.custom_op("attngen::dropout_00b6de4169aa", mutates_args=())
+def _forward(
+    q: Tensor, k: Tensor, v: Tensor, p_2: Tensor, scale: float, seed: Tensor
+) -> tuple[Tensor, Tensor]:
+    """out (B, Hq, Sq, Dv) in q's dtype; lse (B, Hq, Sq) in float32."""
+    q, k, v = _rows_first(q), _rows_first(k), _rows_first(v)
+    B, Hq, Sq, _ = q.shape
+    Sk, Dv = v.shape[2:]
+    out = torch.empty((B, Hq, Sq, Dv), dtype=q.dtype, device=q.device)
+    lse = torch.empty((B, Hq, Sq), dtype=torch.float32, device=q.device)
+    if out.numel():
+        arguments, sizes = _common(q, k, v, p_2, scale)
+        BQ, BK, warps, stages = _tiles(q, v)[0]
+        tma = _has_tma(_chip(q.device), q, k, v)
+        with torch.cuda.device_of(q):
+            _forward_kernel[(triton.cdiv(Sq, BQ) * B * Hq,)](
+                *_tiled(tma, BQ, q), *_tiled(tma, BK, k, v), out, lse, seed, *arguments, **sizes, BQ=BQ, BK=BK,
+                TMA=tma, num_warps=warps, num_stages=stages, **_registers(q, sizes["BLOCK_D"], BQ,
+                BK, warps, stages),
+            )
+    return out, lse
+
+
+@_forward.register_fake
+def _(q, k, v, p_2, scale, seed):
+    B, Hq, Sq, _ = q.shape
+    out = q.new_empty((B, Hq, Sq, v.shape[3]))
+    lse = q.new_empty((B, Hq, Sq), dtype=torch.float32)
+    return out, lse
+
+
+@torch.library.custom_op("attngen::dropout_00b6de4169aa_backward", mutates_args=())
+def _backward(
+    d_out: Tensor, d_lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, p_2: Tensor, out: Tensor, lse: Tensor,
+    scale: float, seed: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of q, k, v."""
+    q, k, v, d_out = _rows_first(q), _rows_first(k), _rows_first(v), d_out.contiguous()
+    B, Hq, Sq, D = q.shape
+    Hkv, Sk, Dv = v.shape[1:]
+    dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
+    if q.numel() and k.numel():
+        arguments, sizes = _common(q, k, v, p_2, scale)
+        _, (BQ, BK, warps, stages), (dq_BQ, dq_BK, dq_warps, dq_stages) = _tiles(q, v)
+        tma = _has_tma(_chip(q.device), q, k, v, d_out)
+        with torch.cuda.device_of(q):
+            lse, natural_lse = torch.empty_like(lse), lse
+            delta = torch.empty_like(lse)
+            _rows_kernel[(triton.cdiv(B * Hq * Sq, 32),)](
+                natural_lse, lse, out, d_out, d_lse if d_lse is None else d_lse.contiguous(), delta, B * Hq * Sq,
+                Dv=Dv, BLOCK_DV=sizes["BLOCK_DV"], ROWS=32, HAS_D_LSE=d_lse is not None,
+            )
+            _dkdv_kernel[(triton.cdiv(Sk, BK) * B * Hkv,)](
+                *_tiled(tma, BQ, q), *_tiled(tma, BK, k, v), *_tiled(tma, BQ, d_out), lse, delta, dk, dv, seed,
+                *arguments, **sizes, BQ=BQ, BK=BK, TMA=tma, num_warps=warps, num_stages=stages,
+            )
+            _dq_kernel[(triton.cdiv(Sq, dq_BQ) * B * Hq,)](
+                *_tiled(tma, dq_BQ, q), *_tiled(tma, dq_BK, k, v), *_tiled(tma, dq_BQ, d_out), lse, delta, dq, seed,
+                *arguments, **sizes, BQ=dq_BQ, BK=dq_BK, TMA=tma, num_warps=dq_warps,
+                num_stages=dq_stages,
+            )
+    else:
+        for x in (dq, dk, dv):
+            x.zero_()
+    return dq, dk, dv
+
+
+@_backward.register_fake
+def _(d_out, d_lse, q, k, v, p_2, out, lse, scale, seed):
+    dq, dk, dv = (x.new_empty(x.shape) for x in (q, k, v))
+    return dq, dk, dv
+
+
+def _save(ctx, inputs, output):
+    q, k, v, p_2, ctx.scale, seed = inputs
+    out, lse = output
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(q, k, v, p_2, out, lse, seed)
+
+
+def _differentiate(ctx, d_out, d_lse):
+    q, k, v, p_2, out, lse, seed = ctx.saved_tensors
+    if d_out is None:
+        d_out = torch.zeros_like(out)
+    dq, dk, dv = _backward(
+        d_out, d_lse, q, k, v, p_2, out, lse, ctx.scale, seed
+    )
+    return dq, dk, dv, torch.zeros_like(p_2) if ctx.needs_input_grad[3] else None, None, None
+
+
+_forward.register_autograd(_differentiate, setup_context=_save)
+
+
+def _refuse(message: str) -> NoReturn:
+    raise ValueError(f"dropout: {message}")
+
+
+def _readable(x: object) -> bool:
+    """Whether a scalar's value can be looked at: a tensor's cannot while compiling, or while a CUDA graph is captured."""
+    if not isinstance(x, Tensor):
+        return True
+    return not (torch.compiler.is_compiling() or (x.is_cuda and torch.cuda.is_current_stream_capturing()))
+
+
+def _check(q, k, v, p_2, scale):
+    """One clear message for what does not fit, before anything is launched."""
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(x, Tensor):
+            _refuse(f"{name} must be a torch.Tensor, not {type(x).__name__}")
+        if x.dim() != 4:
+            _refuse(f"{name} must have 4 dimensions (batch, heads, length, head dim), not shape {tuple(x.shape)}")
+        if x.dtype not in (torch.float16, torch.bfloat16, torch.float32):
+            _refuse(f"{name} must be float16, bfloat16 or float32, not {x.dtype}")
+        if x.dtype != q.dtype:
+            _refuse(f"{name} must have q's dtype {q.dtype}, not {x.dtype}")
+        if x.device != q.device:
+            _refuse(f"{name} must be on q's device {q.device}, not {x.device}")
+    B, Hq, Sq, D = q.shape
+    Hkv, Sk, Dv = v.shape[1:]
+    if k.shape != (B, Hkv, Sk, D):
+        _refuse(f"k must have q's batch and head dim, and v's heads and length, {(B, Hkv, Sk, D)}, not {tuple(k.shape)}")
+    if v.shape[0] != B:
+        _refuse(f"v must have q's batch {B}, not {v.shape[0]}")
+    if Hkv == 0 or Hq % Hkv:
+        _refuse(f"q's {Hq} heads must be a multiple of the {Hkv} heads of k and v")
+    if not (0 < D <= 256 and 0 < Dv <= 256):
+        _refuse(f"head dims must be from 1 to 256, not {D} and {Dv}")
+    if q.device.type not in ("cuda", "cpu"):
+        _refuse(f"q must be on a GPU, or on the CPU under TRITON_INTERPRET=1, not on {q.device}")
+    if not ((isinstance(p_2, (int, float)) and not isinstance(p_2, bool)) or (isinstance(p_2, Tensor) and p_2.dim() == 0 and p_2.is_floating_point())):
+        _refuse(f"p must be a number or a 0-dimensional float tensor, not {type(p_2).__name__}")
+    if _readable(p_2) and not ((0.0 <= p_2) and (p_2 < 1.0)):
+        _refuse(f"p must satisfy 0.0 <= p and p < 1.0, not {p_2}")
+
+
+def dropout(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    p: float | Tensor,
+    scale: float | None = None,
+    return_lse: bool = False,
+    dropout_seed: int | Tensor | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Attention `dropout`, fused, differentiable in every float argument.
+
+    q (B, Hq, Sq, D), k (B, Hkv, Sk, D), v (B, Hkv, Sk, Dv), with any strides, all float16, bfloat16 or float32.
+    p: a number or 0-dimensional tensor, where 0.0 <= p and p < 1.0.
+    scale multiplies q . k where the score says so; 1 / sqrt(D) when not given.
+    dropout_seed fixes which weights are dropped; without one, torch's generator draws it.
+
+    Gives out (B, Hq, Sq, Dv) in q's dtype, and with return_lse also the log-sum-exp (B, Hq, Sq), natural, float32.
+    A query that may attend to no key gives a zero row, -inf, and zero gradients. Raises ValueError on what does not fit.
+    """
+    return _call(q, k, v, p, scale, return_lse, dropout_seed)
+
+
+def _call(q, k, v, p_2, scale, return_lse, dropout_seed):
+    if scale is None:
+        scale = q.shape[-1] ** -0.5
+    _check(q, k, v, p_2, scale)
+    if q.dtype is torch.bfloat16 and q.device.type == "cpu":
+        # Triton's interpreter has no bfloat16 products: it computes in float32.
+        out, lse = _call(q.float(), k.float(), v.float(), p_2, scale, True, dropout_seed)
+        return (out.bfloat16(), lse) if return_lse else out.bfloat16()
+    if isinstance(p_2, Tensor):
+        p_2 = p_2.to(device=q.device, dtype=torch.float32)
+    else:
+        p_2 = torch.full((), p_2, dtype=torch.float32, device=q.device)
+    if scale <= 0.0:
+        # The kernels take a positive scale; its sign, or its being zero, goes into q.
+        q, scale = (-q, -scale) if scale < 0.0 else (q * 0.0, 1.0)
+    if dropout_seed is None:
+        dropout_seed = torch.randint(0, 2**62, (), dtype=torch.int64, device=q.device)
+    elif not isinstance(dropout_seed, Tensor):
+        dropout_seed = torch.full((), dropout_seed, dtype=torch.int64, device=q.device)
+    out, lse = _forward(q, k, v, p_2, float(scale), dropout_seed)
+    return (out, lse) if return_lse else out
+
+
+__all__ = ["dropout"]
