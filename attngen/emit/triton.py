@@ -26,6 +26,7 @@ from attngen.ir import printing
 from attngen.ir.build import mul, real
 from attngen.ir.nodes import Expr, Load, Symbol, Type
 from attngen.ir.walk import named, reads, substitute, symbols
+from attngen.plan.footprint import loads_of
 from attngen.plan.kernel import Gather, KernelPlan, LeafGradient
 from attngen.plan.kernel import plan as plan_attention
 from attngen.plan.ranges import DataTest, TileRanges
@@ -97,6 +98,8 @@ class _Emitter:
             f=forward,
             keys=keys,
             queries=queries,
+            # Bounds are computed in 64 bits: a window may be 2**31 - 1, for "no limit".
+            wide_names={"q0", "q1", "k0", "k1", *(p.name for p in self.params if not p.by_pointer and p.type == "int")},
             key_arguments=self.range_names(keys),
             query_arguments=self.range_names(queries),
             key_pointers="".join(f"{p}, " for t in tests if t.axis == "k" for p in t.pointers),
@@ -123,7 +126,7 @@ class _Emitter:
             ),
             tiles=[
                 ((r.chip, r.itemsize, r.head_block), tuple(tuple(t) for t in (r.forward, r.dkdv, r.dq)))
-                for r in table(self.options.tile or self.attention.tile, self.plan.burden)
+                for r in table(self.options.tile or self.attention.tile, self.plan.burden, loads_of(self.plan))
             ],
             registers=REGISTERS,
         )
@@ -377,9 +380,9 @@ class _Emitter:
         return TestView(
             test, axis, printing.expression(walked), what, (f"{test}_least_ptr", f"{test}_most_ptr"), position, size,
             lines,
-            text if not _is_number(text) else f"tl.full([TILE], {text}, tl.{'float32' if is_float else 'int32'})",
-            'float("-inf")' if is_float else "-2147483648", 'float("inf")' if is_float else "2147483647",
-            "torch.float32" if is_float else "torch.int32", f"({batch}, {head}, n_tiles)", f"n_tiles, {batch}, {head}",
+            text if not _is_number(text) else f"tl.full([TILE], {text}, tl.{'float32' if is_float else 'int64'})",
+            'float("-inf")' if is_float else "-9223372036854775807", 'float("inf")' if is_float else "9223372036854775807",
+            "torch.float32" if is_float else "torch.int64", f"({batch}, {head}, n_tiles)", f"n_tiles, {batch}, {head}",
         )  # fmt: skip
 
 

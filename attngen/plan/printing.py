@@ -13,9 +13,10 @@ from attngen.ir import build
 from attngen.ir.nodes import Expr, Symbol, Type
 from attngen.ir.printing import expression
 from attngen.plan.facts import Bounds, Facts
+from attngen.plan.footprint import loads_of
 from attngen.plan.kernel import KernelPlan, LeafGradient
 from attngen.plan.ranges import DataTest, Segment, TileRanges
-from attngen.plan.tiles import KERNELS, Burden, Row, table
+from attngen.plan.tiles import KERNELS, Row, table
 from attngen.plan.weights import Form, Weights
 
 CHIP = "sm_90"
@@ -32,7 +33,7 @@ def plan_text(plan: KernelPlan) -> str:
         ("d natural / d qk = factor * pair", _named(("factor", plan.d_factor), ("pair", plan.d_pair))),
         ("gradients", (line for g in plan.gradients for line in _gradient(g, plan.weights.form))),
         ("order", _order(plan)),
-        (f"tiles on {CHIP}", _tiles(plan.attention.tile, plan.burden)),
+        (f"tiles on {CHIP}", _tiles(plan)),
     )
     lines = [f"plan {plan.attention.name}"]
     for title, content in sections:
@@ -94,7 +95,7 @@ def _weights(w: Weights) -> Iterator[str]:
 
 def _dropout(plan: KernelPlan) -> Iterator[str]:
     if plan.attention.dropout is not None:
-        yield f"after normalisation, kept with probability 1 - {expression(plan.attention.dropout)}, by Philox of the pair"
+        yield f"normalised, then kept with probability 1 - {expression(plan.attention.dropout)}, by Philox of the pair"
 
 
 # ---------------------------------------------------------------- ranges
@@ -138,10 +139,11 @@ def _order(plan: KernelPlan) -> Iterator[str]:
     yield f"tiles of keys: {'early ones first' if plan.growing_keys else 'as they come'}"
 
 
-def _tiles(own: tuple[int, int] | None, burden: Burden) -> Iterator[str]:
+def _tiles(plan: KernelPlan) -> Iterator[str]:
+    own = plan.attention.tile
     yield "tile auto" if own is None else f"tile q = {own[0]}, k = {own[1]}, smaller where the chip has no room"
     yield "(queries, keys, warps, stages) by bytes of an element and head dim"
-    yield from _aligned(row for row in table(own, burden) if row.chip == CHIP)
+    yield from _aligned(row for row in table(own, plan.burden, loads_of(plan)) if row.chip == CHIP)
 
 
 def _aligned(rows: Iterable[Row]) -> Iterator[str]:

@@ -77,27 +77,59 @@ _BEST = {
 }
 
 
-def shared_bytes(kernel: str, tile: Tile, itemsize: int, head_block: int) -> int:
+@dataclass(frozen=True, slots=True)
+class Loads:
+    """Loads of params in the loops, in bytes: of all that are read for one pair, and of the widest of them; of all that
+    are read for one row or column. `addresses`: some pair's address is dear to compute. `gathered`: kernels of their
+    own gather a gradient over pairs, with the dQ kernel's tiles and no stages.
+    """
+
+    pair: int = 0
+    widest: int = 0
+    addresses: bool = False
+    line: int = 0
+    gathered: bool = False
+
+
+NO_LOADS = Loads()
+
+
+def shared_bytes(kernel: str, tile: Tile, chip: str, itemsize: int, head_block: int, loads: Loads = NO_LOADS) -> int:
     """An upper bound of the shared memory that the compiled kernel takes: tiles held, tiles in flight, scratch.
 
-    Held against the real compiler by the tests in `tests/aot`.
+    Written down from what the compiler allocates, and held against it by the tests in `tests/aot`.
     """
-    row = 2 * head_block * itemsize  # one row of K and V, or of Q and dO
+    held_rows, walked_rows = (tile.keys, tile.queries) if kernel == "dkdv" else (tile.queries, tile.keys)
+    area = tile.queries * tile.keys
     stages = max(tile.stages, 1)
-    scratch = 4 * 1024
-    if kernel == "forward":
-        return tile.queries * head_block * itemsize + stages * tile.keys * row + scratch
-    exchanged = tile.queries * tile.keys * itemsize
-    if kernel == "dq":
-        return tile.queries * row + stages * tile.keys * row + exchanged + scratch
-    return tile.keys * row + stages * tile.queries * row + 2 * exchanged + scratch
+    in_flight = stages - 1
+    row = head_block * itemsize
+    held = held_rows * row * (1 if kernel == "forward" else 2)
+    walked = walked_rows * row * 2
+    lines = (tile.queries + tile.keys) * (8 + loads.line) * stages + 2048
+    pairs = area * (loads.pair * in_flight + (8 if loads.addresses else loads.widest))
+    if chip == "gfx942":  # tiles go through shared memory to registers, one at a time; only what is in flight stays
+        return in_flight * walked + max(held_rows * row, walked_rows * row, area * 4) + lines
+    total = held + lines + pairs
+    if chip in ("sm_80", "sm_86"):
+        total += max(in_flight, 1) * walked
+        total += walked // 2 if kernel == "dkdv" and in_flight == 0 else 0  # dO, and Q in two layouts
+    else:
+        total += stages * walked
+        if chip == "sm_100" and in_flight:  # a copy for the product that reads the tile transposed
+            total += {"forward": 0, "dq": walked // 2, "dkdv": walked}[kernel]
+    if chip in ("sm_80", "sm_86") or itemsize == 4 or held_rows < 64:  # weights go from accumulators to operands
+        total += area * itemsize * (2 if kernel == "dkdv" else 1)
+    if kernel == "dq" and loads.gathered:
+        total = max(total, held + max(walked + pairs + area * itemsize, area * 8) + lines)
+    return total
 
 
-def fitted(kernel: str, tile: Tile, chip: str, itemsize: int, head_block: int) -> Tile:
+def fitted(kernel: str, tile: Tile, chip: str, itemsize: int, head_block: int, loads: Loads = NO_LOADS) -> Tile:
     """`tile` with fewer stages, then fewer walked rows, then fewer held rows, until it fits the chip."""
     room = SHARED_MEMORY[chip] * 1024
     walked, held = ("queries", "keys") if kernel == "dkdv" else ("keys", "queries")
-    while shared_bytes(kernel, tile, itemsize, head_block) > room:
+    while shared_bytes(kernel, tile, chip, itemsize, head_block, loads) > room:
         if tile.stages > 1:
             tile = replace(tile, stages=tile.stages - 1)
         elif getattr(tile, walked) > 16 and getattr(tile, walked) * 2 > getattr(tile, held):
@@ -126,7 +158,7 @@ def best(chip: str, itemsize: int, head_block: int, burden: Burden) -> tuple[Til
     return forward, dkdv, dq
 
 
-def table(own: tuple[int, int] | None, burden: Burden = Burden.LIGHT) -> tuple[Row, ...]:
+def table(own: tuple[int, int] | None, burden: Burden = Burden.LIGHT, loads: Loads = NO_LOADS) -> tuple[Row, ...]:
     """Every row that a generated file carries; `own` is the spec's tile, which all kernels keep."""
     rows: list[Row] = []
     for chip in SHARED_MEMORY:
@@ -138,6 +170,6 @@ def table(own: tuple[int, int] | None, burden: Burden = Burden.LIGHT) -> tuple[R
                     tiles = tuple(replace(t, queries=own[0], keys=own[1]) for t in tiles)
                 if chip == "gfx942":
                     tiles = tuple(replace(t, stages=min(t.stages, 2)) for t in tiles)
-                kernels = [fitted(k, t, chip, itemsize, head_block) for k, t in zip(KERNELS, tiles, strict=True)]
+                kernels = [fitted(k, t, chip, itemsize, head_block, loads) for k, t in zip(KERNELS, tiles, strict=True)]
                 rows.append(Row(chip, itemsize, head_block, *kernels))
     return tuple(rows)

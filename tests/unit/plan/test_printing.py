@@ -138,7 +138,7 @@ def test_direct_weights() -> None:
 
 def test_dropout() -> None:
     lines = sections(plan_text(planned("attention thin\ndropout = 0.25\n")))["weights: exponential"]
-    assert lines[-1] == "after normalisation, kept with probability 1 - 0.25, by Philox of the pair"
+    assert lines[-1] == "normalised, then kept with probability 1 - 0.25, by Philox of the pair"
 
 
 def test_shifted_weights() -> None:

@@ -1,0 +1,50 @@
+"""What a kernel's own loads add to its shared memory: params read for every pair, and for every row or column.
+
+Takes a plan, gives `Loads` for the rule in `tiles`. The compiler keeps loads of a loop in flight in shared memory, as
+it does with tiles of keys; and it moves addresses through it that are dear to compute twice.
+"""
+
+from __future__ import annotations
+
+from attngen.ir.nodes import FLOAT_FUNCTIONS, Apply, Expr, Load, Op, Storage
+from attngen.ir.walk import loads, nodes
+from attngen.plan.kernel import Gather, KernelPlan
+from attngen.plan.schedule import Level, level_of
+from attngen.plan.tiles import Loads
+
+_BYTES = {Storage.F32: 4, Storage.F16: 2, Storage.BF16: 2, Storage.INT: 8, Storage.BOOL: 1}
+"""Of one element; an int may come as int64."""
+
+_DEAR = FLOAT_FUNCTIONS | {Op.DIV, Op.POW}
+
+
+def loads_of(plan: KernelPlan) -> Loads:
+    """The loads of all kernels together: a bound for each of them."""
+    found = dict.fromkeys(e for root in _expressions(plan) for e in loads(root))
+    pair = [e for e in found if level_of(e) is Level.PAIR]
+    line = [e for e in found if level_of(e) in (Level.ROW, Level.COLUMN)]
+    apart = {g.gather for g in plan.gradients} & {Gather.DENSE, Gather.DIAGONAL, Gather.SCATTER}
+    return Loads(
+        pair=sum(_width(plan, e) for e in pair),
+        widest=max((_width(plan, e) for e in pair), default=0),
+        addresses=any(_is_dear(i) for e in pair for i in e.indices),
+        line=sum(_width(plan, e) for e in line),
+        gathered=bool(apart),
+    )
+
+
+def _expressions(plan: KernelPlan) -> list[Expr]:
+    w = plan.weights
+    given = [w.stream, w.rescale, w.slope, w.log_extra, w.extra, plan.attention.dropout]
+    given += [part for g in plan.gradients for part in (g.pair, g.weight, g.extra)]
+    always = [plan.attention.mask, w.unit, w.factor, w.natural, plan.d_factor, plan.d_pair]
+    return always + [e for e in given if e is not None]
+
+
+def _width(plan: KernelPlan, e: Load) -> int:
+    return _BYTES[plan.attention.param(e.param).storage]
+
+
+def _is_dear(index: Expr) -> bool:
+    """Whether the compiler would rather convert the addresses' layout, eight bytes each, than compute them again."""
+    return any(isinstance(n, Load) or (isinstance(n, Apply) and n.op in _DEAR) for n in nodes(index))
