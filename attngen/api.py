@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from attngen import files
-from attngen.errors import Source, UsageError
+from attngen.errors import Source, SpecError, UsageError
 from attngen.ir.attention import Attention
 
 if TYPE_CHECKING:
@@ -41,12 +41,12 @@ def options(target: str = "triton", precision: Precision = "ieee", tile: tuple[i
     if precision not in PRECISIONS:
         raise UsageError(f"no precision {precision!r}; there are {', '.join(PRECISIONS)}")
     if tile is not None and not (len(tile) == 2 and all(_is_tile_size(size) for size in tile)):
-        raise UsageError(f"tile {tile!r} must be two powers of two from 16 to 256: (query rows, key columns)")
+        raise UsageError(f"tile {tile!r} must be two powers of two from 16 to 512: (query rows, key columns)")
     return Options(target=target, precision=precision, tile=tile)
 
 
 def _is_tile_size(size: Any) -> bool:
-    return isinstance(size, int) and 16 <= size <= 256 and size & (size - 1) == 0
+    return isinstance(size, int) and 16 <= size <= 512 and size & (size - 1) == 0
 
 
 # ---------------------------------------------------------------- the chain
@@ -71,7 +71,10 @@ def build(source: Source, options: Options, consts: Mapping[str, Const] | None =
     from attngen.emit import emit
 
     spec = analyse(source, consts)
-    planned = plan(spec)
+    try:
+        planned = plan(spec)
+    except SpecError as error:  # the planner sees no text: the line is quoted here
+        raise type(error)(replace(d, source=source) for d in error.diagnostics) from None
     return Kernel(spec=spec, plan=planned, source=emit(planned, source.text, options), target=options.target)
 
 

@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from attngen import api, commands, terminal
-from attngen.errors import SpecError, UsageError
+from attngen.errors import InternalError, Refuted, SpecError, UsageError
 
 _DESCRIPTION = "Compiles attention variants, written as mathematics, into differentiable fused kernels."
 
@@ -36,7 +36,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return status
     except SpecError as error:
         terminal.report_spec(error)
-        return 2
+        return 1 if isinstance(error, Refuted) else 2
+    except InternalError as error:  # a crash of ours has a status of its own: neither a refuted spec nor wrong usage
+        terminal.report_usage("attngen", str(error))
+        return 70
     except UsageError as error:
         terminal.report_usage("attngen", str(error))
         return 2
@@ -267,8 +270,8 @@ def _tile(word: str) -> tuple[int, int]:
     if match is None:
         raise ArgumentTypeError(f"{word!r} is no tile; write Q,K, such as 128,64")
     tile = int(match[1]), int(match[2])
-    if any(size & (size - 1) or not 16 <= size <= 256 for size in tile):
-        raise ArgumentTypeError(f"{word!r}: tile sizes are powers of two from 16 to 256")
+    if any(size & (size - 1) or not 16 <= size <= 512 for size in tile):
+        raise ArgumentTypeError(f"{word!r}: tile sizes are powers of two from 16 to 512")
     return tile
 
 

@@ -80,6 +80,10 @@ class SpecError(AttnError):
         super().__init__("\n".join(d.render() for d in self.diagnostics))
 
 
+class Refuted(SpecError):
+    """The spec is well formed, and what it claims is false. The message holds the numbers that show it."""
+
+
 class UsageError(AttnError):
     """The caller asked for something that does not exist or does not fit: an option, an argument, a file."""
 

@@ -35,7 +35,8 @@ def check_lines(plan: KernelPlan, params: tuple[ParamView, ...]) -> tuple[str, .
     for fact in attention.assumes:
         if _about_sizes(fact, attention.sizes):
             text = host_expressions.python(fact, names)
-            lines += _refuse(f"not ({text})", f"the specification assumes {printing.expression(fact)}")
+            values = ", ".join(f"{size} = {{{size}}}" for size in sorted(symbols(fact)))
+            lines += _refuse(f"not ({text})", f"the specification assumes {printing.expression(fact)}; here {values}")
     return tuple(lines)
 
 

@@ -52,9 +52,10 @@ class HeldTest:
     test: int
 
     def lines(self, text: str, inside: str) -> tuple[str, ...]:
-        low, high = ('float("-inf")', 'float("inf")') if self.held.type is Type.FLOAT else ("-2147483648", "2147483647")
+        limit = 2**63 - 1
+        low, high = ('float("-inf")', 'float("inf")') if self.held.type is Type.FLOAT else (f"-{limit}", str(limit))
         bounds = ", ".join(f"{self.name}_{which}" for which in ("any_lo", "any_hi", "all_lo", "all_hi"))
-        # Test and mask round floats differently: the test is a little wider, so that it never skips what the mask allows.
+        # Test and mask round floats differently: the test is a little wider, and never skips what the mask allows.
         wider = (
             (
                 f"{self.name}_least *= tl.where({self.name}_least > 0.0, 0.999999, 1.000001)",
@@ -146,9 +147,8 @@ class KernelWriter:
         head = scalars + head
         bound = _bound_names([*head, *held])
         available = dict.fromkeys([*known, *bound, *(a for p in self.params for a in p.kernel_arguments)])
-        own = (
-            {"Sk", "k_idx", "batch", "kv_head"} if self.held is Level.ROW else {"Sq", "q_idx", "batch", "head"}
-        )  # what the tile function has of itself
+        # What the tile function has of itself.
+        own = {"D", "Dv", "batch"} | ({"Sk", "k_idx", "kv_head"} if self.held is Level.ROW else {"Sq", "q_idx", "head"})
         inner = free_names(body) - own - _bound_names([*score, *weight, *masked]).keys()
         return KernelCode(
             tuple(head),

@@ -381,7 +381,8 @@ class _Emitter:
             test, axis, printing.expression(walked), what, (f"{test}_least_ptr", f"{test}_most_ptr"), position, size,
             lines,
             text if not _is_number(text) else f"tl.full([TILE], {text}, tl.{'float32' if is_float else 'int64'})",
-            'float("-inf")' if is_float else "-9223372036854775807", 'float("inf")' if is_float else "9223372036854775807",
+            'float("-inf")' if is_float else "-9223372036854775807",
+            'float("inf")' if is_float else "9223372036854775807",
             "torch.float32" if is_float else "torch.int64", f"({batch}, {head}, n_tiles)", f"n_tiles, {batch}, {head}",
         )  # fmt: skip
 

@@ -97,8 +97,7 @@ class Printer:
         texts = [a[0] for a in args]
         if e.op in _INFIX:
             sign, strength = _INFIX[e.op]
-            if e.op is Op.MUL and e.type is Type.INT and not any(isinstance(a, Literal) for a in e.args):
-                # Products of two unknowns may leave 32 bits.
+            if e.type is Type.INT and e.op in (Op.ADD, Op.SUB, Op.MUL) and self._may_leave_32_bits(e):
                 args[0] = atom(f"tl.cast({texts[0]}, tl.int64)")
             return infix(sign, strength, args[0], args[1], chain=strength == 1)
         if e.op is Op.TANH:
@@ -117,9 +116,8 @@ class Printer:
                 exponent = e.args[1]
                 if isinstance(exponent, Literal):
                     n = int(exponent.value)
-                    if e.type is Type.INT and n >= 0:
-                        return atom(f"_int_power({texts[0]}, {n})")
-                    return atom(f"_power({texts[0]}, {n})")
+                    base = f"tl.cast({texts[0]}, tl.int64)" if e.type is Type.INT else texts[0]
+                    return atom(f"{'_int_power' if n >= 0 else '_power'}({base}, {n})")
                 kind = "_int_power_of" if e.type is Type.INT else "_power_of"
                 return atom(f"{kind}({texts[0]}, {texts[1]})")
             case Op.NEG:
@@ -141,6 +139,35 @@ class Printer:
                 return atom(f"tl.cast(tl.{e.op.value}({texts[0]}), tl.int32)")
             case _:
                 raise AssertionError(e.op)
+
+    def _may_leave_32_bits(self, e: Apply) -> bool:
+        """Whether a sum or product needs 64 bits. Positions and sizes are below 2**27; params any 32-bit int."""
+        known = [self._magnitude(a) for a in e.args]
+        total = known[0] * known[1] if e.op is Op.MUL else known[0] + known[1]
+        return total >= 2.0**31
+
+    def _magnitude(self, e: Expr) -> float:
+        """The largest absolute value that an int expression of 32 bits can have."""
+        match e:
+            case Literal():
+                return abs(float(e.value))
+            case Symbol():
+                return 2.0**27
+            case Scalar() | Load():
+                low, high = self.facts.bounds(e)
+                return 2.0**31 if low is None or high is None else max(abs(low), abs(high))
+            case Apply(op=Op.MOD | Op.MIN | Op.MAX | Op.SELECT | Op.FLOORDIV | Op.NEG | Op.ABS):
+                return max(self._magnitude(a) for a in e.args if a.type is Type.INT)
+            case Apply(op=Op.ADD | Op.SUB):
+                return min(sum(self._magnitude(a) for a in e.args), 2.0**63)
+            case Apply(op=Op.MUL):
+                return min(self._magnitude(e.args[0]) * self._magnitude(e.args[1]), 2.0**63)
+            case Apply(op=Op.TO_INT) if e.args[0].type is Type.BOOL:
+                return 1.0
+            case Apply(op=Op.SIGN):
+                return 1.0
+            case _:
+                return 2.0**31
 
     # ------------------------------------------------------------ loads
 
@@ -219,7 +246,7 @@ class Printer:
             case Type.FLOAT:
                 return atom(f"tl.cast({text}, tl.float32)")
             case Type.INT:
-                return atom(f"tl.cast({text}, tl.int32)")
+                return atom(text)  # as stored: 32 or 64 bits
             case Type.BOOL:
                 return atom(f"({text} != 0)")
 
@@ -254,4 +281,6 @@ def _literal(e: Literal) -> tuple[str, int]:
         return atom("True" if e.value else "False")
     if e.type is Type.FLOAT and not math.isfinite(e.value):
         return atom(f'float("{e.value}")')
+    if e.type is Type.INT and abs(e.value) >= 2**31:
+        return atom(f"tl.full([], {e.value}, tl.int64)")
     return repr(e.value), (9 if e.value >= 0 else 7)

@@ -20,6 +20,7 @@ from attngen.plan.facts import Facts, facts
 from attngen.plan.ranges import TileRanges, from_linear, linear, tile_ranges
 from attngen.plan.renaming import planner_takes, with_safe_sizes
 from attngen.plan.schedule import Level, level_of
+from attngen.plan.streams import check_stream
 from attngen.plan.tiles import Burden
 from attngen.plan.weights import Form, M, Weights, split_factor, weights
 
@@ -89,6 +90,7 @@ class KernelPlan:
 def plan(attention: Attention) -> KernelPlan:
     """Raises SpecError where a normalizer's stream has a form that cannot be planned."""
     attention = with_safe_sizes(attention, planner_takes)
+    check_stream(attention.normalizer)
     known = facts(attention)
     form = weights(attention, known)
     if form.form is not Form.EXPONENTIAL and _may_be_infinite(attention.score):

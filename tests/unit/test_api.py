@@ -76,9 +76,9 @@ def test_wrong_consts() -> None:
     [
         ({"target": "cuda"}, "no target 'cuda'; there is triton"),
         ({"precision": "fp8"}, "no precision 'fp8'; there are ieee, tf32"),
-        ({"tile": (24, 16)}, "two powers of two from 16 to 256"),
+        ({"tile": (24, 16)}, "two powers of two from 16 to 512"),
         ({"tile": (16,)}, "two powers of two"),
-        ({"tile": (16, 512)}, "two powers of two"),
+        ({"tile": (16, 1024)}, "two powers of two"),
     ],
 )
 def test_wrong_options(options: dict[str, object], message: str) -> None:

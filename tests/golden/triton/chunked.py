@@ -40,8 +40,8 @@ TILES = {
     ('sm_80', 2, 16): ((128, 64, 4, 3), (64, 64, 4, 2), (128, 64, 4, 2)),
     ('sm_80', 2, 32): ((128, 64, 4, 3), (64, 64, 4, 2), (128, 64, 4, 2)),
     ('sm_80', 2, 64): ((128, 64, 4, 3), (64, 64, 4, 2), (128, 64, 8, 3)),
-    ('sm_80', 2, 128): ((128, 64, 8, 3), (64, 64, 4, 2), (128, 64, 8, 2)),
-    ('sm_80', 2, 256): ((128, 64, 8, 1), (64, 64, 8, 1), (64, 32, 8, 1)),
+    ('sm_80', 2, 128): ((128, 64, 8, 3), (64, 64, 4, 2), (128, 64, 8, 3)),
+    ('sm_80', 2, 256): ((128, 64, 8, 2), (64, 64, 8, 2), (64, 32, 8, 1)),
     ('sm_80', 4, 16): ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
     ('sm_80', 4, 32): ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
     ('sm_80', 4, 64): ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
@@ -49,8 +49,8 @@ TILES = {
     ('sm_80', 4, 256): ((32, 16, 4, 1), (16, 32, 4, 1), (32, 16, 4, 1)),
     ('sm_86', 2, 16): ((128, 64, 4, 3), (64, 64, 4, 2), (128, 64, 4, 2)),
     ('sm_86', 2, 32): ((128, 64, 4, 3), (64, 64, 4, 2), (128, 64, 4, 2)),
-    ('sm_86', 2, 64): ((128, 64, 4, 3), (64, 64, 4, 2), (128, 64, 8, 2)),
-    ('sm_86', 2, 128): ((128, 64, 8, 1), (64, 64, 4, 1), (64, 64, 8, 1)),
+    ('sm_86', 2, 64): ((128, 64, 4, 3), (64, 64, 4, 2), (128, 64, 8, 3)),
+    ('sm_86', 2, 128): ((128, 64, 8, 2), (64, 64, 4, 2), (64, 64, 8, 1)),
     ('sm_86', 2, 256): ((64, 32, 8, 1), (32, 32, 8, 1), (32, 32, 8, 1)),
     ('sm_86', 4, 16): ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
     ('sm_86', 4, 32): ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
@@ -71,7 +71,7 @@ TILES = {
     ('sm_100', 2, 32): ((128, 64, 4, 3), (64, 64, 4, 2), (128, 64, 4, 3)),
     ('sm_100', 2, 64): ((64, 128, 4, 2), (128, 64, 4, 2), (128, 64, 8, 3)),
     ('sm_100', 2, 128): ((64, 128, 4, 1), (64, 64, 4, 2), (128, 64, 8, 3)),
-    ('sm_100', 2, 256): ((128, 64, 8, 2), (64, 64, 8, 2), (64, 64, 4, 2)),
+    ('sm_100', 2, 256): ((128, 64, 8, 2), (64, 64, 8, 1), (64, 64, 4, 1)),
     ('sm_100', 4, 16): ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
     ('sm_100', 4, 32): ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
     ('sm_100', 4, 64): ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
@@ -79,14 +79,14 @@ TILES = {
     ('sm_100', 4, 256): ((32, 16, 4, 1), (16, 32, 4, 1), (32, 16, 4, 1)),
     ('gfx942', 2, 16): ((128, 64, 4, 2), (64, 64, 4, 2), (128, 64, 4, 2)),
     ('gfx942', 2, 32): ((128, 64, 4, 2), (64, 64, 4, 2), (128, 64, 4, 2)),
-    ('gfx942', 2, 64): ((128, 64, 4, 2), (64, 64, 4, 1), (64, 64, 8, 1)),
-    ('gfx942', 2, 128): ((64, 64, 8, 1), (32, 64, 4, 1), (64, 32, 8, 1)),
-    ('gfx942', 2, 256): ((32, 32, 8, 1), (16, 32, 8, 1), (32, 16, 8, 1)),
+    ('gfx942', 2, 64): ((128, 64, 4, 2), (64, 64, 4, 2), (128, 64, 8, 2)),
+    ('gfx942', 2, 128): ((128, 64, 8, 1), (64, 64, 4, 2), (128, 64, 8, 1)),
+    ('gfx942', 2, 256): ((64, 64, 8, 1), (64, 64, 8, 1), (64, 32, 8, 1)),
     ('gfx942', 4, 16): ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
     ('gfx942', 4, 32): ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
     ('gfx942', 4, 64): ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
-    ('gfx942', 4, 128): ((32, 32, 4, 1), (16, 32, 4, 1), (32, 16, 4, 1)),
-    ('gfx942', 4, 256): ((16, 16, 4, 1), (16, 16, 4, 1), (16, 16, 4, 1)),
+    ('gfx942', 4, 128): ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
+    ('gfx942', 4, 256): ((32, 16, 4, 1), (16, 32, 4, 1), (32, 16, 4, 1)),
     ('cpu', 2, 16): ((64, 64, 4, 1), (64, 64, 4, 1), (64, 64, 4, 1)),
     ('cpu', 2, 32): ((64, 64, 4, 1), (64, 64, 4, 1), (64, 64, 4, 1)),
     ('cpu', 2, 64): ((64, 64, 4, 1), (64, 64, 4, 1), (64, 64, 4, 1)),
@@ -183,11 +183,13 @@ def _floor_div(a, b):
 @triton.jit
 def _key_tiles(q0, q1, Sq, Sk, BK: tl.constexpr):
     """The tiles that the queries q0 … q1 meet: `any` some pair is allowed, `full` every pair is, and no mask is needed."""
-    any_lo = tl.cast(tl.maximum(0, _floor_div(q0 + Sk - Sq, 8192) * 8192) // BK, tl.int32)
-    any_hi = tl.cast(tl.cdiv(tl.minimum(tl.minimum(Sk, q1 + Sk - Sq + 1), _floor_div(q1 + Sk - Sq, 8192) * 8192 + 8191 + 1), BK), tl.int32)
+    q0 = tl.cast(q0, tl.int64)
+    q1 = tl.cast(q1, tl.int64)
+    any_lo = tl.cast(tl.maximum(0, tl.cast(_floor_div(q0 + Sk - Sq, 8192), tl.int64) * 8192) // BK, tl.int32)
+    any_hi = tl.cast(tl.cdiv(tl.minimum(tl.minimum(Sk, q1 + Sk - Sq + 1), tl.cast(tl.cast(tl.cast(_floor_div(q1 + Sk - Sq, 8192), tl.int64) * 8192, tl.int64) + 8191, tl.int64) + 1), BK), tl.int32)
     any_hi = tl.maximum(any_hi, any_lo)
-    full_lo = tl.cast(tl.cdiv(tl.maximum(0, _floor_div(q1 + Sk - Sq, 8192) * 8192), BK), tl.int32)
-    full_hi = tl.cast(tl.minimum(tl.minimum(Sk, q0 + Sk - Sq + 1), _floor_div(q0 + Sk - Sq, 8192) * 8192 + 8191 + 1) // BK, tl.int32)
+    full_lo = tl.cast(tl.cdiv(tl.maximum(0, tl.cast(_floor_div(q1 + Sk - Sq, 8192), tl.int64) * 8192), BK), tl.int32)
+    full_hi = tl.cast(tl.minimum(tl.minimum(Sk, q0 + Sk - Sq + 1), tl.cast(tl.cast(tl.cast(_floor_div(q0 + Sk - Sq, 8192), tl.int64) * 8192, tl.int64) + 8191, tl.int64) + 1) // BK, tl.int32)
     full_hi = tl.maximum(full_hi, full_lo)
     full_lo = tl.minimum(tl.maximum(full_lo, any_lo), any_hi)
     full_hi = tl.minimum(tl.maximum(full_hi, full_lo), any_hi)
@@ -197,11 +199,13 @@ def _key_tiles(q0, q1, Sq, Sk, BK: tl.constexpr):
 @triton.jit
 def _query_tiles(k0, k1, Sq, Sk, BQ: tl.constexpr):
     """The tiles that the keys k0 … k1 meet: `any` some pair is allowed, `full` every pair is, and no mask is needed."""
-    any_lo = tl.cast(tl.maximum(tl.maximum(0, k0 + Sq - Sk), k0 // 8192 * 8192 + Sq - Sk) // BQ, tl.int32)
-    any_hi = tl.cast(tl.cdiv(tl.minimum(Sq, Sq + k1 // 8192 * 8192 - Sk + 8191 + 1), BQ), tl.int32)
+    k0 = tl.cast(k0, tl.int64)
+    k1 = tl.cast(k1, tl.int64)
+    any_lo = tl.cast(tl.maximum(tl.maximum(0, k0 + Sq - Sk), tl.cast(tl.cast(tl.cast(k0 // 8192, tl.int64) * 8192, tl.int64) + Sq, tl.int64) - Sk) // BQ, tl.int32)
+    any_hi = tl.cast(tl.cdiv(tl.minimum(Sq, tl.cast(tl.cast(tl.cast(tl.cast(Sq, tl.int64) + tl.cast(k1 // 8192, tl.int64) * 8192, tl.int64) - Sk, tl.int64) + 8191, tl.int64) + 1), BQ), tl.int32)
     any_hi = tl.maximum(any_hi, any_lo)
-    full_lo = tl.cast(tl.cdiv(tl.maximum(tl.maximum(0, k1 + Sq - Sk), k1 // 8192 * 8192 + Sq - Sk), BQ), tl.int32)
-    full_hi = tl.cast(tl.minimum(Sq, Sq + k0 // 8192 * 8192 - Sk + 8191 + 1) // BQ, tl.int32)
+    full_lo = tl.cast(tl.cdiv(tl.maximum(tl.maximum(0, k1 + Sq - Sk), tl.cast(tl.cast(tl.cast(k1 // 8192, tl.int64) * 8192, tl.int64) + Sq, tl.int64) - Sk), BQ), tl.int32)
+    full_hi = tl.cast(tl.minimum(Sq, tl.cast(tl.cast(tl.cast(tl.cast(Sq, tl.int64) + tl.cast(k0 // 8192, tl.int64) * 8192, tl.int64) - Sk, tl.int64) + 8191, tl.int64) + 1) // BQ, tl.int32)
     full_hi = tl.maximum(full_hi, full_lo)
     full_lo = tl.minimum(tl.maximum(full_lo, any_lo), any_hi)
     full_hi = tl.minimum(tl.maximum(full_hi, full_lo), any_hi)
@@ -505,9 +509,12 @@ def _rows_first(x: Tensor) -> Tensor:
 
 
 def _has_tma(chip: str, *tensors: Tensor) -> bool:
-    """Whether the chip has a copy engine for tiles, and the tensors lie so that it can read them."""
+    """Whether the chip has a copy engine for tiles, and the tensors lie so that it can read them.
+
+    Not for float32, whose products are computed without the matrix units: tiles are wanted in registers.
+    """
     return chip in ("sm_90", "sm_100") and all(
-        x.data_ptr() % 16 == 0 and all(stride * x.element_size() % 16 == 0 for stride in x.stride()[:3]) for x in tensors
+        x.element_size() == 2 and x.data_ptr() % 16 == 0 and all(stride * x.element_size() % 16 == 0 for stride in x.stride()[:3]) for x in tensors
     )
 
 

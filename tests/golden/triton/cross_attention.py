@@ -40,8 +40,8 @@ TILES = {
     ('sm_80', 2, 16): ((128, 64, 4, 3), (64, 64, 4, 2), (128, 64, 4, 2)),
     ('sm_80', 2, 32): ((128, 64, 4, 3), (64, 64, 4, 2), (128, 64, 4, 2)),
     ('sm_80', 2, 64): ((128, 64, 4, 3), (64, 64, 4, 2), (128, 64, 8, 3)),
-    ('sm_80', 2, 128): ((128, 64, 8, 3), (64, 64, 4, 2), (128, 64, 8, 2)),
-    ('sm_80', 2, 256): ((128, 64, 8, 1), (64, 64, 8, 1), (64, 32, 8, 1)),
+    ('sm_80', 2, 128): ((128, 64, 8, 3), (64, 64, 4, 2), (128, 64, 8, 3)),
+    ('sm_80', 2, 256): ((128, 64, 8, 2), (64, 64, 8, 2), (64, 32, 8, 1)),
     ('sm_80', 4, 16): ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
     ('sm_80', 4, 32): ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
     ('sm_80', 4, 64): ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
@@ -49,8 +49,8 @@ TILES = {
     ('sm_80', 4, 256): ((32, 16, 4, 1), (16, 32, 4, 1), (32, 16, 4, 1)),
     ('sm_86', 2, 16): ((128, 64, 4, 3), (64, 64, 4, 2), (128, 64, 4, 2)),
     ('sm_86', 2, 32): ((128, 64, 4, 3), (64, 64, 4, 2), (128, 64, 4, 2)),
-    ('sm_86', 2, 64): ((128, 64, 4, 3), (64, 64, 4, 2), (128, 64, 8, 2)),
-    ('sm_86', 2, 128): ((128, 64, 8, 1), (64, 64, 4, 1), (64, 64, 8, 1)),
+    ('sm_86', 2, 64): ((128, 64, 4, 3), (64, 64, 4, 2), (128, 64, 8, 3)),
+    ('sm_86', 2, 128): ((128, 64, 8, 2), (64, 64, 4, 2), (64, 64, 8, 1)),
     ('sm_86', 2, 256): ((64, 32, 8, 1), (32, 32, 8, 1), (32, 32, 8, 1)),
     ('sm_86', 4, 16): ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
     ('sm_86', 4, 32): ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
@@ -71,7 +71,7 @@ TILES = {
     ('sm_100', 2, 32): ((128, 64, 4, 3), (64, 64, 4, 2), (128, 64, 4, 3)),
     ('sm_100', 2, 64): ((64, 128, 4, 2), (128, 64, 4, 2), (128, 64, 8, 3)),
     ('sm_100', 2, 128): ((64, 64, 4, 1), (64, 64, 4, 2), (128, 64, 8, 3)),
-    ('sm_100', 2, 256): ((128, 64, 8, 2), (64, 64, 8, 2), (64, 64, 4, 2)),
+    ('sm_100', 2, 256): ((128, 64, 8, 2), (64, 64, 8, 1), (64, 64, 4, 1)),
     ('sm_100', 4, 16): ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
     ('sm_100', 4, 32): ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
     ('sm_100', 4, 64): ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
@@ -79,14 +79,14 @@ TILES = {
     ('sm_100', 4, 256): ((32, 16, 4, 1), (16, 32, 4, 1), (32, 16, 4, 1)),
     ('gfx942', 2, 16): ((128, 64, 4, 2), (64, 64, 4, 2), (128, 64, 4, 2)),
     ('gfx942', 2, 32): ((128, 64, 4, 2), (64, 64, 4, 2), (128, 64, 4, 2)),
-    ('gfx942', 2, 64): ((128, 64, 4, 2), (64, 64, 4, 1), (64, 64, 8, 1)),
-    ('gfx942', 2, 128): ((64, 64, 8, 1), (32, 64, 4, 1), (64, 32, 8, 1)),
-    ('gfx942', 2, 256): ((32, 32, 8, 1), (16, 32, 8, 1), (32, 16, 8, 1)),
+    ('gfx942', 2, 64): ((128, 64, 4, 2), (64, 64, 4, 2), (128, 64, 8, 2)),
+    ('gfx942', 2, 128): ((128, 64, 8, 1), (64, 64, 4, 2), (128, 64, 8, 1)),
+    ('gfx942', 2, 256): ((64, 64, 8, 1), (64, 64, 8, 1), (64, 32, 8, 1)),
     ('gfx942', 4, 16): ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
     ('gfx942', 4, 32): ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
     ('gfx942', 4, 64): ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
-    ('gfx942', 4, 128): ((32, 32, 4, 1), (16, 32, 4, 1), (32, 16, 4, 1)),
-    ('gfx942', 4, 256): ((16, 16, 4, 1), (16, 16, 4, 1), (16, 16, 4, 1)),
+    ('gfx942', 4, 128): ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
+    ('gfx942', 4, 256): ((32, 16, 4, 1), (16, 32, 4, 1), (32, 16, 4, 1)),
     ('cpu', 2, 16): ((64, 64, 4, 1), (64, 64, 4, 1), (64, 64, 4, 1)),
     ('cpu', 2, 32): ((64, 64, 4, 1), (64, 64, 4, 1), (64, 64, 4, 1)),
     ('cpu', 2, 64): ((64, 64, 4, 1), (64, 64, 4, 1), (64, 64, 4, 1)),
@@ -174,9 +174,9 @@ def _heads_in_turn(n_tiles, n_heads):
 @triton.jit
 def _key_tiles(batch, Sk, lengths_ptr, lengths_stride_0, BK: tl.constexpr):
     """The tiles that the queries q0 … q1 meet: `any` some pair is allowed, `full` every pair is, and no mask is needed."""
-    any_hi = tl.cast(tl.cdiv(tl.minimum(Sk, -(1 - tl.cast(tl.load(lengths_ptr + tl.cast(batch, tl.int64) * lengths_stride_0), tl.int32)) + 1), BK), tl.int32)
+    any_hi = tl.cast(tl.cdiv(tl.minimum(Sk, tl.cast(-(tl.cast(1, tl.int64) - tl.load(lengths_ptr + tl.cast(batch, tl.int64) * lengths_stride_0)), tl.int64) + 1), BK), tl.int32)
     any_hi = tl.maximum(any_hi, 0)
-    full_hi = tl.cast(tl.minimum(Sk, -(1 - tl.cast(tl.load(lengths_ptr + tl.cast(batch, tl.int64) * lengths_stride_0), tl.int32)) + 1) // BK, tl.int32)
+    full_hi = tl.cast(tl.minimum(Sk, tl.cast(-(tl.cast(1, tl.int64) - tl.load(lengths_ptr + tl.cast(batch, tl.int64) * lengths_stride_0)), tl.int64) + 1) // BK, tl.int32)
     full_hi = tl.maximum(full_hi, 0)
     full_hi = tl.minimum(tl.maximum(full_hi, 0), any_hi)
     return full_hi, any_hi
@@ -185,9 +185,11 @@ def _key_tiles(batch, Sk, lengths_ptr, lengths_stride_0, BK: tl.constexpr):
 @triton.jit
 def _query_tiles(k0, k1, batch, Sq, lengths_ptr, lengths_stride_0, BQ: tl.constexpr):
     """The tiles that the keys k0 … k1 meet: `any` some pair is allowed, `full` every pair is, and no mask is needed."""
-    any_hi = tl.cast(tl.cdiv(tl.minimum(Sq, tl.where(k0 - tl.cast(tl.load(lengths_ptr + tl.cast(batch, tl.int64) * lengths_stride_0), tl.int32) < 0, Sq, 0)), BQ), tl.int32)
+    k0 = tl.cast(k0, tl.int64)
+    k1 = tl.cast(k1, tl.int64)
+    any_hi = tl.cast(tl.cdiv(tl.minimum(Sq, tl.where(tl.cast(k0, tl.int64) - tl.load(lengths_ptr + tl.cast(batch, tl.int64) * lengths_stride_0) < 0, Sq, 0)), BQ), tl.int32)
     any_hi = tl.maximum(any_hi, 0)
-    full_hi = tl.cast(tl.minimum(Sq, tl.where(k1 - tl.cast(tl.load(lengths_ptr + tl.cast(batch, tl.int64) * lengths_stride_0), tl.int32) < 0, Sq, 0)) // BQ, tl.int32)
+    full_hi = tl.cast(tl.minimum(Sq, tl.where(tl.cast(k1, tl.int64) - tl.load(lengths_ptr + tl.cast(batch, tl.int64) * lengths_stride_0) < 0, Sq, 0)) // BQ, tl.int32)
     full_hi = tl.maximum(full_hi, 0)
     full_hi = tl.minimum(tl.maximum(full_hi, 0), any_hi)
     return full_hi, any_hi
@@ -239,7 +241,7 @@ def _forward_kernel(
     v_stride_s = _aligned(v_stride_s, ALIGN)
     q = _load_rows(q_rows, batch, head, q0, Sq, q_stride_s, BQ, D, BLOCK_D, True, TMA)
     logit_scale = scale * 1.4426950408889634
-    head_term = tl.cast(tl.load(lengths_ptr + tl.cast(batch, tl.int64) * lengths_stride_0), tl.int32)
+    head_term = tl.load(lengths_ptr + tl.cast(batch, tl.int64) * lengths_stride_0)
 
     acc = tl.zeros([BQ, BLOCK_DV], tl.float32)
     row_max = tl.full([BQ], float("-inf"), tl.float32)
@@ -340,7 +342,7 @@ def _dq_kernel(
     d_out = _load_rows(d_out_rows, batch, head, q0, Sq, Dv, BQ, Dv, BLOCK_DV, True, TMA)
     rows = q0 + tl.arange(0, BQ)
     logit_scale = scale * 1.4426950408889634
-    head_term = tl.cast(tl.load(lengths_ptr + tl.cast(batch, tl.int64) * lengths_stride_0), tl.int32)
+    head_term = tl.load(lengths_ptr + tl.cast(batch, tl.int64) * lengths_stride_0)
     row_lse = tl.load(lse_ptr + row + rows, mask=rows < Sq, other=float("inf"))[:, None]
     delta = tl.load(delta_ptr + row + rows, mask=rows < Sq, other=0.0)[:, None]
 
@@ -418,7 +420,7 @@ def _dkdv_kernel(
         q_rows = _head_rows(q_ptr, batch, head, q_stride_b, q_stride_h, ALIGN, TMA)
         d_out_rows = _head_rows(d_out_ptr, batch, head, tl.cast(Hq, tl.int64) * Sq * Dv, Sq * Dv, 1, TMA)
         logit_scale = scale * 1.4426950408889634
-        head_term = tl.cast(tl.load(lengths_ptr + tl.cast(batch, tl.int64) * lengths_stride_0), tl.int32)
+        head_term = tl.load(lengths_ptr + tl.cast(batch, tl.int64) * lengths_stride_0)
         col_term = k_idx < head_term
         full_hi, any_hi = _query_tiles(k0, k1, batch, Sq, lengths_ptr, lengths_stride_0, BQ)
         for step in tl.range(full_hi):
@@ -480,9 +482,12 @@ def _rows_first(x: Tensor) -> Tensor:
 
 
 def _has_tma(chip: str, *tensors: Tensor) -> bool:
-    """Whether the chip has a copy engine for tiles, and the tensors lie so that it can read them."""
+    """Whether the chip has a copy engine for tiles, and the tensors lie so that it can read them.
+
+    Not for float32, whose products are computed without the matrix units: tiles are wanted in registers.
+    """
     return chip in ("sm_90", "sm_100") and all(
-        x.data_ptr() % 16 == 0 and all(stride * x.element_size() % 16 == 0 for stride in x.stride()[:3]) for x in tensors
+        x.element_size() == 2 and x.data_ptr() % 16 == 0 and all(stride * x.element_size() % 16 == 0 for stride in x.stride()[:3]) for x in tensors
     )
 
 

@@ -42,8 +42,8 @@ TILES = {
     ('sm_80', 2, 16): ((128, 64, 4, 3), (64, 64, 4, 2), (128, 64, 4, 2)),
     ('sm_80', 2, 32): ((128, 64, 4, 3), (64, 64, 4, 2), (128, 64, 4, 2)),
     ('sm_80', 2, 64): ((128, 64, 4, 3), (64, 64, 4, 2), (128, 64, 8, 3)),
-    ('sm_80', 2, 128): ((128, 64, 8, 3), (64, 64, 4, 2), (128, 64, 8, 2)),
-    ('sm_80', 2, 256): ((128, 64, 8, 1), (64, 64, 8, 1), (64, 32, 8, 1)),
+    ('sm_80', 2, 128): ((128, 64, 8, 3), (64, 64, 4, 2), (128, 64, 8, 3)),
+    ('sm_80', 2, 256): ((128, 64, 8, 2), (64, 64, 8, 2), (64, 32, 8, 1)),
     ('sm_80', 4, 16): ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
     ('sm_80', 4, 32): ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
     ('sm_80', 4, 64): ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
@@ -51,8 +51,8 @@ TILES = {
     ('sm_80', 4, 256): ((32, 16, 4, 1), (16, 32, 4, 1), (32, 16, 4, 1)),
     ('sm_86', 2, 16): ((128, 64, 4, 3), (64, 64, 4, 2), (128, 64, 4, 2)),
     ('sm_86', 2, 32): ((128, 64, 4, 3), (64, 64, 4, 2), (128, 64, 4, 2)),
-    ('sm_86', 2, 64): ((128, 64, 4, 3), (64, 64, 4, 2), (128, 64, 8, 2)),
-    ('sm_86', 2, 128): ((128, 64, 8, 1), (64, 64, 4, 1), (64, 64, 8, 1)),
+    ('sm_86', 2, 64): ((128, 64, 4, 3), (64, 64, 4, 2), (128, 64, 8, 3)),
+    ('sm_86', 2, 128): ((128, 64, 8, 2), (64, 64, 4, 2), (64, 64, 8, 1)),
     ('sm_86', 2, 256): ((64, 32, 8, 1), (32, 32, 8, 1), (32, 32, 8, 1)),
     ('sm_86', 4, 16): ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
     ('sm_86', 4, 32): ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
@@ -73,7 +73,7 @@ TILES = {
     ('sm_100', 2, 32): ((128, 64, 4, 3), (64, 64, 4, 2), (128, 64, 4, 3)),
     ('sm_100', 2, 64): ((64, 128, 4, 2), (128, 64, 4, 2), (128, 64, 8, 3)),
     ('sm_100', 2, 128): ((64, 64, 4, 1), (64, 64, 4, 2), (64, 64, 4, 2)),
-    ('sm_100', 2, 256): ((128, 64, 8, 2), (64, 64, 8, 2), (64, 64, 4, 2)),
+    ('sm_100', 2, 256): ((128, 64, 8, 2), (64, 64, 8, 1), (64, 64, 4, 1)),
     ('sm_100', 4, 16): ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
     ('sm_100', 4, 32): ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
     ('sm_100', 4, 64): ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
@@ -81,14 +81,14 @@ TILES = {
     ('sm_100', 4, 256): ((32, 16, 4, 1), (16, 32, 4, 1), (32, 16, 4, 1)),
     ('gfx942', 2, 16): ((128, 64, 4, 2), (64, 64, 4, 2), (128, 64, 4, 2)),
     ('gfx942', 2, 32): ((128, 64, 4, 2), (64, 64, 4, 2), (128, 64, 4, 2)),
-    ('gfx942', 2, 64): ((128, 64, 4, 2), (64, 64, 4, 1), (64, 64, 8, 1)),
-    ('gfx942', 2, 128): ((64, 64, 8, 1), (32, 64, 4, 1), (64, 32, 8, 1)),
-    ('gfx942', 2, 256): ((32, 32, 8, 1), (16, 32, 8, 1), (32, 16, 8, 1)),
+    ('gfx942', 2, 64): ((128, 64, 4, 2), (64, 64, 4, 2), (128, 64, 8, 2)),
+    ('gfx942', 2, 128): ((128, 64, 8, 1), (64, 64, 4, 2), (128, 64, 8, 1)),
+    ('gfx942', 2, 256): ((64, 64, 8, 1), (64, 64, 8, 1), (64, 32, 8, 1)),
     ('gfx942', 4, 16): ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
     ('gfx942', 4, 32): ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
     ('gfx942', 4, 64): ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
-    ('gfx942', 4, 128): ((32, 32, 4, 1), (16, 32, 4, 1), (32, 16, 4, 1)),
-    ('gfx942', 4, 256): ((16, 16, 4, 1), (16, 16, 4, 1), (16, 16, 4, 1)),
+    ('gfx942', 4, 128): ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
+    ('gfx942', 4, 256): ((32, 16, 4, 1), (16, 32, 4, 1), (32, 16, 4, 1)),
     ('cpu', 2, 16): ((64, 64, 4, 1), (64, 64, 4, 1), (64, 64, 4, 1)),
     ('cpu', 2, 32): ((64, 64, 4, 1), (64, 64, 4, 1), (64, 64, 4, 1)),
     ('cpu', 2, 64): ((64, 64, 4, 1), (64, 64, 4, 1), (64, 64, 4, 1)),
@@ -226,6 +226,8 @@ def _matching_tiles(least_ptr, most_ptr, least, most, n_tiles, TILE: tl.constexp
 @triton.jit
 def _key_tiles(q0, q1, test0_any_lo, test0_any_hi, test0_all_lo, test0_all_hi, Sq, Sk, BK: tl.constexpr):
     """The tiles that the queries q0 … q1 meet: `any` some pair is allowed, `full` every pair is, and no mask is needed."""
+    q0 = tl.cast(q0, tl.int64)
+    q1 = tl.cast(q1, tl.int64)
     any_lo = tl.cast(tl.maximum(0, test0_any_lo) // BK, tl.int32)
     any_hi = tl.cast(tl.cdiv(tl.minimum(tl.minimum(Sk, q1 + Sk - Sq + 1), test0_any_hi), BK), tl.int32)
     any_hi = tl.maximum(any_hi, any_lo)
@@ -240,6 +242,8 @@ def _key_tiles(q0, q1, test0_any_lo, test0_any_hi, test0_all_lo, test0_all_hi, S
 @triton.jit
 def _query_tiles(k0, k1, test0_any_lo, test0_any_hi, test0_all_lo, test0_all_hi, Sq, Sk, BQ: tl.constexpr):
     """The tiles that the keys k0 … k1 meet: `any` some pair is allowed, `full` every pair is, and no mask is needed."""
+    k0 = tl.cast(k0, tl.int64)
+    k1 = tl.cast(k1, tl.int64)
     any_lo = tl.cast(tl.maximum(tl.maximum(0, k0 + Sq - Sk), test0_any_lo) // BQ, tl.int32)
     any_hi = tl.cast(tl.cdiv(tl.minimum(Sq, test0_any_hi), BQ), tl.int32)
     any_hi = tl.maximum(any_hi, any_lo)
@@ -259,11 +263,11 @@ def _key_test0_kernel(key_test0_least_ptr, key_test0_most_ptr, scale, B, Hq, Hkv
     head = tl.program_id(2)
     k_idx = tile * TILE + tl.arange(0, TILE)
     k_safe = tl.minimum(k_idx, Sk - 1)
-    value = -(0 - tl.cast(tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0 + tl.cast(k_safe, tl.int64) * ids_stride_1), tl.int32))
+    value = -(tl.cast(0, tl.int64) - tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0 + tl.cast(k_safe, tl.int64) * ids_stride_1))
     inside = k_idx < Sk
     cell = (batch * tl.num_programs(2) + head) * tl.num_programs(0) + tile
-    tl.store(key_test0_least_ptr + cell, tl.min(tl.where(inside, value, 2147483647), 0))
-    tl.store(key_test0_most_ptr + cell, tl.max(tl.where(inside, value, -2147483648), 0))
+    tl.store(key_test0_least_ptr + cell, tl.min(tl.where(inside, value, 9223372036854775807), 0))
+    tl.store(key_test0_most_ptr + cell, tl.max(tl.where(inside, value, -9223372036854775807), 0))
 
 
 @triton.jit(do_not_specialize=['B', 'Hq', 'Hkv', 'Sq', 'Sk', 'ids_stride_0', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
@@ -273,11 +277,11 @@ def _query_test0_kernel(query_test0_least_ptr, query_test0_most_ptr, scale, B, H
     batch = tl.program_id(1)
     head = tl.program_id(2)
     q_idx = tile * TILE + tl.arange(0, TILE)
-    value = tl.cast(tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0 + tl.cast(q_idx, tl.int64) * ids_stride_1, mask=(q_idx < Sk), other=0), tl.int32)
+    value = tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0 + tl.cast(q_idx, tl.int64) * ids_stride_1, mask=(q_idx < Sk), other=0)
     inside = q_idx < Sq
     cell = (batch * tl.num_programs(2) + head) * tl.num_programs(0) + tile
-    tl.store(query_test0_least_ptr + cell, tl.min(tl.where(inside, value, 2147483647), 0))
-    tl.store(query_test0_most_ptr + cell, tl.max(tl.where(inside, value, -2147483648), 0))
+    tl.store(query_test0_least_ptr + cell, tl.min(tl.where(inside, value, 9223372036854775807), 0))
+    tl.store(query_test0_most_ptr + cell, tl.max(tl.where(inside, value, -9223372036854775807), 0))
 
 
 # ---------------------------------------------------------------- forward
@@ -295,7 +299,7 @@ def _attend_tile(
     x = qk
     if MASKED:
         k_safe = tl.minimum(k_idx, Sk - 1)
-        col_term = tl.cast(tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0 + tl.cast(k_safe, tl.int64) * ids_stride_1), tl.int32)
+        col_term = tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0 + tl.cast(k_safe, tl.int64) * ids_stride_1)
         x = tl.where((k_idx < Sk) & (k_idx <= row_term) & (row_term_2 == col_term), x, float("-inf"))
     new_max = tl.maximum(row_max, tl.max(x, 1))
     shift = tl.where(new_max == float("-inf"), 0.0, new_max)  # rows that have met no key yet
@@ -330,13 +334,13 @@ def _forward_kernel(
     q = _load_rows(q_rows, batch, head, q0, Sq, q_stride_s, BQ, D, BLOCK_D, True, TMA)
     logit_scale = scale * 1.4426950408889634
     row_term = q_idx + Sk - Sq
-    row_term_2 = tl.cast(tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0 + tl.cast(q_idx, tl.int64) * ids_stride_1, mask=(q_idx < Sk), other=0), tl.int32)
+    row_term_2 = tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0 + tl.cast(q_idx, tl.int64) * ids_stride_1, mask=(q_idx < Sk), other=0)
 
     acc = tl.zeros([BQ, BLOCK_DV], tl.float32)
     row_max = tl.full([BQ], float("-inf"), tl.float32)
     row_sum = tl.zeros([BQ], tl.float32)
-    test0_least = tl.min(tl.where(q_idx <= q1, row_term_2, 2147483647))
-    test0_most = tl.max(tl.where(q_idx <= q1, row_term_2, -2147483648))
+    test0_least = tl.min(tl.where(q_idx <= q1, row_term_2, 9223372036854775807))
+    test0_most = tl.max(tl.where(q_idx <= q1, row_term_2, -9223372036854775807))
     test0_tile = batch * tl.cdiv(Sk, BK)
     test0_any_lo, test0_any_hi, test0_all_lo, test0_all_hi = _matching_tiles(key_test0_least_ptr + test0_tile, key_test0_most_ptr + test0_tile, test0_least, test0_most, tl.cdiv(Sk, BK), BK, 0)
     full_lo, full_hi, any_lo, any_hi = _key_tiles(q0, q1, test0_any_lo, test0_any_hi, test0_all_lo, test0_all_hi, Sq, Sk, BK)
@@ -405,7 +409,7 @@ def _dq_tile(
     p = tl.exp2(qk * logit_scale - row_lse)
     if MASKED:
         k_safe = tl.minimum(k_idx, Sk - 1)
-        col_term = tl.cast(tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0 + tl.cast(k_safe, tl.int64) * ids_stride_1), tl.int32)
+        col_term = tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0 + tl.cast(k_safe, tl.int64) * ids_stride_1)
         allowed = (k_idx < Sk) & (k_idx <= row_term) & (row_term_2 == col_term)
         p = tl.where(allowed, p, 0.0)
     dp = dp - delta
@@ -442,11 +446,11 @@ def _dq_kernel(
     row_lse = tl.load(lse_ptr + row + rows, mask=rows < Sq, other=float("inf"))[:, None]
     delta = tl.load(delta_ptr + row + rows, mask=rows < Sq, other=0.0)[:, None]
     row_term = q_idx + Sk - Sq
-    row_term_2 = tl.cast(tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0 + tl.cast(q_idx, tl.int64) * ids_stride_1, mask=(q_idx < Sk), other=0), tl.int32)
+    row_term_2 = tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0 + tl.cast(q_idx, tl.int64) * ids_stride_1, mask=(q_idx < Sk), other=0)
 
     dq = tl.zeros([BQ, BLOCK_D], tl.float32)
-    test0_least = tl.min(tl.where(q_idx <= q1, row_term_2, 2147483647))
-    test0_most = tl.max(tl.where(q_idx <= q1, row_term_2, -2147483648))
+    test0_least = tl.min(tl.where(q_idx <= q1, row_term_2, 9223372036854775807))
+    test0_most = tl.max(tl.where(q_idx <= q1, row_term_2, -9223372036854775807))
     test0_tile = batch * tl.cdiv(Sk, BK)
     test0_any_lo, test0_any_hi, test0_all_lo, test0_all_hi = _matching_tiles(key_test0_least_ptr + test0_tile, key_test0_most_ptr + test0_tile, test0_least, test0_most, tl.cdiv(Sk, BK), BK, 0)
     full_lo, full_hi, any_lo, any_hi = _key_tiles(q0, q1, test0_any_lo, test0_any_hi, test0_all_lo, test0_all_hi, Sq, Sk, BK)
@@ -487,7 +491,7 @@ def _dkdv_tile(
     p = tl.exp2(qk * logit_scale - row_lse)
     if MASKED:
         row_term = q_idx + Sk - Sq
-        row_term_2 = tl.cast(tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0 + tl.cast(q_idx, tl.int64) * ids_stride_1, mask=(q_idx < Sk), other=0), tl.int32)
+        row_term_2 = tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0 + tl.cast(q_idx, tl.int64) * ids_stride_1, mask=(q_idx < Sk), other=0)
         allowed = (q_idx < Sq) & (k_idx <= row_term) & (row_term_2 == col_term)
         p = tl.where(allowed, p, 0.0)
     dv = tl.dot(p.to(d_out.dtype), d_out, dv, input_precision=PRECISION)
@@ -526,10 +530,10 @@ def _dkdv_kernel(
         d_out_rows = _head_rows(d_out_ptr, batch, head, tl.cast(Hq, tl.int64) * Sq * Dv, Sq * Dv, 1, TMA)
         logit_scale = scale * 1.4426950408889634
         k_safe = tl.minimum(k_idx, Sk - 1)
-        col_term = tl.cast(tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0 + tl.cast(k_safe, tl.int64) * ids_stride_1), tl.int32)
-        col_term_2 = -(0 - col_term)
-        test0_least = tl.min(tl.where(k_idx <= k1, col_term_2, 2147483647))
-        test0_most = tl.max(tl.where(k_idx <= k1, col_term_2, -2147483648))
+        col_term = tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0 + tl.cast(k_safe, tl.int64) * ids_stride_1)
+        col_term_2 = -(tl.cast(0, tl.int64) - col_term)
+        test0_least = tl.min(tl.where(k_idx <= k1, col_term_2, 9223372036854775807))
+        test0_most = tl.max(tl.where(k_idx <= k1, col_term_2, -9223372036854775807))
         test0_tile = batch * tl.cdiv(Sq, BQ)
         test0_any_lo, test0_any_hi, test0_all_lo, test0_all_hi = _matching_tiles(query_test0_least_ptr + test0_tile, query_test0_most_ptr + test0_tile, test0_least, test0_most, tl.cdiv(Sq, BQ), BQ, 0)
         full_lo, full_hi, any_lo, any_hi = _query_tiles(k0, k1, test0_any_lo, test0_any_hi, test0_all_lo, test0_all_hi, Sq, Sk, BQ)
@@ -593,9 +597,12 @@ def _rows_first(x: Tensor) -> Tensor:
 
 
 def _has_tma(chip: str, *tensors: Tensor) -> bool:
-    """Whether the chip has a copy engine for tiles, and the tensors lie so that it can read them."""
+    """Whether the chip has a copy engine for tiles, and the tensors lie so that it can read them.
+
+    Not for float32, whose products are computed without the matrix units: tiles are wanted in registers.
+    """
     return chip in ("sm_90", "sm_100") and all(
-        x.data_ptr() % 16 == 0 and all(stride * x.element_size() % 16 == 0 for stride in x.stride()[:3]) for x in tensors
+        x.element_size() == 2 and x.data_ptr() % 16 == 0 and all(stride * x.element_size() % 16 == 0 for stride in x.stride()[:3]) for x in tensors
     )
 
 
@@ -627,7 +634,7 @@ def _common(q: Tensor, k: Tensor, v: Tensor, ids: Tensor, scale: float) -> tuple
 def _key_test0(arguments: tuple, n: int, tile: int, batches: int, heads: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """The least and greatest value of `-(0 - ids[b, k])` in each tile of keys."""
     n_tiles = triton.cdiv(n, tile)
-    least = torch.empty((batches, 1, n_tiles), dtype=torch.int32, device=device)
+    least = torch.empty((batches, 1, n_tiles), dtype=torch.int64, device=device)
     most = torch.empty_like(least)
     _key_test0_kernel[(n_tiles, batches, 1)](least, most, *arguments, TILE=tile)
     return least, most
@@ -636,7 +643,7 @@ def _key_test0(arguments: tuple, n: int, tile: int, batches: int, heads: int, de
 def _query_test0(arguments: tuple, n: int, tile: int, batches: int, heads: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """The least and greatest value of `ids[b, q]` in each tile of queries."""
     n_tiles = triton.cdiv(n, tile)
-    least = torch.empty((batches, 1, n_tiles), dtype=torch.int32, device=device)
+    least = torch.empty((batches, 1, n_tiles), dtype=torch.int64, device=device)
     most = torch.empty_like(least)
     _query_test0_kernel[(n_tiles, batches, 1)](least, most, *arguments, TILE=tile)
     return least, most
@@ -779,7 +786,7 @@ def _check(q, k, v, ids, scale):
     if tuple(ids.shape) != (B, Sk,):
         _refuse(f"ids must have shape (B, Sk) = {(B, Sk,)}, not {tuple(ids.shape)}")
     if not (Sq == Sk):
-        _refuse(f"the specification assumes Sq == Sk")
+        _refuse(f"the specification assumes Sq == Sk; here Sk = {Sk}, Sq = {Sq}")
 
 
 def documents(

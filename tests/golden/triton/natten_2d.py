@@ -58,18 +58,18 @@ LN2 = tl.constexpr(0.6931471805599453)
 TILES = {
     ('sm_80', 2, 16): ((128, 64, 4, 3), (64, 64, 4, 2), (128, 64, 4, 2)),
     ('sm_80', 2, 32): ((128, 64, 4, 3), (64, 64, 4, 2), (128, 64, 4, 2)),
-    ('sm_80', 2, 64): ((128, 64, 4, 3), (64, 64, 4, 2), (128, 64, 8, 3)),
-    ('sm_80', 2, 128): ((128, 64, 8, 3), (64, 64, 4, 2), (128, 64, 8, 2)),
-    ('sm_80', 2, 256): ((128, 64, 8, 1), (64, 64, 8, 1), (64, 32, 8, 1)),
+    ('sm_80', 2, 64): ((128, 64, 4, 2), (64, 64, 4, 2), (128, 64, 8, 2)),
+    ('sm_80', 2, 128): ((128, 64, 8, 2), (64, 64, 4, 2), (128, 64, 8, 1)),
+    ('sm_80', 2, 256): ((64, 64, 8, 1), (32, 64, 8, 1), (64, 32, 8, 1)),
     ('sm_80', 4, 16): ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
     ('sm_80', 4, 32): ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
     ('sm_80', 4, 64): ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
     ('sm_80', 4, 128): ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
     ('sm_80', 4, 256): ((32, 16, 4, 1), (16, 32, 4, 1), (32, 16, 4, 1)),
-    ('sm_86', 2, 16): ((128, 64, 4, 3), (64, 64, 4, 2), (128, 64, 4, 2)),
-    ('sm_86', 2, 32): ((128, 64, 4, 3), (64, 64, 4, 2), (128, 64, 4, 2)),
-    ('sm_86', 2, 64): ((128, 64, 4, 3), (64, 64, 4, 2), (128, 64, 8, 2)),
-    ('sm_86', 2, 128): ((128, 64, 8, 1), (64, 64, 4, 1), (64, 64, 8, 1)),
+    ('sm_86', 2, 16): ((128, 64, 4, 2), (64, 64, 4, 2), (128, 64, 4, 2)),
+    ('sm_86', 2, 32): ((128, 64, 4, 1), (64, 64, 4, 2), (128, 64, 4, 1)),
+    ('sm_86', 2, 64): ((128, 64, 4, 1), (64, 64, 4, 2), (64, 64, 8, 1)),
+    ('sm_86', 2, 128): ((64, 64, 8, 1), (32, 64, 4, 1), (64, 64, 8, 1)),
     ('sm_86', 2, 256): ((64, 32, 8, 1), (32, 32, 8, 1), (32, 32, 8, 1)),
     ('sm_86', 4, 16): ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
     ('sm_86', 4, 32): ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
@@ -79,8 +79,8 @@ TILES = {
     ('sm_90', 2, 16): ((128, 64, 4, 3), (64, 64, 4, 2), (128, 64, 4, 3)),
     ('sm_90', 2, 32): ((128, 64, 4, 3), (64, 64, 4, 2), (128, 64, 4, 3)),
     ('sm_90', 2, 64): ((64, 128, 4, 2), (128, 64, 4, 2), (128, 64, 8, 3)),
-    ('sm_90', 2, 128): ((64, 64, 4, 1), (64, 64, 4, 2), (128, 64, 8, 3)),
-    ('sm_90', 2, 256): ((128, 64, 8, 2), (64, 64, 8, 2), (64, 64, 4, 2)),
+    ('sm_90', 2, 128): ((64, 64, 4, 1), (64, 64, 4, 2), (128, 64, 8, 2)),
+    ('sm_90', 2, 256): ((128, 64, 8, 1), (64, 64, 8, 1), (64, 64, 4, 1)),
     ('sm_90', 4, 16): ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
     ('sm_90', 4, 32): ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
     ('sm_90', 4, 64): ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
@@ -89,8 +89,8 @@ TILES = {
     ('sm_100', 2, 16): ((128, 64, 4, 3), (64, 64, 4, 2), (128, 64, 4, 3)),
     ('sm_100', 2, 32): ((128, 64, 4, 3), (64, 64, 4, 2), (128, 64, 4, 3)),
     ('sm_100', 2, 64): ((64, 128, 4, 2), (128, 64, 4, 2), (128, 64, 8, 3)),
-    ('sm_100', 2, 128): ((64, 64, 4, 1), (64, 64, 4, 2), (128, 64, 8, 3)),
-    ('sm_100', 2, 256): ((128, 64, 8, 2), (64, 64, 8, 2), (64, 64, 4, 2)),
+    ('sm_100', 2, 128): ((64, 64, 4, 1), (64, 64, 4, 2), (128, 64, 8, 2)),
+    ('sm_100', 2, 256): ((128, 64, 8, 1), (64, 64, 8, 1), (64, 64, 4, 1)),
     ('sm_100', 4, 16): ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
     ('sm_100', 4, 32): ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
     ('sm_100', 4, 64): ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
@@ -98,14 +98,14 @@ TILES = {
     ('sm_100', 4, 256): ((32, 16, 4, 1), (16, 32, 4, 1), (32, 16, 4, 1)),
     ('gfx942', 2, 16): ((128, 64, 4, 2), (64, 64, 4, 2), (128, 64, 4, 2)),
     ('gfx942', 2, 32): ((128, 64, 4, 2), (64, 64, 4, 2), (128, 64, 4, 2)),
-    ('gfx942', 2, 64): ((128, 64, 4, 2), (64, 64, 4, 1), (64, 64, 8, 1)),
-    ('gfx942', 2, 128): ((64, 64, 8, 1), (32, 64, 4, 1), (64, 32, 8, 1)),
-    ('gfx942', 2, 256): ((32, 32, 8, 1), (16, 32, 8, 1), (32, 16, 8, 1)),
+    ('gfx942', 2, 64): ((128, 64, 4, 2), (64, 64, 4, 2), (128, 64, 8, 2)),
+    ('gfx942', 2, 128): ((128, 64, 8, 1), (64, 64, 4, 2), (128, 64, 8, 1)),
+    ('gfx942', 2, 256): ((64, 64, 8, 1), (64, 64, 8, 1), (64, 32, 8, 1)),
     ('gfx942', 4, 16): ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
     ('gfx942', 4, 32): ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
     ('gfx942', 4, 64): ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
-    ('gfx942', 4, 128): ((32, 32, 4, 1), (16, 32, 4, 1), (32, 16, 4, 1)),
-    ('gfx942', 4, 256): ((16, 16, 4, 1), (16, 16, 4, 1), (16, 16, 4, 1)),
+    ('gfx942', 4, 128): ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
+    ('gfx942', 4, 256): ((32, 16, 4, 1), (16, 32, 4, 1), (32, 16, 4, 1)),
     ('cpu', 2, 16): ((64, 64, 4, 1), (64, 64, 4, 1), (64, 64, 4, 1)),
     ('cpu', 2, 32): ((64, 64, 4, 1), (64, 64, 4, 1), (64, 64, 4, 1)),
     ('cpu', 2, 64): ((64, 64, 4, 1), (64, 64, 4, 1), (64, 64, 4, 1)),
@@ -200,8 +200,10 @@ def _sorted_runs(a_lo, a_hi, b_lo, b_hi):
 @triton.jit
 def _key_tiles(q0, q1, Sk, BK: tl.constexpr):
     """The tiles that the queries q0 … q1 meet: `any` some pair is allowed, `full` every pair is, and no mask is needed."""
-    any_lo = tl.cast(tl.maximum(0, tl.minimum(tl.maximum(q0 // 32, 3), Sk // 32 - 1 - 3) * 32 - 96) // BK, tl.int32)
-    any_hi = tl.cast(tl.cdiv(tl.minimum(Sk, tl.minimum(tl.maximum(q1 // 32, 3), Sk // 32 - 1 - 3) * 32 + 127 + 1), BK), tl.int32)
+    q0 = tl.cast(q0, tl.int64)
+    q1 = tl.cast(q1, tl.int64)
+    any_lo = tl.cast(tl.maximum(0, tl.cast(tl.cast(tl.minimum(tl.maximum(q0 // 32, 3), Sk // 32 - 1 - 3), tl.int64) * 32, tl.int64) - 96) // BK, tl.int32)
+    any_hi = tl.cast(tl.cdiv(tl.minimum(Sk, tl.cast(tl.cast(tl.cast(tl.minimum(tl.maximum(q1 // 32, 3), Sk // 32 - 1 - 3), tl.int64) * 32, tl.int64) + 127, tl.int64) + 1), BK), tl.int32)
     any_hi = tl.maximum(any_hi, any_lo)
     return any_lo, any_hi
 
@@ -209,14 +211,16 @@ def _key_tiles(q0, q1, Sk, BK: tl.constexpr):
 @triton.jit
 def _query_tiles(k0, k1, Sq, Sk, BQ: tl.constexpr):
     """The tiles that the keys k0 … k1 meet: `any` some pair is allowed, `full` every pair is, and no mask is needed."""
-    any0_lo = tl.cast(tl.maximum(0, k0 // 32 * 32 - 96) // BQ, tl.int32)
-    any0_hi = tl.cast(tl.cdiv(tl.minimum(tl.minimum(tl.minimum(Sq, tl.where(k0 // 32 - Sk // 32 + 1 <= 0, Sq, 0)), k1 // 32 * 32 + 127 + 1), tl.where(0 - k1 // 32 <= 0, Sq, 0)), BQ), tl.int32)
+    k0 = tl.cast(k0, tl.int64)
+    k1 = tl.cast(k1, tl.int64)
+    any0_lo = tl.cast(tl.maximum(0, tl.cast(tl.cast(k0 // 32, tl.int64) * 32, tl.int64) - 96) // BQ, tl.int32)
+    any0_hi = tl.cast(tl.cdiv(tl.minimum(tl.minimum(tl.minimum(Sq, tl.where(k0 // 32 - Sk // 32 + 1 <= 0, Sq, 0)), tl.cast(tl.cast(tl.cast(k1 // 32, tl.int64) * 32, tl.int64) + 127, tl.int64) + 1), tl.where(0 - k1 // 32 <= 0, Sq, 0)), BQ), tl.int32)
     any0_hi = tl.maximum(any0_hi, any0_lo)
-    any1_lo = tl.cast(tl.maximum(0, k0 // 32 * 32 - 96) // BQ, tl.int32)
+    any1_lo = tl.cast(tl.maximum(0, tl.cast(tl.cast(k0 // 32, tl.int64) * 32, tl.int64) - 96) // BQ, tl.int32)
     any1_hi = tl.cast(tl.cdiv(tl.minimum(tl.minimum(Sq, tl.where(k0 // 32 - Sk // 32 + 1 <= 0, Sq, 0)), tl.where(Sk // 32 - k1 // 32 - 7 <= 0, Sq, 0)), BQ), tl.int32)
     any1_hi = tl.maximum(any1_hi, any1_lo)
     any2_lo = tl.cast(0 // BQ, tl.int32)
-    any2_hi = tl.cast(tl.cdiv(tl.minimum(tl.minimum(tl.minimum(tl.minimum(Sq, tl.where(k0 // 32 - 6 <= 0, Sq, 0)), tl.where(k0 // 32 - Sk // 32 + 1 <= 0, Sq, 0)), k1 // 32 * 32 + 127 + 1), tl.where(0 - k1 // 32 <= 0, Sq, 0)), BQ), tl.int32)
+    any2_hi = tl.cast(tl.cdiv(tl.minimum(tl.minimum(tl.minimum(tl.minimum(Sq, tl.where(k0 // 32 - 6 <= 0, Sq, 0)), tl.where(k0 // 32 - Sk // 32 + 1 <= 0, Sq, 0)), tl.cast(tl.cast(tl.cast(k1 // 32, tl.int64) * 32, tl.int64) + 127, tl.int64) + 1), tl.where(0 - k1 // 32 <= 0, Sq, 0)), BQ), tl.int32)
     any2_hi = tl.maximum(any2_hi, any2_lo)
     any3_lo = tl.cast(0 // BQ, tl.int32)
     any3_hi = tl.cast(tl.cdiv(tl.minimum(tl.minimum(tl.minimum(Sq, tl.where(k0 // 32 - 6 <= 0, Sq, 0)), tl.where(k0 // 32 - Sk // 32 + 1 <= 0, Sq, 0)), tl.where(Sk // 32 - k1 // 32 - 7 <= 0, Sq, 0)), BQ), tl.int32)
@@ -302,7 +306,7 @@ def _forward_kernel(
             D, Dv, BLOCK_D, BLOCK_DV, BK, True, TMA,
         )
 
-    total = row_max * 1.0
+    total = row_max
     empty = row_max == float("-inf")
     row_sum = tl.where(empty, 1.0, row_sum)
     acc = acc / row_sum[:, None]
@@ -616,9 +620,12 @@ def _rows_first(x: Tensor) -> Tensor:
 
 
 def _has_tma(chip: str, *tensors: Tensor) -> bool:
-    """Whether the chip has a copy engine for tiles, and the tensors lie so that it can read them."""
+    """Whether the chip has a copy engine for tiles, and the tensors lie so that it can read them.
+
+    Not for float32, whose products are computed without the matrix units: tiles are wanted in registers.
+    """
     return chip in ("sm_90", "sm_100") and all(
-        x.data_ptr() % 16 == 0 and all(stride * x.element_size() % 16 == 0 for stride in x.stride()[:3]) for x in tensors
+        x.element_size() == 2 and x.data_ptr() % 16 == 0 and all(stride * x.element_size() % 16 == 0 for stride in x.stride()[:3]) for x in tensors
     )
 
 
@@ -810,11 +817,11 @@ def _check(q, k, v, bias, scale):
     if tuple(bias.shape) != (Hq, 13, 13,):
         _refuse(f"bias must have shape (Hq, 13, 13) = {(Hq, 13, 13,)}, not {tuple(bias.shape)}")
     if not (Sq == Sk):
-        _refuse(f"the specification assumes Sq == Sk")
+        _refuse(f"the specification assumes Sq == Sk; here Sk = {Sk}, Sq = {Sq}")
     if not (Sk % 32 == 0):
-        _refuse(f"the specification assumes Sk % 32 == 0")
+        _refuse(f"the specification assumes Sk % 32 == 0; here Sk = {Sk}")
     if not (224 <= Sk):
-        _refuse(f"the specification assumes 224 <= Sk")
+        _refuse(f"the specification assumes 224 <= Sk; here Sk = {Sk}")
 
 
 def natten_2d(

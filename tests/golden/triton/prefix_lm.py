@@ -41,8 +41,8 @@ TILES = {
     ('sm_80', 2, 16): ((128, 64, 4, 3), (64, 64, 4, 2), (128, 64, 4, 2)),
     ('sm_80', 2, 32): ((128, 64, 4, 3), (64, 64, 4, 2), (128, 64, 4, 2)),
     ('sm_80', 2, 64): ((128, 64, 4, 3), (64, 64, 4, 2), (128, 64, 8, 3)),
-    ('sm_80', 2, 128): ((128, 64, 8, 3), (64, 64, 4, 2), (128, 64, 8, 2)),
-    ('sm_80', 2, 256): ((128, 64, 8, 1), (64, 64, 8, 1), (64, 32, 8, 1)),
+    ('sm_80', 2, 128): ((128, 64, 8, 3), (64, 64, 4, 2), (128, 64, 8, 3)),
+    ('sm_80', 2, 256): ((128, 64, 8, 2), (64, 64, 8, 2), (64, 32, 8, 1)),
     ('sm_80', 4, 16): ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
     ('sm_80', 4, 32): ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
     ('sm_80', 4, 64): ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
@@ -50,8 +50,8 @@ TILES = {
     ('sm_80', 4, 256): ((32, 16, 4, 1), (16, 32, 4, 1), (32, 16, 4, 1)),
     ('sm_86', 2, 16): ((128, 64, 4, 3), (64, 64, 4, 2), (128, 64, 4, 2)),
     ('sm_86', 2, 32): ((128, 64, 4, 3), (64, 64, 4, 2), (128, 64, 4, 2)),
-    ('sm_86', 2, 64): ((128, 64, 4, 3), (64, 64, 4, 2), (128, 64, 8, 2)),
-    ('sm_86', 2, 128): ((128, 64, 8, 1), (64, 64, 4, 1), (64, 64, 8, 1)),
+    ('sm_86', 2, 64): ((128, 64, 4, 3), (64, 64, 4, 2), (128, 64, 8, 3)),
+    ('sm_86', 2, 128): ((128, 64, 8, 2), (64, 64, 4, 2), (64, 64, 8, 1)),
     ('sm_86', 2, 256): ((64, 32, 8, 1), (32, 32, 8, 1), (32, 32, 8, 1)),
     ('sm_86', 4, 16): ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
     ('sm_86', 4, 32): ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
@@ -72,7 +72,7 @@ TILES = {
     ('sm_100', 2, 32): ((128, 64, 4, 3), (64, 64, 4, 2), (128, 64, 4, 3)),
     ('sm_100', 2, 64): ((64, 128, 4, 2), (128, 64, 4, 2), (128, 64, 8, 3)),
     ('sm_100', 2, 128): ((64, 128, 4, 1), (64, 64, 4, 2), (128, 64, 8, 3)),
-    ('sm_100', 2, 256): ((128, 64, 8, 2), (64, 64, 8, 2), (64, 64, 4, 2)),
+    ('sm_100', 2, 256): ((128, 64, 8, 2), (64, 64, 8, 1), (64, 64, 4, 1)),
     ('sm_100', 4, 16): ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
     ('sm_100', 4, 32): ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
     ('sm_100', 4, 64): ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
@@ -80,14 +80,14 @@ TILES = {
     ('sm_100', 4, 256): ((32, 16, 4, 1), (16, 32, 4, 1), (32, 16, 4, 1)),
     ('gfx942', 2, 16): ((128, 64, 4, 2), (64, 64, 4, 2), (128, 64, 4, 2)),
     ('gfx942', 2, 32): ((128, 64, 4, 2), (64, 64, 4, 2), (128, 64, 4, 2)),
-    ('gfx942', 2, 64): ((128, 64, 4, 2), (64, 64, 4, 1), (64, 64, 8, 1)),
-    ('gfx942', 2, 128): ((64, 64, 8, 1), (32, 64, 4, 1), (64, 32, 8, 1)),
-    ('gfx942', 2, 256): ((32, 32, 8, 1), (16, 32, 8, 1), (32, 16, 8, 1)),
+    ('gfx942', 2, 64): ((128, 64, 4, 2), (64, 64, 4, 2), (128, 64, 8, 2)),
+    ('gfx942', 2, 128): ((128, 64, 8, 1), (64, 64, 4, 2), (128, 64, 8, 1)),
+    ('gfx942', 2, 256): ((64, 64, 8, 1), (64, 64, 8, 1), (64, 32, 8, 1)),
     ('gfx942', 4, 16): ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
     ('gfx942', 4, 32): ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
     ('gfx942', 4, 64): ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
-    ('gfx942', 4, 128): ((32, 32, 4, 1), (16, 32, 4, 1), (32, 16, 4, 1)),
-    ('gfx942', 4, 256): ((16, 16, 4, 1), (16, 16, 4, 1), (16, 16, 4, 1)),
+    ('gfx942', 4, 128): ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
+    ('gfx942', 4, 256): ((32, 16, 4, 1), (16, 32, 4, 1), (32, 16, 4, 1)),
     ('cpu', 2, 16): ((64, 64, 4, 1), (64, 64, 4, 1), (64, 64, 4, 1)),
     ('cpu', 2, 32): ((64, 64, 4, 1), (64, 64, 4, 1), (64, 64, 4, 1)),
     ('cpu', 2, 64): ((64, 64, 4, 1), (64, 64, 4, 1), (64, 64, 4, 1)),
@@ -197,11 +197,14 @@ def _sorted_runs(a_lo, a_hi, b_lo, b_hi):
 @triton.jit
 def _key_tiles(q0, q1, Sq, Sk, prefix, BK: tl.constexpr):
     """The tiles that the queries q0 … q1 meet: `any` some pair is allowed, `full` every pair is, and no mask is needed."""
+    q0 = tl.cast(q0, tl.int64)
+    q1 = tl.cast(q1, tl.int64)
+    prefix = tl.cast(prefix, tl.int64)
     any0_lo = tl.cast(0 // BK, tl.int32)
     any0_hi = tl.cast(tl.cdiv(tl.minimum(Sk, q1 + Sk - Sq + 1), BK), tl.int32)
     any0_hi = tl.maximum(any0_hi, any0_lo)
     any1_lo = tl.cast(0 // BK, tl.int32)
-    any1_hi = tl.cast(tl.cdiv(tl.minimum(Sk, -(1 - prefix) + 1), BK), tl.int32)
+    any1_hi = tl.cast(tl.cdiv(tl.minimum(Sk, tl.cast(-(tl.cast(1, tl.int64) - prefix), tl.int64) + 1), BK), tl.int32)
     any1_hi = tl.maximum(any1_hi, any1_lo)
     any0_lo, any0_hi, any1_lo, any1_hi = _sorted_runs(any0_lo, any0_hi, any1_lo, any1_hi)
     any1_lo = tl.maximum(any1_lo, any0_hi)
@@ -210,7 +213,7 @@ def _key_tiles(q0, q1, Sq, Sk, prefix, BK: tl.constexpr):
     full0_hi = tl.cast(tl.minimum(Sk, q0 + Sk - Sq + 1) // BK, tl.int32)
     full0_hi = tl.maximum(full0_hi, full0_lo)
     full1_lo = tl.cast(tl.cdiv(0, BK), tl.int32)
-    full1_hi = tl.cast(tl.minimum(Sk, -(1 - prefix) + 1) // BK, tl.int32)
+    full1_hi = tl.cast(tl.minimum(Sk, tl.cast(-(tl.cast(1, tl.int64) - prefix), tl.int64) + 1) // BK, tl.int32)
     full1_hi = tl.maximum(full1_hi, full1_lo)
     full0_lo, full0_hi, full1_lo, full1_hi = _sorted_runs(full0_lo, full0_hi, full1_lo, full1_hi)
     full1_lo = tl.maximum(full1_lo, full0_hi)
@@ -233,11 +236,14 @@ def _key_tiles(q0, q1, Sq, Sk, prefix, BK: tl.constexpr):
 @triton.jit
 def _query_tiles(k0, k1, Sq, Sk, prefix, BQ: tl.constexpr):
     """The tiles that the keys k0 … k1 meet: `any` some pair is allowed, `full` every pair is, and no mask is needed."""
+    k0 = tl.cast(k0, tl.int64)
+    k1 = tl.cast(k1, tl.int64)
+    prefix = tl.cast(prefix, tl.int64)
     any0_lo = tl.cast(tl.maximum(0, k0 + Sq - Sk) // BQ, tl.int32)
     any0_hi = tl.cast(tl.cdiv(Sq, BQ), tl.int32)
     any0_hi = tl.maximum(any0_hi, any0_lo)
     any1_lo = tl.cast(0 // BQ, tl.int32)
-    any1_hi = tl.cast(tl.cdiv(tl.minimum(Sq, tl.where(k0 - prefix < 0, Sq, 0)), BQ), tl.int32)
+    any1_hi = tl.cast(tl.cdiv(tl.minimum(Sq, tl.where(tl.cast(k0, tl.int64) - prefix < 0, Sq, 0)), BQ), tl.int32)
     any1_hi = tl.maximum(any1_hi, any1_lo)
     any0_lo, any0_hi, any1_lo, any1_hi = _sorted_runs(any0_lo, any0_hi, any1_lo, any1_hi)
     any1_lo = tl.maximum(any1_lo, any0_hi)
@@ -246,7 +252,7 @@ def _query_tiles(k0, k1, Sq, Sk, prefix, BQ: tl.constexpr):
     full0_hi = tl.cast(Sq // BQ, tl.int32)
     full0_hi = tl.maximum(full0_hi, full0_lo)
     full1_lo = tl.cast(tl.cdiv(0, BQ), tl.int32)
-    full1_hi = tl.cast(tl.minimum(Sq, tl.where(k1 - prefix < 0, Sq, 0)) // BQ, tl.int32)
+    full1_hi = tl.cast(tl.minimum(Sq, tl.where(tl.cast(k1, tl.int64) - prefix < 0, Sq, 0)) // BQ, tl.int32)
     full1_hi = tl.maximum(full1_hi, full1_lo)
     full0_lo, full0_hi, full1_lo, full1_hi = _sorted_runs(full0_lo, full0_hi, full1_lo, full1_hi)
     full1_lo = tl.maximum(full1_lo, full0_hi)
@@ -575,9 +581,12 @@ def _rows_first(x: Tensor) -> Tensor:
 
 
 def _has_tma(chip: str, *tensors: Tensor) -> bool:
-    """Whether the chip has a copy engine for tiles, and the tensors lie so that it can read them."""
+    """Whether the chip has a copy engine for tiles, and the tensors lie so that it can read them.
+
+    Not for float32, whose products are computed without the matrix units: tiles are wanted in registers.
+    """
     return chip in ("sm_90", "sm_100") and all(
-        x.data_ptr() % 16 == 0 and all(stride * x.element_size() % 16 == 0 for stride in x.stride()[:3]) for x in tensors
+        x.element_size() == 2 and x.data_ptr() % 16 == 0 and all(stride * x.element_size() % 16 == 0 for stride in x.stride()[:3]) for x in tensors
     )
 
 

@@ -56,19 +56,19 @@ LN2 = tl.constexpr(0.6931471805599453)
 # (queries, keys, warps, stages). None of them needs more shared memory than the chip has.
 TILES = {
     ('sm_80', 2, 16): ((128, 64, 4, 3), (64, 64, 4, 2), (128, 64, 4, 2)),
-    ('sm_80', 2, 32): ((128, 64, 4, 3), (64, 64, 4, 2), (128, 64, 4, 2)),
-    ('sm_80', 2, 64): ((128, 64, 4, 3), (64, 64, 4, 2), (128, 64, 8, 3)),
-    ('sm_80', 2, 128): ((128, 64, 8, 3), (64, 64, 4, 2), (128, 64, 8, 2)),
-    ('sm_80', 2, 256): ((128, 64, 8, 1), (64, 64, 8, 1), (64, 32, 8, 1)),
+    ('sm_80', 2, 32): ((128, 64, 4, 2), (64, 64, 4, 2), (128, 64, 4, 2)),
+    ('sm_80', 2, 64): ((128, 64, 4, 2), (64, 64, 4, 2), (128, 64, 8, 1)),
+    ('sm_80', 2, 128): ((128, 64, 8, 1), (64, 64, 4, 2), (64, 64, 8, 1)),
+    ('sm_80', 2, 256): ((64, 64, 8, 1), (32, 64, 8, 1), (64, 32, 8, 1)),
     ('sm_80', 4, 16): ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
     ('sm_80', 4, 32): ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
     ('sm_80', 4, 64): ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
     ('sm_80', 4, 128): ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
     ('sm_80', 4, 256): ((32, 16, 4, 1), (16, 32, 4, 1), (32, 16, 4, 1)),
-    ('sm_86', 2, 16): ((128, 64, 4, 3), (64, 64, 4, 2), (128, 64, 4, 2)),
-    ('sm_86', 2, 32): ((128, 64, 4, 3), (64, 64, 4, 2), (128, 64, 4, 2)),
-    ('sm_86', 2, 64): ((128, 64, 4, 3), (64, 64, 4, 2), (128, 64, 8, 2)),
-    ('sm_86', 2, 128): ((128, 64, 8, 1), (64, 64, 4, 1), (64, 64, 8, 1)),
+    ('sm_86', 2, 16): ((128, 64, 4, 1), (64, 64, 4, 2), (128, 64, 4, 1)),
+    ('sm_86', 2, 32): ((64, 64, 4, 1), (64, 64, 4, 2), (64, 64, 4, 1)),
+    ('sm_86', 2, 64): ((64, 64, 4, 1), (64, 64, 4, 1), (64, 64, 8, 1)),
+    ('sm_86', 2, 128): ((64, 64, 8, 1), (32, 64, 4, 1), (64, 32, 8, 1)),
     ('sm_86', 2, 256): ((64, 32, 8, 1), (32, 32, 8, 1), (32, 32, 8, 1)),
     ('sm_86', 4, 16): ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
     ('sm_86', 4, 32): ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
@@ -78,8 +78,8 @@ TILES = {
     ('sm_90', 2, 16): ((128, 64, 4, 3), (64, 64, 4, 2), (128, 64, 4, 3)),
     ('sm_90', 2, 32): ((128, 64, 4, 3), (64, 64, 4, 2), (128, 64, 4, 3)),
     ('sm_90', 2, 64): ((64, 128, 4, 2), (128, 64, 4, 2), (128, 64, 8, 3)),
-    ('sm_90', 2, 128): ((64, 64, 4, 1), (64, 64, 4, 2), (128, 64, 8, 3)),
-    ('sm_90', 2, 256): ((128, 64, 8, 2), (64, 64, 8, 2), (64, 64, 4, 2)),
+    ('sm_90', 2, 128): ((64, 64, 4, 1), (64, 64, 4, 2), (128, 64, 8, 1)),
+    ('sm_90', 2, 256): ((128, 64, 8, 1), (64, 64, 8, 1), (64, 64, 4, 1)),
     ('sm_90', 4, 16): ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
     ('sm_90', 4, 32): ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
     ('sm_90', 4, 64): ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
@@ -88,8 +88,8 @@ TILES = {
     ('sm_100', 2, 16): ((128, 64, 4, 3), (64, 64, 4, 2), (128, 64, 4, 3)),
     ('sm_100', 2, 32): ((128, 64, 4, 3), (64, 64, 4, 2), (128, 64, 4, 3)),
     ('sm_100', 2, 64): ((64, 128, 4, 2), (128, 64, 4, 2), (128, 64, 8, 3)),
-    ('sm_100', 2, 128): ((64, 64, 4, 1), (64, 64, 4, 2), (128, 64, 8, 3)),
-    ('sm_100', 2, 256): ((128, 64, 8, 2), (64, 64, 8, 2), (64, 64, 4, 2)),
+    ('sm_100', 2, 128): ((64, 64, 4, 1), (64, 64, 4, 2), (128, 64, 8, 1)),
+    ('sm_100', 2, 256): ((128, 64, 8, 1), (64, 64, 8, 1), (64, 64, 4, 1)),
     ('sm_100', 4, 16): ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
     ('sm_100', 4, 32): ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
     ('sm_100', 4, 64): ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
@@ -97,14 +97,14 @@ TILES = {
     ('sm_100', 4, 256): ((32, 16, 4, 1), (16, 32, 4, 1), (32, 16, 4, 1)),
     ('gfx942', 2, 16): ((128, 64, 4, 2), (64, 64, 4, 2), (128, 64, 4, 2)),
     ('gfx942', 2, 32): ((128, 64, 4, 2), (64, 64, 4, 2), (128, 64, 4, 2)),
-    ('gfx942', 2, 64): ((128, 64, 4, 2), (64, 64, 4, 1), (64, 64, 8, 1)),
-    ('gfx942', 2, 128): ((64, 64, 8, 1), (32, 64, 4, 1), (64, 32, 8, 1)),
-    ('gfx942', 2, 256): ((32, 32, 8, 1), (16, 32, 8, 1), (32, 16, 8, 1)),
+    ('gfx942', 2, 64): ((128, 64, 4, 2), (64, 64, 4, 2), (128, 64, 8, 2)),
+    ('gfx942', 2, 128): ((128, 64, 8, 1), (64, 64, 4, 2), (128, 64, 8, 1)),
+    ('gfx942', 2, 256): ((64, 64, 8, 1), (64, 64, 8, 1), (64, 32, 8, 1)),
     ('gfx942', 4, 16): ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
     ('gfx942', 4, 32): ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
     ('gfx942', 4, 64): ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
-    ('gfx942', 4, 128): ((32, 32, 4, 1), (16, 32, 4, 1), (32, 16, 4, 1)),
-    ('gfx942', 4, 256): ((16, 16, 4, 1), (16, 16, 4, 1), (16, 16, 4, 1)),
+    ('gfx942', 4, 128): ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
+    ('gfx942', 4, 256): ((32, 16, 4, 1), (16, 32, 4, 1), (32, 16, 4, 1)),
     ('cpu', 2, 16): ((64, 64, 4, 1), (64, 64, 4, 1), (64, 64, 4, 1)),
     ('cpu', 2, 32): ((64, 64, 4, 1), (64, 64, 4, 1), (64, 64, 4, 1)),
     ('cpu', 2, 64): ((64, 64, 4, 1), (64, 64, 4, 1), (64, 64, 4, 1)),
@@ -226,7 +226,7 @@ def _attend_tile(
     offset_2 = k_idx - row_term
     distance = tl.abs(offset_2)
     col_term = tl.cast(k_idx, tl.float32)
-    x = qk * 1.4426950408889634 + tl.cast(tl.load(table_ptr + (tl.where(0 < offset_2, 16, 0) + tl.where(distance < 8, distance, tl.minimum(8 + tl.cast(tl.log2(tl.maximum(tl.abs(col_term - row_term_2), 8.0) * 0.125) * 2.0, tl.int32), 15))) * table_stride_0 + tl.cast(head, tl.int64) * table_stride_1, mask=(tl.where(0 < offset_2, 16, 0) + tl.where(distance < 8, distance, tl.minimum(8 + tl.cast(tl.log2(tl.maximum(tl.abs(col_term - row_term_2), 8.0) * 0.125) * 2.0, tl.int32), 15)) >= 0) & (tl.where(0 < offset_2, 16, 0) + tl.where(distance < 8, distance, tl.minimum(8 + tl.cast(tl.log2(tl.maximum(tl.abs(col_term - row_term_2), 8.0) * 0.125) * 2.0, tl.int32), 15)) < 32), other=0), tl.float32) * 1.4426950408889634
+    x = qk * 1.4426950408889634 + tl.cast(tl.load(table_ptr + (tl.cast(tl.where(0 < offset_2, 16, 0), tl.int64) + tl.where(distance < 8, distance, tl.minimum(tl.cast(8, tl.int64) + tl.cast(tl.log2(tl.maximum(tl.abs(col_term - row_term_2), 8.0) * 0.125) * 2.0, tl.int32), 15))) * table_stride_0 + tl.cast(head, tl.int64) * table_stride_1, mask=(tl.cast(tl.where(0 < offset_2, 16, 0), tl.int64) + tl.where(distance < 8, distance, tl.minimum(tl.cast(8, tl.int64) + tl.cast(tl.log2(tl.maximum(tl.abs(col_term - row_term_2), 8.0) * 0.125) * 2.0, tl.int32), 15)) >= 0) & (tl.cast(tl.where(0 < offset_2, 16, 0), tl.int64) + tl.where(distance < 8, distance, tl.minimum(tl.cast(8, tl.int64) + tl.cast(tl.log2(tl.maximum(tl.abs(col_term - row_term_2), 8.0) * 0.125) * 2.0, tl.int32), 15)) < 32), other=0), tl.float32) * 1.4426950408889634
     if MASKED:
         x = tl.where((k_idx < Sk), x, float("-inf"))
     new_max = tl.maximum(row_max, tl.max(x, 1))
@@ -279,7 +279,7 @@ def _forward_kernel(
             D, Dv, BLOCK_D, BLOCK_DV, BK, True, TMA,
         )
 
-    total = row_max * 1.0
+    total = row_max
     empty = row_max == float("-inf")
     row_sum = tl.where(empty, 1.0, row_sum)
     acc = acc / row_sum[:, None]
@@ -331,7 +331,7 @@ def _dq_tile(
     offset_2 = k_idx - row_term
     distance = tl.abs(offset_2)
     col_term = tl.cast(k_idx, tl.float32)
-    p = tl.exp2(qk * 1.4426950408889634 + tl.cast(tl.load(table_ptr + (tl.where(0 < offset_2, 16, 0) + tl.where(distance < 8, distance, tl.minimum(8 + tl.cast(tl.log2(tl.maximum(tl.abs(col_term - row_term_2), 8.0) * 0.125) * 2.0, tl.int32), 15))) * table_stride_0 + tl.cast(head, tl.int64) * table_stride_1, mask=(tl.where(0 < offset_2, 16, 0) + tl.where(distance < 8, distance, tl.minimum(8 + tl.cast(tl.log2(tl.maximum(tl.abs(col_term - row_term_2), 8.0) * 0.125) * 2.0, tl.int32), 15)) >= 0) & (tl.where(0 < offset_2, 16, 0) + tl.where(distance < 8, distance, tl.minimum(8 + tl.cast(tl.log2(tl.maximum(tl.abs(col_term - row_term_2), 8.0) * 0.125) * 2.0, tl.int32), 15)) < 32), other=0), tl.float32) * 1.4426950408889634 - row_lse)
+    p = tl.exp2(qk * 1.4426950408889634 + tl.cast(tl.load(table_ptr + (tl.cast(tl.where(0 < offset_2, 16, 0), tl.int64) + tl.where(distance < 8, distance, tl.minimum(tl.cast(8, tl.int64) + tl.cast(tl.log2(tl.maximum(tl.abs(col_term - row_term_2), 8.0) * 0.125) * 2.0, tl.int32), 15))) * table_stride_0 + tl.cast(head, tl.int64) * table_stride_1, mask=(tl.cast(tl.where(0 < offset_2, 16, 0), tl.int64) + tl.where(distance < 8, distance, tl.minimum(tl.cast(8, tl.int64) + tl.cast(tl.log2(tl.maximum(tl.abs(col_term - row_term_2), 8.0) * 0.125) * 2.0, tl.int32), 15)) >= 0) & (tl.cast(tl.where(0 < offset_2, 16, 0), tl.int64) + tl.where(distance < 8, distance, tl.minimum(tl.cast(8, tl.int64) + tl.cast(tl.log2(tl.maximum(tl.abs(col_term - row_term_2), 8.0) * 0.125) * 2.0, tl.int32), 15)) < 32), other=0), tl.float32) * 1.4426950408889634 - row_lse)
     if MASKED:
         allowed = (k_idx < Sk)
         p = tl.where(allowed, p, 0.0)
@@ -410,7 +410,7 @@ def _dkdv_tile(
     offset_2 = k_idx - row_term
     distance = tl.abs(offset_2)
     row_term_2 = tl.cast(row_term, tl.float32)
-    p = tl.exp2(qk * 1.4426950408889634 + tl.cast(tl.load(table_ptr + (tl.where(0 < offset_2, 16, 0) + tl.where(distance < 8, distance, tl.minimum(8 + tl.cast(tl.log2(tl.maximum(tl.abs(col_term - row_term_2), 8.0) * 0.125) * 2.0, tl.int32), 15))) * table_stride_0 + tl.cast(head, tl.int64) * table_stride_1, mask=(tl.where(0 < offset_2, 16, 0) + tl.where(distance < 8, distance, tl.minimum(8 + tl.cast(tl.log2(tl.maximum(tl.abs(col_term - row_term_2), 8.0) * 0.125) * 2.0, tl.int32), 15)) >= 0) & (tl.where(0 < offset_2, 16, 0) + tl.where(distance < 8, distance, tl.minimum(8 + tl.cast(tl.log2(tl.maximum(tl.abs(col_term - row_term_2), 8.0) * 0.125) * 2.0, tl.int32), 15)) < 32), other=0), tl.float32) * 1.4426950408889634 - row_lse)
+    p = tl.exp2(qk * 1.4426950408889634 + tl.cast(tl.load(table_ptr + (tl.cast(tl.where(0 < offset_2, 16, 0), tl.int64) + tl.where(distance < 8, distance, tl.minimum(tl.cast(8, tl.int64) + tl.cast(tl.log2(tl.maximum(tl.abs(col_term - row_term_2), 8.0) * 0.125) * 2.0, tl.int32), 15))) * table_stride_0 + tl.cast(head, tl.int64) * table_stride_1, mask=(tl.cast(tl.where(0 < offset_2, 16, 0), tl.int64) + tl.where(distance < 8, distance, tl.minimum(tl.cast(8, tl.int64) + tl.cast(tl.log2(tl.maximum(tl.abs(col_term - row_term_2), 8.0) * 0.125) * 2.0, tl.int32), 15)) >= 0) & (tl.cast(tl.where(0 < offset_2, 16, 0), tl.int64) + tl.where(distance < 8, distance, tl.minimum(tl.cast(8, tl.int64) + tl.cast(tl.log2(tl.maximum(tl.abs(col_term - row_term_2), 8.0) * 0.125) * 2.0, tl.int32), 15)) < 32), other=0), tl.float32) * 1.4426950408889634 - row_lse)
     if MASKED:
         allowed = (q_idx < Sq)
         p = tl.where(allowed, p, 0.0)
@@ -481,7 +481,7 @@ def _sum_table_tile(
     offset_2 = k_idx - row_term
     distance = tl.abs(offset_2)
     col_term = tl.cast(k_idx, tl.float32)
-    bucket = tl.where(0 < offset_2, 16, 0) + tl.where(distance < 8, distance, tl.minimum(8 + tl.cast(tl.log2(tl.maximum(tl.abs(col_term - row_term_2), 8.0) * 0.125) * 2.0, tl.int32), 15))
+    bucket = tl.cast(tl.where(0 < offset_2, 16, 0), tl.int64) + tl.where(distance < 8, distance, tl.minimum(tl.cast(8, tl.int64) + tl.cast(tl.log2(tl.maximum(tl.abs(col_term - row_term_2), 8.0) * 0.125) * 2.0, tl.int32), 15))
     p = tl.exp2(qk * 1.4426950408889634 + tl.cast(tl.load(table_ptr + bucket * table_stride_0 + tl.cast(head, tl.int64) * table_stride_1, mask=(bucket >= 0) & (bucket < 32), other=0), tl.float32) * 1.4426950408889634 - row_lse)
     if MASKED:
         allowed = (k_idx < Sk)
@@ -600,9 +600,12 @@ def _rows_first(x: Tensor) -> Tensor:
 
 
 def _has_tma(chip: str, *tensors: Tensor) -> bool:
-    """Whether the chip has a copy engine for tiles, and the tensors lie so that it can read them."""
+    """Whether the chip has a copy engine for tiles, and the tensors lie so that it can read them.
+
+    Not for float32, whose products are computed without the matrix units: tiles are wanted in registers.
+    """
     return chip in ("sm_90", "sm_100") and all(
-        x.data_ptr() % 16 == 0 and all(stride * x.element_size() % 16 == 0 for stride in x.stride()[:3]) for x in tensors
+        x.element_size() == 2 and x.data_ptr() % 16 == 0 and all(stride * x.element_size() % 16 == 0 for stride in x.stride()[:3]) for x in tensors
     )
 
 
