@@ -1,12 +1,12 @@
 """Tile sizes: a table of what measured best, and the rule that keeps every entry inside a chip's shared memory.
 
-Takes a chip, the bytes of an element, the head dim rounded up to a power of two, and the spec's own tile, gives
-`(queries, keys, warps, stages)` for each kernel. The starting points of sm_90 were measured on an H200
-(`benchmarks/tune.py`); the others are derived from them.
+Takes a chip, the bytes of an element, the head dim rounded up to a power of two, the spec's own tile and what its
+kernels load, gives `(queries, keys, warps, stages)` for each kernel.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -50,31 +50,61 @@ class Burden(StrEnum):
     DATA = "data"
 
 
-# (itemsize, head block) -> forward, dkdv, dq, where tiles come by the copy engine (measured on an H200).
-_COPIED = {
-    16: (Tile(128, 64, 4, 3), Tile(64, 64, 4, 2), Tile(128, 64, 4, 3)),
-    32: (Tile(128, 64, 4, 3), Tile(64, 64, 4, 2), Tile(128, 64, 4, 3)),
-    64: (Tile(64, 128, 4, 2), Tile(128, 64, 4, 2), Tile(128, 64, 8, 3)),
-    128: (Tile(64, 128, 4, 1), Tile(64, 64, 4, 2), Tile(128, 64, 8, 3)),
-    256: (Tile(128, 64, 8, 2), Tile(64, 64, 8, 2), Tile(64, 64, 4, 2)),
+# (bytes of an element, head block) -> forward, dkdv, dq, before they are made to fit. Half precision on sm_90 was
+# measured on an H200; elsewhere it is the largest tiles whose main loops spill no register (`tests/aot`), and float32
+# without tensor cores likewise.
+_FLOAT32 = {
+    (4, 16): (Tile(32, 32, 4, 1), Tile(32, 32, 4, 1), Tile(32, 32, 4, 1)),
+    (4, 32): (Tile(32, 32, 4, 1), Tile(32, 32, 4, 1), Tile(32, 32, 4, 1)),
+    (4, 64): (Tile(32, 32, 4, 1), Tile(32, 32, 4, 1), Tile(32, 32, 4, 1)),
+    (4, 128): (Tile(32, 32, 8, 1), Tile(32, 32, 8, 1), Tile(32, 32, 8, 1)),
+    (4, 256): (Tile(32, 16, 8, 1), Tile(16, 32, 8, 1), Tile(32, 16, 8, 1)),
 }
-REGISTERS = {(128, 64, 128, 4, 1): 168, (128, 64, 64, 4, 1): 128}
-"""Registers of a thread by (head block, forward tile) on those chips: three or four programs share a multiprocessor
-and hide each other's waits, which is faster than stages. With more registers, one program less would fit."""
-
-# The same for all other chips and elements, where there is room.
-_BEST = {
-    (2, 16): (Tile(128, 64, 4, 3), Tile(64, 64, 4, 2), Tile(128, 64, 4, 2)),
-    (2, 32): (Tile(128, 64, 4, 3), Tile(64, 64, 4, 2), Tile(128, 64, 4, 2)),
-    (2, 64): (Tile(128, 64, 4, 3), Tile(64, 64, 4, 2), Tile(128, 64, 8, 3)),
-    (2, 128): (Tile(128, 64, 8, 3), Tile(64, 64, 4, 2), Tile(128, 64, 8, 3)),
-    (2, 256): (Tile(128, 64, 8, 2), Tile(64, 64, 8, 2), Tile(128, 32, 8, 2)),
+_SM_80 = {
+    **_FLOAT32,
+    (2, 16): (Tile(128, 64, 4, 3), Tile(64, 64, 4, 1), Tile(128, 64, 8, 2)),
+    (2, 32): (Tile(128, 64, 4, 3), Tile(64, 64, 4, 1), Tile(128, 64, 8, 2)),
+    (2, 64): (Tile(128, 64, 8, 3), Tile(32, 64, 8, 2), Tile(128, 64, 8, 3)),
+    (2, 128): (Tile(128, 64, 8, 3), Tile(64, 64, 8, 1), Tile(128, 32, 8, 2)),
+    (2, 256): (Tile(64, 64, 8, 2), Tile(32, 32, 8, 1), Tile(64, 32, 8, 2)),
+}
+_SM_90 = {
+    **_FLOAT32,
+    (2, 16): (Tile(128, 64, 4, 3), Tile(64, 64, 4, 2), Tile(128, 64, 4, 3)),
+    (2, 32): (Tile(128, 64, 4, 3), Tile(64, 64, 4, 2), Tile(128, 64, 4, 3)),
+    (2, 64): (Tile(64, 128, 4, 2), Tile(128, 64, 4, 2), Tile(128, 64, 8, 3)),
+    (2, 128): (Tile(64, 128, 4, 1), Tile(64, 64, 4, 2), Tile(128, 64, 8, 3)),
+    (2, 256): (Tile(128, 64, 8, 2), Tile(64, 64, 8, 2), Tile(64, 64, 4, 2)),
+}
+_SM_100 = {
+    **_FLOAT32,
+    (2, 16): (Tile(128, 64, 8, 3), Tile(64, 64, 4, 1), Tile(128, 64, 8, 2)),
+    (2, 32): (Tile(128, 64, 8, 3), Tile(64, 64, 4, 1), Tile(128, 64, 8, 2)),
+    (2, 64): (Tile(128, 64, 8, 3), Tile(64, 64, 8, 1), Tile(128, 64, 8, 3)),
+    (2, 128): (Tile(128, 64, 8, 3), Tile(64, 64, 8, 1), Tile(64, 64, 8, 2)),
+    (2, 256): (Tile(128, 64, 8, 1), Tile(64, 64, 8, 1), Tile(64, 64, 8, 1)),
+}
+_GFX942 = {
+    (2, 16): (Tile(128, 64, 4, 2), Tile(64, 64, 4, 1), Tile(128, 64, 4, 2)),
+    (2, 32): (Tile(128, 64, 4, 2), Tile(64, 64, 4, 1), Tile(128, 64, 4, 2)),
+    (2, 64): (Tile(128, 64, 4, 2), Tile(64, 64, 4, 1), Tile(64, 64, 4, 2)),
+    (2, 128): (Tile(128, 64, 4, 1), Tile(32, 64, 4, 1), Tile(64, 64, 4, 1)),
+    (2, 256): (Tile(64, 64, 4, 1), Tile(16, 64, 8, 1), Tile(32, 32, 4, 1)),
     (4, 16): (Tile(32, 32, 4, 1), Tile(32, 32, 4, 1), Tile(32, 32, 4, 1)),
     (4, 32): (Tile(32, 32, 4, 1), Tile(32, 32, 4, 1), Tile(32, 32, 4, 1)),
     (4, 64): (Tile(32, 32, 4, 1), Tile(32, 32, 4, 1), Tile(32, 32, 4, 1)),
     (4, 128): (Tile(32, 32, 4, 1), Tile(32, 32, 4, 1), Tile(32, 32, 4, 1)),
     (4, 256): (Tile(32, 16, 4, 1), Tile(16, 32, 4, 1), Tile(32, 16, 4, 1)),
 }
+# Few, large programs: the interpreter's cost is the operation.
+_CPU = {(itemsize, block): (Tile(64, 64, 4, 1),) * 3 for itemsize in (2, 4) for block in HEAD_BLOCKS}
+_BEST: Mapping[str, Mapping[tuple[int, int], tuple[Tile, ...]]] = {
+    "sm_80": _SM_80, "sm_86": _SM_80, "sm_90": _SM_90, "sm_100": _SM_100, "gfx942": _GFX942, "cpu": _CPU,
+}  # fmt: skip
+
+REGISTERS = {(128, 64, 128, 4, 1): 168, (128, 64, 64, 4, 1): 128}
+"""Registers of a thread by (head block, forward tile) where tiles come by the copy engine: three or four programs share
+a multiprocessor and hide each other's waits, which is faster than stages. With more registers, one less would fit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,33 +173,53 @@ def fitted(kernel: str, tile: Tile, chip: str, itemsize: int, head_block: int, l
     return tile
 
 
-def best(chip: str, itemsize: int, head_block: int, burden: Burden) -> tuple[Tile, Tile, Tile]:
+def best(chip: str, itemsize: int, head_block: int, burden: Burden, loads: Loads) -> tuple[Tile, ...]:
     """Forward, dK/dV and dQ, before they are made to fit."""
-    if chip == "cpu":
-        large = Tile(64, 64, 4, 1)
-        return large, large, large  # few, large programs: the interpreter's cost is the operation
-    if chip not in ("sm_90", "sm_100") or itemsize != 2:
-        return _BEST[itemsize, head_block]
-    forward, dkdv, dq = _COPIED[head_block]
-    if head_block == 128 and burden is not Burden.LIGHT:
-        forward = Tile(64, 64, 4, 1)
-    if head_block == 128 and burden is Burden.DATA:
-        dq = Tile(64, 64, 4, 2)
+    forward, dkdv, dq = _BEST[chip][itemsize, head_block]
+    if chip == "sm_90" and (itemsize, head_block) == (2, 128):
+        if burden is not Burden.LIGHT:
+            forward = Tile(64, 64, 4, 1)
+        if burden is Burden.DATA:
+            dq = Tile(64, 64, 4, 2)
+    if chip in ("sm_80", "sm_86") and (itemsize, head_block) == (2, 128) and loads.pair:
+        forward = Tile(64, 64, 8, 3)
     return forward, dkdv, dq
 
 
+def asked(kernel: str, own: tuple[int, int], chip: str, itemsize: int, head_block: int) -> Tile:
+    """The spec's own tile for the forward or the dQ kernel, with warps and stages to go with it; smaller where no
+    number of warps could hold a thread's share of scores and sums in registers.
+    """
+    tile = Tile(*own, warps=4, stages=1)
+    if chip == "cpu":
+        return tile
+    amd = chip == "gfx942"  # 64 threads a warp; with eight warps a thread would have half the registers
+    most = 128 if amd else 96 if itemsize == 2 else 28
+    a_pair = 2 if kernel == "dq" else 1
+
+    def share() -> int:
+        return tile.queries * (a_pair * tile.keys + head_block) // (tile.warps * (64 if amd else 32))
+
+    if not amd:
+        tile = replace(tile, warps=8 if share() > most * 2 // 3 else 4, stages=2 if itemsize == 2 else 1)
+    while share() > most and max(tile.queries, tile.keys) > 16:
+        narrower = tile.keys > 16 and tile.keys * 4 > tile.queries
+        tile = replace(tile, keys=tile.keys // 2) if narrower else replace(tile, queries=tile.queries // 2)
+    return tile
+
+
 def table(own: tuple[int, int] | None, burden: Burden = Burden.LIGHT, loads: Loads = NO_LOADS) -> tuple[Row, ...]:
-    """Every row that a generated file carries; `own` is the spec's tile, which all kernels keep."""
+    """Every row that a generated file carries. `own` is the spec's tile, which the forward and dQ kernels keep; so does
+    dK/dV in the interpreter, where no register has to be thought of.
+    """
     rows: list[Row] = []
     for chip in SHARED_MEMORY:
         for itemsize in (2, 4):
             for head_block in HEAD_BLOCKS:
-                tiles = best(chip, itemsize, head_block, burden)
+                tiles = best(chip, itemsize, head_block, burden, loads)
                 if own is not None:
-                    tiles = _BEST[itemsize, head_block] if chip != "cpu" else tiles
-                    tiles = tuple(replace(t, queries=own[0], keys=own[1]) for t in tiles)
-                if chip == "gfx942":
-                    tiles = tuple(replace(t, stages=min(t.stages, 2)) for t in tiles)
+                    forward, dq = (asked(k, own, chip, itemsize, head_block) for k in ("forward", "dq"))
+                    tiles = (forward, dq if chip == "cpu" else tiles[1], dq)
                 kernels = [fitted(k, t, chip, itemsize, head_block, loads) for k, t in zip(KERNELS, tiles, strict=True)]
                 rows.append(Row(chip, itemsize, head_block, *kernels))
     return tuple(rows)

@@ -42,4 +42,7 @@ def test_the_table_has_every_row_once_and_all_fit(own: tuple[int, int] | None) -
 
 def test_the_specs_own_tile_is_kept_where_there_is_room() -> None:
     row = next(r for r in table((32, 16)) if (r.chip, r.itemsize, r.head_block) == ("sm_90", 2, 64))
+    assert {(t.queries, t.keys) for t in (row.forward, row.dq)} == {(32, 16)}
+    assert row.dkdv == next(r for r in table(None) if (r.chip, r.itemsize, r.head_block) == ("sm_90", 2, 64)).dkdv
+    row = next(r for r in table((32, 16)) if (r.chip, r.itemsize, r.head_block) == ("cpu", 4, 64))
     assert {(t.queries, t.keys) for t in (row.forward, row.dkdv, row.dq)} == {(32, 16)}
