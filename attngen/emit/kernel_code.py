@@ -53,6 +53,7 @@ class HeldTest:
 
     def lines(self, text: str, inside: str) -> tuple[str, ...]:
         limit = 2**63 - 1
+        wide = text if self.held.type is Type.FLOAT else f"tl.cast({text}, tl.int64)"
         low, high = ('float("-inf")', 'float("inf")') if self.held.type is Type.FLOAT else (f"-{limit}", str(limit))
         bounds = ", ".join(f"{self.name}_{which}" for which in ("any_lo", "any_hi", "all_lo", "all_hi"))
         # Test and mask round floats differently: the test is a little wider, and never skips what the mask allows.
@@ -65,8 +66,8 @@ class HeldTest:
             else ()
         )
         return (
-            f"{self.name}_least = tl.min(tl.where({inside}, {text}, {high}))",
-            f"{self.name}_most = tl.max(tl.where({inside}, {text}, {low}))",
+            f"{self.name}_least = tl.min(tl.where({inside}, {wide}, {high}))",
+            f"{self.name}_most = tl.max(tl.where({inside}, {wide}, {low}))",
             *wider,
             f"{self.name}_tile = {self.offset}",
             f"{bounds} = _matching_tiles({self.pointer}_least_ptr + {self.name}_tile, {self.pointer}_most_ptr + "

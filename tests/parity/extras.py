@@ -135,7 +135,7 @@ score = softplus(x) + x * rsqrt(1 + x ** 2) + 0.5 * erf(x) + x * sigmoid(x) + lo
     amplitude[h] * cos(2 * pi * (q - k) / period[h])
 """,
         f.transcendental,
-        lambda d: {"amplitude": d.normal(d.case.heads), "period": d.uniform(8.0, 30.0, d.case.heads)},
+        lambda d: {"amplitude": d.normal(d.case.heads), "period": d.uniform(60.0, 120.0, d.case.heads)},
     ),
     extra(
         "scalars",
