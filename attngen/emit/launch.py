@@ -43,6 +43,7 @@ class LaunchView:
     convert_lines: tuple[str, ...]
     param_docs: tuple[str, ...]
     needs_math: bool
+    learned: str  # whether some param needs a gradient
     signs_scale: bool  # the sign of the scale can be taken into q
     reads_scalars: bool
 
@@ -58,6 +59,7 @@ def launch_view(
     tests: tuple[TestView, ...],
     gradients: tuple[GradientView, ...],
     saves_den: bool,
+    saves_rest: bool,
     row_tensors: tuple[str, ...],
     dq_sums: tuple[str, ...],
     dkdv_sums: tuple[str, ...],
@@ -72,7 +74,7 @@ def launch_view(
     key_tests = tuple(n.removesuffix("_ptr") for t in tests if t.axis == "k" for n in t.pointers)
     query_tests = tuple(n.removesuffix("_ptr") for t in tests if t.axis == "q" for n in t.pointers)
     flags = tuple(f"GRAD_{g.param.upper()}=needed[{i}]" for i, g in enumerate(gradients))
-    names = ["out", "lse", *(["den"] if saves_den else [])]
+    names = ["out", "lse", *(["den"] if saves_den else []), *(["rest"] if saves_rest else [])]
     return LaunchView(
         params=params,
         typed_params="".join(f", {p.name}: {p.annotation}" for p in params),
@@ -96,6 +98,7 @@ def launch_view(
             "BQ=BQ",
             "BK=BK",
             "TMA=tma",
+            *(("PRECISE=precise",) if saves_rest else ()),
             "num_warps=warps",
             "num_stages=stages",
             '**_registers(q, sizes["BLOCK_D"], BQ, BK, warps, stages)',
@@ -140,6 +143,7 @@ def launch_view(
         check_lines=checks,
         convert_lines=_conversions(params),
         param_docs=tuple(_doc(plan, p) for p in params),
+        learned=" or ".join(f"{g.param}.requires_grad" for g in gradients),
         signs_scale=plan.facts.scale_positive,
         needs_math=any("math." in line for line in checks),
         reads_scalars=any("_readable(" in line for line in checks),

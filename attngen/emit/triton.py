@@ -62,6 +62,7 @@ class _Emitter:
             sums=w.sums,
             has_key=direct and (not w.sums or w.extra is not None),
             saves_den=direct and w.sums,
+            saves_rest=w.sums and bool(plan.gradients),
         )
         summed = any(g.gather in (Gather.DENSE, Gather.DIAGONAL) for g in plan.gradients)  # over the batches, too
         used_b = summed or any("B" in symbols(e) for e in self._every_expression())
@@ -120,6 +121,7 @@ class _Emitter:
                 tests,
                 gradients,
                 self.weight_view.saves_den,
+                self.weight_view.saves_rest,
                 backward.row_tensors,
                 tuple(s.name for s in dq_sums),
                 tuple(s.name for s in dkdv_sums),

@@ -32,6 +32,7 @@ class WeightView:
     sums: bool
     has_key: bool
     saves_den: bool
+    saves_rest: bool  # what out loses in rounding, for the gradients of params
 
 
 @dataclass(frozen=True, slots=True)

@@ -680,7 +680,9 @@ def _call(q, k, v, scale, return_lse, dropout_seed):
     if scale <= 0.0:
         # The kernels take a positive scale; its sign, or its being zero, goes into q.
         q, scale = (-q, -scale) if scale < 0.0 else (q * 0.0, 1.0)
-    out, lse = _forward(q, k, v, float(scale))
+    out, lse = _forward(
+        q, k, v, float(scale)
+    )
     return (out, lse) if return_lse else out
 
 

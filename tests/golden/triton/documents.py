@@ -263,7 +263,7 @@ def _key_test0_kernel(key_test0_least_ptr, key_test0_most_ptr, scale, B, Hq, Hkv
     head = tl.program_id(2)
     k_idx = tile * TILE + tl.arange(0, TILE)
     k_safe = tl.minimum(k_idx, Sk - 1)
-    value = -(tl.cast(0, tl.int64) - tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0 + tl.cast(k_safe, tl.int64) * ids_stride_1))
+    value = tl.cast(-(tl.cast(0, tl.int64) - tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0 + tl.cast(k_safe, tl.int64) * ids_stride_1)), tl.int64)
     inside = k_idx < Sk
     cell = (batch * tl.num_programs(2) + head) * tl.num_programs(0) + tile
     tl.store(key_test0_least_ptr + cell, tl.min(tl.where(inside, value, 9223372036854775807), 0))
@@ -277,7 +277,7 @@ def _query_test0_kernel(query_test0_least_ptr, query_test0_most_ptr, scale, B, H
     batch = tl.program_id(1)
     head = tl.program_id(2)
     q_idx = tile * TILE + tl.arange(0, TILE)
-    value = tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0 + tl.cast(q_idx, tl.int64) * ids_stride_1, mask=(q_idx < Sk), other=0)
+    value = tl.cast(tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0 + tl.cast(q_idx, tl.int64) * ids_stride_1, mask=(q_idx < Sk), other=0), tl.int64)
     inside = q_idx < Sq
     cell = (batch * tl.num_programs(2) + head) * tl.num_programs(0) + tile
     tl.store(query_test0_least_ptr + cell, tl.min(tl.where(inside, value, 9223372036854775807), 0))
@@ -339,8 +339,8 @@ def _forward_kernel(
     acc = tl.zeros([BQ, BLOCK_DV], tl.float32)
     row_max = tl.full([BQ], float("-inf"), tl.float32)
     row_sum = tl.zeros([BQ], tl.float32)
-    test0_least = tl.min(tl.where(q_idx <= q1, row_term_2, 9223372036854775807))
-    test0_most = tl.max(tl.where(q_idx <= q1, row_term_2, -9223372036854775807))
+    test0_least = tl.min(tl.where(q_idx <= q1, tl.cast(row_term_2, tl.int64), 9223372036854775807))
+    test0_most = tl.max(tl.where(q_idx <= q1, tl.cast(row_term_2, tl.int64), -9223372036854775807))
     test0_tile = batch * tl.cdiv(Sk, BK)
     test0_any_lo, test0_any_hi, test0_all_lo, test0_all_hi = _matching_tiles(key_test0_least_ptr + test0_tile, key_test0_most_ptr + test0_tile, test0_least, test0_most, tl.cdiv(Sk, BK), BK, 0)
     full_lo, full_hi, any_lo, any_hi = _key_tiles(q0, q1, test0_any_lo, test0_any_hi, test0_all_lo, test0_all_hi, Sq, Sk, BK)
@@ -449,8 +449,8 @@ def _dq_kernel(
     row_term_2 = tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0 + tl.cast(q_idx, tl.int64) * ids_stride_1, mask=(q_idx < Sk), other=0)
 
     dq = tl.zeros([BQ, BLOCK_D], tl.float32)
-    test0_least = tl.min(tl.where(q_idx <= q1, row_term_2, 9223372036854775807))
-    test0_most = tl.max(tl.where(q_idx <= q1, row_term_2, -9223372036854775807))
+    test0_least = tl.min(tl.where(q_idx <= q1, tl.cast(row_term_2, tl.int64), 9223372036854775807))
+    test0_most = tl.max(tl.where(q_idx <= q1, tl.cast(row_term_2, tl.int64), -9223372036854775807))
     test0_tile = batch * tl.cdiv(Sk, BK)
     test0_any_lo, test0_any_hi, test0_all_lo, test0_all_hi = _matching_tiles(key_test0_least_ptr + test0_tile, key_test0_most_ptr + test0_tile, test0_least, test0_most, tl.cdiv(Sk, BK), BK, 0)
     full_lo, full_hi, any_lo, any_hi = _key_tiles(q0, q1, test0_any_lo, test0_any_hi, test0_all_lo, test0_all_hi, Sq, Sk, BK)
@@ -532,8 +532,8 @@ def _dkdv_kernel(
         k_safe = tl.minimum(k_idx, Sk - 1)
         col_term = tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0 + tl.cast(k_safe, tl.int64) * ids_stride_1)
         col_term_2 = -(tl.cast(0, tl.int64) - col_term)
-        test0_least = tl.min(tl.where(k_idx <= k1, col_term_2, 9223372036854775807))
-        test0_most = tl.max(tl.where(k_idx <= k1, col_term_2, -9223372036854775807))
+        test0_least = tl.min(tl.where(k_idx <= k1, tl.cast(col_term_2, tl.int64), 9223372036854775807))
+        test0_most = tl.max(tl.where(k_idx <= k1, tl.cast(col_term_2, tl.int64), -9223372036854775807))
         test0_tile = batch * tl.cdiv(Sq, BQ)
         test0_any_lo, test0_any_hi, test0_all_lo, test0_all_hi = _matching_tiles(query_test0_least_ptr + test0_tile, query_test0_most_ptr + test0_tile, test0_least, test0_most, tl.cdiv(Sq, BQ), BQ, 0)
         full_lo, full_hi, any_lo, any_hi = _query_tiles(k0, k1, test0_any_lo, test0_any_hi, test0_all_lo, test0_all_hi, Sq, Sk, BQ)
@@ -823,7 +823,9 @@ def _call(q, k, v, ids, scale, return_lse, dropout_seed):
     if scale <= 0.0:
         # The kernels take a positive scale; its sign, or its being zero, goes into q.
         q, scale = (-q, -scale) if scale < 0.0 else (q * 0.0, 1.0)
-    out, lse = _forward(q, k, v, ids, float(scale))
+    out, lse = _forward(
+        q, k, v, ids, float(scale)
+    )
     return (out, lse) if return_lse else out
 
 

@@ -746,7 +746,9 @@ def _call(q, k, v, p_2, scale, return_lse, dropout_seed):
         dropout_seed = torch.randint(0, 2**62, (), dtype=torch.int64, device=q.device)
     elif not isinstance(dropout_seed, Tensor):
         dropout_seed = torch.full((), dropout_seed, dtype=torch.int64, device=q.device)
-    out, lse = _forward(q, k, v, p_2, float(scale), dropout_seed)
+    out, lse = _forward(
+        q, k, v, p_2, float(scale), dropout_seed
+    )
     return (out, lse) if return_lse else out
 
 

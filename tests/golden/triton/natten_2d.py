@@ -271,9 +271,10 @@ def _attend_tile(
 
 @triton.jit(do_not_specialize=['Hq', 'Hkv', 'Sq', 'Sk', 'bias_stride_0', 'bias_stride_1', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
 def _forward_kernel(
-    q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2,
+    q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, rest_ptr, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2,
     q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s,
     D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ALIGN: tl.constexpr, TMA: tl.constexpr,
+    PRECISE: tl.constexpr,
 ):
     """One tile of queries of one head: walks the tiles of keys that it can meet."""
     tile, batch, head = _heads_in_turn(tl.cdiv(Sq, BQ), Hq)
@@ -313,6 +314,9 @@ def _forward_kernel(
     lse = tl.where(empty, float("-inf"), (total + tl.log2(row_sum)) * LN2)
     row = (batch * tl.cast(Hq, tl.int64) + head) * Sq
     _store_rows(out_ptr + row * Dv, acc, q0, Sq, Dv, BQ, Dv, BLOCK_DV)
+    if PRECISE:
+        rounded = acc.to(out_ptr.dtype.element_ty).to(tl.float32)
+        _store_rows(rest_ptr + row * Dv, acc - rounded, q0, Sq, Dv, BQ, Dv, BLOCK_DV)
     rows = q0 + tl.arange(0, BQ)
     tl.store(lse_ptr + row + rows, lse, mask=rows < Sq)
 
@@ -322,8 +326,8 @@ def _forward_kernel(
 
 @triton.jit(do_not_specialize=["n_rows"])
 def _rows_kernel(
-    lse_ptr, scaled_lse_ptr, out_ptr, d_out_ptr, d_lse_ptr, delta_ptr, n_rows,
-    Dv: tl.constexpr, BLOCK_DV: tl.constexpr, ROWS: tl.constexpr, HAS_D_LSE: tl.constexpr,
+    lse_ptr, scaled_lse_ptr, out_ptr, rest_ptr, d_out_ptr, d_lse_ptr, delta_ptr, n_rows,
+    Dv: tl.constexpr, BLOCK_DV: tl.constexpr, ROWS: tl.constexpr, HAS_D_LSE: tl.constexpr, PRECISE: tl.constexpr,
 ):
     """What every pair of a row reads, once a row: the log-sum-exp to base 2, inf for rows that met no key; delta.
 
@@ -336,6 +340,8 @@ def _rows_kernel(
     base = tl.cast(start, tl.int64) * Dv
     left = n_rows - start
     out = _load_rows(out_ptr + base, 0, 0, 0, left, Dv, ROWS, Dv, BLOCK_DV, True, False).to(tl.float32)
+    if PRECISE:
+        out += _load_rows(rest_ptr + base, 0, 0, 0, left, Dv, ROWS, Dv, BLOCK_DV, True, False).to(tl.float32)
     d_out = _load_rows(d_out_ptr + base, 0, 0, 0, left, Dv, ROWS, Dv, BLOCK_DV, True, False).to(tl.float32)
     delta = tl.sum(out * d_out, 1)
     if HAS_D_LSE:
@@ -667,38 +673,39 @@ def _gathered(values: Tensor, inside: Tensor, flat: Tensor, size: int) -> Tensor
 
 @torch.library.custom_op("attngen::natten_2d_e86b02d6c7c5", mutates_args=())
 def _forward(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float
-) -> tuple[Tensor, Tensor]:
-    """out (B, Hq, Sq, Dv) in q's dtype; lse (B, Hq, Sq) in float32."""
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float, precise: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
+    """out (B, Hq, Sq, Dv) in q's dtype; lse (B, Hq, Sq) in float32; if precise, what out lost in rounding."""
     q, k, v = _rows_first(q), _rows_first(k), _rows_first(v)
     B, Hq, Sq, _ = q.shape
     Sk, Dv = v.shape[2:]
     out = torch.empty((B, Hq, Sq, Dv), dtype=q.dtype, device=q.device)
     lse = torch.empty((B, Hq, Sq), dtype=torch.float32, device=q.device)
+    rest = torch.empty_like(out) if precise else out.new_empty(0)
     if out.numel():
         arguments, sizes = _common(q, k, v, bias, scale)
         BQ, BK, warps, stages = _tiles(q, v)[0]
         tma = _has_tma(_chip(q.device), q, k, v)
         with torch.cuda.device_of(q):
             _forward_kernel[(triton.cdiv(Sq, BQ) * B * Hq,)](
-                *_tiled(tma, BQ, q), *_tiled(tma, BK, k, v), out, lse, *arguments, **sizes, BQ=BQ, BK=BK, TMA=tma,
-                num_warps=warps, num_stages=stages, **_registers(q, sizes["BLOCK_D"], BQ, BK, warps,
-                stages),
+                *_tiled(tma, BQ, q), *_tiled(tma, BK, k, v), out, lse, rest, *arguments, **sizes, BQ=BQ, BK=BK,
+                TMA=tma, PRECISE=precise, num_warps=warps, num_stages=stages, **_registers(q,
+                sizes["BLOCK_D"], BQ, BK, warps, stages),
             )
-    return out, lse
+    return out, lse, rest
 
 
 @_forward.register_fake
-def _(q, k, v, bias, scale):
+def _(q, k, v, bias, scale, precise=False):
     B, Hq, Sq, _ = q.shape
     out = q.new_empty((B, Hq, Sq, v.shape[3]))
     lse = q.new_empty((B, Hq, Sq), dtype=torch.float32)
-    return out, lse
+    return out, lse, torch.empty_like(out) if precise else out.new_empty(0)
 
 
 @torch.library.custom_op("attngen::natten_2d_e86b02d6c7c5_backward", mutates_args=())
 def _backward(
-    d_out: Tensor, d_lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, out: Tensor, lse: Tensor,
+    d_out: Tensor, d_lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, out: Tensor, lse: Tensor, rest: Tensor,
     scale: float, needed: list[bool]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The gradients of q, k, v and of the float params, empty where not needed."""
@@ -715,8 +722,8 @@ def _backward(
             lse, natural_lse = torch.empty_like(lse), lse
             delta = torch.empty_like(lse)
             _rows_kernel[(triton.cdiv(B * Hq * Sq, 32),)](
-                natural_lse, lse, out, d_out, d_lse if d_lse is None else d_lse.contiguous(), delta, B * Hq * Sq,
-                Dv=Dv, BLOCK_DV=sizes["BLOCK_DV"], ROWS=32, HAS_D_LSE=d_lse is not None,
+                natural_lse, lse, out, rest, d_out, d_lse if d_lse is None else d_lse.contiguous(), delta, B * Hq * Sq,
+                Dv=Dv, BLOCK_DV=sizes["BLOCK_DV"], ROWS=32, HAS_D_LSE=d_lse is not None, PRECISE=rest.numel() > 0,
             )
             _dkdv_kernel[(triton.cdiv(Sk, BK) * B * Hkv,)](
                 *_tiled(tma, BQ, q), *_tiled(tma, BK, k, v), *_tiled(tma, BQ, d_out), lse, delta, dk, dv,
@@ -749,29 +756,30 @@ def _backward(
 
 
 @_backward.register_fake
-def _(d_out, d_lse, q, k, v, bias, out, lse, scale, needed):
+def _(d_out, d_lse, q, k, v, bias, out, lse, rest, scale, needed):
     dq, dk, dv = (x.new_empty(x.shape) for x in (q, k, v))
     total_bias = bias.new_empty(bias.shape if needed[0] else (0,), dtype=torch.float32 if needed[0] else None)
     return dq, dk, dv, total_bias
 
 
 def _save(ctx, inputs, output):
-    q, k, v, bias, ctx.scale = inputs
-    out, lse = output
+    q, k, v, bias, ctx.scale, _ = inputs
+    out, lse, rest = output
+    ctx.mark_non_differentiable(rest)
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(q, k, v, bias, out, lse)
+    ctx.save_for_backward(q, k, v, bias, out, lse, rest)
 
 
-def _differentiate(ctx, d_out, d_lse):
-    q, k, v, bias, out, lse = ctx.saved_tensors
+def _differentiate(ctx, d_out, d_lse, _rest):
+    q, k, v, bias, out, lse, rest = ctx.saved_tensors
     if d_out is None:
         d_out = torch.zeros_like(out)
     needed = [ctx.needs_input_grad[3]]
     dq, dk, dv, total_bias = _backward(
-        d_out, d_lse, q, k, v, bias, out, lse, ctx.scale, needed
+        d_out, d_lse, q, k, v, bias, out, lse, rest, ctx.scale, needed
     )
     total_bias = total_bias.to(bias.dtype) if needed[0] else None
-    return dq, dk, dv, total_bias, None
+    return dq, dk, dv, total_bias, None, None
 
 
 _forward.register_autograd(_differentiate, setup_context=_save)
@@ -858,7 +866,12 @@ def _call(q, k, v, bias, scale, return_lse, dropout_seed):
     if scale <= 0.0:
         # The kernels take a positive scale; its sign, or its being zero, goes into q.
         q, scale = (-q, -scale) if scale < 0.0 else (q * 0.0, 1.0)
-    out, lse = _forward(q, k, v, bias, float(scale))
+    # A param's gradient sums over all pairs: in half precision it needs what rounding takes from out.
+    learned = torch.is_grad_enabled() and (bias.requires_grad)
+    precise = learned and q.dtype is not torch.float32
+    out, lse, _ = _forward(
+        q, k, v, bias, float(scale), precise
+    )
     return (out, lse) if return_lse else out
 
 
