@@ -123,6 +123,7 @@ score = low - abs(x - bias[h]) + (0.7 * x if (q + k) % 2 == 0 else 2 * bias[h])
 """,
         f.kinks,
         lambda d: {"bias": d.normal(d.case.heads)},
+        small_only=True,
     ),
     extra(
         "transcendental",
@@ -135,7 +136,7 @@ score = softplus(x) + x * rsqrt(1 + x ** 2) + 0.5 * erf(x) + x * sigmoid(x) + lo
     amplitude[h] * cos(2 * pi * (q - k) / period[h])
 """,
         f.transcendental,
-        lambda d: {"amplitude": d.normal(d.case.heads), "period": d.uniform(60.0, 120.0, d.case.heads)},
+        lambda d: {"amplitude": d.normal(d.case.heads), "period": d.uniform(150.0, 300.0, d.case.heads)},
     ),
     extra(
         "scalars",
