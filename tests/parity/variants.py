@@ -71,7 +71,7 @@ class Variant:
     large: dict[str, bool | int | float] = field(default_factory=dict)
     square: bool = False
     dropout: bool = False
-    small_only: bool = False  # where a derivative jumps: among millions of pairs some float32 score lies on the other side
+    small_only: bool = False  # where a derivative jumps, and some float32 score among millions lies on the other side
 
     def suited(self, case: Case, large: bool = False) -> Case:
         """`case`, changed as little as this spec's assumptions ask."""
