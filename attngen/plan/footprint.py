@@ -6,16 +6,14 @@ it does with tiles of keys; and it moves addresses through it that are dear to c
 
 from __future__ import annotations
 
-from attngen.ir.nodes import FLOAT_FUNCTIONS, Apply, Expr, Load, Op, Storage
-from attngen.ir.walk import loads, nodes
+from attngen.ir.nodes import Expr, Load, Storage
+from attngen.ir.walk import loads
 from attngen.plan.kernel import Gather, KernelPlan
-from attngen.plan.schedule import Level, level_of
+from attngen.plan.schedule import Level, is_dear, level_of
 from attngen.plan.tiles import Loads
 
 _BYTES = {Storage.F32: 4, Storage.F16: 2, Storage.BF16: 2, Storage.INT: 8, Storage.BOOL: 1}
 """Of one element; an int may come as int64."""
-
-_DEAR = FLOAT_FUNCTIONS | {Op.DIV, Op.POW}
 
 
 def loads_of(plan: KernelPlan) -> Loads:
@@ -27,7 +25,7 @@ def loads_of(plan: KernelPlan) -> Loads:
     return Loads(
         pair=sum(_width(plan, e) for e in pair),
         widest=max((_width(plan, e) for e in pair), default=0),
-        addresses=any(_is_dear(i) for e in pair for i in e.indices),
+        addresses=any(is_dear(i) for e in pair for i in e.indices),
         line=sum(_width(plan, e) for e in line),
         gathered=bool(apart),
     )
@@ -43,8 +41,3 @@ def _expressions(plan: KernelPlan) -> list[Expr]:
 
 def _width(plan: KernelPlan, e: Load) -> int:
     return _BYTES[plan.attention.param(e.param).storage]
-
-
-def _is_dear(index: Expr) -> bool:
-    """Whether the compiler would rather convert the addresses' layout, eight bytes each, than compute them again."""
-    return any(isinstance(n, Load) or (isinstance(n, Apply) and n.op in _DEAR) for n in nodes(index))

@@ -19,7 +19,7 @@ from attngen.plan.derive import derivative
 from attngen.plan.facts import Facts, facts
 from attngen.plan.ranges import TileRanges, from_linear, linear, tile_ranges
 from attngen.plan.renaming import planner_takes, with_safe_sizes
-from attngen.plan.schedule import Level, level_of
+from attngen.plan.schedule import Level, is_dear, level_of
 from attngen.plan.streams import check_stream
 from attngen.plan.tiles import Burden
 from attngen.plan.weights import Form, M, Weights, split_factor, weights
@@ -77,6 +77,11 @@ class KernelPlan:
     @property
     def burden(self) -> Burden:
         a = self.attention
+        if a.dropout is not None:
+            return Burden.RANDOM
+        pairs = [e for root in (self.weights.unit, a.mask) for e in loads(root) if level_of(e) is Level.PAIR]
+        if any(distance_index(e) is None or any(is_dear(i) for i in e.indices) for e in pairs):
+            return Burden.PAIRS
         if self.keys.tests or self.queries.tests:
             return Burden.DATA
         plain = self.weights.form is Form.EXPONENTIAL and a.dropout is None and not reads(a.score, "q", "k")

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
-from attngen.ir.nodes import Expr, Literal, Load, Op, Scalar, Symbol
+from attngen.ir.nodes import FLOAT_FUNCTIONS, Apply, Expr, Literal, Load, Op, Scalar, Symbol
 from attngen.ir.walk import children, nodes
 
 
@@ -122,6 +122,12 @@ def _worth(e: Expr) -> bool:
     if e.op is Op.NEG:
         return not isinstance(e.args[0], Literal | Symbol | Scalar)
     return True
+
+
+def is_dear(e: Expr) -> bool:
+    """Whether computing `e` twice costs more than moving its value to where it is needed again."""
+    slow = FLOAT_FUNCTIONS | {Op.DIV, Op.POW}
+    return any(isinstance(n, Load) or (isinstance(n, Apply) and n.op in slow) for n in nodes(e))
 
 
 def free_symbols(s: Schedule) -> frozenset[str]:

@@ -41,13 +41,16 @@ class Row:
 class Burden(StrEnum):
     """What a kernel has to bear beside the products: it decides between tiles of the same speed otherwise.
 
-    light: the score reads no position, the mask no data. data: tiles are skipped by what tensors hold, so runs are
-    short. score: all else, where a larger tile would not keep its values in registers.
+    light: the score reads no position, the mask no data. score: it does, and a larger tile would not keep its values in
+    registers. pairs: so it reads a param, by more than the distance. data: tiles are skipped by what tensors hold, so
+    runs are short. random: dropout, whose bits take more registers than the products.
     """
 
     LIGHT = "light"
     SCORE = "score"
+    PAIRS = "pairs"
     DATA = "data"
+    RANDOM = "random"
 
 
 # (bytes of an element, head block) -> forward, dkdv, dq, before they are made to fit. Half precision on sm_90 was
@@ -65,7 +68,7 @@ _SM_80 = {
     (2, 16): (Tile(128, 64, 4, 3), Tile(64, 64, 4, 1), Tile(128, 64, 8, 2)),
     (2, 32): (Tile(128, 64, 4, 3), Tile(64, 64, 4, 1), Tile(128, 64, 8, 2)),
     (2, 64): (Tile(128, 64, 8, 3), Tile(32, 64, 8, 2), Tile(128, 64, 8, 3)),
-    (2, 128): (Tile(128, 64, 8, 3), Tile(64, 64, 8, 1), Tile(128, 32, 8, 2)),
+    (2, 128): (Tile(128, 32, 8, 3), Tile(64, 64, 8, 1), Tile(128, 32, 8, 2)),
     (2, 256): (Tile(64, 64, 8, 2), Tile(32, 32, 8, 1), Tile(64, 32, 8, 2)),
 }
 _SM_90 = {
@@ -80,8 +83,8 @@ _SM_100 = {
     **_FLOAT32,
     (2, 16): (Tile(128, 64, 8, 3), Tile(64, 64, 4, 1), Tile(128, 64, 8, 2)),
     (2, 32): (Tile(128, 64, 8, 3), Tile(64, 64, 4, 1), Tile(128, 64, 8, 2)),
-    (2, 64): (Tile(128, 64, 8, 3), Tile(64, 64, 8, 1), Tile(128, 64, 8, 3)),
-    (2, 128): (Tile(128, 64, 8, 3), Tile(64, 64, 8, 1), Tile(64, 64, 8, 2)),
+    (2, 64): (Tile(128, 64, 8, 3), Tile(64, 64, 8, 1), Tile(64, 64, 8, 2)),
+    (2, 128): (Tile(128, 64, 4, 2), Tile(64, 64, 8, 1), Tile(64, 64, 8, 2)),
     (2, 256): (Tile(128, 64, 8, 1), Tile(64, 64, 8, 1), Tile(64, 64, 8, 1)),
 }
 _GFX942 = {
@@ -173,17 +176,29 @@ def fitted(kernel: str, tile: Tile, chip: str, itemsize: int, head_block: int, l
     return tile
 
 
-def best(chip: str, itemsize: int, head_block: int, burden: Burden, loads: Loads) -> tuple[Tile, ...]:
+def best(chip: str, itemsize: int, head_block: int, burden: Burden) -> tuple[Tile, ...]:
     """Forward, dK/dV and dQ, before they are made to fit."""
     forward, dkdv, dq = _BEST[chip][itemsize, head_block]
-    if chip == "sm_90" and (itemsize, head_block) == (2, 128):
-        if burden is not Burden.LIGHT:
-            forward = Tile(64, 64, 4, 1)
-        if burden is Burden.DATA:
-            dq = Tile(64, 64, 4, 2)
-    if chip in ("sm_80", "sm_86") and (itemsize, head_block) == (2, 128) and loads.pair:
-        forward = Tile(64, 64, 8, 3)
-    return forward, dkdv, dq
+    if itemsize != 2 or head_block not in (64, 128):
+        return forward, dkdv, dq
+    wide = head_block == 128
+    match chip, burden:
+        case "sm_90", Burden.RANDOM:
+            return Tile(128, 32, 8, 2), Tile(32, 64, 4, 2) if wide else Tile(64, 64, 8, 2), Tile(64, 64, 8, 2)
+        case "sm_90", Burden.PAIRS:
+            return Tile(128, 64, 8, 2), Tile(32, 64, 8, 1) if wide else Tile(32, 64, 4, 2), Tile(64, 64, 8, 2)
+        case "sm_90", Burden.SCORE if wide:
+            return Tile(64, 64, 4, 1), dkdv, dq
+        case "sm_90", Burden.DATA if wide:
+            return Tile(64, 64, 4, 1), dkdv, Tile(64, 64, 4, 2)
+        case "sm_80" | "sm_86", Burden.PAIRS if not wide:
+            return forward, dkdv, Tile(64, 64, 8, 2)
+        case "sm_100", Burden.RANDOM:
+            return Tile(128, 64, 8, 1), dkdv, dq
+        case "sm_100", Burden.PAIRS:
+            return Tile(128, 64, 8, 2), dkdv, dq
+        case _:
+            return forward, dkdv, dq
 
 
 def asked(kernel: str, own: tuple[int, int], chip: str, itemsize: int, head_block: int) -> Tile:
@@ -216,7 +231,7 @@ def table(own: tuple[int, int] | None, burden: Burden = Burden.LIGHT, loads: Loa
     for chip in SHARED_MEMORY:
         for itemsize in (2, 4):
             for head_block in HEAD_BLOCKS:
-                tiles = best(chip, itemsize, head_block, burden, loads)
+                tiles = best(chip, itemsize, head_block, burden)
                 if own is not None:
                     forward, dq = (asked(k, own, chip, itemsize, head_block) for k in ("forward", "dq"))
                     tiles = (forward, dq if chip == "cpu" else tiles[1], dq)
