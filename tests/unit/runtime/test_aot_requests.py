@@ -1,0 +1,61 @@
+"""What cannot be compiled ahead of time says so before any compiler starts."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import pytest
+
+from attngen import api
+from attngen.errors import UsageError
+from attngen.runtime import aot
+
+
+@pytest.fixture
+def kernel(monkeypatch: pytest.MonkeyPatch) -> api.Kernel:
+    def started(request: aot.Request) -> list[aot.Artifact]:
+        raise AssertionError("the compiler was started")
+
+    monkeypatch.setattr(aot, "_in_worker", started)
+    return api.compile("attention a\nassume D <= 64\nassume Sk % 96 == 0\n")
+
+
+def ask(kernel: api.Kernel, **changes: Any) -> list[aot.Artifact]:
+    options: dict[str, Any] = {"arch": "sm_90", "dtype": "bf16", "head_dim": (64, 64), "kind": "cubin", **changes}
+    return aot.compile_kernels(kernel.source, kernel.spec, **options)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"arch": "sm_75"}, "no architecture 'sm_75'; there are sm_80, "),
+        ({"dtype": "fp8"}, "no dtype 'fp8'; there are fp16, bf16, fp32"),
+        ({"kind": "sass"}, "no kind 'sass'; there are ttir, ttgir, ptx, cubin, hsaco"),
+        ({"kind": "hsaco"}, "sm_90 has no hsaco; ask for ttir, ttgir, ptx, cubin"),
+        ({"arch": "gfx942"}, "gfx942 has no cubin; ask for ttir, ttgir, hsaco"),
+        ({"arch": "gfx942", "kind": "ptx"}, "gfx942 has no ptx; ask for ttir, ttgir, hsaco"),
+        ({"head_dim": (128, 64)}, "`assume D <= 64`"),
+    ],
+)
+def test_refusals(kernel: api.Kernel, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        ask(kernel, **changes)
+    assert message in str(caught.value)
+
+
+def test_missing_packages_are_named(kernel: api.Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "triton" else real(name, *a))
+    with pytest.raises(UsageError, match=r"binaries need triton: pip install 'attngen\[triton\]'"):
+        ask(kernel)
+
+
+def test_the_example_call_fulfils_the_specs_assumptions(kernel: api.Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    requests: list[aot.Request] = []
+    monkeypatch.setattr(aot, "_in_worker", lambda request: requests.append(request) or [])
+    assert ask(kernel, head_dim=(48, 256), arch="gfx942", kind="hsaco", dtype="fp32") == []
+    (request,) = requests
+    assert request.target == ("hip", "gfx942", 64) and request.kind == "hsaco" and request.dtype == "fp32"
+    assert (request.sizes["D"], request.sizes["Dv"]) == (48, 256) and request.sizes["Sk"] % 96 == 0
+    assert not request.seeded and request.params == ()
