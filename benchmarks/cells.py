@@ -185,7 +185,8 @@ def make_inputs(cell: Cell, settings: Settings, *, device: str, seed: int, dtype
             ]
             params["ids"] = torch.stack(rows).to(device=device, dtype=torch.int32)
         case "relative_bias":
-            # Values that bfloat16 holds, so that FlexAttention may read a half-size table (with float32 it ran at half the speed or less).
+            # Values that bfloat16 holds, so that FlexAttention may read a half-size table: with float32 it ran at
+            # half the speed or less.
             table = torch.randn(cell.H, 2 * settings.radius + 1, generator=generator, device=device)
             params["table"] = table.bfloat16().float()
         case _:

@@ -11,7 +11,8 @@ from itertools import pairwise
 
 from attngen.emit.triton_expressions import Printer
 from attngen.ir.nodes import Expr, Literal
-from attngen.plan.ranges import DataTest, Segment, TileRanges
+from attngen.plan.ranges import DataTest, TileRanges
+from attngen.plan.segments import Segment
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from attngen.ir.build import integer, sub
 from attngen.ir.nodes import Apply, Expr, Literal, Load, Op, Scalar, Symbol, Type
 from attngen.ir.walk import reads, substitute
 from attngen.plan.facts import Facts
-from attngen.plan.ranges import from_linear, linear
+from attngen.plan.linear import from_linear, linear
 from attngen.plan.schedule import Level, level_of
 
 _MATCHING = {("q", "Sq"), ("k", "Sk"), ("b", "B"), ("h", "Hq"), ("hkv", "Hkv")}

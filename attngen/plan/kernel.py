@@ -17,7 +17,8 @@ from attngen.ir.nodes import Expr, Literal, Load, Op, Scalar, Symbol, Type
 from attngen.ir.walk import loads, nodes, reads
 from attngen.plan.derive import derivative
 from attngen.plan.facts import Facts, facts
-from attngen.plan.ranges import TileRanges, from_linear, linear, tile_ranges
+from attngen.plan.linear import from_linear, linear
+from attngen.plan.ranges import TileRanges, tile_ranges
 from attngen.plan.renaming import planner_takes, with_safe_sizes
 from attngen.plan.schedule import Level, is_dear, level_of
 from attngen.plan.streams import check_stream
@@ -86,10 +87,6 @@ class KernelPlan:
             return Burden.DATA
         plain = self.weights.form is Form.EXPONENTIAL and a.dropout is None and not reads(a.score, "q", "k")
         return Burden.LIGHT if plain and not loads(a.mask) else Burden.SCORE
-
-    @property
-    def float_params(self) -> tuple[Param, ...]:
-        return tuple(p for p in self.attention.params if p.type is Type.FLOAT)
 
 
 def plan(attention: Attention) -> KernelPlan:

@@ -15,7 +15,8 @@ from attngen.ir.printing import expression
 from attngen.plan.facts import Bounds, Facts
 from attngen.plan.footprint import loads_of
 from attngen.plan.kernel import KernelPlan, LeafGradient
-from attngen.plan.ranges import DataTest, Segment, TileRanges
+from attngen.plan.ranges import DataTest, TileRanges
+from attngen.plan.segments import Segment
 from attngen.plan.tiles import KERNELS, Row, table
 from attngen.plan.weights import Form, Weights
 

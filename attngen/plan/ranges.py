@@ -21,17 +21,8 @@ from attngen.ir.build import FALSE, TRUE, add, floordiv, index, integer, maximum
 from attngen.ir.nodes import Apply, Expr, Literal, Load, Op, Symbol, Type
 from attngen.ir.walk import nodes, reads
 from attngen.plan.facts import Facts
-
-MOST_SEGMENTS = 4
-"""`any` keeps up to this many disjoint stretches (then joins them into their hull); `all` drops the surplus."""
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """Positions `lo … hi - 1`; empty where `lo >= hi`."""
-
-    lo: Expr
-    hi: Expr
+from attngen.plan.linear import additive, from_linear, linear, total
+from attngen.plan.segments import Pair, Segment, both, either, join, meet
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,19 +51,11 @@ class TileRanges:
     tests: tuple[DataTest, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Pair:
-    """The two unions of stretches that a condition has."""
-
-    any: tuple[Segment, ...]
-    all: tuple[Segment, ...]
-
-
 def tile_ranges(mask: Expr, axis: str, facts: Facts) -> TileRanges:
     """The ranges of `axis` for a tile of the other axis. The ends of the sequences are always among the conditions."""
     solver = _Solver(axis, facts)
-    inside = _Pair((Segment(integer(0), solver.size),), (Segment(integer(0), solver.size),))
-    found = _meet(inside, solver.solve(mask))
+    inside = Pair((Segment(integer(0), solver.size),), (Segment(integer(0), solver.size),))
+    found = meet(inside, solver.solve(mask))
     return TileRanges(axis, found.any, found.all, tuple(solver.tests))
 
 
@@ -95,10 +78,10 @@ class _Solver:
     def everything(self) -> tuple[Segment, ...]:
         return (Segment(integer(0), self.size),)
 
-    def unknown(self) -> _Pair:
-        return _Pair(self.everything(), ())
+    def unknown(self) -> Pair:
+        return Pair(self.everything(), ())
 
-    def solve(self, c: Expr) -> _Pair:
+    def solve(self, c: Expr) -> Pair:
         if not reads(c, self.axis) and not _reads_data(c, self.other):
             return self.row_condition(c)
         if isinstance(c, Apply):
@@ -106,12 +89,12 @@ class _Solver:
                 case Op.AND:
                     found = self.solve(c.args[0])
                     for part in c.args[1:]:
-                        found = _meet(found, self.solve(part))
+                        found = meet(found, self.solve(part))
                     return found
                 case Op.OR:
                     found = self.solve(c.args[0])
                     for part in c.args[1:]:
-                        found = _join(found, self.solve(part))
+                        found = join(found, self.solve(part))
                     return found
                 case Op.NOT:
                     return self.negated(c.args[0])
@@ -129,11 +112,11 @@ class _Solver:
                     return self.unknown()
         return self.flag(c, build.apply(Op.TO_INT, c)) if isinstance(c, Load) else self.unknown()
 
-    def negated(self, c: Expr) -> _Pair:
+    def negated(self, c: Expr) -> Pair:
         # `build` has pushed `not` down to leaves and float comparisons.
         return self.flag(c, sub(integer(1), build.apply(Op.TO_INT, c))) if isinstance(c, Load) else self.unknown()
 
-    def flag(self, c: Load, number: Expr) -> _Pair:
+    def flag(self, c: Load, number: Expr) -> Pair:
         """A bool load as a data test: where `number`, 0 or 1 and made of it, is 1."""
         if reads(c, "q") and reads(c, "k"):
             return self.unknown()
@@ -141,10 +124,10 @@ class _Solver:
             return self.data_test(integer(1), number, equal=False)
         return self.data_test(sub(integer(1), number), integer(0), equal=False)
 
-    def row_condition(self, c: Expr) -> _Pair:
+    def row_condition(self, c: Expr) -> Pair:
         """A condition that the axis does not enter: all of the axis, or nothing of it."""
         some, every = self.over_tile(c)
-        return _Pair(self.if_(some), self.if_(every))
+        return Pair(self.if_(some), self.if_(every))
 
     def if_(self, condition: Expr) -> tuple[Segment, ...]:
         if condition == FALSE:
@@ -181,7 +164,7 @@ class _Solver:
 
     # ------------------------------------------------------------ comparisons
 
-    def comparison(self, c: Apply) -> _Pair:
+    def comparison(self, c: Apply) -> Pair:
         left, right = c.args
         if left.type is not Type.INT:
             return self.split(c)
@@ -192,14 +175,14 @@ class _Solver:
                 found = self.at_most(add(sub(left, right), integer(1)))
             case Op.EQ:
                 up, down = self.at_most(sub(left, right)), self.at_most(sub(right, left))
-                found = None if up is None or down is None else _meet(up, down)
+                found = None if up is None or down is None else meet(up, down)
             case _:
                 below = self.at_most(add(sub(left, right), integer(1)))
                 above = self.at_most(add(sub(right, left), integer(1)))
-                found = None if below is None or above is None else _join(below, above)
+                found = None if below is None or above is None else join(below, above)
         return self.split(c) if found is None else found
 
-    def at_most(self, e: Expr) -> _Pair | None:
+    def at_most(self, e: Expr) -> Pair | None:
         """`e <= 0`; None where it cannot be solved for the axis."""
         terms, constant = linear(e)
         own = [(t, c) for t, c in terms if reads(t, self.axis)]
@@ -212,14 +195,14 @@ class _Solver:
         # t >= ceil(rest / -factor)
         return self.peel_at_least(term, neg(floordiv(neg(rest), integer(-factor))))
 
-    def peel_at_most(self, t: Expr, limit: Expr) -> _Pair | None:
+    def peel_at_most(self, t: Expr, limit: Expr) -> Pair | None:
         """`t <= limit`, where `limit` is free of the axis."""
         if t == index(self.axis):
             spread = self.extremes(limit)
             if spread is None:
                 return None
             one = integer(1)
-            return _Pair(
+            return Pair(
                 (Segment(integer(0), add(spread[1], one)),),
                 (Segment(integer(0), add(spread[0], one)),),
             )
@@ -231,23 +214,23 @@ class _Solver:
                 c = t.args[1]
                 return self.at_most(sub(a, add(mul(limit, c), sub(c, integer(1)))))
             case Op.ABS:
-                return _both(self.at_most(sub(a, limit)), self.at_most(sub(neg(a), limit)))
+                return both(self.at_most(sub(a, limit)), self.at_most(sub(neg(a), limit)))
             case Op.MAX:
-                return _both(self.at_most_or_row(a, limit), self.at_most_or_row(t.args[1], limit))
+                return both(self.at_most_or_row(a, limit), self.at_most_or_row(t.args[1], limit))
             case Op.MIN:
-                return _either(self.at_most_or_row(a, limit), self.at_most_or_row(t.args[1], limit))
+                return either(self.at_most_or_row(a, limit), self.at_most_or_row(t.args[1], limit))
             case Op.SELECT:
                 return self.solve_select(t, Op.LE, limit)
             case _:
                 return None
 
-    def peel_at_least(self, t: Expr, limit: Expr) -> _Pair | None:
+    def peel_at_least(self, t: Expr, limit: Expr) -> Pair | None:
         """`t >= limit`, where `limit` is free of the axis."""
         if t == index(self.axis):
             spread = self.extremes(limit)
             if spread is None:
                 return None
-            return _Pair((Segment(spread[0], self.size),), (Segment(spread[1], self.size),))
+            return Pair((Segment(spread[0], self.size),), (Segment(spread[1], self.size),))
         if not isinstance(t, Apply):
             return None
         a = t.args[0]
@@ -255,28 +238,28 @@ class _Solver:
             case Op.FLOORDIV if self.facts.is_positive(t.args[1]) and not reads(t.args[1], self.axis):
                 return self.at_most(sub(mul(limit, t.args[1]), a))
             case Op.ABS:
-                return _either(self.at_most(sub(limit, a)), self.at_most(add(limit, a)))
+                return either(self.at_most(sub(limit, a)), self.at_most(add(limit, a)))
             case Op.MIN:
-                return _both(self.at_least_or_row(a, limit), self.at_least_or_row(t.args[1], limit))
+                return both(self.at_least_or_row(a, limit), self.at_least_or_row(t.args[1], limit))
             case Op.MAX:
-                return _either(self.at_least_or_row(a, limit), self.at_least_or_row(t.args[1], limit))
+                return either(self.at_least_or_row(a, limit), self.at_least_or_row(t.args[1], limit))
             case Op.SELECT:
                 return self.solve_select(t, Op.LT, limit)
             case _:
                 return None
 
-    def at_most_or_row(self, a: Expr, limit: Expr) -> _Pair | None:
+    def at_most_or_row(self, a: Expr, limit: Expr) -> Pair | None:
         return self.as_condition(build.apply(Op.LE, a, limit))
 
-    def at_least_or_row(self, a: Expr, limit: Expr) -> _Pair | None:
+    def at_least_or_row(self, a: Expr, limit: Expr) -> Pair | None:
         return self.as_condition(build.apply(Op.LE, limit, a))
 
-    def as_condition(self, c: Expr) -> _Pair | None:
+    def as_condition(self, c: Expr) -> Pair | None:
         if reads(c, self.axis) and isinstance(c, Apply):
             return self.at_most(sub(c.args[0], c.args[1]))
         return None if _reads_data(c, self.other) else self.row_condition(c)
 
-    def solve_select(self, t: Apply, op: Op, limit: Expr) -> _Pair:
+    def solve_select(self, t: Apply, op: Op, limit: Expr) -> Pair:
         condition, then, otherwise = t.args
 
         def side(e: Expr) -> Expr:
@@ -354,12 +337,12 @@ class _Solver:
 
     # ------------------------------------------------------------ row data against column data
 
-    def split(self, c: Apply) -> _Pair:
+    def split(self, c: Apply) -> Pair:
         """A comparison whose difference falls into a part of q and a part of k becomes a data test."""
         left, right = c.args
         if left.type is Type.BOOL or c.op is Op.NE or reads(c, "qk"):
             return self.unknown()
-        parts = _additive(left, right)
+        parts = additive(left, right)
         if any(isinstance(t, Literal) and not math.isfinite(t.value) for t, _ in parts):
             return self.unknown()  # moved to the other side, infinity less infinity would be no number
         own = [t for t in parts if reads(t[0], self.axis)]
@@ -368,179 +351,26 @@ class _Solver:
         if not any(_reads_data(t[0], "q", "k") for t in parts) and left.type is Type.INT:
             return self.unknown()
         # left - right = row part + column part: compare the row part with the negated column part.
-        row = _total([t for t in parts if not reads(t[0], "k")], left.type)
-        col = build.neg(_total([t for t in parts if reads(t[0], "k")], left.type))
+        row = total([t for t in parts if not reads(t[0], "k")], left.type)
+        col = build.neg(total([t for t in parts if reads(t[0], "k")], left.type))
         if c.op is Op.LT and left.type is Type.INT:
             row = add(row, integer(1))
         # A strict float test is weakened in `any` and must stay strict in `all`: only `all` would be wrong with <=.
         strict = c.op is Op.LT and left.type is Type.FLOAT
         found = self.data_test(row, col, equal=c.op is Op.EQ)
-        return _Pair(found.any, ()) if strict else found
+        return Pair(found.any, ()) if strict else found
 
-    def data_test(self, row: Expr, col: Expr, *, equal: bool) -> _Pair:
+    def data_test(self, row: Expr, col: Expr, *, equal: bool) -> Pair:
         for test in self.tests:
             if (test.row, test.col, test.equal) == (row, col, equal):
                 break
         else:
             test = DataTest(f"test{len(self.tests)}", equal, row, col)
             self.tests.append(test)
-        return _Pair(
+        return Pair(
             (Segment(test.bound("any_lo"), test.bound("any_hi")),),
             (Segment(test.bound("all_lo"), test.bound("all_hi")),),
         )
-
-
-# ---------------------------------------------------------------- unions of stretches
-
-
-def _both(a: _Pair | None, b: _Pair | None) -> _Pair | None:
-    return None if a is None or b is None else _meet(a, b)
-
-
-def _either(a: _Pair | None, b: _Pair | None) -> _Pair | None:
-    return None if a is None or b is None else _join(a, b)
-
-
-def _meet(a: _Pair, b: _Pair) -> _Pair:
-    return _Pair(_widen(_products(a.any, b.any)), _products(a.all, b.all)[:MOST_SEGMENTS])
-
-
-def _join(a: _Pair, b: _Pair) -> _Pair:
-    return _Pair(_widen(_distinct(a.any + b.any)), _distinct(a.all + b.all)[:MOST_SEGMENTS])
-
-
-def _products(a: tuple[Segment, ...], b: tuple[Segment, ...]) -> tuple[Segment, ...]:
-    return _distinct(tuple(Segment(larger(x.lo, y.lo), smaller(x.hi, y.hi)) for x in a for y in b))
-
-
-def _distinct(segments: tuple[Segment, ...]) -> tuple[Segment, ...]:
-    return tuple(dict.fromkeys(s for s in segments if not _empty(s)))
-
-
-def _empty(s: Segment) -> bool:
-    return isinstance(s.lo, Literal) and isinstance(s.hi, Literal) and s.lo.value >= s.hi.value
-
-
-def _widen(segments: tuple[Segment, ...]) -> tuple[Segment, ...]:
-    """At most four stretches: beyond that, their hull (an empty stretch can only widen it)."""
-    if len(segments) <= MOST_SEGMENTS:
-        return segments
-    low, high = segments[0].lo, segments[0].hi
-    for s in segments[1:]:
-        low, high = smaller(low, s.lo), larger(high, s.hi)
-    return (Segment(low, high),)
-
-
-def smaller(a: Expr, b: Expr) -> Expr:
-    """min, with repetitions among the operands dropped."""
-    return _lattice(Op.MIN, a, b)
-
-
-def larger(a: Expr, b: Expr) -> Expr:
-    """max, with repetitions among the operands dropped."""
-    return _lattice(Op.MAX, a, b)
-
-
-def _lattice(op: Op, a: Expr, b: Expr) -> Expr:
-    parts = list(dict.fromkeys([*_operands(op, a), *_operands(op, b)]))
-    fixed = [p for p in parts if isinstance(p, Literal)]
-    found: Expr | None = None
-    if fixed:
-        values = [int(p.value) for p in fixed]
-        found = integer(min(values) if op is Op.MIN else max(values))
-    for part in parts:
-        if not isinstance(part, Literal):
-            found = part if found is None else build.apply(op, found, part)
-    assert found is not None
-    return found
-
-
-def _operands(op: Op, e: Expr) -> list[Expr]:
-    if isinstance(e, Apply) and e.op is op:
-        return [p for a in e.args for p in _operands(op, a)]
-    return [e]
-
-
-# ---------------------------------------------------------------- linear forms
-
-
-def linear(e: Expr) -> tuple[list[tuple[Expr, int]], int]:
-    """An int expression as `sum of factor * term + constant`; equal terms are gathered, zero factors dropped."""
-    factors: dict[Expr, int] = {}
-    constant = 0
-
-    def walk(e: Expr, factor: int) -> None:
-        nonlocal constant
-        if isinstance(e, Literal):
-            constant += factor * int(e.value)
-            return
-        if isinstance(e, Apply):
-            match e.op:
-                case Op.ADD:
-                    walk(e.args[0], factor)
-                    walk(e.args[1], factor)
-                    return
-                case Op.SUB:
-                    walk(e.args[0], factor)
-                    walk(e.args[1], -factor)
-                    return
-                case Op.NEG:
-                    walk(e.args[0], -factor)
-                    return
-                case Op.MUL if isinstance(e.args[0], Literal):
-                    walk(e.args[1], factor * int(e.args[0].value))
-                    return
-                case Op.MUL if isinstance(e.args[1], Literal):
-                    walk(e.args[0], factor * int(e.args[1].value))
-                    return
-                case _:
-                    pass
-        factors[e] = factors.get(e, 0) + factor
-
-    walk(e, 1)
-    return [(t, c) for t, c in factors.items() if c != 0], constant
-
-
-def from_linear(terms: list[tuple[Expr, int]], constant: int) -> Expr:
-    positive = [(t, c) for t, c in terms if c > 0]
-    negative = [(t, -c) for t, c in terms if c < 0]
-    total: Expr | None = None
-    for term, factor in positive:
-        part = mul(term, integer(factor))
-        total = part if total is None else add(total, part)
-    if total is None:
-        total = integer(constant)
-        constant = 0
-    for term, factor in negative:
-        total = sub(total, mul(term, integer(factor)))
-    if constant:
-        total = add(total, integer(constant)) if constant > 0 else sub(total, integer(-constant))
-    return total
-
-
-def _additive(left: Expr, right: Expr) -> list[tuple[Expr, int]]:
-    """`left - right` as signed summands; a literal is a summand like any other."""
-    found: list[tuple[Expr, int]] = []
-
-    def walk(e: Expr, sign: int) -> None:
-        if isinstance(e, Apply) and e.op in (Op.ADD, Op.SUB):
-            walk(e.args[0], sign)
-            walk(e.args[1], sign if e.op is Op.ADD else -sign)
-        elif isinstance(e, Apply) and e.op is Op.NEG:
-            walk(e.args[0], -sign)
-        else:
-            found.append((e, sign))
-
-    walk(left, 1)
-    walk(right, -1)
-    return found
-
-
-def _total(parts: list[tuple[Expr, int]], type: Type) -> Expr:
-    total: Expr = build.real(0.0) if type is Type.FLOAT else integer(0)
-    for term, sign in sorted(parts, key=lambda p: -p[1]):
-        total = add(total, term) if sign > 0 else sub(total, term)
-    return total
 
 
 def _reads_data(e: Expr, *axes: str) -> bool:

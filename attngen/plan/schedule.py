@@ -128,13 +128,3 @@ def is_dear(e: Expr) -> bool:
     """Whether computing `e` twice costs more than moving its value to where it is needed again."""
     slow = FLOAT_FUNCTIONS | {Op.DIV, Op.POW}
     return any(isinstance(n, Load) or (isinstance(n, Apply) and n.op in slow) for n in nodes(e))
-
-
-def free_symbols(s: Schedule) -> frozenset[str]:
-    """The symbols that the schedule reads."""
-    return frozenset(
-        n.id
-        for e in [*(b.expr for b in s.bindings), *(e for _, e in s.results)]
-        for n in nodes(e)
-        if isinstance(n, Symbol)
-    )
