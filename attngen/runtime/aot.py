@@ -21,6 +21,7 @@ from attngen.ir.nodes import Storage
 
 TARGETS = {
     "sm_80": ("cuda", 80, 32),
+    "sm_86": ("cuda", 86, 32),
     "sm_90": ("cuda", 90, 32),
     "sm_100": ("cuda", 100, 32),
     "gfx942": ("hip", "gfx942", 64),

@@ -1,0 +1,40 @@
+"""What the tests of this folder share: compiling a spec for a chip, and what a launch there would refuse."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import attngen
+from attngen.plan.tiles import SHARED_MEMORY
+from attngen.runtime.aot import TARGETS, Artifact, compile_kernels
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+NAMES = sorted(path.stem for path in EXAMPLES.glob("*.attn"))
+CHIPS = ("sm_80", "sm_90", "sm_100", "gfx942")
+TENSOR_MEMORY = 512
+
+
+def build(spec: str, tile: tuple[int, int] | None = None) -> attngen.Kernel:
+    """An example by its name, or a spec's text."""
+    return attngen.compile(spec if "\n" in spec else EXAMPLES / f"{spec}.attn", tile=tile)
+
+
+def binaries(
+    kernel: attngen.Kernel, chip: str, dims: tuple[int, int], dtype: str = "bf16", kind: str | None = None
+) -> dict[str, Artifact]:
+    """Every kernel by its name."""
+    kind = kind or ("hsaco" if TARGETS[chip][0] == "hip" else "cubin")
+    found = compile_kernels(kernel.source, kernel.spec, arch=chip, dtype=dtype, head_dim=dims, kind=kind)
+    assert len({a.kernel for a in found}) == len(found)
+    return {a.kernel: a for a in found}
+
+
+def refused(found: dict[str, Artifact], chip: str) -> dict[str, str]:
+    """Kernels that the chip would not launch, and for want of what."""
+    reasons: dict[str, str] = {}
+    for name, a in found.items():
+        if a.shared > SHARED_MEMORY[chip] * 1024:
+            reasons[name] = f"{a.shared} bytes of shared memory"
+        if a.tensor_memory > TENSOR_MEMORY:
+            reasons[name] = f"{a.tensor_memory} columns of tensor memory"
+    return reasons
