@@ -28,7 +28,7 @@ TARGETS = ("triton",)
 PRECISIONS = ("ieee", "tf32")
 STAGES = ("ast", "ir", "plan", "source")
 BINARIES = ("ttir", "ttgir", "ptx", "cubin", "hsaco")
-ARCHITECTURES = ("sm_80", "sm_90", "sm_100", "gfx942")
+ARCHITECTURES = ("sm_80", "sm_86", "sm_90", "sm_100", "gfx942")
 DTYPES = ("fp16", "bf16", "fp32")
 
 
