@@ -38,7 +38,7 @@ def bash(*words: str) -> list[str]:
         (["attngen", ""], ["compile", "fmt", "show", "verify", "completion", "--help", "--version"]),
         (["attngen", "co"], ["compile", "completion"]),
         (["attngen", "compile", "--emit", "c"], ["cubin"]),
-        (["attngen", "compile", "a.attn", "--arch", "sm_"], ["sm_80", "sm_90", "sm_100"]),
+        (["attngen", "compile", "a.attn", "--arch", "sm_"], ["sm_80", "sm_86", "sm_90", "sm_100"]),
         (["attngen", "verify", "--dev"], ["--device"]),
         (["attngen", "verify", "--device", ""], ["auto", "cpu", "cuda"]),
         (["attngen", "completion", ""], ["bash", "zsh", "fish"]),
