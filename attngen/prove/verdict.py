@@ -1,0 +1,91 @@
+"""What a proof is made of: claims, each with one of three verdicts, gathered under the obligations of the design page.
+
+Takes nothing from the solvers: `algebra` and `smt` give these values, `proof` gathers them, the command line prints
+them. Unknown never counts as proved.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from attngen.errors import NOWHERE, Span
+
+
+class Obligation(StrEnum):
+    """The rows of the table, in its order. The value is the name that the command line and `--allow-unproved` use."""
+
+    STREAMING = "streaming"
+    RANGE_SAFETY = "range-safety"
+    EMPTY_ROWS = "empty-rows"
+    LOCALITY = "locality"
+    GRADIENTS = "gradients"
+    TILE_RANGES = "tile-ranges"
+    INDEX_BOUNDS = "index-bounds"
+    INTEGER_WIDTH = "integer-width"
+
+
+@dataclass(frozen=True, slots=True)
+class Proved:
+    """`by` names the method in a few words ("sympy", "z3, 2 queries", "intervals"); `steps` are its derivation."""
+
+    by: str
+    steps: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Refuted:
+    """False, and `example` shows it in lines that a reader can check by hand; `values` holds its numbers by name."""
+
+    by: str
+    example: tuple[str, ...]
+    values: tuple[tuple[str, int | float | bool | str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """Neither: `reason` says what stopped the proof (the budget, a function without rules, …)."""
+
+    by: str
+    reason: str
+
+
+Verdict = Proved | Refuted | Unknown
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """One sentence that must hold, the verdict on it, and the place in the spec that it is about.
+
+    `subject` tells claims of one obligation apart ("keys, any", "d score / d slope[h]"); `fix` says how to mend a
+    refuted one; `note` is what a reader should know though nothing is wrong (the side that a kink takes).
+    """
+
+    subject: str
+    sentence: str
+    verdict: Verdict
+    span: Span = field(default=NOWHERE, compare=False, kw_only=True)
+    fix: str = field(default="", kw_only=True)
+    note: str = field(default="", kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """An obligation with all its claims, and the seconds that they took."""
+
+    obligation: Obligation
+    claims: tuple[Claim, ...]
+    seconds: float = field(default=0.0, compare=False)
+
+    @property
+    def refuted(self) -> tuple[Claim, ...]:
+        return tuple(c for c in self.claims if isinstance(c.verdict, Refuted))
+
+    @property
+    def unknown(self) -> tuple[Claim, ...]:
+        return tuple(c for c in self.claims if isinstance(c.verdict, Unknown))
+
+    @property
+    def status(self) -> str:
+        """`refuted` if any claim is, else `unknown` if any is, else `proved`."""
+        return "refuted" if self.refuted else "unknown" if self.unknown else "proved"
