@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 
@@ -17,7 +17,7 @@ class OutOfTime(Exception):
 
 
 @contextmanager
-def limited(seconds: float) -> Iterator[None]:
+def limited(seconds: float) -> Generator[None, None, None]:
     """Raises `OutOfTime` inside the block once `seconds` have passed. Blocks nest: the earlier deadline comes first."""
     if seconds <= 0:
         raise OutOfTime
