@@ -19,7 +19,7 @@ from attngen.emit.names import RESERVED, Names
 from attngen.emit.options import Options
 from attngen.emit.params import views
 from attngen.emit.tidy import without_unused
-from attngen.emit.tile_code import RangeView, ranges
+from attngen.emit.tile_code import RangeView, range_view
 from attngen.emit.triton_expressions import Printer
 from attngen.emit.triton_views import BackwardView, Header, KernelView, TestView, WeightView
 from attngen.ir import printing
@@ -29,7 +29,8 @@ from attngen.ir.walk import named, reads, substitute, symbols
 from attngen.plan.footprint import loads_of
 from attngen.plan.kernel import Gather, KernelPlan, LeafGradient
 from attngen.plan.kernel import plan as plan_attention
-from attngen.plan.ranges import DataTest, TileRanges
+from attngen.plan.loops import Loops
+from attngen.plan.ranges import DataTest
 from attngen.plan.renaming import planner_takes, with_safe_sizes
 from attngen.plan.schedule import Level, level_of
 from attngen.plan.tiles import REGISTERS, table
@@ -87,7 +88,7 @@ class _Emitter:
         dq, dq_sums = self.backward_code(Level.ROW, dq_sums)
         dkdv, dkdv_sums = self.backward_code(Level.COLUMN, dkdv_sums)
         backward = self.with_factors(backward, dq, dkdv)
-        keys, queries = self.range_view(self.plan.keys), self.range_view(self.plan.queries)
+        keys, queries = self.range_view(self.plan.key_loops), self.range_view(self.plan.query_loops)
         tests = tuple(self.test_view(t, r.axis) for r in (self.plan.keys, self.plan.queries) for t in r.tests)
         kernel = self.kernel_view()
         pair_gradients = tuple(self.pair_gradient(g, keys) for g in self.plan.gradients if g.gather not in AXES)
@@ -178,8 +179,8 @@ class _Emitter:
             self.plan.facts, {p.name: p for p in self.attention.params}, {p.keyword: p.name for p in self.params}
         )
 
-    def range_view(self, found: TileRanges) -> RangeView:
-        return ranges(found, self.printer(), "BK" if found.axis == "k" else "BQ")
+    def range_view(self, found: Loops) -> RangeView:
+        return range_view(found, self.printer(), "BK" if found.axis == "k" else "BQ")
 
     def range_names(self, view: RangeView) -> tuple[str, ...]:
         """The names that the bounds read, in a stable order."""
@@ -191,7 +192,7 @@ class _Emitter:
         tests = tuple(f"{t.name}_{which}" for t in view.tests for which in ("any_lo", "any_hi", "all_lo", "all_hi"))
         return tuple(n for n in (*ends, *tests, *scalars, *self.known) if n in read)
 
-    def held_tests(self, found: TileRanges) -> tuple[HeldTest, ...]:
+    def held_tests(self, found: Loops) -> tuple[HeldTest, ...]:
         axis_name, size, block = ("key", "Sk", "BK") if found.axis == "k" else ("query", "Sq", "BQ")
         tests: list[HeldTest] = []
         for t in found.tests:
@@ -221,14 +222,14 @@ class _Emitter:
                 outside["extra"] = w.extra
         if w.log_extra is not None:
             outside["log2_extra"] = mul(w.log_extra, real(LOG2E))
-        code = self.write(Level.ROW, results, outside, self.plan.keys)
+        code = self.write(Level.ROW, results, outside, self.plan.key_loops)
         return self.padded(code, "log2_extra", "extra", "factor")
 
     def padded(self, code: KernelCode, *names: str) -> KernelCode:
         """`code` with empty texts for results that this variant does not have, so that templates may ask for them."""
         return replace(code, results={**dict.fromkeys(names, ""), **code.results})
 
-    def write(self, held: Level, results: dict[str, Expr], outside: dict[str, Expr], found: TileRanges) -> KernelCode:
+    def write(self, held: Level, results: dict[str, Expr], outside: dict[str, Expr], found: Loops) -> KernelCode:
         writer = KernelWriter(self.plan, self.params, held)
         position = ("q0", "q1", "q_idx") if held is Level.ROW else ("k0", "k1", "k_idx")
         known = (*position, *self.known)
@@ -272,7 +273,7 @@ class _Emitter:
             outside["log2_extra"] = mul(w.log_extra, real(LOG2E))
         in_tile = held is Level.COLUMN and not self.factor_is_outer()
         (results if in_tile else outside)["factor"] = self.plan.d_factor
-        code = self.write(held, results, outside, self.plan.keys if held is Level.ROW else self.plan.queries)
+        code = self.write(held, results, outside, self.plan.key_loops if held is Level.ROW else self.plan.query_loops)
         code = self.padded(code, *GRADIENT_RESULTS)
         return code, tuple(s.with_code(code, self.backward_view().normalised) for s in sums)
 
@@ -288,7 +289,7 @@ class _Emitter:
             results[f"weight_{name}"] = substitute(g.weight, {S: X, M: ROW_REF})
         if g.gather is Gather.SCATTER:
             results.update({f"index_{i}": index for i, index in enumerate(g.leaf.indices)})
-        code = self.padded(self.write(Level.ROW, results, {}, self.plan.keys), *GRADIENT_RESULTS)
+        code = self.padded(self.write(Level.ROW, results, {}, self.plan.key_loops), *GRADIENT_RESULTS)
         row_sum = row_sum.with_code(code, self.backward_view().normalised)
         runs = [f"(key_tile >= {r.start}) & (key_tile < {r.stop})" for r in (*keys.full, *keys.partial)]
         view = self.backward_view()

@@ -18,6 +18,7 @@ from attngen.ir.walk import loads, nodes, reads
 from attngen.plan.derive import derivative
 from attngen.plan.facts import Facts, facts
 from attngen.plan.linear import from_linear, linear
+from attngen.plan.loops import Loops, loops
 from attngen.plan.ranges import TileRanges, tile_ranges
 from attngen.plan.renaming import planner_takes, with_safe_sizes
 from attngen.plan.schedule import Level, is_dear, level_of
@@ -69,6 +70,8 @@ class KernelPlan:
     weights: Weights
     keys: TileRanges  # the keys that a tile of queries meets: forward and dQ
     queries: TileRanges  # the queries that a tile of keys meets: dK/dV
+    key_loops: Loops  # the same in tiles, as the kernels walk them
+    query_loops: Loops
     d_factor: Expr  # d natural / d qk = d_factor (per head) * d_pair
     d_pair: Expr
     gradients: tuple[LeafGradient, ...]
@@ -108,6 +111,8 @@ def plan(attention: Attention) -> KernelPlan:
         form,
         keys,
         queries,
+        loops(keys),
+        loops(queries),
         d_factor,
         d_pair,
         tuple(_leaf_gradients(attention, form)),
