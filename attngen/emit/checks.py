@@ -14,6 +14,7 @@ from attngen.ir.attention import Param
 from attngen.ir.nodes import SIZES, Expr, Load, Symbol
 from attngen.ir.walk import nodes, symbols
 from attngen.plan.kernel import KernelPlan
+from attngen.plan.schedule import Level, level_of
 
 
 def check_lines(plan: KernelPlan, params: tuple[ParamView, ...]) -> tuple[str, ...]:
@@ -25,6 +26,7 @@ def check_lines(plan: KernelPlan, params: tuple[ParamView, ...]) -> tuple[str, .
     for view, param in zip(params, attention.params, strict=True):
         if view.rank:
             lines += _tensor(view, param, names, attention.sizes, bound)
+            lines += _span(plan, view)
         else:
             lines += _scalar(view)
     for view, param in zip(params, attention.params, strict=True):
@@ -91,6 +93,20 @@ def _scalar(view: ParamView) -> list[str]:
         case _:
             wanted, fits = "a bool", f"isinstance({name}, bool)"
     return _refuse(f"not ({fits})", f"{key} must be {wanted}, not {{type({name}).__name__}}")
+
+
+def _span(plan: KernelPlan, view: ParamView) -> list[str]:
+    """An index that differs from pair to pair is multiplied by its stride in 32 bits."""
+    own = [a.load for a in plan.choices.accesses if a.load.param == view.keyword]
+    axes = {axis for load in own for axis, i in enumerate(load.indices) if level_of(i) is Level.PAIR}
+    return [
+        line
+        for axis in sorted(axes)
+        for line in _refuse(
+            f"{view.name}.shape[{axis}] * {view.name}.stride({axis}) >= 2**31",
+            f"{view.keyword} must span fewer than 2**31 elements along dimension {axis}",
+        )
+    ]
 
 
 def words(dtypes: tuple[str, ...]) -> str:

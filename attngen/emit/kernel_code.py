@@ -92,7 +92,7 @@ class KernelWriter:
         for p in params:
             self.names.take(p.name, *derived(p.name, p.rank))
         by_keyword = {p.keyword: p.name for p in params}
-        self.printer = Printer(plan.facts, {p.name: p for p in plan.attention.params}, by_keyword)
+        self.printer = Printer(plan.choices, {p.name: p for p in plan.attention.params}, by_keyword)
 
     def write(
         self,

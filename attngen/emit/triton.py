@@ -176,7 +176,7 @@ class _Emitter:
 
     def printer(self) -> Printer:
         return Printer(
-            self.plan.facts, {p.name: p for p in self.attention.params}, {p.keyword: p.name for p in self.params}
+            self.plan.choices, {p.name: p for p in self.attention.params}, {p.keyword: p.name for p in self.params}
         )
 
     def range_view(self, found: Loops) -> RangeView:

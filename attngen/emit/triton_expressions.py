@@ -13,15 +13,10 @@ from typing import assert_never
 
 from attngen.emit.binding import atom, infix
 from attngen.ir.attention import Param
-from attngen.ir.build import integer, sub
 from attngen.ir.nodes import Apply, Expr, Literal, Load, Op, Scalar, Symbol, Type
-from attngen.ir.walk import reads, substitute
-from attngen.plan.facts import Facts
-from attngen.plan.linear import from_linear, linear
+from attngen.ir.walk import reads
+from attngen.plan.choices import Choices
 from attngen.plan.schedule import Level, level_of
-
-_MATCHING = {("q", "Sq"), ("k", "Sk"), ("b", "B"), ("h", "Hq"), ("hkv", "Hkv")}
-"""Indices that stay inside a dim of that size."""
 
 SYMBOLS = {"q": "q_idx", "k": "k_idx", "b": "batch", "h": "head", "hkv": "kv_head"}
 
@@ -58,7 +53,7 @@ _CALLS = {
 class Printer:
     """`names` maps bound expressions to identifiers; `params` to the identifiers of each param (see `emit.params`)."""
 
-    facts: Facts
+    choices: Choices
     params: Mapping[str, Param]
     param_names: Mapping[str, str]
     names: dict[Expr, str] = field(default_factory=dict[Expr, str])
@@ -97,7 +92,7 @@ class Printer:
         texts = [a[0] for a in args]
         if e.op in _INFIX:
             sign, strength = _INFIX[e.op]
-            if e.type is Type.INT and e.op in (Op.ADD, Op.SUB, Op.MUL) and self._may_leave_32_bits(e):
+            if e.type is Type.INT and e.op in (Op.ADD, Op.SUB, Op.MUL) and e in self.choices.wide:
                 args[0] = atom(f"tl.cast({texts[0]}, tl.int64)")
             return infix(sign, strength, args[0], args[1], chain=strength == 1)
         if e.op is Op.TANH:
@@ -109,7 +104,7 @@ class Printer:
             return atom(f"{_CALLS[e.op]}({', '.join(texts)})")
         match e.op:
             case Op.FLOORDIV | Op.MOD:
-                if self.facts.is_nonnegative(e.args[0]) and self.facts.is_positive(e.args[1]):
+                if e in self.choices.plain_divisions:
                     return infix(e.op.value, 6, args[0], args[1])
                 return atom(f"{'_floor_div' if e.op is Op.FLOORDIV else '_floor_mod'}({texts[0]}, {texts[1]})")
             case Op.POW:
@@ -140,77 +135,46 @@ class Printer:
             case _:
                 raise AssertionError(e.op)
 
-    def _may_leave_32_bits(self, e: Apply) -> bool:
-        """Whether a sum or product needs 64 bits. Positions and sizes are below 2**27; params any 32-bit int."""
-        known = [self._magnitude(a) for a in e.args]
-        total = known[0] * known[1] if e.op is Op.MUL else known[0] + known[1]
-        return total >= 2.0**31
-
-    def _magnitude(self, e: Expr) -> float:
-        """The largest absolute value that an int expression of 32 bits can have."""
-        match e:
-            case Literal():
-                return abs(float(e.value))
-            case Symbol():
-                return 2.0**27
-            case Scalar() | Load():
-                low, high = self.facts.bounds(e)
-                return 2.0**31 if low is None or high is None else max(abs(low), abs(high))
-            case Apply(op=Op.MOD | Op.MIN | Op.MAX | Op.SELECT | Op.FLOORDIV | Op.NEG | Op.ABS):
-                return max(self._magnitude(a) for a in e.args if a.type is Type.INT)
-            case Apply(op=Op.ADD | Op.SUB):
-                return min(sum(self._magnitude(a) for a in e.args), 2.0**63)
-            case Apply(op=Op.MUL):
-                return min(self._magnitude(e.args[0]) * self._magnitude(e.args[1]), 2.0**63)
-            case Apply(op=Op.TO_INT) if e.args[0].type is Type.BOOL:
-                return 1.0
-            case Apply(op=Op.SIGN):
-                return 1.0
-            case _:
-                return 2.0**31
-
     # ------------------------------------------------------------ loads
 
-    def offset(self, e: Load) -> str:
-        """The element's offset from the param's pointer. Head, row and column parts are 64 bits wide."""
-        parts: list[str] = []
-        for axis, i in enumerate(e.indices):
-            stride = f"{self.param_names[e.param]}_stride_{axis}"
-            if isinstance(i, Literal):
-                if i.value:
-                    parts.append(f"{i.value} * {stride}")
-                continue
-            text = self._index(e, axis)
-            if level_of(i) is not Level.PAIR:
-                text = f"tl.cast({text}, tl.int64)"
-            elif not text.isidentifier():
-                text = f"({text})"
-            parts.append(f"{text} * {stride}")
-        return " + ".join(parts) or "0"
+    def offset(self, e: Load, without: int | None = None) -> str:
+        """The element's offset from the param's pointer, one axis left out perhaps."""
+        axes = [axis for axis in range(len(e.indices)) if axis != without]
+        parts = [self._along(e, axis, self._index(e, axis), level_of(e.indices[axis])) for axis in axes]
+        return " + ".join(p for p in parts if p) or "0"
+
+    def _along(self, e: Load, axis: int, text: str, level: Level) -> str:
+        """What one index adds to the offset. Head, row and column parts are 64 bits wide."""
+        stride = f"{self.param_names[e.param]}_stride_{axis}"
+        if isinstance(e.indices[axis], Literal):
+            return "" if text == "0" else f"{text} * {stride}"
+        if level is not Level.PAIR:
+            text = f"tl.cast({text}, tl.int64)"
+        elif not text.isidentifier():
+            text = f"({text})"
+        return f"{text} * {stride}"
 
     def _index(self, e: Load, axis: int) -> str:
-        i, size = e.indices[axis], self.params[e.param].shape[axis]
-        if isinstance(i, Symbol) and isinstance(size, Symbol) and (i.id, size.id) in {("q", "Sq"), ("k", "Sk")}:
+        i = e.indices[axis]
+        if isinstance(i, Symbol) and self.choices.access(e).axes[axis].clamped:
             return f"{i.id}_safe"  # the position, kept inside the ragged last tile
         return self.text(i)
 
     def guards(self, e: Load) -> list[str]:
         """The conditions under which the element exists, but for those that hold for certain."""
         found: list[str] = []
-        for axis, i in enumerate(e.indices):
-            size = self.params[e.param].shape[axis]
-            if isinstance(i, Symbol) and isinstance(size, Symbol) and (i.id, size.id) in _MATCHING:
+        for i, size, tested in zip(e.indices, self.params[e.param].shape, self.choices.access(e).axes, strict=True):
+            if not tested.low and not tested.high:
                 continue
             text, strength = self._print(i)
             text = text if strength > 1 else f"({text})"
-            if not self.facts.is_nonnegative(i):
+            if tested.low:
                 found.append(f"({text} >= 0)")
-            room = from_linear(*linear(sub(sub(size, integer(1)), i)))
-            if not self.facts.is_nonnegative(room):
+            if tested.high:
                 found.append(f"({text} < {self.text(size)})")
         return found
 
-    def _extremes(self, e: Load) -> tuple[int, Expr, Expr] | None:
+    def _extremes(self, e: Load) -> tuple[int, str, str] | None:
         """(axis, its least, its greatest index in the tile) where one index rises or falls with the pair's position.
 
         Where both corners read the same element, so does every pair between them: a bias far from the diagonal.
@@ -224,9 +188,11 @@ class Printer:
         if None in rises.values():
             return None
 
-        def corner(highest: bool) -> Expr:
-            ends = {s: f"{s}{int((rises[s] == 1) == highest)}" for s in ("q", "k")}
-            return substitute(index, {Symbol(s, Type.INT): Symbol(end, Type.INT) for s, end in ends.items()})
+        def corner(highest: bool) -> str:
+            names = {bound: name for bound, name in self.names.items() if not reads(bound, "q", "k", "qk")}
+            for s in ("q", "k"):
+                names[Symbol(s, Type.INT)] = f"{s}{int((rises[s] == 1) == highest)}"
+            return replace(self, names=names).text(index)
 
         return pairs[0], corner(highest=False), corner(highest=True)
 
@@ -237,11 +203,10 @@ class Printer:
         mask = f", mask={' & '.join(guards)}, other=0" if guards else ""
         text = f"tl.load({pointer} + {self.offset(e)}{mask})"
         if extremes is not None:
-            axis, *ends = extremes
-            zeros = (integer(0),) * len(e.indices)
-            base = self.offset(replace(e, indices=(*e.indices[:axis], integer(0), *e.indices[axis + 1 :])))
-            along = (replace(e, indices=(*zeros[:axis], i, *zeros[axis + 1 :])) for i in (*ends, e.indices[axis]))
-            text = f"_load_pairs({pointer} + {base}, {', '.join(map(self.offset, along))}, FAST)"
+            axis, least, most = extremes
+            ends = [self._along(e, axis, text, Level.HEAD) for text in (least, most)]
+            own = self._along(e, axis, self._index(e, axis), Level.PAIR)
+            text = f"_load_pairs({pointer} + {self.offset(e, without=axis)}, {', '.join(ends)}, {own}, FAST)"
         match e.type:
             case Type.FLOAT:
                 return atom(f"tl.cast({text}, tl.float32)")

@@ -6,9 +6,9 @@ it does with tiles of keys; and it moves addresses through it that are dear to c
 
 from __future__ import annotations
 
-from attngen.ir.nodes import Expr, Load, Storage
+from attngen.ir.nodes import Load, Storage
 from attngen.ir.walk import loads
-from attngen.plan.kernel import Gather, KernelPlan
+from attngen.plan.kernel import Gather, KernelPlan, evaluated
 from attngen.plan.schedule import Level, is_dear, level_of
 from attngen.plan.tiles import Loads
 
@@ -18,7 +18,7 @@ _BYTES = {Storage.F32: 4, Storage.F16: 2, Storage.BF16: 2, Storage.INT: 8, Stora
 
 def loads_of(plan: KernelPlan) -> Loads:
     """The loads of all kernels together: a bound for each of them."""
-    found = dict.fromkeys(e for root in _expressions(plan) for e in loads(root))
+    found = dict.fromkeys(e for root in evaluated(plan) for e in loads(root))
     pair = [e for e in found if level_of(e) is Level.PAIR]
     line = [e for e in found if level_of(e) in (Level.ROW, Level.COLUMN)]
     apart = {g.gather for g in plan.gradients} & {Gather.DENSE, Gather.DIAGONAL, Gather.SCATTER}
@@ -29,14 +29,6 @@ def loads_of(plan: KernelPlan) -> Loads:
         line=sum(_width(plan, e) for e in line),
         gathered=bool(apart),
     )
-
-
-def _expressions(plan: KernelPlan) -> list[Expr]:
-    w = plan.weights
-    given = [w.stream, w.rescale, w.slope, w.log_extra, w.extra, plan.attention.dropout]
-    given += [part for g in plan.gradients for part in (g.pair, g.weight, g.extra)]
-    always = [plan.attention.mask, w.unit, w.factor, w.natural, plan.d_factor, plan.d_pair]
-    return always + [e for e in given if e is not None]
 
 
 def _width(plan: KernelPlan, e: Load) -> int:

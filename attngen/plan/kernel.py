@@ -15,6 +15,7 @@ from attngen.ir.attention import Attention, Param
 from attngen.ir.build import add, mul, real
 from attngen.ir.nodes import Expr, Literal, Load, Op, Scalar, Symbol, Type
 from attngen.ir.walk import loads, nodes, reads
+from attngen.plan.choices import Choices, choices
 from attngen.plan.derive import derivative
 from attngen.plan.facts import Facts, facts
 from attngen.plan.linear import from_linear, linear
@@ -77,6 +78,7 @@ class KernelPlan:
     gradients: tuple[LeafGradient, ...]
     longest_first: bool  # tiles of late queries meet more keys: start them first
     growing_keys: bool  # and the same for the tiles of keys, from the other end
+    choices: Choices  # guards, widths and divisions of single operations
 
     @property
     def burden(self) -> Burden:
@@ -105,7 +107,7 @@ def plan(attention: Attention) -> KernelPlan:
     keys = tile_ranges(attention.mask, "k", known)
     queries = tile_ranges(attention.mask, "q", known)
     d_factor, d_pair = split_factor(derivative(form.natural, Symbol("qk", Type.FLOAT)) or real(0.0))
-    return KernelPlan(
+    found = KernelPlan(
         attention,
         known,
         form,
@@ -118,7 +120,24 @@ def plan(attention: Attention) -> KernelPlan:
         tuple(_leaf_gradients(attention, form)),
         longest_first=any(reads(s.hi, "q1") for s in keys.any) and not any(reads(s.lo, "q0") for s in keys.any),
         growing_keys=any(reads(s.lo, "k0") for s in queries.any) and not any(reads(s.hi, "k1") for s in queries.any),
+        choices=choices((), attention, known),
     )
+    return replace(found, choices=choices(evaluated(found), attention, known))
+
+
+def evaluated(plan: KernelPlan) -> tuple[Expr, ...]:
+    """Every expression that some kernel of the plan evaluates, loop bounds and data tests included."""
+    w = plan.weights
+    found: list[Expr] = [plan.attention.mask, w.unit, w.factor, w.natural, plan.d_factor, plan.d_pair]
+    given = [w.stream, w.rescale, w.slope, w.log_extra, w.extra, plan.attention.dropout]
+    given += [part for g in plan.gradients for part in (g.pair, g.weight, g.extra)]
+    found += [e for e in given if e is not None]
+    found += [g.leaf for g in plan.gradients]
+    found += [d for p in plan.attention.params for d in p.shape]
+    for ranges in (plan.keys, plan.queries):
+        found += [e for t in ranges.tests for e in (t.row, t.col)]
+        found += [e for s in (*ranges.any, *ranges.all) for e in (s.lo, s.hi)]
+    return tuple(found)
 
 
 def _may_be_infinite(score: Expr) -> bool:

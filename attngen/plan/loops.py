@@ -129,4 +129,3 @@ def bound_names(steps: tuple[Step, ...]) -> tuple[str, ...]:
         if isinstance(step, Rounded | Assigned):
             found.append(step.name)
     return tuple(dict.fromkeys(found))
-

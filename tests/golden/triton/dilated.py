@@ -644,6 +644,8 @@ def _check(q, k, v, scale):
         _refuse(f"q's {Hq} heads must be a multiple of the {Hkv} heads of k and v")
     if not (0 < D <= 256 and 0 < Dv <= 256):
         _refuse(f"head dims must be from 1 to 256, not {D} and {Dv}")
+    if Sq >= 2**27 or Sk >= 2**27:
+        _refuse(f"sequences must be shorter than 2**27, not {Sq} and {Sk}: positions are computed in 32 bits")
     if q.device.type not in ("cuda", "cpu"):
         _refuse(f"q must be on a GPU, or on the CPU under TRITON_INTERPRET=1, not on {q.device}")
 

@@ -812,6 +812,8 @@ def _check(q, k, v, bias, scale):
         _refuse(f"q's {Hq} heads must be a multiple of the {Hkv} heads of k and v")
     if not (0 < D <= 256 and 0 < Dv <= 256):
         _refuse(f"head dims must be from 1 to 256, not {D} and {Dv}")
+    if Sq >= 2**27 or Sk >= 2**27:
+        _refuse(f"sequences must be shorter than 2**27, not {Sq} and {Sk}: positions are computed in 32 bits")
     if q.device.type not in ("cuda", "cpu"):
         _refuse(f"q must be on a GPU, or on the CPU under TRITON_INTERPRET=1, not on {q.device}")
     if not isinstance(bias, Tensor):
@@ -824,6 +826,10 @@ def _check(q, k, v, bias, scale):
         _refuse(f"bias must have 3 dimensions (Hq, 13, 13), not shape {tuple(bias.shape)}")
     if tuple(bias.shape) != (Hq, 13, 13,):
         _refuse(f"bias must have shape (Hq, 13, 13) = {(Hq, 13, 13,)}, not {tuple(bias.shape)}")
+    if bias.shape[1] * bias.stride(1) >= 2**31:
+        _refuse(f"bias must span fewer than 2**31 elements along dimension 1")
+    if bias.shape[2] * bias.stride(2) >= 2**31:
+        _refuse(f"bias must span fewer than 2**31 elements along dimension 2")
     if not (Sq == Sk):
         _refuse(f"the specification assumes Sq == Sk; here Sk = {Sk}, Sq = {Sq}")
     if not (Sk % 32 == 0):

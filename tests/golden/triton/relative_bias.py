@@ -788,6 +788,8 @@ def _check(q, k, v, table, scale):
         _refuse(f"q's {Hq} heads must be a multiple of the {Hkv} heads of k and v")
     if not (0 < D <= 256 and 0 < Dv <= 256):
         _refuse(f"head dims must be from 1 to 256, not {D} and {Dv}")
+    if Sq >= 2**27 or Sk >= 2**27:
+        _refuse(f"sequences must be shorter than 2**27, not {Sq} and {Sk}: positions are computed in 32 bits")
     if q.device.type not in ("cuda", "cpu"):
         _refuse(f"q must be on a GPU, or on the CPU under TRITON_INTERPRET=1, not on {q.device}")
     if not isinstance(table, Tensor):
@@ -800,6 +802,8 @@ def _check(q, k, v, table, scale):
         _refuse(f"table must have 2 dimensions (Hq, 255), not shape {tuple(table.shape)}")
     if tuple(table.shape) != (Hq, 255,):
         _refuse(f"table must have shape (Hq, 255) = {(Hq, 255,)}, not {tuple(table.shape)}")
+    if table.shape[1] * table.stride(1) >= 2**31:
+        _refuse(f"table must span fewer than 2**31 elements along dimension 1")
 
 
 def relative_bias(
