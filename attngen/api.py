@@ -17,6 +17,7 @@ from attngen.errors import Source, SpecError, UsageError
 from attngen.ir.attention import Attention
 
 if TYPE_CHECKING:
+    from attngen.cost.model import Cost
     from attngen.emit import Options
     from attngen.ir.evaluate import Array
     from attngen.plan import KernelPlan
@@ -30,6 +31,7 @@ STAGES = ("ast", "ir", "plan", "source")
 BINARIES = ("ttir", "ttgir", "ptx", "cubin", "hsaco")
 ARCHITECTURES = ("sm_80", "sm_86", "sm_90", "sm_100", "gfx942")
 DTYPES = ("fp16", "bf16", "fp32")
+CHIPS = ("a100", "h100", "h200", "b200", "mi300x", "v4", "v5e", "v5p", "v6e", "tpu7x")
 
 
 def options(target: str = "triton", precision: Precision = "ieee", tile: tuple[int, int] | None = None) -> Options:
@@ -105,6 +107,21 @@ def binaries(kernel: Kernel, kind: str, *, arch: str, dtype: str, head_dim: tupl
     from attngen.runtime.aot import compile_kernels
 
     return compile_kernels(kernel.source, kernel.spec, arch=arch, dtype=dtype, head_dim=head_dim, kind=kind)
+
+
+def cost(
+    planned: KernelPlan,
+    chip: str,
+    dtype: Literal["fp16", "bf16", "fp32"],
+    sizes: Mapping[str, int],
+    params: Mapping[str, Any],
+    tile: tuple[int, int] | None = None,
+) -> Cost:
+    """What a plan costs on a chip: see `attngen.cost`. `params` has a value for every param that the mask reads."""
+    from attngen.cost.chips import chip as named
+    from attngen.cost.model import cost as cost_of
+
+    return cost_of(planned, named(chip), dtype, sizes, params, tile)
 
 
 def format_source(source: Source) -> str:
