@@ -75,6 +75,7 @@ def parser() -> ArgumentParser:
     _fmt(table)
     _show(table)
     _verify(table)
+    _cost(table)
     _completion(table)
     return top
 
@@ -177,6 +178,42 @@ def _verify(table: _SubParsersAction[_Parser]) -> None:
     p.set_defaults(run=commands.run_verify)
 
 
+def _cost(table: _SubParsersAction[_Parser]) -> None:
+    p = table.add_parser(
+        "cost",
+        usage="attngen cost [-h] SPEC --chip CHIP [--shape NAME=INT …] [--dtype DTYPE] [--tile Q,K] [-D NAME=VALUE]\n"
+        "                    [--param NAME=VALUE] [--json] [-o FILE.png|FILE.svg]",
+        help="count what a spec costs on a chip",
+        description="Counts operations and bytes, for both loop orders, forward and backward, skipped tiles left out,\n"
+        "and gives the roofline's time. The chip needn't be there. Params get example values.",
+        example="attngen cost examples/causal.attn --chip h200 --shape B=4 Hq=16 Sq=4096 D=128",
+    )
+    _spec(p)
+    p.add_argument("--chip", choices=api.CHIPS, required=True, help="the chip")
+    p.add_argument(
+        "--shape",
+        type=_size,
+        action="append",
+        default=[],
+        metavar="NAME=INT",
+        help="sizes: B, Hq, Hkv, Sq, Sk, D, Dv, … (default: B=1, Hq=8, Sq=4096, D=128)",
+    )
+    p.add_argument("--dtype", choices=api.DTYPES, default="bf16", help="dtype of q, k, v (default: bf16)")
+    p.add_argument("--tile", type=_tile, metavar="Q,K", help="tile sizes of all kernels (default: the chip's)")
+    _define(p)
+    p.add_argument(
+        "--param",
+        type=_assignment,
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="value of a scalar param (default: an example that its `where` allows)",
+    )
+    p.add_argument("--json", action="store_true", help="print JSON, with the source of each of the chip's figures")
+    p.add_argument("-o", "--output", metavar="FILE", help="draw the times over sequence length, .png or .svg")
+    p.set_defaults(run=commands.run_cost)
+
+
 def _completion(table: _SubParsersAction[_Parser]) -> None:
     p = table.add_parser(
         "completion",
@@ -235,11 +272,15 @@ class _Version(Action):
 def _one_size_each(argv: Sequence[str]) -> list[str]:
     """`--size Sq=96 Sk=128` as `--size Sq=96 --size Sk=128`: argparse would take a spec that follows for a size."""
     words: list[str] = []
-    in_sizes = False
+    flag = ""
     for word in argv:
-        in_sizes = word == "--size" or (in_sizes and not word.startswith("-") and "=" in word)
-        if in_sizes and word != "--size" and words[-1] != "--size":
-            words.append("--size")
+        if word in ("--size", "--shape"):
+            flag = word
+        elif flag and not word.startswith("-") and "=" in word:
+            if words[-1] != flag:
+                words.append(flag)
+        else:
+            flag = ""
         words.append(word)
     return words
 

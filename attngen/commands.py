@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,9 @@ from attngen.errors import UsageError
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from attngen.cost.model import Cost
     from attngen.emit import Options
+    from attngen.ir.attention import Attention
     from attngen.runtime.aot import Artifact
     from attngen.show.survey import Survey
     from attngen.verify import Case, Comparison
@@ -107,13 +109,7 @@ def run_fmt(args: Namespace) -> int:
 
 
 def run_show(args: Namespace) -> int:
-    suffix = Path(args.output).suffix.lower().lstrip(".") if args.output else ""
-    if args.output:
-        from attngen.show.image import FORMATS
-
-        if suffix not in FORMATS:
-            raise UsageError(f"-o {args.output}: a picture ends in .{' or .'.join(FORMATS)}")
-        _refuse_overwriting(args.spec, [args.output])
+    suffix = _picture(args)
     survey = _survey(args)
     if args.output:
         from attngen.show.image import image
@@ -143,22 +139,12 @@ def _survey(args: Namespace) -> Survey:
     length = inputs.telling_length(spec)
     wanted = {"B": 1, "Hq": 1, "Hkv": 1, "Sq": length, "Sk": length, "D": 64, "Dv": 64}
     asked = dict(args.size)
-    unknown = [name for name in asked if name not in wanted and name not in spec.sizes]
-    if unknown:
-        raise UsageError(f"{spec.name} has no size {unknown[0]!r}; there are {', '.join([*wanted, *spec.sizes])}")
-    if "Hkv" not in asked and "Hq" in asked:
-        wanted["Hkv"] = asked["Hq"]
-    if "Hq" not in asked and "Hkv" in asked:
-        wanted["Hq"] = asked["Hkv"]
-    if ("Sq" in asked) != ("Sk" in asked):  # one length alone means both
-        wanted["Sq"] = wanted["Sk"] = asked.get("Sq", asked.get("Sk", length))
-    wanted |= asked
+    wanted |= _wanted(spec, wanted, asked)
     # Which batch and head is looked at says how many there must be.
     wanted["B"] = max(wanted["B"], args.batch + 1) if "B" not in asked else wanted["B"]
     if "Hq" not in asked and "Hkv" not in asked:
         wanted["Hq"] = wanted["Hkv"] = args.head + 1
-    if wanted["Hq"] % wanted["Hkv"]:
-        raise UsageError(f"Hq = {wanted['Hq']} is no multiple of Hkv = {wanted['Hkv']}")
+    _check_heads(wanted)
     sizes = inputs.settle(spec, wanted, fixed=asked)
     needed = walk.params(spec.mask)
     values = inputs.examples(spec, sizes, dict(args.param), only=needed)
@@ -167,10 +153,72 @@ def _survey(args: Namespace) -> Survey:
         return survey(planned, sizes, values, tile=tile, batch=args.batch, head=args.head)
 
 
+def _wanted(spec: Attention, usual: Mapping[str, int], asked: Mapping[str, int]) -> dict[str, int]:
+    """`usual` sizes with those that the user asked for: one length or one number of heads alone means both."""
+    unknown = [name for name in asked if name not in usual and name not in spec.sizes]
+    if unknown:
+        raise UsageError(f"{spec.name} has no size {unknown[0]!r}; there are {', '.join([*usual, *spec.sizes])}")
+    wanted = {**usual, **asked}
+    for one, other in (("Hq", "Hkv"), ("Sq", "Sk"), ("D", "Dv")):
+        if (one in asked) != (other in asked):
+            wanted[one] = wanted[other] = asked[one if one in asked else other]
+    return wanted
+
+
+def _check_heads(sizes: Mapping[str, int]) -> None:
+    if sizes["Hq"] % sizes["Hkv"]:
+        raise UsageError(f"Hq = {sizes['Hq']} is no multiple of Hkv = {sizes['Hkv']}")
+
+
 def _tile(own: tuple[int, int] | None, length: int) -> tuple[int, int]:
     """The spec's tile, or a usual one, unless the picture would be of a few tiles only."""
     tile = own or (128, 64)
     return tile if length >= 8 * max(tile) else (16, 16)
+
+
+def run_cost(args: Namespace) -> int:
+    suffix = _picture(args)
+    spec = api.analyse(files.read_source(args.spec), dict(args.define))
+    asked = dict(args.shape)
+    usual = {"B": 1, "Hq": 8, "Hkv": 8, "Sq": 4096, "Sk": 4096, "D": 128, "Dv": 128}
+    wanted = _wanted(spec, usual, asked)
+    _check_heads(wanted)
+    with terminal.working("counting"):
+        found = _cost(args, spec, wanted, asked)
+    if args.json:
+        import json
+
+        from attngen.cost.table import data
+
+        print(json.dumps(data(found), indent=2))
+    else:
+        from attngen.cost.table import render
+
+        terminal.console(sys.stdout).print(render(found))
+    if args.output:
+        from attngen.cost.plot import image
+
+        lengths = [2**i for i in range(9, 16)]
+        with terminal.working("drawing"):
+            costs = [_cost(args, spec, _of_length(wanted, n), set(asked) - {"Sq", "Sk"}) for n in lengths]
+            picture = image(costs, suffix)
+        files.write(args.output, picture)
+        terminal.note(f"wrote {args.output}")
+    return 0
+
+
+def _of_length(sizes: Mapping[str, int], keys: int) -> dict[str, int]:
+    """`sizes` with so many keys, and queries in proportion."""
+    return {**sizes, "Sq": max(1, sizes["Sq"] * keys // sizes["Sk"]), "Sk": keys}
+
+
+def _cost(args: Namespace, spec: Attention, wanted: Mapping[str, int], fixed: Collection[str]) -> Cost:
+    from attngen import inputs
+    from attngen.ir import walk
+
+    sizes = inputs.settle(spec, wanted, fixed=fixed)
+    values = inputs.examples(spec, sizes, dict(args.param), only=walk.params(spec.mask))
+    return api.cost(api.plan(spec), args.chip, args.dtype, sizes, values, args.tile)
 
 
 def run_verify(args: Namespace) -> int:
@@ -241,6 +289,17 @@ def _comparison_table(results: Sequence[tuple[Comparison, ...]]) -> tuple[Table,
 
 
 # ---------------------------------------------------------------- shared
+
+
+def _picture(args: Namespace) -> str:
+    """The format of `-o FILE`, or an empty string where none is asked for."""
+    if not args.output:
+        return ""
+    suffix = Path(args.output).suffix.lower().lstrip(".")
+    if suffix not in ("png", "svg"):
+        raise UsageError(f"-o {args.output}: a picture ends in .png or .svg")
+    _refuse_overwriting(args.spec, [args.output])
+    return suffix
 
 
 def _deliver(text: str, output: str | None) -> None:

@@ -16,6 +16,7 @@ FLAGS = {
     "fmt": {"--check", "--write"},
     "show": {"--size", "--tile", "--param", "--batch", "--head", "--output"},
     "verify": {"--device", "--tile", "--precision"},
+    "cost": {"--chip", "--shape", "--dtype", "--tile", "--param", "--json", "--output"},
     "completion": {"--help"},
 }
 
@@ -35,8 +36,8 @@ def bash(*words: str) -> list[str]:
 @pytest.mark.parametrize(
     ("words", "offered"),
     [
-        (["attngen", ""], ["compile", "fmt", "show", "verify", "completion", "--help", "--version"]),
-        (["attngen", "co"], ["compile", "completion"]),
+        (["attngen", ""], ["compile", "fmt", "show", "verify", "cost", "completion", "--help", "--version"]),
+        (["attngen", "co"], ["compile", "cost", "completion"]),
         (["attngen", "compile", "--emit", "c"], ["cubin"]),
         (["attngen", "compile", "a.attn", "--arch", "sm_"], ["sm_80", "sm_86", "sm_90", "sm_100"]),
         (["attngen", "verify", "--dev"], ["--device"]),
