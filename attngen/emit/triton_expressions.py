@@ -174,36 +174,31 @@ class Printer:
                 found.append(f"({text} < {self.text(size)})")
         return found
 
-    def _extremes(self, e: Load) -> tuple[int, str, str] | None:
-        """(axis, its least, its greatest index in the tile) where one index rises or falls with the pair's position.
+    def _corners(self, e: Load) -> tuple[int, str, str] | None:
+        """(axis, its least, its greatest index in the tile) where the plan knows which corners they are at.
 
         Where both corners read the same element, so does every pair between them: a bias far from the diagonal.
         """
-        pairs = [axis for axis, i in enumerate(e.indices) if level_of(i) is Level.PAIR]
-        others = [i for i in e.indices if level_of(i) not in (Level.PAIR, Level.HEAD)]
-        if len(pairs) != 1 or others:
-            return None
-        index = e.indices[pairs[0]]
-        rises = {s: slope(index, s) for s in ("q", "k")}
-        if None in rises.values():
+        found = self.choices.corner(e)
+        if found is None:
             return None
 
         def corner(highest: bool) -> str:
             names = {bound: name for bound, name in self.names.items() if not reads(bound, "q", "k", "qk")}
-            for s in ("q", "k"):
-                names[Symbol(s, Type.INT)] = f"{s}{int((rises[s] == 1) == highest)}"
-            return replace(self, names=names).text(index)
+            for s, rises in (("q", found.rises_in_q), ("k", found.rises_in_k)):
+                names[Symbol(s, Type.INT)] = f"{s}{int(rises == highest)}"
+            return replace(self, names=names).text(e.indices[found.axis])
 
-        return pairs[0], corner(highest=False), corner(highest=True)
+        return found.axis, corner(highest=False), corner(highest=True)
 
     def _load(self, e: Load) -> tuple[str, int]:
         pointer = f"{self.param_names[e.param]}_ptr"
         guards = self.guards(e)
-        extremes = None if guards else self._extremes(e)
+        corners = None if guards else self._corners(e)
         mask = f", mask={' & '.join(guards)}, other=0" if guards else ""
         text = f"tl.load({pointer} + {self.offset(e)}{mask})"
-        if extremes is not None:
-            axis, least, most = extremes
+        if corners is not None:
+            axis, least, most = corners
             ends = [self._along(e, axis, text, Level.HEAD) for text in (least, most)]
             own = self._along(e, axis, self._index(e, axis), Level.PAIR)
             text = f"_load_pairs({pointer} + {self.offset(e, without=axis)}, {', '.join(ends)}, {own}, FAST)"
@@ -214,31 +209,6 @@ class Printer:
                 return atom(text)  # as stored: 32 or 64 bits
             case Type.BOOL:
                 return atom(f"({text} != 0)")
-
-
-def slope(e: Expr, symbol: str) -> int | None:
-    """1 where `e` never falls as the int symbol grows, -1 where it never rises, 0 without it, None where unknown."""
-    if not reads(e, symbol):
-        return 0
-    if isinstance(e, Symbol):
-        return 1
-    if not isinstance(e, Apply):
-        return None
-    slopes = [slope(a, symbol) for a in e.args]
-    match e.op:
-        case Op.ADD | Op.MIN | Op.MAX:
-            pass
-        case Op.SUB:
-            slopes[1] = None if slopes[1] is None else -slopes[1]
-        case Op.NEG:
-            slopes = [None if slopes[0] is None else -slopes[0]]
-        case Op.FLOORDIV if isinstance(e.args[1], Literal) and e.args[1].value > 0:
-            pass
-        case _:
-            return None
-    if None in slopes or {1, -1} <= set(slopes):
-        return None
-    return 1 if 1 in slopes else -1
 
 
 def _literal(e: Literal) -> tuple[str, int]:

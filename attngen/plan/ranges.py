@@ -42,6 +42,32 @@ class DataTest:
     def bound(self, which: str) -> Symbol:
         return Symbol(f"{self.name}_{which}", Type.INT)
 
+    def can(self, axis: str) -> Expr:
+        """Whether the test can hold between the held tile's values, from `here_least` to `here_most`, and those of a
+        tile of `axis`, from `there_least` to `there_most`."""
+        here_least, here_most, there_least, there_most = self._extremes()
+        if self.equal:
+            overlap = build.apply(Op.LE, there_least, here_most), build.apply(Op.LE, here_least, there_most)
+            return build.conjunction(*overlap)
+        return build.apply(Op.LE, here_least, there_most) if axis == "k" else build.apply(Op.LE, there_least, here_most)
+
+    def must(self, axis: str) -> Expr:
+        """Whether it then holds for every pair."""
+        here_least, here_most, there_least, there_most = self._extremes()
+        if self.equal:
+            others = (there_most, here_least, here_most)
+            return build.conjunction(*(build.apply(Op.EQ, there_least, other) for other in others))
+        return build.apply(Op.LE, here_most, there_least) if axis == "k" else build.apply(Op.LE, there_most, here_least)
+
+    def _extremes(self) -> tuple[Symbol, Symbol, Symbol, Symbol]:
+        type = self.row.type
+        return (
+            Symbol("here_least", type),
+            Symbol("here_most", type),
+            Symbol("there_least", type),
+            Symbol("there_most", type),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class TileRanges:

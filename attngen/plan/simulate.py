@@ -87,21 +87,15 @@ def _answer(
     held_name, walked_name = ("q", "k") if ranges.axis == "k" else ("k", "q")
     here = np.broadcast_to(evaluate(held, {**env, held_name: np.arange(first, last + 1)}, params), (last - first + 1,))
     there = np.broadcast_to(evaluate(walked, {**env, walked_name: np.arange(size)}, params), (size,))
-    low, high = here.min(), here.max()
     some: list[int] = []
     every: list[int] = []
     for number, start in enumerate(range(0, size, tile)):
         part = there[start : start + tile]
-        least, most = part.min(), part.max()
-        if test.equal:
-            overlaps, holds = least <= high and low <= most, least == most == low == high
-        elif ranges.axis == "k":  # held <= walked
-            overlaps, holds = low <= most, high <= least
-        else:  # walked <= held
-            overlaps, holds = least <= high, most <= low
-        if overlaps:
+        extremes = {"here_least": here.min(), "here_most": here.max()}
+        extremes |= {"there_least": part.min(), "there_most": part.max()}
+        if evaluate(test.can(ranges.axis), extremes, {}):
             some.append(number)
-        if holds:
+        if evaluate(test.must(ranges.axis), extremes, {}):
             every.append(number)
     contiguous = bool(every) and every[-1] - every[0] + 1 == len(every)
     return {

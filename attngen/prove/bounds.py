@@ -1,0 +1,114 @@
+"""Obligation `index-bounds`: every element that a kernel reads is there.
+
+Takes the plan's accesses, asks z3: wherever a kernel evaluates a load, an index that it does not compare with 0 is not
+negative, and one that it does not compare with the dim is below it. A tile of queries or keys may hang over the end of
+its sequence, and no mask keeps the overhang from being read, so positions run past Sq and Sk here, except where the
+kernel clamps them. Where a kernel reads one element for a whole tile because its index is the same at two corners,
+those are shown to be the extreme ones. Rows of q, k and v are read to the end of the sequence alone (`tile-ranges`: a
+tile without a mask lies inside it; with one, rows are compared with the length).
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from time import monotonic
+
+from attngen.ir import printing
+from attngen.ir.nodes import Expr, Load, Symbol
+from attngen.ir.walk import loads
+from attngen.plan.access import Access, AxisAccess, Corner
+from attngen.plan.kernel import KernelPlan, evaluated
+from attngen.prove.smt import Answer, Fails, Holds, Term, World
+from attngen.prove.verdict import Claim, Proved, Refuted, Unknown
+
+_POSITIONS = {"q": "Sq", "k": "Sk"}
+
+
+def index_bounds(plan: KernelPlan, budget: float) -> tuple[Claim, ...]:
+    """A claim for each distinct load of the plan."""
+    deadline = monotonic() + budget
+    known = {a.load: a for a in plan.choices.accesses}
+    needed = dict.fromkeys(load for e in evaluated(plan) for load in loads(e))
+    found = [_claim(plan, load, known.get(load), deadline) for load in needed]
+    return (*found, *(_corner_claim(plan, c, deadline) for c in plan.choices.corners))
+
+
+def _claim(plan: KernelPlan, load: Load, access: Access | None, deadline: float) -> Claim:
+    text = printing.expression(load)
+    sentence = f"every element that `{text}` reads is inside `{load.param}`"
+    if access is None or len(access.axes) != len(load.indices):
+        unknown = Unknown("structure", "the plan does not say how this load is guarded")
+        return Claim(text, sentence, unknown, span=load.span)
+    methods: list[str] = []
+    for axis, (tested, dim) in enumerate(zip(access.axes, plan.attention.param(load.param).shape, strict=True)):
+        if tested.low and tested.high:
+            methods.append("compared in the kernel")
+            continue
+        world = World(plan.attention)
+        answer = _inside(world, plan, load, axis, tested, dim, deadline - monotonic())
+        if isinstance(answer, Fails):
+            own = ", ".join(f"{name} = {value}" for name, value in _shown(answer, load, dim))
+            index = printing.expression(load.indices[axis])
+            example = (f"at {own}", f"`{index}` is outside 0 … {printing.expression(dim)} - 1, and the kernel reads it")
+            return Claim(text, sentence, Refuted("z3", example, tuple(answer.values.items())), span=load.span)
+        if not isinstance(answer, Holds):
+            return Claim(text, sentence, Unknown("z3", answer.reason), span=load.span)
+        methods.append("z3, clamped" if tested.clamped else "z3")
+    return Claim(text, sentence, Proved("; ".join(dict.fromkeys(methods))), span=load.span)
+
+
+def _corner_claim(plan: KernelPlan, corner: Corner, deadline: float) -> Claim:
+    """Where both corners of a tile read one element, the kernel reads it once for all pairs."""
+    index = corner.load.indices[corner.axis]
+    text = printing.expression(index)
+    sentence = f"in a tile, `{text}` is least and greatest at the corners where the kernel looks"
+    world = World(plan.attention)
+    at = {name: world.integer(name) for name in _POSITIONS}
+    ends = {end: world.free(end) for end in ("q0", "q1", "k0", "k1")}
+    premises = [p for s in _POSITIONS for p in (ends[f"{s}0"] >= 0, ends[f"{s}0"] <= at[s], at[s] <= ends[f"{s}1"])]
+    rises = {"q": corner.rises_in_q, "k": corner.rises_in_k}
+    value = world.term(index, at)
+    least, most = (
+        world.term(index, {s: ends[f"{s}{int(rises[s] == highest)}"] for s in _POSITIONS}) for highest in (False, True)
+    )
+    answer = world.ask(
+        premises, world.all_of([least <= value, value <= most]), max(0.05, min(1.0, deadline - monotonic()))
+    )
+    claim = partial(Claim, f"corners of `{text}`", sentence, span=corner.load.span)
+    match answer:
+        case Holds():
+            return claim(Proved("z3"))
+        case Fails():
+            return claim(Refuted("z3", (f"not at {answer.text()}",), tuple(answer.values.items())))
+        case _:
+            return claim(Unknown("z3", answer.reason))
+
+
+def _inside(
+    world: World, plan: KernelPlan, load: Load, axis: int, tested: AxisAccess, dim: Expr, seconds: float
+) -> Answer:
+    index = load.indices[axis]
+    size = world.term(dim)
+    at = _overhanging(world)
+    premises = [p for name, p in _ranges(world) if name in at]
+    if tested.clamped and isinstance(index, Symbol) and index.id in _POSITIONS:
+        last = world.integer(_POSITIONS[index.id]) - 1
+        position = at[index.id]
+        value = world.choose(position <= last, position, last)
+    else:
+        value = world.term(index, at)
+    wanted = [*([] if tested.low else [value >= 0]), *([] if tested.high else [value < size])]
+    return world.ask(premises, world.all_of(wanted), max(0.05, min(1.0, seconds)))
+
+
+def _overhanging(world: World) -> dict[str, Term]:
+    return {name: world.free(name) for name in _POSITIONS}
+
+
+def _ranges(world: World) -> list[tuple[str, Term]]:
+    """Positions start at 0; a last tile may carry them past the end, as far as it likes."""
+    return [(name, world.free(name) >= 0) for name in _POSITIONS]
+
+
+def _shown(answer: Fails, load: Load, dim: Expr) -> list[tuple[str, int | float | bool]]:
+    return [(name, value) for name, value in answer.values.items() if not name.startswith(("quotient", "multiple"))]

@@ -1,0 +1,227 @@
+"""Obligation `tile-ranges`: the loops skip no pair that the mask allows, and drop the mask only where it allows all.
+
+Takes the mask and the plan's ranges, for the forward and dQ loops (over keys) and the dK/dV loop (over queries), and
+asks z3, for all sizes, params, tile positions and tile sizes that the `where`s and `assume`s allow:
+
+* any: an allowed pair (q, k) with q in the held tile has k inside one of the stretches;
+* all: in each stretch of `all`, every pair with the held tile is allowed and inside the sequence;
+* data tests: what the kernel concludes from the least and greatest values of two tiles follows;
+* loops: of the walked tiles, each that meets `any` is visited, none twice, and one that is visited without the mask
+  lies inside a stretch of `all`.
+
+A refuted claim comes with sizes and a pair, found by z3 or by trying small sizes, and evaluated again in NumPy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from time import monotonic
+
+from attngen.ir.attention import Attention
+from attngen.ir.build import index
+from attngen.ir.nodes import SIZES, Expr
+from attngen.ir.walk import params, substitute
+from attngen.plan.kernel import KernelPlan
+from attngen.plan.loops import Loops
+from attngen.plan.ranges import DataTest, TileRanges
+from attngen.prove.smt import Answer, Fails, Holds, Term, World
+from attngen.prove.trial import Example, Setting, Trial
+from attngen.prove.verdict import Claim, Proved, Refuted, Unknown, Verdict
+from attngen.prove.walk_loops import loops_answer
+
+LOOPS = {"k": "forward and dQ", "q": "dK/dV"}
+WALKED = {"k": "keys", "q": "queries"}
+TRIAL_SECONDS = 0.5
+"""What a search for small numbers may take, once a claim is in doubt."""
+
+
+def tile_ranges(attention: Attention, plan: KernelPlan, budget: float) -> tuple[Claim, ...]:
+    """Claims about both directions. `attention` is the spec itself, `plan` what is emitted."""
+    deadline = monotonic() + budget
+    claims = [_same_mask(attention, plan)]
+    for ranges, loops in ((plan.keys, plan.key_loops), (plan.queries, plan.query_loops)):
+        claims += _Direction(plan, ranges, loops, deadline).claims()
+    return tuple(claims)
+
+
+def _same_mask(attention: Attention, plan: KernelPlan) -> Claim:
+    """The plan may rename sizes and mask pairs whose score is -inf, which have weight 0; nothing else."""
+    names: dict[Expr, Expr] = {
+        index(a): index(b) for a, b in zip(attention.sizes, plan.attention.sizes, strict=True) if a != b
+    }
+    world = World(plan.attention)
+    own, planned = substitute(attention.mask, names), world.term(plan.attention.mask)
+    finite = world.minus_infinity() < world.term(substitute(attention.score, names))
+    given = world.term(own)
+    answer = world.ask([], world.any_of([planned == given, planned == world.all_of([given, finite])]), 1.0)
+    sentence = "the mask that the kernels apply is the file's, pairs with a score of -inf left out"
+    verdict: Verdict
+    if isinstance(answer, Holds) or own == plan.attention.mask:
+        verdict = Proved("z3")
+    elif isinstance(answer, Fails):
+        verdict = Refuted("z3", (f"they differ at {answer.text()}",), tuple(answer.values.items()))
+    else:
+        verdict = Unknown("z3", answer.reason)
+    return Claim("mask", sentence, verdict, span=attention.mask.span)
+
+
+@dataclass
+class _Direction:
+    plan: KernelPlan
+    ranges: TileRanges
+    loops: Loops
+    deadline: float
+    trial: Trial = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.mask = self.plan.attention.mask
+        self.axis = self.ranges.axis
+        self.name = WALKED[self.axis]
+        self.held = "q" if self.axis == "k" else "k"
+        self.size = "Sk" if self.axis == "k" else "Sq"
+        self.held_size = "Sq" if self.axis == "k" else "Sk"
+        self.trial = Trial(self.plan.attention, self.mask, self.ranges, self.loops)
+
+    def claims(self) -> list[Claim]:
+        found = [self.covers()]
+        found += [self.full(number) for number in range(len(self.ranges.all))]
+        found += [self.data_test(t) for t in self.ranges.tests]
+        return [*found, self.walks()]
+
+    def seconds(self) -> float:
+        return self.deadline - monotonic()
+
+    # ------------------------------------------------------------ positions
+
+    def pair(self, world: World) -> tuple[list[Term], Term]:
+        """Premises that put a pair's held position into a tile; and the walked position, of which nothing is known."""
+        first, last = world.integer(f"{self.held}0"), world.integer(f"{self.held}1")
+        own, at = world.integer(self.held), world.free(self.axis)
+        return [first >= 0, first <= own, own <= last, last < world.integer(self.held_size)], at
+
+    def answers(self, world: World, at: Term, *, every: bool) -> list[Term]:
+        """What a data test's answer means for the pair (as `data_test` shows)."""
+        found: list[Term] = []
+        for t in self.ranges.tests:
+            row, col = world.term(t.row), world.term(t.col)
+            holds = row == col if t.equal else row <= col
+            low, high = (world.integer(t.bound(f"{'all' if every else 'any'}_{end}").id) for end in ("lo", "hi"))
+            inside = world.all_of([low <= at, at < high])
+            found.append(world.implies(inside, holds) if every else world.implies(holds, inside))
+        return found
+
+    def covers(self) -> Claim:
+        world = World(self.plan.attention)
+        premises, at = self.pair(world)
+        premises += [at >= 0, at < world.integer(self.size), world.term(self.mask)]
+        premises += self.answers(world, at, every=False)
+        stretches = [world.all_of([world.term(s.lo) <= at, at < world.term(s.hi)]) for s in self.ranges.any]
+        what = "query" if self.held == "q" else "key"
+        return self.decide(
+            f"{self.name}, any",
+            f"{LOOPS[self.axis]}: no allowed pair of a tile is outside `any` (no {what} loses a pair)",
+            partial(world.ask, premises, world.any_of(stretches)),
+            world,
+            self.trial.lost,
+            partial(self.trial.search_ranges, None),
+        )
+
+    def full(self, number: int) -> Claim:
+        world = World(self.plan.attention)
+        premises, at = self.pair(world)
+        s = self.ranges.all[number]
+        premises += [world.term(s.lo) <= at, at < world.term(s.hi), *self.answers(world, at, every=True)]
+        inside = world.all_of([at >= 0, at < world.integer(self.size)])
+        return self.decide(
+            f"{self.name}, all" + (f" {number + 1}" if len(self.ranges.all) > 1 else ""),
+            f"{LOOPS[self.axis]}: every pair of a tile with a stretch of `all` is allowed, and inside the sequence",
+            partial(world.ask, premises, world.all_of([inside, world.term(self.mask)])),
+            world,
+            partial(self.trial.wrong, number),
+            partial(self.trial.search_ranges, number),
+        )
+
+    # ------------------------------------------------------------ tiles
+
+    def data_test(self, t: DataTest) -> Claim:
+        """Values of the two sides stand for themselves: any row's and any column's between their tiles' extremes."""
+        world = World(self.plan.attention)
+        here, there = world.unknown("here", t.row.type), world.unknown("there", t.row.type)
+        names = ("here_least", "here_most", "there_least", "there_most")
+        least, most, low, high = ends = [world.unknown(name, t.row.type) for name in names]
+        between = [least <= here, here <= most, low <= there, there <= high]
+        row, col = (here, there) if self.axis == "k" else (there, here)
+        holds = row == col if t.equal else row <= col
+        at: dict[str, Term] = dict(zip(names, ends, strict=True))
+        can, must = world.term(t.can(self.axis), at), world.term(t.must(self.axis), at)
+        conclusion = world.all_of([world.implies(holds, can), world.implies(must, holds)])
+        answer = world.ask(between, conclusion, min(1.0, self.seconds()))
+        sentence = f"{LOOPS[self.axis]}: what the extremes of two tiles say of `{t.name}` holds for each of their pairs"
+        return Claim(f"{self.name}, {t.name}", sentence, _plain_verdict(answer), span=self.mask.span)
+
+    def walks(self) -> Claim:
+        sentence = (
+            f"{LOOPS[self.axis]}: each tile of {self.name} that meets `any` is walked, none twice, "
+            "and without the mask only inside `all`"
+        )
+        answer = loops_answer(World(self.plan.attention), self.ranges, self.loops, min(1.5, self.seconds()))
+        if isinstance(answer, Holds):
+            return Claim(f"{self.name}, loops", sentence, Proved("z3"), span=self.mask.span)
+        example = self.trial.search_loops(TRIAL_SECONDS)
+        verdict = (
+            Refuted("trial", example.lines, example.values)
+            if example is not None
+            else Unknown("z3", "the order of the runs is not shown, and small sizes show no mistake")
+        )
+        return Claim(f"{self.name}, loops", sentence, verdict, span=self.mask.span)
+
+    # ------------------------------------------------------------ verdicts
+
+    def decide(
+        self,
+        subject: str,
+        sentence: str,
+        ask: Callable[[float], Answer],
+        world: World,
+        confirm: Callable[[Setting, int, int, int, int], Example | None],
+        search: Callable[[float], Example | None],
+    ) -> Claim:
+        answer = ask(min(2.0, self.seconds()))
+        claim = partial(Claim, subject, sentence, span=self.mask.span)
+        if isinstance(answer, Holds):
+            return claim(Proved(f"z3, {world.queries} {'query' if world.queries == 1 else 'queries'}"))
+        example = search(TRIAL_SECONDS)
+        if example is None and isinstance(answer, Fails) and not params_with_dims(self.plan.attention, self.mask):
+            example = self.confirmed(answer.values, confirm)
+        if example is not None:
+            return claim(Refuted("z3" if isinstance(answer, Fails) else "trial", example.lines, example.values))
+        reason = "its values do not hold when evaluated" if isinstance(answer, Fails) else answer.reason
+        return claim(Unknown("z3", reason))
+
+    def confirmed(
+        self, values: Mapping[str, int | float | bool], confirm: Callable[[Setting, int, int, int, int], Example | None]
+    ) -> Example | None:
+        """z3's numbers, evaluated."""
+        attention = self.plan.attention
+        sizes = {"B": 1, "Hq": 1, "Hkv": 1, "Sq": 1, "Sk": 1, "D": 64, "Dv": 64, **dict.fromkeys(attention.sizes, 1)}
+        sizes |= {name: int(value) for name, value in values.items() if name in (*SIZES, *attention.sizes)}
+        scalars = {p.name: values[p.name] for p in attention.params if p.is_scalar and p.name in values}
+        first, last, q, k = (int(values[name]) for name in (f"{self.held}0", f"{self.held}1", "q", "k"))
+        return confirm(Setting(sizes, scalars), first, last, q, k)
+
+
+def params_with_dims(attention: Attention, *expressions: Expr) -> bool:
+    """Whether any of these reads a tensor, whose elements a solver's model does not name."""
+    return any(not attention.param(name).is_scalar for e in expressions for name in params(e))
+
+
+def _plain_verdict(answer: Answer) -> Verdict:
+    match answer:
+        case Holds():
+            return Proved("z3")
+        case Fails():
+            return Refuted("z3", (f"not at {answer.text()}",), tuple(answer.values.items()))
+        case _:
+            return Unknown("z3", answer.reason)

@@ -1,0 +1,77 @@
+"""The steps of a kernel's loops as formulas: which tiles they walk, whatever the stretches' ends are.
+
+Takes the plan's `Loops`, executes the steps in z3 and asks about one tile of the walked axis, of any size and at any
+place. Rounding is described by what it says of that tile: for p = the tile's first position and w its width,
+
+    tile < floor(x / w)  exactly if  p + w <= x,        tile < ceil(x / w)  exactly if  p < x,
+
+and by its monotony; no division is left. The ends of the stretches are arbitrary ints, so what is shown holds for any
+ranges with so many stretches.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import assert_never
+
+from attngen.ir.nodes import Expr, Literal
+from attngen.plan.loops import ZERO, Assigned, Loops, Ordered, Rounded, Run
+from attngen.plan.ranges import TileRanges
+from attngen.plan.segments import Segment
+from attngen.prove.smt import Answer, Term, World
+
+
+def loops_answer(world: World, ranges: TileRanges, loops: Loops, seconds: float) -> Answer:
+    """Whether each tile that meets `any` is walked, none twice, and one without the mask lies inside `all`."""
+    tile, first, width, size = (world.free(name) for name in ("tile", "first", "width", "size"))
+    premises = [tile >= 0, first >= 0, width >= 1, size >= 1, first < size]
+    ends: dict[Expr, Term] = {}
+
+    def end(bound: Expr) -> Term:
+        if isinstance(bound, Literal):
+            return world.number(int(bound.value))
+        if bound not in ends:
+            ends[bound] = world.free(f"end {len(ends)}")
+        return ends[bound]
+
+    names: dict[str, Term] = {ZERO: world.number(0)}
+    rounded: list[tuple[bool, Term, Term]] = []
+    for step in loops.steps:
+        match step:
+            case Rounded():
+                at, number = end(step.bound), world.free(f"{step.name} rounded")
+                premises.append((tile < number) == (first < at if step.up else first + width <= at))
+                rounded.append((step.up, at, number))
+                names[step.name] = number
+            case Assigned():
+                names[step.name] = world.term(step.value, names)
+            case Ordered(a, b):
+                swap = names[b.start] < names[a.start]
+                for x, y in ((a.start, b.start), (a.stop, b.stop)):
+                    one, other = names[x], names[y]
+                    names[x], names[y] = world.choose(swap, other, one), world.choose(swap, one, other)
+            case _:
+                assert_never(step)
+    for (up_a, at_a, a), (up_b, at_b, b) in product(rounded, rounded):
+        if (up_a, up_b) != (True, False):  # ceil(x) <= floor(y) does not follow from x <= y
+            premises.append(world.implies(at_a <= at_b, a <= b))
+
+    def walked(runs: tuple[Run, ...]) -> list[Term]:
+        return [world.all_of([names[r.start] <= tile, tile < names[r.stop]]) for r in runs]
+
+    def meets(s: Segment) -> Term:
+        lo, hi = end(s.lo), end(s.hi)
+        return world.all_of([lo < hi, lo < first + width, first < hi])
+
+    def holds(s: Segment) -> Term:
+        return world.all_of([end(s.lo) <= first, first + width <= end(s.hi)])
+
+    full, visits = walked(loops.full), [*walked(loops.full), *walked(loops.partial)]
+    conclusion = world.all_of(
+        [
+            world.implies(world.any_of([meets(s) for s in ranges.any]), world.any_of(visits)),
+            world.count(visits) <= 1,
+            world.implies(world.any_of(full), world.any_of([holds(s) for s in ranges.all])),
+        ]
+    )
+    return world.ask(premises, conclusion, seconds)
