@@ -70,9 +70,11 @@ def weights(attention: Attention, facts: Facts) -> Weights:
             Form.DIRECT, score, one, score, one, n.weight, None, slope, n.sums, None, n.extra if n.sums else None
         )
     assert n.stream_weight is not None and n.rescale is not None
-    log_rescale = logarithm(n.rescale)
-    kappa = None if log_rescale is None else derivative(log_rescale, M)
-    if kappa is None or reads(kappa, "s", "m", "n"):
+    kappa = _slope_in_m(n.rescale)
+    if kappa is None:  # weight(s, m) may say it; that the two agree is for the prover
+        away = _slope_in_m(n.stream_weight)
+        kappa = None if away is None else neg(away)
+    if kappa is None:
         raise SpecError(
             [
                 Diagnostic(
@@ -103,6 +105,13 @@ def weights(attention: Attention, facts: Facts) -> Weights:
     return Weights(
         Form.SHIFTED, score, factor, score, kappa, n.stream_weight, n.rescale, slope, n.sums, log_extra, extra
     )
+
+
+def _slope_in_m(e: Expr) -> Expr | None:
+    """d log e / d m, where `e` is an exponential whose exponent is linear in m."""
+    log = logarithm(e)
+    slope = None if log is None else derivative(log, M)
+    return None if slope is None or reads(slope, "s", "m", "n") else slope
 
 
 def is_zero(e: Expr) -> bool:

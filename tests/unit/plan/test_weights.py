@@ -72,8 +72,8 @@ def test_the_extra_term_is_kept_as_a_logarithm() -> None:
 def test_a_rescaling_that_is_no_exponential_is_refused() -> None:
     with pytest.raises(SpecError) as caught:
         planned(
-            "normalizer odd {\n weight(s) = exp(s)\n denominator = sum\n shift = max\n weight(s, m) = exp(s - m)\n"
-            " rescale(m, n) = 1 / (1 + m - n)\n}\nnormalizer = odd"
+            "normalizer odd {\n weight(s) = exp(s)\n denominator = sum\n shift = max\n"
+            " weight(s, m) = exp(s) / (1 + m * m)\n rescale(m, n) = (1 + m * m) / (1 + n * n)\n}\nnormalizer = odd"
         )
     assert caught.value.diagnostics[0].code == "rescale-form"
 

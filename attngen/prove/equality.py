@@ -1,0 +1,184 @@
+"""Whether two expressions are equal, an expression is positive, a derivative is the planned one: verdicts by algebra.
+
+Equality is decided in this order: the same tree; the same rational function of the atoms (exponentials multiplied out,
+tanh written by exp); the same in every case of the kinks, below, at and above each; then numbers, which only refute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from attngen.ir.nodes import Expr
+from attngen.ir.printing import expression as text
+from attngen.prove.algebra import Reading, Split, Term, World, has_comparison, same, sp
+from attngen.prove.deadline import OutOfTime, limited
+from attngen.prove.points import Point, Undefined, clearly_different, mp, number, numbers
+from attngen.prove.verdict import Proved, Refuted, Unknown, Verdict
+
+_CASES = 81
+
+Comparison = Callable[[Reading], tuple[Term, Term]]
+
+
+def in_cases(
+    compared: Comparison, world: World, leaves: frozenset[Expr] | None = None, ties: bool = True
+) -> str | None:
+    """How two terms were shown equal in every case of their kinks, or None. `compared` reads them in one case."""
+    waiting: list[dict[Term, int]] = [{}]
+    cases = 0
+    while waiting:
+        decisions = waiting.pop()
+        try:
+            pair = compared(Reading(world, decisions, leaves=leaves, ties=ties))
+        except Split as split:
+            waiting += [{**decisions, split.key: sign} for sign in split.choices]
+            continue
+        cases += 1
+        if cases > _CASES or not same(*pair):
+            return None
+    return "sympy" if cases == 1 else f"sympy, {cases} cases"
+
+
+def equal(a: Expr, b: Expr, world: World, budget: float, names: tuple[str, str] = ("planned", "true")) -> Verdict:
+    """Whether two expressions have the same value wherever the spec's facts hold. Refuted comes with a point.
+
+    `names` are what the two are called there.
+    """
+    if a == b:
+        return Proved("the same expression")
+    ties = has_comparison(a, b)
+    try:
+        with limited(budget):
+            opaque = Reading(world)
+            whole = same(opaque.term(a), opaque.term(b))
+            how = "sympy" if whole else in_cases(lambda r: (r.term(a), r.term(b)), world, ties=ties)
+    except OutOfTime:
+        how, reason = None, f"sympy found no proof within {budget:.2g} s"
+    else:
+        reason = "sympy brings the two sides to no common form"
+    if how is not None:
+        return Proved(how, (f"{text(a)} = {text(b)}",))
+    return differing(a, b, world, names) or Unknown("sympy", f"{reason}, and no point tells them apart")
+
+
+def differing(a: Expr, b: Expr, world: World, names: tuple[str, str]) -> Refuted | None:
+    """A point at which two expressions clearly differ."""
+    for point in world.points:
+        try:
+            x, y = point.value(a), point.value(b)
+        except (Undefined, OverflowError):
+            continue
+        if clearly_different(x, y):
+            return _refuted(point, (a, b), (x, y), names, (text(a), text(b)))
+    return None
+
+
+def at(values: tuple[tuple[str, int | float | bool | str], ...]) -> str:
+    """The values of a point, for a sentence."""
+    return "at " + ", ".join(f"{name} = {value:g}" for name, value in values) if values else "everywhere"
+
+
+def _refuted(
+    point: Point, read: tuple[Expr | None, ...], values: tuple[Any, Any], names: tuple[str, str], texts: tuple[str, str]
+) -> Refuted:
+    here = point.described(*read)
+    lines = tuple(
+        f"{name} = {short(t)} = {v}" if t and t != v else f"{name} = {v}"
+        for name, t, v in zip(names, texts, numbers(*values), strict=True)
+    )
+    return Refuted("a point", (f"{at(here)}:", *lines), (*here, *zip(names, map(float, values), strict=True)))
+
+
+def short(t: str) -> str:
+    return t if len(t) <= 160 else f"{t[:157]}…"
+
+
+def sign_of(e: Expr, world: World, *, zero: bool, budget: float) -> Verdict:
+    """Whether e > 0, or e >= 0 where `zero` allows it, wherever the spec's facts hold."""
+    try:
+        with limited(budget):
+            term = sp.factor_terms(sp.expand(Reading(world).term(e)))
+            if term.is_positive or (zero and term.is_nonnegative):
+                return Proved("sympy")
+    except OutOfTime:
+        pass
+    for point in world.points:
+        try:
+            value = point.value(e)
+        except Undefined:
+            continue
+        if value < 0 or (value == 0 and not zero):
+            here = point.described(e)
+            return Refuted("a point", (f"{at(here)}: {text(e)} = {number(value)}",), here)
+    return Unknown("sympy", f"the sign of {text(e)} does not follow from the facts")
+
+
+# ---------------------------------------------------------------- derivatives
+
+
+def derivative_is(
+    planned: Expr,
+    parts: tuple[tuple[Expr, Expr | None], ...],
+    leaves: tuple[Expr, ...],
+    world: World,
+    budget: float,
+) -> Verdict:
+    """Whether `planned` is the sum over `parts` of d e / d leaf, each times its factor; the derivatives are sympy's.
+
+    `leaves` are the ways in which the one leaf is written. At a kink (abs, min, max, a comparison) an expression is
+    what the language says: abs is flat at 0, the first of two equals is taken. The cases at the kinks are compared too;
+    where an expression is infinite its pair has weight 0. Refuted comes with a point, and the slope there in numbers.
+    """
+    at_leaf = frozenset(leaves)
+
+    def compared(r: Reading) -> tuple[Term, Term]:
+        slope = sp.Integer(0)
+        for e, factor in parts:
+            term = r.term(e)
+            if term.is_infinite:
+                return term, term
+            slope += sp.diff(term, r.term(leaves[0])) * (1 if factor is None else r.term(factor))
+        return r.term(planned), slope
+
+    reason = "sympy's derivative and the planned one come to no common form"
+    try:
+        with limited(budget):
+            how = in_cases(compared, world, at_leaf) or in_cases(compared, world)
+    except OutOfTime:
+        how, reason = None, f"sympy found no proof within {budget:.2g} s"
+    if how is not None:
+        return Proved(how, (f"{short(text(planned))}",))
+    for point in world.points:
+        try:
+            mine = point.value(planned)
+            true = sum((slope_at(point, e, leaves) * (1 if f is None else point.value(f)) for e, f in parts), mp.mpf(0))
+        except (Undefined, OverflowError):
+            continue
+        if clearly_different(mine, true):
+            read = (*(e for e, _ in parts), *(f for _, f in parts), planned)
+            return _refuted(point, read, (mine, true), ("planned", "true"), (text(planned), ""))
+    return Unknown("sympy", f"{reason}, and no point tells them apart")
+
+
+def slope_at(point: Point, e: Expr, leaves: tuple[Expr, ...]) -> Any:
+    """d e / d leaf in numbers, by differences with 40 digits: no rule of differentiation enters. Raises `Undefined`."""
+    at, step = point.value(leaves[0]), mp.mpf("1e-12")
+    left, right = (point.moved(leaves, at + side * step).value(e) for side in (-1, 1))
+    middle = point.value(e)
+    if clearly_different((right - middle) / step, (middle - left) / step):
+        raise Undefined  # a kink
+    return (right - left) / (2 * step)
+
+
+def quotient(a: Expr, b: Expr, symbols: tuple[str, ...], world: World) -> str | None:
+    """a / b as the language writes it, where it is short and reads these float symbols alone."""
+    try:
+        with limited(0.2):
+            reading = Reading(world)
+            term = sp.powsimp(sp.expand(reading.term(a)) / sp.expand(reading.term(b)))
+    except OutOfTime:
+        return None
+    if {str(s) for s in term.free_symbols} - set(symbols) or len(str(term)) > 40:
+        return None
+    return str(term)
