@@ -83,6 +83,11 @@ class World:
         return tuple(points(self.attention, positive_scale=self.positive_scale, count=12))
 
     @cached_property
+    def kinks(self) -> dict[Term, int]:
+        """Numbers for the arguments of kinks, for their indicators."""
+        return {}
+
+    @cached_property
     def atoms(self) -> dict[Any, Term]:
         """The symbols of opaque things, by what they are."""
         return {}
@@ -157,6 +162,8 @@ class Split(Exception):
 class Reading:
     """Expressions read as terms. `decisions` gives signs of kinks' arguments; None leaves kinks opaque.
 
+    With `indicators` a kink is a polynomial in two symbols that are 0 or 1, "its argument is positive" and "is zero":
+    |x| is (2 p + z - 1) x. `same` knows that p p = p, z z = z and p z = 0, so one comparison covers every case.
     `leaves` confine the splitting to kinks whose arguments read one of them. `ties` says whether the case "at the kink"
     is one of its own; abs, min and max are continuous, so that values need no such case, and derivatives do.
     """
@@ -168,8 +175,10 @@ class Reading:
         *,
         leaves: frozenset[Expr] | None = None,
         ties: bool = True,
+        indicators: bool = False,
     ):
         self._world = world
+        self._indicators = indicators
         self._decisions = decisions
         self._leaves = leaves
         self._ties = ties
@@ -205,7 +214,7 @@ class Reading:
 
     def _without_cases(self) -> Reading:
         """Reads what stands in an index, where a kink is opaque whatever the case."""
-        if self._decisions is None:
+        if self._decisions is None and not self._indicators:
             return self
         if self._plain is None:
             self._plain = Reading(self._world)
@@ -239,6 +248,8 @@ class Reading:
         if e.type is Type.BOOL:
             return self._condition(e)
         if e.op in (Op.TO_INT, Op.TO_FLOAT) and e.args[0].type is Type.BOOL:
+            if self._indicators:
+                return self._indicated(e.args[0])
             if self._splits(e):
                 return sp.Integer(int(self.truth(e.args[0])))
             return self._atom("bit", (self.term(e.args[0]),), {"integer": True, "nonnegative": True})
@@ -257,6 +268,9 @@ class Reading:
             case Op.NEG:
                 return -a
             case Op.POW:
+                if b.is_Add and b.as_coeff_Add()[0].is_Integer:  # as sympy's derivatives have it
+                    whole, rest = b.as_coeff_Add()
+                    return a**rest * a**whole
                 return a**b
             case Op.EXP:
                 return sp.exp(a)
@@ -297,6 +311,17 @@ class Reading:
     def _kink(self, e: Apply, a: Term, b: Term) -> Term:
         argument = sp.expand(a if e.op in (Op.ABS, Op.SIGN) else a - b)
         sign = _known_sign(argument)
+        if sign is None and self._indicators:
+            above, at = self._indicator(argument)
+            match e.op:
+                case Op.ABS:
+                    return (2 * above + at - 1) * a
+                case Op.SIGN:
+                    return 2 * above + at - 1
+                case Op.MAX:
+                    return (above + at) * a + (1 - above - at) * b
+                case _:
+                    return (1 - above) * a + above * b
         if sign is None and self._decisions is not None:
             try:
                 sign = self._sign(argument, self._ties)
@@ -321,13 +346,40 @@ class Reading:
                 ends = tuple(sorted((sp.expand(a), sp.expand(b)), key=sp.default_sort_key))
                 return self._atom(e.op.value, ends, {"real": True})
 
+    def _indicator(self, argument: Term) -> tuple[Term, Term]:
+        """The symbols for "argument > 0" and for "argument = 0"."""
+        key, flip = _kink_key(argument)
+        kinks = self._world.kinks
+        number = kinks.setdefault(key, len(kinks))
+        above, at = (sp.Symbol(f"{name} {number}", integer=True, nonnegative=True) for name in (_ABOVE, _AT))
+        return (1 - above - at if flip else above), at
+
+    def _indicated(self, e: Expr) -> Term:
+        """A condition as a polynomial of indicators, whose value is 0 or 1."""
+        match e:
+            case Literal():
+                return sp.Integer(int(e.value))
+            case Apply(op=Op.NOT):
+                return 1 - self._indicated(e.args[0])
+            case Apply(op=Op.AND):
+                return sp.Mul(*(self._indicated(a) for a in e.args))
+            case Apply(op=Op.OR):
+                return 1 - sp.Mul(*(1 - self._indicated(a) for a in e.args))
+            case Apply() if e.op in COMPARISONS and e.args[0].type is not Type.BOOL:
+                argument = sp.expand(self.term(e.args[0]) - self.term(e.args[1]))
+                sign = _known_sign(argument)
+                above, at = self._indicator(argument) if sign is None else (int(sign > 0), int(sign == 0))
+                return {Op.LT: 1 - above - at, Op.LE: 1 - above, Op.EQ: at, Op.NE: 1 - at}[e.op]
+            case Apply() if e.op in COMPARISONS:
+                a, b = (self._indicated(x) for x in e.args)
+                both = a * b + (1 - a) * (1 - b)
+                return both if e.op is Op.EQ else 1 - both
+            case _:  # a bool param
+                return self._indicator(self.term(e))[0]
+
     def _sign(self, argument: Term, ties: bool) -> int:
         """The sign that this case gives an argument. Raises `Split` where it gives none."""
-        key = sp.factor_terms(argument)
-        key = sp.Mul(*(f for f in sp.Mul.make_args(key) if not f.is_positive))
-        flip = bool(key.could_extract_minus_sign())
-        if flip:
-            key = -key
+        key, flip = _kink_key(argument)
         assert self._decisions is not None
         if key not in self._decisions:
             choices = (1, 0, -1) if ties else (1, -1)
@@ -371,10 +423,28 @@ class Reading:
             except Split:
                 if self._splits(e):
                     raise
+        if self._indicators:
+            condition = self._indicated(e.args[0])
+            then, otherwise = (self.term(a) for a in e.args[1:])
+            if then.is_infinite or otherwise.is_infinite:
+                raise Split(condition, ())  # 0 times infinity: the cases have to be told apart
+            return condition * then + (1 - condition) * otherwise
         condition, then, otherwise = (self.term(a) for a in e.args)
         if then == otherwise:
             return then
         return self._atom("select", (condition, then, otherwise), {"real": True})
+
+
+_ABOVE, _AT = "is positive:", "is zero:"
+"""What the names of indicators begin with."""
+
+
+def _kink_key(argument: Term) -> tuple[Term, bool]:
+    """What a kink's argument is up to a positive factor and the sign, and whether the sign was turned."""
+    key = sp.factor_terms(argument)
+    key = sp.Mul(*(f for f in sp.Mul.make_args(key) if not f.is_positive))
+    flip = bool(key.could_extract_minus_sign())
+    return (-key if flip else key), flip
 
 
 def _known_sign(x: Term) -> int | None:
@@ -428,11 +498,20 @@ def _coefficients(x: Term) -> dict[Term, Any]:
     for part in sp.Add.make_args(sp.expand(sp.expand(x), power_exp=True)):
         numbers: list[Term] = []
         rest: list[Term] = []
+        above: set[str] = set()
+        at: set[str] = set()
         for f in sp.Mul.make_args(part):
             if f.free_symbols <= {_LN2}:
                 numbers.append(f)
-            else:
-                rest.append(f)
+                continue
+            base = f.base if f.is_Pow else f
+            which = above if str(base).startswith(_ABOVE) else at if str(base).startswith(_AT) else None
+            if base.is_Symbol and which is not None:
+                which.add(str(base).rsplit(" ", 1)[1])
+                f = base  # 0 and 1 are their own squares
+            rest.append(f)
+        if above & at:  # nothing is both positive and zero
+            continue
         value = sp.Mul(*numbers).subs(_LN2, sp.log(2)).evalf(40)
         monomial = sp.Mul(*rest)
         found[monomial] = found.get(monomial, 0) + value
