@@ -1,4 +1,4 @@
-"""Evaluates IR expressions in NumPy, vectorised: ints are int64, floats float64, bools bool.
+"""Evaluates IR expressions in NumPy, vectorised: ints are int64, floats float64 (or float32 on demand), bools bool.
 
 Takes expressions, a value or an array for each symbol, and the params; gives arrays that broadcast over those.
 `Tape` also keeps every node's value and pulls cotangents back to the float symbols and params (reverse mode).
@@ -34,13 +34,14 @@ def as_array(value: Any, type: Type) -> Array:
     return np.asarray(value, dtype=DTYPES[type])
 
 
-def evaluate(e: Expr, env: Mapping[str, Any], params: Mapping[str, Any]) -> Array:
+def evaluate(e: Expr, env: Mapping[str, Any], params: Mapping[str, Any], real: Any = np.float64) -> Array:
     """The value of `e`, with the shape to which the symbols and loads that it reads broadcast.
 
-    `env` gives each symbol that `e` reads, by id; `params` gives scalars and tensors by name. What has no value in the
-    language gives no warning: int division by zero and an int to a negative power give 0, floats follow IEEE.
+    `env` gives each symbol that `e` reads, by id; `params` gives scalars and tensors by name; every float operation is
+    rounded to `real`. What has no value in the language gives no warning: int division by zero and an int to a negative
+    power give 0, floats follow IEEE.
     """
-    return Tape((e,), env, params).value(e)
+    return Tape((e,), env, params, real).value(e)
 
 
 class Tape:
@@ -49,7 +50,10 @@ class Tape:
     A node is evaluated once, however often the graph shares it.
     """
 
-    def __init__(self, roots: Sequence[Expr], env: Mapping[str, Any], params: Mapping[str, Any]):
+    def __init__(
+        self, roots: Sequence[Expr], env: Mapping[str, Any], params: Mapping[str, Any], real: Any = np.float64
+    ):
+        self._dtypes = {**DTYPES, Type.FLOAT: real}
         self._order = _children_first(roots)  # also keeps the nodes alive, so that ids stay theirs
         self._values: dict[int, Array] = {}
         with np.errstate(all="ignore"):
@@ -63,21 +67,21 @@ class Tape:
     def _evaluate(self, e: Expr, env: Mapping[str, Any], params: Mapping[str, Any]) -> Array:
         match e:
             case Literal():
-                return np.asarray(e.value, dtype=DTYPES[e.type])
+                return np.asarray(e.value, dtype=self._dtypes[e.type])
             case Symbol():
                 if e.id not in env:
                     raise UsageError(f"no value is given for `{e.id}`")
-                return as_array(env[e.id], e.type)
+                return np.asarray(as_array(env[e.id], e.type), self._dtypes[e.type])
             case Scalar():
-                return as_array(_param(params, e.param), e.type)
+                return np.asarray(as_array(_param(params, e.param), e.type), self._dtypes[e.type])
             case Load():
-                tensor = as_array(_param(params, e.param), e.type)
+                tensor = np.asarray(as_array(_param(params, e.param), e.type), self._dtypes[e.type])
                 where, inside = _place(tensor.shape, [self.value(i) for i in e.indices], e.param)
                 if tensor.size == 0:
                     return np.zeros(np.shape(inside), tensor.dtype)
                 return np.where(inside, tensor.reshape(-1)[where], np.zeros((), tensor.dtype))
             case Apply():
-                return np.asarray(_forward(e.op, tuple(self.value(a) for a in e.args)), dtype=DTYPES[e.type])
+                return np.asarray(_forward(e.op, tuple(self.value(a) for a in e.args)), dtype=self._dtypes[e.type])
             case _:
                 assert_never(e)
 

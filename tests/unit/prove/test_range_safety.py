@@ -1,0 +1,235 @@
+"""Range safety: right specs are proved, wrong ones refuted with inputs at which it really goes wrong."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numeric_specs import RIGHT, WRONG
+
+from attngen import api, reference
+from attngen.errors import Source
+from attngen.ir import build, printing, walk
+from attngen.ir.attention import Attention
+from attngen.ir.evaluate import evaluate
+from attngen.ir.nodes import Expr, Load, Scalar, Symbol
+from attngen.plan.kernel import KernelPlan
+from attngen.plan.weights import Form, S
+from attngen.prove.range_safety import range_safety
+from attngen.prove.verdict import Claim, Proved, Refuted, Unknown
+
+EXAMPLES = sorted((Path(__file__).parents[3] / "examples").glob("*.attn"))
+BUDGET = 20.0
+
+
+def planned(name: str, body: str) -> tuple[Attention, KernelPlan]:
+    a = api.analyse(Source(f"attention {name}\n{body}\n"))
+    return a, api.plan(a)
+
+
+def claims(name: str, body: str) -> tuple[Claim, ...]:
+    return range_safety(*planned(name, body), BUDGET)
+
+
+def complaints(found: tuple[Claim, ...]) -> list[tuple[str, object]]:
+    return [(c.subject, c.verdict) for c in found if not isinstance(c.verdict, Proved)]
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.stem)
+def test_examples_are_proved_and_it_is_cheap(path: Path) -> None:
+    a = api.analyse(Source(path.read_text(), path.name))
+    plan = api.plan(a)
+    best = math.inf
+    for _ in range(3):
+        start = time.perf_counter()
+        found = range_safety(a, plan, BUDGET)
+        best = min(best, time.perf_counter() - start)
+    assert complaints(found) == []
+    assert {"score", "sums"} <= {c.subject for c in found}
+    assert best < 0.25  # 0.04 s at most here, on an idle machine
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_no_false_alarm(name: str) -> None:
+    assert complaints(claims(name, RIGHT[name])) == []
+
+
+# ---------------------------------------------------------------- refutations
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_is_refuted_and_the_numbers_show_it(name: str) -> None:
+    body, subject = WRONG[name]
+    a, plan = planned(name, body)
+    found = range_safety(a, plan, BUDGET)
+    refuted = [c for c in found if isinstance(c.verdict, Refuted)]
+    assert [c.subject for c in refuted] == [subject]
+    claim = refuted[0]
+    assert isinstance(claim.verdict, Refuted) and claim.verdict.example
+    values = dict(claim.verdict.values)
+    _check_inputs(plan.attention, values)
+    assert _goes_wrong(claim.subject, plan, values), (claim.verdict.example, values)
+
+
+def _leaves(e: Expr, values: dict[str, Any]) -> dict[Expr, Expr]:
+    """Each leaf of `e` that the counterexample gives a value, as a symbol named by its text."""
+    return {
+        node: Symbol(printing.expression(node), node.type)
+        for node in walk.nodes(e)
+        if isinstance(node, Symbol | Scalar | Load) and printing.expression(node) in values
+    }
+
+
+def _value(e: Expr, values: dict[str, Any], real: Any = np.float32) -> Any:
+    put = walk.substitute(e, _leaves(e, values))  # symbols, not numbers, which would be folded in float64
+    with np.errstate(all="ignore"):
+        return evaluate(put, values, {}, real).item()
+
+
+def _check_inputs(a: Attention, values: dict[str, Any]) -> None:
+    """The inputs are among those that the spec allows."""
+    for index, size in (("q", "Sq"), ("k", "Sk"), ("h", "Hq")):
+        if index in values:
+            assert 0 <= values[index] < values[size]
+    for p in a.params:
+        if p.where is not None:
+            leaf = Scalar(p.name, p.type)
+            for text, value in values.items():
+                if text == p.name or (text.startswith(f"{p.name}[") and _inside(a, text, values)):
+                    assert evaluate(walk.substitute(p.where, {leaf: build.literal(value)}), {}, {}).item()
+
+
+def _inside(a: Attention, text: str, values: dict[str, Any]) -> bool:
+    """Whether the element is one of the tensor's: it is read as 0 outside."""
+    load = next(n for root in (a.score, a.mask) for n in walk.nodes(root) if printing.expression(n) == text)
+    assert isinstance(load, Load)
+    dims = a.param(load.param).shape
+    known = [
+        (_value(i, values), _value(d, values))
+        for i, d in zip(load.indices, dims, strict=True)
+        if all(s in values for s in walk.symbols(d))
+    ]
+    return len(known) == len(dims) and all(0 <= i < d for i, d in known)
+
+
+def _goes_wrong(subject: str, plan: KernelPlan, values: dict[str, Any]) -> bool:
+    a, w = plan.attention, plan.weights
+    if not _mask_holds(a, values):
+        return False
+    match subject:
+        case "score":
+            return not math.isfinite(_value(a.score, values))
+        case "logit":
+            return not math.isfinite(_value(w.unit, values))
+        case "factor":
+            return not _value(w.factor, values) > 0
+        case "extra term":
+            assert a.normalizer.extra is not None
+            with np.errstate(all="ignore"):
+                return not math.isfinite(_value(build.apply(build.Op.LOG, a.normalizer.extra), values, np.float64))
+        case "dropout":
+            assert a.dropout is not None
+            return not 0 <= _value(a.dropout, values) < 1
+        case "sums":
+            weight = w.stream if w.form is Form.SHIFTED else walk.substitute(w.stream, {S: w.unit})
+            with np.errstate(all="ignore"):
+                return not np.isfinite(np.float16(_value(weight, values)))
+        case "denominator":
+            return _value(walk.substitute(w.stream, {S: w.unit}), values) < 0
+        case "slope":
+            assert w.slope is not None
+            return not math.isfinite(_value(walk.substitute(w.slope, {S: w.unit}), values))
+        case "domain":
+            return _undefined(plan, values)
+        case _:
+            raise AssertionError(subject)
+
+
+def _mask_holds(a: Attention, values: dict[str, Any]) -> bool:
+    """Where the counterexample says enough of the mask to tell."""
+    put = walk.substitute(a.mask, _leaves(a.mask, values))
+    if not walk.symbols(put) <= values.keys() or walk.params(put):
+        return True
+    return bool(evaluate(put, values, {}).item())
+
+
+def _undefined(plan: KernelPlan, values: dict[str, Any]) -> bool:
+    """Some divisor is 0, some int's exponent negative, or some float too large for an int."""
+    for root in (plan.attention.mask, plan.attention.score):
+        for node in walk.nodes(root):
+            if not isinstance(node, walk.Apply):
+                continue
+            last = node.args[-1]
+            if not all(
+                printing.expression(n) in values for n in walk.nodes(last) if isinstance(n, Symbol | Scalar | Load)
+            ):
+                continue
+            match node.op:
+                case build.Op.FLOORDIV | build.Op.MOD if _value(last, values) == 0:
+                    return True
+                case build.Op.POW if node.type is build.Type.INT and _value(last, values) < 0:
+                    return True
+                case build.Op.TO_INT if abs(_value(last, values)) >= 2**31:
+                    return True
+                case _:
+                    pass
+    return False
+
+
+def test_no_running_maximum_overflows_in_the_reference_s_sense_too() -> None:
+    """The counterexample of the first break, run: float32 sums of exp(s) are inf where the right result is finite."""
+    body, _ = WRONG["no_maximum"]
+    a, plan = planned("no_maximum", body)
+    verdict = next(c.verdict for c in range_safety(a, plan, BUDGET) if c.subject == "sums")
+    assert isinstance(verdict, Refuted)
+    values = dict(verdict.values)
+    scores = np.array([0.0] * 64 + [values["score"]])
+    q = np.ones((1, 1, 1, 1))
+    result = reference.evaluate(a, q, scores.reshape(1, 1, -1, 1), np.arange(65.0).reshape(1, 1, -1, 1), scale=1.0)
+    assert result.out.item() == pytest.approx(64.0)  # the last key has all the weight
+    with np.errstate(over="ignore", invalid="ignore"):
+        weights = np.exp(scores.astype(np.float32))
+        assert math.isnan(float(weights[-1] * 0.5 / weights.sum()))
+    assert values["tile"] == 1 and any("tile 1" in line for line in verdict.example)
+    assert values["score"] == pytest.approx(89, abs=1)
+
+
+def test_span_and_fix_point_to_the_place() -> None:
+    claim = next(c for c in claims("f", WRONG["divides_by_param"][0]) if isinstance(c.verdict, Refuted))
+    assert (claim.span.line, claim.span.column) == (3, 9)
+    assert claim.fix == "add `where c > 0`"
+
+
+def test_the_plan_is_what_is_looked_at() -> None:
+    """A planner that took a factor of any sign, or forgot the maximum, is found out."""
+    a, plan = planned("alibi", "param slope: f32[Hq]\nscore = qk * scale * slope[h]")
+    assert complaints(range_safety(a, plan, BUDGET)) == []
+    slope = next(n for n in walk.nodes(a.score) if isinstance(n, Load))
+    turned = replace(plan.weights, factor=slope, unit=Symbol("qk", build.Type.FLOAT))
+    found = range_safety(a, replace(plan, weights=turned), BUDGET)
+    assert [s for s, _ in complaints(found)] == ["factor"]
+    scale = Symbol("scale", build.Type.FLOAT)
+    a, plan = planned("causal", "mask = causal")
+    assert complaints(range_safety(a, plan, BUDGET)) == []
+    unsigned = replace(plan, facts=replace(plan.facts, scale_positive=False))
+    assert walk.reads(plan.weights.factor, scale.id)
+    assert [s for s, _ in complaints(range_safety(a, unsigned, BUDGET))] == ["factor"]
+    plain = replace(plan.weights, form=Form.DIRECT, unit=a.score, stream=a.normalizer.weight, factor=build.real(1.0))
+    assert [s for s, _ in complaints(range_safety(a, replace(plan, weights=plain), BUDGET))] == ["sums"]
+
+
+def test_limits_are_stated() -> None:
+    sums = next(c for c in claims("relu_squared", RIGHT["relu_squared"]) if c.subject == "sums")
+    assert "fp16 for scores up to 255.9" in sums.sentence
+    score = next(c for c in claims("f", RIGHT["polynomial"]) if c.subject == "score")
+    assert "|q . k| <= 2**30" in score.sentence
+
+
+def test_out_of_time_is_unknown() -> None:
+    found = range_safety(*planned("f", WRONG["divides_by_distance"][0]), 1e-6)
+    assert isinstance(found[-1].verdict, Unknown)
