@@ -58,6 +58,9 @@ from attngen.prove.verdict import Obligation
 QK, X, LSE, DEN, DELTA, G = (Symbol(id, Type.FLOAT) for id in ("qk", "x", "lse", "den", "delta", "g"))
 
 
+W_IJ = n.atom("w_{ij}", "w_ij")
+
+
 def backward(at: Setting) -> Iterator[Step]:
     yield _weights_again(at)
     yield _normalizer(at)
@@ -126,7 +129,10 @@ def _normalizer(at: Setting) -> Step:
         lines.append((DELTA_I, n.minus(dot(DO_I, O_I), DLSE_I)))
         weighted = n.big_sum(J_IN_KEYS, n.product(P_IJ, DP_IJ))
         identity = prose(
-            "{rule}; {weighted}, since {out}",
+            "{rule}"
+            + ("" if at.form is Form.EXPONENTIAL else " for the weight {w} before the division")
+            + "; {weighted}, since {out}",
+            w=W_IJ,
             rule=_quotient_rule(at),
             weighted=n.compared(weighted, ("=", dot(DO_I, O_I))),
             out=n.compared(O_I, ("=", n.big_sum(J_IN_KEYS, at.dropped(P_IJ, V_J)))),

@@ -67,7 +67,7 @@ _CONSTANTS = (
     (math.pi, n.atom(r"\pi", "π")),
     (1.0 / math.log(2.0), Math(r"\log_2 e", "log₂ e", n.BIG, n.BIG)),
     (math.log(2.0), Math(r"\ln 2", "ln 2", n.BIG, n.BIG)),
-    (2.0 / math.sqrt(math.pi), n.quotient(n.atom("2"), Math(r"\sqrt{\pi}", "√π"))),
+    (2.0 / math.sqrt(math.pi), n.quotient(n.atom("2"), n.root(n.atom(r"\pi", "π")))),
 )
 
 
@@ -124,7 +124,7 @@ class Writer:
             case Op.MOD:
                 a, b = self(args[0]), self(args[1])
                 tex = rf"{a.tex_at(n.POWER)} \bmod {b.tex_at(n.POWER)}"
-                return Math(tex, f"{a.text_at(n.POWER)} mod {b.text_at(n.POWER)}", n.TERM, n.TERM)
+                return Math(tex, f"{a.text_at(n.POWER)} mod {b.text_at(n.POWER)}", n.MOD, n.MOD)
             case Op.POW:
                 return n.power(self(args[0]), self(args[1]))
             case Op.ABS:
@@ -146,12 +146,9 @@ class Writer:
             case Op.EXP2:
                 return n.exponential(self(args[0]), "2")
             case Op.SQRT:
-                x = self(args[0])
-                return Math(rf"\sqrt{{{x.tex}}}", f"√{x.text_at(n.ATOM)}", n.ATOM, n.POWER)
+                return n.root(self(args[0]))
             case Op.RSQRT:
-                x = self(args[0])
-                root = Math(rf"\sqrt{{{x.tex}}}", f"√{x.text_at(n.ATOM)}", n.ATOM, n.POWER)
-                return n.quotient(n.atom("1"), root)
+                return n.quotient(n.atom("1"), n.root(self(args[0])))
             case Op.TANH | Op.SIGMOID | Op.SIN | Op.COS | Op.ERF | Op.LOG | Op.LOG2 | Op.SIGN:
                 return n.call(*_FUNCTIONS[e.op], self(args[0]))
             case Op.TO_FLOAT | Op.TO_INT if args[0].type is Type.BOOL:
@@ -270,7 +267,8 @@ class Writer:
                 x, bound = one.args
                 if isinstance(bound, Literal) and not isinstance(x, Literal):
                     low, high = (bound, other) if outer is Op.MIN else (other, bound)
-                    return n.operator("clip", self(x), self(low), self(high))
+                    if low.value <= high.value:
+                        return n.operator("clip", self(x), self(low), self(high))
         found: dict[Expr, None] = {}
 
         def walk(part: Expr) -> None:

@@ -107,17 +107,12 @@ def _definition(at: Setting) -> Step:
     if at.attention.mask != at.plan.attention.mask:
         says += prose("A score of {minus_infinity} counts as masked. ", minus_infinity=MINUS_INFINITY)
     return Step(
-        f"Dense {_kind(at)}: the definition",
+        f"Dense {at.attention.normalizer.name}: the definition",
         says + _given(at),
         (formula((S_IJ, at.write(at.attention.score)), (KEYS_I, _allowed(at))), *at.where(), formula(*result)),
         prose("the definition; the score of a pair depends on that pair alone, and is whole before it is weighed"),
         (Obligation.LOCALITY,),
     )
-
-
-def _kind(at: Setting) -> str:
-    name = at.attention.normalizer.name
-    return "softmax with a sink" if name == "softmax__sink" else name
 
 
 def _allowed(at: Setting) -> Math:

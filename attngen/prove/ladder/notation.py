@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from string import Formatter
 
-OR, AND, NOT, COMPARE, SUM, BIG, RATIO, TERM, POWER, ATOM = range(10)
+OR, AND, NOT, COMPARE, MOD, SUM, BIG, RATIO, TERM, POWER, ATOM = range(11)
 """How strongly an operation binds; a higher number binds closer. BIG is a sum sign, RATIO a quotient on one line."""
 
 
@@ -74,10 +74,10 @@ _RELATIONS = {
     "-": "-",
     "=": "=",
     "<": "<",
-    "<=": r"\le",
+    "<=": r"\leq",
     ">": ">",
-    ">=": r"\ge",
-    "!=": r"\ne",
+    ">=": r"\geq",
+    "!=": r"\neq",
     "in": r"\in",
     "or in": r"\cup",
 }
@@ -163,6 +163,10 @@ def power(a: Math, exponent: Math) -> Math:
     return Math(f"{a.tex_at(ATOM)}^{{{exponent.tex}}}", f"{a.text_at(ATOM)}{raised}", POWER, POWER)
 
 
+def root(x: Math) -> Math:
+    return Math(rf"\sqrt{{{x.tex}}}", f"√{x.text}" if x.text.isalnum() else f"√({x.text})", ATOM, POWER)
+
+
 def exponential(x: Math, base: str = "e") -> Math:
     """A fraction is too small for an exponent: exp(…) then."""
     if base == "e" and (r"\frac" in x.tex or r"\begin" in x.tex):
@@ -238,10 +242,10 @@ def such_that(element: Math, condition: Math) -> Math:
 
 def compared(first: Math, *rest: tuple[str, Math]) -> Math:
     """A chain: `compared(a, ("<=", b), ("<", c))`."""
-    tex, text = first.tex_at(SUM), first.text_at(SUM)
+    tex, text = first.tex_at(MOD), first.text_at(MOD)
     for sign, part in rest:
-        tex += f" {_RELATIONS[sign]} {part.tex_at(SUM)}"
-        text += f" {_UNICODE.get(sign, sign)} {part.text_at(SUM)}"
+        tex += f" {_RELATIONS[sign]} {part.tex_at(MOD)}"
+        text += f" {_UNICODE.get(sign, sign)} {part.text_at(MOD)}"
     return Math(tex, text, COMPARE, COMPARE)
 
 

@@ -141,7 +141,11 @@ def _wrapped(text: str, indent: str = "") -> str:
     ).replace("\u00a0", " ")
 
 
-_BREAKS = re.compile(r" (?=(?:[+−=≤∪·<>]|and|or|if|else) )")
+_BREAKS = re.compile(r" (?=[+−=≤≥≠∪·<>] |(?:and|or|if|else|mod) )|(?<=[,;]) ")
+
+
+_BINDS = {"+": 1, "−": 1, "=": 1, "≤": 2, "≥": 2, "≠": 2, "<": 2, ">": 2, "·": 3}
+"""Where a line is better not broken: before what binds closer."""
 
 
 def _text_lines(formula: Formula) -> Iterator[str]:
@@ -154,26 +158,23 @@ def _text_lines(formula: Formula) -> Iterator[str]:
 
 
 def _broken(head: str, text: str) -> Iterator[str]:
-    """A long right side goes on below its own beginning, broken before an operator."""
-    line = head
-    for place, chunk in enumerate(_BREAKS.split(text)):
-        if place and len(line) + 1 + len(chunk) > WIDTH:
-            yield line.rstrip()
-            line = " " * min(len(head), 24) + "  " + chunk
-        else:
-            line += (" " if place else "") + chunk
-    yield from (
-        textwrap.wrap(
-            line,
-            WIDTH,
-            subsequent_indent=" " * min(len(head) + 2, 26),
-            break_long_words=False,
-            break_on_hyphens=False,
-            drop_whitespace=True,
-        )
-        if len(line) > WIDTH
-        else [line]
-    )
+    """A long right side goes on below its own beginning, broken where the fewest brackets are open."""
+    line, rest = head, text
+    while len(line) + len(rest) > WIDTH:
+        room = WIDTH - len(line)
+        places = [m.start() for m in _BREAKS.finditer(rest) if 0 < m.start() <= room]
+        late = [place for place in places if place > room // 3] or places
+        if not late:
+            break
+        at = min(late, key=lambda place: (_depth(rest[:place]), _BINDS.get(rest[place + 1], 0), -place))
+        yield line + rest[:at]
+        line, rest = " " * (min(len(head), 24) + 2), rest[at + 1 :]
+    yield line + rest
+
+
+def _depth(text: str) -> int:
+    """How many brackets are open at the end of `text`. A half-open interval opens one and closes one."""
+    return sum(map(text.count, "([{⌊⌈")) - sum(map(text.count, ")]}⌋⌉"))
 
 
 # ---------------------------------------------------------------- Markdown

@@ -61,7 +61,7 @@ LSE_I = n.roman("lse", "i")
 KEYS_I, QUERIES_J = n.atom("J_i"), n.atom("I_j")
 J_IN_KEYS = n.compared(KEY, ("in", KEYS_I))
 I_IN_QUERIES = n.compared(QUERY, ("in", QUERIES_J))
-SQRT_D = Math(r"\sqrt{D}", "√D")
+SQRT_D = n.root(n.atom("D"))
 DELTA_I = n.atom(r"\Delta_i", "Δ_i")
 
 
