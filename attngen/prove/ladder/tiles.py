@@ -12,7 +12,8 @@ from attngen.plan.ranges import DataTest, TileRanges
 from attngen.plan.segments import Segment
 from attngen.plan.weights import Form
 from attngen.prove.ladder import notation as n
-from attngen.prove.ladder.formulas import SYMBOLS, Writer, stretch, tidy
+from attngen.prove.ladder.formulas import SYMBOLS, Writer
+from attngen.prove.ladder.intervals import stretch, tidy
 from attngen.prove.ladder.notation import Equation, Formula, Math, prose
 from attngen.prove.ladder.steps import KEY, MINUS_INFINITY, QUERY, S_IJ, V_J, ZERO, Line, Setting, Step, formula
 from attngen.prove.verdict import Obligation

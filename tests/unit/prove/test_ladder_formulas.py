@@ -16,7 +16,8 @@ from attngen.ir import build
 from attngen.ir.evaluate import evaluate
 from attngen.ir.nodes import Apply, Expr, Literal, Load, Op, Scalar, Symbol, Type
 from attngen.plan.segments import Segment
-from attngen.prove.ladder.formulas import Writer, definitions, stretch, tidy
+from attngen.prove.ladder.formulas import Writer, definitions
+from attngen.prove.ladder.intervals import stretch, tidy
 from attngen.prove.ladder.notation import interval, prose
 
 FLOATS = {"a": 1.75, "bee": -0.625, "c_d": 2.5}
