@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 Const: TypeAlias = bool | int | float
 Precision: TypeAlias = Literal["ieee", "tf32"]
-TARGETS = ("triton",)
+TARGETS = ("triton", "torch")
 PRECISIONS = ("ieee", "tf32")
 STAGES = ("ast", "ir", "plan", "source")
 BINARIES = ("ttir", "ttgir", "ptx", "cubin", "hsaco")
@@ -168,7 +168,7 @@ class Kernel:
 
     q (B, Hq, Sq, D), k (B, Hkv, Sk, D), v (B, Hkv, Sk, Dv), tensors of one dtype on one device; gives out
     (B, Hq, Sq, Dv), with `return_lse=True` also lse (B, Hq, Sq). Differentiable in q, k, v and every float param.
-    The generated file is loaded at the first call. On a machine without a GPU it runs in Triton's interpreter.
+    The generated file is loaded at the first call. On a machine without a GPU Triton's runs in its interpreter.
     """
 
     spec: Attention
@@ -191,7 +191,7 @@ class Kernel:
         """The generated function itself. `torch.compile(fullgraph=True)` takes a kernel once this has been read."""
         from attngen.runtime.loader import load
 
-        return getattr(load(self.source, self.name), self.name)
+        return getattr(load(self.source, self.name, self.target), self.name)
 
     def reference(
         self,

@@ -1,6 +1,6 @@
 """From a plan to source text: views, expression printers, and the one Jinja environment.
 
-`triton` lays a plan out for `templates/triton/`; `emit` chooses the target.
+`triton` lays a plan out for `templates/triton/`, `torch` for `templates/torch/`; `emit` chooses the target.
 """
 
 from __future__ import annotations
@@ -16,7 +16,11 @@ def emit(plan: KernelPlan, text: str, options: Options) -> str:
         from attngen.emit.triton import emit_triton
 
         return emit_triton(plan, text, options)
-    raise UsageError(f"no target {options.target!r}; there is triton")
+    if options.target == "torch":
+        from attngen.emit.torch import emit_torch
+
+        return emit_torch(plan, text, options)
+    raise UsageError(f"no target {options.target!r}; there are triton and torch")
 
 
 __all__ = ["Options", "emit"]

@@ -17,8 +17,11 @@ from attngen.plan.kernel import KernelPlan
 from attngen.plan.schedule import Level, level_of
 
 
-def check_lines(plan: KernelPlan, params: tuple[ParamView, ...]) -> tuple[str, ...]:
-    """The lines, in the order of the params; then their `where`s, then the `assume`s about sizes."""
+def check_lines(plan: KernelPlan, params: tuple[ParamView, ...], *, spans: bool = True) -> tuple[str, ...]:
+    """The lines, in the order of the params; then their `where`s, then the `assume`s about sizes.
+
+    `spans`: the target computes offsets in 32 bits, and tensors that span more are refused.
+    """
     attention = plan.attention
     lines: list[str] = []
     names = host_names(attention, params)
@@ -26,7 +29,7 @@ def check_lines(plan: KernelPlan, params: tuple[ParamView, ...]) -> tuple[str, .
     for view, param in zip(params, attention.params, strict=True):
         if view.rank:
             lines += _tensor(view, param, names, attention.sizes, bound)
-            lines += _span(plan, view)
+            lines += _span(plan, view) if spans else []
         else:
             lines += _scalar(view)
     for view, param in zip(params, attention.params, strict=True):

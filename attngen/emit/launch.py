@@ -80,8 +80,8 @@ def launch_view(
         typed_params="".join(f", {p.name}: {p.annotation}" for p in params),
         plain_params="".join(f", {p.name}" for p in params),
         public_arguments="".join(f", {p.keyword}" for p in params),
-        bound_lines=tuple(_bound_sizes(plan, params)),
-        size_lines=("B, Hq, Sq, _ = q.shape", "Hkv, Sk = k.shape[1:3]", *_bound_sizes(plan, params)),
+        bound_lines=tuple(bound_sizes(plan, params)),
+        size_lines=("B, Hq, Sq, _ = q.shape", "Hkv, Sk = k.shape[1:3]", *bound_sizes(plan, params)),
         kernel_values=values,
         n_plain=len(values),
         output_types=", ".join(["Tensor"] * len(names)),
@@ -139,10 +139,10 @@ def launch_view(
         ),
         saved_tensors="".join(f"{p.name}, " for p in params if p.by_pointer),
         values=tuple(p.name for p in params if not p.by_pointer),
-        returned_gradients="".join(f", {by_name.get(p.name, _zeros(p, i))}" for i, p in enumerate(params)),
+        returned_gradients="".join(f", {by_name.get(p.name, zeros(p, i))}" for i, p in enumerate(params)),
         check_lines=checks,
-        convert_lines=_conversions(params),
-        param_docs=tuple(_doc(plan, p) for p in params),
+        convert_lines=conversions(params),
+        param_docs=tuple(param_doc(plan, p) for p in params),
         learned=" or ".join(f"{g.param}.requires_grad" for g in gradients),
         signs_scale=plan.facts.scale_positive,
         needs_math=any("math." in line for line in checks),
@@ -150,14 +150,14 @@ def launch_view(
     )
 
 
-def _zeros(p: ParamView, position: int) -> str:
+def zeros(p: ParamView, position: int) -> str:
     """The gradient of a param on which the result does not depend smoothly."""
     if p.type != "float":
         return "None"
     return f"torch.zeros_like({p.name}) if ctx.needs_input_grad[{3 + position}] else None"
 
 
-def _bound_sizes(plan: KernelPlan, params: tuple[ParamView, ...]) -> list[str]:
+def bound_sizes(plan: KernelPlan, params: tuple[ParamView, ...]) -> list[str]:
     """Lines that read the sizes that params bind."""
     lines: list[str] = []
     for size in plan.attention.sizes:
@@ -171,7 +171,7 @@ def _bound_sizes(plan: KernelPlan, params: tuple[ParamView, ...]) -> list[str]:
     return lines
 
 
-def _conversions(params: tuple[ParamView, ...]) -> tuple[str, ...]:
+def conversions(params: tuple[ParamView, ...]) -> tuple[str, ...]:
     lines: list[str] = []
     for p in params:
         if p.rank == 0 and p.type == "float":
@@ -184,7 +184,7 @@ def _conversions(params: tuple[ParamView, ...]) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _doc(plan: KernelPlan, p: ParamView) -> str:
+def param_doc(plan: KernelPlan, p: ParamView) -> str:
     param = plan.attention.param(p.keyword)
     shape = f" ({', '.join(map(printing.expression, param.shape))})" if param.shape else ""
     kind = (

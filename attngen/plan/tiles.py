@@ -105,6 +105,9 @@ _BEST: Mapping[str, Mapping[tuple[int, int], tuple[Tile, ...]]] = {
     "sm_80": _SM_80, "sm_86": _SM_80, "sm_90": _SM_90, "sm_100": _SM_100, "gfx942": _GFX942, "cpu": _CPU,
 }  # fmt: skip
 
+PORTABLE = (256, 256)
+"""Queries and keys of a tile of the portable targets, for all heads at a time."""
+
 REGISTERS = {(128, 64, 128, 4, 1): 168, (128, 64, 64, 4, 1): 128}
 """Registers of a thread by (head block, forward tile) where tiles come by the copy engine: three or four programs share
 a multiprocessor and hide each other's waits, which is faster than stages. With more registers, one less would fit."""

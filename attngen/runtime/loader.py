@@ -1,4 +1,4 @@
-"""Imports generated source, on a GPU as it is, elsewhere under Triton's interpreter.
+"""Imports generated source; Triton's on a GPU as it is, elsewhere under Triton's interpreter.
 
 Takes the source and the attention's name, gives the module. The source is stored first, so that tracebacks, Triton's
 own source inspection and its binary cache see a file that stays where it is.
@@ -58,11 +58,12 @@ def _interpret_language() -> None:
                     setattr(module, key, interpreter.InterpretedFunction(function.fn))
 
 
-def load(source: str, name: str) -> ModuleType:
+def load(source: str, name: str, target: str = "triton") -> ModuleType:
     """The module of a generated source. The same source gives the same module."""
     key = cache.digest(source)
     if key not in _LOADED:
-        prepare_interpreter()
+        if target == "triton":
+            prepare_interpreter()
         _LOADED[key] = execute(source, name)
     return _LOADED[key]
 

@@ -50,9 +50,11 @@ class Run:
     device: str
     large: bool = False
     with_lse: bool = True
+    target: str = "triton"
 
     def __str__(self) -> str:
-        return f"{self.variant.name}-{self.case.name}-{str(self.dtype).removeprefix('torch.')}-{self.device}"
+        dtype = str(self.dtype).removeprefix("torch.")
+        return f"{self.variant.name}-{self.case.name}-{dtype}-{self.device}-{self.target}"
 
 
 def matrix() -> list[object]:
@@ -78,14 +80,21 @@ def matrix() -> list[object]:
                 slow = [] if (i + j) % len(LARGE) == 0 and n != 1 else [pytest.mark.slow]
                 run = Run(variant, case, dtype, "cuda", large=True, with_lse=(i + j) % 2 == 0)
                 runs.append(pytest.param(run, id=str(run), marks=[pytest.mark.gpu, *slow]))
-    return runs
+    return runs + [on_target(run, "torch") for run in runs]
+
+
+def on_target(run: object, target: str) -> object:
+    """The same run for another target."""
+    (given,) = run.values  # type: ignore[attr-defined]
+    moved = replace(given, target=target)
+    return pytest.param(moved, id=str(moved), marks=run.marks)  # type: ignore[attr-defined]
 
 
 @cache
-def kernel(name: str, large: bool) -> Kernel:
+def kernel(name: str, large: bool, target: str = "triton") -> Kernel:
     """The spec's kernel, compiled once a process; large shapes have the tiles that the planner chooses."""
     variant = next(v for v in EVERY if v.name == name)
-    return attngen.compile(variant.text, tile=None if large else TILE, consts=variant.settings(large))
+    return attngen.compile(variant.text, target, tile=None if large else TILE, consts=variant.settings(large))
 
 
 def by_kernel(run_kernel: Kernel, given: Inputs, with_lse: bool) -> Numbers:
@@ -135,7 +144,7 @@ def _array(value: variants.Value) -> object:
 def test_kernel_is_the_formula_and_the_reference(run: Run) -> None:
     case = run.variant.suited(run.case, run.large)
     given = variants.inputs(run.variant, case, run.dtype, run.device)
-    compiled = kernel(run.variant.name, run.large)
+    compiled = kernel(run.variant.name, run.large, run.target)
     got = by_kernel(compiled, given, run.with_lse)
     tolerance, floor = TOLERANCE[run.dtype], FLOOR[run.dtype]
     halves = frozenset(f"d_{n}" for n in given.floats() if given.params[n].dtype != torch.float32)  # type: ignore[union-attr]

@@ -1,0 +1,260 @@
+"""chunked: tiled attention in plain PyTorch, forward and backward.
+
+Made by attngen from the specification below: change that and compile again, or own this file as it stands.
+It needs torch alone, and runs on any device that torch has. `chunked` is differentiable.
+"""
+
+# The specification:
+#
+#     # Chunked attention, as the local layers of Llama 4 have it: causal, and never across a chunk's border.
+#     #
+#     #   s_ij = q_i . k_j / sqrt(D),   j <= i  and  floor(i / chunk) = floor(j / chunk)
+#     #
+#     # Meta, "The Llama 4 herd", 2025 (https://ai.meta.com/blog/llama-4-multimodal-intelligence/), `attention_chunk_size`.
+#     attention chunked
+#
+#     const chunk = 8192
+#
+#     mask = chunked(chunk)
+#
+# sha256 of its text: a2b7a7ff4eb967d45f0e70688e1c1933fafbfcd107b25c6a642b391a7177dd49
+# options: target=torch chunk=8192 tile=256x256
+
+from __future__ import annotations
+
+import math
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+# How many queries and how many keys are worked on at a time. Scores are never held for more than one such tile.
+TILE_Q, TILE_K = 256, 256
+LOG2E = 1.4426950408889634
+LN2 = 0.6931471805599453
+
+
+# ---------------------------------------------------------------- helpers
+
+
+def _tile(x: Tensor, first: int, last: int, Hkv: int) -> Tensor:
+    """Rows first … last in float32, the heads that share keys put below each other: (B, Hkv, heads * rows, columns)."""
+    return x[:, :, first : last + 1].float().reshape(x.shape[0], Hkv, -1, x.shape[3])
+
+
+def _per_head(x: Tensor, Hq: int) -> Tensor:
+    """(B, Hkv, heads * rows, columns) as (B, Hq, rows, columns)."""
+    return x.view(x.shape[0], Hq, -1, x.shape[3])
+
+
+def _per_kv_head(x: Tensor, Hkv: int) -> Tensor:
+    """The inverse of `_per_head`."""
+    return x.reshape(x.shape[0], Hkv, -1, x.shape[3])
+
+
+def _where(condition, a, b):
+    """a where the condition holds, else b; each a tensor or a number."""
+    if isinstance(condition, Tensor):
+        return torch.where(condition, a, b)
+    return a if condition else b
+
+
+# ---------------------------------------------------------------- which tiles meet
+
+
+def _key_tiles(q0, q1, Sq, Sk):
+    """The tiles of keys that the queries q0 … q1 meet, each with whether it needs the mask.
+
+    `any` is where some pair is allowed, `full` where every pair is.
+    """
+    any_lo = max(max(0, (q0 + Sk - Sq) // 8192 * 8192), 0) // TILE_K
+    any_hi = (min(min(Sk, q1 + Sk - Sq + 1), (q1 + Sk - Sq) // 8192 * 8192 + 8191 + 1) + TILE_K - 1) // TILE_K
+    any_hi = max(any_hi, any_lo)
+    full_lo = (max(0, (q1 + Sk - Sq) // 8192 * 8192) + TILE_K - 1) // TILE_K
+    full_hi = max(min(min(Sk, q0 + Sk - Sq + 1), (q0 + Sk - Sq) // 8192 * 8192 + 8191 + 1), 0) // TILE_K
+    full_hi = max(full_hi, full_lo)
+    full_lo = min(max(full_lo, any_lo), any_hi)
+    full_hi = min(max(full_hi, full_lo), any_hi)
+    full = [*range(full_lo, full_hi)]
+    partial = [*range(any_lo, full_lo), *range(full_hi, any_hi)]
+    return [(tile, False) for tile in full] + [(tile, True) for tile in partial]
+
+
+# ---------------------------------------------------------------- forward
+
+
+def _forward(q, k, v, scale):
+    """out (B, Hq, Sq, Dv) and lse (B, Hq, Sq) in float32."""
+    B, Hq, Sq, D = q.shape
+    Hkv, Sk, Dv = v.shape[1:]
+    out = torch.zeros((B, Hq, Sq, Dv), dtype=torch.float32, device=q.device)
+    lse = torch.full((B, Hq, Sq), -math.inf, dtype=torch.float32, device=q.device)
+    if q.numel() == 0 or k.numel() == 0:
+        return out, lse
+    logit_scale = scale * 1.4426950408889634
+    for q0 in range(0, Sq, TILE_Q):
+        q1 = min(q0 + TILE_Q, Sq) - 1
+        q_idx = torch.arange(q0, q1 + 1, device=q.device)[:, None]
+        q_tile = _tile(q, q0, q1, Hkv)
+        row_term = q_idx + Sk - Sq
+        row_term_2 = row_term // 8192
+        acc = torch.zeros((B, Hq, q1 - q0 + 1, Dv), dtype=torch.float32, device=q.device)
+        row_max = torch.full((B, Hq, q1 - q0 + 1, 1), -math.inf, dtype=torch.float32, device=q.device)
+        row_sum = torch.zeros((B, Hq, q1 - q0 + 1, 1), dtype=torch.float32, device=q.device)
+        for tile, masked in _key_tiles(q0, q1, Sq, Sk):
+            k0 = tile * TILE_K
+            k1 = min(k0 + TILE_K, Sk) - 1
+            k_idx = torch.arange(k0, k1 + 1, device=q.device)
+            qk = _per_head(q_tile @ _tile(k, k0, k1, Hkv).mT, Hq)
+            x = qk
+            if masked:
+                col_term = k_idx // 8192
+                x = _where((k_idx <= row_term) & (row_term_2 == col_term), x, -math.inf)
+            new_max = torch.maximum(row_max, x.amax(-1, keepdim=True))
+            shift = torch.where(new_max == -math.inf, 0.0, new_max)  # rows that have met no key yet
+            rescale = torch.exp2((row_max - shift) * logit_scale)
+            weight = torch.exp2((x - shift) * logit_scale)
+            row_sum = row_sum * rescale + weight.sum(-1, keepdim=True)
+            acc = acc * rescale
+            row_max = new_max
+            acc = acc + _per_head(_per_kv_head(weight, Hkv) @ _tile(v, k0, k1, Hkv), Hq)
+
+        total = row_max * logit_scale
+        empty = row_max == -math.inf
+        row_sum = torch.where(empty, 1.0, row_sum)
+        out[:, :, q0 : q1 + 1] = acc / row_sum
+        lse[:, :, q0 : q1 + 1] = torch.where(empty, -math.inf, (total + torch.log2(row_sum)) * LN2)[..., 0]
+    return out, lse
+
+
+# ---------------------------------------------------------------- backward
+
+
+def _backward(d_out, d_lse, q, k, v, out, lse, scale):
+    """The gradients of q, k, v. Weights are computed again, tile by tile."""
+    B, Hq, Sq, D = q.shape
+    Hkv, Sk, Dv = v.shape[1:]
+    dq, dk, dv = (torch.zeros(x.shape, dtype=torch.float32, device=q.device) for x in (q, k, v))
+    if q.numel() == 0 or k.numel() == 0:
+        return dq, dk, dv
+    d_out = d_out.float()
+    row_lses = torch.where(lse == -math.inf, math.inf, lse * LOG2E)[..., None]
+    deltas = (d_out * out).sum(-1, keepdim=True) - d_lse[..., None]
+    logit_scale = scale * 1.4426950408889634
+    for q0 in range(0, Sq, TILE_Q):
+        q1 = min(q0 + TILE_Q, Sq) - 1
+        q_idx = torch.arange(q0, q1 + 1, device=q.device)[:, None]
+        q_tile, d_out_tile = _tile(q, q0, q1, Hkv), _tile(d_out, q0, q1, Hkv)
+        row_lse = row_lses[:, :, q0 : q1 + 1]
+        delta = deltas[:, :, q0 : q1 + 1]
+        row_term = q_idx + Sk - Sq
+        row_term_2 = row_term // 8192
+        dq_tile = torch.zeros_like(q_tile)
+        q_scaled = _per_kv_head(_per_head(q_tile, Hq) * scale, Hkv)
+        for tile, masked in _key_tiles(q0, q1, Sq, Sk):
+            k0 = tile * TILE_K
+            k1 = min(k0 + TILE_K, Sk) - 1
+            k_idx = torch.arange(k0, k1 + 1, device=q.device)
+            k_tile = _tile(k, k0, k1, Hkv)
+            qk = _per_head(q_tile @ k_tile.mT, Hq)
+            dp = _per_head(d_out_tile @ _tile(v, k0, k1, Hkv).mT, Hq)
+            p = torch.exp2(qk * logit_scale - row_lse)
+            if masked:
+                col_term = k_idx // 8192
+                allowed = (k_idx <= row_term) & (row_term_2 == col_term)
+                p = _where(allowed, p, 0.0)
+            dv[:, :, k0 : k1 + 1] += _per_kv_head(p, Hkv).mT @ d_out_tile
+            dp = dp - delta
+            g = p * dp
+            ds = g
+            ds = _per_kv_head(ds, Hkv)
+            dq_tile += ds @ k_tile
+            dk[:, :, k0 : k1 + 1] += ds.mT @ q_scaled
+        dq[:, :, q0 : q1 + 1] = _per_head(dq_tile, Hq) * scale
+    return dq, dk, dv
+
+
+# ---------------------------------------------------------------- the function
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, scale):
+        out, lse = _forward(q, k, v, scale)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.scale = scale
+        return out.to(q.dtype), lse
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, d_out, d_lse):
+        q, k, v, out, lse = ctx.saved_tensors
+        dq, dk, dv = _backward(
+            d_out, d_lse, q, k, v, out, lse, ctx.scale,
+        )
+        dq, dk, dv = dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
+        return dq, dk, dv, None
+
+
+def _refuse(message: str) -> NoReturn:
+    raise ValueError(f"chunked: {message}")
+
+
+def _check(q, k, v, scale):
+    """One clear message for what does not fit, before anything is computed."""
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(x, Tensor):
+            _refuse(f"{name} must be a torch.Tensor, not {type(x).__name__}")
+        if x.dim() != 4:
+            _refuse(f"{name} must have 4 dimensions (batch, heads, length, head dim), not shape {tuple(x.shape)}")
+        if x.dtype not in (torch.float16, torch.bfloat16, torch.float32):
+            _refuse(f"{name} must be float16, bfloat16 or float32, not {x.dtype}")
+        if x.dtype != q.dtype:
+            _refuse(f"{name} must have q's dtype {q.dtype}, not {x.dtype}")
+        if x.device != q.device:
+            _refuse(f"{name} must be on q's device {q.device}, not {x.device}")
+    B, Hq, Sq, D = q.shape
+    Hkv, Sk, Dv = v.shape[1:]
+    if k.shape != (B, Hkv, Sk, D):
+        _refuse(f"k must have q's batch and head dim, and v's heads and length, {(B, Hkv, Sk, D)}, not {tuple(k.shape)}")
+    if v.shape[0] != B:
+        _refuse(f"v must have q's batch {B}, not {v.shape[0]}")
+    if Hkv == 0 or Hq % Hkv:
+        _refuse(f"q's {Hq} heads must be a multiple of the {Hkv} heads of k and v")
+    if D == 0 or Dv == 0:
+        _refuse(f"head dims must be 1 at the least, not {D} and {Dv}")
+
+
+def chunked(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    scale: float | None = None,
+    return_lse: bool = False,
+    dropout_seed: int | Tensor | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Attention `chunked`, tile by tile, differentiable in every float argument.
+
+    q (B, Hq, Sq, D), k (B, Hkv, Sk, D), v (B, Hkv, Sk, Dv), with any strides, all float16, bfloat16 or float32.
+    scale multiplies q . k where the score says so; 1 / sqrt(D) when not given.
+    dropout_seed is accepted for the sake of a common signature, and has no effect.
+
+    Gives out (B, Hq, Sq, Dv) in q's dtype, and with return_lse also the log-sum-exp (B, Hq, Sq), natural, float32.
+    A query that may attend to no key gives a zero row, -inf, and zero gradients. Raises ValueError on what does not fit.
+    """
+    return _call(q, k, v, scale, return_lse, dropout_seed)
+
+
+def _call(q, k, v, scale, return_lse, dropout_seed):
+    if scale is None:
+        scale = q.shape[-1] ** -0.5
+    _check(q, k, v, scale)
+    if scale <= 0.0:
+        # A positive scale is folded into the exponent; its sign, or its being zero, goes into q.
+        q, scale = (-q, -scale) if scale < 0.0 else (q * 0.0, 1.0)
+    out, lse = _Attention.apply(q, k, v, float(scale))
+    return (out, lse) if return_lse else out
+
+
+__all__ = ["chunked"]

@@ -1,0 +1,347 @@
+"""natten_2d: tiled attention in plain PyTorch, forward and backward.
+
+Made by attngen from the specification below: change that and compile again, or own this file as it stands.
+It needs torch alone, and runs on any device that torch has. `natten_2d` is differentiable.
+"""
+
+# The specification:
+#
+#     # Neighbourhood attention on an image, with a relative position bias: each pixel sees the (2 radius + 1)^2 pixels
+#     # around it; at the image's border the neighbourhood is moved inwards, not cut off.
+#     #
+#     #   s_ij = q_i . k_j / sqrt(D) + bias[h, y_j - y_i, x_j - x_i],
+#     #          |y_j - c(y_i)| <= radius  and  |x_j - c(x_i)| <= radius
+#     #   c(y) = clip(y, radius, height - 1 - radius),   and alike for x
+#     #
+#     # Hassani et al., "Neighborhood Attention Transformer", CVPR 2023 (https://arxiv.org/abs/2204.07143).
+#     attention natten_2d
+#
+#     const width = 32  # pixels of an image's row; position p is pixel (p // width, p % width)
+#     const radius = 3
+#     const reach = 4 * radius + 1  # offsets run from -2 radius to 2 radius
+#
+#     param bias: f32[Hq, reach, reach]
+#
+#     let height = Sk // width
+#     let y_q = q // width
+#     let x_q = q % width
+#     let y_k = k // width
+#     let x_k = k % width
+#     let centre(p, extent) = clamp(p, radius, extent - 1 - radius)
+#
+#     score = qk * scale + bias[h, y_k - y_q + 2 * radius, x_k - x_q + 2 * radius]
+#     mask = abs(y_k - centre(y_q, height)) <= radius and abs(x_k - centre(x_q, width)) <= radius
+#
+#     assume Sq == Sk
+#     assume Sk % width == 0
+#     assume Sk >= (2 * radius + 1) * width
+#
+# sha256 of its text: 98c803b1cfe06078f8abea09888157442e3937fb72916c6f71ccc5cbee96f8be
+# options: target=torch width=32 radius=3 reach=13 tile=256x256
+
+from __future__ import annotations
+
+import math
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+# How many queries and how many keys are worked on at a time. Scores are never held for more than one such tile.
+TILE_Q, TILE_K = 256, 256
+LOG2E = 1.4426950408889634
+LN2 = 0.6931471805599453
+
+
+# ---------------------------------------------------------------- helpers
+
+
+def _tile(x: Tensor, first: int, last: int, Hkv: int) -> Tensor:
+    """Rows first … last in float32, the heads that share keys put below each other: (B, Hkv, heads * rows, columns)."""
+    return x[:, :, first : last + 1].float().reshape(x.shape[0], Hkv, -1, x.shape[3])
+
+
+def _per_head(x: Tensor, Hq: int) -> Tensor:
+    """(B, Hkv, heads * rows, columns) as (B, Hq, rows, columns)."""
+    return x.view(x.shape[0], Hq, -1, x.shape[3])
+
+
+def _per_kv_head(x: Tensor, Hkv: int) -> Tensor:
+    """The inverse of `_per_head`."""
+    return x.reshape(x.shape[0], Hkv, -1, x.shape[3])
+
+
+def _where(condition, a, b):
+    """a where the condition holds, else b; each a tensor or a number."""
+    if isinstance(condition, Tensor):
+        return torch.where(condition, a, b)
+    return a if condition else b
+
+
+def _tensors(*values) -> list[Tensor]:
+    """Numbers among tensors as tensors of their dtype."""
+    like = next(x for x in values if isinstance(x, Tensor))
+    return [x if isinstance(x, Tensor) else torch.tensor(x, dtype=like.dtype, device=like.device) for x in values]
+
+
+def _min(a, b):
+    return torch.minimum(*_tensors(a, b)) if isinstance(a, Tensor) or isinstance(b, Tensor) else min(a, b)
+
+
+def _max(a, b):
+    return torch.maximum(*_tensors(a, b)) if isinstance(a, Tensor) or isinstance(b, Tensor) else max(a, b)
+
+
+def _element(x: Tensor, *index: Tensor | int) -> Tensor:
+    """x[index], which is 0 outside the tensor."""
+    at = torch.broadcast_tensors(*(torch.as_tensor(i, device=x.device) for i in index))
+    inside = torch.ones_like(at[0], dtype=torch.bool)
+    for i, size in zip(at, x.shape):
+        inside = inside & (i >= 0) & (i < size)
+    if 0 in x.shape:
+        return torch.zeros_like(at[0], dtype=x.dtype)
+    return torch.where(inside, x[tuple(i.clamp(0, size - 1) for i, size in zip(at, x.shape))], 0)
+
+
+def _gathered(values: Tensor, inside: Tensor, flat: Tensor, size: int) -> Tensor:
+    """The sum of the values that share a cell of `flat`. Summed as integers, so the order cannot change the bits."""
+    inside, flat = inside.expand(values.shape), flat.expand(values.shape)
+    values = torch.where(inside, values, 0.0).double()
+    _, exponent = torch.frexp(values.abs().amax().clamp(min=1e-300))
+    unit = torch.ldexp(torch.ones((), dtype=torch.float64, device=values.device), exponent - (62 - values.numel().bit_length()))
+    cells = torch.zeros(size, dtype=torch.int64, device=values.device)
+    cells.index_add_(0, torch.where(inside, flat, 0).flatten(), torch.round(values / unit).long().flatten())
+    return (cells.double() * unit).float()
+
+
+# ---------------------------------------------------------------- which tiles meet
+
+
+def _key_tiles(q0, q1, Sk):
+    """The tiles of keys that the queries q0 … q1 meet, each with whether it needs the mask.
+
+    `any` is where some pair is allowed, `full` where every pair is.
+    """
+    any_lo = max(max(0, min(max(q0 // 32, 3), Sk // 32 - 1 - 3) * 32 - 96), 0) // TILE_K
+    any_hi = (min(Sk, min(max(q1 // 32, 3), Sk // 32 - 1 - 3) * 32 + 127 + 1) + TILE_K - 1) // TILE_K
+    any_hi = max(any_hi, any_lo)
+    partial = [*range(any_lo, any_hi)]
+    return [(tile, True) for tile in partial]
+
+
+# ---------------------------------------------------------------- forward
+
+
+def _forward(q, k, v, bias, scale):
+    """out (B, Hq, Sq, Dv) and lse (B, Hq, Sq) in float32."""
+    B, Hq, Sq, D = q.shape
+    Hkv, Sk, Dv = v.shape[1:]
+    head = torch.arange(Hq, device=q.device)[:, None, None]
+    out = torch.zeros((B, Hq, Sq, Dv), dtype=torch.float32, device=q.device)
+    lse = torch.full((B, Hq, Sq), -math.inf, dtype=torch.float32, device=q.device)
+    if q.numel() == 0 or k.numel() == 0:
+        return out, lse
+    head_term = scale * 1.4426950408889634
+    head_term_2 = Sk // 32 - 1 - 3
+    for q0 in range(0, Sq, TILE_Q):
+        q1 = min(q0 + TILE_Q, Sq) - 1
+        q_idx = torch.arange(q0, q1 + 1, device=q.device)[:, None]
+        q_tile = _tile(q, q0, q1, Hkv)
+        y_q = q_idx // 32
+        x_q = q_idx % 32
+        centre = _min(_max(y_q, 3), head_term_2)
+        centre_2 = _min(_max(x_q, 3), 28)
+        acc = torch.zeros((B, Hq, q1 - q0 + 1, Dv), dtype=torch.float32, device=q.device)
+        row_max = torch.full((B, Hq, q1 - q0 + 1, 1), -math.inf, dtype=torch.float32, device=q.device)
+        row_sum = torch.zeros((B, Hq, q1 - q0 + 1, 1), dtype=torch.float32, device=q.device)
+        for tile, masked in _key_tiles(q0, q1, Sk):
+            k0 = tile * TILE_K
+            k1 = min(k0 + TILE_K, Sk) - 1
+            k_idx = torch.arange(k0, k1 + 1, device=q.device)
+            qk = _per_head(q_tile @ _tile(k, k0, k1, Hkv).mT, Hq)
+            y_k = k_idx // 32
+            x_k = k_idx % 32
+            x = qk * head_term + _element(bias, head, k_idx // 32 - q_idx // 32 + 6, k_idx % 32 - q_idx % 32 + 6) * 1.4426950408889634
+            if masked:
+                x = _where((abs(y_k - centre) <= 3) & (abs(x_k - centre_2) <= 3), x, -math.inf)
+            new_max = torch.maximum(row_max, x.amax(-1, keepdim=True))
+            shift = torch.where(new_max == -math.inf, 0.0, new_max)  # rows that have met no key yet
+            rescale = torch.exp2(row_max - shift)
+            weight = torch.exp2(x - shift)
+            row_sum = row_sum * rescale + weight.sum(-1, keepdim=True)
+            acc = acc * rescale
+            row_max = new_max
+            acc = acc + _per_head(_per_kv_head(weight, Hkv) @ _tile(v, k0, k1, Hkv), Hq)
+
+        total = row_max
+        empty = row_max == -math.inf
+        row_sum = torch.where(empty, 1.0, row_sum)
+        out[:, :, q0 : q1 + 1] = acc / row_sum
+        lse[:, :, q0 : q1 + 1] = torch.where(empty, -math.inf, (total + torch.log2(row_sum)) * LN2)[..., 0]
+    return out, lse
+
+
+# ---------------------------------------------------------------- backward
+
+
+def _backward(d_out, d_lse, q, k, v, bias, out, lse, scale, needed):
+    """The gradients of q, k, v and of the float params, None where not needed. Weights are computed again, tile by tile."""
+    B, Hq, Sq, D = q.shape
+    Hkv, Sk, Dv = v.shape[1:]
+    head = torch.arange(Hq, device=q.device)[:, None, None]
+    dq, dk, dv = (torch.zeros(x.shape, dtype=torch.float32, device=q.device) for x in (q, k, v))
+    total_bias = torch.zeros_like(bias, dtype=torch.float32)
+    if q.numel() == 0 or k.numel() == 0:
+        return dq, dk, dv, total_bias
+    d_out = d_out.float()
+    row_lses = torch.where(lse == -math.inf, math.inf, lse * LOG2E)[..., None]
+    deltas = (d_out * out).sum(-1, keepdim=True) - d_lse[..., None]
+    head_term = scale * 1.4426950408889634
+    head_term_2 = Sk // 32 - 1 - 3
+    for q0 in range(0, Sq, TILE_Q):
+        q1 = min(q0 + TILE_Q, Sq) - 1
+        q_idx = torch.arange(q0, q1 + 1, device=q.device)[:, None]
+        q_tile, d_out_tile = _tile(q, q0, q1, Hkv), _tile(d_out, q0, q1, Hkv)
+        row_lse = row_lses[:, :, q0 : q1 + 1]
+        delta = deltas[:, :, q0 : q1 + 1]
+        y_q = q_idx // 32
+        x_q = q_idx % 32
+        centre = _min(_max(y_q, 3), head_term_2)
+        centre_2 = _min(_max(x_q, 3), 28)
+        dq_tile = torch.zeros_like(q_tile)
+        q_scaled = _per_kv_head(_per_head(q_tile, Hq) * scale, Hkv)
+        for tile, masked in _key_tiles(q0, q1, Sk):
+            k0 = tile * TILE_K
+            k1 = min(k0 + TILE_K, Sk) - 1
+            k_idx = torch.arange(k0, k1 + 1, device=q.device)
+            k_tile = _tile(k, k0, k1, Hkv)
+            qk = _per_head(q_tile @ k_tile.mT, Hq)
+            dp = _per_head(d_out_tile @ _tile(v, k0, k1, Hkv).mT, Hq)
+            y_k = k_idx // 32
+            x_k = k_idx % 32
+            p = torch.exp2(qk * head_term + _element(bias, head, k_idx // 32 - q_idx // 32 + 6, k_idx % 32 - q_idx % 32 + 6) * 1.4426950408889634 - row_lse)
+            if masked:
+                allowed = (abs(y_k - centre) <= 3) & (abs(x_k - centre_2) <= 3)
+                p = _where(allowed, p, 0.0)
+            dv[:, :, k0 : k1 + 1] += _per_kv_head(p, Hkv).mT @ d_out_tile
+            dp = dp - delta
+            g = p * dp
+            if needed[0]:
+                contribution = g
+                if masked:
+                    contribution = _where(allowed, contribution, 0.0)
+                inside = (head >= 0) & (head < Hq) & (k_idx // 32 - q_idx // 32 + 6 >= 0) & (k_idx // 32 - q_idx // 32 + 6 < 13) & (k_idx % 32 - q_idx % 32 + 6 >= 0) & (k_idx % 32 - q_idx % 32 + 6 < 13)
+                cell = ((head) * (13) + k_idx // 32 - q_idx // 32 + 6) * (13) + k_idx % 32 - q_idx % 32 + 6
+                total_bias += _gathered(contribution, inside, cell, total_bias.numel()).view(total_bias.shape)
+            ds = g
+            ds = _per_kv_head(ds, Hkv)
+            dq_tile += ds @ k_tile
+            dk[:, :, k0 : k1 + 1] += ds.mT @ q_scaled
+        dq[:, :, q0 : q1 + 1] = _per_head(dq_tile, Hq) * scale
+    return dq, dk, dv, total_bias
+
+
+# ---------------------------------------------------------------- the function
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, bias, scale):
+        out, lse = _forward(q, k, v, bias, scale)
+        ctx.save_for_backward(q, k, v, bias, out, lse)
+        ctx.scale = scale
+        return out.to(q.dtype), lse
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, d_out, d_lse):
+        q, k, v, bias, out, lse = ctx.saved_tensors
+        needed = [ctx.needs_input_grad[3]]
+        dq, dk, dv, total_bias = _backward(
+            d_out, d_lse, q, k, v, bias, out, lse, ctx.scale, needed,
+        )
+        dq, dk, dv = dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
+        total_bias = total_bias.to(bias.dtype) if needed[0] else None
+        return dq, dk, dv, total_bias, None
+
+
+def _refuse(message: str) -> NoReturn:
+    raise ValueError(f"natten_2d: {message}")
+
+
+def _check(q, k, v, bias, scale):
+    """One clear message for what does not fit, before anything is computed."""
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(x, Tensor):
+            _refuse(f"{name} must be a torch.Tensor, not {type(x).__name__}")
+        if x.dim() != 4:
+            _refuse(f"{name} must have 4 dimensions (batch, heads, length, head dim), not shape {tuple(x.shape)}")
+        if x.dtype not in (torch.float16, torch.bfloat16, torch.float32):
+            _refuse(f"{name} must be float16, bfloat16 or float32, not {x.dtype}")
+        if x.dtype != q.dtype:
+            _refuse(f"{name} must have q's dtype {q.dtype}, not {x.dtype}")
+        if x.device != q.device:
+            _refuse(f"{name} must be on q's device {q.device}, not {x.device}")
+    B, Hq, Sq, D = q.shape
+    Hkv, Sk, Dv = v.shape[1:]
+    if k.shape != (B, Hkv, Sk, D):
+        _refuse(f"k must have q's batch and head dim, and v's heads and length, {(B, Hkv, Sk, D)}, not {tuple(k.shape)}")
+    if v.shape[0] != B:
+        _refuse(f"v must have q's batch {B}, not {v.shape[0]}")
+    if Hkv == 0 or Hq % Hkv:
+        _refuse(f"q's {Hq} heads must be a multiple of the {Hkv} heads of k and v")
+    if D == 0 or Dv == 0:
+        _refuse(f"head dims must be 1 at the least, not {D} and {Dv}")
+    if not isinstance(bias, Tensor):
+        _refuse(f"bias must be a torch.Tensor, not {type(bias).__name__}")
+    if bias.dtype not in (torch.float32,):
+        _refuse(f"bias must be float32, not {bias.dtype}")
+    if bias.device != q.device:
+        _refuse(f"bias must be on q's device {q.device}, not {bias.device}")
+    if bias.dim() != 3:
+        _refuse(f"bias must have 3 dimensions (Hq, 13, 13), not shape {tuple(bias.shape)}")
+    if tuple(bias.shape) != (Hq, 13, 13,):
+        _refuse(f"bias must have shape (Hq, 13, 13) = {(Hq, 13, 13,)}, not {tuple(bias.shape)}")
+    if not (Sq == Sk):
+        _refuse(f"the specification assumes Sq == Sk; here Sk = {Sk}, Sq = {Sq}")
+    if not (Sk % 32 == 0):
+        _refuse(f"the specification assumes Sk % 32 == 0; here Sk = {Sk}")
+    if not (224 <= Sk):
+        _refuse(f"the specification assumes 224 <= Sk; here Sk = {Sk}")
+
+
+def natten_2d(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    bias: Tensor,
+    scale: float | None = None,
+    return_lse: bool = False,
+    dropout_seed: int | Tensor | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Attention `natten_2d`, tile by tile, differentiable in every float argument.
+
+    q (B, Hq, Sq, D), k (B, Hkv, Sk, D), v (B, Hkv, Sk, Dv), with any strides, all float16, bfloat16 or float32.
+    bias (Hq, 13, 13): float32.
+    scale multiplies q . k where the score says so; 1 / sqrt(D) when not given.
+    dropout_seed is accepted for the sake of a common signature, and has no effect.
+
+    Gives out (B, Hq, Sq, Dv) in q's dtype, and with return_lse also the log-sum-exp (B, Hq, Sq), natural, float32.
+    A query that may attend to no key gives a zero row, -inf, and zero gradients. Raises ValueError on what does not fit.
+    """
+    return _call(q, k, v, bias, scale, return_lse, dropout_seed)
+
+
+def _call(q, k, v, bias, scale, return_lse, dropout_seed):
+    if scale is None:
+        scale = q.shape[-1] ** -0.5
+    _check(q, k, v, bias, scale)
+    if scale <= 0.0:
+        # A positive scale is folded into the exponent; its sign, or its being zero, goes into q.
+        q, scale = (-q, -scale) if scale < 0.0 else (q * 0.0, 1.0)
+    out, lse = _Attention.apply(q, k, v, bias, float(scale))
+    return (out, lse) if return_lse else out
+
+
+__all__ = ["natten_2d"]

@@ -1,0 +1,230 @@
+"""sigmoid: tiled attention in plain PyTorch, forward and backward.
+
+Made by attngen from the specification below: change that and compile again, or own this file as it stands.
+It needs torch alone, and runs on any device that torch has. `sigmoid` is differentiable.
+"""
+
+# The specification:
+#
+#     # Sigmoid attention: every pair is weighed for itself, and rows need no sum.
+#     #
+#     #   out_i = sum_j sigmoid(q_i . k_j / sqrt(D) - log(Sk)) v_j
+#     #
+#     # Ramapuram et al., "Theory, Analysis, and Best Practices for Sigmoid Self-Attention", ICLR 2025
+#     # (https://arxiv.org/abs/2409.04431): the bias -log(n) keeps a row's weight near one at the start of training.
+#     attention sigmoid
+#
+#     score = qk * scale - log(Sk)
+#
+#     normalizer = sigmoid
+#
+# sha256 of its text: 9c4e6b348b353f604eb673d7e0624388587de44183b215c0e0ffeed1c22e4998
+# options: target=torch tile=256x256
+
+from __future__ import annotations
+
+import math
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+# How many queries and how many keys are worked on at a time. Scores are never held for more than one such tile.
+TILE_Q, TILE_K = 256, 256
+LOG2E = 1.4426950408889634
+LN2 = 0.6931471805599453
+
+
+# ---------------------------------------------------------------- helpers
+
+
+def _tile(x: Tensor, first: int, last: int, Hkv: int) -> Tensor:
+    """Rows first … last in float32, the heads that share keys put below each other: (B, Hkv, heads * rows, columns)."""
+    return x[:, :, first : last + 1].float().reshape(x.shape[0], Hkv, -1, x.shape[3])
+
+
+def _per_head(x: Tensor, Hq: int) -> Tensor:
+    """(B, Hkv, heads * rows, columns) as (B, Hq, rows, columns)."""
+    return x.view(x.shape[0], Hq, -1, x.shape[3])
+
+
+def _per_kv_head(x: Tensor, Hkv: int) -> Tensor:
+    """The inverse of `_per_head`."""
+    return x.reshape(x.shape[0], Hkv, -1, x.shape[3])
+
+
+def _float(x) -> Tensor:
+    """An int or a bool as float32."""
+    return x.float() if isinstance(x, Tensor) else torch.tensor(float(x))
+
+
+# ---------------------------------------------------------------- which tiles meet
+
+
+def _key_tiles(Sk):
+    """The tiles of keys that the queries q0 … q1 meet.
+
+    `any` is where some pair is allowed, `full` where every pair is.
+    """
+    any_hi = (Sk + TILE_K - 1) // TILE_K
+    any_hi = max(any_hi, 0)
+    full_hi = max(Sk, 0) // TILE_K
+    full_hi = max(full_hi, 0)
+    full_hi = min(max(full_hi, 0), any_hi)
+    full = [*range(full_hi)]
+    partial = [*range(full_hi, any_hi)]
+    return full + partial
+
+
+# ---------------------------------------------------------------- forward
+
+
+def _forward(q, k, v, scale):
+    """out (B, Hq, Sq, Dv) and lse (B, Hq, Sq) in float32."""
+    B, Hq, Sq, D = q.shape
+    Hkv, Sk, Dv = v.shape[1:]
+    out = torch.zeros((B, Hq, Sq, Dv), dtype=torch.float32, device=q.device)
+    lse = torch.full((B, Hq, Sq), -math.inf, dtype=torch.float32, device=q.device)
+    if q.numel() == 0 or k.numel() == 0:
+        return out, lse
+    head_term = torch.log(_float(Sk))
+    for q0 in range(0, Sq, TILE_Q):
+        q1 = min(q0 + TILE_Q, Sq) - 1
+        q_tile = _tile(q, q0, q1, Hkv)
+        acc = torch.zeros((B, Hq, q1 - q0 + 1, Dv), dtype=torch.float32, device=q.device)
+        has_key = torch.zeros((B, Hq, q1 - q0 + 1, 1), dtype=torch.bool, device=q.device)
+        for tile in _key_tiles(Sk):
+            k0 = tile * TILE_K
+            k1 = min(k0 + TILE_K, Sk) - 1
+            qk = _per_head(q_tile @ _tile(k, k0, k1, Hkv).mT, Hq)
+            x = qk * scale - head_term
+            weight = torch.sigmoid(x)
+            has_key = has_key | True
+            acc = acc + _per_head(_per_kv_head(weight, Hkv) @ _tile(v, k0, k1, Hkv), Hq)
+
+        out[:, :, q0 : q1 + 1] = acc
+        lse[:, :, q0 : q1 + 1] = torch.where(has_key, 0.0, -math.inf)[..., 0]
+    return out, lse
+
+
+# ---------------------------------------------------------------- backward
+
+
+def _backward(d_out, d_lse, q, k, v, out, lse, scale):
+    """The gradients of q, k, v. Weights are computed again, tile by tile."""
+    B, Hq, Sq, D = q.shape
+    Hkv, Sk, Dv = v.shape[1:]
+    dq, dk, dv = (torch.zeros(x.shape, dtype=torch.float32, device=q.device) for x in (q, k, v))
+    if q.numel() == 0 or k.numel() == 0:
+        return dq, dk, dv
+    d_out = d_out.float()
+    head_term = torch.log(_float(Sk))
+    for q0 in range(0, Sq, TILE_Q):
+        q1 = min(q0 + TILE_Q, Sq) - 1
+        q_tile, d_out_tile = _tile(q, q0, q1, Hkv), _tile(d_out, q0, q1, Hkv)
+        dq_tile = torch.zeros_like(q_tile)
+        q_scaled = _per_kv_head(_per_head(q_tile, Hq) * scale, Hkv)
+        for tile in _key_tiles(Sk):
+            k0 = tile * TILE_K
+            k1 = min(k0 + TILE_K, Sk) - 1
+            k_tile = _tile(k, k0, k1, Hkv)
+            qk = _per_head(q_tile @ k_tile.mT, Hq)
+            dp = _per_head(d_out_tile @ _tile(v, k0, k1, Hkv).mT, Hq)
+            x = qk * scale - head_term
+            term = torch.sigmoid(x)
+            p = term
+            slope_p = term * (1.0 - term)
+            dv[:, :, k0 : k1 + 1] += _per_kv_head(p, Hkv).mT @ d_out_tile
+            g = slope_p * dp
+            ds = g
+            ds = _per_kv_head(ds, Hkv)
+            dq_tile += ds @ k_tile
+            dk[:, :, k0 : k1 + 1] += ds.mT @ q_scaled
+        dq[:, :, q0 : q1 + 1] = _per_head(dq_tile, Hq) * scale
+    return dq, dk, dv
+
+
+# ---------------------------------------------------------------- the function
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, scale):
+        out, lse = _forward(q, k, v, scale)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.scale = scale
+        return out.to(q.dtype), lse
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, d_out, d_lse):
+        q, k, v, out, lse = ctx.saved_tensors
+        dq, dk, dv = _backward(
+            d_out, d_lse, q, k, v, out, lse, ctx.scale,
+        )
+        dq, dk, dv = dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
+        return dq, dk, dv, None
+
+
+def _refuse(message: str) -> NoReturn:
+    raise ValueError(f"sigmoid: {message}")
+
+
+def _check(q, k, v, scale):
+    """One clear message for what does not fit, before anything is computed."""
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(x, Tensor):
+            _refuse(f"{name} must be a torch.Tensor, not {type(x).__name__}")
+        if x.dim() != 4:
+            _refuse(f"{name} must have 4 dimensions (batch, heads, length, head dim), not shape {tuple(x.shape)}")
+        if x.dtype not in (torch.float16, torch.bfloat16, torch.float32):
+            _refuse(f"{name} must be float16, bfloat16 or float32, not {x.dtype}")
+        if x.dtype != q.dtype:
+            _refuse(f"{name} must have q's dtype {q.dtype}, not {x.dtype}")
+        if x.device != q.device:
+            _refuse(f"{name} must be on q's device {q.device}, not {x.device}")
+    B, Hq, Sq, D = q.shape
+    Hkv, Sk, Dv = v.shape[1:]
+    if k.shape != (B, Hkv, Sk, D):
+        _refuse(f"k must have q's batch and head dim, and v's heads and length, {(B, Hkv, Sk, D)}, not {tuple(k.shape)}")
+    if v.shape[0] != B:
+        _refuse(f"v must have q's batch {B}, not {v.shape[0]}")
+    if Hkv == 0 or Hq % Hkv:
+        _refuse(f"q's {Hq} heads must be a multiple of the {Hkv} heads of k and v")
+    if D == 0 or Dv == 0:
+        _refuse(f"head dims must be 1 at the least, not {D} and {Dv}")
+
+
+def sigmoid(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    scale: float | None = None,
+    return_lse: bool = False,
+    dropout_seed: int | Tensor | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Attention `sigmoid`, tile by tile, differentiable in every float argument.
+
+    q (B, Hq, Sq, D), k (B, Hkv, Sk, D), v (B, Hkv, Sk, Dv), with any strides, all float16, bfloat16 or float32.
+    scale multiplies q . k where the score says so; 1 / sqrt(D) when not given.
+    dropout_seed is accepted for the sake of a common signature, and has no effect.
+
+    Gives out (B, Hq, Sq, Dv) in q's dtype, and with return_lse also the log-sum-exp (B, Hq, Sq), natural, float32.
+    A query that may attend to no key gives a zero row, -inf, and zero gradients. Raises ValueError on what does not fit.
+    """
+    return _call(q, k, v, scale, return_lse, dropout_seed)
+
+
+def _call(q, k, v, scale, return_lse, dropout_seed):
+    if scale is None:
+        scale = q.shape[-1] ** -0.5
+    _check(q, k, v, scale)
+    if scale <= 0.0:
+        # A positive scale is folded into the exponent; its sign, or its being zero, goes into q.
+        q, scale = (-q, -scale) if scale < 0.0 else (q * 0.0, 1.0)
+    out, lse = _Attention.apply(q, k, v, float(scale))
+    return (out, lse) if return_lse else out
+
+
+__all__ = ["sigmoid"]
