@@ -71,9 +71,7 @@ RIGHT: dict[str, str] = {
     + EXPONENTIAL
     + "normalizer = n",
     "plus_positive": "param e: f32[Hq] where e > 0\nnormalizer n(e) {\n    weight(s) = exp(s)\n"
-    "    denominator = sum + e\n"
-    + EXPONENTIAL
-    + "normalizer = n(e = e[h])",
+    "    denominator = sum + e\n" + EXPONENTIAL + "normalizer = n(e = e[h])",
     "plus_nonnegative": "param e: f32[Hq] where e >= 0\nnormalizer n(e) {\n    weight(s) = exp(s)\n"
     "    denominator = sum + e\n" + EXPONENTIAL + "normalizer = n(e = e[h])",
     "base_two": "normalizer n {\n    weight(s) = exp2(s)\n    denominator = sum\n    shift = max\n"
