@@ -14,7 +14,7 @@ from attngen.plan.weights import Form
 from attngen.prove.ladder import notation as n
 from attngen.prove.ladder.formulas import SYMBOLS, Writer
 from attngen.prove.ladder.intervals import stretch, tidy
-from attngen.prove.ladder.notation import Equation, Formula, Math, prose
+from attngen.prove.ladder.notation import Code, Equation, Formula, Math, prose
 from attngen.prove.ladder.steps import KEY, MINUS_INFINITY, QUERY, S_IJ, V_J, ZERO, Line, Setting, Step, formula
 from attngen.prove.verdict import Obligation
 
@@ -22,6 +22,10 @@ _TILE, _A, _B, _MERGED = n.atom("T"), n.atom("A"), n.atom("B"), n.atom(r"A \oplu
 _MAX, _SUM, _ACC = n.atom("m"), n.atom(r"\ell", "ℓ"), n.atom("a")
 
 
+READABLE = 500
+"""Characters of terminal text beyond which nobody reads a bound, and MathJax's buffer refuses a union of them."""
+
+_TOO_LONG = n.words("a stretch with longer bounds")
 _NO_KEY_YET = " A row that has met no key yet takes 0 for its reference point, so that {nothing} never occurs."
 
 
@@ -99,12 +103,14 @@ def visited(at: Setting, ranges: TileRanges) -> Step:
         says += " What depends on the data comes from the least and the greatest value of each tile, found once a call."
     writer = at.write.at(**_answers(ranges))
     lines = (*_union(writer, some, ranges.any, ranges.axis), *_union(writer, every, ranges.all, ranges.axis))
+    if any(e.right == _TOO_LONG for e in lines):
+        says += " Bounds that are too long to read here are printed by {emit}."
     masked = "state is the unit of the merge" if keys else "weight is 0 in every sum"
     identity = f"outside {{some}} every pair is masked, and a masked pair's {masked}; inside {{every}} the mask is true"
     loads = (Obligation.INDEX_BOUNDS, Obligation.INTEGER_WIDTH) if keys else ()
     return Step(
         "Which tiles are visited" if keys else "The same, seen from the keys",
-        prose(says, held=_held(ranges), some=some, every=every),
+        prose(says, held=_held(ranges), some=some, every=every, emit=Code("attngen compile --emit plan")),
         (Formula(lines), *(f for test in ranges.tests for f in _test(at, test, ranges))),
         prose(identity, some=some, every=every),
         (Obligation.TILE_RANGES, *loads),
@@ -123,7 +129,8 @@ def _union(writer: Writer, name: Math, segments: tuple[Segment, ...], axis: str)
     if not segments:
         yield Equation(name, n.atom(r"\varnothing", "∅"))
     size = build.index("Sk" if axis == "k" else "Sq")
-    for place, part in enumerate(dict.fromkeys(stretch(writer, s, size) for s in segments)):
+    found = [stretch(writer, s, size) for s in segments]
+    for place, part in enumerate(dict.fromkeys(_TOO_LONG if len(x.text) > READABLE else x for x in found)):
         yield Equation(name, part) if place == 0 else Equation(None, part, "or in")
 
 

@@ -188,6 +188,18 @@ def test_unions_conditions_and_definitions() -> None:
     assert "min(S_k, lengths[b])" in text_of("cross_attention")
 
 
+def test_bounds_that_nobody_reads_are_left_to_the_plan() -> None:
+    text = render(
+        derive(
+            "attention long\n"
+            "mask = (min(max(k, q - 4), abs(q - k) + min(k, q)) <= q and max(min(k - q, 7), abs(k)) >= min(q - 3, abs(q)))"
+            " or (abs(min(k, 3 * q) - abs(q - 5)) <= min(q, 9) and abs(k - abs(q - 7)) < max(q, 4))\n"
+        )
+    )
+    assert "a stretch with longer bounds" in text and "attngen compile --emit plan" in " ".join(text.split())
+    assert "longer bounds" not in text_of("natten_2d")
+
+
 def test_a_custom_normalizer_is_written_with_its_own_lines() -> None:
     text = text_of("custom_normalizer")
     assert "Z_i  = Σ_{j ∈ J_i} exp(s_ij / temperature[h]) + exp(escape[h] / temperature[h])" in text
