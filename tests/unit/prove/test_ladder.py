@@ -192,7 +192,8 @@ def test_bounds_that_nobody_reads_are_left_to_the_plan() -> None:
     text = render(
         derive(
             "attention long\n"
-            "mask = (min(max(k, q - 4), abs(q - k) + min(k, q)) <= q and max(min(k - q, 7), abs(k)) >= min(q - 3, abs(q)))"
+            "mask = (min(max(k, q - 4), abs(q - k) + min(k, q)) <= q"
+            " and max(min(k - q, 7), abs(k)) >= min(q - 3, abs(q)))"
             " or (abs(min(k, 3 * q) - abs(q - 5)) <= min(q, 9) and abs(k - abs(q - 7)) < max(q, 4))\n"
         )
     )
