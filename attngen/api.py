@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 Const: TypeAlias = bool | int | float
 Precision: TypeAlias = Literal["ieee", "tf32"]
-TARGETS = ("triton", "torch")
+TARGETS = ("triton", "torch", "pallas")
 PRECISIONS = ("ieee", "tf32")
 STAGES = ("ast", "ir", "plan", "source")
 BINARIES = ("ttir", "ttgir", "ptx", "cubin", "hsaco")

@@ -1,6 +1,7 @@
 """From a plan to source text: views, expression printers, and the one Jinja environment.
 
-`triton` lays a plan out for `templates/triton/`, `torch` for `templates/torch/`; `emit` chooses the target.
+`triton` lays a plan out for `templates/triton/`, `torch` for `templates/torch/`, `pallas` for `templates/pallas/`;
+`emit` chooses the target.
 """
 
 from __future__ import annotations
@@ -20,7 +21,11 @@ def emit(plan: KernelPlan, text: str, options: Options) -> str:
         from attngen.emit.torch import emit_torch
 
         return emit_torch(plan, text, options)
-    raise UsageError(f"no target {options.target!r}; there are triton and torch")
+    if options.target == "pallas":
+        from attngen.emit.pallas import emit_pallas
+
+        return emit_pallas(plan, text, options)
+    raise UsageError(f"no target {options.target!r}; there are triton, torch and pallas")
 
 
 __all__ = ["Options", "emit"]

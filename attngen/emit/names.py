@@ -66,3 +66,7 @@ class Names:
     def take(self, *names: str) -> None:
         """These are never handed out from now on."""
         self._taken.update(names)
+
+    def copy(self) -> Names:
+        """Another hand, which starts from what this one has given away."""
+        return Names(frozenset(self._taken))

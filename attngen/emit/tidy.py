@@ -23,6 +23,28 @@ def without_unused(source: str) -> str:
         source = "\n".join(line for number, line in enumerate(lines, 1) if number not in dropped)
 
 
+def without_unused_functions(source: str) -> str:
+    """`source` without its own functions and classes, of names that begin with `_`, that nothing in it reads."""
+    while True:
+        tree = ast.parse(source)
+        read = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+        unused = [
+            node
+            for node in tree.body
+            if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name.startswith("_") and node.name not in read
+        ]
+        if not unused:
+            return source
+        lines = source.split("\n")
+        for node in reversed(unused):
+            first = min([node.lineno, *(d.lineno for d in node.decorator_list)]) - 1
+            last = node.end_lineno or node.lineno
+            while last < len(lines) and not lines[last]:
+                last += 1
+            del lines[first:last]
+        source = "\n".join(lines).rstrip("\n") + "\n"
+
+
 def _unused_lines(function: ast.FunctionDef) -> set[int]:
     names = [n for n in ast.walk(function) if isinstance(n, ast.Name)]
     read = {n.id for n in names if isinstance(n.ctx, ast.Load)}

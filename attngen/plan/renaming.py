@@ -7,6 +7,7 @@ taken, gives the same attention with those sizes renamed.
 from __future__ import annotations
 
 import keyword
+import re
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -15,12 +16,14 @@ from attngen.ir.build import index
 from attngen.ir.nodes import Expr
 from attngen.ir.walk import substitute
 
+_RUNS = re.compile(r"(any|full)[0-9]?_(lo|hi)|part[0-9]{2}_(lo|hi)")  # see `plan.loops`
 _PLANNER = frozenset({"s", "m", "n", "x", "ref", "q0", "q1", "k0", "k1", "distance"})
 
 
 def planner_takes(name: str) -> bool:
     """Whether the planner has a symbol of its own of this name."""
-    return name in _PLANNER or name.startswith(("row_", "test")) or keyword.iskeyword(name)
+    ours = name.startswith(("row_", "test")) or _RUNS.fullmatch(name) is not None
+    return ours or name in _PLANNER or keyword.iskeyword(name)
 
 
 def with_safe_sizes(attention: Attention, taken: Callable[[str], bool]) -> Attention:

@@ -1,0 +1,50 @@
+"""Tile sizes of the Pallas target, and the vector memory that kernels may use.
+
+Takes the spec's own tile, gives the table that a generated file carries: for each chip and bytes of an element the
+forward, dK/dV and dQ kernels' (queries, keys, full tiles walked at a time).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+VMEM = {"v4": 16, "v5e": 96, "v5p": 64, "v6e": 96, "7x": 56, "cpu": 1 << 14}
+"""MiB. `cpu` is Pallas' interpreter, where a head is resident whatever its length."""
+
+
+@dataclass(frozen=True, slots=True)
+class TpuTile:
+    queries: int
+    keys: int
+    unroll: int
+
+
+Row = tuple[TpuTile, TpuTile, TpuTile]
+
+_BEST: dict[tuple[str, int], Row] = {
+    ("v4", 2): (TpuTile(512, 512, 2), TpuTile(512, 512, 1), TpuTile(512, 512, 1)),
+    ("v4", 4): (TpuTile(256, 512, 1), TpuTile(256, 256, 1), TpuTile(256, 256, 1)),
+    ("v5e", 2): (TpuTile(512, 512, 2), TpuTile(512, 512, 1), TpuTile(512, 512, 1)),
+    ("v5e", 4): (TpuTile(512, 512, 1), TpuTile(256, 512, 1), TpuTile(256, 512, 1)),
+    ("v5p", 2): (TpuTile(512, 512, 2), TpuTile(512, 512, 1), TpuTile(512, 512, 1)),
+    ("v5p", 4): (TpuTile(512, 512, 1), TpuTile(256, 512, 1), TpuTile(256, 512, 1)),
+    ("v6e", 2): (TpuTile(1024, 1024, 2), TpuTile(512, 512, 1), TpuTile(512, 512, 1)),
+    ("v6e", 4): (TpuTile(512, 512, 1), TpuTile(256, 512, 1), TpuTile(256, 512, 1)),
+    ("7x", 2): (TpuTile(1024, 1024, 2), TpuTile(512, 512, 1), TpuTile(512, 512, 1)),
+    ("7x", 4): (TpuTile(512, 512, 1), TpuTile(256, 512, 1), TpuTile(256, 512, 1)),
+    ("cpu", 2): (TpuTile(128, 128, 1),) * 3,
+    ("cpu", 4): (TpuTile(128, 128, 1),) * 3,
+}
+LEAST = 128
+"""Rows and columns of a tile on a chip: a register's lanes. The interpreter takes smaller ones."""
+
+
+def table(own: tuple[int, int] | None) -> dict[tuple[str, int], Row]:
+    """`own` is the spec's tile or the caller's; a chip rounds it up to what it can hold in registers."""
+    if own is None:
+        return dict(_BEST)
+    found: dict[tuple[str, int], Row] = {}
+    for chip, itemsize in _BEST:
+        least = 16 if chip == "cpu" else LEAST
+        found[chip, itemsize] = (TpuTile(max(own[0], least), max(own[1], least), 1),) * 3
+    return found
