@@ -167,8 +167,10 @@ class Kernel:
     """One compiled attention: call it as the generated function, `kernel(q, k, v, *, PARAM=…, scale=None, …)`.
 
     q (B, Hq, Sq, D), k (B, Hkv, Sk, D), v (B, Hkv, Sk, Dv), tensors of one dtype on one device; gives out
-    (B, Hq, Sq, Dv), with `return_lse=True` also lse (B, Hq, Sq). Differentiable in q, k, v and every float param.
-    The generated file is loaded at the first call. On a machine without a GPU Triton's runs in its interpreter.
+    (B, Hq, Sq, Dv), with `return_lse=True` also lse (B, Hq, Sq). Pallas: JAX arrays, heads behind lengths, as in
+    `jax.nn.dot_product_attention`: q (B, Sq, Hq, D), out (B, Sq, Hq, Dv); lse as before. Differentiable in q, k, v and
+    every float param. The generated file is loaded at the first call. On a machine without a GPU (or a TPU) Triton's
+    (or Pallas') runs in its interpreter.
     """
 
     spec: Attention
@@ -204,11 +206,15 @@ class Kernel:
         dropout_seed: int | None = None,
         **params: Any,
     ) -> Array | tuple[Array, Array]:
-        """The same result by the definition: dense, float64, NumPy. Takes arrays or tensors."""
+        """The same result by the definition: dense, float64, NumPy. Takes arrays or tensors, in the target's order."""
         from attngen.reference import evaluate
 
+        heads_inside = self.target == "pallas"
+        if heads_inside:
+            q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))
         result = evaluate(self.spec, q, k, v, params=params, scale=scale, dropout_seed=dropout_seed)
-        return (result.out, result.lse) if return_lse else result.out
+        out = result.out.swapaxes(1, 2) if heads_inside else result.out
+        return (out, result.lse) if return_lse else out
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the generated file, whole or not at all."""

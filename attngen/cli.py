@@ -167,11 +167,12 @@ def _verify(table: _SubParsersAction[_Parser]) -> None:
         example="attngen verify examples/alibi.attn --device cpu",
     )
     _spec(p)
+    p.add_argument("--target", choices=api.TARGETS, default="triton", help="what to run (default: triton)")
     p.add_argument(
         "--device",
         choices=("auto", "cpu", "cuda"),
         default="auto",
-        help="where to run (default: a GPU if there is one); cpu is Triton's interpreter",
+        help="where to run (default: a GPU or TPU if there is one); cpu is the target's interpreter",
     )
     _define(p)
     _kernel_options(p)

@@ -227,15 +227,15 @@ def run_verify(args: Namespace) -> int:
     source = files.read_source(args.spec)
     consts = dict(args.define)
     spec = api.analyse(source, consts)
-    device = verify.choose_device(args.device)
-    cases = verify.cases(spec, device)
+    device = verify.choose_device(args.device, args.target)
+    cases = verify.cases(spec, device, args.target)
     for name, value in verify.beyond(spec, cases):
         terminal.note(f"no sequence here is as long as `{name}` = {value}: try -D {name}=… as well")
-    options = api.options(precision=args.precision, tile=args.tile)
+    options = api.options(args.target, args.precision, args.tile)
     results = _with_progress(spec.name, cases, verify.verify(source, cases, device, options, consts))
     table, failed = _comparison_table(results)
     out = terminal.console(sys.stdout)
-    out.print(f"{spec.name} on {_device_name(device)}: errors against the float64 reference")
+    out.print(f"{spec.name} on {_device_name(device, args.target)}: errors against the float64 reference")
     out.print(table)
     if failed:
         print(terminal.paint(f"NOT verified: {failed} of the results are over their tolerance", "red", sys.stdout))
@@ -245,9 +245,13 @@ def run_verify(args: Namespace) -> int:
     return 0
 
 
-def _device_name(device: str) -> str:
+def _device_name(device: str, target: str) -> str:
     if device == "cpu":
-        return "the CPU, in Triton's interpreter"
+        return "the CPU, in Pallas' interpreter" if target == "pallas" else "the CPU, in Triton's interpreter"
+    if device == "tpu":
+        from attngen import verify
+
+        return verify.tpu_name()
     import torch
 
     return torch.cuda.get_device_name()

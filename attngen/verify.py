@@ -90,10 +90,11 @@ _REAL = (
 )
 
 
-def cases(attention: Attention, device: str) -> tuple[Case, ...]:
-    """The shapes to run on `device` ("cpu" or "cuda"), moved to the nearest that the spec's `assume`s allow."""
+def cases(attention: Attention, device: str, target: str = "triton") -> tuple[Case, ...]:
+    """The shapes to run on `device` ("cpu", "cuda" or "tpu"), moved to the nearest that the spec's `assume`s allow."""
     chosen: dict[tuple[str, tuple[tuple[str, int], ...]], Case] = {}
-    for note, dtype, text in _REAL if device == "cuda" else _TINY:
+    for note, dtype, text in _TINY if device == "cpu" else _REAL:
+        dtype = "bf16" if target == "pallas" and dtype == "fp16" else dtype  # TPUs multiply no fp16
         wanted = _sizes(text)
         sizes = inputs.settle(attention, wanted)
         moved = any(sizes[name] != value for name, value in wanted.items())
@@ -104,13 +105,17 @@ def cases(attention: Attention, device: str) -> tuple[Case, ...]:
 
 def tile_for(case: Case, device: str) -> tuple[int, int] | None:
     """Small tiles in the interpreter, so that even tiny shapes have several; on a GPU the kernel's own choice."""
-    if device == "cuda":
+    if device != "cpu":
         return None
     return (16, 16) if max(case.size["Sq"], case.size["Sk"]) <= 128 else (32, 32)
 
 
-def choose_device(wanted: str) -> str:
+def choose_device(wanted: str, target: str = "triton") -> str:
     """What "auto", "cpu" or "cuda" means here. On the CPU Triton is told to interpret, which must come first."""
+    if target == "pallas":
+        if wanted == "cuda":
+            raise UsageError("the Pallas target runs on TPUs, or on the CPU in Pallas' interpreter; use --device cpu")
+        return "tpu" if wanted == "auto" and _jax().default_backend() == "tpu" else "cpu"
     available = _torch().cuda.is_available()
     if wanted == "cuda" and not available:
         raise UsageError("no CUDA or ROCm device is here; use --device cpu")
@@ -119,6 +124,10 @@ def choose_device(wanted: str) -> str:
     if "triton" not in sys.modules:
         os.environ["TRITON_INTERPRET"] = "1"
     return "cpu"
+
+
+def tpu_name() -> str:
+    return str(_jax().devices()[0].device_kind)
 
 
 def verify(
@@ -141,12 +150,24 @@ def _torch() -> Any:
     return torch
 
 
+def _jax() -> Any:
+    try:
+        import jax
+    except ImportError as error:
+        raise UsageError("running a Pallas kernel needs JAX: pip install 'attngen[jax]'") from error
+    return jax
+
+
 def compare(kernel: Kernel, case: Case, device: str, *, coarse: bool = False, seed: int = 0) -> Iterator[Comparison]:
     """Run one case, forward and backward, and compare every result. `coarse`: its fp32 products are rounded."""
     spec = kernel.spec
-    operands, params, cotangents = _draw(spec, case, device, seed)
     dropout_seed = _SEED if spec.dropout is not None else None
-    measured = _run(kernel, operands, params, cotangents, dropout_seed)
+    if kernel.target == "pallas":
+        operands, params, cotangents = _draw_arrays(spec, case, seed)
+        measured = _run_pallas(kernel, operands, params, cotangents, dropout_seed)
+    else:
+        operands, params, cotangents = _draw(spec, case, device, seed)
+        measured = _run(kernel, operands, params, cotangents, dropout_seed)
     expected = _expect(spec, operands, params, cotangents, dropout_seed)
     for name, value in expected.items():
         # The gradient of a param comes in the param's own storage.
@@ -223,6 +244,56 @@ def _run(
     gradients = {f"d {n}": _torch().zeros_like(x) if x.grad is None else x.grad for n, x in leaves.items()}
     results = {"out": out, "lse": lse, **gradients}
     return {name: x.detach().double().cpu().numpy() for name, x in results.items()}
+
+
+def _draw_arrays(spec: Attention, case: Case, seed: int) -> tuple[dict[str, Any], dict[str, Any], tuple[Any, Any]]:
+    """The same for JAX: arrays in the reference's order, (batch, heads, length, head dim)."""
+    jnp = _jax().numpy
+    s = case.size
+    rng = np.random.default_rng(seed)
+
+    def array(*shape: int, dtype: str = _DTYPES[case.dtype]) -> Any:
+        return jnp.asarray(rng.standard_normal(shape), dtype)
+
+    operands = {
+        "q": array(s["B"], s["Hq"], s["Sq"], s["D"]),
+        "k": array(s["B"], s["Hkv"], s["Sk"], s["D"]),
+        "v": array(s["B"], s["Hkv"], s["Sk"], s["Dv"]),
+    }
+    cotangents = (
+        array(s["B"], s["Hq"], s["Sq"], s["Dv"]),
+        array(s["B"], s["Hq"], s["Sq"], dtype="float32"),
+    )
+    values = inputs.examples(spec, s, seed=seed)
+    params: dict[str, Any] = {}
+    for p in spec.params:
+        scalar = p.is_scalar and p.type is not Type.FLOAT
+        dtype = _STORAGE[p.storage.value].replace("64", "32")
+        params[p.name] = values[p.name] if scalar else jnp.asarray(values[p.name], dtype)
+    return operands, params, cotangents
+
+
+def _run_pallas(
+    kernel: Kernel,
+    operands: Mapping[str, Any],
+    params: Mapping[str, Any],
+    cotangents: tuple[Any, Any],
+    dropout_seed: int | None,
+) -> Results:
+    jax = _jax()
+    extra = {} if dropout_seed is None else {"dropout_seed": dropout_seed}
+    floats = {p.name: params[p.name] for p in kernel.spec.params if p.type is Type.FLOAT}
+
+    def attend(operands: Mapping[str, Any], floats: Mapping[str, Any]) -> tuple[Any, Any]:
+        out, lse = kernel(
+            **{n: x.swapaxes(1, 2) for n, x in operands.items()}, **{**params, **floats}, **extra, return_lse=True
+        )
+        return out.swapaxes(1, 2), lse
+
+    (out, lse), pullback = jax.vjp(attend, operands, floats)
+    d_operands, d_floats = pullback(cotangents)
+    results = {"out": out, "lse": lse, **{f"d {n}": x for n, x in {**d_operands, **d_floats}.items()}}
+    return {name: np.asarray(x, np.float64) for name, x in results.items()}
 
 
 def _expect(

@@ -1,5 +1,6 @@
 """What every test shares: the path to shared test modules (`from parity import variants`), `--update-golden`, and,
-without a GPU, Triton's interpreter, which is chosen when the first test of a process imports Triton.
+without a GPU, Triton's interpreter, which is chosen when the first test of a process imports Triton. JAX runs on the
+CPU, without the compiler's slower passes: tests compile much and run little.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0"
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 

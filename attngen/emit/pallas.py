@@ -20,17 +20,17 @@ from attngen.emit.pallas_code import KernelWriter, Number, PallasCode
 from attngen.emit.pallas_names import RESERVED
 from attngen.emit.pallas_operands import Leaves, OperandView, cell, operand_views, size_names
 from attngen.emit.pallas_views import PairSum, PallasHeader, RangesView, RowInput, RowsView, Sum, TestView, WeightView
-from attngen.emit.params import ParamView, views
+from attngen.emit.params import views
 from attngen.emit.tidy import without_unused, without_unused_functions
 from attngen.ir import printing
 from attngen.ir.build import mul, real
-from attngen.ir.nodes import SIZES, Expr, Load, Scalar, Symbol, Type
+from attngen.ir.nodes import Expr, Load, Scalar, Symbol, Type
 from attngen.ir.walk import named, reads, substitute
 from attngen.plan import tpu_tiles
 from attngen.plan.folding import folded
 from attngen.plan.kernel import Gather, KernelPlan, LeafGradient
-from attngen.plan.operands import Extent
 from attngen.plan.loops import Assigned, Loops, Ordered, Rounded, Step
+from attngen.plan.operands import Extent
 from attngen.plan.ranges import DataTest
 from attngen.plan.schedule import Level
 from attngen.plan.weights import LOG2E, Form, M, S
@@ -167,9 +167,7 @@ class _Emitter:
 
     # ------------------------------------------------------------ kernels
 
-    def write(
-        self, held: Level, results: dict[str, Expr], outside: dict[str, Expr], ranges: RangesView
-    ) -> PallasCode:
+    def write(self, held: Level, results: dict[str, Expr], outside: dict[str, Expr], ranges: RangesView) -> PallasCode:
         factor, results = folded(results)
         if factor is not None:
             outside = {"fold": named(factor, "logit_scale"), **outside}
@@ -236,9 +234,7 @@ class _Emitter:
         if g.extra is not None:
             share = f"jnp.exp2({code.results['log2_extra']} - row_lse)" if code.results["log2_extra"] else "inv_den"
             extra = f"-delta * {share} * {_factor(code.results[f'extra_{view.name}'])}"
-        return Sum(
-            f"sum_{view.name}", view.name, view.extent.value, self.contribution(view.name, g, code, held), extra
-        )
+        return Sum(f"sum_{view.name}", view.name, view.extent.value, self.contribution(view.name, g, code, held), extra)
 
     def contribution(self, name: str, g: LeafGradient, code: PallasCode, held: Level) -> str:
         parts: list[str] = []

@@ -24,7 +24,7 @@ _VECTOR = {Extent.ROW: Level.ROW, Extent.COLUMN: Level.COLUMN}
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """One number a head (or fewer), which kernels read from scalar memory: an operand, or a term that the host computes.
+    """One number a head (or fewer), which kernels read from scalar memory: an operand, or a term of the host's.
 
     `text` is the host's array of four axes; `at` the program's cell in its flat array.
     """
@@ -96,9 +96,7 @@ class PallasCode:
 class KernelWriter:
     """Writes one kernel. `held` is ROW where a tile of queries is held, COLUMN where a tile of keys is."""
 
-    def __init__(
-        self, plan: KernelPlan, views: tuple[OperandView, ...], leaves: Leaves, names: Names, held: Level
-    ):
+    def __init__(self, plan: KernelPlan, views: tuple[OperandView, ...], leaves: Leaves, names: Names, held: Level):
         self.plan = plan
         self.views = {v.operand.expr: v for v in views}
         self.leaves = leaves
@@ -137,12 +135,16 @@ class KernelWriter:
             first = "k0 - q0 - BQ + n_queries" if by_rows else "q0 - k0 - BK + n_keys"
             text = f"_diagonals({name}_ref, {first}, {'BQ, BK' if by_rows else 'BK, BQ'})"
         elif extent is Extent.PAIR:
-            self.vectors[name] = Vector(name, f"_pairs({name}, size, tile)", "pairs_by_rows" if by_rows else "pairs_by_columns")
+            self.vectors[name] = Vector(
+                name, f"_pairs({name}, size, tile)", "pairs_by_rows" if by_rows else "pairs_by_columns"
+            )
             text = f"_by_rows({name}_ref, walked, BK)" if by_rows else f"_by_columns({name}_ref, walked, BQ)"
         else:
             held = _VECTOR[extent] is self.held
             axis, block = ("2", "BQ") if extent is Extent.ROW else ("3", "BK")
-            self.vectors[name] = Vector(name, f"_vectors({name}, {axis}, {block})", "held_vector" if held else "walked_vector")
+            self.vectors[name] = Vector(
+                name, f"_vectors({name}, {axis}, {block})", "held_vector" if held else "walked_vector"
+            )
             text = f"_held({name}_ref[...])" if held else f"{name}_ref[walked]"
         return f"({text} != 0)" if view.operand.expr.type is Type.BOOL else text
 

@@ -20,10 +20,15 @@ _NAMES = """
 _RUNS = {f"{kind}{n}_{end}" for kind in ("any", "full") for n in ("", 0, 1, 2, 3) for end in ("lo", "hi")}
 _PARTS = {f"part{i}{j}_{end}" for i in range(4) for j in range(5) for end in ("lo", "hi")}
 
-RESERVED = frozenset(_NAMES.split()) | _RUNS | _PARTS | {
-    f"{side}test{n}{end}"
-    for n in range(64)
-    for side in ("", "key_", "query_")
-    for end in ("", "_any_lo", "_any_hi", "_all_lo", "_all_hi", "_ref")
-}
+RESERVED = (
+    frozenset(_NAMES.split())
+    | _RUNS
+    | _PARTS
+    | {
+        f"{side}test{n}{end}"
+        for n in range(64)
+        for side in ("", "key_", "query_")
+        for end in ("", "_any_lo", "_any_hi", "_all_lo", "_all_hi", "_ref")
+    }
+)
 """`tests/unit/emit` holds this against generated modules."""

@@ -43,7 +43,7 @@ def by_pallas(kernel: Kernel, given: Inputs, with_lse: bool) -> Numbers:
     def run(leaves):  # type: ignore[no-untyped-def]
         return kernel(**leaves, **params, **options, return_lse=True)
 
-    (out, lse), pullback = jax.vjp(run, leaves)
+    (out, lse), pullback = jax.vjp(jax.jit(run), leaves)
     assert out.dtype == leaves["q"].dtype and lse.dtype == jnp.float32  # type: ignore[attr-defined]
     d_out, d_lse = cotangents(tensor(out).transpose(1, 2), tensor(lse), with_lse)
     d_out = jnp.asarray(d_out.transpose(1, 2).float().numpy()).astype(out.dtype)

@@ -3,7 +3,7 @@
 Wanted numbers come from the reference (`attngen.reference`, which shares the front end's mistakes) and from the
 formula written by hand (`formulas.py`, which shares nothing). A kernel must agree with both.
 
-    pytest tests/parity                          a sample of the matrix, in Triton's interpreter
+    pytest tests/parity                          a sample of the matrix, in Triton's and in Pallas' interpreter
     pytest tests/parity -m "slow and not gpu"    the rest of it
     pytest tests/parity -m "gpu and not slow"    a sample on the card, large shapes too; `-m gpu` runs everything
 
@@ -21,6 +21,7 @@ import torch
 from parity import variants
 from parity.compare import Numbers, cotangents, disagreements, numbers
 from parity.extras import EXTRAS
+from parity.jax_side import by_pallas
 from parity.variants import EXAMPLE_VARIANTS, LARGE, SMALL, Case, Inputs, Variant
 
 import attngen
@@ -31,6 +32,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter"),
     pytest.mark.filterwarnings("ignore:no GPU found:UserWarning"),
+    pytest.mark.filterwarnings("ignore:.*no TPU found:UserWarning"),
 ]
 
 EVERY = EXAMPLE_VARIANTS + EXTRAS
@@ -80,7 +82,8 @@ def matrix() -> list[object]:
                 slow = [] if (i + j) % len(LARGE) == 0 and n != 1 else [pytest.mark.slow]
                 run = Run(variant, case, dtype, "cuda", large=True, with_lse=(i + j) % 2 == 0)
                 runs.append(pytest.param(run, id=str(run), marks=[pytest.mark.gpu, *slow]))
-    return runs + [on_target(run, "torch") for run in runs]
+    pallas = [run for i, variant in enumerate(EVERY) for run in pallas_runs(i, variant)]
+    return [*runs, *(on_target(run, "torch") for run in runs), *pallas]
 
 
 def on_target(run: object, target: str) -> object:
@@ -88,6 +91,21 @@ def on_target(run: object, target: str) -> object:
     (given,) = run.values  # type: ignore[attr-defined]
     moved = replace(given, target=target)
     return pytest.param(moved, id=str(moved), marks=run.marks)  # type: ignore[attr-defined]
+
+
+def pallas_runs(i: int, variant: Variant) -> list[object]:
+    """Every small shape in Pallas' interpreter; the sample has one of each spec, chosen so that all shapes occur."""
+    runs: list[object] = []
+    sample = {(3 * i + 2) % len(SMALL)}
+    for j, case in enumerate(SMALL):
+        slow = [] if j in sample else [pytest.mark.slow]
+        run = Run(variant, case, torch.float32, "cpu", with_lse=(i + j) % 2 == 0, target="pallas")
+        runs.append(pytest.param(run, id=str(run), marks=slow))
+        if j == (2 * i + 1) % len(SMALL):
+            slow = [] if i % 4 == 0 else [pytest.mark.slow]
+            run = Run(variant, case, torch.bfloat16, "cpu", with_lse=(i + j) % 2 == 0, target="pallas")
+            runs.append(pytest.param(run, id=str(run), marks=slow))
+    return runs
 
 
 @cache
@@ -145,7 +163,7 @@ def test_kernel_is_the_formula_and_the_reference(run: Run) -> None:
     case = run.variant.suited(run.case, run.large)
     given = variants.inputs(run.variant, case, run.dtype, run.device)
     compiled = kernel(run.variant.name, run.large, run.target)
-    got = by_kernel(compiled, given, run.with_lse)
+    got = (by_pallas if run.target == "pallas" else by_kernel)(compiled, given, run.with_lse)
     tolerance, floor = TOLERANCE[run.dtype], FLOOR[run.dtype]
     halves = frozenset(f"d_{n}" for n in given.floats() if given.params[n].dtype != torch.float32)  # type: ignore[union-attr]
     formula = by_formula(run.variant, given, run.large, run.with_lse)

@@ -1,0 +1,885 @@
+"""alibi: fused attention for TPUs, forward and backward, in Pallas.
+
+Made by attngen from the specification below: change that and compile again, or own this file as it stands.
+It needs jax alone. `alibi` is differentiable, and works under jit, grad, vmap, checkpoint and shard_map.
+"""
+
+# The specification:
+#
+#     # ALiBi: attention with linear biases. Each head loses slope_h per position of distance.
+#     #
+#     #   s_ij = q_i . k_j / sqrt(D) - slope_h (i - j),   j <= i
+#     #
+#     # Press, Smith & Lewis, "Train Short, Test Long", ICLR 2022 (https://arxiv.org/abs/2108.12409).
+#     # The paper fixes slope_h = 2^(-8 (h + 1) / Hq); here it is an argument, and may be learned.
+#     attention alibi
+#
+#     param slope: f32[Hq]
+#
+#     score = qk * scale + alibi(slope)
+#     mask = causal
+#
+# sha256 of its text: 9888588acd3c3ccbc73a9cf7f42c0944eff20a7a58db26997559c23ea62b1432
+# options: target=pallas precision=ieee
+
+from __future__ import annotations
+
+import functools
+import warnings
+from itertools import pairwise
+from typing import NamedTuple, NoReturn
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+INTERPRET = None  # True, False, or pltpu.InterpretParams(…); None: where JAX's default backend is no TPU
+CHIP = None  # a key of VMEM, to compile for a chip that is not here; None: the chip that is
+PRECISION = lax.Precision.HIGHEST  # of float32 products; bfloat16 is exact in the product
+LANES = 128  # the width of a vector register: what is one number a row stands in each of them
+LOWEST = -1e30  # below every score; finite, so that a difference of two is a number
+LOG2E = 1.4426950408889634
+LN2 = 0.6931471805599453
+
+# MiB of vector memory that a kernel may use on each chip.
+VMEM = {'v4': 16, 'v5e': 96, 'v5p': 64, 'v6e': 96, '7x': 56, 'cpu': 16384}
+
+# Tile sizes by chip and bytes of an element: forward, dK/dV and dQ kernels, each (queries, keys, full tiles at a time).
+TILES = {
+    ('v4', 2): ((512, 512, 2), (512, 512, 1), (512, 512, 1)),
+    ('v4', 4): ((256, 512, 1), (256, 256, 1), (256, 256, 1)),
+    ('v5e', 2): ((512, 512, 2), (512, 512, 1), (512, 512, 1)),
+    ('v5e', 4): ((512, 512, 1), (256, 512, 1), (256, 512, 1)),
+    ('v5p', 2): ((512, 512, 2), (512, 512, 1), (512, 512, 1)),
+    ('v5p', 4): ((512, 512, 1), (256, 512, 1), (256, 512, 1)),
+    ('v6e', 2): ((1024, 1024, 2), (512, 512, 1), (512, 512, 1)),
+    ('v6e', 4): ((512, 512, 1), (256, 512, 1), (256, 512, 1)),
+    ('7x', 2): ((1024, 1024, 2), (512, 512, 1), (512, 512, 1)),
+    ('7x', 4): ((512, 512, 1), (256, 512, 1), (256, 512, 1)),
+    ('cpu', 2): ((128, 128, 1), (128, 128, 1), (128, 128, 1)),
+    ('cpu', 4): ((128, 128, 1), (128, 128, 1), (128, 128, 1)),
+}
+
+
+class Size(NamedTuple):
+    """The sizes of a call, known while it is traced."""
+
+    B: int
+    Hq: int
+    Hkv: int
+    Sq: int
+    Sk: int
+    D: int
+    Dv: int
+
+
+class Tile(NamedTuple):
+    """How a kernel takes its work. With `steps` the grid walks the tiles, that many for each held one, and brings them
+    from memory one by one; without, the whole of a head lies in vector memory, and the kernel walks it in a loop.
+    """
+
+    queries: int
+    keys: int
+    unroll: int
+    steps: int
+
+
+class Config(NamedTuple):
+    size: Size
+    forward: Tile
+    dkdv: Tile
+    dq: Tile
+    interpret: bool | pltpu.InterpretParams
+    vmem: int
+
+
+# ---------------------------------------------------------------- helpers
+
+
+def _min(a, b):
+    return min(a, b) if isinstance(a, int | float) and isinstance(b, int | float) else jnp.minimum(a, b)
+
+
+def _max(a, b):
+    return max(a, b) if isinstance(a, int | float) and isinstance(b, int | float) else jnp.maximum(a, b)
+
+
+def _down(x, block):
+    """x // block, rounded down; `block` is a power of two."""
+    return x >> (block.bit_length() - 1)
+
+
+def _up(x, block):
+    """x / block, rounded up; `block` is a power of two."""
+    return (x + block - 1) >> (block.bit_length() - 1)
+
+
+def _float(x):
+    return jnp.where(x, 1.0, 0.0) if jnp.result_type(x) == jnp.bool_ else jnp.asarray(x, jnp.float32)
+
+
+def _log2(x):
+    return jnp.log(x) * LOG2E
+
+
+def _share(i, n, m):
+    """Which of m things entry i of n has, n // m entries to each."""
+    if m == n:
+        return i
+    return 0 if m == 1 else lax.div(i, n // m)
+
+
+def _precision(x):
+    return PRECISION if x.dtype == jnp.float32 else None
+
+
+def _product(a, b):
+    """a @ b, in float32."""
+    return lax.dot_general(a, b, (((1,), (0,)), ((), ())), precision=_precision(a), preferred_element_type=jnp.float32)
+
+
+def _by_transposed(a, b):
+    """a @ b.T, in float32."""
+    return lax.dot_general(a, b, (((1,), (1,)), ((), ())), precision=_precision(a), preferred_element_type=jnp.float32)
+
+
+def _across(x, width):
+    """What rows hold the same in every lane, for a tile of that width."""
+    return x[:, :width] if width <= LANES else jnp.tile(x, (1, -(-width // LANES)))[:, :width]
+
+
+def _by_lanes(x):
+    """Row sums that are not finished: (rows, LANES), whose lanes add up to the rows' sums. It takes additions alone."""
+    rows, width = x.shape
+    if width % LANES:
+        x = jnp.concatenate([x, jnp.zeros((rows, -width % LANES), x.dtype)], 1)
+    return sum(x[:, first : first + LANES] for first in range(0, x.shape[1], LANES))
+
+
+def _over_lanes(x):
+    """The sum over the lanes, in every lane."""
+    return jnp.broadcast_to(x.sum(1, keepdims=True), x.shape)
+
+
+def _as_row(x):
+    """(rows, LANES), the same in every lane, as one row (1, rows)."""
+    return x.T[:1]
+
+
+def _held(row):
+    """The reverse of `_as_row`."""
+    return jnp.broadcast_to(row, (LANES, row.shape[1])).T
+
+
+def _inside(mask, position, size, block, shape):
+    """The mask of a tile; the ragged end of the walked axis is outside."""
+    if size % block == 0:
+        return jnp.broadcast_to(mask, shape)
+    return jnp.broadcast_to(mask & (position < size), shape)
+
+
+def _chunk(ref, walked, block):
+    """One tile of rows of what lies in vector memory."""
+    return ref[pl.ds(walked if isinstance(walked, int) else pl.multiple_of(walked * block, block), block), :]
+
+
+def _walked(at, tile):
+    """Where tile `at` lies in a block: the grid brings it by itself, or all of the head is there."""
+    return 0 if tile.steps else at
+
+
+def _total(runs):
+    return sum(hi - lo for lo, hi in runs)
+
+
+def _numbered(step, runs):
+    """The tile of iteration `step`, counting through the runs in order."""
+    at, passed = runs[0][0] + step, 0
+    for (lo, hi), (start, _) in pairwise(runs):
+        passed = passed + (hi - lo)
+        at = jnp.where(step < passed, at, start + step - passed)
+    return at
+
+
+def _visited(step, full, partial, n_tiles):
+    """The tile that the grid brings at a step; after the last one, the same again, which costs nothing."""
+    if not full and not partial:
+        return 0
+    step = _min(step, _max(_total(full) + _total(partial) - 1, 0))
+    return jnp.clip(_numbered(step, [*full, *partial]), 0, n_tiles - 1)
+
+
+def _walk(full, partial, tile, start, attend, finish):
+    """Calls attend(at, masked) for every tile of the runs: in loops, or as the grid walks for the step at hand."""
+    n_full, n_partial = _total(full), _total(partial)
+    if tile.steps:
+        step = pl.program_id(3)
+        pl.when(step == 0)(start)
+        if full:
+            pl.when(step < n_full)(lambda: attend(_numbered(step, full), False))
+        if partial:
+            pl.when((step >= n_full) & (step < n_full + n_partial))(lambda: attend(_numbered(step - n_full, partial), True))
+        pl.when(step == tile.steps - 1)(finish)
+        return
+    start()
+    if full:
+        _loop(n_full, tile.unroll, lambda step: attend(_numbered(step, full), False))
+    if partial:
+        _loop(n_partial, 1, lambda step: attend(_numbered(step, partial), True))
+    finish()
+
+
+def _loop(count, unroll, body):
+    """body(0) … body(count - 1), `unroll` of them at a time."""
+    shift = unroll.bit_length() - 1
+    rounds = count >> shift
+
+    def several(i, _):
+        for j in range(unroll):
+            body(i * unroll + j)
+
+    def one(i, _):
+        body(i)
+
+    lax.fori_loop(0, rounds, several, None)
+    if shift:
+        lax.fori_loop(rounds << shift, count, one, None)
+
+
+def _heads_first(x, block):
+    """(B, S, H, D) as (B, H, S, D), with zeros up to a whole number of tiles."""
+    x = jnp.swapaxes(x, 1, 2)
+    return jnp.pad(x, ((0, 0), (0, 0), (0, -x.shape[2] % block), (0, 0)))
+
+
+def _heads_inside(x, length):
+    """The reverse of `_heads_first`."""
+    return jnp.swapaxes(x[:, :, :length], 1, 2)
+
+
+def _vectors(x, axis, block, missing=0):
+    """An operand of one position axis, as (B, H, tiles, 1, block)."""
+    x = x.reshape(*x.shape[:2], x.shape[axis])
+    x = jnp.pad(x, ((0, 0), (0, 0), (0, -x.shape[2] % block)), constant_values=missing)
+    return x.reshape(*x.shape[:2], -1, 1, block)
+
+
+def _unrolled(x, length):
+    """(B, H, tiles, 1, block) as (B, H, length)."""
+    return x.reshape(*x.shape[:2], -1)[..., :length]
+
+
+def _numbers(x):
+    """An operand or a term that is one number a head (or fewer), flat."""
+    return jnp.asarray(x).reshape(-1)
+
+
+def _reduced(x, like):
+    """Sums over the axes that an operand does not have."""
+    missing = tuple(axis for axis in range(4) if like.shape[axis] == 1 and x.shape[axis] != 1)
+    x = x.sum(missing, keepdims=True) if missing else x
+    if like.shape[1] != x.shape[1]:  # an operand of the key heads
+        x = x.reshape(x.shape[0], like.shape[1], -1, *x.shape[2:]).sum(2)
+    return x.astype(like.dtype)
+
+
+class _Blocks:
+    """What a program sees of an array, for a kernel that holds a tile of one axis and walks those of the other."""
+
+    def __init__(self, size, tile, held_block, walked_block, n_walked, at):
+        self.size, self.held_block, self.walked_block = size, held_block, walked_block
+        self.span = 1 if tile.steps else n_walked
+        self.at = at if tile.steps else (lambda *_: 0)
+
+    def _spec(self, x, block, where):
+        n_batch, n_heads = x.shape[:2]
+
+        def index(batch, head, held, *rest):
+            own = _share(batch, self.size.B, n_batch), _share(head, self.size.Hq, n_heads)
+            return *own, *where(held, lambda: self.at(batch, head, held, *rest))
+
+        return x, pl.BlockSpec((None, None, *block), index)
+
+    def held(self, x):
+        return self._spec(x, (self.held_block, x.shape[3]), lambda held, at: (held, 0))
+
+    def walked(self, x):
+        return self._spec(x, (self.span * self.walked_block, x.shape[3]), lambda held, at: (at(), 0))
+
+    def held_vector(self, x):
+        return self._spec(x, (None, *x.shape[3:]), lambda held, at: (held, 0, 0))
+
+    def walked_vector(self, x):
+        return self._spec(x, (self.span, *x.shape[3:]), lambda held, at: (at(), 0, 0))
+
+    def pairs_by_rows(self, x):
+        return self._spec(x, (self.held_block, self.span * self.walked_block), lambda held, at: (held, at()))
+
+    def pairs_by_columns(self, x):
+        return self._spec(x, (self.span * self.walked_block, self.held_block), lambda held, at: (at(), held))
+
+    def whole(self, x):
+        return self._spec(x, x.shape[2:], lambda held, at: (0, 0))
+
+
+def _result(shape, dtype, *like):
+    """The type of a result, which varies over a mesh with what it is made of."""
+    varying = frozenset().union(*(getattr(jax.typeof(x), "vma", frozenset()) for x in like))
+    return jax.ShapeDtypeStruct(shape, dtype, vma=varying) if varying else jax.ShapeDtypeStruct(shape, dtype)
+
+
+def _launch(kernel, config, tile, n_tiles, numbers, inputs, outputs, scratch, ordered=False):
+    """Runs a kernel over batches, heads, held tiles and, where the grid walks, steps.
+
+    `ordered`: the held tiles of a head add to one result, one after the other.
+    """
+    size = config.size
+    arrays = [x for x, _ in inputs]
+    shapes = [_result(shape, dtype, *numbers, *arrays) for shape, dtype, _ in outputs]
+    specs = [block(shape)[1] for shape, (_, _, block) in zip(shapes, outputs, strict=True)]
+    order = ("parallel", "parallel", "arbitrary" if ordered else "parallel") + (("arbitrary",) if tile.steps else ())
+    return pl.pallas_call(
+        kernel,
+        out_shape=shapes,
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=len(numbers),
+            grid=(size.B, size.Hq, n_tiles) + ((tile.steps,) if tile.steps else ()),
+            in_specs=[spec for _, spec in inputs],
+            out_specs=specs,
+            scratch_shapes=[pltpu.VMEM(shape, dtype) for shape, dtype in scratch],
+        ),
+        compiler_params=pltpu.CompilerParams(dimension_semantics=order, vmem_limit_bytes=config.vmem << 20),
+        interpret=config.interpret,
+    )(*numbers, *arrays)
+
+
+# ---------------------------------------------------------------- which tiles meet
+
+
+def _key_tiles(q0, q1, size, block):
+    """Runs of tiles that the queries q0 … q1 meet: those in which every pair is allowed, then those that need the mask."""
+    Sq = size.Sq
+    Sk = size.Sk
+    any_hi = _up(_min(Sk, q1 + Sk - Sq + 1), block)
+    any_hi = _max(any_hi, 0)
+    full_hi = _down(_min(Sk, q0 + Sk - Sq + 1), block)
+    full_hi = _max(full_hi, 0)
+    full_hi = _min(_max(full_hi, 0), any_hi)
+    return [(0, full_hi)], [(full_hi, any_hi)]
+
+
+def _query_tiles(k0, k1, size, block):
+    """Runs of tiles that the keys k0 … k1 meet: those in which every pair is allowed, then those that need the mask."""
+    Sq = size.Sq
+    Sk = size.Sk
+    any_lo = _down(_max(0, k0 + Sq - Sk), block)
+    any_hi = _up(Sq, block)
+    any_hi = _max(any_hi, any_lo)
+    full_lo = _up(_max(0, k1 + Sq - Sk), block)
+    full_hi = _down(Sq, block)
+    full_hi = _max(full_hi, full_lo)
+    full_lo = _min(_max(full_lo, any_lo), any_hi)
+    full_hi = _min(_max(full_hi, full_lo), any_hi)
+    return [(full_lo, full_hi)], [(any_lo, full_lo), (full_hi, any_hi)]
+
+
+# ---------------------------------------------------------------- forward
+
+
+def _forward_kernel(
+    head_term_ref, logit_scale_ref, q_ref, k_ref, v_ref, out_ref, lse_ref, q_s, max_s, sum_s, acc_s,
+    *, size, tile,
+):
+    """One tile of queries of one head meets the tiles of keys that it can see."""
+    Sq = size.Sq
+    Sk = size.Sk
+    Dv = size.Dv
+    BQ, BK = tile.queries, tile.keys
+    height = BQ
+    width = BK
+    head = pl.program_id(1)
+    held = pl.program_id(2)
+    q0 = held * BQ
+    q1 = _min(q0 + BQ, Sq) - 1
+    q_idx = q0 + lax.broadcasted_iota(jnp.int32, (BQ, LANES), 0)
+    head_term = head_term_ref[head]
+    logit_scale = logit_scale_ref[0]
+    row_term = q_idx + Sk - Sq
+    row_term_2 = _float(row_term)
+
+    def start():
+        q_s[...] = (q_ref[...].astype(jnp.float32) * logit_scale).astype(q_s.dtype)
+        max_s[...] = jnp.full_like(max_s, LOWEST)
+        sum_s[...] = jnp.zeros_like(sum_s)
+        acc_s[...] = jnp.zeros_like(acc_s)
+
+    def attend(at, masked):
+        k0 = at * BK
+        walked = _walked(at, tile)
+        k_idx = k0 + lax.broadcasted_iota(jnp.int32, (1, BK), 1)
+        k = _chunk(k_ref, walked, BK)
+        v = _chunk(v_ref, walked, BK)
+        qk = _by_transposed(q_s[...], k)
+        col_term = _float(k_idx)
+        x = qk + jnp.abs(_across(row_term_2, width) - col_term) * head_term
+        if masked:
+            allowed = _inside(k_idx <= _across(row_term, width), k_idx, Sk, BK, (height, width))
+            x = jnp.where(allowed, x, -jnp.inf)
+        old_max = max_s[...]
+        new_max = jnp.maximum(old_max, x.max(1, keepdims=True))
+        max_s[...] = new_max
+        rescale = jnp.exp2(old_max - new_max)
+        weight = jnp.exp2(x - _across(new_max, width))
+        sum_s[...] = sum_s[...] * rescale + _by_lanes(weight)
+        acc_s[...] = acc_s[...] * _across(rescale, Dv) + _product(weight.astype(v.dtype), v)
+
+    def finish():
+        row_sum = _over_lanes(sum_s[...])
+        row_max = max_s[...]
+        total = row_max
+        empty = row_max == LOWEST
+        row_sum = jnp.where(empty, 1.0, row_sum)
+        share = 1.0 / row_sum
+        lse = jnp.where(empty, -jnp.inf, (total + _log2(row_sum)) * LN2)
+        out_ref[...] = (acc_s[...] * _across(share, Dv)).astype(out_ref.dtype)
+        lse_ref[...] = _as_row(lse)
+
+    full, partial = _key_tiles(q0, q1, size, BK)
+    _walk(full, partial, tile, start, attend, finish)
+
+
+def _forward(config, q, k, v, floats, data, dtype):
+    """out (B, Sq, Hq, Dv) in `dtype`, lse (B, Hq, Sq) in float32."""
+    size, tile = config.size, config.forward
+    B = size.B
+    Hq = size.Hq
+    Sq = size.Sq
+    Sk = size.Sk
+    D = size.D
+    Dv = size.Dv
+    BQ, BK = tile.queries, tile.keys
+    slope_h = floats["slope_h"]
+    scale = data["scale"]
+    head_term = -slope_h * 1.4426950408889634
+    logit_scale = scale * 1.4426950408889634
+    numbers = [_numbers(head_term), _numbers(logit_scale), ]
+
+    def at(batch, head, held, step, head_term_ref, logit_scale_ref):
+        q0 = held * BQ
+        q1 = _min(q0 + BQ, Sq) - 1
+        full, partial = _key_tiles(q0, q1, size, BK)
+        return _visited(step, full, partial, _up(Sk, BK))
+
+    cut = _Blocks(size, tile, BQ, BK, _up(Sk, BK), at)
+    n_tiles = _up(Sq, BQ)
+    row = ((B, Hq, n_tiles, 1, BQ), jnp.float32, cut.held_vector)
+    results = _launch(
+        functools.partial(_forward_kernel, size=size, tile=tile), config, tile, n_tiles, numbers,
+        [cut.held(_heads_first(q, BQ)), cut.walked(_heads_first(k, BK)), cut.walked(_heads_first(v, BK))],
+        [((B, Hq, n_tiles * BQ, Dv), dtype, cut.held), row],
+        [((BQ, D), q.dtype), ((BQ, LANES), jnp.float32), ((BQ, LANES), jnp.float32), ((BQ, Dv), jnp.float32)],
+    )
+    return _heads_inside(results[0], Sq), *(_unrolled(x, Sq) for x in results[1:])
+
+
+# ---------------------------------------------------------------- backward
+
+
+def _dq_kernel(
+    head_term_ref, logit_scale_ref, scale_ref, q_ref, k_ref, v_ref, d_out_ref, lse_ref, delta_ref, dq_ref,
+    sum_slope_h_ref, q_s, dq_s, sum_slope_h_s,
+    *, size, tile,
+):
+    """One tile of queries of one head: meets the same tiles of keys as the forward kernel."""
+    Sq = size.Sq
+    Sk = size.Sk
+    BQ, BK = tile.queries, tile.keys
+    height = BQ
+    width = BK
+    head = pl.program_id(1)
+    held = pl.program_id(2)
+    q0 = held * BQ
+    q1 = _min(q0 + BQ, Sq) - 1
+    q_idx = q0 + lax.broadcasted_iota(jnp.int32, (BQ, LANES), 0)
+    head_term = head_term_ref[head]
+    logit_scale = logit_scale_ref[0]
+    scale = scale_ref[0]
+    row_lse = _held(lse_ref[...])
+    delta = _held(delta_ref[...])
+    row_term = q_idx + Sk - Sq
+    row_term_2 = _float(row_term)
+
+    def start():
+        q_s[...] = (q_ref[...].astype(jnp.float32) * logit_scale).astype(q_s.dtype)
+        dq_s[...] = jnp.zeros_like(dq_s)
+        sum_slope_h_s[...] = jnp.zeros_like(sum_slope_h_s)
+
+    def attend(at, masked):
+        k0 = at * BK
+        walked = _walked(at, tile)
+        k_idx = k0 + lax.broadcasted_iota(jnp.int32, (1, BK), 1)
+        k = _chunk(k_ref, walked, BK)
+        v = _chunk(v_ref, walked, BK)
+        qk = _by_transposed(q_s[...], k)
+        dp = _by_transposed(d_out_ref[...], v)
+        col_term = _float(k_idx)
+        term = jnp.abs(_across(row_term_2, width) - col_term)
+        p = jnp.exp2(qk + term * head_term - _across(row_lse, width))
+        if masked:
+            allowed = _inside(k_idx <= _across(row_term, width), k_idx, Sk, BK, (height, width))
+            p = jnp.where(allowed, p, 0.0)
+        dp = dp - _across(delta, width)
+        g = p * dp
+        ds = g * (jnp.broadcast_to(1.0, (height, width)))
+        if masked:
+            ds = jnp.where(allowed, ds, 0.0)  # the derivative may be infinite where the mask forbids
+        contribution = g * (-1.0 * term)
+        if masked:
+            contribution = jnp.where(allowed, contribution, 0.0)
+        sum_slope_h_s[...] += _by_lanes(contribution)
+        dq_s[...] += _product(ds.astype(k.dtype), k)
+
+    def finish():
+        dq_ref[...] = (dq_s[...] * scale).astype(dq_ref.dtype)
+        sum_slope_h_ref[...] = sum_slope_h_s[...].sum(0, keepdims=True)
+
+    full, partial = _key_tiles(q0, q1, size, BK)
+    _walk(full, partial, tile, start, attend, finish)
+
+
+def _dq(config, q, k, v, d_out, lse, delta, floats, data):
+    """dQ (B, Sq, Hq, D), and the gradients of operands by name."""
+    size, tile = config.size, config.dq
+    B = size.B
+    Hq = size.Hq
+    Sq = size.Sq
+    Sk = size.Sk
+    D = size.D
+    BQ, BK = tile.queries, tile.keys
+    slope_h = floats["slope_h"]
+    scale = data["scale"]
+    head_term = -slope_h * 1.4426950408889634
+    logit_scale = scale * 1.4426950408889634
+    numbers = [_numbers(head_term), _numbers(logit_scale), _numbers(scale), ]
+
+    def at(batch, head, held, step, head_term_ref, logit_scale_ref, scale_ref):
+        q0 = held * BQ
+        q1 = _min(q0 + BQ, Sq) - 1
+        full, partial = _key_tiles(q0, q1, size, BK)
+        return _visited(step, full, partial, _up(Sk, BK))
+
+    cut = _Blocks(size, tile, BQ, BK, _up(Sk, BK), at)
+    n_tiles = _up(Sq, BQ)
+    dq, *sums = _launch(
+        functools.partial(_dq_kernel, size=size, tile=tile), config, tile, n_tiles, numbers,
+        [cut.held(_heads_first(q, BQ)), cut.walked(_heads_first(k, BK)), cut.walked(_heads_first(v, BK)), cut.held(_heads_first(d_out, BQ)), cut.held_vector(_vectors(lse[..., None], 2, BQ, jnp.inf)), cut.held_vector(_vectors(delta[..., None], 2, BQ, 0.0))],
+        [((B, Hq, n_tiles * BQ, D), q.dtype, cut.held), ((B, Hq, n_tiles, 1, LANES), jnp.float32, cut.held_vector)],
+        [((BQ, D), q.dtype), ((BQ, D), jnp.float32), ((BQ, LANES), jnp.float32)],
+    )
+    gradients = {}
+    gradients["slope_h"] = _reduced(sums[0].sum((2, 3, 4))[..., None, None], slope_h)
+    return _heads_inside(dq, Sq), gradients
+
+
+def _dkdv_kernel(
+    head_term_ref, logit_scale_ref, scale_ref, q_ref, k_ref, v_ref, d_out_ref, lse_ref, delta_ref, dk_ref, dv_ref,
+    k_s, dk_s, dv_s,
+    *, size, tile,
+):
+    """One tile of keys meets the tiles of one head's queries that can see it."""
+    Sq = size.Sq
+    Sk = size.Sk
+    BQ, BK = tile.queries, tile.keys
+    height = BK
+    width = BQ
+    head = pl.program_id(1)
+    held = pl.program_id(2)
+    k0 = held * BK
+    k1 = _min(k0 + BK, Sk) - 1
+    k_idx = k0 + lax.broadcasted_iota(jnp.int32, (BK, LANES), 0)
+    head_term = head_term_ref[head]
+    logit_scale = logit_scale_ref[0]
+    scale = scale_ref[0]
+    col_term = _float(k_idx)
+
+    def start():
+        k_s[...] = (k_ref[...].astype(jnp.float32) * logit_scale).astype(k_s.dtype)
+        dk_s[...] = jnp.zeros_like(dk_s)
+        dv_s[...] = jnp.zeros_like(dv_s)
+
+    def attend(at, masked):
+        q0 = at * BQ
+        walked = _walked(at, tile)
+        q_idx = q0 + lax.broadcasted_iota(jnp.int32, (1, BQ), 1)
+        q = _chunk(q_ref, walked, BQ)
+        d_out = _chunk(d_out_ref, walked, BQ)
+        qk = _by_transposed(k_s[...], q)
+        dp = _by_transposed(v_ref[...], d_out)
+        row_lse = lse_ref[walked]
+        delta = delta_ref[walked]
+        row_term = q_idx + Sk - Sq
+        row_term_2 = _float(row_term)
+        p = jnp.exp2(qk + jnp.abs(row_term_2 - _across(col_term, width)) * head_term - row_lse)
+        if masked:
+            allowed = _inside(_across(k_idx, width) <= row_term, q_idx, Sq, BQ, (height, width))
+            p = jnp.where(allowed, p, 0.0)
+        dp = dp - delta
+        g = p * dp
+        ds = g * (jnp.broadcast_to(1.0, (height, width)))
+        if masked:
+            ds = jnp.where(allowed, ds, 0.0)  # the derivative may be infinite where the mask forbids
+        dv_s[...] += _product(p.astype(d_out.dtype), d_out)
+        dk_s[...] += _product(ds.astype(q.dtype), q)
+
+    def finish():
+        dk_ref[...] = (dk_s[...] * scale).astype(dk_ref.dtype)
+        dv_ref[...] = dv_s[...].astype(dv_ref.dtype)
+
+    full, partial = _query_tiles(k0, k1, size, BQ)
+    _walk(full, partial, tile, start, attend, finish)
+
+
+def _dkdv(config, q, k, v, d_out, lse, delta, floats, data):
+    """dK (B, Sk, Hkv, D) and dV (B, Sk, Hkv, Dv), and the gradients of operands by name."""
+    size, tile = config.size, config.dkdv
+    B = size.B
+    Hq = size.Hq
+    Hkv = size.Hkv
+    Sq = size.Sq
+    Sk = size.Sk
+    D = size.D
+    Dv = size.Dv
+    BQ, BK = tile.queries, tile.keys
+    slope_h = floats["slope_h"]
+    scale = data["scale"]
+    head_term = -slope_h * 1.4426950408889634
+    logit_scale = scale * 1.4426950408889634
+    numbers = [_numbers(head_term), _numbers(logit_scale), _numbers(scale), ]
+
+    def at(batch, head, held, step, head_term_ref, logit_scale_ref, scale_ref):
+        k0 = held * BK
+        k1 = _min(k0 + BK, Sk) - 1
+        full, partial = _query_tiles(k0, k1, size, BQ)
+        return _visited(step, full, partial, _up(Sq, BQ))
+
+    cut = _Blocks(size, tile, BK, BQ, _up(Sq, BQ), at)
+    n_tiles = _up(Sk, BK)
+    dtype = k.dtype if Hq == Hkv else jnp.float32  # the heads of a group are summed before they are rounded
+    dk, dv = _launch(
+        functools.partial(_dkdv_kernel, size=size, tile=tile), config, tile, n_tiles, numbers,
+        [cut.walked(_heads_first(q, BQ)), cut.held(_heads_first(k, BK)), cut.held(_heads_first(v, BK)), cut.walked(_heads_first(d_out, BQ)), cut.walked_vector(_vectors(lse[..., None], 2, BQ, jnp.inf)), cut.walked_vector(_vectors(delta[..., None], 2, BQ, 0.0))],
+        [((B, Hq, n_tiles * BK, D), dtype, cut.held), ((B, Hq, n_tiles * BK, Dv), dtype, cut.held)],
+        [((BK, D), k.dtype), ((BK, D), jnp.float32), ((BK, Dv), jnp.float32)],
+    )
+    gradients = {}
+    dk, dv = (x.reshape(B, Hkv, Hq // Hkv, *x.shape[2:]).sum(2).astype(k.dtype) for x in (dk, dv))
+    return _heads_inside(dk, Sk), _heads_inside(dv, Sk), gradients
+
+
+# ---------------------------------------------------------------- the function
+
+
+def _chip():
+    """The key of TILES that fits this machine's accelerator."""
+    if CHIP is not None:
+        return CHIP
+    kind = jax.devices()[0].device_kind.lower()
+    for name, words in (("v4", ("v4",)), ("v5e", ("v5 lite", "v5e")), ("v5p", ("v5",)), ("v6e", ("v6",)), ("7x", ("7",))):
+        if "tpu" in kind and any(word in kind for word in words):
+            return name
+    return "cpu"  # Pallas' interpreter
+
+
+def _interpreted():
+    """Whether to interpret: said once, since it is slow."""
+    if INTERPRET is not None:
+        return INTERPRET
+    if jax.default_backend() == "tpu":
+        return False
+    warnings.warn("alibi: no TPU found, so Pallas kernels run in its interpreter, which is exact but slow", stacklevel=4)
+    return True
+
+
+def _fitted(tile, size, chip):
+    """A tile no longer than the sequences need; on a chip, of whole registers."""
+    queries, keys, unroll = tile
+    least = 16 if chip == "cpu" else LANES
+    return min(queries, _power_of_two(size.Sq, least)), min(keys, _power_of_two(size.Sk, least)), unroll
+
+
+def _power_of_two(n, least):
+    """The least power of two that is at least both."""
+    return max(least, 1 << max(n - 1, 0).bit_length())
+
+
+def _configured(size, dtype, floats, data):
+    """Tiles, and which kernels have a whole head in vector memory and which are brought it tile by tile."""
+    chip = _chip()
+    itemsize = jnp.dtype(dtype).itemsize
+    room = VMEM[chip] << 20
+    forward, dkdv, dq = (_fitted(tile, size, chip) for tile in TILES[chip, itemsize])
+    wide, wide_v = (-(-d // LANES) * LANES for d in (size.D, size.Dv))
+    tiles = []
+    for kernel, (queries, keys, unroll) in (("forward", forward), ("dkdv", dkdv), ("dq", dq)):
+        held, walked, length = (keys, queries, size.Sq) if kernel == "dkdv" else (queries, keys, size.Sk)
+        whole = (length + walked) * ((wide + wide_v) * itemsize + 12) + 0 * held * (length + walked)
+        own = held * ((wide + wide_v) * (2 * itemsize + 4) + 2560) + 24 * held * walked
+        if 2 * whole + 2 * own <= room:
+            tiles.append(Tile(queries, keys, unroll, 0))
+        else:
+            tile = Tile(queries, keys, unroll, 1)
+            steps = (_query_steps if kernel == "dkdv" else _key_steps)(size, tile, floats, data)
+            tiles.append(tile._replace(steps=steps))
+    return Config(size, *tiles, _interpreted(), VMEM[chip])
+
+
+def _key_steps(size, tile, floats, data):
+    """The most tiles of keys that a tile of queries meets, or all of them where that depends on values."""
+    Sq = size.Sq
+    with jax.ensure_compile_time_eval():
+        q0 = jnp.arange(_up(Sq, tile.queries)).reshape(1, 1, -1, 1) * tile.queries
+        q1 = jnp.minimum(q0 + tile.queries, Sq) - 1
+        full, partial = _key_tiles(q0, q1, size, tile.keys)
+        return max(int(jnp.max(jnp.asarray(_total(full) + _total(partial)))), 1)
+
+
+def _query_steps(size, tile, floats, data):
+    """The most tiles of queries that a tile of keys meets, or all of them where that depends on values."""
+    Sk = size.Sk
+    with jax.ensure_compile_time_eval():
+        k0 = jnp.arange(_up(Sk, tile.keys)).reshape(1, 1, -1, 1) * tile.keys
+        k1 = jnp.minimum(k0 + tile.keys, Sk) - 1
+        full, partial = _query_tiles(k0, k1, size, tile.queries)
+        return max(int(jnp.max(jnp.asarray(_total(full) + _total(partial)))), 1)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attend(config, q, k, v, floats, data):
+    return _forward(config, q, k, v, floats, data, q.dtype)[:2]
+
+
+def _attend_forward(config, q, k, v, floats, data):
+    # A param's gradient sums over all pairs: in half precision it needs out before it is rounded.
+    exact, lse = _forward(config, q, k, v, floats, data, jnp.float32)
+    out = exact.astype(q.dtype)
+    return (out, lse), (q, k, v, floats, data, exact, lse)
+
+
+def _attend_backward(config, saved, cotangents):
+    q, k, v, floats, data, out, lse = saved
+    d_out, d_lse = cotangents
+    # What a pair subtracts from d_out . v (Dao et al., 2022).
+    delta = jnp.einsum("bqhd,bqhd->bhq", d_out.astype(jnp.float32), out.astype(jnp.float32), precision=lax.Precision.HIGHEST) - d_lse
+    lse = jnp.where(lse == -jnp.inf, jnp.inf, lse * LOG2E)  # to base 2; a row that met no key gets no weight
+    gradients = {name: jnp.zeros_like(x) for name, x in floats.items()}
+    dq, more = _dq(config, q, k, v, d_out, lse, delta, floats, data)
+    gradients.update(more)
+    dk, dv, more = _dkdv(config, q, k, v, d_out, lse, delta, floats, data)
+    gradients.update(more)
+    return dq, dk, dv, gradients, None
+
+
+_attend.defvjp(_attend_forward, _attend_backward)
+
+
+def _by_axes(x, axes, lengths):
+    """A param whose indices are positions, on four axes; it is zero outside itself."""
+    for axis, length in enumerate(lengths):
+        x = lax.slice_in_dim(x, 0, min(length, x.shape[axis]), axis=axis)
+        x = jnp.pad(x, [(0, length - x.shape[axis] if a == axis else 0) for a in range(x.ndim)])
+    order = sorted(range(len(axes)), key=lambda i: axes[i])
+    return jnp.expand_dims(jnp.transpose(x, order), tuple(a for a in range(4) if a not in axes))
+
+
+def _refuse(message) -> NoReturn:
+    raise ValueError(f"alibi: {message}")
+
+
+def _check(q, k, v, slope, scale):
+    """One clear message for what does not fit, before anything is launched."""
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not (hasattr(x, "shape") and hasattr(x, "dtype")):
+            _refuse(f"{name} must be an array, not {type(x).__name__}")
+        if len(x.shape) != 4:
+            _refuse(f"{name} must have 4 dimensions (batch, length, heads, head dim), not shape {tuple(x.shape)}")
+        if x.dtype not in (jnp.bfloat16, jnp.float32):
+            _refuse(f"{name} must be bfloat16 or float32, which TPUs multiply, not {x.dtype}")
+        if x.dtype != q.dtype:
+            _refuse(f"{name} must have q's dtype {q.dtype}, not {x.dtype}")
+    B, Sq, Hq, D = q.shape
+    _, Sk, Hkv, Dv = v.shape
+    if tuple(k.shape) != (B, Sk, Hkv, D):
+        _refuse(f"k must have q's batch and head dim, and v's heads and length, {(B, Sk, Hkv, D)}, not {tuple(k.shape)}")
+    if v.shape[0] != B:
+        _refuse(f"v must have q's batch {B}, not {v.shape[0]}")
+    if Hkv == 0 or Hq % Hkv:
+        _refuse(f"q's {Hq} heads must be a multiple of the {Hkv} heads of k and v")
+    if not (0 < D <= 256 and 0 < Dv <= 256):
+        _refuse(f"head dims must be from 1 to 256, not {D} and {Dv}")
+    if max(Sq, Sk) >= 2**27:
+        _refuse(f"sequences must be shorter than 2**27 = {2**27}, not {max(Sq, Sk)}")
+    if getattr(scale, "ndim", 0) != 0:
+        _refuse(f"scale must be one number, not an array of shape {scale.shape}")
+    if not (hasattr(slope, "shape") and hasattr(slope, "dtype")):
+        _refuse(f"slope must be an array, not {type(slope).__name__}")
+    if slope.dtype not in (jnp.float32,):
+        _refuse(f"slope must be float32, not {slope.dtype}")
+    if len(slope.shape) != 1:
+        _refuse(f"slope must have 1 dimension (Hq), not shape {tuple(slope.shape)}")
+    if tuple(slope.shape) != (Hq,):
+        _refuse(f"slope must have shape (Hq) = {(Hq,)}, not {tuple(slope.shape)}")
+    return Size(B, Hq, Hkv, Sq, Sk, D, Dv)
+
+
+def alibi(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    *,
+    slope: jax.Array,
+    scale: float | jax.Array | None = None,
+    return_lse: bool = False,
+    dropout_seed: int | jax.Array | None = None,
+) -> jax.Array | tuple[jax.Array, jax.Array]:
+    """Attention `alibi`, fused, differentiable in every float argument but the scale.
+
+    q (B, Sq, Hq, D), k (B, Sk, Hkv, D), v (B, Sk, Hkv, Dv), all bfloat16 or float32.
+    slope (Hq): float32.
+    scale multiplies q . k where the score says so; 1 / sqrt(D) when not given. It is not differentiated.
+    dropout_seed is accepted for the sake of a common signature, and has no effect.
+
+    Gives out (B, Sq, Hq, Dv) in q's dtype, and with return_lse also the log-sum-exp (B, Hq, Sq), natural, float32.
+    A query that may attend to no key gives a zero row, -inf, and zero gradients. Raises ValueError on what does not fit.
+    """
+    return _call(q, k, v, slope, scale, return_lse, dropout_seed)
+
+
+def _call(q, k, v, slope, scale, return_lse, dropout_seed):
+    if scale is None:
+        scale = q.shape[-1] ** -0.5 if hasattr(q, "shape") and len(q.shape) else 1.0
+    size = _check(q, k, v, slope, scale)
+    q, k, v = jnp.asarray(q), jnp.asarray(k), jnp.asarray(v)
+    B = size.B
+    Hq = size.Hq
+    Sq = size.Sq
+    Sk = size.Sk
+    Dv = size.Dv
+    slope = jnp.asarray(slope)
+    if not isinstance(scale, int | float) or scale <= 0:
+        # The kernels take a positive scale; its sign, or its being zero, goes into q.
+        scale = lax.stop_gradient(jnp.asarray(scale, jnp.float32))
+        q, scale = q * jnp.sign(scale).astype(q.dtype), jnp.where(scale == 0.0, 1.0, jnp.abs(scale))
+    scale = lax.stop_gradient(jnp.asarray(scale, jnp.float32))
+    slope_h = _by_axes(slope, (1,), (Hq,))
+    floats = {"slope_h": slope_h.astype(jnp.float32), }
+    data = {"scale": scale.reshape(1, 1, 1, 1), }
+    if 0 in (B, Sq, Sk):
+        out, lse = jnp.zeros((B, Sq, Hq, Dv), q.dtype), jnp.full((B, Hq, Sq), -jnp.inf, jnp.float32)
+    else:
+        out, lse = _attend(_configured(size, q.dtype, floats, data), q, k, v, floats, data)
+    return (out, lse) if return_lse else out
+
+
+__all__ = ["alibi"]
