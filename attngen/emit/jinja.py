@@ -26,6 +26,11 @@ def _wrap(names: Iterable[str], indent: int) -> str:
     )  # fmt: skip
 
 
+def _constants(names: Iterable[str]) -> str:
+    """Arguments that a Gluon function takes at compile time."""
+    return ", ".join(f"{name}: gl.constexpr" for name in names)
+
+
 def bracket(text: str) -> str:
     """`text` as a factor of a product."""
     return text if re.fullmatch(r"[\w.]+(\([^()]*\))?", text) else f"({text})"
@@ -42,7 +47,8 @@ def _environment() -> jinja2.Environment:
         autoescape=False,  # Python source, not HTML; names and literals come from the typed IR alone
     )
     filters: dict[str, Any] = environment.filters  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-    filters.update(lines=_lines, wrap=_wrap, bracket=bracket, total=tile_code.total, numbering=tile_code.numbering)
+    filters.update(lines=_lines, wrap=_wrap, bracket=bracket, constants=_constants)
+    filters.update(total=tile_code.total, numbering=tile_code.numbering)
     return environment
 
 

@@ -34,6 +34,7 @@ class LaunchView:
     gradient_types: str
     gradients: tuple[GradientView, ...]
     forward_call: tuple[str, ...]
+    hopper_call: tuple[str, ...]
     dkdv_call: tuple[str, ...]
     dq_call: tuple[str, ...]
     saved_tensors: str
@@ -102,6 +103,31 @@ def launch_view(
             "num_warps=warps",
             "num_stages=stages",
             '**_registers(q, sizes["BLOCK_D"], BQ, BK, warps, stages)',
+        ),
+        hopper_call=(
+            "*_hopper_tiles(64, q)",
+            "*_hopper_tiles(BK, k, v)",
+            "*_hopper_tiles(64, out)",
+            *names[1:],
+            *seed,
+            *key_tests,
+            "n_work",
+            f"*arguments[:{len(values)}]",
+            "D=sizes[\"D\"]",
+            "Dv=sizes[\"Dv\"]",
+            "BLOCK_D=_hopper_block(sizes[\"D\"])",
+            "BLOCK_DV=_hopper_block(sizes[\"Dv\"])",
+            "BQ=BQ",
+            "BK=BK",
+            "STAGES=stages",
+            "TOGETHER=together",
+            "PERSISTENT=persistent",
+            "PIPELINED=pipelined",
+            "REGISTERS=registers",
+            "SPARE=spare",
+            "FAST=True",
+            *(("PRECISE=precise",) if saves_rest else ()),
+            "num_warps=4",
         ),
         dkdv_call=(
             *inputs,

@@ -11,6 +11,7 @@ import re
 from dataclasses import replace
 from typing import Any
 
+from attngen.emit.gluon import gluon_view
 from attngen.emit.gradients import AXES, PairView, RowSum, gradient_views, leaf_name, pair_view, row_sums
 from attngen.emit.jinja import bracket, render
 from attngen.emit.kernel_code import HeldTest, KernelCode, KernelWriter, free_names
@@ -92,19 +93,24 @@ class _Emitter:
         tests = tuple(self.test_view(t, r.axis) for r in (self.plan.keys, self.plan.queries) for t in r.tests)
         kernel = self.kernel_view()
         pair_gradients = tuple(self.pair_gradient(g, keys) for g in self.plan.gradients if g.gather not in AXES)
+        key_pointers = tuple(p for t in tests if t.axis == "k" for p in t.pointers)
+        fast = None
+        if self.options.arch != "portable":
+            fast = gluon_view(self.plan, forward, keys, self.params, self.arguments, self.size_names, key_pointers)
         gradients = gradient_views(self.plan, self.params, {p.name: p.host_lines for p in pair_gradients})
         context: dict[str, Any] = dict(  # noqa: C408 - the keys are the templates' names
             a=self.header(),
             w=self.weight_view,
             kernel=kernel,
             f=forward,
+            fast=fast,
             keys=keys,
             queries=queries,
             # Bounds are computed in 64 bits: a window may be 2**31 - 1, for "no limit".
             wide_names={"q0", "q1", "k0", "k1", *(p.name for p in self.params if not p.by_pointer and p.type == "int")},
             key_arguments=self.range_names(keys),
             query_arguments=self.range_names(queries),
-            key_pointers="".join(f"{p}, " for t in tests if t.axis == "k" for p in t.pointers),
+            key_pointers="".join(f"{p}, " for p in key_pointers),
             query_pointers="".join(f"{p}, " for t in tests if t.axis == "q" for p in t.pointers),
             tests=tests,
             bwd=backward,

@@ -1,0 +1,81 @@
+"""The forward kernel of compute capability 9.0, beside the portable one: what `templates/gluon/` reads.
+
+Takes the plan, the forward kernel's code and the loops' ranges, as the Triton emitter has them, gives a `GluonView`.
+The expressions are Triton's own text, which Gluon takes as it is; Gluon adds layouts, shared memory and barriers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from attngen.emit.kernel_code import KernelCode
+from attngen.emit.params import ParamView
+from attngen.emit.tile_code import RangeView, Run, numbering, total
+from attngen.plan.hopper import skeletons
+from attngen.plan.kernel import KernelPlan
+
+
+@dataclass(frozen=True, slots=True)
+class GluonView:
+    """The lines `at` bind the tile of `step`, of which there are `n_steps`. `masked` says whether this warpgroup's own
+    queries need a mask there, by the bounds `own_results`.
+    """
+
+    arguments: tuple[str, ...]
+    key_pointers: tuple[str, ...]
+    unspecialized: list[str]
+    longest_first: bool
+    at: tuple[str, ...]
+    n_steps: str
+    full: tuple[Run, ...]
+    own_results: tuple[str, ...]
+    masked: str
+    test_lines: tuple[str, ...]
+    table: tuple[tuple[tuple[int, int], tuple[int | bool, ...]], ...]
+
+
+def gluon_view(
+    plan: KernelPlan,
+    code: KernelCode,
+    keys: RangeView,
+    params: tuple[ParamView, ...],
+    arguments: tuple[str, ...],
+    sizes: tuple[str, ...],
+    key_pointers: tuple[str, ...],
+) -> GluonView | None:
+    """None where no query has a key: there is nothing to be fast at."""
+    runs = (*keys.partial, *keys.full)
+    if not runs:
+        return None
+    unspecialized = ["n_work", *sizes]
+    for p in params:
+        unspecialized += p.strides[:-1] if p.by_pointer else [p.name]
+
+    def own(name: str) -> str:
+        return name if name.isdigit() else f"own_{name}"
+
+    outside = [f"(at < {own(r.start)}) | (at >= {own(r.stop)})" for r in keys.full]
+    masked = outside[0] if len(outside) == 1 else " & ".join(f"({text})" for text in outside) or "True"
+    return GluonView(
+        arguments,
+        key_pointers,
+        unspecialized,
+        plan.longest_first,
+        *_walk(keys),
+        keys.full,
+        tuple(own(name) for name in keys.results),
+        masked,
+        tuple(line.replace("_matching_tiles(", "_matching_key_tiles(") for line in code.test_lines),
+        tuple((key, tuple(skeleton)) for key, skeleton in skeletons(plan.burden).items()),
+    )
+
+
+def _walk(keys: RangeView) -> tuple[tuple[str, ...], str]:
+    """How a step's tile is found, and how many there are. One stretch needs no case."""
+    runs = (*keys.partial, *keys.full)
+    names = ("any_lo", "any_hi")
+    if len(keys.full) <= 1 and all(r.start in (*names, "0") or r.stop in names for r in keys.partial):
+        if "any_lo" in keys.results:
+            return ("at = any_lo + step",), "any_hi - any_lo"
+        return ("at = step",), "any_hi"
+    return numbering(runs, "at"), total(runs)
