@@ -31,7 +31,7 @@ class GluonView:
     own_results: tuple[str, ...]
     masked: str
     test_lines: tuple[str, ...]
-    table: tuple[tuple[tuple[int, int], tuple[int | bool, ...]], ...]
+    table: tuple[tuple[tuple[int, int], tuple[int | bool | str, ...]], ...]
 
 
 def gluon_view(
@@ -66,7 +66,7 @@ def gluon_view(
         tuple(own(name) for name in keys.results),
         masked,
         tuple(line.replace("_matching_tiles(", "_matching_key_tiles(") for line in code.test_lines),
-        tuple((key, tuple(skeleton)) for key, skeleton in skeletons(plan.burden).items()),
+        tuple((key, skeleton.row) for key, skeleton in skeletons(plan.burden).items()),
     )
 
 

@@ -9,10 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 
 from attngen.plan.tiles import Burden
 
 HEAD_BLOCKS = (64, 128, 256)
+
+
+class Schedule(StrEnum):
+    """Which tiles of queries a program takes: one alone; every so many-th; or the next that nobody has taken."""
+
+    ONCE = "once"
+    STRIDE = "stride"
+    QUEUE = "queue"
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +29,7 @@ class Skeleton:
     """`queries` are 64 for each warpgroup that computes: two or three. `stages` tiles of keys, and of values, are in
     flight. pipelined: a warpgroup starts its next scores before it weighs these; else the others fill the gaps.
     `registers` of a thread that computes, `spare` of the warp that fetches. `together`: heads whose tiles are taken
-    in turn. persistent: one program a multiprocessor, which fetches the next tile while it finishes one.
+    in turn. out_apart: results have room of their own, so the next queries come while they are stored.
     """
 
     queries: int
@@ -30,19 +39,21 @@ class Skeleton:
     registers: int
     spare: int
     together: int
-    persistent: bool
+    schedule: Schedule
+    out_apart: bool
 
-    def __iter__(self):
-        fields = (self.queries, self.keys, self.stages, self.pipelined)
-        return iter((*fields, self.registers, self.spare, self.together, self.persistent))
-
-
-def _two(keys: int, stages: int, *, together: int = 2, pipelined: bool = True, persistent: bool = True) -> Skeleton:
-    return Skeleton(128, keys, stages, pipelined, 240, 24, together, persistent)
+    @property
+    def row(self) -> tuple[int | bool | str, ...]:
+        fields = (self.queries, self.keys, self.stages, self.pipelined, self.registers, self.spare, self.together)
+        return (*fields, self.schedule.value, self.out_apart)
 
 
-def _three(keys: int, stages: int, *, together: int = 4, pipelined: bool = False, persistent: bool = True) -> Skeleton:
-    return Skeleton(192, keys, stages, pipelined, 160, 32, together, persistent)
+def _two(keys: int, stages: int, *, together: int = 2, pipelined: bool = True, schedule: Schedule = Schedule.QUEUE, out_apart: bool = True) -> Skeleton:
+    return Skeleton(128, keys, stages, pipelined, 240, 24, together, schedule, out_apart)
+
+
+def _three(keys: int, stages: int, *, together: int = 4, pipelined: bool = False, schedule: Schedule = Schedule.QUEUE, out_apart: bool = True) -> Skeleton:
+    return Skeleton(192, keys, stages, pipelined, 160, 32, together, schedule, out_apart)
 
 
 _PLAIN: Mapping[tuple[int, int], Skeleton] = {
@@ -50,8 +61,8 @@ _PLAIN: Mapping[tuple[int, int], Skeleton] = {
     (64, 128): _two(128, 2),
     (128, 64): _two(128, 2),
     (128, 128): _three(128, 2),
-    (256, 128): _two(64, 2),
-    (256, 256): _two(64, 2),
+    (256, 128): _two(64, 2, out_apart=False),
+    (256, 256): _two(64, 2, out_apart=False),
 }
 _LOADED = {**_PLAIN, (64, 64): _two(128, 2), (128, 128): _two(128, 2)}
 
