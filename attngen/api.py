@@ -30,12 +30,16 @@ PRECISIONS = ("ieee", "tf32")
 STAGES = ("ast", "ir", "plan", "source")
 BINARIES = ("ttir", "ttgir", "ptx", "cubin", "hsaco")
 ARCHITECTURES = ("sm_80", "sm_86", "sm_90", "sm_100", "gfx942")
+SOURCE_ARCHITECTURES = ("auto", "portable", *ARCHITECTURES)
+"""For which chips a file may hold kernels of their own: every chip, none, one."""
 DTYPES = ("fp16", "bf16", "fp32")
 CHIPS = ("a100", "h100", "h200", "b200", "mi300x", "v4", "v5e", "v5p", "v6e", "tpu7x")
 
 
-def options(target: str = "triton", precision: Precision = "ieee", tile: tuple[int, int] | None = None) -> Options:
-    """What a caller chooses beside the spec, checked. `tile` overrides the spec's; `precision` is of fp32 products."""
+def options(
+    target: str = "triton", precision: Precision = "ieee", tile: tuple[int, int] | None = None, arch: str = "auto"
+) -> Options:
+    """What a caller chooses beside the spec, checked (see `compile`)."""
     from attngen.emit import Options
 
     if target not in TARGETS:
@@ -44,7 +48,9 @@ def options(target: str = "triton", precision: Precision = "ieee", tile: tuple[i
         raise UsageError(f"no precision {precision!r}; there are {', '.join(PRECISIONS)}")
     if tile is not None and not (len(tile) == 2 and all(_is_tile_size(size) for size in tile)):
         raise UsageError(f"tile {tile!r} must be two powers of two from 16 to 512: (query rows, key columns)")
-    return Options(target=target, precision=precision, tile=tile)
+    if arch not in SOURCE_ARCHITECTURES:
+        raise UsageError(f"no architecture {arch!r}; there are {', '.join(SOURCE_ARCHITECTURES)}")
+    return Options(target=target, precision=precision, tile=tile, arch=arch)
 
 
 def _is_tile_size(size: Any) -> bool:
@@ -141,13 +147,16 @@ def compile(
     *,
     tile: tuple[int, int] | None = None,
     precision: Precision = "ieee",
+    arch: str = "auto",
     consts: Mapping[str, Const] | None = None,
     **const_overrides: Const,
 ) -> Kernel:
     """Compile a spec, given as a path or as its text (which has a newline in it, or starts with `attention `).
 
-    Keyword arguments override the spec's consts; a const called `target`, `tile` or `precision` goes into `consts`.
-    `tile` is (query rows, key columns), `precision` that of fp32 products: "ieee" or "tf32".
+    Keyword arguments override the spec's consts; a const called `target`, `tile`, `precision` or `arch` goes into
+    `consts`. `tile` is (query rows, key columns), `precision` that of fp32 products: "ieee" or "tf32". `arch`: "auto"
+    puts kernels of single chips beside those for all, and the function picks by the card; a chip's name keeps that
+    chip's own alone, "portable" none.
     Raises `SpecError` for a wrong spec, `UsageError` for wrong arguments. No device is touched before the first call.
     """
     twice = sorted(set(consts or {}) & set(const_overrides))
@@ -159,7 +168,7 @@ def compile(
             raise UsageError(f"const {name!r} must be a bool, an int or a float, not {value!r}")
     text = spec if isinstance(spec, str) and ("\n" in spec or spec.lstrip().startswith("attention ")) else None
     source = Source(text) if text is not None else files.read_source(Path(spec))
-    return build(source, options(target, precision, tile), overrides)
+    return build(source, options(target, precision, tile, arch), overrides)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

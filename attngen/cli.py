@@ -102,7 +102,12 @@ def _compile(table: _SubParsersAction[_Parser]) -> None:
         default="source",
         help="the stage to print (default: source); from ttir on, the real compiler runs, without a GPU",
     )
-    p.add_argument("--arch", choices=api.ARCHITECTURES, help="chip of the binary stages (default: sm_90)")
+    p.add_argument(
+        "--arch",
+        choices=api.SOURCE_ARCHITECTURES,
+        help="source: the chip whose own kernels the file holds; portable: none; auto (default): all, picked by the "
+        "card. Binary stages: the chip (default: sm_90)",
+    )
     p.add_argument("--dtype", choices=api.DTYPES, help="dtype of q, k, v in the binary stages (default: bf16)")
     p.add_argument("--head-dim", type=_head_dim, metavar="D[/Dv]", help="head dims of the binary stages (default: 64)")
     _kernel_options(p)

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from attngen.cost.model import Cost
-    from attngen.emit import Options
     from attngen.ir.attention import Attention
     from attngen.runtime.aot import Artifact
     from attngen.show.survey import Survey
@@ -29,20 +28,23 @@ if TYPE_CHECKING:
 
 def run_compile(args: Namespace) -> int:
     _refuse_overwriting(args.spec, [args.output] if args.output else [])
-    options = api.options(args.target, args.precision, args.tile)
     if args.emit in api.STAGES:
-        for flag in ("arch", "dtype", "head_dim"):
+        for flag in ("arch", "dtype", "head_dim")[args.emit == "source" :]:
             if getattr(args, flag) is not None:
-                kinds = ", ".join(api.BINARIES)
+                kinds = ", ".join((*(["source"] if flag == "arch" else []), *api.BINARIES))
                 raise UsageError(f"--{flag.replace('_', '-')} goes with --emit {kinds}, not with {args.emit}")
+        options = api.options(args.target, args.precision, args.tile, args.arch or "auto")
         text = api.stage(args.emit, files.read_source(args.spec), options, dict(args.define))
         _deliver(text, args.output)
         return 0
-    return _compile_binaries(args, options)
+    return _compile_binaries(args)
 
 
-def _compile_binaries(args: Namespace, options: Options) -> int:
+def _compile_binaries(args: Namespace) -> int:
     arch = args.arch or ("gfx942" if args.emit == "hsaco" else "sm_90")
+    if arch not in api.ARCHITECTURES:
+        raise UsageError(f"--emit {args.emit} needs a chip: --arch {', '.join(api.ARCHITECTURES)}")
+    options = api.options(args.target, args.precision, args.tile)
     kernel = api.build(files.read_source(args.spec), options, dict(args.define))
     with terminal.working(f"compiling {kernel.name} for {arch}"):
         artifacts = api.binaries(

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 
 from attngen.emit.kernel_code import KernelCode
 from attngen.emit.params import ParamView
-from attngen.emit.tile_code import RangeView, Run, numbering, total
+from attngen.emit.tile_code import RangeView, numbering, total
 from attngen.plan.hopper import skeletons
 from attngen.plan.kernel import KernelPlan
+from attngen.plan.loops import ZERO, Run
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,19 +43,23 @@ def gluon_view(
     arguments: tuple[str, ...],
     sizes: tuple[str, ...],
     key_pointers: tuple[str, ...],
+    tile: tuple[int, int] | None,
 ) -> GluonView | None:
-    """None where no query has a key: there is nothing to be fast at."""
-    runs = (*keys.partial, *keys.full)
-    if not runs:
+    """None where no query has a key, so that there is nothing to be fast at, and where no row has the spec's tile."""
+    table = skeletons(plan.burden, tile)
+    if not table or not (keys.partial or keys.full):
         return None
     unspecialized = ["n_work", *sizes]
     for p in params:
         unspecialized += p.strides[:-1] if p.by_pointer else [p.name]
 
     def own(name: str) -> str:
-        return name if name.isdigit() else f"own_{name}"
+        return name if name == ZERO else f"own_{name}"
 
-    outside = [f"(at < {own(r.start)}) | (at >= {own(r.stop)})" for r in keys.full]
+    outside = [
+        f"at >= {own(r.stop)}" if r.start == ZERO else f"(at < {own(r.start)}) | (at >= {own(r.stop)})"
+        for r in keys.full
+    ]
     masked = outside[0] if len(outside) == 1 else " & ".join(f"({text})" for text in outside) or "True"
     return GluonView(
         arguments,
@@ -66,7 +71,7 @@ def gluon_view(
         tuple(own(name) for name in keys.results),
         masked,
         tuple(line.replace("_matching_tiles(", "_matching_key_tiles(") for line in code.test_lines),
-        tuple((key, skeleton.row) for key, skeleton in skeletons(plan.burden).items()),
+        tuple((key, skeleton.row) for key, skeleton in table.items()),
     )
 
 
@@ -74,7 +79,7 @@ def _walk(keys: RangeView) -> tuple[tuple[str, ...], str]:
     """How a step's tile is found, and how many there are. One stretch needs no case."""
     runs = (*keys.partial, *keys.full)
     names = ("any_lo", "any_hi")
-    if len(keys.full) <= 1 and all(r.start in (*names, "0") or r.stop in names for r in keys.partial):
+    if len(keys.full) <= 1 and all(r.start in (*names, ZERO) or r.stop in names for r in keys.partial):
         if "any_lo" in keys.results:
             return ("at = any_lo + step",), "any_hi - any_lo"
         return ("at = step",), "any_hi"

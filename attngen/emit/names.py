@@ -31,15 +31,22 @@ _TEMPLATE_NAMES = """
     key_tiles distances exists at at_b at_h at_q at_k at_distance n_key_tiles n_query_tiles member row align
     strides tma mask FAST REGISTERS natural_lse lse_ptr scaled_lse_ptr square near least most offsets values
     stages warps dq_BQ dq_BK dq_stages dq_warps inputs output name stride NoReturn TILE inside value
+    gl gluon mbarrier tma fence_async_shared warpgroup_mma warpgroup_mma_wait hopper queue apart part spare together
+    schedule registers pipelined item n_work n_steps notes turn round stage phase v_stage v_phase v0 masked like
+    q_desc k_desc v_desc out_desc q_tiles k_tiles v_tiles out_tiles out_tile q_ready q_free k_ready k_free v_ready
+    v_free queue_ptr no_scores qk_layout acc_layout weight_layout rows_layout acc_rows qk_token acc_token out_row
+    out_col scaled
+    PART PARTS OUT_APART PIPELINED Q_COLS ROWS SCHEDULE SPARE STAGES TOGETHER REGISTERS HOPPER
 """
 
 # The bounds of tile ranges (`emit.tile_code`) and the answers of data tests (`emit.kernel_code`).
 _RUNS = [f"{kind}{n}_{end}" for kind in ("any", "full") for n in range(4) for end in ("lo", "hi")]
 _PARTS = [f"part{i}{j}_{end}" for i in range(4) for j in range(5) for end in ("lo", "hi")]
+_OWN = [f"own_{name}" for name in ("any_lo", "any_hi", "full_lo", "full_hi", *_RUNS, *_PARTS)]
 _ENDS = ("any_lo", "any_hi", "all_lo", "all_hi", "least", "most", "tile", "least_ptr", "most_ptr")
 _TESTS = [f"{side}test{n}_{end}" for side in ("", "key_", "query_") for n in range(64) for end in _ENDS]
 
-RESERVED = frozenset([*_TEMPLATE_NAMES.split(), *_RUNS, *_PARTS, *_TESTS])
+RESERVED = frozenset([*_TEMPLATE_NAMES.split(), *_RUNS, *_PARTS, *_OWN, *_TESTS])
 """Every name that the Triton templates bind or read. `tests/unit/emit` holds this against generated modules."""
 
 

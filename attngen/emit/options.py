@@ -7,8 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """`arch`: "auto", whose file picks by the card, or "portable", without the kernels of one architecture alone.
-    `tile` overrides the spec's own (queries, keys); `precision` ("ieee" or "tf32") is of float32 products."""
+    """`tile` overrides the spec's own (queries, keys); `precision` ("ieee" or "tf32") is of float32 products.
+
+    `arch` says for which chips the file holds kernels of their own, beside those that run on all: "auto" for every chip
+    that has some (the file picks by the card that it meets), a chip's name, or "portable" for none.
+    """
 
     target: str = "triton"
     arch: str = "auto"

@@ -62,14 +62,16 @@ def _blocks(node: ast.AST) -> list[list[ast.stmt]]:
     match node:
         case ast.FunctionDef() | ast.With():
             return [node.body]
-        case ast.For() | ast.If():
+        case ast.For() | ast.While() | ast.If():
             return [node.body, node.orelse]
         case _:
             return []
 
 
 def _binds_unread(statement: ast.stmt, read: set[str]) -> bool:
-    if not isinstance(statement, ast.Assign) or len(statement.targets) != 1:
-        return False
-    target = statement.targets[0]
+    match statement:
+        case ast.Assign(targets=[target]) | ast.AnnAssign(target=target):
+            pass
+        case _:
+            return False
     return isinstance(target, ast.Name) and target.id not in read

@@ -95,8 +95,11 @@ class _Emitter:
         pair_gradients = tuple(self.pair_gradient(g, keys) for g in self.plan.gradients if g.gather not in AXES)
         key_pointers = tuple(p for t in tests if t.axis == "k" for p in t.pointers)
         fast = None
-        if self.options.arch != "portable":
-            fast = gluon_view(self.plan, forward, keys, self.params, self.arguments, self.size_names, key_pointers)
+        tile = self.options.tile or self.attention.tile
+        if self.options.arch in ("auto", "sm_90"):
+            fast = gluon_view(
+                self.plan, forward, keys, self.params, self.arguments, self.size_names, key_pointers, tile
+            )
         gradients = gradient_views(self.plan, self.params, {p.name: p.host_lines for p in pair_gradients})
         context: dict[str, Any] = dict(  # noqa: C408 - the keys are the templates' names
             a=self.header(),
@@ -135,7 +138,7 @@ class _Emitter:
             ),
             tiles=[
                 ((r.chip, r.itemsize, r.head_block), tuple(tuple(t) for t in (r.forward, r.dkdv, r.dq)))
-                for r in table(self.options.tile or self.attention.tile, self.plan.burden, loads_of(self.plan))
+                for r in table(tile, self.plan.burden, loads_of(self.plan))
             ],
             registers=REGISTERS,
         )
@@ -152,6 +155,7 @@ class _Emitter:
         tile = self.options.tile or a.tile
         options = ["target=triton", f"precision={self.options.precision}", *consts]
         options += [f"tile={tile[0]}x{tile[1]}"] if tile else []
+        options += [f"arch={self.options.arch}"] if self.options.arch != "auto" else []
         key = hashlib.sha256("\n".join([self.text, *options]).encode()).hexdigest()
         title = f"{a.name}: fused attention for GPUs, forward and backward, in Triton."
         return Header(

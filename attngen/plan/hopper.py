@@ -8,8 +8,9 @@ fastest on an H200 stands here.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Any
 
 from attngen.plan.tiles import Burden
 
@@ -48,28 +49,50 @@ class Skeleton:
         return (*fields, self.schedule.value, self.out_apart)
 
 
-def _two(keys: int, stages: int, *, together: int = 2, pipelined: bool = True, schedule: Schedule = Schedule.QUEUE, out_apart: bool = True) -> Skeleton:
-    return Skeleton(128, keys, stages, pipelined, 240, 24, together, schedule, out_apart)
+def _two(keys: int, **changes: Any) -> Skeleton:
+    """Two warpgroups, each with its own products overlapped: for what needs registers."""
+    plain = Skeleton(
+        128, keys, 2, pipelined=True, registers=240, spare=24, together=2, schedule=Schedule.QUEUE, out_apart=True
+    )
+    return replace(plain, **changes)
 
 
-def _three(keys: int, stages: int, *, together: int = 4, pipelined: bool = False, schedule: Schedule = Schedule.QUEUE, out_apart: bool = True) -> Skeleton:
-    return Skeleton(192, keys, stages, pipelined, 160, 32, together, schedule, out_apart)
+def _three(keys: int, **changes: Any) -> Skeleton:
+    """Three warpgroups that overlap each other's products, and read keys and values a third less often."""
+    plain = Skeleton(
+        192, keys, 2, pipelined=False, registers=160, spare=32, together=4, schedule=Schedule.QUEUE, out_apart=True
+    )
+    return replace(plain, **changes)
 
 
+_WIDE = _two(64, schedule=Schedule.ONCE, out_apart=False)
 _PLAIN: Mapping[tuple[int, int], Skeleton] = {
-    (64, 64): _three(128, 2, pipelined=True),
-    (64, 128): _two(128, 2),
-    (128, 64): _two(128, 2),
-    (128, 128): _three(128, 2),
-    (256, 128): _two(64, 2, out_apart=False),
-    (256, 256): _two(64, 2, out_apart=False),
+    (64, 64): _three(128),
+    (64, 128): _two(128),
+    (128, 64): _two(128),
+    (128, 128): _two(128),
+    (256, 128): _WIDE,
+    (256, 256): _WIDE,
 }
-_LOADED = {**_PLAIN, (64, 64): _two(128, 2), (128, 128): _two(128, 2)}
+_LOADED: Mapping[tuple[int, int], Skeleton] = {
+    (64, 64): _two(64, pipelined=False),
+    (64, 128): _two(64, pipelined=False),
+    (128, 64): _two(64, pipelined=False),
+    (128, 128): _two(64, pipelined=False),
+}
 
 
-def skeletons(burden: Burden) -> Mapping[tuple[int, int], Skeleton]:
+def skeletons(burden: Burden, own: tuple[int, int] | None = None) -> Mapping[tuple[int, int], Skeleton]:
+    """`own` is the tile that the spec asks for: where two warpgroups fit it they have it, else no row is left."""
     match burden:
-        case Burden.LIGHT | Burden.DATA:
-            return _PLAIN
-        case Burden.SCORE | Burden.PAIRS | Burden.RANDOM:
-            return _LOADED
+        case Burden.LIGHT | Burden.SCORE | Burden.DATA:
+            found = _PLAIN
+        case Burden.PAIRS | Burden.RANDOM:
+            found = _LOADED
+    if own is None:
+        return found
+    queries, keys = own
+    if queries != 128 or keys not in (64, 128):
+        return {}
+    narrow = {dims: s for dims, s in found.items() if max(dims) <= 128 and s.keys >= keys}
+    return {dims: _two(keys, pipelined=s.pipelined or s.queries == 192) for dims, s in narrow.items()}

@@ -176,7 +176,12 @@ def main() -> None:
     knobs.compilation.front_end_debugging = True  # else the cause of a failure is left out of its message
     module: Any = execute(request.source, request.name)
     module._CHIPS[torch.device("cpu")] = request.arch
+    if hasattr(module, "_MULTIPROCESSORS"):
+        module._MULTIPROCESSORS[torch.device("cpu")] = 132
     launches = recorded_launches(lambda: call_once(module, request))
+    if getattr(module, "HOPPER", None):  # what the chip's own kernel stands in for, too
+        module.HOPPER.clear()
+        launches += recorded_launches(lambda: call_once(module, request))
     artifacts = [artifact(name, kernel, request) for name, kernel in numbered(launches)]
     with os.fdopen(answer, "wb") as stream:
         pickle.dump(artifacts, stream)

@@ -33,6 +33,11 @@ class Case:
     layout: str = "plain"
 
 
+def wide(case: Case) -> Case:
+    """`case` with head dims for which a chip may have kernels of its own."""
+    return replace(case, dim=max(40, 4 * case.dim), value_dim=max(40, 4 * case.value_dim))
+
+
 @dataclass(frozen=True)
 class Draw:
     """Random numbers of a case. Floats are multiples of 1/1024, so that float32 params are exact in float64."""

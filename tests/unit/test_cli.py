@@ -80,7 +80,12 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (("kompile",), "invalid choice: 'kompile'"),
         (("compile",), "required: SPEC"),
         (("compile", "a.attn", "--emit", "llvm"), "invalid choice: 'llvm'"),
-        (("compile", "a.attn", "--arch", "sm_90"), "--arch goes with --emit ttir, ttgir, ptx, cubin, hsaco, not"),
+        (
+            ("compile", "a.attn", "--emit", "ir", "--arch", "sm_90"),
+            "--arch goes with --emit source, ttir, ttgir, ptx",
+        ),
+        (("compile", "a.attn", "--dtype", "bf16"), "--dtype goes with --emit ttir, ttgir, ptx, cubin, hsaco, not"),
+        (("compile", "a.attn", "--emit", "ptx", "--arch", "portable"), "--emit ptx needs a chip: --arch sm_80, sm_86"),
         (("compile", "a.attn", "--head-dim", "64"), "--head-dim goes with --emit"),
         (("compile", "a.attn", "--emit", "ptx", "--head-dim", "512"), "head dims run from 8 to 256"),
         (("compile", "a.attn", "--emit", "ptx", "--head-dim", "a"), "'a' is no head dim; write D or D/Dv"),

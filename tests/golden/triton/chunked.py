@@ -28,6 +28,16 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as HopperDescriptor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 PRECISION = tl.constexpr("ieee")  # of float32 products; half precision is exact in the product
@@ -101,6 +111,19 @@ TILES = {
 
 # The registers of a thread, by (head dim rounded up, forward tile): with more, one program less would fit.
 REGISTERS = {(128, 64, 128, 4, 1): 168, (128, 64, 64, 4, 1): 128}
+
+
+# The forward kernel of compute capability 9.0 by (head dim of q and k, of v, rounded up): queries, keys, stages, whether
+# a warpgroup overlaps its own products, registers of a thread that computes and of one that fetches, heads whose tiles
+# are taken in turn, whether programs stay for more than one tile.
+HOPPER = {
+    (64, 64): (192, 128, 2, False, 160, 32, 4, 'queue', True),
+    (64, 128): (128, 128, 2, True, 240, 24, 2, 'queue', True),
+    (128, 64): (128, 128, 2, True, 240, 24, 2, 'queue', True),
+    (128, 128): (128, 128, 2, True, 240, 24, 2, 'queue', True),
+    (256, 128): (128, 64, 2, True, 240, 24, 2, 'once', False),
+    (256, 256): (128, 64, 2, True, 240, 24, 2, 'once', False),
+}
 
 
 # ---------------------------------------------------------------- helpers
@@ -290,6 +313,338 @@ def _forward_kernel(
     _store_rows(out_ptr + row * Dv, acc, q0, Sq, Dv, BQ, Dv, BLOCK_DV)
     rows = q0 + tl.arange(0, BQ)
     tl.store(lse_ptr + row + rows, lse, mask=rows < Sq)
+
+
+# ---------------------------------------------------------------- forward, for compute capability 9.0
+
+
+@gluon.jit
+def _hold_back(n_steps):
+    """A loop that is never entered, though the compiler cannot know: it moves no wait for a product up across it."""
+    gl.inline_asm_elementwise(
+        "{ .reg .pred p; wait: setp.ge.s32 p, $1, 0; @p bra.uni go; nanosleep.u32 100; bra.uni wait; go: mov.b32 $0, $1; }",
+        "=r,r",
+        [gl.full([128], n_steps, gl.int32, layout=gl.BlockedLayout([1], [32], [4], [0]))],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@gluon.jit
+def _again(item):
+    """`item`, unknown to the compiler: what is computed from it anew need not be kept in registers until then."""
+    return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [item], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def _pass_on(note, item):
+    """Tells a warpgroup its next item; what follows in this warp comes after."""
+    note.store(gl.full([1], item, gl.int32, layout=gl.BlockedLayout([1], [32], [1], [0])))
+    gl.thread_barrier()
+
+
+@gluon.jit
+def _work_item(item, n_tiles, n_heads, n_work, TOGETHER: gl.constexpr):
+    """(tile, batch, head) of an item: tile by tile, TOGETHER heads at a time for the cache's sake."""
+    first = item // (n_tiles * TOGETHER) * TOGETHER
+    width = tl.minimum(n_work // n_tiles - first, TOGETHER)
+    i = item - first * n_tiles
+    tile = i // width
+    i = first + i % width
+    return tile, i // n_heads, i % n_heads
+
+
+@gluon.jit
+def _key_runs(
+    q0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk,
+    D: gl.constexpr, Dv: gl.constexpr, ROWS: gl.constexpr, BK: gl.constexpr,
+):
+    """The tiles of keys that ROWS queries from q0 on meet, as `_key_tiles` has them."""
+    q1 = tl.minimum(q0 + ROWS, Sq) - 1
+    return _key_tiles(q0, q1, Sq, Sk, BK)
+
+
+@gluon.jit
+def _load_tiles(
+    q_desc, k_desc, v_desc, q_tiles, k_tiles, v_tiles, q_ready, q_free, k_ready, k_free, v_ready, v_free, notes,
+    queue_ptr, n_work, scale, Hq, Hkv, Sq, Sk,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, TOGETHER: gl.constexpr, SCHEDULE: gl.constexpr,
+):
+    """The warp that fetches: queries, keys and values of every tile, as far ahead as there is room."""
+    turn = 0
+    round = 0
+    n_tiles = (Sq + BQ - 1) // BQ
+    item = gl.program_id(0)
+    while item < n_work:
+        tile, batch, head = _work_item(item, n_tiles, Hq, n_work, TOGETHER)
+        kv_head = head // (Hq // Hkv)
+        q0 = tile * BQ
+        full_lo, full_hi, any_lo, any_hi = _key_runs(q0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, D, Dv, BQ, BK)
+        n_steps = tl.maximum(any_hi - any_lo, 1)
+        v0 = 0
+        for step in range(n_steps + 1):
+            if step < n_steps:
+                at = any_lo + step
+                stage = (turn + step) % STAGES
+                mbarrier.wait(k_free.index(stage), ((turn + step) // STAGES & 1) ^ 1)
+                mbarrier.expect(k_ready.index(stage), k_desc.block_type.nbytes)
+                tma.async_copy_global_to_shared(k_desc, [batch, kv_head, at * BK, 0], k_ready.index(stage), k_tiles.index(stage))
+                k0 = at * BK
+            else:
+                k0 = 0
+            if step == 0:
+                for part in gl.static_range(BQ // 64):
+                    mbarrier.wait(q_free.index(part), (round & 1) ^ 1)
+                    if SCHEDULE == "queue":
+                        _pass_on(notes.index(part), item)
+                    mbarrier.expect(q_ready.index(part), q_desc.block_type.nbytes)
+                    q_tile = q_tiles.index(part)._reinterpret(q_desc.dtype, [1, 1, 64, BLOCK_D], q_desc.layout)
+                    tma.async_copy_global_to_shared(q_desc, [batch, head, q0 + part * 64, 0], q_ready.index(part), q_tile)
+            else:
+                stage = (turn + step - 1) % STAGES
+                mbarrier.wait(v_free.index(stage), ((turn + step - 1) // STAGES & 1) ^ 1)
+                mbarrier.expect(v_ready.index(stage), v_desc.block_type.nbytes)
+                tma.async_copy_global_to_shared(v_desc, [batch, kv_head, v0, 0], v_ready.index(stage), v_tiles.index(stage))
+            v0 = k0
+        turn += n_steps
+        round += 1
+        if SCHEDULE == "queue":
+            item = gl.num_programs(0) + gl.atomic_add(queue_ptr, 1)
+        elif SCHEDULE == "stride":
+            item += gl.num_programs(0)
+        else:
+            item = n_work
+    if SCHEDULE == "queue":
+        for part in gl.static_range(BQ // 64):
+            mbarrier.wait(q_free.index(part), (round & 1) ^ 1)
+            _pass_on(notes.index(part), n_work)
+            mbarrier.arrive(q_ready.index(part), count=1)
+
+
+@gluon.jit
+def _lane_sums(weight, BK: gl.constexpr):
+    """(64, 4): the part of each row's sum that every one of the four threads that share the row holds itself."""
+    return tl.sum(tl.sum(weight.reshape([64, BK // 8, 4, 2]), 3), 1)
+
+
+@gluon.jit
+def _lanes_of_rows(x, like):
+    """A row's value for its four threads."""
+    return gl.convert_layout(x, gl.SliceLayout(1, like.type.layout))[:, None]
+
+
+@gluon.jit
+def _weigh(
+    row_max, row_sum, qk, batch, kv_head, k0, masked, Sk, logit_scale, row_term, row_term_2,
+    D: gl.constexpr, Dv: gl.constexpr, BK: gl.constexpr,
+):
+    """The weights of 64 queries for the keys k0 … k0 + BK - 1, and the state of the rows with these keys."""
+    k_idx = (k0 + gl.arange(0, BK, layout=gl.SliceLayout(0, qk.type.layout)))[None, :]
+    x = qk
+    if masked:
+        col_term = k_idx // 8192
+        x = tl.where((k_idx < Sk) & (k_idx <= row_term) & (row_term_2 == col_term), x, float("-inf"))
+    new_max = tl.maximum(row_max, tl.max(x, 1))
+    shift = tl.where(new_max == float("-inf"), 0.0, new_max)  # rows that have met no key yet
+    rescale = tl.exp2((row_max - shift) * logit_scale)
+    weight = tl.exp2(x * logit_scale - (shift * logit_scale)[:, None])
+    row_sum = row_sum * _lanes_of_rows(rescale, row_sum) + _lane_sums(weight, BK)
+    return weight, rescale, new_max, row_sum
+
+
+@gluon.jit
+def _attend_tiles(
+    out_desc, lse_ptr, out_tiles, q_tiles, k_tiles, v_tiles, q_ready, q_free, k_ready, k_free, v_ready, v_free, notes,
+    queue_ptr, n_work, scale, Hq, Hkv, Sq, Sk,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, TOGETHER: gl.constexpr, SCHEDULE: gl.constexpr, PART: gl.constexpr, OUT_APART: gl.constexpr, PIPELINED: gl.constexpr, FAST: gl.constexpr,
+):
+    """A warpgroup that computes: its 64 queries of every tile.
+
+    With PIPELINED the next scores are under way while these are weighed; without, the other warpgroups fill the gaps.
+    """
+    dtype: gl.constexpr = out_desc.dtype
+    qk_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BK, 16])
+    acc_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_DV, 16])
+    weight_layout: gl.constexpr = gl.DotOperandLayout(0, acc_layout, 2)
+    rows_layout: gl.constexpr = gl.SliceLayout(1, qk_layout)
+    acc_rows: gl.constexpr = gl.SliceLayout(1, acc_layout)
+    no_scores = gl.zeros([64, BK], gl.float32, layout=qk_layout)
+    turn = 0
+    round = 0
+    n_tiles = (Sq + BQ - 1) // BQ
+    item = gl.program_id(0)
+    while item < n_work:
+        tile, batch, head = _work_item(item, n_tiles, Hq, n_work, TOGETHER)
+        kv_head = head // (Hq // Hkv)
+        q0 = tile * BQ
+        full_lo, full_hi, any_lo, any_hi = _key_runs(q0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, D, Dv, BQ, BK)
+        n_steps = tl.maximum(any_hi - any_lo, 1)
+        q0 += PART * 64
+        own_full_lo, own_full_hi, own_any_lo, own_any_hi = _key_runs(q0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, D, Dv, 64, BK)
+        rows = q0 + gl.arange(0, 64, layout=rows_layout)
+        q_idx = rows[:, None]
+        logit_scale = scale * 1.4426950408889634
+        row_term = q_idx + Sk - Sq
+        row_term_2 = _floor_div(row_term, 8192)
+
+        acc = gl.zeros([64, BLOCK_DV], gl.float32, layout=acc_layout)
+        row_max = gl.full([64], float("-inf"), gl.float32, layout=rows_layout)
+        row_sum = _lane_sums(no_scores, BK)
+        mbarrier.wait(q_ready.index(PART), round & 1)
+        q = q_tiles.index(PART)._reinterpret(dtype, [64, BLOCK_D], gl.NVMMASharedLayout.get_default_for([64, BLOCK_D], dtype))
+        if PIPELINED:
+            step = 0
+            at = any_lo + step
+            stage = turn % STAGES
+            phase = turn // STAGES & 1
+            mbarrier.wait(k_ready.index(stage), phase)
+            k = k_tiles.index(stage).reshape([BK, BLOCK_D]).permute((1, 0))
+            qk_token = warpgroup_mma(q, k, no_scores, use_acc=False, is_async=True)
+            qk = warpgroup_mma_wait(0, deps=(qk_token,))
+            mbarrier.arrive(k_free.index(stage), count=1)
+            weight, rescale, row_max, row_sum = _weigh(
+                row_max, row_sum, qk, batch, kv_head, at * BK, (at < own_full_lo) | (at >= own_full_hi), Sk, logit_scale, row_term, row_term_2,
+                D, Dv, BK,
+            )
+            p = gl.convert_layout(weight.to(dtype), weight_layout)
+            for step in range(1, n_steps):
+                at = any_lo + step
+                v_stage = stage
+                v_phase = phase
+                stage = (turn + step) % STAGES
+                phase = (turn + step) // STAGES & 1
+                mbarrier.wait(k_ready.index(stage), phase)
+                k = k_tiles.index(stage).reshape([BK, BLOCK_D]).permute((1, 0))
+                qk_token = warpgroup_mma(q, k, no_scores, use_acc=False, is_async=True)
+                mbarrier.wait(v_ready.index(v_stage), v_phase)
+                acc_token = warpgroup_mma(p, v_tiles.index(v_stage).reshape([BK, BLOCK_DV]), acc, is_async=True)
+                qk = warpgroup_mma_wait(1, deps=(qk_token,))
+                mbarrier.arrive(k_free.index(stage), count=1)
+                weight, rescale, row_max, row_sum = _weigh(
+                    row_max, row_sum, qk, batch, kv_head, at * BK, (at < own_full_lo) | (at >= own_full_hi), Sk, logit_scale, row_term, row_term_2,
+                    D, Dv, BK,
+                )
+                _hold_back(n_steps)
+                acc, p = warpgroup_mma_wait(0, deps=(acc_token, p))
+                mbarrier.arrive(v_free.index(v_stage), count=1)
+                acc = acc * gl.convert_layout(rescale, acc_rows)[:, None]
+                p = gl.convert_layout(weight.to(dtype), weight_layout)
+            mbarrier.wait(v_ready.index(stage), phase)
+            acc_token = warpgroup_mma(p, v_tiles.index(stage).reshape([BK, BLOCK_DV]), acc, is_async=True)
+            acc, p = warpgroup_mma_wait(0, deps=(acc_token, p))
+            mbarrier.arrive(v_free.index(stage), count=1)
+        else:
+            for step in range(n_steps):
+                at = any_lo + step
+                stage = (turn + step) % STAGES
+                phase = (turn + step) // STAGES & 1
+                mbarrier.wait(k_ready.index(stage), phase)
+                k = k_tiles.index(stage).reshape([BK, BLOCK_D]).permute((1, 0))
+                qk_token = warpgroup_mma(q, k, no_scores, use_acc=False, is_async=True)
+                qk = warpgroup_mma_wait(0, deps=(qk_token,))
+                mbarrier.arrive(k_free.index(stage), count=1)
+                weight, rescale, row_max, row_sum = _weigh(
+                    row_max, row_sum, qk, batch, kv_head, at * BK, (at < own_full_lo) | (at >= own_full_hi), Sk, logit_scale, row_term, row_term_2,
+                    D, Dv, BK,
+                )
+                acc = acc * gl.convert_layout(rescale, acc_rows)[:, None]
+                p = gl.convert_layout(weight.to(dtype), weight_layout)
+                mbarrier.wait(v_ready.index(stage), phase)
+                acc_token = warpgroup_mma(p, v_tiles.index(stage).reshape([BK, BLOCK_DV]), acc, is_async=True)
+                acc, p = warpgroup_mma_wait(0, deps=(acc_token, p))
+                mbarrier.arrive(v_free.index(stage), count=1)
+        turn += n_steps
+        round += 1
+        if OUT_APART and SCHEDULE != "once":
+            mbarrier.arrive(q_free.index(PART), count=1)
+
+        tile, batch, head = _work_item(_again(item), n_tiles, Hq, n_work, TOGETHER)
+        q0 = tile * BQ + PART * 64
+        rows = q0 + gl.arange(0, 64, layout=rows_layout)
+        row_sum = gl.convert_layout(tl.sum(row_sum, 1), rows_layout)
+        total = row_max * logit_scale
+        empty = row_max == float("-inf")
+        row_sum = tl.where(empty, 1.0, row_sum)
+        acc = acc / gl.convert_layout(row_sum, acc_rows)[:, None]
+        lse = tl.where(empty, float("-inf"), (total + tl.log2(row_sum)) * LN2)
+        row = (batch * tl.cast(Hq, gl.int64) + head) * Sq
+        gl.store(lse_ptr + row + rows, lse, mask=rows < Sq)
+        out = acc.to(dtype)
+        # The copy engine clips the result to the tensor. Without a place of its own it takes that of the queries.
+        if OUT_APART:
+            out_tile = out_tiles.index(PART)
+            tma.store_wait(0)
+        else:
+            out_tile = q_tiles.index(PART)._reinterpret(dtype, [1, 1, 64, BLOCK_DV], out_desc.layout)
+        out_tile.reshape([64, BLOCK_DV]).store(out)
+        fence_async_shared()
+        gl.thread_barrier()
+        tma.async_copy_shared_to_global(out_desc, [batch, head, q0, 0], out_tile)
+        if SCHEDULE == "once":
+            item = n_work
+        else:
+            if not OUT_APART:
+                tma.store_wait(0)
+                mbarrier.arrive(q_free.index(PART), count=1)
+            if SCHEDULE == "queue":
+                mbarrier.wait(q_ready.index(PART), round & 1)
+                item = tl.max(notes.index(PART).load(gl.BlockedLayout([1], [32], [4], [0])), 0)
+            else:
+                item += gl.num_programs(0)
+    tma.store_wait(0)
+
+
+@gluon.jit(do_not_specialize=['n_work', 'Hq', 'Hkv', 'Sq', 'Sk'])
+def _hopper_forward_kernel(
+    q_desc, k_desc, v_desc, out_desc, lse_ptr, queue_ptr, n_work, scale, Hq, Hkv, Sq, Sk,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, TOGETHER: gl.constexpr, SCHEDULE: gl.constexpr, OUT_APART: gl.constexpr, PIPELINED: gl.constexpr, REGISTERS: gl.constexpr, SPARE: gl.constexpr, FAST: gl.constexpr,
+):
+    """The forward pass by warpgroups that compute, 64 queries each, and a warp that fetches for all of them."""
+    PARTS: gl.constexpr = BQ // 64
+    Q_COLS: gl.constexpr = BLOCK_D if OUT_APART or BLOCK_D > BLOCK_DV else BLOCK_DV
+    dtype: gl.constexpr = out_desc.dtype
+    q_tiles = gl.allocate_shared_memory(dtype, [PARTS, 1, 1, 64, Q_COLS], q_desc.layout)
+    k_tiles = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, BK, BLOCK_D], k_desc.layout)
+    v_tiles = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, BK, BLOCK_DV], v_desc.layout)
+    out_tiles = gl.allocate_shared_memory(dtype, [PARTS, 1, 1, 64, BLOCK_DV], out_desc.layout) if OUT_APART else q_tiles
+    notes = gl.allocate_shared_memory(gl.int32, [PARTS, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    q_ready = gl.allocate_shared_memory(gl.int64, [PARTS, 1], mbarrier.MBarrierLayout())
+    q_free = gl.allocate_shared_memory(gl.int64, [PARTS, 1], mbarrier.MBarrierLayout())
+    k_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    k_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    v_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    v_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(PARTS):
+        mbarrier.init(q_ready.index(i), count=1)
+        mbarrier.init(q_free.index(i), count=1)
+    for i in gl.static_range(STAGES):
+        mbarrier.init(k_ready.index(i), count=1)
+        mbarrier.init(k_free.index(i), count=PARTS)
+        mbarrier.init(v_ready.index(i), count=1)
+        mbarrier.init(v_free.index(i), count=PARTS)
+    fence_async_shared()
+    if PARTS == 2:
+        gl.warp_specialize(
+            [
+                (_attend_tiles, (out_desc, lse_ptr, out_tiles, q_tiles, k_tiles, v_tiles, q_ready, q_free, k_ready, k_free, v_ready, v_free, notes, queue_ptr, n_work, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, TOGETHER, SCHEDULE, 0, OUT_APART, PIPELINED, FAST)),
+                (_attend_tiles, (out_desc, lse_ptr, out_tiles, q_tiles, k_tiles, v_tiles, q_ready, q_free, k_ready, k_free, v_ready, v_free, notes, queue_ptr, n_work, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, TOGETHER, SCHEDULE, 1, OUT_APART, PIPELINED, FAST)),
+                (_load_tiles, (q_desc, k_desc, v_desc, q_tiles, k_tiles, v_tiles, q_ready, q_free, k_ready, k_free, v_ready, v_free, notes, queue_ptr, n_work, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, TOGETHER, SCHEDULE)),
+            ],
+            [4, 1],
+            [REGISTERS, SPARE],
+        )
+    else:
+        gl.warp_specialize(
+            [
+                (_attend_tiles, (out_desc, lse_ptr, out_tiles, q_tiles, k_tiles, v_tiles, q_ready, q_free, k_ready, k_free, v_ready, v_free, notes, queue_ptr, n_work, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, TOGETHER, SCHEDULE, 0, OUT_APART, PIPELINED, FAST)),
+                (_attend_tiles, (out_desc, lse_ptr, out_tiles, q_tiles, k_tiles, v_tiles, q_ready, q_free, k_ready, k_free, v_ready, v_free, notes, queue_ptr, n_work, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, TOGETHER, SCHEDULE, 1, OUT_APART, PIPELINED, FAST)),
+                (_attend_tiles, (out_desc, lse_ptr, out_tiles, q_tiles, k_tiles, v_tiles, q_ready, q_free, k_ready, k_free, v_ready, v_free, notes, queue_ptr, n_work, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, TOGETHER, SCHEDULE, 2, OUT_APART, PIPELINED, FAST)),
+                (_load_tiles, (q_desc, k_desc, v_desc, q_tiles, k_tiles, v_tiles, q_ready, q_free, k_ready, k_free, v_ready, v_free, notes, queue_ptr, n_work, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, TOGETHER, SCHEDULE)),
+            ],
+            [4, 4, 1],
+            [REGISTERS, REGISTERS, SPARE],
+        )
 
 
 # ---------------------------------------------------------------- backward
@@ -496,6 +851,36 @@ def _tiles(q: Tensor, v: Tensor) -> tuple[tuple[int, int, int, int], ...]:
     return TILES[_chip(q.device), q.element_size(), head_block]
 
 
+def _hopper_block(head_dim: int) -> int:
+    return max(64, triton.next_power_of_2(head_dim))
+
+
+def _hopper(q: Tensor, v: Tensor) -> tuple | None:
+    """The row of HOPPER, where its kernel can run: half precision, rows of the result that the copy engine can write."""
+    if _chip(q.device) != "sm_90" or q.element_size() != 2 or v.shape[3] % 8 or max(q.shape[3], v.shape[3]) <= 32:
+        return None
+    return HOPPER.get((_hopper_block(q.shape[3]), _hopper_block(v.shape[3])))
+
+
+def _hopper_tiles(rows: int, *tensors: Tensor) -> tuple:
+    """Descriptors of tiles of that many rows, as the copy engine lays them out for the matrix units."""
+    blocks = [[1, 1, rows, _hopper_block(x.shape[3])] for x in tensors]
+    return tuple(
+        HopperDescriptor(x, x.shape, x.stride(), block, gl.NVMMASharedLayout.get_default_for(block, _GL_TYPES[x.dtype]))
+        for x, block in zip(tensors, blocks, strict=True)
+    )
+
+
+_GL_TYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}
+_MULTIPROCESSORS: dict[torch.device, int] = {}
+
+
+def _multiprocessors(device: torch.device) -> int:
+    if device not in _MULTIPROCESSORS:
+        _MULTIPROCESSORS[device] = torch.cuda.get_device_properties(device).multi_processor_count
+    return _MULTIPROCESSORS[device]
+
+
 def _registers(q: Tensor, head_block: int, *tile: int) -> dict[str, int]:
     """The option that bounds a program's registers, where a tile is meant for several programs a multiprocessor."""
     if q.element_size() != 2 or _chip(q.device) not in ("sm_90", "sm_100") or (head_block, *tile) not in REGISTERS:
@@ -557,12 +942,27 @@ def _forward(
         arguments, sizes = _common(q, k, v, scale)
         BQ, BK, warps, stages = _tiles(q, v)[0]
         tma = _has_tma(_chip(q.device), q, k, v)
+        hopper = _hopper(q, v) if tma and k.numel() else None
+        if hopper is not None:
+            BQ, BK, stages, pipelined, registers, spare, together, schedule, apart = hopper
         with torch.cuda.device_of(q):
-            _forward_kernel[(triton.cdiv(Sq, BQ) * B * Hq,)](
-                *_tiled(tma, BQ, q), *_tiled(tma, BK, k, v), out, lse, *arguments, **sizes, BQ=BQ, BK=BK, TMA=tma,
-                num_warps=warps, num_stages=stages, **_registers(q, sizes["BLOCK_D"], BQ, BK, warps,
-                stages),
-            )
+            if hopper is not None:
+                n_work = triton.cdiv(Sq, BQ) * B * Hq
+                queue = torch.zeros((), dtype=torch.int32, device=q.device) if schedule == "queue" else None
+                _hopper_forward_kernel[(n_work if schedule == "once" else min(n_work, _multiprocessors(q.device)),)](
+                    *_hopper_tiles(64, q), *_hopper_tiles(BK, k, v), *_hopper_tiles(64, out), lse, queue, n_work,
+                    *arguments[:5], D=sizes["D"], Dv=sizes["Dv"],
+                    BLOCK_D=_hopper_block(sizes["D"]), BLOCK_DV=_hopper_block(sizes["Dv"]),
+                    BQ=BQ, BK=BK, STAGES=stages, TOGETHER=together, SCHEDULE=schedule,
+                    OUT_APART=apart, PIPELINED=pipelined, REGISTERS=registers, SPARE=spare,
+                    FAST=True, num_warps=4,
+                )
+            else:
+                _forward_kernel[(triton.cdiv(Sq, BQ) * B * Hq,)](
+                    *_tiled(tma, BQ, q), *_tiled(tma, BK, k, v), out, lse, *arguments, **sizes, BQ=BQ, BK=BK,
+                    TMA=tma, num_warps=warps, num_stages=stages, **_registers(q,
+                    sizes["BLOCK_D"], BQ, BK, warps, stages),
+                )
     return out, lse
 
 

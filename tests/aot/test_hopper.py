@@ -1,0 +1,64 @@
+"""The forward kernel of compute capability 9.0 through the real compiler: where there is one, it fits, and is fast."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from aot.chips import EXAMPLES, NAMES, binaries, build, refused
+
+import attngen
+from attngen.plan.hopper import skeletons
+
+DIMS = ((64, 64), (128, 128), (256, 256), (192, 128), (80, 64))
+SAMPLE = {("causal", (128, 128)), ("windowed_alibi", (80, 64)), ("documents", (64, 64))}
+SPILLS = 4
+"""Values that the loops over keys may reload each time; scalars of the row's bookkeeping, not weights or sums."""
+
+
+def matrix() -> list[object]:
+    cases = [(name, dims) for name in NAMES for dims in DIMS]
+    return [pytest.param(*c, id=str(c), marks=[] if c in SAMPLE else [pytest.mark.slow]) for c in cases]
+
+
+@pytest.mark.parametrize(("name", "dims"), matrix())
+def test_it_fits_and_keeps_to_registers(name: str, dims: tuple[int, int]) -> None:
+    kernel = build(name)
+    found = binaries(kernel, "sm_90", dims)
+    blocks = tuple(max(64, 1 << (d - 1).bit_length()) for d in dims)
+    has_row = blocks in skeletons(kernel.plan.burden, kernel.spec.tile)
+    assert ("hopper_forward" in found) == has_row
+    assert "forward" in found  # the one for all cards is there, too
+    assert not refused(found, "sm_90")
+    if has_row:
+        assert found["hopper_forward"].loop_spills <= SPILLS
+
+
+@pytest.mark.parametrize(("dtype", "name"), [("bf16", "causal"), ("fp16", "causal")])
+def test_its_parts(dtype: str, name: str) -> None:
+    text = binaries(build(name), "sm_90", (128, 128), dtype, "ptx")["hopper_forward"].data
+    assert isinstance(text, str)
+    operands = {"bf16": "bf16.bf16", "fp16": "f16.f16"}[dtype]
+    assert re.search(rf"wgmma\.mma_async\.sync\.aligned\.m64n128k16\.f32\.{operands}", text)
+    assert "setmaxnreg.dec" in text and "setmaxnreg.inc" in text
+    assert "cp.async.bulk.tensor" in text and "mbarrier.try_wait" in text
+
+
+@pytest.mark.parametrize(
+    ("chip", "dims", "dtype"), [("sm_90", (32, 32), "bf16"), ("sm_90", (64, 20), "bf16"), ("sm_80", (64, 64), "bf16")]
+)
+def test_elsewhere_the_portable_kernel_runs(chip: str, dims: tuple[int, int], dtype: str) -> None:
+    found = binaries(build("causal"), chip, dims, dtype)
+    assert "forward" in found and "hopper_forward" not in found
+
+
+def test_who_wants_no_kernel_of_a_chip_gets_none() -> None:
+    path = EXAMPLES / "causal.attn"
+    assert "gluon" in attngen.compile(path).source
+    assert attngen.compile(path, arch="sm_90").source.count("@gluon.jit") == attngen.compile(path).source.count(
+        "@gluon.jit"
+    )
+    for arch in ("portable", "sm_80", "gfx942"):
+        assert "gluon" not in attngen.compile(path, arch=arch).source
+    assert "gluon" not in attngen.compile(path, tile=(64, 64)).source
+    assert "gluon" in attngen.compile(path, tile=(128, 64)).source

@@ -1,0 +1,93 @@
+"""The forward kernel of compute capability 9.0 on the card, beside the portable one: the same numbers on every run."""
+
+from __future__ import annotations
+
+import math
+import sys
+from types import ModuleType
+
+import pytest
+import torch
+from gpu.test_card import EXAMPLES
+
+import attngen
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="needs a Hopper GPU"
+    ),
+]
+
+SHAPES = [(2, 4, 2, 512, 512), (2, 6, 2, 300, 777), (1, 3, 1, 130, 64), (1, 2, 2, 5, 900), (3, 2, 1, 700, 257)]
+DIMS = [(64, 64), (128, 128), (256, 256), (192, 128), (64, 128), (80, 72)]
+
+
+def module_of(kernel: attngen.Kernel) -> ModuleType:
+    return sys.modules[kernel.function.__module__]
+
+
+def both(
+    kernel: attngen.Kernel, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """(out, lse) by the chip's own kernel, twice, and by the portable one."""
+    module = module_of(kernel)
+    assert kernel.function is not None and module._hopper(q, v) is not None
+    found = []
+    for portable in (False, False, True):
+        if portable:
+            monkeypatch.setattr(module, "_hopper", lambda *_: None)
+        poison = [torch.full((*q.shape[:3], v.shape[3]), math.nan, device="cuda", dtype=q.dtype) for _ in range(4)]
+        del poison
+        found.append(kernel(q, k, v, return_lse=True))
+    monkeypatch.undo()
+    return found
+
+
+@pytest.mark.parametrize("dims", DIMS, ids=str)
+@pytest.mark.parametrize("name", ["causal", "sliding_window", "softcap", "softmax1", "sigmoid"])
+def test_it_gives_what_the_portable_kernel_gives(
+    name: str, dims: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = attngen.compile(EXAMPLES / f"{name}.attn", consts={"window": 100} if name == "sliding_window" else {})
+    for B, Hq, Hkv, Sq, Sk in SHAPES:
+        for dtype in (torch.float16, torch.bfloat16):
+            generator = torch.Generator("cuda").manual_seed(Sq)
+
+            def draw(heads: int, length: int, dim: int) -> torch.Tensor:
+                x = torch.randn(B, length, heads, dim, generator=generator, device="cuda")  # noqa: B023
+                return x.to(dtype).transpose(1, 2)  # noqa: B023 - heads are not contiguous
+
+            q, k, v = draw(Hq, Sq, dims[0]), draw(Hkv, Sk, dims[0]), draw(Hkv, Sk, dims[1])
+            (out, lse), (again, lse_again), (expected, expected_lse) = both(kernel, q, k, v, monkeypatch)
+            assert torch.equal(out, again) and torch.equal(lse, lse_again)
+            torch.testing.assert_close(lse, expected_lse, rtol=0, atol=3e-3)
+            torch.testing.assert_close(out.float(), expected.float(), rtol=2e-2, atol=2e-2)
+            assert (out.float() - expected.float()).norm() <= 6e-3 * expected.float().norm()
+
+
+def test_a_thousand_runs_give_the_same_bits() -> None:
+    kernel = attngen.compile(EXAMPLES / "causal.attn")
+    generator = torch.Generator("cuda").manual_seed(0)
+    q, k, v = (torch.randn(2, 4, 1500, 128, generator=generator, device="cuda").bfloat16() for _ in range(3))
+    out, lse = kernel(q, k, v, return_lse=True)
+    assert module_of(kernel)._hopper(q, v) is not None
+    for _ in range(1000):
+        again, lse_again = kernel(q, k, v, return_lse=True)
+        assert torch.equal(out, again) and torch.equal(lse, lse_again)
+
+
+def test_it_differentiates_as_the_portable_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = attngen.compile(EXAMPLES / "alibi.attn")
+    module = (kernel.function, module_of(kernel))[1]
+    generator = torch.Generator("cuda").manual_seed(0)
+    q, k, v = (torch.randn(2, 4, 700, 128, generator=generator, device="cuda").bfloat16() for _ in range(3))
+    leaves = [*(x.requires_grad_() for x in (q, k, v)), torch.rand(4, device="cuda", requires_grad=True)]
+    found = []
+    for portable in (False, True):
+        if portable:
+            monkeypatch.setattr(module, "_hopper", lambda *_: None)
+        out = kernel(q, k, v, slope=leaves[3])
+        found.append(torch.autograd.grad(out.float().square().sum(), leaves))
+    for a, b in zip(*found, strict=True):
+        assert (a.float() - b.float()).norm() <= 2e-2 * b.float().norm()
