@@ -53,10 +53,12 @@ class Run:
     large: bool = False
     with_lse: bool = True
     target: str = "triton"
+    planned: bool = False  # tiles, and the chip's own kernels, as the planner chooses them, though the shape is small
 
     def __str__(self) -> str:
         dtype = str(self.dtype).removeprefix("torch.")
-        return f"{self.variant.name}-{self.case.name}-{dtype}-{self.device}-{self.target}"
+        how = f"{self.target}{'-planned' if self.planned else ''}"
+        return f"{self.variant.name}-{self.case.name}-{dtype}-{self.device}-{how}"
 
 
 def matrix() -> list[object]:
@@ -83,7 +85,8 @@ def matrix() -> list[object]:
                 run = Run(variant, case, dtype, "cuda", large=True, with_lse=(i + j) % 2 == 0)
                 runs.append(pytest.param(run, id=str(run), marks=[pytest.mark.gpu, *slow]))
     pallas = [run for i, variant in enumerate(EVERY) for run in pallas_runs(i, variant)]
-    return [*runs, *(on_target(run, "torch") for run in runs), *pallas]
+    planned = [run for i, variant in enumerate(EVERY) for run in planned_runs(i, variant)]
+    return [*runs, *(on_target(run, "torch") for run in runs), *pallas, *planned]
 
 
 def on_target(run: object, target: str) -> object:
@@ -108,11 +111,24 @@ def pallas_runs(i: int, variant: Variant) -> list[object]:
     return runs
 
 
+def planned_runs(i: int, variant: Variant) -> list[object]:
+    """Every small shape on the card, in half precision, with head dims for which a chip may have its own kernels."""
+    runs: list[object] = []
+    sample = {(5 * i + 4 * step) % len(SMALL) for step in range(3)}
+    for j, case in enumerate(SMALL):
+        for dtype in (torch.bfloat16, torch.float16):
+            run = Run(variant, variants.wide(case), dtype, "cuda", with_lse=(i + j) % 2 == 0, planned=True)
+            slow = [] if j in sample and dtype == torch.bfloat16 else [pytest.mark.slow]
+            runs.append(pytest.param(run, id=str(run), marks=[pytest.mark.gpu, *slow]))
+    return runs
+
+
 @cache
-def kernel(name: str, large: bool, target: str = "triton") -> Kernel:
+def kernel(name: str, large: bool, target: str = "triton", planned: bool = False) -> Kernel:
     """The spec's kernel, compiled once a process; large shapes have the tiles that the planner chooses."""
     variant = next(v for v in EVERY if v.name == name)
-    return attngen.compile(variant.text, target, tile=None if large else TILE, consts=variant.settings(large))
+    tile = None if large or planned else TILE
+    return attngen.compile(variant.text, target, tile=tile, consts=variant.settings(large))
 
 
 def by_kernel(run_kernel: Kernel, given: Inputs, with_lse: bool) -> Numbers:
@@ -162,7 +178,7 @@ def _array(value: variants.Value) -> object:
 def test_kernel_is_the_formula_and_the_reference(run: Run) -> None:
     case = run.variant.suited(run.case, run.large)
     given = variants.inputs(run.variant, case, run.dtype, run.device)
-    compiled = kernel(run.variant.name, run.large, run.target)
+    compiled = kernel(run.variant.name, run.large, run.target, run.planned)
     got = (by_pallas if run.target == "pallas" else by_kernel)(compiled, given, run.with_lse)
     tolerance, floor = TOLERANCE[run.dtype], FLOOR[run.dtype]
     halves = frozenset(f"d_{n}" for n in given.floats() if given.params[n].dtype != torch.float32)  # type: ignore[union-attr]
