@@ -8,12 +8,29 @@ numbers are below 2**40.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from attngen.ir import walk
 from attngen.ir.attention import Attention
 from attngen.ir.nodes import INDICES, Expr, Load, Scalar, Symbol, Type
 from attngen.prove.interval import number
-from attngen.prove.intervals import Box
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """How large what comes from outside is taken to be: |q . k|, |scale|, float params, lengths.
+
+    `tiny`: what a `where` or a condition keeps from 0 is at least that large. `score`: the largest score that a search
+    tries where scores stand for themselves.
+    """
+
+    qk: float
+    scale: float
+    param: float
+    tiny: float
+    length: int
+    score: float = 0.0
+
 
 BOXES = (
     Box(qk=2.0**40, scale=2.0**10, param=2.0**40, tiny=2.0**-40, length=2**27),

@@ -15,9 +15,9 @@ from attngen.ir.attention import Attention
 from attngen.ir.build import apply, conjunction, disjunction
 from attngen.ir.nodes import Apply, Expr, Literal, Load, Op, Scalar, Symbol, Type
 from attngen.prove import interval as i
-from attngen.prove.boxes import BOXES, LEAST
+from attngen.prove.boxes import BOXES, LEAST, Box
 from attngen.prove.interval import Interval
-from attngen.prove.intervals import Box, Ranges, disjuncts, ranges
+from attngen.prove.intervals import Ranges, disjuncts, ranges
 from attngen.prove.witness import Search, Witness
 
 _BOXES_SPLIT = 300

@@ -15,7 +15,7 @@ from attngen.ir import build, printing, walk
 from attngen.ir.attention import Attention
 from attngen.ir.nodes import Apply, Expr, Literal, Load, Op, Scalar, Type
 from attngen.plan.kernel import KernelPlan
-from attngen.plan.weights import Form
+from attngen.plan.weights import Form, S
 from attngen.prove import recurrence, weight_range
 from attngen.prove.boxes import stated
 from attngen.prove.deadline import OutOfTime, limited
@@ -208,6 +208,45 @@ def _exponents(questions: Finiteness, plan: KernelPlan) -> Iterator[Claim]:
     yield from recurrence.exponents(plan)
 
 
+def _derivatives(questions: Finiteness, plan: KernelPlan) -> Iterator[Claim]:
+    """The derivatives that backward multiplies with are finite, so that 0 * derivative is 0 and no gradient is NaN."""
+    a, w = plan.attention, plan.weights
+    parts: dict[Expr, tuple[str, tuple[Expr, ...]]] = {plan.d_factor: ("q . k", ()), plan.d_pair: ("q . k", (a.mask,))}
+    for g in plan.gradients:
+        for e, conditions in ((g.pair, (a.mask,)), (g.extra, ())):
+            if e is not None:
+                parts.setdefault(e, (printing.expression(g.leaf), conditions))
+        if g.weight is not None and w.form is Form.DIRECT:
+            parts.setdefault(walk.substitute(g.weight, {S: w.unit}), (printing.expression(g.leaf), (a.mask,)))
+    steps: list[str] = []
+    for e, (leaf, conditions) in parts.items():
+        if isinstance(e, Literal):
+            continue
+        text = printing.expression(e)
+        found = questions.finite(e, conditions)
+        sentence = f"the derivative in {leaf} is finite: {text}"
+        span = span_of(e, a.score) if e is not plan.d_factor else a.score.span
+        match found:
+            case Holds():
+                steps.append(f"{text} in {found.values}")
+            case Witness():
+                node = printing.expression(found.node)
+                lines = (
+                    f"the derivative in {leaf} is {text}",
+                    f"`{node}` is {_number(found.result)}{_of(found)}: the gradient is NaN or infinite",
+                )
+                values = (*found.named(), (node, _number(found.result)))
+                fix = _fix(a, found) if isinstance(found.node, Apply) else ""
+                yield Claim("derivatives", sentence, Refuted(BY, example(found, lines), values), span=span, fix=fix)
+                return
+            case None:
+                yield Claim("derivatives", sentence, Unknown(BY, nothing_found), span=span)
+                return
+    if steps:
+        sentence = "the derivatives that backward multiplies with are finite"
+        yield Claim("derivatives", sentence, Proved(BY, tuple(steps)), span=a.score.span)
+
+
 def _dropout(questions: Finiteness, plan: KernelPlan) -> Iterator[Claim]:
     drop = plan.attention.dropout
     if drop is None:
@@ -274,4 +313,5 @@ _CHECKS: tuple[tuple[str, _Check], ...] = (
     ("exponents", _exponents),
     ("sums", weight_range.sums),
     ("dropout", _dropout),
+    ("derivatives", _derivatives),
 )

@@ -86,7 +86,7 @@ class _Weights:
         place = self.questions.place(LEAST, (), (e,)).with_interval(S, within)
         if w.form is Form.SHIFTED:
             place = place.with_interval(M, Interval(-bound, bound)).given(apply(Op.LE, S, M))
-        return place.of(e)
+        return i.EMPTY if place.dead else place.of(e)  # nothing, where no pair counts
 
     def _limit(self, most: float) -> float:
         """The largest |score|, as far as intervals show, at which weights are at most `most`; inf if all are."""

@@ -22,7 +22,7 @@ from attngen.ir import build, printing, walk
 from attngen.ir.attention import Attention
 from attngen.ir.evaluate import Array, Tape, evaluate
 from attngen.ir.nodes import SIZES, Apply, Expr, Literal, Load, Op, Scalar, Storage, Symbol, Type
-from attngen.prove.intervals import Box
+from attngen.prove.boxes import Box
 
 Value = bool | int | float
 Wrong = Kind["not finite", "true", "too large for fp16"]
@@ -177,7 +177,7 @@ class _Problem:
         values = np.array([x for x in (*simple, *near, -bound, bound, self.box.tiny) if abs(x) <= bound] or [0.0])
         powers = np.exp2(self.rng.uniform(-10, math.log2(max(bound, 2.0)), n)) * self.rng.choice([-1.0, 1.0], n)
         drawn = np.where(self.rng.random(n) < 0.6, self.rng.choice(values, n), np.clip(powers, -bound, bound))
-        return drawn.astype(np.float32).astype(np.float64)
+        return drawn.astype(np.float32).astype(np.float64) + 0.0  # no -0
 
     def _with_loads(self, samples: _Samples, *, fresh: bool = True) -> _Samples:
         """`samples` with an array for each load, those inside indices first."""
@@ -263,7 +263,7 @@ class _Problem:
             if values.dtype == np.bool_:
                 total = total + 0.25 * values
                 continue
-            size = np.abs(values.astype(np.float64))
+            size = np.abs(values.astype(np.float64) - (leaf == Symbol("scale", Type.FLOAT)))  # 1 is simplest there
             plain = np.where(values * 8 == np.round(values * 8), 0.0, 8.0)
             total = total + np.log2(1 + size) + plain + 0.5 * (values < 0)
         return np.asarray(total) + np.zeros(len(next(iter(samples.leaves.values()))))

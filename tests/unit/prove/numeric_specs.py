@@ -72,8 +72,6 @@ RIGHT: dict[str, str] = {
     + "normalizer = n",
     "plus_positive": "param e: f32[Hq] where e > 0\nnormalizer n(e) {\n    weight(s) = exp(s)\n"
     "    denominator = sum + e\n" + EXPONENTIAL + "normalizer = n(e = e[h])",
-    "plus_nonnegative": "param e: f32[Hq] where e >= 0\nnormalizer n(e) {\n    weight(s) = exp(s)\n"
-    "    denominator = sum + e\n" + EXPONENTIAL + "normalizer = n(e = e[h])",
     "base_two": "normalizer n {\n    weight(s) = exp2(s)\n    denominator = sum\n    shift = max\n"
     "    weight(s, m) = exp2(s - m)\n    rescale(m, n) = exp2(m - n)\n}\nnormalizer = n",
     "quadratic_exponential": "normalizer n {\n    weight(s) = (1 + s ** 2) * exp(s)\n    denominator = sum\n"
@@ -213,6 +211,15 @@ WRONG: dict[str, tuple[str, str]] = {
         "normalizer n {\n    weight(s) = sqrt(max(s, 0.0))\n    denominator = sum\n    shift = none\n}\nnormalizer = n",
         "slope",
     ),
+    "extra_may_be_zero": (
+        "param e: f32[Hq] where e >= 0\nnormalizer n(e) {\n    weight(s) = exp(s)\n    denominator = sum + e\n"
+        + EXPONENTIAL
+        + "normalizer = n(e = e[h])",
+        "derivatives",
+    ),
+    "root_of_score": ("score = sqrt(abs(qk * scale))", "derivatives"),
+    "root_of_nonnegative_param": ("param c: f32[Hq] where c >= 0\nscore = qk * scale * sqrt(c[h])", "derivatives"),
+    "root_of_norm": ("score = qk * scale - sqrt(qk * qk)", "derivatives"),
     "dropout_of_any_size": ("param p: f32\ndropout = p", "dropout"),
     "dropout_up_to_one": ("param p: f32 where 0 <= p <= 1\ndropout = p", "dropout"),
 }

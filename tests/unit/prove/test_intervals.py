@@ -17,8 +17,10 @@ from attngen.ir.attention import Attention
 from attngen.ir.evaluate import evaluate
 from attngen.ir.nodes import Apply, Expr, Op, Scalar, Symbol, Type
 from attngen.prove import interval as i
+from attngen.prove import operations as op
+from attngen.prove.boxes import Box
 from attngen.prove.interval import Interval
-from attngen.prove.intervals import Box, Ranges, disjuncts, ranges
+from attngen.prove.intervals import Ranges, disjuncts, ranges
 
 BOX = Box(qk=2.0**13, scale=1.0, param=2.0**10, tiny=2.0**-10, length=2**20)
 SPEC = """attention intervals
@@ -309,13 +311,13 @@ def test_ints_and_the_truth_of_conditions(text: str, facts: list[str], seed: int
 @pytest.mark.parametrize(
     ("found", "low", "high"),
     [
-        (i.add(i.between(1, 2), i.between(-1, 5)), 0, 7),
-        (i.multiply(i.between(-2, 3), i.between(-5, 7)), -15, 21),
-        (i.floor_divide(i.between(-7, 7), i.between(2, 3)), -4, 3),
-        (i.floor_mod(i.between(-7, 7), i.between(2, 5)), 0, 4),
-        (i.absolute(i.between(-7, 3)), 0, 7),
-        (i.power(i.between(-2, 3), i.point(2), ints=True), 0, 9),
-        (i.square(i.between(-3.0, 2.0)), 0, 9),
+        (op.add(i.between(1, 2), i.between(-1, 5)), 0, 7),
+        (op.multiply(i.between(-2, 3), i.between(-5, 7)), -15, 21),
+        (op.floor_divide(i.between(-7, 7), i.between(2, 3)), -4, 3),
+        (op.floor_mod(i.between(-7, 7), i.between(2, 5)), 0, 4),
+        (op.absolute(i.between(-7, 3)), 0, 7),
+        (op.power(i.between(-2, 3), i.point(2), ints=True), 0, 9),
+        (op.square(i.between(-3.0, 2.0)), 0, 9),
     ],
 )
 def test_arithmetic(found: Interval, low: float, high: float) -> None:
@@ -325,14 +327,14 @@ def test_arithmetic(found: Interval, low: float, high: float) -> None:
 def test_infinities_do_not_get_lost() -> None:
     below = Interval(math.inf, -math.inf, minus=True)
     above = Interval(math.inf, -math.inf, plus=True)
-    assert i.add(below, above).nan
-    assert i.multiply(i.between(0.0, 1.0), above).nan
-    assert not i.multiply(i.between(0.5, 1.0), above).nan
-    assert i.exponential(below, 2.0) == i.point(0.0)
-    assert i.divide(i.between(1.0, 2.0), above) == i.point(0.0)
-    assert i.divide(i.between(0.0, 2.0), i.between(0.0, 2.0)).nan
-    assert i.exponential(i.point(200.0), math.e).plus
-    assert not i.exponential(i.point(200.0), math.e).has_finite
+    assert op.add(below, above).nan
+    assert op.multiply(i.between(0.0, 1.0), above).nan
+    assert not op.multiply(i.between(0.5, 1.0), above).nan
+    assert op.exponential(below, 2.0) == i.point(0.0)
+    assert op.divide(i.between(1.0, 2.0), above) == i.point(0.0)
+    assert op.divide(i.between(0.0, 2.0), i.between(0.0, 2.0)).nan
+    assert op.exponential(i.point(200.0), math.e).plus
+    assert not op.exponential(i.point(200.0), math.e).has_finite
 
 
 def test_own_symbols_take_what_they_are_given() -> None:

@@ -106,7 +106,8 @@ def _check_inputs(a: Attention, values: dict[str, Any]) -> None:
 
 def _inside(a: Attention, text: str, values: dict[str, Any]) -> bool:
     """Whether the element is one of the tensor's: it is read as 0 outside."""
-    load = next(n for root in (a.score, a.mask) for n in walk.nodes(root) if printing.expression(n) == text)
+    roots = [e for e in (a.score, a.mask, a.normalizer.extra) if e is not None]
+    load = next(n for root in roots for n in walk.nodes(root) if printing.expression(n) == text)
     assert isinstance(load, Load)
     dims = a.param(load.param).shape
     known = [
@@ -144,10 +145,22 @@ def _goes_wrong(subject: str, plan: KernelPlan, values: dict[str, Any]) -> bool:
         case "slope":
             assert w.slope is not None
             return not math.isfinite(_value(walk.substitute(w.slope, {S: w.unit}), values))
+        case "derivatives":
+            parts = [
+                plan.d_factor,
+                plan.d_pair,
+                *(e for g in plan.gradients for e in (g.pair, g.extra) if e is not None),
+            ]
+            return any(_known(e, values) and not math.isfinite(_value(e, values)) for e in parts)
         case "domain":
             return _undefined(plan, values)
         case _:
             raise AssertionError(subject)
+
+
+def _known(e: Expr, values: dict[str, Any]) -> bool:
+    """Whether the counterexample gives every leaf of `e` a value."""
+    return all(printing.expression(n) in values for n in walk.nodes(e) if isinstance(n, Symbol | Scalar | Load))
 
 
 def _mask_holds(a: Attention, values: dict[str, Any]) -> bool:
@@ -165,9 +178,7 @@ def _undefined(plan: KernelPlan, values: dict[str, Any]) -> bool:
             if not isinstance(node, walk.Apply):
                 continue
             last = node.args[-1]
-            if not all(
-                printing.expression(n) in values for n in walk.nodes(last) if isinstance(n, Symbol | Scalar | Load)
-            ):
+            if not _known(last, values):
                 continue
             match node.op:
                 case build.Op.FLOORDIV | build.Op.MOD if _value(last, values) == 0:
