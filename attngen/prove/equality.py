@@ -11,10 +11,12 @@ from typing import Any
 
 from attngen.ir.nodes import Expr
 from attngen.ir.printing import expression as text
-from attngen.prove.algebra import Reading, Split, Term, World, has_comparison, same, sp
+from attngen.prove.algebra import Term, same, sp
 from attngen.prove.deadline import OutOfTime, limited
 from attngen.prove.points import Point, Undefined, clearly_different, mp, number, numbers
+from attngen.prove.reading import Reading, Split, has_comparison
 from attngen.prove.verdict import Proved, Refuted, Unknown, Verdict
+from attngen.prove.world import World
 
 _CASES = 81
 

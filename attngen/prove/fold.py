@@ -10,10 +10,10 @@ from typing import Any
 
 from attngen.ir.attention import Normalizer
 from attngen.ir.nodes import Expr
-from attngen.prove.algebra import World
 from attngen.prove.equality import at
 from attngen.prove.points import Point, Undefined, clearly_different, mp, number, numbers
 from attngen.prove.verdict import Proved, Refuted, Unknown, Verdict
+from attngen.prove.world import World
 
 _PAIRS = ((-0.5, 1.5), (1.5, -0.5), (0.25, 2.0), (-1.0, -0.25), (0.5, 3.0), (-2.0, 0.75))
 

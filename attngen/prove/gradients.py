@@ -20,10 +20,11 @@ from attngen.plan import KernelPlan
 from attngen.plan.kernel import DISTANCE, Gather, LeafGradient, distance_index
 from attngen.plan.weights import Form
 from attngen.prove import lemmas
-from attngen.prove.algebra import Reading, Term, same, world
+from attngen.prove.algebra import Term, same
 from attngen.prove.clock import Clock
 from attngen.prove.definition import definition
 from attngen.prove.equality import derivative_is, equal
+from attngen.prove.reading import Reading, world
 from attngen.prove.verdict import Claim, Proved, Refuted, Unknown, Verdict
 
 _QK, _S, _M = (Symbol(name, Type.FLOAT) for name in ("qk", "s", "m"))

@@ -33,7 +33,7 @@ _LENGTHS = (8, 6, 16, 12, 64, 128, 256, 448, 1024)
 
 
 class Undefined(Exception):
-    """The expression has no finite real value at the point."""
+    """The expression has no finite real value at the point, or reads what has no value there."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,9 @@ class Point:
     def element(self, name: str, index: tuple[int, ...]) -> Number:
         """An element of a tensor: round, and within the param's `where`."""
         start = zlib.crc32(f"{name} {index} {self.seed}".encode())
-        return next(iter(_allowed(self.params[name], start)))
+        for value in _allowed(self.params[name], start, self.symbols, self.scalars):
+            return value
+        raise Undefined
 
     def moved(self, leaves: tuple[Expr, ...], to: Number) -> Point:
         """The same point with one leaf, which may be written in several ways, at another value."""
@@ -125,17 +127,15 @@ def _point(attention: Attention, params: Mapping[str, Param], seed: int, positiv
     scalars: dict[str, Number] = {}
     for i, p in enumerate(attention.params):
         if p.is_scalar:
-            value = next(iter(_allowed(p, seed * (2 * i + 1) + i)), None)
+            value = next(iter(_allowed(p, seed * (2 * i + 1) + i, symbols, scalars)), None)
             if value is None:
                 return None
             scalars[p.name] = value
-        elif next(iter(_allowed(p, 0)), None) is None:
-            return None
     return Point(symbols, scalars, params, seed)
 
 
-def _allowed(p: Param, start: int) -> Iterator[Number]:
-    """Values of (an element of) `p` by which its own `where` holds, from a start that depends on `start`."""
+def _allowed(p: Param, start: int, symbols: Mapping[str, Number], scalars: Mapping[str, Number]) -> Iterator[Number]:
+    """Values of (an element of) `p` with which its `where` holds, from the one that `start` points to."""
     values: tuple[Any, ...] = {Type.FLOAT: _FLOATS, Type.INT: _INTS, Type.BOOL: (True, False)}[p.type]
     for i in range(len(values)):
         raw = values[(start + i) % len(values)]
@@ -143,12 +143,12 @@ def _allowed(p: Param, start: int) -> Iterator[Number]:
         if p.where is None:
             yield value
             continue
-        alone = Point({}, {p.name: value}, {}, 0)
         try:
-            if alone.value(p.where):
+            if Point(symbols, {**scalars, p.name: value}, {}, 0).value(p.where):
                 yield value
-        except (Undefined, KeyError):  # the fact reads other names: `_holds` looks at it again
-            yield value
+        except Undefined:  # it reads a param that has no value yet: `_holds` looks at it again
+            if p.is_scalar:
+                yield value
 
 
 def _holds(attention: Attention, point: Point) -> bool:
@@ -265,11 +265,14 @@ class _Evaluation:
         match e:
             case Literal():
                 return mp.mpf(e.value) if e.type is Type.FLOAT else e.value
-            case Symbol():
-                return at.symbols[e.id]
-            case Scalar():
-                return at.scalars[e.param]
+            case Symbol() | Scalar():
+                known, name = (at.symbols, e.id) if isinstance(e, Symbol) else (at.scalars, e.param)
+                if name not in known:
+                    raise Undefined
+                return known[name]
             case Load():
+                if e.param not in at.params:
+                    raise Undefined
                 return at.element(e.param, tuple(int(self.value(i)) for i in e.indices))
             case Apply(op=Op.AND):
                 return all(self.value(a) for a in e.args)

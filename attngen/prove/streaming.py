@@ -14,18 +14,19 @@ import math
 
 from attngen.ir.attention import Attention, Normalizer
 from attngen.ir.build import add, apply, div, mul, neg, real, sub
-from attngen.ir.nodes import Expr, Op, Symbol, Type
+from attngen.ir.nodes import Expr, Literal, Op, Symbol, Type
 from attngen.ir.printing import expression as text
-from attngen.ir.walk import substitute
+from attngen.ir.walk import nodes, substitute
 from attngen.plan import KernelPlan
 from attngen.plan.weights import Form
 from attngen.prove import lemmas
-from attngen.prove.algebra import World, world
 from attngen.prove.clock import Clock
 from attngen.prove.definition import definition
 from attngen.prove.equality import equal, quotient, sign_of
 from attngen.prove.fold import fold_example, never_vanishes
+from attngen.prove.reading import world
 from attngen.prove.verdict import Claim, Proved, Refuted, Unknown, Verdict
+from attngen.prove.world import World
 
 _S, _M, _N, _T = (Symbol(name, Type.FLOAT) for name in ("s", "m", "n", "t"))
 _GAP, _GAP2, _LSE = (Symbol(name, Type.FLOAT) for name in ("gap", "gap2", "lse"))
@@ -206,7 +207,16 @@ class _Streaming(_Laws):
                 span=n.weight.span,
             )
         )
-        return claims + self._extra_term()
+        return claims + self._infinite_scores() + self._extra_term()
+
+    def _infinite_scores(self) -> list[Claim]:
+        """A score of -inf, where the spec writes one, counts as masked: exp2 gives it weight 0 if kappa > 0."""
+        if not any(isinstance(node, Literal) and math.isinf(node.value) for node in nodes(self.score)):
+            return []
+        sentence = "a score of -inf has the logit -inf, and weight 0"
+        verdict = sign_of(self.w.kappa, self.world, zero=False, budget=self.clock.left)
+        fix = "mask such pairs instead" if isinstance(verdict, Refuted) else ""
+        return [Claim("infinite scores", sentence, verdict, span=self.score.span, fix=fix)]
 
     def _as_streamed(self, stream: Expr) -> Claim:
         """The kernel's exp(kappa (s - m)) against the spec's weight(s, m), up to a constant that cancels."""
