@@ -6,7 +6,8 @@ tanh written by exp); the same in every case of the kinks, below, at and above e
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from attngen.ir.nodes import Expr
@@ -37,9 +38,22 @@ def in_cases(
             waiting += [{**decisions, split.key: sign} for sign in split.choices]
             continue
         cases += 1
-        if cases > _CASES or not same(*pair):
+        if cases > _CASES or not (same(*pair) or _impossible(decisions)):
             return None
     return "sympy" if cases == 1 else f"sympy, {cases} cases"
+
+
+def _impossible(decisions: Mapping[Term, int]) -> bool:
+    """Whether these signs contradict each other: up to three arguments, each not negative, with a negative sum."""
+    parts: list[tuple[Term, bool]] = []
+    for key, sign in decisions.items():
+        parts += [(sign * key, True)] if sign else [(key, False), (-key, False)]
+    for count in (2, 3):
+        for chosen in itertools.combinations(parts, count):
+            total = sp.expand(sp.Add(*(term for term, _ in chosen)))
+            if total.is_negative or (total.is_nonpositive and any(strict for _, strict in chosen)):
+                return True
+    return False
 
 
 def _at_once(compared: Comparison, world: World) -> str | None:
@@ -173,7 +187,7 @@ def derivative_is(
 
 def slope_at(point: Point, e: Expr, leaves: tuple[Expr, ...]) -> Any:
     """d e / d leaf in numbers, by differences with 40 digits: no rule of differentiation enters. Raises `Undefined`."""
-    at, step = point.value(leaves[0]), mp.mpf("1e-12")
+    at, step = point.value(leaves[0]), mp.mpf("1e-15")
     left, right = (point.moved(leaves, at + side * step).value(e) for side in (-1, 1))
     middle = point.value(e)
     if clearly_different((right - middle) / step, (middle - left) / step):

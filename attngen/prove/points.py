@@ -106,7 +106,7 @@ def points(attention: Attention, *, positive_scale: bool, count: int) -> Iterato
 
 def _point(attention: Attention, params: Mapping[str, Param], seed: int, positive_scale: bool) -> Point | None:
     def pick(values: tuple[Any, ...], salt: int) -> Any:
-        return values[(seed * (2 * salt + 1) + salt * salt) % len(values)]
+        return values[zlib.crc32(f"{seed} {salt}".encode()) % len(values)]
 
     keys = pick(_LENGTHS, 0)
     queries = keys if seed % 3 != 2 else pick(_LENGTHS, 1)
@@ -295,7 +295,7 @@ class _Evaluation:
 
 def clearly_different(a: Number, b: Number) -> bool:
     """Whether two numbers differ by more than rounded constants, such as log2 e as a double, could explain."""
-    return bool(abs(a - b) > 1e-9 * max(abs(a), abs(b), mp.mpf("1e-3")))
+    return bool(abs(a - b) > 1e-11 * max(abs(a), abs(b), mp.mpf("0.1")))
 
 
 def number(value: Number) -> str:

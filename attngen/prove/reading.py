@@ -267,6 +267,8 @@ class Reading:
             choices = (1, 0, -1) if ties else (1, -1)
             if key.is_nonnegative:
                 choices = choices[:-1]
+            elif key.is_nonpositive:
+                choices = choices[1:]
             raise Split(key, choices)
         return -self._decisions[key] if flip else self._decisions[key]
 
@@ -319,7 +321,7 @@ class Reading:
 
 def _kink_key(argument: Term) -> tuple[Term, bool]:
     """What a kink's argument is up to a positive factor and the sign, and whether the sign was turned."""
-    key = sp.factor_terms(argument)
+    key = sp.factor_terms(sp.together(argument))
     key = sp.Mul(*(f for f in sp.Mul.make_args(key) if not f.is_positive))
     flip = bool(key.could_extract_minus_sign())
     return (-key if flip else key), flip

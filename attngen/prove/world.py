@@ -59,7 +59,7 @@ class World:
 
     @cached_property
     def points(self) -> tuple[Point, ...]:
-        return tuple(points(self.attention, positive_scale=self.positive_scale, count=12))
+        return tuple(points(self.attention, positive_scale=self.positive_scale, count=24))
 
     @cached_property
     def kinks(self) -> dict[Any, int]:
