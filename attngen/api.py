@@ -6,7 +6,7 @@ Takes specs and options, gives `Kernel`s, and the text of any stage in between. 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,10 +18,12 @@ from attngen.ir.attention import Attention
 
 if TYPE_CHECKING:
     from attngen.cost.model import Cost
-    from attngen.emit import Options
+    from attngen.emit import Options, Tuned
     from attngen.ir.evaluate import Array
     from attngen.plan import KernelPlan
     from attngen.runtime.aot import Artifact
+    from attngen.runtime.tpu.compile import Compiled, Outcome
+    from attngen.runtime.tpu.tune import Key, Trial, Tuning
 
 Const: TypeAlias = bool | int | float
 Precision: TypeAlias = Literal["ieee", "tf32"]
@@ -33,13 +35,19 @@ ARCHITECTURES = ("sm_80", "sm_86", "sm_90", "sm_100", "gfx942")
 SOURCE_ARCHITECTURES = ("auto", "portable", *ARCHITECTURES)
 """For which chips a file may hold kernels of their own: every chip, none, one."""
 DTYPES = ("fp16", "bf16", "fp32")
+TPU_STAGES = ("mosaic", "hlo", "schedule")
+TPUS = ("v4", "v5e", "v5p", "v6e", "7x")
 CHIPS = ("a100", "h100", "h200", "b200", "mi300x", "v4", "v5e", "v5p", "v6e", "tpu7x")
 
 
 def options(
-    target: str = "triton", precision: Precision = "ieee", tile: tuple[int, int] | None = None, arch: str = "auto"
+    target: str = "triton",
+    precision: Precision = "ieee",
+    tile: tuple[int, int] | None = None,
+    arch: str = "auto",
+    tuned: tuple[Tuned, ...] = (),
 ) -> Options:
-    """What a caller chooses beside the spec, checked (see `compile`)."""
+    """What a caller chooses beside the spec, checked (see `compile`). `tuned` is what `tuned_tiles` reads."""
     from attngen.emit import Options
 
     if target not in TARGETS:
@@ -50,7 +58,9 @@ def options(
         raise UsageError(f"tile {tile!r} must be two powers of two from 16 to 512: (query rows, key columns)")
     if arch not in SOURCE_ARCHITECTURES:
         raise UsageError(f"no architecture {arch!r}; there are {', '.join(SOURCE_ARCHITECTURES)}")
-    return Options(target=target, precision=precision, tile=tile, arch=arch)
+    if tuned and (target != "pallas" or tile is not None):
+        raise UsageError("tuned tiles go with the target pallas, and without a tile of your own")
+    return Options(target=target, precision=precision, tile=tile, arch=arch, tuned=tuned)
 
 
 def _is_tile_size(size: Any) -> bool:
@@ -113,6 +123,93 @@ def binaries(kernel: Kernel, kind: str, *, arch: str, dtype: str, head_dim: tupl
     from attngen.runtime.aot import compile_kernels
 
     return compile_kernels(kernel.source, kernel.spec, arch=arch, dtype=dtype, head_dim=head_dim, kind=kind)
+
+
+def tpu_compile(
+    kernel: Kernel,
+    *,
+    chip: str,
+    dtype: str,
+    sizes: Mapping[str, int],
+    schedule: bool = True,
+    mosaic: bool = False,
+) -> Compiled:
+    """What the TPU's own compiler makes of a Pallas kernel and its gradients, for a chip that needn't be there.
+
+    `sizes` has every size of the spec. Raises `UsageError` with the compiler's reason where it refuses.
+    """
+    from attngen.runtime.tpu.compile import Refused, compile_for
+    from attngen.runtime.tpu.programs import request_for
+
+    request = request_for(
+        kernel.source, kernel.spec, chip=chip, dtype=dtype, sizes=sizes, schedule=schedule, mosaic=mosaic
+    )
+    outcome = compile_for(request)
+    if isinstance(outcome, Refused):
+        raise UsageError(f"the TPU's compiler refuses {kernel.name} for {chip}: {outcome.reason()}")
+    return outcome
+
+
+def tune(kernel: Kernel, tuning: Tuning) -> Iterator[Trial | None]:
+    """Compiles a Pallas kernel at every candidate tile that `tuning` lacks: see `attngen.runtime.tpu.tune`."""
+    from attngen.runtime.tpu.compile import compile_for, require
+    from attngen.runtime.tpu.programs import Tiles, request_for
+    from attngen.runtime.tpu.tune import trials
+
+    require()
+    key = tuning.key
+
+    def compile_at(backward: bool, tiles: Tiles) -> Outcome:
+        request = request_for(
+            kernel.source,
+            kernel.spec,
+            chip=key.chip,
+            dtype=key.dtype,
+            sizes=dict(key.sizes),
+            backward=backward,
+            tiles=tiles,
+        )
+        return compile_for(request)
+
+    return trials(tuning, compile_at)
+
+
+def tuning_key(source: Source, spec: Attention, chip: str, dtype: str, sizes: Mapping[str, int]) -> Key:
+    """What tiles are tuned for: a spec's text with its constants, a chip, a dtype and a shape."""
+    from attngen.runtime.tpu.tune import Key
+
+    return Key(_variant(source, spec), chip, dtype, tuple(sizes.items()))
+
+
+def _variant(source: Source, spec: Attention) -> str:
+    from attngen.runtime.cache import digest
+
+    return digest(f"{source.text}\n{spec.consts}")
+
+
+def tuned_tiles(source: Source, spec: Attention, file: Source, sizes: Mapping[str, int]) -> tuple[Tuned, ...]:
+    """The tiles in a `file` that `attngen tune` wrote, for this spec and the sizes that are given."""
+    from attngen.emit import Tuned
+    from attngen.runtime.tpu.tune import load
+
+    found: dict[tuple[str, int], Tuned] = {}
+    shapes: dict[tuple[str, int], str] = {}
+    for tuning in load(file):
+        key, best = tuning.key, tuning.best()
+        if key.spec != _variant(source, spec) or best is None:
+            continue
+        if any(dict(key.sizes).get(size, value) != value for size, value in sizes.items()):
+            continue
+        row = key.chip, 4 if key.dtype == "fp32" else 2
+        if row in found:
+            raise UsageError(
+                f"{file.name} has tiles of {key.chip} for several shapes: {shapes[row]}, and {key.shape()}; "
+                "say which with --shape"
+            )
+        found[row], shapes[row] = Tuned(*row, *best), key.shape()
+    if not found:
+        raise UsageError(f"{file.name} has no tiles for this spec and shape; tune it first, with attngen tune")
+    return tuple(found.values())
 
 
 def cost(

@@ -20,7 +20,7 @@ from argparse import (
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from attngen import api, commands, terminal
+from attngen import api, commands, terminal, tpu_commands
 from attngen.errors import InternalError, Refuted, SpecError, UsageError
 
 _DESCRIPTION = "Compiles attention variants, written as mathematics, into differentiable fused kernels."
@@ -76,6 +76,7 @@ def parser() -> ArgumentParser:
     _show(table)
     _verify(table)
     _cost(table)
+    _tune(table)
     _completion(table)
     return top
 
@@ -98,9 +99,9 @@ def _compile(table: _SubParsersAction[_Parser]) -> None:
     _define(p)
     p.add_argument(
         "--emit",
-        choices=(*api.STAGES, *api.BINARIES),
+        choices=(*api.STAGES, *api.BINARIES, *api.TPU_STAGES),
         default="source",
-        help="the stage to print (default: source); from ttir on, the real compiler runs, without a GPU",
+        help="the stage to print (default: source); from ttir on, the real compiler runs, without a GPU or TPU",
     )
     p.add_argument(
         "--arch",
@@ -110,8 +111,32 @@ def _compile(table: _SubParsersAction[_Parser]) -> None:
     )
     p.add_argument("--dtype", choices=api.DTYPES, help="dtype of q, k, v in the binary stages (default: bf16)")
     p.add_argument("--head-dim", type=_head_dim, metavar="D[/Dv]", help="head dims of the binary stages (default: 64)")
+    p.add_argument("--chip", choices=api.TPUS, help="TPU of mosaic, hlo and schedule (default: v5e)")
+    _shape(p)
+    p.add_argument("--tiles", metavar="FILE", help="tiles for TPUs, as `attngen tune` wrote them")
     _kernel_options(p)
-    p.set_defaults(run=commands.run_compile)
+    p.set_defaults(run=tpu_commands.run_compile)
+
+
+def _tune(table: _SubParsersAction[_Parser]) -> None:
+    p = table.add_parser(
+        "tune",
+        help="choose tile sizes for a TPU",
+        description="Compiles a spec's kernels with the TPU's own compiler at every candidate tile; keeps those with\n"
+        "the fewest estimated cycles. No TPU is needed. A tuning that was stopped goes on where it stopped.",
+        example="attngen tune examples/causal.attn --target pallas --chip v6e --shape Sq=8192 D=128",
+    )
+    _spec(p)
+    p.add_argument("--target", choices=("pallas",), default="pallas", help="what to tune (default: pallas)")
+    p.add_argument("--chip", choices=api.TPUS, required=True, help="the TPU")
+    _shape(p)
+    p.add_argument("--dtype", choices=("bf16", "fp32"), default="bf16", help="dtype of q, k, v (default: bf16)")
+    _define(p)
+    p.add_argument(
+        "--precision", choices=api.PRECISIONS, default="ieee", help="products of fp32 arrays (default: ieee)"
+    )
+    p.add_argument("-o", "--output", metavar="FILE", help="where tiles are kept (default: NAME.tiles.json)")
+    p.set_defaults(run=tpu_commands.run_tune)
 
 
 def _fmt(table: _SubParsersAction[_Parser]) -> None:
@@ -196,14 +221,7 @@ def _cost(table: _SubParsersAction[_Parser]) -> None:
     )
     _spec(p)
     p.add_argument("--chip", choices=api.CHIPS, required=True, help="the chip")
-    p.add_argument(
-        "--shape",
-        type=_size,
-        action="append",
-        default=[],
-        metavar="NAME=INT",
-        help="sizes: B, Hq, Hkv, Sq, Sk, D, Dv, … (default: B=1, Hq=8, Sq=4096, D=128)",
-    )
+    _shape(p)
     p.add_argument("--dtype", choices=api.DTYPES, default="bf16", help="dtype of q, k, v (default: bf16)")
     p.add_argument("--tile", type=_tile, metavar="Q,K", help="tile sizes of all kernels (default: the chip's)")
     _define(p)
@@ -243,6 +261,17 @@ def _run_completion(args: Namespace) -> int:
 
 def _spec(p: ArgumentParser) -> None:
     p.add_argument("spec", metavar="SPEC", help="a .attn file; - is standard input")
+
+
+def _shape(p: ArgumentParser) -> None:
+    p.add_argument(
+        "--shape",
+        type=_size,
+        action="append",
+        default=[],
+        metavar="NAME=INT",
+        help="sizes: B, Hq, Hkv, Sq, Sk, D, Dv, … (default: B=1, Hq=8, Sq=4096, D=128)",
+    )
 
 
 def _define(p: ArgumentParser) -> None:

@@ -20,22 +20,23 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from attngen.cost.model import Cost
+    from attngen.emit import Tuned
     from attngen.ir.attention import Attention
     from attngen.runtime.aot import Artifact
     from attngen.show.survey import Survey
     from attngen.verify import Case, Comparison
 
 
-def run_compile(args: Namespace) -> int:
-    _refuse_overwriting(args.spec, [args.output] if args.output else [])
+def run_compile(args: Namespace, tuned: tuple[Tuned, ...] = ()) -> int:
+    refuse_overwriting(args.spec, [args.output] if args.output else [])
     if args.emit in api.STAGES:
         for flag in ("arch", "dtype", "head_dim")[args.emit == "source" :]:
             if getattr(args, flag) is not None:
                 kinds = ", ".join((*(["source"] if flag == "arch" else []), *api.BINARIES))
                 raise UsageError(f"--{flag.replace('_', '-')} goes with --emit {kinds}, not with {args.emit}")
-        options = api.options(args.target, args.precision, args.tile, args.arch or "auto")
+        options = api.options(args.target, args.precision, args.tile, args.arch or "auto", tuned)
         text = api.stage(args.emit, files.read_source(args.spec), options, dict(args.define))
-        _deliver(text, args.output)
+        deliver(text, args.output)
         return 0
     return _compile_binaries(args)
 
@@ -53,12 +54,12 @@ def _compile_binaries(args: Namespace) -> int:
     report = _report(artifacts)
     if args.emit not in ("cubin", "hsaco"):
         parts = [f"// ---- {a.kernel}\n{_as_text(a).rstrip()}\n" for a in artifacts]
-        _deliver("\n".join(parts), args.output)
+        deliver("\n".join(parts), args.output)
         terminal.console(sys.stderr).print(report)
         return 0
     if args.output is not None:
-        named = {_beside(args.output, a.kernel): a.data for a in artifacts}
-        _refuse_overwriting(args.spec, list(named))
+        named = {beside(args.output, a.kernel): a.data for a in artifacts}
+        refuse_overwriting(args.spec, list(named))
         files.write_all(named)
         for name in named:
             terminal.note(f"wrote {name}")
@@ -70,7 +71,7 @@ def _as_text(artifact: Artifact) -> str:
     return artifact.data if isinstance(artifact.data, str) else artifact.data.decode("utf-8")
 
 
-def _beside(output: str, kernel: str) -> str:
+def beside(output: str, kernel: str) -> str:
     """`build/alibi.cubin` holds one kernel only, so each goes into `build/alibi.KERNEL.cubin`."""
     stem, suffix = os.path.splitext(output)
     return f"{stem}.{kernel}{suffix}"
@@ -141,12 +142,12 @@ def _survey(args: Namespace) -> Survey:
     length = inputs.telling_length(spec)
     wanted = {"B": 1, "Hq": 1, "Hkv": 1, "Sq": length, "Sk": length, "D": 64, "Dv": 64}
     asked = dict(args.size)
-    wanted |= _wanted(spec, wanted, asked)
+    wanted |= sizes_wanted(spec, wanted, asked)
     # Which batch and head is looked at says how many there must be.
     wanted["B"] = max(wanted["B"], args.batch + 1) if "B" not in asked else wanted["B"]
     if "Hq" not in asked and "Hkv" not in asked:
         wanted["Hq"] = wanted["Hkv"] = args.head + 1
-    _check_heads(wanted)
+    check_heads(wanted)
     sizes = inputs.settle(spec, wanted, fixed=asked)
     needed = walk.params(spec.mask)
     values = inputs.examples(spec, sizes, dict(args.param), only=needed)
@@ -155,7 +156,7 @@ def _survey(args: Namespace) -> Survey:
         return survey(planned, sizes, values, tile=tile, batch=args.batch, head=args.head)
 
 
-def _wanted(spec: Attention, usual: Mapping[str, int], asked: Mapping[str, int]) -> dict[str, int]:
+def sizes_wanted(spec: Attention, usual: Mapping[str, int], asked: Mapping[str, int]) -> dict[str, int]:
     """`usual` sizes with those that the user asked for: one length or one number of heads alone means both."""
     unknown = [name for name in asked if name not in usual and name not in spec.sizes]
     if unknown:
@@ -167,7 +168,7 @@ def _wanted(spec: Attention, usual: Mapping[str, int], asked: Mapping[str, int])
     return wanted
 
 
-def _check_heads(sizes: Mapping[str, int]) -> None:
+def check_heads(sizes: Mapping[str, int]) -> None:
     if sizes["Hq"] % sizes["Hkv"]:
         raise UsageError(f"Hq = {sizes['Hq']} is no multiple of Hkv = {sizes['Hkv']}")
 
@@ -183,8 +184,8 @@ def run_cost(args: Namespace) -> int:
     spec = api.analyse(files.read_source(args.spec), dict(args.define))
     asked = dict(args.shape)
     usual = {"B": 1, "Hq": 8, "Hkv": 8, "Sq": 4096, "Sk": 4096, "D": 128, "Dv": 128}
-    wanted = _wanted(spec, usual, asked)
-    _check_heads(wanted)
+    wanted = sizes_wanted(spec, usual, asked)
+    check_heads(wanted)
     with terminal.working("counting"):
         found = _cost(args, spec, wanted, asked)
     if args.json:
@@ -304,18 +305,18 @@ def _picture(args: Namespace) -> str:
     suffix = Path(args.output).suffix.lower().lstrip(".")
     if suffix not in ("png", "svg"):
         raise UsageError(f"-o {args.output}: a picture ends in .png or .svg")
-    _refuse_overwriting(args.spec, [args.output])
+    refuse_overwriting(args.spec, [args.output])
     return suffix
 
 
-def _deliver(text: str, output: str | None) -> None:
+def deliver(text: str, output: str | None) -> None:
     if output is None or output == "-":
         terminal.put(text)
     else:
         files.write(output, text)
 
 
-def _refuse_overwriting(spec: str, outputs: Sequence[str]) -> None:
+def refuse_overwriting(spec: str, outputs: Sequence[str]) -> None:
     for output in outputs:
         if files.same_file(spec, output):
             raise UsageError(f"-o {output} would overwrite the spec; choose another name")

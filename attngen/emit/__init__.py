@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from attngen.emit.options import Options
+from attngen.emit.options import Options, Tuned
 from attngen.errors import UsageError
 from attngen.plan import KernelPlan
 
@@ -28,4 +28,4 @@ def emit(plan: KernelPlan, text: str, options: Options) -> str:
     raise UsageError(f"no target {options.target!r}; there are triton, torch and pallas")
 
 
-__all__ = ["Options", "emit"]
+__all__ = ["Options", "Tuned", "emit"]

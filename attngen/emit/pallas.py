@@ -96,6 +96,8 @@ class _Emitter:
         dkdv, dkdv_sums = self.backward(Level.COLUMN, queries, (Extent.COLUMN,))
         checks = pallas_checks.check_lines(self.plan, self.params, self.sizes)
         table = tpu_tiles.table(self.options.tile or self.attention.tile)
+        for t in self.options.tuned:
+            table[t.chip, t.itemsize] = tpu_tiles.row(t.forward, t.dkdv, t.dq)
         context: dict[str, Any] = {
             "a": self.header(),
             "w": self.weight_view,
@@ -137,6 +139,7 @@ class _Emitter:
         tile = self.options.tile or a.tile
         options = ["target=pallas", f"precision={self.options.precision}"]
         options += [f"{name}={value}" for name, value in a.consts] + ([f"tile={tile[0]}x{tile[1]}"] if tile else [])
+        options += [f"tuned={t.chip}/{8 * t.itemsize}" for t in self.options.tuned]
         return PallasHeader(
             a.name,
             f"{a.name}: fused attention for TPUs, forward and backward, in Pallas.",

@@ -22,24 +22,25 @@ class TpuTile:
 Row = tuple[TpuTile, TpuTile, TpuTile]
 
 
-def _row(*tiles: tuple[int, int, int]) -> Row:
+def row(*tiles: tuple[int, int, int]) -> Row:
+    """The forward, dK/dV and dQ kernels' tiles."""
     forward, dkdv, dq = (TpuTile(*t) for t in tiles)
     return forward, dkdv, dq
 
 
 _BEST: dict[tuple[str, int], Row] = {
-    ("v4", 2): _row((512, 512, 2), (512, 512, 1), (512, 512, 1)),
-    ("v4", 4): _row((256, 512, 1), (256, 256, 1), (256, 256, 1)),
-    ("v5e", 2): _row((512, 512, 2), (512, 512, 1), (512, 512, 1)),
-    ("v5e", 4): _row((512, 512, 1), (256, 512, 1), (256, 512, 1)),
-    ("v5p", 2): _row((512, 512, 2), (512, 512, 1), (512, 512, 1)),
-    ("v5p", 4): _row((512, 512, 1), (256, 512, 1), (256, 512, 1)),
-    ("v6e", 2): _row((1024, 1024, 2), (512, 512, 1), (512, 512, 1)),
-    ("v6e", 4): _row((512, 512, 1), (256, 512, 1), (256, 512, 1)),
-    ("7x", 2): _row((1024, 1024, 2), (512, 512, 1), (512, 512, 1)),
-    ("7x", 4): _row((512, 512, 1), (256, 512, 1), (256, 512, 1)),
-    ("cpu", 2): _row((128, 128, 1), (128, 128, 1), (128, 128, 1)),
-    ("cpu", 4): _row((128, 128, 1), (128, 128, 1), (128, 128, 1)),
+    ("v4", 2): row((512, 512, 2), (512, 512, 1), (512, 512, 1)),
+    ("v4", 4): row((256, 512, 1), (256, 256, 1), (256, 256, 1)),
+    ("v5e", 2): row((512, 512, 2), (512, 512, 1), (512, 512, 1)),
+    ("v5e", 4): row((512, 512, 1), (256, 512, 1), (256, 512, 1)),
+    ("v5p", 2): row((512, 512, 2), (512, 512, 1), (512, 512, 1)),
+    ("v5p", 4): row((512, 512, 1), (256, 512, 1), (256, 512, 1)),
+    ("v6e", 2): row((1024, 1024, 2), (512, 512, 1), (512, 512, 1)),
+    ("v6e", 4): row((512, 512, 1), (256, 512, 1), (256, 512, 1)),
+    ("7x", 2): row((1024, 1024, 2), (512, 512, 1), (512, 512, 1)),
+    ("7x", 4): row((512, 512, 1), (256, 512, 1), (256, 512, 1)),
+    ("cpu", 2): row((128, 128, 1), (128, 128, 1), (128, 128, 1)),
+    ("cpu", 4): row((128, 128, 1), (128, 128, 1), (128, 128, 1)),
 }
 LEAST = 128
 """Rows and columns of a tile on a chip: a register's lanes. The interpreter takes smaller ones."""
@@ -53,5 +54,5 @@ def table(own: tuple[int, int] | None) -> dict[tuple[str, int], Row]:
     for chip, itemsize in _BEST:
         least = 16 if chip == "cpu" else LEAST
         tile = (max(own[0], least), max(own[1], least), 1)
-        found[chip, itemsize] = _row(tile, tile, tile)
+        found[chip, itemsize] = row(tile, tile, tile)
     return found

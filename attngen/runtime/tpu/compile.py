@@ -55,10 +55,12 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """One `pallas_call` of the traced function: its name, the shapes of its operands, and the known ones of them."""
+    """One `pallas_call` of the traced function, and what is known of its operands."""
 
-    name: str
+    function: str
+    """The kernel's Python function."""
     shapes: tuple[tuple[str, tuple[int, ...]], ...]
+    """(dtype, shape) of every operand, then of every result."""
     known: tuple[Table | None, ...]
 
 
@@ -78,12 +80,18 @@ class Scheduled:
     """One compiled kernel or fusion, as text."""
 
     name: str
-    is_pallas: bool
+    """As the compiled program has it."""
+    function: str
+    """The Python function of a Pallas kernel, "" for what XLA made."""
     bundles: str
     utilization: str
     vmem: int | None
     """Bytes of VMEM that it takes, where the compiler says so."""
     operands: tuple[Table | None, ...]
+
+    @property
+    def is_pallas(self) -> bool:
+        return bool(self.function)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,15 +210,15 @@ def _schedules(dumps: Path, lowered: Lowered) -> tuple[Scheduled, ...]:
         stem = path.name[: match.start("number")]
         used = [p for p in files if p.name.startswith(stem) and "-pre-delay_hlo-static" in p.name[len(stem) - 1 :]]
         line = texts.get(name, "")
-        is_pallas = 'custom_call_target="tpu_custom_call"' in line
+        signature = _taken(line, waiting) if 'custom_call_target="tpu_custom_call"' in line else None
         found.append(
             Scheduled(
                 name=name,
-                is_pallas=is_pallas,
+                function=signature.function if signature else "",
                 bundles=path.read_text(encoding="utf-8"),
                 utilization=used[0].read_text(encoding="utf-8") if used else "",
                 vmem=_vmem(line),
-                operands=_operands(name, line, waiting) if is_pallas else (),
+                operands=signature.known if signature else (),
             )
         )
     return tuple(found)
@@ -231,19 +239,19 @@ def _vmem(line: str) -> int | None:
 _HLO_DTYPES = {"s": "int", "u": "uint", "f": "float", "bf": "bfloat", "pred": "bool"}
 
 
-def _operands(name: str, line: str, waiting: list[Signature]) -> tuple[Table | None, ...]:
-    """The known operands of a kernel: of the first call not yet taken that has its shapes, by name where it can."""
-    constraints = line.partition("operand_layout_constraints={")[2]
+def _taken(line: str, waiting: list[Signature]) -> Signature:
+    """The first call not yet taken that has a compiled kernel's operands and results. libtpu keeps their order."""
+    operands = _balanced(line.partition("operand_layout_constraints={")[2])
+    results = line.partition(" = ")[2].partition(" custom-call(")[0]
     shapes = tuple(
         (_dtype(dtype), tuple(int(d) for d in dims.split(",") if d))
-        for dtype, dims in re.findall(r"\b([a-z]+\d*)\[([\d,]*)\]", _balanced(constraints))
+        for dtype, dims in re.findall(r"\b([a-z]+\d*)\[([\d,]*)\]", f"{operands} {results}")
     )
-    fitting = [s for s in waiting if s.shapes == shapes]
-    named = [s for s in fitting if s.name == name.rpartition(".")[0]]
-    for chosen in (*named, *fitting):
-        waiting.remove(chosen)
-        return chosen.known
-    return ()
+    for signature in waiting:
+        if signature.shapes == shapes:
+            waiting.remove(signature)
+            return signature
+    raise InternalError(f"a compiled kernel that was not traced, with {shapes}")
 
 
 def _balanced(text: str) -> str:

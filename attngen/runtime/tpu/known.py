@@ -61,9 +61,10 @@ def _results(equation: Any, inputs: list[Any], found: list[Signature]) -> Sequen
 
 
 def _signature(equation: Any, inputs: list[Any]) -> Signature:
-    shapes = tuple((str(v.aval.dtype), tuple(v.aval.shape)) for v in equation.invars)
-    name = str(equation.params.get("name") or equation.params.get("name_and_src_info") or "").split(" ")[0]
-    return Signature(name, shapes, tuple(_table(value) for value in inputs))
+    variables = (*equation.invars, *equation.outvars)
+    shapes = tuple((str(v.aval.dtype), tuple(v.aval.shape)) for v in variables)
+    function = equation.params["jaxpr"].debug_info.func_name
+    return Signature(function, shapes, tuple(_table(value) for value in inputs))
 
 
 def _table(value: Any) -> Table | None:

@@ -1,7 +1,7 @@
-"""Programs of generated files, as `compile` takes them: the file's own function, called on shapes for a chip by name.
+"""Programs of generated files: the file's own function, called on shapes for a chip by name, forward or with gradients.
 
-Runs in the worker. Takes the source, sizes and param values; gives a `Program`, forward or with every gradient. Params
-that are ints or bools keep their values, since loop bounds may depend on them; so do short float ones.
+`request_for` takes a source and its attention, and gives what `compile` takes; `generated` makes the program of it, in
+the worker. Params get example values, and those that are short or no floats keep them: loop bounds may depend on them.
 """
 
 from __future__ import annotations
@@ -12,8 +12,13 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from attngen import inputs
+from attngen.errors import UsageError
+from attngen.ir.attention import Attention
 from attngen.ir.nodes import Storage, Type
 from attngen.runtime.loader import execute
+from attngen.runtime.tpu.chips import chip as chip_named
+from attngen.runtime.tpu.compile import Request
 from attngen.runtime.tpu.worker import Program
 
 TileOf: TypeAlias = tuple[int, int, int]
@@ -30,6 +35,37 @@ _STORAGES = {
     Storage.BOOL: "bool",
 }
 _SHORT = 1 << 16
+
+
+def request_for(
+    source: str,
+    attention: Attention,
+    *,
+    chip: str,
+    dtype: str,
+    sizes: Mapping[str, int],
+    backward: bool = True,
+    tiles: Tiles | None = None,
+    schedule: bool = True,
+    mosaic: bool = False,
+) -> Request:
+    """What to compile of a generated file. `sizes` are settled. Raises `UsageError` for what a TPU doesn't have."""
+    if dtype not in DTYPES:
+        raise UsageError(f"no dtype {dtype!r} on a TPU; there are {', '.join(DTYPES)}")
+    values = inputs.examples(attention, sizes)
+    arguments: dict[str, Any] = {
+        "source": source,
+        "name": attention.name,
+        "chip": chip,
+        "dtype": dtype,
+        "sizes": dict(sizes),
+        "params": tuple((p.name, p.storage, values[p.name]) for p in attention.params),
+        "backward": backward,
+        "seeded": attention.dropout is not None,
+        "tiles": tiles,
+    }
+    entry = f"{__name__}:{generated.__name__}"
+    return Request(entry, tuple(arguments.items()), chip_named(chip), schedule, mosaic)
 
 
 def generated(

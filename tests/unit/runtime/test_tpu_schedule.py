@@ -205,7 +205,7 @@ def test_narrow_tables_are_packed_by_rows():
 def compiled() -> Compiled:
     kernel = Scheduled(
         name="causal.1",
-        is_pallas=True,
+        function="_forward_kernel",
         bundles=recorded("causal_v5e_bundles"),
         utilization=recorded("causal_v5e_utilization"),
         vmem=623616,

@@ -1,0 +1,105 @@
+"""The table and the plot of `tpu_static.json`: every contender at its best tiles, attngen over the best rival."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tpu_cells import CELLS, VARIANTS, Cell
+
+from attngen.runtime.tpu.chips import CHIPS
+
+CONTENDERS = ("attngen", "tokamax", "splash", "flash")
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """A contender's best in one cell. `tiles` has one entry a kernel."""
+
+    ms: float
+    around_ms: float
+    tiles: tuple[str, ...]
+    matrix_share: float
+    """Useful operations over the chip's peak."""
+
+
+def best(rows: Iterable[Mapping[str, Any]], cell: Cell, contender: str) -> Best | None:
+    """Each kernel at its best tile: a kernel's tile does not bind the others."""
+    fitting = [r for r in rows if r["cell"] == cell.key and r["contender"] == contender and "kernels" in r]
+    fastest: dict[str, tuple[int, str]] = {}
+    for row in fitting:
+        tile = "x".join(map(str, row["tile"]))
+        for kernel in row["kernels"]:
+            found = kernel["cycles"], tile
+            fastest[kernel["name"]] = min(fastest.get(kernel["name"], found), found)
+    if not fastest:
+        return None
+    chip = CHIPS[cell.chip]
+    heads = 8 / chip.cores
+    seconds = sum(cycles for cycles, _ in fastest.values()) * heads / chip.clock
+    around = min(row["around_ms"] for row in fitting)
+    share = 8 * cell.operations / (seconds * chip.peak)
+    return Best(1e3 * seconds, around, tuple(tile for _, tile in fastest.values()), share)
+
+
+def table(results: Mapping[str, Any]) -> str:
+    """Markdown: estimated milliseconds of eight heads, the share of the chip's peak, and the ratio."""
+    lines = ["| chip, D, mask, N | attngen | tokamax | splash | flash | ratio |", "|---|---|---|---|---|---|"]
+    for cell in CELLS:
+        found = {c: best(results["rows"], cell, c) for c in CONTENDERS}
+        over = ratio(found)
+        shown = " | ".join(_shown(found[c]) for c in CONTENDERS)
+        lines.append(f"| {label(cell)} | {shown} | {'-' if over is None else f'{over:.2f}'} |")
+    lines += ["", "| chip, D, variant, N | attngen |", "|---|---|"]
+    lines += [f"| {label(cell)} | {_shown(best(results['rows'], cell, 'attngen'))} |" for cell in VARIANTS]
+    return "\n".join(lines) + "\n"
+
+
+def label(cell: Cell) -> str:
+    direction = ", fwd + bwd" if cell.backward else ""
+    return f"{cell.chip} {cell.head_dim} {cell.variant} {cell.length}{direction}"
+
+
+def ratio(found: Mapping[str, Best | None]) -> float | None:
+    """attngen over the best rival; below 1 is faster."""
+    own = found["attngen"]
+    rivals = [b.ms for c, b in found.items() if c != "attngen" and b is not None]
+    return own.ms / min(rivals) if own is not None and rivals else None
+
+
+def _shown(found: Best | None) -> str:
+    return "-" if found is None else f"{found.ms:.3f} ({100 * found.matrix_share:.0f} %)"
+
+
+def write(results: Mapping[str, Any], picture: Path) -> None:
+    """Print the table; draw the ratios."""
+    print(table(results))
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "attngen"  # the same bytes every time
+    from matplotlib import pyplot as plt
+
+    cells = [c for c in CELLS if best(results["rows"], c, "attngen") is not None]
+    figure, axes = plt.subplots(figsize=(9, 0.32 * len(cells) + 1.2), layout="constrained")
+    for position, cell in enumerate(cells):
+        found = {c: best(results["rows"], cell, c) for c in CONTENDERS}
+        rivals = {c: b.ms for c, b in found.items() if c != "attngen" and b is not None}
+        own = found["attngen"]
+        if own is None or not rivals:
+            continue
+        least = min(rivals.values())
+        axes.barh(position, own.ms / least, color="#2b6cb0", height=0.7)
+        for contender, marker in (("tokamax", "o"), ("splash", "s"), ("flash", "^")):
+            if contender in rivals:
+                axes.plot(rivals[contender] / least, position, marker, color="black", markersize=4)
+    axes.axvline(1, color="black", linewidth=0.8)
+    axes.set_yticks(range(len(cells)), [label(c) for c in cells], fontsize=8)
+    axes.invert_yaxis()
+    axes.set_xlim(0, 2)
+    axes.set_xlabel(
+        "estimated cycles over the best rival's (bar: attngen; circle tokamax, square splash, triangle flash)"
+    )
+    figure.savefig(picture, metadata={"Date": None})
