@@ -1,6 +1,6 @@
 """What every test shares: the path to shared test modules (`from parity import variants`), `--update-golden`, and,
 without a GPU, Triton's interpreter, which is chosen when the first test of a process imports Triton. JAX runs on the
-CPU, without the compiler's slower passes: tests compile much and run little.
+CPU, without the compiler's slower passes (tests compile much and run little), as four devices.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0"
+_FLAGS = "--xla_backend_optimization_level=0 --xla_force_host_platform_device_count=4"
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_FLAGS}"
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 

@@ -364,10 +364,27 @@ class _Blocks:
         return self._spec(x, x.shape[2:], lambda held, at: (0, 0))
 
 
+def _axes(*arrays):
+    """The axes of a mesh over which arrays vary, inside `shard_map`."""
+    types = [jax.typeof(x) for x in jax.tree.leaves(arrays)]
+    return frozenset().union(*(t.manual_axis_type.varying for t in types))
+
+
+def _alike(*arrays):
+    """The arrays, each varying wherever one of them does; JAX then sums their gradients over those axes."""
+    axes = _axes(*arrays)
+
+    def moved(x):
+        missing = tuple(sorted(axes - _axes(x)))
+        return lax.pcast(x, missing, to="varying") if missing else x
+
+    return jax.tree.map(moved, arrays)
+
+
 def _result(shape, dtype, *like):
-    """The type of a result, which varies over a mesh with what it is made of."""
-    varying = frozenset().union(*(getattr(jax.typeof(x), "vma", frozenset()) for x in like))
-    return jax.ShapeDtypeStruct(shape, dtype, vma=varying) if varying else jax.ShapeDtypeStruct(shape, dtype)
+    """The type of a result, which varies with what it is made of."""
+    kind = jax.typeof(like[0])
+    return jax.ShapeDtypeStruct(shape, dtype, manual_axis_type=type(kind.manual_axis_type)(varying=_axes(*like)))
 
 
 def _launch(kernel, config, tile, n_tiles, numbers, inputs, outputs, scratch, ordered=False):
@@ -933,7 +950,8 @@ def _call(q, k, v, ids, scale, return_lse, dropout_seed):
     if 0 in (B, Sq, Sk):
         out, lse = jnp.zeros((B, Sq, Hq, Dv), q.dtype), jnp.full((B, Hq, Sq), -jnp.inf, jnp.float32)
     else:
-        out, lse = _attend(_configured(size, q.dtype, floats, data), q, k, v, floats, data)
+        config = _configured(size, q.dtype, floats, data)
+        out, lse = _attend(config, *_alike(q, k, v, floats, data))
     return (out, lse) if return_lse else out
 
 

@@ -203,10 +203,28 @@ def _high_product(a, b):
     return a_high * b_high + (left >> 16) + (middle >> 16)
 
 
-def _keep(seed_ref, batch, head, q_idx, k_idx, threshold):
-    """Whether dropout keeps a pair: Philox 4x32-10 on (k, q, head, batch), keyed by the seed, so nothing is stored."""
+def _draw(keep_s, seed_ref, batch, head, q0, k0, threshold, inv_keep, rows_are_queries):
+    """What dropout multiplies each pair of a tile by: Philox 4x32-10 on (k, q, head, batch), keyed by the seed, so
+    nothing is stored. A few rows at a time: the words of a whole tile would not fit the registers.
+    """
+    height, width = keep_s.shape
+    slab = min(height, 32)
+
+    def draw(number, _):
+        first = pl.multiple_of(number * slab, slab)
+        row = first + lax.broadcasted_iota(jnp.int32, (slab, width), 0)
+        column = lax.broadcasted_iota(jnp.int32, (slab, width), 1)
+        q_idx, k_idx = (q0 + row, k0 + column) if rows_are_queries else (q0 + column, k0 + row)
+        word = _philox(seed_ref, k_idx, q_idx, jnp.asarray(head), jnp.asarray(batch))
+        keep_s[pl.ds(first, slab), :] = jnp.where(word >= threshold.astype(jnp.uint32), inv_keep, 0.0)
+
+    lax.fori_loop(0, height // slab, draw, None)
+
+
+def _philox(seed_ref, *counter):
+    """The first word."""
     key, other_key = seed_ref[0].astype(jnp.uint32), seed_ref[1].astype(jnp.uint32)
-    c0, c1, c2, c3 = (x.astype(jnp.uint32) for x in (k_idx, q_idx, jnp.asarray(head), jnp.asarray(batch)))
+    c0, c1, c2, c3 = (x.astype(jnp.uint32) for x in counter)
     for _ in range(10):
         c0, c1, c2, c3 = (
             _high_product(0xCD9E8D57, c2) ^ c1 ^ key,
@@ -215,7 +233,7 @@ def _keep(seed_ref, batch, head, q_idx, k_idx, threshold):
             jnp.uint32(0xD2511F53) * c0,
         )
         key, other_key = key + jnp.uint32(0x9E3779B9), other_key + jnp.uint32(0xBB67AE85)
-    return c0 >= threshold.astype(jnp.uint32)
+    return c0
 
 
 def _total(runs):
@@ -343,10 +361,27 @@ class _Blocks:
         return self._spec(x, x.shape[2:], lambda held, at: (0, 0))
 
 
+def _axes(*arrays):
+    """The axes of a mesh over which arrays vary, inside `shard_map`."""
+    types = [jax.typeof(x) for x in jax.tree.leaves(arrays)]
+    return frozenset().union(*(t.manual_axis_type.varying for t in types))
+
+
+def _alike(*arrays):
+    """The arrays, each varying wherever one of them does; JAX then sums their gradients over those axes."""
+    axes = _axes(*arrays)
+
+    def moved(x):
+        missing = tuple(sorted(axes - _axes(x)))
+        return lax.pcast(x, missing, to="varying") if missing else x
+
+    return jax.tree.map(moved, arrays)
+
+
 def _result(shape, dtype, *like):
-    """The type of a result, which varies over a mesh with what it is made of."""
-    varying = frozenset().union(*(getattr(jax.typeof(x), "vma", frozenset()) for x in like))
-    return jax.ShapeDtypeStruct(shape, dtype, vma=varying) if varying else jax.ShapeDtypeStruct(shape, dtype)
+    """The type of a result, which varies with what it is made of."""
+    kind = jax.typeof(like[0])
+    return jax.ShapeDtypeStruct(shape, dtype, manual_axis_type=type(kind.manual_axis_type)(varying=_axes(*like)))
 
 
 def _launch(kernel, config, tile, n_tiles, numbers, inputs, outputs, scratch, ordered=False):
@@ -408,7 +443,8 @@ def _query_tiles(k0, k1, size, block):
 
 
 def _forward_kernel(
-    logit_scale_ref, p_2_value_ref, seed_ref, q_ref, k_ref, v_ref, out_ref, lse_ref, q_s, max_s, sum_s, acc_s,
+    logit_scale_ref, p_2_value_ref, seed_ref, q_ref, k_ref, v_ref, out_ref, lse_ref, q_s, max_s, sum_s, keep_s,
+    acc_s,
     *, size, tile,
 ):
     """One tile of queries of one head meets the tiles of keys that it can see."""
@@ -453,8 +489,8 @@ def _forward_kernel(
         rescale = jnp.exp2(old_max - new_max)
         weight = jnp.exp2(x - _across(new_max, width))
         sum_s[...] = sum_s[...] * rescale + _by_lanes(weight)
-        keep = _keep(seed_ref, batch, head, _across(q_idx, width), k_idx, threshold)
-        weight = jnp.where(keep, weight * inv_keep, 0.0)
+        _draw(keep_s, seed_ref, batch, head, q0, k0, threshold, inv_keep, True)
+        weight = weight * keep_s[...]
         acc_s[...] = acc_s[...] * _across(rescale, Dv) + _product(weight.astype(v.dtype), v)
 
     def finish():
@@ -500,7 +536,7 @@ def _forward(config, q, k, v, floats, data, dtype):
         functools.partial(_forward_kernel, size=size, tile=tile), config, tile, n_tiles, numbers,
         [cut.held(_heads_first(q, BQ)), cut.walked(_heads_first(k, BK)), cut.walked(_heads_first(v, BK))],
         [((B, Hq, n_tiles * BQ, Dv), dtype, cut.held), row],
-        [((BQ, D), q.dtype), ((BQ, LANES), jnp.float32), ((BQ, LANES), jnp.float32), ((BQ, Dv), jnp.float32)],
+        [((BQ, D), q.dtype), ((BQ, LANES), jnp.float32), ((BQ, LANES), jnp.float32), ((BQ, BK), jnp.float32), ((BQ, Dv), jnp.float32)],
     )
     return _heads_inside(results[0], Sq), *(_unrolled(x, Sq) for x in results[1:])
 
@@ -510,7 +546,7 @@ def _forward(config, q, k, v, floats, data, dtype):
 
 def _dq_kernel(
     logit_scale_ref, scale_ref, p_2_value_ref, seed_ref, q_ref, k_ref, v_ref, d_out_ref, lse_ref, delta_ref, dq_ref,
-    q_s, dq_s,
+    q_s, dq_s, keep_s,
     *, size, tile,
 ):
     """One tile of queries of one head: meets the same tiles of keys as the forward kernel."""
@@ -550,8 +586,8 @@ def _dq_kernel(
         if masked:
             allowed = _inside(k_idx <= _across(row_term, width), k_idx, Sk, BK, (height, width))
             p = jnp.where(allowed, p, 0.0)
-        keep = _keep(seed_ref, batch, head, _across(q_idx, width), k_idx, threshold)
-        dp = jnp.where(keep, dp * inv_keep, 0.0)
+        _draw(keep_s, seed_ref, batch, head, q0, k0, threshold, inv_keep, True)
+        dp = dp * keep_s[...]
         dp = dp - _across(delta, width)
         g = p * dp
         ds = g * (jnp.broadcast_to(1.0, (height, width)))
@@ -592,7 +628,7 @@ def _dq(config, q, k, v, d_out, lse, delta, floats, data):
         functools.partial(_dq_kernel, size=size, tile=tile), config, tile, n_tiles, numbers,
         [cut.held(_heads_first(q, BQ)), cut.walked(_heads_first(k, BK)), cut.walked(_heads_first(v, BK)), cut.held(_heads_first(d_out, BQ)), cut.held_vector(_vectors(lse[..., None], 2, BQ, jnp.inf)), cut.held_vector(_vectors(delta[..., None], 2, BQ, 0.0))],
         [((B, Hq, n_tiles * BQ, D), q.dtype, cut.held)],
-        [((BQ, D), q.dtype), ((BQ, D), jnp.float32)],
+        [((BQ, D), q.dtype), ((BQ, D), jnp.float32), ((BQ, BK), jnp.float32)],
     )
     gradients = {}
     return _heads_inside(dq, Sq), gradients
@@ -600,7 +636,7 @@ def _dq(config, q, k, v, d_out, lse, delta, floats, data):
 
 def _dkdv_kernel(
     logit_scale_ref, scale_ref, p_2_value_ref, seed_ref, q_ref, k_ref, v_ref, d_out_ref, lse_ref, delta_ref, dk_ref,
-    dv_ref, k_s, dk_s, dv_s,
+    dv_ref, k_s, dk_s, dv_s, keep_s,
     *, size, tile,
 ):
     """One tile of keys meets the tiles of one head's queries that can see it."""
@@ -641,14 +677,14 @@ def _dkdv_kernel(
             row_term = q_idx + Sk - Sq
             allowed = _inside(_across(k_idx, width) <= row_term, q_idx, Sq, BQ, (height, width))
             p = jnp.where(allowed, p, 0.0)
-        keep = _keep(seed_ref, batch, head, q_idx, _across(k_idx, width), threshold)
-        dp = jnp.where(keep, dp * inv_keep, 0.0)
+        _draw(keep_s, seed_ref, batch, head, q0, k0, threshold, inv_keep, False)
+        dp = dp * keep_s[...]
         dp = dp - delta
         g = p * dp
         ds = g * (jnp.broadcast_to(1.0, (height, width)))
         if masked:
             ds = jnp.where(allowed, ds, 0.0)  # the derivative may be infinite where the mask forbids
-        p = jnp.where(keep, p * inv_keep, 0.0)
+        p = p * keep_s[...]
         dv_s[...] += _product(p.astype(d_out.dtype), d_out)
         dk_s[...] += _product(ds.astype(q.dtype), q)
 
@@ -689,7 +725,7 @@ def _dkdv(config, q, k, v, d_out, lse, delta, floats, data):
         functools.partial(_dkdv_kernel, size=size, tile=tile), config, tile, n_tiles, numbers,
         [cut.walked(_heads_first(q, BQ)), cut.held(_heads_first(k, BK)), cut.held(_heads_first(v, BK)), cut.walked(_heads_first(d_out, BQ)), cut.walked_vector(_vectors(lse[..., None], 2, BQ, jnp.inf)), cut.walked_vector(_vectors(delta[..., None], 2, BQ, 0.0))],
         [((B, Hq, n_tiles * BK, D), dtype, cut.held), ((B, Hq, n_tiles * BK, Dv), dtype, cut.held)],
-        [((BK, D), k.dtype), ((BK, D), jnp.float32), ((BK, Dv), jnp.float32)],
+        [((BK, D), k.dtype), ((BK, D), jnp.float32), ((BK, Dv), jnp.float32), ((BK, BQ), jnp.float32)],
     )
     gradients = {}
     dk, dv = (x.reshape(B, Hkv, Hq // Hkv, *x.shape[2:]).sum(2).astype(k.dtype) for x in (dk, dv))
@@ -888,7 +924,8 @@ def _call(q, k, v, p_2, scale, return_lse, dropout_seed):
     if 0 in (B, Sq, Sk):
         out, lse = jnp.zeros((B, Sq, Hq, Dv), q.dtype), jnp.full((B, Hq, Sq), -jnp.inf, jnp.float32)
     else:
-        out, lse = _attend(_configured(size, q.dtype, floats, data), q, k, v, floats, data)
+        config = _configured(size, q.dtype, floats, data)
+        out, lse = _attend(config, *_alike(q, k, v, floats, data))
     return (out, lse) if return_lse else out
 
 

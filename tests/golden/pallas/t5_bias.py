@@ -357,10 +357,27 @@ class _Blocks:
         return self._spec(x, x.shape[2:], lambda held, at: (0, 0))
 
 
+def _axes(*arrays):
+    """The axes of a mesh over which arrays vary, inside `shard_map`."""
+    types = [jax.typeof(x) for x in jax.tree.leaves(arrays)]
+    return frozenset().union(*(t.manual_axis_type.varying for t in types))
+
+
+def _alike(*arrays):
+    """The arrays, each varying wherever one of them does; JAX then sums their gradients over those axes."""
+    axes = _axes(*arrays)
+
+    def moved(x):
+        missing = tuple(sorted(axes - _axes(x)))
+        return lax.pcast(x, missing, to="varying") if missing else x
+
+    return jax.tree.map(moved, arrays)
+
+
 def _result(shape, dtype, *like):
-    """The type of a result, which varies over a mesh with what it is made of."""
-    varying = frozenset().union(*(getattr(jax.typeof(x), "vma", frozenset()) for x in like))
-    return jax.ShapeDtypeStruct(shape, dtype, vma=varying) if varying else jax.ShapeDtypeStruct(shape, dtype)
+    """The type of a result, which varies with what it is made of."""
+    kind = jax.typeof(like[0])
+    return jax.ShapeDtypeStruct(shape, dtype, manual_axis_type=type(kind.manual_axis_type)(varying=_axes(*like)))
 
 
 def _launch(kernel, config, tile, n_tiles, numbers, inputs, outputs, scratch, ordered=False):
@@ -398,7 +415,7 @@ def _member(b, h, number, size, like):
     return b * batches + lax.div(number, heads), h * heads + lax.rem(number, heads)
 
 
-def _launch_pairs(kernel, config, tile, numbers, inputs, like):
+def _launch_pairs(kernel, config, tile, numbers, inputs, like, scratch):
     """Runs a kernel over tiles of pairs, one result for each of `like` batches and heads, whose members come last."""
     size = config.size
     arrays = [x for x, _ in inputs]
@@ -419,6 +436,7 @@ def _launch_pairs(kernel, config, tile, numbers, inputs, like):
             grid=(*like, rows, columns, size.B // like[0] * (size.Hq // like[1])),
             in_specs=[moved(spec) for _, spec in inputs],
             out_specs=pl.BlockSpec((None, None, BQ, BK), lambda b, h, held, at, number, *refs: (b, h, held, at)),
+            scratch_shapes=[pltpu.VMEM(shape, dtype) for shape, dtype in scratch],
         ),
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "parallel", "parallel", "parallel", "arbitrary"),
@@ -766,7 +784,7 @@ def _pairs_of_table_hqk(config, q, k, v, d_out, lse, delta, floats, data):
     total = _launch_pairs(
         kernel, config, tile, numbers,
         [cut.held(_heads_first(q, BQ)), cut.walked(_heads_first(k, BK)), cut.walked(_heads_first(v, BK)), cut.held(_heads_first(d_out, BQ)), cut.held_vector(_vectors(lse[..., None], 2, BQ, jnp.inf)), cut.held_vector(_vectors(delta[..., None], 2, BQ, 0.0)), cut.pairs_by_rows(_pairs(table_hqk, size, tile))],
-        table_hqk.shape[:2],
+        table_hqk.shape[:2], [],
     )
     return total[:, :, :Sq, :Sk]
 
@@ -970,7 +988,8 @@ def _call(q, k, v, table, scale, return_lse, dropout_seed):
     if 0 in (B, Sq, Sk):
         out, lse = jnp.zeros((B, Sq, Hq, Dv), q.dtype), jnp.full((B, Hq, Sq), -jnp.inf, jnp.float32)
     else:
-        out, lse = _attend(_configured(size, q.dtype, floats, data), q, k, v, floats, data)
+        config = _configured(size, q.dtype, floats, data)
+        out, lse = _attend(config, *_alike(q, k, v, floats, data))
     return (out, lse) if return_lse else out
 
 
