@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from attngen.ir import build
 from attngen.ir.nodes import Apply, Expr, Literal, Op, Type
 
 
@@ -100,3 +101,27 @@ def size(f: Form, bound: Callable[[Expr], tuple[float, float]]) -> float:
     for term, c in f.terms:
         total += abs(c) * max(abs(end) for end in bound(term))
     return total
+
+
+def edges() -> tuple[Fact, ...]:
+    """Positions lie below their sizes; heads come in groups."""
+    pairs = (("q", "Sq"), ("k", "Sk"), ("h", "Hq"), ("hkv", "Hkv"), ("b", "B"))
+    below = tuple(Form(((build.index(a), 1), (build.index(b), -1)), 1) for a, b in pairs)
+    return (
+        *below,
+        Form(((build.index("Hkv"), 1), (build.index("Hq"), -1)), 0),
+        Form(((build.index("hkv"), 1), (build.index("h"), -1)), 0),
+    )
+
+
+def is_whole(e: Expr) -> bool:
+    """Whether a float is a whole number by its form: conversions of ints, sums of them, literals."""
+    if e.type is Type.INT:
+        return True
+    if isinstance(e, Literal):
+        return e.type is Type.FLOAT and float(e.value).is_integer()
+    if isinstance(e, Apply):
+        if e.op is Op.TO_FLOAT:
+            return True
+        return e.op in (Op.ADD, Op.SUB, Op.NEG, Op.ABS, Op.MIN, Op.MAX, Op.MUL) and all(is_whole(a) for a in e.args)
+    return False

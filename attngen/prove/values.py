@@ -18,7 +18,7 @@ from attngen.ir.nodes import Apply, Expr, Literal, Load, Op, Scalar, Storage, Sy
 from attngen.prove import interval as i
 from attngen.prove import operations as op
 from attngen.prove.boxes import Box
-from attngen.prove.forms import Fact, Form, form, size, upper
+from attngen.prove.forms import Fact, Form, edges, form, is_whole, size, upper
 from attngen.prove.interval import Interval
 
 EXACT = 2**24
@@ -49,7 +49,7 @@ class Values(ABC):
         self.params = {p.name: p for p in attention.params}
         self.known: dict[Expr, Interval] = {}
         self.apart: set[frozenset[tuple[Expr, int]]] = set()  # forms that are not 0
-        self.facts: tuple[Fact, ...] = _edges()
+        self.facts: tuple[Fact, ...] = edges()
         self.dead = False
         self._depth = 0
         self._memo: dict[int, tuple[Expr, Interval]] = {}
@@ -184,7 +184,7 @@ class Values(ABC):
 
     def _exact(self, f: Form) -> bool:
         """Whether a float sum of these terms is computed without rounding."""
-        if any(t.type is not Type.INT and not _whole(t) for t, _ in f.terms):
+        if any(t.type is not Type.INT and not is_whole(t) for t, _ in f.terms):
             return False
         return size(f, self._ends) <= EXACT
 
@@ -301,7 +301,7 @@ class Values(ABC):
         """Bounds of a / b from what the linear facts say of whole numbers a and b > 0."""
         low, high = -math.inf, math.inf
         y = self.of(b)
-        if not (y.finite and y.low > 0 and _whole(a) and _whole(b)):
+        if not (y.finite and y.low > 0 and is_whole(a) and is_whole(b)):
             return low, high
         top, bottom = form(a), form(b)
         for times in dict.fromkeys((1, *(abs(c) for _, c in top.terms))):
@@ -381,36 +381,12 @@ class Values(ABC):
 # ---------------------------------------------------------------- parts
 
 
-def _edges() -> tuple[Fact, ...]:
-    """Positions lie below their sizes; heads come in groups."""
-    pairs = (("q", "Sq"), ("k", "Sk"), ("h", "Hq"), ("hkv", "Hkv"), ("b", "B"))
-    below = tuple(Form(((build.index(a), 1), (build.index(b), -1)), 1) for a, b in pairs)
-    return (
-        *below,
-        Form(((build.index("Hkv"), 1), (build.index("Hq"), -1)), 0),
-        Form(((build.index("hkv"), 1), (build.index("h"), -1)), 0),
-    )
-
-
 def _is(e: Expr, op: Op, part: Expr) -> bool:
     return isinstance(e, Apply) and e.op is op and part in e.args
 
 
 def _first(e: Apply) -> Expr:
     return e.args[0]
-
-
-def _whole(e: Expr) -> bool:
-    """Whether a float is a whole number by its form: conversions of ints, sums of them, literals."""
-    if e.type is Type.INT:
-        return True
-    if isinstance(e, Literal):
-        return e.type is Type.FLOAT and float(e.value).is_integer()
-    if isinstance(e, Apply):
-        if e.op is Op.TO_FLOAT:
-            return True
-        return e.op in (Op.ADD, Op.SUB, Op.NEG, Op.ABS, Op.MIN, Op.MAX, Op.MUL) and all(_whole(a) for a in e.args)
-    return False
 
 
 def apart_key(f: Form) -> frozenset[tuple[Expr, int]]:

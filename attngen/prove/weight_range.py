@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from attngen.errors import Span
 from attngen.ir import printing, walk
 from attngen.ir.build import apply, conjunction, real
-from attngen.ir.nodes import Expr, Op
+from attngen.ir.nodes import Apply, Expr, Op
 from attngen.plan.kernel import KernelPlan
 from attngen.plan.weights import Form, M, S
 from attngen.prove import interval as i
@@ -158,17 +158,15 @@ class _Weights:
             weight = found.at(w.stream)
             lines.append(f"`{text}` is {_shown(weight)}: {_what(found is single)}")
             named += [("weight", weight)]
-        if single is not None and half is not None and w.form is Form.DIRECT:
-            score, weight = half.at(w.unit), half.at(walk.substitute(w.stream, {S: w.unit}))
-            lines.append(
-                f"with fp16 tensors a score of {score:g} is enough: {_what(False)}, as {weight:g} is too large"
-            )
-            named += [("score, fp16", score), ("weight, fp16", weight)]
+        limit = self._limit(HALF_MAX)
+        if single is not None and half is not None and w.form is Form.DIRECT and half.at(w.unit) < found.at(w.unit):
+            lines.append(f"with fp16 tensors scores may be {limit:.4g} at most: beyond, the weight is inf in fp16")
+            named += [("fp16 limit", limit)]
         sentence = f"weights and their sums stay finite for scores up to {LEAST_SCORE:g}: {text}"
         fix = (
             "keep a running maximum: shift = max, weight(s, m) = exp(s - m), rescale(m, n) = exp(m - n)"
-            if w.form is Form.DIRECT and w.sums
-            else "bound the score, with clamp or min"
+            if w.form is Form.DIRECT and w.sums and _is_exponential(w.stream)
+            else "bound the score, with clamp or min, or write the weight so that no part of it overflows"
         )
         return Claim("sums", sentence, Refuted(BY, example(found, tuple(lines)), tuple(named)), span=self.span, fix=fix)
 
@@ -178,7 +176,8 @@ class _Weights:
         wide = (self.plan.attention.tile or (64, 64))[1]
         low = found.at(walk.substitute(w.stream, {S: real(0.0)}))
         lines = [f"tile 0: keys 0 to {wide - 1} have score 0 and weight {low:g}"]
-        lines.append(f"tile 1: key {wide} has score {score:g} and weight {_shown(weight)}: {_what(single)}")
+        within = "" if found.node == self.plan.weights.stream or not single else self._inside(found)
+        lines.append(f"tile 1: key {wide} has score {score:g} and weight {_shown(weight)}: {within}{_what(single)}")
         if not w.sums:
             lines.append(f"the output is inf or NaN; right is {wide} * {low:g} * v + {_shown(weight)} * v")
             return lines
@@ -187,6 +186,11 @@ class _Weights:
         row = "row_sum = inf, and out = acc / row_sum = NaN" if single else "out = inf * v / row_sum = inf"
         lines.append(f"so {row}; right is a share of {right:.6g} for that key, and an output near its v")
         return lines
+
+    def _inside(self, found: Witness) -> str:
+        """Names the part that overflows where the weight itself would not."""
+        weight = found.at(walk.substitute(self.plan.weights.stream, {S: self.plan.weights.unit}))
+        return f"`{printing.expression(found.node)}` is " if abs(weight) <= i.FLOAT_MAX else ""
 
     def _sign(self) -> Claim:
         """Weights that are summed are not negative: else the denominator could vanish or its logarithm be NaN."""
@@ -226,6 +230,10 @@ class _Weights:
         lines = (f"`{node}` is {_shown(found.result)}, and so are the gradients of q and k",)
         named = (*found.named(), (node, found.result))
         yield Claim("slope", sentence, Refuted(BY, example(found, lines), named), span=self.span)
+
+
+def _is_exponential(e: Expr) -> bool:
+    return isinstance(e, Apply) and e.op in (Op.EXP, Op.EXP2)
 
 
 def _bounded(e: Expr) -> Expr:

@@ -9,7 +9,7 @@ Elements of one tensor with the same index have the same value, and outside a te
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from typing import Literal as Kind
@@ -21,18 +21,26 @@ from attngen.errors import UsageError
 from attngen.ir import build, printing, walk
 from attngen.ir.attention import Attention
 from attngen.ir.evaluate import Array, Tape, evaluate
-from attngen.ir.nodes import SIZES, Apply, Expr, Literal, Load, Op, Scalar, Storage, Symbol, Type
+from attngen.ir.nodes import SIZES, Apply, Expr, Load, Op, Scalar, Storage, Symbol, Type
 from attngen.prove.boxes import Box
+from attngen.prove.leaves import (
+    Value,
+    dangerous,
+    deepened,
+    inner_first,
+    literals,
+    one,
+    plain,
+    with_loads_again,
+    without_loads,
+)
 
-Value = bool | int | float
 Wrong = Kind["not finite", "true", "too large for fp16"]
 
 _SHAPES = ((1, 1), (2, 2), (2, 3), (3, 2), (4, 4), (1, 5), (8, 8), (40, 40), (100, 300), (1000, 1000), (100000, 100000))
 _PER_SHAPE = 800
 HALF_OVERFLOWS = 65520.0
 """From here on rounding to fp16 gives inf."""
-_DEEP = -1e20
-"""Stands for an -inf that the file wrote, where it matters whether an -inf was computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +56,7 @@ class Witness:
         """The value of `e` at these inputs, in float64; the symbols that it reads must be among them."""
         put = {leaf: build.literal(value) for leaf, value in self.values}
         with np.errstate(all="ignore"):
-            return _one(evaluate(walk.substitute(e, put), {}, {}))
+            return one(evaluate(walk.substitute(e, put), {}, {}))
 
     def named(self) -> tuple[tuple[str, Value], ...]:
         return tuple((printing.expression(leaf), value) for leaf, value in self.values)
@@ -107,12 +115,12 @@ class _Problem:
         self.box, self.rng, self.scale_positive = search.box, search.rng, search.scale_positive
         self.target = target
         self.wrong: Wrong = wrong
-        self.deep = _deep(target)
-        self.loads = _inner_first((target, *conditions))
+        self.deep = deepened(target)
+        self.loads = inner_first((target, *conditions))
         facts = [p.where for p in a.params if p.is_scalar and p.where is not None]
         facts += [f for f in a.assumes if not walk.reads(f, "b", "h", "hkv", "q", "k") and not walk.loads(f)]
         self.conditions = (*conditions, *facts)
-        self.literals = _literals((*self.conditions, target, *(p.where for p in a.params if p.where is not None)))
+        self.literals = literals((*self.conditions, target, *(p.where for p in a.params if p.where is not None)))
 
     # ------------------------------------------------------------ drawing
 
@@ -201,7 +209,7 @@ class _Problem:
     # ------------------------------------------------------------ judging
 
     def _tape(self, roots: Sequence[Expr], samples: _Samples) -> tuple[Tape, list[Expr]]:
-        flat = [_without_loads(root, self.loads) for root in roots]
+        flat = [without_loads(root, self.loads) for root in roots]
         env = {
             **samples.env,
             **{f"load {i}": samples.leaves[e] for i, e in enumerate(self.loads) if e in samples.leaves},
@@ -264,8 +272,8 @@ class _Problem:
                 total = total + 0.25 * values
                 continue
             size = np.abs(values.astype(np.float64) - (leaf == Symbol("scale", Type.FLOAT)))  # 1 is simplest there
-            plain = np.where(values * 8 == np.round(values * 8), 0.0, 8.0)
-            total = total + np.log2(1 + size) + plain + 0.5 * (values < 0)
+            uneven = np.where(values * 8 == np.round(values * 8), 0.0, 8.0)
+            total = total + np.log2(1 + size) + uneven + 0.5 * (values < 0)
         return np.asarray(total) + np.zeros(len(next(iter(samples.leaves.values()))))
 
     def _read(self) -> tuple[Expr, ...]:
@@ -337,7 +345,7 @@ class _Problem:
         n = len(next(iter(samples.leaves.values())))
         valid = self.valid(samples)
         found: list[_Samples] = []
-        for part in _dangerous(self.target):
+        for part in dangerous(self.target):
             value = self._value(part, samples, n)
             ups, downs = np.flatnonzero(valid & (value > 0)), np.flatnonzero(valid & (value < 0))
             leaves = [x for x in dict.fromkeys(walk.nodes(part)) if x in samples.leaves and x.type is Type.FLOAT]
@@ -380,87 +388,13 @@ class _Problem:
 
         while self.wrong == "not finite" and isinstance(node, Apply):
             if node.op is Op.SELECT:
-                node = node.args[1] if bool(_one(tape.value(node.args[0]))) else node.args[2]
+                node = node.args[1] if bool(one(tape.value(node.args[0]))) else node.args[2]
                 continue
             inner = next((a for a in node.args if a.type is Type.FLOAT and bad(a) and isinstance(a, Apply)), None)
             if inner is None:
                 break
             node = inner
-        operands = tuple(_one(tape.value(a)) for a in walk.children(node))
-        value = _one(tape.value(node))
-        read = tuple((leaf, _plain(leaf, sample.leaves[leaf][0])) for leaf in self._read())
-        return Witness(read, _with_loads_again(node, self.loads), operands, value)
-
-
-# ---------------------------------------------------------------- parts
-
-
-def _one(x: Array) -> float:
-    return float(np.asarray(x).reshape(-1)[0])
-
-
-def _plain(leaf: Expr, x: Any) -> Value:
-    match leaf.type:
-        case Type.BOOL:
-            return bool(x)
-        case Type.INT:
-            return int(x)
-        case Type.FLOAT:
-            return float(x)
-
-
-def _inner_first(roots: Iterable[Expr]) -> tuple[Load, ...]:
-    found: dict[Load, None] = {}
-
-    def visit(e: Expr) -> None:
-        for load in walk.loads(e):
-            if load not in found:
-                for x in load.indices:
-                    visit(x)
-                found[load] = None
-
-    for root in roots:
-        visit(root)
-    return tuple(found)
-
-
-def _without_loads(e: Expr, loads: Sequence[Load]) -> Expr:
-    names: dict[Expr, Expr] = {load: Symbol(f"load {n}", load.type) for n, load in enumerate(loads)}
-    return walk.substitute(e, names) if names else e
-
-
-def _with_loads_again(e: Expr, loads: Sequence[Load]) -> Expr:
-    names: dict[Expr, Expr] = {Symbol(f"load {n}", load.type): load for n, load in enumerate(loads)}
-    return walk.substitute(e, names) if names else e
-
-
-def _literals(roots: Iterable[Expr]) -> tuple[float, ...]:
-    found = {float(n.value): None for r in roots for n in walk.nodes(r) if isinstance(n, Literal)}
-    return tuple(found)
-
-
-def _deep(e: Expr) -> Expr:
-    return walk.substitute(e, {Literal(-math.inf, Type.FLOAT): build.real(_DEEP)})
-
-
-def _dangerous(e: Expr) -> tuple[Expr, ...]:
-    """What must not be 0 or negative: divisors, and the arguments of log, log2, sqrt and rsqrt."""
-    found: dict[Expr, None] = {}
-    for node in walk.nodes(e):
-        if isinstance(node, Apply):
-            if node.op is Op.DIV:
-                found[node.args[1]] = None
-            elif node.op in (Op.LOG, Op.LOG2, Op.SQRT, Op.RSQRT) or node.op is Op.POW:
-                found[node.args[0]] = None
-    return tuple(found)
-
-
-def restate(values: Iterable[tuple[Expr, Value]]) -> str:
-    """`q = 1, k = 0, c = 0.0`."""
-    return ", ".join(f"{printing.expression(leaf)} = {_text(value)}" for leaf, value in values)
-
-
-def _text(value: Value) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return str(value) if isinstance(value, int) else f"{value:.9g}"
+        operands = tuple(one(tape.value(a)) for a in walk.children(node))
+        value = one(tape.value(node))
+        read = tuple((leaf, plain(leaf, sample.leaves[leaf][0])) for leaf in self._read())
+        return Witness(read, with_loads_again(node, self.loads), operands, value)

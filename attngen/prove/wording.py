@@ -5,7 +5,8 @@ from __future__ import annotations
 from attngen.errors import NOWHERE, Span
 from attngen.ir import walk
 from attngen.ir.nodes import Apply, Expr
-from attngen.prove.witness import Witness, restate
+from attngen.prove.leaves import restate
+from attngen.prove.witness import Witness
 
 BY = "intervals"
 nothing_found = "intervals do not show it, and trying inputs did not refute it"
