@@ -14,3 +14,8 @@ class Clock:
     @property
     def left(self) -> float:
         return max(0.0, self._end - time.monotonic())
+
+    @property
+    def share(self) -> float:
+        """What one claim may take, so that something is left for the others."""
+        return self.left / 3

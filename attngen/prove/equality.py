@@ -13,6 +13,7 @@ from typing import Any
 from attngen.ir.nodes import Expr
 from attngen.ir.printing import expression as text
 from attngen.prove.algebra import Term, same, sp
+from attngen.prove.clock import Clock
 from attngen.prove.deadline import OutOfTime, limited
 from attngen.prove.points import Point, Undefined, clearly_different, mp, number, numbers
 from attngen.prove.reading import Reading, Split, has_comparison
@@ -166,13 +167,20 @@ def derivative_is(
         return r.term(planned), slope
 
     reason = "sympy's derivative and the planned one come to no common form"
-    try:
-        with limited(budget):
-            how = _at_once(compared, world) or in_cases(compared, world, at_leaf) or in_cases(compared, world)
-    except OutOfTime:
-        how, reason = None, f"sympy found no proof within {budget:.2g} s"
-    if how is not None:
-        return Proved(how, (f"{short(text(planned))}",))
+    clock = Clock(budget)
+    attempts: tuple[tuple[Callable[[], str | None], float], ...] = (
+        (lambda: _at_once(compared, world), 0.2),
+        (lambda: in_cases(compared, world, at_leaf), 0.6),
+        (lambda: in_cases(compared, world), 1.0),
+    )
+    for attempt, share in attempts:
+        try:
+            with limited(clock.left * share):
+                how = attempt()
+        except OutOfTime:
+            how, reason = None, f"sympy found no proof within {budget:.2g} s"
+        if how is not None:
+            return Proved(how, (short(text(planned)),))
     for point in world.points:
         try:
             mine = point.value(planned)

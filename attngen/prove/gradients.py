@@ -71,7 +71,7 @@ class _Gradients:
         return (*claims, self._complete(leaves))
 
     def _is(self, planned: Expr, e: Expr, leaves: tuple[Expr, ...], factor: Expr | None = None) -> Verdict:
-        return derivative_is(planned, ((e, factor),), leaves, self.world, self.clock.left)
+        return derivative_is(planned, ((e, factor),), leaves, self.world, self.clock.share)
 
     def _qk(self) -> Claim:
         verdict = self._is(mul(self.plan.d_factor, self.plan.d_pair), self.natural, (_QK,))
@@ -200,7 +200,7 @@ class _Gradients:
         for mine, true in zip(planned, leaf.indices, strict=True):
             if any(isinstance(n, Symbol) and n.id in ("q", "k") for n in nodes(mine)):
                 return self._moves(leaf)
-            verdict = equal(substitute(mine, {DISTANCE: difference}), true, self.world, self.clock.left)
+            verdict = equal(substitute(mine, {DISTANCE: difference}), true, self.world, self.clock.share)
             if not isinstance(verdict, Proved):
                 return verdict
         return Proved("sympy", (f"{text(leaf)} is a function of q - k",))
@@ -213,7 +213,7 @@ class _Gradients:
             return Unknown("structure", "the plan gives no function of q - k for this index")
         for i in leaf.indices:
             verdict = equal(
-                substitute(i, moved), i, self.world, self.clock.left, ("index of (q + D, k + D)", "of (q, k)")
+                substitute(i, moved), i, self.world, self.clock.share, ("index of (q + D, k + D)", "of (q, k)")
             )
             if isinstance(verdict, Refuted):
                 return verdict

@@ -322,7 +322,7 @@ class Reading:
 def _kink_key(argument: Term) -> tuple[Term, bool]:
     """What a kink's argument is up to a positive factor and the sign, and whether the sign was turned."""
     key = sp.factor_terms(sp.together(argument))
-    key = sp.Mul(*(f for f in sp.Mul.make_args(key) if not f.is_positive))
+    key = sp.Mul(*(f for f in sp.Mul.make_args(key) if not f.is_positive)).primitive()[1]
     flip = bool(key.could_extract_minus_sign())
     return (-key if flip else key), flip
 

@@ -60,7 +60,7 @@ class _Laws:
         self.clock = clock
 
     def equal(self, a: Expr, b: Expr, names: tuple[str, str] = ("planned", "true")) -> Verdict:
-        return equal(a, b, self.world, self.clock.left, names)
+        return equal(a, b, self.world, self.clock.share, names)
 
     def ordered(self, a: Expr, b: Expr, names: tuple[str, str] = ("planned", "true")) -> Verdict:
         """Equality for all reals, or else where s < m < n, which is all that a running maximum meets."""
@@ -190,15 +190,17 @@ class _Streaming(_Laws):
             Claim(
                 "positive factor",
                 "the factor taken out of the score is positive, so the maximum may be taken without it",
-                sign_of(w.factor, self.world, zero=False, budget=self.clock.left),
+                sign_of(w.factor, self.world, zero=False, budget=self.clock.share),
                 span=self.score.span,
             ),
         ]
         if n.stream_weight is not None and n.rescale is not None:
             claims += [self._as_streamed(n.stream_weight), self._rescaling(n.rescale, w.kappa)]
-        backward = self.equal(
-            apply(Op.EXP2, sub(logit, mul(_LSE, _LOG2E))), mul(substitute(n.weight, {_S: self.score}), exp(neg(_LSE)))
-        )
+        base_2 = next(c.verdict for c in claims if c.subject == "base 2")
+        backward: Verdict = Unknown("premises", "rests on base 2")
+        if isinstance(base_2, Proved):  # then the logit is kappa s log2 e, with s the score
+            kernels = apply(Op.EXP2, sub(mul(mul(w.kappa, _S), _LOG2E), mul(_LSE, _LOG2E)))
+            backward = self.equal(kernels, mul(n.weight, exp(neg(_LSE))))
         claims.append(
             Claim(
                 "backward weight",
@@ -214,7 +216,7 @@ class _Streaming(_Laws):
         if not any(isinstance(node, Literal) and math.isinf(node.value) for node in nodes(self.score)):
             return []
         sentence = "a score of -inf has the logit -inf, and weight 0"
-        verdict = sign_of(self.w.kappa, self.world, zero=False, budget=self.clock.left)
+        verdict = sign_of(self.w.kappa, self.world, zero=False, budget=self.clock.share)
         fix = "mask such pairs instead" if isinstance(verdict, Refuted) else ""
         return [Claim("infinite scores", sentence, verdict, span=self.score.span, fix=fix)]
 
@@ -261,7 +263,7 @@ class _Streaming(_Laws):
             Claim(
                 "positive factor",
                 "kappa > 0: a state without keys is rescaled by exp2(-inf) = 0",
-                sign_of(w.factor, self.world, zero=False, budget=self.clock.left),
+                sign_of(w.factor, self.world, zero=False, budget=self.clock.share),
                 span=n.rescale.span,
             ),
             Claim(
@@ -306,7 +308,7 @@ class _Streaming(_Laws):
         sentence = "the extra term enters as log E: exp(log E) = E"
         if w.log_extra is None:
             return [Claim("extra term", "there is no extra term", self.equal(real(0.0), wanted), span=wanted.span)]
-        verdict = sign_of(wanted, self.world, zero=True, budget=self.clock.left)
+        verdict = sign_of(wanted, self.world, zero=True, budget=self.clock.share)
         fix = ""
         if isinstance(verdict, Proved):
             verdict = self.equal(exp(w.log_extra), wanted)
