@@ -169,7 +169,7 @@ def derivative_is(
     reason = "sympy's derivative and the planned one come to no common form"
     clock = Clock(budget)
     attempts: tuple[tuple[Callable[[], str | None], float], ...] = (
-        (lambda: _at_once(compared, world), 0.2),
+        (lambda: _at_once(compared, world), 0.4),
         (lambda: in_cases(compared, world, at_leaf), 0.6),
         (lambda: in_cases(compared, world), 1.0),
     )

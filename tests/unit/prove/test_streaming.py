@@ -57,7 +57,7 @@ def refuted(claims: tuple[Claim, ...]) -> dict[str, Refuted]:
 
 def streamed(text: str) -> tuple[Claim, ...]:
     attention = analysed(text)
-    return streaming(attention, plan(attention), 5.0)
+    return streaming(attention, plan(attention), 90.0)
 
 
 # ---------------------------------------------------------------- what is right
@@ -221,7 +221,7 @@ def test_the_two_tiles_of_a_counterexample_are_as_it_says(name: str) -> None:
 def test_no_rescaling_is_finite_and_wrong() -> None:
     """The founding text's second break: two scores in tiles of 1."""
     attention = analysed(WRONG["no rescaling"])
-    claims = streaming(attention, plan(attention), 5.0)
+    claims = streaming(attention, plan(attention), 90.0)
     claim = next(c for c in claims if c.subject == "homomorphism")
     assert isinstance(claim.verdict, Refuted)
     assert claim.verdict.example[0] == "scores -0.5 | 1.5 in tiles of 1, values 1 | 0:"
@@ -291,14 +291,14 @@ def test_wrong_foldings_are_refuted(name: str) -> None:
     text, field, change = FOLDINGS[name]
     assert not proved(streamed(text))
     attention, planned = changed(text, field, change)
-    found = refuted(streaming(attention, planned, 5.0))
+    found = refuted(streaming(attention, planned, 90.0))
     assert found
     assert all(verdict.example for verdict in found.values())
 
 
 def test_a_wrong_folding_comes_with_the_point() -> None:
     attention, planned = changed(SINK, "factor", lambda e: div(e, LOG2E))
-    verdict = refuted(streaming(attention, planned, 5.0))["base 2"]
+    verdict = refuted(streaming(attention, planned, 90.0))["base 2"]
     values = dict(verdict.values)
     assert float(values["planned"]) == pytest.approx(float(values["qk"]) * float(values["scale"]))
     assert float(values["true"]) == pytest.approx(float(values["planned"]) / math.log(2))
