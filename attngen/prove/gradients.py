@@ -171,6 +171,8 @@ class _Gradients:
     # ------------------------------------------------------------ gathering
 
     def _gathered(self, g: LeafGradient) -> Verdict:
+        if g.extra is not None and g.gather not in (Gather.HEAD, Gather.ROW):
+            return _flag(False, f"the extra term's part is a row's, which sums by {g.gather.value} leave out")
         if isinstance(g.leaf, Scalar):
             return _flag(g.gather is Gather.HEAD, f"{g.param} is a scalar, summed by {g.gather.value}")
         reads = {n.id for i in g.leaf.indices for n in nodes(i) if isinstance(n, Symbol)}

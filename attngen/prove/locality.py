@@ -70,7 +70,7 @@ def locality(attention: Attention, plan: KernelPlan, budget: float) -> tuple[Cla
         Claim(
             "weight",
             "a weight reads its own score and the reference point, and what is the head's",
-            _only(w.stream, head | {"s", "m"}),
+            _only(w.stream, head | ({"s"} if w.form is Form.DIRECT else {"s", "m"})),
             span=n.weight.span,
         ),
         Claim(

@@ -139,6 +139,7 @@ def _finite_claim(a: Attention, subject: str, sentence: str, e: Expr, found: Hol
             lines = lines if subject in ("score", "logit") else lines[:1]
             verdict = Refuted(BY, example(found, lines), (*found.named(), (text, _number(found.result))))
             span, fix = span_of(found.node, a.score, e), _fix(a, found)
+            span = span if span != NOWHERE else a.normalizer.span  # a part of the normalizer's lines
         case None:
             verdict = Unknown(BY, nothing_found)
     return Claim(subject, sentence, verdict, span=span, fix=fix)
