@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 Const: TypeAlias = bool | int | float
 Precision: TypeAlias = Literal["ieee", "tf32"]
-TARGETS = ("triton", "torch", "pallas")
+TARGETS = ("triton", "pallas", "torch", "jax")
 PRECISIONS = ("ieee", "tf32")
 STAGES = ("ast", "ir", "plan", "source")
 BINARIES = ("ttir", "ttgir", "ptx", "cubin", "hsaco")
@@ -315,7 +315,7 @@ class Kernel:
         """The same result by the definition: dense, float64, NumPy. Takes arrays or tensors, in the target's order."""
         from attngen.reference import evaluate
 
-        heads_inside = self.target == "pallas"
+        heads_inside = self.target in ("pallas", "jax")
         if heads_inside:
             q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))
         result = evaluate(self.spec, q, k, v, params=params, scale=scale, dropout_seed=dropout_seed)

@@ -250,11 +250,12 @@ def run_verify(args: Namespace) -> int:
 
 def _device_name(device: str, target: str) -> str:
     if device == "cpu":
-        return "the CPU, in Pallas' interpreter" if target == "pallas" else "the CPU, in Triton's interpreter"
-    if device == "tpu":
+        interpreter = {"pallas": ", in Pallas' interpreter", "triton": ", in Triton's interpreter"}
+        return f"the CPU{interpreter.get(target, '')}"
+    if target in ("pallas", "jax"):
         from attngen import verify
 
-        return verify.tpu_name()
+        return verify.jax_device_name()
     import torch
 
     return torch.cuda.get_device_name()

@@ -116,17 +116,22 @@ def choose_device(wanted: str, target: str = "triton") -> str:
         if wanted == "cuda":
             raise UsageError("the Pallas target runs on TPUs, or on the CPU in Pallas' interpreter; use --device cpu")
         return "tpu" if wanted == "auto" and _jax().default_backend() == "tpu" else "cpu"
+    if target == "jax":
+        backend = _jax().default_backend()
+        if wanted == "cuda" and backend != "gpu":
+            raise UsageError("JAX has no CUDA or ROCm device here; use --device cpu")
+        return "cpu" if wanted == "cpu" or backend == "cpu" else backend
     available = _torch().cuda.is_available()
     if wanted == "cuda" and not available:
         raise UsageError("no CUDA or ROCm device is here; use --device cpu")
     if wanted != "cpu" and available:
         return "cuda"
-    if "triton" not in sys.modules:
+    if target == "triton" and "triton" not in sys.modules:
         os.environ["TRITON_INTERPRET"] = "1"
     return "cpu"
 
 
-def tpu_name() -> str:
+def jax_device_name() -> str:
     return str(_jax().devices()[0].device_kind)
 
 
@@ -162,9 +167,9 @@ def compare(kernel: Kernel, case: Case, device: str, *, coarse: bool = False, se
     """Run one case, forward and backward, and compare every result. `coarse`: its fp32 products are rounded."""
     spec = kernel.spec
     dropout_seed = _SEED if spec.dropout is not None else None
-    if kernel.target == "pallas":
+    if kernel.target in ("pallas", "jax"):
         operands, params, cotangents = _draw_arrays(spec, case, seed)
-        measured = _run_pallas(kernel, operands, params, cotangents, dropout_seed)
+        measured = _run_arrays(kernel, operands, params, cotangents, dropout_seed)
     else:
         operands, params, cotangents = _draw(spec, case, device, seed)
         measured = _run(kernel, operands, params, cotangents, dropout_seed)
@@ -273,7 +278,7 @@ def _draw_arrays(spec: Attention, case: Case, seed: int) -> tuple[dict[str, Any]
     return operands, params, cotangents
 
 
-def _run_pallas(
+def _run_arrays(
     kernel: Kernel,
     operands: Mapping[str, Any],
     params: Mapping[str, Any],

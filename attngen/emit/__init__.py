@@ -25,7 +25,11 @@ def emit(plan: KernelPlan, text: str, options: Options) -> str:
         from attngen.emit.pallas import emit_pallas
 
         return emit_pallas(plan, text, options)
-    raise UsageError(f"no target {options.target!r}; there are triton, torch and pallas")
+    if options.target == "jax":
+        from attngen.emit.jax import emit_jax
+
+        return emit_jax(plan, text, options)
+    raise UsageError(f"no target {options.target!r}; there are triton, pallas, torch and jax")
 
 
 __all__ = ["Options", "Tuned", "emit"]

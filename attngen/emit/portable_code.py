@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from attngen.emit.binding import Text
@@ -16,6 +16,7 @@ from attngen.emit.names import Names
 from attngen.ir.build import TRUE
 from attngen.ir.nodes import Expr
 from attngen.ir.walk import nodes, reads
+from attngen.plan.operands import outside_of_indices
 from attngen.plan.schedule import Binding, Level, schedule
 
 
@@ -46,10 +47,23 @@ class TileCode:
 
 
 def tile_code(
-    printer: Printer, names: Names, held: Level, results: Mapping[str, Expr], mask: Expr, outside: Mapping[str, Expr]
+    printer: Printer,
+    names: Names,
+    held: Level,
+    results: Mapping[str, Expr],
+    mask: Expr,
+    outside: Mapping[str, Expr],
+    *,
+    whole_loads: bool = False,
 ) -> TileCode:
-    """`results` are read for each pair of tiles, those `outside` for each tile of the outer loop, or once."""
+    """`results` are read for each pair of tiles, those `outside` for each tile of the outer loop, or once.
+
+    `whole_loads`: the printer names loads as they are, so nothing inside an index is computed here.
+    """
     plan = schedule({**results, **({"allowed": mask} if mask != TRUE else {}), **outside})
+    if whole_loads:
+        here = outside_of_indices((*results.values(), mask, *outside.values()))
+        plan = replace(plan, bindings=tuple(b for b in plan.bindings if b.expr in here))
     ours: set[Expr] = set()
     for e in results.values():
         ours.update(nodes(e))

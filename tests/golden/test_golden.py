@@ -20,7 +20,7 @@ import attngen
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 EXAMPLES = sorted((ROOT / "examples").glob("*.attn"))
-TARGETS = ("triton", "torch", "pallas")
+TARGETS = ("triton", "pallas", "torch", "jax")
 
 
 def golden(target: str, name: str) -> Path:

@@ -84,9 +84,9 @@ def matrix() -> list[object]:
                 slow = [] if (i + j) % len(LARGE) == 0 and n != 1 else [pytest.mark.slow]
                 run = Run(variant, case, dtype, "cuda", large=True, with_lse=(i + j) % 2 == 0)
                 runs.append(pytest.param(run, id=str(run), marks=[pytest.mark.gpu, *slow]))
-    pallas = [run for i, variant in enumerate(EVERY) for run in pallas_runs(i, variant)]
+    by_jax = [run for target in ("pallas", "jax") for i, v in enumerate(EVERY) for run in jax_runs(i, v, target)]
     planned = [run for i, variant in enumerate(EVERY) for run in planned_runs(i, variant)]
-    return [*runs, *(on_target(run, "torch") for run in runs), *pallas, *planned]
+    return [*runs, *(on_target(run, "torch") for run in runs), *by_jax, *planned]
 
 
 def on_target(run: object, target: str) -> object:
@@ -96,17 +96,17 @@ def on_target(run: object, target: str) -> object:
     return pytest.param(moved, id=str(moved), marks=run.marks)  # type: ignore[attr-defined]
 
 
-def pallas_runs(i: int, variant: Variant) -> list[object]:
-    """Every small shape in Pallas' interpreter; the sample has one of each spec, chosen so that all shapes occur."""
+def jax_runs(i: int, variant: Variant, target: str) -> list[object]:
+    """Every small shape by way of JAX; the sample has one of each spec, chosen so that all shapes occur."""
     runs: list[object] = []
     sample = {(3 * i + 2) % len(SMALL)}
     for j, case in enumerate(SMALL):
         slow = [] if j in sample else [pytest.mark.slow]
-        run = Run(variant, case, torch.float32, "cpu", with_lse=(i + j) % 2 == 0, target="pallas")
+        run = Run(variant, case, torch.float32, "cpu", with_lse=(i + j) % 2 == 0, target=target)
         runs.append(pytest.param(run, id=str(run), marks=slow))
         if j == (2 * i + 1) % len(SMALL):
             slow = [] if i % 4 == 0 else [pytest.mark.slow]
-            run = Run(variant, case, torch.bfloat16, "cpu", with_lse=(i + j) % 2 == 0, target="pallas")
+            run = Run(variant, case, torch.bfloat16, "cpu", with_lse=(i + j) % 2 == 0, target=target)
             runs.append(pytest.param(run, id=str(run), marks=slow))
     return runs
 
@@ -179,7 +179,7 @@ def test_kernel_is_the_formula_and_the_reference(run: Run) -> None:
     case = run.variant.suited(run.case, run.large)
     given = variants.inputs(run.variant, case, run.dtype, run.device)
     compiled = kernel(run.variant.name, run.large, run.target, run.planned)
-    got = (by_pallas if run.target == "pallas" else by_kernel)(compiled, given, run.with_lse)
+    got = (by_pallas if run.target in ("pallas", "jax") else by_kernel)(compiled, given, run.with_lse)
     tolerance, floor = TOLERANCE[run.dtype], FLOOR[run.dtype]
     halves = frozenset(f"d_{n}" for n in given.floats() if given.params[n].dtype != torch.float32)  # type: ignore[union-attr]
     formula = by_formula(run.variant, given, run.large, run.with_lse)

@@ -1,0 +1,431 @@
+"""dilated: tiled attention in plain JAX, forward and backward.
+
+Made by attngen from the specification below: change that and compile again, or own this file as it stands.
+It needs jax alone, and runs on any device that JAX has. `dilated` is differentiable, and works under jit, grad and vmap.
+"""
+
+# The specification:
+#
+#     # Dilated (strided) attention: query i sees every `dilation`-th key behind it.
+#     #
+#     #   s_ij = q_i . k_j / sqrt(D),   j <= i  and  (i - j) mod dilation = 0
+#     #
+#     # Child et al., "Generating Long Sequences with Sparse Transformers", 2019 (https://arxiv.org/abs/1904.10509),
+#     # the second head of its strided pattern; Ding et al., "LongNet", 2023 (https://arxiv.org/abs/2307.02486).
+#     attention dilated
+#
+#     const dilation = 4
+#
+#     mask = causal and dilated(dilation)
+#
+# sha256 of its text: b828d1ed30c630cd9a300d57c4aad850dab61cdc8148aba3943713bd371488d9
+# options: target=jax precision=ieee dilation=4 tile=256x256
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple, NoReturn
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+# How many queries and how many keys are worked on at a time. Scores are never held for more than this many of both.
+TILE_Q, TILE_K = 256, 256
+# How many outer tiles go together under vmap: their loops stop at the last end among them. One at a time wastes nothing,
+# which suits a CPU; an accelerator wants more to do at once.
+TOGETHER = {"cpu": 1, "gpu": 8, "tpu": 8}
+PRECISION = lax.Precision.HIGHEST  # of float32 products
+LOG2E = 1.4426950408889634
+LN2 = 0.6931471805599453
+
+
+class Size(NamedTuple):
+    """The sizes of a call, known while it is traced."""
+
+    B: int
+    Hq: int
+    Hkv: int
+    Sq: int
+    Sk: int
+    D: int
+    Dv: int
+
+
+# ---------------------------------------------------------------- helpers
+
+
+def _min(a, b):
+    return min(a, b) if isinstance(a, int | float) and isinstance(b, int | float) else jnp.minimum(a, b)
+
+
+def _max(a, b):
+    return max(a, b) if isinstance(a, int | float) and isinstance(b, int | float) else jnp.maximum(a, b)
+
+
+def _down(x, tile):
+    """A position in tiles, rounded down; before the first tile is in it."""
+    return _max(x, 0) // tile
+
+
+def _up(x, tile):
+    """A position in tiles, rounded up."""
+    return (x + tile - 1) // tile
+
+
+def _heads_first(x, tile):
+    """(B, S, H, D) as (B, H, S, D) in float32, with zeros up to a whole number of tiles."""
+    return _padded(jnp.swapaxes(x, 1, 2).astype(jnp.float32), 2, tile)
+
+
+def _heads_inside(x, length):
+    """The reverse of `_heads_first`, but for the dtype."""
+    return jnp.swapaxes(x[:, :, :length], 1, 2)
+
+
+def _padded(x, axis, tile, value=0):
+    """`x` with more of the value behind an axis, up to a whole number of tiles."""
+    return jnp.pad(x, [(0, -x.shape[axis] % tile if i == axis else 0) for i in range(x.ndim)], constant_values=value)
+
+
+def _rows(x, q0):
+    """The queries of a tile: of q, or of what varies with the query."""
+    return lax.dynamic_slice_in_dim(x, q0, TILE_Q, 2)
+
+
+def _keys(x, k0):
+    """The keys of a tile, of k and v."""
+    return lax.dynamic_slice_in_dim(x, k0, TILE_K, 2)
+
+
+def _per_head(x, Hq):
+    """(B, Hkv, heads * rows, columns) as (B, Hq, rows, columns)."""
+    return x.reshape(x.shape[0], Hq, -1, x.shape[3])
+
+
+def _per_kv_head(x, Hkv):
+    """(B, Hq, rows, columns) as (B, Hkv, heads * rows, columns): heads that share keys are put below each other."""
+    return x.reshape(x.shape[0], Hkv, -1, x.shape[3])
+
+
+def _product(a, b):
+    """a @ b."""
+    return jnp.einsum("bhij,bhjk->bhik", a, b, precision=PRECISION)
+
+
+def _by_transposed(a, b):
+    """a @ b.T."""
+    return jnp.einsum("bhij,bhkj->bhik", a, b, precision=PRECISION)
+
+
+def _transposed_by(a, b):
+    """a.T @ b."""
+    return jnp.einsum("bhji,bhjk->bhik", a, b, precision=PRECISION)
+
+
+def _each(tile, n):
+    """What tile(0) … tile(n - 1) give, stacked; some of them at a time, under vmap."""
+    together = TOGETHER.get(jax.default_backend(), 8)
+    return lax.map(tile, jnp.arange(n), batch_size=min(together, n) if together > 1 else None)
+
+
+def _walk(full, partial, state, visit):
+    """Folds visit(at, state, masked) over the tiles of the runs, each a loop that stops at the run's end."""
+    for runs, masked in ((full, False), (partial, True)):
+        for start, stop in runs:
+            state = lax.fori_loop(start, stop, functools.partial(visit, masked=masked), state)
+    return state
+
+
+def _in_place(x, axis, length):
+    """Stacked tiles (n, …) put behind each other along an axis of what is left, and cut to its length."""
+    x = jnp.moveaxis(x, 0, axis)
+    x = x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :])
+    return lax.slice_in_dim(x, 0, length, axis=axis)
+
+
+# ---------------------------------------------------------------- which tiles meet
+
+
+def _key_tiles(q0, q1, size):
+    """Runs of tiles that the queries q0 … q1 meet: those in which every pair is allowed, then those that need the mask."""
+    Sq = size.Sq
+    Sk = size.Sk
+    any_hi = _up(_min(Sk, q1 + Sk - Sq + 1), TILE_K)
+    any_hi = _max(any_hi, 0)
+    return [], [(0, any_hi)]
+
+
+def _query_tiles(k0, k1, size):
+    """Runs of tiles that the keys k0 … k1 meet: those in which every pair is allowed, then those that need the mask."""
+    Sq = size.Sq
+    Sk = size.Sk
+    any_lo = _down(_max(0, k0 + Sq - Sk), TILE_Q)
+    any_hi = _up(Sq, TILE_Q)
+    any_hi = _max(any_hi, any_lo)
+    return [], [(any_lo, any_hi)]
+
+
+# ---------------------------------------------------------------- forward
+
+
+def _forward(size, q, k, v, floats, data):
+    """out (B, Sq, Hq, Dv) and lse (B, Hq, Sq) in float32."""
+    B = size.B
+    Hq = size.Hq
+    Hkv = size.Hkv
+    Sq = size.Sq
+    Sk = size.Sk
+    Dv = size.Dv
+    scale = data["scale"]
+    q, k, v = _heads_first(q, TILE_Q), _heads_first(k, TILE_K), _heads_first(v, TILE_K)
+    logit_scale = scale * 1.4426950408889634
+
+    def tile(number):
+        q0 = number * TILE_Q
+        q1 = jnp.minimum(q0 + TILE_Q, Sq) - 1
+        q_idx = (q0 + jnp.arange(TILE_Q)).reshape(1, 1, -1, 1)
+        q_tile = _per_kv_head(_rows(q, q0), Hkv)
+        row_term = q_idx + Sk - Sq
+
+        def attend(at, state, masked):
+            acc, row_max, row_sum = state
+            k0 = at * TILE_K
+            k_idx = (k0 + jnp.arange(TILE_K)).reshape(1, 1, 1, -1)
+            qk = _per_head(_by_transposed(q_tile, _keys(k, k0)), Hq)
+            x = qk
+            if masked:
+                x = jnp.where((k_idx < Sk) & ((k_idx <= row_term) & ((row_term - k_idx & 3) == 0)), x, -jnp.inf)
+            new_max = jnp.maximum(row_max, x.max(-1, keepdims=True))
+            shift = jnp.where(new_max == -jnp.inf, 0.0, new_max)  # rows that have met no key yet
+            rescale = jnp.exp2((row_max - shift) * logit_scale)
+            weight = jnp.exp2((x - shift) * logit_scale)
+            row_sum = row_sum * rescale + weight.sum(-1, keepdims=True)
+            acc = acc * rescale
+            row_max = new_max
+            acc = acc + _per_head(_product(_per_kv_head(weight, Hkv), _keys(v, k0)), Hq)
+            return acc, row_max, row_sum
+
+        acc = jnp.zeros((B, Hq, TILE_Q, Dv))
+        row_max = jnp.full((B, Hq, TILE_Q, 1), -jnp.inf)
+        row_sum = jnp.zeros((B, Hq, TILE_Q, 1))
+        full, partial = _key_tiles(q0, q1, size)
+        acc, row_max, row_sum = _walk(full, partial, (acc, row_max, row_sum), attend)
+        total = row_max * logit_scale
+        empty = row_max == -jnp.inf
+        row_sum = jnp.where(empty, 1.0, row_sum)
+        return acc / row_sum, jnp.where(empty, -jnp.inf, (total + jnp.log2(row_sum)) * LN2)[..., 0]
+
+    out, lse = _each(tile, _up(Sq, TILE_Q))
+    return _heads_inside(_in_place(out, 2, Sq), Sq), _in_place(lse, 2, Sq)
+
+
+# ---------------------------------------------------------------- backward
+
+
+def _backward_by_rows(size, q, k, v, d_out, row_lses, deltas, floats, data):
+    """dQ, and the gradients of operands that do not vary with the key alone."""
+    Hq = size.Hq
+    Hkv = size.Hkv
+    Sq = size.Sq
+    Sk = size.Sk
+    scale = data["scale"]
+    logit_scale = scale * 1.4426950408889634
+
+    def tile(number):
+        q0 = number * TILE_Q
+        q1 = jnp.minimum(q0 + TILE_Q, Sq) - 1
+        q_idx = (q0 + jnp.arange(TILE_Q)).reshape(1, 1, -1, 1)
+        q_tile, d_out_tile = _per_kv_head(_rows(q, q0), Hkv), _per_kv_head(_rows(d_out, q0), Hkv)
+        row_lse = _rows(row_lses, q0)
+        delta = _rows(deltas, q0)
+        row_term = q_idx + Sk - Sq
+
+        def visit(at, state, masked):
+            dq, = state
+            k0 = at * TILE_K
+            k_idx = (k0 + jnp.arange(TILE_K)).reshape(1, 1, 1, -1)
+            k_tile = _keys(k, k0)
+            qk = _per_head(_by_transposed(q_tile, k_tile), Hq)
+            dp = _per_head(_by_transposed(d_out_tile, _keys(v, k0)), Hq)
+            p = jnp.exp2(qk * logit_scale - row_lse)
+            if masked:
+                allowed = (k_idx < Sk) & ((k_idx <= row_term) & ((row_term - k_idx & 3) == 0))
+                p = jnp.where(allowed, p, 0.0)
+            dp = dp - delta
+            g = p * dp
+            ds = g
+            ds = _per_kv_head(ds, Hkv)
+            dq = dq + _product(ds, k_tile)
+            return dq,
+
+        dq = jnp.zeros_like(q_tile)
+        full, partial = _key_tiles(q0, q1, size)
+        dq, = _walk(full, partial, (dq,), visit)
+        return _per_head(dq, Hq) * scale,
+
+    dq, *found = _each(tile, _up(Sq, TILE_Q))
+    gradients = {}
+    return _heads_inside(_in_place(dq, 2, Sq), Sq), gradients
+
+
+def _backward_by_columns(size, q, k, v, d_out, row_lses, deltas, floats, data):
+    """dK, dV, and the gradients of operands that vary with the key."""
+    Hq = size.Hq
+    Hkv = size.Hkv
+    Sq = size.Sq
+    Sk = size.Sk
+    scale = data["scale"]
+    logit_scale = scale * 1.4426950408889634
+
+    def tile(number):
+        k0 = number * TILE_K
+        k1 = jnp.minimum(k0 + TILE_K, Sk) - 1
+        k_idx = (k0 + jnp.arange(TILE_K)).reshape(1, 1, 1, -1)
+        k_tile, v_tile = _keys(k, k0), _keys(v, k0)
+
+        def visit(at, state, masked):
+            dk, dv = state
+            q0 = at * TILE_Q
+            q_idx = (q0 + jnp.arange(TILE_Q)).reshape(1, 1, -1, 1)
+            q_tile, d_out_tile = _per_kv_head(_rows(q, q0), Hkv), _per_kv_head(_rows(d_out, q0), Hkv)
+            row_lse = _rows(row_lses, q0)
+            delta = _rows(deltas, q0)
+            qk = _per_head(_by_transposed(q_tile, k_tile), Hq)
+            dp = _per_head(_by_transposed(d_out_tile, v_tile), Hq)
+            p = jnp.exp2(qk * logit_scale - row_lse)
+            if masked:
+                row_term = q_idx + Sk - Sq
+                allowed = (q_idx < Sq) & ((k_idx <= row_term) & ((row_term - k_idx & 3) == 0))
+                p = jnp.where(allowed, p, 0.0)
+            dropped = p
+            dp = dp - delta
+            g = p * dp
+            ds = g
+            ds = _per_kv_head(ds, Hkv)
+            q_tile = _per_kv_head(_per_head(q_tile, Hq) * scale, Hkv)
+            dk = dk + _transposed_by(ds, q_tile)
+            dv = dv + _transposed_by(_per_kv_head(dropped, Hkv), d_out_tile)
+            return dk, dv
+
+        dk, dv = jnp.zeros_like(k_tile), jnp.zeros_like(v_tile)
+        full, partial = _query_tiles(k0, k1, size)
+        return _walk(full, partial, (dk, dv), visit)
+
+    dk, dv, *found = _each(tile, _up(Sk, TILE_K))
+    gradients = {}
+    return *(_heads_inside(_in_place(x, 2, Sk), Sk) for x in (dk, dv)), gradients
+
+
+# ---------------------------------------------------------------- the function
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attend(size, q, k, v, floats, data):
+    out, lse = _forward(size, q, k, v, floats, data)
+    return out.astype(q.dtype), lse
+
+
+def _attend_forward(size, q, k, v, floats, data):
+    out, lse = _forward(size, q, k, v, floats, data)
+    return (out.astype(q.dtype), lse), (q, k, v, floats, data, out, lse)
+
+
+def _attend_backward(size, saved, cotangents):
+    q, k, v, floats, data, out, lse = saved
+    d_out, d_lse = cotangents
+    d_out = d_out.astype(jnp.float32)
+    row_lses = _padded(jnp.where(lse == -jnp.inf, jnp.inf, lse * LOG2E), 2, TILE_Q, jnp.inf)[..., None]
+    deltas = _padded(jnp.einsum("bqhd,bqhd->bhq", d_out, out, precision=lax.Precision.HIGHEST) - d_lse, 2, TILE_Q)[..., None]
+    arguments = (
+        size, _heads_first(q, TILE_Q), _heads_first(k, TILE_K), _heads_first(v, TILE_K), _heads_first(d_out, TILE_Q), row_lses, deltas, floats, data
+    )
+    gradients = {name: jnp.zeros_like(x) for name, x in floats.items()}
+    dq, more = _backward_by_rows(*arguments)
+    gradients.update(more)
+    dk, dv, more = _backward_by_columns(*arguments)
+    gradients.update(more)
+    return dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype), gradients, None
+
+
+_attend.defvjp(_attend_forward, _attend_backward)
+
+
+def _refuse(message) -> NoReturn:
+    raise ValueError(f"dilated: {message}")
+
+
+def _check(q, k, v, scale):
+    """One clear message for what does not fit, before anything is computed."""
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not (hasattr(x, "shape") and hasattr(x, "dtype")):
+            _refuse(f"{name} must be an array, not {type(x).__name__}")
+        if len(x.shape) != 4:
+            _refuse(f"{name} must have 4 dimensions (batch, length, heads, head dim), not shape {tuple(x.shape)}")
+        if x.dtype not in (jnp.float16, jnp.bfloat16, jnp.float32):
+            _refuse(f"{name} must be float16, bfloat16 or float32, not {x.dtype}")
+        if x.dtype != q.dtype:
+            _refuse(f"{name} must have q's dtype {q.dtype}, not {x.dtype}")
+    B, Sq, Hq, D = q.shape
+    _, Sk, Hkv, Dv = v.shape
+    if tuple(k.shape) != (B, Sk, Hkv, D):
+        _refuse(f"k must have q's batch and head dim, and v's heads and length, {(B, Sk, Hkv, D)}, not {tuple(k.shape)}")
+    if v.shape[0] != B:
+        _refuse(f"v must have q's batch {B}, not {v.shape[0]}")
+    if Hkv == 0 or Hq % Hkv:
+        _refuse(f"q's {Hq} heads must be a multiple of the {Hkv} heads of k and v")
+    if D == 0 or Dv == 0:
+        _refuse(f"head dims must be 1 at the least, not {D} and {Dv}")
+    if max(Sq, Sk) >= 2**27:
+        _refuse(f"sequences must be shorter than 2**27 = {2**27}, not {max(Sq, Sk)}")
+    if getattr(scale, "ndim", 0) != 0:
+        _refuse(f"scale must be one number, not an array of shape {scale.shape}")
+    return Size(B, Hq, Hkv, Sq, Sk, D, Dv)
+
+
+def dilated(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    *,
+    scale: float | jax.Array | None = None,
+    return_lse: bool = False,
+    dropout_seed: int | jax.Array | None = None,
+) -> jax.Array | tuple[jax.Array, jax.Array]:
+    """Attention `dilated`, tile by tile, differentiable in every float argument but the scale.
+
+    q (B, Sq, Hq, D), k (B, Sk, Hkv, D), v (B, Sk, Hkv, Dv), all float16, bfloat16 or float32.
+    scale multiplies q . k where the score says so; 1 / sqrt(D) when not given. It is not differentiated.
+    dropout_seed is accepted for the sake of a common signature, and has no effect.
+
+    Gives out (B, Sq, Hq, Dv) in q's dtype, and with return_lse also the log-sum-exp (B, Hq, Sq), natural, float32.
+    A query that may attend to no key gives a zero row, -inf, and zero gradients. Raises ValueError on what does not fit.
+    """
+    return _call(q, k, v, scale, return_lse, dropout_seed)
+
+
+def _call(q, k, v, scale, return_lse, dropout_seed):
+    if scale is None:
+        scale = q.shape[-1] ** -0.5 if hasattr(q, "shape") and len(q.shape) else 1.0
+    size = _check(q, k, v, scale)
+    q, k, v = jnp.asarray(q), jnp.asarray(k), jnp.asarray(v)
+    B = size.B
+    Hq = size.Hq
+    Sq = size.Sq
+    Sk = size.Sk
+    Dv = size.Dv
+    if not isinstance(scale, int | float) or scale <= 0:
+        # A positive scale is folded into the exponent; its sign, or its being zero, goes into q.
+        scale = lax.stop_gradient(jnp.asarray(scale, jnp.float32))
+        q, scale = q * jnp.sign(scale).astype(q.dtype), jnp.where(scale == 0.0, 1.0, jnp.abs(scale))
+    scale = lax.stop_gradient(jnp.asarray(scale, jnp.float32))
+    floats = {}
+    data = {"scale": scale.reshape(1, 1, 1, 1), }
+    if 0 in (B, Sq, Sk):
+        out, lse = jnp.zeros((B, Sq, Hq, Dv), q.dtype), jnp.full((B, Hq, Sq), -jnp.inf, jnp.float32)
+    else:
+        out, lse = _attend(size, q, k, v, floats, data)
+    return (out, lse) if return_lse else out
+
+
+__all__ = ["dilated"]

@@ -1,0 +1,499 @@
+"""relative_bias: tiled attention in plain JAX, forward and backward.
+
+Made by attngen from the specification below: change that and compile again, or own this file as it stands.
+It needs jax alone, and runs on any device that JAX has. `relative_bias` is differentiable, and works under jit, grad and vmap.
+"""
+
+# The specification:
+#
+#     # Relative position bias: a learned number for each head and each (clipped) offset.
+#     #
+#     #   s_ij = q_i . k_j / sqrt(D) + table[h, clip(i - j, -radius, radius) + radius]
+#     #
+#     # Liu et al., "Swin Transformer", ICCV 2021 (https://arxiv.org/abs/2103.14030), equation 4, in one dimension
+#     # (natten_2d.attn has the bias in two); Shaw, Uszkoreit & Vaswani, 2018 (https://arxiv.org/abs/1803.02155).
+#     attention relative_bias
+#
+#     const radius = 127
+#     const offsets = 2 * radius + 1
+#
+#     param table: f32[Hq, offsets]
+#
+#     score = qk * scale + relative_bias(table, radius)
+#
+# sha256 of its text: 14bee8964efd13d657cd1069b23a0b2eebf9eefc0c06e31fab2f98d4c06ec9ce
+# options: target=jax precision=ieee radius=127 offsets=255 tile=256x256
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple, NoReturn
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+# How many queries and how many keys are worked on at a time. Scores are never held for more than this many of both.
+TILE_Q, TILE_K = 256, 256
+# How many outer tiles go together under vmap: their loops stop at the last end among them. One at a time wastes nothing,
+# which suits a CPU; an accelerator wants more to do at once.
+TOGETHER = {"cpu": 1, "gpu": 8, "tpu": 8}
+PRECISION = lax.Precision.HIGHEST  # of float32 products
+LOG2E = 1.4426950408889634
+LN2 = 0.6931471805599453
+
+
+class Size(NamedTuple):
+    """The sizes of a call, known while it is traced."""
+
+    B: int
+    Hq: int
+    Hkv: int
+    Sq: int
+    Sk: int
+    D: int
+    Dv: int
+
+
+# ---------------------------------------------------------------- helpers
+
+
+def _min(a, b):
+    return min(a, b) if isinstance(a, int | float) and isinstance(b, int | float) else jnp.minimum(a, b)
+
+
+def _max(a, b):
+    return max(a, b) if isinstance(a, int | float) and isinstance(b, int | float) else jnp.maximum(a, b)
+
+
+def _down(x, tile):
+    """A position in tiles, rounded down; before the first tile is in it."""
+    return _max(x, 0) // tile
+
+
+def _up(x, tile):
+    """A position in tiles, rounded up."""
+    return (x + tile - 1) // tile
+
+
+def _heads_first(x, tile):
+    """(B, S, H, D) as (B, H, S, D) in float32, with zeros up to a whole number of tiles."""
+    return _padded(jnp.swapaxes(x, 1, 2).astype(jnp.float32), 2, tile)
+
+
+def _heads_inside(x, length):
+    """The reverse of `_heads_first`, but for the dtype."""
+    return jnp.swapaxes(x[:, :, :length], 1, 2)
+
+
+def _padded(x, axis, tile, value=0):
+    """`x` with more of the value behind an axis, up to a whole number of tiles."""
+    return jnp.pad(x, [(0, -x.shape[axis] % tile if i == axis else 0) for i in range(x.ndim)], constant_values=value)
+
+
+def _rows(x, q0):
+    """The queries of a tile: of q, or of what varies with the query."""
+    return lax.dynamic_slice_in_dim(x, q0, TILE_Q, 2)
+
+
+def _keys(x, k0):
+    """The keys of a tile, of k and v."""
+    return lax.dynamic_slice_in_dim(x, k0, TILE_K, 2)
+
+
+def _at_distance(x, q_idx, k_idx, Sq):
+    """What varies with q - k: its last axis runs from the last query and the first key on."""
+    return x[:, :, 0][:, :, jnp.clip(Sq - 1 - q_idx + k_idx, 0, x.shape[3] - 1)[0, 0]]
+
+
+def _along_diagonals(x):
+    """The sums of a tile's values with the same k - q: (…, 1, rows + columns - 1), from that of the last row on."""
+    rows, columns = x.shape[-2:]
+    skewed = jnp.pad(x[..., ::-1, :], [(0, 0)] * (x.ndim - 1) + [(0, rows)]).reshape(*x.shape[:-2], -1)[..., :-rows]
+    return skewed.reshape(*x.shape[:-2], rows, rows + columns - 1).sum(-2, keepdims=True)
+
+
+def _added(total, x, start, axis):
+    """`total` with `x` added from `start` on."""
+    part = lax.dynamic_slice_in_dim(total, start, x.shape[axis], axis)
+    return lax.dynamic_update_slice_in_dim(total, part + x, start, axis)
+
+
+def _overlaid(x):
+    """Sums of diagonals of tiles of queries (n, …), each tile's shifted against the next one's, added up."""
+    n, total = x.shape[0], jnp.zeros((*x.shape[1:-1], x.shape[-1] + (x.shape[0] - 1) * TILE_Q))
+    return lax.fori_loop(0, n, lambda i, total: _added(total, x[i], (n - 1 - i) * TILE_Q, 3), total)
+
+
+def _per_head(x, Hq):
+    """(B, Hkv, heads * rows, columns) as (B, Hq, rows, columns)."""
+    return x.reshape(x.shape[0], Hq, -1, x.shape[3])
+
+
+def _per_kv_head(x, Hkv):
+    """(B, Hq, rows, columns) as (B, Hkv, heads * rows, columns): heads that share keys are put below each other."""
+    return x.reshape(x.shape[0], Hkv, -1, x.shape[3])
+
+
+def _product(a, b):
+    """a @ b."""
+    return jnp.einsum("bhij,bhjk->bhik", a, b, precision=PRECISION)
+
+
+def _by_transposed(a, b):
+    """a @ b.T."""
+    return jnp.einsum("bhij,bhkj->bhik", a, b, precision=PRECISION)
+
+
+def _transposed_by(a, b):
+    """a.T @ b."""
+    return jnp.einsum("bhji,bhjk->bhik", a, b, precision=PRECISION)
+
+
+def _each(tile, n):
+    """What tile(0) … tile(n - 1) give, stacked; some of them at a time, under vmap."""
+    together = TOGETHER.get(jax.default_backend(), 8)
+    return lax.map(tile, jnp.arange(n), batch_size=min(together, n) if together > 1 else None)
+
+
+def _walk(full, partial, state, visit):
+    """Folds visit(at, state, masked) over the tiles of the runs, each a loop that stops at the run's end."""
+    for runs, masked in ((full, False), (partial, True)):
+        for start, stop in runs:
+            state = lax.fori_loop(start, stop, functools.partial(visit, masked=masked), state)
+    return state
+
+
+def _in_place(x, axis, length):
+    """Stacked tiles (n, …) put behind each other along an axis of what is left, and cut to its length."""
+    x = jnp.moveaxis(x, 0, axis)
+    x = x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :])
+    return lax.slice_in_dim(x, 0, length, axis=axis)
+
+
+def _reduced(x, like):
+    """Sums over the batches and heads that share an operand."""
+    missing = tuple(axis for axis in (0, 1) if like.shape[axis] == 1)
+    x = x.sum(missing, keepdims=True) if missing else x
+    if like.shape[1] != x.shape[1]:  # an operand of the key heads
+        x = x.reshape(x.shape[0], like.shape[1], -1, *x.shape[2:]).sum(2)
+    return x
+
+
+# ---------------------------------------------------------------- which tiles meet
+
+
+def _key_tiles(q0, q1, size):
+    """Runs of tiles that the queries q0 … q1 meet: those in which every pair is allowed, then those that need the mask."""
+    Sk = size.Sk
+    any_hi = _up(Sk, TILE_K)
+    any_hi = _max(any_hi, 0)
+    full_hi = _down(Sk, TILE_K)
+    full_hi = _max(full_hi, 0)
+    full_hi = _min(_max(full_hi, 0), any_hi)
+    return [(0, full_hi)], [(full_hi, any_hi)]
+
+
+def _query_tiles(k0, k1, size):
+    """Runs of tiles that the keys k0 … k1 meet: those in which every pair is allowed, then those that need the mask."""
+    Sq = size.Sq
+    any_hi = _up(Sq, TILE_Q)
+    any_hi = _max(any_hi, 0)
+    full_hi = _down(Sq, TILE_Q)
+    full_hi = _max(full_hi, 0)
+    full_hi = _min(_max(full_hi, 0), any_hi)
+    return [(0, full_hi)], [(full_hi, any_hi)]
+
+
+# ---------------------------------------------------------------- forward
+
+
+def _forward(size, q, k, v, floats, data):
+    """out (B, Sq, Hq, Dv) and lse (B, Hq, Sq) in float32."""
+    B = size.B
+    Hq = size.Hq
+    Hkv = size.Hkv
+    Sq = size.Sq
+    Sk = size.Sk
+    Dv = size.Dv
+    table_hd = floats["table_hd"]
+    scale = data["scale"]
+    q, k, v = _heads_first(q, TILE_Q), _heads_first(k, TILE_K), _heads_first(v, TILE_K)
+    head_term = scale * 1.4426950408889634
+
+    def tile(number):
+        q0 = number * TILE_Q
+        q1 = jnp.minimum(q0 + TILE_Q, Sq) - 1
+        q_idx = (q0 + jnp.arange(TILE_Q)).reshape(1, 1, -1, 1)
+        q_tile = _per_kv_head(_rows(q, q0), Hkv)
+
+        def attend(at, state, masked):
+            acc, row_max, row_sum = state
+            k0 = at * TILE_K
+            k_idx = (k0 + jnp.arange(TILE_K)).reshape(1, 1, 1, -1)
+            qk = _per_head(_by_transposed(q_tile, _keys(k, k0)), Hq)
+            x = qk * head_term + _at_distance(table_hd, q_idx, k_idx, Sq) * 1.4426950408889634
+            if masked:
+                x = jnp.where((k_idx < Sk), x, -jnp.inf)
+            new_max = jnp.maximum(row_max, x.max(-1, keepdims=True))
+            shift = jnp.where(new_max == -jnp.inf, 0.0, new_max)  # rows that have met no key yet
+            rescale = jnp.exp2(row_max - shift)
+            weight = jnp.exp2(x - shift)
+            row_sum = row_sum * rescale + weight.sum(-1, keepdims=True)
+            acc = acc * rescale
+            row_max = new_max
+            acc = acc + _per_head(_product(_per_kv_head(weight, Hkv), _keys(v, k0)), Hq)
+            return acc, row_max, row_sum
+
+        acc = jnp.zeros((B, Hq, TILE_Q, Dv))
+        row_max = jnp.full((B, Hq, TILE_Q, 1), -jnp.inf)
+        row_sum = jnp.zeros((B, Hq, TILE_Q, 1))
+        full, partial = _key_tiles(q0, q1, size)
+        acc, row_max, row_sum = _walk(full, partial, (acc, row_max, row_sum), attend)
+        total = row_max
+        empty = row_max == -jnp.inf
+        row_sum = jnp.where(empty, 1.0, row_sum)
+        return acc / row_sum, jnp.where(empty, -jnp.inf, (total + jnp.log2(row_sum)) * LN2)[..., 0]
+
+    out, lse = _each(tile, _up(Sq, TILE_Q))
+    return _heads_inside(_in_place(out, 2, Sq), Sq), _in_place(lse, 2, Sq)
+
+
+# ---------------------------------------------------------------- backward
+
+
+def _backward_by_rows(size, q, k, v, d_out, row_lses, deltas, floats, data):
+    """dQ, and the gradients of operands that do not vary with the key alone."""
+    B = size.B
+    Hq = size.Hq
+    Hkv = size.Hkv
+    Sq = size.Sq
+    Sk = size.Sk
+    table_hd = floats["table_hd"]
+    scale = data["scale"]
+    head_term = scale * 1.4426950408889634
+
+    def tile(number):
+        q0 = number * TILE_Q
+        q1 = jnp.minimum(q0 + TILE_Q, Sq) - 1
+        q_idx = (q0 + jnp.arange(TILE_Q)).reshape(1, 1, -1, 1)
+        q_tile, d_out_tile = _per_kv_head(_rows(q, q0), Hkv), _per_kv_head(_rows(d_out, q0), Hkv)
+        row_lse = _rows(row_lses, q0)
+        delta = _rows(deltas, q0)
+
+        def visit(at, state, masked):
+            dq, sum_table_hd = state
+            k0 = at * TILE_K
+            k_idx = (k0 + jnp.arange(TILE_K)).reshape(1, 1, 1, -1)
+            k_tile = _keys(k, k0)
+            qk = _per_head(_by_transposed(q_tile, k_tile), Hq)
+            dp = _per_head(_by_transposed(d_out_tile, _keys(v, k0)), Hq)
+            p = jnp.exp2(qk * head_term + _at_distance(table_hd, q_idx, k_idx, Sq) * 1.4426950408889634 - row_lse)
+            if masked:
+                allowed = (k_idx < Sk)
+                p = jnp.where(allowed, p, 0.0)
+            dp = dp - delta
+            g = p * dp
+            ds = g
+            ds = _per_kv_head(ds, Hkv)
+            contribution = g
+            if masked:
+                contribution = jnp.where(allowed, contribution, 0.0)
+            sum_table_hd = _added(sum_table_hd, _along_diagonals(contribution), k0, 3)
+            dq = dq + _product(ds, k_tile)
+            return dq, sum_table_hd
+
+        dq = jnp.zeros_like(q_tile)
+        sum_table_hd = jnp.zeros((B, Hq, 1, TILE_Q - 1 + _up(Sk, TILE_K) * TILE_K))
+        full, partial = _key_tiles(q0, q1, size)
+        dq, sum_table_hd = _walk(full, partial, (dq, sum_table_hd), visit)
+        return _per_head(dq, Hq) * scale, sum_table_hd
+
+    dq, *found = _each(tile, _up(Sq, TILE_Q))
+    gradients = {}
+    gradients["table_hd"] = _reduced(_overlaid(found[0])[..., -Sq % TILE_Q :][..., : Sq + Sk - 1], floats["table_hd"])
+    return _heads_inside(_in_place(dq, 2, Sq), Sq), gradients
+
+
+def _backward_by_columns(size, q, k, v, d_out, row_lses, deltas, floats, data):
+    """dK, dV, and the gradients of operands that vary with the key."""
+    Hq = size.Hq
+    Hkv = size.Hkv
+    Sq = size.Sq
+    Sk = size.Sk
+    table_hd = floats["table_hd"]
+    scale = data["scale"]
+    head_term = scale * 1.4426950408889634
+
+    def tile(number):
+        k0 = number * TILE_K
+        k1 = jnp.minimum(k0 + TILE_K, Sk) - 1
+        k_idx = (k0 + jnp.arange(TILE_K)).reshape(1, 1, 1, -1)
+        k_tile, v_tile = _keys(k, k0), _keys(v, k0)
+
+        def visit(at, state, masked):
+            dk, dv = state
+            q0 = at * TILE_Q
+            q_idx = (q0 + jnp.arange(TILE_Q)).reshape(1, 1, -1, 1)
+            q_tile, d_out_tile = _per_kv_head(_rows(q, q0), Hkv), _per_kv_head(_rows(d_out, q0), Hkv)
+            row_lse = _rows(row_lses, q0)
+            delta = _rows(deltas, q0)
+            qk = _per_head(_by_transposed(q_tile, k_tile), Hq)
+            dp = _per_head(_by_transposed(d_out_tile, v_tile), Hq)
+            p = jnp.exp2(qk * head_term + _at_distance(table_hd, q_idx, k_idx, Sq) * 1.4426950408889634 - row_lse)
+            if masked:
+                allowed = (q_idx < Sq)
+                p = jnp.where(allowed, p, 0.0)
+            dropped = p
+            dp = dp - delta
+            g = p * dp
+            ds = g
+            ds = _per_kv_head(ds, Hkv)
+            q_tile = _per_kv_head(_per_head(q_tile, Hq) * scale, Hkv)
+            dk = dk + _transposed_by(ds, q_tile)
+            dv = dv + _transposed_by(_per_kv_head(dropped, Hkv), d_out_tile)
+            return dk, dv
+
+        dk, dv = jnp.zeros_like(k_tile), jnp.zeros_like(v_tile)
+        full, partial = _query_tiles(k0, k1, size)
+        return _walk(full, partial, (dk, dv), visit)
+
+    dk, dv, *found = _each(tile, _up(Sk, TILE_K))
+    gradients = {}
+    return *(_heads_inside(_in_place(x, 2, Sk), Sk) for x in (dk, dv)), gradients
+
+
+# ---------------------------------------------------------------- the function
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attend(size, q, k, v, floats, data):
+    out, lse = _forward(size, q, k, v, floats, data)
+    return out.astype(q.dtype), lse
+
+
+def _attend_forward(size, q, k, v, floats, data):
+    out, lse = _forward(size, q, k, v, floats, data)
+    return (out.astype(q.dtype), lse), (q, k, v, floats, data, out, lse)
+
+
+def _attend_backward(size, saved, cotangents):
+    q, k, v, floats, data, out, lse = saved
+    d_out, d_lse = cotangents
+    d_out = d_out.astype(jnp.float32)
+    row_lses = _padded(jnp.where(lse == -jnp.inf, jnp.inf, lse * LOG2E), 2, TILE_Q, jnp.inf)[..., None]
+    deltas = _padded(jnp.einsum("bqhd,bqhd->bhq", d_out, out, precision=lax.Precision.HIGHEST) - d_lse, 2, TILE_Q)[..., None]
+    arguments = (
+        size, _heads_first(q, TILE_Q), _heads_first(k, TILE_K), _heads_first(v, TILE_K), _heads_first(d_out, TILE_Q), row_lses, deltas, floats, data
+    )
+    gradients = {name: jnp.zeros_like(x) for name, x in floats.items()}
+    dq, more = _backward_by_rows(*arguments)
+    gradients.update(more)
+    dk, dv, more = _backward_by_columns(*arguments)
+    gradients.update(more)
+    return dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype), gradients, None
+
+
+_attend.defvjp(_attend_forward, _attend_backward)
+
+
+def _element(x, *index):
+    """x[index], which is 0 outside the param."""
+    index = jnp.broadcast_arrays(*(jnp.asarray(i, jnp.int32) for i in index))
+    inside = functools.reduce(jnp.logical_and, ((i >= 0) & (i < n) for i, n in zip(index, x.shape, strict=True)))
+    at = tuple(jnp.clip(i, 0, max(n - 1, 0)) for i, n in zip(index, x.shape, strict=True))
+    return jnp.where(inside, x[at], jnp.zeros((), x.dtype))
+
+
+def _refuse(message) -> NoReturn:
+    raise ValueError(f"relative_bias: {message}")
+
+
+def _check(q, k, v, table, scale):
+    """One clear message for what does not fit, before anything is computed."""
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not (hasattr(x, "shape") and hasattr(x, "dtype")):
+            _refuse(f"{name} must be an array, not {type(x).__name__}")
+        if len(x.shape) != 4:
+            _refuse(f"{name} must have 4 dimensions (batch, length, heads, head dim), not shape {tuple(x.shape)}")
+        if x.dtype not in (jnp.float16, jnp.bfloat16, jnp.float32):
+            _refuse(f"{name} must be float16, bfloat16 or float32, not {x.dtype}")
+        if x.dtype != q.dtype:
+            _refuse(f"{name} must have q's dtype {q.dtype}, not {x.dtype}")
+    B, Sq, Hq, D = q.shape
+    _, Sk, Hkv, Dv = v.shape
+    if tuple(k.shape) != (B, Sk, Hkv, D):
+        _refuse(f"k must have q's batch and head dim, and v's heads and length, {(B, Sk, Hkv, D)}, not {tuple(k.shape)}")
+    if v.shape[0] != B:
+        _refuse(f"v must have q's batch {B}, not {v.shape[0]}")
+    if Hkv == 0 or Hq % Hkv:
+        _refuse(f"q's {Hq} heads must be a multiple of the {Hkv} heads of k and v")
+    if D == 0 or Dv == 0:
+        _refuse(f"head dims must be 1 at the least, not {D} and {Dv}")
+    if max(Sq, Sk) >= 2**27:
+        _refuse(f"sequences must be shorter than 2**27 = {2**27}, not {max(Sq, Sk)}")
+    if getattr(scale, "ndim", 0) != 0:
+        _refuse(f"scale must be one number, not an array of shape {scale.shape}")
+    if not (hasattr(table, "shape") and hasattr(table, "dtype")):
+        _refuse(f"table must be an array, not {type(table).__name__}")
+    if table.dtype not in (jnp.float32,):
+        _refuse(f"table must be float32, not {table.dtype}")
+    if len(table.shape) != 2:
+        _refuse(f"table must have 2 dimensions (Hq, 255), not shape {tuple(table.shape)}")
+    if tuple(table.shape) != (Hq, 255,):
+        _refuse(f"table must have shape (Hq, 255) = {(Hq, 255,)}, not {tuple(table.shape)}")
+    return Size(B, Hq, Hkv, Sq, Sk, D, Dv)
+
+
+def relative_bias(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    *,
+    table: jax.Array,
+    scale: float | jax.Array | None = None,
+    return_lse: bool = False,
+    dropout_seed: int | jax.Array | None = None,
+) -> jax.Array | tuple[jax.Array, jax.Array]:
+    """Attention `relative_bias`, tile by tile, differentiable in every float argument but the scale.
+
+    q (B, Sq, Hq, D), k (B, Sk, Hkv, D), v (B, Sk, Hkv, Dv), all float16, bfloat16 or float32.
+    table (Hq, 255): float32.
+    scale multiplies q . k where the score says so; 1 / sqrt(D) when not given. It is not differentiated.
+    dropout_seed is accepted for the sake of a common signature, and has no effect.
+
+    Gives out (B, Sq, Hq, Dv) in q's dtype, and with return_lse also the log-sum-exp (B, Hq, Sq), natural, float32.
+    A query that may attend to no key gives a zero row, -inf, and zero gradients. Raises ValueError on what does not fit.
+    """
+    return _call(q, k, v, table, scale, return_lse, dropout_seed)
+
+
+def _call(q, k, v, table, scale, return_lse, dropout_seed):
+    if scale is None:
+        scale = q.shape[-1] ** -0.5 if hasattr(q, "shape") and len(q.shape) else 1.0
+    size = _check(q, k, v, table, scale)
+    q, k, v = jnp.asarray(q), jnp.asarray(k), jnp.asarray(v)
+    B = size.B
+    Hq = size.Hq
+    Sq = size.Sq
+    Sk = size.Sk
+    Dv = size.Dv
+    table = jnp.asarray(table)
+    if not isinstance(scale, int | float) or scale <= 0:
+        # A positive scale is folded into the exponent; its sign, or its being zero, goes into q.
+        scale = lax.stop_gradient(jnp.asarray(scale, jnp.float32))
+        q, scale = q * jnp.sign(scale).astype(q.dtype), jnp.where(scale == 0.0, 1.0, jnp.abs(scale))
+    scale = lax.stop_gradient(jnp.asarray(scale, jnp.float32))
+    at_h = jnp.arange(Hq).reshape(1, -1, 1, 1)
+    at_distance = (Sq - 1 - jnp.arange(Sq + Sk - 1)).reshape(1, 1, 1, -1)
+    table_hd = _element(table, at_h, _min(_max(at_distance + Sk - Sq, -127), 127) + 127)
+    floats = {"table_hd": table_hd.astype(jnp.float32), }
+    data = {"scale": scale.reshape(1, 1, 1, 1), }
+    if 0 in (B, Sq, Sk):
+        out, lse = jnp.zeros((B, Sq, Hq, Dv), q.dtype), jnp.full((B, Hq, Sq), -jnp.inf, jnp.float32)
+    else:
+        out, lse = _attend(size, q, k, v, floats, data)
+    return (out, lse) if return_lse else out
+
+
+__all__ = ["relative_bias"]

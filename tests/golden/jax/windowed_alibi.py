@@ -1,0 +1,535 @@
+"""windowed_alibi: tiled attention in plain JAX, forward and backward.
+
+Made by attngen from the specification below: change that and compile again, or own this file as it stands.
+It needs jax alone, and runs on any device that JAX has. `windowed_alibi` is differentiable, and works under jit, grad and vmap.
+"""
+
+# The specification:
+#
+#     # Sliding-window attention with ALiBi (Press et al., 2022, https://arxiv.org/abs/2108.12409) and a soft cap
+#     # (Gemma 2, 2024, https://arxiv.org/abs/2408.00118): three variants in one file, for no framework has the mixture.
+#     #
+#     #   s_ij = cap tanh(q_i . k_j / (cap sqrt(D))) - slope_h (i - j),   0 <= i - j < window
+#     attention windowed_alibi
+#
+#     const window = 1024  # compile-time; `-D window=512` overrides it
+#     param slope: f32[Hq]  # run-time tensor, one value per query head
+#     param cap: f32 where cap > 0  # run-time scalar, with a fact that the prover may use
+#
+#     let distance = q - k
+#
+#     score = softcap(qk * scale, cap) - slope[h] * distance
+#     mask = 0 <= distance < window
+#
+#     tile q = 128, k = 64
+#
+# sha256 of its text: b837719be1a7e8e7cf0de989159b215f0ba4a714f57286a3f08657114f97fbd5
+# options: target=jax precision=ieee window=1024 tile=128x64
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple, NoReturn
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+# How many queries and how many keys are worked on at a time. Scores are never held for more than this many of both.
+TILE_Q, TILE_K = 128, 64
+# How many outer tiles go together under vmap: their loops stop at the last end among them. One at a time wastes nothing,
+# which suits a CPU; an accelerator wants more to do at once.
+TOGETHER = {"cpu": 1, "gpu": 8, "tpu": 8}
+PRECISION = lax.Precision.HIGHEST  # of float32 products
+LOG2E = 1.4426950408889634
+LN2 = 0.6931471805599453
+
+
+class Size(NamedTuple):
+    """The sizes of a call, known while it is traced."""
+
+    B: int
+    Hq: int
+    Hkv: int
+    Sq: int
+    Sk: int
+    D: int
+    Dv: int
+
+
+# ---------------------------------------------------------------- helpers
+
+
+def _min(a, b):
+    return min(a, b) if isinstance(a, int | float) and isinstance(b, int | float) else jnp.minimum(a, b)
+
+
+def _max(a, b):
+    return max(a, b) if isinstance(a, int | float) and isinstance(b, int | float) else jnp.maximum(a, b)
+
+
+def _down(x, tile):
+    """A position in tiles, rounded down; before the first tile is in it."""
+    return _max(x, 0) // tile
+
+
+def _up(x, tile):
+    """A position in tiles, rounded up."""
+    return (x + tile - 1) // tile
+
+
+def _float(x):
+    return jnp.where(x, 1.0, 0.0) if jnp.result_type(x) == jnp.bool_ else jnp.asarray(x, jnp.float32)
+
+
+def _heads_first(x, tile):
+    """(B, S, H, D) as (B, H, S, D) in float32, with zeros up to a whole number of tiles."""
+    return _padded(jnp.swapaxes(x, 1, 2).astype(jnp.float32), 2, tile)
+
+
+def _heads_inside(x, length):
+    """The reverse of `_heads_first`, but for the dtype."""
+    return jnp.swapaxes(x[:, :, :length], 1, 2)
+
+
+def _padded(x, axis, tile, value=0):
+    """`x` with more of the value behind an axis, up to a whole number of tiles."""
+    return jnp.pad(x, [(0, -x.shape[axis] % tile if i == axis else 0) for i in range(x.ndim)], constant_values=value)
+
+
+def _rows(x, q0):
+    """The queries of a tile: of q, or of what varies with the query."""
+    return lax.dynamic_slice_in_dim(x, q0, TILE_Q, 2)
+
+
+def _keys(x, k0):
+    """The keys of a tile, of k and v."""
+    return lax.dynamic_slice_in_dim(x, k0, TILE_K, 2)
+
+
+def _per_head(x, Hq):
+    """(B, Hkv, heads * rows, columns) as (B, Hq, rows, columns)."""
+    return x.reshape(x.shape[0], Hq, -1, x.shape[3])
+
+
+def _per_kv_head(x, Hkv):
+    """(B, Hq, rows, columns) as (B, Hkv, heads * rows, columns): heads that share keys are put below each other."""
+    return x.reshape(x.shape[0], Hkv, -1, x.shape[3])
+
+
+def _product(a, b):
+    """a @ b."""
+    return jnp.einsum("bhij,bhjk->bhik", a, b, precision=PRECISION)
+
+
+def _by_transposed(a, b):
+    """a @ b.T."""
+    return jnp.einsum("bhij,bhkj->bhik", a, b, precision=PRECISION)
+
+
+def _transposed_by(a, b):
+    """a.T @ b."""
+    return jnp.einsum("bhji,bhjk->bhik", a, b, precision=PRECISION)
+
+
+def _each(tile, n):
+    """What tile(0) … tile(n - 1) give, stacked; some of them at a time, under vmap."""
+    together = TOGETHER.get(jax.default_backend(), 8)
+    return lax.map(tile, jnp.arange(n), batch_size=min(together, n) if together > 1 else None)
+
+
+def _walk(full, partial, state, visit):
+    """Folds visit(at, state, masked) over the tiles of the runs, each a loop that stops at the run's end."""
+    for runs, masked in ((full, False), (partial, True)):
+        for start, stop in runs:
+            state = lax.fori_loop(start, stop, functools.partial(visit, masked=masked), state)
+    return state
+
+
+def _in_place(x, axis, length):
+    """Stacked tiles (n, …) put behind each other along an axis of what is left, and cut to its length."""
+    x = jnp.moveaxis(x, 0, axis)
+    x = x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :])
+    return lax.slice_in_dim(x, 0, length, axis=axis)
+
+
+def _reduced(x, like):
+    """Sums over the batches and heads that share an operand."""
+    missing = tuple(axis for axis in (0, 1) if like.shape[axis] == 1)
+    x = x.sum(missing, keepdims=True) if missing else x
+    if like.shape[1] != x.shape[1]:  # an operand of the key heads
+        x = x.reshape(x.shape[0], like.shape[1], -1, *x.shape[2:]).sum(2)
+    return x
+
+
+# ---------------------------------------------------------------- which tiles meet
+
+
+def _key_tiles(q0, q1, size):
+    """Runs of tiles that the queries q0 … q1 meet: those in which every pair is allowed, then those that need the mask."""
+    Sk = size.Sk
+    any_lo = _down(_max(0, q0 - 1023), TILE_K)
+    any_hi = _up(_min(Sk, q1 + 1), TILE_K)
+    any_hi = _max(any_hi, any_lo)
+    full_lo = _up(_max(0, q1 - 1023), TILE_K)
+    full_hi = _down(_min(Sk, q0 + 1), TILE_K)
+    full_hi = _max(full_hi, full_lo)
+    full_lo = _min(_max(full_lo, any_lo), any_hi)
+    full_hi = _min(_max(full_hi, full_lo), any_hi)
+    return [(full_lo, full_hi)], [(any_lo, full_lo), (full_hi, any_hi)]
+
+
+def _query_tiles(k0, k1, size):
+    """Runs of tiles that the keys k0 … k1 meet: those in which every pair is allowed, then those that need the mask."""
+    Sq = size.Sq
+    any_lo = _down(_max(0, k0), TILE_Q)
+    any_hi = _up(_min(Sq, k1 + 1023 + 1), TILE_Q)
+    any_hi = _max(any_hi, any_lo)
+    full_lo = _up(_max(0, k1), TILE_Q)
+    full_hi = _down(_min(Sq, k0 + 1023 + 1), TILE_Q)
+    full_hi = _max(full_hi, full_lo)
+    full_lo = _min(_max(full_lo, any_lo), any_hi)
+    full_hi = _min(_max(full_hi, full_lo), any_hi)
+    return [(full_lo, full_hi)], [(any_lo, full_lo), (full_hi, any_hi)]
+
+
+# ---------------------------------------------------------------- forward
+
+
+def _forward(size, q, k, v, floats, data):
+    """out (B, Sq, Hq, Dv) and lse (B, Hq, Sq) in float32."""
+    B = size.B
+    Hq = size.Hq
+    Hkv = size.Hkv
+    Sq = size.Sq
+    Sk = size.Sk
+    Dv = size.Dv
+    slope_h = floats["slope_h"]
+    cap_value = floats["cap_value"]
+    scale = data["scale"]
+    q, k, v = _heads_first(q, TILE_Q), _heads_first(k, TILE_K), _heads_first(v, TILE_K)
+    head_term = scale / cap_value
+    head_term_2 = cap_value * 1.4426950408889634
+    head_term_3 = slope_h * 1.4426950408889634
+
+    def tile(number):
+        q0 = number * TILE_Q
+        q1 = jnp.minimum(q0 + TILE_Q, Sq) - 1
+        q_idx = (q0 + jnp.arange(TILE_Q)).reshape(1, 1, -1, 1)
+        q_tile = _per_kv_head(_rows(q, q0), Hkv)
+        row_term = _float(q_idx) * head_term_3
+
+        def attend(at, state, masked):
+            acc, row_max, row_sum = state
+            k0 = at * TILE_K
+            k_idx = (k0 + jnp.arange(TILE_K)).reshape(1, 1, 1, -1)
+            qk = _per_head(_by_transposed(q_tile, _keys(k, k0)), Hq)
+            col_term = _float(k_idx) * head_term_3
+            x = jnp.tanh(qk * head_term) * head_term_2 - (row_term - col_term)
+            if masked:
+                distance = q_idx - k_idx
+                x = jnp.where((k_idx < Sk) & ((0 <= distance) & (distance < 1024)), x, -jnp.inf)
+            new_max = jnp.maximum(row_max, x.max(-1, keepdims=True))
+            shift = jnp.where(new_max == -jnp.inf, 0.0, new_max)  # rows that have met no key yet
+            rescale = jnp.exp2(row_max - shift)
+            weight = jnp.exp2(x - shift)
+            row_sum = row_sum * rescale + weight.sum(-1, keepdims=True)
+            acc = acc * rescale
+            row_max = new_max
+            acc = acc + _per_head(_product(_per_kv_head(weight, Hkv), _keys(v, k0)), Hq)
+            return acc, row_max, row_sum
+
+        acc = jnp.zeros((B, Hq, TILE_Q, Dv))
+        row_max = jnp.full((B, Hq, TILE_Q, 1), -jnp.inf)
+        row_sum = jnp.zeros((B, Hq, TILE_Q, 1))
+        full, partial = _key_tiles(q0, q1, size)
+        acc, row_max, row_sum = _walk(full, partial, (acc, row_max, row_sum), attend)
+        total = row_max
+        empty = row_max == -jnp.inf
+        row_sum = jnp.where(empty, 1.0, row_sum)
+        return acc / row_sum, jnp.where(empty, -jnp.inf, (total + jnp.log2(row_sum)) * LN2)[..., 0]
+
+    out, lse = _each(tile, _up(Sq, TILE_Q))
+    return _heads_inside(_in_place(out, 2, Sq), Sq), _in_place(lse, 2, Sq)
+
+
+# ---------------------------------------------------------------- backward
+
+
+def _backward_by_rows(size, q, k, v, d_out, row_lses, deltas, floats, data):
+    """dQ, and the gradients of operands that do not vary with the key alone."""
+    B = size.B
+    Hq = size.Hq
+    Hkv = size.Hkv
+    Sq = size.Sq
+    Sk = size.Sk
+    slope_h = floats["slope_h"]
+    cap_value = floats["cap_value"]
+    scale = data["scale"]
+    head_term = scale / cap_value
+    head_term_2 = cap_value * 1.4426950408889634
+    head_term_3 = slope_h * 1.4426950408889634
+    head_term_4 = -(head_term / cap_value)
+    head_term_5 = head_term * cap_value
+
+    def tile(number):
+        q0 = number * TILE_Q
+        q1 = jnp.minimum(q0 + TILE_Q, Sq) - 1
+        q_idx = (q0 + jnp.arange(TILE_Q)).reshape(1, 1, -1, 1)
+        q_tile, d_out_tile = _per_kv_head(_rows(q, q0), Hkv), _per_kv_head(_rows(d_out, q0), Hkv)
+        row_lse = _rows(row_lses, q0)
+        delta = _rows(deltas, q0)
+        row_term = _float(q_idx)
+        row_term_2 = row_term * head_term_3
+
+        def visit(at, state, masked):
+            dq, sum_slope_h, sum_cap_value = state
+            k0 = at * TILE_K
+            k_idx = (k0 + jnp.arange(TILE_K)).reshape(1, 1, 1, -1)
+            k_tile = _keys(k, k0)
+            qk = _per_head(_by_transposed(q_tile, k_tile), Hq)
+            dp = _per_head(_by_transposed(d_out_tile, _keys(v, k0)), Hq)
+            term = jnp.tanh(qk * head_term)
+            term_2 = 1.0 - term * term
+            col_term = _float(k_idx)
+            col_term_2 = col_term * head_term_3
+            p = jnp.exp2(term * head_term_2 - (row_term_2 - col_term_2) - row_lse)
+            if masked:
+                distance = q_idx - k_idx
+                allowed = (k_idx < Sk) & ((0 <= distance) & (distance < 1024))
+                p = jnp.where(allowed, p, 0.0)
+            dp = dp - delta
+            g = p * dp
+            ds = g * term_2
+            if masked:
+                ds = jnp.where(allowed, ds, 0.0)  # the derivative may be infinite where the mask forbids
+            ds = _per_kv_head(ds, Hkv)
+            contribution = g * (-(row_term - col_term))
+            if masked:
+                contribution = jnp.where(allowed, contribution, 0.0)
+            sum_slope_h = sum_slope_h + contribution.sum((2, 3), keepdims=True)
+            contribution = g * (head_term_4 * qk * term_2 * cap_value + term)
+            if masked:
+                contribution = jnp.where(allowed, contribution, 0.0)
+            sum_cap_value = sum_cap_value + contribution.sum((2, 3), keepdims=True)
+            dq = dq + _product(ds, k_tile)
+            return dq, sum_slope_h, sum_cap_value
+
+        dq = jnp.zeros_like(q_tile)
+        sum_slope_h = jnp.zeros((B, Hq, 1, 1))
+        sum_cap_value = jnp.zeros((B, Hq, 1, 1))
+        full, partial = _key_tiles(q0, q1, size)
+        dq, sum_slope_h, sum_cap_value = _walk(full, partial, (dq, sum_slope_h, sum_cap_value), visit)
+        return _per_head(dq, Hq) * head_term_5, sum_slope_h, sum_cap_value
+
+    dq, *found = _each(tile, _up(Sq, TILE_Q))
+    gradients = {}
+    gradients["slope_h"] = _reduced(found[0].sum(0), floats["slope_h"])
+    gradients["cap_value"] = _reduced(found[1].sum(0), floats["cap_value"])
+    return _heads_inside(_in_place(dq, 2, Sq), Sq), gradients
+
+
+def _backward_by_columns(size, q, k, v, d_out, row_lses, deltas, floats, data):
+    """dK, dV, and the gradients of operands that vary with the key."""
+    Hq = size.Hq
+    Hkv = size.Hkv
+    Sq = size.Sq
+    Sk = size.Sk
+    slope_h = floats["slope_h"]
+    cap_value = floats["cap_value"]
+    scale = data["scale"]
+    head_term = scale / cap_value
+    head_term_2 = cap_value * 1.4426950408889634
+    head_term_3 = slope_h * 1.4426950408889634
+    head_term_4 = head_term * cap_value
+
+    def tile(number):
+        k0 = number * TILE_K
+        k1 = jnp.minimum(k0 + TILE_K, Sk) - 1
+        k_idx = (k0 + jnp.arange(TILE_K)).reshape(1, 1, 1, -1)
+        k_tile, v_tile = _keys(k, k0), _keys(v, k0)
+        col_term = _float(k_idx) * head_term_3
+
+        def visit(at, state, masked):
+            dk, dv = state
+            q0 = at * TILE_Q
+            q_idx = (q0 + jnp.arange(TILE_Q)).reshape(1, 1, -1, 1)
+            q_tile, d_out_tile = _per_kv_head(_rows(q, q0), Hkv), _per_kv_head(_rows(d_out, q0), Hkv)
+            row_lse = _rows(row_lses, q0)
+            delta = _rows(deltas, q0)
+            qk = _per_head(_by_transposed(q_tile, k_tile), Hq)
+            dp = _per_head(_by_transposed(d_out_tile, v_tile), Hq)
+            term = jnp.tanh(qk * head_term)
+            row_term = _float(q_idx) * head_term_3
+            p = jnp.exp2(term * head_term_2 - (row_term - col_term) - row_lse)
+            if masked:
+                distance = q_idx - k_idx
+                allowed = (q_idx < Sq) & ((0 <= distance) & (distance < 1024))
+                p = jnp.where(allowed, p, 0.0)
+            dropped = p
+            dp = dp - delta
+            g = p * dp
+            ds = g * (1.0 - term * term)
+            if masked:
+                ds = jnp.where(allowed, ds, 0.0)  # the derivative may be infinite where the mask forbids
+            ds = _per_kv_head(ds, Hkv)
+            q_tile = _per_kv_head(_per_head(q_tile, Hq) * head_term_4, Hkv)
+            dk = dk + _transposed_by(ds, q_tile)
+            dv = dv + _transposed_by(_per_kv_head(dropped, Hkv), d_out_tile)
+            return dk, dv
+
+        dk, dv = jnp.zeros_like(k_tile), jnp.zeros_like(v_tile)
+        full, partial = _query_tiles(k0, k1, size)
+        return _walk(full, partial, (dk, dv), visit)
+
+    dk, dv, *found = _each(tile, _up(Sk, TILE_K))
+    gradients = {}
+    return *(_heads_inside(_in_place(x, 2, Sk), Sk) for x in (dk, dv)), gradients
+
+
+# ---------------------------------------------------------------- the function
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attend(size, q, k, v, floats, data):
+    out, lse = _forward(size, q, k, v, floats, data)
+    return out.astype(q.dtype), lse
+
+
+def _attend_forward(size, q, k, v, floats, data):
+    out, lse = _forward(size, q, k, v, floats, data)
+    return (out.astype(q.dtype), lse), (q, k, v, floats, data, out, lse)
+
+
+def _attend_backward(size, saved, cotangents):
+    q, k, v, floats, data, out, lse = saved
+    d_out, d_lse = cotangents
+    d_out = d_out.astype(jnp.float32)
+    row_lses = _padded(jnp.where(lse == -jnp.inf, jnp.inf, lse * LOG2E), 2, TILE_Q, jnp.inf)[..., None]
+    deltas = _padded(jnp.einsum("bqhd,bqhd->bhq", d_out, out, precision=lax.Precision.HIGHEST) - d_lse, 2, TILE_Q)[..., None]
+    arguments = (
+        size, _heads_first(q, TILE_Q), _heads_first(k, TILE_K), _heads_first(v, TILE_K), _heads_first(d_out, TILE_Q), row_lses, deltas, floats, data
+    )
+    gradients = {name: jnp.zeros_like(x) for name, x in floats.items()}
+    dq, more = _backward_by_rows(*arguments)
+    gradients.update(more)
+    dk, dv, more = _backward_by_columns(*arguments)
+    gradients.update(more)
+    return dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype), gradients, None
+
+
+_attend.defvjp(_attend_forward, _attend_backward)
+
+
+def _by_axes(x, axes, lengths):
+    """A param whose indices are positions, on four axes; it is zero outside itself."""
+    for axis, length in enumerate(lengths):
+        x = lax.slice_in_dim(x, 0, min(length, x.shape[axis]), axis=axis)
+        x = jnp.pad(x, [(0, length - x.shape[axis] if a == axis else 0) for a in range(x.ndim)])
+    order = sorted(range(len(axes)), key=lambda i: axes[i])
+    return jnp.expand_dims(jnp.transpose(x, order), tuple(a for a in range(4) if a not in axes))
+
+
+def _refuse(message) -> NoReturn:
+    raise ValueError(f"windowed_alibi: {message}")
+
+
+def _readable(x):
+    """Whether a value can be looked at: not while it is traced."""
+    return not isinstance(x, jax.core.Tracer)
+
+
+def _check(q, k, v, slope, cap, scale):
+    """One clear message for what does not fit, before anything is computed."""
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not (hasattr(x, "shape") and hasattr(x, "dtype")):
+            _refuse(f"{name} must be an array, not {type(x).__name__}")
+        if len(x.shape) != 4:
+            _refuse(f"{name} must have 4 dimensions (batch, length, heads, head dim), not shape {tuple(x.shape)}")
+        if x.dtype not in (jnp.float16, jnp.bfloat16, jnp.float32):
+            _refuse(f"{name} must be float16, bfloat16 or float32, not {x.dtype}")
+        if x.dtype != q.dtype:
+            _refuse(f"{name} must have q's dtype {q.dtype}, not {x.dtype}")
+    B, Sq, Hq, D = q.shape
+    _, Sk, Hkv, Dv = v.shape
+    if tuple(k.shape) != (B, Sk, Hkv, D):
+        _refuse(f"k must have q's batch and head dim, and v's heads and length, {(B, Sk, Hkv, D)}, not {tuple(k.shape)}")
+    if v.shape[0] != B:
+        _refuse(f"v must have q's batch {B}, not {v.shape[0]}")
+    if Hkv == 0 or Hq % Hkv:
+        _refuse(f"q's {Hq} heads must be a multiple of the {Hkv} heads of k and v")
+    if D == 0 or Dv == 0:
+        _refuse(f"head dims must be 1 at the least, not {D} and {Dv}")
+    if max(Sq, Sk) >= 2**27:
+        _refuse(f"sequences must be shorter than 2**27 = {2**27}, not {max(Sq, Sk)}")
+    if getattr(scale, "ndim", 0) != 0:
+        _refuse(f"scale must be one number, not an array of shape {scale.shape}")
+    if not (hasattr(slope, "shape") and hasattr(slope, "dtype")):
+        _refuse(f"slope must be an array, not {type(slope).__name__}")
+    if slope.dtype not in (jnp.float32,):
+        _refuse(f"slope must be float32, not {slope.dtype}")
+    if len(slope.shape) != 1:
+        _refuse(f"slope must have 1 dimension (Hq), not shape {tuple(slope.shape)}")
+    if tuple(slope.shape) != (Hq,):
+        _refuse(f"slope must have shape (Hq) = {(Hq,)}, not {tuple(slope.shape)}")
+    if not ((isinstance(cap, int | float) and not isinstance(cap, bool)) or (getattr(cap, "ndim", None) == 0 and jnp.issubdtype(cap.dtype, jnp.floating))):
+        _refuse(f"cap must be a number, or an array of no dimensions that holds one, not {type(cap).__name__}")
+    if _readable(cap) and not (0.0 < cap):
+        _refuse(f"cap must satisfy 0.0 < cap, not {cap}")
+    return Size(B, Hq, Hkv, Sq, Sk, D, Dv)
+
+
+def windowed_alibi(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    *,
+    slope: jax.Array,
+    cap: float | jax.Array,
+    scale: float | jax.Array | None = None,
+    return_lse: bool = False,
+    dropout_seed: int | jax.Array | None = None,
+) -> jax.Array | tuple[jax.Array, jax.Array]:
+    """Attention `windowed_alibi`, tile by tile, differentiable in every float argument but the scale.
+
+    q (B, Sq, Hq, D), k (B, Sk, Hkv, D), v (B, Sk, Hkv, Dv), all float16, bfloat16 or float32.
+    slope (Hq): float32.
+    cap: a number, where 0.0 < cap.
+    scale multiplies q . k where the score says so; 1 / sqrt(D) when not given. It is not differentiated.
+    dropout_seed is accepted for the sake of a common signature, and has no effect.
+
+    Gives out (B, Sq, Hq, Dv) in q's dtype, and with return_lse also the log-sum-exp (B, Hq, Sq), natural, float32.
+    A query that may attend to no key gives a zero row, -inf, and zero gradients. Raises ValueError on what does not fit.
+    """
+    return _call(q, k, v, slope, cap, scale, return_lse, dropout_seed)
+
+
+def _call(q, k, v, slope, cap, scale, return_lse, dropout_seed):
+    if scale is None:
+        scale = q.shape[-1] ** -0.5 if hasattr(q, "shape") and len(q.shape) else 1.0
+    size = _check(q, k, v, slope, cap, scale)
+    q, k, v = jnp.asarray(q), jnp.asarray(k), jnp.asarray(v)
+    B = size.B
+    Hq = size.Hq
+    Sq = size.Sq
+    Sk = size.Sk
+    Dv = size.Dv
+    slope = jnp.asarray(slope)
+    cap = jnp.asarray(cap, jnp.float32)
+    if not isinstance(scale, int | float) or scale <= 0:
+        # A positive scale is folded into the exponent; its sign, or its being zero, goes into q.
+        scale = lax.stop_gradient(jnp.asarray(scale, jnp.float32))
+        q, scale = q * jnp.sign(scale).astype(q.dtype), jnp.where(scale == 0.0, 1.0, jnp.abs(scale))
+    scale = lax.stop_gradient(jnp.asarray(scale, jnp.float32))
+    slope_h = _by_axes(slope, (1,), (Hq,))
+    cap_value = cap.reshape(1, 1, 1, 1)
+    floats = {"slope_h": slope_h.astype(jnp.float32), "cap_value": cap_value.astype(jnp.float32), }
+    data = {"scale": scale.reshape(1, 1, 1, 1), }
+    if 0 in (B, Sq, Sk):
+        out, lse = jnp.zeros((B, Sq, Hq, Dv), q.dtype), jnp.full((B, Hq, Sq), -jnp.inf, jnp.float32)
+    else:
+        out, lse = _attend(size, q, k, v, floats, data)
+    return (out, lse) if return_lse else out
+
+
+__all__ = ["windowed_alibi"]
