@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from attngen.api import Kernel, compile
-    from attngen.errors import AttnError, Diagnostic, SpecError, UsageError
+    from attngen.errors import AttnError, Diagnostic, Refuted, SpecError, Unproved, UsageError
 
-__all__ = ["AttnError", "Diagnostic", "Kernel", "SpecError", "UsageError", "compile"]
+__all__ = ["AttnError", "Diagnostic", "Kernel", "Refuted", "SpecError", "Unproved", "UsageError", "compile"]
 
 
 def __getattr__(name: str) -> object:

@@ -5,15 +5,16 @@ Takes specs and options, gives `Kernel`s, and the text of any stage in between. 
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from attngen import files
-from attngen.errors import Source, SpecError, UsageError
+from attngen.errors import Refuted, Source, SpecError, Unproved, UsageError
 from attngen.ir.attention import Attention
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from attngen.emit import Options, Tuned
     from attngen.ir.evaluate import Array
     from attngen.plan import KernelPlan
+    from attngen.prove.proof import Proof
     from attngen.runtime.aot import Artifact
     from attngen.runtime.tpu.compile import Compiled, Outcome
     from attngen.runtime.tpu.tune import Key, Trial, Tuning
@@ -29,7 +31,7 @@ Const: TypeAlias = bool | int | float
 Precision: TypeAlias = Literal["ieee", "tf32"]
 TARGETS = ("triton", "pallas", "torch", "jax")
 PRECISIONS = ("ieee", "tf32")
-STAGES = ("ast", "ir", "plan", "source")
+STAGES = ("ast", "ir", "plan", "proof", "source")
 BINARIES = ("ttir", "ttgir", "ptx", "cubin", "hsaco")
 ARCHITECTURES = ("sm_80", "sm_86", "sm_90", "sm_100", "gfx942")
 SOURCE_ARCHITECTURES = ("auto", "portable", *ARCHITECTURES)
@@ -78,26 +80,115 @@ def analyse(source: Source, consts: Mapping[str, Const] | None = None) -> Attent
     return analyse_module(parse(source), source, dict(consts or {}))
 
 
-def plan(attention: Attention) -> KernelPlan:
+def plan(attention: Attention, target: str = "triton") -> KernelPlan:
+    """Every choice that is the same for all kernels of a target."""
+    from attngen.emit import reserved
     from attngen.plan import plan as plan_attention
 
-    return plan_attention(attention)
+    return plan_attention(attention, reserved(target))
 
 
-def build(source: Source, options: Options, consts: Mapping[str, Const] | None = None) -> Kernel:
-    """The whole chain for one spec, short of loading it."""
-    from attngen.emit import emit
-
+def checked_plan(
+    source: Source, consts: Mapping[str, Const] | None = None, target: str = "triton"
+) -> tuple[Attention, KernelPlan]:
+    """A spec and its plan. Raises `SpecError` with the line quoted, `Refuted` where what cannot be planned is wrong."""
     spec = analyse(source, consts)
     try:
-        planned = plan(spec)
+        return spec, plan(spec, target)
     except SpecError as error:  # the planner sees no text: the line is quoted here
+        from attngen.prove.proof import BUDGET
+        from attngen.prove.report import refutations
+        from attngen.prove.streaming import laws
+
+        wrong = refutations(laws(spec, BUDGET), source)
+        if wrong:
+            raise Refuted(wrong) from None
         raise type(error)(replace(d, source=source) for d in error.diagnostics) from None
-    return Kernel(spec=spec, plan=planned, source=emit(planned, source.text, options), target=options.target)
 
 
-def stage(kind: str, source: Source, options: Options, consts: Mapping[str, Const] | None = None) -> str:
-    """The stable text of one stage: `ast`, `ir`, `plan` or `source`."""
+def prove(
+    spec: Attention, planned: KernelPlan, *, timeout: float | None = None, fresh: bool = False
+) -> tuple[Proof, KernelPlan]:
+    """Every obligation of this plan, and the plan without the tile ranges that are not proved.
+
+    `timeout` is in seconds, for the whole; what it cuts off is unknown. A proof without unknowns is kept on disk, by
+    content; `fresh` asks for a new one.
+    """
+    from attngen.prove.fallback import weakened
+    from attngen.prove.proof import BUDGET
+    from attngen.prove.proof import prove as prove_plan
+    from attngen.prove.record import from_json, key, to_json
+    from attngen.prove.verdict import Obligation
+    from attngen.runtime import cache
+
+    budget = BUDGET if timeout is None else timeout
+    name = key(spec, planned, budget)
+    kept = None if fresh else cache.remembered("proofs", name)
+    if kept is not None:
+        return from_json(json.loads(kept)), planned
+    proof = prove_plan(spec, planned, budget)
+    if not proof.unknown:
+        cache.remember("proofs", name, json.dumps(to_json(proof)))
+        return proof, planned
+    emitted, dropped = weakened(planned, proof.of(Obligation.TILE_RANGES).unknown)
+    return replace(proof, dropped=dropped), emitted
+
+
+def check(source: Source, consts: Mapping[str, Const] | None = None, *, timeout: float | None = None) -> Proof:
+    """The proof of what `compile` would emit, whatever its verdicts. Raises `SpecError` for a spec that is wrong."""
+    return prove(*checked_plan(source, consts), timeout=timeout)[0]
+
+
+def explain(
+    source: Source, proof: Proof, form: Literal["text", "md", "tex"], consts: Mapping[str, Const] | None = None
+) -> str:
+    """The derivation for this spec, each step with what shows it: `text`, `md` or `tex`."""
+    from attngen.prove.ladder import ladder, render
+
+    return render(ladder(*checked_plan(source, consts)), form, proof.shown)
+
+
+def build(
+    source: Source,
+    options: Options,
+    consts: Mapping[str, Const] | None = None,
+    allow_unproved: Collection[str] = (),
+) -> Kernel:
+    """The whole chain for one spec, short of loading it. Raises `Refuted` or `Unproved` where the proof fails."""
+    from attngen.emit import emit
+
+    spec, planned = checked_plan(source, consts, options.target)
+    proof, planned = prove(spec, planned)
+    proof = _accepted(proof, source, allow_unproved)
+    text = emit(planned, source.text, options, proof.summary())
+    return Kernel(spec=spec, plan=planned, source=text, target=options.target, proof=proof)
+
+
+def _accepted(proof: Proof, source: Source, allow_unproved: Collection[str]) -> Proof:
+    """The proof with what the user allows. Raises `Refuted` or `Unproved` where that is not enough."""
+    from attngen.prove.report import diagnostics
+    from attngen.prove.verdict import Obligation
+
+    names = [o.value for o in Obligation]
+    for name in allow_unproved:
+        if name not in names:
+            raise UsageError(f"no obligation {name!r}; there are {', '.join(names)}")
+    proof = replace(proof, allowed=tuple(o for o in Obligation if o.value in allow_unproved))
+    if proof.refuted:
+        raise Refuted(diagnostics(proof, source))
+    if proof.refused:
+        raise Unproved(diagnostics(proof, source))
+    return proof
+
+
+def stage(
+    kind: str,
+    source: Source,
+    options: Options,
+    consts: Mapping[str, Const] | None = None,
+    allow_unproved: Collection[str] = (),
+) -> str:
+    """The stable text of one stage: `ast`, `ir`, `plan`, `proof` or `source`."""
     match kind:
         case "ast":
             from attngen.syntax.dump import dump
@@ -112,8 +203,12 @@ def stage(kind: str, source: Source, options: Options, consts: Mapping[str, Cons
             from attngen.plan.printing import plan_text
 
             return plan_text(plan(analyse(source, consts)))
+        case "proof":
+            from attngen.prove.report import proof_text
+
+            return proof_text(check(source, consts))
         case "source":
-            return build(source, options, consts).source
+            return build(source, options, consts, allow_unproved).source
         case _:
             raise UsageError(f"no stage {kind!r}; there are {', '.join(STAGES)}")
 
@@ -246,6 +341,7 @@ def compile(
     precision: Precision = "ieee",
     arch: str = "auto",
     consts: Mapping[str, Const] | None = None,
+    allow_unproved: Collection[str] = (),
     **const_overrides: Const,
 ) -> Kernel:
     """Compile a spec, given as a path or as its text (which has a newline in it, or starts with `attention `).
@@ -254,6 +350,8 @@ def compile(
     `consts`. `tile` is (query rows, key columns), `precision` that of fp32 products: "ieee" or "tf32". `arch`: "auto"
     puts kernels of single chips beside those for all, and the function picks by the card; a chip's name keeps that
     chip's own alone, "portable" none.
+    Every obligation of the plan is proved first: what is false raises `Refuted`, with a counterexample, and what is not
+    shown `Unproved`, unless `allow_unproved` names the obligation (never `Refuted`).
     Raises `SpecError` for a wrong spec, `UsageError` for wrong arguments. No device is touched before the first call.
     """
     twice = sorted(set(consts or {}) & set(const_overrides))
@@ -265,7 +363,7 @@ def compile(
             raise UsageError(f"const {name!r} must be a bool, an int or a float, not {value!r}")
     text = spec if isinstance(spec, str) and ("\n" in spec or spec.lstrip().startswith("attention ")) else None
     source = Source(text) if text is not None else files.read_source(Path(spec))
-    return build(source, options(target, precision, tile, arch), overrides)
+    return build(source, options(target, precision, tile, arch), overrides, allow_unproved)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -286,6 +384,8 @@ class Kernel:
     source: str
     """The generated file: standalone, and yours to keep."""
     target: str = field(default="triton")
+    proof: Proof | None = field(default=None)
+    """What was proved of the plan, obligation by obligation (`attngen.prove.proof.Proof`)."""
 
     @property
     def name(self) -> str:
@@ -330,6 +430,6 @@ class Kernel:
         params = "".join(f", {p.name}" for p in self.spec.params)
         return f"<attngen.Kernel {self.name}(q, k, v{', *' if params else ''}{params}) for {self.target}>"
 
-    def __reduce__(self) -> tuple[type[Kernel], tuple[Attention, KernelPlan, str, str]]:
+    def __reduce__(self) -> tuple[type[Kernel], tuple[Attention, KernelPlan, str, str, Proof | None]]:
         # The loaded function belongs to this process; another one loads its own.
-        return Kernel, (self.spec, self.plan, self.source, self.target)
+        return Kernel, (self.spec, self.plan, self.source, self.target, self.proof)

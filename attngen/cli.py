@@ -20,8 +20,8 @@ from argparse import (
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from attngen import api, commands, terminal, tpu_commands
-from attngen.errors import InternalError, Refuted, SpecError, UsageError
+from attngen import api, commands, proving, terminal, tpu_commands
+from attngen.errors import InternalError, Refuted, SpecError, Unproved, UsageError
 
 _DESCRIPTION = "Compiles attention variants, written as mathematics, into differentiable fused kernels."
 
@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return status
     except SpecError as error:
         terminal.report_spec(error)
-        return 1 if isinstance(error, Refuted) else 2
+        return 1 if isinstance(error, Refuted | Unproved) else 2
     except InternalError as error:  # a crash of ours has a status of its own: neither a refuted spec nor wrong usage
         terminal.report_usage("attngen", str(error))
         return 70
@@ -74,6 +74,7 @@ def parser() -> ArgumentParser:
     _compile(table)
     _fmt(table)
     _show(table)
+    _check(table)
     _verify(table)
     _cost(table)
     _tune(table)
@@ -114,6 +115,13 @@ def _compile(table: _SubParsersAction[_Parser]) -> None:
     p.add_argument("--chip", choices=api.TPUS, help="TPU of mosaic, hlo and schedule (default: v5e)")
     _shape(p)
     p.add_argument("--tiles", metavar="FILE", help="tiles for TPUs, as `attngen tune` wrote them")
+    p.add_argument(
+        "--allow-unproved",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="compile although this obligation is unknown, and say so in the file; never what is refuted",
+    )
     _kernel_options(p)
     p.set_defaults(run=tpu_commands.run_compile)
 
@@ -186,6 +194,29 @@ def _show(table: _SubParsersAction[_Parser]) -> None:
     p.add_argument("--head", type=_index, default=0, metavar="N", help="query head to draw (default: 0)")
     p.add_argument("-o", "--output", metavar="FILE", help="a picture, .png or .svg, instead of the terminal")
     p.set_defaults(run=commands.run_show)
+
+
+def _check(table: _SubParsersAction[_Parser]) -> None:
+    p = table.add_parser(
+        "check",
+        help="prove that a spec's kernel computes what the spec defines",
+        description="Discharges every obligation of a spec's plan: streaming, range safety, empty rows, locality,\n"
+        "gradients, tile ranges, index bounds, integer width. What is false comes with a counterexample, and\n"
+        "exit status 1. `compile` proves the same before it writes a file.",
+        example="attngen check examples/*.attn",
+    )
+    p.add_argument("specs", nargs="+", metavar="SPEC", help="spec files; - is standard input")
+    _define(p)
+    p.add_argument("--json", action="store_true", help="print every claim with its verdict, method and counterexample")
+    p.add_argument("--explain", action="store_true", help="print the derivation, from dense softmax to tiles and back")
+    p.add_argument(
+        "--timeout",
+        type=_seconds,
+        metavar="S",
+        help="seconds for a spec; what they cut off is unknown (default: 10)",
+    )
+    p.add_argument("-o", "--output", metavar="FILE", help="with --explain: write it there, .md or .tex")
+    p.set_defaults(run=proving.run_check)
 
 
 def _verify(table: _SubParsersAction[_Parser]) -> None:
@@ -359,6 +390,12 @@ def _head_dim(word: str) -> tuple[int, int]:
     if not all(8 <= dim <= 256 for dim in dims):
         raise ArgumentTypeError(f"{word!r}: head dims run from 8 to 256")
     return dims
+
+
+def _seconds(word: str) -> float:
+    if not re.fullmatch(r"\d{1,5}(\.\d{1,6})?", word) or float(word) == 0:
+        raise ArgumentTypeError(f"{word!r} is no time; write seconds, such as 2.5")
+    return float(word)
 
 
 def _index(word: str) -> int:

@@ -35,7 +35,7 @@ def run_compile(args: Namespace, tuned: tuple[Tuned, ...] = ()) -> int:
                 kinds = ", ".join((*(["source"] if flag == "arch" else []), *api.BINARIES))
                 raise UsageError(f"--{flag.replace('_', '-')} goes with --emit {kinds}, not with {args.emit}")
         options = api.options(args.target, args.precision, args.tile, args.arch or "auto", tuned)
-        text = api.stage(args.emit, files.read_source(args.spec), options, dict(args.define))
+        text = api.stage(args.emit, files.read_source(args.spec), options, dict(args.define), args.allow_unproved)
         deliver(text, args.output)
         return 0
     return _compile_binaries(args)
@@ -46,7 +46,7 @@ def _compile_binaries(args: Namespace) -> int:
     if arch not in api.ARCHITECTURES:
         raise UsageError(f"--emit {args.emit} needs a chip: --arch {', '.join(api.ARCHITECTURES)}")
     options = api.options(args.target, args.precision, args.tile)
-    kernel = api.build(files.read_source(args.spec), options, dict(args.define))
+    kernel = api.build(files.read_source(args.spec), options, dict(args.define), args.allow_unproved)
     with terminal.working(f"compiling {kernel.name} for {arch}"):
         artifacts = api.binaries(
             kernel, args.emit, arch=arch, dtype=args.dtype or "bf16", head_dim=args.head_dim or (64, 64)

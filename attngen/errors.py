@@ -41,16 +41,20 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Diagnostic:
-    """One mistake: a stable `code`, where, what is wrong in a sentence, and how to mend it."""
+    """One mistake: a stable `code`, where, what is wrong in a sentence, and how to mend it. `notes` are lines below."""
 
     code: str
     message: str
     span: Span
     fix: str = ""
     source: Source | None = field(default=None, repr=False)
+    notes: tuple[str, ...] = ()
 
     def render(self) -> str:
-        """The message as the terminal shows it, with the line quoted and a caret below it."""
+        """The message as the terminal shows it, with the line quoted, a caret below it, and then the notes."""
+        return "".join([self._head(), *(f"\n  {note}" for note in self.notes)])
+
+    def _head(self) -> str:
         name = self.source.name if self.source else "<string>"
         head = f"{name}:{self.span.line}:{self.span.column}: error[{self.code}]: {self.message}"
         if self.source is None or self.span.line == 0:
@@ -82,6 +86,10 @@ class SpecError(AttnError):
 
 class Refuted(SpecError):
     """The spec is well formed, and what it claims is false. The message holds the numbers that show it."""
+
+
+class Unproved(SpecError):
+    """The spec is well formed, and the prover could not show what the compiler would rely on."""
 
 
 class UsageError(AttnError):

@@ -7,6 +7,7 @@ language does is in `functions`, conversions in `convert`, the names themselves 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import assert_never
 
 from attngen.analyse import functions
@@ -15,7 +16,7 @@ from attngen.analyse.names import Names
 from attngen.analyse.prelude import prelude
 from attngen.analyse.report import Report, plural
 from attngen.analyse.scope import Binding, Builtin, Function, Scope, Tensor, Value, describe, indices_of
-from attngen.errors import Span
+from attngen.errors import NOWHERE, Span
 from attngen.ir import build, walk
 from attngen.ir.nodes import Expr, Literal, Op, Type
 from attngen.syntax import ast
@@ -27,6 +28,11 @@ _ARITHMETIC = {"+": Op.ADD, "-": Op.SUB, "*": Op.MUL, "/": Op.DIV, "//": Op.FLOO
 # `a > b` is `b < a`.
 _COMPARE = {"<": (Op.LT, False), "<=": (Op.LE, False), ">": (Op.LT, True), ">=": (Op.LE, True)}
 _EQUAL = {"==": Op.EQ, "!=": Op.NE}
+
+
+def _placed(x: Expr | None, e: ast.Expr, scope: Scope) -> Expr | None:
+    """A whole line that came out as a number or a name has its place from the text: messages point there."""
+    return x if x is None or x.span != NOWHERE else replace(x, span=scope.use or e.span)
 
 
 class Expressions:
@@ -42,11 +48,11 @@ class Expressions:
     def real(self, e: ast.Expr, scope: Scope, needs: str) -> Expr | None:
         """`e` as a float; an int is converted."""
         x = self.operand(e, scope)
-        return None if x is None else self.convert.real(scope, x, needs)
+        return None if x is None else _placed(self.convert.real(scope, x, needs), e, scope)
 
     def boolean(self, e: ast.Expr, scope: Scope, needs: str) -> Expr | None:
         x = self.operand(e, scope)
-        return None if x is None else self.convert.boolean(scope, x, needs)
+        return None if x is None else _placed(self.convert.boolean(scope, x, needs), e, scope)
 
     def operand(self, e: ast.Expr, scope: Scope, depth: int = 0) -> Operand | None:
         expr = self.check(e, scope, depth)

@@ -12,6 +12,7 @@ from typing import assert_never
 
 from attngen.analyse.constants import report_undefined
 from attngen.analyse.declare import Const, consts, declare_names, params
+from attngen.analyse.divisors import with_divisors
 from attngen.analyse.expressions import Expressions
 from attngen.analyse.normalizers import Normalizers
 from attngen.analyse.outline import Outline, outline
@@ -108,10 +109,11 @@ class _Analysis:
         self._report.check()
         if self._score is None or self._mask is None or normalizer is None:
             raise InternalError("an expression is missing, and no mistake was reported")
+        roots = [self._score, self._mask, normalizer.weight, normalizer.extra, normalizer.stream_weight]
         return ir.Attention(
             name=self._outline.name,
             consts=values,
-            params=tuple(self._params.values()),
+            params=with_divisors(tuple(self._params.values()), [e for e in roots if e is not None]),
             sizes=tuple(self._outline.fresh),
             score=self._score,
             mask=self._mask,

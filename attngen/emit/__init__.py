@@ -11,25 +11,43 @@ from attngen.errors import UsageError
 from attngen.plan import KernelPlan
 
 
-def emit(plan: KernelPlan, text: str, options: Options) -> str:
-    """The generated module's source. `text` is the spec as the user wrote it. Raises UsageError for no such target."""
+def reserved(target: str) -> frozenset[str]:
+    """The names that a target's templates bind or read, which sizes of a spec must not have in the plan."""
+    match target:
+        case "triton":
+            from attngen.emit.names import RESERVED as triton
+
+            return triton
+        case "torch":
+            from attngen.emit.torch import RESERVED as torch
+
+            return torch
+        case _:
+            return frozenset()
+
+
+def emit(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ...] = ()) -> str:
+    """The generated module's source. `text` is the spec as the user wrote it, `proof` what its header says is proved.
+
+    Raises UsageError for no such target.
+    """
     if options.target == "triton":
         from attngen.emit.triton import emit_triton
 
-        return emit_triton(plan, text, options)
+        return emit_triton(plan, text, options, proof)
     if options.target == "torch":
         from attngen.emit.torch import emit_torch
 
-        return emit_torch(plan, text, options)
+        return emit_torch(plan, text, options, proof)
     if options.target == "pallas":
         from attngen.emit.pallas import emit_pallas
 
-        return emit_pallas(plan, text, options)
+        return emit_pallas(plan, text, options, proof)
     if options.target == "jax":
         from attngen.emit.jax import emit_jax
 
-        return emit_jax(plan, text, options)
+        return emit_jax(plan, text, options, proof)
     raise UsageError(f"no target {options.target!r}; there are triton, pallas, torch and jax")
 
 
-__all__ = ["Options", "Tuned", "emit"]
+__all__ = ["Options", "Tuned", "emit", "reserved"]

@@ -40,9 +40,9 @@ _ENDS = ("any_lo", "any_hi", "all_lo", "all_hi")
 _PRECISION = {"ieee": "HIGHEST", "tf32": "DEFAULT"}
 
 
-def emit_pallas(plan: KernelPlan, text: str, options: Options) -> str:
+def emit_pallas(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ...] = ()) -> str:
     """The generated module. `text` is the spec as written; it appears in the header as a comment."""
-    return _Emitter(plan, text, options).module()
+    return _Emitter(plan, text, options, proof).module()
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +68,8 @@ class PublicParam:
 
 
 class _Emitter:
-    def __init__(self, plan: KernelPlan, text: str, options: Options):
-        self.plan, self.text, self.options = plan, text, options
+    def __init__(self, plan: KernelPlan, text: str, options: Options, proof: tuple[str, ...]):
+        self.plan, self.text, self.options, self.proof = plan, text, options, proof
         self.attention, self.weights = plan.attention, plan.weights
         self.names = Names(RESERVED)
         self.params = views(self.attention, self.names)
@@ -148,6 +148,7 @@ class _Emitter:
             hashlib.sha256(self.text.encode()).hexdigest(),
             " ".join(options),
             _PRECISION[self.options.precision],
+            tuple(f"# {line}" for line in self.proof),
         )
 
     def launch(self, checks: tuple[str, ...]) -> LaunchView:

@@ -19,6 +19,7 @@ class PallasHeader:
     digest: str  # of the spec's text
     options: str
     precision: str  # of float32 products, as lax.Precision names it
+    proof: tuple[str, ...]  # comment lines: what was proved
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ class Header:
     spec_lines: tuple[str, ...]
     digest: str  # of the spec's text
     options: str
+    proof: tuple[str, ...]  # comment lines: what was proved
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,14 +22,12 @@ from attngen.emit.tidy import without_unused
 from attngen.emit.torch_gradients import gradient_views, leaf_views
 from attngen.emit.torch_leaves import Leaves
 from attngen.emit.torch_ranges import tiles_view
-from attngen.errors import UsageError
+from attngen.errors import InternalError, UsageError
 from attngen.ir import printing
 from attngen.ir.build import mul, real
 from attngen.ir.nodes import Expr, Symbol, Type
 from attngen.ir.walk import named, substitute
 from attngen.plan.kernel import KernelPlan
-from attngen.plan.kernel import plan as plan_attention
-from attngen.plan.renaming import planner_takes, with_safe_sizes
 from attngen.plan.schedule import Level, level_of
 from attngen.plan.tiles import PORTABLE
 from attngen.plan.weights import LOG2E, Form, M, S
@@ -54,21 +52,20 @@ RESERVED = frozenset([*_TEMPLATE_NAMES.split(), *_RUNS, *_PARTS, *_TESTS])
 """Every name that the templates bind or read. `tests/unit/emit` holds this against generated modules."""
 
 
-def emit_torch(plan: KernelPlan, text: str, options: Options) -> str:
+def emit_torch(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ...] = ()) -> str:
     """The generated module. `text` is the spec as written; it appears in the header as a comment."""
     if options.precision != "ieee":
         raise UsageError(
             f"precision {options.precision!r} is of the Triton target; torch.backends says how torch multiplies"
         )
-    safe = with_safe_sizes(plan.attention, lambda name: name in RESERVED or planner_takes(name))
-    if safe is not plan.attention:
-        plan = plan_attention(safe)
-    return _Emitter(plan, text, options).module()
+    if not RESERVED.isdisjoint(plan.attention.sizes):
+        raise InternalError("the plan was made without the target's reserved names")
+    return _Emitter(plan, text, options, proof).module()
 
 
 class _Emitter:
-    def __init__(self, plan: KernelPlan, text: str, options: Options):
-        self.plan, self.text, self.options = plan, text, options
+    def __init__(self, plan: KernelPlan, text: str, options: Options, proof: tuple[str, ...]):
+        self.plan, self.text, self.options, self.proof = plan, text, options, proof
         self.attention = plan.attention
         self.params = views(self.attention, Names(RESERVED | set(self.attention.sizes)))
         self.leaves = Leaves(plan, self.params)
@@ -145,6 +142,7 @@ class _Emitter:
             tuple(f"#     {line}".rstrip() for line in lines),
             hashlib.sha256(self.text.encode()).hexdigest(),
             " ".join(options),
+            proof=tuple(f"# {line}" for line in self.proof),
         )
 
     # ------------------------------------------------------------ loops

@@ -23,16 +23,15 @@ from attngen.emit.tidy import without_unused
 from attngen.emit.tile_code import RangeView, range_view
 from attngen.emit.triton_expressions import Printer
 from attngen.emit.triton_views import BackwardView, Header, KernelView, TestView, WeightView
+from attngen.errors import InternalError
 from attngen.ir import printing
 from attngen.ir.build import mul, real
 from attngen.ir.nodes import Expr, Load, Symbol, Type
 from attngen.ir.walk import named, reads, substitute, symbols
 from attngen.plan.footprint import loads_of
 from attngen.plan.kernel import Gather, KernelPlan, LeafGradient
-from attngen.plan.kernel import plan as plan_attention
 from attngen.plan.loops import Loops
 from attngen.plan.ranges import DataTest
-from attngen.plan.renaming import planner_takes, with_safe_sizes
 from attngen.plan.schedule import Level, level_of
 from attngen.plan.tiles import REGISTERS, table
 from attngen.plan.weights import LOG2E, Form, M, S
@@ -42,17 +41,16 @@ GRADIENT_RESULTS = ("unit", "unit_scaled", "stream", "slope", "kappa")
 SIZE_ARGUMENTS = ("Hq", "Hkv", "Sq", "Sk")
 
 
-def emit_triton(plan: KernelPlan, text: str, options: Options) -> str:
+def emit_triton(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ...] = ()) -> str:
     """The generated module. `text` is the spec as written; it appears in the header as a comment."""
-    safe = with_safe_sizes(plan.attention, lambda name: name in RESERVED or planner_takes(name))
-    if safe is not plan.attention:
-        plan = plan_attention(safe)
-    return _Emitter(plan, text, options).module()
+    if not RESERVED.isdisjoint(plan.attention.sizes):
+        raise InternalError("the plan was made without the target's reserved names")
+    return _Emitter(plan, text, options, proof).module()
 
 
 class _Emitter:
-    def __init__(self, plan: KernelPlan, text: str, options: Options):
-        self.plan, self.text, self.options = plan, text, options
+    def __init__(self, plan: KernelPlan, text: str, options: Options, proof: tuple[str, ...]):
+        self.plan, self.text, self.options, self.proof = plan, text, options, proof
         self.attention = plan.attention
         self.weights = plan.weights
         self.params = views(self.attention, Names(RESERVED | set(self.attention.sizes)))
@@ -167,6 +165,7 @@ class _Emitter:
             f"attngen::{a.name}_{key[:12]}",
             " ".join(options),
             self.options.precision,
+            tuple(f"# {line}" for line in self.proof),
         )
 
     # ------------------------------------------------------------ kernels

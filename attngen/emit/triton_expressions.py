@@ -89,11 +89,11 @@ class Printer:
 
     def _apply(self, e: Apply) -> tuple[str, int]:
         args = [self._print(a) for a in e.args]
+        if e.type is Type.INT and e in self.choices.wide:
+            args[0] = atom(f"tl.cast({args[0][0]}, tl.int64)")
         texts = [a[0] for a in args]
         if e.op in _INFIX:
             sign, strength = _INFIX[e.op]
-            if e.type is Type.INT and e.op in (Op.ADD, Op.SUB, Op.MUL) and e in self.choices.wide:
-                args[0] = atom(f"tl.cast({texts[0]}, tl.int64)")
             return infix(sign, strength, args[0], args[1], chain=strength == 1)
         if e.op is Op.TANH:
             # FAST is the kernel's own constant; what is not computed for every pair can be exact always.

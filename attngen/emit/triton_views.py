@@ -21,6 +21,7 @@ class Header:
     operator: str  # the custom operator's name, unique to text and options
     options: str
     precision: str
+    proof: tuple[str, ...]  # comment lines: what was proved
 
 
 @dataclass(frozen=True, slots=True)

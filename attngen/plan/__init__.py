@@ -1,6 +1,6 @@
 """From the IR to a `KernelPlan`: every choice that no target makes for itself.
 
-`ranges` (which tiles a loop visits; on `segments` and `linear`), `weights` (how weights are streamed; on `streams`),
+`ranges` (which tiles a loop visits; on `segments` and `linear`), `weights` (how weights are streamed),
 `derive` (derivatives), `schedule` (what is computed once a head, a row, a column), `kernel` (the whole),
 `tiles` (tile sizes), `simulate` (the loops, in Python).
 """

@@ -23,7 +23,6 @@ from attngen.plan.loops import Loops, loops
 from attngen.plan.ranges import TileRanges, tile_ranges
 from attngen.plan.renaming import planner_takes, with_safe_sizes
 from attngen.plan.schedule import Level, is_dear, level_of
-from attngen.plan.streams import check_stream
 from attngen.plan.tiles import Burden
 from attngen.plan.weights import Form, M, Weights, split_factor, weights
 
@@ -94,10 +93,12 @@ class KernelPlan:
         return Burden.LIGHT if plain and not loads(a.mask) else Burden.SCORE
 
 
-def plan(attention: Attention) -> KernelPlan:
-    """Raises SpecError where a normalizer's stream has a form that cannot be planned."""
-    attention = with_safe_sizes(attention, planner_takes)
-    check_stream(attention.normalizer)
+def plan(attention: Attention, reserved: frozenset[str] = frozenset()) -> KernelPlan:
+    """`reserved` are the target's own names: sizes that the spec calls so get others.
+
+    Raises SpecError where a normalizer's stream has a form that cannot be planned.
+    """
+    attention = with_safe_sizes(attention, lambda name: name in reserved or planner_takes(name))
     known = facts(attention)
     form = weights(attention, known)
     if form.form is not Form.EXPONENTIAL and _may_be_infinite(attention.score):

@@ -378,7 +378,7 @@ class _Solver:
             return self.unknown()
         # left - right = row part + column part: compare the row part with the negated column part.
         row = total([t for t in parts if not reads(t[0], "k")], left.type)
-        col = build.neg(total([t for t in parts if reads(t[0], "k")], left.type))
+        col = total([(t, -sign) for t, sign in parts if reads(t, "k")], left.type)
         if c.op is Op.LT and left.type is Type.INT:
             row = add(row, integer(1))
         # A strict float test is weakened in `any` and must stay strict in `all`: only `all` would be wrong with <=.

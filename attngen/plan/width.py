@@ -1,6 +1,6 @@
 """Which int operations a kernel does in 64 bits.
 
-Takes expressions and facts, gives the sums, differences, products and powers whose value may leave 32 bits. Magnitudes
+Takes expressions and facts, gives the sums, differences, products and opposites that may leave 32 bits. Magnitudes
 only, from constants upwards: positions and sizes are below 2**27 (the launcher refuses longer sequences), params and
 their elements any 32-bit number unless a `where` says less. That the others stay inside is a claim for the prover.
 """
@@ -28,10 +28,10 @@ def wide(expressions: Iterable[Expr], facts: Facts) -> tuple[Apply, ...]:
 
 
 def leaves_32_bits(e: Apply, facts: Facts) -> bool:
-    if e.type is not Type.INT or e.op not in (Op.ADD, Op.SUB, Op.MUL):
+    if e.type is not Type.INT or e.op not in (Op.ADD, Op.SUB, Op.MUL, Op.NEG, Op.ABS):
         return False
     known = [_magnitude(a, facts) for a in e.args]
-    total = known[0] * known[1] if e.op is Op.MUL else known[0] + known[1]
+    total = known[0] * known[1] if e.op is Op.MUL else sum(known)
     return total >= 2.0**31
 
 

@@ -4,8 +4,8 @@ Takes the plan's accesses, asks z3: wherever a kernel evaluates a load, an index
 negative, and one that it does not compare with the dim is below it. A tile of queries or keys may hang over the end of
 its sequence, and no mask keeps the overhang from being read, so positions run past Sq and Sk here, except where the
 kernel clamps them. Where a kernel reads one element for a whole tile because its index is the same at two corners,
-those are shown to be the extreme ones. Rows of q, k and v are read to the end of the sequence alone (`tile-ranges`: a
-tile without a mask lies inside it; with one, rows are compared with the length).
+those are shown to be the extreme ones. Rows of q, k and v are compared with the length, but for the walked tiles
+without a mask, which lie inside it.
 """
 
 from __future__ import annotations
@@ -29,8 +29,28 @@ def index_bounds(plan: KernelPlan, budget: float) -> tuple[Claim, ...]:
     deadline = monotonic() + budget
     known = {a.load: a for a in plan.choices.accesses}
     needed = dict.fromkeys(load for e in evaluated(plan) for load in loads(e))
-    found = [_claim(plan, load, known.get(load), deadline) for load in needed]
+    found = [_rows(plan, deadline), *(_claim(plan, load, known.get(load), deadline) for load in needed)]
     return (*found, *(_corner_claim(plan, c, deadline) for c in plan.choices.corners))
+
+
+def _rows(plan: KernelPlan, deadline: float) -> Claim:
+    """Where a tile is walked without the mask, its rows are not compared with the length either."""
+    sentence = "rows of q, k and v that are read without a comparison lie inside the sequence"
+    for ranges, size, ends in ((plan.keys, "Sk", ("q0", "q1")), (plan.queries, "Sq", ("k0", "k1"))):
+        for s in ranges.all:
+            world = World(plan.attention)
+            at, first, last = world.free("position"), *(world.free(end) for end in ends)
+            answers = [world.free(t.bound(f"all_{end}").id) for t in ranges.tests for end in ("lo", "hi")]
+            premises = [first >= 0, first <= last, *(a >= 0 for a in answers)]
+            premises += [world.term(s.lo) <= at, at < world.term(s.hi)]
+            inside = world.all_of([at >= 0, at < world.integer(size)])
+            answer = world.ask(premises, inside, max(0.05, min(1.0, deadline - monotonic())))
+            if isinstance(answer, Fails):
+                example = (f"at {answer.text()}", f"position {answer.values['position']} is outside 0 … {size} - 1")
+                return Claim("q, k, v", sentence, Refuted("z3", example, tuple(answer.values.items())))
+            if not isinstance(answer, Holds):
+                return Claim("q, k, v", sentence, Unknown("z3", answer.reason))
+    return Claim("q, k, v", sentence, Proved("z3"))
 
 
 def _claim(plan: KernelPlan, load: Load, access: Access | None, deadline: float) -> Claim:

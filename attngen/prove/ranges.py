@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic
 
+from attngen.ir import printing
 from attngen.ir.attention import Attention
 from attngen.ir.build import index
 from attngen.ir.nodes import SIZES, Expr
@@ -26,24 +27,41 @@ from attngen.ir.walk import params, substitute
 from attngen.plan.kernel import KernelPlan
 from attngen.plan.loops import Loops
 from attngen.plan.ranges import DataTest, TileRanges
+from attngen.prove.settings import Setting, settings
 from attngen.prove.smt import Answer, Fails, Holds, Term, World
-from attngen.prove.trial import Example, Setting, Trial
+from attngen.prove.trial import Example, Trial
 from attngen.prove.verdict import Claim, Proved, Refuted, Unknown, Verdict
 from attngen.prove.walk_loops import loops_answer
 
 LOOPS = {"k": "forward and dQ", "q": "dK/dV"}
 WALKED = {"k": "keys", "q": "queries"}
-TRIAL_SECONDS = 0.5
+TRIAL_SECONDS = 3.0
 """What a search for small numbers may take, once a claim is in doubt."""
 
 
 def tile_ranges(attention: Attention, plan: KernelPlan, budget: float) -> tuple[Claim, ...]:
     """Claims about both directions. `attention` is the spec itself, `plan` what is emitted."""
     deadline = monotonic() + budget
-    claims = [_same_mask(attention, plan)]
+    claims = [_possible(attention), _same_mask(attention, plan)]
     for ranges, loops in ((plan.keys, plan.key_loops), (plan.queries, plan.query_loops)):
         claims += _Direction(plan, ranges, loops, deadline).claims()
     return tuple(claims)
+
+
+def _possible(attention: Attention) -> Claim:
+    """From facts that exclude each other everything would follow."""
+    sentence = "some call satisfies every `where` and `assume`"
+    facts = [*(p.where for p in attention.params if p.where is not None), *attention.assumes]
+    span = facts[0].span if facts else attention.mask.span
+    if not facts or next(settings(attention, attention.mask), None) is not None:
+        return Claim("facts", sentence, Proved("trial"), span=span)
+    answer = World(attention).possible(1.0)
+    if isinstance(answer, Fails):
+        return Claim("facts", sentence, Proved("z3"), span=span)
+    if isinstance(answer, Holds):
+        text = ", ".join(printing.expression(fact) for fact in facts)
+        return Claim("facts", sentence, Refuted("z3", (f"no sizes and params satisfy all of: {text}",)), span=span)
+    return Claim("facts", sentence, Unknown("z3", answer.reason), span=span)
 
 
 def _same_mask(attention: Attention, plan: KernelPlan) -> Claim:
@@ -169,7 +187,7 @@ class _Direction:
         answer = loops_answer(World(self.plan.attention), self.ranges, self.loops, min(1.5, self.seconds()))
         if isinstance(answer, Holds):
             return Claim(f"{self.name}, loops", sentence, Proved("z3"), span=self.mask.span)
-        example = self.trial.search_loops(TRIAL_SECONDS)
+        example = self.trial.search_loops(min(TRIAL_SECONDS, self.seconds()))
         verdict = (
             Refuted("trial", example.lines, example.values)
             if example is not None
@@ -192,7 +210,7 @@ class _Direction:
         claim = partial(Claim, subject, sentence, span=self.mask.span)
         if isinstance(answer, Holds):
             return claim(Proved(f"z3, {world.queries} {'query' if world.queries == 1 else 'queries'}"))
-        example = search(TRIAL_SECONDS)
+        example = search(min(TRIAL_SECONDS, self.seconds()))
         if example is None and isinstance(answer, Fails) and not params_with_dims(self.plan.attention, self.mask):
             example = self.confirmed(answer.values, confirm)
         if example is not None:

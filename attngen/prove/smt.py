@@ -393,6 +393,10 @@ class World:
         left = max(0.05, deadline - monotonic())
         return self._check([*given, z3.Not(conclusion), *self._facts, *self._laws(), *self._products()], left)
 
+    def possible(self, seconds: float) -> Answer:
+        """`Fails`, with values, if the facts of this world can hold together; `Holds` if they exclude each other."""
+        return self.ask([], z3.Not(self._true()), seconds)
+
     def _check(self, formulas: list[Term], seconds: float) -> Answer:
         solver = z3.Solver(ctx=self._context)
         solver.set("timeout", max(1, int(seconds * 1000)))

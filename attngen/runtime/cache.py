@@ -1,6 +1,7 @@
 """Files on disk keyed by their content, safe under concurrent processes.
 
-Takes text, gives the path of a file that holds it. A file appears whole (written aside, then renamed) or not at all.
+Takes text, gives the path of a file that holds it, or keeps it under a key. A file appears whole (written aside, then
+renamed) or not at all.
 """
 
 from __future__ import annotations
@@ -26,9 +27,26 @@ def stored(text: str, name: str) -> Path:
     """The path of a file with this text. `name` makes it readable; the digest makes it unique."""
     path = folder() / "generated" / f"{name}_{digest(text)[:16]}.py"
     if not path.is_file() or path.read_text(encoding="utf-8") != text:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{name}_", suffix=".tmp")
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(aside, path)
+        _write(path, text)
     return path
+
+
+def remembered(kind: str, key: str) -> str | None:
+    """The text that was kept under this key, or None."""
+    try:
+        return (folder() / kind / key).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+
+
+def remember(kind: str, key: str, text: str) -> None:
+    """Keeps a text under a key that names all that it depends on."""
+    _write(folder() / kind / key, text)
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem[:32]}_", suffix=".tmp")
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        file.write(text)
+    os.replace(aside, path)

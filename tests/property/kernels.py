@@ -16,7 +16,7 @@ import torch
 
 from attngen import reference
 from attngen.analyse import analyse
-from attngen.emit import Options, emit
+from attngen.emit import Options, emit, reserved
 from attngen.errors import Source
 from attngen.ir.attention import Attention, Param
 from attngen.ir.evaluate import evaluate
@@ -55,7 +55,7 @@ def analysed(text: str, **consts: bool | int | float) -> Attention:
 @functools.lru_cache(maxsize=64)
 def compiled(text: str, tile: tuple[int, int] = (16, 16)) -> Compiled:
     attention = analysed(text)
-    planned = plan(attention)
+    planned = plan(attention, reserved("triton"))
     source = emit(planned, text, Options(tile=tile))
     return Compiled(attention, planned, source, getattr(load(source, attention.name), attention.name))
 

@@ -93,7 +93,7 @@ def test_wrong_spec_lists_every_mistake() -> None:
 
 
 def test_unknown_stage() -> None:
-    with pytest.raises(UsageError, match="no stage 'llvm'; there are ast, ir, plan, source"):
+    with pytest.raises(UsageError, match="no stage 'llvm'; there are ast, ir, plan, proof, source"):
         api.stage("llvm", Source(TEXT), api.options())
 
 

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 SPEC = "attention windowed\n\nconst window = 24\n\nmask = sliding_window(window)\n"
 BROKEN = "attention broken\n\nscore = qk * scael\nmask  = qk\n"
-COMMANDS = ("compile", "fmt", "show", "verify", "tune", "completion")
+COMMANDS = ("compile", "check", "fmt", "show", "verify", "cost", "tune", "completion")
 
 
 def run(*argv: str) -> int:

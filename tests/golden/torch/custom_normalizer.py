@@ -32,6 +32,7 @@ It needs torch alone, and runs on any device that torch has. `custom_normalizer`
 #
 # sha256 of its text: 4d68754d3c003150a08bf09d788eaceb1ceb57b26881207c44da7942b3fb18d6
 # options: target=torch tile=256x256
+# Proved: streaming, range-safety, empty-rows, locality, gradients, tile-ranges, index-bounds, integer-width.
 
 from __future__ import annotations
 

@@ -18,6 +18,7 @@ It needs torch alone, and runs on any device that torch has. `mla` is differenti
 #
 # sha256 of its text: 53e6ea23b666eb3d34ef71bea3205e7f537309e9f0ee1d188dbe8e8fa8b387fb
 # options: target=torch tile=256x256
+# Proved: streaming, range-safety, empty-rows, locality, gradients, tile-ranges, index-bounds, integer-width.
 
 from __future__ import annotations
 

@@ -20,6 +20,7 @@ It needs torch alone, and runs on any device that torch has. `prefix_lm` is diff
 #
 # sha256 of its text: c542de3544c29f2c813e334c2979ace702b261c95b0893ccb44ffa76ea7b92a4
 # options: target=torch tile=256x256
+# Proved: streaming, range-safety, empty-rows, locality, gradients, tile-ranges, index-bounds, integer-width.
 
 from __future__ import annotations
 

@@ -20,6 +20,7 @@ It needs torch and triton alone. `prefix_lm` is differentiable, and a custom ope
 #
 # sha256 of its text: c542de3544c29f2c813e334c2979ace702b261c95b0893ccb44ffa76ea7b92a4
 # options: target=triton precision=ieee
+# Proved: streaming, range-safety, empty-rows, locality, gradients, tile-ranges, index-bounds, integer-width.
 
 from __future__ import annotations
 
@@ -227,7 +228,7 @@ def _key_tiles(q0, q1, Sq, Sk, prefix, BK: tl.constexpr):
     any0_hi = tl.cast(tl.cdiv(tl.minimum(Sk, q1 + Sk - Sq + 1), BK), tl.int32)
     any0_hi = tl.maximum(any0_hi, any0_lo)
     any1_lo = tl.cast(0 // BK, tl.int32)
-    any1_hi = tl.cast(tl.cdiv(tl.minimum(Sk, tl.cast(-(tl.cast(1, tl.int64) - prefix), tl.int64) + 1), BK), tl.int32)
+    any1_hi = tl.cast(tl.cdiv(tl.minimum(Sk, tl.cast(-tl.cast(tl.cast(1, tl.int64) - prefix, tl.int64), tl.int64) + 1), BK), tl.int32)
     any1_hi = tl.maximum(any1_hi, any1_lo)
     any0_lo, any0_hi, any1_lo, any1_hi = _sorted_runs(any0_lo, any0_hi, any1_lo, any1_hi)
     any1_lo = tl.maximum(any1_lo, any0_hi)
@@ -236,7 +237,7 @@ def _key_tiles(q0, q1, Sq, Sk, prefix, BK: tl.constexpr):
     full0_hi = tl.cast(tl.minimum(Sk, q0 + Sk - Sq + 1) // BK, tl.int32)
     full0_hi = tl.maximum(full0_hi, full0_lo)
     full1_lo = tl.cast(tl.cdiv(0, BK), tl.int32)
-    full1_hi = tl.cast(tl.minimum(Sk, tl.cast(-(tl.cast(1, tl.int64) - prefix), tl.int64) + 1) // BK, tl.int32)
+    full1_hi = tl.cast(tl.minimum(Sk, tl.cast(-tl.cast(tl.cast(1, tl.int64) - prefix, tl.int64), tl.int64) + 1) // BK, tl.int32)
     full1_hi = tl.maximum(full1_hi, full1_lo)
     full0_lo, full0_hi, full1_lo, full1_hi = _sorted_runs(full0_lo, full0_hi, full1_lo, full1_hi)
     full1_lo = tl.maximum(full1_lo, full0_hi)

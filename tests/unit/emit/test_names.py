@@ -29,7 +29,7 @@ SPECS = {
 
 
 def generated(text: str) -> str:
-    return emit(plan(analysed(text)), text, Options())
+    return emit(plan(analysed(text), RESERVED), text, Options())
 
 
 def names_beside_params(source: str) -> set[str]:

@@ -46,7 +46,7 @@ def test_the_attention_may_be_named_like_a_local(name: str) -> None:
     [
         "param n: int\nmask = q // n == k // n",
         "param n: int\nmask = (q - k) % n == 0",
-        "param n: int\nscore = qk * scale * float(2 ** n)",
+        "param n: int where 0 <= n < 16\nscore = qk * scale * float(2 ** n)",
         "score = qk * scale + log(-1.0 * D) if D < 0 else qk",
         "mask = D > 5 and causal",
         "mask = D > 500 or causal",

@@ -1,0 +1,59 @@
+"""What a plan gives up where a tile range is not proved: those tiles are visited, and masked.
+
+Takes a plan and the claims about its tile ranges, gives a plan that uses none of the unknown ones, and says in words
+what was dropped. `any` becomes everything, a stretch of `all` is left out: both always hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from attngen.ir.build import index, integer
+from attngen.ir.walk import symbols
+from attngen.plan.kernel import KernelPlan
+from attngen.plan.loops import loops
+from attngen.plan.ranges import TileRanges
+from attngen.plan.segments import Segment
+from attngen.prove.verdict import Claim
+
+
+def weakened(plan: KernelPlan, unknown: Collection[Claim]) -> tuple[KernelPlan, tuple[str, ...]]:
+    """The plan without what these claims of `tile-ranges` leave open; the plan itself if there is nothing to drop."""
+    dropped: list[str] = []
+    subjects = {c.subject for c in unknown}
+    keys = _without(plan.keys, "keys", subjects, dropped)
+    queries = _without(plan.queries, "queries", subjects, dropped)
+    if not dropped:
+        return plan, ()
+    return (
+        replace(plan, keys=keys, queries=queries, key_loops=loops(keys), query_loops=loops(queries)),
+        tuple(dropped),
+    )
+
+
+def _without(ranges: TileRanges, name: str, subjects: set[str], dropped: list[str]) -> TileRanges:
+    mistrusted = {t.name for t in ranges.tests if f"{name}, {t.name}" in subjects}
+    everything = (Segment(integer(0), index("Sk" if ranges.axis == "k" else "Sq")),)
+
+    def doubtful(s: Segment) -> bool:
+        read = symbols(s.lo) | symbols(s.hi)
+        return any(r.startswith(f"{test}_") for r in read for test in mistrusted)
+
+    some, every = ranges.any, ranges.all
+    if f"{name}, loops" in subjects:
+        some, every = everything, ()
+        dropped.append(f"which tiles of {name} to walk (all are visited, and masked)")
+        return replace(ranges, any=some, all=every)
+    if f"{name}, any" in subjects or any(doubtful(s) for s in some):
+        some = everything
+        dropped.append(f"which tiles of {name} to skip (none is)")
+    many = len(every) > 1
+    kept = tuple(
+        s
+        for number, s in enumerate(every, 1)
+        if f"{name}, all" + (f" {number}" if many else "") not in subjects and not doubtful(s)
+    )
+    if kept != every:
+        dropped.append(f"which tiles of {name} need no mask ({'fewer do' if kept else 'all are masked'})")
+    return replace(ranges, any=some, all=kept)

@@ -1,0 +1,98 @@
+"""All obligations of one plan, discharged: the table that `attngen check` prints and a kernel carries.
+
+Takes the attention, the plan that is to be emitted and a budget in seconds, gives a `Proof`. Each obligation has a
+module of its own; what one of them cannot settle in its time is Unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from time import monotonic
+
+from attngen.ir.attention import Attention
+from attngen.plan.kernel import KernelPlan
+from attngen.prove.bounds import index_bounds
+from attngen.prove.empty_rows import empty_rows
+from attngen.prove.gradients import gradients
+from attngen.prove.locality import locality
+from attngen.prove.range_safety import range_safety
+from attngen.prove.ranges import tile_ranges
+from attngen.prove.streaming import streaming
+from attngen.prove.verdict import Claim, Obligation, Refuted, Shown, Unknown
+from attngen.prove.widths import integer_width
+
+BUDGET = 10.0
+"""Seconds for one spec, where the user names no other number."""
+
+_Prover = Callable[[Attention, KernelPlan, float], tuple[Claim, ...]]
+
+PROVERS: tuple[tuple[Obligation, _Prover], ...] = (
+    (Obligation.STREAMING, streaming),
+    (Obligation.RANGE_SAFETY, range_safety),
+    (Obligation.EMPTY_ROWS, empty_rows),
+    (Obligation.LOCALITY, locality),
+    (Obligation.GRADIENTS, gradients),
+    (Obligation.TILE_RANGES, tile_ranges),
+    (Obligation.INDEX_BOUNDS, lambda _, plan, budget: index_bounds(plan, budget)),
+    (Obligation.INTEGER_WIDTH, lambda _, plan, budget: integer_width(plan, budget)),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What was shown of one plan. `dropped` says what the plan gave up for a tile range that is not proved."""
+
+    name: str
+    shown: tuple[Shown, ...]
+    dropped: tuple[str, ...] = ()
+    allowed: tuple[Obligation, ...] = ()
+    cached: bool = field(default=False, compare=False)
+
+    def of(self, obligation: Obligation) -> Shown:
+        return next(s for s in self.shown if s.obligation is obligation)
+
+    @property
+    def refuted(self) -> tuple[tuple[Obligation, Claim], ...]:
+        return tuple((s.obligation, c) for s in self.shown for c in s.claims if isinstance(c.verdict, Refuted))
+
+    @property
+    def unknown(self) -> tuple[tuple[Obligation, Claim], ...]:
+        return tuple((s.obligation, c) for s in self.shown for c in s.claims if isinstance(c.verdict, Unknown))
+
+    @property
+    def refused(self) -> tuple[tuple[Obligation, Claim], ...]:
+        """The unknown claims for which the plan has nothing else, and that the user does not allow."""
+        return tuple(
+            (o, c) for o, c in self.unknown if not (o in self.allowed or (o is Obligation.TILE_RANGES and self.dropped))
+        )
+
+    @property
+    def holds(self) -> bool:
+        """Whether the plan may be emitted."""
+        return not self.refuted and not self.refused
+
+    @property
+    def seconds(self) -> float:
+        return sum(s.seconds for s in self.shown)
+
+    def summary(self) -> tuple[str, ...]:
+        """A few lines for the generated file's header: the same on every machine."""
+        proved = ", ".join(s.obligation.value for s in self.shown if s.status == "proved")
+        lines = [f"Proved: {proved}." if proved else "Proved: nothing."]
+        lines += [f"Not proved, and not used: {what}." for what in self.dropped]
+        unproved = [o.value for o in self.allowed if self.of(o).status == "unknown"]
+        if unproved:
+            lines.append(f"NOT PROVED, allowed by the user (--allow-unproved): {', '.join(unproved)}.")
+        return tuple(lines)
+
+
+def prove(attention: Attention, plan: KernelPlan, budget: float = BUDGET) -> Proof:
+    """Discharges every obligation. `attention` is the spec as analysed, `plan` what is to be emitted."""
+    deadline = monotonic() + budget
+    shown: list[Shown] = []
+    for obligation, prover in PROVERS:
+        start = monotonic()
+        claims = prover(attention, plan, max(0.0, deadline - start))
+        shown.append(Shown(obligation, claims, monotonic() - start))
+    return Proof(attention.name, tuple(shown))

@@ -1,0 +1,130 @@
+"""Proofs for readers: rows of a table, the details of what is not proved, and the messages that refuse a spec.
+
+Takes proofs, gives text. Colours and columns are the terminal's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from attngen.errors import Diagnostic, Source
+from attngen.prove.proof import Proof
+from attngen.prove.verdict import Claim, Obligation, Proved, Refuted, Shown, Unknown
+
+SENTENCES = {
+    Obligation.STREAMING: "the streamed sums equal the definition, whatever the tiles",
+    Obligation.RANGE_SAFETY: "every number stays finite, every exponent at most 0",
+    Obligation.EMPTY_ROWS: "a query without a key gives 0, -inf and no gradient",
+    Obligation.LOCALITY: "a pair's score depends on that pair alone, and is final",
+    Obligation.GRADIENTS: "the planned derivatives are the derivatives",
+    Obligation.TILE_RANGES: "no allowed pair is skipped, no forbidden one unmasked",
+    Obligation.INDEX_BOUNDS: "every element that is read is there",
+    Obligation.INTEGER_WIDTH: "no int leaves its register",
+}
+
+
+_PLAIN = {
+    "the same expression": "structure",
+    "the same expressions": "structure",
+    "a point": "numbers",
+    "points": "numbers",
+    "trial": "numbers",
+    "two tiles": "numbers",
+    "premises": "structure",
+}
+"""Methods under the names that the table gives them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    obligation: str
+    verdict: str
+    claims: str
+    time: str
+    method: str
+    sentence: str
+
+
+def rows(proof: Proof) -> tuple[Row, ...]:
+    return tuple(_row(s, proof.cached) for s in proof.shown)
+
+
+def _row(s: Shown, cached: bool) -> Row:
+    proved = sum(isinstance(c.verdict, Proved) for c in s.claims)
+    methods = dict.fromkeys(part.strip() for c in s.claims for part in c.verdict.by.split(";"))
+    words = dict.fromkeys(_PLAIN.get(method.split(",")[0], method.split(",")[0]) for method in methods)
+    return Row(
+        s.obligation.value,
+        s.status,
+        f"{proved} of {len(s.claims)}",
+        "cached" if cached else f"{s.seconds * 1000:.0f} ms",
+        ", ".join(words),
+        SENTENCES[s.obligation],
+    )
+
+
+def details(proof: Proof, source: Source) -> tuple[str, ...]:
+    """What a reader must know beside the table: what is refuted and unknown, what was dropped, and the notes."""
+    told = _telling(proof)
+    lines = [_diagnostic(o, c, source).render() for o, c in told]
+    more = len(proof.refuted or proof.refused) - len(told)
+    lines += [f"and {more} more claims that fall with it (--json lists them)"] if more else []
+    for obligation, c in proof.unknown:
+        if (obligation, c) not in proof.refused and isinstance(c.verdict, Unknown):
+            lines.append(f"unknown: {c.sentence}\n  {c.verdict.reason}")
+    lines += [f"given up: {what}" for what in proof.dropped]
+    notes = dict.fromkeys(c.note for s in proof.shown for c in s.claims if c.note)
+    return (*lines, *(f"note: {note}" for note in notes))
+
+
+def diagnostics(proof: Proof, source: Source) -> list[Diagnostic]:
+    """The messages of the error that refuses this spec: the refuted claims, or else the unknown ones."""
+    return [_diagnostic(o, c, source) for o, c in _telling(proof)]
+
+
+def _telling(proof: Proof) -> list[tuple[Obligation, Claim]]:
+    """The claims to tell a user of: a wrong stream line breaks much else, so it is told alone, and a place once."""
+    wrong = proof.refuted or proof.refused
+    stream = [(o, c) for o, c in wrong if o is Obligation.STREAMING and isinstance(c.verdict, Refuted)]
+    first: dict[object, tuple[Obligation, Claim]] = {}
+    for obligation, claim in stream[:1] or wrong:
+        first.setdefault((obligation, claim.span), (obligation, claim))
+    return list(first.values())
+
+
+def refutations(claims: tuple[Claim, ...], source: Source) -> list[Diagnostic]:
+    """The messages for refuted claims on a normalizer that has no plan."""
+    return [_diagnostic(Obligation.STREAMING, c, source) for c in claims if isinstance(c.verdict, Refuted)][:1]
+
+
+def _diagnostic(obligation: Obligation, c: Claim, source: Source) -> Diagnostic:
+    match c.verdict:
+        case Refuted():
+            message, notes, fix = f"refuted: {c.sentence}", c.verdict.example, c.fix
+        case Unknown():
+            message, notes = f"not proved: {c.sentence}", (c.verdict.reason,)
+            fix = c.fix or f"--allow-unproved {obligation.value} compiles it all the same"
+        case Proved():
+            message, notes, fix = c.sentence, (), ""
+    return Diagnostic(obligation.value, message, c.span, fix, source, notes)
+
+
+def proof_text(proof: Proof) -> str:
+    """Every claim with its verdict and method, one a line, without times: stable text."""
+    lines = [f"proof {proof.name}"]
+    for s in proof.shown:
+        lines += ["", f"{s.obligation.value}: {s.status}"]
+        for c in s.claims:
+            match c.verdict:
+                case Proved():
+                    lines.append(f"    proved ({c.verdict.by}): {c.sentence}")
+                    lines += [f"        {step}" for step in c.verdict.steps]
+                case Refuted():
+                    lines.append(f"    REFUTED ({c.verdict.by}): {c.sentence}")
+                    lines += [f"        {line}" for line in c.verdict.example]
+                case Unknown():
+                    lines.append(f"    unknown ({c.verdict.by}): {c.sentence}")
+                    lines.append(f"        {c.verdict.reason}")
+            lines += [f"        note: {c.note}"] if c.note else []
+    lines += ["", *(f"given up: {what}" for what in proof.dropped)] if proof.dropped else []
+    return "\n".join(lines) + "\n"

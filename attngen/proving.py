@@ -1,0 +1,113 @@
+"""The command `attngen check`: specs in, a table of obligations, JSON, or the derivation out.
+
+0 where `compile` would write every one of these kernels, 1 where it would refuse one. Takes parsed arguments; what is
+proved is `attngen.prove`'s.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from argparse import Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from attngen import api, files, terminal
+from attngen.errors import Source, UsageError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from attngen.prove.proof import Proof
+
+EXPLANATIONS: dict[str, Literal["md", "tex"]] = {".md": "md", ".tex": "tex"}
+"""What `--explain -o` writes, by the file's ending."""
+
+
+def run_check(args: Namespace) -> int:
+    if args.output is not None and not args.explain:
+        raise UsageError("-o goes with --explain; the table and --json go to standard output")
+    if args.explain and len(args.specs) > 1:
+        raise UsageError("--explain takes one SPEC")
+    if args.explain and args.json:
+        raise UsageError("--explain and --json exclude each other")
+    consts = dict(args.define)
+    if args.explain:
+        return _explain(args.specs[0], consts, args.timeout, args.output)
+    holds = True
+    documents: list[object] = []
+    for spec in args.specs:
+        source = files.read_source(spec)
+        with terminal.working(f"proving {source.name}"):
+            proof = api.check(source, consts, timeout=args.timeout)
+        holds &= proof.holds
+        if args.json:
+            from attngen.prove.record import to_json
+
+            documents.append({"file": source.name, **to_json(proof)})
+        else:
+            _print(proof, source)
+    if args.json:
+        terminal.put(json.dumps(documents if len(documents) != 1 else documents[0], indent=2) + "\n")
+    return 0 if holds else 1
+
+
+def _print(proof: Proof, source: Source) -> None:
+    from attngen.prove.report import details
+
+    out = terminal.console(sys.stdout)
+    out.print(_table(proof))
+    for line in details(proof, source):
+        print(line)
+    count = sum(len(s.claims) for s in proof.shown)
+    if proof.holds and not proof.unknown:
+        time = "from the cache" if proof.cached else f"in {proof.seconds:.2f} s"
+        print(terminal.paint(f"{proof.name}: proved, {count} claims {time}", "green", sys.stdout))
+    elif proof.holds:
+        print(f"{proof.name}: compiles, without what is unknown")
+    else:
+        print(terminal.paint(f"{proof.name}: refused", "red", sys.stdout))
+
+
+def _table(proof: Proof) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    from attngen.prove.report import rows
+
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for heading in ("obligation", "verdict"):
+        table.add_column(heading)
+    for heading in ("claims", "time"):
+        table.add_column(heading, justify="right")
+    for heading in ("method", "what it says"):
+        table.add_column(heading)
+    colours = {"proved": "green", "refuted": "bold red", "unknown": "yellow"}
+    for r in rows(proof):
+        verdict = f"[{colours[r.verdict]}]{r.verdict}[/]"
+        table.add_row(r.obligation, verdict, r.claims, r.time, r.method, r.sentence)
+    return table
+
+
+def _explain(spec: str, consts: dict[str, api.Const], timeout: float | None, output: str | None) -> int:
+    form: Literal["text", "md", "tex"] = "text"
+    if output is not None:
+        suffix = Path(output).suffix.lower()
+        if suffix not in EXPLANATIONS:
+            raise UsageError(f"-o {output}: a derivation ends in {' or '.join(EXPLANATIONS)}")
+        if files.same_file(spec, output):
+            raise UsageError(f"-o {output} would overwrite the spec; choose another name")
+        form = EXPLANATIONS[suffix]
+    source = files.read_source(spec)
+    with terminal.working(f"proving {source.name}"):
+        proof = api.check(source, consts, timeout=timeout)
+    if not proof.holds:
+        _print(proof, source)
+        return 1
+    text = api.explain(source, proof, form, consts)
+    if output is None:
+        terminal.put(text)
+    else:
+        files.write(output, text)
+        terminal.note(f"wrote {output}")
+    return 0

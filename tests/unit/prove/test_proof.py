@@ -1,0 +1,320 @@
+"""A whole proof: its record, its report, the command that prints it, and what compile makes of it."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from property.kernels import analysed
+
+import attngen
+from attngen import api, cli
+from attngen.errors import Refuted as RefutedSpec
+from attngen.errors import Source, Unproved, UsageError
+from attngen.plan import plan
+from attngen.plan.simulate import classify
+from attngen.prove.deadline import OutOfTime, limited
+from attngen.prove.fallback import weakened
+from attngen.prove.proof import Proof, prove
+from attngen.prove.record import from_json, key, to_json
+from attngen.prove.report import proof_text, rows
+from attngen.prove.verdict import Claim, Obligation, Proved, Refuted, Shown, Unknown
+
+ROOT = Path(__file__).parents[3]
+EXAMPLES = sorted((ROOT / "examples").glob("*.attn"))
+GOOD = "attention good\n\nparam w: int where w > 0\nmask = 0 <= q - k < w\n"
+NO_RESCALING = """attention broken
+normalizer frozen {
+    weight(s) = exp(s)
+    denominator = sum
+    shift = max
+    weight(s, m) = exp(s - m)
+    rescale(m, n) = 1.0
+}
+normalizer = frozen
+"""
+NO_MAXIMUM = """attention broken
+normalizer bare {
+    weight(s) = exp(s)
+    denominator = sum
+    shift = none
+}
+normalizer = bare
+"""
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ATTNGEN_CACHE", str(tmp_path / "cache"))
+
+
+def proved(text: str) -> Proof:
+    return api.check(Source(text, "spec.attn"))
+
+
+def fresh(text: str) -> Proof:
+    """A proof that the cache does not hold afterwards."""
+    attention, planned = api.checked_plan(Source(text, "spec.attn"))
+    return prove(attention, planned, 20.0)
+
+
+def write(folder: Path, text: str) -> str:
+    path = folder / "spec.attn"
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+# ---------------------------------------------------------------- every example
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.stem)
+def test_every_obligation_of_every_example_is_proved(path: Path) -> None:
+    attention = analysed(path.read_text(encoding="utf-8"))
+    proof = prove(attention, plan(attention), 60.0)
+    assert [s.obligation for s in proof.shown] == list(Obligation)
+    for s in proof.shown:
+        assert s.claims
+        assert s.status == "proved", (s.refuted, s.unknown)
+    assert proof.holds
+
+
+# ---------------------------------------------------------------- refusals
+
+
+def test_a_stream_that_is_never_rescaled_is_refused_with_both_results() -> None:
+    with pytest.raises(RefutedSpec) as error:
+        attngen.compile(NO_RESCALING)
+    (said,) = error.value.diagnostics
+    assert (said.code, said.span.line, said.span.column) == ("streaming", 7, 21)
+    assert said.fix == "write rescale(m, n) = exp(m - n)"
+    assert any("streamed" in note and "defined" in note for note in said.notes)
+
+
+def test_a_stream_without_a_maximum_is_refused_with_the_tile_that_overflows() -> None:
+    with pytest.raises(RefutedSpec) as error:
+        attngen.compile(NO_MAXIMUM)
+    (said,) = error.value.diagnostics
+    assert (said.code, said.span.line) == ("range-safety", 3)
+    text = "\n".join(said.notes)
+    assert "fp32" in text
+    assert "fp16" in text
+    assert "tile" in text
+
+
+@pytest.mark.parametrize("text", [NO_RESCALING, NO_MAXIMUM])
+def test_compile_writes_nothing_and_ends_with_status_1(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "kernel.py"
+    assert cli.main(["compile", write(tmp_path, text), "-o", str(out)]) == 1
+    assert not out.exists()
+    assert "refuted" in capsys.readouterr().err
+
+
+def test_nothing_allows_what_is_refuted() -> None:
+    with pytest.raises(RefutedSpec):
+        attngen.compile(NO_MAXIMUM, allow_unproved=["range-safety", "streaming"])
+
+
+def test_an_obligation_of_no_such_name_is_a_mistake_of_usage() -> None:
+    with pytest.raises(UsageError, match="no obligation 'tiles'"):
+        attngen.compile(GOOD, allow_unproved=["tiles"])
+
+
+def with_unknown(proof: Proof, obligation: Obligation) -> Proof:
+    claim = Claim("subject", "a sentence", Unknown("sympy", "out of time"))
+    shown = tuple(replace(s, claims=(claim,)) if s.obligation is obligation else s for s in proof.shown)
+    return replace(proof, shown=shown)
+
+
+def test_an_unknown_is_refused_unless_it_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    unsure = with_unknown(fresh(GOOD), Obligation.GRADIENTS)
+    monkeypatch.setattr("attngen.prove.proof.prove", lambda *_: unsure)
+    with pytest.raises(Unproved) as error:
+        attngen.compile(GOOD)
+    assert error.value.diagnostics[0].fix == "--allow-unproved gradients compiles it all the same"
+    kernel = attngen.compile(GOOD, allow_unproved=["gradients"])
+    assert "# NOT PROVED, allowed by the user (--allow-unproved): gradients." in kernel.source
+    assert kernel.proof is not None
+    assert kernel.proof.allowed == (Obligation.GRADIENTS,)
+
+
+# ---------------------------------------------------------------- fallback
+
+
+UNSURE = [("keys, any",), ("keys, all",), ("queries, any", "queries, all"), ("keys, loops",), ("queries, loops",)]
+
+
+@pytest.mark.parametrize("subjects", UNSURE, ids=str)
+def test_what_is_unknown_of_tile_ranges_is_visited_and_masked(subjects: tuple[str, ...]) -> None:
+    attention = analysed(GOOD)
+    planned = plan(attention)
+    claims = [Claim(s, "a sentence", Unknown("z3", "timeout")) for s in subjects]
+    emitted, dropped = weakened(planned, claims)
+    assert dropped
+    sizes = {"B": 1, "Hq": 1, "Hkv": 1, "Sq": 64, "Sk": 64, "D": 16, "Dv": 16}
+    mask = np.subtract.outer(np.arange(64), np.arange(64))
+    allowed = ((mask >= 0) & (mask < 20)).reshape(8, 8, 8, 8).transpose(0, 2, 1, 3)
+    for axis in "kq":
+        before, after = (classify(p, sizes, {"w": 20}, tile=(8, 8), axis=axis) for p in (planned, emitted))
+        assert (after[allowed.any((2, 3))] > 0).all()  # nothing is lost
+        assert (allowed.all((2, 3))[after == 2]).all()  # nothing is wrongly unmasked
+        told = any(s.startswith({"k": "keys", "q": "queries"}[axis]) for s in subjects)
+        assert (before != after).any() == told
+
+
+def test_the_header_says_what_was_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    claim = Claim("keys, any", "no allowed pair is outside", Unknown("z3", "timeout"))
+    proof = fresh(GOOD)
+    shown = tuple(replace(s, claims=(claim,)) if s.obligation is Obligation.TILE_RANGES else s for s in proof.shown)
+    monkeypatch.setattr("attngen.prove.proof.prove", lambda *_: replace(proof, shown=shown))
+    kernel = attngen.compile(GOOD)
+    assert "# Not proved, and not used: which tiles of keys to skip (none is)." in kernel.source
+    assert "tile-ranges" not in next(line for line in kernel.source.split("\n") if line.startswith("# Proved:"))
+
+
+# ---------------------------------------------------------------- budget
+
+
+def test_a_proof_out_of_time_is_unknown_and_no_hang() -> None:
+    attention = analysed((ROOT / "examples" / "windowed_alibi.attn").read_text(encoding="utf-8"))
+    start = time.monotonic()
+    proof = prove(attention, plan(attention), 0.001)
+    assert time.monotonic() - start < 5
+    assert proof.unknown
+    assert not proof.refuted
+
+
+def test_a_budget_interrupts_python_code() -> None:
+    start = time.monotonic()
+    with pytest.raises(OutOfTime), limited(0.2):
+        while True:
+            pass
+    assert time.monotonic() - start < 2
+
+
+def test_a_block_in_time_is_left_alone() -> None:
+    with limited(0.05):
+        pass
+    time.sleep(0.1)  # the watchdog is off
+
+
+# ---------------------------------------------------------------- record and cache
+
+
+def test_a_record_gives_the_proof_back() -> None:
+    attention = analysed(NO_MAXIMUM)
+    for proof in (proved(GOOD), prove(attention, plan(attention), 20.0)):
+        back = from_json(json.loads(json.dumps(to_json(proof))))
+        assert back.cached
+        assert [(s.obligation, s.status, len(s.claims)) for s in back.shown] == [
+            (s.obligation, s.status, len(s.claims)) for s in proof.shown
+        ]
+        assert [c.span for s in back.shown for c in s.claims] == [c.span for s in proof.shown for c in s.claims]
+
+
+def test_a_second_proof_comes_from_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = proved(GOOD)
+    monkeypatch.setattr("attngen.prove.proof.prove", lambda *_: pytest.fail("proved again"))
+    second = proved(GOOD)
+    assert second.cached
+    assert not first.cached
+    assert proof_text(second) == proof_text(first)
+
+
+def test_the_key_of_a_proof_knows_the_plan() -> None:
+    attention = analysed(GOOD)
+    planned = plan(attention)
+    other = replace(planned, longest_first=not planned.longest_first)
+    assert len({key(attention, planned, 10.0), key(attention, other, 10.0), key(attention, planned, 5.0)}) == 3
+
+
+def test_an_unknown_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    unsure = with_unknown(fresh(GOOD), Obligation.GRADIENTS)
+    monkeypatch.setattr("attngen.prove.proof.prove", lambda *_: unsure)
+    assert not proved(GOOD).cached
+    assert not proved(GOOD).cached
+
+
+# ---------------------------------------------------------------- the command
+
+
+def test_check_prints_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["check", write(tmp_path, GOOD)]) == 0
+    said = capsys.readouterr().out
+    for obligation in Obligation:
+        assert obligation.value in said
+    assert "refuted" not in said
+    assert "good: proved" in said
+
+
+def test_check_of_a_wrong_file_shows_the_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["check", write(tmp_path, NO_MAXIMUM)]) == 1
+    said = capsys.readouterr().out
+    assert "broken: refused" in said
+    assert "not finite in fp32" in said
+
+
+def test_check_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["check", write(tmp_path, NO_MAXIMUM), "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert not found["holds"]
+    assert [o["obligation"] for o in found["obligations"]] == [o.value for o in Obligation]
+    wrong = [c for o in found["obligations"] for c in o["claims"] if c["verdict"] == "refuted"]
+    assert wrong
+    assert wrong[0]["example"]
+
+
+def test_check_of_several_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good, bad = tmp_path / "good.attn", tmp_path / "bad.attn"
+    good.write_text(GOOD)
+    bad.write_text(NO_MAXIMUM)
+    assert cli.main(["check", str(good), str(bad), "--json"]) == 1
+    assert [d["holds"] for d in json.loads(capsys.readouterr().out)] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        (["-o", "x.md"], "-o goes with --explain"),
+        (["--explain", "--json"], "exclude each other"),
+        (["--explain", "-o", "x.pdf"], "ends in .md or .tex"),
+        (["--timeout", "0"], "is no time"),
+    ],
+)
+def test_wrong_usage_of_check(
+    extra: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        status = cli.main(["check", write(tmp_path, GOOD), *extra])
+    except SystemExit as stop:
+        status = stop.code
+    assert status == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("form", ["md", "tex"])
+def test_the_derivation_goes_to_a_file(form: str, tmp_path: Path) -> None:
+    out = tmp_path / f"derivation.{form}"
+    assert cli.main(["check", write(tmp_path, GOOD), "--explain", "-o", str(out)]) == 0
+    assert "good" in out.read_text(encoding="utf-8")
+
+
+def test_emit_proof_is_stable_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path, GOOD)
+    texts = []
+    for _ in range(2):
+        assert cli.main(["compile", path, "--emit", "proof"]) == 0
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1]
+    assert "tile-ranges: proved" in texts[0]
+
+
+def test_rows_count_claims() -> None:
+    shown = Shown(Obligation.GRADIENTS, (Claim("a", "b", Proved("sympy")), Claim("c", "d", Refuted("sympy", ("e",)))))
+    (row,) = rows(Proof("x", (shown,)))
+    assert (row.verdict, row.claims, row.method) == ("refuted", "1 of 2", "sympy")

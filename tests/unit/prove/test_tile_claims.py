@@ -1,0 +1,229 @@
+"""Tile ranges, index bounds and widths: the right ones are proved, wrong ones refuted with numbers that hold."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from property.kernels import analysed
+
+from attngen.errors import Span
+from attngen.ir.attention import Attention
+from attngen.ir.build import add, integer
+from attngen.ir.evaluate import evaluate
+from attngen.ir.nodes import Apply, Op
+from attngen.ir.walk import nodes
+from attngen.plan import KernelPlan, plan
+from attngen.plan.access import AxisAccess
+from attngen.plan.loops import Assigned, Ordered, Rounded, Run, loops
+from attngen.plan.ranges import TileRanges
+from attngen.prove.bounds import index_bounds
+from attngen.prove.ranges import tile_ranges
+from attngen.prove.verdict import Claim, Proved, Refuted
+from attngen.prove.widths import integer_width
+
+EXAMPLES = sorted((Path(__file__).parents[3] / "examples").glob("*.attn"))
+
+
+def spec(*lines: str) -> Attention:
+    return analysed("\n".join(["attention subject", *lines]))
+
+
+def refuted(claims: tuple[Claim, ...]) -> list[Claim]:
+    return [c for c in claims if isinstance(c.verdict, Refuted)]
+
+
+def all_claims(attention: Attention, planned: KernelPlan) -> tuple[Claim, ...]:
+    return (
+        *tile_ranges(attention, planned, 20.0),
+        *index_bounds(planned, 10.0),
+        *integer_width(planned, 10.0),
+    )
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.stem)
+def test_every_example_is_proved(path: Path) -> None:
+    attention = analysed(path.read_text(encoding="utf-8"))
+    for claim in all_claims(attention, plan(attention)):
+        assert isinstance(claim.verdict, Proved), claim
+
+
+UNSEEN = {
+    "run-time window": ("param w: int where w > 0", "mask = 0 <= q - k < w"),
+    "window of any sign": ("param w: int", "mask = 0 <= q - k < w"),
+    "run-time chunks": ("param c: int where c > 0", "mask = chunked(c)"),
+    "chunks and a prefix": ("param c: int where c > 0", "mask = q // c == k // c or k < 4"),
+    "run-time window and global tokens": (
+        "param g: int where g >= 0",
+        "param w: int where w >= 0",
+        "mask = abs(q - k) <= w or k < g or q < g",
+    ),
+    "modulo": ("mask = (q - k) % 3 == 0 and causal",),
+    "time window": ("param t: f32[B, Sk]", "mask = t[b, q] - t[b, k] < 2.5 and causal", "assume Sq == Sk"),
+    "lengths": ("param length: int[B]", "mask = k < length[b]"),
+    "documents with a hole": ("param ids: int[B, Sk]", "mask = same_document(ids) and not (k == 3)", "assume Sq == Sk"),
+    "padding and causal chunks": (
+        "param n: int[B]",
+        "param c: int where c >= 1",
+        "mask = (k < n[b] or causal) and q // c >= k // c",
+    ),
+    "rational slope": ("mask = q * 2 >= k * 3",),
+    "checkerboard": ("mask = (q // 4) % 2 == (k // 4) % 2",),
+    "strided": ("param w: int where w > 0", "mask = k // w <= q // w and k % w < 3"),
+    "valid keys": ("param valid: bool[B, Sk]", "mask = valid[b, k] and causal"),
+    "corners": ("mask = max(q, k) < 7 or min(q, k) > 11",),
+    "neighbouring chunks": ("param c: int where c >= 1", "mask = (q + Sk - Sq) // c - k // c <= 2 and causal"),
+    "antidiagonal": ("param t: f32[Sq, Sk]", "score = qk * scale + t[q, k]", "mask = (q + k) // 3 <= 11"),
+    "no product to solve": ("mask = q * q <= k",),
+    "a flag": ("param p: bool", "mask = causal if p else abs(q - k) < 5"),
+    "a table by distance": ("param tab: f32[65]", "score = qk * scale + tab[clamp(q - k, -32, 32) + 32]"),
+    "a table of any length": ("param tab: f32[n]", "score = qk * scale + tab[min(abs(q - k), n - 1)]"),
+    "a table by remainder": ("param tab: f32[n]", "score = qk * scale + tab[(q * k) % n]"),
+    "a table by data": (
+        "param ids: int[B, Sk] where ids >= 0",
+        "param tab: f32[n]",
+        "score = qk * scale + tab[min(ids[b, k], n - 1)]",
+    ),
+}
+
+
+@pytest.mark.parametrize("lines", UNSEEN.values(), ids=list(UNSEEN))
+def test_right_specs_are_proved(lines: tuple[str, ...]) -> None:
+    attention = spec(*lines)
+    for claim in all_claims(attention, plan(attention)):
+        assert isinstance(claim.verdict, Proved), claim
+
+
+# ---------------------------------------------------------------- wrong ranges
+
+
+def with_keys(planned: KernelPlan, keys: TileRanges) -> KernelPlan:
+    return replace(planned, keys=keys, key_loops=loops(keys))
+
+
+@pytest.mark.parametrize(
+    "lines", [("mask = sliding_window(5)",), ("const w = 1000", "mask = sliding_window(w)"), UNSEEN["run-time window"]]
+)
+@pytest.mark.parametrize(
+    ("kind", "end", "by"), [("any", "lo", 1), ("any", "hi", -1), ("all", "lo", -1), ("all", "hi", 1), ("any", "lo", 64)]
+)
+def test_a_bound_off_by_a_little_loses_or_adds_a_pair(lines: tuple[str, ...], kind: str, end: str, by: int) -> None:
+    attention = spec(*lines)
+    planned = plan(attention)
+    (segment,) = getattr(planned.keys, kind)
+    moved = replace(segment, **{end: add(getattr(segment, end), integer(by))})
+    found = refuted(tile_ranges(attention, with_keys(planned, replace(planned.keys, **{kind: (moved,)})), 10.0))
+    assert found
+    # The numbers hold: the pair is allowed and outside, or inside and forbidden.
+    verdict = found[0].verdict
+    assert isinstance(verdict, Refuted)
+    env = {"B": 1, "Hq": 1, "Hkv": 1, "b": 0, "h": 0, "hkv": 0, **dict(verdict.values)}
+    scalars = {p.name: env[p.name] for p in attention.params}
+    allowed = bool(evaluate(attention.mask, env, scalars))
+    inside = int(evaluate(moved.lo, env, scalars)) <= env["k"] < int(evaluate(moved.hi, env, scalars))
+    assert env["q0"] <= env["q"] <= env["q1"]
+    assert allowed != inside or not 0 <= env["k"] < env["Sk"]
+
+
+def test_a_mask_that_is_not_the_files_is_refuted() -> None:
+    attention = spec("mask = causal")
+    other = plan(spec("mask = sliding_window(7)"))
+    assert [c.subject for c in refuted(tile_ranges(attention, other, 10.0))] == ["mask"]
+
+
+def test_facts_that_exclude_each_other_prove_nothing() -> None:
+    attention = spec("param w: int where w > 5", "mask = 0 <= q - k < w", "assume w < 3")
+    found = refuted(tile_ranges(attention, plan(attention), 10.0))
+    assert [c.subject for c in found] == ["facts"]
+    assert found[0].span != Span(0, 0, 0, 0)
+
+
+def steps(planned: KernelPlan, change: int) -> KernelPlan:
+    """The forward loop with a wrong step: 0 rounded the wrong way, 1 one tile short, 2 an exchange left out."""
+    found = list(planned.key_loops.steps)
+    for number, step in enumerate(found):
+        if change == 0 and isinstance(step, Rounded):
+            found[number] = replace(step, up=not step.up)
+            break
+        if change == 1 and isinstance(step, Assigned):
+            found[number] = Assigned(step.name, add(step.value, integer(-1)))
+            break
+        if change == 2 and isinstance(step, Ordered):
+            del found[number]
+            break
+    return replace(planned, key_loops=replace(planned.key_loops, steps=tuple(found)))
+
+
+@pytest.mark.parametrize("change", [0, 1, 2])
+def test_wrong_steps_of_the_loops_are_refuted(change: int) -> None:
+    attention = spec("mask = abs(q - k) <= 6 or q < 3 or k < 3")
+    planned = plan(attention)
+    found = refuted(tile_ranges(attention, steps(planned, change), 10.0))
+    assert [c.subject for c in found] == ["keys, loops"]
+
+
+def test_a_run_that_is_walked_twice_is_refuted() -> None:
+    attention = spec("mask = causal")
+    planned = plan(attention)
+    twice = replace(planned.key_loops, partial=(*planned.key_loops.partial, Run("0", "full_hi")))
+    found = refuted(tile_ranges(attention, replace(planned, key_loops=twice), 10.0))
+    assert [c.subject for c in found] == ["keys, loops"]
+    assert isinstance(found[0].verdict, Refuted)
+    assert "2 times" in found[0].verdict.example[-1]
+
+
+# ---------------------------------------------------------------- wrong loads and widths
+
+
+@pytest.mark.parametrize(
+    ("lines", "axis", "kept"),
+    [
+        (("param t: f32[Sk]", "score = qk * scale + t[q - k]"), 0, AxisAccess(False, low=False, high=True)),
+        (("param t: f32[Sk]", "score = qk * scale + t[q + 1]"), 0, AxisAccess(False, low=True, high=False)),
+        (("param t: f32[Sk]", "score = qk * scale + t[k]"), 0, AxisAccess(False, low=False, high=False)),
+        (("param t: f32[Hq]", "score = qk * scale + t[b]"), 0, AxisAccess(False, low=False, high=False)),
+    ],
+)
+def test_a_missing_guard_is_refuted(lines: tuple[str, ...], axis: int, kept: AxisAccess) -> None:
+    planned = plan(spec(*lines))
+    (access,) = planned.choices.accesses
+    axes = tuple(kept if n == axis else a for n, a in enumerate(access.axes))
+    choices = replace(planned.choices, accesses=(replace(access, axes=axes),))
+    found = refuted(index_bounds(replace(planned, choices=choices), 5.0))
+    assert len(found) == 1
+    assert isinstance(found[0].verdict, Refuted)
+
+
+def test_a_corner_that_is_not_extreme_is_refuted() -> None:
+    planned = plan(spec("param t: f32[65]", "score = qk * scale + t[clamp(q - k, -32, 32) + 32]"))
+    (corner,) = planned.choices.corners
+    wrong = replace(planned.choices, corners=(replace(corner, rises_in_k=True),))
+    assert not refuted(index_bounds(planned, 5.0))
+    assert len(refuted(index_bounds(replace(planned, choices=wrong), 5.0))) == 1
+
+
+def test_a_product_that_leaves_32_bits_is_refuted() -> None:
+    planned = plan(spec("mask = q * 100 <= k * 100"))
+    assert planned.choices.wide
+    narrow = replace(planned, choices=replace(planned.choices, wide=()))
+    (claim,) = refuted(integer_width(narrow, 5.0))
+    assert isinstance(claim.verdict, Refuted)
+    values = dict(claim.verdict.values)
+    assert np.abs(values["q"]) * 100 >= 2**31 or np.abs(values["k"]) * 100 >= 2**31
+
+
+def test_a_power_that_leaves_64_bits_is_told() -> None:
+    planned = plan(spec("mask = q * q * k <= Sk * Sk * Sk"))
+    notes = [c.note for c in integer_width(planned, 10.0) if c.note]
+    assert notes
+    assert not refuted(integer_width(planned, 10.0))
+
+
+def test_a_division_towards_zero_with_a_negative_side_is_refuted() -> None:
+    planned = plan(spec("mask = (q - k) // 2 <= 3"))
+    division = next(n for n in nodes(planned.attention.mask) if isinstance(n, Apply) and n.op is Op.FLOORDIV)
+    wrong = replace(planned, choices=replace(planned.choices, plain_divisions=(division,)))
+    assert not refuted(integer_width(planned, 5.0))
+    assert len(refuted(integer_width(wrong, 5.0))) == 1
