@@ -3,11 +3,7 @@
 Takes the plan's choices. For each sum, difference, product and power that the plan computes in 32 bits, and whose
 operands are 32 bits wide, z3 shows that the value fits, for positions and sizes below 2**27 (the launcher refuses
 longer sequences) and any 32-bit params that the `where`s allow; for the others, that 64 bits hold it. Divisions that
-<<<<<<< HEAD
-the plan does towards zero are shown to have no negative side. Offsets from a param's pointer are 64 bits wide but for
-=======
 the plan does towards zero are shown to have no negative side. Offsets from a param's pointer are 64 bits wide, but for
->>>>>>> 82bdab5 (prove: the proof of a plan, its record and report; attngen check)
 an index that differs from pair to pair, whose product with its stride the launcher keeps below 2**31.
 """
 

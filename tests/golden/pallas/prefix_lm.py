@@ -20,6 +20,7 @@ It needs jax alone. `prefix_lm` is differentiable, and works under jit, grad, vm
 #
 # sha256 of its text: c542de3544c29f2c813e334c2979ace702b261c95b0893ccb44ffa76ea7b92a4
 # options: target=pallas precision=ieee
+# Proved: streaming, range-safety, empty-rows, locality, gradients, tile-ranges, index-bounds, integer-width.
 
 from __future__ import annotations
 
