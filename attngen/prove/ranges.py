@@ -206,7 +206,7 @@ class _Direction:
         confirm: Callable[[Setting, int, int, int, int], Example | None],
         search: Callable[[float], Example | None],
     ) -> Claim:
-        answer = ask(min(2.0, self.seconds()))
+        answer = ask(min(5.0, self.seconds()))
         claim = partial(Claim, subject, sentence, span=self.mask.span)
         if isinstance(answer, Holds):
             return claim(Proved(f"z3, {world.queries} {'query' if world.queries == 1 else 'queries'}"))

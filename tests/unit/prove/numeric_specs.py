@@ -41,6 +41,7 @@ RIGHT: dict[str, str] = {
     "int_divisor": "param w: int where w > 0\nscore = qk * scale - 0.1 * ((q - k) // w)",
     "int_modulus_guarded": "param w: int\nscore = qk * scale + (0.5 if (q % w == 0 if w > 0 else false) else 0.0)",
     "chunk_of_param": "param c: int where c >= 1\nmask = chunked(c)",
+    "chunk_that_the_call_checks": "param c: int\nmask = chunked(c)",
     "mean_centred": "score = qk * scale * (1.0 - float(k) / Sk)",
     # exponentials and roots
     "entropy_scaled": "score = qk * scale * log(float(Sk))",
@@ -139,9 +140,8 @@ WRONG: dict[str, tuple[str, str]] = {
     "infinity_times_zero": ("score = qk * scale + -inf * float(k > q)", "score"),
     "infinity_minus_infinity": ("score = (inf if k == 0 else 0.0) + (-inf if q == 0 else 0.0) + qk", "score"),
     # ints
-    "int_divisor": ("param w: int\nscore = qk * scale - 0.1 * (abs(q - k) // w)", "domain"),
+    "int_divisor": ("param w: int where w >= 0\nscore = qk * scale - 0.1 * (abs(q - k) // w)", "domain"),
     "int_modulus": ("param w: int where w >= 0\nmask = (q - k) % w == 0", "domain"),
-    "chunk_of_any_param": ("param c: int\nmask = chunked(c)", "domain"),
     "chunk_per_head": ("param c: int[Hq]\nmask = q // c[h] == k // c[h]", "domain"),
     "int_power": ("score = qk * scale * float(2 ** (q - k))", "domain"),
     "conversion": ("score = qk * scale + int(exp(0.5 * abs(q - k)))", "domain"),
