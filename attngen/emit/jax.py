@@ -63,14 +63,14 @@ RESERVED = frozenset([*_TEMPLATE_NAMES.split(), *_RUNS, *_PARTS, *_TESTS])
 """Every name that the templates bind or read. `tests/unit/emit` holds this against generated modules."""
 
 
-def emit_jax(plan: KernelPlan, text: str, options: Options) -> str:
+def emit_jax(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ...] = ()) -> str:
     """The generated module. `text` is the spec as written; it appears in the header as a comment."""
-    return _Emitter(plan, text, options).module()
+    return _Emitter(plan, text, options, proof).module()
 
 
 class _Emitter:
-    def __init__(self, plan: KernelPlan, text: str, options: Options):
-        self.plan, self.text, self.options = plan, text, options
+    def __init__(self, plan: KernelPlan, text: str, options: Options, proof: tuple[str, ...]):
+        self.plan, self.text, self.options, self.proof = plan, text, options, proof
         self.attention, self.weights = plan.attention, plan.weights
         self.names = Names(RESERVED)
         self.params = views(self.attention, self.names)
@@ -142,6 +142,7 @@ class _Emitter:
             tuple(f"#     {line}".rstrip() for line in lines),
             hashlib.sha256(self.text.encode()).hexdigest(),
             " ".join([*options, f"tile={self.tile[0]}x{self.tile[1]}"]),
+            proof=tuple(f"# {line}" for line in self.proof),
         )
 
     def positions(self, axes: str) -> tuple[str, ...]:

@@ -314,6 +314,8 @@ class World:
                         z3.Implies(x.value >= 1, x.multiple >= x.divisor),
                         z3.Implies(x.value >= 1, x.multiple >= x.value),
                         z3.Implies(x.divisor == 1, x.value == x.number),
+                        z3.Implies(x.number >= 0, x.value <= x.number),
+                        z3.Implies(x.number < 0, x.value >= x.number),
                     ),
                 )
             )

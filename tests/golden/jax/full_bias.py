@@ -20,6 +20,7 @@ It needs jax alone, and runs on any device that JAX has. `full_bias` is differen
 #
 # sha256 of its text: 2d4c989fede025532ea85ba9abd826ba7e9d923598629ee77a923af54a374111
 # options: target=jax precision=ieee tile=256x256
+# Proved: streaming, range-safety, empty-rows, locality, gradients, tile-ranges, index-bounds, integer-width.
 
 from __future__ import annotations
 

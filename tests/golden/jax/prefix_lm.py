@@ -20,6 +20,7 @@ It needs jax alone, and runs on any device that JAX has. `prefix_lm` is differen
 #
 # sha256 of its text: c542de3544c29f2c813e334c2979ace702b261c95b0893ccb44ffa76ea7b92a4
 # options: target=jax precision=ieee tile=256x256
+# Proved: streaming, range-safety, empty-rows, locality, gradients, tile-ranges, index-bounds, integer-width.
 
 from __future__ import annotations
 

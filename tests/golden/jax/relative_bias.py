@@ -23,6 +23,7 @@ It needs jax alone, and runs on any device that JAX has. `relative_bias` is diff
 #
 # sha256 of its text: 14bee8964efd13d657cd1069b23a0b2eebf9eefc0c06e31fab2f98d4c06ec9ce
 # options: target=jax precision=ieee radius=127 offsets=255 tile=256x256
+# Proved: streaming, range-safety, empty-rows, locality, gradients, tile-ranges, index-bounds, integer-width.
 
 from __future__ import annotations
 

@@ -37,6 +37,7 @@ It needs jax alone, and runs on any device that JAX has. `t5_bias` is differenti
 #
 # sha256 of its text: 01fbf8c77ffa8d1934482ea778059cedb7fbdd2144732189963948eb8aa244a9
 # options: target=jax precision=ieee buckets=32 furthest=128 half=16 exact=8 tile=256x256
+# Proved: streaming, range-safety, empty-rows, locality, gradients, tile-ranges, index-bounds, integer-width.
 
 from __future__ import annotations
 
