@@ -131,7 +131,7 @@ score = low - abs(x - bias[h]) + (0.7 * x if (q + k) % 2 == 0 else 2 * bias[h])
 param amplitude: f32[Hq]
 param period: f32[Hq] where period > 0
 let x = qk * scale
-let softplus(y) = log(1 + exp(y))
+let softplus(y) = max(y, 0) + log(1 + exp(-abs(y)))
 score = softplus(x) + x * rsqrt(1 + x ** 2) + 0.5 * erf(x) + x * sigmoid(x) + log2(1.0 + x ** 2) + 0.3 * sin(x) +
     amplitude[h] * cos(2 * pi * (q - k) / period[h])
 """,
