@@ -18,6 +18,7 @@ from attngen.ir.nodes import Expr, Load, Symbol
 from attngen.ir.walk import loads
 from attngen.plan.access import Access, AxisAccess, Corner
 from attngen.plan.kernel import KernelPlan, evaluated
+from attngen.prove.confirm import evaluated_at, reads_functions
 from attngen.prove.smt import Answer, Fails, Holds, Term, World
 from attngen.prove.verdict import Claim, Proved, Refuted, Unknown
 
@@ -66,6 +67,9 @@ def _claim(plan: KernelPlan, load: Load, access: Access | None, deadline: float)
             continue
         world = World(plan.attention)
         answer = _inside(world, plan, load, axis, tested, dim, deadline - monotonic())
+        if isinstance(answer, Fails) and not _confirmed(answer, load.indices[axis], tested, dim):
+            reason = "it knows nothing of the functions in the index, and its values do not hold when evaluated"
+            return Claim(text, sentence, Unknown("z3", reason), span=load.span)
         if isinstance(answer, Fails):
             own = ", ".join(f"{name} = {value}" for name, value in _shown(answer, load, dim))
             index = printing.expression(load.indices[axis])
@@ -75,6 +79,14 @@ def _claim(plan: KernelPlan, load: Load, access: Access | None, deadline: float)
             return Claim(text, sentence, Unknown("z3", answer.reason), span=load.span)
         methods.append("z3, clamped" if tested.clamped else "z3")
     return Claim(text, sentence, Proved("; ".join(dict.fromkeys(methods))), span=load.span)
+
+
+def _confirmed(answer: Fails, index: Expr, tested: AxisAccess, dim: Expr) -> bool:
+    """Whether z3's values are real, as far as that can be told."""
+    value, size = evaluated_at(answer, index), evaluated_at(answer, dim)
+    if value is None or size is None:
+        return not reads_functions(index)
+    return (value < 0 and not tested.low) or (value >= size and not tested.high)
 
 
 def _corner_claim(plan: KernelPlan, corner: Corner, deadline: float) -> Claim:

@@ -31,7 +31,7 @@ from attngen.prove.settings import Setting, settings
 from attngen.prove.smt import Answer, Fails, Holds, Term, World
 from attngen.prove.trial import Example, Trial
 from attngen.prove.verdict import Claim, Proved, Refuted, Unknown, Verdict
-from attngen.prove.walk_loops import loops_answer
+from attngen.prove.walk_loops import loops_answer, starts_answer
 
 LOOPS = {"k": "forward and dQ", "q": "dK/dV"}
 WALKED = {"k": "keys", "q": "queries"}
@@ -130,6 +130,15 @@ class _Direction:
             found.append(world.implies(inside, holds) if every else world.implies(holds, inside))
         return found
 
+    def answered(self, world: World) -> list[Term]:
+        """What every answer of a data test is like: runs of tiles from 0 on, perhaps empty."""
+        found: list[Term] = []
+        for t in self.ranges.tests:
+            for which in ("any", "all"):
+                low, high = (world.integer(t.bound(f"{which}_{end}").id) for end in ("lo", "hi"))
+                found += [low >= 0, low <= high]
+        return found
+
     def covers(self) -> Claim:
         world = World(self.plan.attention)
         premises, at = self.pair(world)
@@ -182,9 +191,16 @@ class _Direction:
     def walks(self) -> Claim:
         sentence = (
             f"{LOOPS[self.axis]}: each tile of {self.name} that meets `any` is walked, none twice, "
-            "and without the mask only inside `all`"
+            "none before the first, and without the mask only inside `all`"
         )
-        answer = loops_answer(World(self.plan.attention), self.ranges, self.loops, min(1.5, self.seconds()))
+        world = World(self.plan.attention)
+        premises, _ = self.pair(world)
+        answer = starts_answer(world, self.ranges, premises, min(1.0, self.seconds()))
+        if isinstance(answer, Holds):
+            answer = loops_answer(World(self.plan.attention), self.ranges, self.loops, min(3.0, self.seconds()))
+            if isinstance(answer, Fails):  # it may hold for these stretches, if not for any
+                premises += self.answered(world)
+                answer = loops_answer(world, self.ranges, self.loops, min(1.5, self.seconds()), premises)
         if isinstance(answer, Holds):
             return Claim(f"{self.name}, loops", sentence, Proved("z3"), span=self.mask.span)
         example = self.trial.search_loops(min(TRIAL_SECONDS, self.seconds()))

@@ -399,8 +399,20 @@ class World:
         """`Fails`, with values, if the facts of this world can hold together; `Holds` if they exclude each other."""
         return self.ask([], z3.Not(self._true()), seconds)
 
+    def ask_linear(self, premises: Iterable[Term], conclusion: Term, seconds: float) -> Answer:
+        """`ask` for formulas of linear arithmetic over ints, by the solver that is fastest on these.
+
+        The premises are all that it is told: the facts of this world may speak of floats.
+        """
+        self.queries += 1
+        solver = z3.SolverFor("QF_LIA", ctx=self._context)
+        solver.set("smt.arith.solver", 2)
+        return self._checked(solver, [*premises, z3.Not(conclusion)], seconds)
+
     def _check(self, formulas: list[Term], seconds: float) -> Answer:
-        solver = z3.Solver(ctx=self._context)
+        return self._checked(z3.Solver(ctx=self._context), formulas, seconds)
+
+    def _checked(self, solver: Any, formulas: list[Term], seconds: float) -> Answer:
         solver.set("timeout", max(1, int(seconds * 1000)))
         solver.set("random_seed", 1)
         solver.add(*formulas)

@@ -274,22 +274,28 @@ class Trial:
             return total
 
         full, masked = visits(self.loops.full), visits(self.loops.partial)
+        runs = (*self.loops.full, *self.loops.partial)
         for t in range(n):
+            early = [int(names[r.start][t]) for r in runs if names[r.start][t] < min(0, names[r.stop][t])]
+            if early:
+                return self._walked(setting, held, t, early[0], tile, "is walked, before the first position")
             rows = grid[held.first[t] : held.last[t] + 1]
             for number in tiles:
                 columns = rows[:, number * tile : (number + 1) * tile]
                 problem = _problem(columns, int(full[t, number]), int(masked[t, number]), tile)
                 if problem:
-                    what, own = ("keys", "queries") if self.walked == "k" else ("queries", "keys")
-                    start = int(number * tile)
-                    lines = (
-                        setting.text(self._named),
-                        f"tile of {own} {int(held.first[t])} … {int(held.last[t])}, tiles of {tile} {what}:",
-                        f"the tile of {what} {start} … {start + tile - 1} {problem}",
-                    )
-                    values = (("tile", tile), (f"{self.held}0", int(held.first[t])), (f"{self.walked}0", start))
-                    return Example(lines, values)
+                    return self._walked(setting, held, t, int(number), tile, problem)
         return None
+
+    def _walked(self, setting: Setting, held: Held, t: int, number: int, tile: int, problem: str) -> Example:
+        what, own = ("keys", "queries") if self.walked == "k" else ("queries", "keys")
+        start, first, last = number * tile, int(held.first[t]), int(held.last[t])
+        lines = (
+            setting.text(self._named),
+            f"tile of {own} {first} … {last}, tiles of {tile} {what}:",
+            f"the tile of {what} {start} … {start + tile - 1} {problem}",
+        )
+        return Example(lines, (("tile", tile), (f"{self.held}0", first), (f"{self.walked}0", start)))
 
 
 def _problem(columns: Bools, full: int, masked: int, tile: int) -> str:

@@ -21,17 +21,23 @@ from attngen.plan.segments import Segment
 from attngen.prove.smt import Answer, Term, World
 
 
-def loops_answer(world: World, ranges: TileRanges, loops: Loops, seconds: float) -> Answer:
-    """Whether each tile that meets `any` is walked, none twice, and one without the mask lies inside `all`."""
+def loops_answer(
+    world: World, ranges: TileRanges, loops: Loops, seconds: float, tile_of: list[Term] | None = None
+) -> Answer:
+    """Whether each tile that meets `any` is walked, none twice or before the start, and without the mask inside `all`.
+
+    That no stretch starts before 0 is a premise here. The stretches' ends are arbitrary, or, given what holds of the
+    held tile in this world (`tile_of`), the planned ones.
+    """
     tile, first, width, size = (world.free(name) for name in ("tile", "first", "width", "size"))
-    premises = [tile >= 0, first >= 0, width >= 1, size >= 1, first < size]
+    premises = [*(tile_of or []), tile >= 0, first >= 0, width >= 1, size >= 1, first < size]
     ends: dict[Expr, Term] = {}
 
     def end(bound: Expr) -> Term:
         if isinstance(bound, Literal):
             return world.number(int(bound.value))
         if bound not in ends:
-            ends[bound] = world.free(f"end {len(ends)}")
+            ends[bound] = world.term(bound) if tile_of is not None else world.free(f"end {len(ends)}")
         return ends[bound]
 
     names: dict[str, Term] = {ZERO: world.number(0)}
@@ -41,6 +47,7 @@ def loops_answer(world: World, ranges: TileRanges, loops: Loops, seconds: float)
             case Rounded():
                 at, number = end(step.bound), world.free(f"{step.name} rounded")
                 premises.append((tile < number) == (first < at if step.up else first + width <= at))
+                premises.append(world.implies(at >= 0, number >= 0))
                 rounded.append((step.up, at, number))
                 names[step.name] = number
             case Assigned():
@@ -66,12 +73,23 @@ def loops_answer(world: World, ranges: TileRanges, loops: Loops, seconds: float)
     def holds(s: Segment) -> Term:
         return world.all_of([end(s.lo) <= first, first + width <= end(s.hi)])
 
-    full, visits = walked(loops.full), [*walked(loops.full), *walked(loops.partial)]
+    premises += [end(s.lo) >= 0 for s in ranges.any]
+    premises += [world.implies(end(s.lo) < end(s.hi), end(s.lo) >= 0) for s in ranges.all]
+    runs = (*loops.full, *loops.partial)
+    full, visits = walked(loops.full), walked(runs)
     conclusion = world.all_of(
         [
             world.implies(world.any_of([meets(s) for s in ranges.any]), world.any_of(visits)),
             world.count(visits) <= 1,
             world.implies(world.any_of(full), world.any_of([holds(s) for s in ranges.all])),
+            *(world.any_of([names[r.start] >= names[r.stop], names[r.start] >= 0]) for r in runs),
         ]
     )
-    return world.ask(premises, conclusion, seconds)
+    if tile_of is not None:
+        return world.ask(premises, conclusion, seconds)
+    return world.ask_linear(premises, conclusion, seconds)
+
+
+def starts_answer(world: World, ranges: TileRanges, premises: list[Term], seconds: float) -> Answer:
+    """Whether each stretch of `any` starts at 0 or later, for a tile of which the premises hold."""
+    return world.ask(premises, world.all_of([world.term(s.lo) >= 0 for s in ranges.any]), seconds)
