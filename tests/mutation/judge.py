@@ -1,0 +1,123 @@
+"""What the prover says of a mutant, beside what brute force shows of it.
+
+Takes a `Mutant`, gives an `Outcome`: refuted (brute force sees the mistake too, or the prover's numbers are evaluated
+here and hold), equivalent (proved, and brute force finds nothing), conservative (refuted by an argument about all plans
+or inputs of a kind, where brute force finds nothing), unknown, or missed: proved, and brute force breaks it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+import pytest
+
+from attngen.ir.attention import Attention
+from attngen.plan.kernel import KernelPlan
+from attngen.prove import locality
+from attngen.prove.proof import PROVERS
+from attngen.prove.streaming import laws
+from attngen.prove.verdict import Claim, Obligation, Proved, Refuted, Unknown
+from mutation import reading
+from mutation.machine import wrong_numbers, wrong_stream
+from mutation.mutants import Mutant
+from mutation.walks import wrong_walk
+
+BUDGET = 10.0
+_PROVERS = dict(PROVERS)
+
+
+class Outcome(StrEnum):
+    REFUTED = "refuted"
+    EQUIVALENT = "equivalent"
+    CONSERVATIVE = "conservative"
+    UNKNOWN = "unknown"
+    MISSED = "missed"
+
+
+@dataclass(frozen=True)
+class Judged:
+    mutant: Mutant
+    outcome: Outcome
+    claims: tuple[Claim, ...]
+    brute: str
+
+    def __str__(self) -> str:
+        lines = [f"{self.outcome.value}: {self.mutant}"]
+        for claim in self.claims:
+            match claim.verdict:
+                case Refuted(example=example):
+                    lines.append(f"    refuted, {claim.subject}: {' | '.join(example)[:300]}")
+                case Unknown(reason=reason):
+                    lines.append(f"    unknown, {claim.subject}: {reason[:200]}")
+                case Proved():
+                    pass
+        return "\n".join([*lines, f"    brute force: {self.brute or 'nothing'}"[:400]])
+
+
+def judge(mutant: Mutant) -> Judged:
+    attention, plan = mutant.build()
+    claims = prove(mutant, attention, plan)
+    brute = broken(mutant, attention, plan)
+    refuted = [c for c in claims if isinstance(c.verdict, Refuted)]
+    unknown = [c for c in claims if isinstance(c.verdict, Unknown)]
+    if refuted:
+        outcome = Outcome.REFUTED if brute else Outcome.CONSERVATIVE
+    elif unknown:
+        outcome = Outcome.UNKNOWN
+    else:
+        outcome = Outcome.MISSED if brute else Outcome.EQUIVALENT
+    return Judged(mutant, outcome, tuple(refuted or unknown), brute)
+
+
+def prove(mutant: Mutant, attention: Attention, plan: KernelPlan | None) -> list[Claim]:
+    """The mutant's own obligations; the others only where these let it pass and brute force does not."""
+    if plan is None:
+        return list(laws(attention, BUDGET))
+    with pytest.MonkeyPatch.context() as patch:
+        if mutant.schedule is not None:
+            edited, original = mutant.schedule, locality.schedule
+            patch.setattr(locality, "schedule", lambda results: edited(original(results)))
+        return [c for o in mutant.obligations for c in _PROVERS[o](attention, plan, BUDGET)]
+
+
+def broken(mutant: Mutant, attention: Attention, plan: KernelPlan | None) -> str:
+    """What brute force shows of the mutant; empty for nothing."""
+    if mutant.kind == "normalizer":
+        found = wrong_stream(attention)
+        return found or (wrong_numbers(attention, plan) if plan is not None else "")
+    assert plan is not None
+    match mutant.kind:
+        case "ranges" | "loops":
+            small = wrong_walk(attention, plan)
+            return small or wrong_walk(attention, plan, count=3, longest=150, seed=1)
+        case "derivatives" | "folding":
+            return wrong_numbers(attention, plan)
+        case "loads" if Obligation.INDEX_BOUNDS in mutant.obligations:
+            return reading.wrong_read(attention, plan)
+        case "loads" if Obligation.TILE_RANGES in mutant.obligations:
+            return reading.wrong_mask(attention, plan)
+        case "loads":
+            return wrong_numbers(attention, plan)
+        case "widths":
+            return reading.wrong_width(attention, plan)
+        case "hoisting":
+            assert mutant.schedule is not None
+            return reading.wrong_level(attention, plan, mutant.schedule)
+        case _:
+            raise AssertionError(mutant.kind)
+
+
+def figures(judged: Iterable[Judged]) -> str:
+    """A table: a row a kind, a column an outcome."""
+    counts: dict[str, Counter[Outcome]] = {}
+    for j in judged:
+        counts.setdefault(j.mutant.kind, Counter())[j.outcome] += 1
+    rows = [["kind", "mutants", *(o.value for o in Outcome)]]
+    for kind, own in counts.items():
+        rows.append([kind, str(own.total()), *(str(own[o]) for o in Outcome)])
+    total = sum(counts.values(), Counter[Outcome]())
+    rows.append(["all", str(total.total()), *(str(total[o]) for o in Outcome)])
+    return "\n".join(" ".join(cell.rjust(12) if n else cell.ljust(12) for n, cell in enumerate(r)) for r in rows)
