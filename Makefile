@@ -34,7 +34,7 @@ $(READY): pyproject.toml
 	@test -n "$(PYTHON)" || { echo 'attngen needs Python 3.11 or newer; set PYTHON=' >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/python -m pip install --quiet '$(TORCH)'
-	$(BIN)/python -m pip install --quiet --editable '.[triton,jax,show,dev]'
+	$(BIN)/python -m pip install --quiet --editable '.[triton,jax,tpu,show,dev]'
 	@touch $@
 
 demo: $(READY)

@@ -103,9 +103,10 @@ _RIVAL_LOCAL = (*_RIVAL_FORWARD, (512, 512, 512))
 _RIVAL_BACKWARD = ((1024, 1024, 512), (1024, 1024, 1024), (512, 1024, 512))
 
 # (query rows, key rows, full tiles at a time)
-_OWN_FORWARD = ((512, 512, 2), (512, 512, 4), (1024, 512, 2), (512, 1024, 2), (1024, 1024, 1), (1024, 1024, 2))
-_OWN_BACKWARD = ((512, 512, 1), (512, 512, 2), (512, 1024, 1), (1024, 512, 1), (1024, 1024, 1))
-_OWN_VARIANT = ((512, 512, 1), (512, 512, 2), (1024, 512, 1), (1024, 1024, 1))
+_OWN_FORWARD = ((512, 512, 2), (512, 512, 4), (1024, 512, 2), (512, 1024, 2))
+_OWN_FORWARD_WIDE = ((1024, 1024, 2), (1024, 1024, 1), (1024, 512, 2), (512, 1024, 2))
+"""On a chip whose matrix units are 256 wide."""
+_OWN_BACKWARD = ((512, 512, 1), (1024, 512, 1), (512, 1024, 1), (512, 512, 2), (1024, 1024, 1))
 
 
 def tiles_of(contender: str, cell: Cell) -> tuple[tuple[int, int, int], ...]:
@@ -113,6 +114,6 @@ def tiles_of(contender: str, cell: Cell) -> tuple[tuple[int, int, int], ...]:
         if cell.backward:
             return _RIVAL_BACKWARD
         return _RIVAL_LOCAL if cell.variant == "local" else _RIVAL_FORWARD
-    if cell in VARIANTS:
-        return _OWN_VARIANT
-    return _OWN_BACKWARD if cell.backward else _OWN_FORWARD
+    if cell.backward:
+        return _OWN_BACKWARD
+    return _OWN_FORWARD_WIDE if cell.chip == "v6e" else _OWN_FORWARD
