@@ -125,7 +125,7 @@ def _with_progress(said: str, trials: Iterable[Trial | None], count: int) -> Ite
 
 
 def _print_tuning(name: str, tuning: Tuning) -> None:
-    """The three fastest tiles of each kernel; raises where a kernel has none."""
+    """The three fastest tiles of each kernel. Raises `UsageError` where the chip takes none."""
     from rich import box
     from rich.table import Table
 
@@ -141,7 +141,10 @@ def _print_tuning(name: str, tuning: Tuning) -> None:
     for heading in ("tile", "estimated cycles", "next", "then"):
         table.add_column(heading, justify="right")
     for kernel in KERNELS:
-        (cycles, tile), *others = tuning.ranked(kernel)[:3]
+        ranked = tuning.ranked(kernel)[:3]
+        if not ranked:
+            continue
+        (cycles, tile), *others = ranked
         rest = [f"{_tile(t)}  {c / cycles:.2f}x" for c, t in others]
         table.add_row(kernel, _tile(tile), f"{cycles:,}", *rest)
     out = terminal.console(sys.stdout)

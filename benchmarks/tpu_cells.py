@@ -104,9 +104,9 @@ _RIVAL_BACKWARD = ((1024, 1024, 512), (1024, 1024, 1024), (512, 1024, 512))
 
 # (query rows, key rows, full tiles at a time)
 _OWN_FORWARD = ((512, 512, 2), (512, 512, 4), (1024, 512, 2), (512, 1024, 2))
-_OWN_FORWARD_WIDE = ((1024, 1024, 2), (1024, 1024, 1), (1024, 512, 2), (512, 1024, 2))
+_OWN_FORWARD_WIDE = ((1024, 1024, 2), (512, 512, 2), (1024, 512, 2), (1024, 1024, 1))
 """On a chip whose matrix units are 256 wide."""
-_OWN_BACKWARD = ((512, 512, 1), (1024, 512, 1), (512, 1024, 1), (512, 512, 2), (1024, 1024, 1))
+_OWN_BACKWARD = ((512, 512, 1), (1024, 1024, 1), (1024, 512, 1), (512, 1024, 1))
 
 
 def tiles_of(contender: str, cell: Cell) -> tuple[tuple[int, int, int], ...]:

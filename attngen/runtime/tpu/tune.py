@@ -20,7 +20,12 @@ Tile: TypeAlias = tuple[int, int, int]
 """(queries, keys, full tiles at a time)."""
 KERNELS = ("forward", "dkdv", "dq")
 """In the order in which a generated file lists their tiles."""
-_FUNCTIONS = {f"_{kernel}_kernel": kernel for kernel in KERNELS}
+_FUNCTIONS = {
+    "_forward_kernel": "forward",
+    "_dkdv_kernel": "dkdv",
+    "_dq_kernel": "dq",
+    "_backward_kernel": "dkdv",  # dQ as well, in one kernel that takes the tiles of dK/dV
+}
 
 FORWARD: tuple[Tile, ...] = (
     *((512, 512, unroll) for unroll in (1, 2, 4)),
@@ -81,12 +86,11 @@ class Tuning:
         return sorted(found)
 
     def best(self) -> tuple[Tile, Tile, Tile] | None:
-        """The fastest tile of each of `KERNELS`, or None where one has none yet."""
-        firsts = [self.ranked(kernel)[:1] for kernel in KERNELS]
-        if not all(firsts):
+        """The fastest tile of each of `KERNELS`, or None before they have one; dK/dV's for a dQ kernel that isn't."""
+        forward, dkdv, dq = (self.ranked(kernel)[:1] for kernel in KERNELS)
+        if not (forward and dkdv):
             return None
-        forward, dkdv, dq = (tile for ((_, tile),) in firsts)
-        return forward, dkdv, dq
+        return forward[0][1], dkdv[0][1], (dq or dkdv)[0][1]
 
     def with_trial(self, trial: Trial) -> Tuning:
         return Tuning(self.key, (*self.trials, trial))

@@ -61,6 +61,20 @@ def test_a_backward_trial_leaves_the_forward_kernel_at_a_tile_that_every_chip_ta
     assert {tiles[0] for backward, tiles in compiler.calls if backward} == {tune.FORWARD[0]}
 
 
+def test_a_backward_pass_of_one_kernel_is_tuned_by_the_tiles_that_it_takes():
+    fast = Trial(True, (512, 256, 1), (("dkdv", 7),))
+    slow = Trial(True, (512, 512, 1), (("dkdv", 9),))
+    forward = Trial(False, (512, 512, 2), (("forward", 5),))
+    assert Tuning(KEY, (forward, slow, fast)).best() == ((512, 512, 2), (512, 256, 1), (512, 256, 1))
+    assert Tuning(KEY, (forward,)).best() is None
+
+    def fused(backward: bool, tiles: tuple[tune.Tile, tune.Tile, tune.Tile]) -> Compiled:
+        return Compiled(chip("v5e"), "", (), (schedule("_backward_kernel", 3),) if backward else (), 0, 0.0)
+
+    found = [trial for trial in trials(Tuning(KEY), fused) if trial is not None and trial.backward]
+    assert {trial.cycles for trial in found} == {(("dkdv", 3),)}
+
+
 def test_what_was_tried_is_read_back_and_not_tried_again():
     first = tuned(Tuning(KEY), Compiler())
     again = load(Source(dump([first]), "t.json"))

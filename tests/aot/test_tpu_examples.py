@@ -1,0 +1,48 @@
+"""Every example's Pallas kernels, forward and backward, through the TPU's own compiler, for chips that are not here.
+
+The whole matrix is `pytest tests/aot -m slow`; the default run takes a sample of it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+from aot.chips import EXAMPLES, NAMES
+
+import attngen
+from attngen import api, inputs
+from attngen.runtime.tpu.estimate import estimate
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None, reason="needs libtpu: pip install 'attngen[tpu]'"
+)
+CHIPS = ("v5e", "v5p", "v6e")
+SAMPLE = {("window_global", "v5e", 128), ("documents", "v5p", 64), ("sink", "v6e", 256)}
+SIZES = {"B": 1, "Hq": 2, "Hkv": 1, "Sq": 1024, "Sk": 1024}
+
+
+def matrix() -> list[object]:
+    return [
+        pytest.param(*case, id="-".join(map(str, case)), marks=[] if case in SAMPLE else [pytest.mark.slow])
+        for case in ((name, chip, dim) for name in NAMES for chip in CHIPS for dim in (64, 128, 256))
+    ]
+
+
+@pytest.mark.parametrize(("name", "chip", "dim"), matrix())
+def test_every_kernel_compiles(name: str, chip: str, dim: int) -> None:
+    kernel = attngen.compile(EXAMPLES / f"{name}.attn", target="pallas")
+    sizes = inputs.settle(kernel.spec, {**SIZES, "D": dim, "Dv": dim}, fixed=("D", "Dv"))
+    compiled = api.tpu_compile(kernel, chip=chip, dtype="bf16", sizes=sizes, schedule=False, mosaic=True)
+    text = " ".join(module for _, module in compiled.mosaic)
+    kernels = {part for part in ("forward", "dq", "dkdv", "backward") if f"func.func @_{part}_kernel" in text}
+    assert kernels in ({"forward", "dq", "dkdv"}, {"forward", "backward"})
+
+
+def test_bounds_that_depend_on_the_callers_data_are_followed() -> None:
+    """Documents: the schedule's loops run as often as the example's ids make them, with no guess."""
+    kernel = attngen.compile(EXAMPLES / "documents.attn", target="pallas")
+    sizes = inputs.settle(kernel.spec, {**SIZES, "D": 64, "Dv": 64}, fixed=("D", "Dv"))
+    result = estimate(api.tpu_compile(kernel, chip="v5e", dtype="bf16", sizes=sizes))
+    assert len(result.pallas) >= 2
+    assert not [k.doubts for k in result.pallas if k.doubts]
