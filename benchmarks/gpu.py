@@ -207,7 +207,7 @@ def parser() -> argparse.ArgumentParser:
     variants = names(
         ("full", "causal", "alibi", "softcap", "sliding_window", "prefix_lm", "documents", "relative_bias")
     )
-    rivals = names(("flex", "cudnn", "sdpa"))
+    rivals = names(("flex", "cudnn", "sdpa", "fa4"))
     top = argparse.ArgumentParser(
         prog="gpu.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -226,7 +226,11 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--only", type=variants, default=(), metavar="VARIANT,…", help="these variants alone")
     p.add_argument("--shapes", type=shapes, default=[], metavar="D:N,…", help="these shapes alone")
     p.add_argument(
-        "--peers", type=rivals, default=("flex", "cudnn", "sdpa"), metavar="PEER,…", help="flex, cudnn, sdpa"
+        "--peers",
+        type=rivals,
+        default=("flex", "cudnn", "sdpa", "fa4"),
+        metavar="PEER,…",
+        help="flex, cudnn, sdpa, fa4",
     )
     p.add_argument("--no-backward", action="store_true")
     p.add_argument("--quick", action="store_true", help="four cells, short repetitions")

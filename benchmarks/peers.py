@@ -6,7 +6,9 @@ Checking and timing are left to gpu.py.
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import importlib
 import importlib.util
 import inspect
 import json
@@ -23,7 +25,7 @@ from cells import Cell, Inputs, Settings, mask_mod, score_mod
 from clock import sample, summary
 from torch import Tensor
 
-PEERS = ("flex", "cudnn", "sdpa")
+PEERS = ("flex", "cudnn", "sdpa", "fa4")
 ROOT = Path(__file__).resolve().parent.parent
 FULL = "# Every query sees every key.\nattention full\n"
 
@@ -214,6 +216,33 @@ def scaled(cell: Cell, name: str, *, device: str) -> Contender:
     return Contender(name, attend, scope=lambda: sdpa_kernel(backend))
 
 
+# ---- FlashAttention 4 ------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def has_fa4() -> bool:
+    """Whether FlashAttention 4 (CuTe) is there: the package flash-attn-4 and what it needs."""
+    return importlib.util.find_spec("flash_attn") is not None and (
+        importlib.util.find_spec("flash_attn.cute") is not None
+    )
+
+
+def fa4(cell: Cell, settings: Settings) -> Contender:
+    """FlashAttention 4 on the same tensors, in its own order of dimensions (views, no copies)."""
+    function: Callable[..., Any] = importlib.import_module("flash_attn.cute").flash_attn_func
+    options: dict[str, Any] = {"causal": cell.variant != "full"}
+    if cell.variant == "softcap":
+        options["softcap"] = settings.cap
+    if cell.variant == "sliding_window":
+        options["window_size"] = (settings.window - 1, 0)
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out = function(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), **options)
+        return (out[0] if isinstance(out, tuple) else out).transpose(1, 2)
+
+    return Contender("fa4", attend)
+
+
 # ---- choosing --------------------------------------------------------------------------------------------------------
 
 
@@ -228,6 +257,9 @@ def applies(name: str, cell: Cell, *, device: str) -> bool:
             return device == "cuda" and cell.variant in ("full", "causal")
         case "sdpa":
             return cell.variant in ("full", "causal")
+        case "fa4":
+            known = cell.variant in ("full", "causal", "softcap", "sliding_window")
+            return device == "cuda" and known and has_fa4()
         case _:
             raise ValueError(f"no peer {name!r}; there are {', '.join(PEERS)}")
 
@@ -249,5 +281,7 @@ def contender(
             return generated(cell, inputs, kernels)
         case "flex":
             return flex(cell, inputs, settings, device=device, mode=flex_mode)
+        case "fa4":
+            return fa4(cell, settings)
         case _:
             return scaled(cell, name, device=device)

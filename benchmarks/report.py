@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 Result = dict[str, Any]
-CONTENDERS = ("attngen", "flex", "cudnn", "sdpa")
+CONTENDERS = ("attngen", "flex", "cudnn", "sdpa", "fa4")
 DIRECTIONS = ("forward", "backward")
 STARTED = time.monotonic()
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from attngen.emit.gluon import gluon_view
+from attngen.emit.gluon import KEYS_AS_FLOATS, FarView, far_unit, far_view, gluon_view
 from attngen.emit.gradients import AXES, PairView, RowSum, gradient_views, leaf_name, pair_view, row_sums
 from attngen.emit.jinja import bracket, render
 from attngen.emit.kernel_code import HeldTest, KernelCode, KernelWriter, free_names
@@ -95,9 +96,9 @@ class _Emitter:
         fast = None
         tile = self.options.tile or self.attention.tile
         if self.options.arch in ("auto", "sm_90"):
-            fast = gluon_view(
-                self.plan, forward, keys, self.params, self.arguments, self.size_names, key_pointers, tile
-            )
+            code, far = self.hopper_forward()
+            names = (self.arguments, self.size_names, key_pointers)
+            fast = gluon_view(self.plan, code, far, keys, self.params, *names, tile)
         gradients = gradient_views(self.plan, self.params, {p.name: p.host_lines for p in pair_gradients})
         context: dict[str, Any] = dict(  # noqa: C408 - the keys are the templates' names
             a=self.header(),
@@ -216,7 +217,8 @@ class _Emitter:
             tests.append(HeldTest(t.name, f"{axis_name}_{t.name}", f"{leading} * {tiles}", held, tiles, block, code))
         return tuple(tests)
 
-    def forward(self) -> KernelCode:
+    def forward_results(self) -> tuple[dict[str, Expr], dict[str, Expr]]:
+        """What the forward pass evaluates for a pair, and what at the end of a row."""
         w = self.weights
         results: dict[str, Expr] = {"unit": w.unit}
         outside: dict[str, Expr] = {}
@@ -231,22 +233,49 @@ class _Emitter:
                 outside["extra"] = w.extra
         if w.log_extra is not None:
             outside["log2_extra"] = mul(w.log_extra, real(LOG2E))
-        code = self.write(Level.ROW, results, outside, self.plan.key_loops)
+        return results, outside
+
+    def forward(self) -> KernelCode:
+        code = self.write(Level.ROW, *self.forward_results(), self.plan.key_loops)
         return self.padded(code, "log2_extra", "extra", "factor")
+
+    def hopper_forward(self) -> tuple[KernelCode, FarView | None]:
+        """The same for compute capability 9.0: positions of keys come as floats, and a tile whose pairs all read the
+        same element of a param has code of its own."""
+        results, outside = self.forward_results()
+        far = far_unit(self.weights.unit, self.printer())
+        used: tuple[str, ...] = ()
+        if far is not None:
+            results["far_unit"] = far.unit
+            used = (*far.elements.values(), *far.conditions)
+        code = self.write(Level.ROW, results, outside, self.plan.key_loops, used, KEYS_AS_FLOATS)
+        code = self.padded(code, "log2_extra", "extra", "factor")
+        return code, None if far is None else far_view(far, code)
 
     def padded(self, code: KernelCode, *names: str) -> KernelCode:
         """`code` with empty texts for results that this variant does not have, so that templates may ask for them."""
         return replace(code, results={**dict.fromkeys(names, ""), **code.results})
 
-    def write(self, held: Level, results: dict[str, Expr], outside: dict[str, Expr], found: Loops) -> KernelCode:
-        writer = KernelWriter(self.plan, self.params, held)
+    def write(
+        self,
+        held: Level,
+        results: dict[str, Expr],
+        outside: dict[str, Expr],
+        found: Loops,
+        used: tuple[str, ...] = (),
+        spelling: Mapping[Expr, str] | None = None,
+    ) -> KernelCode:
+        writer = KernelWriter(self.plan, self.params, held, spelling)
         position = ("q0", "q1", "q_idx") if held is Level.ROW else ("k0", "k1", "k_idx")
         known = (*position, *self.known)
-        extra: tuple[str, ...] = ()
+        extra = used
         if self.attention.dropout is not None:
             outside = {**outside, "drop": self.attention.dropout}
             known = (*known, "seed", "threshold", "inv_keep")
-            extra = ("_keep(seed, batch, head, q_idx, k_idx, threshold) * inv_keep",)
+            extra = (
+                *used,
+                "_keep(seed, batch, head, q_idx, k_idx, threshold) * inv_keep",
+            )
         code = writer.write(
             results,
             self.attention.mask,

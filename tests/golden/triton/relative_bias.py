@@ -449,7 +449,13 @@ def _weigh(
     """The weights of 64 queries for the keys k0 … k0 + BK - 1, and the state of the rows with these keys."""
     k_idx = (k0 + gl.arange(0, BK, layout=gl.SliceLayout(0, qk.type.layout)))[None, :]
     k1 = tl.minimum(k0 + BK, Sk) - 1
-    x = qk * head_term + tl.cast(_load_pairs(table_ptr + tl.cast(head, tl.int64) * table_stride_0, tl.cast(tl.minimum(tl.maximum(q0 + Sk - Sq - k1, -127), 127) + 127, tl.int64) * table_stride_1, tl.cast(tl.minimum(tl.maximum(q1 + Sk - Sq - k0, -127), 127) + 127, tl.int64) * table_stride_1, (tl.minimum(tl.maximum(row_term - k_idx, -127), 127) + 127) * table_stride_1, FAST), tl.float32) * 1.4426950408889634
+    col_far = tl.cast(tl.load(table_ptr + tl.cast(head, tl.int64) * table_stride_0 + tl.cast(tl.minimum(tl.maximum(q0 + Sk - Sq - k1, -127), 127) + 127, tl.int64) * table_stride_1), tl.float32)
+    term = qk * head_term
+    col_term = col_far * 1.4426950408889634
+    if (tl.minimum(tl.maximum(q0 + Sk - Sq - k1, -127), 127) + 127 == tl.minimum(tl.maximum(q1 + Sk - Sq - k0, -127), 127) + 127):  # all pairs of the tile read one element
+        x = term + col_term
+    else:
+        x = term + tl.cast(_load_pairs(table_ptr + tl.cast(head, tl.int64) * table_stride_0, tl.cast(tl.minimum(tl.maximum(q0 + Sk - Sq - k1, -127), 127) + 127, tl.int64) * table_stride_1, tl.cast(tl.minimum(tl.maximum(q1 + Sk - Sq - k0, -127), 127) + 127, tl.int64) * table_stride_1, (tl.minimum(tl.maximum(row_term - k_idx, -127), 127) + 127) * table_stride_1, FAST), tl.float32) * 1.4426950408889634
     if masked:
         x = tl.where((k_idx < Sk), x, float("-inf"))
     new_max = tl.maximum(row_max, tl.max(x, 1))

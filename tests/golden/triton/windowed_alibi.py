@@ -454,12 +454,13 @@ def _lanes_of_rows(x, like):
 
 @gluon.jit
 def _weigh(
-    row_max, row_sum, qk, batch, kv_head, k0, masked, Sk, q_idx, FAST, head_term, head_term_2, head_term_3, row_term,
+    row_max, row_sum, qk, batch, kv_head, k0, masked, columns, Sk, q_idx, FAST, head_term, head_term_2, head_term_3, row_term,
     D: gl.constexpr, Dv: gl.constexpr, BK: gl.constexpr,
 ):
     """The weights of 64 queries for the keys k0 … k0 + BK - 1, and the state of the rows with these keys."""
     k_idx = (k0 + gl.arange(0, BK, layout=gl.SliceLayout(0, qk.type.layout)))[None, :]
-    col_term = tl.cast(k_idx, tl.float32) * head_term_3
+    k_float = columns + tl.cast(k0, tl.float32)
+    col_term = k_float * head_term_3
     x = _tanh(qk * head_term, FAST) * head_term_2 - (row_term - col_term)
     if masked:
         distance = q_idx - k_idx
@@ -489,6 +490,7 @@ def _attend_tiles(
     rows_layout: gl.constexpr = gl.SliceLayout(1, qk_layout)
     acc_rows: gl.constexpr = gl.SliceLayout(1, acc_layout)
     no_scores = gl.zeros([64, BK], gl.float32, layout=qk_layout)
+    columns = tl.cast(gl.arange(0, BK, layout=gl.SliceLayout(0, qk_layout)), tl.float32)[None, :]
     turn = 0
     round = 0
     n_tiles = (Sq + BQ - 1) // BQ
@@ -525,7 +527,7 @@ def _attend_tiles(
             qk = warpgroup_mma_wait(0, deps=(qk_token,))
             mbarrier.arrive(k_free.index(stage), count=1)
             weight, rescale, row_max, row_sum = _weigh(
-                row_max, row_sum, qk, batch, kv_head, at * BK, (at < own_full_lo) | (at >= own_full_hi), Sk, q_idx, FAST, head_term, head_term_2, head_term_3, row_term,
+                row_max, row_sum, qk, batch, kv_head, at * BK, (at < own_full_lo) | (at >= own_full_hi), columns, Sk, q_idx, FAST, head_term, head_term_2, head_term_3, row_term,
                 D, Dv, BK,
             )
             p = gl.convert_layout(weight.to(dtype), weight_layout)
@@ -543,7 +545,7 @@ def _attend_tiles(
                 qk = warpgroup_mma_wait(1, deps=(qk_token,))
                 mbarrier.arrive(k_free.index(stage), count=1)
                 weight, rescale, row_max, row_sum = _weigh(
-                    row_max, row_sum, qk, batch, kv_head, at * BK, (at < own_full_lo) | (at >= own_full_hi), Sk, q_idx, FAST, head_term, head_term_2, head_term_3, row_term,
+                    row_max, row_sum, qk, batch, kv_head, at * BK, (at < own_full_lo) | (at >= own_full_hi), columns, Sk, q_idx, FAST, head_term, head_term_2, head_term_3, row_term,
                     D, Dv, BK,
                 )
                 _hold_back(n_steps)
@@ -566,7 +568,7 @@ def _attend_tiles(
                 qk = warpgroup_mma_wait(0, deps=(qk_token,))
                 mbarrier.arrive(k_free.index(stage), count=1)
                 weight, rescale, row_max, row_sum = _weigh(
-                    row_max, row_sum, qk, batch, kv_head, at * BK, (at < own_full_lo) | (at >= own_full_hi), Sk, q_idx, FAST, head_term, head_term_2, head_term_3, row_term,
+                    row_max, row_sum, qk, batch, kv_head, at * BK, (at < own_full_lo) | (at >= own_full_hi), columns, Sk, q_idx, FAST, head_term, head_term_2, head_term_3, row_term,
                     D, Dv, BK,
                 )
                 acc = acc * gl.convert_layout(rescale, acc_rows)[:, None]
