@@ -84,9 +84,7 @@ def free_names(lines: Iterable[str]) -> frozenset[str]:
 class KernelWriter:
     """Writes one kernel. `held` is ROW where a tile of queries is held, COLUMN where a tile of keys is."""
 
-    def __init__(
-        self, plan: KernelPlan, params: tuple[ParamView, ...], held: Level, spelling: Mapping[Expr, str] | None = None
-    ):
+    def __init__(self, plan: KernelPlan, params: tuple[ParamView, ...], held: Level):
         self.plan = plan
         self.params = params
         self.held = held
@@ -94,8 +92,7 @@ class KernelWriter:
         for p in params:
             self.names.take(p.name, *derived(p.name, p.rank))
         by_keyword = {p.keyword: p.name for p in params}
-        own = {p.name: p for p in plan.attention.params}
-        self.printer = Printer(plan.choices, own, by_keyword, spelling=spelling or {})
+        self.printer = Printer(plan.choices, {p.name: p for p in plan.attention.params}, by_keyword)
 
     def write(
         self,

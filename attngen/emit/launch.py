@@ -110,7 +110,6 @@ def launch_view(
             "*_hopper_tiles(64, out)",
             *names[1:],
             *seed,
-            *key_tests,
             "queue",
             "n_work",
             f"*arguments[:{len(values)}]",

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from attngen.emit.gluon import KEYS_AS_FLOATS, FarView, far_unit, far_view, gluon_view
+from attngen.emit.gluon import gluon_view
 from attngen.emit.gradients import AXES, PairView, RowSum, gradient_views, leaf_name, pair_view, row_sums
 from attngen.emit.jinja import bracket, render
 from attngen.emit.kernel_code import HeldTest, KernelCode, KernelWriter, free_names
@@ -96,9 +95,7 @@ class _Emitter:
         fast = None
         tile = self.options.tile or self.attention.tile
         if self.options.arch in ("auto", "sm_90"):
-            code, far = self.hopper_forward()
-            names = (self.arguments, self.size_names, key_pointers)
-            fast = gluon_view(self.plan, code, far, keys, self.params, *names, tile)
+            fast = gluon_view(self.plan, keys, self.params, self.arguments, self.size_names, tile)
         gradients = gradient_views(self.plan, self.params, {p.name: p.host_lines for p in pair_gradients})
         context: dict[str, Any] = dict(  # noqa: C408 - the keys are the templates' names
             a=self.header(),
@@ -217,8 +214,7 @@ class _Emitter:
             tests.append(HeldTest(t.name, f"{axis_name}_{t.name}", f"{leading} * {tiles}", held, tiles, block, code))
         return tuple(tests)
 
-    def forward_results(self) -> tuple[dict[str, Expr], dict[str, Expr]]:
-        """What the forward pass evaluates for a pair, and what at the end of a row."""
+    def forward(self) -> KernelCode:
         w = self.weights
         results: dict[str, Expr] = {"unit": w.unit}
         outside: dict[str, Expr] = {}
@@ -233,49 +229,22 @@ class _Emitter:
                 outside["extra"] = w.extra
         if w.log_extra is not None:
             outside["log2_extra"] = mul(w.log_extra, real(LOG2E))
-        return results, outside
-
-    def forward(self) -> KernelCode:
-        code = self.write(Level.ROW, *self.forward_results(), self.plan.key_loops)
+        code = self.write(Level.ROW, results, outside, self.plan.key_loops)
         return self.padded(code, "log2_extra", "extra", "factor")
-
-    def hopper_forward(self) -> tuple[KernelCode, FarView | None]:
-        """The same for compute capability 9.0: positions of keys come as floats, and a tile whose pairs all read the
-        same element of a param has code of its own."""
-        results, outside = self.forward_results()
-        far = far_unit(self.weights.unit, self.printer())
-        used: tuple[str, ...] = ()
-        if far is not None:
-            results["far_unit"] = far.unit
-            used = (*far.elements.values(), *far.conditions)
-        code = self.write(Level.ROW, results, outside, self.plan.key_loops, used, KEYS_AS_FLOATS)
-        code = self.padded(code, "log2_extra", "extra", "factor")
-        return code, None if far is None else far_view(far, code)
 
     def padded(self, code: KernelCode, *names: str) -> KernelCode:
         """`code` with empty texts for results that this variant does not have, so that templates may ask for them."""
         return replace(code, results={**dict.fromkeys(names, ""), **code.results})
 
-    def write(
-        self,
-        held: Level,
-        results: dict[str, Expr],
-        outside: dict[str, Expr],
-        found: Loops,
-        used: tuple[str, ...] = (),
-        spelling: Mapping[Expr, str] | None = None,
-    ) -> KernelCode:
-        writer = KernelWriter(self.plan, self.params, held, spelling)
+    def write(self, held: Level, results: dict[str, Expr], outside: dict[str, Expr], found: Loops) -> KernelCode:
+        writer = KernelWriter(self.plan, self.params, held)
         position = ("q0", "q1", "q_idx") if held is Level.ROW else ("k0", "k1", "k_idx")
         known = (*position, *self.known)
-        extra = used
+        extra: tuple[str, ...] = ()
         if self.attention.dropout is not None:
             outside = {**outside, "drop": self.attention.dropout}
             known = (*known, "seed", "threshold", "inv_keep")
-            extra = (
-                *used,
-                "_keep(seed, batch, head, q_idx, k_idx, threshold) * inv_keep",
-            )
+            extra = ("_keep(seed, batch, head, q_idx, k_idx, threshold) * inv_keep",)
         code = writer.write(
             results,
             self.attention.mask,
@@ -290,7 +259,7 @@ class _Emitter:
             return code
         drop = code.results["drop"]
         lines = (
-            f"drop = tl.full([], {drop}, tl.float32)" if _is_number(drop) else f"drop = tl.cast({drop}, tl.float32)",
+            f"drop = tl.cast({drop}, tl.float32)",
             "threshold = tl.cast(tl.cast(drop * 4294967296.0, tl.int64), tl.uint32)",
             "inv_keep = 1.0 / (1.0 - drop)",
         )
@@ -430,14 +399,14 @@ class _Emitter:
 
 
 def _whole(code: KernelCode, results: dict[str, Expr]) -> dict[str, str]:
-    """Logits and weights that are less than one number a pair, brought to the tile's shape, which sums run over."""
+    """Logits and weights that are less than one number a pair, brought to the tile's shape, which sums run over.
+
+    A number takes its shape from the products: Gluon's tiles have a layout beside it, which no literal has.
+    """
     found: dict[str, str] = {}
     for name in ("unit", "unit_scaled", "stream"):
         if name in results and level_of(results[name]) is not Level.PAIR:
-            text = code.results[name]
-            found[name] = (
-                f"tl.full(qk.shape, {text}, tl.float32)" if _is_number(text) else f"tl.broadcast_to({text}, qk.shape)"
-            )
+            found[name] = f"tl.where(qk == qk, {code.results[name]}, {code.results[name]})"
     return found
 
 

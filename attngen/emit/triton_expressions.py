@@ -57,8 +57,6 @@ class Printer:
     params: Mapping[str, Param]
     param_names: Mapping[str, str]
     names: dict[Expr, str] = field(default_factory=dict[Expr, str])
-    spelling: Mapping[Expr, str] = field(default_factory=dict[Expr, str])
-    """Expressions that the code around has under a name of its own."""
 
     def text(self, e: Expr) -> str:
         return self._print(e)[0]
@@ -74,8 +72,6 @@ class Printer:
 
     def definition(self, e: Expr) -> tuple[str, int]:
         """The text of `e` itself, its parts by name where they are bound."""
-        if e in self.spelling:
-            return atom(self.spelling[e])
         match e:
             case Literal():
                 return _literal(e)
@@ -195,17 +191,6 @@ class Printer:
 
         return found.axis, corner(highest=False), corner(highest=True)
 
-    def far(self, e: Load) -> tuple[str, str] | None:
-        """Where it is known at which corners of a tile a float's index is extreme: whether all pairs of the tile read
-        one element, and that element."""
-        corners = None if self.guards(e) or e.type is not Type.FLOAT else self._corners(e)
-        if corners is None:
-            return None
-        axis, least, most = corners
-        place = f"{self.param_names[e.param]}_ptr + {self.offset(e, without=axis)}"
-        element = f"tl.cast(tl.load({place} + {self._along(e, axis, least, Level.HEAD)}), tl.float32)"
-        return f"{least} == {most}", element
-
     def _load(self, e: Load) -> tuple[str, int]:
         pointer = f"{self.param_names[e.param]}_ptr"
         guards = self.guards(e)
@@ -232,5 +217,5 @@ def _literal(e: Literal) -> tuple[str, int]:
     if e.type is Type.FLOAT and not math.isfinite(e.value):
         return atom(f'float("{e.value}")')
     if e.type is Type.INT and abs(e.value) >= 2**31:
-        return atom(f"tl.full([], {e.value}, tl.int64)")
+        return atom(f"tl.cast({e.value}, tl.int64)")
     return repr(e.value), (9 if e.value >= 0 else 7)

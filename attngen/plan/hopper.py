@@ -12,7 +12,12 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
+from attngen.ir.nodes import Literal
+from attngen.ir.walk import loads
+from attngen.plan.kernel import KernelPlan
+from attngen.plan.schedule import Level, is_dear, level_of
 from attngen.plan.tiles import Burden
+from attngen.plan.weights import Form
 
 HEAD_BLOCKS = (64, 128, 256)
 
@@ -52,7 +57,7 @@ class Skeleton:
 def _two(keys: int, **changes: Any) -> Skeleton:
     """Two warpgroups, each with its own products overlapped: for what needs registers."""
     plain = Skeleton(
-        128, keys, 2, pipelined=True, registers=240, spare=24, together=2, schedule=Schedule.QUEUE, out_apart=True
+        128, keys, 2, pipelined=True, registers=240, spare=24, together=1, schedule=Schedule.QUEUE, out_apart=True
     )
     return replace(plain, **changes)
 
@@ -65,34 +70,43 @@ def _three(keys: int, **changes: Any) -> Skeleton:
     return replace(plain, **changes)
 
 
-_WIDE = _two(64, schedule=Schedule.ONCE, out_apart=False)
-_PLAIN: Mapping[tuple[int, int], Skeleton] = {
-    (64, 64): _three(128),
-    (64, 128): _two(128),
-    (128, 64): _two(128),
-    (128, 128): _two(128),
-    (256, 128): _WIDE,
-    (256, 256): _WIDE,
-}
-_LOADED: Mapping[tuple[int, int], Skeleton] = {
-    (64, 64): _two(64, pipelined=False),
-    (64, 128): _two(64, pipelined=False),
-    (128, 64): _two(64, pipelined=False),
-    (128, 128): _two(64, pipelined=False),
-}
+_NARROW = {(64, 64): _three(128)}
+_MIDDLE = {dims: _two(128) for dims in ((64, 128), (128, 64), (128, 128))}
+_WIDE = {dims: _two(64, schedule=Schedule.ONCE, out_apart=False) for dims in ((256, 128), (256, 256))}
+_PAIRS = {dims: _two(64, pipelined=False) for dims in ((64, 64), *_MIDDLE)}
 
 
-def skeletons(burden: Burden, own: tuple[int, int] | None = None) -> Mapping[tuple[int, int], Skeleton]:
-    """`own` is the tile that the spec asks for: where two warpgroups fit it they have it, else no row is left."""
-    match burden:
-        case Burden.LIGHT | Burden.SCORE | Burden.DATA:
-            found = _PLAIN
-        case Burden.PAIRS | Burden.RANDOM:
-            found = _LOADED
+def skeletons(plan: KernelPlan, own: tuple[int, int] | None) -> Mapping[tuple[int, int], Skeleton]:
+    """What is faster than the portable kernel; `own` is the spec's tile, which is kept, or no row is left.
+
+    On the H200 the portable kernel's many small programs are faster where the work a tile of keys is not in the
+    products: dropout, weights without a shift, masks that are tested in every tile, gathered biases by distance, and,
+    at head dim 64, tanh and windows, too. So they are where data decides which tiles meet, for tiles are smaller.
+    """
+    rows = dict(_fastest(plan))
+    if plan.longest_first:  # the long tiles of eight heads, then shorter ones
+        rows = {dims: replace(s, together=8) for dims, s in rows.items()}
     if own is None:
-        return found
+        return rows
     queries, keys = own
     if queries != 128 or keys not in (64, 128):
         return {}
-    narrow = {dims: s for dims, s in found.items() if max(dims) <= 128 and s.keys >= keys}
+    narrow = {dims: s for dims, s in rows.items() if max(dims) <= 128 and s.keys >= keys}
     return {dims: _two(keys, pipelined=s.pipelined or s.queries == 192) for dims, s in narrow.items()}
+
+
+def _fastest(plan: KernelPlan) -> Mapping[tuple[int, int], Skeleton]:
+    if plan.keys.tests:
+        return {}
+    pairs = any(level_of(e) is Level.PAIR for e in loads(plan.weights.unit))
+    match plan.burden:
+        case Burden.RANDOM | Burden.DATA:
+            return {}
+        case Burden.PAIRS:
+            return _PAIRS
+        case Burden.LIGHT | Burden.SCORE:
+            if plan.weights.form is not Form.EXPONENTIAL or pairs or not plan.key_loops.full:
+                return {}
+            bounded = any(not (isinstance(s.lo, Literal) and s.lo.value <= 0) for s in plan.keys.any)
+            light = plan.burden is Burden.LIGHT and not is_dear(plan.weights.unit) and not bounded
+            return {**(_NARROW if light else {}), **_MIDDLE, **_WIDE}

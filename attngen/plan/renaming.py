@@ -22,7 +22,7 @@ _PLANNER = frozenset({"s", "m", "n", "x", "ref", "q0", "q1", "k0", "k1", "distan
 
 def planner_takes(name: str) -> bool:
     """Whether the planner has a symbol of its own of this name."""
-    ours = name.startswith(("row_", "col_", "test")) or _RUNS.fullmatch(name) is not None
+    ours = name.startswith(("row_", "test")) or _RUNS.fullmatch(name) is not None
     return ours or name in _PLANNER or keyword.iskeyword(name)
 
 

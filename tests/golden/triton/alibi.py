@@ -120,12 +120,11 @@ REGISTERS = {(128, 64, 128, 4, 1): 168, (128, 64, 64, 4, 1): 128}
 # a warpgroup overlaps its own products, registers of a thread that computes and of one that fetches, heads whose tiles
 # are taken in turn, whether programs stay for more than one tile.
 HOPPER = {
-    (64, 64): (192, 128, 2, False, 160, 32, 4, 'queue', True),
-    (64, 128): (128, 128, 2, True, 240, 24, 2, 'queue', True),
-    (128, 64): (128, 128, 2, True, 240, 24, 2, 'queue', True),
-    (128, 128): (128, 128, 2, True, 240, 24, 2, 'queue', True),
-    (256, 128): (128, 64, 2, True, 240, 24, 2, 'once', False),
-    (256, 256): (128, 64, 2, True, 240, 24, 2, 'once', False),
+    (64, 128): (128, 128, 2, True, 240, 24, 8, 'queue', True),
+    (128, 64): (128, 128, 2, True, 240, 24, 8, 'queue', True),
+    (128, 128): (128, 128, 2, True, 240, 24, 8, 'queue', True),
+    (256, 128): (128, 64, 2, True, 240, 24, 8, 'once', False),
+    (256, 256): (128, 64, 2, True, 240, 24, 8, 'once', False),
 }
 
 
@@ -446,13 +445,12 @@ def _lanes_of_rows(x, like):
 
 @gluon.jit
 def _weigh(
-    row_max, row_sum, qk, batch, kv_head, k0, masked, columns, Sk, head_term, head_term_2, row_term, row_term_2,
+    row_max, row_sum, qk, batch, kv_head, k0, masked, Sk, head_term, head_term_2, row_term, row_term_2,
     D: gl.constexpr, Dv: gl.constexpr, BK: gl.constexpr,
 ):
     """The weights of 64 queries for the keys k0 … k0 + BK - 1, and the state of the rows with these keys."""
     k_idx = (k0 + gl.arange(0, BK, layout=gl.SliceLayout(0, qk.type.layout)))[None, :]
-    k_float = columns + tl.cast(k0, tl.float32)
-    col_term = k_float
+    col_term = tl.cast(k_idx, tl.float32)
     x = qk * head_term + tl.abs(row_term_2 - col_term) * head_term_2
     if masked:
         x = tl.where((k_idx < Sk) & (k_idx <= row_term), x, float("-inf"))
@@ -481,7 +479,6 @@ def _attend_tiles(
     rows_layout: gl.constexpr = gl.SliceLayout(1, qk_layout)
     acc_rows: gl.constexpr = gl.SliceLayout(1, acc_layout)
     no_scores = gl.zeros([64, BK], gl.float32, layout=qk_layout)
-    columns = tl.cast(gl.arange(0, BK, layout=gl.SliceLayout(0, qk_layout)), tl.float32)[None, :]
     turn = 0
     round = 0
     n_tiles = (Sq + BQ - 1) // BQ
@@ -517,7 +514,7 @@ def _attend_tiles(
             qk = warpgroup_mma_wait(0, deps=(qk_token,))
             mbarrier.arrive(k_free.index(stage), count=1)
             weight, rescale, row_max, row_sum = _weigh(
-                row_max, row_sum, qk, batch, kv_head, at * BK, at >= own_full_hi, columns, Sk, head_term, head_term_2, row_term, row_term_2,
+                row_max, row_sum, qk, batch, kv_head, at * BK, at >= own_full_hi, Sk, head_term, head_term_2, row_term, row_term_2,
                 D, Dv, BK,
             )
             p = gl.convert_layout(weight.to(dtype), weight_layout)
@@ -535,7 +532,7 @@ def _attend_tiles(
                 qk = warpgroup_mma_wait(1, deps=(qk_token,))
                 mbarrier.arrive(k_free.index(stage), count=1)
                 weight, rescale, row_max, row_sum = _weigh(
-                    row_max, row_sum, qk, batch, kv_head, at * BK, at >= own_full_hi, columns, Sk, head_term, head_term_2, row_term, row_term_2,
+                    row_max, row_sum, qk, batch, kv_head, at * BK, at >= own_full_hi, Sk, head_term, head_term_2, row_term, row_term_2,
                     D, Dv, BK,
                 )
                 _hold_back(n_steps)
@@ -558,7 +555,7 @@ def _attend_tiles(
                 qk = warpgroup_mma_wait(0, deps=(qk_token,))
                 mbarrier.arrive(k_free.index(stage), count=1)
                 weight, rescale, row_max, row_sum = _weigh(
-                    row_max, row_sum, qk, batch, kv_head, at * BK, at >= own_full_hi, columns, Sk, head_term, head_term_2, row_term, row_term_2,
+                    row_max, row_sum, qk, batch, kv_head, at * BK, at >= own_full_hi, Sk, head_term, head_term_2, row_term, row_term_2,
                     D, Dv, BK,
                 )
                 acc = acc * gl.convert_layout(rescale, acc_rows)[:, None]

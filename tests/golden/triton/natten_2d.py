@@ -137,10 +137,10 @@ REGISTERS = {(128, 64, 128, 4, 1): 168, (128, 64, 64, 4, 1): 128}
 # a warpgroup overlaps its own products, registers of a thread that computes and of one that fetches, heads whose tiles
 # are taken in turn, whether programs stay for more than one tile.
 HOPPER = {
-    (64, 64): (128, 64, 2, False, 240, 24, 2, 'queue', True),
-    (64, 128): (128, 64, 2, False, 240, 24, 2, 'queue', True),
-    (128, 64): (128, 64, 2, False, 240, 24, 2, 'queue', True),
-    (128, 128): (128, 64, 2, False, 240, 24, 2, 'queue', True),
+    (64, 64): (128, 64, 2, False, 240, 24, 1, 'queue', True),
+    (64, 128): (128, 64, 2, False, 240, 24, 1, 'queue', True),
+    (128, 64): (128, 64, 2, False, 240, 24, 1, 'queue', True),
+    (128, 128): (128, 64, 2, False, 240, 24, 1, 'queue', True),
 }
 
 

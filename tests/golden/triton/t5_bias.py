@@ -136,10 +136,10 @@ REGISTERS = {(128, 64, 128, 4, 1): 168, (128, 64, 64, 4, 1): 128}
 # a warpgroup overlaps its own products, registers of a thread that computes and of one that fetches, heads whose tiles
 # are taken in turn, whether programs stay for more than one tile.
 HOPPER = {
-    (64, 64): (128, 64, 2, False, 240, 24, 2, 'queue', True),
-    (64, 128): (128, 64, 2, False, 240, 24, 2, 'queue', True),
-    (128, 64): (128, 64, 2, False, 240, 24, 2, 'queue', True),
-    (128, 128): (128, 64, 2, False, 240, 24, 2, 'queue', True),
+    (64, 64): (128, 64, 2, False, 240, 24, 1, 'queue', True),
+    (64, 128): (128, 64, 2, False, 240, 24, 1, 'queue', True),
+    (128, 64): (128, 64, 2, False, 240, 24, 1, 'queue', True),
+    (128, 128): (128, 64, 2, False, 240, 24, 1, 'queue', True),
 }
 
 
@@ -436,15 +436,14 @@ def _lanes_of_rows(x, like):
 
 @gluon.jit
 def _weigh(
-    row_max, row_sum, qk, batch, kv_head, k0, masked, columns, Sk, head, table_ptr, table_stride_0, table_stride_1, row_term, row_term_2,
+    row_max, row_sum, qk, batch, kv_head, k0, masked, Sk, head, table_ptr, table_stride_0, table_stride_1, row_term, row_term_2,
     D: gl.constexpr, Dv: gl.constexpr, BK: gl.constexpr,
 ):
     """The weights of 64 queries for the keys k0 … k0 + BK - 1, and the state of the rows with these keys."""
     k_idx = (k0 + gl.arange(0, BK, layout=gl.SliceLayout(0, qk.type.layout)))[None, :]
-    k_float = columns + tl.cast(k0, tl.float32)
     offset_2 = k_idx - row_term
     distance = tl.abs(offset_2)
-    col_term = k_float
+    col_term = tl.cast(k_idx, tl.float32)
     x = qk * 1.4426950408889634 + tl.cast(tl.load(table_ptr + (tl.cast(tl.where(0 < offset_2, 16, 0), tl.int64) + tl.where(distance < 8, distance, tl.minimum(tl.cast(8, tl.int64) + tl.cast(tl.log2(tl.maximum(tl.abs(col_term - row_term_2), 8.0) * 0.125) * 2.0, tl.int32), 15))) * table_stride_0 + tl.cast(head, tl.int64) * table_stride_1, mask=(tl.cast(tl.where(0 < offset_2, 16, 0), tl.int64) + tl.where(distance < 8, distance, tl.minimum(tl.cast(8, tl.int64) + tl.cast(tl.log2(tl.maximum(tl.abs(col_term - row_term_2), 8.0) * 0.125) * 2.0, tl.int32), 15)) >= 0) & (tl.cast(tl.where(0 < offset_2, 16, 0), tl.int64) + tl.where(distance < 8, distance, tl.minimum(tl.cast(8, tl.int64) + tl.cast(tl.log2(tl.maximum(tl.abs(col_term - row_term_2), 8.0) * 0.125) * 2.0, tl.int32), 15)) < 32), other=0), tl.float32) * 1.4426950408889634
     if masked:
         x = tl.where((k_idx < Sk), x, float("-inf"))
@@ -473,7 +472,6 @@ def _attend_tiles(
     rows_layout: gl.constexpr = gl.SliceLayout(1, qk_layout)
     acc_rows: gl.constexpr = gl.SliceLayout(1, acc_layout)
     no_scores = gl.zeros([64, BK], gl.float32, layout=qk_layout)
-    columns = tl.cast(gl.arange(0, BK, layout=gl.SliceLayout(0, qk_layout)), tl.float32)[None, :]
     turn = 0
     round = 0
     n_tiles = (Sq + BQ - 1) // BQ
@@ -507,7 +505,7 @@ def _attend_tiles(
             qk = warpgroup_mma_wait(0, deps=(qk_token,))
             mbarrier.arrive(k_free.index(stage), count=1)
             weight, rescale, row_max, row_sum = _weigh(
-                row_max, row_sum, qk, batch, kv_head, at * BK, at >= own_full_hi, columns, Sk, head, table_ptr, table_stride_0, table_stride_1, row_term, row_term_2,
+                row_max, row_sum, qk, batch, kv_head, at * BK, at >= own_full_hi, Sk, head, table_ptr, table_stride_0, table_stride_1, row_term, row_term_2,
                 D, Dv, BK,
             )
             p = gl.convert_layout(weight.to(dtype), weight_layout)
@@ -525,7 +523,7 @@ def _attend_tiles(
                 qk = warpgroup_mma_wait(1, deps=(qk_token,))
                 mbarrier.arrive(k_free.index(stage), count=1)
                 weight, rescale, row_max, row_sum = _weigh(
-                    row_max, row_sum, qk, batch, kv_head, at * BK, at >= own_full_hi, columns, Sk, head, table_ptr, table_stride_0, table_stride_1, row_term, row_term_2,
+                    row_max, row_sum, qk, batch, kv_head, at * BK, at >= own_full_hi, Sk, head, table_ptr, table_stride_0, table_stride_1, row_term, row_term_2,
                     D, Dv, BK,
                 )
                 _hold_back(n_steps)
@@ -548,7 +546,7 @@ def _attend_tiles(
                 qk = warpgroup_mma_wait(0, deps=(qk_token,))
                 mbarrier.arrive(k_free.index(stage), count=1)
                 weight, rescale, row_max, row_sum = _weigh(
-                    row_max, row_sum, qk, batch, kv_head, at * BK, at >= own_full_hi, columns, Sk, head, table_ptr, table_stride_0, table_stride_1, row_term, row_term_2,
+                    row_max, row_sum, qk, batch, kv_head, at * BK, at >= own_full_hi, Sk, head, table_ptr, table_stride_0, table_stride_1, row_term, row_term_2,
                     D, Dv, BK,
                 )
                 acc = acc * gl.convert_layout(rescale, acc_rows)[:, None]

@@ -124,10 +124,9 @@ REGISTERS = {(128, 64, 128, 4, 1): 168, (128, 64, 64, 4, 1): 128}
 # a warpgroup overlaps its own products, registers of a thread that computes and of one that fetches, heads whose tiles
 # are taken in turn, whether programs stay for more than one tile.
 HOPPER = {
-    (64, 64): (128, 64, 2, True, 240, 24, 2, 'queue', True),
-    (64, 128): (128, 64, 2, True, 240, 24, 2, 'queue', True),
-    (128, 64): (128, 64, 2, True, 240, 24, 2, 'queue', True),
-    (128, 128): (128, 64, 2, True, 240, 24, 2, 'queue', True),
+    (64, 128): (128, 64, 2, True, 240, 24, 1, 'queue', True),
+    (128, 64): (128, 64, 2, True, 240, 24, 1, 'queue', True),
+    (128, 128): (128, 64, 2, True, 240, 24, 1, 'queue', True),
 }
 
 
@@ -454,13 +453,12 @@ def _lanes_of_rows(x, like):
 
 @gluon.jit
 def _weigh(
-    row_max, row_sum, qk, batch, kv_head, k0, masked, columns, Sk, q_idx, FAST, head_term, head_term_2, head_term_3, row_term,
+    row_max, row_sum, qk, batch, kv_head, k0, masked, Sk, q_idx, FAST, head_term, head_term_2, head_term_3, row_term,
     D: gl.constexpr, Dv: gl.constexpr, BK: gl.constexpr,
 ):
     """The weights of 64 queries for the keys k0 … k0 + BK - 1, and the state of the rows with these keys."""
     k_idx = (k0 + gl.arange(0, BK, layout=gl.SliceLayout(0, qk.type.layout)))[None, :]
-    k_float = columns + tl.cast(k0, tl.float32)
-    col_term = k_float * head_term_3
+    col_term = tl.cast(k_idx, tl.float32) * head_term_3
     x = _tanh(qk * head_term, FAST) * head_term_2 - (row_term - col_term)
     if masked:
         distance = q_idx - k_idx
@@ -490,7 +488,6 @@ def _attend_tiles(
     rows_layout: gl.constexpr = gl.SliceLayout(1, qk_layout)
     acc_rows: gl.constexpr = gl.SliceLayout(1, acc_layout)
     no_scores = gl.zeros([64, BK], gl.float32, layout=qk_layout)
-    columns = tl.cast(gl.arange(0, BK, layout=gl.SliceLayout(0, qk_layout)), tl.float32)[None, :]
     turn = 0
     round = 0
     n_tiles = (Sq + BQ - 1) // BQ
@@ -527,7 +524,7 @@ def _attend_tiles(
             qk = warpgroup_mma_wait(0, deps=(qk_token,))
             mbarrier.arrive(k_free.index(stage), count=1)
             weight, rescale, row_max, row_sum = _weigh(
-                row_max, row_sum, qk, batch, kv_head, at * BK, (at < own_full_lo) | (at >= own_full_hi), columns, Sk, q_idx, FAST, head_term, head_term_2, head_term_3, row_term,
+                row_max, row_sum, qk, batch, kv_head, at * BK, (at < own_full_lo) | (at >= own_full_hi), Sk, q_idx, FAST, head_term, head_term_2, head_term_3, row_term,
                 D, Dv, BK,
             )
             p = gl.convert_layout(weight.to(dtype), weight_layout)
@@ -545,7 +542,7 @@ def _attend_tiles(
                 qk = warpgroup_mma_wait(1, deps=(qk_token,))
                 mbarrier.arrive(k_free.index(stage), count=1)
                 weight, rescale, row_max, row_sum = _weigh(
-                    row_max, row_sum, qk, batch, kv_head, at * BK, (at < own_full_lo) | (at >= own_full_hi), columns, Sk, q_idx, FAST, head_term, head_term_2, head_term_3, row_term,
+                    row_max, row_sum, qk, batch, kv_head, at * BK, (at < own_full_lo) | (at >= own_full_hi), Sk, q_idx, FAST, head_term, head_term_2, head_term_3, row_term,
                     D, Dv, BK,
                 )
                 _hold_back(n_steps)
@@ -568,7 +565,7 @@ def _attend_tiles(
                 qk = warpgroup_mma_wait(0, deps=(qk_token,))
                 mbarrier.arrive(k_free.index(stage), count=1)
                 weight, rescale, row_max, row_sum = _weigh(
-                    row_max, row_sum, qk, batch, kv_head, at * BK, (at < own_full_lo) | (at >= own_full_hi), columns, Sk, q_idx, FAST, head_term, head_term_2, head_term_3, row_term,
+                    row_max, row_sum, qk, batch, kv_head, at * BK, (at < own_full_lo) | (at >= own_full_hi), Sk, q_idx, FAST, head_term, head_term_2, head_term_3, row_term,
                     D, Dv, BK,
                 )
                 acc = acc * gl.convert_layout(rescale, acc_rows)[:, None]
