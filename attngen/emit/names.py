@@ -35,7 +35,7 @@ _TEMPLATE_NAMES = """
     schedule registers pipelined item n_work n_steps notes turn round stage phase v_stage v_phase v0 masked like
     q_desc k_desc v_desc out_desc q_tiles k_tiles v_tiles out_tiles out_tile q_ready q_free k_ready k_free v_ready
     v_free queue_ptr no_scores qk_layout acc_layout weight_layout rows_layout acc_rows qk_token acc_token out_row
-    out_col scaled
+    out_col scaled functools
     PART PARTS OUT_APART PIPELINED Q_COLS ROWS SCHEDULE SPARE STAGES TOGETHER REGISTERS HOPPER
 """
 

@@ -32,7 +32,12 @@ def module_of(kernel: attngen.Kernel) -> ModuleType:
 
 
 def both(
-    kernel: attngen.Kernel, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+    kernel: attngen.Kernel,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    monkeypatch: pytest.MonkeyPatch,
+    **params: int,
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """(out, lse) by the chip's own kernel, twice, and by the portable one."""
     module = module_of(kernel)
@@ -43,7 +48,7 @@ def both(
             monkeypatch.setattr(module, "_hopper", lambda *_: None)
         poison = [torch.full((*q.shape[:3], v.shape[3]), math.nan, device="cuda", dtype=q.dtype) for _ in range(4)]
         del poison
-        found.append(kernel(q, k, v, return_lse=True))
+        found.append(kernel(q, k, v, return_lse=True, **params))
     monkeypatch.undo()
     return found
 
@@ -53,6 +58,7 @@ def test_it_gives_what_the_portable_kernel_gives(
     name: str, dims: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kernel = attngen.compile(EXAMPLES / f"{name}.attn", consts={"window": 100} if name == "sliding_window" else {})
+    params = {"prefix": 50} if name == "prefix_lm" else {}
     for B, Hq, Hkv, Sq, Sk in SHAPES:
         for dtype in (torch.float16, torch.bfloat16):
             generator = torch.Generator("cuda").manual_seed(Sq)
@@ -62,7 +68,7 @@ def test_it_gives_what_the_portable_kernel_gives(
                 return x.to(dtype).transpose(1, 2)  # noqa: B023 - heads are not contiguous
 
             q, k, v = draw(Hq, Sq, dims[0]), draw(Hkv, Sk, dims[0]), draw(Hkv, Sk, dims[1])
-            (out, lse), (again, lse_again), (expected, expected_lse) = both(kernel, q, k, v, monkeypatch)
+            (out, lse), (again, lse_again), (expected, expected_lse) = both(kernel, q, k, v, monkeypatch, **params)
             assert torch.equal(out, again) and torch.equal(lse, lse_again)
             torch.testing.assert_close(lse, expected_lse, rtol=0, atol=3e-3)
             torch.testing.assert_close(out.float(), expected.float(), rtol=2e-2, atol=2e-2)

@@ -26,6 +26,7 @@ It needs torch and triton alone. `sink` is differentiable, and a custom operator
 
 from __future__ import annotations
 
+import functools
 from typing import NoReturn
 
 import torch
@@ -904,14 +905,20 @@ def _hopper(q: Tensor, v: Tensor) -> tuple | None:
 
 def _hopper_tiles(rows: int, *tensors: Tensor) -> tuple:
     """Descriptors of tiles of that many rows, as the copy engine lays them out for the matrix units."""
-    blocks = [[1, 1, rows, _hopper_block(x.shape[3])] for x in tensors]
-    return tuple(
-        HopperDescriptor(x, x.shape, x.stride(), block, gl.NVMMASharedLayout.get_default_for(block, _GL_TYPES[x.dtype]))
-        for x, block in zip(tensors, blocks, strict=True)
-    )
+    found = []
+    for x in tensors:
+        block, layout = _hopper_layout(rows, _hopper_block(x.shape[3]), x.dtype)
+        found.append(HopperDescriptor(x, x.shape, x.stride(), block, layout))
+    return tuple(found)
 
 
-_GL_TYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}
+@functools.cache
+def _hopper_layout(rows: int, cols: int, dtype: torch.dtype) -> tuple[list[int], gl.NVMMASharedLayout]:
+    block = [1, 1, rows, cols]
+    element = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}[dtype]
+    return block, gl.NVMMASharedLayout.get_default_for(block, element)
+
+
 _MULTIPROCESSORS: dict[torch.device, int] = {}
 
 
