@@ -36,6 +36,10 @@ from attngen.plan.schedule import Level
 from attngen.plan.weights import LOG2E, Form, M, S
 
 X, REF, ROW_REF = Symbol("x", Type.FLOAT), Symbol("ref", Type.FLOAT), Symbol("row_ref", Type.FLOAT)
+_WITH_ROWS = (Extent.HEAD, Extent.ROW, Extent.DISTANCE)
+"""Operands whose gradients are summed where a tile of queries is held, beside dQ."""
+_WITH_COLUMNS = (Extent.HEAD, Extent.COLUMN)
+"""And where a tile of keys is: a head's pairs may be summed in either order."""
 _ENDS = ("any_lo", "any_hi", "all_lo", "all_hi")
 _PRECISION = {"ieee": "HIGHEST", "tf32": "DEFAULT"}
 
@@ -55,6 +59,7 @@ class LaunchView:
     param_docs: tuple[str, ...]
     call_positions: tuple[str, ...]
     signs_scale: bool
+    fuses: bool  # dQ, dK and dV can come from one kernel
     walked_bytes: int  # of vectors, for each walked position
     held_bytes: int
     pair_bytes: int  # of operands that each pair has a cell of
@@ -92,8 +97,9 @@ class _Emitter:
 
     def module(self) -> str:
         keys, queries = self.ranges(self.plan.key_loops), self.ranges(self.plan.query_loops)
-        dq, dq_sums = self.backward(Level.ROW, keys, (Extent.HEAD, Extent.ROW, Extent.DISTANCE))
+        dq, dq_sums = self.backward(Level.ROW, keys, _WITH_ROWS)
         dkdv, dkdv_sums = self.backward(Level.COLUMN, queries, (Extent.COLUMN,))
+        fused, fused_sums = self.backward(Level.COLUMN, queries, _WITH_COLUMNS)
         checks = pallas_checks.check_lines(self.plan, self.params, self.sizes)
         table = tpu_tiles.table(self.options.tile or self.attention.tile)
         for t in self.options.tuned:
@@ -109,6 +115,8 @@ class _Emitter:
             "dq_sums": dq_sums,
             "dkdv_code": dkdv,
             "dkdv_sums": dkdv_sums,
+            "fused_code": fused,
+            "fused_sums": fused_sums,
             "pair_sums": [self.pair_sum(g, keys) for g in self.pair_gradients()],
             "dropout": self.attention.dropout is not None,
             "operands": self.operands,
@@ -163,6 +171,7 @@ class _Emitter:
             param_docs=tuple(pallas_checks.doc(p) for p in params),
             call_positions=self.positions(),
             signs_scale=self.plan.facts.scale_positive,
+            fuses=self.fuses(),
             walked_bytes=4 * (2 + len(extents)),
             held_bytes=4 * 128 * (4 + len(extents)),
             pair_bytes=4 * extents.count(Extent.PAIR),
@@ -235,9 +244,10 @@ class _Emitter:
 
     def sum(self, view: OperandView, g: LeafGradient, code: PallasCode, held: Level) -> Sum:
         extra = ""
-        if g.extra is not None:
-            share = f"jnp.exp2({code.results['log2_extra']} - row_lse)" if code.results["log2_extra"] else "inv_den"
-            extra = f"-delta * {share} * {_factor(code.results[f'extra_{view.name}'])}"
+        if g.extra is not None:  # a row's, summed on the host: the kernels' numbers have the same names there
+            term = code.results["log2_extra"]
+            share = f"jnp.exp2({term} - lse[..., None])" if term else "(1.0 / den[..., None])"
+            extra = f"-delta[..., None] * {share} * {_factor(code.results[f'extra_{view.name}'])}"
         return Sum(f"sum_{view.name}", view.name, view.extent.value, self.contribution(view.name, g, code, held), extra)
 
     def contribution(self, name: str, g: LeafGradient, code: PallasCode, held: Level) -> str:
@@ -269,6 +279,11 @@ class _Emitter:
             view.operand.per_head,
             self.contribution(view.name, g, code, Level.ROW),
         ), code
+
+    def fuses(self) -> bool:
+        """Whether one kernel can give dQ, dK, dV and every operand's gradient: none needs a tile of queries held."""
+        own = {self.by_expr[g.leaf].extent for g in self.plan.gradients}
+        return not own & (set(_WITH_ROWS) - set(_WITH_COLUMNS))
 
     def rows(self) -> RowsView:
         """What each row brings to the backward kernels."""

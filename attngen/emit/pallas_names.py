@@ -14,7 +14,7 @@ _NAMES = """
     return_lse dropout_seed x key words low high dtype row acc_s max_s sum_s has_s q_s k_s dq_s dk_s dv_s q_ref k_ref
     v_ref out_ref lse_ref den_ref delta_ref d_out_ref dq_ref dk_ref dv_ref seed_ref scale_ref saved cotangents visited
     ValueError message dk_out first last wide wide_v room itemsize chip kernel length whole own held_block print
-    extra cells_ref keep_s w i j n m r of_pair
+    extra cells_ref keep_s fused of_dq backward w i j n m r of_pair
 """
 
 _RUNS = {f"{kind}{n}_{end}" for kind in ("any", "full") for n in ("", 0, 1, 2, 3) for end in ("lo", "hi")}

@@ -99,7 +99,10 @@ class RowsView:
 
 @dataclass(frozen=True, slots=True)
 class Sum:
-    """The gradient of one operand, kept beside dQ or dK: `contribution` is a pair's, `extra` a row's."""
+    """The gradient of one operand, kept beside dQ or dK: `contribution` is a pair's.
+
+    `extra` is what each row adds beside, as an array of four axes on the host.
+    """
 
     name: str
     operand: str

@@ -661,7 +661,8 @@ def _dkdv_kernel(
         if masked:
             ds = jnp.where(allowed, ds, 0.0)  # the derivative may be infinite where the mask forbids
         dv_s[...] += _product(p.astype(d_out.dtype), d_out)
-        dk_s[...] += _product(ds.astype(q.dtype), q)
+        ds = ds.astype(q.dtype)
+        dk_s[...] += _product(ds, q)
 
     def finish():
         dk_ref[...] = (dk_s[...] * scale).astype(dk_ref.dtype)

@@ -91,6 +91,7 @@ class Config(NamedTuple):
     forward: Tile
     dkdv: Tile
     dq: Tile
+    fused: bool  # one kernel for dQ, dK and dV: dQ of a head fits vector memory beside the rest
     interpret: bool | pltpu.InterpretParams
     vmem: int
 
@@ -139,6 +140,11 @@ def _product(a, b):
 def _by_transposed(a, b):
     """a @ b.T, in float32."""
     return lax.dot_general(a, b, (((1,), (1,)), ((), ())), precision=_precision(a), preferred_element_type=jnp.float32)
+
+
+def _transposed_by(a, b):
+    """a.T @ b, in float32."""
+    return lax.dot_general(a, b, (((0,), (0,)), ((), ())), precision=_precision(a), preferred_element_type=jnp.float32)
 
 
 def _across(x, width):
@@ -612,7 +618,8 @@ def _dkdv_kernel(
         if masked:
             ds = jnp.where(allowed, ds, 0.0)  # the derivative may be infinite where the mask forbids
         dv_s[...] += _product(p.astype(d_out.dtype), d_out)
-        dk_s[...] += _product(ds.astype(q.dtype), q)
+        ds = ds.astype(q.dtype)
+        dk_s[...] += _product(ds, q)
 
     def finish():
         dk_ref[...] = (dk_s[...] * scale).astype(dk_ref.dtype)
@@ -655,6 +662,105 @@ def _dkdv(config, q, k, v, d_out, lse, delta, floats, data):
     gradients = {}
     dk, dv = (x.reshape(B, Hkv, Hq // Hkv, *x.shape[2:]).sum(2).astype(k.dtype) for x in (dk, dv))
     return _heads_inside(dk, Sk), _heads_inside(dv, Sk), gradients
+
+
+def _backward_kernel(
+    logit_scale_ref, scale_ref, q_ref, k_ref, v_ref, d_out_ref, lse_ref, delta_ref, dk_ref, dv_ref, dq_ref, k_s,
+    dk_s, dv_s,
+    *, size, tile,
+):
+    """One tile of keys meets the tiles of one head's queries that can see it, and adds to all of their gradients."""
+    Sq = size.Sq
+    Sk = size.Sk
+    BQ, BK = tile.queries, tile.keys
+    height = BK
+    width = BQ
+    held = pl.program_id(2)
+    k0 = held * BK
+    k1 = _min(k0 + BK, Sk) - 1
+    k_idx = k0 + lax.broadcasted_iota(jnp.int32, (BK, LANES), 0)
+    logit_scale = logit_scale_ref[0]
+    scale = scale_ref[0]
+
+    def start():
+        k_s[...] = (k_ref[...].astype(jnp.float32) * logit_scale).astype(k_s.dtype)
+        @pl.when(held == 0)
+        def _():
+            dq_ref[...] = jnp.zeros_like(dq_ref)
+
+        dk_s[...] = jnp.zeros_like(dk_s)
+        dv_s[...] = jnp.zeros_like(dv_s)
+
+    def attend(at, masked):
+        q0 = at * BQ
+        walked = _walked(at, tile)
+        q_idx = q0 + lax.broadcasted_iota(jnp.int32, (1, BQ), 1)
+        q = _chunk(q_ref, walked, BQ)
+        d_out = _chunk(d_out_ref, walked, BQ)
+        qk = _by_transposed(k_s[...], q)
+        dp = _by_transposed(v_ref[...], d_out)
+        row_lse = lse_ref[walked]
+        delta = delta_ref[walked]
+        p = jnp.exp2(qk - row_lse)
+        if masked:
+            row_term = q_idx + Sk - Sq
+            allowed = _inside((_across(k_idx, width) <= row_term) & (row_term - _across(k_idx, width) < 1024), q_idx, Sq, BQ, (height, width))
+            p = jnp.where(allowed, p, 0.0)
+        dp = dp - delta
+        g = p * dp
+        ds = g * (jnp.broadcast_to(1.0, (height, width)))
+        if masked:
+            ds = jnp.where(allowed, ds, 0.0)  # the derivative may be infinite where the mask forbids
+        dv_s[...] += _product(p.astype(d_out.dtype), d_out)
+        if Sk % BK:
+            ds = jnp.where(_across(k_idx, width) < Sk, ds, 0.0)  # of keys that do not exist it may be infinite
+        ds = ds.astype(q.dtype)
+        dk_s[...] += _product(ds, q)
+        dq_ref[pl.ds(pl.multiple_of(q0, BQ), BQ), :] += _transposed_by(ds, k_ref[...])
+
+    def finish():
+        dk_ref[...] = (dk_s[...] * scale).astype(dk_ref.dtype)
+        dv_ref[...] = dv_s[...].astype(dv_ref.dtype)
+
+    full, partial = _query_tiles(k0, k1, size, BQ)
+    _walk(full, partial, tile, start, attend, finish)
+
+
+def _backward(config, q, k, v, d_out, lse, delta, floats, data):
+    """dQ (B, Sq, Hq, D), dK (B, Sk, Hkv, D) and dV (B, Sk, Hkv, Dv), and the gradients of operands by name."""
+    size, tile = config.size, config.dkdv
+    B = size.B
+    Hq = size.Hq
+    Hkv = size.Hkv
+    Sq = size.Sq
+    Sk = size.Sk
+    D = size.D
+    Dv = size.Dv
+    BQ, BK = tile.queries, tile.keys
+    scale = data["scale"]
+    logit_scale = scale * 1.4426950408889634
+    numbers = [_numbers(logit_scale), _numbers(scale), ]
+
+    def at(batch, head, held, step, logit_scale_ref, scale_ref):
+        k0 = held * BK
+        k1 = _min(k0 + BK, Sk) - 1
+        full, partial = _query_tiles(k0, k1, size, BQ)
+        return _visited(step, full, partial, _up(Sq, BQ))
+
+    cut = _Blocks(size, tile, BK, BQ, _up(Sq, BQ), at)
+    n_tiles = _up(Sk, BK)
+    dtype = k.dtype if Hq == Hkv else jnp.float32  # the heads of a group are summed before they are rounded
+    dk, dv, dq = _launch(
+        functools.partial(_backward_kernel, size=size, tile=tile), config, tile, n_tiles, numbers,
+        [cut.walked(_heads_first(q, BQ)), cut.held(_heads_first(k, BK)), cut.held(_heads_first(v, BK)), cut.walked(_heads_first(d_out, BQ)), cut.walked_vector(_vectors(lse[..., None], 2, BQ, jnp.inf)), cut.walked_vector(_vectors(delta[..., None], 2, BQ, 0.0))],
+        [((B, Hq, n_tiles * BK, D), dtype, cut.held), ((B, Hq, n_tiles * BK, Dv), dtype, cut.held), ((B, Hq, _up(Sq, BQ) * BQ, D), jnp.float32, cut.whole)],
+        [((BK, D), k.dtype), ((BK, D), jnp.float32), ((BK, Dv), jnp.float32)],
+        ordered=True,
+    )
+    gradients = {}
+    dk, dv = (x.reshape(B, Hkv, Hq // Hkv, *x.shape[2:]).sum(2).astype(k.dtype) for x in (dk, dv))
+    dq = (dq * scale).astype(q.dtype)
+    return _heads_inside(dq, Sq), _heads_inside(dk, Sk), _heads_inside(dv, Sk), gradients
 
 
 # ---------------------------------------------------------------- the function
@@ -700,18 +806,21 @@ def _configured(size, dtype, floats, data):
     room = VMEM[chip] << 20
     forward, dkdv, dq = (_fitted(tile, size, chip) for tile in TILES[chip, itemsize])
     wide, wide_v = (-(-d // LANES) * LANES for d in (size.D, size.Dv))
+    of_dq = 8 * wide * size.Sq
+    fused = 3 * of_dq <= room
     tiles = []
     for kernel, (queries, keys, unroll) in (("forward", forward), ("dkdv", dkdv), ("dq", dq)):
         held, walked, length = (keys, queries, size.Sq) if kernel == "dkdv" else (queries, keys, size.Sk)
         whole = (length + walked) * ((wide + wide_v) * itemsize + 8) + 0 * held * (length + walked)
         own = held * ((wide + wide_v) * (2 * itemsize + 4) + 2048) + 24 * held * walked
+        own += of_dq // 2 if fused and kernel == "dkdv" else 0
         if 2 * whole + 2 * own <= room:
             tiles.append(Tile(queries, keys, unroll, 0))
         else:
             tile = Tile(queries, keys, unroll, 1)
             steps = (_query_steps if kernel == "dkdv" else _key_steps)(size, tile, floats, data)
             tiles.append(tile._replace(steps=steps))
-    return Config(size, *tiles, _interpreted(), VMEM[chip])
+    return Config(size, *tiles, fused, _interpreted(), VMEM[chip])
 
 
 def _key_steps(size, tile, floats, data):
@@ -752,9 +861,12 @@ def _attend_backward(config, saved, cotangents):
     delta = jnp.einsum("bqhd,bqhd->bhq", d_out.astype(jnp.float32), out.astype(jnp.float32), precision=lax.Precision.HIGHEST) - d_lse
     lse = jnp.where(lse == -jnp.inf, jnp.inf, lse * LOG2E)  # to base 2; a row that met no key gets no weight
     gradients = {name: jnp.zeros_like(x) for name, x in floats.items()}
-    dq, more = _dq(config, q, k, v, d_out, lse, delta, floats, data)
-    gradients.update(more)
-    dk, dv, more = _dkdv(config, q, k, v, d_out, lse, delta, floats, data)
+    if config.fused:
+        dq, dk, dv, more = _backward(config, q, k, v, d_out, lse, delta, floats, data)
+    else:
+        dq, more = _dq(config, q, k, v, d_out, lse, delta, floats, data)
+        gradients.update(more)
+        dk, dv, more = _dkdv(config, q, k, v, d_out, lse, delta, floats, data)
     gradients.update(more)
     return dq, dk, dv, gradients, None
 

@@ -96,6 +96,7 @@ class Config(NamedTuple):
     forward: Tile
     dkdv: Tile
     dq: Tile
+    fused: bool  # one kernel for dQ, dK and dV: dQ of a head fits vector memory beside the rest
     interpret: bool | pltpu.InterpretParams
     vmem: int
 
@@ -148,6 +149,11 @@ def _product(a, b):
 def _by_transposed(a, b):
     """a @ b.T, in float32."""
     return lax.dot_general(a, b, (((1,), (1,)), ((), ())), precision=_precision(a), preferred_element_type=jnp.float32)
+
+
+def _transposed_by(a, b):
+    """a.T @ b, in float32."""
+    return lax.dot_general(a, b, (((0,), (0,)), ((), ())), precision=_precision(a), preferred_element_type=jnp.float32)
 
 
 def _across(x, width):
@@ -580,8 +586,8 @@ def _dq_kernel(
 
     def finish():
         dq_ref[...] = (dq_s[...] * d_factor).astype(dq_ref.dtype)
-        sum_slope_h_ref[...] = sum_slope_h_s[...].sum(0, keepdims=True)
-        sum_cap_value_ref[...] = sum_cap_value_s[...].sum(0, keepdims=True)
+        sum_slope_h_ref[...] = jnp.where(q_idx < Sq, sum_slope_h_s[...], 0.0).sum(0, keepdims=True)
+        sum_cap_value_ref[...] = jnp.where(q_idx < Sq, sum_cap_value_s[...], 0.0).sum(0, keepdims=True)
 
     full, partial = _key_tiles(q0, q1, size, BK)
     _walk(full, partial, tile, start, attend, finish)
@@ -677,7 +683,8 @@ def _dkdv_kernel(
         if masked:
             ds = jnp.where(allowed, ds, 0.0)  # the derivative may be infinite where the mask forbids
         dv_s[...] += _product(p.astype(d_out.dtype), d_out)
-        dk_s[...] += _product(ds.astype(q.dtype), q)
+        ds = ds.astype(q.dtype)
+        dk_s[...] += _product(ds, q)
 
     def finish():
         dk_ref[...] = (dk_s[...] * d_factor).astype(dk_ref.dtype)
@@ -727,6 +734,137 @@ def _dkdv(config, q, k, v, d_out, lse, delta, floats, data):
     return _heads_inside(dk, Sk), _heads_inside(dv, Sk), gradients
 
 
+def _backward_kernel(
+    head_term_ref, head_term_2_ref, head_term_3_ref, head_term_4_ref, d_factor_ref, cap_value_ref, q_ref, k_ref,
+    v_ref, d_out_ref, lse_ref, delta_ref, dk_ref, dv_ref, dq_ref, sum_slope_h_ref, sum_cap_value_ref, dk_s,
+    dv_s, sum_slope_h_s, sum_cap_value_s,
+    *, size, tile,
+):
+    """One tile of keys meets the tiles of one head's queries that can see it, and adds to all of their gradients."""
+    Sq = size.Sq
+    Sk = size.Sk
+    BQ, BK = tile.queries, tile.keys
+    height = BK
+    width = BQ
+    head = pl.program_id(1)
+    held = pl.program_id(2)
+    k0 = held * BK
+    k1 = _min(k0 + BK, Sk) - 1
+    k_idx = k0 + lax.broadcasted_iota(jnp.int32, (BK, LANES), 0)
+    head_term = head_term_ref[0]
+    head_term_2 = head_term_2_ref[0]
+    head_term_3 = head_term_3_ref[head]
+    head_term_4 = head_term_4_ref[0]
+    d_factor = d_factor_ref[0]
+    cap_value = cap_value_ref[0]
+    col_term = _float(k_idx)
+    col_term_2 = col_term * head_term_3
+
+    def start():
+        @pl.when(held == 0)
+        def _():
+            dq_ref[...] = jnp.zeros_like(dq_ref)
+
+        dk_s[...] = jnp.zeros_like(dk_s)
+        dv_s[...] = jnp.zeros_like(dv_s)
+        sum_slope_h_s[...] = jnp.zeros_like(sum_slope_h_s)
+        sum_cap_value_s[...] = jnp.zeros_like(sum_cap_value_s)
+
+    def attend(at, masked):
+        q0 = at * BQ
+        walked = _walked(at, tile)
+        q_idx = q0 + lax.broadcasted_iota(jnp.int32, (1, BQ), 1)
+        q = _chunk(q_ref, walked, BQ)
+        d_out = _chunk(d_out_ref, walked, BQ)
+        qk = _by_transposed(k_ref[...], q)
+        dp = _by_transposed(v_ref[...], d_out)
+        row_lse = lse_ref[walked]
+        delta = delta_ref[walked]
+        term = jnp.tanh(qk * head_term)
+        row_term = _float(q_idx)
+        row_term_2 = row_term * head_term_3
+        term_2 = 1.0 - term * term
+        p = jnp.exp2(term * head_term_2 - (row_term_2 - _across(col_term_2, width)) - row_lse)
+        if masked:
+            distance = q_idx - _across(k_idx, width)
+            allowed = _inside((0 <= distance) & (distance < 1024), q_idx, Sq, BQ, (height, width))
+            p = jnp.where(allowed, p, 0.0)
+        dp = dp - delta
+        g = p * dp
+        ds = g * term_2
+        if masked:
+            ds = jnp.where(allowed, ds, 0.0)  # the derivative may be infinite where the mask forbids
+        contribution = g * (-(row_term - _across(col_term, width)))
+        if masked:
+            contribution = jnp.where(allowed, contribution, 0.0)
+        sum_slope_h_s[...] += _by_lanes(contribution)
+        contribution = g * (head_term_4 * qk * term_2 * cap_value + term)
+        if masked:
+            contribution = jnp.where(allowed, contribution, 0.0)
+        sum_cap_value_s[...] += _by_lanes(contribution)
+        dv_s[...] += _product(p.astype(d_out.dtype), d_out)
+        if Sk % BK:
+            ds = jnp.where(_across(k_idx, width) < Sk, ds, 0.0)  # of keys that do not exist it may be infinite
+        ds = ds.astype(q.dtype)
+        dk_s[...] += _product(ds, q)
+        dq_ref[pl.ds(pl.multiple_of(q0, BQ), BQ), :] += _transposed_by(ds, k_ref[...])
+
+    def finish():
+        dk_ref[...] = (dk_s[...] * d_factor).astype(dk_ref.dtype)
+        dv_ref[...] = dv_s[...].astype(dv_ref.dtype)
+        sum_slope_h_ref[...] = jnp.where(k_idx < Sk, sum_slope_h_s[...], 0.0).sum(0, keepdims=True)
+        sum_cap_value_ref[...] = jnp.where(k_idx < Sk, sum_cap_value_s[...], 0.0).sum(0, keepdims=True)
+
+    full, partial = _query_tiles(k0, k1, size, BQ)
+    _walk(full, partial, tile, start, attend, finish)
+
+
+def _backward(config, q, k, v, d_out, lse, delta, floats, data):
+    """dQ (B, Sq, Hq, D), dK (B, Sk, Hkv, D) and dV (B, Sk, Hkv, Dv), and the gradients of operands by name."""
+    size, tile = config.size, config.dkdv
+    B = size.B
+    Hq = size.Hq
+    Hkv = size.Hkv
+    Sq = size.Sq
+    Sk = size.Sk
+    D = size.D
+    Dv = size.Dv
+    BQ, BK = tile.queries, tile.keys
+    slope_h = floats["slope_h"]
+    cap_value = floats["cap_value"]
+    scale = data["scale"]
+    head_term = scale / cap_value
+    head_term_2 = cap_value * 1.4426950408889634
+    head_term_3 = slope_h * 1.4426950408889634
+    head_term_4 = -(head_term / cap_value)
+    d_factor = head_term * cap_value
+    numbers = [_numbers(head_term), _numbers(head_term_2), _numbers(head_term_3), _numbers(head_term_4), _numbers(d_factor), _numbers(cap_value), ]
+
+    def at(batch, head, held, step, head_term_ref, head_term_2_ref, head_term_3_ref, head_term_4_ref, d_factor_ref,
+        cap_value_ref):
+        k0 = held * BK
+        k1 = _min(k0 + BK, Sk) - 1
+        full, partial = _query_tiles(k0, k1, size, BQ)
+        return _visited(step, full, partial, _up(Sq, BQ))
+
+    cut = _Blocks(size, tile, BK, BQ, _up(Sq, BQ), at)
+    n_tiles = _up(Sk, BK)
+    dtype = k.dtype if Hq == Hkv else jnp.float32  # the heads of a group are summed before they are rounded
+    dk, dv, dq, *sums = _launch(
+        functools.partial(_backward_kernel, size=size, tile=tile), config, tile, n_tiles, numbers,
+        [cut.walked(_heads_first(q, BQ)), cut.held(_heads_first(k, BK)), cut.held(_heads_first(v, BK)), cut.walked(_heads_first(d_out, BQ)), cut.walked_vector(_vectors(lse[..., None], 2, BQ, jnp.inf)), cut.walked_vector(_vectors(delta[..., None], 2, BQ, 0.0))],
+        [((B, Hq, n_tiles * BK, D), dtype, cut.held), ((B, Hq, n_tiles * BK, Dv), dtype, cut.held), ((B, Hq, _up(Sq, BQ) * BQ, D), jnp.float32, cut.whole), ((B, Hq, n_tiles, 1, LANES), jnp.float32, cut.held_vector), ((B, Hq, n_tiles, 1, LANES), jnp.float32, cut.held_vector)],
+        [((BK, D), jnp.float32), ((BK, Dv), jnp.float32), ((BK, LANES), jnp.float32), ((BK, LANES), jnp.float32)],
+        ordered=True,
+    )
+    gradients = {}
+    gradients["slope_h"] = _reduced(sums[0].sum((2, 3, 4))[..., None, None], slope_h)
+    gradients["cap_value"] = _reduced(sums[1].sum((2, 3, 4))[..., None, None], cap_value)
+    dk, dv = (x.reshape(B, Hkv, Hq // Hkv, *x.shape[2:]).sum(2).astype(k.dtype) for x in (dk, dv))
+    dq = (dq * d_factor).astype(q.dtype)
+    return _heads_inside(dq, Sq), _heads_inside(dk, Sk), _heads_inside(dv, Sk), gradients
+
+
 # ---------------------------------------------------------------- the function
 
 
@@ -770,18 +908,21 @@ def _configured(size, dtype, floats, data):
     room = VMEM[chip] << 20
     forward, dkdv, dq = (_fitted(tile, size, chip) for tile in TILES[chip, itemsize])
     wide, wide_v = (-(-d // LANES) * LANES for d in (size.D, size.Dv))
+    of_dq = 8 * wide * size.Sq
+    fused = 3 * of_dq <= room
     tiles = []
     for kernel, (queries, keys, unroll) in (("forward", forward), ("dkdv", dkdv), ("dq", dq)):
         held, walked, length = (keys, queries, size.Sq) if kernel == "dkdv" else (queries, keys, size.Sk)
         whole = (length + walked) * ((wide + wide_v) * itemsize + 16) + 0 * held * (length + walked)
         own = held * ((wide + wide_v) * (2 * itemsize + 4) + 3072) + 24 * held * walked
+        own += of_dq // 2 if fused and kernel == "dkdv" else 0
         if 2 * whole + 2 * own <= room:
             tiles.append(Tile(queries, keys, unroll, 0))
         else:
             tile = Tile(queries, keys, unroll, 1)
             steps = (_query_steps if kernel == "dkdv" else _key_steps)(size, tile, floats, data)
             tiles.append(tile._replace(steps=steps))
-    return Config(size, *tiles, _interpreted(), VMEM[chip])
+    return Config(size, *tiles, fused, _interpreted(), VMEM[chip])
 
 
 def _key_steps(size, tile, floats, data):
@@ -823,9 +964,12 @@ def _attend_backward(config, saved, cotangents):
     delta = jnp.einsum("bqhd,bqhd->bhq", d_out.astype(jnp.float32), out.astype(jnp.float32), precision=lax.Precision.HIGHEST) - d_lse
     lse = jnp.where(lse == -jnp.inf, jnp.inf, lse * LOG2E)  # to base 2; a row that met no key gets no weight
     gradients = {name: jnp.zeros_like(x) for name, x in floats.items()}
-    dq, more = _dq(config, q, k, v, d_out, lse, delta, floats, data)
-    gradients.update(more)
-    dk, dv, more = _dkdv(config, q, k, v, d_out, lse, delta, floats, data)
+    if config.fused:
+        dq, dk, dv, more = _backward(config, q, k, v, d_out, lse, delta, floats, data)
+    else:
+        dq, more = _dq(config, q, k, v, d_out, lse, delta, floats, data)
+        gradients.update(more)
+        dk, dv, more = _dkdv(config, q, k, v, d_out, lse, delta, floats, data)
     gradients.update(more)
     return dq, dk, dv, gradients, None
 
