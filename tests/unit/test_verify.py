@@ -150,3 +150,13 @@ def test_command_without_a_device(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert cli.main(["verify", str(EXAMPLES / "causal.attn"), "--device", "cuda"]) == 2
     assert "no CUDA or ROCm device is here; use --device cpu" in capsys.readouterr().err
+
+
+@pytest.mark.filterwarnings("ignore:.*no TPU found:UserWarning")
+def test_pallas_kernels_are_compared_too() -> None:
+    right = attngen.compile("attention a\nparam s: f32\nscore = s * qk\nmask = causal\n", "pallas", tile=(16, 16))
+    found = list(compare(right, CASE, "cpu"))
+    assert {c.result for c in found} == {"out", "lse", "d q", "d k", "d v", "d s"} and all(c.passed for c in found)
+    other = attngen.compile("attention a\nparam s: f32\nscore = s * qk\n", "pallas", tile=(16, 16))
+    wrong = Kernel(other.spec, other.plan, right.source, "pallas")
+    assert not all(c.passed for c in compare(wrong, CASE, "cpu"))
