@@ -1,16 +1,19 @@
 """Whether two expressions are equal, an expression is positive, a derivative is the planned one: verdicts by algebra.
 
 Equality is decided in this order: the same tree; the same rational function of the atoms (exponentials multiplied out,
-tanh written by exp); the same in every case of the kinks, below, at and above each; then numbers, which only refute.
+tanh written by exp); the same in every case of the kinks, below, at and above each, for the whole or term by term; then
+numbers, which only refute.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
-from attngen.ir.nodes import Expr
+from attngen.ir.build import mul, neg
+from attngen.ir.nodes import Apply, Expr, Op
 from attngen.ir.printing import expression as text
 from attngen.prove.algebra import Term, same, sp
 from attngen.prove.clock import Clock
@@ -78,6 +81,7 @@ def equal(a: Expr, b: Expr, world: World, budget: float, names: tuple[str, str] 
             opaque = Reading(world)
             whole = same(opaque.term(a), opaque.term(b))
             how = "sympy" if whole else in_cases(lambda r: (r.term(a), r.term(b)), world, ties=ties)
+            how = how or _term_by_term(a, b, world, ties)
     except OutOfTime:
         how, reason = None, f"sympy found no proof within {budget:.2g} s"
     else:
@@ -85,6 +89,41 @@ def equal(a: Expr, b: Expr, world: World, budget: float, names: tuple[str, str] 
     if how is not None:
         return Proved(how, (f"{text(a)} = {text(b)}",))
     return differing(a, b, world, names) or Unknown("sympy", f"{reason}, and no point tells them apart")
+
+
+def _term_by_term(a: Expr, b: Expr, world: World, ties: bool) -> str | None:
+    """Sums whose kinks are too many for all cases at once, but which agree term by term, in order."""
+    left, right = _summands(a), _summands(b)
+    if len(left) != len(right) or not 1 < len(left) <= 16:
+        return None
+    for x, y in zip(left, right, strict=True):
+        opaque = Reading(world)
+        pair = partial(_terms, x, y)
+        if not same(opaque.term(x), opaque.term(y)) and in_cases(pair, world, ties=ties) is None:
+            return None
+    return "sympy, term by term"
+
+
+def _terms(a: Expr, b: Expr, reading: Reading) -> tuple[Term, Term]:
+    return reading.term(a), reading.term(b)
+
+
+def _summands(e: Expr) -> list[Expr]:
+    """The terms of a sum, a factor of the whole sum brought to each."""
+    match e:
+        case Apply(op=Op.ADD, args=(a, b)):
+            return [*_summands(a), *_summands(b)]
+        case Apply(op=Op.SUB, args=(a, b)):
+            return [*_summands(a), *(neg(x) for x in _summands(b))]
+        case Apply(op=Op.NEG, args=(a,)):
+            return [neg(x) for x in _summands(a)]
+        case Apply(op=Op.MUL, args=(a, b)):
+            left, right = _summands(a), _summands(b)
+            if len(left) > 1 and len(right) > 1:
+                return [e]
+            return [mul(x, b) for x in left] if len(left) > 1 else [mul(a, y) for y in right]
+        case _:
+            return [e]
 
 
 def differing(a: Expr, b: Expr, world: World, names: tuple[str, str]) -> Refuted | None:

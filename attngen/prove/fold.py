@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from attngen.ir.attention import Normalizer
-from attngen.ir.nodes import Expr
+from attngen.ir.nodes import Apply, Expr, Op
 from attngen.prove.equality import at
 from attngen.prove.points import Point, Undefined, clearly_different, mp, number, numbers
 from attngen.prove.verdict import Proved, Refuted, Unknown, Verdict
@@ -82,6 +82,8 @@ def _run(n: Normalizer, point: Point, first: Any, second: Any) -> Refuted | None
 def never_vanishes(n: Normalizer, world: World) -> Verdict:
     """Whether weight(s, m) / weight(s) is not 0 at one m: rescale(m, n) carries that to every other."""
     assert n.stream_weight is not None
+    if isinstance(n.stream_weight, Apply) and n.stream_weight.op in (Op.EXP, Op.EXP2):
+        return Proved("structure", ("weight(s, m) is an exponential",))
     for point in world.points:
         try:
             stream, weight = point.value(n.stream_weight), point.value(n.weight)

@@ -93,9 +93,10 @@ def _plain(value: Number) -> int | float | bool:
 def points(attention: Attention, *, positive_scale: bool, count: int) -> Iterator[Point]:
     """Up to `count` points at which the spec's facts hold; reference points come in order, t < s < m < n."""
     params = {p.name: p for p in attention.params}
+    lengths = _lengths(attention)
     found = 0
     for seed in range(60 * count):
-        point = _point(attention, params, seed, positive_scale)
+        point = _point(attention, params, seed, positive_scale, lengths)
         if point is None or not _holds(attention, point):
             continue
         yield point
@@ -104,15 +105,23 @@ def points(attention: Attention, *, positive_scale: bool, count: int) -> Iterato
             return
 
 
-def _point(attention: Attention, params: Mapping[str, Param], seed: int, positive_scale: bool) -> Point | None:
+def _lengths(attention: Attention) -> tuple[int, ...]:
+    """Lengths to try: those that suit most specs, or multiples of what the `assume`s compare with."""
+    named = {int(n.value) for e in attention.assumes for n in nodes(e) if isinstance(n, Literal) and n.type is Type.INT}
+    return tuple(c * m for c in sorted(named) if c > 1 for m in (1, 2, 3, 4, 6) if c * m < 2**20) or _LENGTHS
+
+
+def _point(
+    attention: Attention, params: Mapping[str, Param], seed: int, positive_scale: bool, lengths: tuple[int, ...]
+) -> Point | None:
     def pick(values: tuple[Any, ...], salt: int) -> Any:
         return values[zlib.crc32(f"{seed} {salt}".encode()) % len(values)]
 
-    keys = pick(_LENGTHS, 0)
-    queries = keys if seed % 3 != 2 else pick(_LENGTHS, 1)
+    keys = pick(lengths, 0)
+    queries = keys if seed % 3 != 2 else pick(lengths, 1)
     groups, heads = (seed % 2) + 1, (seed // 2 % 3) + 1
     sizes = {"B": 2, "Hq": groups * heads, "Hkv": heads, "Sq": queries, "Sk": keys, "D": 16, "Dv": 16}
-    sizes.update({name: pick(_LENGTHS, i + 3) for i, name in enumerate(attention.sizes)})
+    sizes.update({name: pick(lengths, i + 3) for i, name in enumerate(attention.sizes)})
     head = seed % sizes["Hq"]
     symbols: dict[str, Number] = {**sizes, "b": seed % 2, "h": head, "hkv": head // groups}
     symbols["q"], symbols["k"] = (seed * 5 + 2) % queries, (seed * 3 + 1) % keys

@@ -27,6 +27,7 @@ SPILLS = {
     ("sm_80", 64, "relative_bias", "sum_table"): 4,
     ("sm_80", 64, "t5_bias", "sum_table"): 4,
     ("sm_90", 64, "full_bias", "dkdv"): 4,
+    ("sm_90", 128, "causal", "hopper_forward"): 4,
     ("sm_90", 64, "t5_bias", "dkdv"): 4,
     ("sm_90", 128, "dropout", "dkdv"): 6,
     ("sm_90", 128, "natten_2d", "dkdv"): 4,
