@@ -65,7 +65,7 @@ class Chip:
 
     Rates a second: `matrix` of bf16 and fp16 products (a multiply-add is two operations), `matrix_fp32` of float32
     products at float32's accuracy, `vector` of single operations (a multiply-add instruction is one), `special` of
-    exponentials and the like. `arch` is the row of the plan's table of tile sizes; None: `tile` is the default.
+    exponentials and the like. `arch` is a GPU's row of the plan's table of tile sizes, `tpu` a TPU's.
     """
 
     name: str
@@ -80,7 +80,7 @@ class Chip:
     cache: Memory | None
     main: Memory
     arch: str | None = None
-    tile: tuple[int, int] = (512, 512)
+    tpu: str | None = None
     array: Array | None = None
 
     def matrix_rate(self, dtype: str) -> Figure:
@@ -133,7 +133,6 @@ def _tpu(
     memory: float,
     bandwidth: float,
     clock: float,
-    tile: tuple[int, int] = (512, 512),
 ) -> Chip:
     """`mxus` and `vmem_mib` of one core; `clock` in Hz: the peak over the cells, each of which makes one product a
     cycle in arrays of 128 x 128 and two in those of 256 x 256 (at one, v6e would run at 3.5 GHz).
@@ -151,7 +150,7 @@ def _tpu(
         None,
         Memory("HBM", Figure(memory, f"{_TPU}/{name}"), 1, Figure(bandwidth, f"{_TPU}/{name}")),
         None,
-        tile,
+        name.removeprefix("tpu"),
         Array(side, side, cores * mxus),
     )
 
@@ -200,11 +199,11 @@ CHIPS: tuple[Chip, ...] = (
     ),
     _tpu(
         "v6e", "Google TPU v6e", cores=1, mxus=2, side=256, vmem_mib=128,
-        matrix=918e12, memory=32 * GIB, bandwidth=1.6e12, clock=1.75e9, tile=(1024, 1024),
+        matrix=918e12, memory=32 * GIB, bandwidth=1.6e12, clock=1.75e9,
     ),
     _tpu(
         "tpu7x", "Google TPU7x (Ironwood)", cores=2, mxus=2, side=256, vmem_mib=64,
-        matrix=2.307e15, memory=192 * GIB, bandwidth=7.37e12, clock=2.2e9, tile=(1024, 1024),
+        matrix=2.307e15, memory=192 * GIB, bandwidth=7.37e12, clock=2.2e9,
     ),
 )  # fmt: skip
 NAMES = tuple(chip.name for chip in CHIPS)

@@ -22,7 +22,7 @@ from attngen.errors import UsageError
 from attngen.ir.attention import Param
 from attngen.ir.evaluate import evaluate
 from attngen.ir.nodes import Storage
-from attngen.plan import KernelPlan
+from attngen.plan import KernelPlan, tpu_tiles
 from attngen.plan.footprint import loads_of
 from attngen.plan.kernel import Gather
 from attngen.plan.simulate import planned
@@ -135,8 +135,10 @@ class _Model:
         if self.own_tile is not None:
             return Tile(*self.own_tile, warps=4, stages=1)
         own = self.plan.attention.tile
-        if self.chip.arch is None:
-            return Tile(*(own or self.chip.tile), warps=1, stages=2)
+        if self.chip.tpu is not None:
+            on_tpu = tpu_tiles.table(own)[self.chip.tpu, self.itemsize]
+            wide = on_tpu[("forward", "dkdv", "dq").index(_kernel(loop))]
+            return Tile(wide.queries, wide.keys, warps=1, stages=2)
         rows = table(own, self.plan.burden, loads_of(self.plan))
         wanted = self.chip.arch, self.itemsize, self.head_block
         row = next(r for r in rows if (r.chip, r.itemsize, r.head_block) == wanted)
