@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
-from gpu.test_card import EXAMPLES
 
 import attngen
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 pytestmark = [
     pytest.mark.gpu,

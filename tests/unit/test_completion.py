@@ -36,7 +36,10 @@ def bash(*words: str) -> list[str]:
 @pytest.mark.parametrize(
     ("words", "offered"),
     [
-        (["attngen", ""], ["compile", "fmt", "show", "verify", "cost", "tune", "completion", "--help", "--version"]),
+        (
+            ["attngen", ""],
+            ["compile", "fmt", "show", "check", "verify", "cost", "tune", "completion", "--help", "--version"],
+        ),
         (["attngen", "co"], ["compile", "cost", "completion"]),
         (["attngen", "compile", "--emit", "c"], ["cubin"]),
         (["attngen", "compile", "a.attn", "--arch", "sm_"], ["sm_80", "sm_86", "sm_90", "sm_100"]),
