@@ -106,13 +106,11 @@ def checked_plan(
         raise type(error)(replace(d, source=source) for d in error.diagnostics) from None
 
 
-def prove(
-    spec: Attention, planned: KernelPlan, *, timeout: float | None = None, fresh: bool = False
-) -> tuple[Proof, KernelPlan]:
+def prove(spec: Attention, planned: KernelPlan, *, timeout: float | None = None) -> tuple[Proof, KernelPlan]:
     """Every obligation of this plan, and the plan without the tile ranges that are not proved.
 
     `timeout` is in seconds, for the whole; what it cuts off is unknown. A proof without unknowns is kept on disk, by
-    content; `fresh` asks for a new one.
+    content.
     """
     from attngen.prove.fallback import weakened
     from attngen.prove.proof import BUDGET
@@ -123,7 +121,7 @@ def prove(
 
     budget = BUDGET if timeout is None else timeout
     name = key(spec, planned, budget)
-    kept = None if fresh else cache.remembered("proofs", name)
+    kept = cache.remembered("proofs", name)
     if kept is not None:
         return from_json(json.loads(kept)), planned
     proof = prove_plan(spec, planned, budget)

@@ -120,12 +120,3 @@ def _runs(name: str, segments: tuple[Segment, ...], steps: list[Step], *, inner:
             steps.append(Assigned(b.start, maximum(index(b.start), index(a.stop))))
             steps.append(Assigned(b.stop, maximum(index(b.stop), index(b.start))))
     return runs
-
-
-def bound_names(steps: tuple[Step, ...]) -> tuple[str, ...]:
-    """The names that the steps bind, in order."""
-    found: list[str] = []
-    for step in steps:
-        if isinstance(step, Rounded | Assigned):
-            found.append(step.name)
-    return tuple(dict.fromkeys(found))

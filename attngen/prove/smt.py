@@ -351,9 +351,6 @@ class World:
     def any_of(self, terms: Iterable[Term]) -> Term:
         return z3.Or(*terms, z3.Not(self._true()))
 
-    def no(self, term: Term) -> Term:
-        return z3.Not(term)
-
     def implies(self, a: Term, b: Term) -> Term:
         return z3.Implies(a, b)
 

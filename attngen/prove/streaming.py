@@ -350,9 +350,6 @@ class _Streaming(_Laws):
         ]  # fmt: skip
 
 
-_RESCALE = "make rescale(m, n) a quotient f(n) / f(m)"
-
-
 def _flag(holds: bool, otherwise: str) -> Verdict:
     return Proved("structure") if holds else Refuted("structure", (otherwise,))
 

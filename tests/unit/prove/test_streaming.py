@@ -24,12 +24,6 @@ from attngen.prove.verdict import Claim, Proved, Refuted, Unknown
 EXAMPLES = sorted((Path(__file__).parents[3] / "examples").glob("*.attn"))
 
 
-@pytest.fixture(autouse=True)
-def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The planner's own look at the stream lines, off: it is the prover that must find what is wrong."""
-    monkeypatch.setattr("attngen.plan.kernel.check_stream", lambda n: None, raising=False)
-
-
 def spec(
     weight: str = "exp(s)",
     stream: str = "exp(s - m)",
