@@ -39,7 +39,9 @@ SOURCE_ARCHITECTURES = ("auto", "portable", *ARCHITECTURES)
 DTYPES = ("fp16", "bf16", "fp32")
 TPU_STAGES = ("mosaic", "hlo", "schedule")
 TPUS = ("v4", "v5e", "v5p", "v6e", "7x")
-CHIPS = ("a100", "h100", "h200", "b200", "mi300x", "v4", "v5e", "v5p", "v6e", "tpu7x")
+"""The one vocabulary of TPUs: what `--chip` takes, what a generated file's tables and `CHIP` say."""
+CHIPS = ("a100", "h100", "h200", "b200", "mi300x", *TPUS)
+"""What `cost` knows."""
 
 
 def options(

@@ -125,6 +125,7 @@ def _tpu(
     name: str,
     title: str,
     *,
+    page: str | None = None,
     cores: int,
     mxus: int,
     side: int,
@@ -134,23 +135,25 @@ def _tpu(
     bandwidth: float,
     clock: float,
 ) -> Chip:
-    """`mxus` and `vmem_mib` of one core; `clock` in Hz: the peak over the cells, each of which makes one product a
-    cycle in arrays of 128 x 128 and two in those of 256 x 256 (at one, v6e would run at 3.5 GHz).
+    """`page` is the sheet's name where it is not the chip's; `mxus` and `vmem_mib` of one core; `clock` in Hz: the
+    peak over the cells, each of which makes one product a cycle in arrays of 128 x 128 and two in those of 256 x 256
+    (at one, v6e would run at 3.5 GHz).
     """
+    sheet = f"{_TPU}/{page or name}"
     return Chip(
         name,
         title,
         cores,
-        Figure(matrix, f"{_TPU}/{name}"),
+        Figure(matrix, sheet),
         Figure(matrix / 6, _PASSES),
         Figure(8 * 128 * 4 * cores * clock, _SCALING),
         None,
         Figure(256 * KIB, _SCALING_REGISTERS),
         Memory("VMEM", Figure(vmem_mib * MIB, _JAX), cores, None),
         None,
-        Memory("HBM", Figure(memory, f"{_TPU}/{name}"), 1, Figure(bandwidth, f"{_TPU}/{name}")),
+        Memory("HBM", Figure(memory, sheet), 1, Figure(bandwidth, sheet)),
         None,
-        name.removeprefix("tpu"),
+        name,
         Array(side, side, cores * mxus),
     )
 
@@ -202,7 +205,7 @@ CHIPS: tuple[Chip, ...] = (
         matrix=918e12, memory=32 * GIB, bandwidth=1.6e12, clock=1.75e9,
     ),
     _tpu(
-        "tpu7x", "Google TPU7x (Ironwood)", cores=2, mxus=2, side=256, vmem_mib=64,
+        "7x", "Google TPU7x (Ironwood)", page="tpu7x", cores=2, mxus=2, side=256, vmem_mib=64,
         matrix=2.307e15, memory=192 * GIB, bandwidth=7.37e12, clock=2.2e9,
     ),
 )  # fmt: skip

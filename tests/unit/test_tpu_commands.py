@@ -5,11 +5,16 @@ from __future__ import annotations
 import importlib.util
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from attngen import api, cli
+from attngen.cost.chips import CHIPS as COSTED
 from attngen.errors import UsageError
+from attngen.plan import tpu_tiles
+from attngen.runtime.loader import execute
 from attngen.runtime.tpu import compile as tpu_compile
 from attngen.runtime.tpu import tune
 from attngen.runtime.tpu.chips import CHIPS
@@ -36,8 +41,22 @@ def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "windowed.attn"
 
 
-def test_the_chips_are_those_that_libtpu_compiles_for() -> None:
-    assert set(api.TPUS) == set(CHIPS)
+def test_every_command_calls_a_chip_by_the_same_name() -> None:
+    """What libtpu compiles for, what `cost` counts for, and what generated files have tiles and memory for."""
+    assert api.TPUS == tuple(CHIPS) == tuple(c.tpu for c in COSTED if c.tpu is not None)
+    assert tuple(c.name for c in COSTED) == api.CHIPS
+    assert set(api.TPUS) | {"cpu"} == set(tpu_tiles.VMEM) == {chip for chip, _ in tpu_tiles.table(None)}
+
+
+def test_a_generated_file_finds_every_chip_by_its_name() -> None:
+    source = api.compile("attention a\nmask = causal\n", "pallas").source
+    module: Any = execute(source, "a")
+    kinds = {"v4": "TPU v4", "v5e": "TPU v5 lite", "v5p": "TPU v5", "v6e": "TPU v6 lite", "7x": "TPU7x"}
+    found: dict[str, str] = {}
+    for name, kind in kinds.items():
+        module.jax = SimpleNamespace(devices=lambda kind=kind: [SimpleNamespace(device_kind=kind)])
+        found[name] = module._chip()
+    assert found == {name: name for name in api.TPUS}
 
 
 @pytest.mark.parametrize(
