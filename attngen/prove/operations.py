@@ -261,12 +261,12 @@ def wave(a: Interval) -> Interval:
 
 
 def _even(found: Interval, a: Interval, n: int) -> Interval:
-    """a ** n for an even n > 0: never negative."""
+    """a ** n for an even n > 0: never negative, and least where |a| is."""
     infinite = a.plus or a.minus or a.masked
-    low = 0.0 if not a.has_finite else min(_whole_power(min(abs(a.low), abs(a.high)), n), FLOAT_MAX)
-    if a.low <= 0 <= a.high:
-        low = _whole_power(a.away, n)
-    found = replace(found, low=max(found.low, single(low)), plus=found.plus or infinite, minus=False, masked=False)
+    low = 0.0 if not a.has_finite else a.away if a.low <= 0 <= a.high else min(abs(a.low), abs(a.high))
+    low = min(_whole_power(low, n), FLOAT_MAX)
+    low = single(low if n == 2 else low * (1 - _WIDER))  # more than one product is rounded more than once
+    found = replace(found, low=max(found.low, low), plus=found.plus or infinite, minus=False, masked=False)
     return settled(replace(found, nan=a.nan))
 
 
@@ -317,7 +317,8 @@ def _fixed_power(a: Interval, n: int) -> Interval:
         return square(a)
     low, high = math.inf, -math.inf
     if a.has_finite:
-        values = [math.copysign(_whole_power(abs(x), n), x if n % 2 else 1.0) for x in (a.low, a.high)]
+        ends = (a.low, a.high) if n % 2 or not a.low < 0 < a.high else (0.0, a.low, a.high)
+        values = [math.copysign(_whole_power(abs(x), n), x if n % 2 else 1.0) for x in ends]
         low, high = widened(min(values), max(values))
         if a.magnitude <= 1:  # however the products are rounded
             low, high = max(low, -1.0), min(high, 1.0)

@@ -217,6 +217,8 @@ WRONG: dict[str, tuple[str, str]] = {
         + "normalizer = n(e = e[h])",
         "derivatives",
     ),
+    "even_power_that_may_vanish": ("param x: f32\nscore = qk * scale / (x + 0.5) ** 4", "score"),
+    "log_of_an_even_power": ("param x: f32[Hq]\nscore = qk * scale + log((x[h] + 0.5) ** 6)", "score"),
     "root_of_score": ("score = sqrt(abs(qk * scale))", "derivatives"),
     "root_of_nonnegative_param": ("param c: f32[Hq] where c >= 0\nscore = qk * scale * sqrt(c[h])", "derivatives"),
     "root_of_norm": ("score = qk * scale - sqrt(qk * qk)", "derivatives"),

@@ -107,6 +107,9 @@ def test_it_sees_that_it_is_finite(text: str, mask: str) -> None:
         "qk ** -1",
         "rsqrt(abs(qk))",
         "-inf * float(k > q)",
+        "1.0 / (qk + 0.5) ** 4",
+        "log((qk - 1.0) ** 2)",
+        "qk ** -6",
     ],
 )
 def test_it_does_not_call_finite_what_is_not(text: str) -> None:
@@ -125,6 +128,7 @@ def test_it_does_not_call_finite_what_is_not(text: str) -> None:
         ("float(k % 7)", 0.0, 6.0),
         ("float(abs(clamp(q - k, -9, 4)))", 0.0, 9.0),
         ("qk * qk", 0.0, 2.0**26),
+        ("clamp(qk, -3, 2) ** 4", 0.0, 81.001),
         ("qk - max(qk, slope)", -(2.0**14), 0.0),
         ("1.0 if flag else 2.0", 1.0, 2.0),
     ],
@@ -132,6 +136,13 @@ def test_it_does_not_call_finite_what_is_not(text: str) -> None:
 def test_bounds(text: str, low: float, high: float) -> None:
     found = of(text)
     assert low <= found.low and found.high <= high and found.finite
+
+
+@pytest.mark.parametrize("n", [2, 4, 6])
+def test_an_even_power_is_least_at_zero(n: int) -> None:
+    assert of(f"(qk + 0.5) ** {n}").low == 0.0
+    assert of(f"clamp(qk, -3, 2) ** {n}").high >= 3**n
+    assert 0.99 * 2**n < of(f"clamp(qk, -3, -2) ** {n}").low <= 2**n
 
 
 def test_infinite_as_written_is_told_from_infinite_by_computation() -> None:
