@@ -125,13 +125,13 @@ class _Weights:
         return Claim("sums", sentence, Proved(BY, steps), span=self.span)
 
     def _search(self, e: Expr, kind: str) -> Witness | None:
-        """Inputs with |score| <= LEAST_SCORE at which the weight `e` goes wrong."""
+        """Inputs at which the weight `e` goes wrong: a negative one at any score, others with |score| <= LEAST_SCORE."""
         a, w = self.plan.attention, self.plan.weights
         search = Search(a, LEAST, scale_positive=self.questions.scale_positive)
         conditions: tuple[Expr, ...]
         if w.form is Form.DIRECT:
             target = walk.substitute(e, {S: w.unit})
-            conditions = (a.mask, _bounded(w.unit))
+            conditions = (a.mask,) if kind == "negative" else (a.mask, _bounded(w.unit))
         else:
             target, conditions = e, (apply(Op.LE, S, M), _bounded(S), _bounded(M))
         if kind == "negative":
@@ -196,14 +196,17 @@ class _Weights:
         """Weights that are summed are not negative: else the denominator could vanish or its logarithm be NaN."""
         w = self.plan.weights
         sentence = "no weight is negative, so the denominator is not, and lse is its logarithm"
-        bound = min(max(self.scores.magnitude, LEAST_SCORE), 2.0**40)
-        for size in (bound, LEAST_SCORE):
-            values = self._at(w.stream, size)
-            if values.low >= 0 and not values.nan:
-                return Claim("denominator", sentence, Proved(BY, (f"weights in {values}",)), span=self.span)
+        values = self._at(w.stream, min(max(self.scores.magnitude, LEAST_SCORE), 2.0**40))
+        if values.low >= 0 and not values.nan:
+            return Claim("denominator", sentence, Proved(BY, (f"weights in {values}",)), span=self.span)
         found = self._search(w.stream, "negative")
         if found is None:
-            return Claim("denominator", sentence, Unknown(BY, nothing_found), span=self.span)
+            values = self._at(w.stream, LEAST_SCORE)
+            verdict = Unknown(BY, nothing_found)
+            if values.low >= 0 and not values.nan:
+                sentence += f"; for scores up to {LEAST_SCORE:g}"
+                verdict = Proved(BY, (f"weights in {values}",))
+            return Claim("denominator", sentence, verdict, span=self.span)
         weight = found.at(walk.substitute(w.stream, {S: w.unit}) if w.form is Form.DIRECT else w.stream)
         lines = (
             f"the weight is {weight:g}: with this key alone the denominator is negative, and lse = log of it is NaN",

@@ -207,6 +207,10 @@ WRONG: dict[str, tuple[str, str]] = {
     ),
     "sink_divides": ("param t: f32[Hq]\nnormalizer = softmax(sink = 1.0 / t[h])", "extra term"),
     "sink_logarithm": ("param t: f32[Hq]\nnormalizer = softmax(sink = log(t[h]))", "extra term"),
+    "negative_weight_at_a_large_score": (
+        "normalizer n {\n    weight(s) = 200.0 - abs(s)\n    denominator = sum\n    shift = none\n}\nnormalizer = n",
+        "denominator",
+    ),
     "square_root_weight": (
         "normalizer n {\n    weight(s) = sqrt(max(s, 0.0))\n    denominator = sum\n    shift = none\n}\nnormalizer = n",
         "slope",
