@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from attngen.ir import walk
 from attngen.ir.attention import Attention
-from attngen.ir.nodes import INDICES, Expr, Load, Scalar, Symbol, Type
+from attngen.ir.nodes import COMPARISONS, INDICES, Apply, Expr, Load, Scalar, Symbol, Type
 from attngen.prove.interval import number
 
 
@@ -62,10 +62,12 @@ def stated(box: Box, attention: Attention, expressions: Iterable[Expr]) -> str:
                     tiny = tiny or attention.param(node.param).where is not None
                 case Symbol() if node.type is Type.INT and (node.id in INDICES or node.id in ("Sq", "Sk")):
                     read[f"lengths below {number(float(box.length))}"] = None
+                case Apply() if node.op in COMPARISONS and node.args[0].type is Type.FLOAT:
+                    tiny = True
                 case _:
                     pass
     if tiny:
-        read[f"what a `where` keeps from 0 at least {number_below(box.tiny)} away from it"] = None
+        read[f"what a `where` or a condition keeps from 0 at least {number_below(box.tiny)} away from it"] = None
     return ", ".join(read)
 
 

@@ -241,6 +241,12 @@ def test_limits_are_stated() -> None:
     assert "|q . k| <= 2**30" in score.sentence
 
 
+def test_what_a_condition_keeps_from_zero_is_stated() -> None:
+    for body in ("score = 1.0 / qk if qk != 0 else 0.0", "param t: f32[B, Sk]\nscore = qk / t[b, k]\nmask = t[b, k] > 0"):
+        (score,) = [c for c in claims("a", body) if c.subject == "score"]
+        assert "a condition keeps from 0 at least 2**-40 away" in score.sentence
+
+
 def test_out_of_time_is_unknown() -> None:
     found = range_safety(*planned("f", WRONG["divides_by_distance"][0]), 1e-6)
     assert isinstance(found[-1].verdict, Unknown)
