@@ -18,6 +18,11 @@ from attngen.plan.segments import Segment
 from attngen.prove.verdict import Claim
 
 
+def can_do_without(claim: Claim) -> bool:
+    """Whether a plan can give up what this claim of `tile-ranges` is about: a range, but not the mask or the facts."""
+    return claim.subject.startswith(("keys, ", "queries, "))
+
+
 def weakened(plan: KernelPlan, unknown: Collection[Claim]) -> tuple[KernelPlan, tuple[str, ...]]:
     """The plan without what these claims of `tile-ranges` leave open; the plan itself if there is nothing to drop."""
     dropped: list[str] = []

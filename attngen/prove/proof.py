@@ -14,6 +14,7 @@ from attngen.ir.attention import Attention
 from attngen.plan.kernel import KernelPlan
 from attngen.prove.bounds import index_bounds
 from attngen.prove.empty_rows import empty_rows
+from attngen.prove.fallback import can_do_without
 from attngen.prove.gradients import gradients
 from attngen.prove.locality import locality
 from attngen.prove.range_safety import range_safety
@@ -63,9 +64,11 @@ class Proof:
     @property
     def refused(self) -> tuple[tuple[Obligation, Claim], ...]:
         """The unknown claims for which the plan has nothing else, and that the user does not allow."""
-        return tuple(
-            (o, c) for o, c in self.unknown if not (o in self.allowed or (o is Obligation.TILE_RANGES and self.dropped))
-        )
+
+        def given_up(o: Obligation, c: Claim) -> bool:
+            return bool(self.dropped) and o is Obligation.TILE_RANGES and can_do_without(c)
+
+        return tuple((o, c) for o, c in self.unknown if not (o in self.allowed or given_up(o, c)))
 
     @property
     def holds(self) -> bool:

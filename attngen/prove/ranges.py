@@ -21,12 +21,13 @@ from time import monotonic
 
 from attngen.ir import printing
 from attngen.ir.attention import Attention
-from attngen.ir.build import index
+from attngen.ir.build import conjunction, index
 from attngen.ir.nodes import SIZES, Expr
 from attngen.ir.walk import params, substitute
 from attngen.plan.kernel import KernelPlan
 from attngen.plan.loops import Loops
 from attngen.plan.ranges import DataTest, TileRanges
+from attngen.prove.confirm import reads_functions
 from attngen.prove.settings import Setting, settings
 from attngen.prove.smt import Answer, Fails, Holds, Term, World
 from attngen.prove.trial import Example, Trial
@@ -53,11 +54,13 @@ def _possible(attention: Attention) -> Claim:
     sentence = "some call satisfies every `where` and `assume`"
     facts = [*(p.where for p in attention.params if p.where is not None), *attention.assumes]
     span = facts[0].span if facts else attention.mask.span
-    if not facts or next(settings(attention, attention.mask), None) is not None:
+    if not facts or next(settings(attention, conjunction(attention.mask, *facts)), None) is not None:
         return Claim("facts", sentence, Proved("trial"), span=span)
     answer = World(attention).possible(1.0)
     if isinstance(answer, Fails):
-        return Claim("facts", sentence, Proved("z3"), span=span)
+        invented = any(reads_functions(fact) for fact in facts)
+        unknown = Unknown("z3", "it knows nothing of the functions in the facts, and no numbers tried satisfy them")
+        return Claim("facts", sentence, unknown if invented else Proved("z3"), span=span)
     if isinstance(answer, Holds):
         text = ", ".join(printing.expression(fact) for fact in facts)
         return Claim("facts", sentence, Refuted("z3", (f"no sizes and params satisfy all of: {text}",)), span=span)

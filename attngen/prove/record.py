@@ -1,7 +1,7 @@
 """A proof as JSON and back: what `attngen check --json` prints, and what is kept between runs.
 
 Takes proofs, gives plain values. The key of a proof is made of all that it depends on: the attention, the plan, the
-budget, and the prover's own source.
+budget, and the source of the prover and of what it asks.
 """
 
 from __future__ import annotations
@@ -18,6 +18,10 @@ from attngen.plan.kernel import KernelPlan
 from attngen.prove.proof import Proof
 from attngen.prove.verdict import Claim, Obligation, Proved, Refuted, Shown, Unknown, Verdict
 
+ROOMS = ("prove", "ir", "plan")
+MODULES = ("errors.py", "inputs.py")
+"""What a proof is made with. `ladder/` shows nothing."""
+
 
 def key(attention: Attention, plan: KernelPlan, budget: float) -> str:
     return hashlib.sha256(f"{attention!r}\n{plan!r}\n{budget}\n{_own_source()}".encode()).hexdigest()
@@ -25,12 +29,13 @@ def key(attention: Attention, plan: KernelPlan, budget: float) -> str:
 
 @cache
 def _own_source() -> str:
-    """The digest of the modules of this room and of the IR that it reads."""
+    """The digest of the modules of this room and of those that it asks: the IR's, the plan's, `inputs`."""
     found = hashlib.sha256()
-    for room in ("attngen.prove", "attngen.ir"):
-        for file in sorted(resources.files(room).iterdir(), key=lambda f: f.name):
-            if file.name.endswith(".py"):
-                found.update(file.read_bytes())
+    package = resources.files("attngen")
+    files = [file for room in ROOMS for file in package.joinpath(room).iterdir()]
+    for file in sorted([*files, *map(package.joinpath, MODULES)], key=str):
+        if file.name.endswith(".py"):
+            found.update(file.read_bytes())
     return found.hexdigest()
 
 

@@ -41,8 +41,7 @@ class Setting:
 
 def settings(attention: Attention, mask: Expr) -> Iterator[Setting]:
     """Small sizes and values that the `where`s and `assume`s allow, the plainest first; always the same ones."""
-    needed = set(params(mask)) | {name for fact in attention.assumes for name in params(fact)}
-    own = [p for p in attention.params if p.name in needed]
+    own = _read(attention, (mask, *attention.assumes))
     for lengths in _lengths(attention, mask):
         for seed in range(6):
             made = _setting(attention, own, lengths, seed)
@@ -50,6 +49,19 @@ def settings(attention: Attention, mask: Expr) -> Iterator[Setting]:
                 yield made
             if not own:
                 break
+
+
+def _read(attention: Attention, expressions: tuple[Expr, ...]) -> list[Param]:
+    """The params that these read, and those that their `where`s read."""
+    needed: set[str] = set()
+    waiting = [name for e in expressions for name in params(e)]
+    while waiting:
+        name = waiting.pop()
+        if name not in needed:
+            needed.add(name)
+            where = attention.param(name).where
+            waiting += params(where) if where is not None else ()
+    return [p for p in attention.params if p.name in needed]
 
 
 def _lengths(attention: Attention, mask: Expr) -> list[tuple[int, int]]:
@@ -71,25 +83,35 @@ def _setting(attention: Attention, own: list[Param], lengths: tuple[int, int], s
         sizes[name] = (max(lengths), 3, 1, 8, max(lengths), 5)[seed]
     values: dict[str, Any] = {}
     for p in own:
-        made = _values(p, sizes, random, seed, max(lengths))
+        made = _values(p, sizes, values, random, seed, max(lengths))
         if made is None:
             return None
         values[p.name] = made
     env = {**sizes, "b": 0, "h": 0, "hkv": 0, "inf": np.inf, "scale": 1.0}
-    if all(bool(np.all(evaluate(fact, env, values))) for fact in attention.assumes):
+    # A `where` that reads a later param was left open.
+    facts = (*attention.assumes, *(p.where for p in own if p.where is not None))
+    if all(bool(np.all(evaluate(fact, env, values))) for fact in facts):
         return Setting(sizes, values)
     return None
 
 
-def _values(p: Param, sizes: Mapping[str, int], random: np.random.Generator, seed: int, longest: int) -> Any:
+def _values(
+    p: Param,
+    sizes: Mapping[str, int],
+    known: Mapping[str, Any],
+    random: np.random.Generator,
+    seed: int,
+    longest: int,
+) -> Any:
+    """A value or an array under the param's `where`, as far as the params known so far tell; None where none will do."""
     shape = tuple(int(evaluate(d, sizes, {})) for d in p.shape)
     pool: list[Any] = {
         Type.BOOL: [True, False],
         Type.INT: [*INTS, longest // 2, longest],
         Type.FLOAT: [*FLOATS, longest / 2],
     }[p.type]
-    if p.where is not None:
-        pool = [v for v in pool if bool(evaluate(p.where, sizes, {p.name: v}))]
+    if p.where is not None and set(params(p.where)) <= {p.name, *known}:
+        pool = [v for v in pool if bool(np.all(evaluate(p.where, sizes, {**known, p.name: v})))]
     if not pool:
         return None
     if not shape:

@@ -393,8 +393,11 @@ class World:
         return self._check([*given, z3.Not(conclusion), *self._facts, *self._laws(), *self._products()], left)
 
     def possible(self, seconds: float) -> Answer:
-        """`Fails`, with values, if the facts of this world can hold together; `Holds` if they exclude each other."""
-        return self.ask([], z3.Not(self._true()), seconds)
+        """`Fails`, with values, if all facts can hold together, an element of each tensor having its own `where`;
+        `Holds` if they exclude each other."""
+        tensors = [p for p in self.attention.params if not p.is_scalar and p.where is not None]
+        elements = [self._where(p, self._constant(f"an element of {p.name}", p.type)) for p in tensors]
+        return self.ask(elements, z3.Not(self._true()), seconds)
 
     def ask_linear(self, premises: Iterable[Term], conclusion: Term, seconds: float) -> Answer:
         """`ask` for formulas of linear arithmetic over ints, by the solver that is fastest on these.

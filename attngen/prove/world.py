@@ -35,6 +35,8 @@ class World:
             for part in _conjuncts(fact):
                 self._note(part, found)
         for p in self.attention.params:
+            if _contradictory(found[p.name]):  # which `tile-ranges` refutes; sympy takes no such symbol
+                found[p.name] = {"real": True}
             if p.type is Type.INT:
                 found[p.name]["integer"] = True
         return found
@@ -70,6 +72,13 @@ class World:
     def atoms(self) -> dict[Any, Any]:
         """The symbols of opaque things, by what they are."""
         return {}
+
+
+def _contradictory(signs: Mapping[str, bool]) -> bool:
+    """Whether no number has all these signs."""
+    up = "positive" in signs or "nonnegative" in signs
+    down = "negative" in signs or "nonpositive" in signs
+    return up and down and bool({"positive", "negative", "nonzero"} & signs.keys())
 
 
 def _conjuncts(fact: Expr | None) -> tuple[Expr, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import time
 from dataclasses import replace
@@ -20,7 +21,7 @@ from attngen.plan.simulate import classify
 from attngen.prove.deadline import OutOfTime, limited
 from attngen.prove.fallback import weakened
 from attngen.prove.proof import Proof, prove
-from attngen.prove.record import from_json, key, to_json
+from attngen.prove.record import MODULES, ROOMS, from_json, key, to_json
 from attngen.prove.report import proof_text, rows
 from attngen.prove.verdict import Claim, Obligation, Proved, Refuted, Shown, Unknown
 
@@ -177,6 +178,42 @@ def test_the_header_says_what_was_given_up(monkeypatch: pytest.MonkeyPatch) -> N
     assert "tile-ranges" not in next(line for line in kernel.source.split("\n") if line.startswith("# Proved:"))
 
 
+@pytest.mark.parametrize("subject", ["mask", "facts"])
+def test_only_ranges_can_be_given_up(subject: str) -> None:
+    unsure = (
+        Claim("keys, any", "no allowed pair is outside", Unknown("z3", "timeout")),
+        Claim(subject, "a sentence", Unknown("z3", "timeout")),
+    )
+    proof = Proof("x", (Shown(Obligation.TILE_RANGES, unsure),), ("which tiles of keys to skip (none is)",))
+    assert [c.subject for _, c in proof.refused] == [subject]
+    assert not proof.holds
+
+
+# ---------------------------------------------------------------- facts
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        "param x: f32 where x > 1 and x < 0\nscore = qk * scale * x",
+        "param x: f32[Hq] where x > 1 and x < 0\nscore = qk * scale * x[h]",
+        "param x: f32 where 0 <= x and x <= 0 and x != 0\nscore = qk * scale * x",
+        "param w: int where w > 4\nparam x: int where x < w\nassume x > 9 and w < 7\nmask = causal",
+        "param x: int[Hq] where x % 4 == 5\nscore = qk * scale + float(x[h])",
+    ],
+)
+def test_facts_that_exclude_each_other_are_refuted(facts: str) -> None:
+    proof = fresh(f"attention none\n\n{facts}\n")
+    wrong = [c for o, c in proof.refuted if o is Obligation.TILE_RANGES]
+    assert [c.subject for c in wrong] == ["facts"]
+    assert wrong[0].span.line > 1
+
+
+def test_facts_that_only_an_invented_function_satisfies_are_unknown() -> None:
+    proof = fresh("attention none\n\nparam x: f32 where exp(x) < 0\nscore = qk * scale * x\n")
+    assert [c.subject for o, c in proof.refused if o is Obligation.TILE_RANGES] == ["facts"]
+
+
 # ---------------------------------------------------------------- budget
 
 
@@ -231,6 +268,23 @@ def test_the_key_of_a_proof_knows_the_plan() -> None:
     planned = plan(attention)
     other = replace(planned, longest_first=not planned.longest_first)
     assert len({key(attention, planned, 10.0), key(attention, other, 10.0), key(attention, planned, 5.0)}) == 3
+
+
+def test_the_key_of_a_proof_knows_all_that_the_prover_asks() -> None:
+    package = ROOT / "attngen"
+    asked = {name for file in (package / "prove").glob("*.py") for name in _imported(file) if name.startswith("attngen")}
+    known = {f"attngen.{room}" for room in (*ROOMS, *(module.removesuffix(".py") for module in MODULES))}
+    assert {".".join(name.split(".")[:2]) for name in asked} - {"attngen"} <= known
+
+
+def _imported(file: Path) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module is not None:
+            found |= {node.module, *(f"{node.module}.{a.name}" for a in node.names)}
+        elif isinstance(node, ast.Import):
+            found |= {a.name for a in node.names}
+    return found
 
 
 def test_an_unknown_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:

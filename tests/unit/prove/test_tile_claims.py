@@ -62,6 +62,11 @@ UNSEEN = {
     ),
     "modulo": ("mask = (q - k) % 3 == 0 and causal",),
     "time window": ("param t: f32[B, Sk]", "mask = t[b, q] - t[b, k] < 2.5 and causal", "assume Sq == Sk"),
+    "a fact about two params": (
+        "param near: int where 0 < near and near < far",
+        "param far: int where far > 4",
+        "mask = near <= q - k < far",
+    ),
     "lengths": ("param length: int[B]", "mask = k < length[b]"),
     "documents with a hole": ("param ids: int[B, Sk]", "mask = same_document(ids) and not (k == 3)", "assume Sq == Sk"),
     "padding and causal chunks": (
