@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from attngen.errors import Span
-from attngen.ir import printing, walk
+from attngen.ir import build, printing, walk
 from attngen.ir.build import apply, conjunction, real
 from attngen.ir.nodes import Apply, Expr, Op
 from attngen.plan.kernel import KernelPlan
@@ -23,7 +23,7 @@ from attngen.prove.boxes import LEAST, LEAST_SCORE, LONGEST
 from attngen.prove.finite import Finiteness, Holds
 from attngen.prove.interval import HALF_MAX, Interval, number
 from attngen.prove.verdict import Claim, Proved, Refuted, Unknown
-from attngen.prove.witness import Search, Witness
+from attngen.prove.witness import Search, Witness, facts_of
 from attngen.prove.wording import BY, example, nothing_found, span_of
 
 _LARGEST_V = 2.0**16
@@ -150,10 +150,12 @@ class _Weights:
         text = printing.expression(w.stream)
         lines: list[str] = []
         named: list[tuple[str, int | float | bool | str]] = list(found.named())
+        shown = found
         if w.form is Form.DIRECT:
             score, weight = found.at(w.unit), found.at(walk.substitute(w.stream, {S: w.unit}))
-            lines += self._tiles(found, score, weight, single=found is single)
-            named += [("score", score), ("weight", weight), ("tile", 1)]
+            shown, others = self._in_second_tile(found) or (found, 0)
+            lines += self._tiles(found, others, score, weight, single=found is single)
+            named = [*shown.named(), ("score", score), ("weight", weight)]
         else:
             weight = found.at(w.stream)
             lines.append(f"`{text}` is {_shown(weight)}: {_what(found is single)}")
@@ -168,20 +170,47 @@ class _Weights:
             if w.form is Form.DIRECT and w.sums and _is_exponential(w.stream)
             else "bound the score, with clamp or min, or write the weight so that no part of it overflows"
         )
-        return Claim("sums", sentence, Refuted(BY, example(found, tuple(lines)), tuple(named)), span=self.span, fix=fix)
+        refuted = Refuted(BY, example(shown, tuple(lines)), tuple(named))
+        return Claim("sums", sentence, refuted, span=self.span, fix=fix)
 
-    def _tiles(self, found: Witness, score: float, weight: float, *, single: bool) -> list[str]:
-        """A first tile of keys with score 0, and this key in the second one."""
-        w = self.plan.weights
-        wide = (self.plan.attention.tile or (64, 64))[1]
+    def _in_second_tile(self, found: Witness) -> tuple[Witness, int] | None:
+        """The same numbers with the key the first of the second tile, and how many keys of the first tile count.
+
+        None where the mask, the facts or the score forbid it.
+        """
+        a, w, wide = self.plan.attention, self.plan.weights, self._wide
+        q, k, sq, sk = (build.index(name) for name in ("q", "k", "Sq", "Sk"))
+        for longest in (2 * wide, wide + 1, 30 * wide, 2048):
+            for query in (wide, longest - 1, 0):
+                sizes = {sq: longest, q: query} if any(e in (q, sq) for e, _ in found.values) else {}
+                there = found.moved({**sizes, k: wide, sk: longest}, a)
+                if there is None or not all(there.at(e) for e in (a.mask, *facts_of(a))):
+                    continue
+                if there.at(w.unit) == found.at(w.unit):
+                    first = (there.moved({k: at}, a) for at in range(wide))
+                    others = sum(one is not None and bool(one.at(a.mask)) for one in first)
+                    if others:
+                        return there, others
+        return None
+
+    @property
+    def _wide(self) -> int:
+        return (self.plan.attention.tile or (64, 64))[1]
+
+    def _tiles(self, found: Witness, others: int, score: float, weight: float, *, single: bool) -> list[str]:
+        """A first tile of keys with score 0, of which `others` count, and this key in the second one."""
+        w, wide = self.plan.weights, self._wide
         low = found.at(walk.substitute(w.stream, {S: real(0.0)}))
-        lines = [f"tile 0: keys 0 to {wide - 1} have score 0 and weight {low:g}"]
+        which = f"keys 0 to {wide - 1}" if others == wide else f"{others} of keys 0 to {wide - 1} count, and"
+        lines = [f"tile 0: {which} have score 0 and weight {low:g}"] if others else []
+        place = f"tile 1: key {wide}" if others else "a key"
         within = "" if found.node == self.plan.weights.stream or not single else self._inside(found)
-        lines.append(f"tile 1: key {wide} has score {score:g} and weight {_shown(weight)}: {within}{_what(single)}")
+        lines.append(f"{place} has score {score:g} and weight {_shown(weight)}: {within}{_what(single)}")
         if not w.sums:
-            lines.append(f"the output is inf or NaN; right is {wide} * {low:g} * v + {_shown(weight)} * v")
+            right = f"{others} * {low:g} * v + {_shown(weight)} * v" if others else f"{_shown(weight)} * v"
+            lines.append(f"the output is inf or NaN; right is {right}")
             return lines
-        total = wide * low + weight
+        total = others * low + weight
         right = weight / total if math.isfinite(total) and total else 1.0
         row = "row_sum = inf, and out = acc / row_sum = NaN" if single else "out = inf * v / row_sum = inf"
         lines.append(f"so {row}; right is a share of {right:.6g} for that key, and an output near its v")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from typing import Literal as Kind
 
@@ -58,8 +58,29 @@ class Witness:
         with np.errstate(all="ignore"):
             return one(evaluate(walk.substitute(e, put), {}, {}))
 
+    def moved(self, positions: Mapping[Expr, int], a: Attention) -> Witness | None:
+        """The same inputs with other positions and sizes; None where the elements that are read do not go with them."""
+        values: dict[Expr, Value] = {**dict(self.values), **positions}
+        there = replace(self, values=tuple(values.items()))
+        elements: dict[tuple[str, tuple[float, ...]], Value] = {}
+        for leaf, value in self.values:
+            if isinstance(leaf, Load):
+                at = tuple(there.at(index) for index in leaf.indices)
+                if elements.setdefault((leaf.param, at), value) != value:
+                    return None
+                for index, new, dim in zip(leaf.indices, at, a.param(leaf.param).shape, strict=True):
+                    if new != self.at(index) and not 0 <= new < int(values.get(dim, 0)):
+                        return None
+        return there
+
     def named(self) -> tuple[tuple[str, Value], ...]:
         return tuple((printing.expression(leaf), value) for leaf, value in self.values)
+
+
+def facts_of(a: Attention) -> tuple[Expr, ...]:
+    """What holds of every call, whatever its tensors are."""
+    facts = [p.where for p in a.params if p.is_scalar and p.where is not None]
+    return (*facts, *(f for f in a.assumes if not walk.reads(f, "b", "h", "hkv", "q", "k") and not walk.loads(f)))
 
 
 class _Samples:
@@ -117,9 +138,7 @@ class _Problem:
         self.wrong: Wrong = wrong
         self.deep = deepened(target)
         self.loads = inner_first((target, *conditions))
-        facts = [p.where for p in a.params if p.is_scalar and p.where is not None]
-        facts += [f for f in a.assumes if not walk.reads(f, "b", "h", "hkv", "q", "k") and not walk.loads(f)]
-        self.conditions = (*conditions, *facts)
+        self.conditions = (*conditions, *facts_of(a))
         self.literals = literals((*self.conditions, target, *(p.where for p in a.params if p.where is not None)))
 
     # ------------------------------------------------------------ drawing

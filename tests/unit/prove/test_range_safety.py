@@ -206,8 +206,38 @@ def test_no_running_maximum_overflows_in_the_reference_s_sense_too() -> None:
     with np.errstate(over="ignore", invalid="ignore"):
         weights = np.exp(scores.astype(np.float32))
         assert math.isnan(float(weights[-1] * 0.5 / weights.sum()))
-    assert values["tile"] == 1 and any("tile 1" in line for line in verdict.example)
+    assert any("tile 1: key 64" in line for line in verdict.example)
+    assert values["k"] == 64 < values["Sk"]
     assert values["score"] == pytest.approx(89, abs=1)
+
+
+@pytest.mark.parametrize(
+    ("body", "others", "tile"),
+    [
+        ("mask = causal", "keys 0 to 63 have", 64),
+        ("mask = sliding_window(8)", "7 of keys 0 to 63 count", 64),
+        ("mask = q < k", "63 of keys 0 to 63 count", 64),
+        ("mask = causal\ntile q = 64, k = 32", "keys 0 to 31 have", 32),
+        ("mask = causal\nassume Sk % 48 == 0", "keys 0 to 63 have", 64),
+        ("param ids: int[B, Sk]\nmask = ids[b, q] != ids[b, k]\nassume Sq == Sk", "keys 0 to 63 have", 64),
+        ("mask = k < 7", "", 0),  # no key of the second tile counts
+        ("param t: f32[5]\nscore = qk * scale + t[q - k]", "", 0),  # no other key reads that element
+    ],
+)
+def test_the_key_that_overflows_is_there_and_counts(body: str, others: str, tile: int) -> None:
+    a, plan = planned("overflow", f"{WRONG['no_maximum'][0]}\n{body}")
+    verdict = next(c.verdict for c in range_safety(a, plan, BUDGET) if c.subject == "sums")
+    assert isinstance(verdict, Refuted)
+    values = dict(verdict.values)
+    assert values["k"] < values["Sk"] and values.get("q", 0) < values.get("Sq", 1)
+    said = "\n".join(verdict.example)
+    if others:
+        assert f"tile 0: {others}" in said and f"tile 1: key {tile} has" in said
+        assert values["k"] == tile
+    else:
+        assert "tile" not in said and "a key has score 89" in said
+    names = {n: Symbol(printing.expression(n), n.type) for n in walk.loads(a.mask)}
+    assert evaluate(walk.substitute(a.mask, names), values, {}).item()
 
 
 def test_span_and_fix_point_to_the_place() -> None:
