@@ -139,13 +139,11 @@ def check(source: Source, consts: Mapping[str, Const] | None = None, *, timeout:
     return prove(*checked_plan(source, consts), timeout=timeout)[0]
 
 
-def explain(
-    source: Source, proof: Proof, form: Literal["text", "md", "tex"], consts: Mapping[str, Const] | None = None
-) -> str:
-    """The derivation for this spec, each step with what shows it: `text`, `md` or `tex`."""
+def explain(spec: Attention, emitted: KernelPlan, proof: Proof, form: Literal["text", "md", "tex"]) -> str:
+    """The derivation of the plan that `prove` gave, each step with what shows it: `text`, `md` or `tex`."""
     from attngen.prove.ladder import ladder, render
 
-    return render(ladder(*checked_plan(source, consts)), form, proof.shown)
+    return render(ladder(spec, emitted), form, proof.shown)
 
 
 def build(

@@ -89,22 +89,23 @@ def _table(proof: Proof) -> Table:
     return table
 
 
-def _explain(spec: str, consts: dict[str, api.Const], timeout: float | None, output: str | None) -> int:
+def _explain(path: str, consts: dict[str, api.Const], timeout: float | None, output: str | None) -> int:
     form: Literal["text", "md", "tex"] = "text"
     if output is not None:
         suffix = Path(output).suffix.lower()
         if suffix not in EXPLANATIONS:
             raise UsageError(f"-o {output}: a derivation ends in {' or '.join(EXPLANATIONS)}")
-        if files.same_file(spec, output):
+        if files.same_file(path, output):
             raise UsageError(f"-o {output} would overwrite the spec; choose another name")
         form = EXPLANATIONS[suffix]
-    source = files.read_source(spec)
+    source = files.read_source(path)
     with terminal.working(f"proving {source.name}"):
-        proof = api.check(source, consts, timeout=timeout)
+        spec, planned = api.checked_plan(source, consts)
+        proof, emitted = api.prove(spec, planned, timeout=timeout)
     if not proof.holds:
         _print(proof, source)
         return 1
-    text = api.explain(source, proof, form, consts)
+    text = api.explain(spec, emitted, proof, form)
     if output is None:
         terminal.put(text)
     else:

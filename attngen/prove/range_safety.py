@@ -212,21 +212,27 @@ def _exponents(questions: Finiteness, plan: KernelPlan) -> Iterator[Claim]:
 def _derivatives(questions: Finiteness, plan: KernelPlan) -> Iterator[Claim]:
     """The derivatives that backward multiplies with are finite, so that 0 * derivative is 0 and no gradient is NaN."""
     a, w = plan.attention, plan.weights
-    parts: dict[Expr, tuple[str, tuple[Expr, ...]]] = {plan.d_factor: ("q . k", ()), plan.d_pair: ("q . k", (a.mask,))}
+    parts: dict[Expr, tuple[str, tuple[Expr, ...], Span]] = {
+        plan.d_factor: ("q . k", (), a.score.span),
+        plan.d_pair: ("q . k", (a.mask,), span_of(plan.d_pair, a.score)),
+    }
     for g in plan.gradients:
-        for e, conditions in ((g.pair, (a.mask,)), (g.extra, ())):
+        leaf, param = printing.expression(g.leaf), a.param(g.param).span
+        for e, conditions, line in ((g.pair, (a.mask,), a.score), (g.extra, (), a.normalizer.extra)):
             if e is not None:
-                parts.setdefault(e, (printing.expression(g.leaf), conditions))
+                span = span_of(e, line) if line is not None else param
+                parts.setdefault(e, (leaf, conditions, span if span != NOWHERE else param))
         if g.weight is not None and w.form is Form.DIRECT:
-            parts.setdefault(walk.substitute(g.weight, {S: w.unit}), (printing.expression(g.leaf), (a.mask,)))
+            span = span_of(g.weight, a.normalizer.weight)
+            e = walk.substitute(g.weight, {S: w.unit})
+            parts.setdefault(e, (leaf, (a.mask,), span if span != NOWHERE else param))
     steps: list[str] = []
-    for e, (leaf, conditions) in parts.items():
+    for e, (leaf, conditions, span) in parts.items():
         if isinstance(e, Literal):
             continue
         text = printing.expression(e)
         found = questions.finite(e, conditions)
         sentence = f"the derivative in {leaf} is finite: {text}"
-        span = span_of(e, a.score) if e is not plan.d_factor else a.score.span
         match found:
             case Holds():
                 steps.append(f"{text} in {found.values}")

@@ -103,7 +103,7 @@ def _values(
     seed: int,
     longest: int,
 ) -> Any:
-    """A value or an array under the param's `where`, as far as the params known so far tell; None where none will do."""
+    """A value or an array under the param's `where`, as far as the known params tell; None where none will do."""
     shape = tuple(int(evaluate(d, sizes, {})) for d in p.shape)
     pool: list[Any] = {
         Type.BOOL: [True, False],

@@ -125,7 +125,7 @@ class _Weights:
         return Claim("sums", sentence, Proved(BY, steps), span=self.span)
 
     def _search(self, e: Expr, kind: str) -> Witness | None:
-        """Inputs at which the weight `e` goes wrong: a negative one at any score, others with |score| <= LEAST_SCORE."""
+        """Inputs at which the weight `e` goes wrong: is negative, or, for |score| <= LEAST_SCORE, leaves its range."""
         a, w = self.plan.attention, self.plan.weights
         search = Search(a, LEAST, scale_positive=self.questions.scale_positive)
         conditions: tuple[Expr, ...]

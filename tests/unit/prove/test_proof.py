@@ -214,6 +214,25 @@ def test_facts_that_only_an_invented_function_satisfies_are_unknown() -> None:
     assert [c.subject for o, c in proof.refused if o is Obligation.TILE_RANGES] == ["facts"]
 
 
+def test_the_derivation_is_that_of_the_plan_that_is_emitted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(tmp_path, GOOD)
+    assert cli.main(["check", path, "--explain"]) == 0
+    planned = capsys.readouterr().out
+    proof = fresh(GOOD)
+    unsure = tuple(Claim(f"{axis}, loops", "a sentence", Unknown("z3", "timeout")) for axis in ("keys", "queries"))
+    shown = tuple(replace(s, claims=unsure) if s.obligation is Obligation.TILE_RANGES else s for s in proof.shown)
+    monkeypatch.setenv("ATTNGEN_CACHE", str(tmp_path / "another"))
+    monkeypatch.setattr("attngen.prove.proof.prove", lambda *_: replace(proof, shown=shown))
+    assert cli.main(["check", path, "--explain"]) == 0
+    emitted = capsys.readouterr().out
+    for text, bounded in ((planned, True), (emitted, False)):
+        ranges = [line for line in text.split("\n") if "_any = " in line]
+        assert len(ranges) == 2
+        assert all(("w" in line) == bounded for line in ranges), ranges
+
+
 # ---------------------------------------------------------------- budget
 
 
@@ -272,7 +291,8 @@ def test_the_key_of_a_proof_knows_the_plan() -> None:
 
 def test_the_key_of_a_proof_knows_all_that_the_prover_asks() -> None:
     package = ROOT / "attngen"
-    asked = {name for file in (package / "prove").glob("*.py") for name in _imported(file) if name.startswith("attngen")}
+    imported = {name for file in (package / "prove").glob("*.py") for name in _imported(file)}
+    asked = {name for name in imported if name.startswith("attngen")}
     known = {f"attngen.{room}" for room in (*ROOMS, *(module.removesuffix(".py") for module in MODULES))}
     assert {".".join(name.split(".")[:2]) for name in asked} - {"attngen"} <= known
 

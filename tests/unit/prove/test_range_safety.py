@@ -73,6 +73,7 @@ def test_what_is_wrong_is_refuted_and_the_numbers_show_it(name: str) -> None:
     assert isinstance(claim.verdict, Refuted) and claim.verdict.example
     values = dict(claim.verdict.values)
     _check_inputs(plan.attention, values)
+    assert claim.span.line > 1
     assert _goes_wrong(claim.subject, plan, values), (claim.verdict.example, values)
 
 
@@ -272,7 +273,8 @@ def test_limits_are_stated() -> None:
 
 
 def test_what_a_condition_keeps_from_zero_is_stated() -> None:
-    for body in ("score = 1.0 / qk if qk != 0 else 0.0", "param t: f32[B, Sk]\nscore = qk / t[b, k]\nmask = t[b, k] > 0"):
+    masked = "param t: f32[B, Sk]\nscore = qk / t[b, k]\nmask = t[b, k] > 0"
+    for body in ("score = 1.0 / qk if qk != 0 else 0.0", masked):
         (score,) = [c for c in claims("a", body) if c.subject == "score"]
         assert "a condition keeps from 0 at least 2**-40 away" in score.sentence
 

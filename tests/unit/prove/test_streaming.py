@@ -298,6 +298,38 @@ def test_a_wrong_folding_comes_with_the_point() -> None:
     assert float(values["true"]) == pytest.approx(float(values["planned"]) / math.log(2))
 
 
+@pytest.mark.parametrize(
+    ("normalizer", "score"),
+    [
+        ("softmax", "qk if k < 4 else -inf"),
+        ("tempered", "(qk if k < 4 else -inf) - abs(q - k)"),
+        ("tempered", "-inf if q < k else qk * scale"),
+    ],
+)
+@pytest.mark.parametrize(("fact", "right"), [("where t > 0", True), ("", False), ("where t != 0", False)])
+def test_an_infinite_score_has_weight_0_where_the_exponent_rises(
+    normalizer: str, score: str, fact: str, right: bool
+) -> None:
+    lines = ["weight(s) = exp(t * s)", "denominator = sum", "shift = max"]
+    lines += ["weight(s, m) = exp(t * (s - m))", "rescale(m, n) = exp(t * (m - n))"]
+    tempered = "normalizer tempered {\n" + "".join(f"    {line}\n" for line in lines) + "}"
+    text = f"attention infinite\nparam t: f32 {fact}\n{tempered}\nscore = {score}\nnormalizer = {normalizer}\n"
+    claims = streamed(text)
+    (claim,) = [c for c in claims if c.subject == "infinite scores"]
+    assert claim.span.line == text.split("\n").index(f"score = {score}") + 1
+    if right or normalizer == "softmax":
+        assert not proved(claims)
+        return
+    assert isinstance(claim.verdict, Refuted)
+    assert float(dict(claim.verdict.values)["t"]) <= 0
+    assert claim.fix == "mask such pairs instead"
+    assert "tiles" in {c.subject for c in claims if isinstance(c.verdict, Unknown)}
+
+
+def test_no_infinite_score_needs_no_claim() -> None:
+    assert "infinite scores" not in {c.subject for c in streamed(RIGHT["a temperature"])}
+
+
 def test_forms_as_planned() -> None:
     """The specs above take the three forms, so that each is mutated."""
     forms = [plan(analysed(text)).weights.form for text in (SINK, SHIFTED, DIRECT)]
