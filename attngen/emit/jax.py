@@ -12,10 +12,10 @@ import re
 from dataclasses import replace
 from typing import Any, assert_never
 
-from attngen.emit import pallas_checks
+from attngen.emit import jax_door
 from attngen.emit.jax_expressions import Leaf, Printer
 from attngen.emit.jax_sums import BY_ROWS, sum_view
-from attngen.emit.jax_views import DoorView, PassView, PublicParam, TestView, TilesView
+from attngen.emit.jax_views import PassView, TestView, TilesView
 from attngen.emit.jinja import render
 from attngen.emit.names import Names
 from attngen.emit.options import Options
@@ -95,7 +95,7 @@ class _Emitter:
     def module(self) -> str:
         keys, queries = self.tiles(self.plan.key_loops), self.tiles(self.plan.query_loops)
         dq = self.backward(Level.ROW)
-        door = self.door()
+        door = jax_door.door(self.plan, self.params, self.sizes, jax_door.JAX)
         context: dict[str, Any] = {
             "a": self.header(),
             "w": self.weight_view,
@@ -121,7 +121,7 @@ class _Emitter:
             ),
             "position_lines": self.positions("bhqk"),
             "prepare_lines": (*self.positions("bh"), *self.padding()),
-            "launch": door,
+            "door": door,
             "needs_math": any("math." in line for line in door.check_lines),
         }
         return without_unused_functions(without_unused(render("jax/module.py.j2", context)))
@@ -160,20 +160,6 @@ class _Emitter:
             if v.extent in (Extent.COLUMN, Extent.PAIR):
                 lines.append(f"{v.name} = _padded({v.name}, 3, TILE_K)")
         return tuple(lines)
-
-    def door(self) -> DoorView:
-        params = self.attention.params
-        whole = "at_distance = (Sq - 1 - jnp.arange(Sq + Sk - 1)).reshape(1, 1, 1, -1)"
-        return DoorView(
-            params=tuple(PublicParam(p.name, pallas_checks.annotation(p)) for p in params),
-            plain_params="".join(f", {p.name}" for p in self.params),
-            public_arguments="".join(f", {p.keyword}" for p in self.params),
-            check_lines=pallas_checks.check_lines(self.plan, self.params, self.sizes),
-            convert_lines=pallas_checks.convert_lines(params, self.params),
-            param_docs=tuple(pallas_checks.doc(p) for p in params),
-            call_positions=(*self.positions("bhqk"), whole),
-            signs_scale=self.plan.facts.scale_positive,
-        )
 
     # ------------------------------------------------------------ what a pair of tiles computes
 

@@ -55,23 +55,3 @@ class PassView:
 
     code: TileCode
     sums: tuple[SumView, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class PublicParam:
-    keyword: str
-    annotation: str
-
-
-@dataclass(frozen=True, slots=True)
-class DoorView:
-    """The public function: arguments, checks, conversions, docs."""
-
-    params: tuple[PublicParam, ...]
-    plain_params: str
-    public_arguments: str
-    check_lines: tuple[str, ...]
-    convert_lines: tuple[str, ...]
-    param_docs: tuple[str, ...]
-    call_positions: tuple[str, ...]
-    signs_scale: bool

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, assert_never
 
-from attngen.emit import pallas_checks
+from attngen.emit import jax_door
 from attngen.emit.jax_expressions import Leaf, Printer
 from attngen.emit.jinja import render
 from attngen.emit.names import Names
@@ -51,25 +51,11 @@ def emit_pallas(plan: KernelPlan, text: str, options: Options, proof: tuple[str,
 
 @dataclass(frozen=True, slots=True)
 class LaunchView:
-    params: tuple[PublicParam, ...]
-    plain_params: str
-    public_arguments: str
-    check_lines: tuple[str, ...]
-    convert_lines: tuple[str, ...]
-    param_docs: tuple[str, ...]
-    call_positions: tuple[str, ...]
-    signs_scale: bool
     fuses: bool  # dQ, dK and dV can come from one kernel
     walked_bytes: int  # of vectors, for each walked position
     held_bytes: int
     pair_bytes: int  # of operands that each pair has a cell of
     tile_bytes: int  # of values in flight, for each pair of a tile
-
-
-@dataclass(frozen=True, slots=True)
-class PublicParam:
-    keyword: str
-    annotation: str
 
 
 class _Emitter:
@@ -100,7 +86,7 @@ class _Emitter:
         dq, dq_sums = self.backward(Level.ROW, keys, _WITH_ROWS)
         dkdv, dkdv_sums = self.backward(Level.COLUMN, queries, (Extent.COLUMN,))
         fused, fused_sums = self.backward(Level.COLUMN, queries, _WITH_COLUMNS)
-        checks = pallas_checks.check_lines(self.plan, self.params, self.sizes)
+        door = jax_door.door(self.plan, self.params, self.sizes, jax_door.PALLAS)
         table = tpu_tiles.table(self.options.tile or self.attention.tile)
         for t in self.options.tuned:
             table[t.chip, t.itemsize] = tpu_tiles.row(t.forward, t.dkdv, t.dq)
@@ -126,19 +112,14 @@ class _Emitter:
                 *(f'{v.name} = {v.group}["{v.name}"]' for v in self.operands),
                 'scale = data["scale"]',
             ),
-            "position_lines": self.positions(),
-            "launch": self.launch(checks),
-            "needs_math": any("math." in line for line in checks),
+            "position_lines": jax_door.PAIRS_AT,
+            "launch": self.launch(),
+            "door": door,
+            "needs_math": any("math." in line for line in door.check_lines),
             "vmem": tpu_tiles.VMEM,
             "tiles": [(key, tuple((t.queries, t.keys, t.unroll) for t in row)) for key, row in table.items()],
         }
         return without_unused_functions(without_unused(render("pallas/module.py.j2", context)))
-
-    def positions(self) -> tuple[str, ...]:
-        """Lines that bind the positions along each axis, for expressions on the host."""
-        lines = ["at_b = jnp.arange(B).reshape(-1, 1, 1, 1)", "at_h = jnp.arange(Hq).reshape(1, -1, 1, 1)"]
-        lines += ["at_q = jnp.arange(Sq).reshape(1, 1, -1, 1)", "at_k = jnp.arange(Sk).reshape(1, 1, 1, -1)"]
-        return (*lines, "at_distance = (Sq - 1 - jnp.arange(Sq + Sk - 1)).reshape(1, 1, 1, -1)")
 
     def header(self) -> PallasHeader:
         a = self.attention
@@ -159,18 +140,9 @@ class _Emitter:
             tuple(f"# {line}" for line in self.proof),
         )
 
-    def launch(self, checks: tuple[str, ...]) -> LaunchView:
-        params = self.attention.params
+    def launch(self) -> LaunchView:
         extents = [v.extent for v in self.operands]
         return LaunchView(
-            params=tuple(PublicParam(p.name, pallas_checks.annotation(p)) for p in params),
-            plain_params="".join(f", {p.name}" for p in self.params),
-            public_arguments="".join(f", {p.keyword}" for p in self.params),
-            check_lines=checks,
-            convert_lines=pallas_checks.convert_lines(params, self.params),
-            param_docs=tuple(pallas_checks.doc(p) for p in params),
-            call_positions=self.positions(),
-            signs_scale=self.plan.facts.scale_positive,
             fuses=self.fuses(),
             walked_bytes=4 * (2 + len(extents)),
             held_bytes=4 * 128 * (4 + len(extents)),

@@ -1,0 +1,101 @@
+"""The public function of a module that imports JAX: its arguments, checks, conversions and docs.
+
+Takes the plan, the params and what the target accepts, gives the view of `templates/jax/door.py.j2`, which the Pallas
+and the jax targets share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from attngen.emit import pallas_checks
+from attngen.emit.params import ParamView
+from attngen.plan.kernel import KernelPlan
+
+PAIRS_AT = (
+    "at_b = jnp.arange(B).reshape(-1, 1, 1, 1)",
+    "at_h = jnp.arange(Hq).reshape(1, -1, 1, 1)",
+    "at_q = jnp.arange(Sq).reshape(1, 1, -1, 1)",
+    "at_k = jnp.arange(Sk).reshape(1, 1, 1, -1)",
+    "at_distance = (Sq - 1 - jnp.arange(Sq + Sk - 1)).reshape(1, 1, 1, -1)",
+)
+"""Lines that bind the positions along each axis, for expressions on the host."""
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """What a target takes, and how it runs. `dtypes` of q, k and v, by their names in `jnp`; `why` says why no other.
+
+    `no_dims` is the condition, in Python, under which head dims D and Dv are refused, `dims_text` what they must be.
+    """
+
+    dtypes: tuple[str, ...]
+    why: str
+    no_dims: str
+    dims_text: str
+    action: str  # what the checks come before
+    scale_note: str  # what a positive scale is for
+    attend_lines: tuple[str, ...]  # bind out and lse
+
+
+PALLAS = Accepted(
+    dtypes=("bfloat16", "float32"),
+    why=", which TPUs multiply",
+    no_dims="not (0 < D <= 256 and 0 < Dv <= 256)",
+    dims_text="from 1 to 256",
+    action="launched",
+    scale_note="The kernels take a positive scale",
+    attend_lines=(
+        "config = _configured(size, q.dtype, floats, data)",
+        "out, lse = _attend(config, *_alike(q, k, v, floats, data))",
+    ),
+)
+JAX = Accepted(
+    dtypes=("float16", "bfloat16", "float32"),
+    why="",
+    no_dims="D == 0 or Dv == 0",
+    dims_text="1 at the least",
+    action="computed",
+    scale_note="A positive scale is folded into the exponent",
+    attend_lines=("out, lse = _attend(size, q, k, v, floats, data)",),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PublicParam:
+    keyword: str
+    annotation: str
+
+
+@dataclass(frozen=True, slots=True)
+class DoorView:
+    params: tuple[PublicParam, ...]
+    plain_params: str
+    public_arguments: str
+    check_lines: tuple[str, ...]
+    convert_lines: tuple[str, ...]
+    param_docs: tuple[str, ...]
+    call_positions: tuple[str, ...]
+    signs_scale: bool
+    accepted: Accepted
+    dtypes: str  # of q, k and v, as a Python tuple
+    dtype_words: str
+
+
+def door(plan: KernelPlan, params: tuple[ParamView, ...], sizes: Mapping[str, str], accepted: Accepted) -> DoorView:
+    given = plan.attention.params
+    *most, last = accepted.dtypes
+    return DoorView(
+        params=tuple(PublicParam(p.name, pallas_checks.annotation(p)) for p in given),
+        plain_params="".join(f", {p.name}" for p in params),
+        public_arguments="".join(f", {p.keyword}" for p in params),
+        check_lines=pallas_checks.check_lines(plan, params, sizes),
+        convert_lines=pallas_checks.convert_lines(given, params),
+        param_docs=tuple(pallas_checks.doc(p) for p in given),
+        call_positions=PAIRS_AT,
+        signs_scale=plan.facts.scale_positive,
+        accepted=accepted,
+        dtypes=f"({', '.join(f'jnp.{d}' for d in accepted.dtypes)})",
+        dtype_words=f"{', '.join(most)} or {last}",
+    )
