@@ -84,10 +84,10 @@ def analyse(source: Source, consts: Mapping[str, Const] | None = None) -> Attent
 
 def plan(attention: Attention, target: str = "triton") -> KernelPlan:
     """Every choice that is the same for all kernels of a target."""
-    from attngen.emit import reserved
+    from attngen.emit import reserved, wide_ints
     from attngen.plan import plan as plan_attention
 
-    return plan_attention(attention, reserved(target))
+    return plan_attention(attention, reserved(target), wide_ints(target))
 
 
 def checked_plan(
@@ -134,9 +134,15 @@ def prove(spec: Attention, planned: KernelPlan, *, timeout: float | None = None)
     return replace(proof, dropped=dropped), emitted
 
 
-def check(source: Source, consts: Mapping[str, Const] | None = None, *, timeout: float | None = None) -> Proof:
+def check(
+    source: Source,
+    consts: Mapping[str, Const] | None = None,
+    *,
+    target: str = "triton",
+    timeout: float | None = None,
+) -> Proof:
     """The proof of what `compile` would emit, whatever its verdicts. Raises `SpecError` for a spec that is wrong."""
-    return prove(*checked_plan(source, consts), timeout=timeout)[0]
+    return prove(*checked_plan(source, consts, target), timeout=timeout)[0]
 
 
 def explain(spec: Attention, emitted: KernelPlan, proof: Proof, form: Literal["text", "md", "tex"]) -> str:
@@ -200,11 +206,11 @@ def stage(
         case "plan":
             from attngen.plan.printing import plan_text
 
-            return plan_text(plan(analyse(source, consts)))
+            return plan_text(plan(analyse(source, consts), options.target))
         case "proof":
             from attngen.prove.report import proof_text
 
-            return proof_text(check(source, consts))
+            return proof_text(check(source, consts, target=options.target))
         case "source":
             return build(source, options, consts, allow_unproved).source
         case _:

@@ -207,6 +207,9 @@ def _check(table: _SubParsersAction[_Parser]) -> None:
     )
     p.add_argument("specs", nargs="+", metavar="SPEC", help="spec files; - is standard input")
     _define(p)
+    p.add_argument(
+        "--target", choices=api.TARGETS, default="triton", help="whose plan: ints differ in width (default: triton)"
+    )
     p.add_argument("--json", action="store_true", help="print every claim with its verdict, method and counterexample")
     p.add_argument("--explain", action="store_true", help="print the derivation, from dense softmax to tiles and back")
     p.add_argument(

@@ -33,13 +33,13 @@ def run_check(args: Namespace) -> int:
         raise UsageError("--explain and --json exclude each other")
     consts = dict(args.define)
     if args.explain:
-        return _explain(args.specs[0], consts, args.timeout, args.output)
+        return _explain(args.specs[0], consts, args.target, args.timeout, args.output)
     holds = True
     documents: list[object] = []
     for spec in args.specs:
         source = files.read_source(spec)
         with terminal.working(f"proving {source.name}"):
-            proof = api.check(source, consts, timeout=args.timeout)
+            proof = api.check(source, consts, target=args.target, timeout=args.timeout)
         holds &= proof.holds
         if args.json:
             from attngen.prove.record import to_json
@@ -89,7 +89,7 @@ def _table(proof: Proof) -> Table:
     return table
 
 
-def _explain(path: str, consts: dict[str, api.Const], timeout: float | None, output: str | None) -> int:
+def _explain(path: str, consts: dict[str, api.Const], target: str, timeout: float | None, output: str | None) -> int:
     form: Literal["text", "md", "tex"] = "text"
     if output is not None:
         suffix = Path(output).suffix.lower()
@@ -100,7 +100,7 @@ def _explain(path: str, consts: dict[str, api.Const], timeout: float | None, out
         form = EXPLANATIONS[suffix]
     source = files.read_source(path)
     with terminal.working(f"proving {source.name}"):
-        spec, planned = api.checked_plan(source, consts)
+        spec, planned = api.checked_plan(source, consts, target)
         proof, emitted = api.prove(spec, planned, timeout=timeout)
     if not proof.holds:
         _print(proof, source)

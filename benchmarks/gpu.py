@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 import plot
 import report
-from report import STARTED, say
+from report import say
 
 if TYPE_CHECKING:
     from cells import Cell, Settings
@@ -157,9 +157,10 @@ def measure_all(
     }
     say(f"{machine}, {versions}; {len(picked)} cells, seed {options.seed}")
     watchdog = Watchdog(args.cell_limit, result)
+    started = time.monotonic()
     note = ""
     for i, cell in enumerate(picked):
-        if time.monotonic() - STARTED > args.budget:
+        if time.monotonic() - started > args.budget:
             note = f"STOPPED at the budget of {args.budget:.0f} s; not measured: {' '.join(c.key for c in picked[i:])}"
             break
         watchdog.watch(cell.key)
@@ -234,7 +235,7 @@ def parser() -> argparse.ArgumentParser:
     )
     p.add_argument("--no-backward", action="store_true")
     p.add_argument("--quick", action="store_true", help="four cells, short repetitions")
-    p.add_argument("--budget", type=float, default=530.0, metavar="S", help="start no cell after this (%(default)s)")
+    p.add_argument("--budget", type=float, default=530.0, metavar="S", help="no cell starts later (%(default)s)")
     p.add_argument("--cell-limit", type=float, default=150.0, metavar="S", help="a cell that takes longer is a hang")
     p.add_argument("--rep", type=float, default=90.0, metavar="MS", help="milliseconds a measurement (%(default)s)")
     p.add_argument("--rounds", type=int, default=3, help="turns that a measurement is split into (%(default)s)")

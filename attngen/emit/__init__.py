@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from attngen.emit.options import Options, Tuned
 from attngen.errors import UsageError
-from attngen.plan import KernelPlan
+from attngen.plan import KernelPlan, WideInts
 
 
 def reserved(target: str) -> frozenset[str]:
@@ -24,6 +24,11 @@ def reserved(target: str) -> frozenset[str]:
             return torch
         case _:
             return frozenset()
+
+
+def wide_ints(target: str) -> WideInts:
+    """JAX has no 64-bit ints unless a process-wide switch turns them on, and a TPU has none at all."""
+    return WideInts.SATURATE if target in ("pallas", "jax") else WideInts.BITS_64
 
 
 def emit(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ...] = ()) -> str:
@@ -50,4 +55,4 @@ def emit(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ...] =
     raise UsageError(f"no target {options.target!r}; there are triton, pallas, torch and jax")
 
 
-__all__ = ["Options", "Tuned", "emit", "reserved"]
+__all__ = ["Options", "Tuned", "emit", "reserved", "wide_ints"]

@@ -98,6 +98,7 @@ class _Emitter:
         door = jax_door.door(self.plan, self.params, self.sizes, jax_door.JAX)
         context: dict[str, Any] = {
             "a": self.header(),
+            "longest_bits": self.plan.choices.longest_bits,
             "w": self.weight_view,
             "tile": self.tile,
             "precision": _PRECISION[self.options.precision],

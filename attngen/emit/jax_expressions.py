@@ -78,8 +78,13 @@ class Printer:
         level = level_of(e)
         args = [self._argument(a, level) for a in e.args]
         texts = [a[0] for a in args]
+        saturates = e.type is Type.INT and e in self.choices.wide
+        if saturates and e.op is Op.NEG:
+            return atom(f"_sub(0, {texts[0]})")
+        if saturates and e.op is Op.ABS:
+            return atom(f"_max({texts[0]}, _sub(0, {texts[0]}))")
         if e.op in _INFIX:
-            if e in self.choices.wide:
+            if saturates:
                 return atom(f"{_SATURATING[e.op]}({texts[0]}, {texts[1]})")
             sign, strength = _INFIX[e.op]
             return infix(sign, strength, args[0], args[1], chain=strength == 1)
@@ -89,7 +94,8 @@ class Printer:
             case Op.FLOORDIV | Op.MOD:
                 return self._division(e, args)
             case Op.POW:
-                return atom(f"{'_int_power' if e.type is Type.INT else '_power'}({texts[0]}, {texts[1]})")
+                kind = "_saturating_power" if saturates else "_int_power" if e.type is Type.INT else "_power"
+                return atom(f"{kind}({texts[0]}, {texts[1]})")
             case Op.NEG:
                 return (f"-{texts[0]}" if args[0][1] >= 7 else f"-({texts[0]})"), 7
             case Op.NOT:

@@ -92,6 +92,7 @@ class _Emitter:
             table[t.chip, t.itemsize] = tpu_tiles.row(t.forward, t.dkdv, t.dq)
         context: dict[str, Any] = {
             "a": self.header(),
+            "longest_bits": self.plan.choices.longest_bits,
             "w": self.weight_view,
             "f": self.forward(keys),
             "keys": keys,

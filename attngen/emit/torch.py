@@ -92,6 +92,7 @@ class _Emitter:
         d_pair = backward.results["d_pair"]
         context: dict[str, Any] = dict(  # noqa: C408 - the keys are the templates' names
             a=self.header(),
+            longest_bits=self.plan.choices.longest_bits,
             w=self.weight_view,
             tile=self.tile,
             keys=keys,

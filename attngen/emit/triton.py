@@ -99,6 +99,7 @@ class _Emitter:
         gradients = gradient_views(self.plan, self.params, {p.name: p.host_lines for p in pair_gradients})
         context: dict[str, Any] = dict(  # noqa: C408 - the keys are the templates' names
             a=self.header(),
+            longest_bits=self.plan.choices.longest_bits,
             w=self.weight_view,
             kernel=kernel,
             f=forward,

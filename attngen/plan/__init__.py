@@ -6,5 +6,6 @@
 """
 
 from attngen.plan.kernel import KernelPlan, plan
+from attngen.plan.width import WideInts
 
-__all__ = ["KernelPlan", "plan"]
+__all__ = ["KernelPlan", "WideInts", "plan"]

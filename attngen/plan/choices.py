@@ -14,16 +14,19 @@ from attngen.ir.nodes import Apply, Expr, Load, Op
 from attngen.ir.walk import nodes
 from attngen.plan.access import Access, Corner, accesses, corner
 from attngen.plan.facts import Facts
-from attngen.plan.width import wide
+from attngen.plan.width import WideInts, longest, wide
 
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """`accesses`: how each load is guarded. `wide`: int operations in 64 bits. `plain_divisions`: `//` and `%` of
-    which neither side is negative, so that division towards zero is division downwards. `corners`: loads whose
-    extreme indices in a tile are known."""
+    """`accesses`: how each load is guarded. `ints`: what the target does beyond 32 bits; `wide`: the operations that
+    may get there; `longest`: sequences must be shorter, a power of two. `plain_divisions`: `//` and `%` of which
+    neither side is negative, so that division towards zero is division downwards. `corners`: loads whose extreme
+    indices in a tile are known."""
 
     accesses: tuple[Access, ...]
+    ints: WideInts
+    longest: int
     wide: tuple[Apply, ...]
     plain_divisions: tuple[Apply, ...]
     corners: tuple[Corner, ...]
@@ -34,11 +37,16 @@ class Choices:
                 return found
         raise InternalError(f"a load of `{load.param}` that the plan does not know")
 
+    @property
+    def longest_bits(self) -> int:
+        """`longest` is two to this."""
+        return self.longest.bit_length() - 1
+
     def corner(self, load: Load) -> Corner | None:
         return next((c for c in self.corners if c.load == load), None)
 
 
-def choices(expressions: Iterable[Expr], attention: Attention, facts: Facts) -> Choices:
+def choices(expressions: Iterable[Expr], attention: Attention, facts: Facts, ints: WideInts) -> Choices:
     roots = tuple(dict.fromkeys(expressions))
     divisions = (
         node for root in roots for node in nodes(root) if isinstance(node, Apply) and node.op in (Op.FLOORDIV, Op.MOD)
@@ -46,4 +54,12 @@ def choices(expressions: Iterable[Expr], attention: Attention, facts: Facts) -> 
     plain = (d for d in divisions if facts.is_nonnegative(d.args[0]) and facts.is_positive(d.args[1]))
     found = accesses(roots, attention.params, facts)
     corners = (corner(a.load) for a in found if not a.guarded)
-    return Choices(found, wide(roots, facts), tuple(dict.fromkeys(plain)), tuple(c for c in corners if c is not None))
+    below = longest(roots, facts, ints)
+    return Choices(
+        found,
+        ints,
+        below,
+        wide(roots, facts, below),
+        tuple(dict.fromkeys(plain)),
+        tuple(c for c in corners if c is not None),
+    )

@@ -25,6 +25,7 @@ from attngen.plan.renaming import planner_takes, with_safe_sizes
 from attngen.plan.schedule import Level, is_dear, level_of
 from attngen.plan.tiles import Burden
 from attngen.plan.weights import Form, M, Weights, split_factor, weights
+from attngen.plan.width import WideInts
 
 
 class Gather(StrEnum):
@@ -93,8 +94,8 @@ class KernelPlan:
         return Burden.LIGHT if plain and not loads(a.mask) else Burden.SCORE
 
 
-def plan(attention: Attention, reserved: frozenset[str] = frozenset()) -> KernelPlan:
-    """`reserved` are the target's own names: sizes that the spec calls so get others.
+def plan(attention: Attention, reserved: frozenset[str] = frozenset(), ints: WideInts = WideInts.BITS_64) -> KernelPlan:
+    """`reserved` are the target's own names: sizes that the spec calls so get others. `ints`: how wide its ints are.
 
     Raises SpecError where a normalizer's stream has a form that cannot be planned.
     """
@@ -121,9 +122,9 @@ def plan(attention: Attention, reserved: frozenset[str] = frozenset()) -> Kernel
         tuple(_leaf_gradients(attention, form)),
         longest_first=any(reads(s.hi, "q1") for s in keys.any) and not any(reads(s.lo, "q0") for s in keys.any),
         growing_keys=any(reads(s.lo, "k0") for s in queries.any) and not any(reads(s.hi, "k1") for s in queries.any),
-        choices=choices((), attention, known),
+        choices=choices((), attention, known, ints),
     )
-    return replace(found, choices=choices(evaluated(found), attention, known))
+    return replace(found, choices=choices(evaluated(found), attention, known, ints))
 
 
 def evaluated(plan: KernelPlan) -> tuple[Expr, ...]:

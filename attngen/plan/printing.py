@@ -34,6 +34,7 @@ def plan_text(plan: KernelPlan) -> str:
         ("d natural / d qk = factor * pair", _named(("factor", plan.d_factor), ("pair", plan.d_pair))),
         ("gradients", (line for g in plan.gradients for line in _gradient(g, plan.weights.form))),
         ("order", _order(plan)),
+        ("ints", _ints(plan)),
         (f"tiles on {CHIP}", _tiles(plan)),
     )
     lines = [f"plan {plan.attention.name}"]
@@ -48,6 +49,13 @@ def _named(*parts: tuple[str, Expr | None]) -> Iterator[str]:
     width = max((len(name) for name, _ in given), default=0)
     for name, e in given:
         yield f"{name.ljust(width)} = {expression(e)}"
+
+
+def _ints(plan: KernelPlan) -> Iterator[str]:
+    c = plan.choices
+    yield f"sequences are shorter than 2**{c.longest_bits}"
+    for e in c.wide:
+        yield f"{c.ints.value}: {expression(e)}"
 
 
 # ---------------------------------------------------------------- facts

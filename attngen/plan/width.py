@@ -1,56 +1,123 @@
-"""Which int operations a kernel does in 64 bits.
+"""How wide a kernel's ints are: which operations need more than 32 bits, and how long sequences may be for them to fit.
 
-Takes expressions and facts, gives the sums, differences, products and opposites that may leave 32 bits. Magnitudes
-only, from constants upwards: positions and sizes are below 2**27 (the launcher refuses longer sequences), params and
-their elements any 32-bit number unless a `where` says less. That the others stay inside is a claim for the prover.
+Takes expressions and facts, gives the sums, differences, products, powers and opposites that may leave 32 bits, and the
+length that sequences must stay below. Magnitudes only, from constants upwards: positions and sizes are below that
+length (the launcher refuses longer sequences), params and their elements any 32-bit number unless a `where` says less.
+That everything fits is a claim for the prover.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
+from enum import StrEnum
 
 from attngen.ir.nodes import Apply, Expr, Literal, Load, Op, Scalar, Symbol, Type
-from attngen.ir.walk import nodes
+from attngen.ir.walk import children, nodes
 from attngen.plan.facts import Facts
 
-LONGEST = 2**27
-"""Sequences are shorter than this."""
+MOST_BITS = 27
+"""Sequences are shorter than 2**MOST_BITS, whatever the variant."""
+
+_FEWEST_BITS = 10
+"""A limit below 2**10 would be no use: then the prover refuses the file."""
+
+EXACT = 2**31 - 2048
+"""What saturating arithmetic gives exactly: it watches for the end of 32 bits in float32, which rounds."""
 
 
-def wide(expressions: Iterable[Expr], facts: Facts) -> tuple[Apply, ...]:
-    """The int operations that need 64 bits, each once, in a stable order."""
+class WideInts(StrEnum):
+    """What a target does where an int leaves 32 bits: it has 64, or it stays at the end of the 32."""
+
+    BITS_64 = "64 bits"
+    SATURATE = "saturating"
+
+
+def longest(expressions: Iterable[Expr], facts: Facts, ints: WideInts) -> int:
+    """The power of two that sequences stay below, so that whatever is computed of positions and sizes alone fits.
+
+    An index may saturate: no tensor has an element so far out. Where params without bounds take part it is left open.
+    """
+    saturates = ints is WideInts.SATURATE
+    found = [e for root in expressions for e in _outside_indices(root)]
+    counted = [e for e in found if isinstance(e, Apply) and _widens(e) and _is_bounded(e, facts, saturates)]
+    limit = float(EXACT) if saturates else 2.0**63
+    for bits in range(MOST_BITS, _FEWEST_BITS - 1, -1):
+        if all(_total(e, facts, 2**bits) < limit for e in counted):
+            return 2**bits
+    return 2**MOST_BITS
+
+
+def wide(expressions: Iterable[Expr], facts: Facts, below: int) -> tuple[Apply, ...]:
+    """The int operations that may leave 32 bits, each once, in a stable order; sequences are shorter than `below`."""
     found: dict[Apply, None] = {}
     for root in expressions:
         for node in nodes(root):
-            if isinstance(node, Apply) and leaves_32_bits(node, facts):
+            if isinstance(node, Apply) and _widens(node) and _total(node, facts, below) >= 2.0**31:
                 found[node] = None
     return tuple(found)
 
 
-def leaves_32_bits(e: Apply, facts: Facts) -> bool:
-    if e.type is not Type.INT or e.op not in (Op.ADD, Op.SUB, Op.MUL, Op.NEG, Op.ABS):
-        return False
-    known = [_magnitude(a, facts) for a in e.args]
-    total = known[0] * known[1] if e.op is Op.MUL else sum(known)
-    return total >= 2.0**31
+def _widens(e: Apply) -> bool:
+    return e.type is Type.INT and e.op in (Op.ADD, Op.SUB, Op.MUL, Op.NEG, Op.ABS, Op.POW)
 
 
-def _magnitude(e: Expr, facts: Facts) -> float:
+def _outside_indices(root: Expr) -> Iterable[Expr]:
+    seen: set[int] = set()
+    waiting = [root]
+    while waiting:
+        e = waiting.pop()
+        if id(e) not in seen:
+            seen.add(id(e))
+            yield e
+            if not isinstance(e, Load):
+                waiting += children(e)
+
+
+def _is_bounded(e: Expr, facts: Facts, saturates: bool) -> bool:
+    """Whether the length of sequences alone decides how large `e` gets. What saturates may do so by a large param."""
+    params = [n for n in nodes(e) if isinstance(n, Scalar | Load)]
+    return not params or not (saturates or any(None in facts.bounds(p) for p in params))
+
+
+def _total(e: Apply, facts: Facts, below: int) -> float:
+    """The largest absolute value that the operation itself can give."""
+    known = [_magnitude(a, facts, below) for a in e.args]
+    match e.op:
+        case Op.MUL:
+            return known[0] * known[1]
+        case Op.POW:
+            power = e.args[1]
+            if not isinstance(power, Literal):
+                high = facts.bounds(power)[1]
+                return _power(known[0], 63.0 if high is None else high)
+            return _power(known[0], float(power.value))
+        case _:
+            return sum(known)
+
+
+def _power(base: float, exponent: float) -> float:
+    return 1.0 if base <= 1.0 else 2.0 ** min(64.0, math.log2(base) * exponent)
+
+
+def _magnitude(e: Expr, facts: Facts, below: int) -> float:
     """The largest absolute value that an int expression can have."""
     match e:
         case Literal():
             return abs(float(e.value))
         case Symbol():
-            return float(LONGEST)
+            return float(below)
         case Scalar() | Load():
             low, high = facts.bounds(e)
             return 2.0**31 if low is None or high is None else max(abs(low), abs(high))
-        case Apply(op=Op.MOD | Op.MIN | Op.MAX | Op.SELECT | Op.FLOORDIV | Op.NEG | Op.ABS):
-            return max(_magnitude(a, facts) for a in e.args if a.type is Type.INT)
-        case Apply(op=Op.ADD | Op.SUB):
-            return min(sum(_magnitude(a, facts) for a in e.args), 2.0**63)
-        case Apply(op=Op.MUL):
-            return min(_magnitude(e.args[0], facts) * _magnitude(e.args[1], facts), 2.0**63)
+        case Apply(op=Op.FLOORDIV, args=(a, Literal(value=c))) if c > 0:
+            return math.floor(_magnitude(a, facts, below) / c) + 1.0
+        case Apply(op=Op.MOD, args=(_, Literal(value=c))) if c > 0:
+            return float(c)
+        case Apply(op=Op.MOD | Op.MIN | Op.MAX | Op.SELECT | Op.FLOORDIV):
+            return max(_magnitude(a, facts, below) for a in e.args if a.type is Type.INT)
+        case Apply() if _widens(e):
+            return min(_total(e, facts, below), 2.0**64)
         case Apply(op=Op.TO_INT) if e.args[0].type is Type.BOOL:
             return 1.0
         case Apply(op=Op.SIGN):

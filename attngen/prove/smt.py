@@ -30,6 +30,12 @@ from attngen.ir.walk import symbols
 Term = Any
 """A z3 expression of any sort."""
 
+_STEPS_A_SECOND = 1_000_000
+"""z3 counts its steps, 0.5 to 1 million a second: the verdict of a busy machine is that of an idle one."""
+
+_PATIENCE = 4
+"""How much longer than asked a question may take on a busy machine."""
+
 
 @dataclass(frozen=True, slots=True)
 class Holds:
@@ -413,7 +419,8 @@ class World:
         return self._checked(z3.Solver(ctx=self._context), formulas, seconds)
 
     def _checked(self, solver: Any, formulas: list[Term], seconds: float) -> Answer:
-        solver.set("timeout", max(1, int(seconds * 1000)))
+        solver.set("rlimit", max(1000, int(seconds * _STEPS_A_SECOND)))
+        solver.set("timeout", max(1, int(seconds * 1000 * _PATIENCE)))
         solver.set("random_seed", 1)
         solver.add(*formulas)
         result = solver.check()

@@ -70,31 +70,7 @@ def _down(x, tile):
 
 def _up(x, tile):
     """A position in tiles, rounded up."""
-    return (x + tile - 1) // tile
-
-
-def _float(x):
-    return jnp.where(x, 1.0, 0.0) if jnp.result_type(x) == jnp.bool_ else jnp.asarray(x, jnp.float32)
-
-
-def _saturated(wide, value):
-    """An int as it is, or where the float beside it has left 32 bits, the largest or smallest that there is."""
-    return jnp.where(wide >= 2147483648.0, 2147483647, jnp.where(wide < -2147483648.0, -2147483648, value))
-
-
-def _add(a, b):
-    """a + b. Ints are 32 bits wide: what leaves them stays at their end."""
-    return _saturated(_float(a) + _float(b), a + b)
-
-
-def _sub(a, b):
-    """a - b, likewise."""
-    return _saturated(_float(a) - _float(b), a - b)
-
-
-def _mul(a, b):
-    """a * b, likewise."""
-    return _saturated(_float(a) * _float(b), a * b)
+    return x // tile + (x % tile + tile - 1) // tile
 
 
 def _heads_first(x, tile):
@@ -175,11 +151,11 @@ def _key_tiles(q0, q1, size):
     """Runs of tiles that the queries q0 … q1 meet: those in which every pair is allowed, then those that need the mask."""
     Sq = size.Sq
     Sk = size.Sk
-    any_lo = _down(_max(0, _mul((q0 + Sk - Sq >> 13), 8192)), TILE_K)
-    any_hi = _up(_min(_min(Sk, q1 + Sk - Sq + 1), _add(_add(_mul((q1 + Sk - Sq >> 13), 8192), 8191), 1)), TILE_K)
+    any_lo = _down(_max(0, (q0 + Sk - Sq >> 13) * 8192), TILE_K)
+    any_hi = _up(_min(_min(Sk, q1 + Sk - Sq + 1), (q1 + Sk - Sq >> 13) * 8192 + 8191 + 1), TILE_K)
     any_hi = _max(any_hi, any_lo)
-    full_lo = _up(_max(0, _mul((q1 + Sk - Sq >> 13), 8192)), TILE_K)
-    full_hi = _down(_min(_min(Sk, q0 + Sk - Sq + 1), _add(_add(_mul((q0 + Sk - Sq >> 13), 8192), 8191), 1)), TILE_K)
+    full_lo = _up(_max(0, (q1 + Sk - Sq >> 13) * 8192), TILE_K)
+    full_hi = _down(_min(_min(Sk, q0 + Sk - Sq + 1), (q0 + Sk - Sq >> 13) * 8192 + 8191 + 1), TILE_K)
     full_hi = _max(full_hi, full_lo)
     full_lo = _min(_max(full_lo, any_lo), any_hi)
     full_hi = _min(_max(full_hi, full_lo), any_hi)
@@ -190,11 +166,11 @@ def _query_tiles(k0, k1, size):
     """Runs of tiles that the keys k0 … k1 meet: those in which every pair is allowed, then those that need the mask."""
     Sq = size.Sq
     Sk = size.Sk
-    any_lo = _down(_max(_max(0, k0 + Sq - Sk), _sub(_add(_mul((k0 >> 13), 8192), Sq), Sk)), TILE_Q)
-    any_hi = _up(_min(Sq, _add(_add(_sub(_add(Sq, _mul((k1 >> 13), 8192)), Sk), 8191), 1)), TILE_Q)
+    any_lo = _down(_max(_max(0, k0 + Sq - Sk), (k0 >> 13) * 8192 + Sq - Sk), TILE_Q)
+    any_hi = _up(_min(Sq, Sq + (k1 >> 13) * 8192 - Sk + 8191 + 1), TILE_Q)
     any_hi = _max(any_hi, any_lo)
-    full_lo = _up(_max(_max(0, k1 + Sq - Sk), _sub(_add(_mul((k1 >> 13), 8192), Sq), Sk)), TILE_Q)
-    full_hi = _down(_min(Sq, _add(_add(_sub(_add(Sq, _mul((k0 >> 13), 8192)), Sk), 8191), 1)), TILE_Q)
+    full_lo = _up(_max(_max(0, k1 + Sq - Sk), (k1 >> 13) * 8192 + Sq - Sk), TILE_Q)
+    full_hi = _down(_min(Sq, Sq + (k0 >> 13) * 8192 - Sk + 8191 + 1), TILE_Q)
     full_hi = _max(full_hi, full_lo)
     full_lo = _min(_max(full_lo, any_lo), any_hi)
     full_hi = _min(_max(full_hi, full_lo), any_hi)

@@ -70,7 +70,7 @@ def _down(x, tile):
 
 def _up(x, tile):
     """A position in tiles, rounded up."""
-    return (x + tile - 1) // tile
+    return x // tile + (x % tile + tile - 1) // tile
 
 
 def _least(x):
@@ -88,8 +88,8 @@ def _float(x):
 
 
 def _saturated(wide, value):
-    """An int as it is, or where the float beside it has left 32 bits, the largest or smallest that there is."""
-    return jnp.where(wide >= 2147483648.0, 2147483647, jnp.where(wide < -2147483648.0, -2147483648, value))
+    """An int as it is, or where the float beside it nears the end of 32 bits, that end. The float is off by 640 at most."""
+    return jnp.where(wide >= 2147482624.0, 2147483647, jnp.where(wide <= -2147482624.0, -2147483647, value))
 
 
 def _add(a, b):
@@ -179,9 +179,9 @@ def _in_place(x, axis, length):
 def _key_tiles(q0, q1, lengths_b, size):
     """Runs of tiles that the queries q0 … q1 meet: those in which every pair is allowed, then those that need the mask."""
     Sk = size.Sk
-    any_hi = _up(_greatest(_min(Sk, _add(-_sub(1, lengths_b), 1))), TILE_K)
+    any_hi = _up(_greatest(_min(Sk, _add(_sub(0, _sub(1, lengths_b)), 1))), TILE_K)
     any_hi = _max(any_hi, 0)
-    full_hi = _down(_least(_min(Sk, _add(-_sub(1, lengths_b), 1))), TILE_K)
+    full_hi = _down(_least(_min(Sk, _add(_sub(0, _sub(1, lengths_b)), 1))), TILE_K)
     full_hi = _max(full_hi, 0)
     full_hi = _min(_max(full_hi, 0), any_hi)
     return [(0, full_hi)], [(full_hi, any_hi)]

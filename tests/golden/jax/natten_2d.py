@@ -89,31 +89,7 @@ def _down(x, tile):
 
 def _up(x, tile):
     """A position in tiles, rounded up."""
-    return (x + tile - 1) // tile
-
-
-def _float(x):
-    return jnp.where(x, 1.0, 0.0) if jnp.result_type(x) == jnp.bool_ else jnp.asarray(x, jnp.float32)
-
-
-def _saturated(wide, value):
-    """An int as it is, or where the float beside it has left 32 bits, the largest or smallest that there is."""
-    return jnp.where(wide >= 2147483648.0, 2147483647, jnp.where(wide < -2147483648.0, -2147483648, value))
-
-
-def _add(a, b):
-    """a + b. Ints are 32 bits wide: what leaves them stays at their end."""
-    return _saturated(_float(a) + _float(b), a + b)
-
-
-def _sub(a, b):
-    """a - b, likewise."""
-    return _saturated(_float(a) - _float(b), a - b)
-
-
-def _mul(a, b):
-    """a * b, likewise."""
-    return _saturated(_float(a) * _float(b), a * b)
+    return x // tile + (x % tile + tile - 1) // tile
 
 
 def _heads_first(x, tile):
@@ -219,8 +195,8 @@ def _sorted_runs(a_lo, a_hi, b_lo, b_hi):
 def _key_tiles(q0, q1, size):
     """Runs of tiles that the queries q0 … q1 meet: those in which every pair is allowed, then those that need the mask."""
     Sk = size.Sk
-    any_lo = _down(_max(0, _sub(_mul(_min(_max((q0 >> 5), 3), (Sk >> 5) - 1 - 3), 32), 96)), TILE_K)
-    any_hi = _up(_min(Sk, _add(_add(_mul(_min(_max((q1 >> 5), 3), (Sk >> 5) - 1 - 3), 32), 127), 1)), TILE_K)
+    any_lo = _down(_max(0, _min(_max((q0 >> 5), 3), (Sk >> 5) - 1 - 3) * 32 - 96), TILE_K)
+    any_hi = _up(_min(Sk, _min(_max((q1 >> 5), 3), (Sk >> 5) - 1 - 3) * 32 + 127 + 1), TILE_K)
     any_hi = _max(any_hi, any_lo)
     return [], [(any_lo, any_hi)]
 
@@ -229,14 +205,14 @@ def _query_tiles(k0, k1, size):
     """Runs of tiles that the keys k0 … k1 meet: those in which every pair is allowed, then those that need the mask."""
     Sq = size.Sq
     Sk = size.Sk
-    any0_lo = _down(_max(0, _sub(_mul((k0 >> 5), 32), 96)), TILE_Q)
-    any0_hi = _up(_min(_min(_min(Sq, jnp.where((k0 >> 5) - (Sk >> 5) + 1 <= 0, Sq, 0)), _add(_add(_mul((k1 >> 5), 32), 127), 1)), jnp.where(0 - (k1 >> 5) <= 0, Sq, 0)), TILE_Q)
+    any0_lo = _down(_max(0, (k0 >> 5) * 32 - 96), TILE_Q)
+    any0_hi = _up(_min(_min(_min(Sq, jnp.where((k0 >> 5) - (Sk >> 5) + 1 <= 0, Sq, 0)), (k1 >> 5) * 32 + 127 + 1), jnp.where(0 - (k1 >> 5) <= 0, Sq, 0)), TILE_Q)
     any0_hi = _max(any0_hi, any0_lo)
-    any1_lo = _down(_max(0, _sub(_mul((k0 >> 5), 32), 96)), TILE_Q)
+    any1_lo = _down(_max(0, (k0 >> 5) * 32 - 96), TILE_Q)
     any1_hi = _up(_min(_min(Sq, jnp.where((k0 >> 5) - (Sk >> 5) + 1 <= 0, Sq, 0)), jnp.where((Sk >> 5) - (k1 >> 5) - 7 <= 0, Sq, 0)), TILE_Q)
     any1_hi = _max(any1_hi, any1_lo)
     any2_lo = _down(0, TILE_Q)
-    any2_hi = _up(_min(_min(_min(_min(Sq, jnp.where((k0 >> 5) - 6 <= 0, Sq, 0)), jnp.where((k0 >> 5) - (Sk >> 5) + 1 <= 0, Sq, 0)), _add(_add(_mul((k1 >> 5), 32), 127), 1)), jnp.where(0 - (k1 >> 5) <= 0, Sq, 0)), TILE_Q)
+    any2_hi = _up(_min(_min(_min(_min(Sq, jnp.where((k0 >> 5) - 6 <= 0, Sq, 0)), jnp.where((k0 >> 5) - (Sk >> 5) + 1 <= 0, Sq, 0)), (k1 >> 5) * 32 + 127 + 1), jnp.where(0 - (k1 >> 5) <= 0, Sq, 0)), TILE_Q)
     any2_hi = _max(any2_hi, any2_lo)
     any3_lo = _down(0, TILE_Q)
     any3_hi = _up(_min(_min(_min(Sq, jnp.where((k0 >> 5) - 6 <= 0, Sq, 0)), jnp.where((k0 >> 5) - (Sk >> 5) + 1 <= 0, Sq, 0)), jnp.where((Sk >> 5) - (k1 >> 5) - 7 <= 0, Sq, 0)), TILE_Q)

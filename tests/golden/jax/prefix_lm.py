@@ -71,7 +71,7 @@ def _down(x, tile):
 
 def _up(x, tile):
     """A position in tiles, rounded up."""
-    return (x + tile - 1) // tile
+    return x // tile + (x % tile + tile - 1) // tile
 
 
 def _least(x):
@@ -89,8 +89,8 @@ def _float(x):
 
 
 def _saturated(wide, value):
-    """An int as it is, or where the float beside it has left 32 bits, the largest or smallest that there is."""
-    return jnp.where(wide >= 2147483648.0, 2147483647, jnp.where(wide < -2147483648.0, -2147483648, value))
+    """An int as it is, or where the float beside it nears the end of 32 bits, that end. The float is off by 640 at most."""
+    return jnp.where(wide >= 2147482624.0, 2147483647, jnp.where(wide <= -2147482624.0, -2147483647, value))
 
 
 def _add(a, b):
@@ -196,7 +196,7 @@ def _key_tiles(q0, q1, prefix_value, size):
     any0_hi = _up(_min(Sk, q1 + Sk - Sq + 1), TILE_K)
     any0_hi = _max(any0_hi, any0_lo)
     any1_lo = _down(0, TILE_K)
-    any1_hi = _up(_greatest(_min(Sk, _add(-_sub(1, prefix_value), 1))), TILE_K)
+    any1_hi = _up(_greatest(_min(Sk, _add(_sub(0, _sub(1, prefix_value)), 1))), TILE_K)
     any1_hi = _max(any1_hi, any1_lo)
     any0_lo, any0_hi, any1_lo, any1_hi = _sorted_runs(any0_lo, any0_hi, any1_lo, any1_hi)
     any1_lo = _max(any1_lo, any0_hi)
@@ -205,7 +205,7 @@ def _key_tiles(q0, q1, prefix_value, size):
     full0_hi = _down(_min(Sk, q0 + Sk - Sq + 1), TILE_K)
     full0_hi = _max(full0_hi, full0_lo)
     full1_lo = _up(0, TILE_K)
-    full1_hi = _down(_least(_min(Sk, _add(-_sub(1, prefix_value), 1))), TILE_K)
+    full1_hi = _down(_least(_min(Sk, _add(_sub(0, _sub(1, prefix_value)), 1))), TILE_K)
     full1_hi = _max(full1_hi, full1_lo)
     full0_lo, full0_hi, full1_lo, full1_hi = _sorted_runs(full0_lo, full0_hi, full1_lo, full1_hi)
     full1_lo = _max(full1_lo, full0_hi)

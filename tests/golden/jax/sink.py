@@ -73,7 +73,7 @@ def _down(x, tile):
 
 def _up(x, tile):
     """A position in tiles, rounded up."""
-    return (x + tile - 1) // tile
+    return x // tile + (x % tile + tile - 1) // tile
 
 
 def _heads_first(x, tile):

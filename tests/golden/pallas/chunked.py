@@ -112,36 +112,12 @@ def _down(x, block):
 
 
 def _up(x, block):
-    """x / block, rounded up; `block` is a power of two."""
-    return (x + block - 1) >> (block.bit_length() - 1)
-
-
-def _float(x):
-    return jnp.where(x, 1.0, 0.0) if jnp.result_type(x) == jnp.bool_ else jnp.asarray(x, jnp.float32)
+    """x / block, rounded up; `block` is a power of two. Right for every int of 32 bits."""
+    return (x >> (block.bit_length() - 1)) + ((x & (block - 1)) + block - 1 >> (block.bit_length() - 1))
 
 
 def _log2(x):
     return jnp.log(x) * LOG2E
-
-
-def _saturated(wide, value):
-    """An int as it is, or where the float beside it has left 32 bits, the largest or smallest that there is."""
-    return jnp.where(wide >= 2147483648.0, 2147483647, jnp.where(wide < -2147483648.0, -2147483648, value))
-
-
-def _add(a, b):
-    """a + b. Ints are 32 bits wide on a TPU: what leaves them stays at their end."""
-    return _saturated(_float(a) + _float(b), a + b)
-
-
-def _sub(a, b):
-    """a - b, likewise."""
-    return _saturated(_float(a) - _float(b), a - b)
-
-
-def _mul(a, b):
-    """a * b, likewise."""
-    return _saturated(_float(a) * _float(b), a * b)
 
 
 def _share(i, n, m):
@@ -395,11 +371,11 @@ def _key_tiles(q0, q1, size, block):
     """Runs of tiles that the queries q0 … q1 meet: those in which every pair is allowed, then those that need the mask."""
     Sq = size.Sq
     Sk = size.Sk
-    any_lo = _down(_max(0, _mul((q0 + Sk - Sq >> 13), 8192)), block)
-    any_hi = _up(_min(_min(Sk, q1 + Sk - Sq + 1), _add(_add(_mul((q1 + Sk - Sq >> 13), 8192), 8191), 1)), block)
+    any_lo = _down(_max(0, (q0 + Sk - Sq >> 13) * 8192), block)
+    any_hi = _up(_min(_min(Sk, q1 + Sk - Sq + 1), (q1 + Sk - Sq >> 13) * 8192 + 8191 + 1), block)
     any_hi = _max(any_hi, any_lo)
-    full_lo = _up(_max(0, _mul((q1 + Sk - Sq >> 13), 8192)), block)
-    full_hi = _down(_min(_min(Sk, q0 + Sk - Sq + 1), _add(_add(_mul((q0 + Sk - Sq >> 13), 8192), 8191), 1)), block)
+    full_lo = _up(_max(0, (q1 + Sk - Sq >> 13) * 8192), block)
+    full_hi = _down(_min(_min(Sk, q0 + Sk - Sq + 1), (q0 + Sk - Sq >> 13) * 8192 + 8191 + 1), block)
     full_hi = _max(full_hi, full_lo)
     full_lo = _min(_max(full_lo, any_lo), any_hi)
     full_hi = _min(_max(full_hi, full_lo), any_hi)
@@ -410,11 +386,11 @@ def _query_tiles(k0, k1, size, block):
     """Runs of tiles that the keys k0 … k1 meet: those in which every pair is allowed, then those that need the mask."""
     Sq = size.Sq
     Sk = size.Sk
-    any_lo = _down(_max(_max(0, k0 + Sq - Sk), _sub(_add(_mul((k0 >> 13), 8192), Sq), Sk)), block)
-    any_hi = _up(_min(Sq, _add(_add(_sub(_add(Sq, _mul((k1 >> 13), 8192)), Sk), 8191), 1)), block)
+    any_lo = _down(_max(_max(0, k0 + Sq - Sk), (k0 >> 13) * 8192 + Sq - Sk), block)
+    any_hi = _up(_min(Sq, Sq + (k1 >> 13) * 8192 - Sk + 8191 + 1), block)
     any_hi = _max(any_hi, any_lo)
-    full_lo = _up(_max(_max(0, k1 + Sq - Sk), _sub(_add(_mul((k1 >> 13), 8192), Sq), Sk)), block)
-    full_hi = _down(_min(Sq, _add(_add(_sub(_add(Sq, _mul((k0 >> 13), 8192)), Sk), 8191), 1)), block)
+    full_lo = _up(_max(_max(0, k1 + Sq - Sk), (k1 >> 13) * 8192 + Sq - Sk), block)
+    full_hi = _down(_min(Sq, Sq + (k0 >> 13) * 8192 - Sk + 8191 + 1), block)
     full_hi = _max(full_hi, full_lo)
     full_lo = _min(_max(full_lo, any_lo), any_hi)
     full_hi = _min(_max(full_hi, full_lo), any_hi)

@@ -112,8 +112,8 @@ def _down(x, block):
 
 
 def _up(x, block):
-    """x / block, rounded up; `block` is a power of two."""
-    return (x + block - 1) >> (block.bit_length() - 1)
+    """x / block, rounded up; `block` is a power of two. Right for every int of 32 bits."""
+    return (x >> (block.bit_length() - 1)) + ((x & (block - 1)) + block - 1 >> (block.bit_length() - 1))
 
 
 def _float(x):
@@ -125,8 +125,8 @@ def _log2(x):
 
 
 def _saturated(wide, value):
-    """An int as it is, or where the float beside it has left 32 bits, the largest or smallest that there is."""
-    return jnp.where(wide >= 2147483648.0, 2147483647, jnp.where(wide < -2147483648.0, -2147483648, value))
+    """An int as it is, or where the float beside it nears the end of 32 bits, that end. The float is off by 640 at most."""
+    return jnp.where(wide >= 2147482624.0, 2147483647, jnp.where(wide <= -2147482624.0, -2147483647, value))
 
 
 def _add(a, b):
@@ -389,9 +389,9 @@ def _launch(kernel, config, tile, n_tiles, numbers, inputs, outputs, scratch, or
 def _key_tiles(q0, q1, lengths_b, size, block):
     """Runs of tiles that the queries q0 … q1 meet: those in which every pair is allowed, then those that need the mask."""
     Sk = size.Sk
-    any_hi = _up(_min(Sk, _add(-_sub(1, lengths_b), 1)), block)
+    any_hi = _up(_min(Sk, _add(_sub(0, _sub(1, lengths_b)), 1)), block)
     any_hi = _max(any_hi, 0)
-    full_hi = _down(_min(Sk, _add(-_sub(1, lengths_b), 1)), block)
+    full_hi = _down(_min(Sk, _add(_sub(0, _sub(1, lengths_b)), 1)), block)
     full_hi = _max(full_hi, 0)
     full_hi = _min(_max(full_hi, 0), any_hi)
     return [(0, full_hi)], [(full_hi, any_hi)]

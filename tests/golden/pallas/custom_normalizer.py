@@ -125,8 +125,8 @@ def _down(x, block):
 
 
 def _up(x, block):
-    """x / block, rounded up; `block` is a power of two."""
-    return (x + block - 1) >> (block.bit_length() - 1)
+    """x / block, rounded up; `block` is a power of two. Right for every int of 32 bits."""
+    return (x >> (block.bit_length() - 1)) + ((x & (block - 1)) + block - 1 >> (block.bit_length() - 1))
 
 
 def _log2(x):

@@ -131,36 +131,12 @@ def _down(x, block):
 
 
 def _up(x, block):
-    """x / block, rounded up; `block` is a power of two."""
-    return (x + block - 1) >> (block.bit_length() - 1)
-
-
-def _float(x):
-    return jnp.where(x, 1.0, 0.0) if jnp.result_type(x) == jnp.bool_ else jnp.asarray(x, jnp.float32)
+    """x / block, rounded up; `block` is a power of two. Right for every int of 32 bits."""
+    return (x >> (block.bit_length() - 1)) + ((x & (block - 1)) + block - 1 >> (block.bit_length() - 1))
 
 
 def _log2(x):
     return jnp.log(x) * LOG2E
-
-
-def _saturated(wide, value):
-    """An int as it is, or where the float beside it has left 32 bits, the largest or smallest that there is."""
-    return jnp.where(wide >= 2147483648.0, 2147483647, jnp.where(wide < -2147483648.0, -2147483648, value))
-
-
-def _add(a, b):
-    """a + b. Ints are 32 bits wide on a TPU: what leaves them stays at their end."""
-    return _saturated(_float(a) + _float(b), a + b)
-
-
-def _sub(a, b):
-    """a - b, likewise."""
-    return _saturated(_float(a) - _float(b), a - b)
-
-
-def _mul(a, b):
-    """a * b, likewise."""
-    return _saturated(_float(a) * _float(b), a * b)
 
 
 def _share(i, n, m):
@@ -477,8 +453,8 @@ def _launch_pairs(kernel, config, tile, numbers, inputs, like, scratch):
 def _key_tiles(q0, q1, size, block):
     """Runs of tiles that the queries q0 … q1 meet: those in which every pair is allowed, then those that need the mask."""
     Sk = size.Sk
-    any_lo = _down(_max(0, _sub(_mul(_min(_max((q0 >> 5), 3), (Sk >> 5) - 1 - 3), 32), 96)), block)
-    any_hi = _up(_min(Sk, _add(_add(_mul(_min(_max((q1 >> 5), 3), (Sk >> 5) - 1 - 3), 32), 127), 1)), block)
+    any_lo = _down(_max(0, _min(_max((q0 >> 5), 3), (Sk >> 5) - 1 - 3) * 32 - 96), block)
+    any_hi = _up(_min(Sk, _min(_max((q1 >> 5), 3), (Sk >> 5) - 1 - 3) * 32 + 127 + 1), block)
     any_hi = _max(any_hi, any_lo)
     return [], [(any_lo, any_hi)]
 
@@ -487,14 +463,14 @@ def _query_tiles(k0, k1, size, block):
     """Runs of tiles that the keys k0 … k1 meet: those in which every pair is allowed, then those that need the mask."""
     Sq = size.Sq
     Sk = size.Sk
-    any0_lo = _down(_max(0, _sub(_mul((k0 >> 5), 32), 96)), block)
-    any0_hi = _up(_min(_min(_min(Sq, jnp.where((k0 >> 5) - (Sk >> 5) + 1 <= 0, Sq, 0)), _add(_add(_mul((k1 >> 5), 32), 127), 1)), jnp.where(0 - (k1 >> 5) <= 0, Sq, 0)), block)
+    any0_lo = _down(_max(0, (k0 >> 5) * 32 - 96), block)
+    any0_hi = _up(_min(_min(_min(Sq, jnp.where((k0 >> 5) - (Sk >> 5) + 1 <= 0, Sq, 0)), (k1 >> 5) * 32 + 127 + 1), jnp.where(0 - (k1 >> 5) <= 0, Sq, 0)), block)
     any0_hi = _max(any0_hi, any0_lo)
-    any1_lo = _down(_max(0, _sub(_mul((k0 >> 5), 32), 96)), block)
+    any1_lo = _down(_max(0, (k0 >> 5) * 32 - 96), block)
     any1_hi = _up(_min(_min(Sq, jnp.where((k0 >> 5) - (Sk >> 5) + 1 <= 0, Sq, 0)), jnp.where((Sk >> 5) - (k1 >> 5) - 7 <= 0, Sq, 0)), block)
     any1_hi = _max(any1_hi, any1_lo)
     any2_lo = _down(0, block)
-    any2_hi = _up(_min(_min(_min(_min(Sq, jnp.where((k0 >> 5) - 6 <= 0, Sq, 0)), jnp.where((k0 >> 5) - (Sk >> 5) + 1 <= 0, Sq, 0)), _add(_add(_mul((k1 >> 5), 32), 127), 1)), jnp.where(0 - (k1 >> 5) <= 0, Sq, 0)), block)
+    any2_hi = _up(_min(_min(_min(_min(Sq, jnp.where((k0 >> 5) - 6 <= 0, Sq, 0)), jnp.where((k0 >> 5) - (Sk >> 5) + 1 <= 0, Sq, 0)), (k1 >> 5) * 32 + 127 + 1), jnp.where(0 - (k1 >> 5) <= 0, Sq, 0)), block)
     any2_hi = _max(any2_hi, any2_lo)
     any3_lo = _down(0, block)
     any3_hi = _up(_min(_min(_min(Sq, jnp.where((k0 >> 5) - 6 <= 0, Sq, 0)), jnp.where((k0 >> 5) - (Sk >> 5) + 1 <= 0, Sq, 0)), jnp.where((Sk >> 5) - (k1 >> 5) - 7 <= 0, Sq, 0)), block)

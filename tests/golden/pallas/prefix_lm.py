@@ -113,8 +113,8 @@ def _down(x, block):
 
 
 def _up(x, block):
-    """x / block, rounded up; `block` is a power of two."""
-    return (x + block - 1) >> (block.bit_length() - 1)
+    """x / block, rounded up; `block` is a power of two. Right for every int of 32 bits."""
+    return (x >> (block.bit_length() - 1)) + ((x & (block - 1)) + block - 1 >> (block.bit_length() - 1))
 
 
 def _float(x):
@@ -126,8 +126,8 @@ def _log2(x):
 
 
 def _saturated(wide, value):
-    """An int as it is, or where the float beside it has left 32 bits, the largest or smallest that there is."""
-    return jnp.where(wide >= 2147483648.0, 2147483647, jnp.where(wide < -2147483648.0, -2147483648, value))
+    """An int as it is, or where the float beside it nears the end of 32 bits, that end. The float is off by 640 at most."""
+    return jnp.where(wide >= 2147482624.0, 2147483647, jnp.where(wide <= -2147482624.0, -2147483647, value))
 
 
 def _add(a, b):
@@ -406,7 +406,7 @@ def _key_tiles(q0, q1, prefix_value, size, block):
     any0_hi = _up(_min(Sk, q1 + Sk - Sq + 1), block)
     any0_hi = _max(any0_hi, any0_lo)
     any1_lo = _down(0, block)
-    any1_hi = _up(_min(Sk, _add(-_sub(1, prefix_value), 1)), block)
+    any1_hi = _up(_min(Sk, _add(_sub(0, _sub(1, prefix_value)), 1)), block)
     any1_hi = _max(any1_hi, any1_lo)
     any0_lo, any0_hi, any1_lo, any1_hi = _sorted_runs(any0_lo, any0_hi, any1_lo, any1_hi)
     any1_lo = _max(any1_lo, any0_hi)
@@ -415,7 +415,7 @@ def _key_tiles(q0, q1, prefix_value, size, block):
     full0_hi = _down(_min(Sk, q0 + Sk - Sq + 1), block)
     full0_hi = _max(full0_hi, full0_lo)
     full1_lo = _up(0, block)
-    full1_hi = _down(_min(Sk, _add(-_sub(1, prefix_value), 1)), block)
+    full1_hi = _down(_min(Sk, _add(_sub(0, _sub(1, prefix_value)), 1)), block)
     full1_hi = _max(full1_hi, full1_lo)
     full0_lo, full0_hi, full1_lo, full1_hi = _sorted_runs(full0_lo, full0_hi, full1_lo, full1_hi)
     full1_lo = _max(full1_lo, full0_hi)

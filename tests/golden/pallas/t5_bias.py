@@ -130,8 +130,8 @@ def _down(x, block):
 
 
 def _up(x, block):
-    """x / block, rounded up; `block` is a power of two."""
-    return (x + block - 1) >> (block.bit_length() - 1)
+    """x / block, rounded up; `block` is a power of two. Right for every int of 32 bits."""
+    return (x >> (block.bit_length() - 1)) + ((x & (block - 1)) + block - 1 >> (block.bit_length() - 1))
 
 
 def _float(x):
@@ -147,8 +147,8 @@ def _log2(x):
 
 
 def _saturated(wide, value):
-    """An int as it is, or where the float beside it has left 32 bits, the largest or smallest that there is."""
-    return jnp.where(wide >= 2147483648.0, 2147483647, jnp.where(wide < -2147483648.0, -2147483648, value))
+    """An int as it is, or where the float beside it nears the end of 32 bits, that end. The float is off by 640 at most."""
+    return jnp.where(wide >= 2147482624.0, 2147483647, jnp.where(wide <= -2147482624.0, -2147483647, value))
 
 
 def _add(a, b):

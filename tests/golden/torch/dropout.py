@@ -251,6 +251,8 @@ def _check(q, k, v, p_2, scale):
         _refuse(f"q's {Hq} heads must be a multiple of the {Hkv} heads of k and v")
     if D == 0 or Dv == 0:
         _refuse(f"head dims must be 1 at the least, not {D} and {Dv}")
+    if max(Sq, Sk) >= 2**27:
+        _refuse(f"sequences must be shorter than 2**27 = {2**27}, not {max(Sq, Sk)}")
     if not ((isinstance(p_2, (int, float)) and not isinstance(p_2, bool)) or (isinstance(p_2, Tensor) and p_2.dim() == 0 and p_2.is_floating_point())):
         _refuse(f"p must be a number or a 0-dimensional float tensor, not {type(p_2).__name__}")
     if _readable(p_2) and not ((0.0 <= p_2) and (p_2 < 1.0)):

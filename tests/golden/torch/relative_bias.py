@@ -266,6 +266,8 @@ def _check(q, k, v, table, scale):
         _refuse(f"q's {Hq} heads must be a multiple of the {Hkv} heads of k and v")
     if D == 0 or Dv == 0:
         _refuse(f"head dims must be 1 at the least, not {D} and {Dv}")
+    if max(Sq, Sk) >= 2**27:
+        _refuse(f"sequences must be shorter than 2**27 = {2**27}, not {max(Sq, Sk)}")
     if not isinstance(table, Tensor):
         _refuse(f"table must be a torch.Tensor, not {type(table).__name__}")
     if table.dtype not in (torch.float32,):

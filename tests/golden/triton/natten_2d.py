@@ -225,8 +225,8 @@ def _key_tiles(q0, q1, Sk, BK: tl.constexpr):
     """The tiles that the queries q0 … q1 meet: `any` some pair is allowed, `full` every pair is, and no mask is needed."""
     q0 = tl.cast(q0, tl.int64)
     q1 = tl.cast(q1, tl.int64)
-    any_lo = tl.cast(tl.maximum(0, tl.cast(tl.cast(tl.minimum(tl.maximum(q0 // 32, 3), Sk // 32 - 1 - 3), tl.int64) * 32, tl.int64) - 96) // BK, tl.int32)
-    any_hi = tl.cast(tl.cdiv(tl.minimum(Sk, tl.cast(tl.cast(tl.cast(tl.minimum(tl.maximum(q1 // 32, 3), Sk // 32 - 1 - 3), tl.int64) * 32, tl.int64) + 127, tl.int64) + 1), BK), tl.int32)
+    any_lo = tl.cast(tl.maximum(0, tl.minimum(tl.maximum(q0 // 32, 3), Sk // 32 - 1 - 3) * 32 - 96) // BK, tl.int32)
+    any_hi = tl.cast(tl.cdiv(tl.minimum(Sk, tl.minimum(tl.maximum(q1 // 32, 3), Sk // 32 - 1 - 3) * 32 + 127 + 1), BK), tl.int32)
     any_hi = tl.maximum(any_hi, any_lo)
     return any_lo, any_hi
 
@@ -236,14 +236,14 @@ def _query_tiles(k0, k1, Sq, Sk, BQ: tl.constexpr):
     """The tiles that the keys k0 … k1 meet: `any` some pair is allowed, `full` every pair is, and no mask is needed."""
     k0 = tl.cast(k0, tl.int64)
     k1 = tl.cast(k1, tl.int64)
-    any0_lo = tl.cast(tl.maximum(0, tl.cast(tl.cast(k0 // 32, tl.int64) * 32, tl.int64) - 96) // BQ, tl.int32)
-    any0_hi = tl.cast(tl.cdiv(tl.minimum(tl.minimum(tl.minimum(Sq, tl.where(k0 // 32 - Sk // 32 + 1 <= 0, Sq, 0)), tl.cast(tl.cast(tl.cast(k1 // 32, tl.int64) * 32, tl.int64) + 127, tl.int64) + 1), tl.where(0 - k1 // 32 <= 0, Sq, 0)), BQ), tl.int32)
+    any0_lo = tl.cast(tl.maximum(0, k0 // 32 * 32 - 96) // BQ, tl.int32)
+    any0_hi = tl.cast(tl.cdiv(tl.minimum(tl.minimum(tl.minimum(Sq, tl.where(k0 // 32 - Sk // 32 + 1 <= 0, Sq, 0)), k1 // 32 * 32 + 127 + 1), tl.where(0 - k1 // 32 <= 0, Sq, 0)), BQ), tl.int32)
     any0_hi = tl.maximum(any0_hi, any0_lo)
-    any1_lo = tl.cast(tl.maximum(0, tl.cast(tl.cast(k0 // 32, tl.int64) * 32, tl.int64) - 96) // BQ, tl.int32)
+    any1_lo = tl.cast(tl.maximum(0, k0 // 32 * 32 - 96) // BQ, tl.int32)
     any1_hi = tl.cast(tl.cdiv(tl.minimum(tl.minimum(Sq, tl.where(k0 // 32 - Sk // 32 + 1 <= 0, Sq, 0)), tl.where(Sk // 32 - k1 // 32 - 7 <= 0, Sq, 0)), BQ), tl.int32)
     any1_hi = tl.maximum(any1_hi, any1_lo)
     any2_lo = tl.cast(0 // BQ, tl.int32)
-    any2_hi = tl.cast(tl.cdiv(tl.minimum(tl.minimum(tl.minimum(tl.minimum(Sq, tl.where(k0 // 32 - 6 <= 0, Sq, 0)), tl.where(k0 // 32 - Sk // 32 + 1 <= 0, Sq, 0)), tl.cast(tl.cast(tl.cast(k1 // 32, tl.int64) * 32, tl.int64) + 127, tl.int64) + 1), tl.where(0 - k1 // 32 <= 0, Sq, 0)), BQ), tl.int32)
+    any2_hi = tl.cast(tl.cdiv(tl.minimum(tl.minimum(tl.minimum(tl.minimum(Sq, tl.where(k0 // 32 - 6 <= 0, Sq, 0)), tl.where(k0 // 32 - Sk // 32 + 1 <= 0, Sq, 0)), k1 // 32 * 32 + 127 + 1), tl.where(0 - k1 // 32 <= 0, Sq, 0)), BQ), tl.int32)
     any2_hi = tl.maximum(any2_hi, any2_lo)
     any3_lo = tl.cast(0 // BQ, tl.int32)
     any3_hi = tl.cast(tl.cdiv(tl.minimum(tl.minimum(tl.minimum(Sq, tl.where(k0 // 32 - 6 <= 0, Sq, 0)), tl.where(k0 // 32 - Sk // 32 + 1 <= 0, Sq, 0)), tl.where(Sk // 32 - k1 // 32 - 7 <= 0, Sq, 0)), BQ), tl.int32)

@@ -219,11 +219,12 @@ def test_a_product_that_leaves_32_bits_is_refuted() -> None:
     assert np.abs(values["q"]) * 100 >= 2**31 or np.abs(values["k"]) * 100 >= 2**31
 
 
-def test_a_power_that_leaves_64_bits_is_told() -> None:
+def test_longer_sequences_than_64_bits_hold_are_not_proved() -> None:
     planned = plan(spec("mask = q * q * k <= Sk * Sk * Sk"))
-    notes = [c.note for c in integer_width(planned, 10.0) if c.note]
-    assert notes
+    assert planned.choices.longest == 2**20
     assert not refuted(integer_width(planned, 10.0))
+    longer = replace(planned, choices=replace(planned.choices, longest=2**27))
+    assert not all(isinstance(c.verdict, Proved) for c in integer_width(longer, 10.0))
 
 
 def test_a_division_towards_zero_with_a_negative_side_is_refuted() -> None:

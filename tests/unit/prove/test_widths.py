@@ -1,0 +1,146 @@
+"""`integer-width`: ints fit their registers, on targets with 64 bits and on those whose ints stay at the end of 32."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from attngen import api
+from attngen.emit import Options, emit, reserved, wide_ints
+from attngen.errors import Source
+from attngen.plan import plan
+from attngen.plan.width import EXACT
+from attngen.prove.verdict import Claim, Proved, Refuted
+from attngen.prove.widths import integer_width
+from attngen.reference import evaluate
+from attngen.runtime.loader import load
+
+
+def claims(target: str, *lines: str) -> tuple[tuple[Claim, ...], int]:
+    """The claims about a spec on a target, and the length that its sequences stay below."""
+    source = Source("\n".join(("attention subject", *lines, "")), "subject.attn")
+    attention = api.analyse(source)
+    planned = plan(attention, reserved(target), wide_ints(target))
+    return integer_width(planned, 20.0), planned.choices.longest
+
+
+RIGHT_ON_BOTH = [
+    ("param w: int where w > 0", "mask = q - k < w"),
+    ("param c: int where c > 0", "mask = q // c == k // c"),
+    ("param c: int where c > 0", "mask = q // c * c <= k and k < q // c * c + c"),
+    ("param w: int", "param d: int where d > 0", "mask = abs(q - k) <= w * d"),
+    ("param w: int", "mask = q - k <= w + 12345"),
+    ("param t: f32[flat]", "score = qk * scale + t[b * Sk + k]"),
+    ("param since: int[B, Sk]", "mask = since[b, k] - 1 <= q"),
+    ("mask = (q * 7 + 3) % 5 != k % 5",),
+    ("param far: int", "mask = q <= k + abs(far)"),
+    ("mask = q <= 5000000000 + k",),
+]
+
+
+@pytest.mark.parametrize("target", ["triton", "pallas"])
+@pytest.mark.parametrize("lines", RIGHT_ON_BOTH, ids=" ".join)
+def test_what_fits_or_may_saturate_is_proved(lines: tuple[str, ...], target: str) -> None:
+    found, longest = claims(target, *lines)
+    assert [c for c in found if not isinstance(c.verdict, Proved)] == []
+    assert longest >= 2**24
+
+
+@pytest.mark.parametrize(
+    ("target", "lines", "bits"),
+    [
+        ("triton", "mask = q * q <= k * 3", 27),
+        ("pallas", "mask = q * q <= k * 3", 15),
+        ("triton", "mask = q * q * k <= 5", 20),
+        ("triton", "mask = k ** 5 <= q", 12),
+        ("pallas", "mask = q * 100 <= k * 100", 24),
+    ],
+)
+def test_sequences_are_as_long_as_their_products_fit(target: str, lines: str, bits: int) -> None:
+    found, longest = claims(target, lines)
+    assert longest == 2**bits
+    assert [c for c in found if not isinstance(c.verdict, Proved)] == []
+
+
+WRONG_WITHOUT_64_BITS = [
+    ("param a: int", "mask = q * a % 7 <= k"),
+    ("param a: int", "score = qk * scale + float(q * a) * 0.001"),
+    ("param a: int", "param c: int", "mask = q * a <= c * 2"),
+    ("param t: f32[Sk]", "param a: int", "score = qk * scale + t[(k * a) % Sk]"),
+]
+
+
+@pytest.mark.parametrize("lines", WRONG_WITHOUT_64_BITS, ids=" ".join)
+def test_what_saturating_would_change_is_refuted_where_there_are_no_64_bits(lines: tuple[str, ...]) -> None:
+    assert all(isinstance(c.verdict, Proved) for c in claims("triton", *lines)[0])
+    (wrong,) = [c for c in claims("pallas", *lines)[0] if not isinstance(c.verdict, Proved)]
+    assert isinstance(wrong.verdict, Refuted)
+    assert wrong.subject == "saturation"
+    assert "where" in wrong.fix
+    assert wrong.span.line == len(lines) + 1
+
+
+@pytest.mark.parametrize("bound", ["a > -1000 and a < 1000"])
+def test_a_where_makes_them_right(bound: str) -> None:
+    found, _ = claims("pallas", f"param a: int where {bound}", "mask = q * a % 7 <= k % 7 and q < 1000000")
+    assert all(isinstance(c.verdict, Refuted) for c in found if c.subject == "saturation")
+    found, _ = claims("pallas", f"param a: int where {bound}", "mask = min(q, 1000000) * a % 7 <= k % 7")
+    assert all(isinstance(c.verdict, Proved) for c in found)
+
+
+def test_what_is_refuted_is_wrong_when_it_runs() -> None:
+    """q * a leaves 32 bits for a near 2**31: the JAX kernel, emitted without asking the prover, gives another row."""
+    text = "attention subject\nparam a: int\nmask = q * a % 7 <= k\n"
+    attention = api.analyse(Source(text, "subject.attn"))
+    planned = plan(attention, reserved("jax"), wide_ints("jax"))
+    function = load(emit(planned, text, Options(target="jax")), "subject", "jax").subject
+    random = np.random.default_rng(1)
+    q, k, v = (random.standard_normal((1, 1, 8, 16)).astype(np.float32) for _ in "qkv")
+    heads_inside = [jnp.swapaxes(jnp.asarray(x), 1, 2) for x in (q, k, v)]
+    for a, right in ((3, True), (2**31 - 1, False)):
+        out = np.swapaxes(np.asarray(function(*heads_inside, a=a)), 1, 2)
+        expected = evaluate(attention, q, k, v, params={"a": a}, scale=None, dropout_seed=None).out
+        assert np.allclose(out, expected, atol=1e-5) == right
+
+
+HELPERS = """attention subject
+param a: int
+param n: int where n >= 0 and n < 9
+mask = q * a <= 7 and q + a <= 5 and q - a <= 9 and a ** n <= k
+"""
+
+
+@pytest.fixture(scope="module", params=["jax", "pallas"])
+def helpers(request: pytest.FixtureRequest):  # type: ignore[no-untyped-def]
+    """The generated file that has all of the saturating helpers."""
+    target = request.param
+    planned = plan(api.analyse(Source(HELPERS, "subject.attn")), reserved(target), wide_ints(target))
+    return load(emit(planned, HELPERS, Options(target=target)), "subject", target)
+
+
+NEAR_THE_ENDS = st.one_of(
+    st.integers(-(2**31) + 1, 2**31 - 1),
+    st.builds(lambda e, d, s: s * (2**e + d), st.integers(8, 30), st.integers(-700, 700), st.sampled_from([-1, 1])),
+    st.builds(lambda d, s: s * (2**31 - 1 - d), st.integers(0, 3000), st.sampled_from([-1, 1])),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(NEAR_THE_ENDS, NEAR_THE_ENDS, st.integers(0, 8))
+def test_saturating_arithmetic_is_what_the_prover_takes_it_for(helpers, a: int, b: int, n: int) -> None:  # type: ignore[no-untyped-def]
+    x, y = jnp.int32(a), jnp.int32(b)
+    for given_, exact in (
+        (helpers._add(x, y), a + b),
+        (helpers._sub(x, y), a - b),
+        (helpers._mul(x, y), a * b),
+        (helpers._saturating_power(x, jnp.int32(n)), a**n),
+    ):
+        found = int(given_)
+        if abs(exact) < EXACT:
+            assert found == exact
+        else:
+            assert found * exact > 0
+            assert abs(found) >= EXACT
