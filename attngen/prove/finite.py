@@ -19,6 +19,7 @@ from attngen.prove.boxes import BOXES, LEAST, Box
 from attngen.prove.interval import Interval
 from attngen.prove.intervals import Ranges, disjuncts, ranges
 from attngen.prove.witness import Search, Witness
+from attngen.prove.world import scale_enters_as_product
 
 _BOXES_SPLIT = 300
 """Boxes tried before halving is given up."""
@@ -139,20 +140,6 @@ def _middle(low: float, high: float) -> float:
     if low < 0 < high:
         return 0.0
     return i.single(math.sinh((math.asinh(low * 16) + math.asinh(high * 16)) / 2) / 16)
-
-
-def scale_enters_as_product(attention: Attention) -> bool:
-    """Whether q . k and the scale are read as `qk * scale` alone: the launcher can make it positive."""
-    qk, scale = Symbol("qk", Type.FLOAT), Symbol("scale", Type.FLOAT)
-
-    def alone(e: Expr) -> bool:
-        if isinstance(e, Apply) and e.op is Op.MUL and set(e.args) == {qk, scale}:
-            return True
-        return e not in (qk, scale) and all(alone(c) for c in walk.children(e))
-
-    n = attention.normalizer
-    others = (n.weight, n.extra, n.stream_weight, n.rescale)
-    return alone(attention.score) and not any(walk.reads(e, "qk", "scale") for e in others if e is not None)
 
 
 # ---------------------------------------------------------------- ints without a value

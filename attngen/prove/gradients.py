@@ -24,8 +24,9 @@ from attngen.prove.algebra import Term, same
 from attngen.prove.clock import Clock
 from attngen.prove.definition import definition
 from attngen.prove.equality import derivative_is, equal
-from attngen.prove.reading import Reading, world
+from attngen.prove.reading import Reading
 from attngen.prove.verdict import Claim, Proved, Refuted, Unknown, Verdict
+from attngen.prove.world import world
 
 _QK, _S, _M = (Symbol(name, Type.FLOAT) for name in ("qk", "s", "m"))
 _ZERO = real(0.0)

@@ -172,6 +172,8 @@ def _fix(a: Attention, w: Witness) -> str:
             return _fix_for(a, w.node.args[0], strict) or "keep what is under the root from below 0"
         case Op.EXP | Op.EXP2:
             return "bound the exponent: min(…, 80)"
+        case Op.POW if w.operands[0] != 0:
+            return "bound the base: clamp(…)"
         case Op.POW:
             return _fix_for(a, w.node.args[0], "> 0") or "keep the base from 0"
         case _:

@@ -11,25 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import assert_never
 
-from attngen.ir.attention import Attention
-from attngen.ir.build import mul, real
 from attngen.ir.nodes import COMPARISONS, Apply, Expr, Literal, Load, Op, Scalar, Symbol, Type
-from attngen.ir.walk import nodes, substitute
-from attngen.prove.algebra import ABOVE, AT, LN2, Term, constant, same, sp
+from attngen.ir.walk import nodes
+from attngen.prove.algebra import ABOVE, AT, LN2, Term, constant, sp
 from attngen.prove.world import World
-
-
-def world(attention: Attention) -> World:
-    """The scale may be taken positive where score(qk, scale) depends on the product qk * scale alone."""
-    free = World(attention, False)
-    qk, scale = Symbol("qk", Type.FLOAT), Symbol("scale", Type.FLOAT)
-    n = attention.normalizer
-    lines = [e for e in (n.weight, n.extra, n.stream_weight, n.rescale) if e is not None]
-    if any(node in (qk, scale) for e in lines for node in nodes(e)):
-        return free
-    product = substitute(attention.score, {qk: mul(qk, scale), scale: real(1.0)})
-    reading = Reading(free)
-    return World(attention, same(reading.term(product), reading.term(attention.score)))
 
 
 class Split(Exception):

@@ -24,9 +24,8 @@ from attngen.prove.clock import Clock
 from attngen.prove.definition import definition
 from attngen.prove.equality import equal, quotient, sign_of
 from attngen.prove.fold import fold_example, never_vanishes
-from attngen.prove.reading import world
 from attngen.prove.verdict import Claim, Proved, Refuted, Unknown, Verdict
-from attngen.prove.world import World
+from attngen.prove.world import World, world
 
 _S, _M, _N, _T = (Symbol(name, Type.FLOAT) for name in ("s", "m", "n", "t"))
 _GAP, _GAP2, _LSE = (Symbol(name, Type.FLOAT) for name in ("gap", "gap2", "lse"))

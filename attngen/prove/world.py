@@ -1,7 +1,7 @@
 """What a proof may assume of a spec: the signs of its params, and points at which its facts hold.
 
 Takes an attention, gives a `World`, which also keeps the names that opaque things got, so that all terms of one proof
-use the same ones. `reading.world` makes one, with what the scale may be.
+use the same ones.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from attngen.ir import walk
 from attngen.ir.attention import Attention
-from attngen.ir.nodes import Apply, Expr, Literal, Op, Scalar, Type
+from attngen.ir.nodes import Apply, Expr, Literal, Op, Scalar, Symbol, Type
 from attngen.prove.points import Point, points
 
 
@@ -72,6 +73,25 @@ class World:
     def atoms(self) -> dict[Any, Any]:
         """The symbols of opaque things, by what they are."""
         return {}
+
+
+def world(attention: Attention) -> World:
+    """The world of a spec, its scale positive where the launcher can make it so."""
+    return World(attention, scale_enters_as_product(attention))
+
+
+def scale_enters_as_product(attention: Attention) -> bool:
+    """Whether q . k and the scale are read as `qk * scale` alone: the launcher can make it positive."""
+    qk, scale = Symbol("qk", Type.FLOAT), Symbol("scale", Type.FLOAT)
+
+    def alone(e: Expr) -> bool:
+        if isinstance(e, Apply) and e.op is Op.MUL and set(e.args) == {qk, scale}:
+            return True
+        return e not in (qk, scale) and all(alone(c) for c in walk.children(e))
+
+    n = attention.normalizer
+    others = (n.weight, n.extra, n.stream_weight, n.rescale)
+    return alone(attention.score) and not any(walk.reads(e, "qk", "scale") for e in others if e is not None)
 
 
 def _contradictory(signs: Mapping[str, bool]) -> bool:

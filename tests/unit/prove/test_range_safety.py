@@ -247,6 +247,19 @@ def test_span_and_fix_point_to_the_place() -> None:
     assert claim.fix == "add `where c > 0`"
 
 
+@pytest.mark.parametrize(
+    ("body", "fix"),
+    [
+        ("param x: f32\nscore = qk * scale + x ** 13", "bound the base: clamp(…)"),
+        ("param x: f32\nscore = qk * scale + x ** -2", "add `where x > 0`"),
+        ("score = qk * scale + qk ** -2", "keep the base from 0"),
+    ],
+)
+def test_the_fix_of_a_power_depends_on_what_went_wrong(body: str, fix: str) -> None:
+    claim = next(c for c in claims("f", body) if isinstance(c.verdict, Refuted))
+    assert claim.fix == fix
+
+
 def test_the_plan_is_what_is_looked_at() -> None:
     """A planner that took a factor of any sign, or forgot the maximum, is found out."""
     a, plan = planned("alibi", "param slope: f32[Hq]\nscore = qk * scale * slope[h]")

@@ -336,6 +336,15 @@ def test_forms_as_planned() -> None:
     assert forms == [Form.EXPONENTIAL, Form.SHIFTED, Form.DIRECT]
 
 
+def test_a_score_that_cannot_be_multiplied_out_is_no_hang() -> None:
+    top = "(tanh(qk * scale) + tanh(a) + tanh(x * float(q)) + c * float(k) + 1.0) ** 9"
+    params = "".join(f"param {name}: f32\n" for name in "axc")
+    attention = analysed(f"attention large\n{params}score = {top} / (1.0 + (tanh(qk) + tanh(c)) ** 8)\n")
+    start = time.monotonic()
+    streaming(attention, plan(attention), 1.0)
+    assert time.monotonic() - start < 10.0
+
+
 def test_no_time_is_unknown_and_not_a_hang() -> None:
     attention = analysed(RIGHT["a temperature"])
     start = time.monotonic()
