@@ -174,7 +174,8 @@ def sign_of(e: Expr, world: World, *, zero: bool, budget: float) -> Verdict:
             continue
         if value < 0 or (value == 0 and not zero):
             here = point.described(e)
-            return Refuted("a point", (f"{at(here)}: {text(e)} = {number(value)}",), here)
+            needed = "at least 0" if zero else "above 0"
+            return Refuted("a point", (f"{at(here)}: {text(e)} is {number(value)}, and must be {needed}",), here)
     return Unknown("sympy", f"the sign of {text(e)} does not follow from the facts")
 
 

@@ -55,7 +55,7 @@ def _run(n: Normalizer, point: Point, first: Any, second: Any) -> Refuted | None
     if row_sum == 0 or defined == 0:
         if row_sum != 0 or defined == 0:
             return None
-        wrong, right = f"{number(acc)} / 0", number(w1 / defined)
+        wrong, right = "undefined", number(w1 / defined)
         values: tuple[tuple[str, float], ...] = (("defined", float(w1 / defined)),)
     else:
         streamed, true = acc / row_sum, w1 / defined

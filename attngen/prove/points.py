@@ -91,7 +91,10 @@ def _plain(value: Number) -> int | float | bool:
 
 
 def points(attention: Attention, *, positive_scale: bool, count: int) -> Iterator[Point]:
-    """Up to `count` points at which the spec's facts hold; reference points come in order, t < s < m < n."""
+    """Up to `count` points at which the spec's facts hold; scores and reference points come in order, s' < s < m < n.
+
+    No name of a spec is spelt s'.
+    """
     params = {p.name: p for p in attention.params}
     lengths = _lengths(attention)
     found = 0
@@ -131,7 +134,7 @@ def _point(
     symbols["s"] = first
     symbols["m"] = first + mp.mpf(pick(_POSITIVE, 1))
     symbols["n"] = symbols["m"] + mp.mpf(pick(_POSITIVE, 3))
-    symbols["t"] = first - mp.mpf(pick(_POSITIVE, 4))
+    symbols["s'"] = first - mp.mpf(pick(_POSITIVE, 4))
     symbols.update(gap=symbols["m"] - first, gap2=symbols["n"] - symbols["m"], lse=mp.mpf(pick(_REALS, 5)))
     scalars: dict[str, Number] = {}
     for i, p in enumerate(attention.params):

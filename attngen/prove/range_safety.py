@@ -268,8 +268,7 @@ def _dropout(questions: Finiteness, plan: KernelPlan) -> Iterator[Claim]:
         case None:
             yield Claim("dropout", sentence, Unknown(BY, nothing_found), span=span)
         case Witness():
-            name = next((n.param for n in walk.nodes(drop) if isinstance(n, Scalar)), "p")
-            fix = f"add `where 0 <= {name} < 1`"
+            fix = f"add `where 0 <= {drop.param} < 1`" if isinstance(drop, Scalar) else "bound it: clamp(…, 0, 0.99)"
             lines = (f"the probability is {printing.expression(drop)}, which is not in [0, 1)",)
             yield Claim("dropout", sentence, Refuted(BY, example(found, lines), found.named()), span=span, fix=fix)
         case _:

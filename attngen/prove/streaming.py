@@ -27,7 +27,7 @@ from attngen.prove.fold import fold_example, never_vanishes
 from attngen.prove.verdict import Claim, Proved, Refuted, Unknown, Verdict
 from attngen.prove.world import World, world
 
-_S, _M, _N, _T = (Symbol(name, Type.FLOAT) for name in ("s", "m", "n", "t"))
+_S, _M, _N, _T = (Symbol(name, Type.FLOAT) for name in ("s", "m", "n", "s'"))
 _GAP, _GAP2, _LSE = (Symbol(name, Type.FLOAT) for name in ("gap", "gap2", "lse"))
 _LOG2E = real(1.0 / math.log(2.0))
 _ORDERED: dict[Expr, Expr] = {_M: add(_S, _GAP), _N: add(add(_S, _GAP), _GAP2)}
@@ -76,13 +76,13 @@ class _Laws:
             mul(substitute(rescale, {_M: _T, _N: _M}), rescale),
             substitute(rescale, {_M: _T}),
             {_T: sub(_M, _GAP), _N: add(_M, _GAP2)},
-            ("rescale(t, m) rescale(m, n)", "rescale(t, n)"),
+            ("rescale(s', m) rescale(m, n)", "rescale(s', n)"),
         )
         reference = self._below(
             mul(stream, substitute(n.weight, {_S: _T})),
             mul(substitute(stream, {_S: _T}), n.weight),
             {_S: sub(_M, _GAP), _T: sub(_M, _GAP2)},
-            ("weight(s, m) weight(t)", "weight(t, m) weight(s)"),
+            ("weight(s, m) weight(s')", "weight(s', m) weight(s)"),
         )
         if isinstance(reference, Proved):
             nonzero = never_vanishes(n, self.world)
@@ -99,7 +99,7 @@ class _Laws:
                 by_rescale,
                 fold=True,
             ),
-            self._law("cocycle", "rescale(l, m) rescale(m, n) = rescale(l, n)", chain, rescale, by_rescale),
+            self._law("cocycle", "rescale(s', m) rescale(m, n) = rescale(s', n)", chain, rescale, by_rescale),
             self._law("rescale in place", "rescale(m, m) = 1", still, rescale, by_rescale),
             self._law(
                 "reference",

@@ -17,7 +17,7 @@ from attngen.ir import build, printing, walk
 from attngen.ir.build import apply, conjunction, real
 from attngen.ir.nodes import Apply, Expr, Op
 from attngen.plan.kernel import KernelPlan
-from attngen.plan.weights import Form, M, S
+from attngen.plan.weights import Form, M, N, S
 from attngen.prove import interval as i
 from attngen.prove.boxes import LEAST, LEAST_SCORE, LONGEST
 from attngen.prove.finite import Finiteness, Holds
@@ -151,7 +151,11 @@ class _Weights:
         lines: list[str] = []
         named: list[tuple[str, int | float | bool | str]] = list(found.named())
         shown = found
-        if w.form is Form.DIRECT:
+        if _has_no_value(found):
+            lines.append(
+                f"`{printing.expression(found.node)}` is {_shown(found.result)}: the weight has no value there"
+            )
+        elif w.form is Form.DIRECT:
             score, weight = found.at(w.unit), found.at(walk.substitute(w.stream, {S: w.unit}))
             shown, others = self._in_second_tile(found) or (found, 0)
             lines += self._tiles(found, others, score, weight, single=found is single)
@@ -165,10 +169,8 @@ class _Weights:
             lines.append(f"with fp16 tensors scores may be {limit:.4g} at most: beyond, the weight is inf in fp16")
             named += [("fp16 limit", limit)]
         sentence = f"weights and their sums stay finite for scores up to {LEAST_SCORE:g}: {text}"
-        fix = (
-            "keep a running maximum: shift = max, weight(s, m) = exp(s - m), rescale(m, n) = exp(m - n)"
-            if w.form is Form.DIRECT and w.sums and _is_exponential(w.stream)
-            else "bound the score, with clamp or min, or write the weight so that no part of it overflows"
+        fix = (w.sums and w.form is Form.DIRECT and _with_maximum(w.stream)) or (
+            "bound the score, with clamp or min, or write the weight so that no part of it overflows"
         )
         refuted = Refuted(BY, example(shown, tuple(lines)), tuple(named))
         return Claim("sums", sentence, refuted, span=self.span, fix=fix)
@@ -264,8 +266,41 @@ class _Weights:
         yield Claim("slope", sentence, Refuted(BY, example(found, lines), named), span=self.span)
 
 
-def _is_exponential(e: Expr) -> bool:
-    return isinstance(e, Apply) and e.op in (Op.EXP, Op.EXP2)
+def _with_maximum(e: Expr) -> str:
+    """How the weight exp(c s) is streamed with a running maximum; empty for other weights."""
+    if not (isinstance(e, Apply) and e.op in (Op.EXP, Op.EXP2) and _proportional(e.args[0])):
+        return ""
+    stream, rescale = (
+        printing.expression(apply(e.op, walk.substitute(e.args[0], {S: apply(Op.SUB, a, b)})))
+        for a, b in ((S, M), (M, N))
+    )
+    return f"keep a running maximum: shift = max, weight(s, m) = {stream}, rescale(m, n) = {rescale}"
+
+
+def _proportional(e: Expr) -> bool:
+    """Whether `e` is the score times what does not depend on it."""
+    match e:
+        case Apply(op=Op.MUL, args=(a, b)):
+            return (_proportional(a) and not walk.reads(b, "s")) or (_proportional(b) and not walk.reads(a, "s"))
+        case Apply(op=Op.DIV, args=(a, b)):
+            return _proportional(a) and not walk.reads(b, "s")
+        case _:
+            return e == S
+
+
+def _has_no_value(w: Witness) -> bool:
+    """Whether the weight is undefined at these inputs, by its definition, rather than too large."""
+    match w.node:
+        case Apply(op=Op.DIV):
+            return w.operands[1] == 0
+        case Apply(op=Op.LOG | Op.LOG2 | Op.RSQRT):
+            return w.operands[0] <= 0
+        case Apply(op=Op.SQRT):
+            return w.operands[0] < 0
+        case Apply(op=Op.POW):
+            return w.operands[0] == 0
+        case _:
+            return False
 
 
 def _bounded(e: Expr) -> Expr:

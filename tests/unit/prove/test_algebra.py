@@ -248,7 +248,7 @@ def test_points_satisfy_the_facts() -> None:
         assert at["Sq"] == at["Sk"] and at["Sk"] % 32 == 0
         assert point.scalars["c"] > 0 and point.scalars["lo"] < -1 and 1 <= point.scalars["w"] <= 8
         assert 0 <= point.element("t", (3,)) < at["Sk"]
-        assert at["t"] < at["s"] < at["m"] < at["n"]
+        assert at["s'"] < at["s"] < at["m"] < at["n"]
         assert 0 <= at["q"] < at["Sq"] and 0 <= at["k"] < at["Sk"] and at["h"] // (at["Hq"] // at["Hkv"]) == at["hkv"]
         assert point.element("tab", (1, 2)) == point.element("tab", (1, 2))
 

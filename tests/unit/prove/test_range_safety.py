@@ -260,6 +260,49 @@ def test_the_fix_of_a_power_depends_on_what_went_wrong(body: str, fix: str) -> N
     assert claim.fix == fix
 
 
+def without_maximum(weight: str) -> Claim:
+    body = f"param t: f32 where t > 0\n{WRONG['no_maximum'][0]}".replace("exp(s)", weight)
+    return next(c for c in claims("f", body) if isinstance(c.verdict, Refuted))
+
+
+@pytest.mark.parametrize(
+    ("weight", "stream", "rescale"),
+    [
+        ("exp(s)", "exp(s - m)", "exp(m - n)"),
+        ("exp2(s)", "exp2(s - m)", "exp2(m - n)"),
+        ("exp(s / t)", "exp((s - m) / t)", "exp((m - n) / t)"),
+        ("exp(2 * s)", "exp(2.0 * (s - m))", "exp(2.0 * (m - n))"),
+    ],
+)
+def test_the_fix_of_an_overflow_is_right_itself(weight: str, stream: str, rescale: str) -> None:
+    lines = f"weight(s, m) = {stream}, rescale(m, n) = {rescale}"
+    assert without_maximum(weight).fix == f"keep a running maximum: shift = max, {lines}"
+    mended = WRONG["no_maximum"][0].replace("exp(s)", weight).replace("shift = none", f"shift = max, {lines}")
+    body = f"param t: f32 where t > 0\n{mended}".replace(", weight", "\n    weight").replace(
+        ", rescale", "\n    rescale"
+    )
+    assert complaints(claims("mended", body)) == []
+
+
+def test_no_maximum_helps_another_weight() -> None:
+    assert "maximum" not in without_maximum("exp(s ** 2)").fix
+
+
+@pytest.mark.parametrize("weight", ["1 / s", "log(s)", "sqrt(s)", "s ** -2"])
+def test_a_weight_without_a_value_is_not_said_to_overflow(weight: str) -> None:
+    verdict = without_maximum(weight).verdict
+    assert isinstance(verdict, Refuted)
+    said = "\n".join(verdict.example)
+    assert "has no value there" in said
+    assert "row_sum" not in said
+
+
+def test_the_fix_of_a_probability_names_the_param_only_where_that_mends_it() -> None:
+    for text, fix in (("p", "add `where 0 <= p < 1`"), ("2 * p", "bound it: clamp(…, 0, 0.99)")):
+        (claim,) = [c for c in claims("f", f"param p: f32 where p >= 0\ndropout = {text}") if c.subject == "dropout"]
+        assert claim.fix == fix
+
+
 def test_the_plan_is_what_is_looked_at() -> None:
     """A planner that took a factor of any sign, or forgot the maximum, is found out."""
     a, plan = planned("alibi", "param slope: f32[Hq]\nscore = qk * scale * slope[h]")

@@ -326,6 +326,22 @@ def test_an_infinite_score_has_weight_0_where_the_exponent_rises(
     assert "tiles" in {c.subject for c in claims if isinstance(c.verdict, Unknown)}
 
 
+def test_a_param_of_any_name_is_told_from_the_prover_s_own_scores() -> None:
+    text = spec("exp(s / t)", "exp(s - m)", "exp(m - n)", "sum", "param t: f32 where t > 0")
+    example = refuted(streamed(text))["reference"].example
+    values = {k: float(v) for k, v in re.findall(r"([a-z']+) = (-?[\d.]+)[,:]", example[-3])}
+    assert values.keys() == {"s", "m", "s'", "t"}
+    left, right = (float(line.rsplit(" = ", 1)[1]) for line in example[-2:])
+    s, m, other, t = (values[name] for name in ("s", "m", "s'", "t"))
+    assert left == pytest.approx(math.exp(s - m) * math.exp(other / t), rel=1e-5)
+    assert right == pytest.approx(math.exp(other - m) * math.exp(s / t), rel=1e-5)
+
+
+def test_the_sign_that_is_wrong_is_said_with_what_it_must_be() -> None:
+    example = refuted(streamed(spec(denominator="sum + e")))["extra term"].example
+    assert example == ("at e = -0.5: e is -0.5, and must be at least 0",)
+
+
 def test_no_infinite_score_needs_no_claim() -> None:
     assert "infinite scores" not in {c.subject for c in streamed(RIGHT["a temperature"])}
 
