@@ -206,7 +206,7 @@ def stage(
         case "plan":
             from attngen.plan.printing import plan_text
 
-            return plan_text(plan(analyse(source, consts), options.target))
+            return plan_text(checked_plan(source, consts, options.target)[1])
         case "proof":
             from attngen.prove.report import proof_text
 

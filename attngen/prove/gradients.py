@@ -25,7 +25,7 @@ from attngen.prove.clock import Clock
 from attngen.prove.definition import definition
 from attngen.prove.equality import derivative_is, equal
 from attngen.prove.reading import Reading
-from attngen.prove.verdict import Claim, Proved, Refuted, Unknown, Verdict
+from attngen.prove.verdict import Claim, Proved, Refuted, Unknown, Verdict, flag
 from attngen.prove.world import world
 
 _QK, _S, _M = (Symbol(name, Type.FLOAT) for name in ("qk", "s", "m"))
@@ -173,9 +173,9 @@ class _Gradients:
 
     def _gathered(self, g: LeafGradient) -> Verdict:
         if g.extra is not None and g.gather not in (Gather.HEAD, Gather.ROW):
-            return _flag(False, f"the extra term's part is a row's, which sums by {g.gather.value} leave out")
+            return flag(False, f"the extra term's part is a row's, which sums by {g.gather.value} leave out")
         if isinstance(g.leaf, Scalar):
-            return _flag(g.gather is Gather.HEAD, f"{g.param} is a scalar, summed by {g.gather.value}")
+            return flag(g.gather is Gather.HEAD, f"{g.param} is a scalar, summed by {g.gather.value}")
         reads = {n.id for i in g.leaf.indices for n in nodes(i) if isinstance(n, Symbol)}
         match g.gather:
             case Gather.HEAD:
@@ -188,7 +188,7 @@ class _Gradients:
                 ids = [i.id for i in g.leaf.indices if isinstance(i, Symbol)]
                 plain = len(ids) == len(set(ids)) == len(g.leaf.indices) and {"q", "k"} <= set(ids)
                 plain = plain and set(ids) <= {"b", "h", "hkv", "q", "k"} and not {"h", "hkv"} <= set(ids)
-                return _flag(plain, f"the index of {text(g.leaf)} is not q and k themselves")
+                return flag(plain, f"the index of {text(g.leaf)} is not q and k themselves")
             case Gather.DIAGONAL:
                 return self._diagonal(g.leaf)
             case Gather.SCATTER:
@@ -225,11 +225,7 @@ class _Gradients:
 
 def _free(leaf: Load, reads: set[str], forbidden: tuple[str, ...]) -> Verdict:
     found = [name for name in forbidden if name in reads]
-    return _flag(not found, f"the index of {text(leaf)} reads {', '.join(found)}")
-
-
-def _flag(holds: bool, otherwise: str) -> Verdict:
-    return Proved("structure") if holds else Refuted("structure", (otherwise,))
+    return flag(not found, f"the index of {text(leaf)} reads {', '.join(found)}")
 
 
 def _reads(e: Expr, leaves: tuple[Expr, ...]) -> bool:

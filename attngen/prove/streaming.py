@@ -24,7 +24,7 @@ from attngen.prove.clock import Clock
 from attngen.prove.definition import definition
 from attngen.prove.equality import equal, quotient, sign_of
 from attngen.prove.fold import fold_example, never_vanishes
-from attngen.prove.verdict import Claim, Proved, Refuted, Unknown, Verdict
+from attngen.prove.verdict import Claim, Proved, Refuted, Unknown, Verdict, flag
 from attngen.prove.world import World, world
 
 _S, _M, _N, _T = (Symbol(name, Type.FLOAT) for name in ("s", "m", "n", "s'"))
@@ -155,7 +155,7 @@ class _Streaming(_Laws):
             Claim(
                 "denominator",
                 "the plan sums weights where the definition does",
-                _flag(w.sums == n.sums, "the plan's denominator and the definition's differ in the sum"),
+                flag(w.sums == n.sums, "the plan's denominator and the definition's differ in the sum"),
                 span=n.span,
             )
         ]
@@ -347,10 +347,6 @@ class _Streaming(_Laws):
             _rests("finish", "what the kernel writes is sum weight v / denominator, and its logarithm", finish,
                    premises, n),
         ]  # fmt: skip
-
-
-def _flag(holds: bool, otherwise: str) -> Verdict:
-    return Proved("structure") if holds else Refuted("structure", (otherwise,))
 
 
 def _rests(

@@ -53,6 +53,11 @@ class Unknown:
 Verdict = Proved | Refuted | Unknown
 
 
+def flag(holds: bool, otherwise: str) -> Verdict:
+    """What is seen from the form alone; `otherwise` says what is wrong where it does not hold."""
+    return Proved("structure") if holds else Refuted("structure", (otherwise,))
+
+
 @dataclass(frozen=True, slots=True)
 class Claim:
     """One sentence that must hold, the verdict on it, and the place in the spec that it is about.
