@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from property.kernels import analysed
 
 import attngen
@@ -214,6 +215,35 @@ def test_facts_that_only_an_invented_function_satisfies_are_unknown() -> None:
     assert [c.subject for o, c in proof.refused if o is Obligation.TILE_RANGES] == ["facts"]
 
 
+ROUNDED = """attention rounded
+
+param tq: f32[B, Sq]
+param tk: f32[B, Sk]
+param w: f32
+mask = tq[b, q] + w - tk[b, k] <= 10000.0
+"""
+
+
+def test_a_test_of_floats_that_rounding_can_turn_is_not_used() -> None:
+    """0.1003 + 1e4 - 0.1004 <= 1e4, but in fp32 (0.1003 + 1e4) - 1e4 = 0.1005859 > 0.1004."""
+    kernel = attngen.compile(ROUNDED, target="torch")
+    assert kernel.proof is not None
+    assert "which tiles of keys to skip (none is)" in kernel.proof.dropped
+    q, k, v = (torch.ones(1, 1, 8, 4) for _ in range(3))
+    rows, columns = torch.full((1, 8), 0.1003), torch.full((1, 8), 0.1004)
+    assert torch.equal(kernel(q, k, v, tq=rows, tk=columns, w=10000.0), v)
+
+
+@pytest.mark.parametrize(
+    "mask",
+    ["tq[b, q] - tk[b, k] <= 0.3", "tq[b, q] <= tk[b, k]", "tq[b, q] + w > tk[b, k]", "-tq[b, q] < tk[b, k] - w"],
+)
+def test_a_test_of_floats_that_rounds_once_is_proved(mask: str) -> None:
+    proof = proved(ROUNDED.replace("tq[b, q] + w - tk[b, k] <= 10000.0", mask))
+    assert proof.holds
+    assert not proof.unknown
+
+
 def test_the_derivation_is_that_of_the_plan_that_is_emitted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -376,6 +406,16 @@ def test_the_derivation_goes_to_a_file(form: str, tmp_path: Path) -> None:
     out = tmp_path / f"derivation.{form}"
     assert cli.main(["check", write(tmp_path, GOOD), "--explain", "-o", str(out)]) == 0
     assert "good" in out.read_text(encoding="utf-8")
+
+
+def test_emit_plan_of_what_cannot_be_planned_quotes_the_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(tmp_path, NO_RESCALING.replace("= 1.0", "= m - n").replace("exp(s - m)", "s - m"))
+    assert cli.main(["compile", path, "--emit", "plan"]) == 1
+    said = capsys.readouterr().err
+    assert "spec.attn:7:21" in said
+    assert "7 |     rescale(m, n) = m - n" in said
 
 
 def test_emit_proof_is_stable_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
