@@ -88,6 +88,8 @@ class Printer:
                 return atom(f"{_SATURATING[e.op]}({texts[0]}, {texts[1]})")
             sign, strength = _INFIX[e.op]
             return infix(sign, strength, args[0], args[1], chain=strength == 1)
+        if e.op is Op.SELECT and e.type is Type.BOOL:
+            return atom(f"_choose({', '.join(texts)})")
         if e.op in _CALLS:
             return atom(f"{_CALLS[e.op]}({', '.join(texts)})")
         match e.op:

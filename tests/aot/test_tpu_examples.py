@@ -1,14 +1,19 @@
 """Every example's Pallas kernels, forward and backward, through the TPU's own compiler, for chips that are not here.
 
-The whole matrix is `pytest tests/aot -m slow`; the default run takes a sample of it.
+And those of every spec of the parity suite, on one chip: what no example has. The whole matrix is
+`pytest tests/aot/test_tpu_examples.py -m slow`; the default run takes a sample of it.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib.util
+from pathlib import Path
 
 import pytest
 from aot.chips import EXAMPLES, NAMES
+from pallas.unseen import UNSEEN
+from parity.extras import EXTRAS
 
 import attngen
 from attngen import api, inputs
@@ -29,14 +34,34 @@ def matrix() -> list[object]:
     ]
 
 
-@pytest.mark.parametrize(("name", "chip", "dim"), matrix())
-def test_every_kernel_compiles(name: str, chip: str, dim: int) -> None:
-    kernel = attngen.compile(EXAMPLES / f"{name}.attn", target="pallas")
+@functools.cache
+def built(spec: Path | str) -> attngen.Kernel:
+    return attngen.compile(spec, target="pallas")
+
+
+def compiled_kernels(kernel: attngen.Kernel, chip: str, dim: int) -> set[str]:
+    """The kernels that libtpu compiled, of those that every file has."""
     sizes = inputs.settle(kernel.spec, {**SIZES, "D": dim, "Dv": dim}, fixed=("D", "Dv"))
     compiled = api.tpu_compile(kernel, chip=chip, dtype="bf16", sizes=sizes, schedule=False, mosaic=True)
     text = " ".join(module for _, module in compiled.mosaic)
-    kernels = {part for part in ("forward", "dq", "dkdv", "backward") if f"func.func @_{part}_kernel" in text}
-    assert kernels in ({"forward", "dq", "dkdv"}, {"forward", "backward"})
+    return {part for part in ("forward", "dq", "dkdv", "backward") if f"func.func @_{part}_kernel" in text}
+
+
+@pytest.mark.parametrize(("name", "chip", "dim"), matrix())
+def test_every_kernel_compiles(name: str, chip: str, dim: int) -> None:
+    found = compiled_kernels(built(EXAMPLES / f"{name}.attn"), chip, dim)
+    assert found in ({"forward", "dq", "dkdv"}, {"forward", "backward"})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param(v.text, id=v.name, marks=[] if v.name == "votes" else [pytest.mark.slow])
+        for v in (*EXTRAS, *UNSEEN)
+    ],
+)
+def test_what_no_example_has_compiles(text: str) -> None:
+    assert compiled_kernels(built(text), "v5e", 64) in ({"forward", "dq", "dkdv"}, {"forward", "backward"})
 
 
 def test_bounds_that_depend_on_the_callers_data_are_followed() -> None:

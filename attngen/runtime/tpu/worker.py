@@ -35,6 +35,7 @@ def lowered(request: Request) -> Lowered | Refused:
     jax: Any = importlib.import_module("jax")
     topologies: Any = importlib.import_module("jax.experimental.topologies")
     known: Any = importlib.import_module("attngen.runtime.tpu.known")
+    mosaic: Any = importlib.import_module("jax._src.pallas.mosaic.error_handling")
     started = time.monotonic()
     device = topologies.get_topology_desc(platform="tpu", topology_name=request.chip.topology).devices[0]
     _name_chip(device)
@@ -50,7 +51,7 @@ def lowered(request: Request) -> Lowered | Refused:
         low = traced.lower(lowering_platforms=("tpu",))
         stage = "compile"
         compiled = low.compile()
-    except (ValueError, NotImplementedError, jax.errors.JaxRuntimeError) as error:
+    except (ValueError, NotImplementedError, jax.errors.JaxRuntimeError, mosaic.MosaicError) as error:
         return Refused(stage, f"{type(error).__name__}: {error}")
     values = [None if isinstance(a, jax.ShapeDtypeStruct) else a for a in program.arguments]
     signatures: tuple[Signature, ...] = known.pallas_calls(traced.jaxpr, values)

@@ -60,3 +60,11 @@ def test_full_tiles_go_without_the_mask() -> None:
     lines = generated("attention a\nmask = causal\n").split("\n")
     (where,) = [i for i, line in enumerate(lines) if "x = jnp.where(allowed" in line]
     assert lines[where - 2].strip() == "if masked:"
+
+
+def test_a_bool_is_chosen_without_a_select() -> None:
+    """A TPU's compiler has no select of bools."""
+    text = "attention a\nparam valid: bool[B, Sk]\nmask = (valid[b, k] if q > k else k == q)\n"
+    source = generated(text)
+    assert "allowed = " in source and "_choose(" in source.split("def _forward_kernel(")[1].split("def _forward(")[0]
+    assert "_choose" in functions(source) and "_choose" not in functions(generated("attention a\nmask = causal\n"))
