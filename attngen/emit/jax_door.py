@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from attngen.emit import pallas_checks
 from attngen.emit.params import ParamView
+from attngen.plan import capabilities
 from attngen.plan.kernel import KernelPlan
 
 PAIRS_AT = (
@@ -40,10 +41,10 @@ class Accepted:
 
 
 PALLAS = Accepted(
-    dtypes=("bfloat16", "float32"),
+    dtypes=capabilities.DTYPES,
     why=", which TPUs multiply",
-    no_dims="not (0 < D <= 256 and 0 < Dv <= 256)",
-    dims_text="from 1 to 256",
+    no_dims=f"not (0 < D <= {capabilities.HEAD_DIM} and 0 < Dv <= {capabilities.HEAD_DIM})",
+    dims_text=f"from 1 to {capabilities.HEAD_DIM}",
     action="launched",
     scale_note="The kernels take a positive scale",
     attend_lines=(
