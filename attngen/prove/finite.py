@@ -17,7 +17,8 @@ from attngen.ir.nodes import Apply, Expr, Literal, Load, Op, Scalar, Symbol, Typ
 from attngen.prove import interval as i
 from attngen.prove.boxes import BOXES, LEAST, Box
 from attngen.prove.interval import Interval
-from attngen.prove.intervals import Ranges, disjuncts, ranges
+from attngen.prove.intervals import Ranges, ranges
+from attngen.prove.leaves import disjuncts
 from attngen.prove.witness import Search, Witness
 from attngen.prove.world import scale_enters_as_product
 

@@ -249,22 +249,3 @@ def ranges(attention: Attention, box: Box, loads: Iterable[Load] = (), *, scale_
             leaf = Scalar(load.param, load.type)
             relations.append(substitute(where, {leaf: load}))
     return found.given(*relations) if relations else found
-
-
-def disjuncts(e: Expr, most: int = 16) -> tuple[tuple[Expr, ...], ...]:
-    """The cases of a condition: at least one of the conjunctions holds where it does. One case if they are too many."""
-    cases = _cases(e)
-    return cases if len(cases) <= most else ((e,),)
-
-
-def _cases(e: Expr) -> tuple[tuple[Expr, ...], ...]:
-    if isinstance(e, Apply) and e.op is Op.OR:
-        return tuple(case for part in e.args for case in _cases(part))
-    if isinstance(e, Apply) and e.op is Op.AND:
-        found: tuple[tuple[Expr, ...], ...] = ((),)
-        for part in e.args:
-            found = tuple((*left, *right) for left in found for right in _cases(part))
-            if len(found) > 64:
-                return ((e,),)
-        return found
-    return ((e,),)

@@ -1,4 +1,4 @@
-"""Expressions as a search for counterexamples needs them: their loads, numbers and dangerous parts, and leaves as text.
+"""Expressions as a search needs them: their loads, numbers and dangerous parts, the cases of a condition, and text.
 
 Takes expressions, gives expressions and text; tries nothing itself.
 """
@@ -89,3 +89,22 @@ def _text(value: Value) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     return str(value) if isinstance(value, int) else f"{value:.9g}"
+
+
+def disjuncts(e: Expr, most: int = 16) -> tuple[tuple[Expr, ...], ...]:
+    """The cases of a condition: at least one of the conjunctions holds where it does. One case if they are too many."""
+    cases = _cases(e)
+    return cases if len(cases) <= most else ((e,),)
+
+
+def _cases(e: Expr) -> tuple[tuple[Expr, ...], ...]:
+    if isinstance(e, Apply) and e.op is Op.OR:
+        return tuple(case for part in e.args for case in _cases(part))
+    if isinstance(e, Apply) and e.op is Op.AND:
+        found: tuple[tuple[Expr, ...], ...] = ((),)
+        for part in e.args:
+            found = tuple((*left, *right) for left in found for right in _cases(part))
+            if len(found) > 64:
+                return ((e,),)
+        return found
+    return ((e,),)

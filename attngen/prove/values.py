@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Self, assert_never
 
 from attngen.ir import build
@@ -20,6 +21,7 @@ from attngen.prove import operations as op
 from attngen.prove.boxes import Box
 from attngen.prove.forms import Fact, Form, edges, form, is_whole, size, upper
 from attngen.prove.interval import Interval
+from attngen.prove.leaves import disjuncts
 
 EXACT = 2**24
 """Whole numbers up to here are float32 numbers."""
@@ -120,7 +122,8 @@ class Values(ABC):
                 leaf = Scalar(name, param.type)
                 inside = type(self)(self.attention, self.box, scale_positive=self.scale_positive)
                 inside._elements = {**self._elements}
-                found = inside.given(param.where).of(leaf)
+                cases = [inside.given(*case) for case in disjuncts(param.where)]
+                found = reduce(i.join, (case.of(leaf) for case in cases if not case.dead), i.EMPTY)
                 self._elements[name] = found
         return found
 
@@ -147,9 +150,13 @@ class Values(ABC):
         """Whether the index lies inside the tensor for certain; outside, the element is 0."""
         shape = self.params[e.param].shape
         return all(
-            self.of(x).least >= 0 and self.at_most(build.sub(x, dim)) < 0
+            self._is_remainder(x, dim) or (self.of(x).least >= 0 and self.at_most(build.sub(x, dim)) < 0)
             for x, dim in zip(e.indices, shape, strict=True)
         )
+
+    def _is_remainder(self, x: Expr, dim: Expr) -> bool:
+        """Whether `x` is something modulo `dim`, which is at least 1: from 0 to dim - 1."""
+        return isinstance(x, Apply) and x.op is Op.MOD and x.args[1] == dim and self.of(dim).least >= 1
 
     def at_most(self, e: Expr) -> float:
         """An upper bound of an int expression, the linear facts used to the full."""

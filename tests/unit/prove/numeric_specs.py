@@ -32,6 +32,8 @@ RIGHT: dict[str, str] = {
     "param tau: f32 where tau > 0\nscore = qk / (nq[b, h, q] * nk[b, hkv, k]) / tau",
     "cosine_rsqrt": "param nq: f32[B, Hq, Sq] where nq > 0\nparam nk: f32[B, Hkv, Sk] where nk > 0\n"
     "score = qk * rsqrt(nq[b, h, q] * nk[b, hkv, k])",
+    "temperature_of_either_sign": "param t: f32 where t > 1 or t < -1\nscore = qk * scale / t",
+    "table_by_remainders": "param c: f32[n, w] where c > 0\nscore = qk * scale + log(c[q % n, k % w])",
     "temperature": "param t: f32[Hq] where t > 0\nscore = qk * scale / t[h]",
     "temperature_floor": "param t: f32[Hq]\nscore = qk * scale / max(abs(t[h]), 0.01)",
     "per_token_temperature": "param t: f32[B, Sq] where t >= 0.1\nscore = qk * scale / t[b, q]\nmask = causal",

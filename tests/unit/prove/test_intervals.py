@@ -21,7 +21,8 @@ from attngen.prove import interval as i
 from attngen.prove import operations as op
 from attngen.prove.boxes import Box
 from attngen.prove.interval import Interval
-from attngen.prove.intervals import Ranges, disjuncts, ranges
+from attngen.prove.intervals import Ranges, ranges
+from attngen.prove.leaves import disjuncts
 
 BOX = Box(qk=2.0**13, scale=1.0, param=2.0**10, tiny=2.0**-10, length=2**20)
 SPEC = """attention intervals
