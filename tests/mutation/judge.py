@@ -110,14 +110,7 @@ def broken(mutant: Mutant, attention: Attention, plan: KernelPlan | None) -> str
             raise AssertionError(mutant.kind)
 
 
-def figures(judged: Iterable[Judged]) -> str:
-    """A table: a row a kind, a column an outcome."""
-    counts: dict[str, Counter[Outcome]] = {}
-    for j in judged:
-        counts.setdefault(j.mutant.kind, Counter())[j.outcome] += 1
-    rows = [["kind", "mutants", *(o.value for o in Outcome)]]
-    for kind, own in counts.items():
-        rows.append([kind, str(own.total()), *(str(own[o]) for o in Outcome)])
-    total = sum(counts.values(), Counter[Outcome]())
-    rows.append(["all", str(total.total()), *(str(total[o]) for o in Outcome)])
-    return "\n".join(" ".join(cell.rjust(12) if n else cell.ljust(12) for n, cell in enumerate(r)) for r in rows)
+def counts(judged: Iterable[Judged]) -> dict[str, int]:
+    """How many came to what."""
+    found = Counter(j.outcome for j in judged)
+    return {o.value: found[o] for o in Outcome}

@@ -157,15 +157,6 @@ class Tally:
         if verdict == "unknown":
             self.unknown.append(f"{claims}\n{text}")
 
-    def figures(self) -> str:
-        names = ("proved", "refuted", "unknown", "no spec", "contradicted")
-        rows = [["specs", "drawn", *names, "unknown, %"]]
-        for family, own in self.counts.items():
-            drawn = sum(own[n] for n in names[:3])
-            share = f"{100 * own['unknown'] / drawn:.2f}" if drawn else "-"
-            rows.append([family, str(drawn), *(str(own[n]) for n in names), share])
-        return "\n".join(" ".join(c.rjust(12) if n else c.ljust(20) for n, c in enumerate(r)) for r in rows)
-
 
 def settled(text: str, obligations: Sequence[Obligation]) -> tuple[str, str, str]:
     """(verdict, contradiction or "", the claims that are not proved) of one file."""

@@ -83,7 +83,6 @@ def wrong_mask(attention: Attention, plan: KernelPlan) -> str:
 
 # ---------------------------------------------------------------- widths
 
-_POSITIONS = (0, 1, 2**27 - 1, 12345, 2**27 - 100)
 _VALUES = (2**31 - 1, -(2**31), 0, 1, -1, 7, 2**30)
 
 
@@ -99,7 +98,7 @@ def wrong_width(attention: Attention, plan: KernelPlan, seed: int = 0) -> str:
         if not all(x.type is Type.INT for x in leaves):
             continue
         for _ in range(60):
-            values = {x: _leaf(attention, x, random) for x in leaves}
+            values = {x: _leaf(attention, x, plan.choices.longest, random) for x in leaves}
             if None in values.values():
                 continue
             if e in plan.choices.plain_divisions:
@@ -122,9 +121,10 @@ def _is_wide(e: Expr, plan: KernelPlan, memo: dict[Expr, bool]) -> bool:
     return memo[e]
 
 
-def _leaf(attention: Attention, leaf: Expr, random: np.random.Generator) -> int | None:
+def _leaf(attention: Attention, leaf: Expr, longest: int, random: np.random.Generator) -> int | None:
     if isinstance(leaf, Symbol):
-        return int(random.choice(_POSITIONS)) + (1 if leaf.id[:1].isupper() else 0)
+        least = 1 if leaf.id[:1].isupper() else 0
+        return int(random.choice((least, 1, longest - 1, min(12345, longest - 1), longest - 100)))
     assert isinstance(leaf, Scalar | Load)
     value = int(random.choice(_VALUES))
     where = attention.param(leaf.param).where

@@ -7,7 +7,7 @@ breaks of the text that the project was founded on are cases of their own.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import exp, log
 
 import pytest
@@ -21,9 +21,10 @@ from attngen.prove.range_safety import range_safety
 from attngen.prove.streaming import streaming
 from attngen.prove.verdict import Claim, Refuted
 from attngen.syntax.parser import parse
+from mutation.conftest import Counted
 from mutation.corpus import Spec, corpus
-from mutation.judge import Judged, Outcome, figures, judge
-from mutation.mutants import KINDS, planned_anyhow, population, sample
+from mutation.judge import Judged, Outcome, counts, judge
+from mutation.mutants import KINDS, Mutant, planned_anyhow, population, sample
 
 PER_KIND = {
     "normalizer": 12,
@@ -50,27 +51,36 @@ def explained(found: Judged) -> bool:
     return all(any(r in getattr(c.verdict, "reason", "") for r in reasons) for c in found.claims)
 
 
-def settle(mutants: Sequence[object], capsys: pytest.CaptureFixture[str]) -> None:
-    judged = [judge(m) for m in mutants]  # type: ignore[arg-type]
-    with capsys.disabled():
-        print(f"\n{figures(judged)}")
+def settle(kind: str, mutants: Sequence[Mutant], counted: Counted) -> None:
+    judged = [judge(m) for m in mutants]
+    counted("mutants of the proved specs and plans", kind, counts(judged))
     missed = [str(j) for j in judged if j.outcome is Outcome.MISSED]
     assert not missed, "proved, though brute force breaks them:\n" + "\n".join(missed)
     unknown = [str(j) for j in judged if j.outcome is Outcome.UNKNOWN and (j.brute or not explained(j))]
     assert not unknown, "neither refuted nor proved:\n" + "\n".join(unknown)
 
 
-def test_a_sample_of_every_kind(capsys: pytest.CaptureFixture[str]) -> None:
-    found = population(corpus())
-    chosen = [m for kind in KINDS for m in sample(found[kind], PER_KIND[kind], SEED)]
-    assert len(chosen) >= 120
-    settle(chosen, capsys)
+@pytest.fixture(scope="module")
+def every() -> Mapping[str, Sequence[Mutant]]:
+    return population(corpus())
+
+
+def test_the_sample_is_large_enough() -> None:
+    assert set(PER_KIND) == set(KINDS)
+    assert sum(PER_KIND.values()) >= 120
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_sample(kind: str, every: Mapping[str, Sequence[Mutant]], counted: Counted) -> None:
+    chosen = sample(every[kind], PER_KIND[kind], SEED)
+    assert len(chosen) == PER_KIND[kind]
+    settle(kind, chosen, counted)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_all(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
-    settle(population(corpus())[kind], capsys)
+def test_all(kind: str, every: Mapping[str, Sequence[Mutant]], counted: Counted) -> None:
+    settle(kind, every[kind], counted)
 
 
 @pytest.mark.slow

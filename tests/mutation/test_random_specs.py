@@ -1,8 +1,7 @@
 """Random specs: no proof that brute force breaks, no refutation of what is right, and few unknowns.
 
 The families are masks of the language's affine, `//`, `%` and boolean parts; masks with data besides; scores;
-normalizers, half of them wrong; loads at computed indices. Each run draws a few of each and prints the figures;
-`-m slow` draws over 2,000.
+normalizers, half of them wrong; loads at computed indices. Each run draws over 2,000, in parts, and prints the figures.
 """
 
 from __future__ import annotations
@@ -17,17 +16,19 @@ from property import grammar
 
 from attngen.prove.verdict import Obligation
 from mutation import random_specs
+from mutation.conftest import Counted
 from mutation.random_specs import Tally, text_of
 
 SEED = 20261121
+PART = 100
 
 
 class Family(NamedTuple):
     drawn: st.SearchStrategy[str]
     lines: Callable[[str], Sequence[str]]
     obligations: Sequence[Obligation]
-    few: int
-    many: int
+    parts: int
+    """Of `PART` specs each."""
 
 
 def as_mask(text: str) -> list[str]:
@@ -39,11 +40,9 @@ def as_score(text: str) -> list[str]:
 
 
 FAMILIES: Mapping[str, Family] = {
-    "affine, //, %": Family(
-        random_specs.plain_masks, as_mask, (Obligation.TILE_RANGES, Obligation.INTEGER_WIDTH), 20, 800
-    ),
+    "affine, //, %": Family(random_specs.plain_masks, as_mask, (Obligation.TILE_RANGES, Obligation.INTEGER_WIDTH), 8),
     "masks with data": Family(
-        grammar.masks, as_mask, (Obligation.TILE_RANGES, Obligation.INTEGER_WIDTH, Obligation.INDEX_BOUNDS), 10, 300
+        grammar.masks, as_mask, (Obligation.TILE_RANGES, Obligation.INTEGER_WIDTH, Obligation.INDEX_BOUNDS), 3
     ),
     "scores": Family(
         random_specs.scores,
@@ -55,29 +54,25 @@ FAMILIES: Mapping[str, Family] = {
             Obligation.INDEX_BOUNDS,
             Obligation.LOCALITY,
         ),
-        20,
-        400,
+        4,
     ),
     "normalizers": Family(
         random_specs.normalizers(),
         lambda text: [text],
         (Obligation.STREAMING, Obligation.RANGE_SAFETY, Obligation.GRADIENTS, Obligation.EMPTY_ROWS),
-        20,
-        300,
+        3,
     ),
-    "loads": Family(
-        random_specs.indexed(), str.splitlines, (Obligation.INDEX_BOUNDS, Obligation.INTEGER_WIDTH), 15, 300
-    ),
+    "loads": Family(random_specs.indexed(), str.splitlines, (Obligation.INDEX_BOUNDS, Obligation.INTEGER_WIDTH), 3),
 }
 MOST_UNKNOWN = {"affine, //, %": 0.03}
 
 
-def draw(tally: Tally, name: str, count: int) -> None:
+def draw(tally: Tally, name: str, part: int) -> None:
     family = FAMILIES[name]
 
-    @seed(SEED)
+    @seed(SEED + part)
     @settings(
-        max_examples=count,
+        max_examples=PART,
         deadline=None,
         database=None,
         phases=[Phase.generate],
@@ -90,27 +85,15 @@ def draw(tally: Tally, name: str, count: int) -> None:
     one()
 
 
-def settle(tally: Tally, capsys: pytest.CaptureFixture[str]) -> None:
-    with capsys.disabled():
-        print(f"\n{tally.figures()}")
+@pytest.mark.parametrize(("name", "part"), [(name, part) for name, f in FAMILIES.items() for part in range(f.parts)])
+def test_random_specs(name: str, part: int, counted: Counted) -> None:
+    tally = Tally()
+    draw(tally, name, part)
+    counts = tally.counts[name]
+    counted("random specs", name, {v: counts[v] for v in ("proved", "refuted", "unknown", "no spec")})
     assert not tally.wrong, "\n\n".join(tally.wrong)
-    for name, most in MOST_UNKNOWN.items():
-        if name in tally.counts:
-            own = tally.counts[name]
-            drawn = own["proved"] + own["refuted"] + own["unknown"]
-            assert own["unknown"] <= most * drawn, "\n\n".join(tally.unknown)
+    assert counts["unknown"] <= MOST_UNKNOWN.get(name, 1.0) * PART, "\n\n".join(tally.unknown)
 
 
-def test_a_few_of_every_family(capsys: pytest.CaptureFixture[str]) -> None:
-    tally = Tally()
-    for name, family in FAMILIES.items():
-        draw(tally, name, family.few)
-    settle(tally, capsys)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", FAMILIES)
-def test_many(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    tally = Tally()
-    draw(tally, name, FAMILIES[name].many)
-    settle(tally, capsys)
+def test_there_are_over_2000() -> None:
+    assert sum(f.parts for f in FAMILIES.values()) * PART > 2000
