@@ -23,6 +23,7 @@ from attngen.ir.walk import nodes, reads
 from attngen.plan.facts import Facts
 from attngen.plan.linear import additive, from_linear, linear, total
 from attngen.plan.segments import Pair, Segment, both, either, join, meet
+from attngen.plan.width import fits
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,10 +134,15 @@ class _Solver:
                         )
                     )
                 case Op.LE | Op.LT | Op.EQ | Op.NE:
-                    return self.comparison(c)
+                    return self.within_64_bits(self.comparison(c))
                 case _:
                     return self.unknown()
         return self.flag(c, build.apply(Op.TO_INT, c)) if isinstance(c, Load) else self.unknown()
+
+    def within_64_bits(self, found: Pair) -> Pair:
+        """Without bounds that a kernel could not compute for every param."""
+        bounds = [e for s in (*found.any, *found.all) for e in (s.lo, s.hi)]
+        return found if all(fits(e, self.facts) for e in bounds) else self.unknown()
 
     def negated(self, c: Expr) -> Pair:
         # `build` has pushed `not` down to leaves and float comparisons.

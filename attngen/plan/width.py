@@ -58,6 +58,12 @@ def wide(expressions: Iterable[Expr], facts: Facts, below: int) -> tuple[Apply, 
     return tuple(found)
 
 
+def fits(e: Expr, facts: Facts) -> bool:
+    """Whether 64 bits hold all of it, whatever the params and for every length that may be launched."""
+    operations = (n for n in nodes(e) if isinstance(n, Apply) and _widens(n))
+    return all(_total(n, facts, 2**MOST_BITS) < 2.0**63 for n in operations)
+
+
 def _widens(e: Apply) -> bool:
     return e.type is Type.INT and e.op in (Op.ADD, Op.SUB, Op.MUL, Op.NEG, Op.ABS, Op.POW)
 
@@ -112,9 +118,11 @@ def _magnitude(e: Expr, facts: Facts, below: int) -> float:
             return 2.0**31 if low is None or high is None else max(abs(low), abs(high))
         case Apply(op=Op.FLOORDIV, args=(a, Literal(value=c))) if c > 0:
             return math.floor(_magnitude(a, facts, below) / c) + 1.0
-        case Apply(op=Op.MOD, args=(_, Literal(value=c))) if c > 0:
-            return float(c)
-        case Apply(op=Op.MOD | Op.MIN | Op.MAX | Op.SELECT | Op.FLOORDIV):
+        case Apply(op=Op.FLOORDIV, args=(a, _)):
+            return _magnitude(a, facts, below)
+        case Apply(op=Op.MOD, args=(_, c)):
+            return _magnitude(c, facts, below)
+        case Apply(op=Op.MIN | Op.MAX | Op.SELECT):
             return max(_magnitude(a, facts, below) for a in e.args if a.type is Type.INT)
         case Apply() if _widens(e):
             return min(_total(e, facts, below), 2.0**64)

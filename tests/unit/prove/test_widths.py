@@ -38,6 +38,8 @@ RIGHT_ON_BOTH = [
     ("mask = (q * 7 + 3) % 5 != k % 5",),
     ("param far: int", "mask = q <= k + abs(far)"),
     ("mask = q <= 5000000000 + k",),
+    # A bound that 64 bits might not hold, (3 w + q1 // c - 2) c, is not used.
+    ("param c: int where c > 0", "param w: int", "mask = k // 8 > k // c - 3 * w or k // c - 3 * w > q // c - 2"),
 ]
 
 
