@@ -1,6 +1,7 @@
-"""The forward kernel of compute capability 9.0, beside the portable one: what `templates/gluon/` reads.
+"""The kernels of compute capability 9.0, beside the portable ones: what `templates/gluon/` reads.
 
-Takes the plan, the forward kernel's code and the loops' ranges, as the Triton emitter has them, gives a `GluonView`.
+Takes the plan, the kernels' code and the loops' ranges, as the Triton emitter has them, gives a `GluonView` and a
+`GluonBackwardView`.
 The expressions are Triton's own text, which Gluon takes as it is; Gluon adds layouts, shared memory and barriers.
 """
 
@@ -8,9 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from attngen.emit.gradients import GradientView
+from attngen.emit.kernel_code import KernelCode
 from attngen.emit.params import ParamView
 from attngen.emit.tile_code import RangeView, numbering, total
-from attngen.plan.hopper import skeletons
+from attngen.plan.hopper import backward_skeletons, skeletons, sums_beside
 from attngen.plan.kernel import KernelPlan
 from attngen.plan.loops import ZERO, Run
 
@@ -51,11 +54,7 @@ def gluon_view(
     def own(name: str) -> str:
         return name if name == ZERO else f"own_{name}"
 
-    outside = [
-        f"at >= {own(r.stop)}" if r.start == ZERO else f"(at < {own(r.start)}) | (at >= {own(r.stop)})"
-        for r in keys.full
-    ]
-    masked = outside[0] if len(outside) == 1 else " & ".join(f"({text})" for text in outside) or "True"
+    full = tuple(Run(own(r.start), own(r.stop)) for r in keys.full)
     return GluonView(
         arguments,
         unspecialized,
@@ -63,7 +62,7 @@ def gluon_view(
         *_walk(keys),
         keys.full,
         tuple(own(name) for name in keys.results),
-        masked,
+        _outside(full),
         tuple((key, skeleton.row) for key, skeleton in table.items()),
     )
 
@@ -77,3 +76,55 @@ def _walk(keys: RangeView) -> tuple[tuple[str, ...], str]:
             return ("at = any_lo + step",), "any_hi - any_lo"
         return ("at = step",), "any_hi"
     return numbering(runs, "at"), total(runs)
+
+
+def _outside(full: tuple[Run, ...]) -> str:
+    """Whether the tile `at` lies in none of the runs."""
+    outside = [f"at >= {r.stop}" if r.start == ZERO else f"(at < {r.start}) | (at >= {r.stop})" for r in full]
+    return outside[0] if len(outside) == 1 else " & ".join(f"({text})" for text in outside) or "True"
+
+
+# ---------------------------------------------------------------- backward
+
+
+@dataclass(frozen=True, slots=True)
+class GluonBackwardView:
+    """A head's tiles of queries are `first … stop - 1`; `masked` says whether the one at `at` needs a mask.
+
+    `pair_arguments` are what the scores of a tile read beside its place; `elsewhere` the params (their positions among
+    the gradients) that make the portable kernels run when their gradient is wanted.
+    """
+
+    first: str
+    stop: str
+    n_steps: str
+    masked: str
+    pair_arguments: tuple[str, ...]
+    elsewhere: tuple[int, ...]
+    table: tuple[tuple[tuple[int, int], tuple[int | bool, ...]], ...]
+
+
+def gluon_backward_view(
+    plan: KernelPlan,
+    queries: RangeView,
+    code: KernelCode,
+    params: tuple[ParamView, ...],
+    gradients: tuple[GradientView, ...],
+    tile: tuple[int, int] | None,
+) -> GluonBackwardView | None:
+    """`code` is the dK/dV kernel's. None where the plan has no row, or where no key has a query."""
+    table = backward_skeletons(plan, tile)
+    if not table or not queries.results:
+        return None
+    beside = {p.name for p in params if p.keyword in sums_beside(plan)}
+    first = "any_lo" if "any_lo" in queries.results else ZERO
+    masked = _outside(queries.full)
+    return GluonBackwardView(
+        first,
+        "any_hi",
+        "any_hi" if first == ZERO else "any_hi - any_lo",
+        f"({masked})" if " | " in masked else masked,
+        ("Sq", "Sk", *(a for a in code.arguments if a not in ("Sk", "k0", "k_idx"))),
+        tuple(i for i, g in enumerate(gradients) if g.param in beside),
+        tuple((key, skeleton.row) for key, skeleton in table.items()),
+    )

@@ -35,6 +35,7 @@ class LaunchView:
     gradients: tuple[GradientView, ...]
     forward_call: tuple[str, ...]
     hopper_call: tuple[str, ...]
+    hopper_backward_call: tuple[str, ...]
     dkdv_call: tuple[str, ...]
     dq_call: tuple[str, ...]
     saved_tensors: str
@@ -129,6 +130,30 @@ def launch_view(
             "FAST=True",
             *(("PRECISE=precise",) if saves_rest else ()),
             "num_warps=4",
+        ),
+        hopper_backward_call=(
+            "*_hopper_tiles(BQ, q)",
+            "*_hopper_tiles(BK, k, v)",
+            "*_hopper_tiles(BQ, d_out)",
+            "*_hopper_tiles(BK, dk, dv)",
+            *row_tensors,
+            "dq_parts",
+            "turns[1:]",
+            "turns",
+            "n_work",
+            f"*arguments[:{len(values)}]",
+            "D=D",
+            "Dv=Dv",
+            "BLOCK_D=block",
+            "BLOCK_DV=_hopper_block(Dv)",
+            "BQ=BQ",
+            "BK=BK",
+            "STAGES=stages",
+            "TOGETHER=together",
+            "HELD=held",
+            "SPARE=spare",
+            "FAST=True",
+            "num_warps=8",
         ),
         dkdv_call=(
             *inputs,

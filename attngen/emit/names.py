@@ -37,6 +37,11 @@ _TEMPLATE_NAMES = """
     v_free queue_ptr no_scores qk_layout acc_layout weight_layout rows_layout acc_rows qk_token acc_token out_row
     out_col scaled functools
     PART PARTS OUT_APART PIPELINED Q_COLS ROWS SCHEDULE SPARE STAGES TOGETHER REGISTERS HOPPER
+    again block d_out_desc d_out_free d_out_ready d_out_stage d_out_tiles d_out_turn delta_tiles dk_desc dk_layout
+    dk_token dp_token dq_layout dq_parts dq_parts_ptr dq_token ds_rows ds_tile dv_desc dv_layout dv_token first_before
+    held here k_held lse_tile lse_tiles met n_parts next_q next_stage no_dq no_pairs one pair_layout parts q_turn slopes
+    stop_before turn turn_added turn_passed turn_ready turns turns_ptr v_held
+    HOPPER_BACKWARD HELD TURNS WIDE
 """
 
 # The bounds of tile ranges (`emit.tile_code`) and the answers of data tests (`emit.kernel_code`).

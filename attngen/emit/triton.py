@@ -11,7 +11,7 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from attngen.emit.gluon import gluon_view
+from attngen.emit.gluon import gluon_backward_view, gluon_view
 from attngen.emit.gradients import AXES, PairView, RowSum, gradient_views, leaf_name, pair_view, row_sums
 from attngen.emit.jinja import bracket, render
 from attngen.emit.kernel_code import HeldTest, KernelCode, KernelWriter, free_names
@@ -97,6 +97,7 @@ class _Emitter:
         if self.options.arch in ("auto", "sm_90"):
             fast = gluon_view(self.plan, keys, self.params, self.arguments, self.size_names, tile)
         gradients = gradient_views(self.plan, self.params, {p.name: p.host_lines for p in pair_gradients})
+        fast_bwd = gluon_backward_view(self.plan, queries, dkdv, self.params, gradients, tile) if fast else None
         context: dict[str, Any] = dict(  # noqa: C408 - the keys are the templates' names
             a=self.header(),
             longest_bits=self.plan.choices.longest_bits,
@@ -104,6 +105,7 @@ class _Emitter:
             kernel=kernel,
             f=forward,
             fast=fast,
+            fast_bwd=fast_bwd,
             keys=keys,
             queries=queries,
             # Bounds are computed in 64 bits: a window may be 2**31 - 1, for "no limit".

@@ -78,8 +78,8 @@ STORAGES = {
 }
 
 
-def call_once(module: Any, request: Request) -> None:
-    """Forward and backward, with every gradient: of q, k, v and the float params, through out and lse.
+def call_once(module: Any, request: Request, *, learned: bool = True) -> None:
+    """Forward and backward, with the gradients of q, k, v and, if `learned`, the float params, through out and lse.
 
     Calls the operator below the public function, which would hand bfloat16 on a CPU to the interpreter as float32.
     """
@@ -90,20 +90,20 @@ def call_once(module: Any, request: Request) -> None:
         return torch.zeros(size["B"], size[heads], size[length], size[dim], dtype=dtype, requires_grad=True)
 
     q, k, v = zeros("Hq", "Sq", "D"), zeros("Hkv", "Sk", "D"), zeros("Hkv", "Sk", "Dv")
-    params = [_argument(storage, value) for storage, value in request.params]
+    params = [_argument(storage, value, learned=learned) for storage, value in request.params]
     seed = [torch.zeros((), dtype=torch.int64)] if request.seeded else []
     out, lse, *_ = module._forward(q, k, v, *params, size["D"] ** -0.5, *seed)
     leaves = [x for x in (q, k, v, *params) if isinstance(x, torch.Tensor) and x.requires_grad]
     torch.autograd.grad((out, lse), leaves, (torch.zeros_like(out), torch.zeros_like(lse)), allow_unused=True)
 
 
-def _argument(storage: Storage, value: Any) -> Any:
+def _argument(storage: Storage, value: Any, *, learned: bool) -> Any:
     """A param as the operator takes it: tensors, and floats as tensors of no dimension; other scalars as they are."""
     if isinstance(value, bool | int):
         return value
     scalar = isinstance(value, float)
     dtype = torch.float32 if scalar else STORAGES[storage]
-    return torch.tensor(value, dtype=dtype, requires_grad=storage.type is Type.FLOAT)
+    return torch.tensor(value, dtype=dtype, requires_grad=learned and storage.type is Type.FLOAT)
 
 
 # ---------------------------------------------------------------- what a binary takes
@@ -179,8 +179,11 @@ def main() -> None:
     if hasattr(module, "_MULTIPROCESSORS"):
         module._MULTIPROCESSORS[torch.device("cpu")] = 132
     launches = recorded_launches(lambda: call_once(module, request))
+    if hasattr(module, "HOPPER_BACKWARD"):  # params that want a gradient may have taken the portable kernels
+        launches += recorded_launches(lambda: call_once(module, request, learned=False))
     if getattr(module, "HOPPER", None):  # what the chip's own kernel stands in for, too
         module.HOPPER.clear()
+        getattr(module, "HOPPER_BACKWARD", {}).clear()
         launches += recorded_launches(lambda: call_once(module, request))
     artifacts = [artifact(name, kernel, request) for name, kernel in numbered(launches)]
     with os.fdopen(answer, "wb") as stream:

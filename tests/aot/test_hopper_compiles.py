@@ -1,4 +1,4 @@
-"""The forward kernel of compute capability 9.0 through the real compiler: where there is one, it fits, and is fast."""
+"""The kernels of compute capability 9.0 through the real compiler: where there is one, it fits, and is fast."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import pytest
 from aot.chips import EXAMPLES, NAMES, binaries, build, refused
 
 import attngen
-from attngen.plan.hopper import skeletons
+from attngen.plan.hopper import backward_skeletons, skeletons
 
 DIMS = ((64, 64), (128, 128), (256, 256), (192, 128), (80, 64))
-SAMPLE = {("causal", (128, 128)), ("windowed_alibi", (80, 64)), ("full_bias", (64, 64))}
+SAMPLE = {("causal", (128, 128)), ("sink", (64, 64)), ("windowed_alibi", (80, 64)), ("full_bias", (64, 64))}
 SPILLS = 8
 """Values that the loop over keys and the one over tiles around it may reload: bookkeeping, never weights or sums, which
 would take 64 at once."""
@@ -29,10 +29,13 @@ def test_it_fits_and_keeps_to_registers(name: str, dims: tuple[int, int]) -> Non
     blocks = tuple(max(64, 1 << (d - 1).bit_length()) for d in dims)
     has_row = blocks in skeletons(kernel.plan, kernel.spec.tile)
     assert ("hopper_forward" in found) == has_row
-    assert "forward" in found  # the one for all cards is there, too
+    has_backward = blocks in backward_skeletons(kernel.plan, kernel.spec.tile)
+    assert ("hopper_backward" in found) == ("collect_dq" in found) == has_backward
+    assert {"forward", "dkdv", "dq"} <= found.keys()  # those for all cards are there, too
     assert not refused(found, "sm_90")
-    if has_row:
-        assert found["hopper_forward"].loop_spills <= SPILLS
+    for name in ("hopper_forward", "hopper_backward"):
+        if name in found:
+            assert found[name].loop_spills <= SPILLS
 
 
 @pytest.mark.parametrize(("dtype", "name"), [("bf16", "causal"), ("fp16", "causal")])
@@ -45,12 +48,23 @@ def test_its_parts(dtype: str, name: str) -> None:
     assert "cp.async.bulk.tensor" in text and "mbarrier.try_wait" in text
 
 
+@pytest.mark.parametrize(("dtype", "operands"), [("bf16", "bf16.bf16"), ("fp16", "f16.f16")])
+def test_the_parts_of_the_backward_kernel(dtype: str, operands: str) -> None:
+    text = binaries(build("causal"), "sm_90", (128, 128), dtype, "ptx")["hopper_backward"].data
+    assert isinstance(text, str)
+    products = re.findall(rf"wgmma\.mma_async\.sync\.aligned\.(m64n\d+k16)\.f32\.{operands}", text)
+    # Five products a tile: S, dP and dQ in eight steps of 64 columns, dV and dK in four of 128; S once more to begin.
+    assert (products.count("m64n64k16"), products.count("m64n128k16")) == (32, 8)
+    assert "ld.acquire.gpu.global" in text and "st.release.gpu.global" in text
+    assert re.search(r"atom\.global\.gpu\.relaxed\.add\.v4\.f32", text)
+
+
 @pytest.mark.parametrize(
     ("chip", "dims", "dtype"), [("sm_90", (32, 32), "bf16"), ("sm_90", (64, 20), "bf16"), ("sm_80", (64, 64), "bf16")]
 )
 def test_elsewhere_the_portable_kernel_runs(chip: str, dims: tuple[int, int], dtype: str) -> None:
     found = binaries(build("causal"), chip, dims, dtype)
-    assert "forward" in found and "hopper_forward" not in found
+    assert "forward" in found and not any("hopper" in name for name in found)
 
 
 def test_who_wants_no_kernel_of_a_chip_gets_none() -> None:

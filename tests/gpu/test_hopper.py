@@ -1,4 +1,4 @@
-"""The forward kernel of compute capability 9.0 on the card, beside the portable one: the same numbers on every run."""
+"""The kernels of compute capability 9.0 on the card, beside the portable ones: the same numbers on every run."""
 
 from __future__ import annotations
 
@@ -102,3 +102,70 @@ def test_it_differentiates_as_the_portable_one(monkeypatch: pytest.MonkeyPatch) 
         found.append(torch.autograd.grad(out.float().square().sum(), leaves))
     for a, b in zip(*found, strict=True):
         assert (a.float() - b.float()).norm() <= 2e-2 * b.float().norm()
+
+
+BACKWARD = [
+    *(("causal", dims) for dims in ((64, 64), (128, 128), (80, 72))),
+    *((name, (128, 128)) for name in ("sliding_window", "softmax1", "sink")),
+    ("sliding_window", (64, 64)),
+]
+
+
+@pytest.mark.parametrize(("name", "dims"), BACKWARD, ids=str)
+def test_its_gradients_are_those_of_the_portable_kernels(
+    name: str, dims: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = attngen.compile(EXAMPLES / f"{name}.attn", consts={"window": 100} if name == "sliding_window" else {})
+    module = (kernel.function, module_of(kernel))[1]
+    for B, Hq, Hkv, Sq, Sk in SHAPES:
+        for dtype in (torch.float16, torch.bfloat16):
+            generator = torch.Generator("cuda").manual_seed(Sk)
+
+            def draw(heads: int, length: int, dim: int) -> torch.Tensor:
+                x = torch.randn(B, length, heads, dim, generator=generator, device="cuda")  # noqa: B023
+                return x.to(dtype).transpose(1, 2)  # noqa: B023 - heads are not contiguous
+
+            leaves = [draw(Hq, Sq, dims[0]), draw(Hkv, Sk, dims[0]), draw(Hkv, Sk, dims[1])]
+            leaves = [x.requires_grad_() for x in leaves]
+            assert module._hopper_backward(leaves[0], leaves[2]) is not None
+            params = {"sink": torch.randn(Hq, generator=generator, device="cuda")} if name == "sink" else {}
+            out, lse = kernel(*leaves, return_lse=True, **params)
+            d_out, d_lse = torch.randn_like(out), torch.randn_like(lse)
+            d_lse = torch.where(torch.isfinite(lse), d_lse, 0.0)
+            found = []
+            for portable in (False, False, True):
+                if portable:
+                    monkeypatch.setattr(module, "_hopper_backward", lambda *_: None)
+                poison = [torch.full_like(x, math.nan) for x in (*leaves, *leaves)]
+                del poison
+                found.append(torch.autograd.grad((out, lse), leaves, (d_out, d_lse), retain_graph=True))
+            monkeypatch.undo()
+            for mine, again, expected in zip(*found, strict=True):
+                assert torch.equal(mine, again)
+                assert (mine.float() - expected.float()).norm() <= 6e-3 * expected.float().norm() + 1e-6
+
+
+def test_a_wanted_sum_over_pairs_calls_the_portable_kernels() -> None:
+    kernel = attngen.compile(EXAMPLES / "sink.attn")
+    generator = torch.Generator("cuda").manual_seed(0)
+    q, k, v = (torch.randn(2, 4, 700, 128, generator=generator, device="cuda").bfloat16() for _ in range(3))
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    sink = torch.randn(4, generator=generator, device="cuda")
+    plain = torch.autograd.grad(kernel(*leaves, sink=sink).float().square().sum(), leaves)
+    leaves.append(sink.requires_grad_())
+    wanted = torch.autograd.grad(kernel(*leaves[:3], sink=sink).float().square().sum(), leaves)
+    assert wanted[3].abs().min() > 0
+    for a, b in zip(plain, wanted, strict=False):
+        assert (a.float() - b.float()).norm() <= 6e-3 * b.float().norm()
+
+
+def test_turns_give_the_same_bits_every_time() -> None:
+    kernel = attngen.compile(EXAMPLES / "causal.attn")
+    generator = torch.Generator("cuda").manual_seed(0)
+    leaves = [torch.randn(2, 8, 2100, 128, generator=generator, device="cuda").bfloat16() for _ in range(3)]
+    out = kernel(*(x.requires_grad_() for x in leaves))
+    d_out = torch.randn_like(out)
+    first = torch.autograd.grad(out, leaves, d_out, retain_graph=True)
+    for _ in range(300):
+        again = torch.autograd.grad(out, leaves, d_out, retain_graph=True)
+        assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))

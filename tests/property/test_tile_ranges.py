@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 from attngen.ir.evaluate import evaluate
+from attngen.plan.hopper import in_turn
 from attngen.plan.kernel import KernelPlan, plan
 from attngen.plan.simulate import FULL, SKIPPED, classify
 from property import grammar
@@ -48,6 +49,11 @@ def check_sound(text: str, sizes: dict[str, int], tile: tuple[int, int], seed: i
     pairs = allowed(planned, sizes, params, b, h)
     for axis in ("k", "q"):
         grid = classify(planned, sizes, params, tile=tile, axis=axis, b=b, h=h)
+        if axis == "q" and in_turn(planned):
+            for i, row in enumerate(grid != SKIPPED):
+                met = np.flatnonzero(row)
+                at = f"query tile {i} of\n{text}\nparams {params}"
+                assert met.size == 0 or met[-1] - met[0] + 1 == met.size, f"tiles of keys are left out between: {at}"
         for i, line in enumerate(tiles(pairs, tile)):
             for j, part in enumerate(line):
                 at = f"axis {axis}, query tile {i}, key tile {j} of\n{text}\nparams {params}"

@@ -126,6 +126,13 @@ HOPPER = {
     (256, 256): (128, 64, 2, True, 240, 24, 8, 'once', False),
 }
 
+# The backward kernel of compute capability 9.0, likewise: queries, keys, stages, whether keys and values are held in
+# registers, heads whose tiles are taken in turn, registers of a thread that fetches or waits.
+HOPPER_BACKWARD = {
+    (64, 64): (64, 128, 3, True, 16, 24),
+    (128, 128): (64, 128, 3, False, 16, 24),
+}
+
 
 # ---------------------------------------------------------------- helpers
 
@@ -816,6 +823,364 @@ def _dkdv_kernel(
     _store_rows(dv_ptr + column * Dv, dv, k0, Sk, Dv, BK, Dv, BLOCK_DV)
 
 
+# ---------------------------------------------------------------- backward, for compute capability 9.0
+
+
+@gluon.jit
+def _await_turn(turns, turn):
+    """Returns when the cell holds `turn`; what others have added before they wrote it is seen from then on."""
+    one: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    gl.inline_asm_elementwise(
+        "{ .reg .pred p; .reg .b32 v; again: ld.acquire.gpu.global.b32 v, [$1]; setp.ne.s32 p, v, $2; @p bra again; mov.b32 $0, v; }",
+        "=r,l,r",
+        [turns.to(gl.int64) + gl.full([1], 0, gl.int64, layout=one), turn + gl.full([1], 0, gl.int32, layout=one)],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@gluon.jit
+def _pass_turn(turns, turn):
+    """Writes `turn` into the cell, after everything that this program has added."""
+    one: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    gl.inline_asm_elementwise(
+        "st.release.gpu.global.b32 [$1], $2; mov.b32 $0, $2;",
+        "=r,l,r",
+        [turns.to(gl.int64) + gl.full([1], 0, gl.int64, layout=one), turn + gl.full([1], 0, gl.int32, layout=one)],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@gluon.jit
+def _key_item(item, n_tiles, n_heads, n_work, TOGETHER: gl.constexpr):
+    """(tile, batch, head) of an item: tile by tile, TOGETHER heads at a time, so that few tiles of a head wait for turns."""
+    first = item // (n_tiles * TOGETHER) * TOGETHER
+    width = tl.minimum(n_work // n_tiles - first, TOGETHER)
+    i = item - first * n_tiles
+    return i // width, (first + i % width) // n_heads, (first + i % width) % n_heads
+
+
+@gluon.jit
+def _query_runs(
+    k0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk,
+    D: gl.constexpr, Dv: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr,
+):
+    """The tiles of queries that BK keys from k0 on meet, as `_query_tiles` has them."""
+    k1 = tl.minimum(k0 + BK, Sk) - 1
+    return _query_tiles(k0, k1, Sq, Sk, BQ)
+
+
+@gluon.jit
+def _load_backward_tiles(
+    q_desc, k_desc, v_desc, d_out_desc, lse_ptr, delta_ptr, k_tile, v_tile, q_tiles, d_out_tiles, lse_tiles, delta_tiles, k_ready, v_ready, q_ready, q_free, d_out_ready, d_out_free,
+    item, n_work, scale, Hq, Hkv, Sq, Sk,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, TOGETHER: gl.constexpr, TURNS: gl.constexpr,
+):
+    """The warp that fetches: keys and values once, queries and what belongs to them as far ahead as there is room.
+
+    After a head's last tile one turn stays empty: its scores are computed, for the pipeline's sake, and not used.
+    """
+    tile, batch, kv_head = _key_item(item, (Sk + BK - 1) // BK, Hkv, n_work, TOGETHER)
+    k0 = tile * BK
+    mbarrier.expect(k_ready, k_desc.block_type.nbytes)
+    tma.async_copy_global_to_shared(k_desc, [batch, kv_head, k0, 0], k_ready, k_tile.index(0))
+    mbarrier.expect(v_ready, v_desc.block_type.nbytes)
+    tma.async_copy_global_to_shared(v_desc, [batch, kv_head, k0, 0], v_ready, v_tile.index(0))
+    q_turn = 0
+    d_out_turn = 0
+    group = Hq // Hkv
+    for member in range(group):
+        head = kv_head * group + member
+        row = (batch * tl.cast(Hq, gl.int64) + head) * Sq
+        full_lo, full_hi, any_lo, any_hi = _query_runs(k0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, D, Dv, BQ, BK)
+        n_steps = any_hi - any_lo
+        for step in range(n_steps):
+            q0 = (any_hi - 1 - step) * BQ
+            rows = q0 + gl.arange(0, BQ, layout=gl.BlockedLayout([1], [32], [1], [0]))
+            row_lse = gl.load(lse_ptr + row + rows, mask=rows < Sq, other=float("inf"))
+            delta = gl.load(delta_ptr + row + rows, mask=rows < Sq, other=0.0)
+            stage = q_turn % STAGES
+            mbarrier.wait(q_free.index(stage), (q_turn // STAGES & 1) ^ 1)
+            mbarrier.expect(q_ready.index(stage), q_desc.block_type.nbytes)
+            tma.async_copy_global_to_shared(q_desc, [batch, head, q0, 0], q_ready.index(stage), q_tiles.index(stage))
+            lse_tiles.index(stage).store(row_lse)
+            mbarrier.arrive(q_ready.index(stage), count=1)
+            stage = d_out_turn % 2
+            mbarrier.wait(d_out_free.index(stage), (d_out_turn // 2 & 1) ^ 1)
+            mbarrier.expect(d_out_ready.index(stage), d_out_desc.block_type.nbytes)
+            tma.async_copy_global_to_shared(d_out_desc, [batch, head, q0, 0], d_out_ready.index(stage), d_out_tiles.index(stage))
+            delta_tiles.index(stage).store(delta)
+            mbarrier.arrive(d_out_ready.index(stage), count=1)
+            q_turn += 1
+            d_out_turn += 1
+        mbarrier.wait(q_free.index(q_turn % STAGES), (q_turn // STAGES & 1) ^ 1)
+        mbarrier.arrive(q_ready.index(q_turn % STAGES), count=2)
+        q_turn += 1
+
+
+@gluon.jit
+def _await_turns(turns_ptr, turn_ready, turn_passed, item, n_work, scale, Hq, Hkv, Sq, Sk, D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, TOGETHER: gl.constexpr, TURNS: gl.constexpr):
+    """The warp that waits, for each tile of dQ, until the tile of keys before this one has added its part."""
+    tile, batch, kv_head = _key_item(item, (Sk + BK - 1) // BK, Hkv, n_work, TOGETHER)
+    k0 = tile * BK
+    turn = 0
+    group = Hq // Hkv
+    for member in range(group):
+        head = kv_head * group + member
+        turns = turns_ptr + (batch * Hq + head) * ((Sq + BQ - 1) // BQ)
+        full_lo, full_hi, any_lo, any_hi = _query_runs(k0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, D, Dv, BQ, BK)
+        first = any_lo
+        stop = any_hi
+        full_lo, full_hi, any_lo, any_hi = _query_runs(tl.maximum(k0 - BK, 0), batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, D, Dv, BQ, BK)
+        first_before = any_lo
+        stop_before = tl.where(tile > 0, any_hi, first_before)
+        for step in range(stop - first):
+            at = stop - 1 - step
+            mbarrier.wait(turn_passed.index(turn % TURNS), (turn // TURNS & 1) ^ 1)
+            if (at >= first_before) & (at < stop_before):
+                _await_turn(turns + at, tile)
+            mbarrier.arrive(turn_ready.index(turn % TURNS), count=1)
+            turn += 1
+
+
+@gluon.jit
+def _pass_turns(turns_ptr, turn_added, turn_passed, item, n_work, scale, Hq, Hkv, Sq, Sk, D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, TOGETHER: gl.constexpr, TURNS: gl.constexpr):
+    """The warp that tells the next tile of keys, for each tile of dQ, that this one's part is added."""
+    tile, batch, kv_head = _key_item(item, (Sk + BK - 1) // BK, Hkv, n_work, TOGETHER)
+    turn = 0
+    group = Hq // Hkv
+    for member in range(group):
+        head = kv_head * group + member
+        turns = turns_ptr + (batch * Hq + head) * ((Sq + BQ - 1) // BQ)
+        full_lo, full_hi, any_lo, any_hi = _query_runs(tile * BK, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, D, Dv, BQ, BK)
+        for step in range(any_hi - any_lo):
+            mbarrier.wait(turn_added.index(turn % TURNS), turn // TURNS & 1)
+            _pass_turn(turns + any_hi - 1 - step, tile + 1)
+            mbarrier.arrive(turn_passed.index(turn % TURNS), count=1)
+            turn += 1
+
+
+@gluon.jit
+def _weigh_again(
+    qk, lse_tile, batch, head, q0, masked, k0, k_idx, Sq, Sk, logit_scale,
+    D: gl.constexpr, Dv: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr,
+):
+    """The weights of a tile, keys down and queries across, from its scores and the rows' log-sum-exp."""
+    columns: gl.constexpr = gl.SliceLayout(0, qk.type.layout)
+    q_idx = (q0 + gl.arange(0, BQ, layout=columns))[None, :]
+    row_lse = lse_tile.load(columns)[None, :]
+    p = tl.exp2(qk * logit_scale - row_lse)
+    if masked:
+        row_term = q_idx + Sk - Sq
+        p = tl.where((q_idx < Sq) & (k_idx <= row_term) & (k_idx < Sk), p, 0.0)
+    return p
+
+
+@gluon.jit
+def _as_held(x, ROWS: gl.constexpr, COLS: gl.constexpr):
+    """The numbers of a tile of dQ in the order in which threads hold them, four at a time."""
+    WIDE: gl.constexpr = 128 // ROWS
+    parts = x.reshape([ROWS // 16, 2, 8, WIDE, COLS // (8 * WIDE), 4, 2])
+    return parts.permute((0, 3, 4, 2, 5, 1, 6)).reshape([ROWS * COLS])
+
+
+@gluon.jit
+def _differentiate_tiles(
+    dk_desc, dv_desc, dq_parts_ptr, ds_tile, turn_ready, turn_added, k_tile, v_tile, q_tiles, d_out_tiles, lse_tiles, delta_tiles, k_ready, v_ready, q_ready, q_free, d_out_ready, d_out_free,
+    item, n_work, scale, Hq, Hkv, Sq, Sk,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, TOGETHER: gl.constexpr, TURNS: gl.constexpr, HELD: gl.constexpr, FAST: gl.constexpr,
+):
+    """The two warpgroups that compute, 64 keys each. Queries are walked from the last tile to the first.
+
+    The next scores are under way while these are differentiated, so no wait finds the matrix units idle.
+    """
+    dtype: gl.constexpr = dk_desc.dtype
+    pair_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [8, 1], [16, BQ, 16])
+    dk_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [8, 1], [16, BLOCK_D, 16])
+    dv_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [8, 1], [16, BLOCK_DV, 16])
+    dq_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [BQ // 16, 128 // BQ], [16, BLOCK_D * BQ // 128, 16])
+    columns: gl.constexpr = gl.SliceLayout(0, pair_layout)
+    no_pairs = gl.zeros([BK, BQ], gl.float32, layout=pair_layout)
+    no_dq = gl.zeros([BQ, BLOCK_D], gl.float32, layout=dq_layout)
+    dk = gl.zeros([BK, BLOCK_D], gl.float32, layout=dk_layout)
+    dv = gl.zeros([BK, BLOCK_DV], gl.float32, layout=dv_layout)
+    tile, batch, kv_head = _key_item(item, (Sk + BK - 1) // BK, Hkv, n_work, TOGETHER)
+    k0 = tile * BK
+    k_idx = (k0 + gl.arange(0, BK, layout=gl.SliceLayout(1, pair_layout)))[:, None]
+    mbarrier.wait(k_ready, 0)
+    mbarrier.wait(v_ready, 0)
+    q_turn = 0
+    d_out_turn = 0
+    group = Hq // Hkv
+    for member in range(group):
+        head = kv_head * group + member
+        part = (batch * tl.cast(Hq, gl.int64) + head) * ((Sq + BQ - 1) // BQ)
+        full_lo, full_hi, any_lo, any_hi = _query_runs(tl.maximum(k0 - BK, 0), batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, D, Dv, BQ, BK)
+        first_before = any_lo
+        stop_before = tl.where(tile > 0, any_hi, first_before)
+        full_lo, full_hi, any_lo, any_hi = _query_runs(k0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, D, Dv, BQ, BK)
+        logit_scale = scale * 1.4426950408889634
+
+        n_steps = any_hi - any_lo
+        at = tl.minimum(tl.maximum(any_hi - 1, 0), (Sq - 1) // BQ)
+        stage = q_turn % STAGES
+        mbarrier.wait(q_ready.index(stage), q_turn // STAGES & 1)
+        k = k_tile.index(0).reshape([BK, BLOCK_D])
+        if HELD:
+            k_held = k.load(gl.DotOperandLayout(0, pair_layout, 2))
+            v_held = v_tile.index(0).reshape([BK, BLOCK_DV]).load(gl.DotOperandLayout(0, pair_layout, 2))
+        qk_token = warpgroup_mma(k, q_tiles.index(stage).reshape([BQ, BLOCK_D]).permute((1, 0)), no_pairs, use_acc=False, is_async=True)
+        qk = warpgroup_mma_wait(0, deps=(qk_token,))
+        masked = ((at < full_lo) | (at >= full_hi)) | (k0 + BK > Sk)
+        p = _weigh_again(qk, lse_tiles.index(stage), batch, head, at * BQ, masked, k0, k_idx, Sq, Sk, logit_scale, D, Dv, BQ, BK)
+        for _ in range(n_steps):
+            # Addresses of tiles that stay are computed anew: kept over the loop, they would not fit in registers.
+            again = _again(gl.to_tensor(0))
+            k = k_tile.index(again).reshape([BK, BLOCK_D])
+            if HELD:
+                k_rows = k_held
+                v_rows = v_held
+            else:
+                k_rows = k
+                v_rows = v_tile.index(again).reshape([BK, BLOCK_DV])
+            ds_rows = ds_tile.index(again)
+            d_out_stage = d_out_turn % 2
+            q = q_tiles.index(stage).reshape([BQ, BLOCK_D])
+            d_out = d_out_tiles.index(d_out_stage).reshape([BQ, BLOCK_DV])
+            mbarrier.wait(d_out_ready.index(d_out_stage), d_out_turn // 2 & 1)
+            dp_token = warpgroup_mma(v_rows, d_out.permute((1, 0)), no_pairs, use_acc=False, is_async=True)
+            weight = gl.convert_layout(p.to(dtype), gl.DotOperandLayout(0, dv_layout, 2))
+            dv_token = warpgroup_mma(weight, d_out, dv, is_async=True)
+            if HELD:
+                dp, v_rows = warpgroup_mma_wait(1, deps=(dp_token, v_rows))
+            else:
+                dp = warpgroup_mma_wait(1, deps=(dp_token,))
+            delta = delta_tiles.index(d_out_stage).load(columns)[None, :]
+            ds = (p * (dp - delta)).to(dtype)
+            q_turn += 1
+            next_stage = q_turn % STAGES
+            mbarrier.wait(q_ready.index(next_stage), q_turn // STAGES & 1)
+            next_q = q_tiles.index(next_stage).reshape([BQ, BLOCK_D]).permute((1, 0))
+            qk_token = warpgroup_mma(k_rows, next_q, no_pairs, use_acc=False, is_async=True)
+            ds_rows.store(ds)
+            fence_async_shared()
+            dv, weight = warpgroup_mma_wait(1, deps=(dv_token, weight))
+            gl.thread_barrier()
+            dq_token = warpgroup_mma(ds_rows.permute((1, 0)), k, no_dq, use_acc=False, is_async=True)
+            slopes = gl.convert_layout(ds, gl.DotOperandLayout(0, dk_layout, 2)) if HELD else ds_rows
+            dk_token = warpgroup_mma(slopes, q, dk, is_async=True)
+            if HELD:
+                qk, k_rows = warpgroup_mma_wait(2, deps=(qk_token, k_rows))
+            else:
+                qk = warpgroup_mma_wait(2, deps=(qk_token,))
+            mbarrier.arrive(d_out_free.index(d_out_stage), count=1)
+            here = at
+            at = tl.maximum(at - 1, any_lo)
+            masked = ((at < full_lo) | (at >= full_hi)) | (k0 + BK > Sk)
+            p = _weigh_again(qk, lse_tiles.index(next_stage), batch, head, at * BQ, masked, k0, k_idx, Sq, Sk, logit_scale, D, Dv, BQ, BK)
+            dq = warpgroup_mma_wait(1, deps=(dq_token,))
+            turn = d_out_turn % TURNS
+            mbarrier.wait(turn_ready.index(turn), d_out_turn // TURNS & 1)
+            held = _as_held(dq, BQ, BLOCK_D)
+            cells = dq_parts_ptr + (part + here) * (BQ * BLOCK_D) + gl.arange(0, BQ * BLOCK_D, layout=held.type.layout)
+            if (here >= first_before) & (here < stop_before):
+                gl.atomic_add(cells, held, sem="relaxed")  # in turn: nobody else adds to these cells now
+            else:
+                gl.store(cells, held)
+            mbarrier.arrive(turn_added.index(turn), count=1)
+            if HELD:
+                dk, slopes = warpgroup_mma_wait(0, deps=(dk_token, slopes))
+            else:
+                dk = warpgroup_mma_wait(0, deps=(dk_token,))
+            mbarrier.arrive(q_free.index(stage), count=1)
+            stage = next_stage
+            d_out_turn += 1
+        mbarrier.arrive(q_free.index(stage), count=1)
+        q_turn += 1
+
+    # Keys and values are done with: the results take their place, and the copy engine clips them to the tensor.
+    k_tile.index(0).reshape([BK, BLOCK_D]).store((dk * scale).to(dtype))
+    v_tile.index(0).reshape([BK, BLOCK_DV]).store(dv.to(dtype))
+    fence_async_shared()
+    gl.thread_barrier()
+    tma.async_copy_shared_to_global(dk_desc, [batch, kv_head, k0, 0], k_tile.index(0))
+    tma.async_copy_shared_to_global(dv_desc, [batch, kv_head, k0, 0], v_tile.index(0))
+    tma.store_wait(0)
+
+
+@gluon.jit(do_not_specialize=['n_work', 'Hq', 'Hkv', 'Sq', 'Sk'])
+def _hopper_backward_kernel(
+    q_desc, k_desc, v_desc, d_out_desc, dk_desc, dv_desc, lse_ptr, delta_ptr, dq_parts_ptr, turns_ptr, queue_ptr, n_work, scale, Hq, Hkv, Sq, Sk,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, TOGETHER: gl.constexpr, HELD: gl.constexpr, SPARE: gl.constexpr, FAST: gl.constexpr,
+):
+    """dK and dV of one tile of keys, and its part of dQ, which is added after those of the tiles before it.
+
+    Programs take their items in the order in which they start: whoever is waited for is running already.
+    """
+    TURNS: gl.constexpr = 4
+    dtype: gl.constexpr = q_desc.dtype
+    rows: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    k_tile = gl.allocate_shared_memory(dtype, [1, 1, 1, BK, BLOCK_D], k_desc.layout)
+    v_tile = gl.allocate_shared_memory(dtype, [1, 1, 1, BK, BLOCK_DV], v_desc.layout)
+    q_tiles = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, BQ, BLOCK_D], q_desc.layout)
+    d_out_tiles = gl.allocate_shared_memory(dtype, [2, 1, 1, BQ, BLOCK_DV], d_out_desc.layout)
+    ds_tile = gl.allocate_shared_memory(dtype, [1, BK, BQ], gl.NVMMASharedLayout.get_default_for([BK, BQ], dtype))
+    lse_tiles = gl.allocate_shared_memory(gl.float32, [STAGES, BQ], rows)
+    delta_tiles = gl.allocate_shared_memory(gl.float32, [2, BQ], rows)
+    k_ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    v_ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    q_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    q_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    d_out_ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    d_out_free = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    turn_ready = gl.allocate_shared_memory(gl.int64, [TURNS, 1], mbarrier.MBarrierLayout())
+    turn_added = gl.allocate_shared_memory(gl.int64, [TURNS, 1], mbarrier.MBarrierLayout())
+    turn_passed = gl.allocate_shared_memory(gl.int64, [TURNS, 1], mbarrier.MBarrierLayout())
+    mbarrier.init(k_ready, count=1)
+    mbarrier.init(v_ready, count=1)
+    for i in gl.static_range(STAGES):
+        mbarrier.init(q_ready.index(i), count=2)
+        mbarrier.init(q_free.index(i), count=1)
+    for i in gl.static_range(2):
+        mbarrier.init(d_out_ready.index(i), count=2)
+        mbarrier.init(d_out_free.index(i), count=1)
+    for i in gl.static_range(TURNS):
+        mbarrier.init(turn_ready.index(i), count=1)
+        mbarrier.init(turn_added.index(i), count=1)
+        mbarrier.init(turn_passed.index(i), count=1)
+    fence_async_shared()
+    item = gl.atomic_add(queue_ptr, 1)
+    gl.warp_specialize(
+        [
+            (_differentiate_tiles, (dk_desc, dv_desc, dq_parts_ptr, ds_tile, turn_ready, turn_added, k_tile, v_tile, q_tiles, d_out_tiles, lse_tiles, delta_tiles, k_ready, v_ready, q_ready, q_free, d_out_ready, d_out_free, item, n_work, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, TOGETHER, TURNS, HELD, FAST)),
+            (_load_backward_tiles, (q_desc, k_desc, v_desc, d_out_desc, lse_ptr, delta_ptr, k_tile, v_tile, q_tiles, d_out_tiles, lse_tiles, delta_tiles, k_ready, v_ready, q_ready, q_free, d_out_ready, d_out_free, item, n_work, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, TOGETHER, TURNS)),
+            (_await_turns, (turns_ptr, turn_ready, turn_passed, item, n_work, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, TOGETHER, TURNS)),
+            (_pass_turns, (turns_ptr, turn_added, turn_passed, item, n_work, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, TOGETHER, TURNS)),
+        ],
+        [1, 1, 1],
+        [SPARE, SPARE, SPARE],
+    )
+
+
+@triton.jit(do_not_specialize=['Hq', 'Hkv', 'Sq', 'Sk', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
+def _collect_dq_kernel(
+    dq_parts_ptr, turns_ptr, dq_ptr, scale, Hq, Hkv, Sq, Sk,
+    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BQ: tl.constexpr,
+):
+    """A tile of dQ from the order of `_as_held` to that of the tensor."""
+    WIDE: tl.constexpr = 128 // BQ
+    part = tl.cast(tl.program_id(0), tl.int64)
+    n_tiles = tl.cdiv(Sq, BQ)
+    met = tl.load(turns_ptr + part) > 0  # else no tile of keys has written here
+    held = tl.load(dq_parts_ptr + part * (BQ * BLOCK_D) + tl.arange(0, BQ * BLOCK_D), mask=met, other=0.0)
+    parts = tl.reshape(held, [BQ // 16, WIDE, BLOCK_D // (8 * WIDE), 8, 4, 2, 2])
+    dq = tl.reshape(tl.permute(parts, [0, 5, 3, 1, 2, 4, 6]), [BQ, BLOCK_D])
+    _store_rows(dq_ptr + part // n_tiles * Sq * D, dq * scale, part % n_tiles * BQ, Sq, D, BQ, D, BLOCK_D)
+
+
 # ---------------------------------------------------------------- on the host
 
 
@@ -854,6 +1219,14 @@ def _hopper(q: Tensor, v: Tensor) -> tuple | None:
     if _chip(q.device) != "sm_90" or q.element_size() != 2 or v.shape[3] % 8 or max(q.shape[3], v.shape[3]) <= 32:
         return None
     return HOPPER.get((_hopper_block(q.shape[3]), _hopper_block(v.shape[3])))
+
+
+def _hopper_backward(q: Tensor, v: Tensor) -> tuple | None:
+    """The row of HOPPER_BACKWARD, where its kernel can run: half precision, rows that the copy engine can write."""
+    wide = max(q.shape[3], v.shape[3])
+    if _chip(q.device) != "sm_90" or q.element_size() != 2 or q.shape[3] % 8 or v.shape[3] % 8 or wide <= 32:
+        return None
+    return HOPPER_BACKWARD.get((_hopper_block(q.shape[3]), _hopper_block(v.shape[3])))
 
 
 def _hopper_tiles(rows: int, *tensors: Tensor) -> tuple:
@@ -995,15 +1368,33 @@ def _backward(
                 natural_lse, lse, out, d_out, d_lse if d_lse is None else d_lse.contiguous(), delta, B * Hq * Sq,
                 Dv=Dv, BLOCK_DV=sizes["BLOCK_DV"], ROWS=32, HAS_D_LSE=d_lse is not None,
             )
-            _dkdv_kernel[(triton.cdiv(Sk, BK) * B * Hkv,)](
-                *_tiled(tma, BQ, q), *_tiled(tma, BK, k, v), *_tiled(tma, BQ, d_out), lse, delta, dk, dv,
-                *arguments, **sizes, BQ=BQ, BK=BK, TMA=tma, num_warps=warps, num_stages=stages,
-            )
-            _dq_kernel[(triton.cdiv(Sq, dq_BQ) * B * Hq,)](
-                *_tiled(tma, dq_BQ, q), *_tiled(tma, dq_BK, k, v), *_tiled(tma, dq_BQ, d_out), lse, delta, dq,
-                *arguments, **sizes, BQ=dq_BQ, BK=dq_BK, TMA=tma, num_warps=dq_warps,
-                num_stages=dq_stages,
-            )
+            hopper = _hopper_backward(q, v) if tma else None
+            if hopper is not None:
+                BQ, BK, stages, held, together, spare = hopper
+                n_work = triton.cdiv(Sk, BK) * B * Hkv
+                n_parts = triton.cdiv(Sq, BQ) * B * Hq
+                block = _hopper_block(D)
+                dq_parts = torch.empty(n_parts * BQ * block, dtype=torch.float32, device=q.device)
+                turns = torch.zeros(n_parts + 1, dtype=torch.int32, device=q.device)
+                _hopper_backward_kernel[(n_work,)](
+                    *_hopper_tiles(BQ, q), *_hopper_tiles(BK, k, v), *_hopper_tiles(BQ, d_out), *_hopper_tiles(BK,
+                    dk, dv), lse, delta, dq_parts, turns[1:], turns, n_work, *arguments[:5],
+                    D=D, Dv=Dv, BLOCK_D=block, BLOCK_DV=_hopper_block(Dv), BQ=BQ, BK=BK,
+                    STAGES=stages, TOGETHER=together, HELD=held, SPARE=spare, FAST=True,
+                    num_warps=8,
+                )
+                _collect_dq_kernel[(n_parts,)](dq_parts, turns[1:], dq, *arguments[:5], D=D, Dv=Dv, BLOCK_D=block, BQ=BQ)
+            else:
+                _dkdv_kernel[(triton.cdiv(Sk, BK) * B * Hkv,)](
+                    *_tiled(tma, BQ, q), *_tiled(tma, BK, k, v), *_tiled(tma, BQ, d_out), lse, delta, dk, dv,
+                    *arguments, **sizes, BQ=BQ, BK=BK, TMA=tma, num_warps=warps,
+                    num_stages=stages,
+                )
+                _dq_kernel[(triton.cdiv(Sq, dq_BQ) * B * Hq,)](
+                    *_tiled(tma, dq_BQ, q), *_tiled(tma, dq_BK, k, v), *_tiled(tma, dq_BQ, d_out), lse, delta, dq,
+                    *arguments, **sizes, BQ=dq_BQ, BK=dq_BK, TMA=tma, num_warps=dq_warps,
+                    num_stages=dq_stages,
+                )
     else:
         for x in (dq, dk, dv):
             x.zero_()

@@ -64,6 +64,13 @@ def test_every_name_of_the_templates_is_reserved(name: str) -> None:
     assert not missing, f"names that the templates use and a param could take: {sorted(missing)}"
 
 
+def test_every_name_of_the_backward_kernel_of_one_chip_is_reserved() -> None:
+    source = generated("attention subject\nparam marker: int\nmask = causal and q - k < marker\n")
+    assert "_hopper_backward_kernel" in source
+    missing = names_beside_params(source) - RESERVED
+    assert not missing, f"names that the templates use and a param could take: {sorted(missing)}"
+
+
 def test_names_are_handed_out_once() -> None:
     names = Names()
     drawn = [

@@ -1,0 +1,71 @@
+"""Which variants get a backward kernel of compute capability 9.0, and whether their tiles can take turns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from property.kernels import analysed
+
+from attngen import inputs
+from attngen.plan import plan
+from attngen.plan.hopper import backward_skeletons, in_turn, sums_beside
+from attngen.plan.simulate import SKIPPED, classify
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+NAMES = sorted(path.stem for path in EXAMPLES.glob("*.attn"))
+SERVED = {"causal", "mla", "sink", "sliding_window", "softmax1"}
+LENGTHS = ((300, 300), (70, 260), (260, 70), (1, 500), (500, 1), (129, 128))
+
+
+def text_of(name: str) -> str:
+    return (EXAMPLES / f"{name}.attn").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_who_is_served(name: str) -> None:
+    assert bool(backward_skeletons(plan(analysed(text_of(name))), None)) == (name in SERVED)
+
+
+def test_a_spec_keeps_its_own_tile() -> None:
+    planned = plan(analysed(text_of("causal")))
+    assert backward_skeletons(planned, None) and not backward_skeletons(planned, (64, 128))
+
+
+def test_gradients_that_the_portable_kernels_sum_are_named() -> None:
+    assert sums_beside(plan(analysed(text_of("sink")))) == ("sink",)
+    assert sums_beside(plan(analysed(text_of("causal")))) == ()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_tiles_of_keys_that_take_turns_are_consecutive(name: str) -> None:
+    planned = plan(analysed(text_of(name)))
+    if not in_turn(planned):
+        assert name not in SERVED
+        return
+    attention = planned.attention
+    for Sq, Sk in LENGTHS:
+        wanted = {"B": 2, "Hq": 2, "Hkv": 1, "Sq": Sq, "Sk": Sk, "D": 16, "Dv": 16}
+        sizes = inputs.settle(attention, wanted, fixed=("D", "Dv"))
+        params = inputs.examples(attention, sizes)
+        for h in range(2):
+            met = classify(planned, sizes, params, tile=(16, 32), axis="q", h=h) != SKIPPED
+            for i, row in enumerate(met):
+                tiles = np.flatnonzero(row)
+                assert tiles.size == 0 or tiles[-1] - tiles[0] + 1 == tiles.size, (name, sizes, i)
+
+
+@pytest.mark.parametrize(
+    ("mask", "expected"),
+    [
+        ("true", True),
+        ("causal", True),
+        ("q - k < 64 and q >= k", True),
+        ("q + k < Sk", False),  # as keys move on, queries move back
+        ("causal or k < 5", False),  # two stretches
+        ("q // 7 == k // 7", False),  # not known to rise
+    ],
+)
+def test_stretches_that_never_move_back(mask: str, expected: bool) -> None:
+    assert in_turn(plan(analysed(f"attention a\n\nmask = {mask}\n"))) == expected
