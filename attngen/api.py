@@ -130,7 +130,8 @@ def prove(spec: Attention, planned: KernelPlan, *, timeout: float | None = None)
     if not proof.unknown:
         cache.remember("proofs", name, json.dumps(to_json(proof)))
         return proof, planned
-    emitted, dropped = weakened(planned, proof.of(Obligation.TILE_RANGES).unknown)
+    doubtful = [c for o in (Obligation.TILE_RANGES, Obligation.INTEGER_WIDTH) for c in proof.of(o).unknown]
+    emitted, dropped = weakened(planned, doubtful)
     return replace(proof, dropped=dropped), emitted
 
 

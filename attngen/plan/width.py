@@ -9,7 +9,7 @@ That everything fits is a claim for the prover.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from enum import StrEnum
 
 from attngen.ir.nodes import Apply, Expr, Literal, Load, Op, Scalar, Symbol, Type
@@ -39,9 +39,12 @@ def longest(expressions: Iterable[Expr], facts: Facts, ints: WideInts) -> int:
     An index may saturate: no tensor has an element so far out. Where params without bounds take part it is left open.
     """
     saturates = ints is WideInts.SATURATE
-    found = [e for root in expressions for e in _outside_indices(root)]
-    counted = [e for e in found if isinstance(e, Apply) and _widens(e) and _is_bounded(e, facts, saturates)]
     limit = float(EXACT) if saturates else 2.0**63
+    roots = tuple(expressions)
+    counted = [e for e in _outside_indices(roots) if _widens(e) and _is_bounded(e, facts, saturates)]
+    # What becomes a float has to be exact. Elsewhere what saturates may do so by a large param.
+    floats = [n.args[0] for root in roots for n in nodes(root) if isinstance(n, Apply) and n.op is Op.TO_FLOAT]
+    counted += [e for e in _outside_indices(floats) if _widens(e) and _total(e, facts, 2**_FEWEST_BITS) < limit]
     for bits in range(MOST_BITS, _FEWEST_BITS - 1, -1):
         if all(_total(e, facts, 2**bits) < limit for e in counted):
             return 2**bits
@@ -68,20 +71,20 @@ def _widens(e: Apply) -> bool:
     return e.type is Type.INT and e.op in (Op.ADD, Op.SUB, Op.MUL, Op.NEG, Op.ABS, Op.POW)
 
 
-def _outside_indices(root: Expr) -> Iterable[Expr]:
+def _outside_indices(roots: Iterable[Expr]) -> Iterator[Apply]:
     seen: set[int] = set()
-    waiting = [root]
+    waiting = list(roots)
     while waiting:
         e = waiting.pop()
-        if id(e) not in seen:
+        if id(e) not in seen and not isinstance(e, Load):
             seen.add(id(e))
-            yield e
-            if not isinstance(e, Load):
-                waiting += children(e)
+            waiting += children(e)
+            if isinstance(e, Apply):
+                yield e
 
 
 def _is_bounded(e: Expr, facts: Facts, saturates: bool) -> bool:
-    """Whether the length of sequences alone decides how large `e` gets. What saturates may do so by a large param."""
+    """Whether the length of sequences alone decides how large `e` gets."""
     params = [n for n in nodes(e) if isinstance(n, Scalar | Load)]
     return not params or not (saturates or any(None in facts.bounds(p) for p in params))
 
@@ -120,8 +123,9 @@ def _magnitude(e: Expr, facts: Facts, below: int) -> float:
             return math.floor(_magnitude(a, facts, below) / c) + 1.0
         case Apply(op=Op.FLOORDIV, args=(a, _)):
             return _magnitude(a, facts, below)
-        case Apply(op=Op.MOD, args=(_, c)):
-            return _magnitude(c, facts, below)
+        case Apply(op=Op.MOD, args=(a, c)):
+            plain = facts.is_nonnegative(a) and facts.is_positive(c)
+            return min(_magnitude(c, facts, below), _magnitude(a, facts, below) if plain else math.inf)
         case Apply(op=Op.MIN | Op.MAX | Op.SELECT):
             return max(_magnitude(a, facts, below) for a in e.args if a.type is Type.INT)
         case Apply() if _widens(e):

@@ -12,8 +12,8 @@ from collections.abc import Generator
 from contextlib import contextmanager
 
 
-class OutOfTime(Exception):
-    """The block outran its budget."""
+class OutOfTime(BaseException):
+    """The block outran its budget. No Exception: what is raised inside sympy must not be caught there."""
 
 
 @contextmanager

@@ -19,12 +19,13 @@ from attngen.prove.verdict import Claim
 
 
 def can_do_without(claim: Claim) -> bool:
-    """Whether a plan can give up what this claim of `tile-ranges` is about: a range, but not the mask or the facts."""
+    """Whether a plan can give up what a claim of `tile-ranges` or `integer-width` is about: a range, but not the mask,
+    the facts, or what the mask computes."""
     return claim.subject.startswith(("keys, ", "queries, "))
 
 
 def weakened(plan: KernelPlan, unknown: Collection[Claim]) -> tuple[KernelPlan, tuple[str, ...]]:
-    """The plan without what these claims of `tile-ranges` leave open; the plan itself if there is nothing to drop."""
+    """The plan without the ranges that these claims leave open; the plan itself if there is nothing to drop."""
     dropped: list[str] = []
     subjects = {c.subject for c in unknown}
     keys = _without(plan.keys, "keys", subjects, dropped)

@@ -66,7 +66,8 @@ class Proof:
         """The unknown claims for which the plan has nothing else, and that the user does not allow."""
 
         def given_up(o: Obligation, c: Claim) -> bool:
-            return bool(self.dropped) and o is Obligation.TILE_RANGES and can_do_without(c)
+            about_ranges = o in (Obligation.TILE_RANGES, Obligation.INTEGER_WIDTH)
+            return bool(self.dropped) and about_ranges and can_do_without(c)
 
         return tuple((o, c) for o, c in self.unknown if not (o in self.allowed or given_up(o, c)))
 

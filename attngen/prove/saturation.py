@@ -8,7 +8,7 @@ the result is exact, from there on it is no smaller than that, and likewise belo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from time import monotonic
@@ -25,7 +25,7 @@ from attngen.plan.kernel import KernelPlan, evaluated
 from attngen.prove.confirm import reads_functions
 from attngen.prove.smt import Answer, Fails, Holds, Term, World
 from attngen.prove.verdict import Claim, Proved, Refuted, Unknown, Verdict
-from attngen.prove.whole_numbers import ends, known_ints
+from attngen.prove.whole_numbers import Ends, ends, known_ints
 
 CEILING = 2**31 - 1
 _TRIALS = 20_000
@@ -112,35 +112,61 @@ class StandIns:
         return self._products.setdefault(e, Symbol(f"product {len(self._products)}", Type.INT))
 
 
-def saturation(plan: KernelPlan, deadline: float) -> list[Claim]:
-    observers = list(dict.fromkeys(o for o in _observers(plan) if _far(o.e, plan)))
-    if not observers:
-        return []
-    count = f"each of {len(observers)} uses" if len(observers) > 1 else "the use"
-    sentence = f"{count} of ints that stay at the end of 32 bits is as with whole numbers of any size"
+def saturation(plan: KernelPlan, deadline: float, known: Mapping[Expr, Ends]) -> list[Claim]:
+    """A claim for all values, and one for each tile range, without which a plan can do. `known`: ends of int params."""
+
+    def left(observers: Iterable[_Observer]) -> list[_Observer]:
+        return [o for o in dict.fromkeys(observers) if not _all_fit(_far(o.e, plan), plan, known)]
+
+    found: list[Claim] = []
+    values = left(_values(plan))
+    if values:
+        count = f"each of {len(values)} uses" if len(values) > 1 else "the use"
+        found.append(_claim(plan, "saturation", f"{count} of ints that stay", values, deadline))
+    for subject, bounds in _bounds(plan):
+        there = left(bounds)
+        if there:
+            found.append(_claim(plan, subject, "a range of tiles by ints that stay", there, deadline))
+    return found
+
+
+def _claim(plan: KernelPlan, subject: str, uses: str, observers: Sequence[_Observer], deadline: float) -> Claim:
+    sentence = f"{uses} at the end of 32 bits is as with whole numbers of any size"
     for o in observers:
         answer = _same(plan, o, deadline)
         if not isinstance(answer, Holds):
-            return [Claim("saturation", sentence, _verdict(plan, o.e, answer), span=_span(o.e), fix=FIX)]
-    return [Claim("saturation", sentence, Proved("z3"))]
+            verdict = _verdict(plan, o.e, answer)
+            if o.use is _Use.BOUND and isinstance(verdict, Refuted):
+                verdict = Unknown(
+                    verdict.by, "; ".join(verdict.example)
+                )  # not the file is wrong: the range is not used
+            return Claim(subject, sentence, verdict, span=_span(o.e), fix=FIX)
+    return Claim(subject, sentence, Proved("z3"))
 
 
-def _observers(plan: KernelPlan) -> Iterator[_Observer]:
+def _values(plan: KernelPlan) -> Iterator[_Observer]:
     for root in evaluated(plan):
         for node in nodes(root):
-            if (isinstance(node, Load) and node.indices) or (
-                isinstance(node, Apply) and node.op in _COMPARISONS and node.args[0].type is Type.INT
-            ):
+            if isinstance(node, Load) and node.indices:
                 yield _Observer(node, _Use.VALUE)
-            elif isinstance(node, Apply) and node.op is Op.TO_FLOAT and node.args[0].type is Type.INT:
-                yield _Observer(node.args[0], _Use.VALUE)
+            elif isinstance(node, Apply) and any(a.type is Type.INT for a in node.args):
+                if node.op in _COMPARISONS:
+                    yield _Observer(node, _Use.VALUE)
+                elif node.op is Op.TO_FLOAT:
+                    yield _Observer(node.args[0], _Use.VALUE)
     for ranges in (plan.keys, plan.queries):
-        for s in (*ranges.any, *ranges.all):
-            yield _Observer(s.lo, _Use.BOUND)
-            yield _Observer(s.hi, _Use.BOUND)
         for t in ranges.tests:
             if t.row.type is Type.INT:
                 yield _Observer(Apply(Op.EQ if t.equal else Op.LE, (t.row, t.col), Type.BOOL), _Use.VALUE)
+
+
+def _bounds(plan: KernelPlan) -> Iterator[tuple[str, list[_Observer]]]:
+    """By the subjects under which `fallback` gives ranges up."""
+    for name, ranges in (("keys", plan.keys), ("queries", plan.queries)):
+        yield f"{name}, any", [_Observer(e, _Use.BOUND) for s in ranges.any for e in (s.lo, s.hi)]
+        many = len(ranges.all) > 1
+        for number, s in enumerate(ranges.all, 1):
+            yield f"{name}, all" + (f" {number}" if many else ""), [_Observer(e, _Use.BOUND) for e in (s.lo, s.hi)]
 
 
 def _far(e: Expr, plan: KernelPlan) -> list[Expr]:
@@ -149,6 +175,11 @@ def _far(e: Expr, plan: KernelPlan) -> list[Expr]:
     return [
         n for n in nodes(e) if n in found or (isinstance(n, Literal) and n.type is Type.INT and abs(n.value) > CEILING)
     ]
+
+
+def _all_fit(operations: Sequence[Expr], plan: KernelPlan, known: Mapping[Expr, Ends]) -> bool:
+    reach = [ends(e, plan.choices.longest, known) for e in operations]
+    return all(r is not None and max(map(abs, r)) < EXACT for r in reach)
 
 
 def _same(plan: KernelPlan, o: _Observer, deadline: float) -> Answer:

@@ -79,7 +79,8 @@ def _combined(e: Apply, known: list[Ends]) -> Ends | None:
             largest = max(-a[0], a[1])  # |floor(a / c)| <= |a| where |c| >= 1
             return -largest, largest
         case Op.MOD:
-            return min(b[0] + 1, 0), max(b[1] - 1, 0)
+            most = max(b[1] - 1, 0)
+            return min(b[0] + 1, 0), min(most, a[1]) if a[0] >= 0 < b[0] else most
         case Op.POW if 0 <= b[1] <= MOST_POWER:  # a negative power is refused as range-safety's
             powers = [x**n for x in a for n in {max(b[0], 0), max(b[1] - 1, b[0], 0), b[1]}]
             return min(0, 1, *powers), max(0, 1, *powers)

@@ -10,19 +10,19 @@ differs from pair to pair, whose product with its stride the launcher keeps belo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from time import monotonic
 
 from attngen.ir import printing
-from attngen.ir.nodes import Apply, Expr, Literal, Op, Type
-from attngen.ir.walk import children, nodes
+from attngen.ir.nodes import Apply, Expr, Literal, Load, Op, Scalar, Type
+from attngen.ir.walk import children, nodes, params
 from attngen.plan.kernel import KernelPlan, evaluated
 from attngen.plan.width import WideInts
 from attngen.prove.confirm import reads_functions
 from attngen.prove.saturation import CEILING, StandIns, saturation
-from attngen.prove.smt import Answer, Fails, Holds, World
+from attngen.prove.smt import Answer, Fails, Holds, Term, World
 from attngen.prove.verdict import Claim, Proved, Refuted, Unknown, Verdict
-from attngen.prove.whole_numbers import Ends, ends, known_ints
+from attngen.prove.whole_numbers import INT32, Ends, ends, known_ints
 
 _ARITHMETIC = (Op.ADD, Op.SUB, Op.MUL, Op.NEG, Op.ABS, Op.POW)
 _SMALL = (1, 2, 3, 4, 6, 8, 16, 31, 62)
@@ -36,11 +36,11 @@ def integer_width(plan: KernelPlan, budget: float) -> tuple[Claim, ...]:
     )
     arithmetic = [e for e in operations if e.op in _ARITHMETIC]
     powers = [e for e in arithmetic if e.op is Op.POW and not isinstance(e.args[1], Literal)]
-    held = _exponents(plan, powers, deadline)
+    held = _params(plan, operations, deadline) | _exponents(plan, powers, deadline)
     if plan.choices.ints is WideInts.SATURATE:
-        held |= dict.fromkeys(plan.choices.wide, (-CEILING, CEILING))
-        claims = [_stays(plan, [e for e in arithmetic if e not in held], 32, deadline, held)]
-        claims += saturation(plan, deadline)
+        inside = {**held, **dict.fromkeys(plan.choices.wide, (-CEILING, CEILING))}
+        claims = [_stays(plan, [e for e in arithmetic if e not in inside], 32, deadline, inside)]
+        claims += saturation(plan, deadline, held)
     else:
         wide = _wide(plan, operations)
         claims = [_stays(plan, [e for e in arithmetic if e not in wide], 32, deadline, held)]
@@ -92,16 +92,42 @@ def _fits(plan: KernelPlan, e: Apply, bits: int, deadline: float, held: Mapping[
     return world.ask(premises, world.all_of([value < limit, value >= -limit]), seconds)
 
 
-def _exponents(plan: KernelPlan, powers: list[Apply], deadline: float) -> dict[Expr, Ends]:
-    """Run-time exponents that the file keeps small. (A negative one is refused as `range-safety`'s.)"""
+def _params(plan: KernelPlan, operations: Iterable[Apply], deadline: float) -> dict[Expr, Ends]:
+    """Int params and elements, as far as the `where`s bound them."""
     found: dict[Expr, Ends] = {}
-    for e in powers:
+    for e in dict.fromkeys(n for o in operations for n in nodes(o) if isinstance(n, Scalar | Load)):
+        if e.type is not Type.INT or not _has_facts(plan, e.param):
+            continue
+        low, high = INT32
+        for bound in (1, 0, -(2**30)):
+            if low == INT32[0] and isinstance(_says(plan, e, lambda x, least=bound: x >= least, deadline), Holds):
+                low = bound
+        if isinstance(_says(plan, e, lambda x: x <= 2**30, deadline), Holds):
+            high = 2**30
+        found[e] = (low, high)
+    return found
+
+
+def _has_facts(plan: KernelPlan, name: str) -> bool:
+    attention = plan.attention
+    return attention.param(name).where is not None or any(name in params(fact) for fact in attention.assumes)
+
+
+def _says(plan: KernelPlan, e: Expr, conclusion: Callable[[Term], Term], deadline: float) -> Answer:
+    """Whether it follows from the `where`s."""
+    world = World(plan.attention)
+    premises = known_ints(world, e, plan.choices.longest)
+    return world.ask(premises, conclusion(world.term(e)), max(0.05, min(0.5, deadline - monotonic())))
+
+
+def _exponents(plan: KernelPlan, powers: list[Apply], deadline: float) -> dict[Expr, Ends]:
+    """Run-time exponents that the file keeps from 0 to something small."""
+    found: dict[Expr, Ends] = {}
+    for n in dict.fromkeys(e.args[1] for e in powers):
         for most in _SMALL:
-            world = World(plan.attention)
-            premises = known_ints(world, e.args[1], plan.choices.longest)
-            seconds = max(0.05, min(0.5, deadline - monotonic()))
-            if isinstance(world.ask(premises, world.term(e.args[1]) <= most, seconds), Holds):
-                found[e.args[1]] = (0, most)
+            if isinstance(_says(plan, n, lambda x, most=most: x <= most, deadline), Holds):
+                if isinstance(_says(plan, n, lambda x: x >= 0, deadline), Holds):
+                    found[n] = (0, most)
                 break
     return found
 
