@@ -99,9 +99,10 @@ class Bench:
         cell, device, settings = task.cell, self.setup.device, self.kernels.settings
         if task.kind == "tiles":
             return self.entry(cell)
-        table = self.kernels.module(cell.variant).TILES
+        module = self.kernels.module(cell.variant)
         for key, tiles in self.own_tiles(cell).items():
-            table[key] = task.tiles or tiles
+            module.TILES[key] = task.tiles or tiles
+        module._READY.clear()
         if cell.key not in self.inputs:
             self.inputs[cell.key] = make_inputs(cell, settings, device=device, seed=self.setup.seed)
         inputs = self.inputs[cell.key]

@@ -33,9 +33,17 @@ class LaunchView:
     output_names: str
     gradient_types: str
     gradients: tuple[GradientView, ...]
-    forward_call: tuple[str, ...]
-    hopper_call: tuple[str, ...]
     hopper_backward_call: tuple[str, ...]
+    forward_arguments: tuple[str, ...]
+    forward_options: tuple[str, ...]
+    hopper_arguments: tuple[str, ...]
+    hopper_options: tuple[str, ...]
+    inputs: tuple[str, ...]  # what the operator takes
+    laid_out: tuple[str, ...]  # the tensors whose layout decides which compiled kernel is launched
+    decides: tuple[str, ...]  # and what else does
+    scalars: tuple[str, ...]
+    maybe_tensors: tuple[str, ...]  # scalars that may be given as tensors
+    requires_grad: str  # whether one of them needs a gradient
     dkdv_call: tuple[str, ...]
     dq_call: tuple[str, ...]
     saved_tensors: str
@@ -73,6 +81,7 @@ def launch_view(
     inputs = ("*_tiled(tma, BQ, q)", "*_tiled(tma, BK, k, v)")
     dq_inputs = ("*_tiled(tma, dq_BQ, q)", "*_tiled(tma, dq_BK, k, v)", "*_tiled(tma, dq_BQ, d_out)")
     seed = ("seed",) if attention.dropout is not None else ()
+    pointers = tuple(p.name for p in params if p.by_pointer)
     key_tests = tuple(n.removesuffix("_ptr") for t in tests if t.axis == "k" for n in t.pointers)
     query_tests = tuple(n.removesuffix("_ptr") for t in tests if t.axis == "q" for n in t.pointers)
     flags = tuple(f"GRAD_{g.param.upper()}=needed[{i}]" for i, g in enumerate(gradients))
@@ -90,12 +99,8 @@ def launch_view(
         output_names=", ".join(names),
         gradient_types=", ".join(["Tensor"] * (3 + len(gradients))),
         gradients=gradients,
-        forward_call=(
-            *inputs,
-            *names,
-            *seed,
-            *key_tests,
-            "*arguments",
+        forward_arguments=("*ready.tiles(q, k, v)", *names, *seed, *key_tests, "*arguments"),
+        forward_options=(
             "**sizes",
             "BQ=BQ",
             "BK=BK",
@@ -103,17 +108,16 @@ def launch_view(
             *(("PRECISE=precise",) if saves_rest else ()),
             "num_warps=warps",
             "num_stages=stages",
-            '**_registers(q, sizes["BLOCK_D"], BQ, BK, warps, stages)',
         ),
-        hopper_call=(
-            "*_hopper_tiles(64, q)",
-            "*_hopper_tiles(BK, k, v)",
-            "*_hopper_tiles(64, out)",
+        hopper_arguments=(
+            "*ready.tiles(q, k, v, out)",
             *names[1:],
             *seed,
             "queue",
-            "n_work",
+            "ready.n_work",
             f"*arguments[:{len(values)}]",
+        ),
+        hopper_options=(
             'D=sizes["D"]',
             'Dv=sizes["Dv"]',
             'BLOCK_D=_hopper_block(sizes["D"])',
@@ -155,6 +159,15 @@ def launch_view(
             "FAST=True",
             "num_warps=8",
         ),
+        inputs=("q", "k", "v", *(p.name for p in params), "scale", *seed, *(("precise",) if saves_rest else ())),
+        laid_out=("q", "k", "v", *(p.name for p in params if p.rank)),
+        decides=(*(d for p in params for d in deciding(p)), *(f"{s}.data_ptr() % 16" for s in seed)),
+        scalars=tuple(p.name for p in params if not p.rank),
+        maybe_tensors=(
+            *(p.name for p in params if not p.rank and p.by_pointer),
+            *(("dropout_seed",) if seed else ()),
+        ),
+        requires_grad=" or ".join(f"{x}.requires_grad" for x in ("q", "k", "v", *pointers)),
         dkdv_call=(
             *inputs,
             "*_tiled(tma, BQ, d_out)",
@@ -200,6 +213,13 @@ def launch_view(
         needs_math=any("math." in line for line in checks),
         reads_scalars=any("_readable(" in line for line in checks),
     )
+
+
+def deciding(p: ParamView) -> tuple[str, ...]:
+    """What of a scalar decides which compiled kernel is launched: its address, or how many bits it needs."""
+    if p.rank or p.type == "bool":
+        return ()
+    return (f"{p.name}.data_ptr() % 16",) if p.by_pointer else (f"-(2**31) <= {p.name} < 2**31", f"{p.name} < 2**63")
 
 
 def zeros(p: ParamView, position: int) -> str:

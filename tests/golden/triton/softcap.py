@@ -32,6 +32,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -936,21 +937,138 @@ def _tiled(tma: bool, rows: int, *tensors: Tensor) -> tuple:
     )
 
 
-def _common(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[tuple, dict]:
-    """What every kernel takes: the arguments after its pointers, and the compile-time sizes."""
+def _arguments(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple:
+    """What every kernel takes after its pointers."""
+    B, Hq, Sq, _ = q.shape
+    Hkv, Sk = k.shape[1:3]
+    return (scale, Hq, Hkv, Sq, Sk, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3])
+
+
+def _sizes(q: Tensor, k: Tensor, v: Tensor) -> dict[str, int]:
+    """What every kernel is compiled for."""
     strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3])
     align = 16
     while any(stride % align for stride in strides):
         align //= 2
-    B, Hq, Sq, _ = q.shape
-    Hkv, Sk = k.shape[1:3]
-    arguments = (scale, Hq, Hkv, Sq, Sk, *strides)
     D, Dv = q.shape[3], v.shape[3]
-    sizes = dict(
+    return dict(
         D=D, Dv=Dv, ALIGN=align, BLOCK_D=max(16, triton.next_power_of_2(D)), BLOCK_DV=max(16, triton.next_power_of_2(Dv)),
         FAST=q.element_size() == 2 and _chip(q.device).startswith("sm_"),
     )
-    return arguments, sizes
+
+
+class _Ready:
+    """How calls of one layout are launched. What depends on shapes, strides, types and alignment alone is found once,
+    and so is the compiled kernel: Triton takes longer to look it up than to launch it.
+    """
+
+    def __init__(self, kernel, grid: int, BK: int, descriptors: tuple, options: dict, n_work: int = 0) -> None:
+        self.kernel, self.grid, self.BK, self.options, self.n_work = kernel, (grid, 1, 1), BK, options, n_work
+        # Without the tensors, whose memory is not ours to keep.
+        self.descriptors = tuple((type(x), {**vars(x), "base": None}) for x in descriptors)
+        self.constants = tuple(options[name] for name in kernel.arg_names if name in options)
+        self.compiled = None
+
+    def tiles(self, *tensors: Tensor) -> tuple:
+        """The tensors as the kernel reads them: by descriptors of tiles, or by pointers."""
+        if not self.descriptors:
+            return tensors
+        found = []
+        for (kind, fields), x in zip(self.descriptors, tensors, strict=True):
+            descriptor = object.__new__(kind)  # what its constructor checks holds for every tensor of this layout
+            descriptor.__dict__.update(fields, base=x)
+            found.append(descriptor)
+        return tuple(found)
+
+    def launch(self, *arguments) -> None:
+        if self.compiled is None:
+            self.compiled = self.kernel[self.grid](*arguments, **self.options)  # the interpreter gives None
+        else:
+            self.compiled[self.grid](*arguments, *self.constants)
+
+
+_READY: dict[tuple, _Ready] = {}
+
+
+def _layout(q, k, v) -> tuple:
+    """What decides which kernel is launched and how: of tensors all but values, and of addresses whether they are round."""
+    return (
+        q.dtype, q.device, q.shape, q.stride(), q.data_ptr() % 16,
+        k.dtype, k.device, k.shape, k.stride(), k.data_ptr() % 16,
+        v.dtype, v.device, v.shape, v.stride(), v.data_ptr() % 16,
+    )
+
+
+def _prepared(q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> _Ready:
+    B, Hq, Sq, _ = q.shape
+    sizes = _sizes(q, k, v)
+    BQ, BK, warps, stages = _tiles(q, v)[0]
+    tma = _has_tma(_chip(q.device), q, k, v)
+    hopper = _hopper(q, v) if tma and k.numel() else None
+    if hopper is not None:
+        BQ, BK, stages, pipelined, registers, spare, together, schedule, apart = hopper
+        n_work = triton.cdiv(Sq, BQ) * B * Hq
+        grid = n_work if schedule == "once" else min(n_work, _multiprocessors(q.device))
+        descriptors = (*_hopper_tiles(64, q), *_hopper_tiles(BK, k, v), *_hopper_tiles(64, out))
+        options = dict(
+            D=sizes["D"], Dv=sizes["Dv"], BLOCK_D=_hopper_block(sizes["D"]), BLOCK_DV=_hopper_block(sizes["Dv"]),
+            BQ=BQ, BK=BK, STAGES=stages, TOGETHER=together, SCHEDULE=schedule, OUT_APART=apart,
+            PIPELINED=pipelined, REGISTERS=registers, SPARE=spare, FAST=True, num_warps=4,
+        )
+        return _Ready(_hopper_forward_kernel, grid, BK, descriptors, options, n_work)
+    descriptors = (*_tiled(tma, BQ, q), *_tiled(tma, BK, k, v)) if tma else ()
+    options = dict(
+        **sizes, BQ=BQ, BK=BK, TMA=tma, num_warps=warps, num_stages=stages,
+    )
+    options.update(_registers(q, sizes["BLOCK_D"], BQ, BK, warps, stages))
+    return _Ready(_forward_kernel, triton.cdiv(Sq, BQ) * B * Hq, BK, descriptors, options)
+
+
+_ZEROS: dict[tuple, list[Tensor]] = {}
+
+
+def _queue(device: torch.device, own: bool) -> Tensor:
+    """A zero to count from. `own`: from a stock that one fill makes for a thousand calls, each stream's its own; but a
+    CUDA graph has to fill at every replay.
+    """
+    if not own or torch.cuda.is_current_stream_capturing():
+        return torch.zeros((), dtype=torch.int32, device=device)
+    stock = _ZEROS.setdefault((device, torch.cuda.current_stream(device).cuda_stream), [])
+    try:
+        return stock.pop()
+    except IndexError:
+        stock.extend(torch.zeros((1024, 4), dtype=torch.int32, device=device).unbind())
+        return stock.pop()
+
+
+def _attend(q, k, v, scale, layout=None):
+    """What the operator computes. A call that needs no operator has the layout of its tensors already."""
+    own = layout is not None
+    layout = layout or _layout(q, k, v)
+    key = (layout)
+    q, k, v = _rows_first(q), _rows_first(k), _rows_first(v)
+    B, Hq, Sq, _ = q.shape
+    Sk, Dv = v.shape[2:]
+    out = q.new_empty((B, Hq, Sq, Dv))
+    lse = q.new_empty((B, Hq, Sq), dtype=torch.float32)
+    if out.numel():
+        ready = _READY.get(key)
+        if ready is None:
+            if len(_READY) >= 1024:
+                _READY.clear()
+            ready = _READY[key] = _prepared(q, k, v, out)
+        arguments = _arguments(q, k, v, scale)
+        with torch.cuda.device_of(q):
+            if ready.n_work:
+                queue = _queue(q.device, own) if ready.options["SCHEDULE"] == "queue" else None
+                ready.launch(
+                    *ready.tiles(q, k, v, out), lse, queue, ready.n_work, *arguments[:5],
+                )
+            else:
+                ready.launch(
+                    *ready.tiles(q, k, v), out, lse, *arguments,
+                )
+    return out, lse
 
 
 @torch.library.custom_op("attngen::softcap_cebf96950432", mutates_args=())
@@ -958,37 +1076,7 @@ def _forward(
     q: Tensor, k: Tensor, v: Tensor, scale: float
 ) -> tuple[Tensor, Tensor]:
     """out (B, Hq, Sq, Dv) in q's dtype; lse (B, Hq, Sq) in float32."""
-    q, k, v = _rows_first(q), _rows_first(k), _rows_first(v)
-    B, Hq, Sq, _ = q.shape
-    Sk, Dv = v.shape[2:]
-    out = torch.empty((B, Hq, Sq, Dv), dtype=q.dtype, device=q.device)
-    lse = torch.empty((B, Hq, Sq), dtype=torch.float32, device=q.device)
-    if out.numel():
-        arguments, sizes = _common(q, k, v, scale)
-        BQ, BK, warps, stages = _tiles(q, v)[0]
-        tma = _has_tma(_chip(q.device), q, k, v)
-        hopper = _hopper(q, v) if tma and k.numel() else None
-        if hopper is not None:
-            BQ, BK, stages, pipelined, registers, spare, together, schedule, apart = hopper
-        with torch.cuda.device_of(q):
-            if hopper is not None:
-                n_work = triton.cdiv(Sq, BQ) * B * Hq
-                queue = torch.zeros((), dtype=torch.int32, device=q.device) if schedule == "queue" else None
-                _hopper_forward_kernel[(n_work if schedule == "once" else min(n_work, _multiprocessors(q.device)),)](
-                    *_hopper_tiles(64, q), *_hopper_tiles(BK, k, v), *_hopper_tiles(64, out), lse, queue, n_work,
-                    *arguments[:5], D=sizes["D"], Dv=sizes["Dv"],
-                    BLOCK_D=_hopper_block(sizes["D"]), BLOCK_DV=_hopper_block(sizes["Dv"]),
-                    BQ=BQ, BK=BK, STAGES=stages, TOGETHER=together, SCHEDULE=schedule,
-                    OUT_APART=apart, PIPELINED=pipelined, REGISTERS=registers, SPARE=spare,
-                    FAST=True, num_warps=4,
-                )
-            else:
-                _forward_kernel[(triton.cdiv(Sq, BQ) * B * Hq,)](
-                    *_tiled(tma, BQ, q), *_tiled(tma, BK, k, v), out, lse, *arguments, **sizes, BQ=BQ, BK=BK,
-                    TMA=tma, num_warps=warps, num_stages=stages, **_registers(q,
-                    sizes["BLOCK_D"], BQ, BK, warps, stages),
-                )
-    return out, lse
+    return _attend(q, k, v, scale)
 
 
 @_forward.register_fake
@@ -999,8 +1087,7 @@ def _(q, k, v, scale):
     return out, lse
 
 
-@torch.library.custom_op("attngen::softcap_cebf96950432_backward", mutates_args=())
-def _backward(
+def _gradients(
     d_out: Tensor, d_lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
     scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -1010,7 +1097,7 @@ def _backward(
     Hkv, Sk, Dv = v.shape[1:]
     dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
     if q.numel() and k.numel():
-        arguments, sizes = _common(q, k, v, scale)
+        arguments, sizes = _arguments(q, k, v, scale), _sizes(q, k, v)
         _, (BQ, BK, warps, stages), (dq_BQ, dq_BK, dq_warps, dq_stages) = _tiles(q, v)
         tma = _has_tma(_chip(q.device), q, k, v, d_out)
         with torch.cuda.device_of(q):
@@ -1035,6 +1122,9 @@ def _backward(
     return dq, dk, dv
 
 
+_backward = torch.library.custom_op("attngen::softcap_cebf96950432_backward", _gradients, mutates_args=())
+
+
 @_backward.register_fake
 def _(d_out, d_lse, q, k, v, out, lse, scale):
     dq, dk, dv = (x.new_empty(x.shape) for x in (q, k, v))
@@ -1052,13 +1142,41 @@ def _differentiate(ctx, d_out, d_lse):
     q, k, v, out, lse = ctx.saved_tensors
     if d_out is None:
         d_out = torch.zeros_like(out)
-    dq, dk, dv = _backward(
+    backward = _gradients if _unwatched(d_out, q, k, v) else _backward
+    dq, dk, dv = backward(
         d_out, d_lse, q, k, v, out, lse, ctx.scale
     )
     return dq, dk, dv, None
 
 
 _forward.register_autograd(_differentiate, setup_context=_save)
+
+
+class _Attention(torch.autograd.Function):
+    """What the operator does, without its dispatch."""
+
+    @staticmethod
+    def forward(ctx, *inputs):
+        output = _attend(*inputs)
+        _save(ctx, inputs[:-1], output)
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, *gradients):
+        return *_differentiate(ctx, *gradients), None
+
+
+_PLAIN = (Tensor, torch.nn.Parameter)
+
+
+def _unwatched(*tensors: Tensor) -> bool:
+    """Whether a call may do without the operator: no compiler, tracer, transform or imitation of tensors looks on."""
+    if torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._len_torch_dispatch_stack():
+        return False
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return False
+    return all(type(x) in _PLAIN and not x.is_neg() and not x._is_zerotensor() for x in tensors)
 
 
 def _refuse(message: str) -> NoReturn:
@@ -1115,10 +1233,22 @@ def softcap(
     return _call(q, k, v, scale, return_lse, dropout_seed)
 
 
+_FITS: set[tuple] = set()
+
+
 def _call(q, k, v, scale, return_lse, dropout_seed):
     if scale is None:
         scale = q.shape[-1] ** -0.5
-    _check(q, k, v, scale)
+    layout = known = None
+    if _unwatched(q, k, v):
+        layout = _layout(q, k, v)
+        known = (layout, float(scale))
+    if known not in _FITS:
+        _check(q, k, v, scale)
+        if known is not None:
+            if len(_FITS) >= 1024:
+                _FITS.clear()
+            _FITS.add(known)
     if q.dtype is torch.bfloat16 and q.device.type == "cpu":
         # Triton's interpreter has no bfloat16 products: it computes in float32.
         out, lse = _call(q.float(), k.float(), v.float(), scale, True, dropout_seed)
@@ -1126,9 +1256,15 @@ def _call(q, k, v, scale, return_lse, dropout_seed):
     if scale <= 0.0:
         # The kernels take a positive scale; its sign, or its being zero, goes into q.
         q, scale = (-q, -scale) if scale < 0.0 else (q * 0.0, 1.0)
-    out, lse = _forward(
-        q, k, v, float(scale)
-    )
+        layout = layout and _layout(q, k, v)
+    inputs = (q, k, v, float(scale))
+    if layout is None:
+        attend = _forward
+    else:
+        inputs = (*inputs, layout)
+        learning = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+        attend = _Attention.apply if learning else _attend
+    out, lse = attend(*inputs)
     return (out, lse) if return_lse else out
 
 

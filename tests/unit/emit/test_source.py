@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
 
@@ -45,6 +46,9 @@ def test_the_header_cannot_be_left() -> None:
 def shape_of(source: str) -> list[str]:
     """The module's statements, but for its docstring, without what the digest of the text gives its name to."""
     tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("attngen::"):
+            node.value = re.sub(r"_[0-9a-f]{12}", "", node.value)
     return [
         ast.dump(node) if not isinstance(node, ast.FunctionDef) else node.name
         for node in tree.body[1:]

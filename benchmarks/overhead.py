@@ -1,0 +1,102 @@
+"""What a call costs the host: the Python function, beside a launch of its kernel by Triton, already compiled.
+
+    python benchmarks/overhead.py -o "$OUT/overhead.json"       # on a GPU; --kernels DIR as for gpu.py
+
+Microseconds of the host's clock a call, over calls in a row of a problem so small that the card waits. `launch` is
+`kernel[grid](…)` with the arguments that the call makes; `operator` the custom operator, which torch.compile calls.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import peers
+import torch
+from cells import FULL_SIZE, Cell, make_inputs
+
+CASES = (Cell("causal", 64, 128, 128, 128), Cell("causal", 128, 128, 128, 256), Cell("alibi", 64, 128, 128, 128))
+
+
+def microseconds(work: Callable[[], object], *, calls: int = 200, rounds: int = 9) -> float:
+    """Of one call, at the median of the rounds."""
+    spent: list[float] = []
+    for _ in range(rounds):
+        for _ in range(10):
+            work()
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(calls):
+            work()
+        spent.append((time.perf_counter() - start) / calls * 1e6)
+        torch.cuda.synchronize()
+    return statistics.median(spent)
+
+
+def launches(module: Any, call: Callable[[], object]) -> list[Callable[[], object]]:
+    """Each launch of `call` by Triton itself, with the same arguments; kernels are compiled already."""
+    found: list[Callable[[], object]] = []
+    launch = module._Ready.launch
+
+    def noted(ready: Any, *arguments: Any) -> None:
+        found.append(lambda: ready.kernel[ready.grid](*arguments, **ready.options))
+        launch(ready, *arguments)
+
+    module._Ready.launch = noted
+    try:
+        call()
+    finally:
+        module._Ready.launch = launch
+    return found
+
+
+def measure(cell: Cell, kernels: peers.Kernels) -> dict[str, Any]:
+    inputs = make_inputs(cell, FULL_SIZE, device="cuda", seed=0)
+    module = kernels.module(cell.variant)
+    attend = peers.generated(cell, inputs, kernels).attend
+    q, k, v = (x.detach() for x in inputs.qkv)
+    params = list(inputs.params.values())
+    learned = [x for x in inputs.params.values() if isinstance(x, torch.Tensor) and x.requires_grad]
+    attend(q, k, v)
+    (launch,) = launches(module, lambda: attend(q, k, v))
+    out = attend(*inputs.qkv)
+    scale = cell.D**-0.5
+
+    def backward() -> object:
+        return torch.autograd.grad(out, [*inputs.qkv, *learned], inputs.grad_out, retain_graph=True)
+
+    times = {
+        "launch": microseconds(launch),
+        "call": microseconds(lambda: attend(q, k, v)),
+        "check": microseconds(lambda: module._check(q, k, v, *params, scale)),
+        "operator": microseconds(lambda: module._forward(q, k, v, *params, scale)),
+        "call with gradients": microseconds(lambda: attend(*inputs.qkv)),
+        "backward": microseconds(backward, calls=100),
+    }
+    return {"key": cell.key, "us": times, "call / launch": times["call"] / times["launch"]}
+
+
+def main() -> int:
+    p = argparse.ArgumentParser(prog="overhead.py", description=__doc__)
+    p.add_argument("--kernels", type=Path, required=True, metavar="DIR", help="what `gpu.py prepare` wrote")
+    p.add_argument("-o", "--output", type=Path, help="the JSON")
+    args = p.parse_args()
+    kernels = peers.Kernels.at(args.kernels)
+    found = [measure(cell, kernels) for cell in CASES]
+    for record in found:
+        said = ", ".join(f"{name} {us:.1f}" for name, us in record["us"].items())
+        print(f"{record['key']}: {said} us; call / launch {record['call / launch']:.2f}")
+    if args.output:
+        result = {"machine": torch.cuda.get_device_name(), "torch": torch.__version__, "cases": found}
+        args.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

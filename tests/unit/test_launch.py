@@ -1,0 +1,181 @@
+"""A call of a generated function goes straight to its kernels, unless somebody looks on: then through the operator."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import attngen
+
+SPEC = """attention launched
+param slope: f32[Hq]
+param window: int where window >= 1
+score = qk * scale - slope[h] * (q - k)
+mask = 0 <= q - k < window
+"""
+
+
+@pytest.fixture(scope="module")
+def kernel() -> attngen.Kernel:
+    return attngen.compile(SPEC, tile=(16, 16))
+
+
+@pytest.fixture
+def module(kernel: attngen.Kernel) -> ModuleType:
+    return sys.modules[kernel.function.__module__]
+
+
+def qkv(*, grad: bool = False) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(1, 2, 20, 16, generator=generator, requires_grad=grad) for _ in range(3)]
+
+
+class Seen(TorchDispatchMode):
+    """The operators of attngen that are called under it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if str(func).startswith("attngen"):
+            self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_mode_sees_the_operators(kernel: attngen.Kernel) -> None:
+    q, k, v = qkv(grad=True)
+    with Seen() as seen:
+        kernel(q, k, v, slope=torch.rand(2), window=8).sum().backward()
+    assert len(seen.names) == 2
+    assert all("launched" in name for name in seen.names) and "backward" in seen.names[1]
+
+
+def test_a_plain_call_needs_no_operator(
+    kernel: attngen.Kernel, module: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("the operator was called")
+
+    q, k, v = qkv(grad=True)
+    slope = torch.rand(2)
+    expected = kernel(q, k, v, slope=slope, window=8)
+    gradients = torch.autograd.grad(module._forward(q, k, v, slope, 8, 0.25)[0].square().sum(), (q, k, v))
+    monkeypatch.setattr(module, "_forward", refuse)
+    monkeypatch.setattr(module, "_backward", refuse)
+    found = kernel(q, k, v, slope=slope, window=8)
+    assert torch.equal(found, expected)
+    for a, b in zip(torch.autograd.grad(found.square().sum(), (q, k, v)), gradients, strict=True):
+        assert torch.equal(a, b)
+    with torch.no_grad():
+        assert torch.equal(kernel(q, k, v, slope=slope, window=8), expected)
+    assert not kernel(*qkv(), slope=slope, window=8).requires_grad
+
+
+def test_a_second_derivative_is_refused(kernel: attngen.Kernel) -> None:
+    q, k, v = qkv(grad=True)
+    out = kernel(q, k, v, slope=torch.rand(2), window=8)
+    (first,) = torch.autograd.grad(out.square().sum(), q, create_graph=True)
+    with pytest.raises(RuntimeError):
+        torch.autograd.grad(first.sum(), q)
+
+
+def test_negated_views_are_read_right(kernel: attngen.Kernel) -> None:
+    q, k, v = qkv()
+    lazy = torch.complex(torch.zeros_like(q), -q).conj().imag
+    assert lazy.is_neg() and torch.equal(lazy, q)
+    slope = torch.rand(2)
+    assert torch.equal(kernel(lazy, k, v, slope=slope, window=8), kernel(q, k, v, slope=slope, window=8))
+
+
+def test_a_layout_is_prepared_once(kernel: attngen.Kernel, module: ModuleType) -> None:
+    module._READY.clear()
+    q, k, v = qkv()
+    slope = torch.rand(2)
+    for window, scale in ((8, 0.1), (3, 0.2), (2**30, 0.3)):
+        out = kernel(q, k, v, slope=slope, window=window, scale=scale)
+        expected = kernel.reference(q, k, v, slope=slope, window=window, scale=scale)
+        torch.testing.assert_close(out.double(), torch.from_numpy(expected), rtol=1e-5, atol=1e-5)
+    assert len(module._READY) == 1
+
+
+@pytest.mark.parametrize("window", [0, 2.0, True, "8", [8], torch.tensor(8)], ids=str)
+def test_a_known_layout_is_no_excuse(kernel: attngen.Kernel, window: Any) -> None:
+    q, k, v = qkv()
+    slope = torch.rand(2)
+    for good in (1, 2, 8):
+        kernel(q, k, v, slope=slope, window=good)
+    with pytest.raises(ValueError, match="window must"):
+        kernel(q, k, v, slope=slope, window=window)
+    with pytest.raises(ValueError, match="k must have"):
+        kernel(q, k[:, :, :9], v, slope=slope, window=8)
+
+
+def far(x: torch.Tensor) -> torch.Tensor:
+    """`x` at an address that is no multiple of 16 bytes."""
+    return torch.cat([x.new_zeros(1), x.flatten()])[1:].view(x.shape)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda q, k, v, slope: (q.half(), k.half(), v.half(), slope, 8),
+        lambda q, k, v, slope: (q[:, :, :7], k, v, slope, 8),
+        lambda q, k, v, slope: (q.transpose(1, 2).contiguous().transpose(1, 2), k, v, slope, 8),
+        lambda q, k, v, slope: (far(q), k, v, slope, 8),
+        lambda q, k, v, slope: (q, k, v, far(slope), 8),
+        lambda q, k, v, slope: (q, k, v, slope[:1].expand(2), 8),
+        lambda q, k, v, slope: (q, k, v, slope, 2**40),
+    ],
+    ids=["dtype", "length", "strides", "address", "param's address", "param's stride", "64 bits"],
+)
+def test_what_a_compiled_kernel_depends_on_makes_another_layout(
+    kernel: attngen.Kernel, module: ModuleType, change: Callable[..., tuple[Any, ...]]
+) -> None:
+    q, k, v = qkv()
+    slope = torch.rand(2)
+    module._READY.clear()
+    kernel(q, k, v, slope=slope, window=8)
+    q, k, v, slope, window = change(q, k, v, slope)
+    kernel(q, k, v, slope=slope, window=window)
+    assert len(module._READY) == 2
+
+
+def test_the_second_launch_passes_what_the_first_one_named(module: ModuleType) -> None:
+    class Kernel:
+        arg_names = ("x_ptr", "n", "BLOCK", "FAST")
+
+        def __init__(self) -> None:
+            self.calls: list[Any] = []
+
+        def __getitem__(self, grid: tuple[int, ...]) -> Any:
+            def launch(*arguments: Any, **options: Any) -> Kernel:
+                self.calls.append((grid, arguments, options))
+                return compiled
+
+            return launch
+
+    asked, compiled = Kernel(), Kernel()
+    ready = module._Ready(asked, 7, 16, (), {"FAST": True, "BLOCK": 64, "num_warps": 4})
+    ready.launch("x", 1)
+    ready.launch("y", 2)
+    assert asked.calls == [((7, 1, 1), ("x", 1), {"FAST": True, "BLOCK": 64, "num_warps": 4})]
+    assert compiled.calls == [((7, 1, 1), ("y", 2, 64, True), {})]
+
+
+def test_descriptors_of_a_layout_hold_no_tensor(module: ModuleType) -> None:
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    x, y = torch.randn(1, 2, 32, 16).half(), torch.randn(1, 2, 32, 16).half()
+    ready = module._Ready(
+        type("K", (), {"arg_names": ()}), 1, 16, (TensorDescriptor(x, x.shape, x.stride(), [1, 1, 16, 16]),), {}
+    )
+    assert all(fields["base"] is None for _, fields in ready.descriptors)
+    (again,) = ready.tiles(y)
+    assert again == TensorDescriptor(y, y.shape, y.stride(), [1, 1, 16, 16])
