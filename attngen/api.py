@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from attngen.plan import KernelPlan
     from attngen.prove.proof import Proof
     from attngen.runtime.aot import Artifact
+    from attngen.runtime.bench.run import Subject
     from attngen.runtime.tpu.compile import Compiled, Outcome
     from attngen.runtime.tpu.tune import Key, Trial, Tuning
 
@@ -42,6 +43,8 @@ TPUS = ("v4", "v5e", "v5p", "v6e", "7x")
 """The one vocabulary of TPUs: what `--chip` takes, what a generated file's tables and `CHIP` say."""
 CHIPS = ("a100", "h100", "h200", "b200", "mi300x", *TPUS)
 """What `cost` knows."""
+PEERS = ("flex", "sdpa", "cudnn", "fa4")
+"""What `bench` sets a kernel beside."""
 
 
 def options(
@@ -325,6 +328,38 @@ def cost(
     from attngen.cost.model import cost as cost_of
 
     return cost_of(planned, named(chip), dtype, sizes, params, tile)
+
+
+def bench_subject(source: Source, consts: Mapping[str, Const] | None = None) -> Subject:
+    """A spec's generated function, and what it is checked against and measured beside, loaded. Needs torch."""
+    from attngen.emit.flex import flex_source, limit
+    from attngen.ir.walk import reads
+    from attngen.runtime.bench.run import Subject
+    from attngen.runtime.loader import load
+
+    kernel, plain = (build(source, options(target), consts) for target in ("triton", "torch"))
+    spec = kernel.spec
+    modifiers = load(flex_source(spec), f"{spec.name}_modifiers", "torch")
+    return Subject(
+        name=spec.name,
+        attend=kernel.function,
+        truth=plain.function,
+        modifiers=modifiers.modifiers,
+        scaled=modifiers.SCALED,
+        mask_reads=(reads(spec.mask, "b"), reads(spec.mask, "h", "hkv")),
+        flex_limit=limit(spec),
+        plain=plain_mask(spec),
+        dropout=spec.dropout is not None,
+    )
+
+
+def plain_mask(spec: Attention) -> Literal["causal", "full", ""]:
+    """The mask of a spec that is nothing but softmax of the scaled product under it; empty for any other spec."""
+    for name, text in (("causal", "mask = causal"), ("full", "mask = true")):
+        other = analyse(Source(f"attention plain\n{text}\n"))
+        if (other.score, other.mask, other.normalizer) == (spec.score, spec.mask, spec.normalizer) and not spec.dropout:
+            return cast(Literal["causal", "full"], name)
+    return ""
 
 
 def format_source(source: Source) -> str:

@@ -20,7 +20,7 @@ from argparse import (
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from attngen import api, commands, proving, terminal, tpu_commands
+from attngen import api, bench_commands, commands, proving, terminal, tpu_commands
 from attngen.errors import InternalError, Refuted, SpecError, Unproved, UsageError
 
 _DESCRIPTION = "Compiles attention variants, written as mathematics, into differentiable fused kernels."
@@ -78,6 +78,7 @@ def parser() -> ArgumentParser:
     _verify(table)
     _cost(table)
     _tune(table)
+    _bench(table)
     _completion(table)
     return top
 
@@ -272,6 +273,54 @@ def _cost(table: _SubParsersAction[_Parser]) -> None:
     p.set_defaults(run=commands.run_cost)
 
 
+def _bench(table: _SubParsersAction[_Parser]) -> None:
+    p = table.add_parser(
+        "bench",
+        usage="attngen bench [-h] SPEC [--against PEER,…] [--shape NAME=INT …] [--lengths N,…] [--dtype DTYPE]\n"
+        "                     [-D NAME=VALUE] [--param NAME=VALUE] [--forward-only] [--seed N] [--rep MS]\n"
+        "                     [-o FILE.json|FILE.svg|FILE.png]",
+        help="measure a spec's kernel on the GPU that is here, beside others",
+        description="Measures a spec's kernel, forward and backward, beside FlexAttention, torch's own attention\n"
+        "(FlashAttention 2; cuDNN) and FlashAttention 4, in one process, on the same inputs, turn about. Each is\n"
+        "checked against attention in float32 first; what is wrong has no figures, and the exit status is 1.",
+        example="attngen bench examples/causal.attn --against flex,cudnn --shape B=4 Hq=16 Sq=4096 D=128 -o a.json",
+    )
+    _spec(p)
+    p.add_argument(
+        "--against",
+        type=_peers,
+        default=("flex", "sdpa", "cudnn"),
+        metavar="PEER,…",
+        help=f"{', '.join(api.PEERS)} (default: flex,sdpa,cudnn); what cannot compute the spec is named",
+    )
+    _shape(p)
+    p.add_argument("--lengths", type=_lengths, default=(), metavar="N,…", help="measure at each of these lengths")
+    p.add_argument("--dtype", choices=("bf16", "fp16"), default="bf16", help="dtype of q, k, v (default: bf16)")
+    _define(p)
+    p.add_argument(
+        "--param",
+        type=_assignment,
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="value of a scalar param (default: an example that its `where` allows)",
+    )
+    p.add_argument("--forward-only", action="store_true", help="leave the backward pass out")
+    p.add_argument("--seed", type=_index, metavar="N", help="of the inputs (default: a fresh one; the JSON has it)")
+    p.add_argument(
+        "--rep", type=_seconds, default=90.0, metavar="MS", help="milliseconds for each measurement (default: 90)"
+    )
+    p.add_argument(
+        "-o",
+        "--output",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="write results (.json) or draw speed and memory over length (.svg, .png); repeatable",
+    )
+    p.set_defaults(run=bench_commands.run_bench)
+
+
 def _completion(table: _SubParsersAction[_Parser]) -> None:
     p = table.add_parser(
         "completion",
@@ -399,6 +448,20 @@ def _seconds(word: str) -> float:
     if not re.fullmatch(r"\d{1,5}(\.\d{1,6})?", word) or float(word) == 0:
         raise ArgumentTypeError(f"{word!r} is no time; write seconds, such as 2.5")
     return float(word)
+
+
+def _peers(word: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(name for name in word.split(",") if name))
+    for name in names:
+        if name not in api.PEERS:
+            raise ArgumentTypeError(f"there is no peer {name!r}; there are {', '.join(api.PEERS)}")
+    return names
+
+
+def _lengths(word: str) -> tuple[int, ...]:
+    if not re.fullmatch(r"[1-9]\d{0,7}(,[1-9]\d{0,7})*", word):
+        raise ArgumentTypeError(f"{word!r} are no lengths; write N,N,…, such as 1024,4096,16384")
+    return tuple(int(n) for n in word.split(","))
 
 
 def _index(word: str) -> int:

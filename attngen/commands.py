@@ -203,14 +203,14 @@ def run_cost(args: Namespace) -> int:
 
         lengths = [2**i for i in range(9, 16)]
         with terminal.working("drawing"):
-            costs = [_cost(args, spec, _of_length(wanted, n), set(asked) - {"Sq", "Sk"}) for n in lengths]
+            costs = [_cost(args, spec, of_length(wanted, n), set(asked) - {"Sq", "Sk"}) for n in lengths]
             picture = image(costs, suffix)
         files.write(args.output, picture)
         terminal.note(f"wrote {args.output}")
     return 0
 
 
-def _of_length(sizes: Mapping[str, int], keys: int) -> dict[str, int]:
+def of_length(sizes: Mapping[str, int], keys: int) -> dict[str, int]:
     """`sizes` with so many keys, and queries in proportion."""
     return {**sizes, "Sq": max(1, sizes["Sq"] * keys // sizes["Sk"]), "Sk": keys}
 

@@ -6,27 +6,21 @@ Takes a cell, the variants' constants, the generated kernels and the options; gi
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import cells
 import check
-import clock
 import peers
 import report
-import torch
 from cells import Cell, Inputs, Settings
 from peers import Contender, Kernels
 from report import say
-from triton.errors import TritonError
 
-MISTAKES = (RuntimeError, ValueError, TypeError, AssertionError, TritonError)
-"""What a contender may raise without ending the run: torch's, Triton's and the argument checks' errors."""
+from attngen.runtime.bench import clock
+from attngen.runtime.bench.race import MISTAKES, DeviceLostError, Turns, failure, graph, race
 
-
-class DeviceLostError(RuntimeError):
-    """The device's context is gone (an illegal access, say): nothing more can be measured in this process."""
+__all__ = ["MISTAKES", "DeviceLostError", "Options", "measure"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +40,7 @@ class Options:
 def failed(name: str, cell: Cell, error: Exception, options: Options) -> str:
     """A failure as the record keeps it: the message alone. Raises DeviceLostError where the device went with it."""
     say(f"{cell.key} {name} FAILED\n{''.join(traceback.format_exception(error))}")
-    if options.device == "cuda":
-        try:
-            torch.cuda.synchronize()
-        except RuntimeError as lost:
-            raise DeviceLostError(f"after {cell.key}, {name}: {lost}") from error
-    return f"{type(error).__name__}: {error}"
+    return failure(f"{cell.key}, {name}", error, options.device)
 
 
 def settle(
@@ -88,45 +77,6 @@ def settle(
     return (made if ok else None), record
 
 
-def graph(made: Contender, inputs: Inputs, direction: str) -> Callable[[], object]:
-    """What is timed: the forward as in training, or the backward alone, over a graph that is kept."""
-    if direction == "forward":
-        return lambda: made.attend(*inputs.qkv)
-    out = made.attend(*inputs.qkv)
-    return lambda: torch.autograd.grad(out, inputs.qkv, inputs.grad_out, retain_graph=True)
-
-
-def race(
-    ready: dict[str, Contender], cell: Cell, inputs: Inputs, direction: str, options: Options
-) -> tuple[dict[str, list[float]], dict[str, str]]:
-    """Milliseconds of every run by contender, and the failures; who fails drops out.
-
-    In turns, A B C, then C B A, and so on, so that a card that throttles slows all alike.
-    """
-    works: dict[str, Callable[[], object]] = {}
-    samples: dict[str, list[float]] = {name: [] for name in ready}
-    failures: dict[str, str] = {}
-    for turn in range(options.rounds):
-        for name in list(ready) if turn % 2 == 0 else list(reversed(ready)):
-            if name in failures:
-                continue
-            made = ready[name]
-            try:
-                with made.scope():
-                    if name not in works:
-                        works[name] = graph(made, inputs, direction)
-                    samples[name] += clock.sample(
-                        works[name],
-                        device=options.device,
-                        warmup_ms=options.warmup_ms,
-                        rep_ms=options.rep_ms / options.rounds,
-                    )
-                made.watch()
-            except MISTAKES as error:
-                failures[name] = failed(name, cell, error, options)
-    return samples, failures
-
-
 def measure(cell: Cell, settings: Settings, kernels: Kernels | None, options: Options) -> dict[str, Any]:
     """One cell's record: everything checked first, then everything timed turn about, forward, then backward alone."""
     share = cells.fraction(cell, settings)
@@ -142,7 +92,13 @@ def measure(cell: Cell, settings: Settings, kernels: Kernels | None, options: Op
     del truth
     for direction in report.DIRECTIONS[: 2 if options.backward else 1]:
         flops = cell.forward_flops(share) if direction == "forward" else cell.backward_flops(share)
-        samples, failures = race(ready, cell, inputs, direction, options)
+        turns = Turns(options.device, options.rounds, options.warmup_ms, options.rep_ms)
+        samples, failures = race(
+            ready,
+            lambda made: graph(made, inputs.qkv, inputs.grad_out, direction),  # noqa: B023
+            turns,
+            lambda name, error: failed(name, cell, error, options),
+        )
         for name, text in failures.items():
             records[name]["failure"] = text
             del ready[name]

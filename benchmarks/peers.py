@@ -6,7 +6,6 @@ Checking and timing are left to gpu.py.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import importlib
 import importlib.util
@@ -14,36 +13,23 @@ import inspect
 import json
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import torch
 from cells import Cell, Inputs, Settings, mask_mod, score_mod
-from clock import sample, summary
 from torch import Tensor
 
-PEERS = ("flex", "cudnn", "sdpa", "fa4")
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # this checkout's attngen, installed or not
+
+from attngen.runtime.bench import contenders  # noqa: E402
+from attngen.runtime.bench.contenders import has_fa4  # noqa: E402
+from attngen.runtime.bench.race import Contender  # noqa: E402
+
+PEERS = ("flex", "cudnn", "sdpa", "fa4")
 FULL = "# Every query sees every key.\nattention full\n"
-
-
-def nothing() -> None:
-    """The watch of a contender that can't fall back."""
-
-
-@dataclass(frozen=True, slots=True)
-class Contender:
-    """`attend(q, k, v)` under `scope()`. `watch` raises where a call so far took another path than the one meant."""
-
-    name: str
-    attend: Callable[[Tensor, Tensor, Tensor], Tensor]
-    scope: Callable[[], AbstractContextManager[Any]] = nullcontext
-    lse: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
-    block_mask_ms: float | None = None
-    watch: Callable[[], None] = nothing
 
 
 # ---- attngen ---------------------------------------------------------------------------------------------------------
@@ -61,7 +47,6 @@ def spec_of(variant: str, settings: Settings) -> tuple[str | Path, dict[str, int
 
 def prepare(directory: Path, variants: tuple[str, ...], settings: Settings) -> None:
     """Compiles each variant's spec to `directory/VARIANT.py`, with a manifest of names and constants. Needs attngen."""
-    sys.path.insert(0, str(ROOT))  # this checkout's attngen, installed or not
     import attngen
 
     directory.mkdir(parents=True, exist_ok=True)
@@ -140,107 +125,29 @@ def generated(cell: Cell, inputs: Inputs, kernels: Kernels) -> Contender:
 # ---- FlexAttention ---------------------------------------------------------------------------------------------------
 
 
-class Uncompiled(RuntimeError):
-    """FlexAttention ran its dense fallback, or compiled again while it was timed."""
-
-
 def flex(cell: Cell, inputs: Inputs, settings: Settings, *, device: str, mode: str | None = None) -> Contender:
-    """`torch.compile(flex_attention, dynamic=False)` with the variant's mods; the block mask is made, and timed, here.
-
-    Dynamo starts afresh, so no cell inherits another's recompilations, and a full recompile cache raises instead of
-    running the dense fallback. Two more signs of one are looked for: memory as large as the scores, a second graph.
-    """
-    import torch._dynamo
-    import torch._functorch.config
-    from torch._dynamo.utils import counters
-    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-
-    torch._dynamo.reset()
-    counters.clear()
-    torch._dynamo.config.fail_on_recompile_limit_hit = True
-    torch._dynamo.config.suppress_errors = False
-    torch._functorch.config.donated_buffer = False  # or it refuses retain_graph, which timing the backward needs
-    change = score_mod(cell.variant, settings, inputs.params)
-    allowed = mask_mod(cell.variant, settings, inputs.params)
-    block_mask, block_mask_ms = None, None
-    if allowed is not None:
-        batch = cell.B if cell.variant == "documents" else None
-
-        def build() -> Any:
-            return create_block_mask(allowed, batch, None, cell.N, cell.N, device=device)  # pyright: ignore
-
-        block_mask = build()
-        block_mask_ms = summary(sample(build, device=device, warmup_ms=5, rep_ms=25)).ms
-    compiled = torch.compile(flex_attention, dynamic=False, fullgraph=True, mode=mode)
-    dense_bytes = 2 * cell.B * cell.H * cell.N * cell.N
-    first: list[int] = []
-
-    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        if first:
-            return compiled(q, k, v, score_mod=change, block_mask=block_mask)
-        held = 0
-        if device == "cuda":
-            torch.cuda.reset_peak_memory_stats()
-            held = torch.cuda.memory_allocated()
-        out = compiled(q, k, v, score_mod=change, block_mask=block_mask)
-        if device == "cuda" and torch.cuda.max_memory_allocated() - held >= dense_bytes:
-            raise Uncompiled("FlexAttention's first call held as much memory as the dense scores take")
-        first.append(counters["stats"]["unique_graphs"])
-        return out
-
-    def watch() -> None:
-        graphs = counters["stats"]["unique_graphs"]
-        if first != [1] or graphs != 1:
-            raise Uncompiled(
-                f"FlexAttention compiled {graphs} graphs, {first} of them at its first call, where 1 was due"
-            )
-
-    return Contender("flex", attend, block_mask_ms=block_mask_ms, watch=watch)
-
-
-# ---- scaled_dot_product_attention ------------------------------------------------------------------------------------
-
-
-def scaled(cell: Cell, name: str, *, device: str) -> Contender:
-    """torch's own attention with one backend allowed; on the CPU, where dry runs go, the plain one."""
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
-    backend = {"sdpa": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}[name]
-    if device != "cuda":
-        backend = SDPBackend.MATH
-    causal = cell.variant == "causal"
-
-    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
-
-    return Contender(name, attend, scope=lambda: sdpa_kernel(backend))
+    """FlexAttention with the variant's modifiers, as its users write them."""
+    return contenders.flex(
+        score_mod(cell.variant, settings, inputs.params),
+        mask_mod(cell.variant, settings, inputs.params),
+        (cell.B, cell.H, cell.N, cell.N),
+        batches=cell.B if cell.variant == "documents" else None,
+        heads=None,
+        device=device,
+        mode=mode,
+    )
 
 
 # ---- FlashAttention 4 ------------------------------------------------------------------------------------------------
 
 
-@functools.cache
-def has_fa4() -> bool:
-    """Whether FlashAttention 4 (CuTe) is there: the package flash-attn-4 and what it needs."""
-    return importlib.util.find_spec("flash_attn") is not None and (
-        importlib.util.find_spec("flash_attn.cute") is not None
-    )
-
-
 def fa4(cell: Cell, settings: Settings) -> Contender:
-    """FlashAttention 4 on the same tensors, in its own order of dimensions (views, no copies)."""
-    function: Callable[..., Any] = importlib.import_module("flash_attn.cute").flash_attn_func
     options: dict[str, Any] = {"causal": cell.variant != "full"}
     if cell.variant == "softcap":
         options["softcap"] = settings.cap
     if cell.variant == "sliding_window":
         options["window_size"] = (settings.window - 1, 0)
-
-    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        out = function(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), **options)
-        return (out[0] if isinstance(out, tuple) else out).transpose(1, 2)
-
-    return Contender("fa4", attend)
+    return contenders.fa4(options)
 
 
 # ---- choosing --------------------------------------------------------------------------------------------------------
@@ -284,4 +191,4 @@ def contender(
         case "fa4":
             return fa4(cell, settings)
         case _:
-            return scaled(cell, name, device=device)
+            return contenders.scaled(name, causal=cell.variant == "causal", device=device)

@@ -91,10 +91,11 @@ class Bench:
 
     def work(self, task: Task) -> Any:
         import check
-        import clock
         from cells import make_inputs
-        from measure import graph
         from peers import generated
+
+        from attngen.runtime.bench import clock
+        from attngen.runtime.bench.race import graph
 
         cell, device, settings = task.cell, self.setup.device, self.kernels.settings
         if task.kind == "tiles":
@@ -110,7 +111,7 @@ class Bench:
         if task.kind == "check":
             seen = check.check_inputs(cell, inputs)
             return check.errors(seen, check.truth(cell, settings, seen), made.attend, backward=True, lse=made.lse)
-        work = graph(made, inputs, task.direction)
+        work = graph(made, inputs.qkv, inputs.grad_out, task.direction)
         clock.once(work, device)
         if task.kind == "run":
             return None

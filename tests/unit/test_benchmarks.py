@@ -18,7 +18,6 @@ sys.path.insert(0, str(BENCHMARKS))
 
 import cells  # noqa: E402
 import check  # noqa: E402
-import clock  # noqa: E402
 import gpu  # noqa: E402
 import peers  # noqa: E402
 import plot  # noqa: E402
@@ -27,6 +26,8 @@ import report  # noqa: E402
 import tune  # noqa: E402
 import tune_worker  # noqa: E402
 from cells import Cell  # noqa: E402
+
+from attngen.runtime.bench import clock  # noqa: E402
 
 SMALL = cells.Settings(window=5, prefix=7, documents=3, cap=2.0, radius=4)
 

