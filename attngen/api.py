@@ -19,14 +19,16 @@ from attngen.ir.attention import Attention
 
 if TYPE_CHECKING:
     from attngen.cost.model import Cost
-    from attngen.emit import Options, Tuned
+    from attngen.emit import Options, Tuned, TunedGpu
     from attngen.ir.evaluate import Array
     from attngen.plan import KernelPlan
+    from attngen.plan.tiles import Tile
     from attngen.prove.proof import Proof
     from attngen.runtime.aot import Artifact
     from attngen.runtime.bench.run import Subject
     from attngen.runtime.tpu.compile import Compiled, Outcome
     from attngen.runtime.tpu.tune import Key, Trial, Tuning
+    from attngen.runtime.tune import Key as GpuKey
 
 Const: TypeAlias = bool | int | float
 Precision: TypeAlias = Literal["ieee", "tf32"]
@@ -52,10 +54,11 @@ def options(
     precision: Precision = "ieee",
     tile: tuple[int, int] | None = None,
     arch: str = "auto",
-    tuned: tuple[Tuned, ...] = (),
+    tuned: tuple[Tuned, ...] | tuple[TunedGpu, ...] = (),
 ) -> Options:
-    """What a caller chooses beside the spec, checked (see `compile`). `tuned` is what `tuned_tiles` reads."""
-    from attngen.emit import Options
+    """What a caller chooses beside the spec, checked (see `compile`). `tuned` is what `tuned_tiles` reads, or
+    `tuned_gpu_tiles`."""
+    from attngen.emit import Options, Tuned, TunedGpu
 
     if target not in TARGETS:
         raise UsageError(f"no target {target!r}; there is {', '.join(TARGETS)}")
@@ -65,9 +68,11 @@ def options(
         raise UsageError(f"tile {tile!r} must be two powers of two from 16 to 512: (query rows, key columns)")
     if arch not in SOURCE_ARCHITECTURES:
         raise UsageError(f"no architecture {arch!r}; there are {', '.join(SOURCE_ARCHITECTURES)}")
-    if tuned and (target != "pallas" or tile is not None):
-        raise UsageError("tuned tiles go with the target pallas, and without a tile of your own")
-    return Options(target=target, precision=precision, tile=tile, arch=arch, tuned=tuned)
+    tpu = tuple(t for t in tuned if isinstance(t, Tuned))
+    gpu = tuple(t for t in tuned if isinstance(t, TunedGpu))
+    if tuned and (target != ("pallas" if tpu else "triton") or tile is not None):
+        raise UsageError("tuned tiles go with the target that they were tuned for, and without a tile of your own")
+    return Options(target=target, precision=precision, tile=tile, arch=arch, tuned=tpu, tuned_gpu=gpu)
 
 
 def _is_tile_size(size: Any) -> bool:
@@ -313,6 +318,46 @@ def tuned_tiles(source: Source, spec: Attention, file: Source, sizes: Mapping[st
     if not found:
         raise UsageError(f"{file.name} has no tiles for this spec and shape; tune it first, with attngen tune")
     return tuple(found.values())
+
+
+def gpu_tuning_key(
+    source: Source, spec: Attention, card: str, row: tuple[str, int, int], dtype: str, sizes: Mapping[str, int]
+) -> GpuKey:
+    """What tiles are timed for: a spec's text with its constants, a card and the row of tiles it takes, a shape."""
+    from attngen.runtime.tune import Key as GpuKey
+
+    return GpuKey(_variant(source, spec), card, row[0], dtype, row[2], tuple(sizes.items()))
+
+
+def tuned_gpu_tiles(source: Source, spec: Attention, file: Source, sizes: Mapping[str, int]) -> tuple[TunedGpu, ...]:
+    """The tiles in a `file` that `attngen tune --target triton` wrote, for this spec and the sizes that are given."""
+    from attngen.emit import TunedGpu
+    from attngen.runtime.tune import load
+
+    found: dict[tuple[str, int, int], TunedGpu] = {}
+    said: dict[tuple[str, int, int], str] = {}
+    for tuning in load(file):
+        key, best = tuning.key, tuning.best()
+        if key.spec != _variant(source, spec) or best is None:
+            continue
+        if any(dict(key.sizes).get(size, value) != value for size, value in sizes.items()):
+            continue
+        row = key.chip, 4 if key.dtype == "fp32" else 2, key.head_block
+        if row in found:
+            raise UsageError(
+                f"{file.name} has tiles of {row[0]} for {said[row]}, and for {key.card}, {key.dtype}, {key.shape()}; "
+                "say which with --shape, or keep a file for each card"
+            )
+        forward = best.forward and _four(best.forward)
+        found[row] = TunedGpu(*row, forward, _four(best.dkdv), _four(best.dq))
+        said[row] = f"{key.card}, {key.dtype}, {key.shape()}"
+    if not found:
+        raise UsageError(f"{file.name} has no tiles for this spec and shape; tune it first, with attngen tune")
+    return tuple(found.values())
+
+
+def _four(tile: Tile) -> tuple[int, int, int, int]:
+    return tile.queries, tile.keys, tile.warps, tile.stages
 
 
 def cost(

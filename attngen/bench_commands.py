@@ -1,21 +1,27 @@
-"""What `bench` does: measures a spec's kernel on the GPU that is here, beside other implementations.
+"""What `bench` does, and `tune` for GPUs: measure a spec's kernel on the GPU that is here.
 
-Takes parsed arguments; gives 0, or 1 where somebody failed or was wrong. Without a GPU: `UsageError`.
+Take parsed arguments; give 0, or 1 where somebody failed or was wrong. Without a GPU: `UsageError`.
 """
 
 from __future__ import annotations
 
 import importlib
 import json
+import os
 import secrets
 import sys
+import time
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attngen import api, commands, files, terminal
 from attngen.errors import UsageError
+
+if TYPE_CHECKING:
+    from attngen.plan.tiles import Tile
+    from attngen.runtime.tune import Key, Timer, Trial, Tuning
 
 USUAL = {"B": 1, "Hq": 8, "Hkv": 8, "Sq": 4096, "Sk": 4096, "D": 128, "Dv": 128}
 _STORAGE = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "int": "int32", "bool": "bool"}
@@ -50,6 +56,118 @@ def run_bench(args: Namespace) -> int:
     for path in outputs:
         terminal.note(f"wrote {path}")
     return 1 if show.wrong(record) else 0
+
+
+# ---------------------------------------------------------------- tune
+
+
+def run_tune(args: Namespace) -> int:
+    from attngen import inputs
+
+    source = files.read_source(args.spec)
+    spec = api.analyse(source, dict(args.define))
+    path = args.output or f"{spec.name}.gpu.json"
+    commands.refuse_overwriting(args.spec, [path])
+    asked = dict(args.shape)
+    wanted = commands.sizes_wanted(spec, USUAL, asked)
+    commands.check_heads(wanted)
+    sizes = inputs.settle(spec, wanted, fixed=set(asked))
+    torch = require_gpu("tune --target triton")
+    from attngen.runtime.bench import run
+    from attngen.runtime.bench.race import Turns
+    from attngen.runtime.bench.tiles import Bench
+
+    kernel = api.build(source, api.options("triton", args.precision), dict(args.define))
+    how = run.How(Turns("cuda", 1, 5.0, 30.0), args.dtype, True, 0)
+    drawn = run.draw(sizes, tensors(torch, spec, sizes, {}, "cuda"), how)
+    extra = {"dropout_seed": 1} if spec.dropout is not None else {}
+    module = sys.modules[kernel.function.__module__]
+    timer = Bench(module, kernel.function, drawn.qkv, drawn.grad_out, {**drawn.params, **extra})
+    key = api.gpu_tuning_key(source, spec, torch.cuda.get_device_name(), timer.row, args.dtype, sizes)
+    tuning = tune_with(
+        key,
+        timer.own,
+        timer,
+        path,
+        own_forward=timer.own_forward,
+        own_backward=timer.own_backward,
+        budget=args.budget,
+    )
+    _print_tuning(spec.name, tuning)
+    terminal.note(f"wrote {path}; compile with --tiles {path}")
+    return 0
+
+
+def tune_with(
+    key: Key,
+    own: Mapping[str, Tile],
+    timer: Timer,
+    path: str,
+    *,
+    own_forward: bool,
+    own_backward: bool = False,
+    budget: float | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Tuning:
+    """Tries what `path` lacks, and writes it after each trial; stops after `budget` seconds of `clock`."""
+    from attngen.runtime.tune import Tuning, candidates, dump, load, trials
+
+    known = list(load(files.read_source(path))) if os.path.exists(path) else []
+    tuning = next((t for t in known if t.key == key), Tuning(key))
+    others = [t for t in known if t.key != key]
+    waiting = candidates(own, key, own_forward=own_forward, own_backward=own_backward)
+    start = clock()
+    for trial in _with_progress(f"tuning on {key.card}", trials(tuning, waiting, timer), len(waiting)):
+        if trial is not None:
+            tuning = tuning.with_trial(trial)
+            files.write(path, dump([*others, tuning]))
+        if budget is not None and clock() - start > budget:
+            break
+    left = sum(not tuning.tried(kernel, tile) for kernel, tile in waiting)
+    if left:
+        terminal.note(f"{left} of {len(waiting)} candidates are left; run the same command again to try them")
+    return tuning
+
+
+def _with_progress(said: str, trials: Iterable[Trial | None], count: int) -> Iterable[Trial | None]:
+    if not sys.stderr.isatty():
+        return trials
+    from rich.progress import track
+
+    return track(trials, said, total=count, console=terminal.console(sys.stderr), transient=True)
+
+
+def _print_tuning(name: str, tuning: Tuning) -> None:
+    """The three fastest tiles of each kernel, and how many did not run."""
+    from rich import box
+    from rich.table import Table
+
+    from attngen.plan.tiles import KERNELS
+
+    key = tuning.key
+    table = Table(box=box.SIMPLE_HEAD)
+    for heading in ("kernel", "queries x keys, warps, stages", "ms", "next", "then"):
+        table.add_column(heading, justify="left" if heading == "kernel" else "right")
+    for kernel in KERNELS:
+        first, *others = [*tuning.ranked(kernel)[:3]] or [None]
+        if first is not None and first.ms is not None:
+            rest = [f"{_said(t)}  {(t.ms or 0.0) / first.ms:.2f}x" for t in others if t is not None]
+            table.add_row(kernel, _said(first), f"{first.ms:.3f}", *rest)
+    refused = sum(t.ms is None for t in tuning.trials)
+    out = terminal.console(sys.stdout)
+    out.print(f"{name} on {key.card}, {key.dtype}, {key.shape()}: {len(tuning.trials)} candidates, {refused} refused")
+    out.print(table)
+    out.print("[dim]dkdv and dq: of the whole backward pass, the other kernel at the file's own tile[/]")
+
+
+def _said(trial: Trial) -> str:
+    if trial.tile is None:
+        return "the chip's own kernel"
+    queries, keys, warps, stages = trial.tile
+    return f"{queries} x {keys}, {warps}, {stages}"
+
+
+# ---------------------------------------------------------------- what both need
 
 
 def require_gpu(command: str) -> Any:

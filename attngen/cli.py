@@ -115,7 +115,7 @@ def _compile(table: _SubParsersAction[_Parser]) -> None:
     p.add_argument("--head-dim", type=_head_dim, metavar="D[/Dv]", help="head dims of the binary stages (default: 64)")
     p.add_argument("--chip", choices=api.TPUS, help="TPU of mosaic, hlo and schedule (default: v5e)")
     _shape(p)
-    p.add_argument("--tiles", metavar="FILE", help="tiles for TPUs, as `attngen tune` wrote them")
+    p.add_argument("--tiles", metavar="FILE", help="tiles for GPUs or TPUs, as `attngen tune` wrote them")
     p.add_argument(
         "--allow-unproved",
         action="append",
@@ -130,22 +130,40 @@ def _compile(table: _SubParsersAction[_Parser]) -> None:
 def _tune(table: _SubParsersAction[_Parser]) -> None:
     p = table.add_parser(
         "tune",
-        help="choose tile sizes for a TPU",
-        description="Compiles a spec's kernels with the TPU's own compiler at every candidate tile; keeps those with\n"
-        "the fewest estimated cycles. No TPU is needed. A tuning that was stopped goes on where it stopped.",
-        example="attngen tune examples/causal.attn --target pallas --chip v6e --shape Sq=8192 D=128",
+        help="choose tile sizes, on a GPU or for a TPU",
+        description="triton: times a spec's kernels on the GPU that is here, at candidate tiles, warps and stages.\n"
+        "pallas: compiles them with the TPU's own compiler, and keeps the tiles with the fewest estimated cycles; no\n"
+        "TPU is needed. A tuning that was stopped goes on where it stopped. `compile --tiles FILE` reads the results.",
+        example="attngen tune examples/causal.attn --target triton --shape B=4 Hq=16 Sq=4096 D=128",
     )
     _spec(p)
-    p.add_argument("--target", choices=("pallas",), default="pallas", help="what to tune (default: pallas)")
-    p.add_argument("--chip", choices=api.TPUS, required=True, help="the TPU")
+    p.add_argument("--target", choices=("pallas", "triton"), default="pallas", help="what to tune (default: pallas)")
+    p.add_argument("--chip", choices=api.TPUS, help="the TPU (pallas; triton takes the GPU that is here)")
     _shape(p)
     p.add_argument("--dtype", choices=("bf16", "fp32"), default="bf16", help="dtype of q, k, v (default: bf16)")
     _define(p)
     p.add_argument(
         "--precision", choices=api.PRECISIONS, default="ieee", help="products of fp32 arrays (default: ieee)"
     )
-    p.add_argument("-o", "--output", metavar="FILE", help="where tiles are kept (default: NAME.tiles.json)")
-    p.set_defaults(run=tpu_commands.run_tune)
+    p.add_argument(
+        "-o", "--output", metavar="FILE", help="where tiles are kept (default: NAME.tiles.json; triton: NAME.gpu.json)"
+    )
+    p.add_argument(
+        "--budget", type=_seconds, metavar="S", help="triton: stop after so many seconds; run again to go on"
+    )
+    p.set_defaults(run=_run_tune)
+
+
+def _run_tune(args: Namespace) -> int:
+    if args.target == "triton":
+        if args.chip is not None:
+            raise UsageError("--chip names a TPU; --target triton tunes for the GPU that is here")
+        return bench_commands.run_tune(args)
+    if args.chip is None:
+        raise UsageError(f"--target pallas needs a TPU: --chip {', '.join(api.TPUS)}")
+    if args.budget is not None:
+        raise UsageError("--budget goes with --target triton")
+    return tpu_commands.run_tune(args)
 
 
 def _fmt(table: _SubParsersAction[_Parser]) -> None:

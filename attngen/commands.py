@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from attngen.cost.model import Cost
-    from attngen.emit import Tuned
+    from attngen.emit import Tuned, TunedGpu
     from attngen.ir.attention import Attention
     from attngen.runtime.aot import Artifact
     from attngen.show.survey import Survey
     from attngen.verify import Case, Comparison
 
 
-def run_compile(args: Namespace, tuned: tuple[Tuned, ...] = ()) -> int:
+def run_compile(args: Namespace, tuned: tuple[Tuned, ...] | tuple[TunedGpu, ...] = ()) -> int:
     refuse_overwriting(args.spec, [args.output] if args.output else [])
     if args.emit in api.STAGES:
         for flag in ("arch", "dtype", "head_dim")[args.emit == "source" :]:

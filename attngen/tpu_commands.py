@@ -15,7 +15,7 @@ from attngen import api, commands, files, terminal
 from attngen.errors import UsageError
 
 if TYPE_CHECKING:
-    from attngen.emit import Tuned
+    from attngen.emit import Tuned, TunedGpu
     from attngen.ir.attention import Attention
     from attngen.runtime.tpu.compile import Compiled
     from attngen.runtime.tpu.tune import Tile, Trial, Tuning
@@ -29,7 +29,7 @@ def run_compile(args: Namespace) -> int:
             raise UsageError(f"--chip goes with --emit {', '.join(api.TPU_STAGES)}, not with {args.emit}")
         if args.shape and args.tiles is None:
             raise UsageError(f"--shape goes with --tiles or with --emit {', '.join(api.TPU_STAGES)}")
-        return commands.run_compile(args, _tuned(args))
+        return commands.run_compile(args, _tuned_gpu(args) if args.target == "triton" else _tuned(args))
     if args.target != "pallas":
         raise UsageError(f"--emit {args.emit} is made by a TPU's compiler: add --target pallas")
     if args.arch is not None:
@@ -55,6 +55,13 @@ def _tuned(args: Namespace) -> tuple[Tuned, ...]:
         return ()
     source, tiles = files.read_source(args.spec), files.read_source(args.tiles)
     return api.tuned_tiles(source, api.analyse(source, dict(args.define)), tiles, dict(args.shape))
+
+
+def _tuned_gpu(args: Namespace) -> tuple[TunedGpu, ...]:
+    if args.tiles is None:
+        return ()
+    source, tiles = files.read_source(args.spec), files.read_source(args.tiles)
+    return api.tuned_gpu_tiles(source, api.analyse(source, dict(args.define)), tiles, dict(args.shape))
 
 
 def _sizes(args: Namespace, spec: Attention) -> dict[str, int]:

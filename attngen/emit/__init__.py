@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from attngen.emit.options import Options, Tuned
+from attngen.emit.options import Options, Tuned, TunedGpu
 from attngen.errors import UsageError
 from attngen.plan import KernelPlan, WideInts
 
@@ -55,4 +55,4 @@ def emit(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ...] =
     raise UsageError(f"no target {options.target!r}; there are triton, pallas, torch and jax")
 
 
-__all__ = ["Options", "Tuned", "emit", "reserved", "wide_ints"]
+__all__ = ["Options", "Tuned", "TunedGpu", "emit", "reserved", "wide_ints"]

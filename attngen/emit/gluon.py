@@ -42,9 +42,13 @@ def gluon_view(
     arguments: tuple[str, ...],
     sizes: tuple[str, ...],
     tile: tuple[int, int] | None,
+    slower: frozenset[int] = frozenset(),
 ) -> GluonView | None:
-    """None where no query has a key, so that there is nothing to be fast at, and where no row has the spec's tile."""
-    table = skeletons(plan, tile)
+    """None where no query has a key, so that there is nothing to be fast at, and where no row has the spec's tile.
+
+    `slower`: the largest head dims, rounded up, at which the portable kernel was timed, and is faster.
+    """
+    table = {dims: row for dims, row in skeletons(plan, tile).items() if max(dims) not in slower}
     if not table or not (keys.partial or keys.full):
         return None
     unspecialized = ["n_work", *sizes]

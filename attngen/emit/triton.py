@@ -95,7 +95,8 @@ class _Emitter:
         fast = None
         tile = self.options.tile or self.attention.tile
         if self.options.arch in ("auto", "sm_90"):
-            fast = gluon_view(self.plan, keys, self.params, self.arguments, self.size_names, tile)
+            slower = frozenset(t.head_block for t in self.options.tuned_gpu if t.chip == "sm_90" and t.forward)
+            fast = gluon_view(self.plan, keys, self.params, self.arguments, self.size_names, tile, slower)
         gradients = gradient_views(self.plan, self.params, {p.name: p.host_lines for p in pair_gradients})
         fast_bwd = gluon_backward_view(self.plan, queries, dkdv, self.params, gradients, tile) if fast else None
         context: dict[str, Any] = dict(  # noqa: C408 - the keys are the templates' names
@@ -135,16 +136,24 @@ class _Emitter:
                 tuple(s.name for s in dq_sums),
                 tuple(s.name for s in dkdv_sums),
             ),
-            tiles=[
-                ((r.chip, r.itemsize, r.head_block), tuple(tuple(t) for t in (r.forward, r.dkdv, r.dq)))
-                for r in table(tile, self.plan.burden, loads_of(self.plan))
-            ],
+            tiles=self.tiles(tile),
             registers=REGISTERS,
         )
         body = render("triton/module.py.j2", {**context, "uses": frozenset()})
         # The helpers that this variant calls, and what those call in turn, are found in the code itself.
         called = set(re.findall(r"(?<![A-Za-z0-9_])_[a-z][a-z_]*(?=\()", body))
         return without_unused(render("triton/module.py.j2", {**context, "uses": frozenset(called)}))
+
+    def tiles(self, own: tuple[int, int] | None) -> list[tuple[tuple[str, int, int], tuple[tuple[int, ...], ...]]]:
+        """The table of tile sizes: the planner's rows, and what was timed in the place of some."""
+        rows = {
+            (r.chip, r.itemsize, r.head_block): tuple(tuple(t) for t in (r.forward, r.dkdv, r.dq))
+            for r in table(own, self.plan.burden, loads_of(self.plan))
+        }
+        for t in self.options.tuned_gpu:
+            key = t.chip, t.itemsize, t.head_block
+            rows[key] = (t.forward or rows[key][0], t.dkdv, t.dq)
+        return list(rows.items())
 
     def header(self) -> Header:
         a = self.attention
@@ -155,6 +164,9 @@ class _Emitter:
         options = ["target=triton", f"precision={self.options.precision}", *consts]
         options += [f"tile={tile[0]}x{tile[1]}"] if tile else []
         options += [f"arch={self.options.arch}"] if self.options.arch != "auto" else []
+        for t in self.options.tuned_gpu:
+            tuned = "/".join("x".join(map(str, part)) if part else "own" for part in (t.forward, t.dkdv, t.dq))
+            options.append(f"tuned={t.chip}/{8 * t.itemsize}/{t.head_block}:{tuned}")
         key = hashlib.sha256("\n".join([self.text, *options]).encode()).hexdigest()
         title = f"{a.name}: fused attention for GPUs, forward and backward, in Triton."
         return Header(

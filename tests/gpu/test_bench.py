@@ -34,3 +34,25 @@ def test_bench(example: str, peers: str, tmp_path: Path) -> None:
             assert 0 < found["forward"]["ms"] < 100 and 0 < found["backward"]["ms"] < 100
             assert 0 < found["peak_bytes"] < point["dense_peak_bytes"]
         assert point["contenders"]["flex"]["block_mask_ms"] > 0
+
+
+def test_tune(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from attngen.plan.tiles import Tile
+    from attngen.runtime import tune
+
+    grid = (Tile(64, 64, 4, 2), Tile(128, 64, 8, 2), Tile(128, 128, 8, 3))
+    monkeypatch.setattr(tune, "GRID", grid)
+    path = tmp_path / "tiles.json"
+    spec = str(EXAMPLES / "causal.attn")
+    words = ["tune", spec, "--target", "triton", "--shape", "B=1", "Hq=4", "Sq=1024", "D=64", "-o", str(path)]
+    assert main(words) == 0
+    (entry,) = json.loads(path.read_text())["tunings"]
+    assert entry["card"] == torch.cuda.get_device_name()
+    times = [t["ms"] for t in entry["trials"] if "ms" in t]
+    assert len(times) >= 5 and all(0 < ms < 100 for ms in times)
+    before = path.read_text()
+    assert main(words) == 0 and path.read_text() == before
+    out = tmp_path / "tuned.py"
+    assert main(["compile", spec, "--tiles", str(path), "-o", str(out)]) == 0
+    tiles = entry["tiles"]
+    assert f"{tuple(tiles['dkdv'])}, {tuple(tiles['dq'])}" in out.read_text()

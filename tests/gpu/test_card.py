@@ -146,6 +146,30 @@ def test_a_kernel_found_once_is_launched_right_ever_after(example: str) -> None:
         torch.testing.assert_close(found, expected, rtol=1e-2, atol=1e-2)
 
 
+def test_calls_on_two_streams_share_no_queue() -> None:
+    # More calls than one stock of queues holds, on either stream, and a graph that is replayed among them.
+    kernel = attngen.compile(EXAMPLES / "causal.attn")
+    q, k, v = (x.detach() for x in qkv(400, 128))
+    expected = kernel(q, k, v)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = kernel(q, k, v)
+    streams = [torch.cuda.Stream(), torch.cuda.Stream()]
+    torch.cuda.synchronize()
+    found = []
+    for i in range(2200):
+        with torch.cuda.stream(streams[i % 2]):
+            out = kernel(q, k, v)
+            found += [out] if i % 100 < 2 else []
+        if i % 500 == 0:
+            captured.zero_()
+            graph.replay()
+            assert torch.equal(captured, expected)
+    torch.cuda.synchronize()
+    for out in found:
+        assert torch.equal(out, expected)
+
+
 def test_torch_compile_on_the_card() -> None:
     kernel = attngen.compile(EXAMPLES / "alibi.attn")
     q, k, v = qkv(300, 64)

@@ -37,7 +37,7 @@ HARD = {
     "padding": "param keep: bool[B, Sk]\nmask = keep[b, k] and not (q == 3 and k > 2)",
     "flag": "param on: bool\nmask = on or k <= q",
     "divided": "mask = (q - k) // 7 % 3 != 1 or k == q\nscore = qk * scale + float((q - k) % 5) ** 2 * 0.1",
-    "chosen": "param cap: f32 where cap > 0\nlet s = qk * scale\nscore = min(s, cap) if k % 2 == 0 else max(s, sin(k * 1.0))",
+    "chosen": "param c: f32 where c > 0\nlet s = qk * scale\nscore = min(s, c) if k % 2 == 0 else max(s, sin(k * 1.0))",
     "outside": "param t: f32[Sk]\nscore = qk * scale + t[q - k] + t[k + 3] + (0.5 if Sq > 4 else 0.25)",
     "numbers": "param w: int where w >= 1\nmask = min(q, k) < max(w, 8) and floor(float(k) / 2.0) <= q",
     "infinite": "score = qk * scale if k <= q else -inf",
@@ -87,7 +87,7 @@ def test_what_the_libraries_have_is_known_by_its_meaning() -> None:
     plain = {name: api.plain_mask(api.analyse(source)) for name, source in specs().items()}
     assert {n: m for n, m in plain.items() if m} == {"causal": "causal", "mla": "causal"}
     assert api.plain_mask(api.analyse(Source("attention everything\nscore = qk * scale\n"))) == "full"
-    written = "attention own\nlet reach = Sk - Sq\nmask = k <= q + reach\n"
+    written = "attention own\nlet last = q + Sk - Sq\nmask = last >= k\n"
     assert api.plain_mask(api.analyse(Source(written))) == "causal"
 
 

@@ -38,7 +38,7 @@ def bash(*words: str) -> list[str]:
     [
         (
             ["attngen", ""],
-            ["compile", "fmt", "show", "check", "verify", "cost", "tune", "completion", "--help", "--version"],
+            ["compile", "fmt", "show", "check", "verify", "cost", "tune", "bench", "completion", "--help", "--version"],
         ),
         (["attngen", "co"], ["compile", "cost", "completion"]),
         (["attngen", "compile", "--emit", "c"], ["cubin"]),

@@ -21,7 +21,7 @@ torch: Any = importlib.import_module("torch")
 DIRECTIONS = ("forward", "backward")
 TOLERANCE = 2e-2
 """Of `||x - truth|| / ||truth||` in half precision: operands carry 8 or 11 bits; right kernels land below 8e-3."""
-DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
+DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 Record = dict[str, Any]
 
