@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import re
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,13 @@ pytestmark = pytest.mark.skipif(
 )
 CHIPS = ("v5e", "v5p", "v6e")
 SAMPLE = {("window_global", "v5e", 128), ("documents", "v5p", 64), ("sink", "v6e", 256)}
+PARTS = ("forward", "dq", "dkdv", "backward")
 SIZES = {"B": 1, "Hq": 2, "Hkv": 1, "Sq": 1024, "Sk": 1024}
+LONG = {**SIZES, "Sq": 1 << 17, "Sk": 1 << 17}
+PAIRS = ("full_bias", "natten_2d", "t5_bias")
+"""These have a number for each pair of a head: 64 GB at that length. T5's need not: its index is one of q - k, which
+the planner sees no more once it has been brought to floats."""
+BOUNDS = r"iteration_bounds = array<i64: ([^>]*)>"
 
 
 def matrix() -> list[object]:
@@ -44,7 +51,7 @@ def compiled_kernels(kernel: attngen.Kernel, chip: str, dim: int) -> set[str]:
     sizes = inputs.settle(kernel.spec, {**SIZES, "D": dim, "Dv": dim}, fixed=("D", "Dv"))
     compiled = api.tpu_compile(kernel, chip=chip, dtype="bf16", sizes=sizes, schedule=False, mosaic=True)
     text = " ".join(module for _, module in compiled.mosaic)
-    return {part for part in ("forward", "dq", "dkdv", "backward") if f"func.func @_{part}_kernel" in text}
+    return {part for part in PARTS if f"func.func @_{part}_kernel" in text}
 
 
 @pytest.mark.parametrize(("name", "chip", "dim"), matrix())
@@ -62,6 +69,23 @@ def test_every_kernel_compiles(name: str, chip: str, dim: int) -> None:
 )
 def test_what_no_example_has_compiles(text: str) -> None:
     assert compiled_kernels(built(text), "v5e", 64) in ({"forward", "dq", "dkdv"}, {"forward", "backward"})
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[] if n == "sliding_window" else [pytest.mark.slow]) for n in NAMES if n not in PAIRS],
+)
+def test_a_head_that_does_not_fit_is_brought_tile_by_tile(name: str) -> None:
+    """Where sequences are long, the grid's fourth dimension walks the tiles, and dQ has a kernel of its own."""
+    kernel = built(EXAMPLES / f"{name}.attn")
+    sizes = inputs.settle(kernel.spec, {**LONG, "D": 128, "Dv": 128}, fixed=("D", "Dv"))
+    compiled = api.tpu_compile(kernel, chip="v5e", dtype="bf16", sizes=sizes, schedule=False, mosaic=True)
+    dimensions: dict[str, int] = {}
+    for _, module in compiled.mosaic:
+        function, bounds = re.search(r"func.func @_(\w+)_kernel", module), re.search(BOUNDS, module)
+        if function is not None and bounds is not None:
+            dimensions[function[1]] = len(bounds[1].split(","))
+    assert dimensions == {"forward": 4, "dq": 4, "dkdv": 4}
 
 
 def test_bounds_that_depend_on_the_callers_data_are_followed() -> None:
