@@ -48,7 +48,7 @@ PALLAS = Accepted(
     action="launched",
     scale_note="The kernels take a positive scale",
     attend_lines=(
-        "config = _configured(size, q.dtype, floats, data)",
+        "config = _configured(size, q.dtype, floats, data, return_lse)",
         "out, lse = _attend(config, *_alike(q, k, v, floats, data))",
     ),
 )

@@ -118,6 +118,7 @@ class _Emitter:
             "door": door,
             "needs_math": any("math." in line for line in door.check_lines),
             "vmem": tpu_tiles.VMEM,
+            "straight": tpu_tiles.STRAIGHT,
             "tiles": [(key, tuple((t.queries, t.keys, t.unroll) for t in row)) for key, row in table.items()],
         }
         return without_unused_functions(without_unused(render("pallas/module.py.j2", context)))
@@ -320,6 +321,7 @@ class _Emitter:
             tuple(host for _, host in plain.values()),
             tuple(numbers.values()),
             views,
+            found.in_ints,
         )
 
     def test(self, t: DataTest, axis: str) -> TestView:

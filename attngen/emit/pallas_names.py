@@ -15,6 +15,7 @@ _NAMES = """
     v_ref out_ref lse_ref den_ref delta_ref d_out_ref dq_ref dk_ref dv_ref seed_ref scale_ref saved cotangents visited
     ValueError message dk_out first last wide wide_v room itemsize chip kernel length whole own held_block print
     extra cells_ref keep_s fused of_dq backward w i j n m r of_pair
+    rest saves returns_lse counts whole walked rolled tail tails seen added product clear STRAIGHT
 """
 
 _RUNS = {f"{kind}{n}_{end}" for kind in ("any", "full") for n in ("", 0, 1, 2, 3) for end in ("lo", "hi")}

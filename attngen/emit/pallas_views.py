@@ -60,6 +60,7 @@ class RangesView:
     on_host: tuple[str, ...]
     numbers: tuple[Number, ...]
     tests: tuple[TestView, ...]
+    in_ints: bool  # the bounds are the same wherever they are computed
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from attngen.ir.build import index, integer, maximum, minimum
-from attngen.ir.nodes import Expr, Literal
+from attngen.ir.nodes import Expr, Literal, Type
+from attngen.ir.walk import nodes
 from attngen.plan.ranges import DataTest, TileRanges
 from attngen.plan.segments import Segment
 
@@ -65,6 +66,12 @@ class Loops:
     full: tuple[Run, ...]
     partial: tuple[Run, ...]
     tests: tuple[DataTest, ...]
+
+    @property
+    def in_ints(self) -> bool:
+        """Whether the bounds are made of ints alone, and so the same wherever they are computed."""
+        values = [s.bound if isinstance(s, Rounded) else s.value for s in self.steps if not isinstance(s, Ordered)]
+        return all(node.type is not Type.FLOAT for value in values for node in nodes(value))
 
 
 def loops(found: TileRanges) -> Loops:

@@ -155,6 +155,48 @@ def test_streamed_tiles_give_what_resident_heads_give(name: str) -> None:
     close(run[1]({**arrays, **learned}), run[0]({**arrays, **learned}))
 
 
+WALKS = {
+    "causal": {},
+    "full_bias": {},
+    "sliding_window": {"window": 40},
+    "window_global": {"radius": 20, "globals": 3},
+    "sigmoid": {},
+}
+
+
+@pytest.mark.parametrize("name", WALKS)
+@pytest.mark.parametrize("length", [64, 139])
+def test_tiles_one_after_the_other_give_what_loops_give(name: str, length: int) -> None:
+    """`unroll` full tiles go into the loop's body, and what is left behind it, as many as `STRAIGHT` allows."""
+    arrays = operands(1, length, length) | ({"bias": numbers(2, length, length, seed=3)} if name == "full_bias" else {})
+    found: list[jax.Array] = []
+    for straight, unroll in ((0, 1), (0, 2), (99, 1), (99, 2), (99, 4), (99, 16)):
+        made = module(name, **WALKS[name])
+        made.STRAIGHT, made.TILES = straight, {("cpu", 4): ((16, 16, unroll), (16, 16, 1), (16, 16, 1))}
+        found.append(jnp.concatenate([x.ravel() for x in getattr(made, name)(**arrays, return_lse=True)]))
+    for other in found[1:]:
+        close(other, found[0])
+
+
+def test_bounds_of_floats_are_not_counted_beforehand() -> None:
+    """A chip may round them otherwise than the machine that traces, and no stretch of code would fit."""
+    text = "attention near\nparam width: f32\nmask = 0 <= q - k and q - k < floor(width)\n"
+    kernel = attngen.compile(text, "pallas", tile=(16, 16), allow_unproved=("tile-ranges",))
+    arrays = operands()
+    close(kernel(**arrays, width=9.5), kernel.reference(**arrays, width=9.5))
+    assert "counts=counts" not in kernel.source
+    assert "counts=counts" in source("sliding_window", window=9)
+
+
+@pytest.mark.parametrize("name", ["causal", "sigmoid", "custom_normalizer", "relative_bias"])
+def test_without_its_lse_the_function_gives_the_same(name: str) -> None:
+    consts, params = CASES[name]
+    attend, arrays = function(name, **consts), {**operands(), **params}
+    close(attend(**arrays), attend(**arrays, return_lse=True)[0])
+    alone = jax.grad(lambda a: (attend(**a) ** 2).sum())(arrays)
+    close(alone, jax.grad(lambda a: (attend(**a, return_lse=True)[0] ** 2).sum())(arrays))
+
+
 @pytest.mark.parametrize("name", ["causal", "window_global", "sink"])
 def test_one_backward_kernel_gives_what_two_give(name: str) -> None:
     """dQ is added up beside dK and dV where a head of it fits vector memory; elsewhere it has a kernel of its own."""
@@ -178,10 +220,11 @@ def test_the_grid_is_as_long_as_the_longest_row_of_tiles() -> None:
     found = module("sliding_window", window=20)
     found.VMEM = {**found.VMEM, "cpu": 0}
     size = found.Size(B=1, Hq=1, Hkv=1, Sq=512, Sk=512, D=16, Dv=16)
-    config = found._configured(size, jnp.float32, {}, {"scale": jnp.ones((1, 1, 1, 1))})
+    config = found._configured(size, jnp.float32, {}, {"scale": jnp.ones((1, 1, 1, 1))}, False)
     # 20 keys behind 16 queries: 35 keys, in at most 4 tiles of 16.
     assert [tile.steps for tile in (config.forward, config.dq, config.dkdv)] == [3, 3, 3]
-    assert found._configured(size, jnp.float32, {}, {})._replace(interpret=True) == config._replace(interpret=True)
+    unscaled = found._configured(size, jnp.float32, {}, {}, False)
+    assert unscaled._replace(interpret=True) == config._replace(interpret=True)
 
 
 # ---------------------------------------------------------------- values that are not known yet

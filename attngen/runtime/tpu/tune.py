@@ -30,8 +30,8 @@ _FUNCTIONS = {
 FORWARD: tuple[Tile, ...] = (
     *((512, 512, unroll) for unroll in (1, 2, 4)),
     *((1024, 512, unroll) for unroll in (1, 2, 4)),
-    *((512, 1024, unroll) for unroll in (1, 2)),
-    *((1024, 1024, unroll) for unroll in (1, 2)),
+    *((512, 1024, unroll) for unroll in (1, 2, 4)),
+    *((1024, 1024, unroll) for unroll in (1, 2, 4)),
     *((256, 512, unroll) for unroll in (2, 4)),
 )
 BACKWARD: tuple[Tile, ...] = (

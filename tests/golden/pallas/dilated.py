@@ -46,17 +46,19 @@ LN2 = 0.6931471805599453
 # MiB of vector memory that a kernel may use on each chip.
 VMEM = {'v4': 16, 'v5e': 96, 'v5p': 64, 'v6e': 96, '7x': 56, 'cpu': 16384}
 
+STRAIGHT = 16  # tiles that a kernel may have one after the other, beside those in its loop
+
 # Tile sizes by chip and bytes of an element: forward, dK/dV and dQ kernels, each (queries, keys, full tiles at a time).
 TILES = {
-    ('v4', 2): ((512, 512, 2), (512, 512, 1), (512, 512, 1)),
+    ('v4', 2): ((512, 512, 4), (512, 512, 1), (512, 512, 1)),
     ('v4', 4): ((256, 512, 1), (256, 256, 1), (256, 256, 1)),
-    ('v5e', 2): ((512, 512, 2), (512, 512, 1), (512, 512, 1)),
+    ('v5e', 2): ((512, 512, 4), (512, 512, 1), (512, 512, 1)),
     ('v5e', 4): ((512, 512, 1), (256, 512, 1), (256, 512, 1)),
-    ('v5p', 2): ((512, 512, 2), (512, 512, 1), (512, 512, 1)),
+    ('v5p', 2): ((512, 512, 4), (512, 512, 1), (512, 512, 1)),
     ('v5p', 4): ((512, 512, 1), (256, 512, 1), (256, 512, 1)),
-    ('v6e', 2): ((1024, 1024, 2), (512, 512, 1), (512, 512, 1)),
+    ('v6e', 2): ((1024, 1024, 4), (512, 512, 1), (512, 512, 1)),
     ('v6e', 4): ((512, 512, 1), (256, 512, 1), (256, 512, 1)),
-    ('7x', 2): ((1024, 1024, 2), (512, 512, 1), (512, 512, 1)),
+    ('7x', 2): ((1024, 1024, 4), (512, 512, 1), (512, 512, 1)),
     ('7x', 4): ((512, 512, 1), (256, 512, 1), (256, 512, 1)),
     ('cpu', 2): ((128, 128, 1), (128, 128, 1), (128, 128, 1)),
     ('cpu', 4): ((128, 128, 1), (128, 128, 1), (128, 128, 1)),
@@ -78,12 +80,14 @@ class Size(NamedTuple):
 class Tile(NamedTuple):
     """How a kernel takes its work. With `steps` the grid walks the tiles, that many for each held one, and brings them
     from memory one by one; without, the whole of a head lies in vector memory, and the kernel walks it in a loop.
+    `counts` are the numbers of (full, masked) tiles that held ones meet, where these are known and few enough.
     """
 
     queries: int
     keys: int
     unroll: int
-    steps: int
+    steps: int = 0
+    counts: tuple[tuple[int, int], ...] = ()
 
 
 class Config(NamedTuple):
@@ -94,6 +98,7 @@ class Config(NamedTuple):
     fused: bool  # one kernel for dQ, dK and dV: dQ of a head fits vector memory beside the rest
     interpret: bool | pltpu.InterpretParams
     vmem: int
+    returns_lse: bool
 
 
 # ---------------------------------------------------------------- helpers
@@ -175,6 +180,11 @@ def _held(row):
     return jnp.broadcast_to(row, (LANES, row.shape[1])).T
 
 
+def _start(walked, block):
+    """Where a tile begins, in rows or columns."""
+    return walked * block if isinstance(walked, int) else pl.multiple_of(walked * block, block)
+
+
 def _inside(mask, position, size, block, shape):
     """The mask of a tile; the ragged end of the walked axis is outside."""
     if size % block == 0:
@@ -184,7 +194,7 @@ def _inside(mask, position, size, block, shape):
 
 def _chunk(ref, walked, block):
     """One tile of rows of what lies in vector memory."""
-    return ref[pl.ds(walked if isinstance(walked, int) else pl.multiple_of(walked * block, block), block), :]
+    return ref[pl.ds(_start(walked, block), block), :]
 
 
 def _walked(at, tile):
@@ -213,8 +223,21 @@ def _visited(step, full, partial, n_tiles):
     return jnp.clip(_numbered(step, [*full, *partial]), 0, n_tiles - 1)
 
 
+def _rounds(n_full, n_partial, unroll):
+    """How often `unroll` full tiles are walked in a loop: what is left stands in the tail, which is not empty."""
+    return _down(_max(n_full - 1 + _min(n_partial, 1), 0), unroll)
+
+
+def _tails(counts, unroll):
+    """The (full, masked) tiles that are left after the rounds, one of each kind."""
+    return sorted({(full - _rounds(full, partial, unroll) * unroll, partial) for full, partial in counts})
+
+
 def _walk(full, partial, tile, start, attend, finish):
-    """Calls attend(at, masked) for every tile of the runs: in loops, or as the grid walks for the step at hand."""
+    """Calls attend(at, masked) for every tile of the runs: as the grid walks for the step at hand, or in a loop and
+    then one after the other, so that the last tiles, the finish and, where no tile needs the loop, the start are
+    scheduled as one.
+    """
     n_full, n_partial = _total(full), _total(partial)
     if tile.steps:
         step = pl.program_id(3)
@@ -225,12 +248,48 @@ def _walk(full, partial, tile, start, attend, finish):
             pl.when((step >= n_full) & (step < n_full + n_partial))(lambda: attend(_numbered(step - n_full, partial), True))
         pl.when(step == tile.steps - 1)(finish)
         return
-    start()
-    if full:
-        _loop(n_full, tile.unroll, lambda step: attend(_numbered(step, full), False))
-    if partial:
-        _loop(n_partial, 1, lambda step: attend(_numbered(step, partial), True))
-    finish()
+
+    def whole(step):
+        attend(_numbered(step, full), False)
+
+    def masked(step):
+        attend(_numbered(step, partial), True)
+
+    if not tile.counts:
+        start()
+        if full:
+            _loop(n_full, tile.unroll, whole)
+        if not partial:
+            finish()
+            return
+        _loop(n_partial - 1, 1, masked)
+
+        def last():
+            masked(n_partial - 1)
+            finish()
+
+        pl.when(n_partial > 0)(last)
+        pl.when(n_partial <= 0)(finish)
+        return
+    walked = _rounds(n_full, n_partial, tile.unroll) * tile.unroll
+    rolled = any(_rounds(*count, tile.unroll) for count in tile.counts)
+    if rolled:
+        start()
+        _loop(walked, tile.unroll, whole)
+
+    def tail(n_whole, n_masked):
+        if not rolled:
+            start(clear=n_whole + n_masked == 0)
+        for i in range(n_whole):
+            attend(_numbered(walked + i, full), False, first=not rolled and i == 0)
+        for i in range(n_masked):
+            attend(_numbered(i, partial), True, first=not rolled and n_whole + i == 0)
+        finish()
+
+    tails = _tails(tile.counts, tile.unroll)
+    for count in tails:
+        run = functools.partial(tail, *count)
+        run() if len(tails) == 1 else pl.when((n_full - walked == count[0]) & (n_partial == count[1]))(run)
 
 
 def _loop(count, unroll, body):
@@ -391,10 +450,11 @@ def _query_tiles(k0, k1, size, block):
 
 
 def _forward_kernel(
-    logit_scale_ref, q_ref, k_ref, v_ref, out_ref, lse_ref, q_s, max_s, sum_s, acc_s,
-    *, size, tile,
+    logit_scale_ref, q_ref, k_ref, v_ref, out_ref, *rest,
+    size, tile, saves,
 ):
     """One tile of queries of one head meets the tiles of keys that it can see."""
+    lse_ref, q_s, max_s, sum_s, acc_s = rest if saves else (None, *rest)
     Sq = size.Sq
     Sk = size.Sk
     Dv = size.Dv
@@ -408,13 +468,14 @@ def _forward_kernel(
     logit_scale = logit_scale_ref[0]
     row_term = q_idx + Sk - Sq
 
-    def start():
+    def start(clear=True):
         q_s[...] = (q_ref[...].astype(jnp.float32) * logit_scale).astype(q_s.dtype)
-        max_s[...] = jnp.full_like(max_s, LOWEST)
-        sum_s[...] = jnp.zeros_like(sum_s)
-        acc_s[...] = jnp.zeros_like(acc_s)
+        if clear:
+            max_s[...] = jnp.full_like(max_s, LOWEST)
+            sum_s[...] = jnp.zeros_like(sum_s)
+            acc_s[...] = jnp.zeros_like(acc_s)
 
-    def attend(at, masked):
+    def attend(at, masked, first=False):
         k0 = at * BK
         walked = _walked(at, tile)
         k_idx = k0 + lax.broadcasted_iota(jnp.int32, (1, BK), 1)
@@ -425,13 +486,15 @@ def _forward_kernel(
         if masked:
             allowed = _inside((k_idx <= _across(row_term, width)) & ((_across(row_term, width) - k_idx & 3) == 0), k_idx, Sk, BK, (height, width))
             x = jnp.where(allowed, x, -jnp.inf)
-        old_max = max_s[...]
+        old_max = jnp.full_like(max_s, LOWEST) if first else max_s[...]
         new_max = jnp.maximum(old_max, x.max(1, keepdims=True))
         max_s[...] = new_max
         rescale = jnp.exp2(old_max - new_max)
         weight = jnp.exp2(x - _across(new_max, width))
-        sum_s[...] = sum_s[...] * rescale + _by_lanes(weight)
-        acc_s[...] = acc_s[...] * _across(rescale, Dv) + _product(weight.astype(v.dtype), v)
+        added = _by_lanes(weight)
+        sum_s[...] = added if first else sum_s[...] * rescale + added
+        product = _product(weight.astype(v.dtype), v)
+        acc_s[...] = product if first else acc_s[...] * _across(rescale, Dv) + product
 
     def finish():
         row_sum = _over_lanes(sum_s[...])
@@ -440,16 +503,16 @@ def _forward_kernel(
         empty = row_max == LOWEST
         row_sum = jnp.where(empty, 1.0, row_sum)
         share = 1.0 / row_sum
-        lse = jnp.where(empty, -jnp.inf, (total + _log2(row_sum)) * LN2)
         out_ref[...] = (acc_s[...] * _across(share, Dv)).astype(out_ref.dtype)
-        lse_ref[...] = _as_row(lse)
+        if saves:
+            lse_ref[...] = _as_row(jnp.where(empty, -jnp.inf, (total + _log2(row_sum)) * LN2))
 
     full, partial = _key_tiles(q0, q1, size, BK)
     _walk(full, partial, tile, start, attend, finish)
 
 
-def _forward(config, q, k, v, floats, data, dtype):
-    """out (B, Sq, Hq, Dv) in `dtype`, lse (B, Hq, Sq) in float32."""
+def _forward(config, q, k, v, floats, data, dtype, saves):
+    """out (B, Sq, Hq, Dv) in `dtype`, and, if `saves`, lse (B, Hq, Sq) in float32; else None."""
     size, tile = config.size, config.forward
     B = size.B
     Hq = size.Hq
@@ -472,11 +535,13 @@ def _forward(config, q, k, v, floats, data, dtype):
     n_tiles = _up(Sq, BQ)
     row = ((B, Hq, n_tiles, 1, BQ), jnp.float32, cut.held_vector)
     results = _launch(
-        functools.partial(_forward_kernel, size=size, tile=tile), config, tile, n_tiles, numbers,
+        functools.partial(_forward_kernel, size=size, tile=tile, saves=saves), config, tile, n_tiles, numbers,
         [cut.held(_heads_first(q, BQ)), cut.walked(_heads_first(k, BK)), cut.walked(_heads_first(v, BK))],
-        [((B, Hq, n_tiles * BQ, Dv), dtype, cut.held), row],
+        [((B, Hq, n_tiles * BQ, Dv), dtype, cut.held), *([row] * 1 if saves else [])],
         [((BQ, D), q.dtype), ((BQ, LANES), jnp.float32), ((BQ, LANES), jnp.float32), ((BQ, Dv), jnp.float32)],
     )
+    if not saves:
+        return _heads_inside(results[0], Sq), None
     return _heads_inside(results[0], Sq), *(_unrolled(x, Sq) for x in results[1:])
 
 
@@ -788,7 +853,7 @@ def _power_of_two(n, least):
     return max(least, 1 << max(n - 1, 0).bit_length())
 
 
-def _configured(size, dtype, floats, data):
+def _configured(size, dtype, floats, data, returns_lse):
     """Tiles, and which kernels have a whole head in vector memory and which are brought it tile by tile."""
     chip = _chip()
     itemsize = jnp.dtype(dtype).itemsize
@@ -803,51 +868,58 @@ def _configured(size, dtype, floats, data):
         whole = (length + walked) * ((wide + wide_v) * itemsize + 8) + 0 * held * (length + walked)
         own = held * ((wide + wide_v) * (2 * itemsize + 4) + 2048) + 24 * held * walked
         own += of_dq // 2 if fused and kernel == "dkdv" else 0
-        if 2 * whole + 2 * own <= room:
-            tiles.append(Tile(queries, keys, unroll, 0))
-        else:
-            tile = Tile(queries, keys, unroll, 1)
-            steps = (_query_steps if kernel == "dkdv" else _key_steps)(size, tile, floats, data)
-            tiles.append(tile._replace(steps=steps))
-    return Config(size, *tiles, fused, _interpreted(), VMEM[chip])
+        tile = Tile(queries, keys, unroll)
+        if 2 * whole + 2 * own > room:
+            counts = (_query_counts if kernel == "dkdv" else _key_counts)(size, tile, floats, data)
+            tile = tile._replace(steps=max(1, *map(sum, counts)) if counts else _up(length, walked))
+        elif kernel == "forward":
+            counts = _key_counts(size, tile, floats, data)
+            if sum(map(sum, _tails(counts, unroll))) <= STRAIGHT:
+                tile = tile._replace(counts=counts)
+        tiles.append(tile)
+    return Config(size, *tiles, fused, _interpreted(), VMEM[chip], returns_lse)
 
 
-def _key_steps(size, tile, floats, data):
-    """The most tiles of keys that a tile of queries meets, or all of them where that depends on values."""
+def _key_counts(size, tile, floats, data):
+    """The numbers of (full, masked) tiles of keys that tiles of queries meet; none where that depends on values."""
     Sq = size.Sq
     with jax.ensure_compile_time_eval():
         q0 = jnp.arange(_up(Sq, tile.queries)).reshape(1, 1, -1, 1) * tile.queries
         q1 = jnp.minimum(q0 + tile.queries, Sq) - 1
         full, partial = _key_tiles(q0, q1, size, tile.keys)
-        return max(int(jnp.max(jnp.asarray(_total(full) + _total(partial)))), 1)
+        n_full, n_partial = jnp.broadcast_arrays(jnp.asarray(_total(full)), jnp.asarray(_total(partial)))
+        return tuple(sorted({(int(a), int(b)) for a, b in zip(n_full.ravel(), n_partial.ravel(), strict=True)}))
 
 
-def _query_steps(size, tile, floats, data):
-    """The most tiles of queries that a tile of keys meets, or all of them where that depends on values."""
+def _query_counts(size, tile, floats, data):
+    """The numbers of (full, masked) tiles of queries that tiles of keys meet; none where that depends on values."""
     Sk = size.Sk
     with jax.ensure_compile_time_eval():
         k0 = jnp.arange(_up(Sk, tile.keys)).reshape(1, 1, -1, 1) * tile.keys
         k1 = jnp.minimum(k0 + tile.keys, Sk) - 1
         full, partial = _query_tiles(k0, k1, size, tile.queries)
-        return max(int(jnp.max(jnp.asarray(_total(full) + _total(partial)))), 1)
+        n_full, n_partial = jnp.broadcast_arrays(jnp.asarray(_total(full)), jnp.asarray(_total(partial)))
+        return tuple(sorted({(int(a), int(b)) for a, b in zip(n_full.ravel(), n_partial.ravel(), strict=True)}))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attend(config, q, k, v, floats, data):
-    return _forward(config, q, k, v, floats, data, q.dtype)[:2]
+    return _forward(config, q, k, v, floats, data, q.dtype, config.returns_lse)[:2]
 
 
 def _attend_forward(config, q, k, v, floats, data):
-    out, lse = _forward(config, q, k, v, floats, data, q.dtype)
+    out, lse = _forward(config, q, k, v, floats, data, q.dtype, True)
     exact = out
-    return (out, lse), (q, k, v, floats, data, exact, lse)
+    return (out, lse if config.returns_lse else None), (q, k, v, floats, data, exact, lse)
 
 
 def _attend_backward(config, saved, cotangents):
     q, k, v, floats, data, out, lse = saved
     d_out, d_lse = cotangents
     # What a pair subtracts from d_out . v (Dao et al., 2022).
-    delta = jnp.einsum("bqhd,bqhd->bhq", d_out.astype(jnp.float32), out.astype(jnp.float32), precision=lax.Precision.HIGHEST) - d_lse
+    delta = jnp.einsum("bqhd,bqhd->bhq", d_out.astype(jnp.float32), out.astype(jnp.float32), precision=lax.Precision.HIGHEST)
+    if config.returns_lse:
+        delta = delta - d_lse
     lse = jnp.where(lse == -jnp.inf, jnp.inf, lse * LOG2E)  # to base 2; a row that met no key gets no weight
     gradients = {name: jnp.zeros_like(x) for name, x in floats.items()}
     if config.fused:
@@ -936,7 +1008,7 @@ def _call(q, k, v, scale, return_lse, dropout_seed):
     if 0 in (B, Sq, Sk):
         out, lse = jnp.zeros((B, Sq, Hq, Dv), q.dtype), jnp.full((B, Hq, Sq), -jnp.inf, jnp.float32)
     else:
-        config = _configured(size, q.dtype, floats, data)
+        config = _configured(size, q.dtype, floats, data, return_lse)
         out, lse = _attend(config, *_alike(q, k, v, floats, data))
     return (out, lse) if return_lse else out
 
