@@ -48,7 +48,7 @@ def both(
     for portable in (False, False, True):
         if portable:
             monkeypatch.setattr(module, "_hopper", lambda *_: None)
-        module._READY.clear()
+            module._READY.clear()
         poison = [torch.full((*q.shape[:3], v.shape[3]), math.nan, device="cuda", dtype=q.dtype) for _ in range(4)]
         del poison
         found.append(kernel(q, k, v, return_lse=True, **params))
