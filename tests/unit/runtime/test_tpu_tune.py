@@ -137,9 +137,9 @@ def test_tiles_of_another_spec_or_shape_are_refused():
         source_with(file_of({}), {"D": 128})
 
 
-def test_tuned_tiles_go_with_pallas_alone():
+def test_tuned_tiles_go_with_their_target_alone():
     tuned = api.tuned_tiles(SPEC, api.analyse(SPEC), file_of({}), {})
-    with pytest.raises(UsageError, match="target pallas"):
+    with pytest.raises(UsageError, match="target that they were tuned for"):
         api.options("triton", tuned=tuned)
     with pytest.raises(UsageError, match="without a tile"):
         api.options("pallas", tile=(128, 128), tuned=tuned)
