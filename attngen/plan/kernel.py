@@ -13,7 +13,7 @@ from enum import StrEnum
 from attngen.ir import build
 from attngen.ir.attention import Attention, Param
 from attngen.ir.build import add, mul, real
-from attngen.ir.nodes import Expr, Literal, Load, Op, Scalar, Symbol, Type
+from attngen.ir.nodes import Apply, Expr, Literal, Load, Op, Scalar, Symbol, Type
 from attngen.ir.walk import loads, nodes, reads
 from attngen.plan.choices import Choices, choices
 from attngen.plan.derive import derivative
@@ -222,6 +222,14 @@ def distance_index(leaf: Load) -> tuple[Expr, ...] | None:
     return tuple(found)
 
 
+def _whole_numbers(e: Expr) -> Expr | None:
+    """A sum or difference of ints that has been brought to floats term by term (`converted_early`), in ints again."""
+    if not (isinstance(e, Apply) and e.type is Type.FLOAT and e.op in (Op.ADD, Op.SUB)):
+        return None
+    terms = [a.args[0] for a in e.args if isinstance(a, Apply) and a.op is Op.TO_FLOAT and a.args[0].type is Type.INT]
+    return build.apply(e.op, *terms) if len(terms) == len(e.args) else None
+
+
 def _shifted(e: Expr) -> Expr | None:
     """`e` with q - k written as `distance`, if q and k enter through their difference alone."""
     if not reads(e, "q", "k"):
@@ -243,6 +251,10 @@ def _shifted(e: Expr) -> Expr | None:
                     return None
                 rest.append((inner, c))
             return from_linear(rest, constant)
+    whole = _whole_numbers(e)
+    if whole is not None:
+        inner = _shifted(whole)
+        return None if inner is None else build.apply(Op.TO_FLOAT, inner)
     parts: list[Expr] = []
     for a in e.args:
         inner = _shifted(a)

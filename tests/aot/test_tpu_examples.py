@@ -28,9 +28,8 @@ SAMPLE = {("window_global", "v5e", 128), ("documents", "v5p", 64), ("sink", "v6e
 PARTS = ("forward", "dq", "dkdv", "backward")
 SIZES = {"B": 1, "Hq": 2, "Hkv": 1, "Sq": 1024, "Sk": 1024}
 LONG = {**SIZES, "Sq": 1 << 17, "Sk": 1 << 17}
-PAIRS = ("full_bias", "natten_2d", "t5_bias")
-"""These have a number for each pair of a head: 64 GB at that length. T5's need not: its index is one of q - k, which
-the planner sees no more once it has been brought to floats."""
+PAIRS = ("full_bias", "natten_2d")
+"""These have a number for each pair of a head: 64 GB at that length."""
 BOUNDS = r"iteration_bounds = array<i64: ([^>]*)>"
 
 

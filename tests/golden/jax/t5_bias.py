@@ -103,16 +103,6 @@ def _log2(x):
     return jnp.log(x) * LOG2E
 
 
-def _saturated(wide, value):
-    """An int as it is, or where the float beside it nears the end of 32 bits, that end. The float is off by 640 at most."""
-    return jnp.where(wide >= 2147482624.0, 2147483647, jnp.where(wide <= -2147482624.0, -2147483647, value))
-
-
-def _add(a, b):
-    """a + b. Ints are 32 bits wide: what leaves them stays at their end."""
-    return _saturated(_float(a) + _float(b), a + b)
-
-
 def _heads_first(x, tile):
     """(B, S, H, D) as (B, H, S, D) in float32, with zeros up to a whole number of tiles."""
     return _padded(jnp.swapaxes(x, 1, 2).astype(jnp.float32), 2, tile)
@@ -138,15 +128,28 @@ def _keys(x, k0):
     return lax.dynamic_slice_in_dim(x, k0, TILE_K, 2)
 
 
-def _columns(x, k0):
-    """The keys of a tile, of what varies with the key and is laid across."""
-    return lax.dynamic_slice_in_dim(x, k0, TILE_K, 3)
+def _at_distance(x, q_idx, k_idx, Sq):
+    """What varies with q - k: its last axis runs from the last query and the first key on."""
+    return x[:, :, 0][:, :, jnp.clip(Sq - 1 - q_idx + k_idx, 0, x.shape[3] - 1)[0, 0]]
+
+
+def _along_diagonals(x):
+    """The sums of a tile's values with the same k - q: (…, 1, rows + columns - 1), from that of the last row on."""
+    rows, columns = x.shape[-2:]
+    skewed = jnp.pad(x[..., ::-1, :], [(0, 0)] * (x.ndim - 1) + [(0, rows)]).reshape(*x.shape[:-2], -1)[..., :-rows]
+    return skewed.reshape(*x.shape[:-2], rows, rows + columns - 1).sum(-2, keepdims=True)
 
 
 def _added(total, x, start, axis):
     """`total` with `x` added from `start` on."""
     part = lax.dynamic_slice_in_dim(total, start, x.shape[axis], axis)
     return lax.dynamic_update_slice_in_dim(total, part + x, start, axis)
+
+
+def _overlaid(x):
+    """Sums of diagonals of tiles of queries (n, …), each tile's shifted against the next one's, added up."""
+    n, total = x.shape[0], jnp.zeros((*x.shape[1:-1], x.shape[-1] + (x.shape[0] - 1) * TILE_Q))
+    return lax.fori_loop(0, n, lambda i, total: _added(total, x[i], (n - 1 - i) * TILE_Q, 3), total)
 
 
 def _per_head(x, Hq):
@@ -240,14 +243,13 @@ def _forward(size, q, k, v, floats, data):
     Sq = size.Sq
     Sk = size.Sk
     Dv = size.Dv
-    table_hqk = floats["table_hqk"]
-    table_hqk = _padded(table_hqk, 2, TILE_Q)
-    table_hqk = _padded(table_hqk, 3, TILE_K)
+    table_hd = floats["table_hd"]
     q, k, v = _heads_first(q, TILE_Q), _heads_first(k, TILE_K), _heads_first(v, TILE_K)
 
     def tile(number):
         q0 = number * TILE_Q
         q1 = jnp.minimum(q0 + TILE_Q, Sq) - 1
+        q_idx = (q0 + jnp.arange(TILE_Q)).reshape(1, 1, -1, 1)
         q_tile = _per_kv_head(_rows(q, q0), Hkv)
 
         def attend(at, state, masked):
@@ -255,7 +257,7 @@ def _forward(size, q, k, v, floats, data):
             k0 = at * TILE_K
             k_idx = (k0 + jnp.arange(TILE_K)).reshape(1, 1, 1, -1)
             qk = _per_head(_by_transposed(q_tile, _keys(k, k0)), Hq)
-            x = qk * 1.4426950408889634 + _columns(_rows(table_hqk, q0), k0) * 1.4426950408889634
+            x = qk * 1.4426950408889634 + _at_distance(table_hd, q_idx, k_idx, Sq) * 1.4426950408889634
             if masked:
                 x = jnp.where((k_idx < Sk), x, -jnp.inf)
             new_max = jnp.maximum(row_max, x.max(-1, keepdims=True))
@@ -287,29 +289,29 @@ def _forward(size, q, k, v, floats, data):
 
 def _backward_by_rows(size, q, k, v, d_out, row_lses, deltas, floats, data):
     """dQ, and the gradients of operands that do not vary with the key alone."""
+    B = size.B
     Hq = size.Hq
     Hkv = size.Hkv
     Sq = size.Sq
     Sk = size.Sk
-    table_hqk = floats["table_hqk"]
-    table_hqk = _padded(table_hqk, 2, TILE_Q)
-    table_hqk = _padded(table_hqk, 3, TILE_K)
+    table_hd = floats["table_hd"]
 
     def tile(number):
         q0 = number * TILE_Q
         q1 = jnp.minimum(q0 + TILE_Q, Sq) - 1
+        q_idx = (q0 + jnp.arange(TILE_Q)).reshape(1, 1, -1, 1)
         q_tile, d_out_tile = _per_kv_head(_rows(q, q0), Hkv), _per_kv_head(_rows(d_out, q0), Hkv)
         row_lse = _rows(row_lses, q0)
         delta = _rows(deltas, q0)
 
         def visit(at, state, masked):
-            dq, sum_table_hqk = state
+            dq, sum_table_hd = state
             k0 = at * TILE_K
             k_idx = (k0 + jnp.arange(TILE_K)).reshape(1, 1, 1, -1)
             k_tile = _keys(k, k0)
             qk = _per_head(_by_transposed(q_tile, k_tile), Hq)
             dp = _per_head(_by_transposed(d_out_tile, _keys(v, k0)), Hq)
-            p = jnp.exp2(qk * 1.4426950408889634 + _columns(_rows(table_hqk, q0), k0) * 1.4426950408889634 - row_lse)
+            p = jnp.exp2(qk * 1.4426950408889634 + _at_distance(table_hd, q_idx, k_idx, Sq) * 1.4426950408889634 - row_lse)
             if masked:
                 allowed = (k_idx < Sk)
                 p = jnp.where(allowed, p, 0.0)
@@ -320,19 +322,19 @@ def _backward_by_rows(size, q, k, v, d_out, row_lses, deltas, floats, data):
             contribution = g
             if masked:
                 contribution = jnp.where(allowed, contribution, 0.0)
-            sum_table_hqk = _added(sum_table_hqk, _reduced(contribution, floats["table_hqk"]), k0, 3)
+            sum_table_hd = _added(sum_table_hd, _along_diagonals(contribution), k0, 3)
             dq = dq + _product(ds, k_tile)
-            return dq, sum_table_hqk
+            return dq, sum_table_hd
 
         dq = jnp.zeros_like(q_tile)
-        sum_table_hqk = jnp.zeros((*floats["table_hqk"].shape[:2], TILE_Q, _up(Sk, TILE_K) * TILE_K))
+        sum_table_hd = jnp.zeros((B, Hq, 1, TILE_Q - 1 + _up(Sk, TILE_K) * TILE_K))
         full, partial = _key_tiles(q0, q1, size)
-        dq, sum_table_hqk = _walk(full, partial, (dq, sum_table_hqk), visit)
-        return _per_head(dq, Hq), sum_table_hqk
+        dq, sum_table_hd = _walk(full, partial, (dq, sum_table_hd), visit)
+        return _per_head(dq, Hq), sum_table_hd
 
     dq, *found = _each(tile, _up(Sq, TILE_Q))
     gradients = {}
-    gradients["table_hqk"] = _reduced(_in_place(found[0], 2, Sq)[..., :Sk], floats["table_hqk"])
+    gradients["table_hd"] = _reduced(_overlaid(found[0])[..., -Sq % TILE_Q :][..., : Sq + Sk - 1], floats["table_hd"])
     return _heads_inside(_in_place(dq, 2, Sq), Sq), gradients
 
 
@@ -342,13 +344,12 @@ def _backward_by_columns(size, q, k, v, d_out, row_lses, deltas, floats, data):
     Hkv = size.Hkv
     Sq = size.Sq
     Sk = size.Sk
-    table_hqk = floats["table_hqk"]
-    table_hqk = _padded(table_hqk, 2, TILE_Q)
-    table_hqk = _padded(table_hqk, 3, TILE_K)
+    table_hd = floats["table_hd"]
 
     def tile(number):
         k0 = number * TILE_K
         k1 = jnp.minimum(k0 + TILE_K, Sk) - 1
+        k_idx = (k0 + jnp.arange(TILE_K)).reshape(1, 1, 1, -1)
         k_tile, v_tile = _keys(k, k0), _keys(v, k0)
 
         def visit(at, state, masked):
@@ -360,7 +361,7 @@ def _backward_by_columns(size, q, k, v, d_out, row_lses, deltas, floats, data):
             delta = _rows(deltas, q0)
             qk = _per_head(_by_transposed(q_tile, k_tile), Hq)
             dp = _per_head(_by_transposed(d_out_tile, v_tile), Hq)
-            p = jnp.exp2(qk * 1.4426950408889634 + _columns(_rows(table_hqk, q0), k0) * 1.4426950408889634 - row_lse)
+            p = jnp.exp2(qk * 1.4426950408889634 + _at_distance(table_hd, q_idx, k_idx, Sq) * 1.4426950408889634 - row_lse)
             if masked:
                 allowed = (q_idx < Sq)
                 p = jnp.where(allowed, p, 0.0)
@@ -500,10 +501,9 @@ def _call(q, k, v, table, scale, return_lse, dropout_seed):
     table = jnp.asarray(table)
     scale = lax.stop_gradient(jnp.asarray(scale, jnp.float32))
     at_h = jnp.arange(Hq).reshape(1, -1, 1, 1)
-    at_q = jnp.arange(Sq).reshape(1, 1, -1, 1)
-    at_k = jnp.arange(Sk).reshape(1, 1, 1, -1)
-    table_hqk = _element(table, _add(jnp.where(0 < at_k - (at_q + Sk - Sq), 16, 0), jnp.where(jnp.abs(at_k - (at_q + Sk - Sq)) < 8, jnp.abs(at_k - (at_q + Sk - Sq)), _min(_add(8, _int(_log2(_max(jnp.abs(_float(at_k) - _float(at_q + Sk - Sq)), 8.0) * 0.125) * 2.0)), 15))), at_h)
-    floats = {"table_hqk": table_hqk.astype(jnp.float32), }
+    at_distance = (Sq - 1 - jnp.arange(Sq + Sk - 1)).reshape(1, 1, 1, -1)
+    table_hd = _element(table, jnp.where(0 < Sq - at_distance - Sk, 16, 0) + jnp.where(jnp.abs(Sq - at_distance - Sk) < 8, jnp.abs(Sq - at_distance - Sk), _min(_int(_log2(_max(jnp.abs(_float(Sq - at_distance - Sk)), 8.0) * 0.125) * 2.0) + 8, 15)), at_h)
+    floats = {"table_hd": table_hd.astype(jnp.float32), }
     data = {"scale": scale.reshape(1, 1, 1, 1), }
     if 0 in (B, Sq, Sk):
         out, lse = jnp.zeros((B, Sq, Hq, Dv), q.dtype), jnp.full((B, Hq, Sq), -jnp.inf, jnp.float32)

@@ -112,7 +112,6 @@ class Config(NamedTuple):
     forward: Tile
     dkdv: Tile
     dq: Tile
-    fused: bool  # one kernel for dQ, dK and dV: dQ of a head fits vector memory beside the rest
     interpret: bool | pltpu.InterpretParams
     vmem: int
     returns_lse: bool
@@ -151,16 +150,6 @@ def _log2(x):
     return jnp.log(x) * LOG2E
 
 
-def _saturated(wide, value):
-    """An int as it is, or where the float beside it nears the end of 32 bits, that end. The float is off by 640 at most."""
-    return jnp.where(wide >= 2147482624.0, 2147483647, jnp.where(wide <= -2147482624.0, -2147483647, value))
-
-
-def _add(a, b):
-    """a + b. Ints are 32 bits wide on a TPU: what leaves them stays at their end."""
-    return _saturated(_float(a) + _float(b), a + b)
-
-
 def _share(i, n, m):
     """Which of m things entry i of n has, n // m entries to each."""
     if m == n:
@@ -180,11 +169,6 @@ def _product(a, b):
 def _by_transposed(a, b):
     """a @ b.T, in float32."""
     return lax.dot_general(a, b, (((1,), (1,)), ((), ())), precision=_precision(a), preferred_element_type=jnp.float32)
-
-
-def _transposed_by(a, b):
-    """a.T @ b, in float32."""
-    return lax.dot_general(a, b, (((0,), (0,)), ((), ())), precision=_precision(a), preferred_element_type=jnp.float32)
 
 
 def _across(x, width):
@@ -220,16 +204,26 @@ def _start(walked, block):
     return walked * block if isinstance(walked, int) else pl.multiple_of(walked * block, block)
 
 
-def _by_rows(ref, walked, width):
-    """Columns `walked * width` … of a block of pairs, queries down."""
-    start = _start(walked, width)
-    return ref[:, pl.ds(start, width)]
+def _diagonals(ref, first, height, width):
+    """The tile whose diagonals are elements of a vector: [i, j] is element first + height + j - i of `ref` (1, length)."""
+    first = pl.multiple_of(first, min(height, width))
+    row = ref[:, pl.ds(first, height + width)]
+    tile = jnp.broadcast_to(row, (height, height + width))
+    return pltpu.roll(tile, width, 1, stride=1, stride_axis=0)[:, :width]
 
 
-def _by_columns(ref, walked, height):
-    """Rows `walked * height` … of a block of pairs, transposed: keys down."""
-    start = _start(walked, height)
-    return ref[pl.ds(start, height), :].T
+def _add_diagonals(ref, tile, first):
+    """The reverse of `_diagonals`: adds the sums along a tile's diagonals to the vector's elements."""
+    height, width = tile.shape
+    first = pl.multiple_of(first, min(height, width))
+    tile = jnp.concatenate([tile, jnp.zeros((height, height), tile.dtype)], 1)
+    row = lax.broadcasted_iota(jnp.int32, (height, height + width), 0)
+    shift = 1
+    while shift < height:  # row i moves i places to the left, bit by bit of i
+        tile = jnp.where(row & shift != 0, pltpu.roll(tile, height + width - shift, 1), tile)
+        shift *= 2
+    total = pltpu.roll(jnp.broadcast_to(tile.sum(0, keepdims=True), (8, height + width)), height, 1)[:1]
+    ref[:, pl.ds(first, height + width)] += total
 
 
 def _inside(mask, position, size, block, shape):
@@ -379,9 +373,25 @@ def _unrolled(x, length):
     return x.reshape(*x.shape[:2], -1)[..., :length]
 
 
-def _pairs(x, size, tile):
-    rows, columns = -size.Sq % tile.queries, -size.Sk % tile.keys
-    return jnp.pad(x, ((0, 0), (0, 0), (0, rows), (0, columns)))
+def _towards_keys(x, size, tile):
+    """An operand of distances, by growing k - q: element n belongs to k - q = n - n_queries."""
+    n_queries, n_keys = _up(size.Sq, tile.queries) * tile.queries, _up(size.Sk, tile.keys) * tile.keys
+    return jnp.pad(x, ((0, 0), (0, 0), (0, 0), (n_queries - size.Sq + 1, n_keys - size.Sk)))
+
+
+def _towards_queries(x, size, tile):
+    """The same by growing q - k: element n belongs to q - k = n - n_keys."""
+    n_queries, n_keys = _up(size.Sq, tile.queries) * tile.queries, _up(size.Sk, tile.keys) * tile.keys
+    return jnp.pad(x[..., ::-1], ((0, 0), (0, 0), (0, 0), (n_keys - size.Sk + 1, n_queries - size.Sq)))
+
+
+def _reduced(x, like):
+    """Sums over the axes that an operand does not have."""
+    missing = tuple(axis for axis in range(4) if like.shape[axis] == 1 and x.shape[axis] != 1)
+    x = x.sum(missing, keepdims=True) if missing else x
+    if like.shape[1] != x.shape[1]:  # an operand of the key heads
+        x = x.reshape(x.shape[0], like.shape[1], -1, *x.shape[2:]).sum(2)
+    return x.astype(like.dtype)
 
 
 class _Blocks:
@@ -471,47 +481,6 @@ def _launch(kernel, config, tile, n_tiles, numbers, inputs, outputs, scratch, or
     )(*numbers, *arrays)
 
 
-def _among(at, runs):
-    return functools.reduce(jnp.logical_or, [(at >= lo) & (at < hi) for lo, hi in runs], at < 0)
-
-
-def _member(b, h, number, size, like):
-    """(batch, head) of the batches and heads that share entry (b, h) of an operand with `like` batches and heads."""
-    batches, heads = size.B // like[0], size.Hq // like[1]
-    return b * batches + lax.div(number, heads), h * heads + lax.rem(number, heads)
-
-
-def _launch_pairs(kernel, config, tile, numbers, inputs, like, scratch):
-    """Runs a kernel over tiles of pairs, one result for each of `like` batches and heads, whose members come last."""
-    size = config.size
-    arrays = [x for x, _ in inputs]
-    BQ, BK = tile.queries, tile.keys
-    rows, columns = _up(size.Sq, BQ), _up(size.Sk, BK)
-
-    def moved(spec):
-        def index(b, h, held, at, number, *refs):
-            return spec.index_map(*_member(b, h, number, size, like), held, at, *refs)
-
-        return pl.BlockSpec(spec.block_shape, index)
-
-    return pl.pallas_call(
-        kernel,
-        out_shape=_result((*like, rows * BQ, columns * BK), jnp.float32, *numbers, *arrays),
-        grid_spec=pltpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=len(numbers),
-            grid=(*like, rows, columns, size.B // like[0] * (size.Hq // like[1])),
-            in_specs=[moved(spec) for _, spec in inputs],
-            out_specs=pl.BlockSpec((None, None, BQ, BK), lambda b, h, held, at, number, *refs: (b, h, held, at)),
-            scratch_shapes=[pltpu.VMEM(shape, dtype) for shape, dtype in scratch],
-        ),
-        compiler_params=pltpu.CompilerParams(
-            dimension_semantics=("parallel", "parallel", "parallel", "parallel", "arbitrary"),
-            vmem_limit_bytes=config.vmem << 20,
-        ),
-        interpret=config.interpret,
-    )(*numbers, *arrays)
-
-
 # ---------------------------------------------------------------- which tiles meet
 
 
@@ -541,7 +510,7 @@ def _query_tiles(k0, k1, size, block):
 
 
 def _forward_kernel(
-    q_ref, k_ref, v_ref, table_hqk_ref, out_ref, *rest,
+    q_ref, k_ref, v_ref, table_hd_ref, out_ref, *rest,
     size, tile, saves,
 ):
     """One tile of queries of one head meets the tiles of keys that it can see."""
@@ -552,6 +521,7 @@ def _forward_kernel(
     BQ, BK = tile.queries, tile.keys
     height = BQ
     width = BK
+    n_queries = _up(Sq, BQ) * BQ
     held = pl.program_id(2)
     q0 = held * BQ
     q1 = _min(q0 + BQ, Sq) - 1
@@ -570,7 +540,7 @@ def _forward_kernel(
         k = _chunk(k_ref, walked, BK)
         v = _chunk(v_ref, walked, BK)
         qk = _by_transposed(q_s[...], k)
-        x = qk + _by_rows(table_hqk_ref, walked, BK) * 1.4426950408889634
+        x = qk + _diagonals(table_hd_ref, k0 - q0 - BQ + n_queries, BQ, BK) * 1.4426950408889634
         if masked:
             allowed = _inside(True, k_idx, Sk, BK, (height, width))
             x = jnp.where(allowed, x, -jnp.inf)
@@ -609,7 +579,7 @@ def _forward(config, q, k, v, floats, data, dtype, saves):
     D = size.D
     Dv = size.Dv
     BQ, BK = tile.queries, tile.keys
-    table_hqk = floats["table_hqk"]
+    table_hd = floats["table_hd"]
     numbers = []
 
     def at(batch, head, held, step):
@@ -623,7 +593,7 @@ def _forward(config, q, k, v, floats, data, dtype, saves):
     row = ((B, Hq, n_tiles, 1, BQ), jnp.float32, cut.held_vector)
     results = _launch(
         functools.partial(_forward_kernel, size=size, tile=tile, saves=saves), config, tile, n_tiles, numbers,
-        [cut.held(_heads_first(q, BQ)), cut.walked(_heads_first(k, BK)), cut.walked(_heads_first(v, BK)), cut.pairs_by_rows(_pairs(table_hqk, size, tile))],
+        [cut.held(_heads_first(q, BQ)), cut.walked(_heads_first(k, BK)), cut.walked(_heads_first(v, BK)), cut.whole(_towards_keys(table_hd, size, tile))],
         [((B, Hq, n_tiles * BQ, Dv), dtype, cut.held), *([row] * 1 if saves else [])],
         [((BQ, D), q.dtype), ((BQ, LANES), jnp.float32), ((BQ, LANES), jnp.float32), ((BQ, Dv), jnp.float32)],
     )
@@ -636,7 +606,7 @@ def _forward(config, q, k, v, floats, data, dtype, saves):
 
 
 def _dq_kernel(
-    q_ref, k_ref, v_ref, d_out_ref, lse_ref, delta_ref, table_hqk_ref, dq_ref, q_s, dq_s,
+    q_ref, k_ref, v_ref, d_out_ref, lse_ref, delta_ref, table_hd_ref, dq_ref, sum_table_hd_ref, q_s, dq_s,
     *, size, tile,
 ):
     """One tile of queries of one head: meets the same tiles of keys as the forward kernel."""
@@ -645,6 +615,7 @@ def _dq_kernel(
     BQ, BK = tile.queries, tile.keys
     height = BQ
     width = BK
+    n_queries = _up(Sq, BQ) * BQ
     held = pl.program_id(2)
     q0 = held * BQ
     q1 = _min(q0 + BQ, Sq) - 1
@@ -655,6 +626,10 @@ def _dq_kernel(
         q_s[...] = (q_ref[...].astype(jnp.float32) * 1.4426950408889634).astype(q_s.dtype)
         dq_s[...] = jnp.zeros_like(dq_s)
 
+        @pl.when(held == 0)
+        def _():
+            sum_table_hd_ref[...] = jnp.zeros_like(sum_table_hd_ref)
+
     def attend(at, masked):
         k0 = at * BK
         walked = _walked(at, tile)
@@ -663,7 +638,7 @@ def _dq_kernel(
         v = _chunk(v_ref, walked, BK)
         qk = _by_transposed(q_s[...], k)
         dp = _by_transposed(d_out_ref[...], v)
-        p = jnp.exp2(qk + _by_rows(table_hqk_ref, walked, BK) * 1.4426950408889634 - _across(row_lse, width))
+        p = jnp.exp2(qk + _diagonals(table_hd_ref, k0 - q0 - BQ + n_queries, BQ, BK) * 1.4426950408889634 - _across(row_lse, width))
         if masked:
             allowed = _inside(True, k_idx, Sk, BK, (height, width))
             p = jnp.where(allowed, p, 0.0)
@@ -672,6 +647,10 @@ def _dq_kernel(
         ds = g * (jnp.broadcast_to(1.0, (height, width)))
         if masked:
             ds = jnp.where(allowed, ds, 0.0)  # the derivative may be infinite where the mask forbids
+        contribution = g * (jnp.broadcast_to(1.0, (height, width)))
+        if masked:
+            contribution = jnp.where(allowed, contribution, 0.0)
+        _add_diagonals(sum_table_hd_ref, contribution, k0 - q0 - BQ + n_queries)
         dq_s[...] += _product(ds.astype(k.dtype), k)
 
     def finish():
@@ -690,7 +669,7 @@ def _dq(config, q, k, v, d_out, lse, delta, floats, data):
     Sk = size.Sk
     D = size.D
     BQ, BK = tile.queries, tile.keys
-    table_hqk = floats["table_hqk"]
+    table_hd = floats["table_hd"]
     numbers = []
 
     def at(batch, head, held, step):
@@ -701,18 +680,20 @@ def _dq(config, q, k, v, d_out, lse, delta, floats, data):
 
     cut = _Blocks(size, tile, BQ, BK, _up(Sk, BK), at)
     n_tiles = _up(Sq, BQ)
-    dq, = _launch(
+    dq, *sums = _launch(
         functools.partial(_dq_kernel, size=size, tile=tile), config, tile, n_tiles, numbers,
-        [cut.held(_heads_first(q, BQ)), cut.walked(_heads_first(k, BK)), cut.walked(_heads_first(v, BK)), cut.held(_heads_first(d_out, BQ)), cut.held_vector(_vectors(lse[..., None], 2, BQ, jnp.inf)), cut.held_vector(_vectors(delta[..., None], 2, BQ, 0.0)), cut.pairs_by_rows(_pairs(table_hqk, size, tile))],
-        [((B, Hq, n_tiles * BQ, D), q.dtype, cut.held)],
+        [cut.held(_heads_first(q, BQ)), cut.walked(_heads_first(k, BK)), cut.walked(_heads_first(v, BK)), cut.held(_heads_first(d_out, BQ)), cut.held_vector(_vectors(lse[..., None], 2, BQ, jnp.inf)), cut.held_vector(_vectors(delta[..., None], 2, BQ, 0.0)), cut.whole(_towards_keys(table_hd, size, tile))],
+        [((B, Hq, n_tiles * BQ, D), q.dtype, cut.held), ((B, Hq, 1, n_tiles * BQ + _up(Sk, BK) * BK), jnp.float32, cut.whole)],
         [((BQ, D), q.dtype), ((BQ, D), jnp.float32)],
+        ordered=True,
     )
     gradients = {}
+    gradients["table_hd"] = _reduced(sums[0][..., n_tiles * BQ - Sq + 1 :][..., : Sq + Sk - 1], table_hd)
     return _heads_inside(dq, Sq), gradients
 
 
 def _dkdv_kernel(
-    q_ref, k_ref, v_ref, d_out_ref, lse_ref, delta_ref, table_hqk_ref, dk_ref, dv_ref, k_s, dk_s, dv_s,
+    q_ref, k_ref, v_ref, d_out_ref, lse_ref, delta_ref, table_hd_ref, dk_ref, dv_ref, k_s, dk_s, dv_s,
     *, size, tile,
 ):
     """One tile of keys meets the tiles of one head's queries that can see it."""
@@ -721,6 +702,7 @@ def _dkdv_kernel(
     BQ, BK = tile.queries, tile.keys
     height = BK
     width = BQ
+    n_keys = _up(Sk, BK) * BK
     held = pl.program_id(2)
     k0 = held * BK
     k1 = _min(k0 + BK, Sk) - 1
@@ -740,7 +722,7 @@ def _dkdv_kernel(
         dp = _by_transposed(v_ref[...], d_out)
         row_lse = lse_ref[walked]
         delta = delta_ref[walked]
-        p = jnp.exp2(qk + _by_columns(table_hqk_ref, walked, BQ) * 1.4426950408889634 - row_lse)
+        p = jnp.exp2(qk + _diagonals(table_hd_ref, q0 - k0 - BK + n_keys, BK, BQ) * 1.4426950408889634 - row_lse)
         if masked:
             allowed = _inside(True, q_idx, Sq, BQ, (height, width))
             p = jnp.where(allowed, p, 0.0)
@@ -772,7 +754,7 @@ def _dkdv(config, q, k, v, d_out, lse, delta, floats, data):
     D = size.D
     Dv = size.Dv
     BQ, BK = tile.queries, tile.keys
-    table_hqk = floats["table_hqk"]
+    table_hd = floats["table_hd"]
     numbers = []
 
     def at(batch, head, held, step):
@@ -786,174 +768,13 @@ def _dkdv(config, q, k, v, d_out, lse, delta, floats, data):
     dtype = k.dtype if Hq == Hkv else jnp.float32  # the heads of a group are summed before they are rounded
     dk, dv = _launch(
         functools.partial(_dkdv_kernel, size=size, tile=tile), config, tile, n_tiles, numbers,
-        [cut.walked(_heads_first(q, BQ)), cut.held(_heads_first(k, BK)), cut.held(_heads_first(v, BK)), cut.walked(_heads_first(d_out, BQ)), cut.walked_vector(_vectors(lse[..., None], 2, BQ, jnp.inf)), cut.walked_vector(_vectors(delta[..., None], 2, BQ, 0.0)), cut.pairs_by_columns(_pairs(table_hqk, size, tile))],
+        [cut.walked(_heads_first(q, BQ)), cut.held(_heads_first(k, BK)), cut.held(_heads_first(v, BK)), cut.walked(_heads_first(d_out, BQ)), cut.walked_vector(_vectors(lse[..., None], 2, BQ, jnp.inf)), cut.walked_vector(_vectors(delta[..., None], 2, BQ, 0.0)), cut.whole(_towards_queries(table_hd, size, tile))],
         [((B, Hq, n_tiles * BK, D), dtype, cut.held), ((B, Hq, n_tiles * BK, Dv), dtype, cut.held)],
         [((BK, D), k.dtype), ((BK, D), jnp.float32), ((BK, Dv), jnp.float32)],
     )
     gradients = {}
     dk, dv = (x.reshape(B, Hkv, Hq // Hkv, *x.shape[2:]).sum(2).astype(k.dtype) for x in (dk, dv))
     return _heads_inside(dk, Sk), _heads_inside(dv, Sk), gradients
-
-
-def _backward_kernel(
-    q_ref, k_ref, v_ref, d_out_ref, lse_ref, delta_ref, table_hqk_ref, dk_ref, dv_ref, dq_ref, k_s, dk_s, dv_s,
-    *, size, tile,
-):
-    """One tile of keys meets the tiles of one head's queries that can see it, and adds to all of their gradients."""
-    Sq = size.Sq
-    Sk = size.Sk
-    BQ, BK = tile.queries, tile.keys
-    height = BK
-    width = BQ
-    held = pl.program_id(2)
-    k0 = held * BK
-    k1 = _min(k0 + BK, Sk) - 1
-    k_idx = k0 + lax.broadcasted_iota(jnp.int32, (BK, LANES), 0)
-
-    def start():
-        k_s[...] = (k_ref[...].astype(jnp.float32) * 1.4426950408889634).astype(k_s.dtype)
-        @pl.when(held == 0)
-        def _():
-            dq_ref[...] = jnp.zeros_like(dq_ref)
-
-        dk_s[...] = jnp.zeros_like(dk_s)
-        dv_s[...] = jnp.zeros_like(dv_s)
-
-    def attend(at, masked):
-        q0 = at * BQ
-        walked = _walked(at, tile)
-        q_idx = q0 + lax.broadcasted_iota(jnp.int32, (1, BQ), 1)
-        q = _chunk(q_ref, walked, BQ)
-        d_out = _chunk(d_out_ref, walked, BQ)
-        qk = _by_transposed(k_s[...], q)
-        dp = _by_transposed(v_ref[...], d_out)
-        row_lse = lse_ref[walked]
-        delta = delta_ref[walked]
-        p = jnp.exp2(qk + _by_columns(table_hqk_ref, walked, BQ) * 1.4426950408889634 - row_lse)
-        if masked:
-            allowed = _inside(True, q_idx, Sq, BQ, (height, width))
-            p = jnp.where(allowed, p, 0.0)
-        dp = dp - delta
-        g = p * dp
-        ds = g * (jnp.broadcast_to(1.0, (height, width)))
-        if masked:
-            ds = jnp.where(allowed, ds, 0.0)  # the derivative may be infinite where the mask forbids
-        dv_s[...] += _product(p.astype(d_out.dtype), d_out)
-        if Sk % BK:
-            ds = jnp.where(_across(k_idx, width) < Sk, ds, 0.0)  # of keys that do not exist it may be infinite
-        ds = ds.astype(q.dtype)
-        dk_s[...] += _product(ds, q)
-        dq_ref[pl.ds(pl.multiple_of(q0, BQ), BQ), :] += _transposed_by(ds, k_ref[...])
-
-    def finish():
-        dk_ref[...] = dk_s[...].astype(dk_ref.dtype)
-        dv_ref[...] = dv_s[...].astype(dv_ref.dtype)
-
-    full, partial = _query_tiles(k0, k1, size, BQ)
-    _walk(full, partial, tile, start, attend, finish)
-
-
-def _backward(config, q, k, v, d_out, lse, delta, floats, data):
-    """dQ (B, Sq, Hq, D), dK (B, Sk, Hkv, D) and dV (B, Sk, Hkv, Dv), and the gradients of operands by name."""
-    size, tile = config.size, config.dkdv
-    B = size.B
-    Hq = size.Hq
-    Hkv = size.Hkv
-    Sq = size.Sq
-    Sk = size.Sk
-    D = size.D
-    Dv = size.Dv
-    BQ, BK = tile.queries, tile.keys
-    table_hqk = floats["table_hqk"]
-    numbers = []
-
-    def at(batch, head, held, step):
-        k0 = held * BK
-        k1 = _min(k0 + BK, Sk) - 1
-        full, partial = _query_tiles(k0, k1, size, BQ)
-        return _visited(step, full, partial, _up(Sq, BQ))
-
-    cut = _Blocks(size, tile, BK, BQ, _up(Sq, BQ), at)
-    n_tiles = _up(Sk, BK)
-    dtype = k.dtype if Hq == Hkv else jnp.float32  # the heads of a group are summed before they are rounded
-    dk, dv, dq = _launch(
-        functools.partial(_backward_kernel, size=size, tile=tile), config, tile, n_tiles, numbers,
-        [cut.walked(_heads_first(q, BQ)), cut.held(_heads_first(k, BK)), cut.held(_heads_first(v, BK)), cut.walked(_heads_first(d_out, BQ)), cut.walked_vector(_vectors(lse[..., None], 2, BQ, jnp.inf)), cut.walked_vector(_vectors(delta[..., None], 2, BQ, 0.0)), cut.pairs_by_columns(_pairs(table_hqk, size, tile))],
-        [((B, Hq, n_tiles * BK, D), dtype, cut.held), ((B, Hq, n_tiles * BK, Dv), dtype, cut.held), ((B, Hq, _up(Sq, BQ) * BQ, D), jnp.float32, cut.whole)],
-        [((BK, D), k.dtype), ((BK, D), jnp.float32), ((BK, Dv), jnp.float32)],
-        ordered=True,
-    )
-    gradients = {}
-    dk, dv = (x.reshape(B, Hkv, Hq // Hkv, *x.shape[2:]).sum(2).astype(k.dtype) for x in (dk, dv))
-    dq = (dq).astype(q.dtype)
-    return _heads_inside(dq, Sq), _heads_inside(dk, Sk), _heads_inside(dv, Sk), gradients
-
-
-def _pairs_of_table_hqk_kernel(
-    q_ref, k_ref, v_ref, d_out_ref, lse_ref, delta_ref, table_hqk_ref, total_ref,
-    *, size, tile, like,
-):
-    """d loss / d table[(16 if 0 < k - (q + Sk - Sq) else 0) + (abs(k - (q + Sk - Sq)) if abs(k - (q + Sk - Sq)) < 8 else min(8 + int(log2(max(abs(float(k) - float(q + Sk - Sq)), 8.0) * 0.125) * 2.0), 15)), h] for one tile of pairs: the sum over the batches and heads that share it, in order."""
-    Sq = size.Sq
-    Sk = size.Sk
-    BQ, BK = tile.queries, tile.keys
-    height = BQ
-    width = BK
-    batch, head = _member(pl.program_id(0), pl.program_id(1), pl.program_id(4), size, like)
-    held = pl.program_id(2)
-    at = pl.program_id(3)
-    walked = 0
-    masked = True
-    q0 = held * BQ
-    q1 = _min(q0 + BQ, Sq) - 1
-    k0 = at * BK
-    k_idx = k0 + lax.broadcasted_iota(jnp.int32, (1, BK), 1)
-
-    @pl.when(pl.program_id(4) == 0)
-    def _():
-        total_ref[...] = jnp.zeros_like(total_ref)
-
-    full, partial = _key_tiles(q0, q1, size, BK)
-
-    @pl.when(_among(at, [*full, *partial]))
-    def _():
-        row_lse = _held(lse_ref[...])
-        delta = _held(delta_ref[...])
-        q = q_ref[...]
-        q = (q.astype(jnp.float32) * 1.4426950408889634).astype(q.dtype)
-        qk = _by_transposed(q, k_ref[...])
-        dp = _by_transposed(d_out_ref[...], v_ref[...])
-        p = jnp.exp2(qk + _by_rows(table_hqk_ref, walked, BK) * 1.4426950408889634 - _across(row_lse, width))
-        if masked:
-            allowed = _inside(True, k_idx, Sk, BK, (height, width))
-            p = jnp.where(allowed, p, 0.0)
-        dp = dp - _across(delta, width)
-        g = p * dp
-        ds = g * (jnp.broadcast_to(1.0, (height, width)))
-        if masked:
-            ds = jnp.where(allowed, ds, 0.0)  # the derivative may be infinite where the mask forbids
-        contribution = g * (jnp.broadcast_to(1.0, (height, width)))
-        if masked:
-            contribution = jnp.where(allowed, contribution, 0.0)
-        total_ref[...] += contribution
-
-
-def _pairs_of_table_hqk(config, q, k, v, d_out, lse, delta, floats, data):
-    """The gradient of `table_hqk`, in its own shape."""
-    size, tile = config.size, config.dq._replace(steps=1)
-    Sq = size.Sq
-    Sk = size.Sk
-    BQ, BK = tile.queries, tile.keys
-    table_hqk = floats["table_hqk"]
-    numbers = []
-    cut = _Blocks(size, tile, BQ, BK, _up(Sk, BK), lambda batch, head, held, at, *_: at)
-    kernel = functools.partial(_pairs_of_table_hqk_kernel, size=size, tile=tile, like=table_hqk.shape[:2])
-    total = _launch_pairs(
-        kernel, config, tile, numbers,
-        [cut.held(_heads_first(q, BQ)), cut.walked(_heads_first(k, BK)), cut.walked(_heads_first(v, BK)), cut.held(_heads_first(d_out, BQ)), cut.held_vector(_vectors(lse[..., None], 2, BQ, jnp.inf)), cut.held_vector(_vectors(delta[..., None], 2, BQ, 0.0)), cut.pairs_by_rows(_pairs(table_hqk, size, tile))],
-        table_hqk.shape[:2], [],
-    )
-    return total[:, :, :Sq, :Sk]
 
 
 # ---------------------------------------------------------------- the function
@@ -999,14 +820,11 @@ def _configured(size, dtype, floats, data, returns_lse):
     room = VMEM[chip] << 20
     forward, dkdv, dq = (_fitted(tile, size, chip) for tile in TILES[chip, itemsize])
     wide, wide_v = (-(-d // LANES) * LANES for d in (size.D, size.Dv))
-    of_dq = 8 * wide * size.Sq
-    fused = 3 * of_dq <= room
     tiles = []
     for kernel, (queries, keys, unroll) in (("forward", forward), ("dkdv", dkdv), ("dq", dq)):
         held, walked, length = (keys, queries, size.Sq) if kernel == "dkdv" else (queries, keys, size.Sk)
-        whole = (length + walked) * ((wide + wide_v) * itemsize + 12) + 4 * held * (length + walked)
+        whole = (length + walked) * ((wide + wide_v) * itemsize + 12) + 0 * held * (length + walked)
         own = held * ((wide + wide_v) * (2 * itemsize + 4) + 2560) + 24 * held * walked
-        own += of_dq // 2 if fused and kernel == "dkdv" else 0
         tile = Tile(queries, keys, unroll)
         if 2 * whole + 2 * own > room:
             counts = (_query_counts if kernel == "dkdv" else _key_counts)(size, tile, floats, data)
@@ -1016,7 +834,7 @@ def _configured(size, dtype, floats, data, returns_lse):
             if sum(map(sum, _tails(counts, unroll))) <= STRAIGHT:
                 tile = tile._replace(counts=counts)
         tiles.append(tile)
-    return Config(size, *tiles, fused, _interpreted(), VMEM[chip], returns_lse)
+    return Config(size, *tiles, _interpreted(), VMEM[chip], returns_lse)
 
 
 def _key_counts(size, tile, floats, data):
@@ -1062,14 +880,10 @@ def _attend_backward(config, saved, cotangents):
         delta = delta - d_lse
     lse = jnp.where(lse == -jnp.inf, jnp.inf, lse * LOG2E)  # to base 2; a row that met no key gets no weight
     gradients = {name: jnp.zeros_like(x) for name, x in floats.items()}
-    if config.fused:
-        dq, dk, dv, more = _backward(config, q, k, v, d_out, lse, delta, floats, data)
-    else:
-        dq, more = _dq(config, q, k, v, d_out, lse, delta, floats, data)
-        gradients.update(more)
-        dk, dv, more = _dkdv(config, q, k, v, d_out, lse, delta, floats, data)
+    dq, more = _dq(config, q, k, v, d_out, lse, delta, floats, data)
     gradients.update(more)
-    gradients["table_hqk"] = _pairs_of_table_hqk(config, q, k, v, d_out, lse, delta, floats, data)
+    dk, dv, more = _dkdv(config, q, k, v, d_out, lse, delta, floats, data)
+    gradients.update(more)
     return dq, dk, dv, gradients, None
 
 
@@ -1160,10 +974,9 @@ def _call(q, k, v, table, scale, return_lse, dropout_seed):
     table = jnp.asarray(table)
     scale = lax.stop_gradient(jnp.asarray(scale, jnp.float32))
     at_h = jnp.arange(Hq).reshape(1, -1, 1, 1)
-    at_q = jnp.arange(Sq).reshape(1, 1, -1, 1)
-    at_k = jnp.arange(Sk).reshape(1, 1, 1, -1)
-    table_hqk = _element(table, _add(jnp.where(0 < at_k - (at_q + Sk - Sq), 16, 0), jnp.where(jnp.abs(at_k - (at_q + Sk - Sq)) < 8, jnp.abs(at_k - (at_q + Sk - Sq)), _min(_add(8, _int(_log2(_max(jnp.abs(_float(at_k) - _float(at_q + Sk - Sq)), 8.0) * 0.125) * 2.0)), 15))), at_h)
-    floats = {"table_hqk": table_hqk.astype(jnp.float32), }
+    at_distance = (Sq - 1 - jnp.arange(Sq + Sk - 1)).reshape(1, 1, 1, -1)
+    table_hd = _element(table, jnp.where(0 < Sq - at_distance - Sk, 16, 0) + jnp.where(jnp.abs(Sq - at_distance - Sk) < 8, jnp.abs(Sq - at_distance - Sk), _min(_int(_log2(_max(jnp.abs(_float(Sq - at_distance - Sk)), 8.0) * 0.125) * 2.0) + 8, 15)), at_h)
+    floats = {"table_hd": table_hd.astype(jnp.float32), }
     data = {"scale": scale.reshape(1, 1, 1, 1), }
     if 0 in (B, Sq, Sk):
         out, lse = jnp.zeros((B, Sq, Hq, Dv), q.dtype), jnp.full((B, Hq, Sq), -jnp.inf, jnp.float32)

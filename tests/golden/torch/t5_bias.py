@@ -113,6 +113,13 @@ def _element(x: Tensor, *index: Tensor | int) -> Tensor:
     return torch.where(inside, x[tuple(i.clamp(0, size - 1) for i, size in zip(at, x.shape))], 0)
 
 
+def _along_diagonals(x: Tensor) -> Tensor:
+    """The sums of a tile's values that have the same q - k, which rises from that of the last key and the first query."""
+    rows, columns = x.shape[-2:]
+    skewed = torch.nn.functional.pad(x.flip(-1), (0, rows)).flatten(-2)[..., :-rows]
+    return skewed.unflatten(-1, (rows, rows + columns - 1)).sum(-2)
+
+
 def _gathered(values: Tensor, inside: Tensor, flat: Tensor, size: int) -> Tensor:
     """The sum of the values that share a cell of `flat`. Summed as integers, so the order cannot change the bits."""
     inside, flat = inside.expand(values.shape), flat.expand(values.shape)
@@ -199,6 +206,7 @@ def _backward(d_out, d_lse, q, k, v, table, out, lse, scale, needed):
     d_out = d_out.float()
     row_lses = torch.where(lse == -math.inf, math.inf, lse * LOG2E)[..., None]
     deltas = (d_out * out).sum(-1, keepdim=True) - d_lse[..., None]
+    sum_table = torch.zeros((B, Hq, Sq + Sk - 1), dtype=torch.float32, device=q.device)
     for q0 in range(0, Sq, TILE_Q):
         q1 = min(q0 + TILE_Q, Sq) - 1
         q_idx = torch.arange(q0, q1 + 1, device=q.device)[:, None]
@@ -219,14 +227,19 @@ def _backward(d_out, d_lse, q, k, v, table, out, lse, scale, needed):
             g = p * dp
             if needed[0]:
                 contribution = g
-                inside = (_where(0 < k_idx - (q_idx + Sk - Sq), 16, 0) + _where(abs(k_idx - (q_idx + Sk - Sq)) < 8, abs(k_idx - (q_idx + Sk - Sq)), _min(8 + _int(torch.log2(_max(abs(_float(k_idx) - _float(q_idx + Sk - Sq)), 8.0) * 0.125) * 2.0), 15)) >= 0) & (_where(0 < k_idx - (q_idx + Sk - Sq), 16, 0) + _where(abs(k_idx - (q_idx + Sk - Sq)) < 8, abs(k_idx - (q_idx + Sk - Sq)), _min(8 + _int(torch.log2(_max(abs(_float(k_idx) - _float(q_idx + Sk - Sq)), 8.0) * 0.125) * 2.0), 15)) < 32) & (head >= 0) & (head < Hq)
-                cell = (_where(0 < k_idx - (q_idx + Sk - Sq), 16, 0) + _where(abs(k_idx - (q_idx + Sk - Sq)) < 8, abs(k_idx - (q_idx + Sk - Sq)), _min(8 + _int(torch.log2(_max(abs(_float(k_idx) - _float(q_idx + Sk - Sq)), 8.0) * 0.125) * 2.0), 15))) * (Hq) + head
-                total_table += _gathered(contribution, inside, cell, total_table.numel()).view(total_table.shape)
+                sum_table[:, :, q0 - k1 + Sk - 1 : q1 - k0 + Sk] += _along_diagonals(contribution)
             ds = g
             ds = _per_kv_head(ds, Hkv)
             dq_tile += ds @ k_tile
             dk[:, :, k0 : k1 + 1] += ds.mT @ q_tile
         dq[:, :, q0 : q1 + 1] = _per_head(dq_tile, Hq)
+    if needed[0]:
+        distances = torch.arange(Sq + Sk - 1, device=q.device) - (Sk - 1)
+        at_h = torch.arange(Hq, device=q.device)[:, None]
+        at_distance = distances
+        exists = torch.as_tensor(((torch.where(0 < Sq - at_distance - Sk, torch.as_tensor(16, device=q.device), torch.as_tensor(0, device=q.device))) + (torch.where(abs(Sq - at_distance - Sk) < 8, torch.as_tensor(abs(Sq - at_distance - Sk), device=q.device), torch.as_tensor(torch.minimum(torch.as_tensor((torch.log2(torch.maximum(torch.as_tensor(abs((Sq - at_distance - Sk).float()), device=q.device), torch.as_tensor(8.0, device=q.device)) * 0.125) * 2.0).trunc().long() + 8, device=q.device), torch.as_tensor(15, device=q.device)), device=q.device))) >= 0) & ((torch.where(0 < Sq - at_distance - Sk, torch.as_tensor(16, device=q.device), torch.as_tensor(0, device=q.device))) + (torch.where(abs(Sq - at_distance - Sk) < 8, torch.as_tensor(abs(Sq - at_distance - Sk), device=q.device), torch.as_tensor(torch.minimum(torch.as_tensor((torch.log2(torch.maximum(torch.as_tensor(abs((Sq - at_distance - Sk).float()), device=q.device), torch.as_tensor(8.0, device=q.device)) * 0.125) * 2.0).trunc().long() + 8, device=q.device), torch.as_tensor(15, device=q.device)), device=q.device))) < 32) & (at_h >= 0) & (at_h < Hq), device=q.device)
+        cell = torch.as_tensor(((torch.where(0 < Sq - at_distance - Sk, torch.as_tensor(16, device=q.device), torch.as_tensor(0, device=q.device))) + (torch.where(abs(Sq - at_distance - Sk) < 8, torch.as_tensor(abs(Sq - at_distance - Sk), device=q.device), torch.as_tensor(torch.minimum(torch.as_tensor((torch.log2(torch.maximum(torch.as_tensor(abs((Sq - at_distance - Sk).float()), device=q.device), torch.as_tensor(8.0, device=q.device)) * 0.125) * 2.0).trunc().long() + 8, device=q.device), torch.as_tensor(15, device=q.device)), device=q.device)))) * Hq + at_h, device=q.device)
+        total_table += _gathered(sum_table, exists, cell, total_table.numel()).view(total_table.shape)
     return dq, dk, dv, total_table
 
 

@@ -265,9 +265,9 @@ def _attend_tile(
     return acc, row_max, row_sum
 
 
-@triton.jit(do_not_specialize=['Hq', 'Hkv', 'Sq', 'Sk', 'table_stride_0', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
+@triton.jit(do_not_specialize=['B', 'Hq', 'Hkv', 'Sq', 'Sk', 'table_stride_0', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
 def _forward_kernel(
-    q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, rest_ptr, scale, Hq, Hkv, Sq, Sk, table_ptr, table_stride_0, table_stride_1,
+    q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, rest_ptr, scale, B, Hq, Hkv, Sq, Sk, table_ptr, table_stride_0, table_stride_1,
     q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s,
     D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ALIGN: tl.constexpr, TMA: tl.constexpr,
     PRECISE: tl.constexpr,
@@ -360,7 +360,7 @@ def _work_item(item, n_tiles, n_heads, n_work, TOGETHER: gl.constexpr):
 
 @gluon.jit
 def _key_runs(
-    q0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, table_ptr, table_stride_0, table_stride_1,
+    q0, batch, head, kv_head, scale, B, Hq, Hkv, Sq, Sk, table_ptr, table_stride_0, table_stride_1,
     D: gl.constexpr, Dv: gl.constexpr, ROWS: gl.constexpr, BK: gl.constexpr,
 ):
     """The tiles of keys that ROWS queries from q0 on meet, as `_key_tiles` has them."""
@@ -370,7 +370,7 @@ def _key_runs(
 @gluon.jit
 def _load_tiles(
     q_desc, k_desc, v_desc, q_tiles, k_tiles, v_tiles, q_ready, q_free, k_ready, k_free, v_ready, v_free, notes,
-    queue_ptr, n_work, scale, Hq, Hkv, Sq, Sk, table_ptr, table_stride_0, table_stride_1,
+    queue_ptr, n_work, scale, B, Hq, Hkv, Sq, Sk, table_ptr, table_stride_0, table_stride_1,
     D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, TOGETHER: gl.constexpr, SCHEDULE: gl.constexpr,
 ):
     """The warp that fetches: queries, keys and values of every tile, as far ahead as there is room."""
@@ -382,7 +382,7 @@ def _load_tiles(
         tile, batch, head = _work_item(item, n_tiles, Hq, n_work, TOGETHER)
         kv_head = head // (Hq // Hkv)
         q0 = tile * BQ
-        full_hi, any_hi = _key_runs(q0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, table_ptr, table_stride_0, table_stride_1, D, Dv, BQ, BK)
+        full_hi, any_hi = _key_runs(q0, batch, head, kv_head, scale, B, Hq, Hkv, Sq, Sk, table_ptr, table_stride_0, table_stride_1, D, Dv, BQ, BK)
         n_steps = tl.maximum(any_hi, 1)
         v0 = 0
         for step in range(n_steps + 1):
@@ -460,7 +460,7 @@ def _weigh(
 @gluon.jit
 def _attend_tiles(
     out_desc, lse_ptr, rest_ptr, out_tiles, q_tiles, k_tiles, v_tiles, q_ready, q_free, k_ready, k_free, v_ready, v_free, notes,
-    queue_ptr, n_work, scale, Hq, Hkv, Sq, Sk, table_ptr, table_stride_0, table_stride_1,
+    queue_ptr, n_work, scale, B, Hq, Hkv, Sq, Sk, table_ptr, table_stride_0, table_stride_1,
     D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, TOGETHER: gl.constexpr, SCHEDULE: gl.constexpr, PART: gl.constexpr, OUT_APART: gl.constexpr, PIPELINED: gl.constexpr, FAST: gl.constexpr, PRECISE: gl.constexpr,
 ):
     """A warpgroup that computes: its 64 queries of every tile.
@@ -482,10 +482,10 @@ def _attend_tiles(
         tile, batch, head = _work_item(item, n_tiles, Hq, n_work, TOGETHER)
         kv_head = head // (Hq // Hkv)
         q0 = tile * BQ
-        full_hi, any_hi = _key_runs(q0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, table_ptr, table_stride_0, table_stride_1, D, Dv, BQ, BK)
+        full_hi, any_hi = _key_runs(q0, batch, head, kv_head, scale, B, Hq, Hkv, Sq, Sk, table_ptr, table_stride_0, table_stride_1, D, Dv, BQ, BK)
         n_steps = tl.maximum(any_hi, 1)
         q0 += PART * 64
-        own_full_hi, own_any_hi = _key_runs(q0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, table_ptr, table_stride_0, table_stride_1, D, Dv, 64, BK)
+        own_full_hi, own_any_hi = _key_runs(q0, batch, head, kv_head, scale, B, Hq, Hkv, Sq, Sk, table_ptr, table_stride_0, table_stride_1, D, Dv, 64, BK)
         rows = q0 + gl.arange(0, 64, layout=rows_layout)
         q_idx = rows[:, None]
         row_term = q_idx + Sk - Sq
@@ -603,9 +603,9 @@ def _attend_tiles(
     tma.store_wait(0)
 
 
-@gluon.jit(do_not_specialize=['n_work', 'Hq', 'Hkv', 'Sq', 'Sk', 'table_stride_0'])
+@gluon.jit(do_not_specialize=['n_work', 'B', 'Hq', 'Hkv', 'Sq', 'Sk', 'table_stride_0'])
 def _hopper_forward_kernel(
-    q_desc, k_desc, v_desc, out_desc, lse_ptr, rest_ptr, queue_ptr, n_work, scale, Hq, Hkv, Sq, Sk, table_ptr, table_stride_0, table_stride_1,
+    q_desc, k_desc, v_desc, out_desc, lse_ptr, rest_ptr, queue_ptr, n_work, scale, B, Hq, Hkv, Sq, Sk, table_ptr, table_stride_0, table_stride_1,
     D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, TOGETHER: gl.constexpr, SCHEDULE: gl.constexpr, OUT_APART: gl.constexpr, PIPELINED: gl.constexpr, REGISTERS: gl.constexpr, SPARE: gl.constexpr, FAST: gl.constexpr, PRECISE: gl.constexpr,
 ):
     """The forward pass by warpgroups that compute, 64 queries each, and a warp that fetches for all of them."""
@@ -635,9 +635,9 @@ def _hopper_forward_kernel(
     if PARTS == 2:
         gl.warp_specialize(
             [
-                (_attend_tiles, (out_desc, lse_ptr, rest_ptr, out_tiles, q_tiles, k_tiles, v_tiles, q_ready, q_free, k_ready, k_free, v_ready, v_free, notes, queue_ptr, n_work, scale, Hq, Hkv, Sq, Sk, table_ptr, table_stride_0, table_stride_1, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, TOGETHER, SCHEDULE, 0, OUT_APART, PIPELINED, FAST, PRECISE)),
-                (_attend_tiles, (out_desc, lse_ptr, rest_ptr, out_tiles, q_tiles, k_tiles, v_tiles, q_ready, q_free, k_ready, k_free, v_ready, v_free, notes, queue_ptr, n_work, scale, Hq, Hkv, Sq, Sk, table_ptr, table_stride_0, table_stride_1, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, TOGETHER, SCHEDULE, 1, OUT_APART, PIPELINED, FAST, PRECISE)),
-                (_load_tiles, (q_desc, k_desc, v_desc, q_tiles, k_tiles, v_tiles, q_ready, q_free, k_ready, k_free, v_ready, v_free, notes, queue_ptr, n_work, scale, Hq, Hkv, Sq, Sk, table_ptr, table_stride_0, table_stride_1, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, TOGETHER, SCHEDULE)),
+                (_attend_tiles, (out_desc, lse_ptr, rest_ptr, out_tiles, q_tiles, k_tiles, v_tiles, q_ready, q_free, k_ready, k_free, v_ready, v_free, notes, queue_ptr, n_work, scale, B, Hq, Hkv, Sq, Sk, table_ptr, table_stride_0, table_stride_1, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, TOGETHER, SCHEDULE, 0, OUT_APART, PIPELINED, FAST, PRECISE)),
+                (_attend_tiles, (out_desc, lse_ptr, rest_ptr, out_tiles, q_tiles, k_tiles, v_tiles, q_ready, q_free, k_ready, k_free, v_ready, v_free, notes, queue_ptr, n_work, scale, B, Hq, Hkv, Sq, Sk, table_ptr, table_stride_0, table_stride_1, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, TOGETHER, SCHEDULE, 1, OUT_APART, PIPELINED, FAST, PRECISE)),
+                (_load_tiles, (q_desc, k_desc, v_desc, q_tiles, k_tiles, v_tiles, q_ready, q_free, k_ready, k_free, v_ready, v_free, notes, queue_ptr, n_work, scale, B, Hq, Hkv, Sq, Sk, table_ptr, table_stride_0, table_stride_1, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, TOGETHER, SCHEDULE)),
             ],
             [4, 1],
             [REGISTERS, SPARE],
@@ -645,10 +645,10 @@ def _hopper_forward_kernel(
     else:
         gl.warp_specialize(
             [
-                (_attend_tiles, (out_desc, lse_ptr, rest_ptr, out_tiles, q_tiles, k_tiles, v_tiles, q_ready, q_free, k_ready, k_free, v_ready, v_free, notes, queue_ptr, n_work, scale, Hq, Hkv, Sq, Sk, table_ptr, table_stride_0, table_stride_1, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, TOGETHER, SCHEDULE, 0, OUT_APART, PIPELINED, FAST, PRECISE)),
-                (_attend_tiles, (out_desc, lse_ptr, rest_ptr, out_tiles, q_tiles, k_tiles, v_tiles, q_ready, q_free, k_ready, k_free, v_ready, v_free, notes, queue_ptr, n_work, scale, Hq, Hkv, Sq, Sk, table_ptr, table_stride_0, table_stride_1, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, TOGETHER, SCHEDULE, 1, OUT_APART, PIPELINED, FAST, PRECISE)),
-                (_attend_tiles, (out_desc, lse_ptr, rest_ptr, out_tiles, q_tiles, k_tiles, v_tiles, q_ready, q_free, k_ready, k_free, v_ready, v_free, notes, queue_ptr, n_work, scale, Hq, Hkv, Sq, Sk, table_ptr, table_stride_0, table_stride_1, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, TOGETHER, SCHEDULE, 2, OUT_APART, PIPELINED, FAST, PRECISE)),
-                (_load_tiles, (q_desc, k_desc, v_desc, q_tiles, k_tiles, v_tiles, q_ready, q_free, k_ready, k_free, v_ready, v_free, notes, queue_ptr, n_work, scale, Hq, Hkv, Sq, Sk, table_ptr, table_stride_0, table_stride_1, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, TOGETHER, SCHEDULE)),
+                (_attend_tiles, (out_desc, lse_ptr, rest_ptr, out_tiles, q_tiles, k_tiles, v_tiles, q_ready, q_free, k_ready, k_free, v_ready, v_free, notes, queue_ptr, n_work, scale, B, Hq, Hkv, Sq, Sk, table_ptr, table_stride_0, table_stride_1, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, TOGETHER, SCHEDULE, 0, OUT_APART, PIPELINED, FAST, PRECISE)),
+                (_attend_tiles, (out_desc, lse_ptr, rest_ptr, out_tiles, q_tiles, k_tiles, v_tiles, q_ready, q_free, k_ready, k_free, v_ready, v_free, notes, queue_ptr, n_work, scale, B, Hq, Hkv, Sq, Sk, table_ptr, table_stride_0, table_stride_1, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, TOGETHER, SCHEDULE, 1, OUT_APART, PIPELINED, FAST, PRECISE)),
+                (_attend_tiles, (out_desc, lse_ptr, rest_ptr, out_tiles, q_tiles, k_tiles, v_tiles, q_ready, q_free, k_ready, k_free, v_ready, v_free, notes, queue_ptr, n_work, scale, B, Hq, Hkv, Sq, Sk, table_ptr, table_stride_0, table_stride_1, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, TOGETHER, SCHEDULE, 2, OUT_APART, PIPELINED, FAST, PRECISE)),
+                (_load_tiles, (q_desc, k_desc, v_desc, q_tiles, k_tiles, v_tiles, q_ready, q_free, k_ready, k_free, v_ready, v_free, notes, queue_ptr, n_work, scale, B, Hq, Hkv, Sq, Sk, table_ptr, table_stride_0, table_stride_1, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, TOGETHER, SCHEDULE)),
             ],
             [4, 4, 1],
             [REGISTERS, REGISTERS, SPARE],
@@ -709,9 +709,9 @@ def _dq_tile(
     return dq
 
 
-@triton.jit(do_not_specialize=['Hq', 'Hkv', 'Sq', 'Sk', 'table_stride_0', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
+@triton.jit(do_not_specialize=['B', 'Hq', 'Hkv', 'Sq', 'Sk', 'table_stride_0', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
 def _dq_kernel(
-    q_ptr, k_ptr, v_ptr, d_out_ptr, lse_ptr, delta_ptr, dq_ptr, scale, Hq, Hkv, Sq, Sk, table_ptr, table_stride_0, table_stride_1,
+    q_ptr, k_ptr, v_ptr, d_out_ptr, lse_ptr, delta_ptr, dq_ptr, scale, B, Hq, Hkv, Sq, Sk, table_ptr, table_stride_0, table_stride_1,
     q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s,
     D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ALIGN: tl.constexpr, TMA: tl.constexpr,
     GRAD_TABLE: tl.constexpr,
@@ -789,9 +789,9 @@ def _dkdv_tile(
     return dk, dv
 
 
-@triton.jit(do_not_specialize=['Hq', 'Hkv', 'Sq', 'Sk', 'table_stride_0', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
+@triton.jit(do_not_specialize=['B', 'Hq', 'Hkv', 'Sq', 'Sk', 'table_stride_0', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
 def _dkdv_kernel(
-    q_ptr, k_ptr, v_ptr, d_out_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr, scale, Hq, Hkv, Sq, Sk, table_ptr, table_stride_0, table_stride_1,
+    q_ptr, k_ptr, v_ptr, d_out_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr, scale, B, Hq, Hkv, Sq, Sk, table_ptr, table_stride_0, table_stride_1,
     q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s,
     D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ALIGN: tl.constexpr, TMA: tl.constexpr,
     GRAD_TABLE: tl.constexpr,
@@ -839,7 +839,7 @@ def _sum_table_tile(
     q, d_out, row_lse, delta, k_rows, v_rows, batch, kv_head, k0, k_stride_s, v_stride_s, Sk, head, table_ptr, table_stride_0, table_stride_1, row_term, row_term_2,
     D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BK: tl.constexpr, MASKED: tl.constexpr, TMA: tl.constexpr,
 ):
-    """d loss / d table[(16 if 0 < k - (q + Sk - Sq) else 0) + (abs(k - (q + Sk - Sq)) if abs(k - (q + Sk - Sq)) < 8 else min(8 + int(log2(max(abs(float(k) - float(q + Sk - Sq)), 8.0) * 0.125) * 2.0), 15)), h], for every pair of a tile, and the index."""
+    """d loss / d table[(16 if 0 < k - (q + Sk - Sq) else 0) + (abs(k - (q + Sk - Sq)) if abs(k - (q + Sk - Sq)) < 8 else min(8 + int(log2(max(abs(float(k) - float(q + Sk - Sq)), 8.0) * 0.125) * 2.0), 15)), h], for every pair of a tile."""
     k_idx = (k0 + tl.arange(0, BK))[None, :]
     k = _load_rows(k_rows, batch, kv_head, k0, Sk, k_stride_s, BK, D, BLOCK_D, MASKED, TMA)
     v = _load_rows(v_rows, batch, kv_head, k0, Sk, v_stride_s, BK, Dv, BLOCK_DV, MASKED, TMA)
@@ -848,8 +848,7 @@ def _sum_table_tile(
     offset_2 = k_idx - row_term
     distance = tl.abs(offset_2)
     col_term = tl.cast(k_idx, tl.float32)
-    bucket = tl.cast(tl.where(0 < offset_2, 16, 0), tl.int64) + tl.where(distance < 8, distance, tl.minimum(tl.cast(8, tl.int64) + tl.cast(tl.log2(tl.maximum(tl.abs(col_term - row_term_2), 8.0) * 0.125) * 2.0, tl.int32), 15))
-    p = tl.exp2(qk * 1.4426950408889634 + tl.cast(tl.load(table_ptr + bucket * table_stride_0 + tl.cast(head, tl.int64) * table_stride_1, mask=(bucket >= 0) & (bucket < 32), other=0), tl.float32) * 1.4426950408889634 - row_lse)
+    p = tl.exp2(qk * 1.4426950408889634 + tl.cast(tl.load(table_ptr + (tl.cast(tl.where(0 < offset_2, 16, 0), tl.int64) + tl.where(distance < 8, distance, tl.minimum(tl.cast(8, tl.int64) + tl.cast(tl.log2(tl.maximum(tl.abs(col_term - row_term_2), 8.0) * 0.125) * 2.0, tl.int32), 15))) * table_stride_0 + tl.cast(head, tl.int64) * table_stride_1, mask=(tl.cast(tl.where(0 < offset_2, 16, 0), tl.int64) + tl.where(distance < 8, distance, tl.minimum(tl.cast(8, tl.int64) + tl.cast(tl.log2(tl.maximum(tl.abs(col_term - row_term_2), 8.0) * 0.125) * 2.0, tl.int32), 15)) >= 0) & (tl.cast(tl.where(0 < offset_2, 16, 0), tl.int64) + tl.where(distance < 8, distance, tl.minimum(tl.cast(8, tl.int64) + tl.cast(tl.log2(tl.maximum(tl.abs(col_term - row_term_2), 8.0) * 0.125) * 2.0, tl.int32), 15)) < 32), other=0), tl.float32) * 1.4426950408889634 - row_lse)
     if MASKED:
         allowed = (k_idx < Sk)
         p = tl.where(allowed, p, 0.0)
@@ -858,28 +857,30 @@ def _sum_table_tile(
     contribution = g
     if MASKED:
         contribution = tl.where(allowed, contribution, 0.0)
-    return contribution, bucket, head
+    return contribution
 
 
-@triton.jit(do_not_specialize=['Hq', 'Hkv', 'Sq', 'Sk', 'table_stride_0', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
+@triton.jit(do_not_specialize=['B', 'Hq', 'Hkv', 'Sq', 'Sk', 'table_stride_0', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
 def _sum_table_kernel(
-    q_ptr, k_ptr, v_ptr, d_out_ptr, lse_ptr, delta_ptr, cells_ptr, cell_stride_0, cell_stride_1, largest_ptr, unit_ptr, scale, Hq, Hkv, Sq, Sk, table_ptr, table_stride_0, table_stride_1,
+    q_ptr, k_ptr, v_ptr, d_out_ptr, lse_ptr, delta_ptr, above_ptr, below_ptr, scale, B, Hq, Hkv, Sq, Sk, table_ptr, table_stride_0, table_stride_1,
     q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s,
     D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ALIGN: tl.constexpr, TMA: tl.constexpr,
-    MEASURE: tl.constexpr,
 ):
-    """One tile of queries of one head. Adds into cells of 64-bit integers, in units of `unit`: any order gives the same bits.
-
-    With MEASURE, finds the largest contribution instead, from which the host chooses the unit.
-    """
-    query_tile = tl.program_id(0)
+    """The sums along the diagonals of the tiles with query_tile - key_tile = offset, in order."""
+    pid = tl.program_id(0)
+    n_query_tiles = tl.cdiv(Sq, BQ)
+    n_key_tiles = tl.cdiv(Sk, BK)
+    offset = pid - (n_key_tiles - 1)
+    row_in_tile = tl.arange(0, BQ)[:, None]
+    diagonal = tl.arange(0, BK)[None, :]
+    column = (row_in_tile - diagonal + BK) % BK  # the key whose distance is the diagonal's, wrapped around the tile
     k_stride_s = _aligned(k_stride_s, ALIGN)
     v_stride_s = _aligned(v_stride_s, ALIGN)
     q_stride_s = _aligned(q_stride_s, ALIGN)
     group = Hq // Hkv
-    largest = tl.zeros([BQ], tl.float32)
-    per_unit = 1.0 / tl.load(unit_ptr)
-    for batch in tl.range(tl.program_id(1), tl.program_id(1) + 1):
+    above = tl.zeros([BK], tl.float32)
+    below = tl.zeros([BK], tl.float32)
+    for batch in tl.range(0, B):
         for head in tl.range(tl.program_id(2), tl.program_id(2) + 1):
             kv_head = head // group
             row = (batch * tl.cast(Hq, tl.int64) + head) * Sq
@@ -887,42 +888,31 @@ def _sum_table_kernel(
             q_rows = _head_rows(q_ptr, batch, head, q_stride_b, q_stride_h, ALIGN, TMA)
             k_rows = _head_rows(k_ptr, batch, kv_head, k_stride_b, k_stride_h, ALIGN, TMA)
             v_rows = _head_rows(v_ptr, batch, kv_head, v_stride_b, v_stride_h, ALIGN, TMA)
-            q0 = query_tile * BQ
-            rows = q0 + tl.arange(0, BQ)
-            q_idx = rows[:, None]
-            row_lse = tl.load(lse_ptr + row + rows, mask=rows < Sq, other=float("inf"))[:, None]
-            delta = tl.load(delta_ptr + row + rows, mask=rows < Sq, other=0.0)[:, None]
-            row_term = q_idx + Sk - Sq
-            row_term_2 = tl.cast(row_term, tl.float32)
-            full_hi, any_hi = _key_tiles(Sk, BK)
-            q = _load_rows(q_rows, batch, head, q0, Sq, q_stride_s, BQ, D, BLOCK_D, True, TMA)
-            d_out = _load_rows(d_out_rows, batch, head, q0, Sq, Dv, BQ, Dv, BLOCK_DV, True, TMA)
-            for step in tl.range(full_hi):
-                at = step
-                contribution, index_0, index_1 = _sum_table_tile(
-                    q, d_out, row_lse, delta, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, head, table_ptr, table_stride_0, table_stride_1, row_term, row_term_2,
-                    D, Dv, BLOCK_D, BLOCK_DV, BK, False, TMA,
-                )
-                if MEASURE:
-                    largest = tl.maximum(largest, tl.max(tl.abs(contribution), 1))
-                else:
-                    cells = cells_ptr + tl.cast(index_0, tl.int64) * cell_stride_0 + tl.cast(index_1, tl.int64) * cell_stride_1
-                    tl.atomic_add(cells, tl.cast(tl.floor(contribution * per_unit + 0.5), tl.int64), mask=(contribution != 0.0) & (index_0 >= 0) & (index_0 < 32) & (index_1 >= 0) & (index_1 < Hq), sem="relaxed")
-            for step in tl.range(any_hi - full_hi):
-                at = full_hi + step
-                contribution, index_0, index_1 = _sum_table_tile(
-                    q, d_out, row_lse, delta, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, head, table_ptr, table_stride_0, table_stride_1, row_term, row_term_2,
-                    D, Dv, BLOCK_D, BLOCK_DV, BK, True, TMA,
-                )
-                if MEASURE:
-                    largest = tl.maximum(largest, tl.max(tl.abs(contribution), 1))
-                else:
-                    cells = cells_ptr + tl.cast(index_0, tl.int64) * cell_stride_0 + tl.cast(index_1, tl.int64) * cell_stride_1
-                    tl.atomic_add(cells, tl.cast(tl.floor(contribution * per_unit + 0.5), tl.int64), mask=(contribution != 0.0) & (index_0 >= 0) & (index_0 < 32) & (index_1 >= 0) & (index_1 < Hq), sem="relaxed")
+            for query_tile in tl.range(tl.maximum(offset, 0), tl.minimum(n_query_tiles, offset + n_key_tiles)):
+                key_tile = query_tile - offset
+                q0 = query_tile * BQ
+                rows = q0 + tl.arange(0, BQ)
+                q_idx = rows[:, None]
+                row_lse = tl.load(lse_ptr + row + rows, mask=rows < Sq, other=float("inf"))[:, None]
+                delta = tl.load(delta_ptr + row + rows, mask=rows < Sq, other=0.0)[:, None]
+                row_term = q_idx + Sk - Sq
+                row_term_2 = tl.cast(row_term, tl.float32)
+                full_hi, any_hi = _key_tiles(Sk, BK)
+                visited = ((key_tile >= 0) & (key_tile < full_hi)) | ((key_tile >= full_hi) & (key_tile < any_hi))
+                if visited:
+                    q = _load_rows(q_rows, batch, head, q0, Sq, q_stride_s, BQ, D, BLOCK_D, True, TMA)
+                    d_out = _load_rows(d_out_rows, batch, head, q0, Sq, Dv, BQ, Dv, BLOCK_DV, True, TMA)
+                    contribution = _sum_table_tile(
+                        q, d_out, row_lse, delta, k_rows, v_rows, batch, kv_head, key_tile * BK, k_stride_s, v_stride_s, Sk, head, table_ptr, table_stride_0, table_stride_1, row_term, row_term_2,
+                        D, Dv, BLOCK_D, BLOCK_DV, BK, True, TMA,
+                    )
+                    skewed = tl.gather(contribution, column + tl.zeros([BQ, BK], tl.int32), 1)
+                    above += tl.sum(tl.where(row_in_tile >= diagonal, skewed, 0.0), 0)
+                    below += tl.sum(tl.where(row_in_tile < diagonal, skewed, 0.0), 0)
 
-    if MEASURE:
-        cell = (tl.program_id(1) * tl.num_programs(2) + tl.program_id(2)) * tl.num_programs(0) + tl.program_id(0)
-        tl.store(largest_ptr + cell, tl.max(largest, 0))
+    cell = ((tl.program_id(1) * tl.cast(tl.num_programs(2), tl.int64) + tl.program_id(2)) * tl.num_programs(0) + pid) * BK
+    tl.store(above_ptr + cell + tl.arange(0, BK), above)
+    tl.store(below_ptr + cell + tl.arange(0, BK), below)
 
 
 # ---------------------------------------------------------------- on the host
@@ -1025,7 +1015,7 @@ def _arguments(q: Tensor, k: Tensor, v: Tensor, table: Tensor, scale: float) -> 
     """What every kernel takes after its pointers."""
     B, Hq, Sq, _ = q.shape
     Hkv, Sk = k.shape[1:3]
-    return (scale, Hq, Hkv, Sq, Sk, table, table.stride(0), table.stride(1), *q.stride()[:3], *k.stride()[:3], *v.stride()[:3])
+    return (scale, B, Hq, Hkv, Sq, Sk, table, table.stride(0), table.stride(1), *q.stride()[:3], *k.stride()[:3], *v.stride()[:3])
 
 
 def _sizes(q: Tensor, k: Tensor, v: Tensor) -> dict[str, int]:
@@ -1159,7 +1149,7 @@ def _attend(q, k, v, table, scale, precise, layout=None):
             if ready.n_work:
                 queue = _queue(q.device, own) if ready.options["SCHEDULE"] == "queue" else None
                 ready.launch(
-                    *ready.tiles(q, k, v, out), lse, rest, queue, ready.n_work, *arguments[:8],
+                    *ready.tiles(q, k, v, out), lse, rest, queue, ready.n_work, *arguments[:9],
                 )
             else:
                 ready.launch(
@@ -1216,19 +1206,22 @@ def _gradients(
                 num_warps=dq_warps, num_stages=dq_stages,
             )
             if needed[0]:
-                cells = torch.zeros(total_table.shape, dtype=torch.int64, device=q.device)
-                largest = torch.empty((triton.cdiv(Sq, dq_BQ), B, Hq), dtype=torch.float32, device=q.device)
-                unit = torch.ones((), dtype=torch.float32, device=q.device)
-                _sum_table_kernel[(triton.cdiv(Sq, dq_BQ), B, Hq)](
-                    *_tiled(tma, dq_BQ, q), *_tiled(tma, dq_BK, k, v), *_tiled(tma, dq_BQ, d_out), lse, delta, cells, cells.stride(0), cells.stride(1), largest, unit, *arguments, **sizes, BQ=dq_BQ, BK=dq_BK, TMA=tma, num_warps=dq_warps, num_stages=1, MEASURE=True,
+                side = min(dq_BQ, dq_BK)
+                query_tiles, key_tiles = triton.cdiv(Sq, side), triton.cdiv(Sk, side)
+                above = q.new_empty((1, Hq, query_tiles + key_tiles - 1, side), dtype=torch.float32)
+                below = torch.empty_like(above)
+                _sum_table_kernel[(query_tiles + key_tiles - 1, 1, Hq)](
+                    *_tiled(tma, side, q), *_tiled(tma, side, k, v), *_tiled(tma, side, d_out), lse, delta, above, below, *arguments, **sizes, BQ=side, BK=side, TMA=tma, num_warps=dq_warps, num_stages=1,
                 )
-                # The unit is so small that rounding is lost in float32, and so large that the sum of all pairs fits 63 bits.
-                _, exponent = torch.frexp(largest.amax().clamp(min=1e-30))
-                unit = torch.ldexp(torch.ones_like(unit), exponent - (62 - (B * Hq * Sq * Sk).bit_length()))
-                _sum_table_kernel[(triton.cdiv(Sq, dq_BQ), B, Hq)](
-                    *_tiled(tma, dq_BQ, q), *_tiled(tma, dq_BK, k, v), *_tiled(tma, dq_BQ, d_out), lse, delta, cells, cells.stride(0), cells.stride(1), largest, unit, *arguments, **sizes, BQ=dq_BQ, BK=dq_BK, TMA=tma, num_warps=dq_warps, num_stages=1, MEASURE=False,
-                )
-                total_table += (cells.double() * unit).float()
+                # A diagonal crosses two rows of tiles: above in one, below in the next.
+                sum_table = torch.nn.functional.pad(above, (0, 0, 1, 0)) + torch.nn.functional.pad(below, (0, 0, 0, 1))
+                sum_table = sum_table.flatten(2)
+                distances = torch.arange(sum_table.shape[2], device=q.device) - key_tiles * side
+                at_h = torch.arange(Hq, device=q.device)[:, None]
+                at_distance = distances
+                exists = torch.as_tensor(((torch.where(0 < Sq - at_distance - Sk, torch.as_tensor(16, device=q.device), torch.as_tensor(0, device=q.device))) + (torch.where(abs(Sq - at_distance - Sk) < 8, torch.as_tensor(abs(Sq - at_distance - Sk), device=q.device), torch.as_tensor(torch.minimum(torch.as_tensor((torch.log2(torch.maximum(torch.as_tensor(abs((Sq - at_distance - Sk).float()), device=q.device), torch.as_tensor(8.0, device=q.device)) * 0.125) * 2.0).trunc().long() + 8, device=q.device), torch.as_tensor(15, device=q.device)), device=q.device))) >= 0) & ((torch.where(0 < Sq - at_distance - Sk, torch.as_tensor(16, device=q.device), torch.as_tensor(0, device=q.device))) + (torch.where(abs(Sq - at_distance - Sk) < 8, torch.as_tensor(abs(Sq - at_distance - Sk), device=q.device), torch.as_tensor(torch.minimum(torch.as_tensor((torch.log2(torch.maximum(torch.as_tensor(abs((Sq - at_distance - Sk).float()), device=q.device), torch.as_tensor(8.0, device=q.device)) * 0.125) * 2.0).trunc().long() + 8, device=q.device), torch.as_tensor(15, device=q.device)), device=q.device))) < 32) & (at_h >= 0) & (at_h < Hq), device=q.device)
+                cell = torch.as_tensor(((torch.where(0 < Sq - at_distance - Sk, torch.as_tensor(16, device=q.device), torch.as_tensor(0, device=q.device))) + (torch.where(abs(Sq - at_distance - Sk) < 8, torch.as_tensor(abs(Sq - at_distance - Sk), device=q.device), torch.as_tensor(torch.minimum(torch.as_tensor((torch.log2(torch.maximum(torch.as_tensor(abs((Sq - at_distance - Sk).float()), device=q.device), torch.as_tensor(8.0, device=q.device)) * 0.125) * 2.0).trunc().long() + 8, device=q.device), torch.as_tensor(15, device=q.device)), device=q.device)))) * Hq + at_h, device=q.device)
+                total_table += _gathered(sum_table, exists, cell, total_table.numel()).view(total_table.shape)
     else:
         for x in (dq, dk, dv):
             x.zero_()
