@@ -383,10 +383,15 @@ class _Solver:
         if not any(_reads_data(t[0], "q", "k") for t in parts) and left.type is Type.INT:
             return self.unknown()
         # left - right = row part + column part: compare the row part with the negated column part.
-        row = total([t for t in parts if not reads(t[0], "k")], left.type)
-        col = total([(t, -sign) for t, sign in parts if reads(t, "k")], left.type)
-        if c.op is Op.LT and left.type is Type.INT:
-            row = add(row, integer(1))
+        rows = [t for t in parts if not reads(t[0], "k")]
+        columns = [(t, -sign) for t, sign in parts if reads(t, "k")]
+        row, col = total(rows, left.type), total(columns, left.type)
+        if left.type is Type.INT:
+            if c.op is Op.LT:
+                row = add(row, integer(1))
+            elif all(sign < 0 for _, sign in (*rows, *columns)):
+                # -1 - x, which 32 bits hold for every x that they hold.
+                row, col = (sub(integer(-1), total([(t, -sign) for t, sign in p], left.type)) for p in (rows, columns))
         # A strict float test is weakened in `any` and must stay strict in `all`: only `all` would be wrong with <=.
         strict = c.op is Op.LT and left.type is Type.FLOAT
         found = self.data_test(row, col, equal=c.op is Op.EQ)

@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterable, Iterator
 from enum import StrEnum
 
+from attngen.ir.build import integer
 from attngen.ir.nodes import Apply, Expr, Literal, Load, Op, Scalar, Symbol, Type
 from attngen.ir.walk import children, nodes
 from attngen.plan.facts import Facts
@@ -92,6 +93,8 @@ def _is_bounded(e: Expr, facts: Facts, saturates: bool) -> bool:
 def _total(e: Apply, facts: Facts, below: int) -> float:
     """The largest absolute value that the operation itself can give."""
     known = [_magnitude(a, facts, below) for a in e.args]
+    if e.op is Op.SUB and e.args[0] == integer(-1) and isinstance(e.args[1], Scalar | Load) and known[1] == 2.0**31:
+        return 2.0**31 - 1  # all bits turned over
     match e.op:
         case Op.MUL:
             return known[0] * known[1]

@@ -41,6 +41,7 @@ FIX = "bound the int params by a `where`, or compile for a target with 64-bit in
 class _Use(Enum):
     VALUE = "has one value"
     BOUND = "is a loop's bound: below 0 and beyond every sequence are one"
+    TEST = "decides about tiles"
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +137,7 @@ def _claim(plan: KernelPlan, subject: str, uses: str, observers: Sequence[_Obser
         answer = _same(plan, o, deadline)
         if not isinstance(answer, Holds):
             verdict = _verdict(plan, o.e, answer)
-            if o.use is _Use.BOUND and isinstance(verdict, Refuted):
+            if o.use is not _Use.VALUE and isinstance(verdict, Refuted):
                 verdict = Unknown(
                     verdict.by, "; ".join(verdict.example)
                 )  # not the file is wrong: the range is not used
@@ -154,10 +155,6 @@ def _values(plan: KernelPlan) -> Iterator[_Observer]:
                     yield _Observer(node, _Use.VALUE)
                 elif node.op is Op.TO_FLOAT:
                     yield _Observer(node.args[0], _Use.VALUE)
-    for ranges in (plan.keys, plan.queries):
-        for t in ranges.tests:
-            if t.row.type is Type.INT:
-                yield _Observer(Apply(Op.EQ if t.equal else Op.LE, (t.row, t.col), Type.BOOL), _Use.VALUE)
 
 
 def _bounds(plan: KernelPlan) -> Iterator[tuple[str, list[_Observer]]]:
@@ -167,6 +164,10 @@ def _bounds(plan: KernelPlan) -> Iterator[tuple[str, list[_Observer]]]:
         many = len(ranges.all) > 1
         for number, s in enumerate(ranges.all, 1):
             yield f"{name}, all" + (f" {number}" if many else ""), [_Observer(e, _Use.BOUND) for e in (s.lo, s.hi)]
+        for t in ranges.tests:
+            if t.row.type is Type.INT:
+                test = Apply(Op.EQ if t.equal else Op.LE, (t.row, t.col), Type.BOOL)
+                yield f"{name}, {t.name}", [_Observer(test, _Use.TEST)]
 
 
 def _far(e: Expr, plan: KernelPlan) -> list[Expr]:

@@ -40,6 +40,7 @@ RIGHT_ON_BOTH = [
     ("mask = (q * 7 + 3) % 5 != k % 5",),
     ("param far: int", "mask = q <= k + abs(far)"),
     ("mask = q <= 5000000000 + k",),
+    ("param born: int[B, Sk]", "param seen: int[B, Sq]", "mask = not born[b, k] > seen[b, q]"),
     # A bound that 64 bits might not hold, (3 w + q1 // c - 2) c, is not used.
     ("param c: int where c > 0", "param w: int", "mask = k // 8 > k // c - 3 * w or k // c - 3 * w > q // c - 2"),
 ]
@@ -113,6 +114,20 @@ def test_what_is_refuted_is_wrong_when_it_runs() -> None:
         out = np.swapaxes(np.asarray(function(*heads_inside, a=a)), 1, 2)
         expected = evaluate(attention, q, k, v, params={"a": a}, scale=None, dropout_seed=None).out
         assert np.allclose(out, expected, atol=1e-5) == right
+
+
+def test_a_data_test_that_saturating_changes_is_not_used() -> None:
+    """born < seen is tested as 1 - seen <= -born, and near the ends of 32 bits the two sides may come out as one."""
+    lines = "param born: int[B, Sk]\nparam seen: int[B, Sq]\nmask = born[b, k] < seen[b, q]"
+    source = Source(f"attention subject\n{lines}\n", "subject.attn")
+    proof, _ = api.prove(*api.checked_plan(source, target="jax"))
+    assert proof.holds
+    assert proof.dropped
+    assert api.check(source).unknown == ()
+    bounded = source.text.replace("Sk]\n", "Sk] where abs(born) < 1000000\n").replace(
+        "Sq]\n", "Sq] where abs(seen) < 1000000\n"
+    )
+    assert api.check(Source(bounded, "subject.attn"), target="jax").unknown == ()
 
 
 def test_a_bound_that_saturating_might_change_is_not_used() -> None:
