@@ -50,7 +50,7 @@ def _without(ranges: TileRanges, name: str, subjects: set[str], dropped: list[st
     if f"{name}, loops" in subjects:
         some, every = everything, ()
         dropped.append(f"which tiles of {name} to walk (all are visited, and masked)")
-        return replace(ranges, any=some, all=every)
+        return replace(ranges, any=some, all=every, tests=())
     if f"{name}, any" in subjects or any(doubtful(s) for s in some):
         some = everything
         dropped.append(f"which tiles of {name} to skip (none is)")
@@ -62,4 +62,6 @@ def _without(ranges: TileRanges, name: str, subjects: set[str], dropped: list[st
     )
     if kept != every:
         dropped.append(f"which tiles of {name} need no mask ({'fewer do' if kept else 'all are masked'})")
-    return replace(ranges, any=some, all=kept)
+    read = frozenset[str]().union(*(symbols(s.lo) | symbols(s.hi) for s in (*some, *kept)))
+    tests = tuple(t for t in ranges.tests if any(r.startswith(f"{t.name}_") for r in read))
+    return replace(ranges, any=some, all=kept, tests=tests)

@@ -17,7 +17,8 @@ import attngen
 from attngen import api, cli
 from attngen.errors import Refuted as RefutedSpec
 from attngen.errors import Source, Unproved, UsageError
-from attngen.plan import plan
+from attngen.ir.attention import Attention
+from attngen.plan import KernelPlan, plan
 from attngen.plan.simulate import classify
 from attngen.prove.deadline import OutOfTime, limited
 from attngen.prove.fallback import weakened
@@ -169,11 +170,42 @@ def test_what_is_unknown_of_tile_ranges_is_visited_and_masked(subjects: tuple[st
         assert (before != after).any() == told
 
 
+def unsure_at_first(monkeypatch: pytest.MonkeyPatch, first: Proof) -> list[KernelPlan]:
+    """The prover gives this proof of the first plan; of those after it what it finds. All of them are recorded."""
+    plans: list[KernelPlan] = []
+
+    def answer(attention: Attention, planned: KernelPlan, budget: float) -> Proof:
+        plans.append(planned)
+        return first if len(plans) == 1 else prove(attention, planned, budget)
+
+    monkeypatch.setattr("attngen.prove.proof.prove", answer)
+    return plans
+
+
+def test_the_plan_without_what_was_given_up_is_proved_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    claim = Claim("keys, any", "no allowed pair is outside", Unknown("z3", "timeout"))
+    wrong = Claim("keys, all", "every pair inside is allowed", Refuted("z3", ("at q = 0",)))
+    proof = fresh(GOOD)
+    unsure, refuted = (
+        replace(
+            proof,
+            shown=tuple(replace(s, claims=(c,)) if s.obligation is Obligation.TILE_RANGES else s for s in proof.shown),
+        )
+        for c in (claim, wrong)
+    )
+    plans = unsure_at_first(monkeypatch, unsure)
+    kernel = attngen.compile(GOOD)
+    assert kernel.plan == plans[1] != plans[0]
+    monkeypatch.setattr("attngen.prove.proof.prove", lambda _, planned, __: unsure if planned == plans[0] else refuted)
+    with pytest.raises(RefutedSpec):
+        attngen.compile(GOOD)
+
+
 def test_the_header_says_what_was_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     claim = Claim("keys, any", "no allowed pair is outside", Unknown("z3", "timeout"))
     proof = fresh(GOOD)
     shown = tuple(replace(s, claims=(claim,)) if s.obligation is Obligation.TILE_RANGES else s for s in proof.shown)
-    monkeypatch.setattr("attngen.prove.proof.prove", lambda *_: replace(proof, shown=shown))
+    unsure_at_first(monkeypatch, replace(proof, shown=shown))
     kernel = attngen.compile(GOOD)
     assert "# Not proved, and not used: which tiles of keys to skip (none is)." in kernel.source
     assert "tile-ranges" not in next(line for line in kernel.source.split("\n") if line.startswith("# Proved:"))
@@ -254,7 +286,7 @@ def test_the_derivation_is_that_of_the_plan_that_is_emitted(
     unsure = tuple(Claim(f"{axis}, loops", "a sentence", Unknown("z3", "timeout")) for axis in ("keys", "queries"))
     shown = tuple(replace(s, claims=unsure) if s.obligation is Obligation.TILE_RANGES else s for s in proof.shown)
     monkeypatch.setenv("ATTNGEN_CACHE", str(tmp_path / "another"))
-    monkeypatch.setattr("attngen.prove.proof.prove", lambda *_: replace(proof, shown=shown))
+    unsure_at_first(monkeypatch, replace(proof, shown=shown))
     assert cli.main(["check", path, "--explain"]) == 0
     emitted = capsys.readouterr().out
     for text, bounded in ((planned, True), (emitted, False)):
