@@ -16,7 +16,7 @@ MAX_DEPTH = 100
 """Levels of one expression. Comparing costs Python four frames a level, a derivative can double the levels, and Python
 stops at 1,000 frames."""
 
-MAX_WORK = 800_000
+MAX_WORK = 500_000
 """What analysing one file may cost, about a second: one for each node compared."""
 
 _CHECK_COST = 10

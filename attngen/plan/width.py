@@ -57,7 +57,9 @@ def wide(expressions: Iterable[Expr], facts: Facts, below: int) -> tuple[Apply, 
     found: dict[Apply, None] = {}
     for root in expressions:
         for node in nodes(root):
-            if isinstance(node, Apply) and _widens(node) and _total(node, facts, below) >= 2.0**31:
+            if not (isinstance(node, Apply) and _widens(node)) or _turns_bits_over(node):
+                continue
+            if _total(node, facts, below) >= 2.0**31:
                 found[node] = None
     return tuple(found)
 
@@ -66,6 +68,11 @@ def fits(e: Expr, facts: Facts) -> bool:
     """Whether 64 bits hold all of it, whatever the params and for every length that may be launched."""
     operations = (n for n in nodes(e) if isinstance(n, Apply) and _widens(n))
     return all(_total(n, facts, 2**MOST_BITS) < 2.0**63 for n in operations)
+
+
+def _turns_bits_over(e: Apply) -> bool:
+    """-1 - x, which 32 bits hold for every x that they hold."""
+    return e.op is Op.SUB and e.args[0] == integer(-1) and isinstance(e.args[1], Scalar | Load)
 
 
 def _widens(e: Apply) -> bool:
@@ -93,8 +100,6 @@ def _is_bounded(e: Expr, facts: Facts, saturates: bool) -> bool:
 def _total(e: Apply, facts: Facts, below: int) -> float:
     """The largest absolute value that the operation itself can give."""
     known = [_magnitude(a, facts, below) for a in e.args]
-    if e.op is Op.SUB and e.args[0] == integer(-1) and isinstance(e.args[1], Scalar | Load) and known[1] == 2.0**31:
-        return 2.0**31 - 1  # all bits turned over
     match e.op:
         case Op.MUL:
             return known[0] * known[1]

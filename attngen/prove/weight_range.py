@@ -159,7 +159,7 @@ class _Weights:
             score, weight = found.at(w.unit), found.at(walk.substitute(w.stream, {S: w.unit}))
             shown, others = self._in_second_tile(found) or (found, 0)
             lines += self._tiles(found, others, score, weight, single=found is single)
-            named = [*shown.named(), ("score", score), ("weight", weight)]
+            named = [*shown.named(), ("score", score), ("weight", weight), *([("tile", 1)] if others else [])]
         else:
             weight = found.at(w.stream)
             lines.append(f"`{text}` is {_shown(weight)}: {_what(found is single)}")
@@ -182,9 +182,10 @@ class _Weights:
         """
         a, w, wide = self.plan.attention, self.plan.weights, self._wide
         q, k, sq, sk = (build.index(name) for name in ("q", "k", "Sq", "Sk"))
+        has_queries = any(e in (q, sq) for e, _ in found.values) or walk.reads(a.mask, "q", "Sq")
         for longest in (2 * wide, wide + 1, 30 * wide, 2048):
             for query in (wide, longest - 1, 0):
-                sizes = {sq: longest, q: query} if any(e in (q, sq) for e, _ in found.values) else {}
+                sizes = {sq: longest, q: query} if has_queries else {}
                 there = found.moved({**sizes, k: wide, sk: longest}, a)
                 if there is None or not all(there.at(e) for e in (a.mask, *facts_of(a))):
                     continue

@@ -38,7 +38,9 @@ def test_it_fits_and_keeps_to_registers(name: str, dims: tuple[int, int]) -> Non
             assert found[name].loop_spills <= SPILLS
 
 
-@pytest.mark.parametrize(("dtype", "name"), [("bf16", "causal"), ("fp16", "causal")])
+@pytest.mark.parametrize(
+    ("dtype", "name"), [("bf16", "causal"), pytest.param("fp16", "causal", marks=pytest.mark.slow)]
+)
 def test_its_parts(dtype: str, name: str) -> None:
     text = binaries(build(name), "sm_90", (128, 128), dtype, "ptx")["hopper_forward"].data
     assert isinstance(text, str)
@@ -48,7 +50,9 @@ def test_its_parts(dtype: str, name: str) -> None:
     assert "cp.async.bulk.tensor" in text and "mbarrier.try_wait" in text
 
 
-@pytest.mark.parametrize(("dtype", "operands"), [("bf16", "bf16.bf16"), ("fp16", "f16.f16")])
+@pytest.mark.parametrize(
+    ("dtype", "operands"), [("bf16", "bf16.bf16"), pytest.param("fp16", "f16.f16", marks=pytest.mark.slow)]
+)
 def test_the_parts_of_the_backward_kernel(dtype: str, operands: str) -> None:
     text = binaries(build("causal"), "sm_90", (128, 128), dtype, "ptx")["hopper_backward"].data
     assert isinstance(text, str)
