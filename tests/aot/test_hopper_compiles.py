@@ -11,7 +11,7 @@ import attngen
 from attngen.plan.hopper import backward_skeletons, skeletons
 
 DIMS = ((64, 64), (128, 128), (256, 256), (192, 128), (80, 64))
-SAMPLE = {("causal", (128, 128)), ("sink", (64, 64)), ("windowed_alibi", (80, 64)), ("full_bias", (64, 64))}
+SAMPLE = {("causal", (128, 128)), ("sink", (64, 64)), ("windowed_alibi", (80, 64))}
 SPILLS = 8
 """Values that the loop over keys and the one over tiles around it may reload: bookkeeping, never weights or sums, which
 would take 64 at once."""
