@@ -51,9 +51,6 @@ def gluon_view(
     table = {dims: row for dims, row in skeletons(plan, tile).items() if max(dims) not in slower}
     if not table or not (keys.partial or keys.full):
         return None
-    unspecialized = ["n_work", *sizes]
-    for p in params:
-        unspecialized += p.strides[:-1] if p.by_pointer else [p.name]
 
     def own(name: str) -> str:
         return name if name == ZERO else f"own_{name}"
@@ -61,7 +58,7 @@ def gluon_view(
     full = tuple(Run(own(r.start), own(r.stop)) for r in keys.full)
     return GluonView(
         arguments,
-        unspecialized,
+        ["n_work", *_unspecialized(params, sizes)],
         plan.longest_first,
         *_walk(keys),
         keys.full,
@@ -69,6 +66,14 @@ def gluon_view(
         _outside(full),
         tuple((key, skeleton.row) for key, skeleton in table.items()),
     )
+
+
+def _unspecialized(params: tuple[ParamView, ...], sizes: tuple[str, ...]) -> list[str]:
+    """The arguments whose value, were it 1 or a multiple of 16, is no reason to compile again."""
+    found = [*sizes]
+    for p in params:
+        found += p.strides[:-1] if p.by_pointer else [p.name]
+    return found
 
 
 def _walk(keys: RangeView) -> tuple[tuple[str, ...], str]:
@@ -93,17 +98,22 @@ def _outside(full: tuple[Run, ...]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class GluonBackwardView:
-    """A head's tiles of queries are `first … stop - 1`; `masked` says whether the one at `at` needs a mask.
+    """The lines `walk` make a head's tiles of queries `first … stop - 1`; `masked` says whether the one at `at` needs a
+    mask, by the names of `runs`.
 
-    `pair_arguments` are what the scores of a tile read beside its place; `elsewhere` the params (their positions among
-    the gradients) that make the portable kernels run when their gradient is wanted.
+    `pair_arguments` are what the scores of a tile read beside its place, `mask_arguments` what its mask reads and they
+    do not; `mask` is the mask's code by itself. `elsewhere` are the params (their positions among the gradients) that
+    make the portable kernels run when their gradient is wanted.
     """
 
-    first: str
-    stop: str
-    n_steps: str
+    arguments: tuple[str, ...]
+    unspecialized: list[str]
+    walk: tuple[str, ...]
+    runs: tuple[str, ...]
     masked: str
     pair_arguments: tuple[str, ...]
+    mask_arguments: tuple[str, ...]
+    mask: KernelCode
     elsewhere: tuple[int, ...]
     table: tuple[tuple[tuple[int, int], tuple[int | bool, ...]], ...]
 
@@ -112,23 +122,41 @@ def gluon_backward_view(
     plan: KernelPlan,
     queries: RangeView,
     code: KernelCode,
+    mask: KernelCode,
     params: tuple[ParamView, ...],
+    arguments: tuple[str, ...],
+    sizes: tuple[str, ...],
     gradients: tuple[GradientView, ...],
     tile: tuple[int, int] | None,
 ) -> GluonBackwardView | None:
-    """`code` is the dK/dV kernel's. None where the plan has no row, or where no key has a query."""
+    """`code` is the dK/dV kernel's, `mask` that of the mask alone. None where there is no row, or no key meets any."""
     table = backward_skeletons(plan, tile)
     if not table or not queries.results:
         return None
     beside = {p.name for p in params if p.keyword in sums_beside(plan)}
-    first = "any_lo" if "any_lo" in queries.results else ZERO
+    full = dict.fromkeys(name for run in queries.full for name in (run.start, run.stop) if name != ZERO)
     masked = _outside(queries.full)
+    pair_arguments = ("Sq", "Sk", *(a for a in code.arguments if a not in ("Sk", "k0", "k_idx", "kv_head")))
     return GluonBackwardView(
-        first,
-        "any_hi",
-        "any_hi" if first == ZERO else "any_hi - any_lo",
+        arguments,
+        ["n_work", "together", *_unspecialized(params, sizes)],
+        _hull(queries, len(plan.queries.any)),
+        ("first", "stop", *full),
         f"({masked})" if " | " in masked else masked,
-        ("Sq", "Sk", *(a for a in code.arguments if a not in ("Sk", "k0", "k_idx"))),
+        pair_arguments,
+        tuple(a for a in arguments if a not in pair_arguments),
+        mask,
         tuple(i for i, g in enumerate(gradients) if g.param in beside),
         tuple((key, skeleton.row) for key, skeleton in table.items()),
     )
+
+
+def _hull(queries: RangeView, stretches: int) -> tuple[str, ...]:
+    """Lines that bind the first tile of all runs, and the one after the last."""
+    if stretches == 1:
+        return (f"first = {'any_lo' if 'any_lo' in queries.results else ZERO}", "stop = any_hi")
+    lines = ["first = 2**30", "stop = 0"]
+    for run in (*queries.full, *queries.partial):
+        lines.append(f"first = tl.where({run.start} < {run.stop}, tl.minimum(first, {run.start}), first)")
+        lines.append(f"stop = tl.where({run.start} < {run.stop}, tl.maximum(stop, {run.stop}), stop)")
+    return (*lines, "first = tl.minimum(first, stop)")

@@ -33,7 +33,8 @@ class LaunchView:
     output_names: str
     gradient_types: str
     gradients: tuple[GradientView, ...]
-    hopper_backward_call: tuple[str, ...]
+    hopper_backward_arguments: tuple[str, ...]
+    hopper_backward_options: tuple[str, ...]
     forward_arguments: tuple[str, ...]
     forward_options: tuple[str, ...]
     hopper_arguments: tuple[str, ...]
@@ -44,8 +45,10 @@ class LaunchView:
     scalars: tuple[str, ...]
     maybe_tensors: tuple[str, ...]  # scalars that may be given as tensors
     requires_grad: str  # whether one of them needs a gradient
-    dkdv_call: tuple[str, ...]
-    dq_call: tuple[str, ...]
+    dkdv_arguments: tuple[str, ...]
+    dkdv_options: tuple[str, ...]
+    dq_arguments: tuple[str, ...]
+    dq_options: tuple[str, ...]
     saved_tensors: str
     values: tuple[str, ...]
     returned_gradients: str
@@ -78,8 +81,6 @@ def launch_view(
     by_name = {g.param: g.total for g in gradients}
     values = ("scale", *sizes, *(v for p in params for v in p.host_arguments))
     checks = check_lines(plan, params)
-    inputs = ("*_tiled(tma, BQ, q)", "*_tiled(tma, BK, k, v)")
-    dq_inputs = ("*_tiled(tma, dq_BQ, q)", "*_tiled(tma, dq_BK, k, v)", "*_tiled(tma, dq_BQ, d_out)")
     seed = ("seed",) if attention.dropout is not None else ()
     pointers = tuple(p.name for p in params if p.by_pointer)
     key_tests = tuple(n.removesuffix("_ptr") for t in tests if t.axis == "k" for n in t.pointers)
@@ -135,17 +136,17 @@ def launch_view(
             *(("PRECISE=precise",) if saves_rest else ()),
             "num_warps=4",
         ),
-        hopper_backward_call=(
-            "*_hopper_tiles(BQ, q)",
-            "*_hopper_tiles(BK, k, v)",
-            "*_hopper_tiles(BQ, d_out)",
-            "*_hopper_tiles(BK, dk, dv)",
+        hopper_backward_arguments=(
+            "*by_keys.tiles(q, k, v, d_out, dk, dv)",
             *row_tensors,
             "dq_parts",
-            "turns[1:]",
             "turns",
-            "n_work",
+            "queue",
+            "by_keys.n_work",
+            "by_keys.together",
             f"*arguments[:{len(values)}]",
+        ),
+        hopper_backward_options=(
             "D=D",
             "Dv=Dv",
             "BLOCK_D=block",
@@ -153,11 +154,10 @@ def launch_view(
             "BQ=BQ",
             "BK=BK",
             "STAGES=stages",
-            "TOGETHER=together",
             "HELD=held",
             "SPARE=spare",
             "FAST=True",
-            "num_warps=8",
+            "num_warps=4",
         ),
         inputs=("q", "k", "v", *(p.name for p in params), "scale", *seed, *(("precise",) if saves_rest else ())),
         laid_out=("q", "k", "v", *(p.name for p in params if p.rank)),
@@ -168,9 +168,8 @@ def launch_view(
             *(("dropout_seed",) if seed else ()),
         ),
         requires_grad=" or ".join(f"{x}.requires_grad" for x in ("q", "k", "v", *pointers)),
-        dkdv_call=(
-            *inputs,
-            "*_tiled(tma, BQ, d_out)",
+        dkdv_arguments=(
+            "*by_keys.tiles(q, k, v, d_out)",
             *row_tensors,
             "dk",
             "dv",
@@ -178,6 +177,8 @@ def launch_view(
             *seed,
             *query_tests,
             "*arguments",
+        ),
+        dkdv_options=(
             "**sizes",
             "BQ=BQ",
             "BK=BK",
@@ -186,14 +187,16 @@ def launch_view(
             "num_warps=warps",
             "num_stages=stages",
         ),
-        dq_call=(
-            *dq_inputs,
+        dq_arguments=(
+            "*by_rows.tiles(q, k, v, d_out)",
             *row_tensors,
             "dq",
             *dq_sums,
             *seed,
             *key_tests,
             "*arguments",
+        ),
+        dq_options=(
             "**sizes",
             "BQ=dq_BQ",
             "BK=dq_BK",

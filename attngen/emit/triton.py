@@ -92,13 +92,16 @@ class _Emitter:
         kernel = self.kernel_view()
         pair_gradients = tuple(self.pair_gradient(g, keys) for g in self.plan.gradients if g.gather not in AXES)
         key_pointers = tuple(p for t in tests if t.axis == "k" for p in t.pointers)
-        fast = None
+        gradients = gradient_views(self.plan, self.params, {p.name: p.host_lines for p in pair_gradients})
+        fast = fast_bwd = None
         tile = self.options.tile or self.attention.tile
         if self.options.arch in ("auto", "sm_90"):
             slower = frozenset(t.head_block for t in self.options.tuned_gpu if t.chip == "sm_90" and t.forward)
             fast = gluon_view(self.plan, keys, self.params, self.arguments, self.size_names, tile, slower)
-        gradients = gradient_views(self.plan, self.params, {p.name: p.host_lines for p in pair_gradients})
-        fast_bwd = gluon_backward_view(self.plan, queries, dkdv, self.params, gradients, tile) if fast else None
+            mask = self.write(Level.COLUMN, {}, {}, self.plan.query_loops)
+            fast_bwd = gluon_backward_view(
+                self.plan, queries, dkdv, mask, self.params, self.arguments, self.size_names, gradients, tile
+            )
         context: dict[str, Any] = dict(  # noqa: C408 - the keys are the templates' names
             a=self.header(),
             longest_bits=self.plan.choices.longest_bits,

@@ -12,16 +12,17 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from attngen.ir.build import real
 from attngen.ir.nodes import Apply, Expr, Literal, Op, Symbol, Type
-from attngen.ir.walk import loads, nodes, reads
+from attngen.ir.walk import loads, reads
 from attngen.plan.kernel import Gather, KernelPlan
 from attngen.plan.linear import linear
 from attngen.plan.schedule import Level, is_dear, level_of
+from attngen.plan.segments import Segment
 from attngen.plan.tiles import Burden
 from attngen.plan.weights import Form
 
 HEAD_BLOCKS = (64, 128, 256)
+SQ = Symbol("Sq", Type.INT)
 
 
 class Schedule(StrEnum):
@@ -119,11 +120,12 @@ def _fastest(plan: KernelPlan) -> Mapping[tuple[int, int], Skeleton]:
 
 @dataclass(frozen=True, slots=True)
 class BackwardSkeleton:
-    """Two warpgroups compute, 64 of the `keys` each, and walk tiles of `queries`, `stages` of which are in flight.
+    """Two warpgroups compute, half of the `keys` each, and walk tiles of `queries`, `stages` of which are in flight.
 
     S, dP, dV, dK and dQ are five products, where the portable kernels need seven. A program holds a tile of keys, so
     its part of dQ is added to that of the tiles before it, in their order: `together` heads take their tiles in turn,
-    so that few tiles of a head wait for each other. held: keys and values stay in registers, where they fit, and the
+    so that few tiles of a head wait for each other; more of them where a head has fewer than `ahead` / `together` tiles
+    of keys. held: keys and values stay in registers, where they fit, and the
     products read half as much of shared memory. `spare` are the registers of the warps that fetch and wait.
     """
 
@@ -132,36 +134,36 @@ class BackwardSkeleton:
     stages: int
     held: bool
     together: int
+    ahead: int
     spare: int
 
     @property
     def row(self) -> tuple[int | bool, ...]:
-        return (self.queries, self.keys, self.stages, self.held, self.together, self.spare)
+        return (self.queries, self.keys, self.stages, self.held, self.together, self.ahead, self.spare)
 
 
 _BACKWARD = {
-    (64, 64): BackwardSkeleton(64, 128, stages=3, held=True, together=16, spare=24),
-    (128, 128): BackwardSkeleton(64, 128, stages=3, held=False, together=4, spare=24),
+    (64, 64): BackwardSkeleton(64, 128, stages=3, held=True, together=4, ahead=512, spare=24),
+    (128, 128): BackwardSkeleton(64, 128, stages=3, held=False, together=2, ahead=256, spare=24),
 }
 
 
 def backward_skeletons(plan: KernelPlan, own: tuple[int, int] | None) -> Mapping[tuple[int, int], BackwardSkeleton]:
     """Where dQ, dK and dV come from one kernel; elsewhere, and where the spec has its `own` tile, from portable ones.
 
-    The weights are exponentials of scores that know no positions, and what multiplies q . k is one number for every
-    pair: a thread has no room for a pair's derivative beside its weight until dP meets them, nor for terms of the
-    score. Some tiles need no mask.
+    The weights are exponentials, some tiles need no mask, and no mask reads data. At head dim 128 a param's element
+    whose place is dear to compute for every pair leaves too few registers.
     """
-    light = plan.burden is Burden.LIGHT and plan.weights.form is Form.EXPONENTIAL
-    light = light and bool(plan.key_loops.full and plan.query_loops.full)
-    plain = plan.d_pair == real(1.0) and all(
-        isinstance(n, Literal | Apply) or n == Symbol("scale", Type.FLOAT) for n in nodes(plan.d_factor)
-    )
-    if own is not None or not light or not plain or not in_turn(plan):
+    heavy = plan.burden in (Burden.RANDOM, Burden.DATA) or plan.weights.form is not Form.EXPONENTIAL
+    some_whole = plan.key_loops.full and plan.query_loops.full
+    if own is not None or heavy or not some_whole or not in_turn(plan):
         return {}
+    pairs = [e for e in loads(plan.weights.unit) if level_of(e) is Level.PAIR]
+    wide = 64 if any(is_dear(i) for e in pairs for i in e.indices) else 128
+    rows = {dims: s for dims, s in _BACKWARD.items() if max(dims) <= wide}
     if plan.growing_keys:  # tiles of keys get shorter: more heads share the cache, fewer programs wait
-        return {dims: replace(s, together=16) for dims, s in _BACKWARD.items()}
-    return _BACKWARD
+        rows = {dims: replace(s, together=16, ahead=512) for dims, s in rows.items()}
+    return rows
 
 
 def sums_beside(plan: KernelPlan) -> tuple[str, ...]:
@@ -173,12 +175,29 @@ def sums_beside(plan: KernelPlan) -> tuple[str, ...]:
 def in_turn(plan: KernelPlan) -> bool:
     """Whether the tiles of keys that meet a tile of queries are consecutive: then each waits for the one before it.
 
-    They are where the queries are one stretch whose ends never move back as keys move on.
+    They are where the queries are one stretch whose ends never move back as keys move on. The kernel walks the hull of
+    several: its start never moves back where one stretch, up to the last query, does not, and the others are all
+    queries as long as keys come early enough, and none from then on.
     """
-    if plan.queries.tests or len(plan.queries.any) != 1:
+    if plan.queries.tests:
         return False
-    stretch = plan.queries.any[0]
-    return _rises(stretch.lo) and _rises(stretch.hi)
+    stretches = [s for s in plan.queries.any if not _leads(s)]
+    if len(stretches) != 1:
+        return False
+    last = stretches[0].hi == SQ or len(plan.queries.any) == 1
+    return last and _rises(stretches[0].lo) and _rises(stretches[0].hi)
+
+
+def _leads(stretch: Segment) -> bool:
+    """Whether a stretch of queries is `all if early else nothing`, where no early keys come after others."""
+    match stretch.hi:
+        case Apply(
+            op=Op.MIN, args=(a, Apply(op=Op.SELECT, args=(Apply(op=Op.LT, args=(late, limit)), b, Literal(value=0))))
+        ):
+            starts = isinstance(stretch.lo, Literal) and stretch.lo.value == 0
+            return starts and a == b == SQ and not reads(limit, "k0", "k1") and _rises(late)
+        case _:
+            return False
 
 
 def _rises(e: Expr) -> bool:

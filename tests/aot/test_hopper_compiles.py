@@ -57,8 +57,9 @@ def test_the_parts_of_the_backward_kernel(dtype: str, operands: str) -> None:
     text = binaries(build("causal"), "sm_90", (128, 128), dtype, "ptx")["hopper_backward"].data
     assert isinstance(text, str)
     products = re.findall(rf"wgmma\.mma_async\.sync\.aligned\.(m64n\d+k16)\.f32\.{operands}", text)
-    # Five products a tile: S, dP and dQ in eight steps of 64 columns, dV and dK in four of 128; S once more to begin.
-    assert (products.count("m64n64k16"), products.count("m64n128k16")) == (32, 8)
+    # Two warpgroups, five products a tile: S, dP and dQ in eight steps of 64 columns, dV and dK in four of 128; S once
+    # more to begin.
+    assert (products.count("m64n64k16"), products.count("m64n128k16")) == (64, 16)
     assert "ld.acquire.gpu.global" in text and "st.release.gpu.global" in text
     assert re.search(r"atom\.global\.gpu\.relaxed\.add\.v4\.f32", text)
 

@@ -345,6 +345,12 @@ def _forward_kernel(
     tl.store(lse_ptr + row + rows, lse, mask=rows < Sq)
 
 
+@gluon.jit
+def _again(item):
+    """`item`, unknown to the compiler: what is computed from it anew need not be kept in registers until then."""
+    return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [item], dtype=gl.int32, is_pure=False, pack=1)
+
+
 # ---------------------------------------------------------------- forward, for compute capability 9.0
 
 
@@ -359,12 +365,6 @@ def _hold_back(n_steps):
         is_pure=False,
         pack=1,
     )
-
-
-@gluon.jit
-def _again(item):
-    """`item`, unknown to the compiler: what is computed from it anew need not be kept in registers until then."""
-    return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [item], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
@@ -1071,8 +1071,9 @@ class _Ready:
     and so is the compiled kernel: Triton takes longer to look it up than to launch it.
     """
 
-    def __init__(self, kernel, grid: int, BK: int, descriptors: tuple, options: dict, n_work: int = 0) -> None:
+    def __init__(self, kernel, grid: int, BK: int, descriptors: tuple, options: dict, n_work: int = 0, together: int = 0) -> None:
         self.kernel, self.grid, self.BK, self.options, self.n_work = kernel, (grid, 1, 1), BK, options, n_work
+        self.together = together
         # Without the tensors, whose memory is not ours to keep.
         self.descriptors = tuple((type(x), {**vars(x), "base": None}) for x in descriptors)
         self.constants = tuple(options[name] for name in kernel.arg_names if name in options)
@@ -1096,7 +1097,7 @@ class _Ready:
             self.compiled[self.grid](*arguments, *self.constants)
 
 
-_READY: dict[tuple, _Ready] = {}
+_READY: dict[tuple, _Ready | tuple] = {}
 
 
 def _layout(q, k, v, bias) -> tuple:
@@ -1210,36 +1211,62 @@ def _(q, k, v, bias, scale, precise=False):
     return out, lse, torch.empty_like(out) if precise else out.new_empty(0)
 
 
+def _prepared_backward(
+    q: Tensor, k: Tensor, v: Tensor, d_out: Tensor, dk: Tensor, dv: Tensor, has_d_lse: bool, precise: bool, needed: list[bool]
+) -> tuple[_Ready | None, _Ready, _Ready]:
+    """What each row needs once; dK and dV; and dQ."""
+    B, Hq, Sq, D = q.shape
+    Hkv, Sk, Dv = v.shape[1:]
+    sizes = _sizes(q, k, v)
+    _, (BQ, BK, warps, stages), (dq_BQ, dq_BK, dq_warps, dq_stages) = _tiles(q, v)
+    tma = _has_tma(_chip(q.device), q, k, v, d_out)
+    options = dict(Dv=Dv, BLOCK_DV=sizes["BLOCK_DV"], ROWS=32, HAS_D_LSE=has_d_lse, PRECISE=precise)
+    rows = _Ready(_rows_kernel, triton.cdiv(B * Hq * Sq, 32), 0, (), options)
+    descriptors = (*_tiled(tma, BQ, q), *_tiled(tma, BK, k, v), *_tiled(tma, BQ, d_out)) if tma else ()
+    options = dict(
+        **sizes, BQ=BQ, BK=BK, TMA=tma, GRAD_BIAS=needed[0], num_warps=warps, num_stages=stages,
+    )
+    by_keys = _Ready(_dkdv_kernel, triton.cdiv(Sk, BK) * B * Hkv, BK, descriptors, options)
+    descriptors = (*_tiled(tma, dq_BQ, q), *_tiled(tma, dq_BK, k, v), *_tiled(tma, dq_BQ, d_out)) if tma else ()
+    options = dict(
+        **sizes, BQ=dq_BQ, BK=dq_BK, TMA=tma, GRAD_BIAS=needed[0], num_warps=dq_warps, num_stages=dq_stages,
+    )
+    return rows, by_keys, _Ready(_dq_kernel, triton.cdiv(Sq, dq_BQ) * B * Hq, dq_BK, descriptors, options)
+
+
 def _gradients(
     d_out: Tensor, d_lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, out: Tensor, lse: Tensor, rest: Tensor,
     scale: float, needed: list[bool]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The gradients of q, k, v and of the float params, empty where not needed."""
+    layout = _layout(q, k, v, bias)
     q, k, v, d_out = _rows_first(q), _rows_first(k), _rows_first(v), d_out.contiguous()
     B, Hq, Sq, D = q.shape
     Hkv, Sk, Dv = v.shape[1:]
     dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
     total_bias = torch.zeros_like(bias, dtype=torch.float32) if needed[0] else bias.new_empty(0)
     if q.numel() and k.numel():
-        arguments, sizes = _arguments(q, k, v, bias, scale), _sizes(q, k, v)
-        _, (BQ, BK, warps, stages), (dq_BQ, dq_BK, dq_warps, dq_stages) = _tiles(q, v)
+        arguments = _arguments(q, k, v, bias, scale)
+        sizes = _sizes(q, k, v)
+        dq_BQ, dq_BK, dq_warps, _ = _tiles(q, v)[2]
         tma = _has_tma(_chip(q.device), q, k, v, d_out)
+        d_lse = d_lse if d_lse is None else d_lse.contiguous()
+        key = ("backward", layout, d_out.data_ptr() % 16, d_lse is None or (d_lse.dtype, d_lse.data_ptr() % 16), rest.numel() > 0, tuple(needed))
+        found = _READY.get(key)
+        if found is None:
+            if len(_READY) >= 1024:
+                _READY.clear()
+            found = _READY[key] = _prepared_backward(q, k, v, d_out, dk, dv, d_lse is not None, rest.numel() > 0, needed)
+        rows, by_keys, by_rows = found
         with torch.cuda.device_of(q):
             lse, natural_lse = torch.empty_like(lse), lse
             delta = torch.empty_like(lse)
-            _rows_kernel[(triton.cdiv(B * Hq * Sq, 32),)](
-                natural_lse, lse, out, rest, d_out, d_lse if d_lse is None else d_lse.contiguous(), delta, B * Hq * Sq,
-                Dv=Dv, BLOCK_DV=sizes["BLOCK_DV"], ROWS=32, HAS_D_LSE=d_lse is not None, PRECISE=rest.numel() > 0,
+            rows.launch(natural_lse, lse, out, rest, d_out, d_lse, delta, B * Hq * Sq)
+            by_keys.launch(
+                *by_keys.tiles(q, k, v, d_out), lse, delta, dk, dv, *arguments,
             )
-            _dkdv_kernel[(triton.cdiv(Sk, BK) * B * Hkv,)](
-                *_tiled(tma, BQ, q), *_tiled(tma, BK, k, v), *_tiled(tma, BQ, d_out), lse, delta, dk, dv,
-                *arguments, **sizes, BQ=BQ, BK=BK, TMA=tma, GRAD_BIAS=needed[0], num_warps=warps,
-                num_stages=stages,
-            )
-            _dq_kernel[(triton.cdiv(Sq, dq_BQ) * B * Hq,)](
-                *_tiled(tma, dq_BQ, q), *_tiled(tma, dq_BK, k, v), *_tiled(tma, dq_BQ, d_out), lse, delta, dq,
-                *arguments, **sizes, BQ=dq_BQ, BK=dq_BK, TMA=tma, GRAD_BIAS=needed[0],
-                num_warps=dq_warps, num_stages=dq_stages,
+            by_rows.launch(
+                *by_rows.tiles(q, k, v, d_out), lse, delta, dq, *arguments,
             )
             if needed[0]:
                 cells = torch.zeros(total_bias.shape, dtype=torch.int64, device=q.device)

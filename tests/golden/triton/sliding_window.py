@@ -129,10 +129,11 @@ HOPPER = {
 }
 
 # The backward kernel of compute capability 9.0, likewise: queries, keys, stages, whether keys and values are held in
-# registers, heads whose tiles are taken in turn, registers of a thread that fetches or waits.
+# registers, heads whose tiles are taken in turn, at least, and tiles of keys of all these heads, registers of a thread
+# that fetches or waits.
 HOPPER_BACKWARD = {
-    (64, 64): (64, 128, 3, True, 16, 24),
-    (128, 128): (64, 128, 3, False, 4, 24),
+    (64, 64): (64, 128, 3, True, 4, 512, 24),
+    (128, 128): (64, 128, 3, False, 2, 256, 24),
 }
 
 
@@ -314,6 +315,12 @@ def _forward_kernel(
     tl.store(lse_ptr + row + rows, lse, mask=rows < Sq)
 
 
+@gluon.jit
+def _again(item):
+    """`item`, unknown to the compiler: what is computed from it anew need not be kept in registers until then."""
+    return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [item], dtype=gl.int32, is_pure=False, pack=1)
+
+
 # ---------------------------------------------------------------- forward, for compute capability 9.0
 
 
@@ -328,12 +335,6 @@ def _hold_back(n_steps):
         is_pure=False,
         pack=1,
     )
-
-
-@gluon.jit
-def _again(item):
-    """`item`, unknown to the compiler: what is computed from it anew need not be kept in registers until then."""
-    return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [item], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
@@ -847,10 +848,10 @@ def _pass_turn(turns, turn):
 
 
 @gluon.jit
-def _key_item(item, n_tiles, n_heads, n_work, TOGETHER: gl.constexpr):
-    """(tile, batch, head) of an item: tile by tile, TOGETHER heads at a time, so that few tiles of a head wait for turns."""
-    first = item // (n_tiles * TOGETHER) * TOGETHER
-    width = tl.minimum(n_work // n_tiles - first, TOGETHER)
+def _key_item(item, n_tiles, n_heads, n_work, together):
+    """(tile, batch, head) of an item: tile by tile, `together` heads at a time, so that few tiles of a head wait for turns."""
+    first = item // (n_tiles * together) * together
+    width = tl.minimum(n_work // n_tiles - first, together)
     i = item - first * n_tiles
     return i // width, (first + i % width) // n_heads, (first + i % width) % n_heads
 
@@ -860,37 +861,42 @@ def _query_runs(
     k0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk,
     D: gl.constexpr, Dv: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr,
 ):
-    """The tiles of queries that BK keys from k0 on meet, as `_query_tiles` has them."""
+    """The tiles of queries that BK keys from k0 on meet: first … stop - 1; and which of them need no mask."""
     k1 = tl.minimum(k0 + BK, Sk) - 1
-    return _query_tiles(k0, k1, Sq, Sk, BQ)
+    full_lo, full_hi, any_lo, any_hi = _query_tiles(k0, k1, Sq, Sk, BQ)
+    first = any_lo
+    stop = any_hi
+    return first, stop, full_lo, full_hi
 
 
 @gluon.jit
 def _load_backward_tiles(
-    q_desc, k_desc, v_desc, d_out_desc, lse_ptr, delta_ptr, k_tile, v_tile, q_tiles, d_out_tiles, lse_tiles, delta_tiles, k_ready, v_ready, q_ready, q_free, d_out_ready, d_out_free,
-    item, n_work, scale, Hq, Hkv, Sq, Sk,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, TOGETHER: gl.constexpr, TURNS: gl.constexpr,
+    q_desc, k_desc, v_desc, d_out_desc, lse_ptr, delta_ptr, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, lse_tiles, delta_tiles, k_ready, v_ready, q_ready, q_free, d_out_ready, d_out_free, ds_ready,
+    item, n_work, together, scale, Hq, Hkv, Sq, Sk,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr,
 ):
     """The warp that fetches: keys and values once, queries and what belongs to them as far ahead as there is room.
 
     After a head's last tile one turn stays empty: its scores are computed, for the pipeline's sake, and not used.
     """
-    tile, batch, kv_head = _key_item(item, (Sk + BK - 1) // BK, Hkv, n_work, TOGETHER)
+    HALF: gl.constexpr = BK // 2
+    tile, batch, kv_head = _key_item(item, (Sk + BK - 1) // BK, Hkv, n_work, together)
     k0 = tile * BK
-    mbarrier.expect(k_ready, k_desc.block_type.nbytes)
-    tma.async_copy_global_to_shared(k_desc, [batch, kv_head, k0, 0], k_ready, k_tile.index(0))
-    mbarrier.expect(v_ready, v_desc.block_type.nbytes)
-    tma.async_copy_global_to_shared(v_desc, [batch, kv_head, k0, 0], v_ready, v_tile.index(0))
+    mbarrier.expect(k_ready, 2 * k_desc.block_type.nbytes)
+    mbarrier.expect(v_ready, 2 * v_desc.block_type.nbytes)
+    for part in gl.static_range(2):
+        tma.async_copy_global_to_shared(k_desc, [batch, kv_head, k0 + part * HALF, 0], k_ready, k_tiles.index(part))
+        tma.async_copy_global_to_shared(v_desc, [batch, kv_head, k0 + part * HALF, 0], v_ready, v_tiles.index(part))
     q_turn = 0
     d_out_turn = 0
     group = Hq // Hkv
     for member in range(group):
         head = kv_head * group + member
         row = (batch * tl.cast(Hq, gl.int64) + head) * Sq
-        full_lo, full_hi, any_lo, any_hi = _query_runs(k0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, D, Dv, BQ, BK)
-        n_steps = any_hi - any_lo
+        first, stop, full_lo, full_hi = _query_runs(k0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, D, Dv, BQ, BK)
+        n_steps = stop - first
         for step in range(n_steps):
-            q0 = (any_hi - 1 - step) * BQ
+            q0 = (stop - 1 - step) * BQ
             rows = q0 + gl.arange(0, BQ, layout=gl.BlockedLayout([1], [32], [1], [0]))
             row_lse = gl.load(lse_ptr + row + rows, mask=rows < Sq, other=float("inf"))
             delta = gl.load(delta_ptr + row + rows, mask=rows < Sq, other=0.0)
@@ -914,21 +920,19 @@ def _load_backward_tiles(
 
 
 @gluon.jit
-def _await_turns(turns_ptr, turn_ready, turn_passed, item, n_work, scale, Hq, Hkv, Sq, Sk, D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, TOGETHER: gl.constexpr, TURNS: gl.constexpr):
+def _await_turns(turns_ptr, turn_ready, turn_passed, item, n_work, together, scale, Hq, Hkv, Sq, Sk, D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr):
     """The warp that waits, for each tile of dQ, until the tile of keys before this one has added its part."""
-    tile, batch, kv_head = _key_item(item, (Sk + BK - 1) // BK, Hkv, n_work, TOGETHER)
+    tile, batch, kv_head = _key_item(item, (Sk + BK - 1) // BK, Hkv, n_work, together)
     k0 = tile * BK
     turn = 0
     group = Hq // Hkv
     for member in range(group):
         head = kv_head * group + member
         turns = turns_ptr + (batch * Hq + head) * ((Sq + BQ - 1) // BQ)
-        full_lo, full_hi, any_lo, any_hi = _query_runs(k0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, D, Dv, BQ, BK)
-        first = any_lo
-        stop = any_hi
-        full_lo, full_hi, any_lo, any_hi = _query_runs(tl.maximum(k0 - BK, 0), batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, D, Dv, BQ, BK)
-        first_before = any_lo
-        stop_before = tl.where(tile > 0, any_hi, first_before)
+        first, stop, full_lo, full_hi = _query_runs(tl.maximum(k0 - BK, 0), batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, D, Dv, BQ, BK)
+        first_before = first
+        stop_before = tl.where(tile > 0, stop, first_before)
+        first, stop, full_lo, full_hi = _query_runs(k0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, D, Dv, BQ, BK)
         for step in range(stop - first):
             at = stop - 1 - step
             mbarrier.wait(turn_passed.index(turn % TURNS), (turn // TURNS & 1) ^ 1)
@@ -939,187 +943,265 @@ def _await_turns(turns_ptr, turn_ready, turn_passed, item, n_work, scale, Hq, Hk
 
 
 @gluon.jit
-def _pass_turns(turns_ptr, turn_added, turn_passed, item, n_work, scale, Hq, Hkv, Sq, Sk, D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, TOGETHER: gl.constexpr, TURNS: gl.constexpr):
+def _pass_turns(turns_ptr, turn_added, turn_passed, item, n_work, together, scale, Hq, Hkv, Sq, Sk, D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr):
     """The warp that tells the next tile of keys, for each tile of dQ, that this one's part is added."""
-    tile, batch, kv_head = _key_item(item, (Sk + BK - 1) // BK, Hkv, n_work, TOGETHER)
+    tile, batch, kv_head = _key_item(item, (Sk + BK - 1) // BK, Hkv, n_work, together)
     turn = 0
     group = Hq // Hkv
     for member in range(group):
         head = kv_head * group + member
         turns = turns_ptr + (batch * Hq + head) * ((Sq + BQ - 1) // BQ)
-        full_lo, full_hi, any_lo, any_hi = _query_runs(tile * BK, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, D, Dv, BQ, BK)
-        for step in range(any_hi - any_lo):
+        first, stop, full_lo, full_hi = _query_runs(tile * BK, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, D, Dv, BQ, BK)
+        for step in range(stop - first):
             mbarrier.wait(turn_added.index(turn % TURNS), turn // TURNS & 1)
-            _pass_turn(turns + any_hi - 1 - step, tile + 1)
+            _pass_turn(turns + stop - 1 - step, tile + 1)
             mbarrier.arrive(turn_passed.index(turn % TURNS), count=1)
             turn += 1
 
 
 @gluon.jit
-def _weigh_again(
-    qk, lse_tile, batch, head, q0, masked, k0, k_idx, Sq, Sk, logit_scale,
+def _may_attend(
+    like, q0, k0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk,
     D: gl.constexpr, Dv: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr,
 ):
-    """The weights of a tile, keys down and queries across, from its scores and the rows' log-sum-exp."""
+    """Which pairs of a tile the mask allows. Positions are computed anew: kept for it, they would not fit in registers."""
+    layout: gl.constexpr = like.type.layout
+    q_idx = _again(q0 + gl.arange(0, BQ, layout=gl.SliceLayout(0, layout)))[None, :]
+    k_idx = _again(k0 + gl.arange(0, BK, layout=gl.SliceLayout(1, layout)))[:, None]
+    row_term = q_idx + Sk - Sq
+    return (q_idx < Sq) & (k_idx <= row_term) & (row_term - k_idx < 1024) & (k_idx < Sk)
+
+
+@gluon.jit
+def _weigh_again(
+    qk, lse_tile, batch, head, kv_head, q0, masked, k0, k_idx, Sq, Sk, logit_scale,
+    scale, Hq, Hkv,
+    D: gl.constexpr, Dv: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, dtype: gl.constexpr,
+):
+    """The weights of a tile, keys down and queries across, from its scores and the rows' log-sum-exp: packed."""
     columns: gl.constexpr = gl.SliceLayout(0, qk.type.layout)
-    q_idx = (q0 + gl.arange(0, BQ, layout=columns))[None, :]
     row_lse = lse_tile.load(columns)[None, :]
     p = tl.exp2(qk * logit_scale - row_lse)
+    weight = _packed(p, dtype)
     if masked:
-        row_term = q_idx + Sk - Sq
-        p = tl.where((q_idx < Sq) & (k_idx <= row_term) & (row_term - k_idx < 1024) & (k_idx < Sk), p, 0.0)
-    return p
+        allowed = _may_attend(qk, q0, k0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, D, Dv, BQ, BK)
+        low, high = allowed.reshape([BK, BQ // 2, 2]).split()
+        kept = gl.where(low, 0xFFFF, 0) | gl.where(high, -65536, 0)
+        weight &= kept
+    return weight
+
+
+@gluon.jit
+def _packed(x, dtype: gl.constexpr):
+    """Neighbours of a tile in half precision, two in a register: as tensors of 16 bits a loop would carry them apart."""
+    low, high = x.reshape([x.shape[0], x.shape[1] // 2, 2]).split()
+    return gl.inline_asm_elementwise(
+        "cvt.rn.bf16x2.f32 $0, $2, $1;" if dtype == gl.bfloat16 else "cvt.rn.f16x2.f32 $0, $2, $1;",
+        "=r,f,f",
+        [low, high],
+        dtype=gl.int32,
+        is_pure=True,
+        pack=1,
+    )
+
+
+@gluon.jit
+def _unpacked(pairs, dtype: gl.constexpr, layout: gl.constexpr):
+    """What was packed, in half precision."""
+    low = pairs.to(gl.int16).to(dtype, bitcast=True)
+    high = (pairs >> 16).to(gl.int16).to(dtype, bitcast=True)
+    return gl.convert_layout(gl.join(low, high).reshape([pairs.shape[0], pairs.shape[1] * 2]), layout)
+
+
+@gluon.jit
+def _unpacked_wide(pairs, dtype: gl.constexpr, layout: gl.constexpr):
+    """What was packed, in float32."""
+    if dtype == gl.bfloat16:
+        low = (pairs << 16).to(gl.float32, bitcast=True)
+        high = (pairs & -65536).to(gl.float32, bitcast=True)
+    else:
+        low = pairs.to(gl.int16).to(dtype, bitcast=True).to(gl.float32)
+        high = (pairs >> 16).to(gl.int16).to(dtype, bitcast=True).to(gl.float32)
+    return gl.convert_layout(gl.join(low, high).reshape([pairs.shape[0], pairs.shape[1] * 2]), layout)
 
 
 @gluon.jit
 def _as_held(x, ROWS: gl.constexpr, COLS: gl.constexpr):
-    """The numbers of a tile of dQ in the order in which threads hold them, four at a time."""
-    WIDE: gl.constexpr = 128 // ROWS
-    parts = x.reshape([ROWS // 16, 2, 8, WIDE, COLS // (8 * WIDE), 4, 2])
-    return parts.permute((0, 3, 4, 2, 5, 1, 6)).reshape([ROWS * COLS])
+    """The numbers of a warpgroup's tile of dQ in the order in which threads hold them, four at a time."""
+    parts = x.reshape([ROWS // 16, 2, 8, COLS // 8, 4, 2])
+    return parts.permute((0, 3, 2, 4, 1, 5)).reshape([ROWS * COLS])
 
 
 @gluon.jit
 def _differentiate_tiles(
-    dk_desc, dv_desc, dq_parts_ptr, ds_tile, turn_ready, turn_added, k_tile, v_tile, q_tiles, d_out_tiles, lse_tiles, delta_tiles, k_ready, v_ready, q_ready, q_free, d_out_ready, d_out_free,
-    item, n_work, scale, Hq, Hkv, Sq, Sk,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, TOGETHER: gl.constexpr, TURNS: gl.constexpr, HELD: gl.constexpr, FAST: gl.constexpr,
+    dk_desc, dv_desc, dq_parts_ptr, turn_ready, turn_added, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, lse_tiles, delta_tiles, k_ready, v_ready, q_ready, q_free, d_out_ready, d_out_free, ds_ready,
+    item, n_work, together, scale, Hq, Hkv, Sq, Sk,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr, PART: gl.constexpr, SHARED: gl.constexpr, HELD: gl.constexpr, FAST: gl.constexpr,
 ):
-    """The two warpgroups that compute, 64 keys each. Queries are walked from the last tile to the first.
+    """A warpgroup that computes: its half of the keys. Queries are walked from the last tile to the first.
 
-    The next scores are under way while these are differentiated, so no wait finds the matrix units idle.
+    What the other warpgroup computes fills the gaps of this one. dS meets in shared memory for dQ, of which each takes
+    half of the columns, where it is SHARED, else every other tile.
     """
+    HALF: gl.constexpr = BK // 2
+    DS_STAGES: gl.constexpr = 2 if SHARED else 4
+    DQ_COLS: gl.constexpr = BLOCK_D // 2 if SHARED else BLOCK_D
     dtype: gl.constexpr = dk_desc.dtype
-    pair_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [8, 1], [16, BQ, 16])
-    dk_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [8, 1], [16, BLOCK_D, 16])
-    dv_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [8, 1], [16, BLOCK_DV, 16])
-    dq_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [BQ // 16, 128 // BQ], [16, BLOCK_D * BQ // 128, 16])
+    pair_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BQ, 16])
+    dk_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
+    dv_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_DV, 16])
+    dq_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, DQ_COLS, 16])
     columns: gl.constexpr = gl.SliceLayout(0, pair_layout)
-    no_pairs = gl.zeros([BK, BQ], gl.float32, layout=pair_layout)
-    no_dq = gl.zeros([BQ, BLOCK_D], gl.float32, layout=dq_layout)
-    dk = gl.zeros([BK, BLOCK_D], gl.float32, layout=dk_layout)
-    dv = gl.zeros([BK, BLOCK_DV], gl.float32, layout=dv_layout)
-    tile, batch, kv_head = _key_item(item, (Sk + BK - 1) // BK, Hkv, n_work, TOGETHER)
-    k0 = tile * BK
-    k_idx = (k0 + gl.arange(0, BK, layout=gl.SliceLayout(1, pair_layout)))[:, None]
+    no_pairs = gl.zeros([HALF, BQ], gl.float32, layout=pair_layout)
+    no_dq = gl.zeros([BQ, DQ_COLS], gl.float32, layout=dq_layout)
+    dk = gl.zeros([HALF, BLOCK_D], gl.float32, layout=dk_layout)
+    dv = gl.zeros([HALF, BLOCK_DV], gl.float32, layout=dv_layout)
+    tile, batch, kv_head = _key_item(item, (Sk + BK - 1) // BK, Hkv, n_work, together)
+    k0 = tile * BK + PART * HALF
+    k_idx = (k0 + gl.arange(0, HALF, layout=gl.SliceLayout(1, pair_layout)))[:, None]
     mbarrier.wait(k_ready, 0)
     mbarrier.wait(v_ready, 0)
     q_turn = 0
-    d_out_turn = 0
+    turn = 0
     group = Hq // Hkv
     for member in range(group):
         head = kv_head * group + member
         part = (batch * tl.cast(Hq, gl.int64) + head) * ((Sq + BQ - 1) // BQ)
-        full_lo, full_hi, any_lo, any_hi = _query_runs(tl.maximum(k0 - BK, 0), batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, D, Dv, BQ, BK)
-        first_before = any_lo
-        stop_before = tl.where(tile > 0, any_hi, first_before)
-        full_lo, full_hi, any_lo, any_hi = _query_runs(k0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, D, Dv, BQ, BK)
+        first, stop, full_lo, full_hi = _query_runs(tl.maximum(tile - 1, 0) * BK, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, D, Dv, BQ, BK)
+        first_before = first
+        stop_before = tl.where(tile > 0, stop, first_before)
+        first, stop, full_lo, full_hi = _query_runs(tile * BK, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, D, Dv, BQ, BK)
         logit_scale = scale * 1.4426950408889634
 
-        n_steps = any_hi - any_lo
-        at = tl.minimum(tl.maximum(any_hi - 1, 0), (Sq - 1) // BQ)
+        n_steps = stop - first
+        at = tl.minimum(tl.maximum(stop - 1, 0), (Sq - 1) // BQ)
         stage = q_turn % STAGES
         mbarrier.wait(q_ready.index(stage), q_turn // STAGES & 1)
-        k = k_tile.index(0).reshape([BK, BLOCK_D])
+        k_rows = k_tiles.index(PART).reshape([HALF, BLOCK_D])
         if HELD:
-            k_held = k.load(gl.DotOperandLayout(0, pair_layout, 2))
-            v_held = v_tile.index(0).reshape([BK, BLOCK_DV]).load(gl.DotOperandLayout(0, pair_layout, 2))
-        qk_token = warpgroup_mma(k, q_tiles.index(stage).reshape([BQ, BLOCK_D]).permute((1, 0)), no_pairs, use_acc=False, is_async=True)
+            v_rows = v_tiles.index(PART).reshape([HALF, BLOCK_DV])
+            k_held = k_rows.load(gl.DotOperandLayout(0, pair_layout, 2))
+            v_held = v_rows.load(gl.DotOperandLayout(0, pair_layout, 2))
+        qk_token = warpgroup_mma(k_rows, q_tiles.index(stage).reshape([BQ, BLOCK_D]).permute((1, 0)), no_pairs, use_acc=False, is_async=True)
         qk = warpgroup_mma_wait(0, deps=(qk_token,))
-        masked = ((at < full_lo) | (at >= full_hi)) | (k0 + BK > Sk)
-        p = _weigh_again(qk, lse_tiles.index(stage), batch, head, at * BQ, masked, k0, k_idx, Sq, Sk, logit_scale, D, Dv, BQ, BK)
+        masked = ((at < full_lo) | (at >= full_hi)) | (k0 + HALF > Sk)
+        weight = _weigh_again(
+            qk, lse_tiles.index(stage), batch, head, kv_head, _again(at) * BQ, masked, k0, k_idx, Sq, Sk, logit_scale,
+            scale, Hq, Hkv, D, Dv, BQ, HALF, dtype,
+        )
         for _ in range(n_steps):
             # Addresses of tiles that stay are computed anew: kept over the loop, they would not fit in registers.
             again = _again(gl.to_tensor(0))
-            k = k_tile.index(again).reshape([BK, BLOCK_D])
-            if HELD:
-                k_rows = k_held
-                v_rows = v_held
-            else:
-                k_rows = k
-                v_rows = v_tile.index(again).reshape([BK, BLOCK_DV])
-            ds_rows = ds_tile.index(again)
-            d_out_stage = d_out_turn % 2
+            d_out_stage = turn % 2
             q = q_tiles.index(stage).reshape([BQ, BLOCK_D])
             d_out = d_out_tiles.index(d_out_stage).reshape([BQ, BLOCK_DV])
-            mbarrier.wait(d_out_ready.index(d_out_stage), d_out_turn // 2 & 1)
-            dp_token = warpgroup_mma(v_rows, d_out.permute((1, 0)), no_pairs, use_acc=False, is_async=True)
-            weight = gl.convert_layout(p.to(dtype), gl.DotOperandLayout(0, dv_layout, 2))
-            dv_token = warpgroup_mma(weight, d_out, dv, is_async=True)
+            mbarrier.wait(d_out_ready.index(d_out_stage), turn // 2 & 1)
             if HELD:
-                dp, v_rows = warpgroup_mma_wait(1, deps=(dp_token, v_rows))
+                dp_token = warpgroup_mma(v_held, d_out.permute((1, 0)), no_pairs, use_acc=False, is_async=True)
             else:
-                dp = warpgroup_mma_wait(1, deps=(dp_token,))
-            delta = delta_tiles.index(d_out_stage).load(columns)[None, :]
-            ds = (p * (dp - delta)).to(dtype)
+                v_rows = v_tiles.index(PART + again).reshape([HALF, BLOCK_DV])
+                dp_token = warpgroup_mma(v_rows, d_out.permute((1, 0)), no_pairs, use_acc=False, is_async=True)
+            p = _unpacked(weight, dtype, gl.DotOperandLayout(0, dv_layout, 2))
+            dv_token = warpgroup_mma(p, d_out, dv, is_async=True)
             q_turn += 1
             next_stage = q_turn % STAGES
-            mbarrier.wait(q_ready.index(next_stage), q_turn // STAGES & 1)
             next_q = q_tiles.index(next_stage).reshape([BQ, BLOCK_D]).permute((1, 0))
-            qk_token = warpgroup_mma(k_rows, next_q, no_pairs, use_acc=False, is_async=True)
+            if HELD:
+                mbarrier.wait(q_ready.index(next_stage), q_turn // STAGES & 1)
+                qk_token = warpgroup_mma(k_held, next_q, no_pairs, use_acc=False, is_async=True)
+                dp, v_held = warpgroup_mma_wait(2, deps=(dp_token, v_held))
+            else:  # nor is there room for these scores beside dP
+                dp = warpgroup_mma_wait(1, deps=(dp_token,))
+            delta = delta_tiles.index(d_out_stage).load(columns)[None, :]
+            ds = (_unpacked_wide(weight, dtype, pair_layout) * (dp - delta)).to(dtype)
+            ds_stage = turn % DS_STAGES
+            ds_rows = ds_tiles.index(ds_stage * 2 + PART)
             ds_rows.store(ds)
             fence_async_shared()
-            dv, weight = warpgroup_mma_wait(1, deps=(dv_token, weight))
-            gl.thread_barrier()
-            dq_token = warpgroup_mma(ds_rows.permute((1, 0)), k, no_dq, use_acc=False, is_async=True)
-            slopes = gl.convert_layout(ds, gl.DotOperandLayout(0, dk_layout, 2)) if HELD else ds_rows
+            mbarrier.arrive(ds_ready.index(ds_stage), count=1)
+            if not HELD:
+                mbarrier.wait(q_ready.index(next_stage), q_turn // STAGES & 1)
+                k_rows = k_tiles.index(PART + again).reshape([HALF, BLOCK_D])
+                qk_token = warpgroup_mma(k_rows, next_q, no_pairs, use_acc=False, is_async=True)
+            slopes = gl.convert_layout(ds, gl.DotOperandLayout(0, dk_layout, 2))
             dk_token = warpgroup_mma(slopes, q, dk, is_async=True)
+            dv, p = warpgroup_mma_wait(2, deps=(dv_token, p))
             if HELD:
-                qk, k_rows = warpgroup_mma_wait(2, deps=(qk_token, k_rows))
+                qk, k_held = warpgroup_mma_wait(1, deps=(qk_token, k_held))
             else:
-                qk = warpgroup_mma_wait(2, deps=(qk_token,))
-            mbarrier.arrive(d_out_free.index(d_out_stage), count=1)
+                qk = warpgroup_mma_wait(1, deps=(qk_token,))
             here = at
-            at = tl.maximum(at - 1, any_lo)
-            masked = ((at < full_lo) | (at >= full_hi)) | (k0 + BK > Sk)
-            p = _weigh_again(qk, lse_tiles.index(next_stage), batch, head, at * BQ, masked, k0, k_idx, Sq, Sk, logit_scale, D, Dv, BQ, BK)
-            dq = warpgroup_mma_wait(1, deps=(dq_token,))
-            turn = d_out_turn % TURNS
-            mbarrier.wait(turn_ready.index(turn), d_out_turn // TURNS & 1)
-            held = _as_held(dq, BQ, BLOCK_D)
-            cells = dq_parts_ptr + (part + here) * (BQ * BLOCK_D) + gl.arange(0, BQ * BLOCK_D, layout=held.type.layout)
-            if (here >= first_before) & (here < stop_before):
-                gl.atomic_add(cells, held, sem="relaxed")  # in turn: nobody else adds to these cells now
+            at = tl.maximum(at - 1, first)
+            masked = ((at < full_lo) | (at >= full_hi)) | (k0 + HALF > Sk)
+            weight = _weigh_again(
+                qk, lse_tiles.index(next_stage), batch, head, kv_head, at * BQ, masked, k0, k_idx, Sq, Sk, logit_scale,
+                scale, Hq, Hkv, D, Dv, BQ, HALF, dtype,
+            )
+            if SHARED or turn % 2 == PART:
+                mbarrier.wait(ds_ready.index(ds_stage), turn // DS_STAGES & 1)
+                dq = no_dq
+                for half in gl.static_range(2):
+                    k_half = k_tiles.index(half + again).reshape([HALF, BLOCK_D])
+                    if SHARED:
+                        k_half = k_half.slice(PART * DQ_COLS, DQ_COLS, dim=1)
+                    dq = warpgroup_mma(ds_tiles.index(ds_stage * 2 + half).permute((1, 0)), k_half, dq, use_acc=half > 0, is_async=True)
+                dq, dk, slopes = warpgroup_mma_wait(0, deps=(dq, dk_token, slopes))
+                mbarrier.wait(turn_ready.index(turn % TURNS), turn // TURNS & 1)
+                held = _as_held(dq, BQ, DQ_COLS)
+                cells = gl.arange(0, BQ * DQ_COLS, layout=held.type.layout)
+                if SHARED:
+                    cells += PART * (BQ * DQ_COLS)
+                cells = dq_parts_ptr + (part + here) * (BQ * BLOCK_D) + cells
+                if (here >= first_before) & (here < stop_before):
+                    gl.atomic_add(cells, held, sem="relaxed")  # in turn: nobody else adds to these cells now
+                else:
+                    gl.store(cells, held)
+                mbarrier.arrive(turn_added.index(turn % TURNS), count=1)
             else:
-                gl.store(cells, held)
-            mbarrier.arrive(turn_added.index(turn), count=1)
-            if HELD:
                 dk, slopes = warpgroup_mma_wait(0, deps=(dk_token, slopes))
-            else:
-                dk = warpgroup_mma_wait(0, deps=(dk_token,))
+            mbarrier.arrive(d_out_free.index(d_out_stage), count=1)
             mbarrier.arrive(q_free.index(stage), count=1)
             stage = next_stage
-            d_out_turn += 1
+            turn += 1
         mbarrier.arrive(q_free.index(stage), count=1)
         q_turn += 1
 
-    # Keys and values are done with: the results take their place, and the copy engine clips them to the tensor.
-    k_tile.index(0).reshape([BK, BLOCK_D]).store((dk * scale).to(dtype))
-    v_tile.index(0).reshape([BK, BLOCK_DV]).store(dv.to(dtype))
+    # Queries are done with, of keys and values this half: the results take its place, and the copy engine clips them.
+    dk = dk * scale
+    dv_place = v_tiles.index(PART)
+    dv_place.reshape([HALF, BLOCK_DV]).store(dv.to(dtype))
     fence_async_shared()
     gl.thread_barrier()
-    tma.async_copy_shared_to_global(dk_desc, [batch, kv_head, k0, 0], k_tile.index(0))
-    tma.async_copy_shared_to_global(dv_desc, [batch, kv_head, k0, 0], v_tile.index(0))
+    tma.async_copy_shared_to_global(dv_desc, [batch, kv_head, k0, 0], dv_place)
+    tma.store_wait(0)
+    dv_place._reinterpret(dtype, [HALF, BLOCK_D], gl.NVMMASharedLayout.get_default_for([HALF, BLOCK_D], dtype)).store(dk.to(dtype))
+    fence_async_shared()
+    gl.thread_barrier()
+    tma.async_copy_shared_to_global(dk_desc, [batch, kv_head, k0, 0], dv_place._reinterpret(dtype, [1, 1, HALF, BLOCK_D], dk_desc.layout))
     tma.store_wait(0)
 
 
-@gluon.jit(do_not_specialize=['n_work', 'Hq', 'Hkv', 'Sq', 'Sk'])
+@gluon.jit(do_not_specialize=['n_work', 'together', 'Hq', 'Hkv', 'Sq', 'Sk'])
 def _hopper_backward_kernel(
-    q_desc, k_desc, v_desc, d_out_desc, dk_desc, dv_desc, lse_ptr, delta_ptr, dq_parts_ptr, turns_ptr, queue_ptr, n_work, scale, Hq, Hkv, Sq, Sk,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, TOGETHER: gl.constexpr, HELD: gl.constexpr, SPARE: gl.constexpr, FAST: gl.constexpr,
+    q_desc, k_desc, v_desc, d_out_desc, dk_desc, dv_desc, lse_ptr, delta_ptr, dq_parts_ptr, turns_ptr, queue_ptr, n_work, together, scale, Hq, Hkv, Sq, Sk,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, HELD: gl.constexpr, SPARE: gl.constexpr, FAST: gl.constexpr,
 ):
     """dK and dV of one tile of keys, and its part of dQ, which is added after those of the tiles before it.
 
     Programs take their items in the order in which they start: whoever is waited for is running already.
     """
     TURNS: gl.constexpr = 4
+    HALF: gl.constexpr = BK // 2
+    SHARED: gl.constexpr = BLOCK_D == 128
+    DS_STAGES: gl.constexpr = 2 if SHARED else 4
     dtype: gl.constexpr = q_desc.dtype
     rows: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    k_tile = gl.allocate_shared_memory(dtype, [1, 1, 1, BK, BLOCK_D], k_desc.layout)
-    v_tile = gl.allocate_shared_memory(dtype, [1, 1, 1, BK, BLOCK_DV], v_desc.layout)
+    ds_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([HALF, BQ], dtype)
+    k_tiles = gl.allocate_shared_memory(dtype, [2, 1, 1, HALF, BLOCK_D], k_desc.layout)
+    v_tiles = gl.allocate_shared_memory(dtype, [2, 1, 1, HALF, BLOCK_DV], v_desc.layout)
     q_tiles = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, BQ, BLOCK_D], q_desc.layout)
     d_out_tiles = gl.allocate_shared_memory(dtype, [2, 1, 1, BQ, BLOCK_DV], d_out_desc.layout)
-    ds_tile = gl.allocate_shared_memory(dtype, [1, BK, BQ], gl.NVMMASharedLayout.get_default_for([BK, BQ], dtype))
+    ds_tiles = gl.allocate_shared_memory(dtype, [2 * DS_STAGES, HALF, BQ], ds_layout)
     lse_tiles = gl.allocate_shared_memory(gl.float32, [STAGES, BQ], rows)
     delta_tiles = gl.allocate_shared_memory(gl.float32, [2, BQ], rows)
     k_ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
@@ -1128,6 +1210,7 @@ def _hopper_backward_kernel(
     q_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     d_out_ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     d_out_free = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    ds_ready = gl.allocate_shared_memory(gl.int64, [DS_STAGES, 1], mbarrier.MBarrierLayout())
     turn_ready = gl.allocate_shared_memory(gl.int64, [TURNS, 1], mbarrier.MBarrierLayout())
     turn_added = gl.allocate_shared_memory(gl.int64, [TURNS, 1], mbarrier.MBarrierLayout())
     turn_passed = gl.allocate_shared_memory(gl.int64, [TURNS, 1], mbarrier.MBarrierLayout())
@@ -1135,25 +1218,28 @@ def _hopper_backward_kernel(
     mbarrier.init(v_ready, count=1)
     for i in gl.static_range(STAGES):
         mbarrier.init(q_ready.index(i), count=2)
-        mbarrier.init(q_free.index(i), count=1)
+        mbarrier.init(q_free.index(i), count=2)
     for i in gl.static_range(2):
         mbarrier.init(d_out_ready.index(i), count=2)
-        mbarrier.init(d_out_free.index(i), count=1)
+        mbarrier.init(d_out_free.index(i), count=2)
+    for i in gl.static_range(DS_STAGES):
+        mbarrier.init(ds_ready.index(i), count=2)
     for i in gl.static_range(TURNS):
         mbarrier.init(turn_ready.index(i), count=1)
-        mbarrier.init(turn_added.index(i), count=1)
+        mbarrier.init(turn_added.index(i), count=2 if SHARED else 1)
         mbarrier.init(turn_passed.index(i), count=1)
     fence_async_shared()
     item = gl.atomic_add(queue_ptr, 1)
     gl.warp_specialize(
         [
-            (_differentiate_tiles, (dk_desc, dv_desc, dq_parts_ptr, ds_tile, turn_ready, turn_added, k_tile, v_tile, q_tiles, d_out_tiles, lse_tiles, delta_tiles, k_ready, v_ready, q_ready, q_free, d_out_ready, d_out_free, item, n_work, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, TOGETHER, TURNS, HELD, FAST)),
-            (_load_backward_tiles, (q_desc, k_desc, v_desc, d_out_desc, lse_ptr, delta_ptr, k_tile, v_tile, q_tiles, d_out_tiles, lse_tiles, delta_tiles, k_ready, v_ready, q_ready, q_free, d_out_ready, d_out_free, item, n_work, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, TOGETHER, TURNS)),
-            (_await_turns, (turns_ptr, turn_ready, turn_passed, item, n_work, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, TOGETHER, TURNS)),
-            (_pass_turns, (turns_ptr, turn_added, turn_passed, item, n_work, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, TOGETHER, TURNS)),
+            (_differentiate_tiles, (dk_desc, dv_desc, dq_parts_ptr, turn_ready, turn_added, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, lse_tiles, delta_tiles, k_ready, v_ready, q_ready, q_free, d_out_ready, d_out_free, ds_ready, item, n_work, together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, TURNS, 0, SHARED, HELD, FAST)),
+            (_differentiate_tiles, (dk_desc, dv_desc, dq_parts_ptr, turn_ready, turn_added, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, lse_tiles, delta_tiles, k_ready, v_ready, q_ready, q_free, d_out_ready, d_out_free, ds_ready, item, n_work, together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, TURNS, 1, SHARED, HELD, FAST)),
+            (_load_backward_tiles, (q_desc, k_desc, v_desc, d_out_desc, lse_ptr, delta_ptr, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, lse_tiles, delta_tiles, k_ready, v_ready, q_ready, q_free, d_out_ready, d_out_free, ds_ready, item, n_work, together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, TURNS)),
+            (_await_turns, (turns_ptr, turn_ready, turn_passed, item, n_work, together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, TURNS)),
+            (_pass_turns, (turns_ptr, turn_added, turn_passed, item, n_work, together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, TURNS)),
         ],
-        [1, 1, 1],
-        [SPARE, SPARE, SPARE],
+        [4, 1, 1, 1],
+        [240, SPARE, SPARE, SPARE],
     )
 
 
@@ -1163,13 +1249,13 @@ def _collect_dq_kernel(
     D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BQ: tl.constexpr,
 ):
     """A tile of dQ from the order of `_as_held` to that of the tensor."""
-    WIDE: tl.constexpr = 128 // BQ
+    PARTS: tl.constexpr = BLOCK_D // 64
     part = tl.cast(tl.program_id(0), tl.int64)
     n_tiles = tl.cdiv(Sq, BQ)
     met = tl.load(turns_ptr + part) > 0  # else no tile of keys has written here
     held = tl.load(dq_parts_ptr + part * (BQ * BLOCK_D) + tl.arange(0, BQ * BLOCK_D), mask=met, other=0.0)
-    parts = tl.reshape(held, [BQ // 16, WIDE, BLOCK_D // (8 * WIDE), 8, 4, 2, 2])
-    dq = tl.reshape(tl.permute(parts, [0, 5, 3, 1, 2, 4, 6]), [BQ, BLOCK_D])
+    parts = tl.reshape(held, [PARTS, BQ // 16, 8, 8, 4, 2, 2])
+    dq = tl.reshape(tl.permute(parts, [1, 5, 3, 0, 2, 4, 6]), [BQ, BLOCK_D])
     _store_rows(dq_ptr + part // n_tiles * Sq * D, dq * scale, part % n_tiles * BQ, Sq, D, BQ, D, BLOCK_D)
 
 
@@ -1301,8 +1387,9 @@ class _Ready:
     and so is the compiled kernel: Triton takes longer to look it up than to launch it.
     """
 
-    def __init__(self, kernel, grid: int, BK: int, descriptors: tuple, options: dict, n_work: int = 0) -> None:
+    def __init__(self, kernel, grid: int, BK: int, descriptors: tuple, options: dict, n_work: int = 0, together: int = 0) -> None:
         self.kernel, self.grid, self.BK, self.options, self.n_work = kernel, (grid, 1, 1), BK, options, n_work
+        self.together = together
         # Without the tensors, whose memory is not ours to keep.
         self.descriptors = tuple((type(x), {**vars(x), "base": None}) for x in descriptors)
         self.constants = tuple(options[name] for name in kernel.arg_names if name in options)
@@ -1326,7 +1413,7 @@ class _Ready:
             self.compiled[self.grid](*arguments, *self.constants)
 
 
-_READY: dict[tuple, _Ready] = {}
+_READY: dict[tuple, _Ready | tuple] = {}
 
 
 def _layout(q, k, v) -> tuple:
@@ -1426,52 +1513,83 @@ def _(q, k, v, scale):
     return out, lse
 
 
+def _prepared_backward(
+    q: Tensor, k: Tensor, v: Tensor, d_out: Tensor, dk: Tensor, dv: Tensor, has_d_lse: bool
+) -> tuple[_Ready | None, _Ready, _Ready]:
+    """What each row needs once; dK and dV, and where the chip has its own kernel dQ; and dQ, or what remains to be done for it."""
+    B, Hq, Sq, D = q.shape
+    Hkv, Sk, Dv = v.shape[1:]
+    sizes = _sizes(q, k, v)
+    _, (BQ, BK, warps, stages), (dq_BQ, dq_BK, dq_warps, dq_stages) = _tiles(q, v)
+    tma = _has_tma(_chip(q.device), q, k, v, d_out)
+    options = dict(Dv=Dv, BLOCK_DV=sizes["BLOCK_DV"], ROWS=32, HAS_D_LSE=has_d_lse)
+    rows = _Ready(_rows_kernel, triton.cdiv(B * Hq * Sq, 32), 0, (), options)
+    hopper = _hopper_backward(q, v) if tma else None
+    if hopper is not None:
+        BQ, BK, stages, held, together, ahead, spare = hopper
+        block = _hopper_block(D)
+        n_tiles = triton.cdiv(Sk, BK)
+        descriptors = (*_hopper_tiles(BQ, q), *_hopper_tiles(BK // 2, k, v), *_hopper_tiles(BQ, d_out), *_hopper_tiles(BK // 2, dk, dv))
+        options = dict(
+            D=D, Dv=Dv, BLOCK_D=block, BLOCK_DV=_hopper_block(Dv), BQ=BQ, BK=BK, STAGES=stages, HELD=held,
+            SPARE=spare, FAST=True, num_warps=4,
+        )
+        n_work = n_tiles * B * Hkv
+        by_keys = _Ready(_hopper_backward_kernel, n_work, BK, descriptors, options, n_work, max(together, ahead // n_tiles))
+        options = dict(D=D, Dv=Dv, BLOCK_D=block, BQ=BQ)
+        return rows, by_keys, _Ready(_collect_dq_kernel, triton.cdiv(Sq, BQ) * B * Hq, BK, (), options)
+    descriptors = (*_tiled(tma, BQ, q), *_tiled(tma, BK, k, v), *_tiled(tma, BQ, d_out)) if tma else ()
+    options = dict(
+        **sizes, BQ=BQ, BK=BK, TMA=tma, num_warps=warps, num_stages=stages,
+    )
+    by_keys = _Ready(_dkdv_kernel, triton.cdiv(Sk, BK) * B * Hkv, BK, descriptors, options)
+    descriptors = (*_tiled(tma, dq_BQ, q), *_tiled(tma, dq_BK, k, v), *_tiled(tma, dq_BQ, d_out)) if tma else ()
+    options = dict(
+        **sizes, BQ=dq_BQ, BK=dq_BK, TMA=tma, num_warps=dq_warps, num_stages=dq_stages,
+    )
+    return rows, by_keys, _Ready(_dq_kernel, triton.cdiv(Sq, dq_BQ) * B * Hq, dq_BK, descriptors, options)
+
+
 def _gradients(
     d_out: Tensor, d_lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
     scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of q, k, v."""
+    layout = _layout(q, k, v)
     q, k, v, d_out = _rows_first(q), _rows_first(k), _rows_first(v), d_out.contiguous()
     B, Hq, Sq, D = q.shape
     Hkv, Sk, Dv = v.shape[1:]
     dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
     if q.numel() and k.numel():
-        arguments, sizes = _arguments(q, k, v, scale), _sizes(q, k, v)
-        _, (BQ, BK, warps, stages), (dq_BQ, dq_BK, dq_warps, dq_stages) = _tiles(q, v)
-        tma = _has_tma(_chip(q.device), q, k, v, d_out)
+        arguments = _arguments(q, k, v, scale)
+        d_lse = d_lse if d_lse is None else d_lse.contiguous()
+        key = ("backward", layout, d_out.data_ptr() % 16, d_lse is None or (d_lse.dtype, d_lse.data_ptr() % 16))
+        found = _READY.get(key)
+        if found is None:
+            if len(_READY) >= 1024:
+                _READY.clear()
+            found = _READY[key] = _prepared_backward(q, k, v, d_out, dk, dv, d_lse is not None)
+        rows, by_keys, by_rows = found
         with torch.cuda.device_of(q):
             lse, natural_lse = torch.empty_like(lse), lse
             delta = torch.empty_like(lse)
-            _rows_kernel[(triton.cdiv(B * Hq * Sq, 32),)](
-                natural_lse, lse, out, d_out, d_lse if d_lse is None else d_lse.contiguous(), delta, B * Hq * Sq,
-                Dv=Dv, BLOCK_DV=sizes["BLOCK_DV"], ROWS=32, HAS_D_LSE=d_lse is not None,
-            )
-            hopper = _hopper_backward(q, v) if tma else None
-            if hopper is not None:
-                BQ, BK, stages, held, together, spare = hopper
-                n_work = triton.cdiv(Sk, BK) * B * Hkv
-                n_parts = triton.cdiv(Sq, BQ) * B * Hq
-                block = _hopper_block(D)
-                dq_parts = torch.empty(n_parts * BQ * block, dtype=torch.float32, device=q.device)
-                turns = torch.zeros(n_parts + 1, dtype=torch.int32, device=q.device)
-                _hopper_backward_kernel[(n_work,)](
-                    *_hopper_tiles(BQ, q), *_hopper_tiles(BK, k, v), *_hopper_tiles(BQ, d_out), *_hopper_tiles(BK,
-                    dk, dv), lse, delta, dq_parts, turns[1:], turns, n_work, *arguments[:5],
-                    D=D, Dv=Dv, BLOCK_D=block, BLOCK_DV=_hopper_block(Dv), BQ=BQ, BK=BK,
-                    STAGES=stages, TOGETHER=together, HELD=held, SPARE=spare, FAST=True,
-                    num_warps=8,
+            rows.launch(natural_lse, lse, out, d_out, d_lse, delta, B * Hq * Sq)
+            if by_keys.n_work:
+                n_parts = by_rows.grid[0]
+                dq_parts = torch.empty(n_parts * by_rows.options["BQ"] * by_rows.options["BLOCK_D"], dtype=torch.float32, device=q.device)
+                turns = torch.zeros(n_parts + 4, dtype=torch.int32, device=q.device)
+                queue, turns = turns, turns[4:]
+                by_keys.launch(
+                    *by_keys.tiles(q, k, v, d_out, dk, dv), lse, delta, dq_parts, turns, queue, by_keys.n_work,
+                    by_keys.together, *arguments[:5],
                 )
-                _collect_dq_kernel[(n_parts,)](dq_parts, turns[1:], dq, *arguments[:5], D=D, Dv=Dv, BLOCK_D=block, BQ=BQ)
+                by_rows.launch(dq_parts, turns, dq, *arguments[:5])
             else:
-                _dkdv_kernel[(triton.cdiv(Sk, BK) * B * Hkv,)](
-                    *_tiled(tma, BQ, q), *_tiled(tma, BK, k, v), *_tiled(tma, BQ, d_out), lse, delta, dk, dv,
-                    *arguments, **sizes, BQ=BQ, BK=BK, TMA=tma, num_warps=warps,
-                    num_stages=stages,
+                by_keys.launch(
+                    *by_keys.tiles(q, k, v, d_out), lse, delta, dk, dv, *arguments,
                 )
-                _dq_kernel[(triton.cdiv(Sq, dq_BQ) * B * Hq,)](
-                    *_tiled(tma, dq_BQ, q), *_tiled(tma, dq_BK, k, v), *_tiled(tma, dq_BQ, d_out), lse, delta, dq,
-                    *arguments, **sizes, BQ=dq_BQ, BK=dq_BK, TMA=tma, num_warps=dq_warps,
-                    num_stages=dq_stages,
+                by_rows.launch(
+                    *by_rows.tiles(q, k, v, d_out), lse, delta, dq, *arguments,
                 )
     else:
         for x in (dq, dk, dv):

@@ -426,6 +426,12 @@ def _forward_kernel(
     tl.store(lse_ptr + row + rows, lse, mask=rows < Sq)
 
 
+@gluon.jit
+def _again(item):
+    """`item`, unknown to the compiler: what is computed from it anew need not be kept in registers until then."""
+    return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [item], dtype=gl.int32, is_pure=False, pack=1)
+
+
 # ---------------------------------------------------------------- forward, for compute capability 9.0
 
 
@@ -440,12 +446,6 @@ def _hold_back(n_steps):
         is_pure=False,
         pack=1,
     )
-
-
-@gluon.jit
-def _again(item):
-    """`item`, unknown to the compiler: what is computed from it anew need not be kept in registers until then."""
-    return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [item], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
@@ -1130,8 +1130,9 @@ class _Ready:
     and so is the compiled kernel: Triton takes longer to look it up than to launch it.
     """
 
-    def __init__(self, kernel, grid: int, BK: int, descriptors: tuple, options: dict, n_work: int = 0) -> None:
+    def __init__(self, kernel, grid: int, BK: int, descriptors: tuple, options: dict, n_work: int = 0, together: int = 0) -> None:
         self.kernel, self.grid, self.BK, self.options, self.n_work = kernel, (grid, 1, 1), BK, options, n_work
+        self.together = together
         # Without the tensors, whose memory is not ours to keep.
         self.descriptors = tuple((type(x), {**vars(x), "base": None}) for x in descriptors)
         self.constants = tuple(options[name] for name in kernel.arg_names if name in options)
@@ -1155,7 +1156,7 @@ class _Ready:
             self.compiled[self.grid](*arguments, *self.constants)
 
 
-_READY: dict[tuple, _Ready] = {}
+_READY: dict[tuple, _Ready | tuple] = {}
 
 
 def _layout(q, k, v) -> tuple:
@@ -1255,34 +1256,58 @@ def _(q, k, v, scale):
     return out, lse
 
 
+def _prepared_backward(
+    q: Tensor, k: Tensor, v: Tensor, d_out: Tensor, dk: Tensor, dv: Tensor, has_d_lse: bool
+) -> tuple[_Ready | None, _Ready, _Ready]:
+    """What each row needs once; dK and dV; and dQ."""
+    B, Hq, Sq, D = q.shape
+    Hkv, Sk, Dv = v.shape[1:]
+    sizes = _sizes(q, k, v)
+    _, (BQ, BK, warps, stages), (dq_BQ, dq_BK, dq_warps, dq_stages) = _tiles(q, v)
+    tma = _has_tma(_chip(q.device), q, k, v, d_out)
+    options = dict(Dv=Dv, BLOCK_DV=sizes["BLOCK_DV"], ROWS=32, HAS_D_LSE=has_d_lse)
+    rows = _Ready(_rows_kernel, triton.cdiv(B * Hq * Sq, 32), 0, (), options)
+    descriptors = (*_tiled(tma, BQ, q), *_tiled(tma, BK, k, v), *_tiled(tma, BQ, d_out)) if tma else ()
+    options = dict(
+        **sizes, BQ=BQ, BK=BK, TMA=tma, num_warps=warps, num_stages=stages,
+    )
+    by_keys = _Ready(_dkdv_kernel, triton.cdiv(Sk, BK) * B * Hkv, BK, descriptors, options)
+    descriptors = (*_tiled(tma, dq_BQ, q), *_tiled(tma, dq_BK, k, v), *_tiled(tma, dq_BQ, d_out)) if tma else ()
+    options = dict(
+        **sizes, BQ=dq_BQ, BK=dq_BK, TMA=tma, num_warps=dq_warps, num_stages=dq_stages,
+    )
+    return rows, by_keys, _Ready(_dq_kernel, triton.cdiv(Sq, dq_BQ) * B * Hq, dq_BK, descriptors, options)
+
+
 def _gradients(
     d_out: Tensor, d_lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
     scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of q, k, v."""
+    layout = _layout(q, k, v)
     q, k, v, d_out = _rows_first(q), _rows_first(k), _rows_first(v), d_out.contiguous()
     B, Hq, Sq, D = q.shape
     Hkv, Sk, Dv = v.shape[1:]
     dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
     if q.numel() and k.numel():
-        arguments, sizes = _arguments(q, k, v, scale), _sizes(q, k, v)
-        _, (BQ, BK, warps, stages), (dq_BQ, dq_BK, dq_warps, dq_stages) = _tiles(q, v)
-        tma = _has_tma(_chip(q.device), q, k, v, d_out)
+        arguments = _arguments(q, k, v, scale)
+        d_lse = d_lse if d_lse is None else d_lse.contiguous()
+        key = ("backward", layout, d_out.data_ptr() % 16, d_lse is None or (d_lse.dtype, d_lse.data_ptr() % 16))
+        found = _READY.get(key)
+        if found is None:
+            if len(_READY) >= 1024:
+                _READY.clear()
+            found = _READY[key] = _prepared_backward(q, k, v, d_out, dk, dv, d_lse is not None)
+        rows, by_keys, by_rows = found
         with torch.cuda.device_of(q):
             lse, natural_lse = torch.empty_like(lse), lse
             delta = torch.empty_like(lse)
-            _rows_kernel[(triton.cdiv(B * Hq * Sq, 32),)](
-                natural_lse, lse, out, d_out, d_lse if d_lse is None else d_lse.contiguous(), delta, B * Hq * Sq,
-                Dv=Dv, BLOCK_DV=sizes["BLOCK_DV"], ROWS=32, HAS_D_LSE=d_lse is not None,
+            rows.launch(natural_lse, lse, out, d_out, d_lse, delta, B * Hq * Sq)
+            by_keys.launch(
+                *by_keys.tiles(q, k, v, d_out), lse, delta, dk, dv, *arguments,
             )
-            _dkdv_kernel[(triton.cdiv(Sk, BK) * B * Hkv,)](
-                *_tiled(tma, BQ, q), *_tiled(tma, BK, k, v), *_tiled(tma, BQ, d_out), lse, delta, dk, dv,
-                *arguments, **sizes, BQ=BQ, BK=BK, TMA=tma, num_warps=warps, num_stages=stages,
-            )
-            _dq_kernel[(triton.cdiv(Sq, dq_BQ) * B * Hq,)](
-                *_tiled(tma, dq_BQ, q), *_tiled(tma, dq_BK, k, v), *_tiled(tma, dq_BQ, d_out), lse, delta, dq,
-                *arguments, **sizes, BQ=dq_BQ, BK=dq_BK, TMA=tma, num_warps=dq_warps,
-                num_stages=dq_stages,
+            by_rows.launch(
+                *by_rows.tiles(q, k, v, d_out), lse, delta, dq, *arguments,
             )
     else:
         for x in (dq, dk, dv):

@@ -15,7 +15,8 @@ from attngen.plan.simulate import SKIPPED, classify
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 NAMES = sorted(path.stem for path in EXAMPLES.glob("*.attn"))
-SERVED = {"causal", "mla", "sink", "sliding_window", "softmax1"}
+SERVED = {"alibi", "causal", "custom_normalizer", "full_bias", "mla", "prefix_lm", "relative_bias", "sink"}
+SERVED |= {"sliding_window", "softcap", "softmax1", "t5_bias", "windowed_alibi"}
 LENGTHS = ((300, 300), (70, 260), (260, 70), (1, 500), (500, 1), (129, 128))
 
 
@@ -26,6 +27,11 @@ def text_of(name: str) -> str:
 @pytest.mark.parametrize("name", NAMES)
 def test_who_is_served(name: str) -> None:
     assert bool(backward_skeletons(plan(analysed(text_of(name))), None)) == (name in SERVED)
+
+
+def test_an_element_whose_place_is_dear_leaves_too_few_registers_at_head_dim_128() -> None:
+    assert set(backward_skeletons(plan(analysed(text_of("t5_bias"))), None)) == {(64, 64)}
+    assert set(backward_skeletons(plan(analysed(text_of("full_bias"))), None)) == {(64, 64), (128, 128)}
 
 
 def test_a_spec_keeps_its_own_tile() -> None:
@@ -51,6 +57,9 @@ def test_tiles_of_keys_that_take_turns_are_consecutive(name: str) -> None:
         params = inputs.examples(attention, sizes)
         for h in range(2):
             met = classify(planned, sizes, params, tile=(16, 32), axis="q", h=h) != SKIPPED
+            for column in met.T:  # a tile of keys walks from the first tile of queries that it meets to the last
+                walked = np.flatnonzero(column)
+                column[walked.min(initial=len(column)) : walked.max(initial=-1) + 1] = True
             for i, row in enumerate(met):
                 tiles = np.flatnonzero(row)
                 assert tiles.size == 0 or tiles[-1] - tiles[0] + 1 == tiles.size, (name, sizes, i)
@@ -63,7 +72,10 @@ def test_tiles_of_keys_that_take_turns_are_consecutive(name: str) -> None:
         ("causal", True),
         ("q - k < 64 and q >= k", True),
         ("q + k < Sk", False),  # as keys move on, queries move back
-        ("causal or k < 5", False),  # two stretches
+        ("causal or k < 5", True),  # all queries as long as keys come early, then causal
+        ("causal or k > 5", False),
+        ("causal or q < 5", False),  # two stretches
+        ("0 <= q - k < 64 or k < 5", False),  # the first stretch ends before the last query
         ("q // 7 == k // 7", False),  # not known to rise
     ],
 )
