@@ -92,10 +92,10 @@ def analyse(source: Source, consts: Mapping[str, Const] | None = None) -> Attent
 
 def plan(attention: Attention, target: str = "triton") -> KernelPlan:
     """Every choice that is the same for all kernels of a target."""
-    from attngen.emit import reserved, wide_ints
+    from attngen.emit import approximates, reserved, wide_ints
     from attngen.plan import plan as plan_attention
 
-    return plan_attention(attention, reserved(target), wide_ints(target))
+    return plan_attention(attention, reserved(target), wide_ints(target), approximates(target))
 
 
 def checked_plan(

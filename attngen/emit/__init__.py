@@ -31,6 +31,11 @@ def wide_ints(target: str) -> WideInts:
     return WideInts.SATURATE if target in ("pallas", "jax") else WideInts.BITS_64
 
 
+def approximates(target: str) -> bool:
+    """Whether the target's kernels may use the approximate instructions of NVIDIA's chips, in half precision."""
+    return target == "triton"
+
+
 def emit(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ...] = ()) -> str:
     """The generated module's source. `text` is the spec as the user wrote it, `proof` what its header says is proved.
 
@@ -55,4 +60,4 @@ def emit(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ...] =
     raise UsageError(f"no target {options.target!r}; there are triton, pallas, torch and jax")
 
 
-__all__ = ["Options", "Tuned", "TunedGpu", "emit", "reserved", "wide_ints"]
+__all__ = ["Options", "Tuned", "TunedGpu", "approximates", "emit", "reserved", "wide_ints"]

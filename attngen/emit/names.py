@@ -15,7 +15,7 @@ from attngen.errors import InternalError
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
 _TEMPLATE_NAMES = """
-    rest rest_ptr precise PRECISE learned rounded
+    turns turned wave rest rest_ptr precise PRECISE learned rounded
     math torch triton tl triton_language Tensor LOG2E LN2 TILES PRECISION OP float int bool len range tuple str
     min max isinstance all any zip list dict set sum abs print type None True False self cls q k v out lse den
     d_out d_lse dq dk dv grads scale seed delta acc row_max row_sum row_lse row_den row_ref inv_den p x weight

@@ -28,6 +28,7 @@ from attngen.ir import printing
 from attngen.ir.build import mul, real
 from attngen.ir.nodes import Expr, Load, Symbol, Type
 from attngen.ir.walk import named, reads, substitute, symbols
+from attngen.plan.approximate import APPROXIMATIONS
 from attngen.plan.footprint import loads_of
 from attngen.plan.kernel import Gather, KernelPlan, LeafGradient
 from attngen.plan.loops import Loops
@@ -39,6 +40,8 @@ from attngen.plan.weights import LOG2E, Form, M, S
 X, REF, ROW_REF = Symbol("x", Type.FLOAT), Symbol("ref", Type.FLOAT), Symbol("row_ref", Type.FLOAT)
 GRADIENT_RESULTS = ("unit", "unit_scaled", "stream", "slope", "kappa")
 SIZE_ARGUMENTS = ("Hq", "Hkv", "Sq", "Sk")
+_FAST = frozenset({"_load_pairs", *(f"_{op.value}" for op in APPROXIMATIONS)})
+"""Helpers that take the kernel's constant FAST."""
 
 
 def emit_triton(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ...] = ()) -> str:
@@ -142,10 +145,11 @@ class _Emitter:
             tiles=self.tiles(tile),
             registers=REGISTERS,
         )
-        body = render("triton/module.py.j2", {**context, "uses": frozenset()})
+        body = render("triton/module.py.j2", {**context, "uses": frozenset(), "takes_fast": False})
         # The helpers that this variant calls, and what those call in turn, are found in the code itself.
         called = set(re.findall(r"(?<![A-Za-z0-9_])_[a-z][a-z_]*(?=\()", body))
-        return without_unused(render("triton/module.py.j2", {**context, "uses": frozenset(called)}))
+        known = {"uses": frozenset(called), "takes_fast": not _FAST.isdisjoint(called)}
+        return without_unused(render("triton/module.py.j2", {**context, **known}))
 
     def tiles(self, own: tuple[int, int] | None) -> list[tuple[tuple[str, int, int], tuple[tuple[int, ...], ...]]]:
         """The table of tile sizes: the planner's rows, and what was timed in the place of some."""

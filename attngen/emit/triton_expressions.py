@@ -95,9 +95,10 @@ class Printer:
         if e.op in _INFIX:
             sign, strength = _INFIX[e.op]
             return infix(sign, strength, args[0], args[1], chain=strength == 1)
+        if e in self.choices.approximate:
+            return atom(f"_{e.op.value}({texts[0]}, FAST)")  # FAST is the kernel's own constant
         if e.op is Op.TANH:
-            # FAST is the kernel's own constant; what is not computed for every pair can be exact always.
-            return atom(f"_tanh({texts[0]}, {'FAST' if level_of(e) is Level.PAIR else 'False'})")
+            return atom(f"_tanh({texts[0]}, False)")
         if e.op is Op.SIGN and e.type is Type.INT:
             return atom(f"_int_sign({texts[0]})")
         if e.op in _CALLS:

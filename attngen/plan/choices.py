@@ -22,7 +22,7 @@ class Choices:
     """`accesses`: how each load is guarded. `ints`: what the target does beyond 32 bits; `wide`: the operations that
     may get there; `longest`: sequences must be shorter, a power of two. `plain_divisions`: `//` and `%` of which
     neither side is negative, so that division towards zero is division downwards. `corners`: loads whose extreme
-    indices in a tile are known."""
+    indices in a tile are known. `approximate`: functions that the target may compute by one approximate instruction."""
 
     accesses: tuple[Access, ...]
     ints: WideInts
@@ -30,6 +30,7 @@ class Choices:
     wide: tuple[Apply, ...]
     plain_divisions: tuple[Apply, ...]
     corners: tuple[Corner, ...]
+    approximate: tuple[Apply, ...] = ()
 
     def access(self, load: Load) -> Access:
         for found in self.accesses:

@@ -7,6 +7,7 @@ derivative of the score, and how each float param's gradient is gathered. Target
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -15,6 +16,7 @@ from attngen.ir.attention import Attention, Param
 from attngen.ir.build import add, mul, real
 from attngen.ir.nodes import Apply, Expr, Literal, Load, Op, Scalar, Symbol, Type
 from attngen.ir.walk import loads, nodes, reads
+from attngen.plan.approximate import approximate
 from attngen.plan.choices import Choices, choices
 from attngen.plan.derive import derivative
 from attngen.plan.facts import Facts, facts
@@ -94,8 +96,14 @@ class KernelPlan:
         return Burden.LIGHT if plain and not loads(a.mask) else Burden.SCORE
 
 
-def plan(attention: Attention, reserved: frozenset[str] = frozenset(), ints: WideInts = WideInts.BITS_64) -> KernelPlan:
+def plan(
+    attention: Attention,
+    reserved: frozenset[str] = frozenset(),
+    ints: WideInts = WideInts.BITS_64,
+    approximates: bool = False,
+) -> KernelPlan:
     """`reserved` are the target's own names: sizes that the spec calls so get others. `ints`: how wide its ints are.
+    `approximates`: it has the instructions of `plan.approximate`.
 
     Raises SpecError where a normalizer's stream has a form that cannot be planned.
     """
@@ -124,22 +132,37 @@ def plan(attention: Attention, reserved: frozenset[str] = frozenset(), ints: Wid
         growing_keys=any(reads(s.lo, "k0") for s in queries.any) and not any(reads(s.hi, "k1") for s in queries.any),
         choices=choices((), attention, known, ints),
     )
-    return replace(found, choices=choices(evaluated(found), attention, known, ints))
+    chosen = choices(evaluated(found), attention, known, ints)
+    if approximates:
+        chosen = replace(chosen, approximate=approximate(numbers(found), decisions(found)))
+    return replace(found, choices=chosen)
 
 
 def evaluated(plan: KernelPlan) -> tuple[Expr, ...]:
     """Every expression that some kernel of the plan evaluates, loop bounds and data tests included."""
+    found = [plan.attention.mask, *numbers(plan), *(g.leaf for g in plan.gradients)]
+    found += [d for p in plan.attention.params for d in p.shape]
+    return (*found, *_bounds(plan))
+
+
+def numbers(plan: KernelPlan) -> tuple[Expr, ...]:
+    """Of what is evaluated, scores, weights and derivatives: floats that are added, multiplied and summed."""
     w = plan.weights
-    found: list[Expr] = [plan.attention.mask, w.unit, w.factor, w.natural, plan.d_factor, plan.d_pair]
+    found: list[Expr] = [w.unit, w.factor, w.natural, plan.d_factor, plan.d_pair]
     given = [w.stream, w.rescale, w.slope, w.log_extra, w.extra, plan.attention.dropout]
     given += [part for g in plan.gradients for part in (g.pair, g.weight, g.extra)]
-    found += [e for e in given if e is not None]
-    found += [g.leaf for g in plan.gradients]
-    found += [d for p in plan.attention.params for d in p.shape]
+    return (*found, *(e for e in given if e is not None))
+
+
+def decisions(plan: KernelPlan) -> tuple[Expr, ...]:
+    """Of what is evaluated, the mask, loop bounds and data tests: what decides which pairs count."""
+    return (plan.attention.mask, *_bounds(plan))
+
+
+def _bounds(plan: KernelPlan) -> Iterator[Expr]:
     for ranges in (plan.keys, plan.queries):
-        found += [e for t in ranges.tests for e in (t.row, t.col)]
-        found += [e for s in (*ranges.any, *ranges.all) for e in (s.lo, s.hi)]
-    return tuple(found)
+        yield from (e for t in ranges.tests for e in (t.row, t.col))
+        yield from (e for s in (*ranges.any, *ranges.all) for e in (s.lo, s.hi))
 
 
 def _may_be_infinite(score: Expr) -> bool:

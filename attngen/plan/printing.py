@@ -12,6 +12,7 @@ from typing import assert_never
 from attngen.ir import build
 from attngen.ir.nodes import Expr, Symbol, Type
 from attngen.ir.printing import expression
+from attngen.plan.approximate import APPROXIMATIONS
 from attngen.plan.facts import Bounds, Facts
 from attngen.plan.footprint import loads_of
 from attngen.plan.kernel import KernelPlan, LeafGradient
@@ -35,6 +36,7 @@ def plan_text(plan: KernelPlan) -> str:
         ("gradients", (line for g in plan.gradients for line in _gradient(g, plan.weights.form))),
         ("order", _order(plan)),
         ("ints", _ints(plan)),
+        *((("approximate in half precision", _approximate(plan)),) if plan.choices.approximate else ()),
         (f"tiles on {CHIP}", _tiles(plan)),
     )
     lines = [f"plan {plan.attention.name}"]
@@ -56,6 +58,11 @@ def _ints(plan: KernelPlan) -> Iterator[str]:
     yield f"sequences are shorter than 2**{c.longest_bits}"
     for e in c.wide:
         yield f"{c.ints.value}: {expression(e)}"
+
+
+def _approximate(plan: KernelPlan) -> Iterator[str]:
+    for e in plan.choices.approximate:
+        yield f"{APPROXIMATIONS[e.op].instruction}: {expression(e)}"
 
 
 # ---------------------------------------------------------------- facts

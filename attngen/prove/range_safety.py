@@ -17,6 +17,7 @@ from attngen.ir.nodes import Apply, Expr, Literal, Load, Op, Scalar, Type
 from attngen.plan.kernel import KernelPlan
 from attngen.plan.weights import Form, S
 from attngen.prove import recurrence, weight_range
+from attngen.prove.approximation import approximations
 from attngen.prove.boxes import stated
 from attngen.prove.deadline import OutOfTime, limited
 from attngen.prove.finite import Finiteness, Holds
@@ -256,6 +257,10 @@ def _derivatives(questions: Finiteness, plan: KernelPlan) -> Iterator[Claim]:
         yield Claim("derivatives", sentence, Proved(BY, tuple(steps)), span=a.score.span)
 
 
+def _approximations(questions: Finiteness, plan: KernelPlan) -> Iterator[Claim]:
+    yield from approximations(plan)
+
+
 def _dropout(questions: Finiteness, plan: KernelPlan) -> Iterator[Claim]:
     drop = plan.attention.dropout
     if drop is None:
@@ -322,4 +327,5 @@ _CHECKS: tuple[tuple[str, _Check], ...] = (
     ("sums", weight_range.sums),
     ("dropout", _dropout),
     ("derivatives", _derivatives),
+    ("approximations", _approximations),
 )

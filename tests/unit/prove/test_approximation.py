@@ -1,0 +1,89 @@
+"""Functions that a chip approximates: where the plan lets it, what the prover says of that, and what is emitted."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+
+import attngen
+from attngen import api
+from attngen.errors import Source
+from attngen.ir.attention import Attention
+from attngen.ir.nodes import Apply, Op
+from attngen.plan import KernelPlan
+from attngen.plan import approximate as approximate_plan
+from attngen.plan.approximate import APPROXIMATIONS
+from attngen.prove.proof import prove
+from attngen.prove.verdict import Claim, Obligation, Proved, Refuted
+from attngen.runtime.aot import compile_kernels
+
+WAVES = "attention waves\nscore = qk * scale + 0.5 * sin(float(q - k) * 0.3) + 0.25 * cos(qk)\nmask = causal\n"
+
+
+def planned(text: str, target: str = "triton") -> tuple[Attention, KernelPlan]:
+    spec = api.analyse(Source(text, "waves.attn"))
+    return spec, api.plan(spec, target)
+
+
+def claims(spec: Attention, plan: KernelPlan) -> list[Claim]:
+    found = prove(spec, plan).of(Obligation.RANGE_SAFETY).claims
+    return [c for c in found if c.subject.startswith("approximate")]
+
+
+def test_waves_of_a_pair_are_approximate_and_proved() -> None:
+    spec, plan = planned(WAVES)
+    assert {e.op for e in plan.choices.approximate} == {Op.SIN, Op.COS}
+    found = claims(spec, plan)
+    assert {c.subject for c in found} == {"approximate sin", "approximate cos"}
+    assert all(isinstance(c.verdict, Proved) and "2**-20" in c.note for c in found)
+
+
+@pytest.mark.parametrize("target", ["pallas", "jax", "torch"])
+def test_other_targets_approximate_nothing(target: str) -> None:
+    assert planned(WAVES, target)[1].choices.approximate == ()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "attention a\nscore = qk * scale\nmask = sin(float(q - k)) > 0.5\n",
+        "attention a\nscore = qk * scale if tanh(qk) > 0.5 else 0.0\n",
+        "attention a\nscore = qk * scale + float(floor(tanh(qk) * 4.0))\n",
+        "attention a\nlet x = tanh(qk)\nscore = x if x > 0.5 else 2.0 * x\n",
+    ],
+    ids=["mask", "condition", "floor", "compared and added"],
+)
+def test_what_decides_is_exact(text: str) -> None:
+    spec, plan = planned(text)
+    assert plan.choices.approximate == ()
+    assert claims(spec, plan) == []
+    assert not re.search(r"_(tanh|sin|cos)\(.*, FAST\)", attngen.compile(text).source)
+
+
+def test_an_approximation_that_decides_is_refuted() -> None:
+    spec, plan = planned("attention a\nscore = qk * scale if tanh(qk) > 0.5 else 0.0\n")
+    tanh = next(n for n in approximate_plan.decided(plan.weights.unit) if isinstance(n, Apply) and n.op is Op.TANH)
+    broken = replace(plan, choices=replace(plan.choices, approximate=(tanh,)))
+    (claim,) = claims(spec, broken)
+    assert isinstance(claim.verdict, Refuted) and "decides by it" in claim.verdict.example[0]
+
+
+def test_an_error_above_the_rounding_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec, plan = planned(WAVES)
+    coarse = replace(APPROXIMATIONS[Op.SIN], error=2.0**-10)
+    monkeypatch.setitem(APPROXIMATIONS, Op.SIN, coarse)  # type: ignore[arg-type]
+    verdicts = {c.subject: c.verdict for c in claims(spec, plan)}
+    assert isinstance(verdicts["approximate sin"], Refuted)
+    assert isinstance(verdicts["approximate cos"], Proved)
+
+
+@pytest.mark.parametrize(("dtype", "approximates"), [("bf16", True), ("fp32", False)])
+def test_only_half_precision_takes_the_instructions(dtype: str, approximates: bool) -> None:
+    kernel = attngen.compile(WAVES)
+    found = compile_kernels(kernel.source, kernel.spec, arch="sm_90", dtype=dtype, head_dim=(64, 64), kind="ptx")
+    for a in found:
+        assert isinstance(a.data, str)
+        if a.kernel in ("forward", "dkdv", "dq"):
+            assert ("sin.approx.f32" in a.data and "cos.approx.f32" in a.data) is approximates
