@@ -34,7 +34,7 @@ from attngen.plan.kernel import Gather, KernelPlan, LeafGradient
 from attngen.plan.loops import Loops
 from attngen.plan.ranges import DataTest
 from attngen.plan.schedule import Level, level_of
-from attngen.plan.tiles import REGISTERS, table
+from attngen.plan.tiles import registers, table
 from attngen.plan.weights import LOG2E, Form, M, S
 
 X, REF, ROW_REF = Symbol("x", Type.FLOAT), Symbol("ref", Type.FLOAT), Symbol("row_ref", Type.FLOAT)
@@ -143,7 +143,7 @@ class _Emitter:
                 tuple(s.name for s in dkdv_sums),
             ),
             tiles=self.tiles(tile),
-            registers=REGISTERS,
+            registers=registers(self.plan.burden),
         )
         body = render("triton/module.py.j2", {**context, "uses": frozenset(), "takes_fast": False})
         # The helpers that this variant calls, and what those call in turn, are found in the code itself.

@@ -75,7 +75,7 @@ _SM_90 = {
     **_FLOAT32,
     (2, 16): (Tile(128, 64, 4, 3), Tile(64, 64, 4, 2), Tile(128, 64, 4, 3)),
     (2, 32): (Tile(128, 64, 4, 3), Tile(64, 64, 4, 2), Tile(128, 64, 4, 3)),
-    (2, 64): (Tile(64, 128, 4, 2), Tile(128, 64, 4, 2), Tile(128, 64, 8, 3)),
+    (2, 64): (Tile(64, 128, 4, 2), Tile(64, 64, 4, 2), Tile(128, 64, 8, 3)),
     (2, 128): (Tile(64, 128, 4, 1), Tile(64, 64, 4, 2), Tile(128, 64, 8, 3)),
     (2, 256): (Tile(128, 64, 8, 2), Tile(64, 64, 8, 2), Tile(64, 64, 4, 2)),
 }
@@ -108,9 +108,12 @@ _BEST: Mapping[str, Mapping[tuple[int, int], tuple[Tile, ...]]] = {
 PORTABLE = (256, 256)
 """Queries and keys of a tile of the portable targets, for all heads at a time."""
 
-REGISTERS = {(128, 64, 128, 4, 1): 168, (128, 64, 64, 4, 1): 128}
-"""Registers of a thread by (head block, forward tile) where tiles come by the copy engine: three or four programs share
-a multiprocessor and hide each other's waits, which is faster than stages. With more registers, one less would fit."""
+
+def registers(burden: Burden) -> dict[tuple[int, int, int, int, int], int]:
+    """Registers of a thread by (head block, forward tile) where tiles come by the copy engine: three or four programs
+    share a multiprocessor and hide each other's waits, which is faster than stages. With more registers, one less would
+    fit; data tests do not leave their scores enough in the share of four."""
+    return {(128, 64, 128, 4, 1): 168, (128, 64, 64, 4, 1): 168 if burden is Burden.DATA else 128}
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,23 +182,27 @@ def fitted(kernel: str, tile: Tile, chip: str, itemsize: int, head_block: int, l
     return tile
 
 
-def best(chip: str, itemsize: int, head_block: int, burden: Burden) -> tuple[Tile, ...]:
-    """Forward, dK/dV and dQ, before they are made to fit."""
+def best(chip: str, itemsize: int, head_block: int, burden: Burden, gathered: bool = False) -> tuple[Tile, ...]:
+    """Forward, dK/dV and dQ, before they are made to fit. `gathered`: see `Loads`."""
     forward, dkdv, dq = _BEST[chip][itemsize, head_block]
     if itemsize != 2 or head_block not in (64, 128):
         return forward, dkdv, dq
     wide = head_block == 128
     match chip, burden:
         case "sm_90", Burden.RANDOM:
-            return Tile(128, 32, 8, 2), Tile(32, 64, 4, 2) if wide else Tile(64, 64, 8, 2), Tile(64, 64, 8, 2)
+            return Tile(128, 32, 8, 2), Tile(32, 64, 8, 2) if wide else Tile(64, 64, 8, 2), Tile(64, 64, 8, 2)
         case "sm_90", Burden.PAIRS:
-            return Tile(128, 64, 8, 2), Tile(32, 64, 8, 1) if wide else Tile(32, 64, 4, 2), Tile(64, 64, 8, 2)
+            return Tile(128, 64, 8, 2), Tile(16, 64, 4, 1) if wide else Tile(32, 64, 4, 1), Tile(64, 64, 8, 2)
         case "sm_90", Burden.SCORE if wide:
             return Tile(64, 64, 4, 1), dkdv, dq
         case "sm_90", Burden.DATA if wide:
             return Tile(64, 64, 4, 1), dkdv, Tile(64, 64, 4, 2)
+        case "sm_80" | "sm_86", _ if gathered and not wide:
+            return forward, dkdv, Tile(64, 32, 8, 2)
         case "sm_80" | "sm_86", Burden.PAIRS if not wide:
             return forward, dkdv, Tile(64, 64, 8, 2)
+        case "sm_100", Burden.SCORE if wide:
+            return forward, Tile(64, 64, 4, 1), dq
         case "sm_100", Burden.RANDOM:
             return Tile(128, 64, 8, 1), dkdv, dq
         case "sm_100", Burden.PAIRS:
@@ -234,7 +241,7 @@ def table(own: tuple[int, int] | None, burden: Burden = Burden.LIGHT, loads: Loa
     for chip in SHARED_MEMORY:
         for itemsize in (2, 4):
             for head_block in HEAD_BLOCKS:
-                tiles = best(chip, itemsize, head_block, burden)
+                tiles = best(chip, itemsize, head_block, burden, loads.gathered)
                 if own is not None:
                     forward, dq = (asked(k, own, chip, itemsize, head_block) for k in ("forward", "dq"))
                     tiles = (forward, dq if chip == "cpu" else tiles[1], dq)

@@ -20,25 +20,18 @@ SAMPLE = {
 }
 
 MEASURED = {
-    ("sm_90", 64, "dkdv"),
-    ("sm_90", 128, "dkdv"),
-    ("sm_90", 128, "forward"),
-    ("sm_90", 128, "hopper_backward"),  # `test_hopper_compiles` says how many
+    ("sm_90", 128, "dkdv"): 60,
+    ("sm_90", 128, "forward"): 17,
+    ("sm_90", 128, "hopper_forward"): 5,
+    ("sm_90", 128, "hopper_backward"): 7,
 }
-"""(chip, head dim, kernel) whose tile measured fastest on an H200 although its main loop spills."""
+"""Instructions that spill or reload in a main loop, at most, of kernels whose tile measured fastest on an H200 although
+it does: in dK/dV the next tile without spills took 3 to 12 % longer, in the forward 10 to 17 %."""
 
 SPILLS = {
-    ("sm_80", 64, "full_bias", "sum_bias"): 4,
-    ("sm_80", 64, "relative_bias", "sum_table"): 4,
-    ("sm_80", 64, "t5_bias", "sum_table"): 4,
-    ("sm_90", 64, "full_bias", "dkdv"): 4,
-    ("sm_90", 128, "causal", "hopper_forward"): 4,
-    ("sm_90", 64, "t5_bias", "dkdv"): 4,
-    ("sm_90", 128, "dropout", "dkdv"): 6,
-    ("sm_90", 128, "natten_2d", "dkdv"): 4,
-    ("sm_100", 128, "cross_attention", "dkdv"): 4,
+    ("sm_90", 64, "dilated", "dkdv"): 2,
 }
-"""Instructions that spill or reload in a main loop, at most, where no tile as large is free of them."""
+"""The same, of kernels that were not measured, where no tile as large is free of them."""
 
 
 def matrix() -> list[object]:
@@ -61,12 +54,9 @@ def test_every_kernel_fits_the_chip_and_keeps_to_registers(name: str, chip: str,
     assert has_every_kernel(kernel.plan, set(found))
 
     plain = kernel.plan.burden.value in ("light", "score", "data")
-    spilling = {
-        a.kernel: a.loop_spills
-        for a in found.values()
-        if a.loop_spills > SPILLS.get((chip, dims[0], name, a.kernel), 0)
-        and not (plain and (chip, dims[0], a.kernel) in MEASURED)
-    }
+    allowed = {k: n for (at, dim, k), n in MEASURED.items() if plain and (at, dim) == (chip, dims[0])}
+    allowed |= {k: n for (at, dim, spec, k), n in SPILLS.items() if (at, dim, spec) == (chip, dims[0], name)}
+    spilling = {a.kernel: a.loop_spills for a in found.values() if a.loop_spills > allowed.get(a.kernel, 0)}
     assert not spilling
 
 
