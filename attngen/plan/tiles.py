@@ -194,7 +194,7 @@ def best(chip: str, itemsize: int, head_block: int, burden: Burden, gathered: bo
         case "sm_90", Burden.PAIRS:
             return Tile(128, 64, 8, 2), Tile(16, 64, 4, 1) if wide else Tile(32, 64, 4, 1), Tile(64, 64, 8, 2)
         case "sm_90", Burden.SCORE if wide:
-            return Tile(64, 64, 4, 1), dkdv, dq
+            return Tile(64, 64, 4, 1), Tile(32, 64, 4, 2), dq
         case "sm_90", Burden.DATA if wide:
             return Tile(64, 64, 4, 1), dkdv, Tile(64, 64, 4, 2)
         case "sm_80" | "sm_86", _ if gathered and not wide:
