@@ -77,6 +77,7 @@ class _Emitter:
             has_key=direct and (not w.sums or w.extra is not None),
             saves_den=direct and w.sums,
             saves_exact=w.sums and bool(plan.gradients),
+            by_columns=w.form is Form.EXPONENTIAL and plan.attention.dropout is None,
         )
 
     # ------------------------------------------------------------ the module
@@ -119,6 +120,7 @@ class _Emitter:
             "needs_math": any("math." in line for line in door.check_lines),
             "vmem": tpu_tiles.VMEM,
             "straight": tpu_tiles.STRAIGHT,
+            "wide": tpu_tiles.WIDE,
             "tiles": [(key, tuple((t.queries, t.keys, t.unroll) for t in row)) for key, row in table.items()],
         }
         return without_unused_functions(without_unused(render("pallas/module.py.j2", context)))

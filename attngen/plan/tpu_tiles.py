@@ -16,6 +16,10 @@ STRAIGHT = 16
 """Tiles that the forward kernel may have one after the other, outside its loop: code grows with them."""
 
 
+WIDE = ("v6e", "7x")
+"""Chips whose matrix units are 256 columns wide: head dim 128 leaves half of them free."""
+
+
 @dataclass(frozen=True, slots=True)
 class TpuTile:
     queries: int

@@ -188,6 +188,27 @@ def test_bounds_of_floats_are_not_counted_beforehand() -> None:
     assert "counts=counts" in source("sliding_window", window=9)
 
 
+@pytest.mark.parametrize("name", ["causal", "softmax1"])
+@pytest.mark.parametrize("spread", [0.3, 4.0])
+def test_weights_that_the_matrix_unit_adds_up_are_no_less_exact(name: str, spread: float) -> None:
+    """On chips with columns to spare: numerator and denominator are then rounded alike. An lse is not made of them."""
+    attend, text = attngen.compile(EXAMPLES / f"{name}.attn", "pallas"), source(name)
+    arrays = {n: numbers(1, 256, 2, 128, seed=i).astype(jnp.bfloat16) for i, n in enumerate("qkv")}
+    arrays["q"] = arrays["q"] * jnp.bfloat16(spread)
+    exact = np.asarray(attend.reference(**{n: np.asarray(x, np.float64) for n, x in arrays.items()}), np.float64)
+    off: list[float] = []
+    kept: list[jax.Array] = []
+    for wide in ((), ("v6e",)):
+        made = execute(text, name)
+        made.CHIP, made.INTERPRET, made.WIDE, made.TILES = "v6e", True, wide, {("v6e", 2): ((128, 128, 2),) * 3}
+        run = getattr(made, name)
+        off.append(float(np.sqrt(((np.asarray(run(**arrays), np.float64) - exact) ** 2).mean())))
+        kept.append(run(**arrays, return_lse=True)[1])
+    assert 0 < off[1] <= 1.01 * off[0]
+    assert off[0] != off[1]
+    assert jnp.array_equal(*kept)
+
+
 @pytest.mark.parametrize("name", ["causal", "sigmoid", "custom_normalizer", "relative_bias"])
 def test_without_its_lse_the_function_gives_the_same(name: str) -> None:
     consts, params = CASES[name]

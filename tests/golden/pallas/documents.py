@@ -48,6 +48,7 @@ LN2 = 0.6931471805599453
 VMEM = {'v4': 16, 'v5e': 96, 'v5p': 64, 'v6e': 96, '7x': 56, 'cpu': 16384}
 
 STRAIGHT = 16  # tiles that a kernel may have one after the other, beside those in its loop
+WIDE = ('v6e', '7x')  # chips whose matrix units are two registers wide
 
 # Tile sizes by chip and bytes of an element: forward, dK/dV and dQ kernels, each (queries, keys, full tiles at a time).
 TILES = {
@@ -82,6 +83,7 @@ class Tile(NamedTuple):
     """How a kernel takes its work. With `steps` the grid walks the tiles, that many for each held one, and brings them
     from memory one by one; without, the whole of a head lies in vector memory, and the kernel walks it in a loop.
     `counts` are the numbers of (full, masked) tiles that held ones meet, where these are known and few enough.
+    `adds`: the matrix unit adds up a row's weights too, in columns that the values leave it.
     """
 
     queries: int
@@ -89,6 +91,7 @@ class Tile(NamedTuple):
     unroll: int
     steps: int = 0
     counts: tuple[tuple[int, int], ...] = ()
+    adds: bool = False
 
 
 class Config(NamedTuple):
@@ -532,6 +535,7 @@ def _forward_kernel(
     Sk = size.Sk
     Dv = size.Dv
     BQ, BK = tile.queries, tile.keys
+    adds = tile.adds and not saves
     height = BQ
     width = BK
     batch = pl.program_id(0)
@@ -568,13 +572,16 @@ def _forward_kernel(
         max_s[...] = new_max
         rescale = jnp.exp2(old_max - new_max)
         weight = jnp.exp2(x - _across(new_max, width))
-        added = _by_lanes(weight)
+        if adds:  # ones beside the values: their sum is rounded as the product is, and the quotient gains
+            both = _product(weight.astype(v.dtype), jnp.concatenate([v, jnp.ones((BK, LANES), v.dtype)], 1))
+            product, added = both[:, :Dv], both[:, Dv:]
+        else:
+            product, added = _product(weight.astype(v.dtype), v), _by_lanes(weight)
         sum_s[...] = added if first else sum_s[...] * rescale + added
-        product = _product(weight.astype(v.dtype), v)
         acc_s[...] = product if first else acc_s[...] * _across(rescale, Dv) + product
 
     def finish():
-        row_sum = _over_lanes(sum_s[...])
+        row_sum = sum_s[...] if adds else _over_lanes(sum_s[...])
         row_max = max_s[...]
         total = row_max
         empty = row_max == LOWEST
@@ -975,6 +982,8 @@ def _configured(size, dtype, floats, data, returns_lse):
         if 2 * whole + 2 * own > room:
             counts = (_query_counts if kernel == "dkdv" else _key_counts)(size, tile, floats, data)
             tile = tile._replace(steps=max(1, *map(sum, counts)) if counts else _up(length, walked))
+        if kernel == "forward" and chip in WIDE and itemsize == 2 and size.Dv == LANES:
+            tile = tile._replace(adds=True)
         tiles.append(tile)
     return Config(size, *tiles, fused, _interpreted(), VMEM[chip], returns_lse)
 
