@@ -40,6 +40,7 @@ _WITH_ROWS = (Extent.HEAD, Extent.ROW, Extent.DISTANCE)
 """Operands whose gradients are summed where a tile of queries is held, beside dQ."""
 _WITH_COLUMNS = (Extent.HEAD, Extent.COLUMN)
 """And where a tile of keys is: a head's pairs may be summed in either order."""
+_ALONG_ROWS = (Extent.HEAD, Extent.ROW)
 _ENDS = ("any_lo", "any_hi", "all_lo", "all_hi")
 _PRECISION = {"ieee": "HIGHEST", "tf32": "DEFAULT"}
 
@@ -157,7 +158,7 @@ class _Emitter:
     # ------------------------------------------------------------ kernels
 
     def write(self, held: Level, results: dict[str, Expr], outside: dict[str, Expr], ranges: RangesView) -> PallasCode:
-        factor, results = folded(results)
+        factor, results = folded(results) if self.folds() else (None, results)
         if factor is not None:
             outside = {"fold": named(factor, "logit_scale"), **outside}
         if self.attention.dropout is not None:
@@ -167,6 +168,15 @@ class _Emitter:
             writer.numbers.setdefault(number.name, number)
         code = writer.write(results, self.attention.mask, outside)
         return code.with_dropout().with_results("fold", "log2_extra", "extra", "factor", "kappa")
+
+    def folds(self) -> bool:
+        """Whether q or k may have the factor of q . k inside: not where a param's gradient is summed along rows.
+
+        A row's derivatives add up to nothing as long as both passes have the same scores. In half precision the forward
+        pass rounds q times the factor, and the backward pass k; what is left, times the row's position, was 7e-2 of
+        such a gradient.
+        """
+        return not any(g.pair is not None and self.by_expr[g.leaf].extent in _ALONG_ROWS for g in self.plan.gradients)
 
     def forward(self, keys: RangesView) -> PallasCode:
         w = self.weights

@@ -18,9 +18,9 @@ import attngen
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*no TPU found:UserWarning")
 CASES = tuple(case for case in SMALL if case.name in ("gqa", "more_keys", "more_queries"))
-OF_ALL_PAIRS = 1e-1
-"""Allowed of a param's gradient in bfloat16, where it sums over all pairs: weights are rounded before they meet v, so
-that a row's derivatives add up to that rounding, not to nothing."""
+CANCELS = ("group_windows", "gqa")
+"""What is left of a row's derivatives when they should add up to nothing counts here, times the row's position: with
+the scores of both passes rounded each in its own way d tilt was 7e-2 off. bfloat16 is checked in every run."""
 
 
 def runs() -> list[object]:
@@ -28,7 +28,8 @@ def runs() -> list[object]:
     for i, variant in enumerate(UNSEEN):
         for j, case in enumerate(CASES):
             for dtype in (torch.float32, torch.bfloat16):
-                marks = [] if dtype == torch.float32 and i % len(CASES) == j else [pytest.mark.slow]
+                usual = dtype == torch.float32 and i % len(CASES) == j
+                marks = [] if usual or (variant.name, case.name) == CANCELS else [pytest.mark.slow]
                 name = f"{variant.name}-{case.name}-{str(dtype).removeprefix('torch.')}"
                 found.append(pytest.param(variant, case, dtype, id=name, marks=marks))
     return found
@@ -47,8 +48,6 @@ def test_it_is_the_formula_and_the_reference(variant: Variant, case: Case, dtype
 
 def allowed(name: str, given: Inputs, dtype: torch.dtype) -> float:
     param = given.params.get(name.removeprefix("d_"))
-    if not isinstance(param, torch.Tensor):
+    if not isinstance(param, torch.Tensor) or param.dtype == torch.float32:
         return TOLERANCE[dtype]
-    if dtype == torch.bfloat16:
-        return OF_ALL_PAIRS
-    return TOLERANCE[dtype] if param.dtype == torch.float32 else 1e-2
+    return max(TOLERANCE[dtype], 1e-2)

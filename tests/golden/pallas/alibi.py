@@ -475,11 +475,11 @@ def _query_tiles(k0, k1, size, block):
 
 
 def _forward_kernel(
-    head_term_ref, logit_scale_ref, q_ref, k_ref, v_ref, out_ref, *rest,
+    head_term_ref, head_term_2_ref, q_ref, k_ref, v_ref, out_ref, *rest,
     size, tile, saves,
 ):
     """One tile of queries of one head meets the tiles of keys that it can see."""
-    lse_ref, q_s, max_s, sum_s, acc_s = rest if saves else (None, *rest)
+    lse_ref, max_s, sum_s, acc_s = rest if saves else (None, *rest)
     Sq = size.Sq
     Sk = size.Sk
     Dv = size.Dv
@@ -492,13 +492,12 @@ def _forward_kernel(
     q0 = held * BQ
     q1 = _min(q0 + BQ, Sq) - 1
     q_idx = q0 + lax.broadcasted_iota(jnp.int32, (BQ, LANES), 0)
-    head_term = head_term_ref[head]
-    logit_scale = logit_scale_ref[0]
+    head_term = head_term_ref[0]
+    head_term_2 = head_term_2_ref[head]
     row_term = q_idx + Sk - Sq
     row_term_2 = _float(row_term)
 
     def start(clear=True):
-        q_s[...] = (q_ref[...].astype(jnp.float32) * logit_scale).astype(q_s.dtype)
         if clear:
             max_s[...] = jnp.full_like(max_s, LOWEST)
             sum_s[...] = jnp.zeros_like(sum_s)
@@ -510,9 +509,9 @@ def _forward_kernel(
         k_idx = k0 + lax.broadcasted_iota(jnp.int32, (1, BK), 1)
         k = _chunk(k_ref, walked, BK)
         v = _chunk(v_ref, walked, BK)
-        qk = _by_transposed(q_s[...], k)
+        qk = _by_transposed(q_ref[...], k)
         col_term = _float(k_idx)
-        x = qk + jnp.abs(_across(row_term_2, width) - col_term) * head_term
+        x = qk * head_term + jnp.abs(_across(row_term_2, width) - col_term) * head_term_2
         if masked:
             allowed = _inside(k_idx <= _across(row_term, width), k_idx, Sk, BK, (height, width))
             x = jnp.where(allowed, x, -jnp.inf)
@@ -551,16 +550,15 @@ def _forward(config, q, k, v, floats, data, dtype, saves):
     Hq = size.Hq
     Sq = size.Sq
     Sk = size.Sk
-    D = size.D
     Dv = size.Dv
     BQ, BK = tile.queries, tile.keys
     slope_h = floats["slope_h"]
     scale = data["scale"]
-    head_term = -slope_h * 1.4426950408889634
-    logit_scale = scale * 1.4426950408889634
-    numbers = [_numbers(head_term), _numbers(logit_scale), ]
+    head_term = scale * 1.4426950408889634
+    head_term_2 = -slope_h * 1.4426950408889634
+    numbers = [_numbers(head_term), _numbers(head_term_2), ]
 
-    def at(batch, head, held, step, head_term_ref, logit_scale_ref):
+    def at(batch, head, held, step, head_term_ref, head_term_2_ref):
         q0 = held * BQ
         q1 = _min(q0 + BQ, Sq) - 1
         full, partial = _key_tiles(q0, q1, size, BK)
@@ -573,7 +571,7 @@ def _forward(config, q, k, v, floats, data, dtype, saves):
         functools.partial(_forward_kernel, size=size, tile=tile, saves=saves), config, tile, n_tiles, numbers,
         [cut.held(_heads_first(q, BQ)), cut.walked(_heads_first(k, BK)), cut.walked(_heads_first(v, BK))],
         [((B, Hq, n_tiles * BQ, Dv), dtype, cut.held), *([row] * 1 if saves else [])],
-        [((BQ, D), q.dtype), ((BQ, LANES), jnp.float32), ((BQ, LANES), jnp.float32), ((BQ, Dv), jnp.float32)],
+        [((BQ, LANES), jnp.float32), ((BQ, LANES), jnp.float32), ((BQ, Dv), jnp.float32)],
     )
     if not saves:
         return _heads_inside(results[0], Sq), None
@@ -584,8 +582,8 @@ def _forward(config, q, k, v, floats, data, dtype, saves):
 
 
 def _dq_kernel(
-    head_term_ref, logit_scale_ref, scale_ref, q_ref, k_ref, v_ref, d_out_ref, lse_ref, delta_ref, dq_ref,
-    sum_slope_h_ref, q_s, dq_s, sum_slope_h_s,
+    head_term_ref, head_term_2_ref, scale_ref, q_ref, k_ref, v_ref, d_out_ref, lse_ref, delta_ref, dq_ref,
+    sum_slope_h_ref, dq_s, sum_slope_h_s,
     *, size, tile,
 ):
     """One tile of queries of one head: meets the same tiles of keys as the forward kernel."""
@@ -599,8 +597,8 @@ def _dq_kernel(
     q0 = held * BQ
     q1 = _min(q0 + BQ, Sq) - 1
     q_idx = q0 + lax.broadcasted_iota(jnp.int32, (BQ, LANES), 0)
-    head_term = head_term_ref[head]
-    logit_scale = logit_scale_ref[0]
+    head_term = head_term_ref[0]
+    head_term_2 = head_term_2_ref[head]
     scale = scale_ref[0]
     row_lse = _held(lse_ref[...])
     delta = _held(delta_ref[...])
@@ -608,7 +606,6 @@ def _dq_kernel(
     row_term_2 = _float(row_term)
 
     def start():
-        q_s[...] = (q_ref[...].astype(jnp.float32) * logit_scale).astype(q_s.dtype)
         dq_s[...] = jnp.zeros_like(dq_s)
         sum_slope_h_s[...] = jnp.zeros_like(sum_slope_h_s)
 
@@ -618,11 +615,11 @@ def _dq_kernel(
         k_idx = k0 + lax.broadcasted_iota(jnp.int32, (1, BK), 1)
         k = _chunk(k_ref, walked, BK)
         v = _chunk(v_ref, walked, BK)
-        qk = _by_transposed(q_s[...], k)
+        qk = _by_transposed(q_ref[...], k)
         dp = _by_transposed(d_out_ref[...], v)
         col_term = _float(k_idx)
         term = jnp.abs(_across(row_term_2, width) - col_term)
-        p = jnp.exp2(qk + term * head_term - _across(row_lse, width))
+        p = jnp.exp2(qk * head_term + term * head_term_2 - _across(row_lse, width))
         if masked:
             allowed = _inside(k_idx <= _across(row_term, width), k_idx, Sk, BK, (height, width))
             p = jnp.where(allowed, p, 0.0)
@@ -656,11 +653,11 @@ def _dq(config, q, k, v, d_out, lse, delta, floats, data):
     BQ, BK = tile.queries, tile.keys
     slope_h = floats["slope_h"]
     scale = data["scale"]
-    head_term = -slope_h * 1.4426950408889634
-    logit_scale = scale * 1.4426950408889634
-    numbers = [_numbers(head_term), _numbers(logit_scale), _numbers(scale), ]
+    head_term = scale * 1.4426950408889634
+    head_term_2 = -slope_h * 1.4426950408889634
+    numbers = [_numbers(head_term), _numbers(head_term_2), _numbers(scale), ]
 
-    def at(batch, head, held, step, head_term_ref, logit_scale_ref, scale_ref):
+    def at(batch, head, held, step, head_term_ref, head_term_2_ref, scale_ref):
         q0 = held * BQ
         q1 = _min(q0 + BQ, Sq) - 1
         full, partial = _key_tiles(q0, q1, size, BK)
@@ -672,7 +669,7 @@ def _dq(config, q, k, v, d_out, lse, delta, floats, data):
         functools.partial(_dq_kernel, size=size, tile=tile), config, tile, n_tiles, numbers,
         [cut.held(_heads_first(q, BQ)), cut.walked(_heads_first(k, BK)), cut.walked(_heads_first(v, BK)), cut.held(_heads_first(d_out, BQ)), cut.held_vector(_vectors(lse[..., None], 2, BQ, jnp.inf)), cut.held_vector(_vectors(delta[..., None], 2, BQ, 0.0))],
         [((B, Hq, n_tiles * BQ, D), q.dtype, cut.held), ((B, Hq, n_tiles, 1, LANES), jnp.float32, cut.held_vector)],
-        [((BQ, D), q.dtype), ((BQ, D), jnp.float32), ((BQ, LANES), jnp.float32)],
+        [((BQ, D), jnp.float32), ((BQ, LANES), jnp.float32)],
     )
     gradients = {}
     gradients["slope_h"] = _reduced(sums[0].sum((2, 3, 4))[..., None, None], slope_h)
@@ -680,8 +677,8 @@ def _dq(config, q, k, v, d_out, lse, delta, floats, data):
 
 
 def _dkdv_kernel(
-    head_term_ref, logit_scale_ref, scale_ref, q_ref, k_ref, v_ref, d_out_ref, lse_ref, delta_ref, dk_ref, dv_ref,
-    k_s, dk_s, dv_s,
+    head_term_ref, head_term_2_ref, scale_ref, q_ref, k_ref, v_ref, d_out_ref, lse_ref, delta_ref, dk_ref, dv_ref,
+    dk_s, dv_s,
     *, size, tile,
 ):
     """One tile of keys meets the tiles of one head's queries that can see it."""
@@ -695,13 +692,12 @@ def _dkdv_kernel(
     k0 = held * BK
     k1 = _min(k0 + BK, Sk) - 1
     k_idx = k0 + lax.broadcasted_iota(jnp.int32, (BK, LANES), 0)
-    head_term = head_term_ref[head]
-    logit_scale = logit_scale_ref[0]
+    head_term = head_term_ref[0]
+    head_term_2 = head_term_2_ref[head]
     scale = scale_ref[0]
     col_term = _float(k_idx)
 
     def start():
-        k_s[...] = (k_ref[...].astype(jnp.float32) * logit_scale).astype(k_s.dtype)
         dk_s[...] = jnp.zeros_like(dk_s)
         dv_s[...] = jnp.zeros_like(dv_s)
 
@@ -711,13 +707,13 @@ def _dkdv_kernel(
         q_idx = q0 + lax.broadcasted_iota(jnp.int32, (1, BQ), 1)
         q = _chunk(q_ref, walked, BQ)
         d_out = _chunk(d_out_ref, walked, BQ)
-        qk = _by_transposed(k_s[...], q)
+        qk = _by_transposed(k_ref[...], q)
         dp = _by_transposed(v_ref[...], d_out)
         row_lse = lse_ref[walked]
         delta = delta_ref[walked]
         row_term = q_idx + Sk - Sq
         row_term_2 = _float(row_term)
-        p = jnp.exp2(qk + jnp.abs(row_term_2 - _across(col_term, width)) * head_term - row_lse)
+        p = jnp.exp2(qk * head_term + jnp.abs(row_term_2 - _across(col_term, width)) * head_term_2 - row_lse)
         if masked:
             allowed = _inside(_across(k_idx, width) <= row_term, q_idx, Sq, BQ, (height, width))
             p = jnp.where(allowed, p, 0.0)
@@ -751,11 +747,11 @@ def _dkdv(config, q, k, v, d_out, lse, delta, floats, data):
     BQ, BK = tile.queries, tile.keys
     slope_h = floats["slope_h"]
     scale = data["scale"]
-    head_term = -slope_h * 1.4426950408889634
-    logit_scale = scale * 1.4426950408889634
-    numbers = [_numbers(head_term), _numbers(logit_scale), _numbers(scale), ]
+    head_term = scale * 1.4426950408889634
+    head_term_2 = -slope_h * 1.4426950408889634
+    numbers = [_numbers(head_term), _numbers(head_term_2), _numbers(scale), ]
 
-    def at(batch, head, held, step, head_term_ref, logit_scale_ref, scale_ref):
+    def at(batch, head, held, step, head_term_ref, head_term_2_ref, scale_ref):
         k0 = held * BK
         k1 = _min(k0 + BK, Sk) - 1
         full, partial = _query_tiles(k0, k1, size, BQ)
@@ -768,7 +764,7 @@ def _dkdv(config, q, k, v, d_out, lse, delta, floats, data):
         functools.partial(_dkdv_kernel, size=size, tile=tile), config, tile, n_tiles, numbers,
         [cut.walked(_heads_first(q, BQ)), cut.held(_heads_first(k, BK)), cut.held(_heads_first(v, BK)), cut.walked(_heads_first(d_out, BQ)), cut.walked_vector(_vectors(lse[..., None], 2, BQ, jnp.inf)), cut.walked_vector(_vectors(delta[..., None], 2, BQ, 0.0))],
         [((B, Hq, n_tiles * BK, D), dtype, cut.held), ((B, Hq, n_tiles * BK, Dv), dtype, cut.held)],
-        [((BK, D), k.dtype), ((BK, D), jnp.float32), ((BK, Dv), jnp.float32)],
+        [((BK, D), jnp.float32), ((BK, Dv), jnp.float32)],
     )
     gradients = {}
     dk, dv = (x.reshape(B, Hkv, Hq // Hkv, *x.shape[2:]).sum(2).astype(k.dtype) for x in (dk, dv))
@@ -776,8 +772,8 @@ def _dkdv(config, q, k, v, d_out, lse, delta, floats, data):
 
 
 def _backward_kernel(
-    head_term_ref, logit_scale_ref, scale_ref, q_ref, k_ref, v_ref, d_out_ref, lse_ref, delta_ref, dk_ref, dv_ref,
-    dq_ref, sum_slope_h_ref, k_s, dk_s, dv_s, sum_slope_h_s,
+    head_term_ref, head_term_2_ref, scale_ref, q_ref, k_ref, v_ref, d_out_ref, lse_ref, delta_ref, dk_ref, dv_ref,
+    dq_ref, sum_slope_h_ref, dk_s, dv_s, sum_slope_h_s,
     *, size, tile,
 ):
     """One tile of keys meets the tiles of one head's queries that can see it, and adds to all of their gradients."""
@@ -791,13 +787,12 @@ def _backward_kernel(
     k0 = held * BK
     k1 = _min(k0 + BK, Sk) - 1
     k_idx = k0 + lax.broadcasted_iota(jnp.int32, (BK, LANES), 0)
-    head_term = head_term_ref[head]
-    logit_scale = logit_scale_ref[0]
+    head_term = head_term_ref[0]
+    head_term_2 = head_term_2_ref[head]
     scale = scale_ref[0]
     col_term = _float(k_idx)
 
     def start():
-        k_s[...] = (k_ref[...].astype(jnp.float32) * logit_scale).astype(k_s.dtype)
         @pl.when(held == 0)
         def _():
             dq_ref[...] = jnp.zeros_like(dq_ref)
@@ -812,14 +807,14 @@ def _backward_kernel(
         q_idx = q0 + lax.broadcasted_iota(jnp.int32, (1, BQ), 1)
         q = _chunk(q_ref, walked, BQ)
         d_out = _chunk(d_out_ref, walked, BQ)
-        qk = _by_transposed(k_s[...], q)
+        qk = _by_transposed(k_ref[...], q)
         dp = _by_transposed(v_ref[...], d_out)
         row_lse = lse_ref[walked]
         delta = delta_ref[walked]
         row_term = q_idx + Sk - Sq
         row_term_2 = _float(row_term)
         term = jnp.abs(row_term_2 - _across(col_term, width))
-        p = jnp.exp2(qk + term * head_term - row_lse)
+        p = jnp.exp2(qk * head_term + term * head_term_2 - row_lse)
         if masked:
             allowed = _inside(_across(k_idx, width) <= row_term, q_idx, Sq, BQ, (height, width))
             p = jnp.where(allowed, p, 0.0)
@@ -861,11 +856,11 @@ def _backward(config, q, k, v, d_out, lse, delta, floats, data):
     BQ, BK = tile.queries, tile.keys
     slope_h = floats["slope_h"]
     scale = data["scale"]
-    head_term = -slope_h * 1.4426950408889634
-    logit_scale = scale * 1.4426950408889634
-    numbers = [_numbers(head_term), _numbers(logit_scale), _numbers(scale), ]
+    head_term = scale * 1.4426950408889634
+    head_term_2 = -slope_h * 1.4426950408889634
+    numbers = [_numbers(head_term), _numbers(head_term_2), _numbers(scale), ]
 
-    def at(batch, head, held, step, head_term_ref, logit_scale_ref, scale_ref):
+    def at(batch, head, held, step, head_term_ref, head_term_2_ref, scale_ref):
         k0 = held * BK
         k1 = _min(k0 + BK, Sk) - 1
         full, partial = _query_tiles(k0, k1, size, BQ)
@@ -878,7 +873,7 @@ def _backward(config, q, k, v, d_out, lse, delta, floats, data):
         functools.partial(_backward_kernel, size=size, tile=tile), config, tile, n_tiles, numbers,
         [cut.walked(_heads_first(q, BQ)), cut.held(_heads_first(k, BK)), cut.held(_heads_first(v, BK)), cut.walked(_heads_first(d_out, BQ)), cut.walked_vector(_vectors(lse[..., None], 2, BQ, jnp.inf)), cut.walked_vector(_vectors(delta[..., None], 2, BQ, 0.0))],
         [((B, Hq, n_tiles * BK, D), dtype, cut.held), ((B, Hq, n_tiles * BK, Dv), dtype, cut.held), ((B, Hq, _up(Sq, BQ) * BQ, D), jnp.float32, cut.whole), ((B, Hq, n_tiles, 1, LANES), jnp.float32, cut.held_vector)],
-        [((BK, D), k.dtype), ((BK, D), jnp.float32), ((BK, Dv), jnp.float32), ((BK, LANES), jnp.float32)],
+        [((BK, D), jnp.float32), ((BK, Dv), jnp.float32), ((BK, LANES), jnp.float32)],
         ordered=True,
     )
     gradients = {}

@@ -482,11 +482,11 @@ def _query_tiles(k0, k1, size, block):
 
 
 def _forward_kernel(
-    logit_scale_ref, extra_term_ref, q_ref, k_ref, v_ref, out_ref, *rest,
+    head_term_ref, extra_term_ref, q_ref, k_ref, v_ref, out_ref, *rest,
     size, tile, saves,
 ):
     """One tile of queries of one head meets the tiles of keys that it can see."""
-    lse_ref, q_s, max_s, sum_s, acc_s = rest if saves else (None, *rest)
+    lse_ref, max_s, sum_s, acc_s = rest if saves else (None, *rest)
     Sq = size.Sq
     Sk = size.Sk
     Dv = size.Dv
@@ -499,12 +499,11 @@ def _forward_kernel(
     q0 = held * BQ
     q1 = _min(q0 + BQ, Sq) - 1
     q_idx = q0 + lax.broadcasted_iota(jnp.int32, (BQ, LANES), 0)
-    logit_scale = logit_scale_ref[head]
+    head_term = head_term_ref[head]
     extra_term = extra_term_ref[head]
     row_term = q_idx + Sk - Sq
 
     def start(clear=True):
-        q_s[...] = (q_ref[...].astype(jnp.float32) * logit_scale).astype(q_s.dtype)
         if clear:
             max_s[...] = jnp.full_like(max_s, LOWEST)
             sum_s[...] = jnp.zeros_like(sum_s)
@@ -516,8 +515,8 @@ def _forward_kernel(
         k_idx = k0 + lax.broadcasted_iota(jnp.int32, (1, BK), 1)
         k = _chunk(k_ref, walked, BK)
         v = _chunk(v_ref, walked, BK)
-        qk = _by_transposed(q_s[...], k)
-        x = qk
+        qk = _by_transposed(q_ref[...], k)
+        x = qk * head_term
         if masked:
             allowed = _inside(k_idx <= _across(row_term, width), k_idx, Sk, BK, (height, width))
             x = jnp.where(allowed, x, -jnp.inf)
@@ -562,17 +561,16 @@ def _forward(config, q, k, v, floats, data, dtype, saves):
     Hq = size.Hq
     Sq = size.Sq
     Sk = size.Sk
-    D = size.D
     Dv = size.Dv
     BQ, BK = tile.queries, tile.keys
     temperature_h = floats["temperature_h"]
     escape_h = floats["escape_h"]
     scale = data["scale"]
-    logit_scale = scale * (1.0 / temperature_h * 1.4426950408889634)
+    head_term = scale * (1.0 / temperature_h * 1.4426950408889634)
     extra_term = escape_h / temperature_h * 1.4426950408889634
-    numbers = [_numbers(logit_scale), _numbers(extra_term), ]
+    numbers = [_numbers(head_term), _numbers(extra_term), ]
 
-    def at(batch, head, held, step, logit_scale_ref, extra_term_ref):
+    def at(batch, head, held, step, head_term_ref, extra_term_ref):
         q0 = held * BQ
         q1 = _min(q0 + BQ, Sq) - 1
         full, partial = _key_tiles(q0, q1, size, BK)
@@ -585,7 +583,7 @@ def _forward(config, q, k, v, floats, data, dtype, saves):
         functools.partial(_forward_kernel, size=size, tile=tile, saves=saves), config, tile, n_tiles, numbers,
         [cut.held(_heads_first(q, BQ)), cut.walked(_heads_first(k, BK)), cut.walked(_heads_first(v, BK))],
         [((B, Hq, n_tiles * BQ, Dv), dtype, cut.held), *([row] * 1 if saves else [])],
-        [((BQ, D), q.dtype), ((BQ, LANES), jnp.float32), ((BQ, LANES), jnp.float32), ((BQ, Dv), jnp.float32)],
+        [((BQ, LANES), jnp.float32), ((BQ, LANES), jnp.float32), ((BQ, Dv), jnp.float32)],
     )
     if not saves:
         return _heads_inside(results[0], Sq), None
@@ -706,8 +704,8 @@ def _dq(config, q, k, v, d_out, lse, delta, floats, data):
 
 
 def _dkdv_kernel(
-    head_term_ref, logit_scale_ref, d_factor_ref, q_ref, k_ref, v_ref, d_out_ref, lse_ref, delta_ref, dk_ref,
-    dv_ref, k_s, dk_s, dv_s,
+    head_term_ref, head_term_2_ref, d_factor_ref, q_ref, k_ref, v_ref, d_out_ref, lse_ref, delta_ref, dk_ref,
+    dv_ref, dk_s, dv_s,
     *, size, tile,
 ):
     """One tile of keys meets the tiles of one head's queries that can see it."""
@@ -721,11 +719,10 @@ def _dkdv_kernel(
     k0 = held * BK
     k1 = _min(k0 + BK, Sk) - 1
     k_idx = k0 + lax.broadcasted_iota(jnp.int32, (BK, LANES), 0)
-    logit_scale = logit_scale_ref[head]
+    head_term_2 = head_term_2_ref[head]
     d_factor = d_factor_ref[head]
 
     def start():
-        k_s[...] = (k_ref[...].astype(jnp.float32) * logit_scale).astype(k_s.dtype)
         dk_s[...] = jnp.zeros_like(dk_s)
         dv_s[...] = jnp.zeros_like(dv_s)
 
@@ -735,11 +732,11 @@ def _dkdv_kernel(
         q_idx = q0 + lax.broadcasted_iota(jnp.int32, (1, BQ), 1)
         q = _chunk(q_ref, walked, BQ)
         d_out = _chunk(d_out_ref, walked, BQ)
-        qk = _by_transposed(k_s[...], q)
+        qk = _by_transposed(k_ref[...], q)
         dp = _by_transposed(v_ref[...], d_out)
         row_lse = lse_ref[walked]
         delta = delta_ref[walked]
-        p = jnp.exp2(qk - row_lse)
+        p = jnp.exp2(qk * head_term_2 - row_lse)
         if masked:
             row_term = q_idx + Sk - Sq
             allowed = _inside(_across(k_idx, width) <= row_term, q_idx, Sq, BQ, (height, width))
@@ -775,11 +772,11 @@ def _dkdv(config, q, k, v, d_out, lse, delta, floats, data):
     temperature_h = floats["temperature_h"]
     scale = data["scale"]
     head_term = 1.0 / temperature_h
-    logit_scale = scale * (head_term * 1.4426950408889634)
+    head_term_2 = scale * (head_term * 1.4426950408889634)
     d_factor = scale * head_term
-    numbers = [_numbers(head_term), _numbers(logit_scale), _numbers(d_factor), ]
+    numbers = [_numbers(head_term), _numbers(head_term_2), _numbers(d_factor), ]
 
-    def at(batch, head, held, step, head_term_ref, logit_scale_ref, d_factor_ref):
+    def at(batch, head, held, step, head_term_ref, head_term_2_ref, d_factor_ref):
         k0 = held * BK
         k1 = _min(k0 + BK, Sk) - 1
         full, partial = _query_tiles(k0, k1, size, BQ)
@@ -792,7 +789,7 @@ def _dkdv(config, q, k, v, d_out, lse, delta, floats, data):
         functools.partial(_dkdv_kernel, size=size, tile=tile), config, tile, n_tiles, numbers,
         [cut.walked(_heads_first(q, BQ)), cut.held(_heads_first(k, BK)), cut.held(_heads_first(v, BK)), cut.walked(_heads_first(d_out, BQ)), cut.walked_vector(_vectors(lse[..., None], 2, BQ, jnp.inf)), cut.walked_vector(_vectors(delta[..., None], 2, BQ, 0.0))],
         [((B, Hq, n_tiles * BK, D), dtype, cut.held), ((B, Hq, n_tiles * BK, Dv), dtype, cut.held)],
-        [((BK, D), k.dtype), ((BK, D), jnp.float32), ((BK, Dv), jnp.float32)],
+        [((BK, D), jnp.float32), ((BK, Dv), jnp.float32)],
     )
     gradients = {}
     dk, dv = (x.reshape(B, Hkv, Hq // Hkv, *x.shape[2:]).sum(2).astype(k.dtype) for x in (dk, dv))

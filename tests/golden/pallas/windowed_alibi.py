@@ -480,11 +480,11 @@ def _query_tiles(k0, k1, size, block):
 
 
 def _forward_kernel(
-    head_term_ref, head_term_2_ref, logit_scale_ref, q_ref, k_ref, v_ref, out_ref, *rest,
+    head_term_ref, head_term_2_ref, head_term_3_ref, q_ref, k_ref, v_ref, out_ref, *rest,
     size, tile, saves,
 ):
     """One tile of queries of one head meets the tiles of keys that it can see."""
-    lse_ref, q_s, max_s, sum_s, acc_s = rest if saves else (None, *rest)
+    lse_ref, max_s, sum_s, acc_s = rest if saves else (None, *rest)
     Sq = size.Sq
     Sk = size.Sk
     Dv = size.Dv
@@ -498,12 +498,11 @@ def _forward_kernel(
     q1 = _min(q0 + BQ, Sq) - 1
     q_idx = q0 + lax.broadcasted_iota(jnp.int32, (BQ, LANES), 0)
     head_term = head_term_ref[0]
-    head_term_2 = head_term_2_ref[head]
-    logit_scale = logit_scale_ref[0]
-    row_term = _float(q_idx) * head_term_2
+    head_term_2 = head_term_2_ref[0]
+    head_term_3 = head_term_3_ref[head]
+    row_term = _float(q_idx) * head_term_3
 
     def start(clear=True):
-        q_s[...] = (q_ref[...].astype(jnp.float32) * logit_scale).astype(q_s.dtype)
         if clear:
             max_s[...] = jnp.full_like(max_s, LOWEST)
             sum_s[...] = jnp.zeros_like(sum_s)
@@ -515,9 +514,9 @@ def _forward_kernel(
         k_idx = k0 + lax.broadcasted_iota(jnp.int32, (1, BK), 1)
         k = _chunk(k_ref, walked, BK)
         v = _chunk(v_ref, walked, BK)
-        qk = _by_transposed(q_s[...], k)
-        col_term = _float(k_idx) * head_term_2
-        x = jnp.tanh(qk) * head_term - (_across(row_term, width) - col_term)
+        qk = _by_transposed(q_ref[...], k)
+        col_term = _float(k_idx) * head_term_3
+        x = jnp.tanh(qk * head_term) * head_term_2 - (_across(row_term, width) - col_term)
         if masked:
             distance = _across(q_idx, width) - k_idx
             allowed = _inside((0 <= distance) & (distance < 1024), k_idx, Sk, BK, (height, width))
@@ -557,18 +556,17 @@ def _forward(config, q, k, v, floats, data, dtype, saves):
     Hq = size.Hq
     Sq = size.Sq
     Sk = size.Sk
-    D = size.D
     Dv = size.Dv
     BQ, BK = tile.queries, tile.keys
     slope_h = floats["slope_h"]
     cap_value = floats["cap_value"]
     scale = data["scale"]
-    head_term = cap_value * 1.4426950408889634
-    head_term_2 = slope_h * 1.4426950408889634
-    logit_scale = scale / cap_value
-    numbers = [_numbers(head_term), _numbers(head_term_2), _numbers(logit_scale), ]
+    head_term = scale / cap_value
+    head_term_2 = cap_value * 1.4426950408889634
+    head_term_3 = slope_h * 1.4426950408889634
+    numbers = [_numbers(head_term), _numbers(head_term_2), _numbers(head_term_3), ]
 
-    def at(batch, head, held, step, head_term_ref, head_term_2_ref, logit_scale_ref):
+    def at(batch, head, held, step, head_term_ref, head_term_2_ref, head_term_3_ref):
         q0 = held * BQ
         q1 = _min(q0 + BQ, Sq) - 1
         full, partial = _key_tiles(q0, q1, size, BK)
@@ -581,7 +579,7 @@ def _forward(config, q, k, v, floats, data, dtype, saves):
         functools.partial(_forward_kernel, size=size, tile=tile, saves=saves), config, tile, n_tiles, numbers,
         [cut.held(_heads_first(q, BQ)), cut.walked(_heads_first(k, BK)), cut.walked(_heads_first(v, BK))],
         [((B, Hq, n_tiles * BQ, Dv), dtype, cut.held), *([row] * 1 if saves else [])],
-        [((BQ, D), q.dtype), ((BQ, LANES), jnp.float32), ((BQ, LANES), jnp.float32), ((BQ, Dv), jnp.float32)],
+        [((BQ, LANES), jnp.float32), ((BQ, LANES), jnp.float32), ((BQ, Dv), jnp.float32)],
     )
     if not saves:
         return _heads_inside(results[0], Sq), None
@@ -706,8 +704,8 @@ def _dq(config, q, k, v, d_out, lse, delta, floats, data):
 
 
 def _dkdv_kernel(
-    head_term_ref, head_term_2_ref, logit_scale_ref, d_factor_ref, q_ref, k_ref, v_ref, d_out_ref, lse_ref,
-    delta_ref, dk_ref, dv_ref, k_s, dk_s, dv_s,
+    head_term_ref, head_term_2_ref, head_term_3_ref, d_factor_ref, q_ref, k_ref, v_ref, d_out_ref, lse_ref,
+    delta_ref, dk_ref, dv_ref, dk_s, dv_s,
     *, size, tile,
 ):
     """One tile of keys meets the tiles of one head's queries that can see it."""
@@ -722,13 +720,12 @@ def _dkdv_kernel(
     k1 = _min(k0 + BK, Sk) - 1
     k_idx = k0 + lax.broadcasted_iota(jnp.int32, (BK, LANES), 0)
     head_term = head_term_ref[0]
-    head_term_2 = head_term_2_ref[head]
-    logit_scale = logit_scale_ref[0]
+    head_term_2 = head_term_2_ref[0]
+    head_term_3 = head_term_3_ref[head]
     d_factor = d_factor_ref[0]
-    col_term = _float(k_idx) * head_term_2
+    col_term = _float(k_idx) * head_term_3
 
     def start():
-        k_s[...] = (k_ref[...].astype(jnp.float32) * logit_scale).astype(k_s.dtype)
         dk_s[...] = jnp.zeros_like(dk_s)
         dv_s[...] = jnp.zeros_like(dv_s)
 
@@ -738,13 +735,13 @@ def _dkdv_kernel(
         q_idx = q0 + lax.broadcasted_iota(jnp.int32, (1, BQ), 1)
         q = _chunk(q_ref, walked, BQ)
         d_out = _chunk(d_out_ref, walked, BQ)
-        qk = _by_transposed(k_s[...], q)
+        qk = _by_transposed(k_ref[...], q)
         dp = _by_transposed(v_ref[...], d_out)
         row_lse = lse_ref[walked]
         delta = delta_ref[walked]
-        term = jnp.tanh(qk)
-        row_term = _float(q_idx) * head_term_2
-        p = jnp.exp2(term * head_term - (row_term - _across(col_term, width)) - row_lse)
+        term = jnp.tanh(qk * head_term)
+        row_term = _float(q_idx) * head_term_3
+        p = jnp.exp2(term * head_term_2 - (row_term - _across(col_term, width)) - row_lse)
         if masked:
             distance = q_idx - _across(k_idx, width)
             allowed = _inside((0 <= distance) & (distance < 1024), q_idx, Sq, BQ, (height, width))
@@ -780,13 +777,13 @@ def _dkdv(config, q, k, v, d_out, lse, delta, floats, data):
     slope_h = floats["slope_h"]
     cap_value = floats["cap_value"]
     scale = data["scale"]
-    head_term = cap_value * 1.4426950408889634
-    head_term_2 = slope_h * 1.4426950408889634
-    logit_scale = scale / cap_value
-    d_factor = logit_scale * cap_value
-    numbers = [_numbers(head_term), _numbers(head_term_2), _numbers(logit_scale), _numbers(d_factor), ]
+    head_term = scale / cap_value
+    head_term_2 = cap_value * 1.4426950408889634
+    head_term_3 = slope_h * 1.4426950408889634
+    d_factor = head_term * cap_value
+    numbers = [_numbers(head_term), _numbers(head_term_2), _numbers(head_term_3), _numbers(d_factor), ]
 
-    def at(batch, head, held, step, head_term_ref, head_term_2_ref, logit_scale_ref, d_factor_ref):
+    def at(batch, head, held, step, head_term_ref, head_term_2_ref, head_term_3_ref, d_factor_ref):
         k0 = held * BK
         k1 = _min(k0 + BK, Sk) - 1
         full, partial = _query_tiles(k0, k1, size, BQ)
@@ -799,7 +796,7 @@ def _dkdv(config, q, k, v, d_out, lse, delta, floats, data):
         functools.partial(_dkdv_kernel, size=size, tile=tile), config, tile, n_tiles, numbers,
         [cut.walked(_heads_first(q, BQ)), cut.held(_heads_first(k, BK)), cut.held(_heads_first(v, BK)), cut.walked(_heads_first(d_out, BQ)), cut.walked_vector(_vectors(lse[..., None], 2, BQ, jnp.inf)), cut.walked_vector(_vectors(delta[..., None], 2, BQ, 0.0))],
         [((B, Hq, n_tiles * BK, D), dtype, cut.held), ((B, Hq, n_tiles * BK, Dv), dtype, cut.held)],
-        [((BK, D), k.dtype), ((BK, D), jnp.float32), ((BK, Dv), jnp.float32)],
+        [((BK, D), jnp.float32), ((BK, Dv), jnp.float32)],
     )
     gradients = {}
     dk, dv = (x.reshape(B, Hkv, Hq // Hkv, *x.shape[2:]).sum(2).astype(k.dtype) for x in (dk, dv))
