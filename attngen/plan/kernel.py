@@ -25,6 +25,7 @@ from attngen.plan.loops import Loops, loops
 from attngen.plan.ranges import TileRanges, tile_ranges
 from attngen.plan.renaming import planner_takes, with_safe_sizes
 from attngen.plan.schedule import Level, is_dear, level_of
+from attngen.plan.split import Split, split
 from attngen.plan.tiles import Burden
 from attngen.plan.weights import Form, M, Weights, split_factor, weights
 from attngen.plan.width import WideInts
@@ -75,6 +76,7 @@ class KernelPlan:
     queries: TileRanges  # the queries that a tile of keys meets: dK/dV
     key_loops: Loops  # the same in tiles, as the kernels walk them
     query_loops: Loops
+    split: Split | None  # how short queries share the walk over keys
     d_factor: Expr  # d natural / d qk = d_factor (per head) * d_pair
     d_pair: Expr
     gradients: tuple[LeafGradient, ...]
@@ -116,6 +118,7 @@ def plan(
         attention = replace(attention, mask=build.conjunction(attention.mask, finite))
     keys = tile_ranges(attention.mask, "k", known)
     queries = tile_ranges(attention.mask, "q", known)
+    key_loops = loops(keys)
     d_factor, d_pair = split_factor(derivative(form.natural, Symbol("qk", Type.FLOAT)) or real(0.0))
     found = KernelPlan(
         attention,
@@ -123,8 +126,9 @@ def plan(
         form,
         keys,
         queries,
-        loops(keys),
+        key_loops,
         loops(queries),
+        split(attention, form, key_loops),
         d_factor,
         d_pair,
         tuple(_leaf_gradients(attention, form)),

@@ -16,8 +16,10 @@ from attngen.plan.approximate import APPROXIMATIONS
 from attngen.plan.facts import Bounds, Facts
 from attngen.plan.footprint import loads_of
 from attngen.plan.kernel import KernelPlan, LeafGradient
+from attngen.plan.loops import Assigned, Ordered, Rounded
 from attngen.plan.ranges import DataTest, TileRanges
 from attngen.plan.segments import Segment
+from attngen.plan.split import Split
 from attngen.plan.tiles import KERNELS, Row, table
 from attngen.plan.weights import Form, Weights
 
@@ -32,6 +34,7 @@ def plan_text(plan: KernelPlan) -> str:
         (f"weights: {plan.weights.form.value}", [*_weights(plan.weights), *_dropout(plan)]),
         ("forward, dQ: the keys that the queries q0 … q1 meet", _ranges(plan.keys)),
         ("dK/dV: the queries that the keys k0 … k1 meet", _ranges(plan.queries)),
+        ("forward, short queries: number `piece` of `pieces` of that walk", _split(plan.split)),
         ("d natural / d qk = factor * pair", _named(("factor", plan.d_factor), ("pair", plan.d_pair))),
         ("gradients", (line for g in plan.gradients for line in _gradient(g, plan.weights.form))),
         ("order", _order(plan)),
@@ -122,6 +125,26 @@ def _ranges(ranges: TileRanges) -> Iterator[str]:
         yield _test(test, ranges.axis)
     yield from _segments("any", ranges.any)
     yield from _segments("all", ranges.all)
+
+
+def _split(found: Split | None) -> Iterator[str]:
+    """Tiles are numbered as they are walked, those without a mask first: `n_full` of `n_walked`."""
+    if found is None:
+        return
+    yield f"a tile holds the rows of {'all heads that share keys' if found.packed else 'one head'}"
+    for step in found.steps:
+        match step:
+            case Rounded():
+                yield f"{step.name} = {expression(step.bound)} / pieces, rounded {'up' if step.up else 'down'}"
+            case Assigned():
+                yield f"{step.name} = {expression(step.value)}"
+            case Ordered():
+                yield f"{step.first.start}, {step.second.start} in order"
+            case _:
+                assert_never(step)
+    for name, run in (("without a mask", found.full), ("with the mask", found.partial)):
+        if run is not None:
+            yield f"{name}: {expression(run[0])} … {expression(run[1])}"
 
 
 def _segments(kind: str, segments: tuple[Segment, ...]) -> Iterator[str]:

@@ -7,7 +7,8 @@ asks z3, for all sizes, params, tile positions and tile sizes that the `where`s 
 * all: in each stretch of `all`, every pair with the held tile is allowed and inside the sequence;
 * data tests: what the kernel concludes from the least and greatest values of two tiles follows;
 * loops: of the walked tiles, each that meets `any` is visited, none twice, and one that is visited without the mask
-  lies inside a stretch of `all`.
+  lies inside a stretch of `all`;
+* pieces: where short queries cut the walk over keys, each walked tile is in one piece, whatever their number.
 
 A refuted claim comes with sizes and a pair, found by z3 or by trying small sizes, and evaluated again in NumPy.
 """
@@ -15,7 +16,7 @@ A refuted claim comes with sizes and a pair, found by z3 or by trying small size
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from time import monotonic
 
@@ -27,12 +28,13 @@ from attngen.ir.walk import params, substitute
 from attngen.plan.kernel import KernelPlan
 from attngen.plan.loops import Loops
 from attngen.plan.ranges import DataTest, TileRanges
+from attngen.plan.split import Split
 from attngen.prove.confirm import reads_functions
 from attngen.prove.settings import Setting, settings
 from attngen.prove.smt import Answer, Fails, Holds, Term, World
 from attngen.prove.trial import Example, Trial
 from attngen.prove.verdict import Claim, Proved, Refuted, Unknown, Verdict
-from attngen.prove.walk_loops import loops_answer, starts_answer
+from attngen.prove.walk_loops import loops_answer, pieces_answer, starts_answer
 
 LOOPS = {"k": "forward and dQ", "q": "dK/dV"}
 WALKED = {"k": "keys", "q": "queries"}
@@ -46,7 +48,18 @@ def tile_ranges(attention: Attention, plan: KernelPlan, budget: float) -> tuple[
     claims = [_possible(attention), _same_mask(attention, plan)]
     for ranges, loops in ((plan.keys, plan.key_loops), (plan.queries, plan.query_loops)):
         claims += _Direction(plan, ranges, loops, deadline).claims()
+    if plan.split is not None:
+        claims.append(_pieces(plan, plan.split, min(1.0, deadline - monotonic())))
     return tuple(claims)
+
+
+def _pieces(plan: KernelPlan, found: Split, seconds: float) -> Claim:
+    sentence = (
+        "forward, short queries: each walked tile of keys is in one piece, in the loop that has or lacks the mask"
+    )
+    bare = replace(plan.attention, params=(), assumes=())  # no fact bears on it, and some are hard to reckon with
+    answer = pieces_answer(World(bare), found, seconds)
+    return Claim("keys, pieces", sentence, _plain_verdict(answer), span=plan.attention.mask.span)
 
 
 def _possible(attention: Attention) -> Claim:

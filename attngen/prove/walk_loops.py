@@ -6,7 +6,7 @@ place. Rounding is described by what it says of that tile: for p = the tile's fi
     tile < floor(x / w)  exactly if  p + w <= x,        tile < ceil(x / w)  exactly if  p < x,
 
 and by its monotony; no division is left. The ends of the stretches are arbitrary ints, so what is shown holds for any
-ranges with so many stretches.
+ranges with so many stretches. Likewise for pieces of the walk, whatever their number.
 """
 
 from __future__ import annotations
@@ -14,11 +14,14 @@ from __future__ import annotations
 from itertools import product
 from typing import assert_never
 
-from attngen.ir.nodes import Expr, Literal
+from attngen.errors import InternalError
+from attngen.ir.nodes import Apply, Expr, Literal, Op
+from attngen.ir.walk import nodes
 from attngen.plan.loops import ZERO, Assigned, Loops, Ordered, Rounded, Run
 from attngen.plan.ranges import TileRanges
 from attngen.plan.segments import Segment
-from attngen.prove.smt import Answer, Term, World
+from attngen.plan.split import Split
+from attngen.prove.smt import Answer, Holds, Term, World
 
 
 def loops_answer(
@@ -93,3 +96,67 @@ def loops_answer(
 def starts_answer(world: World, ranges: TileRanges, premises: list[Term], seconds: float) -> Answer:
     """Whether each stretch of `any` starts at 0 or later, for a tile of which the premises hold."""
     return world.ask(premises, world.all_of([world.term(s.lo) >= 0 for s in ranges.any]), seconds)
+
+
+def pieces_answer(world: World, split: Split, seconds: float) -> Answer:
+    """Whether each tile of the walk is in one piece, and there in the loop that it belongs to; and whether no product
+    leaves what tiles and pieces are together.
+
+    Pieces follow each other: the first starts at 0, each next where its forerunner stops, the last stops at the end.
+    """
+    names = ("n_full", "n_walked", "piece", "pieces", "tile")
+    full, walked, piece, pieces, tile = (world.free(name) for name in names)
+    zero, one = world.number(0), world.number(1)
+    premises = [zero <= full, full <= walked, zero <= piece, piece < pieces]
+    if split.full is None:
+        premises.append(full == zero)
+    if split.partial is None:
+        premises.append(full == walked)
+    products: list[Term] = []
+
+    def at_piece(number: Term) -> dict[str, Term]:
+        found = {"n_full": full, "n_walked": walked, "piece": number, "pieces": pieces}
+        for step in split.steps:
+            match step:
+                case Rounded():
+                    bound, rounded = world.term(step.bound, found), world.free(f"{step.name} rounded")
+                    times = rounded * pieces
+                    held = (
+                        [bound <= times, times < bound + pieces]
+                        if step.up
+                        else [times <= bound, bound < times + pieces]
+                    )
+                    premises.extend(held)
+                    found[step.name] = rounded
+                case Assigned():
+                    found[step.name] = world.term(step.value, found)
+                    several = [e for e in nodes(step.value) if isinstance(e, Apply) and e.op is Op.MUL]
+                    products.extend(world.term(e, found) for e in several)
+                case Ordered():
+                    raise InternalError("pieces are in order")
+                case _:
+                    assert_never(step)
+        return found
+
+    start, here, after, last = (at_piece(number) for number in (zero, piece, piece + one, pieces - one))
+
+    def inside(run: tuple[Expr, Expr] | None, at: Term) -> Term:
+        if run is None:
+            return world.any_of([])
+        return world.all_of([world.term(run[0], here) <= at, at < world.term(run[1], here)])
+
+    unmasked, masked = inside(split.full, tile), inside(split.partial, tile - full)
+    mine = world.all_of([here["first"] <= tile, tile < here["stop"]])
+    questions = (
+        world.all_of([start["first"] == zero, last["stop"] == walked, here["stop"] == after["first"]]),
+        world.all_of([here["first"] <= here["stop"], here["first"] >= zero]),
+        mine == world.any_of([unmasked, masked]),
+        world.all_of([world.implies(unmasked, tile < full), world.implies(masked, full <= tile)]),
+        world.all_of([p < walked + pieces for p in products]),
+    )
+    answer: Answer = Holds()
+    for question in questions:
+        answer = world.ask(premises, question, seconds)
+        if not isinstance(answer, Holds):
+            break
+    return answer

@@ -77,6 +77,14 @@ dK/dV: the queries that the keys k0 … k1 meet
     any: max(0, k0) … Sq
     all: max(0, k1) … Sq
 
+forward, short queries: number `piece` of `pieces` of that walk
+    a tile holds the rows of all heads that share keys
+    share = n_walked / pieces, rounded up
+    first = min(piece * share, n_walked)
+    stop = min(first + share, n_walked)
+    without a mask: min(first, n_full) … min(stop, n_full)
+    with the mask: max(first, n_full) - n_full … max(stop, n_full) - n_full
+
 d natural / d qk = factor * pair
     factor = scale
     pair   = 1.0
@@ -117,11 +125,13 @@ def test_data_tests_segments_and_absent_gradients() -> None:
     assert queries[0].endswith("from the extremes of each tile of queries and of the tile of keys")
     assert found["gradients"] == ["none"]
     assert found["facts"] == ["none"]
+    assert found["forward, short queries: number `piece` of `pieces` of that walk"] != ["none"]
 
 
 def test_what_cannot_be_solved_says_so() -> None:
     found = sections(plan_text(planned("attention odd\nmask = (q * k) % 3 == 0\n")))
     assert found["forward, dQ: the keys that the queries q0 … q1 meet"] == ["any: 0 … Sk", "all: nothing"]
+    assert found["forward, short queries: number `piece` of `pieces` of that walk"][-1] == "with the mask: first … stop"
 
 
 def test_direct_weights() -> None:
@@ -183,7 +193,7 @@ def test_every_example_prints(path: Path) -> None:
     text = plan_text(api.plan(spec))
     found = sections(text)
     assert text.startswith(f"plan {spec.name}\n") and text.endswith("\n") and not text.endswith("\n\n")
-    assert len(found) == 9 + ("approximate in half precision" in found) and all(found.values())
+    assert len(found) == 10 + ("approximate in half precision" in found) and all(found.values())
     for param in spec.params:
         has_gradient = any(line.startswith((f"{param.name}:", f"{param.name}[")) for line in found["gradients"])
         in_scores = param.type is Type.FLOAT and (spec.dropout is None or param.name not in walk.params(spec.dropout))

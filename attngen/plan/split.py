@@ -1,0 +1,123 @@
+"""Short queries against many keys: the walk over keys cut into pieces, which programs of their own take.
+
+Takes the attention, the form of its weights and the loops over keys, gives a `Split`: whose rows share a tile, which of
+the walked tiles a piece has, and what the pieces cost a chip. Each piece leaves the state of its own sums; that the
+states may be merged, in any grouping, is the monoid that the prover shows of the streamed sums (`streaming`), and that
+the pieces have every walked tile once is a claim beside the loops' own (`tile-ranges`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from attngen.ir.attention import Attention
+from attngen.ir.build import add, index, maximum, minimum, mul, sub
+from attngen.ir.nodes import Apply, Expr, Op, Symbol
+from attngen.ir.walk import reads
+from attngen.plan.loops import Assigned, Loops, Ordered, Rounded, Step
+from attngen.plan.tiles import SHARED_MEMORY, Burden
+from attngen.plan.weights import Weights
+
+FULL, WALKED, PIECE, PIECES = (index(name) for name in ("n_full", "n_walked", "piece", "pieces"))
+"""Of `n_walked` tiles the first `n_full` need no mask; this is number `piece` of `pieces`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A piece walks the steps `full` (start, stop) of the loop without a mask, and `partial` of the one with it.
+
+    `steps` bind what these read, rounding to `pieces`. `packed`: a tile holds the rows of all the query heads that
+    share keys and values, which are read once for them; it takes that whatever depends on the head can be a row's.
+    """
+
+    packed: bool
+    steps: tuple[Step, ...]
+    full: tuple[Expr, Expr] | None
+    partial: tuple[Expr, Expr] | None
+
+
+def split(attention: Attention, weights: Weights, loops: Loops) -> Split | None:
+    """None where no query has a key, or where there are never more keys than queries."""
+    if not (loops.full or loops.partial) or any(_as_many_queries(fact) for fact in attention.assumes):
+        return None
+    first, stop = index("first"), index("stop")
+    share = index("share")
+    steps: tuple[Step, ...] = (
+        Rounded("share", WALKED, up=True),
+        Assigned("first", minimum(mul(PIECE, share), WALKED)),
+        Assigned("stop", minimum(add(first, share), WALKED)),
+    )
+    full = partial = None
+    if loops.full and loops.partial:
+        full = minimum(first, FULL), minimum(stop, FULL)
+        partial = sub(maximum(first, FULL), FULL), sub(maximum(stop, FULL), FULL)
+    elif loops.full:
+        full = first, stop
+    else:
+        partial = first, stop
+    return Split(_packed(weights, loops), steps, full, partial)
+
+
+def _packed(weights: Weights, loops: Loops) -> bool:
+    """The maximum is rescaled by one factor, and one tile has one walk: heads that differ in these stay apart."""
+    bounds = [s.bound if isinstance(s, Rounded) else s.value for s in loops.steps if not isinstance(s, Ordered)]
+    sides = [side for t in loops.tests for side in (t.row, t.col)]
+    return not any(reads(e, "h") for e in (weights.factor, *bounds, *sides))
+
+
+def _as_many_queries(fact: Expr) -> bool:
+    """Whether the fact says that there are as many queries as keys, or more."""
+    match fact:
+        case Apply(op=Op.AND):
+            return any(_as_many_queries(part) for part in fact.args)
+        case Apply(op=Op.EQ, args=(Symbol(id=a), Symbol(id=b))):
+            return {a, b} == {"Sq", "Sk"}
+        case Apply(op=Op.LT | Op.LE, args=(Symbol(id="Sk"), Symbol(id="Sq"))):
+            return True
+        case _:
+            return False
+
+
+# ---------------------------------------------------------------- tiles
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one piece takes of a chip: rows and keys of a tile at most, and elements of either; warps, stages; and how
+    many programs a multiprocessor runs at a time."""
+
+    rows: int
+    keys: int
+    area: int
+    warps: int
+    stages: int
+    programs: int
+
+    @property
+    def row(self) -> tuple[int, ...]:
+        return self.rows, self.keys, self.area, self.warps, self.stages, self.programs
+
+
+_SINGLE = Share(32, 32, 4096, 8, 1, 2)  # float32, whose products have no matrix units: registers are what is short
+_SHARES: Mapping[tuple[str, int], Share] = {
+    ("sm_80", 2): Share(64, 128, 8192, 4, 3, 2),
+    ("sm_86", 2): Share(64, 128, 8192, 4, 2, 2),
+    ("sm_90", 2): Share(64, 128, 8192, 4, 3, 2),  # measured on an H200
+    ("sm_100", 2): Share(64, 128, 8192, 4, 3, 2),
+    ("gfx942", 2): Share(64, 128, 8192, 4, 1, 2),
+    ("gfx942", 4): Share(64, 128, 4096, 4, 1, 2),
+    ("cpu", 2): Share(64, 64, 8192, 4, 1, 1),
+    ("cpu", 4): Share(64, 64, 8192, 4, 1, 1),
+}
+
+
+def shares(own: tuple[int, int] | None, burden: Burden) -> Mapping[tuple[str, int], Share]:
+    """By (chip, bytes of an element); `own` is the spec's tile, which bounds these."""
+    found = {key: _SHARES.get(key, _SINGLE) for key in ((chip, size) for chip in SHARED_MEMORY for size in (2, 4))}
+    most = (64, 128) if own is None else (max(16, own[0]), max(16, own[1]))
+    if burden is Burden.RANDOM:  # whose bits take registers
+        most = min(32, most[0]), min(64, most[1])
+    if burden is Burden.PAIRS:  # which are loaded, and take shared memory
+        most = most[0], min(64, most[1])
+    return {key: replace(s, rows=min(s.rows, most[0]), keys=min(s.keys, most[1])) for key, s in found.items()}
