@@ -45,6 +45,8 @@ _TEMPLATE_NAMES = """
     stop_before turn turn_added turn_passed turn_ready turns turns_ptr v_held
     HOPPER_BACKWARD HELD TURNS WIDE HALF SHARED DS_STAGES DQ_COLS ahead by_keys by_rows ds_layout ds_ready
     ds_stage ds_tiles dv_place half has_d_lse high k_half kept low pairs pieces wide
+    n_full n_walked share parts parts_ptr PIECES part_max part_sum part_has_key col merging cells SPLIT
+    whole slots programs counts count busy most_rows most_keys area longest there merge
 """
 
 # The bounds of tile ranges (`emit.tile_code`) and the answers of data tests (`emit.kernel_code`).

@@ -33,8 +33,13 @@ class RangeView:
 
 def range_view(found: Loops, printer: Printer, block: str) -> RangeView:
     """`block` is the name of the walked tile's size."""
-    lines = tuple(_line(step, printer, block) for step in found.steps)
+    lines = plain_lines(found.steps, printer, block)
     return RangeView(found.axis, lines, found.full, found.partial, found.tests)
+
+
+def plain_lines(steps: tuple[Step, ...], printer: Printer, block: str) -> tuple[str, ...]:
+    """The steps, in order; `block` is the name of the size that bounds are rounded to."""
+    return tuple(_line(step, printer, block) for step in steps)
 
 
 def _line(step: Step, printer: Printer, block: str) -> str:

@@ -19,6 +19,7 @@ from attngen.emit.launch import launch_view
 from attngen.emit.names import RESERVED, Names
 from attngen.emit.options import Options
 from attngen.emit.params import views
+from attngen.emit.split import split_view
 from attngen.emit.tidy import without_unused
 from attngen.emit.tile_code import RangeView, range_view
 from attngen.emit.triton_expressions import Printer
@@ -105,6 +106,19 @@ class _Emitter:
             fast_bwd = gluon_backward_view(
                 self.plan, queries, dkdv, mask, self.params, self.arguments, self.size_names, gradients, tile
             )
+        view = self.weight_view
+        outputs = ("out", "lse", *(("den",) if view.saves_den else ()), *(("rest",) if view.saves_rest else ()))
+        split = split_view(
+            self.plan,
+            self.params,
+            self.printer(),
+            self.known,
+            kernel.unspecialized,
+            tile,
+            outputs,
+            tuple(p.removesuffix("_ptr") for p in key_pointers),
+            1 + len(self.size_names) + sum(len(p.host_arguments) for p in self.params),
+        )
         context: dict[str, Any] = dict(  # noqa: C408 - the keys are the templates' names
             a=self.header(),
             longest_bits=self.plan.choices.longest_bits,
@@ -113,6 +127,7 @@ class _Emitter:
             f=forward,
             fast=fast,
             fast_bwd=fast_bwd,
+            split=split,
             keys=keys,
             queries=queries,
             # Bounds are computed in 64 bits: a window may be 2**31 - 1, for "no limit".

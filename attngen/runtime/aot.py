@@ -12,6 +12,7 @@ import os
 import pickle
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 
 from attngen import inputs
@@ -35,6 +36,9 @@ KINDS = {"ttir": ("cuda", "hip"), "ttgir": ("cuda", "hip"), "ptx": ("cuda",), "c
 SIZES = {"B": 2, "Hq": 4, "Hkv": 2, "Sq": 256, "Sk": 256}
 """An ordinary call: groups of query heads, more than one of everything. Lengths and strides are no part of a binary."""
 
+SHORT = {**SIZES, "Sq": 2, "Sk": 4096}
+"""A call of few queries: what a file has for these is compiled too."""
+
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
@@ -55,6 +59,14 @@ class Artifact:
 
 
 @dataclass(frozen=True, slots=True)
+class Call:
+    """What the function is called with: sizes, and each param's storage and value."""
+
+    sizes: dict[str, int]
+    params: tuple[tuple[Storage, inputs.Value], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """What the worker is told, pickled: plain values and arrays alone."""
 
@@ -64,15 +76,15 @@ class Request:
     target: tuple[str, int | str, int]
     kind: str
     dtype: str
-    sizes: dict[str, int]
-    params: tuple[tuple[Storage, inputs.Value], ...]
+    calls: tuple[Call, ...]  # the ordinary one first
     seeded: bool
 
 
 def compile_kernels(
     source: str, attention: Attention, *, arch: str, dtype: str, head_dim: tuple[int, int], kind: str
 ) -> list[Artifact]:
-    """Every kernel that one forward and one backward call of the generated function launches, in that order.
+    """Every kernel that one forward and one backward call of the generated function launches, in that order; then those
+    of a forward call of few queries.
 
     `head_dim` is (D, Dv); every gradient is asked for. A kernel that is launched in several forms comes several times,
     numbered. Raises UsageError for what does not exist or does not fit the spec's own facts.
@@ -89,12 +101,18 @@ def compile_kernels(
     for package in ("torch", "triton"):
         if importlib.util.find_spec(package) is None:
             raise UsageError(f"binaries need {package}: pip install 'attngen[{package}]'")
-    wanted = {**SIZES, "D": head_dim[0], "Dv": head_dim[1]}
-    sizes = inputs.settle(attention, wanted, fixed=("D", "Dv"))
-    values = inputs.examples(attention, sizes)
-    params = tuple((p.storage, values[p.name]) for p in attention.params)
+    calls = [_call(attention, SIZES, head_dim)]
+    if "\ndef _split_kernel(" in source:
+        with suppress(UsageError):  # its facts may leave no room for a short call
+            calls.append(_call(attention, SHORT, head_dim))
     seeded = attention.dropout is not None
-    return _in_worker(Request(source, attention.name, arch, TARGETS[arch], kind, dtype, sizes, params, seeded))
+    return _in_worker(Request(source, attention.name, arch, TARGETS[arch], kind, dtype, tuple(calls), seeded))
+
+
+def _call(attention: Attention, wanted: dict[str, int], head_dim: tuple[int, int]) -> Call:
+    sizes = inputs.settle(attention, {**wanted, "D": head_dim[0], "Dv": head_dim[1]}, fixed=("D", "Dv"))
+    values = inputs.examples(attention, sizes)
+    return Call(sizes, tuple((p.storage, values[p.name]) for p in attention.params))
 
 
 def _in_worker(request: Request) -> list[Artifact]:
@@ -108,7 +126,8 @@ def _in_worker(request: Request) -> list[Artifact]:
         check=False,
     )
     if finished.returncode:
-        heads = f"head dims {request.sizes['D']}/{request.sizes['Dv']}"
+        sizes = request.calls[0].sizes
+        heads = f"head dims {sizes['D']}/{sizes['Dv']}"
         raise InternalError(
             f"Triton's compiler ended with status {finished.returncode} on {request.name} for {request.arch}, "
             f"{request.dtype}, {heads}"

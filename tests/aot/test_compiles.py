@@ -17,6 +17,8 @@ SAMPLE = {
     ("full_bias", "sm_100", (64, 64)),
     ("natten_2d", "sm_80", (128, 128)),
     ("dropout", "sm_90", (64, 64)),
+    ("alibi", "sm_80", (128, 128)),
+    ("sink", "gfx942", (128, 128)),
 }
 
 MEASURED = {
@@ -61,11 +63,12 @@ def test_every_kernel_fits_the_chip_and_keeps_to_registers(name: str, chip: str,
 
 
 def has_every_kernel(plan: object, names: set[str]) -> bool:
-    """Whether data tests, row deltas and gathered gradients, where the plan has them, were compiled too."""
+    """Whether data tests, gathered gradients and short queries' kernels, where the plan has them, were compiled."""
     from attngen.plan import KernelPlan
 
     assert isinstance(plan, KernelPlan)
     wanted = {f"key_{t.name}" for t in plan.keys.tests} | {f"query_{t.name}" for t in plan.queries.tests}
+    wanted |= {"split", "merge"} if plan.split is not None else set()
     apart = [g for g in plan.gradients if g.gather in (Gather.DENSE, Gather.DIAGONAL, Gather.SCATTER)]
     wanted |= {f"sum_{g.param}" for g in apart}
     assert all(walk.loads(g.leaf) for g in apart)

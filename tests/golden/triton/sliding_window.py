@@ -116,6 +116,22 @@ TILES = {
 # The registers of a thread, by (head dim rounded up, forward tile): with more, one program less would fit.
 REGISTERS = {(128, 64, 128, 4, 1): 168, (128, 64, 64, 4, 1): 128}
 
+# Short queries, whose keys are cut into pieces, by (chip, bytes of an element): rows and keys of a tile at most, elements of
+# either, warps, stages, and how many programs a multiprocessor runs at a time.
+SPLIT = {
+    ('sm_80', 2): (64, 128, 8192, 4, 3, 2),
+    ('sm_80', 4): (32, 32, 4096, 8, 1, 2),
+    ('sm_86', 2): (64, 128, 8192, 4, 2, 2),
+    ('sm_86', 4): (32, 32, 4096, 8, 1, 2),
+    ('sm_90', 2): (64, 128, 8192, 4, 3, 2),
+    ('sm_90', 4): (32, 32, 4096, 8, 1, 2),
+    ('sm_100', 2): (64, 128, 8192, 4, 3, 2),
+    ('sm_100', 4): (32, 32, 4096, 8, 1, 2),
+    ('gfx942', 2): (64, 128, 8192, 4, 1, 2),
+    ('gfx942', 4): (64, 128, 4096, 4, 1, 2),
+    ('cpu', 2): (64, 64, 8192, 4, 1, 1),
+    ('cpu', 4): (64, 64, 8192, 4, 1, 1),
+}
 
 # The forward kernel of compute capability 9.0 by (head dim of q and k, of v, rounded up): queries, keys, stages, whether
 # a warpgroup overlaps its own products, registers of a thread that computes and of one that fetches, heads whose tiles
@@ -303,6 +319,110 @@ def _forward_kernel(
             acc, row_max, row_sum, q, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, logit_scale, row_term,
             D, Dv, BLOCK_D, BLOCK_DV, BK, True, TMA,
         )
+
+    total = row_max * logit_scale
+    empty = row_max == float("-inf")
+    row_sum = tl.where(empty, 1.0, row_sum)
+    acc = acc / row_sum[:, None]
+    lse = tl.where(empty, float("-inf"), (total + tl.log2(row_sum)) * LN2)
+    row = (batch * tl.cast(Hq, tl.int64) + head) * Sq
+    _store_rows(out_ptr + row * Dv, acc, q0, Sq, Dv, BQ, Dv, BLOCK_DV)
+    rows = q0 + tl.arange(0, BQ)
+    tl.store(lse_ptr + row + rows, lse, mask=rows < Sq)
+
+
+# ---------------------------------------------------------------- forward, short queries
+
+
+@triton.jit(do_not_specialize=['pieces', 'Hq', 'Hkv', 'Sq', 'Sk', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
+def _split_kernel(
+    q_ptr, k_ptr, v_ptr, parts_ptr, pieces, scale, Hq, Hkv, Sq, Sk,
+    q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s,
+    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ALIGN: tl.constexpr, TMA: tl.constexpr,
+):
+    """One piece of the walk of one tile, whose rows are the queries of all heads that share keys and values."""
+    group = Hq // Hkv
+    n_tiles = tl.cdiv(group * Sq, BQ)
+    tile = tl.program_id(0) % n_tiles
+    piece = tl.program_id(0) // n_tiles % pieces
+    i = tl.program_id(0) // n_tiles // pieces
+    batch = i // Hkv
+    row = tile * BQ + tl.arange(0, BQ)[:, None]
+    kv_head = i % Hkv
+    head = kv_head * group + row % group  # of each row, as is what depends on it
+    q_idx = row // group
+    q0 = tile * BQ // group
+    q1 = tl.minimum((tile * BQ + BQ - 1) // group, Sq - 1)
+    k_rows = _head_rows(k_ptr, batch, kv_head, k_stride_b, k_stride_h, ALIGN, TMA)
+    v_rows = _head_rows(v_ptr, batch, kv_head, v_stride_b, v_stride_h, ALIGN, TMA)
+    q_stride_s = _aligned(q_stride_s, ALIGN)
+    k_stride_s = _aligned(k_stride_s, ALIGN)
+    v_stride_s = _aligned(v_stride_s, ALIGN)
+    col = tl.arange(0, BLOCK_D)[None, :]
+    q_rows = _head_rows(q_ptr, batch, head, q_stride_b, q_stride_h, ALIGN, False)
+    q = tl.load(q_rows + q_idx * q_stride_s + col, mask=(q_idx < Sq) & (col < D), other=0.0)
+    logit_scale = scale * 1.4426950408889634
+    row_term = q_idx + Sk - Sq
+
+    acc = tl.zeros([BQ, BLOCK_DV], tl.float32)
+    row_max = tl.full([BQ], float("-inf"), tl.float32)
+    row_sum = tl.zeros([BQ], tl.float32)
+    full_lo, full_hi, any_lo, any_hi = _key_tiles(q0, q1, Sq, Sk, BK)
+    n_full = full_hi - full_lo
+    n_walked = n_full + (full_lo - any_lo) + (any_hi - full_hi)
+    share = tl.cast(tl.cdiv(n_walked, pieces), tl.int32)
+    first = tl.minimum(piece * share, n_walked)
+    stop = tl.minimum(first + share, n_walked)
+    for step in tl.range(tl.minimum(first, n_full), tl.minimum(stop, n_full)):
+        at = full_lo + step
+        acc, row_max, row_sum = _attend_tile(
+            acc, row_max, row_sum, q, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, logit_scale, row_term,
+            D, Dv, BLOCK_D, BLOCK_DV, BK, False, TMA,
+        )
+    for step in tl.range(tl.maximum(first, n_full) - n_full, tl.maximum(stop, n_full) - n_full):
+        at = any_lo + step
+        at = tl.where(step < (full_lo - any_lo), at, full_hi + step - (full_lo - any_lo))
+        acc, row_max, row_sum = _attend_tile(
+            acc, row_max, row_sum, q, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, logit_scale, row_term,
+            D, Dv, BLOCK_D, BLOCK_DV, BK, True, TMA,
+        )
+
+    cell = ((batch * tl.cast(Hq, tl.int64) + head) * Sq + q_idx) * pieces + piece
+    cells = parts_ptr + cell * (BLOCK_DV + 4)
+    tl.store(cells + tl.arange(0, BLOCK_DV)[None, :], acc, mask=q_idx < Sq)
+    tl.store(cells + BLOCK_DV + 0, row_max[:, None], mask=q_idx < Sq)
+    tl.store(cells + BLOCK_DV + 1, row_sum[:, None], mask=q_idx < Sq)
+
+
+@triton.jit(do_not_specialize=['pieces', 'Hq', 'Hkv', 'Sq', 'Sk', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
+def _merge_kernel(
+    parts_ptr, out_ptr, lse_ptr, pieces, scale, Hq, Hkv, Sq, Sk,
+    D: tl.constexpr, Dv: tl.constexpr, BLOCK_DV: tl.constexpr, PIECES: tl.constexpr,
+):
+    """One query of one head: merges the sums of its pieces, PIECES at a time, as a tile's are merged into a row's."""
+    BQ: tl.constexpr = 1
+    i = tl.program_id(0) // Sq
+    q0 = tl.program_id(0) % Sq
+    batch = i // Hq
+    head = i % Hq
+    logit_scale = scale * 1.4426950408889634
+
+    acc = tl.zeros([BQ, BLOCK_DV], tl.float32)
+    row_max = tl.full([BQ], float("-inf"), tl.float32)
+    row_sum = tl.zeros([BQ], tl.float32)
+    for first in tl.range(0, pieces, PIECES):
+        piece = first + tl.arange(0, PIECES)
+        cells = parts_ptr + (tl.cast(tl.program_id(0), tl.int64) * pieces + piece) * (BLOCK_DV + 4)
+        part = tl.load(cells[:, None] + tl.arange(0, BLOCK_DV)[None, :], mask=(piece < pieces)[:, None], other=0.0)
+        part_max = tl.load(cells + BLOCK_DV + 0, mask=piece < pieces, other=float("-inf"))
+        part_sum = tl.load(cells + BLOCK_DV + 1, mask=piece < pieces, other=0.0)
+        new_max = tl.maximum(row_max, tl.max(part_max, 0))
+        shift = tl.where(new_max == float("-inf"), 0.0, new_max)  # rows that have met no key yet
+        rescale = tl.exp2((row_max - shift) * logit_scale)
+        weight = tl.exp2((part_max - shift) * logit_scale)
+        row_max = new_max
+        row_sum = row_sum * rescale + tl.sum(part_sum * weight, 0)
+        acc = acc * rescale[:, None] + tl.sum(part * weight[:, None], 0)[None, :]
 
     total = row_max * logit_scale
     empty = row_max == float("-inf")
@@ -1323,7 +1443,7 @@ def _hopper_layout(rows: int, cols: int, dtype: torch.dtype) -> tuple[list[int],
     return block, gl.NVMMASharedLayout.get_default_for(block, element)
 
 
-_MULTIPROCESSORS: dict[torch.device, int] = {}
+_MULTIPROCESSORS: dict[torch.device, int] = {torch.device("cpu"): 8}  # as Triton's interpreter would have
 
 
 def _multiprocessors(device: torch.device) -> int:
@@ -1387,9 +1507,10 @@ class _Ready:
     and so is the compiled kernel: Triton takes longer to look it up than to launch it.
     """
 
-    def __init__(self, kernel, grid: int, BK: int, descriptors: tuple, options: dict, n_work: int = 0, together: int = 0) -> None:
+    def __init__(self, kernel, grid: int, BK: int, descriptors: tuple, options: dict, n_work: int = 0, together: int = 0, pieces: int = 0, merging=None) -> None:
         self.kernel, self.grid, self.BK, self.options, self.n_work = kernel, (grid, 1, 1), BK, options, n_work
         self.together = together
+        self.pieces, self.merging = pieces, merging  # of short queries
         # Without the tensors, whose memory is not ours to keep.
         self.descriptors = tuple((type(x), {**vars(x), "base": None}) for x in descriptors)
         self.constants = tuple(options[name] for name in kernel.arg_names if name in options)
@@ -1425,7 +1546,49 @@ def _layout(q, k, v) -> tuple:
     )
 
 
+def _pieces(q: Tensor, k: Tensor, v: Tensor) -> int:
+    """Into how many pieces the keys of each tile of queries are cut; 0 where one kernel does it all.
+
+    Queries so short fill neither a tile nor the card. Shapes and the card alone decide, so the bits repeat.
+    """
+    B, Hq, Sq, _ = q.shape
+    Hkv, Sk = k.shape[1:3]
+    BQ, BK, _, _ = _split_tile(q, k, v)
+    slots = SPLIT[_chip(q.device), q.element_size()][-1] * _multiprocessors(q.device)
+    whole = triton.cdiv(Sq, _tiles(q, v)[0][0]) * B * Hq
+    if Sk < 4 * BK or Sq > 128 or (Sq > 16 and 4 * whole > slots):
+        return 0
+    programs = triton.cdiv(Hq // Hkv * Sq, BQ) * B * Hkv
+    counts = [programs * n for n in range(1, min(128, triton.cdiv(Sk, 2 * BK)) + 1)]
+    busy = [count / (triton.cdiv(count, slots) * slots) for count in counts]  # the share of the card that works
+    return 1 + next(i for i, share in enumerate(busy) if share >= 0.9 * max(busy))
+
+
+def _split_tile(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, int, int, int]:
+    """Rows, keys, warps and stages of a piece's tiles."""
+    most_rows, most_keys, area, warps, stages, _ = SPLIT[_chip(q.device), q.element_size()]
+    longest = max(16, area // max(16, triton.next_power_of_2(max(q.shape[3], v.shape[3]))))
+    rows = max(16, triton.next_power_of_2(q.shape[1] // k.shape[1] * q.shape[2]))
+    return min(rows, most_rows, longest), min(most_keys, longest), warps, stages
+
+
+def _prepared_split(q: Tensor, k: Tensor, v: Tensor, pieces: int) -> _Ready:
+    B, Hq, Sq, _ = q.shape
+    sizes = _sizes(q, k, v)
+    BQ, BK, warps, stages = _split_tile(q, k, v)
+    tma = _has_tma(_chip(q.device), k, v)
+    options = dict(**sizes, BQ=BQ, BK=BK, TMA=tma, num_warps=warps, num_stages=stages)
+    merge = dict(D=sizes["D"], Dv=sizes["Dv"], BLOCK_DV=sizes["BLOCK_DV"], PIECES=16, num_warps=4)
+    merging = _Ready(_merge_kernel, B * Hq * Sq, BK, (), merge)
+    programs = triton.cdiv(Hq // k.shape[1] * Sq, BQ) * B * k.shape[1]
+    descriptors = _tiled(tma, BK, k, v) if tma else ()
+    return _Ready(_split_kernel, programs * pieces, BK, descriptors, options, pieces=pieces, merging=merging)
+
+
 def _prepared(q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> _Ready:
+    pieces = _pieces(q, k, v)
+    if pieces:
+        return _prepared_split(q, k, v, pieces)
     B, Hq, Sq, _ = q.shape
     sizes = _sizes(q, k, v)
     BQ, BK, warps, stages = _tiles(q, v)[0]
@@ -1485,7 +1648,13 @@ def _attend(q, k, v, scale, layout=None):
             ready = _READY[key] = _prepared(q, k, v, out)
         arguments = _arguments(q, k, v, scale)
         with torch.cuda.device_of(q):
-            if ready.n_work:
+            if ready.pieces:
+                parts = torch.empty(B * Hq * Sq * ready.pieces * (ready.options["BLOCK_DV"] + 4), dtype=torch.float32, device=q.device)
+                ready.launch(
+                    q, *ready.tiles(k, v), parts, ready.pieces, *arguments,
+                )
+                ready.merging.launch(parts, out, lse, ready.pieces, *arguments[:5])
+            elif ready.n_work:
                 queue = _queue(q.device, own) if ready.options["SCHEDULE"] == "queue" else None
                 ready.launch(
                     *ready.tiles(q, k, v, out), lse, queue, ready.n_work, *arguments[:5],

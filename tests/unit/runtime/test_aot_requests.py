@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from attngen import api
+from attngen import api, inputs
 from attngen.errors import UsageError
+from attngen.ir.attention import Attention
 from attngen.runtime import aot
 
 
@@ -57,5 +58,29 @@ def test_the_example_call_fulfils_the_specs_assumptions(kernel: api.Kernel, monk
     assert ask(kernel, head_dim=(48, 256), arch="gfx942", kind="hsaco", dtype="fp32") == []
     (request,) = requests
     assert request.target == ("hip", "gfx942", 64) and request.kind == "hsaco" and request.dtype == "fp32"
-    assert (request.sizes["D"], request.sizes["Dv"]) == (48, 256) and request.sizes["Sk"] % 96 == 0
-    assert not request.seeded and request.params == ()
+    ordinary, short = (call.sizes for call in request.calls)
+    for sizes in (ordinary, short):
+        assert (sizes["D"], sizes["Dv"]) == (48, 256) and sizes["Sk"] % 96 == 0
+    assert short["Sq"] < 16 and short["Sk"] > ordinary["Sk"]
+    assert not request.seeded and all(call.params == () for call in request.calls)
+
+
+def test_a_spec_without_short_calls_is_compiled_all_the_same(
+    kernel: api.Kernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests: list[aot.Request] = []
+    settle = inputs.settle
+
+    def settled(attention: Attention, wanted: dict[str, int], fixed: tuple[str, ...]) -> dict[str, int]:
+        if wanted["Sq"] == aot.SHORT["Sq"]:
+            raise UsageError("no sizes near fulfil it")
+        return settle(attention, wanted, fixed)
+
+    monkeypatch.setattr(aot, "_in_worker", lambda request: requests.append(request) or [])
+    monkeypatch.setattr(inputs, "settle", settled)
+    ask(kernel)
+    assert len(requests[0].calls) == 1
+    monkeypatch.undo()
+    monkeypatch.setattr(aot, "_in_worker", lambda request: requests.append(request) or [])
+    ask(api.compile("attention a\nassume Sq == Sk\n"))
+    assert len(requests[1].calls) == 1
