@@ -13,7 +13,7 @@ from attngen.emit.gradients import GradientView
 from attngen.emit.kernel_code import KernelCode
 from attngen.emit.params import ParamView
 from attngen.emit.tile_code import RangeView, numbering, total
-from attngen.plan.hopper import backward_skeletons, skeletons, sums_beside
+from attngen.plan.hopper import backward_skeletons, in_turn, skeletons, sums_beside
 from attngen.plan.kernel import KernelPlan
 from attngen.plan.loops import ZERO, Run
 
@@ -99,7 +99,7 @@ def _outside(full: tuple[Run, ...]) -> str:
 @dataclass(frozen=True, slots=True)
 class GluonBackwardView:
     """The lines `walk` make a head's tiles of queries `first … stop - 1`; `masked` says whether the one at `at` needs a
-    mask, by the names of `runs`.
+    mask, by the names of `runs`; `listed`: a kernel of its own writes them down, for each tile of keys.
 
     `pair_arguments` are what the scores of a tile read beside its place, `mask_arguments` what its mask reads and they
     do not; `mask` is the mask's code by itself. `elsewhere` are the params (their positions among the gradients) that
@@ -110,6 +110,7 @@ class GluonBackwardView:
     unspecialized: list[str]
     walk: tuple[str, ...]
     runs: tuple[str, ...]
+    listed: bool
     masked: str
     pair_arguments: tuple[str, ...]
     mask_arguments: tuple[str, ...]
@@ -142,6 +143,7 @@ def gluon_backward_view(
         ["n_work", "together", *_unspecialized(params, sizes)],
         _hull(queries, len(plan.queries.any)),
         ("first", "stop", *full),
+        not in_turn(plan),
         f"({masked})" if " | " in masked else masked,
         pair_arguments,
         tuple(a for a in arguments if a not in pair_arguments),

@@ -76,7 +76,9 @@ def launch_view(
     row_tensors: tuple[str, ...],
     dq_sums: tuple[str, ...],
     dkdv_sums: tuple[str, ...],
+    walks: bool,
 ) -> LaunchView:
+    """`walks`: whether the backward kernel of one chip reads which tiles it walks."""
     attention = plan.attention
     by_name = {g.param: g.total for g in gradients}
     values = ("scale", *sizes, *(v for p in params for v in p.host_arguments))
@@ -144,6 +146,7 @@ def launch_view(
             "queue",
             "by_keys.n_work",
             "by_keys.together",
+            *(("walks",) if walks else ()),
             f"*arguments[:{len(values)}]",
         ),
         hopper_backward_options=(

@@ -43,10 +43,10 @@ _TEMPLATE_NAMES = """
     dk_token dp_token dq_layout dq_parts dq_parts_ptr dq_token ds_rows ds_tile dv_desc dv_layout dv_token first_before
     held here k_held lse_tile lse_tiles met n_parts next_q next_stage no_dq no_pairs one pair_layout parts q_turn slopes
     stop_before turn turn_added turn_passed turn_ready turns turns_ptr v_held
-    HOPPER_BACKWARD HELD TURNS WIDE HALF SHARED DS_STAGES DQ_COLS ahead by_keys by_rows ds_layout ds_ready
-    ds_stage ds_tiles dv_place half has_d_lse high k_half kept low pairs pieces wide
-    n_full n_walked share parts parts_ptr PIECES part_max part_sum part_has_key col merging cells SPLIT
-    whole slots programs counts count busy most_rows most_keys area longest there merge
+    HOPPER_BACKWARD HELD TURNS WIDE HALF SHARED DS_STAGES DQ_COLS ahead by_keys by_rows ds_layout ds_ready ds_stage
+    ds_tiles dv_place half has_d_lse high k_half kept low pairs pieces wide n_full n_walked share parts parts_ptr
+    PIECES part_max part_sum part_has_key col merging cells SPLIT whole slots programs counts count busy most_rows
+    most_keys area longest there merge before chunk collect lists others starts stops walk walks walks_ptr
 """
 
 # The bounds of tile ranges (`emit.tile_code`) and the answers of data tests (`emit.kernel_code`).

@@ -156,6 +156,7 @@ class _Emitter:
                 backward.row_tensors,
                 tuple(s.name for s in dq_sums),
                 tuple(s.name for s in dkdv_sums),
+                fast_bwd is not None and fast_bwd.listed,
             ),
             tiles=self.tiles(tile),
             registers=registers(self.plan.burden),

@@ -151,12 +151,12 @@ _BACKWARD = {
 def backward_skeletons(plan: KernelPlan, own: tuple[int, int] | None) -> Mapping[tuple[int, int], BackwardSkeleton]:
     """Where dQ, dK and dV come from one kernel; elsewhere, and where the spec has its `own` tile, from portable ones.
 
-    The weights are exponentials, some tiles need no mask, and no mask reads data. At head dim 128 a param's element
-    whose place is dear to compute for every pair leaves too few registers.
+    The weights are exponentials, some tiles need no mask, and a tile of keys meets one stretch of queries, or all. At
+    head dim 128 a param's element whose place is dear to compute for every pair leaves too few registers.
     """
-    heavy = plan.burden in (Burden.RANDOM, Burden.DATA) or plan.weights.form is not Form.EXPONENTIAL
+    heavy = plan.burden is Burden.RANDOM or plan.weights.form is not Form.EXPONENTIAL
     some_whole = plan.key_loops.full and plan.query_loops.full
-    if own is not None or heavy or not some_whole or not in_turn(plan):
+    if own is not None or heavy or not some_whole or sum(not _leads(s) for s in plan.queries.any) != 1:
         return {}
     pairs = [e for e in loads(plan.weights.unit) if level_of(e) is Level.PAIR]
     wide = 64 if any(is_dear(i) for e in pairs for i in e.indices) else 128
@@ -173,7 +173,8 @@ def sums_beside(plan: KernelPlan) -> tuple[str, ...]:
 
 
 def in_turn(plan: KernelPlan) -> bool:
-    """Whether the tiles of keys that meet a tile of queries are consecutive: then each waits for the one before it.
+    """Whether the tiles of keys that meet a tile of queries are consecutive: each waits for the one before it, else
+    for whom a list names.
 
     They are where the queries are one stretch whose ends never move back as keys move on. The kernel walks the hull of
     several: its start never moves back where one stretch, up to the last query, does not, and the others are all

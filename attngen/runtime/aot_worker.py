@@ -187,9 +187,10 @@ def main() -> None:
     launches = recorded_launches(lambda: call_once(module, request))
     if hasattr(module, "HOPPER_BACKWARD"):  # params that want a gradient may have taken the portable kernels
         launches += recorded_launches(lambda: call_once(module, request, learned=False))
-    if getattr(module, "HOPPER", None):  # what the chip's own kernel stands in for, too
-        module.HOPPER.clear()
-        getattr(module, "HOPPER_BACKWARD", {}).clear()
+    own = [getattr(module, name) for name in ("HOPPER", "HOPPER_BACKWARD") if hasattr(module, name)]
+    if own:  # what the chip's own kernels stand in for, too
+        for table in own:
+            table.clear()
         module._READY.clear()
         launches += recorded_launches(lambda: call_once(module, request))
     for call in request.calls[1:]:

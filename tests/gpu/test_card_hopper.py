@@ -118,6 +118,7 @@ BACKWARD = [
     *((name, dims) for name in ("softcap", "alibi", "prefix_lm", "relative_bias") for dims in ((64, 64), (128, 128))),
     *((name, (64, 64)) for name in ("sliding_window", "t5_bias")),
     ("windowed_alibi", (128, 128)),
+    *((name, dims) for name in ("documents", "chunked") for dims in ((64, 64), (128, 128))),
 ]
 
 
@@ -125,17 +126,23 @@ def compiled(name: str) -> attngen.Kernel:
     """An example without a tile of its own, its window a short one."""
     lines = (EXAMPLES / f"{name}.attn").read_text(encoding="utf-8").split("\n")
     text = "\n".join(line for line in lines if not line.startswith("tile "))
-    return attngen.compile(text, consts={"window": 100} if "const window" in text else {})
+    shorter = {"window": 100, "chunk": 96}
+    return attngen.compile(text, consts={n: value for n, value in shorter.items() if f"const {n} " in text})
 
 
-def params_of(kernel: attngen.Kernel, Hq: int, Sq: int, Sk: int, generator: torch.Generator) -> dict[str, Any]:
+def params_of(
+    kernel: attngen.Kernel, batches: int, Hq: int, Sq: int, Sk: int, generator: torch.Generator
+) -> dict[str, Any]:
     """What a spec of BACKWARD takes besides q, k, v; no gradient is asked for."""
-    sizes = {"Hq": Hq, "Sq": Sq, "Sk": Sk}
+    sizes = {"B": batches, "Hq": Hq, "Sq": Sq, "Sk": Sk}
     found: dict[str, Any] = {}
     for p in kernel.spec.params:
         shape = [int(evaluate(d, sizes, {})) for d in p.shape]
         if p.name == "prefix":
             found[p.name] = 150
+        elif p.name == "ids":  # the first batch's documents one after the other, those of others in any order
+            found[p.name] = torch.randint(0, 5, shape, generator=generator, device="cuda")
+            found[p.name][0] = found[p.name][0].sort().values
         else:
             found[p.name] = torch.rand(shape, generator=generator, device="cuda") if shape else 0.75
     return found
@@ -154,10 +161,10 @@ def drawn(
 @pytest.mark.parametrize(("name", "dims"), [(n, d) for n, d in BACKWARD if d != (80, 72)], ids=str)
 def test_its_gradients_are_those_of_the_definition(name: str, dims: tuple[int, int]) -> None:
     kernel = compiled(name)
-    for Sq, Sk in ((200, 333), (270, 130)):
+    for Sq, Sk in ((200, 333), (270, 130)) if name != "documents" else ((333, 333), (130, 130)):
         leaves, generator = drawn((4, 2), (Sq, Sk), dims, torch.bfloat16, 1, Sk)
         assert module_of(kernel)._hopper_backward(leaves[0], leaves[2]) is not None
-        params = params_of(kernel, 4, Sq, Sk, generator)
+        params = params_of(kernel, 1, 4, Sq, Sk, generator)
         out, lse = kernel(*leaves, return_lse=True, **params)
         d_out, d_lse = torch.randn_like(out), torch.where(torch.isfinite(lse), torch.randn_like(lse), 0.0)
         found = torch.autograd.grad((out, lse), leaves, (d_out, d_lse))
@@ -176,10 +183,11 @@ def test_its_gradients_are_those_of_the_portable_kernels(
     kernel = compiled(name)
     module = (kernel.function, module_of(kernel))[1]
     for B, Hq, Hkv, Sq, Sk in SHAPES:
+        Sq = Sk if name == "documents" else Sq
         for dtype in (torch.float16, torch.bfloat16):
             leaves, generator = drawn((Hq, Hkv), (Sq, Sk), dims, dtype, B, Sk)
             assert module._hopper_backward(leaves[0], leaves[2]) is not None
-            params = params_of(kernel, Hq, Sq, Sk, generator)
+            params = params_of(kernel, B, Hq, Sq, Sk, generator)
             out, lse = kernel(*leaves, return_lse=True, **params)
             d_out, d_lse = torch.randn_like(out), torch.randn_like(lse)
             d_lse = torch.where(torch.isfinite(lse), d_lse, 0.0)

@@ -25,6 +25,7 @@ It needs torch and triton alone. `documents` is differentiable, and a custom ope
 
 from __future__ import annotations
 
+import functools
 from typing import NoReturn
 
 import torch
@@ -32,6 +33,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as HopperDescriptor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 PRECISION = tl.constexpr("ieee")  # of float32 products; half precision is exact in the product
@@ -105,6 +116,15 @@ TILES = {
 
 # The registers of a thread, by (head dim rounded up, forward tile): with more, one program less would fit.
 REGISTERS = {(128, 64, 128, 4, 1): 168, (128, 64, 64, 4, 1): 168}
+
+
+# The backward kernel of compute capability 9.0, likewise: queries, keys, stages, whether keys and values are held in
+# registers, heads whose tiles are taken in turn, at least, and tiles of keys of all these heads, registers of a thread
+# that fetches or waits.
+HOPPER_BACKWARD = {
+    (64, 64): (64, 128, 3, True, 16, 512, 24),
+    (128, 128): (64, 128, 3, False, 16, 512, 24),
+}
 
 
 # ---------------------------------------------------------------- helpers
@@ -371,6 +391,12 @@ def _forward_kernel(
     tl.store(lse_ptr + row + rows, lse, mask=rows < Sq)
 
 
+@gluon.jit
+def _again(item):
+    """`item`, unknown to the compiler: what is computed from it anew need not be kept in registers until then."""
+    return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [item], dtype=gl.int32, is_pure=False, pack=1)
+
+
 # ---------------------------------------------------------------- backward
 
 
@@ -556,6 +582,485 @@ def _dkdv_kernel(
     _store_rows(dv_ptr + column * Dv, dv, k0, Sk, Dv, BK, Dv, BLOCK_DV)
 
 
+# ---------------------------------------------------------------- backward, for compute capability 9.0
+
+
+@gluon.jit
+def _await_turn(turns, turn):
+    """Returns when the cell holds `turn`; what others have added before they wrote it is seen from then on."""
+    one: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    gl.inline_asm_elementwise(
+        "{ .reg .pred p; .reg .b32 v; again: ld.acquire.gpu.global.b32 v, [$1]; setp.ne.s32 p, v, $2; @p bra again; mov.b32 $0, v; }",
+        "=r,l,r",
+        [turns.to(gl.int64) + gl.full([1], 0, gl.int64, layout=one), turn + gl.full([1], 0, gl.int32, layout=one)],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@gluon.jit
+def _pass_turn(turns, turn):
+    """Writes `turn` into the cell, after everything that this program has added."""
+    one: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    gl.inline_asm_elementwise(
+        "st.release.gpu.global.b32 [$1], $2; mov.b32 $0, $2;",
+        "=r,l,r",
+        [turns.to(gl.int64) + gl.full([1], 0, gl.int64, layout=one), turn + gl.full([1], 0, gl.int32, layout=one)],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@gluon.jit
+def _key_item(item, n_tiles, n_heads, n_work, together):
+    """(tile, batch, head) of an item: tile by tile, `together` heads at a time, so that few tiles of a head wait for turns."""
+    first = item // (n_tiles * together) * together
+    width = tl.minimum(n_work // n_tiles - first, together)
+    i = item - first * n_tiles
+    return i // width, (first + i % width) // n_heads, (first + i % width) % n_heads
+
+
+@gluon.jit
+def _query_runs(
+    k0, batch, head, kv_head, walks_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
+    D: gl.constexpr, Dv: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr,
+):
+    """The tiles of queries that BK keys from k0 on meet: first … stop - 1; and which of them need no mask."""
+    walk = walks_ptr + ((batch * Hq + head) * ((Sk + BK - 1) // BK) + k0 // BK) * 4
+    first = gl.load(walk + 0)
+    stop = gl.load(walk + 1)
+    full_lo = gl.load(walk + 2)
+    full_hi = gl.load(walk + 3)
+    return first, stop, full_lo, full_hi
+
+
+@gluon.jit
+def _load_backward_tiles(
+    q_desc, k_desc, v_desc, d_out_desc, lse_ptr, delta_ptr, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, lse_tiles, delta_tiles, k_ready, v_ready, q_ready, q_free, d_out_ready, d_out_free, ds_ready,
+    item, n_work, together, walks_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr,
+):
+    """The warp that fetches: keys and values once, queries and what belongs to them as far ahead as there is room.
+
+    After a head's last tile one turn stays empty: its scores are computed, for the pipeline's sake, and not used.
+    """
+    HALF: gl.constexpr = BK // 2
+    tile, batch, kv_head = _key_item(item, (Sk + BK - 1) // BK, Hkv, n_work, together)
+    k0 = tile * BK
+    mbarrier.expect(k_ready, 2 * k_desc.block_type.nbytes)
+    mbarrier.expect(v_ready, 2 * v_desc.block_type.nbytes)
+    for part in gl.static_range(2):
+        tma.async_copy_global_to_shared(k_desc, [batch, kv_head, k0 + part * HALF, 0], k_ready, k_tiles.index(part))
+        tma.async_copy_global_to_shared(v_desc, [batch, kv_head, k0 + part * HALF, 0], v_ready, v_tiles.index(part))
+    q_turn = 0
+    d_out_turn = 0
+    group = Hq // Hkv
+    for member in range(group):
+        head = kv_head * group + member
+        row = (batch * tl.cast(Hq, gl.int64) + head) * Sq
+        first, stop, full_lo, full_hi = _query_runs(k0, batch, head, kv_head, walks_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BQ, BK)
+        n_steps = stop - first
+        for step in range(n_steps):
+            q0 = (stop - 1 - step) * BQ
+            rows = q0 + gl.arange(0, BQ, layout=gl.BlockedLayout([1], [32], [1], [0]))
+            row_lse = gl.load(lse_ptr + row + rows, mask=rows < Sq, other=float("inf"))
+            delta = gl.load(delta_ptr + row + rows, mask=rows < Sq, other=0.0)
+            stage = q_turn % STAGES
+            mbarrier.wait(q_free.index(stage), (q_turn // STAGES & 1) ^ 1)
+            mbarrier.expect(q_ready.index(stage), q_desc.block_type.nbytes)
+            tma.async_copy_global_to_shared(q_desc, [batch, head, q0, 0], q_ready.index(stage), q_tiles.index(stage))
+            lse_tiles.index(stage).store(row_lse)
+            mbarrier.arrive(q_ready.index(stage), count=1)
+            stage = d_out_turn % 2
+            mbarrier.wait(d_out_free.index(stage), (d_out_turn // 2 & 1) ^ 1)
+            mbarrier.expect(d_out_ready.index(stage), d_out_desc.block_type.nbytes)
+            tma.async_copy_global_to_shared(d_out_desc, [batch, head, q0, 0], d_out_ready.index(stage), d_out_tiles.index(stage))
+            delta_tiles.index(stage).store(delta)
+            mbarrier.arrive(d_out_ready.index(stage), count=1)
+            q_turn += 1
+            d_out_turn += 1
+        mbarrier.wait(q_free.index(q_turn % STAGES), (q_turn // STAGES & 1) ^ 1)
+        mbarrier.arrive(q_ready.index(q_turn % STAGES), count=2)
+        q_turn += 1
+
+
+@gluon.jit
+def _await_turns(turns_ptr, turn_ready, turn_passed, item, n_work, together, walks_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr):
+    """The warp that waits, for each tile of dQ, until the tile of keys before this one that walks it has added its part."""
+    n_tiles = (Sk + BK - 1) // BK
+    tile, batch, kv_head = _key_item(item, n_tiles, Hkv, n_work, together)
+    k0 = tile * BK
+    turn = 0
+    group = Hq // Hkv
+    for member in range(group):
+        head = kv_head * group + member
+        turns = turns_ptr + (batch * Hq + head) * ((Sq + BQ - 1) // BQ)
+        first, stop, full_lo, full_hi = _query_runs(k0, batch, head, kv_head, walks_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BQ, BK)
+        for step in range(stop - first):
+            at = stop - 1 - step
+            mbarrier.wait(turn_passed.index(turn % TURNS), (turn // TURNS & 1) ^ 1)
+            before = 0
+            chunk = (tile + 31) // 32 - 1
+            while (chunk >= 0) & (before == 0):
+                others = chunk * 32 + gl.arange(0, 32, layout=gl.BlockedLayout([1], [32], [1], [0]))
+                walks = walks_ptr + ((batch * Hq + head) * n_tiles + others) * 4
+                starts = gl.load(walks, mask=others < tile, other=at + 1)
+                stops = gl.load(walks + 1, mask=others < tile, other=0)
+                before = tl.max(gl.where((starts <= at) & (at < stops), others + 1, 0), 0)
+                chunk -= 1
+            if before > 0:
+                _await_turn(turns + at, before)
+            mbarrier.arrive(turn_ready.index(turn % TURNS), count=1)
+            turn += 1
+
+
+@gluon.jit
+def _pass_turns(turns_ptr, turn_added, turn_passed, item, n_work, together, walks_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr):
+    """The warp that tells the next tile of keys, for each tile of dQ, that this one's part is added."""
+    tile, batch, kv_head = _key_item(item, (Sk + BK - 1) // BK, Hkv, n_work, together)
+    turn = 0
+    group = Hq // Hkv
+    for member in range(group):
+        head = kv_head * group + member
+        turns = turns_ptr + (batch * Hq + head) * ((Sq + BQ - 1) // BQ)
+        first, stop, full_lo, full_hi = _query_runs(tile * BK, batch, head, kv_head, walks_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BQ, BK)
+        for step in range(stop - first):
+            mbarrier.wait(turn_added.index(turn % TURNS), turn // TURNS & 1)
+            _pass_turn(turns + stop - 1 - step, tile + 1)
+            mbarrier.arrive(turn_passed.index(turn % TURNS), count=1)
+            turn += 1
+
+
+@gluon.jit
+def _may_attend(
+    like, q0, k0, batch, head, kv_head, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
+    D: gl.constexpr, Dv: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr,
+):
+    """Which pairs of a tile the mask allows. Positions are computed anew: kept for it, they would not fit in registers."""
+    layout: gl.constexpr = like.type.layout
+    q_idx = _again(q0 + gl.arange(0, BQ, layout=gl.SliceLayout(0, layout)))[None, :]
+    k_idx = _again(k0 + gl.arange(0, BK, layout=gl.SliceLayout(1, layout)))[:, None]
+    k_safe = tl.minimum(k_idx, Sk - 1)
+    col_term = tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0 + tl.cast(k_safe, tl.int64) * ids_stride_1)
+    row_term = q_idx + Sk - Sq
+    row_term_2 = tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0 + tl.cast(q_idx, tl.int64) * ids_stride_1, mask=(q_idx < Sk), other=0)
+    return (q_idx < Sq) & (k_idx <= row_term) & (row_term_2 == col_term) & (k_idx < Sk)
+
+
+@gluon.jit
+def _weigh_again(
+    qk, lse_tile, batch, head, kv_head, q0, masked, k0, k_idx, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, logit_scale, col_term,
+    scale, B, Hq, Hkv,
+    D: gl.constexpr, Dv: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, dtype: gl.constexpr,
+):
+    """The weights of a tile, keys down and queries across, from its scores and the rows' log-sum-exp: packed."""
+    columns: gl.constexpr = gl.SliceLayout(0, qk.type.layout)
+    row_lse = lse_tile.load(columns)[None, :]
+    p = tl.exp2(qk * logit_scale - row_lse)
+    weight = _packed(p, dtype)
+    if masked:
+        allowed = _may_attend(qk, q0, k0, batch, head, kv_head, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BQ, BK)
+        low, high = allowed.reshape([BK, BQ // 2, 2]).split()
+        kept = gl.where(low, 0xFFFF, 0) | gl.where(high, -65536, 0)
+        weight &= kept
+    return weight
+
+
+@gluon.jit
+def _packed(x, dtype: gl.constexpr):
+    """Neighbours of a tile in half precision, two in a register: as tensors of 16 bits a loop would carry them apart."""
+    low, high = x.reshape([x.shape[0], x.shape[1] // 2, 2]).split()
+    return gl.inline_asm_elementwise(
+        "cvt.rn.bf16x2.f32 $0, $2, $1;" if dtype == gl.bfloat16 else "cvt.rn.f16x2.f32 $0, $2, $1;",
+        "=r,f,f",
+        [low, high],
+        dtype=gl.int32,
+        is_pure=True,
+        pack=1,
+    )
+
+
+@gluon.jit
+def _unpacked(pairs, dtype: gl.constexpr, layout: gl.constexpr):
+    """What was packed, in half precision."""
+    low = pairs.to(gl.int16).to(dtype, bitcast=True)
+    high = (pairs >> 16).to(gl.int16).to(dtype, bitcast=True)
+    return gl.convert_layout(gl.join(low, high).reshape([pairs.shape[0], pairs.shape[1] * 2]), layout)
+
+
+@gluon.jit
+def _unpacked_wide(pairs, dtype: gl.constexpr, layout: gl.constexpr):
+    """What was packed, in float32."""
+    if dtype == gl.bfloat16:
+        low = (pairs << 16).to(gl.float32, bitcast=True)
+        high = (pairs & -65536).to(gl.float32, bitcast=True)
+    else:
+        low = pairs.to(gl.int16).to(dtype, bitcast=True).to(gl.float32)
+        high = (pairs >> 16).to(gl.int16).to(dtype, bitcast=True).to(gl.float32)
+    return gl.convert_layout(gl.join(low, high).reshape([pairs.shape[0], pairs.shape[1] * 2]), layout)
+
+
+@gluon.jit
+def _as_held(x, ROWS: gl.constexpr, COLS: gl.constexpr):
+    """The numbers of a warpgroup's tile of dQ in the order in which threads hold them, four at a time."""
+    parts = x.reshape([ROWS // 16, 2, 8, COLS // 8, 4, 2])
+    return parts.permute((0, 3, 2, 4, 1, 5)).reshape([ROWS * COLS])
+
+
+@gluon.jit
+def _differentiate_tiles(
+    dk_desc, dv_desc, dq_parts_ptr, turn_ready, turn_added, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, lse_tiles, delta_tiles, k_ready, v_ready, q_ready, q_free, d_out_ready, d_out_free, ds_ready,
+    item, n_work, together, walks_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr, PART: gl.constexpr, SHARED: gl.constexpr, HELD: gl.constexpr, FAST: gl.constexpr,
+):
+    """A warpgroup that computes: its half of the keys. Queries are walked from the last tile to the first.
+
+    What the other warpgroup computes fills the gaps of this one. dS meets in shared memory for dQ, of which each takes
+    half of the columns, where it is SHARED, else every other tile.
+    """
+    HALF: gl.constexpr = BK // 2
+    DS_STAGES: gl.constexpr = 2 if SHARED else 4
+    DQ_COLS: gl.constexpr = BLOCK_D // 2 if SHARED else BLOCK_D
+    dtype: gl.constexpr = dk_desc.dtype
+    pair_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BQ, 16])
+    dk_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
+    dv_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_DV, 16])
+    dq_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, DQ_COLS, 16])
+    columns: gl.constexpr = gl.SliceLayout(0, pair_layout)
+    no_pairs = gl.zeros([HALF, BQ], gl.float32, layout=pair_layout)
+    no_dq = gl.zeros([BQ, DQ_COLS], gl.float32, layout=dq_layout)
+    dk = gl.zeros([HALF, BLOCK_D], gl.float32, layout=dk_layout)
+    dv = gl.zeros([HALF, BLOCK_DV], gl.float32, layout=dv_layout)
+    tile, batch, kv_head = _key_item(item, (Sk + BK - 1) // BK, Hkv, n_work, together)
+    k0 = tile * BK + PART * HALF
+    k_idx = (k0 + gl.arange(0, HALF, layout=gl.SliceLayout(1, pair_layout)))[:, None]
+    mbarrier.wait(k_ready, 0)
+    mbarrier.wait(v_ready, 0)
+    q_turn = 0
+    turn = 0
+    group = Hq // Hkv
+    for member in range(group):
+        head = kv_head * group + member
+        part = (batch * tl.cast(Hq, gl.int64) + head) * ((Sq + BQ - 1) // BQ)
+        first, stop, full_lo, full_hi = _query_runs(tile * BK, batch, head, kv_head, walks_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BQ, BK)
+        logit_scale = scale * 1.4426950408889634
+        k_safe = tl.minimum(k_idx, Sk - 1)
+        col_term = tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0 + tl.cast(k_safe, tl.int64) * ids_stride_1)
+
+        n_steps = stop - first
+        at = tl.minimum(tl.maximum(stop - 1, 0), (Sq - 1) // BQ)
+        stage = q_turn % STAGES
+        mbarrier.wait(q_ready.index(stage), q_turn // STAGES & 1)
+        k_rows = k_tiles.index(PART).reshape([HALF, BLOCK_D])
+        if HELD:
+            v_rows = v_tiles.index(PART).reshape([HALF, BLOCK_DV])
+            k_held = k_rows.load(gl.DotOperandLayout(0, pair_layout, 2))
+            v_held = v_rows.load(gl.DotOperandLayout(0, pair_layout, 2))
+        qk_token = warpgroup_mma(k_rows, q_tiles.index(stage).reshape([BQ, BLOCK_D]).permute((1, 0)), no_pairs, use_acc=False, is_async=True)
+        qk = warpgroup_mma_wait(0, deps=(qk_token,))
+        masked = ((at < full_lo) | (at >= full_hi)) | (k0 + HALF > Sk)
+        weight = _weigh_again(
+            qk, lse_tiles.index(stage), batch, head, kv_head, _again(at) * BQ, masked, k0, k_idx, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, logit_scale, col_term,
+            scale, B, Hq, Hkv, D, Dv, BQ, HALF, dtype,
+        )
+        for _ in range(n_steps):
+            # Addresses of tiles that stay are computed anew: kept over the loop, they would not fit in registers.
+            again = _again(gl.to_tensor(0))
+            d_out_stage = turn % 2
+            q = q_tiles.index(stage).reshape([BQ, BLOCK_D])
+            d_out = d_out_tiles.index(d_out_stage).reshape([BQ, BLOCK_DV])
+            mbarrier.wait(d_out_ready.index(d_out_stage), turn // 2 & 1)
+            if HELD:
+                dp_token = warpgroup_mma(v_held, d_out.permute((1, 0)), no_pairs, use_acc=False, is_async=True)
+            else:
+                v_rows = v_tiles.index(PART + again).reshape([HALF, BLOCK_DV])
+                dp_token = warpgroup_mma(v_rows, d_out.permute((1, 0)), no_pairs, use_acc=False, is_async=True)
+            p = _unpacked(weight, dtype, gl.DotOperandLayout(0, dv_layout, 2))
+            dv_token = warpgroup_mma(p, d_out, dv, is_async=True)
+            q_turn += 1
+            next_stage = q_turn % STAGES
+            next_q = q_tiles.index(next_stage).reshape([BQ, BLOCK_D]).permute((1, 0))
+            if HELD:
+                mbarrier.wait(q_ready.index(next_stage), q_turn // STAGES & 1)
+                qk_token = warpgroup_mma(k_held, next_q, no_pairs, use_acc=False, is_async=True)
+                dp, v_held = warpgroup_mma_wait(2, deps=(dp_token, v_held))
+            else:  # nor is there room for these scores beside dP
+                dp = warpgroup_mma_wait(1, deps=(dp_token,))
+            delta = delta_tiles.index(d_out_stage).load(columns)[None, :]
+            ds = (_unpacked_wide(weight, dtype, pair_layout) * (dp - delta)).to(dtype)
+            ds_stage = turn % DS_STAGES
+            ds_rows = ds_tiles.index(ds_stage * 2 + PART)
+            ds_rows.store(ds)
+            fence_async_shared()
+            mbarrier.arrive(ds_ready.index(ds_stage), count=1)
+            if not HELD:
+                mbarrier.wait(q_ready.index(next_stage), q_turn // STAGES & 1)
+                k_rows = k_tiles.index(PART + again).reshape([HALF, BLOCK_D])
+                qk_token = warpgroup_mma(k_rows, next_q, no_pairs, use_acc=False, is_async=True)
+            slopes = gl.convert_layout(ds, gl.DotOperandLayout(0, dk_layout, 2))
+            dk_token = warpgroup_mma(slopes, q, dk, is_async=True)
+            dv, p = warpgroup_mma_wait(2, deps=(dv_token, p))
+            if HELD:
+                qk, k_held = warpgroup_mma_wait(1, deps=(qk_token, k_held))
+            else:
+                qk = warpgroup_mma_wait(1, deps=(qk_token,))
+            here = at
+            at = tl.maximum(at - 1, first)
+            masked = ((at < full_lo) | (at >= full_hi)) | (k0 + HALF > Sk)
+            weight = _weigh_again(
+                qk, lse_tiles.index(next_stage), batch, head, kv_head, at * BQ, masked, k0, k_idx, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, logit_scale, col_term,
+                scale, B, Hq, Hkv, D, Dv, BQ, HALF, dtype,
+            )
+            if SHARED or turn % 2 == PART:
+                mbarrier.wait(ds_ready.index(ds_stage), turn // DS_STAGES & 1)
+                dq = no_dq
+                for half in gl.static_range(2):
+                    k_half = k_tiles.index(half + again).reshape([HALF, BLOCK_D])
+                    if SHARED:
+                        k_half = k_half.slice(PART * DQ_COLS, DQ_COLS, dim=1)
+                    dq = warpgroup_mma(ds_tiles.index(ds_stage * 2 + half).permute((1, 0)), k_half, dq, use_acc=half > 0, is_async=True)
+                dq, dk, slopes = warpgroup_mma_wait(0, deps=(dq, dk_token, slopes))
+                mbarrier.wait(turn_ready.index(turn % TURNS), turn // TURNS & 1)
+                held = _as_held(dq, BQ, DQ_COLS)
+                cells = gl.arange(0, BQ * DQ_COLS, layout=held.type.layout)
+                if SHARED:
+                    cells += PART * (BQ * DQ_COLS)
+                cells = dq_parts_ptr + (part + here) * (BQ * BLOCK_D) + cells
+                gl.atomic_add(cells, held, sem="relaxed")  # in turn: nobody else adds to these cells now
+                mbarrier.arrive(turn_added.index(turn % TURNS), count=1)
+            else:
+                dk, slopes = warpgroup_mma_wait(0, deps=(dk_token, slopes))
+            mbarrier.arrive(d_out_free.index(d_out_stage), count=1)
+            mbarrier.arrive(q_free.index(stage), count=1)
+            stage = next_stage
+            turn += 1
+        mbarrier.arrive(q_free.index(stage), count=1)
+        q_turn += 1
+
+    # Queries are done with, of keys and values this half: the results take its place, and the copy engine clips them.
+    dk = dk * scale
+    dv_place = v_tiles.index(PART)
+    dv_place.reshape([HALF, BLOCK_DV]).store(dv.to(dtype))
+    fence_async_shared()
+    gl.thread_barrier()
+    tma.async_copy_shared_to_global(dv_desc, [batch, kv_head, k0, 0], dv_place)
+    tma.store_wait(0)
+    dv_place._reinterpret(dtype, [HALF, BLOCK_D], gl.NVMMASharedLayout.get_default_for([HALF, BLOCK_D], dtype)).store(dk.to(dtype))
+    fence_async_shared()
+    gl.thread_barrier()
+    tma.async_copy_shared_to_global(dk_desc, [batch, kv_head, k0, 0], dv_place._reinterpret(dtype, [1, 1, HALF, BLOCK_D], dk_desc.layout))
+    tma.store_wait(0)
+
+
+@gluon.jit(do_not_specialize=['n_work', 'together', 'B', 'Hq', 'Hkv', 'Sq', 'Sk', 'ids_stride_0'])
+def _hopper_backward_kernel(
+    q_desc, k_desc, v_desc, d_out_desc, dk_desc, dv_desc, lse_ptr, delta_ptr, dq_parts_ptr, turns_ptr, queue_ptr, n_work, together, walks_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, HELD: gl.constexpr, SPARE: gl.constexpr, FAST: gl.constexpr,
+):
+    """dK and dV of one tile of keys, and its part of dQ, which is added after those of the tiles before it.
+
+    Programs take their items in the order in which they start: whoever is waited for is running already.
+    """
+    TURNS: gl.constexpr = 4
+    HALF: gl.constexpr = BK // 2
+    SHARED: gl.constexpr = BLOCK_D == 128
+    DS_STAGES: gl.constexpr = 2 if SHARED else 4
+    dtype: gl.constexpr = q_desc.dtype
+    rows: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    ds_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([HALF, BQ], dtype)
+    k_tiles = gl.allocate_shared_memory(dtype, [2, 1, 1, HALF, BLOCK_D], k_desc.layout)
+    v_tiles = gl.allocate_shared_memory(dtype, [2, 1, 1, HALF, BLOCK_DV], v_desc.layout)
+    q_tiles = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, BQ, BLOCK_D], q_desc.layout)
+    d_out_tiles = gl.allocate_shared_memory(dtype, [2, 1, 1, BQ, BLOCK_DV], d_out_desc.layout)
+    ds_tiles = gl.allocate_shared_memory(dtype, [2 * DS_STAGES, HALF, BQ], ds_layout)
+    lse_tiles = gl.allocate_shared_memory(gl.float32, [STAGES, BQ], rows)
+    delta_tiles = gl.allocate_shared_memory(gl.float32, [2, BQ], rows)
+    k_ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    v_ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    q_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    q_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    d_out_ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    d_out_free = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    ds_ready = gl.allocate_shared_memory(gl.int64, [DS_STAGES, 1], mbarrier.MBarrierLayout())
+    turn_ready = gl.allocate_shared_memory(gl.int64, [TURNS, 1], mbarrier.MBarrierLayout())
+    turn_added = gl.allocate_shared_memory(gl.int64, [TURNS, 1], mbarrier.MBarrierLayout())
+    turn_passed = gl.allocate_shared_memory(gl.int64, [TURNS, 1], mbarrier.MBarrierLayout())
+    mbarrier.init(k_ready, count=1)
+    mbarrier.init(v_ready, count=1)
+    for i in gl.static_range(STAGES):
+        mbarrier.init(q_ready.index(i), count=2)
+        mbarrier.init(q_free.index(i), count=2)
+    for i in gl.static_range(2):
+        mbarrier.init(d_out_ready.index(i), count=2)
+        mbarrier.init(d_out_free.index(i), count=2)
+    for i in gl.static_range(DS_STAGES):
+        mbarrier.init(ds_ready.index(i), count=2)
+    for i in gl.static_range(TURNS):
+        mbarrier.init(turn_ready.index(i), count=1)
+        mbarrier.init(turn_added.index(i), count=2 if SHARED else 1)
+        mbarrier.init(turn_passed.index(i), count=1)
+    fence_async_shared()
+    item = gl.atomic_add(queue_ptr, 1)
+    gl.warp_specialize(
+        [
+            (_differentiate_tiles, (dk_desc, dv_desc, dq_parts_ptr, turn_ready, turn_added, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, lse_tiles, delta_tiles, k_ready, v_ready, q_ready, q_free, d_out_ready, d_out_free, ds_ready, item, n_work, together, walks_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, TURNS, 0, SHARED, HELD, FAST)),
+            (_differentiate_tiles, (dk_desc, dv_desc, dq_parts_ptr, turn_ready, turn_added, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, lse_tiles, delta_tiles, k_ready, v_ready, q_ready, q_free, d_out_ready, d_out_free, ds_ready, item, n_work, together, walks_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, TURNS, 1, SHARED, HELD, FAST)),
+            (_load_backward_tiles, (q_desc, k_desc, v_desc, d_out_desc, lse_ptr, delta_ptr, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, lse_tiles, delta_tiles, k_ready, v_ready, q_ready, q_free, d_out_ready, d_out_free, ds_ready, item, n_work, together, walks_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, TURNS)),
+            (_await_turns, (turns_ptr, turn_ready, turn_passed, item, n_work, together, walks_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, TURNS)),
+            (_pass_turns, (turns_ptr, turn_added, turn_passed, item, n_work, together, walks_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, TURNS)),
+        ],
+        [4, 1, 1, 1],
+        [240, SPARE, SPARE, SPARE],
+    )
+
+
+@triton.jit(do_not_specialize=['B', 'Hq', 'Hkv', 'Sq', 'Sk', 'ids_stride_0', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
+def _list_walks_kernel(
+    walks_ptr, query_test0_least_ptr, query_test0_most_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
+    D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, FAST: tl.constexpr,
+):
+    """For each head and tile of keys, which tiles of queries it walks, and which of them need no mask."""
+    n_tiles = tl.cdiv(Sk, BK)
+    item = tl.program_id(0)
+    tile = item % n_tiles
+    batch = item // n_tiles // Hq
+    k0 = tile * BK
+    k1 = tl.minimum(k0 + BK, Sk) - 1
+    k_idx = (k0 + tl.arange(0, BK))[:, None]
+    k_safe = tl.minimum(k_idx, Sk - 1)
+    col_term = tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0 + tl.cast(k_safe, tl.int64) * ids_stride_1)
+    test0_least = tl.min(tl.where(k_idx <= k1, tl.cast(col_term, tl.int64), 9223372036854775807))
+    test0_most = tl.max(tl.where(k_idx <= k1, tl.cast(col_term, tl.int64), -9223372036854775807))
+    test0_tile = batch * tl.cdiv(Sq, BQ)
+    test0_any_lo, test0_any_hi, test0_all_lo, test0_all_hi = _matching_tiles(query_test0_least_ptr + test0_tile, query_test0_most_ptr + test0_tile, test0_least, test0_most, tl.cdiv(Sq, BQ), BQ, 0)
+    full_lo, full_hi, any_lo, any_hi = _query_tiles(k0, k1, test0_any_lo, test0_any_hi, test0_all_lo, test0_all_hi, Sq, Sk, BQ)
+    first = any_lo
+    stop = any_hi
+    walk = walks_ptr + item * 4
+    tl.store(walk + 0, first)
+    tl.store(walk + 1, stop)
+    tl.store(walk + 2, full_lo)
+    tl.store(walk + 3, full_hi)
+
+
+@triton.jit(do_not_specialize=['B', 'Hq', 'Hkv', 'Sq', 'Sk', 'ids_stride_0', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
+def _collect_dq_kernel(
+    dq_parts_ptr, turns_ptr, dq_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
+    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BQ: tl.constexpr,
+):
+    """A tile of dQ from the order of `_as_held` to that of the tensor."""
+    PARTS: tl.constexpr = BLOCK_D // 64
+    part = tl.cast(tl.program_id(0), tl.int64)
+    n_tiles = tl.cdiv(Sq, BQ)
+    met = tl.load(turns_ptr + part) > 0  # else no tile of keys has written here
+    held = tl.load(dq_parts_ptr + part * (BQ * BLOCK_D) + tl.arange(0, BQ * BLOCK_D), mask=met, other=0.0)
+    parts = tl.reshape(held, [PARTS, BQ // 16, 8, 8, 4, 2, 2])
+    dq = tl.reshape(tl.permute(parts, [1, 5, 3, 0, 2, 4, 6]), [BQ, BLOCK_D])
+    _store_rows(dq_ptr + part // n_tiles * Sq * D, dq * scale, part % n_tiles * BQ, Sq, D, BQ, D, BLOCK_D)
+
+
 # ---------------------------------------------------------------- on the host
 
 
@@ -583,6 +1088,34 @@ def _chip(device: torch.device) -> str:
 def _tiles(q: Tensor, v: Tensor) -> tuple[tuple[int, int, int, int], ...]:
     head_block = max(16, triton.next_power_of_2(max(q.shape[3], v.shape[3])))
     return TILES[_chip(q.device), q.element_size(), head_block]
+
+
+def _hopper_block(head_dim: int) -> int:
+    return max(64, triton.next_power_of_2(head_dim))
+
+
+def _hopper_backward(q: Tensor, v: Tensor) -> tuple | None:
+    """The row of HOPPER_BACKWARD, where its kernel can run: half precision, rows that the copy engine can write."""
+    wide = max(q.shape[3], v.shape[3])
+    if _chip(q.device) != "sm_90" or q.element_size() != 2 or q.shape[3] % 8 or v.shape[3] % 8 or wide <= 32:
+        return None
+    return HOPPER_BACKWARD.get((_hopper_block(q.shape[3]), _hopper_block(v.shape[3])))
+
+
+def _hopper_tiles(rows: int, *tensors: Tensor) -> tuple:
+    """Descriptors of tiles of that many rows, as the copy engine lays them out for the matrix units."""
+    found = []
+    for x in tensors:
+        block, layout = _hopper_layout(rows, _hopper_block(x.shape[3]), x.dtype)
+        found.append(HopperDescriptor(x, x.shape, x.stride(), block, layout))
+    return tuple(found)
+
+
+@functools.cache
+def _hopper_layout(rows: int, cols: int, dtype: torch.dtype) -> tuple[list[int], gl.NVMMASharedLayout]:
+    block = [1, 1, rows, cols]
+    element = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}[dtype]
+    return block, gl.NVMMASharedLayout.get_default_for(block, element)
 
 
 def _registers(q: Tensor, head_block: int, *tile: int) -> dict[str, int]:
@@ -752,8 +1285,8 @@ def _(q, k, v, ids, scale):
 
 def _prepared_backward(
     q: Tensor, k: Tensor, v: Tensor, d_out: Tensor, dk: Tensor, dv: Tensor, has_d_lse: bool
-) -> tuple[_Ready | None, _Ready, _Ready]:
-    """What each row needs once; dK and dV; and dQ."""
+) -> tuple[_Ready | None, ...]:
+    """What each row needs once; dK and dV, and where the chip has its own kernel dQ; and dQ, or what remains to be done for it."""
     B, Hq, Sq, D = q.shape
     Hkv, Sk, Dv = v.shape[1:]
     sizes = _sizes(q, k, v)
@@ -761,6 +1294,22 @@ def _prepared_backward(
     tma = _has_tma(_chip(q.device), q, k, v, d_out)
     options = dict(Dv=Dv, BLOCK_DV=sizes["BLOCK_DV"], ROWS=32, HAS_D_LSE=has_d_lse)
     rows = _Ready(_rows_kernel, triton.cdiv(B * Hq * Sq, 32), 0, (), options)
+    hopper = _hopper_backward(q, v) if tma else None
+    if hopper is not None:
+        BQ, BK, stages, held, together, ahead, spare = hopper
+        block = _hopper_block(D)
+        n_tiles = triton.cdiv(Sk, BK)
+        descriptors = (*_hopper_tiles(BQ, q), *_hopper_tiles(BK // 2, k, v), *_hopper_tiles(BQ, d_out), *_hopper_tiles(BK // 2, dk, dv))
+        options = dict(
+            D=D, Dv=Dv, BLOCK_D=block, BLOCK_DV=_hopper_block(Dv), BQ=BQ, BK=BK, STAGES=stages, HELD=held,
+            SPARE=spare, FAST=True, num_warps=4,
+        )
+        n_work = n_tiles * B * Hkv
+        by_keys = _Ready(_hopper_backward_kernel, n_work, BK, descriptors, options, n_work, max(together, ahead // n_tiles))
+        options = dict(D=D, Dv=Dv, BLOCK_D=block, BQ=BQ)
+        collect = _Ready(_collect_dq_kernel, triton.cdiv(Sq, BQ) * B * Hq, BK, (), options)
+        lists = _Ready(_list_walks_kernel, n_tiles * B * Hq, BK, (), dict(D=D, Dv=Dv, BQ=BQ, BK=BK, FAST=True))
+        return rows, by_keys, collect, lists
     descriptors = (*_tiled(tma, BQ, q), *_tiled(tma, BK, k, v), *_tiled(tma, BQ, d_out)) if tma else ()
     options = dict(
         **sizes, BQ=BQ, BK=BK, TMA=tma, num_warps=warps, num_stages=stages,
@@ -770,7 +1319,7 @@ def _prepared_backward(
     options = dict(
         **sizes, BQ=dq_BQ, BK=dq_BK, TMA=tma, num_warps=dq_warps, num_stages=dq_stages,
     )
-    return rows, by_keys, _Ready(_dq_kernel, triton.cdiv(Sq, dq_BQ) * B * Hq, dq_BK, descriptors, options)
+    return rows, by_keys, _Ready(_dq_kernel, triton.cdiv(Sq, dq_BQ) * B * Hq, dq_BK, descriptors, options), None
 
 
 def _gradients(
@@ -792,19 +1341,34 @@ def _gradients(
             if len(_READY) >= 1024:
                 _READY.clear()
             found = _READY[key] = _prepared_backward(q, k, v, d_out, dk, dv, d_lse is not None)
-        rows, by_keys, by_rows = found
+        rows, by_keys, by_rows, lists = found
         with torch.cuda.device_of(q):
             lse, natural_lse = torch.empty_like(lse), lse
             delta = torch.empty_like(lse)
             rows.launch(natural_lse, lse, out, d_out, d_lse, delta, B * Hq * Sq)
-            key_test0_least, key_test0_most = _key_test0(arguments[:9], Sk, by_rows.BK, B, Hq, q.device)
+            if not by_keys.n_work:
+                key_test0_least, key_test0_most = _key_test0(arguments[:9], Sk, by_rows.BK, B, Hq, q.device)
             query_test0_least, query_test0_most = _query_test0(arguments[:9], Sq, by_keys.options["BQ"], B, Hq, q.device)
-            by_keys.launch(
-                *by_keys.tiles(q, k, v, d_out), lse, delta, dk, dv, query_test0_least, query_test0_most, *arguments,
-            )
-            by_rows.launch(
-                *by_rows.tiles(q, k, v, d_out), lse, delta, dq, key_test0_least, key_test0_most, *arguments,
-            )
+            if by_keys.n_work:
+                n_parts = by_rows.grid[0]
+                dq_parts = torch.zeros(n_parts * by_rows.options["BQ"] * by_rows.options["BLOCK_D"], dtype=torch.float32, device=q.device)
+                turns = torch.zeros(n_parts + 4, dtype=torch.int32, device=q.device)
+                queue, turns = turns, turns[4:]
+                walks = torch.empty((lists.grid[0], 4), dtype=torch.int32, device=q.device)
+                lists.launch(walks, query_test0_least, query_test0_most, *arguments[:9])
+                by_keys.launch(
+                    *by_keys.tiles(q, k, v, d_out, dk, dv), lse, delta, dq_parts, turns, queue, by_keys.n_work,
+                    by_keys.together, walks, *arguments[:9],
+                )
+                by_rows.launch(dq_parts, turns, dq, *arguments[:9])
+            else:
+                by_keys.launch(
+                    *by_keys.tiles(q, k, v, d_out), lse, delta, dk, dv, query_test0_least, query_test0_most,
+                    *arguments,
+                )
+                by_rows.launch(
+                    *by_rows.tiles(q, k, v, d_out), lse, delta, dq, key_test0_least, key_test0_most, *arguments,
+                )
     else:
         for x in (dq, dk, dv):
             x.zero_()

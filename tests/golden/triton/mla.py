@@ -1050,7 +1050,8 @@ def _load_backward_tiles(
 @gluon.jit
 def _await_turns(turns_ptr, turn_ready, turn_passed, item, n_work, together, scale, Hq, Hkv, Sq, Sk, D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr):
     """The warp that waits, for each tile of dQ, until the tile of keys before this one has added its part."""
-    tile, batch, kv_head = _key_item(item, (Sk + BK - 1) // BK, Hkv, n_work, together)
+    n_tiles = (Sk + BK - 1) // BK
+    tile, batch, kv_head = _key_item(item, n_tiles, Hkv, n_work, together)
     k0 = tile * BK
     turn = 0
     group = Hq // Hkv
@@ -1692,7 +1693,7 @@ def _(q, k, v, scale):
 
 def _prepared_backward(
     q: Tensor, k: Tensor, v: Tensor, d_out: Tensor, dk: Tensor, dv: Tensor, has_d_lse: bool
-) -> tuple[_Ready | None, _Ready, _Ready]:
+) -> tuple[_Ready | None, ...]:
     """What each row needs once; dK and dV, and where the chip has its own kernel dQ; and dQ, or what remains to be done for it."""
     B, Hq, Sq, D = q.shape
     Hkv, Sk, Dv = v.shape[1:]
@@ -1714,7 +1715,8 @@ def _prepared_backward(
         n_work = n_tiles * B * Hkv
         by_keys = _Ready(_hopper_backward_kernel, n_work, BK, descriptors, options, n_work, max(together, ahead // n_tiles))
         options = dict(D=D, Dv=Dv, BLOCK_D=block, BQ=BQ)
-        return rows, by_keys, _Ready(_collect_dq_kernel, triton.cdiv(Sq, BQ) * B * Hq, BK, (), options)
+        collect = _Ready(_collect_dq_kernel, triton.cdiv(Sq, BQ) * B * Hq, BK, (), options)
+        return rows, by_keys, collect
     descriptors = (*_tiled(tma, BQ, q), *_tiled(tma, BK, k, v), *_tiled(tma, BQ, d_out)) if tma else ()
     options = dict(
         **sizes, BQ=BQ, BK=BK, TMA=tma, num_warps=warps, num_stages=stages,

@@ -1213,7 +1213,7 @@ def _(q, k, v, bias, scale, precise=False):
 
 def _prepared_backward(
     q: Tensor, k: Tensor, v: Tensor, d_out: Tensor, dk: Tensor, dv: Tensor, has_d_lse: bool, precise: bool, needed: list[bool]
-) -> tuple[_Ready | None, _Ready, _Ready]:
+) -> tuple[_Ready | None, ...]:
     """What each row needs once; dK and dV; and dQ."""
     B, Hq, Sq, D = q.shape
     Hkv, Sk, Dv = v.shape[1:]

@@ -736,7 +736,7 @@ def _(q, k, v, scale):
 
 def _prepared_backward(
     q: Tensor, k: Tensor, v: Tensor, d_out: Tensor, dk: Tensor, dv: Tensor
-) -> tuple[_Ready | None, _Ready, _Ready]:
+) -> tuple[_Ready | None, ...]:
     """What each row needs once; dK and dV; and dQ."""
     B, Hq, Sq, D = q.shape
     Hkv, Sk, Dv = v.shape[1:]
