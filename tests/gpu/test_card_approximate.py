@@ -16,7 +16,7 @@ from attngen.plan.approximate import APPROXIMATIONS
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
-ALL = "attention all\nscore = qk * scale + tanh(qk) + sin(float(q - k)) + cos(float(q - k))\n"
+ALL = "attention waves\nscore = qk * scale + tanh(qk) + sin(float(q - k)) + cos(float(q - k))\n"
 EXACT = {Op.TANH: torch.tanh, Op.SIN: torch.sin, Op.COS: torch.cos}
 
 
