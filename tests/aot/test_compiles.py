@@ -22,10 +22,8 @@ SAMPLE = {
 }
 
 MEASURED = {
-    ("sm_90", 128, "dkdv"): 60,
+    ("sm_90", 128, "dkdv"): 29,
     ("sm_90", 128, "forward"): 17,
-    ("sm_90", 128, "hopper_forward"): 5,
-    ("sm_90", 128, "hopper_backward"): 7,
 }
 """Instructions that spill or reload in a main loop, at most, of kernels whose tile measured fastest on an H200 although
 it does: in dK/dV the next tile without spills took 3 to 12 % longer, in the forward 10 to 17 %."""
@@ -58,7 +56,8 @@ def test_every_kernel_fits_the_chip_and_keeps_to_registers(name: str, chip: str,
     plain = kernel.plan.burden.value in ("light", "score", "data")
     allowed = {k: n for (at, dim, k), n in MEASURED.items() if plain and (at, dim) == (chip, dims[0])}
     allowed |= {k: n for (at, dim, spec, k), n in SPILLS.items() if (at, dim, spec) == (chip, dims[0], name)}
-    spilling = {a.kernel: a.loop_spills for a in found.values() if a.loop_spills > allowed.get(a.kernel, 0)}
+    portable = [a for a in found.values() if "hopper" not in a.kernel]  # of the others: `test_hopper_compiles`
+    spilling = {a.kernel: a.loop_spills for a in portable if a.loop_spills > allowed.get(a.kernel, 0)}
     assert not spilling
 
 
