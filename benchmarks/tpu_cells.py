@@ -96,24 +96,45 @@ VARIANTS = tuple(
     for backward in (False, True)
 )
 
-# (query rows, key rows fetched, key rows computed at a time). Of eleven, of 512 to 2048, these led
-# in the causal cells of 4096.
-_RIVAL_FORWARD = ((1024, 1024, 512), (1024, 1024, 1024), (512, 1024, 512), (1024, 2048, 512))
-_RIVAL_LOCAL = (*_RIVAL_FORWARD, (512, 512, 512))
-_RIVAL_BACKWARD = ((1024, 1024, 512), (1024, 1024, 1024), (512, 1024, 512))
+# (query rows, key rows fetched, key rows computed at a time). These led of ten to twelve that tokamax was tried at in
+# ten cells; larger ones do not fit the vector memory that these kernels ask for.
+_RIVAL_CAUSAL = ((1024, 1024, 512), (1024, 2048, 512))
+_RIVAL_CAUSAL_WIDE = ((1024, 1024, 512), (1024, 1024, 1024), (2048, 2048, 1024))
+_RIVAL_LOCAL = ((512, 512, 512), (1024, 1024, 512))
+_RIVAL_FULL = ((512, 4096, 1024), (512, 4096, 512), (1024, 2048, 512))
+_RIVAL_FULL_WIDE = ((2048, 4096, 1024), (1024, 4096, 512), (1024, 4096, 1024), (2048, 2048, 1024))
+_RIVAL_BACKWARD = ((1024, 1024, 512), (1024, 1024, 1024))
+
 
 # (query rows, key rows, full tiles at a time)
-_OWN_FORWARD = ((512, 512, 4), (512, 1024, 4), (512, 512, 2), (1024, 512, 2))
-_OWN_FORWARD_WIDE = ((1024, 1024, 4), (512, 512, 4), (1024, 1024, 2), (1024, 512, 4))
-"""On a chip whose matrix units are 256 wide."""
-_OWN_BACKWARD = ((512, 512, 1), (1024, 1024, 1), (1024, 512, 1), (512, 1024, 1))
+_OWN = ((512, 512, 4),)
+_OWN_FULL = ((512, 512, 4), (512, 1024, 4), (1024, 512, 8))
+_OWN_WIDE = ((1024, 1024, 4), (512, 512, 4))
+_OWN_FULL_WIDE = ((1024, 1024, 4), (1024, 1024, 8))
+_OWN_BACKWARD = ((512, 512, 1), (1024, 1024, 1))
 
 
 def tiles_of(contender: str, cell: Cell) -> tuple[tuple[int, int, int], ...]:
-    if contender != "attngen":
+    """Those that led before, and neighbours; `wide` is a chip whose matrix units are 256 wide.
+
+    JAX's Splash and flash attention trail tokamax's by more than their tiles make up for, and have fewer.
+    """
+    wide, full = cell.chip == "v6e", cell.variant in ("full", "relative_bias")
+    if contender == "attngen":
         if cell.backward:
-            return _RIVAL_BACKWARD
-        return _RIVAL_LOCAL if cell.variant == "local" else _RIVAL_FORWARD
-    if cell.backward:
-        return _OWN_BACKWARD
-    return _OWN_FORWARD_WIDE if cell.chip == "v6e" else _OWN_FORWARD
+            return _OWN_BACKWARD if wide or full else _OWN_BACKWARD[:1]
+        return (_OWN_FULL_WIDE if full else _OWN_WIDE) if wide else (_OWN_FULL if full else _OWN)
+    found = _RIVAL_BACKWARD if cell.backward else _rival_forward(cell.variant, wide)
+    if contender == "tokamax":
+        return found
+    return found[:2] if full else found[:1]
+
+
+def _rival_forward(variant: str, wide: bool) -> tuple[tuple[int, int, int], ...]:
+    match variant:
+        case "full":
+            return _RIVAL_FULL_WIDE if wide else _RIVAL_FULL
+        case "local":
+            return _RIVAL_LOCAL
+        case _:
+            return _RIVAL_CAUSAL_WIDE if wide else _RIVAL_CAUSAL

@@ -30,15 +30,15 @@ def best(rows: Iterable[Mapping[str, Any]], cell: Cell, contender: str) -> Best 
     fitting = [r for r in rows if r["cell"] == cell.key and r["contender"] == contender and "kernels" in r]
     fastest: dict[str, tuple[int, str]] = {}
     for row in fitting:
-        tile = "x".join(map(str, row["tile"]))
         for kernel in row["kernels"]:
-            found = kernel["cycles"], tile
+            own = kernel["name"] == "forward_kernel"
+            tile = row.get("forward_tile", row["tile"]) if own else row["tile"]
+            found = kernel["cycles"], "x".join(map(str, tile))
             fastest[kernel["name"]] = min(fastest.get(kernel["name"], found), found)
     if not fastest:
         return None
     chip = CHIPS[cell.chip]
-    heads = 8 / chip.cores
-    seconds = sum(cycles for cycles, _ in fastest.values()) * heads / chip.clock
+    seconds = sum(cycles for cycles, _ in fastest.values()) / chip.clock
     around = min(row["around_ms"] for row in fitting)
     share = 8 * cell.operations / (seconds * chip.peak)
     return Best(1e3 * seconds, around, tuple(tile for _, tile in fastest.values()), share)

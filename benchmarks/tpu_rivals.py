@@ -1,4 +1,6 @@
-"""The hand-written TPU kernels that attngen is set beside, as programs for `attngen.runtime.tpu`, in bf16.
+"""attngen's TPU kernels and the hand-written ones beside them, as programs for `attngen.runtime.tpu`, in bf16.
+
+All take heads before positions, as the hand-written ones do; attngen's get a transposed view, which XLA drops.
 
 `flash` is JAX's Pallas flash attention, `splash` JAX's Splash attention, `tokamax` the tuned Splash of tokamax. Each
 function takes the shape, the mask and tile sizes, and gives a `Program`: forward, or forward and backward. Runs in the
@@ -11,6 +13,7 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
+from attngen.runtime.tpu.programs import generated
 from attngen.runtime.tpu.worker import Program
 
 WINDOW = 1024
@@ -27,6 +30,31 @@ def _program(attend: Callable[..., Any], shape: tuple[int, ...], backward: bool)
 
     operand = jax.ShapeDtypeStruct(shape, jnp.bfloat16)
     return Program(both, (operand,) * 4) if backward else Program(attend, (operand,) * 3)
+
+
+def attngen(**arguments: Any) -> Program:
+    """What `programs.generated` gives, with the heads before the positions."""
+    import jax
+    import jax.numpy as jnp
+
+    program = generated(**arguments)
+    count = 4 if arguments["backward"] else 3
+
+    def swapped(x: Any) -> Any:
+        return jnp.swapaxes(x, 1, 2) if x.ndim == 4 else x
+
+    def attend(*operands: Any) -> Any:
+        result = program.function(*map(swapped, operands[:count]), *operands[count:])
+        if not arguments["backward"]:
+            return swapped(result)
+        out, gradients = result
+        return swapped(out), (*map(swapped, gradients[:3]), *gradients[3:])
+
+    shapes = [
+        jax.ShapeDtypeStruct((x.shape[0], x.shape[2], x.shape[1], x.shape[3]), x.dtype)
+        for x in program.arguments[:count]
+    ]
+    return Program(attend, (*shapes, *program.arguments[count:]))
 
 
 def flash(heads: int, length: int, head_dim: int, mask: str, backward: bool, tile: tuple[int, int, int]) -> Program:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -82,11 +83,22 @@ def test_each_kernel_counts_at_its_own_best_tile() -> None:
     ]
     found = tpu_report.best(rows, CAUSAL, "attngen")
     assert found is not None
-    assert found.ms == pytest.approx(1e3 * 300 * 8 / CHIPS["v5e"].clock)
+    assert found.ms == pytest.approx(1e3 * 300 / CHIPS["v5e"].clock)
     assert found.tiles == ("512x512x1", "1024x512x1")
     rival = tpu_report.best(rows, CAUSAL, "tokamax")
     assert tpu_report.ratio({"attngen": found, "tokamax": rival, "splash": None}) == pytest.approx(300 / 400)
     assert tpu_report.best(rows, CAUSAL, "flash") is None
+
+
+def test_the_forward_beside_a_backward_has_a_tile_of_the_forward() -> None:
+    own = tpu_static.Job("attngen", CAUSAL, (512, 512, 1))
+    assert own.forward_tile == tiles_of("attngen", replace(CAUSAL, backward=False))[0] != own.tile
+    rival = tpu_static.Job("tokamax", CAUSAL, (1024, 1024, 512))
+    assert rival.forward_tile == rival.tile
+    rows = [row(CAUSAL, "attngen", [512, 512, 1], backward_kernel=300, forward_kernel=100)]
+    found = tpu_report.best([rows[0] | {"forward_tile": list(own.forward_tile)}], CAUSAL, "attngen")
+    assert found is not None
+    assert found.tiles == ("512x512x1", "512x512x4")
 
 
 def test_a_sweep_goes_on_where_it_stopped_and_keeps_what_was_refused(
