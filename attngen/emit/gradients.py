@@ -215,8 +215,10 @@ def pair_view(
     contribution: str,
     visited: str,
     call: tuple[str, ...],
+    tests: tuple[str, ...],
 ) -> PairView:
-    """`call` are the arguments of a launch, with `OUTPUTS` where the kernel's own pointers go."""
+    """`call` are the arguments of a launch, with `OUTPUTS` where the kernel's own pointers go; `tests` the lines that
+    find what data tests read of its tiles, which need not be those of dQ."""
     leaf = gradient.leaf
     assert isinstance(leaf, Load)
     attention = plan.attention
@@ -233,19 +235,19 @@ def pair_view(
         outputs = ("cells_ptr", *strides, "largest_ptr", "unit_ptr")
         names = tuple(f"index_{i}" for i in range(len(sizes)))
         batches, heads = "tl.program_id(1), tl.program_id(1) + 1", "tl.program_id(2), tl.program_id(2) + 1"
-        host = _scatter_lines(name, total, call, len(sizes))
+        host = [*tests, *_scatter_lines(name, total, call, len(sizes))]
         cells = names
     elif gradient.gather is Gather.DENSE:
         outputs = ("cells_ptr", *strides)
         batches = "tl.program_id(1), tl.program_id(1) + 1" if per_batch else "0, B"
         heads = _dense_heads(leaf)
-        host = _dense_lines(name, total, call, len(sizes), per_batch, leaf)
+        host = [*tests, *_dense_lines(name, total, call, len(sizes), per_batch, leaf)]
         cells = tuple(_dense_index(i) for i in leaf.indices)
     else:
         outputs = ("above_ptr", "below_ptr")
         batches = "tl.program_id(1), tl.program_id(1) + 1" if per_batch else "0, B"
         heads = "tl.program_id(2), tl.program_id(2) + 1" if per_head else "0, Hq"
-        host = _diagonal_lines(plan, params, leaf, name, total, call, per_batch, per_head)
+        host = _diagonal_lines(plan, params, leaf, name, total, call, tests, per_batch, per_head)
         cells = ()
     offset = " + ".join(f"tl.cast({i}, tl.int64) * {s}" for i, s in zip(cells, strides, strict=False))
     inside = " & ".join(f"({i} >= 0) & ({i} < {n})" for i, n in zip(cells, sizes, strict=False))
@@ -313,15 +315,17 @@ def _scatter_lines(name: str, total: str, call: tuple[str, ...], rank: int) -> l
 
 def _diagonal_lines(
     plan: KernelPlan, params: tuple[ParamView, ...], leaf: Load, name: str, total: str, call: tuple[str, ...],
-    per_batch: bool, per_head: bool,
+    tests: tuple[str, ...], per_batch: bool, per_head: bool,
 ) -> list[str]:  # fmt: skip
     batches, heads = "B" if per_batch else "1", "Hq" if per_head else "1"
     indices = distance_index(leaf)
     assert indices is not None
     lines, inside, flat = flat_index(plan.attention, params, leaf, ("b", "h", "distance"), indices)
     square = tuple(c.replace("dq_BQ", "side").replace("dq_BK", "side") for c in call)
+    tests = tuple(line.replace("dq_BK", "side") for line in tests)
     return [
         "side = min(dq_BQ, dq_BK)",
+        *tests,
         "query_tiles, key_tiles = triton.cdiv(Sq, side), triton.cdiv(Sk, side)",
         f"above = q.new_empty(({batches}, {heads}, query_tiles + key_tiles - 1, side), dtype=torch.float32)",
         "below = torch.empty_like(above)",

@@ -117,7 +117,7 @@ class _Emitter:
             tile,
             outputs,
             tuple(p.removesuffix("_ptr") for p in key_pointers),
-            1 + len(self.size_names) + sum(len(p.host_arguments) for p in self.params),
+            self.n_plain,
         )
         context: dict[str, Any] = dict(  # noqa: C408 - the keys are the templates' names
             a=self.header(),
@@ -218,6 +218,11 @@ class _Emitter:
             "late_tiles_first" if self.plan.longest_first else "heads_in_turn",
             "early_tiles_first" if self.plan.growing_keys else "heads_in_turn",
         )
+
+    @property
+    def n_plain(self) -> int:
+        """How many of the kernels' arguments come before the strides of q, k and v: the scale, sizes and params."""
+        return 1 + len(self.size_names) + sum(len(p.host_arguments) for p in self.params)
 
     def printer(self) -> Printer:
         return Printer(
@@ -345,8 +350,13 @@ class _Emitter:
             *view.row_tensors, "OUTPUTS", *seed, *key_tests, "*arguments", "**sizes",
             "BQ=dq_BQ", "BK=dq_BK", "TMA=tma", "num_warps=dq_warps", "num_stages=1",
         )  # fmt: skip
+        tests = tuple(
+            f"key_{t.name}_least, key_{t.name}_most = "
+            f"_key_{t.name}(arguments[:{self.n_plain}], Sk, dq_BK, B, Hq, q.device)"
+            for t in self.plan.keys.tests
+        )
         visited = " | ".join(f"({r})" for r in runs) or "key_tile < 0"
-        return pair_view(self.plan, self.params, g, code, row_sum.contribution, visited, call)
+        return pair_view(self.plan, self.params, g, code, row_sum.contribution, visited, call, tests)
 
     # ------------------------------------------------------------ backward
 

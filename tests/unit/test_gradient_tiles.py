@@ -1,0 +1,83 @@
+"""Gradients summed over pairs by kernels of their own: a data test's answers are of these kernels' tiles."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import attngen
+
+DENSE = """attention documents_biased
+param ids: int[B, Sk]
+param bias: f32[Hq, Sq, Sk]
+assume Sq == Sk
+score = qk * scale + bias[h, q, k]
+mask = same_document(ids)
+"""
+DIAGONAL = """attention documents_by_distance
+param ids: int[B, Sk]
+param bias: f32[Hq, 9]
+assume Sq == Sk
+score = qk * scale + relative_bias(bias, 4)
+mask = same_document(ids)
+"""
+
+
+def module_of(kernel: attngen.Kernel) -> ModuleType:
+    return sys.modules[kernel.function.__module__]
+
+
+def bias_gradient(kernel: attngen.Kernel, S: int, bias: torch.Tensor) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    q, k, v, d_out = (torch.randn(2, 2, S, 16, generator=generator) for _ in range(4))
+    bias = bias.clone().requires_grad_()
+    (kernel(q, k, v, ids=documents(S), bias=bias) * d_out).sum().backward()
+    assert bias.grad is not None
+    return bias.grad
+
+
+def documents(S: int) -> torch.Tensor:
+    """Of 9 and of 17 tokens."""
+    return torch.stack([torch.arange(S) // 9, torch.arange(S) // 17]).int()
+
+
+@pytest.mark.parametrize("tile", [(16, 32), (32, 16)])
+def test_square_tiles_along_diagonals(tile: tuple[int, int]) -> None:
+    S = 75
+    bias = torch.randn(2, 9, generator=torch.Generator().manual_seed(1))
+    found, square = (bias_gradient(attngen.compile(DIAGONAL, tile=t), S, bias) for t in (tile, (16, 16)))
+    torch.testing.assert_close(found, square, rtol=0, atol=1e-4)
+
+
+def test_where_a_chip_has_its_own_backward_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose tiles of keys are longer than those of the kernel for the bias. dQ, dK and dV are left out."""
+    S = 150
+    kernel = attngen.compile(DENSE)
+    module = module_of(kernel)
+    prepared = module._prepared_backward
+    bias = torch.randn(2, S, S, generator=torch.Generator().manual_seed(1))
+    portable = bias_gradient(kernel, S, bias)
+
+    def nothing(*_: object) -> None:
+        pass
+
+    def as_on_that_chip(*arguments: Any) -> tuple[object, ...]:
+        chip = SimpleNamespace(
+            n_work=1,
+            together=1,
+            BK=128,
+            grid=(1,),
+            options={"BQ": 64, "BLOCK_D": 64},
+            launch=nothing,
+            tiles=lambda *x: x,
+        )
+        return prepared(*arguments)[0], chip, chip, chip
+
+    monkeypatch.setattr(module, "_prepared_backward", as_on_that_chip)
+    module._READY.clear()
+    assert torch.equal(bias_gradient(kernel, S, bias), portable)
+    module._READY.clear()
