@@ -179,3 +179,16 @@ def test_descriptors_of_a_layout_hold_no_tensor(module: ModuleType) -> None:
     assert all(fields["base"] is None for _, fields in ready.descriptors)
     (again,) = ready.tiles(y)
     assert again == TensorDescriptor(y, y.shape, y.stride(), [1, 1, 16, 16])
+
+
+def test_a_seed_of_any_width_is_read_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled kernels are kept by what they were first called with, which says nothing of the seed's width."""
+    dropped = attngen.compile("attention dropped\ndropout = 0.5\n", tile=(16, 16))
+    launched = sys.modules[dropped.function.__module__]
+    read: list[torch.Tensor] = []
+    attend = launched._attend
+    monkeypatch.setattr(launched, "_attend", lambda *given: read.append(given[4]) or attend(*given))
+    q, k, v = qkv()
+    outs = [dropped(q, k, v, dropout_seed=torch.tensor(7, dtype=d)) for d in (torch.int32, torch.int64)]
+    assert torch.equal(*outs)
+    assert [seed.dtype for seed in read] == [torch.int64, torch.int64]

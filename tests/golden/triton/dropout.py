@@ -1069,6 +1069,8 @@ def _call(q, k, v, p_2, scale, return_lse, dropout_seed):
         dropout_seed = torch.randint(0, 2**62, (), dtype=torch.int64, device=q.device)
     elif not isinstance(dropout_seed, Tensor):
         dropout_seed = torch.full((), dropout_seed, dtype=torch.int64, device=q.device)
+    else:
+        dropout_seed = dropout_seed.to(torch.int64)  # by whose width kernels are compiled
     inputs = (q, k, v, p_2, float(scale), dropout_seed)
     if layout is None:
         attend = _forward
