@@ -60,10 +60,14 @@ def split(attention: Attention, weights: Weights, loops: Loops) -> Split | None:
 
 
 def _packed(weights: Weights, loops: Loops) -> bool:
-    """The maximum is rescaled by one factor, and one tile has one walk: heads that differ in these stay apart."""
+    """The maximum is rescaled by one factor, and one tile has one walk: heads that differ in these stay apart.
+
+    So do heads for which a data test has an answer of their own, be it the same for those that share keys.
+    """
     bounds = [s.bound if isinstance(s, Rounded) else s.value for s in loops.steps if not isinstance(s, Ordered)]
     sides = [side for t in loops.tests for side in (t.row, t.col)]
-    return not any(reads(e, "h") for e in (weights.factor, *bounds, *sides))
+    apart = any(reads(e, "h") for e in (weights.factor, *bounds)) or any(reads(e, "h", "hkv") for e in sides)
+    return not apart
 
 
 def _as_many_queries(fact: Expr) -> bool:

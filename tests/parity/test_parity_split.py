@@ -42,7 +42,7 @@ CASES = (
 SAMPLE = {
     "causal", "sliding_window", "alibi", "softcap", "sink", "sigmoid", "softmax1", "custom_normalizer", "dropout",
     "prefix_lm", "cross_attention", "two_documents", "full_bias", "relative_bias", "window_per_head", "time_window",
-    "learned_sink", "relu_mean", "relu_sum", "heat_per_head", "reach_per_head",
+    "learned_sink", "relu_mean", "relu_sum", "heat_per_head", "reach_per_head", "kinds_per_key_head",
 }  # fmt: skip
 """Examples and extras of each kind, a shape or three each, in every run."""
 
@@ -50,6 +50,14 @@ SAMPLE = {
 def reach_per_head(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> formulas.Result:
     at_q, at_k, head = (torch.arange(n, device=q.device) for n in (q.shape[2], k.shape[2], q.shape[1]))
     mask = at_k <= at_q[:, None] + 3 * head[:, None, None]
+    return formulas.normalized(formulas.products(q, k) * scale, mask, formulas.heads(q, v))
+
+
+def kinds_per_key_head(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, *, kind: torch.Tensor
+) -> formulas.Result:
+    per_head = kind.repeat_interleave(q.shape[1] // kind.shape[1], 1)
+    mask = per_head[:, :, None] == torch.arange(q.shape[2], device=q.device)[:, None]
     return formulas.normalized(formulas.products(q, k) * scale, mask, formulas.heads(q, v))
 
 
@@ -61,8 +69,14 @@ OWN = (
         lambda d: {"heat": d.uniform(0.5, 2.0, d.case.heads)},
     ),
     Variant("reach_per_head", "attention reach_per_head\nmask = k <= q + 3 * h\n", reach_per_head),
+    Variant(
+        "kinds_per_key_head",
+        "attention kinds_per_key_head\nparam kind: int[B, Hkv, Sk]\nmask = kind[b, hkv, k] == q\n",
+        kinds_per_key_head,
+        lambda d: {"kind": d.ints(0, d.case.rows, d.case.batch, d.case.kv_heads, d.case.columns)},
+    ),
 )
-"""Where heads differ in a way that keeps their rows in tiles of their own: the logits' factor, the loops' ends."""
+"""Where heads keep their rows in tiles of their own: they differ in the logits' factor, loops' ends, data tests."""
 
 SPLITTING = [*(v for v in EVERY if not v.square), *OWN]
 

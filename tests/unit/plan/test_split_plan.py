@@ -39,6 +39,7 @@ def test_heads_that_share_keys_share_tiles(body: str) -> None:
         "param heat: f32[Hq]\nscore = qk * scale * (1 + abs(heat[h]))",  # one factor for a tile's maxima
         "mask = k <= q + h",  # one walk for a tile
         "param ids: int[Hq, Sk]\nmask = ids[h, k] == q",
+        "param ids: int[Hkv, Sk]\nmask = ids[hkv, k] == q",  # answers of data tests are found by the head
     ],
 )
 def test_heads_that_differ_in_more_than_a_row_do_not(body: str) -> None:
