@@ -1,8 +1,9 @@
 """Which functions of a pair may be one approximate instruction of the chip, in half precision.
 
 Takes the expressions of a plan, gives the applications whose value only adds to or scales a number: there an error
-below the rounding of the dtype is not seen. What is compared, or becomes an int, stays exact, since any error could
-turn it. The bounds are NVIDIA's; that they are below the rounding is a claim for the prover (`prove/approximation.py`).
+below the rounding of the dtype is not seen. What is compared, or becomes a sign or an int, stays exact, since any error
+could turn it. The bounds are NVIDIA's; that they are below the rounding is a claim for the prover
+(`prove/approximation.py`).
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ APPROXIMATIONS: Mapping[Op, Approximation] = {
 ROUNDING = {"fp16": 2.0**-11, "bf16": 2.0**-9}
 """Half of the distance between neighbouring numbers near 1."""
 
-_TURNED = (Op.LT, Op.LE, Op.EQ, Op.NE, Op.FLOOR, Op.CEIL, Op.TO_INT)
+_TURNED = (Op.LT, Op.LE, Op.EQ, Op.NE, Op.SIGN, Op.FLOOR, Op.CEIL, Op.TO_INT)
 
 
 def approximate(numbers: Iterable[Expr], decisions: Iterable[Expr]) -> tuple[Apply, ...]:
@@ -54,7 +55,7 @@ def approximate(numbers: Iterable[Expr], decisions: Iterable[Expr]) -> tuple[App
 
 
 def decided(e: Expr) -> set[Expr]:
-    """Every part of `e` that a comparison or a conversion to int depends on."""
+    """Every part of `e` that a comparison, a sign or a conversion to int depends on."""
     found: set[Expr] = set()
     for node in nodes(e):
         if isinstance(node, Apply) and node.op in _TURNED and any(a.type is Type.FLOAT for a in node.args):

@@ -2,7 +2,8 @@
 
 Takes a plan, gives a claim for each function that the plan lets a chip approximate. The error bounds are the maker's
 (`plan/approximate.py` names the sources; `tests/gpu` measures them on a card): they are premises. What is shown is that
-they are below the rounding of both half precisions, and that nothing compares, or makes an int of, what they give.
+they are below the rounding of both half precisions, and that nothing compares, or makes a sign or an int of, what they
+give.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from attngen.prove.verdict import Claim, Proved, Refuted, Verdict
 from attngen.prove.wording import span_of
 
 _COMPARED = (Op.LT, Op.LE, Op.EQ, Op.NE)
-_WHOLE = (Op.FLOOR, Op.CEIL, Op.TO_INT)
+_STEPS = (Op.SIGN, Op.FLOOR, Op.CEIL, Op.TO_INT)
 
 
 def approximations(plan: KernelPlan) -> Iterator[Claim]:
@@ -50,11 +51,11 @@ def approximations(plan: KernelPlan) -> Iterator[Claim]:
 
 
 def _deciding(plan: KernelPlan, e: Apply) -> Iterator[Expr]:
-    """What depends on `e` and may turn with any error of it: masks, bounds, tests, comparisons, conversions to int."""
+    """What depends on `e` and may turn with any error of it: masks, bounds, tests, comparisons, signs, ints."""
     for root in decisions(plan):
         if e in nodes(root):
             yield root
     for root in numbers(plan):
         for node in nodes(root):
-            if isinstance(node, Apply) and node.op in (*_COMPARED, *_WHOLE) and any(e in nodes(a) for a in node.args):
+            if isinstance(node, Apply) and node.op in (*_COMPARED, *_STEPS) and any(e in nodes(a) for a in node.args):
                 yield node
