@@ -192,3 +192,22 @@ def test_a_seed_of_any_width_is_read_as_one(monkeypatch: pytest.MonkeyPatch) -> 
     outs = [dropped(q, k, v, dropout_seed=torch.tensor(7, dtype=d)) for d in (torch.int32, torch.int64)]
     assert torch.equal(*outs)
     assert [seed.dtype for seed in read] == [torch.int64, torch.int64]
+
+
+def test_saved_tensors_may_come_back_from_other_addresses(kernel: attngen.Kernel, module: ModuleType) -> None:
+    """A kernel that was compiled for round addresses is not launched with others."""
+
+    def moved(x: torch.Tensor) -> torch.Tensor:
+        return torch.empty(x.numel() + 1, dtype=x.dtype)[1:].view(x.shape).copy_(x)
+
+    def gradients() -> tuple[torch.Tensor, ...]:
+        q, k, v = qkv(grad=True)
+        return torch.autograd.grad(kernel(q, k, v, slope=torch.full((2,), 0.5), window=8).square().sum(), (q, k, v))
+
+    module._READY.clear()
+    first = gradients()
+    lse = (1, 2, 20)
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: moved(x) if x.shape == lse else x):
+        again = gradients()
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    assert [key[0] for key in module._READY].count("backward") == 2

@@ -1826,8 +1826,10 @@ def _gradients(
         sizes = _sizes(q, k, v)
         dq_BQ, dq_BK, dq_warps, _ = _tiles(q, v)[2]
         tma = _has_tma(_chip(q.device), q, k, v, d_out)
+        # Hooks on saved tensors may hand them back from anywhere.
+        kept = out.data_ptr() % 16, lse.data_ptr() % 16, rest.data_ptr() % 16
         d_lse = d_lse if d_lse is None else d_lse.contiguous()
-        key = ("backward", layout, d_out.data_ptr() % 16, d_lse is None or (d_lse.dtype, d_lse.data_ptr() % 16), rest.numel() > 0, tuple(needed))
+        key = ("backward", layout, kept, d_out.data_ptr() % 16, d_lse is None or (d_lse.dtype, d_lse.data_ptr() % 16), rest.numel() > 0, tuple(needed))
         found = _READY.get(key)
         if found is None:
             if len(_READY) >= 1024:

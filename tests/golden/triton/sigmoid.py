@@ -768,7 +768,9 @@ def _gradients(
     dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
     if q.numel() and k.numel():
         arguments = _arguments(q, k, v, scale)
-        key = ("backward", layout, d_out.data_ptr() % 16)
+        # Hooks on saved tensors may hand them back from anywhere.
+        kept = out.data_ptr() % 16, lse.data_ptr() % 16
+        key = ("backward", layout, kept, d_out.data_ptr() % 16)
         found = _READY.get(key)
         if found is None:
             if len(_READY) >= 1024:
