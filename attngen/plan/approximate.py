@@ -2,8 +2,8 @@
 
 Takes the expressions of a plan, gives the applications whose value only adds to or scales a number: there an error
 below the rounding of the dtype is not seen. What is compared, or becomes a sign or an int, stays exact, since any error
-could turn it. The bounds are NVIDIA's; that they are below the rounding is a claim for the prover
-(`prove/approximation.py`).
+could turn it, and so do divisors and what is under a root or a logarithm, where an error could grow. The bounds are
+NVIDIA's; that they are below the rounding is a claim for the prover (`prove/approximation.py`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from attngen.ir.nodes import Apply, Expr, Op, Type
+from attngen.ir.nodes import Apply, Expr, Literal, Op, Type
 from attngen.ir.walk import nodes
 from attngen.plan.schedule import Level, level_of
 
@@ -38,6 +38,8 @@ ROUNDING = {"fp16": 2.0**-11, "bf16": 2.0**-9}
 """Half of the distance between neighbouring numbers near 1."""
 
 _TURNED = (Op.LT, Op.LE, Op.EQ, Op.NE, Op.SIGN, Op.FLOOR, Op.CEIL, Op.TO_INT)
+_STEEP = (Op.LOG, Op.LOG2, Op.SQRT, Op.RSQRT)
+"""Near 0 these make a small error large, or give no number; so do quotients, and powers that are not whole."""
 
 
 def approximate(numbers: Iterable[Expr], decisions: Iterable[Expr]) -> tuple[Apply, ...]:
@@ -55,12 +57,20 @@ def approximate(numbers: Iterable[Expr], decisions: Iterable[Expr]) -> tuple[App
 
 
 def decided(e: Expr) -> set[Expr]:
-    """Every part of `e` that a comparison, a sign or a conversion to int depends on."""
+    """Every part of `e` that a comparison, sign or conversion to int depends on, or where a small error may grow."""
     found: set[Expr] = set()
     for node in nodes(e):
-        if isinstance(node, Apply) and node.op in _TURNED and any(a.type is Type.FLOAT for a in node.args):
+        if not isinstance(node, Apply) or not any(a.type is Type.FLOAT for a in node.args):
+            continue
+        if node.op in _TURNED or node.op in _STEEP or (node.op is Op.POW and not _is_whole(node.args[1])):
             found |= {part for a in node.args for part in nodes(a)}
+        elif node.op is Op.DIV:
+            found |= set(nodes(node.args[1]))
     return found
+
+
+def _is_whole(exponent: Expr) -> bool:
+    return isinstance(exponent, Literal) and exponent.value >= 0 and exponent.value == int(exponent.value)
 
 
 def _is_pair(e: Apply) -> bool:

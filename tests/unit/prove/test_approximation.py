@@ -52,9 +52,11 @@ def test_other_targets_approximate_nothing(target: str) -> None:
         "attention a\nscore = qk * scale if tanh(qk) > 0.5 else 0.0\n",
         "attention a\nscore = qk * scale + float(floor(tanh(qk) * 4.0))\n",
         "attention a\nscore = qk * scale + sign(sin(qk) - 0.5)\n",
+        "attention a\nscore = qk * scale + sqrt(1.5 + sin(qk))\n",
+        "attention a\nscore = qk * scale / (1.5 + cos(qk))\n",
         "attention a\nlet x = tanh(qk)\nscore = x if x > 0.5 else 2.0 * x\n",
     ],
-    ids=["mask", "condition", "floor", "sign", "compared and added"],
+    ids=["mask", "condition", "floor", "sign", "root", "divisor", "compared and added"],
 )
 def test_what_decides_is_exact(text: str) -> None:
     spec, plan = planned(text)
@@ -63,7 +65,9 @@ def test_what_decides_is_exact(text: str) -> None:
     assert not re.search(r"_(tanh|sin|cos)\(.*, FAST\)", attngen.compile(text).source)
 
 
-@pytest.mark.parametrize("score", ["qk * scale if tanh(qk) > 0.5 else 0.0", "qk * scale + sign(tanh(qk) - 0.5)"])
+@pytest.mark.parametrize(
+    "score", ["qk * scale if tanh(qk) > 0.5 else 0.0", "qk * scale + sign(tanh(qk) - 0.5)", "qk / (2.0 + tanh(qk))"]
+)
 def test_an_approximation_that_decides_is_refuted(score: str) -> None:
     spec, plan = planned(f"attention a\nscore = {score}\n")
     tanh = next(n for n in approximate_plan.decided(plan.weights.unit) if isinstance(n, Apply) and n.op is Op.TANH)
