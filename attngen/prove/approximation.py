@@ -33,10 +33,10 @@ def approximations(plan: KernelPlan) -> Iterator[Claim]:
         size = f"2**{log2(found.error):g}" + ("" if found.absolute else " of the value")
         finest = min(ROUNDING.values())
         sentence = f"{op.value} by {found.instruction} is off by at most {size}, no more than fp16 rounds"
-        rounding = " and ".join(f"{dtype} by 2**{log2(error):g}" for dtype, error in ROUNDING.items())
+        rounding = " and ".join(f"{dtype} rounds by 2**{log2(error):g}" for dtype, error in ROUNDING.items())
         note = (
             f"in half precision, on NVIDIA's chips, {op.value} of a pair is one instruction, {found.instruction}: "
-            f"off by at most {size}, where {rounding} rounds anyway; float32 takes the exact form"
+            f"off by at most {size}, where {rounding} anyway; float32 takes the exact form"
         )
         verdict: Verdict
         turned = next((n for e in uses for n in _deciding(plan, e)), None)
