@@ -12,15 +12,21 @@ import ast
 
 def without_unused(source: str) -> str:
     """`source` with every unread `name = expression` of its functions removed, and what only those had read."""
-    while True:
-        dropped: set[int] = set()
-        for function in ast.parse(source).body:
-            if isinstance(function, ast.FunctionDef):
-                dropped |= _unused_lines(function)
-        if not dropped:
-            return source
-        lines = source.split("\n")
-        source = "\n".join(line for number, line in enumerate(lines, 1) if number not in dropped)
+    lines = source.split("\n")
+    for function in reversed(ast.parse(source).body):
+        if isinstance(function, ast.FunctionDef):
+            first, last = function.lineno - 1, function.end_lineno or function.lineno
+            lines[first:last] = _tidied(function, lines[first:last])
+    return "\n".join(lines)
+
+
+def _tidied(function: ast.FunctionDef, lines: list[str]) -> list[str]:
+    """The function's own lines without what nothing reads: again and again, since each round may free another name."""
+    while dropped := _unused_lines(function):
+        before = function.lineno
+        lines = [line for number, line in enumerate(lines, before) if number not in dropped]
+        (function,) = ast.parse("\n".join(lines)).body  # type: ignore[assignment]
+    return lines
 
 
 def without_unused_functions(source: str) -> str:
