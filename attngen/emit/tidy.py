@@ -25,7 +25,9 @@ def _tidied(function: ast.FunctionDef, lines: list[str]) -> list[str]:
     while dropped := _unused_lines(function):
         before = function.lineno
         lines = [line for number, line in enumerate(lines, before) if number not in dropped]
-        (function,) = ast.parse("\n".join(lines)).body  # type: ignore[assignment]
+        again = ast.parse("\n".join(lines)).body[0]
+        assert isinstance(again, ast.FunctionDef)
+        function = again
     return lines
 
 
