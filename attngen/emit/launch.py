@@ -1,6 +1,6 @@
 """What the launcher and the public function of a generated module say: arguments, checks, conversions, docs.
 
-Takes the plan and the params, gives `LaunchView` for `templates/triton/launch.py.j2`.
+Takes the plan and the params, gives `LaunchView` for `templates/triton/launch/`.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ class LaunchView:
     typed_params: str  # ", slope: Tensor, window: int"
     plain_params: str  # ", slope, window"
     public_arguments: str
+    call_arguments: tuple[str, ...]  # of the function that makes the kernels' arguments
     size_lines: tuple[str, ...]
     bound_lines: tuple[str, ...]
     kernel_values: tuple[str, ...]
@@ -33,6 +34,7 @@ class LaunchView:
     output_names: str
     gradient_types: str
     gradients: tuple[GradientView, ...]
+    gradient_names: tuple[str, ...]  # what the backward pass gives
     hopper_backward_arguments: tuple[str, ...]
     hopper_backward_options: tuple[str, ...]
     forward_arguments: tuple[str, ...]
@@ -94,6 +96,7 @@ def launch_view(
         typed_params="".join(f", {p.name}: {p.annotation}" for p in params),
         plain_params="".join(f", {p.name}" for p in params),
         public_arguments="".join(f", {p.keyword}" for p in params),
+        call_arguments=("q", "k", "v", *(p.name for p in params), "scale"),
         bound_lines=tuple(bound_sizes(plan, params)),
         size_lines=("B, Hq, Sq, _ = q.shape", "Hkv, Sk = k.shape[1:3]", *bound_sizes(plan, params)),
         kernel_values=values,
@@ -102,6 +105,7 @@ def launch_view(
         output_names=", ".join(names),
         gradient_types=", ".join(["Tensor"] * (3 + len(gradients))),
         gradients=gradients,
+        gradient_names=("dq", "dk", "dv", *(g.total for g in gradients)),
         forward_arguments=("*ready.tiles(q, k, v)", *names, *seed, *key_tests, "*arguments"),
         forward_options=(
             "**sizes",
