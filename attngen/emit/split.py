@@ -18,15 +18,17 @@ from attngen.ir.nodes import Expr
 from attngen.ir.walk import named
 from attngen.plan.kernel import KernelPlan
 from attngen.plan.schedule import Level
-from attngen.plan.split import shares
+from attngen.plan.split import CUT, Cut, shares
 from attngen.plan.weights import LOG2E, Form
 
 
 @dataclass(frozen=True, slots=True)
 class SplitView:
     """`lines` bind what a piece walks; `full` and `partial` are the ends of its two loops. There are `rows` of one of
-    the `heads` by which programs go. `merge` is the code of the merging kernel, whose results end the pass."""
+    the `heads` by which programs go. `merge` is the code of the merging kernel, whose results end the pass. `cut`: by
+    what the launcher decides at the call."""
 
+    cut: Cut
     packed: bool
     rows: str
     heads: str
@@ -63,6 +65,7 @@ def split_view(
 
     seed = ("seed",) if plan.attention.dropout is not None else ()
     return SplitView(
+        CUT,
         split.packed,
         "group * Sq" if split.packed else "Sq",
         "Hkv" if split.packed else "Hq",

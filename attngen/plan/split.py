@@ -1,9 +1,10 @@
 """Short queries against many keys: the walk over keys cut into pieces, which programs of their own take.
 
-Takes the attention, the form of its weights and the loops over keys, gives a `Split`: whose rows share a tile, which of
-the walked tiles a piece has, and what the pieces cost a chip. Each piece leaves the state of its own sums; that the
-states may be merged, in any grouping, is the monoid that the prover shows of the streamed sums (`streaming`), and that
-the pieces have every walked tile once is a claim beside the loops' own (`tile-ranges`).
+Takes the attention, the form of its weights and the loops over keys, gives a `Split`: whose rows share a tile, and
+which of the walked tiles a piece has. `shares` says what a piece costs a chip, `CUT` by what the launcher decides at a
+call. Each piece leaves the state of its own sums; that the states may be merged, in any grouping, is the monoid that
+the prover shows of the streamed sums (`streaming`), and that the pieces have every walked tile once is a claim beside
+the loops' own (`tile-ranges`).
 """
 
 from __future__ import annotations
@@ -125,3 +126,38 @@ def shares(own: tuple[int, int] | None, burden: Burden) -> Mapping[tuple[str, in
     if burden is Burden.PAIRS:  # which are loaded, and take shared memory
         most = most[0], min(64, most[1])
     return {key: replace(s, rows=min(s.rows, most[0]), keys=min(s.keys, most[1])) for key, s in found.items()}
+
+
+# ---------------------------------------------------------------- whether, and into how many
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """What the launcher goes by once shapes and the card are known; the same for every spec."""
+
+    least_tiles: int = 4
+    """Keys of fewer tiles stay whole: two pieces of two tiles are the least that is worth a second kernel."""
+    few: int = 16
+    """Up to so many queries, the least rows that matrix units take, a forward tile is mostly padding: always cut."""
+    many: int = 128
+    """Above it the largest forward tile is full: never cut."""
+    idle: int = 4
+    """Between the two cut where the forward kernel's programs take no more than one in so many of the card's places."""
+    most: int = 128
+    """Pieces: each leaves its state in memory, and the merging kernel walks over all of a row's in one program."""
+    own_tiles: int = 2
+    """Tiles of keys to a piece where the range skips none: one alone would have nothing to load ahead."""
+    near: float = 0.9
+    """The fewest pieces are taken that keep this much of the card busy, as a share of what any number would."""
+    merged: int = 16
+    """Pieces that the merging kernel loads at a time: a power of two; 32 registers a thread at the widest head."""
+    merging_warps: int = 4
+    """Warps of the merging kernel, whose row of acc is at most 256 wide: two elements a thread."""
+    beside: int = 4
+    """Floats of a state beside acc. Two are used (maximum and sum, or sum and whether there was a key); with four each
+    state begins at a multiple of 16 bytes."""
+    interpreted: int = 8
+    """Multiprocessors that Triton's interpreter is taken to have, so that calls on a CPU are cut like others."""
+
+
+CUT = Cut()
