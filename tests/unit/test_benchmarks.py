@@ -21,12 +21,12 @@ import check  # noqa: E402
 import gpu  # noqa: E402
 import peers  # noqa: E402
 import plot  # noqa: E402
-import pool  # noqa: E402
 import report  # noqa: E402
-import tune  # noqa: E402
-import tune_worker  # noqa: E402
+import tiles  # noqa: E402
 from cells import Cell  # noqa: E402
 
+from attngen.plan.tiles import KERNELS, Tile  # noqa: E402
+from attngen.runtime import tune  # noqa: E402
 from attngen.runtime.bench import clock  # noqa: E402
 
 SMALL = cells.Settings(window=5, prefix=7, documents=3, cap=2.0, radius=4)
@@ -357,167 +357,57 @@ def test_the_clock_sums_up() -> None:
     assert len(clock.sample(lambda: None, device="cpu", warmup_ms=0, rep_ms=0)) == 1
 
 
-# ---- tuning ----------------------------------------------------------------------------------------------------------
+# ---- tiles -----------------------------------------------------------------------------------------------------------
 
-HANDLER = """
-import os, time
-from pool import Reply
-
-def make(setup):
-    def handle(task):
-        if task == "hang":
-            time.sleep(600)
-        if task == "die":
-            os._exit(7)
-        return Reply("ok", (setup, task, os.getpid()), fatal=task == "spoil")
-    return handle
-"""
-
-TUNED = """
-import torch
-from triton.runtime.errors import OutOfResources
-
-TILES = {(chip, 2, 16): ((32, 64, 4, 1),) * 3 for chip in ("cpu", "sm_90")}
-_READY = {}
-
-SPENT = [0.0]  # virtual milliseconds
-
-def _chip(device):
-    return "cpu"
-
-def take(part):
-    bq, bk, warps, stages = TILES["cpu", 2, 16][part]
-    if stages == 3:
-        raise OutOfResources(300000 + bq, 232448, "shared memory")
-    SPENT[0] += 1.0 + 0.3 * ((bq != 64) + (bk != 32) + (stages != 2))
-
-class F(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, q, k, v):
-        take(0)
-        n = q.shape[2]
-        with torch.enable_grad():
-            ctx.inputs = [x.detach().requires_grad_() for x in (q, k, v)]
-            q, k, v = ctx.inputs
-            s = (q.float() @ k.float().mT / q.shape[-1] ** 0.5).masked_fill(~torch.ones(n, n).tril().bool(), -torch.inf)
-            ctx.out, lse = (s.softmax(-1) @ v.float()).to(q.dtype), s.logsumexp(-1)
-        if BAD and TILES["cpu", 2, 16][0] == (64, 32, 4, 2):
-            return ctx.out.detach() * 1.1, lse.detach()
-        return ctx.out.detach(), lse.detach()
-
-    @staticmethod
-    def backward(ctx, grad, _):
-        take(1)
-        take(2)
-        return torch.autograd.grad(ctx.out, ctx.inputs, grad, retain_graph=True)
-
-def causal(q, k, v, *, scale=None, return_lse=False, dropout_seed=None):
-    out, lse = F.apply(q, k, v)
-    return (out, lse) if return_lse else out
-"""
+SMALL_TILE, WIDE_TILE, OTHER_TILE = Tile(64, 64, 4, 2), Tile(128, 64, 4, 2), Tile(64, 128, 4, 2)
 
 
-class Inline:
-    """A pool of none: every task in this process."""
-
-    def __init__(self, handle: Any):
-        self.handle = handle
-        self.seen = 0
-
-    def map(self, tasks: Any, *, deadline: float = math.inf, count: int | None = None) -> list[Any]:
-        self.seen += len(tasks)
-        return [self.handle(task) for task in tasks]
-
-
-def test_a_pool_outlives_its_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "pool_handler.py").write_text(HANDLER)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    import pool_handler
-
-    workers = pool.Pool(pool_handler.make, "s", count=2, limit=3.0)
-    try:
-        replies = workers.map(["a", "hang", "b", "die", "spoil", "c"])
-        assert [r.status for r in replies] == ["ok", "hung", "ok", "crashed", "ok", "ok"]
-        assert replies[0].value[:2] == ("s", "a") and replies[5].value[:2] == ("s", "c")
-        assert "7" in replies[3].value and replies[4].value[2] != replies[5].value[2]
-        kept = workers.map(["d"], count=1)[0].value[2]
-        assert workers.map(["e"], count=1)[0].value[2] == kept
-        assert [r.status for r in workers.map(["f"] * 3, deadline=0.0)] == ["skipped"] * 3
-    finally:
-        workers.close()
-
-
-def tuned(directory: Path, monkeypatch: pytest.MonkeyPatch, *, bad: bool) -> Inline:
-    """The handler over a kernel that is as slow as it says, by a clock that believes it."""
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    (directory / "causal.py").write_text(f"BAD = {bad}\n{TUNED}")
-    manifest = {"settings": {}, "functions": {"causal": "causal"}}
-    (directory / "manifest.json").write_text(json.dumps(manifest))
-    sys.modules.pop("attngen_benchmark_causal", None)
-    bench = tune_worker.Bench(tune_worker.Setup(directory, "cpu", 1))
-
-    def spent(work: Any) -> float:
-        module = bench.kernels.module("causal")
-        module.SPENT[0] = 0.0
-        work()
-        return module.SPENT[0]
-
-    monkeypatch.setattr(clock, "once", lambda work, device: spent(work) / 1e3)
-    monkeypatch.setattr(clock, "sample", lambda work, **_: [spent(work)])
-    return Inline(bench)
-
-
-GRID = ["--cases", "causal:16:32,causal:16:64", "--bq", "32,64", "--bk", "32,64", "--warps", "4", "--rep", "1"]
-
-
-def test_tuning_finds_the_best_tiles(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    args = tune.parser().parse_args(
-        ["--kernels", str(tmp_path), "--device", "cpu", *GRID, "-o", str(tmp_path / "t.json")]
+def tried(length: int, times: dict[tuple[str, Tile | None], float | None], card: str = "a card") -> tune.Tuning:
+    trials = (
+        tune.Trial(kernel, tile, ms, "" if ms is not None else "shared memory") for (kernel, tile), ms in times.items()
     )
-    assert tune.run(args, tuned(tmp_path, monkeypatch, bad=False)) == 0
-    shown = capsys.readouterr().out
-    best = (64, 32, 4, 2)
-    assert f"TILES[('cpu', 2, 16)] = {(best, best, best)}" in shown
-    assert "4 OutOfResources: out of resource: shared memory" in shown and "the file's own" in shown
-    (group,) = json.loads((tmp_path / "t.json").read_text())["groups"]
-    assert group["won"] == [list(best)] * 3 and group["own"] == [[32, 64, 4, 1]] * 3
-    for part in tune.PARTS:
-        assert group[part]["scores"][0][0] == list(best) and group[part]["scores"][0][2] == 1.0
-        assert len(group[part]["scores"][0][1]) == 2 and group[part]["dropped"]
-    for cell in group["final"]:
-        assert cell["right"] and cell["forward"] == pytest.approx({"own_ms": 1.9, "won_ms": 1.0})
-        assert cell["backward"] == pytest.approx({"own_ms": 3.8, "won_ms": 2.0})
+    return tune.Tuning(tune.Key("0123456789", card, "sm_90", "bf16", 128, (("Sq", length),)), tuple(trials))
 
 
-def test_a_wrong_winner_is_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    args = tune.parser().parse_args(["--kernels", str(tmp_path), "--device", "cpu", *GRID, "--parts", "forward"])
-    assert tune.run(args, tuned(tmp_path, monkeypatch, bad=True)) == 1
-    assert "WRONG" in capsys.readouterr().out
-
-
-def test_candidates_fit_the_registers() -> None:
-    grid = tune.Grid((64, 128, 256), (64, 128), (4, 8), (2,))
-    found = tune.candidates("forward", 256, grid)
-    assert (64, 64, 4, 2) in found and (256, 128, 4, 2) not in found and (128, 128, 4, 2) not in found
-    assert (128, 128, 4, 2) in tune.candidates("forward", 128, grid)
-    assert tune.accumulators("dkdv", (64, 128, 8, 2), 128) == (2 * 128 * 128 + 64 * 128) / 256
+def both(small: float, wide: float) -> dict[tuple[str, Tile | None], float | None]:
+    return {(kernel, tile): ms for kernel in KERNELS for tile, ms in ((SMALL_TILE, small), (WIDE_TILE, wide))}
 
 
 def test_ranking_is_by_the_loss_over_every_case() -> None:
-    a, b, c = (64, 64, 4, 2), (128, 64, 4, 2), (64, 128, 4, 2)
-    scores = tune.ranking({a: [1.0, 4.0], b: [1.5, 2.0], c: [0.5, None]})  # c wasn't timed in one case
-    assert [s.tile for s in scores] == [b, a]
+    first, second = {SMALL_TILE: 1.0, WIDE_TILE: 1.5, OTHER_TILE: 0.5}, {SMALL_TILE: 4.0, WIDE_TILE: 2.0}
+    scores = tiles.ranking([first, second])  # one wasn't timed in the second case
+    assert [s.tile for s in scores] == [WIDE_TILE, SMALL_TILE]
     assert [s.loss for s in scores] == pytest.approx([1.5**0.5, 2**0.5])
-    assert tune.ranking({c: [0.5, None]}) == []
+    assert tiles.ranking([{OTHER_TILE: 0.5}, second]) == []
 
 
-def test_tuning_cases_are_read() -> None:
-    assert [c.key for c in tune.cases("causal:128:4096,full:64:1024")] == ["causal:128:4096", "full:64:1024"]
-    with pytest.raises(SystemExit):
-        tune.parser().parse_args(["--kernels", "x", "--cases", "causal:128"])
-    with pytest.raises(SystemExit):
-        tune.parser().parse_args(["--kernels", "x", "--parts", "sideways"])
+def test_one_row_of_tiles_for_two_lengths(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    short = {**both(1.0, 1.2), ("forward", None): 0.9, ("dq", OTHER_TILE): None}
+    path = tmp_path / "tried.json"
+    path.write_text(tune.dump([tried(4096, short), tried(16384, {**both(9.0, 4.0), ("forward", None): 3.0})]))
+    assert tiles.main([str(path), "-o", str(tmp_path / "t.json")]) == 0
+    shown = capsys.readouterr().out
+    won = (tuple(WIDE_TILE),) * 3
+    assert f"TILES[('sm_90', 2, 128)] = {won}" in shown and "the chip's own kernel" in shown
+    assert "01234567 bf16 Sq=4096" in shown and "01234567 bf16 Sq=16384" in shown
+    (row,) = json.loads((tmp_path / "t.json").read_text())["rows"]
+    assert row["row"] == ["sm_90", 2, 128] and row["won"] == [list(WIDE_TILE)] * 3
+    assert [s["tile"] for s in row["forward"]] == [None, list(WIDE_TILE), list(SMALL_TILE)]
+    assert row["dq"][0]["ms"] == [1.2, 4.0] and row["dq"][0]["loss"] == pytest.approx(1.2**0.5)
+
+
+def test_a_row_without_a_winner_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "tried.json"
+    path.write_text(tune.dump([tried(64, {("forward", None): 1.0})]))
+    assert tiles.main([str(path)]) == 1
+    assert "no tile ran in every case" in capsys.readouterr().out
+
+
+def test_files_that_tiles_cannot_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "tried.json"
+    path.write_text(tune.dump([tried(64, both(1.0, 2.0)), tried(64, both(1.0, 2.0), card="another")]))
+    assert tiles.main([str(path)]) == 2
+    assert "times of a card and of another don't compare" in capsys.readouterr().err
+    path.write_text("{}")
+    assert tiles.main([str(path)]) == 2
+    assert "tried.json is no file that `attngen tune --target triton` wrote" in capsys.readouterr().err
