@@ -26,22 +26,27 @@ def digest(text: str) -> str:
 def stored(text: str, name: str) -> Path:
     """The path of a file with this text. `name` makes it readable; the digest makes it unique."""
     path = folder() / "generated" / f"{name}_{digest(text)[:16]}.py"
-    if not path.is_file() or path.read_text(encoding="utf-8") != text:
+    if _text(path) != text:
         _write(path, text)
     return path
 
 
 def remembered(kind: str, key: str) -> str | None:
     """The text that was kept under this key, or None."""
-    try:
-        return (folder() / kind / key).read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return None
+    return _text(folder() / kind / key)
 
 
 def remember(kind: str, key: str, text: str) -> None:
     """Keeps a text under a key that names all that it depends on."""
     _write(folder() / kind / key, text)
+
+
+def _text(path: Path) -> str | None:
+    """What the file holds, or None where there is none. Not asked for first: another process may take it meanwhile."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
 
 
 def _write(path: Path, text: str) -> None:

@@ -250,7 +250,7 @@ def settle(made: Contender, inputs: Inputs, expected: Mapping[str, Any], device:
         worst.update(errors(made, inputs, expected))
     made.watch()
     right = all(error <= TOLERANCE for error in worst.values())  # so that nan fails
-    record: Record = {"right": right, "errors": worst, "first_result_s": round(seconds, 3)}
+    record: Record = {"right": right, "errors": worst, "first_result_s": round(seconds, 6)}
     if made.block_mask_ms is not None:
         record["block_mask_ms"] = made.block_mask_ms
     return right, record
