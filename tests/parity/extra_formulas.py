@@ -68,6 +68,16 @@ def event_order(q: Tensor, k: Tensor, v: Tensor, scale: float, *, seen: Tensor, 
     return normalized(products(q, k) * scale, mask, heads(q, v))
 
 
+def packed_bias(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, *, doc: Tensor, shared: Tensor, offset: Tensor
+) -> Result:
+    i, j = grid(q, k)
+    inside = (i - j >= 0) & (i - j < offset.shape[1])
+    near = torch.where(inside, offset[:, (i - j).clamp(0, offset.shape[1] - 1)], torch.zeros_like(offset[0, 0]))
+    same = doc[:, None, :, None] == doc[:, None, None, :]
+    return normalized(products(q, k) * scale + shared + near, same & (j <= i), heads(q, v))
+
+
 def nothing(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Result:
     return normalized(products(q, k) * scale, torch.zeros(1, 1, dtype=torch.bool, device=q.device), heads(q, v))
 

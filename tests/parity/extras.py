@@ -321,4 +321,21 @@ normalizer = softmax(sink = sink[h])
         f.sigmoid_dropout,
         dropout=True,
     ),
+    extra(
+        "packed_bias",
+        """
+param doc: int[B, Sk]
+param shared: f32[Hq, Sq, Sk]
+param offset: f32[Hq, n]
+score = qk * scale + shared[h, q, k] + offset[h, q - k]
+mask  = causal and doc[b, q] == doc[b, k]
+""",
+        f.packed_bias,
+        lambda d: {
+            "doc": packed(d),
+            "shared": d.normal(d.case.heads, d.case.rows, d.case.columns),
+            "offset": d.normal(d.case.heads, 16),
+        },
+        square=True,
+    ),
 )
