@@ -28,10 +28,10 @@ from attngen.ir import printing
 from attngen.ir.build import mul, real
 from attngen.ir.nodes import Expr, Load, Scalar, Symbol, Type
 from attngen.ir.walk import named, nodes, reads, substitute
+from attngen.plan.data_tests import DataTest
 from attngen.plan.kernel import KernelPlan
 from attngen.plan.loops import Assigned, Loops, Ordered, Rounded, Step
 from attngen.plan.operands import Extent
-from attngen.plan.ranges import DataTest
 from attngen.plan.schedule import Level, level_of
 from attngen.plan.tiles import PORTABLE
 from attngen.plan.weights import LOG2E, Form, M, S

@@ -27,11 +27,11 @@ from attngen.ir.build import mul, real
 from attngen.ir.nodes import Expr, Load, Scalar, Symbol, Type
 from attngen.ir.walk import named, reads, substitute
 from attngen.plan import tpu_tiles
+from attngen.plan.data_tests import DataTest
 from attngen.plan.folding import folded
 from attngen.plan.kernel import Gather, KernelPlan, LeafGradient
 from attngen.plan.loops import Assigned, Loops, Ordered, Rounded, Step
 from attngen.plan.operands import Extent
-from attngen.plan.ranges import DataTest
 from attngen.plan.schedule import Level
 from attngen.plan.weights import LOG2E, Form, M, S
 

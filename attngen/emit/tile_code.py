@@ -10,8 +10,8 @@ from itertools import pairwise
 from typing import assert_never
 
 from attngen.emit.triton_expressions import Printer
+from attngen.plan.data_tests import DataTest
 from attngen.plan.loops import ZERO, Assigned, Loops, Ordered, Rounded, Run, Step
-from attngen.plan.ranges import DataTest
 
 
 @dataclass(frozen=True, slots=True)

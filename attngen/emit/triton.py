@@ -30,10 +30,10 @@ from attngen.ir.build import mul, real
 from attngen.ir.nodes import Expr, Load, Symbol, Type
 from attngen.ir.walk import named, reads, substitute, symbols
 from attngen.plan.approximate import APPROXIMATIONS
+from attngen.plan.data_tests import DataTest
 from attngen.plan.footprint import loads_of
 from attngen.plan.kernel import Gather, KernelPlan, LeafGradient
 from attngen.plan.loops import Loops
-from attngen.plan.ranges import DataTest
 from attngen.plan.schedule import Level, level_of
 from attngen.plan.tiles import registers, table
 from attngen.plan.weights import LOG2E, Form, M, S

@@ -14,7 +14,8 @@ from itertools import pairwise
 from attngen.ir.build import index, integer, maximum, minimum
 from attngen.ir.nodes import Expr, Literal, Type
 from attngen.ir.walk import nodes
-from attngen.plan.ranges import DataTest, TileRanges
+from attngen.plan.data_tests import DataTest
+from attngen.plan.ranges import TileRanges
 from attngen.plan.segments import Segment
 
 ZERO = "0"

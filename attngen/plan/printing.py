@@ -13,11 +13,12 @@ from attngen.ir import build
 from attngen.ir.nodes import Expr, Symbol, Type
 from attngen.ir.printing import expression
 from attngen.plan.approximate import APPROXIMATIONS
+from attngen.plan.data_tests import DataTest
 from attngen.plan.facts import Bounds, Facts
 from attngen.plan.footprint import loads_of
 from attngen.plan.kernel import KernelPlan, LeafGradient
 from attngen.plan.loops import Assigned, Ordered, Rounded
-from attngen.plan.ranges import DataTest, TileRanges
+from attngen.plan.ranges import TileRanges
 from attngen.plan.segments import Segment
 from attngen.plan.split import Split
 from attngen.plan.tiles import KERNELS, Row, table

@@ -14,8 +14,9 @@ import numpy.typing as npt
 
 from attngen.ir.evaluate import evaluate
 from attngen.ir.nodes import SIZES, Expr
+from attngen.plan.data_tests import DataTest
 from attngen.plan.kernel import KernelPlan
-from attngen.plan.ranges import DataTest, TileRanges
+from attngen.plan.ranges import TileRanges
 
 SKIPPED, PARTIAL, FULL = 0, 1, 2
 

@@ -25,9 +25,10 @@ from attngen.ir.attention import Attention
 from attngen.ir.build import conjunction, index, is_literal
 from attngen.ir.nodes import SIZES, Apply, Expr, Op, Type
 from attngen.ir.walk import params, substitute
+from attngen.plan.data_tests import DataTest
 from attngen.plan.kernel import KernelPlan
 from attngen.plan.loops import Loops
-from attngen.plan.ranges import DataTest, TileRanges
+from attngen.plan.ranges import TileRanges
 from attngen.plan.split import Split
 from attngen.prove.confirm import reads_functions
 from attngen.prove.settings import Setting, settings

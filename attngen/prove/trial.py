@@ -20,8 +20,9 @@ from attngen.ir.attention import Attention
 from attngen.ir.evaluate import evaluate
 from attngen.ir.nodes import SIZES, Expr
 from attngen.ir.walk import symbols
+from attngen.plan.data_tests import DataTest
 from attngen.plan.loops import ZERO, Assigned, Loops, Ordered, Rounded
-from attngen.plan.ranges import DataTest, TileRanges
+from attngen.plan.ranges import TileRanges
 from attngen.prove.settings import Setting, settings
 
 Bools = npt.NDArray[np.bool_]

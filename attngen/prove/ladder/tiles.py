@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from attngen.ir import build
-from attngen.plan.ranges import DataTest, TileRanges
+from attngen.plan.data_tests import DataTest
+from attngen.plan.ranges import TileRanges
 from attngen.plan.segments import Segment
 from attngen.plan.weights import Form
 from attngen.prove.ladder import notation as n
