@@ -1,0 +1,121 @@
+"""The Hopper kernels without one of their parts: what the part costs, where others do not hide it.
+
+    python benchmarks/without.py -o "$OUT/without.json"       # on an H100 or H200; --kernels DIR as for gpu.py
+
+A line of the generated file is replaced by one that does less, so results are wrong, and the time is what counts:
+bfloat16, 16,384 tokens, N = 16384, causal and full, D = 64 and 128. All forms of a kernel take turns, so that a card
+that throttles slows all of them alike. What the whole kernel takes is in the same run, as `nothing`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import statistics
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import peers
+import torch
+from cells import FULL_SIZE, Cell, make_inputs
+
+from attngen.runtime.loader import load
+
+Change = tuple[str, str]
+
+_EXPONENTIALS = (
+    "weight = tl.exp2(x * logit_scale - (shift * logit_scale)[:, None])",
+    "weight = x * logit_scale - (shift * logit_scale)[:, None]",
+)
+_MAXIMUM = ("new_max = tl.maximum(row_max, tl.max(x, 1))", "new_max = tl.maximum(row_max, 0.0)")
+_SUMS = (" + _lane_sums(weight, BK)", "")
+_RESCALING = ("acc = acc * gl.convert_layout(rescale, acc_rows)[:, None]", "acc = acc")
+_WEIGHTS_AGAIN = ("p = tl.exp2(qk * logit_scale - row_lse)", "p = qk * logit_scale - row_lse")
+_ADDING = ("if (here >= first_before) & (here < stop_before):", "if here < 0:")
+_FIRST_PARTS = (
+    "else:\n                    gl.store(cells, held)",
+    "elif here < -1:\n                    gl.store(cells, held)",
+)
+_TURNS = ("mbarrier.wait(turn_ready.index(turn % TURNS), turn // TURNS & 1)", "pass")
+
+WITHOUT: Mapping[str, Mapping[str, tuple[Change, ...]]] = {
+    "forward": {
+        "nothing": (),
+        "exponentials": (_EXPONENTIALS,),
+        "maximum": (_MAXIMUM,),
+        "sums": (_SUMS,),
+        "rescaling of sums": (_RESCALING,),
+        "all of these": (_EXPONENTIALS, _MAXIMUM, _SUMS, _RESCALING),
+    },
+    "backward": {
+        "nothing": (),
+        "exponentials": (_WEIGHTS_AGAIN,),
+        "turns": (_TURNS,),
+        "writing dQ": (_ADDING, _FIRST_PARTS),
+        "all of these": (_WEIGHTS_AGAIN, _TURNS, _ADDING, _FIRST_PARTS),
+    },
+}
+"""Direction, the part that is left out, and what stands in the file instead."""
+
+
+def changed(source: str, changes: tuple[Change, ...], mark: str) -> str:
+    """The file without a part; its operators are marked, since each name exists once. ValueError: no such line."""
+    for old, new in changes:
+        if old not in source:
+            raise ValueError(f"the generated file has no line {old!r}")
+        source = source.replace(old, new)
+    return re.sub(r'"(attngen::\w+)"', rf'"\1_{mark}"', source)
+
+
+def calls(cell: Cell, kernels: peers.Kernels, direction: str) -> dict[str, Callable[[], object]]:
+    """What is timed, by what is left out."""
+    inputs = make_inputs(cell, FULL_SIZE, device="cuda", seed=0)
+    source = kernels.path(cell.variant).read_text(encoding="utf-8")
+    found: dict[str, Callable[[], object]] = {}
+    for number, (without, changes) in enumerate(WITHOUT[direction].items()):
+        module = load(changed(source, changes, f"{direction}_{number}"), f"{cell.variant}_{number}")
+        attend = getattr(module, kernels.functions[cell.variant])
+        if direction == "forward":
+            found[without] = partial(attend, *inputs.qkv)
+        else:
+            out = attend(*inputs.qkv)
+            found[without] = partial(torch.autograd.grad, out, inputs.qkv, inputs.grad_out, retain_graph=True)
+    return found
+
+
+def milliseconds(works: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+    from triton.testing import do_bench
+
+    spent: dict[str, list[float]] = {name: [] for name in works}
+    for turn in range(rounds):
+        for name in reversed(works) if turn % 2 else works:
+            spent[name].append(do_bench(works[name], warmup=10, rep=60, return_mode="median"))
+    return {name: round(statistics.median(times), 4) for name, times in spent.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kernels", type=Path, default=peers.ROOT / "build" / "kernels", metavar="DIR")
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE")
+    args = parser.parse_args()
+    kernels = peers.Kernels.at(args.kernels)
+    found: list[dict[str, Any]] = []
+    for direction in WITHOUT:
+        for head_dim in (64, 128):
+            for variant in ("causal", "full"):
+                cell = Cell(variant, head_dim, 16384)
+                times = milliseconds(calls(cell, kernels, direction), args.rounds)
+                found.append({"direction": direction, "cell": cell.key, "ms": times})
+                whole = times["nothing"]
+                print(direction, cell.key, *(f"{n} {t / whole:.3f}" for n, t in times.items()), flush=True)
+    record = {"machine": torch.cuda.get_device_name(), "without": found}
+    if args.output is not None:
+        args.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
