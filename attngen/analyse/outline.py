@@ -27,7 +27,6 @@ _ARGUMENTS = frozenset({"q", "k", "v", "scale", "return_lse", "dropout_seed"})
 """The arguments that every generated function has."""
 
 Named = ast.Const | ast.Param | ast.Let
-Once = ast.Score | ast.Mask | ast.UseNormalizer | ast.Dropout | ast.Tile
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,6 @@ from attngen.ir.walk import reads
 from attngen.plan import KernelPlan
 from attngen.plan.simulate import FULL, SKIPPED, classify
 
-Grid = npt.NDArray[np.int8]
-
 
 @dataclass(frozen=True, slots=True)
 class Visits:
@@ -33,7 +31,6 @@ class Visits:
     heads: int
     kv_heads: int
     tiles: int  # visited
-    all_tiles: int
     query_tiles: int
     pairs: int  # in visited tiles
     masked_pairs: int  # of these, in tiles that run with the mask
@@ -83,7 +80,6 @@ def visits(
         heads=all_heads,
         kv_heads=sizes["B"] * sizes["Hkv"],
         tiles=tiles,
-        all_tiles=all_heads * areas.size,
         query_tiles=all_heads * len(queries),
         pairs=pairs,
         masked_pairs=masked,

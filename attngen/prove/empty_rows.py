@@ -28,9 +28,9 @@ from attngen.prove.witness import Search
 from attngen.prove.wording import BY, example, nothing_found
 
 ZERO = i.point(0.0)
-ALLOWED, DP, DELTA, D_LSE, INV_DEN = (
+ALLOWED, DP, DELTA, D_LSE = (
     Symbol("allowed", Type.BOOL),
-    *(Symbol(n, Type.FLOAT) for n in ("dp", "delta", "d_lse", "inv_den")),
+    *(Symbol(n, Type.FLOAT) for n in ("dp", "delta", "d_lse")),
 )
 
 

@@ -45,7 +45,7 @@ class Ladder:
 
 # ---------------------------------------------------------------- quantities
 
-QUERY, KEY, BATCH, HEAD = n.atom("i"), n.atom("j"), n.atom("b"), n.atom("h")
+QUERY, KEY, HEAD = n.atom("i"), n.atom("j"), n.atom("h")
 ZERO, ONE = n.atom("0"), n.atom("1")
 INFINITY = n.atom(r"\infty", "∞")
 MINUS_INFINITY = n.total([(True, INFINITY)])

@@ -127,14 +127,6 @@ class Estimate:
         clock, bandwidth = self.chip.clock, self.chip.bandwidth
         return sum(max(k.units.matrix * k.cycles / clock, k.hbm_bytes / bandwidth) for k in self.pallas)
 
-    def roofline_seconds(self, operations: float) -> float:
-        """The least time for so many bf16 operations and the kernels' bytes."""
-        return max(operations / self.chip.peak, self.memory_seconds)
-
-    def matrix_share(self, operations: float) -> float:
-        """The part of the chip's bf16 peak that useful operations take in the estimated time."""
-        return operations / (self.seconds * self.chip.peak) if self.seconds else 0.0
-
 
 def estimate(compiled: Compiled) -> Estimate:
     """Execute every kernel's schedule once, on each core."""

@@ -237,7 +237,7 @@ def test_the_recorded_kernels_units_are_within_their_limits():
     assert all(0 < u < 1 for u in (units.matrix, units.cross_lane, units.vector, units.transcendental, units.store))
     loops = sum(loop.bundles * loop.trips for loop in kernel.loops)
     assert loops / sum(loop.share for loop in kernel.loops) == pytest.approx(kernel.cycles - kernel.waiting)
-    assert result.roofline_seconds(0) == result.memory_seconds < result.seconds
+    assert 0 < result.memory_seconds < result.seconds
 
 
 def test_usage_has_a_row_a_bundle():
