@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import gc
 import os
-import re
 import sys
 from argparse import (
     Action,
     ArgumentParser,
-    ArgumentTypeError,
     Namespace,
     RawDescriptionHelpFormatter,
     _SubParsersAction,  # pyright: ignore[reportPrivateUsage]
@@ -21,7 +19,7 @@ from argparse import (
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from attngen import api, bench_commands, commands, proving, terminal, tpu_commands
+from attngen import api, arguments, bench_commands, commands, proving, terminal, tpu_commands
 from attngen.errors import InternalError, Refuted, SpecError, Unproved, UsageError
 
 _DESCRIPTION = "Compiles attention variants, written as mathematics, into differentiable fused kernels."
@@ -31,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; `argv` is `sys.argv[1:]` when not given."""
     gc.set_threshold(50_000)  # trees of syntax live until the end: looking through them for garbage takes 0.1 s
     try:
-        args = parser().parse_args(_one_size_each(sys.argv[1:] if argv is None else argv))
+        args = parser().parse_args(arguments.one_size_each(sys.argv[1:] if argv is None else argv))
         run: Callable[[Namespace], int] = args.run
         status = run(args)
         sys.stdout.flush()
@@ -92,7 +90,7 @@ def _compile(table: _SubParsersAction[_Parser]) -> None:
         description="Compiles a spec to a standalone Python file, or shows any stage on the way.",
         example="attngen compile examples/windowed_alibi.attn -D window=512 -o windowed_alibi.py",
     )
-    _spec(p)
+    arguments.spec(p)
     p.add_argument("--target", choices=api.TARGETS, default="triton", help="what to generate (default: triton)")
     p.add_argument(
         "-o",
@@ -100,7 +98,7 @@ def _compile(table: _SubParsersAction[_Parser]) -> None:
         metavar="FILE",
         help="write there instead of to standard output; cubin and hsaco: one FILE for each kernel, its name put in",
     )
-    _define(p)
+    arguments.define(p)
     p.add_argument(
         "--emit",
         choices=(*api.STAGES, *api.BINARIES, *api.TPU_STAGES),
@@ -114,9 +112,11 @@ def _compile(table: _SubParsersAction[_Parser]) -> None:
         "card. Binary stages: the chip (default: sm_90)",
     )
     p.add_argument("--dtype", choices=api.DTYPES, help="dtype of q, k, v in the binary stages (default: bf16)")
-    p.add_argument("--head-dim", type=_head_dim, metavar="D[/Dv]", help="head dims of the binary stages (default: 64)")
+    p.add_argument(
+        "--head-dim", type=arguments.head_dim, metavar="D[/Dv]", help="head dims of the binary stages (default: 64)"
+    )
     p.add_argument("--chip", choices=api.TPUS, help="TPU of mosaic, hlo and schedule (default: v5e)")
-    _shape(p)
+    arguments.shape(p)
     p.add_argument("--tiles", metavar="FILE", help="tiles for GPUs or TPUs, as `attngen tune` wrote them")
     p.add_argument(
         "--allow-unproved",
@@ -125,7 +125,7 @@ def _compile(table: _SubParsersAction[_Parser]) -> None:
         metavar="NAME",
         help="compile although this obligation is unknown, and say so in the file; never what is refuted",
     )
-    _kernel_options(p)
+    arguments.kernel_options(p)
     p.set_defaults(run=tpu_commands.run_compile)
 
 
@@ -138,12 +138,12 @@ def _tune(table: _SubParsersAction[_Parser]) -> None:
         "TPU is needed. A tuning that was stopped goes on where it stopped. `compile --tiles FILE` reads the results.",
         example="attngen tune examples/causal.attn --target triton --shape B=4 Hq=16 Sq=4096 D=128",
     )
-    _spec(p)
+    arguments.spec(p)
     p.add_argument("--target", choices=("pallas", "triton"), default="pallas", help="what to tune (default: pallas)")
     p.add_argument("--chip", choices=api.TPUS, help="the TPU (pallas; triton takes the GPU that is here)")
-    _shape(p)
+    arguments.shape(p)
     p.add_argument("--dtype", choices=("bf16", "fp32"), default="bf16", help="dtype of q, k, v (default: bf16)")
-    _define(p)
+    arguments.define(p)
     p.add_argument(
         "--precision", choices=api.PRECISIONS, default="ieee", help="products of fp32 arrays (default: ieee)"
     )
@@ -151,7 +151,7 @@ def _tune(table: _SubParsersAction[_Parser]) -> None:
         "-o", "--output", metavar="FILE", help="where tiles are kept (default: NAME.tiles.json; triton: NAME.gpu.json)"
     )
     p.add_argument(
-        "--budget", type=_seconds, metavar="S", help="triton: stop after so many seconds; run again to go on"
+        "--budget", type=arguments.seconds, metavar="S", help="triton: stop after so many seconds; run again to go on"
     )
     p.set_defaults(run=_run_tune)
 
@@ -192,27 +192,20 @@ def _show(table: _SubParsersAction[_Parser]) -> None:
         "Params get example values; scalars can be set.",
         example="attngen show examples/sliding_window.attn -D window=24 --size Sq=96 Sk=96 --tile 16,16",
     )
-    _spec(p)
+    arguments.spec(p)
     p.add_argument(
         "--size",
-        type=_size,
+        type=arguments.size,
         action="append",
         default=[],
         metavar="NAME=INT",
         help="sizes: Sq, Sk, B, Hq, … (default: lengths at which the mask shows)",
     )
-    p.add_argument("--tile", type=_tile, metavar="Q,K", help="tile sizes (default: the spec's, or small ones)")
-    _define(p)
-    p.add_argument(
-        "--param",
-        type=_assignment,
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="value of a scalar param (default: an example that its `where` allows)",
-    )
-    p.add_argument("--batch", type=_index, default=0, metavar="N", help="batch entry to draw (default: 0)")
-    p.add_argument("--head", type=_index, default=0, metavar="N", help="query head to draw (default: 0)")
+    p.add_argument("--tile", type=arguments.tile, metavar="Q,K", help="tile sizes (default: the spec's, or small ones)")
+    arguments.define(p)
+    arguments.param(p)
+    p.add_argument("--batch", type=arguments.index, default=0, metavar="N", help="batch entry to draw (default: 0)")
+    p.add_argument("--head", type=arguments.index, default=0, metavar="N", help="query head to draw (default: 0)")
     p.add_argument("-o", "--output", metavar="FILE", help="a picture, .png or .svg, instead of the terminal")
     p.set_defaults(run=commands.run_show)
 
@@ -227,7 +220,7 @@ def _check(table: _SubParsersAction[_Parser]) -> None:
         example="attngen check examples/*.attn",
     )
     p.add_argument("specs", nargs="+", metavar="SPEC", help="spec files; - is standard input")
-    _define(p)
+    arguments.define(p)
     p.add_argument(
         "--target", choices=api.TARGETS, default="triton", help="whose plan: ints differ in width (default: triton)"
     )
@@ -235,7 +228,7 @@ def _check(table: _SubParsersAction[_Parser]) -> None:
     p.add_argument("--explain", action="store_true", help="print the derivation, from dense softmax to tiles and back")
     p.add_argument(
         "--timeout",
-        type=_seconds,
+        type=arguments.seconds,
         metavar="S",
         help="seconds for a spec; what they cut off is unknown (default: 10)",
     )
@@ -251,7 +244,7 @@ def _verify(table: _SubParsersAction[_Parser]) -> None:
         "every result with the float64 reference. Exit status 1 if one is over its tolerance.",
         example="attngen verify examples/alibi.attn --device cpu",
     )
-    _spec(p)
+    arguments.spec(p)
     p.add_argument("--target", choices=api.TARGETS, default="triton", help="what to run (default: triton)")
     p.add_argument(
         "--device",
@@ -259,8 +252,8 @@ def _verify(table: _SubParsersAction[_Parser]) -> None:
         default="auto",
         help="where to run (default: a GPU or TPU if there is one); cpu is the target's interpreter",
     )
-    _define(p)
-    _kernel_options(p)
+    arguments.define(p)
+    arguments.kernel_options(p)
     p.set_defaults(run=commands.run_verify)
 
 
@@ -274,20 +267,13 @@ def _cost(table: _SubParsersAction[_Parser]) -> None:
         "and gives the roofline's time. The chip needn't be there. Params get example values.",
         example="attngen cost examples/causal.attn --chip h200 --shape B=4 Hq=16 Sq=4096 D=128",
     )
-    _spec(p)
+    arguments.spec(p)
     p.add_argument("--chip", choices=api.CHIPS, required=True, help="the chip")
-    _shape(p)
+    arguments.shape(p)
     p.add_argument("--dtype", choices=api.DTYPES, default="bf16", help="dtype of q, k, v (default: bf16)")
-    p.add_argument("--tile", type=_tile, metavar="Q,K", help="tile sizes of all kernels (default: the chip's)")
-    _define(p)
-    p.add_argument(
-        "--param",
-        type=_assignment,
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="value of a scalar param (default: an example that its `where` allows)",
-    )
+    p.add_argument("--tile", type=arguments.tile, metavar="Q,K", help="tile sizes of all kernels (default: the chip's)")
+    arguments.define(p)
+    arguments.param(p)
     p.add_argument("--json", action="store_true", help="print JSON, with the source of each of the chip's figures")
     p.add_argument("-o", "--output", metavar="FILE", help="draw the times over sequence length, .png or .svg")
     p.set_defaults(run=commands.run_cost)
@@ -305,30 +291,31 @@ def _bench(table: _SubParsersAction[_Parser]) -> None:
         "checked against attention in float32 first; what is wrong has no figures, and the exit status is 1.",
         example="attngen bench examples/causal.attn --against flex,cudnn --shape B=4 Hq=16 Sq=4096 D=128 -o a.json",
     )
-    _spec(p)
+    arguments.spec(p)
     p.add_argument(
         "--against",
-        type=_peers,
+        type=arguments.peers,
         default=("flex", "sdpa", "cudnn"),
         metavar="PEER,…",
         help=f"{', '.join(api.PEERS)} (default: flex,sdpa,cudnn); what cannot compute the spec is named",
     )
-    _shape(p)
-    p.add_argument("--lengths", type=_lengths, default=(), metavar="N,…", help="measure at each of these lengths")
-    p.add_argument("--dtype", choices=("bf16", "fp16"), default="bf16", help="dtype of q, k, v (default: bf16)")
-    _define(p)
+    arguments.shape(p)
     p.add_argument(
-        "--param",
-        type=_assignment,
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="value of a scalar param (default: an example that its `where` allows)",
+        "--lengths", type=arguments.lengths, default=(), metavar="N,…", help="measure at each of these lengths"
     )
+    p.add_argument("--dtype", choices=("bf16", "fp16"), default="bf16", help="dtype of q, k, v (default: bf16)")
+    arguments.define(p)
+    arguments.param(p)
     p.add_argument("--forward-only", action="store_true", help="leave the backward pass out")
-    p.add_argument("--seed", type=_index, metavar="N", help="of the inputs (default: a fresh one; the JSON has it)")
     p.add_argument(
-        "--rep", type=_seconds, default=90.0, metavar="MS", help="milliseconds for each measurement (default: 90)"
+        "--seed", type=arguments.index, metavar="N", help="of the inputs (default: a fresh one; the JSON has it)"
+    )
+    p.add_argument(
+        "--rep",
+        type=arguments.seconds,
+        default=90.0,
+        metavar="MS",
+        help="milliseconds for each measurement (default: 90)",
     )
     p.add_argument(
         "-o",
@@ -359,43 +346,6 @@ def _run_completion(args: Namespace) -> int:
     return 0
 
 
-# ---------------------------------------------------------------- options that commands share
-
-
-def _spec(p: ArgumentParser) -> None:
-    p.add_argument("spec", metavar="SPEC", help="a .attn file; - is standard input")
-
-
-def _shape(p: ArgumentParser) -> None:
-    p.add_argument(
-        "--shape",
-        type=_size,
-        action="append",
-        default=[],
-        metavar="NAME=INT",
-        help="sizes: B, Hq, Hkv, Sq, Sk, D, Dv, … (default: B=1, Hq=8, Sq=4096, D=128)",
-    )
-
-
-def _define(p: ArgumentParser) -> None:
-    p.add_argument(
-        "-D",
-        dest="define",
-        type=_assignment,
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="override a const (repeatable)",
-    )
-
-
-def _kernel_options(p: ArgumentParser) -> None:
-    p.add_argument("--tile", type=_tile, metavar="Q,K", help="tile sizes instead of the spec's")
-    p.add_argument(
-        "--precision", choices=api.PRECISIONS, default="ieee", help="products of fp32 tensors (default: ieee)"
-    )
-
-
 class _Version(Action):
     def __call__(self, parser: ArgumentParser, *_: object) -> NoReturn:
         from importlib.metadata import PackageNotFoundError, version
@@ -405,86 +355,3 @@ class _Version(Action):
         except PackageNotFoundError:
             print("attngen, from a checkout that is not installed")
         parser.exit()
-
-
-def _one_size_each(argv: Sequence[str]) -> list[str]:
-    """`--size Sq=96 Sk=128` as `--size Sq=96 --size Sk=128`: argparse would take a spec that follows for a size."""
-    words: list[str] = []
-    flag = ""
-    for word in argv:
-        if word in ("--size", "--shape"):
-            flag = word
-        elif flag and not word.startswith("-") and "=" in word:
-            if words[-1] != flag:
-                words.append(flag)
-        else:
-            flag = ""
-        words.append(word)
-    return words
-
-
-def _size(word: str) -> tuple[str, int]:
-    name, equals, value = word.partition("=")
-    if not (equals and name and re.fullmatch(r"[0-9]{1,9}", value) and int(value) > 0):
-        raise ArgumentTypeError(f"{word!r} is no size; write NAME=INT, such as Sq=96")
-    return name, int(value)
-
-
-_NUMBER = re.compile(r"[+-]?(inf|(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?)")
-
-
-def _assignment(word: str) -> tuple[str, bool | int | float]:
-    name, equals, text = word.partition("=")
-    if not (equals and name.isidentifier()):
-        raise ArgumentTypeError(f"{word!r} is no assignment; write NAME=VALUE, such as window=512")
-    if text in ("true", "false"):
-        return name, text == "true"
-    if len(text) > 400 or not _NUMBER.fullmatch(text):
-        raise ArgumentTypeError(f"the value of {name} must be a number, true or false, not {text[:40]!r}")
-    return name, int(text) if re.fullmatch(r"[+-]?\d+", text) else float(text)
-
-
-def _tile(word: str) -> tuple[int, int]:
-    match = re.fullmatch(r"(\d{1,4}),(\d{1,4})", word)
-    if match is None:
-        raise ArgumentTypeError(f"{word!r} is no tile; write Q,K, such as 128,64")
-    tile = int(match[1]), int(match[2])
-    if any(size & (size - 1) or not 16 <= size <= 512 for size in tile):
-        raise ArgumentTypeError(f"{word!r}: tile sizes are powers of two from 16 to 512")
-    return tile
-
-
-def _head_dim(word: str) -> tuple[int, int]:
-    match = re.fullmatch(r"(\d{1,4})(?:/(\d{1,4}))?", word)
-    if match is None:
-        raise ArgumentTypeError(f"{word!r} is no head dim; write D or D/Dv, such as 192/128")
-    dims = int(match[1]), int(match[2] or match[1])
-    if not all(8 <= dim <= 256 for dim in dims):
-        raise ArgumentTypeError(f"{word!r}: head dims run from 8 to 256")
-    return dims
-
-
-def _seconds(word: str) -> float:
-    if not re.fullmatch(r"\d{1,5}(\.\d{1,6})?", word) or float(word) == 0:
-        raise ArgumentTypeError(f"{word!r} is no time; write seconds, such as 2.5")
-    return float(word)
-
-
-def _peers(word: str) -> tuple[str, ...]:
-    names = tuple(dict.fromkeys(name for name in word.split(",") if name))
-    for name in names:
-        if name not in api.PEERS:
-            raise ArgumentTypeError(f"there is no peer {name!r}; there are {', '.join(api.PEERS)}")
-    return names
-
-
-def _lengths(word: str) -> tuple[int, ...]:
-    if not re.fullmatch(r"[1-9]\d{0,7}(,[1-9]\d{0,7})*", word):
-        raise ArgumentTypeError(f"{word!r} are no lengths; write N,N,…, such as 1024,4096,16384")
-    return tuple(int(n) for n in word.split(","))
-
-
-def _index(word: str) -> int:
-    if not re.fullmatch(r"\d{1,6}", word):
-        raise ArgumentTypeError(f"{word!r} is no index; write 0, 1, …")
-    return int(word)

@@ -1,0 +1,146 @@
+"""Arguments that commands share, and what the words of a command line may say.
+
+Takes argparse's parsers and words, gives options and values; a word that says nothing raises `ArgumentTypeError` with
+what to write instead. Which command takes what stands in `cli`.
+"""
+
+from __future__ import annotations
+
+import re
+from argparse import ArgumentParser, ArgumentTypeError
+from collections.abc import Sequence
+
+from attngen import api
+
+# ---------------------------------------------------------------- options
+
+
+def spec(p: ArgumentParser) -> None:
+    p.add_argument("spec", metavar="SPEC", help="a .attn file; - is standard input")
+
+
+def shape(p: ArgumentParser) -> None:
+    p.add_argument(
+        "--shape",
+        type=size,
+        action="append",
+        default=[],
+        metavar="NAME=INT",
+        help="sizes: B, Hq, Hkv, Sq, Sk, D, Dv, … (default: B=1, Hq=8, Sq=4096, D=128)",
+    )
+
+
+def define(p: ArgumentParser) -> None:
+    p.add_argument(
+        "-D",
+        dest="define",
+        type=assignment,
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="override a const (repeatable)",
+    )
+
+
+def kernel_options(p: ArgumentParser) -> None:
+    p.add_argument("--tile", type=tile, metavar="Q,K", help="tile sizes instead of the spec's")
+    p.add_argument(
+        "--precision", choices=api.PRECISIONS, default="ieee", help="products of fp32 tensors (default: ieee)"
+    )
+
+
+def param(p: ArgumentParser) -> None:
+    p.add_argument(
+        "--param",
+        type=assignment,
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="value of a scalar param (default: an example that its `where` allows)",
+    )
+
+
+# ---------------------------------------------------------------- words
+
+
+def one_size_each(argv: Sequence[str]) -> list[str]:
+    """`--size Sq=96 Sk=128` as `--size Sq=96 --size Sk=128`: argparse would take a spec that follows for a size."""
+    words: list[str] = []
+    flag = ""
+    for word in argv:
+        if word in ("--size", "--shape"):
+            flag = word
+        elif flag and not word.startswith("-") and "=" in word:
+            if words[-1] != flag:
+                words.append(flag)
+        else:
+            flag = ""
+        words.append(word)
+    return words
+
+
+def size(word: str) -> tuple[str, int]:
+    name, equals, value = word.partition("=")
+    if not (equals and name and re.fullmatch(r"[0-9]{1,9}", value) and int(value) > 0):
+        raise ArgumentTypeError(f"{word!r} is no size; write NAME=INT, such as Sq=96")
+    return name, int(value)
+
+
+_NUMBER = re.compile(r"[+-]?(inf|(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?)")
+
+
+def assignment(word: str) -> tuple[str, bool | int | float]:
+    name, equals, text = word.partition("=")
+    if not (equals and name.isidentifier()):
+        raise ArgumentTypeError(f"{word!r} is no assignment; write NAME=VALUE, such as window=512")
+    if text in ("true", "false"):
+        return name, text == "true"
+    if len(text) > 400 or not _NUMBER.fullmatch(text):
+        raise ArgumentTypeError(f"the value of {name} must be a number, true or false, not {text[:40]!r}")
+    return name, int(text) if re.fullmatch(r"[+-]?\d+", text) else float(text)
+
+
+def tile(word: str) -> tuple[int, int]:
+    match = re.fullmatch(r"(\d{1,4}),(\d{1,4})", word)
+    if match is None:
+        raise ArgumentTypeError(f"{word!r} is no tile; write Q,K, such as 128,64")
+    tile = int(match[1]), int(match[2])
+    if any(size & (size - 1) or not 16 <= size <= 512 for size in tile):
+        raise ArgumentTypeError(f"{word!r}: tile sizes are powers of two from 16 to 512")
+    return tile
+
+
+def head_dim(word: str) -> tuple[int, int]:
+    match = re.fullmatch(r"(\d{1,4})(?:/(\d{1,4}))?", word)
+    if match is None:
+        raise ArgumentTypeError(f"{word!r} is no head dim; write D or D/Dv, such as 192/128")
+    dims = int(match[1]), int(match[2] or match[1])
+    if not all(8 <= dim <= 256 for dim in dims):
+        raise ArgumentTypeError(f"{word!r}: head dims run from 8 to 256")
+    return dims
+
+
+def seconds(word: str) -> float:
+    if not re.fullmatch(r"\d{1,5}(\.\d{1,6})?", word) or float(word) == 0:
+        raise ArgumentTypeError(f"{word!r} is no time; write seconds, such as 2.5")
+    return float(word)
+
+
+def peers(word: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(name for name in word.split(",") if name))
+    for name in names:
+        if name not in api.PEERS:
+            raise ArgumentTypeError(f"there is no peer {name!r}; there are {', '.join(api.PEERS)}")
+    return names
+
+
+def lengths(word: str) -> tuple[int, ...]:
+    if not re.fullmatch(r"[1-9]\d{0,7}(,[1-9]\d{0,7})*", word):
+        raise ArgumentTypeError(f"{word!r} are no lengths; write N,N,…, such as 1024,4096,16384")
+    return tuple(int(n) for n in word.split(","))
+
+
+def index(word: str) -> int:
+    if not re.fullmatch(r"\d{1,6}", word):
+        raise ArgumentTypeError(f"{word!r} is no index; write 0, 1, …")
+    return int(word)
