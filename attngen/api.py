@@ -7,46 +7,26 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from attngen import files
 from attngen.errors import Refuted, Source, SpecError, Unproved, UsageError
 from attngen.ir.attention import Attention
+from attngen.vocabulary import PRECISIONS, SOURCE_ARCHITECTURES, STAGES, TARGETS, Const, Precision
 
 if TYPE_CHECKING:
     from attngen.cost.model import Cost
     from attngen.emit import Options, Tuned, TunedGpu
     from attngen.ir.evaluate import Array
     from attngen.plan import KernelPlan
-    from attngen.plan.tiles import Tile
     from attngen.prove.proof import Proof
     from attngen.runtime.aot import Artifact
     from attngen.runtime.bench.run import Subject
-    from attngen.runtime.tpu.compile import Compiled, Outcome
-    from attngen.runtime.tpu.tune import Key, Trial, Tuning
-    from attngen.runtime.tune import Key as GpuKey
-
-Const: TypeAlias = bool | int | float
-Precision: TypeAlias = Literal["ieee", "tf32"]
-TARGETS = ("triton", "pallas", "torch", "jax")
-PRECISIONS = ("ieee", "tf32")
-STAGES = ("ast", "ir", "plan", "proof", "source")
-BINARIES = ("ttir", "ttgir", "ptx", "cubin", "hsaco")
-ARCHITECTURES = ("sm_80", "sm_86", "sm_90", "sm_100", "gfx942")
-SOURCE_ARCHITECTURES = ("auto", "portable", *ARCHITECTURES)
-"""For which chips a file may hold kernels of their own: every chip, none, one."""
-DTYPES = ("fp16", "bf16", "fp32")
-TPU_STAGES = ("mosaic", "hlo", "schedule")
-TPUS = ("v4", "v5e", "v5p", "v6e", "7x")
-"""The one vocabulary of TPUs: what `--chip` takes, what a generated file's tables and `CHIP` say."""
-CHIPS = ("a100", "h100", "h200", "b200", "mi300x", *TPUS)
-"""What `cost` knows."""
-PEERS = ("flex", "sdpa", "cudnn", "fa4")
-"""What `bench` sets a kernel beside."""
+    from attngen.runtime.tpu.compile import Compiled
 
 
 def options(
@@ -56,8 +36,8 @@ def options(
     arch: str = "auto",
     tuned: tuple[Tuned, ...] | tuple[TunedGpu, ...] = (),
 ) -> Options:
-    """What a caller chooses beside the spec, checked (see `compile`). `tuned` is what `tuned_tiles` reads, or
-    `tuned_gpu_tiles`."""
+    """What a caller chooses beside the spec, checked (see `compile`). `tuned` is what `tiling.tpu_tiles` reads, or
+    `tiling.gpu_tiles`."""
     from attngen.emit import Options, Tuned, TunedGpu
 
     if target not in TARGETS:
@@ -263,108 +243,6 @@ def tpu_compile(
     if isinstance(outcome, Refused):
         raise UsageError(f"the TPU's compiler refuses {kernel.name} for {chip}: {outcome.reason()}")
     return outcome
-
-
-def tune(kernel: Kernel, tuning: Tuning) -> Iterator[Trial | None]:
-    """Compiles a Pallas kernel at every candidate tile that `tuning` lacks: see `attngen.runtime.tpu.tune`."""
-    from attngen.runtime.tpu.compile import compile_for, require
-    from attngen.runtime.tpu.programs import Tiles, request_for
-    from attngen.runtime.tpu.tune import trials
-
-    require()
-    key = tuning.key
-
-    def compile_at(backward: bool, tiles: Tiles) -> Outcome:
-        request = request_for(
-            kernel.source,
-            kernel.spec,
-            chip=key.chip,
-            dtype=key.dtype,
-            sizes=dict(key.sizes),
-            backward=backward,
-            tiles=tiles,
-        )
-        return compile_for(request)
-
-    return trials(tuning, compile_at)
-
-
-def tuning_key(source: Source, spec: Attention, chip: str, dtype: str, sizes: Mapping[str, int]) -> Key:
-    """What tiles are tuned for: a spec's text with its constants, a chip, a dtype and a shape."""
-    from attngen.runtime.tpu.tune import Key
-
-    return Key(_variant(source, spec), chip, dtype, tuple(sizes.items()))
-
-
-def _variant(source: Source, spec: Attention) -> str:
-    from attngen.runtime.cache import digest
-
-    return digest(f"{source.text}\n{spec.consts}")
-
-
-def tuned_tiles(source: Source, spec: Attention, file: Source, sizes: Mapping[str, int]) -> tuple[Tuned, ...]:
-    """The tiles in a `file` that `attngen tune` wrote, for this spec and the sizes that are given."""
-    from attngen.emit import Tuned
-    from attngen.runtime.tpu.tune import load
-
-    found: dict[tuple[str, int], Tuned] = {}
-    shapes: dict[tuple[str, int], str] = {}
-    for tuning in load(file):
-        key, best = tuning.key, tuning.best()
-        if key.spec != _variant(source, spec) or best is None:
-            continue
-        if any(dict(key.sizes).get(size, value) != value for size, value in sizes.items()):
-            continue
-        row = key.chip, 4 if key.dtype == "fp32" else 2
-        if row in found:
-            raise UsageError(
-                f"{file.name} has tiles of {key.chip} for several shapes: {shapes[row]}, and {key.shape()}; "
-                "say which with --shape"
-            )
-        found[row], shapes[row] = Tuned(*row, *best), key.shape()
-    if not found:
-        raise UsageError(f"{file.name} has no tiles for this spec and shape; tune it first, with attngen tune")
-    return tuple(found.values())
-
-
-def gpu_tuning_key(
-    source: Source, spec: Attention, card: str, row: tuple[str, int, int], dtype: str, sizes: Mapping[str, int]
-) -> GpuKey:
-    """What tiles are timed for: a spec's text with its constants, a card and the row of tiles it takes, a shape."""
-    from attngen.runtime.tune import Key as GpuKey
-
-    return GpuKey(_variant(source, spec), card, row[0], dtype, row[2], tuple(sizes.items()))
-
-
-def tuned_gpu_tiles(source: Source, spec: Attention, file: Source, sizes: Mapping[str, int]) -> tuple[TunedGpu, ...]:
-    """The tiles in a `file` that `attngen tune --target triton` wrote, for this spec and the sizes that are given."""
-    from attngen.emit import TunedGpu
-    from attngen.runtime.tune import load
-
-    found: dict[tuple[str, int, int], TunedGpu] = {}
-    said: dict[tuple[str, int, int], str] = {}
-    for tuning in load(file):
-        key, best = tuning.key, tuning.best()
-        if key.spec != _variant(source, spec) or best is None:
-            continue
-        if any(dict(key.sizes).get(size, value) != value for size, value in sizes.items()):
-            continue
-        row = key.chip, 4 if key.dtype == "fp32" else 2, key.head_block
-        if row in found:
-            raise UsageError(
-                f"{file.name} has tiles of {row[0]} for {said[row]}, and for {key.card}, {key.dtype}, {key.shape()}; "
-                "say which with --shape, or keep a file for each card"
-            )
-        forward = best.forward and _four(best.forward)
-        found[row] = TunedGpu(*row, forward, _four(best.dkdv), _four(best.dq))
-        said[row] = f"{key.card}, {key.dtype}, {key.shape()}"
-    if not found:
-        raise UsageError(f"{file.name} has no tiles for this spec and shape; tune it first, with attngen tune")
-    return tuple(found.values())
-
-
-def _four(tile: Tile) -> tuple[int, int, int, int]:
-    return tile.queries, tile.keys, tile.warps, tile.stages
 
 
 def cost(

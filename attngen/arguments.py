@@ -10,7 +10,7 @@ import re
 from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Sequence
 
-from attngen import api
+from attngen import vocabulary
 
 # ---------------------------------------------------------------- options
 
@@ -45,7 +45,7 @@ def define(p: ArgumentParser) -> None:
 def kernel_options(p: ArgumentParser) -> None:
     p.add_argument("--tile", type=tile, metavar="Q,K", help="tile sizes instead of the spec's")
     p.add_argument(
-        "--precision", choices=api.PRECISIONS, default="ieee", help="products of fp32 tensors (default: ieee)"
+        "--precision", choices=vocabulary.PRECISIONS, default="ieee", help="products of fp32 tensors (default: ieee)"
     )
 
 
@@ -129,8 +129,8 @@ def seconds(word: str) -> float:
 def peers(word: str) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(name for name in word.split(",") if name))
     for name in names:
-        if name not in api.PEERS:
-            raise ArgumentTypeError(f"there is no peer {name!r}; there are {', '.join(api.PEERS)}")
+        if name not in vocabulary.PEERS:
+            raise ArgumentTypeError(f"there is no peer {name!r}; there are {', '.join(vocabulary.PEERS)}")
     return names
 
 

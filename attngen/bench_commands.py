@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attngen import api, commands, files, terminal
+from attngen import api, commands, files, terminal, tiling
 from attngen.errors import UsageError
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def run_tune(args: Namespace) -> int:
     extra = {"dropout_seed": 1} if spec.dropout is not None else {}
     module = sys.modules[kernel.function.__module__]
     timer = Bench(module, kernel.function, drawn.qkv, drawn.grad_out, {**drawn.params, **extra})
-    key = api.gpu_tuning_key(source, spec, torch.cuda.get_device_name(), timer.row, args.dtype, sizes)
+    key = tiling.gpu_key(source, spec, torch.cuda.get_device_name(), timer.row, args.dtype, sizes)
     tuning = tune_with(
         key,
         timer.own,

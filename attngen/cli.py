@@ -19,7 +19,7 @@ from argparse import (
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from attngen import api, arguments, bench_commands, commands, proving, terminal, tpu_commands
+from attngen import arguments, bench_commands, commands, proving, terminal, tpu_commands, vocabulary
 from attngen.errors import InternalError, Refuted, SpecError, Unproved, UsageError
 
 _DESCRIPTION = "Compiles attention variants, written as mathematics, into differentiable fused kernels."
@@ -91,7 +91,7 @@ def _compile(table: _SubParsersAction[_Parser]) -> None:
         example="attngen compile examples/windowed_alibi.attn -D window=512 -o windowed_alibi.py",
     )
     arguments.spec(p)
-    p.add_argument("--target", choices=api.TARGETS, default="triton", help="what to generate (default: triton)")
+    p.add_argument("--target", choices=vocabulary.TARGETS, default="triton", help="what to generate (default: triton)")
     p.add_argument(
         "-o",
         "--output",
@@ -101,21 +101,21 @@ def _compile(table: _SubParsersAction[_Parser]) -> None:
     arguments.define(p)
     p.add_argument(
         "--emit",
-        choices=(*api.STAGES, *api.BINARIES, *api.TPU_STAGES),
+        choices=(*vocabulary.STAGES, *vocabulary.BINARIES, *vocabulary.TPU_STAGES),
         default="source",
         help="the stage to print (default: source); from ttir on, the real compiler runs, without a GPU or TPU",
     )
     p.add_argument(
         "--arch",
-        choices=api.SOURCE_ARCHITECTURES,
+        choices=vocabulary.SOURCE_ARCHITECTURES,
         help="source: the chip whose own kernels the file holds; portable: none; auto (default): all, picked by the "
         "card. Binary stages: the chip (default: sm_90)",
     )
-    p.add_argument("--dtype", choices=api.DTYPES, help="dtype of q, k, v in the binary stages (default: bf16)")
+    p.add_argument("--dtype", choices=vocabulary.DTYPES, help="dtype of q, k, v in the binary stages (default: bf16)")
     p.add_argument(
         "--head-dim", type=arguments.head_dim, metavar="D[/Dv]", help="head dims of the binary stages (default: 64)"
     )
-    p.add_argument("--chip", choices=api.TPUS, help="TPU of mosaic, hlo and schedule (default: v5e)")
+    p.add_argument("--chip", choices=vocabulary.TPUS, help="TPU of mosaic, hlo and schedule (default: v5e)")
     arguments.shape(p)
     p.add_argument("--tiles", metavar="FILE", help="tiles for GPUs or TPUs, as `attngen tune` wrote them")
     p.add_argument(
@@ -140,12 +140,12 @@ def _tune(table: _SubParsersAction[_Parser]) -> None:
     )
     arguments.spec(p)
     p.add_argument("--target", choices=("pallas", "triton"), default="pallas", help="what to tune (default: pallas)")
-    p.add_argument("--chip", choices=api.TPUS, help="the TPU (pallas; triton takes the GPU that is here)")
+    p.add_argument("--chip", choices=vocabulary.TPUS, help="the TPU (pallas; triton takes the GPU that is here)")
     arguments.shape(p)
     p.add_argument("--dtype", choices=("bf16", "fp32"), default="bf16", help="dtype of q, k, v (default: bf16)")
     arguments.define(p)
     p.add_argument(
-        "--precision", choices=api.PRECISIONS, default="ieee", help="products of fp32 arrays (default: ieee)"
+        "--precision", choices=vocabulary.PRECISIONS, default="ieee", help="products of fp32 arrays (default: ieee)"
     )
     p.add_argument(
         "-o", "--output", metavar="FILE", help="where tiles are kept (default: NAME.tiles.json; triton: NAME.gpu.json)"
@@ -162,7 +162,7 @@ def _run_tune(args: Namespace) -> int:
             raise UsageError("--chip names a TPU; --target triton tunes for the GPU that is here")
         return bench_commands.run_tune(args)
     if args.chip is None:
-        raise UsageError(f"--target pallas needs a TPU: --chip {', '.join(api.TPUS)}")
+        raise UsageError(f"--target pallas needs a TPU: --chip {', '.join(vocabulary.TPUS)}")
     if args.budget is not None:
         raise UsageError("--budget goes with --target triton")
     return tpu_commands.run_tune(args)
@@ -222,7 +222,10 @@ def _check(table: _SubParsersAction[_Parser]) -> None:
     p.add_argument("specs", nargs="+", metavar="SPEC", help="spec files; - is standard input")
     arguments.define(p)
     p.add_argument(
-        "--target", choices=api.TARGETS, default="triton", help="whose plan: ints differ in width (default: triton)"
+        "--target",
+        choices=vocabulary.TARGETS,
+        default="triton",
+        help="whose plan: ints differ in width (default: triton)",
     )
     p.add_argument("--json", action="store_true", help="print every claim with its verdict, method and counterexample")
     p.add_argument("--explain", action="store_true", help="print the derivation, from dense softmax to tiles and back")
@@ -245,7 +248,7 @@ def _verify(table: _SubParsersAction[_Parser]) -> None:
         example="attngen verify examples/alibi.attn --device cpu",
     )
     arguments.spec(p)
-    p.add_argument("--target", choices=api.TARGETS, default="triton", help="what to run (default: triton)")
+    p.add_argument("--target", choices=vocabulary.TARGETS, default="triton", help="what to run (default: triton)")
     p.add_argument(
         "--device",
         choices=("auto", "cpu", "cuda"),
@@ -268,9 +271,9 @@ def _cost(table: _SubParsersAction[_Parser]) -> None:
         example="attngen cost examples/causal.attn --chip h200 --shape B=4 Hq=16 Sq=4096 D=128",
     )
     arguments.spec(p)
-    p.add_argument("--chip", choices=api.CHIPS, required=True, help="the chip")
+    p.add_argument("--chip", choices=vocabulary.CHIPS, required=True, help="the chip")
     arguments.shape(p)
-    p.add_argument("--dtype", choices=api.DTYPES, default="bf16", help="dtype of q, k, v (default: bf16)")
+    p.add_argument("--dtype", choices=vocabulary.DTYPES, default="bf16", help="dtype of q, k, v (default: bf16)")
     p.add_argument("--tile", type=arguments.tile, metavar="Q,K", help="tile sizes of all kernels (default: the chip's)")
     arguments.define(p)
     arguments.param(p)
@@ -297,7 +300,7 @@ def _bench(table: _SubParsersAction[_Parser]) -> None:
         type=arguments.peers,
         default=("flex", "sdpa", "cudnn"),
         metavar="PEER,…",
-        help=f"{', '.join(api.PEERS)} (default: flex,sdpa,cudnn); what cannot compute the spec is named",
+        help=f"{', '.join(vocabulary.PEERS)} (default: flex,sdpa,cudnn); what cannot compute the spec is named",
     )
     arguments.shape(p)
     p.add_argument(

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attngen import api, files, terminal
+from attngen import api, files, terminal, vocabulary
 from attngen.errors import UsageError
 
 if TYPE_CHECKING:
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 def run_compile(args: Namespace, tuned: tuple[Tuned, ...] | tuple[TunedGpu, ...] = ()) -> int:
     refuse_overwriting(args.spec, [args.output] if args.output else [])
-    if args.emit in api.STAGES:
+    if args.emit in vocabulary.STAGES:
         for flag in ("arch", "dtype", "head_dim")[args.emit == "source" :]:
             if getattr(args, flag) is not None:
-                kinds = ", ".join((*(["source"] if flag == "arch" else []), *api.BINARIES))
+                kinds = ", ".join((*(["source"] if flag == "arch" else []), *vocabulary.BINARIES))
                 raise UsageError(f"--{flag.replace('_', '-')} goes with --emit {kinds}, not with {args.emit}")
         options = api.options(args.target, args.precision, args.tile, args.arch or "auto", tuned)
         text = api.stage(args.emit, files.read_source(args.spec), options, dict(args.define), args.allow_unproved)
@@ -43,8 +43,8 @@ def run_compile(args: Namespace, tuned: tuple[Tuned, ...] | tuple[TunedGpu, ...]
 
 def _compile_binaries(args: Namespace) -> int:
     arch = args.arch or ("gfx942" if args.emit == "hsaco" else "sm_90")
-    if arch not in api.ARCHITECTURES:
-        raise UsageError(f"--emit {args.emit} needs a chip: --arch {', '.join(api.ARCHITECTURES)}")
+    if arch not in vocabulary.ARCHITECTURES:
+        raise UsageError(f"--emit {args.emit} needs a chip: --arch {', '.join(vocabulary.ARCHITECTURES)}")
     options = api.options(args.target, args.precision, args.tile)
     kernel = api.build(files.read_source(args.spec), options, dict(args.define), args.allow_unproved)
     with terminal.working(f"compiling {kernel.name} for {arch}"):

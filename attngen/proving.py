@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from attngen.prove.proof import Proof
+    from attngen.vocabulary import Const
 
 EXPLANATIONS: dict[str, Literal["md", "tex"]] = {".md": "md", ".tex": "tex"}
 """What `--explain -o` writes, by the file's ending."""
@@ -89,7 +90,7 @@ def _table(proof: Proof) -> Table:
     return table
 
 
-def _explain(path: str, consts: dict[str, api.Const], target: str, timeout: float | None, output: str | None) -> int:
+def _explain(path: str, consts: dict[str, Const], target: str, timeout: float | None, output: str | None) -> int:
     form: Literal["text", "md", "tex"] = "text"
     if output is not None:
         suffix = Path(output).suffix.lower()

@@ -11,7 +11,7 @@ from argparse import Namespace
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, TextIO
 
-from attngen import api, commands, files, terminal
+from attngen import api, commands, files, terminal, tiling, vocabulary
 from attngen.errors import UsageError
 
 if TYPE_CHECKING:
@@ -24,16 +24,18 @@ _USUAL = {"B": 1, "Hq": 8, "Hkv": 8, "Sq": 4096, "Sk": 4096, "D": 128, "Dv": 128
 
 
 def run_compile(args: Namespace) -> int:
-    if args.emit not in api.TPU_STAGES:
+    if args.emit not in vocabulary.TPU_STAGES:
         if args.chip is not None:
-            raise UsageError(f"--chip goes with --emit {', '.join(api.TPU_STAGES)}, not with {args.emit}")
+            raise UsageError(f"--chip goes with --emit {', '.join(vocabulary.TPU_STAGES)}, not with {args.emit}")
         if args.shape and args.tiles is None:
-            raise UsageError(f"--shape goes with --tiles or with --emit {', '.join(api.TPU_STAGES)}")
+            raise UsageError(f"--shape goes with --tiles or with --emit {', '.join(vocabulary.TPU_STAGES)}")
         return commands.run_compile(args, _tuned_gpu(args) if args.target == "triton" else _tuned(args))
     if args.target != "pallas":
         raise UsageError(f"--emit {args.emit} is made by a TPU's compiler: add --target pallas")
     if args.arch is not None:
-        raise UsageError(f"--arch names a GPU; for --emit {args.emit} name a TPU with --chip {', '.join(api.TPUS)}")
+        raise UsageError(
+            f"--arch names a GPU; for --emit {args.emit} name a TPU with --chip {', '.join(vocabulary.TPUS)}"
+        )
     outputs = [args.output] if args.output else []
     commands.refuse_overwriting(args.spec, outputs)
     options = api.options(args.target, args.precision, args.tile, tuned=_tuned(args))
@@ -54,14 +56,14 @@ def _tuned(args: Namespace) -> tuple[Tuned, ...]:
     if args.tiles is None:
         return ()
     source, tiles = files.read_source(args.spec), files.read_source(args.tiles)
-    return api.tuned_tiles(source, api.analyse(source, dict(args.define)), tiles, dict(args.shape))
+    return tiling.tpu_tiles(source, api.analyse(source, dict(args.define)), tiles, dict(args.shape))
 
 
 def _tuned_gpu(args: Namespace) -> tuple[TunedGpu, ...]:
     if args.tiles is None:
         return ()
     source, tiles = files.read_source(args.spec), files.read_source(args.tiles)
-    return api.tuned_gpu_tiles(source, api.analyse(source, dict(args.define)), tiles, dict(args.shape))
+    return tiling.gpu_tiles(source, api.analyse(source, dict(args.define)), tiles, dict(args.shape))
 
 
 def _sizes(args: Namespace, spec: Attention) -> dict[str, int]:
@@ -110,10 +112,10 @@ def run_tune(args: Namespace) -> int:
     commands.refuse_overwriting(args.spec, [path])
     known = list(load(files.read_source(path))) if os.path.exists(path) else []
     sizes = _sizes(args, kernel.spec)
-    key = api.tuning_key(source, kernel.spec, args.chip, args.dtype, sizes)
+    key = tiling.tpu_key(source, kernel.spec, args.chip, args.dtype, sizes)
     tuning = next((t for t in known if t.key == key), Tuning(key))
     others = [t for t in known if t.key != key]
-    found = api.tune(kernel, tuning)
+    found = tiling.tune(kernel, tuning)
     for trial in _with_progress(f"tuning {kernel.name} for {args.chip}", found, len(candidates(sizes))):
         if trial is not None:
             tuning = tuning.with_trial(trial)

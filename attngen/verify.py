@@ -16,12 +16,13 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from attngen import inputs, reference
-from attngen.api import Const, Kernel, build
+from attngen.api import Kernel, build
 from attngen.emit import Options
 from attngen.errors import Source, UsageError
 from attngen.ir.attention import Attention
 from attngen.ir.evaluate import Array
 from attngen.ir.nodes import Storage, Type
+from attngen.vocabulary import Const
 
 TOLERANCE = {"fp32": 2e-5, "fp16": 2e-2, "bf16": 2e-2}
 _DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from attngen import api, cli
+from attngen import cli, vocabulary
 from attngen.runtime import aot
 
 ROOT = Path(__file__).parents[2]
@@ -268,9 +268,9 @@ def test_assembly_is_printed_with_the_report_beside_it(small: str) -> None:
 
 def test_options_are_what_the_compiler_takes() -> None:
     """They stand twice: the command line's help must not import the compiler's side."""
-    assert tuple(aot.TARGETS) == api.ARCHITECTURES
-    assert api.DTYPES == aot.DTYPES
-    assert tuple(aot.KINDS) == api.BINARIES
+    assert tuple(aot.TARGETS) == vocabulary.ARCHITECTURES
+    assert vocabulary.DTYPES == aot.DTYPES
+    assert tuple(aot.KINDS) == vocabulary.BINARIES
 
 
 @pytest.mark.parametrize(

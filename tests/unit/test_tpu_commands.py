@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from attngen import api, cli
+from attngen import api, cli, vocabulary
 from attngen.cost.chips import CHIPS as COSTED
 from attngen.errors import UsageError
 from attngen.plan import tpu_tiles
@@ -43,9 +43,9 @@ def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_every_command_calls_a_chip_by_the_same_name() -> None:
     """What libtpu compiles for, what `cost` counts for, and what generated files have tiles and memory for."""
-    assert api.TPUS == tuple(CHIPS) == tuple(c.tpu for c in COSTED if c.tpu is not None)
-    assert tuple(c.name for c in COSTED) == api.CHIPS
-    assert set(api.TPUS) | {"cpu"} == set(tpu_tiles.VMEM) == {chip for chip, _ in tpu_tiles.table(None)}
+    assert vocabulary.TPUS == tuple(CHIPS) == tuple(c.tpu for c in COSTED if c.tpu is not None)
+    assert tuple(c.name for c in COSTED) == vocabulary.CHIPS
+    assert set(vocabulary.TPUS) | {"cpu"} == set(tpu_tiles.VMEM) == {chip for chip, _ in tpu_tiles.table(None)}
 
 
 def test_a_generated_file_finds_every_chip_by_its_name() -> None:
@@ -56,7 +56,7 @@ def test_a_generated_file_finds_every_chip_by_its_name() -> None:
     for name, kind in kinds.items():
         module.jax = SimpleNamespace(devices=lambda kind=kind: [SimpleNamespace(device_kind=kind)])
         found[name] = module._chip()
-    assert found == {name: name for name in api.TPUS}
+    assert found == {name: name for name in vocabulary.TPUS}
 
 
 @pytest.mark.parametrize(

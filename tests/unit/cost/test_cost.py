@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from attngen import api, cli, inputs
+from attngen import api, cli, inputs, vocabulary
 from attngen.cost import passes
 from attngen.cost.chips import CHIPS, NAMES, chip
 from attngen.cost.grids import Visits, visits
@@ -185,7 +185,7 @@ def test_fp32_takes_the_rate_of_fp32() -> None:
 
 
 def test_every_chip_is_whole() -> None:
-    assert NAMES == api.CHIPS
+    assert NAMES == vocabulary.CHIPS
     for c in CHIPS:
         figures = [c.matrix, c.matrix_fp32, c.vector, c.special, c.registers]
         for memory in (c.scratch, c.cache, c.main):

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import attngen
-from attngen import api, bench_commands
+from attngen import api, bench_commands, tiling
 from attngen.cli import main
 from attngen.errors import Source, UsageError
 from attngen.plan.tiles import KERNELS, SHARED_MEMORY, Tile, shared_bytes
@@ -109,7 +109,7 @@ def test_a_tile_that_takes_the_device_along_is_noted_and_passed_by(tmp_path: Pat
 
 def tuned_file(tmp_path: Path, source: Source, *, forward: float = 9.0) -> Path:
     spec = api.analyse(source)
-    k = api.gpu_tuning_key(source, spec, "NVIDIA H200", ("sm_90", 2, 128), "bf16", dict(SIZES))
+    k = tiling.gpu_key(source, spec, "NVIDIA H200", ("sm_90", 2, 128), "bf16", dict(SIZES))
     trials = [
         tune.Trial("forward", None, forward),
         tune.Trial("forward", Tile(64, 64, 8, 2), 5.0),
@@ -178,7 +178,7 @@ def test_two_cards_for_one_row_are_one_too_many(tmp_path: Path) -> None:
     other = tune.Tuning(tune.Key(one.key.spec, "NVIDIA H100", *(getattr(one.key, f) for f in FIELDS)), one.trials)
     file = Source(tune.dump([one, other]), "both.json")
     with pytest.raises(UsageError, match=r"both\.json has tiles of sm_90 for NVIDIA H200, .* and for NVIDIA H100"):
-        api.tuned_gpu_tiles(source, api.analyse(source), file, {})
+        tiling.gpu_tiles(source, api.analyse(source), file, {})
 
 
 FIELDS = ("chip", "dtype", "head_block", "sizes")

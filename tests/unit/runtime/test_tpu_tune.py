@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from attngen import api
+from attngen import api, tiling
 from attngen.errors import Source, UsageError
 from attngen.runtime.tpu import tune
 from attngen.runtime.tpu.chips import chip
@@ -102,13 +102,13 @@ def test_what_is_no_tuning_file_is_named():
 
 def file_of(*shapes: dict[str, int], spec: Source = SPEC) -> Source:
     attention = api.analyse(spec)
-    keys = [api.tuning_key(spec, attention, "v6e", "bf16", {**SIZES, **shape}) for shape in shapes]
+    keys = [tiling.tpu_key(spec, attention, "v6e", "bf16", {**SIZES, **shape}) for shape in shapes]
     both = (Trial(False, (1024, 512, 4), (("forward", 10),)), Trial(True, (256, 512, 1), (("dkdv", 9), ("dq", 8))))
     return Source(dump([Tuning(key, both) for key in keys]), "t.json")
 
 
 def source_with(file: Source, sizes: dict[str, int]) -> str:
-    tuned = api.tuned_tiles(SPEC, api.analyse(SPEC), file, sizes)
+    tuned = tiling.tpu_tiles(SPEC, api.analyse(SPEC), file, sizes)
     return api.build(SPEC, api.options("pallas", tuned=tuned)).source
 
 
@@ -138,7 +138,7 @@ def test_tiles_of_another_spec_or_shape_are_refused():
 
 
 def test_tuned_tiles_go_with_their_target_alone():
-    tuned = api.tuned_tiles(SPEC, api.analyse(SPEC), file_of({}), {})
+    tuned = tiling.tpu_tiles(SPEC, api.analyse(SPEC), file_of({}), {})
     with pytest.raises(UsageError, match="target that they were tuned for"):
         api.options("triton", tuned=tuned)
     with pytest.raises(UsageError, match="without a tile"):

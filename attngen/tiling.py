@@ -1,0 +1,128 @@
+"""Tiles that are tuned: for what they are chosen, how a TPU's are tried, and which of a file are for a spec.
+
+Takes a spec, its attention and sizes, gives keys, trials, and rows for the tables of a generated file. Trying, ranking
+and the files themselves are the business of `runtime.tune` and `runtime.tpu.tune`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from attngen.errors import Source, UsageError
+from attngen.ir.attention import Attention
+
+if TYPE_CHECKING:
+    from attngen.api import Kernel
+    from attngen.emit import Tuned, TunedGpu
+    from attngen.plan.tiles import Tile
+    from attngen.runtime.tpu.compile import Outcome
+    from attngen.runtime.tpu.tune import Key, Trial, Tuning
+    from attngen.runtime.tune import Key as GpuKey
+
+# ---------------------------------------------------------------- TPUs
+
+
+def tune(kernel: Kernel, tuning: Tuning) -> Iterator[Trial | None]:
+    """Compiles a Pallas kernel at every candidate tile that `tuning` lacks: see `attngen.runtime.tpu.tune`."""
+    from attngen.runtime.tpu.compile import compile_for, require
+    from attngen.runtime.tpu.programs import Tiles, request_for
+    from attngen.runtime.tpu.tune import trials
+
+    require()
+    key = tuning.key
+
+    def compile_at(backward: bool, tiles: Tiles) -> Outcome:
+        request = request_for(
+            kernel.source,
+            kernel.spec,
+            chip=key.chip,
+            dtype=key.dtype,
+            sizes=dict(key.sizes),
+            backward=backward,
+            tiles=tiles,
+        )
+        return compile_for(request)
+
+    return trials(tuning, compile_at)
+
+
+def tpu_key(source: Source, spec: Attention, chip: str, dtype: str, sizes: Mapping[str, int]) -> Key:
+    """What tiles are tuned for: a spec's text with its constants, a chip, a dtype and a shape."""
+    from attngen.runtime.tpu.tune import Key
+
+    return Key(_variant(source, spec), chip, dtype, tuple(sizes.items()))
+
+
+def tpu_tiles(source: Source, spec: Attention, file: Source, sizes: Mapping[str, int]) -> tuple[Tuned, ...]:
+    """The tiles in a `file` that `attngen tune` wrote, for this spec and the sizes that are given."""
+    from attngen.emit import Tuned
+    from attngen.runtime.tpu.tune import load
+
+    found: dict[tuple[str, int], Tuned] = {}
+    shapes: dict[tuple[str, int], str] = {}
+    for tuning in load(file):
+        key, best = tuning.key, tuning.best()
+        if key.spec != _variant(source, spec) or best is None:
+            continue
+        if any(dict(key.sizes).get(size, value) != value for size, value in sizes.items()):
+            continue
+        row = key.chip, 4 if key.dtype == "fp32" else 2
+        if row in found:
+            raise UsageError(
+                f"{file.name} has tiles of {key.chip} for several shapes: {shapes[row]}, and {key.shape()}; "
+                "say which with --shape"
+            )
+        found[row], shapes[row] = Tuned(*row, *best), key.shape()
+    if not found:
+        raise UsageError(f"{file.name} has no tiles for this spec and shape; tune it first, with attngen tune")
+    return tuple(found.values())
+
+
+# ---------------------------------------------------------------- GPUs
+
+
+def gpu_key(
+    source: Source, spec: Attention, card: str, row: tuple[str, int, int], dtype: str, sizes: Mapping[str, int]
+) -> GpuKey:
+    """What tiles are timed for: a spec's text with its constants, a card and the row of tiles it takes, a shape."""
+    from attngen.runtime.tune import Key as GpuKey
+
+    return GpuKey(_variant(source, spec), card, row[0], dtype, row[2], tuple(sizes.items()))
+
+
+def gpu_tiles(source: Source, spec: Attention, file: Source, sizes: Mapping[str, int]) -> tuple[TunedGpu, ...]:
+    """The tiles in a `file` that `attngen tune --target triton` wrote, for this spec and the sizes that are given."""
+    from attngen.emit import TunedGpu
+    from attngen.runtime.tune import load
+
+    found: dict[tuple[str, int, int], TunedGpu] = {}
+    said: dict[tuple[str, int, int], str] = {}
+    for tuning in load(file):
+        key, best = tuning.key, tuning.best()
+        if key.spec != _variant(source, spec) or best is None:
+            continue
+        if any(dict(key.sizes).get(size, value) != value for size, value in sizes.items()):
+            continue
+        row = key.chip, 4 if key.dtype == "fp32" else 2, key.head_block
+        if row in found:
+            raise UsageError(
+                f"{file.name} has tiles of {row[0]} for {said[row]}, and for {key.card}, {key.dtype}, {key.shape()}; "
+                "say which with --shape, or keep a file for each card"
+            )
+        forward = best.forward and _four(best.forward)
+        found[row] = TunedGpu(*row, forward, _four(best.dkdv), _four(best.dq))
+        said[row] = f"{key.card}, {key.dtype}, {key.shape()}"
+    if not found:
+        raise UsageError(f"{file.name} has no tiles for this spec and shape; tune it first, with attngen tune")
+    return tuple(found.values())
+
+
+def _four(tile: Tile) -> tuple[int, int, int, int]:
+    return tile.queries, tile.keys, tile.warps, tile.stages
+
+
+def _variant(source: Source, spec: Attention) -> str:
+    from attngen.runtime.cache import digest
+
+    return digest(f"{source.text}\n{spec.consts}")

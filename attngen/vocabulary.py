@@ -1,0 +1,26 @@
+"""The words of attngen's doors, Python's and the command line's: targets, stages, chips, dtypes, peers.
+
+Takes nothing, decides nothing; whoever is given one of these words says itself what it means.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+Const: TypeAlias = bool | int | float
+Precision: TypeAlias = Literal["ieee", "tf32"]
+TARGETS = ("triton", "pallas", "torch", "jax")
+PRECISIONS = ("ieee", "tf32")
+STAGES = ("ast", "ir", "plan", "proof", "source")
+BINARIES = ("ttir", "ttgir", "ptx", "cubin", "hsaco")
+ARCHITECTURES = ("sm_80", "sm_86", "sm_90", "sm_100", "gfx942")
+SOURCE_ARCHITECTURES = ("auto", "portable", *ARCHITECTURES)
+"""For which chips a file may hold kernels of their own: every chip, none, one."""
+DTYPES = ("fp16", "bf16", "fp32")
+TPU_STAGES = ("mosaic", "hlo", "schedule")
+TPUS = ("v4", "v5e", "v5p", "v6e", "7x")
+"""The one vocabulary of TPUs: what `--chip` takes, what a generated file's tables and `CHIP` say."""
+CHIPS = ("a100", "h100", "h200", "b200", "mi300x", *TPUS)
+"""What `cost` knows."""
+PEERS = ("flex", "sdpa", "cudnn", "fa4")
+"""What `bench` sets a kernel beside."""
