@@ -14,6 +14,7 @@ from attngen.emit.names import Names
 from attngen.emit.params import ParamView
 from attngen.errors import InternalError
 from attngen.ir.nodes import SIZES, Expr, Load, Scalar, Symbol, Type
+from attngen.ir.walk import nodes
 from attngen.plan.kernel import DISTANCE, KernelPlan, distance_index
 from attngen.plan.operands import Extent, Operand, operands
 
@@ -98,7 +99,11 @@ class Leaves:
 
     def gathered(self, name: str, indices: tuple[Expr, ...]) -> str:
         printer = self.printer()
-        return f"_element({name}, {', '.join(printer.text(i) for i in indices)})"
+        text = f"_element({name}, {', '.join(printer.text(i) for i in indices)})"
+        alone = not any(
+            isinstance(n, Symbol) and (n.id in _POSITIONS or n == DISTANCE) for i in indices for n in nodes(i)
+        )
+        return f"{text}.reshape(1, 1, 1, 1)" if alone else text  # `table[0]`: its indices have no axes to give
 
     def along_distance(self, e: Load) -> str:
         indices = distance_index(e)

@@ -150,6 +150,16 @@ def shared_bias(
     return normalized(products(q, k) * scale * gain + everyone + each, None, heads(q, v))
 
 
+def small_network(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, *, width: Tensor, first: Tensor, last: Tensor
+) -> Result:
+    i, j = grid(q, k)
+    far = torch.log1p(width * (i - j).clamp(min=0)) / torch.log1p(width * i.clamp(min=4))
+    hidden = torch.stack([torch.relu(first[0] * far + 0.1), torch.tanh(first[1] * far)])
+    bias = torch.einsum("hn,nij->hij", last[:, :2], hidden) + first[2]
+    return normalized(products(q, k) * scale + bias, formulas.lower_triangle(q, k), heads(q, v))
+
+
 def out_of_bounds(q: Tensor, k: Tensor, v: Tensor, scale: float, *, table: Tensor) -> Result:
     bias = torch.zeros(q.shape[1], q.shape[2], k.shape[2], dtype=q.dtype, device=q.device)
     for n in range(table.shape[1]):

@@ -2,7 +2,8 @@
 
 Every feature of language.md that reaches a kernel stands in one of them: definitions with arguments, run-time windows
 and chunks, float data in masks, `or` and `not`, int and bool params, kinks, tables in half precision, tables indexed by
-more than an offset, row and column biases, loads out of bounds, weights that are no exponentials, constant masks.
+more than an offset, or by a number, row and column biases, loads out of bounds, weights that are no exponentials,
+constant masks.
 """
 
 from __future__ import annotations
@@ -337,5 +338,20 @@ mask  = causal and doc[b, q] == doc[b, k]
             "offset": d.normal(d.case.heads, 16),
         },
         square=True,
+    ),
+    extra(
+        "small_network",
+        """
+param width: f32 where width > 0
+param first: f32[n]
+param last: f32[Hq, n]
+let far = log(width * max(q - k, 0) + 1.0) / log(width * max(float(q), 4.0) + 1.0)
+score = qk * scale + last[h, 0] * max(first[0] * far + 0.1, 0) + last[h, 1] * tanh(first[1] * far) + first[n - 1]
+mask  = causal
+""",
+        f.small_network,
+        lambda d: {"width": d.uniform(0.5, 2.0), "first": d.normal(3), "last": d.normal(d.case.heads, 3)},
+        square=True,
+        small_only=True,
     ),
 )
