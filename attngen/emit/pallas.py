@@ -78,7 +78,7 @@ class _Emitter:
             has_key=direct and (not w.sums or w.extra is not None),
             saves_den=direct and w.sums,
             saves_exact=w.sums and bool(plan.gradients),
-            by_columns=w.form is Form.EXPONENTIAL and plan.attention.dropout is None,
+            crossable=w.form is Form.EXPONENTIAL and plan.attention.dropout is None,
         )
 
     # ------------------------------------------------------------ the module
@@ -97,6 +97,7 @@ class _Emitter:
             "longest_bits": self.plan.choices.longest_bits,
             "w": self.weight_view,
             "f": self.forward(keys),
+            "across_code": self.forward(keys, across=True),
             "keys": keys,
             "queries": queries,
             "rows": self.rows(),
@@ -122,6 +123,8 @@ class _Emitter:
             "vmem": tpu_tiles.VMEM,
             "straight": tpu_tiles.STRAIGHT,
             "wide": tpu_tiles.WIDE,
+            "piece": tpu_tiles.PIECE,
+            "ahead": tpu_tiles.AHEAD,
             "tiles": [(key, tuple((t.queries, t.keys, t.unroll) for t in row)) for key, row in table.items()],
         }
         return without_unused_functions(without_unused(render("pallas/module.py.j2", context)))
@@ -157,13 +160,21 @@ class _Emitter:
 
     # ------------------------------------------------------------ kernels
 
-    def write(self, held: Level, results: dict[str, Expr], outside: dict[str, Expr], ranges: RangesView) -> PallasCode:
+    def write(
+        self,
+        held: Level,
+        results: dict[str, Expr],
+        outside: dict[str, Expr],
+        ranges: RangesView,
+        *,
+        across: bool = False,
+    ) -> PallasCode:
         factor, results = folded(results) if self.folds() else (None, results)
         if factor is not None:
             outside = {"fold": named(factor, "logit_scale"), **outside}
         if self.attention.dropout is not None:
             outside = {**outside, "drop": self.attention.dropout}
-        writer = KernelWriter(self.plan, self.operands, self.leaves, self.names, held)
+        writer = KernelWriter(self.plan, self.operands, self.leaves, self.names, held, across=across)
         for number in ranges.numbers:
             writer.numbers.setdefault(number.name, number)
         code = writer.write(results, self.attention.mask, outside)
@@ -178,7 +189,7 @@ class _Emitter:
         """
         return not any(g.pair is not None and self.by_expr[g.leaf].extent in _ALONG_ROWS for g in self.plan.gradients)
 
-    def forward(self, keys: RangesView) -> PallasCode:
+    def forward(self, keys: RangesView, *, across: bool = False) -> PallasCode:
         w = self.weights
         outside: dict[str, Expr] = {}
         match w.form:
@@ -193,7 +204,7 @@ class _Emitter:
                     outside["extra"] = named(w.extra, "extra_term")
         if w.log_extra is not None:
             outside["log2_extra"] = named(mul(w.log_extra, real(LOG2E)), "extra_term")
-        return self.write(Level.ROW, results, outside, keys)
+        return self.write(Level.ROW, results, outside, keys, across=across)
 
     def backward(
         self, held: Level, ranges: RangesView, extents: tuple[Extent, ...]

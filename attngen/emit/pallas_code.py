@@ -94,18 +94,32 @@ class PallasCode:
 
 
 class KernelWriter:
-    """Writes one kernel. `held` is ROW where a tile of queries is held, COLUMN where a tile of keys is."""
+    """Writes one kernel. `held` is ROW where a tile of queries is held, COLUMN where a tile of keys is; the held axis
+    runs down a tile. `across`: queries are held, and yet run across, so that keys run down; a tile is computed in
+    pieces, and what they share is computed for each.
+    """
 
-    def __init__(self, plan: KernelPlan, views: tuple[OperandView, ...], leaves: Leaves, names: Names, held: Level):
+    def __init__(
+        self,
+        plan: KernelPlan,
+        views: tuple[OperandView, ...],
+        leaves: Leaves,
+        names: Names,
+        held: Level,
+        *,
+        across: bool = False,
+    ):
         self.plan = plan
         self.views = {v.operand.expr: v for v in views}
         self.leaves = leaves
         self.names = names.copy()
         self.held = held
+        self.across = across
+        self.down = Level.COLUMN if across else held
         self.numbers: dict[str, Number] = {}
         self.vectors: dict[str, Vector] = {}
         self.terms: list[str] = []
-        self.printer = Printer(plan.choices, self._leaf, held)
+        self.printer = Printer(plan.choices, self._leaf, self.down)
         self.host = leaves.printer()
 
     # ------------------------------------------------------------ leaves
@@ -127,6 +141,24 @@ class KernelWriter:
             self.numbers.setdefault(view.name, Number(view.name, view.name, view.number))
             return f"({view.name} != 0)" if view.operand.expr.type is Type.BOOL else view.name
         name, extent = view.name, view.extent
+        text = self._piece(name, extent) if self.across else self._tile(name, extent)
+        return f"({text} != 0)" if view.operand.expr.type is Type.BOOL else text
+
+    def _piece(self, name: str, extent: Extent) -> str:
+        """What a piece of a tile reads: keys are `rows` of the tile and `chunk` of the block, queries `columns`."""
+        if extent is Extent.DISTANCE:
+            self.vectors[name] = Vector(name, f"_towards_queries({name}, size, tile)", "whole")
+            return f"_diagonals({name}_ref, top_query - top_key - height + n_keys, height, width)"
+        if extent is Extent.PAIR:
+            self.vectors[name] = Vector(name, f"_pairs({name}, size, tile)", "pairs_by_rows")
+            return f"{name}_ref[columns, chunk].T"
+        if extent is Extent.ROW:
+            self.vectors[name] = Vector(name, f"_vectors({name}, 2, BQ)", "held_vector")
+            return f"{name}_ref[:, columns]"
+        self.vectors[name] = Vector(name, f"_vectors({name}, 3, BK)", "walked_vector")
+        return f"_held({name}_ref[walked, :, rows])"
+
+    def _tile(self, name: str, extent: Extent) -> str:
         by_rows = self.held is Level.ROW
         if extent is Extent.DISTANCE:
             length = "towards_keys" if by_rows else "towards_queries"
@@ -146,7 +178,7 @@ class KernelWriter:
                 name, f"_vectors({name}, {axis}, {block})", "held_vector" if held else "walked_vector"
             )
             text = f"_held({name}_ref[...])" if held else f"{name}_ref[walked]"
-        return f"({text} != 0)" if view.operand.expr.type is Type.BOOL else text
+        return text
 
     # ------------------------------------------------------------ the kernel
 
@@ -166,11 +198,12 @@ class KernelWriter:
         for b in bindings:
             if b.level is Level.HEAD:
                 number_lines += self._head(b)
+        once = (Level.HEAD,) if self.across else (Level.HEAD, self.held)
         for b in bindings:
-            if b.level is self.held:
+            if b.level in once and b.level is not Level.HEAD:
                 held.append(self._line(b))
         for b in bindings:
-            if b.level not in (Level.HEAD, self.held):
+            if b.level not in once:
                 own = weight if reads(b.expr, "x", "ref") else score
                 (own if b.expr in ours else masked).append(self._line(b))
         texts = {name: self._whole(e) for name, e in results.items()}
@@ -217,6 +250,6 @@ class KernelWriter:
         level = level_of(e)
         if level is Level.PAIR:
             return text
-        if level is self.held:
+        if level is self.down:
             return f"_across({text}, width)"
         return f"jnp.broadcast_to({text}, (height, width))"

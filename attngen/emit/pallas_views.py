@@ -73,7 +73,7 @@ class WeightView:
     has_key: bool
     saves_den: bool
     saves_exact: bool  # out before it is rounded, for the gradients of params
-    by_columns: bool  # a matrix unit with columns to spare may add up what it multiplies with the values
+    crossable: bool  # wide matrix units may have keys down and queries across
 
 
 @dataclass(frozen=True, slots=True)

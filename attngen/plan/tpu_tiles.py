@@ -17,7 +17,12 @@ STRAIGHT = 16
 
 
 WIDE = ("v6e", "7x")
-"""Chips whose matrix units are 256 columns wide: head dim 128 leaves half of them free."""
+"""Chips whose matrix units are 256 columns wide. A head dim of 128 fills half of them, unless weights stand in them and
+the values stream past."""
+PIECE = 512
+"""Queries and keys that their forward kernel computes at a time."""
+AHEAD = 2
+"""Pieces whose scores it computes before their weights: with fewer the matrix units wait, with more registers spill."""
 
 
 @dataclass(frozen=True, slots=True)

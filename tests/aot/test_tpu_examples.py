@@ -18,7 +18,9 @@ from parity.extras import EXTRAS
 
 import attngen
 from attngen import api, inputs
+from attngen.runtime.tpu.compile import Compiled, compile_for
 from attngen.runtime.tpu.estimate import estimate
+from attngen.runtime.tpu.programs import request_for
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="needs libtpu: pip install 'attngen[tpu]'"
@@ -57,6 +59,36 @@ def compiled_kernels(kernel: attngen.Kernel, chip: str, dim: int) -> set[str]:
 def test_every_kernel_compiles(name: str, chip: str, dim: int) -> None:
     found = compiled_kernels(built(EXAMPLES / f"{name}.attn"), chip, dim)
     assert found in ({"forward", "dq", "dkdv"}, {"forward", "backward"})
+
+
+@pytest.mark.parametrize(
+    ("name", "dim"),
+    [
+        pytest.param(name, dim, marks=[] if (name, dim) == ("windowed_alibi", 64) else [pytest.mark.slow])
+        for name in NAMES
+        if name not in ("sigmoid", "dropout")
+        for dim in (64, 128)
+    ],
+)
+def test_the_forward_of_wide_matrix_units_compiles(name: str, dim: int) -> None:
+    """Keys down and queries across, which is for calls that ask for no gradient and no log-sum-exp."""
+    kernel = built(EXAMPLES / f"{name}.attn")
+    sizes = inputs.settle(kernel.spec, {**SIZES, "D": dim, "Dv": dim}, fixed=("D", "Dv"))
+    compiled = compile_for(
+        request_for(
+            kernel.source,
+            kernel.spec,
+            chip="v6e",
+            dtype="bf16",
+            sizes=sizes,
+            backward=False,
+            schedule=False,
+            mosaic=True,
+        )
+    )
+    assert isinstance(compiled, Compiled), compiled
+    (text,) = (module for _, module in compiled.mosaic)
+    assert "func.func @_forward_across_kernel" in text
 
 
 @pytest.mark.parametrize(

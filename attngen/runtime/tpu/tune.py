@@ -22,6 +22,7 @@ KERNELS = ("forward", "dkdv", "dq")
 """In the order in which a generated file lists their tiles."""
 _FUNCTIONS = {
     "_forward_kernel": "forward",
+    "_forward_across_kernel": "forward",
     "_dkdv_kernel": "dkdv",
     "_dq_kernel": "dq",
     "_backward_kernel": "dkdv",  # dQ as well, in one kernel that takes the tiles of dK/dV

@@ -60,6 +60,8 @@ VMEM = {'v4': 16, 'v5e': 96, 'v5p': 64, 'v6e': 96, '7x': 56, 'cpu': 16384}
 
 STRAIGHT = 16  # tiles that a kernel may have one after the other, beside those in its loop
 WIDE = ('v6e', '7x')  # chips whose matrix units are two registers wide
+PIECE = 512  # rows and columns of what their forward kernel computes at a time
+AHEAD = 2  # pieces whose scores it computes before it needs them
 
 # Tile sizes by chip and bytes of an element: forward, dK/dV and dQ kernels, each (queries, keys, full tiles at a time).
 TILES = {
@@ -94,7 +96,7 @@ class Tile(NamedTuple):
     """How a kernel takes its work. With `steps` the grid walks the tiles, that many for each held one, and brings them
     from memory one by one; without, the whole of a head lies in vector memory, and the kernel walks it in a loop.
     `counts` are the numbers of (full, masked) tiles that held ones meet, where these are known and few enough.
-    `adds`: the matrix unit adds up a row's weights too, in columns that the values leave it.
+    `across`: the forward kernel has keys down and queries across, where no log-sum-exp is asked for.
     """
 
     queries: int
@@ -102,7 +104,7 @@ class Tile(NamedTuple):
     unroll: int
     steps: int = 0
     counts: tuple[tuple[int, int], ...] = ()
-    adds: bool = False
+    across: bool = False
 
 
 class Config(NamedTuple):
@@ -249,26 +251,27 @@ def _tails(counts, unroll):
 
 
 def _walk(full, partial, tile, start, attend, finish):
-    """Calls attend(at, masked) for every tile of the runs: as the grid walks for the step at hand, or in a loop and
-    then one after the other, so that the last tiles, the finish and, where no tile needs the loop, the start are
-    scheduled as one.
+    """Calls attend([(at, masked), …]) for the tiles of the runs, with those that stand one after the other: as the grid
+    walks for the step at hand, or in a loop and then all that are left, so that the last tiles, the finish and, where no
+    tile needs the loop, the start are scheduled as one.
     """
     n_full, n_partial = _total(full), _total(partial)
+
+    def whole(steps):
+        attend([(_numbered(step, full), False) for step in steps])
+
+    def masked(steps):
+        attend([(_numbered(step, partial), True) for step in steps])
+
     if tile.steps:
         step = pl.program_id(3)
         pl.when(step == 0)(start)
         if full:
-            pl.when(step < n_full)(lambda: attend(_numbered(step, full), False))
+            pl.when(step < n_full)(lambda: whole([step]))
         if partial:
-            pl.when((step >= n_full) & (step < n_full + n_partial))(lambda: attend(_numbered(step - n_full, partial), True))
+            pl.when((step >= n_full) & (step < n_full + n_partial))(lambda: masked([step - n_full]))
         pl.when(step == tile.steps - 1)(finish)
         return
-
-    def whole(step):
-        attend(_numbered(step, full), False)
-
-    def masked(step):
-        attend(_numbered(step, partial), True)
 
     if not tile.counts:
         start()
@@ -280,7 +283,7 @@ def _walk(full, partial, tile, start, attend, finish):
         _loop(n_partial - 1, 1, masked)
 
         def last():
-            masked(n_partial - 1)
+            masked([n_partial - 1])
             finish()
 
         pl.when(n_partial > 0)(last)
@@ -295,11 +298,8 @@ def _walk(full, partial, tile, start, attend, finish):
     def tail(n_whole, n_masked):
         if not rolled:
             start(clear=n_whole + n_masked == 0)
-        for i in range(n_whole):
-            attend(_numbered(walked + i, full), False, first=not rolled and i == 0)
-        for i in range(n_masked):
-            attend(_numbered(i, partial), True, first=not rolled and n_whole + i == 0)
-        finish()
+        tiles = [(_numbered(walked + i, full), False) for i in range(n_whole)]
+        attend(tiles + [(_numbered(i, partial), True) for i in range(n_masked)], first=not rolled, last=True)
 
     tails = _tails(tile.counts, tile.unroll)
     for count in tails:
@@ -307,17 +307,28 @@ def _walk(full, partial, tile, start, attend, finish):
         run() if len(tails) == 1 else pl.when((n_full - walked == count[0]) & (n_partial == count[1]))(run)
 
 
+def _in_turn(attend, finish):
+    """attend(tiles, first, last) of a function of one tile, which may be told that it is the first."""
+
+    def several(tiles, first=False, last=False):
+        for i, tile in enumerate(tiles):
+            attend(*tile, first=first and i == 0)
+        if last:
+            finish()
+
+    return several
+
+
 def _loop(count, unroll, body):
-    """body(0) … body(count - 1), `unroll` of them at a time."""
+    """body([0, …]) up to count - 1, `unroll` of them at a time, then one by one."""
     shift = unroll.bit_length() - 1
     rounds = count >> shift
 
     def several(i, _):
-        for j in range(unroll):
-            body(i * unroll + j)
+        body([i * unroll + j for j in range(unroll)])
 
     def one(i, _):
-        body(i)
+        body([i])
 
     lax.fori_loop(0, rounds, several, None)
     if shift:
@@ -491,7 +502,6 @@ def _forward_kernel(
     Sk = size.Sk
     Dv = size.Dv
     BQ, BK = tile.queries, tile.keys
-    adds = tile.adds and not saves
     height = BQ
     width = BK
     head = pl.program_id(1)
@@ -525,16 +535,13 @@ def _forward_kernel(
         max_s[...] = new_max
         rescale = jnp.exp2(old_max - new_max)
         weight = jnp.exp2(x - _across(new_max, width))
-        if adds:  # ones beside the values: their sum is rounded as the product is, and the quotient gains
-            both = _product(weight.astype(v.dtype), jnp.concatenate([v, jnp.ones((BK, LANES), v.dtype)], 1))
-            product, added = both[:, :Dv], both[:, Dv:]
-        else:
-            product, added = _product(weight.astype(v.dtype), v), _by_lanes(weight)
+        added = _by_lanes(weight)
         sum_s[...] = added if first else sum_s[...] * rescale + added
+        product = _product(weight.astype(v.dtype), v)
         acc_s[...] = product if first else acc_s[...] * _across(rescale, Dv) + product
 
     def finish():
-        row_sum = sum_s[...] if adds else _over_lanes(sum_s[...])
+        row_sum = _over_lanes(sum_s[...])
         row_max = max_s[...]
         total = row_max
         # The denominator's extra term is one more key without a value.
@@ -551,12 +558,14 @@ def _forward_kernel(
             lse_ref[...] = _as_row(jnp.where(empty, -jnp.inf, (total + _log2(row_sum)) * LN2))
 
     full, partial = _key_tiles(q0, q1, size, BK)
-    _walk(full, partial, tile, start, attend, finish)
+    _walk(full, partial, tile, start, _in_turn(attend, finish), finish)
 
 
 def _forward(config, q, k, v, floats, data, dtype, saves):
     """out (B, Sq, Hq, Dv) in `dtype`, and, if `saves`, lse (B, Hq, Sq) in float32; else None."""
     size, tile = config.size, config.forward
+    if tile.across and not saves:
+        return _forward_across(config, q, k, v, floats, data), None
     B = size.B
     Hq = size.Hq
     Sq = size.Sq
@@ -588,6 +597,129 @@ def _forward(config, q, k, v, floats, data, dtype, saves):
     if not saves:
         return _heads_inside(results[0], Sq), None
     return _heads_inside(results[0], Sq), *(_unrolled(x, Sq) for x in results[1:])
+
+
+def _forward_across_kernel(
+    head_term_ref, extra_term_ref, q_ref, k_ref, v_ref, out_ref, max_s, acc_s,
+    *, size, tile,
+):
+    """What `_forward_kernel` computes, with keys down and queries across, in pieces of a tile. Values stream past weights
+    that stand in the matrix units, all of whose columns then count, and ones beside the values add the weights up.
+    """
+    Sq = size.Sq
+    Sk = size.Sk
+    Dv = size.Dv
+    BQ, BK = tile.queries, tile.keys
+    height, width = min(BK, PIECE), min(BQ, PIECE)
+    head = pl.program_id(1)
+    held = pl.program_id(2)
+    head_term = head_term_ref[head]
+    extra_term = extra_term_ref[head]
+
+    def start(clear=True):
+        if clear:
+            max_s[...] = jnp.full_like(max_s, LOWEST)
+            acc_s[...] = jnp.zeros_like(acc_s)
+
+    def scores(at, masked, row, i):
+        column = i * width
+        columns = slice(column, column + width)
+        top_query = held * BQ + column
+        top_key = at * BK + row
+        walked = _walked(at, tile)
+        chunk = pl.ds(_start(walked * (BK // height) + row // height, height), height)
+        q_idx = top_query + lax.broadcasted_iota(jnp.int32, (1, width), 1)
+        k_idx = top_key + lax.broadcasted_iota(jnp.int32, (height, LANES), 0)
+        qk = _by_transposed(k_ref[chunk, :], q_ref[columns, :])
+        x = qk * head_term
+        if masked:
+            row_term = q_idx + Sk - Sq
+            allowed = _inside(_across(k_idx, width) <= row_term, _across(k_idx, width), Sk, BK, (height, width))
+            x = jnp.where(allowed, x, -jnp.inf)
+        return x
+
+    def values(at, row):
+        v = v_ref[pl.ds(_start(_walked(at, tile) * (BK // height) + row // height, height), height), :]
+        return jnp.concatenate([v.T, jnp.ones((acc_s.shape[0] - Dv, height), v.dtype)], 0)
+
+    def absorb(x, v, columns, old_max):
+        new_max = jnp.maximum(LOWEST if old_max is None else old_max, x.max(0, keepdims=True))
+        both = _product(v, jnp.exp2(x - new_max).astype(v.dtype))
+        return new_max, both if old_max is None else acc_s[:, columns] * jnp.exp2(old_max - new_max) + both
+
+    def attend(tiles, first=False, last=False):
+        """Some pieces' scores are computed ahead of their weights, so that the matrix units have work meanwhile."""
+        across = [slice(column, column + width) for column in range(0, BQ, width)]
+        row_max = [None if first else max_s[:, columns] for columns in across]
+        pieces = [(*tile, row, i) for tile in tiles for row in range(0, BK, height) for i in range(len(across))]
+        ahead = [scores(*piece) for piece in pieces[:AHEAD]]
+        for number, (at, _, row, i) in enumerate(pieces):
+            ahead += [scores(*piece) for piece in pieces[number + AHEAD :][:1]]
+            if i == 0:
+                v = values(at, row)
+            row_max[i], acc = absorb(ahead.pop(0), v, across[i], row_max[i])
+            if last and number >= len(pieces) - len(across):
+                finish(across[i], row_max[i], acc)
+            else:
+                acc_s[:, across[i]] = acc
+        if not last:
+            max_s[...] = jnp.concatenate(row_max, 1)
+        elif not pieces:
+            finish_all()
+
+    def finish(columns, row_max, acc):
+        row_sum = acc[Dv : Dv + 1, :]
+        total = row_max
+        # The denominator's extra term is one more key without a value.
+        extra = extra_term
+        merged = jnp.maximum(total, extra)
+        rescale = jnp.exp2(total - merged)
+        row_sum = row_sum * rescale + jnp.exp2(extra - merged)
+        row_sum = jnp.where(row_max == LOWEST, 1.0, row_sum)
+        share = rescale / row_sum
+        out_ref[columns, :] = (acc[:Dv, :] * share).astype(out_ref.dtype).T
+
+    def finish_all():
+        finish(slice(None), max_s[...], acc_s[...])
+
+    q0 = held * BQ
+    q1 = _min(q0 + BQ, Sq) - 1
+    full, partial = _key_tiles(q0, q1, size, BK)
+    _walk(full, partial, tile, start, attend, finish_all)
+
+
+def _forward_across(config, q, k, v, floats, data):
+    """out (B, Sq, Hq, Dv), by the kernel above."""
+    size, tile = config.size, config.forward
+    B = size.B
+    Hq = size.Hq
+    Sq = size.Sq
+    Sk = size.Sk
+    Dv = size.Dv
+    BQ, BK = tile.queries, tile.keys
+    temperature_h = floats["temperature_h"]
+    escape_h = floats["escape_h"]
+    scale = data["scale"]
+    head_term = scale * (1.0 / temperature_h * 1.4426950408889634)
+    extra_term = escape_h / temperature_h * 1.4426950408889634
+    numbers = [_numbers(head_term), _numbers(extra_term), ]
+
+    def at(batch, head, held, step, head_term_ref, extra_term_ref):
+        q0 = held * BQ
+        q1 = _min(q0 + BQ, Sq) - 1
+        full, partial = _key_tiles(q0, q1, size, BK)
+        return _visited(step, full, partial, _up(Sk, BK))
+
+    cut = _Blocks(size, tile, BQ, BK, _up(Sk, BK), at)
+    n_tiles = _up(Sq, BQ)
+    ones = 32 // q.dtype.itemsize  # rows of a register
+    (out,) = _launch(
+        functools.partial(_forward_across_kernel, size=size, tile=tile), config, tile, n_tiles, numbers,
+        [cut.held(_heads_first(q, BQ)), cut.walked(_heads_first(k, BK)), cut.walked(_heads_first(v, BK))],
+        [((B, Hq, n_tiles * BQ, Dv), q.dtype, cut.held)],
+        [((1, BQ), jnp.float32), ((Dv + ones, BQ), jnp.float32)],
+    )
+    return _heads_inside(out, Sq)
 
 
 # ---------------------------------------------------------------- backward
@@ -623,7 +755,7 @@ def _dq_kernel(
         sum_temperature_h_s[...] = jnp.zeros_like(sum_temperature_h_s)
         sum_escape_h_s[...] = jnp.zeros_like(sum_escape_h_s)
 
-    def attend(at, masked):
+    def attend(at, masked, first=False):
         k0 = at * BK
         walked = _walked(at, tile)
         k_idx = k0 + lax.broadcasted_iota(jnp.int32, (1, BK), 1)
@@ -656,7 +788,7 @@ def _dq_kernel(
         sum_escape_h_ref[...] = jnp.where(q_idx < Sq, sum_escape_h_s[...], 0.0).sum(0, keepdims=True)
 
     full, partial = _key_tiles(q0, q1, size, BK)
-    _walk(full, partial, tile, start, attend, finish)
+    _walk(full, partial, tile, start, _in_turn(attend, finish), finish)
 
 
 def _dq(config, q, k, v, d_out, lse, delta, floats, data):
@@ -726,7 +858,7 @@ def _dkdv_kernel(
         dk_s[...] = jnp.zeros_like(dk_s)
         dv_s[...] = jnp.zeros_like(dv_s)
 
-    def attend(at, masked):
+    def attend(at, masked, first=False):
         q0 = at * BQ
         walked = _walked(at, tile)
         q_idx = q0 + lax.broadcasted_iota(jnp.int32, (1, BQ), 1)
@@ -755,7 +887,7 @@ def _dkdv_kernel(
         dv_ref[...] = dv_s[...].astype(dv_ref.dtype)
 
     full, partial = _query_tiles(k0, k1, size, BQ)
-    _walk(full, partial, tile, start, attend, finish)
+    _walk(full, partial, tile, start, _in_turn(attend, finish), finish)
 
 
 def _dkdv(config, q, k, v, d_out, lse, delta, floats, data):
@@ -828,7 +960,7 @@ def _backward_kernel(
         sum_temperature_h_s[...] = jnp.zeros_like(sum_temperature_h_s)
         sum_escape_h_s[...] = jnp.zeros_like(sum_escape_h_s)
 
-    def attend(at, masked):
+    def attend(at, masked, first=False):
         q0 = at * BQ
         walked = _walked(at, tile)
         q_idx = q0 + lax.broadcasted_iota(jnp.int32, (1, BQ), 1)
@@ -870,7 +1002,7 @@ def _backward_kernel(
         sum_escape_h_ref[...] = jnp.where(k_idx < Sk, sum_escape_h_s[...], 0.0).sum(0, keepdims=True)
 
     full, partial = _query_tiles(k0, k1, size, BQ)
-    _walk(full, partial, tile, start, attend, finish)
+    _walk(full, partial, tile, start, _in_turn(attend, finish), finish)
 
 
 def _backward(config, q, k, v, d_out, lse, delta, floats, data):
@@ -982,8 +1114,8 @@ def _configured(size, dtype, floats, data, returns_lse):
             counts = _key_counts(size, tile, floats, data)
             if sum(map(sum, _tails(counts, unroll))) <= STRAIGHT:
                 tile = tile._replace(counts=counts)
-        if kernel == "forward" and chip in WIDE and itemsize == 2 and size.Dv == LANES:
-            tile = tile._replace(adds=True)
+        if kernel == "forward" and chip in WIDE and itemsize == 2 and size.Dv in (LANES // 2, LANES):
+            tile = tile._replace(across=True)
         tiles.append(tile)
     return Config(size, *tiles, fused, _interpreted(), VMEM[chip], returns_lse)
 

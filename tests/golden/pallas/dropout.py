@@ -285,26 +285,27 @@ def _tails(counts, unroll):
 
 
 def _walk(full, partial, tile, start, attend, finish):
-    """Calls attend(at, masked) for every tile of the runs: as the grid walks for the step at hand, or in a loop and
-    then one after the other, so that the last tiles, the finish and, where no tile needs the loop, the start are
-    scheduled as one.
+    """Calls attend([(at, masked), …]) for the tiles of the runs, with those that stand one after the other: as the grid
+    walks for the step at hand, or in a loop and then all that are left, so that the last tiles, the finish and, where no
+    tile needs the loop, the start are scheduled as one.
     """
     n_full, n_partial = _total(full), _total(partial)
+
+    def whole(steps):
+        attend([(_numbered(step, full), False) for step in steps])
+
+    def masked(steps):
+        attend([(_numbered(step, partial), True) for step in steps])
+
     if tile.steps:
         step = pl.program_id(3)
         pl.when(step == 0)(start)
         if full:
-            pl.when(step < n_full)(lambda: attend(_numbered(step, full), False))
+            pl.when(step < n_full)(lambda: whole([step]))
         if partial:
-            pl.when((step >= n_full) & (step < n_full + n_partial))(lambda: attend(_numbered(step - n_full, partial), True))
+            pl.when((step >= n_full) & (step < n_full + n_partial))(lambda: masked([step - n_full]))
         pl.when(step == tile.steps - 1)(finish)
         return
-
-    def whole(step):
-        attend(_numbered(step, full), False)
-
-    def masked(step):
-        attend(_numbered(step, partial), True)
 
     if not tile.counts:
         start()
@@ -316,7 +317,7 @@ def _walk(full, partial, tile, start, attend, finish):
         _loop(n_partial - 1, 1, masked)
 
         def last():
-            masked(n_partial - 1)
+            masked([n_partial - 1])
             finish()
 
         pl.when(n_partial > 0)(last)
@@ -331,11 +332,8 @@ def _walk(full, partial, tile, start, attend, finish):
     def tail(n_whole, n_masked):
         if not rolled:
             start(clear=n_whole + n_masked == 0)
-        for i in range(n_whole):
-            attend(_numbered(walked + i, full), False, first=not rolled and i == 0)
-        for i in range(n_masked):
-            attend(_numbered(i, partial), True, first=not rolled and n_whole + i == 0)
-        finish()
+        tiles = [(_numbered(walked + i, full), False) for i in range(n_whole)]
+        attend(tiles + [(_numbered(i, partial), True) for i in range(n_masked)], first=not rolled, last=True)
 
     tails = _tails(tile.counts, tile.unroll)
     for count in tails:
@@ -343,17 +341,28 @@ def _walk(full, partial, tile, start, attend, finish):
         run() if len(tails) == 1 else pl.when((n_full - walked == count[0]) & (n_partial == count[1]))(run)
 
 
+def _in_turn(attend, finish):
+    """attend(tiles, first, last) of a function of one tile, which may be told that it is the first."""
+
+    def several(tiles, first=False, last=False):
+        for i, tile in enumerate(tiles):
+            attend(*tile, first=first and i == 0)
+        if last:
+            finish()
+
+    return several
+
+
 def _loop(count, unroll, body):
-    """body(0) … body(count - 1), `unroll` of them at a time."""
+    """body([0, …]) up to count - 1, `unroll` of them at a time, then one by one."""
     shift = unroll.bit_length() - 1
     rounds = count >> shift
 
     def several(i, _):
-        for j in range(unroll):
-            body(i * unroll + j)
+        body([i * unroll + j for j in range(unroll)])
 
     def one(i, _):
-        body(i)
+        body([i])
 
     lax.fori_loop(0, rounds, several, None)
     if shift:
@@ -574,7 +583,7 @@ def _forward_kernel(
             lse_ref[...] = _as_row(jnp.where(empty, -jnp.inf, (total + _log2(row_sum)) * LN2))
 
     full, partial = _key_tiles(q0, q1, size, BK)
-    _walk(full, partial, tile, start, attend, finish)
+    _walk(full, partial, tile, start, _in_turn(attend, finish), finish)
 
 
 def _forward(config, q, k, v, floats, data, dtype, saves):
@@ -645,7 +654,7 @@ def _dq_kernel(
         q_s[...] = (q_ref[...].astype(jnp.float32) * logit_scale).astype(q_s.dtype)
         dq_s[...] = jnp.zeros_like(dq_s)
 
-    def attend(at, masked):
+    def attend(at, masked, first=False):
         k0 = at * BK
         walked = _walked(at, tile)
         k_idx = k0 + lax.broadcasted_iota(jnp.int32, (1, BK), 1)
@@ -670,7 +679,7 @@ def _dq_kernel(
         dq_ref[...] = (dq_s[...] * scale).astype(dq_ref.dtype)
 
     full, partial = _key_tiles(q0, q1, size, BK)
-    _walk(full, partial, tile, start, attend, finish)
+    _walk(full, partial, tile, start, _in_turn(attend, finish), finish)
 
 
 def _dq(config, q, k, v, d_out, lse, delta, floats, data):
@@ -733,7 +742,7 @@ def _dkdv_kernel(
         dk_s[...] = jnp.zeros_like(dk_s)
         dv_s[...] = jnp.zeros_like(dv_s)
 
-    def attend(at, masked):
+    def attend(at, masked, first=False):
         q0 = at * BQ
         walked = _walked(at, tile)
         q_idx = q0 + lax.broadcasted_iota(jnp.int32, (1, BQ), 1)
@@ -765,7 +774,7 @@ def _dkdv_kernel(
         dv_ref[...] = dv_s[...].astype(dv_ref.dtype)
 
     full, partial = _query_tiles(k0, k1, size, BQ)
-    _walk(full, partial, tile, start, attend, finish)
+    _walk(full, partial, tile, start, _in_turn(attend, finish), finish)
 
 
 def _dkdv(config, q, k, v, d_out, lse, delta, floats, data):
@@ -836,7 +845,7 @@ def _backward_kernel(
         dk_s[...] = jnp.zeros_like(dk_s)
         dv_s[...] = jnp.zeros_like(dv_s)
 
-    def attend(at, masked):
+    def attend(at, masked, first=False):
         q0 = at * BQ
         walked = _walked(at, tile)
         q_idx = q0 + lax.broadcasted_iota(jnp.int32, (1, BQ), 1)
@@ -871,7 +880,7 @@ def _backward_kernel(
         dv_ref[...] = dv_s[...].astype(dv_ref.dtype)
 
     full, partial = _query_tiles(k0, k1, size, BQ)
-    _walk(full, partial, tile, start, attend, finish)
+    _walk(full, partial, tile, start, _in_turn(attend, finish), finish)
 
 
 def _backward(config, q, k, v, d_out, lse, delta, floats, data):

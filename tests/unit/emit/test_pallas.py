@@ -58,8 +58,11 @@ def test_a_factor_of_every_product_goes_into_q() -> None:
 
 def test_full_tiles_go_without_the_mask() -> None:
     lines = generated("attention a\nmask = causal\n").split("\n")
-    (where,) = [i for i, line in enumerate(lines) if "x = jnp.where(allowed" in line]
-    assert lines[where - 2].strip() == "if masked:"
+    found = [i for i, line in enumerate(lines) if "x = jnp.where(allowed" in line]
+    assert len(found) == 2  # queries down, and queries across
+    for where in found:
+        outside = [line for line in lines[:where] if not line.startswith(" " * 12)]
+        assert outside[-1] == "        if masked:"
 
 
 def test_a_bool_is_chosen_without_a_select() -> None:
