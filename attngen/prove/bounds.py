@@ -18,8 +18,9 @@ from attngen.ir.nodes import Expr, Load, Symbol
 from attngen.ir.walk import loads
 from attngen.plan.access import Access, AxisAccess, Corner
 from attngen.plan.kernel import KernelPlan, evaluated
+from attngen.prove.answers import Answer, Fails, Holds, Term
 from attngen.prove.confirm import evaluated_at, reads_functions
-from attngen.prove.smt import Answer, Fails, Holds, Term, World
+from attngen.prove.smt import World
 from attngen.prove.verdict import Claim, Proved, Refuted, Unknown
 
 _POSITIONS = {"q": "Sq", "k": "Sk"}

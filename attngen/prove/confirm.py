@@ -8,7 +8,7 @@ from attngen.errors import UsageError
 from attngen.ir.evaluate import evaluate
 from attngen.ir.nodes import FLOAT_FUNCTIONS, Apply, Expr, Load, Op
 from attngen.ir.walk import nodes
-from attngen.prove.smt import Fails
+from attngen.prove.answers import Fails
 
 
 def reads_functions(e: Expr) -> bool:

@@ -30,9 +30,10 @@ from attngen.plan.kernel import KernelPlan
 from attngen.plan.loops import Loops
 from attngen.plan.ranges import TileRanges
 from attngen.plan.split import Split
+from attngen.prove.answers import Answer, Fails, Holds, Term
 from attngen.prove.confirm import reads_functions
 from attngen.prove.settings import Setting, settings
-from attngen.prove.smt import Answer, Fails, Holds, Term, World
+from attngen.prove.smt import World
 from attngen.prove.trial import Example, Trial
 from attngen.prove.verdict import Claim, Proved, Refuted, Unknown, Verdict
 from attngen.prove.walk_loops import loops_answer, pieces_answer, starts_answer

@@ -22,8 +22,9 @@ from attngen.ir.evaluate import evaluate
 from attngen.ir.nodes import Apply, Expr, Literal, Load, Op, Scalar, Symbol, Type
 from attngen.ir.walk import children, nodes, rebuild, transform
 from attngen.plan.kernel import KernelPlan, evaluated
+from attngen.prove.answers import Answer, Fails, Holds, Term
 from attngen.prove.confirm import reads_functions
-from attngen.prove.smt import Answer, Fails, Holds, Term, World
+from attngen.prove.smt import World
 from attngen.prove.verdict import Claim, Proved, Refuted, Unknown, Verdict
 from attngen.prove.whole_numbers import Ends, ends, known_ints
 

@@ -15,8 +15,6 @@ such as exp are uninterpreted: what z3 shows holds whatever they are.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from itertools import combinations
 from time import monotonic
 from typing import Any, assert_never
 
@@ -26,9 +24,8 @@ from attngen.errors import InternalError
 from attngen.ir.attention import Attention, Param
 from attngen.ir.nodes import Apply, Expr, Literal, Load, Op, Scalar, Symbol, Type
 from attngen.ir.walk import symbols
-
-Term = Any
-"""A z3 expression of any sort."""
+from attngen.prove.answers import Answer, Fails, Holds, Open, Term
+from attngen.prove.quotients import Quotient, laws, products
 
 _STEPS_A_SECOND = 1_000_000
 _LINEAR_STEPS_A_SECOND = 60_000_000
@@ -37,41 +34,6 @@ depends on the solver: 0.5 to 1 million, or, for linear arithmetic by the older 
 
 _PATIENCE = 4
 """How much longer than asked a question may take on a busy machine."""
-
-
-@dataclass(frozen=True, slots=True)
-class Holds:
-    """The conclusion follows."""
-
-
-@dataclass(frozen=True, slots=True)
-class Fails:
-    """The solver's values under which the premises hold and the conclusion does not, by name."""
-
-    values: Mapping[str, int | float | bool]
-
-    def text(self) -> str:
-        return ", ".join(f"{name} = {value}" for name, value in self.values.items())
-
-
-@dataclass(frozen=True, slots=True)
-class Open:
-    """The solver gave up."""
-
-    reason: str
-
-
-Answer = Holds | Fails | Open
-
-
-@dataclass(frozen=True, slots=True)
-class _Quotient:
-    """A floor division by a divisor that is no constant: `value` = number // divisor, `multiple` = value * divisor."""
-
-    number: Term
-    divisor: Term
-    value: Term
-    multiple: Term
 
 
 class World:
@@ -83,9 +45,8 @@ class World:
         self._context = z3.Context()
         self._terms: dict[tuple[Expr, tuple[tuple[str, int], ...]], Term] = {}
         self._names: dict[str, Term] = {}
-        self._quotients: list[_Quotient] = []
+        self._quotients: list[Quotient] = []
         self._facts: list[Term] = []
-        self._told: set[str] = set()
         self.queries = 0
         for fact in attention.assumes:
             self._facts.append(self.term(fact))
@@ -297,59 +258,14 @@ class World:
                     return quotient.multiple
         return a * b
 
-    def _quotient(self, a: Term, c: Term) -> _Quotient:
+    def _quotient(self, a: Term, c: Term) -> Quotient:
         for found in self._quotients:
             if found.number.eq(a) and found.divisor.eq(c):
                 return found
         number = len(self._quotients)
-        made = _Quotient(a, c, z3.Int(f"quotient {number}", self._context), z3.Int(f"multiple {number}", self._context))
+        made = Quotient(a, c, z3.Int(f"quotient {number}", self._context), z3.Int(f"multiple {number}", self._context))
         self._quotients.append(made)
         return made
-
-    def _laws(self) -> list[Term]:
-        """What follows from a = c * quotient + remainder, 0 <= remainder < c, without a product of unknowns."""
-        laws: list[Term] = []
-        for x in self._quotients:
-            laws.append(
-                z3.Implies(
-                    x.divisor > 0,
-                    z3.And(
-                        x.multiple <= x.number,
-                        x.number < x.multiple + x.divisor,
-                        (x.value >= 0) == (x.number >= 0),
-                        (x.value >= 0) == (x.multiple >= 0),
-                        (x.value <= 0) == (x.multiple <= 0),
-                        z3.Implies(x.value >= 1, x.multiple >= x.divisor),
-                        z3.Implies(x.value >= 1, x.multiple >= x.value),
-                        z3.Implies(x.divisor == 1, x.value == x.number),
-                        z3.Implies(x.number >= 0, x.value <= x.number),
-                        z3.Implies(x.number < 0, x.value >= x.number),
-                    ),
-                )
-            )
-        for x, y in combinations(self._quotients, 2):
-            if not x.divisor.eq(y.divisor):
-                continue
-            apart = []
-            for a, b in ((x, y), (y, x)):
-                apart += [
-                    z3.Implies(a.number <= b.number, z3.And(a.value <= b.value, a.multiple <= b.multiple)),
-                    z3.Implies(a.value < b.value, a.multiple + a.divisor <= b.multiple),
-                    z3.Implies(a.multiple + a.divisor <= b.multiple, a.value < b.value),
-                    (a.value + 1 == b.value) == (a.multiple + a.divisor == b.multiple),
-                ]
-            laws.append(z3.Implies(x.divisor > 0, z3.And((x.value == y.value) == (x.multiple == y.multiple), *apart)))
-        return laws
-
-    def _products(self) -> list[Term]:
-        """The definition itself, for both signs of the divisor."""
-        found: list[Term] = []
-        for x in self._quotients:
-            rest = x.number - x.multiple
-            found.append(x.multiple == x.value * x.divisor)
-            found.append(z3.Implies(x.divisor > 0, z3.And(rest >= 0, rest < x.divisor)))
-            found.append(z3.Implies(x.divisor < 0, z3.And(rest <= 0, rest > x.divisor)))
-        return found
 
     # ------------------------------------------------------------ logic, for those who state claims
 
@@ -358,6 +274,9 @@ class World:
 
     def any_of(self, terms: Iterable[Term]) -> Term:
         return z3.Or(*terms, z3.Not(self._true()))
+
+    def every(self, *terms: Term) -> Term:
+        return z3.And(*terms)
 
     def implies(self, a: Term, b: Term) -> Term:
         return z3.Implies(a, b)
@@ -394,11 +313,12 @@ class World:
         self.queries += 1
         given = list(premises)
         deadline = monotonic() + seconds
-        linear = self._check([*given, z3.Not(conclusion), *self._facts, *self._laws()], seconds)
+        doubted = [*given, z3.Not(conclusion), *self._facts, *laws(self._quotients, self)]
+        linear = self._check(doubted, seconds)
         if not self._quotients or isinstance(linear, Holds):
             return linear
         left = max(0.05, deadline - monotonic())
-        return self._check([*given, z3.Not(conclusion), *self._facts, *self._laws(), *self._products()], left)
+        return self._check([*doubted, *products(self._quotients, self)], left)
 
     def possible(self, seconds: float) -> Answer:
         """`Fails`, with values, if all facts can hold together, an element of each tensor having its own `where`;

@@ -21,7 +21,8 @@ from attngen.plan.loops import ZERO, Assigned, Loops, Ordered, Rounded, Run
 from attngen.plan.ranges import TileRanges
 from attngen.plan.segments import Segment
 from attngen.plan.split import Split
-from attngen.prove.smt import Answer, Holds, Term, World
+from attngen.prove.answers import Answer, Holds, Term
+from attngen.prove.smt import World
 
 
 def loops_answer(

@@ -12,7 +12,8 @@ from collections.abc import Mapping
 
 from attngen.ir.nodes import Apply, Expr, Literal, Load, Op, Scalar, Symbol, Type
 from attngen.ir.walk import nodes
-from attngen.prove.smt import Term, World
+from attngen.prove.answers import Term
+from attngen.prove.smt import World
 
 Ends = tuple[int, int]
 

@@ -18,9 +18,10 @@ from attngen.ir.nodes import Apply, Expr, Literal, Load, Op, Scalar, Type
 from attngen.ir.walk import children, nodes, params
 from attngen.plan.kernel import KernelPlan, evaluated
 from attngen.plan.width import WideInts
+from attngen.prove.answers import Answer, Fails, Holds, Term
 from attngen.prove.confirm import reads_functions
 from attngen.prove.saturation import CEILING, StandIns, saturation
-from attngen.prove.smt import Answer, Fails, Holds, Term, World
+from attngen.prove.smt import World
 from attngen.prove.verdict import Claim, Proved, Refuted, Unknown, Verdict
 from attngen.prove.whole_numbers import INT32, Ends, ends, known_ints
 

@@ -16,8 +16,9 @@ from attngen.ir.nodes import Expr
 from attngen.plan import KernelPlan, plan
 from attngen.plan.loops import Assigned, Rounded
 from attngen.plan.split import Split
+from attngen.prove.answers import Fails, Holds
 from attngen.prove.ranges import tile_ranges
-from attngen.prove.smt import Fails, Holds, World
+from attngen.prove.smt import World
 from attngen.prove.verdict import Proved, Refuted
 from attngen.prove.walk_loops import pieces_answer
 from attngen.syntax.parser import parse
