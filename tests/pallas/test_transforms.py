@@ -188,12 +188,12 @@ def test_bounds_of_floats_are_not_counted_beforehand() -> None:
     assert "counts=counts" in source("sliding_window", window=9)
 
 
-@pytest.mark.parametrize("name", ["causal", "softmax1"])
+@pytest.mark.parametrize(("name", "dim"), [("causal", 128), ("softmax1", 128), ("causal", 64)])
 @pytest.mark.parametrize("spread", [0.3, 4.0])
-def test_weights_that_the_matrix_unit_adds_up_are_no_less_exact(name: str, spread: float) -> None:
+def test_weights_that_the_matrix_unit_adds_up_are_no_less_exact(name: str, dim: int, spread: float) -> None:
     """On chips with columns to spare: numerator and denominator are then rounded alike. An lse is not made of them."""
     attend, text = attngen.compile(EXAMPLES / f"{name}.attn", "pallas"), source(name)
-    arrays = {n: numbers(1, 256, 2, 128, seed=i).astype(jnp.bfloat16) for i, n in enumerate("qkv")}
+    arrays = {n: numbers(1, 256, 2, dim, seed=i).astype(jnp.bfloat16) for i, n in enumerate("qkv")}
     arrays["q"] = arrays["q"] * jnp.bfloat16(spread)
     exact = np.asarray(attend.reference(**{n: np.asarray(x, np.float64) for n, x in arrays.items()}), np.float64)
     off: list[float] = []
