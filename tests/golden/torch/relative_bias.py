@@ -79,7 +79,7 @@ def _element(x: Tensor, *index: Tensor | int) -> Tensor:
         inside = inside & (i >= 0) & (i < size)
     if 0 in x.shape:
         return torch.zeros_like(at[0], dtype=x.dtype)
-    return torch.where(inside, x[tuple(i.clamp(0, size - 1) for i, size in zip(at, x.shape))], 0)
+    return torch.where(inside, x[tuple(i.clamp(0, size - 1) for i, size in zip(at, x.shape))], x.new_zeros(()))
 
 
 def _along_diagonals(x: Tensor) -> Tensor:
