@@ -19,7 +19,7 @@ stops at 1,000 frames."""
 MAX_WORK = 500_000
 """What analysing one file may cost, about a second: one for each node compared."""
 
-_CHECK_COST = 10
+_CHECK_COST = 14
 """The cost of looking at one node of the syntax tree."""
 
 # The operations whose simplification compares or flattens their arguments.
