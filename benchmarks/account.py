@@ -6,7 +6,7 @@ For causal and full masks, D = 64 and 128, forward and backward, the main loop's
 counted by the unit that executes them, and each count is brought to cycles of a multiprocessor by the unit's rate
 (CUDA programming guide, "Arithmetic Instructions", compute capability 9.0). What counts is the ratio to the matrix
 units' own cycles: at 100 % a unit needs as long as they do, and neither clock nor card stands in it. Beside it is what
-was measured (`h200.json`), as a share of what a large product reaches on the same card.
+was measured (`h200.json`), as a share of what a large product reaches on such a card.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from attngen.runtime import aot  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "h200.json"
 CEILING = 790.0
-"""TFLOP/s of a large bfloat16 product on the card of `h200.json`."""
+"""TFLOP/s of a large bfloat16 product on an H200, measured once; `attngen bench` measures it with each run."""
 
 UNITS = ("matrix", "shared memory", "issue", "special functions", "arithmetic", "logic")
 
