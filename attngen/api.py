@@ -8,12 +8,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Collection, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from attngen import files
+from attngen import beside, files
 from attngen.errors import Refuted, Source, SpecError, Unproved, UsageError
 from attngen.ir.attention import Attention
 from attngen.vocabulary import PRECISIONS, SOURCE_ARCHITECTURES, STAGES, TARGETS, Const, Precision
@@ -153,15 +154,28 @@ def build(
     options: Options,
     consts: Mapping[str, Const] | None = None,
     allow_unproved: Collection[str] = (),
+    *,
+    fork: bool = False,
 ) -> Kernel:
-    """The whole chain for one spec, short of loading it. Raises `Refuted` or `Unproved` where the proof fails."""
+    """The whole chain for one spec, short of loading it. Raises `Refuted` or `Unproved` where the proof fails.
+
+    With `fork` a copy of this process writes the file while this one proves, in the hope that all will be proved.
+    """
     from attngen.emit import emit
+    from attngen.prove.verdict import ALL_PROVED
 
     spec, planned = checked_plan(source, consts, options.target)
-    proof, planned = prove(spec, planned)
-    proof = _accepted(proof, source, allow_unproved)
-    text = emit(planned, source.text, options, proof.summary())
-    return Kernel(spec=spec, plan=planned, source=text, target=options.target, proof=proof)
+
+    def hoped_for() -> str:
+        return emit(planned, source.text, options, ALL_PROVED)
+
+    with beside.begun(hoped_for) if fork else nullcontext(lambda: None) as written:
+        proof, emitted = prove(spec, planned)
+        proof = _accepted(proof, source, allow_unproved)
+        text = written() if emitted is planned and proof.summary() == ALL_PROVED else None
+    if text is None:
+        text = emit(emitted, source.text, options, proof.summary())
+    return Kernel(spec=spec, plan=emitted, source=text, target=options.target, proof=proof)
 
 
 def _accepted(proof: Proof, source: Source, allow_unproved: Collection[str]) -> Proof:
@@ -187,8 +201,10 @@ def stage(
     options: Options,
     consts: Mapping[str, Const] | None = None,
     allow_unproved: Collection[str] = (),
+    *,
+    fork: bool = False,
 ) -> str:
-    """The stable text of one stage: `ast`, `ir`, `plan`, `proof` or `source`."""
+    """The stable text of one stage: `ast`, `ir`, `plan`, `proof` or `source`. `fork`: see `build`."""
     match kind:
         case "ast":
             from attngen.syntax.dump import dump
@@ -208,7 +224,7 @@ def stage(
 
             return proof_text(check(source, consts, target=options.target))
         case "source":
-            return build(source, options, consts, allow_unproved).source
+            return build(source, options, consts, allow_unproved, fork=fork).source
         case _:
             raise UsageError(f"no stage {kind!r}; there are {', '.join(STAGES)}")
 

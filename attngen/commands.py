@@ -35,7 +35,8 @@ def run_compile(args: Namespace, tuned: tuple[Tuned, ...] | tuple[TunedGpu, ...]
                 kinds = ", ".join((*(["source"] if flag == "arch" else []), *vocabulary.BINARIES))
                 raise UsageError(f"--{flag.replace('_', '-')} goes with --emit {kinds}, not with {args.emit}")
         options = api.options(args.target, args.precision, args.tile, args.arch or "auto", tuned)
-        text = api.stage(args.emit, files.read_source(args.spec), options, dict(args.define), args.allow_unproved)
+        source, consts = files.read_source(args.spec), dict(args.define)
+        text = api.stage(args.emit, source, options, consts, args.allow_unproved, fork=True)
         deliver(text, args.output)
         return 0
     return _compile_binaries(args)

@@ -45,6 +45,7 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
         autoescape=False,  # Python source, not HTML; names and literals come from the typed IR alone
+        optimized=False,  # each template is rendered once or twice: folding its constants costs more than it saves
     )
     filters: dict[str, Any] = environment.filters  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
     filters.update(lines=_lines, wrap=_wrap, bracket=bracket, constants=_constants)

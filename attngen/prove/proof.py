@@ -20,7 +20,7 @@ from attngen.prove.locality import locality
 from attngen.prove.range_safety import range_safety
 from attngen.prove.ranges import tile_ranges
 from attngen.prove.streaming import streaming
-from attngen.prove.verdict import Claim, Obligation, Refuted, Shown, Unknown
+from attngen.prove.verdict import Claim, Obligation, Refuted, Shown, Unknown, proved_line
 from attngen.prove.widths import integer_width
 
 BUDGET = 10.0
@@ -82,8 +82,7 @@ class Proof:
 
     def summary(self) -> tuple[str, ...]:
         """A few lines for the generated file's header: the same on every machine."""
-        proved = ", ".join(s.obligation.value for s in self.shown if s.status == "proved")
-        lines = [f"Proved: {proved}." if proved else "Proved: nothing."]
+        lines = [proved_line(s.obligation for s in self.shown if s.status == "proved")]
         lines += [f"Not proved, and not used: {what}." for what in self.dropped]
         unproved = [o.value for o in self.allowed if self.of(o).status == "unknown"]
         if unproved:

@@ -6,6 +6,7 @@ them. Unknown never counts as proved.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -23,6 +24,15 @@ class Obligation(StrEnum):
     TILE_RANGES = "tile-ranges"
     INDEX_BOUNDS = "index-bounds"
     INTEGER_WIDTH = "integer-width"
+
+
+def proved_line(names: Iterable[str]) -> str:
+    """What a generated file's header says of the obligations that are proved."""
+    return f"Proved: {', '.join(names) or 'nothing'}."
+
+
+ALL_PROVED = (proved_line(Obligation),)
+"""The header's lines about a proof that lacks nothing."""
 
 
 @dataclass(frozen=True, slots=True)

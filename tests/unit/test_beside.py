@@ -1,0 +1,115 @@
+"""Work in a forked process: its text comes back whole, or nothing does, and no process is left behind."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from attngen import api, beside, cli
+from attngen.errors import Source
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+alone = pytest.mark.skipif(
+    threading.active_count() > 1 or (os.cpu_count() or 1) < 2, reason="a copy is made of a process with one thread"
+)
+
+
+def no_child_left() -> bool:
+    try:
+        os.waitpid(-1, os.WNOHANG)
+    except ChildProcessError:
+        return True
+    return False
+
+
+@alone
+def test_text_comes_back_from_another_process() -> None:
+    long = "é" * 1_000_000  # more than a pipe holds
+    with beside.begun(lambda: f"{os.getpid()} {long}") as written:
+        text = written()
+    assert text is not None
+    process, _, rest = text.partition(" ")
+    assert int(process) != os.getpid() and rest == long
+    assert no_child_left()
+
+
+@alone
+def test_work_that_fails_gives_nothing() -> None:
+    def work() -> str:
+        raise ValueError("never mind")
+
+    with beside.begun(work) as written:
+        assert written() is None
+    assert no_child_left()
+
+
+@alone
+def test_work_that_is_not_waited_for_ends() -> None:
+    def work() -> str:
+        time.sleep(600)
+        return "late"
+
+    start = time.monotonic()
+    with pytest.raises(KeyError), beside.begun(work):
+        raise KeyError("what the parent met")
+    assert time.monotonic() - start < 60
+    assert no_child_left()
+
+
+def test_no_copy_is_made_of_a_process_with_threads() -> None:
+    done = threading.Event()
+    other = threading.Thread(target=done.wait)
+    other.start()
+    try:
+        with beside.begun(lambda: "text") as written:
+            assert written() is None
+    finally:
+        done.set()
+        other.join()
+
+
+DROPPED = "attention subject\n\nparam born: int[B, Sk]\nparam seen: int[B, Sq]\nmask = born[b, k] < seen[b, q]\n"
+"""Ints of 32 bits may turn its data test, which is then not used: what was written in hope of all is not either."""
+
+
+@pytest.mark.parametrize(
+    ("text", "target"),
+    [((EXAMPLES / "windowed_alibi.attn").read_text(encoding="utf-8"), "triton"), (DROPPED, "jax")],
+    ids=["proved", "dropped"],
+)
+def test_file_is_the_same_with_and_without_a_copy(
+    text: str, target: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("ATTNGEN_CACHE", str(tmp_path))
+    found = {fork: api.build(Source(text), api.options(target), fork=fork).source for fork in (False, True)}
+    assert found[False] == found[True]
+    assert ("Not proved, and not used" in found[True]) == (text == DROPPED)
+
+
+@alone
+def test_what_the_copy_wrote_is_what_is_delivered(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ATTNGEN_CACHE", str(tmp_path))
+    here = os.getpid()
+    monkeypatch.setattr("attngen.emit.emit", lambda *_: f"by the {'parent' if os.getpid() == here else 'copy'}\n")
+    assert cli.main(["compile", str(EXAMPLES / "causal.attn")]) == 0
+    assert capsys.readouterr().out == "by the copy\n"
+
+
+@alone
+def test_what_is_refuted_is_reported_as_ever(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spec = tmp_path / "wrong.attn"
+    spec.write_text(
+        "attention wrong\n\nnormalizer own {\n    weight(s)     = exp(s)\n    denominator   = sum\n"
+        "    shift         = max\n    weight(s, m)  = exp(s - m)\n    rescale(m, n) = 1\n}\n\nnormalizer = own\n"
+    )
+    assert cli.main(["compile", str(spec), "-o", str(tmp_path / "out.py")]) == 1
+    assert "error" in capsys.readouterr().err
+    assert not (tmp_path / "out.py").exists()
+    assert no_child_left()
