@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 from attngen.errors import UsageError
-from attngen.ir.evaluate import evaluate
 from attngen.ir.nodes import FLOAT_FUNCTIONS, Apply, Expr, Load, Op
 from attngen.ir.walk import nodes
 from attngen.prove.answers import Fails
@@ -20,6 +19,8 @@ def evaluated_at(answer: Fails, e: Expr) -> int | None:
     """The value of an int expression at z3's values; None where these do not say all that it reads."""
     if any(isinstance(n, Load) for n in nodes(e)):
         return None
+    from attngen.ir.evaluate import evaluate  # with NumPy, which is not loaded for what z3 shows
+
     at = {**answer.values, "inf": math.inf}
     try:
         return int(evaluate(e, at, at))

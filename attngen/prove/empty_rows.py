@@ -24,7 +24,6 @@ from attngen.prove.finite import Finiteness
 from attngen.prove.interval import Interval
 from attngen.prove.intervals import Ranges
 from attngen.prove.verdict import Claim, Proved, Refuted, Unknown
-from attngen.prove.witness import Search
 from attngen.prove.wording import BY, example, nothing_found
 
 ZERO = i.point(0.0)
@@ -214,6 +213,8 @@ def _vanished_shifted(plan: KernelPlan, sentence: str) -> Claim:
     # With an extra term far below the maximum, both parts of the denominator vanish: acc / 0.
     far = apply(Op.LT, real(150.0), sub(mul(S, w.factor), mul(w.log_extra, real(LOG2E))))
     inside = (apply(Op.LE, S, real(LEAST_SCORE)), far)
+    from attngen.prove.search import Search  # with NumPy: see `Finiteness.search`
+
     search = Search(plan.attention, LEAST, scale_positive=True)
     witness = search.find(apply(Op.EQ, own, real(0.0)), inside, "true")
     if witness is None:

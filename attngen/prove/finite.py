@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from attngen.ir import build, walk
 from attngen.ir.attention import Attention
@@ -19,8 +20,11 @@ from attngen.prove.boxes import BOXES, LEAST, Box
 from attngen.prove.interval import Interval
 from attngen.prove.intervals import Ranges, ranges
 from attngen.prove.leaves import disjuncts
-from attngen.prove.witness import Search, Witness
+from attngen.prove.witness import Witness
 from attngen.prove.world import scale_enters_as_product
+
+if TYPE_CHECKING:
+    from attngen.prove.search import Search
 
 _BOXES_SPLIT = 300
 """Boxes tried before halving is given up."""
@@ -68,14 +72,19 @@ class Finiteness:
             joined = joined if inner.dead else i.join(joined, inner.of(e))
         return joined
 
+    def search(self) -> Search:
+        """A search for inputs in the least box."""
+        from attngen.prove.search import Search  # with NumPy, which takes as long to load as most proofs take
+
+        return Search(self.attention, LEAST, scale_positive=self.scale_positive)
+
     def finite(self, e: Expr, conditions: Sequence[Expr] = ()) -> Holds | Witness | None:
         """Whether every value is finite, or -inf as written."""
         for box in BOXES:
             values = self.values(e, conditions, box)
             if values.sound:
                 return Holds(box, values)
-        search = Search(self.attention, LEAST, scale_positive=self.scale_positive)
-        witness = search.find(e, conditions)
+        witness = self.search().find(e, conditions)
         if witness is not None:
             return witness
         values = self._by_halves(e, conditions)
@@ -112,8 +121,7 @@ class Finiteness:
             place = self.place(box, conditions, (e,))
             if place.dead or not place.truth(e).can_fail:
                 return box
-        search = Search(self.attention, LEAST, scale_positive=self.scale_positive)
-        return search.find(apply(Op.NOT, e), conditions, "true")
+        return self.search().find(apply(Op.NOT, e), conditions, "true")
 
     def defined(self, e: Expr, conditions: Sequence[Expr] = ()) -> Box | tuple[Apply, Witness | None]:
         """Whether every int in `e` has a value: the largest box in which it does, or an operation that has none."""
@@ -122,7 +130,7 @@ class Finiteness:
             failed = undefined_operations(e, self.place(box, conditions, (e,)))
             if not failed:
                 return box
-        search = Search(self.attention, LEAST, scale_positive=self.scale_positive)
+        search = self.search()
         for node in failed:
             witness = search.find(undefined(e, node), conditions, "true")
             if witness is not None:

@@ -9,19 +9,12 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import numpy as np
-
 from attngen.ir import build, printing, walk
-from attngen.ir.evaluate import Array
 from attngen.ir.nodes import Apply, Expr, Literal, Load, Op, Symbol, Type
 
 Value = bool | int | float
 _DEEP = -1e20
 """Stands for an -inf that the file wrote, where it matters whether an -inf was computed."""
-
-
-def one(x: Array) -> float:
-    return float(np.asarray(x).reshape(-1)[0])
 
 
 def plain(leaf: Expr, x: Any) -> Value:

@@ -16,9 +16,10 @@ A refuted claim comes with sizes and a pair, found by z3 or by trying small size
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from time import monotonic
+from typing import TYPE_CHECKING
 
 from attngen.ir import printing
 from attngen.ir.attention import Attention
@@ -32,11 +33,14 @@ from attngen.plan.ranges import TileRanges
 from attngen.plan.split import Split
 from attngen.prove.answers import Answer, Fails, Holds, Term
 from attngen.prove.confirm import reads_functions
-from attngen.prove.settings import Setting, settings
+from attngen.prove.points import points
 from attngen.prove.smt import World
-from attngen.prove.trial import Example, Trial
 from attngen.prove.verdict import Claim, Proved, Refuted, Unknown, Verdict
 from attngen.prove.walk_loops import loops_answer, pieces_answer, starts_answer
+
+if TYPE_CHECKING:
+    from attngen.prove.settings import Setting
+    from attngen.prove.trial import Example, Trial
 
 LOOPS = {"k": "forward and dQ", "q": "dK/dV"}
 WALKED = {"k": "keys", "q": "queries"}
@@ -69,7 +73,7 @@ def _possible(attention: Attention) -> Claim:
     sentence = "some call satisfies every `where` and `assume`"
     facts = [*(p.where for p in attention.params if p.where is not None), *attention.assumes]
     span = facts[0].span if facts else attention.mask.span
-    if not facts or next(settings(attention, conjunction(attention.mask, *facts)), None) is not None:
+    if not facts or _satisfied(attention, facts):
         return Claim("facts", sentence, Proved("trial"), span=span)
     answer = World(attention).possible(1.0)
     if isinstance(answer, Fails):
@@ -80,6 +84,16 @@ def _possible(attention: Attention) -> Claim:
         text = ", ".join(printing.expression(fact) for fact in facts)
         return Claim("facts", sentence, Refuted("z3", (f"no sizes and params satisfy all of: {text}",)), span=span)
     return Claim("facts", sentence, Unknown("z3", answer.reason), span=span)
+
+
+def _satisfied(attention: Attention, facts: list[Expr]) -> bool:
+    """Whether numbers were found that fulfil the facts."""
+    about_scalars = all(p.is_scalar or p.where is None for p in attention.params)
+    if about_scalars and any(True for _ in points(attention, positive_scale=False, count=1)):
+        return True
+    from attngen.prove.settings import settings  # with NumPy, in which elements of tensors are drawn
+
+    return next(settings(attention, conjunction(attention.mask, *facts)), None) is not None
 
 
 def _same_mask(attention: Attention, plan: KernelPlan) -> Claim:
@@ -109,7 +123,6 @@ class _Direction:
     ranges: TileRanges
     loops: Loops
     deadline: float
-    trial: Trial = field(init=False)
 
     def __post_init__(self) -> None:
         self.mask = self.plan.attention.mask
@@ -118,7 +131,12 @@ class _Direction:
         self.held = "q" if self.axis == "k" else "k"
         self.size = "Sk" if self.axis == "k" else "Sq"
         self.held_size = "Sq" if self.axis == "k" else "Sk"
-        self.trial = Trial(self.plan.attention, self.mask, self.ranges, self.loops)
+
+    @cached_property
+    def trial(self) -> Trial:
+        from attngen.prove.trial import Trial  # with NumPy, which is not loaded for what z3 shows
+
+        return Trial(self.plan.attention, self.mask, self.ranges, self.loops)
 
     def claims(self) -> list[Claim]:
         found = [self.covers()]
@@ -169,8 +187,8 @@ class _Direction:
             f"{LOOPS[self.axis]}: no allowed pair of a tile is outside `any` (no {what} loses a pair)",
             partial(world.ask, premises, world.any_of(stretches)),
             world,
-            self.trial.lost,
-            partial(self.trial.search_ranges, None),
+            lambda setting, first, last, q, k: self.trial.lost(setting, first, last, q, k),
+            lambda seconds: self.trial.search_ranges(None, seconds),
         )
 
     def full(self, number: int) -> Claim:
@@ -184,8 +202,8 @@ class _Direction:
             f"{LOOPS[self.axis]}: every pair of a tile with a stretch of `all` is allowed, and inside the sequence",
             partial(world.ask, premises, world.all_of([inside, world.term(self.mask)])),
             world,
-            partial(self.trial.wrong, number),
-            partial(self.trial.search_ranges, number),
+            lambda setting, first, last, q, k: self.trial.wrong(number, setting, first, last, q, k),
+            lambda seconds: self.trial.search_ranges(number, seconds),
         )
 
     # ------------------------------------------------------------ tiles
@@ -259,6 +277,8 @@ class _Direction:
         self, values: Mapping[str, int | float | bool], confirm: Callable[[Setting, int, int, int, int], Example | None]
     ) -> Example | None:
         """z3's numbers, evaluated."""
+        from attngen.prove.settings import Setting
+
         attention = self.plan.attention
         sizes = {"B": 1, "Hq": 1, "Hkv": 1, "Sq": 1, "Sk": 1, "D": 64, "Dv": 64, **dict.fromkeys(attention.sizes, 1)}
         sizes |= {name: int(value) for name, value in values.items() if name in (*SIZES, *attention.sizes)}

@@ -2,7 +2,7 @@
 
 Takes an attention, bounds, and the loads and literals that matter, gives `Samples`: simple numbers, the numbers of the
 file and their neighbours, powers of two. Elements of one tensor with the same index have the same value, and outside a
-tensor the value is 0. What is looked for among them is the business of `witness`.
+tensor the value is 0. What is looked for among them is the business of `search`.
 """
 
 from __future__ import annotations
@@ -17,13 +17,23 @@ from attngen import inputs
 from attngen.errors import UsageError
 from attngen.ir import build
 from attngen.ir.attention import Attention
-from attngen.ir.evaluate import Array, Tape
+from attngen.ir.evaluate import Array, Tape, evaluate
 from attngen.ir.nodes import Expr, Load, Scalar, Storage, Symbol, Type
 from attngen.prove.boxes import Box
 from attngen.prove.leaves import without_loads
 
 _SHAPES = ((1, 1), (2, 2), (2, 3), (3, 2), (4, 4), (1, 5), (8, 8), (40, 40), (100, 300), (1000, 1000), (100000, 100000))
 _PER_SHAPE = 800
+
+
+def one(x: Array) -> float:
+    return float(np.asarray(x).reshape(-1)[0])
+
+
+def value_of(e: Expr) -> float:
+    """The value of an expression without symbols, in float64."""
+    with np.errstate(all="ignore"):
+        return one(evaluate(e, {}, {}))
 
 
 class Samples:

@@ -14,11 +14,8 @@ from enum import Enum
 from time import monotonic
 from typing import Any
 
-import numpy as np
-
 from attngen.errors import NOWHERE, Span, UsageError
 from attngen.ir import printing
-from attngen.ir.evaluate import evaluate
 from attngen.ir.nodes import Apply, Expr, Literal, Load, Op, Scalar, Symbol, Type
 from attngen.ir.walk import children, nodes, rebuild, transform
 from attngen.plan.kernel import KernelPlan, evaluated
@@ -211,6 +208,10 @@ def _asked(plan: KernelPlan, o: _Observer, deadline: float, *, opaque: bool) -> 
 
 def _tried(plan: KernelPlan, o: _Observer) -> Fails | None:
     """Values at which the two differ, found by trying many: products of unknowns are hard for z3."""
+    import numpy as np  # not loaded for what z3 shows
+
+    from attngen.ir.evaluate import evaluate
+
     reach = [ends(n, plan.choices.longest) for n in _far(o.e, plan)]
     if any(r is None or max(map(abs, r)) >= 2**62 for r in reach) or any(isinstance(n, Load) for n in nodes(o.e)):
         return None
@@ -240,6 +241,8 @@ def _tried(plan: KernelPlan, o: _Observer) -> Fails | None:
 
 def _samples(plan: KernelPlan) -> tuple[dict[str, Any], dict[str, Any]]:
     """Positions, sizes and scalar params, many of each: small ones, those at the ends, and any."""
+    import numpy as np
+
     random = np.random.default_rng(1)
     longest = plan.choices.longest
 

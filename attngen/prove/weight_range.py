@@ -23,7 +23,7 @@ from attngen.prove.boxes import LEAST, LEAST_SCORE, LONGEST
 from attngen.prove.finite import Finiteness, Holds
 from attngen.prove.interval import HALF_MAX, Interval, number
 from attngen.prove.verdict import Claim, Proved, Refuted, Unknown
-from attngen.prove.witness import Search, Witness, facts_of
+from attngen.prove.witness import Witness, facts_of
 from attngen.prove.wording import BY, example, nothing_found, span_of
 
 _LARGEST_V = 2.0**16
@@ -127,7 +127,7 @@ class _Weights:
     def _search(self, e: Expr, kind: str) -> Witness | None:
         """Inputs at which the weight `e` goes wrong: is negative, or, for |score| <= LEAST_SCORE, leaves its range."""
         a, w = self.plan.attention, self.plan.weights
-        search = Search(a, LEAST, scale_positive=self.questions.scale_positive)
+        search = self.questions.search()
         conditions: tuple[Expr, ...]
         if w.form is Form.DIRECT:
             target = walk.substitute(e, {S: w.unit})
