@@ -25,7 +25,7 @@ from attngen.ir import printing
 from attngen.ir.attention import Attention
 from attngen.ir.build import conjunction, index, is_literal
 from attngen.ir.nodes import SIZES, Apply, Expr, Op, Type
-from attngen.ir.walk import params, substitute
+from attngen.ir.walk import loads, params, substitute
 from attngen.plan.data_tests import DataTest
 from attngen.plan.kernel import KernelPlan
 from attngen.plan.loops import Loops
@@ -33,7 +33,7 @@ from attngen.plan.ranges import TileRanges
 from attngen.plan.split import Split
 from attngen.prove.answers import Answer, Fails, Holds, Term
 from attngen.prove.confirm import reads_functions
-from attngen.prove.points import points
+from attngen.prove.points import Undefined, points
 from attngen.prove.smt import World
 from attngen.prove.verdict import Claim, Proved, Refuted, Unknown, Verdict
 from attngen.prove.walk_loops import loops_answer, pieces_answer, starts_answer
@@ -88,10 +88,16 @@ def _possible(attention: Attention) -> Claim:
 
 def _satisfied(attention: Attention, facts: list[Expr]) -> bool:
     """Whether numbers were found that fulfil the facts."""
-    about_scalars = all(p.is_scalar or p.where is None for p in attention.params)
-    if about_scalars and any(True for _ in points(attention, positive_scale=False, count=1)):
-        return True
-    from attngen.prove.settings import settings  # with NumPy, in which elements of tensors are drawn
+    if not any(loads(fact) for fact in facts):
+        tensors = [p for p in attention.params if not p.is_scalar and p.where is not None]
+        for point in points(attention, positive_scale=False, count=1):
+            try:
+                for p in tensors:  # an element of each: what it may be does not depend on its place
+                    point.element(p.name, (0,) * len(p.shape))
+            except Undefined:
+                continue
+            return True
+    from attngen.prove.settings import settings  # with NumPy, in which whole tensors are drawn
 
     return next(settings(attention, conjunction(attention.mask, *facts)), None) is not None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -31,6 +32,12 @@ def test_compiling_loads_no_framework(tmp_path) -> None:  # type: ignore[no-unty
         "[m for m in ('torch', 'triton', 'jax', 'matplotlib') if m in sys.modules])"
     )
     assert run(code).strip() == "<attngen.Kernel a(q, k, v) for triton> []"
+
+
+def test_a_proof_without_doubts_loads_no_numpy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ATTNGEN_CACHE", str(tmp_path))
+    spec = "attention a\nparam w: int where w >= 0\nmask = sliding_window(w)\n"
+    assert run(f"import sys, attngen; attngen.compile({spec!r}); print('numpy' in sys.modules)").strip() == "False"
 
 
 def test_names_are_there_before_they_are_loaded() -> None:
