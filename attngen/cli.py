@@ -27,7 +27,7 @@ _DESCRIPTION = "Compiles attention variants, written as mathematics, into differ
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; `argv` is `sys.argv[1:]` when not given."""
-    gc.set_threshold(50_000)  # trees of syntax live until the end: looking through them for garbage takes 0.1 s
+    gc.set_threshold(200_000)  # trees of syntax live until the end: looking through them for garbage takes 0.1 s
     try:
         args = parser().parse_args(arguments.one_size_each(sys.argv[1:] if argv is None else argv))
         run: Callable[[Namespace], int] = args.run

@@ -222,16 +222,18 @@ def test_unknown_const_is_said(spec: str, capsys: pytest.CaptureFixture[str]) ->
 
 @pytest.mark.parametrize("stem", ["windowed_alibi", "natten_2d", "t5_bias", "documents"])
 def test_compiling_an_example_is_fast(stem: str, tmp_path: Path) -> None:
-    """1.5 seconds on an idle machine, the interpreter's start included; twice that where tests run side by side."""
+    """1.5 seconds with nothing in the cache, the interpreter's start included; half as much again where tests run side
+    by side."""
     times: list[float] = []
-    for _ in range(3):
+    for number in range(5):
+        environment = {**os.environ, "ATTNGEN_CACHE": str(tmp_path / str(number))}
         start = time.perf_counter()
-        done = spawn("compile", str(EXAMPLES / f"{stem}.attn"), "-o", str(tmp_path / "out.py"))
+        done = spawn("compile", str(EXAMPLES / f"{stem}.attn"), "-o", str(tmp_path / "out.py"), env=environment)
         times.append(time.perf_counter() - start)
         assert done.returncode == 0, done.stderr
         if times[-1] < 1.5:
             break
-    assert min(times) < 3.0
+    assert min(times) < 2.25
 
 
 # ---------------------------------------------------------------- binaries
