@@ -337,6 +337,13 @@ class World:
         solver.set("smt.arith.solver", 2)
         return self._checked(solver, [*premises, z3.Not(conclusion)], seconds, _LINEAR_STEPS_A_SECOND)
 
+    def ask_core(self, premises: Iterable[Term], conclusion: Term, seconds: float) -> Answer:
+        """`ask`, by z3's core alone first: it shows some products of unknowns in a third of the time of the tactics."""
+        given = list(premises)
+        doubted = [*given, z3.Not(conclusion), *self._facts]
+        answer = self._checked(z3.SimpleSolver(ctx=self._context), doubted, min(seconds, 0.05), _STEPS_A_SECOND)
+        return answer if isinstance(answer, Holds) else self.ask(given, conclusion, seconds)
+
     def _check(self, formulas: list[Term], seconds: float) -> Answer:
         return self._checked(z3.Solver(ctx=self._context), formulas, seconds, _STEPS_A_SECOND)
 

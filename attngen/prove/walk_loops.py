@@ -157,7 +157,7 @@ def pieces_answer(world: World, split: Split, seconds: float) -> Answer:
     )
     answer: Answer = Holds()
     for question in questions:
-        answer = world.ask(premises, question, seconds)
+        answer = world.ask_core(premises, question, seconds)
         if not isinstance(answer, Holds):
             break
     return answer
