@@ -1,7 +1,7 @@
 """The kernels of compute capability 9.0, beside the portable ones: what `templates/gluon/` reads.
 
-Takes the plan, the kernels' code and the loops' ranges, as the Triton emitter has them, gives a `GluonView` and a
-`GluonBackwardView`.
+Takes the plan, the kernels' code and the loops' ranges, as the Triton emitter has them, gives a `GluonView`, a
+`GluonBackwardView`, a `GluonApartView` and what the last two share, a `GluonPairView`.
 The expressions are Triton's own text, which Gluon takes as it is; Gluon adds layouts, shared memory and barriers.
 """
 
@@ -9,11 +9,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from attngen.emit.gradients import GradientView
+from attngen.emit.gradients import GradientView, RowSum
+from attngen.emit.jinja import bracket
 from attngen.emit.kernel_code import KernelCode
 from attngen.emit.params import ParamView
 from attngen.emit.tile_code import RangeView, numbering, total
-from attngen.plan.hopper import backward_skeletons, in_turn, skeletons, sums_beside
+from attngen.plan.hopper import (
+    apart_skeletons,
+    backward_skeletons,
+    in_turn,
+    skeletons,
+    sums_beside,
+    sums_beside_dkdv,
+)
 from attngen.plan.kernel import KernelPlan
 from attngen.plan.loops import ZERO, Run
 
@@ -97,13 +105,48 @@ def _outside(full: tuple[Run, ...]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class GluonPairView:
+    """What makes the weights of a tile, keys down and queries across.
+
+    `arguments` are what the scores of a tile read beside its place, `mask_arguments` what its mask reads and they do
+    not; `mask` is the mask's code by itself. `slope`: what turns a weight into its share of dS, a factor; `handed` is
+    the name of that product, which is the weight's own where there is no factor.
+    """
+
+    kernel_arguments: tuple[str, ...]
+    arguments: tuple[str, ...]
+    mask_arguments: tuple[str, ...]
+    mask: KernelCode
+    slope: str
+
+    @property
+    def handed(self) -> str:
+        return "slope_p" if self.slope else "weight"
+
+    @property
+    def weighed(self) -> str:
+        return "weight, slope_p" if self.slope else "weight"
+
+
+def gluon_pair_view(code: KernelCode, mask: KernelCode, arguments: tuple[str, ...], factor: str) -> GluonPairView:
+    """`code` is the dK/dV kernel's, `mask` that of the mask alone, `factor` what dK needs in every tile."""
+    own = ("Sq", "Sk", *(a for a in code.arguments if a not in ("Sk", "k0", "k_idx", "kv_head")))
+    return GluonPairView(arguments, own, tuple(a for a in arguments if a not in own), mask, _factor(code) + factor)
+
+
+def _factor(code: KernelCode) -> str:
+    """What a pair's weight is multiplied by for its share of dS."""
+    d_pair = code.results["d_pair"]
+    return f" * {bracket(d_pair)}" if d_pair != "1.0" else ""
+
+
+@dataclass(frozen=True, slots=True)
 class GluonBackwardView:
     """The lines `walk` make a head's tiles of queries `first … stop - 1`; `masked` says whether the one at `at` needs a
     mask, by the names of `runs`; `listed`: a kernel of its own writes them down, for each tile of keys.
 
-    `pair_arguments` are what the scores of a tile read beside its place, `mask_arguments` what its mask reads and they
-    do not; `mask` is the mask's code by itself. `elsewhere` are the params (their positions among the gradients) that
-    make the portable kernels run when their gradient is wanted.
+    `elsewhere` are the params (their positions among the gradients) that make the portable kernels run when their
+    gradient is wanted.
     """
 
     arguments: tuple[str, ...]
@@ -112,9 +155,6 @@ class GluonBackwardView:
     runs: tuple[str, ...]
     listed: bool
     masked: str
-    pair_arguments: tuple[str, ...]
-    mask_arguments: tuple[str, ...]
-    mask: KernelCode
     elsewhere: tuple[int, ...]
     table: tuple[tuple[tuple[int, int], tuple[int | bool, ...]], ...]
 
@@ -122,35 +162,38 @@ class GluonBackwardView:
 def gluon_backward_view(
     plan: KernelPlan,
     queries: RangeView,
-    code: KernelCode,
-    mask: KernelCode,
     params: tuple[ParamView, ...],
     arguments: tuple[str, ...],
     sizes: tuple[str, ...],
     gradients: tuple[GradientView, ...],
     tile: tuple[int, int] | None,
 ) -> GluonBackwardView | None:
-    """`code` is the dK/dV kernel's, `mask` that of the mask alone. None where there is no row, or no key meets any."""
+    """None where there is no row, or no key meets any."""
     table = backward_skeletons(plan, tile)
     if not table or not queries.results:
         return None
-    beside = {p.name for p in params if p.keyword in sums_beside(plan)}
     full = dict.fromkeys(name for run in queries.full for name in (run.start, run.stop) if name != ZERO)
-    masked = _outside(queries.full)
-    pair_arguments = ("Sq", "Sk", *(a for a in code.arguments if a not in ("Sk", "k0", "k_idx", "kv_head")))
     return GluonBackwardView(
         arguments,
         ["n_work", "together", *_unspecialized(params, sizes)],
         _hull(queries, len(plan.queries.any)),
         ("first", "stop", *full),
         not in_turn(plan),
-        f"({masked})" if " | " in masked else masked,
-        pair_arguments,
-        tuple(a for a in arguments if a not in pair_arguments),
-        mask,
-        tuple(i for i, g in enumerate(gradients) if g.param in beside),
+        _in_brackets(_outside(queries.full)),
+        _positions(gradients, params, sums_beside(plan)),
         tuple((key, skeleton.row) for key, skeleton in table.items()),
     )
+
+
+def _positions(
+    gradients: tuple[GradientView, ...], params: tuple[ParamView, ...], keywords: tuple[str, ...]
+) -> tuple[int, ...]:
+    names = {p.name for p in params if p.keyword in keywords}
+    return tuple(i for i, g in enumerate(gradients) if g.param in names)
+
+
+def _in_brackets(condition: str) -> str:
+    return f"({condition})" if " | " in condition else condition
 
 
 def _hull(queries: RangeView, stretches: int) -> tuple[str, ...]:
@@ -162,3 +205,81 @@ def _hull(queries: RangeView, stretches: int) -> tuple[str, ...]:
         lines.append(f"first = tl.where({run.start} < {run.stop}, tl.minimum(first, {run.start}), first)")
         lines.append(f"stop = tl.where({run.start} < {run.stop}, tl.maximum(stop, {run.stop}), stop)")
     return (*lines, "first = tl.minimum(first, stop)")
+
+
+# ---------------------------------------------------------------- backward, dK/dV and dQ apart
+
+
+@dataclass(frozen=True, slots=True)
+class WalkView:
+    """The tiles that one kernel walks: the lines `at` bind that of `step`, of which there are `n_steps`, by the ends of
+    runs, `ends`; `masked` says whether it needs a mask. `listed`: data decides, and a kernel of its own writes the ends
+    down for each tile that is held.
+    """
+
+    ends: tuple[str, ...]
+    at: tuple[str, ...]
+    n_steps: str
+    masked: str
+    listed: bool
+
+
+def _walk_view(found: RangeView) -> WalkView:
+    return WalkView(found.results, *_walk(found), _in_brackets(_outside(found.full)), bool(found.tests))
+
+
+@dataclass(frozen=True, slots=True)
+class GluonApartView:
+    """`item` is the number of a dQ program's tile, `slope` what turns a weight into its share of dS there, a factor;
+    `summed` whether it sums the gradient of a param, and `sums` the positions of these among the gradients.
+    `elsewhere` as in `GluonBackwardView`, of the dK/dV kernel alone.
+    """
+
+    arguments: tuple[str, ...]
+    unspecialized: list[str]
+    queries: WalkView
+    keys: WalkView
+    item: str
+    slope: str
+    summed: str
+    sums: tuple[int, ...]
+    elsewhere: tuple[int, ...]
+    table: tuple[tuple[tuple[int, int], tuple[tuple[int | bool, ...], ...]], ...]
+
+    @property
+    def handed(self) -> str:
+        return "slope_p" if self.slope else "p"
+
+    @property
+    def weighed(self) -> str:
+        return "p, slope_p" if self.slope else "p"
+
+
+def gluon_apart_view(
+    plan: KernelPlan,
+    queries: RangeView,
+    keys: RangeView,
+    dq: KernelCode,
+    sums: tuple[RowSum, ...],
+    params: tuple[ParamView, ...],
+    arguments: tuple[str, ...],
+    sizes: tuple[str, ...],
+    gradients: tuple[GradientView, ...],
+    tile: tuple[int, int] | None,
+) -> GluonApartView | None:
+    """`dq` is the dQ kernel's code, `sums` what it sums. None where there is no row, or no key meets any query."""
+    table = apart_skeletons(plan, tile)
+    if not table or not queries.results or not keys.results:
+        return None
+    return GluonApartView(
+        arguments,
+        ["n_work", "together", *_unspecialized(params, sizes)],
+        _walk_view(queries),
+        _walk_view(keys),
+        "n_work - 1 - gl.program_id(0)" if plan.longest_first else "gl.program_id(0)",
+        _factor(dq),
+        " or ".join(dict.fromkeys(s.flag for s in sums)),
+        tuple(i for i, g in enumerate(gradients) if any(s.param == g.param for s in sums)),
+        _positions(gradients, params, sums_beside_dkdv(plan)),
+        tuple((key, skeleton.row) for key, skeleton in table.items()),
+    )

@@ -32,6 +32,10 @@ class RowSum:
     contribution: str = ""
     extra: str = ""
 
+    @property
+    def pointer(self) -> str:
+        return f"{self.name}_ptr"
+
     def with_code(self, code: KernelCode, normalised: str) -> RowSum:
         """With the texts that the kernel's code gives to the parts."""
         parts: list[str] = []

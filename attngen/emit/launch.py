@@ -37,6 +37,10 @@ class LaunchView:
     gradient_names: tuple[str, ...]  # what the backward pass gives
     hopper_backward_arguments: tuple[str, ...]
     hopper_backward_options: tuple[str, ...]
+    hopper_dkdv_arguments: tuple[str, ...]
+    hopper_dkdv_options: tuple[str, ...]
+    hopper_dq_arguments: tuple[str, ...]
+    hopper_dq_options: tuple[str, ...]
     forward_arguments: tuple[str, ...]
     forward_options: tuple[str, ...]
     hopper_arguments: tuple[str, ...]
@@ -61,6 +65,7 @@ class LaunchView:
     learned: str  # whether some param needs a gradient
     signs_scale: bool  # the sign of the scale can be taken into q
     reads_scalars: bool
+    lists: bool  # whether some kernel of one chip reads which tiles it walks
 
     @property
     def scatters(self) -> bool:
@@ -79,8 +84,10 @@ def launch_view(
     dq_sums: tuple[str, ...],
     dkdv_sums: tuple[str, ...],
     walks: bool,
+    dkdv_walks: bool,
+    dq_walks: bool,
 ) -> LaunchView:
-    """`walks`: whether the backward kernel of one chip reads which tiles it walks."""
+    """`walks`: whether the backward kernel of one chip reads which tiles it walks; or, of two, either."""
     attention = plan.attention
     by_name = {g.param: g.total for g in gradients}
     values = ("scale", *sizes, *(v for p in params for v in p.host_arguments))
@@ -91,6 +98,8 @@ def launch_view(
     query_tests = tuple(n.removesuffix("_ptr") for t in tests if t.axis == "q" for n in t.pointers)
     flags = tuple(f"GRAD_{g.param.upper()}=needed[{i}]" for i, g in enumerate(gradients))
     names = ["out", "lse", *(["den"] if saves_den else []), *(["rest"] if saves_rest else [])]
+    blocks = ("D=D", "Dv=Dv", "BLOCK_D=_hopper_block(D)", "BLOCK_DV=_hopper_block(Dv)", "BQ=BQ", "BK=BK")
+    fixed = ("FAST=True", "num_warps=4")
     return LaunchView(
         params=params,
         typed_params="".join(f", {p.name}: {p.annotation}" for p in params),
@@ -166,6 +175,33 @@ def launch_view(
             "FAST=True",
             "num_warps=4",
         ),
+        hopper_dkdv_arguments=(
+            "*by_keys.tiles(q, k, v, d_out, dk, dv)",
+            *row_tensors,
+            "by_keys.n_work",
+            "by_keys.together",
+            *(("walks",) if dkdv_walks else ()),
+            f"*arguments[:{len(values)}]",
+        ),
+        hopper_dkdv_options=(*blocks, "STAGES=stages", "AHEAD=ahead", "SPARE=spare", *fixed),
+        hopper_dq_arguments=(
+            "*by_rows.tiles(q, k, v, d_out, dq)",
+            *row_tensors,
+            *dq_sums,
+            "by_rows.n_work",
+            "by_rows.together",
+            *(("walks",) if dq_walks else ()),
+            f"*arguments[:{len(values)}]",
+        ),
+        hopper_dq_options=(
+            *blocks,
+            "K_STAGES=stages",
+            "V_STAGES=value_stages",
+            "PIPELINED=pipelined",
+            "SPARE=spare",
+            *flags,
+            *fixed,
+        ),
         inputs=("q", "k", "v", *(p.name for p in params), "scale", *seed, *(("precise",) if saves_rest else ())),
         laid_out=("q", "k", "v", *(p.name for p in params if p.rank)),
         decides=(*(d for p in params for d in deciding(p)), *(f"{s}.data_ptr() % 16" for s in seed)),
@@ -222,6 +258,7 @@ def launch_view(
         signs_scale=plan.facts.scale_positive,
         needs_math=any("math." in line for line in checks),
         reads_scalars=any("_readable(" in line for line in checks),
+        lists=walks or dkdv_walks or dq_walks,
     )
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from attngen.emit.gluon import GluonBackwardView, GluonView, gluon_backward_view, gluon_view
-from attngen.emit.gradients import AXES, GradientView, gradient_views, row_sums
+from attngen.emit.gluon import gluon_apart_view, gluon_backward_view, gluon_pair_view, gluon_view
+from attngen.emit.gradients import AXES, GradientView, RowSum, gradient_views, row_sums
 from attngen.emit.jinja import render
 from attngen.emit.kernel_code import KernelCode
 from attngen.emit.launch import launch_view
@@ -66,7 +66,8 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
     key_pointers = tuple(p for t in tests if t.axis == "k" for p in t.pointers)
     gradients = gradient_views(plan, frame.params, {p.name: p.host_lines for p in pair_gradients})
     tile = options.tile or plan.attention.tile
-    fast, fast_bwd = _hopper_views(frame, options, tile, keys, queries, dkdv, gradients)
+    hopper = _hopper_views(frame, options, keys, queries, dq, dkdv, dq_sums, backward.dk_factor_in_tile, gradients)
+    fast_bwd, apart = hopper["fast_bwd"], hopper["apart"]
     outputs = ("out", "lse", *(("den",) if weights.saves_den else ()), *(("rest",) if weights.saves_rest else ()))
     split = split_view(
         plan,
@@ -79,14 +80,13 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
         tuple(p.removesuffix("_ptr") for p in key_pointers),
         frame.n_plain,
     )
-    return dict(  # noqa: C408 - the keys are the templates' names
+    return dict(
         a=header(plan, text, options, proof),
         longest_bits=plan.choices.longest_bits,
         w=weights,
         kernel=kernel,
         f=forward,
-        fast=fast,
-        fast_bwd=fast_bwd,
+        **hopper,
         split=split,
         keys=keys,
         queries=queries,
@@ -117,6 +117,8 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
             tuple(s.name for s in dq_sums),
             tuple(s.name for s in dkdv_sums),
             fast_bwd is not None and fast_bwd.listed,
+            apart is not None and apart.queries.listed,
+            apart is not None and apart.keys.listed,
         ),
         tiles=tile_table(plan, options, tile),
         registers=registers(plan.burden),
@@ -126,22 +128,28 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
 def _hopper_views(
     frame: Frame,
     options: Options,
-    tile: tuple[int, int] | None,
     keys: RangeView,
     queries: RangeView,
+    dq: KernelCode,
     dkdv: KernelCode,
+    dq_sums: tuple[RowSum, ...],
+    dk_factor: str,
     gradients: tuple[GradientView, ...],
-) -> tuple[GluonView | None, GluonBackwardView | None]:
+) -> dict[str, Any]:
     """The kernels of compute capability 9.0, where the file holds them."""
     if options.arch not in ("auto", "sm_90"):
-        return None, None
+        return dict.fromkeys(("fast", "fast_bwd", "apart", "pair"))
     plan, params = frame.plan, frame.params
+    tile = options.tile or plan.attention.tile
     slower = frozenset(t.head_block for t in options.tuned_gpu if t.chip == "sm_90" and t.forward)
     mask = kernel_code(frame, Level.COLUMN, {}, {})
-    return (
-        gluon_view(plan, keys, params, frame.arguments, frame.sizes, tile, slower),
-        gluon_backward_view(plan, queries, dkdv, mask, params, frame.arguments, frame.sizes, gradients, tile),
-    )
+    names = frame.arguments, frame.sizes
+    return {
+        "fast": gluon_view(plan, keys, params, *names, tile, slower),
+        "fast_bwd": gluon_backward_view(plan, queries, params, *names, gradients, tile),
+        "apart": gluon_apart_view(plan, queries, keys, dq, dq_sums, params, *names, gradients, tile),
+        "pair": gluon_pair_view(dkdv, mask, frame.arguments, dk_factor),
+    }
 
 
 def _weight_view(plan: KernelPlan) -> WeightView:

@@ -1,7 +1,8 @@
 """The kernels of compute capability 9.0: how their warpgroups share the work, by head dims and by burden.
 
 Takes what a kernel bears beside the products, gives tables by (head dim of Q and K, head dim of V), each rounded up to
-64, 128 or 256: of `Skeleton`s for the forward kernel, of `BackwardSkeleton`s for the one that gives dQ, dK and dV.
+64, 128 or 256: of `Skeleton`s for the forward kernel, of `BackwardSkeleton`s for the one that gives dQ, dK and dV, of
+`ApartSkeleton`s for the two that do so where one cannot.
 Every entry compiles without spilling (`tests/aot`); among those that do, the fastest on an H200 stands here.
 """
 
@@ -211,3 +212,101 @@ def _rises(e: Expr) -> bool:
     if len(terms) == 1 and terms[0][0] == e:  # a symbol, or nothing that is known
         return not isinstance(e, Apply)
     return all(not reads(t, "k0", "k1") or (c > 0 and _rises(t)) for t, c in terms)
+
+
+# ---------------------------------------------------------------- backward, dK/dV and dQ apart
+
+
+@dataclass(frozen=True, slots=True)
+class DkdvSkeleton:
+    """A program holds `keys` and walks tiles of `queries`, `stages` of which are in flight. One warpgroup makes the
+    weights and dV, the other dS and dK; the first is at most `ahead` tiles of weights ahead of the second. `together`:
+    heads whose tiles are taken in turn. `spare` are the registers of the warp that fetches.
+    """
+
+    queries: int
+    keys: int
+    stages: int
+    ahead: int
+    together: int
+    spare: int
+
+    @property
+    def row(self) -> tuple[int | bool, ...]:
+        return (self.queries, self.keys, self.stages, self.ahead, self.together, self.spare)
+
+
+@dataclass(frozen=True, slots=True)
+class DqSkeleton:
+    """Two warpgroups, half of the `queries` each, walk tiles of `keys`, of which `key_stages` are in flight, and
+    `value_stages` of values: 0 where both share one ring, values first. pipelined: the next dO . v and q . k are under
+    way while dS is summed; else q . k is weighed before dO . v begins, and a score has more registers. The rest as for
+    `DkdvSkeleton`.
+    """
+
+    queries: int
+    keys: int
+    key_stages: int
+    value_stages: int
+    pipelined: bool
+    together: int
+    spare: int
+
+    @property
+    def row(self) -> tuple[int | bool, ...]:
+        return (
+            self.queries,
+            self.keys,
+            self.key_stages,
+            self.value_stages,
+            self.pipelined,
+            self.together,
+            self.spare,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ApartSkeleton:
+    """`summing`: dQ where it also sums the gradients of params."""
+
+    dkdv: DkdvSkeleton
+    dq: DqSkeleton
+    summing: DqSkeleton
+
+    @property
+    def row(self) -> tuple[tuple[int | bool, ...], ...]:
+        return (self.dkdv.row, self.dq.row, self.summing.row)
+
+
+# Above head dim 128 dK and dV of 64 keys, in float32, take half of the registers, and dQ's parts, summed over programs,
+# would be 64 KiB for each 64 x 64 tile: more than the cache takes in the time of five products. So there are seven, in
+# two kernels. Tiles of 64 x 256 in half precision are 32 KiB of the 227: K, V, two of Q and of dO beside two of the
+# weights that are handed over; Q and dO of 128 queries, and three of K and V.
+_DKDV = DkdvSkeleton(64, 64, stages=2, ahead=2, together=1, spare=24)
+_DQ = DqSkeleton(128, 64, key_stages=3, value_stages=0, pipelined=True, together=1, spare=24)
+_DQ_UNEQUAL = replace(_DQ, key_stages=2, value_stages=2)
+
+
+def apart_skeletons(plan: KernelPlan, own: tuple[int, int] | None) -> Mapping[tuple[int, int], ApartSkeleton]:
+    """Where dK and dV, and dQ, come from two kernels of warpgroups: any mask, since nothing is summed over programs.
+
+    The weights are exponentials, and there is no dropout, whose bits both warpgroups would have to make. dQ is
+    pipelined where that leaves a score the registers that it needs: unless pairs read elements of their own, or
+    gradients of params are summed.
+    """
+    if own is not None or plan.burden is Burden.RANDOM or plan.weights.form is not Form.EXPONENTIAL:
+        return {}
+    pairs = [e for root in (plan.weights.unit, plan.attention.mask) for e in loads(root) if level_of(e) is Level.PAIR]
+
+    def apart(dq: DqSkeleton, values: int) -> ApartSkeleton:
+        alone = replace(dq, key_stages=2, value_stages=values, pipelined=False)
+        return ApartSkeleton(_DKDV, alone if pairs else dq, alone)
+
+    unequal = apart(_DQ_UNEQUAL, values=2)
+    return {(256, 256): apart(_DQ, values=1), (256, 128): unequal, (128, 256): unequal}
+
+
+def sums_beside_dkdv(plan: KernelPlan) -> tuple[str, ...]:
+    """The params whose gradients are sums of columns: the portable dK/dV kernel keeps them, since that of warpgroups
+    has scores and dP in different ones."""
+    return tuple(dict.fromkeys(g.param for g in plan.gradients if g.gather is Gather.COLUMN))

@@ -185,11 +185,10 @@ def main() -> None:
     if hasattr(module, "_MULTIPROCESSORS"):
         module._MULTIPROCESSORS[torch.device("cpu")] = 132
     launches = recorded_launches(lambda: call_once(module, request))
-    if hasattr(module, "HOPPER_BACKWARD"):  # params that want a gradient may have taken the portable kernels
+    own = [getattr(module, name) for name in ("HOPPER", "HOPPER_BACKWARD", "HOPPER_APART") if hasattr(module, name)]
+    if own:  # params that want a gradient may have taken the portable kernels
         launches += recorded_launches(lambda: call_once(module, request, learned=False))
-    own = [getattr(module, name) for name in ("HOPPER", "HOPPER_BACKWARD") if hasattr(module, name)]
-    if own:  # what the chip's own kernels stand in for, too
-        for table in own:
+        for table in own:  # what the chip's own kernels stand in for, too
             table.clear()
         module._READY.clear()
         launches += recorded_launches(lambda: call_once(module, request))

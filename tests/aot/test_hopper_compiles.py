@@ -8,16 +8,16 @@ import pytest
 from aot.chips import EXAMPLES, NAMES, binaries, build, refused
 
 import attngen
-from attngen.plan.hopper import backward_skeletons, skeletons
+from attngen.plan.hopper import apart_skeletons, backward_skeletons, skeletons
 
 DIMS = ((64, 64), (128, 128), (256, 256), (192, 128), (80, 64))
-SAMPLE = {("causal", (128, 128)), ("sink", (64, 64)), ("windowed_alibi", (80, 64))}
+SAMPLE = {("causal", (128, 128)), ("sink", (64, 64)), ("windowed_alibi", (80, 64)), ("documents", (256, 256))}
 SPILLS = 8
 """Values that the loop over keys and the one over tiles around it may reload: bookkeeping, never weights or sums, which
 would take 64 at once."""
-MORE = {("relative_bias", (128, 128)): 24}
-"""Both warpgroups' loops together, where a pair's addresses take what is left: 442 TFLOP/s all the same, beside 301 of
-the portable kernels (N = 16384)."""
+MORE = {("relative_bias", (128, 128), "hopper_backward"): 24, ("t5_bias", (256, 256), "hopper_dkdv"): 24}
+"""Both warpgroups' loops together, where a pair's addresses take what is left: relative bias has 442 TFLOP/s all the
+same, beside 301 of the portable kernels (N = 16384)."""
 
 
 def matrix() -> list[object]:
@@ -36,9 +36,10 @@ def test_it_fits_and_keeps_to_registers(name: str, dims: tuple[int, int]) -> Non
     assert ("hopper_backward" in found) == ("collect_dq" in found) == has_backward
     assert {"forward", "dkdv", "dq"} <= found.keys()  # those for all cards are there, too
     assert not refused(found, "sm_90")
-    for kind in ("hopper_forward", "hopper_backward"):
-        if kind in found:
-            assert found[kind].loop_spills <= (MORE.get((name, dims), SPILLS) if kind == "hopper_backward" else SPILLS)
+    has_apart = blocks in apart_skeletons(kernel.plan, kernel.spec.tile)
+    assert ("hopper_dkdv" in found) == ("hopper_dq" in found) == has_apart
+    for kind in (k for k in found if k.startswith("hopper_")):
+        assert found[kind].loop_spills <= MORE.get((name, dims, kind.removesuffix("_2")), SPILLS)
 
 
 @pytest.mark.parametrize(
@@ -65,6 +66,19 @@ def test_the_parts_of_the_backward_kernel(dtype: str, operands: str) -> None:
     assert (products.count("m64n64k16"), products.count("m64n128k16")) == (64, 16)
     assert "ld.acquire.gpu.global" in text and "st.release.gpu.global" in text
     assert re.search(r"atom\.global\.gpu\.relaxed\.add\.v4\.f32", text)
+
+
+def test_the_parts_of_the_backward_kernels_above_head_dim_128() -> None:
+    found = binaries(build("causal"), "sm_90", (256, 256), "bf16", "ptx")
+    for kind, products in {"hopper_dkdv": (64, 8), "hopper_dq": (128, 16)}.items():
+        text = found[kind].data
+        assert isinstance(text, str)
+        shapes = re.findall(r"wgmma\.mma_async\.sync\.aligned\.(m64n\d+k16)\.f32\.bf16", text)
+        # Two warpgroups. dK/dV: S or dP in sixteen steps of 64 columns, before the loop and in it, and dV or dK in four
+        # of 256. dQ: both S and dP, and dQ in four, in the loop and behind it.
+        assert (shapes.count("m64n64k16"), shapes.count("m64n256k16")) == products
+    handed = found["hopper_dkdv"].data
+    assert isinstance(handed, str) and "st.shared.v4" in handed and "ld.shared.v4" in handed  # 16 bytes a thread
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import faulthandler
 import math
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -31,6 +33,14 @@ CASES = [
     *((name, dims) for name in ("causal", "softmax1", "prefix_lm") for dims in DIMS),
     *((name, dims) for name in ("sliding_window", "softcap") for dims in ((128, 128), (256, 256))),
 ]
+
+
+@pytest.fixture(autouse=True)
+def watchdog() -> Iterator[None]:
+    """Ends the process where a kernel hangs: its warps would wait for each other, and this one for them, for ever."""
+    faulthandler.dump_traceback_later(120, exit=True)
+    yield
+    faulthandler.cancel_dump_traceback_later()
 
 
 def module_of(kernel: attngen.Kernel) -> ModuleType:
@@ -225,6 +235,116 @@ def test_turns_give_the_same_bits_every_time() -> None:
     generator = torch.Generator("cuda").manual_seed(0)
     leaves = [torch.randn(2, 8, 2100, 128, generator=generator, device="cuda").bfloat16() for _ in range(3)]
     out = kernel(*(x.requires_grad_() for x in leaves))
+    d_out = torch.randn_like(out)
+    first = torch.autograd.grad(out, leaves, d_out, retain_graph=True)
+    for _ in range(1000):
+        again = torch.autograd.grad(out, leaves, d_out, retain_graph=True)
+        assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+
+
+# ---------------------------------------------------------------- backward, dK/dV and dQ apart
+
+APART_DIMS = ((256, 256), (192, 128), (160, 160), (136, 72), (128, 256))
+APART = [
+    *(("causal", dims) for dims in APART_DIMS),
+    *((n, (256, 256)) for n in ("sliding_window", "softcap", "alibi", "prefix_lm", "relative_bias", "full_bias")),
+    *((n, (256, 256)) for n in ("sink", "softmax1", "custom_normalizer", "t5_bias", "chunked", "documents", "dilated")),
+    *((n, (192, 128)) for n in ("cross_attention", "documents", "softcap", "prefix_lm", "window_global")),
+]
+SQUARE = {"documents", "window_global"}  # as many queries as keys
+APART_SHAPES = [(2, 4, 2, 512, 512), (2, 6, 2, 300, 777), (1, 3, 1, 130, 64), (1, 2, 2, 5, 900), (3, 2, 1, 700, 257)]
+"""Ragged, in groups, with rows that meet no key (more queries than keys), shorter than a tile."""
+
+
+@pytest.mark.parametrize(("name", "dims"), APART, ids=str)
+def test_the_two_kernels_give_the_gradients_of_the_definition(name: str, dims: tuple[int, int]) -> None:
+    kernel = compiled(name)
+    module = (kernel.function, module_of(kernel))[1]
+    for Sq, Sk in ((200, 333), (270, 130)) if name not in SQUARE else ((333, 333), (130, 130)):
+        leaves, generator = drawn((4, 2), (Sq, Sk), dims, torch.bfloat16, 1, Sk)
+        assert module._hopper_apart(leaves[0], leaves[2]) is not None
+        params = params_of(kernel, 1, 4, Sq, Sk, generator)
+        out, lse = kernel(*leaves, return_lse=True, **params)
+        d_out, d_lse = torch.randn_like(out), torch.where(torch.isfinite(lse), torch.randn_like(lse), 0.0)
+        found = torch.autograd.grad((out, lse), leaves, (d_out, d_lse))
+        exact = [x.detach().double().cpu().numpy() for x in (*leaves, d_out, d_lse)]
+        given = {n: x.cpu().numpy() if isinstance(x, torch.Tensor) else x for n, x in params.items()}
+        wanted = reference.gradients(kernel.spec, *exact, params=given)
+        for mine, theirs in zip(found, (wanted.q, wanted.k, wanted.v), strict=True):
+            error = mine.double().cpu() - torch.from_numpy(theirs)
+            assert error.norm() <= 1e-2 * float(np.linalg.norm(theirs)) + 1e-6
+
+
+@pytest.mark.parametrize(("name", "dims"), APART, ids=str)
+def test_the_two_kernels_give_the_gradients_of_the_portable_ones(
+    name: str, dims: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = compiled(name)
+    module = (kernel.function, module_of(kernel))[1]
+    for B, Hq, Hkv, Sq, Sk in APART_SHAPES:
+        Sq = Sk if name in SQUARE else Sq
+        for dtype in (torch.float16, torch.bfloat16):
+            leaves, generator = drawn((Hq, Hkv), (Sq, Sk), dims, dtype, B, Sk)
+            params = params_of(kernel, B, Hq, Sq, Sk, generator)
+            out, lse = kernel(*leaves, return_lse=True, **params)
+            d_out = torch.randn_like(out)
+            d_lse = torch.where(torch.isfinite(lse), torch.randn_like(lse), 0.0)
+            found = []
+            for portable in (False, False, True):
+                if portable:
+                    monkeypatch.setattr(module, "_hopper_apart", lambda *_: None)
+                    module._READY.clear()
+                poison = [torch.full_like(x, math.nan) for x in (*leaves, *leaves)]
+                del poison
+                found.append(torch.autograd.grad((out, lse), leaves, (d_out, d_lse), retain_graph=True))
+            monkeypatch.undo()
+            module._READY.clear()
+            for mine, again, expected in zip(*found, strict=True):
+                assert torch.equal(mine, again)
+                assert (mine.float() - expected.float()).norm() <= 6e-3 * expected.float().norm() + 1e-6
+
+
+@pytest.mark.parametrize("name", ["alibi", "sink", "custom_normalizer", "relative_bias"])
+def test_dq_sums_the_gradients_of_params(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = compiled(name)
+    module = (kernel.function, module_of(kernel))[1]
+    leaves, generator = drawn((4, 2), (333, 300), (256, 256), torch.bfloat16, 2, 0)
+    params = params_of(kernel, 2, 4, 333, 300, generator)
+    learned = {n: torch.as_tensor(x, device="cuda").requires_grad_() for n, x in params.items()}
+    found = []
+    for portable in (False, False, True):
+        if portable:
+            monkeypatch.setattr(module, "_hopper_apart", lambda *_: None)
+            module._READY.clear()
+        out = kernel(*leaves, **learned)
+        found.append(torch.autograd.grad(out.float().square().sum(), [*leaves, *learned.values()]))
+    module._READY.clear()
+    for mine, again, expected in zip(*found, strict=True):
+        assert torch.equal(mine, again)
+        assert (mine.float() - expected.float()).norm() <= 1e-2 * expected.float().norm()
+
+
+def test_a_sum_of_columns_takes_the_portable_kernel_for_dk_and_dv_alone() -> None:
+    kernel = attngen.compile("attention a\n\nparam tilt: f32[Sk]\nscore = qk * scale + tilt[k]\nmask = causal\n")
+    module = (kernel.function, module_of(kernel))[1]
+    leaves, generator = drawn((2, 2), (300, 300), (256, 256), torch.bfloat16, 1, 0)
+    tilt = torch.randn(300, generator=generator, device="cuda").requires_grad_()
+    out = kernel(*leaves, tilt=tilt)
+    d_out = torch.randn_like(out)
+    found = torch.autograd.grad(out, [*leaves, tilt], d_out)
+    ready = next(x for key, x in module._READY.items() if key[0] == "backward")
+    assert [k.kernel.__name__ for k in ready[1:]] == ["_dkdv_kernel", "_hopper_dq_kernel"]
+    exact = [x.detach().double().cpu().numpy() for x in (*leaves, d_out)]
+    wanted = reference.gradients(kernel.spec, *exact, params={"tilt": tilt.detach().double().cpu().numpy()})
+    for mine, theirs in zip(found, (wanted.q, wanted.k, wanted.v, wanted.params["tilt"]), strict=True):
+        error = mine.double().cpu() - torch.from_numpy(theirs)
+        assert error.norm() <= 1e-2 * float(np.linalg.norm(theirs))
+
+
+def test_two_kernels_give_the_same_bits_every_time() -> None:
+    kernel = attngen.compile(EXAMPLES / "causal.attn")
+    leaves, _ = drawn((8, 8), (2100, 2100), (256, 256), torch.bfloat16, 1, 0)
+    out = kernel(*leaves)
     d_out = torch.randn_like(out)
     first = torch.autograd.grad(out, leaves, d_out, retain_graph=True)
     for _ in range(1000):

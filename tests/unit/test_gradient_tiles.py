@@ -74,8 +74,10 @@ def test_where_a_chip_has_its_own_backward_kernel(monkeypatch: pytest.MonkeyPatc
             options={"BQ": 64, "BLOCK_D": 64},
             launch=nothing,
             tiles=lambda *x: x,
+            kernel=module._hopper_backward_kernel,
         )
-        return prepared(*arguments)[0], chip, chip, chip
+        chip.lists = chip
+        return prepared(*arguments)[0], chip, chip
 
     monkeypatch.setattr(module, "_prepared_backward", as_on_that_chip)
     module._READY.clear()

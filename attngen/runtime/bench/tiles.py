@@ -47,8 +47,8 @@ class Bench:
         self.own = {name: Tile(*tile) for name, tile in zip(KERNELS, self.module.TILES[self.row], strict=True)}
         hopper: Any = getattr(self.module, "_hopper", None)
         self.own_forward = bool(hopper is not None and hopper(q, v) is not None)
-        backward: Any = getattr(self.module, "_hopper_backward", None)
-        self.own_backward = bool(backward is not None and backward(q, v) is not None)
+        rows: list[Any] = [getattr(self.module, name, None) for name in ("_hopper_backward", "_hopper_apart")]
+        self.own_backward = any(row is not None and row(q, v) is not None for row in rows)
         self.expected = self._results()
 
     def __call__(self, kernel: str, tile: Tile | None) -> float:

@@ -151,6 +151,16 @@ HOPPER_BACKWARD = {
     (128, 128): (64, 128, 3, False, 2, 256, 24),
 }
 
+# And where dK and dV, and dQ, have a kernel each. Of dK/dV: queries, keys, stages, by how many tiles the warpgroup of the
+# weights may be ahead, heads whose tiles are taken in turn, registers of a thread that fetches. Of dQ: queries, keys, stages
+# of keys and of values (0: in one ring), whether a warpgroup overlaps its own products, and the last two; once more for
+# where it sums the gradients of params, too.
+HOPPER_APART = {
+    (256, 256): ((64, 64, 2, 2, 1, 24), (128, 64, 3, 0, True, 1, 24), (128, 64, 2, 1, False, 1, 24)),
+    (256, 128): ((64, 64, 2, 2, 1, 24), (128, 64, 2, 2, True, 1, 24), (128, 64, 2, 2, False, 1, 24)),
+    (128, 256): ((64, 64, 2, 2, 1, 24), (128, 64, 2, 2, True, 1, 24), (128, 64, 2, 2, False, 1, 24)),
+}
+
 
 # ---------------------------------------------------------------- helpers
 
@@ -957,6 +967,83 @@ def _dkdv_kernel(
 
 
 @gluon.jit
+def _key_item(item, n_tiles, n_heads, n_work, together):
+    """(tile, batch, head) of an item: tile by tile, `together` heads at a time."""
+    first = item // (n_tiles * together) * together
+    width = tl.minimum(n_work // n_tiles - first, together)
+    i = item - first * n_tiles
+    return i // width, (first + i % width) // n_heads, (first + i % width) % n_heads
+
+
+@gluon.jit
+def _may_attend(
+    like, q0, k0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk,
+    D: gl.constexpr, Dv: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr,
+):
+    """Which pairs of a tile the mask allows. Positions are computed anew: kept for it, they would not fit in registers."""
+    layout: gl.constexpr = like.type.layout
+    q_idx = _again(q0 + gl.arange(0, BQ, layout=gl.SliceLayout(0, layout)))[None, :]
+    k_idx = _again(k0 + gl.arange(0, BK, layout=gl.SliceLayout(1, layout)))[:, None]
+    col_term = k_idx // 8192
+    row_term = q_idx + Sk - Sq
+    row_term_2 = _floor_div(row_term, 8192)
+    return (q_idx < Sq) & (k_idx <= row_term) & (row_term_2 == col_term) & (k_idx < Sk)
+
+
+@gluon.jit
+def _weigh_again(
+    qk, lse_tile, batch, head, kv_head, q0, masked, k0, k_idx, Sq, Sk, logit_scale, col_term,
+    scale, Hq, Hkv,
+    D: gl.constexpr, Dv: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, dtype: gl.constexpr,
+):
+    """The weights of a tile, keys down and queries across, from its scores and the rows' log-sum-exp: packed."""
+    columns: gl.constexpr = gl.SliceLayout(0, qk.type.layout)
+    row_lse = lse_tile.load(columns)[None, :]
+    p = tl.exp2(qk * logit_scale - row_lse)
+    weight = _packed(p, dtype)
+    if masked:
+        allowed = _may_attend(qk, q0, k0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, D, Dv, BQ, BK)
+        low, high = allowed.reshape([BK, BQ // 2, 2]).split()
+        kept = gl.where(low, 0xFFFF, 0) | gl.where(high, -65536, 0)
+        weight &= kept
+    return weight
+
+
+@gluon.jit
+def _packed(x, dtype: gl.constexpr):
+    """Neighbours of a tile in half precision, two in a register: as tensors of 16 bits a loop would carry them apart."""
+    low, high = x.reshape([x.shape[0], x.shape[1] // 2, 2]).split()
+    return gl.inline_asm_elementwise(
+        "cvt.rn.bf16x2.f32 $0, $2, $1;" if dtype == gl.bfloat16 else "cvt.rn.f16x2.f32 $0, $2, $1;",
+        "=r,f,f",
+        [low, high],
+        dtype=gl.int32,
+        is_pure=True,
+        pack=1,
+    )
+
+
+@gluon.jit
+def _unpacked(pairs, dtype: gl.constexpr, layout: gl.constexpr):
+    """What was packed, in half precision."""
+    low = pairs.to(gl.int16).to(dtype, bitcast=True)
+    high = (pairs >> 16).to(gl.int16).to(dtype, bitcast=True)
+    return gl.convert_layout(gl.join(low, high).reshape([pairs.shape[0], pairs.shape[1] * 2]), layout)
+
+
+@gluon.jit
+def _unpacked_wide(pairs, dtype: gl.constexpr, layout: gl.constexpr):
+    """What was packed, in float32."""
+    if dtype == gl.bfloat16:
+        low = (pairs << 16).to(gl.float32, bitcast=True)
+        high = (pairs & -65536).to(gl.float32, bitcast=True)
+    else:
+        low = pairs.to(gl.int16).to(dtype, bitcast=True).to(gl.float32)
+        high = (pairs >> 16).to(gl.int16).to(dtype, bitcast=True).to(gl.float32)
+    return gl.convert_layout(gl.join(low, high).reshape([pairs.shape[0], pairs.shape[1] * 2]), layout)
+
+
+@gluon.jit
 def _await_turn(turns, turn):
     """Returns when the cell holds `turn`; what others have added before they wrote it is seen from then on."""
     one: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
@@ -982,15 +1069,6 @@ def _pass_turn(turns, turn):
         is_pure=False,
         pack=1,
     )
-
-
-@gluon.jit
-def _key_item(item, n_tiles, n_heads, n_work, together):
-    """(tile, batch, head) of an item: tile by tile, `together` heads at a time, so that few tiles of a head wait for turns."""
-    first = item // (n_tiles * together) * together
-    width = tl.minimum(n_work // n_tiles - first, together)
-    i = item - first * n_tiles
-    return i // width, (first + i % width) // n_heads, (first + i % width) % n_heads
 
 
 @gluon.jit
@@ -1102,74 +1180,6 @@ def _pass_turns(turns_ptr, turn_added, turn_passed, item, n_work, together, walk
             _pass_turn(turns + stop - 1 - step, tile + 1)
             mbarrier.arrive(turn_passed.index(turn % TURNS), count=1)
             turn += 1
-
-
-@gluon.jit
-def _may_attend(
-    like, q0, k0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk,
-    D: gl.constexpr, Dv: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr,
-):
-    """Which pairs of a tile the mask allows. Positions are computed anew: kept for it, they would not fit in registers."""
-    layout: gl.constexpr = like.type.layout
-    q_idx = _again(q0 + gl.arange(0, BQ, layout=gl.SliceLayout(0, layout)))[None, :]
-    k_idx = _again(k0 + gl.arange(0, BK, layout=gl.SliceLayout(1, layout)))[:, None]
-    col_term = k_idx // 8192
-    row_term = q_idx + Sk - Sq
-    row_term_2 = _floor_div(row_term, 8192)
-    return (q_idx < Sq) & (k_idx <= row_term) & (row_term_2 == col_term) & (k_idx < Sk)
-
-
-@gluon.jit
-def _weigh_again(
-    qk, lse_tile, batch, head, kv_head, q0, masked, k0, k_idx, Sq, Sk, logit_scale, col_term,
-    scale, Hq, Hkv,
-    D: gl.constexpr, Dv: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, dtype: gl.constexpr,
-):
-    """The weights of a tile, keys down and queries across, from its scores and the rows' log-sum-exp: packed."""
-    columns: gl.constexpr = gl.SliceLayout(0, qk.type.layout)
-    row_lse = lse_tile.load(columns)[None, :]
-    p = tl.exp2(qk * logit_scale - row_lse)
-    weight = _packed(p, dtype)
-    if masked:
-        allowed = _may_attend(qk, q0, k0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, D, Dv, BQ, BK)
-        low, high = allowed.reshape([BK, BQ // 2, 2]).split()
-        kept = gl.where(low, 0xFFFF, 0) | gl.where(high, -65536, 0)
-        weight &= kept
-    return weight
-
-
-@gluon.jit
-def _packed(x, dtype: gl.constexpr):
-    """Neighbours of a tile in half precision, two in a register: as tensors of 16 bits a loop would carry them apart."""
-    low, high = x.reshape([x.shape[0], x.shape[1] // 2, 2]).split()
-    return gl.inline_asm_elementwise(
-        "cvt.rn.bf16x2.f32 $0, $2, $1;" if dtype == gl.bfloat16 else "cvt.rn.f16x2.f32 $0, $2, $1;",
-        "=r,f,f",
-        [low, high],
-        dtype=gl.int32,
-        is_pure=True,
-        pack=1,
-    )
-
-
-@gluon.jit
-def _unpacked(pairs, dtype: gl.constexpr, layout: gl.constexpr):
-    """What was packed, in half precision."""
-    low = pairs.to(gl.int16).to(dtype, bitcast=True)
-    high = (pairs >> 16).to(gl.int16).to(dtype, bitcast=True)
-    return gl.convert_layout(gl.join(low, high).reshape([pairs.shape[0], pairs.shape[1] * 2]), layout)
-
-
-@gluon.jit
-def _unpacked_wide(pairs, dtype: gl.constexpr, layout: gl.constexpr):
-    """What was packed, in float32."""
-    if dtype == gl.bfloat16:
-        low = (pairs << 16).to(gl.float32, bitcast=True)
-        high = (pairs & -65536).to(gl.float32, bitcast=True)
-    else:
-        low = pairs.to(gl.int16).to(dtype, bitcast=True).to(gl.float32)
-        high = (pairs >> 16).to(gl.int16).to(dtype, bitcast=True).to(gl.float32)
-    return gl.convert_layout(gl.join(low, high).reshape([pairs.shape[0], pairs.shape[1] * 2]), layout)
 
 
 @gluon.jit
@@ -1422,6 +1432,510 @@ def _collect_dq_kernel(
     _store_rows(dq_ptr + part // n_tiles * Sq * D, dq * scale, part % n_tiles * BQ, Sq, D, BQ, D, BLOCK_D)
 
 
+@gluon.jit
+def _queries_met(
+    k0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk,
+    D: gl.constexpr, Dv: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr,
+):
+    """The tiles of queries that BK keys from k0 on meet, as `_query_tiles` has them."""
+    k1 = tl.minimum(k0 + BK, Sk) - 1
+    return _query_tiles(k0, k1, Sq, Sk, BQ)
+
+
+@gluon.jit
+def _load_query_tiles(
+    q_desc, k_desc, v_desc, d_out_desc, lse_ptr, delta_ptr, k_tile, v_tile, q_tiles, d_out_tiles, handed, lse_tiles, delta_tiles,
+    k_ready, v_ready, q_ready, q_free, d_out_ready, d_out_free, handed_ready, handed_free,
+    n_work, together, scale, Hq, Hkv, Sq, Sk,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, AHEAD: gl.constexpr,
+):
+    """The warp that fetches: keys and values once, queries and what belongs to them as far ahead as there is room."""
+    tile, batch, kv_head = _key_item(gl.program_id(0), (Sk + BK - 1) // BK, Hkv, n_work, together)
+    k0 = tile * BK
+    mbarrier.expect(k_ready, k_desc.block_type.nbytes)
+    k_place = k_tile.index(0)._reinterpret(k_desc.dtype, [1, 1, BK, BLOCK_D], k_desc.layout)
+    tma.async_copy_global_to_shared(k_desc, [batch, kv_head, k0, 0], k_ready, k_place)
+    mbarrier.expect(v_ready, v_desc.block_type.nbytes)
+    v_place = v_tile.index(0)._reinterpret(v_desc.dtype, [1, 1, BK, BLOCK_DV], v_desc.layout)
+    tma.async_copy_global_to_shared(v_desc, [batch, kv_head, k0, 0], v_ready, v_place)
+    turn = 0
+    group = Hq // Hkv
+    for member in range(group):
+        head = kv_head * group + member
+        row = (batch * tl.cast(Hq, gl.int64) + head) * Sq
+        full_lo, full_hi, any_lo, any_hi = _queries_met(k0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, D, Dv, BQ, BK)
+        n_steps = tl.maximum(any_hi - any_lo, 1)
+        for step in range(n_steps):
+            at = any_lo + step
+            q0 = at * BQ
+            rows = q0 + gl.arange(0, BQ, layout=gl.BlockedLayout([1], [32], [1], [0]))
+            row_lse = gl.load(lse_ptr + row + rows, mask=rows < Sq, other=float("inf"))
+            delta = gl.load(delta_ptr + row + rows, mask=rows < Sq, other=0.0)
+            stage = (turn + step) % STAGES
+            phase = ((turn + step) // STAGES & 1) ^ 1
+            mbarrier.wait(q_free.index(stage), phase)
+            mbarrier.expect(q_ready.index(stage), q_desc.block_type.nbytes)
+            tma.async_copy_global_to_shared(q_desc, [batch, head, q0, 0], q_ready.index(stage), q_tiles.index(stage))
+            lse_tiles.index(stage).store(row_lse)
+            mbarrier.arrive(q_ready.index(stage), count=1)
+            mbarrier.wait(d_out_free.index(stage), phase)
+            mbarrier.expect(d_out_ready.index(stage), d_out_desc.block_type.nbytes)
+            tma.async_copy_global_to_shared(d_out_desc, [batch, head, q0, 0], d_out_ready.index(stage), d_out_tiles.index(stage))
+            delta_tiles.index(stage).store(delta)
+            mbarrier.arrive(d_out_ready.index(stage), count=1)
+        turn += n_steps
+
+
+@gluon.jit
+def _as_handed(pairs):
+    """The packed pairs of a tile in the order in which threads hold them, four at a time: each thread moves 16 bytes."""
+    rows: gl.constexpr = pairs.shape[0]
+    cols: gl.constexpr = pairs.shape[1]
+    parts = pairs.reshape([rows // 16, 2, 8, cols // 8, 2, 4])
+    return parts.permute((3, 0, 2, 5, 4, 1)).reshape([rows * cols])
+
+
+@gluon.jit
+def _hand_over(pairs, handed, handed_ready, handed_free, turn, AHEAD: gl.constexpr):
+    """Leaves a tile's pairs to the other warpgroup, as soon as there is room."""
+    place = turn % AHEAD
+    mbarrier.wait(handed_free.index(place), (turn // AHEAD & 1) ^ 1)
+    handed.index(place).store(_as_handed(pairs))
+    mbarrier.arrive(handed_ready.index(place), count=1)
+
+
+@gluon.jit
+def _take_over(like, handed, handed_ready, handed_free, turn, AHEAD: gl.constexpr):
+    """The pairs that `_hand_over` has left, in the layout of `like`, which is that of the pairs there."""
+    rows: gl.constexpr = like.shape[0]
+    cols: gl.constexpr = like.shape[1]
+    wanted = _as_handed(like)
+    layout: gl.constexpr = wanted.type.layout
+    place = turn % AHEAD
+    mbarrier.wait(handed_ready.index(place), turn // AHEAD & 1)
+    parts = handed.index(place).load(layout).reshape([cols // 8, rows // 16, 8, 4, 2, 2])
+    mbarrier.arrive(handed_free.index(place), count=1)
+    return parts.permute((1, 5, 2, 0, 4, 3)).reshape([rows, cols])
+
+
+@gluon.jit
+def _start_product(held, part, walked, no_pairs, COLS: gl.constexpr):
+    """Starts the product of each row of a tile that stays with each of one that is walked."""
+    dtype: gl.constexpr = walked.dtype
+    shape: gl.constexpr = no_pairs.shape
+    layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([shape[0], COLS], dtype)
+    # The address of what stays is computed anew: kept over a loop, it would not fit in registers.
+    rows = held.index(part + _again(gl.to_tensor(0)))._reinterpret(dtype, [shape[0], COLS], layout)
+    columns = walked.reshape([shape[1], COLS]).permute((1, 0))
+    return warpgroup_mma(rows, columns, no_pairs, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def _store_result(desc, values, place, batch, head, start, ROWS: gl.constexpr, COLS: gl.constexpr):
+    """A warpgroup's result, through shared memory that it alone reads and is done with. The copy engine clips it."""
+    own = place._reinterpret(desc.dtype, [1, 1, ROWS, COLS], desc.layout)
+    own.reshape([ROWS, COLS]).store(values.to(desc.dtype))
+    fence_async_shared()
+    gl.thread_barrier()
+    tma.async_copy_shared_to_global(desc, [batch, head, start, 0], own)
+    tma.store_wait(0)
+
+
+@gluon.jit
+def _weigh_query_tiles(
+    dv_desc, k_tile, v_tile, q_tiles, d_out_tiles, handed, lse_tiles, delta_tiles,
+    k_ready, v_ready, q_ready, q_free, d_out_ready, d_out_free, handed_ready, handed_free,
+    n_work, together, scale, Hq, Hkv, Sq, Sk,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, AHEAD: gl.constexpr, FAST: gl.constexpr,
+):
+    """The warpgroup that makes the weights, from q . k, and dV; what dS needs of them it hands over.
+
+    The next scores follow on dV's product at once; while this one weighs them, the other's products run.
+    """
+    dtype: gl.constexpr = dv_desc.dtype
+    pair_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BQ, 16])
+    dv_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_DV, 16])
+    p_layout: gl.constexpr = gl.DotOperandLayout(0, dv_layout, 2)
+    no_pairs = gl.zeros([BK, BQ], gl.float32, layout=pair_layout)
+    dv = gl.zeros([BK, BLOCK_DV], gl.float32, layout=dv_layout)
+    tile, batch, kv_head = _key_item(gl.program_id(0), (Sk + BK - 1) // BK, Hkv, n_work, together)
+    k0 = tile * BK
+    k_idx = (k0 + gl.arange(0, BK, layout=gl.SliceLayout(1, pair_layout)))[:, None]
+    mbarrier.wait(k_ready, 0)
+    turn = 0
+    group = Hq // Hkv
+    for member in range(group):
+        head = kv_head * group + member
+        full_lo, full_hi, any_lo, any_hi = _queries_met(k0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, D, Dv, BQ, BK)
+        logit_scale = scale * 1.4426950408889634
+        col_term = k_idx // 8192
+
+        n_steps = tl.maximum(any_hi - any_lo, 1)
+        stage = turn % STAGES
+        phase = turn // STAGES & 1
+        mbarrier.wait(q_ready.index(stage), phase)
+        qk_token = _start_product(k_tile, 0, q_tiles.index(stage), no_pairs, BLOCK_D)
+        qk = warpgroup_mma_wait(0, deps=(qk_token,))
+        for step in range(n_steps):
+            at = any_lo + step
+            weight = _weigh_again(
+                qk, lse_tiles.index(stage), batch, head, kv_head, at * BQ, ((at < full_lo) | (at >= full_hi)), k0, k_idx, Sq, Sk, logit_scale, col_term,
+                scale, Hq, Hkv, D, Dv, BQ, BK, dtype,
+            )
+            mbarrier.arrive(q_free.index(stage), count=1)
+            _hand_over(weight, handed, handed_ready, handed_free, turn + step, AHEAD)
+            p = _unpacked(weight, dtype, p_layout)
+            mbarrier.wait(d_out_ready.index(stage), phase)
+            dv_token = warpgroup_mma(p, d_out_tiles.index(stage).reshape([BQ, BLOCK_DV]), dv, is_async=True)
+            here = stage
+            if step + 1 < n_steps:
+                stage = (turn + step + 1) % STAGES
+                phase = (turn + step + 1) // STAGES & 1
+                mbarrier.wait(q_ready.index(stage), phase)
+                qk_token = _start_product(k_tile, 0, q_tiles.index(stage), no_pairs, BLOCK_D)
+                dv, p = warpgroup_mma_wait(1, deps=(dv_token, p))
+                mbarrier.arrive(d_out_free.index(here), count=1)
+                qk = warpgroup_mma_wait(0, deps=(qk_token,))
+            else:
+                dv, p = warpgroup_mma_wait(0, deps=(dv_token, p))
+                mbarrier.arrive(d_out_free.index(here), count=1)
+        turn += n_steps
+    _store_result(dv_desc, dv, k_tile.index(0), batch, kv_head, k0, BK, BLOCK_DV)
+
+
+@gluon.jit
+def _slopes(
+    dp, like, handed, handed_ready, handed_free, turn, AHEAD: gl.constexpr, dtype: gl.constexpr, layout: gl.constexpr
+):
+    """dS of a tile, as an operand: what was handed over, times dP less what its row subtracts."""
+    pair_layout: gl.constexpr = dp.type.layout
+    pairs = _take_over(like, handed, handed_ready, handed_free, turn, AHEAD)
+    return gl.convert_layout((_unpacked_wide(pairs, dtype, pair_layout) * dp).to(dtype), layout)
+
+
+@gluon.jit
+def _differentiate_query_tiles(
+    dk_desc, k_tile, v_tile, q_tiles, d_out_tiles, handed, lse_tiles, delta_tiles,
+    k_ready, v_ready, q_ready, q_free, d_out_ready, d_out_free, handed_ready, handed_free,
+    n_work, together, scale, Hq, Hkv, Sq, Sk,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, AHEAD: gl.constexpr,
+):
+    """The warpgroup that makes dP, from dO . v, and of it and the weights that it is handed dS and dK. It reads no score."""
+    dtype: gl.constexpr = dk_desc.dtype
+    pair_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BQ, 16])
+    dk_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
+    ds_layout: gl.constexpr = gl.DotOperandLayout(0, dk_layout, 2)
+    columns: gl.constexpr = gl.SliceLayout(0, pair_layout)
+    no_pairs = gl.zeros([BK, BQ], gl.float32, layout=pair_layout)
+    like = _packed(no_pairs, dtype)
+    dk = gl.zeros([BK, BLOCK_D], gl.float32, layout=dk_layout)
+    tile, batch, kv_head = _key_item(gl.program_id(0), (Sk + BK - 1) // BK, Hkv, n_work, together)
+    k0 = tile * BK
+    mbarrier.wait(v_ready, 0)
+    turn = 0
+    group = Hq // Hkv
+    for member in range(group):
+        head = kv_head * group + member
+        full_lo, full_hi, any_lo, any_hi = _queries_met(k0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, D, Dv, BQ, BK)
+        n_steps = tl.maximum(any_hi - any_lo, 1)
+        stage = turn % STAGES
+        phase = turn // STAGES & 1
+        mbarrier.wait(d_out_ready.index(stage), phase)
+        dp_token = _start_product(v_tile, 0, d_out_tiles.index(stage), no_pairs, BLOCK_DV)
+        dp = warpgroup_mma_wait(0, deps=(dp_token,))
+        for step in range(n_steps):
+            dp -= delta_tiles.index(stage).load(columns)[None, :]
+            mbarrier.arrive(d_out_free.index(stage), count=1)
+            slopes = _slopes(dp, like, handed, handed_ready, handed_free, turn + step, AHEAD, dtype, ds_layout)
+            mbarrier.wait(q_ready.index(stage), phase)
+            dk_token = warpgroup_mma(slopes, q_tiles.index(stage).reshape([BQ, BLOCK_D]), dk, is_async=True)
+            here = stage
+            if step + 1 < n_steps:
+                stage = (turn + step + 1) % STAGES
+                phase = (turn + step + 1) // STAGES & 1
+                mbarrier.wait(d_out_ready.index(stage), phase)
+                dp_token = _start_product(v_tile, 0, d_out_tiles.index(stage), no_pairs, BLOCK_DV)
+                dk, slopes = warpgroup_mma_wait(1, deps=(dk_token, slopes))
+                mbarrier.arrive(q_free.index(here), count=1)
+                dp = warpgroup_mma_wait(0, deps=(dp_token,))
+            else:
+                dk, slopes = warpgroup_mma_wait(0, deps=(dk_token, slopes))
+                mbarrier.arrive(q_free.index(here), count=1)
+        turn += n_steps
+    _store_result(dk_desc, dk * scale, v_tile.index(0), batch, kv_head, k0, BK, BLOCK_D)
+
+
+@gluon.jit(do_not_specialize=['n_work', 'together', 'Hq', 'Hkv', 'Sq', 'Sk'])
+def _hopper_dkdv_kernel(
+    q_desc, k_desc, v_desc, d_out_desc, dk_desc, dv_desc, lse_ptr, delta_ptr,
+    n_work, together, scale, Hq, Hkv, Sq, Sk,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, AHEAD: gl.constexpr, SPARE: gl.constexpr, FAST: gl.constexpr,
+):
+    """dK and dV of one tile of keys: a warpgroup for the weights and dV, one for dS and dK, and a warp that fetches.
+
+    Both results, in float32, would not fit in the registers of one; so each has one, and half of the products.
+    """
+    COLS: gl.constexpr = BLOCK_D if BLOCK_D > BLOCK_DV else BLOCK_DV  # results take the place of keys and values
+    dtype: gl.constexpr = q_desc.dtype
+    plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    place_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([1, 1, BK, COLS], dtype)
+    k_tile = gl.allocate_shared_memory(dtype, [1, 1, 1, BK, COLS], place_layout)
+    v_tile = gl.allocate_shared_memory(dtype, [1, 1, 1, BK, COLS], place_layout)
+    q_tiles = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, BQ, BLOCK_D], q_desc.layout)
+    d_out_tiles = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, BQ, BLOCK_DV], d_out_desc.layout)
+    handed = gl.allocate_shared_memory(gl.int32, [AHEAD, BK * BQ // 2], plain)
+    lse_tiles = gl.allocate_shared_memory(gl.float32, [STAGES, BQ], plain)
+    delta_tiles = gl.allocate_shared_memory(gl.float32, [STAGES, BQ], plain)
+    k_ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    v_ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    q_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    q_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    d_out_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    d_out_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    handed_ready = gl.allocate_shared_memory(gl.int64, [AHEAD, 1], mbarrier.MBarrierLayout())
+    handed_free = gl.allocate_shared_memory(gl.int64, [AHEAD, 1], mbarrier.MBarrierLayout())
+    mbarrier.init(k_ready, count=1)
+    mbarrier.init(v_ready, count=1)
+    for i in gl.static_range(STAGES):
+        mbarrier.init(q_ready.index(i), count=2)
+        mbarrier.init(q_free.index(i), count=2)
+        mbarrier.init(d_out_ready.index(i), count=2)
+        mbarrier.init(d_out_free.index(i), count=2)
+    for i in gl.static_range(AHEAD):
+        mbarrier.init(handed_ready.index(i), count=1)
+        mbarrier.init(handed_free.index(i), count=1)
+    fence_async_shared()
+    gl.warp_specialize(
+        [
+            (_weigh_query_tiles, (dv_desc, k_tile, v_tile, q_tiles, d_out_tiles, handed, lse_tiles, delta_tiles, k_ready, v_ready, q_ready, q_free, d_out_ready, d_out_free, handed_ready, handed_free, n_work, together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, AHEAD, FAST)),
+            (_differentiate_query_tiles, (dk_desc, k_tile, v_tile, q_tiles, d_out_tiles, handed, lse_tiles, delta_tiles, k_ready, v_ready, q_ready, q_free, d_out_ready, d_out_free, handed_ready, handed_free, n_work, together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, AHEAD)),
+            (_load_query_tiles, (q_desc, k_desc, v_desc, d_out_desc, lse_ptr, delta_ptr, k_tile, v_tile, q_tiles, d_out_tiles, handed, lse_tiles, delta_tiles, k_ready, v_ready, q_ready, q_free, d_out_ready, d_out_free, handed_ready, handed_free, n_work, together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, AHEAD)),
+        ],
+        [4, 1],
+        [240, SPARE],
+    )
+
+
+@gluon.jit
+def _keys_met(
+    q0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk,
+    D: gl.constexpr, Dv: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr,
+):
+    """The tiles of keys that BQ queries from q0 on meet, as `_key_tiles` has them."""
+    q1 = tl.minimum(q0 + BQ, Sq) - 1
+    return _key_tiles(q0, q1, Sq, Sk, BK)
+
+
+@gluon.jit
+def _after(stage, phase, STAGES: gl.constexpr):
+    """The place in a ring that comes after another, and its phase."""
+    last = stage == STAGES - 1
+    return tl.where(last, 0, stage + 1), tl.where(last, phase ^ 1, phase)
+
+
+@gluon.jit
+def _next_places(v_stage, v_phase, k_stage, k_phase, K_STAGES: gl.constexpr, V_STAGES: gl.constexpr):
+    """Where the next values and keys are: each in its ring, or (no V_STAGES) in one that they share, values first."""
+    if V_STAGES == 0:
+        v_stage, v_phase = _after(k_stage, k_phase, K_STAGES)
+        k_stage, k_phase = _after(v_stage, v_phase, K_STAGES)
+    else:
+        v_stage, v_phase = _after(v_stage, v_phase, V_STAGES)
+        k_stage, k_phase = _after(k_stage, k_phase, K_STAGES)
+    return v_stage, v_phase, k_stage, k_phase
+
+
+@gluon.jit
+def _load_tile(desc, batch, head, start, tile, ready, free, phase):
+    """Fetches a tile as soon as its place is free."""
+    mbarrier.wait(free, phase ^ 1)
+    mbarrier.expect(ready, desc.block_type.nbytes)
+    tma.async_copy_global_to_shared(desc, [batch, head, start, 0], ready, tile)
+
+
+@gluon.jit
+def _load_key_tiles(
+    q_desc, k_desc, v_desc, d_out_desc, q_tiles, d_out_tiles, k_tiles, v_tiles, q_ready, k_ready, k_free, v_ready, v_free,
+    n_work, together, scale, Hq, Hkv, Sq, Sk,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, K_STAGES: gl.constexpr, V_STAGES: gl.constexpr, PIPELINED: gl.constexpr,
+):
+    """The warp that fetches: queries and dO once, values and keys as far ahead as there is room."""
+    tile, batch, head = _key_item(gl.program_id(0), (Sq + BQ - 1) // BQ, Hq, n_work, together)
+    kv_head = head // (Hq // Hkv)
+    for part in gl.static_range(2):
+        q0 = tile * BQ + part * (BQ // 2)
+        mbarrier.expect(q_ready.index(part), q_desc.block_type.nbytes + d_out_desc.block_type.nbytes)
+        tma.async_copy_global_to_shared(q_desc, [batch, head, q0, 0], q_ready.index(part), q_tiles.index(part))
+        tma.async_copy_global_to_shared(d_out_desc, [batch, head, q0, 0], q_ready.index(part), d_out_tiles.index(part))
+    full_lo, full_hi, any_lo, any_hi = _keys_met(tile * BQ, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, D, Dv, BQ, BK)
+    n_steps = tl.maximum(any_hi - any_lo, 1)
+    v_stage = 0
+    v_phase = 0
+    k_stage = 1 if V_STAGES == 0 else 0
+    k_phase = 0
+    for step in range(n_steps):
+        at = any_lo + step
+        # In the order in which they are read.
+        if PIPELINED:
+            _load_tile(v_desc, batch, kv_head, at * BK, v_tiles.index(v_stage), v_ready.index(v_stage), v_free.index(v_stage), v_phase)
+        _load_tile(k_desc, batch, kv_head, at * BK, k_tiles.index(k_stage), k_ready.index(k_stage), k_free.index(k_stage), k_phase)
+        if not PIPELINED:
+            _load_tile(v_desc, batch, kv_head, at * BK, v_tiles.index(v_stage), v_ready.index(v_stage), v_free.index(v_stage), v_phase)
+        v_stage, v_phase, k_stage, k_phase = _next_places(v_stage, v_phase, k_stage, k_phase, K_STAGES, V_STAGES)
+
+
+@gluon.jit
+def _weigh_rows(
+    qk, row_lse, batch, kv_head, k0, masked, Sk, logit_scale, row_term, row_term_2,
+    D: gl.constexpr, Dv: gl.constexpr, BK: gl.constexpr,
+):
+    """The weights of 64 queries for the keys k0 … k0 + BK - 1."""
+    k_idx = (k0 + gl.arange(0, BK, layout=gl.SliceLayout(0, qk.type.layout)))[None, :]
+    p = tl.exp2(qk * logit_scale - row_lse)
+    if masked:
+        col_term = k_idx // 8192
+        allowed = (k_idx < Sk) & (k_idx <= row_term) & (row_term_2 == col_term)
+        p = tl.where(allowed, p, 0.0)
+    return p
+
+
+@gluon.jit
+def _differentiate_key_tiles(
+    dq_desc, lse_ptr, delta_ptr, q_tiles, d_out_tiles, k_tiles, v_tiles, q_ready, k_ready, k_free, v_ready, v_free,
+    n_work, together, scale, Hq, Hkv, Sq, Sk,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, K_STAGES: gl.constexpr, V_STAGES: gl.constexpr, PART: gl.constexpr, PIPELINED: gl.constexpr, FAST: gl.constexpr,
+):
+    """A warpgroup that computes: its 64 queries. What the other computes fills the gaps of this one.
+
+    With PIPELINED the next dO . v and q . k are under way while this dS is summed. Without, q . k is weighed before dO . v
+    begins, which leaves a score the registers of one tile more.
+    """
+    dtype: gl.constexpr = dq_desc.dtype
+    pair_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BK, 16])
+    dq_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
+    ds_layout: gl.constexpr = gl.DotOperandLayout(0, dq_layout, 2)
+    rows_layout: gl.constexpr = gl.SliceLayout(1, pair_layout)
+    no_pairs = gl.zeros([64, BK], gl.float32, layout=pair_layout)
+    dq = gl.zeros([64, BLOCK_D], gl.float32, layout=dq_layout)
+    tile, batch, head = _key_item(gl.program_id(0), (Sq + BQ - 1) // BQ, Hq, n_work, together)
+    kv_head = head // (Hq // Hkv)
+    full_lo, full_hi, any_lo, any_hi = _keys_met(tile * BQ, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, D, Dv, BQ, BK)
+    n_steps = tl.maximum(any_hi - any_lo, 1)
+    q0 = tile * BQ + PART * 64
+    rows = q0 + gl.arange(0, 64, layout=rows_layout)
+    q_idx = rows[:, None]
+    row = (batch * tl.cast(Hq, gl.int64) + head) * Sq
+    row_lse = gl.load(lse_ptr + row + rows, mask=rows < Sq, other=float("inf"))[:, None]
+    delta = gl.load(delta_ptr + row + rows, mask=rows < Sq, other=0.0)[:, None]
+    logit_scale = scale * 1.4426950408889634
+    row_term = q_idx + Sk - Sq
+    row_term_2 = _floor_div(row_term, 8192)
+    mbarrier.wait(q_ready.index(PART), 0)
+    v_stage = 0
+    v_phase = 0
+    k_stage = 1 if V_STAGES == 0 else 0
+    k_phase = 0
+    if PIPELINED:
+        mbarrier.wait(v_ready.index(v_stage), v_phase)
+        dp_token = _start_product(d_out_tiles, PART, v_tiles.index(v_stage), no_pairs, BLOCK_DV)
+        mbarrier.wait(k_ready.index(k_stage), k_phase)
+        qk_token = _start_product(q_tiles, PART, k_tiles.index(k_stage), no_pairs, BLOCK_D)
+        dp, qk = warpgroup_mma_wait(0, deps=(dp_token, qk_token))
+        mbarrier.arrive(v_free.index(v_stage), count=1)
+        for step in range(n_steps - 1):
+            at = any_lo + step
+            p = _weigh_rows(
+                qk, row_lse, batch, kv_head, at * BK, ((at < full_lo) | (at >= full_hi)), Sk, logit_scale, row_term,
+                row_term_2, D, Dv, BK,
+            )
+            slopes = gl.convert_layout((p * (dp - delta)).to(dtype), ds_layout)
+            here = k_stage
+            dq_token = warpgroup_mma(slopes, k_tiles.index(here).reshape([BK, BLOCK_D]), dq, is_async=True)
+            v_stage, v_phase, k_stage, k_phase = _next_places(v_stage, v_phase, k_stage, k_phase, K_STAGES, V_STAGES)
+            mbarrier.wait(v_ready.index(v_stage), v_phase)
+            dp_token = _start_product(d_out_tiles, PART, v_tiles.index(v_stage), no_pairs, BLOCK_DV)
+            mbarrier.wait(k_ready.index(k_stage), k_phase)
+            qk_token = _start_product(q_tiles, PART, k_tiles.index(k_stage), no_pairs, BLOCK_D)
+            dq, slopes = warpgroup_mma_wait(2, deps=(dq_token, slopes))
+            mbarrier.arrive(k_free.index(here), count=1)
+            dp = warpgroup_mma_wait(1, deps=(dp_token,))
+            mbarrier.arrive(v_free.index(v_stage), count=1)
+            qk = warpgroup_mma_wait(0, deps=(qk_token,))
+        step = n_steps - 1  # apart, since a branch in the loop would cost registers
+        at = any_lo + step
+        p = _weigh_rows(
+            qk, row_lse, batch, kv_head, at * BK, ((at < full_lo) | (at >= full_hi)), Sk, logit_scale, row_term,
+                row_term_2, D, Dv, BK,
+        )
+        slopes = gl.convert_layout((p * (dp - delta)).to(dtype), ds_layout)
+        dq_token = warpgroup_mma(slopes, k_tiles.index(k_stage).reshape([BK, BLOCK_D]), dq, is_async=True)
+        dq, slopes = warpgroup_mma_wait(0, deps=(dq_token, slopes))
+    else:
+        for step in range(n_steps):
+            mbarrier.wait(k_ready.index(k_stage), k_phase)
+            qk_token = _start_product(q_tiles, PART, k_tiles.index(k_stage), no_pairs, BLOCK_D)
+            qk = warpgroup_mma_wait(0, deps=(qk_token,))
+            at = any_lo + step
+            p = _weigh_rows(
+                qk, row_lse, batch, kv_head, at * BK, ((at < full_lo) | (at >= full_hi)), Sk, logit_scale, row_term,
+                row_term_2, D, Dv, BK,
+            )
+            mbarrier.wait(v_ready.index(v_stage), v_phase)
+            v_tile = v_tiles.index(v_stage + _again(gl.to_tensor(0)))  # of one stage: its address stays, too
+            dp_token = _start_product(d_out_tiles, PART, v_tile, no_pairs, BLOCK_DV)
+            dp = warpgroup_mma_wait(0, deps=(dp_token,))
+            mbarrier.arrive(v_free.index(v_stage), count=1)
+            slopes = gl.convert_layout((p * (dp - delta)).to(dtype), ds_layout)
+            dq_token = warpgroup_mma(slopes, k_tiles.index(k_stage).reshape([BK, BLOCK_D]), dq, is_async=True)
+            dq, slopes = warpgroup_mma_wait(0, deps=(dq_token, slopes))
+            mbarrier.arrive(k_free.index(k_stage), count=1)
+            v_stage, v_phase, k_stage, k_phase = _next_places(v_stage, v_phase, k_stage, k_phase, K_STAGES, V_STAGES)
+    _store_result(dq_desc, dq * scale, q_tiles.index(PART), batch, head, q0, 64, BLOCK_D)
+
+
+@gluon.jit(do_not_specialize=['n_work', 'together', 'Hq', 'Hkv', 'Sq', 'Sk'])
+def _hopper_dq_kernel(
+    q_desc, k_desc, v_desc, d_out_desc, dq_desc, lse_ptr, delta_ptr,
+    n_work, together, scale, Hq, Hkv, Sq, Sk,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, K_STAGES: gl.constexpr, V_STAGES: gl.constexpr, PIPELINED: gl.constexpr, SPARE: gl.constexpr,
+    FAST: gl.constexpr,
+):
+    """dQ of 128 queries: two warpgroups, 64 queries each, and a warp that fetches for both."""
+    dtype: gl.constexpr = q_desc.dtype
+    q_tiles = gl.allocate_shared_memory(dtype, [2, 1, 1, 64, BLOCK_D], q_desc.layout)
+    d_out_tiles = gl.allocate_shared_memory(dtype, [2, 1, 1, 64, BLOCK_DV], d_out_desc.layout)
+    q_ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    k_tiles = gl.allocate_shared_memory(dtype, [K_STAGES, 1, 1, BK, BLOCK_D], k_desc.layout)
+    k_ready = gl.allocate_shared_memory(gl.int64, [K_STAGES, 1], mbarrier.MBarrierLayout())
+    k_free = gl.allocate_shared_memory(gl.int64, [K_STAGES, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(2):
+        mbarrier.init(q_ready.index(i), count=1)
+    for i in gl.static_range(K_STAGES):
+        mbarrier.init(k_ready.index(i), count=1)
+        mbarrier.init(k_free.index(i), count=2)
+    if V_STAGES == 0:  # one ring, of tiles of one size
+        v_tiles = k_tiles
+        v_ready = k_ready
+        v_free = k_free
+    else:
+        v_tiles = gl.allocate_shared_memory(dtype, [V_STAGES, 1, 1, BK, BLOCK_DV], v_desc.layout)
+        v_ready = gl.allocate_shared_memory(gl.int64, [V_STAGES, 1], mbarrier.MBarrierLayout())
+        v_free = gl.allocate_shared_memory(gl.int64, [V_STAGES, 1], mbarrier.MBarrierLayout())
+        for i in gl.static_range(V_STAGES):
+            mbarrier.init(v_ready.index(i), count=1)
+            mbarrier.init(v_free.index(i), count=2)
+    fence_async_shared()
+    gl.warp_specialize(
+        [
+            (_differentiate_key_tiles, (dq_desc, lse_ptr, delta_ptr, q_tiles, d_out_tiles, k_tiles, v_tiles, q_ready, k_ready, k_free, v_ready, v_free, n_work, together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, K_STAGES, V_STAGES, 0, PIPELINED, FAST)),
+            (_differentiate_key_tiles, (dq_desc, lse_ptr, delta_ptr, q_tiles, d_out_tiles, k_tiles, v_tiles, q_ready, k_ready, k_free, v_ready, v_free, n_work, together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, K_STAGES, V_STAGES, 1, PIPELINED, FAST)),
+            (_load_key_tiles, (q_desc, k_desc, v_desc, d_out_desc, q_tiles, d_out_tiles, k_tiles, v_tiles, q_ready, k_ready, k_free, v_ready, v_free, n_work, together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, K_STAGES, V_STAGES, PIPELINED)),
+        ],
+        [4, 1],
+        [240, SPARE],
+    )
+
+
 # ---------------------------------------------------------------- on the host
 
 
@@ -1463,11 +1977,19 @@ def _hopper(q: Tensor, v: Tensor) -> tuple | None:
 
 
 def _hopper_backward(q: Tensor, v: Tensor) -> tuple | None:
-    """The row of HOPPER_BACKWARD, where its kernel can run: half precision, rows that the copy engine can write."""
+    """The row of HOPPER_BACKWARD, where it can be used: half precision, rows that the copy engine can write."""
     wide = max(q.shape[3], v.shape[3])
     if _chip(q.device) != "sm_90" or q.element_size() != 2 or q.shape[3] % 8 or v.shape[3] % 8 or wide <= 32:
         return None
     return HOPPER_BACKWARD.get((_hopper_block(q.shape[3]), _hopper_block(v.shape[3])))
+
+
+def _hopper_apart(q: Tensor, v: Tensor) -> tuple | None:
+    """The row of HOPPER_APART, where it can be used: half precision, rows that the copy engine can write."""
+    wide = max(q.shape[3], v.shape[3])
+    if _chip(q.device) != "sm_90" or q.element_size() != 2 or q.shape[3] % 8 or v.shape[3] % 8 or wide <= 32:
+        return None
+    return HOPPER_APART.get((_hopper_block(q.shape[3]), _hopper_block(v.shape[3])))
 
 
 def _hopper_tiles(rows: int, *tensors: Tensor) -> tuple:
@@ -1554,6 +2076,7 @@ class _Ready:
         self.kernel, self.grid, self.BK, self.options, self.n_work = kernel, (grid, 1, 1), BK, options, n_work
         self.together = together
         self.pieces, self.merging = pieces, merging  # of short queries
+        self.lists: _Ready | None = None  # the kernel that writes down which tiles this one walks
         # Without the tensors, whose memory is not ours to keep.
         self.descriptors = tuple((type(x), {**vars(x), "base": None}) for x in descriptors)
         self.constants = tuple(options[name] for name in kernel.arg_names if name in options)
@@ -1726,9 +2249,9 @@ def _(q, k, v, scale):
 
 
 def _prepared_backward(
-    q: Tensor, k: Tensor, v: Tensor, d_out: Tensor, dk: Tensor, dv: Tensor, has_d_lse: bool
+    q: Tensor, k: Tensor, v: Tensor, d_out: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, has_d_lse: bool
 ) -> tuple[_Ready | None, ...]:
-    """What each row needs once; dK and dV, and where the chip has its own kernel dQ; and dQ, or what remains to be done for it."""
+    """What each row needs once; dK and dV, and where one kernel gives all three dQ; and dQ, or what remains to be done for it."""
     B, Hq, Sq, D = q.shape
     Hkv, Sk, Dv = v.shape[1:]
     sizes = _sizes(q, k, v)
@@ -1750,8 +2273,8 @@ def _prepared_backward(
         by_keys = _Ready(_hopper_backward_kernel, n_work, BK, descriptors, options, n_work, max(together, ahead // n_tiles))
         options = dict(D=D, Dv=Dv, BLOCK_D=block, BQ=BQ)
         collect = _Ready(_collect_dq_kernel, triton.cdiv(Sq, BQ) * B * Hq, BK, (), options)
-        lists = _Ready(_list_walks_kernel, n_tiles * B * Hq, BK, (), dict(D=D, Dv=Dv, BQ=BQ, BK=BK, FAST=True))
-        return rows, by_keys, collect, lists
+        by_keys.lists = _Ready(_list_walks_kernel, n_tiles * B * Hq, BK, (), dict(D=D, Dv=Dv, BQ=BQ, BK=BK, FAST=True))
+        return rows, by_keys, collect
     descriptors = (*_tiled(tma, BQ, q), *_tiled(tma, BK, k, v), *_tiled(tma, BQ, d_out)) if tma else ()
     options = dict(
         **sizes, BQ=BQ, BK=BK, TMA=tma, num_warps=warps, num_stages=stages,
@@ -1761,7 +2284,27 @@ def _prepared_backward(
     options = dict(
         **sizes, BQ=dq_BQ, BK=dq_BK, TMA=tma, num_warps=dq_warps, num_stages=dq_stages,
     )
-    return rows, by_keys, _Ready(_dq_kernel, triton.cdiv(Sq, dq_BQ) * B * Hq, dq_BK, descriptors, options), None
+    by_rows = _Ready(_dq_kernel, triton.cdiv(Sq, dq_BQ) * B * Hq, dq_BK, descriptors, options)
+    hopper = _hopper_apart(q, v) if tma else None
+    if hopper is not None:
+        BQ, BK, stages, ahead, together, spare = hopper[0]
+        descriptors = (*_hopper_tiles(BQ, q), *_hopper_tiles(BK, k, v), *_hopper_tiles(BQ, d_out), *_hopper_tiles(BK, dk, dv))
+        options = dict(
+            D=D, Dv=Dv, BLOCK_D=_hopper_block(D), BLOCK_DV=_hopper_block(Dv), BQ=BQ, BK=BK, STAGES=stages,
+            AHEAD=ahead, SPARE=spare, FAST=True, num_warps=4,
+        )
+        n_work = triton.cdiv(Sk, BK) * B * Hkv
+        by_keys = _Ready(_hopper_dkdv_kernel, n_work, BK, descriptors, options, n_work, together)
+    if hopper is not None:
+        BQ, BK, stages, value_stages, pipelined, together, spare = hopper[1]
+        descriptors = (*_hopper_tiles(BQ // 2, q), *_hopper_tiles(BK, k, v), *_hopper_tiles(BQ // 2, d_out, dq))
+        options = dict(
+            D=D, Dv=Dv, BLOCK_D=_hopper_block(D), BLOCK_DV=_hopper_block(Dv), BQ=BQ, BK=BK, K_STAGES=stages,
+            V_STAGES=value_stages, PIPELINED=pipelined, SPARE=spare, FAST=True, num_warps=4,
+        )
+        n_work = triton.cdiv(Sq, BQ) * B * Hq
+        by_rows = _Ready(_hopper_dq_kernel, n_work, BK, descriptors, options, n_work, together)
+    return rows, by_keys, by_rows
 
 
 def _gradients(
@@ -1784,28 +2327,38 @@ def _gradients(
         if found is None:
             if len(_READY) >= 1024:
                 _READY.clear()
-            found = _READY[key] = _prepared_backward(q, k, v, d_out, dk, dv, d_lse is not None)
-        rows, by_keys, by_rows, lists = found
+            found = _READY[key] = _prepared_backward(q, k, v, d_out, dq, dk, dv, d_lse is not None)
+        rows, by_keys, by_rows = found
         with torch.cuda.device_of(q):
             lse, natural_lse = torch.empty_like(lse), lse
             delta = torch.empty_like(lse)
             rows.launch(natural_lse, lse, out, d_out, d_lse, delta, B * Hq * Sq)
-            if by_keys.n_work:
+            if by_keys.kernel is _hopper_backward_kernel:
                 n_parts = by_rows.grid[0]
                 dq_parts = torch.zeros(n_parts * by_rows.options["BQ"] * by_rows.options["BLOCK_D"], dtype=torch.float32, device=q.device)
                 turns = torch.zeros(n_parts + 4, dtype=torch.int32, device=q.device)
                 queue, turns = turns, turns[4:]
-                walks = torch.empty((lists.grid[0], 4), dtype=torch.int32, device=q.device)
-                lists.launch(walks, *arguments[:5])
+                walks = torch.empty((by_keys.lists.grid[0], 4), dtype=torch.int32, device=q.device)
+                by_keys.lists.launch(walks, *arguments[:5])
                 by_keys.launch(
                     *by_keys.tiles(q, k, v, d_out, dk, dv), lse, delta, dq_parts, turns, queue, by_keys.n_work,
                     by_keys.together, walks, *arguments[:5],
                 )
                 by_rows.launch(dq_parts, turns, dq, *arguments[:5])
+            elif by_keys.kernel is _hopper_dkdv_kernel:
+                by_keys.launch(
+                    *by_keys.tiles(q, k, v, d_out, dk, dv), lse, delta, by_keys.n_work, by_keys.together,
+                    *arguments[:5],
+                )
             else:
                 by_keys.launch(
                     *by_keys.tiles(q, k, v, d_out), lse, delta, dk, dv, *arguments,
                 )
+            if by_rows.kernel is _hopper_dq_kernel:
+                by_rows.launch(
+                    *by_rows.tiles(q, k, v, d_out, dq), lse, delta, by_rows.n_work, by_rows.together, *arguments[:5],
+                )
+            elif by_rows.kernel is _dq_kernel:
                 by_rows.launch(
                     *by_rows.tiles(q, k, v, d_out), lse, delta, dq, *arguments,
                 )

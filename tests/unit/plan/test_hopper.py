@@ -10,7 +10,7 @@ from property.kernels import analysed
 
 from attngen import inputs
 from attngen.plan import plan
-from attngen.plan.hopper import backward_skeletons, in_turn, sums_beside
+from attngen.plan.hopper import apart_skeletons, backward_skeletons, in_turn, sums_beside, sums_beside_dkdv
 from attngen.plan.simulate import SKIPPED, classify
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -38,8 +38,31 @@ def test_an_element_whose_place_is_dear_leaves_too_few_registers_at_head_dim_128
     assert set(backward_skeletons(plan(analysed(text_of("full_bias"))), None)) == {(64, 64), (128, 128)}
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_above_head_dim_128_every_mask_is_served(name: str) -> None:
+    rows = apart_skeletons(plan(analysed(text_of(name))), None)
+    assert set(rows) == (set() if name in {"dropout", "sigmoid"} else {(256, 256), (256, 128), (128, 256)})
+    for (dim, v_dim), row in rows.items():
+        assert row.dkdv.queries == row.dkdv.keys == row.dq.keys == 64 and row.dq.queries == 128
+        # One ring of keys and values where a tile of either fits in the place of the other, and values come first.
+        assert (row.dq.value_stages == 0) <= (dim == v_dim and row.dq.pipelined)
+
+
+def test_what_takes_registers_is_not_pipelined() -> None:
+    pipelined = {n: apart_skeletons(plan(analysed(text_of(n))), None)[256, 256].dq.pipelined for n in SERVED}
+    assert {n for n, found in pipelined.items() if not found} == {"full_bias", "relative_bias", "t5_bias"}
+    assert not apart_skeletons(plan(analysed(text_of("alibi"))), None)[256, 256].summing.pipelined
+
+
+def test_sums_of_columns_are_left_to_the_portable_kernel() -> None:
+    spec = "attention a\n\nparam tilt: f32[Sk]\nparam sink: f32[Hq]\nscore = qk * scale + tilt[k] + sink[h] * q\n"
+    assert sums_beside_dkdv(plan(analysed(spec))) == ("tilt",)
+    assert sums_beside_dkdv(plan(analysed(text_of("alibi")))) == ()
+
+
 def test_a_spec_keeps_its_own_tile() -> None:
     planned = plan(analysed(text_of("causal")))
+    assert not apart_skeletons(planned, (64, 128))
     assert backward_skeletons(planned, None) and not backward_skeletons(planned, (64, 128))
 
 
