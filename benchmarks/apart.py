@@ -116,11 +116,18 @@ def checked(directory: Path, case: tuple[str, int, int, str]) -> tuple[tuple[str
 
 
 def check_all(directory: Path, at_once: int) -> dict[str, str]:
+    """Nothing more where the first case hangs."""
     found: dict[str, str] = {}
-    with ThreadPoolExecutor(at_once) as pool:
-        for case, said in [checked(directory, CHECKS[0]), *pool.map(partial(checked, directory), CHECKS[1:])]:
-            found[" ".join(map(str, case))] = said
-            print("check", *case, said, flush=True)
+
+    def keep(case: tuple[str, int, int, str], said: str) -> None:
+        found[" ".join(map(str, case))] = said
+        print("check", *case, said, flush=True)
+
+    keep(*checked(directory, CHECKS[0]))
+    if "hangs" not in found.values():
+        with ThreadPoolExecutor(at_once) as pool:
+            for case, said in pool.map(partial(checked, directory), CHECKS[1:]):
+                keep(case, said)
     return found
 
 
@@ -171,9 +178,10 @@ def measure(kernels: peers.Kernels, forms: list[str], rounds: int) -> list[dict[
             times = milliseconds(contending, rounds)
             flops = cell.backward_flops(fraction(cell, FULL_SIZE))
             tflops = {name: round(flops / ms / 1e9, 1) for name, ms in times.items()}
+            print(cell.key, json.dumps(tflops), flush=True)
             parts = {name: by_kernel(contending[name]) for name in contending if name in ("as it stands", PORTABLE)}
+            print(cell.key, json.dumps(parts), flush=True)
             found.append({"cell": cell.key, "ms": times, "tflops": tflops, "kernels": parts})
-            print(cell.key, json.dumps(tflops), json.dumps(parts), flush=True)
             faulthandler.cancel_dump_traceback_later()
     return found
 
