@@ -36,11 +36,8 @@ Row = tuple[Any, ...]
 
 FORMS: Mapping[str, Callable[[Row, Row], tuple[Row, Row]]] = {
     "as it stands": lambda keys, rows: (keys, rows),
-    "one tile of weights ahead": lambda keys, rows: ((*keys[:3], 1, *keys[4:]), rows),
-    "two heads in turn": lambda keys, rows: ((*keys[:4], 2, *keys[5:]), (*rows[:5], 2, *rows[6:])),
-    "four heads in turn": lambda keys, rows: ((*keys[:4], 4, *keys[5:]), (*rows[:5], 4, *rows[6:])),
-    "dQ: a ring of keys, one place of values": lambda keys, rows: (keys, (*rows[:2], 2, 1, True, *rows[5:])),
-    "dQ: one product after the other": lambda keys, rows: (keys, (*rows[:2], 2, 1, False, *rows[5:])),
+    "two tiles of weights ahead": lambda keys, rows: ((*keys[:3], 2, *keys[4:]), rows),
+    "two heads in turn": lambda keys, rows: ((*keys[:4], 2, *keys[5:]), (*rows[:4], 2, *rows[5:])),
 }
 """What is changed of the rows of dK/dV and of dQ."""
 
@@ -63,8 +60,8 @@ def function_of(kernels: peers.Kernels, variant: str, form: str) -> Callable[...
     if form == PORTABLE:
         module.HOPPER_APART.clear()
     else:
-        for dims, (keys, rows, *rest) in list(module.HOPPER_APART.items()):
-            module.HOPPER_APART[dims] = (*FORMS[form](keys, rows), *rest)
+        for dims, (keys, rows) in list(module.HOPPER_APART.items()):
+            module.HOPPER_APART[dims] = FORMS[form](keys, rows)
     return getattr(module, kernels.functions[variant])
 
 

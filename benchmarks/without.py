@@ -14,7 +14,9 @@ import json
 import re
 import statistics
 from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,9 @@ from attngen.runtime.loader import load
 
 Change = tuple[str, str]
 
+DIMS = (64, 128)
+VARIANTS = ("causal", "full")
+
 _EXPONENTIALS = (
     "weight = tl.exp2(x * logit_scale - (shift * logit_scale)[:, None])",
     "weight = x * logit_scale - (shift * logit_scale)[:, None]",
@@ -34,12 +39,15 @@ _MAXIMUM = ("new_max = tl.maximum(row_max, tl.max(x, 1))", "new_max = tl.maximum
 _SUMS = (" + _lane_sums(weight, BK)", "")
 _RESCALING = ("acc = acc * gl.convert_layout(rescale, acc_rows)[:, None]", "acc = acc")
 _WEIGHTS_AGAIN = ("p = tl.exp2(qk * logit_scale - row_lse)", "p = qk * logit_scale - row_lse")
-_ADDING = ("if (here >= first_before) & (here < stop_before):", "if here < 0:")
+_ADDING = ("if joins:\n                        gl.atomic_add", "if here < -1:\n                        gl.atomic_add")
 _FIRST_PARTS = (
-    "else:\n                    gl.store(cells, held)",
-    "elif here < -1:\n                    gl.store(cells, held)",
+    "else:\n                        gl.store(cells, held)",
+    "elif here < -1:\n                        gl.store(cells, held)",
 )
-_TURNS = ("mbarrier.wait(turn_ready.index(turn % TURNS), turn // TURNS & 1)", "pass")
+_TURNS = (
+    ("mbarrier.wait(turn_ready.index(turn % TURNS), turn // TURNS & 1)", "pass"),
+    ("_await_turn(turns + at, tile)", "pass"),
+)
 
 WITHOUT: Mapping[str, Mapping[str, tuple[Change, ...]]] = {
     "forward": {
@@ -53,9 +61,9 @@ WITHOUT: Mapping[str, Mapping[str, tuple[Change, ...]]] = {
     "backward": {
         "nothing": (),
         "exponentials": (_WEIGHTS_AGAIN,),
-        "turns": (_TURNS,),
+        "turns": _TURNS,
         "writing dQ": (_ADDING, _FIRST_PARTS),
-        "all of these": (_WEIGHTS_AGAIN, _TURNS, _ADDING, _FIRST_PARTS),
+        "all of these": (_WEIGHTS_AGAIN, *_TURNS, _ADDING, _FIRST_PARTS),
     },
 }
 """Direction, the part that is left out, and what stands in the file instead."""
@@ -70,20 +78,22 @@ def changed(source: str, changes: tuple[Change, ...], mark: str) -> str:
     return re.sub(r'"(attngen::\w+)"', rf'"\1_{mark}"', source)
 
 
-def calls(cell: Cell, kernels: peers.Kernels, direction: str) -> dict[str, Callable[[], object]]:
-    """What is timed, by what is left out."""
+def call(cell: Cell, kernels: peers.Kernels, direction: str, without: str) -> Callable[[], object]:
+    """What is timed."""
     inputs = make_inputs(cell, FULL_SIZE, device="cuda", seed=0)
     source = kernels.path(cell.variant).read_text(encoding="utf-8")
-    found: dict[str, Callable[[], object]] = {}
-    for number, (without, changes) in enumerate(WITHOUT[direction].items()):
-        module = load(changed(source, changes, f"{direction}_{number}"), f"{cell.variant}_{number}")
-        attend = getattr(module, kernels.functions[cell.variant])
-        if direction == "forward":
-            found[without] = partial(attend, *inputs.qkv)
-        else:
-            out = attend(*inputs.qkv)
-            found[without] = partial(torch.autograd.grad, out, inputs.qkv, inputs.grad_out, retain_graph=True)
-    return found
+    number = list(WITHOUT[direction]).index(without)
+    module = load(changed(source, WITHOUT[direction][without], f"{direction}_{number}"), f"{cell.variant}_{number}")
+    attend = getattr(module, kernels.functions[cell.variant])
+    if direction == "forward":
+        return partial(attend, *inputs.qkv)
+    out = attend(*inputs.qkv)
+    return partial(torch.autograd.grad, out, inputs.qkv, inputs.grad_out, retain_graph=True)
+
+
+def compiled(directory: Path, variant: str, head_dim: int, direction: str, without: str) -> None:
+    """Leaves the kernels in Triton's cache. A length compiles nothing, so a short one will do."""
+    call(Cell(variant, head_dim, 128, tokens=128), peers.Kernels.at(directory), direction, without)()
 
 
 def milliseconds(works: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
@@ -100,15 +110,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kernels", type=Path, default=peers.ROOT / "build" / "kernels", metavar="DIR")
     parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--at-once", type=int, default=12, help="processes that compile at a time")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE")
     args = parser.parse_args()
     kernels = peers.Kernels.at(args.kernels)
     found: list[dict[str, Any]] = []
+    cases = [(v, d, way, part) for way in WITHOUT for d in DIMS for v in VARIANTS for part in WITHOUT[way]]
+    with ProcessPoolExecutor(args.at_once, get_context("spawn")) as pool:
+        for _ in pool.map(partial(compiled, args.kernels), *zip(*cases, strict=True)):
+            pass
     for direction in WITHOUT:
-        for head_dim in (64, 128):
-            for variant in ("causal", "full"):
+        for head_dim in DIMS:
+            for variant in VARIANTS:
                 cell = Cell(variant, head_dim, 16384)
-                times = milliseconds(calls(cell, kernels, direction), args.rounds)
+                works = {part: call(cell, kernels, direction, part) for part in WITHOUT[direction]}
+                times = milliseconds(works, args.rounds)
                 found.append({"direction": direction, "cell": cell.key, "ms": times})
                 whole = times["nothing"]
                 print(direction, cell.key, *(f"{n} {t / whole:.3f}" for n, t in times.items()), flush=True)

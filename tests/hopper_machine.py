@@ -1,10 +1,11 @@
 """The backward kernels of compute capability 9.0, executed in NumPy: each partition of warps is a thread.
 
 Takes a generated module, gives it kernels that run here, so that its own launcher can call them on tensors of the CPU.
-Barriers count arrivals, bytes and phases. The copy engine writes nan where it will write, and writes later. A product
-is computed when it is waited for, and its operands must be then what they were when it began: so what is read too
-early, freed too early or waited for too little is a `FaultError`, and so is a deadlock. Layouts and registers are left
-to the compiler (`tests/aot`), and so are fences between the two ways to memory, but that before a copy out.
+Barriers count arrivals, bytes and phases. The copy engine writes nan where it will write, and writes later; what is
+read too early is nan. A product is computed when it is waited for, and its operands must be then what they were when
+it began: what is freed too early or waited for too little is a `FaultError`, and so is a deadlock. Programs run one
+after the other. Layouts and registers are left to the compiler (`tests/aot`), and so are fences between the two ways
+to memory, but that before a copy out.
 """
 
 from __future__ import annotations
@@ -151,10 +152,17 @@ class Pointer:
     def __init__(self, base: np.ndarray, offset: Any = 0):
         self.base, self.offset = base, np.asarray(plain(offset)).astype(np.int64)
 
+    @property
+    def dtype(self) -> Any:
+        return type("PointerType", (), {"element_ty": self.base.dtype})
+
     def __add__(self, offset: Any) -> Pointer:
         return Pointer(self.base, self.offset + np.asarray(plain(offset)).astype(np.int64))
 
     __radd__ = __add__
+
+    def __sub__(self, offset: Any) -> Pointer:
+        return Pointer(self.base, self.offset - np.asarray(plain(offset)).astype(np.int64))
 
     def places(self, *others: Any) -> list[np.ndarray]:
         offset, mask, *rest = np.broadcast_arrays(self.offset, *(np.asarray(plain(x)) for x in others))
@@ -234,8 +242,13 @@ class MBarrier:
             while single(barrier).phase % 2 == int(phase):
                 if FAILED or (not LOCK.wait(0.5) and time.monotonic() > end):
                     raise FaultError("nobody arrives: deadlock" if not FAILED else "another has failed")
-        if random.random() < 0.3:
-            time.sleep(random.random() * 0.002)
+        pause()
+
+
+def pause() -> None:
+    """Others may come first."""
+    if random.random() < 0.3:
+        time.sleep(random.random() * 0.002)
 
 
 class Shared:
@@ -257,6 +270,9 @@ class Shared:
 
     def permute(self, order: tuple[int, ...]) -> Shared:
         return Shared(self.values.transpose(order))
+
+    def slice(self, start: int, length: int, dim: int) -> Shared:
+        return Shared(np.moveaxis(np.moveaxis(self.values, dim, 0)[start : start + length], 0, dim))
 
     def _reinterpret(self, dtype: Any, shape: list[int], _: object) -> Shared:
         nbytes = int(np.prod(shape)) * element(dtype).itemsize
@@ -335,14 +351,14 @@ class Product:
         self.a, self.b, self.acc = a, b, acc
         self.before = a.values.tobytes(), b.values.tobytes()
         self.result: Tile | None = None
-        for x in (a, b):
-            if isinstance(x, Shared) and np.isnan(x.values.astype(np.float32)).any():
-                raise FaultError("a product begins before its operand is there")
 
     def finish(self) -> None:
         if self.before != (self.a.values.tobytes(), self.b.values.tobytes()):
             raise FaultError("an operand was overwritten under a product")
-        found = self.a.values.astype(np.float32) @ self.b.values.astype(np.float32)
+        with np.errstate(all="ignore"):
+            found = self.a.values.astype(np.float32) @ self.b.values.astype(np.float32)
+        if isinstance(self.acc, Product):  # the one before this, in the order in which they began
+            self.acc = self.acc.result
         self.result = Tile(found if self.acc is None else found + self.acc.values)
 
 
@@ -353,6 +369,7 @@ def warpgroup_mma(a: Any, b: Shared, acc: Tile, use_acc: bool = True, is_async: 
 
 
 def warpgroup_mma_wait(outstanding: int, deps: tuple[Any, ...]) -> Any:
+    pause()
     while len(THREAD.products) > outstanding:
         THREAD.products.pop(0).finish()
     found = [d.result if isinstance(d, Product) else d for d in deps]
@@ -414,8 +431,22 @@ class Language:
         return Tile(np.zeros([int(n) for n in shape], element(dtype)))
 
     @staticmethod
-    def load(pointer: Pointer, mask: Any = None, other: Any = None) -> Tile:
+    def full(shape: list[int], value: Any, dtype: Any, layout: object = None) -> Tile:
+        return Tile(np.full([int(n) for n in shape], plain(value), element(dtype)))
+
+    @staticmethod
+    def load(pointer: Pointer, mask: Any = None, other: Any = None, cache_modifier: str = "") -> Tile:
         return pointer.load(mask, other)
+
+    @staticmethod
+    def atomic_add(pointer: Pointer, values: Any, sem: str = "acq_rel") -> Tile:
+        found = pointer.load()
+        pointer.store(plain(found) + plain(values))
+        return found
+
+    @staticmethod
+    def atomic_max(pointer: Pointer, values: Any, mask: Any, sem: str = "acq_rel") -> None:
+        pointer.store(np.maximum(plain(pointer.load(mask)), plain(values)), mask)
 
     @staticmethod
     def store(pointer: Pointer, values: Any, mask: Any = None) -> None:
@@ -448,6 +479,10 @@ class Language:
     @staticmethod
     def reshape(x: Tile, *shape: Any) -> Tile:
         return x.reshape(*shape)
+
+    @staticmethod
+    def permute(x: Tile, order: list[int]) -> Tile:
+        return x.permute(tuple(order))
 
     @staticmethod
     def convert_layout(x: Tile, _: object) -> Tile:
@@ -503,8 +538,16 @@ def unpacked(pairs: Tile, dtype: Any, _: object) -> Tile:
     return Tile(np.ascontiguousarray(pairs.values).view(np.uint16).view(element(dtype)))
 
 
+def await_turn(turns: Pointer, turn: Any) -> None:
+    """Programs run one after the other: whoever comes before has had its turn, or never will."""
+    if int(turns.load()) != int(turn):
+        raise FaultError(f"turn {int(turn)} never comes: {int(turns.load())} was the last")
+
+
 ASSEMBLY: dict[str, Callable[..., Any]] = {
     "_again": lambda x: x,
+    "_await_turn": await_turn,
+    "_pass_turn": lambda turns, turn: turns.store(turn),
     "_packed": packed,
     "_unpacked": unpacked,
     "_unpacked_wide": lambda pairs, dtype, layout: unpacked(pairs, dtype, layout).to(np.float32),
@@ -565,4 +608,6 @@ def install(module: ModuleType) -> list[str]:
     changed: Any = module
     changed.HopperDescriptor = Descriptor
     changed._CHIPS[torch.device("cpu")] = "sm_90"
+    if hasattr(module, "_MULTIPROCESSORS"):
+        changed._MULTIPROCESSORS[torch.device("cpu")] = 2
     return launched

@@ -231,7 +231,7 @@ def _walk_view(found: RangeView) -> WalkView:
 @dataclass(frozen=True, slots=True)
 class GluonApartView:
     """`item` is the number of a dQ program's tile, `slope` what turns a weight into its share of dS there, a factor;
-    `summed` whether it sums the gradient of a param, and `sums` the positions of these among the gradients.
+    `summed` whether it sums the gradient of a param.
     `elsewhere` as in `GluonBackwardView`, of the dK/dV kernel alone.
     """
 
@@ -242,7 +242,6 @@ class GluonApartView:
     item: str
     slope: str
     summed: str
-    sums: tuple[int, ...]
     elsewhere: tuple[int, ...]
     table: tuple[tuple[tuple[int, int], tuple[tuple[int | bool, ...], ...]], ...]
 
@@ -279,7 +278,6 @@ def gluon_apart_view(
         "n_work - 1 - gl.program_id(0)" if plan.longest_first else "gl.program_id(0)",
         _factor(dq),
         " or ".join(dict.fromkeys(s.flag for s in sums)),
-        tuple(i for i, g in enumerate(gradients) if any(s.param == g.param for s in sums)),
         _positions(gradients, params, sums_beside_dkdv(plan)),
         tuple((key, skeleton.row) for key, skeleton in table.items()),
     )

@@ -159,7 +159,7 @@ def launch_view(
             "queue",
             "by_keys.n_work",
             "by_keys.together",
-            *(("walks",) if walks else ()),
+            *(("walks", "met") if walks else ()),
             f"*arguments[:{len(values)}]",
         ),
         hopper_backward_options=(
@@ -197,7 +197,6 @@ def launch_view(
             *blocks,
             "K_STAGES=stages",
             "V_STAGES=value_stages",
-            "PIPELINED=pipelined",
             "SPARE=spare",
             *flags,
             *fixed,

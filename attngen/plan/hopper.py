@@ -27,10 +27,9 @@ SQ = Symbol("Sq", Type.INT)
 
 
 class Schedule(StrEnum):
-    """Which tiles of queries a program takes: one alone; every so many-th; or the next that nobody has taken."""
+    """Which tiles of queries a program takes: one alone, or the next that nobody has taken, again and again."""
 
     ONCE = "once"
-    STRIDE = "stride"
     QUEUE = "queue"
 
 
@@ -126,8 +125,9 @@ class BackwardSkeleton:
     S, dP, dV, dK and dQ are five products, where the portable kernels need seven. A program holds a tile of keys, so
     its part of dQ is added to that of the tiles before it, in their order: `together` heads take their tiles in turn,
     so that few tiles of a head wait for each other; more of them where a head has fewer than `ahead` / `together` tiles
-    of keys. held: keys and values stay in registers, where they fit, and the
-    products read half as much of shared memory. `spare` are the registers of the warps that fetch and wait.
+    of keys. Where it has at most `stay`, programs take one tile after the other, and fetch the next while results of
+    this one are stored. held: keys and values stay in registers, where they fit, and the products read half as much of
+    shared memory. `spare` are the registers of the warps that fetch and wait.
     """
 
     queries: int
@@ -136,16 +136,18 @@ class BackwardSkeleton:
     held: bool
     together: int
     ahead: int
+    stay: int
     spare: int
 
     @property
     def row(self) -> tuple[int | bool, ...]:
-        return (self.queries, self.keys, self.stages, self.held, self.together, self.ahead, self.spare)
+        heads = (self.together, self.ahead)
+        return (self.queries, self.keys, self.stages, self.held, *heads, self.stay, self.spare)
 
 
 _BACKWARD = {
-    (64, 64): BackwardSkeleton(64, 128, stages=3, held=True, together=4, ahead=512, spare=24),
-    (128, 128): BackwardSkeleton(64, 128, stages=3, held=False, together=2, ahead=256, spare=24),
+    (64, 64): BackwardSkeleton(64, 128, stages=3, held=True, together=4, ahead=512, stay=1024, spare=24),
+    (128, 128): BackwardSkeleton(64, 128, stages=3, held=False, together=2, ahead=256, stay=1024, spare=24),
 }
 
 
@@ -162,8 +164,10 @@ def backward_skeletons(plan: KernelPlan, own: tuple[int, int] | None) -> Mapping
     pairs = [e for e in loads(plan.weights.unit) if level_of(e) is Level.PAIR]
     wide = 64 if any(is_dear(i) for e in pairs for i in e.indices) else 128
     rows = {dims: s for dims, s in _BACKWARD.items() if max(dims) <= wide}
+    if not in_turn(plan):  # neighbours wait for each other from their start to their end
+        return {dims: replace(s, together=64) for dims, s in rows.items()}
     if plan.growing_keys:  # tiles of keys get shorter: more heads share the cache, fewer programs wait
-        rows = {dims: replace(s, together=16, ahead=512) for dims, s in rows.items()}
+        return {dims: replace(s, together=16) for dims, s in rows.items()}
     return rows
 
 
@@ -239,71 +243,48 @@ class DkdvSkeleton:
 @dataclass(frozen=True, slots=True)
 class DqSkeleton:
     """Two warpgroups, half of the `queries` each, walk tiles of `keys`, of which `key_stages` are in flight, and
-    `value_stages` of values: 0 where both share one ring, values first. pipelined: the next dO . v and q . k are under
-    way while dS is summed; else q . k is weighed before dO . v begins, and a score has more registers. The rest as for
-    `DkdvSkeleton`.
+    `value_stages` of values. The rest as for `DkdvSkeleton`.
     """
 
     queries: int
     keys: int
     key_stages: int
     value_stages: int
-    pipelined: bool
     together: int
     spare: int
 
     @property
     def row(self) -> tuple[int | bool, ...]:
-        return (
-            self.queries,
-            self.keys,
-            self.key_stages,
-            self.value_stages,
-            self.pipelined,
-            self.together,
-            self.spare,
-        )
+        return (self.queries, self.keys, self.key_stages, self.value_stages, self.together, self.spare)
 
 
 @dataclass(frozen=True, slots=True)
 class ApartSkeleton:
-    """`summing`: dQ where it also sums the gradients of params."""
-
     dkdv: DkdvSkeleton
     dq: DqSkeleton
-    summing: DqSkeleton
 
     @property
     def row(self) -> tuple[tuple[int | bool, ...], ...]:
-        return (self.dkdv.row, self.dq.row, self.summing.row)
+        return (self.dkdv.row, self.dq.row)
 
 
 # Above head dim 128 dK and dV of 64 keys, in float32, take half of the registers, and dQ's parts, summed over programs,
 # would be 64 KiB for each 64 x 64 tile: more than the cache takes in the time of five products. So there are seven, in
-# two kernels. Tiles of 64 x 256 in half precision are 32 KiB of the 227: K, V, two of Q and of dO beside two of the
-# weights that are handed over; Q and dO of 128 queries, and three of K and V.
-_DKDV = DkdvSkeleton(64, 64, stages=2, ahead=2, together=1, spare=24)
-_DQ = DqSkeleton(128, 64, key_stages=3, value_stages=0, pipelined=True, together=1, spare=24)
-_DQ_UNEQUAL = replace(_DQ, key_stages=2, value_stages=2)
+# two kernels. Tiles of 64 x 256 in half precision are 32 KiB of the 227: K, V, two of Q and of dO beside the weights
+# that are handed over; Q and dO of 128 queries, two of K and one of V.
+_DKDV = DkdvSkeleton(64, 64, stages=2, ahead=1, together=1, spare=24)
+_DQ = DqSkeleton(128, 64, key_stages=2, value_stages=1, together=1, spare=24)
 
 
 def apart_skeletons(plan: KernelPlan, own: tuple[int, int] | None) -> Mapping[tuple[int, int], ApartSkeleton]:
     """Where dK and dV, and dQ, come from two kernels of warpgroups: any mask, since nothing is summed over programs.
 
-    The weights are exponentials, and there is no dropout, whose bits both warpgroups would have to make. dQ is
-    pipelined where that leaves a score the registers that it needs: unless pairs read elements of their own, or
-    gradients of params are summed.
+    The weights are exponentials, and there is no dropout, whose bits both warpgroups would have to make.
     """
     if own is not None or plan.burden is Burden.RANDOM or plan.weights.form is not Form.EXPONENTIAL:
         return {}
-    pairs = [e for root in (plan.weights.unit, plan.attention.mask) for e in loads(root) if level_of(e) is Level.PAIR]
-
-    def apart(dq: DqSkeleton, values: int) -> ApartSkeleton:
-        alone = replace(dq, key_stages=2, value_stages=values, pipelined=False)
-        return ApartSkeleton(_DKDV, alone if pairs else dq, alone)
-
-    unequal = apart(_DQ_UNEQUAL, values=2)
-    return {(256, 256): apart(_DQ, values=1), (256, 128): unequal, (128, 256): unequal}
+    unequal = ApartSkeleton(_DKDV, replace(_DQ, value_stages=2))
+    return {(256, 256): ApartSkeleton(_DKDV, _DQ), (256, 128): unequal, (128, 256): unequal}
 
 
 def sums_beside_dkdv(plan: KernelPlan) -> tuple[str, ...]:

@@ -1,7 +1,8 @@
-"""dK/dV and dQ above head dim 128, through their own launcher, on a model of the chip: right, and without a race."""
+"""The backward kernels of compute capability 9.0, by their own launcher, on a model of the chip: right, no races."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,19 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 NAMES = sorted(path.stem for path in EXAMPLES.glob("*.attn"))
 ELSEWHERE = {"dropout", "sigmoid", "windowed_alibi"}  # the last has a tile of its own
 SQUARE = {"documents", "natten_2d", "window_global"}
+SUMMED = [
+    "alibi",
+    "causal",
+    "chunked",
+    "custom_normalizer",
+    "documents",
+    "full_bias",
+    "mla",
+    "prefix_lm",
+    "relative_bias",
+]
+SUMMED += ["sink", "sliding_window", "softcap", "softmax1"]
+"""Served at head dim 128, too, by one kernel that sums dQ over programs."""
 TILT = "attention tilted\n\nparam tilt: f32[Sk]\nscore = qk * scale + tilt[k]\nmask = causal\n"
 
 
@@ -27,13 +41,13 @@ def gradients(
     sizes: tuple[int, int, int, int, int],
     dtype: torch.dtype = torch.bfloat16,
     learned: bool = False,
-    change: tuple[str, str] | None = None,
+    changes: Sequence[tuple[str, str]] = (),
 ) -> tuple[dict[str, float], list[str]]:
-    """Relative errors by name against the definition, and the kernels that ran. `change`: of the source, all over."""
+    """Relative errors by name against the definition, and the kernels that ran. `changes`: of the source, all over."""
     shorter = {"window": 100, "chunk": 96, "radius": 40}
     kernel = attngen.compile(text, consts={n: value for n, value in shorter.items() if f"const {n} " in text})
     source = kernel.source
-    if change is not None:
+    for change in changes:
         assert change[0] in source
         source = source.replace(*change)
     module: Any = execute(source, kernel.name)
@@ -77,19 +91,37 @@ def text_of(name: str) -> str:
     return (EXAMPLES / f"{name}.attn").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n == "natten_2d")) for n in NAMES if n not in ELSEWHERE]
-)
-def test_every_example(name: str) -> None:
+def slow(case: Any) -> Any:
+    return pytest.param(case, marks=pytest.mark.slow)
+
+
+def cases(names: list[str], always: set[str]) -> list[Any]:
+    return [n if n in always else slow(n) for n in names]
+
+
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("name", cases(SUMMED, {"documents", "prefix_lm"}))
+def test_examples_by_one_kernel(name: str, dim: int) -> None:
+    """Several items a program, of heads in groups; dQ's parts are added in turn."""
+    sizes = (1, 4, 2, 200, 333) if name not in SQUARE else (1, 2, 1, 420, 420)
+    errors, launched = gradients(text_of(name), (dim, dim), sizes)
+    assert {"_hopper_backward_kernel", "_collect_dq_kernel"} <= set(launched)
+    assert all(e <= 8e-3 for e in errors.values()), errors
+
+
+@pytest.mark.parametrize("name", cases([n for n in NAMES if n not in ELSEWHERE], {"documents"}))
+def test_examples_by_two_kernels(name: str) -> None:
     sizes = (1, 4, 2, 200, 333) if name not in SQUARE else (1, 4, 2, 260, 260)
     errors, launched = gradients(text_of(name), (256, 256), sizes)
     assert {"_hopper_dkdv_kernel", "_hopper_dq_kernel"} <= set(launched)
     assert all(e <= 8e-3 for e in errors.values()), errors
 
 
-@pytest.mark.parametrize("dims", [(256, 256), (192, 128), (136, 72), (128, 256)], ids=str)
+@pytest.mark.parametrize("dims", [(64, 64), (192, 128), slow((128, 120)), slow((136, 72))], ids=str)
 @pytest.mark.parametrize(
-    "sizes", [(2, 4, 2, 130, 70), (1, 2, 2, 5, 300), (1, 3, 1, 300, 64), (1, 1, 1, 1, 1), (1, 2, 1, 129, 193)], ids=str
+    "sizes",
+    [(1, 4, 2, 130, 70), (1, 2, 2, 5, 300), (1, 1, 1, 1, 1), slow((2, 3, 1, 300, 64)), slow((1, 2, 1, 129, 193))],
+    ids=str,
 )
 def test_shapes(dims: tuple[int, int], sizes: tuple[int, int, int, int, int]) -> None:
     """Ragged, in groups, with rows that meet no key, shorter than a tile."""
@@ -97,9 +129,16 @@ def test_shapes(dims: tuple[int, int], sizes: tuple[int, int, int, int, int]) ->
     assert all(e <= 1e-3 for e in errors.values()), errors
 
 
+def test_keys_that_nobody_sees_have_no_steps() -> None:
+    """A program goes from items without work to those with some."""
+    errors, launched = gradients(text_of("sliding_window"), (128, 128), (1, 8, 2, 200, 900))
+    assert "_hopper_backward_kernel" in launched
+    assert all(e <= 8e-3 for e in errors.values()), errors
+
+
 @pytest.mark.parametrize("name", ["alibi", "sink", "custom_normalizer"])
 def test_gradients_of_params_that_dq_sums(name: str) -> None:
-    errors, launched = gradients(text_of(name), (256, 256), (2, 4, 2, 200, 230), learned=True)
+    errors, launched = gradients(text_of(name), (256, 256), (1, 2, 1, 130, 200), learned=True)
     assert {"_hopper_dkdv_kernel", "_hopper_dq_kernel"} <= set(launched)
     assert len(errors) > 3 and all(e <= 8e-3 for e in errors.values()), errors
 
@@ -111,39 +150,75 @@ def test_a_sum_of_columns_that_nobody_wants_is_no_hindrance() -> None:
 
 
 ROWS = {
-    "one tile of weights ahead": ("(64, 64, 2, 2, 1, 24)", "(64, 64, 2, 1, 1, 24)"),
-    "two heads in turn": ("True, 1, 24)", "True, 2, 24)"),
-    "dQ: one place of values": ("(128, 64, 3, 0, True", "(128, 64, 2, 1, True"),
-    "dQ: one product after the other": ("(128, 64, 3, 0, True", "(128, 64, 2, 1, False"),
+    "two tiles of weights ahead": ("(64, 64, 2, 1, 1, 24)", "(64, 64, 2, 2, 1, 24)"),
+    "dQ: two heads in turn": ("(128, 64, 2, 1, 1, 24)", "(128, 64, 2, 1, 2, 24)"),
+    "dQ: one place of keys, two of values": ("(128, 64, 2, 1, 1", "(128, 64, 1, 2, 1"),
 }
 
 
 @pytest.mark.parametrize("what", ROWS)
 def test_other_rows_of_the_table(what: str) -> None:
-    errors, _ = gradients(text_of("softcap"), (256, 256), (1, 4, 2, 300, 260), change=ROWS[what])
+    errors, _ = gradients(text_of("softcap"), (256, 256), (1, 2, 1, 300, 260), changes=[ROWS[what]])
     assert all(e <= 8e-3 for e in errors.values()), errors
 
 
+GIVEN_BACK = "mbarrier.arrive(k_free.index(stage), count=1)"
 FAULTS = {
-    "the copy engine reads before a fence": ("    fence_async_shared()\n    gl.thread_barrier()", "    pass"),
+    "the copy engine reads before a fence": (256, ("    fence_async_shared()\n    gl.thread_barrier()", "    pass")),
     "keys are given back before dQ's product": (
-        "dq, slopes = warpgroup_mma_wait(2, deps=(dq_token, slopes))",
-        "mbarrier.arrive(k_free.index(here), count=1)",
+        256,
+        (f"(dq_token, slopes))\n        {GIVEN_BACK}\n", "(dq_token, slopes))\n"),
+        ("(qk_token,))\n        at = step\n", f"(qk_token,))\n        {GIVEN_BACK}\n        at = step\n"),
     ),
     "dO is read before it is there": (
-        "            mbarrier.wait(d_out_ready.index(stage), phase)\n            dv_token",
-        "            dv_token",
+        256,
+        (
+            "        mbarrier.wait(d_out_ready.index(stage), phase)\n        dp_token",
+            "        dp_token",
+        ),
     ),
     "scores are read before they are waited for": (
-        "dv, p = warpgroup_mma_wait(1, deps=(dv_token, p))",
-        "qk, dv, p = warpgroup_mma_wait(1, deps=(qk_token, dv_token, p))",
+        256,
+        (
+            "dv, p = warpgroup_mma_wait(1, deps=(dv_token, p))",
+            "qk, dv, p = warpgroup_mma_wait(1, deps=(qk_token, dv_token, p))",
+        ),
     ),
-    "nobody gives a tile of queries back": ("mbarrier.arrive(q_free.index(here), count=1)", "pass"),
+    "nobody gives a tile of queries back": (256, ("mbarrier.arrive(q_free.index(here), count=1)", "pass")),
+    "an item's keys are given back at its start": (
+        128,
+        ("        mbarrier.arrive(k_free, count=1)\n", ""),
+        (
+            "        mbarrier.wait(k_ready, round & 1)\n",
+            "        mbarrier.wait(k_ready, round & 1)\n        mbarrier.arrive(k_free, count=1)\n",
+        ),
+    ),
+    "dS of the other half is not waited for": (
+        128,
+        ("mbarrier.wait(ds_ready.index(ds_stage), turn // DS_STAGES & 1)", "pass"),
+    ),
+    "dO of a tile is not waited for": (
+        128,
+        ("mbarrier.wait(d_out_ready.index(d_out_stage), turn // 2 & 1)", "pass"),
+    ),
+    "the next item is not waited for": (
+        128,
+        ("    mbarrier.wait(note_ready.index(round % 2), round // 2 & 1)\n", ""),
+    ),
+    "parts of dQ wait for a turn that is never passed": (
+        128,
+        ("_pass_turn(turns + stop - 1 - step, tile + 1)", "_pass_turn(turns + stop - 1 - step, tile)"),
+    ),
 }
+"""Head dim, and what is changed."""
 
 
 @pytest.mark.parametrize("what", FAULTS)
 def test_the_model_sees_faults(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hopper_machine, "PATIENCE", 1.0)
-    with pytest.raises(hopper_machine.FaultError):
-        gradients(text_of("causal"), (256, 256), (1, 2, 1, 400, 400), change=FAULTS[what])
+    dim, *changes = FAULTS[what]
+    try:
+        errors, _ = gradients(text_of("causal"), (dim, dim), (1, 2, 1, 400, 400), changes=changes)
+    except hopper_machine.FaultError:
+        return
+    assert not all(e <= 8e-3 for e in errors.values()), "neither a fault nor wrong numbers"

@@ -146,21 +146,20 @@ HOPPER = {
 }
 
 # The backward kernel of compute capability 9.0, likewise: queries, keys, stages, whether keys and values are held in
-# registers, heads whose tiles are taken in turn, at least, and tiles of keys of all these heads, registers of a thread
-# that fetches or waits.
+# registers, heads whose tiles are taken in turn, at least, and tiles of keys of all these heads; the tiles of keys of a
+# head up to which programs take one after the other, registers of a thread that fetches or waits.
 HOPPER_BACKWARD = {
-    (64, 64): (64, 128, 3, True, 16, 512, 24),
-    (128, 128): (64, 128, 3, False, 16, 512, 24),
+    (64, 64): (64, 128, 3, True, 16, 512, 1024, 24),
+    (128, 128): (64, 128, 3, False, 16, 256, 1024, 24),
 }
 
 # And where dK and dV, and dQ, have a kernel each. Of dK/dV: queries, keys, stages, by how many tiles the warpgroup of the
 # weights may be ahead, heads whose tiles are taken in turn, registers of a thread that fetches. Of dQ: queries, keys, stages
-# of keys and of values (0: in one ring), whether a warpgroup overlaps its own products, and the last two; once more for
-# where it sums the gradients of params, too.
+# of keys and of values, and the last two.
 HOPPER_APART = {
-    (256, 256): ((64, 64, 2, 2, 1, 24), (128, 64, 3, 0, True, 1, 24), (128, 64, 2, 1, False, 1, 24)),
-    (256, 128): ((64, 64, 2, 2, 1, 24), (128, 64, 2, 2, True, 1, 24), (128, 64, 2, 2, False, 1, 24)),
-    (128, 256): ((64, 64, 2, 2, 1, 24), (128, 64, 2, 2, True, 1, 24), (128, 64, 2, 2, False, 1, 24)),
+    (256, 256): ((64, 64, 2, 1, 1, 24), (128, 64, 2, 1, 1, 24)),
+    (256, 128): ((64, 64, 2, 1, 1, 24), (128, 64, 2, 2, 1, 24)),
+    (128, 256): ((64, 64, 2, 1, 1, 24), (128, 64, 2, 2, 1, 24)),
 }
 
 
@@ -473,6 +472,13 @@ def _again(item):
     return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [item], dtype=gl.int32, is_pure=False, pack=1)
 
 
+@gluon.jit
+def _pass_on(note, item):
+    """Tells others the next item; what follows in this warp comes after."""
+    note.store(gl.full([1], item, gl.int32, layout=gl.BlockedLayout([1], [32], [1], [0])))
+    gl.thread_barrier()
+
+
 # ---------------------------------------------------------------- forward, for compute capability 9.0
 
 
@@ -487,13 +493,6 @@ def _hold_back(n_steps):
         is_pure=False,
         pack=1,
     )
-
-
-@gluon.jit
-def _pass_on(note, item):
-    """Tells a warpgroup its next item; what follows in this warp comes after."""
-    note.store(gl.full([1], item, gl.int32, layout=gl.BlockedLayout([1], [32], [1], [0])))
-    gl.thread_barrier()
 
 
 @gluon.jit
@@ -561,12 +560,7 @@ def _load_tiles(
             v0 = k0
         turn += n_steps
         round += 1
-        if SCHEDULE == "queue":
-            item = gl.num_programs(0) + gl.atomic_add(queue_ptr, 1)
-        elif SCHEDULE == "stride":
-            item += gl.num_programs(0)
-        else:
-            item = n_work
+        item = gl.num_programs(0) + gl.atomic_add(queue_ptr, 1, sem="relaxed") if SCHEDULE == "queue" else n_work
     if SCHEDULE == "queue":
         for part in gl.static_range(BQ // 64):
             mbarrier.wait(q_free.index(part), (round & 1) ^ 1)
@@ -745,11 +739,8 @@ def _attend_tiles(
             if not OUT_APART:
                 tma.store_wait(0)
                 mbarrier.arrive(q_free.index(PART), count=1)
-            if SCHEDULE == "queue":
-                mbarrier.wait(q_ready.index(PART), round & 1)
-                item = tl.max(notes.index(PART).load(gl.BlockedLayout([1], [32], [4], [0])), 0)
-            else:
-                item += gl.num_programs(0)
+            mbarrier.wait(q_ready.index(PART), round & 1)
+            item = tl.max(notes.index(PART).load(gl.BlockedLayout([1], [32], [4], [0])), 0)
     tma.store_wait(0)
 
 
@@ -1107,10 +1098,11 @@ def _pass_turn(turns, turn):
 
 @gluon.jit
 def _query_runs(
-    k0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, slope_ptr, slope_stride_0,
+    tile, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, slope_ptr, slope_stride_0,
     D: gl.constexpr, Dv: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr,
 ):
-    """The tiles of queries that BK keys from k0 on meet: first … stop - 1; and which of them need no mask."""
+    """The tiles of queries that a tile of keys meets: first … stop - 1; and which of them need no mask."""
+    k0 = tile * BK
     k1 = tl.minimum(k0 + BK, Sk) - 1
     full_lo, full_hi, any_lo, any_hi = _query_tiles(k0, k1, Sq, Sk, BQ)
     first = any_lo
@@ -1120,93 +1112,137 @@ def _query_runs(
 
 @gluon.jit
 def _load_backward_tiles(
-    q_desc, k_desc, v_desc, d_out_desc, lse_ptr, delta_ptr, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, lse_tiles, delta_tiles, k_ready, v_ready, q_ready, q_free, d_out_ready, d_out_free, ds_ready,
-    item, n_work, together, scale, Hq, Hkv, Sq, Sk, slope_ptr, slope_stride_0,
+    q_desc, k_desc, v_desc, d_out_desc, lse_ptr, delta_ptr, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, lse_tiles, delta_tiles, k_ready, k_free, v_ready, v_free, q_ready, q_free, d_out_ready, d_out_free, ds_ready,
+    notes, note_ready, note_free, queue_ptr, item, n_work, together, scale, Hq, Hkv, Sq, Sk, slope_ptr, slope_stride_0,
     D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr,
 ):
-    """The warp that fetches: keys and values once, queries and what belongs to them as far ahead as there is room.
+    """The warp that fetches: keys and values of an item once, queries and what belongs to them as far ahead as there is
+    room. It takes the next item when all of this one is on its way, and tells the others.
 
     After a head's last tile one turn stays empty: its scores are computed, for the pipeline's sake, and not used.
     """
     HALF: gl.constexpr = BK // 2
-    tile, batch, kv_head = _key_item(item, (Sk + BK - 1) // BK, Hkv, n_work, together)
-    k0 = tile * BK
-    mbarrier.expect(k_ready, 2 * k_desc.block_type.nbytes)
-    mbarrier.expect(v_ready, 2 * v_desc.block_type.nbytes)
-    for part in gl.static_range(2):
-        tma.async_copy_global_to_shared(k_desc, [batch, kv_head, k0 + part * HALF, 0], k_ready, k_tiles.index(part))
-        tma.async_copy_global_to_shared(v_desc, [batch, kv_head, k0 + part * HALF, 0], v_ready, v_tiles.index(part))
+    n_tiles = (Sk + BK - 1) // BK
     q_turn = 0
     d_out_turn = 0
+    round = 0
     group = Hq // Hkv
-    for member in range(group):
-        head = kv_head * group + member
-        row = (batch * tl.cast(Hq, gl.int64) + head) * Sq
-        first, stop, full_lo, full_hi = _query_runs(k0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, slope_ptr, slope_stride_0, D, Dv, BQ, BK)
-        n_steps = stop - first
-        for step in range(n_steps):
-            q0 = (stop - 1 - step) * BQ
-            rows = q0 + gl.arange(0, BQ, layout=gl.BlockedLayout([1], [32], [1], [0]))
-            row_lse = gl.load(lse_ptr + row + rows, mask=rows < Sq, other=float("inf"))
-            delta = gl.load(delta_ptr + row + rows, mask=rows < Sq, other=0.0)
-            stage = q_turn % STAGES
-            mbarrier.wait(q_free.index(stage), (q_turn // STAGES & 1) ^ 1)
-            mbarrier.expect(q_ready.index(stage), q_desc.block_type.nbytes)
-            tma.async_copy_global_to_shared(q_desc, [batch, head, q0, 0], q_ready.index(stage), q_tiles.index(stage))
-            lse_tiles.index(stage).store(row_lse)
-            mbarrier.arrive(q_ready.index(stage), count=1)
-            stage = d_out_turn % 2
-            mbarrier.wait(d_out_free.index(stage), (d_out_turn // 2 & 1) ^ 1)
-            mbarrier.expect(d_out_ready.index(stage), d_out_desc.block_type.nbytes)
-            tma.async_copy_global_to_shared(d_out_desc, [batch, head, q0, 0], d_out_ready.index(stage), d_out_tiles.index(stage))
-            delta_tiles.index(stage).store(delta)
-            mbarrier.arrive(d_out_ready.index(stage), count=1)
+    while item < n_work:
+        tile, batch, kv_head = _key_item(item, n_tiles, Hkv, n_work, together)
+        k0 = tile * BK
+        mbarrier.wait(k_free, (round & 1) ^ 1)
+        mbarrier.expect(k_ready, 2 * k_desc.block_type.nbytes)
+        for part in gl.static_range(2):
+            tma.async_copy_global_to_shared(k_desc, [batch, kv_head, k0 + part * HALF, 0], k_ready, k_tiles.index(part))
+        for member in range(group):
+            head = kv_head * group + member
+            row = (batch * tl.cast(Hq, gl.int64) + head) * Sq
+            first, stop, full_lo, full_hi = _query_runs(tile, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, slope_ptr, slope_stride_0, D, Dv, BQ, BK)
+            n_steps = stop - first
+            for step in range(n_steps):
+                q0 = (stop - 1 - step) * BQ
+                rows = q0 + gl.arange(0, BQ, layout=gl.BlockedLayout([1], [32], [1], [0]))
+                row_lse = gl.load(lse_ptr + row + rows, mask=rows < Sq, other=float("inf"))
+                delta = gl.load(delta_ptr + row + rows, mask=rows < Sq, other=0.0)
+                stage = q_turn % STAGES
+                mbarrier.wait(q_free.index(stage), (q_turn // STAGES & 1) ^ 1)
+                mbarrier.expect(q_ready.index(stage), q_desc.block_type.nbytes)
+                tma.async_copy_global_to_shared(q_desc, [batch, head, q0, 0], q_ready.index(stage), q_tiles.index(stage))
+                lse_tiles.index(stage).store(row_lse)
+                mbarrier.arrive(q_ready.index(stage), count=1)
+                if (member == 0) & (step == 0):
+                    _load_values(v_desc, v_tiles, v_ready, v_free, batch, kv_head, k0, round, HALF)
+                stage = d_out_turn % 2
+                mbarrier.wait(d_out_free.index(stage), (d_out_turn // 2 & 1) ^ 1)
+                mbarrier.expect(d_out_ready.index(stage), d_out_desc.block_type.nbytes)
+                tma.async_copy_global_to_shared(d_out_desc, [batch, head, q0, 0], d_out_ready.index(stage), d_out_tiles.index(stage))
+                delta_tiles.index(stage).store(delta)
+                mbarrier.arrive(d_out_ready.index(stage), count=1)
+                q_turn += 1
+                d_out_turn += 1
+            if (member == 0) & (n_steps == 0):
+                _load_values(v_desc, v_tiles, v_ready, v_free, batch, kv_head, k0, round, HALF)
+            mbarrier.wait(q_free.index(q_turn % STAGES), (q_turn // STAGES & 1) ^ 1)
+            mbarrier.arrive(q_ready.index(q_turn % STAGES), count=2)
             q_turn += 1
-            d_out_turn += 1
-        mbarrier.wait(q_free.index(q_turn % STAGES), (q_turn // STAGES & 1) ^ 1)
-        mbarrier.arrive(q_ready.index(q_turn % STAGES), count=2)
-        q_turn += 1
+        item = gl.atomic_add(queue_ptr, 1, sem="relaxed") if gl.num_programs(0) < n_work else n_work
+        mbarrier.wait(note_free.index(round % 2), (round // 2 & 1) ^ 1)
+        _pass_on(notes.index(round % 2), item)
+        mbarrier.arrive(note_ready.index(round % 2), count=1)
+        round += 1
 
 
 @gluon.jit
-def _await_turns(turns_ptr, turn_ready, turn_passed, item, n_work, together, scale, Hq, Hkv, Sq, Sk, slope_ptr, slope_stride_0, D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr):
+def _load_values(v_desc, v_tiles, v_ready, v_free, batch, kv_head, k0, round, HALF: gl.constexpr):
+    """Fetches an item's values, after its first queries: dV of the item before is stored from their place."""
+    mbarrier.wait(v_free, (round & 1) ^ 1)
+    mbarrier.expect(v_ready, 2 * v_desc.block_type.nbytes)
+    for part in gl.static_range(2):
+        tma.async_copy_global_to_shared(v_desc, [batch, kv_head, k0 + part * HALF, 0], v_ready, v_tiles.index(part))
+
+
+@gluon.jit
+def _next_item(notes, note_ready, note_free, round, WARPS: gl.constexpr):
+    """What the warp that fetches has noted for after this round."""
+    mbarrier.wait(note_ready.index(round % 2), round // 2 & 1)
+    item = tl.max(notes.index(round % 2).load(gl.BlockedLayout([1], [32], [WARPS], [0])), 0)
+    mbarrier.arrive(note_free.index(round % 2), count=1)
+    return item
+
+
+@gluon.jit
+def _await_turns(
+    turns_ptr, turn_ready, turn_passed, notes, note_ready, note_free, item, n_work, together, scale, Hq, Hkv, Sq, Sk, slope_ptr, slope_stride_0,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr,
+):
     """The warp that waits, for each tile of dQ, until the tile of keys before this one has added its part."""
     n_tiles = (Sk + BK - 1) // BK
-    tile, batch, kv_head = _key_item(item, n_tiles, Hkv, n_work, together)
-    k0 = tile * BK
     turn = 0
+    round = 0
     group = Hq // Hkv
-    for member in range(group):
-        head = kv_head * group + member
-        turns = turns_ptr + (batch * Hq + head) * ((Sq + BQ - 1) // BQ)
-        first, stop, full_lo, full_hi = _query_runs(tl.maximum(k0 - BK, 0), batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, slope_ptr, slope_stride_0, D, Dv, BQ, BK)
-        first_before = first
-        stop_before = tl.where(tile > 0, stop, first_before)
-        first, stop, full_lo, full_hi = _query_runs(k0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, slope_ptr, slope_stride_0, D, Dv, BQ, BK)
-        for step in range(stop - first):
-            at = stop - 1 - step
-            mbarrier.wait(turn_passed.index(turn % TURNS), (turn // TURNS & 1) ^ 1)
-            if (at >= first_before) & (at < stop_before):
-                _await_turn(turns + at, tile)
-            mbarrier.arrive(turn_ready.index(turn % TURNS), count=1)
-            turn += 1
+    while item < n_work:
+        tile, batch, kv_head = _key_item(item, n_tiles, Hkv, n_work, together)
+        for member in range(group):
+            head = kv_head * group + member
+            turns = turns_ptr + (batch * Hq + head) * ((Sq + BQ - 1) // BQ)
+            first, stop, full_lo, full_hi = _query_runs(tl.maximum(tile - 1, 0), batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, slope_ptr, slope_stride_0, D, Dv, BQ, BK)
+            first_before = first
+            stop_before = tl.where(tile > 0, stop, first_before)
+            first, stop, full_lo, full_hi = _query_runs(tile, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, slope_ptr, slope_stride_0, D, Dv, BQ, BK)
+            for step in range(stop - first):
+                at = stop - 1 - step
+                mbarrier.wait(turn_passed.index(turn % TURNS), (turn // TURNS & 1) ^ 1)
+                if (at >= first_before) & (at < stop_before):
+                    _await_turn(turns + at, tile)
+                mbarrier.arrive(turn_ready.index(turn % TURNS), count=1)
+                turn += 1
+        item = _next_item(notes, note_ready, note_free, round, 1)
+        round += 1
 
 
 @gluon.jit
-def _pass_turns(turns_ptr, turn_added, turn_passed, item, n_work, together, scale, Hq, Hkv, Sq, Sk, slope_ptr, slope_stride_0, D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr):
+def _pass_turns(
+    turns_ptr, turn_added, turn_passed, notes, note_ready, note_free, item, n_work, together, scale, Hq, Hkv, Sq, Sk, slope_ptr, slope_stride_0,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr,
+):
     """The warp that tells the next tile of keys, for each tile of dQ, that this one's part is added."""
-    tile, batch, kv_head = _key_item(item, (Sk + BK - 1) // BK, Hkv, n_work, together)
+    n_tiles = (Sk + BK - 1) // BK
     turn = 0
+    round = 0
     group = Hq // Hkv
-    for member in range(group):
-        head = kv_head * group + member
-        turns = turns_ptr + (batch * Hq + head) * ((Sq + BQ - 1) // BQ)
-        first, stop, full_lo, full_hi = _query_runs(tile * BK, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, slope_ptr, slope_stride_0, D, Dv, BQ, BK)
-        for step in range(stop - first):
-            mbarrier.wait(turn_added.index(turn % TURNS), turn // TURNS & 1)
-            _pass_turn(turns + stop - 1 - step, tile + 1)
-            mbarrier.arrive(turn_passed.index(turn % TURNS), count=1)
-            turn += 1
+    while item < n_work:
+        tile, batch, kv_head = _key_item(item, n_tiles, Hkv, n_work, together)
+        for member in range(group):
+            head = kv_head * group + member
+            turns = turns_ptr + (batch * Hq + head) * ((Sq + BQ - 1) // BQ)
+            first, stop, full_lo, full_hi = _query_runs(tile, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, slope_ptr, slope_stride_0, D, Dv, BQ, BK)
+            for step in range(stop - first):
+                mbarrier.wait(turn_added.index(turn % TURNS), turn // TURNS & 1)
+                _pass_turn(turns + stop - 1 - step, tile + 1)
+                mbarrier.arrive(turn_passed.index(turn % TURNS), count=1)
+                turn += 1
+        item = _next_item(notes, note_ready, note_free, round, 1)
+        round += 1
 
 
 @gluon.jit
@@ -1218,8 +1254,8 @@ def _as_held(x, ROWS: gl.constexpr, COLS: gl.constexpr):
 
 @gluon.jit
 def _differentiate_tiles(
-    dk_desc, dv_desc, dq_parts_ptr, turn_ready, turn_added, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, lse_tiles, delta_tiles, k_ready, v_ready, q_ready, q_free, d_out_ready, d_out_free, ds_ready,
-    item, n_work, together, scale, Hq, Hkv, Sq, Sk, slope_ptr, slope_stride_0,
+    dk_desc, dv_desc, dq_parts_ptr, dk_tiles, turn_ready, turn_added, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, lse_tiles, delta_tiles, k_ready, k_free, v_ready, v_free, q_ready, q_free, d_out_ready, d_out_free, ds_ready,
+    notes, note_ready, note_free, item, n_work, together, scale, Hq, Hkv, Sq, Sk, slope_ptr, slope_stride_0,
     D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr, PART: gl.constexpr, SHARED: gl.constexpr, HELD: gl.constexpr, FAST: gl.constexpr,
 ):
     """A warpgroup that computes: its half of the keys. Queries are walked from the last tile to the first.
@@ -1238,133 +1274,141 @@ def _differentiate_tiles(
     columns: gl.constexpr = gl.SliceLayout(0, pair_layout)
     no_pairs = gl.zeros([HALF, BQ], gl.float32, layout=pair_layout)
     no_dq = gl.zeros([BQ, DQ_COLS], gl.float32, layout=dq_layout)
-    dk = gl.zeros([HALF, BLOCK_D], gl.float32, layout=dk_layout)
-    dv = gl.zeros([HALF, BLOCK_DV], gl.float32, layout=dv_layout)
-    tile, batch, kv_head = _key_item(item, (Sk + BK - 1) // BK, Hkv, n_work, together)
-    k0 = tile * BK + PART * HALF
-    k_idx = (k0 + gl.arange(0, HALF, layout=gl.SliceLayout(1, pair_layout)))[:, None]
-    mbarrier.wait(k_ready, 0)
-    mbarrier.wait(v_ready, 0)
+    n_tiles = (Sk + BK - 1) // BK
     q_turn = 0
     turn = 0
+    round = 0
     group = Hq // Hkv
-    for member in range(group):
-        head = kv_head * group + member
-        part = (batch * tl.cast(Hq, gl.int64) + head) * ((Sq + BQ - 1) // BQ)
-        first, stop, full_lo, full_hi = _query_runs(tl.maximum(tile - 1, 0) * BK, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, slope_ptr, slope_stride_0, D, Dv, BQ, BK)
-        first_before = first
-        stop_before = tl.where(tile > 0, stop, first_before)
-        first, stop, full_lo, full_hi = _query_runs(tile * BK, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, slope_ptr, slope_stride_0, D, Dv, BQ, BK)
-        head_term = scale * 1.4426950408889634
-        head_term_2 = -tl.cast(tl.load(slope_ptr + tl.cast(head, tl.int64) * slope_stride_0), tl.float32) * 1.4426950408889634
-        col_term = tl.cast(k_idx, tl.float32)
+    while item < n_work:
+        tile, batch, kv_head = _key_item(item, n_tiles, Hkv, n_work, together)
+        k0 = tile * BK + PART * HALF
+        k_idx = (k0 + gl.arange(0, HALF, layout=gl.SliceLayout(1, pair_layout)))[:, None]
+        dk = gl.zeros([HALF, BLOCK_D], gl.float32, layout=dk_layout)
+        dv = gl.zeros([HALF, BLOCK_DV], gl.float32, layout=dv_layout)
+        mbarrier.wait(k_ready, round & 1)
+        for member in range(group):
+            head = kv_head * group + member
+            part = (batch * tl.cast(Hq, gl.int64) + head) * ((Sq + BQ - 1) // BQ)
+            first, stop, full_lo, full_hi = _query_runs(tl.maximum(tile - 1, 0), batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, slope_ptr, slope_stride_0, D, Dv, BQ, BK)
+            first_before = first
+            stop_before = tl.where(tile > 0, stop, first_before)
+            first, stop, full_lo, full_hi = _query_runs(tile, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, slope_ptr, slope_stride_0, D, Dv, BQ, BK)
+            head_term = scale * 1.4426950408889634
+            head_term_2 = -tl.cast(tl.load(slope_ptr + tl.cast(head, tl.int64) * slope_stride_0), tl.float32) * 1.4426950408889634
+            col_term = tl.cast(k_idx, tl.float32)
 
-        n_steps = stop - first
-        at = tl.minimum(tl.maximum(stop - 1, 0), (Sq - 1) // BQ)
-        stage = q_turn % STAGES
-        mbarrier.wait(q_ready.index(stage), q_turn // STAGES & 1)
-        k_rows = k_tiles.index(PART).reshape([HALF, BLOCK_D])
-        if HELD:
-            v_rows = v_tiles.index(PART).reshape([HALF, BLOCK_DV])
-            k_held = k_rows.load(gl.DotOperandLayout(0, pair_layout, 2))
-            v_held = v_rows.load(gl.DotOperandLayout(0, pair_layout, 2))
-        qk_token = warpgroup_mma(k_rows, q_tiles.index(stage).reshape([BQ, BLOCK_D]).permute((1, 0)), no_pairs, use_acc=False, is_async=True)
-        qk = warpgroup_mma_wait(0, deps=(qk_token,))
-        masked = ((at < full_lo) | (at >= full_hi)) | (k0 + HALF > Sk)
-        weight = _weigh_again(
-            qk, lse_tiles.index(stage), batch, head, kv_head, _again(at) * BQ, masked, k0, k_idx, Sq, Sk, head_term, head_term_2, col_term,
-            scale, Hq, Hkv, slope_ptr, slope_stride_0, D, Dv, BQ, HALF, dtype,
-        )
-        for _ in range(n_steps):
-            # Addresses of tiles that stay are computed anew: kept over the loop, they would not fit in registers.
-            again = _again(gl.to_tensor(0))
-            d_out_stage = turn % 2
-            q = q_tiles.index(stage).reshape([BQ, BLOCK_D])
-            d_out = d_out_tiles.index(d_out_stage).reshape([BQ, BLOCK_DV])
-            mbarrier.wait(d_out_ready.index(d_out_stage), turn // 2 & 1)
+            n_steps = stop - first
+            at = tl.minimum(tl.maximum(stop - 1, 0), (Sq - 1) // BQ)
+            stage = q_turn % STAGES
+            mbarrier.wait(q_ready.index(stage), q_turn // STAGES & 1)
+            k_rows = k_tiles.index(PART).reshape([HALF, BLOCK_D])
             if HELD:
-                dp_token = warpgroup_mma(v_held, d_out.permute((1, 0)), no_pairs, use_acc=False, is_async=True)
-            else:
-                v_rows = v_tiles.index(PART + again).reshape([HALF, BLOCK_DV])
-                dp_token = warpgroup_mma(v_rows, d_out.permute((1, 0)), no_pairs, use_acc=False, is_async=True)
-            p = _unpacked(weight, dtype, gl.DotOperandLayout(0, dv_layout, 2))
-            dv_token = warpgroup_mma(p, d_out, dv, is_async=True)
-            q_turn += 1
-            next_stage = q_turn % STAGES
-            next_q = q_tiles.index(next_stage).reshape([BQ, BLOCK_D]).permute((1, 0))
-            if HELD:
-                mbarrier.wait(q_ready.index(next_stage), q_turn // STAGES & 1)
-                qk_token = warpgroup_mma(k_held, next_q, no_pairs, use_acc=False, is_async=True)
-                dp, v_held = warpgroup_mma_wait(2, deps=(dp_token, v_held))
-            else:  # nor is there room for these scores beside dP
-                dp = warpgroup_mma_wait(1, deps=(dp_token,))
-            delta = delta_tiles.index(d_out_stage).load(columns)[None, :]
-            ds = (_unpacked_wide(weight, dtype, pair_layout) * (dp - delta)).to(dtype)
-            ds_stage = turn % DS_STAGES
-            ds_rows = ds_tiles.index(ds_stage * 2 + PART)
-            ds_rows.store(ds)
-            fence_async_shared()
-            mbarrier.arrive(ds_ready.index(ds_stage), count=1)
-            if not HELD:
-                mbarrier.wait(q_ready.index(next_stage), q_turn // STAGES & 1)
-                k_rows = k_tiles.index(PART + again).reshape([HALF, BLOCK_D])
-                qk_token = warpgroup_mma(k_rows, next_q, no_pairs, use_acc=False, is_async=True)
-            slopes = gl.convert_layout(ds, gl.DotOperandLayout(0, dk_layout, 2))
-            dk_token = warpgroup_mma(slopes, q, dk, is_async=True)
-            dv, p = warpgroup_mma_wait(2, deps=(dv_token, p))
-            if HELD:
-                qk, k_held = warpgroup_mma_wait(1, deps=(qk_token, k_held))
-            else:
-                qk = warpgroup_mma_wait(1, deps=(qk_token,))
-            here = at
-            at = tl.maximum(at - 1, first)
+                mbarrier.wait(v_ready, round & 1)
+                v_rows = v_tiles.index(PART).reshape([HALF, BLOCK_DV])
+                k_held = k_rows.load(gl.DotOperandLayout(0, pair_layout, 2))
+                v_held = v_rows.load(gl.DotOperandLayout(0, pair_layout, 2))
+            qk_token = warpgroup_mma(k_rows, q_tiles.index(stage).reshape([BQ, BLOCK_D]).permute((1, 0)), no_pairs, use_acc=False, is_async=True)
+            qk = warpgroup_mma_wait(0, deps=(qk_token,))
             masked = ((at < full_lo) | (at >= full_hi)) | (k0 + HALF > Sk)
             weight = _weigh_again(
-                qk, lse_tiles.index(next_stage), batch, head, kv_head, at * BQ, masked, k0, k_idx, Sq, Sk, head_term, head_term_2, col_term,
+                qk, lse_tiles.index(stage), batch, head, kv_head, _again(at) * BQ, masked, k0, k_idx, Sq, Sk, head_term, head_term_2, col_term,
                 scale, Hq, Hkv, slope_ptr, slope_stride_0, D, Dv, BQ, HALF, dtype,
             )
-            if SHARED or turn % 2 == PART:
-                mbarrier.wait(ds_ready.index(ds_stage), turn // DS_STAGES & 1)
-                dq = no_dq
-                for half in gl.static_range(2):
-                    k_half = k_tiles.index(half + again).reshape([HALF, BLOCK_D])
-                    if SHARED:
-                        k_half = k_half.slice(PART * DQ_COLS, DQ_COLS, dim=1)
-                    dq = warpgroup_mma(ds_tiles.index(ds_stage * 2 + half).permute((1, 0)), k_half, dq, use_acc=half > 0, is_async=True)
-                dq, dk, slopes = warpgroup_mma_wait(0, deps=(dq, dk_token, slopes))
-                mbarrier.wait(turn_ready.index(turn % TURNS), turn // TURNS & 1)
-                held = _as_held(dq, BQ, DQ_COLS)
-                cells = gl.arange(0, BQ * DQ_COLS, layout=held.type.layout)
-                if SHARED:
-                    cells += PART * (BQ * DQ_COLS)
-                cells = dq_parts_ptr + (part + here) * (BQ * BLOCK_D) + cells
-                if (here >= first_before) & (here < stop_before):
-                    gl.atomic_add(cells, held, sem="relaxed")  # in turn: nobody else adds to these cells now
+            if not HELD:
+                mbarrier.wait(v_ready, round & 1)
+            for _ in range(n_steps):
+                # Addresses of tiles that stay are computed anew: kept over the loop, they would not fit in registers.
+                again = _again(gl.to_tensor(0))
+                d_out_stage = turn % 2
+                q = q_tiles.index(stage).reshape([BQ, BLOCK_D])
+                d_out = d_out_tiles.index(d_out_stage).reshape([BQ, BLOCK_DV])
+                mbarrier.wait(d_out_ready.index(d_out_stage), turn // 2 & 1)
+                if HELD:
+                    dp_token = warpgroup_mma(v_held, d_out.permute((1, 0)), no_pairs, use_acc=False, is_async=True)
                 else:
-                    gl.store(cells, held)
-                mbarrier.arrive(turn_added.index(turn % TURNS), count=1)
-            else:
-                dk, slopes = warpgroup_mma_wait(0, deps=(dk_token, slopes))
-            mbarrier.arrive(d_out_free.index(d_out_stage), count=1)
+                    v_rows = v_tiles.index(PART + again).reshape([HALF, BLOCK_DV])
+                    dp_token = warpgroup_mma(v_rows, d_out.permute((1, 0)), no_pairs, use_acc=False, is_async=True)
+                p = _unpacked(weight, dtype, gl.DotOperandLayout(0, dv_layout, 2))
+                dv_token = warpgroup_mma(p, d_out, dv, is_async=True)
+                q_turn += 1
+                next_stage = q_turn % STAGES
+                next_q = q_tiles.index(next_stage).reshape([BQ, BLOCK_D]).permute((1, 0))
+                if HELD:
+                    mbarrier.wait(q_ready.index(next_stage), q_turn // STAGES & 1)
+                    qk_token = warpgroup_mma(k_held, next_q, no_pairs, use_acc=False, is_async=True)
+                    dp, v_held = warpgroup_mma_wait(2, deps=(dp_token, v_held))
+                else:  # nor is there room for these scores beside dP
+                    dp = warpgroup_mma_wait(1, deps=(dp_token,))
+                delta = delta_tiles.index(d_out_stage).load(columns)[None, :]
+                ds = (_unpacked_wide(weight, dtype, pair_layout) * (dp - delta)).to(dtype)
+                ds_stage = turn % DS_STAGES
+                ds_rows = ds_tiles.index(ds_stage * 2 + PART)
+                ds_rows.store(ds)
+                fence_async_shared()
+                mbarrier.arrive(ds_ready.index(ds_stage), count=1)
+                if not HELD:
+                    mbarrier.wait(q_ready.index(next_stage), q_turn // STAGES & 1)
+                    k_rows = k_tiles.index(PART + again).reshape([HALF, BLOCK_D])
+                    qk_token = warpgroup_mma(k_rows, next_q, no_pairs, use_acc=False, is_async=True)
+                slopes = gl.convert_layout(ds, gl.DotOperandLayout(0, dk_layout, 2))
+                dk_token = warpgroup_mma(slopes, q, dk, is_async=True)
+                dv, p = warpgroup_mma_wait(2, deps=(dv_token, p))
+                if HELD:
+                    qk, k_held = warpgroup_mma_wait(1, deps=(qk_token, k_held))
+                else:
+                    qk = warpgroup_mma_wait(1, deps=(qk_token,))
+                here = at
+                at = tl.maximum(at - 1, first)
+                masked = ((at < full_lo) | (at >= full_hi)) | (k0 + HALF > Sk)
+                weight = _weigh_again(
+                    qk, lse_tiles.index(next_stage), batch, head, kv_head, at * BQ, masked, k0, k_idx, Sq, Sk, head_term, head_term_2, col_term,
+                    scale, Hq, Hkv, slope_ptr, slope_stride_0, D, Dv, BQ, HALF, dtype,
+                )
+                if SHARED or turn % 2 == PART:
+                    mbarrier.wait(ds_ready.index(ds_stage), turn // DS_STAGES & 1)
+                    dq = no_dq
+                    for half in gl.static_range(2):
+                        k_half = k_tiles.index(half + again).reshape([HALF, BLOCK_D])
+                        if SHARED:
+                            k_half = k_half.slice(PART * DQ_COLS, DQ_COLS, dim=1)
+                        dq = warpgroup_mma(ds_tiles.index(ds_stage * 2 + half).permute((1, 0)), k_half, dq, use_acc=half > 0, is_async=True)
+                    joins = (here >= first_before) & (here < stop_before)
+                    dq, dk, slopes = warpgroup_mma_wait(0, deps=(dq, dk_token, slopes))
+                    mbarrier.wait(turn_ready.index(turn % TURNS), turn // TURNS & 1)
+                    held = _as_held(dq, BQ, DQ_COLS)
+                    cells = gl.arange(0, BQ * DQ_COLS, layout=held.type.layout)
+                    if SHARED:
+                        cells += PART * (BQ * DQ_COLS)
+                    cells = dq_parts_ptr + (part + here) * (BQ * BLOCK_D) + cells
+                    if joins:
+                        gl.atomic_add(cells, held, sem="relaxed")  # in turn: nobody else adds to these cells now
+                    else:
+                        gl.store(cells, held)
+                    mbarrier.arrive(turn_added.index(turn % TURNS), count=1)
+                else:
+                    dk, slopes = warpgroup_mma_wait(0, deps=(dk_token, slopes))
+                mbarrier.arrive(d_out_free.index(d_out_stage), count=1)
+                mbarrier.arrive(q_free.index(stage), count=1)
+                stage = next_stage
+                turn += 1
             mbarrier.arrive(q_free.index(stage), count=1)
-            stage = next_stage
-            turn += 1
-        mbarrier.arrive(q_free.index(stage), count=1)
-        q_turn += 1
+            q_turn += 1
 
-    # Queries are done with, of keys and values this half: the results take its place, and the copy engine clips them.
-    dk = dk * scale
-    dv_place = v_tiles.index(PART)
-    dv_place.reshape([HALF, BLOCK_DV]).store(dv.to(dtype))
-    fence_async_shared()
-    gl.thread_barrier()
-    tma.async_copy_shared_to_global(dv_desc, [batch, kv_head, k0, 0], dv_place)
-    tma.store_wait(0)
-    dv_place._reinterpret(dtype, [HALF, BLOCK_D], gl.NVMMASharedLayout.get_default_for([HALF, BLOCK_D], dtype)).store(dk.to(dtype))
-    fence_async_shared()
-    gl.thread_barrier()
-    tma.async_copy_shared_to_global(dk_desc, [batch, kv_head, k0, 0], dv_place._reinterpret(dtype, [1, 1, HALF, BLOCK_D], dk_desc.layout))
-    tma.store_wait(0)
+        # dV takes the place of this half of the values; the copy engine clips both results.
+        mbarrier.arrive(k_free, count=1)
+        dv_place = v_tiles.index(PART)
+        dv_place.reshape([HALF, BLOCK_DV]).store(dv.to(dtype))
+        dk = dk * scale
+        dk_place = dk_tiles.index(PART)
+        dk_place.reshape([HALF, BLOCK_D]).store(dk.to(dtype))
+        fence_async_shared()
+        gl.thread_barrier()
+        tma.async_copy_shared_to_global(dv_desc, [batch, kv_head, k0, 0], dv_place)
+        tma.async_copy_shared_to_global(dk_desc, [batch, kv_head, k0, 0], dk_place)
+        item = _next_item(notes, note_ready, note_free, round, 4)
+        tma.store_wait(0)
+        mbarrier.arrive(v_free, count=1)
+        round += 1
 
 
 @gluon.jit(do_not_specialize=['n_work', 'together', 'Hq', 'Hkv', 'Sq', 'Sk'])
@@ -1374,7 +1418,7 @@ def _hopper_backward_kernel(
 ):
     """dK and dV of one tile of keys, and its part of dQ, which is added after those of the tiles before it.
 
-    Programs take their items in the order in which they start: whoever is waited for is running already.
+    Programs take one item after the other, in order: the first that is not done waits for nobody who has not begun.
     """
     TURNS: gl.constexpr = 4
     HALF: gl.constexpr = BK // 2
@@ -1388,10 +1432,14 @@ def _hopper_backward_kernel(
     q_tiles = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, BQ, BLOCK_D], q_desc.layout)
     d_out_tiles = gl.allocate_shared_memory(dtype, [2, 1, 1, BQ, BLOCK_DV], d_out_desc.layout)
     ds_tiles = gl.allocate_shared_memory(dtype, [2 * DS_STAGES, HALF, BQ], ds_layout)
+    dk_tiles = gl.allocate_shared_memory(dtype, [2, 1, 1, HALF, BLOCK_D], dk_desc.layout)
     lse_tiles = gl.allocate_shared_memory(gl.float32, [STAGES, BQ], rows)
     delta_tiles = gl.allocate_shared_memory(gl.float32, [2, BQ], rows)
+    notes = gl.allocate_shared_memory(gl.int32, [2, 1], rows)
     k_ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    k_free = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     v_ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    v_free = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     q_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     q_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     d_out_ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
@@ -1400,14 +1448,20 @@ def _hopper_backward_kernel(
     turn_ready = gl.allocate_shared_memory(gl.int64, [TURNS, 1], mbarrier.MBarrierLayout())
     turn_added = gl.allocate_shared_memory(gl.int64, [TURNS, 1], mbarrier.MBarrierLayout())
     turn_passed = gl.allocate_shared_memory(gl.int64, [TURNS, 1], mbarrier.MBarrierLayout())
+    note_ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    note_free = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     mbarrier.init(k_ready, count=1)
+    mbarrier.init(k_free, count=2)
     mbarrier.init(v_ready, count=1)
+    mbarrier.init(v_free, count=2)
     for i in gl.static_range(STAGES):
         mbarrier.init(q_ready.index(i), count=2)
         mbarrier.init(q_free.index(i), count=2)
     for i in gl.static_range(2):
         mbarrier.init(d_out_ready.index(i), count=2)
         mbarrier.init(d_out_free.index(i), count=2)
+        mbarrier.init(note_ready.index(i), count=1)
+        mbarrier.init(note_free.index(i), count=4)
     for i in gl.static_range(DS_STAGES):
         mbarrier.init(ds_ready.index(i), count=2)
     for i in gl.static_range(TURNS):
@@ -1415,14 +1469,14 @@ def _hopper_backward_kernel(
         mbarrier.init(turn_added.index(i), count=2 if SHARED else 1)
         mbarrier.init(turn_passed.index(i), count=1)
     fence_async_shared()
-    item = gl.atomic_add(queue_ptr, 1)
+    item = gl.atomic_add(queue_ptr, 1, sem="relaxed")
     gl.warp_specialize(
         [
-            (_differentiate_tiles, (dk_desc, dv_desc, dq_parts_ptr, turn_ready, turn_added, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, lse_tiles, delta_tiles, k_ready, v_ready, q_ready, q_free, d_out_ready, d_out_free, ds_ready, item, n_work, together, scale, Hq, Hkv, Sq, Sk, slope_ptr, slope_stride_0, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, TURNS, 0, SHARED, HELD, FAST)),
-            (_differentiate_tiles, (dk_desc, dv_desc, dq_parts_ptr, turn_ready, turn_added, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, lse_tiles, delta_tiles, k_ready, v_ready, q_ready, q_free, d_out_ready, d_out_free, ds_ready, item, n_work, together, scale, Hq, Hkv, Sq, Sk, slope_ptr, slope_stride_0, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, TURNS, 1, SHARED, HELD, FAST)),
-            (_load_backward_tiles, (q_desc, k_desc, v_desc, d_out_desc, lse_ptr, delta_ptr, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, lse_tiles, delta_tiles, k_ready, v_ready, q_ready, q_free, d_out_ready, d_out_free, ds_ready, item, n_work, together, scale, Hq, Hkv, Sq, Sk, slope_ptr, slope_stride_0, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, TURNS)),
-            (_await_turns, (turns_ptr, turn_ready, turn_passed, item, n_work, together, scale, Hq, Hkv, Sq, Sk, slope_ptr, slope_stride_0, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, TURNS)),
-            (_pass_turns, (turns_ptr, turn_added, turn_passed, item, n_work, together, scale, Hq, Hkv, Sq, Sk, slope_ptr, slope_stride_0, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, TURNS)),
+            (_differentiate_tiles, (dk_desc, dv_desc, dq_parts_ptr, dk_tiles, turn_ready, turn_added, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, lse_tiles, delta_tiles, k_ready, k_free, v_ready, v_free, q_ready, q_free, d_out_ready, d_out_free, ds_ready, notes, note_ready, note_free, item, n_work, together, scale, Hq, Hkv, Sq, Sk, slope_ptr, slope_stride_0, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, TURNS, 0, SHARED, HELD, FAST)),
+            (_differentiate_tiles, (dk_desc, dv_desc, dq_parts_ptr, dk_tiles, turn_ready, turn_added, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, lse_tiles, delta_tiles, k_ready, k_free, v_ready, v_free, q_ready, q_free, d_out_ready, d_out_free, ds_ready, notes, note_ready, note_free, item, n_work, together, scale, Hq, Hkv, Sq, Sk, slope_ptr, slope_stride_0, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, TURNS, 1, SHARED, HELD, FAST)),
+            (_load_backward_tiles, (q_desc, k_desc, v_desc, d_out_desc, lse_ptr, delta_ptr, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, lse_tiles, delta_tiles, k_ready, k_free, v_ready, v_free, q_ready, q_free, d_out_ready, d_out_free, ds_ready, notes, note_ready, note_free, queue_ptr, item, n_work, together, scale, Hq, Hkv, Sq, Sk, slope_ptr, slope_stride_0, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, TURNS)),
+            (_await_turns, (turns_ptr, turn_ready, turn_passed, notes, note_ready, note_free, item, n_work, together, scale, Hq, Hkv, Sq, Sk, slope_ptr, slope_stride_0, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, TURNS)),
+            (_pass_turns, (turns_ptr, turn_added, turn_passed, notes, note_ready, note_free, item, n_work, together, scale, Hq, Hkv, Sq, Sk, slope_ptr, slope_stride_0, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, TURNS)),
         ],
         [4, 1, 1, 1],
         [240, SPARE, SPARE, SPARE],
@@ -1741,25 +1795,6 @@ def _keys_met(
 
 
 @gluon.jit
-def _after(stage, phase, STAGES: gl.constexpr):
-    """The place in a ring that comes after another, and its phase."""
-    last = stage == STAGES - 1
-    return tl.where(last, 0, stage + 1), tl.where(last, phase ^ 1, phase)
-
-
-@gluon.jit
-def _next_places(v_stage, v_phase, k_stage, k_phase, K_STAGES: gl.constexpr, V_STAGES: gl.constexpr):
-    """Where the next values and keys are: each in its ring, or (no V_STAGES) in one that they share, values first."""
-    if V_STAGES == 0:
-        v_stage, v_phase = _after(k_stage, k_phase, K_STAGES)
-        k_stage, k_phase = _after(v_stage, v_phase, K_STAGES)
-    else:
-        v_stage, v_phase = _after(v_stage, v_phase, V_STAGES)
-        k_stage, k_phase = _after(k_stage, k_phase, K_STAGES)
-    return v_stage, v_phase, k_stage, k_phase
-
-
-@gluon.jit
 def _load_tile(desc, batch, head, start, tile, ready, free, phase):
     """Fetches a tile as soon as its place is free."""
     mbarrier.wait(free, phase ^ 1)
@@ -1771,9 +1806,9 @@ def _load_tile(desc, batch, head, start, tile, ready, free, phase):
 def _load_key_tiles(
     q_desc, k_desc, v_desc, d_out_desc, q_tiles, d_out_tiles, k_tiles, v_tiles, q_ready, k_ready, k_free, v_ready, v_free,
     n_work, together, scale, Hq, Hkv, Sq, Sk, slope_ptr, slope_stride_0,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, K_STAGES: gl.constexpr, V_STAGES: gl.constexpr, PIPELINED: gl.constexpr,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, K_STAGES: gl.constexpr, V_STAGES: gl.constexpr,
 ):
-    """The warp that fetches: queries and dO once, values and keys as far ahead as there is room."""
+    """The warp that fetches: queries and dO once, keys and values as far ahead as there is room."""
     tile, batch, head = _key_item(n_work - 1 - gl.program_id(0), (Sq + BQ - 1) // BQ, Hq, n_work, together)
     kv_head = head // (Hq // Hkv)
     for part in gl.static_range(2):
@@ -1783,19 +1818,12 @@ def _load_key_tiles(
         tma.async_copy_global_to_shared(d_out_desc, [batch, head, q0, 0], q_ready.index(part), d_out_tiles.index(part))
     full_hi, any_hi = _keys_met(tile * BQ, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, slope_ptr, slope_stride_0, D, Dv, BQ, BK)
     n_steps = tl.maximum(any_hi, 1)
-    v_stage = 0
-    v_phase = 0
-    k_stage = 1 if V_STAGES == 0 else 0
-    k_phase = 0
     for step in range(n_steps):
         at = step
-        # In the order in which they are read.
-        if PIPELINED:
-            _load_tile(v_desc, batch, kv_head, at * BK, v_tiles.index(v_stage), v_ready.index(v_stage), v_free.index(v_stage), v_phase)
-        _load_tile(k_desc, batch, kv_head, at * BK, k_tiles.index(k_stage), k_ready.index(k_stage), k_free.index(k_stage), k_phase)
-        if not PIPELINED:
-            _load_tile(v_desc, batch, kv_head, at * BK, v_tiles.index(v_stage), v_ready.index(v_stage), v_free.index(v_stage), v_phase)
-        v_stage, v_phase, k_stage, k_phase = _next_places(v_stage, v_phase, k_stage, k_phase, K_STAGES, V_STAGES)
+        stage = step % K_STAGES
+        _load_tile(k_desc, batch, kv_head, at * BK, k_tiles.index(stage), k_ready.index(stage), k_free.index(stage), step // K_STAGES & 1)
+        stage = step % V_STAGES
+        _load_tile(v_desc, batch, kv_head, at * BK, v_tiles.index(stage), v_ready.index(stage), v_free.index(stage), step // V_STAGES & 1)
 
 
 @gluon.jit
@@ -1837,14 +1865,10 @@ def _add_contributions(
 def _differentiate_key_tiles(
     dq_desc, lse_ptr, delta_ptr, sum_slope_ptr, q_tiles, d_out_tiles, k_tiles, v_tiles, q_ready, k_ready, k_free, v_ready, v_free,
     n_work, together, scale, Hq, Hkv, Sq, Sk, slope_ptr, slope_stride_0,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, K_STAGES: gl.constexpr, V_STAGES: gl.constexpr, PART: gl.constexpr, PIPELINED: gl.constexpr, FAST: gl.constexpr,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, K_STAGES: gl.constexpr, V_STAGES: gl.constexpr, PART: gl.constexpr, FAST: gl.constexpr,
     GRAD_SLOPE: gl.constexpr,
 ):
-    """A warpgroup that computes: its 64 queries. What the other computes fills the gaps of this one.
-
-    With PIPELINED the next dO . v and q . k are under way while this dS is summed. Without, q . k is weighed before dO . v
-    begins, which leaves a score the registers of one tile more.
-    """
+    """A warpgroup that computes: its 64 queries, one product after the other. What the other computes fills the gaps."""
     dtype: gl.constexpr = dq_desc.dtype
     pair_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BK, 16])
     dq_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
@@ -1868,48 +1892,22 @@ def _differentiate_key_tiles(
     row_term_2 = tl.cast(row_term, tl.float32)
     sum_slope = gl.zeros([64], gl.float32, layout=rows_layout)
     mbarrier.wait(q_ready.index(PART), 0)
-    v_stage = 0
-    v_phase = 0
-    k_stage = 1 if V_STAGES == 0 else 0
-    k_phase = 0
-    if PIPELINED:
-        mbarrier.wait(v_ready.index(v_stage), v_phase)
-        dp_token = _start_product(d_out_tiles, PART, v_tiles.index(v_stage), no_pairs, BLOCK_DV)
-        mbarrier.wait(k_ready.index(k_stage), k_phase)
-        qk_token = _start_product(q_tiles, PART, k_tiles.index(k_stage), no_pairs, BLOCK_D)
-        dp, qk = warpgroup_mma_wait(0, deps=(dp_token, qk_token))
-        mbarrier.arrive(v_free.index(v_stage), count=1)
-        for step in range(n_steps - 1):
-            at = step
-            p = _weigh_rows(
-                qk, row_lse, batch, kv_head, at * BK, at >= full_hi, Sk, head_term, head_term_2, row_term,
-                row_term_2, D, Dv, BK,
-            )
-            slopes = gl.convert_layout((p * (dp - delta)).to(dtype), ds_layout)
-            if GRAD_SLOPE:
-                g = p * (dp - delta)
-                sum_slope = _add_contributions(
-                    sum_slope, qk, g, batch, kv_head, at * BK, at >= full_hi, Sk, head_term, head_term_2, row_term,
-                row_term_2, D, Dv, BK, GRAD_SLOPE,
-                )
-            here = k_stage
-            dq_token = warpgroup_mma(slopes, k_tiles.index(here).reshape([BK, BLOCK_D]), dq, is_async=True)
-            v_stage, v_phase, k_stage, k_phase = _next_places(v_stage, v_phase, k_stage, k_phase, K_STAGES, V_STAGES)
-            mbarrier.wait(v_ready.index(v_stage), v_phase)
-            dp_token = _start_product(d_out_tiles, PART, v_tiles.index(v_stage), no_pairs, BLOCK_DV)
-            mbarrier.wait(k_ready.index(k_stage), k_phase)
-            qk_token = _start_product(q_tiles, PART, k_tiles.index(k_stage), no_pairs, BLOCK_D)
-            dq, slopes = warpgroup_mma_wait(2, deps=(dq_token, slopes))
-            mbarrier.arrive(k_free.index(here), count=1)
-            dp = warpgroup_mma_wait(1, deps=(dp_token,))
-            mbarrier.arrive(v_free.index(v_stage), count=1)
-            qk = warpgroup_mma_wait(0, deps=(qk_token,))
-        step = n_steps - 1  # apart, since a branch in the loop would cost registers
+    for step in range(n_steps):
+        stage = step % K_STAGES
+        v_stage = step % V_STAGES
+        mbarrier.wait(k_ready.index(stage), step // K_STAGES & 1)
+        qk_token = _start_product(q_tiles, PART, k_tiles.index(stage), no_pairs, BLOCK_D)
+        qk = warpgroup_mma_wait(0, deps=(qk_token,))
         at = step
         p = _weigh_rows(
-            qk, row_lse, batch, kv_head, at * BK, at >= full_hi, Sk, head_term, head_term_2, row_term,
-                row_term_2, D, Dv, BK,
+            qk, row_lse, batch, kv_head, at * BK, at >= full_hi, Sk, head_term, head_term_2, row_term, row_term_2,
+            D, Dv, BK,
         )
+        mbarrier.wait(v_ready.index(v_stage), step // V_STAGES & 1)
+        v_tile = v_tiles.index(v_stage + _again(gl.to_tensor(0)))  # of one stage: its address stays, too
+        dp_token = _start_product(d_out_tiles, PART, v_tile, no_pairs, BLOCK_DV)
+        dp = warpgroup_mma_wait(0, deps=(dp_token,))
+        mbarrier.arrive(v_free.index(v_stage), count=1)
         slopes = gl.convert_layout((p * (dp - delta)).to(dtype), ds_layout)
         if GRAD_SLOPE:
             g = p * (dp - delta)
@@ -1917,34 +1915,9 @@ def _differentiate_key_tiles(
                 sum_slope, qk, g, batch, kv_head, at * BK, at >= full_hi, Sk, head_term, head_term_2, row_term,
                 row_term_2, D, Dv, BK, GRAD_SLOPE,
             )
-        dq_token = warpgroup_mma(slopes, k_tiles.index(k_stage).reshape([BK, BLOCK_D]), dq, is_async=True)
+        dq_token = warpgroup_mma(slopes, k_tiles.index(stage).reshape([BK, BLOCK_D]), dq, is_async=True)
         dq, slopes = warpgroup_mma_wait(0, deps=(dq_token, slopes))
-    else:
-        for step in range(n_steps):
-            mbarrier.wait(k_ready.index(k_stage), k_phase)
-            qk_token = _start_product(q_tiles, PART, k_tiles.index(k_stage), no_pairs, BLOCK_D)
-            qk = warpgroup_mma_wait(0, deps=(qk_token,))
-            at = step
-            p = _weigh_rows(
-                qk, row_lse, batch, kv_head, at * BK, at >= full_hi, Sk, head_term, head_term_2, row_term,
-                row_term_2, D, Dv, BK,
-            )
-            mbarrier.wait(v_ready.index(v_stage), v_phase)
-            v_tile = v_tiles.index(v_stage + _again(gl.to_tensor(0)))  # of one stage: its address stays, too
-            dp_token = _start_product(d_out_tiles, PART, v_tile, no_pairs, BLOCK_DV)
-            dp = warpgroup_mma_wait(0, deps=(dp_token,))
-            mbarrier.arrive(v_free.index(v_stage), count=1)
-            slopes = gl.convert_layout((p * (dp - delta)).to(dtype), ds_layout)
-            if GRAD_SLOPE:
-                g = p * (dp - delta)
-                sum_slope = _add_contributions(
-                    sum_slope, qk, g, batch, kv_head, at * BK, at >= full_hi, Sk, head_term, head_term_2, row_term,
-                row_term_2, D, Dv, BK, GRAD_SLOPE,
-                )
-            dq_token = warpgroup_mma(slopes, k_tiles.index(k_stage).reshape([BK, BLOCK_D]), dq, is_async=True)
-            dq, slopes = warpgroup_mma_wait(0, deps=(dq_token, slopes))
-            mbarrier.arrive(k_free.index(k_stage), count=1)
-            v_stage, v_phase, k_stage, k_phase = _next_places(v_stage, v_phase, k_stage, k_phase, K_STAGES, V_STAGES)
+        mbarrier.arrive(k_free.index(stage), count=1)
     if GRAD_SLOPE:
         cell = (batch * Hq + head) * ((Sq + 63) // 64) + q0 // 64
         gl.store(sum_slope_ptr + cell, tl.sum(sum_slope, 0), mask=q0 < Sq)
@@ -1955,7 +1928,7 @@ def _differentiate_key_tiles(
 def _hopper_dq_kernel(
     q_desc, k_desc, v_desc, d_out_desc, dq_desc, lse_ptr, delta_ptr, sum_slope_ptr,
     n_work, together, scale, Hq, Hkv, Sq, Sk, slope_ptr, slope_stride_0,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, K_STAGES: gl.constexpr, V_STAGES: gl.constexpr, PIPELINED: gl.constexpr, SPARE: gl.constexpr,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, K_STAGES: gl.constexpr, V_STAGES: gl.constexpr, SPARE: gl.constexpr,
     GRAD_SLOPE: gl.constexpr,
     FAST: gl.constexpr,
 ):
@@ -1963,32 +1936,27 @@ def _hopper_dq_kernel(
     dtype: gl.constexpr = q_desc.dtype
     q_tiles = gl.allocate_shared_memory(dtype, [2, 1, 1, 64, BLOCK_D], q_desc.layout)
     d_out_tiles = gl.allocate_shared_memory(dtype, [2, 1, 1, 64, BLOCK_DV], d_out_desc.layout)
-    q_ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     k_tiles = gl.allocate_shared_memory(dtype, [K_STAGES, 1, 1, BK, BLOCK_D], k_desc.layout)
+    v_tiles = gl.allocate_shared_memory(dtype, [V_STAGES, 1, 1, BK, BLOCK_DV], v_desc.layout)
+    q_ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     k_ready = gl.allocate_shared_memory(gl.int64, [K_STAGES, 1], mbarrier.MBarrierLayout())
     k_free = gl.allocate_shared_memory(gl.int64, [K_STAGES, 1], mbarrier.MBarrierLayout())
+    v_ready = gl.allocate_shared_memory(gl.int64, [V_STAGES, 1], mbarrier.MBarrierLayout())
+    v_free = gl.allocate_shared_memory(gl.int64, [V_STAGES, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(2):
         mbarrier.init(q_ready.index(i), count=1)
     for i in gl.static_range(K_STAGES):
         mbarrier.init(k_ready.index(i), count=1)
         mbarrier.init(k_free.index(i), count=2)
-    if V_STAGES == 0:  # one ring, of tiles of one size
-        v_tiles = k_tiles
-        v_ready = k_ready
-        v_free = k_free
-    else:
-        v_tiles = gl.allocate_shared_memory(dtype, [V_STAGES, 1, 1, BK, BLOCK_DV], v_desc.layout)
-        v_ready = gl.allocate_shared_memory(gl.int64, [V_STAGES, 1], mbarrier.MBarrierLayout())
-        v_free = gl.allocate_shared_memory(gl.int64, [V_STAGES, 1], mbarrier.MBarrierLayout())
-        for i in gl.static_range(V_STAGES):
-            mbarrier.init(v_ready.index(i), count=1)
-            mbarrier.init(v_free.index(i), count=2)
+    for i in gl.static_range(V_STAGES):
+        mbarrier.init(v_ready.index(i), count=1)
+        mbarrier.init(v_free.index(i), count=2)
     fence_async_shared()
     gl.warp_specialize(
         [
-            (_differentiate_key_tiles, (dq_desc, lse_ptr, delta_ptr, sum_slope_ptr, q_tiles, d_out_tiles, k_tiles, v_tiles, q_ready, k_ready, k_free, v_ready, v_free, n_work, together, scale, Hq, Hkv, Sq, Sk, slope_ptr, slope_stride_0, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, K_STAGES, V_STAGES, 0, PIPELINED, FAST, GRAD_SLOPE)),
-            (_differentiate_key_tiles, (dq_desc, lse_ptr, delta_ptr, sum_slope_ptr, q_tiles, d_out_tiles, k_tiles, v_tiles, q_ready, k_ready, k_free, v_ready, v_free, n_work, together, scale, Hq, Hkv, Sq, Sk, slope_ptr, slope_stride_0, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, K_STAGES, V_STAGES, 1, PIPELINED, FAST, GRAD_SLOPE)),
-            (_load_key_tiles, (q_desc, k_desc, v_desc, d_out_desc, q_tiles, d_out_tiles, k_tiles, v_tiles, q_ready, k_ready, k_free, v_ready, v_free, n_work, together, scale, Hq, Hkv, Sq, Sk, slope_ptr, slope_stride_0, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, K_STAGES, V_STAGES, PIPELINED)),
+            (_differentiate_key_tiles, (dq_desc, lse_ptr, delta_ptr, sum_slope_ptr, q_tiles, d_out_tiles, k_tiles, v_tiles, q_ready, k_ready, k_free, v_ready, v_free, n_work, together, scale, Hq, Hkv, Sq, Sk, slope_ptr, slope_stride_0, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, K_STAGES, V_STAGES, 0, FAST, GRAD_SLOPE)),
+            (_differentiate_key_tiles, (dq_desc, lse_ptr, delta_ptr, sum_slope_ptr, q_tiles, d_out_tiles, k_tiles, v_tiles, q_ready, k_ready, k_free, v_ready, v_free, n_work, together, scale, Hq, Hkv, Sq, Sk, slope_ptr, slope_stride_0, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, K_STAGES, V_STAGES, 1, FAST, GRAD_SLOPE)),
+            (_load_key_tiles, (q_desc, k_desc, v_desc, d_out_desc, q_tiles, d_out_tiles, k_tiles, v_tiles, q_ready, k_ready, k_free, v_ready, v_free, n_work, together, scale, Hq, Hkv, Sq, Sk, slope_ptr, slope_stride_0, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, K_STAGES, V_STAGES)),
         ],
         [4, 1],
         [240, SPARE],
@@ -2322,7 +2290,7 @@ def _prepared_backward(
     rows = _Ready(_rows_kernel, triton.cdiv(B * Hq * Sq, 32), 0, (), options)
     hopper = _hopper_backward(q, v) if tma and not needed[0] else None
     if hopper is not None:
-        BQ, BK, stages, held, together, ahead, spare = hopper
+        BQ, BK, stages, held, together, ahead, stay, spare = hopper
         block = _hopper_block(D)
         n_tiles = triton.cdiv(Sk, BK)
         descriptors = (*_hopper_tiles(BQ, q), *_hopper_tiles(BK // 2, k, v), *_hopper_tiles(BQ, d_out), *_hopper_tiles(BK // 2, dk, dv))
@@ -2331,7 +2299,8 @@ def _prepared_backward(
             SPARE=spare, FAST=True, num_warps=4,
         )
         n_work = n_tiles * B * Hkv
-        by_keys = _Ready(_hopper_backward_kernel, n_work, BK, descriptors, options, n_work, max(together, ahead // n_tiles))
+        grid = min(n_work, _multiprocessors(q.device)) if n_tiles <= stay else n_work
+        by_keys = _Ready(_hopper_backward_kernel, grid, BK, descriptors, options, n_work, max(together, ahead // n_tiles))
         options = dict(D=D, Dv=Dv, BLOCK_D=block, BQ=BQ)
         collect = _Ready(_collect_dq_kernel, triton.cdiv(Sq, BQ) * B * Hq, BK, (), options)
         return rows, by_keys, collect
@@ -2356,12 +2325,11 @@ def _prepared_backward(
         n_work = triton.cdiv(Sk, BK) * B * Hkv
         by_keys = _Ready(_hopper_dkdv_kernel, n_work, BK, descriptors, options, n_work, together)
     if hopper is not None:
-        BQ, BK, stages, value_stages, pipelined, together, spare = hopper[2 if needed[0] else 1]
+        BQ, BK, stages, value_stages, together, spare = hopper[1]
         descriptors = (*_hopper_tiles(BQ // 2, q), *_hopper_tiles(BK, k, v), *_hopper_tiles(BQ // 2, d_out, dq))
         options = dict(
             D=D, Dv=Dv, BLOCK_D=_hopper_block(D), BLOCK_DV=_hopper_block(Dv), BQ=BQ, BK=BK, K_STAGES=stages,
-            V_STAGES=value_stages, PIPELINED=pipelined, SPARE=spare, GRAD_SLOPE=needed[0], FAST=True,
-            num_warps=4,
+            V_STAGES=value_stages, SPARE=spare, GRAD_SLOPE=needed[0], FAST=True, num_warps=4,
         )
         n_work = triton.cdiv(Sq, BQ) * B * Hq
         by_rows = _Ready(_hopper_dq_kernel, n_work, BK, descriptors, options, n_work, together)
@@ -2400,7 +2368,7 @@ def _gradients(
             if by_keys.kernel is _hopper_backward_kernel:
                 n_parts = by_rows.grid[0]
                 dq_parts = torch.empty(n_parts * by_rows.options["BQ"] * by_rows.options["BLOCK_D"], dtype=torch.float32, device=q.device)
-                turns = torch.zeros(n_parts + 4, dtype=torch.int32, device=q.device)
+                turns = torch.zeros(4 + 1 * n_parts, dtype=torch.int32, device=q.device)
                 queue, turns = turns, turns[4:]
                 by_keys.launch(
                     *by_keys.tiles(q, k, v, d_out, dk, dv), lse, delta, dq_parts, turns, queue, by_keys.n_work,

@@ -145,12 +145,11 @@ HOPPER = {
 
 # And where dK and dV, and dQ, have a kernel each. Of dK/dV: queries, keys, stages, by how many tiles the warpgroup of the
 # weights may be ahead, heads whose tiles are taken in turn, registers of a thread that fetches. Of dQ: queries, keys, stages
-# of keys and of values (0: in one ring), whether a warpgroup overlaps its own products, and the last two; once more for
-# where it sums the gradients of params, too.
+# of keys and of values, and the last two.
 HOPPER_APART = {
-    (256, 256): ((64, 64, 2, 2, 1, 24), (128, 64, 3, 0, True, 1, 24), (128, 64, 2, 1, False, 1, 24)),
-    (256, 128): ((64, 64, 2, 2, 1, 24), (128, 64, 2, 2, True, 1, 24), (128, 64, 2, 2, False, 1, 24)),
-    (128, 256): ((64, 64, 2, 2, 1, 24), (128, 64, 2, 2, True, 1, 24), (128, 64, 2, 2, False, 1, 24)),
+    (256, 256): ((64, 64, 2, 1, 1, 24), (128, 64, 2, 1, 1, 24)),
+    (256, 128): ((64, 64, 2, 1, 1, 24), (128, 64, 2, 2, 1, 24)),
+    (128, 256): ((64, 64, 2, 1, 1, 24), (128, 64, 2, 2, 1, 24)),
 }
 
 
@@ -429,6 +428,13 @@ def _again(item):
     return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [item], dtype=gl.int32, is_pure=False, pack=1)
 
 
+@gluon.jit
+def _pass_on(note, item):
+    """Tells others the next item; what follows in this warp comes after."""
+    note.store(gl.full([1], item, gl.int32, layout=gl.BlockedLayout([1], [32], [1], [0])))
+    gl.thread_barrier()
+
+
 # ---------------------------------------------------------------- forward, for compute capability 9.0
 
 
@@ -443,13 +449,6 @@ def _hold_back(n_steps):
         is_pure=False,
         pack=1,
     )
-
-
-@gluon.jit
-def _pass_on(note, item):
-    """Tells a warpgroup its next item; what follows in this warp comes after."""
-    note.store(gl.full([1], item, gl.int32, layout=gl.BlockedLayout([1], [32], [1], [0])))
-    gl.thread_barrier()
 
 
 @gluon.jit
@@ -516,12 +515,7 @@ def _load_tiles(
             v0 = k0
         turn += n_steps
         round += 1
-        if SCHEDULE == "queue":
-            item = gl.num_programs(0) + gl.atomic_add(queue_ptr, 1)
-        elif SCHEDULE == "stride":
-            item += gl.num_programs(0)
-        else:
-            item = n_work
+        item = gl.num_programs(0) + gl.atomic_add(queue_ptr, 1, sem="relaxed") if SCHEDULE == "queue" else n_work
     if SCHEDULE == "queue":
         for part in gl.static_range(BQ // 64):
             mbarrier.wait(q_free.index(part), (round & 1) ^ 1)
@@ -692,11 +686,8 @@ def _attend_tiles(
             if not OUT_APART:
                 tma.store_wait(0)
                 mbarrier.arrive(q_free.index(PART), count=1)
-            if SCHEDULE == "queue":
-                mbarrier.wait(q_ready.index(PART), round & 1)
-                item = tl.max(notes.index(PART).load(gl.BlockedLayout([1], [32], [4], [0])), 0)
-            else:
-                item += gl.num_programs(0)
+            mbarrier.wait(q_ready.index(PART), round & 1)
+            item = tl.max(notes.index(PART).load(gl.BlockedLayout([1], [32], [4], [0])), 0)
     tma.store_wait(0)
 
 
@@ -1295,25 +1286,6 @@ def _keys_met(
 
 
 @gluon.jit
-def _after(stage, phase, STAGES: gl.constexpr):
-    """The place in a ring that comes after another, and its phase."""
-    last = stage == STAGES - 1
-    return tl.where(last, 0, stage + 1), tl.where(last, phase ^ 1, phase)
-
-
-@gluon.jit
-def _next_places(v_stage, v_phase, k_stage, k_phase, K_STAGES: gl.constexpr, V_STAGES: gl.constexpr):
-    """Where the next values and keys are: each in its ring, or (no V_STAGES) in one that they share, values first."""
-    if V_STAGES == 0:
-        v_stage, v_phase = _after(k_stage, k_phase, K_STAGES)
-        k_stage, k_phase = _after(v_stage, v_phase, K_STAGES)
-    else:
-        v_stage, v_phase = _after(v_stage, v_phase, V_STAGES)
-        k_stage, k_phase = _after(k_stage, k_phase, K_STAGES)
-    return v_stage, v_phase, k_stage, k_phase
-
-
-@gluon.jit
 def _load_tile(desc, batch, head, start, tile, ready, free, phase):
     """Fetches a tile as soon as its place is free."""
     mbarrier.wait(free, phase ^ 1)
@@ -1325,9 +1297,9 @@ def _load_tile(desc, batch, head, start, tile, ready, free, phase):
 def _load_key_tiles(
     q_desc, k_desc, v_desc, d_out_desc, q_tiles, d_out_tiles, k_tiles, v_tiles, q_ready, k_ready, k_free, v_ready, v_free,
     n_work, together, scale, B, Hq, Hkv, Sq, Sk, lengths_ptr, lengths_stride_0,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, K_STAGES: gl.constexpr, V_STAGES: gl.constexpr, PIPELINED: gl.constexpr,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, K_STAGES: gl.constexpr, V_STAGES: gl.constexpr,
 ):
-    """The warp that fetches: queries and dO once, values and keys as far ahead as there is room."""
+    """The warp that fetches: queries and dO once, keys and values as far ahead as there is room."""
     tile, batch, head = _key_item(gl.program_id(0), (Sq + BQ - 1) // BQ, Hq, n_work, together)
     kv_head = head // (Hq // Hkv)
     for part in gl.static_range(2):
@@ -1337,19 +1309,12 @@ def _load_key_tiles(
         tma.async_copy_global_to_shared(d_out_desc, [batch, head, q0, 0], q_ready.index(part), d_out_tiles.index(part))
     full_hi, any_hi = _keys_met(tile * BQ, batch, head, kv_head, scale, B, Hq, Hkv, Sq, Sk, lengths_ptr, lengths_stride_0, D, Dv, BQ, BK)
     n_steps = tl.maximum(any_hi, 1)
-    v_stage = 0
-    v_phase = 0
-    k_stage = 1 if V_STAGES == 0 else 0
-    k_phase = 0
     for step in range(n_steps):
         at = step
-        # In the order in which they are read.
-        if PIPELINED:
-            _load_tile(v_desc, batch, kv_head, at * BK, v_tiles.index(v_stage), v_ready.index(v_stage), v_free.index(v_stage), v_phase)
-        _load_tile(k_desc, batch, kv_head, at * BK, k_tiles.index(k_stage), k_ready.index(k_stage), k_free.index(k_stage), k_phase)
-        if not PIPELINED:
-            _load_tile(v_desc, batch, kv_head, at * BK, v_tiles.index(v_stage), v_ready.index(v_stage), v_free.index(v_stage), v_phase)
-        v_stage, v_phase, k_stage, k_phase = _next_places(v_stage, v_phase, k_stage, k_phase, K_STAGES, V_STAGES)
+        stage = step % K_STAGES
+        _load_tile(k_desc, batch, kv_head, at * BK, k_tiles.index(stage), k_ready.index(stage), k_free.index(stage), step // K_STAGES & 1)
+        stage = step % V_STAGES
+        _load_tile(v_desc, batch, kv_head, at * BK, v_tiles.index(stage), v_ready.index(stage), v_free.index(stage), step // V_STAGES & 1)
 
 
 @gluon.jit
@@ -1371,13 +1336,9 @@ def _weigh_rows(
 def _differentiate_key_tiles(
     dq_desc, lse_ptr, delta_ptr, q_tiles, d_out_tiles, k_tiles, v_tiles, q_ready, k_ready, k_free, v_ready, v_free,
     n_work, together, scale, B, Hq, Hkv, Sq, Sk, lengths_ptr, lengths_stride_0,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, K_STAGES: gl.constexpr, V_STAGES: gl.constexpr, PART: gl.constexpr, PIPELINED: gl.constexpr, FAST: gl.constexpr,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, K_STAGES: gl.constexpr, V_STAGES: gl.constexpr, PART: gl.constexpr, FAST: gl.constexpr,
 ):
-    """A warpgroup that computes: its 64 queries. What the other computes fills the gaps of this one.
-
-    With PIPELINED the next dO . v and q . k are under way while this dS is summed. Without, q . k is weighed before dO . v
-    begins, which leaves a score the registers of one tile more.
-    """
+    """A warpgroup that computes: its 64 queries, one product after the other. What the other computes fills the gaps."""
     dtype: gl.constexpr = dq_desc.dtype
     pair_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BK, 16])
     dq_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
@@ -1397,62 +1358,25 @@ def _differentiate_key_tiles(
     logit_scale = scale * 1.4426950408889634
     head_term = tl.load(lengths_ptr + tl.cast(batch, tl.int64) * lengths_stride_0)
     mbarrier.wait(q_ready.index(PART), 0)
-    v_stage = 0
-    v_phase = 0
-    k_stage = 1 if V_STAGES == 0 else 0
-    k_phase = 0
-    if PIPELINED:
-        mbarrier.wait(v_ready.index(v_stage), v_phase)
-        dp_token = _start_product(d_out_tiles, PART, v_tiles.index(v_stage), no_pairs, BLOCK_DV)
-        mbarrier.wait(k_ready.index(k_stage), k_phase)
-        qk_token = _start_product(q_tiles, PART, k_tiles.index(k_stage), no_pairs, BLOCK_D)
-        dp, qk = warpgroup_mma_wait(0, deps=(dp_token, qk_token))
-        mbarrier.arrive(v_free.index(v_stage), count=1)
-        for step in range(n_steps - 1):
-            at = step
-            p = _weigh_rows(
-                qk, row_lse, batch, kv_head, at * BK, at >= full_hi, Sk, logit_scale, head_term, D, Dv, BK,
-            )
-            slopes = gl.convert_layout((p * (dp - delta)).to(dtype), ds_layout)
-            here = k_stage
-            dq_token = warpgroup_mma(slopes, k_tiles.index(here).reshape([BK, BLOCK_D]), dq, is_async=True)
-            v_stage, v_phase, k_stage, k_phase = _next_places(v_stage, v_phase, k_stage, k_phase, K_STAGES, V_STAGES)
-            mbarrier.wait(v_ready.index(v_stage), v_phase)
-            dp_token = _start_product(d_out_tiles, PART, v_tiles.index(v_stage), no_pairs, BLOCK_DV)
-            mbarrier.wait(k_ready.index(k_stage), k_phase)
-            qk_token = _start_product(q_tiles, PART, k_tiles.index(k_stage), no_pairs, BLOCK_D)
-            dq, slopes = warpgroup_mma_wait(2, deps=(dq_token, slopes))
-            mbarrier.arrive(k_free.index(here), count=1)
-            dp = warpgroup_mma_wait(1, deps=(dp_token,))
-            mbarrier.arrive(v_free.index(v_stage), count=1)
-            qk = warpgroup_mma_wait(0, deps=(qk_token,))
-        step = n_steps - 1  # apart, since a branch in the loop would cost registers
+    for step in range(n_steps):
+        stage = step % K_STAGES
+        v_stage = step % V_STAGES
+        mbarrier.wait(k_ready.index(stage), step // K_STAGES & 1)
+        qk_token = _start_product(q_tiles, PART, k_tiles.index(stage), no_pairs, BLOCK_D)
+        qk = warpgroup_mma_wait(0, deps=(qk_token,))
         at = step
         p = _weigh_rows(
             qk, row_lse, batch, kv_head, at * BK, at >= full_hi, Sk, logit_scale, head_term, D, Dv, BK,
         )
+        mbarrier.wait(v_ready.index(v_stage), step // V_STAGES & 1)
+        v_tile = v_tiles.index(v_stage + _again(gl.to_tensor(0)))  # of one stage: its address stays, too
+        dp_token = _start_product(d_out_tiles, PART, v_tile, no_pairs, BLOCK_DV)
+        dp = warpgroup_mma_wait(0, deps=(dp_token,))
+        mbarrier.arrive(v_free.index(v_stage), count=1)
         slopes = gl.convert_layout((p * (dp - delta)).to(dtype), ds_layout)
-        dq_token = warpgroup_mma(slopes, k_tiles.index(k_stage).reshape([BK, BLOCK_D]), dq, is_async=True)
+        dq_token = warpgroup_mma(slopes, k_tiles.index(stage).reshape([BK, BLOCK_D]), dq, is_async=True)
         dq, slopes = warpgroup_mma_wait(0, deps=(dq_token, slopes))
-    else:
-        for step in range(n_steps):
-            mbarrier.wait(k_ready.index(k_stage), k_phase)
-            qk_token = _start_product(q_tiles, PART, k_tiles.index(k_stage), no_pairs, BLOCK_D)
-            qk = warpgroup_mma_wait(0, deps=(qk_token,))
-            at = step
-            p = _weigh_rows(
-                qk, row_lse, batch, kv_head, at * BK, at >= full_hi, Sk, logit_scale, head_term, D, Dv, BK,
-            )
-            mbarrier.wait(v_ready.index(v_stage), v_phase)
-            v_tile = v_tiles.index(v_stage + _again(gl.to_tensor(0)))  # of one stage: its address stays, too
-            dp_token = _start_product(d_out_tiles, PART, v_tile, no_pairs, BLOCK_DV)
-            dp = warpgroup_mma_wait(0, deps=(dp_token,))
-            mbarrier.arrive(v_free.index(v_stage), count=1)
-            slopes = gl.convert_layout((p * (dp - delta)).to(dtype), ds_layout)
-            dq_token = warpgroup_mma(slopes, k_tiles.index(k_stage).reshape([BK, BLOCK_D]), dq, is_async=True)
-            dq, slopes = warpgroup_mma_wait(0, deps=(dq_token, slopes))
-            mbarrier.arrive(k_free.index(k_stage), count=1)
-            v_stage, v_phase, k_stage, k_phase = _next_places(v_stage, v_phase, k_stage, k_phase, K_STAGES, V_STAGES)
+        mbarrier.arrive(k_free.index(stage), count=1)
     _store_result(dq_desc, dq * scale, q_tiles.index(PART), batch, head, q0, 64, BLOCK_D)
 
 
@@ -1460,39 +1384,34 @@ def _differentiate_key_tiles(
 def _hopper_dq_kernel(
     q_desc, k_desc, v_desc, d_out_desc, dq_desc, lse_ptr, delta_ptr,
     n_work, together, scale, B, Hq, Hkv, Sq, Sk, lengths_ptr, lengths_stride_0,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, K_STAGES: gl.constexpr, V_STAGES: gl.constexpr, PIPELINED: gl.constexpr, SPARE: gl.constexpr,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, K_STAGES: gl.constexpr, V_STAGES: gl.constexpr, SPARE: gl.constexpr,
     FAST: gl.constexpr,
 ):
     """dQ of 128 queries: two warpgroups, 64 queries each, and a warp that fetches for both."""
     dtype: gl.constexpr = q_desc.dtype
     q_tiles = gl.allocate_shared_memory(dtype, [2, 1, 1, 64, BLOCK_D], q_desc.layout)
     d_out_tiles = gl.allocate_shared_memory(dtype, [2, 1, 1, 64, BLOCK_DV], d_out_desc.layout)
-    q_ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     k_tiles = gl.allocate_shared_memory(dtype, [K_STAGES, 1, 1, BK, BLOCK_D], k_desc.layout)
+    v_tiles = gl.allocate_shared_memory(dtype, [V_STAGES, 1, 1, BK, BLOCK_DV], v_desc.layout)
+    q_ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     k_ready = gl.allocate_shared_memory(gl.int64, [K_STAGES, 1], mbarrier.MBarrierLayout())
     k_free = gl.allocate_shared_memory(gl.int64, [K_STAGES, 1], mbarrier.MBarrierLayout())
+    v_ready = gl.allocate_shared_memory(gl.int64, [V_STAGES, 1], mbarrier.MBarrierLayout())
+    v_free = gl.allocate_shared_memory(gl.int64, [V_STAGES, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(2):
         mbarrier.init(q_ready.index(i), count=1)
     for i in gl.static_range(K_STAGES):
         mbarrier.init(k_ready.index(i), count=1)
         mbarrier.init(k_free.index(i), count=2)
-    if V_STAGES == 0:  # one ring, of tiles of one size
-        v_tiles = k_tiles
-        v_ready = k_ready
-        v_free = k_free
-    else:
-        v_tiles = gl.allocate_shared_memory(dtype, [V_STAGES, 1, 1, BK, BLOCK_DV], v_desc.layout)
-        v_ready = gl.allocate_shared_memory(gl.int64, [V_STAGES, 1], mbarrier.MBarrierLayout())
-        v_free = gl.allocate_shared_memory(gl.int64, [V_STAGES, 1], mbarrier.MBarrierLayout())
-        for i in gl.static_range(V_STAGES):
-            mbarrier.init(v_ready.index(i), count=1)
-            mbarrier.init(v_free.index(i), count=2)
+    for i in gl.static_range(V_STAGES):
+        mbarrier.init(v_ready.index(i), count=1)
+        mbarrier.init(v_free.index(i), count=2)
     fence_async_shared()
     gl.warp_specialize(
         [
-            (_differentiate_key_tiles, (dq_desc, lse_ptr, delta_ptr, q_tiles, d_out_tiles, k_tiles, v_tiles, q_ready, k_ready, k_free, v_ready, v_free, n_work, together, scale, B, Hq, Hkv, Sq, Sk, lengths_ptr, lengths_stride_0, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, K_STAGES, V_STAGES, 0, PIPELINED, FAST)),
-            (_differentiate_key_tiles, (dq_desc, lse_ptr, delta_ptr, q_tiles, d_out_tiles, k_tiles, v_tiles, q_ready, k_ready, k_free, v_ready, v_free, n_work, together, scale, B, Hq, Hkv, Sq, Sk, lengths_ptr, lengths_stride_0, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, K_STAGES, V_STAGES, 1, PIPELINED, FAST)),
-            (_load_key_tiles, (q_desc, k_desc, v_desc, d_out_desc, q_tiles, d_out_tiles, k_tiles, v_tiles, q_ready, k_ready, k_free, v_ready, v_free, n_work, together, scale, B, Hq, Hkv, Sq, Sk, lengths_ptr, lengths_stride_0, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, K_STAGES, V_STAGES, PIPELINED)),
+            (_differentiate_key_tiles, (dq_desc, lse_ptr, delta_ptr, q_tiles, d_out_tiles, k_tiles, v_tiles, q_ready, k_ready, k_free, v_ready, v_free, n_work, together, scale, B, Hq, Hkv, Sq, Sk, lengths_ptr, lengths_stride_0, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, K_STAGES, V_STAGES, 0, FAST)),
+            (_differentiate_key_tiles, (dq_desc, lse_ptr, delta_ptr, q_tiles, d_out_tiles, k_tiles, v_tiles, q_ready, k_ready, k_free, v_ready, v_free, n_work, together, scale, B, Hq, Hkv, Sq, Sk, lengths_ptr, lengths_stride_0, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, K_STAGES, V_STAGES, 1, FAST)),
+            (_load_key_tiles, (q_desc, k_desc, v_desc, d_out_desc, q_tiles, d_out_tiles, k_tiles, v_tiles, q_ready, k_ready, k_free, v_ready, v_free, n_work, together, scale, B, Hq, Hkv, Sq, Sk, lengths_ptr, lengths_stride_0, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, K_STAGES, V_STAGES)),
         ],
         [4, 1],
         [240, SPARE],
@@ -1835,11 +1754,11 @@ def _prepared_backward(
         n_work = triton.cdiv(Sk, BK) * B * Hkv
         by_keys = _Ready(_hopper_dkdv_kernel, n_work, BK, descriptors, options, n_work, together)
     if hopper is not None:
-        BQ, BK, stages, value_stages, pipelined, together, spare = hopper[1]
+        BQ, BK, stages, value_stages, together, spare = hopper[1]
         descriptors = (*_hopper_tiles(BQ // 2, q), *_hopper_tiles(BK, k, v), *_hopper_tiles(BQ // 2, d_out, dq))
         options = dict(
             D=D, Dv=Dv, BLOCK_D=_hopper_block(D), BLOCK_DV=_hopper_block(Dv), BQ=BQ, BK=BK, K_STAGES=stages,
-            V_STAGES=value_stages, PIPELINED=pipelined, SPARE=spare, FAST=True, num_warps=4,
+            V_STAGES=value_stages, SPARE=spare, FAST=True, num_warps=4,
         )
         n_work = triton.cdiv(Sq, BQ) * B * Hq
         by_rows = _Ready(_hopper_dq_kernel, n_work, BK, descriptors, options, n_work, together)

@@ -465,6 +465,13 @@ def _again(item):
     return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [item], dtype=gl.int32, is_pure=False, pack=1)
 
 
+@gluon.jit
+def _pass_on(note, item):
+    """Tells others the next item; what follows in this warp comes after."""
+    note.store(gl.full([1], item, gl.int32, layout=gl.BlockedLayout([1], [32], [1], [0])))
+    gl.thread_barrier()
+
+
 # ---------------------------------------------------------------- forward, for compute capability 9.0
 
 
@@ -479,13 +486,6 @@ def _hold_back(n_steps):
         is_pure=False,
         pack=1,
     )
-
-
-@gluon.jit
-def _pass_on(note, item):
-    """Tells a warpgroup its next item; what follows in this warp comes after."""
-    note.store(gl.full([1], item, gl.int32, layout=gl.BlockedLayout([1], [32], [1], [0])))
-    gl.thread_barrier()
 
 
 @gluon.jit
@@ -553,12 +553,7 @@ def _load_tiles(
             v0 = k0
         turn += n_steps
         round += 1
-        if SCHEDULE == "queue":
-            item = gl.num_programs(0) + gl.atomic_add(queue_ptr, 1)
-        elif SCHEDULE == "stride":
-            item += gl.num_programs(0)
-        else:
-            item = n_work
+        item = gl.num_programs(0) + gl.atomic_add(queue_ptr, 1, sem="relaxed") if SCHEDULE == "queue" else n_work
     if SCHEDULE == "queue":
         for part in gl.static_range(BQ // 64):
             mbarrier.wait(q_free.index(part), (round & 1) ^ 1)
@@ -739,11 +734,8 @@ def _attend_tiles(
             if not OUT_APART:
                 tma.store_wait(0)
                 mbarrier.arrive(q_free.index(PART), count=1)
-            if SCHEDULE == "queue":
-                mbarrier.wait(q_ready.index(PART), round & 1)
-                item = tl.max(notes.index(PART).load(gl.BlockedLayout([1], [32], [4], [0])), 0)
-            else:
-                item += gl.num_programs(0)
+            mbarrier.wait(q_ready.index(PART), round & 1)
+            item = tl.max(notes.index(PART).load(gl.BlockedLayout([1], [32], [4], [0])), 0)
     tma.store_wait(0)
 
 
