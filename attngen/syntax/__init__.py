@@ -1,1 +1,1 @@
-"""Text to syntax tree and back: `ast` (node types), `parser`, `formatter`; `tables` alone imports lark."""
+"""Text to syntax tree and back: `ast` (node types), `parser` (the only lark import), `formatter`."""
