@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import sys
 import threading
 from collections.abc import Callable, Generator
 from typing import NoReturn
@@ -19,23 +18,50 @@ from typing import NoReturn
 def begun(work: Callable[[], str]) -> Generator[Callable[[], str | None]]:
     """Within the block `work` goes on in a forked process; what is given waits for its text, or gives None.
 
-    A forked process lacks the other threads of its parent, and what they hold locked stays so: none is made then.
+    A forked process lacks the other threads of its parent, and what they hold locked stays so: none is made then. Where
+    the parent is killed by a signal that it cannot see, the copy ends its work, and gives it to nobody.
     """
-    if sys.platform == "win32" or (os.cpu_count() or 1) < 2 or threading.active_count() > 1:
+    reader, writer, child = _copy(work) if _cores() > 1 and threading.active_count() == 1 else (-1, -1, -1)
+    if child < 0:
         yield lambda: None
         return
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(reader)
-        _run(work, writer)
-    os.close(writer)
-    with open(reader, "rb") as pipe:
-        try:
+    try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        os.close(writer)
+        with open(reader, "rb") as pipe:
             yield lambda: _received(pipe.read())
-        finally:
-            os.kill(child, signal.SIGKILL)  # it has nothing left to do, whether it was waited for or not
+    finally:  # it has nothing left to do, whether it was waited for or not; where SIGCHLD is ignored, nobody is left
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
             os.waitpid(child, 0)
+
+
+def _cores() -> int:
+    """The processors that this process may use, or one where it cannot be copied."""
+    if not hasattr(os, "fork"):
+        return 1
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _copy(work: Callable[[], str]) -> tuple[int, int, int]:
+    """The ends of a pipe, and the process that writes to it: -1 where the system makes none. Ctrl-C is held back until
+    the parent is ready to end the copy, which takes none itself."""
+    try:
+        reader, writer = os.pipe()
+    except OSError:
+        return -1, -1, -1
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        child = os.fork()
+    except OSError:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        os.close(reader)
+        os.close(writer)
+        return -1, -1, -1
+    if child == 0:
+        _run(work, reader, writer)
+    return reader, writer, child
 
 
 _END = b"\0"
@@ -46,9 +72,10 @@ def _received(data: bytes) -> str | None:
     return data.removesuffix(_END).decode() if data.endswith(_END) else None
 
 
-def _run(work: Callable[[], str], writer: int) -> NoReturn:
+def _run(work: Callable[[], str], reader: int, writer: int) -> NoReturn:
     """The forked process from begin to end: its parent's files, handlers and clean-up are none of its business."""
     try:
+        os.close(reader)
         data = work().encode() + _END
         with open(writer, "wb") as pipe:
             pipe.write(data)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -59,6 +62,35 @@ def test_work_that_is_not_waited_for_ends() -> None:
         raise KeyError("what the parent met")
     assert time.monotonic() - start < 60
     assert no_child_left()
+
+
+@alone
+@pytest.mark.parametrize("name", ["fork", "pipe"])
+def test_where_the_system_makes_no_copy_the_caller_does_the_work(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused() -> int:
+        raise BlockingIOError("no more processes")
+
+    monkeypatch.setattr(os, name, refused)
+    before = len(os.listdir("/dev/fd"))
+    with beside.begun(lambda: "text") as written:
+        assert written() is None
+    assert len(os.listdir("/dev/fd")) == before
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_a_copy_that_the_system_clears_away_is_no_mistake(wrong: bool, tmp_path: Path) -> None:
+    """Daemons ignore SIGCHLD, and so do their children."""
+    spec = tmp_path / "spec.attn"
+    spec.write_text("attention a\n\nscore = log(qk)\n" if wrong else "attention a\n\nmask = causal\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "attngen", "compile", str(spec), "-o", str(tmp_path / "a.py")],
+        env={**os.environ, "ATTNGEN_CACHE": str(tmp_path / "cache")},
+        preexec_fn=lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == wrong and "Traceback" not in done.stderr
+    assert (tmp_path / "a.py").exists() != wrong and ("refuted" in done.stderr.lower()) == wrong
 
 
 def test_no_copy_is_made_of_a_process_with_threads() -> None:
