@@ -281,6 +281,7 @@ class Shared:
         return Shared(whole[:nbytes].view(element(dtype)).reshape(shape))
 
     def store(self, tile: Tile) -> None:
+        THREAD.fenced = False
         assert tile.values.shape == self.values.shape and tile.dtype == self.dtype
         self.values[...] = tile.values
 
@@ -340,10 +341,15 @@ class Copies:
             raise FaultError("no fence between a store and the copy engine")
         there, here = desc.overlap(start)
         memory(desc.base)[there] = place.values[here]
+        THREAD.copied.append((place, place.values.tobytes()))
 
     @staticmethod
     def store_wait(_: int) -> None:
-        pass
+        pause()
+        for place, before in THREAD.copied:
+            if place.values.tobytes() != before:
+                raise FaultError("a result was overwritten under its copy")
+        THREAD.copied.clear()
 
 
 class Product:
@@ -510,10 +516,11 @@ class Language:
 
         def run(function: Callable[..., None], arguments: tuple[Any, ...]) -> None:
             THREAD.program, THREAD.grid, THREAD.products, THREAD.fenced = program, grid, [], False
+            THREAD.copied = []
             try:
                 function(*arguments)
-                if THREAD.products:
-                    raise FaultError("products that nobody waits for")
+                if THREAD.products or THREAD.copied:
+                    raise FaultError("products, or copies, that nobody waits for")
             except BaseException:
                 with LOCK:
                     FAILED.append(f"{function.__name__}: {traceback.format_exc()}")

@@ -48,7 +48,7 @@ _TEMPLATE_NAMES = """
     ds_tiles dv_place half has_d_lse high k_half kept low pairs pieces wide n_full n_walked share parts parts_ptr
     PIECES part_max part_sum part_has_key col merging cells SPLIT whole slots programs counts count busy most_rows
     most_keys area longest there merge before chunk collect lists others starts stops walk walks walks_ptr
-    AHEAD COLS K_STAGES V_STAGES HOPPER_APART dq_desc handed handed_free handed_ready k_phase k_place k_stage p_layout
+    AHEAD COLS K_STAGES V_STAGES HOPPER_APART dq_desc handed handed_free handed_ready k_place p_layout
     place_layout plain v_place place own last shape wanted value_stages
 """
 

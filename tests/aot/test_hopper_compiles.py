@@ -15,7 +15,12 @@ SAMPLE = {("causal", (128, 128)), ("sink", (64, 64)), ("windowed_alibi", (80, 64
 SPILLS = 8
 """Values that the loop over keys and the one over tiles around it may reload: bookkeeping, never weights or sums, which
 would take 64 at once."""
-MORE = {("relative_bias", (128, 128), "hopper_backward"): 24, ("t5_bias", (256, 256), "hopper_dkdv"): 24}
+MORE = {
+    ("relative_bias", (64, 64), "hopper_backward"): 16,
+    ("relative_bias", (128, 128), "hopper_backward"): 24,
+    ("t5_bias", (64, 64), "hopper_backward"): 16,
+    ("t5_bias", (256, 256), "hopper_dkdv"): 32,
+}
 """Both warpgroups' loops together, where a pair's addresses take what is left: relative bias has 442 TFLOP/s all the
 same, beside 301 of the portable kernels (N = 16384)."""
 

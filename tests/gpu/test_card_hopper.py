@@ -153,6 +153,8 @@ def params_of(
         elif p.name == "ids":  # the first batch's documents one after the other, those of others in any order
             found[p.name] = torch.randint(0, 5, shape, generator=generator, device="cuda")
             found[p.name][0] = found[p.name][0].sort().values
+        elif p.name == "lengths":
+            found[p.name] = torch.randint(0, Sk + 1, shape, generator=generator, device="cuda")
         else:
             found[p.name] = torch.rand(shape, generator=generator, device="cuda") if shape else 0.75
     return found

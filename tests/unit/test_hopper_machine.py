@@ -149,6 +149,20 @@ def test_a_sum_of_columns_that_nobody_wants_is_no_hindrance() -> None:
     assert all(e <= 8e-3 for e in errors.values()), errors
 
 
+FAR = "attention far\n\nparam offset: int where offset >= 0\n\nmask = q - k >= offset\n"
+
+
+@pytest.mark.parametrize("offset", [2**31 - 64, 2**31 - 1])
+@pytest.mark.parametrize("dim", [128, 256])
+def test_a_tile_that_meets_nothing_reads_nothing_outside(
+    dim: int, offset: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    examples = inputs.examples
+    monkeypatch.setattr(inputs, "examples", lambda *args: {**examples(*args), "offset": offset})
+    errors, _ = gradients(FAR, (dim, dim), (1, 2, 1, 130, 130))
+    assert all(e == 0 for e in errors.values()), errors
+
+
 ROWS = {
     "two tiles of weights ahead": ("(64, 64, 2, 1, 1, 24)", "(64, 64, 2, 2, 1, 24)"),
     "dQ: two heads in turn": ("(128, 64, 2, 1, 1, 24)", "(128, 64, 2, 1, 2, 24)"),
@@ -193,6 +207,20 @@ FAULTS = {
             "        mbarrier.wait(k_ready, round & 1)\n        mbarrier.arrive(k_free, count=1)\n",
         ),
     ),
+    "results are copied without a fence": (
+        128,
+        (
+            "        fence_async_shared()\n        gl.thread_barrier()\n        tma.async_copy_shared",
+            "        tma.async_copy_shared",
+        ),
+    ),
+    "the next values come before dV is copied": (
+        128,
+        (
+            "        tma.store_wait(0)\n        mbarrier.arrive(v_free, count=1)\n",
+            "        mbarrier.arrive(v_free, count=1)\n",
+        ),
+    ),
     "dS of the other half is not waited for": (
         128,
         ("mbarrier.wait(ds_ready.index(ds_stage), turn // DS_STAGES & 1)", "pass"),
@@ -215,10 +243,15 @@ FAULTS = {
 
 @pytest.mark.parametrize("what", FAULTS)
 def test_the_model_sees_faults(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sooner or later: whoever should have waited may come late by chance."""
     monkeypatch.setattr(hopper_machine, "PATIENCE", 1.0)
     dim, *changes = FAULTS[what]
-    try:
-        errors, _ = gradients(text_of("causal"), (dim, dim), (1, 2, 1, 400, 400), changes=changes)
-    except hopper_machine.FaultError:
-        return
-    assert not all(e <= 8e-3 for e in errors.values()), "neither a fault nor wrong numbers"
+
+    def goes_wrong() -> bool:
+        try:
+            errors, _ = gradients(text_of("causal"), (dim, dim), (1, 2, 1, 400, 400), changes=changes)
+        except hopper_machine.FaultError:
+            return True
+        return not all(e <= 8e-3 for e in errors.values())
+
+    assert any(goes_wrong() for _ in range(20))

@@ -500,9 +500,13 @@ def _key_runs(
     q0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk,
     D: gl.constexpr, Dv: gl.constexpr, ROWS: gl.constexpr, BK: gl.constexpr,
 ):
-    """The tiles of keys that ROWS queries from q0 on meet, as `_key_tiles` has them."""
+    """The tiles of keys that ROWS queries from q0 on meet, as `_key_tiles` has them; none beyond the last, since the first
+    is walked even where there is none.
+    """
     q1 = tl.minimum(q0 + ROWS, Sq) - 1
-    return _key_tiles(q0, q1, Sq, Sk, BK)
+    last = (Sk - 1) // BK
+    full_lo, full_hi, any_lo, any_hi = _key_tiles(q0, q1, Sq, Sk, BK)
+    return tl.minimum(full_lo, last + 1), tl.minimum(full_hi, last + 1), tl.minimum(any_lo, last + 1), tl.minimum(any_hi, last + 1)
 
 
 @gluon.jit
@@ -1507,9 +1511,13 @@ def _queries_met(
     k0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk,
     D: gl.constexpr, Dv: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr,
 ):
-    """The tiles of queries that BK keys from k0 on meet, as `_query_tiles` has them."""
+    """The tiles of queries that BK keys from k0 on meet, as `_query_tiles` has them; none beyond the last, since the first
+    is walked even where there is none.
+    """
+    last = (Sq - 1) // BQ
     k1 = tl.minimum(k0 + BK, Sk) - 1
-    return _query_tiles(k0, k1, Sq, Sk, BQ)
+    full_lo, full_hi, any_lo, any_hi = _query_tiles(k0, k1, Sq, Sk, BQ)
+    return tl.minimum(full_lo, last + 1), tl.minimum(full_hi, last + 1), tl.minimum(any_lo, last + 1), tl.minimum(any_hi, last + 1)
 
 
 @gluon.jit
@@ -1791,9 +1799,13 @@ def _keys_met(
     q0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk,
     D: gl.constexpr, Dv: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr,
 ):
-    """The tiles of keys that BQ queries from q0 on meet, as `_key_tiles` has them."""
+    """The tiles of keys that BQ queries from q0 on meet, as `_key_tiles` has them; none beyond the last, since the first is
+    walked even where there is none.
+    """
+    last = (Sk - 1) // BK
     q1 = tl.minimum(q0 + BQ, Sq) - 1
-    return _key_tiles(q0, q1, Sq, Sk, BK)
+    full_lo, full_hi, any_lo, any_hi = _key_tiles(q0, q1, Sq, Sk, BK)
+    return tl.minimum(full_lo, last + 1), tl.minimum(full_hi, last + 1), tl.minimum(any_lo, last + 1), tl.minimum(any_hi, last + 1)
 
 
 @gluon.jit
@@ -1883,7 +1895,7 @@ def _differentiate_key_tiles(
             row_term_2, D, Dv, BK,
         )
         mbarrier.wait(v_ready.index(v_stage), step // V_STAGES & 1)
-        v_tile = v_tiles.index(v_stage + _again(gl.to_tensor(0)))  # of one stage: its address stays, too
+        v_tile = v_tiles.index(v_stage + _again(gl.to_tensor(0)))  # where there is one stage its address stays, too
         dp_token = _start_product(d_out_tiles, PART, v_tile, no_pairs, BLOCK_DV)
         dp = warpgroup_mma_wait(0, deps=(dp_token,))
         mbarrier.arrive(v_free.index(v_stage), count=1)

@@ -467,8 +467,12 @@ def _key_runs(
     q0, batch, head, kv_head, scale, B, Hq, Hkv, Sq, Sk, lengths_ptr, lengths_stride_0,
     D: gl.constexpr, Dv: gl.constexpr, ROWS: gl.constexpr, BK: gl.constexpr,
 ):
-    """The tiles of keys that ROWS queries from q0 on meet, as `_key_tiles` has them."""
-    return _key_tiles(batch, Sk, lengths_ptr, lengths_stride_0, BK)
+    """The tiles of keys that ROWS queries from q0 on meet, as `_key_tiles` has them; none beyond the last, since the first
+    is walked even where there is none.
+    """
+    last = (Sk - 1) // BK
+    full_hi, any_hi = _key_tiles(batch, Sk, lengths_ptr, lengths_stride_0, BK)
+    return tl.minimum(full_hi, last + 1), tl.minimum(any_hi, last + 1)
 
 
 @gluon.jit
@@ -996,9 +1000,13 @@ def _queries_met(
     k0, batch, head, kv_head, scale, B, Hq, Hkv, Sq, Sk, lengths_ptr, lengths_stride_0,
     D: gl.constexpr, Dv: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr,
 ):
-    """The tiles of queries that BK keys from k0 on meet, as `_query_tiles` has them."""
+    """The tiles of queries that BK keys from k0 on meet, as `_query_tiles` has them; none beyond the last, since the first
+    is walked even where there is none.
+    """
+    last = (Sq - 1) // BQ
     k1 = tl.minimum(k0 + BK, Sk) - 1
-    return _query_tiles(k0, k1, batch, Sq, lengths_ptr, lengths_stride_0, BQ)
+    full_hi, any_hi = _query_tiles(k0, k1, batch, Sq, lengths_ptr, lengths_stride_0, BQ)
+    return tl.minimum(full_hi, last + 1), tl.minimum(any_hi, last + 1)
 
 
 @gluon.jit
@@ -1281,8 +1289,12 @@ def _keys_met(
     q0, batch, head, kv_head, scale, B, Hq, Hkv, Sq, Sk, lengths_ptr, lengths_stride_0,
     D: gl.constexpr, Dv: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr,
 ):
-    """The tiles of keys that BQ queries from q0 on meet, as `_key_tiles` has them."""
-    return _key_tiles(batch, Sk, lengths_ptr, lengths_stride_0, BK)
+    """The tiles of keys that BQ queries from q0 on meet, as `_key_tiles` has them; none beyond the last, since the first is
+    walked even where there is none.
+    """
+    last = (Sk - 1) // BK
+    full_hi, any_hi = _key_tiles(batch, Sk, lengths_ptr, lengths_stride_0, BK)
+    return tl.minimum(full_hi, last + 1), tl.minimum(any_hi, last + 1)
 
 
 @gluon.jit
@@ -1369,7 +1381,7 @@ def _differentiate_key_tiles(
             qk, row_lse, batch, kv_head, at * BK, at >= full_hi, Sk, logit_scale, head_term, D, Dv, BK,
         )
         mbarrier.wait(v_ready.index(v_stage), step // V_STAGES & 1)
-        v_tile = v_tiles.index(v_stage + _again(gl.to_tensor(0)))  # of one stage: its address stays, too
+        v_tile = v_tiles.index(v_stage + _again(gl.to_tensor(0)))  # where there is one stage its address stays, too
         dp_token = _start_product(d_out_tiles, PART, v_tile, no_pairs, BLOCK_DV)
         dp = warpgroup_mma_wait(0, deps=(dp_token,))
         mbarrier.arrive(v_free.index(v_stage), count=1)

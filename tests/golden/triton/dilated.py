@@ -672,8 +672,12 @@ def _queries_met(
     k0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk,
     D: gl.constexpr, Dv: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr,
 ):
-    """The tiles of queries that BK keys from k0 on meet, as `_query_tiles` has them."""
-    return _query_tiles(k0, Sq, Sk, BQ)
+    """The tiles of queries that BK keys from k0 on meet, as `_query_tiles` has them; none beyond the last, since the first
+    is walked even where there is none.
+    """
+    last = (Sq - 1) // BQ
+    any_lo, any_hi = _query_tiles(k0, Sq, Sk, BQ)
+    return tl.minimum(any_lo, last + 1), tl.minimum(any_hi, last + 1)
 
 
 @gluon.jit
@@ -954,9 +958,13 @@ def _keys_met(
     q0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk,
     D: gl.constexpr, Dv: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr,
 ):
-    """The tiles of keys that BQ queries from q0 on meet, as `_key_tiles` has them."""
+    """The tiles of keys that BQ queries from q0 on meet, as `_key_tiles` has them; none beyond the last, since the first is
+    walked even where there is none.
+    """
+    last = (Sk - 1) // BK
     q1 = tl.minimum(q0 + BQ, Sq) - 1
-    return _key_tiles(q1, Sq, Sk, BK)
+    any_hi = _key_tiles(q1, Sq, Sk, BK)
+    return tl.minimum(any_hi, last + 1)
 
 
 @gluon.jit
@@ -1043,7 +1051,7 @@ def _differentiate_key_tiles(
             qk, row_lse, batch, kv_head, at * BK, True, Sk, logit_scale, row_term, D, Dv, BK,
         )
         mbarrier.wait(v_ready.index(v_stage), step // V_STAGES & 1)
-        v_tile = v_tiles.index(v_stage + _again(gl.to_tensor(0)))  # of one stage: its address stays, too
+        v_tile = v_tiles.index(v_stage + _again(gl.to_tensor(0)))  # where there is one stage its address stays, too
         dp_token = _start_product(d_out_tiles, PART, v_tile, no_pairs, BLOCK_DV)
         dp = warpgroup_mma_wait(0, deps=(dp_token,))
         mbarrier.arrive(v_free.index(v_stage), count=1)

@@ -1160,13 +1160,16 @@ def _queries_met(
     k0, batch, head, kv_head, walks_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
     D: gl.constexpr, Dv: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr,
 ):
-    """The tiles of queries that BK keys from k0 on meet, as `_query_tiles` has them."""
+    """The tiles of queries that BK keys from k0 on meet, as `_query_tiles` has them; none beyond the last, since the first
+    is walked even where there is none.
+    """
+    last = (Sq - 1) // BQ
     walk = walks_ptr + ((batch * Hq + head) * ((Sk + BK - 1) // BK) + k0 // BK) * 4
     full_lo = gl.load(walk + 0)
     full_hi = gl.load(walk + 1)
     any_lo = gl.load(walk + 2)
     any_hi = gl.load(walk + 3)
-    return full_lo, full_hi, any_lo, any_hi
+    return tl.minimum(full_lo, last + 1), tl.minimum(full_hi, last + 1), tl.minimum(any_lo, last + 1), tl.minimum(any_hi, last + 1)
 
 
 @gluon.jit
@@ -1475,13 +1478,16 @@ def _keys_met(
     q0, batch, head, kv_head, walks_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
     D: gl.constexpr, Dv: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr,
 ):
-    """The tiles of keys that BQ queries from q0 on meet, as `_key_tiles` has them."""
+    """The tiles of keys that BQ queries from q0 on meet, as `_key_tiles` has them; none beyond the last, since the first is
+    walked even where there is none.
+    """
+    last = (Sk - 1) // BK
     walk = walks_ptr + ((batch * Hq + head) * ((Sq + BQ - 1) // BQ) + q0 // BQ) * 4
     full_lo = gl.load(walk + 0)
     full_hi = gl.load(walk + 1)
     any_lo = gl.load(walk + 2)
     any_hi = gl.load(walk + 3)
-    return full_lo, full_hi, any_lo, any_hi
+    return tl.minimum(full_lo, last + 1), tl.minimum(full_hi, last + 1), tl.minimum(any_lo, last + 1), tl.minimum(any_hi, last + 1)
 
 
 @gluon.jit
@@ -1572,7 +1578,7 @@ def _differentiate_key_tiles(
             ids_stride_1, logit_scale, row_term, row_term_2, D, Dv, BK,
         )
         mbarrier.wait(v_ready.index(v_stage), step // V_STAGES & 1)
-        v_tile = v_tiles.index(v_stage + _again(gl.to_tensor(0)))  # of one stage: its address stays, too
+        v_tile = v_tiles.index(v_stage + _again(gl.to_tensor(0)))  # where there is one stage its address stays, too
         dp_token = _start_product(d_out_tiles, PART, v_tile, no_pairs, BLOCK_DV)
         dp = warpgroup_mma_wait(0, deps=(dp_token,))
         mbarrier.arrive(v_free.index(v_stage), count=1)

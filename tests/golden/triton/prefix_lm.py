@@ -569,9 +569,13 @@ def _key_runs(
     q0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, prefix,
     D: gl.constexpr, Dv: gl.constexpr, ROWS: gl.constexpr, BK: gl.constexpr,
 ):
-    """The tiles of keys that ROWS queries from q0 on meet, as `_key_tiles` has them."""
+    """The tiles of keys that ROWS queries from q0 on meet, as `_key_tiles` has them; none beyond the last, since the first
+    is walked even where there is none.
+    """
     q1 = tl.minimum(q0 + ROWS, Sq) - 1
-    return _key_tiles(q0, q1, Sq, Sk, prefix, BK)
+    last = (Sk - 1) // BK
+    full0_lo, full0_hi, full1_lo, full1_hi, part00_lo, part00_hi, part01_lo, part01_hi, part02_lo, part02_hi, part10_lo, part10_hi, part11_lo, part11_hi, part12_lo, part12_hi = _key_tiles(q0, q1, Sq, Sk, prefix, BK)
+    return tl.minimum(full0_lo, last + 1), tl.minimum(full0_hi, last + 1), tl.minimum(full1_lo, last + 1), tl.minimum(full1_hi, last + 1), tl.minimum(part00_lo, last + 1), tl.minimum(part00_hi, last + 1), tl.minimum(part01_lo, last + 1), tl.minimum(part01_hi, last + 1), tl.minimum(part02_lo, last + 1), tl.minimum(part02_hi, last + 1), tl.minimum(part10_lo, last + 1), tl.minimum(part10_hi, last + 1), tl.minimum(part11_lo, last + 1), tl.minimum(part11_hi, last + 1), tl.minimum(part12_lo, last + 1), tl.minimum(part12_hi, last + 1)
 
 
 @gluon.jit
@@ -1589,9 +1593,13 @@ def _queries_met(
     k0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, prefix,
     D: gl.constexpr, Dv: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr,
 ):
-    """The tiles of queries that BK keys from k0 on meet, as `_query_tiles` has them."""
+    """The tiles of queries that BK keys from k0 on meet, as `_query_tiles` has them; none beyond the last, since the first
+    is walked even where there is none.
+    """
+    last = (Sq - 1) // BQ
     k1 = tl.minimum(k0 + BK, Sk) - 1
-    return _query_tiles(k0, k1, Sq, Sk, prefix, BQ)
+    full0_lo, full0_hi, full1_lo, full1_hi, part00_lo, part00_hi, part01_lo, part01_hi, part02_lo, part02_hi, part10_lo, part10_hi, part11_lo, part11_hi, part12_lo, part12_hi = _query_tiles(k0, k1, Sq, Sk, prefix, BQ)
+    return tl.minimum(full0_lo, last + 1), tl.minimum(full0_hi, last + 1), tl.minimum(full1_lo, last + 1), tl.minimum(full1_hi, last + 1), tl.minimum(part00_lo, last + 1), tl.minimum(part00_hi, last + 1), tl.minimum(part01_lo, last + 1), tl.minimum(part01_hi, last + 1), tl.minimum(part02_lo, last + 1), tl.minimum(part02_hi, last + 1), tl.minimum(part10_lo, last + 1), tl.minimum(part10_hi, last + 1), tl.minimum(part11_lo, last + 1), tl.minimum(part11_hi, last + 1), tl.minimum(part12_lo, last + 1), tl.minimum(part12_hi, last + 1)
 
 
 @gluon.jit
@@ -1887,9 +1895,13 @@ def _keys_met(
     q0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, prefix,
     D: gl.constexpr, Dv: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr,
 ):
-    """The tiles of keys that BQ queries from q0 on meet, as `_key_tiles` has them."""
+    """The tiles of keys that BQ queries from q0 on meet, as `_key_tiles` has them; none beyond the last, since the first is
+    walked even where there is none.
+    """
+    last = (Sk - 1) // BK
     q1 = tl.minimum(q0 + BQ, Sq) - 1
-    return _key_tiles(q0, q1, Sq, Sk, prefix, BK)
+    full0_lo, full0_hi, full1_lo, full1_hi, part00_lo, part00_hi, part01_lo, part01_hi, part02_lo, part02_hi, part10_lo, part10_hi, part11_lo, part11_hi, part12_lo, part12_hi = _key_tiles(q0, q1, Sq, Sk, prefix, BK)
+    return tl.minimum(full0_lo, last + 1), tl.minimum(full0_hi, last + 1), tl.minimum(full1_lo, last + 1), tl.minimum(full1_hi, last + 1), tl.minimum(part00_lo, last + 1), tl.minimum(part00_hi, last + 1), tl.minimum(part01_lo, last + 1), tl.minimum(part01_hi, last + 1), tl.minimum(part02_lo, last + 1), tl.minimum(part02_hi, last + 1), tl.minimum(part10_lo, last + 1), tl.minimum(part10_hi, last + 1), tl.minimum(part11_lo, last + 1), tl.minimum(part11_hi, last + 1), tl.minimum(part12_lo, last + 1), tl.minimum(part12_hi, last + 1)
 
 
 @gluon.jit
@@ -1992,7 +2004,7 @@ def _differentiate_key_tiles(
             full1_hi))), Sk, prefix, logit_scale, row_term, D, Dv, BK,
         )
         mbarrier.wait(v_ready.index(v_stage), step // V_STAGES & 1)
-        v_tile = v_tiles.index(v_stage + _again(gl.to_tensor(0)))  # of one stage: its address stays, too
+        v_tile = v_tiles.index(v_stage + _again(gl.to_tensor(0)))  # where there is one stage its address stays, too
         dp_token = _start_product(d_out_tiles, PART, v_tile, no_pairs, BLOCK_DV)
         dp = warpgroup_mma_wait(0, deps=(dp_token,))
         mbarrier.arrive(v_free.index(v_stage), count=1)

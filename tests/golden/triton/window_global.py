@@ -480,9 +480,13 @@ def _key_runs(
     q0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk,
     D: gl.constexpr, Dv: gl.constexpr, ROWS: gl.constexpr, BK: gl.constexpr,
 ):
-    """The tiles of keys that ROWS queries from q0 on meet, as `_key_tiles` has them."""
+    """The tiles of keys that ROWS queries from q0 on meet, as `_key_tiles` has them; none beyond the last, since the first
+    is walked even where there is none.
+    """
     q1 = tl.minimum(q0 + ROWS, Sq) - 1
-    return _key_tiles(q0, q1, Sk, BK)
+    last = (Sk - 1) // BK
+    full0_lo, full0_hi, full1_lo, full1_hi, full2_lo, full2_hi, part00_lo, part00_hi, part01_lo, part01_hi, part02_lo, part02_hi, part03_lo, part03_hi, part10_lo, part10_hi, part11_lo, part11_hi, part12_lo, part12_hi, part13_lo, part13_hi, part20_lo, part20_hi, part21_lo, part21_hi, part22_lo, part22_hi, part23_lo, part23_hi = _key_tiles(q0, q1, Sk, BK)
+    return tl.minimum(full0_lo, last + 1), tl.minimum(full0_hi, last + 1), tl.minimum(full1_lo, last + 1), tl.minimum(full1_hi, last + 1), tl.minimum(full2_lo, last + 1), tl.minimum(full2_hi, last + 1), tl.minimum(part00_lo, last + 1), tl.minimum(part00_hi, last + 1), tl.minimum(part01_lo, last + 1), tl.minimum(part01_hi, last + 1), tl.minimum(part02_lo, last + 1), tl.minimum(part02_hi, last + 1), tl.minimum(part03_lo, last + 1), tl.minimum(part03_hi, last + 1), tl.minimum(part10_lo, last + 1), tl.minimum(part10_hi, last + 1), tl.minimum(part11_lo, last + 1), tl.minimum(part11_hi, last + 1), tl.minimum(part12_lo, last + 1), tl.minimum(part12_hi, last + 1), tl.minimum(part13_lo, last + 1), tl.minimum(part13_hi, last + 1), tl.minimum(part20_lo, last + 1), tl.minimum(part20_hi, last + 1), tl.minimum(part21_lo, last + 1), tl.minimum(part21_hi, last + 1), tl.minimum(part22_lo, last + 1), tl.minimum(part22_hi, last + 1), tl.minimum(part23_lo, last + 1), tl.minimum(part23_hi, last + 1)
 
 
 @gluon.jit
@@ -1095,9 +1099,13 @@ def _queries_met(
     k0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk,
     D: gl.constexpr, Dv: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr,
 ):
-    """The tiles of queries that BK keys from k0 on meet, as `_query_tiles` has them."""
+    """The tiles of queries that BK keys from k0 on meet, as `_query_tiles` has them; none beyond the last, since the first
+    is walked even where there is none.
+    """
+    last = (Sq - 1) // BQ
     k1 = tl.minimum(k0 + BK, Sk) - 1
-    return _query_tiles(k0, k1, Sq, BQ)
+    full0_lo, full0_hi, full1_lo, full1_hi, full2_lo, full2_hi, part00_lo, part00_hi, part01_lo, part01_hi, part02_lo, part02_hi, part03_lo, part03_hi, part10_lo, part10_hi, part11_lo, part11_hi, part12_lo, part12_hi, part13_lo, part13_hi, part20_lo, part20_hi, part21_lo, part21_hi, part22_lo, part22_hi, part23_lo, part23_hi = _query_tiles(k0, k1, Sq, BQ)
+    return tl.minimum(full0_lo, last + 1), tl.minimum(full0_hi, last + 1), tl.minimum(full1_lo, last + 1), tl.minimum(full1_hi, last + 1), tl.minimum(full2_lo, last + 1), tl.minimum(full2_hi, last + 1), tl.minimum(part00_lo, last + 1), tl.minimum(part00_hi, last + 1), tl.minimum(part01_lo, last + 1), tl.minimum(part01_hi, last + 1), tl.minimum(part02_lo, last + 1), tl.minimum(part02_hi, last + 1), tl.minimum(part03_lo, last + 1), tl.minimum(part03_hi, last + 1), tl.minimum(part10_lo, last + 1), tl.minimum(part10_hi, last + 1), tl.minimum(part11_lo, last + 1), tl.minimum(part11_hi, last + 1), tl.minimum(part12_lo, last + 1), tl.minimum(part12_hi, last + 1), tl.minimum(part13_lo, last + 1), tl.minimum(part13_hi, last + 1), tl.minimum(part20_lo, last + 1), tl.minimum(part20_hi, last + 1), tl.minimum(part21_lo, last + 1), tl.minimum(part21_hi, last + 1), tl.minimum(part22_lo, last + 1), tl.minimum(part22_hi, last + 1), tl.minimum(part23_lo, last + 1), tl.minimum(part23_hi, last + 1)
 
 
 @gluon.jit
@@ -1407,9 +1415,13 @@ def _keys_met(
     q0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk,
     D: gl.constexpr, Dv: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr,
 ):
-    """The tiles of keys that BQ queries from q0 on meet, as `_key_tiles` has them."""
+    """The tiles of keys that BQ queries from q0 on meet, as `_key_tiles` has them; none beyond the last, since the first is
+    walked even where there is none.
+    """
+    last = (Sk - 1) // BK
     q1 = tl.minimum(q0 + BQ, Sq) - 1
-    return _key_tiles(q0, q1, Sk, BK)
+    full0_lo, full0_hi, full1_lo, full1_hi, full2_lo, full2_hi, part00_lo, part00_hi, part01_lo, part01_hi, part02_lo, part02_hi, part03_lo, part03_hi, part10_lo, part10_hi, part11_lo, part11_hi, part12_lo, part12_hi, part13_lo, part13_hi, part20_lo, part20_hi, part21_lo, part21_hi, part22_lo, part22_hi, part23_lo, part23_hi = _key_tiles(q0, q1, Sk, BK)
+    return tl.minimum(full0_lo, last + 1), tl.minimum(full0_hi, last + 1), tl.minimum(full1_lo, last + 1), tl.minimum(full1_hi, last + 1), tl.minimum(full2_lo, last + 1), tl.minimum(full2_hi, last + 1), tl.minimum(part00_lo, last + 1), tl.minimum(part00_hi, last + 1), tl.minimum(part01_lo, last + 1), tl.minimum(part01_hi, last + 1), tl.minimum(part02_lo, last + 1), tl.minimum(part02_hi, last + 1), tl.minimum(part03_lo, last + 1), tl.minimum(part03_hi, last + 1), tl.minimum(part10_lo, last + 1), tl.minimum(part10_hi, last + 1), tl.minimum(part11_lo, last + 1), tl.minimum(part11_hi, last + 1), tl.minimum(part12_lo, last + 1), tl.minimum(part12_hi, last + 1), tl.minimum(part13_lo, last + 1), tl.minimum(part13_hi, last + 1), tl.minimum(part20_lo, last + 1), tl.minimum(part20_hi, last + 1), tl.minimum(part21_lo, last + 1), tl.minimum(part21_hi, last + 1), tl.minimum(part22_lo, last + 1), tl.minimum(part22_hi, last + 1), tl.minimum(part23_lo, last + 1), tl.minimum(part23_hi, last + 1)
 
 
 @gluon.jit
@@ -1527,7 +1539,7 @@ def _differentiate_key_tiles(
             BK,
         )
         mbarrier.wait(v_ready.index(v_stage), step // V_STAGES & 1)
-        v_tile = v_tiles.index(v_stage + _again(gl.to_tensor(0)))  # of one stage: its address stays, too
+        v_tile = v_tiles.index(v_stage + _again(gl.to_tensor(0)))  # where there is one stage its address stays, too
         dp_token = _start_product(d_out_tiles, PART, v_tile, no_pairs, BLOCK_DV)
         dp = warpgroup_mma_wait(0, deps=(dp_token,))
         mbarrier.arrive(v_free.index(v_stage), count=1)

@@ -504,9 +504,13 @@ def _key_runs(
     q0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, slope_ptr, slope_stride_0, cap_ptr,
     D: gl.constexpr, Dv: gl.constexpr, ROWS: gl.constexpr, BK: gl.constexpr,
 ):
-    """The tiles of keys that ROWS queries from q0 on meet, as `_key_tiles` has them."""
+    """The tiles of keys that ROWS queries from q0 on meet, as `_key_tiles` has them; none beyond the last, since the first
+    is walked even where there is none.
+    """
     q1 = tl.minimum(q0 + ROWS, Sq) - 1
-    return _key_tiles(q0, q1, Sk, BK)
+    last = (Sk - 1) // BK
+    full_lo, full_hi, any_lo, any_hi = _key_tiles(q0, q1, Sk, BK)
+    return tl.minimum(full_lo, last + 1), tl.minimum(full_hi, last + 1), tl.minimum(any_lo, last + 1), tl.minimum(any_hi, last + 1)
 
 
 @gluon.jit
