@@ -17,9 +17,14 @@ from attngen.errors import Source
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
-alone = pytest.mark.skipif(
-    threading.active_count() > 1 or (os.cpu_count() or 1) < 2, reason="a copy is made of a process with one thread"
-)
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a process of two cores and one thread: those that other tests have left hold nothing that is wanted."""
+    if not hasattr(os, "fork"):
+        pytest.skip("processes are not copied here")
+    monkeypatch.setattr(beside, "_cores", lambda: 2)
+    monkeypatch.setattr(threading, "active_count", lambda: 1)
 
 
 def no_child_left() -> bool:
@@ -30,7 +35,7 @@ def no_child_left() -> bool:
     return False
 
 
-@alone
+@pytest.mark.usefixtures("alone")
 def test_text_comes_back_from_another_process() -> None:
     long = "é" * 1_000_000  # more than a pipe holds
     with beside.begun(lambda: f"{os.getpid()} {long}") as written:
@@ -41,7 +46,7 @@ def test_text_comes_back_from_another_process() -> None:
     assert no_child_left()
 
 
-@alone
+@pytest.mark.usefixtures("alone")
 def test_work_that_fails_gives_nothing() -> None:
     def work() -> str:
         raise ValueError("never mind")
@@ -51,7 +56,7 @@ def test_work_that_fails_gives_nothing() -> None:
     assert no_child_left()
 
 
-@alone
+@pytest.mark.usefixtures("alone")
 def test_work_that_is_not_waited_for_ends() -> None:
     def work() -> str:
         time.sleep(600)
@@ -64,7 +69,7 @@ def test_work_that_is_not_waited_for_ends() -> None:
     assert no_child_left()
 
 
-@alone
+@pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("name", ["fork", "pipe"])
 def test_where_the_system_makes_no_copy_the_caller_does_the_work(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused() -> int:
@@ -123,7 +128,7 @@ def test_file_is_the_same_with_and_without_a_copy(
     assert ("Not proved, and not used" in found[True]) == (text == DROPPED)
 
 
-@alone
+@pytest.mark.usefixtures("alone")
 def test_what_the_copy_wrote_is_what_is_delivered(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -134,7 +139,7 @@ def test_what_the_copy_wrote_is_what_is_delivered(
     assert capsys.readouterr().out == "by the copy\n"
 
 
-@alone
+@pytest.mark.usefixtures("alone")
 def test_what_is_refuted_is_reported_as_ever(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     spec = tmp_path / "wrong.attn"
     spec.write_text(

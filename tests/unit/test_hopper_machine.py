@@ -170,6 +170,7 @@ ROWS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ROWS)
 def test_other_rows_of_the_table(what: str) -> None:
     errors, _ = gradients(text_of("softcap"), (256, 256), (1, 2, 1, 300, 260), changes=[ROWS[what]])
