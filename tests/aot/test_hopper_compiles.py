@@ -16,6 +16,8 @@ SPILLS = 8
 """Values that the loop over keys and the one over tiles around it may reload: bookkeeping, never weights or sums, which
 would take 64 at once."""
 MORE = {
+    ("full_bias", (64, 64), "hopper_backward"): 16,
+    ("full_bias", (128, 128), "hopper_backward"): 16,
     ("relative_bias", (64, 64), "hopper_backward"): 16,
     ("relative_bias", (128, 128), "hopper_backward"): 24,
     ("t5_bias", (64, 64), "hopper_backward"): 16,
