@@ -7,9 +7,19 @@ plan or in the views, which the modules `triton_*` make; here they meet, and the
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import Any
 
-from attngen.emit.gluon import gluon_apart_view, gluon_backward_view, gluon_pair_view, gluon_view
+from attngen.emit.gluon import (
+    GluonApartView,
+    GluonBackwardView,
+    GluonPairView,
+    GluonView,
+    gluon_apart_view,
+    gluon_backward_view,
+    gluon_pair_view,
+    gluon_view,
+)
 from attngen.emit.gradients import AXES, GradientView, RowSum, gradient_views, row_sums
 from attngen.emit.jinja import render
 from attngen.emit.kernel_code import KernelCode
@@ -67,7 +77,7 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
     gradients = gradient_views(plan, frame.params, {p.name: p.host_lines for p in pair_gradients})
     tile = options.tile or plan.attention.tile
     hopper = _hopper_views(frame, options, keys, queries, dq, dkdv, dq_sums, backward.dk_factor_in_tile, gradients)
-    fast_bwd, apart = hopper["fast_bwd"], hopper["apart"]
+    fast_bwd, apart = hopper.fast_bwd, hopper.apart
     outputs = ("out", "lse", *(("den",) if weights.saves_den else ()), *(("rest",) if weights.saves_rest else ()))
     split = split_view(
         plan,
@@ -80,32 +90,35 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
         tuple(p.removesuffix("_ptr") for p in key_pointers),
         frame.n_plain,
     )
-    return dict(
-        a=header(plan, text, options, proof),
-        longest_bits=plan.choices.longest_bits,
-        w=weights,
-        kernel=kernel,
-        f=forward,
-        **hopper,
-        split=split,
-        keys=keys,
-        queries=queries,
+    return {
+        "a": header(plan, text, options, proof),
+        "longest_bits": plan.choices.longest_bits,
+        "w": weights,
+        "kernel": kernel,
+        "f": forward,
+        "fast": hopper.fast,
+        "fast_bwd": fast_bwd,
+        "apart": apart,
+        "pair": hopper.pair,
+        "split": split,
+        "keys": keys,
+        "queries": queries,
         # Bounds are computed in 64 bits: a window may be 2**31 - 1, for "no limit".
-        wide_names={"q0", "q1", "k0", "k1", *(p.name for p in frame.params if not p.by_pointer and p.type == "int")},
-        key_arguments=frame.range_names(keys),
-        query_arguments=frame.range_names(queries),
-        key_pointers="".join(f"{p}, " for p in key_pointers),
-        query_pointers="".join(f"{p}, " for t in tests if t.axis == "q" for p in t.pointers),
-        tests=tests,
-        bwd=backward,
-        dq_code=dq,
-        dq_sums=dq_sums,
-        dkdv_code=dkdv,
-        dkdv_sums=dkdv_sums,
-        pair_gradients=pair_gradients,
-        dropout=plan.attention.dropout is not None,
-        params=frame.params,
-        launch=launch_view(
+        "wide_names": {"q0", "q1", "k0", "k1", *(p.name for p in frame.params if not p.by_pointer and p.type == "int")},
+        "key_arguments": frame.range_names(keys),
+        "query_arguments": frame.range_names(queries),
+        "key_pointers": "".join(f"{p}, " for p in key_pointers),
+        "query_pointers": "".join(f"{p}, " for t in tests if t.axis == "q" for p in t.pointers),
+        "tests": tests,
+        "bwd": backward,
+        "dq_code": dq,
+        "dq_sums": dq_sums,
+        "dkdv_code": dkdv,
+        "dkdv_sums": dkdv_sums,
+        "pair_gradients": pair_gradients,
+        "dropout": plan.attention.dropout is not None,
+        "params": frame.params,
+        "launch": launch_view(
             plan,
             frame.params,
             frame.sizes,
@@ -120,9 +133,19 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
             apart is not None and apart.queries.listed,
             apart is not None and apart.keys.listed,
         ),
-        tiles=tile_table(plan, options, tile),
-        registers=registers(plan.burden),
-    )
+        "tiles": tile_table(plan, options, tile),
+        "registers": registers(plan.burden),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _HopperViews:
+    """The kernels of compute capability 9.0, where the file holds them."""
+
+    fast: GluonView | None = None
+    fast_bwd: GluonBackwardView | None = None
+    apart: GluonApartView | None = None
+    pair: GluonPairView | None = None
 
 
 def _hopper_views(
@@ -135,21 +158,21 @@ def _hopper_views(
     dq_sums: tuple[RowSum, ...],
     dk_factor: str,
     gradients: tuple[GradientView, ...],
-) -> dict[str, Any]:
-    """The kernels of compute capability 9.0, where the file holds them."""
+) -> _HopperViews:
+    """Nothing where the file is meant for other chips."""
     if options.arch not in ("auto", "sm_90"):
-        return dict.fromkeys(("fast", "fast_bwd", "apart", "pair"))
+        return _HopperViews()
     plan, params = frame.plan, frame.params
     tile = options.tile or plan.attention.tile
     slower = frozenset(t.head_block for t in options.tuned_gpu if t.chip == "sm_90" and t.forward)
     mask = kernel_code(frame, Level.COLUMN, {}, {})
     names = frame.arguments, frame.sizes
-    return {
-        "fast": gluon_view(plan, keys, params, *names, tile, slower),
-        "fast_bwd": gluon_backward_view(plan, queries, params, *names, gradients, tile),
-        "apart": gluon_apart_view(plan, queries, keys, dq, dq_sums, params, *names, gradients, tile),
-        "pair": gluon_pair_view(dkdv, mask, frame.arguments, dk_factor),
-    }
+    return _HopperViews(
+        gluon_view(plan, keys, params, *names, tile, slower),
+        gluon_backward_view(plan, queries, params, *names, gradients, tile),
+        gluon_apart_view(plan, queries, keys, dq, dq_sums, params, *names, gradients, tile),
+        gluon_pair_view(dkdv, mask, frame.arguments, dk_factor),
+    )
 
 
 def _weight_view(plan: KernelPlan) -> WeightView:
