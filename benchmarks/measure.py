@@ -93,17 +93,18 @@ def measure(cell: Cell, settings: Settings, kernels: Kernels | None, options: Op
     for direction in report.DIRECTIONS[: 2 if options.backward else 1]:
         flops = cell.forward_flops(share) if direction == "forward" else cell.backward_flops(share)
         turns = Turns(options.device, options.rounds, options.warmup_ms, options.rep_ms)
-        samples, failures = race(
+        outcome = race(
             ready,
             lambda made: graph(made, inputs.qkv, inputs.grad_out, direction),  # noqa: B023
             turns,
             lambda name, error: failed(name, cell, error, options),
         )
-        for name, text in failures.items():
+        for name, text in outcome.failures.items():
             records[name]["failure"] = text
             del ready[name]
         for name in ready:
-            records[name][direction] = clock.summary(samples[name]).record(flops)
+            timing = clock.summary(outcome.samples[name])
+            records[name][direction] = timing.record(flops, outcome.kernel_ms.get(name))
     return {
         "key": cell.key,
         "variant": cell.variant,

@@ -73,6 +73,18 @@ def ratio(cell: Result, peer: str, direction: str) -> float | None:
     return None if ours is None or theirs is None else ours / theirs
 
 
+def kernel_ms(cell: Result, name: str, direction: str) -> float | None:
+    """Milliseconds of the kernels alone, or None where no profile has them (older files have none)."""
+    timing = cell["contenders"].get(name, {}).get(direction)
+    return None if timing is None else timing.get("kernel_ms")
+
+
+def kernel_ratio(cell: Result, peer: str, direction: str) -> float | None:
+    """The peer's kernels' time over attngen's: how many times as fast ours are."""
+    ours, theirs = kernel_ms(cell, "attngen", direction), kernel_ms(cell, peer, direction)
+    return None if ours is None or theirs is None else theirs / ours
+
+
 def short_of_target(cell: Result, direction: str) -> bool:
     """Whether attngen is slower than `target` times FlexAttention here."""
     found = ratio(cell, "flex", direction)
@@ -96,15 +108,29 @@ def _entry(cell: Result, name: str, direction: str) -> str:
     return f"{speed:.0f}" if name == "attngen" or times is None else f"{speed:.0f} x{times:.2f}"
 
 
+def _kernels(cell: Result, name: str, direction: str) -> str:
+    """`0.221 x1.21`: the milliseconds of the kernels alone, and how many times as fast attngen's are."""
+    if tflops(cell, name, direction) is None:
+        return ""
+    ms = kernel_ms(cell, name, direction)
+    if ms is None:
+        return "-"
+    times = kernel_ratio(cell, name, direction)
+    return f"{ms:.3f}" if name == "attngen" or times is None else f"{ms:.3f} x{times:.2f}"
+
+
 def _spread(cell: Result, direction: str) -> str:
     timing = cell["contenders"].get("attngen", {}).get(direction)
     return "" if timing is None else f"{50 * (timing['q80'] - timing['q20']) / timing['ms']:.1f}"
 
 
 def table(result: Result) -> str:
-    """TFLOP/s per cell, each peer's with the ratio attngen / peer. `<` marks what is below its target against flex."""
+    """TFLOP/s per cell, each peer's with the ratio attngen / peer; then milliseconds of the kernels alone, likewise.
+
+    `<` marks what is below its target against flex, by the TFLOP/s.
+    """
     names = [n for n in CONTENDERS if any(n in cell["contenders"] for cell in result["cells"])]
-    header = ["D", "N", "variant", "", *names, "±%", "mask ms", ""]
+    header = ["D", "N", "variant", "", *names, "±%", "mask ms", *(f"{n} kernels" for n in names), ""]
     rows: list[list[str]] = []
     for cell in ordered(result):
         for direction in DIRECTIONS:
@@ -120,6 +146,7 @@ def table(result: Result) -> str:
                     *(_entry(cell, n, direction) for n in names),
                     _spread(cell, direction),
                     f"{mask_ms:.1f}" if mask_ms is not None and direction == "forward" else "",
+                    *(_kernels(cell, n, direction) for n in names),
                     "<" if short_of_target(cell, direction) else "",
                 ]
             )
@@ -127,15 +154,17 @@ def table(result: Result) -> str:
     lines = ["  ".join(text.ljust(w) for text, w in zip(row, widths, strict=True)).rstrip() for row in [header, *rows]]
     dry = " (dry run: these times mean nothing)" if result["dry_run"] else ""
     versions = " ".join(f"{k} {v}" for k, v in result["versions"].items())
-    lines.append(f"{result['machine']}, {result['date']}, {versions}{dry}; TFLOP/s, x = attngen / peer")
+    legend = "TFLOP/s, x = attngen / peer; kernels: ms alone, x likewise"
+    lines.append(f"{result['machine']}, {result['date']}, {versions}{dry}; {legend}")
     for peer in names:
         for direction in DIRECTIONS:
-            ratios = [r for cell in result["cells"] if (r := ratio(cell, peer, direction)) is not None]
-            if ratios and peer != "attngen":
-                lines.append(
-                    f"attngen / {peer}, {direction}: geometric mean {geometric_mean(ratios):.2f},"
-                    f" least {min(ratios):.2f}, most {max(ratios):.2f} over {len(ratios)} cells"
-                )
+            for what, over in (("", ratio), (", kernels alone", kernel_ratio)):
+                ratios = [r for cell in result["cells"] if (r := over(cell, peer, direction)) is not None]
+                if ratios and peer != "attngen":
+                    lines.append(
+                        f"attngen / {peer}, {direction}{what}: geometric mean {geometric_mean(ratios):.2f},"
+                        f" least {min(ratios):.2f}, most {max(ratios):.2f} over {len(ratios)} cells"
+                    )
     short = sum(short_of_target(cell, direction) for cell in result["cells"] for direction in DIRECTIONS)
     compared = sum(ratio(cell, "flex", d) is not None for cell in result["cells"] for d in DIRECTIONS)
     lines.append(f"below target against FlexAttention: {short} of {compared} (1.5 at D = 256 and softcap, else 1)")

@@ -34,19 +34,26 @@ def ratio(point: Record, name: str, direction: str) -> float | None:
     return None if ours is None or theirs is None else ours / theirs
 
 
+def kernel_ratio(point: Record, name: str, direction: str) -> float | None:
+    """The speed of attngen's kernels alone over that of `name`'s; None where a profile has not both."""
+    ours, theirs = (point["contenders"].get(n, {}).get(direction, {}).get("kernel_ms") for n in ("attngen", name))
+    return None if ours is None or theirs is None else theirs / ours
+
+
 def _names(record: Record) -> list[str]:
     return list(dict.fromkeys(name for point in record["points"] for name in point["contenders"]))
 
 
 def table(record: Record) -> Table:
-    """One row a contender, shape and direction: median, spread, speed, attngen's speed over it."""
+    """One row a contender, shape and direction: median, spread, speed, attngen's speed over it; the kernels alone."""
     from rich import box
     from rich.table import Table
 
     made = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for heading in ("shape", "", "of"):
         made.add_column(heading)
-    headings = ("ms", "q20 - q80", "TFLOP/s", "attngen / it", "first result, s", "block mask, ms", "peak memory, MiB")
+    headings = ["ms", "q20 - q80", "TFLOP/s", "attngen / it", "kernels, ms", "kernels: attngen / it"]
+    headings += ["first result, s", "block mask, ms", "peak memory, MiB"]
     for heading in headings:
         made.add_column(heading, justify="right")
     for point in record["points"]:
@@ -60,7 +67,7 @@ def table(record: Record) -> Table:
 
 def _cells(point: Record, name: str, direction: str) -> list[str]:
     found = point["contenders"][name]
-    timing, over = found[direction], ratio(point, name, direction)
+    timing, over, kernels_over = found[direction], ratio(point, name, direction), kernel_ratio(point, name, direction)
     once = direction == "forward"
     return [
         shape(point["sizes"]),
@@ -70,6 +77,8 @@ def _cells(point: Record, name: str, direction: str) -> list[str]:
         f"{timing['q20']:.3f} - {timing['q80']:.3f}",
         f"{timing['tflops']:.0f}" if timing["tflops"] >= 10 else f"{timing['tflops']:.3g}",
         "" if name == "attngen" or over is None else f"{over:.2f}",
+        f"{timing['kernel_ms']:.3f}" if "kernel_ms" in timing else "-",
+        "" if name == "attngen" or kernels_over is None else f"{kernels_over:.2f}",
         f"{found['first_result_s']:.1f}" if once else "",
         f"{found['block_mask_ms']:.2f}" if once and "block_mask_ms" in found else "",
         f"{found['peak_bytes'] / 2**20:.0f}" if once and "peak_bytes" in found else "",

@@ -1,7 +1,7 @@
 """Times several contenders in turns, A B C, then C B A, and so on, so that a card that throttles slows all alike.
 
-Takes contenders and what of each is timed; gives the milliseconds of every run, and who failed. Whoever fails drops out
-of the race and of no other's; only where the device is lost with it does the race end.
+Takes contenders and what of each is timed; gives the milliseconds of every run, those of the kernels alone, and who
+failed. Whoever fails drops out of the race and of no other's; only where the device is lost with it does the race end.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from attngen.runtime.bench import clock
+from attngen.runtime.bench import clock, kernels
 
 torch: Any = importlib.import_module("torch")
 _triton_errors: Any = importlib.import_module("triton.errors")
@@ -50,6 +50,15 @@ class Turns:
     rep_ms: float
 
 
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """By contender: milliseconds of every run; those of one call's kernels, where a profile has them; failures."""
+
+    samples: dict[str, list[float]]
+    kernel_ms: dict[str, float]
+    failures: dict[str, str]
+
+
 class DeviceLostError(RuntimeError):
     """The device's context is gone (an illegal access, say): nothing more can be measured in this process."""
 
@@ -77,8 +86,8 @@ def race(
     work: Callable[[Contender], Callable[[], object]],
     turns: Turns,
     failed: Callable[[str, Exception], str],
-) -> tuple[dict[str, list[float]], dict[str, str]]:
-    """Milliseconds of every run by contender, and the failures, as `failed` words them; who fails drops out."""
+) -> Outcome:
+    """Times everyone; `failed` words the failures. Who fails drops out."""
     works: dict[str, Callable[[], object]] = {}
     samples: dict[str, list[float]] = {name: [] for name in ready}
     failures: dict[str, str] = {}
@@ -100,4 +109,32 @@ def race(
                 made.watch()
             except MISTAKES as error:
                 failures[name] = failed(name, error)
-    return samples, failures
+    for name in failures:
+        works.pop(name, None)
+    return Outcome(samples, _kernel_ms(ready, works, samples, turns.device, failed), failures)
+
+
+def _kernel_ms(
+    ready: Mapping[str, Contender],
+    works: Mapping[str, Callable[[], object]],
+    samples: Mapping[str, list[float]],
+    device: str,
+    failed: Callable[[str, Exception], str],
+) -> dict[str, float]:
+    """The kernels' own time of those who came through, warm as they are; nothing where the profile fails."""
+
+    def scoped(name: str) -> Callable[[], object]:
+        def work() -> None:
+            with ready[name].scope():
+                works[name]()
+
+        return work
+
+    if device != "cuda" or not works:
+        return {}
+    slowest = max(clock.summary(samples[name]).ms for name in works)
+    try:
+        return kernels.profiled({name: scoped(name) for name in works}, kernels.calls_of(slowest))
+    except MISTAKES as error:
+        failed("the profile of " + ", ".join(works), error)
+        return {}

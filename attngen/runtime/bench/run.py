@@ -288,17 +288,18 @@ def measure(
             ready[name] = made
     del expected
     for direction in DIRECTIONS[: 2 if how.backward else 1]:
-        samples, failures = race(
+        outcome = race(
             ready,
             lambda made: graph(made, inputs.qkv, inputs.grad_out, direction),  # noqa: B023
             how.turns,
             lambda name, error: failure(name, error, device),
         )
-        for name, text in failures.items():
+        for name, text in outcome.failures.items():
             records[name]["failure"] = text
             del ready[name]
         for name in ready:
-            records[name][direction] = clock.summary(samples[name]).record(flops(sizes, share, direction))
+            timing, useful = clock.summary(outcome.samples[name]), flops(sizes, share, direction)
+            records[name][direction] = timing.record(useful, outcome.kernel_ms.get(name))
     record: Record = {"sizes": sizes, "fraction": share, "contenders": records}
     if device == "cuda":
         for name, made in ready.items():
