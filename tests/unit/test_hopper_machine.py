@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import hopper_machine
+import hopper_memory
 import numpy as np
 import pytest
 import torch
+from hopper_numbers import FaultError
 
 import attngen
 from attngen import inputs, reference
@@ -245,13 +247,13 @@ FAULTS = {
 @pytest.mark.parametrize("what", FAULTS)
 def test_the_model_sees_faults(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sooner or later: whoever should have waited may come late by chance."""
-    monkeypatch.setattr(hopper_machine, "PATIENCE", 1.0)
+    monkeypatch.setattr(hopper_memory, "PATIENCE", 1.0)
     dim, *changes = FAULTS[what]
 
     def goes_wrong() -> bool:
         try:
             errors, _ = gradients(text_of("causal"), (dim, dim), (1, 2, 1, 400, 400), changes=changes)
-        except hopper_machine.FaultError:
+        except FaultError:
             return True
         return not all(e <= 8e-3 for e in errors.values())
 

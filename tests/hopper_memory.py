@@ -1,0 +1,222 @@
+"""Barriers, shared memory, the copy engine and products of the model of compute capability 9.0 (`hopper_machine`).
+
+Barriers count arrivals, bytes and phases. The copy engine writes nan where it will write, and writes later; what is
+read too early is nan. A product is computed when it is waited for, and its operands must be then what they were when
+it began. `THREAD` holds what belongs to one partition of warps, `FAILED` what went wrong in any.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import torch
+from hopper_numbers import BF16, FaultError, Tile, element
+
+PATIENCE = 20.0
+LOCK = threading.Condition()
+THREAD = threading.local()
+FAILED: list[str] = []
+
+
+class Barrier:
+    def init(self, count: int) -> None:
+        self.count = self.missing = count
+        self.bytes = self.phase = 0
+
+    def arrive(self, count: int, more_bytes: int = 0) -> None:
+        with LOCK:
+            self.missing -= count
+            self.bytes += more_bytes
+            if self.missing < 0:
+                raise FaultError("more arrivals than a barrier expects")
+            if self.missing == self.bytes == 0:
+                self.phase, self.missing = self.phase + 1, self.count
+                LOCK.notify_all()
+
+
+class Barriers:
+    def __init__(self, count: int):
+        self.all = [Barrier() for _ in range(count)]
+
+    def index(self, i: Any) -> Barrier:
+        assert 0 <= int(i) < len(self.all)
+        return self.all[int(i)]
+
+
+def single(barrier: Any) -> Barrier:
+    return barrier.all[0] if isinstance(barrier, Barriers) else barrier
+
+
+class MBarrier:
+    class MBarrierLayout:
+        pass
+
+    @staticmethod
+    def init(barrier: Any, count: int) -> None:
+        single(barrier).init(count)
+
+    @staticmethod
+    def expect(barrier: Any, nbytes: int) -> None:
+        single(barrier).arrive(1, nbytes)
+
+    @staticmethod
+    def arrive(barrier: Any, count: int) -> None:
+        single(barrier).arrive(count)
+
+    @staticmethod
+    def wait(barrier: Any, phase: Any) -> None:
+        """Returns when the phase of that parity is complete."""
+        assert int(phase) in (0, 1)
+        end = time.monotonic() + PATIENCE
+        with LOCK:
+            while single(barrier).phase % 2 == int(phase):
+                if FAILED or (not LOCK.wait(0.5) and time.monotonic() > end):
+                    raise FaultError("nobody arrives: deadlock" if not FAILED else "another has failed")
+        pause()
+
+
+def pause() -> None:
+    """Others may come first."""
+    if random.random() < 0.3:
+        time.sleep(random.random() * 0.002)
+
+
+class Shared:
+    """Shared memory. A view of another shape has the same bytes."""
+
+    def __init__(self, values: np.ndarray):
+        self.values = values
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.values.dtype
+
+    def index(self, i: Any) -> Shared:
+        assert 0 <= int(i) < len(self.values)
+        return Shared(self.values[int(i)])
+
+    def reshape(self, shape: list[int]) -> Shared:
+        return self._reinterpret(self.dtype, shape, None)
+
+    def permute(self, order: tuple[int, ...]) -> Shared:
+        return Shared(self.values.transpose(order))
+
+    def slice(self, start: int, length: int, dim: int) -> Shared:
+        return Shared(np.moveaxis(np.moveaxis(self.values, dim, 0)[start : start + length], 0, dim))
+
+    def _reinterpret(self, dtype: Any, shape: list[int], _: object) -> Shared:
+        nbytes = int(np.prod(shape)) * element(dtype).itemsize
+        whole = self.values.reshape(-1).view(np.uint8)
+        assert np.shares_memory(whole, self.values) and nbytes <= whole.size
+        return Shared(whole[:nbytes].view(element(dtype)).reshape(shape))
+
+    def store(self, tile: Tile) -> None:
+        THREAD.fenced = False
+        assert tile.values.shape == self.values.shape and tile.dtype == self.dtype
+        self.values[...] = tile.values
+
+    def load(self, _: object = None) -> Tile:
+        return Tile(self.values.copy())
+
+
+def memory(x: torch.Tensor) -> np.ndarray:
+    """The tensor's own memory."""
+    halves = {torch.bfloat16: BF16, torch.float16: np.dtype(np.float16)}
+    x = x.detach()
+    return x.view(torch.int16).numpy().view(halves[x.dtype]) if x.dtype in halves else x.numpy()
+
+
+class Descriptor:
+    """A tensor as the copy engine sees it, in tiles."""
+
+    def __init__(self, base: Any, shape: Any, strides: Any, block: list[int], layout: Any):
+        self.base, self.shape, self.strides, self.block, self.layout = base, shape, strides, block, layout
+
+    @property
+    def dtype(self) -> np.dtype:
+        return memory(self.base).dtype
+
+    @property
+    def block_type(self) -> Any:
+        return type("Block", (), {"nbytes": int(np.prod(self.block)) * 2})
+
+    def overlap(self, start: list[Any]) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
+        """What of a tile lies in the tensor: there, and in the tile."""
+        starts = [int(n) for n in start]
+        assert min(starts) >= 0
+        lengths = [max(min(b, n - s), 0) for s, b, n in zip(starts, self.block, self.base.shape, strict=True)]
+        there = tuple(slice(s, s + n) for s, n in zip(starts, lengths, strict=True))
+        return there, tuple(slice(0, n) for n in lengths)
+
+
+class Copies:
+    @staticmethod
+    def async_copy_global_to_shared(desc: Descriptor, start: list[Any], barrier: Any, place: Shared) -> None:
+        assert list(place.values.shape) == list(desc.block) and place.dtype == desc.dtype
+        place.values[...] = np.nan
+        there, here = desc.overlap(start)
+
+        def later() -> None:
+            time.sleep(random.random() * 0.003)
+            with LOCK:
+                place.values[...] = 0
+                place.values[here] = memory(desc.base)[there]
+            single(barrier).arrive(0, -place.values.nbytes)
+
+        threading.Thread(target=later, daemon=True).start()
+
+    @staticmethod
+    def async_copy_shared_to_global(desc: Descriptor, start: list[Any], place: Shared) -> None:
+        if not THREAD.fenced:
+            raise FaultError("no fence between a store and the copy engine")
+        there, here = desc.overlap(start)
+        memory(desc.base)[there] = place.values[here]
+        THREAD.copied.append((place, place.values.tobytes()))
+
+    @staticmethod
+    def store_wait(_: int) -> None:
+        pause()
+        for place, before in THREAD.copied:
+            if place.values.tobytes() != before:
+                raise FaultError("a result was overwritten under its copy")
+        THREAD.copied.clear()
+
+
+class Product:
+    def __init__(self, a: Any, b: Shared, acc: Any):
+        self.a, self.b, self.acc = a, b, acc
+        self.before = a.values.tobytes(), b.values.tobytes()
+        self.result: Tile | None = None
+
+    def finish(self) -> None:
+        if self.before != (self.a.values.tobytes(), self.b.values.tobytes()):
+            raise FaultError("an operand was overwritten under a product")
+        with np.errstate(all="ignore"):
+            found = self.a.values.astype(np.float32) @ self.b.values.astype(np.float32)
+        if isinstance(self.acc, Product):  # the one before this, in the order in which they began
+            self.acc = self.acc.result
+        self.result = Tile(found if self.acc is None else found + self.acc.values)
+
+
+def warpgroup_mma(a: Any, b: Shared, acc: Tile, use_acc: bool = True, is_async: bool = False) -> Product:
+    assert is_async
+    THREAD.products.append(Product(a, b, acc if use_acc else None))
+    return THREAD.products[-1]
+
+
+def warpgroup_mma_wait(outstanding: int, deps: tuple[Any, ...]) -> Any:
+    pause()
+    while len(THREAD.products) > outstanding:
+        THREAD.products.pop(0).finish()
+    found = [d.result if isinstance(d, Product) else d for d in deps]
+    if any(d is None for d in found):
+        raise FaultError("a product is read before it was waited for")
+    return found[0] if len(found) == 1 else tuple(found)
+
+
+def fence_async_shared() -> None:
+    THREAD.fenced = True
