@@ -1,4 +1,4 @@
-"""The backward kernels of compute capability 9.0, executed in NumPy: each partition of warps is a thread.
+"""The kernels of compute capability 9.0 in Gluon, executed in NumPy: each partition of warps is a thread.
 
 Takes a generated module, gives it kernels that run here, so that its own launcher can call them on tensors of the CPU.
 What is freed too early or waited for too little is a `FaultError`, and so is a deadlock (`hopper_memory`); so is a
@@ -200,6 +200,7 @@ def await_turn(turns: Pointer, turn: Any) -> None:
 
 ASSEMBLY: dict[str, Callable[..., Any]] = {
     "_again": lambda x: x,
+    "_hold_back": lambda n_steps: None,
     "_await_turn": await_turn,
     "_pass_turn": lambda turns, turn: turns.store(turn),
     "_packed": packed,
@@ -262,6 +263,7 @@ def install(module: ModuleType) -> list[str]:
     changed: Any = module
     changed.HopperDescriptor = Descriptor
     changed._CHIPS[torch.device("cpu")] = "sm_90"
+    changed._queue = lambda device, own: torch.zeros((), dtype=torch.int32)  # the stock is of a stream's
     if hasattr(module, "_MULTIPROCESSORS"):
         changed._MULTIPROCESSORS[torch.device("cpu")] = 2
     return launched

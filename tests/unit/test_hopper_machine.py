@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-import hopper_machine
 import hopper_memory
-import numpy as np
 import pytest
 import torch
+from hopper_cases import EXAMPLES, FAR, UNCLAMPED, Change, case, relative, text_of
 from hopper_numbers import FaultError
 
-import attngen
-from attngen import inputs, reference
-from attngen.runtime.loader import execute
+from attngen import reference
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
 NAMES = sorted(path.stem for path in EXAMPLES.glob("*.attn"))
 ELSEWHERE = {"dropout", "sigmoid", "windowed_alibi"}  # the last has a tile of its own
 SQUARE = {"documents", "natten_2d", "window_global"}
@@ -43,58 +38,35 @@ def gradients(
     sizes: tuple[int, int, int, int, int],
     dtype: torch.dtype = torch.bfloat16,
     learned: bool = False,
-    changes: Sequence[tuple[str, str]] = (),
+    changes: Sequence[Change] = (),
+    **params: int,
 ) -> tuple[dict[str, float], list[str]]:
     """Relative errors by name against the definition, and the kernels that ran. `changes`: of the source, all over."""
-    shorter = {"window": 100, "chunk": 96, "radius": 40}
-    kernel = attngen.compile(text, consts={n: value for n, value in shorter.items() if f"const {n} " in text})
-    source = kernel.source
-    for change in changes:
-        assert change[0] in source
-        source = source.replace(*change)
-    module: Any = execute(source, kernel.name)
-    launched = hopper_machine.install(module)
-    wanted = dict(zip(("B", "Hq", "Hkv", "Sq", "Sk"), sizes, strict=True), D=dims[0], Dv=dims[1])
-    settled = inputs.settle(kernel.spec, wanted, fixed=("D", "Dv"))
-    B, Hq, Hkv, Sq, Sk = (settled[n] for n in ("B", "Hq", "Hkv", "Sq", "Sk"))
-    params = inputs.examples(kernel.spec, settled)
-    if "ids" in params:
-        params = {**params, "ids": np.sort(np.asarray(params["ids"]), axis=-1)}
-    generator = torch.Generator().manual_seed(Sk)
-
-    def draw(heads: int, length: int, dim: int) -> torch.Tensor:
-        return torch.randn(B, length, heads, dim, generator=generator).to(dtype).transpose(1, 2)  # not contiguous
-
-    q, k, v, d_out = draw(Hq, Sq, dims[0]), draw(Hkv, Sk, dims[0]), draw(Hkv, Sk, dims[1]), draw(Hq, Sq, dims[1])
-    exact = [x.double().numpy() for x in (q, k, v)]
-    forward = reference.evaluate(kernel.spec, *exact, params=params)
+    made = case(text, dims, sizes, dtype, changes, **params)
+    d_out = made.draw("Hq", "Sq", "Dv")
+    forward = made.truth()
     lse = torch.from_numpy(forward.lse).float()
-    d_lse = torch.where(torch.isfinite(lse), torch.randn(lse.shape, generator=generator), 0.0)
+    d_lse = torch.where(torch.isfinite(lse), torch.randn(lse.shape, generator=made.generator), 0.0)
     out = torch.from_numpy(forward.out).to(dtype)
     kept = (lse,)
-    if kernel.plan.weights.sums and kernel.plan.gradients:
+    plan = made.kernel.plan
+    if plan.weights.sums and plan.gradients:
         rest = (torch.from_numpy(forward.out) - out.double()).to(dtype) if learned else out.new_empty(0)
         kept = (lse, rest)
-    given = [x if isinstance(x, bool | int) else torch.as_tensor(np.asarray(x)) for x in params.values()]
-    given = [x.float() if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in given]
-    names = list(dict.fromkeys(g.param for g in kernel.plan.gradients))
+    names = list(dict.fromkeys(g.param for g in plan.gradients))
     needed = ([learned] * len(names),) if names else ()
-    found = module._gradients(d_out, d_lse, q, k, v, *given, out, *kept, settled["D"] ** -0.5, *needed)
-    right = reference.gradients(kernel.spec, *exact, d_out.double().numpy(), d_lse.double().numpy(), params=params)
+    qkv = (made.q, made.k, made.v)
+    scale = made.sizes["D"] ** -0.5
+    found = made.module._gradients(d_out, d_lse, *qkv, *made.given.values(), out, *kept, scale, *needed)
+    cotangents = (d_out.double().numpy(), d_lse.double().numpy())
+    right = reference.gradients(made.kernel.spec, *made.exact, *cotangents, params=made.params)
     expected = {"q": right.q, "k": right.k, "v": right.v, **({n: right.params[n] for n in names} if learned else {})}
-    errors = {
-        name: float(np.linalg.norm(mine.double().numpy() - theirs) / max(np.linalg.norm(theirs), 1e-12))
-        for (name, theirs), mine in zip(expected.items(), found, strict=False)
-    }
-    return errors, launched
+    errors = {name: relative(mine, theirs) for (name, theirs), mine in zip(expected.items(), found, strict=False)}
+    return errors, made.launched
 
 
-def text_of(name: str) -> str:
-    return (EXAMPLES / f"{name}.attn").read_text(encoding="utf-8")
-
-
-def slow(case: Any) -> Any:
-    return pytest.param(case, marks=pytest.mark.slow)
+def slow(value: Any) -> Any:
+    return pytest.param(value, marks=pytest.mark.slow)
 
 
 def cases(names: list[str], always: set[str]) -> list[Any]:
@@ -151,18 +123,19 @@ def test_a_sum_of_columns_that_nobody_wants_is_no_hindrance() -> None:
     assert all(e <= 8e-3 for e in errors.values()), errors
 
 
-FAR = "attention far\n\nparam offset: int where offset >= 0\n\nmask = q - k >= offset\n"
-
-
 @pytest.mark.parametrize("offset", [2**31 - 64, 2**31 - 1])
+@pytest.mark.parametrize("far", FAR)
 @pytest.mark.parametrize("dim", [128, 256])
-def test_a_tile_that_meets_nothing_reads_nothing_outside(
-    dim: int, offset: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    examples = inputs.examples
-    monkeypatch.setattr(inputs, "examples", lambda *args: {**examples(*args), "offset": offset})
-    errors, _ = gradients(FAR, (dim, dim), (1, 2, 1, 130, 130))
+def test_a_tile_that_meets_nothing_reads_nothing_outside(far: str, dim: int, offset: int) -> None:
+    errors, _ = gradients(FAR[far], (dim, dim), (1, 2, 1, 130, 130), offset=offset)
     assert all(e == 0 for e in errors.values()), errors
+
+
+@pytest.mark.parametrize(("far", "partition"), [("queries", "_load_query_tiles"), ("keys", "_load_key_tiles")])
+def test_without_the_clamp_it_would(far: str, partition: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hopper_memory, "PATIENCE", 1.0)
+    with pytest.raises(FaultError, match=partition):
+        gradients(FAR[far], (256, 256), (1, 2, 1, 130, 130), changes=UNCLAMPED, offset=2**31 - 64)
 
 
 ROWS = {

@@ -1,0 +1,109 @@
+"""A spec's kernel on the model of the chip (`hopper_machine`), with inputs for it: what tests of both passes share.
+
+Takes a spec's text, head dims, sizes (B, Hq, Hkv, Sq, Sk) and changes of the generated source; gives a `Case`, ready
+to be called. Fresh each time: a module keeps what it has prepared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import hopper_machine
+import numpy as np
+import torch
+
+import attngen
+from attngen import inputs, reference
+from attngen.runtime.loader import execute
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+SHORTER = {"window": 100, "chunk": 96, "radius": 40}
+
+Change = tuple[str, str]
+
+FAR = {
+    "queries": "attention far\n\nparam offset: int where offset >= 0\n\nmask = q - k >= offset\n",
+    "keys": "attention far\n\nparam offset: int where offset >= 0\nparam tilt: f32[Sk]\n\n"
+    "score = qk * scale + tilt[k]\nmask = k - q >= offset\n",
+}
+"""Masks that meet nothing, for a large offset: what a tile would walk lies far behind the last query, or key."""
+UNCLAMPED = [(f"tl.minimum({end}, last + 1)", end) for end in ("any_lo", "any_hi", "full_lo", "full_hi")]
+"""The loops' ends without their clamps, in the kernels of sm_90's own."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """`module` launches on the model, which adds each kernel's name to `launched`."""
+
+    kernel: attngen.Kernel
+    module: Any
+    launched: list[str]
+    sizes: Mapping[str, int]
+    params: Mapping[str, Any]
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    generator: torch.Generator
+
+    @property
+    def exact(self) -> list[np.ndarray]:
+        return [x.detach().double().numpy() for x in (self.q, self.k, self.v)]
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The params as the generated function takes them."""
+        found = {n: x if isinstance(x, bool | int) else torch.as_tensor(np.asarray(x)) for n, x in self.params.items()}
+        return {n: x.float() if isinstance(x, torch.Tensor) and x.is_floating_point() else x for n, x in found.items()}
+
+    def draw(self, heads: str, length: str, dim: str) -> torch.Tensor:
+        return drawn(self.generator, self.sizes, heads, length, dim, self.q.dtype)
+
+    def truth(self) -> reference.Result:
+        return reference.evaluate(self.kernel.spec, *self.exact, params=self.params)
+
+
+def drawn(
+    generator: torch.Generator, sizes: Mapping[str, int], heads: str, length: str, dim: str, dtype: torch.dtype
+) -> torch.Tensor:
+    """Heads are not contiguous."""
+    shape = (sizes["B"], sizes[length], sizes[heads], sizes[dim])
+    return torch.randn(*shape, generator=generator).to(dtype).transpose(1, 2)
+
+
+def text_of(name: str) -> str:
+    return (EXAMPLES / f"{name}.attn").read_text(encoding="utf-8")
+
+
+def case(
+    text: str,
+    dims: tuple[int, int],
+    sizes: tuple[int, int, int, int, int],
+    dtype: torch.dtype,
+    changes: Sequence[Change] = (),
+    **params: int,
+) -> Case:
+    """`changes`: of the source, all over. `params`: in place of those that inputs are drawn with."""
+    kernel = attngen.compile(text, consts={n: value for n, value in SHORTER.items() if f"const {n} " in text})
+    source = kernel.source
+    for change in changes:
+        assert change[0] in source, change[0]
+        source = source.replace(*change)
+    module = execute(source, kernel.name)
+    launched = hopper_machine.install(module)
+    wanted = dict(zip(("B", "Hq", "Hkv", "Sq", "Sk"), sizes, strict=True), D=dims[0], Dv=dims[1])
+    settled = inputs.settle(kernel.spec, wanted, fixed=("D", "Dv"))
+    found = {**inputs.examples(kernel.spec, settled), **params}
+    if "ids" in found:
+        found["ids"] = np.sort(np.asarray(found["ids"]), axis=-1)
+    generator = torch.Generator().manual_seed(settled["Sk"])
+    q, k, v = (
+        drawn(generator, settled, *axes, dtype) for axes in (("Hq", "Sq", "D"), ("Hkv", "Sk", "D"), ("Hkv", "Sk", "Dv"))
+    )
+    return Case(kernel, module, launched, settled, found, q, k, v, generator)
+
+
+def relative(mine: torch.Tensor, theirs: np.ndarray) -> float:
+    return float(np.linalg.norm(mine.detach().double().numpy() - theirs) / max(np.linalg.norm(theirs), 1e-12))

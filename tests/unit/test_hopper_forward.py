@@ -1,0 +1,157 @@
+"""The forward kernel of compute capability 9.0, by its own launcher, on a model of the chip: right, no races."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import hopper_memory
+import numpy as np
+import pytest
+import torch
+from hopper_cases import EXAMPLES, FAR, UNCLAMPED, Change, case, relative, text_of
+from hopper_numbers import FaultError
+
+from attngen import reference
+
+ELSEWHERE = {"dilated", "documents", "dropout", "relative_bias", "sigmoid"}
+NAMES = sorted({path.stem for path in EXAMPLES.glob("*.attn")} - ELSEWHERE)
+ALWAYS = {"causal", "softcap", "window_global"}
+"""A plain one; one whose score bends; one of several stretches of keys."""
+
+
+def forward(
+    text: str,
+    dims: tuple[int, int],
+    sizes: tuple[int, int, int, int, int],
+    changes: Sequence[Change] = (),
+    **params: int,
+) -> tuple[float, float]:
+    """Errors against the definition: of out, relative, and of the log-sum-exp, the greatest. float16."""
+    made = case(text, dims, sizes, torch.float16, changes, **params)
+    function = getattr(made.module, made.kernel.name)
+    out, lse = function(made.q, made.k, made.v, return_lse=True, **made.given)
+    assert made.launched == ["_hopper_forward_kernel"]
+    right = made.truth()
+    met = np.isfinite(right.lse)
+    if not np.array_equal(lse.numpy()[~met], right.lse[~met]):
+        return relative(out, right.out), float("inf")
+    return relative(out, right.out), float(np.abs(lse.double().numpy()[met] - right.lse[met]).max(initial=0.0))
+
+
+def slow(value: Any) -> Any:
+    return pytest.param(value, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("name", [n if n in ALWAYS else slow(n) for n in NAMES])
+def test_examples(name: str) -> None:
+    """Several items a program, of heads in groups."""
+    sizes = (1, 4, 2, 200, 333) if name not in ("natten_2d", "window_global") else (1, 2, 1, 260, 260)
+    error, lse_error = forward(text_of(name), (128, 128), sizes)
+    assert error <= 1e-3 and lse_error <= 1e-4
+
+
+DIMS = [(64, 64), (128, 128), (256, 256), (192, 128), slow((64, 128)), slow((72, 120))]
+SIZES = [(1, 4, 2, 300, 200), (1, 2, 2, 130, 1), (2, 3, 1, 129, 193), slow((1, 2, 1, 200, 900)), slow((1, 1, 1, 1, 1))]
+
+
+@pytest.mark.parametrize("dims", DIMS, ids=str)
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_shapes(dims: tuple[int, int], sizes: tuple[int, int, int, int, int]) -> None:
+    """With two warpgroups and with three, the next scores under way or not, the result in the queries' place or apart;
+    ragged, with rows that meet no key, shorter than a tile."""
+    error, lse_error = forward(text_of("causal"), dims, sizes)
+    assert error <= 1e-3 and lse_error <= 1e-4
+
+
+@pytest.mark.parametrize("name", ["alibi", "sink"])
+def test_both_passes_together(name: str) -> None:
+    """What the forward saves is what the backward reads, a learned param's share of the rounding included."""
+    made = case(text_of(name), (256, 256), (1, 2, 1, 130, 200), torch.float16)
+    params = {n: x.requires_grad_() for n, x in made.given.items()}
+    leaves = [x.requires_grad_() for x in (made.q, made.k, made.v)]
+    out = getattr(made.module, made.kernel.name)(*leaves, **params)
+    d_out = made.draw("Hq", "Sq", "Dv")
+    found = torch.autograd.grad(out, [*leaves, *params.values()], d_out)
+    assert made.launched == ["_hopper_forward_kernel", "_rows_kernel", "_hopper_dkdv_kernel", "_hopper_dq_kernel"]
+    right = reference.gradients(made.kernel.spec, *made.exact, d_out.double().numpy(), None, params=made.params)
+    expected = [right.q, right.k, right.v, *(right.params[n] for n in params)]
+    errors = [relative(mine, theirs) for mine, theirs in zip(found, expected, strict=True)]
+    assert relative(out, made.truth().out) <= 1e-3 and max(errors) <= 2e-3, errors
+
+
+@pytest.mark.parametrize("offset", [2**31 - 64, 2**31 - 1])
+@pytest.mark.parametrize("far", FAR)
+def test_a_tile_that_meets_nothing_reads_nothing_outside(far: str, offset: int) -> None:
+    assert forward(FAR[far], (128, 128), (1, 2, 1, 130, 130), offset=offset) == (0.0, 0.0)
+
+
+def test_without_the_clamp_it_would(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hopper_memory, "PATIENCE", 1.0)
+    with pytest.raises(FaultError, match="_attend_tiles"):
+        forward(FAR["keys"], (128, 128), (1, 2, 1, 130, 130), UNCLAMPED, offset=2**31 - 64)
+
+
+SCORES = "qk = warpgroup_mma_wait(1, deps=(qk_token,))\n"
+VALUES_THERE = "                mbarrier.wait(v_ready.index(v_stage), v_phase)\n"
+KEYS_GIVEN_BACK = "                mbarrier.arrive(k_free.index(stage), count=1)\n"
+VALUES_GIVEN_BACK = "                mbarrier.arrive(v_free.index(v_stage), count=1)\n"
+HOLD_BACK = "                _hold_back(n_steps)\n"
+QUERIES_THERE = "        mbarrier.wait(q_ready.index(PART), round & 1)\n"
+QUERIES_GIVEN_BACK = "mbarrier.arrive(q_free.index(PART), count=1)\n"
+FAULTS: dict[str, tuple[int, tuple[Change, ...]]] = {
+    "keys are given back under the product": (
+        128,
+        ((SCORES + KEYS_GIVEN_BACK, SCORES), (VALUES_THERE, KEYS_GIVEN_BACK + VALUES_THERE)),
+    ),
+    "values are given back under the product": (
+        128,
+        ((VALUES_GIVEN_BACK, ""), (HOLD_BACK, VALUES_GIVEN_BACK + HOLD_BACK)),
+    ),
+    "values are not waited for": (128, ((VALUES_THERE, ""),)),
+    "scores are read before they are waited for": (
+        64,
+        (("qk = warpgroup_mma_wait(0, deps=(qk_token,))", "qk = warpgroup_mma_wait(1, deps=(qk_token,))"),),
+    ),
+    "nobody gives keys back": (64, ((KEYS_GIVEN_BACK, ""),)),
+    "the phase of the values is the other one": (
+        64,
+        (("mbarrier.wait(v_ready.index(stage), phase)", "mbarrier.wait(v_ready.index(stage), phase ^ 1)"),),
+    ),
+    "queries are not waited for": (128, ((QUERIES_THERE + "        q = ", "        q = "),)),
+    "queries are given back while they are read": (
+        128,
+        (
+            (f'        if OUT_APART and SCHEDULE != "once":\n            {QUERIES_GIVEN_BACK}', ""),
+            (QUERIES_THERE + "        q = ", f"{QUERIES_THERE}        {QUERIES_GIVEN_BACK}        q = "),
+        ),
+    ),
+    "results are copied without a fence": (128, ((".store(out)\n        fence_async_shared()", ".store(out)"),)),
+    "a result is stored over one on its way": (
+        128,
+        (("out_tiles.index(PART)\n            tma.store_wait(0)", "out_tiles.index(PART)"),),
+    ),
+    "nobody waits for the last result": (128, (("    tma.store_wait(0)\n\n\n", "\n\n"),)),
+    "the next item is not waited for": (128, ((f"    {QUERIES_THERE}            item = ", "            item = "),)),
+    "the next item is told before the last was read": (
+        128,
+        (("                    mbarrier.wait(q_free.index(part), (round & 1) ^ 1)\n", ""),),
+    ),
+}
+"""Head dim, and what is changed."""
+
+
+@pytest.mark.parametrize("what", FAULTS)
+def test_the_model_sees_faults(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sooner or later: whoever should have waited may come late by chance."""
+    monkeypatch.setattr(hopper_memory, "PATIENCE", 1.0)
+    dim, changes = FAULTS[what]
+
+    def goes_wrong() -> bool:
+        try:
+            error, _ = forward(text_of("causal"), (dim, dim), (1, 2, 1, 400, 400), changes)
+        except FaultError:
+            return True
+        return not error <= 1e-3
+
+    assert any(goes_wrong() for _ in range(20))
