@@ -281,7 +281,7 @@ def _verdict(plan: KernelPlan, e: Expr, answer: Answer) -> Verdict:
         case Holds():
             return Proved("z3")
         case Fails() if reads_functions(e):
-            return Unknown("z3", f"`{text}`: how large its functions are is not known to it")
+            return Unknown("z3", f"`{text}`: nothing bounds its powers and functions")
         case Fails():
             values = {n: x for n, x in answer.values.items() if not n.startswith("saturated ")}
             at = Fails(values).text()

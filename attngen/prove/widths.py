@@ -10,6 +10,7 @@ differs from pair to pair, whose product with its stride the launcher keeps belo
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
 from time import monotonic
 
@@ -26,8 +27,10 @@ from attngen.prove.verdict import Claim, Proved, Refuted, Unknown, Verdict
 from attngen.prove.whole_numbers import INT32, Ends, ends, known_ints
 
 _ARITHMETIC = (Op.ADD, Op.SUB, Op.MUL, Op.NEG, Op.ABS, Op.POW)
-_SMALL = (1, 2, 3, 4, 6, 8, 16, 31, 62)
-"""Bounds of an exponent that are tried."""
+MOST_EXPONENT = 62
+"""Of 2, the highest power that 64 bits hold."""
+_BOUND = 16
+"""Of an exponent, in a fix: of 2, this power is a long sequence."""
 
 
 def integer_width(plan: KernelPlan, budget: float) -> tuple[Claim, ...]:
@@ -75,7 +78,8 @@ def _stays(plan: KernelPlan, operations: list[Apply], bits: int, deadline: float
     for e in operations:
         answer = _fits(plan, e, bits, deadline, held)
         if not isinstance(answer, Holds):
-            return Claim(f"{bits} bits", sentence, _verdict(e, answer, f"leaves {bits} bits"), span=e.span)
+            verdict = _verdict(e, answer, f"leaves {bits} bits")
+            return Claim(f"{bits} bits", sentence, verdict, span=e.span, fix=_bound(e))
     return Claim(f"{bits} bits", sentence, Proved("intervals, z3"))
 
 
@@ -122,15 +126,28 @@ def _says(plan: KernelPlan, e: Expr, conclusion: Callable[[Term], Term], deadlin
 
 
 def _exponents(plan: KernelPlan, powers: list[Apply], deadline: float) -> dict[Expr, Ends]:
-    """Run-time exponents that the file keeps from 0 to something small."""
+    """Run-time exponents that the file keeps from 0 to something small: the least bound that it shows."""
     found: dict[Expr, Ends] = {}
     for n in dict.fromkeys(e.args[1] for e in powers):
-        for most in _SMALL:
-            if isinstance(_says(plan, n, lambda x, most=most: x <= most, deadline), Holds):
-                if isinstance(_says(plan, n, lambda x: x >= 0, deadline), Holds):
-                    found[n] = (0, most)
-                break
+
+        def holds(most: int, n: Expr = n) -> bool:
+            return isinstance(_says(plan, n, lambda x: x <= most, deadline), Holds)
+
+        if holds(MOST_EXPONENT) and isinstance(_says(plan, n, lambda x: x >= 0, deadline), Holds):
+            found[n] = (0, bisect_left(range(MOST_EXPONENT), True, key=holds))
     return found
+
+
+def _bound(e: Apply) -> str:
+    """How to bound an operation that holds a power of a number."""
+    for power in nodes(e):
+        match power:
+            case Apply(op=Op.POW, args=(Literal() as base, exponent)) if not isinstance(exponent, Literal):
+                number, n = printing.expression(base), printing.expression(exponent)
+                return f"bound the exponent: {number} ** min({n}, {_BOUND})"
+            case _:
+                pass
+    return ""
 
 
 def _divisions(plan: KernelPlan, operations: list[Apply], deadline: float) -> Claim:
@@ -151,7 +168,7 @@ def _verdict(e: Apply, answer: Answer, what: str) -> Verdict:
         case Holds():
             return Proved("z3")
         case Fails() if reads_functions(e):
-            return Unknown("z3", f"`{text}`: how large its functions are is not known to it")
+            return Unknown("z3", f"`{text}`: nothing bounds its powers and functions")
         case Fails():
             return Refuted("z3", (f"at {answer.text()}", f"`{text}` {what}"), tuple(answer.values.items()))
         case _:

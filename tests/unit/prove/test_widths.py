@@ -15,7 +15,7 @@ from attngen.ir.build import index, integer
 from attngen.plan import plan
 from attngen.plan.segments import Segment
 from attngen.plan.width import EXACT
-from attngen.prove.verdict import Claim, Obligation, Proved, Refuted
+from attngen.prove.verdict import Claim, Obligation, Proved, Refuted, Unknown
 from attngen.prove.widths import integer_width
 from attngen.reference import evaluate
 from attngen.runtime.loader import load
@@ -73,6 +73,30 @@ score = qk * scale - 0.1 * float((q // w - k // w) * (q // w - k // w) + (q % w 
 def test_sequences_are_as_long_as_their_products_fit(target: str, lines: str, bits: int) -> None:
     found, longest = claims(target, lines)
     assert longest == 2**bits
+    assert [c for c in found if not isinstance(c.verdict, Proved)] == []
+
+
+@pytest.mark.parametrize("target", ["triton", "pallas"])
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ("mask = q - k < 4 * 2 ** min(h, 20)",),
+        ("param n: int[Hq] where 0 <= n <= 20", "mask = q - k < 4 * 2 ** n[h]"),
+        ("param n: int where 0 <= n < 21", "mask = q % 2 ** n == k % 2 ** n"),
+    ],
+    ids=" ".join,
+)
+def test_an_exponent_is_bounded_as_the_file_says(target: str, lines: tuple[str, ...]) -> None:
+    found, _ = claims(target, *lines)
+    assert [c for c in found if not isinstance(c.verdict, Proved)] == []
+
+
+def test_a_power_that_nothing_bounds_is_to_be_bounded() -> None:
+    found, _ = claims("triton", "mask = q - k < 4 * 2 ** h")
+    (open_claim,) = [c for c in found if not isinstance(c.verdict, Proved)]
+    assert isinstance(open_claim.verdict, Unknown)
+    assert open_claim.fix == "bound the exponent: 2 ** min(h, 16)"
+    found, _ = claims("triton", "mask = q - k < 4 * 2 ** min(h, 16)")
     assert [c for c in found if not isinstance(c.verdict, Proved)] == []
 
 
