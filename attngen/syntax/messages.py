@@ -101,6 +101,10 @@ def _no_statement(place: Place) -> Diagnostic:
             fix = f"write `let {found.text} …` to define it"
         elif found.type == "NAME" and after is not None and after.type == "COLON":
             fix = f"write `param {found.text}: …` to declare it"
+        elif found.type in ("AND", "OR"):
+            fix = f"end the line above with `{found.text}`, or put the whole value in brackets, for it to go on here"
+        elif found.type in ("IF", "ELSE", "NOT"):
+            fix = "put the whole value in brackets, for it to go on here"
         else:
             fix = f"statements begin with {', '.join(STATEMENTS)}"
         return place.error("unknown-statement", f"no statement begins with `{found.text}`", fix)

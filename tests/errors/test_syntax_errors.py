@@ -106,6 +106,8 @@ ONE_LINE = [
     ("gamma = 3", "unknown-statement", "gamma", "write `let gamma …`"),
     ("x: f32", "unknown-statement", "x", "write `param x: …`"),
     ("3 + 4", "unknown-statement", "3", "brackets"),
+    ("or a", "unknown-statement", "or", "end the line above with `or`, or put the whole value in brackets"),
+    ("else a", "unknown-statement", "else", "put the whole value in brackets"),
     ("param x", "missing-type", "", "write `x: f32`"),
     ("param x f32", "missing-type", "f32", "write `x: f32`"),
     ("param x:", "missing-type", "", "write f32, int or bool"),
