@@ -44,14 +44,18 @@ class Converter:
 
     # ------------------------------------------------------------ reporting
 
-    def error(self, scope: Scope, code: str, message: str, span: Span, fix: str = "") -> None:
-        """Reports at `span`; inside the body of a function once, at the call whose arguments led here."""
+    def error(self, scope: Scope, code: str, message: str, span: Span, fix: str = "", at_call: str = "") -> None:
+        """Reports at `span`; inside the body of a function once, at the call whose arguments led here.
+
+        `at_call` is the fix there, if one is known.
+        """
         if scope.call is None:
             self.report.error(code, message, span, fix)
         elif scope.call not in self._blamed:
             self._blamed.add(scope.call)
             inside = f", or {fix} in it" if fix.startswith("write ") and scope.use is None else ""
-            self.report.error(code, f"in `{scope.callee}`: {message}", scope.call, f"give it other arguments{inside}")
+            outside = at_call or "give it other arguments"
+            self.report.error(code, f"in `{scope.callee}`: {message}", scope.call, f"{outside}{inside}")
 
     def text(self, scope: Scope) -> Text:
         """The text that the expressions of this scope were written in."""

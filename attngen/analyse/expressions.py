@@ -300,7 +300,8 @@ class Expressions:
         ints = [None if x is None else self.convert.integer(scope, x, needs) for x in xs]
         if len(e.indices) != len(binding.shape):
             message = f"`{e.base}` has {plural(len(binding.shape), 'dimension')}, indexed with {len(e.indices)}"
-            self.convert.error(scope, "rank", message, e.span, f"write {e.base}[{indices_of(binding.shape)}]")
+            written = (self.convert.text(scope).quote(i) for i in e.indices)
+            self.convert.error(scope, "rank", message, e.span, f"write {e.base}[{indices_of(binding.shape, written)}]")
             return None
         indices = [i for i in ints if i is not None]
         if len(indices) < len(ints) or not self._within(e, binding, scope):

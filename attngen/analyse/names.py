@@ -60,9 +60,12 @@ class Names:
                 return binding if self._readable_value(name, binding, span, scope) else None
             case Tensor():
                 if isinstance(e, ast.Name):
-                    fix = f"write {name}[{indices_of(binding.shape)}]"
+                    indices = indices_of(binding.shape)
                     message = f"`{name}` is a tensor param: only its elements can be read"
-                    self._convert.error(scope, "needs-index", message, span, fix)
+                    at_call = (
+                        f"pass {binding.name}[{indices}] instead of {binding.name}" if name in scope.formals else ""
+                    )
+                    self._convert.error(scope, "needs-index", message, span, f"write {name}[{indices}]", at_call)
                     return None
                 return binding if self.readable_tensor(name, span, scope) else None
             case Builtin() | Function():

@@ -7,7 +7,8 @@ Takes nothing, gives the binding types, the names that the language itself defin
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -122,9 +123,22 @@ LANGUAGE: Mapping[str, Binding] = MappingProxyType(
 _INDEX_OF_SIZE = {"B": "b", "Hq": "h", "Hkv": "hkv", "Sq": "q", "Sk": "k"}
 
 
-def indices_of(shape: tuple[Expr, ...]) -> str:
-    """The indices that a tensor is read with, judging by its dims, for a fix."""
-    return ", ".join(_INDEX_OF_SIZE.get(d.id, "…") if isinstance(d, Symbol) else "…" for d in shape)
+_POSITION = re.compile(r"\b[qk]\b")
+
+
+def indices_of(shape: tuple[Expr, ...], written: Iterable[str] = ()) -> str:
+    """The indices that a tensor is read with, judging by its dims, for a fix.
+
+    `written`: the texts of those that stand there, too few or too many. A position among them keeps its place: under
+    self-attention `t[q]` of a `t: f32[B, Sk]` is meant as `t[b, q]`.
+    """
+    found = [_INDEX_OF_SIZE.get(d.id, "…") if isinstance(d, Symbol) else "…" for d in shape]
+    texts = list(written)
+    meant = [t for t in texts if _POSITION.search(t) and t not in found]
+    for axis, index in enumerate(found):
+        if meant and index in ("q", "k") and index not in texts:
+            found[axis] = meant.pop(0)
+    return ", ".join(found)
 
 
 # ---------------------------------------------------------------- places
