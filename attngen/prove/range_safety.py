@@ -167,7 +167,7 @@ def _fix(a: Attention, w: Witness) -> str:
             return _fix_for(a, w.node.args[1], "> 0") or "keep the divisor from 0: max(…, 1e-6), or mask such pairs"
         case Op.LOG | Op.LOG2:
             part = w.node.args[0]
-            return _fix_for(a, part, "> 0") or "keep it positive, mask such pairs, or write `log(x) if x > 0 else -inf`"
+            return _fix_for(a, part, "> 0") or "keep its argument positive: max(…, 1e-6), or mask such pairs"
         case Op.SQRT | Op.RSQRT:
             strict = "> 0" if w.node.op is Op.RSQRT else ">= 0"
             return _fix_for(a, w.node.args[0], strict) or "keep what is under the root from below 0"
