@@ -10,6 +10,7 @@ without a mask, which lie inside it.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from time import monotonic
 
@@ -20,6 +21,7 @@ from attngen.plan.access import Access, AxisAccess, Corner
 from attngen.plan.kernel import KernelPlan, evaluated
 from attngen.prove.answers import Answer, Fails, Holds, Term
 from attngen.prove.confirm import evaluated_at, reads_functions
+from attngen.prove.outside import outside
 from attngen.prove.smt import World
 from attngen.prove.verdict import Claim, Proved, Refuted, Unknown
 
@@ -31,7 +33,10 @@ def index_bounds(plan: KernelPlan, budget: float) -> tuple[Claim, ...]:
     deadline = monotonic() + budget
     known = {a.load: a for a in plan.choices.accesses}
     needed = dict.fromkeys(load for e in evaluated(plan) for load in loads(e))
-    found = [_rows(plan, deadline), *(_claim(plan, load, known.get(load), deadline) for load in needed)]
+    claims = {load: _claim(plan, load, known.get(load), deadline) for load in needed}
+    guarded = frozenset(a.load for a in plan.choices.accesses if any(x.low or x.high for x in a.axes))
+    notes = outside(plan.attention, guarded, deadline)
+    found = [_rows(plan, deadline), *(replace(c, note=notes.get(load, "")) for load, c in claims.items())]
     return (*found, *(_corner_claim(plan, c, deadline) for c in plan.choices.corners))
 
 
