@@ -176,7 +176,7 @@ def gluon_backward_view(
     return GluonBackwardView(
         arguments,
         ["n_work", "together", *_unspecialized(params, sizes)],
-        _hull(queries, len(plan.queries.any)),
+        _hull(queries),
         ("first", "stop", *full),
         not in_turn(plan),
         _in_brackets(_outside(queries.full)),
@@ -196,9 +196,9 @@ def _in_brackets(condition: str) -> str:
     return f"({condition})" if " | " in condition else condition
 
 
-def _hull(queries: RangeView, stretches: int) -> tuple[str, ...]:
+def _hull(queries: RangeView) -> tuple[str, ...]:
     """Lines that bind the first tile of all runs, and the one after the last."""
-    if stretches == 1:
+    if "any_hi" in queries.results:  # one stretch, which no more than one run without a mask cuts
         return (f"first = {'any_lo' if 'any_lo' in queries.results else ZERO}", "stop = any_hi")
     lines = ["first = 2**30", "stop = 0"]
     for run in (*queries.full, *queries.partial):
