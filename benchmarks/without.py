@@ -39,10 +39,10 @@ _MAXIMUM = ("new_max = tl.maximum(row_max, tl.max(x, 1))", "new_max = tl.maximum
 _SUMS = (" + _lane_sums(weight, BK)", "")
 _RESCALING = ("acc = acc * gl.convert_layout(rescale, acc_rows)[:, None]", "acc = acc")
 _WEIGHTS_AGAIN = ("p = tl.exp2(qk * logit_scale - row_lse)", "p = qk * logit_scale - row_lse")
-_ADDING = ("if joins:\n                        gl.atomic_add", "if here < -1:\n                        gl.atomic_add")
+_ADDING = ("if joins:\n                    gl.atomic_add", "if at < -1:\n                    gl.atomic_add")
 _FIRST_PARTS = (
-    "else:\n                        gl.store(cells, held)",
-    "elif here < -1:\n                        gl.store(cells, held)",
+    "else:\n                    gl.store(cells, held)",
+    "elif at < -1:\n                    gl.store(cells, held)",
 )
 _TURNS = (
     ("mbarrier.wait(turn_ready.index(turn % TURNS), turn // TURNS & 1)", "pass"),

@@ -9,11 +9,13 @@ compiler (`tests/aot`), and so are fences between the two ways to memory, but th
 from __future__ import annotations
 
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from types import FunctionType, ModuleType
 from typing import Any
 
+import hopper_memory
 import numpy as np
 import torch
 import triton.language as tl
@@ -25,10 +27,12 @@ from hopper_memory import (
     Copies,
     Descriptor,
     MBarrier,
+    Meetings,
     Shared,
     fence_async_shared,
     memory,
     warpgroup_mma,
+    warpgroup_mma_init,
     warpgroup_mma_wait,
 )
 from hopper_numbers import BF16, FaultError, Pointer, Tile, both, element, plain, typed
@@ -159,11 +163,11 @@ class Language:
 
     @staticmethod
     def warp_specialize(parts: list[tuple[Any, tuple[Any, ...]]], warps: list[int], registers: list[int]) -> None:
-        program, grid = THREAD.program, THREAD.grid
+        program, grid, meetings = THREAD.program, THREAD.grid, Meetings()
 
         def run(function: Callable[..., None], arguments: tuple[Any, ...]) -> None:
             THREAD.program, THREAD.grid, THREAD.products, THREAD.fenced = program, grid, [], False
-            THREAD.copied = []
+            THREAD.copied, THREAD.meetings = [], meetings
             try:
                 function(*arguments)
                 if THREAD.products or THREAD.copied:
@@ -180,6 +184,7 @@ class Language:
             thread.join()
         if FAILED:
             raise FaultError("\n".join(FAILED))
+        meetings.close()
 
 
 def packed(x: Tile, dtype: Any) -> Tile:
@@ -193,14 +198,27 @@ def unpacked(pairs: Tile, dtype: Any, _: object) -> Tile:
 
 
 def await_turn(turns: Pointer, turn: Any) -> None:
-    """Programs run one after the other: whoever comes before has had its turn, or never will."""
-    if int(turns.load()) != int(turn):
-        raise FaultError(f"turn {int(turn)} never comes: {int(turns.load())} was the last")
+    """Programs run one after the other: whoever comes before has had its turn, or is an item of this program."""
+    end = time.monotonic() + hopper_memory.PATIENCE / 10
+    while int(turns.load()) != int(turn):
+        if FAILED or time.monotonic() > end:
+            raise FaultError(f"turn {int(turn)} never comes: {int(turns.load())} was the last")
+        time.sleep(0.0005)
+
+
+def arrive(number: Any, threads: int, warps: int) -> None:
+    THREAD.meetings.come(int(number), threads, 32 * warps, stay=False)
+
+
+def meet(number: Any, threads: int, warps: int) -> None:
+    THREAD.meetings.come(int(number), threads, 32 * warps, stay=True)
 
 
 ASSEMBLY: dict[str, Callable[..., Any]] = {
     "_again": lambda x: x,
     "_hold_back": lambda n_steps: None,
+    "_arrive": arrive,
+    "_meet": meet,
     "_await_turn": await_turn,
     "_pass_turn": lambda turns, turn: turns.store(turn),
     "_packed": packed,
@@ -251,7 +269,8 @@ def install(module: ModuleType) -> list[str]:
     launched: list[str] = []
     names: dict[str, Any] = dict(vars(module))
     names.update(tl=Language, gl=Language, mbarrier=MBarrier, tma=Copies, fence_async_shared=fence_async_shared)
-    names.update(warpgroup_mma=warpgroup_mma, warpgroup_mma_wait=warpgroup_mma_wait)
+    names.update(warpgroup_mma=warpgroup_mma, warpgroup_mma_init=warpgroup_mma_init)
+    names.update(warpgroup_mma_wait=warpgroup_mma_wait)
     jitted = {name: x for name, x in vars(module).items() if isinstance(x, JITFunction | InterpretedFunction)}
     for name, x in vars(module).items():
         if isinstance(x, tl.constexpr):

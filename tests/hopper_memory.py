@@ -47,6 +47,38 @@ class Barriers:
         return self.all[int(i)]
 
 
+class Meetings:
+    """The multiprocessor's own barriers, by number: each is complete when so many threads have come."""
+
+    def __init__(self) -> None:
+        self.here: dict[int, dict[int, int]] = {}
+        self.complete: dict[int, int] = {}
+
+    def come(self, number: int, threads: int, own: int, stay: bool) -> None:
+        end = time.monotonic() + PATIENCE
+        with LOCK:
+            assert 0 < number < 16 and threads % 32 == 0
+            here = self.here.setdefault(number, {})
+            if threading.get_ident() in here:
+                raise FaultError("comes to a barrier again before the others have come")
+            here[threading.get_ident()] = own
+            before = self.complete.get(number, 0)
+            if sum(here.values()) > threads:
+                raise FaultError("more threads at a barrier than share it")
+            if sum(here.values()) == threads:
+                here.clear()
+                self.complete[number] = before + 1
+                LOCK.notify_all()
+            while stay and self.complete.get(number, 0) == before:
+                if FAILED or (not LOCK.wait(0.5) and time.monotonic() > end):
+                    raise FaultError("nobody comes: deadlock" if not FAILED else "another has failed")
+        pause()
+
+    def close(self) -> None:
+        if any(self.here.values()):
+            raise FaultError("threads left at a barrier to which the others never came")
+
+
 def single(barrier: Any) -> Barrier:
     return barrier.all[0] if isinstance(barrier, Barriers) else barrier
 
@@ -216,6 +248,10 @@ def warpgroup_mma_wait(outstanding: int, deps: tuple[Any, ...]) -> Any:
     if any(d is None for d in found):
         raise FaultError("a product is read before it was waited for")
     return found[0] if len(found) == 1 else tuple(found)
+
+
+def warpgroup_mma_init(acc: Tile) -> Tile:
+    return acc
 
 
 def fence_async_shared() -> None:

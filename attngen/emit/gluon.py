@@ -66,7 +66,7 @@ def gluon_view(
     full = tuple(Run(own(r.start), own(r.stop)) for r in keys.full)
     return GluonView(
         arguments,
-        ["n_work", *_unspecialized(params, sizes)],
+        ["n_work", "together", *_unspecialized(params, sizes)],
         plan.longest_first,
         *_walk(keys),
         keys.full,

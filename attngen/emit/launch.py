@@ -131,6 +131,7 @@ def launch_view(
             *seed,
             "queue",
             "ready.n_work",
+            "ready.together",
             f"*arguments[:{len(values)}]",
         ),
         hopper_options=(
@@ -141,7 +142,6 @@ def launch_view(
             "BQ=BQ",
             "BK=BK",
             "STAGES=stages",
-            "TOGETHER=together",
             "SCHEDULE=schedule",
             "OUT_APART=apart",
             "PIPELINED=pipelined",
@@ -170,7 +170,6 @@ def launch_view(
             "BQ=BQ",
             "BK=BK",
             "STAGES=stages",
-            "HELD=held",
             "SPARE=spare",
             "FAST=True",
             "num_warps=4",

@@ -36,18 +36,18 @@ _TEMPLATE_NAMES = """
     q_desc k_desc v_desc out_desc q_tiles k_tiles v_tiles out_tiles out_tile q_ready q_free k_ready k_free v_ready
     v_free queue_ptr no_scores qk_layout acc_layout weight_layout rows_layout acc_rows qk_token acc_token out_row
     out_col scaled functools
-    once_differentiable ready stay inputs attend learning options constants compiled descriptors descriptor
+    once_differentiable ready inputs attend learning options constants compiled descriptors descriptor
     kind fields found layout key params backward output known own
-    PART PARTS OUT_APART PIPELINED Q_COLS ROWS SCHEDULE SPARE STAGES TOGETHER REGISTERS HOPPER
-    again block d_out_desc d_out_free d_out_ready d_out_stage d_out_tiles d_out_turn delta_tiles dk_desc dk_layout
+    PART PARTS OUT_APART PIPELINED Q_COLS ROWS SCHEDULE SPARE STAGES REGISTERS HOPPER
+    again block d_out_desc d_out_free d_out_ready d_out_tiles delta_tiles dk_desc dk_layout
     dk_token dp_token dq_layout dq_parts dq_parts_ptr dq_token ds_rows ds_tile dv_desc dv_layout dv_token first_before
-    held here k_held lse_tile lse_tiles met n_parts next_q next_stage no_dq no_pairs one pair_layout parts q_turn slopes
+    held here lse_tile lse_tiles met n_parts no_dq no_pairs one pair_layout parts slopes
     dk_place dk_tiles joins met_ptr note_free note_ready
-    stop_before turn turn_added turn_passed turn_ready turns turns_ptr v_held
-    HOPPER_BACKWARD HELD TURNS WIDE HALF SHARED DS_STAGES DQ_COLS ahead by_keys by_rows ds_layout ds_ready ds_stage
-    ds_tiles dv_place half has_d_lse high k_half kept low pairs pieces wide n_full n_walked share parts parts_ptr
-    PIECES part_max part_sum part_has_key col merging cells SPLIT whole slots programs counts count busy most_rows
-    most_keys area longest there merge before chunk collect lists others starts stops walk walks walks_ptr
+    stop_before turn turn_passed turn_ready turns turns_ptr
+    HOPPER_BACKWARD ADDED DS_STORED FREE THREADS WARPS each ds_half number TURNS WIDE HALF ahead by_keys by_rows
+    ds_layout ds_stage ds_tiles dv_place half has_d_lse high k_half kept low pairs pieces wide n_full n_walked share
+    parts parts_ptr PIECES part_max part_sum part_has_key col merging cells SPLIT whole slots programs counts count
+    busy most_rows most_keys area longest there merge before chunk collect lists others starts stops walk walks walks_ptr
     AHEAD COLS K_STAGES V_STAGES HOPPER_APART dq_desc handed handed_free handed_ready k_place p_layout
     place_layout plain v_place place own last shape wanted value_stages
 """

@@ -38,7 +38,8 @@ class Skeleton:
     """`queries` are 64 for each warpgroup that computes: two or three. `stages` tiles of keys, and of values, are in
     flight. pipelined: a warpgroup starts its next scores before it weighs these; else the others fill the gaps.
     `registers` of a thread that computes, `spare` of the warp that fetches. `together`: heads whose tiles are taken
-    in turn. out_apart: results have room of their own, so the next queries come while they are stored.
+    in turn, more of them where a head has fewer than `ahead` / `together` tiles. out_apart: results have room of their
+    own, so the next queries come while they are stored.
     """
 
     queries: int
@@ -50,11 +51,14 @@ class Skeleton:
     together: int
     schedule: Schedule
     out_apart: bool
+    ahead: int = 0
 
     @property
     def row(self) -> tuple[int | bool | str, ...]:
-        fields = (self.queries, self.keys, self.stages, self.pipelined, self.registers, self.spare, self.together)
-        return (*fields, self.schedule.value, self.out_apart)
+        registers = (self.registers, self.spare)
+        heads = (self.together, self.ahead)
+        sizes = (self.queries, self.keys, self.stages, self.pipelined)
+        return (*sizes, *registers, *heads, self.schedule.value, self.out_apart)
 
 
 def _two(keys: int, **changes: Any) -> Skeleton:
@@ -88,7 +92,7 @@ def skeletons(plan: KernelPlan, own: tuple[int, int] | None) -> Mapping[tuple[in
     """
     rows = dict(_fastest(plan))
     if plan.longest_first:  # the long tiles of eight heads, then shorter ones
-        rows = {dims: replace(s, together=8) for dims, s in rows.items()}
+        rows = {dims: replace(s, together=8, ahead=256) for dims, s in rows.items()}
     if own is None:
         return rows
     queries, keys = own
@@ -125,29 +129,26 @@ class BackwardSkeleton:
     S, dP, dV, dK and dQ are five products, where the portable kernels need seven. A program holds a tile of keys, so
     its part of dQ is added to that of the tiles before it, in their order: `together` heads take their tiles in turn,
     so that few tiles of a head wait for each other; more of them where a head has fewer than `ahead` / `together` tiles
-    of keys. Where it has at most `stay`, programs take one tile after the other, and fetch the next while results of
-    this one are stored. held: keys and values stay in registers, where they fit, and the products read half as much of
-    shared memory. `spare` are the registers of the warps that fetch and wait.
+    of keys. Their operands come from shared memory but for weights and dS, so tiles are wide where registers allow it.
+    `spare` are the registers of the warps that fetch and wait.
     """
 
     queries: int
     keys: int
     stages: int
-    held: bool
     together: int
     ahead: int
-    stay: int
     spare: int
 
     @property
     def row(self) -> tuple[int | bool, ...]:
         heads = (self.together, self.ahead)
-        return (self.queries, self.keys, self.stages, self.held, *heads, self.stay, self.spare)
+        return (self.queries, self.keys, self.stages, *heads, self.spare)
 
 
 _BACKWARD = {
-    (64, 64): BackwardSkeleton(64, 128, stages=3, held=True, together=4, ahead=512, stay=1024, spare=24),
-    (128, 128): BackwardSkeleton(64, 128, stages=3, held=False, together=2, ahead=256, stay=1024, spare=24),
+    (64, 64): BackwardSkeleton(128, 128, stages=3, together=4, ahead=512, spare=24),
+    (128, 128): BackwardSkeleton(64, 128, stages=3, together=2, ahead=256, spare=24),
 }
 
 

@@ -153,6 +153,7 @@ def test_other_rows_of_the_table(what: str) -> None:
 
 
 GIVEN_BACK = "mbarrier.arrive(k_free.index(stage), count=1)"
+LAST_PRODUCT = "dk, slopes = warpgroup_mma_wait(0, deps=(dk_token, slopes))"
 FAULTS = {
     "the copy engine reads before a fence": (256, ("    fence_async_shared()\n    gl.thread_barrier()", "    pass")),
     "keys are given back before dQ's product": (
@@ -199,12 +200,20 @@ FAULTS = {
     ),
     "dS of the other half is not waited for": (
         128,
-        ("mbarrier.wait(ds_ready.index(ds_stage), turn // DS_STAGES & 1)", "pass"),
+        ("_meet(DS_STORED, 256, 4)", "_arrive(DS_STORED, 256, 4)"),
     ),
     "dO of a tile is not waited for": (
         128,
-        ("mbarrier.wait(d_out_ready.index(d_out_stage), turn // 2 & 1)", "pass"),
+        ("mbarrier.wait(d_out_ready.index(stage), turn // STAGES & 1)", "pass"),
     ),
+    "a tile of queries is given back under its last product": (
+        128,
+        (
+            f"{LAST_PRODUCT}\n                _arrive(FREE + stage, 288, 4)",
+            f"_arrive(FREE + stage, 288, 4)\n                {LAST_PRODUCT}",
+        ),
+    ),
+    "nobody tells that a part of dQ is added": (128, ("_arrive(ADDED + turn % TURNS, 288, 4)", "pass")),
     "the next item is not waited for": (
         128,
         ("    mbarrier.wait(note_ready.index(round % 2), round // 2 & 1)\n", ""),

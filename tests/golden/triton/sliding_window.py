@@ -39,6 +39,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     mbarrier,
     tma,
     warpgroup_mma,
+    warpgroup_mma_init,
     warpgroup_mma_wait,
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as HopperDescriptor
@@ -135,21 +136,21 @@ SPLIT = {
 
 # The forward kernel of compute capability 9.0 by (head dim of q and k, of v, rounded up): queries, keys, stages, whether
 # a warpgroup overlaps its own products, registers of a thread that computes and of one that fetches, heads whose tiles
-# are taken in turn, whether programs stay for more than one tile.
+# are taken in turn, at least, and tiles of queries of all these heads, whether programs stay for more than one tile, and
+# whether results have a place of their own.
 HOPPER = {
-    (64, 128): (128, 128, 2, True, 240, 24, 1, 'queue', True),
-    (128, 64): (128, 128, 2, True, 240, 24, 1, 'queue', True),
-    (128, 128): (128, 128, 2, True, 240, 24, 1, 'queue', True),
-    (256, 128): (128, 64, 2, True, 240, 24, 1, 'once', False),
-    (256, 256): (128, 64, 2, True, 240, 24, 1, 'once', False),
+    (64, 128): (128, 128, 2, True, 240, 24, 1, 0, 'queue', True),
+    (128, 64): (128, 128, 2, True, 240, 24, 1, 0, 'queue', True),
+    (128, 128): (128, 128, 2, True, 240, 24, 1, 0, 'queue', True),
+    (256, 128): (128, 64, 2, True, 240, 24, 1, 0, 'once', False),
+    (256, 256): (128, 64, 2, True, 240, 24, 1, 0, 'once', False),
 }
 
-# The backward kernel of compute capability 9.0, likewise: queries, keys, stages, whether keys and values are held in
-# registers, heads whose tiles are taken in turn, at least, and tiles of keys of all these heads; the tiles of keys of a
-# head up to which programs take one after the other, registers of a thread that fetches or waits.
+# The backward kernel of compute capability 9.0, likewise: queries, keys, stages, heads whose tiles are taken in turn, at
+# least, and tiles of keys of all these heads; registers of a thread that fetches or waits.
 HOPPER_BACKWARD = {
-    (64, 64): (64, 128, 3, True, 4, 512, 1024, 24),
-    (128, 128): (64, 128, 3, False, 2, 256, 1024, 24),
+    (64, 64): (128, 128, 3, 4, 512, 24),
+    (128, 128): (64, 128, 3, 2, 256, 24),
 }
 
 # And where dK and dV, and dQ, have a kernel each. Of dK/dV: queries, keys, stages, by how many tiles the warpgroup of the
@@ -474,10 +475,10 @@ def _hold_back(n_steps):
 
 
 @gluon.jit
-def _work_item(item, n_tiles, n_heads, n_work, TOGETHER: gl.constexpr):
-    """(tile, batch, head) of an item: tile by tile, TOGETHER heads at a time for the cache's sake."""
-    first = item // (n_tiles * TOGETHER) * TOGETHER
-    width = tl.minimum(n_work // n_tiles - first, TOGETHER)
+def _work_item(item, n_tiles, n_heads, n_work, together):
+    """(tile, batch, head) of an item: tile by tile, `together` heads at a time for the cache's sake."""
+    first = item // (n_tiles * together) * together
+    width = tl.minimum(n_work // n_tiles - first, together)
     i = item - first * n_tiles
     tile = i // width
     i = first + i % width
@@ -501,8 +502,8 @@ def _key_runs(
 @gluon.jit
 def _load_tiles(
     q_desc, k_desc, v_desc, q_tiles, k_tiles, v_tiles, q_ready, q_free, k_ready, k_free, v_ready, v_free, notes,
-    queue_ptr, n_work, scale, Hq, Hkv, Sq, Sk,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, TOGETHER: gl.constexpr, SCHEDULE: gl.constexpr,
+    queue_ptr, n_work, together, scale, Hq, Hkv, Sq, Sk,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, SCHEDULE: gl.constexpr,
 ):
     """The warp that fetches: queries, keys and values of every tile, as far ahead as there is room."""
     turn = 0
@@ -510,7 +511,7 @@ def _load_tiles(
     n_tiles = (Sq + BQ - 1) // BQ
     item = gl.program_id(0)
     while item < n_work:
-        tile, batch, head = _work_item(item, n_tiles, Hq, n_work, TOGETHER)
+        tile, batch, head = _work_item(item, n_tiles, Hq, n_work, together)
         kv_head = head // (Hq // Hkv)
         q0 = tile * BQ
         full_lo, full_hi, any_lo, any_hi = _key_runs(q0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, D, Dv, BQ, BK)
@@ -583,8 +584,8 @@ def _weigh(
 @gluon.jit
 def _attend_tiles(
     out_desc, lse_ptr, out_tiles, q_tiles, k_tiles, v_tiles, q_ready, q_free, k_ready, k_free, v_ready, v_free, notes,
-    queue_ptr, n_work, scale, Hq, Hkv, Sq, Sk,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, TOGETHER: gl.constexpr, SCHEDULE: gl.constexpr, PART: gl.constexpr, OUT_APART: gl.constexpr, PIPELINED: gl.constexpr, FAST: gl.constexpr,
+    queue_ptr, n_work, together, scale, Hq, Hkv, Sq, Sk,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, SCHEDULE: gl.constexpr, PART: gl.constexpr, OUT_APART: gl.constexpr, PIPELINED: gl.constexpr, FAST: gl.constexpr,
 ):
     """A warpgroup that computes: its 64 queries of every tile.
 
@@ -602,7 +603,7 @@ def _attend_tiles(
     n_tiles = (Sq + BQ - 1) // BQ
     item = gl.program_id(0)
     while item < n_work:
-        tile, batch, head = _work_item(item, n_tiles, Hq, n_work, TOGETHER)
+        tile, batch, head = _work_item(item, n_tiles, Hq, n_work, together)
         kv_head = head // (Hq // Hkv)
         q0 = tile * BQ
         full_lo, full_hi, any_lo, any_hi = _key_runs(q0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, D, Dv, BQ, BK)
@@ -685,7 +686,7 @@ def _attend_tiles(
         if OUT_APART and SCHEDULE != "once":
             mbarrier.arrive(q_free.index(PART), count=1)
 
-        tile, batch, head = _work_item(_again(item), n_tiles, Hq, n_work, TOGETHER)
+        tile, batch, head = _work_item(_again(item), n_tiles, Hq, n_work, together)
         q0 = tile * BQ + PART * 64
         rows = q0 + gl.arange(0, 64, layout=rows_layout)
         row_sum = gl.convert_layout(tl.sum(row_sum, 1), rows_layout)
@@ -718,10 +719,10 @@ def _attend_tiles(
     tma.store_wait(0)
 
 
-@gluon.jit(do_not_specialize=['n_work', 'Hq', 'Hkv', 'Sq', 'Sk'])
+@gluon.jit(do_not_specialize=['n_work', 'together', 'Hq', 'Hkv', 'Sq', 'Sk'])
 def _hopper_forward_kernel(
-    q_desc, k_desc, v_desc, out_desc, lse_ptr, queue_ptr, n_work, scale, Hq, Hkv, Sq, Sk,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, TOGETHER: gl.constexpr, SCHEDULE: gl.constexpr, OUT_APART: gl.constexpr, PIPELINED: gl.constexpr, REGISTERS: gl.constexpr, SPARE: gl.constexpr, FAST: gl.constexpr,
+    q_desc, k_desc, v_desc, out_desc, lse_ptr, queue_ptr, n_work, together, scale, Hq, Hkv, Sq, Sk,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, SCHEDULE: gl.constexpr, OUT_APART: gl.constexpr, PIPELINED: gl.constexpr, REGISTERS: gl.constexpr, SPARE: gl.constexpr, FAST: gl.constexpr,
 ):
     """The forward pass by warpgroups that compute, 64 queries each, and a warp that fetches for all of them."""
     PARTS: gl.constexpr = BQ // 64
@@ -750,9 +751,9 @@ def _hopper_forward_kernel(
     if PARTS == 2:
         gl.warp_specialize(
             [
-                (_attend_tiles, (out_desc, lse_ptr, out_tiles, q_tiles, k_tiles, v_tiles, q_ready, q_free, k_ready, k_free, v_ready, v_free, notes, queue_ptr, n_work, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, TOGETHER, SCHEDULE, 0, OUT_APART, PIPELINED, FAST)),
-                (_attend_tiles, (out_desc, lse_ptr, out_tiles, q_tiles, k_tiles, v_tiles, q_ready, q_free, k_ready, k_free, v_ready, v_free, notes, queue_ptr, n_work, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, TOGETHER, SCHEDULE, 1, OUT_APART, PIPELINED, FAST)),
-                (_load_tiles, (q_desc, k_desc, v_desc, q_tiles, k_tiles, v_tiles, q_ready, q_free, k_ready, k_free, v_ready, v_free, notes, queue_ptr, n_work, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, TOGETHER, SCHEDULE)),
+                (_attend_tiles, (out_desc, lse_ptr, out_tiles, q_tiles, k_tiles, v_tiles, q_ready, q_free, k_ready, k_free, v_ready, v_free, notes, queue_ptr, n_work, together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, SCHEDULE, 0, OUT_APART, PIPELINED, FAST)),
+                (_attend_tiles, (out_desc, lse_ptr, out_tiles, q_tiles, k_tiles, v_tiles, q_ready, q_free, k_ready, k_free, v_ready, v_free, notes, queue_ptr, n_work, together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, SCHEDULE, 1, OUT_APART, PIPELINED, FAST)),
+                (_load_tiles, (q_desc, k_desc, v_desc, q_tiles, k_tiles, v_tiles, q_ready, q_free, k_ready, k_free, v_ready, v_free, notes, queue_ptr, n_work, together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, SCHEDULE)),
             ],
             [4, 1],
             [REGISTERS, SPARE],
@@ -760,10 +761,10 @@ def _hopper_forward_kernel(
     else:
         gl.warp_specialize(
             [
-                (_attend_tiles, (out_desc, lse_ptr, out_tiles, q_tiles, k_tiles, v_tiles, q_ready, q_free, k_ready, k_free, v_ready, v_free, notes, queue_ptr, n_work, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, TOGETHER, SCHEDULE, 0, OUT_APART, PIPELINED, FAST)),
-                (_attend_tiles, (out_desc, lse_ptr, out_tiles, q_tiles, k_tiles, v_tiles, q_ready, q_free, k_ready, k_free, v_ready, v_free, notes, queue_ptr, n_work, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, TOGETHER, SCHEDULE, 1, OUT_APART, PIPELINED, FAST)),
-                (_attend_tiles, (out_desc, lse_ptr, out_tiles, q_tiles, k_tiles, v_tiles, q_ready, q_free, k_ready, k_free, v_ready, v_free, notes, queue_ptr, n_work, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, TOGETHER, SCHEDULE, 2, OUT_APART, PIPELINED, FAST)),
-                (_load_tiles, (q_desc, k_desc, v_desc, q_tiles, k_tiles, v_tiles, q_ready, q_free, k_ready, k_free, v_ready, v_free, notes, queue_ptr, n_work, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, TOGETHER, SCHEDULE)),
+                (_attend_tiles, (out_desc, lse_ptr, out_tiles, q_tiles, k_tiles, v_tiles, q_ready, q_free, k_ready, k_free, v_ready, v_free, notes, queue_ptr, n_work, together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, SCHEDULE, 0, OUT_APART, PIPELINED, FAST)),
+                (_attend_tiles, (out_desc, lse_ptr, out_tiles, q_tiles, k_tiles, v_tiles, q_ready, q_free, k_ready, k_free, v_ready, v_free, notes, queue_ptr, n_work, together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, SCHEDULE, 1, OUT_APART, PIPELINED, FAST)),
+                (_attend_tiles, (out_desc, lse_ptr, out_tiles, q_tiles, k_tiles, v_tiles, q_ready, q_free, k_ready, k_free, v_ready, v_free, notes, queue_ptr, n_work, together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, SCHEDULE, 2, OUT_APART, PIPELINED, FAST)),
+                (_load_tiles, (q_desc, k_desc, v_desc, q_tiles, k_tiles, v_tiles, q_ready, q_free, k_ready, k_free, v_ready, v_free, notes, queue_ptr, n_work, together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, SCHEDULE)),
             ],
             [4, 4, 1],
             [REGISTERS, REGISTERS, SPARE],
@@ -1020,6 +1021,34 @@ def _unpacked_wide(pairs, dtype: gl.constexpr, layout: gl.constexpr):
 
 
 @gluon.jit
+def _arrive(number, THREADS: gl.constexpr, WARPS: gl.constexpr):
+    """Tells the THREADS that share a barrier of the multiprocessor's sixteen that these warps have come; they go on."""
+    each: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
+    gl.inline_asm_elementwise(
+        "bar.arrive $1, $2; mov.b32 $0, $1;",
+        "=r,r,r",
+        [number + gl.full([32 * WARPS], 0, gl.int32, layout=each), gl.full([32 * WARPS], THREADS, gl.int32, layout=each)],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@gluon.jit
+def _meet(number, THREADS: gl.constexpr, WARPS: gl.constexpr):
+    """As `_arrive`, and returns when all of them have come. What they wrote before is seen from then on."""
+    each: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
+    gl.inline_asm_elementwise(
+        "bar.sync $1, $2; mov.b32 $0, $1;",
+        "=r,r,r",
+        [number + gl.full([32 * WARPS], 0, gl.int32, layout=each), gl.full([32 * WARPS], THREADS, gl.int32, layout=each)],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@gluon.jit
 def _await_turn(turns, turn):
     """Returns when the cell holds `turn`; what others have added before they wrote it is seen from then on."""
     one: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
@@ -1063,19 +1092,16 @@ def _query_runs(
 
 @gluon.jit
 def _load_backward_tiles(
-    q_desc, k_desc, v_desc, d_out_desc, lse_ptr, delta_ptr, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, lse_tiles, delta_tiles, k_ready, k_free, v_ready, v_free, q_ready, q_free, d_out_ready, d_out_free, ds_ready,
+    q_desc, k_desc, v_desc, d_out_desc, lse_ptr, delta_ptr, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, lse_tiles, delta_tiles, k_ready, k_free, v_ready, v_free, q_ready, d_out_ready,
     notes, note_ready, note_free, queue_ptr, item, n_work, together, scale, Hq, Hkv, Sq, Sk,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr, FREE: gl.constexpr, DS_STORED: gl.constexpr, ADDED: gl.constexpr,
 ):
     """The warp that fetches: keys and values of an item once, queries and what belongs to them as far ahead as there is
     room. It takes the next item when all of this one is on its way, and tells the others.
-
-    After a head's last tile one turn stays empty: its scores are computed, for the pipeline's sake, and not used.
     """
     HALF: gl.constexpr = BK // 2
     n_tiles = (Sk + BK - 1) // BK
-    q_turn = 0
-    d_out_turn = 0
+    turn = 0
     round = 0
     group = Hq // Hkv
     while item < n_work:
@@ -1095,32 +1121,29 @@ def _load_backward_tiles(
                 rows = q0 + gl.arange(0, BQ, layout=gl.BlockedLayout([1], [32], [1], [0]))
                 row_lse = gl.load(lse_ptr + row + rows, mask=rows < Sq, other=float("inf"))
                 delta = gl.load(delta_ptr + row + rows, mask=rows < Sq, other=0.0)
-                stage = q_turn % STAGES
-                mbarrier.wait(q_free.index(stage), (q_turn // STAGES & 1) ^ 1)
+                stage = turn % STAGES
+                if turn >= STAGES:
+                    _meet(FREE + stage, 288, 1)
                 mbarrier.expect(q_ready.index(stage), q_desc.block_type.nbytes)
                 tma.async_copy_global_to_shared(q_desc, [batch, head, q0, 0], q_ready.index(stage), q_tiles.index(stage))
                 lse_tiles.index(stage).store(row_lse)
                 mbarrier.arrive(q_ready.index(stage), count=1)
                 if (member == 0) & (step == 0):
                     _load_values(v_desc, v_tiles, v_ready, v_free, batch, kv_head, k0, round, HALF)
-                stage = d_out_turn % 2
-                mbarrier.wait(d_out_free.index(stage), (d_out_turn // 2 & 1) ^ 1)
                 mbarrier.expect(d_out_ready.index(stage), d_out_desc.block_type.nbytes)
                 tma.async_copy_global_to_shared(d_out_desc, [batch, head, q0, 0], d_out_ready.index(stage), d_out_tiles.index(stage))
                 delta_tiles.index(stage).store(delta)
                 mbarrier.arrive(d_out_ready.index(stage), count=1)
-                q_turn += 1
-                d_out_turn += 1
+                turn += 1
             if (member == 0) & (n_steps == 0):
                 _load_values(v_desc, v_tiles, v_ready, v_free, batch, kv_head, k0, round, HALF)
-            mbarrier.wait(q_free.index(q_turn % STAGES), (q_turn // STAGES & 1) ^ 1)
-            mbarrier.arrive(q_ready.index(q_turn % STAGES), count=2)
-            q_turn += 1
         item = gl.atomic_add(queue_ptr, 1, sem="relaxed") if gl.num_programs(0) < n_work else n_work
         mbarrier.wait(note_free.index(round % 2), (round // 2 & 1) ^ 1)
         _pass_on(notes.index(round % 2), item)
         mbarrier.arrive(note_ready.index(round % 2), count=1)
         round += 1
+    for last in range(tl.minimum(turn, STAGES)):
+        _meet(FREE + (turn - 1 - last) % STAGES, 288, 1)
 
 
 @gluon.jit
@@ -1144,7 +1167,7 @@ def _next_item(notes, note_ready, note_free, round, WARPS: gl.constexpr):
 @gluon.jit
 def _await_turns(
     turns_ptr, turn_ready, turn_passed, notes, note_ready, note_free, item, n_work, together, scale, Hq, Hkv, Sq, Sk,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr, FREE: gl.constexpr, DS_STORED: gl.constexpr, ADDED: gl.constexpr,
 ):
     """The warp that waits, for each tile of dQ, until the tile of keys before this one has added its part."""
     n_tiles = (Sk + BK - 1) // BK
@@ -1173,8 +1196,8 @@ def _await_turns(
 
 @gluon.jit
 def _pass_turns(
-    turns_ptr, turn_added, turn_passed, notes, note_ready, note_free, item, n_work, together, scale, Hq, Hkv, Sq, Sk,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr,
+    turns_ptr, turn_passed, notes, note_ready, note_free, item, n_work, together, scale, Hq, Hkv, Sq, Sk,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr, FREE: gl.constexpr, DS_STORED: gl.constexpr, ADDED: gl.constexpr,
 ):
     """The warp that tells the next tile of keys, for each tile of dQ, that this one's part is added."""
     n_tiles = (Sk + BK - 1) // BK
@@ -1188,7 +1211,7 @@ def _pass_turns(
             turns = turns_ptr + (batch * Hq + head) * ((Sq + BQ - 1) // BQ)
             first, stop, full_lo, full_hi = _query_runs(tile, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, D, Dv, BQ, BK)
             for step in range(stop - first):
-                mbarrier.wait(turn_added.index(turn % TURNS), turn // TURNS & 1)
+                _meet(ADDED + turn % TURNS, 288, 1)
                 _pass_turn(turns + stop - 1 - step, tile + 1)
                 mbarrier.arrive(turn_passed.index(turn % TURNS), count=1)
                 turn += 1
@@ -1204,29 +1227,41 @@ def _as_held(x, ROWS: gl.constexpr, COLS: gl.constexpr):
 
 
 @gluon.jit
+def _dq_product(ds_tiles, k_tiles, no_dq, again, stage, BLOCK_D: gl.constexpr, HALF: gl.constexpr, PART: gl.constexpr):
+    """Starts the product of a warpgroup's half of a tile of dQ."""
+    dq_token = warpgroup_mma_init(no_dq)
+    for half in gl.static_range(2):
+        k_half = k_tiles.index(half + again).reshape([HALF, BLOCK_D])
+        ds_half = ds_tiles.index(stage * 2 + half)
+        if BLOCK_D == 128:
+            k_half = k_half.slice(PART * 64, 64, dim=1)
+        else:
+            ds_half = ds_half.slice(PART * 64, 64, dim=1)
+        dq_token = warpgroup_mma(ds_half.permute((1, 0)), k_half, dq_token, use_acc=half > 0, is_async=True)
+    return dq_token
+
+
+@gluon.jit
 def _differentiate_tiles(
-    dk_desc, dv_desc, dq_parts_ptr, dk_tiles, turn_ready, turn_added, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, lse_tiles, delta_tiles, k_ready, k_free, v_ready, v_free, q_ready, q_free, d_out_ready, d_out_free, ds_ready,
+    dk_desc, dv_desc, dq_parts_ptr, dk_tiles, turn_ready, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, lse_tiles, delta_tiles, k_ready, k_free, v_ready, v_free, q_ready, d_out_ready,
     notes, note_ready, note_free, item, n_work, together, scale, Hq, Hkv, Sq, Sk,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr, PART: gl.constexpr, SHARED: gl.constexpr, HELD: gl.constexpr, FAST: gl.constexpr,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr, FREE: gl.constexpr, DS_STORED: gl.constexpr, ADDED: gl.constexpr, PART: gl.constexpr, FAST: gl.constexpr,
 ):
     """A warpgroup that computes: its half of the keys. Queries are walked from the last tile to the first.
 
     What the other warpgroup computes fills the gaps of this one. dS meets in shared memory for dQ, of which each takes
-    half of the columns, where it is SHARED, else every other tile.
+    half: 64 rows of 64 columns.
     """
     HALF: gl.constexpr = BK // 2
-    DS_STAGES: gl.constexpr = 2 if SHARED else 4
-    DQ_COLS: gl.constexpr = BLOCK_D // 2 if SHARED else BLOCK_D
     dtype: gl.constexpr = dk_desc.dtype
     pair_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BQ, 16])
     dk_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
     dv_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_DV, 16])
-    dq_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, DQ_COLS, 16])
+    dq_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
     columns: gl.constexpr = gl.SliceLayout(0, pair_layout)
     no_pairs = gl.zeros([HALF, BQ], gl.float32, layout=pair_layout)
-    no_dq = gl.zeros([BQ, DQ_COLS], gl.float32, layout=dq_layout)
+    no_dq = gl.zeros([64, 64], gl.float32, layout=dq_layout)
     n_tiles = (Sk + BK - 1) // BK
-    q_turn = 0
     turn = 0
     round = 0
     group = Hq // Hkv
@@ -1237,6 +1272,7 @@ def _differentiate_tiles(
         dk = gl.zeros([HALF, BLOCK_D], gl.float32, layout=dk_layout)
         dv = gl.zeros([HALF, BLOCK_DV], gl.float32, layout=dv_layout)
         mbarrier.wait(k_ready, round & 1)
+        mbarrier.wait(v_ready, round & 1)
         for member in range(group):
             head = kv_head * group + member
             part = (batch * tl.cast(Hq, gl.int64) + head) * ((Sq + BQ - 1) // BQ)
@@ -1246,102 +1282,52 @@ def _differentiate_tiles(
             first, stop, full_lo, full_hi = _query_runs(tile, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, D, Dv, BQ, BK)
             logit_scale = scale * 1.4426950408889634
 
-            n_steps = stop - first
-            at = tl.minimum(tl.maximum(stop - 1, 0), (Sq - 1) // BQ)
-            stage = q_turn % STAGES
-            mbarrier.wait(q_ready.index(stage), q_turn // STAGES & 1)
-            k_rows = k_tiles.index(PART).reshape([HALF, BLOCK_D])
-            if HELD:
-                mbarrier.wait(v_ready, round & 1)
-                v_rows = v_tiles.index(PART).reshape([HALF, BLOCK_DV])
-                k_held = k_rows.load(gl.DotOperandLayout(0, pair_layout, 2))
-                v_held = v_rows.load(gl.DotOperandLayout(0, pair_layout, 2))
-            qk_token = warpgroup_mma(k_rows, q_tiles.index(stage).reshape([BQ, BLOCK_D]).permute((1, 0)), no_pairs, use_acc=False, is_async=True)
-            qk = warpgroup_mma_wait(0, deps=(qk_token,))
-            masked = ((at < full_lo) | (at >= full_hi)) | (k0 + HALF > Sk)
-            weight = _weigh_again(
-                qk, lse_tiles.index(stage), batch, head, kv_head, _again(at) * BQ, masked, k0, k_idx, Sq, Sk, logit_scale,
-                scale, Hq, Hkv, D, Dv, BQ, HALF, dtype,
-            )
-            if not HELD:
-                mbarrier.wait(v_ready, round & 1)
-            for _ in range(n_steps):
+            for step in range(stop - first):
+                at = stop - 1 - step
+                masked = ((at < full_lo) | (at >= full_hi)) | (k0 + HALF > Sk)
                 # Addresses of tiles that stay are computed anew: kept over the loop, they would not fit in registers.
                 again = _again(gl.to_tensor(0))
-                d_out_stage = turn % 2
+                stage = turn % STAGES
                 q = q_tiles.index(stage).reshape([BQ, BLOCK_D])
-                d_out = d_out_tiles.index(d_out_stage).reshape([BQ, BLOCK_DV])
-                mbarrier.wait(d_out_ready.index(d_out_stage), turn // 2 & 1)
-                if HELD:
-                    dp_token = warpgroup_mma(v_held, d_out.permute((1, 0)), no_pairs, use_acc=False, is_async=True)
-                else:
-                    v_rows = v_tiles.index(PART + again).reshape([HALF, BLOCK_DV])
-                    dp_token = warpgroup_mma(v_rows, d_out.permute((1, 0)), no_pairs, use_acc=False, is_async=True)
-                p = _unpacked(weight, dtype, gl.DotOperandLayout(0, dv_layout, 2))
-                dv_token = warpgroup_mma(p, d_out, dv, is_async=True)
-                q_turn += 1
-                next_stage = q_turn % STAGES
-                next_q = q_tiles.index(next_stage).reshape([BQ, BLOCK_D]).permute((1, 0))
-                if HELD:
-                    mbarrier.wait(q_ready.index(next_stage), q_turn // STAGES & 1)
-                    qk_token = warpgroup_mma(k_held, next_q, no_pairs, use_acc=False, is_async=True)
-                    dp, v_held = warpgroup_mma_wait(2, deps=(dp_token, v_held))
-                else:  # nor is there room for these scores beside dP
-                    dp = warpgroup_mma_wait(1, deps=(dp_token,))
-                delta = delta_tiles.index(d_out_stage).load(columns)[None, :]
-                ds = (_unpacked_wide(weight, dtype, pair_layout) * (dp - delta)).to(dtype)
-                ds_stage = turn % DS_STAGES
-                ds_rows = ds_tiles.index(ds_stage * 2 + PART)
-                ds_rows.store(ds)
-                fence_async_shared()
-                mbarrier.arrive(ds_ready.index(ds_stage), count=1)
-                if not HELD:
-                    mbarrier.wait(q_ready.index(next_stage), q_turn // STAGES & 1)
-                    k_rows = k_tiles.index(PART + again).reshape([HALF, BLOCK_D])
-                    qk_token = warpgroup_mma(k_rows, next_q, no_pairs, use_acc=False, is_async=True)
-                slopes = gl.convert_layout(ds, gl.DotOperandLayout(0, dk_layout, 2))
-                dk_token = warpgroup_mma(slopes, q, dk, is_async=True)
-                dv, p = warpgroup_mma_wait(2, deps=(dv_token, p))
-                if HELD:
-                    qk, k_held = warpgroup_mma_wait(1, deps=(qk_token, k_held))
-                else:
-                    qk = warpgroup_mma_wait(1, deps=(qk_token,))
-                here = at
-                at = tl.maximum(at - 1, first)
-                masked = ((at < full_lo) | (at >= full_hi)) | (k0 + HALF > Sk)
+                k_rows = k_tiles.index(PART + again).reshape([HALF, BLOCK_D])
+                mbarrier.wait(q_ready.index(stage), turn // STAGES & 1)
+                qk_token = warpgroup_mma(k_rows, q.permute((1, 0)), no_pairs, use_acc=False, is_async=True)
+                d_out = d_out_tiles.index(stage).reshape([BQ, BLOCK_DV])
+                v_rows = v_tiles.index(PART + again).reshape([HALF, BLOCK_DV])
+                mbarrier.wait(d_out_ready.index(stage), turn // STAGES & 1)
+                dp_token = warpgroup_mma(v_rows, d_out.permute((1, 0)), no_pairs, use_acc=False, is_async=True)
+                qk = warpgroup_mma_wait(1, deps=(qk_token,))
                 weight = _weigh_again(
-                    qk, lse_tiles.index(next_stage), batch, head, kv_head, at * BQ, masked, k0, k_idx, Sq, Sk, logit_scale,
+                    qk, lse_tiles.index(stage), batch, head, kv_head, at * BQ, masked, k0, k_idx, Sq, Sk, logit_scale,
                     scale, Hq, Hkv, D, Dv, BQ, HALF, dtype,
                 )
-                if SHARED or turn % 2 == PART:
-                    mbarrier.wait(ds_ready.index(ds_stage), turn // DS_STAGES & 1)
-                    dq = no_dq
-                    for half in gl.static_range(2):
-                        k_half = k_tiles.index(half + again).reshape([HALF, BLOCK_D])
-                        if SHARED:
-                            k_half = k_half.slice(PART * DQ_COLS, DQ_COLS, dim=1)
-                        dq = warpgroup_mma(ds_tiles.index(ds_stage * 2 + half).permute((1, 0)), k_half, dq, use_acc=half > 0, is_async=True)
-                    joins = (here >= first_before) & (here < stop_before)
-                    dq, dk, slopes = warpgroup_mma_wait(0, deps=(dq, dk_token, slopes))
-                    mbarrier.wait(turn_ready.index(turn % TURNS), turn // TURNS & 1)
-                    held = _as_held(dq, BQ, DQ_COLS)
-                    cells = gl.arange(0, BQ * DQ_COLS, layout=held.type.layout)
-                    if SHARED:
-                        cells += PART * (BQ * DQ_COLS)
-                    cells = dq_parts_ptr + (part + here) * (BQ * BLOCK_D) + cells
-                    if joins:
-                        gl.atomic_add(cells, held, sem="relaxed")  # in turn: nobody else adds to these cells now
-                    else:
-                        gl.store(cells, held)
-                    mbarrier.arrive(turn_added.index(turn % TURNS), count=1)
+                delta = delta_tiles.index(stage).load(columns)[None, :]
+                dp = warpgroup_mma_wait(0, deps=(dp_token,))
+                ds = (_unpacked_wide(weight, dtype, pair_layout) * (dp - delta)).to(dtype)
+                p = _unpacked(weight, dtype, gl.DotOperandLayout(0, dv_layout, 2))
+                dv_token = warpgroup_mma(p, d_out, dv, is_async=True)
+                ds_stage = turn % 2
+                ds_tiles.index(ds_stage * 2 + PART).store(ds)
+                fence_async_shared()
+                gl.thread_barrier()
+                _meet(DS_STORED, 256, 4)
+                dq_token = _dq_product(ds_tiles, k_tiles, no_dq, again, ds_stage, BLOCK_D, HALF, PART)
+                dv, p = warpgroup_mma_wait(1, deps=(dv_token, p))
+                slopes = gl.convert_layout(ds, gl.DotOperandLayout(0, dk_layout, 2))
+                dk_token = warpgroup_mma(slopes, q, dk, is_async=True)
+                joins = (at >= first_before) & (at < stop_before)
+                dq = warpgroup_mma_wait(1, deps=(dq_token,))
+                mbarrier.wait(turn_ready.index(turn % TURNS), turn // TURNS & 1)
+                held = _as_held(dq, 64, 64)
+                cells = dq_parts_ptr + (part + at) * (BQ * BLOCK_D) + (PART * 4096 + gl.arange(0, 4096, layout=held.type.layout))
+                if joins:
+                    gl.atomic_add(cells, held, sem="relaxed")  # in turn: nobody else adds to these cells now
                 else:
-                    dk, slopes = warpgroup_mma_wait(0, deps=(dk_token, slopes))
-                mbarrier.arrive(d_out_free.index(d_out_stage), count=1)
-                mbarrier.arrive(q_free.index(stage), count=1)
-                stage = next_stage
+                    gl.store(cells, held)
+                _arrive(ADDED + turn % TURNS, 288, 4)
+                dk, slopes = warpgroup_mma_wait(0, deps=(dk_token, slopes))
+                _arrive(FREE + stage, 288, 4)
                 turn += 1
-            mbarrier.arrive(q_free.index(stage), count=1)
-            q_turn += 1
 
         # dV takes the place of this half of the values; the copy engine clips both results.
         mbarrier.arrive(k_free, count=1)
@@ -1363,39 +1349,36 @@ def _differentiate_tiles(
 @gluon.jit(do_not_specialize=['n_work', 'together', 'Hq', 'Hkv', 'Sq', 'Sk'])
 def _hopper_backward_kernel(
     q_desc, k_desc, v_desc, d_out_desc, dk_desc, dv_desc, lse_ptr, delta_ptr, dq_parts_ptr, turns_ptr, queue_ptr, n_work, together, scale, Hq, Hkv, Sq, Sk,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, HELD: gl.constexpr, SPARE: gl.constexpr, FAST: gl.constexpr,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, SPARE: gl.constexpr, FAST: gl.constexpr,
 ):
     """dK and dV of one tile of keys, and its part of dQ, which is added after those of the tiles before it.
 
     Programs take one item after the other, in order: the first that is not done waits for nobody who has not begun.
     """
     TURNS: gl.constexpr = 4
+    DS_STORED: gl.constexpr = 8
+    ADDED: gl.constexpr = 9
+    FREE: gl.constexpr = 13
     HALF: gl.constexpr = BK // 2
-    SHARED: gl.constexpr = BLOCK_D == 128
-    DS_STAGES: gl.constexpr = 2 if SHARED else 4
     dtype: gl.constexpr = q_desc.dtype
     rows: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     ds_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([HALF, BQ], dtype)
     k_tiles = gl.allocate_shared_memory(dtype, [2, 1, 1, HALF, BLOCK_D], k_desc.layout)
     v_tiles = gl.allocate_shared_memory(dtype, [2, 1, 1, HALF, BLOCK_DV], v_desc.layout)
     q_tiles = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, BQ, BLOCK_D], q_desc.layout)
-    d_out_tiles = gl.allocate_shared_memory(dtype, [2, 1, 1, BQ, BLOCK_DV], d_out_desc.layout)
-    ds_tiles = gl.allocate_shared_memory(dtype, [2 * DS_STAGES, HALF, BQ], ds_layout)
+    d_out_tiles = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, BQ, BLOCK_DV], d_out_desc.layout)
+    ds_tiles = gl.allocate_shared_memory(dtype, [4, HALF, BQ], ds_layout)
     dk_tiles = gl.allocate_shared_memory(dtype, [2, 1, 1, HALF, BLOCK_D], dk_desc.layout)
     lse_tiles = gl.allocate_shared_memory(gl.float32, [STAGES, BQ], rows)
-    delta_tiles = gl.allocate_shared_memory(gl.float32, [2, BQ], rows)
+    delta_tiles = gl.allocate_shared_memory(gl.float32, [STAGES, BQ], rows)
     notes = gl.allocate_shared_memory(gl.int32, [2, 1], rows)
     k_ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     k_free = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     v_ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     v_free = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     q_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    q_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    d_out_ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    d_out_free = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    ds_ready = gl.allocate_shared_memory(gl.int64, [DS_STAGES, 1], mbarrier.MBarrierLayout())
+    d_out_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     turn_ready = gl.allocate_shared_memory(gl.int64, [TURNS, 1], mbarrier.MBarrierLayout())
-    turn_added = gl.allocate_shared_memory(gl.int64, [TURNS, 1], mbarrier.MBarrierLayout())
     turn_passed = gl.allocate_shared_memory(gl.int64, [TURNS, 1], mbarrier.MBarrierLayout())
     note_ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     note_free = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
@@ -1405,27 +1388,22 @@ def _hopper_backward_kernel(
     mbarrier.init(v_free, count=2)
     for i in gl.static_range(STAGES):
         mbarrier.init(q_ready.index(i), count=2)
-        mbarrier.init(q_free.index(i), count=2)
-    for i in gl.static_range(2):
         mbarrier.init(d_out_ready.index(i), count=2)
-        mbarrier.init(d_out_free.index(i), count=2)
+    for i in gl.static_range(2):
         mbarrier.init(note_ready.index(i), count=1)
         mbarrier.init(note_free.index(i), count=4)
-    for i in gl.static_range(DS_STAGES):
-        mbarrier.init(ds_ready.index(i), count=2)
     for i in gl.static_range(TURNS):
         mbarrier.init(turn_ready.index(i), count=1)
-        mbarrier.init(turn_added.index(i), count=2 if SHARED else 1)
         mbarrier.init(turn_passed.index(i), count=1)
     fence_async_shared()
     item = gl.atomic_add(queue_ptr, 1, sem="relaxed")
     gl.warp_specialize(
         [
-            (_differentiate_tiles, (dk_desc, dv_desc, dq_parts_ptr, dk_tiles, turn_ready, turn_added, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, lse_tiles, delta_tiles, k_ready, k_free, v_ready, v_free, q_ready, q_free, d_out_ready, d_out_free, ds_ready, notes, note_ready, note_free, item, n_work, together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, TURNS, 0, SHARED, HELD, FAST)),
-            (_differentiate_tiles, (dk_desc, dv_desc, dq_parts_ptr, dk_tiles, turn_ready, turn_added, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, lse_tiles, delta_tiles, k_ready, k_free, v_ready, v_free, q_ready, q_free, d_out_ready, d_out_free, ds_ready, notes, note_ready, note_free, item, n_work, together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, TURNS, 1, SHARED, HELD, FAST)),
-            (_load_backward_tiles, (q_desc, k_desc, v_desc, d_out_desc, lse_ptr, delta_ptr, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, lse_tiles, delta_tiles, k_ready, k_free, v_ready, v_free, q_ready, q_free, d_out_ready, d_out_free, ds_ready, notes, note_ready, note_free, queue_ptr, item, n_work, together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, TURNS)),
-            (_await_turns, (turns_ptr, turn_ready, turn_passed, notes, note_ready, note_free, item, n_work, together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, TURNS)),
-            (_pass_turns, (turns_ptr, turn_added, turn_passed, notes, note_ready, note_free, item, n_work, together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, TURNS)),
+            (_differentiate_tiles, (dk_desc, dv_desc, dq_parts_ptr, dk_tiles, turn_ready, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, lse_tiles, delta_tiles, k_ready, k_free, v_ready, v_free, q_ready, d_out_ready, notes, note_ready, note_free, item, n_work, together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, TURNS, FREE, DS_STORED, ADDED, 0, FAST)),
+            (_differentiate_tiles, (dk_desc, dv_desc, dq_parts_ptr, dk_tiles, turn_ready, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, lse_tiles, delta_tiles, k_ready, k_free, v_ready, v_free, q_ready, d_out_ready, notes, note_ready, note_free, item, n_work, together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, TURNS, FREE, DS_STORED, ADDED, 1, FAST)),
+            (_load_backward_tiles, (q_desc, k_desc, v_desc, d_out_desc, lse_ptr, delta_ptr, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, lse_tiles, delta_tiles, k_ready, k_free, v_ready, v_free, q_ready, d_out_ready, notes, note_ready, note_free, queue_ptr, item, n_work, together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, TURNS, FREE, DS_STORED, ADDED)),
+            (_await_turns, (turns_ptr, turn_ready, turn_passed, notes, note_ready, note_free, item, n_work, together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, TURNS, FREE, DS_STORED, ADDED)),
+            (_pass_turns, (turns_ptr, turn_passed, notes, note_ready, note_free, item, n_work, together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, TURNS, FREE, DS_STORED, ADDED)),
         ],
         [4, 1, 1, 1],
         [240, SPARE, SPARE, SPARE],
@@ -1438,13 +1416,12 @@ def _collect_dq_kernel(
     D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BQ: tl.constexpr,
 ):
     """A tile of dQ from the order of `_as_held` to that of the tensor."""
-    PARTS: tl.constexpr = BLOCK_D // 64
     part = tl.cast(tl.program_id(0), tl.int64)
     n_tiles = tl.cdiv(Sq, BQ)
     met = tl.load(turns_ptr + part) > 0  # else no tile of keys has written here
     held = tl.load(dq_parts_ptr + part * (BQ * BLOCK_D) + tl.arange(0, BQ * BLOCK_D), mask=met, other=0.0)
-    parts = tl.reshape(held, [PARTS, BQ // 16, 8, 8, 4, 2, 2])
-    dq = tl.reshape(tl.permute(parts, [1, 5, 3, 0, 2, 4, 6]), [BQ, BLOCK_D])
+    parts = tl.reshape(held, [BQ // 64, BLOCK_D // 64, 4, 8, 8, 4, 2, 2])
+    dq = tl.reshape(tl.permute(parts, [0, 2, 6, 4, 1, 3, 5, 7]), [BQ, BLOCK_D])
     _store_rows(dq_ptr + part // n_tiles * Sq * D, dq * scale, part % n_tiles * BQ, Sq, D, BQ, D, BLOCK_D)
 
 
@@ -2107,16 +2084,17 @@ def _prepared(q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> _Ready:
     tma = _has_tma(_chip(q.device), q, k, v)
     hopper = _hopper(q, v) if tma and k.numel() else None
     if hopper is not None:
-        BQ, BK, stages, pipelined, registers, spare, together, schedule, apart = hopper
-        n_work = triton.cdiv(Sq, BQ) * B * Hq
+        BQ, BK, stages, pipelined, registers, spare, together, ahead, schedule, apart = hopper
+        n_tiles = triton.cdiv(Sq, BQ)
+        n_work = n_tiles * B * Hq
         grid = n_work if schedule == "once" else min(n_work, _multiprocessors(q.device))
         descriptors = (*_hopper_tiles(64, q), *_hopper_tiles(BK, k, v), *_hopper_tiles(64, out))
         options = dict(
             D=sizes["D"], Dv=sizes["Dv"], BLOCK_D=_hopper_block(sizes["D"]), BLOCK_DV=_hopper_block(sizes["Dv"]),
-            BQ=BQ, BK=BK, STAGES=stages, TOGETHER=together, SCHEDULE=schedule, OUT_APART=apart,
-            PIPELINED=pipelined, REGISTERS=registers, SPARE=spare, FAST=True, num_warps=4,
+            BQ=BQ, BK=BK, STAGES=stages, SCHEDULE=schedule, OUT_APART=apart, PIPELINED=pipelined,
+            REGISTERS=registers, SPARE=spare, FAST=True, num_warps=4,
         )
-        return _Ready(_hopper_forward_kernel, grid, BK, descriptors, options, n_work)
+        return _Ready(_hopper_forward_kernel, grid, BK, descriptors, options, n_work, max(together, ahead // n_tiles))
     descriptors = (*_tiled(tma, BQ, q), *_tiled(tma, BK, k, v)) if tma else ()
     options = dict(
         **sizes, BQ=BQ, BK=BK, TMA=tma, num_warps=warps, num_stages=stages,
@@ -2169,7 +2147,7 @@ def _attend(q, k, v, scale, layout=None):
             elif ready.n_work:
                 queue = _queue(q.device, own) if ready.options["SCHEDULE"] == "queue" else None
                 ready.launch(
-                    *ready.tiles(q, k, v, out), lse, queue, ready.n_work, *arguments[:5],
+                    *ready.tiles(q, k, v, out), lse, queue, ready.n_work, ready.together, *arguments[:5],
                 )
             else:
                 ready.launch(
@@ -2207,16 +2185,16 @@ def _prepared_backward(
     rows = _Ready(_rows_kernel, triton.cdiv(B * Hq * Sq, 32), 0, (), options)
     hopper = _hopper_backward(q, v) if tma else None
     if hopper is not None:
-        BQ, BK, stages, held, together, ahead, stay, spare = hopper
+        BQ, BK, stages, together, ahead, spare = hopper
         block = _hopper_block(D)
         n_tiles = triton.cdiv(Sk, BK)
         descriptors = (*_hopper_tiles(BQ, q), *_hopper_tiles(BK // 2, k, v), *_hopper_tiles(BQ, d_out), *_hopper_tiles(BK // 2, dk, dv))
         options = dict(
-            D=D, Dv=Dv, BLOCK_D=block, BLOCK_DV=_hopper_block(Dv), BQ=BQ, BK=BK, STAGES=stages, HELD=held,
-            SPARE=spare, FAST=True, num_warps=4,
+            D=D, Dv=Dv, BLOCK_D=block, BLOCK_DV=_hopper_block(Dv), BQ=BQ, BK=BK, STAGES=stages, SPARE=spare,
+            FAST=True, num_warps=4,
         )
         n_work = n_tiles * B * Hkv
-        grid = min(n_work, _multiprocessors(q.device)) if n_tiles <= stay else n_work
+        grid = min(n_work, _multiprocessors(q.device))
         by_keys = _Ready(_hopper_backward_kernel, grid, BK, descriptors, options, n_work, max(together, ahead // n_tiles))
         options = dict(D=D, Dv=Dv, BLOCK_D=block, BQ=BQ)
         collect = _Ready(_collect_dq_kernel, triton.cdiv(Sq, BQ) * B * Hq, BK, (), options)

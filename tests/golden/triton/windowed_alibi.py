@@ -140,11 +140,12 @@ SPLIT = {
 
 # The forward kernel of compute capability 9.0 by (head dim of q and k, of v, rounded up): queries, keys, stages, whether
 # a warpgroup overlaps its own products, registers of a thread that computes and of one that fetches, heads whose tiles
-# are taken in turn, whether programs stay for more than one tile.
+# are taken in turn, at least, and tiles of queries of all these heads, whether programs stay for more than one tile, and
+# whether results have a place of their own.
 HOPPER = {
-    (64, 128): (128, 64, 2, True, 240, 24, 1, 'queue', True),
-    (128, 64): (128, 64, 2, True, 240, 24, 1, 'queue', True),
-    (128, 128): (128, 64, 2, True, 240, 24, 1, 'queue', True),
+    (64, 128): (128, 64, 2, True, 240, 24, 1, 0, 'queue', True),
+    (128, 64): (128, 64, 2, True, 240, 24, 1, 0, 'queue', True),
+    (128, 128): (128, 64, 2, True, 240, 24, 1, 0, 'queue', True),
 }
 
 
@@ -489,10 +490,10 @@ def _hold_back(n_steps):
 
 
 @gluon.jit
-def _work_item(item, n_tiles, n_heads, n_work, TOGETHER: gl.constexpr):
-    """(tile, batch, head) of an item: tile by tile, TOGETHER heads at a time for the cache's sake."""
-    first = item // (n_tiles * TOGETHER) * TOGETHER
-    width = tl.minimum(n_work // n_tiles - first, TOGETHER)
+def _work_item(item, n_tiles, n_heads, n_work, together):
+    """(tile, batch, head) of an item: tile by tile, `together` heads at a time for the cache's sake."""
+    first = item // (n_tiles * together) * together
+    width = tl.minimum(n_work // n_tiles - first, together)
     i = item - first * n_tiles
     tile = i // width
     i = first + i % width
@@ -516,8 +517,8 @@ def _key_runs(
 @gluon.jit
 def _load_tiles(
     q_desc, k_desc, v_desc, q_tiles, k_tiles, v_tiles, q_ready, q_free, k_ready, k_free, v_ready, v_free, notes,
-    queue_ptr, n_work, scale, Hq, Hkv, Sq, Sk, slope_ptr, slope_stride_0, cap_ptr,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, TOGETHER: gl.constexpr, SCHEDULE: gl.constexpr,
+    queue_ptr, n_work, together, scale, Hq, Hkv, Sq, Sk, slope_ptr, slope_stride_0, cap_ptr,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, SCHEDULE: gl.constexpr,
 ):
     """The warp that fetches: queries, keys and values of every tile, as far ahead as there is room."""
     turn = 0
@@ -525,7 +526,7 @@ def _load_tiles(
     n_tiles = (Sq + BQ - 1) // BQ
     item = gl.program_id(0)
     while item < n_work:
-        tile, batch, head = _work_item(item, n_tiles, Hq, n_work, TOGETHER)
+        tile, batch, head = _work_item(item, n_tiles, Hq, n_work, together)
         kv_head = head // (Hq // Hkv)
         q0 = tile * BQ
         full_lo, full_hi, any_lo, any_hi = _key_runs(q0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, slope_ptr, slope_stride_0, cap_ptr, D, Dv, BQ, BK)
@@ -600,8 +601,8 @@ def _weigh(
 @gluon.jit
 def _attend_tiles(
     out_desc, lse_ptr, rest_ptr, out_tiles, q_tiles, k_tiles, v_tiles, q_ready, q_free, k_ready, k_free, v_ready, v_free, notes,
-    queue_ptr, n_work, scale, Hq, Hkv, Sq, Sk, slope_ptr, slope_stride_0, cap_ptr,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, TOGETHER: gl.constexpr, SCHEDULE: gl.constexpr, PART: gl.constexpr, OUT_APART: gl.constexpr, PIPELINED: gl.constexpr, FAST: gl.constexpr, PRECISE: gl.constexpr,
+    queue_ptr, n_work, together, scale, Hq, Hkv, Sq, Sk, slope_ptr, slope_stride_0, cap_ptr,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, SCHEDULE: gl.constexpr, PART: gl.constexpr, OUT_APART: gl.constexpr, PIPELINED: gl.constexpr, FAST: gl.constexpr, PRECISE: gl.constexpr,
 ):
     """A warpgroup that computes: its 64 queries of every tile.
 
@@ -619,7 +620,7 @@ def _attend_tiles(
     n_tiles = (Sq + BQ - 1) // BQ
     item = gl.program_id(0)
     while item < n_work:
-        tile, batch, head = _work_item(item, n_tiles, Hq, n_work, TOGETHER)
+        tile, batch, head = _work_item(item, n_tiles, Hq, n_work, together)
         kv_head = head // (Hq // Hkv)
         q0 = tile * BQ
         full_lo, full_hi, any_lo, any_hi = _key_runs(q0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, slope_ptr, slope_stride_0, cap_ptr, D, Dv, BQ, BK)
@@ -705,7 +706,7 @@ def _attend_tiles(
         if OUT_APART and SCHEDULE != "once":
             mbarrier.arrive(q_free.index(PART), count=1)
 
-        tile, batch, head = _work_item(_again(item), n_tiles, Hq, n_work, TOGETHER)
+        tile, batch, head = _work_item(_again(item), n_tiles, Hq, n_work, together)
         q0 = tile * BQ + PART * 64
         rows = q0 + gl.arange(0, 64, layout=rows_layout)
         row_sum = gl.convert_layout(tl.sum(row_sum, 1), rows_layout)
@@ -743,10 +744,10 @@ def _attend_tiles(
     tma.store_wait(0)
 
 
-@gluon.jit(do_not_specialize=['n_work', 'Hq', 'Hkv', 'Sq', 'Sk'])
+@gluon.jit(do_not_specialize=['n_work', 'together', 'Hq', 'Hkv', 'Sq', 'Sk'])
 def _hopper_forward_kernel(
-    q_desc, k_desc, v_desc, out_desc, lse_ptr, rest_ptr, queue_ptr, n_work, scale, Hq, Hkv, Sq, Sk, slope_ptr, slope_stride_0, cap_ptr,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, TOGETHER: gl.constexpr, SCHEDULE: gl.constexpr, OUT_APART: gl.constexpr, PIPELINED: gl.constexpr, REGISTERS: gl.constexpr, SPARE: gl.constexpr, FAST: gl.constexpr, PRECISE: gl.constexpr,
+    q_desc, k_desc, v_desc, out_desc, lse_ptr, rest_ptr, queue_ptr, n_work, together, scale, Hq, Hkv, Sq, Sk, slope_ptr, slope_stride_0, cap_ptr,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, SCHEDULE: gl.constexpr, OUT_APART: gl.constexpr, PIPELINED: gl.constexpr, REGISTERS: gl.constexpr, SPARE: gl.constexpr, FAST: gl.constexpr, PRECISE: gl.constexpr,
 ):
     """The forward pass by warpgroups that compute, 64 queries each, and a warp that fetches for all of them."""
     PARTS: gl.constexpr = BQ // 64
@@ -775,9 +776,9 @@ def _hopper_forward_kernel(
     if PARTS == 2:
         gl.warp_specialize(
             [
-                (_attend_tiles, (out_desc, lse_ptr, rest_ptr, out_tiles, q_tiles, k_tiles, v_tiles, q_ready, q_free, k_ready, k_free, v_ready, v_free, notes, queue_ptr, n_work, scale, Hq, Hkv, Sq, Sk, slope_ptr, slope_stride_0, cap_ptr, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, TOGETHER, SCHEDULE, 0, OUT_APART, PIPELINED, FAST, PRECISE)),
-                (_attend_tiles, (out_desc, lse_ptr, rest_ptr, out_tiles, q_tiles, k_tiles, v_tiles, q_ready, q_free, k_ready, k_free, v_ready, v_free, notes, queue_ptr, n_work, scale, Hq, Hkv, Sq, Sk, slope_ptr, slope_stride_0, cap_ptr, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, TOGETHER, SCHEDULE, 1, OUT_APART, PIPELINED, FAST, PRECISE)),
-                (_load_tiles, (q_desc, k_desc, v_desc, q_tiles, k_tiles, v_tiles, q_ready, q_free, k_ready, k_free, v_ready, v_free, notes, queue_ptr, n_work, scale, Hq, Hkv, Sq, Sk, slope_ptr, slope_stride_0, cap_ptr, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, TOGETHER, SCHEDULE)),
+                (_attend_tiles, (out_desc, lse_ptr, rest_ptr, out_tiles, q_tiles, k_tiles, v_tiles, q_ready, q_free, k_ready, k_free, v_ready, v_free, notes, queue_ptr, n_work, together, scale, Hq, Hkv, Sq, Sk, slope_ptr, slope_stride_0, cap_ptr, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, SCHEDULE, 0, OUT_APART, PIPELINED, FAST, PRECISE)),
+                (_attend_tiles, (out_desc, lse_ptr, rest_ptr, out_tiles, q_tiles, k_tiles, v_tiles, q_ready, q_free, k_ready, k_free, v_ready, v_free, notes, queue_ptr, n_work, together, scale, Hq, Hkv, Sq, Sk, slope_ptr, slope_stride_0, cap_ptr, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, SCHEDULE, 1, OUT_APART, PIPELINED, FAST, PRECISE)),
+                (_load_tiles, (q_desc, k_desc, v_desc, q_tiles, k_tiles, v_tiles, q_ready, q_free, k_ready, k_free, v_ready, v_free, notes, queue_ptr, n_work, together, scale, Hq, Hkv, Sq, Sk, slope_ptr, slope_stride_0, cap_ptr, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, SCHEDULE)),
             ],
             [4, 1],
             [REGISTERS, SPARE],
@@ -785,10 +786,10 @@ def _hopper_forward_kernel(
     else:
         gl.warp_specialize(
             [
-                (_attend_tiles, (out_desc, lse_ptr, rest_ptr, out_tiles, q_tiles, k_tiles, v_tiles, q_ready, q_free, k_ready, k_free, v_ready, v_free, notes, queue_ptr, n_work, scale, Hq, Hkv, Sq, Sk, slope_ptr, slope_stride_0, cap_ptr, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, TOGETHER, SCHEDULE, 0, OUT_APART, PIPELINED, FAST, PRECISE)),
-                (_attend_tiles, (out_desc, lse_ptr, rest_ptr, out_tiles, q_tiles, k_tiles, v_tiles, q_ready, q_free, k_ready, k_free, v_ready, v_free, notes, queue_ptr, n_work, scale, Hq, Hkv, Sq, Sk, slope_ptr, slope_stride_0, cap_ptr, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, TOGETHER, SCHEDULE, 1, OUT_APART, PIPELINED, FAST, PRECISE)),
-                (_attend_tiles, (out_desc, lse_ptr, rest_ptr, out_tiles, q_tiles, k_tiles, v_tiles, q_ready, q_free, k_ready, k_free, v_ready, v_free, notes, queue_ptr, n_work, scale, Hq, Hkv, Sq, Sk, slope_ptr, slope_stride_0, cap_ptr, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, TOGETHER, SCHEDULE, 2, OUT_APART, PIPELINED, FAST, PRECISE)),
-                (_load_tiles, (q_desc, k_desc, v_desc, q_tiles, k_tiles, v_tiles, q_ready, q_free, k_ready, k_free, v_ready, v_free, notes, queue_ptr, n_work, scale, Hq, Hkv, Sq, Sk, slope_ptr, slope_stride_0, cap_ptr, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, TOGETHER, SCHEDULE)),
+                (_attend_tiles, (out_desc, lse_ptr, rest_ptr, out_tiles, q_tiles, k_tiles, v_tiles, q_ready, q_free, k_ready, k_free, v_ready, v_free, notes, queue_ptr, n_work, together, scale, Hq, Hkv, Sq, Sk, slope_ptr, slope_stride_0, cap_ptr, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, SCHEDULE, 0, OUT_APART, PIPELINED, FAST, PRECISE)),
+                (_attend_tiles, (out_desc, lse_ptr, rest_ptr, out_tiles, q_tiles, k_tiles, v_tiles, q_ready, q_free, k_ready, k_free, v_ready, v_free, notes, queue_ptr, n_work, together, scale, Hq, Hkv, Sq, Sk, slope_ptr, slope_stride_0, cap_ptr, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, SCHEDULE, 1, OUT_APART, PIPELINED, FAST, PRECISE)),
+                (_attend_tiles, (out_desc, lse_ptr, rest_ptr, out_tiles, q_tiles, k_tiles, v_tiles, q_ready, q_free, k_ready, k_free, v_ready, v_free, notes, queue_ptr, n_work, together, scale, Hq, Hkv, Sq, Sk, slope_ptr, slope_stride_0, cap_ptr, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, SCHEDULE, 2, OUT_APART, PIPELINED, FAST, PRECISE)),
+                (_load_tiles, (q_desc, k_desc, v_desc, q_tiles, k_tiles, v_tiles, q_ready, q_free, k_ready, k_free, v_ready, v_free, notes, queue_ptr, n_work, together, scale, Hq, Hkv, Sq, Sk, slope_ptr, slope_stride_0, cap_ptr, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, SCHEDULE)),
             ],
             [4, 4, 1],
             [REGISTERS, REGISTERS, SPARE],
@@ -1224,17 +1225,17 @@ def _prepared(q: Tensor, k: Tensor, v: Tensor, out: Tensor, precise: bool) -> _R
     tma = _has_tma(_chip(q.device), q, k, v)
     hopper = _hopper(q, v) if tma and k.numel() else None
     if hopper is not None:
-        BQ, BK, stages, pipelined, registers, spare, together, schedule, apart = hopper
-        n_work = triton.cdiv(Sq, BQ) * B * Hq
+        BQ, BK, stages, pipelined, registers, spare, together, ahead, schedule, apart = hopper
+        n_tiles = triton.cdiv(Sq, BQ)
+        n_work = n_tiles * B * Hq
         grid = n_work if schedule == "once" else min(n_work, _multiprocessors(q.device))
         descriptors = (*_hopper_tiles(64, q), *_hopper_tiles(BK, k, v), *_hopper_tiles(64, out))
         options = dict(
             D=sizes["D"], Dv=sizes["Dv"], BLOCK_D=_hopper_block(sizes["D"]), BLOCK_DV=_hopper_block(sizes["Dv"]),
-            BQ=BQ, BK=BK, STAGES=stages, TOGETHER=together, SCHEDULE=schedule, OUT_APART=apart,
-            PIPELINED=pipelined, REGISTERS=registers, SPARE=spare, FAST=True, PRECISE=precise,
-            num_warps=4,
+            BQ=BQ, BK=BK, STAGES=stages, SCHEDULE=schedule, OUT_APART=apart, PIPELINED=pipelined,
+            REGISTERS=registers, SPARE=spare, FAST=True, PRECISE=precise, num_warps=4,
         )
-        return _Ready(_hopper_forward_kernel, grid, BK, descriptors, options, n_work)
+        return _Ready(_hopper_forward_kernel, grid, BK, descriptors, options, n_work, max(together, ahead // n_tiles))
     descriptors = (*_tiled(tma, BQ, q), *_tiled(tma, BK, k, v)) if tma else ()
     options = dict(
         **sizes, BQ=BQ, BK=BK, TMA=tma, PRECISE=precise, num_warps=warps, num_stages=stages,
@@ -1288,7 +1289,7 @@ def _attend(q, k, v, slope, cap, scale, precise, layout=None):
             elif ready.n_work:
                 queue = _queue(q.device, own) if ready.options["SCHEDULE"] == "queue" else None
                 ready.launch(
-                    *ready.tiles(q, k, v, out), lse, rest, queue, ready.n_work, *arguments[:8],
+                    *ready.tiles(q, k, v, out), lse, rest, queue, ready.n_work, ready.together, *arguments[:8],
                 )
             else:
                 ready.launch(
