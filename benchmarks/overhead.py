@@ -14,6 +14,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +94,12 @@ def main() -> int:
         said = ", ".join(f"{name} {us:.1f}" for name, us in record["us"].items())
         print(f"{record['key']}: {said} us; call / launch {record['call / launch']:.2f}")
     if args.output:
-        result = {"machine": torch.cuda.get_device_name(), "torch": torch.__version__, "cases": found}
+        date = datetime.now(UTC).date().isoformat()
+        rounded = [
+            {**r, "us": {n: round(us, 1) for n, us in r["us"].items()}, "call / launch": round(r["call / launch"], 2)}
+            for r in found
+        ]
+        result = {"machine": torch.cuda.get_device_name(), "date": date, "torch": torch.__version__, "cases": rounded}
         args.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     return 0
 

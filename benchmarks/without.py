@@ -15,6 +15,7 @@ import re
 import statistics
 from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
+from datetime import UTC, datetime
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -128,7 +129,8 @@ def main() -> None:
                 found.append({"direction": direction, "cell": cell.key, "ms": times})
                 whole = times["nothing"]
                 print(direction, cell.key, *(f"{n} {t / whole:.3f}" for n, t in times.items()), flush=True)
-    record = {"machine": torch.cuda.get_device_name(), "without": found}
+    date = datetime.now(UTC).date().isoformat()
+    record = {"machine": torch.cuda.get_device_name(), "date": date, "torch": torch.__version__, "without": found}
     if args.output is not None:
         args.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 

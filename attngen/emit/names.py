@@ -47,8 +47,8 @@ _TEMPLATE_NAMES = """
     HOPPER_BACKWARD ADDED DS_STORED FREE THREADS WARPS each ds_half number TURNS WIDE HALF ahead by_keys by_rows
     ds_layout ds_stage ds_tiles dv_place half has_d_lse high k_half kept low pairs pieces wide n_full n_walked share
     parts parts_ptr PIECES part_max part_sum part_has_key col merging cells SPLIT whole slots programs counts count
-    busy most_rows most_keys area longest there merge before chunk collect lists others starts stops walk walks walks_ptr
-    AHEAD COLS K_STAGES V_STAGES HOPPER_APART dq_desc handed handed_free handed_ready k_place p_layout
+    busy most_rows most_keys area longest there merge before chunk collect lists others starts stops walk walks
+    walks_ptr AHEAD COLS K_STAGES V_STAGES HOPPER_APART dq_desc handed handed_free handed_ready k_place p_layout
     place_layout plain v_place place own last shape wanted value_stages
 """
 
