@@ -45,10 +45,7 @@ _FIRST_PARTS = (
     "else:\n                    gl.store(cells, held)",
     "elif at < -1:\n                    gl.store(cells, held)",
 )
-_TURNS = (
-    ("mbarrier.wait(turn_ready.index(turn % TURNS), turn // TURNS & 1)", "pass"),
-    ("_await_turn(turns + at, tile)", "pass"),
-)
+_TURNS = (("_await_turn(turns + at, tile)", "pass"),)
 
 WITHOUT: Mapping[str, Mapping[str, tuple[Change, ...]]] = {
     "forward": {

@@ -3,7 +3,8 @@
 Takes what a kernel bears beside the products, gives tables by (head dim of Q and K, head dim of V), each rounded up to
 64, 128 or 256: of `Skeleton`s for the forward kernel, of `BackwardSkeleton`s for the one that gives dQ, dK and dV, of
 `ApartSkeleton`s for the two that do so where one cannot.
-Every entry compiles without spilling (`tests/aot`); among those that do, the fastest on an H200 stands here.
+Every entry compiles without spilling weights or sums (`tests/aot`); among those that do, the fastest on an H200 stands
+here.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ def skeletons(plan: KernelPlan, own: tuple[int, int] | None) -> Mapping[tuple[in
     at head dim 64, tanh and windows, too. So they are where data decides which tiles meet, for tiles are smaller.
     """
     rows = dict(_fastest(plan))
-    if plan.longest_first:  # the long tiles of eight heads, then shorter ones
+    if plan.longest_first:  # the long tiles of eight heads or more, then shorter ones
         rows = {dims: replace(s, together=8, ahead=256) for dims, s in rows.items()}
     if own is None:
         return rows
@@ -129,7 +130,8 @@ class BackwardSkeleton:
     S, dP, dV, dK and dQ are five products, where the portable kernels need seven. A program holds a tile of keys, so
     its part of dQ is added to that of the tiles before it, in their order: `together` heads take their tiles in turn,
     so that few tiles of a head wait for each other; more of them where a head has fewer than `ahead` / `together` tiles
-    of keys. Their operands come from shared memory but for weights and dS, so tiles are wide where registers allow it.
+    of keys. Products read shared memory but for the weights of dV and the dS of dK, so tiles are wide where registers
+    allow it.
     `spare` are the registers of the warps that fetch and wait.
     """
 
@@ -155,16 +157,19 @@ _BACKWARD = {
 def backward_skeletons(plan: KernelPlan, own: tuple[int, int] | None) -> Mapping[tuple[int, int], BackwardSkeleton]:
     """Where dQ, dK and dV come from one kernel; elsewhere, and where the spec has its `own` tile, from portable ones.
 
-    The weights are exponentials, some tiles need no mask, and a tile of keys meets one stretch of queries, or all. At
-    head dim 128 a param's element whose place is dear to compute for every pair leaves too few registers.
+    The weights are exponentials, some tiles need no mask, and a tile of keys meets one stretch of queries, or all. A
+    param's element whose place is dear to compute for every pair leaves too few registers; so does, in tiles of 128
+    queries, any score but the product, and any mask but that all queries from one on see a key.
     """
     heavy = plan.burden is Burden.RANDOM or plan.weights.form is not Form.EXPONENTIAL
     some_whole = plan.key_loops.full and plan.query_loops.full
     if own is not None or heavy or not some_whole or sum(not _leads(s) for s in plan.queries.any) != 1:
         return {}
     pairs = [e for e in loads(plan.weights.unit) if level_of(e) is Level.PAIR]
-    wide = 64 if any(is_dear(i) for e in pairs for i in e.indices) else 128
-    rows = {dims: s for dims, s in _BACKWARD.items() if max(dims) <= wide}
+    if any(is_dear(i) for e in pairs for i in e.indices):
+        return {}
+    bare = isinstance(plan.weights.unit, Symbol) and not plan.queries.tests and [s.hi for s in plan.queries.any] == [SQ]
+    rows = {dims: s for dims, s in _BACKWARD.items() if bare or s.queries == 64}
     if not in_turn(plan):  # neighbours wait for each other from their start to their end
         return {dims: replace(s, together=64) for dims, s in rows.items()}
     if plan.growing_keys:  # tiles of keys get shorter: more heads share the cache, fewer programs wait

@@ -35,9 +35,10 @@ def index_bounds(plan: KernelPlan, budget: float) -> tuple[Claim, ...]:
     needed = dict.fromkeys(load for e in evaluated(plan) for load in loads(e))
     claims = {load: _claim(plan, load, known.get(load), deadline) for load in needed}
     guarded = frozenset(a.load for a in plan.choices.accesses if any(x.low or x.high for x in a.axes))
-    notes = outside(plan.attention, guarded, deadline)
-    found = [_rows(plan, deadline), *(replace(c, note=notes.get(load, "")) for load, c in claims.items())]
-    return (*found, *(_corner_claim(plan, c, deadline) for c in plan.choices.corners))
+    rows = _rows(plan, deadline)
+    corners = [_corner_claim(plan, c, deadline) for c in plan.choices.corners]
+    notes = outside(plan.attention, guarded, deadline)  # with what time proofs have left
+    return (rows, *(replace(c, note=notes.get(load, "")) for load, c in claims.items()), *corners)
 
 
 def _rows(plan: KernelPlan, deadline: float) -> Claim:

@@ -27,8 +27,8 @@ def outside(attention: Attention, loads: frozenset[Load], deadline: float) -> di
     """A note for each of `loads`, those that the kernel guards, which the score reads outside its tensor."""
     found: dict[Load, str] = {}
     for load, conditions in dict.fromkeys(_read(attention.score, (attention.mask,))):
-        known = load in found or any(reads_functions(c) for c in conditions)
-        if load in loads and not known and monotonic() < deadline:
+        skipped = load in found or any(reads_functions(c) for c in conditions)
+        if load in loads and not skipped and monotonic() < deadline:
             note = _note(attention, load, conditions, deadline)
             if note:
                 found[load] = note
@@ -42,6 +42,12 @@ def _read(e: Expr, conditions: tuple[Expr, ...]) -> Iterator[tuple[Load, tuple[E
             yield from _read(condition, conditions)
             yield from _read(yes, (*conditions, condition))
             yield from _read(no, (*conditions, build.apply(Op.NOT, condition)))
+        case Apply(op=Op.AND, args=args):
+            for i, a in enumerate(args):
+                yield from _read(a, (*conditions, *args[:i]))
+        case Apply(op=Op.OR, args=args):
+            for i, a in enumerate(args):
+                yield from _read(a, (*conditions, *(build.apply(Op.NOT, before) for before in args[:i])))
         case _:
             if isinstance(e, Load):
                 yield e, conditions

@@ -150,7 +150,6 @@ HOPPER = {
 # The backward kernel of compute capability 9.0, likewise: queries, keys, stages, heads whose tiles are taken in turn, at
 # least, and tiles of keys of all these heads; registers of a thread that fetches or waits.
 HOPPER_BACKWARD = {
-    (64, 64): (128, 128, 3, 16, 512, 24),
     (128, 128): (64, 128, 3, 16, 256, 24),
 }
 

@@ -56,7 +56,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     mbarrier,
     tma,
     warpgroup_mma,
-    warpgroup_mma_init,
     warpgroup_mma_wait,
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as HopperDescriptor
@@ -160,12 +159,6 @@ HOPPER = {
     (64, 128): (128, 64, 2, False, 240, 24, 1, 0, 'queue', True),
     (128, 64): (128, 64, 2, False, 240, 24, 1, 0, 'queue', True),
     (128, 128): (128, 64, 2, False, 240, 24, 1, 0, 'queue', True),
-}
-
-# The backward kernel of compute capability 9.0, likewise: queries, keys, stages, heads whose tiles are taken in turn, at
-# least, and tiles of keys of all these heads; registers of a thread that fetches or waits.
-HOPPER_BACKWARD = {
-    (64, 64): (128, 128, 3, 4, 512, 24),
 }
 
 # And where dK and dV, and dQ, have a kernel each. Of dK/dV: queries, keys, stages, by how many tiles the warpgroup of the
@@ -1049,409 +1042,6 @@ def _unpacked_wide(pairs, dtype: gl.constexpr, layout: gl.constexpr):
 
 
 @gluon.jit
-def _arrive(number, THREADS: gl.constexpr, WARPS: gl.constexpr):
-    """Tells the THREADS that share a barrier of the multiprocessor's sixteen that these warps have come; they go on."""
-    each: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
-    gl.inline_asm_elementwise(
-        "bar.arrive $1, $2; mov.b32 $0, $1;",
-        "=r,r,r",
-        [number + gl.full([32 * WARPS], 0, gl.int32, layout=each), gl.full([32 * WARPS], THREADS, gl.int32, layout=each)],
-        dtype=gl.int32,
-        is_pure=False,
-        pack=1,
-    )
-
-
-@gluon.jit
-def _meet(number, THREADS: gl.constexpr, WARPS: gl.constexpr):
-    """As `_arrive`, and returns when all of them have come. What they wrote before is seen from then on."""
-    each: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
-    gl.inline_asm_elementwise(
-        "bar.sync $1, $2; mov.b32 $0, $1;",
-        "=r,r,r",
-        [number + gl.full([32 * WARPS], 0, gl.int32, layout=each), gl.full([32 * WARPS], THREADS, gl.int32, layout=each)],
-        dtype=gl.int32,
-        is_pure=False,
-        pack=1,
-    )
-
-
-@gluon.jit
-def _await_turn(turns, turn):
-    """Returns when the cell holds `turn`; what others have added before they wrote it is seen from then on."""
-    one: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
-    gl.inline_asm_elementwise(
-        "{ .reg .pred p; .reg .b32 v; again: ld.acquire.gpu.global.b32 v, [$1]; setp.ne.s32 p, v, $2; @p bra again; mov.b32 $0, v; }",
-        "=r,l,r",
-        [turns.to(gl.int64) + gl.full([1], 0, gl.int64, layout=one), turn + gl.full([1], 0, gl.int32, layout=one)],
-        dtype=gl.int32,
-        is_pure=False,
-        pack=1,
-    )
-
-
-@gluon.jit
-def _pass_turn(turns, turn):
-    """Writes `turn` into the cell, after everything that this program has added."""
-    one: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
-    gl.inline_asm_elementwise(
-        "st.release.gpu.global.b32 [$1], $2; mov.b32 $0, $2;",
-        "=r,l,r",
-        [turns.to(gl.int64) + gl.full([1], 0, gl.int64, layout=one), turn + gl.full([1], 0, gl.int32, layout=one)],
-        dtype=gl.int32,
-        is_pure=False,
-        pack=1,
-    )
-
-
-@gluon.jit
-def _query_runs(
-    tile, batch, head, kv_head, scale, B, Hq, Hkv, Sq, Sk, table_ptr, table_stride_0, table_stride_1,
-    D: gl.constexpr, Dv: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr,
-):
-    """The tiles of queries that a tile of keys meets: first … stop - 1; and which of them need no mask."""
-    full_hi, any_hi = _query_tiles(Sq, BQ)
-    first = 0
-    stop = any_hi
-    return first, stop, full_hi
-
-
-@gluon.jit
-def _load_backward_tiles(
-    q_desc, k_desc, v_desc, d_out_desc, lse_ptr, delta_ptr, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, lse_tiles, delta_tiles, k_ready, k_free, v_ready, v_free, q_ready, d_out_ready,
-    notes, note_ready, note_free, queue_ptr, item, n_work, together, scale, B, Hq, Hkv, Sq, Sk, table_ptr, table_stride_0, table_stride_1,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr, FREE: gl.constexpr, DS_STORED: gl.constexpr, ADDED: gl.constexpr,
-):
-    """The warp that fetches: keys and values of an item once, queries and what belongs to them as far ahead as there is
-    room. It takes the next item when all of this one is on its way, and tells the others.
-    """
-    HALF: gl.constexpr = BK // 2
-    n_tiles = (Sk + BK - 1) // BK
-    turn = 0
-    round = 0
-    group = Hq // Hkv
-    while item < n_work:
-        tile, batch, kv_head = _key_item(item, n_tiles, Hkv, n_work, together)
-        k0 = tile * BK
-        mbarrier.wait(k_free, (round & 1) ^ 1)
-        mbarrier.expect(k_ready, 2 * k_desc.block_type.nbytes)
-        for part in gl.static_range(2):
-            tma.async_copy_global_to_shared(k_desc, [batch, kv_head, k0 + part * HALF, 0], k_ready, k_tiles.index(part))
-        for member in range(group):
-            head = kv_head * group + member
-            row = (batch * tl.cast(Hq, gl.int64) + head) * Sq
-            first, stop, full_hi = _query_runs(tile, batch, head, kv_head, scale, B, Hq, Hkv, Sq, Sk, table_ptr, table_stride_0, table_stride_1, D, Dv, BQ, BK)
-            n_steps = stop - first
-            for step in range(n_steps):
-                q0 = (stop - 1 - step) * BQ
-                rows = q0 + gl.arange(0, BQ, layout=gl.BlockedLayout([1], [32], [1], [0]))
-                row_lse = gl.load(lse_ptr + row + rows, mask=rows < Sq, other=float("inf"))
-                delta = gl.load(delta_ptr + row + rows, mask=rows < Sq, other=0.0)
-                stage = turn % STAGES
-                if turn >= STAGES:
-                    _meet(FREE + stage, 288, 1)
-                mbarrier.expect(q_ready.index(stage), q_desc.block_type.nbytes)
-                tma.async_copy_global_to_shared(q_desc, [batch, head, q0, 0], q_ready.index(stage), q_tiles.index(stage))
-                lse_tiles.index(stage).store(row_lse)
-                mbarrier.arrive(q_ready.index(stage), count=1)
-                if (member == 0) & (step == 0):
-                    _load_values(v_desc, v_tiles, v_ready, v_free, batch, kv_head, k0, round, HALF)
-                mbarrier.expect(d_out_ready.index(stage), d_out_desc.block_type.nbytes)
-                tma.async_copy_global_to_shared(d_out_desc, [batch, head, q0, 0], d_out_ready.index(stage), d_out_tiles.index(stage))
-                delta_tiles.index(stage).store(delta)
-                mbarrier.arrive(d_out_ready.index(stage), count=1)
-                turn += 1
-            if (member == 0) & (n_steps == 0):
-                _load_values(v_desc, v_tiles, v_ready, v_free, batch, kv_head, k0, round, HALF)
-        item = gl.atomic_add(queue_ptr, 1, sem="relaxed") if gl.num_programs(0) < n_work else n_work
-        mbarrier.wait(note_free.index(round % 2), (round // 2 & 1) ^ 1)
-        _pass_on(notes.index(round % 2), item)
-        mbarrier.arrive(note_ready.index(round % 2), count=1)
-        round += 1
-    for last in range(tl.minimum(turn, STAGES)):
-        _meet(FREE + (turn - 1 - last) % STAGES, 288, 1)
-
-
-@gluon.jit
-def _load_values(v_desc, v_tiles, v_ready, v_free, batch, kv_head, k0, round, HALF: gl.constexpr):
-    """Fetches an item's values, after its first queries: dV of the item before is stored from their place."""
-    mbarrier.wait(v_free, (round & 1) ^ 1)
-    mbarrier.expect(v_ready, 2 * v_desc.block_type.nbytes)
-    for part in gl.static_range(2):
-        tma.async_copy_global_to_shared(v_desc, [batch, kv_head, k0 + part * HALF, 0], v_ready, v_tiles.index(part))
-
-
-@gluon.jit
-def _next_item(notes, note_ready, note_free, round, WARPS: gl.constexpr):
-    """What the warp that fetches has noted for after this round."""
-    mbarrier.wait(note_ready.index(round % 2), round // 2 & 1)
-    item = tl.max(notes.index(round % 2).load(gl.BlockedLayout([1], [32], [WARPS], [0])), 0)
-    mbarrier.arrive(note_free.index(round % 2), count=1)
-    return item
-
-
-@gluon.jit
-def _await_turns(
-    turns_ptr, turn_ready, turn_passed, notes, note_ready, note_free, item, n_work, together, scale, B, Hq, Hkv, Sq, Sk, table_ptr, table_stride_0, table_stride_1,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr, FREE: gl.constexpr, DS_STORED: gl.constexpr, ADDED: gl.constexpr,
-):
-    """The warp that waits, for each tile of dQ, until the tile of keys before this one has added its part."""
-    n_tiles = (Sk + BK - 1) // BK
-    turn = 0
-    round = 0
-    group = Hq // Hkv
-    while item < n_work:
-        tile, batch, kv_head = _key_item(item, n_tiles, Hkv, n_work, together)
-        for member in range(group):
-            head = kv_head * group + member
-            turns = turns_ptr + (batch * Hq + head) * ((Sq + BQ - 1) // BQ)
-            first, stop, full_hi = _query_runs(tl.maximum(tile - 1, 0), batch, head, kv_head, scale, B, Hq, Hkv, Sq, Sk, table_ptr, table_stride_0, table_stride_1, D, Dv, BQ, BK)
-            first_before = first
-            stop_before = tl.where(tile > 0, stop, first_before)
-            first, stop, full_hi = _query_runs(tile, batch, head, kv_head, scale, B, Hq, Hkv, Sq, Sk, table_ptr, table_stride_0, table_stride_1, D, Dv, BQ, BK)
-            for step in range(stop - first):
-                at = stop - 1 - step
-                mbarrier.wait(turn_passed.index(turn % TURNS), (turn // TURNS & 1) ^ 1)
-                if (at >= first_before) & (at < stop_before):
-                    _await_turn(turns + at, tile)
-                mbarrier.arrive(turn_ready.index(turn % TURNS), count=1)
-                turn += 1
-        item = _next_item(notes, note_ready, note_free, round, 1)
-        round += 1
-
-
-@gluon.jit
-def _pass_turns(
-    turns_ptr, turn_passed, notes, note_ready, note_free, item, n_work, together, scale, B, Hq, Hkv, Sq, Sk, table_ptr, table_stride_0, table_stride_1,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr, FREE: gl.constexpr, DS_STORED: gl.constexpr, ADDED: gl.constexpr,
-):
-    """The warp that tells the next tile of keys, for each tile of dQ, that this one's part is added."""
-    n_tiles = (Sk + BK - 1) // BK
-    turn = 0
-    round = 0
-    group = Hq // Hkv
-    while item < n_work:
-        tile, batch, kv_head = _key_item(item, n_tiles, Hkv, n_work, together)
-        for member in range(group):
-            head = kv_head * group + member
-            turns = turns_ptr + (batch * Hq + head) * ((Sq + BQ - 1) // BQ)
-            first, stop, full_hi = _query_runs(tile, batch, head, kv_head, scale, B, Hq, Hkv, Sq, Sk, table_ptr, table_stride_0, table_stride_1, D, Dv, BQ, BK)
-            for step in range(stop - first):
-                _meet(ADDED + turn % TURNS, 288, 1)
-                _pass_turn(turns + stop - 1 - step, tile + 1)
-                mbarrier.arrive(turn_passed.index(turn % TURNS), count=1)
-                turn += 1
-        item = _next_item(notes, note_ready, note_free, round, 1)
-        round += 1
-
-
-@gluon.jit
-def _as_held(x, ROWS: gl.constexpr, COLS: gl.constexpr):
-    """The numbers of a warpgroup's tile of dQ in the order in which threads hold them, four at a time."""
-    parts = x.reshape([ROWS // 16, 2, 8, COLS // 8, 4, 2])
-    return parts.permute((0, 3, 2, 4, 1, 5)).reshape([ROWS * COLS])
-
-
-@gluon.jit
-def _dq_product(ds_tiles, k_tiles, no_dq, again, stage, BLOCK_D: gl.constexpr, HALF: gl.constexpr, PART: gl.constexpr):
-    """Starts the product of a warpgroup's half of a tile of dQ."""
-    dq_token = warpgroup_mma_init(no_dq)
-    for half in gl.static_range(2):
-        k_half = k_tiles.index(half + again).reshape([HALF, BLOCK_D])
-        ds_half = ds_tiles.index(stage * 2 + half)
-        if BLOCK_D == 128:
-            k_half = k_half.slice(PART * 64, 64, dim=1)
-        else:
-            ds_half = ds_half.slice(PART * 64, 64, dim=1)
-        dq_token = warpgroup_mma(ds_half.permute((1, 0)), k_half, dq_token, use_acc=half > 0, is_async=True)
-    return dq_token
-
-
-@gluon.jit
-def _differentiate_tiles(
-    dk_desc, dv_desc, dq_parts_ptr, dk_tiles, turn_ready, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, lse_tiles, delta_tiles, k_ready, k_free, v_ready, v_free, q_ready, d_out_ready,
-    notes, note_ready, note_free, item, n_work, together, scale, B, Hq, Hkv, Sq, Sk, table_ptr, table_stride_0, table_stride_1,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr, FREE: gl.constexpr, DS_STORED: gl.constexpr, ADDED: gl.constexpr, PART: gl.constexpr, FAST: gl.constexpr,
-):
-    """A warpgroup that computes: its half of the keys. Queries are walked from the last tile to the first.
-
-    What the other warpgroup computes fills the gaps of this one. dS meets in shared memory for dQ, of which each takes
-    half: 64 rows of 64 columns.
-    """
-    HALF: gl.constexpr = BK // 2
-    dtype: gl.constexpr = dk_desc.dtype
-    pair_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BQ, 16])
-    dk_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
-    dv_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_DV, 16])
-    dq_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
-    columns: gl.constexpr = gl.SliceLayout(0, pair_layout)
-    no_pairs = gl.zeros([HALF, BQ], gl.float32, layout=pair_layout)
-    no_dq = gl.zeros([64, 64], gl.float32, layout=dq_layout)
-    n_tiles = (Sk + BK - 1) // BK
-    turn = 0
-    round = 0
-    group = Hq // Hkv
-    while item < n_work:
-        tile, batch, kv_head = _key_item(item, n_tiles, Hkv, n_work, together)
-        k0 = tile * BK + PART * HALF
-        k_idx = (k0 + gl.arange(0, HALF, layout=gl.SliceLayout(1, pair_layout)))[:, None]
-        dk = gl.zeros([HALF, BLOCK_D], gl.float32, layout=dk_layout)
-        dv = gl.zeros([HALF, BLOCK_DV], gl.float32, layout=dv_layout)
-        mbarrier.wait(k_ready, round & 1)
-        mbarrier.wait(v_ready, round & 1)
-        for member in range(group):
-            head = kv_head * group + member
-            part = (batch * tl.cast(Hq, gl.int64) + head) * ((Sq + BQ - 1) // BQ)
-            first, stop, full_hi = _query_runs(tl.maximum(tile - 1, 0), batch, head, kv_head, scale, B, Hq, Hkv, Sq, Sk, table_ptr, table_stride_0, table_stride_1, D, Dv, BQ, BK)
-            first_before = first
-            stop_before = tl.where(tile > 0, stop, first_before)
-            first, stop, full_hi = _query_runs(tile, batch, head, kv_head, scale, B, Hq, Hkv, Sq, Sk, table_ptr, table_stride_0, table_stride_1, D, Dv, BQ, BK)
-            col_term = tl.cast(k_idx, tl.float32)
-
-            for step in range(stop - first):
-                at = stop - 1 - step
-                masked = at >= full_hi | (k0 + HALF > Sk)
-                # Addresses of tiles that stay are computed anew: kept over the loop, they would not fit in registers.
-                again = _again(gl.to_tensor(0))
-                stage = turn % STAGES
-                q = q_tiles.index(stage).reshape([BQ, BLOCK_D])
-                k_rows = k_tiles.index(PART + again).reshape([HALF, BLOCK_D])
-                mbarrier.wait(q_ready.index(stage), turn // STAGES & 1)
-                qk_token = warpgroup_mma(k_rows, q.permute((1, 0)), no_pairs, use_acc=False, is_async=True)
-                d_out = d_out_tiles.index(stage).reshape([BQ, BLOCK_DV])
-                v_rows = v_tiles.index(PART + again).reshape([HALF, BLOCK_DV])
-                mbarrier.wait(d_out_ready.index(stage), turn // STAGES & 1)
-                dp_token = warpgroup_mma(v_rows, d_out.permute((1, 0)), no_pairs, use_acc=False, is_async=True)
-                qk = warpgroup_mma_wait(1, deps=(qk_token,))
-                weight = _weigh_again(
-                    qk, lse_tiles.index(stage), batch, head, kv_head, at * BQ, masked, k0, k_idx, Sq, Sk, table_ptr, table_stride_0, table_stride_1, col_term,
-                    scale, B, Hq, Hkv, D, Dv, BQ, HALF, dtype,
-                )
-                delta = delta_tiles.index(stage).load(columns)[None, :]
-                dp = warpgroup_mma_wait(0, deps=(dp_token,))
-                ds = (_unpacked_wide(weight, dtype, pair_layout) * (dp - delta)).to(dtype)
-                p = _unpacked(weight, dtype, gl.DotOperandLayout(0, dv_layout, 2))
-                dv_token = warpgroup_mma(p, d_out, dv, is_async=True)
-                ds_stage = turn % 2
-                ds_tiles.index(ds_stage * 2 + PART).store(ds)
-                fence_async_shared()
-                gl.thread_barrier()
-                _meet(DS_STORED, 256, 4)
-                dq_token = _dq_product(ds_tiles, k_tiles, no_dq, again, ds_stage, BLOCK_D, HALF, PART)
-                dv, p = warpgroup_mma_wait(1, deps=(dv_token, p))
-                slopes = gl.convert_layout(ds, gl.DotOperandLayout(0, dk_layout, 2))
-                dk_token = warpgroup_mma(slopes, q, dk, is_async=True)
-                joins = (at >= first_before) & (at < stop_before)
-                dq = warpgroup_mma_wait(1, deps=(dq_token,))
-                mbarrier.wait(turn_ready.index(turn % TURNS), turn // TURNS & 1)
-                held = _as_held(dq, 64, 64)
-                cells = dq_parts_ptr + (part + at) * (BQ * BLOCK_D) + (PART * 4096 + gl.arange(0, 4096, layout=held.type.layout))
-                if joins:
-                    gl.atomic_add(cells, held, sem="relaxed")  # in turn: nobody else adds to these cells now
-                else:
-                    gl.store(cells, held)
-                _arrive(ADDED + turn % TURNS, 288, 4)
-                dk, slopes = warpgroup_mma_wait(0, deps=(dk_token, slopes))
-                _arrive(FREE + stage, 288, 4)
-                turn += 1
-
-        # dV takes the place of this half of the values; the copy engine clips both results.
-        mbarrier.arrive(k_free, count=1)
-        dv_place = v_tiles.index(PART)
-        dv_place.reshape([HALF, BLOCK_DV]).store(dv.to(dtype))
-        dk = dk
-        dk_place = dk_tiles.index(PART)
-        dk_place.reshape([HALF, BLOCK_D]).store(dk.to(dtype))
-        fence_async_shared()
-        gl.thread_barrier()
-        tma.async_copy_shared_to_global(dv_desc, [batch, kv_head, k0, 0], dv_place)
-        tma.async_copy_shared_to_global(dk_desc, [batch, kv_head, k0, 0], dk_place)
-        item = _next_item(notes, note_ready, note_free, round, 4)
-        tma.store_wait(0)
-        mbarrier.arrive(v_free, count=1)
-        round += 1
-
-
-@gluon.jit(do_not_specialize=['n_work', 'together', 'B', 'Hq', 'Hkv', 'Sq', 'Sk', 'table_stride_0'])
-def _hopper_backward_kernel(
-    q_desc, k_desc, v_desc, d_out_desc, dk_desc, dv_desc, lse_ptr, delta_ptr, dq_parts_ptr, turns_ptr, queue_ptr, n_work, together, scale, B, Hq, Hkv, Sq, Sk, table_ptr, table_stride_0, table_stride_1,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, SPARE: gl.constexpr, FAST: gl.constexpr,
-):
-    """dK and dV of one tile of keys, and its part of dQ, which is added after those of the tiles before it.
-
-    Programs take one item after the other, in order: the first that is not done waits for nobody who has not begun.
-    """
-    TURNS: gl.constexpr = 4
-    DS_STORED: gl.constexpr = 8
-    ADDED: gl.constexpr = 9
-    FREE: gl.constexpr = 13
-    HALF: gl.constexpr = BK // 2
-    dtype: gl.constexpr = q_desc.dtype
-    rows: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    ds_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([HALF, BQ], dtype)
-    k_tiles = gl.allocate_shared_memory(dtype, [2, 1, 1, HALF, BLOCK_D], k_desc.layout)
-    v_tiles = gl.allocate_shared_memory(dtype, [2, 1, 1, HALF, BLOCK_DV], v_desc.layout)
-    q_tiles = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, BQ, BLOCK_D], q_desc.layout)
-    d_out_tiles = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, BQ, BLOCK_DV], d_out_desc.layout)
-    ds_tiles = gl.allocate_shared_memory(dtype, [4, HALF, BQ], ds_layout)
-    dk_tiles = gl.allocate_shared_memory(dtype, [2, 1, 1, HALF, BLOCK_D], dk_desc.layout)
-    lse_tiles = gl.allocate_shared_memory(gl.float32, [STAGES, BQ], rows)
-    delta_tiles = gl.allocate_shared_memory(gl.float32, [STAGES, BQ], rows)
-    notes = gl.allocate_shared_memory(gl.int32, [2, 1], rows)
-    k_ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    k_free = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    v_ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    v_free = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    q_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    d_out_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    turn_ready = gl.allocate_shared_memory(gl.int64, [TURNS, 1], mbarrier.MBarrierLayout())
-    turn_passed = gl.allocate_shared_memory(gl.int64, [TURNS, 1], mbarrier.MBarrierLayout())
-    note_ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    note_free = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    mbarrier.init(k_ready, count=1)
-    mbarrier.init(k_free, count=2)
-    mbarrier.init(v_ready, count=1)
-    mbarrier.init(v_free, count=2)
-    for i in gl.static_range(STAGES):
-        mbarrier.init(q_ready.index(i), count=2)
-        mbarrier.init(d_out_ready.index(i), count=2)
-    for i in gl.static_range(2):
-        mbarrier.init(note_ready.index(i), count=1)
-        mbarrier.init(note_free.index(i), count=4)
-    for i in gl.static_range(TURNS):
-        mbarrier.init(turn_ready.index(i), count=1)
-        mbarrier.init(turn_passed.index(i), count=1)
-    fence_async_shared()
-    item = gl.atomic_add(queue_ptr, 1, sem="relaxed")
-    gl.warp_specialize(
-        [
-            (_differentiate_tiles, (dk_desc, dv_desc, dq_parts_ptr, dk_tiles, turn_ready, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, lse_tiles, delta_tiles, k_ready, k_free, v_ready, v_free, q_ready, d_out_ready, notes, note_ready, note_free, item, n_work, together, scale, B, Hq, Hkv, Sq, Sk, table_ptr, table_stride_0, table_stride_1, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, TURNS, FREE, DS_STORED, ADDED, 0, FAST)),
-            (_differentiate_tiles, (dk_desc, dv_desc, dq_parts_ptr, dk_tiles, turn_ready, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, lse_tiles, delta_tiles, k_ready, k_free, v_ready, v_free, q_ready, d_out_ready, notes, note_ready, note_free, item, n_work, together, scale, B, Hq, Hkv, Sq, Sk, table_ptr, table_stride_0, table_stride_1, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, TURNS, FREE, DS_STORED, ADDED, 1, FAST)),
-            (_load_backward_tiles, (q_desc, k_desc, v_desc, d_out_desc, lse_ptr, delta_ptr, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, lse_tiles, delta_tiles, k_ready, k_free, v_ready, v_free, q_ready, d_out_ready, notes, note_ready, note_free, queue_ptr, item, n_work, together, scale, B, Hq, Hkv, Sq, Sk, table_ptr, table_stride_0, table_stride_1, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, TURNS, FREE, DS_STORED, ADDED)),
-            (_await_turns, (turns_ptr, turn_ready, turn_passed, notes, note_ready, note_free, item, n_work, together, scale, B, Hq, Hkv, Sq, Sk, table_ptr, table_stride_0, table_stride_1, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, TURNS, FREE, DS_STORED, ADDED)),
-            (_pass_turns, (turns_ptr, turn_passed, notes, note_ready, note_free, item, n_work, together, scale, B, Hq, Hkv, Sq, Sk, table_ptr, table_stride_0, table_stride_1, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, TURNS, FREE, DS_STORED, ADDED)),
-        ],
-        [4, 1, 1, 1],
-        [240, SPARE, SPARE, SPARE],
-    )
-
-
-@triton.jit(do_not_specialize=['B', 'Hq', 'Hkv', 'Sq', 'Sk', 'table_stride_0', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
-def _collect_dq_kernel(
-    dq_parts_ptr, turns_ptr, dq_ptr, scale, B, Hq, Hkv, Sq, Sk, table_ptr, table_stride_0, table_stride_1,
-    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BQ: tl.constexpr,
-):
-    """A tile of dQ from the order of `_as_held` to that of the tensor."""
-    part = tl.cast(tl.program_id(0), tl.int64)
-    n_tiles = tl.cdiv(Sq, BQ)
-    met = tl.load(turns_ptr + part) > 0  # else no tile of keys has written here
-    held = tl.load(dq_parts_ptr + part * (BQ * BLOCK_D) + tl.arange(0, BQ * BLOCK_D), mask=met, other=0.0)
-    parts = tl.reshape(held, [BQ // 64, BLOCK_D // 64, 4, 8, 8, 4, 2, 2])
-    dq = tl.reshape(tl.permute(parts, [0, 2, 6, 4, 1, 3, 5, 7]), [BQ, BLOCK_D])
-    _store_rows(dq_ptr + part // n_tiles * Sq * D, dq, part % n_tiles * BQ, Sq, D, BQ, D, BLOCK_D)
-
-
-@gluon.jit
 def _queries_met(
     k0, batch, head, kv_head, scale, B, Hq, Hkv, Sq, Sk, table_ptr, table_stride_0, table_stride_1,
     D: gl.constexpr, Dv: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr,
@@ -2010,14 +1600,6 @@ def _hopper(q: Tensor, v: Tensor) -> tuple | None:
     return HOPPER.get((_hopper_block(q.shape[3]), _hopper_block(v.shape[3])))
 
 
-def _hopper_backward(q: Tensor, v: Tensor) -> tuple | None:
-    """The row of HOPPER_BACKWARD, where it can be used: half precision, rows that the copy engine can write."""
-    wide = max(q.shape[3], v.shape[3])
-    if _chip(q.device) != "sm_90" or q.element_size() != 2 or q.shape[3] % 8 or v.shape[3] % 8 or wide <= 32:
-        return None
-    return HOPPER_BACKWARD.get((_hopper_block(q.shape[3]), _hopper_block(v.shape[3])))
-
-
 def _hopper_apart(q: Tensor, v: Tensor) -> tuple | None:
     """The row of HOPPER_APART, where it can be used: half precision, rows that the copy engine can write."""
     wide = max(q.shape[3], v.shape[3])
@@ -2298,7 +1880,7 @@ def _(q, k, v, table, scale, precise=False):
 def _prepared_backward(
     q: Tensor, k: Tensor, v: Tensor, d_out: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, has_d_lse: bool, precise: bool, needed: list[bool]
 ) -> tuple[_Ready | None, ...]:
-    """What each row needs once; dK and dV, and where one kernel gives all three dQ; and dQ, or what remains to be done for it."""
+    """What each row needs once; dK and dV; and dQ."""
     B, Hq, Sq, D = q.shape
     Hkv, Sk, Dv = v.shape[1:]
     sizes = _sizes(q, k, v)
@@ -2306,22 +1888,6 @@ def _prepared_backward(
     tma = _has_tma(_chip(q.device), q, k, v, d_out)
     options = dict(Dv=Dv, BLOCK_DV=sizes["BLOCK_DV"], ROWS=32, HAS_D_LSE=has_d_lse, PRECISE=precise)
     rows = _Ready(_rows_kernel, triton.cdiv(B * Hq * Sq, 32), 0, (), options)
-    hopper = _hopper_backward(q, v) if tma else None
-    if hopper is not None:
-        BQ, BK, stages, together, ahead, spare = hopper
-        block = _hopper_block(D)
-        n_tiles = triton.cdiv(Sk, BK)
-        descriptors = (*_hopper_tiles(BQ, q), *_hopper_tiles(BK // 2, k, v), *_hopper_tiles(BQ, d_out), *_hopper_tiles(BK // 2, dk, dv))
-        options = dict(
-            D=D, Dv=Dv, BLOCK_D=block, BLOCK_DV=_hopper_block(Dv), BQ=BQ, BK=BK, STAGES=stages, SPARE=spare,
-            FAST=True, num_warps=4,
-        )
-        n_work = n_tiles * B * Hkv
-        grid = min(n_work, _multiprocessors(q.device))
-        by_keys = _Ready(_hopper_backward_kernel, grid, BK, descriptors, options, n_work, max(together, ahead // n_tiles))
-        options = dict(D=D, Dv=Dv, BLOCK_D=block, BQ=BQ)
-        collect = _Ready(_collect_dq_kernel, triton.cdiv(Sq, BQ) * B * Hq, BK, (), options)
-        return rows, by_keys, collect
     descriptors = (*_tiled(tma, BQ, q), *_tiled(tma, BK, k, v), *_tiled(tma, BQ, d_out)) if tma else ()
     options = dict(
         **sizes, BQ=BQ, BK=BK, TMA=tma, GRAD_TABLE=needed[0], num_warps=warps, num_stages=stages,
@@ -2384,17 +1950,7 @@ def _gradients(
             lse, natural_lse = torch.empty_like(lse), lse
             delta = torch.empty_like(lse)
             rows.launch(natural_lse, lse, out, rest, d_out, d_lse, delta, B * Hq * Sq)
-            if by_keys.kernel is _hopper_backward_kernel:
-                n_parts = by_rows.grid[0]
-                dq_parts = torch.empty(n_parts * by_rows.options["BQ"] * by_rows.options["BLOCK_D"], dtype=torch.float32, device=q.device)
-                turns = torch.zeros(4 + 1 * n_parts, dtype=torch.int32, device=q.device)
-                queue, turns = turns, turns[4:]
-                by_keys.launch(
-                    *by_keys.tiles(q, k, v, d_out, dk, dv), lse, delta, dq_parts, turns, queue, by_keys.n_work,
-                    by_keys.together, *arguments[:9],
-                )
-                by_rows.launch(dq_parts, turns, dq, *arguments[:9])
-            elif by_keys.kernel is _hopper_dkdv_kernel:
+            if by_keys.kernel is _hopper_dkdv_kernel:
                 by_keys.launch(
                     *by_keys.tiles(q, k, v, d_out, dk, dv), lse, delta, by_keys.n_work, by_keys.together,
                     *arguments[:9],

@@ -43,6 +43,10 @@ NOTHING_TO_SAY = {
     "the mask keeps it inside": (TABLE, "score = qk + table[h, q - k]", "mask = 0 <= q - k < 9"),
     "an if keeps it inside": (TABLE, "score = qk + (table[h, q - k] if 0 <= q - k < 9 else 0)"),
     "an else keeps it inside": (TABLE, "score = qk + (0 if q - k < 0 or q - k >= 9 else table[h, q - k])"),
+    "what stands before it keeps it inside": (
+        "param t: f32[Hq, 9]",
+        "score = qk + (1.0 if q < 9 and t[h, q] > 0 else 0.0)",
+    ),
     "self-attention": ("param gate: f32[B, Sk]", "assume Sq == Sk", "score = qk + gate[b, q] - gate[b, k]"),
     "a dim that the call decides": ("param table: f32[Hq, N]", "score = qk + table[h, q // 64]"),
     "an index that is data": (TABLE, "param kind: int[B, Sk]", "score = qk + table[h, kind[b, k]]"),
