@@ -45,7 +45,7 @@ def explained(found: Judged) -> bool:
     * the answers of a data test stand for themselves in the proof, so an edit that is harmless because of what the
       kernel finds in the data is not shown to be;
     * where the runs of a loop are out of order only for stretches that never come, they are not shown to be in order;
-    * z3 knows nothing of log2 and the like, so whether an int made of one leaves 32 bits is open.
+    * z3 knows nothing of log2, powers and the like, so whether an int made of one leaves 32 bits is open.
     """
     reasons = ("do not hold when evaluated", "small sizes show no mistake", "nothing bounds its powers and functions")
     return all(any(r in getattr(c.verdict, "reason", "") for r in reasons) for c in found.claims)
