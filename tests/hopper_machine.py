@@ -8,6 +8,7 @@ compiler (`tests/aot`), and so are fences between the two ways to memory, but th
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 import traceback
@@ -154,6 +155,10 @@ class Language:
         pass
 
     @staticmethod
+    def static_assert(condition: Any) -> None:
+        assert condition
+
+    @staticmethod
     def allocate_shared_memory(dtype: Any, shape: list[int], layout: object) -> Any:
         if isinstance(layout, MBarrier.MBarrierLayout):
             return Barriers(shape[0])
@@ -167,7 +172,7 @@ class Language:
 
         def run(function: Callable[..., None], arguments: tuple[Any, ...]) -> None:
             THREAD.program, THREAD.grid, THREAD.products, THREAD.fenced = program, grid, [], False
-            THREAD.copied, THREAD.meetings = [], meetings
+            THREAD.copied, THREAD.meetings, THREAD.slow = [], meetings, random.random() < 0.2
             try:
                 function(*arguments)
                 if THREAD.products or THREAD.copied:
@@ -217,6 +222,8 @@ def meet(number: Any, threads: int, warps: int) -> None:
 ASSEMBLY: dict[str, Callable[..., Any]] = {
     "_again": lambda x: x,
     "_hold_back": lambda n_steps: None,
+    "_powers": lambda x, computed: Language.exp2(x),
+    "_rescaled": lambda acc, rescale: acc * rescale,
     "_arrive": arrive,
     "_meet": meet,
     "_await_turn": await_turn,

@@ -19,6 +19,7 @@ from attngen.plan.hopper import (
     backward_skeletons,
     in_turn,
     skeletons,
+    slack,
     sums_beside,
     sums_beside_dkdv,
 )
@@ -29,7 +30,9 @@ from attngen.plan.loops import ZERO, Run
 @dataclass(frozen=True, slots=True)
 class GluonView:
     """The lines `at` bind the tile of `step`, of which there are `n_steps`. `masked` says whether this warpgroup's own
-    queries need a mask there, by the bounds `own_results`.
+    queries need a mask there, by the bounds `own_results`. `own_stop`: the first tile that they do not meet, where that
+    is known of a walk that begins with the first tile. `slack`: by how many powers of two the reference of weights may
+    lag behind their maximum, or 0.
     """
 
     arguments: tuple[str, ...]
@@ -40,6 +43,8 @@ class GluonView:
     full: tuple[Run, ...]
     own_results: tuple[str, ...]
     masked: str
+    own_stop: str
+    slack: int
     table: tuple[tuple[tuple[int, int], tuple[int | bool | str, ...]], ...]
 
 
@@ -64,14 +69,18 @@ def gluon_view(
         return name if name == ZERO else f"own_{name}"
 
     full = tuple(Run(own(r.start), own(r.stop)) for r in keys.full)
+    at, n_steps = _walk(keys)
     return GluonView(
         arguments,
         ["n_work", "together", *_unspecialized(params, sizes)],
         plan.longest_first,
-        *_walk(keys),
+        at,
+        n_steps,
         keys.full,
         tuple(own(name) for name in keys.results),
         _outside(full),
+        own("any_hi") if keys.full and n_steps == "any_hi" else "",
+        slack(plan),
         tuple((key, skeleton.row) for key, skeleton in table.items()),
     )
 

@@ -42,13 +42,15 @@ _TEMPLATE_NAMES = """
     again block d_out_desc d_out_free d_out_ready d_out_tiles delta_tiles dk_desc dk_layout
     dk_token dp_token dq_layout dq_parts dq_parts_ptr dq_token ds_rows ds_tile dv_desc dv_layout dv_token first_before
     held here lse_tile lse_tiles met n_parts no_dq no_pairs one pair_layout parts slopes
-    dk_place dk_tiles joins met_ptr note_free note_ready
+    dk_place dk_tiles joins met_ptr note_ready
     stop_before turn turn_passed turn_ready turns turns_ptr
-    HOPPER_BACKWARD ADDED DS_STORED FREE THREADS WARPS each ds_half number TURNS WIDE HALF ahead by_keys by_rows
+    HOPPER_BACKWARD ADDED DS_STORED EARLY FIRST FREE THREADS WARPS each ds_half number TURNS WIDE HALF ahead by_keys
+    by_rows early Q_FREE D_OUT_FREE HANDED TAKEN READ K_FREE V_FREE ORDER ORDERED COMPUTED SHARE COUNT tile_max ordered
+    computed powers part_ptr
     ds_layout ds_stage ds_tiles dv_place half has_d_lse high k_half kept low pairs pieces wide n_full n_walked share
     parts parts_ptr PIECES part_max part_sum part_has_key col merging cells SPLIT whole slots programs counts count
     busy most_rows most_keys area longest there merge before chunk collect lists others starts stops walk walks
-    walks_ptr AHEAD COLS K_STAGES V_STAGES HOPPER_APART dq_desc handed handed_free handed_ready k_place p_layout
+    walks_ptr AHEAD COLS K_STAGES V_STAGES HOPPER_APART dq_desc handed k_place p_layout
     place_layout plain v_place place own last shape wanted value_stages
 """
 

@@ -24,6 +24,9 @@ from attngen.plan.tiles import Burden
 from attngen.plan.weights import Form
 
 HEAD_BLOCKS = (64, 128, 256)
+SLACK = 8
+"""Weights are exponentials of scores less a reference. The forward kernel lets it lag behind the maximum by that many
+powers of two: almost no tile changes it, and sums are rarely rescaled. Weights are at most 256, which fp16 holds."""
 SQ = Symbol("Sq", Type.INT)
 
 
@@ -53,12 +56,14 @@ class Skeleton:
     schedule: Schedule
     out_apart: bool
     ahead: int = 0
+    ordered: bool = False
+    computed: int = 0
 
     @property
     def row(self) -> tuple[int | bool | str, ...]:
         registers = (self.registers, self.spare)
         heads = (self.together, self.ahead)
-        sizes = (self.queries, self.keys, self.stages, self.pipelined)
+        sizes = (self.queries, self.keys, self.stages, self.pipelined, self.ordered, self.computed)
         return (*sizes, *registers, *heads, self.schedule.value, self.out_apart)
 
 
@@ -103,6 +108,10 @@ def skeletons(plan: KernelPlan, own: tuple[int, int] | None) -> Mapping[tuple[in
     return {dims: _two(keys, pipelined=s.pipelined or s.queries == 192) for dims, s in narrow.items()}
 
 
+def slack(plan: KernelPlan) -> int:
+    return SLACK if plan.weights.form is Form.EXPONENTIAL else 0
+
+
 def _fastest(plan: KernelPlan) -> Mapping[tuple[int, int], Skeleton]:
     if plan.keys.tests:
         return {}
@@ -131,13 +140,14 @@ class BackwardSkeleton:
     its part of dQ is added to that of the tiles before it, in their order: `together` heads take their tiles in turn,
     so that few tiles of a head wait for each other; more of them where a head has fewer than `ahead` / `together` tiles
     of keys. Products read shared memory but for the weights of dV and the dS of dK, so tiles are wide where registers
-    allow it.
+    allow it. early: dP is under way while the weights are made; in tiles of 128 queries scores and masks leave no room.
     `spare` are the registers of the warps that fetch and wait.
     """
 
     queries: int
     keys: int
     stages: int
+    early: bool
     together: int
     ahead: int
     spare: int
@@ -145,12 +155,12 @@ class BackwardSkeleton:
     @property
     def row(self) -> tuple[int | bool, ...]:
         heads = (self.together, self.ahead)
-        return (self.queries, self.keys, self.stages, *heads, self.spare)
+        return (self.queries, self.keys, self.stages, self.early, *heads, self.spare)
 
 
 _BACKWARD = {
-    (64, 64): BackwardSkeleton(128, 128, stages=3, together=4, ahead=512, spare=24),
-    (128, 128): BackwardSkeleton(64, 128, stages=3, together=2, ahead=256, spare=24),
+    (64, 64): BackwardSkeleton(128, 128, stages=3, early=True, together=4, ahead=512, spare=24),
+    (128, 128): BackwardSkeleton(64, 128, stages=3, early=True, together=2, ahead=256, spare=24),
 }
 
 
@@ -158,8 +168,7 @@ def backward_skeletons(plan: KernelPlan, own: tuple[int, int] | None) -> Mapping
     """Where dQ, dK and dV come from one kernel; elsewhere, and where the spec has its `own` tile, from portable ones.
 
     The weights are exponentials, some tiles need no mask, and a tile of keys meets one stretch of queries, or all. A
-    param's element whose place is dear to compute for every pair leaves too few registers; so does, in tiles of 128
-    queries, any score but the product, and any mask but that all queries from one on see a key.
+    param's element whose place is dear to compute for every pair leaves too few registers.
     """
     heavy = plan.burden is Burden.RANDOM or plan.weights.form is not Form.EXPONENTIAL
     some_whole = plan.key_loops.full and plan.query_loops.full
@@ -169,7 +178,7 @@ def backward_skeletons(plan: KernelPlan, own: tuple[int, int] | None) -> Mapping
     if any(is_dear(i) for e in pairs for i in e.indices):
         return {}
     bare = isinstance(plan.weights.unit, Symbol) and not plan.queries.tests and [s.hi for s in plan.queries.any] == [SQ]
-    rows = {dims: s for dims, s in _BACKWARD.items() if bare or s.queries == 64}
+    rows = {dims: replace(s, early=bare or max(dims) > 64) for dims, s in _BACKWARD.items()}
     if not in_turn(plan):  # neighbours wait for each other from their start to their end
         return {dims: replace(s, together=64) for dims, s in rows.items()}
     if plan.growing_keys:  # tiles of keys get shorter: more heads share the cache, fewer programs wait

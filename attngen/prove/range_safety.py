@@ -210,6 +210,7 @@ def _factor(questions: Finiteness, plan: KernelPlan) -> Iterator[Claim]:
 
 def _exponents(questions: Finiteness, plan: KernelPlan) -> Iterator[Claim]:
     yield from recurrence.exponents(plan)
+    yield from recurrence.lagging(plan)
 
 
 def _derivatives(questions: Finiteness, plan: KernelPlan) -> Iterator[Claim]:

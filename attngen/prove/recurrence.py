@@ -15,9 +15,11 @@ from itertools import product
 from attngen.ir import build, printing, walk
 from attngen.ir.build import add, apply, div, maximum, mul, real, select, sub
 from attngen.ir.nodes import Apply, Expr, Op, Symbol, Type
+from attngen.plan import hopper
 from attngen.plan.kernel import KernelPlan
 from attngen.plan.weights import Form
 from attngen.prove import interval as i
+from attngen.prove import lemmas
 from attngen.prove.boxes import LEAST, LEAST_SCORE
 from attngen.prove.interval import Interval
 from attngen.prove.intervals import Ranges
@@ -51,6 +53,7 @@ NEW_MAX = maximum(ROW_MAX, TILE_MAX)
 SHIFT = _or_zero(NEW_MAX)
 RESCALE = mul(sub(ROW_MAX, SHIFT), FACTOR)
 WEIGHT = mul(sub(X, SHIFT), FACTOR)  # x * factor - shift * factor, in one rounding
+AHEAD = mul(sub(TILE_MAX, ROW_MAX), FACTOR)
 MERGED = maximum(TOTAL, EXTRA)
 MERGED_SHIFT = _or_zero(MERGED)
 MERGE_SUMS = sub(TOTAL, MERGED_SHIFT)
@@ -161,6 +164,44 @@ def exponents(plan: KernelPlan) -> Iterator[Claim]:
         yield Claim("exponents", sentence, Unknown(BY, "; ".join(wrong)), span=span)
         return
     yield Claim("exponents", sentence, Proved(f"{BY}, {len(lines)} cases", tuple(lines)), span=span, note=note)
+
+
+def lagging(plan: KernelPlan) -> Iterator[Claim]:
+    """Where the reference may lag behind the maximum, exponents exceed 0: how far, for each state of row and tile."""
+    slack = hopper.slack(plan)
+    if not slack:
+        return
+    moves = apply(Op.LT, real(float(slack)), AHEAD)
+    lines: list[str] = []
+    wrong: list[str] = []
+    for (row, row_max), (tile, tile_max) in product(STATES, STATES):
+        if row == tile == "finite":
+            continue
+        at = place(plan, row_max=row_max, tile_max=tile_max)
+        chosen = resolved(select(moves, TILE_MAX, ROW_MAX), at)
+        for new in (ROW_MAX, TILE_MAX) if isinstance(chosen, Apply) else (chosen,):  # both -inf: it is the same
+            rescale = at.of(resolved(mul(sub(ROW_MAX, _or_zero(new)), FACTOR), at))
+            text = f"row's reference {row}, tile's maximum {tile}: it becomes {printing.expression(new)}"
+            good = rescale.most <= 0 and not rescale.nan
+            (lines if good else wrong).append(f"{text}; rescale: exponent {_short(rescale)}")
+    at = place(plan, row_max=FINITE, tile_max=FINITE, x=FINITE).given(apply(Op.LE, X, TILE_MAX))
+    if not at.of(mul(sub(TILE_MAX, X), FACTOR)).least >= 0:
+        wrong.append("(tile_max - x) factor may be negative")
+    most, sums = 2**slack, 27 + slack
+    sentence = (
+        f"on compute capability 9.0 the reference may lag behind the maximum by {slack} powers of two: a weight "
+        f"is at most {most} in fp16, bf16 and fp32, 1 <= row_sum <= {most} * number of keys"
+    )
+    steps = (
+        *lines,
+        *lemmas.lagging(slack),
+        f"row_sum <= 2**{sums}, |acc| <= 2**{sums} * max |v|: finite for |v| <= 2**90",
+    )
+    span = plan.attention.normalizer.span
+    if wrong:
+        yield Claim("lagging reference", sentence, Unknown(BY, "; ".join(wrong)), span=span)
+        return
+    yield Claim("lagging reference", sentence, Proved(f"{BY}, sympy", steps), span=span)
 
 
 def _with(at: Ranges, x: Interval) -> Ranges:

@@ -94,11 +94,11 @@ def test_without_the_clamp_it_would(monkeypatch: pytest.MonkeyPatch) -> None:
 
 SCORES = "qk = warpgroup_mma_wait(1, deps=(qk_token,))\n"
 VALUES_THERE = "                mbarrier.wait(v_ready.index(v_stage), v_phase)\n"
-KEYS_GIVEN_BACK = "                mbarrier.arrive(k_free.index(stage), count=1)\n"
-VALUES_GIVEN_BACK = "                mbarrier.arrive(v_free.index(v_stage), count=1)\n"
+KEYS_GIVEN_BACK = "                _arrive(K_FREE + stage, SHARE, 4)\n"
+VALUES_GIVEN_BACK = "                _arrive(V_FREE + v_stage, SHARE, 4)\n"
 HOLD_BACK = "                _hold_back(n_steps)\n"
 QUERIES_THERE = "        mbarrier.wait(q_ready.index(PART), round & 1)\n"
-QUERIES_GIVEN_BACK = "mbarrier.arrive(q_free.index(PART), count=1)\n"
+QUERIES_GIVEN_BACK = "_arrive(Q_FREE + PART, 160, 4)\n"
 FAULTS: dict[str, tuple[int, tuple[Change, ...]]] = {
     "keys are given back under the product": (
         128,
@@ -135,7 +135,7 @@ FAULTS: dict[str, tuple[int, tuple[Change, ...]]] = {
     "the next item is not waited for": (128, ((f"    {QUERIES_THERE}            item = ", "            item = "),)),
     "the next item is told before the last was read": (
         128,
-        (("                    mbarrier.wait(q_free.index(part), (round & 1) ^ 1)\n", ""),),
+        (("                    if round > 0:\n                        _meet(Q_FREE + part, 160, 1)\n", ""),),
     ),
 }
 """Head dim, and what is changed."""

@@ -158,8 +158,11 @@ def test_other_rows_of_the_table(what: str) -> None:
     assert all(e <= 8e-3 for e in errors.values()), errors
 
 
-GIVEN_BACK = "mbarrier.arrive(k_free.index(stage), count=1)"
+GIVEN_BACK = "_arrive(K_FREE + stage, 288, 4)"
 LAST_PRODUCT = "dk, slopes = warpgroup_mma_wait(0, deps=(dk_token, slopes))"
+OTHER_HALF = "_meet(DS_STORED + (turn - 1) % 2 * 2 + 1 - PART, 256, 4)"
+DQ_DONE = "    if FIRST:\n        dv, p = "
+OWN_HALF = "    _arrive(DS_STORED + turn % 2 * 2 + PART, 256, 4)\n"
 FAULTS = {
     "the copy engine reads before a fence": (256, ("    fence_async_shared()\n    gl.thread_barrier()", "    pass")),
     "keys are given back before dQ's product": (
@@ -181,7 +184,12 @@ FAULTS = {
             "qk, dv, p = warpgroup_mma_wait(1, deps=(qk_token, dv_token, p))",
         ),
     ),
-    "nobody gives a tile of queries back": (256, ("mbarrier.arrive(q_free.index(here), count=1)", "pass")),
+    "weights are handed over where others may still be read": (
+        256,
+        ("    if turn >= AHEAD:\n        _meet(TAKEN + place, 256, 4)\n", ""),
+    ),
+    "weights are taken before they are handed over": (256, ("    _meet(HANDED + place, 256, 4)\n", "")),
+    "nobody gives a tile of queries back": (256, ("_arrive(Q_FREE + here, 288, 4)", "pass")),
     "an item's keys are given back at its start": (
         128,
         ("        mbarrier.arrive(k_free, count=1)\n", ""),
@@ -206,7 +214,24 @@ FAULTS = {
     ),
     "dS of the other half is not waited for": (
         128,
-        ("_meet(DS_STORED, 256, 4)", "_arrive(DS_STORED, 256, 4)"),
+        (OTHER_HALF, OTHER_HALF.replace("_meet", "_arrive")),
+    ),
+    "dS is stored where the other warpgroup may still read": (
+        128,
+        (OWN_HALF, ""),
+        (DQ_DONE, OWN_HALF + DQ_DONE),
+    ),
+    "all of dS lies in one place": (
+        128,
+        ("ds_tiles.index(turn % 2 * 2 + PART).store(ds)", "ds_tiles.index(PART).store(ds)"),
+    ),
+    "queries are fetched where others may still be read": (
+        128,
+        ("                if turn >= STAGES:\n                    _meet(FREE + stage, 288, 1)\n", ""),
+    ),
+    "nobody comes for the last places of queries": (
+        128,
+        ("\n        _meet(FREE + (turn - 1 - last) % STAGES, 288, 1)\n", "\n        pass\n"),
     ),
     "dO of a tile is not waited for": (
         128,
@@ -215,14 +240,14 @@ FAULTS = {
     "a tile of queries is given back under its last product": (
         128,
         (
-            f"{LAST_PRODUCT}\n                _arrive(FREE + stage, 288, 4)",
-            f"_arrive(FREE + stage, 288, 4)\n                {LAST_PRODUCT}",
+            f"{LAST_PRODUCT}\n    _arrive(FREE + stage, 288, 4)",
+            f"_arrive(FREE + stage, 288, 4)\n    {LAST_PRODUCT}",
         ),
     ),
     "nobody tells that a part of dQ is added": (128, ("_arrive(ADDED + turn % TURNS, 288, 4)", "pass")),
     "the next item is not waited for": (
         128,
-        ("    mbarrier.wait(note_ready.index(round % 2), round // 2 & 1)\n", ""),
+        ("    mbarrier.wait(note_ready, round & 1)\n", ""),
     ),
     "parts of dQ wait for a turn that is never passed": (
         128,

@@ -433,6 +433,34 @@ def _again(item):
     return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [item], dtype=gl.int32, is_pure=False, pack=1)
 
 
+@gluon.jit
+def _arrive(number, THREADS: gl.constexpr, WARPS: gl.constexpr):
+    """Tells the THREADS that share a barrier of the multiprocessor's sixteen that these warps have come; they go on."""
+    each: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
+    gl.inline_asm_elementwise(
+        "bar.arrive $1, $2; mov.b32 $0, $1;",
+        "=r,r,r",
+        [number + gl.full([32 * WARPS], 0, gl.int32, layout=each), gl.full([32 * WARPS], THREADS, gl.int32, layout=each)],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@gluon.jit
+def _meet(number, THREADS: gl.constexpr, WARPS: gl.constexpr):
+    """As `_arrive`, and returns when all of them have come. What they wrote before is seen from then on."""
+    each: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
+    gl.inline_asm_elementwise(
+        "bar.sync $1, $2; mov.b32 $0, $1;",
+        "=r,r,r",
+        [number + gl.full([32 * WARPS], 0, gl.int32, layout=each), gl.full([32 * WARPS], THREADS, gl.int32, layout=each)],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
 # ---------------------------------------------------------------- backward
 
 
@@ -683,9 +711,9 @@ def _queries_met(
 @gluon.jit
 def _load_query_tiles(
     q_desc, k_desc, v_desc, d_out_desc, lse_ptr, delta_ptr, k_tile, v_tile, q_tiles, d_out_tiles, handed, lse_tiles, delta_tiles,
-    k_ready, v_ready, q_ready, q_free, d_out_ready, d_out_free, handed_ready, handed_free,
+    k_ready, v_ready, q_ready, d_out_ready,
     n_work, together, scale, Hq, Hkv, Sq, Sk,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, AHEAD: gl.constexpr,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, AHEAD: gl.constexpr, Q_FREE: gl.constexpr, D_OUT_FREE: gl.constexpr, HANDED: gl.constexpr, TAKEN: gl.constexpr,
 ):
     """The warp that fetches: keys and values once, queries and what belongs to them as far ahead as there is room."""
     tile, batch, kv_head = _key_item(gl.program_id(0), (Sk + BK - 1) // BK, Hkv, n_work, together)
@@ -710,18 +738,22 @@ def _load_query_tiles(
             row_lse = gl.load(lse_ptr + row + rows, mask=rows < Sq, other=float("inf"))
             delta = gl.load(delta_ptr + row + rows, mask=rows < Sq, other=0.0)
             stage = (turn + step) % STAGES
-            phase = ((turn + step) // STAGES & 1) ^ 1
-            mbarrier.wait(q_free.index(stage), phase)
+            if turn + step >= STAGES:
+                _meet(Q_FREE + stage, 288, 1)
             mbarrier.expect(q_ready.index(stage), q_desc.block_type.nbytes)
             tma.async_copy_global_to_shared(q_desc, [batch, head, q0, 0], q_ready.index(stage), q_tiles.index(stage))
             lse_tiles.index(stage).store(row_lse)
             mbarrier.arrive(q_ready.index(stage), count=1)
-            mbarrier.wait(d_out_free.index(stage), phase)
+            if turn + step >= STAGES:
+                _meet(D_OUT_FREE + stage, 288, 1)
             mbarrier.expect(d_out_ready.index(stage), d_out_desc.block_type.nbytes)
             tma.async_copy_global_to_shared(d_out_desc, [batch, head, q0, 0], d_out_ready.index(stage), d_out_tiles.index(stage))
             delta_tiles.index(stage).store(delta)
             mbarrier.arrive(d_out_ready.index(stage), count=1)
         turn += n_steps
+    for last in range(tl.minimum(turn, STAGES)):
+        _meet(Q_FREE + (turn - 1 - last) % STAGES, 288, 1)
+        _meet(D_OUT_FREE + (turn - 1 - last) % STAGES, 288, 1)
 
 
 @gluon.jit
@@ -734,25 +766,26 @@ def _as_handed(pairs):
 
 
 @gluon.jit
-def _hand_over(pairs, handed, handed_ready, handed_free, turn, AHEAD: gl.constexpr):
+def _hand_over(pairs, handed, turn, AHEAD: gl.constexpr, HANDED: gl.constexpr, TAKEN: gl.constexpr):
     """Leaves a tile's pairs to the other warpgroup, as soon as there is room."""
     place = turn % AHEAD
-    mbarrier.wait(handed_free.index(place), (turn // AHEAD & 1) ^ 1)
+    if turn >= AHEAD:
+        _meet(TAKEN + place, 256, 4)
     handed.index(place).store(_as_handed(pairs))
-    mbarrier.arrive(handed_ready.index(place), count=1)
+    _arrive(HANDED + place, 256, 4)
 
 
 @gluon.jit
-def _take_over(like, handed, handed_ready, handed_free, turn, AHEAD: gl.constexpr):
+def _take_over(like, handed, turn, AHEAD: gl.constexpr, HANDED: gl.constexpr, TAKEN: gl.constexpr):
     """The pairs that `_hand_over` has left, in the layout of `like`, which is that of the pairs there."""
     rows: gl.constexpr = like.shape[0]
     cols: gl.constexpr = like.shape[1]
     wanted = _as_handed(like)
     layout: gl.constexpr = wanted.type.layout
     place = turn % AHEAD
-    mbarrier.wait(handed_ready.index(place), turn // AHEAD & 1)
+    _meet(HANDED + place, 256, 4)
     parts = handed.index(place).load(layout).reshape([cols // 8, rows // 16, 8, 4, 2, 2])
-    mbarrier.arrive(handed_free.index(place), count=1)
+    _arrive(TAKEN + place, 256, 4)
     return parts.permute((1, 5, 2, 0, 4, 3)).reshape([rows, cols])
 
 
@@ -782,9 +815,9 @@ def _store_result(desc, values, place, batch, head, start, ROWS: gl.constexpr, C
 @gluon.jit
 def _weigh_query_tiles(
     dv_desc, k_tile, v_tile, q_tiles, d_out_tiles, handed, lse_tiles, delta_tiles,
-    k_ready, v_ready, q_ready, q_free, d_out_ready, d_out_free, handed_ready, handed_free,
+    k_ready, v_ready, q_ready, d_out_ready,
     n_work, together, scale, Hq, Hkv, Sq, Sk,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, AHEAD: gl.constexpr, FAST: gl.constexpr,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, AHEAD: gl.constexpr, Q_FREE: gl.constexpr, D_OUT_FREE: gl.constexpr, HANDED: gl.constexpr, TAKEN: gl.constexpr, FAST: gl.constexpr,
 ):
     """The warpgroup that makes the weights, from q . k, and dV; what dS needs of them it hands over.
 
@@ -819,8 +852,8 @@ def _weigh_query_tiles(
                 qk, lse_tiles.index(stage), batch, head, kv_head, at * BQ, True, k0, k_idx, Sq, Sk, logit_scale,
                 scale, Hq, Hkv, D, Dv, BQ, BK, dtype,
             )
-            mbarrier.arrive(q_free.index(stage), count=1)
-            _hand_over(weight, handed, handed_ready, handed_free, turn + step, AHEAD)
+            _arrive(Q_FREE + stage, 288, 4)
+            _hand_over(weight, handed, turn + step, AHEAD, HANDED, TAKEN)
             p = _unpacked(weight, dtype, p_layout)
             mbarrier.wait(d_out_ready.index(stage), phase)
             dv_token = warpgroup_mma(p, d_out_tiles.index(stage).reshape([BQ, BLOCK_DV]), dv, is_async=True)
@@ -831,31 +864,33 @@ def _weigh_query_tiles(
                 mbarrier.wait(q_ready.index(stage), phase)
                 qk_token = _start_product(k_tile, 0, q_tiles.index(stage), no_pairs, BLOCK_D)
                 dv, p = warpgroup_mma_wait(1, deps=(dv_token, p))
-                mbarrier.arrive(d_out_free.index(here), count=1)
+                _arrive(D_OUT_FREE + here, 288, 4)
                 qk = warpgroup_mma_wait(0, deps=(qk_token,))
             else:
                 dv, p = warpgroup_mma_wait(0, deps=(dv_token, p))
-                mbarrier.arrive(d_out_free.index(here), count=1)
+                _arrive(D_OUT_FREE + here, 288, 4)
         turn += n_steps
+    for last in range(tl.minimum(turn, AHEAD)):
+        _meet(TAKEN + (turn - 1 - last) % AHEAD, 256, 4)
     _store_result(dv_desc, dv, k_tile.index(0), batch, kv_head, k0, BK, BLOCK_DV)
 
 
 @gluon.jit
 def _slopes(
-    dp, like, handed, handed_ready, handed_free, turn, AHEAD: gl.constexpr, dtype: gl.constexpr, layout: gl.constexpr
+    dp, like, handed, turn, AHEAD: gl.constexpr, HANDED: gl.constexpr, TAKEN: gl.constexpr, dtype: gl.constexpr, layout: gl.constexpr,
 ):
     """dS of a tile, as an operand: what was handed over, times dP less what its row subtracts."""
     pair_layout: gl.constexpr = dp.type.layout
-    pairs = _take_over(like, handed, handed_ready, handed_free, turn, AHEAD)
+    pairs = _take_over(like, handed, turn, AHEAD, HANDED, TAKEN)
     return gl.convert_layout((_unpacked_wide(pairs, dtype, pair_layout) * dp).to(dtype), layout)
 
 
 @gluon.jit
 def _differentiate_query_tiles(
     dk_desc, k_tile, v_tile, q_tiles, d_out_tiles, handed, lse_tiles, delta_tiles,
-    k_ready, v_ready, q_ready, q_free, d_out_ready, d_out_free, handed_ready, handed_free,
+    k_ready, v_ready, q_ready, d_out_ready,
     n_work, together, scale, Hq, Hkv, Sq, Sk,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, AHEAD: gl.constexpr,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, AHEAD: gl.constexpr, Q_FREE: gl.constexpr, D_OUT_FREE: gl.constexpr, HANDED: gl.constexpr, TAKEN: gl.constexpr,
 ):
     """The warpgroup that makes dP, from dO . v, and of it and the weights that it is handed dS and dK. It reads no score."""
     dtype: gl.constexpr = dk_desc.dtype
@@ -882,8 +917,8 @@ def _differentiate_query_tiles(
         dp = warpgroup_mma_wait(0, deps=(dp_token,))
         for step in range(n_steps):
             dp -= delta_tiles.index(stage).load(columns)[None, :]
-            mbarrier.arrive(d_out_free.index(stage), count=1)
-            slopes = _slopes(dp, like, handed, handed_ready, handed_free, turn + step, AHEAD, dtype, ds_layout)
+            _arrive(D_OUT_FREE + stage, 288, 4)
+            slopes = _slopes(dp, like, handed, turn + step, AHEAD, HANDED, TAKEN, dtype, ds_layout)
             mbarrier.wait(q_ready.index(stage), phase)
             dk_token = warpgroup_mma(slopes, q_tiles.index(stage).reshape([BQ, BLOCK_D]), dk, is_async=True)
             here = stage
@@ -893,11 +928,11 @@ def _differentiate_query_tiles(
                 mbarrier.wait(d_out_ready.index(stage), phase)
                 dp_token = _start_product(v_tile, 0, d_out_tiles.index(stage), no_pairs, BLOCK_DV)
                 dk, slopes = warpgroup_mma_wait(1, deps=(dk_token, slopes))
-                mbarrier.arrive(q_free.index(here), count=1)
+                _arrive(Q_FREE + here, 288, 4)
                 dp = warpgroup_mma_wait(0, deps=(dp_token,))
             else:
                 dk, slopes = warpgroup_mma_wait(0, deps=(dk_token, slopes))
-                mbarrier.arrive(q_free.index(here), count=1)
+                _arrive(Q_FREE + here, 288, 4)
         turn += n_steps
     _store_result(dk_desc, dk * scale, v_tile.index(0), batch, kv_head, k0, BK, BLOCK_D)
 
@@ -912,6 +947,13 @@ def _hopper_dkdv_kernel(
 
     Both results, in float32, would not fit in the registers of one; so each has one, and half of the products.
     """
+    # Of the sixteen barriers of a multiprocessor Triton has the first six. These tell that a place of queries, and of dO, is
+    # free, and that weights are handed over, and taken.
+    Q_FREE: gl.constexpr = 6
+    D_OUT_FREE: gl.constexpr = Q_FREE + STAGES
+    HANDED: gl.constexpr = D_OUT_FREE + STAGES
+    TAKEN: gl.constexpr = HANDED + AHEAD
+    gl.static_assert(TAKEN + AHEAD <= 16)
     COLS: gl.constexpr = BLOCK_D if BLOCK_D > BLOCK_DV else BLOCK_DV  # results take the place of keys and values
     dtype: gl.constexpr = q_desc.dtype
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
@@ -926,27 +968,18 @@ def _hopper_dkdv_kernel(
     k_ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     v_ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     q_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    q_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     d_out_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    d_out_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    handed_ready = gl.allocate_shared_memory(gl.int64, [AHEAD, 1], mbarrier.MBarrierLayout())
-    handed_free = gl.allocate_shared_memory(gl.int64, [AHEAD, 1], mbarrier.MBarrierLayout())
     mbarrier.init(k_ready, count=1)
     mbarrier.init(v_ready, count=1)
     for i in gl.static_range(STAGES):
         mbarrier.init(q_ready.index(i), count=2)
-        mbarrier.init(q_free.index(i), count=2)
         mbarrier.init(d_out_ready.index(i), count=2)
-        mbarrier.init(d_out_free.index(i), count=2)
-    for i in gl.static_range(AHEAD):
-        mbarrier.init(handed_ready.index(i), count=1)
-        mbarrier.init(handed_free.index(i), count=1)
     fence_async_shared()
     gl.warp_specialize(
         [
-            (_weigh_query_tiles, (dv_desc, k_tile, v_tile, q_tiles, d_out_tiles, handed, lse_tiles, delta_tiles, k_ready, v_ready, q_ready, q_free, d_out_ready, d_out_free, handed_ready, handed_free, n_work, together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, AHEAD, FAST)),
-            (_differentiate_query_tiles, (dk_desc, k_tile, v_tile, q_tiles, d_out_tiles, handed, lse_tiles, delta_tiles, k_ready, v_ready, q_ready, q_free, d_out_ready, d_out_free, handed_ready, handed_free, n_work, together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, AHEAD)),
-            (_load_query_tiles, (q_desc, k_desc, v_desc, d_out_desc, lse_ptr, delta_ptr, k_tile, v_tile, q_tiles, d_out_tiles, handed, lse_tiles, delta_tiles, k_ready, v_ready, q_ready, q_free, d_out_ready, d_out_free, handed_ready, handed_free, n_work, together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, AHEAD)),
+            (_weigh_query_tiles, (dv_desc, k_tile, v_tile, q_tiles, d_out_tiles, handed, lse_tiles, delta_tiles, k_ready, v_ready, q_ready, d_out_ready, n_work, together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, AHEAD, Q_FREE, D_OUT_FREE, HANDED, TAKEN, FAST)),
+            (_differentiate_query_tiles, (dk_desc, k_tile, v_tile, q_tiles, d_out_tiles, handed, lse_tiles, delta_tiles, k_ready, v_ready, q_ready, d_out_ready, n_work, together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, AHEAD, Q_FREE, D_OUT_FREE, HANDED, TAKEN)),
+            (_load_query_tiles, (q_desc, k_desc, v_desc, d_out_desc, lse_ptr, delta_ptr, k_tile, v_tile, q_tiles, d_out_tiles, handed, lse_tiles, delta_tiles, k_ready, v_ready, q_ready, d_out_ready, n_work, together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, AHEAD, Q_FREE, D_OUT_FREE, HANDED, TAKEN)),
         ],
         [4, 1],
         [240, SPARE],
@@ -968,18 +1001,19 @@ def _keys_met(
 
 
 @gluon.jit
-def _load_tile(desc, batch, head, start, tile, ready, free, phase):
-    """Fetches a tile as soon as its place is free."""
-    mbarrier.wait(free, phase ^ 1)
+def _load_tile(desc, batch, head, start, tile, ready, free, again):
+    """Fetches a tile, as soon as its place is free: the barrier of that number says it where `again` it is needed."""
+    if again:
+        _meet(free, 288, 1)
     mbarrier.expect(ready, desc.block_type.nbytes)
     tma.async_copy_global_to_shared(desc, [batch, head, start, 0], ready, tile)
 
 
 @gluon.jit
 def _load_key_tiles(
-    q_desc, k_desc, v_desc, d_out_desc, q_tiles, d_out_tiles, k_tiles, v_tiles, q_ready, k_ready, k_free, v_ready, v_free,
+    q_desc, k_desc, v_desc, d_out_desc, q_tiles, d_out_tiles, k_tiles, v_tiles, q_ready, k_ready, v_ready,
     n_work, together, scale, Hq, Hkv, Sq, Sk,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, K_STAGES: gl.constexpr, V_STAGES: gl.constexpr,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, K_STAGES: gl.constexpr, V_STAGES: gl.constexpr, K_FREE: gl.constexpr, V_FREE: gl.constexpr,
 ):
     """The warp that fetches: queries and dO once, keys and values as far ahead as there is room."""
     tile, batch, head = _key_item(n_work - 1 - gl.program_id(0), (Sq + BQ - 1) // BQ, Hq, n_work, together)
@@ -994,9 +1028,13 @@ def _load_key_tiles(
     for step in range(n_steps):
         at = step
         stage = step % K_STAGES
-        _load_tile(k_desc, batch, kv_head, at * BK, k_tiles.index(stage), k_ready.index(stage), k_free.index(stage), step // K_STAGES & 1)
+        _load_tile(k_desc, batch, kv_head, at * BK, k_tiles.index(stage), k_ready.index(stage), K_FREE + stage, step >= K_STAGES)
         stage = step % V_STAGES
-        _load_tile(v_desc, batch, kv_head, at * BK, v_tiles.index(stage), v_ready.index(stage), v_free.index(stage), step // V_STAGES & 1)
+        _load_tile(v_desc, batch, kv_head, at * BK, v_tiles.index(stage), v_ready.index(stage), V_FREE + stage, step >= V_STAGES)
+    for last in range(tl.minimum(n_steps, K_STAGES)):
+        _meet(K_FREE + (n_steps - 1 - last) % K_STAGES, 288, 1)
+    for last in range(tl.minimum(n_steps, V_STAGES)):
+        _meet(V_FREE + (n_steps - 1 - last) % V_STAGES, 288, 1)
 
 
 @gluon.jit
@@ -1015,9 +1053,9 @@ def _weigh_rows(
 
 @gluon.jit
 def _differentiate_key_tiles(
-    dq_desc, lse_ptr, delta_ptr, q_tiles, d_out_tiles, k_tiles, v_tiles, q_ready, k_ready, k_free, v_ready, v_free,
+    dq_desc, lse_ptr, delta_ptr, q_tiles, d_out_tiles, k_tiles, v_tiles, q_ready, k_ready, v_ready,
     n_work, together, scale, Hq, Hkv, Sq, Sk,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, K_STAGES: gl.constexpr, V_STAGES: gl.constexpr, PART: gl.constexpr, FAST: gl.constexpr,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, K_STAGES: gl.constexpr, V_STAGES: gl.constexpr, K_FREE: gl.constexpr, V_FREE: gl.constexpr, PART: gl.constexpr, FAST: gl.constexpr,
 ):
     """A warpgroup that computes: its 64 queries, one product after the other. What the other computes fills the gaps."""
     dtype: gl.constexpr = dq_desc.dtype
@@ -1054,11 +1092,11 @@ def _differentiate_key_tiles(
         v_tile = v_tiles.index(v_stage + _again(gl.to_tensor(0)))  # where there is one stage its address stays, too
         dp_token = _start_product(d_out_tiles, PART, v_tile, no_pairs, BLOCK_DV)
         dp = warpgroup_mma_wait(0, deps=(dp_token,))
-        mbarrier.arrive(v_free.index(v_stage), count=1)
+        _arrive(V_FREE + v_stage, 288, 4)
         slopes = gl.convert_layout((p * (dp - delta)).to(dtype), ds_layout)
         dq_token = warpgroup_mma(slopes, k_tiles.index(stage).reshape([BK, BLOCK_D]), dq, is_async=True)
         dq, slopes = warpgroup_mma_wait(0, deps=(dq_token, slopes))
-        mbarrier.arrive(k_free.index(stage), count=1)
+        _arrive(K_FREE + stage, 288, 4)
     _store_result(dq_desc, dq * scale, q_tiles.index(PART), batch, head, q0, 64, BLOCK_D)
 
 
@@ -1070,6 +1108,10 @@ def _hopper_dq_kernel(
     FAST: gl.constexpr,
 ):
     """dQ of 128 queries: two warpgroups, 64 queries each, and a warp that fetches for both."""
+    # Of the sixteen barriers of a multiprocessor Triton has the first six; these tell that a place is free.
+    K_FREE: gl.constexpr = 6
+    V_FREE: gl.constexpr = K_FREE + K_STAGES
+    gl.static_assert(V_FREE + V_STAGES <= 16)
     dtype: gl.constexpr = q_desc.dtype
     q_tiles = gl.allocate_shared_memory(dtype, [2, 1, 1, 64, BLOCK_D], q_desc.layout)
     d_out_tiles = gl.allocate_shared_memory(dtype, [2, 1, 1, 64, BLOCK_DV], d_out_desc.layout)
@@ -1077,23 +1119,19 @@ def _hopper_dq_kernel(
     v_tiles = gl.allocate_shared_memory(dtype, [V_STAGES, 1, 1, BK, BLOCK_DV], v_desc.layout)
     q_ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     k_ready = gl.allocate_shared_memory(gl.int64, [K_STAGES, 1], mbarrier.MBarrierLayout())
-    k_free = gl.allocate_shared_memory(gl.int64, [K_STAGES, 1], mbarrier.MBarrierLayout())
     v_ready = gl.allocate_shared_memory(gl.int64, [V_STAGES, 1], mbarrier.MBarrierLayout())
-    v_free = gl.allocate_shared_memory(gl.int64, [V_STAGES, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(2):
         mbarrier.init(q_ready.index(i), count=1)
     for i in gl.static_range(K_STAGES):
         mbarrier.init(k_ready.index(i), count=1)
-        mbarrier.init(k_free.index(i), count=2)
     for i in gl.static_range(V_STAGES):
         mbarrier.init(v_ready.index(i), count=1)
-        mbarrier.init(v_free.index(i), count=2)
     fence_async_shared()
     gl.warp_specialize(
         [
-            (_differentiate_key_tiles, (dq_desc, lse_ptr, delta_ptr, q_tiles, d_out_tiles, k_tiles, v_tiles, q_ready, k_ready, k_free, v_ready, v_free, n_work, together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, K_STAGES, V_STAGES, 0, FAST)),
-            (_differentiate_key_tiles, (dq_desc, lse_ptr, delta_ptr, q_tiles, d_out_tiles, k_tiles, v_tiles, q_ready, k_ready, k_free, v_ready, v_free, n_work, together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, K_STAGES, V_STAGES, 1, FAST)),
-            (_load_key_tiles, (q_desc, k_desc, v_desc, d_out_desc, q_tiles, d_out_tiles, k_tiles, v_tiles, q_ready, k_ready, k_free, v_ready, v_free, n_work, together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, K_STAGES, V_STAGES)),
+            (_differentiate_key_tiles, (dq_desc, lse_ptr, delta_ptr, q_tiles, d_out_tiles, k_tiles, v_tiles, q_ready, k_ready, v_ready, n_work, together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, K_STAGES, V_STAGES, K_FREE, V_FREE, 0, FAST)),
+            (_differentiate_key_tiles, (dq_desc, lse_ptr, delta_ptr, q_tiles, d_out_tiles, k_tiles, v_tiles, q_ready, k_ready, v_ready, n_work, together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, K_STAGES, V_STAGES, K_FREE, V_FREE, 1, FAST)),
+            (_load_key_tiles, (q_desc, k_desc, v_desc, d_out_desc, q_tiles, d_out_tiles, k_tiles, v_tiles, q_ready, k_ready, v_ready, n_work, together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, K_STAGES, V_STAGES, K_FREE, V_FREE)),
         ],
         [4, 1],
         [240, SPARE],

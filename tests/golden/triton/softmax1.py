@@ -138,19 +138,20 @@ SPLIT = {
 # are taken in turn, at least, and tiles of queries of all these heads, whether programs stay for more than one tile, and
 # whether results have a place of their own.
 HOPPER = {
-    (64, 64): (192, 128, 2, False, 160, 32, 8, 256, 'queue', True),
-    (64, 128): (128, 128, 2, True, 240, 24, 8, 256, 'queue', True),
-    (128, 64): (128, 128, 2, True, 240, 24, 8, 256, 'queue', True),
-    (128, 128): (128, 128, 2, True, 240, 24, 8, 256, 'queue', True),
-    (256, 128): (128, 64, 2, True, 240, 24, 8, 256, 'once', False),
-    (256, 256): (128, 64, 2, True, 240, 24, 8, 256, 'once', False),
+    (64, 64): (192, 128, 2, False, False, 0, 160, 32, 8, 256, 'queue', True),
+    (64, 128): (128, 128, 2, True, False, 0, 240, 24, 8, 256, 'queue', True),
+    (128, 64): (128, 128, 2, True, False, 0, 240, 24, 8, 256, 'queue', True),
+    (128, 128): (128, 128, 2, True, False, 0, 240, 24, 8, 256, 'queue', True),
+    (256, 128): (128, 64, 2, True, False, 0, 240, 24, 8, 256, 'once', False),
+    (256, 256): (128, 64, 2, True, False, 0, 240, 24, 8, 256, 'once', False),
 }
 
-# The backward kernel of compute capability 9.0, likewise: queries, keys, stages, heads whose tiles are taken in turn, at
-# least, and tiles of keys of all these heads; registers of a thread that fetches or waits.
+# The backward kernel of compute capability 9.0, likewise: queries, keys, stages, whether dP is under way while weights are
+# made, heads whose tiles are taken in turn, at least, and tiles of keys of all these heads; registers of a thread that
+# fetches or waits.
 HOPPER_BACKWARD = {
-    (64, 64): (128, 128, 3, 16, 512, 24),
-    (128, 128): (64, 128, 3, 16, 256, 24),
+    (64, 64): (128, 128, 3, True, 16, 512, 24),
+    (128, 128): (64, 128, 3, True, 16, 256, 24),
 }
 
 # And where dK and dV, and dQ, have a kernel each. Of dK/dV: queries, keys, stages, by how many tiles the warpgroup of the
@@ -478,6 +479,34 @@ def _again(item):
 
 
 @gluon.jit
+def _arrive(number, THREADS: gl.constexpr, WARPS: gl.constexpr):
+    """Tells the THREADS that share a barrier of the multiprocessor's sixteen that these warps have come; they go on."""
+    each: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
+    gl.inline_asm_elementwise(
+        "bar.arrive $1, $2; mov.b32 $0, $1;",
+        "=r,r,r",
+        [number + gl.full([32 * WARPS], 0, gl.int32, layout=each), gl.full([32 * WARPS], THREADS, gl.int32, layout=each)],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@gluon.jit
+def _meet(number, THREADS: gl.constexpr, WARPS: gl.constexpr):
+    """As `_arrive`, and returns when all of them have come. What they wrote before is seen from then on."""
+    each: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
+    gl.inline_asm_elementwise(
+        "bar.sync $1, $2; mov.b32 $0, $1;",
+        "=r,r,r",
+        [number + gl.full([32 * WARPS], 0, gl.int32, layout=each), gl.full([32 * WARPS], THREADS, gl.int32, layout=each)],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@gluon.jit
 def _pass_on(note, item):
     """Tells others the next item; what follows in this warp comes after."""
     note.store(gl.full([1], item, gl.int32, layout=gl.BlockedLayout([1], [32], [1], [0])))
@@ -527,11 +556,12 @@ def _key_runs(
 
 @gluon.jit
 def _load_tiles(
-    q_desc, k_desc, v_desc, q_tiles, k_tiles, v_tiles, q_ready, q_free, k_ready, k_free, v_ready, v_free, notes,
+    q_desc, k_desc, v_desc, q_tiles, k_tiles, v_tiles, q_ready, k_ready, v_ready, notes,
     queue_ptr, n_work, together, scale, Hq, Hkv, Sq, Sk,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, SCHEDULE: gl.constexpr,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, SCHEDULE: gl.constexpr, ORDERED: gl.constexpr, COMPUTED: gl.constexpr, Q_FREE: gl.constexpr, K_FREE: gl.constexpr, V_FREE: gl.constexpr, ORDER: gl.constexpr,
 ):
     """The warp that fetches: queries, keys and values of every tile, as far ahead as there is room."""
+    SHARE: gl.constexpr = 32 + 2 * BQ
     turn = 0
     round = 0
     n_tiles = (Sq + BQ - 1) // BQ
@@ -547,7 +577,8 @@ def _load_tiles(
             if step < n_steps:
                 at = step
                 stage = (turn + step) % STAGES
-                mbarrier.wait(k_free.index(stage), ((turn + step) // STAGES & 1) ^ 1)
+                if turn + step >= STAGES:
+                    _meet(K_FREE + stage, SHARE, 1)
                 mbarrier.expect(k_ready.index(stage), k_desc.block_type.nbytes)
                 tma.async_copy_global_to_shared(k_desc, [batch, kv_head, at * BK, 0], k_ready.index(stage), k_tiles.index(stage))
                 k0 = at * BK
@@ -555,7 +586,8 @@ def _load_tiles(
                 k0 = 0
             if step == 0:
                 for part in gl.static_range(BQ // 64):
-                    mbarrier.wait(q_free.index(part), (round & 1) ^ 1)
+                    if round > 0:
+                        _meet(Q_FREE + part, 160, 1)
                     if SCHEDULE == "queue":
                         _pass_on(notes.index(part), item)
                     mbarrier.expect(q_ready.index(part), q_desc.block_type.nbytes)
@@ -563,7 +595,8 @@ def _load_tiles(
                     tma.async_copy_global_to_shared(q_desc, [batch, head, q0 + part * 64, 0], q_ready.index(part), q_tile)
             else:
                 stage = (turn + step - 1) % STAGES
-                mbarrier.wait(v_free.index(stage), ((turn + step - 1) // STAGES & 1) ^ 1)
+                if turn + step > STAGES:
+                    _meet(V_FREE + stage, SHARE, 1)
                 mbarrier.expect(v_ready.index(stage), v_desc.block_type.nbytes)
                 tma.async_copy_global_to_shared(v_desc, [batch, kv_head, v0, 0], v_ready.index(stage), v_tiles.index(stage))
             v0 = k0
@@ -572,9 +605,13 @@ def _load_tiles(
         item = gl.num_programs(0) + gl.atomic_add(queue_ptr, 1, sem="relaxed") if SCHEDULE == "queue" else n_work
     if SCHEDULE == "queue":
         for part in gl.static_range(BQ // 64):
-            mbarrier.wait(q_free.index(part), (round & 1) ^ 1)
+            if round > 0:
+                _meet(Q_FREE + part, 160, 1)
             _pass_on(notes.index(part), n_work)
             mbarrier.arrive(q_ready.index(part), count=1)
+    for last in range(tl.minimum(turn, STAGES)):
+        _meet(K_FREE + (turn - 1 - last) % STAGES, SHARE, 1)
+        _meet(V_FREE + (turn - 1 - last) % STAGES, SHARE, 1)
 
 
 @gluon.jit
@@ -589,34 +626,90 @@ def _lanes_of_rows(x, like):
     return gl.convert_layout(x, gl.SliceLayout(1, like.type.layout))[:, None]
 
 
+@gluon.constexpr_function
+def _multiplied(n):
+    """PTX that multiplies n registers in place, unless all factors of the warp are 1. A thread has numbers of two rows,
+    which take turns after two columns.
+    """
+    test = f"setp.neu.f32 a, ${2 * n}, 0f3F800000; setp.neu.f32 b, ${2 * n + 2}, 0f3F800000; or.pred a, a, b;"
+    products = " ".join(f"mul.f32 ${i}, ${i}, ${2 * n + i};" for i in range(n))
+    return f"{{ .reg .pred a, b; {test} vote.sync.any.pred a, a, -1; @!a bra.uni past; {products} past: }}"
+
+
+@gluon.constexpr_function
+def _in_place(n):
+    """Constraints: n results, in whose registers the first n numbers come, and n factors."""
+    return ",".join(["=f"] * n + [str(i) for i in range(n)] + ["f"] * n)
+
+
+@gluon.jit
+def _rescaled(acc, rescale):
+    """acc * rescale; a warp whose rows keep their reference goes past."""
+    COUNT: gl.constexpr = acc.shape[1] // 2
+    return gl.inline_asm_elementwise(
+        _multiplied(COUNT), _in_place(COUNT), [acc, rescale.broadcast_to(acc.shape)], dtype=gl.float32, is_pure=False, pack=COUNT
+    )
+
+
+@gluon.constexpr_function
+def _eight_powers(computed):
+    """PTX for eight powers of two: `computed` of them by products and sums, the rest by the special functions' unit.
+
+    2**x = 2**n * 2**f, n = round(x): 1 + f (c1 + f (c2 + f c3)) has a relative error of at most 1.1e-4 for |f| <= 1/2; n is
+    added to the exponent. Below 2**-127 it gives 0.
+    """
+    lines = [f"ex2.approx.ftz.f32 ${i}, ${i + 8};" for i in range(computed, 8)]
+    for i in range(computed):
+        lines.append(f"max.f32 x, ${i + 8}, 0fC2FE0000; add.rn.f32 n, x, 0f4B400000; sub.rn.f32 f, n, 0f4B400000; sub.rn.f32 f, x, f;")
+        lines.append("fma.rn.f32 p, f, 0f3D6150F6, 0f3E780634; fma.rn.f32 p, f, p, 0f3F317AFE; fma.rn.f32 p, f, p, 0f3F800000;")
+        lines.append(f"mov.b32 a, n; mov.b32 b, p; shl.b32 a, a, 23; add.s32 a, a, b; mov.b32 ${i}, a;")
+    return f"{{ .reg .f32 x, n, f, p; .reg .b32 a, b; {' '.join(lines)} }}"
+
+
+@gluon.jit
+def _powers(x, COMPUTED: gl.constexpr):
+    """2**x. Of each eight that a thread holds, COMPUTED leave the special functions' unit to the others."""
+    if COMPUTED == 0:
+        powers = tl.exp2(x)
+    else:
+        powers = gl.inline_asm_elementwise(
+            _eight_powers(COMPUTED), "=f,=f,=f,=f,=f,=f,=f,=f,f,f,f,f,f,f,f,f", [x], dtype=gl.float32, is_pure=True, pack=8
+        )
+    return powers
+
+
 @gluon.jit
 def _weigh(
     row_max, row_sum, qk, batch, kv_head, k0, masked, Sk, logit_scale, row_term,
-    D: gl.constexpr, Dv: gl.constexpr, BK: gl.constexpr,
+    D: gl.constexpr, Dv: gl.constexpr, BK: gl.constexpr, COMPUTED: gl.constexpr,
 ):
     """The weights of 64 queries for the keys k0 … k0 + BK - 1, and the state of the rows with these keys."""
     k_idx = (k0 + gl.arange(0, BK, layout=gl.SliceLayout(0, qk.type.layout)))[None, :]
     x = qk
     if masked:
         x = tl.where((k_idx < Sk) & (k_idx <= row_term), x, float("-inf"))
-    new_max = tl.maximum(row_max, tl.max(x, 1))
+    # The reference follows the maximum when that is ahead by more than 8 powers of two: till then nothing is rescaled.
+    tile_max = tl.max(x, 1)
+    ahead = (tile_max - row_max) * logit_scale
+    new_max = tl.where(ahead > 8.0, tile_max, row_max)
     shift = tl.where(new_max == float("-inf"), 0.0, new_max)  # rows that have met no key yet
     rescale = tl.exp2((row_max - shift) * logit_scale)
-    weight = tl.exp2(x * logit_scale - (shift * logit_scale)[:, None])
+    weight = _powers(x * logit_scale - (shift * logit_scale)[:, None], COMPUTED)
     row_sum = row_sum * _lanes_of_rows(rescale, row_sum) + _lane_sums(weight, BK)
     return weight, rescale, new_max, row_sum
 
 
 @gluon.jit
 def _attend_tiles(
-    out_desc, lse_ptr, out_tiles, q_tiles, k_tiles, v_tiles, q_ready, q_free, k_ready, k_free, v_ready, v_free, notes,
+    out_desc, lse_ptr, out_tiles, q_tiles, k_tiles, v_tiles, q_ready, k_ready, v_ready, notes,
     queue_ptr, n_work, together, scale, Hq, Hkv, Sq, Sk,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, SCHEDULE: gl.constexpr, PART: gl.constexpr, OUT_APART: gl.constexpr, PIPELINED: gl.constexpr, FAST: gl.constexpr,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, SCHEDULE: gl.constexpr, ORDERED: gl.constexpr, COMPUTED: gl.constexpr, Q_FREE: gl.constexpr, K_FREE: gl.constexpr, V_FREE: gl.constexpr, ORDER: gl.constexpr, PART: gl.constexpr, OUT_APART: gl.constexpr, PIPELINED: gl.constexpr, FAST: gl.constexpr,
 ):
     """A warpgroup that computes: its 64 queries of every tile.
 
     With PIPELINED the next scores are under way while these are weighed; without, the other warpgroups fill the gaps.
     """
+    SHARE: gl.constexpr = 32 + 2 * BQ
     dtype: gl.constexpr = out_desc.dtype
     qk_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BK, 16])
     acc_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_DV, 16])
@@ -628,6 +721,8 @@ def _attend_tiles(
     round = 0
     n_tiles = (Sq + BQ - 1) // BQ
     item = gl.program_id(0)
+    if ORDERED and PART == BQ // 64 - 1:
+        _arrive(ORDER, 256, 4)
     while item < n_work:
         tile, batch, head = _work_item(item, n_tiles, Hq, n_work, together)
         kv_head = head // (Hq // Hkv)
@@ -655,10 +750,10 @@ def _attend_tiles(
             k = k_tiles.index(stage).reshape([BK, BLOCK_D]).permute((1, 0))
             qk_token = warpgroup_mma(q, k, no_scores, use_acc=False, is_async=True)
             qk = warpgroup_mma_wait(0, deps=(qk_token,))
-            mbarrier.arrive(k_free.index(stage), count=1)
+            _arrive(K_FREE + stage, SHARE, 4)
             weight, rescale, row_max, row_sum = _weigh(
                 row_max, row_sum, qk, batch, kv_head, at * BK, at >= own_full_hi, Sk, logit_scale, row_term,
-                D, Dv, BK,
+                D, Dv, BK, COMPUTED,
             )
             p = gl.convert_layout(weight.to(dtype), weight_layout)
             for step in range(1, n_steps):
@@ -668,49 +763,67 @@ def _attend_tiles(
                 stage = (turn + step) % STAGES
                 phase = (turn + step) // STAGES & 1
                 mbarrier.wait(k_ready.index(stage), phase)
+                if ORDERED:
+                    _meet(ORDER + PART, 256, 4)
                 k = k_tiles.index(stage).reshape([BK, BLOCK_D]).permute((1, 0))
                 qk_token = warpgroup_mma(q, k, no_scores, use_acc=False, is_async=True)
                 mbarrier.wait(v_ready.index(v_stage), v_phase)
                 acc_token = warpgroup_mma(p, v_tiles.index(v_stage).reshape([BK, BLOCK_DV]), acc, is_async=True)
+                if ORDERED:
+                    _arrive(ORDER + (PART + 1) % (BQ // 64), 256, 4)
                 qk = warpgroup_mma_wait(1, deps=(qk_token,))
-                mbarrier.arrive(k_free.index(stage), count=1)
+                _arrive(K_FREE + stage, SHARE, 4)
                 weight, rescale, row_max, row_sum = _weigh(
                     row_max, row_sum, qk, batch, kv_head, at * BK, at >= own_full_hi, Sk, logit_scale, row_term,
-                    D, Dv, BK,
+                    D, Dv, BK, COMPUTED,
                 )
                 _hold_back(n_steps)
                 acc, p = warpgroup_mma_wait(0, deps=(acc_token, p))
-                mbarrier.arrive(v_free.index(v_stage), count=1)
-                acc = acc * gl.convert_layout(rescale, acc_rows)[:, None]
+                _arrive(V_FREE + v_stage, SHARE, 4)
+                acc = _rescaled(acc, gl.convert_layout(rescale, acc_rows)[:, None])
                 p = gl.convert_layout(weight.to(dtype), weight_layout)
             mbarrier.wait(v_ready.index(stage), phase)
             acc_token = warpgroup_mma(p, v_tiles.index(stage).reshape([BK, BLOCK_DV]), acc, is_async=True)
             acc, p = warpgroup_mma_wait(0, deps=(acc_token, p))
-            mbarrier.arrive(v_free.index(stage), count=1)
+            _arrive(V_FREE + stage, SHARE, 4)
         else:
-            for step in range(n_steps):
+            for step in range(tl.minimum(own_any_hi, n_steps)):
                 at = step
                 stage = (turn + step) % STAGES
                 phase = (turn + step) // STAGES & 1
                 mbarrier.wait(k_ready.index(stage), phase)
+                if ORDERED:
+                    _meet(ORDER + PART, 256, 4)
                 k = k_tiles.index(stage).reshape([BK, BLOCK_D]).permute((1, 0))
                 qk_token = warpgroup_mma(q, k, no_scores, use_acc=False, is_async=True)
+                if ORDERED:
+                    _arrive(ORDER + (PART + 1) % (BQ // 64), 256, 4)
                 qk = warpgroup_mma_wait(0, deps=(qk_token,))
-                mbarrier.arrive(k_free.index(stage), count=1)
+                _arrive(K_FREE + stage, SHARE, 4)
                 weight, rescale, row_max, row_sum = _weigh(
                     row_max, row_sum, qk, batch, kv_head, at * BK, at >= own_full_hi, Sk, logit_scale, row_term,
-                    D, Dv, BK,
+                    D, Dv, BK, COMPUTED,
                 )
-                acc = acc * gl.convert_layout(rescale, acc_rows)[:, None]
+                acc = _rescaled(acc, gl.convert_layout(rescale, acc_rows)[:, None])
                 p = gl.convert_layout(weight.to(dtype), weight_layout)
                 mbarrier.wait(v_ready.index(stage), phase)
                 acc_token = warpgroup_mma(p, v_tiles.index(stage).reshape([BK, BLOCK_DV]), acc, is_async=True)
                 acc, p = warpgroup_mma_wait(0, deps=(acc_token, p))
-                mbarrier.arrive(v_free.index(stage), count=1)
+                _arrive(V_FREE + stage, SHARE, 4)
+            for step in range(tl.minimum(own_any_hi, n_steps), n_steps):  # tiles that only later warpgroups meet
+                stage = (turn + step) % STAGES
+                phase = (turn + step) // STAGES & 1
+                mbarrier.wait(k_ready.index(stage), phase)
+                if ORDERED:
+                    _meet(ORDER + PART, 256, 4)
+                    _arrive(ORDER + (PART + 1) % (BQ // 64), 256, 4)
+                _arrive(K_FREE + stage, SHARE, 4)
+                mbarrier.wait(v_ready.index(stage), phase)
+                _arrive(V_FREE + stage, SHARE, 4)
         turn += n_steps
         round += 1
         if OUT_APART and SCHEDULE != "once":
-            mbarrier.arrive(q_free.index(PART), count=1)
+            _arrive(Q_FREE + PART, 160, 4)
 
         tile, batch, head = _work_item(_again(item), n_tiles, Hq, n_work, together)
         q0 = tile * BQ + PART * 64
@@ -747,19 +860,28 @@ def _attend_tiles(
         else:
             if not OUT_APART:
                 tma.store_wait(0)
-                mbarrier.arrive(q_free.index(PART), count=1)
+                _arrive(Q_FREE + PART, 160, 4)
             mbarrier.wait(q_ready.index(PART), round & 1)
             item = tl.max(notes.index(PART).load(gl.BlockedLayout([1], [32], [4], [0])), 0)
+    if ORDERED and PART == 0:
+        _meet(ORDER, 256, 4)
     tma.store_wait(0)
 
 
 @gluon.jit(do_not_specialize=['n_work', 'together', 'Hq', 'Hkv', 'Sq', 'Sk'])
 def _hopper_forward_kernel(
     q_desc, k_desc, v_desc, out_desc, lse_ptr, queue_ptr, n_work, together, scale, Hq, Hkv, Sq, Sk,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, SCHEDULE: gl.constexpr, OUT_APART: gl.constexpr, PIPELINED: gl.constexpr, REGISTERS: gl.constexpr, SPARE: gl.constexpr, FAST: gl.constexpr,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, SCHEDULE: gl.constexpr, ORDERED: gl.constexpr, COMPUTED: gl.constexpr, OUT_APART: gl.constexpr, PIPELINED: gl.constexpr, REGISTERS: gl.constexpr, SPARE: gl.constexpr, FAST: gl.constexpr,
 ):
     """The forward pass by warpgroups that compute, 64 queries each, and a warp that fetches for all of them."""
     PARTS: gl.constexpr = BQ // 64
+    # Of the sixteen barriers of a multiprocessor Triton has the first six. These tell that a place is free, and whose turn
+    # it is.
+    K_FREE: gl.constexpr = 6
+    V_FREE: gl.constexpr = K_FREE + STAGES
+    ORDER: gl.constexpr = V_FREE + STAGES
+    Q_FREE: gl.constexpr = ORDER + PARTS
+    gl.static_assert(Q_FREE + PARTS <= 16)
     Q_COLS: gl.constexpr = BLOCK_D if OUT_APART or BLOCK_D > BLOCK_DV else BLOCK_DV
     dtype: gl.constexpr = out_desc.dtype
     q_tiles = gl.allocate_shared_memory(dtype, [PARTS, 1, 1, 64, Q_COLS], q_desc.layout)
@@ -768,26 +890,20 @@ def _hopper_forward_kernel(
     out_tiles = gl.allocate_shared_memory(dtype, [PARTS, 1, 1, 64, BLOCK_DV], out_desc.layout) if OUT_APART else q_tiles
     notes = gl.allocate_shared_memory(gl.int32, [PARTS, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     q_ready = gl.allocate_shared_memory(gl.int64, [PARTS, 1], mbarrier.MBarrierLayout())
-    q_free = gl.allocate_shared_memory(gl.int64, [PARTS, 1], mbarrier.MBarrierLayout())
     k_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    k_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     v_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    v_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(PARTS):
         mbarrier.init(q_ready.index(i), count=1)
-        mbarrier.init(q_free.index(i), count=1)
     for i in gl.static_range(STAGES):
         mbarrier.init(k_ready.index(i), count=1)
-        mbarrier.init(k_free.index(i), count=PARTS)
         mbarrier.init(v_ready.index(i), count=1)
-        mbarrier.init(v_free.index(i), count=PARTS)
     fence_async_shared()
     if PARTS == 2:
         gl.warp_specialize(
             [
-                (_attend_tiles, (out_desc, lse_ptr, out_tiles, q_tiles, k_tiles, v_tiles, q_ready, q_free, k_ready, k_free, v_ready, v_free, notes, queue_ptr, n_work, together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, SCHEDULE, 0, OUT_APART, PIPELINED, FAST)),
-                (_attend_tiles, (out_desc, lse_ptr, out_tiles, q_tiles, k_tiles, v_tiles, q_ready, q_free, k_ready, k_free, v_ready, v_free, notes, queue_ptr, n_work, together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, SCHEDULE, 1, OUT_APART, PIPELINED, FAST)),
-                (_load_tiles, (q_desc, k_desc, v_desc, q_tiles, k_tiles, v_tiles, q_ready, q_free, k_ready, k_free, v_ready, v_free, notes, queue_ptr, n_work, together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, SCHEDULE)),
+                (_attend_tiles, (out_desc, lse_ptr, out_tiles, q_tiles, k_tiles, v_tiles, q_ready, k_ready, v_ready, notes, queue_ptr, n_work, together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, SCHEDULE, ORDERED, COMPUTED, Q_FREE, K_FREE, V_FREE, ORDER, 0, OUT_APART, PIPELINED, FAST)),
+                (_attend_tiles, (out_desc, lse_ptr, out_tiles, q_tiles, k_tiles, v_tiles, q_ready, k_ready, v_ready, notes, queue_ptr, n_work, together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, SCHEDULE, ORDERED, COMPUTED, Q_FREE, K_FREE, V_FREE, ORDER, 1, OUT_APART, PIPELINED, FAST)),
+                (_load_tiles, (q_desc, k_desc, v_desc, q_tiles, k_tiles, v_tiles, q_ready, k_ready, v_ready, notes, queue_ptr, n_work, together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, SCHEDULE, ORDERED, COMPUTED, Q_FREE, K_FREE, V_FREE, ORDER)),
             ],
             [4, 1],
             [REGISTERS, SPARE],
@@ -795,10 +911,10 @@ def _hopper_forward_kernel(
     else:
         gl.warp_specialize(
             [
-                (_attend_tiles, (out_desc, lse_ptr, out_tiles, q_tiles, k_tiles, v_tiles, q_ready, q_free, k_ready, k_free, v_ready, v_free, notes, queue_ptr, n_work, together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, SCHEDULE, 0, OUT_APART, PIPELINED, FAST)),
-                (_attend_tiles, (out_desc, lse_ptr, out_tiles, q_tiles, k_tiles, v_tiles, q_ready, q_free, k_ready, k_free, v_ready, v_free, notes, queue_ptr, n_work, together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, SCHEDULE, 1, OUT_APART, PIPELINED, FAST)),
-                (_attend_tiles, (out_desc, lse_ptr, out_tiles, q_tiles, k_tiles, v_tiles, q_ready, q_free, k_ready, k_free, v_ready, v_free, notes, queue_ptr, n_work, together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, SCHEDULE, 2, OUT_APART, PIPELINED, FAST)),
-                (_load_tiles, (q_desc, k_desc, v_desc, q_tiles, k_tiles, v_tiles, q_ready, q_free, k_ready, k_free, v_ready, v_free, notes, queue_ptr, n_work, together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, SCHEDULE)),
+                (_attend_tiles, (out_desc, lse_ptr, out_tiles, q_tiles, k_tiles, v_tiles, q_ready, k_ready, v_ready, notes, queue_ptr, n_work, together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, SCHEDULE, ORDERED, COMPUTED, Q_FREE, K_FREE, V_FREE, ORDER, 0, OUT_APART, PIPELINED, FAST)),
+                (_attend_tiles, (out_desc, lse_ptr, out_tiles, q_tiles, k_tiles, v_tiles, q_ready, k_ready, v_ready, notes, queue_ptr, n_work, together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, SCHEDULE, ORDERED, COMPUTED, Q_FREE, K_FREE, V_FREE, ORDER, 1, OUT_APART, PIPELINED, FAST)),
+                (_attend_tiles, (out_desc, lse_ptr, out_tiles, q_tiles, k_tiles, v_tiles, q_ready, k_ready, v_ready, notes, queue_ptr, n_work, together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, SCHEDULE, ORDERED, COMPUTED, Q_FREE, K_FREE, V_FREE, ORDER, 2, OUT_APART, PIPELINED, FAST)),
+                (_load_tiles, (q_desc, k_desc, v_desc, q_tiles, k_tiles, v_tiles, q_ready, k_ready, v_ready, notes, queue_ptr, n_work, together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, SCHEDULE, ORDERED, COMPUTED, Q_FREE, K_FREE, V_FREE, ORDER)),
             ],
             [4, 4, 1],
             [REGISTERS, REGISTERS, SPARE],
@@ -1054,34 +1170,6 @@ def _unpacked_wide(pairs, dtype: gl.constexpr, layout: gl.constexpr):
 
 
 @gluon.jit
-def _arrive(number, THREADS: gl.constexpr, WARPS: gl.constexpr):
-    """Tells the THREADS that share a barrier of the multiprocessor's sixteen that these warps have come; they go on."""
-    each: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
-    gl.inline_asm_elementwise(
-        "bar.arrive $1, $2; mov.b32 $0, $1;",
-        "=r,r,r",
-        [number + gl.full([32 * WARPS], 0, gl.int32, layout=each), gl.full([32 * WARPS], THREADS, gl.int32, layout=each)],
-        dtype=gl.int32,
-        is_pure=False,
-        pack=1,
-    )
-
-
-@gluon.jit
-def _meet(number, THREADS: gl.constexpr, WARPS: gl.constexpr):
-    """As `_arrive`, and returns when all of them have come. What they wrote before is seen from then on."""
-    each: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
-    gl.inline_asm_elementwise(
-        "bar.sync $1, $2; mov.b32 $0, $1;",
-        "=r,r,r",
-        [number + gl.full([32 * WARPS], 0, gl.int32, layout=each), gl.full([32 * WARPS], THREADS, gl.int32, layout=each)],
-        dtype=gl.int32,
-        is_pure=False,
-        pack=1,
-    )
-
-
-@gluon.jit
 def _await_turn(turns, turn):
     """Returns when the cell holds `turn`; what others have added before they wrote it is seen from then on."""
     one: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
@@ -1126,8 +1214,8 @@ def _query_runs(
 @gluon.jit
 def _load_backward_tiles(
     q_desc, k_desc, v_desc, d_out_desc, lse_ptr, delta_ptr, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, lse_tiles, delta_tiles, k_ready, k_free, v_ready, v_free, q_ready, d_out_ready,
-    notes, note_ready, note_free, queue_ptr, item, n_work, together, scale, Hq, Hkv, Sq, Sk,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr, FREE: gl.constexpr, DS_STORED: gl.constexpr, ADDED: gl.constexpr,
+    notes, note_ready, queue_ptr, item, n_work, together, scale, Hq, Hkv, Sq, Sk,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, EARLY: gl.constexpr, TURNS: gl.constexpr, DS_STORED: gl.constexpr, ADDED: gl.constexpr, READ: gl.constexpr, FREE: gl.constexpr,
 ):
     """The warp that fetches: keys and values of an item once, queries and what belongs to them as far ahead as there is
     room. It takes the next item when all of this one is on its way, and tells the others.
@@ -1171,10 +1259,13 @@ def _load_backward_tiles(
             if (member == 0) & (n_steps == 0):
                 _load_values(v_desc, v_tiles, v_ready, v_free, batch, kv_head, k0, round, HALF)
         item = gl.atomic_add(queue_ptr, 1, sem="relaxed") if gl.num_programs(0) < n_work else n_work
-        mbarrier.wait(note_free.index(round % 2), (round // 2 & 1) ^ 1)
-        _pass_on(notes.index(round % 2), item)
-        mbarrier.arrive(note_ready.index(round % 2), count=1)
+        if round > 0:
+            _meet(READ, 352, 1)
+        _pass_on(notes, item)
+        mbarrier.arrive(note_ready, count=1)
         round += 1
+    if round > 0:
+        _meet(READ, 352, 1)
     for last in range(tl.minimum(turn, STAGES)):
         _meet(FREE + (turn - 1 - last) % STAGES, 288, 1)
 
@@ -1189,18 +1280,18 @@ def _load_values(v_desc, v_tiles, v_ready, v_free, batch, kv_head, k0, round, HA
 
 
 @gluon.jit
-def _next_item(notes, note_ready, note_free, round, WARPS: gl.constexpr):
+def _next_item(notes, note_ready, round, WARPS: gl.constexpr, READ: gl.constexpr):
     """What the warp that fetches has noted for after this round."""
-    mbarrier.wait(note_ready.index(round % 2), round // 2 & 1)
-    item = tl.max(notes.index(round % 2).load(gl.BlockedLayout([1], [32], [WARPS], [0])), 0)
-    mbarrier.arrive(note_free.index(round % 2), count=1)
+    mbarrier.wait(note_ready, round & 1)
+    item = tl.max(notes.load(gl.BlockedLayout([1], [32], [WARPS], [0])), 0)
+    _arrive(READ, 352, WARPS)
     return item
 
 
 @gluon.jit
 def _await_turns(
-    turns_ptr, turn_ready, turn_passed, notes, note_ready, note_free, item, n_work, together, scale, Hq, Hkv, Sq, Sk,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr, FREE: gl.constexpr, DS_STORED: gl.constexpr, ADDED: gl.constexpr,
+    turns_ptr, turn_ready, turn_passed, notes, note_ready, item, n_work, together, scale, Hq, Hkv, Sq, Sk,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, EARLY: gl.constexpr, TURNS: gl.constexpr, DS_STORED: gl.constexpr, ADDED: gl.constexpr, READ: gl.constexpr, FREE: gl.constexpr,
 ):
     """The warp that waits, for each tile of dQ, until the tile of keys before this one has added its part."""
     n_tiles = (Sk + BK - 1) // BK
@@ -1223,14 +1314,14 @@ def _await_turns(
                     _await_turn(turns + at, tile)
                 mbarrier.arrive(turn_ready.index(turn % TURNS), count=1)
                 turn += 1
-        item = _next_item(notes, note_ready, note_free, round, 1)
+        item = _next_item(notes, note_ready, round, 1, READ)
         round += 1
 
 
 @gluon.jit
 def _pass_turns(
-    turns_ptr, turn_passed, notes, note_ready, note_free, item, n_work, together, scale, Hq, Hkv, Sq, Sk,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr, FREE: gl.constexpr, DS_STORED: gl.constexpr, ADDED: gl.constexpr,
+    turns_ptr, turn_passed, notes, note_ready, item, n_work, together, scale, Hq, Hkv, Sq, Sk,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, EARLY: gl.constexpr, TURNS: gl.constexpr, DS_STORED: gl.constexpr, ADDED: gl.constexpr, READ: gl.constexpr, FREE: gl.constexpr,
 ):
     """The warp that tells the next tile of keys, for each tile of dQ, that this one's part is added."""
     n_tiles = (Sk + BK - 1) // BK
@@ -1248,7 +1339,7 @@ def _pass_turns(
                 _pass_turn(turns + stop - 1 - step, tile + 1)
                 mbarrier.arrive(turn_passed.index(turn % TURNS), count=1)
                 turn += 1
-        item = _next_item(notes, note_ready, note_free, round, 1)
+        item = _next_item(notes, note_ready, round, 1, READ)
         round += 1
 
 
@@ -1275,10 +1366,88 @@ def _dq_product(ds_tiles, k_tiles, no_dq, again, stage, BLOCK_D: gl.constexpr, H
 
 
 @gluon.jit
+def _add_to_dq(dq, part_ptr, joins, turn_ready, turn, TURNS: gl.constexpr, ADDED: gl.constexpr, PART: gl.constexpr):
+    """Adds a warpgroup's half of a tile of dQ when its turn has come, and says so."""
+    mbarrier.wait(turn_ready.index(turn % TURNS), turn // TURNS & 1)
+    held = _as_held(dq, 64, 64)
+    cells = part_ptr + (PART * 4096 + gl.arange(0, 4096, layout=held.type.layout))
+    if joins:
+        gl.atomic_add(cells, held, sem="relaxed")  # in turn: nobody else adds to these cells now
+    else:
+        gl.store(cells, held)
+    _arrive(ADDED + turn % TURNS, 288, 4)
+
+
+@gluon.jit
+def _differentiate_tile(
+    dk, dv, turn, dq_parts_ptr, joins, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, delta_tiles, q_ready, d_out_ready, turn_ready,
+    lse_tiles, batch, head, kv_head, at, masked, k0, k_idx, Sq, Sk, logit_scale, scale, Hq, Hkv,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, EARLY: gl.constexpr, TURNS: gl.constexpr, DS_STORED: gl.constexpr, ADDED: gl.constexpr, READ: gl.constexpr, FREE: gl.constexpr, PART: gl.constexpr, FIRST: gl.constexpr,
+):
+    """dK and dV with the tile of queries `at`, and dQ's part of the tile before: what it takes from the other warpgroup
+    has long been stored by then, so neither waits for the other. The FIRST of a walk has none before it.
+    """
+    HALF: gl.constexpr = BK // 2
+    dtype: gl.constexpr = q_tiles.dtype
+    pair_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BQ, 16])
+    dq_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
+    columns: gl.constexpr = gl.SliceLayout(0, pair_layout)
+    no_pairs = gl.zeros([HALF, BQ], gl.float32, layout=pair_layout)
+    no_dq = gl.zeros([64, 64], gl.float32, layout=dq_layout)
+    # Addresses are computed anew: kept over the loop, they would not fit in registers.
+    again = _again(gl.to_tensor(0))
+    stage = turn % STAGES
+    q = q_tiles.index(stage).reshape([BQ, BLOCK_D])
+    k_rows = k_tiles.index(PART + again).reshape([HALF, BLOCK_D])
+    mbarrier.wait(q_ready.index(stage), turn // STAGES & 1)
+    qk_token = warpgroup_mma(k_rows, q.permute((1, 0)), no_pairs, use_acc=False, is_async=True)
+    d_out = d_out_tiles.index(stage).reshape([BQ, BLOCK_DV])
+    v_rows = v_tiles.index(PART + again).reshape([HALF, BLOCK_DV])
+    if EARLY:
+        mbarrier.wait(d_out_ready.index(stage), turn // STAGES & 1)
+        dp_token = warpgroup_mma(v_rows, d_out.permute((1, 0)), no_pairs, use_acc=False, is_async=True)
+        qk = warpgroup_mma_wait(1, deps=(qk_token,))
+    else:  # there is no room for dP beside scores and weights
+        qk = warpgroup_mma_wait(0, deps=(qk_token,))
+    weight = _weigh_again(
+        qk, lse_tiles.index(stage), batch, head, kv_head, at * BQ, masked, k0, k_idx, Sq, Sk, logit_scale,
+        scale, Hq, Hkv, D, Dv, BQ, HALF, dtype,
+    )
+    if not EARLY:
+        mbarrier.wait(d_out_ready.index(stage), turn // STAGES & 1)
+        dp_token = warpgroup_mma(v_rows, d_out.permute((1, 0)), no_pairs, use_acc=False, is_async=True)
+    delta = delta_tiles.index(stage).load(columns)[None, :]
+    dp = warpgroup_mma_wait(0, deps=(dp_token,))
+    ds = (_unpacked_wide(weight, dtype, pair_layout) * (dp - delta)).to(dtype)
+    p = _unpacked(weight, dtype, gl.DotOperandLayout(0, dv.type.layout, 2))
+    dv_token = warpgroup_mma(p, d_out, dv, is_async=True)
+    if not FIRST:
+        _meet(DS_STORED + (turn - 1) % 2 * 2 + 1 - PART, 256, 4)
+    ds_tiles.index(turn % 2 * 2 + PART).store(ds)
+    fence_async_shared()
+    if not FIRST:
+        dq_token = _dq_product(ds_tiles, k_tiles, no_dq, again, (turn - 1) % 2, BLOCK_D, HALF, PART)
+    slopes = gl.convert_layout(ds, gl.DotOperandLayout(0, dk.type.layout, 2))
+    dk_token = warpgroup_mma(slopes, q, dk, is_async=True)
+    if FIRST:
+        dv, p = warpgroup_mma_wait(1, deps=(dv_token, p))
+    else:
+        dv, p, dq = warpgroup_mma_wait(1, deps=(dv_token, p, dq_token))
+    # From here on the other warpgroup may read this half of dS, and write where this one has just read.
+    _arrive(DS_STORED + turn % 2 * 2 + PART, 256, 4)
+    if not FIRST:
+        part = (batch * tl.cast(Hq, gl.int64) + head) * ((Sq + again + BQ - 1) // BQ) + at + 1
+        _add_to_dq(dq, dq_parts_ptr + part * (BQ * BLOCK_D), joins, turn_ready, turn - 1, TURNS, ADDED, PART)
+    dk, slopes = warpgroup_mma_wait(0, deps=(dk_token, slopes))
+    _arrive(FREE + stage, 288, 4)
+    return dk, dv
+
+
+@gluon.jit
 def _differentiate_tiles(
     dk_desc, dv_desc, dq_parts_ptr, dk_tiles, turn_ready, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, lse_tiles, delta_tiles, k_ready, k_free, v_ready, v_free, q_ready, d_out_ready,
-    notes, note_ready, note_free, item, n_work, together, scale, Hq, Hkv, Sq, Sk,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr, FREE: gl.constexpr, DS_STORED: gl.constexpr, ADDED: gl.constexpr, PART: gl.constexpr, FAST: gl.constexpr,
+    notes, note_ready, item, n_work, together, scale, Hq, Hkv, Sq, Sk,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, EARLY: gl.constexpr, TURNS: gl.constexpr, DS_STORED: gl.constexpr, ADDED: gl.constexpr, READ: gl.constexpr, FREE: gl.constexpr, PART: gl.constexpr, FAST: gl.constexpr,
 ):
     """A warpgroup that computes: its half of the keys. Queries are walked from the last tile to the first.
 
@@ -1291,8 +1460,6 @@ def _differentiate_tiles(
     dk_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
     dv_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_DV, 16])
     dq_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
-    columns: gl.constexpr = gl.SliceLayout(0, pair_layout)
-    no_pairs = gl.zeros([HALF, BQ], gl.float32, layout=pair_layout)
     no_dq = gl.zeros([64, 64], gl.float32, layout=dq_layout)
     n_tiles = (Sk + BK - 1) // BK
     turn = 0
@@ -1308,59 +1475,38 @@ def _differentiate_tiles(
         mbarrier.wait(v_ready, round & 1)
         for member in range(group):
             head = kv_head * group + member
-            part = (batch * tl.cast(Hq, gl.int64) + head) * ((Sq + BQ - 1) // BQ)
             first, stop, full_lo, full_hi = _query_runs(tl.maximum(tile - 1, 0), batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, D, Dv, BQ, BK)
             first_before = first
             stop_before = tl.where(tile > 0, stop, first_before)
             first, stop, full_lo, full_hi = _query_runs(tile, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, D, Dv, BQ, BK)
             logit_scale = scale * 1.4426950408889634
 
-            for step in range(stop - first):
-                at = stop - 1 - step
+            if first < stop:
+                at = stop - 1
                 masked = ((at < full_lo) | (at >= full_hi)) | (k0 + HALF > Sk)
-                # Addresses of tiles that stay are computed anew: kept over the loop, they would not fit in registers.
-                again = _again(gl.to_tensor(0))
-                stage = turn % STAGES
-                q = q_tiles.index(stage).reshape([BQ, BLOCK_D])
-                k_rows = k_tiles.index(PART + again).reshape([HALF, BLOCK_D])
-                mbarrier.wait(q_ready.index(stage), turn // STAGES & 1)
-                qk_token = warpgroup_mma(k_rows, q.permute((1, 0)), no_pairs, use_acc=False, is_async=True)
-                d_out = d_out_tiles.index(stage).reshape([BQ, BLOCK_DV])
-                v_rows = v_tiles.index(PART + again).reshape([HALF, BLOCK_DV])
-                mbarrier.wait(d_out_ready.index(stage), turn // STAGES & 1)
-                dp_token = warpgroup_mma(v_rows, d_out.permute((1, 0)), no_pairs, use_acc=False, is_async=True)
-                qk = warpgroup_mma_wait(1, deps=(qk_token,))
-                weight = _weigh_again(
-                    qk, lse_tiles.index(stage), batch, head, kv_head, at * BQ, masked, k0, k_idx, Sq, Sk, logit_scale,
-                    scale, Hq, Hkv, D, Dv, BQ, HALF, dtype,
+                dk, dv = _differentiate_tile(
+                    dk, dv, turn, dq_parts_ptr, False, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, delta_tiles, q_ready, d_out_ready, turn_ready,
+                    lse_tiles, batch, head, kv_head, at, masked, k0, k_idx, Sq, Sk, logit_scale, scale, Hq, Hkv,
+                    D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, EARLY, TURNS, DS_STORED, ADDED, READ, FREE, PART, True,
                 )
-                delta = delta_tiles.index(stage).load(columns)[None, :]
-                dp = warpgroup_mma_wait(0, deps=(dp_token,))
-                ds = (_unpacked_wide(weight, dtype, pair_layout) * (dp - delta)).to(dtype)
-                p = _unpacked(weight, dtype, gl.DotOperandLayout(0, dv_layout, 2))
-                dv_token = warpgroup_mma(p, d_out, dv, is_async=True)
-                ds_stage = turn % 2
-                ds_tiles.index(ds_stage * 2 + PART).store(ds)
-                fence_async_shared()
-                gl.thread_barrier()
-                _meet(DS_STORED, 256, 4)
-                dq_token = _dq_product(ds_tiles, k_tiles, no_dq, again, ds_stage, BLOCK_D, HALF, PART)
-                dv, p = warpgroup_mma_wait(1, deps=(dv_token, p))
-                slopes = gl.convert_layout(ds, gl.DotOperandLayout(0, dk_layout, 2))
-                dk_token = warpgroup_mma(slopes, q, dk, is_async=True)
-                joins = (at >= first_before) & (at < stop_before)
-                dq = warpgroup_mma_wait(1, deps=(dq_token,))
-                mbarrier.wait(turn_ready.index(turn % TURNS), turn // TURNS & 1)
-                held = _as_held(dq, 64, 64)
-                cells = dq_parts_ptr + (part + at) * (BQ * BLOCK_D) + (PART * 4096 + gl.arange(0, 4096, layout=held.type.layout))
-                if joins:
-                    gl.atomic_add(cells, held, sem="relaxed")  # in turn: nobody else adds to these cells now
-                else:
-                    gl.store(cells, held)
-                _arrive(ADDED + turn % TURNS, 288, 4)
-                dk, slopes = warpgroup_mma_wait(0, deps=(dk_token, slopes))
-                _arrive(FREE + stage, 288, 4)
                 turn += 1
+                for step in range(1, stop - first):
+                    joins = (at >= first_before) & (at < stop_before)
+                    at = stop - 1 - step
+                    masked = ((at < full_lo) | (at >= full_hi)) | (k0 + HALF > Sk)
+                    dk, dv = _differentiate_tile(
+                        dk, dv, turn, dq_parts_ptr, joins, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, delta_tiles, q_ready, d_out_ready, turn_ready,
+                        lse_tiles, batch, head, kv_head, at, masked, k0, k_idx, Sq, Sk, logit_scale, scale, Hq, Hkv,
+                        D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, EARLY, TURNS, DS_STORED, ADDED, READ, FREE, PART, False,
+                    )
+                    turn += 1
+                _meet(DS_STORED + (turn - 1) % 2 * 2 + 1 - PART, 256, 4)
+                dq_token = _dq_product(ds_tiles, k_tiles, no_dq, _again(gl.to_tensor(0)), (turn - 1) % 2, BLOCK_D, HALF, PART)
+                at = first
+                joins = (at >= first_before) & (at < stop_before)
+                dq = warpgroup_mma_wait(0, deps=(dq_token,))
+                part = (batch * tl.cast(Hq, gl.int64) + head) * ((Sq + BQ - 1) // BQ) + at
+                _add_to_dq(dq, dq_parts_ptr + part * (BQ * BLOCK_D), joins, turn_ready, turn - 1, TURNS, ADDED, PART)
 
         # dV takes the place of this half of the values; the copy engine clips both results.
         mbarrier.arrive(k_free, count=1)
@@ -1373,7 +1519,7 @@ def _differentiate_tiles(
         gl.thread_barrier()
         tma.async_copy_shared_to_global(dv_desc, [batch, kv_head, k0, 0], dv_place)
         tma.async_copy_shared_to_global(dk_desc, [batch, kv_head, k0, 0], dk_place)
-        item = _next_item(notes, note_ready, note_free, round, 4)
+        item = _next_item(notes, note_ready, round, 4, READ)
         tma.store_wait(0)
         mbarrier.arrive(v_free, count=1)
         round += 1
@@ -1382,16 +1528,21 @@ def _differentiate_tiles(
 @gluon.jit(do_not_specialize=['n_work', 'together', 'Hq', 'Hkv', 'Sq', 'Sk'])
 def _hopper_backward_kernel(
     q_desc, k_desc, v_desc, d_out_desc, dk_desc, dv_desc, lse_ptr, delta_ptr, dq_parts_ptr, turns_ptr, queue_ptr, n_work, together, scale, Hq, Hkv, Sq, Sk,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, SPARE: gl.constexpr, FAST: gl.constexpr,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, EARLY: gl.constexpr, SPARE: gl.constexpr, FAST: gl.constexpr,
 ):
     """dK and dV of one tile of keys, and its part of dQ, which is added after those of the tiles before it.
 
     Programs take one item after the other, in order: the first that is not done waits for nobody who has not begun.
     """
-    TURNS: gl.constexpr = 4
-    DS_STORED: gl.constexpr = 8
-    ADDED: gl.constexpr = 9
+    # Of the sixteen barriers of a multiprocessor Triton has the first six. Four tell that dS is stored: of two tiles in
+    # turn, each warpgroup's. TURNS tell that a part of dQ is added, one that the next item is read, STAGES that a place of
+    # queries is free.
+    TURNS: gl.constexpr = 2
+    DS_STORED: gl.constexpr = 6
+    ADDED: gl.constexpr = 10
+    READ: gl.constexpr = 12
     FREE: gl.constexpr = 13
+    gl.static_assert(FREE + STAGES <= 16)
     HALF: gl.constexpr = BK // 2
     dtype: gl.constexpr = q_desc.dtype
     rows: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
@@ -1404,7 +1555,7 @@ def _hopper_backward_kernel(
     dk_tiles = gl.allocate_shared_memory(dtype, [2, 1, 1, HALF, BLOCK_D], dk_desc.layout)
     lse_tiles = gl.allocate_shared_memory(gl.float32, [STAGES, BQ], rows)
     delta_tiles = gl.allocate_shared_memory(gl.float32, [STAGES, BQ], rows)
-    notes = gl.allocate_shared_memory(gl.int32, [2, 1], rows)
+    notes = gl.allocate_shared_memory(gl.int32, [1], rows)
     k_ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     k_free = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     v_ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
@@ -1413,8 +1564,7 @@ def _hopper_backward_kernel(
     d_out_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     turn_ready = gl.allocate_shared_memory(gl.int64, [TURNS, 1], mbarrier.MBarrierLayout())
     turn_passed = gl.allocate_shared_memory(gl.int64, [TURNS, 1], mbarrier.MBarrierLayout())
-    note_ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    note_free = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    note_ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     mbarrier.init(k_ready, count=1)
     mbarrier.init(k_free, count=2)
     mbarrier.init(v_ready, count=1)
@@ -1422,9 +1572,7 @@ def _hopper_backward_kernel(
     for i in gl.static_range(STAGES):
         mbarrier.init(q_ready.index(i), count=2)
         mbarrier.init(d_out_ready.index(i), count=2)
-    for i in gl.static_range(2):
-        mbarrier.init(note_ready.index(i), count=1)
-        mbarrier.init(note_free.index(i), count=4)
+    mbarrier.init(note_ready, count=1)
     for i in gl.static_range(TURNS):
         mbarrier.init(turn_ready.index(i), count=1)
         mbarrier.init(turn_passed.index(i), count=1)
@@ -1432,11 +1580,11 @@ def _hopper_backward_kernel(
     item = gl.atomic_add(queue_ptr, 1, sem="relaxed")
     gl.warp_specialize(
         [
-            (_differentiate_tiles, (dk_desc, dv_desc, dq_parts_ptr, dk_tiles, turn_ready, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, lse_tiles, delta_tiles, k_ready, k_free, v_ready, v_free, q_ready, d_out_ready, notes, note_ready, note_free, item, n_work, together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, TURNS, FREE, DS_STORED, ADDED, 0, FAST)),
-            (_differentiate_tiles, (dk_desc, dv_desc, dq_parts_ptr, dk_tiles, turn_ready, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, lse_tiles, delta_tiles, k_ready, k_free, v_ready, v_free, q_ready, d_out_ready, notes, note_ready, note_free, item, n_work, together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, TURNS, FREE, DS_STORED, ADDED, 1, FAST)),
-            (_load_backward_tiles, (q_desc, k_desc, v_desc, d_out_desc, lse_ptr, delta_ptr, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, lse_tiles, delta_tiles, k_ready, k_free, v_ready, v_free, q_ready, d_out_ready, notes, note_ready, note_free, queue_ptr, item, n_work, together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, TURNS, FREE, DS_STORED, ADDED)),
-            (_await_turns, (turns_ptr, turn_ready, turn_passed, notes, note_ready, note_free, item, n_work, together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, TURNS, FREE, DS_STORED, ADDED)),
-            (_pass_turns, (turns_ptr, turn_passed, notes, note_ready, note_free, item, n_work, together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, TURNS, FREE, DS_STORED, ADDED)),
+            (_differentiate_tiles, (dk_desc, dv_desc, dq_parts_ptr, dk_tiles, turn_ready, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, lse_tiles, delta_tiles, k_ready, k_free, v_ready, v_free, q_ready, d_out_ready, notes, note_ready, item, n_work, together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, EARLY, TURNS, DS_STORED, ADDED, READ, FREE, 0, FAST)),
+            (_differentiate_tiles, (dk_desc, dv_desc, dq_parts_ptr, dk_tiles, turn_ready, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, lse_tiles, delta_tiles, k_ready, k_free, v_ready, v_free, q_ready, d_out_ready, notes, note_ready, item, n_work, together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, EARLY, TURNS, DS_STORED, ADDED, READ, FREE, 1, FAST)),
+            (_load_backward_tiles, (q_desc, k_desc, v_desc, d_out_desc, lse_ptr, delta_ptr, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, lse_tiles, delta_tiles, k_ready, k_free, v_ready, v_free, q_ready, d_out_ready, notes, note_ready, queue_ptr, item, n_work, together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, EARLY, TURNS, DS_STORED, ADDED, READ, FREE)),
+            (_await_turns, (turns_ptr, turn_ready, turn_passed, notes, note_ready, item, n_work, together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, EARLY, TURNS, DS_STORED, ADDED, READ, FREE)),
+            (_pass_turns, (turns_ptr, turn_passed, notes, note_ready, item, n_work, together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, EARLY, TURNS, DS_STORED, ADDED, READ, FREE)),
         ],
         [4, 1, 1, 1],
         [240, SPARE, SPARE, SPARE],
@@ -1475,9 +1623,9 @@ def _queries_met(
 @gluon.jit
 def _load_query_tiles(
     q_desc, k_desc, v_desc, d_out_desc, lse_ptr, delta_ptr, k_tile, v_tile, q_tiles, d_out_tiles, handed, lse_tiles, delta_tiles,
-    k_ready, v_ready, q_ready, q_free, d_out_ready, d_out_free, handed_ready, handed_free,
+    k_ready, v_ready, q_ready, d_out_ready,
     n_work, together, scale, Hq, Hkv, Sq, Sk,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, AHEAD: gl.constexpr,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, AHEAD: gl.constexpr, Q_FREE: gl.constexpr, D_OUT_FREE: gl.constexpr, HANDED: gl.constexpr, TAKEN: gl.constexpr,
 ):
     """The warp that fetches: keys and values once, queries and what belongs to them as far ahead as there is room."""
     tile, batch, kv_head = _key_item(gl.program_id(0), (Sk + BK - 1) // BK, Hkv, n_work, together)
@@ -1502,18 +1650,22 @@ def _load_query_tiles(
             row_lse = gl.load(lse_ptr + row + rows, mask=rows < Sq, other=float("inf"))
             delta = gl.load(delta_ptr + row + rows, mask=rows < Sq, other=0.0)
             stage = (turn + step) % STAGES
-            phase = ((turn + step) // STAGES & 1) ^ 1
-            mbarrier.wait(q_free.index(stage), phase)
+            if turn + step >= STAGES:
+                _meet(Q_FREE + stage, 288, 1)
             mbarrier.expect(q_ready.index(stage), q_desc.block_type.nbytes)
             tma.async_copy_global_to_shared(q_desc, [batch, head, q0, 0], q_ready.index(stage), q_tiles.index(stage))
             lse_tiles.index(stage).store(row_lse)
             mbarrier.arrive(q_ready.index(stage), count=1)
-            mbarrier.wait(d_out_free.index(stage), phase)
+            if turn + step >= STAGES:
+                _meet(D_OUT_FREE + stage, 288, 1)
             mbarrier.expect(d_out_ready.index(stage), d_out_desc.block_type.nbytes)
             tma.async_copy_global_to_shared(d_out_desc, [batch, head, q0, 0], d_out_ready.index(stage), d_out_tiles.index(stage))
             delta_tiles.index(stage).store(delta)
             mbarrier.arrive(d_out_ready.index(stage), count=1)
         turn += n_steps
+    for last in range(tl.minimum(turn, STAGES)):
+        _meet(Q_FREE + (turn - 1 - last) % STAGES, 288, 1)
+        _meet(D_OUT_FREE + (turn - 1 - last) % STAGES, 288, 1)
 
 
 @gluon.jit
@@ -1526,25 +1678,26 @@ def _as_handed(pairs):
 
 
 @gluon.jit
-def _hand_over(pairs, handed, handed_ready, handed_free, turn, AHEAD: gl.constexpr):
+def _hand_over(pairs, handed, turn, AHEAD: gl.constexpr, HANDED: gl.constexpr, TAKEN: gl.constexpr):
     """Leaves a tile's pairs to the other warpgroup, as soon as there is room."""
     place = turn % AHEAD
-    mbarrier.wait(handed_free.index(place), (turn // AHEAD & 1) ^ 1)
+    if turn >= AHEAD:
+        _meet(TAKEN + place, 256, 4)
     handed.index(place).store(_as_handed(pairs))
-    mbarrier.arrive(handed_ready.index(place), count=1)
+    _arrive(HANDED + place, 256, 4)
 
 
 @gluon.jit
-def _take_over(like, handed, handed_ready, handed_free, turn, AHEAD: gl.constexpr):
+def _take_over(like, handed, turn, AHEAD: gl.constexpr, HANDED: gl.constexpr, TAKEN: gl.constexpr):
     """The pairs that `_hand_over` has left, in the layout of `like`, which is that of the pairs there."""
     rows: gl.constexpr = like.shape[0]
     cols: gl.constexpr = like.shape[1]
     wanted = _as_handed(like)
     layout: gl.constexpr = wanted.type.layout
     place = turn % AHEAD
-    mbarrier.wait(handed_ready.index(place), turn // AHEAD & 1)
+    _meet(HANDED + place, 256, 4)
     parts = handed.index(place).load(layout).reshape([cols // 8, rows // 16, 8, 4, 2, 2])
-    mbarrier.arrive(handed_free.index(place), count=1)
+    _arrive(TAKEN + place, 256, 4)
     return parts.permute((1, 5, 2, 0, 4, 3)).reshape([rows, cols])
 
 
@@ -1574,9 +1727,9 @@ def _store_result(desc, values, place, batch, head, start, ROWS: gl.constexpr, C
 @gluon.jit
 def _weigh_query_tiles(
     dv_desc, k_tile, v_tile, q_tiles, d_out_tiles, handed, lse_tiles, delta_tiles,
-    k_ready, v_ready, q_ready, q_free, d_out_ready, d_out_free, handed_ready, handed_free,
+    k_ready, v_ready, q_ready, d_out_ready,
     n_work, together, scale, Hq, Hkv, Sq, Sk,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, AHEAD: gl.constexpr, FAST: gl.constexpr,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, AHEAD: gl.constexpr, Q_FREE: gl.constexpr, D_OUT_FREE: gl.constexpr, HANDED: gl.constexpr, TAKEN: gl.constexpr, FAST: gl.constexpr,
 ):
     """The warpgroup that makes the weights, from q . k, and dV; what dS needs of them it hands over.
 
@@ -1611,8 +1764,8 @@ def _weigh_query_tiles(
                 qk, lse_tiles.index(stage), batch, head, kv_head, at * BQ, ((at < full_lo) | (at >= full_hi)), k0, k_idx, Sq, Sk, logit_scale,
                 scale, Hq, Hkv, D, Dv, BQ, BK, dtype,
             )
-            mbarrier.arrive(q_free.index(stage), count=1)
-            _hand_over(weight, handed, handed_ready, handed_free, turn + step, AHEAD)
+            _arrive(Q_FREE + stage, 288, 4)
+            _hand_over(weight, handed, turn + step, AHEAD, HANDED, TAKEN)
             p = _unpacked(weight, dtype, p_layout)
             mbarrier.wait(d_out_ready.index(stage), phase)
             dv_token = warpgroup_mma(p, d_out_tiles.index(stage).reshape([BQ, BLOCK_DV]), dv, is_async=True)
@@ -1623,31 +1776,33 @@ def _weigh_query_tiles(
                 mbarrier.wait(q_ready.index(stage), phase)
                 qk_token = _start_product(k_tile, 0, q_tiles.index(stage), no_pairs, BLOCK_D)
                 dv, p = warpgroup_mma_wait(1, deps=(dv_token, p))
-                mbarrier.arrive(d_out_free.index(here), count=1)
+                _arrive(D_OUT_FREE + here, 288, 4)
                 qk = warpgroup_mma_wait(0, deps=(qk_token,))
             else:
                 dv, p = warpgroup_mma_wait(0, deps=(dv_token, p))
-                mbarrier.arrive(d_out_free.index(here), count=1)
+                _arrive(D_OUT_FREE + here, 288, 4)
         turn += n_steps
+    for last in range(tl.minimum(turn, AHEAD)):
+        _meet(TAKEN + (turn - 1 - last) % AHEAD, 256, 4)
     _store_result(dv_desc, dv, k_tile.index(0), batch, kv_head, k0, BK, BLOCK_DV)
 
 
 @gluon.jit
 def _slopes(
-    dp, like, handed, handed_ready, handed_free, turn, AHEAD: gl.constexpr, dtype: gl.constexpr, layout: gl.constexpr
+    dp, like, handed, turn, AHEAD: gl.constexpr, HANDED: gl.constexpr, TAKEN: gl.constexpr, dtype: gl.constexpr, layout: gl.constexpr,
 ):
     """dS of a tile, as an operand: what was handed over, times dP less what its row subtracts."""
     pair_layout: gl.constexpr = dp.type.layout
-    pairs = _take_over(like, handed, handed_ready, handed_free, turn, AHEAD)
+    pairs = _take_over(like, handed, turn, AHEAD, HANDED, TAKEN)
     return gl.convert_layout((_unpacked_wide(pairs, dtype, pair_layout) * dp).to(dtype), layout)
 
 
 @gluon.jit
 def _differentiate_query_tiles(
     dk_desc, k_tile, v_tile, q_tiles, d_out_tiles, handed, lse_tiles, delta_tiles,
-    k_ready, v_ready, q_ready, q_free, d_out_ready, d_out_free, handed_ready, handed_free,
+    k_ready, v_ready, q_ready, d_out_ready,
     n_work, together, scale, Hq, Hkv, Sq, Sk,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, AHEAD: gl.constexpr,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, AHEAD: gl.constexpr, Q_FREE: gl.constexpr, D_OUT_FREE: gl.constexpr, HANDED: gl.constexpr, TAKEN: gl.constexpr,
 ):
     """The warpgroup that makes dP, from dO . v, and of it and the weights that it is handed dS and dK. It reads no score."""
     dtype: gl.constexpr = dk_desc.dtype
@@ -1674,8 +1829,8 @@ def _differentiate_query_tiles(
         dp = warpgroup_mma_wait(0, deps=(dp_token,))
         for step in range(n_steps):
             dp -= delta_tiles.index(stage).load(columns)[None, :]
-            mbarrier.arrive(d_out_free.index(stage), count=1)
-            slopes = _slopes(dp, like, handed, handed_ready, handed_free, turn + step, AHEAD, dtype, ds_layout)
+            _arrive(D_OUT_FREE + stage, 288, 4)
+            slopes = _slopes(dp, like, handed, turn + step, AHEAD, HANDED, TAKEN, dtype, ds_layout)
             mbarrier.wait(q_ready.index(stage), phase)
             dk_token = warpgroup_mma(slopes, q_tiles.index(stage).reshape([BQ, BLOCK_D]), dk, is_async=True)
             here = stage
@@ -1685,11 +1840,11 @@ def _differentiate_query_tiles(
                 mbarrier.wait(d_out_ready.index(stage), phase)
                 dp_token = _start_product(v_tile, 0, d_out_tiles.index(stage), no_pairs, BLOCK_DV)
                 dk, slopes = warpgroup_mma_wait(1, deps=(dk_token, slopes))
-                mbarrier.arrive(q_free.index(here), count=1)
+                _arrive(Q_FREE + here, 288, 4)
                 dp = warpgroup_mma_wait(0, deps=(dp_token,))
             else:
                 dk, slopes = warpgroup_mma_wait(0, deps=(dk_token, slopes))
-                mbarrier.arrive(q_free.index(here), count=1)
+                _arrive(Q_FREE + here, 288, 4)
         turn += n_steps
     _store_result(dk_desc, dk * scale, v_tile.index(0), batch, kv_head, k0, BK, BLOCK_D)
 
@@ -1704,6 +1859,13 @@ def _hopper_dkdv_kernel(
 
     Both results, in float32, would not fit in the registers of one; so each has one, and half of the products.
     """
+    # Of the sixteen barriers of a multiprocessor Triton has the first six. These tell that a place of queries, and of dO, is
+    # free, and that weights are handed over, and taken.
+    Q_FREE: gl.constexpr = 6
+    D_OUT_FREE: gl.constexpr = Q_FREE + STAGES
+    HANDED: gl.constexpr = D_OUT_FREE + STAGES
+    TAKEN: gl.constexpr = HANDED + AHEAD
+    gl.static_assert(TAKEN + AHEAD <= 16)
     COLS: gl.constexpr = BLOCK_D if BLOCK_D > BLOCK_DV else BLOCK_DV  # results take the place of keys and values
     dtype: gl.constexpr = q_desc.dtype
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
@@ -1718,27 +1880,18 @@ def _hopper_dkdv_kernel(
     k_ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     v_ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     q_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    q_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     d_out_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    d_out_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    handed_ready = gl.allocate_shared_memory(gl.int64, [AHEAD, 1], mbarrier.MBarrierLayout())
-    handed_free = gl.allocate_shared_memory(gl.int64, [AHEAD, 1], mbarrier.MBarrierLayout())
     mbarrier.init(k_ready, count=1)
     mbarrier.init(v_ready, count=1)
     for i in gl.static_range(STAGES):
         mbarrier.init(q_ready.index(i), count=2)
-        mbarrier.init(q_free.index(i), count=2)
         mbarrier.init(d_out_ready.index(i), count=2)
-        mbarrier.init(d_out_free.index(i), count=2)
-    for i in gl.static_range(AHEAD):
-        mbarrier.init(handed_ready.index(i), count=1)
-        mbarrier.init(handed_free.index(i), count=1)
     fence_async_shared()
     gl.warp_specialize(
         [
-            (_weigh_query_tiles, (dv_desc, k_tile, v_tile, q_tiles, d_out_tiles, handed, lse_tiles, delta_tiles, k_ready, v_ready, q_ready, q_free, d_out_ready, d_out_free, handed_ready, handed_free, n_work, together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, AHEAD, FAST)),
-            (_differentiate_query_tiles, (dk_desc, k_tile, v_tile, q_tiles, d_out_tiles, handed, lse_tiles, delta_tiles, k_ready, v_ready, q_ready, q_free, d_out_ready, d_out_free, handed_ready, handed_free, n_work, together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, AHEAD)),
-            (_load_query_tiles, (q_desc, k_desc, v_desc, d_out_desc, lse_ptr, delta_ptr, k_tile, v_tile, q_tiles, d_out_tiles, handed, lse_tiles, delta_tiles, k_ready, v_ready, q_ready, q_free, d_out_ready, d_out_free, handed_ready, handed_free, n_work, together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, AHEAD)),
+            (_weigh_query_tiles, (dv_desc, k_tile, v_tile, q_tiles, d_out_tiles, handed, lse_tiles, delta_tiles, k_ready, v_ready, q_ready, d_out_ready, n_work, together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, AHEAD, Q_FREE, D_OUT_FREE, HANDED, TAKEN, FAST)),
+            (_differentiate_query_tiles, (dk_desc, k_tile, v_tile, q_tiles, d_out_tiles, handed, lse_tiles, delta_tiles, k_ready, v_ready, q_ready, d_out_ready, n_work, together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, AHEAD, Q_FREE, D_OUT_FREE, HANDED, TAKEN)),
+            (_load_query_tiles, (q_desc, k_desc, v_desc, d_out_desc, lse_ptr, delta_ptr, k_tile, v_tile, q_tiles, d_out_tiles, handed, lse_tiles, delta_tiles, k_ready, v_ready, q_ready, d_out_ready, n_work, together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, AHEAD, Q_FREE, D_OUT_FREE, HANDED, TAKEN)),
         ],
         [4, 1],
         [240, SPARE],
@@ -1760,18 +1913,19 @@ def _keys_met(
 
 
 @gluon.jit
-def _load_tile(desc, batch, head, start, tile, ready, free, phase):
-    """Fetches a tile as soon as its place is free."""
-    mbarrier.wait(free, phase ^ 1)
+def _load_tile(desc, batch, head, start, tile, ready, free, again):
+    """Fetches a tile, as soon as its place is free: the barrier of that number says it where `again` it is needed."""
+    if again:
+        _meet(free, 288, 1)
     mbarrier.expect(ready, desc.block_type.nbytes)
     tma.async_copy_global_to_shared(desc, [batch, head, start, 0], ready, tile)
 
 
 @gluon.jit
 def _load_key_tiles(
-    q_desc, k_desc, v_desc, d_out_desc, q_tiles, d_out_tiles, k_tiles, v_tiles, q_ready, k_ready, k_free, v_ready, v_free,
+    q_desc, k_desc, v_desc, d_out_desc, q_tiles, d_out_tiles, k_tiles, v_tiles, q_ready, k_ready, v_ready,
     n_work, together, scale, Hq, Hkv, Sq, Sk,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, K_STAGES: gl.constexpr, V_STAGES: gl.constexpr,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, K_STAGES: gl.constexpr, V_STAGES: gl.constexpr, K_FREE: gl.constexpr, V_FREE: gl.constexpr,
 ):
     """The warp that fetches: queries and dO once, keys and values as far ahead as there is room."""
     tile, batch, head = _key_item(n_work - 1 - gl.program_id(0), (Sq + BQ - 1) // BQ, Hq, n_work, together)
@@ -1786,9 +1940,13 @@ def _load_key_tiles(
     for step in range(n_steps):
         at = step
         stage = step % K_STAGES
-        _load_tile(k_desc, batch, kv_head, at * BK, k_tiles.index(stage), k_ready.index(stage), k_free.index(stage), step // K_STAGES & 1)
+        _load_tile(k_desc, batch, kv_head, at * BK, k_tiles.index(stage), k_ready.index(stage), K_FREE + stage, step >= K_STAGES)
         stage = step % V_STAGES
-        _load_tile(v_desc, batch, kv_head, at * BK, v_tiles.index(stage), v_ready.index(stage), v_free.index(stage), step // V_STAGES & 1)
+        _load_tile(v_desc, batch, kv_head, at * BK, v_tiles.index(stage), v_ready.index(stage), V_FREE + stage, step >= V_STAGES)
+    for last in range(tl.minimum(n_steps, K_STAGES)):
+        _meet(K_FREE + (n_steps - 1 - last) % K_STAGES, 288, 1)
+    for last in range(tl.minimum(n_steps, V_STAGES)):
+        _meet(V_FREE + (n_steps - 1 - last) % V_STAGES, 288, 1)
 
 
 @gluon.jit
@@ -1807,9 +1965,9 @@ def _weigh_rows(
 
 @gluon.jit
 def _differentiate_key_tiles(
-    dq_desc, lse_ptr, delta_ptr, q_tiles, d_out_tiles, k_tiles, v_tiles, q_ready, k_ready, k_free, v_ready, v_free,
+    dq_desc, lse_ptr, delta_ptr, q_tiles, d_out_tiles, k_tiles, v_tiles, q_ready, k_ready, v_ready,
     n_work, together, scale, Hq, Hkv, Sq, Sk,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, K_STAGES: gl.constexpr, V_STAGES: gl.constexpr, PART: gl.constexpr, FAST: gl.constexpr,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, K_STAGES: gl.constexpr, V_STAGES: gl.constexpr, K_FREE: gl.constexpr, V_FREE: gl.constexpr, PART: gl.constexpr, FAST: gl.constexpr,
 ):
     """A warpgroup that computes: its 64 queries, one product after the other. What the other computes fills the gaps."""
     dtype: gl.constexpr = dq_desc.dtype
@@ -1846,11 +2004,11 @@ def _differentiate_key_tiles(
         v_tile = v_tiles.index(v_stage + _again(gl.to_tensor(0)))  # where there is one stage its address stays, too
         dp_token = _start_product(d_out_tiles, PART, v_tile, no_pairs, BLOCK_DV)
         dp = warpgroup_mma_wait(0, deps=(dp_token,))
-        mbarrier.arrive(v_free.index(v_stage), count=1)
+        _arrive(V_FREE + v_stage, 288, 4)
         slopes = gl.convert_layout((p * (dp - delta)).to(dtype), ds_layout)
         dq_token = warpgroup_mma(slopes, k_tiles.index(stage).reshape([BK, BLOCK_D]), dq, is_async=True)
         dq, slopes = warpgroup_mma_wait(0, deps=(dq_token, slopes))
-        mbarrier.arrive(k_free.index(stage), count=1)
+        _arrive(K_FREE + stage, 288, 4)
     _store_result(dq_desc, dq * scale, q_tiles.index(PART), batch, head, q0, 64, BLOCK_D)
 
 
@@ -1862,6 +2020,10 @@ def _hopper_dq_kernel(
     FAST: gl.constexpr,
 ):
     """dQ of 128 queries: two warpgroups, 64 queries each, and a warp that fetches for both."""
+    # Of the sixteen barriers of a multiprocessor Triton has the first six; these tell that a place is free.
+    K_FREE: gl.constexpr = 6
+    V_FREE: gl.constexpr = K_FREE + K_STAGES
+    gl.static_assert(V_FREE + V_STAGES <= 16)
     dtype: gl.constexpr = q_desc.dtype
     q_tiles = gl.allocate_shared_memory(dtype, [2, 1, 1, 64, BLOCK_D], q_desc.layout)
     d_out_tiles = gl.allocate_shared_memory(dtype, [2, 1, 1, 64, BLOCK_DV], d_out_desc.layout)
@@ -1869,23 +2031,19 @@ def _hopper_dq_kernel(
     v_tiles = gl.allocate_shared_memory(dtype, [V_STAGES, 1, 1, BK, BLOCK_DV], v_desc.layout)
     q_ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     k_ready = gl.allocate_shared_memory(gl.int64, [K_STAGES, 1], mbarrier.MBarrierLayout())
-    k_free = gl.allocate_shared_memory(gl.int64, [K_STAGES, 1], mbarrier.MBarrierLayout())
     v_ready = gl.allocate_shared_memory(gl.int64, [V_STAGES, 1], mbarrier.MBarrierLayout())
-    v_free = gl.allocate_shared_memory(gl.int64, [V_STAGES, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(2):
         mbarrier.init(q_ready.index(i), count=1)
     for i in gl.static_range(K_STAGES):
         mbarrier.init(k_ready.index(i), count=1)
-        mbarrier.init(k_free.index(i), count=2)
     for i in gl.static_range(V_STAGES):
         mbarrier.init(v_ready.index(i), count=1)
-        mbarrier.init(v_free.index(i), count=2)
     fence_async_shared()
     gl.warp_specialize(
         [
-            (_differentiate_key_tiles, (dq_desc, lse_ptr, delta_ptr, q_tiles, d_out_tiles, k_tiles, v_tiles, q_ready, k_ready, k_free, v_ready, v_free, n_work, together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, K_STAGES, V_STAGES, 0, FAST)),
-            (_differentiate_key_tiles, (dq_desc, lse_ptr, delta_ptr, q_tiles, d_out_tiles, k_tiles, v_tiles, q_ready, k_ready, k_free, v_ready, v_free, n_work, together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, K_STAGES, V_STAGES, 1, FAST)),
-            (_load_key_tiles, (q_desc, k_desc, v_desc, d_out_desc, q_tiles, d_out_tiles, k_tiles, v_tiles, q_ready, k_ready, k_free, v_ready, v_free, n_work, together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, K_STAGES, V_STAGES)),
+            (_differentiate_key_tiles, (dq_desc, lse_ptr, delta_ptr, q_tiles, d_out_tiles, k_tiles, v_tiles, q_ready, k_ready, v_ready, n_work, together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, K_STAGES, V_STAGES, K_FREE, V_FREE, 0, FAST)),
+            (_differentiate_key_tiles, (dq_desc, lse_ptr, delta_ptr, q_tiles, d_out_tiles, k_tiles, v_tiles, q_ready, k_ready, v_ready, n_work, together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, K_STAGES, V_STAGES, K_FREE, V_FREE, 1, FAST)),
+            (_load_key_tiles, (q_desc, k_desc, v_desc, d_out_desc, q_tiles, d_out_tiles, k_tiles, v_tiles, q_ready, k_ready, v_ready, n_work, together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, K_STAGES, V_STAGES, K_FREE, V_FREE)),
         ],
         [4, 1],
         [240, SPARE],
@@ -2116,15 +2274,16 @@ def _prepared(q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> _Ready:
     tma = _has_tma(_chip(q.device), q, k, v)
     hopper = _hopper(q, v) if tma and k.numel() else None
     if hopper is not None:
-        BQ, BK, stages, pipelined, registers, spare, together, ahead, schedule, apart = hopper
+        BQ, BK, stages, pipelined, ordered, computed, registers, spare, together, ahead, schedule, apart = hopper
         n_tiles = triton.cdiv(Sq, BQ)
         n_work = n_tiles * B * Hq
         grid = n_work if schedule == "once" else min(n_work, _multiprocessors(q.device))
         descriptors = (*_hopper_tiles(64, q), *_hopper_tiles(BK, k, v), *_hopper_tiles(64, out))
         options = dict(
             D=sizes["D"], Dv=sizes["Dv"], BLOCK_D=_hopper_block(sizes["D"]), BLOCK_DV=_hopper_block(sizes["Dv"]),
-            BQ=BQ, BK=BK, STAGES=stages, SCHEDULE=schedule, OUT_APART=apart, PIPELINED=pipelined,
-            REGISTERS=registers, SPARE=spare, FAST=True, num_warps=4,
+            BQ=BQ, BK=BK, STAGES=stages, SCHEDULE=schedule, ORDERED=ordered, COMPUTED=computed,
+            OUT_APART=apart, PIPELINED=pipelined, REGISTERS=registers, SPARE=spare, FAST=True,
+            num_warps=4,
         )
         return _Ready(_hopper_forward_kernel, grid, BK, descriptors, options, n_work, max(together, ahead // n_tiles))
     descriptors = (*_tiled(tma, BQ, q), *_tiled(tma, BK, k, v)) if tma else ()
@@ -2217,13 +2376,13 @@ def _prepared_backward(
     rows = _Ready(_rows_kernel, triton.cdiv(B * Hq * Sq, 32), 0, (), options)
     hopper = _hopper_backward(q, v) if tma else None
     if hopper is not None:
-        BQ, BK, stages, together, ahead, spare = hopper
+        BQ, BK, stages, early, together, ahead, spare = hopper
         block = _hopper_block(D)
         n_tiles = triton.cdiv(Sk, BK)
         descriptors = (*_hopper_tiles(BQ, q), *_hopper_tiles(BK // 2, k, v), *_hopper_tiles(BQ, d_out), *_hopper_tiles(BK // 2, dk, dv))
         options = dict(
-            D=D, Dv=Dv, BLOCK_D=block, BLOCK_DV=_hopper_block(Dv), BQ=BQ, BK=BK, STAGES=stages, SPARE=spare,
-            FAST=True, num_warps=4,
+            D=D, Dv=Dv, BLOCK_D=block, BLOCK_DV=_hopper_block(Dv), BQ=BQ, BK=BK, STAGES=stages, EARLY=early,
+            SPARE=spare, FAST=True, num_warps=4,
         )
         n_work = n_tiles * B * Hkv
         grid = min(n_work, _multiprocessors(q.device))
