@@ -83,7 +83,7 @@ def case(
     sizes: tuple[int, int, int, int, int],
     dtype: torch.dtype,
     changes: Sequence[Change] = (),
-    **params: int,
+    **params: Any,
 ) -> Case:
     """`changes`: of the source, all over. `params`: in place of those that inputs are drawn with."""
     kernel = attngen.compile(text, consts={n: value for n, value in SHORTER.items() if f"const {n} " in text})
@@ -96,7 +96,7 @@ def case(
     wanted = dict(zip(("B", "Hq", "Hkv", "Sq", "Sk"), sizes, strict=True), D=dims[0], Dv=dims[1])
     settled = inputs.settle(kernel.spec, wanted, fixed=("D", "Dv"))
     found = {**inputs.examples(kernel.spec, settled), **params}
-    if "ids" in found:
+    if "ids" in found and "ids" not in params:
         found["ids"] = np.sort(np.asarray(found["ids"]), axis=-1)
     generator = torch.Generator().manual_seed(settled["Sk"])
     q, k, v = (

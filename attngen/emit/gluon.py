@@ -18,6 +18,7 @@ from attngen.plan.hopper import (
     apart_skeletons,
     backward_skeletons,
     in_turn,
+    listed_apart,
     skeletons,
     slack,
     sums_beside,
@@ -25,6 +26,31 @@ from attngen.plan.hopper import (
 )
 from attngen.plan.kernel import KernelPlan
 from attngen.plan.loops import ZERO, Run
+
+
+@dataclass(frozen=True, slots=True)
+class ListView:
+    """Where data decides which tiles meet, a kernel of its own writes the ends of their runs down: once for all batches
+    and heads that do not differ in them. On the host there are `count` times as many lists as tiles of queries have;
+    `place` is which of these a batch and a head read, and `batch` and `head` for whom tile `tile` of all is listed.
+    """
+
+    count: str
+    place: str
+    batch: str
+    head: str
+
+
+def _list_view(plan: KernelPlan) -> ListView:
+    match listed_apart(plan):
+        case True, True:
+            return ListView("B * Hq", "(batch * Hq + head)", "tile // n_tiles // Hq", "tile // n_tiles % Hq")
+        case True, False:
+            return ListView("B", "batch", "tile // n_tiles", "0")
+        case False, True:
+            return ListView("Hq", "head", "0", "tile // n_tiles")
+        case _:
+            return ListView("1", "0", "0", "0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +63,7 @@ class GluonView:
 
     arguments: tuple[str, ...]
     unspecialized: list[str]
+    lists: ListView | None
     longest_first: bool
     at: tuple[str, ...]
     n_steps: str
@@ -73,6 +100,7 @@ def gluon_view(
     return GluonView(
         arguments,
         ["n_work", "together", *_unspecialized(params, sizes)],
+        _list_view(plan) if keys.tests else None,
         plan.longest_first,
         at,
         n_steps,

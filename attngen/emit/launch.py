@@ -83,11 +83,13 @@ def launch_view(
     row_tensors: tuple[str, ...],
     dq_sums: tuple[str, ...],
     dkdv_sums: tuple[str, ...],
+    lists: bool,
     walks: bool,
     dkdv_walks: bool,
     dq_walks: bool,
 ) -> LaunchView:
-    """`walks`: whether the backward kernel of one chip reads which tiles it walks; or, of two, either."""
+    """`lists`: whether the forward kernel of one chip reads which tiles it walks; `walks`: whether the backward kernel does;
+    or, of two, either."""
     attention = plan.attention
     by_name = {g.param: g.total for g in gradients}
     values = ("scale", *sizes, *(v for p in params for v in p.host_arguments))
@@ -132,6 +134,7 @@ def launch_view(
             "queue",
             "ready.n_work",
             "ready.together",
+            *(("lists",) if lists else ()),
             f"*arguments[:{len(values)}]",
         ),
         hopper_options=(
@@ -259,7 +262,7 @@ def launch_view(
         signs_scale=plan.facts.scale_positive,
         needs_math=any("math." in line for line in checks),
         reads_scalars=any("_readable(" in line for line in checks),
-        lists=walks or dkdv_walks or dq_walks,
+        lists=lists or walks or dkdv_walks or dq_walks,
     )
 
 

@@ -87,6 +87,9 @@ _NARROW = {(64, 64): _three(128)}
 _MIDDLE = {dims: _two(128) for dims in ((64, 128), (128, 64), (128, 128))}
 _WIDE = {dims: _two(64, schedule=Schedule.ONCE, out_apart=False) for dims in ((256, 128), (256, 256))}
 _PAIRS = {dims: _two(64, pipelined=False) for dims in ((64, 64), *_MIDDLE)}
+_TESTED = {**{dims: _two(64, stages=4) for dims in _MIDDLE}, **_WIDE}
+"""Where data decides which tiles meet, an edge cuts many of them, so that small tiles waste less; and of 128 keys the data
+of two columns, or one of 64 bits, would not fit beside scores, sums and weights."""
 
 
 def skeletons(plan: KernelPlan, own: tuple[int, int] | None) -> Mapping[tuple[int, int], Skeleton]:
@@ -94,7 +97,7 @@ def skeletons(plan: KernelPlan, own: tuple[int, int] | None) -> Mapping[tuple[in
 
     On the H200 the portable kernel's many small programs are faster where the work a tile of keys is not in the
     products: dropout, weights without a shift, masks that are tested in every tile, gathered biases by distance, and,
-    at head dim 64, tanh and windows, too. So they are where data decides which tiles meet, for tiles are smaller.
+    at head dim 64, tanh, windows and masks that data decides, too.
     """
     rows = dict(_fastest(plan))
     if plan.longest_first:  # the long tiles of eight heads or more, then shorter ones
@@ -112,18 +115,27 @@ def slack(plan: KernelPlan) -> int:
     return SLACK if plan.weights.form is Form.EXPONENTIAL else 0
 
 
+def listed_apart(plan: KernelPlan) -> tuple[bool, bool]:
+    """Whether batches, and heads, may differ in which tiles of keys a tile of queries meets."""
+    found = [e for s in (*plan.keys.any, *plan.keys.all) for e in (s.lo, s.hi)]
+    found += [e for t in plan.keys.tests for e in (t.row, t.col)]
+    return any(reads(e, "b") for e in found), any(reads(e, "h", "hkv") for e in found)
+
+
 def _fastest(plan: KernelPlan) -> Mapping[tuple[int, int], Skeleton]:
-    if plan.keys.tests:
+    if plan.keys.tests and len(plan.keys.any) > 2:  # a list's ends, in registers of their own, are too many
         return {}
     pairs = any(level_of(e) is Level.PAIR for e in loads(plan.weights.unit))
     match plan.burden:
-        case Burden.RANDOM | Burden.DATA:
+        case Burden.RANDOM:
             return {}
         case Burden.PAIRS:
             return _PAIRS
-        case Burden.LIGHT | Burden.SCORE:
+        case Burden.LIGHT | Burden.SCORE | Burden.DATA:
             if plan.weights.form is not Form.EXPONENTIAL or pairs or not plan.key_loops.full:
                 return {}
+            if plan.burden is Burden.DATA:
+                return _TESTED
             bounded = any(not (isinstance(s.lo, Literal) and s.lo.value <= 0) for s in plan.keys.any)
             light = plan.burden is Burden.LIGHT and not is_dear(plan.weights.unit) and not bounded
             return {**(_NARROW if light else {}), **_MIDDLE, **_WIDE}

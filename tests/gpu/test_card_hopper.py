@@ -32,6 +32,7 @@ DIMS = [(64, 64), (128, 128), (256, 256), (192, 128), (64, 128), (80, 72)]
 CASES = [
     *((name, dims) for name in ("causal", "softmax1", "prefix_lm") for dims in DIMS),
     *((name, dims) for name in ("sliding_window", "softcap") for dims in ((128, 128), (256, 256))),
+    *(("documents", dims) for dims in ((128, 128), (256, 256), (192, 128), (64, 128))),
 ]
 
 
@@ -53,7 +54,7 @@ def both(
     k: torch.Tensor,
     v: torch.Tensor,
     monkeypatch: pytest.MonkeyPatch,
-    **params: int,
+    **params: Any,
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """(out, lse) by the chip's own kernel, twice, and by the portable one."""
     module = module_of(kernel)
@@ -76,8 +77,8 @@ def test_it_gives_what_the_portable_kernel_gives(
     name: str, dims: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kernel = attngen.compile(EXAMPLES / f"{name}.attn", consts={"window": 100} if name == "sliding_window" else {})
-    params = {"prefix": 50} if name == "prefix_lm" else {}
     for B, Hq, Hkv, Sq, Sk in SHAPES:
+        Sq = Sk if name == "documents" else Sq
         for dtype in (torch.float16, torch.bfloat16):
             generator = torch.Generator("cuda").manual_seed(Sq)
 
@@ -85,6 +86,7 @@ def test_it_gives_what_the_portable_kernel_gives(
                 x = torch.randn(B, length, heads, dim, generator=generator, device="cuda")  # noqa: B023
                 return x.to(dtype).transpose(1, 2)  # noqa: B023 - heads are not contiguous
 
+            params = params_of(kernel, B, Hq, Sq, Sk, generator)
             q, k, v = draw(Hq, Sq, dims[0]), draw(Hkv, Sk, dims[0]), draw(Hkv, Sk, dims[1])
             (out, lse), (again, lse_again), (expected, expected_lse) = both(kernel, q, k, v, monkeypatch, **params)
             assert torch.equal(out, again) and torch.equal(lse, lse_again)
@@ -141,7 +143,7 @@ def compiled(name: str) -> attngen.Kernel:
 def params_of(
     kernel: attngen.Kernel, batches: int, Hq: int, Sq: int, Sk: int, generator: torch.Generator
 ) -> dict[str, Any]:
-    """What a spec of BACKWARD takes besides q, k, v; no gradient is asked for."""
+    """What a spec takes besides q, k, v; no gradient is asked for."""
     sizes = {"B": batches, "Hq": Hq, "Sq": Sq, "Sk": Sk}
     found: dict[str, Any] = {}
     for p in kernel.spec.params:

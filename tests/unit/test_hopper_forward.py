@@ -14,10 +14,11 @@ from hopper_numbers import FaultError
 
 from attngen import reference
 
-ELSEWHERE = {"dilated", "documents", "dropout", "relative_bias", "sigmoid"}
+ELSEWHERE = {"dilated", "dropout", "relative_bias", "sigmoid"}
 NAMES = sorted({path.stem for path in EXAMPLES.glob("*.attn")} - ELSEWHERE)
-ALWAYS = {"causal", "softcap", "window_global"}
-"""A plain one; one whose score bends; one of several stretches of keys."""
+ALWAYS = {"causal", "documents", "softcap", "window_global"}
+"""A plain one; one whose tiles data decides; one whose score bends; one of several stretches of keys."""
+SQUARE = {"documents", "natten_2d", "window_global"}
 
 
 def forward(
@@ -25,13 +26,14 @@ def forward(
     dims: tuple[int, int],
     sizes: tuple[int, int, int, int, int],
     changes: Sequence[Change] = (),
-    **params: int,
+    **params: Any,
 ) -> tuple[float, float]:
     """Errors against the definition: of out, relative, and of the log-sum-exp, the greatest. float16."""
     made = case(text, dims, sizes, torch.float16, changes, **params)
     function = getattr(made.module, made.kernel.name)
     out, lse = function(made.q, made.k, made.v, return_lse=True, **made.given)
-    assert made.launched == ["_hopper_forward_kernel"]
+    tests = [f"_key_{t.name}_kernel" for t in made.kernel.plan.keys.tests]
+    assert made.launched == [*tests, *(["_list_key_runs_kernel"] if tests else []), "_hopper_forward_kernel"]
     right = made.truth()
     met = np.isfinite(right.lse)
     if not np.array_equal(lse.numpy()[~met], right.lse[~met]):
@@ -46,7 +48,7 @@ def slow(value: Any) -> Any:
 @pytest.mark.parametrize("name", [n if n in ALWAYS else slow(n) for n in NAMES])
 def test_examples(name: str) -> None:
     """Several items a program, of heads in groups."""
-    sizes = (1, 4, 2, 200, 333) if name not in ("natten_2d", "window_global") else (1, 2, 1, 260, 260)
+    sizes = (1, 4, 2, 200, 333) if name not in SQUARE else (1, 2, 1, 260, 260)
     error, lse_error = forward(text_of(name), (128, 128), sizes)
     assert error <= 1e-3 and lse_error <= 1e-4
 
@@ -90,6 +92,62 @@ def test_without_the_clamp_it_would(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hopper_memory, "PATIENCE", 1.0)
     with pytest.raises(FaultError, match="_attend_tiles"):
         forward(FAR["keys"], (128, 128), (1, 2, 1, 130, 130), UNCLAMPED, offset=2**31 - 64)
+
+
+def ids(rows: int, length: int, kind: str) -> np.ndarray:
+    """Which document each token of each row of the batch belongs to; rows differ."""
+    rng = np.random.default_rng(7)
+    lengths = {"long": (90, 180), "short": (5, 40)}.get(kind, (1, 60))
+    found = np.stack([np.repeat(np.arange(length), rng.integers(*lengths, length))[:length] for _ in range(rows)])
+    return rng.permuted(found, axis=1) % 5 if kind == "shuffled" else found
+
+
+BEGIN = "attention tested\n\nparam ids: int[B, Sk]\n"
+TESTED = {
+    "documents": BEGIN + "mask = causal and same_document(ids)\nassume Sq == Sk\n",
+    "both ways": BEGIN + "mask = same_document(ids)\nassume Sq == Sk\n",
+    "and the first keys": BEGIN + "mask = causal and (same_document(ids) or k < 70)\nassume Sq == Sk\n",
+    "padded": BEGIN + "mask = same_document(ids) and ids[b, q] != 1 and ids[b, k] > 0\nassume Sq == Sk\n",
+    "capped": BEGIN + "score = softcap(qk * scale, 5.0)\nmask = causal and same_document(ids)\nassume Sq == Sk\n",
+}
+
+
+@pytest.mark.parametrize("kind", ["long", "short", slow("shuffled")])
+@pytest.mark.parametrize("what", [w if w == "documents" else slow(w) for w in TESTED])
+def test_documents(what: str, kind: str) -> None:
+    """Rows of the batch differ; several documents a tile, or tiles within one; in any order; rows that meet no key."""
+    error, lse_error = forward(TESTED[what], (128, 128), (2, 4, 2, 333, 333), ids=ids(2, 333, kind))
+    assert error <= 1e-3 and lse_error <= 1e-4
+
+
+LISTED = {
+    "a head's own": "param at: int[Hq, Sk]\nmask = at[h, q] <= at[h, k]\nassume Sq == Sk\n",
+    "a batch's and a head's": "param at: int[B, Hq, Sk]\nmask = at[b, h, q] == at[b, h, k]\nassume Sq == Sk\n",
+    "everyone's": "param at: f32[Sk]\nmask = at[q] <= at[k]\nassume Sq == Sk\n",
+    "a batch's edge": "param at: int[Sk]\nparam length: int[B]\nmask = at[q] <= at[k] and k < length[b]\nassume Sq == Sk\n",
+}
+
+
+@pytest.mark.parametrize("whose", LISTED)
+def test_whose_lists_they_are(whose: str) -> None:
+    """A list for each batch and head that may differ, and no more."""
+    error, lse_error = forward("attention listed\n\n" + LISTED[whose], (128, 128), (2, 2, 2, 270, 270))
+    assert error <= 1e-3 and lse_error <= 1e-4
+
+
+LIST_FAULTS: dict[str, Change] = {
+    "the lists of another batch": ("batch * ((Sq + BQ - 1) // BQ) + q0", "0 * ((Sq + BQ - 1) // BQ) + q0"),
+    "the list of the other half": ("1 + q0 % BQ // ROWS", "2 - q0 % BQ // ROWS"),
+    "the list of a part for a tile": ("part = 0 if ROWS == BQ else", "part = 1 if ROWS == BQ else"),
+    "a mask is left out": ("tl.store(ends + 0, tl.minimum(full_lo, last + 1))", "tl.store(ends + 0, 0)"),
+    "a tile too few": ("tl.store(ends + 3, tl.minimum(any_hi, last + 1))", "tl.store(ends + 3, tl.minimum(any_hi, last + 1) - 1)"),
+}
+
+
+@pytest.mark.parametrize("what", LIST_FAULTS)
+def test_a_wrong_list_is_seen(what: str) -> None:
+    error, _ = forward(TESTED["documents"], (128, 128), (2, 2, 1, 333, 333), [LIST_FAULTS[what]], ids=ids(2, 333, "long"))
+    assert not error <= 1e-3
 
 
 SCORES = "qk = warpgroup_mma_wait(1, deps=(qk_token,))\n"
