@@ -30,9 +30,9 @@ from attngen.plan.loops import ZERO, Run
 
 @dataclass(frozen=True, slots=True)
 class ListView:
-    """Where data decides which tiles meet, a kernel of its own writes the ends of their runs down: once for all batches
-    and heads that do not differ in them. On the host there are `count` times as many lists as tiles of queries have;
-    `place` is which of these a batch and a head read, and `batch` and `head` for whom tile `tile` of all is listed.
+    """Where data decides which tiles meet, a kernel of its own lists them by tiles of queries, once for all batches
+    and heads that do not differ in it. `count`: how many such lists of tiles there are; `place`: the number of that
+    which a batch and a head read; `batch` and `head`: for whom tile `tile`, counted through all lists, is listed.
     """
 
     count: str
@@ -54,11 +54,34 @@ def _list_view(plan: KernelPlan) -> ListView:
 
 
 @dataclass(frozen=True, slots=True)
+class OwnWalkView:
+    """The steps of a tile's walk at which a warpgroup's own queries meet a tile: `first … stop - 1`; the others it lets
+    go by. `first` is empty where that is the walk's own first step, `stop` where all are taken to meet some.
+    `pipelined`: so do warpgroups that overlap their own products.
+    """
+
+    first: str
+    stop: str
+    pipelined: bool
+
+
+def _own_walk(keys: RangeView) -> OwnWalkView:
+    """All steps where a walk has several stretches, whose tiles are numbered through, and where it begins late without
+    a list that says when."""
+    _, n_steps = _walk(keys)
+    listed = bool(keys.tests)
+    if n_steps == "any_hi" and (listed or keys.full):
+        return OwnWalkView("", "own_any_hi", listed)
+    if n_steps == "any_hi - any_lo" and listed:
+        return OwnWalkView("own_any_lo - any_lo", "own_any_hi - any_lo", listed)
+    return OwnWalkView("", "", pipelined=False)
+
+
+@dataclass(frozen=True, slots=True)
 class GluonView:
     """The lines `at` bind the tile of `step`, of which there are `n_steps`. `masked` says whether this warpgroup's own
-    queries need a mask there, by the bounds `own_results`. `own_stop`: the first tile that they do not meet, where that
-    is known of a walk that begins with the first tile. `slack`: by how many powers of two the reference of weights may
-    lag behind their maximum, or 0.
+    queries need a mask there, by the bounds `own_results`. `lists`: whose there are, where data decides. `slack`: by how
+    many powers of two the reference of weights may lag behind their maximum, or 0.
     """
 
     arguments: tuple[str, ...]
@@ -70,7 +93,7 @@ class GluonView:
     full: tuple[Run, ...]
     own_results: tuple[str, ...]
     masked: str
-    own_stop: str
+    own_walk: OwnWalkView
     slack: int
     table: tuple[tuple[tuple[int, int], tuple[int | bool | str, ...]], ...]
 
@@ -96,18 +119,16 @@ def gluon_view(
         return name if name == ZERO else f"own_{name}"
 
     full = tuple(Run(own(r.start), own(r.stop)) for r in keys.full)
-    at, n_steps = _walk(keys)
     return GluonView(
         arguments,
         ["n_work", "together", *_unspecialized(params, sizes)],
         _list_view(plan) if keys.tests else None,
         plan.longest_first,
-        at,
-        n_steps,
+        *_walk(keys),
         keys.full,
         tuple(own(name) for name in keys.results),
         _outside(full),
-        own("any_hi") if keys.full and n_steps == "any_hi" else "",
+        _own_walk(keys),
         slack(plan),
         tuple((key, skeleton.row) for key, skeleton in table.items()),
     )

@@ -88,7 +88,7 @@ def launch_view(
     dkdv_walks: bool,
     dq_walks: bool,
 ) -> LaunchView:
-    """`lists`: whether the forward kernel of one chip reads which tiles it walks; `walks`: whether the backward kernel does;
+    """Whether a kernel of one chip reads which tiles it walks: `lists` the forward kernel, `walks` the backward kernel,
     or, of two, either."""
     attention = plan.attention
     by_name = {g.param: g.total for g in gradients}

@@ -88,8 +88,8 @@ _MIDDLE = {dims: _two(128) for dims in ((64, 128), (128, 64), (128, 128))}
 _WIDE = {dims: _two(64, schedule=Schedule.ONCE, out_apart=False) for dims in ((256, 128), (256, 256))}
 _PAIRS = {dims: _two(64, pipelined=False) for dims in ((64, 64), *_MIDDLE)}
 _TESTED = {**{dims: _two(64, stages=4) for dims in _MIDDLE}, **_WIDE}
-"""Where data decides which tiles meet, an edge cuts many of them, so that small tiles waste less; and of 128 keys the data
-of two columns, or one of 64 bits, would not fit beside scores, sums and weights."""
+"""Where data decides which tiles meet, an edge cuts many of them, so that small tiles waste less; and the data of 128
+keys, in 64 bits or of two kinds, would not fit beside scores, sums and weights."""
 
 
 def skeletons(plan: KernelPlan, own: tuple[int, int] | None) -> Mapping[tuple[int, int], Skeleton]:
@@ -101,7 +101,8 @@ def skeletons(plan: KernelPlan, own: tuple[int, int] | None) -> Mapping[tuple[in
     """
     rows = dict(_fastest(plan))
     if plan.longest_first:  # the long tiles of eight heads or more, then shorter ones
-        rows = {dims: replace(s, together=8, ahead=256) for dims, s in rows.items()}
+        ahead = 512 if plan.keys.tests else 256  # data may leave long ones for later
+        rows = {dims: replace(s, together=8, ahead=ahead) for dims, s in rows.items()}
     if own is None:
         return rows
     queries, keys = own

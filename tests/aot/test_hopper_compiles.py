@@ -11,7 +11,8 @@ import attngen
 from attngen.plan.hopper import apart_skeletons, backward_skeletons, skeletons
 
 DIMS = ((64, 64), (128, 128), (256, 256), (192, 128), (80, 64))
-SAMPLE = {("causal", (128, 128)), ("sink", (64, 64)), ("windowed_alibi", (80, 64)), ("documents", (256, 256))}
+SAMPLE = {("causal", (128, 128)), ("sink", (64, 64)), ("windowed_alibi", (80, 64))}
+SAMPLE |= {("documents", (128, 128)), ("documents", (256, 256))}
 SPILLS = 8
 """Values that the loop over keys and the one over tiles around it may reload: bookkeeping, never weights or sums, which
 would take 64 at once."""
@@ -31,6 +32,7 @@ def test_it_fits_and_keeps_to_registers(name: str, dims: tuple[int, int]) -> Non
     blocks = tuple(max(64, 1 << (d - 1).bit_length()) for d in dims)
     has_row = blocks in skeletons(kernel.plan, kernel.spec.tile)
     assert ("hopper_forward" in found) == has_row
+    assert ("list_key_runs" in found) == (has_row and bool(kernel.plan.keys.tests))
     has_backward = blocks in backward_skeletons(kernel.plan, kernel.spec.tile)
     assert ("hopper_backward" in found) == ("collect_dq" in found) == has_backward
     assert {"forward", "dkdv", "dq"} <= found.keys()  # those for all cards are there, too

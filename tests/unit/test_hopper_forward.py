@@ -107,13 +107,13 @@ TESTED = {
     "documents": BEGIN + "mask = causal and same_document(ids)\nassume Sq == Sk\n",
     "both ways": BEGIN + "mask = same_document(ids)\nassume Sq == Sk\n",
     "and the first keys": BEGIN + "mask = causal and (same_document(ids) or k < 70)\nassume Sq == Sk\n",
-    "padded": BEGIN + "mask = same_document(ids) and ids[b, q] != 1 and ids[b, k] > 0\nassume Sq == Sk\n",
+    "padded": BEGIN + "param keep: bool[B, Sk]\nmask = same_document(ids) and keep[b, k]\nassume Sq == Sk\n",
     "capped": BEGIN + "score = softcap(qk * scale, 5.0)\nmask = causal and same_document(ids)\nassume Sq == Sk\n",
 }
 
 
 @pytest.mark.parametrize("kind", ["long", "short", slow("shuffled")])
-@pytest.mark.parametrize("what", [w if w == "documents" else slow(w) for w in TESTED])
+@pytest.mark.parametrize("what", [w if w in ("documents", "padded") else slow(w) for w in TESTED])
 def test_documents(what: str, kind: str) -> None:
     """Rows of the batch differ; several documents a tile, or tiles within one; in any order; rows that meet no key."""
     error, lse_error = forward(TESTED[what], (128, 128), (2, 4, 2, 333, 333), ids=ids(2, 333, kind))
@@ -124,7 +124,9 @@ LISTED = {
     "a head's own": "param at: int[Hq, Sk]\nmask = at[h, q] <= at[h, k]\nassume Sq == Sk\n",
     "a batch's and a head's": "param at: int[B, Hq, Sk]\nmask = at[b, h, q] == at[b, h, k]\nassume Sq == Sk\n",
     "everyone's": "param at: f32[Sk]\nmask = at[q] <= at[k]\nassume Sq == Sk\n",
-    "a batch's edge": "param at: int[Sk]\nparam length: int[B]\nmask = at[q] <= at[k] and k < length[b]\nassume Sq == Sk\n",
+    "a batch's edge": (
+        "param at: int[Sk]\nparam length: int[B]\nmask = at[q] <= at[k] and k < length[b]\nassume Sq == Sk\n"
+    ),
 }
 
 
@@ -135,18 +137,22 @@ def test_whose_lists_they_are(whose: str) -> None:
     assert error <= 1e-3 and lse_error <= 1e-4
 
 
+PART = "part = 0 if ROWS == BQ else 1 + q0 % BQ // ROWS"
+OWN = "own_any_hi - any_lo"
 LIST_FAULTS: dict[str, Change] = {
     "the lists of another batch": ("batch * ((Sq + BQ - 1) // BQ) + q0", "0 * ((Sq + BQ - 1) // BQ) + q0"),
-    "the list of the other half": ("1 + q0 % BQ // ROWS", "2 - q0 % BQ // ROWS"),
-    "the list of a part for a tile": ("part = 0 if ROWS == BQ else", "part = 1 if ROWS == BQ else"),
+    "the list of the other half": (PART, PART.replace("1 + ", "2 - ")),
+    "the list of a half for a whole tile": (PART, PART.replace("0 if", "1 if")),
     "a mask is left out": ("tl.store(ends + 0, tl.minimum(full_lo, last + 1))", "tl.store(ends + 0, 0)"),
-    "a tile too few": ("tl.store(ends + 3, tl.minimum(any_hi, last + 1))", "tl.store(ends + 3, tl.minimum(any_hi, last + 1) - 1)"),
+    "a tile too few": ("tl.minimum(any_hi, last + 1))", "tl.minimum(any_hi, last + 1) - 1)"),
+    "a tile too few of a warpgroup's own": (OWN, f"{OWN} - 1"),
 }
 
 
 @pytest.mark.parametrize("what", LIST_FAULTS)
 def test_a_wrong_list_is_seen(what: str) -> None:
-    error, _ = forward(TESTED["documents"], (128, 128), (2, 2, 1, 333, 333), [LIST_FAULTS[what]], ids=ids(2, 333, "long"))
+    change = LIST_FAULTS[what]
+    error, _ = forward(TESTED["documents"], (128, 128), (2, 2, 1, 333, 333), [change], ids=ids(2, 333, "long"))
     assert not error <= 1e-3
 
 
@@ -198,18 +204,31 @@ FAULTS: dict[str, tuple[int, tuple[Change, ...]]] = {
 }
 """Head dim, and what is changed."""
 
+LET_GO = "    mbarrier.wait(v_ready.index(stage), phase)\n    _arrive(V_FREE + stage, SHARE, 4)\n\n"
+LISTED_FAULTS: dict[str, Change] = {
+    "a tile is let go before it is there": (LET_GO, LET_GO.split("\n", 1)[1]),
+    "nobody gives back what was let go": (LET_GO, "\n"),
+}
+
+
+def goes_wrong(text: str, dim: int, changes: Sequence[Change], **params: Any) -> bool:
+    try:
+        error, _ = forward(text, (dim, dim), (1, 2, 1, 400, 400), changes, **params)
+    except FaultError:
+        return True
+    return not error <= 1e-3
+
 
 @pytest.mark.parametrize("what", FAULTS)
 def test_the_model_sees_faults(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sooner or later: whoever should have waited may come late by chance."""
     monkeypatch.setattr(hopper_memory, "PATIENCE", 1.0)
     dim, changes = FAULTS[what]
+    assert any(goes_wrong(text_of("causal"), dim, changes) for _ in range(20))
 
-    def goes_wrong() -> bool:
-        try:
-            error, _ = forward(text_of("causal"), (dim, dim), (1, 2, 1, 400, 400), changes)
-        except FaultError:
-            return True
-        return not error <= 1e-3
 
-    assert any(goes_wrong() for _ in range(20))
+@pytest.mark.parametrize("what", LISTED_FAULTS)
+def test_the_model_sees_faults_of_tiles_that_are_let_go(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hopper_memory, "PATIENCE", 1.0)
+    short = ids(1, 400, "short")
+    assert any(goes_wrong(text_of("documents"), 128, [LISTED_FAULTS[what]], ids=short) for _ in range(20))

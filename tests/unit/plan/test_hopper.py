@@ -1,4 +1,4 @@
-"""Which variants get a backward kernel of compute capability 9.0, and whether their tiles can take turns."""
+"""Which variants get kernels of compute capability 9.0, whose lists they share, whether their tiles can take turns."""
 
 from __future__ import annotations
 
@@ -10,7 +10,15 @@ from property.kernels import analysed
 
 from attngen import inputs
 from attngen.plan import plan
-from attngen.plan.hopper import apart_skeletons, backward_skeletons, in_turn, sums_beside, sums_beside_dkdv
+from attngen.plan.hopper import (
+    apart_skeletons,
+    backward_skeletons,
+    in_turn,
+    listed_apart,
+    skeletons,
+    sums_beside,
+    sums_beside_dkdv,
+)
 from attngen.plan.simulate import SKIPPED, classify
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -23,6 +31,33 @@ LENGTHS = ((300, 300), (70, 260), (260, 70), (1, 500), (500, 1), (129, 128))
 
 def text_of(name: str) -> str:
     return (EXAMPLES / f"{name}.attn").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("lines", "apart"),
+    [
+        ("param ids: int[B, Sk]\nmask = causal and same_document(ids)", (True, False)),
+        ("param at: f32[Sk]\nmask = at[q] <= at[k]", (False, False)),
+        ("param at: f32[Sk]\nparam length: int[B]\nmask = at[q] <= at[k] and k < length[b]", (True, False)),
+        ("param at: f32[Sk]\nparam reach: int[Hq]\nmask = at[q] <= at[k] and q - k < reach[h]", (False, True)),
+        ("param at: int[Hkv, Sk]\nmask = at[hkv, q] == at[hkv, k]", (False, True)),
+        ("param at: int[B, Hq, Sk]\nmask = at[b, h, q] == at[b, h, k]", (True, True)),
+        ("param row: int[B, Sk]\nparam col: int[Hq, Sk]\nmask = row[b, q] <= col[h, k]", (True, True)),
+    ],
+)
+def test_whose_lists_are_whose(lines: str, apart: tuple[bool, bool]) -> None:
+    planned = plan(analysed(f"attention a\n\n{lines}\nassume Sq == Sk\n"))
+    assert planned.keys.tests and skeletons(planned, None)
+    assert listed_apart(planned) == apart
+
+
+def test_the_forward_kernel_where_data_decides() -> None:
+    """Not for masks of many stretches, whose ends do not fit in registers."""
+    rows = skeletons(plan(analysed(text_of("documents"))), None)
+    assert set(rows) == {(64, 128), (128, 64), (128, 128), (256, 128), (256, 256)}
+    begin = "attention a\n\nparam ids: int[B, Sk]\nassume Sq == Sk\nlet same = ids[b, q] == ids[b, k]\n"
+    assert skeletons(plan(analysed(f"{begin}mask = same or k < 9\n")), None)
+    assert not skeletons(plan(analysed(f"{begin}mask = same or k < 9 or abs(q - k) < 5\n")), None)
 
 
 @pytest.mark.parametrize("name", NAMES)
