@@ -169,7 +169,7 @@ def cell(shape: Shape, kernels: peers.Kernels, copy: float, *, with_flex: bool) 
         return function(q, k, v, **case.params)
 
     found = {"attngen": measured(case, attend, want, copy, repeats=10)}
-    (ready,) = [r for r in module._READY.values() if r.pieces]
+    (ready,) = [r for known in module._READY.values() for r in known.forward.values() if r.pieces]
     found["attngen"]["pieces"] = ready.pieces
     own = module._pieces
     module._READY.clear()

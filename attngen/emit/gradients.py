@@ -58,11 +58,15 @@ def _times(left: str, right: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class GradientView:
-    """One float param's gradient on the host: `lines` add every leaf's part to `total` (float32, the param's shape)."""
+    """One float param's gradient on the host, `total`, float32 and of the param's shape: it begins as `sum`, the first
+    leaf's part, or as zeros where no expression says that, and `lines` add what is missing.
+    """
 
     param: str
     total: str
-    position: int
+    number: int  # among the gradients
+    position: int  # among the function's inputs
+    sum: str
     lines: tuple[str, ...]
     scatters: bool
 
@@ -89,6 +93,8 @@ def row_sums(plan: KernelPlan, params: tuple[ParamView, ...], *kinds: Gather) ->
     return tuple(found)
 
 
+_OWN = "dq_BQ, dq_BK"
+"""The tile of dQ's kernel, on the host."""
 AXES = {Gather.HEAD: ("b", "h"), Gather.ROW: ("b", "h", "q"), Gather.COLUMN: ("b", "h", "k")}
 _SIZES = {"b": "B", "h": "Hq", "q": "Sq", "k": "Sk"}
 
@@ -104,18 +110,23 @@ def gradient_views(
             continue
         total = f"total_{view.name}"
         lines: list[str] = []
-        scatters = False
+        first, scatters = "", False
         for g in own:
             name = leaf_name(plan, params, g)
-            if g.gather in AXES:
-                values = f"{name}.sum(-1)" if g.gather is Gather.HEAD else name
-                added, general = reduced(plan.attention, params, g.leaf, AXES[g.gather], values, total)
-                lines += added
-                scatters |= general
-            else:
+            if g.gather not in AXES:
                 lines += pair_lines[name]
                 scatters = True
-        found.append(GradientView(view.name, total, 3 + position, tuple(lines), scatters))
+                continue
+            axes, tiles = AXES[g.gather], g.gather is Gather.HEAD
+            text = summed(plan.attention, g.leaf, axes, name, tiles=tiles)
+            if text is None:
+                lines += scattered(plan.attention, params, g.leaf, axes, f"{name}.sum(-1)" if tiles else name, total)
+                scatters = True
+            elif g is own[0]:
+                first = text
+            else:
+                lines.append(f"{total} += {text}")
+        found.append(GradientView(view.name, total, len(found), 3 + position, first, tuple(lines), scatters))
     return tuple(found)
 
 
@@ -126,22 +137,40 @@ def reduced(
     axes: tuple[str, ...],
     values: str,
     total: str,
-) -> tuple[list[str], bool]:  # fmt: skip
-    """Lines that add `values`, over `axes`, to the leaf's cells of `total`; and whether they scatter."""
+) -> list[str]:
+    """Lines that add `values`, over `axes`, to the leaf's cells of `total`."""
+    text = summed(attention, leaf, axes, values)
+    return [f"{total} += {text}"] if text else scattered(attention, params, leaf, axes, values, total)
+
+
+def summed(
+    attention: Attention, leaf: Scalar | Load, axes: tuple[str, ...], values: str, *, tiles: bool = False
+) -> str | None:
+    """`values`, over `axes`, as the param's cells; None where they scatter. `tiles`: one more axis is summed over."""
     if isinstance(leaf, Scalar):
-        return [f"{total} += {values}.sum()"], False
-    param = attention.param(leaf.param)
-    plain = _plain(leaf, param, axes)
-    if plain is not None:
-        missing = tuple(i for i, axis in enumerate(axes) if axis not in plain)
-        text = f"{values}.sum({missing})" if missing else values
-        kept = [axis for axis in axes if axis in plain]
-        order = tuple(kept.index(axis) for axis in plain)
-        text += f".permute({order})" if order != tuple(range(len(order))) else ""
-        return [f"{total} += {text}"], False
+        return f"{values}.sum()"
+    plain = _plain(leaf, attention.param(leaf.param), axes)
+    if plain is None:
+        return None
+    missing = (*(i for i, axis in enumerate(axes) if axis not in plain), *((-1,) if tiles else ()))
+    text = f"{values}.sum({missing})" if missing else values
+    kept = [axis for axis in axes if axis in plain]
+    order = tuple(kept.index(axis) for axis in plain)
+    return text + (f".permute({order})" if order != tuple(range(len(order))) else "")
+
+
+def scattered(
+    attention: Attention,
+    params: tuple[ParamView, ...],
+    leaf: Scalar | Load,
+    axes: tuple[str, ...],
+    values: str,
+    total: str,
+) -> list[str]:
+    """Lines that add `values`, over `axes`, to whichever cells of `total` the leaf's indices say."""
+    assert isinstance(leaf, Load)
     lines, inside, flat = flat_index(attention, params, leaf, axes, leaf.indices)
-    lines.append(f"{total} += _gathered({values}, {inside}, {flat}, {total}.numel()).view({total}.shape)")
-    return lines, True
+    return [*lines, f"{total} += _gathered({values}, {inside}, {flat}, {total}.numel()).view({total}.shape)"]
 
 
 def _plain(leaf: Load, param: Param, axes: tuple[str, ...]) -> tuple[str, ...] | None:
@@ -239,13 +268,13 @@ def pair_view(
         outputs = ("cells_ptr", *strides, "largest_ptr", "unit_ptr")
         names = tuple(f"index_{i}" for i in range(len(sizes)))
         batches, heads = "tl.program_id(1), tl.program_id(1) + 1", "tl.program_id(2), tl.program_id(2) + 1"
-        host = [*tests, *_scatter_lines(name, total, call, len(sizes))]
+        host = _scatter_lines(name, total, call, tests, len(sizes))
         cells = names
     elif gradient.gather is Gather.DENSE:
         outputs = ("cells_ptr", *strides)
         batches = "tl.program_id(1), tl.program_id(1) + 1" if per_batch else "0, B"
         heads = _dense_heads(leaf)
-        host = [*tests, *_dense_lines(name, total, call, len(sizes), per_batch, leaf)]
+        host = _dense_lines(name, total, call, tests, len(sizes), per_batch, leaf)
         cells = tuple(_dense_index(i) for i in leaf.indices)
     else:
         outputs = ("above_ptr", "below_ptr")
@@ -289,30 +318,51 @@ def _dense_head(leaf: Load) -> str:
     return "tl.program_id(2) * group" if _reads_any(leaf, "hkv") else "0"
 
 
-def _launch(name: str, grid: str, call: tuple[str, ...], outputs: tuple[str, ...], *more: str) -> list[str]:
+def _launch(
+    name: str, grid: str, tile: str, call: tuple[str, ...], tests: tuple[str, ...], outputs: tuple[str, ...],
+    constant: str = "",
+) -> list[str]:  # fmt: skip
+    """A launch of the kernel, which is kept beside that of dQ. `tile`: its queries and keys, as the host calls them.
+    `constant`: one more of the kernel's, so that it is another one."""
     arguments = [a for c in call for a in (outputs if c == "OUTPUTS" else (c,))]
-    return [f"_{name}_kernel[({grid})](", f"    {', '.join([*arguments, *more])},", ")"]
+    key = f'"{name} {constant}"' if constant else f'"{name}"'
+    more = f", {constant}" if constant else ""
+    return [
+        f"pairs = by_rows.pairs.get({key})",
+        "if pairs is None:",
+        f"    pairs = _over_pairs(_{name}_kernel, ({grid}), {tile}, dq_warps, q, k, v, d_out{more})",
+        *([f"    pairs.tests = _tests_of_keys(known, {tile.split(', ')[1]})"] if tests else []),
+        f"    by_rows.pairs[{key}] = pairs",
+        *tests,
+        f"pairs.launch({', '.join(arguments)})",
+    ]
 
 
-def _dense_lines(name: str, total: str, call: tuple[str, ...], rank: int, per_batch: bool, leaf: Load) -> list[str]:
+def _dense_lines(
+    name: str, total: str, call: tuple[str, ...], tests: tuple[str, ...], rank: int, per_batch: bool, leaf: Load
+) -> list[str]:
     heads = "Hq" if _reads_any(leaf, "h") else "Hkv" if _reads_any(leaf, "hkv") else "1"
-    grid = f"triton.cdiv(Sq, dq_BQ) * triton.cdiv(Sk, dq_BK), {'B' if per_batch else '1'}, {heads}"
+    grid = f"_ceil(Sq, dq_BQ) * _ceil(Sk, dq_BK), {'B' if per_batch else '1'}, {heads}"
     outputs = (name, *(f"{name}.stride({i})" for i in range(rank)))
-    return [f"{name} = torch.zeros_like({total})", *_launch(name, grid, call, outputs), f"{total} += {name}"]
+    return [
+        f"{name} = torch.zeros_like({total})",
+        *_launch(name, grid, _OWN, call, tests, outputs),
+        f"{total} += {name}",
+    ]
 
 
-def _scatter_lines(name: str, total: str, call: tuple[str, ...], rank: int) -> list[str]:
-    grid = "triton.cdiv(Sq, dq_BQ), B, Hq"
+def _scatter_lines(name: str, total: str, call: tuple[str, ...], tests: tuple[str, ...], rank: int) -> list[str]:
+    grid = "_ceil(Sq, dq_BQ), B, Hq"
     outputs = ("cells", *(f"cells.stride({i})" for i in range(rank)), "largest", "unit")
     return [
         f"cells = torch.zeros({total}.shape, dtype=torch.int64, device=q.device)",
         f"largest = torch.empty(({grid}), dtype=torch.float32, device=q.device)",
         "unit = torch.ones((), dtype=torch.float32, device=q.device)",
-        *_launch(name, grid, call, outputs, "MEASURE=True"),
+        *_launch(name, grid, _OWN, call, tests, outputs, "MEASURE=True"),
         "# The unit is so small that rounding is lost in float32, and so large that the sum of all pairs fits 63 bits.",
         "_, exponent = torch.frexp(largest.amax().clamp(min=1e-30))",
         "unit = torch.ldexp(torch.ones_like(unit), exponent - (62 - (B * Hq * Sq * Sk).bit_length()))",
-        *_launch(name, grid, call, outputs, "MEASURE=False"),
+        *_launch(name, grid, _OWN, call, (), outputs, "MEASURE=False"),
         f"{total} += (cells.double() * unit).float()",
     ]
 
@@ -325,15 +375,13 @@ def _diagonal_lines(
     indices = distance_index(leaf)
     assert indices is not None
     lines, inside, flat = flat_index(plan.attention, params, leaf, ("b", "h", "distance"), indices)
-    square = tuple(c.replace("dq_BQ", "side").replace("dq_BK", "side") for c in call)
-    tests = tuple(line.replace("dq_BK", "side") for line in tests)
+    grid = f"query_tiles + key_tiles - 1, {batches}, {heads}"
     return [
         "side = min(dq_BQ, dq_BK)",
-        *tests,
-        "query_tiles, key_tiles = triton.cdiv(Sq, side), triton.cdiv(Sk, side)",
+        "query_tiles, key_tiles = _ceil(Sq, side), _ceil(Sk, side)",
         f"above = q.new_empty(({batches}, {heads}, query_tiles + key_tiles - 1, side), dtype=torch.float32)",
         "below = torch.empty_like(above)",
-        *_launch(name, f"query_tiles + key_tiles - 1, {batches}, {heads}", square, ("above", "below")),
+        *_launch(name, grid, "side, side", call, tests, ("above", "below")),
         "# A diagonal crosses two rows of tiles: above in one, below in the next.",
         f"{name} = torch.nn.functional.pad(above, (0, 0, 1, 0)) + torch.nn.functional.pad(below, (0, 0, 0, 1))",
         f"{name} = {name}.flatten(2)",

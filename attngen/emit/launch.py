@@ -25,13 +25,14 @@ class LaunchView:
     typed_params: str  # ", slope: Tensor, window: int"
     plain_params: str  # ", slope, window"
     public_arguments: str
-    call_arguments: tuple[str, ...]  # of the function that makes the kernels' arguments
+    sizes: tuple[str, ...]  # that every kernel takes
     size_lines: tuple[str, ...]
     bound_lines: tuple[str, ...]
-    kernel_values: tuple[str, ...]
-    n_plain: int
+    plain_values: tuple[str, ...]  # what every kernel takes after its pointers, but for strides
+    forward_key: str  # of what, beside the layout, decides which compiled kernel is launched
     output_types: str
     output_names: str
+    given_names: str  # the same as the operator has to give them: tensors all
     gradient_types: str
     gradients: tuple[GradientView, ...]
     gradient_names: tuple[str, ...]  # what the backward pass gives
@@ -50,6 +51,7 @@ class LaunchView:
     decides: tuple[str, ...]  # and what else does
     scalars: tuple[str, ...]
     maybe_tensors: tuple[str, ...]  # scalars that may be given as tensors
+    numbers: bool  # whether there are floats among them
     requires_grad: str  # whether one of them needs a gradient
     dkdv_arguments: tuple[str, ...]
     dkdv_options: tuple[str, ...]
@@ -92,14 +94,17 @@ def launch_view(
     or, of two, either."""
     attention = plan.attention
     by_name = {g.param: g.total for g in gradients}
-    values = ("scale", *sizes, *(v for p in params for v in p.host_arguments))
+    host = tuple(v for p in params for v in p.host_arguments)
     checks = check_lines(plan, params)
     seed = ("seed",) if attention.dropout is not None else ()
     pointers = tuple(p.name for p in params if p.by_pointer)
     key_tests = tuple(n.removesuffix("_ptr") for t in tests if t.axis == "k" for n in t.pointers)
     query_tests = tuple(n.removesuffix("_ptr") for t in tests if t.axis == "q" for n in t.pointers)
+    decides = (*(d for p in params for d in deciding(p)), *(f"{s}.data_ptr() % 16" for s in seed))
+    forward_key = (*decides, *(("precise",) if saves_rest else ()))
     flags = tuple(f"GRAD_{g.param.upper()}=needed[{i}]" for i, g in enumerate(gradients))
     names = ["out", "lse", *(["den"] if saves_den else []), *(["rest"] if saves_rest else [])]
+    written = ["rest if precise else out" if name == "rest" else name for name in names]
     blocks = ("D=D", "Dv=Dv", "BLOCK_D=_hopper_block(D)", "BLOCK_DV=_hopper_block(Dv)", "BQ=BQ", "BK=BK")
     fixed = ("FAST=True", "num_warps=4")
     return LaunchView(
@@ -107,17 +112,18 @@ def launch_view(
         typed_params="".join(f", {p.name}: {p.annotation}" for p in params),
         plain_params="".join(f", {p.name}" for p in params),
         public_arguments="".join(f", {p.keyword}" for p in params),
-        call_arguments=("q", "k", "v", *(p.name for p in params), "scale"),
+        sizes=sizes,
         bound_lines=tuple(bound_sizes(plan, params)),
-        size_lines=("B, Hq, Sq, _ = q.shape", "Hkv, Sk = k.shape[1:3]", *bound_sizes(plan, params)),
-        kernel_values=values,
-        n_plain=len(values),
+        size_lines=("B, Hq, Sq, D = q.shape", "Hkv, Sk, Dv = v.shape[1:]", *bound_sizes(plan, params)),
+        plain_values=("scale", "*known.sizes", *host),
+        forward_key=f"({', '.join(forward_key)}{',' if len(forward_key) == 1 else ''})",
         output_types=", ".join(["Tensor"] * len(names)),
         output_names=", ".join(names),
+        given_names=", ".join("out.new_empty(0) if rest is None else rest" if n == "rest" else n for n in names),
         gradient_types=", ".join(["Tensor"] * (3 + len(gradients))),
         gradients=gradients,
         gradient_names=("dq", "dk", "dv", *(g.total for g in gradients)),
-        forward_arguments=("*ready.tiles(q, k, v)", *names, *seed, *key_tests, "*arguments"),
+        forward_arguments=("*ready.tiles(q, k, v)", *written, *seed, *key_tests, "*plain", "*known.strides"),
         forward_options=(
             "**sizes",
             "BQ=BQ",
@@ -129,13 +135,13 @@ def launch_view(
         ),
         hopper_arguments=(
             "*ready.tiles(q, k, v, out)",
-            *names[1:],
+            *written[1:],
             *seed,
             "queue",
             "ready.n_work",
             "ready.together",
             *(("lists",) if lists else ()),
-            f"*arguments[:{len(values)}]",
+            "*plain",
         ),
         hopper_options=(
             'D=sizes["D"]',
@@ -165,7 +171,7 @@ def launch_view(
             "by_keys.n_work",
             "by_keys.together",
             *(("walks", "met") if walks else ()),
-            f"*arguments[:{len(values)}]",
+            "*plain",
         ),
         hopper_backward_options=(
             "D=D",
@@ -186,7 +192,7 @@ def launch_view(
             "by_keys.n_work",
             "by_keys.together",
             *(("walks",) if dkdv_walks else ()),
-            f"*arguments[:{len(values)}]",
+            "*plain",
         ),
         hopper_dkdv_options=(*blocks, "STAGES=stages", "AHEAD=ahead", "SPARE=spare", *fixed),
         hopper_dq_arguments=(
@@ -196,7 +202,7 @@ def launch_view(
             "by_rows.n_work",
             "by_rows.together",
             *(("walks",) if dq_walks else ()),
-            f"*arguments[:{len(values)}]",
+            "*plain",
         ),
         hopper_dq_options=(
             *blocks,
@@ -208,12 +214,13 @@ def launch_view(
         ),
         inputs=("q", "k", "v", *(p.name for p in params), "scale", *seed, *(("precise",) if saves_rest else ())),
         laid_out=("q", "k", "v", *(p.name for p in params if p.rank)),
-        decides=(*(d for p in params for d in deciding(p)), *(f"{s}.data_ptr() % 16" for s in seed)),
+        decides=decides,
         scalars=tuple(p.name for p in params if not p.rank),
         maybe_tensors=(
             *(p.name for p in params if not p.rank and p.by_pointer),
             *(("dropout_seed",) if seed else ()),
         ),
+        numbers=any(not p.rank and p.by_pointer for p in params),
         requires_grad=" or ".join(f"{x}.requires_grad" for x in ("q", "k", "v", *pointers)),
         dkdv_arguments=(
             "*by_keys.tiles(q, k, v, d_out)",
@@ -223,7 +230,8 @@ def launch_view(
             *dkdv_sums,
             *seed,
             *query_tests,
-            "*arguments",
+            "*plain",
+            "*known.strides",
         ),
         dkdv_options=(
             "**sizes",
@@ -241,7 +249,8 @@ def launch_view(
             *dq_sums,
             *seed,
             *key_tests,
-            "*arguments",
+            "*plain",
+            "*known.strides",
         ),
         dq_options=(
             "**sizes",
@@ -256,7 +265,7 @@ def launch_view(
         values=tuple(p.name for p in params if not p.by_pointer),
         returned_gradients="".join(f", {by_name.get(p.name, zeros(p, i))}" for i, p in enumerate(params)),
         check_lines=checks,
-        convert_lines=conversions(params),
+        convert_lines=conversions(params, "_number({}, q.device, known is not None)"),
         param_docs=tuple(param_doc(plan, p) for p in params),
         learned=" or ".join(f"{g.param}.requires_grad" for g in gradients),
         signs_scale=plan.facts.scale_positive,
@@ -294,7 +303,8 @@ def bound_sizes(plan: KernelPlan, params: tuple[ParamView, ...]) -> list[str]:
     return lines
 
 
-def conversions(params: tuple[ParamView, ...]) -> tuple[str, ...]:
+def conversions(params: tuple[ParamView, ...], number: str) -> tuple[str, ...]:
+    """Lines that make a tensor of each float scalar; `number` is what to call for one that is none."""
     lines: list[str] = []
     for p in params:
         if p.rank == 0 and p.type == "float":
@@ -302,7 +312,7 @@ def conversions(params: tuple[ParamView, ...]) -> tuple[str, ...]:
                 f"if isinstance({p.name}, Tensor):",
                 f"    {p.name} = {p.name}.to(device=q.device, dtype=torch.float32)",
                 "else:",
-                f"    {p.name} = torch.full((), {p.name}, dtype=torch.float32, device=q.device)",
+                f"    {p.name} = {number.format(p.name)}",
             ]
     return tuple(lines)
 

@@ -52,6 +52,7 @@ _TEMPLATE_NAMES = """
     busy most_rows most_keys area longest there merge before chunk collect lists others starts stops walk walks
     walks_ptr AHEAD COLS K_STAGES V_STAGES HOPPER_APART dq_desc handed k_place p_layout
     place_layout plain v_place place own last shape wanted value_stages
+    alone fit fits run test driver counters counters_ptr n_counters stream constants pairs
 """
 
 # The bounds of tile ranges (`emit.tile_code`) and the answers of data tests (`emit.kernel_code`).

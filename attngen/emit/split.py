@@ -51,11 +51,9 @@ def split_view(
     tile: tuple[int, int] | None,
     outputs: tuple[str, ...],
     tests: tuple[str, ...],
-    n_plain: int,
 ) -> SplitView | None:
     """None where queries are never so much shorter than keys. `known`: names that a kernel has of itself. `tile`: the
-    spec's own. `outputs`: what the forward pass writes. `tests`: the tensors that answer data tests. `n_plain`: how
-    many arguments come before the strides."""
+    spec's own. `outputs`: what the forward pass writes. `tests`: the tensors that answer data tests."""
     split = plan.split
     if split is None:
         return None
@@ -75,8 +73,8 @@ def split_view(
         _merge(plan, params, known),
         ["pieces", *unspecialized],
         tuple((key, share.row) for key, share in shares(tile, plan.burden).items()),
-        ("q", "*ready.tiles(k, v)", "parts", *seed, *tests, "ready.pieces", "*arguments"),
-        ("parts", *outputs, "ready.pieces", f"*arguments[:{n_plain}]"),
+        ("q", "*ready.tiles(k, v)", "parts", *seed, *tests, "ready.pieces", "*plain", "*known.strides"),
+        ("parts", *outputs, "ready.pieces", "*plain"),
     )
 
 

@@ -271,7 +271,7 @@ class _Emitter:
             self.params,
             "".join(f", {p.keyword}" for p in self.params),
             checks,
-            conversions(self.params),
+            conversions(self.params, "torch.full((), {}, dtype=torch.float32, device=q.device)"),
             tuple(param_doc(self.plan, p) for p in self.params),
             self.plan.facts.scale_positive,
             any("_readable(" in line for line in checks),

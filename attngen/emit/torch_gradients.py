@@ -116,7 +116,7 @@ def gradient_views(plan: KernelPlan, params: tuple[ParamView, ...]) -> tuple[Gra
 def _last_lines(plan: KernelPlan, params: tuple[ParamView, ...], g: LeafGradient, total: str) -> list[str]:
     name = leaf_name(plan, params, g)
     if g.gather in AXES:
-        return reduced(plan.attention, params, g.leaf, AXES[g.gather], name, total)[0]
+        return reduced(plan.attention, params, g.leaf, AXES[g.gather], name, total)
     if g.gather is not Gather.DIAGONAL:
         return []
     assert isinstance(g.leaf, Load)

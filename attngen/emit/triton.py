@@ -78,7 +78,8 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
     tile = options.tile or plan.attention.tile
     hopper = _hopper_views(frame, options, keys, queries, dq, dkdv, dq_sums, backward.dk_factor_in_tile, gradients)
     fast_bwd, apart = hopper.fast_bwd, hopper.apart
-    outputs = ("out", "lse", *(("den",) if weights.saves_den else ()), *(("rest",) if weights.saves_rest else ()))
+    rest = ("rest if precise else out",) if weights.saves_rest else ()
+    outputs = ("out", "lse", *(("den",) if weights.saves_den else ()), *rest)
     split = split_view(
         plan,
         frame.params,
@@ -88,7 +89,6 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
         tile,
         outputs,
         tuple(p.removesuffix("_ptr") for p in key_pointers),
-        frame.n_plain,
     )
     return {
         "a": header(plan, text, options, proof),

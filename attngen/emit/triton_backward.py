@@ -14,6 +14,7 @@ from attngen.emit.kernel_code import KernelCode, free_names
 from attngen.emit.tile_code import RangeView
 from attngen.emit.triton_frame import Frame
 from attngen.emit.triton_kernels import X, kernel_code, padded
+from attngen.emit.triton_tests import test_view
 from attngen.emit.triton_views import BackwardView
 from attngen.ir.build import mul, real
 from attngen.ir.nodes import Expr, Load, Symbol, Type
@@ -65,15 +66,12 @@ def pair_gradient(frame: Frame, g: LeafGradient, keys: RangeView) -> PairView:
     view = backward_view(frame)
     key_tests = [f"key_{t.name}_{which}" for t in frame.plan.keys.tests for which in ("least", "most")]
     seed = ("seed",) if frame.plan.attention.dropout is not None else ()
-    call = (
-        "*_tiled(tma, dq_BQ, q)", "*_tiled(tma, dq_BK, k, v)", "*_tiled(tma, dq_BQ, d_out)",
-        *view.row_tensors, "OUTPUTS", *seed, *key_tests, "*arguments", "**sizes",
-        "BQ=dq_BQ", "BK=dq_BK", "TMA=tma", "num_warps=dq_warps", "num_stages=1",
-    )  # fmt: skip
+    tiles = "*pairs.tiles(q, k, v, d_out)"
+    call = (tiles, *view.row_tensors, "OUTPUTS", *seed, *key_tests, "*plain", "*known.strides")
     tests = tuple(
         f"key_{t.name}_least, key_{t.name}_most = "
-        f"_key_{t.name}(arguments[:{frame.n_plain}], Sk, dq_BK, B, Hq, q.device)"
-        for t in frame.plan.keys.tests
+        f"_extremes(pairs.tests[{number}], {test_view(frame, t, 'k').dtype}, q.device, plain)"
+        for number, t in enumerate(frame.plan.keys.tests)
     )
     visited = " | ".join(f"({r})" for r in runs) or "key_tile < 0"
     return pair_view(frame.plan, frame.params, g, code, row_sum.contribution, visited, call, tests)

@@ -31,11 +31,6 @@ class Frame:
     arguments: tuple[str, ...]
     known: tuple[str, ...]
 
-    @property
-    def n_plain(self) -> int:
-        """How many of the kernels' arguments come before the strides of q, k and v: the scale, sizes and params."""
-        return 1 + len(self.sizes) + sum(len(p.host_arguments) for p in self.params)
-
     def kernel_view(self) -> KernelView:
         unspecialized = [*self.sizes]
         for p in self.params:

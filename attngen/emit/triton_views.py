@@ -109,5 +109,4 @@ class TestView:
     lowest: str
     highest: str
     dtype: str
-    shape: str
     grid: str

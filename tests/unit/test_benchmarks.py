@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -25,6 +27,7 @@ import report  # noqa: E402
 import tiles  # noqa: E402
 from cells import Cell  # noqa: E402
 
+import attngen  # noqa: E402
 from attngen.plan.tiles import KERNELS, Tile  # noqa: E402
 from attngen.runtime import tune  # noqa: E402
 from attngen.runtime.bench import clock  # noqa: E402
@@ -369,6 +372,25 @@ def test_an_infinite_error_is_strict_json(tmp_path: Path) -> None:
     assert (
         report.troubles(again) == report.troubles(result) == [("softcap:128:4096", "attngen", "errors out inf, dq nan")]
     )
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+def test_the_host_alone_without_a_gpu(tmp_path: Path) -> None:
+    """Triton compiles for sm_90 and launches, above a driver that does nothing."""
+    spec = BENCHMARKS.parent / "examples" / "causal.attn"
+    (tmp_path / "causal.py").write_text(attngen.compile(spec.read_text(encoding="utf-8")).source)
+    environment = {n: x for n, x in os.environ.items() if n != "TRITON_INTERPRET"}
+    ran = subprocess.run(
+        [sys.executable, str(BENCHMARKS / "host.py"), str(tmp_path), "--only", "causal:64", "--rounds", "1"],
+        env={**environment, "TRITON_CACHE_DIR": str(tmp_path / "cache")},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found = {line.split(": ")[0]: float(line.split(": ")[1].split()[0]) for line in ran.stdout.splitlines()}
+    assert list(found) == [f"causal:64 {what}" for what in ("launch", "call", "call with gradients", "backward")]
+    assert all(0 < us < 1e5 for us in found.values())
 
 
 def test_the_clock_sums_up() -> None:

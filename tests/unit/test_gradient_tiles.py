@@ -75,6 +75,7 @@ def test_where_a_chip_has_its_own_backward_kernel(monkeypatch: pytest.MonkeyPatc
             launch=nothing,
             tiles=lambda *x: x,
             kernel=module._hopper_backward_kernel,
+            pairs={},
         )
         chip.lists = chip
         return prepared(*arguments)[0], chip, chip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import hopper_memory
@@ -77,6 +77,32 @@ def cases(names: list[str], always: set[str]) -> list[Any]:
 def test_examples_by_one_kernel(name: str) -> None:
     """Several items a program, of heads in groups; dQ's parts are added in turn."""
     sizes = (1, 4, 2, 200, 333) if name not in SQUARE else (1, 2, 1, 420, 420)
+    errors, launched = gradients(text_of(name), (128, 128), sizes)
+    assert {"_hopper_backward_kernel", "_collect_dq_kernel"} <= set(launched)
+    assert all(e <= 8e-3 for e in errors.values()), errors
+
+
+@pytest.fixture
+def poisoned() -> Iterator[None]:
+    """New memory is full of NaN, and of the largest int."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        ("causal", (1, 2, 1, 130, 200)),
+        ("causal", (3, 11, 11, 1, 1)),
+        ("documents", (1, 9, 9, 1, 1)),
+        ("documents", (3, 11, 11, 1, 1)),
+    ],
+    ids=str,
+)
+def test_what_programs_count_with_is_cleared(name: str, sizes: tuple[int, int, int, int, int]) -> None:
+    """By the kernel of the rows, however few there are for each tile of queries."""
     errors, launched = gradients(text_of(name), (128, 128), sizes)
     assert {"_hopper_backward_kernel", "_collect_dq_kernel"} <= set(launched)
     assert all(e <= 8e-3 for e in errors.values()), errors

@@ -57,6 +57,18 @@ def test_a_mode_sees_the_operators(kernel: attngen.Kernel) -> None:
     assert all("launched" in name for name in seen.names) and "backward" in seen.names[1]
 
 
+def test_a_mode_may_come_between(kernel: attngen.Kernel) -> None:
+    """What a call that goes around the operator has saved, the backward operator takes."""
+    q, k, v = qkv(grad=True)
+    given: dict[str, Any] = {"slope": torch.rand(2), "window": 8}
+    expected = torch.autograd.grad(kernel(q, k, v, **given).square().sum(), (q, k, v))
+    loss = kernel(q, k, v, **given).square().sum()
+    with Seen() as seen:
+        found = torch.autograd.grad(loss, (q, k, v))
+    assert len(seen.names) == 1 and "backward" in seen.names[0]
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
 def test_a_plain_call_needs_no_operator(
     kernel: attngen.Kernel, module: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,7 +114,28 @@ def test_a_layout_is_prepared_once(kernel: attngen.Kernel, module: ModuleType) -
         out = kernel(q, k, v, slope=slope, window=window, scale=scale)
         expected = kernel.reference(q, k, v, slope=slope, window=window, scale=scale)
         torch.testing.assert_close(out.double(), torch.from_numpy(expected), rtol=1e-5, atol=1e-5)
-    assert len(module._READY) == 1
+    (known,) = module._READY.values()
+    assert len(known.forward) == 1
+
+
+def test_kernels_that_test_data_are_kept_and_data_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "attention packed\nparam ids: int[B, Sk]\nmask = causal and same_document(ids)\nassume Sq == Sk\n"
+    packed = attngen.compile(text, tile=(16, 16))
+    module = sys.modules[packed.function.__module__]
+    made: list[Any] = []
+    create = module._Ready.__init__
+    monkeypatch.setattr(module._Ready, "__init__", lambda self, *given: made.append(given[0]) or create(self, *given))
+    q, k, v = qkv(grad=True)
+    counts: list[int] = []
+    for border in (5, 13):
+        ids = (torch.arange(20) >= border).int()[None]
+        out = packed(q, k, v, ids=ids)
+        expected = packed.reference(q.detach(), k.detach(), v.detach(), ids=ids)
+        torch.testing.assert_close(out.detach().double(), torch.from_numpy(expected), rtol=1e-5, atol=1e-5)
+        _, dk, _ = torch.autograd.grad(out[:, :, border:].sum(), (q, k, v))
+        assert dk[:, :, :border].abs().max() == 0 and dk[:, :, border:].abs().max() > 0
+        counts.append(len(made))
+    assert counts[0] == counts[1]
 
 
 @pytest.mark.parametrize("window", [0, 2.0, True, "8", [8], torch.tensor(8)], ids=str)
@@ -144,7 +177,7 @@ def test_what_a_compiled_kernel_depends_on_makes_another_layout(
     kernel(q, k, v, slope=slope, window=8)
     q, k, v, slope, window = change(q, k, v, slope)
     kernel(q, k, v, slope=slope, window=window)
-    assert len(module._READY) == 2
+    assert sum(len(known.forward) for known in module._READY.values()) == 2
 
 
 def test_the_second_launch_passes_what_the_first_one_named(module: ModuleType) -> None:
@@ -194,6 +227,31 @@ def test_a_seed_of_any_width_is_read_as_one(monkeypatch: pytest.MonkeyPatch) -> 
     assert [seed.dtype for seed in read] == [torch.int64, torch.int64]
 
 
+def test_numbers_are_kept_by_value_and_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    capped = attngen.compile(
+        "attention capped\nparam cap: f32 where cap > 0\nscore = softcap(qk * scale, cap)\n", tile=(16, 16)
+    )
+    module = sys.modules[capped.function.__module__]
+    cpu, stream = torch.device("cpu"), [0]
+    assert module._number(2.0, cpu, True) is not module._number(2.0, cpu, True)  # no stream, nothing kept
+    monkeypatch.setattr(module, "_stream", lambda _: stream[0])
+    kept = module._number(2, cpu, True)
+    assert kept.item() == 2.0 and kept.dtype is torch.float32
+    assert module._number(2.0, cpu, True) is kept
+    assert module._number(2.0, cpu, False) is not kept
+    assert module._number(3.0, cpu, True).item() == 3.0
+    assert str(module._number(0.0, cpu, True).item()) == "0.0" and str(module._number(-0.0, cpu, True).item()) == "-0.0"
+    q, k, v = qkv(grad=True)
+    with torch.inference_mode():
+        assert module._number(5.0, cpu, True) is not kept
+        first = capped(q, k, v, cap=5.0)
+    capped(q, k, v, cap=5.0).sum().backward()  # saves what inference mode has not made
+    assert torch.equal(capped(q, k, v, cap=5.0), first)
+    assert not torch.equal(capped(q, k, v, cap=0.5), first)
+    stream[0] = 1
+    assert module._number(2.0, cpu, True) is not kept
+
+
 def test_saved_tensors_may_come_back_from_other_addresses(kernel: attngen.Kernel, module: ModuleType) -> None:
     """A kernel that was compiled for round addresses is not launched with others."""
 
@@ -210,4 +268,4 @@ def test_saved_tensors_may_come_back_from_other_addresses(kernel: attngen.Kernel
     with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: moved(x) if x.shape == lse else x):
         again = gradients()
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
-    assert [key[0] for key in module._READY].count("backward") == 2
+    assert sum(len(known.backward) for known in module._READY.values()) == 2

@@ -44,6 +44,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as HopperDescriptor
+from triton.runtime import driver
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 PRECISION = tl.constexpr("ieee")  # of float32 products; half precision is exact in the product
@@ -118,6 +119,18 @@ TILES = {
 # The registers of a thread, by (head dim rounded up, forward tile): with more, one program less would fit.
 REGISTERS = {(128, 64, 128, 4, 1): 168, (128, 64, 64, 4, 1): 168}
 
+
+# The forward kernel of compute capability 9.0 by (head dim of q and k, of v, rounded up): queries, keys, stages, whether
+# a warpgroup overlaps its own products, registers of a thread that computes and of one that fetches, heads whose tiles
+# are taken in turn, at least, and tiles of queries of all these heads, whether programs stay for more than one tile, and
+# whether results have a place of their own.
+HOPPER = {
+    (64, 128): (128, 64, 4, True, False, 0, 240, 24, 8, 512, 'queue', True),
+    (128, 64): (128, 64, 4, True, False, 0, 240, 24, 8, 512, 'queue', True),
+    (128, 128): (128, 64, 4, True, False, 0, 240, 24, 8, 512, 'queue', True),
+    (256, 128): (128, 64, 2, True, False, 0, 240, 24, 8, 512, 'once', False),
+    (256, 256): (128, 64, 2, True, False, 0, 240, 24, 8, 512, 'once', False),
+}
 
 # The backward kernel of compute capability 9.0, likewise: queries, keys, stages, whether dP is under way while weights are
 # made, heads whose tiles are taken in turn, at least, and tiles of keys of all these heads; registers of a thread that
@@ -442,18 +455,469 @@ def _pass_on(note, item):
     gl.thread_barrier()
 
 
+# ---------------------------------------------------------------- forward, for compute capability 9.0
+
+
+@gluon.jit
+def _hold_back(n_steps):
+    """A loop that is never entered, though the compiler cannot know: it moves no wait for a product up across it."""
+    gl.inline_asm_elementwise(
+        "{ .reg .pred p; wait: setp.ge.s32 p, $1, 0; @p bra.uni go; nanosleep.u32 100; bra.uni wait; go: mov.b32 $0, $1; }",
+        "=r,r",
+        [gl.full([128], n_steps, gl.int32, layout=gl.BlockedLayout([1], [32], [4], [0]))],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@gluon.jit
+def _work_item(item, n_tiles, n_heads, n_work, together):
+    """(tile, batch, head) of an item: the tiles with most work first, `together` heads at a time for the cache's sake."""
+    first = item // (n_tiles * together) * together
+    width = tl.minimum(n_work // n_tiles - first, together)
+    i = item - first * n_tiles
+    tile = n_tiles - 1 - i // width
+    i = first + i % width
+    return tile, i // n_heads, i % n_heads
+
+
+@gluon.jit
+def _key_runs(
+    q0, batch, head, kv_head, lists_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
+    D: gl.constexpr, Dv: gl.constexpr, ROWS: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr,
+):
+    """The tiles of keys that ROWS queries from q0 on meet, as `_list_key_runs_kernel` has them: a tile of queries comes before
+    its parts.
+    """
+    tile = batch * ((Sq + BQ - 1) // BQ) + q0 // BQ
+    part = 0 if ROWS == BQ else 1 + q0 % BQ // ROWS
+    ends = lists_ptr + (tile * (1 + BQ // 64) + part) * 4
+    return gl.load(ends), gl.load(ends + 1), gl.load(ends + 2), gl.load(ends + 3)
+
+
+@gluon.jit
+def _load_tiles(
+    q_desc, k_desc, v_desc, q_tiles, k_tiles, v_tiles, q_ready, k_ready, v_ready, notes,
+    queue_ptr, n_work, together, lists_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, SCHEDULE: gl.constexpr, ORDERED: gl.constexpr, COMPUTED: gl.constexpr, Q_FREE: gl.constexpr, K_FREE: gl.constexpr, V_FREE: gl.constexpr, ORDER: gl.constexpr,
+):
+    """The warp that fetches: queries, keys and values of every tile, as far ahead as there is room."""
+    SHARE: gl.constexpr = 32 + 2 * BQ
+    turn = 0
+    round = 0
+    n_tiles = (Sq + BQ - 1) // BQ
+    item = gl.program_id(0)
+    while item < n_work:
+        tile, batch, head = _work_item(item, n_tiles, Hq, n_work, together)
+        kv_head = head // (Hq // Hkv)
+        q0 = tile * BQ
+        full_lo, full_hi, any_lo, any_hi = _key_runs(q0, batch, head, kv_head, lists_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BQ, BQ, BK)
+        n_steps = tl.maximum(any_hi - any_lo, 1)
+        v0 = 0
+        for step in range(n_steps + 1):
+            if step < n_steps:
+                at = any_lo + step
+                stage = (turn + step) % STAGES
+                if turn + step >= STAGES:
+                    _meet(K_FREE + stage, SHARE, 1)
+                mbarrier.expect(k_ready.index(stage), k_desc.block_type.nbytes)
+                tma.async_copy_global_to_shared(k_desc, [batch, kv_head, at * BK, 0], k_ready.index(stage), k_tiles.index(stage))
+                k0 = at * BK
+            else:
+                k0 = 0
+            if step == 0:
+                for part in gl.static_range(BQ // 64):
+                    if round > 0:
+                        _meet(Q_FREE + part, 160, 1)
+                    if SCHEDULE == "queue":
+                        _pass_on(notes.index(part), item)
+                    mbarrier.expect(q_ready.index(part), q_desc.block_type.nbytes)
+                    q_tile = q_tiles.index(part)._reinterpret(q_desc.dtype, [1, 1, 64, BLOCK_D], q_desc.layout)
+                    tma.async_copy_global_to_shared(q_desc, [batch, head, q0 + part * 64, 0], q_ready.index(part), q_tile)
+            else:
+                stage = (turn + step - 1) % STAGES
+                if turn + step > STAGES:
+                    _meet(V_FREE + stage, SHARE, 1)
+                mbarrier.expect(v_ready.index(stage), v_desc.block_type.nbytes)
+                tma.async_copy_global_to_shared(v_desc, [batch, kv_head, v0, 0], v_ready.index(stage), v_tiles.index(stage))
+            v0 = k0
+        turn += n_steps
+        round += 1
+        item = gl.num_programs(0) + gl.atomic_add(queue_ptr, 1, sem="relaxed") if SCHEDULE == "queue" else n_work
+    if SCHEDULE == "queue":
+        for part in gl.static_range(BQ // 64):
+            if round > 0:
+                _meet(Q_FREE + part, 160, 1)
+            _pass_on(notes.index(part), n_work)
+            mbarrier.arrive(q_ready.index(part), count=1)
+    for last in range(tl.minimum(turn, STAGES)):
+        _meet(K_FREE + (turn - 1 - last) % STAGES, SHARE, 1)
+        _meet(V_FREE + (turn - 1 - last) % STAGES, SHARE, 1)
+
+
+@gluon.jit
+def _lane_sums(weight, BK: gl.constexpr):
+    """(64, 4): the part of each row's sum that every one of the four threads that share the row holds itself."""
+    return tl.sum(tl.sum(weight.reshape([64, BK // 8, 4, 2]), 3), 1)
+
+
+@gluon.jit
+def _lanes_of_rows(x, like):
+    """A row's value for its four threads."""
+    return gl.convert_layout(x, gl.SliceLayout(1, like.type.layout))[:, None]
+
+
+@gluon.constexpr_function
+def _multiplied(n):
+    """PTX that multiplies n registers in place, unless all factors of the warp are 1. A thread has numbers of two rows,
+    which take turns after two columns.
+    """
+    test = f"setp.neu.f32 a, ${2 * n}, 0f3F800000; setp.neu.f32 b, ${2 * n + 2}, 0f3F800000; or.pred a, a, b;"
+    products = " ".join(f"mul.f32 ${i}, ${i}, ${2 * n + i};" for i in range(n))
+    return f"{{ .reg .pred a, b; {test} vote.sync.any.pred a, a, -1; @!a bra.uni past; {products} past: }}"
+
+
+@gluon.constexpr_function
+def _in_place(n):
+    """Constraints: n results, in whose registers the first n numbers come, and n factors."""
+    return ",".join(["=f"] * n + [str(i) for i in range(n)] + ["f"] * n)
+
+
+@gluon.jit
+def _rescaled(acc, rescale):
+    """acc * rescale; a warp whose rows keep their reference goes past."""
+    COUNT: gl.constexpr = acc.shape[1] // 2
+    return gl.inline_asm_elementwise(
+        _multiplied(COUNT), _in_place(COUNT), [acc, rescale.broadcast_to(acc.shape)], dtype=gl.float32, is_pure=False, pack=COUNT
+    )
+
+
+@gluon.constexpr_function
+def _eight_powers(computed):
+    """PTX for eight powers of two: `computed` of them by products and sums, the rest by the special functions' unit.
+
+    2**x = 2**n * 2**f, n = round(x): 1 + f (c1 + f (c2 + f c3)) has a relative error of at most 1.1e-4 for |f| <= 1/2; n is
+    added to the exponent. Below 2**-127 it gives 0.
+    """
+    lines = [f"ex2.approx.ftz.f32 ${i}, ${i + 8};" for i in range(computed, 8)]
+    for i in range(computed):
+        lines.append(f"max.f32 x, ${i + 8}, 0fC2FE0000; add.rn.f32 n, x, 0f4B400000; sub.rn.f32 f, n, 0f4B400000; sub.rn.f32 f, x, f;")
+        lines.append("fma.rn.f32 p, f, 0f3D6150F6, 0f3E780634; fma.rn.f32 p, f, p, 0f3F317AFE; fma.rn.f32 p, f, p, 0f3F800000;")
+        lines.append(f"mov.b32 a, n; mov.b32 b, p; shl.b32 a, a, 23; add.s32 a, a, b; mov.b32 ${i}, a;")
+    return f"{{ .reg .f32 x, n, f, p; .reg .b32 a, b; {' '.join(lines)} }}"
+
+
+@gluon.jit
+def _powers(x, COMPUTED: gl.constexpr):
+    """2**x. Of each eight that a thread holds, COMPUTED leave the special functions' unit to the others."""
+    if COMPUTED == 0:
+        powers = tl.exp2(x)
+    else:
+        powers = gl.inline_asm_elementwise(
+            _eight_powers(COMPUTED), "=f,=f,=f,=f,=f,=f,=f,=f,f,f,f,f,f,f,f,f", [x], dtype=gl.float32, is_pure=True, pack=8
+        )
+    return powers
+
+
+@gluon.jit
+def _weigh(
+    row_max, row_sum, qk, batch, kv_head, k0, masked, Sk, ids_ptr, ids_stride_0, ids_stride_1, logit_scale, row_term, row_term_2,
+    D: gl.constexpr, Dv: gl.constexpr, BK: gl.constexpr, COMPUTED: gl.constexpr,
+):
+    """The weights of 64 queries for the keys k0 … k0 + BK - 1, and the state of the rows with these keys."""
+    k_idx = (k0 + gl.arange(0, BK, layout=gl.SliceLayout(0, qk.type.layout)))[None, :]
+    x = qk
+    if masked:
+        k_safe = tl.minimum(k_idx, Sk - 1)
+        col_term = tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0 + tl.cast(k_safe, tl.int64) * ids_stride_1)
+        x = tl.where((k_idx < Sk) & (k_idx <= row_term) & (row_term_2 == col_term), x, float("-inf"))
+    # The reference follows the maximum when that is ahead by more than 8 powers of two: till then nothing is rescaled.
+    tile_max = tl.max(x, 1)
+    ahead = (tile_max - row_max) * logit_scale
+    new_max = tl.where(ahead > 8.0, tile_max, row_max)
+    shift = tl.where(new_max == float("-inf"), 0.0, new_max)  # rows that have met no key yet
+    rescale = tl.exp2((row_max - shift) * logit_scale)
+    weight = _powers(x * logit_scale - (shift * logit_scale)[:, None], COMPUTED)
+    row_sum = row_sum * _lanes_of_rows(rescale, row_sum) + _lane_sums(weight, BK)
+    return weight, rescale, new_max, row_sum
+
+
+@gluon.jit
+def _let_go(
+    turn, k_ready, v_ready, BQ: gl.constexpr, STAGES: gl.constexpr, ORDERED: gl.constexpr, K_FREE: gl.constexpr, V_FREE: gl.constexpr,
+    ORDER: gl.constexpr, PART: gl.constexpr,
+):
+    """Gives a tile back that none of this warpgroup's queries meets, as soon as it is there."""
+    SHARE: gl.constexpr = 32 + 2 * BQ
+    stage = turn % STAGES
+    phase = turn // STAGES & 1
+    mbarrier.wait(k_ready.index(stage), phase)
+    if ORDERED:
+        _meet(ORDER + PART, 256, 4)
+        _arrive(ORDER + (PART + 1) % (BQ // 64), 256, 4)
+    _arrive(K_FREE + stage, SHARE, 4)
+    mbarrier.wait(v_ready.index(stage), phase)
+    _arrive(V_FREE + stage, SHARE, 4)
+
+
+@gluon.jit
+def _attend_tiles(
+    out_desc, lse_ptr, out_tiles, q_tiles, k_tiles, v_tiles, q_ready, k_ready, v_ready, notes,
+    queue_ptr, n_work, together, lists_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, SCHEDULE: gl.constexpr, ORDERED: gl.constexpr, COMPUTED: gl.constexpr, Q_FREE: gl.constexpr, K_FREE: gl.constexpr, V_FREE: gl.constexpr, ORDER: gl.constexpr, PART: gl.constexpr, OUT_APART: gl.constexpr, PIPELINED: gl.constexpr, FAST: gl.constexpr,
+):
+    """A warpgroup that computes: its 64 queries of every tile.
+
+    With PIPELINED the next scores are under way while these are weighed; without, the other warpgroups fill the gaps.
+    """
+    SHARE: gl.constexpr = 32 + 2 * BQ
+    dtype: gl.constexpr = out_desc.dtype
+    qk_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BK, 16])
+    acc_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_DV, 16])
+    weight_layout: gl.constexpr = gl.DotOperandLayout(0, acc_layout, 2)
+    rows_layout: gl.constexpr = gl.SliceLayout(1, qk_layout)
+    acc_rows: gl.constexpr = gl.SliceLayout(1, acc_layout)
+    no_scores = gl.zeros([64, BK], gl.float32, layout=qk_layout)
+    turn = 0
+    round = 0
+    n_tiles = (Sq + BQ - 1) // BQ
+    item = gl.program_id(0)
+    if ORDERED and PART == BQ // 64 - 1:
+        _arrive(ORDER, 256, 4)
+    while item < n_work:
+        tile, batch, head = _work_item(item, n_tiles, Hq, n_work, together)
+        kv_head = head // (Hq // Hkv)
+        q0 = tile * BQ
+        full_lo, full_hi, any_lo, any_hi = _key_runs(q0, batch, head, kv_head, lists_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BQ, BQ, BK)
+        n_steps = tl.maximum(any_hi - any_lo, 1)
+        q0 += PART * 64
+        own_full_lo, own_full_hi, own_any_lo, own_any_hi = _key_runs(q0, batch, head, kv_head, lists_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, 64, BQ, BK)
+        own_first = tl.maximum(tl.minimum(own_any_lo - any_lo, n_steps - 1), 0)
+        own_stop = tl.maximum(tl.minimum(own_any_hi - any_lo, n_steps), own_first + 1)
+        rows = q0 + gl.arange(0, 64, layout=rows_layout)
+        q_idx = rows[:, None]
+        logit_scale = scale * 1.4426950408889634
+        row_term = q_idx + Sk - Sq
+        row_term_2 = tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0 + tl.cast(q_idx, tl.int64) * ids_stride_1, mask=(q_idx < Sk), other=0)
+
+        acc = gl.zeros([64, BLOCK_DV], gl.float32, layout=acc_layout)
+        row_max = gl.full([64], float("-inf"), gl.float32, layout=rows_layout)
+        row_sum = _lane_sums(no_scores, BK)
+        mbarrier.wait(q_ready.index(PART), round & 1)
+        q = q_tiles.index(PART)._reinterpret(dtype, [64, BLOCK_D], gl.NVMMASharedLayout.get_default_for([64, BLOCK_D], dtype))
+        for step in range(own_first):
+            _let_go(turn + step, k_ready, v_ready, BQ, STAGES, ORDERED, K_FREE, V_FREE, ORDER, PART)
+        if PIPELINED:
+            step = own_first
+            at = any_lo + step
+            stage = (turn + own_first) % STAGES
+            phase = (turn + own_first) // STAGES & 1
+            mbarrier.wait(k_ready.index(stage), phase)
+            k = k_tiles.index(stage).reshape([BK, BLOCK_D]).permute((1, 0))
+            qk_token = warpgroup_mma(q, k, no_scores, use_acc=False, is_async=True)
+            qk = warpgroup_mma_wait(0, deps=(qk_token,))
+            _arrive(K_FREE + stage, SHARE, 4)
+            weight, rescale, row_max, row_sum = _weigh(
+                row_max, row_sum, qk, batch, kv_head, at * BK, (at < own_full_lo) | (at >= own_full_hi), Sk, ids_ptr, ids_stride_0, ids_stride_1, logit_scale, row_term, row_term_2,
+                D, Dv, BK, COMPUTED,
+            )
+            p = gl.convert_layout(weight.to(dtype), weight_layout)
+            for step in range(own_first + 1, own_stop):
+                at = any_lo + step
+                v_stage = stage
+                v_phase = phase
+                stage = (turn + step) % STAGES
+                phase = (turn + step) // STAGES & 1
+                mbarrier.wait(k_ready.index(stage), phase)
+                if ORDERED:
+                    _meet(ORDER + PART, 256, 4)
+                k = k_tiles.index(stage).reshape([BK, BLOCK_D]).permute((1, 0))
+                qk_token = warpgroup_mma(q, k, no_scores, use_acc=False, is_async=True)
+                mbarrier.wait(v_ready.index(v_stage), v_phase)
+                acc_token = warpgroup_mma(p, v_tiles.index(v_stage).reshape([BK, BLOCK_DV]), acc, is_async=True)
+                if ORDERED:
+                    _arrive(ORDER + (PART + 1) % (BQ // 64), 256, 4)
+                qk = warpgroup_mma_wait(1, deps=(qk_token,))
+                _arrive(K_FREE + stage, SHARE, 4)
+                weight, rescale, row_max, row_sum = _weigh(
+                    row_max, row_sum, qk, batch, kv_head, at * BK, (at < own_full_lo) | (at >= own_full_hi), Sk, ids_ptr, ids_stride_0, ids_stride_1, logit_scale, row_term, row_term_2,
+                    D, Dv, BK, COMPUTED,
+                )
+                _hold_back(n_steps)
+                acc, p = warpgroup_mma_wait(0, deps=(acc_token, p))
+                _arrive(V_FREE + v_stage, SHARE, 4)
+                acc = _rescaled(acc, gl.convert_layout(rescale, acc_rows)[:, None])
+                p = gl.convert_layout(weight.to(dtype), weight_layout)
+            mbarrier.wait(v_ready.index(stage), phase)
+            acc_token = warpgroup_mma(p, v_tiles.index(stage).reshape([BK, BLOCK_DV]), acc, is_async=True)
+            acc, p = warpgroup_mma_wait(0, deps=(acc_token, p))
+            _arrive(V_FREE + stage, SHARE, 4)
+        else:
+            for step in range(own_first, own_stop):
+                at = any_lo + step
+                stage = (turn + step) % STAGES
+                phase = (turn + step) // STAGES & 1
+                mbarrier.wait(k_ready.index(stage), phase)
+                if ORDERED:
+                    _meet(ORDER + PART, 256, 4)
+                k = k_tiles.index(stage).reshape([BK, BLOCK_D]).permute((1, 0))
+                qk_token = warpgroup_mma(q, k, no_scores, use_acc=False, is_async=True)
+                if ORDERED:
+                    _arrive(ORDER + (PART + 1) % (BQ // 64), 256, 4)
+                qk = warpgroup_mma_wait(0, deps=(qk_token,))
+                _arrive(K_FREE + stage, SHARE, 4)
+                weight, rescale, row_max, row_sum = _weigh(
+                    row_max, row_sum, qk, batch, kv_head, at * BK, (at < own_full_lo) | (at >= own_full_hi), Sk, ids_ptr, ids_stride_0, ids_stride_1, logit_scale, row_term, row_term_2,
+                    D, Dv, BK, COMPUTED,
+                )
+                acc = _rescaled(acc, gl.convert_layout(rescale, acc_rows)[:, None])
+                p = gl.convert_layout(weight.to(dtype), weight_layout)
+                mbarrier.wait(v_ready.index(stage), phase)
+                acc_token = warpgroup_mma(p, v_tiles.index(stage).reshape([BK, BLOCK_DV]), acc, is_async=True)
+                acc, p = warpgroup_mma_wait(0, deps=(acc_token, p))
+                _arrive(V_FREE + stage, SHARE, 4)
+        for step in range(own_stop, n_steps):
+            _let_go(turn + step, k_ready, v_ready, BQ, STAGES, ORDERED, K_FREE, V_FREE, ORDER, PART)
+        turn += n_steps
+        round += 1
+        if OUT_APART and SCHEDULE != "once":
+            _arrive(Q_FREE + PART, 160, 4)
+
+        tile, batch, head = _work_item(_again(item), n_tiles, Hq, n_work, together)
+        q0 = tile * BQ + PART * 64
+        rows = q0 + gl.arange(0, 64, layout=rows_layout)
+        row_sum = gl.convert_layout(tl.sum(row_sum, 1), rows_layout)
+        total = row_max * logit_scale
+        empty = row_max == float("-inf")
+        row_sum = tl.where(empty, 1.0, row_sum)
+        acc = acc / gl.convert_layout(row_sum, acc_rows)[:, None]
+        lse = tl.where(empty, float("-inf"), (total + tl.log2(row_sum)) * LN2)
+        row = (batch * tl.cast(Hq, gl.int64) + head) * Sq
+        gl.store(lse_ptr + row + rows, lse, mask=rows < Sq)
+        out = acc.to(dtype)
+        # The copy engine clips the result to the tensor. Without a place of its own it takes that of the queries.
+        if OUT_APART:
+            out_tile = out_tiles.index(PART)
+            tma.store_wait(0)
+        else:
+            out_tile = q_tiles.index(PART)._reinterpret(dtype, [1, 1, 64, BLOCK_DV], out_desc.layout)
+        out_tile.reshape([64, BLOCK_DV]).store(out)
+        fence_async_shared()
+        gl.thread_barrier()
+        tma.async_copy_shared_to_global(out_desc, [batch, head, q0, 0], out_tile)
+        if SCHEDULE == "once":
+            item = n_work
+        else:
+            if not OUT_APART:
+                tma.store_wait(0)
+                _arrive(Q_FREE + PART, 160, 4)
+            mbarrier.wait(q_ready.index(PART), round & 1)
+            item = tl.max(notes.index(PART).load(gl.BlockedLayout([1], [32], [4], [0])), 0)
+    if ORDERED and PART == 0:
+        _meet(ORDER, 256, 4)
+    tma.store_wait(0)
+
+
+@gluon.jit(do_not_specialize=['n_work', 'together', 'B', 'Hq', 'Hkv', 'Sq', 'Sk', 'ids_stride_0'])
+def _hopper_forward_kernel(
+    q_desc, k_desc, v_desc, out_desc, lse_ptr, queue_ptr, n_work, together, lists_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, SCHEDULE: gl.constexpr, ORDERED: gl.constexpr, COMPUTED: gl.constexpr, OUT_APART: gl.constexpr, PIPELINED: gl.constexpr, REGISTERS: gl.constexpr, SPARE: gl.constexpr, FAST: gl.constexpr,
+):
+    """The forward pass by warpgroups that compute, 64 queries each, and a warp that fetches for all of them."""
+    PARTS: gl.constexpr = BQ // 64
+    # Of the sixteen barriers of a multiprocessor Triton has the first six. These tell that a place is free, and whose turn
+    # it is.
+    K_FREE: gl.constexpr = 6
+    V_FREE: gl.constexpr = K_FREE + STAGES
+    Q_FREE: gl.constexpr = V_FREE + STAGES
+    ORDER: gl.constexpr = Q_FREE + PARTS
+    gl.static_assert(ORDER + (PARTS if ORDERED else 0) <= 16)
+    Q_COLS: gl.constexpr = BLOCK_D if OUT_APART or BLOCK_D > BLOCK_DV else BLOCK_DV
+    dtype: gl.constexpr = out_desc.dtype
+    q_tiles = gl.allocate_shared_memory(dtype, [PARTS, 1, 1, 64, Q_COLS], q_desc.layout)
+    k_tiles = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, BK, BLOCK_D], k_desc.layout)
+    v_tiles = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, BK, BLOCK_DV], v_desc.layout)
+    out_tiles = gl.allocate_shared_memory(dtype, [PARTS, 1, 1, 64, BLOCK_DV], out_desc.layout) if OUT_APART else q_tiles
+    notes = gl.allocate_shared_memory(gl.int32, [PARTS, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    q_ready = gl.allocate_shared_memory(gl.int64, [PARTS, 1], mbarrier.MBarrierLayout())
+    k_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    v_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(PARTS):
+        mbarrier.init(q_ready.index(i), count=1)
+    for i in gl.static_range(STAGES):
+        mbarrier.init(k_ready.index(i), count=1)
+        mbarrier.init(v_ready.index(i), count=1)
+    fence_async_shared()
+    if PARTS == 2:
+        gl.warp_specialize(
+            [
+                (_attend_tiles, (out_desc, lse_ptr, out_tiles, q_tiles, k_tiles, v_tiles, q_ready, k_ready, v_ready, notes, queue_ptr, n_work, together, lists_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, SCHEDULE, ORDERED, COMPUTED, Q_FREE, K_FREE, V_FREE, ORDER, 0, OUT_APART, PIPELINED, FAST)),
+                (_attend_tiles, (out_desc, lse_ptr, out_tiles, q_tiles, k_tiles, v_tiles, q_ready, k_ready, v_ready, notes, queue_ptr, n_work, together, lists_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, SCHEDULE, ORDERED, COMPUTED, Q_FREE, K_FREE, V_FREE, ORDER, 1, OUT_APART, PIPELINED, FAST)),
+                (_load_tiles, (q_desc, k_desc, v_desc, q_tiles, k_tiles, v_tiles, q_ready, k_ready, v_ready, notes, queue_ptr, n_work, together, lists_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, SCHEDULE, ORDERED, COMPUTED, Q_FREE, K_FREE, V_FREE, ORDER)),
+            ],
+            [4, 1],
+            [REGISTERS, SPARE],
+        )
+    else:
+        gl.warp_specialize(
+            [
+                (_attend_tiles, (out_desc, lse_ptr, out_tiles, q_tiles, k_tiles, v_tiles, q_ready, k_ready, v_ready, notes, queue_ptr, n_work, together, lists_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, SCHEDULE, ORDERED, COMPUTED, Q_FREE, K_FREE, V_FREE, ORDER, 0, OUT_APART, PIPELINED, FAST)),
+                (_attend_tiles, (out_desc, lse_ptr, out_tiles, q_tiles, k_tiles, v_tiles, q_ready, k_ready, v_ready, notes, queue_ptr, n_work, together, lists_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, SCHEDULE, ORDERED, COMPUTED, Q_FREE, K_FREE, V_FREE, ORDER, 1, OUT_APART, PIPELINED, FAST)),
+                (_attend_tiles, (out_desc, lse_ptr, out_tiles, q_tiles, k_tiles, v_tiles, q_ready, k_ready, v_ready, notes, queue_ptr, n_work, together, lists_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, SCHEDULE, ORDERED, COMPUTED, Q_FREE, K_FREE, V_FREE, ORDER, 2, OUT_APART, PIPELINED, FAST)),
+                (_load_tiles, (q_desc, k_desc, v_desc, q_tiles, k_tiles, v_tiles, q_ready, k_ready, v_ready, notes, queue_ptr, n_work, together, lists_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, SCHEDULE, ORDERED, COMPUTED, Q_FREE, K_FREE, V_FREE, ORDER)),
+            ],
+            [4, 4, 1],
+            [REGISTERS, REGISTERS, SPARE],
+        )
+
+
+@triton.jit(do_not_specialize=['B', 'Hq', 'Hkv', 'Sq', 'Sk', 'ids_stride_0', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
+def _list_key_runs_kernel(
+    lists_ptr, key_test0_least_ptr, key_test0_most_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
+    D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ROWS: tl.constexpr, FAST: tl.constexpr,
+):
+    """For each tile of queries, and for each 64 of it, which tiles of keys they meet, and which of them need no mask; none
+    beyond the last, since the first is walked even where there is none.
+    """
+    PARTS: tl.constexpr = BQ // 64
+    n_tiles = tl.cdiv(Sq, BQ)
+    tile = tl.program_id(0) // (1 + PARTS)
+    part = tl.program_id(0) % (1 + PARTS)
+    batch = tile // n_tiles
+    last = (Sk - 1) // BK
+    q0 = tile % n_tiles * BQ + tl.maximum(part - 1, 0) * 64
+    q1 = tl.minimum(q0 + tl.where(part == 0, BQ, 64), Sq) - 1
+    q_idx = (q0 + tl.arange(0, ROWS))[:, None]
+    row_term_2 = tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0 + tl.cast(q_idx, tl.int64) * ids_stride_1, mask=(q_idx < Sk), other=0)
+    test0_least = tl.min(tl.where(q_idx <= q1, tl.cast(row_term_2, tl.int64), 9223372036854775807))
+    test0_most = tl.max(tl.where(q_idx <= q1, tl.cast(row_term_2, tl.int64), -9223372036854775807))
+    test0_tile = batch * tl.cdiv(Sk, BK)
+    test0_any_lo, test0_any_hi, test0_all_lo, test0_all_hi = _matching_tiles(key_test0_least_ptr + test0_tile, key_test0_most_ptr + test0_tile, test0_least, test0_most, tl.cdiv(Sk, BK), BK, 0)
+    full_lo, full_hi, any_lo, any_hi = _key_tiles(q0, q1, test0_any_lo, test0_any_hi, test0_all_lo, test0_all_hi, Sq, Sk, BK)
+    ends = lists_ptr + tl.program_id(0) * 4
+    tl.store(ends + 0, tl.minimum(full_lo, last + 1))
+    tl.store(ends + 1, tl.minimum(full_hi, last + 1))
+    tl.store(ends + 2, tl.minimum(any_lo, last + 1))
+    tl.store(ends + 3, tl.minimum(any_hi, last + 1))
+
+
 # ---------------------------------------------------------------- backward
 
 
-@triton.jit(do_not_specialize=["n_rows"])
+@triton.jit(do_not_specialize=["n_rows", "n_counters"])
 def _rows_kernel(
-    lse_ptr, scaled_lse_ptr, out_ptr, d_out_ptr, d_lse_ptr, delta_ptr, n_rows,
+    lse_ptr, scaled_lse_ptr, out_ptr, d_out_ptr, d_lse_ptr, delta_ptr, n_rows, counters_ptr, n_counters,
     Dv: tl.constexpr, BLOCK_DV: tl.constexpr, ROWS: tl.constexpr, HAS_D_LSE: tl.constexpr,
 ):
     """What every pair of a row reads, once a row: the log-sum-exp to base 2, inf for rows that met no key; delta.
 
     delta = rowsum(d_out * out) - d_lse is what a pair subtracts from d_out . v (Dao et al., 2022).
     """
+    if counters_ptr is not None:
+        # What the backward kernel counts with: three cells a row at most, and a few.
+        at = tl.cast(tl.program_id(0), tl.int64) * (4 * ROWS) + tl.arange(0, 4 * ROWS)
+        tl.store(counters_ptr + at, tl.zeros([4 * ROWS], tl.int32), mask=at < n_counters)
     start = tl.program_id(0) * ROWS
     rows = start + tl.arange(0, ROWS)
     lse = tl.load(lse_ptr + rows, mask=rows < n_rows, other=0.0)
@@ -1705,6 +2169,16 @@ def _list_keys_met_kernel(
 # ---------------------------------------------------------------- on the host
 
 
+def _ceil(n: int, d: int) -> int:
+    """n / d, rounded up. Triton's own function is made for kernels: on the host it takes ten times as long."""
+    return -(-n // d)
+
+
+def _power_of_two(n: int) -> int:
+    """The least power of two that is not below n."""
+    return 1 << (n - 1).bit_length()
+
+
 _CHIPS: dict[torch.device, str] = {}
 
 
@@ -1727,12 +2201,19 @@ def _chip(device: torch.device) -> str:
 
 
 def _tiles(q: Tensor, v: Tensor) -> tuple[tuple[int, int, int, int], ...]:
-    head_block = max(16, triton.next_power_of_2(max(q.shape[3], v.shape[3])))
+    head_block = max(16, _power_of_two(max(q.shape[3], v.shape[3])))
     return TILES[_chip(q.device), q.element_size(), head_block]
 
 
 def _hopper_block(head_dim: int) -> int:
-    return max(64, triton.next_power_of_2(head_dim))
+    return max(64, _power_of_two(head_dim))
+
+
+def _hopper(q: Tensor, v: Tensor) -> tuple | None:
+    """The row of HOPPER, where its kernel can run: half precision, rows of the result that the copy engine can write."""
+    if _chip(q.device) != "sm_90" or q.element_size() != 2 or v.shape[3] % 8 or max(q.shape[3], v.shape[3]) <= 32:
+        return None
+    return HOPPER.get((_hopper_block(q.shape[3]), _hopper_block(v.shape[3])))
 
 
 def _hopper_backward(q: Tensor, v: Tensor) -> tuple | None:
@@ -1803,15 +2284,8 @@ def _tiled(tma: bool, rows: int, *tensors: Tensor) -> tuple:
     if not tma:
         return tensors
     return tuple(
-        TensorDescriptor(x, x.shape, x.stride(), [1, 1, rows, max(16, triton.next_power_of_2(x.shape[3]))]) for x in tensors
+        TensorDescriptor(x, x.shape, x.stride(), [1, 1, rows, max(16, _power_of_two(x.shape[3]))]) for x in tensors
     )
-
-
-def _arguments(q: Tensor, k: Tensor, v: Tensor, ids: Tensor, scale: float) -> tuple:
-    """What every kernel takes after its pointers."""
-    B, Hq, Sq, _ = q.shape
-    Hkv, Sk = k.shape[1:3]
-    return (scale, B, Hq, Hkv, Sq, Sk, ids, ids.stride(0), ids.stride(1), *q.stride()[:3], *k.stride()[:3], *v.stride()[:3])
 
 
 def _sizes(q: Tensor, k: Tensor, v: Tensor) -> dict[str, int]:
@@ -1822,7 +2296,7 @@ def _sizes(q: Tensor, k: Tensor, v: Tensor) -> dict[str, int]:
         align //= 2
     D, Dv = q.shape[3], v.shape[3]
     return dict(
-        D=D, Dv=Dv, ALIGN=align, BLOCK_D=max(16, triton.next_power_of_2(D)), BLOCK_DV=max(16, triton.next_power_of_2(Dv))
+        D=D, Dv=Dv, ALIGN=align, BLOCK_D=max(16, _power_of_two(D)), BLOCK_DV=max(16, _power_of_two(Dv))
     )
 
 
@@ -1831,34 +2305,59 @@ class _Ready:
     and so is the compiled kernel: Triton takes longer to look it up than to launch it.
     """
 
-    def __init__(self, kernel, grid: int, BK: int, descriptors: tuple, options: dict, n_work: int = 0, together: int = 0) -> None:
-        self.kernel, self.grid, self.BK, self.options, self.n_work = kernel, (grid, 1, 1), BK, options, n_work
+    def __init__(self, kernel, grid: int | tuple, BK: int, descriptors: tuple, options: dict, n_work: int = 0, together: int = 0) -> None:
+        self.kernel, self.BK, self.options, self.n_work = kernel, BK, options, n_work
+        self.grid = grid if isinstance(grid, tuple) else (grid, 1, 1)
         self.together = together
+        self.tests: tuple[_Ready, ...] = ()  # the kernels that find the extremes of data in its tiles
         self.lists: _Ready | None = None  # the kernel that writes down which tiles this one walks
         # Without the tensors, whose memory is not ours to keep.
         self.descriptors = tuple((type(x), {**vars(x), "base": None}) for x in descriptors)
         self.constants = tuple(options[name] for name in kernel.arg_names if name in options)
-        self.compiled = None
+        self.run = None
 
-    def tiles(self, *tensors: Tensor) -> tuple:
+    def tiles(self, *tensors: Tensor) -> tuple | list:
         """The tensors as the kernel reads them: by descriptors of tiles, or by pointers."""
         if not self.descriptors:
             return tensors
         found = []
         for (kind, fields), x in zip(self.descriptors, tensors, strict=True):
             descriptor = object.__new__(kind)  # what its constructor checks holds for every tensor of this layout
-            descriptor.__dict__.update(fields, base=x)
+            descriptor.__dict__ = {**fields, "base": x}
             found.append(descriptor)
-        return tuple(found)
+        return found
 
     def launch(self, *arguments) -> None:
-        if self.compiled is None:
-            self.compiled = self.kernel[self.grid](*arguments, **self.options)  # the interpreter gives None
-        else:
-            self.compiled[self.grid](*arguments, *self.constants)
+        if self.run is not None:
+            self.run(*arguments, *self.constants)
+            return
+        compiled = self.kernel[self.grid](*arguments, **self.options)
+        if compiled is not None:  # as under the interpreter
+            self.run = compiled[self.grid]
 
 
-_READY: dict[tuple, _Ready | tuple] = {}
+class _Known:
+    """What is known of tensors of one layout: what kernels take of their sizes and strides, with which scalars they have
+    passed the checks, and how kernels are launched on them.
+    """
+
+    def __init__(self, q, k, v, ids) -> None:
+        B, Hq, Sq, D = q.shape
+        Hkv, Sk, Dv = v.shape[1:]
+        self.shape = B, Hq, Hkv, Sq, Sk, D, Dv
+        self.sizes = B, Hq, Hkv, Sq, Sk
+        # Shape and strides of what the forward pass gives: so it is allocated soonest.
+        self.out = (B, Hq, Sq, Dv), (Hq * Sq * Dv, Sq * Dv, Dv, 1)
+        self.lse = (B, Hq, Sq), (Hq * Sq, Sq, 1)
+        rows = _rows_first(q), _rows_first(k), _rows_first(v)
+        self.near = rows[0] is q and rows[1] is k and rows[2] is v
+        self.strides = tuple(stride for x in rows for stride in x.stride()[:3])
+        self.fits: set[float] = set()
+        self.forward: dict[tuple, _Ready] = {}
+        self.backward: dict[tuple, tuple[_Ready | None, ...]] = {}
+
+
+_READY: dict[tuple, _Known] = {}
 
 
 def _layout(q, k, v, ids) -> tuple:
@@ -1871,58 +2370,126 @@ def _layout(q, k, v, ids) -> tuple:
     )
 
 
+def _known(q, k, v, ids) -> _Known:
+    """What is known of these tensors' layout, found out if they are the first of it."""
+    layout = _layout(q, k, v, ids)
+    known = _READY.get(layout)
+    if known is None:
+        if len(_READY) >= 1024:
+            _READY.clear()
+        known = _READY[layout] = _Known(q, k, v, ids)
+    return known
+
+
 def _prepared(q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> _Ready:
     B, Hq, Sq, _ = q.shape
     sizes = _sizes(q, k, v)
     BQ, BK, warps, stages = _tiles(q, v)[0]
     tma = _has_tma(_chip(q.device), q, k, v)
+    hopper = _hopper(q, v) if tma and k.numel() else None
+    if hopper is not None:
+        BQ, BK, stages, pipelined, ordered, computed, registers, spare, together, ahead, schedule, apart = hopper
+        n_tiles = _ceil(Sq, BQ)
+        n_work = n_tiles * B * Hq
+        grid = n_work if schedule == "once" else min(n_work, _multiprocessors(q.device))
+        descriptors = (*_hopper_tiles(64, q), *_hopper_tiles(BK, k, v), *_hopper_tiles(64, out))
+        options = dict(
+            D=sizes["D"], Dv=sizes["Dv"], BLOCK_D=_hopper_block(sizes["D"]), BLOCK_DV=_hopper_block(sizes["Dv"]),
+            BQ=BQ, BK=BK, STAGES=stages, SCHEDULE=schedule, ORDERED=ordered, COMPUTED=computed,
+            OUT_APART=apart, PIPELINED=pipelined, REGISTERS=registers, SPARE=spare, FAST=True,
+            num_warps=4,
+        )
+        ready = _Ready(_hopper_forward_kernel, grid, BK, descriptors, options, n_work, max(together, ahead // n_tiles))
+        options = dict(D=sizes["D"], Dv=sizes["Dv"], BQ=BQ, BK=BK, ROWS=_power_of_two(BQ), FAST=True, num_warps=1)
+        ready.lists = _Ready(_list_key_runs_kernel, B * n_tiles * (1 + BQ // 64), BK, (), options)
+        return ready
     descriptors = (*_tiled(tma, BQ, q), *_tiled(tma, BK, k, v)) if tma else ()
     options = dict(
         **sizes, BQ=BQ, BK=BK, TMA=tma, num_warps=warps, num_stages=stages,
     )
     options.update(_registers(q, sizes["BLOCK_D"], BQ, BK, warps, stages))
-    return _Ready(_forward_kernel, triton.cdiv(Sq, BQ) * B * Hq, BK, descriptors, options)
+    return _Ready(_forward_kernel, _ceil(Sq, BQ) * B * Hq, BK, descriptors, options)
 
 
-def _key_test0(arguments: tuple, n: int, tile: int, batches: int, heads: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The least and greatest value of `ids[b, k]` in each tile of keys."""
-    n_tiles = triton.cdiv(n, tile)
-    least = torch.empty((batches, 1, n_tiles), dtype=torch.int64, device=device)
+def _stream(device: torch.device) -> int | None:
+    """The stream that calls share things by; None on the CPU and on a device that is not the current one, and where a
+    CUDA graph is captured: what its replays use they have to fill themselves.
+    """
+    if device.type == "cpu" or device.index != torch.cuda.current_device() or torch.cuda.is_current_stream_capturing():
+        return None
+    return driver.active.get_current_stream(device.index)
+
+
+_ZEROS: dict[tuple[int, int], list[Tensor]] = {}
+
+
+def _queue(device: torch.device, own: bool) -> Tensor:
+    """A zero to count from. `own`: from a stock that one fill makes for a thousand calls."""
+    stream = _stream(device) if own else None
+    if stream is None:
+        return torch.zeros((), dtype=torch.int32, device=device)
+    try:
+        return _ZEROS[device.index, stream].pop()
+    except (KeyError, IndexError):
+        zero, *_ZEROS[device.index, stream] = torch.zeros((1024, 4), dtype=torch.int32, device=device).unbind()
+        return zero
+
+
+def _tests_of_keys(known: _Known, tile: int) -> tuple[_Ready, ...]:
+    """The kernels that find the extremes of data in each tile of so many keys."""
+    B, Hq, _, Sq, Sk, _, _ = known.shape
+    n_tiles = _ceil(Sk, tile)
+    return (
+        _Ready(_key_test0_kernel, (n_tiles, B, 1), tile, (), dict(TILE=tile)),  # of `ids[b, k]`
+    )
+
+
+def _tests_of_queries(known: _Known, tile: int) -> tuple[_Ready, ...]:
+    """The kernels that find the extremes of data in each tile of so many queries."""
+    B, Hq, _, Sq, Sk, _, _ = known.shape
+    n_tiles = _ceil(Sq, tile)
+    return (
+        _Ready(_query_test0_kernel, (n_tiles, B, 1), tile, (), dict(TILE=tile)),  # of `ids[b, q]`
+    )
+
+
+def _extremes(test: _Ready, dtype: torch.dtype, device: torch.device, plain: tuple) -> tuple[Tensor, Tensor]:
+    """The least and the greatest value in each tile."""
+    least = torch.empty(test.grid, dtype=dtype, device=device)
     most = torch.empty_like(least)
-    _key_test0_kernel[(n_tiles, batches, 1)](least, most, *arguments, TILE=tile)
+    test.launch(least, most, *plain)
     return least, most
 
 
-def _query_test0(arguments: tuple, n: int, tile: int, batches: int, heads: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The least and greatest value of `ids[b, q]` in each tile of queries."""
-    n_tiles = triton.cdiv(n, tile)
-    least = torch.empty((batches, 1, n_tiles), dtype=torch.int64, device=device)
-    most = torch.empty_like(least)
-    _query_test0_kernel[(n_tiles, batches, 1)](least, most, *arguments, TILE=tile)
-    return least, most
-
-
-def _attend(q, k, v, ids, scale, layout=None):
-    """What the operator computes. A call that needs no operator has the layout of its tensors already."""
-    layout = layout or _layout(q, k, v, ids)
-    key = (layout)
-    q, k, v = _rows_first(q), _rows_first(k), _rows_first(v)
-    B, Hq, Sq, _ = q.shape
-    Sk, Dv = v.shape[2:]
-    out = q.new_empty((B, Hq, Sq, Dv))
-    lse = q.new_empty((B, Hq, Sq), dtype=torch.float32)
+def _attend(q, k, v, ids, scale, known=None):
+    """What the operator computes. A call that needs no operator knows the layout of its tensors already."""
+    own = known is not None
+    known = known or _known(q, k, v, ids)
+    if not known.near:
+        q, k, v = _rows_first(q), _rows_first(k), _rows_first(v)
+    B, Hq, _, Sq, Sk, _, Dv = known.shape
+    out = q.new_empty_strided(*known.out)
+    lse = q.new_empty_strided(*known.lse, dtype=torch.float32)
     if out.numel():
-        ready = _READY.get(key)
+        key = ()
+        ready = known.forward.get(key)
         if ready is None:
-            if len(_READY) >= 1024:
-                _READY.clear()
-            ready = _READY[key] = _prepared(q, k, v, out)
-        arguments = _arguments(q, k, v, ids, scale)
+            ready = known.forward[key] = _prepared(q, k, v, out)
+            ready.tests = _tests_of_keys(known, ready.BK)
+        plain = scale, *known.sizes, ids, ids.stride(0), ids.stride(1)
         with torch.cuda.device_of(q):
-            key_test0_least, key_test0_most = _key_test0(arguments[:9], Sk, ready.BK, B, Hq, q.device)
-            ready.launch(
-                *ready.tiles(q, k, v), out, lse, key_test0_least, key_test0_most, *arguments,
-            )
+            key_test0_least, key_test0_most = _extremes(ready.tests[0], torch.int64, q.device, plain)
+            if ready.n_work:
+                queue = _queue(q.device, own) if ready.options["SCHEDULE"] == "queue" else None
+                lists = torch.empty((ready.lists.grid[0], 4), dtype=torch.int32, device=q.device)
+                ready.lists.launch(lists, key_test0_least, key_test0_most, *plain)
+                ready.launch(
+                    *ready.tiles(q, k, v, out), lse, queue, ready.n_work, ready.together, lists, *plain,
+                )
+            else:
+                ready.launch(
+                    *ready.tiles(q, k, v), out, lse, key_test0_least, key_test0_most, *plain, *known.strides,
+                )
     return out, lse
 
 
@@ -1952,12 +2519,12 @@ def _prepared_backward(
     _, (BQ, BK, warps, stages), (dq_BQ, dq_BK, dq_warps, dq_stages) = _tiles(q, v)
     tma = _has_tma(_chip(q.device), q, k, v, d_out)
     options = dict(Dv=Dv, BLOCK_DV=sizes["BLOCK_DV"], ROWS=32, HAS_D_LSE=has_d_lse)
-    rows = _Ready(_rows_kernel, triton.cdiv(B * Hq * Sq, 32), 0, (), options)
+    rows = _Ready(_rows_kernel, _ceil(B * Hq * Sq, 32), 0, (), options)
     hopper = _hopper_backward(q, v) if tma else None
     if hopper is not None:
         BQ, BK, stages, early, together, ahead, spare = hopper
         block = _hopper_block(D)
-        n_tiles = triton.cdiv(Sk, BK)
+        n_tiles = _ceil(Sk, BK)
         descriptors = (*_hopper_tiles(BQ, q), *_hopper_tiles(BK // 2, k, v), *_hopper_tiles(BQ, d_out), *_hopper_tiles(BK // 2, dk, dv))
         options = dict(
             D=D, Dv=Dv, BLOCK_D=block, BLOCK_DV=_hopper_block(Dv), BQ=BQ, BK=BK, STAGES=stages, EARLY=early,
@@ -1967,19 +2534,19 @@ def _prepared_backward(
         grid = min(n_work, _multiprocessors(q.device))
         by_keys = _Ready(_hopper_backward_kernel, grid, BK, descriptors, options, n_work, max(together, ahead // n_tiles))
         options = dict(D=D, Dv=Dv, BLOCK_D=block, BQ=BQ)
-        collect = _Ready(_collect_dq_kernel, triton.cdiv(Sq, BQ) * B * Hq, BK, (), options)
+        collect = _Ready(_collect_dq_kernel, _ceil(Sq, BQ) * B * Hq, BK, (), options)
         by_keys.lists = _Ready(_list_walks_kernel, n_tiles * B * Hq, BK, (), dict(D=D, Dv=Dv, BQ=BQ, BK=BK, FAST=True))
         return rows, by_keys, collect
     descriptors = (*_tiled(tma, BQ, q), *_tiled(tma, BK, k, v), *_tiled(tma, BQ, d_out)) if tma else ()
     options = dict(
         **sizes, BQ=BQ, BK=BK, TMA=tma, num_warps=warps, num_stages=stages,
     )
-    by_keys = _Ready(_dkdv_kernel, triton.cdiv(Sk, BK) * B * Hkv, BK, descriptors, options)
+    by_keys = _Ready(_dkdv_kernel, _ceil(Sk, BK) * B * Hkv, BK, descriptors, options)
     descriptors = (*_tiled(tma, dq_BQ, q), *_tiled(tma, dq_BK, k, v), *_tiled(tma, dq_BQ, d_out)) if tma else ()
     options = dict(
         **sizes, BQ=dq_BQ, BK=dq_BK, TMA=tma, num_warps=dq_warps, num_stages=dq_stages,
     )
-    by_rows = _Ready(_dq_kernel, triton.cdiv(Sq, dq_BQ) * B * Hq, dq_BK, descriptors, options)
+    by_rows = _Ready(_dq_kernel, _ceil(Sq, dq_BQ) * B * Hq, dq_BK, descriptors, options)
     hopper = _hopper_apart(q, v) if tma else None
     if hopper is not None:
         BQ, BK, stages, ahead, together, spare = hopper[0]
@@ -1988,9 +2555,9 @@ def _prepared_backward(
             D=D, Dv=Dv, BLOCK_D=_hopper_block(D), BLOCK_DV=_hopper_block(Dv), BQ=BQ, BK=BK, STAGES=stages,
             AHEAD=ahead, SPARE=spare, FAST=True, num_warps=4,
         )
-        n_work = triton.cdiv(Sk, BK) * B * Hkv
+        n_work = _ceil(Sk, BK) * B * Hkv
         by_keys = _Ready(_hopper_dkdv_kernel, n_work, BK, descriptors, options, n_work, together)
-        lists = triton.cdiv(Sk, BK) * B * Hq
+        lists = _ceil(Sk, BK) * B * Hq
         by_keys.lists = _Ready(_list_queries_met_kernel, lists, BK, (), dict(D=D, Dv=Dv, BQ=BQ, BK=BK, FAST=True))
     if hopper is not None:
         BQ, BK, stages, value_stages, together, spare = hopper[1]
@@ -1999,7 +2566,7 @@ def _prepared_backward(
             D=D, Dv=Dv, BLOCK_D=_hopper_block(D), BLOCK_DV=_hopper_block(Dv), BQ=BQ, BK=BK, K_STAGES=stages,
             V_STAGES=value_stages, SPARE=spare, FAST=True, num_warps=4,
         )
-        n_work = triton.cdiv(Sq, BQ) * B * Hq
+        n_work = _ceil(Sq, BQ) * B * Hq
         by_rows = _Ready(_hopper_dq_kernel, n_work, BK, descriptors, options, n_work, together)
         by_rows.lists = _Ready(_list_keys_met_kernel, n_work, BK, (), dict(D=D, Dv=Dv, BQ=BQ, BK=BK, FAST=True))
     return rows, by_keys, by_rows
@@ -2010,64 +2577,68 @@ def _gradients(
     scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of q, k, v."""
-    layout = _layout(q, k, v, ids)
-    q, k, v, d_out = _rows_first(q), _rows_first(k), _rows_first(v), d_out.contiguous()
-    B, Hq, Sq, D = q.shape
-    Hkv, Sk, Dv = v.shape[1:]
-    dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
+    known = _known(q, k, v, ids)
+    if not known.near:
+        q, k, v = _rows_first(q), _rows_first(k), _rows_first(v)
+    d_out = d_out.contiguous()
+    B, Hq, Hkv, Sq, Sk, D, Dv = known.shape
+    dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
     if q.numel() and k.numel():
-        arguments = _arguments(q, k, v, ids, scale)
+        plain = scale, *known.sizes, ids, ids.stride(0), ids.stride(1)
         # Hooks on saved tensors may hand them back from anywhere.
         kept = out.data_ptr() % 16, lse.data_ptr() % 16
         d_lse = d_lse if d_lse is None else d_lse.contiguous()
-        key = ("backward", layout, kept, d_out.data_ptr() % 16, d_lse is None or (d_lse.dtype, d_lse.data_ptr() % 16))
-        found = _READY.get(key)
+        key = (*kept, d_out.data_ptr() % 16, d_lse is None or (d_lse.dtype, d_lse.data_ptr() % 16))
+        found = known.backward.get(key)
         if found is None:
-            if len(_READY) >= 1024:
-                _READY.clear()
-            found = _READY[key] = _prepared_backward(q, k, v, d_out, dq, dk, dv, d_lse is not None)
+            found = known.backward[key] = _prepared_backward(q, k, v, d_out, dq, dk, dv, d_lse is not None)
+            _, by_keys, by_rows = found
+            by_keys.tests = _tests_of_queries(known, by_keys.options["BQ"])
+            by_rows.tests = _tests_of_keys(known, by_rows.BK)
         rows, by_keys, by_rows = found
         with torch.cuda.device_of(q):
-            lse, natural_lse = torch.empty_like(lse), lse
-            delta = torch.empty_like(lse)
-            rows.launch(natural_lse, lse, out, d_out, d_lse, delta, B * Hq * Sq)
-            if by_keys.kernel is not _hopper_backward_kernel:
-                key_test0_least, key_test0_most = _key_test0(arguments[:9], Sk, by_rows.BK, B, Hq, q.device)
-            query_test0_least, query_test0_most = _query_test0(arguments[:9], Sq, by_keys.options["BQ"], B, Hq, q.device)
+            counters = None
             if by_keys.kernel is _hopper_backward_kernel:
                 n_parts = by_rows.grid[0]
+                counters = torch.empty((3, (n_parts + 3) // 4 * 4), dtype=torch.int32, device=q.device)
+            lse, natural_lse = torch.empty_like(lse), lse
+            delta = torch.empty_like(lse)
+            rows.launch(natural_lse, lse, out, d_out, d_lse, delta, B * Hq * Sq, counters, 0 if counters is None else counters.numel())
+            if by_keys.kernel is not _hopper_backward_kernel:
+                key_test0_least, key_test0_most = _extremes(by_rows.tests[0], torch.int64, q.device, plain)
+            query_test0_least, query_test0_most = _extremes(by_keys.tests[0], torch.int64, q.device, plain)
+            if counters is not None:
+                queue, turns, met = counters.unbind()
                 dq_parts = torch.empty(n_parts * by_rows.options["BQ"] * by_rows.options["BLOCK_D"], dtype=torch.float32, device=q.device)
-                turns = torch.zeros(4 + 2 * n_parts, dtype=torch.int32, device=q.device)
-                queue, turns, met = turns, turns[4:], turns[4 + n_parts :]
                 walks = torch.empty((by_keys.lists.grid[0], 4), dtype=torch.int32, device=q.device)
-                by_keys.lists.launch(walks, met, query_test0_least, query_test0_most, *arguments[:9])
+                by_keys.lists.launch(walks, met, query_test0_least, query_test0_most, *plain)
                 by_keys.launch(
                     *by_keys.tiles(q, k, v, d_out, dk, dv), lse, delta, dq_parts, turns, queue, by_keys.n_work,
-                    by_keys.together, walks, met, *arguments[:9],
+                    by_keys.together, walks, met, *plain,
                 )
-                by_rows.launch(dq_parts, turns, dq, *arguments[:9])
+                by_rows.launch(dq_parts, turns, dq, *plain)
             elif by_keys.kernel is _hopper_dkdv_kernel:
                 walks = torch.empty((by_keys.lists.grid[0], 4), dtype=torch.int32, device=q.device)
-                by_keys.lists.launch(walks, query_test0_least, query_test0_most, *arguments[:9])
+                by_keys.lists.launch(walks, query_test0_least, query_test0_most, *plain)
                 by_keys.launch(
                     *by_keys.tiles(q, k, v, d_out, dk, dv), lse, delta, by_keys.n_work, by_keys.together, walks,
-                    *arguments[:9],
+                    *plain,
                 )
             else:
                 by_keys.launch(
-                    *by_keys.tiles(q, k, v, d_out), lse, delta, dk, dv, query_test0_least, query_test0_most,
-                    *arguments,
+                    *by_keys.tiles(q, k, v, d_out), lse, delta, dk, dv, query_test0_least, query_test0_most, *plain,
+                    *known.strides,
                 )
             if by_rows.kernel is _hopper_dq_kernel:
                 walks = torch.empty((by_rows.lists.grid[0], 4), dtype=torch.int32, device=q.device)
-                by_rows.lists.launch(walks, key_test0_least, key_test0_most, *arguments[:9])
+                by_rows.lists.launch(walks, key_test0_least, key_test0_most, *plain)
                 by_rows.launch(
-                    *by_rows.tiles(q, k, v, d_out, dq), lse, delta, by_rows.n_work, by_rows.together, walks,
-                    *arguments[:9],
+                    *by_rows.tiles(q, k, v, d_out, dq), lse, delta, by_rows.n_work, by_rows.together, walks, *plain,
                 )
             elif by_rows.kernel is _dq_kernel:
                 by_rows.launch(
-                    *by_rows.tiles(q, k, v, d_out), lse, delta, dq, key_test0_least, key_test0_most, *arguments,
+                    *by_rows.tiles(q, k, v, d_out), lse, delta, dq, key_test0_least, key_test0_most, *plain,
+                    *known.strides,
                 )
     else:
         for x in (dq, dk, dv):
@@ -2105,6 +2676,9 @@ def _differentiate(ctx, d_out, d_lse):
 _forward.register_autograd(_differentiate, setup_context=_save)
 
 
+_differentiate_once = once_differentiable(_differentiate)  # where a second derivative is to be refused
+
+
 class _Attention(torch.autograd.Function):
     """What the operator does, without its dispatch."""
 
@@ -2115,9 +2689,9 @@ class _Attention(torch.autograd.Function):
         return output
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, *gradients):
-        return *_differentiate(ctx, *gradients), None
+        differentiate = _differentiate_once if torch.is_grad_enabled() else _differentiate
+        return *differentiate(ctx, *gradients), None
 
 
 _PLAIN = (Tensor, torch.nn.Parameter)
@@ -2129,7 +2703,12 @@ def _unwatched(*tensors: Tensor) -> bool:
         return False
     if torch._C._functorch.peek_interpreter_stack() is not None:
         return False
-    return all(type(x) in _PLAIN and not x.is_neg() and not x._is_zerotensor() for x in tensors)
+    for x in tensors:
+        if type(x) not in _PLAIN:
+            return False
+        if x.is_neg() or x._is_zerotensor():
+            return False
+    return True
 
 
 def _refuse(message: str) -> NoReturn:
@@ -2200,35 +2779,34 @@ def documents(
     return _call(q, k, v, ids, scale, return_lse, dropout_seed)
 
 
-_FITS: set[tuple] = set()
-
-
 def _call(q, k, v, ids, scale, return_lse, dropout_seed):
     if scale is None:
         scale = q.shape[-1] ** -0.5
-    layout = known = None
-    if _unwatched(q, k, v, ids):
-        layout = _layout(q, k, v, ids)
-        known = (layout, float(scale))
-    if known not in _FITS:
+    known = fit = None
+    alone = _unwatched(q, k, v, ids)
+    if alone:
+        known = _READY.get(_layout(q, k, v, ids))
+        fit = float(scale)
+    if known is None or fit not in known.fits:
         _check(q, k, v, ids, scale)
-        if known is not None:
-            if len(_FITS) >= 1024:
-                _FITS.clear()
-            _FITS.add(known)
-    if q.dtype is torch.bfloat16 and q.device.type == "cpu":
+        if alone:
+            known = known or _known(q, k, v, ids)
+            if len(known.fits) >= 1024:
+                known.fits.clear()
+            known.fits.add(fit)
+    if q.dtype is torch.bfloat16 and q.is_cpu:
         # Triton's interpreter has no bfloat16 products: it computes in float32.
         out, lse = _call(q.float(), k.float(), v.float(), ids, scale, True, dropout_seed)
         return (out.bfloat16(), lse) if return_lse else out.bfloat16()
     if scale <= 0.0:
         # The kernels take a positive scale; its sign, or its being zero, goes into q.
         q, scale = (-q, -scale) if scale < 0.0 else (q * 0.0, 1.0)
-        layout = layout and _layout(q, k, v, ids)
+        known = known and _known(q, k, v, ids)
     inputs = (q, k, v, ids, float(scale))
-    if layout is None:
+    if known is None:
         attend = _forward
     else:
-        inputs = (*inputs, layout)
+        inputs = (*inputs, known)
         learning = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad or ids.requires_grad)
         attend = _Attention.apply if learning else _attend
     out, lse = attend(*inputs)

@@ -34,6 +34,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from triton.runtime import driver
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 PRECISION = tl.constexpr("ieee")  # of float32 products; half precision is exact in the product
@@ -623,6 +624,16 @@ def _dkdv_kernel(
 # ---------------------------------------------------------------- on the host
 
 
+def _ceil(n: int, d: int) -> int:
+    """n / d, rounded up. Triton's own function is made for kernels: on the host it takes ten times as long."""
+    return -(-n // d)
+
+
+def _power_of_two(n: int) -> int:
+    """The least power of two that is not below n."""
+    return 1 << (n - 1).bit_length()
+
+
 _CHIPS: dict[torch.device, str] = {}
 
 
@@ -645,7 +656,7 @@ def _chip(device: torch.device) -> str:
 
 
 def _tiles(q: Tensor, v: Tensor) -> tuple[tuple[int, int, int, int], ...]:
-    head_block = max(16, triton.next_power_of_2(max(q.shape[3], v.shape[3])))
+    head_block = max(16, _power_of_two(max(q.shape[3], v.shape[3])))
     return TILES[_chip(q.device), q.element_size(), head_block]
 
 
@@ -685,15 +696,8 @@ def _tiled(tma: bool, rows: int, *tensors: Tensor) -> tuple:
     if not tma:
         return tensors
     return tuple(
-        TensorDescriptor(x, x.shape, x.stride(), [1, 1, rows, max(16, triton.next_power_of_2(x.shape[3]))]) for x in tensors
+        TensorDescriptor(x, x.shape, x.stride(), [1, 1, rows, max(16, _power_of_two(x.shape[3]))]) for x in tensors
     )
-
-
-def _arguments(q: Tensor, k: Tensor, v: Tensor, p_2: Tensor, scale: float) -> tuple:
-    """What every kernel takes after its pointers."""
-    B, Hq, Sq, _ = q.shape
-    Hkv, Sk = k.shape[1:3]
-    return (scale, Hq, Hkv, Sq, Sk, p_2, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3])
 
 
 def _sizes(q: Tensor, k: Tensor, v: Tensor) -> dict[str, int]:
@@ -704,7 +708,7 @@ def _sizes(q: Tensor, k: Tensor, v: Tensor) -> dict[str, int]:
         align //= 2
     D, Dv = q.shape[3], v.shape[3]
     return dict(
-        D=D, Dv=Dv, ALIGN=align, BLOCK_D=max(16, triton.next_power_of_2(D)), BLOCK_DV=max(16, triton.next_power_of_2(Dv))
+        D=D, Dv=Dv, ALIGN=align, BLOCK_D=max(16, _power_of_two(D)), BLOCK_DV=max(16, _power_of_two(Dv))
     )
 
 
@@ -714,33 +718,57 @@ class _Ready:
     """
 
     def __init__(self, kernel, grid: int, BK: int, descriptors: tuple, options: dict, n_work: int = 0, together: int = 0, pieces: int = 0, merging=None) -> None:
-        self.kernel, self.grid, self.BK, self.options, self.n_work = kernel, (grid, 1, 1), BK, options, n_work
+        self.kernel, self.BK, self.options, self.n_work = kernel, BK, options, n_work
+        self.grid = (grid, 1, 1)
         self.together = together
         self.pieces, self.merging = pieces, merging  # of short queries
         # Without the tensors, whose memory is not ours to keep.
         self.descriptors = tuple((type(x), {**vars(x), "base": None}) for x in descriptors)
         self.constants = tuple(options[name] for name in kernel.arg_names if name in options)
-        self.compiled = None
+        self.run = None
 
-    def tiles(self, *tensors: Tensor) -> tuple:
+    def tiles(self, *tensors: Tensor) -> tuple | list:
         """The tensors as the kernel reads them: by descriptors of tiles, or by pointers."""
         if not self.descriptors:
             return tensors
         found = []
         for (kind, fields), x in zip(self.descriptors, tensors, strict=True):
             descriptor = object.__new__(kind)  # what its constructor checks holds for every tensor of this layout
-            descriptor.__dict__.update(fields, base=x)
+            descriptor.__dict__ = {**fields, "base": x}
             found.append(descriptor)
-        return tuple(found)
+        return found
 
     def launch(self, *arguments) -> None:
-        if self.compiled is None:
-            self.compiled = self.kernel[self.grid](*arguments, **self.options)  # the interpreter gives None
-        else:
-            self.compiled[self.grid](*arguments, *self.constants)
+        if self.run is not None:
+            self.run(*arguments, *self.constants)
+            return
+        compiled = self.kernel[self.grid](*arguments, **self.options)
+        if compiled is not None:  # as under the interpreter
+            self.run = compiled[self.grid]
 
 
-_READY: dict[tuple, _Ready | tuple] = {}
+class _Known:
+    """What is known of tensors of one layout: what kernels take of their sizes and strides, with which scalars they have
+    passed the checks, and how kernels are launched on them.
+    """
+
+    def __init__(self, q, k, v) -> None:
+        B, Hq, Sq, D = q.shape
+        Hkv, Sk, Dv = v.shape[1:]
+        self.shape = B, Hq, Hkv, Sq, Sk, D, Dv
+        self.sizes = Hq, Hkv, Sq, Sk
+        # Shape and strides of what the forward pass gives: so it is allocated soonest.
+        self.out = (B, Hq, Sq, Dv), (Hq * Sq * Dv, Sq * Dv, Dv, 1)
+        self.lse = (B, Hq, Sq), (Hq * Sq, Sq, 1)
+        rows = _rows_first(q), _rows_first(k), _rows_first(v)
+        self.near = rows[0] is q and rows[1] is k and rows[2] is v
+        self.strides = tuple(stride for x in rows for stride in x.stride()[:3])
+        self.fits: set[tuple] = set()
+        self.forward: dict[tuple, _Ready] = {}
+        self.backward: dict[tuple, tuple[_Ready | None, ...]] = {}
+
+
+_READY: dict[tuple, _Known] = {}
 
 
 def _layout(q, k, v) -> tuple:
@@ -752,6 +780,17 @@ def _layout(q, k, v) -> tuple:
     )
 
 
+def _known(q, k, v) -> _Known:
+    """What is known of these tensors' layout, found out if they are the first of it."""
+    layout = _layout(q, k, v)
+    known = _READY.get(layout)
+    if known is None:
+        if len(_READY) >= 1024:
+            _READY.clear()
+        known = _READY[layout] = _Known(q, k, v)
+    return known
+
+
 def _pieces(q: Tensor, k: Tensor, v: Tensor) -> int:
     """Into how many pieces the keys of each tile of queries are cut; 0 where one kernel does it all.
 
@@ -761,20 +800,20 @@ def _pieces(q: Tensor, k: Tensor, v: Tensor) -> int:
     Hkv, Sk = k.shape[1:3]
     BQ, BK, _, _ = _split_tile(q, k, v)
     slots = SPLIT[_chip(q.device), q.element_size()][-1] * _multiprocessors(q.device)
-    whole = triton.cdiv(Sq, _tiles(q, v)[0][0]) * B * Hq
+    whole = _ceil(Sq, _tiles(q, v)[0][0]) * B * Hq
     if Sk < 4 * BK or Sq > 128 or (Sq > 16 and 4 * whole > slots):
         return 0
-    programs = triton.cdiv(Hq // Hkv * Sq, BQ) * B * Hkv
-    counts = [programs * n for n in range(1, min(128, triton.cdiv(Sk, 2 * BK)) + 1)]
-    busy = [count / (triton.cdiv(count, slots) * slots) for count in counts]  # the share of the card that works
+    programs = _ceil(Hq // Hkv * Sq, BQ) * B * Hkv
+    counts = [programs * n for n in range(1, min(128, _ceil(Sk, 2 * BK)) + 1)]
+    busy = [count / (_ceil(count, slots) * slots) for count in counts]  # the share of the card that works
     return 1 + next(i for i, share in enumerate(busy) if share >= 0.9 * max(busy))
 
 
 def _split_tile(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, int, int, int]:
     """Rows, keys, warps and stages of a piece's tiles."""
     most_rows, most_keys, area, warps, stages, _ = SPLIT[_chip(q.device), q.element_size()]
-    longest = max(16, area // max(16, triton.next_power_of_2(max(q.shape[3], v.shape[3]))))
-    rows = max(16, triton.next_power_of_2(q.shape[1] // k.shape[1] * q.shape[2]))
+    longest = max(16, area // max(16, _power_of_two(max(q.shape[3], v.shape[3]))))
+    rows = max(16, _power_of_two(q.shape[1] // k.shape[1] * q.shape[2]))
     return min(rows, most_rows, longest), min(most_keys, longest), warps, stages
 
 
@@ -786,7 +825,7 @@ def _prepared_split(q: Tensor, k: Tensor, v: Tensor, pieces: int) -> _Ready:
     options = dict(**sizes, BQ=BQ, BK=BK, TMA=tma, num_warps=warps, num_stages=stages)
     merge = dict(D=sizes["D"], Dv=sizes["Dv"], BLOCK_DV=sizes["BLOCK_DV"], PIECES=16, num_warps=4)
     merging = _Ready(_merge_kernel, B * Hq * Sq, BK, (), merge)
-    programs = triton.cdiv(Hq // k.shape[1] * Sq, BQ) * B * k.shape[1]
+    programs = _ceil(Hq // k.shape[1] * Sq, BQ) * B * k.shape[1]
     descriptors = _tiled(tma, BK, k, v) if tma else ()
     return _Ready(_split_kernel, programs * pieces, BK, descriptors, options, pieces=pieces, merging=merging)
 
@@ -804,35 +843,60 @@ def _prepared(q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> _Ready:
         **sizes, BQ=BQ, BK=BK, TMA=tma, num_warps=warps, num_stages=stages,
     )
     options.update(_registers(q, sizes["BLOCK_D"], BQ, BK, warps, stages))
-    return _Ready(_forward_kernel, triton.cdiv(Sq, BQ) * B * Hq, BK, descriptors, options)
+    return _Ready(_forward_kernel, _ceil(Sq, BQ) * B * Hq, BK, descriptors, options)
 
 
-def _attend(q, k, v, p_2, scale, seed, layout=None):
-    """What the operator computes. A call that needs no operator has the layout of its tensors already."""
-    layout = layout or _layout(q, k, v)
-    key = (layout, p_2.data_ptr() % 16, seed.data_ptr() % 16)
-    q, k, v = _rows_first(q), _rows_first(k), _rows_first(v)
-    B, Hq, Sq, _ = q.shape
-    Sk, Dv = v.shape[2:]
-    out = q.new_empty((B, Hq, Sq, Dv))
-    lse = q.new_empty((B, Hq, Sq), dtype=torch.float32)
+def _stream(device: torch.device) -> int | None:
+    """The stream that calls share things by; None on the CPU and on a device that is not the current one, and where a
+    CUDA graph is captured: what its replays use they have to fill themselves.
+    """
+    if device.type == "cpu" or device.index != torch.cuda.current_device() or torch.cuda.is_current_stream_capturing():
+        return None
+    return driver.active.get_current_stream(device.index)
+
+
+_FILLED: dict[tuple, Tensor] = {}
+
+
+def _number(x: float, device: torch.device, own: bool) -> Tensor:
+    """A number where kernels read it. `own`: kept for the next call that gives the same."""
+    stream = _stream(device) if own else None
+    if stream is None:
+        return torch.full((), x, dtype=torch.float32, device=device)
+    x = float(x)
+    key = x.hex(), device.index, stream, torch.is_inference_mode_enabled()
+    kept = _FILLED.get(key)
+    if kept is None:
+        if len(_FILLED) >= 1024:
+            _FILLED.clear()
+        kept = _FILLED[key] = torch.full((), x, dtype=torch.float32, device=device)
+    return kept
+
+
+def _attend(q, k, v, p_2, scale, seed, known=None):
+    """What the operator computes. A call that needs no operator knows the layout of its tensors already."""
+    known = known or _known(q, k, v)
+    if not known.near:
+        q, k, v = _rows_first(q), _rows_first(k), _rows_first(v)
+    B, Hq, _, Sq, Sk, _, Dv = known.shape
+    out = q.new_empty_strided(*known.out)
+    lse = q.new_empty_strided(*known.lse, dtype=torch.float32)
     if out.numel():
-        ready = _READY.get(key)
+        key = (p_2.data_ptr() % 16, seed.data_ptr() % 16)
+        ready = known.forward.get(key)
         if ready is None:
-            if len(_READY) >= 1024:
-                _READY.clear()
-            ready = _READY[key] = _prepared(q, k, v, out)
-        arguments = _arguments(q, k, v, p_2, scale)
+            ready = known.forward[key] = _prepared(q, k, v, out)
+        plain = scale, *known.sizes, p_2
         with torch.cuda.device_of(q):
             if ready.pieces:
                 parts = torch.empty(B * Hq * Sq * ready.pieces * (ready.options["BLOCK_DV"] + 4), dtype=torch.float32, device=q.device)
                 ready.launch(
-                    q, *ready.tiles(k, v), parts, seed, ready.pieces, *arguments,
+                    q, *ready.tiles(k, v), parts, seed, ready.pieces, *plain, *known.strides,
                 )
-                ready.merging.launch(parts, out, lse, ready.pieces, *arguments[:6])
+                ready.merging.launch(parts, out, lse, ready.pieces, *plain)
             else:
                 ready.launch(
-                    *ready.tiles(q, k, v), out, lse, seed, *arguments,
+                    *ready.tiles(q, k, v), out, lse, seed, *plain, *known.strides,
                 )
     return out, lse
 
@@ -863,17 +927,17 @@ def _prepared_backward(
     _, (BQ, BK, warps, stages), (dq_BQ, dq_BK, dq_warps, dq_stages) = _tiles(q, v)
     tma = _has_tma(_chip(q.device), q, k, v, d_out)
     options = dict(Dv=Dv, BLOCK_DV=sizes["BLOCK_DV"], ROWS=32, HAS_D_LSE=has_d_lse)
-    rows = _Ready(_rows_kernel, triton.cdiv(B * Hq * Sq, 32), 0, (), options)
+    rows = _Ready(_rows_kernel, _ceil(B * Hq * Sq, 32), 0, (), options)
     descriptors = (*_tiled(tma, BQ, q), *_tiled(tma, BK, k, v), *_tiled(tma, BQ, d_out)) if tma else ()
     options = dict(
         **sizes, BQ=BQ, BK=BK, TMA=tma, num_warps=warps, num_stages=stages,
     )
-    by_keys = _Ready(_dkdv_kernel, triton.cdiv(Sk, BK) * B * Hkv, BK, descriptors, options)
+    by_keys = _Ready(_dkdv_kernel, _ceil(Sk, BK) * B * Hkv, BK, descriptors, options)
     descriptors = (*_tiled(tma, dq_BQ, q), *_tiled(tma, dq_BK, k, v), *_tiled(tma, dq_BQ, d_out)) if tma else ()
     options = dict(
         **sizes, BQ=dq_BQ, BK=dq_BK, TMA=tma, num_warps=dq_warps, num_stages=dq_stages,
     )
-    return rows, by_keys, _Ready(_dq_kernel, triton.cdiv(Sq, dq_BQ) * B * Hq, dq_BK, descriptors, options)
+    return rows, by_keys, _Ready(_dq_kernel, _ceil(Sq, dq_BQ) * B * Hq, dq_BK, descriptors, options)
 
 
 def _gradients(
@@ -881,32 +945,31 @@ def _gradients(
     scale: float, seed: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of q, k, v."""
-    layout = _layout(q, k, v)
-    q, k, v, d_out = _rows_first(q), _rows_first(k), _rows_first(v), d_out.contiguous()
-    B, Hq, Sq, D = q.shape
-    Hkv, Sk, Dv = v.shape[1:]
-    dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
+    known = _known(q, k, v)
+    if not known.near:
+        q, k, v = _rows_first(q), _rows_first(k), _rows_first(v)
+    d_out = d_out.contiguous()
+    B, Hq, Hkv, Sq, Sk, D, Dv = known.shape
+    dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
     if q.numel() and k.numel():
-        arguments = _arguments(q, k, v, p_2, scale)
+        plain = scale, *known.sizes, p_2
         # Hooks on saved tensors may hand them back from anywhere.
         kept = out.data_ptr() % 16, lse.data_ptr() % 16
         d_lse = d_lse if d_lse is None else d_lse.contiguous()
-        key = ("backward", layout, kept, d_out.data_ptr() % 16, d_lse is None or (d_lse.dtype, d_lse.data_ptr() % 16), p_2.data_ptr() % 16, seed.data_ptr() % 16)
-        found = _READY.get(key)
+        key = (*kept, d_out.data_ptr() % 16, d_lse is None or (d_lse.dtype, d_lse.data_ptr() % 16), p_2.data_ptr() % 16, seed.data_ptr() % 16)
+        found = known.backward.get(key)
         if found is None:
-            if len(_READY) >= 1024:
-                _READY.clear()
-            found = _READY[key] = _prepared_backward(q, k, v, d_out, dk, dv, d_lse is not None)
+            found = known.backward[key] = _prepared_backward(q, k, v, d_out, dk, dv, d_lse is not None)
         rows, by_keys, by_rows = found
         with torch.cuda.device_of(q):
             lse, natural_lse = torch.empty_like(lse), lse
             delta = torch.empty_like(lse)
             rows.launch(natural_lse, lse, out, d_out, d_lse, delta, B * Hq * Sq)
             by_keys.launch(
-                *by_keys.tiles(q, k, v, d_out), lse, delta, dk, dv, seed, *arguments,
+                *by_keys.tiles(q, k, v, d_out), lse, delta, dk, dv, seed, *plain, *known.strides,
             )
             by_rows.launch(
-                *by_rows.tiles(q, k, v, d_out), lse, delta, dq, seed, *arguments,
+                *by_rows.tiles(q, k, v, d_out), lse, delta, dq, seed, *plain, *known.strides,
             )
     else:
         for x in (dq, dk, dv):
@@ -944,6 +1007,9 @@ def _differentiate(ctx, d_out, d_lse):
 _forward.register_autograd(_differentiate, setup_context=_save)
 
 
+_differentiate_once = once_differentiable(_differentiate)  # where a second derivative is to be refused
+
+
 class _Attention(torch.autograd.Function):
     """What the operator does, without its dispatch."""
 
@@ -954,9 +1020,9 @@ class _Attention(torch.autograd.Function):
         return output
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, *gradients):
-        return *_differentiate(ctx, *gradients), None
+        differentiate = _differentiate_once if torch.is_grad_enabled() else _differentiate
+        return *differentiate(ctx, *gradients), None
 
 
 _PLAIN = (Tensor, torch.nn.Parameter)
@@ -968,7 +1034,12 @@ def _unwatched(*tensors: Tensor) -> bool:
         return False
     if torch._C._functorch.peek_interpreter_stack() is not None:
         return False
-    return all(type(x) in _PLAIN and not x.is_neg() and not x._is_zerotensor() for x in tensors)
+    for x in tensors:
+        if type(x) not in _PLAIN:
+            return False
+        if x.is_neg() or x._is_zerotensor():
+            return False
+    return True
 
 
 def _refuse(message: str) -> NoReturn:
@@ -1038,35 +1109,38 @@ def dropout(
     return _call(q, k, v, p, scale, return_lse, dropout_seed)
 
 
-_FITS: set[tuple] = set()
+_NUMBERS = (bool, int, float)
 
 
 def _call(q, k, v, p_2, scale, return_lse, dropout_seed):
     if scale is None:
         scale = q.shape[-1] ** -0.5
-    layout = known = None
-    if _unwatched(q, k, v, *(x for x in (p_2, dropout_seed,) if isinstance(x, Tensor))):
-        layout = _layout(q, k, v)
-        if {type(p_2)} <= {bool, int, float}:
-            known = (layout, float(scale), type(p_2), p_2)
-    if known not in _FITS:
+    known = fit = None
+    alone = _unwatched(q, k, v, *(x for x in (p_2, dropout_seed,) if isinstance(x, Tensor)))
+    if alone:
+        known = _READY.get(_layout(q, k, v))
+        if type(p_2) in _NUMBERS:
+            fit = (float(scale), type(p_2), p_2)
+    if known is None or fit not in known.fits:
         _check(q, k, v, p_2, scale)
-        if known is not None:
-            if len(_FITS) >= 1024:
-                _FITS.clear()
-            _FITS.add(known)
-    if q.dtype is torch.bfloat16 and q.device.type == "cpu":
+        if alone:
+            known = known or _known(q, k, v)
+        if alone and fit is not None:
+            if len(known.fits) >= 1024:
+                known.fits.clear()
+            known.fits.add(fit)
+    if q.dtype is torch.bfloat16 and q.is_cpu:
         # Triton's interpreter has no bfloat16 products: it computes in float32.
         out, lse = _call(q.float(), k.float(), v.float(), p_2, scale, True, dropout_seed)
         return (out.bfloat16(), lse) if return_lse else out.bfloat16()
     if isinstance(p_2, Tensor):
         p_2 = p_2.to(device=q.device, dtype=torch.float32)
     else:
-        p_2 = torch.full((), p_2, dtype=torch.float32, device=q.device)
+        p_2 = _number(p_2, q.device, known is not None)
     if scale <= 0.0:
         # The kernels take a positive scale; its sign, or its being zero, goes into q.
         q, scale = (-q, -scale) if scale < 0.0 else (q * 0.0, 1.0)
-        layout = layout and _layout(q, k, v)
+        known = known and _known(q, k, v)
     if dropout_seed is None:
         dropout_seed = torch.randint(0, 2**62, (), dtype=torch.int64, device=q.device)
     elif not isinstance(dropout_seed, Tensor):
@@ -1074,10 +1148,10 @@ def _call(q, k, v, p_2, scale, return_lse, dropout_seed):
     else:
         dropout_seed = dropout_seed.to(torch.int64)  # by whose width kernels are compiled
     inputs = (q, k, v, p_2, float(scale), dropout_seed)
-    if layout is None:
+    if known is None:
         attend = _forward
     else:
-        inputs = (*inputs, layout)
+        inputs = (*inputs, known)
         learning = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad or p_2.requires_grad)
         attend = _Attention.apply if learning else _attend
     out, lse = attend(*inputs)

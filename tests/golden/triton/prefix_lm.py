@@ -43,6 +43,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as HopperDescriptor
+from triton.runtime import driver
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 PRECISION = tl.constexpr("ieee")  # of float32 products; half precision is exact in the product
@@ -944,9 +945,9 @@ def _hopper_forward_kernel(
     # it is.
     K_FREE: gl.constexpr = 6
     V_FREE: gl.constexpr = K_FREE + STAGES
-    ORDER: gl.constexpr = V_FREE + STAGES
-    Q_FREE: gl.constexpr = ORDER + PARTS
-    gl.static_assert(Q_FREE + PARTS <= 16)
+    Q_FREE: gl.constexpr = V_FREE + STAGES
+    ORDER: gl.constexpr = Q_FREE + PARTS
+    gl.static_assert(ORDER + (PARTS if ORDERED else 0) <= 16)
     Q_COLS: gl.constexpr = BLOCK_D if OUT_APART or BLOCK_D > BLOCK_DV else BLOCK_DV
     dtype: gl.constexpr = out_desc.dtype
     q_tiles = gl.allocate_shared_memory(dtype, [PARTS, 1, 1, 64, Q_COLS], q_desc.layout)
@@ -989,15 +990,19 @@ def _hopper_forward_kernel(
 # ---------------------------------------------------------------- backward
 
 
-@triton.jit(do_not_specialize=["n_rows"])
+@triton.jit(do_not_specialize=["n_rows", "n_counters"])
 def _rows_kernel(
-    lse_ptr, scaled_lse_ptr, out_ptr, d_out_ptr, d_lse_ptr, delta_ptr, n_rows,
+    lse_ptr, scaled_lse_ptr, out_ptr, d_out_ptr, d_lse_ptr, delta_ptr, n_rows, counters_ptr, n_counters,
     Dv: tl.constexpr, BLOCK_DV: tl.constexpr, ROWS: tl.constexpr, HAS_D_LSE: tl.constexpr,
 ):
     """What every pair of a row reads, once a row: the log-sum-exp to base 2, inf for rows that met no key; delta.
 
     delta = rowsum(d_out * out) - d_lse is what a pair subtracts from d_out . v (Dao et al., 2022).
     """
+    if counters_ptr is not None:
+        # What the backward kernel counts with: three cells a row at most, and a few.
+        at = tl.cast(tl.program_id(0), tl.int64) * (4 * ROWS) + tl.arange(0, 4 * ROWS)
+        tl.store(counters_ptr + at, tl.zeros([4 * ROWS], tl.int32), mask=at < n_counters)
     start = tl.program_id(0) * ROWS
     rows = start + tl.arange(0, ROWS)
     lse = tl.load(lse_ptr + rows, mask=rows < n_rows, other=0.0)
@@ -2183,6 +2188,16 @@ def _hopper_dq_kernel(
 # ---------------------------------------------------------------- on the host
 
 
+def _ceil(n: int, d: int) -> int:
+    """n / d, rounded up. Triton's own function is made for kernels: on the host it takes ten times as long."""
+    return -(-n // d)
+
+
+def _power_of_two(n: int) -> int:
+    """The least power of two that is not below n."""
+    return 1 << (n - 1).bit_length()
+
+
 _CHIPS: dict[torch.device, str] = {}
 
 
@@ -2205,12 +2220,12 @@ def _chip(device: torch.device) -> str:
 
 
 def _tiles(q: Tensor, v: Tensor) -> tuple[tuple[int, int, int, int], ...]:
-    head_block = max(16, triton.next_power_of_2(max(q.shape[3], v.shape[3])))
+    head_block = max(16, _power_of_two(max(q.shape[3], v.shape[3])))
     return TILES[_chip(q.device), q.element_size(), head_block]
 
 
 def _hopper_block(head_dim: int) -> int:
-    return max(64, triton.next_power_of_2(head_dim))
+    return max(64, _power_of_two(head_dim))
 
 
 def _hopper(q: Tensor, v: Tensor) -> tuple | None:
@@ -2288,15 +2303,8 @@ def _tiled(tma: bool, rows: int, *tensors: Tensor) -> tuple:
     if not tma:
         return tensors
     return tuple(
-        TensorDescriptor(x, x.shape, x.stride(), [1, 1, rows, max(16, triton.next_power_of_2(x.shape[3]))]) for x in tensors
+        TensorDescriptor(x, x.shape, x.stride(), [1, 1, rows, max(16, _power_of_two(x.shape[3]))]) for x in tensors
     )
-
-
-def _arguments(q: Tensor, k: Tensor, v: Tensor, prefix: int, scale: float) -> tuple:
-    """What every kernel takes after its pointers."""
-    B, Hq, Sq, _ = q.shape
-    Hkv, Sk = k.shape[1:3]
-    return (scale, Hq, Hkv, Sq, Sk, prefix, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3])
 
 
 def _sizes(q: Tensor, k: Tensor, v: Tensor) -> dict[str, int]:
@@ -2307,7 +2315,7 @@ def _sizes(q: Tensor, k: Tensor, v: Tensor) -> dict[str, int]:
         align //= 2
     D, Dv = q.shape[3], v.shape[3]
     return dict(
-        D=D, Dv=Dv, ALIGN=align, BLOCK_D=max(16, triton.next_power_of_2(D)), BLOCK_DV=max(16, triton.next_power_of_2(Dv))
+        D=D, Dv=Dv, ALIGN=align, BLOCK_D=max(16, _power_of_two(D)), BLOCK_DV=max(16, _power_of_two(Dv))
     )
 
 
@@ -2317,33 +2325,57 @@ class _Ready:
     """
 
     def __init__(self, kernel, grid: int, BK: int, descriptors: tuple, options: dict, n_work: int = 0, together: int = 0, pieces: int = 0, merging=None) -> None:
-        self.kernel, self.grid, self.BK, self.options, self.n_work = kernel, (grid, 1, 1), BK, options, n_work
+        self.kernel, self.BK, self.options, self.n_work = kernel, BK, options, n_work
+        self.grid = (grid, 1, 1)
         self.together = together
         self.pieces, self.merging = pieces, merging  # of short queries
         # Without the tensors, whose memory is not ours to keep.
         self.descriptors = tuple((type(x), {**vars(x), "base": None}) for x in descriptors)
         self.constants = tuple(options[name] for name in kernel.arg_names if name in options)
-        self.compiled = None
+        self.run = None
 
-    def tiles(self, *tensors: Tensor) -> tuple:
+    def tiles(self, *tensors: Tensor) -> tuple | list:
         """The tensors as the kernel reads them: by descriptors of tiles, or by pointers."""
         if not self.descriptors:
             return tensors
         found = []
         for (kind, fields), x in zip(self.descriptors, tensors, strict=True):
             descriptor = object.__new__(kind)  # what its constructor checks holds for every tensor of this layout
-            descriptor.__dict__.update(fields, base=x)
+            descriptor.__dict__ = {**fields, "base": x}
             found.append(descriptor)
-        return tuple(found)
+        return found
 
     def launch(self, *arguments) -> None:
-        if self.compiled is None:
-            self.compiled = self.kernel[self.grid](*arguments, **self.options)  # the interpreter gives None
-        else:
-            self.compiled[self.grid](*arguments, *self.constants)
+        if self.run is not None:
+            self.run(*arguments, *self.constants)
+            return
+        compiled = self.kernel[self.grid](*arguments, **self.options)
+        if compiled is not None:  # as under the interpreter
+            self.run = compiled[self.grid]
 
 
-_READY: dict[tuple, _Ready | tuple] = {}
+class _Known:
+    """What is known of tensors of one layout: what kernels take of their sizes and strides, with which scalars they have
+    passed the checks, and how kernels are launched on them.
+    """
+
+    def __init__(self, q, k, v) -> None:
+        B, Hq, Sq, D = q.shape
+        Hkv, Sk, Dv = v.shape[1:]
+        self.shape = B, Hq, Hkv, Sq, Sk, D, Dv
+        self.sizes = Hq, Hkv, Sq, Sk
+        # Shape and strides of what the forward pass gives: so it is allocated soonest.
+        self.out = (B, Hq, Sq, Dv), (Hq * Sq * Dv, Sq * Dv, Dv, 1)
+        self.lse = (B, Hq, Sq), (Hq * Sq, Sq, 1)
+        rows = _rows_first(q), _rows_first(k), _rows_first(v)
+        self.near = rows[0] is q and rows[1] is k and rows[2] is v
+        self.strides = tuple(stride for x in rows for stride in x.stride()[:3])
+        self.fits: set[tuple] = set()
+        self.forward: dict[tuple, _Ready] = {}
+        self.backward: dict[tuple, tuple[_Ready | None, ...]] = {}
+
+
+_READY: dict[tuple, _Known] = {}
 
 
 def _layout(q, k, v) -> tuple:
@@ -2355,6 +2387,17 @@ def _layout(q, k, v) -> tuple:
     )
 
 
+def _known(q, k, v) -> _Known:
+    """What is known of these tensors' layout, found out if they are the first of it."""
+    layout = _layout(q, k, v)
+    known = _READY.get(layout)
+    if known is None:
+        if len(_READY) >= 1024:
+            _READY.clear()
+        known = _READY[layout] = _Known(q, k, v)
+    return known
+
+
 def _pieces(q: Tensor, k: Tensor, v: Tensor) -> int:
     """Into how many pieces the keys of each tile of queries are cut; 0 where one kernel does it all.
 
@@ -2364,20 +2407,20 @@ def _pieces(q: Tensor, k: Tensor, v: Tensor) -> int:
     Hkv, Sk = k.shape[1:3]
     BQ, BK, _, _ = _split_tile(q, k, v)
     slots = SPLIT[_chip(q.device), q.element_size()][-1] * _multiprocessors(q.device)
-    whole = triton.cdiv(Sq, _tiles(q, v)[0][0]) * B * Hq
+    whole = _ceil(Sq, _tiles(q, v)[0][0]) * B * Hq
     if Sk < 4 * BK or Sq > 128 or (Sq > 16 and 4 * whole > slots):
         return 0
-    programs = triton.cdiv(Hq // Hkv * Sq, BQ) * B * Hkv
-    counts = [programs * n for n in range(1, min(128, triton.cdiv(Sk, 2 * BK)) + 1)]
-    busy = [count / (triton.cdiv(count, slots) * slots) for count in counts]  # the share of the card that works
+    programs = _ceil(Hq // Hkv * Sq, BQ) * B * Hkv
+    counts = [programs * n for n in range(1, min(128, _ceil(Sk, 2 * BK)) + 1)]
+    busy = [count / (_ceil(count, slots) * slots) for count in counts]  # the share of the card that works
     return 1 + next(i for i, share in enumerate(busy) if share >= 0.9 * max(busy))
 
 
 def _split_tile(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, int, int, int]:
     """Rows, keys, warps and stages of a piece's tiles."""
     most_rows, most_keys, area, warps, stages, _ = SPLIT[_chip(q.device), q.element_size()]
-    longest = max(16, area // max(16, triton.next_power_of_2(max(q.shape[3], v.shape[3]))))
-    rows = max(16, triton.next_power_of_2(q.shape[1] // k.shape[1] * q.shape[2]))
+    longest = max(16, area // max(16, _power_of_two(max(q.shape[3], v.shape[3]))))
+    rows = max(16, _power_of_two(q.shape[1] // k.shape[1] * q.shape[2]))
     return min(rows, most_rows, longest), min(most_keys, longest), warps, stages
 
 
@@ -2389,7 +2432,7 @@ def _prepared_split(q: Tensor, k: Tensor, v: Tensor, pieces: int) -> _Ready:
     options = dict(**sizes, BQ=BQ, BK=BK, TMA=tma, num_warps=warps, num_stages=stages)
     merge = dict(D=sizes["D"], Dv=sizes["Dv"], BLOCK_DV=sizes["BLOCK_DV"], PIECES=16, num_warps=4)
     merging = _Ready(_merge_kernel, B * Hq * Sq, BK, (), merge)
-    programs = triton.cdiv(Hq // k.shape[1] * Sq, BQ) * B * k.shape[1]
+    programs = _ceil(Hq // k.shape[1] * Sq, BQ) * B * k.shape[1]
     descriptors = _tiled(tma, BK, k, v) if tma else ()
     return _Ready(_split_kernel, programs * pieces, BK, descriptors, options, pieces=pieces, merging=merging)
 
@@ -2405,7 +2448,7 @@ def _prepared(q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> _Ready:
     hopper = _hopper(q, v) if tma and k.numel() else None
     if hopper is not None:
         BQ, BK, stages, pipelined, ordered, computed, registers, spare, together, ahead, schedule, apart = hopper
-        n_tiles = triton.cdiv(Sq, BQ)
+        n_tiles = _ceil(Sq, BQ)
         n_work = n_tiles * B * Hq
         grid = n_work if schedule == "once" else min(n_work, _multiprocessors(q.device))
         descriptors = (*_hopper_tiles(64, q), *_hopper_tiles(BK, k, v), *_hopper_tiles(64, out))
@@ -2421,58 +2464,63 @@ def _prepared(q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> _Ready:
         **sizes, BQ=BQ, BK=BK, TMA=tma, num_warps=warps, num_stages=stages,
     )
     options.update(_registers(q, sizes["BLOCK_D"], BQ, BK, warps, stages))
-    return _Ready(_forward_kernel, triton.cdiv(Sq, BQ) * B * Hq, BK, descriptors, options)
+    return _Ready(_forward_kernel, _ceil(Sq, BQ) * B * Hq, BK, descriptors, options)
 
 
-_ZEROS: dict[tuple, list[Tensor]] = {}
+def _stream(device: torch.device) -> int | None:
+    """The stream that calls share things by; None on the CPU and on a device that is not the current one, and where a
+    CUDA graph is captured: what its replays use they have to fill themselves.
+    """
+    if device.type == "cpu" or device.index != torch.cuda.current_device() or torch.cuda.is_current_stream_capturing():
+        return None
+    return driver.active.get_current_stream(device.index)
+
+
+_ZEROS: dict[tuple[int, int], list[Tensor]] = {}
 
 
 def _queue(device: torch.device, own: bool) -> Tensor:
-    """A zero to count from. `own`: from a stock that one fill makes for a thousand calls, each stream's its own; but a
-    CUDA graph has to fill at every replay.
-    """
-    if not own or torch.cuda.is_current_stream_capturing():
+    """A zero to count from. `own`: from a stock that one fill makes for a thousand calls."""
+    stream = _stream(device) if own else None
+    if stream is None:
         return torch.zeros((), dtype=torch.int32, device=device)
-    stock = _ZEROS.setdefault((device, torch.cuda.current_stream(device).cuda_stream), [])
     try:
-        return stock.pop()
-    except IndexError:
-        stock.extend(torch.zeros((1024, 4), dtype=torch.int32, device=device).unbind())
-        return stock.pop()
+        return _ZEROS[device.index, stream].pop()
+    except (KeyError, IndexError):
+        zero, *_ZEROS[device.index, stream] = torch.zeros((1024, 4), dtype=torch.int32, device=device).unbind()
+        return zero
 
 
-def _attend(q, k, v, prefix, scale, layout=None):
-    """What the operator computes. A call that needs no operator has the layout of its tensors already."""
-    own = layout is not None
-    layout = layout or _layout(q, k, v)
-    key = (layout, -(2**31) <= prefix < 2**31, prefix < 2**63)
-    q, k, v = _rows_first(q), _rows_first(k), _rows_first(v)
-    B, Hq, Sq, _ = q.shape
-    Sk, Dv = v.shape[2:]
-    out = q.new_empty((B, Hq, Sq, Dv))
-    lse = q.new_empty((B, Hq, Sq), dtype=torch.float32)
+def _attend(q, k, v, prefix, scale, known=None):
+    """What the operator computes. A call that needs no operator knows the layout of its tensors already."""
+    own = known is not None
+    known = known or _known(q, k, v)
+    if not known.near:
+        q, k, v = _rows_first(q), _rows_first(k), _rows_first(v)
+    B, Hq, _, Sq, Sk, _, Dv = known.shape
+    out = q.new_empty_strided(*known.out)
+    lse = q.new_empty_strided(*known.lse, dtype=torch.float32)
     if out.numel():
-        ready = _READY.get(key)
+        key = (-(2**31) <= prefix < 2**31, prefix < 2**63)
+        ready = known.forward.get(key)
         if ready is None:
-            if len(_READY) >= 1024:
-                _READY.clear()
-            ready = _READY[key] = _prepared(q, k, v, out)
-        arguments = _arguments(q, k, v, prefix, scale)
+            ready = known.forward[key] = _prepared(q, k, v, out)
+        plain = scale, *known.sizes, prefix
         with torch.cuda.device_of(q):
             if ready.pieces:
                 parts = torch.empty(B * Hq * Sq * ready.pieces * (ready.options["BLOCK_DV"] + 4), dtype=torch.float32, device=q.device)
                 ready.launch(
-                    q, *ready.tiles(k, v), parts, ready.pieces, *arguments,
+                    q, *ready.tiles(k, v), parts, ready.pieces, *plain, *known.strides,
                 )
-                ready.merging.launch(parts, out, lse, ready.pieces, *arguments[:6])
+                ready.merging.launch(parts, out, lse, ready.pieces, *plain)
             elif ready.n_work:
                 queue = _queue(q.device, own) if ready.options["SCHEDULE"] == "queue" else None
                 ready.launch(
-                    *ready.tiles(q, k, v, out), lse, queue, ready.n_work, ready.together, *arguments[:6],
+                    *ready.tiles(q, k, v, out), lse, queue, ready.n_work, ready.together, *plain,
                 )
             else:
                 ready.launch(
-                    *ready.tiles(q, k, v), out, lse, *arguments,
+                    *ready.tiles(q, k, v), out, lse, *plain, *known.strides,
                 )
     return out, lse
 
@@ -2503,12 +2551,12 @@ def _prepared_backward(
     _, (BQ, BK, warps, stages), (dq_BQ, dq_BK, dq_warps, dq_stages) = _tiles(q, v)
     tma = _has_tma(_chip(q.device), q, k, v, d_out)
     options = dict(Dv=Dv, BLOCK_DV=sizes["BLOCK_DV"], ROWS=32, HAS_D_LSE=has_d_lse)
-    rows = _Ready(_rows_kernel, triton.cdiv(B * Hq * Sq, 32), 0, (), options)
+    rows = _Ready(_rows_kernel, _ceil(B * Hq * Sq, 32), 0, (), options)
     hopper = _hopper_backward(q, v) if tma else None
     if hopper is not None:
         BQ, BK, stages, early, together, ahead, spare = hopper
         block = _hopper_block(D)
-        n_tiles = triton.cdiv(Sk, BK)
+        n_tiles = _ceil(Sk, BK)
         descriptors = (*_hopper_tiles(BQ, q), *_hopper_tiles(BK // 2, k, v), *_hopper_tiles(BQ, d_out), *_hopper_tiles(BK // 2, dk, dv))
         options = dict(
             D=D, Dv=Dv, BLOCK_D=block, BLOCK_DV=_hopper_block(Dv), BQ=BQ, BK=BK, STAGES=stages, EARLY=early,
@@ -2518,18 +2566,18 @@ def _prepared_backward(
         grid = min(n_work, _multiprocessors(q.device))
         by_keys = _Ready(_hopper_backward_kernel, grid, BK, descriptors, options, n_work, max(together, ahead // n_tiles))
         options = dict(D=D, Dv=Dv, BLOCK_D=block, BQ=BQ)
-        collect = _Ready(_collect_dq_kernel, triton.cdiv(Sq, BQ) * B * Hq, BK, (), options)
+        collect = _Ready(_collect_dq_kernel, _ceil(Sq, BQ) * B * Hq, BK, (), options)
         return rows, by_keys, collect
     descriptors = (*_tiled(tma, BQ, q), *_tiled(tma, BK, k, v), *_tiled(tma, BQ, d_out)) if tma else ()
     options = dict(
         **sizes, BQ=BQ, BK=BK, TMA=tma, num_warps=warps, num_stages=stages,
     )
-    by_keys = _Ready(_dkdv_kernel, triton.cdiv(Sk, BK) * B * Hkv, BK, descriptors, options)
+    by_keys = _Ready(_dkdv_kernel, _ceil(Sk, BK) * B * Hkv, BK, descriptors, options)
     descriptors = (*_tiled(tma, dq_BQ, q), *_tiled(tma, dq_BK, k, v), *_tiled(tma, dq_BQ, d_out)) if tma else ()
     options = dict(
         **sizes, BQ=dq_BQ, BK=dq_BK, TMA=tma, num_warps=dq_warps, num_stages=dq_stages,
     )
-    by_rows = _Ready(_dq_kernel, triton.cdiv(Sq, dq_BQ) * B * Hq, dq_BK, descriptors, options)
+    by_rows = _Ready(_dq_kernel, _ceil(Sq, dq_BQ) * B * Hq, dq_BK, descriptors, options)
     hopper = _hopper_apart(q, v) if tma else None
     if hopper is not None:
         BQ, BK, stages, ahead, together, spare = hopper[0]
@@ -2538,7 +2586,7 @@ def _prepared_backward(
             D=D, Dv=Dv, BLOCK_D=_hopper_block(D), BLOCK_DV=_hopper_block(Dv), BQ=BQ, BK=BK, STAGES=stages,
             AHEAD=ahead, SPARE=spare, FAST=True, num_warps=4,
         )
-        n_work = triton.cdiv(Sk, BK) * B * Hkv
+        n_work = _ceil(Sk, BK) * B * Hkv
         by_keys = _Ready(_hopper_dkdv_kernel, n_work, BK, descriptors, options, n_work, together)
     if hopper is not None:
         BQ, BK, stages, value_stages, together, spare = hopper[1]
@@ -2547,7 +2595,7 @@ def _prepared_backward(
             D=D, Dv=Dv, BLOCK_D=_hopper_block(D), BLOCK_DV=_hopper_block(Dv), BQ=BQ, BK=BK, K_STAGES=stages,
             V_STAGES=value_stages, SPARE=spare, FAST=True, num_warps=4,
         )
-        n_work = triton.cdiv(Sq, BQ) * B * Hq
+        n_work = _ceil(Sq, BQ) * B * Hq
         by_rows = _Ready(_hopper_dq_kernel, n_work, BK, descriptors, options, n_work, together)
     return rows, by_keys, by_rows
 
@@ -2557,53 +2605,53 @@ def _gradients(
     scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of q, k, v."""
-    layout = _layout(q, k, v)
-    q, k, v, d_out = _rows_first(q), _rows_first(k), _rows_first(v), d_out.contiguous()
-    B, Hq, Sq, D = q.shape
-    Hkv, Sk, Dv = v.shape[1:]
-    dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
+    known = _known(q, k, v)
+    if not known.near:
+        q, k, v = _rows_first(q), _rows_first(k), _rows_first(v)
+    d_out = d_out.contiguous()
+    B, Hq, Hkv, Sq, Sk, D, Dv = known.shape
+    dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
     if q.numel() and k.numel():
-        arguments = _arguments(q, k, v, prefix, scale)
+        plain = scale, *known.sizes, prefix
         # Hooks on saved tensors may hand them back from anywhere.
         kept = out.data_ptr() % 16, lse.data_ptr() % 16
         d_lse = d_lse if d_lse is None else d_lse.contiguous()
-        key = ("backward", layout, kept, d_out.data_ptr() % 16, d_lse is None or (d_lse.dtype, d_lse.data_ptr() % 16), -(2**31) <= prefix < 2**31, prefix < 2**63)
-        found = _READY.get(key)
+        key = (*kept, d_out.data_ptr() % 16, d_lse is None or (d_lse.dtype, d_lse.data_ptr() % 16), -(2**31) <= prefix < 2**31, prefix < 2**63)
+        found = known.backward.get(key)
         if found is None:
-            if len(_READY) >= 1024:
-                _READY.clear()
-            found = _READY[key] = _prepared_backward(q, k, v, d_out, dq, dk, dv, d_lse is not None)
+            found = known.backward[key] = _prepared_backward(q, k, v, d_out, dq, dk, dv, d_lse is not None)
         rows, by_keys, by_rows = found
         with torch.cuda.device_of(q):
-            lse, natural_lse = torch.empty_like(lse), lse
-            delta = torch.empty_like(lse)
-            rows.launch(natural_lse, lse, out, d_out, d_lse, delta, B * Hq * Sq)
+            counters = None
             if by_keys.kernel is _hopper_backward_kernel:
                 n_parts = by_rows.grid[0]
+                counters = torch.empty((2, (n_parts + 3) // 4 * 4), dtype=torch.int32, device=q.device)
+            lse, natural_lse = torch.empty_like(lse), lse
+            delta = torch.empty_like(lse)
+            rows.launch(natural_lse, lse, out, d_out, d_lse, delta, B * Hq * Sq, counters, 0 if counters is None else counters.numel())
+            if counters is not None:
+                queue, turns = counters.unbind()
                 dq_parts = torch.empty(n_parts * by_rows.options["BQ"] * by_rows.options["BLOCK_D"], dtype=torch.float32, device=q.device)
-                turns = torch.zeros(4 + 1 * n_parts, dtype=torch.int32, device=q.device)
-                queue, turns = turns, turns[4:]
                 by_keys.launch(
                     *by_keys.tiles(q, k, v, d_out, dk, dv), lse, delta, dq_parts, turns, queue, by_keys.n_work,
-                    by_keys.together, *arguments[:6],
+                    by_keys.together, *plain,
                 )
-                by_rows.launch(dq_parts, turns, dq, *arguments[:6])
+                by_rows.launch(dq_parts, turns, dq, *plain)
             elif by_keys.kernel is _hopper_dkdv_kernel:
                 by_keys.launch(
-                    *by_keys.tiles(q, k, v, d_out, dk, dv), lse, delta, by_keys.n_work, by_keys.together,
-                    *arguments[:6],
+                    *by_keys.tiles(q, k, v, d_out, dk, dv), lse, delta, by_keys.n_work, by_keys.together, *plain,
                 )
             else:
                 by_keys.launch(
-                    *by_keys.tiles(q, k, v, d_out), lse, delta, dk, dv, *arguments,
+                    *by_keys.tiles(q, k, v, d_out), lse, delta, dk, dv, *plain, *known.strides,
                 )
             if by_rows.kernel is _hopper_dq_kernel:
                 by_rows.launch(
-                    *by_rows.tiles(q, k, v, d_out, dq), lse, delta, by_rows.n_work, by_rows.together, *arguments[:6],
+                    *by_rows.tiles(q, k, v, d_out, dq), lse, delta, by_rows.n_work, by_rows.together, *plain,
                 )
             elif by_rows.kernel is _dq_kernel:
                 by_rows.launch(
-                    *by_rows.tiles(q, k, v, d_out), lse, delta, dq, *arguments,
+                    *by_rows.tiles(q, k, v, d_out), lse, delta, dq, *plain, *known.strides,
                 )
     else:
         for x in (dq, dk, dv):
@@ -2643,6 +2691,9 @@ def _differentiate(ctx, d_out, d_lse):
 _forward.register_autograd(_differentiate, setup_context=_save)
 
 
+_differentiate_once = once_differentiable(_differentiate)  # where a second derivative is to be refused
+
+
 class _Attention(torch.autograd.Function):
     """What the operator does, without its dispatch."""
 
@@ -2653,9 +2704,9 @@ class _Attention(torch.autograd.Function):
         return output
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, *gradients):
-        return *_differentiate(ctx, *gradients), None
+        differentiate = _differentiate_once if torch.is_grad_enabled() else _differentiate
+        return *differentiate(ctx, *gradients), None
 
 
 _PLAIN = (Tensor, torch.nn.Parameter)
@@ -2667,7 +2718,12 @@ def _unwatched(*tensors: Tensor) -> bool:
         return False
     if torch._C._functorch.peek_interpreter_stack() is not None:
         return False
-    return all(type(x) in _PLAIN and not x.is_neg() and not x._is_zerotensor() for x in tensors)
+    for x in tensors:
+        if type(x) not in _PLAIN:
+            return False
+        if x.is_neg() or x._is_zerotensor():
+            return False
+    return True
 
 
 def _refuse(message: str) -> NoReturn:
@@ -2737,36 +2793,39 @@ def prefix_lm(
     return _call(q, k, v, prefix, scale, return_lse, dropout_seed)
 
 
-_FITS: set[tuple] = set()
+_NUMBERS = (bool, int, float)
 
 
 def _call(q, k, v, prefix, scale, return_lse, dropout_seed):
     if scale is None:
         scale = q.shape[-1] ** -0.5
-    layout = known = None
-    if _unwatched(q, k, v):
-        layout = _layout(q, k, v)
-        if {type(prefix)} <= {bool, int, float}:
-            known = (layout, float(scale), type(prefix), prefix)
-    if known not in _FITS:
+    known = fit = None
+    alone = _unwatched(q, k, v)
+    if alone:
+        known = _READY.get(_layout(q, k, v))
+        if type(prefix) in _NUMBERS:
+            fit = (float(scale), type(prefix), prefix)
+    if known is None or fit not in known.fits:
         _check(q, k, v, prefix, scale)
-        if known is not None:
-            if len(_FITS) >= 1024:
-                _FITS.clear()
-            _FITS.add(known)
-    if q.dtype is torch.bfloat16 and q.device.type == "cpu":
+        if alone:
+            known = known or _known(q, k, v)
+        if alone and fit is not None:
+            if len(known.fits) >= 1024:
+                known.fits.clear()
+            known.fits.add(fit)
+    if q.dtype is torch.bfloat16 and q.is_cpu:
         # Triton's interpreter has no bfloat16 products: it computes in float32.
         out, lse = _call(q.float(), k.float(), v.float(), prefix, scale, True, dropout_seed)
         return (out.bfloat16(), lse) if return_lse else out.bfloat16()
     if scale <= 0.0:
         # The kernels take a positive scale; its sign, or its being zero, goes into q.
         q, scale = (-q, -scale) if scale < 0.0 else (q * 0.0, 1.0)
-        layout = layout and _layout(q, k, v)
+        known = known and _known(q, k, v)
     inputs = (q, k, v, prefix, float(scale))
-    if layout is None:
+    if known is None:
         attend = _forward
     else:
-        inputs = (*inputs, layout)
+        inputs = (*inputs, known)
         learning = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
         attend = _Attention.apply if learning else _attend
     out, lse = attend(*inputs)
