@@ -33,17 +33,17 @@ DIMS = (64, 128)
 VARIANTS = ("causal", "full")
 
 _EXPONENTIALS = (
-    "weight = tl.exp2(x * logit_scale - (shift * logit_scale)[:, None])",
+    "weight = _powers(x * logit_scale - (shift * logit_scale)[:, None], COMPUTED)",
     "weight = x * logit_scale - (shift * logit_scale)[:, None]",
 )
-_MAXIMUM = ("new_max = tl.maximum(row_max, tl.max(x, 1))", "new_max = tl.maximum(row_max, 0.0)")
+_MAXIMUM = ("    tile_max = tl.max(x, 1)\n", "    tile_max = row_max\n")
 _SUMS = (" + _lane_sums(weight, BK)", "")
-_RESCALING = ("acc = acc * gl.convert_layout(rescale, acc_rows)[:, None]", "acc = acc")
+_RESCALING = ("acc = _rescaled(acc, gl.convert_layout(rescale, acc_rows)[:, None])", "acc = acc")
 _WEIGHTS_AGAIN = ("p = tl.exp2(qk * logit_scale - row_lse)", "p = qk * logit_scale - row_lse")
-_ADDING = ("if joins:\n                    gl.atomic_add", "if at < -1:\n                    gl.atomic_add")
+_ADDING = ("if joins:\n        gl.atomic_add", "if turn < -1:\n        gl.atomic_add")
 _FIRST_PARTS = (
-    "else:\n                    gl.store(cells, held)",
-    "elif at < -1:\n                    gl.store(cells, held)",
+    "else:\n        gl.store(cells, held)",
+    "elif turn < -1:\n        gl.store(cells, held)",
 )
 _TURNS = (("_await_turn(turns + at, tile)", "pass"),)
 

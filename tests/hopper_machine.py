@@ -3,7 +3,7 @@
 Takes a generated module, gives it kernels that run here, so that its own launcher can call them on tensors of the CPU.
 What is freed too early or waited for too little is a `FaultError`, and so is a deadlock (`hopper_memory`); so is a
 place outside a tensor (`hopper_numbers`). Programs run one after the other. Layouts and registers are left to the
-compiler (`tests/aot`), and so are fences between the two ways to memory, but that before a copy out.
+compiler (`tests/aot`).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from hopper_memory import (
     FAILED,
     LOCK,
     THREAD,
+    UNFENCED,
     Barriers,
     Copies,
     Descriptor,
@@ -169,6 +170,7 @@ class Language:
     @staticmethod
     def warp_specialize(parts: list[tuple[Any, tuple[Any, ...]]], warps: list[int], registers: list[int]) -> None:
         program, grid, meetings = THREAD.program, THREAD.grid, Meetings()
+        UNFENCED.clear()
 
         def run(function: Callable[..., None], arguments: tuple[Any, ...]) -> None:
             THREAD.program, THREAD.grid, THREAD.products, THREAD.fenced = program, grid, [], False

@@ -20,6 +20,8 @@ PATIENCE = 20.0
 LOCK = threading.Condition()
 THREAD = threading.local()
 FAILED: list[str] = []
+UNFENCED: dict[int, dict[int, np.ndarray]] = {}
+"""By thread and address, what has been stored since the thread's last fence: products and the copy engine miss it."""
 
 
 class Barrier:
@@ -53,11 +55,14 @@ class Meetings:
     def __init__(self) -> None:
         self.here: dict[int, dict[int, int]] = {}
         self.complete: dict[int, int] = {}
+        self.shared: dict[int, int] = {}
 
     def come(self, number: int, threads: int, own: int, stay: bool) -> None:
         end = time.monotonic() + PATIENCE
         with LOCK:
             assert 6 <= number < 16 and threads % 32 == 0  # Triton has the first, one for each partition
+            if self.shared.setdefault(number, threads) != threads:
+                raise FaultError("a barrier is shared by so many threads here, and by others there")
             here = self.here.setdefault(number, {})
             if threading.get_ident() in here:
                 raise FaultError("comes to a barrier again before the others have come")
@@ -148,6 +153,7 @@ class Shared:
 
     def store(self, tile: Tile) -> None:
         THREAD.fenced = False
+        UNFENCED.setdefault(threading.get_ident(), {})[self.values.ctypes.data] = self.values
         assert tile.values.shape == self.values.shape and tile.dtype == self.dtype
         self.values[...] = tile.values
 
@@ -227,6 +233,10 @@ class Product:
     def __init__(self, a: Any, b: Shared, acc: Any):
         self.a, self.b, self.acc = a, b, acc
         self.before = a.values.tobytes(), b.values.tobytes()
+        read = [x.values for x in (a, b) if isinstance(x, Shared)]
+        stored = [x for each in list(UNFENCED.values()) for x in list(each.values())]
+        if any(np.may_share_memory(x, y) for x in read for y in stored):
+            raise FaultError("no fence between a store and a product")
         self.result: Tile | None = None
 
     def finish(self) -> None:
@@ -261,3 +271,4 @@ def warpgroup_mma_init(acc: Tile) -> Tile:
 
 def fence_async_shared() -> None:
     THREAD.fenced = True
+    UNFENCED.pop(threading.get_ident(), None)

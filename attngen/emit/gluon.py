@@ -80,8 +80,8 @@ def _own_walk(keys: RangeView) -> OwnWalkView:
 @dataclass(frozen=True, slots=True)
 class GluonView:
     """The lines `at` bind the tile of `step`, of which there are `n_steps`. `masked` says whether this warpgroup's own
-    queries need a mask there, by the bounds `own_results`. `lists`: whose there are, where data decides. `slack`: by how
-    many powers of two the reference of weights may lag behind their maximum, or 0.
+    queries need a mask there, by the bounds `own_results`. `lists`: whose there are, where data decides. `slack`: by
+    how many powers of two the reference of weights may lag behind their maximum, or 0.
     """
 
     arguments: tuple[str, ...]

@@ -41,6 +41,7 @@ class Schedule(StrEnum):
 class Skeleton:
     """`queries` are 64 for each warpgroup that computes: two or three. `stages` tiles of keys, and of values, are in
     flight. pipelined: a warpgroup starts its next scores before it weighs these; else the others fill the gaps.
+    ordered: warpgroups start their products in turn. Of eight exponentials `computed` are left to the arithmetic units.
     `registers` of a thread that computes, `spare` of the warp that fetches. `together`: heads whose tiles are taken
     in turn, more of them where a head has fewer than `ahead` / `together` tiles. out_apart: results have room of their
     own, so the next queries come while they are stored.
@@ -113,7 +114,8 @@ def skeletons(plan: KernelPlan, own: tuple[int, int] | None) -> Mapping[tuple[in
 
 
 def slack(plan: KernelPlan) -> int:
-    return SLACK if plan.weights.form is Form.EXPONENTIAL else 0
+    """0 where no forward kernel lets the reference lag."""
+    return SLACK if plan.weights.form is Form.EXPONENTIAL and skeletons(plan, None) else 0
 
 
 def listed_apart(plan: KernelPlan) -> tuple[bool, bool]:

@@ -16,6 +16,7 @@ from attngen.errors import Span
 from attngen.ir import build, printing, walk
 from attngen.ir.build import apply, conjunction, real
 from attngen.ir.nodes import Apply, Expr, Op
+from attngen.plan.hopper import slack
 from attngen.plan.kernel import KernelPlan
 from attngen.plan.weights import Form, M, N, S
 from attngen.prove import interval as i
@@ -41,7 +42,8 @@ def sums(questions: Finiteness, plan: KernelPlan) -> Iterator[Claim]:
 def _exponential(plan: KernelPlan) -> Claim:
     extra = plan.weights.log_extra is not None
     keys = "keys, plus 1 for the extra term" if extra else "keys"
-    sentence = f"1 <= row_sum <= number of {keys}, and a weight is at most 1 in fp16, bf16 and fp32"
+    but = "; but where the reference lags, above" if slack(plan) else ""
+    sentence = f"1 <= row_sum <= number of {keys}, and a weight is at most 1 in fp16, bf16 and fp32{but}"
     steps = (
         "exponents are at most 0, so each weight is in [0, 1]",
         "the key that has the maximum has weight exp2(0) = 1, so row_sum >= 1 where a key counts: no division by 0",

@@ -247,6 +247,7 @@ FAULTS = {
         (OWN_HALF, ""),
         (DQ_DONE, OWN_HALF + DQ_DONE),
     ),
+    "a product reads dS without a fence": (128, ("    fence_async_shared()\n    if not FIRST", "    if not FIRST")),
     "all of dS lies in one place": (
         128,
         ("ds_tiles.index(turn % 2 * 2 + PART).store(ds)", "ds_tiles.index(PART).store(ds)"),

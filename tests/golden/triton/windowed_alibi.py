@@ -140,9 +140,10 @@ SPLIT = {
 }
 
 # The forward kernel of compute capability 9.0 by (head dim of q and k, of v, rounded up): queries, keys, stages, whether
-# a warpgroup overlaps its own products, registers of a thread that computes and of one that fetches, heads whose tiles
-# are taken in turn, at least, and tiles of queries of all these heads, whether programs stay for more than one tile, and
-# whether results have a place of their own.
+# a warpgroup overlaps its own products, whether warpgroups start theirs in turn, of eight exponentials how many are
+# computed without the special functions' unit, registers of a thread that computes and of one that fetches, heads whose
+# tiles are taken in turn, at least, and tiles of queries of all these heads, whether programs stay for more than one tile,
+# and whether results have a place of their own.
 HOPPER = {
     (64, 128): (128, 64, 2, True, False, 0, 240, 24, 1, 0, 'queue', True),
     (128, 64): (128, 64, 2, True, False, 0, 240, 24, 1, 0, 'queue', True),
@@ -644,15 +645,15 @@ def _rescaled(acc, rescale):
 def _eight_powers(computed):
     """PTX for eight powers of two: `computed` of them by products and sums, the rest by the special functions' unit.
 
-    2**x = 2**n * 2**f, n = round(x): 1 + f (c1 + f (c2 + f c3)) has a relative error of at most 1.1e-4 for |f| <= 1/2; n is
-    added to the exponent. Below 2**-127 it gives 0.
+    2**x = 2**n * 2**f, n = round(x): 1 + f (c1 + f (c2 + f c3)) has a relative error of at most 1.1e-4 for |f| <= 1/2; 2**n
+    is made of bits. Below 2**-126 it gives 0; what is no number stays so. For x up to 128.
     """
     lines = [f"ex2.approx.ftz.f32 ${i}, ${i + 8};" for i in range(computed, 8)]
     for i in range(computed):
-        lines.append(f"max.f32 x, ${i + 8}, 0fC2FE0000; add.rn.f32 n, x, 0f4B400000; sub.rn.f32 f, n, 0f4B400000; sub.rn.f32 f, x, f;")
+        lines.append(f"max.NaN.f32 x, ${i + 8}, 0fC2FE0000; add.rn.f32 n, x, 0f4B400000; sub.rn.f32 f, n, 0f4B400000; sub.rn.f32 f, x, f;")
         lines.append("fma.rn.f32 p, f, 0f3D6150F6, 0f3E780634; fma.rn.f32 p, f, p, 0f3F317AFE; fma.rn.f32 p, f, p, 0f3F800000;")
-        lines.append(f"mov.b32 a, n; mov.b32 b, p; shl.b32 a, a, 23; add.s32 a, a, b; mov.b32 ${i}, a;")
-    return f"{{ .reg .f32 x, n, f, p; .reg .b32 a, b; {' '.join(lines)} }}"
+        lines.append(f"mov.b32 a, n; shl.b32 a, a, 23; add.s32 a, a, 0x3F800000; mov.b32 n, a; mul.ftz.f32 ${i}, p, n;")
+    return f"{{ .reg .f32 x, n, f, p; .reg .b32 a; {' '.join(lines)} }}"
 
 
 @gluon.jit
@@ -662,7 +663,7 @@ def _powers(x, COMPUTED: gl.constexpr):
         powers = tl.exp2(x)
     else:
         powers = gl.inline_asm_elementwise(
-            _eight_powers(COMPUTED), "=f,=f,=f,=f,=f,=f,=f,=f,f,f,f,f,f,f,f,f", [x], dtype=gl.float32, is_pure=True, pack=8
+            _eight_powers(COMPUTED), "=&f,=&f,=&f,=&f,=&f,=&f,=&f,=&f,f,f,f,f,f,f,f,f", [x], dtype=gl.float32, is_pure=True, pack=8
         )
     return powers
 
