@@ -33,7 +33,7 @@ DIMS = (64, 128)
 VARIANTS = ("causal", "full")
 
 _EXPONENTIALS = (
-    "weight = _powers(x * logit_scale - (shift * logit_scale)[:, None], COMPUTED)",
+    "weight = tl.exp2(x * logit_scale - (shift * logit_scale)[:, None])",
     "weight = x * logit_scale - (shift * logit_scale)[:, None]",
 )
 _MAXIMUM = ("    tile_max = tl.max(x, 1)\n", "    tile_max = row_max\n")

@@ -224,7 +224,6 @@ def meet(number: Any, threads: int, warps: int) -> None:
 ASSEMBLY: dict[str, Callable[..., Any]] = {
     "_again": lambda x: x,
     "_hold_back": lambda n_steps: None,
-    "_powers": lambda x, computed: Language.exp2(x),
     "_rescaled": lambda acc, rescale: acc * rescale,
     "_arrive": arrive,
     "_meet": meet,

@@ -153,7 +153,6 @@ def launch_view(
             "STAGES=stages",
             "SCHEDULE=schedule",
             "ORDERED=ordered",
-            "COMPUTED=computed",
             "OUT_APART=apart",
             "PIPELINED=pipelined",
             "REGISTERS=registers",

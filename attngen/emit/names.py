@@ -45,8 +45,8 @@ _TEMPLATE_NAMES = """
     dk_place dk_tiles joins met_ptr note_ready
     stop_before turn turn_passed turn_ready turns turns_ptr
     HOPPER_BACKWARD ADDED DS_STORED EARLY FIRST FREE THREADS WARPS each ds_half number TURNS WIDE HALF ahead by_keys
-    by_rows early Q_FREE D_OUT_FREE HANDED TAKEN READ K_FREE V_FREE ORDER ORDERED COMPUTED SHARE COUNT tile_max ordered
-    computed powers part_ptr ends lists_ptr own_first own_stop
+    by_rows early Q_FREE D_OUT_FREE HANDED TAKEN READ K_FREE V_FREE ORDER ORDERED SHARE COUNT tile_max ordered
+    part_ptr ends lists_ptr own_first own_stop
     ds_layout ds_stage ds_tiles dv_place half has_d_lse high k_half kept low pairs pieces wide n_full n_walked share
     parts parts_ptr PIECES part_max part_sum part_has_key col merging cells SPLIT whole slots programs counts count
     busy most_rows most_keys area longest there merge before chunk collect lists others starts stops walk walks

@@ -41,10 +41,10 @@ class Schedule(StrEnum):
 class Skeleton:
     """`queries` are 64 for each warpgroup that computes: two or three. `stages` tiles of keys, and of values, are in
     flight. pipelined: a warpgroup starts its next scores before it weighs these; else the others fill the gaps.
-    ordered: warpgroups start their products in turn. Of eight exponentials `computed` are left to the arithmetic units.
-    `registers` of a thread that computes, `spare` of the warp that fetches. `together`: heads whose tiles are taken
-    in turn, more of them where a head has fewer than `ahead` / `together` tiles. out_apart: results have room of their
-    own, so the next queries come while they are stored.
+    ordered: warpgroups start their products in turn. `registers` of a thread that computes, `spare` of
+    the warp that fetches. `together`: heads whose tiles are taken in turn, more of them where a head has fewer than
+    `ahead` / `together` tiles. out_apart: results have room of their own, so the next queries come while they are
+    stored.
     """
 
     queries: int
@@ -58,13 +58,12 @@ class Skeleton:
     out_apart: bool
     ahead: int = 0
     ordered: bool = False
-    computed: int = 0
 
     @property
     def row(self) -> tuple[int | bool | str, ...]:
         registers = (self.registers, self.spare)
         heads = (self.together, self.ahead)
-        sizes = (self.queries, self.keys, self.stages, self.pipelined, self.ordered, self.computed)
+        sizes = (self.queries, self.keys, self.stages, self.pipelined, self.ordered)
         return (*sizes, *registers, *heads, self.schedule.value, self.out_apart)
 
 
@@ -84,13 +83,17 @@ def _three(keys: int, **changes: Any) -> Skeleton:
     return replace(plain, **changes)
 
 
-_NARROW = {(64, 64): _three(128)}
-_MIDDLE = {dims: _two(128) for dims in ((64, 128), (128, 64), (128, 128))}
-_WIDE = {dims: _two(64, schedule=Schedule.ONCE, out_apart=False) for dims in ((256, 128), (256, 256))}
+_NARROW = {(64, 64): _three(128, ordered=True)}
+_MIDDLE = {dims: _two(128, ordered=True) for dims in ((64, 128), (128, 64), (128, 128))}
+_WIDE = {dims: _two(64, ordered=True, schedule=Schedule.ONCE, out_apart=False) for dims in ((256, 128), (256, 256))}
 _PAIRS = {dims: _two(64, pipelined=False) for dims in ((64, 64), *_MIDDLE)}
-_TESTED = {**{dims: _two(64, stages=4) for dims in _MIDDLE}, **_WIDE}
+_TESTED = {
+    **{dims: _two(64, stages=4) for dims in _MIDDLE},
+    **{dims: replace(wide, ordered=False) for dims, wide in _WIDE.items()},
+}
 """Where data decides which tiles meet, an edge cuts many of them, so that small tiles waste less; and the data of 128
-keys, in 64 bits or of two kinds, would not fit beside scores, sums and weights."""
+keys, in 64 bits or of two kinds, would not fit beside scores, sums and weights. Four stages leave no barriers for
+turns."""
 
 
 def skeletons(plan: KernelPlan, own: tuple[int, int] | None) -> Mapping[tuple[int, int], Skeleton]:

@@ -53,6 +53,9 @@ def test_its_parts(dtype: str, name: str) -> None:
     assert re.search(rf"wgmma\.mma_async\.sync\.aligned\.m64n128k16\.f32\.{operands}", text)
     assert "setmaxnreg.dec" in text and "setmaxnreg.inc" in text
     assert "cp.async.bulk.tensor" in text and "mbarrier.try_wait" in text
+    # Each of two warpgroups: keys and values are free, in the loop and beside it, and queries; and whose turn it is,
+    # which the last one says first.
+    assert text.count("bar.arrive") == 2 * (2 * 2 + 1 + 1) + 1
 
 
 @pytest.mark.parametrize(

@@ -163,6 +163,12 @@ VALUES_GIVEN_BACK = "                _arrive(V_FREE + v_stage, SHARE, 4)\n"
 HOLD_BACK = "                _hold_back(n_steps)\n"
 QUERIES_THERE = "        mbarrier.wait(q_ready.index(PART), round & 1)\n"
 QUERIES_GIVEN_BACK = "_arrive(Q_FREE + PART, 160, 4)\n"
+TURN = "if ORDERED:\n                    _meet(ORDER + PART, 256, 4)\n"
+NEXT_TURN = "if ORDERED:\n                    _arrive(ORDER + (PART + 1) % (BQ // 64), 256, 4)\n"
+TURN_PASSED = (
+    "if ORDERED:\n        _meet(ORDER + PART, 256, 4)\n        _arrive(ORDER + (PART + 1) % (BQ // 64), 256, 4)\n"
+)
+FIRST_TURN = "    if ORDERED and PART == BQ // 64 - 1:\n        _arrive(ORDER, 256, 4)\n"
 FAULTS: dict[str, tuple[int, tuple[Change, ...]]] = {
     "keys are given back under the product": (
         128,
@@ -201,6 +207,15 @@ FAULTS: dict[str, tuple[int, tuple[Change, ...]]] = {
         128,
         (("                    if round > 0:\n                        _meet(Q_FREE + part, 160, 1)\n", ""),),
     ),
+    "nobody has the first turn": (64, ((FIRST_TURN, ""),)),
+    "a warpgroup does not wait for its turn": (
+        128,
+        ((f"                {TURN}                k = ", "                k = "),),
+    ),
+    "a warpgroup keeps its turn": (128, ((f"                {NEXT_TURN}", ""),)),
+    "a warpgroup keeps its turn, of three": (64, ((f"                {NEXT_TURN}", ""),)),
+    "who lets a tile go by takes no turn": (64, ((f"    {TURN_PASSED}", ""),)),
+    "nobody takes the last turn": (64, (("    if ORDERED and PART == 0:\n        _meet(ORDER, 256, 4)\n", ""),)),
 }
 """Head dim, and what is changed."""
 

@@ -121,16 +121,15 @@ REGISTERS = {(128, 64, 128, 4, 1): 168, (128, 64, 64, 4, 1): 168}
 
 
 # The forward kernel of compute capability 9.0 by (head dim of q and k, of v, rounded up): queries, keys, stages, whether
-# a warpgroup overlaps its own products, whether warpgroups start theirs in turn, of eight exponentials how many are
-# computed without the special functions' unit, registers of a thread that computes and of one that fetches, heads whose
-# tiles are taken in turn, at least, and tiles of queries of all these heads, whether programs stay for more than one tile,
-# and whether results have a place of their own.
+# a warpgroup overlaps its own products, whether warpgroups start theirs in turn, registers of a thread that computes and
+# of one that fetches, heads whose tiles are taken in turn, at least, and tiles of queries of all these heads, whether
+# programs stay for more than one tile, and whether results have a place of their own.
 HOPPER = {
-    (64, 128): (128, 64, 4, True, False, 0, 240, 24, 8, 512, 'queue', True),
-    (128, 64): (128, 64, 4, True, False, 0, 240, 24, 8, 512, 'queue', True),
-    (128, 128): (128, 64, 4, True, False, 0, 240, 24, 8, 512, 'queue', True),
-    (256, 128): (128, 64, 2, True, False, 0, 240, 24, 8, 512, 'once', False),
-    (256, 256): (128, 64, 2, True, False, 0, 240, 24, 8, 512, 'once', False),
+    (64, 128): (128, 64, 4, True, False, 240, 24, 8, 512, 'queue', True),
+    (128, 64): (128, 64, 4, True, False, 240, 24, 8, 512, 'queue', True),
+    (128, 128): (128, 64, 4, True, False, 240, 24, 8, 512, 'queue', True),
+    (256, 128): (128, 64, 2, True, False, 240, 24, 8, 512, 'once', False),
+    (256, 256): (128, 64, 2, True, False, 240, 24, 8, 512, 'once', False),
 }
 
 # The backward kernel of compute capability 9.0, likewise: queries, keys, stages, whether dP is under way while weights are
@@ -501,7 +500,7 @@ def _key_runs(
 def _load_tiles(
     q_desc, k_desc, v_desc, q_tiles, k_tiles, v_tiles, q_ready, k_ready, v_ready, notes,
     queue_ptr, n_work, together, lists_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, SCHEDULE: gl.constexpr, ORDERED: gl.constexpr, COMPUTED: gl.constexpr, Q_FREE: gl.constexpr, K_FREE: gl.constexpr, V_FREE: gl.constexpr, ORDER: gl.constexpr,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, SCHEDULE: gl.constexpr, ORDERED: gl.constexpr, Q_FREE: gl.constexpr, K_FREE: gl.constexpr, V_FREE: gl.constexpr, ORDER: gl.constexpr,
 ):
     """The warp that fetches: queries, keys and values of every tile, as far ahead as there is room."""
     SHARE: gl.constexpr = 32 + 2 * BQ
@@ -594,37 +593,10 @@ def _rescaled(acc, rescale):
     )
 
 
-@gluon.constexpr_function
-def _eight_powers(computed):
-    """PTX for eight powers of two: `computed` of them by products and sums, the rest by the special functions' unit.
-
-    2**x = 2**n * 2**f, n = round(x): 1 + f (c1 + f (c2 + f c3)) has a relative error of at most 1.1e-4 for |f| <= 1/2; 2**n
-    is made of bits. Below 2**-126 it gives 0; what is no number stays so. For x up to 128.
-    """
-    lines = [f"ex2.approx.ftz.f32 ${i}, ${i + 8};" for i in range(computed, 8)]
-    for i in range(computed):
-        lines.append(f"max.NaN.f32 x, ${i + 8}, 0fC2FE0000; add.rn.f32 n, x, 0f4B400000; sub.rn.f32 f, n, 0f4B400000; sub.rn.f32 f, x, f;")
-        lines.append("fma.rn.f32 p, f, 0f3D6150F6, 0f3E780634; fma.rn.f32 p, f, p, 0f3F317AFE; fma.rn.f32 p, f, p, 0f3F800000;")
-        lines.append(f"mov.b32 a, n; shl.b32 a, a, 23; add.s32 a, a, 0x3F800000; mov.b32 n, a; mul.ftz.f32 ${i}, p, n;")
-    return f"{{ .reg .f32 x, n, f, p; .reg .b32 a; {' '.join(lines)} }}"
-
-
-@gluon.jit
-def _powers(x, COMPUTED: gl.constexpr):
-    """2**x. Of each eight that a thread holds, COMPUTED leave the special functions' unit to the others."""
-    if COMPUTED == 0:
-        powers = tl.exp2(x)
-    else:
-        powers = gl.inline_asm_elementwise(
-            _eight_powers(COMPUTED), "=&f,=&f,=&f,=&f,=&f,=&f,=&f,=&f,f,f,f,f,f,f,f,f", [x], dtype=gl.float32, is_pure=True, pack=8
-        )
-    return powers
-
-
 @gluon.jit
 def _weigh(
     row_max, row_sum, qk, batch, kv_head, k0, masked, Sk, ids_ptr, ids_stride_0, ids_stride_1, logit_scale, row_term, row_term_2,
-    D: gl.constexpr, Dv: gl.constexpr, BK: gl.constexpr, COMPUTED: gl.constexpr,
+    D: gl.constexpr, Dv: gl.constexpr, BK: gl.constexpr,
 ):
     """The weights of 64 queries for the keys k0 … k0 + BK - 1, and the state of the rows with these keys."""
     k_idx = (k0 + gl.arange(0, BK, layout=gl.SliceLayout(0, qk.type.layout)))[None, :]
@@ -639,7 +611,7 @@ def _weigh(
     new_max = tl.where(ahead > 8.0, tile_max, row_max)
     shift = tl.where(new_max == float("-inf"), 0.0, new_max)  # rows that have met no key yet
     rescale = tl.exp2((row_max - shift) * logit_scale)
-    weight = _powers(x * logit_scale - (shift * logit_scale)[:, None], COMPUTED)
+    weight = tl.exp2(x * logit_scale - (shift * logit_scale)[:, None])
     row_sum = row_sum * _lanes_of_rows(rescale, row_sum) + _lane_sums(weight, BK)
     return weight, rescale, new_max, row_sum
 
@@ -666,7 +638,7 @@ def _let_go(
 def _attend_tiles(
     out_desc, lse_ptr, out_tiles, q_tiles, k_tiles, v_tiles, q_ready, k_ready, v_ready, notes,
     queue_ptr, n_work, together, lists_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, SCHEDULE: gl.constexpr, ORDERED: gl.constexpr, COMPUTED: gl.constexpr, Q_FREE: gl.constexpr, K_FREE: gl.constexpr, V_FREE: gl.constexpr, ORDER: gl.constexpr, PART: gl.constexpr, OUT_APART: gl.constexpr, PIPELINED: gl.constexpr, FAST: gl.constexpr,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, SCHEDULE: gl.constexpr, ORDERED: gl.constexpr, Q_FREE: gl.constexpr, K_FREE: gl.constexpr, V_FREE: gl.constexpr, ORDER: gl.constexpr, PART: gl.constexpr, OUT_APART: gl.constexpr, PIPELINED: gl.constexpr, FAST: gl.constexpr,
 ):
     """A warpgroup that computes: its 64 queries of every tile.
 
@@ -721,7 +693,7 @@ def _attend_tiles(
             _arrive(K_FREE + stage, SHARE, 4)
             weight, rescale, row_max, row_sum = _weigh(
                 row_max, row_sum, qk, batch, kv_head, at * BK, (at < own_full_lo) | (at >= own_full_hi), Sk, ids_ptr, ids_stride_0, ids_stride_1, logit_scale, row_term, row_term_2,
-                D, Dv, BK, COMPUTED,
+                D, Dv, BK,
             )
             p = gl.convert_layout(weight.to(dtype), weight_layout)
             for step in range(own_first + 1, own_stop):
@@ -743,7 +715,7 @@ def _attend_tiles(
                 _arrive(K_FREE + stage, SHARE, 4)
                 weight, rescale, row_max, row_sum = _weigh(
                     row_max, row_sum, qk, batch, kv_head, at * BK, (at < own_full_lo) | (at >= own_full_hi), Sk, ids_ptr, ids_stride_0, ids_stride_1, logit_scale, row_term, row_term_2,
-                    D, Dv, BK, COMPUTED,
+                    D, Dv, BK,
                 )
                 _hold_back(n_steps)
                 acc, p = warpgroup_mma_wait(0, deps=(acc_token, p))
@@ -770,7 +742,7 @@ def _attend_tiles(
                 _arrive(K_FREE + stage, SHARE, 4)
                 weight, rescale, row_max, row_sum = _weigh(
                     row_max, row_sum, qk, batch, kv_head, at * BK, (at < own_full_lo) | (at >= own_full_hi), Sk, ids_ptr, ids_stride_0, ids_stride_1, logit_scale, row_term, row_term_2,
-                    D, Dv, BK, COMPUTED,
+                    D, Dv, BK,
                 )
                 acc = _rescaled(acc, gl.convert_layout(rescale, acc_rows)[:, None])
                 p = gl.convert_layout(weight.to(dtype), weight_layout)
@@ -823,7 +795,7 @@ def _attend_tiles(
 @gluon.jit(do_not_specialize=['n_work', 'together', 'B', 'Hq', 'Hkv', 'Sq', 'Sk', 'ids_stride_0'])
 def _hopper_forward_kernel(
     q_desc, k_desc, v_desc, out_desc, lse_ptr, queue_ptr, n_work, together, lists_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, SCHEDULE: gl.constexpr, ORDERED: gl.constexpr, COMPUTED: gl.constexpr, OUT_APART: gl.constexpr, PIPELINED: gl.constexpr, REGISTERS: gl.constexpr, SPARE: gl.constexpr, FAST: gl.constexpr,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, SCHEDULE: gl.constexpr, ORDERED: gl.constexpr, OUT_APART: gl.constexpr, PIPELINED: gl.constexpr, REGISTERS: gl.constexpr, SPARE: gl.constexpr, FAST: gl.constexpr,
 ):
     """The forward pass by warpgroups that compute, 64 queries each, and a warp that fetches for all of them."""
     PARTS: gl.constexpr = BQ // 64
@@ -853,9 +825,9 @@ def _hopper_forward_kernel(
     if PARTS == 2:
         gl.warp_specialize(
             [
-                (_attend_tiles, (out_desc, lse_ptr, out_tiles, q_tiles, k_tiles, v_tiles, q_ready, k_ready, v_ready, notes, queue_ptr, n_work, together, lists_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, SCHEDULE, ORDERED, COMPUTED, Q_FREE, K_FREE, V_FREE, ORDER, 0, OUT_APART, PIPELINED, FAST)),
-                (_attend_tiles, (out_desc, lse_ptr, out_tiles, q_tiles, k_tiles, v_tiles, q_ready, k_ready, v_ready, notes, queue_ptr, n_work, together, lists_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, SCHEDULE, ORDERED, COMPUTED, Q_FREE, K_FREE, V_FREE, ORDER, 1, OUT_APART, PIPELINED, FAST)),
-                (_load_tiles, (q_desc, k_desc, v_desc, q_tiles, k_tiles, v_tiles, q_ready, k_ready, v_ready, notes, queue_ptr, n_work, together, lists_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, SCHEDULE, ORDERED, COMPUTED, Q_FREE, K_FREE, V_FREE, ORDER)),
+                (_attend_tiles, (out_desc, lse_ptr, out_tiles, q_tiles, k_tiles, v_tiles, q_ready, k_ready, v_ready, notes, queue_ptr, n_work, together, lists_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, SCHEDULE, ORDERED, Q_FREE, K_FREE, V_FREE, ORDER, 0, OUT_APART, PIPELINED, FAST)),
+                (_attend_tiles, (out_desc, lse_ptr, out_tiles, q_tiles, k_tiles, v_tiles, q_ready, k_ready, v_ready, notes, queue_ptr, n_work, together, lists_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, SCHEDULE, ORDERED, Q_FREE, K_FREE, V_FREE, ORDER, 1, OUT_APART, PIPELINED, FAST)),
+                (_load_tiles, (q_desc, k_desc, v_desc, q_tiles, k_tiles, v_tiles, q_ready, k_ready, v_ready, notes, queue_ptr, n_work, together, lists_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, SCHEDULE, ORDERED, Q_FREE, K_FREE, V_FREE, ORDER)),
             ],
             [4, 1],
             [REGISTERS, SPARE],
@@ -863,10 +835,10 @@ def _hopper_forward_kernel(
     else:
         gl.warp_specialize(
             [
-                (_attend_tiles, (out_desc, lse_ptr, out_tiles, q_tiles, k_tiles, v_tiles, q_ready, k_ready, v_ready, notes, queue_ptr, n_work, together, lists_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, SCHEDULE, ORDERED, COMPUTED, Q_FREE, K_FREE, V_FREE, ORDER, 0, OUT_APART, PIPELINED, FAST)),
-                (_attend_tiles, (out_desc, lse_ptr, out_tiles, q_tiles, k_tiles, v_tiles, q_ready, k_ready, v_ready, notes, queue_ptr, n_work, together, lists_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, SCHEDULE, ORDERED, COMPUTED, Q_FREE, K_FREE, V_FREE, ORDER, 1, OUT_APART, PIPELINED, FAST)),
-                (_attend_tiles, (out_desc, lse_ptr, out_tiles, q_tiles, k_tiles, v_tiles, q_ready, k_ready, v_ready, notes, queue_ptr, n_work, together, lists_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, SCHEDULE, ORDERED, COMPUTED, Q_FREE, K_FREE, V_FREE, ORDER, 2, OUT_APART, PIPELINED, FAST)),
-                (_load_tiles, (q_desc, k_desc, v_desc, q_tiles, k_tiles, v_tiles, q_ready, k_ready, v_ready, notes, queue_ptr, n_work, together, lists_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, SCHEDULE, ORDERED, COMPUTED, Q_FREE, K_FREE, V_FREE, ORDER)),
+                (_attend_tiles, (out_desc, lse_ptr, out_tiles, q_tiles, k_tiles, v_tiles, q_ready, k_ready, v_ready, notes, queue_ptr, n_work, together, lists_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, SCHEDULE, ORDERED, Q_FREE, K_FREE, V_FREE, ORDER, 0, OUT_APART, PIPELINED, FAST)),
+                (_attend_tiles, (out_desc, lse_ptr, out_tiles, q_tiles, k_tiles, v_tiles, q_ready, k_ready, v_ready, notes, queue_ptr, n_work, together, lists_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, SCHEDULE, ORDERED, Q_FREE, K_FREE, V_FREE, ORDER, 1, OUT_APART, PIPELINED, FAST)),
+                (_attend_tiles, (out_desc, lse_ptr, out_tiles, q_tiles, k_tiles, v_tiles, q_ready, k_ready, v_ready, notes, queue_ptr, n_work, together, lists_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, SCHEDULE, ORDERED, Q_FREE, K_FREE, V_FREE, ORDER, 2, OUT_APART, PIPELINED, FAST)),
+                (_load_tiles, (q_desc, k_desc, v_desc, q_tiles, k_tiles, v_tiles, q_ready, k_ready, v_ready, notes, queue_ptr, n_work, together, lists_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, SCHEDULE, ORDERED, Q_FREE, K_FREE, V_FREE, ORDER)),
             ],
             [4, 4, 1],
             [REGISTERS, REGISTERS, SPARE],
@@ -2389,16 +2361,15 @@ def _prepared(q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> _Ready:
     tma = _has_tma(_chip(q.device), q, k, v)
     hopper = _hopper(q, v) if tma and k.numel() else None
     if hopper is not None:
-        BQ, BK, stages, pipelined, ordered, computed, registers, spare, together, ahead, schedule, apart = hopper
+        BQ, BK, stages, pipelined, ordered, registers, spare, together, ahead, schedule, apart = hopper
         n_tiles = _ceil(Sq, BQ)
         n_work = n_tiles * B * Hq
         grid = n_work if schedule == "once" else min(n_work, _multiprocessors(q.device))
         descriptors = (*_hopper_tiles(64, q), *_hopper_tiles(BK, k, v), *_hopper_tiles(64, out))
         options = dict(
             D=sizes["D"], Dv=sizes["Dv"], BLOCK_D=_hopper_block(sizes["D"]), BLOCK_DV=_hopper_block(sizes["Dv"]),
-            BQ=BQ, BK=BK, STAGES=stages, SCHEDULE=schedule, ORDERED=ordered, COMPUTED=computed,
-            OUT_APART=apart, PIPELINED=pipelined, REGISTERS=registers, SPARE=spare, FAST=True,
-            num_warps=4,
+            BQ=BQ, BK=BK, STAGES=stages, SCHEDULE=schedule, ORDERED=ordered, OUT_APART=apart,
+            PIPELINED=pipelined, REGISTERS=registers, SPARE=spare, FAST=True, num_warps=4,
         )
         ready = _Ready(_hopper_forward_kernel, grid, BK, descriptors, options, n_work, max(together, ahead // n_tiles))
         options = dict(D=sizes["D"], Dv=sizes["Dv"], BQ=BQ, BK=BK, ROWS=_power_of_two(BQ), FAST=True, num_warps=1)

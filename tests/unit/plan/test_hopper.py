@@ -61,6 +61,27 @@ def test_the_forward_kernel_where_data_decides() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_turns_need_barriers(name: str) -> None:
+    """Where tiles are fetched far ahead none are left. Of sixteen Triton has six; places of keys, of values and of
+    queries take one each."""
+    planned = plan(analysed(text_of(name)))
+    for own in (None, (128, 64), (128, 128)):
+        for dims, row in skeletons(planned, own).items():
+            parts = row.queries // 64
+            assert 6 + 2 * row.stages + parts + (parts if row.ordered else 0) <= 16, dims
+
+
+def test_who_takes_turns() -> None:
+    """Exponentials, where no data decides and the spec has no tile of its own."""
+    ordered = {
+        name: {row.ordered for row in skeletons(plan(analysed(text_of(name))), own).values()}
+        for name, own in {"causal": None, "mla": None, "documents": None, "sigmoid": None}.items()
+    }
+    assert ordered == {"causal": {True}, "mla": {True}, "documents": {False}, "sigmoid": set()}
+    assert not any(row.ordered for row in skeletons(plan(analysed(text_of("causal"))), (128, 128)).values())
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_who_is_served(name: str) -> None:
     planned = plan(analysed(text_of(name)))
     assert bool(backward_skeletons(planned, None)) == (name in SERVED | LISTED)
