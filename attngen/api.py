@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from attngen import beside, files
+from attngen import beside, files, tiling
 from attngen.errors import Refuted, Source, SpecError, Unproved, UsageError
 from attngen.ir.attention import Attention
 from attngen.vocabulary import PRECISIONS, SOURCE_ARCHITECTURES, STAGES, TARGETS, Const, Precision
@@ -326,16 +326,19 @@ def compile(
     tile: tuple[int, int] | None = None,
     precision: Precision = "ieee",
     arch: str = "auto",
+    tiles: str | os.PathLike[str] | None = None,
+    shape: Mapping[str, int] | None = None,
     consts: Mapping[str, Const] | None = None,
     allow_unproved: Collection[str] = (),
     **const_overrides: Const,
 ) -> Kernel:
     """Compile a spec, given as a path or as its text (which has a newline in it, or starts with `attention `).
 
-    Keyword arguments override the spec's consts; a const called `target`, `tile`, `precision` or `arch` goes into
-    `consts`. `tile` is (query rows, key columns), `precision` that of fp32 products: "ieee" or "tf32". `arch`: "auto"
+    Keyword arguments override the spec's consts; a const that is called as one of these here goes into `consts`. `tile`
+    is (query rows, key columns), `precision` that of fp32 products: "ieee" or "tf32". `arch`: "auto"
     puts kernels of single chips beside those for all, and the function picks by the card; a chip's name keeps that
-    chip's own alone, "portable" none.
+    chip's own alone, "portable" none. `tiles` is a file that `attngen tune` wrote, `shape` sizes that say which of its
+    shapes is meant, where there are several.
     Every obligation of the plan is proved first: what is false raises `Refuted`, with a counterexample, and what is not
     shown `Unproved`, unless `allow_unproved` names the obligation (never `Refuted`).
     Raises `SpecError` for a wrong spec, `UsageError` for wrong arguments. No device is touched before the first call.
@@ -349,7 +352,21 @@ def compile(
             raise UsageError(f"const {name!r} must be a bool, an int or a float, not {value!r}")
     text = spec if isinstance(spec, str) and ("\n" in spec or spec.lstrip().startswith("attention ")) else None
     source = Source(text) if text is not None else files.read_source(Path(spec))
-    return build(source, options(target, precision, tile, arch), overrides, allow_unproved)
+    tuned = () if tiles is None else _tuned(source, overrides, target, files.read_source(Path(tiles)), shape or {})
+    return build(source, options(target, precision, tile, arch, tuned), overrides, allow_unproved)
+
+
+def _tuned(
+    source: Source, consts: Mapping[str, Const], target: str, file: Source, shape: Mapping[str, int]
+) -> tuple[Tuned, ...] | tuple[TunedGpu, ...]:
+    spec = analyse(source, consts)
+    match target:
+        case "triton":
+            return tiling.gpu_tiles(source, spec, file, shape)
+        case "pallas":
+            return tiling.tpu_tiles(source, spec, file, shape)
+        case _:
+            raise UsageError(f"tiles are tuned for triton and pallas, not for {target}")
 
 
 @dataclass(frozen=True, eq=False, repr=False)

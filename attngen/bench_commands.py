@@ -14,14 +14,19 @@ import time
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from attngen import api, commands, files, terminal, tiling
 from attngen.errors import UsageError
 
 if TYPE_CHECKING:
+    from attngen.api import Kernel
+    from attngen.plan.hopper_trials import Rows
     from attngen.plan.tiles import Tile
-    from attngen.runtime.tune import Key, Timer, Trial, Tuning
+    from attngen.runtime.ahead import Job
+    from attngen.runtime.bench.tiles import Bench
+    from attngen.runtime.tune import Candidate, Key, Timer, Trial, Tuning
 
 USUAL = {"B": 1, "Hq": 8, "Hkv": 8, "Sq": 4096, "Sk": 4096, "D": 128, "Dv": 128}
 _STORAGE = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "int": "int32", "bool": "bool"}
@@ -73,59 +78,94 @@ def run_tune(args: Namespace) -> int:
     commands.check_heads(wanted)
     sizes = inputs.settle(spec, wanted, fixed=set(asked))
     torch = require_gpu("tune --target triton")
-    from attngen.runtime.bench import run
-    from attngen.runtime.bench.race import Turns
-    from attngen.runtime.bench.tiles import Bench
+    from attngen.runtime import ahead
 
     kernel = api.build(source, api.options("triton", args.precision), dict(args.define))
-    how = run.How(Turns("cuda", 1, 5.0, 30.0), args.dtype, True, 0)
-    drawn = run.draw(sizes, tensors(torch, spec, sizes, {}, "cuda"), how)
-    extra = {"dropout_seed": 1} if spec.dropout is not None else {}
-    module = sys.modules[kernel.function.__module__]
-    timer = Bench(module, kernel.function, drawn.qkv, drawn.grad_out, {**drawn.params, **extra})
+    timer, job = timer_of(torch, kernel, sizes, args.dtype)
     key = tiling.gpu_key(source, spec, torch.cuda.get_device_name(), timer.row, args.dtype, sizes)
-    tuning = tune_with(
-        key,
-        timer.own,
-        timer,
-        path,
-        own_forward=timer.own_forward,
-        own_backward=timer.own_backward,
-        budget=args.budget,
-    )
+    with ahead.Compilers(ahead.workers()) as compilers:
+        tuning = tune_with(
+            key,
+            timer.own,
+            timer.rows,
+            compilers.timer(job, timer),
+            path,
+            tiles=not args.own,
+            budget=args.budget,
+            begin=lambda candidates: compilers.begin(job, candidates),
+        )
     _print_tuning(spec.name, tuning)
     terminal.note(f"wrote {path}; compile with --tiles {path}")
     return 0
 
 
+def timer_of(
+    torch: Any,
+    kernel: Kernel,
+    sizes: Mapping[str, int],
+    dtype: str,
+    given: Mapping[str, bool | int | float] = MappingProxyType({}),
+) -> tuple[Bench, Job]:
+    """What times a kernel's candidates on the GPU that is here, and what compiles them ahead. `given`: some scalars."""
+    from attngen.plan.hopper_trials import rows_of
+    from attngen.runtime import aot
+    from attngen.runtime.ahead import Job
+    from attngen.runtime.bench import run
+    from attngen.runtime.bench.race import Turns
+    from attngen.runtime.bench.tiles import Bench
+
+    spec = kernel.spec
+    how = run.How(Turns("cuda", 1, 5.0, 30.0), dtype, True, 0)
+    drawn = run.draw(dict(sizes), tensors(torch, spec, sizes, given, "cuda"), how)
+    extra = {"dropout_seed": 1} if spec.dropout is not None else {}
+    module = sys.modules[kernel.function.__module__]
+    planned = rows_of(kernel.plan, spec.tile, (sizes["D"], sizes["Dv"]))
+    timer = Bench(module, kernel.function, drawn.qkv, drawn.grad_out, {**drawn.params, **extra}, planned)
+    request = aot.request(kernel.source, spec, arch=timer.chip, dtype=dtype, sizes=sizes, target=target_here())
+    return timer, Job(request, timer.row, timer.rows)
+
+
+def target_here() -> tuple[str, int | str, int]:
+    """What Triton calls the GPU that is here: backend, architecture, threads of a warp."""
+    driver: Any = importlib.import_module("triton").runtime.driver
+    target = driver.active.get_current_target()
+    return target.backend, target.arch, target.warp_size
+
+
 def tune_with(
     key: Key,
     own: Mapping[str, Tile],
+    rows: Rows,
     timer: Timer,
     path: str,
     *,
-    own_forward: bool,
-    own_backward: bool = False,
+    tiles: bool = True,
     budget: float | None = None,
     clock: Callable[[], float] = time.monotonic,
+    begin: Callable[[Sequence[Candidate]], None] = lambda candidates: None,
 ) -> Tuning:
-    """Tries what `path` lacks, and writes it after each trial; stops after `budget` seconds of `clock`."""
-    from attngen.runtime.tune import Tuning, candidates, dump, load, trials
+    """Tries what `path` lacks, and writes it after each trial; stops after `budget` seconds of `clock`. `begin` is told
+    what will be timed, before any of it is."""
+    from attngen.runtime.tune import Tuning, rounds, trials
+    from attngen.runtime.tune_file import dump, load
 
     known = list(load(files.read_source(path))) if os.path.exists(path) else []
     tuning = next((t for t in known if t.key == key), Tuning(key))
     others = [t for t in known if t.key != key]
-    waiting = candidates(own, key, own_forward=own_forward, own_backward=own_backward)
     start = clock()
-    for trial in _with_progress(f"tuning on {key.card}", trials(tuning, waiting, timer), len(waiting)):
-        if trial is not None:
-            tuning = tuning.with_trial(trial)
-            files.write(path, dump([*others, tuning]))
-        if budget is not None and clock() - start > budget:
+    for said, candidates in rounds(own, key, rows, tiles=tiles):
+        waiting = candidates(tuning)
+        begin([c for c in waiting if not tuning.tried(*c)])
+        for trial in _with_progress(f"tuning on {key.card}, {said}", trials(tuning, waiting, timer), len(waiting)):
+            if trial is not None:
+                tuning = tuning.with_trial(trial)
+                files.write(path, dump([*others, tuning]))
+            if budget is not None and clock() - start > budget:
+                break
+        left = sum(not tuning.tried(*c) for c in waiting)
+        if left:
+            terminal.note(f"{left} of {len(waiting)} candidates are left ({said}); run the same command again to go on")
             break
-    left = sum(not tuning.tried(kernel, tile) for kernel, tile in waiting)
-    if left:
-        terminal.note(f"{left} of {len(waiting)} candidates are left; run the same command again to try them")
     return tuning
 
 
@@ -138,17 +178,15 @@ def _with_progress(said: str, trials: Iterable[Trial | None], count: int) -> Ite
 
 
 def _print_tuning(name: str, tuning: Tuning) -> None:
-    """The three fastest tiles of each kernel, and how many did not run."""
+    """The three fastest candidates of each kernel, and how many did not run."""
     from rich import box
     from rich.table import Table
 
-    from attngen.plan.tiles import KERNELS
-
     key = tuning.key
     table = Table(box=box.SIMPLE_HEAD)
-    for heading in ("kernel", "queries x keys, warps, stages", "ms", "next", "then"):
+    for heading in ("kernel", "fastest", "ms", "next", "then"):
         table.add_column(heading, justify="left" if heading == "kernel" else "right")
-    for kernel in KERNELS:
+    for kernel in dict.fromkeys(t.kernel for t in tuning.trials):
         first, *others = [*tuning.ranked(kernel)[:3]] or [None]
         if first is not None and first.ms is not None:
             rest = [f"{_said(t)}  {(t.ms or 0.0) / first.ms:.2f}x" for t in others if t is not None]
@@ -157,14 +195,20 @@ def _print_tuning(name: str, tuning: Tuning) -> None:
     out = terminal.console(sys.stdout)
     out.print(f"{name} on {key.card}, {key.dtype}, {key.shape()}: {len(tuning.trials)} candidates, {refused} refused")
     out.print(table)
-    out.print("[dim]dkdv and dq: of the whole backward pass, the other kernel at the file's own tile[/]")
+    out.print("[dim]all but forward: of the whole backward pass, the other kernels as the file has them[/]")
+    out.print("[dim]tiles: queries x keys, warps, stages; rows of the chip's own kernels: as in the file's tables[/]")
 
 
 def _said(trial: Trial) -> str:
-    if trial.tile is None:
-        return "the chip's own kernel"
-    queries, keys, warps, stages = trial.tile
-    return f"{queries} x {keys}, {warps}, {stages}"
+    from attngen.plan.tiles import Tile
+
+    match trial.setting:
+        case None:
+            return "the portable kernels" if trial.kernel == "portable" else "the chip's own kernel"
+        case Tile(queries, keys, warps, stages):
+            return f"{queries} x {keys}, {warps}, {stages}"
+        case row:
+            return " ".join(str(int(x)) if isinstance(x, bool) else str(x) for x in row.row)
 
 
 # ---------------------------------------------------------------- what both need

@@ -133,7 +133,8 @@ def _tune(table: _SubParsersAction[_Parser]) -> None:
     p = table.add_parser(
         "tune",
         help="choose tile sizes, on a GPU or for a TPU",
-        description="triton: times a spec's kernels on the GPU that is here, at candidate tiles, warps and stages.\n"
+        description="triton: times a spec's kernels on the GPU that is here, at candidate tiles, warps and stages;\n"
+        "those that compute capability 9.0 has for itself, at candidate rows of their tables.\n"
         "pallas: compiles them with the TPU's own compiler, and keeps the tiles with the fewest estimated cycles; no\n"
         "TPU is needed. A tuning that was stopped goes on where it stopped. `compile --tiles FILE` reads the results.",
         example="attngen tune examples/causal.attn --target triton --shape B=4 Hq=16 Sq=4096 D=128",
@@ -153,6 +154,9 @@ def _tune(table: _SubParsersAction[_Parser]) -> None:
     p.add_argument(
         "--budget", type=arguments.seconds, metavar="S", help="triton: stop after so many seconds; run again to go on"
     )
+    p.add_argument(
+        "--own", action="store_true", help="triton: no tiles where the chip has kernels of its own; their rows alone"
+    )
     p.set_defaults(run=_run_tune)
 
 
@@ -165,6 +169,8 @@ def _run_tune(args: Namespace) -> int:
         raise UsageError(f"--target pallas needs a TPU: --chip {', '.join(vocabulary.TPUS)}")
     if args.budget is not None:
         raise UsageError("--budget goes with --target triton")
+    if args.own:
+        raise UsageError("--own goes with --target triton")
     return tpu_commands.run_tune(args)
 
 

@@ -13,18 +13,17 @@ from attngen.errors import Source, UsageError
 from attngen.ir.attention import Attention
 
 if TYPE_CHECKING:
-    from attngen.api import Kernel
     from attngen.emit import Tuned, TunedGpu
-    from attngen.plan.tiles import Tile
     from attngen.runtime.tpu.compile import Outcome
     from attngen.runtime.tpu.tune import Key, Trial, Tuning
+    from attngen.runtime.tune import Choice
     from attngen.runtime.tune import Key as GpuKey
 
 # ---------------------------------------------------------------- TPUs
 
 
-def tune(kernel: Kernel, tuning: Tuning) -> Iterator[Trial | None]:
-    """Compiles a Pallas kernel at every candidate tile that `tuning` lacks: see `attngen.runtime.tpu.tune`."""
+def tune(source: str, spec: Attention, tuning: Tuning) -> Iterator[Trial | None]:
+    """Compiles a spec's Pallas `source` at every candidate tile that `tuning` lacks: see `attngen.runtime.tpu.tune`."""
     from attngen.runtime.tpu.compile import compile_for, require
     from attngen.runtime.tpu.programs import Tiles, request_for
     from attngen.runtime.tpu.tune import trials
@@ -34,8 +33,8 @@ def tune(kernel: Kernel, tuning: Tuning) -> Iterator[Trial | None]:
 
     def compile_at(backward: bool, tiles: Tiles) -> Outcome:
         request = request_for(
-            kernel.source,
-            kernel.spec,
+            source,
+            spec,
             chip=key.chip,
             dtype=key.dtype,
             sizes=dict(key.sizes),
@@ -92,9 +91,8 @@ def gpu_key(
 
 
 def gpu_tiles(source: Source, spec: Attention, file: Source, sizes: Mapping[str, int]) -> tuple[TunedGpu, ...]:
-    """The tiles in a `file` that `attngen tune --target triton` wrote, for this spec and the sizes that are given."""
-    from attngen.emit import TunedGpu
-    from attngen.runtime.tune import load
+    """The tiles and rows in a `file` that `attngen tune --target triton` wrote, for this spec and the sizes given."""
+    from attngen.runtime.tune_file import load
 
     found: dict[tuple[str, int, int], TunedGpu] = {}
     said: dict[tuple[str, int, int], str] = {}
@@ -110,16 +108,42 @@ def gpu_tiles(source: Source, spec: Attention, file: Source, sizes: Mapping[str,
                 f"{file.name} has tiles of {row[0]} for {said[row]}, and for {key.card}, {key.dtype}, {key.shape()}; "
                 "say which with --shape, or keep a file for each card"
             )
-        forward = best.forward and _four(best.forward)
-        found[row] = TunedGpu(*row, forward, _four(best.dkdv), _four(best.dq))
+        found[row] = _tuned_gpu(file, row, dict(key.sizes), best)
         said[row] = f"{key.card}, {key.dtype}, {key.shape()}"
     if not found:
         raise UsageError(f"{file.name} has no tiles for this spec and shape; tune it first, with attngen tune")
     return tuple(found.values())
 
 
-def _four(tile: Tile) -> tuple[int, int, int, int]:
-    return tile.queries, tile.keys, tile.warps, tile.stages
+def _tuned_gpu(file: Source, row: tuple[str, int, int], sizes: Mapping[str, int], best: Choice) -> TunedGpu:
+    """Raises `UsageError` for a row that does not fit the chip: the file may be another version's."""
+    from attngen.emit import TunedGpu
+    from attngen.plan.hopper import ApartSkeleton, BackwardSkeleton, Skeleton
+    from attngen.plan.hopper_trials import Row, fits, rounded
+    from attngen.plan.tiles import Tile
+
+    def four(tile: object) -> tuple[int, int, int, int] | None:
+        return (tile.queries, tile.keys, tile.warps, tile.stages) if isinstance(tile, Tile) else None
+
+    tiles = four(best.forward), four(best.dkdv), four(best.dq)
+    forward = best.forward if isinstance(best.forward, Skeleton) else None
+    rows: list[Row] = [forward] if forward is not None else []
+    match best.backward:
+        case BackwardSkeleton():
+            rows.append(best.backward)
+        case ApartSkeleton(dkdv, dq):
+            rows += [dkdv, dq]
+        case None:
+            if not rows and not best.portable:
+                return TunedGpu(*row, *tiles)
+    try:
+        dims = rounded((sizes["D"], sizes["Dv"]))
+    except KeyError:
+        raise UsageError(f"{file.name} has rows for head dims that it does not name") from None
+    for chosen in rows:
+        if not fits(chosen, dims):
+            raise UsageError(f"{file.name} has a row that does not fit {row[0]}: {chosen.row}; tune anew")
+    return TunedGpu(*row, *tiles, dims, forward, best.backward, best.portable)
 
 
 def _variant(source: Source, spec: Attention) -> str:

@@ -115,7 +115,7 @@ def run_tune(args: Namespace) -> int:
     key = tiling.tpu_key(source, kernel.spec, args.chip, args.dtype, sizes)
     tuning = next((t for t in known if t.key == key), Tuning(key))
     others = [t for t in known if t.key != key]
-    found = tiling.tune(kernel, tuning)
+    found = tiling.tune(kernel.source, kernel.spec, tuning)
     for trial in _with_progress(f"tuning {kernel.name} for {args.chip}", found, len(candidates(sizes))):
         if trial is not None:
             tuning = tuning.with_trial(trial)

@@ -7,14 +7,19 @@ The expressions are Triton's own text, which Gluon takes as it is; Gluon adds la
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from attngen.emit.gradients import GradientView, RowSum
 from attngen.emit.jinja import bracket
 from attngen.emit.kernel_code import KernelCode
+from attngen.emit.options import TunedGpu
 from attngen.emit.params import ParamView
 from attngen.emit.tile_code import RangeView, numbering, total
 from attngen.plan.hopper import (
+    ApartSkeleton,
+    BackwardSkeleton,
     apart_skeletons,
     backward_skeletons,
     in_turn,
@@ -105,13 +110,15 @@ def gluon_view(
     arguments: tuple[str, ...],
     sizes: tuple[str, ...],
     tile: tuple[int, int] | None,
-    slower: frozenset[int] = frozenset(),
+    tuned: tuple[TunedGpu, ...] = (),
 ) -> GluonView | None:
     """None where no query has a key, so that there is nothing to be fast at, and where no row has the spec's tile.
 
-    `slower`: the largest head dims, rounded up, at which the portable kernel was timed, and is faster.
+    `tuned`: rows that were timed here, in the place of the planner's; and where the portable kernel was faster, none.
     """
-    table = {dims: row for dims, row in skeletons(plan, tile).items() if max(dims) not in slower}
+    slower = {t.head_block for t in tuned if t.forward}
+    rows = {t.dims: t.row for t in tuned if t.row is not None}
+    table = {dims: rows.get(dims, row) for dims, row in skeletons(plan, tile).items() if max(dims) not in slower}
     if not table or not (keys.partial or keys.full):
         return None
 
@@ -225,9 +232,11 @@ def gluon_backward_view(
     sizes: tuple[str, ...],
     gradients: tuple[GradientView, ...],
     tile: tuple[int, int] | None,
+    tuned: tuple[TunedGpu, ...] = (),
 ) -> GluonBackwardView | None:
-    """None where there is no row, or no key meets any."""
-    table = backward_skeletons(plan, tile)
+    """None where there is no row, or no key meets any. `tuned`: see `gluon_view`."""
+    rows = {t.dims: t.backward for t in tuned if isinstance(t.backward, BackwardSkeleton)}
+    table = _backward_table(backward_skeletons(plan, tile), rows, tuned)
     if not table or not queries.results:
         return None
     full = dict.fromkeys(name for run in queries.full for name in (run.start, run.stop) if name != ZERO)
@@ -241,6 +250,16 @@ def gluon_backward_view(
         _positions(gradients, params, sums_beside(plan)),
         tuple((key, skeleton.row) for key, skeleton in table.items()),
     )
+
+
+_Row = TypeVar("_Row", BackwardSkeleton, ApartSkeleton)
+
+
+def _backward_table(
+    planned: Mapping[tuple[int, int], _Row], timed: Mapping[tuple[int, int], _Row], tuned: tuple[TunedGpu, ...]
+) -> dict[tuple[int, int], _Row]:
+    slower = {t.dims for t in tuned if t.portable}
+    return {dims: timed.get(dims, row) for dims, row in planned.items() if dims not in slower}
 
 
 def _positions(
@@ -323,9 +342,13 @@ def gluon_apart_view(
     sizes: tuple[str, ...],
     gradients: tuple[GradientView, ...],
     tile: tuple[int, int] | None,
+    tuned: tuple[TunedGpu, ...] = (),
 ) -> GluonApartView | None:
-    """`dq` is the dQ kernel's code, `sums` what it sums. None where there is no row, or no key meets any query."""
-    table = apart_skeletons(plan, tile)
+    """`dq` is the dQ kernel's code, `sums` what it sums. None where there is no row, or no key meets any query.
+    `tuned`: see `gluon_view`.
+    """
+    rows = {t.dims: t.backward for t in tuned if isinstance(t.backward, ApartSkeleton)}
+    table = _backward_table(apart_skeletons(plan, tile), rows, tuned)
     if not table or not queries.results or not keys.results:
         return None
     return GluonApartView(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from attngen.plan.hopper import ApartSkeleton, BackwardSkeleton, Skeleton
+
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
@@ -18,18 +20,23 @@ class Tuned:
 
 @dataclass(frozen=True, slots=True)
 class TunedGpu:
-    """Tiles that were timed on a GPU, in the place of the planner's: (queries, keys, warps, stages) of each kernel.
+    """What was timed on a GPU, in the place of the planner's choice: tiles, (queries, keys, warps, stages), of portable
+    kernels, and rows of the tables of the chip's own at `dims`, the head dims of Q and K and of V, rounded up.
 
-    No `forward` where the chip's own forward kernel is faster than any; with one, it takes that kernel's place at these
-    head dims.
+    What is None stays. A tile for `forward` takes the place of the chip's own forward kernel at these head dims;
+    `portable`: the portable backward kernels take that of its own at `dims`.
     """
 
     chip: str
     itemsize: int
     head_block: int
-    forward: tuple[int, int, int, int] | None
-    dkdv: tuple[int, int, int, int]
-    dq: tuple[int, int, int, int]
+    forward: tuple[int, int, int, int] | None = None
+    dkdv: tuple[int, int, int, int] | None = None
+    dq: tuple[int, int, int, int] | None = None
+    dims: tuple[int, int] = (0, 0)
+    row: Skeleton | None = None
+    backward: BackwardSkeleton | ApartSkeleton | None = None
+    portable: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -165,13 +165,13 @@ def _hopper_views(
         return _HopperViews()
     plan, params = frame.plan, frame.params
     tile = options.tile or plan.attention.tile
-    slower = frozenset(t.head_block for t in options.tuned_gpu if t.chip == "sm_90" and t.forward)
+    tuned = tuple(t for t in options.tuned_gpu if (t.chip, t.itemsize) == ("sm_90", 2))
     mask = kernel_code(frame, Level.COLUMN, {}, {})
     names = frame.arguments, frame.sizes
     return _HopperViews(
-        gluon_view(plan, keys, params, *names, tile, slower),
-        gluon_backward_view(plan, queries, params, *names, gradients, tile),
-        gluon_apart_view(plan, queries, keys, dq, dq_sums, params, *names, gradients, tile),
+        gluon_view(plan, keys, params, *names, tile, tuned),
+        gluon_backward_view(plan, queries, params, *names, gradients, tile, tuned),
+        gluon_apart_view(plan, queries, keys, dq, dq_sums, params, *names, gradients, tile, tuned),
         gluon_pair_view(dkdv, mask, frame.arguments, dk_factor),
     )
 

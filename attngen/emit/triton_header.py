@@ -8,9 +8,10 @@ from __future__ import annotations
 import hashlib
 import re
 
-from attngen.emit.options import Options
+from attngen.emit.options import Options, TunedGpu
 from attngen.emit.triton_views import Header
 from attngen.plan.footprint import loads_of
+from attngen.plan.hopper import ApartSkeleton, BackwardSkeleton
 from attngen.plan.kernel import KernelPlan
 from attngen.plan.tiles import table
 
@@ -25,8 +26,28 @@ def tile_table(
     }
     for t in options.tuned_gpu:
         key = t.chip, t.itemsize, t.head_block
-        rows[key] = (t.forward or rows[key][0], t.dkdv, t.dq)
+        tiles = zip((t.forward, t.dkdv, t.dq), rows[key], strict=True)
+        rows[key] = tuple(tuned or planned for tuned, planned in tiles)
     return list(rows.items())
+
+
+def _rows(tuned: TunedGpu) -> str:
+    """What was chosen of a chip's own kernels, in the options' words."""
+    found: list[str] = []
+    if tuned.row is not None:
+        found.append(f"forward:{_columns(tuned.row.row)}")
+    match tuned.backward:
+        case BackwardSkeleton():
+            found.append(f"backward:{_columns(tuned.backward.row)}")
+        case ApartSkeleton(dkdv, dq):
+            found += [f"dkdv:{_columns(dkdv.row)}", f"dq:{_columns(dq.row)}"]
+        case None:
+            found += ["backward:portable"] if tuned.portable else []
+    return f"/{tuned.dims[0]}x{tuned.dims[1]}/{'/'.join(found)}" if found else ""
+
+
+def _columns(row: tuple[int | bool | str, ...]) -> str:
+    return "x".join(str(int(x)) if isinstance(x, bool) else str(x) for x in row)
 
 
 def header(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ...]) -> Header:
@@ -40,7 +61,7 @@ def header(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ...]
     said += [f"arch={options.arch}"] if options.arch != "auto" else []
     for t in options.tuned_gpu:
         tuned = "/".join("x".join(map(str, part)) if part else "own" for part in (t.forward, t.dkdv, t.dq))
-        said.append(f"tuned={t.chip}/{8 * t.itemsize}/{t.head_block}:{tuned}")
+        said.append(f"tuned={t.chip}/{8 * t.itemsize}/{t.head_block}:{tuned}{_rows(t)}")
     key = hashlib.sha256("\n".join([text, *said]).encode()).hexdigest()
     title = f"{a.name}: fused attention for GPUs, forward and backward, in Triton."
     return Header(

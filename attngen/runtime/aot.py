@@ -12,6 +12,7 @@ import os
 import pickle
 import subprocess
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -107,6 +108,23 @@ def compile_kernels(
             calls.append(_call(attention, SHORT, head_dim))
     seeded = attention.dropout is not None
     return _in_worker(Request(source, attention.name, arch, TARGETS[arch], kind, dtype, tuple(calls), seeded))
+
+
+def request(
+    source: str,
+    attention: Attention,
+    *,
+    arch: str,
+    dtype: str,
+    sizes: Mapping[str, int],
+    target: tuple[str, int | str, int],
+) -> Request:
+    """What a worker is told that compiles one call of these sizes. `arch` is the file's name of the chip, `target`
+    Triton's."""
+    values = inputs.examples(attention, dict(sizes))
+    call = Call(dict(sizes), tuple((p.storage, values[p.name]) for p in attention.params))
+    seeded = attention.dropout is not None
+    return Request(source, attention.name, arch, target, "cubin", dtype, (call,), seeded)
 
 
 def _call(attention: Attention, wanted: dict[str, int], head_dim: tuple[int, int]) -> Call:

@@ -87,6 +87,11 @@ def call_once(module: Any, request: Request, *, learned: bool = True) -> None:
     torch.autograd.grad((out, lse), leaves, (torch.zeros_like(out), torch.zeros_like(lse)), allow_unused=True)
 
 
+def gradients(out: Any, leaves: list[Any]) -> None:
+    """The backward pass of a training step, whose loss reads `out` alone."""
+    torch.autograd.grad(out, leaves, torch.zeros_like(out), allow_unused=True)
+
+
 def forward(module: Any, request: Request, call: Call, *, learned: bool = True) -> tuple[Any, Any, list[Any]]:
     """out, lse, and what asks for a gradient."""
     size = call.sizes
@@ -174,16 +179,22 @@ def _output(*command: str) -> str:
 # ---------------------------------------------------------------- the process
 
 
-def main() -> None:
-    request: Request = pickle.load(sys.stdin.buffer)
-    answer = os.dup(1)
-    os.dup2(2, 1)  # whatever else is printed must not get into the answer
+def module_for(request: Request) -> Any:
+    """The generated module; what it launches in this process from now on is compiled for the chip that is named."""
     triton.runtime.driver.set_active(NamedChip(request.target))
-    knobs.compilation.front_end_debugging = True  # else the cause of a failure is left out of its message
     module: Any = execute(request.source, request.name)
     module._CHIPS[torch.device("cpu")] = request.arch
     if hasattr(module, "_MULTIPROCESSORS"):
         module._MULTIPROCESSORS[torch.device("cpu")] = 132
+    return module
+
+
+def main() -> None:
+    request: Request = pickle.load(sys.stdin.buffer)
+    answer = os.dup(1)
+    os.dup2(2, 1)  # whatever else is printed must not get into the answer
+    knobs.compilation.front_end_debugging = True  # else the cause of a failure is left out of its message
+    module = module_for(request)
     launches = recorded_launches(lambda: call_once(module, request))
     own = [getattr(module, name) for name in ("HOPPER", "HOPPER_BACKWARD", "HOPPER_APART") if hasattr(module, name)]
     if own:  # params that want a gradient may have taken the portable kernels

@@ -1,19 +1,19 @@
 """Tile sizes by timing on the GPU that is here: every kernel of a generated file at every candidate, the fastest kept.
 
-Takes a way to time one kernel at one tile; gives a `Trial` for each, and a `Tuning` of what is known, which is written
-to and read from a JSON file, one entry for each card, dtype and shape. What was tried is not tried again, so a tuning
-that was stopped goes on where it stopped.
+A candidate is a tile of a portable kernel, or a row of the tables of compute capability 9.0. Takes a way to time one
+kernel at one candidate; gives a `Trial` for each, and a `Tuning` of what is known, which `runtime.tune_file` writes and
+reads, one entry for each card, dtype and shape. What was tried is not tried again, so a tuning that was stopped goes on
+where it stopped.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
-from attngen.errors import Source, UsageError
-from attngen.plan.tiles import HEAD_BLOCKS, KERNELS, SHARED_MEMORY, Tile, shared_bytes
+from attngen.plan.hopper import ApartSkeleton, BackwardSkeleton, DkdvSkeleton, DqSkeleton, Skeleton
+from attngen.plan.hopper_trials import Row, Rows, first_round, second_round
+from attngen.plan.tiles import KERNELS, SHARED_MEMORY, Tile, shared_bytes
 
 GRID = tuple(
     Tile(queries, keys, warps, stages)
@@ -24,12 +24,25 @@ GRID = tuple(
 )
 
 
+LOST = "the device was lost"
+"""How the note of a trial begins that took the device along."""
+
+Setting = Tile | Row | None
+Candidate = tuple[str, Setting]
+"""A kernel, and how it is launched. `forward`, `dkdv` and `dq` have tiles, where the portable ones run, or rows;
+`backward` has rows alone. Without a setting: `portable` is the portable kernels of the backward pass at the file's own
+tiles, where the chip has kernels of its own for it; `forward`, in files of before, such a kernel at the file's own row.
+"""
+WHOLE = ("forward", "portable")
+"""What may come without a setting."""
+
+
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One kernel at one tile; without one, the forward kernel that the chip has for itself, as it is."""
+    """One candidate: its milliseconds, or why it has none."""
 
     kernel: str
-    tile: Tile | None
+    setting: Setting
     ms: float | None = None
     refused: str = ""
 
@@ -52,11 +65,15 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The fastest tile of each kernel; no `forward` where the chip's own forward kernel is faster than any."""
+    """The fastest of each kernel. What is None stays as the file has it. With a tile, `forward` is the portable kernel,
+    which then takes the place of the chip's own; `portable`: those of the backward pass do.
+    """
 
-    forward: Tile | None
-    dkdv: Tile
-    dq: Tile
+    forward: Tile | Skeleton | None = None
+    dkdv: Tile | None = None
+    dq: Tile | None = None
+    backward: BackwardSkeleton | ApartSkeleton | None = None
+    portable: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,49 +83,94 @@ class Tuning:
     key: Key
     trials: tuple[Trial, ...] = ()
 
-    def tried(self, kernel: str, tile: Tile | None) -> bool:
-        return any((t.kernel, t.tile) == (kernel, tile) for t in self.trials)
+    def tried(self, kernel: str, setting: Setting) -> bool:
+        return any((t.kernel, t.setting) == (kernel, setting) for t in self.trials)
 
     def ranked(self, kernel: str) -> list[Trial]:
         """Those that ran, the fastest first."""
         return sorted((t for t in self.trials if t.kernel == kernel and t.ms is not None), key=lambda t: t.ms or 0.0)
 
+    def times(self, kernel: str) -> dict[Row, float]:
+        """Milliseconds of the rows that ran, the fastest first."""
+        rows = ((t.setting, t.ms) for t in self.ranked(kernel))
+        return {row: ms for row, ms in rows if isinstance(row, Row) and ms is not None}
+
+    def tiles(self, kernel: str) -> list[Tile]:
+        """Those that ran, the fastest first."""
+        return [t.setting for t in self.ranked(kernel) if isinstance(t.setting, Tile)]
+
     def best(self) -> Choice | None:
-        """None before every kernel has run at some tile."""
-        forward, dkdv, dq = (self.ranked(kernel)[:1] for kernel in KERNELS)
-        if not (forward and dkdv and dq) or dkdv[0].tile is None or dq[0].tile is None:
+        """None before some candidate of each pass has run."""
+        forward = self.ranked("forward")[:1]
+        backward = self._backward()
+        if not forward or backward is None:
             return None
-        return Choice(forward[0].tile, dkdv[0].tile, dq[0].tile)
+        setting = forward[0].setting
+        return replace(backward, forward=setting if isinstance(setting, Tile | Skeleton) else None)
+
+    def _backward(self) -> Choice | None:
+        rows = {kernel: self.times(kernel) for kernel in ("backward", "dkdv", "dq")}
+        fused = [r for r in rows["backward"] if isinstance(r, BackwardSkeleton)]
+        by_keys = [r for r in rows["dkdv"] if isinstance(r, DkdvSkeleton)]
+        by_rows = [r for r in rows["dq"] if isinstance(r, DqSkeleton)]
+        if fused or (by_keys and by_rows):
+            least = min(ms for times in rows.values() for ms in times.values())
+            portable = self.ranked("portable")
+            if portable and (portable[0].ms or 0.0) < least:
+                return Choice(portable=True)
+            return Choice(backward=fused[0] if fused else ApartSkeleton(by_keys[0], by_rows[0]))
+        dkdv, dq = self.tiles("dkdv"), self.tiles("dq")
+        return Choice(dkdv=dkdv[0], dq=dq[0]) if dkdv and dq else None
 
     def with_trial(self, trial: Trial) -> Tuning:
         return Tuning(self.key, (*self.trials, trial))
 
 
 class LostError(RuntimeError):
-    """The device is gone with the kernel that was tried: nothing more can be timed in this process."""
+    """The device is gone with the kernel that was tried, or waits for it for good: nothing more can be timed here."""
 
 
-Timer = Callable[[str, Tile | None], float]
-"""Milliseconds of a kernel at a tile (for dK/dV and dQ of the whole backward pass). Raises the two errors here."""
+Timer = Callable[[str, Setting], float]
+"""Milliseconds of a candidate, of the whole backward pass for all but `forward`. Raises the two errors here."""
 
 
 class RefusedError(Exception):
-    """The compiler or the card refuses this tile, or its results are wrong; the message says which."""
+    """The compiler or the card refuses this candidate, or its results are wrong; the message says which."""
+
+
+Round = Callable[["Tuning"], list[Candidate]]
+"""What is to be tried, in view of what was."""
+
+
+def rounds(own: Mapping[str, Tile], key: Key, rows: Rows, *, tiles: bool = True) -> tuple[tuple[str, Round], ...]:
+    """What is tried in turn, each with a word for it: rows, rows put together by their times, then tiles.
+
+    `own` has the file's own tiles, `rows` the rows that it launches for these head dims. Where the chip has kernels of
+    its own for the backward pass, calls take no tiles there, and none are tried; without `tiles`, nor are they forward.
+    """
+    portable: list[Candidate] = [("portable", None)] if rows.own_backward else []
+    forward, backward = tiles or rows.forward is None, not rows.own_backward
+    return (
+        ("rows", lambda tuning: [*first_round(rows), *portable]),
+        ("rows put together", lambda tuning: [*second_round(rows, tuning.times)]),
+        ("tiles", lambda tuning: [*candidates(own, key, forward=forward, backward=backward)]),
+    )
 
 
 def candidates(
-    own: Mapping[str, Tile], key: Key, *, own_forward: bool, own_backward: bool = False
-) -> list[tuple[str, Tile | None]]:
-    """(kernel, tile) of everything worth a trial: the file's own tiles first, then what fits the chip and does not
-    surely spill. `own_forward`, `own_backward`: the chip has a kernel of its own for these dims; where that is the
-    backward pass, dK/dV and dQ keep the file's tiles, which calls do not take."""
-    found: list[tuple[str, Tile | None]] = [("forward", None)] if own_forward else []
+    own: Mapping[str, Tile], key: Key, *, forward: bool = True, backward: bool = True
+) -> list[tuple[str, Tile]]:
+    """(kernel, tile) of the portable kernels of either pass: the file's own tiles first, then what fits the chip and
+    does not surely spill."""
+    found: list[tuple[str, Tile]] = []
     itemsize = 4 if key.dtype == "fp32" else 2
+    room = SHARED_MEMORY[key.chip] * 1024
     for kernel in KERNELS:
-        room = SHARED_MEMORY[key.chip] * 1024
+        if not (forward if kernel == "forward" else backward):
+            continue
         fitting = (
             tile
-            for tile in (GRID if kernel == "forward" or not own_backward else ())
+            for tile in GRID
             if accumulators(kernel, tile, key.head_block) <= 320
             and shared_bytes(kernel, tile, key.chip, itemsize, key.head_block) <= room
         )
@@ -123,88 +185,17 @@ def accumulators(kernel: str, tile: Tile, head_block: int) -> float:
     return (held + queries * keys) / (32 * warps)
 
 
-def trials(tuning: Tuning, waiting: Sequence[tuple[str, Tile | None]], timer: Timer) -> Iterator[Trial | None]:
+def trials(tuning: Tuning, waiting: Sequence[Candidate], timer: Timer) -> Iterator[Trial | None]:
     """One for each candidate, in order: None where it was tried before. Ends with a kernel that takes the device along,
     which is noted, so that the next run passes it by."""
-    for kernel, tile in waiting:
-        if tuning.tried(kernel, tile):
+    for kernel, setting in waiting:
+        if tuning.tried(kernel, setting):
             yield None
             continue
         try:
-            yield Trial(kernel, tile, ms=timer(kernel, tile))
+            yield Trial(kernel, setting, ms=timer(kernel, setting))
         except RefusedError as reason:
-            yield Trial(kernel, tile, refused=str(reason))
+            yield Trial(kernel, setting, refused=str(reason))
         except LostError as reason:
-            yield Trial(kernel, tile, refused=f"the device was lost: {reason}")
+            yield Trial(kernel, setting, refused=f"{LOST}: {reason}")
             return
-
-
-# ---------------------------------------------------------------- the file
-
-
-def dump(tunings: Sequence[Tuning]) -> str:
-    """JSON: one entry a key, with what it chose and what was tried."""
-    return json.dumps({"target": "triton", "tunings": [_entry(t) for t in tunings]}, indent=1) + "\n"
-
-
-def _entry(tuning: Tuning) -> dict[str, Any]:
-    key, best = tuning.key, tuning.best()
-    chosen = {} if best is None else {"tiles": {name: _listed(getattr(best, name)) for name in KERNELS}}
-    return {
-        "spec": key.spec,
-        "card": key.card,
-        "chip": key.chip,
-        "dtype": key.dtype,
-        "head_block": key.head_block,
-        "sizes": dict(key.sizes),
-        **chosen,
-        "trials": [
-            {
-                "kernel": t.kernel,
-                "tile": _listed(t.tile),
-                **({"ms": t.ms} if t.ms is not None else {"refused": t.refused}),
-            }
-            for t in tuning.trials
-        ],
-    }
-
-
-def _listed(tile: Tile | None) -> list[int] | None:
-    return None if tile is None else list(tile)
-
-
-def load(file: Source) -> tuple[Tuning, ...]:
-    """What `dump` wrote. Raises `UsageError`, naming the file, for anything else."""
-    try:
-        read: dict[str, Any] = json.loads(file.text)
-        if read["target"] != "triton":
-            raise ValueError("its tiles are not for GPUs")
-        return tuple(_tuning(entry) for entry in read["tunings"])
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise UsageError(
-            f"{file.name} is no file that `attngen tune --target triton` wrote: {type(error).__name__} {error}"
-        ) from error
-
-
-def _tuning(entry: Mapping[str, Any]) -> Tuning:
-    chip, head_block = str(entry["chip"]), int(entry["head_block"])
-    if chip not in SHARED_MEMORY or head_block not in HEAD_BLOCKS:
-        raise ValueError(f"no tiles for {chip!r}, head dims up to {head_block}")
-    sizes = tuple((str(name), int(size)) for name, size in entry["sizes"].items())
-    key = Key(str(entry["spec"]), str(entry["card"]), chip, str(entry["dtype"]), head_block, sizes)
-    return Tuning(key, tuple(_trial(trial) for trial in entry["trials"]))
-
-
-def _trial(entry: Mapping[str, Any]) -> Trial:
-    kernel, ms = str(entry["kernel"]), entry.get("ms")
-    tile = None if entry["tile"] is None else Tile(*(int(n) for n in entry["tile"]))
-    if kernel not in KERNELS or (tile is None and kernel != "forward"):
-        raise ValueError(f"no kernel {kernel!r} without a tile")
-    if tile is not None and not _usable(tile):
-        raise ValueError(f"no tile {list(tile)}")
-    return Trial(kernel, tile, None if ms is None else float(ms), str(entry.get("refused", "")))
-
-
-def _usable(tile: Tile) -> bool:
-    sizes = all(16 <= n <= 512 and n & (n - 1) == 0 for n in (tile.queries, tile.keys))
-    return sizes and tile.warps in (1, 2, 4, 8, 16) and 1 <= tile.stages <= 8

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +26,13 @@ import peers  # noqa: E402
 import plot  # noqa: E402
 import report  # noqa: E402
 import tiles  # noqa: E402
+import tune as tuner  # noqa: E402
 from cells import Cell  # noqa: E402
 
 import attngen  # noqa: E402
+from attngen.plan.hopper import Schedule, Skeleton  # noqa: E402
 from attngen.plan.tiles import KERNELS, Tile  # noqa: E402
-from attngen.runtime import tune  # noqa: E402
+from attngen.runtime import tune, tune_file  # noqa: E402
 from attngen.runtime.bench import clock  # noqa: E402
 
 SMALL = cells.Settings(window=5, prefix=7, documents=3, cap=2.0, radius=4)
@@ -421,7 +424,7 @@ def both(small: float, wide: float) -> dict[tuple[str, Tile | None], float | Non
 def test_ranking_is_by_the_loss_over_every_case() -> None:
     first, second = {SMALL_TILE: 1.0, WIDE_TILE: 1.5, OTHER_TILE: 0.5}, {SMALL_TILE: 4.0, WIDE_TILE: 2.0}
     scores = tiles.ranking([first, second])  # one wasn't timed in the second case
-    assert [s.tile for s in scores] == [WIDE_TILE, SMALL_TILE]
+    assert [s.setting for s in scores] == [WIDE_TILE, SMALL_TILE]
     assert [s.loss for s in scores] == pytest.approx([1.5**0.5, 2**0.5])
     assert tiles.ranking([{OTHER_TILE: 0.5}, second]) == []
 
@@ -429,7 +432,7 @@ def test_ranking_is_by_the_loss_over_every_case() -> None:
 def test_one_row_of_tiles_for_two_lengths(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     short = {**both(1.0, 1.2), ("forward", None): 0.9, ("dq", OTHER_TILE): None}
     path = tmp_path / "tried.json"
-    path.write_text(tune.dump([tried(4096, short), tried(16384, {**both(9.0, 4.0), ("forward", None): 3.0})]))
+    path.write_text(tune_file.dump([tried(4096, short), tried(16384, {**both(9.0, 4.0), ("forward", None): 3.0})]))
     assert tiles.main([str(path), "-o", str(tmp_path / "t.json")]) == 0
     shown = capsys.readouterr().out
     won = (tuple(WIDE_TILE),) * 3
@@ -443,16 +446,155 @@ def test_one_row_of_tiles_for_two_lengths(tmp_path: Path, capsys: pytest.Capture
 
 def test_a_row_without_a_winner_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "tried.json"
-    path.write_text(tune.dump([tried(64, {("forward", None): 1.0})]))
+    path.write_text(tune_file.dump([tried(64, {("forward", None): 1.0})]))
     assert tiles.main([str(path)]) == 1
     assert "no tile ran in every case" in capsys.readouterr().out
 
 
+def row_of(**changes: Any) -> Skeleton:
+    row = Skeleton(128, 128, 2, True, 240, 24, 1, Schedule.QUEUE, True)
+    return dataclasses.replace(row, **changes)
+
+
+def rows_tried(length: int, own: Skeleton, times: dict[str, float]) -> tune.Tuning:
+    """Milliseconds of the spec's own row, of an ordered one, and of one with other heads."""
+    rows = {
+        "own": own,
+        "ordered": dataclasses.replace(own, ordered=True),
+        "heads": dataclasses.replace(own, together=16),
+    }
+    trials = tuple(tune.Trial("forward", rows[name], ms) for name, ms in times.items())
+    return tune.Tuning(tune.Key("0123456789", "a card", "sm_90", "bf16", 128, (("Sq", length),)), trials)
+
+
+def test_rows_of_specs_with_other_heads_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one = rows_tried(4096, row_of(), {"own": 1.0, "ordered": 0.9, "heads": 0.8})
+    two = rows_tried(16384, row_of(together=8, ahead=256), {"own": 4.0, "ordered": 3.9})
+    path = tmp_path / "tried.json"
+    path.write_text(tune_file.dump([one, two]))
+    assert tiles.main([str(path), "-o", str(tmp_path / "t.json")]) == 0
+    shown = capsys.readouterr().out
+    assert "TILES" not in shown and "forward, (128, 128):" in shown
+    (found,) = json.loads((tmp_path / "t.json").read_text())["own"]
+    ordered = row_of(ordered=True, together=0)
+    assert found["won"] == repr(ordered) and found["now"] == repr(row_of(together=0))
+    assert f"and should have: {ordered!r}" in shown
+    assert [s["ms"] for s in found["ranking"]] == [[0.9, 3.9], [1.0, 4.0]]
+
+
+def test_a_row_within_the_noise_stays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "tried.json"
+    path.write_text(tune_file.dump([rows_tried(4096, row_of(), {"own": 1.0, "ordered": 0.995, "heads": 1.2})]))
+    assert tiles.main([str(path)]) == 0
+    assert "plan/hopper.py keeps its row (x1.005)" in capsys.readouterr().out
+    path.write_text(
+        tune_file.dump([rows_tried(64, row_of(), {"own": 1.0}), rows_tried(96, row_of(), {"ordered": 1.0})])
+    )
+    assert tiles.main([str(path)]) == 0  # a spec's own row is what it tried first: two groups
+
+
 def test_files_that_tiles_cannot_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "tried.json"
-    path.write_text(tune.dump([tried(64, both(1.0, 2.0)), tried(64, both(1.0, 2.0), card="another")]))
+    path.write_text(tune_file.dump([tried(64, both(1.0, 2.0)), tried(64, both(1.0, 2.0), card="another")]))
     assert tiles.main([str(path)]) == 2
     assert "times of a card and of another don't compare" in capsys.readouterr().err
     path.write_text("{}")
     assert tiles.main([str(path)]) == 2
     assert "tried.json is no file that `attngen tune --target triton` wrote" in capsys.readouterr().err
+
+
+# ---- tune ------------------------------------------------------------------------------------------------------------
+
+
+class Ahead:
+    """Stands for the processes that compile: says what it was asked for."""
+
+    def __init__(self) -> None:
+        self.begun: list[tuple[int, tune.Candidate]] = []
+
+    def begin(self, job: Any, candidates: Sequence[tune.Candidate]) -> None:
+        self.begun += [(dict(job.request.calls[0].sizes)["Sq"], c) for c in candidates]
+
+    def wait(self, job: Any, candidate: tune.Candidate) -> None:
+        pass
+
+    def timer(self, job: Any, timer: tune.Timer) -> tune.Timer:
+        return timer
+
+
+def made_up(kernel: str, setting: tune.Setting) -> float:
+    if isinstance(setting, Skeleton):
+        return 1.5 + 0.5 * setting.ordered - 0.3 * (setting.keys == 64)
+    return 3.0
+
+
+def benches(known: dict[tune.Key, tune.Tuning]) -> list[tuner.Bench]:
+    kernel = tuner.build("causal")
+    cases = tuner.cases(["causal"], [128], [512, 1024])
+    found = [tuner.Bench(case, kernel, "a card", known, ("cuda", 90, 32)) for case in cases]
+    for bench in found:
+        bench._timer = made_up
+    return found
+
+
+def test_cases_are_tuned_round_after_round() -> None:
+    made, ahead = benches({}), Ahead()
+    for _ in tuner.run(made, ahead, float("inf")):  # type: ignore[arg-type]
+        pass
+    short, long = made
+    rounds = tune.rounds({}, short.tuning.key, short.rows, tiles=False)
+    first, second = rounds[0][1](short.tuning), rounds[1][1](short.tuning)
+    assert [(t.kernel, t.setting) for t in short.tuning.trials] == [*first, *second] and len(second) == 1
+    assert {(t.kernel, t.setting) for t in long.tuning.trials} == {*first, *second}
+    assert [n for n, _ in ahead.begun] == [512] * (len(first) + len(second))  # the other length has the same binaries
+    assert ahead.begun[0][1] == ("forward", short.rows.forward) and ahead.begun[1][1] == (
+        "backward",
+        short.rows.backward,
+    )
+    best = short.tuning.best()
+    assert best is not None and isinstance(best.forward, Skeleton)
+    assert not best.forward.ordered and best.forward.keys == 64
+    again, nothing = benches({b.tuning.key: b.tuning for b in made}), Ahead()
+    assert [*tuner.run(again, nothing, float("inf"))] == [] and nothing.begun == []  # type: ignore[arg-type]
+
+
+def test_a_budget_stops_between_two_trials() -> None:
+    made = benches({})
+    assert len([*tuner.run(made, Ahead(), 0.0)]) == 1  # type: ignore[arg-type]
+    assert [len(b.tuning.trials) for b in made] == [1, 0]
+
+
+def test_a_lost_device_ends_the_run_and_is_passed_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = benches({})
+    victim = tune.rounds({}, made[0].tuning.key, made[0].rows, tiles=False)[0][1](made[0].tuning)[-1]
+
+    def timer(kernel: str, setting: tune.Setting) -> float:
+        if (kernel, setting) == victim:
+            raise tune.LostError("no end after 20 s")
+        return made_up(kernel, setting)
+
+    monkeypatch.setattr(made[0], "_timer", timer)
+    with pytest.raises(tune.LostError):
+        list(tuner.run(made, Ahead(), float("inf")))  # type: ignore[arg-type]
+    assert made[1].tuning.trials == () and made[0].tuning.tried(*victim)
+    again = benches({made[0].tuning.key: made[0].tuning})
+    for _ in tuner.run(again, Ahead(), float("inf")):  # type: ignore[arg-type]
+        pass
+    assert all(b.tuning.best() is not None for b in again)
+
+
+def test_every_case_has_heads_of_its_width() -> None:
+    found = tuner.cases([*tuner.PLAIN, *tuner.VARIANTS], [128, 64, 256], tuner.LENGTHS)
+    assert len(found) == 24 and len(set(found)) == 24
+    for case in found:
+        sizes = case.wanted
+        assert sizes["B"] * sizes["Sq"] == 16384 and sizes["Hq"] * sizes["D"] == 2048
+        assert f"attention {case.spec}" in tuner.source_of(case.spec).text
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
+def test_tuning_needs_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert tuner.main(["-o", str(tmp_path / "t.json")]) == 2
+    assert "tune.py measures on a GPU" in capsys.readouterr().err
+    assert tuner.main(["--specs", "causal,colour"]) == 2
+    assert "no spec 'colour'" in capsys.readouterr().err

@@ -1,30 +1,37 @@
-"""Times the kernels of a generated file at tiles of one's choice, on the GPU that is here: the timer of `runtime.tune`.
+"""Times the kernels of a generated file at candidates of one's choice, on the GPU that is here: `runtime.tune`'s timer.
 
-Takes the loaded module and its function's arguments; gives milliseconds, or says why there are none. What a tile makes
-of the inputs is compared with what the file's own tiles make of them before it is timed.
+Takes the loaded module and its function's arguments; gives milliseconds, or says why there are none. What a candidate
+makes of the inputs is compared with what the file's own tiles and rows make of them before it is timed.
 """
 
 from __future__ import annotations
 
 import importlib
 import math
+import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
-from attngen.plan.tiles import KERNELS, Tile
+from attngen.plan.hopper_trials import Rows
 from attngen.runtime.bench import clock
 from attngen.runtime.bench.race import MISTAKES, DeviceLostError, failure
-from attngen.runtime.tune import LostError, RefusedError
+from attngen.runtime.tables import holding, own_tiles
+from attngen.runtime.tune import LostError, RefusedError, Setting
 
 torch: Any = importlib.import_module("torch")
 
 TOLERANCE = 1e-2
 """Of `||x - own|| / ||own||`: other tiles round otherwise; what is wrong is far off."""
 
+PATIENCE_S = 20.0
+"""For a forward and a backward pass."""
+
 
 class Bench:
-    """`function(q, k, v, **params)` of `module`; its tables are put back after each trial."""
+    """`function(q, k, v, **params)` of `module`, whose tables are put back after each trial. `planned` are the rows in
+    them for these head dims; `rows` those of them that calls take."""
 
     def __init__(
         self,
@@ -33,6 +40,7 @@ class Bench:
         qkv: tuple[Any, Any, Any],
         grad_out: Any,
         params: Mapping[str, Any],
+        planned: Rows,
         *,
         device: str = "cuda",
         rep_ms: float = 30.0,
@@ -44,43 +52,52 @@ class Bench:
         self.chip: str = self.module._chip(q.device)
         self.head_block: int = max(16, 1 << (max(q.shape[3], v.shape[3]) - 1).bit_length())
         self.row = (self.chip, q.element_size(), self.head_block)
-        self.own = {name: Tile(*tile) for name, tile in zip(KERNELS, self.module.TILES[self.row], strict=True)}
-        hopper: Any = getattr(self.module, "_hopper", None)
-        self.own_forward = bool(hopper is not None and hopper(q, v) is not None)
-        rows: list[Any] = [getattr(self.module, name, None) for name in ("_hopper_backward", "_hopper_apart")]
-        self.own_backward = any(row is not None and row(q, v) is not None for row in rows)
+        self.own = own_tiles(module, self.row)
+        self.rows = self._taken(planned)
         self.expected = self._results()
 
-    def __call__(self, kernel: str, tile: Tile | None) -> float:
+    def _taken(self, planned: Rows) -> Rows:
+        q, _, v = self.qkv
+
+        def takes(name: str) -> bool:
+            lookup: Any = getattr(self.module, name, None)
+            return lookup is not None and lookup(q, v) is not None
+
+        backward = planned.backward if takes("_hopper_backward") else None
+        apart = planned.apart if takes("_hopper_apart") and backward is None else None
+        return replace(planned, forward=planned.forward if takes("_hopper") else None, backward=backward, apart=apart)
+
+    def __call__(self, kernel: str, setting: Setting) -> float:
         """Milliseconds at the median. Raises `RefusedError`, `LostError`."""
-        tables = dict(self.module.TILES), dict(getattr(self.module, "HOPPER", {}))
         try:
-            self._set(kernel, tile)
-            return self._timed(kernel)
+            with holding(self.module, self.row, self.rows, kernel, setting):
+                return self._timed(kernel)
+        except LostError:
+            raise
         except MISTAKES as error:
             try:
-                text = failure(f"{kernel} {tile}", error, self.device)
+                text = failure(f"{kernel} {setting}", error, self.device)
             except DeviceLostError as lost:
                 raise LostError(str(lost)) from error
             raise RefusedError(text.strip().splitlines()[0][:200]) from error
-        finally:
-            self.module.TILES.update(tables[0])
-            if self.own_forward:
-                self.module.HOPPER.update(tables[1])
-            self.module._READY.clear()
-
-    def _set(self, kernel: str, tile: Tile | None) -> None:
-        self.module._READY.clear()
-        if tile is None:
-            return
-        tiles = {**self.own, kernel: tile}
-        self.module.TILES[self.row] = tuple(tuple(tiles[name]) for name in KERNELS)
-        if kernel == "forward" and self.own_forward:
-            self.module.HOPPER.clear()
 
     def _results(self) -> tuple[Any, ...]:
         out = self.function(*self.qkv, **self.params)
-        return (out.detach(), *torch.autograd.grad(out, self.qkv, self.grad_out))
+        found = (out.detach(), *torch.autograd.grad(out, self.qkv, self.grad_out))
+        self._await()
+        return found
+
+    def _await(self) -> None:
+        """Kernels that wait for each other for good would keep this process, too."""
+        if self.device != "cuda":
+            return
+        done = torch.cuda.Event()
+        done.record()
+        end = time.monotonic() + PATIENCE_S
+        while not done.query():
+            if time.monotonic() > end:
+                raise LostError(f"no end after {PATIENCE_S:.0f} s")
+            time.sleep(2e-4)
 
     def _timed(self, kernel: str) -> float:
         for x, own in zip(self._results(), self.expected, strict=True):

@@ -15,12 +15,14 @@ import attngen
 from attngen import api, bench_commands, tiling
 from attngen.cli import main
 from attngen.errors import Source, UsageError
+from attngen.plan.hopper_trials import Rows
 from attngen.plan.tiles import KERNELS, SHARED_MEMORY, Tile, shared_bytes
-from attngen.runtime import tune
+from attngen.runtime import tune, tune_file
 from attngen.runtime.bench.tiles import Bench
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 SIZES = (("B", 1), ("Hq", 8), ("Hkv", 8), ("Sq", 4096), ("Sk", 4096), ("D", 128), ("Dv", 128))
+NONE = Rows()
 OWN = {"forward": Tile(64, 128, 4, 1), "dkdv": Tile(64, 64, 4, 2), "dq": Tile(128, 64, 8, 3)}
 
 
@@ -29,80 +31,76 @@ def key(text: str = "x", *, card: str = "NVIDIA H200", sizes: Any = SIZES) -> tu
 
 
 class Timer:
-    """Made-up milliseconds: 128 keys are fast, the chip's own kernel takes 2 ms; three stages don't fit."""
+    """Made-up milliseconds: 128 keys are fast; three stages don't fit."""
 
     def __init__(self, *, lost: Tile | None = None):
-        self.asked: list[tuple[str, Tile | None]] = []
+        self.asked: list[tune.Candidate] = []
         self.lost = lost
 
-    def __call__(self, kernel: str, tile: Tile | None) -> float:
-        self.asked.append((kernel, tile))
-        if tile is None:
-            return 2.0
-        if tile == self.lost:
+    def __call__(self, kernel: str, setting: tune.Setting) -> float:
+        self.asked.append((kernel, setting))
+        assert isinstance(setting, Tile)
+        if setting == self.lost:
             raise tune.LostError("an illegal memory access")
-        if tile.stages == 3:
+        if setting.stages == 3:
             raise tune.RefusedError("OutOfResources: shared memory")
-        return 3.0 + (tile.keys != 128) + 0.1 * tile.warps + 0.01 * tile.stages
+        return 3.0 + (setting.keys != 128) + 0.1 * setting.warps + 0.01 * setting.stages
 
 
 def test_candidates_are_the_files_own_and_what_fits() -> None:
-    found = tune.candidates(OWN, key(), own_forward=True)
-    assert found[0] == ("forward", None) and found[1] == ("forward", OWN["forward"])
+    found = tune.candidates(OWN, key())
+    assert found[0] == ("forward", OWN["forward"])
     assert len(found) == len(set(found))
     for kernel in KERNELS:
-        tiles = [t for k, t in found if k == kernel and t is not None]
+        tiles = [t for k, t in found if k == kernel]
         assert tiles[0] == OWN[kernel] and len(tiles) > 10
         for tile in tiles[1:]:
             assert shared_bytes(kernel, tile, "sm_90", 2, 128) <= SHARED_MEMORY["sm_90"] * 1024
             assert tune.accumulators(kernel, tile, 128) <= 320
-    assert ("forward", None) not in tune.candidates(OWN, key(), own_forward=False)
-    kept = tune.candidates(OWN, key(), own_forward=True, own_backward=True)
-    assert kept == [c for c in found if c[0] == "forward" or c[1] == OWN[c[0]]]
+    assert tune.candidates(OWN, key(), backward=False) == [c for c in found if c[0] == "forward"]
     small = tune.Key("x", "a card", "sm_86", "fp32", 256, SIZES)
-    assert len(tune.candidates(OWN, small, own_forward=False)) < len(found)
+    assert len(tune.candidates(OWN, small)) < len(found)
 
 
 def test_what_was_tried_is_not_tried_again(tmp_path: Path) -> None:
     path = str(tmp_path / "t.json")
     ticks = iter(range(1000))
     first = Timer()
-    stopped = bench_commands.tune_with(
-        key(), OWN, first, path, own_forward=True, budget=9.5, clock=lambda: float(next(ticks))
-    )
+    stopped = bench_commands.tune_with(key(), OWN, NONE, first, path, budget=9.5, clock=lambda: float(next(ticks)))
     assert len(first.asked) == len(stopped.trials) == 10 and stopped.best() is None
     second = Timer()
-    whole = bench_commands.tune_with(key(), OWN, second, path, own_forward=True)
-    waiting = tune.candidates(OWN, key(), own_forward=True)
+    whole = bench_commands.tune_with(key(), OWN, NONE, second, path)
+    waiting = tune.candidates(OWN, key())
     assert first.asked + second.asked == waiting
     third = Timer()
-    assert bench_commands.tune_with(key(), OWN, third, path, own_forward=True) == whole
+    assert bench_commands.tune_with(key(), OWN, NONE, third, path) == whole
     assert third.asked == []
     best = whole.best()
-    assert best is not None and best.forward is None  # 2.0 ms
-    assert (best.dkdv.keys, best.dkdv.warps) == (best.dq.keys, best.dq.warps)
+    assert best is not None and best.forward == best.dkdv == best.dq == Tile(64, 128, 4, 1)
     assert [t.ms for t in whole.ranked("forward")] == sorted(t.ms for t in whole.ranked("forward"))
     refused = [t for t in whole.trials if t.ms is None]
-    assert refused and all(t.tile is not None and t.tile.stages == 3 and "shared memory" in t.refused for t in refused)
+    assert refused and all(
+        isinstance(t.setting, Tile) and t.setting.stages == 3 and "shared memory" in t.refused for t in refused
+    )
 
 
 def test_a_tuning_keeps_others_in_the_file(tmp_path: Path) -> None:
     path = tmp_path / "t.json"
     keys = [key(), key(card="NVIDIA H100"), key("y")]
     for k in keys:
-        bench_commands.tune_with(k, OWN, Timer(), str(path), own_forward=False)
-    read = tune.load(Source(path.read_text(), str(path)))
+        bench_commands.tune_with(k, OWN, NONE, Timer(), str(path))
+    read = tune_file.load(Source(path.read_text(), str(path)))
     assert [t.key for t in read] == keys
-    assert tune.dump(read) == path.read_text()
+    assert tune_file.dump(read) == path.read_text()
 
 
 def test_a_tile_that_takes_the_device_along_is_noted_and_passed_by(tmp_path: Path) -> None:
     path = str(tmp_path / "t.json")
     lost = Tile(64, 64, 4, 2)
-    first = bench_commands.tune_with(key(), OWN, Timer(lost=lost), path, own_forward=False)
+    first = bench_commands.tune_with(key(), OWN, NONE, Timer(lost=lost), path)
     assert first.trials[-1] == tune.Trial("forward", lost, None, "the device was lost: an illegal memory access")
     timer = Timer()
-    second = bench_commands.tune_with(key(), OWN, timer, path, own_forward=False)
+    second = bench_commands.tune_with(key(), OWN, NONE, timer, path)
     assert ("forward", lost) not in timer.asked
     assert second.best() is not None
 
@@ -118,7 +116,7 @@ def tuned_file(tmp_path: Path, source: Source, *, forward: float = 9.0) -> Path:
         tune.Trial("dq", Tile(64, 64, 4, 3), None, "too large"),
     ]
     path = tmp_path / "tiles.json"
-    path.write_text(tune.dump([tune.Tuning(k, tuple(trials))]))
+    path.write_text(tune_file.dump([tune.Tuning(k, tuple(trials))]))
     return path
 
 
@@ -163,6 +161,7 @@ def test_compile_refuses_what_is_not_for_it(tmp_path: Path, capsys: pytest.Captu
         {"trials": [{"kernel": "forward", "tile": [64, 64, 3, 1], "ms": 1.0}]},
         {"trials": [{"kernel": "forward", "tile": "__import__('os')", "ms": 1.0}]},
         {"trials": [{"kernel": "dq", "tile": None, "ms": 1.0}]},
+        {"trials": [{"kernel": "backward", "tile": [64, 64, 4, 1], "ms": 1.0}]},
         {"trials": 7},
     ):
         tiles.write_text(json.dumps({"target": "triton", "tunings": [{**entry, **change}]}))
@@ -174,9 +173,9 @@ def test_compile_refuses_what_is_not_for_it(tmp_path: Path, capsys: pytest.Captu
 def test_two_cards_for_one_row_are_one_too_many(tmp_path: Path) -> None:
     spec = EXAMPLES / "causal.attn"
     source = Source(spec.read_text(), str(spec))
-    (one,) = tune.load(Source(tuned_file(tmp_path, source).read_text()))
+    (one,) = tune_file.load(Source(tuned_file(tmp_path, source).read_text()))
     other = tune.Tuning(tune.Key(one.key.spec, "NVIDIA H100", *(getattr(one.key, f) for f in FIELDS)), one.trials)
-    file = Source(tune.dump([one, other]), "both.json")
+    file = Source(tune_file.dump([one, other]), "both.json")
     with pytest.raises(UsageError, match=r"both\.json has tiles of sm_90 for NVIDIA H200, .* and for NVIDIA H100"):
         tiling.gpu_tiles(source, api.analyse(source), file, {})
 
@@ -184,7 +183,11 @@ def test_two_cards_for_one_row_are_one_too_many(tmp_path: Path) -> None:
 FIELDS = ("chip", "dtype", "head_block", "sizes")
 
 
-def test_the_bench_sets_a_tile_checks_it_and_puts_the_tables_back() -> None:
+def hung() -> None:
+    raise tune.LostError("no end after 20 s")
+
+
+def test_the_bench_sets_a_tile_checks_it_and_puts_the_tables_back(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = attngen.compile("attention timed\nmask = causal\ntile q = 16, k = 16\n")
     module = sys.modules[kernel.function.__module__]
     generator = torch.Generator().manual_seed(0)
@@ -197,9 +200,9 @@ def test_the_bench_sets_a_tile_checks_it_and_puts_the_tables_back() -> None:
         return out * 1.5 if broken else out
 
     broken = False
-    bench = Bench(module, function, (q, k, v), torch.ones(1, 1, 48, 16), {}, device="cpu", rep_ms=0.0)
+    bench = Bench(module, function, (q, k, v), torch.ones(1, 1, 48, 16), {}, NONE, device="cpu", rep_ms=0.0)
     before = dict(module.TILES)
-    assert bench.row == ("cpu", 4, 16) and not bench.own_forward
+    assert bench.row == ("cpu", 4, 16) and bench.rows == NONE
     seen.clear()
     tile = Tile(32, 16, 4, 1)
     assert bench("forward", tile) > 0
@@ -212,6 +215,9 @@ def test_the_bench_sets_a_tile_checks_it_and_puts_the_tables_back() -> None:
         bench("forward", tile)
     with pytest.raises(tune.RefusedError):
         bench("forward", Tile(17, 16, 4, 1))  # no power of two: Triton refuses
+    monkeypatch.setattr(bench, "_await", hung)
+    with pytest.raises(tune.LostError, match="no end after 20 s"):  # and nobody waits for the device once more
+        bench("forward", tile)
     assert before == module.TILES
 
 
@@ -221,6 +227,7 @@ def test_the_bench_sets_a_tile_checks_it_and_puts_the_tables_back() -> None:
         (["--target", "triton", "--chip", "v6e"], "--chip names a TPU"),
         ([], "--target pallas needs a TPU: --chip v4, v5e"),
         (["--chip", "v6e", "--budget", "3"], "--budget goes with --target triton"),
+        (["--chip", "v6e", "--own"], "--own goes with --target triton"),
         (["--target", "triton", "--shape", "X=3"], "has no size 'X'"),
         (["--target", "triton", "-o", str(EXAMPLES / "causal.attn")], "would overwrite the spec"),
     ],
