@@ -101,7 +101,7 @@ def skeletons(plan: KernelPlan, own: tuple[int, int] | None) -> Mapping[tuple[in
 
     On the H200 the portable kernel's many small programs are faster where the work a tile of keys is not in the
     products: dropout, weights without a shift, masks that are tested in every tile, gathered biases by distance, and,
-    at head dim 64, tanh, windows and masks that data decides, too.
+    at head dim 64, tanh, score terms, windows and masks that data decides, too.
     """
     rows = dict(_fastest(plan))
     if plan.longest_first:  # the long tiles of eight heads or more, then shorter ones
@@ -158,7 +158,7 @@ class BackwardSkeleton:
     its part of dQ is added to that of the tiles before it, in their order: `together` heads take their tiles in turn,
     so that few tiles of a head wait for each other; more of them where a head has fewer than `ahead` / `together` tiles
     of keys. Products read shared memory but for the weights of dV and the dS of dK, so tiles are wide where registers
-    allow it. early: dP is under way while the weights are made; in tiles of 128 queries scores and masks leave no room.
+    allow it. early: dP is under way while the weights are made, where that was faster and scores and masks leave room.
     `spare` are the registers of the warps that fetch and wait.
     """
 
@@ -178,7 +178,7 @@ class BackwardSkeleton:
 
 _BACKWARD = {
     (64, 64): BackwardSkeleton(128, 128, stages=3, early=True, together=4, ahead=512, spare=24),
-    (128, 128): BackwardSkeleton(64, 128, stages=3, early=True, together=2, ahead=256, spare=24),
+    (128, 128): BackwardSkeleton(64, 128, stages=3, early=False, together=2, ahead=256, spare=24),
 }
 
 
@@ -196,7 +196,7 @@ def backward_skeletons(plan: KernelPlan, own: tuple[int, int] | None) -> Mapping
     if any(is_dear(i) for e in pairs for i in e.indices):
         return {}
     bare = isinstance(plan.weights.unit, Symbol) and not plan.queries.tests and [s.hi for s in plan.queries.any] == [SQ]
-    rows = {dims: replace(s, early=bare or max(dims) > 64) for dims, s in _BACKWARD.items()}
+    rows = {dims: replace(s, early=s.early and bare) for dims, s in _BACKWARD.items()}
     if not in_turn(plan):  # neighbours wait for each other from their start to their end
         return {dims: replace(s, together=64) for dims, s in rows.items()}
     if plan.growing_keys:  # tiles of keys get shorter: more heads share the cache, fewer programs wait

@@ -250,7 +250,7 @@ FAULTS = {
     "a product reads dS without a fence": (128, ("    fence_async_shared()\n    if not FIRST", "    if not FIRST")),
     "all of dS lies in one place": (
         128,
-        ("ds_tiles.index(turn % 2 * 2 + PART).store(ds)", "ds_tiles.index(PART).store(ds)"),
+        ("ds_tiles.index(turn % 2 * 2 + PART + again).store(ds)", "ds_tiles.index(PART + again).store(ds)"),
     ),
     "queries are fetched where others may still be read": (
         128,

@@ -151,7 +151,7 @@ HOPPER = {
 # fetches or waits.
 HOPPER_BACKWARD = {
     (64, 64): (128, 128, 3, False, 64, 512, 24),
-    (128, 128): (64, 128, 3, True, 64, 256, 24),
+    (128, 128): (64, 128, 3, False, 64, 256, 24),
 }
 
 # And where dK and dV, and dQ, have a kernel each. Of dK/dV: queries, keys, stages, by how many tiles the warpgroup of the
@@ -1373,7 +1373,7 @@ def _differentiate_tile(
         mbarrier.wait(d_out_ready.index(stage), turn // STAGES & 1)
         dp_token = warpgroup_mma(v_rows, d_out.permute((1, 0)), no_pairs, use_acc=False, is_async=True)
         qk = warpgroup_mma_wait(1, deps=(qk_token,))
-    else:  # there is no room for dP beside scores and weights
+    else:
         qk = warpgroup_mma_wait(0, deps=(qk_token,))
     weight = _weigh_again(
         qk, lse_tiles.index(stage), batch, head, kv_head, at * BQ, masked, k0, k_idx, Sq, Sk, logit_scale, col_term,
@@ -1389,7 +1389,7 @@ def _differentiate_tile(
     dv_token = warpgroup_mma(p, d_out, dv, is_async=True)
     if not FIRST:
         _meet(DS_STORED + (turn - 1) % 2 * 2 + 1 - PART, 256, 4)
-    ds_tiles.index(turn % 2 * 2 + PART).store(ds)
+    ds_tiles.index(turn % 2 * 2 + PART + again).store(ds)
     fence_async_shared()
     if not FIRST:
         dq_token = _dq_product(ds_tiles, k_tiles, no_dq, again, (turn - 1) % 2, BLOCK_D, HALF, PART)
