@@ -189,6 +189,10 @@ def lagging(plan: KernelPlan) -> Iterator[Claim]:
     if not at.of(mul(sub(TILE_MAX, X), FACTOR)).least >= 0:
         wrong.append("(tile_max - x) factor may be negative")
     most, sums = 2**slack, 27 + slack
+    if slack > 14:  # fp16 ends below 2**16, and an exponent may be rounded up
+        wrong.append(f"a weight of {most} may leave fp16")
+    if sums + 90 > 127:
+        wrong.append(f"acc may reach 2**{sums + 90}, which leaves float32")
     sentence = (
         f"on compute capability 9.0 the reference may lag behind the maximum by {slack} powers of two: a weight "
         f"is at most {most} in fp16, bf16 and fp32, 1 <= row_sum <= {most} * number of keys"

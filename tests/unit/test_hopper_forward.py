@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import hopper_memory
@@ -26,10 +27,13 @@ def forward(
     dims: tuple[int, int],
     sizes: tuple[int, int, int, int, int],
     changes: Sequence[Change] = (),
+    steep: float = 1.0,
     **params: Any,
 ) -> tuple[float, float]:
-    """Errors against the definition: of out, relative, and of the log-sum-exp, the greatest. float16."""
+    """Errors against the definition: of out, relative, and of the log-sum-exp, the greatest. float16. Queries are
+    multiplied by `steep`."""
     made = case(text, dims, sizes, torch.float16, changes, **params)
+    made = replace(made, q=made.q * steep)
     function = getattr(made.module, made.kernel.name)
     out, lse = function(made.q, made.k, made.v, return_lse=True, **made.given)
     tests = [f"_key_{t.name}_kernel" for t in made.kernel.plan.keys.tests]
@@ -64,6 +68,26 @@ def test_shapes(dims: tuple[int, int], sizes: tuple[int, int, int, int, int]) ->
     ragged, with rows that meet no key, shorter than a tile."""
     error, lse_error = forward(text_of("causal"), dims, sizes)
     assert error <= 1e-3 and lse_error <= 1e-4
+
+
+STEEP = 8.0
+"""So that maxima rise by more than the reference lags behind, again and again."""
+UNSCALED: dict[str, Change] = {
+    "acc": ("acc = _rescaled(acc, gl.convert_layout(rescale, acc_rows)[:, None])", "acc = acc"),
+    "the sum": ("row_sum = row_sum * _lanes_of_rows(rescale, row_sum) + ", "row_sum = row_sum + "),
+}
+
+
+@pytest.mark.parametrize("dim", [64, 128])
+def test_maxima_that_rise(dim: int) -> None:
+    error, lse_error = forward(text_of("causal"), (dim, dim), (1, 4, 2, 200, 333), steep=STEEP)
+    assert error <= 1e-3 and lse_error <= 1e-4
+
+
+@pytest.mark.parametrize("what", UNSCALED)
+def test_what_is_not_rescaled_is_seen(what: str) -> None:
+    error, lse_error = forward(text_of("causal"), (128, 128), (1, 4, 2, 200, 333), [UNSCALED[what]], steep=STEEP)
+    assert error > 0.1 or lse_error > 1
 
 
 @pytest.mark.parametrize("name", ["alibi", "sink"])

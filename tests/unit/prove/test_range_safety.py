@@ -18,6 +18,7 @@ from attngen.ir import build, printing, walk
 from attngen.ir.attention import Attention
 from attngen.ir.evaluate import evaluate
 from attngen.ir.nodes import Expr, Load, Scalar, Symbol
+from attngen.plan import hopper
 from attngen.plan.kernel import KernelPlan
 from attngen.plan.weights import Form, S
 from attngen.prove.range_safety import range_safety
@@ -338,3 +339,29 @@ def test_what_a_condition_keeps_from_zero_is_stated() -> None:
 def test_out_of_time_is_unknown() -> None:
     found = range_safety(*planned("f", WRONG["divides_by_distance"][0]), 1e-6)
     assert isinstance(found[-1].verdict, Unknown)
+
+
+# ---- a reference that lags behind the maximum
+
+
+def lagging(body: str) -> list[Claim]:
+    return [c for c in claims("lags", body) if c.subject == "lagging reference"]
+
+
+def test_where_the_reference_lags_weights_stay_in_fp16() -> None:
+    (claim,) = lagging("mask = causal")
+    assert isinstance(claim.verdict, Proved) and "at most 256 in fp16" in claim.sentence
+
+
+@pytest.mark.parametrize(
+    "body", ["score = qk * scale\nnormalizer = sigmoid", "param p: f32 where 0 <= p < 1\nmask = causal\ndropout = p"]
+)
+def test_where_no_kernel_lets_it_lag_nothing_is_claimed(body: str) -> None:
+    assert not lagging(body)
+
+
+@pytest.mark.parametrize(("slack", "why"), [(15, "leave fp16"), (16, "leave fp16"), (40, "leaves float32")])
+def test_a_reference_that_lags_too_far_is_not_proved(slack: int, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hopper, "SLACK", slack)
+    (claim,) = lagging("mask = causal")
+    assert isinstance(claim.verdict, Unknown) and why in claim.verdict.reason
