@@ -15,44 +15,37 @@ from attngen.errors import InternalError
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
 _TEMPLATE_NAMES = """
-    turns turned wave rest rest_ptr precise PRECISE learned rounded
-    math torch triton tl triton_language Tensor LOG2E LN2 TILES PRECISION OP float int bool len range tuple str
-    min max isinstance all any zip list dict set sum abs print type None True False self cls q k v out lse den
-    d_out d_lse dq dk dv grads scale seed delta acc row_max row_sum row_lse row_den row_ref inv_den p x weight
-    g dp ds keep allowed has_key head batch kv_head group tile tiles first last i t step count start stop
-    q_ptr k_ptr v_ptr out_ptr lse_ptr den_ptr d_out_ptr d_lse_ptr dq_ptr dk_ptr dv_ptr delta_ptr seed_ptr q_idx
-    k_idx q_safe k_safe q0 q1 k0 k1 qk qk_t q_rows k_rows v_rows d_out_rows head_rows TMA tensor q_tile k_tile
-    v_tile d_out_tile B Hq Hkv Sq Sk D Dv BQ BK BLOCK_D BLOCK_DV MASKED ALIGN pid rows cols rows_left n_tiles
-    heads q_stride_b q_stride_h q_stride_s k_stride_b k_stride_h k_stride_s v_stride_b v_stride_h v_stride_s
-    new_max shift rescale drop inv_keep threshold empty total merged sign context ctx device dtype config grid
-    needed full partial piece any_lo any_hi full_lo full_hi return_lse dropout_seed slope_p columns column
-    contribution ref extra w log2 TensorDescriptor arguments sizes values index cells cell side above below
-    largest unit per_unit MEASURE visited offset query_tile key_tile row_in_tile diagonal skewed query_tiles
-    key_tiles distances exists at at_b at_h at_q at_k at_distance n_key_tiles n_query_tiles member row align
-    strides tma mask FAST REGISTERS natural_lse lse_ptr scaled_lse_ptr square near least most offsets values
-    stages warps dq_BQ dq_BK dq_stages dq_warps inputs output name stride NoReturn TILE inside value
-    gl gluon mbarrier tma fence_async_shared warpgroup_mma warpgroup_mma_wait hopper queue apart part spare together
-    schedule registers pipelined item n_work n_steps notes turn round stage phase v_stage v_phase v0 masked like
-    q_desc k_desc v_desc out_desc q_tiles k_tiles v_tiles out_tiles out_tile q_ready q_free k_ready k_free v_ready
-    v_free queue_ptr no_scores qk_layout acc_layout weight_layout rows_layout acc_rows qk_token acc_token out_row
-    out_col scaled functools
-    once_differentiable ready inputs attend learning options constants compiled descriptors descriptor
-    kind fields found layout key params backward output known own
-    PART PARTS OUT_APART PIPELINED Q_COLS ROWS SCHEDULE SPARE STAGES REGISTERS HOPPER
-    again block d_out_desc d_out_free d_out_ready d_out_tiles delta_tiles dk_desc dk_layout
-    dk_token dp_token dq_layout dq_parts dq_parts_ptr dq_token ds_rows ds_tile dv_desc dv_layout dv_token first_before
-    held here lse_tile lse_tiles met n_parts no_dq no_pairs one pair_layout parts slopes
-    dk_place dk_tiles joins met_ptr note_ready
-    stop_before turn turn_passed turn_ready turns turns_ptr
-    HOPPER_BACKWARD ADDED DS_STORED EARLY FIRST FREE THREADS WARPS each ds_half number TURNS WIDE HALF ahead by_keys
-    by_rows early Q_FREE D_OUT_FREE HANDED TAKEN READ K_FREE V_FREE ORDER ORDERED SHARE COUNT tile_max ordered
-    part_ptr ends lists_ptr own_first own_stop
-    ds_layout ds_stage ds_tiles dv_place half has_d_lse high k_half kept low pairs pieces wide n_full n_walked share
-    parts parts_ptr PIECES part_max part_sum part_has_key col merging cells SPLIT whole slots programs counts count
-    busy most_rows most_keys area longest there merge before chunk collect lists others starts stops walk walks
-    walks_ptr AHEAD COLS K_STAGES V_STAGES HOPPER_APART dq_desc handed k_place p_layout
-    place_layout plain v_place place own last shape wanted value_stages
-    alone fit fits run test driver counters counters_ptr n_counters stream constants pairs
+    turns turned wave rest rest_ptr precise PRECISE learned rounded math torch triton tl Tensor LOG2E LN2 TILES
+    PRECISION float int bool len range tuple str min max isinstance all any zip list dict set sum abs print type
+    None True False self cls q k v out lse den d_out d_lse dq dk dv scale seed delta acc row_max row_sum row_lse
+    row_ref inv_den p x weight g dp ds keep allowed has_key head batch kv_head group tile tiles first last i t step
+    count start stop q_ptr k_ptr v_ptr out_ptr lse_ptr den_ptr d_out_ptr d_lse_ptr dq_ptr dk_ptr dv_ptr delta_ptr
+    seed_ptr q_idx k_idx q_safe k_safe q0 q1 k0 k1 qk q_rows k_rows v_rows d_out_rows head_rows TMA tensor q_tile
+    k_tile v_tile d_out_tile B Hq Hkv Sq Sk D Dv BQ BK BLOCK_D BLOCK_DV MASKED ALIGN pid rows cols n_tiles heads
+    q_stride_b q_stride_h q_stride_s k_stride_b k_stride_h k_stride_s v_stride_b v_stride_h v_stride_s new_max shift
+    rescale drop inv_keep threshold empty total merged sign context ctx device dtype config grid needed full partial
+    piece any_lo any_hi full_lo full_hi return_lse dropout_seed slope_p columns column contribution ref extra w log2
+    TensorDescriptor arguments sizes values index cells cell side above below largest unit per_unit MEASURE visited
+    offset query_tile key_tile row_in_tile diagonal skewed query_tiles key_tiles distances exists at at_b at_h at_q
+    at_k at_distance n_key_tiles n_query_tiles member row align strides tma mask FAST REGISTERS natural_lse
+    scaled_lse_ptr square near least most offsets stages warps dq_BQ dq_BK dq_stages dq_warps inputs output name
+    stride NoReturn TILE inside value gl gluon mbarrier fence_async_shared warpgroup_mma warpgroup_mma_wait hopper
+    queue apart part spare together schedule registers pipelined item n_work n_steps notes turn round stage phase
+    v_stage v_phase v0 masked like q_desc k_desc v_desc out_desc q_tiles k_tiles v_tiles out_tiles out_tile q_ready
+    k_ready k_free v_ready v_free queue_ptr no_scores qk_layout acc_layout weight_layout rows_layout acc_rows
+    qk_token acc_token out_row out_col scaled functools once_differentiable ready attend learning options constants
+    compiled descriptors descriptor kind fields found layout key params backward known own PART PARTS OUT_APART
+    PIPELINED Q_COLS ROWS SCHEDULE SPARE STAGES HOPPER again block d_out_desc d_out_ready d_out_tiles delta_tiles
+    dk_desc dk_layout dk_token dp_token dq_layout dq_parts dq_parts_ptr dq_token dv_desc dv_layout dv_token
+    first_before held here lse_tile lse_tiles met n_parts no_dq no_pairs one pair_layout parts slopes dk_place
+    dk_tiles joins met_ptr note_ready stop_before turn_passed turn_ready turns_ptr HOPPER_BACKWARD ADDED DS_STORED
+    EARLY FIRST FREE THREADS WARPS each ds_half number TURNS WIDE HALF ahead by_keys by_rows early Q_FREE D_OUT_FREE
+    HANDED TAKEN READ K_FREE V_FREE ORDER ORDERED SHARE COUNT tile_max ordered part_ptr ends lists_ptr own_first
+    own_stop ds_layout ds_tiles dv_place half has_d_lse high k_half kept low pairs pieces wide n_full n_walked share
+    parts_ptr PIECES part_max part_sum part_has_key col merging SPLIT whole slots programs counts busy most_rows
+    most_keys area longest there merge before chunk collect lists others starts stops walk walks walks_ptr AHEAD
+    COLS K_STAGES V_STAGES HOPPER_APART dq_desc handed k_place p_layout place_layout plain v_place place shape
+    wanted value_stages alone fit fits run test driver counters counters_ptr n_counters stream
 """
 
 # The bounds of tile ranges (`emit.tile_code`) and the answers of data tests (`emit.kernel_code`).

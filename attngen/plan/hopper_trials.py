@@ -4,9 +4,9 @@ Takes the rows that `plan.hopper` gives a spec for two head dims, gives a first 
 one thing changed, and, of the first round's times, a second one that puts together what was faster apart. All fit the
 chip: its shared memory, its barriers and its registers. Timing is the business of `runtime.tune`.
 
-In numbers, for head dims 64, 128 and 256: the first round has at most 19, 16 and 11 rows of the forward kernel; 7 of
-the backward kernel; above head dim 128 no more than 5 and 8 of dK/dV and dQ, where they have a kernel each. The second
-has at most five of the forward kernel and three of each other. All combinations would be some hundreds.
+In numbers, for head dims up to 64, 128 and 256: the first round has at most 19, 16 and 11 rows of the forward kernel; 7
+of the backward kernel; above head dim 128 no more than 5 and 8 of dK/dV and dQ, where they have a kernel each. The
+second has at most five of the forward kernel and three of each other. All combinations would be some hundreds.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def fits(row: Row, dims: tuple[int, int]) -> bool:
 
 
 def barriers(row: Row) -> int:
-    """How many of a multiprocessor's barriers the kernel takes, as the templates number and assert them."""
+    """How many of a program's sixteen barriers the kernel takes, as the templates number and assert them."""
     match row:
         case Skeleton():  # a place of keys and one of values is free, one of queries; and whose turn it is
             parts = row.queries // 64

@@ -122,7 +122,10 @@ def test_what_does_not_fit_is_known() -> None:
     ):
         assert not fits(dataclasses.replace(row, **change), (64, 64)), change
     assert not fits(dataclasses.replace(backward, stages=4), (64, 64))
-    assert not fits(dataclasses.replace(backward, stages=3), (128, 128))  # shared memory
+    wider = rows_for("causal", 128).backward
+    assert wider is not None and fits(wider, (128, 128))
+    assert not fits(dataclasses.replace(wider, stages=wider.stages + 1), (128, 128))  # shared memory
+    assert not fits(backward, (128, 128))  # dQ's parts are two of 64 x 64
     assert not fits(backward, (64, 128))
     assert not fits(dataclasses.replace(backward, queries=64), (64, 64))  # dQ's parts are two of 64 x 64
     apart = rows_for("causal", 256).apart
