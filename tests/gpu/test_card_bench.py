@@ -56,5 +56,9 @@ def test_tune(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert main(words) == 0 and path.read_text() == before
     out = tmp_path / "tuned.py"
     assert main(["compile", spec, "--tiles", str(path), "-o", str(out)]) == 0
-    tiles = entry["tiles"]
-    assert f"{tuple(tiles['dkdv'])}, {tuple(tiles['dq'])}" in out.read_text()
+    text = out.read_text()
+    tiles, rows = entry["tiles"], dict(entry.get("rows", {}))
+    assert {"forward", "backward"} <= tiles.keys() | rows.keys()  # of the portable kernels, and of the chip's own
+    if rows["backward"] == "portable":
+        assert rows.pop("backward") and "HOPPER_BACKWARD = {" in text and "(64, 64): (128, 128, 3" not in text
+    assert all(str(tuple(x)) in text for x in (*tiles.values(), *rows.values()))
