@@ -16,6 +16,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
 import account  # noqa: E402
+import power  # noqa: E402
 import without  # noqa: E402
 
 LISTING = """
@@ -72,3 +73,23 @@ def test_what_is_left_out_stands_in_the_generated_file(text: str, direction: str
 def test_a_line_that_is_not_there_is_an_error() -> None:
     with pytest.raises(ValueError, match="no line 'p = 1'"):
         without.changed("p = 2\n", (("p = 1", "p = 0"),), "x")
+
+
+# ---- clock and power
+
+
+def test_a_reading_is_clock_and_power() -> None:
+    assert power.reading("1605, 589.31\n", 2.0) == power.Reading(2.0, 1605.0, 589.31)
+    with pytest.raises(ValueError, match="N/A"):
+        power.reading("1605, [N/A]\n", 2.0)
+
+
+def test_each_span_has_its_own_calls_and_readings() -> None:
+    calls = [(0.05, 1.0), (0.09, 3.0), (0.3, 100.0), (0.6, 4.0), (1.0, 4.0)]
+    readings = [
+        power.Reading(10 + t, mhz, watts) for t, mhz, watts in ((0.0, 1980, 130), (0.7, 1600, 590), (0.9, 1500, 580))
+    ]
+    found = power.averaged(calls, readings, 1e12, start=10.0)
+    assert found["first"] == {"tflops": 500, "mhz": 1980, "watts": 130}
+    assert found["steady"] == {"tflops": 250, "mhz": 1550, "watts": 585}
+    assert power.averaged(calls, readings[:1], 1e12, start=10.0).keys() == {"first"}
