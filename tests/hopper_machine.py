@@ -8,6 +8,7 @@ compiler (`tests/aot`).
 
 from __future__ import annotations
 
+import itertools
 import random
 import threading
 import time
@@ -40,6 +41,9 @@ from hopper_memory import (
 from hopper_numbers import BF16, FaultError, Pointer, Tile, both, element, plain, typed
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
+
+NUMBERS = itertools.count(1)
+"""Of partitions of warps, each of its own."""
 
 # ---------------------------------------------------------------- the language
 
@@ -175,6 +179,7 @@ class Language:
         def run(function: Callable[..., None], arguments: tuple[Any, ...]) -> None:
             THREAD.program, THREAD.grid, THREAD.products, THREAD.fenced = program, grid, [], False
             THREAD.copied, THREAD.meetings, THREAD.slow = [], meetings, random.random() < 0.2
+            THREAD.number = next(NUMBERS)
             try:
                 function(*arguments)
                 if THREAD.products or THREAD.copied:

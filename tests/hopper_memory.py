@@ -24,6 +24,11 @@ UNFENCED: dict[int, dict[int, np.ndarray]] = {}
 """By thread and address, what has been stored since the thread's last fence: products and the copy engine miss it."""
 
 
+def own_number() -> int:
+    """Of the partition of warps that runs, 0 before there are any. (Python gives an ended thread's number again.)"""
+    return getattr(THREAD, "number", 0)
+
+
 class Barrier:
     def init(self, count: int) -> None:
         self.count = self.missing = count
@@ -64,9 +69,9 @@ class Meetings:
             if self.shared.setdefault(number, threads) != threads:
                 raise FaultError("a barrier is shared by so many threads here, and by others there")
             here = self.here.setdefault(number, {})
-            if threading.get_ident() in here:
+            if own_number() in here:
                 raise FaultError("comes to a barrier again before the others have come")
-            here[threading.get_ident()] = own
+            here[own_number()] = own
             before = self.complete.get(number, 0)
             if sum(here.values()) > threads:
                 raise FaultError("more threads at a barrier than share it")
@@ -153,7 +158,7 @@ class Shared:
 
     def store(self, tile: Tile) -> None:
         THREAD.fenced = False
-        UNFENCED.setdefault(threading.get_ident(), {})[self.values.ctypes.data] = self.values
+        UNFENCED.setdefault(own_number(), {})[self.values.ctypes.data] = self.values
         assert tile.values.shape == self.values.shape and tile.dtype == self.dtype
         self.values[...] = tile.values
 
@@ -271,4 +276,4 @@ def warpgroup_mma_init(acc: Tile) -> Tile:
 
 def fence_async_shared() -> None:
     THREAD.fenced = True
-    UNFENCED.pop(threading.get_ident(), None)
+    UNFENCED.pop(own_number(), None)

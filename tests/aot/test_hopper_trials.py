@@ -43,7 +43,7 @@ def held(rows: Rows, found: dict[str, Artifact]) -> None:
 
 
 CHANGES: list[tuple[str, int, dict[str, dict[str, Any]]]] = [
-    ("causal", 128, {"forward": {"stages": 3, "out_apart": False, "ordered": False}, "backward": {"early": False}}),
+    ("causal", 128, {"forward": {"stages": 3, "out_apart": False, "ordered": False}, "backward": {"early": True}}),
     (
         "causal",
         64,
@@ -60,7 +60,10 @@ CHANGES: list[tuple[str, int, dict[str, dict[str, Any]]]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "dim", "changes"), CHANGES, ids=[f"{name} {dim}" for name, dim, _ in CHANGES])
+@pytest.mark.parametrize(
+    ("name", "dim", "changes"),
+    [pytest.param(*c, id=f"{c[0]} {c[1]}", marks=[] if c[1] == 128 else [pytest.mark.slow]) for c in CHANGES],
+)
 def test_rows_compile_and_take_what_is_said(name: str, dim: int, changes: dict[str, dict[str, Any]]) -> None:
     held(*compiled(name, (dim, dim), changes))
 
