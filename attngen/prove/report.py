@@ -13,7 +13,7 @@ from attngen.prove.verdict import Claim, Obligation, Proved, Refuted, Shown, Unk
 
 SENTENCES = {
     Obligation.STREAMING: "the streamed sums equal the definition, whatever the tiles",
-    Obligation.RANGE_SAFETY: "every number stays finite, every exponent at most 0",
+    Obligation.RANGE_SAFETY: "every number stays finite, no exponent grows too large",
     Obligation.EMPTY_ROWS: "a query without a key gives 0, -inf and no gradient",
     Obligation.LOCALITY: "a pair's score depends on that pair alone, and is final",
     Obligation.GRADIENTS: "the planned derivatives are the derivatives",
