@@ -269,3 +269,21 @@ def test_saved_tensors_may_come_back_from_other_addresses(kernel: attngen.Kernel
         again = gradients()
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
     assert sum(len(known.backward) for known in module._READY.values()) == 2
+
+
+def test_which_gradients_are_wanted_makes_another_launch(kernel: attngen.Kernel, module: ModuleType) -> None:
+    """A call that wants no gradient of a param comes first: what it leaves out must not be kept for the next."""
+    q, k, v = qkv(grad=True)
+    slope = torch.tensor([0.5, 0.25])
+
+    def learned() -> torch.Tensor:
+        leaf = slope.clone().requires_grad_()
+        return torch.autograd.grad(kernel(q, k, v, slope=leaf, window=8).square().sum(), leaf)[0]
+
+    module._READY.clear()
+    alone = learned()
+    module._READY.clear()
+    torch.autograd.grad(kernel(q, k, v, slope=slope, window=8).square().sum(), q)
+    assert torch.equal(learned(), alone) and alone.abs().min() > 0
+    (known,) = module._READY.values()
+    assert len(known.backward) == 2
