@@ -287,3 +287,21 @@ def test_which_gradients_are_wanted_makes_another_launch(kernel: attngen.Kernel,
     assert torch.equal(learned(), alone) and alone.abs().min() > 0
     (known,) = module._READY.values()
     assert len(known.backward) == 2
+
+
+def test_a_gradient_of_lse_makes_another_launch(kernel: attngen.Kernel, module: ModuleType) -> None:
+    q, k, v = qkv(grad=True)
+    slope = torch.tensor([0.5, 0.25])
+
+    def through(share: float) -> torch.Tensor:
+        out, lse = kernel(q, k, v, slope=slope, window=8, return_lse=True)
+        total = out.square().sum() + share * lse.sum() if share else out.square().sum()
+        return torch.autograd.grad(total, q)[0]
+
+    module._READY.clear()
+    alone = through(3.0)
+    module._READY.clear()
+    without = through(0.0)
+    assert torch.equal(through(3.0), alone) and not torch.allclose(without, alone)
+    (known,) = module._READY.values()
+    assert len(known.backward) == 2
