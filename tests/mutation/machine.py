@@ -321,25 +321,24 @@ def overflow(attention: Attention, plan: KernelPlan, seed: int = 0) -> str:
     if w.form is Form.EXPONENTIAL:
         return ""
     for drawn in draws(attention, 3, longest=6, seed=seed):
+        sq, sk = drawn.sizes["Sq"], drawn.sizes["Sk"]
+        qk = np.broadcast_to(np.linspace(-4000.0, 4000.0, 2001)[:, None, None], (2001, sq, sk))
         for b, h in drawn.heads[:2]:
-            at = {"q": np.arange(drawn.sizes["Sq"])[:, None], "k": np.arange(drawn.sizes["Sk"])[None, :]}
-            for qk in np.linspace(-4000.0, 4000.0, 2001):
-                env = drawn.env(b, h, **at, qk=np.full((drawn.sizes["Sq"], drawn.sizes["Sk"]), qk), scale=0.5)
-                allowed = np.broadcast_to(evaluate(attention.mask, env, drawn.params), env["qk"].shape)
-                unit = np.broadcast_to(evaluate(w.unit, env, drawn.params), allowed.shape)
-                fits = allowed & (np.abs(unit) <= 128)
-                if not fits.any():
-                    continue
-                s = unit[fits]
-                tape = Tape((w.stream,), {**drawn.env(b, h), "s": s, "m": s}, drawn.params)
-                weight = tape.value(w.stream)
-                for name, largest in LARGEST.items():
-                    if (np.abs(weight) > largest).any() or np.isnan(weight).any():
-                        worst = float(s[np.argmax(np.abs(weight)) % len(s)])
-                        return f"weight of score {worst:g} leaves {name}"
-                for node in nodes(w.stream):
-                    if node.type is Type.FLOAT and (np.abs(tape.value(node)) > LARGEST["fp32"]).any():
-                        return f"a part of the weight leaves fp32 at |score| <= 128: {type(node).__name__}"
+            env = drawn.env(b, h, q=np.arange(sq)[:, None], k=np.arange(sk)[None, :], qk=qk, scale=0.5)
+            allowed = np.broadcast_to(evaluate(attention.mask, env, drawn.params), qk.shape)
+            unit = np.broadcast_to(evaluate(w.unit, env, drawn.params), qk.shape)
+            s = unit[allowed & (np.abs(unit) <= 128)]
+            if not s.size:
+                continue
+            tape = Tape((w.stream,), {**drawn.env(b, h), "s": s, "m": s}, drawn.params)
+            weight = tape.value(w.stream)
+            for name, largest in LARGEST.items():
+                if (np.abs(weight) > largest).any() or np.isnan(weight).any():
+                    worst = float(s[np.argmax(np.abs(weight)) % len(s)])
+                    return f"weight of score {worst:g} leaves {name}"
+            for node in nodes(w.stream):
+                if node.type is Type.FLOAT and (np.abs(tape.value(node)) > LARGEST["fp32"]).any():
+                    return f"a part of the weight leaves fp32 at |score| <= 128: {type(node).__name__}"
     return ""
 
 
@@ -374,26 +373,26 @@ def _folded(attention: Attention, x: Inputs, b: int, h: int) -> np.ndarray:
     scores = np.broadcast_to(evaluate(attention.score, env, params), (rows, columns))
     head = x.drawn.env(b, h, scale=x.scale)
 
-    def at_points(e: Expr, **points: float) -> np.float64:
-        return np.float64(np.asarray(evaluate(e, {**head, **points}, params)).reshape(()))
+    def at_points(e: Expr, like: np.ndarray, **points: np.ndarray) -> np.ndarray:
+        return np.broadcast_to(evaluate(e, {**head, **points}, params), like.shape)
 
-    out = np.zeros((rows, x.v.shape[3]))
-    for row in range(rows):
-        keys = [k for k in range(columns) if allowed[row, k] and scores[row, k] != -np.inf]
-        if not keys:
-            continue
-        m, total, acc = scores[row, keys[0]], 0.0, np.zeros(out.shape[1])
-        for k in keys:
-            s = scores[row, k]
-            new = max(m, s)
-            moved, weight = at_points(n.rescale, m=m, n=new), at_points(n.stream_weight, s=s, m=new)
-            total, acc, m = total * moved + weight, acc * moved + weight * x.v[b, h // group, k], new
-        if not n.sums:
-            total = at_points(n.stream_weight, s=m, m=m) / at_points(n.weight, s=m)
-        elif n.extra is not None:
-            total += at_points(n.extra) * at_points(n.stream_weight, s=m, m=m) / at_points(n.weight, s=m)
-        out[row] = acc / total if total else 0.0
-    return out
+    m, total, acc = np.zeros(rows), np.zeros(rows), np.zeros((rows, x.v.shape[3]))
+    begun = np.zeros(rows, bool)
+    for k in range(columns):  # a key at a time, of all rows for which it counts
+        live = allowed[:, k] & (scores[:, k] != -np.inf)
+        s = scores[live, k]
+        old = np.where(begun[live], m[live], s)
+        new = np.where(s > old, s, old)
+        moved, weight = at_points(n.rescale, s, m=old, n=new), at_points(n.stream_weight, s, s=s, m=new)
+        total[live] = total[live] * moved + weight
+        acc[live] = acc[live] * moved[:, None] + weight[:, None] * x.v[b, h // group, k]
+        m[live], begun[live] = new, True
+    if not n.sums:
+        total = at_points(n.stream_weight, m, s=m, m=m) / at_points(n.weight, m, s=m)
+    elif n.extra is not None:
+        share = at_points(n.stream_weight, m, s=m, m=m) / at_points(n.weight, m, s=m)
+        total = total + at_points(n.extra, m) * share
+    return np.where((begun & (total != 0))[:, None], acc / total[:, None], 0.0)
 
 
 def not_finite(attention: Attention, seed: int = 0) -> str:

@@ -6,7 +6,8 @@ come, gives the first mistake in words, or None.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import operator
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -84,6 +85,7 @@ def wrong_mask(attention: Attention, plan: KernelPlan) -> str:
 # ---------------------------------------------------------------- widths
 
 _VALUES = (2**31 - 1, -(2**31), 0, 1, -1, 7, 2**30)
+_TRIALS = 60
 
 
 def wrong_width(attention: Attention, plan: KernelPlan, seed: int = 0) -> str:
@@ -92,26 +94,32 @@ def wrong_width(attention: Attention, plan: KernelPlan, seed: int = 0) -> str:
         x for e in evaluated(plan) for x in nodes(e) if isinstance(x, Apply) and x.type is Type.INT
     )
     wide: dict[Expr, bool] = {}
+    may_be: dict[Expr, Sequence[int | None]] = {}
     random = np.random.default_rng(seed)
     for e in operations:
-        leaves = dict.fromkeys(x for x in nodes(e) if isinstance(x, Symbol | Scalar | Load))
+        leaves = list(dict.fromkeys(x for x in nodes(e) if isinstance(x, Symbol | Scalar | Load)))
         if not all(x.type is Type.INT for x in leaves):
             continue
-        for _ in range(60):
-            values = {x: _leaf(attention, x, plan.choices.longest, random) for x in leaves}
-            if None in values.values():
-                continue
-            if e in plan.choices.plain_divisions:
-                a, c = (_exact(x, values) for x in e.args)
+        may_be |= {x: _leaf(attention, x, plan.choices.longest) for x in leaves if x not in may_be}
+        choices = [may_be[x] for x in leaves]
+        most = np.array([len(c) for c in choices] * _TRIALS, np.int64)
+        picks = random.integers(0, most).reshape(_TRIALS, len(choices))
+        drawn = [[c[i] for c, i in zip(choices, row, strict=True)] for row in picks.tolist()]
+        trials = [row for row in drawn if None not in row]
+        exact = _Exact(len(trials), {x: [row[i] for row in trials] for i, x in enumerate(leaves)})
+        if e in plan.choices.plain_divisions:
+            for a, c in zip(*(exact(x) for x in e.args), strict=True):
                 if a is not None and c is not None and c != 0 and int(a / c) != a // c and abs(a) < 2**50:
                     return f"{a} // {c} is done towards zero"
-            value = _exact(e, values)
-            narrow = not _is_wide(e, plan, wide)
-            if value is not None and narrow and e.op in (Op.ADD, Op.SUB, Op.MUL) and not -(2**31) <= value < 2**31:
-                inner = [_exact(x, values) for x in e.args]
-                if all(x is not None and -(2**31) <= x < 2**31 for x in inner):
+        if e.op in (Op.ADD, Op.SUB, Op.MUL) and not _is_wide(e, plan, wide):
+            for value, *inner in zip(*(exact(x) for x in (e, *e.args)), strict=True):
+                if value is not None and not _fits(value) and all(x is not None and _fits(x) for x in inner):
                     return f"an int in 32 bits comes to {value}"
     return ""
+
+
+def _fits(value: int) -> bool:
+    return -(2**31) <= value < 2**31
 
 
 def _is_wide(e: Expr, plan: KernelPlan, memo: dict[Expr, bool]) -> bool:
@@ -121,44 +129,56 @@ def _is_wide(e: Expr, plan: KernelPlan, memo: dict[Expr, bool]) -> bool:
     return memo[e]
 
 
-def _leaf(attention: Attention, leaf: Expr, longest: int, random: np.random.Generator) -> int | None:
+def _leaf(attention: Attention, leaf: Expr, longest: int) -> Sequence[int | None]:
+    """What a leaf may be; None for what its fact forbids."""
     if isinstance(leaf, Symbol):
         least = 1 if leaf.id[:1].isupper() else 0
-        return int(random.choice((least, 1, longest - 1, min(12345, longest - 1), longest - 100)))
+        return (least, 1, longest - 1, min(12345, longest - 1), longest - 100)
     assert isinstance(leaf, Scalar | Load)
-    value = int(random.choice(_VALUES))
     where = attention.param(leaf.param).where
-    if where is not None and not bool(np.all(evaluate(where, {}, {leaf.param: value}))):
-        return None
-    return value
+    if where is None:
+        return _VALUES
+    return [v if bool(np.all(evaluate(where, {}, {leaf.param: v}))) else None for v in _VALUES]
 
 
-def _exact(e: Expr, values: Mapping[Expr, int | None]) -> int | None:
-    """An int expression in whole numbers of any size; None where it has an operation that is left out here."""
-    if e in values:
-        return values[e]
-    if isinstance(e, Literal):
-        return int(e.value)
-    if not isinstance(e, Apply):
-        return None
-    parts = [_exact(a, values) for a in e.args if a.type is Type.INT]
-    if None in parts or len(parts) != len(e.args):
-        return None
-    known = [p for p in parts if p is not None]
-    table: dict[Op, Callable[..., int]] = {
-        Op.ADD: lambda a, b: a + b,
-        Op.SUB: lambda a, b: a - b,
-        Op.MUL: lambda a, b: a * b,
-        Op.NEG: lambda a: -a,
-        Op.ABS: abs,
-        Op.MIN: min,
-        Op.MAX: max,
-    }
-    if e.op in (Op.FLOORDIV, Op.MOD):
-        if known[1] == 0:
-            return None
-        return known[0] // known[1] if e.op is Op.FLOORDIV else known[0] % known[1]
-    return table[e.op](*known) if e.op in table else None
+_INT_OPERATIONS: Mapping[Op, Callable[..., int | None]] = {
+    Op.ADD: operator.add,
+    Op.SUB: operator.sub,
+    Op.MUL: operator.mul,
+    Op.NEG: operator.neg,
+    Op.ABS: abs,
+    Op.MIN: min,
+    Op.MAX: max,
+    Op.FLOORDIV: lambda a, c: a // c if c else None,
+    Op.MOD: lambda a, c: a % c if c else None,
+}
+
+
+class _Exact:
+    """Int expressions in whole numbers of any size, for each of some values of their leaves; None where there is an
+    operation that is left out here. A node is evaluated once, however often the graph shares it."""
+
+    def __init__(self, count: int, leaves: Mapping[Expr, list[int | None]]):
+        self._count = count
+        self._leaves = leaves
+        self._known: dict[int, list[int | None]] = {}
+
+    def __call__(self, e: Expr) -> list[int | None]:
+        if id(e) not in self._known:
+            self._known[id(e)] = self._evaluated(e)
+        return self._known[id(e)]
+
+    def _evaluated(self, e: Expr) -> list[int | None]:
+        match e:
+            case Literal():
+                return [int(e.value)] * self._count
+            case Apply() if e.op in _INT_OPERATIONS and all(a.type is Type.INT for a in e.args):
+                f = _INT_OPERATIONS[e.op]
+                return [None if None in parts else f(*parts) for parts in zip(*map(self, e.args), strict=True)]
+            case Apply():
+                return [None] * self._count
+            case _:
+                return self._leaves[e]
 
 
 # ---------------------------------------------------------------- levels

@@ -6,7 +6,7 @@ words, or None. Written from the meaning of the steps; shares no code with the p
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from attngen.plan.data_tests import DataTest
 from attngen.plan.kernel import KernelPlan
 from attngen.plan.loops import ZERO, Assigned, Loops, Ordered, Rounded
 from attngen.plan.ranges import TileRanges
+from attngen.plan.segments import Segment
 from mutation.draws import Drawn, draws
 
 TILES = ((4, 4), (2, 8), (8, 2), (16, 16), (3, 5))
@@ -58,19 +59,23 @@ def walk(
     held_tile, walked_tile = tile if axis == "k" else tile[::-1]
     held_size, size = grid.shape
     names = ("q0", "q1") if axis == "k" else ("k0", "k1")
-    for first in range(0, held_size, held_tile):
-        last = min(first + held_tile, held_size) - 1
-        env = drawn.env(b, h, scale=0.5, **dict(zip(names, (first, last), strict=True)))
-        for test in ranges.tests:
-            env.update(_answers(test, axis, env, drawn.params, first, last, size, walked_tile))
+    firsts = np.arange(0, held_size, held_tile)
+    lasts = np.minimum(firsts + held_tile, held_size) - 1
+    env = drawn.env(b, h, scale=0.5, **dict(zip(names, (firsts, lasts), strict=True)))
+    for test in ranges.tests:
+        env.update(_answers(test, axis, env, drawn.params, firsts, held_size, size, walked_tile))
+    tiles = len(firsts)
+    any_, all_ = (_stretches(s, env, drawn.params, tiles) for s in (ranges.any, ranges.all))
+    runs = _runs(loops, env, drawn.params, walked_tile, tiles)
+    for number, (first, last) in enumerate(zip(firsts.tolist(), lasts.tolist(), strict=True)):
         rows = grid[first : last + 1]
-        problem = _claims(ranges, env, drawn.params, rows, first)
+        problem = _claims(axis, any_[number], all_[number], rows, first)
         if problem:
             return problem
         counted = np.zeros(rows.shape, np.int64)
-        for start, stop, masked in _runs(loops, env, drawn.params, walked_tile):
-            for number in range(start, stop):
-                low, high = number * walked_tile, (number + 1) * walked_tile
+        for start, stop, masked in runs[number]:
+            for step in range(start, stop):
+                low, high = step * walked_tile, (step + 1) * walked_tile
                 at = f"axis {axis}, tile {first} … {last} with {low} … {high - 1}"
                 if low < 0:
                     return f"a tile before the start is read: {at}"
@@ -85,67 +90,91 @@ def walk(
     return ""
 
 
-def _claims(ranges: TileRanges, env: Mapping[str, Any], params: Mapping[str, Any], rows: np.ndarray, first: int) -> str:
+def _ints(e: Expr, env: Mapping[str, Any], params: Mapping[str, Any], tiles: int) -> list[int]:
+    """An int of each held tile."""
+    return np.broadcast_to(evaluate(e, env, params), (tiles,)).tolist()
+
+
+Ends = list[tuple[int, int]]
+
+
+def _stretches(
+    segments: Sequence[Segment], env: Mapping[str, Any], params: Mapping[str, Any], tiles: int
+) -> Sequence[Ends]:
+    """Where each stretch begins and ends, for each held tile."""
+    ends = [zip(*(_ints(e, env, params, tiles) for e in (s.lo, s.hi)), strict=True) for s in segments]
+    return [list(own) for own in zip(*ends, strict=True)] if ends else [[] for _ in range(tiles)]
+
+
+def _claims(axis: str, any_: Ends, all_: Ends, rows: np.ndarray, first: int) -> str:
     """What the stretches say, pair by pair: none allowed outside `any`, none forbidden inside `all`."""
     covered = np.zeros(rows.shape[1], bool)
-    for s in ranges.any:
-        low, high = int(evaluate(s.lo, env, params)), int(evaluate(s.hi, env, params))
+    for low, high in any_:
         covered[max(low, 0) : max(high, 0)] = True
     if (rows & ~covered).any():
         own, at = (int(x) for x in np.argwhere(rows & ~covered)[0])
-        return f"axis {ranges.axis}: pair ({first + own}, {at}) is outside `any`"
-    for s in ranges.all:
-        low, high = int(evaluate(s.lo, env, params)), int(evaluate(s.hi, env, params))
+        return f"axis {axis}: pair ({first + own}, {at}) is outside `any`"
+    for low, high in all_:
         if low < high and (low < 0 or high > rows.shape[1]):
-            return f"axis {ranges.axis}: `all` holds {low} … {high - 1} of {rows.shape[1]}"
+            return f"axis {axis}: `all` holds {low} … {high - 1} of {rows.shape[1]}"
         if low < high and not rows[:, low:high].all():
-            return f"axis {ranges.axis}: `all` holds {low} … {high - 1}, and some pair of tile {first} is not allowed"
+            return f"axis {axis}: `all` holds {low} … {high - 1}, and some pair of tile {first} is not allowed"
     return ""
 
 
-def _runs(loops: Loops, env: Mapping[str, Any], params: Mapping[str, Any], tile: int) -> list[tuple[int, int, bool]]:
-    names: dict[str, int] = {ZERO: 0}
+def _runs(
+    loops: Loops, env: Mapping[str, Any], params: Mapping[str, Any], tile: int, tiles: int
+) -> list[list[tuple[int, int, bool]]]:
+    """The runs of each held tile."""
+    names: dict[str, np.ndarray] = {ZERO: np.zeros(tiles, np.int64)}
     for step in loops.steps:
         match step:
             case Rounded():
-                bound = int(evaluate(step.bound, env, params))
-                names[step.name] = int((bound + (tile - 1 if step.up else 0)) / tile)  # towards 0, as C divides
+                more = tile - 1 if step.up else 0
+                bounds = _ints(step.bound, env, params, tiles)
+                names[step.name] = np.array([int((bound + more) / tile) for bound in bounds])  # towards 0, as C divides
             case Assigned():
-                names[step.name] = int(evaluate(step.value, names, {}))
+                names[step.name] = np.array(_ints(step.value, names, {}, tiles))
             case Ordered(a, b):
-                if names[b.start] < names[a.start]:
-                    for x, y in ((a.start, b.start), (a.stop, b.stop)):
-                        names[x], names[y] = names[y], names[x]
-    full = [(names[r.start], names[r.stop], False) for r in loops.full]
-    return full + [(names[r.start], names[r.stop], True) for r in loops.partial]
+                turned = names[b.start] < names[a.start]
+                for x, y in ((a.start, b.start), (a.stop, b.stop)):
+                    here, there = names[x], names[y]
+                    names[x], names[y] = np.where(turned, there, here), np.where(turned, here, there)
+    found: list[list[tuple[int, int, bool]]] = [[] for _ in range(tiles)]
+    for run, masked in [*((r, False) for r in loops.full), *((r, True) for r in loops.partial)]:
+        for own, start, stop in zip(found, names[run.start].tolist(), names[run.stop].tolist(), strict=True):
+            own.append((start, stop, masked))
+    return found
 
 
 def _answers(
-    test: DataTest, axis: str, env: Mapping[str, Any], params: Mapping[str, Any], first: int, last: int, size: int,
-    tile: int,
-) -> dict[str, int]:  # fmt: skip
+    test: DataTest, axis: str, env: Mapping[str, Any], params: Mapping[str, Any], firsts: np.ndarray, held_size: int,
+    size: int, tile: int,
+) -> dict[str, np.ndarray]:  # fmt: skip
+    """Of each held tile."""
     held_name, walked_name = ("q", "k") if axis == "k" else ("k", "q")
     held, walked = (test.row, test.col) if axis == "k" else (test.col, test.row)
-    here = _values(held, env, params, held_name, np.arange(first, last + 1))
-    there = _values(walked, env, params, walked_name, np.arange(size))
-    can: list[int] = []
-    must: list[int] = []
-    for number, start in enumerate(range(0, size, tile)):
-        part = there[start : start + tile]
-        extremes = {"here_least": here.min(), "here_most": here.max()}
-        extremes |= {"there_least": part.min(), "there_most": part.max()}
-        if evaluate(test.can(axis), extremes, {}):
-            can.append(number)
-        if evaluate(test.must(axis), extremes, {}):
-            must.append(number)
-    solid = bool(must) and must == list(range(must[0], must[-1] + 1))
-    return {
-        f"{test.name}_any_lo": can[0] * tile if can else 0,
-        f"{test.name}_any_hi": (can[-1] + 1) * tile if can else 0,
-        f"{test.name}_all_lo": must[0] * tile if solid else 0,
-        f"{test.name}_all_hi": (must[-1] + 1) * tile if solid else 0,
+    here = _values(held, env, params, held_name, held_size)
+    there = _values(walked, env, params, walked_name, size)
+    starts = np.arange(0, size, tile)
+    extremes = {
+        "here_least": np.minimum.reduceat(here, firsts)[:, None],
+        "here_most": np.maximum.reduceat(here, firsts)[:, None],
+        "there_least": np.minimum.reduceat(there, starts)[None, :],
+        "there_most": np.maximum.reduceat(there, starts)[None, :],
     }
+    shape = (len(firsts), len(starts))
+    can, must = (np.broadcast_to(evaluate(e, extremes, {}), shape) for e in (test.can(axis), test.must(axis)))
+    found = {f"{test.name}_{end}": np.zeros(len(firsts), np.int64) for end in ("any_lo", "any_hi", "all_lo", "all_hi")}
+    for number, (can_, must_) in enumerate(zip(can, must, strict=True)):
+        some, every = np.flatnonzero(can_), np.flatnonzero(must_)
+        solid = len(every) > 0 and every[-1] - every[0] + 1 == len(every)
+        for which, tiles in (("any", some), ("all", every if solid else every[:0])):
+            if len(tiles):
+                found[f"{test.name}_{which}_lo"][number] = tiles[0] * tile
+                found[f"{test.name}_{which}_hi"][number] = (tiles[-1] + 1) * tile
+    return found
 
 
-def _values(e: Expr, env: Mapping[str, Any], params: Mapping[str, Any], name: str, at: np.ndarray) -> np.ndarray:
-    return np.broadcast_to(evaluate(e, {**env, name: at}, params), at.shape)
+def _values(e: Expr, env: Mapping[str, Any], params: Mapping[str, Any], name: str, size: int) -> np.ndarray:
+    return np.broadcast_to(evaluate(e, {**env, name: np.arange(size)}, params), (size,))
