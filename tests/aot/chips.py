@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import attngen
+from attngen.ir.attention import Attention
 from attngen.plan.tiles import SHARED_MEMORY
 from attngen.runtime.aot import TARGETS, Artifact, compile_kernels
 
@@ -22,9 +24,16 @@ def build(spec: str, tile: tuple[int, int] | None = None) -> attngen.Kernel:
 def binaries(
     kernel: attngen.Kernel, chip: str, dims: tuple[int, int], dtype: str = "bf16", kind: str | None = None
 ) -> dict[str, Artifact]:
-    """Every kernel by its name."""
+    """Every kernel by its name; compiled once a run, however many tests look at it."""
     kind = kind or ("hsaco" if TARGETS[chip][0] == "hip" else "cubin")
-    found = compile_kernels(kernel.source, kernel.spec, arch=chip, dtype=dtype, head_dim=dims, kind=kind)
+    return dict(_compiled(kernel.source, kernel.spec, chip, dims, dtype, kind))
+
+
+@functools.cache
+def _compiled(
+    source: str, spec: Attention, chip: str, dims: tuple[int, int], dtype: str, kind: str
+) -> dict[str, Artifact]:
+    found = compile_kernels(source, spec, arch=chip, dtype=dtype, head_dim=dims, kind=kind)
     assert len({a.kernel for a in found}) == len(found)
     return {a.kernel: a for a in found}
 
