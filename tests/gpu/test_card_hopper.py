@@ -31,7 +31,7 @@ SHAPES = [(2, 4, 2, 512, 512), (2, 6, 2, 300, 777), (1, 3, 1, 130, 64), (1, 2, 2
 DIMS = [(64, 64), (128, 128), (256, 256), (192, 128), (64, 128), (80, 72)]
 CASES = [
     *((name, dims) for name in ("causal", "softmax1", "prefix_lm") for dims in DIMS),
-    *((name, dims) for name in ("sliding_window", "softcap") for dims in ((128, 128), (256, 256))),
+    *((name, dims) for name in ("sliding_window", "softcap", "alibi") for dims in ((128, 128), (256, 256))),
     *(("documents", dims) for dims in ((128, 128), (256, 256), (192, 128), (64, 128))),
 ]
 
