@@ -5,6 +5,7 @@ CPU, without the compiler's slower passes (tests compile much and run little), a
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from pathlib import Path
@@ -27,3 +28,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture
 def update_golden(request: pytest.FixtureRequest) -> bool:
     return bool(request.config.getoption("--update-golden"))
+
+
+def pytest_collection_finish() -> None:
+    """What importing and collecting made lives as long as the process: the collector need not look at it again, nor as
+    often as it does by itself at what tracing and solvers leave behind."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000)
