@@ -73,7 +73,7 @@ def test_several_tiles_at_a_time_give_the_same() -> None:
     found = []
     for together in (1, 3, 8):
         module.TOGETHER["cpu"] = together
-        found.append(jax.grad(lambda *x: loss(kernel.function, *x), argnums=(0, 1, 2, 3))(*given()))
+        found.append(jax.jit(jax.grad(lambda *x: loss(kernel.function, *x), argnums=(0, 1, 2, 3)))(*given()))
     module.TOGETHER["cpu"] = 1
     for other in found[1:]:
         for one, two in zip(found[0], other, strict=True):
