@@ -40,12 +40,12 @@ _MAXIMUM = ("    tile_max = tl.max(x, 1)\n", "    tile_max = row_max\n")
 _SUMS = (" + _lane_sums(weight, BK)", "")
 _RESCALING = ("acc = _rescaled(acc, gl.convert_layout(rescale, acc_rows)[:, None])", "acc = acc")
 _WEIGHTS_AGAIN = ("p = tl.exp2(qk * logit_scale - row_lse)", "p = qk * logit_scale - row_lse")
-_ADDING = ("if joins:\n        gl.atomic_add", "if turn < -1:\n        gl.atomic_add")
+_ADDING = ("if joins:\n                        gl.atomic_add", "if turn < -1:\n                        gl.atomic_add")
 _FIRST_PARTS = (
-    "else:\n        gl.store(cells, held)",
-    "elif turn < -1:\n        gl.store(cells, held)",
+    "else:\n                        gl.store(cells, held)",
+    "elif turn < -1:\n                        gl.store(cells, held)",
 )
-_TURNS = (("_await_turn(turns + at, tile)", "pass"),)
+_TURNS = (("setp.ne.s32 p, v, $2;", "setp.ne.s32 p, v, v;"),)
 
 WITHOUT: Mapping[str, Mapping[str, tuple[Change, ...]]] = {
     "forward": {

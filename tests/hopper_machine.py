@@ -116,6 +116,10 @@ class Language:
         pointer.store(values, mask)
 
     @staticmethod
+    def broadcast(a: Any, b: Any) -> tuple[Tile, ...]:
+        return tuple(Tile(np.array(x)) for x in np.broadcast_arrays(plain(a), plain(b)))
+
+    @staticmethod
     def where(condition: Any, a: Any, b: Any) -> Tile:
         return Tile(np.where(plain(condition), *both(a, b)))
 

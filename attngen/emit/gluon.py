@@ -208,7 +208,8 @@ def _factor(code: KernelCode) -> str:
 @dataclass(frozen=True, slots=True)
 class GluonBackwardView:
     """The lines `walk` make a head's tiles of queries `first … stop - 1`; `masked` says whether the one at `at` needs a
-    mask, by the names of `runs`; `listed`: a kernel of its own writes them down, for each tile of keys.
+    mask, by the names of `runs`; `listed`: a kernel of its own writes them down, for each tile of keys; `backwards`:
+    tiles of keys may be taken from the last to the first.
 
     `elsewhere` are the params (their positions among the gradients) that make the portable kernels run when their
     gradient is wanted.
@@ -219,6 +220,7 @@ class GluonBackwardView:
     walk: tuple[str, ...]
     runs: tuple[str, ...]
     listed: bool
+    backwards: bool
     masked: str
     elsewhere: tuple[int, ...]
     table: tuple[tuple[tuple[int, int], tuple[int | bool, ...]], ...]
@@ -246,6 +248,7 @@ def gluon_backward_view(
         _hull(queries),
         ("first", "stop", *full),
         not in_turn(plan),
+        any(skeleton.backwards for skeleton in table.values()),
         _in_brackets(_outside(queries.full)),
         _positions(gradients, params, sums_beside(plan)),
         tuple((key, skeleton.row) for key, skeleton in table.items()),

@@ -181,6 +181,7 @@ def launch_view(
             "BK=BK",
             "STAGES=stages",
             "EARLY=early",
+            "BACKWARDS=backwards",
             "SPARE=spare",
             "FAST=True",
             "num_warps=4",

@@ -38,7 +38,8 @@ _TEMPLATE_NAMES = """
     PIPELINED Q_COLS ROWS SCHEDULE SPARE STAGES HOPPER again block d_out_desc d_out_ready d_out_tiles delta_tiles
     dk_desc dk_layout dk_token dp_token dq_layout dq_parts dq_parts_ptr dq_token dv_desc dv_layout dv_token
     first_before held here lse_tile lse_tiles met n_parts no_dq no_pairs one pair_layout parts slopes dk_place
-    dk_tiles joins met_ptr note_ready stop_before turn_passed turn_ready turns_ptr HOPPER_BACKWARD ADDED DS_STORED
+    dk_tiles joins met_ptr note_ready stop_before turn_passed turn_ready turns_ptr HOPPER_BACKWARD DS_STORED
+    BACKWARDS DS_STAGES HELD back backwards ds_free less_delta order row_delta turn_added warpgroup_mma_init
     EARLY FIRST FREE THREADS WARPS each ds_half number TURNS WIDE HALF ahead by_keys by_rows early Q_FREE D_OUT_FREE
     HANDED TAKEN READ K_FREE V_FREE ORDER ORDERED SHARE COUNT tile_max ordered part_ptr ends lists_ptr own_first
     own_stop ds_layout ds_tiles dv_place half has_d_lse high k_half kept low pairs pieces wide n_full n_walked share

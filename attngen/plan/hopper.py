@@ -158,8 +158,8 @@ class BackwardSkeleton:
     its part of dQ is added to that of the tiles before it, in their order: `together` heads take their tiles in turn,
     so that few tiles of a head wait for each other; more of them where a head has fewer than `ahead` / `together` tiles
     of keys. Products read shared memory but for the weights of dV and the dS of dK, so tiles are wide where registers
-    allow it. early: dP is under way while the weights are made, where that was faster and scores and masks leave room.
-    `spare` are the registers of the warps that fetch and wait.
+    allow it. early: dO is awaited before the weights are made, else after. `spare` are the registers of the warps that
+    fetch and wait. backwards: where there are heads enough, tiles of keys are taken from the last to the first.
     """
 
     queries: int
@@ -169,16 +169,17 @@ class BackwardSkeleton:
     together: int
     ahead: int
     spare: int
+    backwards: bool = False
 
     @property
     def row(self) -> tuple[int | bool, ...]:
         heads = (self.together, self.ahead)
-        return (self.queries, self.keys, self.stages, self.early, *heads, self.spare)
+        return (self.queries, self.keys, self.stages, self.early, *heads, self.spare, self.backwards)
 
 
 _BACKWARD = {
-    (64, 64): BackwardSkeleton(128, 128, stages=3, early=True, together=4, ahead=512, spare=24),
-    (128, 128): BackwardSkeleton(64, 128, stages=3, early=False, together=2, ahead=256, spare=24),
+    (64, 64): BackwardSkeleton(128, 128, stages=3, early=False, together=4, ahead=512, spare=24),
+    (128, 128): BackwardSkeleton(64, 128, stages=3, early=True, together=8, ahead=256, spare=24),
 }
 
 
@@ -195,13 +196,17 @@ def backward_skeletons(plan: KernelPlan, own: tuple[int, int] | None) -> Mapping
     pairs = [e for e in loads(plan.weights.unit) if level_of(e) is Level.PAIR]
     if any(is_dear(i) for e in pairs for i in e.indices):
         return {}
-    bare = isinstance(plan.weights.unit, Symbol) and not plan.queries.tests and [s.hi for s in plan.queries.any] == [SQ]
-    rows = {dims: replace(s, early=s.early and bare) for dims, s in _BACKWARD.items()}
+    # What is held beside the weights, a factor for each pair or its param, takes the registers of half a tile.
+    beside = pairs or not isinstance(plan.d_pair, Literal)
+    narrow = replace(_BACKWARD[64, 64], queries=64 if beside else 128)
+    wide = _BACKWARD[128, 128]
     if not in_turn(plan):  # neighbours wait for each other from their start to their end
-        return {dims: replace(s, together=64) for dims, s in rows.items()}
-    if plan.growing_keys:  # tiles of keys get shorter: more heads share the cache, fewer programs wait
-        return {dims: replace(s, together=16) for dims, s in rows.items()}
-    return rows
+        return {(64, 64): replace(narrow, together=64), (128, 128): replace(wide, together=64)}
+    if plan.growing_keys:  # tiles of keys get shorter, so that neighbours wait for each other
+        apart = len(plan.queries.any) == 1  # each tile of keys begins at other queries
+        wide = replace(wide, backwards=True) if apart else replace(wide, together=16)
+        return {(64, 64): replace(narrow, together=64), (128, 128): wide}
+    return {(64, 64): narrow, (128, 128): wide}
 
 
 def sums_beside(plan: KernelPlan) -> tuple[str, ...]:

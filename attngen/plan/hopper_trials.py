@@ -61,7 +61,7 @@ _AXES: Mapping[type[Row], tuple[frozenset[str], ...]] = {
     BackwardSkeleton: (
         frozenset({"stages"}),
         frozenset({"early"}),
-        frozenset({"together", "ahead"}),
+        frozenset({"together", "ahead", "backwards"}),
     ),
     DkdvSkeleton: (frozenset({"stages"}), frozenset({"ahead"}), frozenset({"together"})),
     DqSkeleton: (frozenset({"key_stages", "value_stages"}), frozenset({"together"})),
@@ -126,8 +126,12 @@ def fits(row: Row, dims: tuple[int, int]) -> bool:
                 and held + BESIDE <= row.registers
                 and not (row.out_apart and row.schedule is Schedule.ONCE)
             )
-        case BackwardSkeleton():  # each warpgroup makes 64 x 64 of dQ
-            return row.queries * dims[0] == 2 * 64 * 64 and row.keys == 128 and dims[0] == dims[1] and row.stages >= 1
+        case BackwardSkeleton():  # dQ is made in pieces of 64 x 64, one or two
+            return (
+                (row.queries, dims) in ((64, (64, 64)), (128, (64, 64)), (64, (128, 128)))
+                and row.keys == 128
+                and row.stages >= 1
+            )
         case DkdvSkeleton():
             return (row.queries, row.keys) == (64, 64) and 1 <= row.ahead <= row.stages
         case DqSkeleton():
@@ -142,8 +146,8 @@ def barriers(row: Row) -> int:
         case Skeleton():  # a place of keys and one of values is free, one of queries; and whose turn it is
             parts = row.queries // 64
             return TRITON_BARRIERS + 2 * row.stages + parts + (parts if row.ordered else 0)
-        case BackwardSkeleton():  # dS is stored, of two tiles; a part of dQ is added; the next item is read
-            return TRITON_BARRIERS + 4 + 2 + 1 + row.stages
+        case BackwardSkeleton():  # one warpgroup more; dS is stored, of two tiles; the next item is read
+            return TRITON_BARRIERS + 1 + 2 + 1 + row.stages
         case DkdvSkeleton():
             return TRITON_BARRIERS + 2 * row.stages + 2 * row.ahead
         case DqSkeleton():
@@ -199,7 +203,7 @@ def _changed(row: Row, rows: Rows) -> Iterator[Row]:
                 yield replace(row, stages=stages)
             yield replace(row, early=not row.early)
             for together, ahead in _BACKWARD_HEADS:
-                yield replace(row, together=together, ahead=ahead)
+                yield replace(row, together=together, ahead=ahead, backwards=False)
         case DkdvSkeleton():
             for stages in (2, 3):
                 yield replace(row, stages=stages)

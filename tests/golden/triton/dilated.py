@@ -435,7 +435,7 @@ def _again(item):
 
 @gluon.jit
 def _arrive(number, THREADS: gl.constexpr, WARPS: gl.constexpr):
-    """Tells the THREADS that share a barrier of the multiprocessor's sixteen that these warps have come; they go on."""
+    """Tells the THREADS that share a barrier of the program's sixteen that these warps have come; they go on."""
     each: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
     gl.inline_asm_elementwise(
         "bar.arrive $1, $2; mov.b32 $0, $1;",
@@ -643,21 +643,26 @@ def _may_attend(
 
 
 @gluon.jit
+def _kept_bits(
+    like, q0, k0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk,
+    D: gl.constexpr, Dv: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr,
+):
+    """All bits of the packed pairs that the mask allows, none of the others."""
+    allowed = _may_attend(like, q0, k0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, D, Dv, BQ, BK)
+    low, high = allowed.reshape([BK, BQ // 2, 2]).split()
+    return gl.where(low, 0xFFFF, 0) | gl.where(high, -65536, 0)
+
+
+@gluon.jit
 def _weigh_again(
-    qk, lse_tile, batch, head, kv_head, q0, masked, k0, k_idx, Sq, Sk, logit_scale,
-    scale, Hq, Hkv,
+    qk, row_lse, batch, head, kv_head, q0, k0, k_idx, Sq, Sk, logit_scale,
     D: gl.constexpr, Dv: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, dtype: gl.constexpr,
 ):
-    """The weights of a tile, keys down and queries across, from its scores and the rows' log-sum-exp: packed."""
-    columns: gl.constexpr = gl.SliceLayout(0, qk.type.layout)
-    row_lse = lse_tile.load(columns)[None, :]
+    """The weights of a tile, keys down and queries across, from its scores and the rows' log-sum-exp: packed,
+    and of every pair, allowed or not.
+    """
     p = tl.exp2(qk * logit_scale - row_lse)
     weight = _packed(p, dtype)
-    if masked:
-        allowed = _may_attend(qk, q0, k0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, D, Dv, BQ, BK)
-        low, high = allowed.reshape([BK, BQ // 2, 2]).split()
-        kept = gl.where(low, 0xFFFF, 0) | gl.where(high, -65536, 0)
-        weight &= kept
     return weight
 
 
@@ -849,9 +854,11 @@ def _weigh_query_tiles(
         for step in range(n_steps):
             at = any_lo + step
             weight = _weigh_again(
-                qk, lse_tiles.index(stage), batch, head, kv_head, at * BQ, True, k0, k_idx, Sq, Sk, logit_scale,
-                scale, Hq, Hkv, D, Dv, BQ, BK, dtype,
+                qk, lse_tiles.index(stage).load(gl.SliceLayout(0, pair_layout))[None, :], batch, head, kv_head, at * BQ, k0, k_idx, Sq, Sk, logit_scale, D, Dv, BQ, BK, dtype,
             )
+            if True:
+                kept = _kept_bits(qk, at * BQ, k0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, D, Dv, BQ, BK)
+                weight &= kept
             _arrive(Q_FREE + stage, 288, 4)
             _hand_over(weight, handed, turn + step, AHEAD, HANDED, TAKEN)
             p = _unpacked(weight, dtype, p_layout)
@@ -947,7 +954,7 @@ def _hopper_dkdv_kernel(
 
     Both results, in float32, would not fit in the registers of one; so each has one, and half of the products.
     """
-    # Of the sixteen barriers of a multiprocessor Triton has the first six. These tell that a place of queries, and of dO, is
+    # Of the sixteen barriers of a program Triton has the first six. These tell that a place of queries, and of dO, is
     # free, and that weights are handed over, and taken.
     Q_FREE: gl.constexpr = 6
     D_OUT_FREE: gl.constexpr = Q_FREE + STAGES
@@ -1108,7 +1115,7 @@ def _hopper_dq_kernel(
     FAST: gl.constexpr,
 ):
     """dQ of 128 queries: two warpgroups, 64 queries each, and a warp that fetches for both."""
-    # Of the sixteen barriers of a multiprocessor Triton has the first six; these tell that a place is free.
+    # Of the sixteen barriers of a program Triton has the first six; these tell that a place is free.
     K_FREE: gl.constexpr = 6
     V_FREE: gl.constexpr = K_FREE + K_STAGES
     gl.static_assert(V_FREE + V_STAGES <= 16)

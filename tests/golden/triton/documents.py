@@ -132,12 +132,12 @@ HOPPER = {
     (256, 256): (128, 64, 2, True, False, 240, 24, 8, 512, 'once', False),
 }
 
-# The backward kernel of compute capability 9.0, likewise: queries, keys, stages, whether dP is under way while weights are
-# made, heads whose tiles are taken in turn, at least, and tiles of keys of all these heads; registers of a thread that
-# fetches or waits.
+# The backward kernel of compute capability 9.0, likewise: queries, keys, stages, whether dO is awaited before the weights
+# are made, heads whose tiles are taken in turn, at least, and tiles of keys of all these heads; registers of a thread that
+# fetches or waits; whether tiles of keys are taken from the last to the first, where there are heads enough.
 HOPPER_BACKWARD = {
-    (64, 64): (128, 128, 3, False, 64, 512, 24),
-    (128, 128): (64, 128, 3, False, 64, 256, 24),
+    (64, 64): (128, 128, 3, False, 64, 512, 24, False),
+    (128, 128): (64, 128, 3, True, 64, 256, 24, False),
 }
 
 # And where dK and dV, and dQ, have a kernel each. Of dK/dV: queries, keys, stages, by how many tiles the warpgroup of the
@@ -422,7 +422,7 @@ def _again(item):
 
 @gluon.jit
 def _arrive(number, THREADS: gl.constexpr, WARPS: gl.constexpr):
-    """Tells the THREADS that share a barrier of the multiprocessor's sixteen that these warps have come; they go on."""
+    """Tells the THREADS that share a barrier of the program's sixteen that these warps have come; they go on."""
     each: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
     gl.inline_asm_elementwise(
         "bar.arrive $1, $2; mov.b32 $0, $1;",
@@ -799,7 +799,7 @@ def _hopper_forward_kernel(
 ):
     """The forward pass by warpgroups that compute, 64 queries each, and a warp that fetches for all of them."""
     PARTS: gl.constexpr = BQ // 64
-    # Of the sixteen barriers of a multiprocessor Triton has the first six. These tell that a place is free, and whose turn
+    # Of the sixteen barriers of a program Triton has the first six. These tell that a place is free, and whose turn
     # it is.
     K_FREE: gl.constexpr = 6
     V_FREE: gl.constexpr = K_FREE + STAGES
@@ -1093,21 +1093,26 @@ def _may_attend(
 
 
 @gluon.jit
+def _kept_bits(
+    like, q0, k0, batch, head, kv_head, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
+    D: gl.constexpr, Dv: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr,
+):
+    """All bits of the packed pairs that the mask allows, none of the others."""
+    allowed = _may_attend(like, q0, k0, batch, head, kv_head, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BQ, BK)
+    low, high = allowed.reshape([BK, BQ // 2, 2]).split()
+    return gl.where(low, 0xFFFF, 0) | gl.where(high, -65536, 0)
+
+
+@gluon.jit
 def _weigh_again(
-    qk, lse_tile, batch, head, kv_head, q0, masked, k0, k_idx, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, logit_scale, col_term,
-    scale, B, Hq, Hkv,
+    qk, row_lse, batch, head, kv_head, q0, k0, k_idx, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, logit_scale, col_term,
     D: gl.constexpr, Dv: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, dtype: gl.constexpr,
 ):
-    """The weights of a tile, keys down and queries across, from its scores and the rows' log-sum-exp: packed."""
-    columns: gl.constexpr = gl.SliceLayout(0, qk.type.layout)
-    row_lse = lse_tile.load(columns)[None, :]
+    """The weights of a tile, keys down and queries across, from its scores and the rows' log-sum-exp: packed,
+    and of every pair, allowed or not.
+    """
     p = tl.exp2(qk * logit_scale - row_lse)
     weight = _packed(p, dtype)
-    if masked:
-        allowed = _may_attend(qk, q0, k0, batch, head, kv_head, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BQ, BK)
-        low, high = allowed.reshape([BK, BQ // 2, 2]).split()
-        kept = gl.where(low, 0xFFFF, 0) | gl.where(high, -65536, 0)
-        weight &= kept
     return weight
 
 
@@ -1197,7 +1202,7 @@ def _query_runs(
 def _load_backward_tiles(
     q_desc, k_desc, v_desc, d_out_desc, lse_ptr, delta_ptr, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, lse_tiles, delta_tiles, k_ready, k_free, v_ready, v_free, q_ready, d_out_ready,
     notes, note_ready, queue_ptr, item, n_work, together, walks_ptr, met_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, EARLY: gl.constexpr, TURNS: gl.constexpr, DS_STORED: gl.constexpr, ADDED: gl.constexpr, READ: gl.constexpr, FREE: gl.constexpr,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, EARLY: gl.constexpr, BACKWARDS: gl.constexpr, TURNS: gl.constexpr, DS_STAGES: gl.constexpr, DS_STORED: gl.constexpr, READ: gl.constexpr, FREE: gl.constexpr,
 ):
     """The warp that fetches: keys and values of an item once, queries and what belongs to them as far ahead as there is
     room. It takes the next item when all of this one is on its way, and tells the others.
@@ -1230,24 +1235,23 @@ def _load_backward_tiles(
                 mbarrier.expect(q_ready.index(stage), q_desc.block_type.nbytes)
                 tma.async_copy_global_to_shared(q_desc, [batch, head, q0, 0], q_ready.index(stage), q_tiles.index(stage))
                 lse_tiles.index(stage).store(row_lse)
+                delta_tiles.index(stage).store(-delta)
                 mbarrier.arrive(q_ready.index(stage), count=1)
                 if (member == 0) & (step == 0):
                     _load_values(v_desc, v_tiles, v_ready, v_free, batch, kv_head, k0, round, HALF)
                 mbarrier.expect(d_out_ready.index(stage), d_out_desc.block_type.nbytes)
                 tma.async_copy_global_to_shared(d_out_desc, [batch, head, q0, 0], d_out_ready.index(stage), d_out_tiles.index(stage))
-                delta_tiles.index(stage).store(delta)
-                mbarrier.arrive(d_out_ready.index(stage), count=1)
                 turn += 1
             if (member == 0) & (n_steps == 0):
                 _load_values(v_desc, v_tiles, v_ready, v_free, batch, kv_head, k0, round, HALF)
         item = gl.atomic_add(queue_ptr, 1, sem="relaxed") if gl.num_programs(0) < n_work else n_work
         if round > 0:
-            _meet(READ, 352, 1)
+            _meet(READ, 480, 1)
         _pass_on(notes, item)
         mbarrier.arrive(note_ready, count=1)
         round += 1
     if round > 0:
-        _meet(READ, 352, 1)
+        _meet(READ, 480, 1)
     for last in range(tl.minimum(turn, STAGES)):
         _meet(FREE + (turn - 1 - last) % STAGES, 288, 1)
 
@@ -1266,14 +1270,14 @@ def _next_item(notes, note_ready, round, WARPS: gl.constexpr, READ: gl.constexpr
     """What the warp that fetches has noted for after this round."""
     mbarrier.wait(note_ready, round & 1)
     item = tl.max(notes.load(gl.BlockedLayout([1], [32], [WARPS], [0])), 0)
-    _arrive(READ, 352, WARPS)
+    _arrive(READ, 480, WARPS)
     return item
 
 
 @gluon.jit
 def _await_turns(
     turns_ptr, turn_ready, turn_passed, notes, note_ready, item, n_work, together, walks_ptr, met_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, EARLY: gl.constexpr, TURNS: gl.constexpr, DS_STORED: gl.constexpr, ADDED: gl.constexpr, READ: gl.constexpr, FREE: gl.constexpr,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, EARLY: gl.constexpr, BACKWARDS: gl.constexpr, TURNS: gl.constexpr, DS_STAGES: gl.constexpr, DS_STORED: gl.constexpr, READ: gl.constexpr, FREE: gl.constexpr,
 ):
     """The warp that waits, for each tile of dQ, until the tile of keys before this one that walks it has added its part."""
     n_tiles = (Sk + BK - 1) // BK
@@ -1308,8 +1312,8 @@ def _await_turns(
 
 @gluon.jit
 def _pass_turns(
-    turns_ptr, turn_passed, notes, note_ready, item, n_work, together, walks_ptr, met_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, EARLY: gl.constexpr, TURNS: gl.constexpr, DS_STORED: gl.constexpr, ADDED: gl.constexpr, READ: gl.constexpr, FREE: gl.constexpr,
+    turns_ptr, turn_added, turn_passed, notes, note_ready, item, n_work, together, walks_ptr, met_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, EARLY: gl.constexpr, BACKWARDS: gl.constexpr, TURNS: gl.constexpr, DS_STAGES: gl.constexpr, DS_STORED: gl.constexpr, READ: gl.constexpr, FREE: gl.constexpr,
 ):
     """The warp that tells the next tile of keys, for each tile of dQ, that this one's part is added."""
     n_tiles = (Sk + BK - 1) // BK
@@ -1323,7 +1327,7 @@ def _pass_turns(
             turns = turns_ptr + (batch * Hq + head) * ((Sq + BQ - 1) // BQ)
             first, stop, full_lo, full_hi = _query_runs(tile, batch, head, kv_head, walks_ptr, met_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BQ, BK)
             for step in range(stop - first):
-                _meet(ADDED + turn % TURNS, 288, 1)
+                mbarrier.wait(turn_added.index(turn % TURNS), turn // TURNS & 1)
                 _pass_turn(turns + stop - 1 - step, tile + 1)
                 mbarrier.arrive(turn_passed.index(turn % TURNS), count=1)
                 turn += 1
@@ -1333,123 +1337,140 @@ def _pass_turns(
 
 @gluon.jit
 def _as_held(x, ROWS: gl.constexpr, COLS: gl.constexpr):
-    """The numbers of a warpgroup's tile of dQ in the order in which threads hold them, four at a time."""
+    """The numbers of a tile of dQ in the order in which threads hold them, four at a time."""
     parts = x.reshape([ROWS // 16, 2, 8, COLS // 8, 4, 2])
     return parts.permute((0, 3, 2, 4, 1, 5)).reshape([ROWS * COLS])
 
 
 @gluon.jit
-def _dq_product(ds_tiles, k_tiles, no_dq, again, stage, BLOCK_D: gl.constexpr, HALF: gl.constexpr, PART: gl.constexpr):
-    """Starts the product of a warpgroup's half of a tile of dQ."""
-    dq_token = warpgroup_mma_init(no_dq)
-    for half in gl.static_range(2):
-        k_half = k_tiles.index(half + again).reshape([HALF, BLOCK_D])
-        ds_half = ds_tiles.index(stage * 2 + half)
-        if BLOCK_D == 128:
-            k_half = k_half.slice(PART * 64, 64, dim=1)
-        else:
-            ds_half = ds_half.slice(PART * 64, 64, dim=1)
-        dq_token = warpgroup_mma(ds_half.permute((1, 0)), k_half, dq_token, use_acc=half > 0, is_async=True)
-    return dq_token
-
-
-@gluon.jit
-def _add_to_dq(dq, part_ptr, joins, turn_ready, turn, TURNS: gl.constexpr, ADDED: gl.constexpr, PART: gl.constexpr):
-    """Adds a warpgroup's half of a tile of dQ when its turn has come, and says so."""
-    mbarrier.wait(turn_ready.index(turn % TURNS), turn // TURNS & 1)
-    held = _as_held(dq, 64, 64)
-    cells = part_ptr + (PART * 4096 + gl.arange(0, 4096, layout=held.type.layout))
-    if joins:
-        gl.atomic_add(cells, held, sem="relaxed")  # in turn: nobody else adds to these cells now
-    else:
-        gl.store(cells, held)
-    _arrive(ADDED + turn % TURNS, 288, 4)
+def _add_dq_tiles(
+    dq_parts_ptr, turn_ready, turn_added, ds_free, k_tiles, ds_tiles, k_ready, k_free, notes, note_ready, item, n_work, together, walks_ptr, met_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, EARLY: gl.constexpr, BACKWARDS: gl.constexpr, TURNS: gl.constexpr, DS_STAGES: gl.constexpr, DS_STORED: gl.constexpr, READ: gl.constexpr, FREE: gl.constexpr, FAST: gl.constexpr,
+):
+    """The warpgroup that multiplies dS and keys, and adds what it gets to dQ when its turn has come. Those that make dS
+    are a tile or two ahead, and wait for none of this.
+    """
+    PIECES: gl.constexpr = BQ * BLOCK_D // 4096  # of 64 x 64, as many as a thread has registers for
+    HALF: gl.constexpr = BK // 2
+    dq_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
+    no_dq = gl.zeros([64, 64], gl.float32, layout=dq_layout)
+    n_tiles = (Sk + BK - 1) // BK
+    turn = 0
+    round = 0
+    group = Hq // Hkv
+    while item < n_work:
+        tile, batch, kv_head = _key_item(item, n_tiles, Hkv, n_work, together)
+        mbarrier.wait(k_ready, round & 1)
+        for member in range(group):
+            head = kv_head * group + member
+            first, stop, full_lo, full_hi = _query_runs(tile, batch, head, kv_head, walks_ptr, met_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BQ, BK)
+            for step in range(stop - first):
+                at = stop - 1 - step
+                joins = _meets_before(tile, met_ptr, batch * Hq + head, at, n_tiles, Sq, BQ)
+                stage = turn % DS_STAGES
+                _meet(DS_STORED + stage, 384, 4)
+                part = (batch * tl.cast(Hq, gl.int64) + head) * ((Sq + BQ - 1) // BQ) + at
+                for piece in gl.static_range(PIECES):
+                    dq_token = warpgroup_mma_init(no_dq)
+                    for half in gl.static_range(2):
+                        k_half = k_tiles.index(half).reshape([HALF, BLOCK_D])
+                        ds_half = ds_tiles.index(stage * 2 + half)
+                        if BLOCK_D == 128:
+                            k_half = k_half.slice(piece * 64, 64, dim=1)
+                        elif BQ == 128:
+                            ds_half = ds_half.slice(piece * 64, 64, dim=1)
+                        dq_token = warpgroup_mma(ds_half.permute((1, 0)), k_half, dq_token, use_acc=half > 0, is_async=True)
+                    dq = warpgroup_mma_wait(0, deps=(dq_token,))
+                    if piece == PIECES - 1:
+                        mbarrier.arrive(ds_free.index(stage), count=1)
+                    if piece == 0:
+                        mbarrier.wait(turn_ready.index(turn % TURNS), turn // TURNS & 1)
+                    held = _as_held(dq, 64, 64)
+                    cells = dq_parts_ptr + part * (BQ * BLOCK_D) + (piece * 4096 + gl.arange(0, 4096, layout=held.type.layout))
+                    if joins:
+                        gl.atomic_add(cells, held, sem="relaxed")  # in turn: nobody else adds to these cells now
+                    else:
+                        gl.store(cells, held)
+                mbarrier.arrive(turn_added.index(turn % TURNS), count=1)
+                turn += 1
+        mbarrier.arrive(k_free, count=1)
+        item = _next_item(notes, note_ready, round, 4, READ)
+        round += 1
 
 
 @gluon.jit
 def _differentiate_tile(
-    dk, dv, turn, dq_parts_ptr, joins, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, delta_tiles, q_ready, d_out_ready, turn_ready,
-    lse_tiles, batch, head, kv_head, at, masked, k0, k_idx, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
-    logit_scale, col_term, scale, B, Hq, Hkv,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, EARLY: gl.constexpr, TURNS: gl.constexpr, DS_STORED: gl.constexpr, ADDED: gl.constexpr, READ: gl.constexpr, FREE: gl.constexpr, PART: gl.constexpr, FIRST: gl.constexpr,
+    dk, dv, turn, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, lse_tiles, delta_tiles, q_ready, d_out_ready, ds_free,
+    batch, head, kv_head, at, masked, k0, k_idx, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, logit_scale, col_term,
+    scale, B, Hq, Hkv,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, EARLY: gl.constexpr, BACKWARDS: gl.constexpr, TURNS: gl.constexpr, DS_STAGES: gl.constexpr, DS_STORED: gl.constexpr, READ: gl.constexpr, FREE: gl.constexpr, PART: gl.constexpr,
 ):
-    """dK and dV with the tile of queries `at`, and dQ's part of the tile before: what it takes from the other warpgroup
-    has long been stored by then, so neither waits for the other. The FIRST of a walk has none before it.
+    """dK and dV with the tile of queries `at`, and its dS for dQ.
+
+    What threads read of shared memory they read before they start a product: behind it they would wait for what the
+    matrix units read. dP starts at -delta, which takes no registers of its own. dS is stored when both products that need
+    it in registers are under way.
     """
     HALF: gl.constexpr = BK // 2
     dtype: gl.constexpr = q_tiles.dtype
     pair_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BQ, 16])
-    dq_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
     columns: gl.constexpr = gl.SliceLayout(0, pair_layout)
     no_pairs = gl.zeros([HALF, BQ], gl.float32, layout=pair_layout)
-    no_dq = gl.zeros([64, 64], gl.float32, layout=dq_layout)
     # Addresses are computed anew: kept over the loop, they would not fit in registers.
     again = _again(gl.to_tensor(0))
     stage = turn % STAGES
-    q = q_tiles.index(stage).reshape([BQ, BLOCK_D])
-    k_rows = k_tiles.index(PART + again).reshape([HALF, BLOCK_D])
     mbarrier.wait(q_ready.index(stage), turn // STAGES & 1)
+    row_lse = lse_tiles.index(stage).load(columns)[None, :]
+    q = q_tiles.index(stage).reshape([BQ, BLOCK_D])
+    k_rows = k_tiles.index(PART + _again(gl.to_tensor(0))).reshape([HALF, BLOCK_D])
     qk_token = warpgroup_mma(k_rows, q.permute((1, 0)), no_pairs, use_acc=False, is_async=True)
-    d_out = d_out_tiles.index(stage).reshape([BQ, BLOCK_DV])
-    v_rows = v_tiles.index(PART + again).reshape([HALF, BLOCK_DV])
     if EARLY:
         mbarrier.wait(d_out_ready.index(stage), turn // STAGES & 1)
-        dp_token = warpgroup_mma(v_rows, d_out.permute((1, 0)), no_pairs, use_acc=False, is_async=True)
-        qk = warpgroup_mma_wait(1, deps=(qk_token,))
-    else:
-        qk = warpgroup_mma_wait(0, deps=(qk_token,))
+    qk = warpgroup_mma_wait(0, deps=(qk_token,))
     weight = _weigh_again(
-        qk, lse_tiles.index(stage), batch, head, kv_head, at * BQ, masked, k0, k_idx, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, logit_scale, col_term,
-        scale, B, Hq, Hkv, D, Dv, BQ, HALF, dtype,
+        qk, row_lse, batch, head, kv_head, at * BQ, k0, k_idx, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, logit_scale, col_term, D, Dv, BQ, HALF, dtype,
     )
+    row_delta = delta_tiles.index(stage).load(columns)[None, :]
+    if masked:
+        kept = _kept_bits(no_pairs, at * BQ, k0, batch, head, kv_head, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BQ, HALF)
+        weight &= kept
     if not EARLY:
         mbarrier.wait(d_out_ready.index(stage), turn // STAGES & 1)
-        dp_token = warpgroup_mma(v_rows, d_out.permute((1, 0)), no_pairs, use_acc=False, is_async=True)
-    delta = delta_tiles.index(stage).load(columns)[None, :]
-    dp = warpgroup_mma_wait(0, deps=(dp_token,))
-    ds = (_unpacked_wide(weight, dtype, pair_layout) * (dp - delta)).to(dtype)
+    d_out = d_out_tiles.index(stage).reshape([BQ, BLOCK_DV])
+    less_delta = gl.broadcast(row_delta, no_pairs)[0]
+    v_rows = v_tiles.index(PART + again).reshape([HALF, BLOCK_DV])
+    dp_token = warpgroup_mma(v_rows, d_out.permute((1, 0)), less_delta, is_async=True)
     p = _unpacked(weight, dtype, gl.DotOperandLayout(0, dv.type.layout, 2))
+    dp = warpgroup_mma_wait(0, deps=(dp_token,))
+    ds = (_unpacked_wide(weight, dtype, pair_layout) * dp).to(dtype)
     dv_token = warpgroup_mma(p, d_out, dv, is_async=True)
-    if not FIRST:
-        _meet(DS_STORED + (turn - 1) % 2 * 2 + 1 - PART, 256, 4)
-    ds_tiles.index(turn % 2 * 2 + PART + again).store(ds)
-    fence_async_shared()
-    if not FIRST:
-        dq_token = _dq_product(ds_tiles, k_tiles, no_dq, again, (turn - 1) % 2, BLOCK_D, HALF, PART)
     slopes = gl.convert_layout(ds, gl.DotOperandLayout(0, dk.type.layout, 2))
     dk_token = warpgroup_mma(slopes, q, dk, is_async=True)
-    if FIRST:
-        dv, p = warpgroup_mma_wait(1, deps=(dv_token, p))
-    else:
-        dv, p, dq = warpgroup_mma_wait(1, deps=(dv_token, p, dq_token))
-    # From here on the other warpgroup may read this half of dS, and write where this one has just read.
-    _arrive(DS_STORED + turn % 2 * 2 + PART, 256, 4)
-    if not FIRST:
-        part = (batch * tl.cast(Hq, gl.int64) + head) * ((Sq + again + BQ - 1) // BQ) + at + 1
-        _add_to_dq(dq, dq_parts_ptr + part * (BQ * BLOCK_D), joins, turn_ready, turn - 1, TURNS, ADDED, PART)
-    dk, slopes = warpgroup_mma_wait(0, deps=(dk_token, slopes))
+    place = turn % DS_STAGES
+    mbarrier.wait(ds_free.index(place), (turn // DS_STAGES & 1) ^ 1)
+    ds_tiles.index(place * 2 + PART + again).store(ds)
+    fence_async_shared()
+    _arrive(DS_STORED + place, 384, 4)
+    dv, p, dk, slopes = warpgroup_mma_wait(0, deps=(dv_token, p, dk_token, slopes))
     _arrive(FREE + stage, 288, 4)
     return dk, dv
 
 
 @gluon.jit
 def _differentiate_tiles(
-    dk_desc, dv_desc, dq_parts_ptr, dk_tiles, turn_ready, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, lse_tiles, delta_tiles, k_ready, k_free, v_ready, v_free, q_ready, d_out_ready,
+    dk_desc, dv_desc, dk_tiles, ds_free, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, lse_tiles, delta_tiles, k_ready, k_free, v_ready, v_free, q_ready, d_out_ready,
     notes, note_ready, item, n_work, together, walks_ptr, met_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, EARLY: gl.constexpr, TURNS: gl.constexpr, DS_STORED: gl.constexpr, ADDED: gl.constexpr, READ: gl.constexpr, FREE: gl.constexpr, PART: gl.constexpr, FAST: gl.constexpr,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, EARLY: gl.constexpr, BACKWARDS: gl.constexpr, TURNS: gl.constexpr, DS_STAGES: gl.constexpr, DS_STORED: gl.constexpr, READ: gl.constexpr, FREE: gl.constexpr, PART: gl.constexpr, FAST: gl.constexpr,
 ):
     """A warpgroup that computes: its half of the keys. Queries are walked from the last tile to the first.
 
-    What the other warpgroup computes fills the gaps of this one. dS meets in shared memory for dQ, of which each takes
-    half: 64 rows of 64 columns.
+    What the others compute fills the gaps of this one. dS of both meets in shared memory, for the warpgroup of dQ.
     """
     HALF: gl.constexpr = BK // 2
     dtype: gl.constexpr = dk_desc.dtype
     pair_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BQ, 16])
     dk_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
     dv_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_DV, 16])
-    dq_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
-    no_dq = gl.zeros([64, 64], gl.float32, layout=dq_layout)
     n_tiles = (Sk + BK - 1) // BK
     turn = 0
     round = 0
@@ -1469,34 +1490,16 @@ def _differentiate_tiles(
             k_safe = tl.minimum(k_idx, Sk - 1)
             col_term = tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0 + tl.cast(k_safe, tl.int64) * ids_stride_1)
 
-            if first < stop:
-                at = stop - 1
+            for step in range(stop - first):
+                at = stop - 1 - step
                 masked = ((at < full_lo) | (at >= full_hi)) | (k0 + HALF > Sk)
                 dk, dv = _differentiate_tile(
-                    dk, dv, turn, dq_parts_ptr, False, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, delta_tiles, q_ready, d_out_ready, turn_ready,
-                    lse_tiles, batch, head, kv_head, at, masked, k0, k_idx, Sq, Sk, ids_ptr, ids_stride_0,
-                    ids_stride_1, logit_scale, col_term, scale, B, Hq, Hkv,
-                    D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, EARLY, TURNS, DS_STORED, ADDED, READ, FREE, PART, True,
+                    dk, dv, turn, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, lse_tiles, delta_tiles, q_ready, d_out_ready, ds_free,
+                    batch, head, kv_head, at, masked, k0, k_idx, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
+                    logit_scale, col_term, scale, B, Hq, Hkv,
+                    D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, EARLY, BACKWARDS, TURNS, DS_STAGES, DS_STORED, READ, FREE, PART,
                 )
                 turn += 1
-                for step in range(1, stop - first):
-                    joins = _meets_before(tile, met_ptr, batch * Hq + head, at, n_tiles, Sq, BQ)
-                    at = stop - 1 - step
-                    masked = ((at < full_lo) | (at >= full_hi)) | (k0 + HALF > Sk)
-                    dk, dv = _differentiate_tile(
-                        dk, dv, turn, dq_parts_ptr, joins, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, delta_tiles, q_ready, d_out_ready, turn_ready,
-                        lse_tiles, batch, head, kv_head, at, masked, k0, k_idx, Sq, Sk, ids_ptr, ids_stride_0,
-                        ids_stride_1, logit_scale, col_term, scale, B, Hq, Hkv,
-                        D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, EARLY, TURNS, DS_STORED, ADDED, READ, FREE, PART, False,
-                    )
-                    turn += 1
-                _meet(DS_STORED + (turn - 1) % 2 * 2 + 1 - PART, 256, 4)
-                dq_token = _dq_product(ds_tiles, k_tiles, no_dq, _again(gl.to_tensor(0)), (turn - 1) % 2, BLOCK_D, HALF, PART)
-                at = first
-                joins = _meets_before(tile, met_ptr, batch * Hq + head, at, n_tiles, Sq, BQ)
-                dq = warpgroup_mma_wait(0, deps=(dq_token,))
-                part = (batch * tl.cast(Hq, gl.int64) + head) * ((Sq + BQ - 1) // BQ) + at
-                _add_to_dq(dq, dq_parts_ptr + part * (BQ * BLOCK_D), joins, turn_ready, turn - 1, TURNS, ADDED, PART)
 
         # dV takes the place of this half of the values; the copy engine clips both results.
         mbarrier.arrive(k_free, count=1)
@@ -1518,20 +1521,21 @@ def _differentiate_tiles(
 @gluon.jit(do_not_specialize=['n_work', 'together', 'B', 'Hq', 'Hkv', 'Sq', 'Sk', 'ids_stride_0'])
 def _hopper_backward_kernel(
     q_desc, k_desc, v_desc, d_out_desc, dk_desc, dv_desc, lse_ptr, delta_ptr, dq_parts_ptr, turns_ptr, queue_ptr, n_work, together, walks_ptr, met_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, EARLY: gl.constexpr, SPARE: gl.constexpr, FAST: gl.constexpr,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, EARLY: gl.constexpr, BACKWARDS: gl.constexpr, SPARE: gl.constexpr, FAST: gl.constexpr,
 ):
     """dK and dV of one tile of keys, and its part of dQ, which is added after those of the tiles before it.
 
     Programs take one item after the other, in order: the first that is not done waits for nobody who has not begun.
     """
-    # Of the sixteen barriers of a multiprocessor Triton has the first six. Four tell that dS is stored: of two tiles in
-    # turn, each warpgroup's. TURNS tell that a part of dQ is added, one that the next item is read, STAGES that a place of
-    # queries is free.
+    # Of the sixteen barriers of a program Triton has the first seven. DS_STAGES tell that dS is stored, one that the next
+    # item is read, STAGES that a place of queries is free.
+    # Four warpgroups share 512 registers a thread: two that make dS, one that makes dQ, one of single warps.
+    HELD: gl.constexpr = 208
     TURNS: gl.constexpr = 2
-    DS_STORED: gl.constexpr = 6
-    ADDED: gl.constexpr = 10
-    READ: gl.constexpr = 12
-    FREE: gl.constexpr = 13
+    DS_STAGES: gl.constexpr = 2
+    DS_STORED: gl.constexpr = 7
+    READ: gl.constexpr = DS_STORED + DS_STAGES
+    FREE: gl.constexpr = READ + 1
     gl.static_assert(FREE + STAGES <= 16)
     HALF: gl.constexpr = BK // 2
     dtype: gl.constexpr = q_desc.dtype
@@ -1541,7 +1545,7 @@ def _hopper_backward_kernel(
     v_tiles = gl.allocate_shared_memory(dtype, [2, 1, 1, HALF, BLOCK_DV], v_desc.layout)
     q_tiles = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, BQ, BLOCK_D], q_desc.layout)
     d_out_tiles = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, BQ, BLOCK_DV], d_out_desc.layout)
-    ds_tiles = gl.allocate_shared_memory(dtype, [4, HALF, BQ], ds_layout)
+    ds_tiles = gl.allocate_shared_memory(dtype, [2 * DS_STAGES, HALF, BQ], ds_layout)
     dk_tiles = gl.allocate_shared_memory(dtype, [2, 1, 1, HALF, BLOCK_D], dk_desc.layout)
     lse_tiles = gl.allocate_shared_memory(gl.float32, [STAGES, BQ], rows)
     delta_tiles = gl.allocate_shared_memory(gl.float32, [STAGES, BQ], rows)
@@ -1553,31 +1557,37 @@ def _hopper_backward_kernel(
     q_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     d_out_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     turn_ready = gl.allocate_shared_memory(gl.int64, [TURNS, 1], mbarrier.MBarrierLayout())
+    turn_added = gl.allocate_shared_memory(gl.int64, [TURNS, 1], mbarrier.MBarrierLayout())
     turn_passed = gl.allocate_shared_memory(gl.int64, [TURNS, 1], mbarrier.MBarrierLayout())
+    ds_free = gl.allocate_shared_memory(gl.int64, [DS_STAGES, 1], mbarrier.MBarrierLayout())
     note_ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     mbarrier.init(k_ready, count=1)
-    mbarrier.init(k_free, count=2)
+    mbarrier.init(k_free, count=3)
     mbarrier.init(v_ready, count=1)
     mbarrier.init(v_free, count=2)
     for i in gl.static_range(STAGES):
         mbarrier.init(q_ready.index(i), count=2)
-        mbarrier.init(d_out_ready.index(i), count=2)
+        mbarrier.init(d_out_ready.index(i), count=1)
     mbarrier.init(note_ready, count=1)
     for i in gl.static_range(TURNS):
         mbarrier.init(turn_ready.index(i), count=1)
+        mbarrier.init(turn_added.index(i), count=1)
         mbarrier.init(turn_passed.index(i), count=1)
+    for i in gl.static_range(DS_STAGES):
+        mbarrier.init(ds_free.index(i), count=1)
     fence_async_shared()
     item = gl.atomic_add(queue_ptr, 1, sem="relaxed")
     gl.warp_specialize(
         [
-            (_differentiate_tiles, (dk_desc, dv_desc, dq_parts_ptr, dk_tiles, turn_ready, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, lse_tiles, delta_tiles, k_ready, k_free, v_ready, v_free, q_ready, d_out_ready, notes, note_ready, item, n_work, together, walks_ptr, met_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, EARLY, TURNS, DS_STORED, ADDED, READ, FREE, 0, FAST)),
-            (_differentiate_tiles, (dk_desc, dv_desc, dq_parts_ptr, dk_tiles, turn_ready, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, lse_tiles, delta_tiles, k_ready, k_free, v_ready, v_free, q_ready, d_out_ready, notes, note_ready, item, n_work, together, walks_ptr, met_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, EARLY, TURNS, DS_STORED, ADDED, READ, FREE, 1, FAST)),
-            (_load_backward_tiles, (q_desc, k_desc, v_desc, d_out_desc, lse_ptr, delta_ptr, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, lse_tiles, delta_tiles, k_ready, k_free, v_ready, v_free, q_ready, d_out_ready, notes, note_ready, queue_ptr, item, n_work, together, walks_ptr, met_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, EARLY, TURNS, DS_STORED, ADDED, READ, FREE)),
-            (_await_turns, (turns_ptr, turn_ready, turn_passed, notes, note_ready, item, n_work, together, walks_ptr, met_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, EARLY, TURNS, DS_STORED, ADDED, READ, FREE)),
-            (_pass_turns, (turns_ptr, turn_passed, notes, note_ready, item, n_work, together, walks_ptr, met_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, EARLY, TURNS, DS_STORED, ADDED, READ, FREE)),
+            (_differentiate_tiles, (dk_desc, dv_desc, dk_tiles, ds_free, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, lse_tiles, delta_tiles, k_ready, k_free, v_ready, v_free, q_ready, d_out_ready, notes, note_ready, item, n_work, together, walks_ptr, met_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, EARLY, BACKWARDS, TURNS, DS_STAGES, DS_STORED, READ, FREE, 0, FAST)),
+            (_differentiate_tiles, (dk_desc, dv_desc, dk_tiles, ds_free, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, lse_tiles, delta_tiles, k_ready, k_free, v_ready, v_free, q_ready, d_out_ready, notes, note_ready, item, n_work, together, walks_ptr, met_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, EARLY, BACKWARDS, TURNS, DS_STAGES, DS_STORED, READ, FREE, 1, FAST)),
+            (_add_dq_tiles, (dq_parts_ptr, turn_ready, turn_added, ds_free, k_tiles, ds_tiles, k_ready, k_free, notes, note_ready, item, n_work, together, walks_ptr, met_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, EARLY, BACKWARDS, TURNS, DS_STAGES, DS_STORED, READ, FREE, FAST)),
+            (_load_backward_tiles, (q_desc, k_desc, v_desc, d_out_desc, lse_ptr, delta_ptr, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, lse_tiles, delta_tiles, k_ready, k_free, v_ready, v_free, q_ready, d_out_ready, notes, note_ready, queue_ptr, item, n_work, together, walks_ptr, met_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, EARLY, BACKWARDS, TURNS, DS_STAGES, DS_STORED, READ, FREE)),
+            (_await_turns, (turns_ptr, turn_ready, turn_passed, notes, note_ready, item, n_work, together, walks_ptr, met_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, EARLY, BACKWARDS, TURNS, DS_STAGES, DS_STORED, READ, FREE)),
+            (_pass_turns, (turns_ptr, turn_added, turn_passed, notes, note_ready, item, n_work, together, walks_ptr, met_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, EARLY, BACKWARDS, TURNS, DS_STAGES, DS_STORED, READ, FREE)),
         ],
-        [4, 1, 1, 1],
-        [240, SPARE, SPARE, SPARE],
+        [4, 4, 1, 1, 1],
+        [HELD, 512 - SPARE - 2 * HELD, SPARE, SPARE, SPARE],
     )
 
 
@@ -1792,9 +1802,11 @@ def _weigh_query_tiles(
         for step in range(n_steps):
             at = any_lo + step
             weight = _weigh_again(
-                qk, lse_tiles.index(stage), batch, head, kv_head, at * BQ, ((at < full_lo) | (at >= full_hi)), k0, k_idx, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, logit_scale, col_term,
-                scale, B, Hq, Hkv, D, Dv, BQ, BK, dtype,
+                qk, lse_tiles.index(stage).load(gl.SliceLayout(0, pair_layout))[None, :], batch, head, kv_head, at * BQ, k0, k_idx, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, logit_scale, col_term, D, Dv, BQ, BK, dtype,
             )
+            if ((at < full_lo) | (at >= full_hi)):
+                kept = _kept_bits(qk, at * BQ, k0, batch, head, kv_head, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BQ, BK)
+                weight &= kept
             _arrive(Q_FREE + stage, 288, 4)
             _hand_over(weight, handed, turn + step, AHEAD, HANDED, TAKEN)
             p = _unpacked(weight, dtype, p_layout)
@@ -1890,7 +1902,7 @@ def _hopper_dkdv_kernel(
 
     Both results, in float32, would not fit in the registers of one; so each has one, and half of the products.
     """
-    # Of the sixteen barriers of a multiprocessor Triton has the first six. These tell that a place of queries, and of dO, is
+    # Of the sixteen barriers of a program Triton has the first six. These tell that a place of queries, and of dO, is
     # free, and that weights are handed over, and taken.
     Q_FREE: gl.constexpr = 6
     D_OUT_FREE: gl.constexpr = Q_FREE + STAGES
@@ -2084,7 +2096,7 @@ def _hopper_dq_kernel(
     FAST: gl.constexpr,
 ):
     """dQ of 128 queries: two warpgroups, 64 queries each, and a warp that fetches for both."""
-    # Of the sixteen barriers of a multiprocessor Triton has the first six; these tell that a place is free.
+    # Of the sixteen barriers of a program Triton has the first six; these tell that a place is free.
     K_FREE: gl.constexpr = 6
     V_FREE: gl.constexpr = K_FREE + K_STAGES
     gl.static_assert(V_FREE + V_STAGES <= 16)
@@ -2494,13 +2506,13 @@ def _prepared_backward(
     rows = _Ready(_rows_kernel, _ceil(B * Hq * Sq, 32), 0, (), options)
     hopper = _hopper_backward(q, v) if tma else None
     if hopper is not None:
-        BQ, BK, stages, early, together, ahead, spare = hopper
+        BQ, BK, stages, early, together, ahead, spare, backwards = hopper
         block = _hopper_block(D)
         n_tiles = _ceil(Sk, BK)
         descriptors = (*_hopper_tiles(BQ, q), *_hopper_tiles(BK // 2, k, v), *_hopper_tiles(BQ, d_out), *_hopper_tiles(BK // 2, dk, dv))
         options = dict(
             D=D, Dv=Dv, BLOCK_D=block, BLOCK_DV=_hopper_block(Dv), BQ=BQ, BK=BK, STAGES=stages, EARLY=early,
-            SPARE=spare, FAST=True, num_warps=4,
+            BACKWARDS=backwards, SPARE=spare, FAST=True, num_warps=4,
         )
         n_work = n_tiles * B * Hkv
         grid = min(n_work, _multiprocessors(q.device))

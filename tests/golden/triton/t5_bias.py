@@ -456,7 +456,7 @@ def _again(item):
 
 @gluon.jit
 def _arrive(number, THREADS: gl.constexpr, WARPS: gl.constexpr):
-    """Tells the THREADS that share a barrier of the multiprocessor's sixteen that these warps have come; they go on."""
+    """Tells the THREADS that share a barrier of the program's sixteen that these warps have come; they go on."""
     each: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
     gl.inline_asm_elementwise(
         "bar.arrive $1, $2; mov.b32 $0, $1;",
@@ -834,7 +834,7 @@ def _hopper_forward_kernel(
 ):
     """The forward pass by warpgroups that compute, 64 queries each, and a warp that fetches for all of them."""
     PARTS: gl.constexpr = BQ // 64
-    # Of the sixteen barriers of a multiprocessor Triton has the first six. These tell that a place is free, and whose turn
+    # Of the sixteen barriers of a program Triton has the first six. These tell that a place is free, and whose turn
     # it is.
     K_FREE: gl.constexpr = 6
     V_FREE: gl.constexpr = K_FREE + STAGES
@@ -1084,26 +1084,32 @@ def _may_attend(
 
 
 @gluon.jit
+def _kept_bits(
+    like, q0, k0, batch, head, kv_head, scale, B, Hq, Hkv, Sq, Sk, table_ptr, table_stride_0, table_stride_1,
+    D: gl.constexpr, Dv: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr,
+):
+    """All bits of the packed pairs that the mask allows, none of the others."""
+    allowed = _may_attend(like, q0, k0, batch, head, kv_head, scale, B, Hq, Hkv, Sq, Sk, table_ptr, table_stride_0, table_stride_1, D, Dv, BQ, BK)
+    low, high = allowed.reshape([BK, BQ // 2, 2]).split()
+    return gl.where(low, 0xFFFF, 0) | gl.where(high, -65536, 0)
+
+
+@gluon.jit
 def _weigh_again(
-    qk, lse_tile, batch, head, kv_head, q0, masked, k0, k_idx, Sq, Sk, table_ptr, table_stride_0, table_stride_1, col_term,
-    scale, B, Hq, Hkv,
+    qk, row_lse, batch, head, kv_head, q0, k0, k_idx, Sq, Sk, table_ptr, table_stride_0, table_stride_1, col_term,
     D: gl.constexpr, Dv: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, dtype: gl.constexpr,
 ):
-    """The weights of a tile, keys down and queries across, from its scores and the rows' log-sum-exp: packed."""
+    """The weights of a tile, keys down and queries across, from its scores and the rows' log-sum-exp: packed,
+    and of every pair, allowed or not.
+    """
     columns: gl.constexpr = gl.SliceLayout(0, qk.type.layout)
     q_idx = (q0 + gl.arange(0, BQ, layout=columns))[None, :]
-    row_lse = lse_tile.load(columns)[None, :]
     row_term = q_idx + Sk - Sq
     offset_2 = k_idx - row_term
     distance = tl.abs(offset_2)
     row_term_2 = tl.cast(row_term, tl.float32)
     p = tl.exp2(qk * 1.4426950408889634 + tl.cast(tl.load(table_ptr + (tl.cast(tl.where(0 < offset_2, 16, 0), tl.int64) + tl.where(distance < 8, distance, tl.minimum(tl.cast(8, tl.int64) + tl.cast(tl.log2(tl.maximum(tl.abs(col_term - row_term_2), 8.0) * 0.125) * 2.0, tl.int32), 15))) * table_stride_0 + tl.cast(head, tl.int64) * table_stride_1, mask=(tl.cast(tl.where(0 < offset_2, 16, 0), tl.int64) + tl.where(distance < 8, distance, tl.minimum(tl.cast(8, tl.int64) + tl.cast(tl.log2(tl.maximum(tl.abs(col_term - row_term_2), 8.0) * 0.125) * 2.0, tl.int32), 15)) >= 0) & (tl.cast(tl.where(0 < offset_2, 16, 0), tl.int64) + tl.where(distance < 8, distance, tl.minimum(tl.cast(8, tl.int64) + tl.cast(tl.log2(tl.maximum(tl.abs(col_term - row_term_2), 8.0) * 0.125) * 2.0, tl.int32), 15)) < 32), other=0), tl.float32) * 1.4426950408889634 - row_lse)
     weight = _packed(p, dtype)
-    if masked:
-        allowed = _may_attend(qk, q0, k0, batch, head, kv_head, scale, B, Hq, Hkv, Sq, Sk, table_ptr, table_stride_0, table_stride_1, D, Dv, BQ, BK)
-        low, high = allowed.reshape([BK, BQ // 2, 2]).split()
-        kept = gl.where(low, 0xFFFF, 0) | gl.where(high, -65536, 0)
-        weight &= kept
     return weight
 
 
@@ -1295,9 +1301,11 @@ def _weigh_query_tiles(
         for step in range(n_steps):
             at = step
             weight = _weigh_again(
-                qk, lse_tiles.index(stage), batch, head, kv_head, at * BQ, at >= full_hi, k0, k_idx, Sq, Sk, table_ptr, table_stride_0, table_stride_1, col_term,
-                scale, B, Hq, Hkv, D, Dv, BQ, BK, dtype,
+                qk, lse_tiles.index(stage).load(gl.SliceLayout(0, pair_layout))[None, :], batch, head, kv_head, at * BQ, k0, k_idx, Sq, Sk, table_ptr, table_stride_0, table_stride_1, col_term, D, Dv, BQ, BK, dtype,
             )
+            if at >= full_hi:
+                kept = _kept_bits(qk, at * BQ, k0, batch, head, kv_head, scale, B, Hq, Hkv, Sq, Sk, table_ptr, table_stride_0, table_stride_1, D, Dv, BQ, BK)
+                weight &= kept
             _arrive(Q_FREE + stage, 288, 4)
             _hand_over(weight, handed, turn + step, AHEAD, HANDED, TAKEN)
             p = _unpacked(weight, dtype, p_layout)
@@ -1393,7 +1401,7 @@ def _hopper_dkdv_kernel(
 
     Both results, in float32, would not fit in the registers of one; so each has one, and half of the products.
     """
-    # Of the sixteen barriers of a multiprocessor Triton has the first six. These tell that a place of queries, and of dO, is
+    # Of the sixteen barriers of a program Triton has the first six. These tell that a place of queries, and of dO, is
     # free, and that weights are handed over, and taken.
     Q_FREE: gl.constexpr = 6
     D_OUT_FREE: gl.constexpr = Q_FREE + STAGES
@@ -1559,7 +1567,7 @@ def _hopper_dq_kernel(
     FAST: gl.constexpr,
 ):
     """dQ of 128 queries: two warpgroups, 64 queries each, and a warp that fetches for both."""
-    # Of the sixteen barriers of a multiprocessor Triton has the first six; these tell that a place is free.
+    # Of the sixteen barriers of a program Triton has the first six; these tell that a place is free.
     K_FREE: gl.constexpr = 6
     V_FREE: gl.constexpr = K_FREE + K_STAGES
     gl.static_assert(V_FREE + V_STAGES <= 16)

@@ -469,7 +469,7 @@ def _again(item):
 
 @gluon.jit
 def _arrive(number, THREADS: gl.constexpr, WARPS: gl.constexpr):
-    """Tells the THREADS that share a barrier of the multiprocessor's sixteen that these warps have come; they go on."""
+    """Tells the THREADS that share a barrier of the program's sixteen that these warps have come; they go on."""
     each: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
     gl.inline_asm_elementwise(
         "bar.arrive $1, $2; mov.b32 $0, $1;",
@@ -829,7 +829,7 @@ def _hopper_forward_kernel(
 ):
     """The forward pass by warpgroups that compute, 64 queries each, and a warp that fetches for all of them."""
     PARTS: gl.constexpr = BQ // 64
-    # Of the sixteen barriers of a multiprocessor Triton has the first six. These tell that a place is free, and whose turn
+    # Of the sixteen barriers of a program Triton has the first six. These tell that a place is free, and whose turn
     # it is.
     K_FREE: gl.constexpr = 6
     V_FREE: gl.constexpr = K_FREE + STAGES

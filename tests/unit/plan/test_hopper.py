@@ -90,12 +90,23 @@ def test_who_is_served(name: str) -> None:
 
 def test_what_leaves_too_few_registers() -> None:
     assert not backward_skeletons(plan(analysed(text_of("t5_bias"))), None)
-    for name in ("full_bias", "softcap", "sliding_window", "documents", "prefix_lm", "custom_normalizer"):
+    for name in ("full_bias", "softcap", "relative_bias"):
         rows = backward_skeletons(plan(analysed(text_of(name))), None)
-        assert {dims: row.early for dims, row in rows.items()} == {(64, 64): False, (128, 128): False}
-    for name in ("causal", "sink"):
+        assert {dims: row.queries for dims, row in rows.items()} == {(64, 64): 64, (128, 128): 64}
+    for name in ("causal", "sink", "alibi", "sliding_window", "documents", "prefix_lm", "custom_normalizer"):
         rows = backward_skeletons(plan(analysed(text_of(name))), None)
-        assert {dims: row.early for dims, row in rows.items()} == {(64, 64): True, (128, 128): False}
+        assert {dims: row.queries for dims, row in rows.items()} == {(64, 64): 128, (128, 128): 64}
+
+
+BACKWARDS = {"alibi", "causal", "custom_normalizer", "mla", "sink", "softcap", "softmax1"}
+
+
+def test_tiles_of_keys_go_backwards_where_each_begins_at_other_queries() -> None:
+    for name in NAMES:
+        rows = backward_skeletons(plan(analysed(text_of(name))), None)
+        if rows:
+            assert not rows[64, 64].backwards
+            assert rows[128, 128].backwards == (name in BACKWARDS), name
 
 
 @pytest.mark.parametrize("name", NAMES)
