@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from attngen.emit import pallas_checks
 from attngen.emit.params import ParamView
+from attngen.ir.walk import reads
 from attngen.plan import capabilities
 from attngen.plan.kernel import KernelPlan
 
@@ -22,6 +23,12 @@ PAIRS_AT = (
     "at_distance = (Sq - 1 - jnp.arange(Sq + Sk - 1)).reshape(1, 1, 1, -1)",
 )
 """Lines that bind the positions along each axis, for expressions on the host."""
+PRODUCTS = (
+    "# An index reads the products themselves: all of them at once.",
+    'qk = jnp.einsum("bqhd,bkhd->bhqk", q, jnp.repeat(k, Hq // Hkv, 2), precision=PRECISION, '
+    "preferred_element_type=jnp.float32)",
+)
+"""Lines that bind q . k for every pair, where an element of a param is chosen by it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +91,11 @@ class DoorView:
     dtype_words: str
 
 
+def chosen_by_products(plan: KernelPlan) -> bool:
+    """Whether some index reads q . k, which is known before the kernels only if it is computed there, too."""
+    return any(reads(a.load, "qk") for a in plan.choices.accesses)
+
+
 def door(plan: KernelPlan, params: tuple[ParamView, ...], sizes: Mapping[str, str], accepted: Accepted) -> DoorView:
     given = plan.attention.params
     *most, last = accepted.dtypes
@@ -94,7 +106,7 @@ def door(plan: KernelPlan, params: tuple[ParamView, ...], sizes: Mapping[str, st
         check_lines=pallas_checks.check_lines(plan, params, sizes),
         convert_lines=pallas_checks.convert_lines(given, params),
         param_docs=tuple(pallas_checks.doc(p) for p in given),
-        call_positions=PAIRS_AT,
+        call_positions=(*PAIRS_AT, *(PRODUCTS if chosen_by_products(plan) else ())),
         signs_scale=plan.facts.scale_positive,
         accepted=accepted,
         dtypes=f"({', '.join(f'jnp.{d}' for d in accepted.dtypes)})",

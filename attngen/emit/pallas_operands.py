@@ -19,7 +19,7 @@ from attngen.plan.kernel import DISTANCE, KernelPlan, distance_index
 from attngen.plan.operands import Extent, Operand, operands
 
 _AXES = {"b": 0, "h": 1, "hkv": 1, "q": 2, "k": 3}
-_POSITIONS = {"b": "at_b", "h": "at_h", "hkv": "(at_h // (Hq // Hkv))", "q": "at_q", "k": "at_k"}
+_POSITIONS = {"b": "at_b", "h": "at_h", "hkv": "(at_h // (Hq // Hkv))", "q": "at_q", "k": "at_k", "qk": "qk"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -237,8 +237,9 @@ DISTANCE = Symbol("distance", Type.INT)
 
 
 def distance_index(leaf: Load) -> tuple[Expr, ...] | None:
-    """The indices as functions of `distance` = q - k, and of the head; None where they depend on q and k otherwise."""
-    if any(loads(i) for i in leaf.indices):
+    """The indices as functions of `distance` = q - k, and of the head; None where they depend on q and k otherwise,
+    q . k among them: it differs from pair to pair whatever else the index reads."""
+    if any(loads(i) or reads(i, "qk") for i in leaf.indices):
         return None
     found: list[Expr] = []
     for i in leaf.indices:

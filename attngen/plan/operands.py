@@ -49,7 +49,7 @@ def operands(plan: KernelPlan) -> tuple[Operand, ...]:
 
 
 def operand(e: Scalar | Load) -> Operand:
-    return Operand(e, extent_of(e), reads(e, "b"), reads(e, "h", "hkv"))
+    return Operand(e, extent_of(e), reads(e, "b", "qk"), reads(e, "h", "hkv", "qk"))
 
 
 def extent_of(e: Scalar | Load) -> Extent:
