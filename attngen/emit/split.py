@@ -16,6 +16,7 @@ from attngen.emit.triton_expressions import Printer
 from attngen.ir.build import TRUE, mul, real
 from attngen.ir.nodes import Expr
 from attngen.ir.walk import named
+from attngen.plan.footprint import loads_of
 from attngen.plan.kernel import KernelPlan
 from attngen.plan.schedule import Level
 from attngen.plan.split import CUT, Cut, shares
@@ -72,7 +73,7 @@ def split_view(
         ends(split.partial),
         _merge(plan, params, known),
         ["pieces", *unspecialized],
-        tuple((key, share.row) for key, share in shares(tile, plan.burden).items()),
+        tuple((key, share.row) for key, share in shares(tile, plan.burden, loads_of(plan).chosen).items()),
         ("q", "*ready.tiles(k, v)", "parts", *seed, *tests, "ready.pieces", "*plain", "*known.strides"),
         ("parts", *outputs, "ready.pieces", "*plain"),
     )

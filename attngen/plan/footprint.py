@@ -7,7 +7,7 @@ it does with tiles of keys; and it moves addresses through it that are dear to c
 from __future__ import annotations
 
 from attngen.ir.nodes import Load, Storage
-from attngen.ir.walk import loads
+from attngen.ir.walk import loads, reads
 from attngen.plan.kernel import Gather, KernelPlan, evaluated
 from attngen.plan.schedule import Level, is_dear, level_of
 from attngen.plan.tiles import Loads
@@ -26,6 +26,7 @@ def loads_of(plan: KernelPlan) -> Loads:
         pair=sum(_width(plan, e) for e in pair),
         widest=max((_width(plan, e) for e in pair), default=0),
         addresses=any(is_dear(i) for e in pair for i in e.indices),
+        chosen=any(reads(e, "qk") for e in pair),
         line=sum(_width(plan, e) for e in line),
         gathered=bool(apart),
     )

@@ -117,14 +117,16 @@ _SHARES: Mapping[tuple[str, int], Share] = {
 }
 
 
-def shares(own: tuple[int, int] | None, burden: Burden) -> Mapping[tuple[str, int], Share]:
-    """By (chip, bytes of an element); `own` is the spec's tile, which bounds these."""
+def shares(own: tuple[int, int] | None, burden: Burden, chosen: bool = False) -> Mapping[tuple[str, int], Share]:
+    """By (chip, bytes of an element); `own` is the spec's tile, which bounds these. `chosen`: see `tiles.Loads`."""
     found = {key: _SHARES.get(key, _SINGLE) for key in ((chip, size) for chip in SHARED_MEMORY for size in (2, 4))}
     most = (64, 128) if own is None else (max(16, own[0]), max(16, own[1]))
     if burden is Burden.RANDOM:  # whose bits take registers
         most = min(32, most[0]), min(64, most[1])
     if burden is Burden.PAIRS:  # which are loaded, and take shared memory
         most = most[0], min(64, most[1])
+    if chosen:
+        found = {key: replace(s, stages=1) for key, s in found.items()}
     return {key: replace(s, rows=min(s.rows, most[0]), keys=min(s.keys, most[1])) for key, s in found.items()}
 
 

@@ -119,13 +119,15 @@ def registers(burden: Burden) -> dict[tuple[int, int, int, int, int], int]:
 @dataclass(frozen=True, slots=True)
 class Loads:
     """Loads of params in the loops, in bytes: of all that are read for one pair, and of the widest of them; of all that
-    are read for one row or column. `addresses`: some pair's address is dear to compute. `gathered`: kernels of their
-    own gather a gradient over pairs, with the dQ kernel's tiles and no stages.
+    are read for one row or column. `addresses`: some pair's address is dear to compute. `chosen`: some depends on the
+    product of query and key. `gathered`: kernels of their own gather a gradient over pairs, with the dQ kernel's tiles
+    and no stages.
     """
 
     pair: int = 0
     widest: int = 0
     addresses: bool = False
+    chosen: bool = False
     line: int = 0
     gathered: bool = False
 
@@ -245,6 +247,8 @@ def table(own: tuple[int, int] | None, burden: Burden = Burden.LIGHT, loads: Loa
                 if own is not None:
                     forward, dq = (asked(k, own, chip, itemsize, head_block) for k in ("forward", "dq"))
                     tiles = (forward, dq if chip == "cpu" else tiles[1], dq)
+                if loads.chosen:  # between a product and the load that waits for it Triton 3.6 can't put stages
+                    tiles = tuple(replace(t, stages=1) for t in tiles)
                 kernels = [fitted(k, t, chip, itemsize, head_block, loads) for k, t in zip(KERNELS, tiles, strict=True)]
                 rows.append(Row(chip, itemsize, head_block, *kernels))
     return tuple(rows)

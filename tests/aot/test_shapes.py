@@ -27,13 +27,22 @@ score = qk * scale * weight[h, q, k] + table[clamp(order[abs(q - k)], 0, 63)]
 mask = allowed[q, k] and q >= k
 """
 
+CONTENT = """
+attention content
+param table: f32[Hq, 16]
+score = qk * scale + table[h, clamp(floor(qk * scale * 4) + 8, 0, 15)]
+mask = causal
+"""
+
 SPECS = {name: name for name in ("causal", "t5_bias", "natten_2d", "sigmoid", "full_bias", "documents")}
 SPECS["gathered"] = GATHERED_INDEX
+SPECS["content"] = CONTENT
 
 SAMPLE = {
     ("causal", "gfx942", (256, 256), "bf16", None),
     ("t5_bias", "sm_80", (192, 128), "bf16", (128, 128)),
     ("gathered", "sm_90", (128, 128), "bf16", None),
+    ("content", "sm_90", (128, 128), "bf16", None),  # a load that waits for a product, which no pipeline takes
 }
 
 

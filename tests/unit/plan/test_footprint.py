@@ -7,7 +7,8 @@ import pytest
 from attngen import api
 from attngen.errors import Source
 from attngen.plan.footprint import loads_of
-from attngen.plan.tiles import KERNELS, NO_LOADS, SHARED_MEMORY, Loads, Tile, fitted, shared_bytes, table
+from attngen.plan.split import shares
+from attngen.plan.tiles import KERNELS, NO_LOADS, SHARED_MEMORY, Burden, Loads, Tile, fitted, shared_bytes, table
 
 HEAD = "attention a\nparam t: {storage}[{shape}]\n"
 
@@ -34,6 +35,15 @@ def test_addresses_that_are_dear_to_compute() -> None:
     assert found("f32", "64", "score = qk + t[int(log2(1 + abs(q - k)))]").addresses
     nested = found("int", "Sk", "param u: f32[64]", "score = qk + u[t[abs(q - k)]]")
     assert nested.addresses and nested.pair == 8 + 4 and nested.widest == 8
+
+
+def test_addresses_that_wait_for_the_product() -> None:
+    """The compiler can put no stage between a product and the load that it chooses."""
+    chosen = found("f32", "64", "score = qk * scale + t[clamp(floor(qk), 0, 63)]")
+    assert chosen.chosen and not found("f32", "64", "score = qk * scale + t[min(abs(q - k), 63)]").chosen
+    assert {tile.stages for row in table(None, Burden.PAIRS, chosen) for tile in (row.forward, row.dkdv, row.dq)} == {1}
+    assert {row.forward.stages for row in table((128, 64), Burden.PAIRS, chosen)} == {1}
+    assert {share.stages for share in shares(None, Burden.PAIRS, chosen.chosen).values()} == {1}
 
 
 def test_what_is_read_once_a_row_or_a_column() -> None:
