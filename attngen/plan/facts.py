@@ -6,7 +6,6 @@ cannot bound it calls unknown (None), which is always safe.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -112,10 +111,9 @@ class Facts:
             case Op.TO_FLOAT | Op.TO_INT | Op.FLOOR | Op.CEIL:
                 if e.args[0].type is Type.BOOL:
                     return (0.0, 1.0)
-                return (
-                    None if low[0] is None else math.floor(low[0]) if math.isfinite(low[0]) else low[0],
-                    None if high[0] is None else math.ceil(high[0]) if math.isfinite(high[0]) else high[0],
-                )
+                # What NaN, infinities and numbers beyond 32 bits become as ints is the chip's choice, and rounding may
+                # carry a float past a whole number: no bound of a float is one of the int.
+                return parts[0] if e.op is Op.TO_FLOAT else UNKNOWN
             case Op.EXP | Op.EXP2 | Op.SQRT | Op.RSQRT:
                 return (0.0, None)
             case Op.SIGMOID:

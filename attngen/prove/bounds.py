@@ -6,6 +6,9 @@ its sequence, and no mask keeps the overhang from being read, so positions run p
 kernel clamps them. Where a kernel reads one element for a whole tile because its index is the same at two corners,
 those are shown to be the extreme ones. Rows of q, k and v are compared with the length, but for the walked tiles
 without a mask, which lie inside it.
+
+An int that is made of a float may be any: z3's reals know no rounding, no infinities and no NaN, and what these become
+is the chip's choice. A claim holds whatever the floats are.
 """
 
 from __future__ import annotations
@@ -15,8 +18,8 @@ from functools import partial
 from time import monotonic
 
 from attngen.ir import printing
-from attngen.ir.nodes import Expr, Load, Symbol
-from attngen.ir.walk import loads
+from attngen.ir.nodes import Apply, Expr, Load, Op, Symbol, Type
+from attngen.ir.walk import loads, nodes, substitute
 from attngen.plan.access import Access, AxisAccess, Corner
 from attngen.plan.kernel import KernelPlan, evaluated
 from attngen.prove.answers import Answer, Fails, Holds, Term
@@ -72,20 +75,40 @@ def _claim(plan: KernelPlan, load: Load, access: Access | None, deadline: float)
         if tested.low and tested.high:
             methods.append("compared in the kernel")
             continue
-        world = World(plan.attention)
-        answer = _inside(world, plan, load, axis, tested, dim, deadline - monotonic())
-        if isinstance(answer, Fails) and not _confirmed(answer, load.indices[axis], tested, dim):
+        index = load.indices[axis]
+        answer = _inside(World(plan.attention), _of_any_floats(index), tested, dim, deadline - monotonic())
+        if isinstance(answer, Fails) and _reads_floats(index):
+            # Any int would do. Is it one that some floats give?
+            answer = _inside(World(plan.attention), index, tested, dim, deadline - monotonic())
+            if not isinstance(answer, Fails) or not _confirmed(answer, index, tested, dim):
+                reason = "nothing bounds the ints that are made of floats, and none was found that leaves the param"
+                return Claim(text, sentence, Unknown("z3", reason), span=load.span)
+        if isinstance(answer, Fails) and not _confirmed(answer, index, tested, dim):
             reason = "it knows nothing of the functions in the index, and its values do not hold when evaluated"
             return Claim(text, sentence, Unknown("z3", reason), span=load.span)
         if isinstance(answer, Fails):
             own = ", ".join(f"{name} = {value}" for name, value in _shown(answer, load, dim))
-            index = printing.expression(load.indices[axis])
-            example = (f"at {own}", f"`{index}` is outside 0 … {printing.expression(dim)} - 1, and the kernel reads it")
+            what = f"`{printing.expression(index)}` is outside 0 … {printing.expression(dim)} - 1"
+            example = (f"at {own}", f"{what}, and the kernel reads it")
             return Claim(text, sentence, Refuted("z3", example, tuple(answer.values.items())), span=load.span)
         if not isinstance(answer, Holds):
             return Claim(text, sentence, Unknown("z3", answer.reason), span=load.span)
         methods.append("z3, clamped" if tested.clamped else "z3")
     return Claim(text, sentence, Proved("; ".join(dict.fromkeys(methods))), span=load.span)
+
+
+def _reads_floats(index: Expr) -> bool:
+    return any(_is_made_of_a_float(n) for n in nodes(index))
+
+
+def _is_made_of_a_float(e: Expr) -> bool:
+    return isinstance(e, Apply) and e.op in (Op.TO_INT, Op.FLOOR, Op.CEIL) and e.args[0].type is Type.FLOAT
+
+
+def _of_any_floats(index: Expr) -> Expr:
+    """The index with an unknown int for each one that is made of a float."""
+    made = dict.fromkeys(n for n in nodes(index) if _is_made_of_a_float(n))
+    return substitute(index, {n: Symbol(f"whole {number}", Type.INT) for number, n in enumerate(made)})
 
 
 def _confirmed(answer: Fails, index: Expr, tested: AxisAccess, dim: Expr) -> bool:
@@ -123,10 +146,7 @@ def _corner_claim(plan: KernelPlan, corner: Corner, deadline: float) -> Claim:
             return claim(Unknown("z3", answer.reason))
 
 
-def _inside(
-    world: World, plan: KernelPlan, load: Load, axis: int, tested: AxisAccess, dim: Expr, seconds: float
-) -> Answer:
-    index = load.indices[axis]
+def _inside(world: World, index: Expr, tested: AxisAccess, dim: Expr, seconds: float) -> Answer:
     size = world.term(dim)
     at = _overhanging(world)
     premises = [p for name, p in _ranges(world) if name in at]

@@ -36,6 +36,9 @@ def read(score: str, *params: str) -> tuple[Facts, Expr]:
         ((), "sigmoid(qk)", (0, 1)),
         ((), "exp(qk)", (0, None)),
         ((), "log(qk)", (None, None)),
+        ((), "float(int(sqrt(float(q))))", (None, None)),  # what NaN becomes as an int is the chip's choice
+        ((), "float(floor(39.0 * sigmoid(qk)))", (None, None)),
+        ((), "float(min(int(sqrt(float(q))), 7))", (None, 7)),
         ((), "1.0 if q < k else -2.0", (-2, 1)),
         ((), "float(q < k)", (0, 1)),
         (("param c: int where c > 3",), "float(c)", (4, None)),

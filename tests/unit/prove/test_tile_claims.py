@@ -201,6 +201,55 @@ def test_a_missing_guard_is_refuted(lines: tuple[str, ...], axis: int, kept: Axi
     assert isinstance(found[0].verdict, Refuted)
 
 
+FLOATS = (
+    "min(int(sqrt(abs(q - k))), 39)", "min(floor(sqrt(abs(q - k))), 39)", "min(ceil(sqrt(abs(q - k))), 39)",
+    "int(39 * sigmoid(k - q))", "floor(39 * exp(-abs(q - k)))", "int(20 + 19 * cos(q - k))",
+    "int(19.5 + 19 * tanh(q - k))", "int(39 * erf(abs(q - k)))", "int(sqrt(abs(q - k))) // 4", "int(clamp(qk, 0, 39))",
+    "min(int(abs(qk)), 39)", "int(39 * share)", "floor(log2(1 + abs(q - k)))", "clamp(int(1 / x[h]), 0, 39)",
+    "abs(int(qk)) % 40",
+)  # fmt: skip
+"""Indices that are made of floats, all of them inside 0 … 39 where the floats are numbers."""
+
+
+def with_table(index: str) -> Attention:
+    params = ("param table: f32[Hq, 40]", "param x: f32[Hq]", "param share: f32 where 0 <= share <= 1")
+    return spec(*params, f"score = qk * scale + x[h] + share + table[h, {index}]")
+
+
+@pytest.mark.parametrize("index", FLOATS)
+def test_indices_made_of_floats_are_proved(index: str) -> None:
+    attention = with_table(index)
+    for claim in all_claims(attention, plan(attention)):
+        assert isinstance(claim.verdict, Proved), claim
+
+
+@pytest.mark.parametrize("index", [i for i in FLOATS if not i.startswith("clamp(") and not i.endswith("% 40")])
+def test_without_a_guard_they_are_not_proved(index: str) -> None:
+    """Rounding, NaN and infinities are none of z3's: what it shows of reals is no proof."""
+    planned = plan(with_table(index))
+    bare = AxisAccess(False, low=False, high=False)
+    accesses = tuple(
+        replace(a, axes=(a.axes[0], bare)) if a.load.param == "table" else a for a in planned.choices.accesses
+    )
+    claims = index_bounds(replace(planned, choices=replace(planned.choices, accesses=accesses)), 5.0)
+    (claim,) = (c for c in claims if c.subject.startswith("table"))
+    assert not isinstance(claim.verdict, Proved)
+
+
+@pytest.mark.parametrize(
+    ("index", "low", "high"),
+    [
+        ("clamp(floor(4 * qk) + 8, 0, 39)", False, False),  # whatever the float becomes
+        ("min(int(sqrt(abs(q - k))), 39)", True, False),
+        ("int(39 * sigmoid(k - q))", True, True),  # NaN may become any int
+        ("int(clamp(qk, 0, 39))", True, True),
+    ],
+)
+def test_what_is_not_seen_to_stay_inside_is_guarded(index: str, low: bool, high: bool) -> None:
+    (access,) = (a for a in plan(with_table(index)).choices.accesses if a.load.param == "table")
+    assert access.axes[1] == AxisAccess(False, low, high)
+
+
 def test_a_corner_that_is_not_extreme_is_refuted() -> None:
     planned = plan(spec("param t: f32[65]", "score = qk * scale + t[clamp(q - k, -32, 32) + 32]"))
     (corner,) = planned.choices.corners
