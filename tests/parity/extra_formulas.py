@@ -237,3 +237,28 @@ def sigmoid_dropout(q: Tensor, k: Tensor, v: Tensor, scale: float, *, dropout_se
     keep = formulas.philox_keep(q.shape[0], q.shape[1], q.shape[2], k.shape[2], 0.25, dropout_seed)
     weights = torch.sigmoid(products(q, k) * scale - 1.0)
     return (weights * torch.from_numpy(keep).to(q) / 0.75) @ heads(q, v), unit_denominator(weights, None)
+
+
+def content_buckets(q: Tensor, k: Tensor, v: Tensor, scale: float, *, table: Tensor, kind: Tensor) -> Result:
+    found = products(q, k)
+    bucket = (torch.floor(found * scale * 4) + 8).clamp(0, 15).long()
+    level = kind.to(found)[found.abs().long().clamp(max=39)]
+    at_head = torch.arange(q.shape[1], device=q.device)[:, None, None]
+    return normalized(found * scale + table[at_head, bucket] + level / 4, formulas.lower_triangle(q, k), heads(q, v))
+
+
+def content_by_batch(q: Tensor, k: Tensor, v: Tensor, scale: float, *, table: Tensor) -> Result:
+    found = products(q, k) * scale
+    cell = torch.floor(found).long() + 1
+    inside = (cell >= 0) & (cell < 3)
+    at_batch = torch.arange(q.shape[0], device=q.device)[:, None, None, None]
+    return normalized(found + torch.where(inside, table[at_batch, cell.clamp(0, 2)], 0.0), None, heads(q, v))
+
+
+def rounded_distance(q: Tensor, k: Tensor, v: Tensor, scale: float, *, table: Tensor) -> Result:
+    i, j = grid(q, k)
+    gap = (i - j).abs().double()
+    near = torch.floor(gap / 2.5).long().clamp(max=20)
+    far = (20 + torch.ceil(torch.sqrt(gap + 0.5)).long()).clamp(max=39)
+    side = (39 * torch.sigmoid((j - i).clamp(-40, 40).double() / 8)).long()
+    return normalized(products(q, k) * scale + table[:, near] + table[:, far] + table[:, side], None, heads(q, v))

@@ -360,4 +360,37 @@ mask  = causal
         f.block_sparse,
         lambda d: {"on": bools(d, -(-d.case.rows // 8), -(-d.case.columns // 8) + 1, share=0.5)},
     ),
+    extra(
+        "content_buckets",
+        """
+param table: f32[Hq, 16]
+param kind: int[40]
+score = qk * scale + table[h, clamp(floor(qk * scale * 4) + 8, 0, 15)] + kind[min(int(abs(qk)), 39)] / 4
+mask  = causal
+""",
+        f.content_buckets,
+        lambda d: {"table": d.normal(d.case.heads, 16), "kind": d.ints(-3, 4, 40)},
+        small_only=True,
+    ),
+    extra(
+        "content_by_batch",
+        "param table: f32[B, 3]\nscore = qk * scale + table[b, floor(qk * scale) + 1]\n",
+        f.content_by_batch,
+        lambda d: {"table": d.normal(d.case.batch, 3)},
+        small_only=True,
+    ),
+    extra(
+        "rounded_distance",
+        """
+param table: f32[Hq, 40]
+let gap = abs(q - k)
+let near = min(floor(gap / 2.5), 20)
+let far = min(20 + int(ceil(sqrt(gap + 0.5))), 39)
+let side = int(39 * sigmoid(clamp(k - q, -40, 40) / 8))
+score = qk * scale + table[h, near] + table[h, far] + table[h, side]
+""",
+        f.rounded_distance,
+        lambda d: {"table": d.normal(d.case.heads, 40)},
+        small_only=True,
+    ),
 )
