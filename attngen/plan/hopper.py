@@ -187,14 +187,14 @@ def backward_skeletons(plan: KernelPlan, own: tuple[int, int] | None) -> Mapping
     """Where dQ, dK and dV come from one kernel; elsewhere, and where the spec has its `own` tile, from portable ones.
 
     The weights are exponentials, some tiles need no mask, and a tile of keys meets one stretch of queries, or all. A
-    param's element whose place is dear to compute for every pair leaves too few registers.
+    param's element whose place is dear to compute for every pair, or is chosen by q . k, leaves too few registers.
     """
     heavy = plan.burden is Burden.RANDOM or plan.weights.form is not Form.EXPONENTIAL
     some_whole = plan.key_loops.full and plan.query_loops.full
     if own is not None or heavy or not some_whole or sum(not _leads(s) for s in plan.queries.any) != 1:
         return {}
     pairs = [e for e in loads(plan.weights.unit) if level_of(e) is Level.PAIR]
-    if any(is_dear(i) for e in pairs for i in e.indices):
+    if any(is_dear(i) or reads(i, "qk") for e in pairs for i in e.indices):
         return {}
     # What is held beside the weights, a factor for each pair or its param, takes the registers of half a tile.
     beside = pairs or not isinstance(plan.d_pair, Literal)

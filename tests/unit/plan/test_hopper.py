@@ -90,6 +90,8 @@ def test_who_is_served(name: str) -> None:
 
 def test_what_leaves_too_few_registers() -> None:
     assert not backward_skeletons(plan(analysed(text_of("t5_bias"))), None)
+    chosen = "attention a\nparam table: f32[40]\nscore = qk * scale + table[min(int(abs(qk)), 39)]\n"
+    assert not backward_skeletons(plan(analysed(chosen)), None)
     for name in ("full_bias", "softcap", "relative_bias"):
         rows = backward_skeletons(plan(analysed(text_of(name))), None)
         assert {dims: row.queries for dims, row in rows.items()} == {(64, 64): 64, (128, 128): 64}
