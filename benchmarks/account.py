@@ -17,7 +17,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,9 +72,8 @@ def lines_of(listing: str) -> list[Line]:
 
 
 def loops(lines: Sequence[Line]) -> list[tuple[int, int]]:
-    """First and last line of the main loops, one a warpgroup: the innermost ones with the most products in them.
-
-    The ends of outer loops have products too, of the last tile; they are fewer.
+    """First and last line of the main loops, one a warpgroup: the innermost ones with many products in them. The warpgroup
+    of dQ has half as many as the others. The ends of outer loops have products too, of the last tile; they are fewer.
     """
     starts = {line.text: i for i, line in enumerate(lines) if line.operation == "label"}
     found: list[tuple[int, int]] = []
@@ -86,7 +85,7 @@ def loops(lines: Sequence[Line]) -> list[tuple[int, int]]:
     found = [(a, b) for a, b in found if not any(c < a <= d < b for c, d in found)]  # jumps back from a wait elsewhere
     inner = [(a, b) for a, b in found if not any((a, b) != (c, d) and a <= c and d <= b for c, d in found)]
     work = {loop: demand(lines[loop[0] : loop[1] + 1])["matrix"] for loop in inner}
-    return [loop for loop in inner if work[loop] == max(work.values())]
+    return [loop for loop in inner if 2 * work[loop] >= max(work.values())]
 
 
 def of_a_full_tile(lines: Sequence[Line]) -> Iterator[Line]:
@@ -176,12 +175,19 @@ def rows() -> Iterator[tuple[str, ...]]:
                 speed = measured(variant, head_dim, direction)
                 yield (
                     f"{direction}, D = {head_dim}, {variant}",
-                    f"{len(each)} x {sum(map(len, each)) // len(each)}",
+                    " + ".join(_together(each, wanted)),
                     f"{total['matrix']:.0f}",
                     *(f"{total[unit] / total['matrix']:.0%}" for unit in UNITS[1:]),
                     f"{speed:.0f}",
                     f"{speed / CEILING:.0%}",
                 )
+
+
+def _together(each: Sequence[Sequence[Line]], wanted: Sequence[Mapping[str, float]]) -> Iterator[str]:
+    """How many warpgroups do the same work, and how many instructions one has on average; those with most products first."""
+    for products in sorted({w["matrix"] for w in wanted}, reverse=True):
+        alike = [len(found) for found, w in zip(each, wanted, strict=True) if w["matrix"] == products]
+        yield f"{len(alike)} x {sum(alike) // len(alike)}"
 
 
 def main() -> None:
