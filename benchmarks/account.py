@@ -72,8 +72,9 @@ def lines_of(listing: str) -> list[Line]:
 
 
 def loops(lines: Sequence[Line]) -> list[tuple[int, int]]:
-    """First and last line of the main loops, one a warpgroup: the innermost ones with many products in them. The warpgroup
-    of dQ has half as many as the others. The ends of outer loops have products too, of the last tile; they are fewer.
+    """First and last line of the main loops, one a warpgroup: the innermost ones with many products in them. The
+    warpgroup of dQ has half as many as the others. The ends of outer loops have products too, of the last tile; they
+    are fewer.
     """
     starts = {line.text: i for i, line in enumerate(lines) if line.operation == "label"}
     found: list[tuple[int, int]] = []
@@ -184,7 +185,7 @@ def rows() -> Iterator[tuple[str, ...]]:
 
 
 def _together(each: Sequence[Sequence[Line]], wanted: Sequence[Mapping[str, float]]) -> Iterator[str]:
-    """How many warpgroups do the same work, and how many instructions one has on average; those with most products first."""
+    """How many warpgroups do the same work, and the instructions of one, on average; those with most products first."""
     for products in sorted({w["matrix"] for w in wanted}, reverse=True):
         alike = [len(found) for found, w in zip(each, wanted, strict=True) if w["matrix"] == products]
         yield f"{len(alike)} x {sum(alike) // len(alike)}"

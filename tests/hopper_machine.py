@@ -2,8 +2,8 @@
 
 Takes a generated module, gives it kernels that run here, so that its own launcher can call them on tensors of the CPU.
 What is freed too early or waited for too little is a `FaultError`, and so is a deadlock (`hopper_memory`); so is a
-place outside a tensor (`hopper_numbers`). Programs run one after the other. Layouts and registers are left to the
-compiler (`tests/aot`).
+place outside a tensor (`hopper_numbers`). Programs run one after the other, so a turn that one must wait for another to
+pass is always there: `tests/gpu` sees those. Layouts and registers are left to the compiler (`tests/aot`).
 """
 
 from __future__ import annotations

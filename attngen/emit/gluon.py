@@ -8,7 +8,7 @@ The expressions are Triton's own text, which Gluon takes as it is; Gluon adds la
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from attngen.emit.gradients import GradientView, RowSum
@@ -238,7 +238,13 @@ def gluon_backward_view(
 ) -> GluonBackwardView | None:
     """None where there is no row, or no key meets any. `tuned`: see `gluon_view`."""
     rows = {t.dims: t.backward for t in tuned if isinstance(t.backward, BackwardSkeleton)}
-    table = _backward_table(backward_skeletons(plan, tile), rows, tuned)
+    planned = backward_skeletons(plan, tile)
+    known = {
+        dims: replace(row, backwards=row.backwards and planned[dims].backwards)
+        for dims, row in rows.items()
+        if dims in planned
+    }
+    table = _backward_table(planned, known, tuned)
     if not table or not queries.results:
         return None
     full = dict.fromkeys(name for run in queries.full for name in (run.start, run.stop) if name != ZERO)

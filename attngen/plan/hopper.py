@@ -152,7 +152,8 @@ def _fastest(plan: KernelPlan) -> Mapping[tuple[int, int], Skeleton]:
 
 @dataclass(frozen=True, slots=True)
 class BackwardSkeleton:
-    """Two warpgroups compute, half of the `keys` each, and walk tiles of `queries`, `stages` of which are in flight.
+    """Two warpgroups, half of the `keys` each, walk tiles of `queries`, `stages` of which are in flight, and make dV,
+    dK and dS. A third makes dQ of that.
 
     S, dP, dV, dK and dQ are five products, where the portable kernels need seven. A program holds a tile of keys, so
     its part of dQ is added to that of the tiles before it, in their order: `together` heads take their tiles in turn,
@@ -203,7 +204,8 @@ def backward_skeletons(plan: KernelPlan, own: tuple[int, int] | None) -> Mapping
     if not in_turn(plan):  # neighbours wait for each other from their start to their end
         return {(64, 64): replace(narrow, together=64), (128, 128): replace(wide, together=64)}
     if plan.growing_keys:  # tiles of keys get shorter, so that neighbours wait for each other
-        apart = len(plan.queries.any) == 1  # each tile of keys begins at other queries
+        # Each tile of keys begins at other queries; but under a prefix many begin at the first, and would wait there.
+        apart = len(plan.queries.any) == 1
         wide = replace(wide, backwards=True) if apart else replace(wide, together=16)
         return {(64, 64): replace(narrow, together=64), (128, 128): wide}
     return {(64, 64): narrow, (128, 128): wide}

@@ -32,8 +32,8 @@ MORE |= {
         ("full_bias", (128, 128), 44),
     )
 }
-"""Where a mask has several ends, in tiles of 128 queries, and addresses of a pair: most of it where a tile needs its mask.
-In one that needs none 0 to 8 of some 570 instructions of a warpgroup, under `full_bias` 10 of 690."""
+"""Where a mask has several ends, in tiles of 128 queries, and addresses of a pair: most where a tile needs its mask. In
+one that needs none 0 to 8 of some 570 instructions of a warpgroup, under `full_bias` 10 of 690."""
 
 
 def matrix() -> list[object]:
@@ -81,7 +81,7 @@ def test_the_parts_of_the_backward_kernel(dtype: str, operands: str) -> None:
     text = binaries(build("causal"), "sm_90", (128, 128), dtype, "ptx")["hopper_backward"].data
     assert isinstance(text, str)
     products = re.findall(rf"wgmma\.mma_async\.sync\.aligned\.(m64n\d+k16)\.f32\.{operands}", text)
-    # Two warpgroups: S and dP in eight steps of 64 columns, dV and dK in four of 128. One: dQ's two halves in eight of 64.
+    # Two warpgroups: S and dP in eight steps of 64 columns, dV and dK in four of 128. One: dQ's halves in eight of 64.
     assert (products.count("m64n64k16"), products.count("m64n128k16")) == (2 * 16 + 16, 2 * 8)
     # Each of two: dS is stored, a tile is free; and these, dQ's and two warps have read the next item.
     assert text.count("bar.arrive") == 2 * 2 + 5

@@ -6,10 +6,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import hopper_memory
+import numpy as np
 import pytest
 import torch
 from hopper_cases import EXAMPLES, FAR, UNCLAMPED, Change, case, relative, text_of
-from hopper_numbers import FaultError
+from hopper_numbers import FaultError, plain
 
 from attngen import reference
 
@@ -120,6 +121,24 @@ BACKWARDS = ("(64, 128, 3, True, 8, 256, 24, True)", "(64, 128, 3, True, 1, 1, 2
 """So few heads a group that there are several, as there are in a large batch."""
 
 
+@pytest.mark.parametrize("together", [1, 2, 3, 8])
+@pytest.mark.parametrize("n_tiles", [1, 2, 5])
+def test_every_tile_of_keys_comes_once_and_after_the_one_it_waits_for(n_tiles: int, together: int) -> None:
+    made = case(text_of("causal"), (128, 128), (1, 1, 1, 8, 8), torch.bfloat16)
+    functions = made.module._hopper_backward_kernel.function.__globals__
+    for heads in range(1, 40):
+        place: dict[tuple[int, int], int] = {}
+        for item in range(n_tiles * heads):
+            found = functions["_walked_item"](item, n_tiles, 1, n_tiles * heads, together, True)
+            tile, order, back, batch, head = (int(np.asarray(plain(x))) for x in found)
+            assert head == 0 and order == (n_tiles - 1 - tile if back else tile)
+            assert bool(back) == (heads >= 4 * together and batch < (heads - 1) // together * together)
+            before = int(np.asarray(plain(functions["_tile_before"](tile, n_tiles, bool(back)))))
+            assert order == 0 or place[before, batch] < item
+            place[tile, batch] = item
+        assert len(place) == n_tiles * heads
+
+
 @pytest.mark.parametrize("name", cases(["causal", "alibi", "softcap"], {"causal"}))
 @pytest.mark.parametrize("heads", [(2, 4, 2), (5, 1, 1)], ids=str)
 def test_tiles_of_keys_from_the_last_to_the_first(name: str, heads: tuple[int, int, int]) -> None:
@@ -201,6 +220,7 @@ def test_other_rows_of_the_table(what: str) -> None:
 GIVEN_BACK = "_arrive(K_FREE + stage, 288, 4)"
 LAST_PRODUCT = "dv, p, dk, slopes = warpgroup_mma_wait(0, deps=(dv_token, p, dk_token, slopes))"
 DS_GIVEN_BACK = "mbarrier.arrive(ds_free.index(stage), count=1)"
+NEXT_ITEM = "        item = _next_item(notes, note_ready, round, 4, READ)\n"
 DQ_DONE = "dq = warpgroup_mma_wait(0, deps=(dq_token,))"
 FAULTS = {
     "the copy engine reads before a fence": (256, ("    fence_async_shared()\n    gl.thread_barrier()", "    pass")),
@@ -264,6 +284,17 @@ FAULTS = {
     "a product reads dS without a fence": (
         128,
         ("    fence_async_shared()\n    _arrive(DS_STORED", "    _arrive(DS_STORED"),
+    ),
+    "keys are given back before dQ's last product": (
+        128,
+        (
+            "        mbarrier.arrive(k_free, count=1)\n        item = _next_item(notes, note_ready, round, 4, READ)\n",
+            NEXT_ITEM,
+        ),
+        (
+            "        mbarrier.wait(k_ready, round & 1)\n        for member",
+            "        mbarrier.wait(k_ready, round & 1)\n        mbarrier.arrive(k_free, count=1)\n        for member",
+        ),
     ),
     "all of dS lies in one place": (
         128,
