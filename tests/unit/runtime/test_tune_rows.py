@@ -14,8 +14,9 @@ import pytest
 import torch
 
 import attngen
-from attngen import api, bench_commands, tiling
+from attngen import api, bench_commands, files, tiling
 from attngen.cli import main
+from attngen.emit import TunedGpu
 from attngen.errors import Source, UsageError
 from attngen.plan import hopper_trials
 from attngen.plan.hopper import ApartSkeleton, BackwardSkeleton, DkdvSkeleton, DqSkeleton, Schedule, Skeleton
@@ -513,3 +514,16 @@ def test_candidates_of_two_kernels_run_on_the_model_of_the_chip() -> None:
 def differing(rows: Rows, kernel: str, row: Row) -> set[str]:
     own = rows.by_kernel[kernel]
     return {f.name for f in dataclasses.fields(own) if getattr(own, f.name) != getattr(row, f.name)}
+
+
+@pytest.mark.parametrize(("name", "kept"), [("causal", True), ("documents", False), ("prefix_lm", False)])
+def test_tiles_of_keys_go_backwards_only_where_the_planner_lets_them(name: str, kept: bool) -> None:
+    """Whatever a file of timings says: elsewhere the kernel has no such order."""
+    source = files.read_source(EXAMPLES / f"{name}.attn")
+    spec, plan = api.checked_plan(source)
+    row = rows_of(plan, spec.tile, (128, 128)).backward
+    assert row is not None and row.backwards == kept
+    edited = dataclasses.replace(row, backwards=True)
+    tuned = TunedGpu("sm_90", 2, 128, dims=(128, 128), backward=edited)
+    text = api.build(source, api.options(tuned=(tuned,))).source
+    assert (str(edited.row) in text) == ("_walked_item" in text) == kept
