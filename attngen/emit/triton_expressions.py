@@ -38,7 +38,7 @@ _CALLS = {
     Op.EXP2: "tl.exp2",
     Op.LOG: "tl.log",
     Op.LOG2: "tl.log2",
-    Op.SQRT: "tl.sqrt",
+    Op.SQRT: "tl.sqrt_rn",
     Op.RSQRT: "tl.rsqrt",
     Op.SIN: "tl.sin",
     Op.COS: "tl.cos",
