@@ -202,12 +202,12 @@ def backward_skeletons(plan: KernelPlan, own: tuple[int, int] | None) -> Mapping
     narrow = replace(_BACKWARD[64, 64], queries=64 if beside else 128)
     wide = _BACKWARD[128, 128]
     if not in_turn(plan):  # neighbours wait for each other from their start to their end
-        return {(64, 64): replace(narrow, together=64), (128, 128): replace(wide, together=64)}
-    if plan.growing_keys:  # tiles of keys get shorter, so that neighbours wait for each other
+        narrow, wide = replace(narrow, together=64), replace(wide, together=64)
+    elif plan.growing_keys:  # tiles of keys get shorter, so that neighbours wait for each other
         # Each tile of keys begins at other queries; but under a prefix many begin at the first, and would wait there.
         apart = len(plan.queries.any) == 1
+        narrow = replace(narrow, together=64)
         wide = replace(wide, backwards=True) if apart else replace(wide, together=16)
-        return {(64, 64): replace(narrow, together=64), (128, 128): wide}
     return {(64, 64): narrow, (128, 128): wide}
 
 
