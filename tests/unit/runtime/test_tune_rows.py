@@ -156,7 +156,7 @@ def test_barriers_are_counted_as_the_templates_do() -> None:
         return hopper_trials.barriers(row) <= hopper_trials.BARRIERS
 
     seen: set[bool] = set()
-    for stages in range(1, 7):
+    for stages in range(1, 9):
         for other in range(1, 7):
             checks = [
                 *(
