@@ -58,6 +58,10 @@ class Line:
         return self.operation.partition(".")[0]
 
 
+_FEW = 8
+"""Special functions that a branch may pass over: a new reference takes one a row."""
+
+
 def lines_of(listing: str) -> list[Line]:
     """What `nvdisasm -c` lists, labels among it, as operations `label`."""
     found: list[Line] = []
@@ -90,7 +94,9 @@ def loops(lines: Sequence[Line]) -> list[tuple[int, int]]:
 
 
 def of_a_full_tile(lines: Sequence[Line]) -> Iterator[Line]:
-    """A loop's instructions but for what a branch may pass over: a partial tile's mask, the wait for a barrier."""
+    """A loop's instructions but for what a branch may pass over, if that is neither products nor the weights: a partial
+    tile's mask, a new reference, the wait for a barrier.
+    """
     places = {line.text: i for i, line in enumerate(lines) if line.operation == "label"}
     i = 0
     while i < len(lines):
@@ -100,7 +106,8 @@ def of_a_full_tile(lines: Sequence[Line]) -> Iterator[Line]:
         passed = [x for x in lines[i + 1 : over] if x.operation != "label"]
         if line.operation != "label":
             yield line
-        i = over if passed and not any(x.name == "HGMMA" for x in passed) else i + 1
+        needed = any(x.name == "HGMMA" for x in passed) or sum(x.name == "MUFU" for x in passed) > _FEW
+        i = over if passed and not needed else i + 1
 
 
 def demand(lines: Iterable[Line]) -> dict[str, float]:

@@ -8,6 +8,7 @@ pass is always there: `tests/gpu` sees those. Layouts and registers are left to 
 
 from __future__ import annotations
 
+import functools
 import itertools
 import random
 import threading
@@ -41,6 +42,8 @@ from hopper_memory import (
 from hopper_numbers import BF16, FaultError, Pointer, Tile, both, element, plain, typed
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
+
+from attngen.plan.hopper import SLACK
 
 NUMBERS = itertools.count(1)
 """Of partitions of warps, each of its own."""
@@ -88,6 +91,10 @@ class Language:
     @staticmethod
     def arange(start: int, stop: int, layout: object = None) -> Tile:
         return Tile(np.arange(start, stop, dtype=np.int32))
+
+    @staticmethod
+    def reduce(x: Tile, axis: int, combine: Callable[..., Any]) -> Tile:
+        return functools.reduce(combine, (Tile(part) for part in np.moveaxis(x.values, axis, 0)))
 
     @staticmethod
     def zeros(shape: list[int], dtype: Any, layout: object = None) -> Tile:
@@ -213,6 +220,24 @@ def unpacked(pairs: Tile, dtype: Any, _: object) -> Tile:
     return Tile(np.ascontiguousarray(pairs.values).view(np.uint16).view(element(dtype)))
 
 
+def lagging_weights(x: Tile, reference: Tile, factor: Any, dtype: Any) -> tuple[Tile, ...]:
+    """As the PTX does it, which `test_weights_ptx` takes at its word."""
+    f, was = np.float32(plain(factor)), reference.values[:, :1]
+
+    def made(shift: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        weights = np.exp2(x.values * f - shift * f, dtype=np.float32)
+        return weights, weights.reshape(len(weights), -1, 4, 2).sum((1, 3))
+
+    with np.errstate(all="ignore"):
+        moves = ~(made(was)[1] <= 2.0**SLACK).all(1, keepdims=True)
+        becomes = np.where(moves, np.fmax(np.fmax.reduce(x.values, 1, keepdims=True), was), was)
+        shift = np.where(becomes == -np.inf, np.float32(0.0), becomes)
+        before = np.where(moves, np.exp2((was - shift) * f), np.float32(1.0))
+        weights, sums = made(shift)
+        four = np.ones((1, 4), np.float32)
+        return packed(Tile(weights), dtype), Tile(sums), Tile(becomes * four), Tile(before * four)
+
+
 def await_turn(turns: Pointer, turn: Any) -> None:
     """Programs run one after the other: whoever comes before has had its turn, or is an item of this program."""
     end = time.monotonic() + hopper_memory.PATIENCE / 10
@@ -233,7 +258,8 @@ def meet(number: Any, threads: int, warps: int) -> None:
 ASSEMBLY: dict[str, Callable[..., Any]] = {
     "_again": lambda x: x,
     "_hold_back": lambda n_steps: None,
-    "_rescaled": lambda acc, rescale: acc * rescale,
+    "_lagging_weights": lagging_weights,
+    "_rescaled": lambda acc, rescale: acc * rescale[:, :1],
     "_arrive": arrive,
     "_meet": meet,
     "_await_turn": await_turn,

@@ -22,6 +22,7 @@ from attngen.plan.hopper import (
     BackwardSkeleton,
     apart_skeletons,
     backward_skeletons,
+    from_the_diagonal,
     in_turn,
     listed_apart,
     skeletons,
@@ -61,8 +62,8 @@ def _list_view(plan: KernelPlan) -> ListView:
 @dataclass(frozen=True, slots=True)
 class OwnWalkView:
     """The steps of a tile's walk at which a warpgroup's own queries meet a tile: `first … stop - 1`; the others it lets
-    go by. `first` is empty where that is the walk's own first step, `stop` where all are taken to meet some.
-    `pipelined`: so do warpgroups that overlap their own products.
+    go by. Empty where that is the walk's own first step, or its end. `pipelined`: so do warpgroups that overlap their
+    own products.
     """
 
     first: str
@@ -70,15 +71,18 @@ class OwnWalkView:
     pipelined: bool
 
 
-def _own_walk(keys: RangeView) -> OwnWalkView:
+def _own_walk(keys: RangeView, *, backwards: bool) -> OwnWalkView:
     """All steps where a walk has several stretches, whose tiles are numbered through, and where it begins late without
     a list that says when."""
     _, n_steps = _walk(keys)
     listed = bool(keys.tests)
     if n_steps == "any_hi" and (listed or keys.full):
-        return OwnWalkView("", "own_any_hi", listed)
+        return OwnWalkView("n_steps - own_any_hi", "", True) if backwards else OwnWalkView("", "own_any_hi", listed)
     if n_steps == "any_hi - any_lo" and listed:
-        return OwnWalkView("own_any_lo - any_lo", "own_any_hi - any_lo", listed)
+        first, stop = "own_any_lo - any_lo", "own_any_hi - any_lo"
+        if backwards:
+            first, stop = f"n_steps - ({stop})", f"n_steps - ({first})"
+        return OwnWalkView(first, stop, listed)
     return OwnWalkView("", "", pipelined=False)
 
 
@@ -126,16 +130,17 @@ def gluon_view(
         return name if name == ZERO else f"own_{name}"
 
     full = tuple(Run(own(r.start), own(r.stop)) for r in keys.full)
+    backwards = from_the_diagonal(plan)
     return GluonView(
         arguments,
         ["n_work", "together", *_unspecialized(params, sizes)],
         _list_view(plan) if keys.tests else None,
         plan.longest_first,
-        *_walk(keys),
+        *_walk(keys, backwards=backwards),
         keys.full,
         tuple(own(name) for name in keys.results),
         _outside(full),
-        _own_walk(keys),
+        _own_walk(keys, backwards=backwards),
         slack(plan),
         tuple((key, skeleton.row) for key, skeleton in table.items()),
     )
@@ -149,14 +154,15 @@ def _unspecialized(params: tuple[ParamView, ...], sizes: tuple[str, ...]) -> lis
     return found
 
 
-def _walk(keys: RangeView) -> tuple[tuple[str, ...], str]:
-    """How a step's tile is found, and how many there are. One stretch needs no case."""
+def _walk(keys: RangeView, *, backwards: bool = False) -> tuple[tuple[str, ...], str]:
+    """How a step's tile is found, and how many there are. One stretch needs no case, and may be walked from its end."""
     runs = (*keys.partial, *keys.full)
     names = ("any_lo", "any_hi")
     if len(keys.full) <= 1 and all(r.start in (*names, ZERO) or r.stop in names for r in keys.partial):
+        nth = "n_steps - 1 - step" if backwards else "step"
         if "any_lo" in keys.results:
-            return ("at = any_lo + step",), "any_hi - any_lo"
-        return ("at = step",), "any_hi"
+            return (f"at = any_lo + {nth}",), "any_hi - any_lo"
+        return (f"at = {nth}",), "any_hi"
     return numbering(runs, "at"), total(runs)
 
 

@@ -46,7 +46,7 @@ _TEMPLATE_NAMES = """
     parts_ptr PIECES part_max part_sum part_has_key col merging SPLIT whole slots programs counts busy most_rows
     most_keys area longest there merge before chunk collect lists others starts stops walk walks walks_ptr AHEAD
     COLS K_STAGES V_STAGES HOPPER_APART dq_desc handed k_place p_layout place_layout plain v_place place shape
-    wanted value_stages alone fit fits run test driver counters counters_ptr n_counters stream
+    wanted value_stages alone fit fits run test driver counters counters_ptr n_counters stream sums
 """
 
 # The bounds of tile ranges (`emit.tile_code`) and the answers of data tests (`emit.kernel_code`).

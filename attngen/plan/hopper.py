@@ -25,8 +25,9 @@ from attngen.plan.weights import Form
 
 HEAD_BLOCKS = (64, 128, 256)
 SLACK = 8
-"""Weights are exponentials of scores less a reference. The forward kernel lets it lag behind the maximum by that many
-powers of two: almost no tile changes it, and sums are rarely rescaled. Weights are at most 256, which fp16 holds."""
+"""Weights are exponentials of scores less a reference. The forward kernel makes them with the one it has, and looks for
+the maximum only where a thread's sum of a tile's weights passes 2**SLACK: almost no tile does, and sums are rarely
+rescaled. Weights are at most 256, which fp16 holds."""
 SQ = Symbol("Sq", Type.INT)
 
 
@@ -121,6 +122,13 @@ def slack(plan: KernelPlan) -> int:
     return SLACK if plan.weights.form is Form.EXPONENTIAL and skeletons(plan, None) else 0
 
 
+def from_the_diagonal(plan: KernelPlan) -> bool:
+    """Whether a tile's keys are taken from the last to the first: where they end at the query itself. The tile that
+    needs a mask is the one then that has to find a reference, and where near keys score best it stays there.
+    """
+    return slack(plan) > 0 and any(reads(s.hi, "q1") for s in plan.keys.any)
+
+
 def listed_apart(plan: KernelPlan) -> tuple[bool, bool]:
     """Whether batches, and heads, may differ in which tiles of keys a tile of queries meets."""
     found = [e for s in (*plan.keys.any, *plan.keys.all) for e in (s.lo, s.hi)]
@@ -180,7 +188,7 @@ class BackwardSkeleton:
 
 _BACKWARD = {
     (64, 64): BackwardSkeleton(128, 128, stages=3, early=False, together=4, ahead=512, spare=24),
-    (128, 128): BackwardSkeleton(64, 128, stages=3, early=True, together=8, ahead=256, spare=24),
+    (128, 128): BackwardSkeleton(64, 128, stages=3, early=True, together=2, ahead=256, spare=24),
 }
 
 

@@ -103,23 +103,22 @@ def merged_extra() -> tuple[str, ...]:
 
 @lru_cache(maxsize=4)
 def lagging(slack: int) -> tuple[str, ...]:
-    """A finite reference r that follows a tile's maximum t only where that is ahead, (t - r) f > slack, f > 0."""
-    r, t, x = sp.symbols("r t x", real=True)
+    """A finite reference r that stays while sums of weights are at most 2**slack, and else becomes n = max(r, t), t the
+    tile's maximum; f > 0."""
+    r, n = sp.symbols("r n", real=True)
     f, z, w = sp.symbols("f Z w", positive=True)
     ln2 = sp.Symbol("ln2", positive=True)
-    ahead = (t - r) * f
 
     def exp2(e: Term) -> Term:
         return sp.exp(sp.expand(e * ln2))
 
-    moved = z * exp2(-r * f) * exp2((r - t) * f) + w * exp2(-t * f)
-    sound = same((x - r) * f, ahead - (t - x) * f) and same((r - t) * f, -ahead) and same(moved, (z + w) * exp2(-t * f))
-    if not sound:
+    moved = z * exp2(-r * f) * exp2((r - n) * f) + w * exp2(-n * f)
+    if not same(moved, (z + w) * exp2(-n * f)):
         raise InternalError("a reference that lags does not give the same sums")
     return (
-        f"both finite, it stays: (x - r) f = (t - r) f - (t - x) f <= {slack}, since x <= t; nothing is rescaled",
-        f"both finite, it becomes t: rescale's exponent is (r - t) f < -{slack}, and weights' are (x - t) f <= 0",
-        "whatever r is: row_sum = Z 2**(-r f), and so acc; rescaled by 2**((r - t) f) it is Z 2**(-t f), so with t;",
+        f"it stays: weights are positive and no sum of a row's passes {2**slack}, so none does; nothing is rescaled",
+        "it becomes n = max(r, t): rescale's exponent is (r - n) f <= 0, and weights' are (x - n) f <= 0, since x <= t",
+        "whatever r is: row_sum = Z 2**(-r f), and so acc; rescaled by 2**((r - n) f) it is Z 2**(-n f), so with n;",
         "the quotient and lse do not depend on it",
         "the reference is the score of a key met, whose weight is exp2(0) = 1; rescaling only lessens what came before",
     )

@@ -172,22 +172,18 @@ def lagging(plan: KernelPlan) -> Iterator[Claim]:
     slack = hopper.slack(plan)
     if not slack:
         return
-    moves = apply(Op.LT, real(float(slack)), AHEAD)
     lines: list[str] = []
     wrong: list[str] = []
     for (row, row_max), (tile, tile_max) in product(STATES, STATES):
         if row == tile == "finite":
             continue
         at = place(plan, row_max=row_max, tile_max=tile_max)
-        chosen = resolved(select(moves, TILE_MAX, ROW_MAX), at)
-        for new in (ROW_MAX, TILE_MAX) if isinstance(chosen, Apply) else (chosen,):  # both -inf: it is the same
-            rescale = at.of(resolved(mul(sub(ROW_MAX, _or_zero(new)), FACTOR), at))
-            text = f"row's reference {row}, tile's maximum {tile}: it becomes {printing.expression(new)}"
-            good = rescale.most <= 0 and not rescale.nan
-            (lines if good else wrong).append(f"{text}; rescale: exponent {_short(rescale)}")
-    at = place(plan, row_max=FINITE, tile_max=FINITE, x=FINITE).given(apply(Op.LE, X, TILE_MAX))
-    if not at.of(mul(sub(TILE_MAX, X), FACTOR)).least >= 0:
-        wrong.append("(tile_max - x) factor may be negative")
+        tried = at.of(resolved(AHEAD, at))  # the exponent of the greatest weight, with the reference there is
+        moves = tried.nan or tried.most > slack
+        rescale = at.of(resolved(mul(sub(ROW_MAX, _or_zero(NEW_MAX if moves else ROW_MAX)), FACTOR), at))
+        text = f"row's reference {row}, tile's maximum {tile}: it {'becomes the greater' if moves else 'stays'}"
+        good = rescale.most <= 0 and not rescale.nan
+        (lines if good else wrong).append(f"{text}; rescale: exponent {_short(rescale)}")
     most, sums = 2**slack, 27 + slack
     if slack > 14:  # fp16 ends below 2**16, and an exponent may be rounded up
         wrong.append(f"a weight of {most} may leave fp16")
@@ -207,8 +203,8 @@ def lagging(plan: KernelPlan) -> Iterator[Claim]:
         yield Claim("lagging reference", sentence, Unknown(BY, "; ".join(wrong)), span=span)
         return
     note = (
-        f"rounded apart, an exponent may exceed {slack} by |logit| / 2**24: it stays below 15, which fp16 holds, for "
-        "logits up to 2**26"
+        "rounded apart, an exponent of a new reference may exceed 0 by |logit| / 2**24: it stays below 15, which fp16 "
+        "holds, for logits up to 2**27"
     )
     yield Claim("lagging reference", sentence, Proved(f"{BY}, sympy", steps), span=span, note=note)
 

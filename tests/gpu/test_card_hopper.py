@@ -97,6 +97,31 @@ def test_it_gives_what_the_portable_kernel_gives(
             assert (out.float() - expected.float()).norm() <= 6e-3 * expected.float().norm()
 
 
+STEEP = [("causal", 12.0, 0.05), ("causal", 12.0, 4.0), ("full", 12.0, 4.0), ("full", 30.0, -4.0), ("alibi", 1.0, 0.0)]
+"""Spec, by what queries are multiplied, and by how much more late keys are than early ones: references move often, in
+some rows of a warp and not in others, or hardly."""
+
+
+@pytest.mark.parametrize(
+    ("name", "steep", "grows", "dims"),
+    [(*case, (d, d)) for case in STEEP for d in (64, 128, 256) if (case[0], d) != ("alibi", 64)],  # portable there
+    ids=str,
+)
+def test_references_move_where_sums_of_weights_are_too_large(
+    name: str, steep: float, grows: float, dims: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = attngen.compile("attention full\n\nmask = true\n" if name == "full" else EXAMPLES / f"{name}.attn")
+    generator = torch.Generator("cuda").manual_seed(dims[0])
+    q, k, v = (torch.randn(2, 2, 1100, dims[0], generator=generator, device="cuda") for _ in range(3))
+    k = k * (1 + grows * torch.linspace(0, 1, 1100, device="cuda")[:, None])
+    params = {"slope": torch.tensor([4.0, 0.02], device="cuda")} if name == "alibi" else {}
+    args = (q * steep).half(), k.half(), v.half()
+    (out, lse), (again, lse_again), (expected, expected_lse) = both(kernel, *args, monkeypatch, **params)
+    assert torch.equal(out, again) and torch.equal(lse, lse_again)
+    torch.testing.assert_close(lse, expected_lse, rtol=1e-5, atol=3e-3)
+    assert (out.float() - expected.float()).norm() <= 6e-3 * expected.float().norm()
+
+
 def test_a_thousand_runs_give_the_same_bits() -> None:
     kernel = attngen.compile(EXAMPLES / "causal.attn")
     generator = torch.Generator("cuda").manual_seed(0)

@@ -151,7 +151,7 @@ HOPPER = {
 # fetches or waits; whether tiles of keys are taken from the last to the first, where there are heads enough.
 HOPPER_BACKWARD = {
     (64, 64): (128, 128, 3, False, 64, 512, 24, False),
-    (128, 128): (64, 128, 3, True, 8, 256, 24, True),
+    (128, 128): (64, 128, 3, True, 2, 256, 24, True),
 }
 
 # And where dK and dV, and dQ, have a kernel each. Of dK/dV: queries, keys, stages, by how many tiles the warpgroup of the
@@ -497,6 +497,14 @@ def _pass_on(note, item):
     gl.thread_barrier()
 
 
+@gluon.jit
+def _unpacked(pairs, dtype: gl.constexpr, layout: gl.constexpr):
+    """What was packed, in half precision."""
+    low = pairs.to(gl.int16).to(dtype, bitcast=True)
+    high = (pairs >> 16).to(gl.int16).to(dtype, bitcast=True)
+    return gl.convert_layout(gl.join(low, high).reshape([pairs.shape[0], pairs.shape[1] * 2]), layout)
+
+
 # ---------------------------------------------------------------- forward, for compute capability 9.0
 
 
@@ -559,7 +567,7 @@ def _load_tiles(
         v0 = 0
         for step in range(n_steps + 1):
             if step < n_steps:
-                at = step
+                at = n_steps - 1 - step
                 stage = (turn + step) % STAGES
                 if turn + step >= STAGES:
                     _meet(K_FREE + stage, SHARE, 1)
@@ -598,16 +606,92 @@ def _load_tiles(
         _meet(V_FREE + (turn - 1 - last) % STAGES, SHARE, 1)
 
 
-@gluon.jit
-def _lane_sums(weight, BK: gl.constexpr):
-    """(64, 4): the part of each row's sum that every one of the four threads that share the row holds itself."""
-    return tl.sum(tl.sum(weight.reshape([64, BK // 8, 4, 2]), 3), 1)
+@gluon.constexpr_function
+def _weights_ptx(n, half):
+    """PTX for a thread's n pairs of scores of neighbours, of two rows in turn: their weights in pairs of `half`; and for
+    each row, as its first number, their sum, the row's reference, and what its earlier sums are to be multiplied by.
+
+    Weights are made with the reference there is. Where a sum passes 2**8, or is no number, the maximum becomes the
+    row's reference and the warp makes them again. A row that has no reference yet, -inf, has no such sum.
+    """
+    weights, sums, refs, before, low, high, was, factor = ([f"${i * n + j}" for j in range(n)] for i in range(8))
+    scores = [x for pair in zip(low, high, strict=True) for x in pair]
+    row = [j // 2 % 2 for j in range(2 * n)]
+    passed = [f"setp.gtu.f32 {p}, {sums[r]}, 0f{127 + 8 << 23:08X};" for r, p in enumerate("ab")]
+    f = factor[0]
+
+    make = [f"mul.f32 m{r}, u{r}, {f}; neg.f32 m{r}, m{r};" for r in (0, 1)]
+    make += [f"fma.rn.f32 w{j}, {x}, {f}, m{row[j]};" for j, x in enumerate(scores)]
+    make += [f"ex2.approx.ftz.f32 w{j}, w{j};" for j in range(2 * n)]
+    make += [f"cvt.rn.{half}x2.f32 {x}, w{2 * j + 1}, w{2 * j};" for j, x in enumerate(weights)]
+    make += [f"add.f32 w{j % 4}, w{j % 4}, w{j};" for j in range(4, 2 * n)]
+    make += [f"add.f32 {sums[r]}, w{2 * r}, w{2 * r + 1};" for r in (0, 1)]
+
+    refer = []
+    for r in (0, 1):
+        mine = [x for x, at in zip(scores, row, strict=True) if at == r]
+        # The old reference, shuffled, so that no maximum can be had before it is wanted. Four maxima side by side.
+        refer += [f"shfl.sync.bfly.b32 m{r}, {was[r]}, 0, 31, -1;"]
+        refer += [f"max.f32 w{k % 4}, {f'w{k % 4}' if k > 3 else f'm{r}'}, {x};" for k, x in enumerate(mine)]
+        refer += ["max.f32 w0, w0, w1; max.f32 w2, w2, w3;", f"max.f32 m{r}, w0, w2;"]
+        refer += [passed[r].replace(" b,", " a,"), f"selp.f32 u{r}, 0f3F800000, 0f00000000, a;"]
+        for lanes in (1, 2):  # a row has four threads
+            refer += [f"shfl.sync.bfly.b32 y, {x}, {lanes}, 31, -1; max.f32 {x}, {x}, y;" for x in (f"m{r}", f"u{r}")]
+        refer += [f"setp.gt.f32 a, u{r}, 0f00000000; selp.f32 {refs[r]}, m{r}, {was[r]}, a;"]
+        refer += [f"setp.eq.f32 a, {refs[r]}, 0fFF800000; selp.f32 u{r}, 0f00000000, {refs[r]}, a;"]
+        refer += [f"sub.f32 m{r}, {was[r]}, u{r}; mul.f32 m{r}, m{r}, {f}; ex2.approx.ftz.f32 {before[r]}, m{r};"]
+
+    first = [f"mov.f32 u{r}, {was[r]}; mov.f32 {refs[r]}, u{r}; mov.f32 {before[r]}, 0f3F800000;" for r in (0, 1)]
+    first += [f"mov.f32 {sums[r]}, 0f7F800000; setp.eq.f32 {p}, u{r}, 0fFF800000;" for r, p in enumerate("ab")]
+    return " ".join([
+        "{ .reg .pred a, b, none, second;", f".reg .f32 y, m<2>, u<2>, w<{2 * n}>;", *first,
+        "setp.ne.u32 second, 0, 0; and.pred a, a, b; vote.sync.all.pred none, a, -1;",
+        "again: @none bra.uni anew;", *make, "@second bra.uni done;",
+        *passed, "or.pred a, a, b; vote.sync.any.pred a, a, -1; @!a bra.uni done;",
+        "anew:", *refer,
+        # A shuffled 1: as a constant it would make the assembler write the code of the weights once more.
+        "mov.f32 y, 0f3F800000; shfl.sync.bfly.b32 y, y, 0, 31, -1; setp.ne.f32 second, y, 0f00000000;",
+        "not.pred none, second; bra.uni again; done: }",
+    ])
+
+
+@gluon.constexpr_function
+def _weights_constraints(n):
+    """Constraints: results, which are written before all is read, and operands."""
+    return ",".join(["=&r"] * n + ["=&f"] * (3 * n) + ["f"] * (4 * n))
 
 
 @gluon.jit
-def _lanes_of_rows(x, like):
-    """A row's value for its four threads."""
-    return gl.convert_layout(x, gl.SliceLayout(1, like.type.layout))[:, None]
+def _one(a, b):
+    return a
+
+
+@gluon.jit
+def _firsts(x):
+    """(64, 4): the first number of a row that each of its four threads has, of a tile of pairs."""
+    return tl.reduce(x.reshape([64, x.shape[1] // 4, 4]), 1, _one)
+
+
+@gluon.jit
+def _across(rows, like, EACH: gl.constexpr):
+    """What a row's four threads have, (64, 4), for each of their numbers, which lie together by EACH."""
+    wide = rows.reshape([64, 1, 4, 1]).broadcast_to([64, like.shape[1] // (4 * EACH), 4, EACH]).reshape(like.shape)
+    return gl.convert_layout(wide, like.type.layout)
+
+
+@gluon.jit
+def _lagging_weights(x, reference, factor, dtype: gl.constexpr):
+    """2**((x - reference) factor), packed; by thread their sums, the rows' reference from here on, and what earlier sums
+    are multiplied by.
+    """
+    low, high = x.reshape([64, x.shape[1] // 2, 2]).split()
+    COUNT: gl.constexpr = x.shape[1] // 4
+    weight, sums, references, rescale = gl.inline_asm_elementwise(
+        _weights_ptx(COUNT, "bf16" if dtype == gl.bfloat16 else "f16"), _weights_constraints(COUNT),
+        [low, high, _across(reference, low, 1), gl.full(low.shape, factor, gl.float32, layout=low.type.layout)],
+        dtype=(gl.int32, gl.float32, gl.float32, gl.float32), is_pure=False, pack=COUNT,
+    )
+    return weight, _firsts(sums), _firsts(references), _firsts(rescale)
 
 
 @gluon.constexpr_function
@@ -631,29 +715,23 @@ def _rescaled(acc, rescale):
     """acc * rescale; a warp whose rows keep their reference goes past."""
     COUNT: gl.constexpr = acc.shape[1] // 2
     return gl.inline_asm_elementwise(
-        _multiplied(COUNT), _in_place(COUNT), [acc, rescale.broadcast_to(acc.shape)], dtype=gl.float32, is_pure=False, pack=COUNT
+        _multiplied(COUNT), _in_place(COUNT), [acc, _across(rescale, acc, 2)], dtype=gl.float32, is_pure=False, pack=COUNT
     )
 
 
 @gluon.jit
 def _weigh(
     row_max, row_sum, qk, batch, kv_head, k0, masked, Sk, logit_scale, row_term,
-    D: gl.constexpr, Dv: gl.constexpr, BK: gl.constexpr,
+    D: gl.constexpr, Dv: gl.constexpr, BK: gl.constexpr, dtype: gl.constexpr,
 ):
     """The weights of 64 queries for the keys k0 … k0 + BK - 1, and the state of the rows with these keys."""
     k_idx = (k0 + gl.arange(0, BK, layout=gl.SliceLayout(0, qk.type.layout)))[None, :]
     x = qk
     if masked:
         x = tl.where((k_idx < Sk) & (k_idx <= row_term), x, float("-inf"))
-    # The reference follows the maximum when that is ahead by more than 8 powers of two: till then nothing is rescaled.
-    tile_max = tl.max(x, 1)
-    ahead = (tile_max - row_max) * logit_scale
-    new_max = tl.where(ahead > 8.0, tile_max, row_max)
-    shift = tl.where(new_max == float("-inf"), 0.0, new_max)  # rows that have met no key yet
-    rescale = tl.exp2((row_max - shift) * logit_scale)
-    weight = tl.exp2(x * logit_scale - (shift * logit_scale)[:, None])
-    row_sum = row_sum * _lanes_of_rows(rescale, row_sum) + _lane_sums(weight, BK)
-    return weight, rescale, new_max, row_sum
+    weight, sums, row_max, rescale = _lagging_weights(x, row_max, logit_scale, dtype)
+    row_sum = row_sum * rescale + sums
+    return weight, rescale, row_max, row_sum
 
 
 @gluon.jit
@@ -706,22 +784,24 @@ def _attend_tiles(
         n_steps = tl.maximum(any_hi, 1)
         q0 += PART * 64
         own_full_hi, own_any_hi = _key_runs(q0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, D, Dv, 64, BK)
-        own_stop = tl.maximum(tl.minimum(own_any_hi, n_steps), 1)
+        own_first = tl.maximum(tl.minimum(n_steps - own_any_hi, n_steps - 1), 0)
         rows = q0 + gl.arange(0, 64, layout=rows_layout)
         q_idx = rows[:, None]
         logit_scale = scale * 1.4426950408889634
         row_term = q_idx + Sk - Sq
 
         acc = gl.zeros([64, BLOCK_DV], gl.float32, layout=acc_layout)
-        row_max = gl.full([64], float("-inf"), gl.float32, layout=rows_layout)
-        row_sum = _lane_sums(no_scores, BK)
+        row_sum = _firsts(no_scores.reshape([64, BK // 2, 2]).split()[0])
+        row_max = row_sum - float("inf")
         mbarrier.wait(q_ready.index(PART), round & 1)
         q = q_tiles.index(PART)._reinterpret(dtype, [64, BLOCK_D], gl.NVMMASharedLayout.get_default_for([64, BLOCK_D], dtype))
+        for step in range(own_first):
+            _let_go(turn + step, k_ready, v_ready, BQ, STAGES, ORDERED, K_FREE, V_FREE, ORDER, PART)
         if PIPELINED:
-            step = 0
-            at = step
-            stage = turn % STAGES
-            phase = turn // STAGES & 1
+            step = own_first
+            at = n_steps - 1 - step
+            stage = (turn + own_first) % STAGES
+            phase = (turn + own_first) // STAGES & 1
             mbarrier.wait(k_ready.index(stage), phase)
             k = k_tiles.index(stage).reshape([BK, BLOCK_D]).permute((1, 0))
             qk_token = warpgroup_mma(q, k, no_scores, use_acc=False, is_async=True)
@@ -729,11 +809,11 @@ def _attend_tiles(
             _arrive(K_FREE + stage, SHARE, 4)
             weight, rescale, row_max, row_sum = _weigh(
                 row_max, row_sum, qk, batch, kv_head, at * BK, at >= own_full_hi, Sk, logit_scale, row_term,
-                D, Dv, BK,
+                D, Dv, BK, dtype,
             )
-            p = gl.convert_layout(weight.to(dtype), weight_layout)
-            for step in range(1, n_steps):
-                at = step
+            p = _unpacked(weight, dtype, weight_layout)
+            for step in range(own_first + 1, n_steps):
+                at = n_steps - 1 - step
                 v_stage = stage
                 v_phase = phase
                 stage = (turn + step) % STAGES
@@ -751,20 +831,20 @@ def _attend_tiles(
                 _arrive(K_FREE + stage, SHARE, 4)
                 weight, rescale, row_max, row_sum = _weigh(
                     row_max, row_sum, qk, batch, kv_head, at * BK, at >= own_full_hi, Sk, logit_scale, row_term,
-                    D, Dv, BK,
+                    D, Dv, BK, dtype,
                 )
                 _hold_back(n_steps)
                 acc, p = warpgroup_mma_wait(0, deps=(acc_token, p))
                 _arrive(V_FREE + v_stage, SHARE, 4)
-                acc = _rescaled(acc, gl.convert_layout(rescale, acc_rows)[:, None])
-                p = gl.convert_layout(weight.to(dtype), weight_layout)
+                acc = _rescaled(acc, rescale)
+                p = _unpacked(weight, dtype, weight_layout)
             mbarrier.wait(v_ready.index(stage), phase)
             acc_token = warpgroup_mma(p, v_tiles.index(stage).reshape([BK, BLOCK_DV]), acc, is_async=True)
             acc, p = warpgroup_mma_wait(0, deps=(acc_token, p))
             _arrive(V_FREE + stage, SHARE, 4)
         else:
-            for step in range(own_stop):
-                at = step
+            for step in range(own_first, n_steps):
+                at = n_steps - 1 - step
                 stage = (turn + step) % STAGES
                 phase = (turn + step) // STAGES & 1
                 mbarrier.wait(k_ready.index(stage), phase)
@@ -778,16 +858,14 @@ def _attend_tiles(
                 _arrive(K_FREE + stage, SHARE, 4)
                 weight, rescale, row_max, row_sum = _weigh(
                     row_max, row_sum, qk, batch, kv_head, at * BK, at >= own_full_hi, Sk, logit_scale, row_term,
-                    D, Dv, BK,
+                    D, Dv, BK, dtype,
                 )
-                acc = _rescaled(acc, gl.convert_layout(rescale, acc_rows)[:, None])
-                p = gl.convert_layout(weight.to(dtype), weight_layout)
+                acc = _rescaled(acc, rescale)
+                p = _unpacked(weight, dtype, weight_layout)
                 mbarrier.wait(v_ready.index(stage), phase)
                 acc_token = warpgroup_mma(p, v_tiles.index(stage).reshape([BK, BLOCK_DV]), acc, is_async=True)
                 acc, p = warpgroup_mma_wait(0, deps=(acc_token, p))
                 _arrive(V_FREE + stage, SHARE, 4)
-            for step in range(own_stop, n_steps):
-                _let_go(turn + step, k_ready, v_ready, BQ, STAGES, ORDERED, K_FREE, V_FREE, ORDER, PART)
         turn += n_steps
         round += 1
         if OUT_APART and SCHEDULE != "once":
@@ -797,6 +875,7 @@ def _attend_tiles(
         q0 = tile * BQ + PART * 64
         rows = q0 + gl.arange(0, 64, layout=rows_layout)
         row_sum = gl.convert_layout(tl.sum(row_sum, 1), rows_layout)
+        row_max = gl.convert_layout(tl.max(row_max, 1), rows_layout)
         total = row_max * logit_scale
         empty = row_max == float("-inf")
         row_sum = tl.where(empty, 1.0, row_sum)
@@ -1119,14 +1198,6 @@ def _packed(x, dtype: gl.constexpr):
 
 
 @gluon.jit
-def _unpacked(pairs, dtype: gl.constexpr, layout: gl.constexpr):
-    """What was packed, in half precision."""
-    low = pairs.to(gl.int16).to(dtype, bitcast=True)
-    high = (pairs >> 16).to(gl.int16).to(dtype, bitcast=True)
-    return gl.convert_layout(gl.join(low, high).reshape([pairs.shape[0], pairs.shape[1] * 2]), layout)
-
-
-@gluon.jit
 def _unpacked_wide(pairs, dtype: gl.constexpr, layout: gl.constexpr):
     """What was packed, in float32."""
     if dtype == gl.bfloat16:
@@ -1356,9 +1427,9 @@ def _add_dq_tiles(
     D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, EARLY: gl.constexpr, BACKWARDS: gl.constexpr, TURNS: gl.constexpr, DS_STAGES: gl.constexpr, DS_STORED: gl.constexpr, READ: gl.constexpr, FREE: gl.constexpr, FAST: gl.constexpr,
 ):
     """The warpgroup that multiplies dS and keys, and adds what it gets to dQ when its turn has come. Those that make dS
-    are a tile or two ahead, and wait for none of this.
+    wait for it only where they are two tiles ahead.
     """
-    PIECES: gl.constexpr = BQ * BLOCK_D // 4096  # of 64 x 64, as many as a thread has registers for
+    PIECES: gl.constexpr = BQ * BLOCK_D // 4096  # of 64 x 64: a thread has registers for one at a time
     HALF: gl.constexpr = BK // 2
     dq_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
     no_dq = gl.zeros([64, 64], gl.float32, layout=dq_layout)
@@ -1472,7 +1543,8 @@ def _differentiate_tiles(
     notes, note_ready, item, n_work, together, scale, Hq, Hkv, Sq, Sk,
     D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, EARLY: gl.constexpr, BACKWARDS: gl.constexpr, TURNS: gl.constexpr, DS_STAGES: gl.constexpr, DS_STORED: gl.constexpr, READ: gl.constexpr, FREE: gl.constexpr, PART: gl.constexpr, FAST: gl.constexpr,
 ):
-    """A warpgroup that computes: its half of the keys. Queries are walked from the last tile to the first.
+    """A warpgroup that computes: its half of the keys. Tiles of queries are walked from the last to the first, or the
+    other way where tiles of keys are taken backwards.
 
     What the others compute fills the gaps of this one. dS of both meets in shared memory, for the warpgroup of dQ.
     """

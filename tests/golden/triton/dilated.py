@@ -461,6 +461,14 @@ def _meet(number, THREADS: gl.constexpr, WARPS: gl.constexpr):
     )
 
 
+@gluon.jit
+def _unpacked(pairs, dtype: gl.constexpr, layout: gl.constexpr):
+    """What was packed, in half precision."""
+    low = pairs.to(gl.int16).to(dtype, bitcast=True)
+    high = (pairs >> 16).to(gl.int16).to(dtype, bitcast=True)
+    return gl.convert_layout(gl.join(low, high).reshape([pairs.shape[0], pairs.shape[1] * 2]), layout)
+
+
 # ---------------------------------------------------------------- backward
 
 
@@ -678,14 +686,6 @@ def _packed(x, dtype: gl.constexpr):
         is_pure=True,
         pack=1,
     )
-
-
-@gluon.jit
-def _unpacked(pairs, dtype: gl.constexpr, layout: gl.constexpr):
-    """What was packed, in half precision."""
-    low = pairs.to(gl.int16).to(dtype, bitcast=True)
-    high = (pairs >> 16).to(gl.int16).to(dtype, bitcast=True)
-    return gl.convert_layout(gl.join(low, high).reshape([pairs.shape[0], pairs.shape[1] * 2]), layout)
 
 
 @gluon.jit

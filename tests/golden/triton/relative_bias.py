@@ -142,7 +142,7 @@ SPLIT = {
 # fetches or waits; whether tiles of keys are taken from the last to the first, where there are heads enough.
 HOPPER_BACKWARD = {
     (64, 64): (64, 128, 3, False, 4, 512, 24, False),
-    (128, 128): (64, 128, 3, True, 8, 256, 24, False),
+    (128, 128): (64, 128, 3, True, 2, 256, 24, False),
 }
 
 # And where dK and dV, and dQ, have a kernel each. Of dK/dV: queries, keys, stages, by how many tiles the warpgroup of the
@@ -493,6 +493,14 @@ def _pass_on(note, item):
     gl.thread_barrier()
 
 
+@gluon.jit
+def _unpacked(pairs, dtype: gl.constexpr, layout: gl.constexpr):
+    """What was packed, in half precision."""
+    low = pairs.to(gl.int16).to(dtype, bitcast=True)
+    high = (pairs >> 16).to(gl.int16).to(dtype, bitcast=True)
+    return gl.convert_layout(gl.join(low, high).reshape([pairs.shape[0], pairs.shape[1] * 2]), layout)
+
+
 # ---------------------------------------------------------------- backward
 
 
@@ -741,14 +749,6 @@ def _packed(x, dtype: gl.constexpr):
 
 
 @gluon.jit
-def _unpacked(pairs, dtype: gl.constexpr, layout: gl.constexpr):
-    """What was packed, in half precision."""
-    low = pairs.to(gl.int16).to(dtype, bitcast=True)
-    high = (pairs >> 16).to(gl.int16).to(dtype, bitcast=True)
-    return gl.convert_layout(gl.join(low, high).reshape([pairs.shape[0], pairs.shape[1] * 2]), layout)
-
-
-@gluon.jit
 def _unpacked_wide(pairs, dtype: gl.constexpr, layout: gl.constexpr):
     """What was packed, in float32."""
     if dtype == gl.bfloat16:
@@ -944,9 +944,9 @@ def _add_dq_tiles(
     D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, EARLY: gl.constexpr, BACKWARDS: gl.constexpr, TURNS: gl.constexpr, DS_STAGES: gl.constexpr, DS_STORED: gl.constexpr, READ: gl.constexpr, FREE: gl.constexpr, FAST: gl.constexpr,
 ):
     """The warpgroup that multiplies dS and keys, and adds what it gets to dQ when its turn has come. Those that make dS
-    are a tile or two ahead, and wait for none of this.
+    wait for it only where they are two tiles ahead.
     """
-    PIECES: gl.constexpr = BQ * BLOCK_D // 4096  # of 64 x 64, as many as a thread has registers for
+    PIECES: gl.constexpr = BQ * BLOCK_D // 4096  # of 64 x 64: a thread has registers for one at a time
     HALF: gl.constexpr = BK // 2
     dq_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
     no_dq = gl.zeros([64, 64], gl.float32, layout=dq_layout)
@@ -1061,7 +1061,8 @@ def _differentiate_tiles(
     notes, note_ready, item, n_work, together, scale, B, Hq, Hkv, Sq, Sk, table_ptr, table_stride_0, table_stride_1,
     D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, EARLY: gl.constexpr, BACKWARDS: gl.constexpr, TURNS: gl.constexpr, DS_STAGES: gl.constexpr, DS_STORED: gl.constexpr, READ: gl.constexpr, FREE: gl.constexpr, PART: gl.constexpr, FAST: gl.constexpr,
 ):
-    """A warpgroup that computes: its half of the keys. Queries are walked from the last tile to the first.
+    """A warpgroup that computes: its half of the keys. Tiles of queries are walked from the last to the first, or the
+    other way where tiles of keys are taken backwards.
 
     What the others compute fills the gaps of this one. dS of both meets in shared memory, for the warpgroup of dQ.
     """
