@@ -1,0 +1,157 @@
+"""The PTX of the forward kernel's weights, for compute capability 9.0, on a warp that executes it (`ptx`): what
+`hopper_machine` takes it to do, and that a row's numbers are its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import ptx
+import pytest
+import triton.language as tl
+from hopper_cases import text_of
+from hopper_machine import lagging_weights
+from hopper_numbers import Tile
+
+import attngen
+from attngen.plan.hopper import SLACK
+from attngen.runtime.loader import execute
+
+KINDS = {"bf16": ml_dtypes.bfloat16, "f16": np.float16}
+ROWS = 16
+"""Of a warp, in eight quads of lanes that have two each."""
+INF = float("inf")
+
+
+@pytest.fixture(scope="module")
+def text() -> Callable[..., str]:
+    kernel = attngen.compile(text_of("causal"))
+    module: Any = execute(kernel.source, kernel.name)
+    return lambda n, half: tl.constexpr(module._weights_ptx(n, half)).value
+
+
+def executed(text: Callable[..., str], kind: str, x: np.ndarray, refs: np.ndarray, factor: float) -> list[np.ndarray]:
+    """Weights, and of each row the four threads' sums, its reference, and what earlier sums are multiplied by."""
+    n = x.shape[1] // 4
+    lanes, pairs = np.meshgrid(np.arange(ptx.LANES), np.arange(n), indexing="ij")
+    row, col = lanes // 4 + 8 * (pairs % 2), pairs // 2 * 8 + lanes % 4 * 2
+    given = {4 * n + j: x[row, col][:, j] for j in range(n)}
+    given |= {5 * n + j: x[row, col + 1][:, j] for j in range(n)}
+    given |= {6 * n + j: refs[row][:, j] for j in range(n)}
+    given |= {7 * n + j: np.full(ptx.LANES, factor, np.float32) for j in range(n)}
+    found = ptx.run(text(n, kind), given)
+    weights = np.zeros(x.shape, np.float32)
+    for j in range(n):
+        for half in (0, 1):
+            bits = (found[j] >> 16 * half & 0xFFFF).astype(np.uint16)
+            weights[row[:, j], col[:, j] + half] = bits.view(KINDS[kind])
+    each = [np.zeros((ROWS, 4), np.float32) for _ in range(3)]
+    for k, numbers in enumerate(each):
+        for second in (0, 1):
+            numbers[np.arange(ptx.LANES) // 4 + 8 * second, np.arange(ptx.LANES) % 4] = found[(k + 1) * n + second]
+    return [weights, *each]
+
+
+def modelled(kind: str, x: np.ndarray, refs: np.ndarray, factor: float) -> list[np.ndarray]:
+    reference = Tile(np.broadcast_to(refs[:, None], (ROWS, 4)))
+    _, *each = lagging_weights(Tile(x), reference, factor, KINDS[kind])
+    with np.errstate(all="ignore"):
+        shift = np.where(each[1].values[:, :1] == -INF, np.float32(0.0), each[1].values[:, :1])
+        weights = np.exp2(x * np.float32(factor) - shift * np.float32(factor))
+    return [weights.astype(KINDS[kind]).astype(np.float32), *(e.values for e in each)]
+
+
+def drawn(keys: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((ROWS, keys)).astype(np.float32) * 3
+    return x, x.max(1) + rng.standard_normal(ROWS).astype(np.float32)
+
+
+def rises(x: np.ndarray, refs: np.ndarray) -> None:
+    x[::3] += 40.0
+
+
+def first_tile(x: np.ndarray, refs: np.ndarray) -> None:
+    refs[:] = -INF
+
+
+def first_of_some(x: np.ndarray, refs: np.ndarray) -> None:
+    refs[::2] = -INF
+
+
+def no_key(x: np.ndarray, refs: np.ndarray) -> None:
+    x[1::2] = -INF
+    refs[1::4] = -INF
+
+
+def few_keys(x: np.ndarray, refs: np.ndarray) -> None:
+    x[:, 3:] = -INF
+    refs[4:9] = -INF
+
+
+def lags(x: np.ndarray, refs: np.ndarray) -> None:
+    refs -= 4.0
+
+
+def overflows(x: np.ndarray, refs: np.ndarray) -> None:
+    x[5, 7] = 3e4
+
+
+CASES = [lambda x, refs: None, rises, first_tile, first_of_some, no_key, few_keys, lags, overflows]
+
+
+@pytest.mark.parametrize("change", CASES, ids=lambda f: f.__name__.strip("<>"))
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("keys", [64, 128])
+@pytest.mark.parametrize("factor", [1.0, 0.18])
+def test_it_is_what_the_model_says(
+    text: Callable[..., str], keys: int, kind: str, factor: float, change: Callable[..., None]
+) -> None:
+    x, refs = drawn(keys, seed=keys)
+    change(x, refs)
+    found, wanted = executed(text, kind, x, refs, factor), modelled(kind, x, refs, factor)
+    assert np.array_equal(found[2], wanted[2])
+    np.testing.assert_allclose(found[3], wanted[3], rtol=1e-5)
+    np.testing.assert_allclose(found[1], wanted[1], rtol=1e-3, atol=1e-30)
+    np.testing.assert_allclose(found[0], wanted[0], rtol=1e-2, atol=1e-6)
+
+
+def test_it_streams_the_sums_of_the_definition(text: Callable[..., str]) -> None:
+    """Tile after tile, with maxima that rise: sums times what they are to be multiplied by."""
+    refs, total = np.full(ROWS, -INF, np.float32), np.zeros(ROWS)
+    seen = []
+    for i in range(12):
+        x = drawn(64, i)[0] + np.float32(2.0 * i) * np.linspace(-1, 3, ROWS, dtype=np.float32)[:, None]
+        _, sums, after, before = executed(text, "bf16", x, refs, 1.0)
+        total = total * before[:, 0] + sums.sum(1, dtype=np.float64)
+        assert (sums <= 2.0**SLACK).all() and (before <= 1).all() and (after == after[:, :1]).all()
+        refs = after[:, 0]
+        seen.append(x)
+    s = np.concatenate(seen, 1).astype(np.float64)
+    np.testing.assert_allclose(refs + np.log2(total), np.log2(np.exp2(s).sum(1)), rtol=1e-6)
+
+
+@pytest.mark.parametrize("others", [rises, first_tile, overflows])
+def test_a_row_does_not_depend_on_its_neighbours(text: Callable[..., str], others: Callable[..., None]) -> None:
+    x, refs = drawn(128, seed=1)
+    alone = executed(text, "bf16", x, refs, 1.0)
+    x_2, refs_2 = x.copy(), refs.copy()
+    others(x_2, refs_2)
+    x_2[4], refs_2[4] = x[4], refs[4]
+    for a, b in zip(alone, executed(text, "bf16", x_2, refs_2, 1.0), strict=True):
+        assert np.array_equal(a[4], b[4])
+
+
+def test_a_score_that_is_no_number_stays_one(text: Callable[..., str]) -> None:
+    x, refs = drawn(64, seed=2)
+    x[3, 9] = np.nan
+    weights, sums, after, _ = executed(text, "bf16", x, refs, 1.0)
+    assert np.isnan(weights[3, 9]) and np.isnan(sums[3]).any() and np.isfinite(sums[[*range(3), *range(4, ROWS)]]).all()
+    assert np.isfinite(after).all()
+
+
+def test_a_branch_that_parts_the_lanes_is_an_error() -> None:
+    with pytest.raises(AssertionError, match="lanes part"):
+        ptx.run("{ .reg .pred a; setp.gt.f32 a, $0, 0f00000000; @a bra.uni done; done: }", {0: np.arange(32.0) - 3})
