@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+import subprocess
+from pathlib import Path
 
 import pytest
 from aot.chips import EXAMPLES, NAMES, binaries, build, refused
+from triton import knobs
 
 import attngen
 from attngen.plan.hopper import apart_skeletons, backward_skeletons, skeletons
@@ -70,8 +73,20 @@ def test_its_parts(dtype: str, name: str) -> None:
     assert "setmaxnreg.dec" in text and "setmaxnreg.inc" in text
     assert "cp.async.bulk.tensor" in text and "mbarrier.try_wait" in text
     # Each of two warpgroups: keys and values are free, in the loop and beside it, and queries; and whose turn it is,
-    # which the last one says first.
-    assert text.count("bar.arrive") == 2 * (2 * 2 + 1 + 1) + 1
+    # which the last one says first; the same, but for queries, of a tile that none of its queries meets.
+    assert text.count("bar.arrive") == 2 * (2 * 2 + 1 + 1 + 3) + 1
+
+
+@pytest.mark.parametrize("dim", [64, 128, 256])
+def test_products_wait_only_where_the_source_waits(dim: int, tmp_path: Path) -> None:
+    """The assembler makes each product wait (its note C7513) where it finds that operands change under one."""
+    cubin = binaries(build("causal"), "sm_90", (dim, dim), "bf16", "cubin")["hopper_forward"].data
+    assert isinstance(cubin, bytes)
+    (tmp_path / "cubin").write_bytes(cubin)
+    command = [knobs.nvidia.nvdisasm.path, "-c", str(tmp_path / "cubin")]
+    listing = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    # Three warpgroups wait for scores and for values; two for both before their loop, in it, and after it for values.
+    assert listing.count("WARPGROUP.DEPBAR") == {64: 3 * 2, 128: 2 * 4, 256: 2 * 4}[dim]
 
 
 @pytest.mark.parametrize(
