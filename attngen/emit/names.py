@@ -41,7 +41,7 @@ _TEMPLATE_NAMES = """
     dk_tiles joins met_ptr note_ready stop_before turn_passed turn_ready turns_ptr HOPPER_BACKWARD DS_STORED
     BACKWARDS DS_STAGES HELD back backwards ds_free less_delta order row_delta turn_added warpgroup_mma_init
     EARLY FIRST FREE THREADS WARPS each ds_half number TURNS WIDE HALF ahead by_keys by_rows early Q_FREE D_OUT_FREE
-    HANDED TAKEN READ K_FREE V_FREE ORDER ORDERED SHARE COUNT tile_max ordered part_ptr ends lists_ptr own_first
+    HANDED TAKEN READ K_FREE V_FREE ORDER ORDERED SHARE COUNT ordered part_ptr ends lists_ptr own_first
     own_stop ds_layout ds_tiles dv_place half has_d_lse high k_half kept low pairs pieces wide n_full n_walked share
     parts_ptr PIECES part_max part_sum part_has_key col merging SPLIT whole slots programs counts busy most_rows
     most_keys area longest there merge before chunk collect lists others starts stops walk walks walks_ptr AHEAD

@@ -123,8 +123,9 @@ def slack(plan: KernelPlan) -> int:
 
 
 def from_the_diagonal(plan: KernelPlan) -> bool:
-    """Whether a tile's keys are taken from the last to the first: where they end at the query itself. The tile that
-    needs a mask is the one then that has to find a reference, and where near keys score best it stays there.
+    """Whether a tile's keys, if they are one stretch, are taken from the last to the first: where their end depends on
+    the query. The tile that needs a mask is the one then that has to find a reference, and where near keys score best
+    it stays there.
     """
     return slack(plan) > 0 and any(reads(s.hi, "q1") for s in plan.keys.any)
 

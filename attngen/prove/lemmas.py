@@ -116,7 +116,9 @@ def lagging(slack: int) -> tuple[str, ...]:
     if not same(moved, (z + w) * exp2(-n * f)):
         raise InternalError("a reference that lags does not give the same sums")
     return (
-        f"it stays: weights are positive and no sum of a row's passes {2**slack}, so none does; nothing is rescaled",
+        f"weights are tried with the r there is, and made again where a sum of a row is not at most {2**slack}, as "
+        "NaN is not: what is tried may be anything",
+        f"it stays: no weight is negative and no sum of a row's passes {2**slack}, so none does; nothing is rescaled",
         "it becomes n = max(r, t): rescale's exponent is (r - n) f <= 0, and weights' are (x - n) f <= 0, since x <= t",
         "whatever r is: row_sum = Z 2**(-r f), and so acc; rescaled by 2**((r - n) f) it is Z 2**(-n f), so with n;",
         "the quotient and lse do not depend on it",

@@ -152,7 +152,7 @@ def exponents(plan: KernelPlan) -> Iterator[Claim]:
         look("backward, x - lse", sub(mul(sub(X, ROW_MAX), FACTOR), TOTAL), at)
         at = place(plan, row_lse=PLUS_INFINITY, x=FINITE)
         look("backward, row without keys: x - inf", sub(mul(X, FACTOR), ROW_LSE), at)
-    but = "; but where the reference lags, below" if hopper.slack(plan) else ""
+    but = "; but for weights that are tried, or made where the reference lags: below" if hopper.slack(plan) else ""
     sentence = f"every exponent that the kernels evaluate is at most 0, or -inf; none is NaN{but}"
     if w.form is Form.SHIFTED:
         sentence = "every exponent of a rescaling is at most 0, or -inf; none is NaN"
@@ -175,15 +175,18 @@ def lagging(plan: KernelPlan) -> Iterator[Claim]:
     lines: list[str] = []
     wrong: list[str] = []
     for (row, row_max), (tile, tile_max) in product(STATES, STATES):
-        if row == tile == "finite":
-            continue
         at = place(plan, row_max=row_max, tile_max=tile_max)
         tried = at.of(resolved(AHEAD, at))  # the exponent of the greatest weight, with the reference there is
-        moves = tried.nan or tried.most > slack
-        rescale = at.of(resolved(mul(sub(ROW_MAX, _or_zero(NEW_MAX if moves else ROW_MAX)), FACTOR), at))
-        text = f"row's reference {row}, tile's maximum {tile}: it {'becomes the greater' if moves else 'stays'}"
-        good = rescale.most <= 0 and not rescale.nan
-        (lines if good else wrong).append(f"{text}; rescale: exponent {_short(rescale)}")
+        for moves in (False, True) if row == tile == "finite" else (tried.nan or tried.most > slack,):
+            exponent = RESCALE if moves else mul(sub(ROW_MAX, _or_zero(ROW_MAX)), FACTOR)
+            rescale = at.of(resolved(exponent, at))
+            text = f"row's reference {row}, tile's maximum {tile}: it {'becomes the greater' if moves else 'stays'}"
+            good = rescale.most <= 0 and not rescale.nan
+            (lines if good else wrong).append(f"{text}; rescale: exponent {_short(rescale)}")
+    at = _below(place(plan, row_max=FINITE, tile_max=FINITE, x=FINITE), NEW_MAX)
+    weight = at.of(resolved(WEIGHT, at))
+    if weight.most > 0 or weight.nan:
+        wrong.append(f"a weight with a new reference: exponent may be {_short(weight)}")
     most, sums = 2**slack, 27 + slack
     if slack > 14:  # fp16 ends below 2**16, and an exponent may be rounded up
         wrong.append(f"a weight of {most} may leave fp16")

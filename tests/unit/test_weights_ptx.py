@@ -81,6 +81,14 @@ def first_of_some(x: np.ndarray, refs: np.ndarray) -> None:
     refs[::2] = -INF
 
 
+def first_of_lanes_first_rows(x: np.ndarray, refs: np.ndarray) -> None:
+    refs[:8] = -INF
+
+
+def first_of_lanes_second_rows(x: np.ndarray, refs: np.ndarray) -> None:
+    refs[8:] = -INF
+
+
 def no_key(x: np.ndarray, refs: np.ndarray) -> None:
     x[1::2] = -INF
     refs[1::4] = -INF
@@ -99,10 +107,15 @@ def overflows(x: np.ndarray, refs: np.ndarray) -> None:
     x[5, 7] = 3e4
 
 
-CASES = [lambda x, refs: None, rises, first_tile, first_of_some, no_key, few_keys, lags, overflows]
+def as_it_is(x: np.ndarray, refs: np.ndarray) -> None:
+    pass
 
 
-@pytest.mark.parametrize("change", CASES, ids=lambda f: f.__name__.strip("<>"))
+SOME = [first_of_some, first_of_lanes_first_rows, first_of_lanes_second_rows]
+CASES = [as_it_is, rises, first_tile, *SOME, no_key, few_keys, lags, overflows]
+
+
+@pytest.mark.parametrize("change", CASES, ids=lambda f: f.__name__)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("keys", [64, 128])
 @pytest.mark.parametrize("factor", [1.0, 0.18])
@@ -133,23 +146,27 @@ def test_it_streams_the_sums_of_the_definition(text: Callable[..., str]) -> None
     np.testing.assert_allclose(refs + np.log2(total), np.log2(np.exp2(s).sum(1)), rtol=1e-6)
 
 
-@pytest.mark.parametrize("others", [rises, first_tile, overflows])
-def test_a_row_does_not_depend_on_its_neighbours(text: Callable[..., str], others: Callable[..., None]) -> None:
+@pytest.mark.parametrize("row", [4, 11])
+@pytest.mark.parametrize("others", [rises, first_tile, *SOME, overflows])
+def test_a_row_does_not_depend_on_its_neighbours(
+    text: Callable[..., str], others: Callable[..., None], row: int
+) -> None:
     x, refs = drawn(128, seed=1)
     alone = executed(text, "bf16", x, refs, 1.0)
     x_2, refs_2 = x.copy(), refs.copy()
     others(x_2, refs_2)
-    x_2[4], refs_2[4] = x[4], refs[4]
+    x_2[row], refs_2[row] = x[row], refs[row]
     for a, b in zip(alone, executed(text, "bf16", x_2, refs_2, 1.0), strict=True):
-        assert np.array_equal(a[4], b[4])
+        assert np.array_equal(a[row], b[row])
 
 
 def test_a_score_that_is_no_number_stays_one(text: Callable[..., str]) -> None:
     x, refs = drawn(64, seed=2)
+    refs[3] = x[3].max() + 1
     x[3, 9] = np.nan
     weights, sums, after, _ = executed(text, "bf16", x, refs, 1.0)
     assert np.isnan(weights[3, 9]) and np.isnan(sums[3]).any() and np.isfinite(sums[[*range(3), *range(4, ROWS)]]).all()
-    assert np.isfinite(after).all()
+    assert np.isfinite(after).all() and (after[:, 0] >= refs).all()
 
 
 def test_a_branch_that_parts_the_lanes_is_an_error() -> None:
