@@ -77,7 +77,7 @@ def lines_of(listing: str) -> list[Line]:
 
 def loops(lines: Sequence[Line]) -> list[tuple[int, int]]:
     """First and last line of the main loops, one a warpgroup: the innermost ones with many products in them. The
-    warpgroup of dQ has half as many as the others. The ends of outer loops have products too, of the last tile; they
+    warpgroup of dQ has nearly half as many as the others. The ends of outer loops have products too, of the last tile; they
     are fewer.
     """
     starts = {line.text: i for i, line in enumerate(lines) if line.operation == "label"}
@@ -90,7 +90,7 @@ def loops(lines: Sequence[Line]) -> list[tuple[int, int]]:
     found = [(a, b) for a, b in found if not any(c < a <= d < b for c, d in found)]  # jumps back from a wait elsewhere
     inner = [(a, b) for a, b in found if not any((a, b) != (c, d) and a <= c and d <= b for c, d in found)]
     work = {loop: demand(lines[loop[0] : loop[1] + 1])["matrix"] for loop in inner}
-    return [loop for loop in inner if 2 * work[loop] >= max(work.values())]
+    return [loop for loop in inner if 2.5 * work[loop] >= max(work.values())]
 
 
 def of_a_full_tile(lines: Sequence[Line]) -> Iterator[Line]:

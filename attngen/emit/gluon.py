@@ -25,6 +25,7 @@ from attngen.plan.hopper import (
     from_the_diagonal,
     in_turn,
     listed_apart,
+    row_terms,
     skeletons,
     slack,
     sums_beside,
@@ -215,7 +216,8 @@ def _factor(code: KernelCode) -> str:
 class GluonBackwardView:
     """The lines `walk` make a head's tiles of queries `first … stop - 1`; `masked` says whether the one at `at` needs a
     mask, by the names of `runs`; `listed`: a kernel of its own writes them down, for each tile of keys; `backwards`:
-    tiles of keys may be taken from the last to the first.
+    tiles of keys may be taken from the last to the first; `row_terms`: products take a row's log-sum-exp off its
+    scores, and its delta off dP.
 
     `elsewhere` are the params (their positions among the gradients) that make the portable kernels run when their
     gradient is wanted.
@@ -227,6 +229,7 @@ class GluonBackwardView:
     runs: tuple[str, ...]
     listed: bool
     backwards: bool
+    row_terms: bool
     masked: str
     elsewhere: tuple[int, ...]
     table: tuple[tuple[tuple[int, int], tuple[int | bool, ...]], ...]
@@ -261,6 +264,7 @@ def gluon_backward_view(
         ("first", "stop", *full),
         not in_turn(plan),
         any(skeleton.backwards for skeleton in table.values()),
+        row_terms(plan),
         _in_brackets(_outside(queries.full)),
         _positions(gradients, params, sums_beside(plan)),
         tuple((key, skeleton.row) for key, skeleton in table.items()),

@@ -87,6 +87,7 @@ def launch_view(
     dkdv_sums: tuple[str, ...],
     lists: bool,
     walks: bool,
+    row_terms: bool,
     dkdv_walks: bool,
     dq_walks: bool,
 ) -> LaunchView:
@@ -162,8 +163,11 @@ def launch_view(
             "num_warps=4",
         ),
         hopper_backward_arguments=(
-            "*by_keys.tiles(q, k, v, d_out, dk, dv)",
-            *row_tensors,
+            *(
+                ("*by_keys.tiles(q, k, v, d_out, dk, dv, terms)",)
+                if row_terms
+                else ("*by_keys.tiles(q, k, v, d_out, dk, dv)", *row_tensors)
+            ),
             "dq_parts",
             "turns",
             "queue",

@@ -131,6 +131,7 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
             tuple(s.name for s in dkdv_sums),
             hopper.fast is not None and hopper.fast.lists is not None,
             fast_bwd is not None and fast_bwd.listed,
+            fast_bwd is not None and fast_bwd.row_terms,
             apart is not None and apart.queries.listed,
             apart is not None and apart.keys.listed,
         ),

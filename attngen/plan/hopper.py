@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
+from attngen.ir.build import is_literal
 from attngen.ir.nodes import Apply, Expr, Literal, Op, Symbol, Type
 from attngen.ir.walk import loads, reads
 from attngen.plan.kernel import Gather, KernelPlan
@@ -29,6 +30,7 @@ SLACK = 8
 the maximum only where a thread's sum of a tile's weights passes 2**SLACK: almost no tile does, and sums are rarely
 rescaled. Weights are at most 256, which fp16 holds."""
 SQ = Symbol("Sq", Type.INT)
+QK, SCALE = Symbol("qk", Type.FLOAT), Symbol("scale", Type.FLOAT)
 
 
 class Schedule(StrEnum):
@@ -215,7 +217,8 @@ def backward_skeletons(plan: KernelPlan, own: tuple[int, int] | None) -> Mapping
     elif plan.growing_keys:  # tiles of keys get shorter, so that neighbours wait for each other
         # Each tile of keys begins at other queries; but under a prefix many begin at the first, and would wait there.
         apart = len(plan.queries.any) == 1
-        narrow = replace(narrow, together=64)
+        room = beside or row_terms(plan)  # for the few registers that this takes
+        narrow = replace(narrow, backwards=True) if apart and room else replace(narrow, together=64)
         wide = replace(wide, backwards=True) if apart else replace(wide, together=16)
     return {(64, 64): narrow, (128, 128): wide}
 
@@ -224,6 +227,15 @@ def sums_beside(plan: KernelPlan) -> tuple[str, ...]:
     """The params whose gradients are sums that the portable dQ and dK/dV kernels keep: who wants one, calls those."""
     kept = (Gather.HEAD, Gather.ROW, Gather.COLUMN)
     return tuple(dict.fromkeys(g.param for g in plan.gradients if g.gather in kept))
+
+
+def row_terms(plan: KernelPlan) -> bool:
+    """Whether one more step of the products takes a row's log-sum-exp off its scores, and its delta off dP.
+
+    A weight must be exp(scale * (q . k - lse / scale)). Scores with more terms are not finite for queries that do not
+    exist, whose terms are zero; and beside what such kernels hold, the factors of that step find no registers.
+    """
+    return plan.weights.unit == QK and plan.d_factor == SCALE and is_literal(plan.d_pair, 1.0)
 
 
 def in_turn(plan: KernelPlan) -> bool:

@@ -25,6 +25,7 @@ from attngen.plan.hopper import (
     Skeleton,
     apart_skeletons,
     backward_skeletons,
+    row_terms,
     skeletons,
 )
 from attngen.plan.kernel import KernelPlan
@@ -71,12 +72,15 @@ _AXES: Mapping[type[Row], tuple[frozenset[str], ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The rows of one spec at `dims`, the head dims of Q, K and of V, rounded up; none where a portable kernel runs."""
+    """The rows of one spec at `dims`, the head dims of Q, K and of V, rounded up; none where a portable kernel runs.
+    `terms`: see `row_terms`.
+    """
 
     dims: tuple[int, int] = (64, 64)
     forward: Skeleton | None = None
     backward: BackwardSkeleton | None = None
     apart: ApartSkeleton | None = None
+    terms: bool = False
 
     @property
     def by_kernel(self) -> dict[str, Row]:
@@ -98,6 +102,7 @@ def rows_of(plan: KernelPlan, own: tuple[int, int] | None, head_dims: tuple[int,
         skeletons(plan, own).get(dims),
         backward_skeletons(plan, own).get(dims),
         apart_skeletons(plan, own).get(dims),
+        row_terms(plan),
     )
 
 
@@ -110,9 +115,9 @@ def rounded(head_dims: tuple[int, int]) -> tuple[int, int]:
 # ---------------------------------------------------------------- what fits
 
 
-def fits(row: Row, dims: tuple[int, int]) -> bool:
+def fits(row: Row, dims: tuple[int, int], terms: bool = False) -> bool:
     """Whether the chip has room for a row at head dims rounded to `dims`, and the template a kernel of that form."""
-    if shared_bytes(row, dims) + SCRATCH > ROOM or barriers(row) > BARRIERS:
+    if shared_bytes(row, dims, terms) + SCRATCH > ROOM or barriers(row) > BARRIERS:
         return False
     match row:
         case Skeleton():
@@ -156,8 +161,10 @@ def barriers(row: Row) -> int:
             assert_never(row)
 
 
-def shared_bytes(row: Row, dims: tuple[int, int]) -> int:
-    """What the kernel asks for at two bytes an element, as the templates allocate it, less `SCRATCH`."""
+def shared_bytes(row: Row, dims: tuple[int, int], terms: bool = False) -> int:
+    """What the kernel asks for at two bytes an element, as the templates allocate it, less `SCRATCH`. `terms`: whether
+    rows have some (`row_terms`).
+    """
     d, dv = dims
     both = 2 * (d + dv)
     match row:
@@ -165,7 +172,9 @@ def shared_bytes(row: Row, dims: tuple[int, int]) -> int:
             place = 2 * (d if row.out_apart else max(d, dv)) + (2 * dv if row.out_apart else 0)
             return row.queries * place + row.stages * row.keys * both
         case BackwardSkeleton():
-            held, walked = row.keys * (both + 2 * d), row.stages * row.queries * (both + 8)
+            # K, V and dK, which beside terms of 128 columns lies where dS lay; dS of two tiles.
+            held = row.keys * (both + (0 if terms and d == 128 else 2 * d))
+            walked = row.stages * row.queries * (both + (32 if terms else 8))
             return held + walked + 4 * row.keys * row.queries
         case DkdvSkeleton():
             held, walked = row.keys * 4 * max(d, dv), row.stages * row.queries * (both + 8)
@@ -183,7 +192,7 @@ def first_round(rows: Rows) -> list[tuple[str, Row]]:
     """Kernel and row: each kernel's own first, then those with one thing changed that fit."""
     found: list[tuple[str, Row]] = []
     for kernel, row in rows.by_kernel.items():
-        tried = (r for r in _changed(row, rows) if fits(r, rows.dims))
+        tried = (r for r in _changed(row, rows) if fits(r, rows.dims, rows.terms))
         found += [(kernel, r) for r in dict.fromkeys((row, *tried))]
     return found
 
@@ -253,7 +262,7 @@ def second_round(rows: Rows, times: Callable[[str], Mapping[Row, float]]) -> lis
         joined: list[Row] = []
         for i in range(1, len(won)):
             joined += [_joined(row, (won[0], won[i])), _joined(row, won[: i + 1])]
-        found += [(kernel, r) for r in dict.fromkeys(joined) if fits(r, rows.dims) and r not in first]
+        found += [(kernel, r) for r in dict.fromkeys(joined) if fits(r, rows.dims, rows.terms) and r not in first]
     return found
 
 

@@ -23,7 +23,7 @@ def compiled(name: str, dims: tuple[int, int], changes: dict[str, dict[str, Any]
     spec, plan = api.checked_plan(source)
     rows = rows_of(plan, spec.tile, dims)
     found = {kernel: dataclasses.replace(rows.by_kernel[kernel], **change) for kernel, change in changes.items()}
-    assert all(fits(row, dims) for row in found.values())
+    assert all(fits(row, dims, rows.terms) for row in found.values())
     changed = dataclasses.replace(
         rows,
         forward=found.get("forward", rows.forward),
@@ -38,7 +38,7 @@ def compiled(name: str, dims: tuple[int, int], changes: dict[str, dict[str, Any]
 def held(rows: Rows, found: dict[str, Artifact]) -> None:
     assert not refused(found, "sm_90")
     for kernel, row in rows.by_kernel.items():
-        asked = shared_bytes(row, rows.dims)
+        asked = shared_bytes(row, rows.dims, rows.terms)
         assert asked <= found[NAMES[kernel]].shared <= asked + SCRATCH <= ROOM, (kernel, row)
 
 

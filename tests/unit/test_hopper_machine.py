@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import hopper_memory
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from hopper_cases import EXAMPLES, FAR, UNCLAMPED, Change, case, relative, text_of
-from hopper_numbers import FaultError, plain
+from hopper_numbers import FaultError, Tile, plain
 
 from attngen import reference
 
@@ -40,10 +41,13 @@ def gradients(
     dtype: torch.dtype = torch.bfloat16,
     learned: bool = False,
     changes: Sequence[Change] = (),
+    steep: float = 1.0,
     **params: int,
 ) -> tuple[dict[str, float], list[str]]:
-    """Relative errors by name against the definition, and the kernels that ran. `changes`: of the source, all over."""
+    """Relative errors by name against the definition, and the kernels that ran. `changes`: of the source, all over;
+    `steep`: what queries are multiplied by."""
     made = case(text, dims, sizes, dtype, changes, **params)
+    made = replace(made, q=made.q * steep)
     d_out = made.draw("Hq", "Sq", "Dv")
     forward = made.truth()
     lse = torch.from_numpy(forward.lse).float()
@@ -115,6 +119,33 @@ def test_examples_by_one_kernel_at_head_dim_64(name: str) -> None:
     errors, launched = gradients(text_of(name), (64, 64), (1, 4, 2, 420, 420 if name in SQUARE else 333))
     assert {"_hopper_backward_kernel", "_collect_dq_kernel"} <= set(launched)
     assert all(e <= 8e-3 for e in errors.values()), errors
+
+
+def test_three_parts_add_up_to_a_number() -> None:
+    """To its last bit, though each has eight."""
+    made = case(text_of("causal"), (128, 128), (1, 1, 1, 8, 8), torch.bfloat16)
+    three = made.module._rows_kernel.function.__globals__["_three_parts"]
+    drawn = np.random.default_rng(0)
+    x = (drawn.standard_normal(10_000) * 2.0 ** drawn.integers(-40, 40, 10_000)).astype(np.float32)
+    parts = [part.values.astype(np.float64) for part in three(Tile(x))]
+    assert np.array_equal(sum(parts), x.astype(np.float64))
+
+
+@pytest.mark.parametrize("steep", [1e-3, 20.0])
+@pytest.mark.parametrize("name", ["causal", slow("sink")])
+def test_log_sum_exps_of_any_size(name: str, steep: float) -> None:
+    errors, launched = gradients(text_of(name), (64, 64), (1, 2, 1, 130, 140), torch.float16, steep=steep)
+    assert "_hopper_backward_kernel" in launched
+    assert all(e <= 8e-3 for e in errors.values()), errors
+
+
+@pytest.mark.parametrize("usual", [True, False])
+def test_a_scale_that_log_sum_exps_cannot_be_divided_by_takes_the_portable_kernels(usual: bool) -> None:
+    made = case(text_of("causal"), (64, 64), (1, 1, 1, 8, 8), torch.bfloat16)
+    q, k, v = (x.contiguous() for x in (made.q, made.k, made.v))
+    found = made.module._prepared_backward(q, k, v, q, q, k, v, False, usual)
+    names = ("_rows_kernel", "_hopper_backward_kernel", "_collect_dq_kernel")
+    assert tuple(x.kernel.name for x in found) == (names if usual else ("_rows_kernel", "_dkdv_kernel", "_dq_kernel"))
 
 
 BACKWARDS = ("(64, 128, 3, True, 2, 256, 24, True)", "(64, 128, 3, True, 1, 1, 24, True)")
@@ -298,7 +329,10 @@ FAULTS = {
     ),
     "all of dS lies in one place": (
         128,
-        ("ds_tiles.index(place * 2 + PART + again).store(ds)", "ds_tiles.index(PART + again).store(ds)"),
+        (
+            "ds_tiles.index(PART * DS_STAGES + place + again).store(ds)",
+            "ds_tiles.index(PART * DS_STAGES + again).store(ds)",
+        ),
     ),
     "queries are fetched where others may still be read": (
         128,
@@ -326,6 +360,16 @@ FAULTS = {
     "the next item is not waited for": (
         128,
         ("    mbarrier.wait(note_ready, round & 1)\n", ""),
+    ),
+    "terms of a tile of queries are not waited for": (
+        128,
+        ("nbytes + terms_desc.block_type.nbytes", "nbytes"),
+        ("index(stage), d_out_desc.block_type.nbytes)", "index(stage), d_out_desc.block_type.nbytes + BQ * 32)"),
+        ("q_ready.index(stage), terms_tiles", "d_out_ready.index(stage), terms_tiles"),
+    ),
+    "dK is stored where dQ's product may still read dS": (
+        128,
+        ("mbarrier.wait(ds_free.index(place), (used & 1) ^ 1)", "pass"),
     ),
     "parts of dQ wait for a turn that is never passed": (
         128,

@@ -150,7 +150,7 @@ HOPPER = {
 # are made, heads whose tiles are taken in turn, at least, and tiles of keys of all these heads; registers of a thread that
 # fetches or waits; whether tiles of keys are taken from the last to the first, where there are heads enough.
 HOPPER_BACKWARD = {
-    (64, 64): (128, 128, 3, False, 64, 512, 24, False),
+    (64, 64): (128, 128, 3, False, 4, 512, 24, True),
     (128, 128): (64, 128, 3, True, 2, 256, 24, True),
 }
 
@@ -963,14 +963,26 @@ def _hopper_forward_kernel(
 # ---------------------------------------------------------------- backward
 
 
+@triton.jit
+def _three_parts(x):
+    """Three numbers of eight bits each that add up to x, to the last of its 24."""
+    first = x.to(tl.bfloat16)
+    x -= first.to(tl.float32)
+    second = x.to(tl.bfloat16)
+    return first, second, (x - second.to(tl.float32)).to(tl.bfloat16)
+
+
 @triton.jit(do_not_specialize=["n_rows", "n_counters"])
 def _rows_kernel(
-    lse_ptr, scaled_lse_ptr, out_ptr, d_out_ptr, d_lse_ptr, delta_ptr, n_rows, counters_ptr, n_counters,
+    lse_ptr, scaled_lse_ptr, out_ptr, d_out_ptr, d_lse_ptr, delta_ptr, n_rows, counters_ptr, n_counters, terms_ptr, scale,
     Dv: tl.constexpr, BLOCK_DV: tl.constexpr, ROWS: tl.constexpr, HAS_D_LSE: tl.constexpr,
 ):
     """What every pair of a row reads, once a row: the log-sum-exp to base 2, inf for rows that met no key; delta.
 
     delta = rowsum(d_out * out) - d_lse is what a pair subtracts from d_out . v (Dao et al., 2022).
+
+    For the kernel of compute capability 9.0, both go into the first six of a row's sixteen terms: three that add up to
+    -delta, three to -lse / scale. It adds them up by one more step of its products.
     """
     if counters_ptr is not None:
         # What the backward kernel counts with: three cells a row at most, and a few.
@@ -979,7 +991,8 @@ def _rows_kernel(
     start = tl.program_id(0) * ROWS
     rows = start + tl.arange(0, ROWS)
     lse = tl.load(lse_ptr + rows, mask=rows < n_rows, other=0.0)
-    tl.store(scaled_lse_ptr + rows, tl.where(lse == float("-inf"), float("inf"), lse * LOG2E), mask=rows < n_rows)
+    if scaled_lse_ptr is not None:
+        tl.store(scaled_lse_ptr + rows, tl.where(lse == float("-inf"), float("inf"), lse * LOG2E), mask=rows < n_rows)
     base = tl.cast(start, tl.int64) * Dv
     left = n_rows - start
     out = _load_rows(out_ptr + base, 0, 0, 0, left, Dv, ROWS, Dv, BLOCK_DV, True, False).to(tl.float32)
@@ -987,7 +1000,19 @@ def _rows_kernel(
     delta = tl.sum(out * d_out, 1)
     if HAS_D_LSE:
         delta -= tl.load(d_lse_ptr + rows, mask=rows < n_rows, other=0.0)
-    tl.store(delta_ptr + rows, delta, mask=rows < n_rows)
+    if delta_ptr is not None:
+        tl.store(delta_ptr + rows, delta, mask=rows < n_rows)
+    if terms_ptr is not None:
+        # A row that met no key gets what makes its weights zero; finite, since the factors of other terms are zeros.
+        reference = tl.where(lse == float("-inf"), float("inf"), lse) / -scale
+        reference = tl.where(reference < -(2.0**100), -(2.0**100), reference)
+        place = tl.arange(0, 16)[None, :]
+        terms = tl.zeros([ROWS, 16], tl.bfloat16)
+        parts = _three_parts(-delta) + _three_parts(reference)
+        for i in tl.static_range(6):
+            terms = tl.where(place == i, parts[i][:, None], terms)
+        at = (tl.cast(rows, tl.int64) * 16)[:, None] + place
+        tl.store(terms_ptr + at, terms, mask=(rows < n_rows)[:, None])
 
 
 @triton.jit
@@ -1285,7 +1310,7 @@ def _query_runs(
 
 @gluon.jit
 def _load_backward_tiles(
-    q_desc, k_desc, v_desc, d_out_desc, lse_ptr, delta_ptr, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, lse_tiles, delta_tiles, k_ready, k_free, v_ready, v_free, q_ready, d_out_ready,
+    q_desc, k_desc, v_desc, d_out_desc, terms_desc, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, terms_tiles, k_ready, k_free, v_ready, v_free, q_ready, d_out_ready,
     notes, note_ready, queue_ptr, item, n_work, together, scale, Hq, Hkv, Sq, Sk,
     D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, EARLY: gl.constexpr, BACKWARDS: gl.constexpr, TURNS: gl.constexpr, DS_STAGES: gl.constexpr, DS_STORED: gl.constexpr, READ: gl.constexpr, FREE: gl.constexpr,
 ):
@@ -1306,22 +1331,16 @@ def _load_backward_tiles(
             tma.async_copy_global_to_shared(k_desc, [batch, kv_head, k0 + part * HALF, 0], k_ready, k_tiles.index(part))
         for member in range(group):
             head = kv_head * group + member
-            row = (batch * tl.cast(Hq, gl.int64) + head) * Sq
             first, stop, full_lo, full_hi = _query_runs(tile, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, D, Dv, BQ, BK)
             n_steps = stop - first
             for step in range(n_steps):
                 q0 = (_place(step, first, stop, back)) * BQ
-                rows = q0 + gl.arange(0, BQ, layout=gl.BlockedLayout([1], [32], [1], [0]))
-                row_lse = gl.load(lse_ptr + row + rows, mask=rows < Sq, other=float("inf"))
-                delta = gl.load(delta_ptr + row + rows, mask=rows < Sq, other=0.0)
                 stage = turn % STAGES
                 if turn >= STAGES:
                     _meet(FREE + stage, 288, 1)
-                mbarrier.expect(q_ready.index(stage), q_desc.block_type.nbytes)
+                mbarrier.expect(q_ready.index(stage), q_desc.block_type.nbytes + terms_desc.block_type.nbytes)
                 tma.async_copy_global_to_shared(q_desc, [batch, head, q0, 0], q_ready.index(stage), q_tiles.index(stage))
-                lse_tiles.index(stage).store(row_lse)
-                delta_tiles.index(stage).store(-delta)
-                mbarrier.arrive(q_ready.index(stage), count=1)
+                tma.async_copy_global_to_shared(terms_desc, [batch, head, q0, 0], q_ready.index(stage), terms_tiles.index(stage))
                 if (member == 0) & (step == 0):
                     _load_values(v_desc, v_tiles, v_ready, v_free, batch, kv_head, k0, round, HALF)
                 mbarrier.expect(d_out_ready.index(stage), d_out_desc.block_type.nbytes)
@@ -1456,7 +1475,7 @@ def _add_dq_tiles(
                     dq_token = warpgroup_mma_init(no_dq)
                     for half in gl.static_range(2):
                         k_half = k_tiles.index(half).reshape([HALF, BLOCK_D])
-                        ds_half = ds_tiles.index(stage * 2 + half)
+                        ds_half = ds_tiles.index(half * DS_STAGES + stage)
                         if BLOCK_D == 128:
                             k_half = k_half.slice(piece * 64, 64, dim=1)
                         elif BQ == 128:
@@ -1481,46 +1500,58 @@ def _add_dq_tiles(
 
 
 @gluon.jit
+def _start_with_terms(terms, like, FIRST: gl.constexpr):
+    """Starts a product with what a row adds to all of its sums: three terms, from FIRST on, each times one.
+
+    Threads that read it would get it once for each of their rows of keys, as many bytes as the matrix units read of
+    the queries, and hold it until it is needed. The ones are made anew: kept over the loop, they would take registers.
+    """
+    layout: gl.constexpr = gl.DotOperandLayout(0, like.type.layout, 2)
+    place = _again(gl.arange(0, 16, layout=gl.SliceLayout(0, layout)))[None, :]
+    ones = gl.where((place >= FIRST) & (place < FIRST + 3), 1.0, 0.0).to(gl.bfloat16)
+    ones = gl.broadcast(ones, gl.zeros([like.shape[0], 16], gl.bfloat16, layout=layout))[0]
+    return warpgroup_mma(ones, terms.permute((1, 0)), like, use_acc=False, is_async=True)
+
+
+@gluon.jit
 def _differentiate_tile(
-    dk, dv, turn, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, lse_tiles, delta_tiles, q_ready, d_out_ready, ds_free,
+    dk, dv, turn, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, terms_tiles, q_ready, d_out_ready, ds_free,
     batch, head, kv_head, at, masked, k0, k_idx, Sq, Sk, logit_scale, scale, Hq, Hkv,
     D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, EARLY: gl.constexpr, BACKWARDS: gl.constexpr, TURNS: gl.constexpr, DS_STAGES: gl.constexpr, DS_STORED: gl.constexpr, READ: gl.constexpr, FREE: gl.constexpr, PART: gl.constexpr,
 ):
     """dK and dV with the tile of queries `at`, and its dS for dQ.
 
-    What threads read of shared memory they read before they start a product: behind it they would wait for what the
-    matrix units read. dP starts at -delta, which takes no registers of its own. dS is stored when both products that need
-    it in registers are under way.
+    S starts at -lse / scale, dP at -delta. dS is stored when both products that need it in registers are under way.
     """
     HALF: gl.constexpr = BK // 2
     dtype: gl.constexpr = q_tiles.dtype
     pair_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BQ, 16])
-    columns: gl.constexpr = gl.SliceLayout(0, pair_layout)
     no_pairs = gl.zeros([HALF, BQ], gl.float32, layout=pair_layout)
     # Addresses are computed anew: kept over the loop, they would not fit in registers.
     again = _again(gl.to_tensor(0))
     stage = turn % STAGES
     mbarrier.wait(q_ready.index(stage), turn // STAGES & 1)
-    row_lse = lse_tiles.index(stage).load(columns)[None, :]
+    row_lse = 0.0  # it is taken off with the product
+    terms = terms_tiles.index(stage).reshape([BQ, 16])
     q = q_tiles.index(stage).reshape([BQ, BLOCK_D])
     k_rows = k_tiles.index(PART + _again(gl.to_tensor(0))).reshape([HALF, BLOCK_D])
-    qk_token = warpgroup_mma(k_rows, q.permute((1, 0)), no_pairs, use_acc=False, is_async=True)
+    qk_token = _start_with_terms(terms, no_pairs, 3)
+    qk_token = warpgroup_mma(k_rows, q.permute((1, 0)), qk_token, is_async=True)
     if EARLY:
         mbarrier.wait(d_out_ready.index(stage), turn // STAGES & 1)
     qk = warpgroup_mma_wait(0, deps=(qk_token,))
     weight = _weigh_again(
         qk, row_lse, batch, head, kv_head, at * BQ, k0, k_idx, Sq, Sk, logit_scale, D, Dv, BQ, HALF, dtype,
     )
-    row_delta = delta_tiles.index(stage).load(columns)[None, :]
     if masked:
         kept = _kept_bits(no_pairs, at * BQ, k0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, D, Dv, BQ, HALF)
         weight &= kept
     if not EARLY:
         mbarrier.wait(d_out_ready.index(stage), turn // STAGES & 1)
     d_out = d_out_tiles.index(stage).reshape([BQ, BLOCK_DV])
-    less_delta = gl.broadcast(row_delta, no_pairs)[0]
     v_rows = v_tiles.index(PART + again).reshape([HALF, BLOCK_DV])
-    dp_token = warpgroup_mma(v_rows, d_out.permute((1, 0)), less_delta, is_async=True)
+    dp_token = _start_with_terms(terms, no_pairs, 0)
+    dp_token = warpgroup_mma(v_rows, d_out.permute((1, 0)), dp_token, is_async=True)
     p = _unpacked(weight, dtype, gl.DotOperandLayout(0, dv.type.layout, 2))
     dp = warpgroup_mma_wait(0, deps=(dp_token,))
     ds = (_unpacked_wide(weight, dtype, pair_layout) * dp).to(dtype)
@@ -1529,7 +1560,7 @@ def _differentiate_tile(
     dk_token = warpgroup_mma(slopes, q, dk, is_async=True)
     place = turn % DS_STAGES
     mbarrier.wait(ds_free.index(place), (turn // DS_STAGES & 1) ^ 1)
-    ds_tiles.index(place * 2 + PART + again).store(ds)
+    ds_tiles.index(PART * DS_STAGES + place + again).store(ds)
     fence_async_shared()
     _arrive(DS_STORED + place, 384, 4)
     dv, p, dk, slopes = warpgroup_mma_wait(0, deps=(dv_token, p, dk_token, slopes))
@@ -1539,7 +1570,7 @@ def _differentiate_tile(
 
 @gluon.jit
 def _differentiate_tiles(
-    dk_desc, dv_desc, dk_tiles, ds_free, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, lse_tiles, delta_tiles, k_ready, k_free, v_ready, v_free, q_ready, d_out_ready,
+    dk_desc, dv_desc, dk_tiles, ds_free, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, terms_tiles, k_ready, k_free, v_ready, v_free, q_ready, d_out_ready,
     notes, note_ready, item, n_work, together, scale, Hq, Hkv, Sq, Sk,
     D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, EARLY: gl.constexpr, BACKWARDS: gl.constexpr, TURNS: gl.constexpr, DS_STAGES: gl.constexpr, DS_STORED: gl.constexpr, READ: gl.constexpr, FREE: gl.constexpr, PART: gl.constexpr, FAST: gl.constexpr,
 ):
@@ -1574,7 +1605,7 @@ def _differentiate_tiles(
                 at = _place(step, first, stop, back)
                 masked = ((at < full_lo) | (at >= full_hi)) | (k0 + HALF > Sk)
                 dk, dv = _differentiate_tile(
-                    dk, dv, turn, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, lse_tiles, delta_tiles, q_ready, d_out_ready, ds_free,
+                    dk, dv, turn, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, terms_tiles, q_ready, d_out_ready, ds_free,
                     batch, head, kv_head, at, masked, k0, k_idx, Sq, Sk, logit_scale, scale, Hq, Hkv,
                     D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, EARLY, BACKWARDS, TURNS, DS_STAGES, DS_STORED, READ, FREE, PART,
                 )
@@ -1585,6 +1616,10 @@ def _differentiate_tiles(
         dv_place = v_tiles.index(PART)
         dv_place.reshape([HALF, BLOCK_DV]).store(dv.to(dtype))
         dk = dk * scale
+        if BLOCK_D == 128:  # it lies where dS lay
+            for place in gl.static_range(DS_STAGES):
+                used = (turn + DS_STAGES - 1 - place) // DS_STAGES  # so many tiles of dS have been there
+                mbarrier.wait(ds_free.index(place), (used & 1) ^ 1)
         dk_place = dk_tiles.index(PART)
         dk_place.reshape([HALF, BLOCK_D]).store(dk.to(dtype))
         fence_async_shared()
@@ -1599,7 +1634,7 @@ def _differentiate_tiles(
 
 @gluon.jit(do_not_specialize=['n_work', 'together', 'Hq', 'Hkv', 'Sq', 'Sk'])
 def _hopper_backward_kernel(
-    q_desc, k_desc, v_desc, d_out_desc, dk_desc, dv_desc, lse_ptr, delta_ptr, dq_parts_ptr, turns_ptr, queue_ptr, n_work, together, scale, Hq, Hkv, Sq, Sk,
+    q_desc, k_desc, v_desc, d_out_desc, dk_desc, dv_desc, terms_desc, dq_parts_ptr, turns_ptr, queue_ptr, n_work, together, scale, Hq, Hkv, Sq, Sk,
     D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, EARLY: gl.constexpr, BACKWARDS: gl.constexpr, SPARE: gl.constexpr, FAST: gl.constexpr,
 ):
     """dK and dV of one tile of keys, and its part of dQ, which is added after those of the tiles before it.
@@ -1625,9 +1660,12 @@ def _hopper_backward_kernel(
     q_tiles = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, BQ, BLOCK_D], q_desc.layout)
     d_out_tiles = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, BQ, BLOCK_DV], d_out_desc.layout)
     ds_tiles = gl.allocate_shared_memory(dtype, [2 * DS_STAGES, HALF, BQ], ds_layout)
-    dk_tiles = gl.allocate_shared_memory(dtype, [2, 1, 1, HALF, BLOCK_D], dk_desc.layout)
-    lse_tiles = gl.allocate_shared_memory(gl.float32, [STAGES, BQ], rows)
-    delta_tiles = gl.allocate_shared_memory(gl.float32, [STAGES, BQ], rows)
+    if BLOCK_D == 128:  # beside terms there is no room for dK
+        gl.static_assert(DS_STAGES * BQ == BLOCK_D)
+        dk_tiles = ds_tiles._reinterpret(dtype, [2, 1, 1, HALF, BLOCK_D], dk_desc.layout)
+    else:
+        dk_tiles = gl.allocate_shared_memory(dtype, [2, 1, 1, HALF, BLOCK_D], dk_desc.layout)
+    terms_tiles = gl.allocate_shared_memory(gl.bfloat16, [STAGES, 1, 1, BQ, 16], terms_desc.layout)
     notes = gl.allocate_shared_memory(gl.int32, [1], rows)
     k_ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     k_free = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
@@ -1645,7 +1683,7 @@ def _hopper_backward_kernel(
     mbarrier.init(v_ready, count=1)
     mbarrier.init(v_free, count=2)
     for i in gl.static_range(STAGES):
-        mbarrier.init(q_ready.index(i), count=2)
+        mbarrier.init(q_ready.index(i), count=1)
         mbarrier.init(d_out_ready.index(i), count=1)
     mbarrier.init(note_ready, count=1)
     for i in gl.static_range(TURNS):
@@ -1658,10 +1696,10 @@ def _hopper_backward_kernel(
     item = gl.atomic_add(queue_ptr, 1, sem="relaxed")
     gl.warp_specialize(
         [
-            (_differentiate_tiles, (dk_desc, dv_desc, dk_tiles, ds_free, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, lse_tiles, delta_tiles, k_ready, k_free, v_ready, v_free, q_ready, d_out_ready, notes, note_ready, item, n_work, together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, EARLY, BACKWARDS, TURNS, DS_STAGES, DS_STORED, READ, FREE, 0, FAST)),
-            (_differentiate_tiles, (dk_desc, dv_desc, dk_tiles, ds_free, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, lse_tiles, delta_tiles, k_ready, k_free, v_ready, v_free, q_ready, d_out_ready, notes, note_ready, item, n_work, together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, EARLY, BACKWARDS, TURNS, DS_STAGES, DS_STORED, READ, FREE, 1, FAST)),
+            (_differentiate_tiles, (dk_desc, dv_desc, dk_tiles, ds_free, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, terms_tiles, k_ready, k_free, v_ready, v_free, q_ready, d_out_ready, notes, note_ready, item, n_work, together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, EARLY, BACKWARDS, TURNS, DS_STAGES, DS_STORED, READ, FREE, 0, FAST)),
+            (_differentiate_tiles, (dk_desc, dv_desc, dk_tiles, ds_free, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, terms_tiles, k_ready, k_free, v_ready, v_free, q_ready, d_out_ready, notes, note_ready, item, n_work, together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, EARLY, BACKWARDS, TURNS, DS_STAGES, DS_STORED, READ, FREE, 1, FAST)),
             (_add_dq_tiles, (dq_parts_ptr, turn_ready, turn_added, ds_free, k_tiles, ds_tiles, k_ready, k_free, notes, note_ready, item, n_work, together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, EARLY, BACKWARDS, TURNS, DS_STAGES, DS_STORED, READ, FREE, FAST)),
-            (_load_backward_tiles, (q_desc, k_desc, v_desc, d_out_desc, lse_ptr, delta_ptr, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, lse_tiles, delta_tiles, k_ready, k_free, v_ready, v_free, q_ready, d_out_ready, notes, note_ready, queue_ptr, item, n_work, together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, EARLY, BACKWARDS, TURNS, DS_STAGES, DS_STORED, READ, FREE)),
+            (_load_backward_tiles, (q_desc, k_desc, v_desc, d_out_desc, terms_desc, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, terms_tiles, k_ready, k_free, v_ready, v_free, q_ready, d_out_ready, notes, note_ready, queue_ptr, item, n_work, together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, EARLY, BACKWARDS, TURNS, DS_STAGES, DS_STORED, READ, FREE)),
             (_await_turns, (turns_ptr, turn_ready, turn_passed, notes, note_ready, item, n_work, together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, EARLY, BACKWARDS, TURNS, DS_STAGES, DS_STORED, READ, FREE)),
             (_pass_turns, (turns_ptr, turn_added, turn_passed, notes, note_ready, item, n_work, together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, EARLY, BACKWARDS, TURNS, DS_STAGES, DS_STORED, READ, FREE)),
         ],
@@ -2487,7 +2525,7 @@ def _(q, k, v, scale):
 
 
 def _prepared_backward(
-    q: Tensor, k: Tensor, v: Tensor, d_out: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, has_d_lse: bool
+    q: Tensor, k: Tensor, v: Tensor, d_out: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, has_d_lse: bool, usual: bool
 ) -> tuple[_Ready | None, ...]:
     """What each row needs once; dK and dV, and where one kernel gives all three dQ; and dQ, or what remains to be done for it."""
     B, Hq, Sq, D = q.shape
@@ -2497,12 +2535,14 @@ def _prepared_backward(
     tma = _has_tma(_chip(q.device), q, k, v, d_out)
     options = dict(Dv=Dv, BLOCK_DV=sizes["BLOCK_DV"], ROWS=32, HAS_D_LSE=has_d_lse)
     rows = _Ready(_rows_kernel, _ceil(B * Hq * Sq, 32), 0, (), options)
-    hopper = _hopper_backward(q, v) if tma else None
+    hopper = _hopper_backward(q, v) if tma and usual else None
     if hopper is not None:
         BQ, BK, stages, early, together, ahead, spare, backwards = hopper
         block = _hopper_block(D)
         n_tiles = _ceil(Sk, BK)
         descriptors = (*_hopper_tiles(BQ, q), *_hopper_tiles(BK // 2, k, v), *_hopper_tiles(BQ, d_out), *_hopper_tiles(BK // 2, dk, dv))
+        terms = torch.empty((B, Hq, Sq, 16), dtype=torch.bfloat16, device=q.device)
+        descriptors += (HopperDescriptor(terms, terms.shape, terms.stride(), *_hopper_layout(BQ, 16, torch.bfloat16)),)
         options = dict(
             D=D, Dv=Dv, BLOCK_D=block, BLOCK_DV=_hopper_block(Dv), BQ=BQ, BK=BK, STAGES=stages, EARLY=early,
             BACKWARDS=backwards, SPARE=spare, FAST=True, num_warps=4,
@@ -2558,27 +2598,29 @@ def _gradients(
     dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
     if q.numel() and k.numel():
         plain = scale, *known.sizes
+        usual = 1e-18 < scale < 1e18  # so that log-sum-exps can be divided by it
         # Hooks on saved tensors may hand them back from anywhere.
         kept = out.data_ptr() % 16, lse.data_ptr() % 16
         d_lse = d_lse if d_lse is None else d_lse.contiguous()
-        key = (*kept, d_out.data_ptr() % 16, d_lse is None or (d_lse.dtype, d_lse.data_ptr() % 16))
+        key = (*kept, d_out.data_ptr() % 16, d_lse is None or (d_lse.dtype, d_lse.data_ptr() % 16), usual)
         found = known.backward.get(key)
         if found is None:
-            found = known.backward[key] = _prepared_backward(q, k, v, d_out, dq, dk, dv, d_lse is not None)
+            found = known.backward[key] = _prepared_backward(q, k, v, d_out, dq, dk, dv, d_lse is not None, usual)
         rows, by_keys, by_rows = found
         with torch.cuda.device_of(q):
-            counters = None
+            counters = terms = None
             if by_keys.kernel is _hopper_backward_kernel:
                 n_parts = by_rows.grid[0]
+                terms = torch.empty((B, Hq, Sq, 16), dtype=torch.bfloat16, device=q.device)
                 counters = torch.empty((2, (n_parts + 3) // 4 * 4), dtype=torch.int32, device=q.device)
-            lse, natural_lse = torch.empty_like(lse), lse
-            delta = torch.empty_like(lse)
-            rows.launch(natural_lse, lse, out, d_out, d_lse, delta, B * Hq * Sq, counters, 0 if counters is None else counters.numel())
+            lse, natural_lse = torch.empty_like(lse) if terms is None else None, lse
+            delta = torch.empty_like(natural_lse) if terms is None else None
+            rows.launch(natural_lse, lse, out, d_out, d_lse, delta, B * Hq * Sq, counters, 0 if counters is None else counters.numel(), terms, scale)
             if counters is not None:
                 queue, turns = counters.unbind()
                 dq_parts = torch.empty(n_parts * by_rows.options["BQ"] * by_rows.options["BLOCK_D"], dtype=torch.float32, device=q.device)
                 by_keys.launch(
-                    *by_keys.tiles(q, k, v, d_out, dk, dv), lse, delta, dq_parts, turns, queue, by_keys.n_work,
+                    *by_keys.tiles(q, k, v, d_out, dk, dv, terms), dq_parts, turns, queue, by_keys.n_work,
                     by_keys.together, *plain,
                 )
                 by_rows.launch(dq_parts, turns, dq, *plain)

@@ -1557,7 +1557,7 @@ def _add_dq_tiles(
                     dq_token = warpgroup_mma_init(no_dq)
                     for half in gl.static_range(2):
                         k_half = k_tiles.index(half).reshape([HALF, BLOCK_D])
-                        ds_half = ds_tiles.index(stage * 2 + half)
+                        ds_half = ds_tiles.index(half * DS_STAGES + stage)
                         if BLOCK_D == 128:
                             k_half = k_half.slice(piece * 64, 64, dim=1)
                         elif BQ == 128:
@@ -1632,7 +1632,7 @@ def _differentiate_tile(
     dk_token = warpgroup_mma(slopes, q, dk, is_async=True)
     place = turn % DS_STAGES
     mbarrier.wait(ds_free.index(place), (turn // DS_STAGES & 1) ^ 1)
-    ds_tiles.index(place * 2 + PART + again).store(ds)
+    ds_tiles.index(PART * DS_STAGES + place + again).store(ds)
     fence_async_shared()
     _arrive(DS_STORED + place, 384, 4)
     dv, p, dk, slopes = warpgroup_mma_wait(0, deps=(dv_token, p, dk_token, slopes))
@@ -2742,7 +2742,7 @@ def _gradients(
                 n_parts = by_rows.grid[0]
                 counters = torch.empty((2, (n_parts + 3) // 4 * 4), dtype=torch.int32, device=q.device)
             lse, natural_lse = torch.empty_like(lse), lse
-            delta = torch.empty_like(lse)
+            delta = torch.empty_like(natural_lse)
             rows.launch(natural_lse, lse, out, rest, d_out, d_lse, delta, B * Hq * Sq, counters, 0 if counters is None else counters.numel())
             sum_temperature = torch.empty((B, Hq, -(-Sq // (64 if by_rows.kernel is _hopper_dq_kernel else by_rows.options["BQ"]))), dtype=torch.float32, device=q.device)
             sum_escape = torch.empty((B, Hq, -(-Sq // (64 if by_rows.kernel is _hopper_dq_kernel else by_rows.options["BQ"]))), dtype=torch.float32, device=q.device)

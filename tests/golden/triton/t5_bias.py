@@ -2189,7 +2189,7 @@ def _gradients(
         rows, by_keys, by_rows = found
         with torch.cuda.device_of(q):
             lse, natural_lse = torch.empty_like(lse), lse
-            delta = torch.empty_like(lse)
+            delta = torch.empty_like(natural_lse)
             rows.launch(natural_lse, lse, out, rest, d_out, d_lse, delta, B * Hq * Sq)
             if by_keys.kernel is _hopper_dkdv_kernel:
                 by_keys.launch(

@@ -1583,7 +1583,7 @@ def _gradients(
         rows, by_keys, by_rows = found
         with torch.cuda.device_of(q):
             lse, natural_lse = torch.empty_like(lse), lse
-            delta = torch.empty_like(lse)
+            delta = torch.empty_like(natural_lse)
             rows.launch(natural_lse, lse, out, rest, d_out, d_lse, delta, B * Hq * Sq)
             sum_slope = torch.empty((B, Hq, -(-Sq // by_rows.options["BQ"])), dtype=torch.float32, device=q.device)
             sum_cap = torch.empty((B, Hq, -(-Sq // by_rows.options["BQ"])), dtype=torch.float32, device=q.device)

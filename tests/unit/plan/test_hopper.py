@@ -15,6 +15,7 @@ from attngen.plan.hopper import (
     backward_skeletons,
     in_turn,
     listed_apart,
+    row_terms,
     skeletons,
     sums_beside,
     sums_beside_dkdv,
@@ -107,8 +108,18 @@ def test_tiles_of_keys_go_backwards_where_each_begins_at_other_queries() -> None
     for name in NAMES:
         rows = backward_skeletons(plan(analysed(text_of(name))), None)
         if rows:
-            assert not rows[64, 64].backwards
             assert rows[128, 128].backwards == (name in BACKWARDS), name
+            assert rows[64, 64].backwards == (name in BACKWARDS - {"alibi", "custom_normalizer"}), name
+
+
+TERMS = {"causal", "chunked", "cross_attention", "dilated", "documents", "dropout", "mla", "prefix_lm", "sink"}
+TERMS |= {"sliding_window", "softmax1", "window_global"}
+
+
+def test_scores_of_q_and_k_alone_take_the_log_sum_exp_off_with_a_product() -> None:
+    assert {name for name in NAMES if row_terms(plan(analysed(text_of(name))))} == TERMS
+    for score in ("qk * scale * 2.0", "qk", "abs(qk) * scale", "qk * scale + 1.0", "qk * scale if qk > 0.0 else 0.0"):
+        assert not row_terms(plan(analysed(f"attention a\n\nscore = {score}\nmask = causal\n"))), score
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -72,7 +72,7 @@ def test_few_rows_are_tried_and_all_fit(name: str) -> None:
     for dims in ((64, 64), (128, 128), (256, 256), (64, 128), (192, 128)):
         rows = rows_for(name, *dims)
         found = first_round(rows)
-        assert len(found) == len(set(found)) and all(fits(row, rows.dims) for _, row in found)
+        assert len(found) == len(set(found)) and all(fits(row, rows.dims, rows.terms) for _, row in found)
         assert all(isinstance(row, hopper_trials.KINDS[kernel]) for kernel, row in found)
         for kernel, own in rows.by_kernel.items():
             tried = [row for k, row in found if k == kernel]
