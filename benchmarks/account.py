@@ -77,8 +77,8 @@ def lines_of(listing: str) -> list[Line]:
 
 def loops(lines: Sequence[Line]) -> list[tuple[int, int]]:
     """First and last line of the main loops, one a warpgroup: the innermost ones with many products in them. The
-    warpgroup of dQ has nearly half as many as the others. The ends of outer loops have products too, of the last tile; they
-    are fewer.
+    warpgroup of dQ has nearly half as many as the others. The ends of outer loops have products too, of the last tile;
+    they are fewer.
     """
     starts = {line.text: i for i, line in enumerate(lines) if line.operation == "label"}
     found: list[tuple[int, int]] = []
