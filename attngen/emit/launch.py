@@ -92,7 +92,7 @@ def launch_view(
     dq_walks: bool,
 ) -> LaunchView:
     """Whether a kernel of one chip reads which tiles it walks: `lists` the forward kernel, `walks` the backward kernel,
-    or, of two, either."""
+    or, of two, either. `row_terms`: see `GluonBackwardView`."""
     attention = plan.attention
     by_name = {g.param: g.total for g in gradients}
     host = tuple(v for p in params for v in p.host_arguments)

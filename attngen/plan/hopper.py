@@ -232,8 +232,9 @@ def sums_beside(plan: KernelPlan) -> tuple[str, ...]:
 def row_terms(plan: KernelPlan) -> bool:
     """Whether one more step of the products takes a row's log-sum-exp off its scores, and its delta off dP.
 
-    A weight must be exp(scale * (q . k - lse / scale)). Scores with more terms are not finite for queries that do not
-    exist, whose terms are zero; and beside what such kernels hold, the factors of that step find no registers.
+    A weight must be exp(scale * (q . k - lse / scale)). Scores with more terms may make infinite weights of queries
+    that do not exist, whose terms are zero; and beside what such kernels hold, the factors of that step find no
+    registers.
     """
     return plan.weights.unit == QK and plan.d_factor == SCALE and is_literal(plan.d_pair, 1.0)
 

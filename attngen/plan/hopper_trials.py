@@ -172,7 +172,7 @@ def shared_bytes(row: Row, dims: tuple[int, int], terms: bool = False) -> int:
             place = 2 * (d if row.out_apart else max(d, dv)) + (2 * dv if row.out_apart else 0)
             return row.queries * place + row.stages * row.keys * both
         case BackwardSkeleton():
-            # K, V and dK, which beside terms of 128 columns lies where dS lay; dS of two tiles.
+            # K, V and dK, which has no room of its own where it has 128 columns, beside terms; dS of two tiles.
             held = row.keys * (both + (0 if terms and d == 128 else 2 * d))
             walked = row.stages * row.queries * (both + (32 if terms else 8))
             return held + walked + 4 * row.keys * row.queries

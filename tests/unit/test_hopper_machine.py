@@ -139,6 +139,26 @@ def test_log_sum_exps_of_any_size(name: str, steep: float) -> None:
     assert all(e <= 8e-3 for e in errors.values()), errors
 
 
+def test_the_scale_decides_at_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = case(text_of("causal"), (64, 64), (1, 1, 1, 8, 8), torch.bfloat16)
+    prepared, asked = made.module._prepared_backward, []
+
+    def prepare(*arguments: Any) -> Any:
+        asked.append(arguments[-1])
+        if not arguments[-1]:
+            raise FaultError("the portable kernels are not modelled")
+        return prepared(*arguments)
+
+    monkeypatch.setattr(made.module, "_prepared_backward", prepare)
+    lse, d_out = torch.zeros(1, 1, 8), torch.zeros_like(made.q)
+    for scale in (0.125, 3.0):
+        made.module._gradients(d_out, None, made.q, made.k, made.v, d_out, lse, scale)
+    for scale in (1e-20, 1e20, 0.0, -1.0):
+        with pytest.raises(FaultError):
+            made.module._gradients(d_out, None, made.q, made.k, made.v, d_out, lse, scale)
+    assert asked == [True, False, False, False, False]
+
+
 @pytest.mark.parametrize("usual", [True, False])
 def test_a_scale_that_log_sum_exps_cannot_be_divided_by_takes_the_portable_kernels(usual: bool) -> None:
     made = case(text_of("causal"), (64, 64), (1, 1, 1, 8, 8), torch.bfloat16)
@@ -170,11 +190,13 @@ def test_every_tile_of_keys_comes_once_and_after_the_one_it_waits_for(n_tiles: i
         assert len(place) == n_tiles * heads
 
 
-@pytest.mark.parametrize("name", cases(["causal", "alibi", "softcap"], {"causal"}))
+@pytest.mark.parametrize("name", cases(["causal", "sink", "softcap"], {"causal"}))
 @pytest.mark.parametrize("heads", [(2, 4, 2), (5, 1, 1)], ids=str)
-def test_tiles_of_keys_from_the_last_to_the_first(name: str, heads: tuple[int, int, int]) -> None:
+@pytest.mark.parametrize("dim", [64, 128])
+def test_tiles_of_keys_from_the_last_to_the_first(name: str, heads: tuple[int, int, int], dim: int) -> None:
     """But for the last group of heads."""
-    errors, launched = gradients(text_of(name), (128, 128), (*heads, 300, 400), changes=[BACKWARDS])
+    changes = [BACKWARDS] if dim == 128 else [("3, False, 4, 512, 24, True)", "3, False, 1, 1, 24, True)")]
+    errors, launched = gradients(text_of(name), (dim, dim), (*heads, 300, 400), changes=changes)
     assert {"_hopper_backward_kernel", "_collect_dq_kernel"} <= set(launched)
     assert all(e <= 8e-3 for e in errors.values()), errors
 
