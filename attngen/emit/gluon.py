@@ -127,10 +127,7 @@ def gluon_view(
     if not table or not (keys.partial or keys.full):
         return None
 
-    def own(name: str) -> str:
-        return name if name == ZERO else f"own_{name}"
-
-    full = tuple(Run(own(r.start), own(r.stop)) for r in keys.full)
+    full = tuple(Run(_own(r.start), _own(r.stop)) for r in keys.full)
     backwards = from_the_diagonal(plan)
     return GluonView(
         arguments,
@@ -139,12 +136,17 @@ def gluon_view(
         plan.longest_first,
         *_walk(keys, backwards=backwards),
         keys.full,
-        tuple(own(name) for name in keys.results),
+        tuple(_own(name) for name in keys.results),
         _outside(full),
         _own_walk(keys, backwards=backwards),
         slack(plan),
         tuple((key, skeleton.row) for key, skeleton in table.items()),
     )
+
+
+def _own(name: str) -> str:
+    """The bound `name`, for a warpgroup's own share of a tile."""
+    return name if name == ZERO else f"own_{name}"
 
 
 def _unspecialized(params: tuple[ParamView, ...], sizes: tuple[str, ...]) -> list[str]:
@@ -265,7 +267,7 @@ def gluon_backward_view(
         not in_turn(plan),
         any(skeleton.backwards for skeleton in table.values()),
         row_terms(plan),
-        _in_brackets(_outside(queries.full)),
+        _in_brackets(_outside(tuple(Run(_own(r.start), _own(r.stop)) for r in queries.full))),
         _positions(gradients, params, sums_beside(plan)),
         tuple((key, skeleton.row) for key, skeleton in table.items()),
     )

@@ -153,9 +153,13 @@ def _fastest(plan: KernelPlan) -> Mapping[tuple[int, int], Skeleton]:
                 return {}
             if plan.burden is Burden.DATA:
                 return _TESTED
-            bounded = any(not (isinstance(s.lo, Literal) and s.lo.value <= 0) for s in plan.keys.any)
-            light = plan.burden is Burden.LIGHT and not is_dear(plan.weights.unit) and not bounded
+            light = plan.burden is Burden.LIGHT and not is_dear(plan.weights.unit) and not _begins_late(plan)
             return {**(_NARROW if light else {}), **_MIDDLE, **_WIDE}
+
+
+def _begins_late(plan: KernelPlan) -> bool:
+    """Whether a tile of queries may meet no first key."""
+    return any(not (isinstance(s.lo, Literal) and s.lo.value <= 0) for s in plan.keys.any)
 
 
 # ---------------------------------------------------------------- backward
@@ -169,9 +173,10 @@ class BackwardSkeleton:
     S, dP, dV, dK and dQ are five products, where the portable kernels need seven. A program holds a tile of keys, so
     its part of dQ is added to that of the tiles before it, in their order: `together` heads take their tiles in turn,
     so that few tiles of a head wait for each other; more of them where a head has fewer than `ahead` / `together` tiles
-    of keys. Products read shared memory but for the weights of dV and the dS of dK, so tiles are wide where registers
-    allow it. early: dO is awaited before the weights are made, else after. `spare` are the registers of the warps that
-    fetch and wait. backwards: where there are heads enough, tiles of keys are taken from the last to the first.
+    of keys. A warpgroup passes over tiles of queries that its half of the keys does not meet. Products read shared
+    memory but for the weights of dV and the dS of dK, so tiles are wide where registers allow it. early: dO is awaited
+    before the weights are made, else after. `spare` are the registers of the warps that fetch and wait. backwards:
+    where there are heads enough, tiles of keys are taken from the last to the first.
     """
 
     queries: int
@@ -212,14 +217,14 @@ def backward_skeletons(plan: KernelPlan, own: tuple[int, int] | None) -> Mapping
     beside = pairs or not isinstance(plan.d_pair, Literal)
     narrow = replace(_BACKWARD[64, 64], queries=64 if beside else 128)
     wide = _BACKWARD[128, 128]
-    if not in_turn(plan):  # neighbours wait for each other from their start to their end
+    if plan.growing_keys and len(plan.queries.any) == 1:  # each tile of keys begins at other queries
+        room = beside or row_terms(plan)  # for the few registers that going backwards takes
+        narrow = replace(narrow, backwards=True) if room else replace(narrow, together=64)
+        wide = replace(wide, backwards=True)
+    elif not in_turn(plan):  # neighbours wait for each other from their start to their end
         narrow, wide = replace(narrow, together=64), replace(wide, together=64)
-    elif plan.growing_keys:  # tiles of keys get shorter, so that neighbours wait for each other
-        # Each tile of keys begins at other queries; but under a prefix many begin at the first, and would wait there.
-        apart = len(plan.queries.any) == 1
-        room = beside or row_terms(plan)  # for the few registers that this takes
-        narrow = replace(narrow, backwards=True) if apart and room else replace(narrow, together=64)
-        wide = replace(wide, backwards=True) if apart else replace(wide, together=16)
+    elif plan.growing_keys:  # under a prefix many begin at the first queries, and wait for each other there
+        narrow, wide = replace(narrow, together=64), replace(wide, together=16)
     return {(64, 64): narrow, (128, 128): wide}
 
 

@@ -1253,18 +1253,20 @@ def _pass_turn(turns, turn):
 
 
 @gluon.jit
-def _meets_before(tile, met_ptr, head, at, n_tiles, Sq, BQ: gl.constexpr):
+def _meets_before(order, met_ptr, head, at, n_tiles, Sq, BQ: gl.constexpr):
     """Whether the queries' tile `at` meets a tile of keys before this one, by what `_list_walks_kernel` has noted."""
-    return n_tiles - gl.load(met_ptr + head * ((Sq + BQ - 1) // BQ) + at) < tile
+    return n_tiles - gl.load(met_ptr + head * ((Sq + BQ - 1) // BQ) + at) < order
 
 
 @gluon.jit
 def _query_runs(
     tile, batch, head, kv_head, walks_ptr, met_ptr, scale, Hq, Hkv, Sq, Sk,
-    D: gl.constexpr, Dv: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr,
+    D: gl.constexpr, Dv: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, SHARE: gl.constexpr,
 ):
-    """The tiles of queries that a tile of keys meets: first … stop - 1; and which of them need no mask."""
-    walk = walks_ptr + ((batch * Hq + head) * ((Sk + BK - 1) // BK) + tile) * 4
+    """The tiles of queries that a tile of keys meets, or a half of it: first … stop - 1; and which of them need no mask.
+    SHARE: 0 for all its keys, 1 for the first half, 2 for the second.
+    """
+    walk = walks_ptr + (((batch * Hq + head) * ((Sk + BK - 1) // BK) + tile) * 3 + SHARE) * 4
     first = gl.load(walk + 0)
     stop = gl.load(walk + 1)
     full_lo = gl.load(walk + 2)
@@ -1295,7 +1297,7 @@ def _load_backward_tiles(
             tma.async_copy_global_to_shared(k_desc, [batch, kv_head, k0 + part * HALF, 0], k_ready, k_tiles.index(part))
         for member in range(group):
             head = kv_head * group + member
-            first, stop, full_lo, full_hi = _query_runs(tile, batch, head, kv_head, walks_ptr, met_ptr, scale, Hq, Hkv, Sq, Sk, D, Dv, BQ, BK)
+            first, stop, full_lo, full_hi = _query_runs(tile, batch, head, kv_head, walks_ptr, met_ptr, scale, Hq, Hkv, Sq, Sk, D, Dv, BQ, BK, 0)
             n_steps = stop - first
             for step in range(n_steps):
                 q0 = (stop - 1 - step) * BQ
@@ -1357,7 +1359,7 @@ def _await_turns(
         for member in range(group):
             head = kv_head * group + member
             turns = turns_ptr + (batch * Hq + head) * ((Sq + BQ - 1) // BQ)
-            first, stop, full_lo, full_hi = _query_runs(tile, batch, head, kv_head, walks_ptr, met_ptr, scale, Hq, Hkv, Sq, Sk, D, Dv, BQ, BK)
+            first, stop, full_lo, full_hi = _query_runs(tile, batch, head, kv_head, walks_ptr, met_ptr, scale, Hq, Hkv, Sq, Sk, D, Dv, BQ, BK, 0)
             for step in range(stop - first):
                 at = stop - 1 - step
                 mbarrier.wait(turn_passed.index(turn % TURNS), (turn // TURNS & 1) ^ 1)
@@ -1366,7 +1368,8 @@ def _await_turns(
                     chunk = (tile + 31) // 32 - 1
                     while before == 0:
                         others = chunk * 32 + gl.arange(0, 32, layout=gl.BlockedLayout([1], [32], [1], [0]))
-                        walks = walks_ptr + ((batch * Hq + head) * n_tiles + others) * 4
+                        theirs = others
+                        walks = walks_ptr + ((batch * Hq + head) * n_tiles + theirs) * 12
                         starts = gl.load(walks, mask=others < tile, other=at + 1)
                         stops = gl.load(walks + 1, mask=others < tile, other=0)
                         before = tl.max(gl.where((starts <= at) & (at < stops), others + 1, 0), 0)
@@ -1393,7 +1396,7 @@ def _pass_turns(
         for member in range(group):
             head = kv_head * group + member
             turns = turns_ptr + (batch * Hq + head) * ((Sq + BQ - 1) // BQ)
-            first, stop, full_lo, full_hi = _query_runs(tile, batch, head, kv_head, walks_ptr, met_ptr, scale, Hq, Hkv, Sq, Sk, D, Dv, BQ, BK)
+            first, stop, full_lo, full_hi = _query_runs(tile, batch, head, kv_head, walks_ptr, met_ptr, scale, Hq, Hkv, Sq, Sk, D, Dv, BQ, BK, 0)
             for step in range(stop - first):
                 mbarrier.wait(turn_added.index(turn % TURNS), turn // TURNS & 1)
                 _pass_turn(turns + stop - 1 - step, tile + 1)
@@ -1431,7 +1434,7 @@ def _add_dq_tiles(
         mbarrier.wait(k_ready, round & 1)
         for member in range(group):
             head = kv_head * group + member
-            first, stop, full_lo, full_hi = _query_runs(tile, batch, head, kv_head, walks_ptr, met_ptr, scale, Hq, Hkv, Sq, Sk, D, Dv, BQ, BK)
+            first, stop, full_lo, full_hi = _query_runs(tile, batch, head, kv_head, walks_ptr, met_ptr, scale, Hq, Hkv, Sq, Sk, D, Dv, BQ, BK, 0)
             for step in range(stop - first):
                 at = stop - 1 - step
                 joins = _meets_before(tile, met_ptr, batch * Hq + head, at, n_tiles, Sq, BQ)
@@ -1470,8 +1473,8 @@ def _add_dq_tiles(
 def _start_with_terms(terms, like, FIRST: gl.constexpr):
     """Starts a product with what a row adds to all of its sums: three terms, from FIRST on, each times one.
 
-    Threads that read it would get it once for each of their rows of keys, as many bytes as the matrix units read of
-    the queries, and hold it until it is needed. The ones are made anew: kept over the loop, they would take registers.
+    All threads that share a query would read it, as many bytes together as the matrix units read of the queries, and
+    hold it until it is needed. The ones are made anew: kept over the loop, they would take registers.
     """
     layout: gl.constexpr = gl.DotOperandLayout(0, like.type.layout, 2)
     place = _again(gl.arange(0, 16, layout=gl.SliceLayout(0, layout)))[None, :]
@@ -1488,7 +1491,8 @@ def _differentiate_tile(
 ):
     """dK and dV with the tile of queries `at`, and its dS for dQ.
 
-    S starts at -lse / scale, dP at -delta. dS is stored when both products that need it in registers are under way.
+    S starts at -lse / scale, dP at -delta. dS is stored when the products of dV, and of dK, which needs it in registers, are
+    under way.
     """
     HALF: gl.constexpr = BK // 2
     dtype: gl.constexpr = q_tiles.dtype
@@ -1536,6 +1540,24 @@ def _differentiate_tile(
 
 
 @gluon.jit
+def _pass_over(
+    turn, ds_free, ds_tiles, q_ready, d_out_ready, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, DS_STAGES: gl.constexpr, DS_STORED: gl.constexpr, FREE: gl.constexpr,
+    PART: gl.constexpr,
+):
+    """A tile of queries that this half of the keys does not meet, but the other may: its part of dS is zero."""
+    stage = turn % STAGES
+    mbarrier.wait(q_ready.index(stage), turn // STAGES & 1)
+    mbarrier.wait(d_out_ready.index(stage), turn // STAGES & 1)
+    _arrive(FREE + stage, 288, 4)
+    place = turn % DS_STAGES
+    mbarrier.wait(ds_free.index(place), (turn // DS_STAGES & 1) ^ 1)
+    no_ds = gl.zeros([BK // 2, BQ], ds_tiles.dtype, layout=gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))
+    ds_tiles.index(PART * DS_STAGES + place).store(no_ds)
+    fence_async_shared()
+    _arrive(DS_STORED + place, 384, 4)
+
+
+@gluon.jit
 def _differentiate_tiles(
     dk_desc, dv_desc, dk_tiles, ds_free, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, terms_tiles, k_ready, k_free, v_ready, v_free, q_ready, d_out_ready,
     notes, note_ready, item, n_work, together, walks_ptr, met_ptr, scale, Hq, Hkv, Sq, Sk,
@@ -1565,19 +1587,30 @@ def _differentiate_tiles(
         mbarrier.wait(v_ready, round & 1)
         for member in range(group):
             head = kv_head * group + member
-            first, stop, full_lo, full_hi = _query_runs(tile, batch, head, kv_head, walks_ptr, met_ptr, scale, Hq, Hkv, Sq, Sk, D, Dv, BQ, BK)
+            first, stop, full_lo, full_hi = _query_runs(tile, batch, head, kv_head, walks_ptr, met_ptr, scale, Hq, Hkv, Sq, Sk, D, Dv, BQ, BK, 0)
+            own_first, own_stop, own_full_lo, own_full_hi = _query_runs(tile, batch, head, kv_head, walks_ptr, met_ptr, scale, Hq, Hkv, Sq, Sk, D, Dv, BQ, BK, 1 + PART)
+            own_first = tl.minimum(tl.maximum(own_first, first), stop)
+            own_stop = tl.minimum(tl.maximum(own_stop, own_first), stop)
+            begin = stop - own_stop
+            end = begin + own_stop - own_first
+            for step in range(begin):
+                _pass_over(turn + step, ds_free, ds_tiles, q_ready, d_out_ready, BQ, BK, STAGES, DS_STAGES, DS_STORED, FREE, PART)
+            turn += begin
             logit_scale = scale * 1.4426950408889634
             col_term = k_idx // 8192
 
-            for step in range(stop - first):
+            for step in range(begin, end):
                 at = stop - 1 - step
-                masked = ((at < full_lo) | (at >= full_hi)) | (k0 + HALF > Sk)
+                masked = ((at < own_full_lo) | (at >= own_full_hi)) | (k0 + HALF > Sk)
                 dk, dv = _differentiate_tile(
                     dk, dv, turn, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, terms_tiles, q_ready, d_out_ready, ds_free,
                     batch, head, kv_head, at, masked, k0, k_idx, Sq, Sk, logit_scale, col_term, scale, Hq, Hkv,
                     D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, EARLY, BACKWARDS, TURNS, DS_STAGES, DS_STORED, READ, FREE, PART,
                 )
                 turn += 1
+            for step in range(end, stop - first):
+                _pass_over(turn + step - end, ds_free, ds_tiles, q_ready, d_out_ready, BQ, BK, STAGES, DS_STAGES, DS_STORED, FREE, PART)
+            turn += stop - first - end
 
         # dV takes the place of this half of the values; the copy engine clips both results.
         mbarrier.arrive(k_free, count=1)
@@ -1681,25 +1714,26 @@ def _list_walks_kernel(
     walks_ptr, met_ptr, scale, Hq, Hkv, Sq, Sk,
     D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, FAST: tl.constexpr,
 ):
-    """For each head and tile of keys, which tiles of queries it walks, and which of them need no mask; and for each of
-    these the first tile of keys that it meets, as n_tiles less its number.
+    """For each head and tile of keys, and for each half of it, which tiles of queries it walks, and which of them need no
+    mask; and for each of these the first tile of keys that it meets as n_tiles less its number.
     """
     n_tiles = tl.cdiv(Sk, BK)
-    item = tl.program_id(0)
+    item = tl.program_id(0) // 3
+    share = tl.program_id(0) % 3
     tile = item % n_tiles
     batch = item // n_tiles // Hq
     head = item // n_tiles % Hq
-    k0 = tile * BK
-    k1 = tl.minimum(k0 + BK, Sk) - 1
+    k0 = tile * BK + tl.where(share == 2, BK // 2, 0)
+    k1 = tl.minimum(k0 + tl.where(share == 0, BK, BK // 2), Sk) - 1
     full_lo, full_hi, any_lo, any_hi = _query_tiles(k0, k1, Sq, Sk, BQ)
     first = any_lo
     stop = any_hi
-    walk = walks_ptr + item * 4
+    walk = walks_ptr + tl.program_id(0) * 4
     tl.store(walk + 0, first)
     tl.store(walk + 1, stop)
     tl.store(walk + 2, full_lo)
     tl.store(walk + 3, full_hi)
-    for start in range(first, stop, 128):
+    for start in range(first, tl.where(share == 0, stop, first), 128):
         at = start + tl.arange(0, 128)
         met = met_ptr + (batch * Hq + head) * tl.cdiv(Sq, BQ) + at
         tl.atomic_max(met, n_tiles - tile, mask=at < stop, sem="relaxed")
@@ -2554,7 +2588,7 @@ def _prepared_backward(
         by_keys = _Ready(_hopper_backward_kernel, grid, BK, descriptors, options, n_work, max(together, ahead // n_tiles))
         options = dict(D=D, Dv=Dv, BLOCK_D=block, BQ=BQ)
         collect = _Ready(_collect_dq_kernel, _ceil(Sq, BQ) * B * Hq, BK, (), options)
-        by_keys.lists = _Ready(_list_walks_kernel, n_tiles * B * Hq, BK, (), dict(D=D, Dv=Dv, BQ=BQ, BK=BK, FAST=True))
+        by_keys.lists = _Ready(_list_walks_kernel, 3 * n_tiles * B * Hq, BK, (), dict(D=D, Dv=Dv, BQ=BQ, BK=BK, FAST=True))
         return rows, by_keys, collect
     descriptors = (*_tiled(tma, BQ, q), *_tiled(tma, BK, k, v), *_tiled(tma, BQ, d_out)) if tma else ()
     options = dict(

@@ -136,8 +136,8 @@ HOPPER = {
 # are made, heads whose tiles are taken in turn, at least, and tiles of keys of all these heads; registers of a thread that
 # fetches or waits; whether tiles of keys are taken from the last to the first, where there are heads enough.
 HOPPER_BACKWARD = {
-    (64, 64): (128, 128, 3, False, 64, 512, 24, False),
-    (128, 128): (64, 128, 3, True, 64, 256, 24, False),
+    (64, 64): (128, 128, 3, False, 4, 512, 24, True),
+    (128, 128): (64, 128, 3, True, 2, 256, 24, True),
 }
 
 # And where dK and dV, and dQ, have a kernel each. Of dK/dV: queries, keys, stages, by how many tiles the warpgroup of the
@@ -1275,18 +1275,52 @@ def _pass_turn(turns, turn):
 
 
 @gluon.jit
-def _meets_before(tile, met_ptr, head, at, n_tiles, Sq, BQ: gl.constexpr):
+def _meets_before(order, met_ptr, head, at, n_tiles, Sq, BQ: gl.constexpr):
     """Whether the queries' tile `at` meets a tile of keys before this one, by what `_list_walks_kernel` has noted."""
-    return n_tiles - gl.load(met_ptr + head * ((Sq + BQ - 1) // BQ) + at) < tile
+    return n_tiles - gl.load(met_ptr + head * ((Sq + BQ - 1) // BQ) + at) < order
+
+
+@gluon.jit
+def _walked_item(item, n_tiles, n_heads, n_work, together, BACKWARDS: gl.constexpr):
+    """(tile, its place in the order, whether that is backwards, batch, head) of an item.
+
+    Tiles of keys meet fewer queries from one to the next. From the last to the first, each begins at queries that no tile
+    before it has met and stays a tile of queries behind it, so nobody waits for the turn; but the longest come last. So the
+    last of the groups of heads goes the other way, and so do all where there are few, which then are one.
+    """
+    heads = n_work // n_tiles
+    if BACKWARDS:
+        few = heads < 4 * together
+        together = gl.where(few, heads, together)
+    first = item // (n_tiles * together) * together
+    width = tl.minimum(heads - first, together)
+    i = item - first * n_tiles
+    order = i // width
+    back = (first + together < heads) & BACKWARDS
+    return gl.where(back, n_tiles - 1 - order, order), order, back, (first + i % width) // n_heads, (first + i % width) % n_heads
+
+
+@gluon.jit
+def _place(step, first, stop, back):
+    """The tile of queries of that step."""
+    return gl.where(back, first + step, stop - 1 - step)
+
+
+@gluon.jit
+def _tile_before(tile, n_tiles, back):
+    """Whose turn is before this one's; for the first itself."""
+    return tl.minimum(tl.maximum(gl.where(back, tile + 1, tile - 1), 0), n_tiles - 1)
 
 
 @gluon.jit
 def _query_runs(
     tile, batch, head, kv_head, walks_ptr, met_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
-    D: gl.constexpr, Dv: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr,
+    D: gl.constexpr, Dv: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, SHARE: gl.constexpr,
 ):
-    """The tiles of queries that a tile of keys meets: first … stop - 1; and which of them need no mask."""
-    walk = walks_ptr + ((batch * Hq + head) * ((Sk + BK - 1) // BK) + tile) * 4
+    """The tiles of queries that a tile of keys meets, or a half of it: first … stop - 1; and which of them need no mask.
+    SHARE: 0 for all its keys, 1 for the first half, 2 for the second.
+    """
+    walk = walks_ptr + (((batch * Hq + head) * ((Sk + BK - 1) // BK) + tile) * 3 + SHARE) * 4
     first = gl.load(walk + 0)
     stop = gl.load(walk + 1)
     full_lo = gl.load(walk + 2)
@@ -1309,7 +1343,7 @@ def _load_backward_tiles(
     round = 0
     group = Hq // Hkv
     while item < n_work:
-        tile, batch, kv_head = _key_item(item, n_tiles, Hkv, n_work, together)
+        tile, order, back, batch, kv_head = _walked_item(item, n_tiles, Hkv, n_work, together, BACKWARDS)
         k0 = tile * BK
         mbarrier.wait(k_free, (round & 1) ^ 1)
         mbarrier.expect(k_ready, 2 * k_desc.block_type.nbytes)
@@ -1317,10 +1351,10 @@ def _load_backward_tiles(
             tma.async_copy_global_to_shared(k_desc, [batch, kv_head, k0 + part * HALF, 0], k_ready, k_tiles.index(part))
         for member in range(group):
             head = kv_head * group + member
-            first, stop, full_lo, full_hi = _query_runs(tile, batch, head, kv_head, walks_ptr, met_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BQ, BK)
+            first, stop, full_lo, full_hi = _query_runs(tile, batch, head, kv_head, walks_ptr, met_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BQ, BK, 0)
             n_steps = stop - first
             for step in range(n_steps):
-                q0 = (stop - 1 - step) * BQ
+                q0 = (_place(step, first, stop, back)) * BQ
                 stage = turn % STAGES
                 if turn >= STAGES:
                     _meet(FREE + stage, 288, 1)
@@ -1375,22 +1409,23 @@ def _await_turns(
     round = 0
     group = Hq // Hkv
     while item < n_work:
-        tile, batch, kv_head = _key_item(item, n_tiles, Hkv, n_work, together)
+        tile, order, back, batch, kv_head = _walked_item(item, n_tiles, Hkv, n_work, together, BACKWARDS)
         for member in range(group):
             head = kv_head * group + member
             turns = turns_ptr + (batch * Hq + head) * ((Sq + BQ - 1) // BQ)
-            first, stop, full_lo, full_hi = _query_runs(tile, batch, head, kv_head, walks_ptr, met_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BQ, BK)
+            first, stop, full_lo, full_hi = _query_runs(tile, batch, head, kv_head, walks_ptr, met_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BQ, BK, 0)
             for step in range(stop - first):
-                at = stop - 1 - step
+                at = _place(step, first, stop, back)
                 mbarrier.wait(turn_passed.index(turn % TURNS), (turn // TURNS & 1) ^ 1)
-                if _meets_before(tile, met_ptr, batch * Hq + head, at, n_tiles, Sq, BQ):
+                if _meets_before(order, met_ptr, batch * Hq + head, at, n_tiles, Sq, BQ):
                     before = 0
-                    chunk = (tile + 31) // 32 - 1
+                    chunk = (order + 31) // 32 - 1
                     while before == 0:
                         others = chunk * 32 + gl.arange(0, 32, layout=gl.BlockedLayout([1], [32], [1], [0]))
-                        walks = walks_ptr + ((batch * Hq + head) * n_tiles + others) * 4
-                        starts = gl.load(walks, mask=others < tile, other=at + 1)
-                        stops = gl.load(walks + 1, mask=others < tile, other=0)
+                        theirs = gl.where(back, n_tiles - 1 - others, others)
+                        walks = walks_ptr + ((batch * Hq + head) * n_tiles + theirs) * 12
+                        starts = gl.load(walks, mask=others < order, other=at + 1)
+                        stops = gl.load(walks + 1, mask=others < order, other=0)
                         before = tl.max(gl.where((starts <= at) & (at < stops), others + 1, 0), 0)
                         chunk -= 1
                     _await_turn(turns + at, before)
@@ -1411,14 +1446,14 @@ def _pass_turns(
     round = 0
     group = Hq // Hkv
     while item < n_work:
-        tile, batch, kv_head = _key_item(item, n_tiles, Hkv, n_work, together)
+        tile, order, back, batch, kv_head = _walked_item(item, n_tiles, Hkv, n_work, together, BACKWARDS)
         for member in range(group):
             head = kv_head * group + member
             turns = turns_ptr + (batch * Hq + head) * ((Sq + BQ - 1) // BQ)
-            first, stop, full_lo, full_hi = _query_runs(tile, batch, head, kv_head, walks_ptr, met_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BQ, BK)
+            first, stop, full_lo, full_hi = _query_runs(tile, batch, head, kv_head, walks_ptr, met_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BQ, BK, 0)
             for step in range(stop - first):
                 mbarrier.wait(turn_added.index(turn % TURNS), turn // TURNS & 1)
-                _pass_turn(turns + stop - 1 - step, tile + 1)
+                _pass_turn(turns + _place(step, first, stop, back), order + 1)
                 mbarrier.arrive(turn_passed.index(turn % TURNS), count=1)
                 turn += 1
         item = _next_item(notes, note_ready, round, 1, READ)
@@ -1449,14 +1484,14 @@ def _add_dq_tiles(
     round = 0
     group = Hq // Hkv
     while item < n_work:
-        tile, batch, kv_head = _key_item(item, n_tiles, Hkv, n_work, together)
+        tile, order, back, batch, kv_head = _walked_item(item, n_tiles, Hkv, n_work, together, BACKWARDS)
         mbarrier.wait(k_ready, round & 1)
         for member in range(group):
             head = kv_head * group + member
-            first, stop, full_lo, full_hi = _query_runs(tile, batch, head, kv_head, walks_ptr, met_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BQ, BK)
+            first, stop, full_lo, full_hi = _query_runs(tile, batch, head, kv_head, walks_ptr, met_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BQ, BK, 0)
             for step in range(stop - first):
-                at = stop - 1 - step
-                joins = _meets_before(tile, met_ptr, batch * Hq + head, at, n_tiles, Sq, BQ)
+                at = _place(step, first, stop, back)
+                joins = _meets_before(order, met_ptr, batch * Hq + head, at, n_tiles, Sq, BQ)
                 stage = turn % DS_STAGES
                 _meet(DS_STORED + stage, 384, 4)
                 part = (batch * tl.cast(Hq, gl.int64) + head) * ((Sq + BQ - 1) // BQ) + at
@@ -1492,8 +1527,8 @@ def _add_dq_tiles(
 def _start_with_terms(terms, like, FIRST: gl.constexpr):
     """Starts a product with what a row adds to all of its sums: three terms, from FIRST on, each times one.
 
-    Threads that read it would get it once for each of their rows of keys, as many bytes as the matrix units read of
-    the queries, and hold it until it is needed. The ones are made anew: kept over the loop, they would take registers.
+    All threads that share a query would read it, as many bytes together as the matrix units read of the queries, and
+    hold it until it is needed. The ones are made anew: kept over the loop, they would take registers.
     """
     layout: gl.constexpr = gl.DotOperandLayout(0, like.type.layout, 2)
     place = _again(gl.arange(0, 16, layout=gl.SliceLayout(0, layout)))[None, :]
@@ -1511,7 +1546,8 @@ def _differentiate_tile(
 ):
     """dK and dV with the tile of queries `at`, and its dS for dQ.
 
-    S starts at -lse / scale, dP at -delta. dS is stored when both products that need it in registers are under way.
+    S starts at -lse / scale, dP at -delta. dS is stored when the products of dV, and of dK, which needs it in registers, are
+    under way.
     """
     HALF: gl.constexpr = BK // 2
     dtype: gl.constexpr = q_tiles.dtype
@@ -1559,6 +1595,24 @@ def _differentiate_tile(
 
 
 @gluon.jit
+def _pass_over(
+    turn, ds_free, ds_tiles, q_ready, d_out_ready, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, DS_STAGES: gl.constexpr, DS_STORED: gl.constexpr, FREE: gl.constexpr,
+    PART: gl.constexpr,
+):
+    """A tile of queries that this half of the keys does not meet, but the other may: its part of dS is zero."""
+    stage = turn % STAGES
+    mbarrier.wait(q_ready.index(stage), turn // STAGES & 1)
+    mbarrier.wait(d_out_ready.index(stage), turn // STAGES & 1)
+    _arrive(FREE + stage, 288, 4)
+    place = turn % DS_STAGES
+    mbarrier.wait(ds_free.index(place), (turn // DS_STAGES & 1) ^ 1)
+    no_ds = gl.zeros([BK // 2, BQ], ds_tiles.dtype, layout=gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))
+    ds_tiles.index(PART * DS_STAGES + place).store(no_ds)
+    fence_async_shared()
+    _arrive(DS_STORED + place, 384, 4)
+
+
+@gluon.jit
 def _differentiate_tiles(
     dk_desc, dv_desc, dk_tiles, ds_free, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, terms_tiles, k_ready, k_free, v_ready, v_free, q_ready, d_out_ready,
     notes, note_ready, item, n_work, together, walks_ptr, met_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
@@ -1579,7 +1633,7 @@ def _differentiate_tiles(
     round = 0
     group = Hq // Hkv
     while item < n_work:
-        tile, batch, kv_head = _key_item(item, n_tiles, Hkv, n_work, together)
+        tile, order, back, batch, kv_head = _walked_item(item, n_tiles, Hkv, n_work, together, BACKWARDS)
         k0 = tile * BK + PART * HALF
         k_idx = (k0 + gl.arange(0, HALF, layout=gl.SliceLayout(1, pair_layout)))[:, None]
         dk = gl.zeros([HALF, BLOCK_D], gl.float32, layout=dk_layout)
@@ -1588,14 +1642,22 @@ def _differentiate_tiles(
         mbarrier.wait(v_ready, round & 1)
         for member in range(group):
             head = kv_head * group + member
-            first, stop, full_lo, full_hi = _query_runs(tile, batch, head, kv_head, walks_ptr, met_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BQ, BK)
+            first, stop, full_lo, full_hi = _query_runs(tile, batch, head, kv_head, walks_ptr, met_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BQ, BK, 0)
+            own_first, own_stop, own_full_lo, own_full_hi = _query_runs(tile, batch, head, kv_head, walks_ptr, met_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BQ, BK, 1 + PART)
+            own_first = tl.minimum(tl.maximum(own_first, first), stop)
+            own_stop = tl.minimum(tl.maximum(own_stop, own_first), stop)
+            begin = gl.where(back, own_first - first, stop - own_stop)
+            end = begin + own_stop - own_first
+            for step in range(begin):
+                _pass_over(turn + step, ds_free, ds_tiles, q_ready, d_out_ready, BQ, BK, STAGES, DS_STAGES, DS_STORED, FREE, PART)
+            turn += begin
             logit_scale = scale * 1.4426950408889634
             k_safe = tl.minimum(k_idx, Sk - 1)
             col_term = tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0 + tl.cast(k_safe, tl.int64) * ids_stride_1)
 
-            for step in range(stop - first):
-                at = stop - 1 - step
-                masked = ((at < full_lo) | (at >= full_hi)) | (k0 + HALF > Sk)
+            for step in range(begin, end):
+                at = _place(step, first, stop, back)
+                masked = ((at < own_full_lo) | (at >= own_full_hi)) | (k0 + HALF > Sk)
                 dk, dv = _differentiate_tile(
                     dk, dv, turn, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, terms_tiles, q_ready, d_out_ready, ds_free,
                     batch, head, kv_head, at, masked, k0, k_idx, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
@@ -1603,6 +1665,9 @@ def _differentiate_tiles(
                     D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, EARLY, BACKWARDS, TURNS, DS_STAGES, DS_STORED, READ, FREE, PART,
                 )
                 turn += 1
+            for step in range(end, stop - first):
+                _pass_over(turn + step - end, ds_free, ds_tiles, q_ready, d_out_ready, BQ, BK, STAGES, DS_STAGES, DS_STORED, FREE, PART)
+            turn += stop - first - end
 
         # dV takes the place of this half of the values; the copy engine clips both results.
         mbarrier.arrive(k_free, count=1)
@@ -1701,21 +1766,23 @@ def _hopper_backward_kernel(
     )
 
 
-@triton.jit(do_not_specialize=['B', 'Hq', 'Hkv', 'Sq', 'Sk', 'ids_stride_0', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
+@triton.jit(do_not_specialize=['together', 'B', 'Hq', 'Hkv', 'Sq', 'Sk', 'ids_stride_0', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
 def _list_walks_kernel(
-    walks_ptr, met_ptr, query_test0_least_ptr, query_test0_most_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
-    D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, FAST: tl.constexpr,
+    walks_ptr, met_ptr, together, query_test0_least_ptr, query_test0_most_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
+    D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, BACKWARDS: tl.constexpr, FAST: tl.constexpr,
 ):
-    """For each head and tile of keys, which tiles of queries it walks, and which of them need no mask; and for each of
-    these the first tile of keys that it meets, as n_tiles less its number.
+    """For each head and tile of keys, and for each half of it, which tiles of queries it walks, and which of them need no
+    mask; and for each of these the first tile of keys that it meets, in the order that `_walked_item` takes them, as n_tiles less its place.
     """
     n_tiles = tl.cdiv(Sk, BK)
-    item = tl.program_id(0)
+    item = tl.program_id(0) // 3
+    share = tl.program_id(0) % 3
     tile = item % n_tiles
     batch = item // n_tiles // Hq
     head = item // n_tiles % Hq
-    k0 = tile * BK
-    k1 = tl.minimum(k0 + BK, Sk) - 1
+    kv_head = head // (Hq // Hkv)
+    k0 = tile * BK + tl.where(share == 2, BK // 2, 0)
+    k1 = tl.minimum(k0 + tl.where(share == 0, BK, BK // 2), Sk) - 1
     k_idx = (k0 + tl.arange(0, BK))[:, None]
     k_safe = tl.minimum(k_idx, Sk - 1)
     col_term = tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0 + tl.cast(k_safe, tl.int64) * ids_stride_1)
@@ -1726,15 +1793,21 @@ def _list_walks_kernel(
     full_lo, full_hi, any_lo, any_hi = _query_tiles(k0, k1, test0_any_lo, test0_any_hi, test0_all_lo, test0_all_hi, Sq, Sk, BQ)
     first = any_lo
     stop = any_hi
-    walk = walks_ptr + item * 4
+    walk = walks_ptr + tl.program_id(0) * 4
     tl.store(walk + 0, first)
     tl.store(walk + 1, stop)
     tl.store(walk + 2, full_lo)
     tl.store(walk + 3, full_hi)
-    for start in range(first, stop, 128):
+    order = tile
+    if BACKWARDS:
+        heads = tl.num_programs(0) // 3 // n_tiles // Hq * Hkv
+        group = tl.where(heads < 4 * together, heads, together)
+        back = (batch * Hkv + kv_head) // group * group + group < heads
+        order = tl.where(back, n_tiles - 1 - tile, tile)
+    for start in range(first, tl.where(share == 0, stop, first), 128):
         at = start + tl.arange(0, 128)
         met = met_ptr + (batch * Hq + head) * tl.cdiv(Sq, BQ) + at
-        tl.atomic_max(met, n_tiles - tile, mask=at < stop, sem="relaxed")
+        tl.atomic_max(met, n_tiles - order, mask=at < stop, sem="relaxed")
 
 
 @triton.jit(do_not_specialize=['B', 'Hq', 'Hkv', 'Sq', 'Sk', 'ids_stride_0', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
@@ -2631,7 +2704,7 @@ def _prepared_backward(
         by_keys = _Ready(_hopper_backward_kernel, grid, BK, descriptors, options, n_work, max(together, ahead // n_tiles))
         options = dict(D=D, Dv=Dv, BLOCK_D=block, BQ=BQ)
         collect = _Ready(_collect_dq_kernel, _ceil(Sq, BQ) * B * Hq, BK, (), options)
-        by_keys.lists = _Ready(_list_walks_kernel, n_tiles * B * Hq, BK, (), dict(D=D, Dv=Dv, BQ=BQ, BK=BK, FAST=True))
+        by_keys.lists = _Ready(_list_walks_kernel, 3 * n_tiles * B * Hq, BK, (), dict(D=D, Dv=Dv, BQ=BQ, BK=BK, BACKWARDS=backwards, FAST=True))
         return rows, by_keys, collect
     descriptors = (*_tiled(tma, BQ, q), *_tiled(tma, BK, k, v), *_tiled(tma, BQ, d_out)) if tma else ()
     options = dict(
@@ -2709,7 +2782,7 @@ def _gradients(
                 queue, turns, met = counters.unbind()
                 dq_parts = torch.empty(n_parts * by_rows.options["BQ"] * by_rows.options["BLOCK_D"], dtype=torch.float32, device=q.device)
                 walks = torch.empty((by_keys.lists.grid[0], 4), dtype=torch.int32, device=q.device)
-                by_keys.lists.launch(walks, met, query_test0_least, query_test0_most, *plain)
+                by_keys.lists.launch(walks, met, by_keys.together, query_test0_least, query_test0_most, *plain)
                 by_keys.launch(
                     *by_keys.tiles(q, k, v, d_out, dk, dv, terms), dq_parts, turns, queue, by_keys.n_work,
                     by_keys.together, walks, met, *plain,

@@ -1234,9 +1234,11 @@ def _pass_turn(turns, turn):
 @gluon.jit
 def _query_runs(
     tile, batch, head, kv_head, scale, B, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2,
-    D: gl.constexpr, Dv: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr,
+    D: gl.constexpr, Dv: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, SHARE: gl.constexpr,
 ):
-    """The tiles of queries that a tile of keys meets: first … stop - 1; and which of them need no mask."""
+    """The tiles of queries that a tile of keys meets, or a half of it: first … stop - 1; and which of them need no mask.
+    SHARE: 0 for all its keys, 1 for the first half, 2 for the second.
+    """
     full_hi, any_hi = _query_tiles(Sq, BQ)
     first = 0
     stop = any_hi
@@ -1267,7 +1269,7 @@ def _load_backward_tiles(
         for member in range(group):
             head = kv_head * group + member
             row = (batch * tl.cast(Hq, gl.int64) + head) * Sq
-            first, stop, full_hi = _query_runs(tile, batch, head, kv_head, scale, B, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, D, Dv, BQ, BK)
+            first, stop, full_hi = _query_runs(tile, batch, head, kv_head, scale, B, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, D, Dv, BQ, BK, 0)
             n_steps = stop - first
             for step in range(n_steps):
                 q0 = (stop - 1 - step) * BQ
@@ -1334,10 +1336,10 @@ def _await_turns(
         for member in range(group):
             head = kv_head * group + member
             turns = turns_ptr + (batch * Hq + head) * ((Sq + BQ - 1) // BQ)
-            first, stop, full_hi = _query_runs(tl.maximum(tile - 1, 0), batch, head, kv_head, scale, B, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, D, Dv, BQ, BK)
+            first, stop, full_hi = _query_runs(tl.maximum(tile - 1, 0), batch, head, kv_head, scale, B, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, D, Dv, BQ, BK, 0)
             first_before = first
             stop_before = tl.where(tile > 0, stop, first_before)
-            first, stop, full_hi = _query_runs(tile, batch, head, kv_head, scale, B, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, D, Dv, BQ, BK)
+            first, stop, full_hi = _query_runs(tile, batch, head, kv_head, scale, B, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, D, Dv, BQ, BK, 0)
             for step in range(stop - first):
                 at = stop - 1 - step
                 mbarrier.wait(turn_passed.index(turn % TURNS), (turn // TURNS & 1) ^ 1)
@@ -1364,7 +1366,7 @@ def _pass_turns(
         for member in range(group):
             head = kv_head * group + member
             turns = turns_ptr + (batch * Hq + head) * ((Sq + BQ - 1) // BQ)
-            first, stop, full_hi = _query_runs(tile, batch, head, kv_head, scale, B, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, D, Dv, BQ, BK)
+            first, stop, full_hi = _query_runs(tile, batch, head, kv_head, scale, B, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, D, Dv, BQ, BK, 0)
             for step in range(stop - first):
                 mbarrier.wait(turn_added.index(turn % TURNS), turn // TURNS & 1)
                 _pass_turn(turns + stop - 1 - step, tile + 1)
@@ -1402,10 +1404,10 @@ def _add_dq_tiles(
         mbarrier.wait(k_ready, round & 1)
         for member in range(group):
             head = kv_head * group + member
-            first, stop, full_hi = _query_runs(tl.maximum(tile - 1, 0), batch, head, kv_head, scale, B, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, D, Dv, BQ, BK)
+            first, stop, full_hi = _query_runs(tl.maximum(tile - 1, 0), batch, head, kv_head, scale, B, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, D, Dv, BQ, BK, 0)
             first_before = first
             stop_before = tl.where(tile > 0, stop, first_before)
-            first, stop, full_hi = _query_runs(tile, batch, head, kv_head, scale, B, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, D, Dv, BQ, BK)
+            first, stop, full_hi = _query_runs(tile, batch, head, kv_head, scale, B, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, D, Dv, BQ, BK, 0)
             for step in range(stop - first):
                 at = stop - 1 - step
                 joins = (at >= first_before) & (at < stop_before)
@@ -1450,8 +1452,8 @@ def _differentiate_tile(
     """dK and dV with the tile of queries `at`, and its dS for dQ.
 
     What threads read of shared memory they read before they start a product: behind it they would wait for what the
-    matrix units read. dP starts at -delta, which takes no registers of its own. dS is stored when both products that need
-    it in registers are under way.
+    matrix units read. dP starts at -delta, which takes no registers of its own. dS is stored when the products of dV, and
+    of dK, which needs it in registers, are under way.
     """
     HALF: gl.constexpr = BK // 2
     dtype: gl.constexpr = q_tiles.dtype
@@ -1499,6 +1501,24 @@ def _differentiate_tile(
 
 
 @gluon.jit
+def _pass_over(
+    turn, ds_free, ds_tiles, q_ready, d_out_ready, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, DS_STAGES: gl.constexpr, DS_STORED: gl.constexpr, FREE: gl.constexpr,
+    PART: gl.constexpr,
+):
+    """A tile of queries that this half of the keys does not meet, but the other may: its part of dS is zero."""
+    stage = turn % STAGES
+    mbarrier.wait(q_ready.index(stage), turn // STAGES & 1)
+    mbarrier.wait(d_out_ready.index(stage), turn // STAGES & 1)
+    _arrive(FREE + stage, 288, 4)
+    place = turn % DS_STAGES
+    mbarrier.wait(ds_free.index(place), (turn // DS_STAGES & 1) ^ 1)
+    no_ds = gl.zeros([BK // 2, BQ], ds_tiles.dtype, layout=gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))
+    ds_tiles.index(PART * DS_STAGES + place).store(no_ds)
+    fence_async_shared()
+    _arrive(DS_STORED + place, 384, 4)
+
+
+@gluon.jit
 def _differentiate_tiles(
     dk_desc, dv_desc, dk_tiles, ds_free, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, lse_tiles, delta_tiles, k_ready, k_free, v_ready, v_free, q_ready, d_out_ready,
     notes, note_ready, item, n_work, together, scale, B, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2,
@@ -1528,13 +1548,21 @@ def _differentiate_tiles(
         mbarrier.wait(v_ready, round & 1)
         for member in range(group):
             head = kv_head * group + member
-            first, stop, full_hi = _query_runs(tile, batch, head, kv_head, scale, B, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, D, Dv, BQ, BK)
+            first, stop, full_hi = _query_runs(tile, batch, head, kv_head, scale, B, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, D, Dv, BQ, BK, 0)
+            own_first, own_stop, own_full_hi = _query_runs(tile, batch, head, kv_head, scale, B, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, D, Dv, BQ, BK, 1 + PART)
+            own_first = tl.minimum(tl.maximum(own_first, first), stop)
+            own_stop = tl.minimum(tl.maximum(own_stop, own_first), stop)
+            begin = stop - own_stop
+            end = begin + own_stop - own_first
+            for step in range(begin):
+                _pass_over(turn + step, ds_free, ds_tiles, q_ready, d_out_ready, BQ, BK, STAGES, DS_STAGES, DS_STORED, FREE, PART)
+            turn += begin
             head_term = scale * 1.4426950408889634
             k_safe = tl.minimum(k_idx, Sk - 1)
 
-            for step in range(stop - first):
+            for step in range(begin, end):
                 at = stop - 1 - step
-                masked = at >= full_hi | (k0 + HALF > Sk)
+                masked = at >= own_full_hi | (k0 + HALF > Sk)
                 dk, dv = _differentiate_tile(
                     dk, dv, turn, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, lse_tiles, delta_tiles, q_ready, d_out_ready, ds_free,
                     batch, head, kv_head, at, masked, k0, k_idx, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1,
@@ -1542,6 +1570,9 @@ def _differentiate_tiles(
                     D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, EARLY, BACKWARDS, TURNS, DS_STAGES, DS_STORED, READ, FREE, PART,
                 )
                 turn += 1
+            for step in range(end, stop - first):
+                _pass_over(turn + step - end, ds_free, ds_tiles, q_ready, d_out_ready, BQ, BK, STAGES, DS_STAGES, DS_STORED, FREE, PART)
+            turn += stop - first - end
 
         # dV takes the place of this half of the values; the copy engine clips both results.
         mbarrier.arrive(k_free, count=1)

@@ -1354,11 +1354,13 @@ def _tile_before(tile, n_tiles, back):
 @gluon.jit
 def _query_runs(
     tile, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, sink_ptr, sink_stride_0,
-    D: gl.constexpr, Dv: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr,
+    D: gl.constexpr, Dv: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, SHARE: gl.constexpr,
 ):
-    """The tiles of queries that a tile of keys meets: first … stop - 1; and which of them need no mask."""
-    k0 = tile * BK
-    k1 = tl.minimum(k0 + BK, Sk) - 1
+    """The tiles of queries that a tile of keys meets, or a half of it: first … stop - 1; and which of them need no mask.
+    SHARE: 0 for all its keys, 1 for the first half, 2 for the second.
+    """
+    k0 = tile * BK + (BK // 2 if SHARE == 2 else 0)
+    k1 = tl.minimum(k0 + (BK if SHARE == 0 else BK // 2), Sk) - 1
     full_lo, full_hi, any_lo, any_hi = _query_tiles(k0, k1, Sq, Sk, BQ)
     first = any_lo
     stop = any_hi
@@ -1388,7 +1390,7 @@ def _load_backward_tiles(
             tma.async_copy_global_to_shared(k_desc, [batch, kv_head, k0 + part * HALF, 0], k_ready, k_tiles.index(part))
         for member in range(group):
             head = kv_head * group + member
-            first, stop, full_lo, full_hi = _query_runs(tile, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, sink_ptr, sink_stride_0, D, Dv, BQ, BK)
+            first, stop, full_lo, full_hi = _query_runs(tile, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, sink_ptr, sink_stride_0, D, Dv, BQ, BK, 0)
             n_steps = stop - first
             for step in range(n_steps):
                 q0 = (_place(step, first, stop, back)) * BQ
@@ -1450,10 +1452,10 @@ def _await_turns(
         for member in range(group):
             head = kv_head * group + member
             turns = turns_ptr + (batch * Hq + head) * ((Sq + BQ - 1) // BQ)
-            first, stop, full_lo, full_hi = _query_runs(_tile_before(tile, n_tiles, back), batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, sink_ptr, sink_stride_0, D, Dv, BQ, BK)
+            first, stop, full_lo, full_hi = _query_runs(_tile_before(tile, n_tiles, back), batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, sink_ptr, sink_stride_0, D, Dv, BQ, BK, 0)
             first_before = first
             stop_before = tl.where(order > 0, stop, first_before)
-            first, stop, full_lo, full_hi = _query_runs(tile, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, sink_ptr, sink_stride_0, D, Dv, BQ, BK)
+            first, stop, full_lo, full_hi = _query_runs(tile, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, sink_ptr, sink_stride_0, D, Dv, BQ, BK, 0)
             for step in range(stop - first):
                 at = _place(step, first, stop, back)
                 mbarrier.wait(turn_passed.index(turn % TURNS), (turn // TURNS & 1) ^ 1)
@@ -1480,7 +1482,7 @@ def _pass_turns(
         for member in range(group):
             head = kv_head * group + member
             turns = turns_ptr + (batch * Hq + head) * ((Sq + BQ - 1) // BQ)
-            first, stop, full_lo, full_hi = _query_runs(tile, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, sink_ptr, sink_stride_0, D, Dv, BQ, BK)
+            first, stop, full_lo, full_hi = _query_runs(tile, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, sink_ptr, sink_stride_0, D, Dv, BQ, BK, 0)
             for step in range(stop - first):
                 mbarrier.wait(turn_added.index(turn % TURNS), turn // TURNS & 1)
                 _pass_turn(turns + _place(step, first, stop, back), order + 1)
@@ -1518,10 +1520,10 @@ def _add_dq_tiles(
         mbarrier.wait(k_ready, round & 1)
         for member in range(group):
             head = kv_head * group + member
-            first, stop, full_lo, full_hi = _query_runs(_tile_before(tile, n_tiles, back), batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, sink_ptr, sink_stride_0, D, Dv, BQ, BK)
+            first, stop, full_lo, full_hi = _query_runs(_tile_before(tile, n_tiles, back), batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, sink_ptr, sink_stride_0, D, Dv, BQ, BK, 0)
             first_before = first
             stop_before = tl.where(order > 0, stop, first_before)
-            first, stop, full_lo, full_hi = _query_runs(tile, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, sink_ptr, sink_stride_0, D, Dv, BQ, BK)
+            first, stop, full_lo, full_hi = _query_runs(tile, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, sink_ptr, sink_stride_0, D, Dv, BQ, BK, 0)
             for step in range(stop - first):
                 at = _place(step, first, stop, back)
                 joins = (at >= first_before) & (at < stop_before)
@@ -1560,8 +1562,8 @@ def _add_dq_tiles(
 def _start_with_terms(terms, like, FIRST: gl.constexpr):
     """Starts a product with what a row adds to all of its sums: three terms, from FIRST on, each times one.
 
-    Threads that read it would get it once for each of their rows of keys, as many bytes as the matrix units read of
-    the queries, and hold it until it is needed. The ones are made anew: kept over the loop, they would take registers.
+    All threads that share a query would read it, as many bytes together as the matrix units read of the queries, and
+    hold it until it is needed. The ones are made anew: kept over the loop, they would take registers.
     """
     layout: gl.constexpr = gl.DotOperandLayout(0, like.type.layout, 2)
     place = _again(gl.arange(0, 16, layout=gl.SliceLayout(0, layout)))[None, :]
@@ -1578,7 +1580,8 @@ def _differentiate_tile(
 ):
     """dK and dV with the tile of queries `at`, and its dS for dQ.
 
-    S starts at -lse / scale, dP at -delta. dS is stored when both products that need it in registers are under way.
+    S starts at -lse / scale, dP at -delta. dS is stored when the products of dV, and of dK, which needs it in registers, are
+    under way.
     """
     HALF: gl.constexpr = BK // 2
     dtype: gl.constexpr = q_tiles.dtype
@@ -1626,6 +1629,24 @@ def _differentiate_tile(
 
 
 @gluon.jit
+def _pass_over(
+    turn, ds_free, ds_tiles, q_ready, d_out_ready, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, DS_STAGES: gl.constexpr, DS_STORED: gl.constexpr, FREE: gl.constexpr,
+    PART: gl.constexpr,
+):
+    """A tile of queries that this half of the keys does not meet, but the other may: its part of dS is zero."""
+    stage = turn % STAGES
+    mbarrier.wait(q_ready.index(stage), turn // STAGES & 1)
+    mbarrier.wait(d_out_ready.index(stage), turn // STAGES & 1)
+    _arrive(FREE + stage, 288, 4)
+    place = turn % DS_STAGES
+    mbarrier.wait(ds_free.index(place), (turn // DS_STAGES & 1) ^ 1)
+    no_ds = gl.zeros([BK // 2, BQ], ds_tiles.dtype, layout=gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))
+    ds_tiles.index(PART * DS_STAGES + place).store(no_ds)
+    fence_async_shared()
+    _arrive(DS_STORED + place, 384, 4)
+
+
+@gluon.jit
 def _differentiate_tiles(
     dk_desc, dv_desc, dk_tiles, ds_free, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, terms_tiles, k_ready, k_free, v_ready, v_free, q_ready, d_out_ready,
     notes, note_ready, item, n_work, together, scale, Hq, Hkv, Sq, Sk, sink_ptr, sink_stride_0,
@@ -1655,12 +1676,20 @@ def _differentiate_tiles(
         mbarrier.wait(v_ready, round & 1)
         for member in range(group):
             head = kv_head * group + member
-            first, stop, full_lo, full_hi = _query_runs(tile, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, sink_ptr, sink_stride_0, D, Dv, BQ, BK)
+            first, stop, full_lo, full_hi = _query_runs(tile, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, sink_ptr, sink_stride_0, D, Dv, BQ, BK, 0)
+            own_first, own_stop, own_full_lo, own_full_hi = _query_runs(tile, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, sink_ptr, sink_stride_0, D, Dv, BQ, BK, 1 + PART)
+            own_first = tl.minimum(tl.maximum(own_first, first), stop)
+            own_stop = tl.minimum(tl.maximum(own_stop, own_first), stop)
+            begin = gl.where(back, own_first - first, stop - own_stop)
+            end = begin + own_stop - own_first
+            for step in range(begin):
+                _pass_over(turn + step, ds_free, ds_tiles, q_ready, d_out_ready, BQ, BK, STAGES, DS_STAGES, DS_STORED, FREE, PART)
+            turn += begin
             logit_scale = scale * 1.4426950408889634
 
-            for step in range(stop - first):
+            for step in range(begin, end):
                 at = _place(step, first, stop, back)
-                masked = ((at < full_lo) | (at >= full_hi)) | (k0 + HALF > Sk)
+                masked = ((at < own_full_lo) | (at >= own_full_hi)) | (k0 + HALF > Sk)
                 dk, dv = _differentiate_tile(
                     dk, dv, turn, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, terms_tiles, q_ready, d_out_ready, ds_free,
                     batch, head, kv_head, at, masked, k0, k_idx, Sq, Sk, logit_scale, scale, Hq, Hkv, sink_ptr,
@@ -1668,6 +1697,9 @@ def _differentiate_tiles(
                     D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, EARLY, BACKWARDS, TURNS, DS_STAGES, DS_STORED, READ, FREE, PART,
                 )
                 turn += 1
+            for step in range(end, stop - first):
+                _pass_over(turn + step - end, ds_free, ds_tiles, q_ready, d_out_ready, BQ, BK, STAGES, DS_STAGES, DS_STORED, FREE, PART)
+            turn += stop - first - end
 
         # dV takes the place of this half of the values; the copy engine clips both results.
         mbarrier.arrive(k_free, count=1)

@@ -101,7 +101,7 @@ def test_what_leaves_too_few_registers() -> None:
         assert {dims: row.queries for dims, row in rows.items()} == {(64, 64): 128, (128, 128): 64}
 
 
-BACKWARDS = {"alibi", "causal", "custom_normalizer", "mla", "sink", "softcap", "softmax1"}
+BACKWARDS = {"alibi", "causal", "custom_normalizer", "documents", "mla", "sink", "softcap", "softmax1"}
 
 
 def test_tiles_of_keys_go_backwards_where_each_begins_at_other_queries() -> None:
