@@ -15,6 +15,7 @@ from attngen.emit.triton_expressions import Printer
 from attngen.ir.build import TRUE
 from attngen.ir.nodes import Expr, Type
 from attngen.ir.walk import nodes, reads
+from attngen.plan.bounded import bounded
 from attngen.plan.kernel import KernelPlan
 from attngen.plan.schedule import Binding, Level, schedule
 
@@ -107,6 +108,7 @@ class KernelWriter:
     ) -> KernelCode:
         """`known` are the names that the kernel has bound before these lines; `results` are read in the tile function,
         those `outside` in the kernel itself; `used_by_template` is further code of the tile function."""
+        mask, ends = bounded(mask, "k" if self.held is Level.ROW else "q")
         outside = outside or {}
         outside = {**outside, **{t.name: t.held for t in tests}}
         plan = schedule({**results, **({"allowed": mask} if mask != TRUE else {}), **outside})
@@ -134,7 +136,7 @@ class KernelWriter:
             text, strength = (
                 self.printer.definition(mask) if mask not in self.printer.names else (self.printer.text(mask), 9)
             )
-            allowed = f"{edge} & {text if strength >= 4 else f'({text})'}"
+            allowed = text if ends else f"{edge} & {text if strength >= 4 else f'({text})'}"
         position, last = ("q_idx", "q1") if self.held is Level.ROW else ("k_idx", "k1")
         tested = [line for t in tests for line in t.lines(outer.pop(t.name), f"{position} <= {last}")]
         # Positions kept inside the ragged last tile, and float scalars, are bound where they are read.

@@ -293,7 +293,7 @@ def _attend_tile(
     col_term = tl.cast(k_idx, tl.float32)
     x = qk * head_term + tl.abs(row_term_2 - col_term) * head_term_2
     if MASKED:
-        x = tl.where((k_idx < Sk) & (k_idx <= row_term), x, float("-inf"))
+        x = tl.where(k_idx <= row_term, x, float("-inf"))
     new_max = tl.maximum(row_max, tl.max(x, 1))
     shift = tl.where(new_max == float("-inf"), 0.0, new_max)  # rows that have met no key yet
     rescale = tl.exp2(row_max - shift)
@@ -742,7 +742,7 @@ def _weigh(
     col_term = tl.cast(k_idx, tl.float32)
     x = qk * head_term + tl.abs(row_term_2 - col_term) * head_term_2
     if masked:
-        x = tl.where((k_idx < Sk) & (k_idx <= row_term), x, float("-inf"))
+        x = tl.where(k_idx <= row_term, x, float("-inf"))
     weight, sums, row_max, rescale = _lagging_weights(x, row_max, 1.0, dtype)
     row_sum = row_sum * rescale + sums
     return weight, rescale, row_max, row_sum
@@ -1029,7 +1029,7 @@ def _dq_tile(
     term = tl.abs(row_term_2 - col_term)
     p = tl.exp2(qk * head_term + term * head_term_2 - row_lse)
     if MASKED:
-        allowed = (k_idx < Sk) & (k_idx <= row_term)
+        allowed = k_idx <= row_term
         p = tl.where(allowed, p, 0.0)
     dp = dp - delta
     g = p * dp
@@ -2124,7 +2124,7 @@ def _weigh_rows(
     term = tl.abs(row_term_2 - col_term)
     p = tl.exp2(qk * head_term + term * head_term_2 - row_lse)
     if masked:
-        allowed = (k_idx < Sk) & (k_idx <= row_term)
+        allowed = k_idx <= row_term
         p = tl.where(allowed, p, 0.0)
     return p
 
@@ -2143,7 +2143,7 @@ def _add_contributions(
     if GRAD_SLOPE:
         contribution = g * (-1.0 * term)
         if masked:
-            contribution = tl.where((k_idx < Sk) & (k_idx <= row_term), contribution, 0.0)
+            contribution = tl.where(k_idx <= row_term, contribution, 0.0)
         sum_slope += tl.sum(contribution, 1)
     return sum_slope
 

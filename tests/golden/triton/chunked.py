@@ -288,7 +288,7 @@ def _attend_tile(
     x = qk
     if MASKED:
         col_term = k_idx // 8192
-        x = tl.where((k_idx < Sk) & (k_idx <= row_term) & (row_term_2 == col_term), x, float("-inf"))
+        x = tl.where((k_idx <= row_term) & (row_term_2 == col_term), x, float("-inf"))
     new_max = tl.maximum(row_max, tl.max(x, 1))
     shift = tl.where(new_max == float("-inf"), 0.0, new_max)  # rows that have met no key yet
     rescale = tl.exp2((row_max - shift) * logit_scale)
@@ -731,7 +731,7 @@ def _weigh(
     x = qk
     if masked:
         col_term = k_idx // 8192
-        x = tl.where((k_idx < Sk) & (k_idx <= row_term) & (row_term_2 == col_term), x, float("-inf"))
+        x = tl.where((k_idx <= row_term) & (row_term_2 == col_term), x, float("-inf"))
     weight, sums, row_max, rescale = _lagging_weights(x, row_max, logit_scale, dtype)
     row_sum = row_sum * rescale + sums
     return weight, rescale, row_max, row_sum
@@ -1012,7 +1012,7 @@ def _dq_tile(
     p = tl.exp2(qk * logit_scale - row_lse)
     if MASKED:
         col_term = k_idx // 8192
-        allowed = (k_idx < Sk) & (k_idx <= row_term) & (row_term_2 == col_term)
+        allowed = (k_idx <= row_term) & (row_term_2 == col_term)
         p = tl.where(allowed, p, 0.0)
     dp = dp - delta
     g = p * dp
@@ -2110,7 +2110,7 @@ def _weigh_rows(
     p = tl.exp2(qk * logit_scale - row_lse)
     if masked:
         col_term = k_idx // 8192
-        allowed = (k_idx < Sk) & (k_idx <= row_term) & (row_term_2 == col_term)
+        allowed = (k_idx <= row_term) & (row_term_2 == col_term)
         p = tl.where(allowed, p, 0.0)
     return p
 

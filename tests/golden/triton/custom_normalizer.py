@@ -303,7 +303,7 @@ def _attend_tile(
     qk = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     x = qk * head_term_2
     if MASKED:
-        x = tl.where((k_idx < Sk) & (k_idx <= row_term), x, float("-inf"))
+        x = tl.where(k_idx <= row_term, x, float("-inf"))
     new_max = tl.maximum(row_max, tl.max(x, 1))
     shift = tl.where(new_max == float("-inf"), 0.0, new_max)  # rows that have met no key yet
     rescale = tl.exp2(row_max - shift)
@@ -768,7 +768,7 @@ def _weigh(
     k_idx = (k0 + gl.arange(0, BK, layout=gl.SliceLayout(0, qk.type.layout)))[None, :]
     x = qk * head_term_2
     if masked:
-        x = tl.where((k_idx < Sk) & (k_idx <= row_term), x, float("-inf"))
+        x = tl.where(k_idx <= row_term, x, float("-inf"))
     weight, sums, row_max, rescale = _lagging_weights(x, row_max, 1.0, dtype)
     row_sum = row_sum * rescale + sums
     return weight, rescale, row_max, row_sum
@@ -1064,7 +1064,7 @@ def _dq_tile(
     dp = tl.dot(d_out, tl.trans(v), input_precision=PRECISION)
     p = tl.exp2(qk * head_term_3 - row_lse)
     if MASKED:
-        allowed = (k_idx < Sk) & (k_idx <= row_term)
+        allowed = k_idx <= row_term
         p = tl.where(allowed, p, 0.0)
     dp = dp - delta
     g = p * dp
@@ -2180,7 +2180,7 @@ def _weigh_rows(
     k_idx = (k0 + gl.arange(0, BK, layout=gl.SliceLayout(0, qk.type.layout)))[None, :]
     p = tl.exp2(qk * head_term_3 - row_lse)
     if masked:
-        allowed = (k_idx < Sk) & (k_idx <= row_term)
+        allowed = k_idx <= row_term
         p = tl.where(allowed, p, 0.0)
     return p
 
@@ -2198,12 +2198,12 @@ def _add_contributions(
     if GRAD_TEMPERATURE:
         contribution = g * (head_term_4 * (qk * scale))
         if masked:
-            contribution = tl.where((k_idx < Sk) & (k_idx <= row_term), contribution, 0.0)
+            contribution = tl.where(k_idx <= row_term, contribution, 0.0)
         sum_temperature += tl.sum(contribution, 1)
     if GRAD_ESCAPE:
         contribution = g * 0.0
         if masked:
-            contribution = tl.where((k_idx < Sk) & (k_idx <= row_term), contribution, 0.0)
+            contribution = tl.where(k_idx <= row_term, contribution, 0.0)
         sum_escape += tl.sum(contribution, 1)
     return sum_temperature, sum_escape
 

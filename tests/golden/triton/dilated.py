@@ -274,7 +274,7 @@ def _attend_tile(
     qk = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     x = qk
     if MASKED:
-        x = tl.where((k_idx < Sk) & (k_idx <= row_term) & (_floor_mod(row_term - k_idx, 4) == 0), x, float("-inf"))
+        x = tl.where((k_idx <= row_term) & (_floor_mod(row_term - k_idx, 4) == 0), x, float("-inf"))
     new_max = tl.maximum(row_max, tl.max(x, 1))
     shift = tl.where(new_max == float("-inf"), 0.0, new_max)  # rows that have met no key yet
     rescale = tl.exp2((row_max - shift) * logit_scale)
@@ -508,7 +508,7 @@ def _dq_tile(
     dp = tl.dot(d_out, tl.trans(v), input_precision=PRECISION)
     p = tl.exp2(qk * logit_scale - row_lse)
     if MASKED:
-        allowed = (k_idx < Sk) & (k_idx <= row_term) & (_floor_mod(row_term - k_idx, 4) == 0)
+        allowed = (k_idx <= row_term) & (_floor_mod(row_term - k_idx, 4) == 0)
         p = tl.where(allowed, p, 0.0)
     dp = dp - delta
     g = p * dp
@@ -1053,7 +1053,7 @@ def _weigh_rows(
     k_idx = (k0 + gl.arange(0, BK, layout=gl.SliceLayout(0, qk.type.layout)))[None, :]
     p = tl.exp2(qk * logit_scale - row_lse)
     if masked:
-        allowed = (k_idx < Sk) & (k_idx <= row_term) & (_floor_mod(row_term - k_idx, 4) == 0)
+        allowed = (k_idx <= row_term) & (_floor_mod(row_term - k_idx, 4) == 0)
         p = tl.where(allowed, p, 0.0)
     return p
 

@@ -345,7 +345,7 @@ def _attend_tile(
     if MASKED:
         k_safe = tl.minimum(k_idx, Sk - 1)
         col_term = tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0 + tl.cast(k_safe, tl.int64) * ids_stride_1)
-        x = tl.where((k_idx < Sk) & (k_idx <= row_term) & (row_term_2 == col_term), x, float("-inf"))
+        x = tl.where((k_idx <= row_term) & (row_term_2 == col_term), x, float("-inf"))
     new_max = tl.maximum(row_max, tl.max(x, 1))
     shift = tl.where(new_max == float("-inf"), 0.0, new_max)  # rows that have met no key yet
     rescale = tl.exp2((row_max - shift) * logit_scale)
@@ -688,7 +688,7 @@ def _weigh(
     if masked:
         k_safe = tl.minimum(k_idx, Sk - 1)
         col_term = tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0 + tl.cast(k_safe, tl.int64) * ids_stride_1)
-        x = tl.where((k_idx < Sk) & (k_idx <= row_term) & (row_term_2 == col_term), x, float("-inf"))
+        x = tl.where((k_idx <= row_term) & (row_term_2 == col_term), x, float("-inf"))
     weight, sums, row_max, rescale = _lagging_weights(x, row_max, logit_scale, dtype)
     row_sum = row_sum * rescale + sums
     return weight, rescale, row_max, row_sum
@@ -1024,7 +1024,7 @@ def _dq_tile(
     if MASKED:
         k_safe = tl.minimum(k_idx, Sk - 1)
         col_term = tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0 + tl.cast(k_safe, tl.int64) * ids_stride_1)
-        allowed = (k_idx < Sk) & (k_idx <= row_term) & (row_term_2 == col_term)
+        allowed = (k_idx <= row_term) & (row_term_2 == col_term)
         p = tl.where(allowed, p, 0.0)
     dp = dp - delta
     g = p * dp
@@ -2215,7 +2215,7 @@ def _weigh_rows(
     if masked:
         k_safe = tl.minimum(k_idx, Sk - 1)
         col_term = tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0 + tl.cast(k_safe, tl.int64) * ids_stride_1)
-        allowed = (k_idx < Sk) & (k_idx <= row_term) & (row_term_2 == col_term)
+        allowed = (k_idx <= row_term) & (row_term_2 == col_term)
         p = tl.where(allowed, p, 0.0)
     return p
 

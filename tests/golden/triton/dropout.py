@@ -261,7 +261,7 @@ def _attend_tile(
     qk = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     x = qk
     if MASKED:
-        x = tl.where((k_idx < Sk) & (k_idx <= row_term), x, float("-inf"))
+        x = tl.where(k_idx <= row_term, x, float("-inf"))
     new_max = tl.maximum(row_max, tl.max(x, 1))
     shift = tl.where(new_max == float("-inf"), 0.0, new_max)  # rows that have met no key yet
     rescale = tl.exp2((row_max - shift) * logit_scale)
@@ -477,7 +477,7 @@ def _dq_tile(
     dp = tl.dot(d_out, tl.trans(v), input_precision=PRECISION)
     p = tl.exp2(qk * logit_scale - row_lse)
     if MASKED:
-        allowed = (k_idx < Sk) & (k_idx <= row_term)
+        allowed = k_idx <= row_term
         p = tl.where(allowed, p, 0.0)
     dp = tl.where(_keep(seed, batch, head, q_idx, k_idx, threshold), dp * inv_keep, 0.0)
     dp = dp - delta

@@ -307,7 +307,7 @@ def _attend_tile(
     qk = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     x = _tanh(qk * head_term, FAST)
     if MASKED:
-        x = tl.where((k_idx < Sk) & (k_idx <= row_term), x, float("-inf"))
+        x = tl.where(k_idx <= row_term, x, float("-inf"))
     new_max = tl.maximum(row_max, tl.max(x, 1))
     shift = tl.where(new_max == float("-inf"), 0.0, new_max)  # rows that have met no key yet
     rescale = tl.exp2((row_max - shift) * 72.13475204444816)
@@ -744,7 +744,7 @@ def _weigh(
     k_idx = (k0 + gl.arange(0, BK, layout=gl.SliceLayout(0, qk.type.layout)))[None, :]
     x = _tanh(qk * head_term, FAST)
     if masked:
-        x = tl.where((k_idx < Sk) & (k_idx <= row_term), x, float("-inf"))
+        x = tl.where(k_idx <= row_term, x, float("-inf"))
     weight, sums, row_max, rescale = _lagging_weights(x, row_max, 72.13475204444816, dtype)
     row_sum = row_sum * rescale + sums
     return weight, rescale, row_max, row_sum
@@ -1020,7 +1020,7 @@ def _dq_tile(
     term = _tanh(qk * head_term, FAST)
     p = tl.exp2(term * 72.13475204444816 - row_lse)
     if MASKED:
-        allowed = (k_idx < Sk) & (k_idx <= row_term)
+        allowed = k_idx <= row_term
         p = tl.where(allowed, p, 0.0)
     dp = dp - delta
     g = p * dp
@@ -2099,7 +2099,7 @@ def _weigh_rows(
     p = tl.exp2(term * 72.13475204444816 - row_lse)
     slope_p = p * (1.0 - term * term)
     if masked:
-        allowed = (k_idx < Sk) & (k_idx <= row_term)
+        allowed = k_idx <= row_term
         p = tl.where(allowed, p, 0.0)
         slope_p = tl.where(allowed, slope_p, 0.0)  # the derivative may be infinite where the mask forbids
     return p, slope_p

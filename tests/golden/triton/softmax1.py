@@ -291,7 +291,7 @@ def _attend_tile(
     qk = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     x = qk
     if MASKED:
-        x = tl.where((k_idx < Sk) & (k_idx <= row_term), x, float("-inf"))
+        x = tl.where(k_idx <= row_term, x, float("-inf"))
     new_max = tl.maximum(row_max, tl.max(x, 1))
     shift = tl.where(new_max == float("-inf"), 0.0, new_max)  # rows that have met no key yet
     rescale = tl.exp2((row_max - shift) * logit_scale)
@@ -745,7 +745,7 @@ def _weigh(
     k_idx = (k0 + gl.arange(0, BK, layout=gl.SliceLayout(0, qk.type.layout)))[None, :]
     x = qk
     if masked:
-        x = tl.where((k_idx < Sk) & (k_idx <= row_term), x, float("-inf"))
+        x = tl.where(k_idx <= row_term, x, float("-inf"))
     weight, sums, row_max, rescale = _lagging_weights(x, row_max, logit_scale, dtype)
     row_sum = row_sum * rescale + sums
     return weight, rescale, row_max, row_sum
@@ -1053,7 +1053,7 @@ def _dq_tile(
     dp = tl.dot(d_out, tl.trans(v), input_precision=PRECISION)
     p = tl.exp2(qk * logit_scale - row_lse)
     if MASKED:
-        allowed = (k_idx < Sk) & (k_idx <= row_term)
+        allowed = k_idx <= row_term
         p = tl.where(allowed, p, 0.0)
     dp = dp - delta
     g = p * dp
@@ -2134,7 +2134,7 @@ def _weigh_rows(
     k_idx = (k0 + gl.arange(0, BK, layout=gl.SliceLayout(0, qk.type.layout)))[None, :]
     p = tl.exp2(qk * logit_scale - row_lse)
     if masked:
-        allowed = (k_idx < Sk) & (k_idx <= row_term)
+        allowed = k_idx <= row_term
         p = tl.where(allowed, p, 0.0)
     return p
 

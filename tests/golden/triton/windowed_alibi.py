@@ -270,7 +270,7 @@ def _query_tiles(k0, k1, Sq, BQ: tl.constexpr):
 
 @triton.jit
 def _attend_tile(
-    acc, row_max, row_sum, q, k_rows, v_rows, batch, kv_head, k0, k_stride_s, v_stride_s, Sk, q_idx, FAST, head_term, head_term_2, head_term_3, row_term,
+    acc, row_max, row_sum, q, k_rows, v_rows, batch, kv_head, k0, k_stride_s, v_stride_s, Sk, FAST, head_term, head_term_2, head_term_3, row_term, row_term_2, row_term_3,
     D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BK: tl.constexpr, MASKED: tl.constexpr, TMA: tl.constexpr,
 ):
     """Folds the keys k0 … k0 + BK - 1 into the running state of a tile of queries."""
@@ -280,8 +280,7 @@ def _attend_tile(
     col_term = tl.cast(k_idx, tl.float32) * head_term_3
     x = _tanh(qk * head_term, FAST) * head_term_2 - (row_term - col_term)
     if MASKED:
-        distance = q_idx - k_idx
-        x = tl.where((k_idx < Sk) & (0 <= distance) & (distance < 1024), x, float("-inf"))
+        x = tl.where((k_idx <= row_term_2) & (row_term_3 <= k_idx), x, float("-inf"))
     new_max = tl.maximum(row_max, tl.max(x, 1))
     shift = tl.where(new_max == float("-inf"), 0.0, new_max)  # rows that have met no key yet
     rescale = tl.exp2(row_max - shift)
@@ -318,7 +317,10 @@ def _forward_kernel(
     head_term = scale / cap
     head_term_2 = cap * 1.4426950408889634
     head_term_3 = tl.cast(tl.load(slope_ptr + tl.cast(head, tl.int64) * slope_stride_0), tl.float32) * 1.4426950408889634
+    head_term_4 = Sk - 1
     row_term = tl.cast(q_idx, tl.float32) * head_term_3
+    row_term_2 = tl.minimum(q_idx, head_term_4)
+    row_term_3 = q_idx - 1023
 
     acc = tl.zeros([BQ, BLOCK_DV], tl.float32)
     row_max = tl.full([BQ], float("-inf"), tl.float32)
@@ -327,14 +329,14 @@ def _forward_kernel(
     for step in tl.range(full_hi - full_lo):
         at = full_lo + step
         acc, row_max, row_sum = _attend_tile(
-            acc, row_max, row_sum, q, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, q_idx, FAST, head_term, head_term_2, head_term_3, row_term,
+            acc, row_max, row_sum, q, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, FAST, head_term, head_term_2, head_term_3, row_term, row_term_2, row_term_3,
             D, Dv, BLOCK_D, BLOCK_DV, BK, False, TMA,
         )
     for step in tl.range((full_lo - any_lo) + (any_hi - full_hi)):
         at = any_lo + step
         at = tl.where(step < (full_lo - any_lo), at, full_hi + step - (full_lo - any_lo))
         acc, row_max, row_sum = _attend_tile(
-            acc, row_max, row_sum, q, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, q_idx, FAST, head_term, head_term_2, head_term_3, row_term,
+            acc, row_max, row_sum, q, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, FAST, head_term, head_term_2, head_term_3, row_term, row_term_2, row_term_3,
             D, Dv, BLOCK_D, BLOCK_DV, BK, True, TMA,
         )
 
@@ -386,7 +388,10 @@ def _split_kernel(
     head_term = scale / cap
     head_term_2 = cap * 1.4426950408889634
     head_term_3 = tl.cast(tl.load(slope_ptr + tl.cast(head, tl.int64) * slope_stride_0), tl.float32) * 1.4426950408889634
+    head_term_4 = Sk - 1
     row_term = tl.cast(q_idx, tl.float32) * head_term_3
+    row_term_2 = tl.minimum(q_idx, head_term_4)
+    row_term_3 = q_idx - 1023
 
     acc = tl.zeros([BQ, BLOCK_DV], tl.float32)
     row_max = tl.full([BQ], float("-inf"), tl.float32)
@@ -400,14 +405,14 @@ def _split_kernel(
     for step in tl.range(tl.minimum(first, n_full), tl.minimum(stop, n_full)):
         at = full_lo + step
         acc, row_max, row_sum = _attend_tile(
-            acc, row_max, row_sum, q, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, q_idx, FAST, head_term, head_term_2, head_term_3, row_term,
+            acc, row_max, row_sum, q, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, FAST, head_term, head_term_2, head_term_3, row_term, row_term_2, row_term_3,
             D, Dv, BLOCK_D, BLOCK_DV, BK, False, TMA,
         )
     for step in tl.range(tl.maximum(first, n_full) - n_full, tl.maximum(stop, n_full) - n_full):
         at = any_lo + step
         at = tl.where(step < (full_lo - any_lo), at, full_hi + step - (full_lo - any_lo))
         acc, row_max, row_sum = _attend_tile(
-            acc, row_max, row_sum, q, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, q_idx, FAST, head_term, head_term_2, head_term_3, row_term,
+            acc, row_max, row_sum, q, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, FAST, head_term, head_term_2, head_term_3, row_term, row_term_2, row_term_3,
             D, Dv, BLOCK_D, BLOCK_DV, BK, True, TMA,
         )
 
@@ -726,7 +731,7 @@ def _rescaled(acc, rescale):
 
 @gluon.jit
 def _weigh(
-    row_max, row_sum, qk, batch, kv_head, k0, masked, Sk, q_idx, FAST, head_term, head_term_2, head_term_3, row_term,
+    row_max, row_sum, qk, batch, kv_head, k0, masked, Sk, FAST, head_term, head_term_2, head_term_3, row_term, row_term_2, row_term_3,
     D: gl.constexpr, Dv: gl.constexpr, BK: gl.constexpr, dtype: gl.constexpr,
 ):
     """The weights of 64 queries for the keys k0 … k0 + BK - 1, and the state of the rows with these keys."""
@@ -734,8 +739,7 @@ def _weigh(
     col_term = tl.cast(k_idx, tl.float32) * head_term_3
     x = _tanh(qk * head_term, FAST) * head_term_2 - (row_term - col_term)
     if masked:
-        distance = q_idx - k_idx
-        x = tl.where((k_idx < Sk) & (0 <= distance) & (distance < 1024), x, float("-inf"))
+        x = tl.where((k_idx <= row_term_2) & (row_term_3 <= k_idx), x, float("-inf"))
     weight, sums, row_max, rescale = _lagging_weights(x, row_max, 1.0, dtype)
     row_sum = row_sum * rescale + sums
     return weight, rescale, row_max, row_sum
@@ -779,7 +783,10 @@ def _attend_tiles(
         head_term = scale / cap
         head_term_2 = cap * 1.4426950408889634
         head_term_3 = tl.cast(tl.load(slope_ptr + tl.cast(head, tl.int64) * slope_stride_0), tl.float32) * 1.4426950408889634
+        head_term_4 = Sk - 1
         row_term = tl.cast(q_idx, tl.float32) * head_term_3
+        row_term_2 = tl.minimum(q_idx, head_term_4)
+        row_term_3 = q_idx - 1023
 
         acc = gl.zeros([64, BLOCK_DV], gl.float32, layout=acc_layout)
         row_sum = _firsts(no_scores.reshape([64, BK // 2, 2]).split()[0])
@@ -797,7 +804,7 @@ def _attend_tiles(
             qk = warpgroup_mma_wait(0, deps=(qk_token,))
             _arrive(K_FREE + stage, SHARE, 4)
             weight, rescale, row_max, row_sum = _weigh(
-                row_max, row_sum, qk, batch, kv_head, at * BK, (at < own_full_lo) | (at >= own_full_hi), Sk, q_idx, FAST, head_term, head_term_2, head_term_3, row_term,
+                row_max, row_sum, qk, batch, kv_head, at * BK, (at < own_full_lo) | (at >= own_full_hi), Sk, FAST, head_term, head_term_2, head_term_3, row_term, row_term_2, row_term_3,
                 D, Dv, BK, dtype,
             )
             p = _unpacked(weight, dtype, weight_layout)
@@ -819,7 +826,7 @@ def _attend_tiles(
                 qk = warpgroup_mma_wait(1, deps=(qk_token,))
                 _arrive(K_FREE + stage, SHARE, 4)
                 weight, rescale, row_max, row_sum = _weigh(
-                    row_max, row_sum, qk, batch, kv_head, at * BK, (at < own_full_lo) | (at >= own_full_hi), Sk, q_idx, FAST, head_term, head_term_2, head_term_3, row_term,
+                    row_max, row_sum, qk, batch, kv_head, at * BK, (at < own_full_lo) | (at >= own_full_hi), Sk, FAST, head_term, head_term_2, head_term_3, row_term, row_term_2, row_term_3,
                     D, Dv, BK, dtype,
                 )
                 _hold_back(n_steps)
@@ -846,7 +853,7 @@ def _attend_tiles(
                 qk = warpgroup_mma_wait(0, deps=(qk_token,))
                 _arrive(K_FREE + stage, SHARE, 4)
                 weight, rescale, row_max, row_sum = _weigh(
-                    row_max, row_sum, qk, batch, kv_head, at * BK, (at < own_full_lo) | (at >= own_full_hi), Sk, q_idx, FAST, head_term, head_term_2, head_term_3, row_term,
+                    row_max, row_sum, qk, batch, kv_head, at * BK, (at < own_full_lo) | (at >= own_full_hi), Sk, FAST, head_term, head_term_2, head_term_3, row_term, row_term_2, row_term_3,
                     D, Dv, BK, dtype,
                 )
                 acc = _rescaled(acc, rescale)
@@ -984,7 +991,7 @@ def _rows_kernel(
 
 @triton.jit
 def _dq_tile(
-    dq, sum_slope, sum_cap, q, d_out, row_lse, delta, k_rows, v_rows, batch, kv_head, k0, k_stride_s, v_stride_s, Sk, q_idx, FAST, cap, head_term, head_term_2, head_term_3, head_term_4, row_term, row_term_2,
+    dq, sum_slope, sum_cap, q, d_out, row_lse, delta, k_rows, v_rows, batch, kv_head, k0, k_stride_s, v_stride_s, Sk, FAST, cap, head_term, head_term_2, head_term_3, head_term_4, row_term, row_term_2, row_term_3, row_term_4,
     D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BK: tl.constexpr, MASKED: tl.constexpr, TMA: tl.constexpr,
     GRAD_SLOPE: tl.constexpr,
     GRAD_CAP: tl.constexpr,
@@ -1001,8 +1008,7 @@ def _dq_tile(
     col_term_2 = col_term * head_term_3
     p = tl.exp2(term * head_term_2 - (row_term_2 - col_term_2) - row_lse)
     if MASKED:
-        distance = q_idx - k_idx
-        allowed = (k_idx < Sk) & (0 <= distance) & (distance < 1024)
+        allowed = (k_idx <= row_term_3) & (row_term_4 <= k_idx)
         p = tl.where(allowed, p, 0.0)
     dp = dp - delta
     g = p * dp
@@ -1053,11 +1059,14 @@ def _dq_kernel(
     head_term_2 = cap * 1.4426950408889634
     head_term_3 = tl.cast(tl.load(slope_ptr + tl.cast(head, tl.int64) * slope_stride_0), tl.float32) * 1.4426950408889634
     head_term_4 = -(head_term / cap)
-    head_term_5 = head_term * cap
+    head_term_5 = Sk - 1
+    head_term_6 = head_term * cap
     row_lse = tl.load(lse_ptr + row + rows, mask=rows < Sq, other=float("inf"))[:, None]
     delta = tl.load(delta_ptr + row + rows, mask=rows < Sq, other=0.0)[:, None]
     row_term = tl.cast(q_idx, tl.float32)
     row_term_2 = row_term * head_term_3
+    row_term_3 = tl.minimum(q_idx, head_term_5)
+    row_term_4 = q_idx - 1023
 
     dq = tl.zeros([BQ, BLOCK_D], tl.float32)
     sum_slope = tl.zeros([BQ], tl.float32)
@@ -1066,17 +1075,19 @@ def _dq_kernel(
     for step in tl.range(full_hi - full_lo):
         at = full_lo + step
         dq, sum_slope, sum_cap = _dq_tile(
-            dq, sum_slope, sum_cap, q, d_out, row_lse, delta, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, q_idx, FAST, cap, head_term, head_term_2, head_term_3, head_term_4, row_term, row_term_2,
+            dq, sum_slope, sum_cap, q, d_out, row_lse, delta, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, FAST, cap, head_term, head_term_2, head_term_3, head_term_4, row_term, row_term_2, row_term_3,
+            row_term_4,
             D, Dv, BLOCK_D, BLOCK_DV, BK, False, TMA, GRAD_SLOPE, GRAD_CAP,
         )
     for step in tl.range((full_lo - any_lo) + (any_hi - full_hi)):
         at = any_lo + step
         at = tl.where(step < (full_lo - any_lo), at, full_hi + step - (full_lo - any_lo))
         dq, sum_slope, sum_cap = _dq_tile(
-            dq, sum_slope, sum_cap, q, d_out, row_lse, delta, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, q_idx, FAST, cap, head_term, head_term_2, head_term_3, head_term_4, row_term, row_term_2,
+            dq, sum_slope, sum_cap, q, d_out, row_lse, delta, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, FAST, cap, head_term, head_term_2, head_term_3, head_term_4, row_term, row_term_2, row_term_3,
+            row_term_4,
             D, Dv, BLOCK_D, BLOCK_DV, BK, True, TMA, GRAD_SLOPE, GRAD_CAP,
         )
-    _store_rows(dq_ptr + row * D, dq * head_term_5, q0, Sq, D, BQ, D, BLOCK_D)
+    _store_rows(dq_ptr + row * D, dq * head_term_6, q0, Sq, D, BQ, D, BLOCK_D)
     if GRAD_SLOPE:
         tl.store(sum_slope_ptr + (batch * Hq + head) * tl.cdiv(Sq, BQ) + q0 // BQ, tl.sum(sum_slope, 0))
     if GRAD_CAP:
@@ -1085,7 +1096,7 @@ def _dq_kernel(
 
 @triton.jit
 def _dkdv_tile(
-    dk, dv, k, v, q_rows, d_out_rows, batch, head, row, lse_ptr, delta_ptr, q0, q_stride_s, Sq, k_idx, FAST, head_term, head_term_2, head_term_3, head_term_4, col_term,
+    dk, dv, k, v, q_rows, d_out_rows, batch, head, row, lse_ptr, delta_ptr, q0, q_stride_s, Sq, k_idx, FAST, head_term, head_term_2, head_term_3, head_term_4, col_term, col_term_2,
     D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BQ: tl.constexpr, MASKED: tl.constexpr, TMA: tl.constexpr,
     GRAD_SLOPE: tl.constexpr,
     GRAD_CAP: tl.constexpr,
@@ -1107,8 +1118,7 @@ def _dkdv_tile(
     row_term = tl.cast(q_idx, tl.float32) * head_term_3
     p = tl.exp2(term * head_term_2 - (row_term - col_term) - row_lse)
     if MASKED:
-        distance = q_idx - k_idx
-        allowed = (q_idx < Sq) & (0 <= distance) & (distance < 1024)
+        allowed = (q_idx <= col_term_2) & (k_idx <= q_idx)
         p = tl.where(allowed, p, 0.0)
     dv = tl.dot(p.to(d_out.dtype), d_out, dv, input_precision=PRECISION)
     dp = dp - delta
@@ -1153,19 +1163,21 @@ def _dkdv_kernel(
         head_term_2 = cap * 1.4426950408889634
         head_term_3 = tl.cast(tl.load(slope_ptr + tl.cast(head, tl.int64) * slope_stride_0), tl.float32) * 1.4426950408889634
         head_term_4 = head_term * cap
+        head_term_5 = Sq - 1
         col_term = tl.cast(k_idx, tl.float32) * head_term_3
+        col_term_2 = tl.minimum(k_idx + 1023, head_term_5)
         full_lo, full_hi, any_lo, any_hi = _query_tiles(k0, k1, Sq, BQ)
         for step in tl.range(full_hi - full_lo):
             at = full_lo + step
             dk, dv = _dkdv_tile(
-                dk, dv, k, v, q_rows, d_out_rows, batch, head, row, lse_ptr, delta_ptr, at * BQ, q_stride_s, Sq, k_idx, FAST, head_term, head_term_2, head_term_3, head_term_4, col_term,
+                dk, dv, k, v, q_rows, d_out_rows, batch, head, row, lse_ptr, delta_ptr, at * BQ, q_stride_s, Sq, k_idx, FAST, head_term, head_term_2, head_term_3, head_term_4, col_term, col_term_2,
                 D, Dv, BLOCK_D, BLOCK_DV, BQ, False, TMA, GRAD_SLOPE, GRAD_CAP,
             )
         for step in tl.range((full_lo - any_lo) + (any_hi - full_hi)):
             at = any_lo + step
             at = tl.where(step < (full_lo - any_lo), at, full_hi + step - (full_lo - any_lo))
             dk, dv = _dkdv_tile(
-                dk, dv, k, v, q_rows, d_out_rows, batch, head, row, lse_ptr, delta_ptr, at * BQ, q_stride_s, Sq, k_idx, FAST, head_term, head_term_2, head_term_3, head_term_4, col_term,
+                dk, dv, k, v, q_rows, d_out_rows, batch, head, row, lse_ptr, delta_ptr, at * BQ, q_stride_s, Sq, k_idx, FAST, head_term, head_term_2, head_term_3, head_term_4, col_term, col_term_2,
                 D, Dv, BLOCK_D, BLOCK_DV, BQ, True, TMA, GRAD_SLOPE, GRAD_CAP,
             )
     column = (batch * tl.cast(Hkv, tl.int64) + kv_head) * Sk
