@@ -110,6 +110,8 @@ def skeletons(plan: KernelPlan, own: tuple[int, int] | None) -> Mapping[tuple[in
     if plan.longest_first:  # the long tiles of eight heads or more, then shorter ones
         ahead = 512 if plan.keys.tests else 256  # data may leave long ones for later
         rows = {dims: replace(s, together=8, ahead=ahead) for dims, s in rows.items()}
+    elif _begins_late(plan):  # neighbours share few keys: eight heads at a time cost the cache little
+        rows = {dims: replace(s, together=8) for dims, s in rows.items()}
     if own is None:
         return rows
     queries, keys = own

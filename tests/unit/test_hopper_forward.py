@@ -216,7 +216,10 @@ FAULTS: dict[str, tuple[int, tuple[Change, ...]]] = {
     "queries are given back while they are read": (
         128,
         (
-            (f'        if OUT_APART and SCHEDULE != "once":\n            {QUERIES_GIVEN_BACK}', ""),
+            (
+                f"  # the next queries come during the last product\n                {QUERIES_GIVEN_BACK}",
+                "\n                pass\n",
+            ),
             (QUERIES_THERE + "        q = ", f"{QUERIES_THERE}        {QUERIES_GIVEN_BACK}        q = "),
         ),
     ),
@@ -226,7 +229,8 @@ FAULTS: dict[str, tuple[int, tuple[Change, ...]]] = {
         (("out_tiles.index(PART)\n            tma.store_wait(0)", "out_tiles.index(PART)"),),
     ),
     "nobody waits for the last result": (128, (("    tma.store_wait(0)\n\n\n", "\n\n"),)),
-    "the next item is not waited for": (128, ((f"    {QUERIES_THERE}            item = ", "            item = "),)),
+    "the next item is not waited for": (128, ((f"    {QUERIES_THERE}            slot = ", "            slot = "),)),
+    "a result goes where the next item's does": (128, (("(round - 1 & 1)", "(round & 1)"),)),
     "the next item is told before the last was read": (
         128,
         (("                    if round > 0:\n                        _meet(Q_FREE + part, 160, 1)\n", ""),),

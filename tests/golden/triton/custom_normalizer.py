@@ -572,6 +572,27 @@ def _work_item(item, n_tiles, n_heads, n_work, together):
 
 
 @gluon.jit
+def _pass_on_item(notes, slot, item, tile, batch, head):
+    """Tells a warpgroup its next item, and what that is: its own divisions would take longer than this."""
+    one: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    notes.index(4 * slot + 1).store(gl.full([1], tile, gl.int32, layout=one))
+    notes.index(4 * slot + 2).store(gl.full([1], batch, gl.int32, layout=one))
+    notes.index(4 * slot + 3).store(gl.full([1], head, gl.int32, layout=one))
+    _pass_on(notes.index(4 * slot), item)
+
+
+@gluon.jit
+def _noted(notes, i):
+    return tl.max(notes.index(i).load(gl.BlockedLayout([1], [32], [4], [0])), 0)
+
+
+@gluon.jit
+def _noted_item(notes, slot):
+    """(tile, batch, head) of the item noted there."""
+    return _noted(notes, 4 * slot + 1), _noted(notes, 4 * slot + 2), _noted(notes, 4 * slot + 3)
+
+
+@gluon.jit
 def _key_runs(
     q0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, temperature_ptr, temperature_stride_0, escape_ptr, escape_stride_0,
     D: gl.constexpr, Dv: gl.constexpr, ROWS: gl.constexpr, BK: gl.constexpr,
@@ -621,7 +642,7 @@ def _load_tiles(
                     if round > 0:
                         _meet(Q_FREE + part, 160, 1)
                     if SCHEDULE == "queue":
-                        _pass_on(notes.index(part), item)
+                        _pass_on_item(notes, 2 * part + (round & 1), item, tile, batch, head)
                     mbarrier.expect(q_ready.index(part), q_desc.block_type.nbytes)
                     q_tile = q_tiles.index(part)._reinterpret(q_desc.dtype, [1, 1, 64, BLOCK_D], q_desc.layout)
                     tma.async_copy_global_to_shared(q_desc, [batch, head, q0 + part * 64, 0], q_ready.index(part), q_tile)
@@ -639,7 +660,7 @@ def _load_tiles(
         for part in gl.static_range(BQ // 64):
             if round > 0:
                 _meet(Q_FREE + part, 160, 1)
-            _pass_on(notes.index(part), n_work)
+            _pass_on_item(notes, 2 * part + (round & 1), n_work, 0, 0, 0)
             mbarrier.arrive(q_ready.index(part), count=1)
     for last in range(tl.minimum(turn, STAGES)):
         _meet(K_FREE + (turn - 1 - last) % STAGES, SHARE, 1)
@@ -768,6 +789,7 @@ def _weigh(
     k_idx = (k0 + gl.arange(0, BK, layout=gl.SliceLayout(0, qk.type.layout)))[None, :]
     x = qk * head_term_2
     if masked:
+        _again(k0)  # else the compilers may make the mask for every tile
         x = tl.where(k_idx <= row_term, x, float("-inf"))
     weight, sums, row_max, rescale = _lagging_weights(x, row_max, 1.0, dtype)
     row_sum = row_sum * rescale + sums
@@ -815,10 +837,10 @@ def _attend_tiles(
     round = 0
     n_tiles = (Sq + BQ - 1) // BQ
     item = gl.program_id(0)
+    tile, batch, head = _work_item(item, n_tiles, Hq, n_work, together)
     if ORDERED and PART == BQ // 64 - 1:
         _arrive(ORDER, 256, 4)
     while item < n_work:
-        tile, batch, head = _work_item(item, n_tiles, Hq, n_work, together)
         kv_head = head // (Hq // Hkv)
         q0 = tile * BQ
         full_hi, any_hi = _key_runs(q0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, temperature_ptr, temperature_stride_0, escape_ptr, escape_stride_0, D, Dv, BQ, BK)
@@ -881,6 +903,8 @@ def _attend_tiles(
                 _arrive(V_FREE + v_stage, SHARE, 4)
                 acc = _rescaled(acc, rescale)
                 p = _unpacked(weight, dtype, weight_layout)
+            if OUT_APART and SCHEDULE != "once":  # the next queries come during the last product
+                _arrive(Q_FREE + PART, 160, 4)
             mbarrier.wait(v_ready.index(stage), phase)
             acc_token = warpgroup_mma(p, v_tiles.index(stage).reshape([BK, BLOCK_DV]), acc, is_async=True)
             acc, p = warpgroup_mma_wait(0, deps=(acc_token, p))
@@ -911,10 +935,13 @@ def _attend_tiles(
                 _arrive(V_FREE + stage, SHARE, 4)
         turn += n_steps
         round += 1
-        if OUT_APART and SCHEDULE != "once":
+        if OUT_APART and SCHEDULE != "once" and not PIPELINED:
             _arrive(Q_FREE + PART, 160, 4)
 
-        tile, batch, head = _work_item(_again(item), n_tiles, Hq, n_work, together)
+        if SCHEDULE == "queue":
+            tile, batch, head = _noted_item(notes, 2 * PART + (round - 1 & 1))
+        else:
+            tile, batch, head = _work_item(_again(item), n_tiles, Hq, n_work, together)
         q0 = tile * BQ + PART * 64
         rows = q0 + gl.arange(0, 64, layout=rows_layout)
         row_sum = gl.convert_layout(tl.sum(row_sum, 1), rows_layout)
@@ -930,7 +957,7 @@ def _attend_tiles(
         total = merged
         empty = row_max == float("-inf")
         row_sum = tl.where(empty, 1.0, row_sum)
-        acc = acc / gl.convert_layout(row_sum, acc_rows)[:, None]
+        acc = acc * gl.convert_layout(1.0 / row_sum, acc_rows)[:, None]
         lse = tl.where(empty, float("-inf"), (total + tl.log2(row_sum)) * LN2)
         row = (batch * tl.cast(Hq, gl.int64) + head) * Sq
         gl.store(lse_ptr + row + rows, lse, mask=rows < Sq)
@@ -957,7 +984,9 @@ def _attend_tiles(
                 tma.store_wait(0)
                 _arrive(Q_FREE + PART, 160, 4)
             mbarrier.wait(q_ready.index(PART), round & 1)
-            item = tl.max(notes.index(PART).load(gl.BlockedLayout([1], [32], [4], [0])), 0)
+            slot = 2 * PART + (round & 1)
+            item = _noted(notes, 4 * slot)
+            tile, batch, head = _noted_item(notes, slot)
     if ORDERED and PART == 0:
         _meet(ORDER, 256, 4)
     tma.store_wait(0)
@@ -984,7 +1013,7 @@ def _hopper_forward_kernel(
     k_tiles = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, BK, BLOCK_D], k_desc.layout)
     v_tiles = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, BK, BLOCK_DV], v_desc.layout)
     out_tiles = gl.allocate_shared_memory(dtype, [PARTS, 1, 1, 64, BLOCK_DV], out_desc.layout) if OUT_APART else q_tiles
-    notes = gl.allocate_shared_memory(gl.int32, [PARTS, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    notes = gl.allocate_shared_memory(gl.int32, [8 * PARTS, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     q_ready = gl.allocate_shared_memory(gl.int64, [PARTS, 1], mbarrier.MBarrierLayout())
     k_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     v_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
