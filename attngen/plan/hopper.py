@@ -107,9 +107,11 @@ def skeletons(plan: KernelPlan, own: tuple[int, int] | None) -> Mapping[tuple[in
     at head dim 64, tanh, score terms, windows and masks that data decides, too.
     """
     rows = dict(_fastest(plan))
-    if plan.longest_first:  # the long tiles of eight heads or more, then shorter ones
+    if plan.longest_first:  # the long tiles of some heads, then shorter ones
         ahead = 512 if plan.keys.tests else 256  # data may leave long ones for later
         rows = {dims: replace(s, together=8, ahead=ahead) for dims, s in rows.items()}
+        if not plan.keys.tests:  # keys and values of two heads of 16,384 tokens are 34 MB, of the cache's 50
+            rows |= {dims: replace(rows[dims], together=2, ahead=128) for dims in _WIDE if dims in rows}
     elif _begins_late(plan):  # neighbours share few keys: eight heads at a time cost the cache little
         rows = {dims: replace(s, together=8) for dims, s in rows.items()}
     if own is None:
