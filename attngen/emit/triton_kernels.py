@@ -46,7 +46,9 @@ def padded(code: KernelCode, *names: str) -> KernelCode:
     return replace(code, results={**dict.fromkeys(names, ""), **code.results})
 
 
-def kernel_code(frame: Frame, held: Level, results: dict[str, Expr], outside: dict[str, Expr]) -> KernelCode:
+def kernel_code(
+    frame: Frame, held: Level, results: dict[str, Expr], outside: dict[str, Expr], *, sums: bool = False
+) -> KernelCode:
     """The kernel that holds a row of tiles, or a column: `results` are of a pair, those `outside` of the kernel."""
     found = frame.plan.key_loops if held is Level.ROW else frame.plan.query_loops
     writer = KernelWriter(frame.plan, frame.params, held)
@@ -65,6 +67,7 @@ def kernel_code(frame: Frame, held: Level, results: dict[str, Expr], outside: di
         outside=outside,
         range_arguments=frame.range_names(frame.range_view(found)),
         tests=held_tests(frame, found),
+        sums=sums,
     )
     code = replace(code, results={**code.results, **_whole(code, results)})
     if frame.plan.attention.dropout is None:

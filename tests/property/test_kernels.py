@@ -77,3 +77,18 @@ def test_kernels_match_the_reference(text: str, shape: Sizes, seed: int) -> None
 @given(files, sizes(), st.integers(0, 999))
 def test_kernels_match_the_reference_at_length(text: str, shape: Sizes, seed: int) -> None:
     check(text, shape, seed)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "param a: f32[Hq]\nscore = qk * scale + a[h] * log(float(Sk - k))\nmask = causal\n",
+        "param a: f32[Hq]\nscore = qk * scale - a[h] / float(Sk - k)\nmask = causal and q - k < 12\n",
+        "param t: f32[Hq, 40]\nscore = qk * scale + t[h, q - k] * log(float(Sk - k))\nmask = causal\n",
+    ],
+    ids=["a logarithm", "a quotient", "a table by distance"],
+)
+def test_scores_that_have_no_value_beyond_the_tensor(spec: str) -> None:
+    """A gradient that is summed over rows takes nothing of padded rows from there."""
+    found = errors(f"attention singular\n\n{spec}", Sizes(1, 2, 1, 20, 20, 16, 16))
+    assert all(e <= 1e-4 for e in found.values()), found

@@ -1044,7 +1044,7 @@ def _rows_kernel(
 
 @triton.jit
 def _dq_tile(
-    dq, sum_slope, q, d_out, row_lse, delta, k_rows, v_rows, batch, kv_head, k0, k_stride_s, v_stride_s, Sk, head_term, head_term_2, row_term, row_term_2,
+    dq, sum_slope, q, d_out, row_lse, delta, k_rows, v_rows, batch, kv_head, k0, k_stride_s, v_stride_s, Sk, head_term, head_term_2, row_term_2, row_term_3,
     D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BK: tl.constexpr, MASKED: tl.constexpr, TMA: tl.constexpr,
     GRAD_SLOPE: tl.constexpr,
 ):
@@ -1058,7 +1058,7 @@ def _dq_tile(
     term = tl.abs(row_term_2 - col_term)
     p = tl.exp2(qk * head_term + term * head_term_2 - row_lse)
     if MASKED:
-        allowed = k_idx <= row_term
+        allowed = k_idx <= row_term_3
         p = tl.where(allowed, p, 0.0)
     dp = dp - delta
     g = p * dp
@@ -1098,10 +1098,12 @@ def _dq_kernel(
     rows = q0 + tl.arange(0, BQ)
     head_term = scale * 1.4426950408889634
     head_term_2 = -tl.cast(tl.load(slope_ptr + tl.cast(head, tl.int64) * slope_stride_0), tl.float32) * 1.4426950408889634
+    head_term_3 = Sk - 1
     row_lse = tl.load(lse_ptr + row + rows, mask=rows < Sq, other=float("inf"))[:, None]
     delta = tl.load(delta_ptr + row + rows, mask=rows < Sq, other=0.0)[:, None]
     row_term = q_idx + Sk - Sq
     row_term_2 = tl.cast(row_term, tl.float32)
+    row_term_3 = tl.minimum(row_term, head_term_3)
 
     dq = tl.zeros([BQ, BLOCK_D], tl.float32)
     sum_slope = tl.zeros([BQ], tl.float32)
@@ -1109,13 +1111,13 @@ def _dq_kernel(
     for step in tl.range(full_hi):
         at = step
         dq, sum_slope = _dq_tile(
-            dq, sum_slope, q, d_out, row_lse, delta, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, head_term, head_term_2, row_term, row_term_2,
+            dq, sum_slope, q, d_out, row_lse, delta, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, head_term, head_term_2, row_term_2, row_term_3,
             D, Dv, BLOCK_D, BLOCK_DV, BK, False, TMA, GRAD_SLOPE,
         )
     for step in tl.range(any_hi - full_hi):
         at = full_hi + step
         dq, sum_slope = _dq_tile(
-            dq, sum_slope, q, d_out, row_lse, delta, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, head_term, head_term_2, row_term, row_term_2,
+            dq, sum_slope, q, d_out, row_lse, delta, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, head_term, head_term_2, row_term_2, row_term_3,
             D, Dv, BLOCK_D, BLOCK_DV, BK, True, TMA, GRAD_SLOPE,
         )
     _store_rows(dq_ptr + row * D, dq * scale, q0, Sq, D, BQ, D, BLOCK_D)
@@ -2144,7 +2146,7 @@ def _load_key_tiles(
 
 @gluon.jit
 def _weigh_rows(
-    qk, row_lse, batch, kv_head, k0, masked, Sk, head_term, head_term_2, row_term, row_term_2,
+    qk, row_lse, batch, kv_head, k0, masked, Sk, head_term, head_term_2, row_term_2, row_term_3,
     D: gl.constexpr, Dv: gl.constexpr, BK: gl.constexpr,
 ):
     """The weights of 64 queries for the keys k0 … k0 + BK - 1."""
@@ -2153,14 +2155,14 @@ def _weigh_rows(
     term = tl.abs(row_term_2 - col_term)
     p = tl.exp2(qk * head_term + term * head_term_2 - row_lse)
     if masked:
-        allowed = k_idx <= row_term
+        allowed = k_idx <= row_term_3
         p = tl.where(allowed, p, 0.0)
     return p
 
 
 @gluon.jit
 def _add_contributions(
-    sum_slope, qk, g, batch, kv_head, k0, masked, Sk, head_term, head_term_2, row_term, row_term_2,
+    sum_slope, qk, g, batch, kv_head, k0, masked, Sk, head_term, head_term_2, row_term_2, row_term_3,
     D: gl.constexpr, Dv: gl.constexpr, BK: gl.constexpr,
     GRAD_SLOPE: gl.constexpr,
 ):
@@ -2172,7 +2174,7 @@ def _add_contributions(
     if GRAD_SLOPE:
         contribution = g * (-1.0 * term)
         if masked:
-            contribution = tl.where(k_idx <= row_term, contribution, 0.0)
+            contribution = tl.where(k_idx <= row_term_3, contribution, 0.0)
         sum_slope += tl.sum(contribution, 1)
     return sum_slope
 
@@ -2204,8 +2206,10 @@ def _differentiate_key_tiles(
     delta = gl.load(delta_ptr + row + rows, mask=rows < Sq, other=0.0)[:, None]
     head_term = scale * 1.4426950408889634
     head_term_2 = -tl.cast(tl.load(slope_ptr + tl.cast(head, tl.int64) * slope_stride_0), tl.float32) * 1.4426950408889634
+    head_term_3 = Sk - 1
     row_term = q_idx + Sk - Sq
     row_term_2 = tl.cast(row_term, tl.float32)
+    row_term_3 = tl.minimum(row_term, head_term_3)
     sum_slope = gl.zeros([64], gl.float32, layout=rows_layout)
     mbarrier.wait(q_ready.index(PART), 0)
     for step in range(n_steps):
@@ -2216,7 +2220,7 @@ def _differentiate_key_tiles(
         qk = warpgroup_mma_wait(0, deps=(qk_token,))
         at = step
         p = _weigh_rows(
-            qk, row_lse, batch, kv_head, at * BK, at >= full_hi, Sk, head_term, head_term_2, row_term, row_term_2,
+            qk, row_lse, batch, kv_head, at * BK, at >= full_hi, Sk, head_term, head_term_2, row_term_2, row_term_3,
             D, Dv, BK,
         )
         mbarrier.wait(v_ready.index(v_stage), step // V_STAGES & 1)
@@ -2228,8 +2232,8 @@ def _differentiate_key_tiles(
         if GRAD_SLOPE:
             g = p * (dp - delta)
             sum_slope = _add_contributions(
-                sum_slope, qk, g, batch, kv_head, at * BK, at >= full_hi, Sk, head_term, head_term_2, row_term,
-                row_term_2, D, Dv, BK, GRAD_SLOPE,
+                sum_slope, qk, g, batch, kv_head, at * BK, at >= full_hi, Sk, head_term, head_term_2, row_term_2,
+                row_term_3, D, Dv, BK, GRAD_SLOPE,
             )
         dq_token = warpgroup_mma(slopes, k_tiles.index(stage).reshape([BK, BLOCK_D]), dq, is_async=True)
         dq, slopes = warpgroup_mma_wait(0, deps=(dq_token, slopes))

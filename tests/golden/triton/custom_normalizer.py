@@ -1141,13 +1141,14 @@ def _dq_kernel(
     head_term_2 = 1.0 / head_term
     head_term_3 = scale * (head_term_2 * 1.4426950408889634)
     head_term_4 = -(head_term_2 / head_term)
-    head_term_5 = tl.cast(tl.load(escape_ptr + tl.cast(head, tl.int64) * escape_stride_0), tl.float32) / head_term
-    head_term_6 = -(head_term_5 / head_term)
-    head_term_7 = head_term_5 * 1.4426950408889634
-    head_term_8 = scale * head_term_2
+    head_term_5 = Sk - 1
+    head_term_6 = tl.cast(tl.load(escape_ptr + tl.cast(head, tl.int64) * escape_stride_0), tl.float32) / head_term
+    head_term_7 = -(head_term_6 / head_term)
+    head_term_8 = head_term_6 * 1.4426950408889634
+    head_term_9 = scale * head_term_2
     row_lse = tl.load(lse_ptr + row + rows, mask=rows < Sq, other=float("inf"))[:, None]
     delta = tl.load(delta_ptr + row + rows, mask=rows < Sq, other=0.0)[:, None]
-    row_term = q_idx + Sk - Sq
+    row_term = tl.minimum(q_idx + Sk - Sq, head_term_5)
 
     dq = tl.zeros([BQ, BLOCK_D], tl.float32)
     sum_temperature = tl.zeros([BQ], tl.float32)
@@ -1165,12 +1166,12 @@ def _dq_kernel(
             dq, sum_temperature, sum_escape, q, d_out, row_lse, delta, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, scale, head_term_3, head_term_4, row_term,
             D, Dv, BLOCK_D, BLOCK_DV, BK, True, TMA, GRAD_TEMPERATURE, GRAD_ESCAPE,
         )
-    _store_rows(dq_ptr + row * D, dq * head_term_8, q0, Sq, D, BQ, D, BLOCK_D)
+    _store_rows(dq_ptr + row * D, dq * head_term_9, q0, Sq, D, BQ, D, BLOCK_D)
     if GRAD_TEMPERATURE:
-        sum_temperature += tl.reshape(-delta * tl.exp2(head_term_7 - row_lse) * head_term_6, [BQ])
+        sum_temperature += tl.reshape(-delta * tl.exp2(head_term_8 - row_lse) * head_term_7, [BQ])
         tl.store(sum_temperature_ptr + (batch * Hq + head) * tl.cdiv(Sq, BQ) + q0 // BQ, tl.sum(sum_temperature, 0))
     if GRAD_ESCAPE:
-        sum_escape += tl.reshape(-delta * tl.exp2(head_term_7 - row_lse) * head_term_2, [BQ])
+        sum_escape += tl.reshape(-delta * tl.exp2(head_term_8 - row_lse) * head_term_2, [BQ])
         tl.store(sum_escape_ptr + (batch * Hq + head) * tl.cdiv(Sq, BQ) + q0 // BQ, tl.sum(sum_escape, 0))
 
 
@@ -2267,11 +2268,12 @@ def _differentiate_key_tiles(
     head_term_2 = 1.0 / head_term
     head_term_3 = scale * (head_term_2 * 1.4426950408889634)
     head_term_4 = -(head_term_2 / head_term)
-    head_term_5 = tl.cast(tl.load(escape_ptr + tl.cast(head, tl.int64) * escape_stride_0), tl.float32) / head_term
-    head_term_6 = -(head_term_5 / head_term)
-    head_term_7 = head_term_5 * 1.4426950408889634
-    head_term_8 = scale * head_term_2
-    row_term = q_idx + Sk - Sq
+    head_term_5 = Sk - 1
+    head_term_6 = tl.cast(tl.load(escape_ptr + tl.cast(head, tl.int64) * escape_stride_0), tl.float32) / head_term
+    head_term_7 = -(head_term_6 / head_term)
+    head_term_8 = head_term_6 * 1.4426950408889634
+    head_term_9 = scale * head_term_2
+    row_term = tl.minimum(q_idx + Sk - Sq, head_term_5)
     sum_temperature = gl.zeros([64], gl.float32, layout=rows_layout)
     sum_escape = gl.zeros([64], gl.float32, layout=rows_layout)
     mbarrier.wait(q_ready.index(PART), 0)
@@ -2302,14 +2304,14 @@ def _differentiate_key_tiles(
         dq, slopes = warpgroup_mma_wait(0, deps=(dq_token, slopes))
         _arrive(K_FREE + stage, 288, 4)
     if GRAD_TEMPERATURE:
-        sum_temperature += gl.convert_layout((-delta * tl.exp2(head_term_7 - row_lse) * head_term_6).reshape([64]), rows_layout)
+        sum_temperature += gl.convert_layout((-delta * tl.exp2(head_term_8 - row_lse) * head_term_7).reshape([64]), rows_layout)
         cell = (batch * Hq + head) * ((Sq + 63) // 64) + q0 // 64
         gl.store(sum_temperature_ptr + cell, tl.sum(sum_temperature, 0), mask=q0 < Sq)
     if GRAD_ESCAPE:
-        sum_escape += gl.convert_layout((-delta * tl.exp2(head_term_7 - row_lse) * head_term_2).reshape([64]), rows_layout)
+        sum_escape += gl.convert_layout((-delta * tl.exp2(head_term_8 - row_lse) * head_term_2).reshape([64]), rows_layout)
         cell = (batch * Hq + head) * ((Sq + 63) // 64) + q0 // 64
         gl.store(sum_escape_ptr + cell, tl.sum(sum_escape, 0), mask=q0 < Sq)
-    _store_result(dq_desc, dq * head_term_8, q_tiles.index(PART), batch, head, q0, 64, BLOCK_D)
+    _store_result(dq_desc, dq * head_term_9, q_tiles.index(PART), batch, head, q0, 64, BLOCK_D)
 
 
 @gluon.jit(do_not_specialize=['n_work', 'together', 'Hq', 'Hkv', 'Sq', 'Sk'])

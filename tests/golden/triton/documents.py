@@ -1086,9 +1086,10 @@ def _dq_kernel(
     d_out = _load_rows(d_out_rows, batch, head, q0, Sq, Dv, BQ, Dv, BLOCK_DV, True, TMA)
     rows = q0 + tl.arange(0, BQ)
     logit_scale = scale * 1.4426950408889634
+    head_term = Sk - 1
     row_lse = tl.load(lse_ptr + row + rows, mask=rows < Sq, other=float("inf"))[:, None]
     delta = tl.load(delta_ptr + row + rows, mask=rows < Sq, other=0.0)[:, None]
-    row_term = q_idx + Sk - Sq
+    row_term = tl.minimum(q_idx + Sk - Sq, head_term)
     row_term_2 = tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0 + tl.cast(q_idx, tl.int64) * ids_stride_1, mask=(q_idx < Sk), other=0)
 
     dq = tl.zeros([BQ, BLOCK_D], tl.float32)
@@ -2274,7 +2275,8 @@ def _differentiate_key_tiles(
     row_lse = gl.load(lse_ptr + row + rows, mask=rows < Sq, other=float("inf"))[:, None]
     delta = gl.load(delta_ptr + row + rows, mask=rows < Sq, other=0.0)[:, None]
     logit_scale = scale * 1.4426950408889634
-    row_term = q_idx + Sk - Sq
+    head_term = Sk - 1
+    row_term = tl.minimum(q_idx + Sk - Sq, head_term)
     row_term_2 = tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0 + tl.cast(q_idx, tl.int64) * ids_stride_1, mask=(q_idx < Sk), other=0)
     mbarrier.wait(q_ready.index(PART), 0)
     for step in range(n_steps):

@@ -1140,10 +1140,11 @@ def _dq_kernel(
     d_out = _load_rows(d_out_rows, batch, head, q0, Sq, Dv, BQ, Dv, BLOCK_DV, True, TMA)
     rows = q0 + tl.arange(0, BQ)
     logit_scale = scale * 1.4426950408889634
-    head_term = tl.cast(tl.load(sink_ptr + tl.cast(head, tl.int64) * sink_stride_0), tl.float32) * 1.4426950408889634
+    head_term = Sk - 1
+    head_term_2 = tl.cast(tl.load(sink_ptr + tl.cast(head, tl.int64) * sink_stride_0), tl.float32) * 1.4426950408889634
     row_lse = tl.load(lse_ptr + row + rows, mask=rows < Sq, other=float("inf"))[:, None]
     delta = tl.load(delta_ptr + row + rows, mask=rows < Sq, other=0.0)[:, None]
-    row_term = q_idx + Sk - Sq
+    row_term = tl.minimum(q_idx + Sk - Sq, head_term)
 
     dq = tl.zeros([BQ, BLOCK_D], tl.float32)
     sum_sink = tl.zeros([BQ], tl.float32)
@@ -1162,7 +1163,7 @@ def _dq_kernel(
         )
     _store_rows(dq_ptr + row * D, dq * scale, q0, Sq, D, BQ, D, BLOCK_D)
     if GRAD_SINK:
-        sum_sink += tl.reshape(-delta * tl.exp2(head_term - row_lse), [BQ])
+        sum_sink += tl.reshape(-delta * tl.exp2(head_term_2 - row_lse), [BQ])
         tl.store(sum_sink_ptr + (batch * Hq + head) * tl.cdiv(Sq, BQ) + q0 // BQ, tl.sum(sum_sink, 0))
 
 
@@ -2244,8 +2245,9 @@ def _differentiate_key_tiles(
     row_lse = gl.load(lse_ptr + row + rows, mask=rows < Sq, other=float("inf"))[:, None]
     delta = gl.load(delta_ptr + row + rows, mask=rows < Sq, other=0.0)[:, None]
     logit_scale = scale * 1.4426950408889634
-    head_term = tl.cast(tl.load(sink_ptr + tl.cast(head, tl.int64) * sink_stride_0), tl.float32) * 1.4426950408889634
-    row_term = q_idx + Sk - Sq
+    head_term = Sk - 1
+    head_term_2 = tl.cast(tl.load(sink_ptr + tl.cast(head, tl.int64) * sink_stride_0), tl.float32) * 1.4426950408889634
+    row_term = tl.minimum(q_idx + Sk - Sq, head_term)
     sum_sink = gl.zeros([64], gl.float32, layout=rows_layout)
     mbarrier.wait(q_ready.index(PART), 0)
     for step in range(n_steps):
@@ -2274,7 +2276,7 @@ def _differentiate_key_tiles(
         dq, slopes = warpgroup_mma_wait(0, deps=(dq_token, slopes))
         _arrive(K_FREE + stage, 288, 4)
     if GRAD_SINK:
-        sum_sink += gl.convert_layout((-delta * tl.exp2(head_term - row_lse)).reshape([64]), rows_layout)
+        sum_sink += gl.convert_layout((-delta * tl.exp2(head_term_2 - row_lse)).reshape([64]), rows_layout)
         cell = (batch * Hq + head) * ((Sq + 63) // 64) + q0 // 64
         gl.store(sum_sink_ptr + cell, tl.sum(sum_sink, 0), mask=q0 < Sq)
     _store_result(dq_desc, dq * scale, q_tiles.index(PART), batch, head, q0, 64, BLOCK_D)

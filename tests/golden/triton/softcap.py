@@ -1084,10 +1084,11 @@ def _dq_kernel(
     d_out = _load_rows(d_out_rows, batch, head, q0, Sq, Dv, BQ, Dv, BLOCK_DV, True, TMA)
     rows = q0 + tl.arange(0, BQ)
     head_term = scale / 50.0
-    head_term_2 = head_term * 50.0
+    head_term_2 = Sk - 1
+    head_term_3 = head_term * 50.0
     row_lse = tl.load(lse_ptr + row + rows, mask=rows < Sq, other=float("inf"))[:, None]
     delta = tl.load(delta_ptr + row + rows, mask=rows < Sq, other=0.0)[:, None]
-    row_term = q_idx + Sk - Sq
+    row_term = tl.minimum(q_idx + Sk - Sq, head_term_2)
 
     dq = tl.zeros([BQ, BLOCK_D], tl.float32)
     full_hi, any_hi = _key_tiles(q0, q1, Sq, Sk, BK)
@@ -1103,7 +1104,7 @@ def _dq_kernel(
             dq, q, d_out, row_lse, delta, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, FAST, head_term, row_term,
             D, Dv, BLOCK_D, BLOCK_DV, BK, True, TMA,
         )
-    _store_rows(dq_ptr + row * D, dq * head_term_2, q0, Sq, D, BQ, D, BLOCK_D)
+    _store_rows(dq_ptr + row * D, dq * head_term_3, q0, Sq, D, BQ, D, BLOCK_D)
 
 
 @triton.jit
@@ -2159,8 +2160,9 @@ def _differentiate_key_tiles(
     row_lse = gl.load(lse_ptr + row + rows, mask=rows < Sq, other=float("inf"))[:, None]
     delta = gl.load(delta_ptr + row + rows, mask=rows < Sq, other=0.0)[:, None]
     head_term = scale / 50.0
-    head_term_2 = head_term * 50.0
-    row_term = q_idx + Sk - Sq
+    head_term_2 = Sk - 1
+    head_term_3 = head_term * 50.0
+    row_term = tl.minimum(q_idx + Sk - Sq, head_term_2)
     mbarrier.wait(q_ready.index(PART), 0)
     for step in range(n_steps):
         stage = step % K_STAGES
@@ -2181,7 +2183,7 @@ def _differentiate_key_tiles(
         dq_token = warpgroup_mma(slopes, k_tiles.index(stage).reshape([BK, BLOCK_D]), dq, is_async=True)
         dq, slopes = warpgroup_mma_wait(0, deps=(dq_token, slopes))
         _arrive(K_FREE + stage, 288, 4)
-    _store_result(dq_desc, dq * head_term_2, q_tiles.index(PART), batch, head, q0, 64, BLOCK_D)
+    _store_result(dq_desc, dq * head_term_3, q_tiles.index(PART), batch, head, q0, 64, BLOCK_D)
 
 
 @gluon.jit(do_not_specialize=['n_work', 'together', 'Hq', 'Hkv', 'Sq', 'Sk'])
