@@ -49,7 +49,8 @@ def padded(code: KernelCode, *names: str) -> KernelCode:
 def kernel_code(
     frame: Frame, held: Level, results: dict[str, Expr], outside: dict[str, Expr], *, sums: bool = False
 ) -> KernelCode:
-    """The kernel that holds a row of tiles, or a column: `results` are of a pair, those `outside` of the kernel."""
+    """The kernel that holds a row of tiles, or a column: `results` are of a pair, those `outside` of the kernel;
+    `sums`: see `KernelWriter.write`."""
     found = frame.plan.key_loops if held is Level.ROW else frame.plan.query_loops
     writer = KernelWriter(frame.plan, frame.params, held)
     position = ("q0", "q1", "q_idx") if held is Level.ROW else ("k0", "k1", "k_idx")
