@@ -17,6 +17,9 @@ from attngen.plan.operands import Extent
 BY_ROWS = (Extent.HEAD, Extent.ROW, Extent.DISTANCE, Extent.PAIR)
 """Gathered where a tile of queries is held; those of columns where a tile of keys is."""
 
+_INSIDE = "jnp.where(q_idx < Sq, contribution, 0.0)"
+"""Where a sum runs over queries: beyond the tensor a score may have no value."""
+
 
 def sum_view(view: OperandView, g: LeafGradient, code: TileCode, number: int, normalised: str) -> SumView:
     """`number` is the sum's place among those of its pass."""
@@ -33,7 +36,7 @@ def sum_view(view: OperandView, g: LeafGradient, code: TileCode, number: int, no
         rows = (f"{name} = {name} + ({text}).sum((2, 3), keepdims=True)",)  # it varies with batch and head alone
     match view.extent:
         case Extent.HEAD:
-            shape, added = "(B, Hq, 1, 1)", f"{name} + contribution.sum((2, 3), keepdims=True)"
+            shape, added = "(B, Hq, 1, 1)", f"{name} + {_INSIDE}.sum((2, 3), keepdims=True)"
             last = f"{found}.sum(0)"
         case Extent.ROW:
             shape, added = "(B, Hq, TILE_Q, 1)", f"{name} + contribution.sum(3, keepdims=True)"
@@ -43,7 +46,7 @@ def sum_view(view: OperandView, g: LeafGradient, code: TileCode, number: int, no
             last = f"_in_place({found}, 3, Sk)"
         case Extent.DISTANCE:
             shape = "(B, Hq, 1, TILE_Q - 1 + _up(Sk, TILE_K) * TILE_K)"
-            added = f"_added({name}, _along_diagonals(contribution), k0, 3)"
+            added = f"_added({name}, _along_diagonals({_INSIDE}), k0, 3)"
             last = f"_overlaid({found})[..., -Sq % TILE_Q :][..., : Sq + Sk - 1]"
         case Extent.PAIR:
             shape = f"(*{like}.shape[:2], TILE_Q, _up(Sk, TILE_K) * TILE_K)"

@@ -105,12 +105,10 @@ class KernelWriter:
         outside: Mapping[str, Expr] | None = None,
         range_arguments: tuple[str, ...] = (),
         tests: tuple[HeldTest, ...] = (),
-        sums: bool = False,
     ) -> KernelCode:
         """`known` are the names that the kernel has bound before these lines; `results` are read in the tile function,
-        those `outside` in the kernel itself; `used_by_template` is further code of the tile function; `sums`: the
-        kernel adds up what its held positions give, those beyond the tensor among them."""
-        mask, ends = bounded(mask, "k" if self.held is Level.ROW else "q", beyond=sums)
+        those `outside` in the kernel itself; `used_by_template` is further code of the tile function."""
+        mask, ends = bounded(mask, "k" if self.held is Level.ROW else "q")
         outside = outside or {}
         outside = {**outside, **{t.name: t.held for t in tests}}
         plan = schedule({**results, **({"allowed": mask} if mask != TRUE else {}), **outside})

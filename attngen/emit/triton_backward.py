@@ -43,7 +43,7 @@ def backward_code(frame: Frame, held: Level, sums: tuple[RowSum, ...]) -> tuple[
         outside["log2_extra"] = mul(w.log_extra, real(LOG2E))
     in_tile = held is Level.COLUMN and not _factor_is_outer(frame)
     (results if in_tile else outside)["factor"] = frame.plan.d_factor
-    code = kernel_code(frame, held, results, outside, sums=True)
+    code = kernel_code(frame, held, results, outside)
     code = padded(code, *GRADIENT_RESULTS)
     return code, tuple(s.with_code(code, backward_view(frame).normalised) for s in sums)
 
@@ -60,7 +60,7 @@ def pair_gradient(frame: Frame, g: LeafGradient, keys: RangeView) -> PairView:
         results[f"weight_{name}"] = substitute(g.weight, {S: X, M: ROW_REF})
     if g.gather is Gather.SCATTER:
         results.update({f"index_{i}": index for i, index in enumerate(g.leaf.indices)})
-    code = padded(kernel_code(frame, Level.ROW, results, {}, sums=True), *GRADIENT_RESULTS)
+    code = padded(kernel_code(frame, Level.ROW, results, {}), *GRADIENT_RESULTS)
     row_sum = row_sum.with_code(code, backward_view(frame).normalised)
     runs = [f"(key_tile >= {r.start}) & (key_tile < {r.stop})" for r in (*keys.full, *keys.partial)]
     view = backward_view(frame)

@@ -46,11 +46,8 @@ def padded(code: KernelCode, *names: str) -> KernelCode:
     return replace(code, results={**dict.fromkeys(names, ""), **code.results})
 
 
-def kernel_code(
-    frame: Frame, held: Level, results: dict[str, Expr], outside: dict[str, Expr], *, sums: bool = False
-) -> KernelCode:
-    """The kernel that holds a row of tiles, or a column: `results` are of a pair, those `outside` of the kernel;
-    `sums`: see `KernelWriter.write`."""
+def kernel_code(frame: Frame, held: Level, results: dict[str, Expr], outside: dict[str, Expr]) -> KernelCode:
+    """The kernel that holds a row of tiles, or a column: `results` are of a pair, those `outside` of the kernel."""
     found = frame.plan.key_loops if held is Level.ROW else frame.plan.query_loops
     writer = KernelWriter(frame.plan, frame.params, held)
     position = ("q0", "q1", "q_idx") if held is Level.ROW else ("k0", "k1", "k_idx")
@@ -68,7 +65,6 @@ def kernel_code(
         outside=outside,
         range_arguments=frame.range_names(frame.range_view(found)),
         tests=held_tests(frame, found),
-        sums=sums,
     )
     code = replace(code, results={**code.results, **_whole(code, results)})
     if frame.plan.attention.dropout is None:

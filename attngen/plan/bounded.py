@@ -15,10 +15,10 @@ _MOST_TERMS, _MOST_CONSTANT = 4, 2**30
 """Positions and sizes are below 2**27 (width.py): a sum of so many, and such a constant, fits 32 bits."""
 
 
-def bounded(mask: Expr, axis: str, *, beyond: bool) -> tuple[Expr, bool]:
+def bounded(mask: Expr, axis: str) -> tuple[Expr, bool]:
     """The mask with its comparisons of `axis` ("q" or "k") with sums of positions and sizes gathered, and whether the
-    end of the sequence is now among them: where another bound from above is. `beyond`: held positions beyond the
-    tensor count, too, as where a kernel sums over them: a bound that ends inside for those of the tensor may not there.
+    end of the sequence is now among them: where another bound from above is. What it allows for held positions beyond
+    the tensor is not said: kernels that sum over these leave them out.
     """
     walked = index(axis)
     above: list[Expr] = []
@@ -38,7 +38,7 @@ def bounded(mask: Expr, axis: str, *, beyond: bool) -> tuple[Expr, bool]:
         most = above[0]
         for bound in above[1:]:
             most = minimum(most, bound)
-        if beyond or not any(_ends_inside(bound, last, "q" if axis == "k" else "k") for bound in above):
+        if not any(_ends_inside(bound, last, "q" if axis == "k" else "k") for bound in above):
             most = minimum(most, last)
         gathered.append(apply(Op.LE, walked, most))
     if below:

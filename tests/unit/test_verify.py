@@ -160,3 +160,15 @@ def test_pallas_kernels_are_compared_too() -> None:
     other = attngen.compile("attention a\nparam s: f32\nscore = s * qk\n", "pallas", tile=(16, 16))
     wrong = Kernel(other.spec, other.plan, right.source, "pallas")
     assert not all(c.passed for c in compare(wrong, CASE, "cpu"))
+
+
+# ---------------------------------------------------------------- beyond the tensor
+
+
+@pytest.mark.filterwarnings("ignore:.*no TPU found:UserWarning")
+@pytest.mark.parametrize("target", ["torch", "jax", "pallas"])
+def test_sums_over_queries_take_nothing_from_beyond_the_tensor(target: str) -> None:
+    """There the score has no value. Triton: `property/test_kernels.py`."""
+    body = "param a: f32[Hq]\nparam t: f32[Hq, 40]\nscore = qk * scale + (a[h] + t[h, q - k]) * log(float(Sq - q))\nmask = causal"
+    compiled = attngen.compile(f"attention a\n{body}\n", target, tile=(16, 16))
+    assert {c.result for c in compare(compiled, CASE, "cpu") if c.passed} == {"out", "lse", "d q", "d k", "d v", "d a", "d t"}

@@ -76,7 +76,7 @@ MASKS = {
 @pytest.mark.parametrize("name", MASKS)
 def test_the_same_pairs(name: str, axis: str) -> None:
     mask, _, _ = MASKS[name]
-    found, ends = bounded(mask, axis, beyond=False)
+    found, ends = bounded(mask, axis)
     for sq, sk in ((5, 5), (3, 7), (7, 3), (1, 1)):
         held, walked = (sq, sk + 4) if axis == "k" else (sk, sq + 4)
         for i in range(held):
@@ -90,22 +90,15 @@ def test_the_same_pairs(name: str, axis: str) -> None:
 @pytest.mark.parametrize("name", MASKS)
 def test_few_comparisons(name: str) -> None:
     mask, count, ends = MASKS[name]
-    found, ended = bounded(mask, "k", beyond=False)
+    found, ended = bounded(mask, "k")
     assert (comparisons(found), ended) == (count, ends)
 
 
 def test_no_bound_of_the_sequence_beside_one_that_lies_inside() -> None:
     """What causal scores compute anyway is enough."""
-    assert bounded(CAUSAL, "k", beyond=False) == (CAUSAL, True)
+    assert bounded(CAUSAL, "k") == (CAUSAL, True)
     later = apply(Op.LE, K, add(PLACE, integer(1)))
-    assert bounded(later, "k", beyond=False)[0] == apply(Op.LE, K, minimum(add(PLACE, integer(1)), sub(SK, integer(1))))
-
-
-def test_where_held_positions_beyond_the_tensor_count_the_end_is_kept() -> None:
-    for name in ("causal", "window", "band"):
-        found, ends = bounded(MASKS[name][0], "k", beyond=True)
-        for q in range(9):
-            assert ends and not any(value(found, {"q": q, "k": k, "Sq": 5, "Sk": 5}) for k in range(5, 12))
+    assert bounded(later, "k")[0] == apply(Op.LE, K, minimum(add(PLACE, integer(1)), sub(SK, integer(1))))
 
 
 @given(
@@ -130,7 +123,7 @@ def test_any_comparisons(conditions: list[tuple[Op, list[tuple[Expr, int]], int,
             total = add(total, term) if sign > 0 else sub(total, term)
         parts.append(apply(op, K, total) if above else apply(op, total, K))
     mask = conjunction(*parts)
-    found, ends = bounded(mask, "k", beyond=False)
+    found, ends = bounded(mask, "k")
     for q in range(sq):
         for k in range(sk + 3):
             at = {"q": q, "k": k, "Sq": sq, "Sk": sk}
