@@ -47,7 +47,7 @@ _TEMPLATE_NAMES = """
     most_keys area longest there merge before chunk collect lists others starts stops walk walks walks_ptr AHEAD
     COLS K_STAGES V_STAGES HOPPER_APART dq_desc handed k_place p_layout place_layout plain v_place place shape
     wanted value_stages alone fit fits run test driver counters counters_ptr n_counters stream sums
-    terms terms_desc terms_ptr terms_tiles used usual begin end slot no_ds theirs
+    terms terms_desc terms_ptr terms_tiles used usual begin end slot no_ds theirs in_turn Q_EARLY
 """
 
 # The bounds of tile ranges (`emit.tile_code`) and the answers of data tests (`emit.kernel_code`).

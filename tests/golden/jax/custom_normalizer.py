@@ -311,7 +311,7 @@ def _backward_by_rows(size, q, k, v, d_out, row_lses, deltas, floats, data):
             contribution = g * (head_term_4 * (qk * scale))
             if masked:
                 contribution = jnp.where(allowed, contribution, 0.0)
-            sum_temperature_h = sum_temperature_h + contribution.sum((2, 3), keepdims=True)
+            sum_temperature_h = sum_temperature_h + jnp.where(q_idx < Sq, contribution, 0.0).sum((2, 3), keepdims=True)
             dq = dq + _product(ds, k_tile)
             return dq, sum_temperature_h, sum_escape_h
 

@@ -322,7 +322,7 @@ def _backward_by_rows(size, q, k, v, d_out, row_lses, deltas, floats, data):
             contribution = g
             if masked:
                 contribution = jnp.where(allowed, contribution, 0.0)
-            sum_table_hd = _added(sum_table_hd, _along_diagonals(contribution), k0, 3)
+            sum_table_hd = _added(sum_table_hd, _along_diagonals(jnp.where(q_idx < Sq, contribution, 0.0)), k0, 3)
             dq = dq + _product(ds, k_tile)
             return dq, sum_table_hd
 

@@ -308,11 +308,11 @@ def _backward_by_rows(size, q, k, v, d_out, row_lses, deltas, floats, data):
             contribution = g * (-(row_term - col_term))
             if masked:
                 contribution = jnp.where(allowed, contribution, 0.0)
-            sum_slope_h = sum_slope_h + contribution.sum((2, 3), keepdims=True)
+            sum_slope_h = sum_slope_h + jnp.where(q_idx < Sq, contribution, 0.0).sum((2, 3), keepdims=True)
             contribution = g * (head_term_4 * qk * term_2 * cap_value + term)
             if masked:
                 contribution = jnp.where(allowed, contribution, 0.0)
-            sum_cap_value = sum_cap_value + contribution.sum((2, 3), keepdims=True)
+            sum_cap_value = sum_cap_value + jnp.where(q_idx < Sq, contribution, 0.0).sum((2, 3), keepdims=True)
             dq = dq + _product(ds, k_tile)
             return dq, sum_slope_h, sum_cap_value
 

@@ -736,6 +736,7 @@ def _dq_kernel(
     held = pl.program_id(2)
     q0 = held * BQ
     q1 = _min(q0 + BQ, Sq) - 1
+    q_idx = q0 + lax.broadcasted_iota(jnp.int32, (BQ, LANES), 0)
     logit_scale = logit_scale_ref[0]
     scale = scale_ref[0]
     row_lse = _held(lse_ref[...])
@@ -769,6 +770,8 @@ def _dq_kernel(
         contribution = g * (jnp.broadcast_to(1.0, (height, width)))
         if masked:
             contribution = jnp.where(allowed, contribution, 0.0)
+        if Sq % BQ:  # beyond the tensor a score may have no value
+            contribution = jnp.where(_across(q_idx, width) < Sq, contribution, 0.0)
         _add_diagonals(sum_table_hd_ref, contribution, k0 - q0 - BQ + n_queries)
         dq_s[...] += _product(ds.astype(k.dtype), k)
 

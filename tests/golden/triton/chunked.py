@@ -770,6 +770,8 @@ def _attend_tiles(
     With PIPELINED the next scores are under way while these are weighed; without, the other warpgroups fill the gaps.
     """
     SHARE: gl.constexpr = 32 + 2 * BQ
+    # The result has a place of its own, so that of the queries is free after their last scores.
+    Q_EARLY: gl.constexpr = OUT_APART and SCHEDULE != "once"
     dtype: gl.constexpr = out_desc.dtype
     qk_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BK, 16])
     acc_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_DV, 16])
@@ -843,7 +845,7 @@ def _attend_tiles(
                 _arrive(V_FREE + v_stage, SHARE, 4)
                 acc = _rescaled(acc, rescale)
                 p = _unpacked(weight, dtype, weight_layout)
-            if OUT_APART and SCHEDULE != "once":  # the next queries come during the last product
+            if Q_EARLY:  # the next queries come during the last product
                 _arrive(Q_FREE + PART, 160, 4)
             mbarrier.wait(v_ready.index(stage), phase)
             acc_token = warpgroup_mma(p, v_tiles.index(stage).reshape([BK, BLOCK_DV]), acc, is_async=True)
@@ -873,10 +875,10 @@ def _attend_tiles(
                 acc_token = warpgroup_mma(p, v_tiles.index(stage).reshape([BK, BLOCK_DV]), acc, is_async=True)
                 acc, p = warpgroup_mma_wait(0, deps=(acc_token, p))
                 _arrive(V_FREE + stage, SHARE, 4)
+            if Q_EARLY:
+                _arrive(Q_FREE + PART, 160, 4)
         turn += n_steps
         round += 1
-        if OUT_APART and SCHEDULE != "once" and not PIPELINED:
-            _arrive(Q_FREE + PART, 160, 4)
 
         if SCHEDULE == "queue":
             tile, batch, head = _noted_item(notes, 2 * PART + (round - 1 & 1))
@@ -1029,7 +1031,7 @@ def _rows_kernel(
 
 @triton.jit
 def _dq_tile(
-    dq, q, d_out, row_lse, delta, k_rows, v_rows, batch, kv_head, k0, k_stride_s, v_stride_s, Sk, logit_scale, row_term_2, row_term_3,
+    dq, q, d_out, row_lse, delta, k_rows, v_rows, batch, kv_head, k0, k_stride_s, v_stride_s, Sk, logit_scale, row_term, row_term_2,
     D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BK: tl.constexpr, MASKED: tl.constexpr, TMA: tl.constexpr,
 ):
     """Adds to dQ what the keys k0 … k0 + BK - 1 contribute."""
@@ -1041,7 +1043,7 @@ def _dq_tile(
     p = tl.exp2(qk * logit_scale - row_lse)
     if MASKED:
         col_term = k_idx // 8192
-        allowed = (k_idx <= row_term_2) & (row_term_3 == col_term)
+        allowed = (k_idx <= row_term) & (row_term_2 == col_term)
         p = tl.where(allowed, p, 0.0)
     dp = dp - delta
     g = p * dp
@@ -1074,26 +1076,24 @@ def _dq_kernel(
     d_out = _load_rows(d_out_rows, batch, head, q0, Sq, Dv, BQ, Dv, BLOCK_DV, True, TMA)
     rows = q0 + tl.arange(0, BQ)
     logit_scale = scale * 1.4426950408889634
-    head_term = Sk - 1
     row_lse = tl.load(lse_ptr + row + rows, mask=rows < Sq, other=float("inf"))[:, None]
     delta = tl.load(delta_ptr + row + rows, mask=rows < Sq, other=0.0)[:, None]
     row_term = q_idx + Sk - Sq
-    row_term_2 = tl.minimum(row_term, head_term)
-    row_term_3 = _floor_div(row_term, 8192)
+    row_term_2 = _floor_div(row_term, 8192)
 
     dq = tl.zeros([BQ, BLOCK_D], tl.float32)
     full_lo, full_hi, any_lo, any_hi = _key_tiles(q0, q1, Sq, Sk, BK)
     for step in tl.range(full_hi - full_lo):
         at = full_lo + step
         dq = _dq_tile(
-            dq, q, d_out, row_lse, delta, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, logit_scale, row_term_2, row_term_3,
+            dq, q, d_out, row_lse, delta, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, logit_scale, row_term, row_term_2,
             D, Dv, BLOCK_D, BLOCK_DV, BK, False, TMA,
         )
     for step in tl.range((full_lo - any_lo) + (any_hi - full_hi)):
         at = any_lo + step
         at = tl.where(step < (full_lo - any_lo), at, full_hi + step - (full_lo - any_lo))
         dq = _dq_tile(
-            dq, q, d_out, row_lse, delta, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, logit_scale, row_term_2, row_term_3,
+            dq, q, d_out, row_lse, delta, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, logit_scale, row_term, row_term_2,
             D, Dv, BLOCK_D, BLOCK_DV, BK, True, TMA,
         )
     _store_rows(dq_ptr + row * D, dq * scale, q0, Sq, D, BQ, D, BLOCK_D)
@@ -1256,40 +1256,6 @@ def _unpacked_wide(pairs, dtype: gl.constexpr, layout: gl.constexpr):
 
 
 @gluon.jit
-def _await_turn(turns, turn):
-    """Returns when the cell holds `turn`; what others have added before they wrote it is seen from then on."""
-    one: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
-    gl.inline_asm_elementwise(
-        "{ .reg .pred p; .reg .b32 v; again: ld.acquire.gpu.global.b32 v, [$1]; setp.ne.s32 p, v, $2; @p bra again; mov.b32 $0, v; }",
-        "=r,l,r",
-        [turns.to(gl.int64) + gl.full([1], 0, gl.int64, layout=one), turn + gl.full([1], 0, gl.int32, layout=one)],
-        dtype=gl.int32,
-        is_pure=False,
-        pack=1,
-    )
-
-
-@gluon.jit
-def _pass_turn(turns, turn):
-    """Writes `turn` into the cell, after everything that this program has added."""
-    one: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
-    gl.inline_asm_elementwise(
-        "st.release.gpu.global.b32 [$1], $2; mov.b32 $0, $2;",
-        "=r,l,r",
-        [turns.to(gl.int64) + gl.full([1], 0, gl.int64, layout=one), turn + gl.full([1], 0, gl.int32, layout=one)],
-        dtype=gl.int32,
-        is_pure=False,
-        pack=1,
-    )
-
-
-@gluon.jit
-def _meets_before(order, met_ptr, head, at, n_tiles, Sq, BQ: gl.constexpr):
-    """Whether the queries' tile `at` meets a tile of keys before this one, by what `_list_walks_kernel` has noted."""
-    return n_tiles - gl.load(met_ptr + head * ((Sq + BQ - 1) // BQ) + at) < order
-
-
-@gluon.jit
 def _query_runs(
     tile, batch, head, kv_head, walks_ptr, met_ptr, scale, Hq, Hkv, Sq, Sk,
     D: gl.constexpr, Dv: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, SHARE: gl.constexpr,
@@ -1303,6 +1269,36 @@ def _query_runs(
     full_lo = gl.load(walk + 2)
     full_hi = gl.load(walk + 3)
     return first, stop, full_lo, full_hi
+
+
+@triton.jit(do_not_specialize=['Hq', 'Hkv', 'Sq', 'Sk', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
+def _list_walks_kernel(
+    walks_ptr, met_ptr, scale, Hq, Hkv, Sq, Sk,
+    D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, FAST: tl.constexpr,
+):
+    """For each head and tile of keys, and for each half of it, which tiles of queries it walks, and which of them need no
+    mask; and for each of these the first tile of keys that it meets as n_tiles less its number.
+    """
+    n_tiles = tl.cdiv(Sk, BK)
+    item = tl.program_id(0) // 3
+    share = tl.program_id(0) % 3
+    tile = item % n_tiles
+    batch = item // n_tiles // Hq
+    head = item // n_tiles % Hq
+    k0 = tile * BK + tl.where(share == 2, BK // 2, 0)
+    k1 = tl.minimum(k0 + tl.where(share == 0, BK, BK // 2), Sk) - 1
+    full_lo, full_hi, any_lo, any_hi = _query_tiles(k0, k1, Sq, Sk, BQ)
+    first = any_lo
+    stop = any_hi
+    walk = walks_ptr + tl.program_id(0) * 4
+    tl.store(walk + 0, first)
+    tl.store(walk + 1, stop)
+    tl.store(walk + 2, full_lo)
+    tl.store(walk + 3, full_hi)
+    for start in range(first, tl.where(share == 0, stop, first), 128):
+        at = start + tl.arange(0, 128)
+        met = met_ptr + (batch * Hq + head) * tl.cdiv(Sq, BQ) + at
+        tl.atomic_max(met, n_tiles - tile, mask=at < stop, sem="relaxed")
 
 
 @gluon.jit
@@ -1373,6 +1369,40 @@ def _next_item(notes, note_ready, round, WARPS: gl.constexpr, READ: gl.constexpr
     item = tl.max(notes.load(gl.BlockedLayout([1], [32], [WARPS], [0])), 0)
     _arrive(READ, 480, WARPS)
     return item
+
+
+@gluon.jit
+def _await_turn(turns, turn):
+    """Returns when the cell holds `turn`; what others have added before they wrote it is seen from then on."""
+    one: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    gl.inline_asm_elementwise(
+        "{ .reg .pred p; .reg .b32 v; again: ld.acquire.gpu.global.b32 v, [$1]; setp.ne.s32 p, v, $2; @p bra again; mov.b32 $0, v; }",
+        "=r,l,r",
+        [turns.to(gl.int64) + gl.full([1], 0, gl.int64, layout=one), turn + gl.full([1], 0, gl.int32, layout=one)],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@gluon.jit
+def _pass_turn(turns, turn):
+    """Writes `turn` into the cell, after everything that this program has added."""
+    one: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    gl.inline_asm_elementwise(
+        "st.release.gpu.global.b32 [$1], $2; mov.b32 $0, $2;",
+        "=r,l,r",
+        [turns.to(gl.int64) + gl.full([1], 0, gl.int64, layout=one), turn + gl.full([1], 0, gl.int32, layout=one)],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@gluon.jit
+def _meets_before(order, met_ptr, head, at, n_tiles, Sq, BQ: gl.constexpr):
+    """Whether the queries' tile `at` meets a tile of keys before this one, by what `_list_walks_kernel` has noted."""
+    return n_tiles - gl.load(met_ptr + head * ((Sq + BQ - 1) // BQ) + at) < order
 
 
 @gluon.jit
@@ -1498,6 +1528,21 @@ def _add_dq_tiles(
         mbarrier.arrive(k_free, count=1)
         item = _next_item(notes, note_ready, round, 4, READ)
         round += 1
+
+
+@triton.jit(do_not_specialize=['Hq', 'Hkv', 'Sq', 'Sk', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
+def _collect_dq_kernel(
+    dq_parts_ptr, turns_ptr, dq_ptr, scale, Hq, Hkv, Sq, Sk,
+    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BQ: tl.constexpr,
+):
+    """A tile of dQ from the order of `_as_held` to that of the tensor."""
+    part = tl.cast(tl.program_id(0), tl.int64)
+    n_tiles = tl.cdiv(Sq, BQ)
+    met = tl.load(turns_ptr + part) > 0  # else no tile of keys has written here
+    held = tl.load(dq_parts_ptr + part * (BQ * BLOCK_D) + tl.arange(0, BQ * BLOCK_D), mask=met, other=0.0)
+    parts = tl.reshape(held, [BQ // 64, BLOCK_D // 64, 4, 8, 8, 4, 2, 2])
+    dq = tl.reshape(tl.permute(parts, [0, 2, 6, 4, 1, 3, 5, 7]), [BQ, BLOCK_D])
+    _store_rows(dq_ptr + part // n_tiles * Sq * D, dq * scale, part % n_tiles * BQ, Sq, D, BQ, D, BLOCK_D)
 
 
 @gluon.jit
@@ -1738,51 +1783,6 @@ def _hopper_backward_kernel(
         [4, 4, 1, 1, 1],
         [HELD, 512 - SPARE - 2 * HELD, SPARE, SPARE, SPARE],
     )
-
-
-@triton.jit(do_not_specialize=['Hq', 'Hkv', 'Sq', 'Sk', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
-def _list_walks_kernel(
-    walks_ptr, met_ptr, scale, Hq, Hkv, Sq, Sk,
-    D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, FAST: tl.constexpr,
-):
-    """For each head and tile of keys, and for each half of it, which tiles of queries it walks, and which of them need no
-    mask; and for each of these the first tile of keys that it meets as n_tiles less its number.
-    """
-    n_tiles = tl.cdiv(Sk, BK)
-    item = tl.program_id(0) // 3
-    share = tl.program_id(0) % 3
-    tile = item % n_tiles
-    batch = item // n_tiles // Hq
-    head = item // n_tiles % Hq
-    k0 = tile * BK + tl.where(share == 2, BK // 2, 0)
-    k1 = tl.minimum(k0 + tl.where(share == 0, BK, BK // 2), Sk) - 1
-    full_lo, full_hi, any_lo, any_hi = _query_tiles(k0, k1, Sq, Sk, BQ)
-    first = any_lo
-    stop = any_hi
-    walk = walks_ptr + tl.program_id(0) * 4
-    tl.store(walk + 0, first)
-    tl.store(walk + 1, stop)
-    tl.store(walk + 2, full_lo)
-    tl.store(walk + 3, full_hi)
-    for start in range(first, tl.where(share == 0, stop, first), 128):
-        at = start + tl.arange(0, 128)
-        met = met_ptr + (batch * Hq + head) * tl.cdiv(Sq, BQ) + at
-        tl.atomic_max(met, n_tiles - tile, mask=at < stop, sem="relaxed")
-
-
-@triton.jit(do_not_specialize=['Hq', 'Hkv', 'Sq', 'Sk', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
-def _collect_dq_kernel(
-    dq_parts_ptr, turns_ptr, dq_ptr, scale, Hq, Hkv, Sq, Sk,
-    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BQ: tl.constexpr,
-):
-    """A tile of dQ from the order of `_as_held` to that of the tensor."""
-    part = tl.cast(tl.program_id(0), tl.int64)
-    n_tiles = tl.cdiv(Sq, BQ)
-    met = tl.load(turns_ptr + part) > 0  # else no tile of keys has written here
-    held = tl.load(dq_parts_ptr + part * (BQ * BLOCK_D) + tl.arange(0, BQ * BLOCK_D), mask=met, other=0.0)
-    parts = tl.reshape(held, [BQ // 64, BLOCK_D // 64, 4, 8, 8, 4, 2, 2])
-    dq = tl.reshape(tl.permute(parts, [0, 2, 6, 4, 1, 3, 5, 7]), [BQ, BLOCK_D])
-    _store_rows(dq_ptr + part // n_tiles * Sq * D, dq * scale, part % n_tiles * BQ, Sq, D, BQ, D, BLOCK_D)
 
 
 @gluon.jit
@@ -2133,7 +2133,7 @@ def _load_key_tiles(
 
 @gluon.jit
 def _weigh_rows(
-    qk, row_lse, batch, kv_head, k0, masked, Sk, logit_scale, row_term_2, row_term_3,
+    qk, row_lse, batch, kv_head, k0, masked, Sk, logit_scale, row_term, row_term_2,
     D: gl.constexpr, Dv: gl.constexpr, BK: gl.constexpr,
 ):
     """The weights of 64 queries for the keys k0 … k0 + BK - 1."""
@@ -2141,7 +2141,7 @@ def _weigh_rows(
     p = tl.exp2(qk * logit_scale - row_lse)
     if masked:
         col_term = k_idx // 8192
-        allowed = (k_idx <= row_term_2) & (row_term_3 == col_term)
+        allowed = (k_idx <= row_term) & (row_term_2 == col_term)
         p = tl.where(allowed, p, 0.0)
     return p
 
@@ -2171,10 +2171,8 @@ def _differentiate_key_tiles(
     row_lse = gl.load(lse_ptr + row + rows, mask=rows < Sq, other=float("inf"))[:, None]
     delta = gl.load(delta_ptr + row + rows, mask=rows < Sq, other=0.0)[:, None]
     logit_scale = scale * 1.4426950408889634
-    head_term = Sk - 1
     row_term = q_idx + Sk - Sq
-    row_term_2 = tl.minimum(row_term, head_term)
-    row_term_3 = _floor_div(row_term, 8192)
+    row_term_2 = _floor_div(row_term, 8192)
     mbarrier.wait(q_ready.index(PART), 0)
     for step in range(n_steps):
         stage = step % K_STAGES
@@ -2184,8 +2182,8 @@ def _differentiate_key_tiles(
         qk = warpgroup_mma_wait(0, deps=(qk_token,))
         at = any_lo + step
         p = _weigh_rows(
-            qk, row_lse, batch, kv_head, at * BK, ((at < full_lo) | (at >= full_hi)), Sk, logit_scale, row_term_2,
-            row_term_3, D, Dv, BK,
+            qk, row_lse, batch, kv_head, at * BK, ((at < full_lo) | (at >= full_hi)), Sk, logit_scale, row_term,
+            row_term_2, D, Dv, BK,
         )
         mbarrier.wait(v_ready.index(v_stage), step // V_STAGES & 1)
         v_tile = v_tiles.index(v_stage + _again(gl.to_tensor(0)))  # where there is one stage its address stays, too

@@ -826,6 +826,8 @@ def _attend_tiles(
     With PIPELINED the next scores are under way while these are weighed; without, the other warpgroups fill the gaps.
     """
     SHARE: gl.constexpr = 32 + 2 * BQ
+    # The result has a place of its own, so that of the queries is free after their last scores.
+    Q_EARLY: gl.constexpr = OUT_APART and SCHEDULE != "once"
     dtype: gl.constexpr = out_desc.dtype
     qk_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BK, 16])
     acc_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_DV, 16])
@@ -903,7 +905,7 @@ def _attend_tiles(
                 _arrive(V_FREE + v_stage, SHARE, 4)
                 acc = _rescaled(acc, rescale)
                 p = _unpacked(weight, dtype, weight_layout)
-            if OUT_APART and SCHEDULE != "once":  # the next queries come during the last product
+            if Q_EARLY:  # the next queries come during the last product
                 _arrive(Q_FREE + PART, 160, 4)
             mbarrier.wait(v_ready.index(stage), phase)
             acc_token = warpgroup_mma(p, v_tiles.index(stage).reshape([BK, BLOCK_DV]), acc, is_async=True)
@@ -933,10 +935,10 @@ def _attend_tiles(
                 acc_token = warpgroup_mma(p, v_tiles.index(stage).reshape([BK, BLOCK_DV]), acc, is_async=True)
                 acc, p = warpgroup_mma_wait(0, deps=(acc_token, p))
                 _arrive(V_FREE + stage, SHARE, 4)
+            if Q_EARLY:
+                _arrive(Q_FREE + PART, 160, 4)
         turn += n_steps
         round += 1
-        if OUT_APART and SCHEDULE != "once" and not PIPELINED:
-            _arrive(Q_FREE + PART, 160, 4)
 
         if SCHEDULE == "queue":
             tile, batch, head = _noted_item(notes, 2 * PART + (round - 1 & 1))
@@ -1141,14 +1143,13 @@ def _dq_kernel(
     head_term_2 = 1.0 / head_term
     head_term_3 = scale * (head_term_2 * 1.4426950408889634)
     head_term_4 = -(head_term_2 / head_term)
-    head_term_5 = Sk - 1
-    head_term_6 = tl.cast(tl.load(escape_ptr + tl.cast(head, tl.int64) * escape_stride_0), tl.float32) / head_term
-    head_term_7 = -(head_term_6 / head_term)
-    head_term_8 = head_term_6 * 1.4426950408889634
-    head_term_9 = scale * head_term_2
+    head_term_5 = tl.cast(tl.load(escape_ptr + tl.cast(head, tl.int64) * escape_stride_0), tl.float32) / head_term
+    head_term_6 = -(head_term_5 / head_term)
+    head_term_7 = head_term_5 * 1.4426950408889634
+    head_term_8 = scale * head_term_2
     row_lse = tl.load(lse_ptr + row + rows, mask=rows < Sq, other=float("inf"))[:, None]
     delta = tl.load(delta_ptr + row + rows, mask=rows < Sq, other=0.0)[:, None]
-    row_term = tl.minimum(q_idx + Sk - Sq, head_term_5)
+    row_term = q_idx + Sk - Sq
 
     dq = tl.zeros([BQ, BLOCK_D], tl.float32)
     sum_temperature = tl.zeros([BQ], tl.float32)
@@ -1166,13 +1167,13 @@ def _dq_kernel(
             dq, sum_temperature, sum_escape, q, d_out, row_lse, delta, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, scale, head_term_3, head_term_4, row_term,
             D, Dv, BLOCK_D, BLOCK_DV, BK, True, TMA, GRAD_TEMPERATURE, GRAD_ESCAPE,
         )
-    _store_rows(dq_ptr + row * D, dq * head_term_9, q0, Sq, D, BQ, D, BLOCK_D)
+    _store_rows(dq_ptr + row * D, dq * head_term_8, q0, Sq, D, BQ, D, BLOCK_D)
     if GRAD_TEMPERATURE:
-        sum_temperature += tl.reshape(-delta * tl.exp2(head_term_8 - row_lse) * head_term_7, [BQ])
-        tl.store(sum_temperature_ptr + (batch * Hq + head) * tl.cdiv(Sq, BQ) + q0 // BQ, tl.sum(sum_temperature, 0))
+        sum_temperature += tl.reshape(-delta * tl.exp2(head_term_7 - row_lse) * head_term_6, [BQ])
+        tl.store(sum_temperature_ptr + (batch * Hq + head) * tl.cdiv(Sq, BQ) + q0 // BQ, tl.sum(tl.where(rows < Sq, sum_temperature, 0.0), 0))
     if GRAD_ESCAPE:
-        sum_escape += tl.reshape(-delta * tl.exp2(head_term_8 - row_lse) * head_term_2, [BQ])
-        tl.store(sum_escape_ptr + (batch * Hq + head) * tl.cdiv(Sq, BQ) + q0 // BQ, tl.sum(sum_escape, 0))
+        sum_escape += tl.reshape(-delta * tl.exp2(head_term_7 - row_lse) * head_term_2, [BQ])
+        tl.store(sum_escape_ptr + (batch * Hq + head) * tl.cdiv(Sq, BQ) + q0 // BQ, tl.sum(tl.where(rows < Sq, sum_escape, 0.0), 0))
 
 
 @triton.jit
@@ -1336,32 +1337,12 @@ def _unpacked_wide(pairs, dtype: gl.constexpr, layout: gl.constexpr):
     return gl.convert_layout(gl.join(low, high).reshape([pairs.shape[0], pairs.shape[1] * 2]), layout)
 
 
-@gluon.jit
-def _await_turn(turns, turn):
-    """Returns when the cell holds `turn`; what others have added before they wrote it is seen from then on."""
-    one: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
-    gl.inline_asm_elementwise(
-        "{ .reg .pred p; .reg .b32 v; again: ld.acquire.gpu.global.b32 v, [$1]; setp.ne.s32 p, v, $2; @p bra again; mov.b32 $0, v; }",
-        "=r,l,r",
-        [turns.to(gl.int64) + gl.full([1], 0, gl.int64, layout=one), turn + gl.full([1], 0, gl.int32, layout=one)],
-        dtype=gl.int32,
-        is_pure=False,
-        pack=1,
-    )
-
-
-@gluon.jit
-def _pass_turn(turns, turn):
-    """Writes `turn` into the cell, after everything that this program has added."""
-    one: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
-    gl.inline_asm_elementwise(
-        "st.release.gpu.global.b32 [$1], $2; mov.b32 $0, $2;",
-        "=r,l,r",
-        [turns.to(gl.int64) + gl.full([1], 0, gl.int64, layout=one), turn + gl.full([1], 0, gl.int32, layout=one)],
-        dtype=gl.int32,
-        is_pure=False,
-        pack=1,
-    )
+@triton.jit
+def _heads_in_turn(heads, together, BACKWARDS: tl.constexpr):
+    """How many heads take turns: all where there are few."""
+    if BACKWARDS:
+        together = tl.where(heads < 4 * together, heads, together)
+    return together
 
 
 @gluon.jit
@@ -1373,9 +1354,7 @@ def _walked_item(item, n_tiles, n_heads, n_work, together, BACKWARDS: gl.constex
     last of the groups of heads goes the other way, and so do all where there are few, which then are one.
     """
     heads = n_work // n_tiles
-    if BACKWARDS:
-        few = heads < 4 * together
-        together = gl.where(few, heads, together)
+    together = _heads_in_turn(heads, together, BACKWARDS)
     first = item // (n_tiles * together) * together
     width = tl.minimum(heads - first, together)
     i = item - first * n_tiles
@@ -1487,6 +1466,34 @@ def _next_item(notes, note_ready, round, WARPS: gl.constexpr, READ: gl.constexpr
     item = tl.max(notes.load(gl.BlockedLayout([1], [32], [WARPS], [0])), 0)
     _arrive(READ, 480, WARPS)
     return item
+
+
+@gluon.jit
+def _await_turn(turns, turn):
+    """Returns when the cell holds `turn`; what others have added before they wrote it is seen from then on."""
+    one: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    gl.inline_asm_elementwise(
+        "{ .reg .pred p; .reg .b32 v; again: ld.acquire.gpu.global.b32 v, [$1]; setp.ne.s32 p, v, $2; @p bra again; mov.b32 $0, v; }",
+        "=r,l,r",
+        [turns.to(gl.int64) + gl.full([1], 0, gl.int64, layout=one), turn + gl.full([1], 0, gl.int32, layout=one)],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@gluon.jit
+def _pass_turn(turns, turn):
+    """Writes `turn` into the cell, after everything that this program has added."""
+    one: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    gl.inline_asm_elementwise(
+        "st.release.gpu.global.b32 [$1], $2; mov.b32 $0, $2;",
+        "=r,l,r",
+        [turns.to(gl.int64) + gl.full([1], 0, gl.int64, layout=one), turn + gl.full([1], 0, gl.int32, layout=one)],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
 
 
 @gluon.jit
@@ -1611,6 +1618,21 @@ def _add_dq_tiles(
         mbarrier.arrive(k_free, count=1)
         item = _next_item(notes, note_ready, round, 4, READ)
         round += 1
+
+
+@triton.jit(do_not_specialize=['Hq', 'Hkv', 'Sq', 'Sk', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
+def _collect_dq_kernel(
+    dq_parts_ptr, turns_ptr, dq_ptr, scale, Hq, Hkv, Sq, Sk, temperature_ptr, temperature_stride_0, escape_ptr, escape_stride_0,
+    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BQ: tl.constexpr,
+):
+    """A tile of dQ from the order of `_as_held` to that of the tensor."""
+    part = tl.cast(tl.program_id(0), tl.int64)
+    n_tiles = tl.cdiv(Sq, BQ)
+    met = tl.load(turns_ptr + part) > 0  # else no tile of keys has written here
+    held = tl.load(dq_parts_ptr + part * (BQ * BLOCK_D) + tl.arange(0, BQ * BLOCK_D), mask=met, other=0.0)
+    parts = tl.reshape(held, [BQ // 64, BLOCK_D // 64, 4, 8, 8, 4, 2, 2])
+    dq = tl.reshape(tl.permute(parts, [0, 2, 6, 4, 1, 3, 5, 7]), [BQ, BLOCK_D])
+    _store_rows(dq_ptr + part // n_tiles * Sq * D, dq, part % n_tiles * BQ, Sq, D, BQ, D, BLOCK_D)
 
 
 @gluon.jit
@@ -1836,21 +1858,6 @@ def _hopper_backward_kernel(
         [4, 4, 1, 1, 1],
         [HELD, 512 - SPARE - 2 * HELD, SPARE, SPARE, SPARE],
     )
-
-
-@triton.jit(do_not_specialize=['Hq', 'Hkv', 'Sq', 'Sk', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
-def _collect_dq_kernel(
-    dq_parts_ptr, turns_ptr, dq_ptr, scale, Hq, Hkv, Sq, Sk, temperature_ptr, temperature_stride_0, escape_ptr, escape_stride_0,
-    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BQ: tl.constexpr,
-):
-    """A tile of dQ from the order of `_as_held` to that of the tensor."""
-    part = tl.cast(tl.program_id(0), tl.int64)
-    n_tiles = tl.cdiv(Sq, BQ)
-    met = tl.load(turns_ptr + part) > 0  # else no tile of keys has written here
-    held = tl.load(dq_parts_ptr + part * (BQ * BLOCK_D) + tl.arange(0, BQ * BLOCK_D), mask=met, other=0.0)
-    parts = tl.reshape(held, [BQ // 64, BLOCK_D // 64, 4, 8, 8, 4, 2, 2])
-    dq = tl.reshape(tl.permute(parts, [0, 2, 6, 4, 1, 3, 5, 7]), [BQ, BLOCK_D])
-    _store_rows(dq_ptr + part // n_tiles * Sq * D, dq, part % n_tiles * BQ, Sq, D, BQ, D, BLOCK_D)
 
 
 @gluon.jit
@@ -2268,12 +2275,11 @@ def _differentiate_key_tiles(
     head_term_2 = 1.0 / head_term
     head_term_3 = scale * (head_term_2 * 1.4426950408889634)
     head_term_4 = -(head_term_2 / head_term)
-    head_term_5 = Sk - 1
-    head_term_6 = tl.cast(tl.load(escape_ptr + tl.cast(head, tl.int64) * escape_stride_0), tl.float32) / head_term
-    head_term_7 = -(head_term_6 / head_term)
-    head_term_8 = head_term_6 * 1.4426950408889634
-    head_term_9 = scale * head_term_2
-    row_term = tl.minimum(q_idx + Sk - Sq, head_term_5)
+    head_term_5 = tl.cast(tl.load(escape_ptr + tl.cast(head, tl.int64) * escape_stride_0), tl.float32) / head_term
+    head_term_6 = -(head_term_5 / head_term)
+    head_term_7 = head_term_5 * 1.4426950408889634
+    head_term_8 = scale * head_term_2
+    row_term = q_idx + Sk - Sq
     sum_temperature = gl.zeros([64], gl.float32, layout=rows_layout)
     sum_escape = gl.zeros([64], gl.float32, layout=rows_layout)
     mbarrier.wait(q_ready.index(PART), 0)
@@ -2304,14 +2310,14 @@ def _differentiate_key_tiles(
         dq, slopes = warpgroup_mma_wait(0, deps=(dq_token, slopes))
         _arrive(K_FREE + stage, 288, 4)
     if GRAD_TEMPERATURE:
-        sum_temperature += gl.convert_layout((-delta * tl.exp2(head_term_8 - row_lse) * head_term_7).reshape([64]), rows_layout)
+        sum_temperature += gl.convert_layout((-delta * tl.exp2(head_term_7 - row_lse) * head_term_6).reshape([64]), rows_layout)
         cell = (batch * Hq + head) * ((Sq + 63) // 64) + q0 // 64
-        gl.store(sum_temperature_ptr + cell, tl.sum(sum_temperature, 0), mask=q0 < Sq)
+        gl.store(sum_temperature_ptr + cell, tl.sum(tl.where(rows < Sq, sum_temperature, 0.0), 0), mask=q0 < Sq)
     if GRAD_ESCAPE:
-        sum_escape += gl.convert_layout((-delta * tl.exp2(head_term_8 - row_lse) * head_term_2).reshape([64]), rows_layout)
+        sum_escape += gl.convert_layout((-delta * tl.exp2(head_term_7 - row_lse) * head_term_2).reshape([64]), rows_layout)
         cell = (batch * Hq + head) * ((Sq + 63) // 64) + q0 // 64
-        gl.store(sum_escape_ptr + cell, tl.sum(sum_escape, 0), mask=q0 < Sq)
-    _store_result(dq_desc, dq * head_term_9, q_tiles.index(PART), batch, head, q0, 64, BLOCK_D)
+        gl.store(sum_escape_ptr + cell, tl.sum(tl.where(rows < Sq, sum_escape, 0.0), 0), mask=q0 < Sq)
+    _store_result(dq_desc, dq * head_term_8, q_tiles.index(PART), batch, head, q0, 64, BLOCK_D)
 
 
 @gluon.jit(do_not_specialize=['n_work', 'together', 'Hq', 'Hkv', 'Sq', 'Sk'])

@@ -497,7 +497,7 @@ def _rows_kernel(
 
 @triton.jit
 def _dq_tile(
-    dq, q, d_out, row_lse, delta, k_rows, v_rows, batch, kv_head, k0, k_stride_s, v_stride_s, Sk, logit_scale, row_term, row_term_2,
+    dq, q, d_out, row_lse, delta, k_rows, v_rows, batch, kv_head, k0, k_stride_s, v_stride_s, Sk, logit_scale, row_term,
     D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BK: tl.constexpr, MASKED: tl.constexpr, TMA: tl.constexpr,
 ):
     """Adds to dQ what the keys k0 … k0 + BK - 1 contribute."""
@@ -508,7 +508,7 @@ def _dq_tile(
     dp = tl.dot(d_out, tl.trans(v), input_precision=PRECISION)
     p = tl.exp2(qk * logit_scale - row_lse)
     if MASKED:
-        allowed = (k_idx <= row_term_2) & (_floor_mod(row_term - k_idx, 4) == 0)
+        allowed = (k_idx <= row_term) & (_floor_mod(row_term - k_idx, 4) == 0)
         p = tl.where(allowed, p, 0.0)
     dp = dp - delta
     g = p * dp
@@ -541,18 +541,16 @@ def _dq_kernel(
     d_out = _load_rows(d_out_rows, batch, head, q0, Sq, Dv, BQ, Dv, BLOCK_DV, True, TMA)
     rows = q0 + tl.arange(0, BQ)
     logit_scale = scale * 1.4426950408889634
-    head_term = Sk - 1
     row_lse = tl.load(lse_ptr + row + rows, mask=rows < Sq, other=float("inf"))[:, None]
     delta = tl.load(delta_ptr + row + rows, mask=rows < Sq, other=0.0)[:, None]
     row_term = q_idx + Sk - Sq
-    row_term_2 = tl.minimum(row_term, head_term)
 
     dq = tl.zeros([BQ, BLOCK_D], tl.float32)
     any_hi = _key_tiles(q1, Sq, Sk, BK)
     for step in tl.range(any_hi):
         at = step
         dq = _dq_tile(
-            dq, q, d_out, row_lse, delta, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, logit_scale, row_term, row_term_2,
+            dq, q, d_out, row_lse, delta, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, logit_scale, row_term,
             D, Dv, BLOCK_D, BLOCK_DV, BK, True, TMA,
         )
     _store_rows(dq_ptr + row * D, dq * scale, q0, Sq, D, BQ, D, BLOCK_D)
@@ -1048,14 +1046,14 @@ def _load_key_tiles(
 
 @gluon.jit
 def _weigh_rows(
-    qk, row_lse, batch, kv_head, k0, masked, Sk, logit_scale, row_term, row_term_2,
+    qk, row_lse, batch, kv_head, k0, masked, Sk, logit_scale, row_term,
     D: gl.constexpr, Dv: gl.constexpr, BK: gl.constexpr,
 ):
     """The weights of 64 queries for the keys k0 … k0 + BK - 1."""
     k_idx = (k0 + gl.arange(0, BK, layout=gl.SliceLayout(0, qk.type.layout)))[None, :]
     p = tl.exp2(qk * logit_scale - row_lse)
     if masked:
-        allowed = (k_idx <= row_term_2) & (_floor_mod(row_term - k_idx, 4) == 0)
+        allowed = (k_idx <= row_term) & (_floor_mod(row_term - k_idx, 4) == 0)
         p = tl.where(allowed, p, 0.0)
     return p
 
@@ -1085,9 +1083,7 @@ def _differentiate_key_tiles(
     row_lse = gl.load(lse_ptr + row + rows, mask=rows < Sq, other=float("inf"))[:, None]
     delta = gl.load(delta_ptr + row + rows, mask=rows < Sq, other=0.0)[:, None]
     logit_scale = scale * 1.4426950408889634
-    head_term = Sk - 1
     row_term = q_idx + Sk - Sq
-    row_term_2 = tl.minimum(row_term, head_term)
     mbarrier.wait(q_ready.index(PART), 0)
     for step in range(n_steps):
         stage = step % K_STAGES
@@ -1097,7 +1093,7 @@ def _differentiate_key_tiles(
         qk = warpgroup_mma_wait(0, deps=(qk_token,))
         at = step
         p = _weigh_rows(
-            qk, row_lse, batch, kv_head, at * BK, True, Sk, logit_scale, row_term, row_term_2, D, Dv, BK,
+            qk, row_lse, batch, kv_head, at * BK, True, Sk, logit_scale, row_term, D, Dv, BK,
         )
         mbarrier.wait(v_ready.index(v_stage), step // V_STAGES & 1)
         v_tile = v_tiles.index(v_stage + _again(gl.to_tensor(0)))  # where there is one stage its address stays, too

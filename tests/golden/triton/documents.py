@@ -745,6 +745,8 @@ def _attend_tiles(
     With PIPELINED the next scores are under way while these are weighed; without, the other warpgroups fill the gaps.
     """
     SHARE: gl.constexpr = 32 + 2 * BQ
+    # The result has a place of its own, so that of the queries is free after their last scores.
+    Q_EARLY: gl.constexpr = OUT_APART and SCHEDULE != "once"
     dtype: gl.constexpr = out_desc.dtype
     qk_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BK, 16])
     acc_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_DV, 16])
@@ -822,7 +824,7 @@ def _attend_tiles(
                 _arrive(V_FREE + v_stage, SHARE, 4)
                 acc = _rescaled(acc, rescale)
                 p = _unpacked(weight, dtype, weight_layout)
-            if OUT_APART and SCHEDULE != "once":  # the next queries come during the last product
+            if Q_EARLY:  # the next queries come during the last product
                 _arrive(Q_FREE + PART, 160, 4)
             mbarrier.wait(v_ready.index(stage), phase)
             acc_token = warpgroup_mma(p, v_tiles.index(stage).reshape([BK, BLOCK_DV]), acc, is_async=True)
@@ -852,12 +854,12 @@ def _attend_tiles(
                 acc_token = warpgroup_mma(p, v_tiles.index(stage).reshape([BK, BLOCK_DV]), acc, is_async=True)
                 acc, p = warpgroup_mma_wait(0, deps=(acc_token, p))
                 _arrive(V_FREE + stage, SHARE, 4)
+            if Q_EARLY:
+                _arrive(Q_FREE + PART, 160, 4)
         for step in range(own_stop, n_steps):
             _let_go(turn + step, k_ready, v_ready, BQ, STAGES, ORDERED, K_FREE, V_FREE, ORDER, PART)
         turn += n_steps
         round += 1
-        if OUT_APART and SCHEDULE != "once" and not PIPELINED:
-            _arrive(Q_FREE + PART, 160, 4)
 
         if SCHEDULE == "queue":
             tile, batch, head = _noted_item(notes, 2 * PART + (round - 1 & 1))
@@ -1086,10 +1088,9 @@ def _dq_kernel(
     d_out = _load_rows(d_out_rows, batch, head, q0, Sq, Dv, BQ, Dv, BLOCK_DV, True, TMA)
     rows = q0 + tl.arange(0, BQ)
     logit_scale = scale * 1.4426950408889634
-    head_term = Sk - 1
     row_lse = tl.load(lse_ptr + row + rows, mask=rows < Sq, other=float("inf"))[:, None]
     delta = tl.load(delta_ptr + row + rows, mask=rows < Sq, other=0.0)[:, None]
-    row_term = tl.minimum(q_idx + Sk - Sq, head_term)
+    row_term = q_idx + Sk - Sq
     row_term_2 = tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0 + tl.cast(q_idx, tl.int64) * ids_stride_1, mask=(q_idx < Sk), other=0)
 
     dq = tl.zeros([BQ, BLOCK_D], tl.float32)
@@ -1276,52 +1277,24 @@ def _unpacked_wide(pairs, dtype: gl.constexpr, layout: gl.constexpr):
     return gl.convert_layout(gl.join(low, high).reshape([pairs.shape[0], pairs.shape[1] * 2]), layout)
 
 
-@gluon.jit
-def _await_turn(turns, turn):
-    """Returns when the cell holds `turn`; what others have added before they wrote it is seen from then on."""
-    one: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
-    gl.inline_asm_elementwise(
-        "{ .reg .pred p; .reg .b32 v; again: ld.acquire.gpu.global.b32 v, [$1]; setp.ne.s32 p, v, $2; @p bra again; mov.b32 $0, v; }",
-        "=r,l,r",
-        [turns.to(gl.int64) + gl.full([1], 0, gl.int64, layout=one), turn + gl.full([1], 0, gl.int32, layout=one)],
-        dtype=gl.int32,
-        is_pure=False,
-        pack=1,
-    )
-
-
-@gluon.jit
-def _pass_turn(turns, turn):
-    """Writes `turn` into the cell, after everything that this program has added."""
-    one: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
-    gl.inline_asm_elementwise(
-        "st.release.gpu.global.b32 [$1], $2; mov.b32 $0, $2;",
-        "=r,l,r",
-        [turns.to(gl.int64) + gl.full([1], 0, gl.int64, layout=one), turn + gl.full([1], 0, gl.int32, layout=one)],
-        dtype=gl.int32,
-        is_pure=False,
-        pack=1,
-    )
-
-
-@gluon.jit
-def _meets_before(order, met_ptr, head, at, n_tiles, Sq, BQ: gl.constexpr):
-    """Whether the queries' tile `at` meets a tile of keys before this one, by what `_list_walks_kernel` has noted."""
-    return n_tiles - gl.load(met_ptr + head * ((Sq + BQ - 1) // BQ) + at) < order
+@triton.jit
+def _heads_in_turn(heads, together, BACKWARDS: tl.constexpr):
+    """How many heads take turns: all where there are few."""
+    if BACKWARDS:
+        together = tl.where(heads < 4 * together, heads, together)
+    return together
 
 
 @gluon.jit
 def _walked_item(item, n_tiles, n_heads, n_work, together, BACKWARDS: gl.constexpr):
     """(tile, its place in the order, whether that is backwards, batch, head) of an item.
 
-    Tiles of keys meet fewer queries from one to the next. From the last to the first, each begins at queries that no tile
-    before it has met and stays a tile of queries behind it, so nobody waits for the turn; but the longest come last. So the
-    last of the groups of heads goes the other way, and so do all where there are few, which then are one.
+    Data decide what tiles of keys meet. Where that lies along a diagonal, as with documents, each tile from the last to the
+    first begins at queries that none before it has met, so few wait for the turn. The last of the groups of heads goes
+    the other way, and so do all where there are few, which then are one: there the longest come first.
     """
     heads = n_work // n_tiles
-    if BACKWARDS:
-        few = heads < 4 * together
-        together = gl.where(few, heads, together)
+    together = _heads_in_turn(heads, together, BACKWARDS)
     first = item // (n_tiles * together) * together
     width = tl.minimum(heads - first, together)
     i = item - first * n_tiles
@@ -1356,6 +1329,48 @@ def _query_runs(
     full_lo = gl.load(walk + 2)
     full_hi = gl.load(walk + 3)
     return first, stop, full_lo, full_hi
+
+
+@triton.jit(do_not_specialize=['together', 'B', 'Hq', 'Hkv', 'Sq', 'Sk', 'ids_stride_0', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
+def _list_walks_kernel(
+    walks_ptr, met_ptr, together, query_test0_least_ptr, query_test0_most_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
+    D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, BACKWARDS: tl.constexpr, FAST: tl.constexpr,
+):
+    """For each head and tile of keys, and for each half of it, which tiles of queries it walks, and which of them need no
+    mask; and for each of these the first tile of keys that it meets, in the order that `_walked_item` takes them, as n_tiles less its place.
+    """
+    n_tiles = tl.cdiv(Sk, BK)
+    item = tl.program_id(0) // 3
+    share = tl.program_id(0) % 3
+    tile = item % n_tiles
+    batch = item // n_tiles // Hq
+    head = item // n_tiles % Hq
+    kv_head = head // (Hq // Hkv)
+    k0 = tile * BK + tl.where(share == 2, BK // 2, 0)
+    k1 = tl.minimum(k0 + tl.where(share == 0, BK, BK // 2), Sk) - 1
+    k_idx = (k0 + tl.arange(0, BK))[:, None]
+    k_safe = tl.minimum(k_idx, Sk - 1)
+    col_term = tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0 + tl.cast(k_safe, tl.int64) * ids_stride_1)
+    test0_least = tl.min(tl.where(k_idx <= k1, tl.cast(col_term, tl.int64), 9223372036854775807))
+    test0_most = tl.max(tl.where(k_idx <= k1, tl.cast(col_term, tl.int64), -9223372036854775807))
+    test0_tile = batch * tl.cdiv(Sq, BQ)
+    test0_any_lo, test0_any_hi, test0_all_lo, test0_all_hi = _matching_tiles(query_test0_least_ptr + test0_tile, query_test0_most_ptr + test0_tile, test0_least, test0_most, tl.cdiv(Sq, BQ), BQ, 0)
+    full_lo, full_hi, any_lo, any_hi = _query_tiles(k0, k1, test0_any_lo, test0_any_hi, test0_all_lo, test0_all_hi, Sq, Sk, BQ)
+    first = any_lo
+    stop = any_hi
+    walk = walks_ptr + tl.program_id(0) * 4
+    tl.store(walk + 0, first)
+    tl.store(walk + 1, stop)
+    tl.store(walk + 2, full_lo)
+    tl.store(walk + 3, full_hi)
+    heads = tl.num_programs(0) // 3 // n_tiles // Hq * Hkv
+    in_turn = _heads_in_turn(heads, together, BACKWARDS)
+    back = ((batch * Hkv + kv_head) // in_turn * in_turn + in_turn < heads) & BACKWARDS
+    order = tl.where(back, n_tiles - 1 - tile, tile)
+    for start in range(first, tl.where(share == 0, stop, first), 128):
+        at = start + tl.arange(0, 128)
+        met = met_ptr + (batch * Hq + head) * tl.cdiv(Sq, BQ) + at
+        tl.atomic_max(met, n_tiles - order, mask=at < stop, sem="relaxed")
 
 
 @gluon.jit
@@ -1426,6 +1441,40 @@ def _next_item(notes, note_ready, round, WARPS: gl.constexpr, READ: gl.constexpr
     item = tl.max(notes.load(gl.BlockedLayout([1], [32], [WARPS], [0])), 0)
     _arrive(READ, 480, WARPS)
     return item
+
+
+@gluon.jit
+def _await_turn(turns, turn):
+    """Returns when the cell holds `turn`; what others have added before they wrote it is seen from then on."""
+    one: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    gl.inline_asm_elementwise(
+        "{ .reg .pred p; .reg .b32 v; again: ld.acquire.gpu.global.b32 v, [$1]; setp.ne.s32 p, v, $2; @p bra again; mov.b32 $0, v; }",
+        "=r,l,r",
+        [turns.to(gl.int64) + gl.full([1], 0, gl.int64, layout=one), turn + gl.full([1], 0, gl.int32, layout=one)],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@gluon.jit
+def _pass_turn(turns, turn):
+    """Writes `turn` into the cell, after everything that this program has added."""
+    one: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    gl.inline_asm_elementwise(
+        "st.release.gpu.global.b32 [$1], $2; mov.b32 $0, $2;",
+        "=r,l,r",
+        [turns.to(gl.int64) + gl.full([1], 0, gl.int64, layout=one), turn + gl.full([1], 0, gl.int32, layout=one)],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@gluon.jit
+def _meets_before(order, met_ptr, head, at, n_tiles, Sq, BQ: gl.constexpr):
+    """Whether the queries' tile `at` meets a tile of keys before this one, by what `_list_walks_kernel` has noted."""
+    return n_tiles - gl.load(met_ptr + head * ((Sq + BQ - 1) // BQ) + at) < order
 
 
 @gluon.jit
@@ -1551,6 +1600,21 @@ def _add_dq_tiles(
         mbarrier.arrive(k_free, count=1)
         item = _next_item(notes, note_ready, round, 4, READ)
         round += 1
+
+
+@triton.jit(do_not_specialize=['B', 'Hq', 'Hkv', 'Sq', 'Sk', 'ids_stride_0', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
+def _collect_dq_kernel(
+    dq_parts_ptr, turns_ptr, dq_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
+    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BQ: tl.constexpr,
+):
+    """A tile of dQ from the order of `_as_held` to that of the tensor."""
+    part = tl.cast(tl.program_id(0), tl.int64)
+    n_tiles = tl.cdiv(Sq, BQ)
+    met = tl.load(turns_ptr + part) > 0  # else no tile of keys has written here
+    held = tl.load(dq_parts_ptr + part * (BQ * BLOCK_D) + tl.arange(0, BQ * BLOCK_D), mask=met, other=0.0)
+    parts = tl.reshape(held, [BQ // 64, BLOCK_D // 64, 4, 8, 8, 4, 2, 2])
+    dq = tl.reshape(tl.permute(parts, [0, 2, 6, 4, 1, 3, 5, 7]), [BQ, BLOCK_D])
+    _store_rows(dq_ptr + part // n_tiles * Sq * D, dq * scale, part % n_tiles * BQ, Sq, D, BQ, D, BLOCK_D)
 
 
 @gluon.jit
@@ -1794,65 +1858,6 @@ def _hopper_backward_kernel(
         [4, 4, 1, 1, 1],
         [HELD, 512 - SPARE - 2 * HELD, SPARE, SPARE, SPARE],
     )
-
-
-@triton.jit(do_not_specialize=['together', 'B', 'Hq', 'Hkv', 'Sq', 'Sk', 'ids_stride_0', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
-def _list_walks_kernel(
-    walks_ptr, met_ptr, together, query_test0_least_ptr, query_test0_most_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
-    D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, BACKWARDS: tl.constexpr, FAST: tl.constexpr,
-):
-    """For each head and tile of keys, and for each half of it, which tiles of queries it walks, and which of them need no
-    mask; and for each of these the first tile of keys that it meets, in the order that `_walked_item` takes them, as n_tiles less its place.
-    """
-    n_tiles = tl.cdiv(Sk, BK)
-    item = tl.program_id(0) // 3
-    share = tl.program_id(0) % 3
-    tile = item % n_tiles
-    batch = item // n_tiles // Hq
-    head = item // n_tiles % Hq
-    kv_head = head // (Hq // Hkv)
-    k0 = tile * BK + tl.where(share == 2, BK // 2, 0)
-    k1 = tl.minimum(k0 + tl.where(share == 0, BK, BK // 2), Sk) - 1
-    k_idx = (k0 + tl.arange(0, BK))[:, None]
-    k_safe = tl.minimum(k_idx, Sk - 1)
-    col_term = tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0 + tl.cast(k_safe, tl.int64) * ids_stride_1)
-    test0_least = tl.min(tl.where(k_idx <= k1, tl.cast(col_term, tl.int64), 9223372036854775807))
-    test0_most = tl.max(tl.where(k_idx <= k1, tl.cast(col_term, tl.int64), -9223372036854775807))
-    test0_tile = batch * tl.cdiv(Sq, BQ)
-    test0_any_lo, test0_any_hi, test0_all_lo, test0_all_hi = _matching_tiles(query_test0_least_ptr + test0_tile, query_test0_most_ptr + test0_tile, test0_least, test0_most, tl.cdiv(Sq, BQ), BQ, 0)
-    full_lo, full_hi, any_lo, any_hi = _query_tiles(k0, k1, test0_any_lo, test0_any_hi, test0_all_lo, test0_all_hi, Sq, Sk, BQ)
-    first = any_lo
-    stop = any_hi
-    walk = walks_ptr + tl.program_id(0) * 4
-    tl.store(walk + 0, first)
-    tl.store(walk + 1, stop)
-    tl.store(walk + 2, full_lo)
-    tl.store(walk + 3, full_hi)
-    order = tile
-    if BACKWARDS:
-        heads = tl.num_programs(0) // 3 // n_tiles // Hq * Hkv
-        group = tl.where(heads < 4 * together, heads, together)
-        back = (batch * Hkv + kv_head) // group * group + group < heads
-        order = tl.where(back, n_tiles - 1 - tile, tile)
-    for start in range(first, tl.where(share == 0, stop, first), 128):
-        at = start + tl.arange(0, 128)
-        met = met_ptr + (batch * Hq + head) * tl.cdiv(Sq, BQ) + at
-        tl.atomic_max(met, n_tiles - order, mask=at < stop, sem="relaxed")
-
-
-@triton.jit(do_not_specialize=['B', 'Hq', 'Hkv', 'Sq', 'Sk', 'ids_stride_0', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
-def _collect_dq_kernel(
-    dq_parts_ptr, turns_ptr, dq_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
-    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BQ: tl.constexpr,
-):
-    """A tile of dQ from the order of `_as_held` to that of the tensor."""
-    part = tl.cast(tl.program_id(0), tl.int64)
-    n_tiles = tl.cdiv(Sq, BQ)
-    met = tl.load(turns_ptr + part) > 0  # else no tile of keys has written here
-    held = tl.load(dq_parts_ptr + part * (BQ * BLOCK_D) + tl.arange(0, BQ * BLOCK_D), mask=met, other=0.0)
-    parts = tl.reshape(held, [BQ // 64, BLOCK_D // 64, 4, 8, 8, 4, 2, 2])
-    dq = tl.reshape(tl.permute(parts, [0, 2, 6, 4, 1, 3, 5, 7]), [BQ, BLOCK_D])
-    _store_rows(dq_ptr + part // n_tiles * Sq * D, dq * scale, part % n_tiles * BQ, Sq, D, BQ, D, BLOCK_D)
 
 
 @gluon.jit
@@ -2275,8 +2280,7 @@ def _differentiate_key_tiles(
     row_lse = gl.load(lse_ptr + row + rows, mask=rows < Sq, other=float("inf"))[:, None]
     delta = gl.load(delta_ptr + row + rows, mask=rows < Sq, other=0.0)[:, None]
     logit_scale = scale * 1.4426950408889634
-    head_term = Sk - 1
-    row_term = tl.minimum(q_idx + Sk - Sq, head_term)
+    row_term = q_idx + Sk - Sq
     row_term_2 = tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0 + tl.cast(q_idx, tl.int64) * ids_stride_1, mask=(q_idx < Sk), other=0)
     mbarrier.wait(q_ready.index(PART), 0)
     for step in range(n_steps):

@@ -513,13 +513,12 @@ def _dq_kernel(
     seed = tl.load(seed_ptr)
     p_2 = tl.load(p_2_ptr)
     logit_scale = scale * 1.4426950408889634
-    head_term = Sk - 1
     drop = tl.cast(p_2, tl.float32)
     threshold = tl.cast(tl.cast(drop * 4294967296.0, tl.int64), tl.uint32)
     inv_keep = 1.0 / (1.0 - drop)
     row_lse = tl.load(lse_ptr + row + rows, mask=rows < Sq, other=float("inf"))[:, None]
     delta = tl.load(delta_ptr + row + rows, mask=rows < Sq, other=0.0)[:, None]
-    row_term = tl.minimum(q_idx + Sk - Sq, head_term)
+    row_term = q_idx + Sk - Sq
 
     dq = tl.zeros([BQ, BLOCK_D], tl.float32)
     full_hi, any_hi = _key_tiles(q0, q1, Sq, Sk, BK)

@@ -846,6 +846,8 @@ def _attend_tiles(
     With PIPELINED the next scores are under way while these are weighed; without, the other warpgroups fill the gaps.
     """
     SHARE: gl.constexpr = 32 + 2 * BQ
+    # The result has a place of its own, so that of the queries is free after their last scores.
+    Q_EARLY: gl.constexpr = OUT_APART and SCHEDULE != "once"
     dtype: gl.constexpr = out_desc.dtype
     qk_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BK, 16])
     acc_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_DV, 16])
@@ -932,7 +934,7 @@ def _attend_tiles(
                 _arrive(V_FREE + v_stage, SHARE, 4)
                 acc = _rescaled(acc, rescale)
                 p = _unpacked(weight, dtype, weight_layout)
-            if OUT_APART and SCHEDULE != "once":  # the next queries come during the last product
+            if Q_EARLY:  # the next queries come during the last product
                 _arrive(Q_FREE + PART, 160, 4)
             mbarrier.wait(v_ready.index(stage), phase)
             acc_token = warpgroup_mma(p, v_tiles.index(stage).reshape([BK, BLOCK_DV]), acc, is_async=True)
@@ -969,10 +971,10 @@ def _attend_tiles(
                 acc_token = warpgroup_mma(p, v_tiles.index(stage).reshape([BK, BLOCK_DV]), acc, is_async=True)
                 acc, p = warpgroup_mma_wait(0, deps=(acc_token, p))
                 _arrive(V_FREE + stage, SHARE, 4)
+            if Q_EARLY:
+                _arrive(Q_FREE + PART, 160, 4)
         turn += n_steps
         round += 1
-        if OUT_APART and SCHEDULE != "once" and not PIPELINED:
-            _arrive(Q_FREE + PART, 160, 4)
 
         if SCHEDULE == "queue":
             tile, batch, head = _noted_item(notes, 2 * PART + (round - 1 & 1))
@@ -1357,34 +1359,6 @@ def _unpacked_wide(pairs, dtype: gl.constexpr, layout: gl.constexpr):
 
 
 @gluon.jit
-def _await_turn(turns, turn):
-    """Returns when the cell holds `turn`; what others have added before they wrote it is seen from then on."""
-    one: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
-    gl.inline_asm_elementwise(
-        "{ .reg .pred p; .reg .b32 v; again: ld.acquire.gpu.global.b32 v, [$1]; setp.ne.s32 p, v, $2; @p bra again; mov.b32 $0, v; }",
-        "=r,l,r",
-        [turns.to(gl.int64) + gl.full([1], 0, gl.int64, layout=one), turn + gl.full([1], 0, gl.int32, layout=one)],
-        dtype=gl.int32,
-        is_pure=False,
-        pack=1,
-    )
-
-
-@gluon.jit
-def _pass_turn(turns, turn):
-    """Writes `turn` into the cell, after everything that this program has added."""
-    one: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
-    gl.inline_asm_elementwise(
-        "st.release.gpu.global.b32 [$1], $2; mov.b32 $0, $2;",
-        "=r,l,r",
-        [turns.to(gl.int64) + gl.full([1], 0, gl.int64, layout=one), turn + gl.full([1], 0, gl.int32, layout=one)],
-        dtype=gl.int32,
-        is_pure=False,
-        pack=1,
-    )
-
-
-@gluon.jit
 def _query_runs(
     tile, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, prefix,
     D: gl.constexpr, Dv: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, SHARE: gl.constexpr,
@@ -1485,6 +1459,34 @@ def _next_item(notes, note_ready, round, WARPS: gl.constexpr, READ: gl.constexpr
     item = tl.max(notes.load(gl.BlockedLayout([1], [32], [WARPS], [0])), 0)
     _arrive(READ, 480, WARPS)
     return item
+
+
+@gluon.jit
+def _await_turn(turns, turn):
+    """Returns when the cell holds `turn`; what others have added before they wrote it is seen from then on."""
+    one: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    gl.inline_asm_elementwise(
+        "{ .reg .pred p; .reg .b32 v; again: ld.acquire.gpu.global.b32 v, [$1]; setp.ne.s32 p, v, $2; @p bra again; mov.b32 $0, v; }",
+        "=r,l,r",
+        [turns.to(gl.int64) + gl.full([1], 0, gl.int64, layout=one), turn + gl.full([1], 0, gl.int32, layout=one)],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@gluon.jit
+def _pass_turn(turns, turn):
+    """Writes `turn` into the cell, after everything that this program has added."""
+    one: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    gl.inline_asm_elementwise(
+        "st.release.gpu.global.b32 [$1], $2; mov.b32 $0, $2;",
+        "=r,l,r",
+        [turns.to(gl.int64) + gl.full([1], 0, gl.int64, layout=one), turn + gl.full([1], 0, gl.int32, layout=one)],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
 
 
 @gluon.jit
@@ -1606,6 +1608,21 @@ def _add_dq_tiles(
         mbarrier.arrive(k_free, count=1)
         item = _next_item(notes, note_ready, round, 4, READ)
         round += 1
+
+
+@triton.jit(do_not_specialize=['Hq', 'Hkv', 'Sq', 'Sk', 'prefix', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
+def _collect_dq_kernel(
+    dq_parts_ptr, turns_ptr, dq_ptr, scale, Hq, Hkv, Sq, Sk, prefix,
+    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BQ: tl.constexpr,
+):
+    """A tile of dQ from the order of `_as_held` to that of the tensor."""
+    part = tl.cast(tl.program_id(0), tl.int64)
+    n_tiles = tl.cdiv(Sq, BQ)
+    met = tl.load(turns_ptr + part) > 0  # else no tile of keys has written here
+    held = tl.load(dq_parts_ptr + part * (BQ * BLOCK_D) + tl.arange(0, BQ * BLOCK_D), mask=met, other=0.0)
+    parts = tl.reshape(held, [BQ // 64, BLOCK_D // 64, 4, 8, 8, 4, 2, 2])
+    dq = tl.reshape(tl.permute(parts, [0, 2, 6, 4, 1, 3, 5, 7]), [BQ, BLOCK_D])
+    _store_rows(dq_ptr + part // n_tiles * Sq * D, dq * scale, part % n_tiles * BQ, Sq, D, BQ, D, BLOCK_D)
 
 
 @gluon.jit
@@ -1847,21 +1864,6 @@ def _hopper_backward_kernel(
         [4, 4, 1, 1, 1],
         [HELD, 512 - SPARE - 2 * HELD, SPARE, SPARE, SPARE],
     )
-
-
-@triton.jit(do_not_specialize=['Hq', 'Hkv', 'Sq', 'Sk', 'prefix', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
-def _collect_dq_kernel(
-    dq_parts_ptr, turns_ptr, dq_ptr, scale, Hq, Hkv, Sq, Sk, prefix,
-    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BQ: tl.constexpr,
-):
-    """A tile of dQ from the order of `_as_held` to that of the tensor."""
-    part = tl.cast(tl.program_id(0), tl.int64)
-    n_tiles = tl.cdiv(Sq, BQ)
-    met = tl.load(turns_ptr + part) > 0  # else no tile of keys has written here
-    held = tl.load(dq_parts_ptr + part * (BQ * BLOCK_D) + tl.arange(0, BQ * BLOCK_D), mask=met, other=0.0)
-    parts = tl.reshape(held, [BQ // 64, BLOCK_D // 64, 4, 8, 8, 4, 2, 2])
-    dq = tl.reshape(tl.permute(parts, [0, 2, 6, 4, 1, 3, 5, 7]), [BQ, BLOCK_D])
-    _store_rows(dq_ptr + part // n_tiles * Sq * D, dq * scale, part % n_tiles * BQ, Sq, D, BQ, D, BLOCK_D)
 
 
 @gluon.jit

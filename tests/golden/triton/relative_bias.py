@@ -761,34 +761,6 @@ def _unpacked_wide(pairs, dtype: gl.constexpr, layout: gl.constexpr):
 
 
 @gluon.jit
-def _await_turn(turns, turn):
-    """Returns when the cell holds `turn`; what others have added before they wrote it is seen from then on."""
-    one: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
-    gl.inline_asm_elementwise(
-        "{ .reg .pred p; .reg .b32 v; again: ld.acquire.gpu.global.b32 v, [$1]; setp.ne.s32 p, v, $2; @p bra again; mov.b32 $0, v; }",
-        "=r,l,r",
-        [turns.to(gl.int64) + gl.full([1], 0, gl.int64, layout=one), turn + gl.full([1], 0, gl.int32, layout=one)],
-        dtype=gl.int32,
-        is_pure=False,
-        pack=1,
-    )
-
-
-@gluon.jit
-def _pass_turn(turns, turn):
-    """Writes `turn` into the cell, after everything that this program has added."""
-    one: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
-    gl.inline_asm_elementwise(
-        "st.release.gpu.global.b32 [$1], $2; mov.b32 $0, $2;",
-        "=r,l,r",
-        [turns.to(gl.int64) + gl.full([1], 0, gl.int64, layout=one), turn + gl.full([1], 0, gl.int32, layout=one)],
-        dtype=gl.int32,
-        is_pure=False,
-        pack=1,
-    )
-
-
-@gluon.jit
 def _query_runs(
     tile, batch, head, kv_head, scale, B, Hq, Hkv, Sq, Sk, table_ptr, table_stride_0, table_stride_1,
     D: gl.constexpr, Dv: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, SHARE: gl.constexpr,
@@ -876,6 +848,34 @@ def _next_item(notes, note_ready, round, WARPS: gl.constexpr, READ: gl.constexpr
     item = tl.max(notes.load(gl.BlockedLayout([1], [32], [WARPS], [0])), 0)
     _arrive(READ, 480, WARPS)
     return item
+
+
+@gluon.jit
+def _await_turn(turns, turn):
+    """Returns when the cell holds `turn`; what others have added before they wrote it is seen from then on."""
+    one: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    gl.inline_asm_elementwise(
+        "{ .reg .pred p; .reg .b32 v; again: ld.acquire.gpu.global.b32 v, [$1]; setp.ne.s32 p, v, $2; @p bra again; mov.b32 $0, v; }",
+        "=r,l,r",
+        [turns.to(gl.int64) + gl.full([1], 0, gl.int64, layout=one), turn + gl.full([1], 0, gl.int32, layout=one)],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@gluon.jit
+def _pass_turn(turns, turn):
+    """Writes `turn` into the cell, after everything that this program has added."""
+    one: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    gl.inline_asm_elementwise(
+        "st.release.gpu.global.b32 [$1], $2; mov.b32 $0, $2;",
+        "=r,l,r",
+        [turns.to(gl.int64) + gl.full([1], 0, gl.int64, layout=one), turn + gl.full([1], 0, gl.int32, layout=one)],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
 
 
 @gluon.jit
@@ -997,6 +997,21 @@ def _add_dq_tiles(
         mbarrier.arrive(k_free, count=1)
         item = _next_item(notes, note_ready, round, 4, READ)
         round += 1
+
+
+@triton.jit(do_not_specialize=['B', 'Hq', 'Hkv', 'Sq', 'Sk', 'table_stride_0', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
+def _collect_dq_kernel(
+    dq_parts_ptr, turns_ptr, dq_ptr, scale, B, Hq, Hkv, Sq, Sk, table_ptr, table_stride_0, table_stride_1,
+    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BQ: tl.constexpr,
+):
+    """A tile of dQ from the order of `_as_held` to that of the tensor."""
+    part = tl.cast(tl.program_id(0), tl.int64)
+    n_tiles = tl.cdiv(Sq, BQ)
+    met = tl.load(turns_ptr + part) > 0  # else no tile of keys has written here
+    held = tl.load(dq_parts_ptr + part * (BQ * BLOCK_D) + tl.arange(0, BQ * BLOCK_D), mask=met, other=0.0)
+    parts = tl.reshape(held, [BQ // 64, BLOCK_D // 64, 4, 8, 8, 4, 2, 2])
+    dq = tl.reshape(tl.permute(parts, [0, 2, 6, 4, 1, 3, 5, 7]), [BQ, BLOCK_D])
+    _store_rows(dq_ptr + part // n_tiles * Sq * D, dq * scale, part % n_tiles * BQ, Sq, D, BQ, D, BLOCK_D)
 
 
 @gluon.jit
@@ -1219,21 +1234,6 @@ def _hopper_backward_kernel(
         [4, 4, 1, 1, 1],
         [HELD, 512 - SPARE - 2 * HELD, SPARE, SPARE, SPARE],
     )
-
-
-@triton.jit(do_not_specialize=['B', 'Hq', 'Hkv', 'Sq', 'Sk', 'table_stride_0', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
-def _collect_dq_kernel(
-    dq_parts_ptr, turns_ptr, dq_ptr, scale, B, Hq, Hkv, Sq, Sk, table_ptr, table_stride_0, table_stride_1,
-    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BQ: tl.constexpr,
-):
-    """A tile of dQ from the order of `_as_held` to that of the tensor."""
-    part = tl.cast(tl.program_id(0), tl.int64)
-    n_tiles = tl.cdiv(Sq, BQ)
-    met = tl.load(turns_ptr + part) > 0  # else no tile of keys has written here
-    held = tl.load(dq_parts_ptr + part * (BQ * BLOCK_D) + tl.arange(0, BQ * BLOCK_D), mask=met, other=0.0)
-    parts = tl.reshape(held, [BQ // 64, BLOCK_D // 64, 4, 8, 8, 4, 2, 2])
-    dq = tl.reshape(tl.permute(parts, [0, 2, 6, 4, 1, 3, 5, 7]), [BQ, BLOCK_D])
-    _store_rows(dq_ptr + part // n_tiles * Sq * D, dq * scale, part % n_tiles * BQ, Sq, D, BQ, D, BLOCK_D)
 
 
 @gluon.jit
@@ -1758,6 +1758,7 @@ def _sum_table_kernel(
                         q, d_out, row_lse, delta, k_rows, v_rows, batch, kv_head, key_tile * BK, k_stride_s, v_stride_s, Sk, q0, q1, head, FAST, Sq, table_ptr, table_stride_0, table_stride_1, head_term, row_term,
                         D, Dv, BLOCK_D, BLOCK_DV, BK, True, TMA,
                     )
+                    contribution = tl.where(q_idx < Sq, contribution, 0.0)  # beyond the tensor a score may have no value
                     skewed = tl.gather(contribution, column + tl.zeros([BQ, BK], tl.int32), 1)
                     above += tl.sum(tl.where(row_in_tile >= diagonal, skewed, 0.0), 0)
                     below += tl.sum(tl.where(row_in_tile < diagonal, skewed, 0.0), 0)

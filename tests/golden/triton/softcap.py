@@ -801,6 +801,8 @@ def _attend_tiles(
     With PIPELINED the next scores are under way while these are weighed; without, the other warpgroups fill the gaps.
     """
     SHARE: gl.constexpr = 32 + 2 * BQ
+    # The result has a place of its own, so that of the queries is free after their last scores.
+    Q_EARLY: gl.constexpr = OUT_APART and SCHEDULE != "once"
     dtype: gl.constexpr = out_desc.dtype
     qk_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BK, 16])
     acc_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_DV, 16])
@@ -876,7 +878,7 @@ def _attend_tiles(
                 _arrive(V_FREE + v_stage, SHARE, 4)
                 acc = _rescaled(acc, rescale)
                 p = _unpacked(weight, dtype, weight_layout)
-            if OUT_APART and SCHEDULE != "once":  # the next queries come during the last product
+            if Q_EARLY:  # the next queries come during the last product
                 _arrive(Q_FREE + PART, 160, 4)
             mbarrier.wait(v_ready.index(stage), phase)
             acc_token = warpgroup_mma(p, v_tiles.index(stage).reshape([BK, BLOCK_DV]), acc, is_async=True)
@@ -906,10 +908,10 @@ def _attend_tiles(
                 acc_token = warpgroup_mma(p, v_tiles.index(stage).reshape([BK, BLOCK_DV]), acc, is_async=True)
                 acc, p = warpgroup_mma_wait(0, deps=(acc_token, p))
                 _arrive(V_FREE + stage, SHARE, 4)
+            if Q_EARLY:
+                _arrive(Q_FREE + PART, 160, 4)
         turn += n_steps
         round += 1
-        if OUT_APART and SCHEDULE != "once" and not PIPELINED:
-            _arrive(Q_FREE + PART, 160, 4)
 
         if SCHEDULE == "queue":
             tile, batch, head = _noted_item(notes, 2 * PART + (round - 1 & 1))
@@ -1084,11 +1086,10 @@ def _dq_kernel(
     d_out = _load_rows(d_out_rows, batch, head, q0, Sq, Dv, BQ, Dv, BLOCK_DV, True, TMA)
     rows = q0 + tl.arange(0, BQ)
     head_term = scale / 50.0
-    head_term_2 = Sk - 1
-    head_term_3 = head_term * 50.0
+    head_term_2 = head_term * 50.0
     row_lse = tl.load(lse_ptr + row + rows, mask=rows < Sq, other=float("inf"))[:, None]
     delta = tl.load(delta_ptr + row + rows, mask=rows < Sq, other=0.0)[:, None]
-    row_term = tl.minimum(q_idx + Sk - Sq, head_term_2)
+    row_term = q_idx + Sk - Sq
 
     dq = tl.zeros([BQ, BLOCK_D], tl.float32)
     full_hi, any_hi = _key_tiles(q0, q1, Sq, Sk, BK)
@@ -1104,7 +1105,7 @@ def _dq_kernel(
             dq, q, d_out, row_lse, delta, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, FAST, head_term, row_term,
             D, Dv, BLOCK_D, BLOCK_DV, BK, True, TMA,
         )
-    _store_rows(dq_ptr + row * D, dq * head_term_3, q0, Sq, D, BQ, D, BLOCK_D)
+    _store_rows(dq_ptr + row * D, dq * head_term_2, q0, Sq, D, BQ, D, BLOCK_D)
 
 
 @triton.jit
@@ -1264,32 +1265,12 @@ def _unpacked_wide(pairs, dtype: gl.constexpr, layout: gl.constexpr):
     return gl.convert_layout(gl.join(low, high).reshape([pairs.shape[0], pairs.shape[1] * 2]), layout)
 
 
-@gluon.jit
-def _await_turn(turns, turn):
-    """Returns when the cell holds `turn`; what others have added before they wrote it is seen from then on."""
-    one: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
-    gl.inline_asm_elementwise(
-        "{ .reg .pred p; .reg .b32 v; again: ld.acquire.gpu.global.b32 v, [$1]; setp.ne.s32 p, v, $2; @p bra again; mov.b32 $0, v; }",
-        "=r,l,r",
-        [turns.to(gl.int64) + gl.full([1], 0, gl.int64, layout=one), turn + gl.full([1], 0, gl.int32, layout=one)],
-        dtype=gl.int32,
-        is_pure=False,
-        pack=1,
-    )
-
-
-@gluon.jit
-def _pass_turn(turns, turn):
-    """Writes `turn` into the cell, after everything that this program has added."""
-    one: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
-    gl.inline_asm_elementwise(
-        "st.release.gpu.global.b32 [$1], $2; mov.b32 $0, $2;",
-        "=r,l,r",
-        [turns.to(gl.int64) + gl.full([1], 0, gl.int64, layout=one), turn + gl.full([1], 0, gl.int32, layout=one)],
-        dtype=gl.int32,
-        is_pure=False,
-        pack=1,
-    )
+@triton.jit
+def _heads_in_turn(heads, together, BACKWARDS: tl.constexpr):
+    """How many heads take turns: all where there are few."""
+    if BACKWARDS:
+        together = tl.where(heads < 4 * together, heads, together)
+    return together
 
 
 @gluon.jit
@@ -1301,9 +1282,7 @@ def _walked_item(item, n_tiles, n_heads, n_work, together, BACKWARDS: gl.constex
     last of the groups of heads goes the other way, and so do all where there are few, which then are one.
     """
     heads = n_work // n_tiles
-    if BACKWARDS:
-        few = heads < 4 * together
-        together = gl.where(few, heads, together)
+    together = _heads_in_turn(heads, together, BACKWARDS)
     first = item // (n_tiles * together) * together
     width = tl.minimum(heads - first, together)
     i = item - first * n_tiles
@@ -1414,6 +1393,34 @@ def _next_item(notes, note_ready, round, WARPS: gl.constexpr, READ: gl.constexpr
     item = tl.max(notes.load(gl.BlockedLayout([1], [32], [WARPS], [0])), 0)
     _arrive(READ, 480, WARPS)
     return item
+
+
+@gluon.jit
+def _await_turn(turns, turn):
+    """Returns when the cell holds `turn`; what others have added before they wrote it is seen from then on."""
+    one: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    gl.inline_asm_elementwise(
+        "{ .reg .pred p; .reg .b32 v; again: ld.acquire.gpu.global.b32 v, [$1]; setp.ne.s32 p, v, $2; @p bra again; mov.b32 $0, v; }",
+        "=r,l,r",
+        [turns.to(gl.int64) + gl.full([1], 0, gl.int64, layout=one), turn + gl.full([1], 0, gl.int32, layout=one)],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@gluon.jit
+def _pass_turn(turns, turn):
+    """Writes `turn` into the cell, after everything that this program has added."""
+    one: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    gl.inline_asm_elementwise(
+        "st.release.gpu.global.b32 [$1], $2; mov.b32 $0, $2;",
+        "=r,l,r",
+        [turns.to(gl.int64) + gl.full([1], 0, gl.int64, layout=one), turn + gl.full([1], 0, gl.int32, layout=one)],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
 
 
 @gluon.jit
@@ -1535,6 +1542,21 @@ def _add_dq_tiles(
         mbarrier.arrive(k_free, count=1)
         item = _next_item(notes, note_ready, round, 4, READ)
         round += 1
+
+
+@triton.jit(do_not_specialize=['Hq', 'Hkv', 'Sq', 'Sk', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
+def _collect_dq_kernel(
+    dq_parts_ptr, turns_ptr, dq_ptr, scale, Hq, Hkv, Sq, Sk,
+    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BQ: tl.constexpr,
+):
+    """A tile of dQ from the order of `_as_held` to that of the tensor."""
+    part = tl.cast(tl.program_id(0), tl.int64)
+    n_tiles = tl.cdiv(Sq, BQ)
+    met = tl.load(turns_ptr + part) > 0  # else no tile of keys has written here
+    held = tl.load(dq_parts_ptr + part * (BQ * BLOCK_D) + tl.arange(0, BQ * BLOCK_D), mask=met, other=0.0)
+    parts = tl.reshape(held, [BQ // 64, BLOCK_D // 64, 4, 8, 8, 4, 2, 2])
+    dq = tl.reshape(tl.permute(parts, [0, 2, 6, 4, 1, 3, 5, 7]), [BQ, BLOCK_D])
+    _store_rows(dq_ptr + part // n_tiles * Sq * D, dq * (scale / 50.0 * 50.0), part % n_tiles * BQ, Sq, D, BQ, D, BLOCK_D)
 
 
 @gluon.jit
@@ -1755,21 +1777,6 @@ def _hopper_backward_kernel(
         [4, 4, 1, 1, 1],
         [HELD, 512 - SPARE - 2 * HELD, SPARE, SPARE, SPARE],
     )
-
-
-@triton.jit(do_not_specialize=['Hq', 'Hkv', 'Sq', 'Sk', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
-def _collect_dq_kernel(
-    dq_parts_ptr, turns_ptr, dq_ptr, scale, Hq, Hkv, Sq, Sk,
-    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BQ: tl.constexpr,
-):
-    """A tile of dQ from the order of `_as_held` to that of the tensor."""
-    part = tl.cast(tl.program_id(0), tl.int64)
-    n_tiles = tl.cdiv(Sq, BQ)
-    met = tl.load(turns_ptr + part) > 0  # else no tile of keys has written here
-    held = tl.load(dq_parts_ptr + part * (BQ * BLOCK_D) + tl.arange(0, BQ * BLOCK_D), mask=met, other=0.0)
-    parts = tl.reshape(held, [BQ // 64, BLOCK_D // 64, 4, 8, 8, 4, 2, 2])
-    dq = tl.reshape(tl.permute(parts, [0, 2, 6, 4, 1, 3, 5, 7]), [BQ, BLOCK_D])
-    _store_rows(dq_ptr + part // n_tiles * Sq * D, dq * (scale / 50.0 * 50.0), part % n_tiles * BQ, Sq, D, BQ, D, BLOCK_D)
 
 
 @gluon.jit
@@ -2160,9 +2167,8 @@ def _differentiate_key_tiles(
     row_lse = gl.load(lse_ptr + row + rows, mask=rows < Sq, other=float("inf"))[:, None]
     delta = gl.load(delta_ptr + row + rows, mask=rows < Sq, other=0.0)[:, None]
     head_term = scale / 50.0
-    head_term_2 = Sk - 1
-    head_term_3 = head_term * 50.0
-    row_term = tl.minimum(q_idx + Sk - Sq, head_term_2)
+    head_term_2 = head_term * 50.0
+    row_term = q_idx + Sk - Sq
     mbarrier.wait(q_ready.index(PART), 0)
     for step in range(n_steps):
         stage = step % K_STAGES
@@ -2183,7 +2189,7 @@ def _differentiate_key_tiles(
         dq_token = warpgroup_mma(slopes, k_tiles.index(stage).reshape([BK, BLOCK_D]), dq, is_async=True)
         dq, slopes = warpgroup_mma_wait(0, deps=(dq_token, slopes))
         _arrive(K_FREE + stage, 288, 4)
-    _store_result(dq_desc, dq * head_term_3, q_tiles.index(PART), batch, head, q0, 64, BLOCK_D)
+    _store_result(dq_desc, dq * head_term_2, q_tiles.index(PART), batch, head, q0, 64, BLOCK_D)
 
 
 @gluon.jit(do_not_specialize=['n_work', 'together', 'Hq', 'Hkv', 'Sq', 'Sk'])

@@ -763,6 +763,8 @@ def _attend_tiles(
     With PIPELINED the next scores are under way while these are weighed; without, the other warpgroups fill the gaps.
     """
     SHARE: gl.constexpr = 32 + 2 * BQ
+    # The result has a place of its own, so that of the queries is free after their last scores.
+    Q_EARLY: gl.constexpr = OUT_APART and SCHEDULE != "once"
     dtype: gl.constexpr = out_desc.dtype
     qk_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BK, 16])
     acc_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_DV, 16])
@@ -863,7 +865,7 @@ def _attend_tiles(
                 _arrive(V_FREE + v_stage, SHARE, 4)
                 acc = _rescaled(acc, rescale)
                 p = _unpacked(weight, dtype, weight_layout)
-            if OUT_APART and SCHEDULE != "once":  # the next queries come during the last product
+            if Q_EARLY:  # the next queries come during the last product
                 _arrive(Q_FREE + PART, 160, 4)
             mbarrier.wait(v_ready.index(stage), phase)
             acc_token = warpgroup_mma(p, v_tiles.index(stage).reshape([BK, BLOCK_DV]), acc, is_async=True)
@@ -907,10 +909,10 @@ def _attend_tiles(
                 acc_token = warpgroup_mma(p, v_tiles.index(stage).reshape([BK, BLOCK_DV]), acc, is_async=True)
                 acc, p = warpgroup_mma_wait(0, deps=(acc_token, p))
                 _arrive(V_FREE + stage, SHARE, 4)
+            if Q_EARLY:
+                _arrive(Q_FREE + PART, 160, 4)
         turn += n_steps
         round += 1
-        if OUT_APART and SCHEDULE != "once" and not PIPELINED:
-            _arrive(Q_FREE + PART, 160, 4)
 
         if SCHEDULE == "queue":
             tile, batch, head = _noted_item(notes, 2 * PART + (round - 1 & 1))
