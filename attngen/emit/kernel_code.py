@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from attngen.emit.names import Names
 from attngen.emit.params import ParamView, derived
 from attngen.emit.triton_expressions import Printer
-from attngen.ir.build import TRUE
-from attngen.ir.nodes import Expr, Type
+from attngen.ir.build import TRUE, apply, conjunction
+from attngen.ir.nodes import Expr, Op, Type
 from attngen.ir.walk import nodes, reads
-from attngen.plan.bounded import bounded
+from attngen.plan.bounded import Bounded, bounded
 from attngen.plan.kernel import KernelPlan
 from attngen.plan.schedule import Binding, Level, schedule
 
@@ -108,10 +108,10 @@ class KernelWriter:
     ) -> KernelCode:
         """`known` are the names that the kernel has bound before these lines; `results` are read in the tile function,
         those `outside` in the kernel itself; `used_by_template` is further code of the tile function."""
-        mask, ends = bounded(mask, "k" if self.held is Level.ROW else "q")
+        bounds = bounded(mask, "k" if self.held is Level.ROW else "q")
         outside = outside or {}
         outside = {**outside, **{t.name: t.held for t in tests}}
-        plan = schedule({**results, **({"allowed": mask} if mask != TRUE else {}), **outside})
+        plan = schedule({**results, **_tested(bounds), **outside})
         ours: set[Expr] = set()
         for e in results.values():
             ours.update(nodes(e))
@@ -129,14 +129,7 @@ class KernelWriter:
                 (own if b.expr in ours else masked).append(self._line(b))
         texts = {name: self.printer.text(e) for name, e in results.items()}
         outer = {name: self.printer.text(e) for name, e in outside.items()}
-        edge = "(k_idx < Sk)" if self.held is Level.ROW else "(q_idx < Sq)"
-        if mask == TRUE:
-            allowed = edge
-        else:
-            text, strength = (
-                self.printer.definition(mask) if mask not in self.printer.names else (self.printer.text(mask), 9)
-            )
-            allowed = text if ends else f"{edge} & {text if strength >= 4 else f'({text})'}"
+        allowed = self._allowed(bounds)
         position, last = ("q_idx", "q1") if self.held is Level.ROW else ("k_idx", "k1")
         tested = [line for t in tests for line in t.lines(outer.pop(t.name), f"{position} <= {last}")]
         # Positions kept inside the ragged last tile, and float scalars, are bound where they are read.
@@ -166,6 +159,21 @@ class KernelWriter:
             range_arguments,
         )
 
+    def _allowed(self, bounds: Bounded) -> str:
+        """The text of the mask inside the tensor's edge."""
+        if bounds.least is None or bounds.most is None:
+            inside = "" if bounds.most is not None else "(k_idx < Sk)" if self.held is Level.ROW else "(q_idx < Sq)"
+            mask = bounds.mask
+        else:
+            texts = (self.printer.text(e) for e in (bounds.walked, bounds.least, bounds.count))
+            inside = f"_among({', '.join(texts)})"
+            mask = bounds.rest
+        if mask == TRUE:
+            return inside
+        bound = mask in self.printer.names
+        text, strength = (self.printer.text(mask), 9) if bound else self.printer.definition(mask)
+        return f"{inside} & {text if strength >= 4 else f'({text})'}" if inside else text
+
     def _line(self, b: Binding) -> str:
         text = self.printer.definition(b.expr)[0]
         name = self.names.fresh(b.name)
@@ -186,6 +194,15 @@ class KernelWriter:
                 score.insert(0, line)
             elif name in free_names(masked):
                 masked.insert(0, line)
+
+
+def _tested(bounds: Bounded) -> dict[str, Expr]:
+    """What the mask's text will read, for the schedule."""
+    if bounds.least is None or bounds.most is None:
+        return {"allowed": bounds.mask} if bounds.mask != TRUE else {}
+    # Not printed: its parts are, and are bound where they are known.
+    between = conjunction(apply(Op.LE, bounds.least, bounds.walked), apply(Op.LT, bounds.walked, bounds.count))
+    return {"between": between, **({"allowed": bounds.rest} if bounds.rest != TRUE else {})}
 
 
 def _bound_names(lines: Iterable[str]) -> dict[str, None]:

@@ -222,6 +222,12 @@ def _head_rows(tensor, batch, head, stride_b, stride_h, ALIGN: tl.constexpr, TMA
 
 
 @triton.jit
+def _among(position, least, count):
+    """least <= position < least + count, by one comparison: what is negative is large where it has no sign."""
+    return (position - least).to(tl.uint32) < tl.cast(count, tl.uint32)
+
+
+@triton.jit
 def _heads_in_turn(n_tiles, n_heads):
     """(tile, batch, head) of this program: the tiles of one head together, so that they share its keys in the cache."""
     pid = tl.program_id(0)
@@ -270,7 +276,7 @@ def _query_tiles(k0, k1, Sq, Sk, BQ: tl.constexpr):
 
 @triton.jit
 def _attend_tile(
-    acc, row_max, row_sum, q, k_rows, v_rows, batch, kv_head, k0, k_stride_s, v_stride_s, Sk, logit_scale, row_term, row_term_2,
+    acc, row_max, row_sum, q, k_rows, v_rows, batch, kv_head, k0, k_stride_s, v_stride_s, Sk, logit_scale, least_allowed,
     D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BK: tl.constexpr, MASKED: tl.constexpr, TMA: tl.constexpr,
 ):
     """Folds the keys k0 … k0 + BK - 1 into the running state of a tile of queries."""
@@ -279,7 +285,7 @@ def _attend_tile(
     qk = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     x = qk
     if MASKED:
-        x = tl.where((k_idx <= row_term) & (row_term_2 <= k_idx), x, float("-inf"))
+        x = tl.where(_among(k_idx, least_allowed, 1024), x, float("-inf"))
     new_max = tl.maximum(row_max, tl.max(x, 1))
     shift = tl.where(new_max == float("-inf"), 0.0, new_max)  # rows that have met no key yet
     rescale = tl.exp2((row_max - shift) * logit_scale)
@@ -312,8 +318,7 @@ def _forward_kernel(
     v_stride_s = _aligned(v_stride_s, ALIGN)
     q = _load_rows(q_rows, batch, head, q0, Sq, q_stride_s, BQ, D, BLOCK_D, True, TMA)
     logit_scale = scale * 1.4426950408889634
-    row_term = q_idx + Sk - Sq
-    row_term_2 = row_term - 1023
+    least_allowed = q_idx + Sk - Sq - 1023
 
     acc = tl.zeros([BQ, BLOCK_DV], tl.float32)
     row_max = tl.full([BQ], float("-inf"), tl.float32)
@@ -322,14 +327,14 @@ def _forward_kernel(
     for step in tl.range(full_hi - full_lo):
         at = full_lo + step
         acc, row_max, row_sum = _attend_tile(
-            acc, row_max, row_sum, q, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, logit_scale, row_term, row_term_2,
+            acc, row_max, row_sum, q, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, logit_scale, least_allowed,
             D, Dv, BLOCK_D, BLOCK_DV, BK, False, TMA,
         )
     for step in tl.range((full_lo - any_lo) + (any_hi - full_hi)):
         at = any_lo + step
         at = tl.where(step < (full_lo - any_lo), at, full_hi + step - (full_lo - any_lo))
         acc, row_max, row_sum = _attend_tile(
-            acc, row_max, row_sum, q, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, logit_scale, row_term, row_term_2,
+            acc, row_max, row_sum, q, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, logit_scale, least_allowed,
             D, Dv, BLOCK_D, BLOCK_DV, BK, True, TMA,
         )
 
@@ -375,8 +380,7 @@ def _split_kernel(
     q_rows = _head_rows(q_ptr, batch, head, q_stride_b, q_stride_h, ALIGN, False)
     q = tl.load(q_rows + q_idx * q_stride_s + col, mask=(q_idx < Sq) & (col < D), other=0.0)
     logit_scale = scale * 1.4426950408889634
-    row_term = q_idx + Sk - Sq
-    row_term_2 = row_term - 1023
+    least_allowed = q_idx + Sk - Sq - 1023
 
     acc = tl.zeros([BQ, BLOCK_DV], tl.float32)
     row_max = tl.full([BQ], float("-inf"), tl.float32)
@@ -390,14 +394,14 @@ def _split_kernel(
     for step in tl.range(tl.minimum(first, n_full), tl.minimum(stop, n_full)):
         at = full_lo + step
         acc, row_max, row_sum = _attend_tile(
-            acc, row_max, row_sum, q, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, logit_scale, row_term, row_term_2,
+            acc, row_max, row_sum, q, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, logit_scale, least_allowed,
             D, Dv, BLOCK_D, BLOCK_DV, BK, False, TMA,
         )
     for step in tl.range(tl.maximum(first, n_full) - n_full, tl.maximum(stop, n_full) - n_full):
         at = any_lo + step
         at = tl.where(step < (full_lo - any_lo), at, full_hi + step - (full_lo - any_lo))
         acc, row_max, row_sum = _attend_tile(
-            acc, row_max, row_sum, q, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, logit_scale, row_term, row_term_2,
+            acc, row_max, row_sum, q, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, logit_scale, least_allowed,
             D, Dv, BLOCK_D, BLOCK_DV, BK, True, TMA,
         )
 
@@ -735,7 +739,7 @@ def _rescaled(acc, rescale):
 
 @gluon.jit
 def _weigh(
-    row_max, row_sum, qk, batch, kv_head, k0, masked, Sk, logit_scale, row_term, row_term_2,
+    row_max, row_sum, qk, batch, kv_head, k0, masked, Sk, logit_scale, least_allowed,
     D: gl.constexpr, Dv: gl.constexpr, BK: gl.constexpr, dtype: gl.constexpr,
 ):
     """The weights of 64 queries for the keys k0 … k0 + BK - 1, and the state of the rows with these keys."""
@@ -743,7 +747,7 @@ def _weigh(
     x = qk
     if masked:
         _again(k0)  # else the compilers may make the mask for every tile
-        x = tl.where((k_idx <= row_term) & (row_term_2 <= k_idx), x, float("-inf"))
+        x = tl.where(_among(k_idx, least_allowed, 1024), x, float("-inf"))
     weight, sums, row_max, rescale = _lagging_weights(x, row_max, logit_scale, dtype)
     row_sum = row_sum * rescale + sums
     return weight, rescale, row_max, row_sum
@@ -786,8 +790,7 @@ def _attend_tiles(
         rows = q0 + gl.arange(0, 64, layout=rows_layout)
         q_idx = rows[:, None]
         logit_scale = scale * 1.4426950408889634
-        row_term = q_idx + Sk - Sq
-        row_term_2 = row_term - 1023
+        least_allowed = q_idx + Sk - Sq - 1023
 
         acc = gl.zeros([64, BLOCK_DV], gl.float32, layout=acc_layout)
         row_sum = _firsts(no_scores.reshape([64, BK // 2, 2]).split()[0])
@@ -805,7 +808,7 @@ def _attend_tiles(
             qk = warpgroup_mma_wait(0, deps=(qk_token,))
             _arrive(K_FREE + stage, SHARE, 4)
             weight, rescale, row_max, row_sum = _weigh(
-                row_max, row_sum, qk, batch, kv_head, at * BK, (at < own_full_lo) | (at >= own_full_hi), Sk, logit_scale, row_term, row_term_2,
+                row_max, row_sum, qk, batch, kv_head, at * BK, (at < own_full_lo) | (at >= own_full_hi), Sk, logit_scale, least_allowed,
                 D, Dv, BK, dtype,
             )
             p = _unpacked(weight, dtype, weight_layout)
@@ -827,7 +830,7 @@ def _attend_tiles(
                 qk = warpgroup_mma_wait(1, deps=(qk_token,))
                 _arrive(K_FREE + stage, SHARE, 4)
                 weight, rescale, row_max, row_sum = _weigh(
-                    row_max, row_sum, qk, batch, kv_head, at * BK, (at < own_full_lo) | (at >= own_full_hi), Sk, logit_scale, row_term, row_term_2,
+                    row_max, row_sum, qk, batch, kv_head, at * BK, (at < own_full_lo) | (at >= own_full_hi), Sk, logit_scale, least_allowed,
                     D, Dv, BK, dtype,
                 )
                 _hold_back(n_steps)
@@ -856,7 +859,7 @@ def _attend_tiles(
                 qk = warpgroup_mma_wait(0, deps=(qk_token,))
                 _arrive(K_FREE + stage, SHARE, 4)
                 weight, rescale, row_max, row_sum = _weigh(
-                    row_max, row_sum, qk, batch, kv_head, at * BK, (at < own_full_lo) | (at >= own_full_hi), Sk, logit_scale, row_term, row_term_2,
+                    row_max, row_sum, qk, batch, kv_head, at * BK, (at < own_full_lo) | (at >= own_full_hi), Sk, logit_scale, least_allowed,
                     D, Dv, BK, dtype,
                 )
                 acc = _rescaled(acc, rescale)
@@ -1021,7 +1024,7 @@ def _rows_kernel(
 
 @triton.jit
 def _dq_tile(
-    dq, q, d_out, row_lse, delta, k_rows, v_rows, batch, kv_head, k0, k_stride_s, v_stride_s, Sk, logit_scale, row_term, row_term_2,
+    dq, q, d_out, row_lse, delta, k_rows, v_rows, batch, kv_head, k0, k_stride_s, v_stride_s, Sk, logit_scale, least_allowed,
     D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BK: tl.constexpr, MASKED: tl.constexpr, TMA: tl.constexpr,
 ):
     """Adds to dQ what the keys k0 … k0 + BK - 1 contribute."""
@@ -1032,7 +1035,7 @@ def _dq_tile(
     dp = tl.dot(d_out, tl.trans(v), input_precision=PRECISION)
     p = tl.exp2(qk * logit_scale - row_lse)
     if MASKED:
-        allowed = (k_idx <= row_term) & (row_term_2 <= k_idx)
+        allowed = _among(k_idx, least_allowed, 1024)
         p = tl.where(allowed, p, 0.0)
     dp = dp - delta
     g = p * dp
@@ -1067,22 +1070,21 @@ def _dq_kernel(
     logit_scale = scale * 1.4426950408889634
     row_lse = tl.load(lse_ptr + row + rows, mask=rows < Sq, other=float("inf"))[:, None]
     delta = tl.load(delta_ptr + row + rows, mask=rows < Sq, other=0.0)[:, None]
-    row_term = q_idx + Sk - Sq
-    row_term_2 = row_term - 1023
+    least_allowed = q_idx + Sk - Sq - 1023
 
     dq = tl.zeros([BQ, BLOCK_D], tl.float32)
     full_lo, full_hi, any_lo, any_hi = _key_tiles(q0, q1, Sq, Sk, BK)
     for step in tl.range(full_hi - full_lo):
         at = full_lo + step
         dq = _dq_tile(
-            dq, q, d_out, row_lse, delta, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, logit_scale, row_term, row_term_2,
+            dq, q, d_out, row_lse, delta, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, logit_scale, least_allowed,
             D, Dv, BLOCK_D, BLOCK_DV, BK, False, TMA,
         )
     for step in tl.range((full_lo - any_lo) + (any_hi - full_hi)):
         at = any_lo + step
         at = tl.where(step < (full_lo - any_lo), at, full_hi + step - (full_lo - any_lo))
         dq = _dq_tile(
-            dq, q, d_out, row_lse, delta, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, logit_scale, row_term, row_term_2,
+            dq, q, d_out, row_lse, delta, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, logit_scale, least_allowed,
             D, Dv, BLOCK_D, BLOCK_DV, BK, True, TMA,
         )
     _store_rows(dq_ptr + row * D, dq * scale, q0, Sq, D, BQ, D, BLOCK_D)
@@ -1090,7 +1092,7 @@ def _dq_kernel(
 
 @triton.jit
 def _dkdv_tile(
-    dk, dv, k, v, q_rows, d_out_rows, batch, head, row, lse_ptr, delta_ptr, q0, q_stride_s, Sq, logit_scale, col_term, col_term_2,
+    dk, dv, k, v, q_rows, d_out_rows, batch, head, row, lse_ptr, delta_ptr, q0, q_stride_s, Sq, logit_scale, least_allowed, n_allowed,
     D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BQ: tl.constexpr, MASKED: tl.constexpr, TMA: tl.constexpr,
 ):
     """Adds to dK and dV what the queries q0 … q0 + BQ - 1 contribute."""
@@ -1108,7 +1110,7 @@ def _dkdv_tile(
         delta = tl.load(delta_ptr + row + rows)[None, :]
     p = tl.exp2(qk * logit_scale - row_lse)
     if MASKED:
-        allowed = (q_idx <= col_term) & (col_term_2 <= q_idx)
+        allowed = _among(q_idx, least_allowed, n_allowed)
         p = tl.where(allowed, p, 0.0)
     dv = tl.dot(p.to(d_out.dtype), d_out, dv, input_precision=PRECISION)
     dp = dp - delta
@@ -1146,20 +1148,20 @@ def _dkdv_kernel(
         d_out_rows = _head_rows(d_out_ptr, batch, head, tl.cast(Hq, tl.int64) * Sq * Dv, Sq * Dv, 1, TMA)
         logit_scale = scale * 1.4426950408889634
         head_term = Sq - 1
-        col_term = tl.minimum(Sq + k_idx - Sk + 1023, head_term)
-        col_term_2 = k_idx + Sq - Sk
+        least_allowed = k_idx + Sq - Sk
+        n_allowed = tl.maximum(tl.minimum(Sq + k_idx - Sk + 1023, head_term) - least_allowed + 1, 0)
         full_lo, full_hi, any_lo, any_hi = _query_tiles(k0, k1, Sq, Sk, BQ)
         for step in tl.range(full_hi - full_lo):
             at = full_lo + step
             dk, dv = _dkdv_tile(
-                dk, dv, k, v, q_rows, d_out_rows, batch, head, row, lse_ptr, delta_ptr, at * BQ, q_stride_s, Sq, logit_scale, col_term, col_term_2,
+                dk, dv, k, v, q_rows, d_out_rows, batch, head, row, lse_ptr, delta_ptr, at * BQ, q_stride_s, Sq, logit_scale, least_allowed, n_allowed,
                 D, Dv, BLOCK_D, BLOCK_DV, BQ, False, TMA,
             )
         for step in tl.range((full_lo - any_lo) + (any_hi - full_hi)):
             at = any_lo + step
             at = tl.where(step < (full_lo - any_lo), at, full_hi + step - (full_lo - any_lo))
             dk, dv = _dkdv_tile(
-                dk, dv, k, v, q_rows, d_out_rows, batch, head, row, lse_ptr, delta_ptr, at * BQ, q_stride_s, Sq, logit_scale, col_term, col_term_2,
+                dk, dv, k, v, q_rows, d_out_rows, batch, head, row, lse_ptr, delta_ptr, at * BQ, q_stride_s, Sq, logit_scale, least_allowed, n_allowed,
                 D, Dv, BLOCK_D, BLOCK_DV, BQ, True, TMA,
             )
     column = (batch * tl.cast(Hkv, tl.int64) + kv_head) * Sk
@@ -1189,9 +1191,9 @@ def _may_attend(
     q_idx = _again(q0 + gl.arange(0, BQ, layout=gl.SliceLayout(0, layout)))[None, :]
     k_idx = _again(k0 + gl.arange(0, BK, layout=gl.SliceLayout(1, layout)))[:, None]
     head_term = Sq - 1
-    col_term = tl.minimum(Sq + k_idx - Sk + 1023, head_term)
-    col_term_2 = k_idx + Sq - Sk
-    return (q_idx <= col_term) & (col_term_2 <= q_idx) & (k_idx < Sk)
+    least_allowed = k_idx + Sq - Sk
+    n_allowed = tl.maximum(tl.minimum(Sq + k_idx - Sk + 1023, head_term) - least_allowed + 1, 0)
+    return _among(q_idx, least_allowed, n_allowed) & (k_idx < Sk)
 
 
 @gluon.jit
@@ -1207,7 +1209,7 @@ def _kept_bits(
 
 @gluon.jit
 def _weigh_again(
-    qk, row_lse, batch, head, kv_head, q0, k0, k_idx, Sq, Sk, logit_scale, col_term, col_term_2,
+    qk, row_lse, batch, head, kv_head, q0, k0, k_idx, Sq, Sk, logit_scale, least_allowed, n_allowed,
     D: gl.constexpr, Dv: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, dtype: gl.constexpr,
 ):
     """The weights of a tile, keys down and queries across, from its scores and the rows' log-sum-exp: packed,
@@ -1511,7 +1513,7 @@ def _start_with_terms(terms, like, FIRST: gl.constexpr):
 @gluon.jit
 def _differentiate_tile(
     dk, dv, turn, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, terms_tiles, q_ready, d_out_ready, ds_free,
-    batch, head, kv_head, at, masked, k0, k_idx, Sq, Sk, logit_scale, col_term, col_term_2, scale, Hq, Hkv,
+    batch, head, kv_head, at, masked, k0, k_idx, Sq, Sk, logit_scale, least_allowed, n_allowed, scale, Hq, Hkv,
     D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, EARLY: gl.constexpr, BACKWARDS: gl.constexpr, TURNS: gl.constexpr, DS_STAGES: gl.constexpr, DS_STORED: gl.constexpr, READ: gl.constexpr, FREE: gl.constexpr, PART: gl.constexpr,
 ):
     """dK and dV with the tile of queries `at`, and its dS for dQ.
@@ -1537,7 +1539,7 @@ def _differentiate_tile(
         mbarrier.wait(d_out_ready.index(stage), turn // STAGES & 1)
     qk = warpgroup_mma_wait(0, deps=(qk_token,))
     weight = _weigh_again(
-        qk, row_lse, batch, head, kv_head, at * BQ, k0, k_idx, Sq, Sk, logit_scale, col_term, col_term_2, D, Dv, BQ, HALF, dtype,
+        qk, row_lse, batch, head, kv_head, at * BQ, k0, k_idx, Sq, Sk, logit_scale, least_allowed, n_allowed, D, Dv, BQ, HALF, dtype,
     )
     if masked:
         kept = _kept_bits(no_pairs, at * BQ, k0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, D, Dv, BQ, HALF)
@@ -1623,16 +1625,16 @@ def _differentiate_tiles(
             turn += begin
             logit_scale = scale * 1.4426950408889634
             head_term = Sq - 1
-            col_term = tl.minimum(Sq + k_idx - Sk + 1023, head_term)
-            col_term_2 = k_idx + Sq - Sk
+            least_allowed = k_idx + Sq - Sk
+            n_allowed = tl.maximum(tl.minimum(Sq + k_idx - Sk + 1023, head_term) - least_allowed + 1, 0)
 
             for step in range(begin, end):
                 at = stop - 1 - step
                 masked = ((at < own_full_lo) | (at >= own_full_hi)) | (k0 + HALF > Sk)
                 dk, dv = _differentiate_tile(
                     dk, dv, turn, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, terms_tiles, q_ready, d_out_ready, ds_free,
-                    batch, head, kv_head, at, masked, k0, k_idx, Sq, Sk, logit_scale, col_term, col_term_2, scale,
-                    Hq, Hkv,
+                    batch, head, kv_head, at, masked, k0, k_idx, Sq, Sk, logit_scale, least_allowed, n_allowed,
+                    scale, Hq, Hkv,
                     D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, EARLY, BACKWARDS, TURNS, DS_STAGES, DS_STORED, READ, FREE, PART,
                 )
                 turn += 1
@@ -1883,8 +1885,8 @@ def _weigh_query_tiles(
         full_lo, full_hi, any_lo, any_hi = _queries_met(k0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, D, Dv, BQ, BK)
         logit_scale = scale * 1.4426950408889634
         head_term = Sq - 1
-        col_term = tl.minimum(Sq + k_idx - Sk + 1023, head_term)
-        col_term_2 = k_idx + Sq - Sk
+        least_allowed = k_idx + Sq - Sk
+        n_allowed = tl.maximum(tl.minimum(Sq + k_idx - Sk + 1023, head_term) - least_allowed + 1, 0)
 
         n_steps = tl.maximum(any_hi - any_lo, 1)
         stage = turn % STAGES
@@ -1895,7 +1897,7 @@ def _weigh_query_tiles(
         for step in range(n_steps):
             at = any_lo + step
             weight = _weigh_again(
-                qk, lse_tiles.index(stage).load(gl.SliceLayout(0, pair_layout))[None, :], batch, head, kv_head, at * BQ, k0, k_idx, Sq, Sk, logit_scale, col_term, col_term_2, D, Dv, BQ, BK, dtype,
+                qk, lse_tiles.index(stage).load(gl.SliceLayout(0, pair_layout))[None, :], batch, head, kv_head, at * BQ, k0, k_idx, Sq, Sk, logit_scale, least_allowed, n_allowed, D, Dv, BQ, BK, dtype,
             )
             if ((at < full_lo) | (at >= full_hi)):
                 kept = _kept_bits(qk, at * BQ, k0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, D, Dv, BQ, BK)
@@ -2087,14 +2089,14 @@ def _load_key_tiles(
 
 @gluon.jit
 def _weigh_rows(
-    qk, row_lse, batch, kv_head, k0, masked, Sk, logit_scale, row_term, row_term_2,
+    qk, row_lse, batch, kv_head, k0, masked, Sk, logit_scale, least_allowed,
     D: gl.constexpr, Dv: gl.constexpr, BK: gl.constexpr,
 ):
     """The weights of 64 queries for the keys k0 … k0 + BK - 1."""
     k_idx = (k0 + gl.arange(0, BK, layout=gl.SliceLayout(0, qk.type.layout)))[None, :]
     p = tl.exp2(qk * logit_scale - row_lse)
     if masked:
-        allowed = (k_idx <= row_term) & (row_term_2 <= k_idx)
+        allowed = _among(k_idx, least_allowed, 1024)
         p = tl.where(allowed, p, 0.0)
     return p
 
@@ -2124,8 +2126,7 @@ def _differentiate_key_tiles(
     row_lse = gl.load(lse_ptr + row + rows, mask=rows < Sq, other=float("inf"))[:, None]
     delta = gl.load(delta_ptr + row + rows, mask=rows < Sq, other=0.0)[:, None]
     logit_scale = scale * 1.4426950408889634
-    row_term = q_idx + Sk - Sq
-    row_term_2 = row_term - 1023
+    least_allowed = q_idx + Sk - Sq - 1023
     mbarrier.wait(q_ready.index(PART), 0)
     for step in range(n_steps):
         stage = step % K_STAGES
@@ -2135,8 +2136,8 @@ def _differentiate_key_tiles(
         qk = warpgroup_mma_wait(0, deps=(qk_token,))
         at = any_lo + step
         p = _weigh_rows(
-            qk, row_lse, batch, kv_head, at * BK, ((at < full_lo) | (at >= full_hi)), Sk, logit_scale, row_term,
-            row_term_2, D, Dv, BK,
+            qk, row_lse, batch, kv_head, at * BK, ((at < full_lo) | (at >= full_hi)), Sk, logit_scale,
+            least_allowed, D, Dv, BK,
         )
         mbarrier.wait(v_ready.index(v_stage), step // V_STAGES & 1)
         v_tile = v_tiles.index(v_stage + _again(gl.to_tensor(0)))  # where there is one stage its address stays, too

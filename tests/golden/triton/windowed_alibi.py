@@ -207,6 +207,12 @@ def _head_rows(tensor, batch, head, stride_b, stride_h, ALIGN: tl.constexpr, TMA
 
 
 @triton.jit
+def _among(position, least, count):
+    """least <= position < least + count, by one comparison: what is negative is large where it has no sign."""
+    return (position - least).to(tl.uint32) < tl.cast(count, tl.uint32)
+
+
+@triton.jit
 def _heads_in_turn(n_tiles, n_heads):
     """(tile, batch, head) of this program: the tiles of one head together, so that they share its keys in the cache."""
     pid = tl.program_id(0)
@@ -270,7 +276,7 @@ def _query_tiles(k0, k1, Sq, BQ: tl.constexpr):
 
 @triton.jit
 def _attend_tile(
-    acc, row_max, row_sum, q, k_rows, v_rows, batch, kv_head, k0, k_stride_s, v_stride_s, Sk, FAST, head_term, head_term_2, head_term_3, row_term, row_term_2, row_term_3,
+    acc, row_max, row_sum, q, k_rows, v_rows, batch, kv_head, k0, k_stride_s, v_stride_s, Sk, FAST, head_term, head_term_2, head_term_3, row_term, least_allowed, n_allowed,
     D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BK: tl.constexpr, MASKED: tl.constexpr, TMA: tl.constexpr,
 ):
     """Folds the keys k0 … k0 + BK - 1 into the running state of a tile of queries."""
@@ -280,7 +286,7 @@ def _attend_tile(
     col_term = tl.cast(k_idx, tl.float32) * head_term_3
     x = _tanh(qk * head_term, FAST) * head_term_2 - (row_term - col_term)
     if MASKED:
-        x = tl.where((k_idx <= row_term_2) & (row_term_3 <= k_idx), x, float("-inf"))
+        x = tl.where(_among(k_idx, least_allowed, n_allowed), x, float("-inf"))
     new_max = tl.maximum(row_max, tl.max(x, 1))
     shift = tl.where(new_max == float("-inf"), 0.0, new_max)  # rows that have met no key yet
     rescale = tl.exp2(row_max - shift)
@@ -319,8 +325,8 @@ def _forward_kernel(
     head_term_3 = tl.cast(tl.load(slope_ptr + tl.cast(head, tl.int64) * slope_stride_0), tl.float32) * 1.4426950408889634
     head_term_4 = Sk - 1
     row_term = tl.cast(q_idx, tl.float32) * head_term_3
-    row_term_2 = tl.minimum(q_idx, head_term_4)
-    row_term_3 = q_idx - 1023
+    least_allowed = q_idx - 1023
+    n_allowed = tl.maximum(tl.minimum(q_idx, head_term_4) - least_allowed + 1, 0)
 
     acc = tl.zeros([BQ, BLOCK_DV], tl.float32)
     row_max = tl.full([BQ], float("-inf"), tl.float32)
@@ -329,14 +335,14 @@ def _forward_kernel(
     for step in tl.range(full_hi - full_lo):
         at = full_lo + step
         acc, row_max, row_sum = _attend_tile(
-            acc, row_max, row_sum, q, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, FAST, head_term, head_term_2, head_term_3, row_term, row_term_2, row_term_3,
+            acc, row_max, row_sum, q, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, FAST, head_term, head_term_2, head_term_3, row_term, least_allowed, n_allowed,
             D, Dv, BLOCK_D, BLOCK_DV, BK, False, TMA,
         )
     for step in tl.range((full_lo - any_lo) + (any_hi - full_hi)):
         at = any_lo + step
         at = tl.where(step < (full_lo - any_lo), at, full_hi + step - (full_lo - any_lo))
         acc, row_max, row_sum = _attend_tile(
-            acc, row_max, row_sum, q, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, FAST, head_term, head_term_2, head_term_3, row_term, row_term_2, row_term_3,
+            acc, row_max, row_sum, q, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, FAST, head_term, head_term_2, head_term_3, row_term, least_allowed, n_allowed,
             D, Dv, BLOCK_D, BLOCK_DV, BK, True, TMA,
         )
 
@@ -390,8 +396,8 @@ def _split_kernel(
     head_term_3 = tl.cast(tl.load(slope_ptr + tl.cast(head, tl.int64) * slope_stride_0), tl.float32) * 1.4426950408889634
     head_term_4 = Sk - 1
     row_term = tl.cast(q_idx, tl.float32) * head_term_3
-    row_term_2 = tl.minimum(q_idx, head_term_4)
-    row_term_3 = q_idx - 1023
+    least_allowed = q_idx - 1023
+    n_allowed = tl.maximum(tl.minimum(q_idx, head_term_4) - least_allowed + 1, 0)
 
     acc = tl.zeros([BQ, BLOCK_DV], tl.float32)
     row_max = tl.full([BQ], float("-inf"), tl.float32)
@@ -405,14 +411,14 @@ def _split_kernel(
     for step in tl.range(tl.minimum(first, n_full), tl.minimum(stop, n_full)):
         at = full_lo + step
         acc, row_max, row_sum = _attend_tile(
-            acc, row_max, row_sum, q, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, FAST, head_term, head_term_2, head_term_3, row_term, row_term_2, row_term_3,
+            acc, row_max, row_sum, q, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, FAST, head_term, head_term_2, head_term_3, row_term, least_allowed, n_allowed,
             D, Dv, BLOCK_D, BLOCK_DV, BK, False, TMA,
         )
     for step in tl.range(tl.maximum(first, n_full) - n_full, tl.maximum(stop, n_full) - n_full):
         at = any_lo + step
         at = tl.where(step < (full_lo - any_lo), at, full_hi + step - (full_lo - any_lo))
         acc, row_max, row_sum = _attend_tile(
-            acc, row_max, row_sum, q, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, FAST, head_term, head_term_2, head_term_3, row_term, row_term_2, row_term_3,
+            acc, row_max, row_sum, q, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, FAST, head_term, head_term_2, head_term_3, row_term, least_allowed, n_allowed,
             D, Dv, BLOCK_D, BLOCK_DV, BK, True, TMA,
         )
 
@@ -752,7 +758,7 @@ def _rescaled(acc, rescale):
 
 @gluon.jit
 def _weigh(
-    row_max, row_sum, qk, batch, kv_head, k0, masked, Sk, FAST, head_term, head_term_2, head_term_3, row_term, row_term_2, row_term_3,
+    row_max, row_sum, qk, batch, kv_head, k0, masked, Sk, FAST, head_term, head_term_2, head_term_3, row_term, least_allowed, n_allowed,
     D: gl.constexpr, Dv: gl.constexpr, BK: gl.constexpr, dtype: gl.constexpr,
 ):
     """The weights of 64 queries for the keys k0 … k0 + BK - 1, and the state of the rows with these keys."""
@@ -761,7 +767,7 @@ def _weigh(
     x = _tanh(qk * head_term, FAST) * head_term_2 - (row_term - col_term)
     if masked:
         _again(k0)  # else the compilers may make the mask for every tile
-        x = tl.where((k_idx <= row_term_2) & (row_term_3 <= k_idx), x, float("-inf"))
+        x = tl.where(_among(k_idx, least_allowed, n_allowed), x, float("-inf"))
     weight, sums, row_max, rescale = _lagging_weights(x, row_max, 1.0, dtype)
     row_sum = row_sum * rescale + sums
     return weight, rescale, row_max, row_sum
@@ -809,8 +815,8 @@ def _attend_tiles(
         head_term_3 = tl.cast(tl.load(slope_ptr + tl.cast(head, tl.int64) * slope_stride_0), tl.float32) * 1.4426950408889634
         head_term_4 = Sk - 1
         row_term = tl.cast(q_idx, tl.float32) * head_term_3
-        row_term_2 = tl.minimum(q_idx, head_term_4)
-        row_term_3 = q_idx - 1023
+        least_allowed = q_idx - 1023
+        n_allowed = tl.maximum(tl.minimum(q_idx, head_term_4) - least_allowed + 1, 0)
 
         acc = gl.zeros([64, BLOCK_DV], gl.float32, layout=acc_layout)
         row_sum = _firsts(no_scores.reshape([64, BK // 2, 2]).split()[0])
@@ -828,7 +834,7 @@ def _attend_tiles(
             qk = warpgroup_mma_wait(0, deps=(qk_token,))
             _arrive(K_FREE + stage, SHARE, 4)
             weight, rescale, row_max, row_sum = _weigh(
-                row_max, row_sum, qk, batch, kv_head, at * BK, (at < own_full_lo) | (at >= own_full_hi), Sk, FAST, head_term, head_term_2, head_term_3, row_term, row_term_2, row_term_3,
+                row_max, row_sum, qk, batch, kv_head, at * BK, (at < own_full_lo) | (at >= own_full_hi), Sk, FAST, head_term, head_term_2, head_term_3, row_term, least_allowed, n_allowed,
                 D, Dv, BK, dtype,
             )
             p = _unpacked(weight, dtype, weight_layout)
@@ -850,7 +856,7 @@ def _attend_tiles(
                 qk = warpgroup_mma_wait(1, deps=(qk_token,))
                 _arrive(K_FREE + stage, SHARE, 4)
                 weight, rescale, row_max, row_sum = _weigh(
-                    row_max, row_sum, qk, batch, kv_head, at * BK, (at < own_full_lo) | (at >= own_full_hi), Sk, FAST, head_term, head_term_2, head_term_3, row_term, row_term_2, row_term_3,
+                    row_max, row_sum, qk, batch, kv_head, at * BK, (at < own_full_lo) | (at >= own_full_hi), Sk, FAST, head_term, head_term_2, head_term_3, row_term, least_allowed, n_allowed,
                     D, Dv, BK, dtype,
                 )
                 _hold_back(n_steps)
@@ -879,7 +885,7 @@ def _attend_tiles(
                 qk = warpgroup_mma_wait(0, deps=(qk_token,))
                 _arrive(K_FREE + stage, SHARE, 4)
                 weight, rescale, row_max, row_sum = _weigh(
-                    row_max, row_sum, qk, batch, kv_head, at * BK, (at < own_full_lo) | (at >= own_full_hi), Sk, FAST, head_term, head_term_2, head_term_3, row_term, row_term_2, row_term_3,
+                    row_max, row_sum, qk, batch, kv_head, at * BK, (at < own_full_lo) | (at >= own_full_hi), Sk, FAST, head_term, head_term_2, head_term_3, row_term, least_allowed, n_allowed,
                     D, Dv, BK, dtype,
                 )
                 acc = _rescaled(acc, rescale)
@@ -1022,7 +1028,7 @@ def _rows_kernel(
 
 @triton.jit
 def _dq_tile(
-    dq, sum_slope, sum_cap, q, d_out, row_lse, delta, k_rows, v_rows, batch, kv_head, k0, k_stride_s, v_stride_s, Sk, FAST, cap, head_term, head_term_2, head_term_3, head_term_4, row_term, row_term_2, row_term_3, row_term_4,
+    dq, sum_slope, sum_cap, q, d_out, row_lse, delta, k_rows, v_rows, batch, kv_head, k0, k_stride_s, v_stride_s, Sk, FAST, cap, head_term, head_term_2, head_term_3, head_term_4, row_term, row_term_2, least_allowed, n_allowed,
     D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BK: tl.constexpr, MASKED: tl.constexpr, TMA: tl.constexpr,
     GRAD_SLOPE: tl.constexpr,
     GRAD_CAP: tl.constexpr,
@@ -1039,7 +1045,7 @@ def _dq_tile(
     col_term_2 = col_term * head_term_3
     p = tl.exp2(term * head_term_2 - (row_term_2 - col_term_2) - row_lse)
     if MASKED:
-        allowed = (k_idx <= row_term_3) & (row_term_4 <= k_idx)
+        allowed = _among(k_idx, least_allowed, n_allowed)
         p = tl.where(allowed, p, 0.0)
     dp = dp - delta
     g = p * dp
@@ -1096,8 +1102,8 @@ def _dq_kernel(
     delta = tl.load(delta_ptr + row + rows, mask=rows < Sq, other=0.0)[:, None]
     row_term = tl.cast(q_idx, tl.float32)
     row_term_2 = row_term * head_term_3
-    row_term_3 = tl.minimum(q_idx, head_term_5)
-    row_term_4 = q_idx - 1023
+    least_allowed = q_idx - 1023
+    n_allowed = tl.maximum(tl.minimum(q_idx, head_term_5) - least_allowed + 1, 0)
 
     dq = tl.zeros([BQ, BLOCK_D], tl.float32)
     sum_slope = tl.zeros([BQ], tl.float32)
@@ -1106,16 +1112,16 @@ def _dq_kernel(
     for step in tl.range(full_hi - full_lo):
         at = full_lo + step
         dq, sum_slope, sum_cap = _dq_tile(
-            dq, sum_slope, sum_cap, q, d_out, row_lse, delta, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, FAST, cap, head_term, head_term_2, head_term_3, head_term_4, row_term, row_term_2, row_term_3,
-            row_term_4,
+            dq, sum_slope, sum_cap, q, d_out, row_lse, delta, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, FAST, cap, head_term, head_term_2, head_term_3, head_term_4, row_term, row_term_2, least_allowed,
+            n_allowed,
             D, Dv, BLOCK_D, BLOCK_DV, BK, False, TMA, GRAD_SLOPE, GRAD_CAP,
         )
     for step in tl.range((full_lo - any_lo) + (any_hi - full_hi)):
         at = any_lo + step
         at = tl.where(step < (full_lo - any_lo), at, full_hi + step - (full_lo - any_lo))
         dq, sum_slope, sum_cap = _dq_tile(
-            dq, sum_slope, sum_cap, q, d_out, row_lse, delta, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, FAST, cap, head_term, head_term_2, head_term_3, head_term_4, row_term, row_term_2, row_term_3,
-            row_term_4,
+            dq, sum_slope, sum_cap, q, d_out, row_lse, delta, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, FAST, cap, head_term, head_term_2, head_term_3, head_term_4, row_term, row_term_2, least_allowed,
+            n_allowed,
             D, Dv, BLOCK_D, BLOCK_DV, BK, True, TMA, GRAD_SLOPE, GRAD_CAP,
         )
     _store_rows(dq_ptr + row * D, dq * head_term_6, q0, Sq, D, BQ, D, BLOCK_D)
@@ -1127,7 +1133,7 @@ def _dq_kernel(
 
 @triton.jit
 def _dkdv_tile(
-    dk, dv, k, v, q_rows, d_out_rows, batch, head, row, lse_ptr, delta_ptr, q0, q_stride_s, Sq, k_idx, FAST, head_term, head_term_2, head_term_3, head_term_4, col_term, col_term_2,
+    dk, dv, k, v, q_rows, d_out_rows, batch, head, row, lse_ptr, delta_ptr, q0, q_stride_s, Sq, k_idx, FAST, head_term, head_term_2, head_term_3, head_term_4, col_term, n_allowed,
     D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BQ: tl.constexpr, MASKED: tl.constexpr, TMA: tl.constexpr,
     GRAD_SLOPE: tl.constexpr,
     GRAD_CAP: tl.constexpr,
@@ -1149,7 +1155,7 @@ def _dkdv_tile(
     row_term = tl.cast(q_idx, tl.float32) * head_term_3
     p = tl.exp2(term * head_term_2 - (row_term - col_term) - row_lse)
     if MASKED:
-        allowed = (q_idx <= col_term_2) & (k_idx <= q_idx)
+        allowed = _among(q_idx, k_idx, n_allowed)
         p = tl.where(allowed, p, 0.0)
     dv = tl.dot(p.to(d_out.dtype), d_out, dv, input_precision=PRECISION)
     dp = dp - delta
@@ -1196,19 +1202,19 @@ def _dkdv_kernel(
         head_term_4 = head_term * cap
         head_term_5 = Sq - 1
         col_term = tl.cast(k_idx, tl.float32) * head_term_3
-        col_term_2 = tl.minimum(k_idx + 1023, head_term_5)
+        n_allowed = tl.maximum(tl.minimum(k_idx + 1023, head_term_5) - k_idx + 1, 0)
         full_lo, full_hi, any_lo, any_hi = _query_tiles(k0, k1, Sq, BQ)
         for step in tl.range(full_hi - full_lo):
             at = full_lo + step
             dk, dv = _dkdv_tile(
-                dk, dv, k, v, q_rows, d_out_rows, batch, head, row, lse_ptr, delta_ptr, at * BQ, q_stride_s, Sq, k_idx, FAST, head_term, head_term_2, head_term_3, head_term_4, col_term, col_term_2,
+                dk, dv, k, v, q_rows, d_out_rows, batch, head, row, lse_ptr, delta_ptr, at * BQ, q_stride_s, Sq, k_idx, FAST, head_term, head_term_2, head_term_3, head_term_4, col_term, n_allowed,
                 D, Dv, BLOCK_D, BLOCK_DV, BQ, False, TMA, GRAD_SLOPE, GRAD_CAP,
             )
         for step in tl.range((full_lo - any_lo) + (any_hi - full_hi)):
             at = any_lo + step
             at = tl.where(step < (full_lo - any_lo), at, full_hi + step - (full_lo - any_lo))
             dk, dv = _dkdv_tile(
-                dk, dv, k, v, q_rows, d_out_rows, batch, head, row, lse_ptr, delta_ptr, at * BQ, q_stride_s, Sq, k_idx, FAST, head_term, head_term_2, head_term_3, head_term_4, col_term, col_term_2,
+                dk, dv, k, v, q_rows, d_out_rows, batch, head, row, lse_ptr, delta_ptr, at * BQ, q_stride_s, Sq, k_idx, FAST, head_term, head_term_2, head_term_3, head_term_4, col_term, n_allowed,
                 D, Dv, BLOCK_D, BLOCK_DV, BQ, True, TMA, GRAD_SLOPE, GRAD_CAP,
             )
     column = (batch * tl.cast(Hkv, tl.int64) + kv_head) * Sk

@@ -42,7 +42,7 @@ def names_beside_params(source: str) -> set[str]:
             own |= {n.arg for n in ast.walk(function) if isinstance(n, ast.arg)}
             if any("marker" in n for n in own):
                 found |= own
-    ours = {"head_term", "row_term", "col_term", "term", "logit_scale"}
+    ours = {"head_term", "row_term", "col_term", "term", "logit_scale", "least_allowed", "n_allowed"}
     return {
         n
         for n in found
@@ -70,7 +70,14 @@ LISTED = (
 )
 
 
-@pytest.mark.parametrize("body", ["param marker: int\nmask = causal and q - k < marker\n", LISTED], ids=["", "listed"])
+WINDOW = "param marker: int\nscore = qk * scale * float(marker)\nmask = causal and q - k < 7\n"
+
+
+@pytest.mark.parametrize(
+    "body",
+    ["param marker: int\nmask = causal and q - k < marker\n", WINDOW, LISTED],
+    ids=["", "window", "listed"],
+)
 def test_every_name_of_the_backward_kernel_of_one_chip_is_reserved(body: str) -> None:
     source = generated(f"attention subject\n{body}")
     assert "_hopper_backward_kernel" in source

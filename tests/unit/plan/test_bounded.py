@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from attngen.ir.build import TRUE, add, apply, conjunction, disjunction, index, integer, minimum, mul, sub
 from attngen.ir.nodes import Apply, Expr, Literal, Op, Symbol
-from attngen.plan.bounded import bounded
+from attngen.plan.bounded import Bounded, bounded
 
 Q, K, SQ, SK = (index(name) for name in ("q", "k", "Sq", "Sk"))
 PLACE = sub(add(Q, SK), SQ)
@@ -54,6 +54,15 @@ def comparisons(e: Expr) -> int:
     return (e.op in (Op.LE, Op.LT, Op.EQ)) + sum(comparisons(a) for a in e.args)
 
 
+def among(found: Bounded, position: int, at: dict[str, int]) -> int:
+    """The mask as kernels test it: where it is bounded from both sides, by one comparison of 32 bits without a sign."""
+    if found.least is None or found.most is None:
+        return value(found.mask, at)
+    least, count = value(found.least, at), value(found.count, at)
+    assert 0 <= count < 2**31
+    return int((position - least) % 2**32 < count and value(found.rest, at))
+
+
 CAUSAL = apply(Op.LE, K, PLACE)
 NEAR = apply(Op.LT, sub(PLACE, K), integer(3))
 MASKS = {
@@ -76,7 +85,8 @@ MASKS = {
 @pytest.mark.parametrize("name", MASKS)
 def test_the_same_pairs(name: str, axis: str) -> None:
     mask, _, _ = MASKS[name]
-    found, ends = bounded(mask, axis)
+    found = bounded(mask, axis)
+    ends = found.most is not None
     for sq, sk in ((5, 5), (3, 7), (7, 3), (1, 1)):
         held, walked = (sq, sk + 4) if axis == "k" else (sk, sq + 4)
         for i in range(held):
@@ -84,21 +94,22 @@ def test_the_same_pairs(name: str, axis: str) -> None:
                 q, k = (i, j) if axis == "k" else (j, i)
                 at = {"q": q, "k": k, "Sq": sq, "Sk": sk}
                 inside = j < (sk if axis == "k" else sq)
-                assert value(found, at) == (value(mask, at) and (inside or not ends)), (at, found)
+                assert value(found.mask, at) == (value(mask, at) and (inside or not ends)), (at, found)
+                assert among(found, j, at) == value(found.mask, at)
 
 
 @pytest.mark.parametrize("name", MASKS)
 def test_few_comparisons(name: str) -> None:
     mask, count, ends = MASKS[name]
-    found, ended = bounded(mask, "k")
-    assert (comparisons(found), ended) == (count, ends)
+    found = bounded(mask, "k")
+    assert (comparisons(found.mask), found.most is not None) == (count, ends)
 
 
 def test_no_bound_of_the_sequence_beside_one_that_lies_inside() -> None:
     """What causal scores compute anyway is enough."""
-    assert bounded(CAUSAL, "k") == (CAUSAL, True)
+    assert bounded(CAUSAL, "k") == Bounded(K, None, PLACE, TRUE)
     later = apply(Op.LE, K, add(PLACE, integer(1)))
-    assert bounded(later, "k")[0] == apply(Op.LE, K, minimum(add(PLACE, integer(1)), sub(SK, integer(1))))
+    assert bounded(later, "k").most == minimum(add(PLACE, integer(1)), sub(SK, integer(1)))
 
 
 @given(
@@ -123,8 +134,10 @@ def test_any_comparisons(conditions: list[tuple[Op, list[tuple[Expr, int]], int,
             total = add(total, term) if sign > 0 else sub(total, term)
         parts.append(apply(op, K, total) if above else apply(op, total, K))
     mask = conjunction(*parts)
-    found, ends = bounded(mask, "k")
+    found = bounded(mask, "k")
+    ends = found.most is not None
     for q in range(sq):
         for k in range(sk + 3):
             at = {"q": q, "k": k, "Sq": sq, "Sk": sk}
-            assert value(found, at) == (value(mask, at) and (k < sk or not ends))
+            assert value(found.mask, at) == (value(mask, at) and (k < sk or not ends))
+            assert among(found, k, at) == value(found.mask, at)
