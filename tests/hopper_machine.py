@@ -69,7 +69,7 @@ class Language:
 
     constexpr = tl.constexpr
     float32, float16, bfloat16 = np.float32, np.float16, BF16
-    int16, int32, int64 = np.int16, np.int32, np.int64
+    int16, int32, int64, uint32 = np.int16, np.int32, np.int64, np.uint32
     NVMMADistributedLayout = SliceLayout = DotOperandLayout = staticmethod(layout)
     BlockedLayout = SwizzledSharedLayout = staticmethod(layout)
     NVMMASharedLayout = type("NVMMASharedLayout", (), {"get_default_for": staticmethod(layout)})
