@@ -267,7 +267,7 @@ def gluon_backward_view(
         not in_turn(plan),
         any(skeleton.backwards for skeleton in table.values()),
         row_terms(plan),
-        _in_brackets(_outside(tuple(Run(_own(r.start), _own(r.stop)) for r in queries.full))),
+        _outside(tuple(Run(_own(r.start), _own(r.stop)) for r in queries.full)),
         _positions(gradients, params, sums_beside(plan)),
         tuple((key, skeleton.row) for key, skeleton in table.items()),
     )

@@ -1,7 +1,8 @@
-"""The one Jinja environment. Templates lay out; filters here only break and indent text."""
+"""The one Jinja environment. Templates lay out; filters here only break, indent and bracket text."""
 
 from __future__ import annotations
 
+import ast
 import functools
 import re
 import textwrap
@@ -36,6 +37,13 @@ def bracket(text: str) -> str:
     return text if re.fullmatch(r"[\w.]+(\([^()]*\))?", text) else f"({text})"
 
 
+def condition(text: str) -> str:
+    """`text` beside `&` or `|`, which bind more tightly than a comparison."""
+    node = ast.parse(text, mode="eval").body
+    loose = isinstance(node, ast.Compare) or (isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr))
+    return f"({text})" if loose and node.col_offset == 0 else text  # else it is in brackets already
+
+
 @functools.cache
 def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
@@ -48,7 +56,7 @@ def _environment() -> jinja2.Environment:
         optimized=False,  # each template is rendered once or twice: folding its constants costs more than it saves
     )
     filters: dict[str, Any] = environment.filters  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-    filters.update(lines=_lines, wrap=_wrap, bracket=bracket, constants=_constants)
+    filters.update(lines=_lines, wrap=_wrap, bracket=bracket, condition=condition, constants=_constants)
     filters.update(total=tile_code.total, numbering=tile_code.numbering)
     return environment
 

@@ -24,8 +24,9 @@ from attngen.plan.schedule import Binding, Level, schedule
 class KernelCode:
     """`head_lines` run once a head, `held_lines` once for the tile that is held; the others once for each walked tile.
 
-    `results` gives the text of each result by name, `allowed` that of the mask inside the tensor's edge. `arguments`
-    are the kernel's names that the tile function reads beside those that the template passes itself.
+    `results` gives the text of each result by name, `allowed` that of the mask inside the tensor's edge, which may be a
+    bare comparison. `arguments` are the kernel's names that the tile function reads beside those that the template
+    passes itself.
     """
 
     head_lines: tuple[str, ...]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import faulthandler
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -197,12 +197,10 @@ def drawn(
     return [x.transpose(1, 2).requires_grad_() for x in made], generator
 
 
-@pytest.mark.parametrize(("name", "dims"), [(n, d) for n, d in BACKWARD if d != (80, 72)], ids=str)
-def test_its_gradients_are_those_of_the_definition(name: str, dims: tuple[int, int]) -> None:
-    kernel = compiled(name)
-    for Sq, Sk in ((200, 333), (270, 130)) if name != "documents" else ((333, 333), (130, 130)):
+def check_gradients(kernel: attngen.Kernel, dims: tuple[int, int], lengths: Sequence[tuple[int, int]]) -> None:
+    """Of q, k, v, against the definition in float64."""
+    for Sq, Sk in lengths:
         leaves, generator = drawn((4, 2), (Sq, Sk), dims, torch.bfloat16, 1, Sk)
-        assert module_of(kernel)._hopper_backward(leaves[0], leaves[2]) is not None
         params = params_of(kernel, 1, 4, Sq, Sk, generator)
         out, lse = kernel(*leaves, return_lse=True, **params)
         d_out, d_lse = torch.randn_like(out), torch.where(torch.isfinite(lse), torch.randn_like(lse), 0.0)
@@ -213,6 +211,31 @@ def test_its_gradients_are_those_of_the_definition(name: str, dims: tuple[int, i
         for mine, theirs in zip(found, (wanted.q, wanted.k, wanted.v), strict=True):
             error = mine.double().cpu() - torch.from_numpy(theirs)
             assert error.norm() <= 1e-2 * float(np.linalg.norm(theirs)) + 1e-6
+
+
+@pytest.mark.parametrize(("name", "dims"), [(n, d) for n, d in BACKWARD if d != (80, 72)], ids=str)
+def test_its_gradients_are_those_of_the_definition(name: str, dims: tuple[int, int]) -> None:
+    kernel = compiled(name)
+    leaves, _ = drawn((4, 2), (16, 16), dims, torch.bfloat16, 1, 0)
+    assert module_of(kernel)._hopper_backward(leaves[0], leaves[2]) is not None
+    check_gradients(kernel, dims, [(333, 333), (130, 130)] if name == "documents" else [(200, 333), (270, 130)])
+
+
+EDGES = [
+    "mask = k >= q\n",
+    "mask = k >= q + Sk - Sq\n",
+    "mask = q + k < Sk\n",
+    "score = qk * scale - 150.0\n",
+    "score = qk * scale + log(float(Sk - k)) / float(Sq - q)\n",
+    "score = qk * scale + log(float(Sk - k)) / float(Sq - q)\nmask = 0 <= q - k < 60\n",
+]
+"""Masks with one bound or none, and scores that have no value, or a low one, beyond the tensor."""
+
+
+@pytest.mark.parametrize("dim", [64, 128, 256])
+@pytest.mark.parametrize("body", EDGES)
+def test_keys_and_queries_beyond_the_tensor_count_for_nothing(body: str, dim: int) -> None:
+    check_gradients(attngen.compile(f"attention edge\n\n{body}"), (dim, dim), [(200, 333), (150, 150), (270, 130)])
 
 
 @pytest.mark.parametrize(("name", "dims"), BACKWARD, ids=str)

@@ -223,6 +223,13 @@ FAULTS: dict[str, tuple[int, tuple[Change, ...]]] = {
             (QUERIES_THERE + "        q = ", f"{QUERIES_THERE}        {QUERIES_GIVEN_BACK}        q = "),
         ),
     ),
+    "queries are given back while they are read, by one of three": (
+        64,
+        (
+            (f"            if Q_EARLY:\n                {QUERIES_GIVEN_BACK}        turn", "        turn"),
+            (QUERIES_THERE + "        q = ", f"{QUERIES_THERE}        {QUERIES_GIVEN_BACK}        q = "),
+        ),
+    ),
     "results are copied without a fence": (128, ((".store(out)\n        fence_async_shared()", ".store(out)"),)),
     "a result is stored over one on its way": (
         128,

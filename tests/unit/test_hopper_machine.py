@@ -236,6 +236,41 @@ def test_gradients_of_params_that_dq_sums(name: str) -> None:
     assert len(errors) > 3 and all(e <= 8e-3 for e in errors.values()), errors
 
 
+NOWHERE = "score = qk * scale + log(float(Sk - k)) / float(Sq - q)\n"
+AHEAD = "mask = k >= q\n"
+
+
+@pytest.mark.parametrize("dim", [128, 256, slow(64)])
+@pytest.mark.parametrize(
+    "body",
+    [
+        AHEAD,
+        "mask = k >= q + Sk - Sq\n",
+        NOWHERE,
+        slow(f"{NOWHERE}{AHEAD}"),
+        slow(f"{NOWHERE}mask = q + k < Sk\n"),
+        slow(f"{NOWHERE}mask = q < 77\n"),
+        slow(f"{NOWHERE}mask = k < 70\n"),
+        slow(f"{NOWHERE}mask = causal and q - k < 60\n"),
+        "score = qk * scale - 150.0\n",
+    ],
+)
+def test_keys_and_queries_beyond_the_tensor_count_for_nothing(body: str, dim: int) -> None:
+    """Also where a mask has one bound, or none; where a score has no value there; where it has a low one, so that zero
+    times a key's weight there is no number."""
+    text = f"attention edge\n\n{body}"
+    errors, launched = gradients(text, (dim, dim), (1, 2, 1, 150, 200))
+    assert any("hopper" in kernel for kernel in launched)
+    assert all(e <= 1.2e-2 for e in errors.values()), errors
+
+
+def test_sums_over_queries_take_nothing_from_beyond_the_tensor() -> None:
+    text = "attention edge\n\nparam a: f32[Hq]\nscore = qk * scale + a[h] * log(float(Sq - q))\n"
+    errors, launched = gradients(text, (256, 256), (1, 2, 1, 130, 200), learned=True)
+    assert "_hopper_dq_kernel" in launched and errors.keys() == {"q", "k", "v", "a"}
+    assert all(e <= 8e-3 for e in errors.values()), errors
+
+
 def test_a_sum_of_columns_that_nobody_wants_is_no_hindrance() -> None:
     errors, launched = gradients(TILT, (256, 256), (1, 2, 1, 100, 100))
     assert launched[1:] == ["_hopper_dkdv_kernel", "_hopper_dq_kernel"]

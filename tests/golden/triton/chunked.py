@@ -1277,7 +1277,7 @@ def _list_walks_kernel(
     D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, FAST: tl.constexpr,
 ):
     """For each head and tile of keys, and for each half of it, which tiles of queries it walks, and which of them need no
-    mask; and for each of these the first tile of keys that it meets as n_tiles less its number.
+    mask; and for each of those tiles of queries the first tile of keys that it meets as n_tiles less its number.
     """
     n_tiles = tl.cdiv(Sk, BK)
     item = tl.program_id(0) // 3

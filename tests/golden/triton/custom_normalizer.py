@@ -1339,7 +1339,7 @@ def _unpacked_wide(pairs, dtype: gl.constexpr, layout: gl.constexpr):
 
 @triton.jit
 def _heads_in_turn(heads, together, BACKWARDS: tl.constexpr):
-    """How many heads take turns: all where there are few."""
+    """How many heads take turns; backwards all of them, where there are few."""
     if BACKWARDS:
         together = tl.where(heads < 4 * together, heads, together)
     return together

@@ -1279,7 +1279,7 @@ def _unpacked_wide(pairs, dtype: gl.constexpr, layout: gl.constexpr):
 
 @triton.jit
 def _heads_in_turn(heads, together, BACKWARDS: tl.constexpr):
-    """How many heads take turns: all where there are few."""
+    """How many heads take turns; backwards all of them, where there are few."""
     if BACKWARDS:
         together = tl.where(heads < 4 * together, heads, together)
     return together
@@ -1291,7 +1291,7 @@ def _walked_item(item, n_tiles, n_heads, n_work, together, BACKWARDS: gl.constex
 
     Data decide what tiles of keys meet. Where that lies along a diagonal, as with documents, each tile from the last to the
     first begins at queries that none before it has met, so few wait for the turn. The last of the groups of heads goes
-    the other way, and so do all where there are few, which then are one: there the longest come first.
+    the other way, and so do all where there are few, which then are one.
     """
     heads = n_work // n_tiles
     together = _heads_in_turn(heads, together, BACKWARDS)
@@ -1337,7 +1337,7 @@ def _list_walks_kernel(
     D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, BACKWARDS: tl.constexpr, FAST: tl.constexpr,
 ):
     """For each head and tile of keys, and for each half of it, which tiles of queries it walks, and which of them need no
-    mask; and for each of these the first tile of keys that it meets, in the order that `_walked_item` takes them, as n_tiles less its place.
+    mask; and for each of those tiles of queries the first tile of keys that it meets, in the order that `_walked_item` takes them, as n_tiles less its place.
     """
     n_tiles = tl.cdiv(Sk, BK)
     item = tl.program_id(0) // 3

@@ -1757,7 +1757,7 @@ def _differentiate_tiles(
 
             for step in range(begin, end):
                 at = stop - 1 - step
-                masked = (((at < own_full0_lo) | (at >= own_full0_hi)) & ((at < own_full1_lo) | (at >= own_full1_hi))) | (k0 + HALF > Sk)
+                masked = ((at < own_full0_lo) | (at >= own_full0_hi)) & ((at < own_full1_lo) | (at >= own_full1_hi)) | (k0 + HALF > Sk)
                 dk, dv = _differentiate_tile(
                     dk, dv, turn, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, terms_tiles, q_ready, d_out_ready, ds_free,
                     batch, head, kv_head, at, masked, k0, k_idx, Sq, Sk, logit_scale, col_term, scale, Hq, Hkv,

@@ -1134,7 +1134,7 @@ def _differentiate_tiles(
 
             for step in range(begin, end):
                 at = stop - 1 - step
-                masked = at >= own_full_hi | (k0 + HALF > Sk)
+                masked = (at >= own_full_hi) | (k0 + HALF > Sk)
                 dk, dv = _differentiate_tile(
                     dk, dv, turn, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, lse_tiles, delta_tiles, q_ready, d_out_ready, ds_free,
                     batch, head, kv_head, at, masked, k0, k_idx, Sq, Sk, k1, FAST, table_ptr, table_stride_0,

@@ -9,6 +9,8 @@ import subprocess
 import sys
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from property import grammar
 from property.kernels import analysed
 
 from attngen.emit import Options, emit
@@ -54,6 +56,51 @@ def shape_of(source: str) -> list[str]:
         for node in tree.body[1:]
         if not isinstance(node, ast.Expr)
     ]
+
+
+def conditions_compared(source: str) -> list[str]:
+    """Comparisons with a condition: `a < b | (c < d)` is `a < (b | (c < d))`, which nobody means."""
+    return [
+        ast.unparse(node)
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Compare)
+        for side in (node.left, *node.comparators)
+        if isinstance(side, ast.BinOp) and isinstance(side.op, ast.BitAnd | ast.BitOr)
+        if any(isinstance(part, ast.Compare | ast.BoolOp) for part in ast.walk(side))
+    ]
+
+
+ONE_BOUND = [
+    "true",
+    "k >= q",
+    "k <= q",
+    "k < q + Sk - Sq",
+    "q + k < Sk",
+    "k < 70",
+    "q < 77",
+    "q >= 5",
+    "k == q",
+    "not causal",
+]
+
+
+def test_a_comparison_of_a_condition_is_seen() -> None:
+    assert conditions_compared("masked = at >= stop | (k0 + 64 > Sk)\n") == ["at >= stop | (k0 + 64 > Sk)"]
+    assert not conditions_compared("masked = (at >= stop) | (k0 + 64 > Sk)\nflag = a & 1 == b | 2\n")
+
+
+@pytest.mark.parametrize("mask", ONE_BOUND)
+def test_conditions_are_joined_and_not_compared(mask: str) -> None:
+    for score in ("qk * scale", "tanh(qk * scale) + k"):
+        text = f"attention subject\nscore = {score}\nmask = {mask}\n"
+        assert not conditions_compared(emit(plan(analysed(text)), text, Options()))
+
+
+@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+@given(grammar.masks, grammar.scores)
+def test_drawn_conditions_are_joined_and_not_compared(mask: str, score: str) -> None:
+    text = grammar.spec(f"score = {score}", f"mask = {mask}")
+    assert not conditions_compared(emit(plan(analysed(text)), text, Options()))
 
 
 SPEC = """attention stable

@@ -141,3 +141,37 @@ def test_any_comparisons(conditions: list[tuple[Op, list[tuple[Expr, int]], int,
             at = {"q": q, "k": k, "Sq": sq, "Sk": sk}
             assert value(found.mask, at) == (value(mask, at) and (k < sk or not ends))
             assert among(found, k, at) == value(found.mask, at)
+
+
+LARGEST = 2**27 - 1
+TERMS = st.lists(st.tuples(st.sampled_from([Q, SQ, SK]), st.booleans()), min_size=1, max_size=4)
+CONSTANTS = st.sampled_from([-(2**28), -5, 0, 2**28 - 1, 2**28])
+
+
+@given(TERMS, CONSTANTS, TERMS, CONSTANTS, st.sampled_from([1, LARGEST]), st.sampled_from([1, LARGEST]), st.data())
+def test_the_largest_sizes_fit_32_bits(
+    above: list[tuple[Expr, bool]],
+    high: int,
+    below: list[tuple[Expr, bool]],
+    low: int,
+    sq: int,
+    sk: int,
+    data: st.DataObject,
+) -> None:
+    bounds: list[Expr] = []
+    for terms, constant in ((above, high), (below, low)):
+        total: Expr = integer(constant)
+        for term, plus in terms:
+            total = add(total, term) if plus else sub(total, term)
+        bounds.append(total)
+    mask = conjunction(apply(Op.LE, K, bounds[0]), apply(Op.LE, bounds[1], K))
+    found = bounded(mask, "k")
+    q = data.draw(st.sampled_from([0, sq // 2, sq - 1]))
+    at = {"q": q, "Sq": sq, "Sk": sk}
+    edges = {min(max(value(b, at) + step, 0), sk + 127) for b in bounds for step in (-1, 0, 1)}
+    for k in {0, sk - 1, sk, *edges}:
+        at["k"] = k
+        wanted = value(mask, at) and (k < sk or found.most is None)
+        assert among(found, k, at) == wanted
+        if found.least is not None:
+            assert abs(k - value(found.least, at)) < 2**31
