@@ -1618,6 +1618,8 @@ def _differentiate_tiles(
             own_first, own_stop, own_full_lo, own_full_hi = _query_runs(tile, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, D, Dv, BQ, BK, 1 + PART)
             own_first = tl.minimum(tl.maximum(own_first, first), stop)
             own_stop = tl.minimum(tl.maximum(own_stop, own_first), stop)
+            own_full_lo = gl.where(k0 + HALF > Sk, 0, own_full_lo)  # keys that the end cuts need a mask everywhere
+            own_full_hi = gl.where(k0 + HALF > Sk, 0, own_full_hi)
             begin = stop - own_stop
             end = begin + own_stop - own_first
             for step in range(begin):
@@ -1630,7 +1632,7 @@ def _differentiate_tiles(
 
             for step in range(begin, end):
                 at = stop - 1 - step
-                masked = ((at < own_full_lo) | (at >= own_full_hi)) | (k0 + HALF > Sk)
+                masked = (at < own_full_lo) | (at >= own_full_hi)
                 dk, dv = _differentiate_tile(
                     dk, dv, turn, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, terms_tiles, q_ready, d_out_ready, ds_free,
                     batch, head, kv_head, at, masked, k0, k_idx, Sq, Sk, logit_scale, least_allowed, n_allowed,
