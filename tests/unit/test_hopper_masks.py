@@ -1,0 +1,101 @@
+"""Drawn masks by the kernels of compute capability 9.0, on the model of the chip, against the definition.
+
+Examples have the masks that people write; a kernel can be right for all of them and wrong for one with a single bound.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, assume, given, settings
+from hypothesis import strategies as st
+from property import grammar
+from test_hopper_forward import forward
+from test_hopper_machine import gradients
+
+import attngen
+from attngen.runtime.loader import execute
+
+QUIET = settings(
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],  # shrinking takes minutes: each step compiles
+)
+TOLERANCE = 1.5e-2
+
+ATOMS = [
+    "k <= q", "k <= q + Sk - Sq", "k >= q", "k >= q + Sk - Sq", "q - k < 30", "q - k < 100", "k - q < 40",
+    "q + Sk - Sq - k < 64", "abs(q - k) <= 70", "k < 70", "k >= 64", "q < 77", "q >= 50", "k < lengths[b]",
+    "q + k < Sk", "q + k >= 90", "k < c", "q - k < window[h]", "k % 2 == 0", "(q - k) % 3 == 0", "q // 32 == k // 32",
+    "ids[b, k] == 2", "seg[b, q] == ids[b, k]", "seg[b, q] >= ids[b, k]", "valid[b, k]", "alive[b, q]", "flag",
+    "h % 2 == 0", "true",
+]  # fmt: skip
+atoms = st.sampled_from(ATOMS)
+atoms = st.one_of(atoms, atoms, atoms.map("not ({})".format))
+words = st.sampled_from([" and ", " or "])
+pairs = st.tuples(atoms, words, atoms).map(lambda x: f"({x[0]}{x[1]}{x[2]})")
+masks = st.one_of(atoms, pairs, pairs, st.tuples(pairs, words, st.one_of(atoms, pairs)).map("".join))
+scores = st.sampled_from(
+    [
+        "qk * scale",
+        "qk * scale + log(float(Sk - k)) / float(Sq - q)",  # without a value beyond the tensor
+        "softcap(qk * scale, 20.0)",
+        "qk * scale - 0.05 * abs(q - k)",
+        "qk * scale - 150.0",
+    ]
+)
+shapes = st.builds(
+    lambda batches, heads, rows, columns: (batches, *heads, rows, columns),
+    st.integers(1, 2),
+    st.sampled_from([(1, 1), (2, 1), (2, 2), (4, 2)]),
+    st.sampled_from([33, 40, 64, 100, 130, 150, 200, 260]),  # fewer are split, portably
+    st.sampled_from([1, 33, 64, 70, 128, 150, 200, 256, 300]),
+)
+drawn = given(masks, scores, st.sampled_from([64, 128, 256]), shapes)
+
+
+def served(mask: str, score: str, dim: int, tables: tuple[str, ...]) -> str:
+    """The file, where the chip's own kernels run it at all: the model has no others."""
+    text = grammar.spec(f"score = {score}", f"mask = {mask}")
+    module: Any = execute(attngen.compile(text).source, "drawn")
+    assume(any((dim, dim) in getattr(module, table, {}) for table in tables))
+    return text
+
+
+def check_backward(mask: str, score: str, dim: int, sizes: tuple[int, int, int, int, int]) -> None:
+    text = served(mask, score, dim, ("HOPPER_BACKWARD", "HOPPER_APART"))
+    errors, _ = gradients(text, (dim, dim), sizes)
+    assert all(e <= TOLERANCE for e in errors.values()), (errors, text)
+
+
+def check_forward(mask: str, score: str, dim: int, sizes: tuple[int, int, int, int, int]) -> None:
+    text = served(mask, score, dim, ("HOPPER",))
+    error, _ = forward(text, (dim, dim), sizes)
+    assert error <= TOLERANCE, (error, text)
+
+
+@settings(QUIET, max_examples=6)
+@drawn
+def test_gradients(mask: str, score: str, dim: int, sizes: tuple[int, int, int, int, int]) -> None:
+    check_backward(mask, score, dim, sizes)
+
+
+@settings(QUIET, max_examples=6)
+@drawn
+def test_results(mask: str, score: str, dim: int, sizes: tuple[int, int, int, int, int]) -> None:
+    check_forward(mask, score, dim, sizes)
+
+
+@pytest.mark.slow
+@settings(QUIET, max_examples=300)
+@drawn
+def test_gradients_at_length(mask: str, score: str, dim: int, sizes: tuple[int, int, int, int, int]) -> None:
+    check_backward(mask, score, dim, sizes)
+
+
+@pytest.mark.slow
+@settings(QUIET, max_examples=300)
+@drawn
+def test_results_at_length(mask: str, score: str, dim: int, sizes: tuple[int, int, int, int, int]) -> None:
+    check_forward(mask, score, dim, sizes)
