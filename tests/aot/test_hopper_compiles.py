@@ -15,10 +15,11 @@ from attngen.plan.hopper import apart_skeletons, backward_skeletons, skeletons
 
 DIMS = ((64, 64), (128, 128), (256, 256), (192, 128), (80, 64))
 SAMPLE = {("causal", dims) for dims in DIMS[:3]} | {("windowed_alibi", (80, 64)), ("documents", (128, 128))}
-"""Each of the chip's own kernels, and what a list of runs adds to the forward. `causal` is what the tests of the parts
-look into, too, so it is compiled once for both. Slow are, among others, `sink` at head dim 64, whose rows are those of
-`causal`, and whose extra term stands behind the loops; and `documents` at 256, whose backward rows are those of
-`causal`, and whose forward follows lists as at 128."""
+SAMPLE |= {("relative_bias", (128, 128))}
+"""Each of the chip's own kernels, what a list of runs adds to the forward, and the fullest registers backward. `causal`
+is what the tests of the parts look into, too, so it is compiled once for both. Slow are, among others, `sink` at head
+dim 64, whose rows are those of `causal`, and whose extra term stands behind the loops; and `documents` at 256, whose
+backward rows are those of `causal`, and whose forward follows lists as at 128."""
 SPILLS = 15
 """Values that the loop over tiles and the one around it may reload, of all warpgroups and for masked tiles, too:
 bookkeeping, never weights or sums, which would take 64 at once."""
