@@ -225,11 +225,11 @@ EDGES = [
     "mask = k >= q\n",
     "mask = k >= q + Sk - Sq\n",
     "mask = q + k < Sk\n",
-    "score = qk * scale - 150.0\n",
+    "score = qk * scale + 4.0 * float(max(k - Sk, -1))\n",
     "score = qk * scale + log(float(Sk - k)) / float(Sq - q)\n",
     "score = qk * scale + log(float(Sk - k)) / float(Sq - q)\nmask = 0 <= q - k < 60\n",
 ]
-"""Masks with one bound or none, and scores that have no value, or a low one, beyond the tensor."""
+"""Masks with one bound or none, and scores that have no value, or a very large one, beyond the tensor."""
 
 
 @pytest.mark.parametrize("dim", [64, 128, 256])

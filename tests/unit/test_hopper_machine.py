@@ -252,12 +252,12 @@ AHEAD = "mask = k >= q\n"
         slow(f"{NOWHERE}mask = q < 77\n"),
         slow(f"{NOWHERE}mask = k < 70\n"),
         slow(f"{NOWHERE}mask = causal and q - k < 60\n"),
-        "score = qk * scale - 150.0\n",
+        "score = qk * scale + 4.0 * float(max(k - Sk, -1))\n",
     ],
 )
 def test_keys_and_queries_beyond_the_tensor_count_for_nothing(body: str, dim: int) -> None:
-    """Also where a mask has one bound, or none; where a score has no value there; where it has a low one, so that zero
-    times a key's weight there is no number."""
+    """Also where a mask has one bound, or none; where a score has no value there; where it is so large that zero times
+    a key's weight is no number."""
     text = f"attention edge\n\n{body}"
     errors, launched = gradients(text, (dim, dim), (1, 2, 1, 150, 200))
     assert any("hopper" in kernel for kernel in launched)

@@ -42,7 +42,7 @@ scores = st.sampled_from(
         "qk * scale + log(float(Sk - k)) / float(Sq - q)",  # without a value beyond the tensor
         "softcap(qk * scale, 20.0)",
         "qk * scale - 0.05 * abs(q - k)",
-        "qk * scale - 150.0",
+        "qk * scale + 4.0 * float(max(k - Sk, -1))",  # and very large there
     ]
 )
 shapes = st.builds(
