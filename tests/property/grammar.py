@@ -1,75 +1,15 @@
 """Draws masks and scores from the language's grammar, as text, so that the whole front end is exercised.
 
-Gives hypothesis strategies of well-typed expressions over a fixed set of params (`DECLARATIONS`), `spec`, which puts a
-file together with the params that the text names, and `given`, which draws their values.
+Gives hypothesis strategies of well-typed expressions over a fixed set of params, those of `property.drawn`.
 """
 
 from __future__ import annotations
 
-import re
-from typing import Any
-
-import numpy as np
 from hypothesis import strategies as st
 
-DECLARATIONS = {
-    "c": "int where c >= 1",
-    "w": "int",
-    "flag": "bool",
-    "span": "f32 where span > 0",
-    "ids": "int[B, Sk]",
-    "seg": "int[B, Sq]",
-    "t": "f32[B, Sk]",
-    "lengths": "int[B]",
-    "window": "int[Hq]",
-    "valid": "bool[B, Sk]",
-    "alive": "bool[B, Sq]",
-    "slope": "f32[Hq]",
-    "gain": "f32[B, Hkv]",
-    "row": "f32[B, Sq]",
-    "col": "bf16[Hq, Sk]",
-    "cap": "f32 where cap > 0.5",
-    "bias": "f32",
-}
+from property.drawn import DECLARATIONS, mask_values, spec
 
-
-def spec(*lines: str) -> str:
-    """A file of these lines, and of the params that they name."""
-    body = "\n".join(lines)
-    named = set(re.findall(r"[A-Za-z_]\w*", body))
-    params = [f"param {name}: {type}" for name, type in DECLARATIONS.items() if name in named]
-    return "\n".join(["attention drawn", *params, body]) + "\n"
-
-
-def mask_values(sizes: dict[str, int], seed: int) -> dict[str, Any]:
-    """NumPy values for every declared param; those that a file does not declare are to be left out by the caller."""
-    r = np.random.default_rng(seed)
-    B, Hq, Hkv, Sq, Sk = (sizes[n] for n in ("B", "Hq", "Hkv", "Sq", "Sk"))
-
-    def runs(length: int) -> Any:
-        found = r.integers(-1, 6, (B, length))
-        return np.sort(found, -1) if r.random() < 0.7 else found
-
-    steps = r.choice([0.0, 0.25, 0.5, 1.0], (B, Sk)).astype(np.float32)
-    return {
-        "c": int(r.integers(1, 12)),
-        "w": int(r.integers(-3, 20)),
-        "flag": bool(r.random() < 0.5),
-        "span": float(r.choice([0.25, 1.0, 3.0, 8.0])),
-        "ids": runs(Sk),
-        "seg": runs(Sq),
-        "t": np.cumsum(steps, -1).astype(np.float32) if r.random() < 0.7 else steps,
-        "lengths": r.integers(0, Sk + 3, B),
-        "window": r.integers(-1, 16, Hq),
-        "valid": np.arange(Sk) < r.integers(0, Sk + 1, (B, 1)) if r.random() < 0.5 else r.random((B, Sk)) < 0.7,
-        "alive": r.random((B, Sq)) < 0.7,
-        "slope": r.uniform(0.1, 0.9, Hq).astype(np.float32),
-        "gain": r.uniform(0.5, 1.5, (B, Hkv)).astype(np.float32),
-        "row": r.uniform(-1, 1, (B, Sq)).astype(np.float32),
-        "col": (r.integers(-64, 64, (Hq, Sk)) / 64).astype(np.float32),  # exact in bfloat16
-        "cap": float(r.uniform(0.75, 3.0)),
-        "bias": float(r.uniform(-1, 1)),
-    }
+__all__ = ["DECLARATIONS", "NORMALIZERS", "mask_values", "masks", "spec"]
 
 
 # ---------------------------------------------------------------- ints and masks

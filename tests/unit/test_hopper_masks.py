@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
-from property import grammar
+from property.drawn import ATOMS, SCORES, spec
 from test_hopper_forward import forward
 from test_hopper_machine import gradients
 
@@ -24,27 +24,12 @@ QUIET = settings(
 )
 TOLERANCE = 1.5e-2
 
-ATOMS = [
-    "k <= q", "k <= q + Sk - Sq", "k >= q", "k >= q + Sk - Sq", "q - k < 30", "q - k < 100", "k - q < 40",
-    "q + Sk - Sq - k < 64", "abs(q - k) <= 70", "k < 70", "k >= 64", "q < 77", "q >= 50", "k < lengths[b]",
-    "q + k < Sk", "q + k >= 90", "k < c", "q - k < window[h]", "k % 2 == 0", "(q - k) % 3 == 0", "q // 32 == k // 32",
-    "ids[b, k] == 2", "seg[b, q] == ids[b, k]", "seg[b, q] >= ids[b, k]", "valid[b, k]", "alive[b, q]", "flag",
-    "h % 2 == 0", "true",
-]  # fmt: skip
 atoms = st.sampled_from(ATOMS)
 atoms = st.one_of(atoms, atoms, atoms.map("not ({})".format))
 words = st.sampled_from([" and ", " or "])
 pairs = st.tuples(atoms, words, atoms).map(lambda x: f"({x[0]}{x[1]}{x[2]})")
 masks = st.one_of(atoms, pairs, pairs, st.tuples(pairs, words, st.one_of(atoms, pairs)).map("".join))
-scores = st.sampled_from(
-    [
-        "qk * scale",
-        "qk * scale + log(float(Sk - k)) / float(Sq - q)",  # without a value beyond the tensor
-        "softcap(qk * scale, 20.0)",
-        "qk * scale - 0.05 * abs(q - k)",
-        "qk * scale + 4.0 * float(max(k - Sk, -1))",  # and very large there
-    ]
-)
+scores = st.sampled_from(SCORES)
 shapes = st.builds(
     lambda batches, heads, rows, columns: (batches, *heads, rows, columns),
     st.integers(1, 2),
@@ -57,7 +42,7 @@ drawn = given(masks, scores, st.sampled_from([64, 128, 256]), shapes)
 
 def served(mask: str, score: str, dim: int, tables: tuple[str, ...]) -> str:
     """The file, where the chip's own kernels run it at all: the model has no others."""
-    text = grammar.spec(f"score = {score}", f"mask = {mask}")
+    text = spec(f"score = {score}", f"mask = {mask}")
     module: Any = execute(attngen.compile(text).source, "drawn")
     assume(any((dim, dim) in getattr(module, table, {}) for table in tables))
     return text
