@@ -104,7 +104,7 @@ def measure(cell: Cell, settings: Settings, kernels: Kernels | None, options: Op
             del ready[name]
         for name in ready:
             timing = clock.summary(outcome.samples[name])
-            records[name][direction] = timing.record(flops, outcome.kernel_ms.get(name))
+            records[name][direction] = timing.record(flops, outcome.graph_ms.get(name))
     return {
         "key": cell.key,
         "variant": cell.variant,

@@ -73,15 +73,15 @@ def ratio(cell: Result, peer: str, direction: str) -> float | None:
     return None if ours is None or theirs is None else ours / theirs
 
 
-def kernel_ms(cell: Result, name: str, direction: str) -> float | None:
-    """Milliseconds of the kernels alone, or None where no profile has them (older files have none)."""
+def graph_ms(cell: Result, name: str, direction: str) -> float | None:
+    """Milliseconds of a CUDA graph's replay, or None where there is none."""
     timing = cell["contenders"].get(name, {}).get(direction)
-    return None if timing is None else timing.get("kernel_ms")
+    return None if timing is None else timing.get("graph_ms")
 
 
-def kernel_ratio(cell: Result, peer: str, direction: str) -> float | None:
-    """The peer's kernels' time over attngen's: how many times as fast ours are."""
-    ours, theirs = kernel_ms(cell, "attngen", direction), kernel_ms(cell, peer, direction)
+def graph_ratio(cell: Result, peer: str, direction: str) -> float | None:
+    """The peer's replay's time over attngen's: how many times as fast ours is."""
+    ours, theirs = graph_ms(cell, "attngen", direction), graph_ms(cell, peer, direction)
     return None if ours is None or theirs is None else theirs / ours
 
 
@@ -108,14 +108,14 @@ def _entry(cell: Result, name: str, direction: str) -> str:
     return f"{speed:.0f}" if name == "attngen" or times is None else f"{speed:.0f} x{times:.2f}"
 
 
-def _kernels(cell: Result, name: str, direction: str) -> str:
-    """`0.221 x1.21`: the milliseconds of the kernels alone, and how many times as fast attngen's are."""
+def _replay(cell: Result, name: str, direction: str) -> str:
+    """`0.221 x1.21`: the milliseconds of a CUDA graph's replay, and how many times as fast attngen's is."""
     if tflops(cell, name, direction) is None:
         return ""
-    ms = kernel_ms(cell, name, direction)
+    ms = graph_ms(cell, name, direction)
     if ms is None:
         return "-"
-    times = kernel_ratio(cell, name, direction)
+    times = graph_ratio(cell, name, direction)
     return f"{ms:.3f}" if name == "attngen" or times is None else f"{ms:.3f} x{times:.2f}"
 
 
@@ -125,12 +125,12 @@ def _spread(cell: Result, direction: str) -> str:
 
 
 def table(result: Result) -> str:
-    """TFLOP/s per cell, each peer's with the ratio attngen / peer; then milliseconds of the kernels alone, likewise.
+    """TFLOP/s per cell, each peer's with the ratio attngen / peer; then milliseconds of a graph's replay, likewise.
 
     `<` marks what is below its target against flex, by the TFLOP/s.
     """
     names = [n for n in CONTENDERS if any(n in cell["contenders"] for cell in result["cells"])]
-    header = ["D", "N", "variant", "", *names, "±%", "mask ms", *(f"{n} kernels" for n in names), ""]
+    header = ["D", "N", "variant", "", *names, "±%", "mask ms", *(f"{n} replay" for n in names), ""]
     rows: list[list[str]] = []
     for cell in ordered(result):
         for direction in DIRECTIONS:
@@ -146,7 +146,7 @@ def table(result: Result) -> str:
                     *(_entry(cell, n, direction) for n in names),
                     _spread(cell, direction),
                     f"{mask_ms:.1f}" if mask_ms is not None and direction == "forward" else "",
-                    *(_kernels(cell, n, direction) for n in names),
+                    *(_replay(cell, n, direction) for n in names),
                     "<" if short_of_target(cell, direction) else "",
                 ]
             )
@@ -154,11 +154,11 @@ def table(result: Result) -> str:
     lines = ["  ".join(text.ljust(w) for text, w in zip(row, widths, strict=True)).rstrip() for row in [header, *rows]]
     dry = " (dry run: these times mean nothing)" if result["dry_run"] else ""
     versions = " ".join(f"{k} {v}" for k, v in result["versions"].items())
-    legend = "TFLOP/s, x = attngen / peer; kernels: ms alone, x likewise"
+    legend = "TFLOP/s, x = attngen / peer; replay of a CUDA graph: ms, x likewise"
     lines.append(f"{result['machine']}, {result['date']}, {versions}{dry}; {legend}")
     for peer in names:
         for direction in DIRECTIONS:
-            for what, over in (("", ratio), (", kernels alone", kernel_ratio)):
+            for what, over in (("", ratio), (", by replays", graph_ratio)):
                 ratios = [r for cell in result["cells"] if (r := over(cell, peer, direction)) is not None]
                 if ratios and peer != "attngen":
                     lines.append(

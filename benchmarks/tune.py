@@ -5,8 +5,9 @@
     python benchmarks/tiles.py benchmarks/tuned.json       # anywhere: what `attngen/plan/hopper.py` should say
 
 It does what `attngen tune SPEC --target triton --own` does for one spec and shape, for all in one process: causal and
-full masks at head dims 64, 128 and 256, six variants at 128, each at 4,096 and 16,384 positions. Candidates of all of
-them are compiled ahead on the other cores, so that the card waits for few. The file has what `compile --tiles` reads.
+full masks at head dims 64, 128 and 256, six variants at 128, three of them at 64, each at 4,096 and 16,384 positions.
+Candidates of all of them are compiled ahead on the other cores, so that the card waits for few. The file has what
+`compile --tiles` reads.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ FULL = "attention full\n\nmask = true\n"
 TOKENS, WIDTH = 16384, 2048
 """A batch's positions, and heads times head dim: as in the other benchmarks."""
 PLAIN, VARIANTS = ("causal", "full"), ("alibi", "softcap", "sliding_window", "prefix_lm", "documents", "relative_bias")
+NARROW = ("alibi", "sliding_window", "documents")
+"""Variants at head dim 64, too."""
 LENGTHS = (4096, 16384)
 GIVEN = {"prefix_lm": {"prefix": 1024}}
 
@@ -62,7 +65,8 @@ class Case:
 
 def cases(names: Sequence[str], head_dims: Sequence[int], lengths: Sequence[int]) -> list[Case]:
     """Lengths of a spec and head dim come one after the other: the second finds the first one's binaries."""
-    found = [(spec, d) for d in head_dims for spec in names if spec in PLAIN or d == 128]
+    known = {d: (*PLAIN, *{64: NARROW, 128: VARIANTS}.get(d, ())) for d in head_dims}
+    found = [(spec, d) for d in head_dims for spec in names if spec in known[d]]
     return [Case(spec, d, n) for spec, d in found for n in lengths]
 
 

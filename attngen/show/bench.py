@@ -34,9 +34,9 @@ def ratio(point: Record, name: str, direction: str) -> float | None:
     return None if ours is None or theirs is None else ours / theirs
 
 
-def kernel_ratio(point: Record, name: str, direction: str) -> float | None:
-    """The speed of attngen's kernels alone over that of `name`'s; None where a profile has not both."""
-    ours, theirs = (point["contenders"].get(n, {}).get(direction, {}).get("kernel_ms") for n in ("attngen", name))
+def graph_ratio(point: Record, name: str, direction: str) -> float | None:
+    """The same by replays of CUDA graphs; None where there aren't both."""
+    ours, theirs = (point["contenders"].get(n, {}).get(direction, {}).get("graph_ms") for n in ("attngen", name))
     return None if ours is None or theirs is None else theirs / ours
 
 
@@ -45,14 +45,14 @@ def _names(record: Record) -> list[str]:
 
 
 def table(record: Record) -> Table:
-    """One row a contender, shape and direction: median, spread, speed, attngen's speed over it; the kernels alone."""
+    """One row a contender, shape and direction: median, spread, speed, attngen's speed over it; the same by replays."""
     from rich import box
     from rich.table import Table
 
     made = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for heading in ("shape", "", "of"):
         made.add_column(heading)
-    headings = ["ms", "q20 - q80", "TFLOP/s", "attngen / it", "kernels, ms", "kernels: attngen / it"]
+    headings = ["ms", "q20 - q80", "TFLOP/s", "attngen / it", "replay, ms", "replay: attngen / it"]
     headings += ["first result, s", "block mask, ms", "peak memory, MiB"]
     for heading in headings:
         made.add_column(heading, justify="right")
@@ -67,7 +67,7 @@ def table(record: Record) -> Table:
 
 def _cells(point: Record, name: str, direction: str) -> list[str]:
     found = point["contenders"][name]
-    timing, over, kernels_over = found[direction], ratio(point, name, direction), kernel_ratio(point, name, direction)
+    timing, over, replay_over = found[direction], ratio(point, name, direction), graph_ratio(point, name, direction)
     once = direction == "forward"
     return [
         shape(point["sizes"]),
@@ -77,8 +77,8 @@ def _cells(point: Record, name: str, direction: str) -> list[str]:
         f"{timing['q20']:.3f} - {timing['q80']:.3f}",
         f"{timing['tflops']:.0f}" if timing["tflops"] >= 10 else f"{timing['tflops']:.3g}",
         "" if name == "attngen" or over is None else f"{over:.2f}",
-        f"{timing['kernel_ms']:.3f}" if "kernel_ms" in timing else "-",
-        "" if name == "attngen" or kernels_over is None else f"{kernels_over:.2f}",
+        f"{timing['graph_ms']:.3f}" if "graph_ms" in timing else "-",
+        "" if name == "attngen" or replay_over is None else f"{replay_over:.2f}",
         f"{found['first_result_s']:.1f}" if once else "",
         f"{found['block_mask_ms']:.2f}" if once and "block_mask_ms" in found else "",
         f"{found['peak_bytes'] / 2**20:.0f}" if once and "peak_bytes" in found else "",
@@ -96,7 +96,12 @@ def remarks(record: Record) -> list[str]:
     """Who has no figures, and why; where dense attention stands."""
     lines: list[str] = []
     for name in _names(record):
-        for key, said in (("unable", "not measured"), ("failure", "FAILED"), ("errors", "WRONG")):
+        for key, said in (
+            ("unable", "not measured"),
+            ("failure", "FAILED"),
+            ("errors", "WRONG"),
+            ("no_graph", "no CUDA graph"),
+        ):
             for point in record["points"]:
                 found = point["contenders"].get(name, {})
                 if key in found and not (key == "errors" and found["right"]):

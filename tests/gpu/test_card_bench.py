@@ -32,8 +32,8 @@ def test_bench(example: str, peers: str, tmp_path: Path) -> None:
                 continue
             assert found["right"] and max(found["errors"].values()) < 2e-2
             assert 0 < found["forward"]["ms"] < 100 and 0 < found["backward"]["ms"] < 100
-            for direction in ("forward", "backward"):  # the host takes its time, the kernels are part of the call
-                assert 0 < found[direction]["kernel_ms"] < 1.2 * found[direction]["ms"]
+            for direction in ("forward", "backward"):  # a replay leaves out what the host takes
+                assert 0 < found[direction]["graph_ms"] < 1.2 * found[direction]["ms"]
             assert 0 < found["peak_bytes"] < point["dense_peak_bytes"]
         assert point["contenders"]["flex"]["block_mask_ms"] > 0
 

@@ -23,8 +23,8 @@ from attngen.emit.flex import flex_source, limit
 from attngen.errors import Source
 from attngen.ir import walk
 from attngen.reference import evaluate
-from attngen.runtime.bench import clock, kernels, run
-from attngen.runtime.bench.race import Contender, Turns, failure, race
+from attngen.runtime.bench import clock, replay, run
+from attngen.runtime.bench.race import Contender, Turns, failure, graph, race
 from attngen.runtime.loader import load
 from attngen.show import bench as show
 
@@ -199,111 +199,72 @@ def test_turns_go_back_and_forth_and_the_failed_drop_out() -> None:
     outcome = race(made, work, turns, lambda name, error: failure(name, error, "cpu"))
     # Each sample warms up once and runs once.
     assert "".join(order) == "aabbcc" + "ccb" + "aa" + "aacc"
-    assert outcome.failures == {"b": "ValueError: worn out"} and outcome.kernel_ms == {}
+    assert outcome.failures == {"b": "ValueError: worn out"} and outcome.graph_ms == {}
     assert len(outcome.samples["a"]) == 3 and len(outcome.samples["b"]) == 1
 
 
-# ---- the kernels' own time
-
-CLEAR = (
-    "void at::native::vectorized_elementwise_kernel<4, at::native::bitwise_not_kernel_cuda(at::TensorIteratorBase&)>"
-)
+# ---- CUDA graphs
 
 
-def events(*ran: tuple[str, float], gap: float = 40.0) -> list[Any]:
-    """What torch's profiler gives for kernels of so many microseconds, with a slow host between them."""
-    from torch.autograd import DeviceType
-    from torch.autograd.profiler_util import FunctionEvent
-
-    found: list[Any] = []
-    at = 0.0
-    for number, (name, spent) in enumerate(ran):
-        launch = {"device_type": DeviceType.CPU, "use_device": "cuda"}
-        found.append(FunctionEvent(number, "cudaLaunchKernel", 1, at, at + 5.0, **launch))
-        kernel = {"device_type": DeviceType.CUDA, "use_device": "cuda", "is_user_annotation": name == "range"}
-        found.append(FunctionEvent(number, name, 7, at + gap, at + gap + spent, **kernel))
-        at += gap + spent
-    return found
-
-
-def test_kernels_of_a_call_add_up_without_the_clearing_and_the_host() -> None:
-    ran = [(CLEAR, 150.0)] * 2
-    for times in ((10.0, 90.0), (12.0, 100.0), (11.0, 500.0)):
-        ran += [(CLEAR, 150.0), ("_rows_kernel", times[0]), ("range", 1e6), ("_dq_kernel", times[1]), ("Memset", 1.0)]
-        ran += [(CLEAR, 150.0), ("flash_fwd", 200.0)]
-    found = kernels.activities(events(*ran))
-    assert len(found) == len(ran) - 3  # neither the host's part nor the ranges that a program names
-    called = ["", "", *["attngen", "flex"] * 3]
-    assert kernels.per_call(found, called) == pytest.approx({"attngen": 0.113, "flex": 0.2})
-    assert kernels.per_call(reversed(found), called) == kernels.per_call(found, called)
-
-
-def test_what_a_profile_loses_is_left_out() -> None:
-    one = [(CLEAR, 150.0), ("a", 10.0), (CLEAR, 150.0), ("b", 30.0), ("c", 2.0)]
-    called = ["", *["first", "second"] * 3]
-    whole = [(CLEAR, 150.0), *one * 3]
-    assert kernels.per_call(kernels.activities(events(*whole)), called) == pytest.approx(
-        {"first": 0.01, "second": 0.032}
-    )
-    # The start is lost, up to the middle of the first call of `first`, then of `second`: two calls of each are left.
-    for lost in (2, 3, 5):
-        rest = kernels.activities(events(*whole[lost:]))
-        assert kernels.per_call(rest, called) == pytest.approx({"first": 0.01, "second": 0.032})
-    # A kernel of one call is missing: that call does not count. Nor does a contender no two calls of which agree.
-    assert kernels.per_call(kernels.activities(events(*whole[:-1])), called)["second"] == pytest.approx(0.032)
-    differing = [(CLEAR, 9.0), ("a", 10.0), (CLEAR, 9.0), ("b", 10.0)]
-    assert kernels.per_call(kernels.activities(events(*differing)), ["x", "x"]) == {}
-    assert kernels.per_call([], called) == {}
-    # More clearings than were asked for: somebody else runs that kernel.
-    assert kernels.per_call(kernels.activities(events(*whole, *one)), called) == {}
-    assert kernels.per_call(kernels.activities(events((CLEAR, 9.0), (CLEAR, 9.0))), ["x", "y"]) == {}
-
-
-def test_long_calls_are_profiled_less_often() -> None:
-    assert [kernels.calls_of(ms) for ms in (0.0, 0.3, 4.0, 8.0, 13.0, 100.0)] == [10, 10, 10, 5, 3, 3]
-
-
-def test_a_race_on_a_gpu_ends_with_a_profile_of_those_who_came_through(monkeypatch: pytest.MonkeyPatch) -> None:
-    entered: list[str] = []
+def test_a_race_on_a_gpu_ends_with_replays_of_those_who_came_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In turns, and whatever a graph cannot hold has none; a call's own failure is another matter."""
+    done: list[str] = []
 
     @contextmanager
     def scope() -> Iterator[None]:
-        entered.append("scope")
+        done.append("scope")
         yield
 
     def sample(work: Any, **_: Any) -> list[float]:
         work()
-        return [20.0]
+        return [2.0 if done[-1].startswith("replay") else 20.0]
 
-    def profiled(works: Any, count: int) -> dict[str, float]:
-        assert count == 3  # 15 ms is slow
-        for work in works.values():
-            work()
-        return dict.fromkeys(works, 0.5)
+    def recorded(make: Any) -> Any:
+        make()()
+        name = done[-1]
+        if name == "c":
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+        def again() -> None:
+            if name == "e" and f"replay {name}" in done:
+                raise RuntimeError("an illegal memory access was encountered")
+            done.append(f"replay {name}")
+
+        return again
 
     def work(contender: Contender) -> Any:
         def once() -> None:
-            entered.append(contender.name)
+            done.append(contender.name)
             if contender.name == "b":
                 raise ValueError("worn out")
 
         return once
 
     monkeypatch.setattr(clock, "sample", sample)
-    monkeypatch.setattr(kernels, "profiled", profiled)
-    made = {name: Contender(name, lambda q, k, v: None, scope) for name in "abc"}
+    monkeypatch.setattr(replay, "recorded", recorded)
+    made = {name: Contender(name, lambda q, k, v: None, scope) for name in "abcde"}
     said: list[str] = []
-    outcome = race(made, work, Turns("cuda", 1, 0.0, 0.0), lambda name, error: said.append(name) or str(error))
-    assert outcome.kernel_ms == {"a": 0.5, "c": 0.5} and outcome.failures == {"b": "worn out"} and said == ["b"]
-    assert entered[6:] == ["scope", "a", "scope", "c"]
+    outcome = race(made, work, Turns("cuda", 2, 0.0, 0.0), lambda name, error: said.append(name) or str(error))
+    assert outcome.graph_ms == {"a": 2.0, "d": 2.0} and outcome.failures == {"b": "worn out"}
+    assert outcome.samples["c"] == outcome.samples["e"] == [20.0, 20.0] and set(outcome.no_graph) == {"c", "e"}
+    assert said == ["b", "c as a CUDA graph", "e as a CUDA graph"]
+    assert done[done.index("replay a") - 2 :] == [
+        *("scope", "a", "replay a", "scope", "c", "scope", "d", "replay d", "scope", "e", "replay e"),
+        *("replay d", "replay a"),
+    ]
 
-    def lost(works: Any, count: int) -> dict[str, float]:
-        raise RuntimeError("CUPTI is busy")
 
-    monkeypatch.setattr(kernels, "profiled", lost)
-    outcome = race(made, work, Turns("cuda", 1, 0.0, 0.0), lambda name, error: said.append(f"{name}: {error}") or "x")
-    assert outcome.kernel_ms == {} and set(outcome.failures) == {"b"} and len(outcome.samples["a"]) == 1
-    assert said[-1] == "the profile of a, c: CUPTI is busy"
+def test_what_is_timed_backward_has_leaves_of_its_own() -> None:
+    q, k, v = (torch.randn(1, 1, 4, 2, requires_grad=True) for _ in range(3))
+    seen: list[torch.Tensor] = []
+
+    def attend(*leaves: torch.Tensor) -> torch.Tensor:
+        seen.extend(leaves)
+        return (leaves[0] * leaves[1] * leaves[2]).sum()
+
+    (dq, _, _) = graph(Contender("a", attend), (q, k, v), torch.tensor(2.0), "backward")()
+    torch.testing.assert_close(dq, 2.0 * k * v)
+    assert all(x.is_leaf and x is not y and x.data_ptr() == y.data_ptr() for x, y in zip(seen, (q, k, v), strict=True))
 
 
 def timing(ms: float, tflops: float) -> dict[str, float]:
@@ -314,10 +275,10 @@ def test_the_table_shows_ratios_and_once_a_shape_what_is_once() -> None:
     sizes = {"B": 1, "Hq": 8, "Hkv": 2, "Sq": 1024, "Sk": 2048, "D": 64, "Dv": 128}
     ours = {
         "right": True, "errors": {}, "first_result_s": 1.25, "peak_bytes": 3 * 2**20,
-        "forward": {**timing(0.5, 400.0), "kernel_ms": 0.3}, "backward": timing(1.0, 300.0),
+        "forward": {**timing(0.5, 400.0), "graph_ms": 0.3}, "backward": timing(1.0, 300.0),
     }  # fmt: skip
     flex = {**ours, "block_mask_ms": 2.5, "backward": timing(1.5, 200.0)}
-    flex |= {"forward": {**timing(1.0, 200.0), "kernel_ms": 0.9}}
+    flex |= {"forward": {**timing(1.0, 200.0), "graph_ms": 0.9}}
     why = "has causal and full masks alone"
     point = {
         "sizes": sizes, "fraction": 0.5, "dense_peak_bytes": None,

@@ -238,7 +238,7 @@ def test_a_dry_run_measures_every_variant(tmp_path: Path, capsys: pytest.Capture
                 flops = counted * 4 * cell["B"] * cell["H"] * cell["N"] ** 2 * cell["D"] * cell["fraction"]
                 assert timing["tflops"] == pytest.approx(flops / timing["ms"] / 1e9)
                 assert timing["q20"] <= timing["ms"] <= timing["q80"] and timing["runs"] >= 3
-                assert "kernel_ms" not in timing  # torch's profiler sees no device here
+                assert "graph_ms" not in timing  # there are no CUDA graphs here
     assert (tmp_path / "result.svg").stat().st_size > 1000
     shown = capsys.readouterr().out
     assert "relative_bias" in shown and "dry run" in shown and not report.troubles(result)
@@ -330,25 +330,25 @@ def test_ratios_and_targets() -> None:
     assert cells.target(Cell("full", 256, 4096)) == 1.5 and cells.target(Cell("full", 128, 4096)) == 1.0
 
 
-def test_the_kernels_alone_stand_beside_the_calls(tmp_path: Path) -> None:
+def test_replays_stand_beside_the_calls(tmp_path: Path) -> None:
     old, new = fake_result(attngen=100.0, flex=100.0), fake_result(attngen=200.0, flex=100.0, cudnn=200.0)
     (cell,) = new["cells"]
-    cell["contenders"]["attngen"]["forward"]["kernel_ms"] = 4.0
-    cell["contenders"]["flex"]["forward"]["kernel_ms"] = 5.0
-    assert report.kernel_ratio(cell, "flex", "forward") == pytest.approx(1.25)
-    assert report.kernel_ratio(cell, "cudnn", "forward") is None
+    cell["contenders"]["attngen"]["forward"]["graph_ms"] = 4.0
+    cell["contenders"]["flex"]["forward"]["graph_ms"] = 5.0
+    assert report.graph_ratio(cell, "flex", "forward") == pytest.approx(1.25)
+    assert report.graph_ratio(cell, "cudnn", "forward") is None
     header, row = report.table(new).splitlines()[:2]
-    assert header.split()[-6:] == ["attngen", "kernels", "flex", "kernels", "cudnn", "kernels"]
-    assert row.split()[-4:] == ["4.000", "5.000", "x1.25", "-"]  # no profile of cuDNN
+    assert header.split()[-6:] == ["attngen", "replay", "flex", "replay", "cudnn", "replay"]
+    assert row.split()[-4:] == ["4.000", "5.000", "x1.25", "-"]  # none of cuDNN
     assert "attngen / flex, forward: geometric mean 2.00, least 2.00" in report.table(new)
-    assert "attngen / flex, forward, kernels alone: geometric mean 1.25, least 1.25" in report.table(new)
+    assert "attngen / flex, forward, by replays: geometric mean 1.25, least 1.25" in report.table(new)
     # A file of before has none; merged, the cells keep what they have.
-    assert report.table(old).splitlines()[1].split()[-3:] == ["-", "-", "<"] and "alone: geom" not in report.table(old)
+    assert report.table(old).splitlines()[1].split()[-3:] == ["-", "-", "<"] and "replays: geo" not in report.table(old)
     old["cells"][0]["key"] = "softcap:128:16384"
     report.write(tmp_path / "r.json", report.merge([old, new]))
     first, second = report.read(tmp_path / "r.json")["cells"]
-    assert report.kernel_ms(first, "attngen", "forward") is None
-    assert report.kernel_ms(second, "attngen", "forward") == 4.0
+    assert report.graph_ms(first, "attngen", "forward") is None
+    assert report.graph_ms(second, "attngen", "forward") == 4.0
 
 
 def test_results_merge_by_cell_and_by_machine(tmp_path: Path) -> None:
@@ -399,8 +399,8 @@ def test_the_host_alone_without_a_gpu(tmp_path: Path) -> None:
 def test_the_clock_sums_up() -> None:
     timing = clock.summary([5.0, 1.0, 2.0, 3.0, 4.0])
     assert (timing.ms, timing.q20, timing.q80, timing.runs) == (3.0, 1.8, 4.2, 5)
-    assert timing.record(6e12)["tflops"] == pytest.approx(2000.0) and "kernel_ms" not in timing.record(6e12)
-    assert timing.record(6e12, 2.5) == {**timing.record(6e12), "kernel_ms": 2.5}
+    assert timing.record(6e12)["tflops"] == pytest.approx(2000.0) and "graph_ms" not in timing.record(6e12)
+    assert timing.record(6e12, 2.5) == {**timing.record(6e12), "graph_ms": 2.5}
     assert report.geometric_mean([0.5, 2.0]) == pytest.approx(1.0)
     assert len(clock.sample(lambda: None, device="cpu", warmup_ms=0, rep_ms=0)) == 1
 
@@ -585,7 +585,7 @@ def test_a_lost_device_ends_the_run_and_is_passed_by(monkeypatch: pytest.MonkeyP
 
 def test_every_case_has_heads_of_its_width() -> None:
     found = tuner.cases([*tuner.PLAIN, *tuner.VARIANTS], [128, 64, 256], tuner.LENGTHS)
-    assert len(found) == 24 and len(set(found)) == 24
+    assert len(found) == 30 and len(set(found)) == 30
     for case in found:
         sizes = case.wanted
         assert sizes["B"] * sizes["Sq"] == 16384 and sizes["Hq"] * sizes["D"] == 2048

@@ -1,18 +1,20 @@
 """Times several contenders in turns, A B C, then C B A, and so on, so that a card that throttles slows all alike.
 
-Takes contenders and what of each is timed; gives the milliseconds of every run, those of the kernels alone, and who
-failed. Whoever fails drops out of the race and of no other's; only where the device is lost with it does the race end.
+Takes contenders and what of each is timed; gives the milliseconds of every run, the median of a CUDA graph's replays,
+and who failed. Whoever fails drops out of the race and of no other's; only where the device is lost with it does the
+race end.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from attngen.runtime.bench import clock, kernels
+from attngen.runtime.bench import clock, replay
 
 torch: Any = importlib.import_module("torch")
 _triton_errors: Any = importlib.import_module("triton.errors")
@@ -52,10 +54,12 @@ class Turns:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """By contender: milliseconds of every run; those of one call's kernels, where a profile has them; failures."""
+    """By contender: milliseconds of every run; the median of its call's replays as a CUDA graph, or why there is none;
+    failures."""
 
     samples: dict[str, list[float]]
-    kernel_ms: dict[str, float]
+    graph_ms: dict[str, float]
+    no_graph: dict[str, str]
     failures: dict[str, str]
 
 
@@ -74,11 +78,16 @@ def failure(who: str, error: Exception, device: str) -> str:
 
 
 def graph(made: Contender, qkv: tuple[Any, Any, Any], grad_out: Any, direction: str) -> Callable[[], object]:
-    """What is timed: the forward as in training, or the backward alone, over a graph that is kept."""
+    """What is timed: the forward as in training, or the backward alone, over a graph that is kept.
+
+    Of leaves of its own, since a leaf's node of that graph keeps the stream that it was made on, and a CUDA graph must
+    not wait for another.
+    """
     if direction == "forward":
         return lambda: made.attend(*qkv)
-    out = made.attend(*qkv)
-    return lambda: torch.autograd.grad(out, qkv, grad_out, retain_graph=True)
+    leaves = tuple(x.detach().requires_grad_() for x in qkv)
+    out = made.attend(*leaves)
+    return lambda: torch.autograd.grad(out, leaves, grad_out, retain_graph=True)
 
 
 def race(
@@ -100,41 +109,42 @@ def race(
                 with made.scope():
                     if name not in works:
                         works[name] = work(made)
-                    samples[name] += clock.sample(
-                        works[name],
-                        device=turns.device,
-                        warmup_ms=turns.warmup_ms,
-                        rep_ms=turns.rep_ms / turns.rounds,
-                    )
+                    samples[name] += _sample(works[name], turns)
                 made.watch()
             except MISTAKES as error:
                 failures[name] = failed(name, error)
     for name in failures:
         works.pop(name, None)
-    return Outcome(samples, _kernel_ms(ready, works, samples, turns.device, failed), failures)
+    return Outcome(samples, *_replayed(ready, works, work, turns, failed), failures)
 
 
-def _kernel_ms(
+def _replayed(
     ready: Mapping[str, Contender],
     works: Mapping[str, Callable[[], object]],
-    samples: Mapping[str, list[float]],
-    device: str,
+    work: Callable[[Contender], Callable[[], object]],
+    turns: Turns,
     failed: Callable[[str, Exception], str],
-) -> dict[str, float]:
-    """The kernels' own time of those who came through, warm as they are; nothing where the profile fails."""
+) -> tuple[dict[str, float], dict[str, str]]:
+    """Medians of those who came through and whose call a CUDA graph can hold, in turns, too; why others lack one."""
+    replays: dict[str, Callable[[], object]] = {}
+    samples: dict[str, list[float]] = {}
+    missing: dict[str, str] = {}
+    for turn in range(turns.rounds if turns.device == "cuda" else 0):
+        for name in list(works)[:: 1 if turn % 2 == 0 else -1]:
+            if name in missing:
+                continue
+            made = ready[name]
+            try:
+                if name not in replays:
+                    with made.scope():
+                        replays[name] = replay.recorded(functools.partial(work, made))
+                    made.watch()
+                samples[name] = samples.get(name, []) + _sample(replays[name], turns)
+            except MISTAKES as error:
+                missing[name] = failed(f"{name} as a CUDA graph", error)
+    return {name: clock.summary(found).ms for name, found in samples.items() if name not in missing}, missing
 
-    def scoped(name: str) -> Callable[[], object]:
-        def work() -> None:
-            with ready[name].scope():
-                works[name]()
 
-        return work
-
-    if device != "cuda" or not works:
-        return {}
-    slowest = max(clock.summary(samples[name]).ms for name in works)
-    try:
-        return kernels.profiled({name: scoped(name) for name in works}, kernels.calls_of(slowest))
-    except MISTAKES as error:
-        failed("the profile of " + ", ".join(works), error)
-        return {}
+def _sample(work: Callable[[], object], turns: Turns) -> list[float]:
+    """Milliseconds of the runs of one turn."""
+    return clock.sample(work, device=turns.device, warmup_ms=turns.warmup_ms, rep_ms=turns.rep_ms / turns.rounds)

@@ -297,9 +297,11 @@ def measure(
         for name, text in outcome.failures.items():
             records[name]["failure"] = text
             del ready[name]
+        for name, text in outcome.no_graph.items():
+            records[name]["no_graph"] = text
         for name in ready:
             timing, useful = clock.summary(outcome.samples[name]), flops(sizes, share, direction)
-            records[name][direction] = timing.record(useful, outcome.kernel_ms.get(name))
+            records[name][direction] = timing.record(useful, outcome.graph_ms.get(name))
     record: Record = {"sizes": sizes, "fraction": share, "contenders": records}
     if device == "cuda":
         for name, made in ready.items():
