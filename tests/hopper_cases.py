@@ -73,6 +73,18 @@ def drawn(
     return torch.randn(*shape, generator=generator).to(dtype).transpose(1, 2)
 
 
+_LISTED = {
+    "a head's own": "param at: int[Hq, Sk]\nmask = at[h, q] <= at[h, k]\nassume Sq == Sk\n",
+    "a batch's and a head's": "param at: int[B, Hq, Sk]\nmask = at[b, h, q] == at[b, h, k]\nassume Sq == Sk\n",
+    "everyone's": "param at: f32[Sk]\nmask = at[q] <= at[k]\nassume Sq == Sk\n",
+    "a batch's edge": (
+        "param at: int[Sk]\nparam length: int[B]\nmask = at[q] <= at[k] and k < length[b]\nassume Sq == Sk\n"
+    ),
+}
+LISTED = {whose: f"attention listed\n\n{body}" for whose, body in _LISTED.items()}
+"""By whom tiles that meet are listed: for each batch and head that may differ."""
+
+
 def text_of(name: str) -> str:
     return (EXAMPLES / f"{name}.attn").read_text(encoding="utf-8")
 

@@ -33,31 +33,32 @@ from attngen.plan.hopper import (
 )
 from attngen.plan.kernel import KernelPlan
 from attngen.plan.loops import ZERO, Run
+from attngen.plan.ranges import TileRanges
 
 
 @dataclass(frozen=True, slots=True)
 class ListView:
-    """Where data decides which tiles meet, a kernel of its own lists them by tiles of queries, once for all batches
-    and heads that do not differ in it. `count`: how many such lists of tiles there are; `place`: the number of that
-    which a batch and a head read; `batch` and `head`: for whom tile `tile`, counted through all lists, is listed.
+    """Where a kernel of its own lists which tiles a tile of the other axis meets, once for all batches and heads that
+    do not differ in it. `times`: what the tiles of one list are multiplied by; `place`: the number of the list that a
+    batch and a head read; `batch` and `head`: for whom tile `tile`, counted through all lists, is listed.
     """
 
-    count: str
+    times: str
     place: str
     batch: str
     head: str
 
 
-def _list_view(plan: KernelPlan) -> ListView:
-    match listed_apart(plan):
+def _list_view(walked: TileRanges) -> ListView:
+    match listed_apart(walked):
         case True, True:
-            return ListView("B * Hq", "(batch * Hq + head)", "tile // n_tiles // Hq", "tile // n_tiles % Hq")
+            return ListView(" * B * Hq", "(batch * Hq + head)", "tile // n_tiles // Hq", "tile // n_tiles % Hq")
         case True, False:
-            return ListView("B", "batch", "tile // n_tiles", "0")
+            return ListView(" * B", "batch", "tile // n_tiles", "0")
         case False, True:
-            return ListView("Hq", "head", "0", "tile // n_tiles")
+            return ListView(" * Hq", "head", "0", "tile // n_tiles")
         case _:
-            return ListView("1", "0", "0", "0")
+            return ListView("", "0", "0", "0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +133,7 @@ def gluon_view(
     return GluonView(
         arguments,
         ["n_work", "together", *_unspecialized(params, sizes)],
-        _list_view(plan) if keys.tests else None,
+        _list_view(plan.keys) if keys.tests else None,
         plan.longest_first,
         *_walk(keys, backwards=backwards),
         keys.full,
@@ -217,7 +218,7 @@ def _factor(code: KernelCode) -> str:
 @dataclass(frozen=True, slots=True)
 class GluonBackwardView:
     """The lines `walk` make a head's tiles of queries `first … stop - 1`; `masked` says whether the one at `at` needs a
-    mask, by the names of `runs`; `listed`: a kernel of its own writes them down, for each tile of keys; `backwards`:
+    mask, by the names of `runs`; `lists`: whose there are, where a kernel of its own writes them down; `backwards`:
     tiles of keys may be taken from the last to the first; `row_terms`: products take a row's log-sum-exp off its
     scores, and its delta off dP.
 
@@ -229,7 +230,7 @@ class GluonBackwardView:
     unspecialized: list[str]
     walk: tuple[str, ...]
     runs: tuple[str, ...]
-    listed: bool
+    lists: ListView | None
     backwards: bool
     row_terms: bool
     masked: str
@@ -264,7 +265,7 @@ def gluon_backward_view(
         ["n_work", "together", *_unspecialized(params, sizes)],
         _hull(queries),
         ("first", "stop", *full),
-        not in_turn(plan),
+        None if in_turn(plan) else _list_view(plan.queries),
         any(skeleton.backwards for skeleton in table.values()),
         row_terms(plan),
         _outside(tuple(Run(_own(r.start), _own(r.stop)) for r in queries.full)),
@@ -311,19 +312,20 @@ def _hull(queries: RangeView) -> tuple[str, ...]:
 @dataclass(frozen=True, slots=True)
 class WalkView:
     """The tiles that one kernel walks: the lines `at` bind that of `step`, of which there are `n_steps`, by the ends of
-    runs, `ends`; `masked` says whether it needs a mask. `listed`: data decides, and a kernel of its own writes the ends
-    down for each tile that is held.
+    runs, `ends`; `masked` says whether it needs a mask. `lists`: whose there are, where data decides, and a kernel of
+    its own writes the ends down for each tile that is held.
     """
 
     ends: tuple[str, ...]
     at: tuple[str, ...]
     n_steps: str
     masked: str
-    listed: bool
+    lists: ListView | None
 
 
-def _walk_view(found: RangeView) -> WalkView:
-    return WalkView(found.results, *_walk(found), _in_brackets(_outside(found.full)), bool(found.tests))
+def _walk_view(found: RangeView, walked: TileRanges) -> WalkView:
+    lists = _list_view(walked) if found.tests else None
+    return WalkView(found.results, *_walk(found), _in_brackets(_outside(found.full)), lists)
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,8 +377,8 @@ def gluon_apart_view(
     return GluonApartView(
         arguments,
         ["n_work", "together", *_unspecialized(params, sizes)],
-        _walk_view(queries),
-        _walk_view(keys),
+        _walk_view(queries, plan.queries),
+        _walk_view(keys, plan.keys),
         "n_work - 1 - gl.program_id(0)" if plan.longest_first else "gl.program_id(0)",
         _factor(dq),
         " or ".join(dict.fromkeys(s.flag for s in sums)),

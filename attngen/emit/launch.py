@@ -68,6 +68,7 @@ class LaunchView:
     signs_scale: bool  # the sign of the scale can be taken into q
     reads_scalars: bool
     lists: bool  # whether some kernel of one chip reads which tiles it walks
+    portable_dq: str  # when extremes in tiles of keys are wanted backward; always, if empty
 
     @property
     def scatters(self) -> bool:
@@ -90,9 +91,12 @@ def launch_view(
     row_terms: bool,
     dkdv_walks: bool,
     dq_walks: bool,
+    whole: bool,
+    apart: bool,
 ) -> LaunchView:
     """Whether a kernel of one chip reads which tiles it walks: `lists` the forward kernel, `walks` the backward kernel,
-    or, of two, either. `row_terms`: see `GluonBackwardView`."""
+    or, of two, either. `whole` and `apart`: whether there are such kernels backward, one or two. `row_terms`: see
+    `GluonBackwardView`."""
     attention = plan.attention
     by_name = {g.param: g.total for g in gradients}
     host = tuple(v for p in params for v in p.host_arguments)
@@ -276,6 +280,12 @@ def launch_view(
         needs_math=any("math." in line for line in checks),
         reads_scalars=any("_readable(" in line for line in checks),
         lists=lists or walks or dkdv_walks or dq_walks,
+        portable_dq=" and ".join(
+            [
+                *(["by_keys.kernel is not _hopper_backward_kernel"] if whole else []),
+                *(["by_rows.kernel is not _hopper_dq_kernel"] if apart else []),
+            ]
+        ),
     )
 
 

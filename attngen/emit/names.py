@@ -47,7 +47,8 @@ _TEMPLATE_NAMES = """
     most_keys area longest there merge before chunk collect lists others starts stops walk walks walks_ptr AHEAD
     COLS K_STAGES V_STAGES HOPPER_APART dq_desc handed k_place p_layout place_layout plain v_place place shape
     wanted value_stages alone fit fits run test driver counters counters_ptr n_counters stream sums
-    terms terms_desc terms_ptr terms_tiles used usual begin end slot no_ds theirs in_turn Q_EARLY
+    terms terms_desc terms_ptr terms_tiles used usual begin end slot no_ds theirs in_turn Q_EARLY counts_ptr
+    n_found n_heads n_lists
 """
 
 # The bounds of tile ranges (`emit.tile_code`) and the answers of data tests (`emit.kernel_code`).
@@ -56,8 +57,9 @@ _PARTS = [f"part{i}{j}_{end}" for i in range(4) for j in range(5) for end in ("l
 _OWN = [f"own_{name}" for name in ("any_lo", "any_hi", "full_lo", "full_hi", *_RUNS, *_PARTS)]
 _ENDS = ("any_lo", "any_hi", "all_lo", "all_hi", "least", "most", "tile", "least_ptr", "most_ptr")
 _TESTS = [f"{side}test{n}_{end}" for side in ("", "key_", "query_") for n in range(64) for end in _ENDS]
+_EXTREMES = [f"{side}_test{n}{end}" for side in ("key", "query") for n in range(64) for end in ("", "_ptr")]
 
-RESERVED = frozenset([*_TEMPLATE_NAMES.split(), *_RUNS, *_PARTS, *_OWN, *_TESTS])
+RESERVED = frozenset([*_TEMPLATE_NAMES.split(), *_RUNS, *_PARTS, *_OWN, *_TESTS, *_EXTREMES])
 """Every name that the Triton templates bind or read. `tests/unit/emit` holds this against generated modules."""
 
 

@@ -73,7 +73,8 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
     tests = tuple(test_view(frame, t, r.axis) for r in (plan.keys, plan.queries) for t in r.tests)
     kernel = frame.kernel_view()
     pair_gradients = tuple(pair_gradient(frame, g, keys) for g in plan.gradients if g.gather not in AXES)
-    key_pointers = tuple(p for t in tests if t.axis == "k" for p in t.pointers)
+    key_tests, query_tests = (tuple(t for t in tests if t.axis == axis) for axis in "kq")
+    key_pointers = tuple(p for t in key_tests for p in t.pointers)
     gradients = gradient_views(plan, frame.params, {p.name: p.host_lines for p in pair_gradients})
     tile = options.tile or plan.attention.tile
     hopper = _hopper_views(frame, options, keys, queries, dq, dkdv, dq_sums, backward.dk_factor_in_tile, gradients)
@@ -99,6 +100,7 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
         "fast": hopper.fast,
         "fast_bwd": fast_bwd,
         "apart": apart,
+        "counts_apart": apart is not None and bool(tests),
         "pair": hopper.pair,
         "split": split,
         "keys": keys,
@@ -108,8 +110,10 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
         "key_arguments": frame.range_names(keys),
         "query_arguments": frame.range_names(queries),
         "key_pointers": "".join(f"{p}, " for p in key_pointers),
-        "query_pointers": "".join(f"{p}, " for t in tests if t.axis == "q" for p in t.pointers),
+        "query_pointers": "".join(f"{p}, " for t in query_tests for p in t.pointers),
         "tests": tests,
+        "key_tests": key_tests,
+        "query_tests": query_tests,
         "bwd": backward,
         "dq_code": dq,
         "dq_sums": dq_sums,
@@ -130,10 +134,12 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
             tuple(s.name for s in dq_sums),
             tuple(s.name for s in dkdv_sums),
             hopper.fast is not None and hopper.fast.lists is not None,
-            fast_bwd is not None and fast_bwd.listed,
+            fast_bwd is not None and fast_bwd.lists is not None,
             fast_bwd is not None and fast_bwd.row_terms,
-            apart is not None and apart.queries.listed,
-            apart is not None and apart.keys.listed,
+            apart is not None and apart.queries.lists is not None,
+            apart is not None and apart.keys.lists is not None,
+            fast_bwd is not None,
+            apart is not None,
         ),
         "tiles": tile_table(plan, options, tile),
         "registers": registers(plan.burden),

@@ -14,7 +14,7 @@ from attngen.emit.tile_code import RangeView, range_view
 from attngen.emit.triton_expressions import Printer
 from attngen.emit.triton_views import KernelView
 from attngen.ir.nodes import Expr
-from attngen.ir.walk import symbols
+from attngen.ir.walk import reads, symbols
 from attngen.plan.kernel import Gather, KernelPlan
 from attngen.plan.loops import Loops
 
@@ -67,7 +67,8 @@ def frame_of(plan: KernelPlan) -> Frame:
     attention = plan.attention
     params = views(attention, Names(RESERVED | set(attention.sizes)))
     summed = any(g.gather in (Gather.DENSE, Gather.DIAGONAL) for g in plan.gradients)  # over the batches, too
-    used_b = summed or any("B" in symbols(e) for e in _every_expression(plan))
+    tested = any(reads(e, "b") for t in plan.keys.tests for e in (t.row, t.col))  # in tiles of all batches
+    used_b = summed or tested or any("B" in symbols(e) for e in _every_expression(plan))
     sizes = (*(("B",) if used_b else ()), *SIZE_ARGUMENTS, *attention.sizes)
     arguments = ("scale", *sizes, *(a for p in params for a in p.kernel_arguments))
     known = ("batch", "head", "kv_head", "D", "Dv", "FAST", *arguments)

@@ -57,7 +57,7 @@ def test_view(frame: Frame, t: DataTest, axis: str) -> TestView:
         f"tl.full([TILE], {text}, tl.{wide})" if _is_number(text) else f"tl.cast({text}, tl.{wide})",
         'float("-inf")' if is_float else "-9223372036854775807",
         'float("inf")' if is_float else "9223372036854775807",
-        f"torch.{wide}", f"n_tiles, {batch}, {head}",
+        f"torch.{wide}", batch, head,
     )  # fmt: skip
 
 

@@ -95,7 +95,7 @@ class BackwardView:
 
 @dataclass(frozen=True, slots=True)
 class TestView:
-    """The small kernel that finds the extremes of a data vector in each tile."""
+    """The small kernel that finds the extremes of a data vector in each tile, of so many `batches` and `heads`."""
 
     name: str
     axis: str
@@ -109,4 +109,18 @@ class TestView:
     lowest: str
     highest: str
     dtype: str
-    grid: str
+    batches: str
+    heads: str
+
+    @property
+    def count(self) -> str:
+        """How many tiles there are in all; a batch and a head have `n_tiles`."""
+        return " * ".join(("n_tiles", *(n for n in (self.batches, self.heads) if n != "1")))
+
+    @property
+    def place(self) -> str:
+        """Tile, batch and head of the tile `number` of all, and how many tiles and heads there are."""
+        rest = "number // n_tiles"
+        batch = "0" if self.batches == "1" else rest if self.heads == "1" else f"{rest} // {self.heads}"
+        head = "0" if self.heads == "1" else rest if self.batches == "1" else f"{rest} % {self.heads}"
+        return f"number % n_tiles, {batch}, {head}, n_tiles, {self.heads}"

@@ -19,7 +19,8 @@ from attngen.ir.nodes import Apply, Expr, Literal, Op, Symbol, Type
 from attngen.ir.walk import loads, reads
 from attngen.plan.kernel import Gather, KernelPlan
 from attngen.plan.linear import linear
-from attngen.plan.schedule import Level, is_dear, level_of
+from attngen.plan.ranges import TileRanges
+from attngen.plan.schedule import Level, is_dear, is_dear_for_pairs, level_of
 from attngen.plan.segments import Segment
 from attngen.plan.tiles import Burden
 from attngen.plan.weights import Form
@@ -86,11 +87,11 @@ def _three(keys: int, **changes: Any) -> Skeleton:
     return replace(plain, **changes)
 
 
-_NARROW = {(64, 64): _three(128, ordered=True)}
 _MIDDLE = {dims: _two(128, ordered=True) for dims in ((64, 128), (128, 64), (128, 128))}
 _WIDE = {dims: _two(64, ordered=True, schedule=Schedule.ONCE, out_apart=False) for dims in ((256, 128), (256, 256))}
 _PAIRS = {dims: _two(64, pipelined=False) for dims in ((64, 64), *_MIDDLE)}
 _TESTED = {
+    (64, 64): _three(64, ordered=True),
     **{dims: _two(64, stages=4) for dims in _MIDDLE},
     **{dims: replace(wide, ordered=False) for dims, wide in _WIDE.items()},
 }
@@ -104,7 +105,8 @@ def skeletons(plan: KernelPlan, own: tuple[int, int] | None) -> Mapping[tuple[in
 
     On the H200 the portable kernel's many small programs are faster where the work a tile of keys is not in the
     products: dropout, weights without a shift, masks that are tested in every tile, gathered biases by distance, and,
-    at head dim 64, tanh, score terms, windows and masks that data decides, too.
+    at head dim 64 where data does not decide, functions like tanh of each pair, scaled weights, and windows beside
+    other stretches.
     """
     rows = dict(_fastest(plan))
     if plan.longest_first:  # the long tiles of some heads, then shorter ones
@@ -136,10 +138,10 @@ def from_the_diagonal(plan: KernelPlan) -> bool:
     return slack(plan) > 0 and any(reads(s.hi, "q1") for s in plan.keys.any)
 
 
-def listed_apart(plan: KernelPlan) -> tuple[bool, bool]:
-    """Whether batches, and heads, may differ in which tiles of keys a tile of queries meets."""
-    found = [e for s in (*plan.keys.any, *plan.keys.all) for e in (s.lo, s.hi)]
-    found += [e for t in plan.keys.tests for e in (t.row, t.col)]
+def listed_apart(walked: TileRanges) -> tuple[bool, bool]:
+    """Whether batches, and heads, may differ in which of these tiles a tile of the other axis meets."""
+    found = [e for s in (*walked.any, *walked.all) for e in (s.lo, s.hi)]
+    found += [e for t in walked.tests for e in (t.row, t.col)]
     return any(reads(e, "b") for e in found), any(reads(e, "h", "hkv") for e in found)
 
 
@@ -157,8 +159,19 @@ def _fastest(plan: KernelPlan) -> Mapping[tuple[int, int], Skeleton]:
                 return {}
             if plan.burden is Burden.DATA:
                 return _TESTED
-            light = plan.burden is Burden.LIGHT and not is_dear(plan.weights.unit) and not _begins_late(plan)
-            return {**(_NARROW if light else {}), **_MIDDLE, **_WIDE}
+            return {**_narrow(plan), **_MIDDLE, **_WIDE}
+
+
+def _narrow(plan: KernelPlan) -> Mapping[tuple[int, int], Skeleton]:
+    """At head dim 64, where what is done for a pair beside its products counts twice as much as at 128."""
+    two, three = ({(64, 64): make(128, ordered=True)} for make in (_two, _three))
+    if plan.burden is not Burden.LIGHT:
+        return {} if is_dear_for_pairs(plan.weights.unit) else two
+    if is_dear(plan.weights.unit):
+        return {}
+    if not _begins_late(plan):
+        return three
+    return two if len(plan.keys.any) == 1 else {}
 
 
 def _begins_late(plan: KernelPlan) -> bool:

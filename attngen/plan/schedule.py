@@ -126,5 +126,13 @@ def _worth(e: Expr) -> bool:
 
 def is_dear(e: Expr) -> bool:
     """Whether computing `e` twice costs more than moving its value to where it is needed again."""
-    slow = FLOAT_FUNCTIONS | {Op.DIV, Op.POW}
-    return any(isinstance(n, Load) or (isinstance(n, Apply) and n.op in slow) for n in nodes(e))
+    return any(isinstance(n, Load) or _is_slow(n) for n in nodes(e))
+
+
+def is_dear_for_pairs(e: Expr) -> bool:
+    """Whether each pair computes something for `e` that takes more than an instruction or two."""
+    return any(_is_slow(n) and level_of(n) is Level.PAIR for n in nodes(e))
+
+
+def _is_slow(e: Expr) -> bool:
+    return isinstance(e, Apply) and e.op in FLOAT_FUNCTIONS | {Op.DIV, Op.POW}

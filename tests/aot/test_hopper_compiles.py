@@ -31,7 +31,7 @@ MORE |= {
         ("chunked", (64, 64), 120),
         ("prefix_lm", (64, 64), 90),
         ("sliding_window", (64, 64), 50),
-        ("custom_normalizer", (64, 64), 36),
+        ("custom_normalizer", (64, 64), 72),
         ("documents", (64, 64), 32),
         ("full_bias", (128, 128), 44),
     )

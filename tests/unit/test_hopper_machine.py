@@ -10,7 +10,7 @@ import hopper_memory
 import numpy as np
 import pytest
 import torch
-from hopper_cases import EXAMPLES, FAR, UNCLAMPED, Change, case, relative, text_of
+from hopper_cases import EXAMPLES, FAR, LISTED, UNCLAMPED, Change, case, relative, text_of
 from hopper_numbers import FaultError, Tile, plain
 
 from attngen import reference
@@ -199,6 +199,16 @@ def test_tiles_of_keys_from_the_last_to_the_first(name: str, heads: tuple[int, i
     sizes = (*heads, 400, 400) if name in SQUARE else (*heads, 300, 400)
     errors, launched = gradients(text_of(name), (dim, dim), sizes, changes=changes)
     assert {"_hopper_backward_kernel", "_collect_dq_kernel"} <= set(launched)
+    assert all(e <= 8e-3 for e in errors.values()), errors
+
+
+@pytest.mark.parametrize("dim", [128, 256])
+@pytest.mark.parametrize("whose", LISTED)
+def test_whose_lists_they_are(whose: str, dim: int) -> None:
+    errors, launched = gradients(LISTED[whose], (dim, dim), (2, 2, 2, 270, 270))
+    assert {"_list_walks_kernel"} <= set(launched) or {"_list_queries_met_kernel", "_list_keys_met_kernel"} <= set(
+        launched
+    )
     assert all(e <= 8e-3 for e in errors.values()), errors
 
 

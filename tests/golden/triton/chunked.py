@@ -139,6 +139,7 @@ SPLIT = {
 # of one that fetches, heads whose tiles are taken in turn, at least, and tiles of queries of all these heads, whether
 # programs stay for more than one tile, and whether results have a place of their own.
 HOPPER = {
+    (64, 64): (128, 128, 2, True, True, 240, 24, 8, 0, 'queue', True),
     (64, 128): (128, 128, 2, True, True, 240, 24, 8, 0, 'queue', True),
     (128, 64): (128, 128, 2, True, True, 240, 24, 8, 0, 'queue', True),
     (128, 128): (128, 128, 2, True, True, 240, 24, 8, 0, 'queue', True),
@@ -999,7 +1000,7 @@ def _rows_kernel(
     -delta, three to -lse / scale. It adds them up by one more step of its products.
     """
     if counters_ptr is not None:
-        # What the backward kernel counts with: three cells a row at most, and a few.
+        # What later kernels count with: as many cells as programs clear, at most, since a tile has 64 rows.
         at = tl.cast(tl.program_id(0), tl.int64) * (4 * ROWS) + tl.arange(0, 4 * ROWS)
         tl.store(counters_ptr + at, tl.zeros([4 * ROWS], tl.int32), mask=at < n_counters)
     start = tl.program_id(0) * ROWS
@@ -1263,7 +1264,7 @@ def _query_runs(
     """The tiles of queries that a tile of keys meets, or a half of it: first … stop - 1; and which of them need no mask.
     SHARE: 0 for all its keys, 1 for the first half, 2 for the second.
     """
-    walk = walks_ptr + (((batch * Hq + head) * ((Sk + BK - 1) // BK) + tile) * 3 + SHARE) * 4
+    walk = walks_ptr + ((0 * ((Sk + BK - 1) // BK) + tile) * 3 + SHARE) * 4
     first = gl.load(walk + 0)
     stop = gl.load(walk + 1)
     full_lo = gl.load(walk + 2)
@@ -1271,34 +1272,41 @@ def _query_runs(
     return first, stop, full_lo, full_hi
 
 
+@triton.jit
+def _list_walks(
+    item, walks_ptr, met_ptr, scale, Hq, Hkv, Sq, Sk,
+    D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, FAST: tl.constexpr,
+):
+    """For a tile of keys, or a half of it, which tiles of queries it walks, and which of them need no mask; and for each of
+    those tiles of queries the first tile of keys that it meets, as n_tiles less its number.
+    """
+    n_tiles = tl.cdiv(Sk, BK)
+    tile = item // 3
+    share = item % 3
+    k0 = tile % n_tiles * BK + tl.where(share == 2, BK // 2, 0)
+    k1 = tl.minimum(k0 + tl.where(share == 0, BK, BK // 2), Sk) - 1
+    full_lo, full_hi, any_lo, any_hi = _query_tiles(k0, k1, Sq, Sk, BQ)
+    first = any_lo
+    stop = any_hi
+    walk = walks_ptr + item * 4
+    tl.store(walk + 0, first)
+    tl.store(walk + 1, stop)
+    tl.store(walk + 2, full_lo)
+    tl.store(walk + 3, full_hi)
+    n_walked = tl.cdiv(Sq, BQ)
+    for start in range(first, tl.where(share == 0, stop, first), 128):
+        at = start + tl.arange(0, 128)
+        met = met_ptr + tile // n_tiles * n_walked + at
+        tl.atomic_max(met, n_tiles - tile % n_tiles, mask=at < stop, sem="relaxed")
+
+
 @triton.jit(do_not_specialize=['Hq', 'Hkv', 'Sq', 'Sk', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
 def _list_walks_kernel(
     walks_ptr, met_ptr, scale, Hq, Hkv, Sq, Sk,
     D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, FAST: tl.constexpr,
 ):
-    """For each head and tile of keys, and for each half of it, which tiles of queries it walks, and which of them need no
-    mask; and for each of those tiles of queries the first tile of keys that it meets as n_tiles less its number.
-    """
-    n_tiles = tl.cdiv(Sk, BK)
-    item = tl.program_id(0) // 3
-    share = tl.program_id(0) % 3
-    tile = item % n_tiles
-    batch = item // n_tiles // Hq
-    head = item // n_tiles % Hq
-    k0 = tile * BK + tl.where(share == 2, BK // 2, 0)
-    k1 = tl.minimum(k0 + tl.where(share == 0, BK, BK // 2), Sk) - 1
-    full_lo, full_hi, any_lo, any_hi = _query_tiles(k0, k1, Sq, Sk, BQ)
-    first = any_lo
-    stop = any_hi
-    walk = walks_ptr + tl.program_id(0) * 4
-    tl.store(walk + 0, first)
-    tl.store(walk + 1, stop)
-    tl.store(walk + 2, full_lo)
-    tl.store(walk + 3, full_hi)
-    for start in range(first, tl.where(share == 0, stop, first), 128):
-        at = start + tl.arange(0, 128)
-        met = met_ptr + (batch * Hq + head) * tl.cdiv(Sq, BQ) + at
-        tl.atomic_max(met, n_tiles - tile, mask=at < stop, sem="relaxed")
+    """`_list_walks` of each item."""
+    _list_walks(tl.program_id(0), walks_ptr, met_ptr, scale, Hq, Hkv, Sq, Sk, D, Dv, BQ, BK, FAST)
 
 
 @gluon.jit
@@ -1400,9 +1408,9 @@ def _pass_turn(turns, turn):
 
 
 @gluon.jit
-def _meets_before(order, met_ptr, head, at, n_tiles, Sq, BQ: gl.constexpr):
-    """Whether the queries' tile `at` meets a tile of keys before this one, by what `_list_walks_kernel` has noted."""
-    return n_tiles - gl.load(met_ptr + head * ((Sq + BQ - 1) // BQ) + at) < order
+def _meets_before(tile, met_ptr, place, at, n_tiles, Sq, BQ: gl.constexpr):
+    """Whether the queries' tile `at` meets a tile of keys before this one, by what `_list_walks` has noted."""
+    return n_tiles - gl.load(met_ptr + place * ((Sq + BQ - 1) // BQ) + at) < tile
 
 
 @gluon.jit
@@ -1424,13 +1432,13 @@ def _await_turns(
             for step in range(stop - first):
                 at = stop - 1 - step
                 mbarrier.wait(turn_passed.index(turn % TURNS), (turn // TURNS & 1) ^ 1)
-                if _meets_before(tile, met_ptr, batch * Hq + head, at, n_tiles, Sq, BQ):
+                if _meets_before(tile, met_ptr, 0, at, n_tiles, Sq, BQ):
                     before = 0
                     chunk = (tile + 31) // 32 - 1
                     while before == 0:
                         others = chunk * 32 + gl.arange(0, 32, layout=gl.BlockedLayout([1], [32], [1], [0]))
                         theirs = others
-                        walks = walks_ptr + ((batch * Hq + head) * n_tiles + theirs) * 12
+                        walks = walks_ptr + (0 * n_tiles + theirs) * 12
                         starts = gl.load(walks, mask=others < tile, other=at + 1)
                         stops = gl.load(walks + 1, mask=others < tile, other=0)
                         before = tl.max(gl.where((starts <= at) & (at < stops), others + 1, 0), 0)
@@ -1498,7 +1506,7 @@ def _add_dq_tiles(
             first, stop, full_lo, full_hi = _query_runs(tile, batch, head, kv_head, walks_ptr, met_ptr, scale, Hq, Hkv, Sq, Sk, D, Dv, BQ, BK, 0)
             for step in range(stop - first):
                 at = stop - 1 - step
-                joins = _meets_before(tile, met_ptr, batch * Hq + head, at, n_tiles, Sq, BQ)
+                joins = _meets_before(tile, met_ptr, 0, at, n_tiles, Sq, BQ)
                 stage = turn % DS_STAGES
                 _meet(DS_STORED + stage, 384, 4)
                 part = (batch * tl.cast(Hq, gl.int64) + head) * ((Sq + BQ - 1) // BQ) + at
@@ -2532,15 +2540,15 @@ _ZEROS: dict[tuple[int, int], list[Tensor]] = {}
 
 
 def _queue(device: torch.device, own: bool) -> Tensor:
-    """A zero to count from. `own`: from a stock that one fill makes for a thousand calls."""
+    """Four zeros to count from. `own`: from a stock that one fill makes for a thousand calls."""
     stream = _stream(device) if own else None
     if stream is None:
-        return torch.zeros((), dtype=torch.int32, device=device)
+        return torch.zeros(4, dtype=torch.int32, device=device)
     try:
         return _ZEROS[device.index, stream].pop()
     except (KeyError, IndexError):
-        zero, *_ZEROS[device.index, stream] = torch.zeros((1024, 4), dtype=torch.int32, device=device).unbind()
-        return zero
+        zeros, *_ZEROS[device.index, stream] = torch.zeros((1024, 4), dtype=torch.int32, device=device).unbind()
+        return zeros
 
 
 def _attend(q, k, v, scale, known=None):
@@ -2621,7 +2629,8 @@ def _prepared_backward(
         by_keys = _Ready(_hopper_backward_kernel, grid, BK, descriptors, options, n_work, max(together, ahead // n_tiles))
         options = dict(D=D, Dv=Dv, BLOCK_D=block, BQ=BQ)
         collect = _Ready(_collect_dq_kernel, _ceil(Sq, BQ) * B * Hq, BK, (), options)
-        by_keys.lists = _Ready(_list_walks_kernel, 3 * n_tiles * B * Hq, BK, (), dict(D=D, Dv=Dv, BQ=BQ, BK=BK, FAST=True))
+        n_lists = 3 * n_tiles
+        by_keys.lists = _Ready(_list_walks_kernel, n_lists, BK, (), dict(D=D, Dv=Dv, BQ=BQ, BK=BK, FAST=True), n_lists)
         return rows, by_keys, collect
     descriptors = (*_tiled(tma, BQ, q), *_tiled(tma, BK, k, v), *_tiled(tma, BQ, d_out)) if tma else ()
     options = dict(
@@ -2686,10 +2695,10 @@ def _gradients(
             lse, natural_lse = torch.empty_like(lse) if terms is None else None, lse
             delta = torch.empty_like(natural_lse) if terms is None else None
             rows.launch(natural_lse, lse, out, d_out, d_lse, delta, B * Hq * Sq, counters, 0 if counters is None else counters.numel(), terms, scale)
-            if counters is not None:
-                queue, turns, met = counters.unbind()
+            if by_keys.kernel is _hopper_backward_kernel:
+                queue, turns, met = counters.split((1, 1, 1))
                 dq_parts = torch.empty(n_parts * by_rows.options["BQ"] * by_rows.options["BLOCK_D"], dtype=torch.float32, device=q.device)
-                walks = torch.empty((by_keys.lists.grid[0], 4), dtype=torch.int32, device=q.device)
+                walks = torch.empty((by_keys.lists.n_work, 4), dtype=torch.int32, device=q.device)
                 by_keys.lists.launch(walks, met, *plain)
                 by_keys.launch(
                     *by_keys.tiles(q, k, v, d_out, dk, dv, terms), dq_parts, turns, queue, by_keys.n_work,

@@ -125,6 +125,7 @@ REGISTERS = {(128, 64, 128, 4, 1): 168, (128, 64, 64, 4, 1): 168}
 # of one that fetches, heads whose tiles are taken in turn, at least, and tiles of queries of all these heads, whether
 # programs stay for more than one tile, and whether results have a place of their own.
 HOPPER = {
+    (64, 64): (192, 64, 2, False, True, 160, 32, 8, 512, 'queue', True),
     (64, 128): (128, 64, 4, True, False, 240, 24, 8, 512, 'queue', True),
     (128, 64): (128, 64, 4, True, False, 240, 24, 8, 512, 'queue', True),
     (128, 128): (128, 64, 4, True, False, 240, 24, 8, 512, 'queue', True),
@@ -300,33 +301,45 @@ def _query_tiles(k0, k1, test0_any_lo, test0_any_hi, test0_all_lo, test0_all_hi,
     return full_lo, full_hi, any_lo, any_hi
 
 
-@triton.jit(do_not_specialize=['B', 'Hq', 'Hkv', 'Sq', 'Sk', 'ids_stride_0', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
-def _key_test0_kernel(key_test0_least_ptr, key_test0_most_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, TILE: tl.constexpr):
-    """The least and greatest value of `ids[b, k]` in each tile of keys."""
-    tile = tl.program_id(0)
-    batch = tl.program_id(1)
-    head = tl.program_id(2)
+@triton.jit
+def _key_test0(tile, batch, head, n_tiles, n_heads, key_test0_least_ptr, key_test0_most_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, TILE: tl.constexpr):
+    """Writes down the least and greatest value of `ids[b, k]` in a tile of keys."""
     k_idx = tile * TILE + tl.arange(0, TILE)
     k_safe = tl.minimum(k_idx, Sk - 1)
     value = tl.cast(tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0 + tl.cast(k_safe, tl.int64) * ids_stride_1), tl.int64)
     inside = k_idx < Sk
-    cell = (batch * tl.num_programs(2) + head) * tl.num_programs(0) + tile
+    cell = (batch * n_heads + head) * n_tiles + tile
     tl.store(key_test0_least_ptr + cell, tl.min(tl.where(inside, value, 9223372036854775807), 0))
     tl.store(key_test0_most_ptr + cell, tl.max(tl.where(inside, value, -9223372036854775807), 0))
 
 
 @triton.jit(do_not_specialize=['B', 'Hq', 'Hkv', 'Sq', 'Sk', 'ids_stride_0', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
-def _query_test0_kernel(query_test0_least_ptr, query_test0_most_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, TILE: tl.constexpr):
-    """The least and greatest value of `ids[b, q]` in each tile of queries."""
-    tile = tl.program_id(0)
-    batch = tl.program_id(1)
-    head = tl.program_id(2)
+def _key_test0_kernel(key_test0_least_ptr, key_test0_most_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, TILE: tl.constexpr):
+    """`_key_test0` of each tile."""
+    _key_test0(
+        tl.program_id(0), tl.program_id(1), tl.program_id(2), tl.num_programs(0), tl.num_programs(2), key_test0_least_ptr, key_test0_most_ptr,
+        scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, TILE,
+    )
+
+
+@triton.jit
+def _query_test0(tile, batch, head, n_tiles, n_heads, query_test0_least_ptr, query_test0_most_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, TILE: tl.constexpr):
+    """Writes down the least and greatest value of `ids[b, q]` in a tile of queries."""
     q_idx = tile * TILE + tl.arange(0, TILE)
     value = tl.cast(tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0 + tl.cast(q_idx, tl.int64) * ids_stride_1, mask=(q_idx < Sk), other=0), tl.int64)
     inside = q_idx < Sq
-    cell = (batch * tl.num_programs(2) + head) * tl.num_programs(0) + tile
+    cell = (batch * n_heads + head) * n_tiles + tile
     tl.store(query_test0_least_ptr + cell, tl.min(tl.where(inside, value, 9223372036854775807), 0))
     tl.store(query_test0_most_ptr + cell, tl.max(tl.where(inside, value, -9223372036854775807), 0))
+
+
+@triton.jit(do_not_specialize=['B', 'Hq', 'Hkv', 'Sq', 'Sk', 'ids_stride_0', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
+def _query_test0_kernel(query_test0_least_ptr, query_test0_most_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, TILE: tl.constexpr):
+    """`_query_test0` of each tile."""
+    _query_test0(
+        tl.program_id(0), tl.program_id(1), tl.program_id(2), tl.num_programs(0), tl.num_programs(2), query_test0_least_ptr, query_test0_most_ptr,
+        scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, TILE,
+    )
 
 
 # ---------------------------------------------------------------- forward
@@ -955,9 +968,9 @@ def _hopper_forward_kernel(
         )
 
 
-@triton.jit(do_not_specialize=['B', 'Hq', 'Hkv', 'Sq', 'Sk', 'ids_stride_0', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
-def _list_key_runs_kernel(
-    lists_ptr, key_test0_least_ptr, key_test0_most_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
+@triton.jit
+def _list_key_runs(
+    item, lists_ptr, key_test0_least_ptr, key_test0_most_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
     D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ROWS: tl.constexpr, FAST: tl.constexpr,
 ):
     """For each tile of queries, and for each 64 of it, which tiles of keys they meet, and which of them need no mask; none
@@ -965,8 +978,8 @@ def _list_key_runs_kernel(
     """
     PARTS: tl.constexpr = BQ // 64
     n_tiles = tl.cdiv(Sq, BQ)
-    tile = tl.program_id(0) // (1 + PARTS)
-    part = tl.program_id(0) % (1 + PARTS)
+    tile = item // (1 + PARTS)
+    part = item % (1 + PARTS)
     batch = tile // n_tiles
     last = (Sk - 1) // BK
     q0 = tile % n_tiles * BQ + tl.maximum(part - 1, 0) * 64
@@ -978,11 +991,41 @@ def _list_key_runs_kernel(
     test0_tile = batch * tl.cdiv(Sk, BK)
     test0_any_lo, test0_any_hi, test0_all_lo, test0_all_hi = _matching_tiles(key_test0_least_ptr + test0_tile, key_test0_most_ptr + test0_tile, test0_least, test0_most, tl.cdiv(Sk, BK), BK, 0)
     full_lo, full_hi, any_lo, any_hi = _key_tiles(q0, q1, test0_any_lo, test0_any_hi, test0_all_lo, test0_all_hi, Sq, Sk, BK)
-    ends = lists_ptr + tl.program_id(0) * 4
+    ends = lists_ptr + item * 4
     tl.store(ends + 0, tl.minimum(full_lo, last + 1))
     tl.store(ends + 1, tl.minimum(full_hi, last + 1))
     tl.store(ends + 2, tl.minimum(any_lo, last + 1))
     tl.store(ends + 3, tl.minimum(any_hi, last + 1))
+
+
+@triton.jit(do_not_specialize=['B', 'Hq', 'Hkv', 'Sq', 'Sk', 'ids_stride_0', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
+def _list_key_runs_kernel(
+    lists_ptr, counts_ptr, key_test0_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
+    D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ROWS: tl.constexpr, FAST: tl.constexpr,
+):
+    """`_list_key_runs` of each item; and before, what it asks of data: the extremes in each tile of keys.
+
+    Programs are numbered as they begin. The first find extremes, and the others wait until all are there: for programs
+    that have begun, then, and wait for nobody.
+    """
+    n_tiles = tl.cdiv(Sk, BK)
+    n_found = n_tiles * B
+    key_test0_most_ptr = key_test0_ptr + n_tiles * B
+    number = tl.atomic_add(counts_ptr + 1, 1, sem="relaxed")
+    if number < n_found:
+        _key_test0(
+            number % n_tiles, number // n_tiles, 0, n_tiles, 1, key_test0_ptr, key_test0_most_ptr,
+            scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, BK,
+        )
+        tl.debug_barrier()
+        tl.atomic_add(counts_ptr + 2, 1, sem="release")
+    else:
+        while tl.atomic_add(counts_ptr + 2, 0, sem="acquire") < n_found:
+            pass
+        _list_key_runs(
+            number - n_found, lists_ptr, key_test0_ptr, key_test0_most_ptr,
+            scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BQ, BK, ROWS, FAST,
+        )
 
 
 # ---------------------------------------------------------------- backward
@@ -1010,7 +1053,7 @@ def _rows_kernel(
     -delta, three to -lse / scale. It adds them up by one more step of its products.
     """
     if counters_ptr is not None:
-        # What the backward kernel counts with: three cells a row at most, and a few.
+        # What later kernels count with: as many cells as programs clear, at most, since a tile has 64 rows.
         at = tl.cast(tl.program_id(0), tl.int64) * (4 * ROWS) + tl.arange(0, 4 * ROWS)
         tl.store(counters_ptr + at, tl.zeros([4 * ROWS], tl.int32), mask=at < n_counters)
     start = tl.program_id(0) * ROWS
@@ -1323,7 +1366,7 @@ def _query_runs(
     """The tiles of queries that a tile of keys meets, or a half of it: first … stop - 1; and which of them need no mask.
     SHARE: 0 for all its keys, 1 for the first half, 2 for the second.
     """
-    walk = walks_ptr + (((batch * Hq + head) * ((Sk + BK - 1) // BK) + tile) * 3 + SHARE) * 4
+    walk = walks_ptr + ((batch * ((Sk + BK - 1) // BK) + tile) * 3 + SHARE) * 4
     first = gl.load(walk + 0)
     stop = gl.load(walk + 1)
     full_lo = gl.load(walk + 2)
@@ -1331,22 +1374,19 @@ def _query_runs(
     return first, stop, full_lo, full_hi
 
 
-@triton.jit(do_not_specialize=['together', 'B', 'Hq', 'Hkv', 'Sq', 'Sk', 'ids_stride_0', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
-def _list_walks_kernel(
-    walks_ptr, met_ptr, together, query_test0_least_ptr, query_test0_most_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
-    D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, BACKWARDS: tl.constexpr, FAST: tl.constexpr,
+@triton.jit
+def _list_walks(
+    item, walks_ptr, met_ptr, query_test0_least_ptr, query_test0_most_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
+    D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, FAST: tl.constexpr,
 ):
-    """For each head and tile of keys, and for each half of it, which tiles of queries it walks, and which of them need no
-    mask; and for each of those tiles of queries the first tile of keys that it meets, in the order that `_walked_item` takes them, as n_tiles less its place.
+    """For a tile of keys, or a half of it, which tiles of queries it walks, and which of them need no mask; and for each of
+    those tiles of queries the first tile of keys that it meets, as n_tiles less its number, and the last, as its number and one.
     """
     n_tiles = tl.cdiv(Sk, BK)
-    item = tl.program_id(0) // 3
-    share = tl.program_id(0) % 3
-    tile = item % n_tiles
-    batch = item // n_tiles // Hq
-    head = item // n_tiles % Hq
-    kv_head = head // (Hq // Hkv)
-    k0 = tile * BK + tl.where(share == 2, BK // 2, 0)
+    tile = item // 3
+    share = item % 3
+    batch = tile // n_tiles
+    k0 = tile % n_tiles * BK + tl.where(share == 2, BK // 2, 0)
     k1 = tl.minimum(k0 + tl.where(share == 0, BK, BK // 2), Sk) - 1
     k_idx = (k0 + tl.arange(0, BK))[:, None]
     k_safe = tl.minimum(k_idx, Sk - 1)
@@ -1358,19 +1398,47 @@ def _list_walks_kernel(
     full_lo, full_hi, any_lo, any_hi = _query_tiles(k0, k1, test0_any_lo, test0_any_hi, test0_all_lo, test0_all_hi, Sq, Sk, BQ)
     first = any_lo
     stop = any_hi
-    walk = walks_ptr + tl.program_id(0) * 4
+    walk = walks_ptr + item * 4
     tl.store(walk + 0, first)
     tl.store(walk + 1, stop)
     tl.store(walk + 2, full_lo)
     tl.store(walk + 3, full_hi)
-    heads = tl.num_programs(0) // 3 // n_tiles // Hq * Hkv
-    in_turn = _heads_in_turn(heads, together, BACKWARDS)
-    back = ((batch * Hkv + kv_head) // in_turn * in_turn + in_turn < heads) & BACKWARDS
-    order = tl.where(back, n_tiles - 1 - tile, tile)
+    n_walked = tl.cdiv(Sq, BQ)
     for start in range(first, tl.where(share == 0, stop, first), 128):
         at = start + tl.arange(0, 128)
-        met = met_ptr + (batch * Hq + head) * tl.cdiv(Sq, BQ) + at
-        tl.atomic_max(met, n_tiles - order, mask=at < stop, sem="relaxed")
+        met = met_ptr + tile // n_tiles * (2 * n_walked) + at
+        tl.atomic_max(met, n_tiles - tile % n_tiles, mask=at < stop, sem="relaxed")
+        tl.atomic_max(met + n_walked, tile % n_tiles + 1, mask=at < stop, sem="relaxed")
+
+
+@triton.jit(do_not_specialize=['B', 'Hq', 'Hkv', 'Sq', 'Sk', 'ids_stride_0', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
+def _list_walks_kernel(
+    walks_ptr, met_ptr, counts_ptr, query_test0_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
+    D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, FAST: tl.constexpr,
+):
+    """`_list_walks` of each item; and before, what it asks of data: the extremes in each tile of queries.
+
+    Programs are numbered as they begin. The first find extremes, and the others wait until all are there: for programs
+    that have begun, then, and wait for nobody.
+    """
+    n_tiles = tl.cdiv(Sq, BQ)
+    n_found = n_tiles * B
+    query_test0_most_ptr = query_test0_ptr + n_tiles * B
+    number = tl.atomic_add(counts_ptr + 1, 1, sem="relaxed")
+    if number < n_found:
+        _query_test0(
+            number % n_tiles, number // n_tiles, 0, n_tiles, 1, query_test0_ptr, query_test0_most_ptr,
+            scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, BQ,
+        )
+        tl.debug_barrier()
+        tl.atomic_add(counts_ptr + 2, 1, sem="release")
+    else:
+        while tl.atomic_add(counts_ptr + 2, 0, sem="acquire") < n_found:
+            pass
+        _list_walks(
+            number - n_found, walks_ptr, met_ptr, query_test0_ptr, query_test0_most_ptr,
+            scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BQ, BK, FAST,
+        )
 
 
 @gluon.jit
@@ -1472,9 +1540,10 @@ def _pass_turn(turns, turn):
 
 
 @gluon.jit
-def _meets_before(order, met_ptr, head, at, n_tiles, Sq, BQ: gl.constexpr):
-    """Whether the queries' tile `at` meets a tile of keys before this one, by what `_list_walks_kernel` has noted."""
-    return n_tiles - gl.load(met_ptr + head * ((Sq + BQ - 1) // BQ) + at) < order
+def _meets_before(order, back, met_ptr, place, at, n_tiles, Sq, BQ: gl.constexpr):
+    """Whether the queries' tile `at` meets a tile of keys before this one, by what `_list_walks` has noted."""
+    place = 2 * place + gl.where(back, 1, 0)
+    return n_tiles - gl.load(met_ptr + place * ((Sq + BQ - 1) // BQ) + at) < order
 
 
 @gluon.jit
@@ -1496,13 +1565,13 @@ def _await_turns(
             for step in range(stop - first):
                 at = _place(step, first, stop, back)
                 mbarrier.wait(turn_passed.index(turn % TURNS), (turn // TURNS & 1) ^ 1)
-                if _meets_before(order, met_ptr, batch * Hq + head, at, n_tiles, Sq, BQ):
+                if _meets_before(order, back, met_ptr, batch, at, n_tiles, Sq, BQ):
                     before = 0
                     chunk = (order + 31) // 32 - 1
                     while before == 0:
                         others = chunk * 32 + gl.arange(0, 32, layout=gl.BlockedLayout([1], [32], [1], [0]))
                         theirs = gl.where(back, n_tiles - 1 - others, others)
-                        walks = walks_ptr + ((batch * Hq + head) * n_tiles + theirs) * 12
+                        walks = walks_ptr + (batch * n_tiles + theirs) * 12
                         starts = gl.load(walks, mask=others < order, other=at + 1)
                         stops = gl.load(walks + 1, mask=others < order, other=0)
                         before = tl.max(gl.where((starts <= at) & (at < stops), others + 1, 0), 0)
@@ -1570,7 +1639,7 @@ def _add_dq_tiles(
             first, stop, full_lo, full_hi = _query_runs(tile, batch, head, kv_head, walks_ptr, met_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BQ, BK, 0)
             for step in range(stop - first):
                 at = _place(step, first, stop, back)
-                joins = _meets_before(order, met_ptr, batch * Hq + head, at, n_tiles, Sq, BQ)
+                joins = _meets_before(order, back, met_ptr, batch, at, n_tiles, Sq, BQ)
                 stage = turn % DS_STAGES
                 _meet(DS_STORED + stage, 384, 4)
                 part = (batch * tl.cast(Hq, gl.int64) + head) * ((Sq + BQ - 1) // BQ) + at
@@ -1871,7 +1940,7 @@ def _queries_met(
     is walked even where there is none.
     """
     last = (Sq - 1) // BQ
-    walk = walks_ptr + ((batch * Hq + head) * ((Sk + BK - 1) // BK) + k0 // BK) * 4
+    walk = walks_ptr + (batch * ((Sk + BK - 1) // BK) + k0 // BK) * 4
     full_lo = gl.load(walk + 0)
     full_hi = gl.load(walk + 1)
     any_lo = gl.load(walk + 2)
@@ -2161,16 +2230,15 @@ def _hopper_dkdv_kernel(
     )
 
 
-@triton.jit(do_not_specialize=['B', 'Hq', 'Hkv', 'Sq', 'Sk', 'ids_stride_0', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
-def _list_queries_met_kernel(
-    walks_ptr, query_test0_least_ptr, query_test0_most_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
+@triton.jit
+def _list_queries_met(
+    tile, walks_ptr, query_test0_least_ptr, query_test0_most_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
     D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, FAST: tl.constexpr,
 ):
-    """For each head and tile of keys, which tiles of queries it meets, and which of them need no mask."""
+    """For a tile of keys, which tiles of queries it meets, and which of them need no mask."""
     n_tiles = tl.cdiv(Sk, BK)
-    item = tl.program_id(0)
-    batch = item // n_tiles // Hq
-    k0 = item % n_tiles * BK
+    batch = tile // n_tiles
+    k0 = tile % n_tiles * BK
     k1 = tl.minimum(k0 + BK, Sk) - 1
     k_idx = (k0 + tl.arange(0, BK))[:, None]
     k_safe = tl.minimum(k_idx, Sk - 1)
@@ -2180,11 +2248,41 @@ def _list_queries_met_kernel(
     test0_tile = batch * tl.cdiv(Sq, BQ)
     test0_any_lo, test0_any_hi, test0_all_lo, test0_all_hi = _matching_tiles(query_test0_least_ptr + test0_tile, query_test0_most_ptr + test0_tile, test0_least, test0_most, tl.cdiv(Sq, BQ), BQ, 0)
     full_lo, full_hi, any_lo, any_hi = _query_tiles(k0, k1, test0_any_lo, test0_any_hi, test0_all_lo, test0_all_hi, Sq, Sk, BQ)
-    walk = walks_ptr + item * 4
+    walk = walks_ptr + tile * 4
     tl.store(walk + 0, full_lo)
     tl.store(walk + 1, full_hi)
     tl.store(walk + 2, any_lo)
     tl.store(walk + 3, any_hi)
+
+
+@triton.jit(do_not_specialize=['B', 'Hq', 'Hkv', 'Sq', 'Sk', 'ids_stride_0', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
+def _list_queries_met_kernel(
+    walks_ptr, counts_ptr, query_test0_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
+    D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, FAST: tl.constexpr,
+):
+    """`_list_queries_met` of each item; and before, what it asks of data: the extremes in each tile of queries.
+
+    Programs are numbered as they begin. The first find extremes, and the others wait until all are there: for programs
+    that have begun, then, and wait for nobody.
+    """
+    n_tiles = tl.cdiv(Sq, BQ)
+    n_found = n_tiles * B
+    query_test0_most_ptr = query_test0_ptr + n_tiles * B
+    number = tl.atomic_add(counts_ptr + 1, 1, sem="relaxed")
+    if number < n_found:
+        _query_test0(
+            number % n_tiles, number // n_tiles, 0, n_tiles, 1, query_test0_ptr, query_test0_most_ptr,
+            scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, BQ,
+        )
+        tl.debug_barrier()
+        tl.atomic_add(counts_ptr + 2, 1, sem="release")
+    else:
+        while tl.atomic_add(counts_ptr + 2, 0, sem="acquire") < n_found:
+            pass
+        _list_queries_met(
+            number - n_found, walks_ptr, query_test0_ptr, query_test0_most_ptr,
+            scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BQ, BK, FAST,
+        )
 
 
 @gluon.jit
@@ -2196,7 +2294,7 @@ def _keys_met(
     walked even where there is none.
     """
     last = (Sk - 1) // BK
-    walk = walks_ptr + ((batch * Hq + head) * ((Sq + BQ - 1) // BQ) + q0 // BQ) * 4
+    walk = walks_ptr + (batch * ((Sq + BQ - 1) // BQ) + q0 // BQ) * 4
     full_lo = gl.load(walk + 0)
     full_hi = gl.load(walk + 1)
     any_lo = gl.load(walk + 2)
@@ -2346,16 +2444,15 @@ def _hopper_dq_kernel(
     )
 
 
-@triton.jit(do_not_specialize=['B', 'Hq', 'Hkv', 'Sq', 'Sk', 'ids_stride_0', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
-def _list_keys_met_kernel(
-    walks_ptr, key_test0_least_ptr, key_test0_most_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
+@triton.jit
+def _list_keys_met(
+    tile, walks_ptr, key_test0_least_ptr, key_test0_most_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
     D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, FAST: tl.constexpr,
 ):
-    """For each head and tile of queries, which tiles of keys it meets, and which of them need no mask."""
+    """For a tile of queries, which tiles of keys it meets, and which of them need no mask."""
     n_tiles = tl.cdiv(Sq, BQ)
-    item = tl.program_id(0)
-    batch = item // n_tiles // Hq
-    q0 = item % n_tiles * BQ
+    batch = tile // n_tiles
+    q0 = tile % n_tiles * BQ
     q1 = tl.minimum(q0 + BQ, Sq) - 1
     q_idx = (q0 + tl.arange(0, BQ))[:, None]
     row_term_2 = tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0 + tl.cast(q_idx, tl.int64) * ids_stride_1, mask=(q_idx < Sk), other=0)
@@ -2364,11 +2461,41 @@ def _list_keys_met_kernel(
     test0_tile = batch * tl.cdiv(Sk, BK)
     test0_any_lo, test0_any_hi, test0_all_lo, test0_all_hi = _matching_tiles(key_test0_least_ptr + test0_tile, key_test0_most_ptr + test0_tile, test0_least, test0_most, tl.cdiv(Sk, BK), BK, 0)
     full_lo, full_hi, any_lo, any_hi = _key_tiles(q0, q1, test0_any_lo, test0_any_hi, test0_all_lo, test0_all_hi, Sq, Sk, BK)
-    walk = walks_ptr + item * 4
+    walk = walks_ptr + tile * 4
     tl.store(walk + 0, full_lo)
     tl.store(walk + 1, full_hi)
     tl.store(walk + 2, any_lo)
     tl.store(walk + 3, any_hi)
+
+
+@triton.jit(do_not_specialize=['B', 'Hq', 'Hkv', 'Sq', 'Sk', 'ids_stride_0', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
+def _list_keys_met_kernel(
+    walks_ptr, counts_ptr, key_test0_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
+    D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, FAST: tl.constexpr,
+):
+    """`_list_keys_met` of each item; and before, what it asks of data: the extremes in each tile of keys.
+
+    Programs are numbered as they begin. The first find extremes, and the others wait until all are there: for programs
+    that have begun, then, and wait for nobody.
+    """
+    n_tiles = tl.cdiv(Sk, BK)
+    n_found = n_tiles * B
+    key_test0_most_ptr = key_test0_ptr + n_tiles * B
+    number = tl.atomic_add(counts_ptr + 1, 1, sem="relaxed")
+    if number < n_found:
+        _key_test0(
+            number % n_tiles, number // n_tiles, 0, n_tiles, 1, key_test0_ptr, key_test0_most_ptr,
+            scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, BK,
+        )
+        tl.debug_barrier()
+        tl.atomic_add(counts_ptr + 2, 1, sem="release")
+    else:
+        while tl.atomic_add(counts_ptr + 2, 0, sem="acquire") < n_found:
+            pass
+        _list_keys_met(
+            number - n_found, walks_ptr, key_test0_ptr, key_test0_most_ptr,
+            scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BQ, BK, FAST,
+        )
 
 
 # ---------------------------------------------------------------- on the host
@@ -2514,12 +2641,19 @@ class _Ready:
         self.kernel, self.BK, self.options, self.n_work = kernel, BK, options, n_work
         self.grid = grid if isinstance(grid, tuple) else (grid, 1, 1)
         self.together = together
-        self.tests: tuple[_Ready, ...] = ()  # the kernels that find the extremes of data in its tiles
+        self.tests: tuple[_Ready, ...] = ()  # of data: how the extremes in its tiles are found
         self.lists: _Ready | None = None  # the kernel that writes down which tiles this one walks
         # Without the tensors, whose memory is not ours to keep.
         self.descriptors = tuple((type(x), {**vars(x), "base": None}) for x in descriptors)
         self.constants = tuple(options[name] for name in kernel.arg_names if name in options)
         self.run = None
+
+    def ask(self, tests: tuple[_Ready, ...]) -> None:
+        """Takes the tests of data. The kernel of the lists, where there is one, has programs for their tiles, too."""
+        self.tests = tests
+        if self.lists is not None:
+            asked = sum(tiles * batches * heads for tiles, batches, heads in (test.grid for test in tests))
+            self.lists.grid = self.lists.n_work + asked, 1, 1
 
     def tiles(self, *tensors: Tensor) -> tuple | list:
         """The tensors as the kernel reads them: by descriptors of tiles, or by pointers."""
@@ -2605,7 +2739,8 @@ def _prepared(q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> _Ready:
         )
         ready = _Ready(_hopper_forward_kernel, grid, BK, descriptors, options, n_work, max(together, ahead // n_tiles))
         options = dict(D=sizes["D"], Dv=sizes["Dv"], BQ=BQ, BK=BK, ROWS=_power_of_two(BQ), FAST=True, num_warps=1)
-        ready.lists = _Ready(_list_key_runs_kernel, B * n_tiles * (1 + BQ // 64), BK, (), options)
+        n_lists = n_tiles * (1 + BQ // 64) * B
+        ready.lists = _Ready(_list_key_runs_kernel, n_lists, BK, (), options, n_lists)
         return ready
     descriptors = (*_tiled(tma, BQ, q), *_tiled(tma, BK, k, v)) if tma else ()
     options = dict(
@@ -2628,15 +2763,15 @@ _ZEROS: dict[tuple[int, int], list[Tensor]] = {}
 
 
 def _queue(device: torch.device, own: bool) -> Tensor:
-    """A zero to count from. `own`: from a stock that one fill makes for a thousand calls."""
+    """Four zeros to count from. `own`: from a stock that one fill makes for a thousand calls."""
     stream = _stream(device) if own else None
     if stream is None:
-        return torch.zeros((), dtype=torch.int32, device=device)
+        return torch.zeros(4, dtype=torch.int32, device=device)
     try:
         return _ZEROS[device.index, stream].pop()
     except (KeyError, IndexError):
-        zero, *_ZEROS[device.index, stream] = torch.zeros((1024, 4), dtype=torch.int32, device=device).unbind()
-        return zero
+        zeros, *_ZEROS[device.index, stream] = torch.zeros((1024, 4), dtype=torch.int32, device=device).unbind()
+        return zeros
 
 
 def _tests_of_keys(known: _Known, tile: int) -> tuple[_Ready, ...]:
@@ -2679,14 +2814,16 @@ def _attend(q, k, v, ids, scale, known=None):
         ready = known.forward.get(key)
         if ready is None:
             ready = known.forward[key] = _prepared(q, k, v, out)
-            ready.tests = _tests_of_keys(known, ready.BK)
+            ready.ask(_tests_of_keys(known, ready.BK))
         plain = scale, *known.sizes, ids, ids.stride(0), ids.stride(1)
         with torch.cuda.device_of(q):
-            key_test0_least, key_test0_most = _extremes(ready.tests[0], torch.int64, q.device, plain)
+            if ready.lists is None:
+                key_test0_least, key_test0_most = _extremes(ready.tests[0], torch.int64, q.device, plain)
             if ready.n_work:
-                queue = _queue(q.device, own) if ready.options["SCHEDULE"] == "queue" else None
-                lists = torch.empty((ready.lists.grid[0], 4), dtype=torch.int32, device=q.device)
-                ready.lists.launch(lists, key_test0_least, key_test0_most, *plain)
+                queue = _queue(q.device, own)
+                lists = torch.empty((ready.lists.n_work, 4), dtype=torch.int32, device=q.device)
+                key_test0 = torch.empty((2, *ready.tests[0].grid), dtype=torch.int64, device=q.device)
+                ready.lists.launch(lists, queue, key_test0, *plain)
                 ready.launch(
                     *ready.tiles(q, k, v, out), lse, queue, ready.n_work, ready.together, lists, *plain,
                 )
@@ -2741,7 +2878,8 @@ def _prepared_backward(
         by_keys = _Ready(_hopper_backward_kernel, grid, BK, descriptors, options, n_work, max(together, ahead // n_tiles))
         options = dict(D=D, Dv=Dv, BLOCK_D=block, BQ=BQ)
         collect = _Ready(_collect_dq_kernel, _ceil(Sq, BQ) * B * Hq, BK, (), options)
-        by_keys.lists = _Ready(_list_walks_kernel, 3 * n_tiles * B * Hq, BK, (), dict(D=D, Dv=Dv, BQ=BQ, BK=BK, BACKWARDS=backwards, FAST=True))
+        n_lists = 3 * n_tiles * B
+        by_keys.lists = _Ready(_list_walks_kernel, n_lists, BK, (), dict(D=D, Dv=Dv, BQ=BQ, BK=BK, FAST=True), n_lists)
         return rows, by_keys, collect
     descriptors = (*_tiled(tma, BQ, q), *_tiled(tma, BK, k, v), *_tiled(tma, BQ, d_out)) if tma else ()
     options = dict(
@@ -2763,8 +2901,8 @@ def _prepared_backward(
         )
         n_work = _ceil(Sk, BK) * B * Hkv
         by_keys = _Ready(_hopper_dkdv_kernel, n_work, BK, descriptors, options, n_work, together)
-        lists = _ceil(Sk, BK) * B * Hq
-        by_keys.lists = _Ready(_list_queries_met_kernel, lists, BK, (), dict(D=D, Dv=Dv, BQ=BQ, BK=BK, FAST=True))
+        n_lists = _ceil(Sk, BK) * B
+        by_keys.lists = _Ready(_list_queries_met_kernel, n_lists, BK, (), dict(D=D, Dv=Dv, BQ=BQ, BK=BK, FAST=True), n_lists)
     if hopper is not None:
         BQ, BK, stages, value_stages, together, spare = hopper[1]
         descriptors = (*_hopper_tiles(BQ // 2, q), *_hopper_tiles(BK, k, v), *_hopper_tiles(BQ // 2, d_out, dq))
@@ -2774,7 +2912,8 @@ def _prepared_backward(
         )
         n_work = _ceil(Sq, BQ) * B * Hq
         by_rows = _Ready(_hopper_dq_kernel, n_work, BK, descriptors, options, n_work, together)
-        by_rows.lists = _Ready(_list_keys_met_kernel, n_work, BK, (), dict(D=D, Dv=Dv, BQ=BQ, BK=BK, FAST=True))
+        n_lists = _ceil(Sq, BQ) * B
+        by_rows.lists = _Ready(_list_keys_met_kernel, n_lists, BK, (), dict(D=D, Dv=Dv, BQ=BQ, BK=BK, FAST=True), n_lists)
     return rows, by_keys, by_rows
 
 
@@ -2800,34 +2939,39 @@ def _gradients(
         if found is None:
             found = known.backward[key] = _prepared_backward(q, k, v, d_out, dq, dk, dv, d_lse is not None, usual)
             _, by_keys, by_rows = found
-            by_keys.tests = _tests_of_queries(known, by_keys.options["BQ"])
-            by_rows.tests = _tests_of_keys(known, by_rows.BK)
+            by_keys.ask(_tests_of_queries(known, by_keys.options["BQ"]))
+            by_rows.ask(_tests_of_keys(known, by_rows.BK))
         rows, by_keys, by_rows = found
         with torch.cuda.device_of(q):
             counters = terms = None
             if by_keys.kernel is _hopper_backward_kernel:
                 n_parts = by_rows.grid[0]
                 terms = torch.empty((B, Hq, Sq, 16), dtype=torch.bfloat16, device=q.device)
-                counters = torch.empty((3, (n_parts + 3) // 4 * 4), dtype=torch.int32, device=q.device)
+                counters = torch.empty((4, (n_parts + 3) // 4 * 4), dtype=torch.int32, device=q.device)
+            elif by_keys.kernel is _hopper_dkdv_kernel or by_rows.kernel is _hopper_dq_kernel:
+                counters = torch.empty((2, 4), dtype=torch.int32, device=q.device)
             lse, natural_lse = torch.empty_like(lse) if terms is None else None, lse
             delta = torch.empty_like(natural_lse) if terms is None else None
             rows.launch(natural_lse, lse, out, d_out, d_lse, delta, B * Hq * Sq, counters, 0 if counters is None else counters.numel(), terms, scale)
-            if by_keys.kernel is not _hopper_backward_kernel:
+            if by_keys.kernel is not _hopper_backward_kernel and by_rows.kernel is not _hopper_dq_kernel:
                 key_test0_least, key_test0_most = _extremes(by_rows.tests[0], torch.int64, q.device, plain)
-            query_test0_least, query_test0_most = _extremes(by_keys.tests[0], torch.int64, q.device, plain)
-            if counters is not None:
-                queue, turns, met = counters.unbind()
+            if by_keys.lists is None:
+                query_test0_least, query_test0_most = _extremes(by_keys.tests[0], torch.int64, q.device, plain)
+            if by_keys.kernel is _hopper_backward_kernel:
+                queue, turns, met = counters.split((1, 1, 2))
                 dq_parts = torch.empty(n_parts * by_rows.options["BQ"] * by_rows.options["BLOCK_D"], dtype=torch.float32, device=q.device)
-                walks = torch.empty((by_keys.lists.grid[0], 4), dtype=torch.int32, device=q.device)
-                by_keys.lists.launch(walks, met, by_keys.together, query_test0_least, query_test0_most, *plain)
+                walks = torch.empty((by_keys.lists.n_work, 4), dtype=torch.int32, device=q.device)
+                query_test0 = torch.empty((2, *by_keys.tests[0].grid), dtype=torch.int64, device=q.device)
+                by_keys.lists.launch(walks, met, queue, query_test0, *plain)
                 by_keys.launch(
                     *by_keys.tiles(q, k, v, d_out, dk, dv, terms), dq_parts, turns, queue, by_keys.n_work,
                     by_keys.together, walks, met, *plain,
                 )
                 by_rows.launch(dq_parts, turns, dq, *plain)
             elif by_keys.kernel is _hopper_dkdv_kernel:
-                walks = torch.empty((by_keys.lists.grid[0], 4), dtype=torch.int32, device=q.device)
-                by_keys.lists.launch(walks, query_test0_least, query_test0_most, *plain)
+                walks = torch.empty((by_keys.lists.n_work, 4), dtype=torch.int32, device=q.device)
+                query_test0 = torch.empty((2, *by_keys.tests[0].grid), dtype=torch.int64, device=q.device)
+                by_keys.lists.launch(walks, counters[0], query_test0, *plain)
                 by_keys.launch(
                     *by_keys.tiles(q, k, v, d_out, dk, dv), lse, delta, by_keys.n_work, by_keys.together, walks,
                     *plain,
@@ -2838,8 +2982,9 @@ def _gradients(
                     *known.strides,
                 )
             if by_rows.kernel is _hopper_dq_kernel:
-                walks = torch.empty((by_rows.lists.grid[0], 4), dtype=torch.int32, device=q.device)
-                by_rows.lists.launch(walks, key_test0_least, key_test0_most, *plain)
+                walks = torch.empty((by_rows.lists.n_work, 4), dtype=torch.int32, device=q.device)
+                key_test0 = torch.empty((2, *by_rows.tests[0].grid), dtype=torch.int64, device=q.device)
+                by_rows.lists.launch(walks, counters[1], key_test0, *plain)
                 by_rows.launch(
                     *by_rows.tiles(q, k, v, d_out, dq), lse, delta, by_rows.n_work, by_rows.together, walks, *plain,
                 )

@@ -514,7 +514,7 @@ def _rows_kernel(
     delta = rowsum(d_out * out) - d_lse is what a pair subtracts from d_out . v (Dao et al., 2022).
     """
     if counters_ptr is not None:
-        # What the backward kernel counts with: three cells a row at most, and a few.
+        # What later kernels count with: as many cells as programs clear, at most, since a tile has 64 rows.
         at = tl.cast(tl.program_id(0), tl.int64) * (4 * ROWS) + tl.arange(0, 4 * ROWS)
         tl.store(counters_ptr + at, tl.zeros([4 * ROWS], tl.int32), mask=at < n_counters)
     start = tl.program_id(0) * ROWS
@@ -2188,7 +2188,7 @@ def _gradients(
             lse, natural_lse = torch.empty_like(lse), lse
             delta = torch.empty_like(natural_lse)
             rows.launch(natural_lse, lse, out, rest, d_out, d_lse, delta, B * Hq * Sq, counters, 0 if counters is None else counters.numel())
-            if counters is not None:
+            if by_keys.kernel is _hopper_backward_kernel:
                 queue, turns = counters.unbind()
                 dq_parts = torch.empty(n_parts * by_rows.options["BQ"] * by_rows.options["BLOCK_D"], dtype=torch.float32, device=q.device)
                 by_keys.launch(

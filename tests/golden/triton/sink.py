@@ -1059,7 +1059,7 @@ def _rows_kernel(
     -delta, three to -lse / scale. It adds them up by one more step of its products.
     """
     if counters_ptr is not None:
-        # What the backward kernel counts with: three cells a row at most, and a few.
+        # What later kernels count with: as many cells as programs clear, at most, since a tile has 64 rows.
         at = tl.cast(tl.program_id(0), tl.int64) * (4 * ROWS) + tl.arange(0, 4 * ROWS)
         tl.store(counters_ptr + at, tl.zeros([4 * ROWS], tl.int32), mask=at < n_counters)
     start = tl.program_id(0) * ROWS
@@ -2625,15 +2625,15 @@ _ZEROS: dict[tuple[int, int], list[Tensor]] = {}
 
 
 def _queue(device: torch.device, own: bool) -> Tensor:
-    """A zero to count from. `own`: from a stock that one fill makes for a thousand calls."""
+    """Four zeros to count from. `own`: from a stock that one fill makes for a thousand calls."""
     stream = _stream(device) if own else None
     if stream is None:
-        return torch.zeros((), dtype=torch.int32, device=device)
+        return torch.zeros(4, dtype=torch.int32, device=device)
     try:
         return _ZEROS[device.index, stream].pop()
     except (KeyError, IndexError):
-        zero, *_ZEROS[device.index, stream] = torch.zeros((1024, 4), dtype=torch.int32, device=device).unbind()
-        return zero
+        zeros, *_ZEROS[device.index, stream] = torch.zeros((1024, 4), dtype=torch.int32, device=device).unbind()
+        return zeros
 
 
 def _attend(q, k, v, sink, scale, precise, known=None):
@@ -2782,7 +2782,7 @@ def _gradients(
             delta = torch.empty_like(natural_lse)
             rows.launch(natural_lse, lse, out, rest, d_out, d_lse, delta, B * Hq * Sq, counters, 0 if counters is None else counters.numel(), terms, scale)
             sum_sink = torch.empty((B, Hq, -(-Sq // (64 if by_rows.kernel is _hopper_dq_kernel else by_rows.options["BQ"]))), dtype=torch.float32, device=q.device)
-            if counters is not None:
+            if by_keys.kernel is _hopper_backward_kernel:
                 queue, turns = counters.unbind()
                 dq_parts = torch.empty(n_parts * by_rows.options["BQ"] * by_rows.options["BLOCK_D"], dtype=torch.float32, device=q.device)
                 by_keys.launch(

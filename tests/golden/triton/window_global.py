@@ -2030,15 +2030,15 @@ _ZEROS: dict[tuple[int, int], list[Tensor]] = {}
 
 
 def _queue(device: torch.device, own: bool) -> Tensor:
-    """A zero to count from. `own`: from a stock that one fill makes for a thousand calls."""
+    """Four zeros to count from. `own`: from a stock that one fill makes for a thousand calls."""
     stream = _stream(device) if own else None
     if stream is None:
-        return torch.zeros((), dtype=torch.int32, device=device)
+        return torch.zeros(4, dtype=torch.int32, device=device)
     try:
         return _ZEROS[device.index, stream].pop()
     except (KeyError, IndexError):
-        zero, *_ZEROS[device.index, stream] = torch.zeros((1024, 4), dtype=torch.int32, device=device).unbind()
-        return zero
+        zeros, *_ZEROS[device.index, stream] = torch.zeros((1024, 4), dtype=torch.int32, device=device).unbind()
+        return zeros
 
 
 def _attend(q, k, v, scale, known=None):

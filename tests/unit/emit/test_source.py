@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import os
 import re
 import subprocess
+import symtable
 import sys
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from property import grammar
 from property.kernels import analysed
 
@@ -70,6 +72,20 @@ def conditions_compared(source: str) -> list[str]:
     ]
 
 
+def unbound(source: str) -> set[str]:
+    """Names that functions read and nobody binds."""
+    module = symtable.symtable(source, "generated", "exec")
+    bound = (s for s in module.get_symbols() if s.is_assigned() or s.is_imported() or s.is_namespace())
+    known = {s.get_name() for s in bound} | set(dir(builtins))
+    found: set[str] = set()
+    tables = module.get_children()
+    while tables:
+        table = tables.pop()
+        tables += table.get_children()
+        found |= {s.get_name() for s in table.get_symbols() if s.is_global() and s.is_referenced()} - known
+    return found
+
+
 ONE_BOUND = [
     "true",
     "k >= q",
@@ -82,6 +98,12 @@ ONE_BOUND = [
     "k == q",
     "not causal",
 ]
+
+
+def test_a_name_that_nobody_binds_is_seen() -> None:
+    assert unbound("import torch\ndef f(x):\n    def g():\n        return x + y\n    return torch.z + len(g)\n") == {
+        "y"
+    }
 
 
 def test_a_comparison_of_a_condition_is_seen() -> None:
@@ -98,9 +120,11 @@ def test_conditions_are_joined_and_not_compared(mask: str) -> None:
 
 @settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 @given(grammar.masks, grammar.scores)
-def test_drawn_conditions_are_joined_and_not_compared(mask: str, score: str) -> None:
+@example("k <= q and not (q + k < Sk)", "qk * scale")  # listed for the backward pass, and not by data
+def test_drawn_conditions_are_joined_and_names_are_bound(mask: str, score: str) -> None:
     text = grammar.spec(f"score = {score}", f"mask = {mask}")
-    assert not conditions_compared(emit(plan(analysed(text)), text, Options()))
+    source = emit(plan(analysed(text)), text, Options())
+    assert not conditions_compared(source) and not unbound(source)
 
 
 SPEC = """attention stable
