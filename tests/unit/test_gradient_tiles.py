@@ -82,6 +82,7 @@ def test_where_a_chip_has_its_own_backward_kernel(monkeypatch: pytest.MonkeyPatc
             pairs={},
         )
         chip.lists = chip
+        chip.ask = lambda tests: setattr(chip, "tests", tests)
         return prepared(*arguments)[0], chip, chip
 
     monkeypatch.setattr(module, "_prepared_backward", as_on_that_chip)

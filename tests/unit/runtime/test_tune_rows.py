@@ -251,7 +251,7 @@ def test_rows_are_tried_in_two_rounds_and_resumed(tmp_path: Path) -> None:
 
 
 def test_without_tiles_rows_alone_are_tried(tmp_path: Path) -> None:
-    rows = rows_for("documents", 64)
+    rows = rows_for("softcap", 64)
     assert rows.forward is None and rows.backward is not None
     timer = Timer(quick)
     bench_commands.tune_with(key_for(rows), OWN, rows, timer, str(tmp_path / "t.json"), tiles=False)
