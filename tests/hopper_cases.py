@@ -56,7 +56,11 @@ class Case:
     def given(self) -> dict[str, Any]:
         """The params as the generated function takes them."""
         found = {n: x if isinstance(x, bool | int) else torch.as_tensor(np.asarray(x)) for n, x in self.params.items()}
-        return {n: x.float() if isinstance(x, torch.Tensor) and x.is_floating_point() else x for n, x in found.items()}
+        halves = {"bf16": torch.bfloat16, "f16": torch.float16}
+        floats = {p.name: halves.get(p.storage.value, torch.float32) for p in self.kernel.spec.params}
+        return {
+            n: x.to(floats[n]) if isinstance(x, torch.Tensor) and x.is_floating_point() else x for n, x in found.items()
+        }
 
     def draw(self, heads: str, length: str, dim: str) -> torch.Tensor:
         return drawn(self.generator, self.sizes, heads, length, dim, self.q.dtype)

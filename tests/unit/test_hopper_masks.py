@@ -34,7 +34,7 @@ shapes = st.builds(
     lambda batches, heads, rows, columns: (batches, *heads, rows, columns),
     st.integers(1, 2),
     st.sampled_from([(1, 1), (2, 1), (2, 2), (4, 2)]),
-    st.sampled_from([33, 40, 64, 100, 130, 150, 200, 260]),  # fewer are split, portably
+    st.sampled_from([33, 40, 64, 100, 130, 150, 200, 260]),
     st.sampled_from([1, 33, 64, 70, 128, 150, 200, 256, 300]),
 )
 drawn = given(masks, scores, st.sampled_from([64, 128, 256]), shapes)
@@ -55,6 +55,7 @@ def check_backward(mask: str, score: str, dim: int, sizes: tuple[int, int, int, 
 
 
 def check_forward(mask: str, score: str, dim: int, sizes: tuple[int, int, int, int, int]) -> None:
+    assume(sizes[3] > 128 or sizes[4] < 128)  # fewer queries and more keys may be split, portably
     text = served(mask, score, dim, ("HOPPER",))
     error, _ = forward(text, (dim, dim), sizes)
     assert error <= TOLERANCE, (error, text)
