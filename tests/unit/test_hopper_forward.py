@@ -151,6 +151,13 @@ def test_whose_lists_they_are(whose: str) -> None:
     assert error <= 1e-3 and lse_error <= 1e-4
 
 
+def test_a_count_that_nobody_reaches_is_a_fault() -> None:
+    """Programs that find extremes, and do not say so."""
+    silent = ('tl.atomic_add(counts_ptr + 2, 1, sem="release")', "pass")
+    with pytest.raises(FaultError, match="nobody will reach"):
+        forward(TESTED["documents"], (128, 128), (1, 1, 1, 130, 130), [silent])
+
+
 PART = "part = 0 if ROWS == BQ else 1 + q0 % BQ // ROWS"
 OWN = "own_any_hi - any_lo"
 LIST_FAULTS: dict[str, Change] = {

@@ -127,6 +127,12 @@ def test_drawn_conditions_are_joined_and_names_are_bound(mask: str, score: str) 
     assert not conditions_compared(source) and not unbound(source)
 
 
+def test_names_are_bound_where_batches_have_a_name_of_their_own() -> None:
+    """A list kernel counts tiles of all batches, though no param's shape says B."""
+    text = "attention own\nparam ids: int[N, Sk]\nmask = ids[b, q] == ids[b, k]\nassume Sq == Sk\nassume N == B\n"
+    assert not unbound(emit(plan(analysed(text)), text, Options()))
+
+
 SPEC = """attention stable
 param slope: f32[Hq]
 param ids: int[B, Sk]
