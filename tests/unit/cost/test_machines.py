@@ -6,18 +6,18 @@ import math
 import random
 
 import pytest
-
-from attngen import api
-from attngen.cost.chips import chip, longest_dense
-from attngen.cost.grids import visits
-from attngen.cost.machine import Compute, Read, Run, run
-from attngen.cost.programs import (
+from unit.cost.register_machine import Compute, Read, Run, run
+from unit.cost.register_programs import (
     attention_in_one_pass,
     product_by_dots,
     product_by_sums,
     softmax_in_three_passes,
     softmax_in_two_passes,
 )
+
+from attngen import api
+from attngen.cost.chips import chip, longest_dense
+from attngen.cost.grids import visits
 from attngen.cost.systolic import Cycles, Unit, fused, unfused
 from attngen.errors import InternalError, Source
 

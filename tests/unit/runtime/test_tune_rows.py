@@ -9,9 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import hopper_machine
 import pytest
 import torch
+from hopper_model import machine as hopper_machine
 
 import attngen
 from attngen import api, bench_commands, files, tiling

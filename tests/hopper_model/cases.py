@@ -1,4 +1,4 @@
-"""A spec's kernel on the model of the chip (`hopper_machine`), with inputs for it: what tests of both passes share.
+"""A spec's kernel on the model of the chip (`machine`), with inputs for it: what tests of both passes share.
 
 Takes a spec's text, head dims, sizes (B, Hq, Hkv, Sq, Sk) and changes of the generated source; gives a `Case`, ready
 to be called. Fresh each time: a module keeps what it has prepared.
@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import hopper_machine
 import numpy as np
 import torch
 
 import attngen
 from attngen import inputs, reference
 from attngen.runtime.loader import execute
+from hopper_model import machine
 
-EXAMPLES = Path(__file__).parent.parent / "examples"
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SHORTER = {"window": 100, "chunk": 96, "radius": 40}
 
 Change = tuple[str, str]
@@ -108,7 +108,7 @@ def case(
         assert change[0] in source, change[0]
         source = source.replace(*change)
     module = execute(source, kernel.name)
-    launched = hopper_machine.install(module)
+    launched = machine.install(module)
     wanted = dict(zip(("B", "Hq", "Hkv", "Sq", "Sk"), sizes, strict=True), D=dims[0], Dv=dims[1])
     settled = inputs.settle(kernel.spec, wanted, fixed=("D", "Dv"))
     found = {**inputs.examples(kernel.spec, settled), **params}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from attngen.cost.machine import Compute, Instruction, MultiplyAdd, Read, Write
+from unit.cost.register_machine import Compute, Instruction, MultiplyAdd, Read, Write
 
 
 def product_by_dots(rows: int, inner: int, columns: int) -> list[Instruction]:

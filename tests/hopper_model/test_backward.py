@@ -6,14 +6,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-import hopper_memory
 import numpy as np
 import pytest
 import torch
-from hopper_cases import EXAMPLES, FAR, LISTED, UNCLAMPED, Change, case, relative, text_of
-from hopper_numbers import FaultError, Tile, plain
 
 from attngen import reference
+from hopper_model import chip
+from hopper_model.cases import EXAMPLES, FAR, LISTED, UNCLAMPED, Change, case, relative, text_of
+from hopper_model.numbers import FaultError, Tile, plain
 
 NAMES = sorted(path.stem for path in EXAMPLES.glob("*.attn"))
 ELSEWHERE = {"dropout", "sigmoid", "windowed_alibi"}  # the last has a tile of its own
@@ -304,7 +304,7 @@ def test_a_tile_that_meets_nothing_reads_nothing_outside(far: str, dim: int, off
 
 @pytest.mark.parametrize(("far", "partition"), [("queries", "_load_query_tiles"), ("keys", "_load_key_tiles")])
 def test_without_the_clamp_it_would(far: str, partition: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hopper_memory, "PATIENCE", 1.0)
+    monkeypatch.setattr(chip, "PATIENCE", 1.0)
     with pytest.raises(FaultError, match=partition):
         gradients(FAR[far], (256, 256), (1, 2, 1, 130, 130), changes=UNCLAMPED, offset=2**31 - 64)
 
@@ -462,7 +462,7 @@ FAULTS = {
 @pytest.mark.parametrize("what", FAULTS)
 def test_the_model_sees_faults(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sooner or later: whoever should have waited may come late by chance."""
-    monkeypatch.setattr(hopper_memory, "PATIENCE", 1.0)
+    monkeypatch.setattr(chip, "PATIENCE", 1.0)
     dim, *changes = FAULTS[what]
 
     def goes_wrong() -> bool:

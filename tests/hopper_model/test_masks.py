@@ -11,11 +11,11 @@ import pytest
 from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 from property.drawn import ATOMS, SCORES, spec
-from test_hopper_forward import forward
-from test_hopper_machine import gradients
 
 import attngen
 from attngen.runtime.loader import execute
+from hopper_model.test_backward import gradients
+from hopper_model.test_forward import forward
 
 QUIET = settings(
     deadline=None,

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import hopper_memory
 import numpy as np
 import pytest
 import torch
-from hopper_cases import EXAMPLES, FAR, LISTED, UNCLAMPED, Change, case, relative, text_of
-from hopper_numbers import FaultError
 
 from attngen import reference
+from hopper_model import chip
+from hopper_model.cases import EXAMPLES, FAR, LISTED, UNCLAMPED, Change, case, relative, text_of
+from hopper_model.numbers import FaultError
 
 ELSEWHERE = {"dilated", "dropout", "relative_bias", "sigmoid"}
 NAMES = sorted({path.stem for path in EXAMPLES.glob("*.attn")} - ELSEWHERE)
@@ -113,7 +113,7 @@ def test_a_tile_that_meets_nothing_reads_nothing_outside(far: str, dim: int, off
 
 
 def test_without_the_clamp_it_would(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hopper_memory, "PATIENCE", 1.0)
+    monkeypatch.setattr(chip, "PATIENCE", 1.0)
     with pytest.raises(FaultError, match="_attend_tiles"):
         forward(FAR["keys"], (128, 128), (1, 2, 1, 130, 130), UNCLAMPED, offset=2**31 - 64)
 
@@ -269,13 +269,13 @@ def goes_wrong(text: str, dim: int, changes: Sequence[Change], **params: Any) ->
 @pytest.mark.parametrize("what", FAULTS)
 def test_the_model_sees_faults(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sooner or later: whoever should have waited may come late by chance."""
-    monkeypatch.setattr(hopper_memory, "PATIENCE", 1.0)
+    monkeypatch.setattr(chip, "PATIENCE", 1.0)
     dim, changes = FAULTS[what]
     assert any(goes_wrong(text_of("causal"), dim, changes) for _ in range(20))
 
 
 @pytest.mark.parametrize("what", LISTED_FAULTS)
 def test_the_model_sees_faults_of_tiles_that_are_let_go(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hopper_memory, "PATIENCE", 1.0)
+    monkeypatch.setattr(chip, "PATIENCE", 1.0)
     short = ids(1, 400, "short")
     assert any(goes_wrong(text_of("documents"), 128, [LISTED_FAULTS[what]], ids=short) for _ in range(20))

@@ -1,4 +1,4 @@
-"""Numbers of the model of compute capability 9.0 (`hopper_machine`): tiles of registers, and pointers.
+"""Numbers of the model of compute capability 9.0 (`machine`): tiles of registers, and pointers.
 
 A tile is a NumPy array that computes as the kernels' language does: a number of the source takes the type of what it
 meets, quotients round to zero. To read or write outside a tensor is a `FaultError`.

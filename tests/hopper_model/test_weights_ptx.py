@@ -1,5 +1,5 @@
 """The PTX of the forward kernel's weights, for compute capability 9.0, on a warp that executes it (`ptx`): what
-`hopper_machine` takes it to do, and that a row's numbers are its own."""
+`machine` takes it to do, and that a row's numbers are its own."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-import ptx
 import pytest
 import triton.language as tl
-from hopper_cases import text_of
-from hopper_machine import lagging_weights
-from hopper_numbers import Tile
 
 import attngen
 from attngen.plan.hopper import SLACK
 from attngen.runtime.loader import execute
+from hopper_model import ptx
+from hopper_model.cases import text_of
+from hopper_model.machine import lagging_weights
+from hopper_model.numbers import Tile
 
 KINDS = {"bf16": ml_dtypes.bfloat16, "f16": np.float16}
 ROWS = 16

@@ -1,4 +1,4 @@
-"""Barriers, shared memory, the copy engine and products of the model of compute capability 9.0 (`hopper_machine`).
+"""Barriers, shared memory, the copy engine and products of the model of compute capability 9.0 (`machine`).
 
 Barriers count arrivals, bytes and phases. The copy engine writes nan where it will write, and writes later; what is
 read too early is nan. A product is computed when it is waited for, and its operands must be then what they were when
@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from hopper_numbers import BF16, FaultError, Tile, element
+
+from hopper_model.numbers import BF16, FaultError, Tile, element
 
 PATIENCE = 20.0
 LOCK = threading.Condition()

@@ -1,8 +1,8 @@
 """The kernels of compute capability 9.0 in Gluon, executed in NumPy: each partition of warps is a thread.
 
 Takes a generated module, gives it kernels that run here, so that its own launcher can call them on tensors of the CPU.
-What is freed too early or waited for too little is a `FaultError`, and so is a deadlock (`hopper_memory`); so is a
-place outside a tensor (`hopper_numbers`). Programs run one after the other, so a turn that one must wait for another to
+What is freed too early or waited for too little is a `FaultError`, and so is a deadlock (`chip`); so is a
+place outside a tensor (`numbers`). Programs run one after the other, so a turn that one must wait for another to
 pass is always there: `tests/gpu` sees those. Layouts and registers are left to the compiler (`tests/aot`).
 """
 
@@ -18,11 +18,15 @@ from collections.abc import Callable
 from types import FunctionType, ModuleType
 from typing import Any
 
-import hopper_memory
 import numpy as np
 import torch
 import triton.language as tl
-from hopper_memory import (
+from triton.runtime.interpreter import InterpretedFunction
+from triton.runtime.jit import JITFunction
+
+from attngen.plan.hopper import SLACK
+from hopper_model import chip
+from hopper_model.chip import (
     FAILED,
     LOCK,
     THREAD,
@@ -39,11 +43,7 @@ from hopper_memory import (
     warpgroup_mma_init,
     warpgroup_mma_wait,
 )
-from hopper_numbers import BF16, FaultError, Pointer, Tile, both, element, plain, typed
-from triton.runtime.interpreter import InterpretedFunction
-from triton.runtime.jit import JITFunction
-
-from attngen.plan.hopper import SLACK
+from hopper_model.numbers import BF16, FaultError, Pointer, Tile, both, element, plain, typed
 
 NUMBERS = itertools.count(1)
 """Of partitions of warps, each of its own."""
@@ -248,7 +248,7 @@ def lagging_weights(x: Tile, reference: Tile, factor: Any, dtype: Any) -> tuple[
 
 def await_turn(turns: Pointer, turn: Any) -> None:
     """Programs run one after the other: whoever comes before has had its turn, or is an item of this program."""
-    end = time.monotonic() + hopper_memory.PATIENCE / 10
+    end = time.monotonic() + chip.PATIENCE / 10
     while int(turns.load()) != int(turn):
         if FAILED or time.monotonic() > end:
             raise FaultError(f"turn {int(turn)} never comes: {int(turns.load())} was the last")
