@@ -85,10 +85,14 @@ def _report(artifacts: Sequence[Artifact]) -> Table:
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("kernel")
     tensor_memory = any(a.tensor_memory for a in artifacts)
-    for heading in ("registers", "spills", "shared memory", "size", *(["tensor memory"] if tensor_memory else [])):
+    spilling = any(a.spills for a in artifacts)
+    for heading in ("registers", "spills", *(["in main loops"] if spilling else []), "shared memory", "size"):
         table.add_column(heading, justify="right")
+    if tensor_memory:
+        table.add_column("tensor memory", justify="right")
     for a in artifacts:
         counts = ["-" if count is None else str(count) for count in (a.registers, a.spills)]
+        counts += [str(a.loop_spills)] if spilling else []
         sizes = [f"{a.shared} B", f"{len(a.data)} B", *([f"{a.tensor_memory} columns"] if tensor_memory else [])]
         table.add_row(a.kernel, *counts, *sizes)
     return table

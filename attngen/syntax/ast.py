@@ -117,7 +117,6 @@ class Param:
     dims: tuple[Name | Number, ...]
     where: Expr | None
     name_span: Span = field(compare=False, kw_only=True)
-    type_span: Span = field(compare=False, kw_only=True)
     span: Span = field(compare=False, kw_only=True)
 
 

@@ -174,7 +174,6 @@ class Builder:
             else (),
             where.node if isinstance(where, Part) else None,
             name_span=name.span,
-            type_span=dtype.span.to(type_end),
             span=word.span.to(end),
         )
 

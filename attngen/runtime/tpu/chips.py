@@ -23,8 +23,6 @@ class Chip:
     """Hz."""
     hbm_bandwidth: float
     """Bytes a second."""
-    scoped_vmem: int
-    """Bytes that a kernel gets unless it asks for more."""
     matrix_units: int
     matrix_side: int
     rows_per_cycle: int
@@ -55,12 +53,12 @@ DMA_LATENCY = 0.55e-6
 
 def _small(name: str, topology: str, *, cores: int, clock: float, bandwidth: float, delay: int, granule: int) -> Chip:
     """v4 and v5: four matrix units of 128 x 128."""
-    return Chip(name, topology, cores, clock, bandwidth, 16 * MIB, 4, 128, 1, 9, 3, delay, granule)
+    return Chip(name, topology, cores, clock, bandwidth, 4, 128, 1, 9, 3, delay, granule)
 
 
-def _large(name: str, topology: str, *, clock: float, bandwidth: float, scoped: int, delay: int) -> Chip:
+def _large(name: str, topology: str, *, clock: float, bandwidth: float, delay: int) -> Chip:
     """v6e and 7x: two matrix units of 256 x 256 that take two rows a cycle."""
-    return Chip(name, topology, 1, clock, bandwidth, scoped * MIB, 2, 256, 2, 4, 2, delay, 32)
+    return Chip(name, topology, 1, clock, bandwidth, 2, 256, 2, 4, 2, delay, 32)
 
 
 CHIPS = {
@@ -69,8 +67,8 @@ CHIPS = {
         _small("v4", "v4:2x2x1", cores=1, clock=1.05e9, bandwidth=1.23e12 / 2, delay=1, granule=512),
         _small("v5e", "v5e:2x2", cores=1, clock=1.5e9, bandwidth=8.2e11, delay=4, granule=32),
         _small("v5p", "v5p:2x2x1", cores=2, clock=1.75e9, bandwidth=2.46e12 / 2, delay=4, granule=32),
-        _large("v6e", "v6e:2x2", clock=1.75e9, bandwidth=1.64e12, scoped=32, delay=4),
-        _large("7x", "tpu7x:2x2x1", clock=2.2e9, bandwidth=7.4e12 / 2, scoped=64, delay=6),
+        _large("v6e", "v6e:2x2", clock=1.75e9, bandwidth=1.64e12, delay=4),
+        _large("7x", "tpu7x:2x2x1", clock=2.2e9, bandwidth=7.4e12 / 2, delay=6),
     )
 }
 

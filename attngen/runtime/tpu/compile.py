@@ -72,7 +72,6 @@ class Lowered:
     mosaic: tuple[tuple[str, str], ...]
     signatures: tuple[Signature, ...]
     temporary_bytes: int
-    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +102,6 @@ class Compiled:
     mosaic: tuple[tuple[str, str], ...]
     kernels: tuple[Scheduled, ...]
     temporary_bytes: int
-    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +160,7 @@ def compile_for(request: Request) -> Outcome:
         if isinstance(answer, Refused):
             return answer
         kernels = _schedules(dumps, answer) if request.schedule else ()
-    return Compiled(request.chip, answer.hlo, answer.mosaic, kernels, answer.temporary_bytes, answer.seconds)
+    return Compiled(request.chip, answer.hlo, answer.mosaic, kernels, answer.temporary_bytes)
 
 
 def _last_words(said: str) -> str:

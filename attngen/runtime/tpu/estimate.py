@@ -88,7 +88,6 @@ class Estimate:
     kernels: tuple[KernelEstimate, ...]
     temporary_bytes: int
     """HBM that the program needs beside its arguments and results."""
-    compile_seconds: float
 
     @property
     def pallas(self) -> tuple[KernelEstimate, ...]:
@@ -131,7 +130,7 @@ class Estimate:
 def estimate(compiled: Compiled) -> Estimate:
     """Execute every kernel's schedule once, on each core."""
     kernels = tuple(_kernel(scheduled, compiled.chip) for scheduled in compiled.kernels)
-    return Estimate(compiled.chip, kernels, compiled.temporary_bytes, compiled.seconds)
+    return Estimate(compiled.chip, kernels, compiled.temporary_bytes)
 
 
 def _kernel(scheduled: Scheduled, chip: Chip) -> KernelEstimate:

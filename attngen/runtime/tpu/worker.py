@@ -12,7 +12,6 @@ import os
 import pickle
 import re
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -36,7 +35,6 @@ def lowered(request: Request) -> Lowered | Refused:
     topologies: Any = importlib.import_module("jax.experimental.topologies")
     known: Any = importlib.import_module("attngen.runtime.tpu.known")
     mosaic: Any = importlib.import_module("jax._src.pallas.mosaic.error_handling")
-    started = time.monotonic()
     device = topologies.get_topology_desc(platform="tpu", topology_name=request.chip.topology).devices[0]
     _name_chip(device)
     placed = jax.sharding.SingleDeviceSharding(device)
@@ -58,7 +56,7 @@ def lowered(request: Request) -> Lowered | Refused:
     text = compiled.as_text()
     hlo = re.sub(r'"body":"[^"]*"', '"body":"..."', text)
     temporary = compiled.memory_analysis().temp_size_in_bytes
-    return Lowered(hlo, _mosaic(text) if request.mosaic else (), signatures, temporary, time.monotonic() - started)
+    return Lowered(hlo, _mosaic(text) if request.mosaic else (), signatures, temporary)
 
 
 def _name_chip(device: Any) -> None:

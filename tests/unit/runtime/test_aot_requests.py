@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import importlib.util
+import io
+import re
 from typing import Any
 
 import pytest
+from rich.console import Console
 
-from attngen import api, inputs
+from attngen import api, commands, inputs
 from attngen.errors import UsageError
 from attngen.ir.attention import Attention
 from attngen.runtime import aot
+from attngen.runtime.aot import Artifact
 
 
 @pytest.fixture
@@ -84,3 +88,18 @@ def test_a_spec_without_short_calls_is_compiled_all_the_same(
     monkeypatch.setattr(aot, "_in_worker", lambda request: requests.append(request) or [])
     ask(api.compile("attention a\nassume Sq == Sk\n"))
     assert len(requests[1].calls) == 1
+
+
+def test_the_table_counts_spills_in_main_loops_apart() -> None:
+    """A spill outside a loop is paid once, one inside it for each tile: the table tells them apart."""
+
+    def rows(*artifacts: Artifact) -> str:
+        text = io.StringIO()
+        Console(width=120, file=text).print(commands._report(artifacts))
+        return text.getvalue()
+
+    clean = Artifact("_forward_kernel", b"", 168, 0, 1024)
+    spilling = Artifact("_dkdv_kernel", b"", 255, 36, 1024, loop_spills=7)
+    assert "in main loops" not in rows(clean)
+    shown = rows(clean, spilling)
+    assert "in main loops" in shown and re.search(r"_dkdv_kernel +255 +36 +7 ", shown)

@@ -211,7 +211,7 @@ def compiled() -> Compiled:
         vmem=623616,
         operands=(Table(32, (1,), (1043900987,)), None, None, None),
     )
-    return Compiled(V5E, "", (), (kernel,), 0, 0.0)
+    return Compiled(V5E, "", (), (kernel,), 0)
 
 
 def test_the_recorded_kernels_loops_run_as_the_mask_says():

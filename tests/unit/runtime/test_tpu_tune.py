@@ -36,7 +36,7 @@ class Compiler:
         shown = functions if backward else functions[:1]
         cycles = [tiles[functions.index(f)][0] // 16 + 8 * tiles[functions.index(f)][2] for f in shown]
         kernels = tuple(schedule(f, n) for f, n in zip(shown, cycles, strict=True))
-        return Compiled(chip("v5e"), "", (), kernels, 0, 0.0)
+        return Compiled(chip("v5e"), "", (), kernels, 0)
 
 
 def tuned(tuning: Tuning, compiler: Compiler) -> Tuning:
@@ -69,7 +69,7 @@ def test_a_backward_pass_of_one_kernel_is_tuned_by_the_tiles_that_it_takes():
     assert Tuning(KEY, (forward,)).best() is None
 
     def fused(backward: bool, tiles: tuple[tune.Tile, tune.Tile, tune.Tile]) -> Compiled:
-        return Compiled(chip("v5e"), "", (), (schedule("_backward_kernel", 3),) if backward else (), 0, 0.0)
+        return Compiled(chip("v5e"), "", (), (schedule("_backward_kernel", 3),) if backward else (), 0)
 
     found = [trial for trial in trials(Tuning(KEY), fused) if trial is not None and trial.backward]
     assert {trial.cycles for trial in found} == {(("dkdv", 3),)}

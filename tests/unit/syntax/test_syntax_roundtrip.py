@@ -62,10 +62,8 @@ SIZES = st.sampled_from([2**i for i in range(12)])
 STATEMENTS = st.one_of(
     st.builds(ast.Attention, NAMES, **SPANS),
     st.builds(ast.Const, NAMES, EXPRESSIONS, **SPANS),
-    st.builds(
-        ast.Param, NAMES, st.sampled_from(["f32", "int", "bool"]), st.just(()), WHERE, type_span=st.just(S), **SPANS
-    ),
-    st.builds(ast.Param, NAMES, st.sampled_from(["f32", "f16", "bf16"]), DIMS, WHERE, type_span=st.just(S), **SPANS),
+    st.builds(ast.Param, NAMES, st.sampled_from(["f32", "int", "bool"]), st.just(()), WHERE, **SPANS),
+    st.builds(ast.Param, NAMES, st.sampled_from(["f32", "f16", "bf16"]), DIMS, WHERE, **SPANS),
     st.builds(ast.Let, NAMES, FORMALS, EXPRESSIONS, **SPANS),
     st.builds(ast.Score, EXPRESSIONS, span=st.just(S)),
     st.builds(ast.Mask, EXPRESSIONS, span=st.just(S)),
