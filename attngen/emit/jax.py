@@ -23,7 +23,7 @@ from attngen.emit.pallas_operands import Leaves, operand_views, size_names
 from attngen.emit.params import views
 from attngen.emit.portable_code import TileCode, free_names, tile_code
 from attngen.emit.portable_views import Header, WeightView
-from attngen.emit.tidy import without_unused, without_unused_functions
+from attngen.emit.tidy import without_unused, without_unused_definitions
 from attngen.ir import printing
 from attngen.ir.build import mul, real
 from attngen.ir.nodes import Expr, Load, Scalar, Symbol, Type
@@ -125,7 +125,7 @@ class _Emitter:
             "door": door,
             "needs_math": any("math." in line for line in door.check_lines),
         }
-        return without_unused_functions(without_unused(render("jax/module.py.j2", context)))
+        return without_unused_definitions(without_unused(render("jax/module.py.j2", context)))
 
     def header(self) -> Header:
         a = self.attention

@@ -21,7 +21,7 @@ from attngen.emit.pallas_names import RESERVED
 from attngen.emit.pallas_operands import Leaves, OperandView, cell, operand_views, size_names
 from attngen.emit.pallas_views import PairSum, PallasHeader, RangesView, RowInput, RowsView, Sum, TestView, WeightView
 from attngen.emit.params import views
-from attngen.emit.tidy import without_unused, without_unused_functions
+from attngen.emit.tidy import without_unused, without_unused_definitions
 from attngen.ir import printing
 from attngen.ir.build import mul, real
 from attngen.ir.nodes import Expr, Load, Scalar, Symbol, Type
@@ -127,7 +127,7 @@ class _Emitter:
             "ahead": tpu_tiles.AHEAD,
             "tiles": [(key, tuple((t.queries, t.keys, t.unroll) for t in row)) for key, row in table.items()],
         }
-        return without_unused_functions(without_unused(render("pallas/module.py.j2", context)))
+        return without_unused_definitions(without_unused(render("pallas/module.py.j2", context)))
 
     def header(self) -> PallasHeader:
         a = self.attention

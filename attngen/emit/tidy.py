@@ -1,8 +1,8 @@
-"""Last touch on generated source: bindings that nothing reads are taken out.
+"""The last pass over generated source: it removes bindings and definitions that nothing reads.
 
-Takes Python source whose assignments have no side effects (the templates make sure), gives source without those whose
-name the function never reads. A template may so bind `q1` or `kv_head` for every variant, and a variant that does not
-need them does not show them.
+Takes Python source whose assignments have no side effects (the templates make sure), returns source without those whose
+name is never read. A template may so bind `q1` or `kv_head` for every variant, and a variant that does not need them
+does not show them. Names of a tuple that a function unpacks and never reads get a `_` in front.
 """
 
 from __future__ import annotations
@@ -18,29 +18,66 @@ def without_unused(source: str) -> str:
     for function in ast.parse(source).body:
         if isinstance(function, ast.FunctionDef):
             unused |= _unused_lines(function)
-    return "\n".join(line for number, line in enumerate(source.split("\n"), 1) if number not in unused)
+    kept = "\n".join(line for number, line in enumerate(source.split("\n"), 1) if number not in unused)
+    return _with_dummy_names(kept)
 
 
-def without_unused_functions(source: str) -> str:
-    """`source` without its own functions and classes, of names that begin with `_`, that nothing in it reads."""
+def without_unused_definitions(source: str) -> str:
+    """`source` without its own functions, classes and constants that nothing in it reads.
+
+    A function is its own where its name begins with `_` and no decorator but a `jit` may have registered it; a constant
+    where its name is in capitals.
+    """
     while True:
         tree = ast.parse(source)
         read = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
-        unused = [
-            node
-            for node in tree.body
-            if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name.startswith("_") and node.name not in read
-        ]
+        unused = [node for node in tree.body if (name := _own_definition(node)) and name not in read]
         if not unused:
             return source
         lines = source.split("\n")
         for node in reversed(unused):
-            first = min([node.lineno, *(d.lineno for d in node.decorator_list)]) - 1
+            decorators = node.decorator_list if isinstance(node, ast.FunctionDef | ast.ClassDef) else []
+            first = min([node.lineno, *(d.lineno for d in decorators)]) - 1
             last = node.end_lineno or node.lineno
-            while last < len(lines) and not lines[last]:
+            while isinstance(node, ast.FunctionDef | ast.ClassDef) and last < len(lines) and not lines[last]:
+                last += 1
+            if last < len(lines) and lines[last].startswith('"""'):  # a constant's docstring
                 last += 1
             del lines[first:last]
         source = "\n".join(lines).rstrip("\n") + "\n"
+
+
+def _own_definition(node: ast.stmt) -> str:
+    """The name that `node` defines for the module's own use, or an empty string."""
+    match node:
+        case ast.FunctionDef(name=name, decorator_list=decorators) | ast.ClassDef(name=name, decorator_list=decorators):
+            own = name.startswith("_") and all(ast.unparse(d).endswith("jit") for d in decorators)
+        case ast.Assign(targets=[ast.Name(id=name)]):
+            own = name.isupper() and not name.startswith("__")
+        case _:
+            return ""
+    return name if own else ""
+
+
+def _with_dummy_names(source: str) -> str:
+    """`source` in which the names that a function unpacks from a tuple and never reads begin with `_`."""
+    lines = [line.encode() for line in source.split("\n")]
+    for function in ast.parse(source).body:
+        if isinstance(function, ast.FunctionDef):
+            names = [n for n in ast.walk(function) if isinstance(n, ast.Name)]
+            read = {n.id for n in names if isinstance(n.ctx, ast.Load)}
+            found = [
+                name
+                for node in ast.walk(function)
+                if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Tuple)
+                for name in ast.walk(node.targets[0])
+                if isinstance(name, ast.Name) and name.id not in read and not name.id.startswith("_")
+                if isinstance(name.ctx, ast.Store)
+            ]
+            for name in sorted(found, key=lambda n: (n.lineno, n.col_offset), reverse=True):
+                line = lines[name.lineno - 1]
+                lines[name.lineno - 1] = line[: name.col_offset] + b"_" + line[name.col_offset :]
+    return b"\n".join(lines).decode()
 
 
 def _unused_lines(function: ast.FunctionDef) -> set[int]:

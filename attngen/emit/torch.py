@@ -18,7 +18,7 @@ from attngen.emit.options import Options
 from attngen.emit.params import views
 from attngen.emit.portable_code import TileCode, free_names, tile_code
 from attngen.emit.portable_views import DoorView, Header, TestView, WeightView
-from attngen.emit.tidy import without_unused
+from attngen.emit.tidy import without_unused, without_unused_definitions
 from attngen.emit.torch_gradients import gradient_views, leaf_views
 from attngen.emit.torch_leaves import Leaves
 from attngen.emit.torch_ranges import tiles_view
@@ -128,7 +128,9 @@ class _Emitter:
         body = render("torch/module.py.j2", {**context, "uses": frozenset()})
         # The helpers that this variant calls are found in the code itself.
         called = set(re.findall(r"(?<![A-Za-z0-9_])_[a-z][a-z_]*(?=\()", body))
-        return without_unused(render("torch/module.py.j2", {**context, "uses": frozenset(called)}))
+        return without_unused_definitions(
+            without_unused(render("torch/module.py.j2", {**context, "uses": frozenset(called)}))
+        )
 
     def header(self) -> Header:
         a = self.attention

@@ -27,7 +27,7 @@ from attngen.emit.launch import launch_view
 from attngen.emit.names import RESERVED
 from attngen.emit.options import Options
 from attngen.emit.split import split_view
-from attngen.emit.tidy import without_unused
+from attngen.emit.tidy import without_unused, without_unused_definitions
 from attngen.emit.tile_code import RangeView
 from attngen.emit.triton_backward import backward_code, backward_view, pair_gradient, with_factors
 from attngen.emit.triton_frame import Frame, frame_of
@@ -55,7 +55,7 @@ def emit_triton(plan: KernelPlan, text: str, options: Options, proof: tuple[str,
     # The helpers that this variant calls, and what those call in turn, are found in the code itself.
     called = set(re.findall(r"(?<![A-Za-z0-9_])_[a-z][a-z_]*(?=\()", body))
     known = {"uses": frozenset(called), "takes_fast": not _FAST.isdisjoint(called)}
-    return without_unused(render("triton/module.py.j2", {**context, **known}))
+    return without_unused_definitions(without_unused(render("triton/module.py.j2", {**context, **known})))
 
 
 def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ...]) -> dict[str, Any]:

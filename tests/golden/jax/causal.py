@@ -271,7 +271,7 @@ def _backward_by_rows(size, q, k, v, d_out, row_lses, deltas, floats, data):
         dq, = _walk(full, partial, (dq,), visit)
         return _per_head(dq, Hq) * scale,
 
-    dq, *found = _each(tile, _up(Sq, TILE_Q))
+    dq, *_found = _each(tile, _up(Sq, TILE_Q))
     gradients = {}
     return _heads_inside(_in_place(dq, 2, Sq), Sq), gradients
 
@@ -319,7 +319,7 @@ def _backward_by_columns(size, q, k, v, d_out, row_lses, deltas, floats, data):
         full, partial = _query_tiles(k0, k1, size)
         return _walk(full, partial, (dk, dv), visit)
 
-    dk, dv, *found = _each(tile, _up(Sk, TILE_K))
+    dk, dv, *_found = _each(tile, _up(Sk, TILE_K))
     gradients = {}
     return *(_heads_inside(_in_place(x, 2, Sk), Sk) for x in (dk, dv)), gradients
 

@@ -37,8 +37,6 @@ TILE_Q, TILE_K = 256, 256
 # which suits a CPU; an accelerator wants more to do at once.
 TOGETHER = {"cpu": 1, "gpu": 8, "tpu": 8}
 PRECISION = lax.Precision.HIGHEST  # of float32 products
-LOG2E = 1.4426950408889634
-LN2 = 0.6931471805599453
 
 
 class Size(NamedTuple):
@@ -264,7 +262,7 @@ def _backward_by_rows(size, q, k, v, d_out, floats, data):
         dq, = _walk(full, partial, (dq,), visit)
         return _per_head(dq, Hq) * scale,
 
-    dq, *found = _each(tile, _up(Sq, TILE_Q))
+    dq, *_found = _each(tile, _up(Sq, TILE_Q))
     gradients = {}
     return _heads_inside(_in_place(dq, 2, Sq), Sq), gradients
 
@@ -312,7 +310,7 @@ def _backward_by_columns(size, q, k, v, d_out, floats, data):
         full, partial = _query_tiles(k0, k1, size)
         return _walk(full, partial, (dk, dv), visit)
 
-    dk, dv, *found = _each(tile, _up(Sk, TILE_K))
+    dk, dv, *_found = _each(tile, _up(Sk, TILE_K))
     gradients = {}
     return *(_heads_inside(_in_place(x, 2, Sk), Sk) for x in (dk, dv)), gradients
 
@@ -332,8 +330,8 @@ def _attend_forward(size, q, k, v, floats, data):
 
 
 def _attend_backward(size, saved, cotangents):
-    q, k, v, floats, data, out, lse = saved
-    d_out, d_lse = cotangents
+    q, k, v, floats, data, _out, _lse = saved
+    d_out, _d_lse = cotangents
     d_out = d_out.astype(jnp.float32)
     arguments = (
         size, _heads_first(q, TILE_Q), _heads_first(k, TILE_K), _heads_first(v, TILE_K), _heads_first(d_out, TILE_Q), floats, data

@@ -47,7 +47,6 @@ LN2 = 0.6931471805599453
 # MiB of vector memory that a kernel may use on each chip.
 VMEM = {'v4': 16, 'v5e': 96, 'v5p': 64, 'v6e': 96, '7x': 56, 'cpu': 16384}
 
-STRAIGHT = 16  # tiles that a kernel may have one after the other, beside those in its loop
 WIDE = ('v6e', '7x')  # chips whose matrix units are two registers wide
 PIECE = 512  # rows and columns of what their forward kernel computes at a time
 AHEAD = 2  # pieces whose scores it computes before it needs them

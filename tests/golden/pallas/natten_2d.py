@@ -1096,7 +1096,7 @@ def _pairs_of_bias_hqk_kernel(
     BQ, BK = tile.queries, tile.keys
     height = BQ
     width = BK
-    batch, head = _member(pl.program_id(0), pl.program_id(1), pl.program_id(4), size, like)
+    _batch, _head = _member(pl.program_id(0), pl.program_id(1), pl.program_id(4), size, like)
     held = pl.program_id(2)
     at = pl.program_id(3)
     walked = 0

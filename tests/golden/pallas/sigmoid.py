@@ -39,9 +39,7 @@ INTERPRET = None  # True, False, or pltpu.InterpretParams(…); None: where JAX'
 CHIP = None  # a key of VMEM, to compile for a chip that is not here; None: the chip that is
 PRECISION = lax.Precision.HIGHEST  # of float32 products; bfloat16 is exact in the product
 LANES = 128  # the width of a vector register: what is one number a row stands in each of them
-LOWEST = -1e30  # below every score; finite, so that a difference of two is a number
 LOG2E = 1.4426950408889634
-LN2 = 0.6931471805599453
 
 # MiB of vector memory that a kernel may use on each chip.
 VMEM = {'v4': 16, 'v5e': 96, 'v5p': 64, 'v6e': 96, '7x': 56, 'cpu': 16384}
@@ -899,8 +897,8 @@ def _attend_forward(config, q, k, v, floats, data):
 
 
 def _attend_backward(config, saved, cotangents):
-    q, k, v, floats, data, out, lse = saved
-    d_out, d_lse = cotangents
+    q, k, v, floats, data, _out, lse = saved
+    d_out, _d_lse = cotangents
     lse = jnp.where(lse == -jnp.inf, jnp.inf, lse * LOG2E)  # to base 2; a row that met no key gets no weight
     gradients = {name: jnp.zeros_like(x) for name, x in floats.items()}
     if config.fused:

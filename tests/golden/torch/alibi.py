@@ -90,7 +90,7 @@ def _key_tiles(q0, q1, Sq, Sk):
 
 def _forward(q, k, v, slope, scale):
     """out (B, Hq, Sq, Dv) and lse (B, Hq, Sq) in float32."""
-    B, Hq, Sq, D = q.shape
+    B, Hq, Sq, _D = q.shape
     Hkv, Sk, Dv = v.shape[1:]
     out = torch.zeros((B, Hq, Sq, Dv), dtype=torch.float32, device=q.device)
     lse = torch.full((B, Hq, Sq), -math.inf, dtype=torch.float32, device=q.device)
@@ -138,8 +138,8 @@ def _forward(q, k, v, slope, scale):
 
 def _backward(d_out, d_lse, q, k, v, slope, out, lse, scale, needed):
     """The gradients of q, k, v and of the float params, None where not needed. Weights are computed again, tile by tile."""
-    B, Hq, Sq, D = q.shape
-    Hkv, Sk, Dv = v.shape[1:]
+    B, Hq, Sq, _D = q.shape
+    Hkv, Sk, _Dv = v.shape[1:]
     dq, dk, dv = (torch.zeros(x.shape, dtype=torch.float32, device=q.device) for x in (q, k, v))
     total_slope = torch.zeros_like(slope, dtype=torch.float32)
     if q.numel() == 0 or k.numel() == 0:

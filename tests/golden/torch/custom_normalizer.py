@@ -96,7 +96,7 @@ def _key_tiles(q0, q1, Sq, Sk):
 
 def _forward(q, k, v, temperature, escape, scale):
     """out (B, Hq, Sq, Dv) and lse (B, Hq, Sq) in float32."""
-    B, Hq, Sq, D = q.shape
+    B, Hq, Sq, _D = q.shape
     Hkv, Sk, Dv = v.shape[1:]
     out = torch.zeros((B, Hq, Sq, Dv), dtype=torch.float32, device=q.device)
     lse = torch.full((B, Hq, Sq), -math.inf, dtype=torch.float32, device=q.device)
@@ -151,8 +151,8 @@ def _forward(q, k, v, temperature, escape, scale):
 
 def _backward(d_out, d_lse, q, k, v, temperature, escape, out, lse, scale, needed):
     """The gradients of q, k, v and of the float params, None where not needed. Weights are computed again, tile by tile."""
-    B, Hq, Sq, D = q.shape
-    Hkv, Sk, Dv = v.shape[1:]
+    B, Hq, Sq, _D = q.shape
+    Hkv, Sk, _Dv = v.shape[1:]
     dq, dk, dv = (torch.zeros(x.shape, dtype=torch.float32, device=q.device) for x in (q, k, v))
     total_temperature = torch.zeros_like(temperature, dtype=torch.float32)
     total_escape = torch.zeros_like(escape, dtype=torch.float32)

@@ -141,7 +141,7 @@ def _key_test0(q, Sk, ids) -> tuple[Tensor, Tensor]:
 
 def _forward(q, k, v, ids, scale):
     """out (B, Hq, Sq, Dv) and lse (B, Hq, Sq) in float32."""
-    B, Hq, Sq, D = q.shape
+    B, Hq, Sq, _D = q.shape
     Hkv, Sk, Dv = v.shape[1:]
     batch = torch.arange(B, device=q.device)[:, None, None, None]
     out = torch.zeros((B, Hq, Sq, Dv), dtype=torch.float32, device=q.device)
@@ -191,8 +191,8 @@ def _forward(q, k, v, ids, scale):
 
 def _backward(d_out, d_lse, q, k, v, ids, out, lse, scale):
     """The gradients of q, k, v. Weights are computed again, tile by tile."""
-    B, Hq, Sq, D = q.shape
-    Hkv, Sk, Dv = v.shape[1:]
+    B, Hq, Sq, _D = q.shape
+    Hkv, Sk, _Dv = v.shape[1:]
     batch = torch.arange(B, device=q.device)[:, None, None, None]
     dq, dk, dv = (torch.zeros(x.shape, dtype=torch.float32, device=q.device) for x in (q, k, v))
     if q.numel() == 0 or k.numel() == 0:

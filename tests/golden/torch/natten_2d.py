@@ -135,7 +135,7 @@ def _key_tiles(q0, q1, Sk):
 
 def _forward(q, k, v, bias, scale):
     """out (B, Hq, Sq, Dv) and lse (B, Hq, Sq) in float32."""
-    B, Hq, Sq, D = q.shape
+    B, Hq, Sq, _D = q.shape
     Hkv, Sk, Dv = v.shape[1:]
     head = torch.arange(Hq, device=q.device)[:, None, None]
     out = torch.zeros((B, Hq, Sq, Dv), dtype=torch.float32, device=q.device)
@@ -187,8 +187,8 @@ def _forward(q, k, v, bias, scale):
 
 def _backward(d_out, d_lse, q, k, v, bias, out, lse, scale, needed):
     """The gradients of q, k, v and of the float params, None where not needed. Weights are computed again, tile by tile."""
-    B, Hq, Sq, D = q.shape
-    Hkv, Sk, Dv = v.shape[1:]
+    _B, Hq, Sq, _D = q.shape
+    Hkv, Sk, _Dv = v.shape[1:]
     head = torch.arange(Hq, device=q.device)[:, None, None]
     dq, dk, dv = (torch.zeros(x.shape, dtype=torch.float32, device=q.device) for x in (q, k, v))
     total_bias = torch.zeros_like(bias, dtype=torch.float32)

@@ -32,8 +32,6 @@ from torch import Tensor
 
 # How many queries and how many keys are worked on at a time. Scores are never held for more than one such tile.
 TILE_Q, TILE_K = 256, 256
-LOG2E = 1.4426950408889634
-LN2 = 0.6931471805599453
 
 
 # ---------------------------------------------------------------- helpers
@@ -82,7 +80,7 @@ def _key_tiles(Sk):
 
 def _forward(q, k, v, scale):
     """out (B, Hq, Sq, Dv) and lse (B, Hq, Sq) in float32."""
-    B, Hq, Sq, D = q.shape
+    B, Hq, Sq, _D = q.shape
     Hkv, Sk, Dv = v.shape[1:]
     out = torch.zeros((B, Hq, Sq, Dv), dtype=torch.float32, device=q.device)
     lse = torch.full((B, Hq, Sq), -math.inf, dtype=torch.float32, device=q.device)
@@ -113,8 +111,8 @@ def _forward(q, k, v, scale):
 
 def _backward(d_out, d_lse, q, k, v, out, lse, scale):
     """The gradients of q, k, v. Weights are computed again, tile by tile."""
-    B, Hq, Sq, D = q.shape
-    Hkv, Sk, Dv = v.shape[1:]
+    _B, Hq, Sq, _D = q.shape
+    Hkv, Sk, _Dv = v.shape[1:]
     dq, dk, dv = (torch.zeros(x.shape, dtype=torch.float32, device=q.device) for x in (q, k, v))
     if q.numel() == 0 or k.numel() == 0:
         return dq, dk, dv

@@ -583,7 +583,7 @@ def _load_tiles(
         tile, batch, head = _work_item(item, n_tiles, Hq, n_work, together)
         kv_head = head // (Hq // Hkv)
         q0 = tile * BQ
-        full_hi, any_hi = _key_runs(q0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, D, Dv, BQ, BK)
+        _full_hi, any_hi = _key_runs(q0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, D, Dv, BQ, BK)
         n_steps = tl.maximum(any_hi, 1)
         v0 = 0
         for step in range(n_steps + 1):
@@ -804,7 +804,7 @@ def _attend_tiles(
     while item < n_work:
         kv_head = head // (Hq // Hkv)
         q0 = tile * BQ
-        full_hi, any_hi = _key_runs(q0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, D, Dv, BQ, BK)
+        _full_hi, any_hi = _key_runs(q0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, D, Dv, BQ, BK)
         n_steps = tl.maximum(any_hi, 1)
         q0 += PART * 64
         own_full_hi, own_any_hi = _key_runs(q0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, D, Dv, 64, BK)
@@ -1334,7 +1334,7 @@ def _load_backward_tiles(
     round = 0
     group = Hq // Hkv
     while item < n_work:
-        tile, order, back, batch, kv_head = _walked_item(item, n_tiles, Hkv, n_work, together, BACKWARDS)
+        tile, _order, back, batch, kv_head = _walked_item(item, n_tiles, Hkv, n_work, together, BACKWARDS)
         k0 = tile * BK
         mbarrier.wait(k_free, (round & 1) ^ 1)
         mbarrier.expect(k_ready, 2 * k_desc.block_type.nbytes)
@@ -1342,7 +1342,7 @@ def _load_backward_tiles(
             tma.async_copy_global_to_shared(k_desc, [batch, kv_head, k0 + part * HALF, 0], k_ready, k_tiles.index(part))
         for member in range(group):
             head = kv_head * group + member
-            first, stop, full_lo, full_hi = _query_runs(tile, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, D, Dv, BQ, BK, 0)
+            first, stop, _full_lo, _full_hi = _query_runs(tile, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, D, Dv, BQ, BK, 0)
             n_steps = stop - first
             for step in range(n_steps):
                 q0 = (_place(step, first, stop, back)) * BQ
@@ -1432,10 +1432,10 @@ def _await_turns(
         for member in range(group):
             head = kv_head * group + member
             turns = turns_ptr + (batch * Hq + head) * ((Sq + BQ - 1) // BQ)
-            first, stop, full_lo, full_hi = _query_runs(_tile_before(tile, n_tiles, back), batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, D, Dv, BQ, BK, 0)
+            first, stop, _full_lo, _full_hi = _query_runs(_tile_before(tile, n_tiles, back), batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, D, Dv, BQ, BK, 0)
             first_before = first
             stop_before = tl.where(order > 0, stop, first_before)
-            first, stop, full_lo, full_hi = _query_runs(tile, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, D, Dv, BQ, BK, 0)
+            first, stop, _full_lo, _full_hi = _query_runs(tile, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, D, Dv, BQ, BK, 0)
             for step in range(stop - first):
                 at = _place(step, first, stop, back)
                 mbarrier.wait(turn_passed.index(turn % TURNS), (turn // TURNS & 1) ^ 1)
@@ -1462,7 +1462,7 @@ def _pass_turns(
         for member in range(group):
             head = kv_head * group + member
             turns = turns_ptr + (batch * Hq + head) * ((Sq + BQ - 1) // BQ)
-            first, stop, full_lo, full_hi = _query_runs(tile, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, D, Dv, BQ, BK, 0)
+            first, stop, _full_lo, _full_hi = _query_runs(tile, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, D, Dv, BQ, BK, 0)
             for step in range(stop - first):
                 mbarrier.wait(turn_added.index(turn % TURNS), turn // TURNS & 1)
                 _pass_turn(turns + _place(step, first, stop, back), order + 1)
@@ -1500,10 +1500,10 @@ def _add_dq_tiles(
         mbarrier.wait(k_ready, round & 1)
         for member in range(group):
             head = kv_head * group + member
-            first, stop, full_lo, full_hi = _query_runs(_tile_before(tile, n_tiles, back), batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, D, Dv, BQ, BK, 0)
+            first, stop, _full_lo, _full_hi = _query_runs(_tile_before(tile, n_tiles, back), batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, D, Dv, BQ, BK, 0)
             first_before = first
             stop_before = tl.where(order > 0, stop, first_before)
-            first, stop, full_lo, full_hi = _query_runs(tile, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, D, Dv, BQ, BK, 0)
+            first, stop, _full_lo, _full_hi = _query_runs(tile, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, D, Dv, BQ, BK, 0)
             for step in range(stop - first):
                 at = _place(step, first, stop, back)
                 joins = (at >= first_before) & (at < stop_before)
@@ -1662,7 +1662,7 @@ def _differentiate_tiles(
     round = 0
     group = Hq // Hkv
     while item < n_work:
-        tile, order, back, batch, kv_head = _walked_item(item, n_tiles, Hkv, n_work, together, BACKWARDS)
+        tile, _order, back, batch, kv_head = _walked_item(item, n_tiles, Hkv, n_work, together, BACKWARDS)
         k0 = tile * BK + PART * HALF
         k_idx = (k0 + gl.arange(0, HALF, layout=gl.SliceLayout(1, pair_layout)))[:, None]
         dk = gl.zeros([HALF, BLOCK_D], gl.float32, layout=dk_layout)
@@ -1671,7 +1671,7 @@ def _differentiate_tiles(
         mbarrier.wait(v_ready, round & 1)
         for member in range(group):
             head = kv_head * group + member
-            first, stop, full_lo, full_hi = _query_runs(tile, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, D, Dv, BQ, BK, 0)
+            first, stop, _full_lo, _full_hi = _query_runs(tile, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, D, Dv, BQ, BK, 0)
             own_first, own_stop, own_full_lo, own_full_hi = _query_runs(tile, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, D, Dv, BQ, BK, 1 + PART)
             own_first = tl.minimum(tl.maximum(own_first, first), stop)
             own_stop = tl.minimum(tl.maximum(own_stop, own_first), stop)
@@ -1829,7 +1829,7 @@ def _load_query_tiles(
     for member in range(group):
         head = kv_head * group + member
         row = (batch * tl.cast(Hq, gl.int64) + head) * Sq
-        full_lo, full_hi, any_lo, any_hi = _queries_met(k0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, D, Dv, BQ, BK)
+        _full_lo, _full_hi, any_lo, any_hi = _queries_met(k0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, D, Dv, BQ, BK)
         n_steps = tl.maximum(any_hi - any_lo, 1)
         for step in range(n_steps):
             at = any_lo + step
@@ -2010,7 +2010,7 @@ def _differentiate_query_tiles(
     group = Hq // Hkv
     for member in range(group):
         head = kv_head * group + member
-        full_lo, full_hi, any_lo, any_hi = _queries_met(k0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, D, Dv, BQ, BK)
+        _full_lo, _full_hi, any_lo, any_hi = _queries_met(k0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, D, Dv, BQ, BK)
         n_steps = tl.maximum(any_hi - any_lo, 1)
         stage = turn % STAGES
         phase = turn // STAGES & 1
@@ -2125,7 +2125,7 @@ def _load_key_tiles(
         mbarrier.expect(q_ready.index(part), q_desc.block_type.nbytes + d_out_desc.block_type.nbytes)
         tma.async_copy_global_to_shared(q_desc, [batch, head, q0, 0], q_ready.index(part), q_tiles.index(part))
         tma.async_copy_global_to_shared(d_out_desc, [batch, head, q0, 0], q_ready.index(part), d_out_tiles.index(part))
-    full_hi, any_hi = _keys_met(tile * BQ, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, D, Dv, BQ, BK)
+    _full_hi, any_hi = _keys_met(tile * BQ, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, D, Dv, BQ, BK)
     n_steps = tl.maximum(any_hi, 1)
     for step in range(n_steps):
         at = step
@@ -2551,7 +2551,7 @@ def _attend(q, k, v, scale, known=None):
     known = known or _known(q, k, v)
     if not known.near:
         q, k, v = _rows_first(q), _rows_first(k), _rows_first(v)
-    B, Hq, _, Sq, Sk, _, Dv = known.shape
+    B, Hq, _, Sq, _Sk, _, _Dv = known.shape
     out = q.new_empty_strided(*known.out)
     lse = q.new_empty_strided(*known.lse, dtype=torch.float32)
     if out.numel():
@@ -2665,7 +2665,7 @@ def _gradients(
     if not known.near:
         q, k, v = _rows_first(q), _rows_first(k), _rows_first(v)
     d_out = d_out.contiguous()
-    B, Hq, Hkv, Sq, Sk, D, Dv = known.shape
+    B, Hq, _Hkv, Sq, _Sk, _D, _Dv = known.shape
     dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
     if q.numel() and k.numel():
         plain = scale, *known.sizes

@@ -1952,24 +1952,13 @@ def _queue(device: torch.device, own: bool) -> Tensor:
         return zeros
 
 
-def _gathered(values: Tensor, inside: Tensor, flat: Tensor, size: int) -> Tensor:
-    """The sum of the values that share a cell of `flat`. Summed as integers, so the order cannot change the bits."""
-    inside, flat = inside.expand(values.shape), flat.expand(values.shape)
-    values = torch.where(inside, values, 0.0).double()
-    _, exponent = torch.frexp(values.abs().amax().clamp(min=1e-300))
-    unit = torch.ldexp(torch.ones((), dtype=torch.float64, device=values.device), exponent - (62 - values.numel().bit_length()))
-    cells = torch.zeros(size, dtype=torch.int64, device=values.device)
-    cells.index_add_(0, torch.where(inside, flat, 0).expand(values.shape).flatten(), torch.round(values / unit).long().flatten())
-    return (cells.double() * unit).float()
-
-
 def _attend(q, k, v, bias, scale, precise, known=None):
     """What the operator computes. A call that needs no operator knows the layout of its tensors already."""
     own = known is not None
     known = known or _known(q, k, v, bias)
     if not known.near:
         q, k, v = _rows_first(q), _rows_first(k), _rows_first(v)
-    B, Hq, _, Sq, Sk, _, Dv = known.shape
+    _B, _Hq, _, _Sq, _Sk, _, _Dv = known.shape
     out = q.new_empty_strided(*known.out)
     lse = q.new_empty_strided(*known.lse, dtype=torch.float32)
     rest = torch.empty_like(out) if precise else None
@@ -2070,7 +2059,7 @@ def _gradients(
     if not known.near:
         q, k, v = _rows_first(q), _rows_first(k), _rows_first(v)
     d_out = d_out.contiguous()
-    B, Hq, Hkv, Sq, Sk, D, Dv = known.shape
+    B, Hq, _Hkv, Sq, Sk, _D, _Dv = known.shape
     dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
     total_bias = torch.zeros_like(bias, dtype=torch.float32) if needed[0] else bias.new_empty(0)
     if q.numel() and k.numel():

@@ -34,8 +34,6 @@ from torch.autograd.function import once_differentiable
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 PRECISION = tl.constexpr("ieee")  # of float32 products; half precision is exact in the product
-LOG2E = tl.constexpr(1.4426950408889634)
-LN2 = tl.constexpr(0.6931471805599453)
 
 # Tile sizes by (chip, bytes of an element, head dim rounded up): forward, dK/dV and dQ kernels, each
 # (queries, keys, warps, stages). None of them needs more shared memory than the chip has.
@@ -731,7 +729,7 @@ def _attend(q, k, v, scale, known=None):
     known = known or _known(q, k, v)
     if not known.near:
         q, k, v = _rows_first(q), _rows_first(k), _rows_first(v)
-    B, Hq, _, Sq, Sk, _, Dv = known.shape
+    B, Hq, _, Sq, _Sk, _, _Dv = known.shape
     out = q.new_empty_strided(*known.out)
     lse = q.new_empty_strided(*known.lse, dtype=torch.float32)
     if out.numel():
@@ -774,8 +772,8 @@ def _prepared_backward(
     q: Tensor, k: Tensor, v: Tensor, d_out: Tensor, dk: Tensor, dv: Tensor
 ) -> tuple[_Ready | None, ...]:
     """What each row needs once; dK and dV; and dQ."""
-    B, Hq, Sq, D = q.shape
-    Hkv, Sk, Dv = v.shape[1:]
+    B, Hq, Sq, _D = q.shape
+    Hkv, Sk, _Dv = v.shape[1:]
     sizes = _sizes(q, k, v)
     _, (BQ, BK, warps, stages), (dq_BQ, dq_BK, dq_warps, dq_stages) = _tiles(q, v)
     tma = _has_tma(_chip(q.device), q, k, v, d_out)
@@ -801,7 +799,7 @@ def _gradients(
     if not known.near:
         q, k, v = _rows_first(q), _rows_first(k), _rows_first(v)
     d_out = d_out.contiguous()
-    B, Hq, Hkv, Sq, Sk, D, Dv = known.shape
+    _B, _Hq, _Hkv, _Sq, _Sk, _D, _Dv = known.shape
     dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
     if q.numel() and k.numel():
         plain = scale, *known.sizes
@@ -811,7 +809,7 @@ def _gradients(
         found = known.backward.get(key)
         if found is None:
             found = known.backward[key] = _prepared_backward(q, k, v, d_out, dk, dv)
-        rows, by_keys, by_rows = found
+        _rows, by_keys, by_rows = found
         with torch.cuda.device_of(q):
             by_keys.launch(
                 *by_keys.tiles(q, k, v, d_out), dk, dv, *plain, *known.strides,

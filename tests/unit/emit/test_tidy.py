@@ -1,0 +1,23 @@
+"""What nothing reads does not reach a generated file."""
+
+from __future__ import annotations
+
+from attngen.emit.tidy import without_unused, without_unused_definitions
+
+
+def test_names_of_a_tuple_that_nothing_reads_become_dummies() -> None:
+    source = "def f(x):\n    a, (b, *c), d = x\n    def g():\n        return b\n    return a + g()\n"
+    assert without_unused(source) == source.replace("*c), d", "*_c), _d")
+
+
+def test_definitions_that_nothing_reads_are_removed_with_what_only_they_read() -> None:
+    source = (
+        'LN2 = 0.69\n"""log 2."""\nKEPT = 1\n\n\n'
+        "@triton.jit\ndef _helper(x):\n    return x * LN2\n\n\n"
+        "def _first(x):\n    return _helper(x)\n\n\n"
+        "@operator.register_fake\ndef _fake(x):\n    return KEPT\n\n\n"
+        "def public(x):\n    return x\n"
+    )
+    assert without_unused_definitions(source) == (
+        "KEPT = 1\n\n\n@operator.register_fake\ndef _fake(x):\n    return KEPT\n\n\ndef public(x):\n    return x\n"
+    )
