@@ -17,11 +17,13 @@ SPEC   ?= examples/windowed_alibi.attn
 DEFINE ?= -D window=40
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types floors unit golden format wheel clean
+.PHONY: help setup demo test gate test-all lint types floors sample golden format wheel clean
 
 help:
 	@echo 'make demo    set up, compile an example, show its mask, run it against the reference'
-	@echo 'make test    set up, then the whole gate: ruff, pyright, import-linter, pytest'
+	@echo 'make test    set up, then ruff, pyright, import-linter, and a sample of the tests: six minutes'
+	@echo 'make gate    the same with a larger sample: what CI runs'
+	@echo 'make test-all  every test that needs no GPU, however long'
 	@echo 'make golden  write the golden files anew'
 	@echo 'make format  let ruff format and sort'
 	@echo 'make wheel   build the wheel into dist/'
@@ -43,7 +45,13 @@ demo: $(READY)
 	$(BIN)/attngen show $(SPEC) $(DEFINE) --size Sq=96 Sk=96 --tile 16,16
 	$(BIN)/attngen verify $(SPEC) $(DEFINE)
 
-test: lint types floors unit
+# Processor seconds that a test function may take: see tests/sampling.py.
+test: BUDGET = 3
+gate: BUDGET = 30
+test gate: lint types floors sample
+
+test-all: lint types floors
+	$(BIN)/python -m pytest -n 2 --durations=20 -m 'not gpu'
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -55,8 +63,8 @@ types: $(READY)
 floors: $(READY)
 	$(BIN)/lint-imports
 
-unit: $(READY)
-	$(BIN)/python -m pytest -n 2
+sample: $(READY)
+	$(BIN)/python -m pytest -n 2 --durations=20 --budget $(BUDGET)
 
 golden: $(READY)
 	$(BIN)/python -m pytest tests/golden --update-golden -n 2

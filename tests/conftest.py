@@ -14,6 +14,7 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
+pytest_plugins = ("sampling",)
 os.environ["JAX_PLATFORMS"] = "cpu"
 _FLAGS = "--xla_backend_optimization_level=0 --xla_force_host_platform_device_count=4"
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_FLAGS}"
