@@ -29,7 +29,16 @@ if TYPE_CHECKING:
     from attngen.runtime.tune import Candidate, Key, Timer, Trial, Tuning
 
 USUAL = {"B": 1, "Hq": 8, "Hkv": 8, "Sq": 4096, "Sk": 4096, "D": 128, "Dv": 128}
-_STORAGE = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "int": "int32", "bool": "bool"}
+_STORAGE = {
+    "f32": "float32",
+    "f16": "float16",
+    "bf16": "bfloat16",
+    "int": "int32",
+    "bool": "bool",
+    "u8": "uint8",
+    "i8": "int8",
+    "i16": "int16",
+}
 
 
 def run_bench(args: Namespace) -> int:

@@ -240,6 +240,8 @@ def round_to(storage: Storage, value: Array) -> Array:
         case Storage.BF16:  # the upper half of a float32, which NumPy has no type for
             bits = value.astype(np.float32).view(np.uint32) & np.uint32(0xFFFF0000)
             return bits.view(np.float32).astype(np.float64)
+        case Storage.U8 | Storage.I8 | Storage.I16:
+            return value.astype({"u8": np.uint8, "i8": np.int8, "i16": np.int16}[storage.value]).astype(np.int64)
         case Storage.INT | Storage.BOOL:
             return value
         case _:

@@ -194,10 +194,11 @@ class _Pass:
         d_score = symbols.get("s", np.zeros_like(self.share))
         symbols, from_score = self.pairs.pullback([(self.attention.score, d_score)])
         d_qk = self._grouped(symbols.get("qk", np.zeros_like(d_score)))
-        d_params = {p.name: np.zeros(self.params[p.name].shape) for p in self.attention.params if p.type is Type.FLOAT}
+        d_params = {p.name: np.zeros(self.params[p.name].shape) for p in self.attention.params if p.learns}
         for part in (from_terms, from_score):
             for name, gradient in part.items():
-                d_params[name] = d_params[name] + gradient
+                if name in d_params:  # a fixed param has no gradient
+                    d_params[name] = d_params[name] + gradient
         d_k = (d_qk.swapaxes(-1, -2) @ self._grouped(self.q)).sum(axis=2)
         return Gradients(self._merge(d_qk @ self.k[:, :, None]), d_k, d_v, d_params)
 

@@ -26,7 +26,16 @@ from attngen.vocabulary import Const
 
 TOLERANCE = {"fp32": 2e-5, "fp16": 2e-2, "bf16": 2e-2}
 _DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
-_STORAGE = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "int": "int64", "bool": "bool"}
+_STORAGE = {
+    "f32": "float32",
+    "f16": "float16",
+    "bf16": "bfloat16",
+    "int": "int64",
+    "bool": "bool",
+    "u8": "uint8",
+    "i8": "int8",
+    "i16": "int16",
+}
 _SEED = 0x1234_5678_9ABC  # above 2**32: both words of the key count
 
 Results: TypeAlias = Mapping[str, Array]
@@ -230,7 +239,7 @@ def _draw(
             params[p.name] = values[p.name]
         else:  # float scalars are tensors too: their gradient is wanted
             params[p.name] = torch.tensor(values[p.name]).to(getattr(torch, _STORAGE[p.storage.value])).to(device)
-    for leaf in (*operands.values(), *(params[p.name] for p in spec.params if p.type is Type.FLOAT)):
+    for leaf in (*operands.values(), *(params[p.name] for p in spec.params if p.learns)):
         leaf.requires_grad_()
     return operands, params, (d_out, d_lse)
 
@@ -245,7 +254,7 @@ def _run(
     extra = {} if dropout_seed is None else {"dropout_seed": dropout_seed}
     out, lse = kernel(**operands, **params, **extra, return_lse=True)
     _torch().autograd.backward((out, lse), cotangents)
-    leaves = {**operands, **{p.name: params[p.name] for p in kernel.spec.params if p.type is Type.FLOAT}}
+    leaves = {**operands, **{p.name: params[p.name] for p in kernel.spec.params if p.learns}}
     # torch has None for the gradient of what the result does not depend on.
     gradients = {f"d {n}": _torch().zeros_like(x) if x.grad is None else x.grad for n, x in leaves.items()}
     results = {"out": out, "lse": lse, **gradients}
@@ -288,7 +297,7 @@ def _run_arrays(
 ) -> Results:
     jax = _jax()
     extra = {} if dropout_seed is None else {"dropout_seed": dropout_seed}
-    floats = {p.name: params[p.name] for p in kernel.spec.params if p.type is Type.FLOAT}
+    floats = {p.name: params[p.name] for p in kernel.spec.params if p.learns}
 
     def attend(operands: Mapping[str, Any], floats: Mapping[str, Any]) -> tuple[Any, Any]:
         out, lse = kernel(

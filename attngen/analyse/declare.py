@@ -110,7 +110,7 @@ def params(o: Outline, expressions: Expressions, report: Report) -> tuple[ir.Par
         if len(shape) < len(dims):
             binding = Tensor(statement.name, storage.type, tuple(d or build.index("") for d in dims), span)
         expressions.names.own[statement.name] = binding
-        found.append(ir.Param(statement.name, storage, shape, span=statement.span))
+        found.append(ir.Param(statement.name, storage, shape, fixed=statement.fixed, span=statement.span))
     return tuple(found)
 
 

@@ -24,7 +24,24 @@ from attngen.syntax import ast
 MAX_NESTING = 150
 """Levels of syntax, calls of lets included: each costs Python three frames."""
 
-_ARITHMETIC = {"+": Op.ADD, "-": Op.SUB, "*": Op.MUL, "/": Op.DIV, "//": Op.FLOORDIV, "%": Op.MOD, "**": Op.POW}
+_ARITHMETIC = {
+    "+": Op.ADD,
+    "-": Op.SUB,
+    "*": Op.MUL,
+    "/": Op.DIV,
+    "//": Op.FLOORDIV,
+    "%": Op.MOD,
+    "**": Op.POW,
+    # `a << n` is `a * 2**n`.
+    "<<": Op.MUL,
+    ">>": Op.SHIFT_RIGHT,
+    "&": Op.BIT_AND,
+    "^": Op.BIT_XOR,
+    "|": Op.BIT_OR,
+}
+_BITS = {"&": "and", "|": "or", "^": "!="}
+"""Operators on bits, each with what means the same of bools."""
+_MOST_SHIFTED = 62
 # `a > b` is `b < a`.
 _COMPARE = {"<": (Op.LT, False), "<=": (Op.LE, False), ">": (Op.LT, True), ">=": (Op.LE, True)}
 _EQUAL = {"==": Op.EQ, "!=": Op.NE}
@@ -114,6 +131,10 @@ class Expressions:
         if e.op == "not":
             inner = self.convert.boolean(scope, x, "`not` needs")
             return None if inner is None else self.convert.apply(scope, Op.NOT, (inner,), e.span)
+        if e.op == "~":
+            bits = self._bits(e.op, x, "not", scope)
+            less = None if bits is None else self.convert.apply(scope, Op.NEG, (bits,), e.span)
+            return None if less is None else self.convert.apply(scope, Op.SUB, (less, build.integer(1)), e.span)
         inner = self.convert.number(scope, x, "`-` needs")
         return None if inner is None else self.convert.apply(scope, Op.NEG, (inner,), e.span)
 
@@ -144,6 +165,12 @@ class Expressions:
                 args = None if base is None or exponent is None else [base, exponent]
             case "//" | "%":
                 args = self._whole(e, x, y, scope)
+            case "&" | "|" | "^":
+                left = self._bits(e.op, x, _BITS[e.op], scope)
+                right = None if left is None else self._bits(e.op, y, _BITS[e.op], scope)
+                args = None if left is None or right is None else [left, right]
+            case "<<" | ">>":
+                args = self._shifted(e, x, y, scope)
             case "/":
                 args = self.convert.numbers(scope, (x, y), needs)
                 if args is not None:
@@ -158,6 +185,31 @@ class Expressions:
             return ""
         text = self.convert.text(scope)
         return f"write exp({text.operand(e.right)} * log({text.quote(e.left)}))"
+
+    def _bits(self, op: str, x: Operand, logic: str, scope: Scope) -> Expr | None:
+        """`x` as an int whose bits `op` takes; `logic` is the word that takes bools."""
+        if x.type is Type.BOOL:
+            text = self.convert.text(scope).quote(x.node)
+            message = f"`{text}` is a bool, and `{op}` takes the bits of ints"
+            self.convert.error(scope, "type", message, x.node.span, f"write `{logic}`")
+            return None
+        fix = "write `**` for a power" if op == "^" and x.type is Type.FLOAT else ""
+        return self.convert.integer(scope, x, f"`{op}` takes the bits of", fix)
+
+    def _shifted(self, e: ast.Binary, x: Operand, y: Operand, scope: Scope) -> list[Expr] | None:
+        """The int that is shifted, and by how much; for `<<` the power of two that multiplies it."""
+        value = self.convert.integer(scope, x, f"`{e.op}` shifts")
+        count = self.convert.integer(scope, y, f"`{e.op}` shifts by")
+        if value is None or count is None:
+            return None
+        if isinstance(count, Literal) and not 0 <= count.value <= _MOST_SHIFTED:
+            message = f"`{e.op}` shifts by {count.value}"
+            self.convert.error(scope, "shift", message, e.right.span, f"shift by 0 to {_MOST_SHIFTED}")
+            return None
+        if e.op == ">>":
+            return [value, count]
+        power = self.convert.apply(scope, Op.POW, (build.integer(2), count), e.right.span)
+        return None if power is None else [value, power]
 
     def _whole(self, e: ast.Binary, x: Operand, y: Operand, scope: Scope) -> list[Expr] | None:
         """The arguments of `//` and `%`, which take ints only."""

@@ -11,7 +11,7 @@ import keyword
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from attngen.analyse.prelude import prelude
+from attngen.analyse.prelude import YIELDING, prelude
 from attngen.analyse.report import Report, free_name
 from attngen.analyse.scope import Binding, Builtin, Value
 from attngen.errors import Span
@@ -115,7 +115,7 @@ def _named(statements: tuple[ast.Statement, ...], report: Report) -> dict[str, N
             continue
         name = statement.name
 
-        if name in prelude().names:
+        if name in prelude().names and name not in YIELDING:
             report.error("redefined", f"`{name}` is {_meaning(name)}", statement.name_span, _another(name, named))
             continue
         if name in named:
@@ -196,7 +196,7 @@ def _fresh(statements: tuple[ast.Statement, ...], named: dict[str, Named], repor
         for dim in statement.dims:
             if not isinstance(dim, ast.Name) or dim.id in fresh or isinstance(named.get(dim.id), ast.Const):
                 continue
-            language = prelude().names.get(dim.id)
+            language = None if dim.id in YIELDING else prelude().names.get(dim.id)
             if isinstance(language, Value) and language.kind == "size":
                 continue
             later = named.get(dim.id)

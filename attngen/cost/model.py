@@ -28,7 +28,16 @@ from attngen.plan.kernel import Gather
 from attngen.plan.simulate import planned
 from attngen.plan.tiles import HEAD_BLOCKS, Tile, shared_bytes, table
 
-_STORED = {Storage.F32: 4, Storage.F16: 2, Storage.BF16: 2, Storage.INT: 4, Storage.BOOL: 1}
+_STORED = {
+    Storage.F32: 4,
+    Storage.F16: 2,
+    Storage.BF16: 2,
+    Storage.INT: 4,
+    Storage.U8: 1,
+    Storage.I8: 1,
+    Storage.I16: 2,
+    Storage.BOOL: 1,
+}
 _APART = (Gather.DENSE, Gather.DIAGONAL, Gather.SCATTER)
 
 

@@ -15,3 +15,9 @@ def infix(sign: str, strength: int, left: Text, right: Text, *, chain: bool = Fa
     a = left[0] if left[1] > strength or (left[1] == strength and not chain) else f"({left[0]})"
     b = right[0] if right[1] > strength else f"({right[0]})"
     return f"{a} {sign} {b}", strength
+
+
+def shift(left: Text, right: Text) -> Text:
+    """`left >> right`, which binds between `&` and sums: in brackets of its own."""
+    a, b = (text if strength > 4 else f"({text})" for text, strength in (left, right))
+    return atom(f"({a} >> {b})")

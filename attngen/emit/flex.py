@@ -29,6 +29,7 @@ _RESERVED = frozenset(_NAMES.split())
 _SCALED = Symbol("score", Type.FLOAT)
 _INFIX = {
     Op.ADD: ("+", 5), Op.SUB: ("-", 5), Op.MUL: ("*", 6), Op.DIV: ("/", 6), Op.FLOORDIV: ("//", 6), Op.MOD: ("%", 6),
+    Op.BIT_AND: ("&", 4), Op.BIT_XOR: ("^", 3), Op.BIT_OR: ("|", 2),
     Op.LT: ("<", 1), Op.LE: ("<=", 1), Op.EQ: ("==", 1), Op.NE: ("!=", 1),
 }  # fmt: skip
 _CALLS = {
@@ -37,7 +38,7 @@ _CALLS = {
     Op.COS: "torch.cos({})", Op.ERF: "torch.erf({})", Op.SIGMOID: "torch.sigmoid({})", Op.SIGN: "torch.sign({})",
     Op.ABS: "torch.abs({})", Op.NOT: "torch.logical_not({})", Op.TO_FLOAT: "({}).to(torch.float32)",
     Op.TO_INT: "({}).to(torch.int32)", Op.FLOOR: "torch.floor({}).to(torch.int32)",
-    Op.CEIL: "torch.ceil({}).to(torch.int32)", Op.POW: "torch.pow({}, {})",
+    Op.SHIFT_RIGHT: "(({}) >> ({}))", Op.CEIL: "torch.ceil({}).to(torch.int32)", Op.POW: "torch.pow({}, {})",
 }  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from attngen.ir.nodes import Apply, Expr, Literal, Load, Op, Scalar, Symbol, Typ
 
 _INFIX = {
     Op.ADD: ("+", 5), Op.SUB: ("-", 5), Op.MUL: ("*", 6), Op.DIV: ("/", 6), Op.FLOORDIV: ("//", 6), Op.MOD: ("%", 6),
+    Op.BIT_AND: ("&", 4), Op.BIT_XOR: ("^", 3), Op.BIT_OR: ("|", 2),
     Op.LT: ("<", 1), Op.LE: ("<=", 1), Op.EQ: ("==", 1), Op.NE: ("!=", 1),
 }  # fmt: skip
 _PYTHON = {
@@ -21,6 +22,7 @@ _PYTHON = {
     Op.LOG: "math.log({})", Op.LOG2: "math.log2({})", Op.SQRT: "math.sqrt({})", Op.RSQRT: "1.0 / math.sqrt({})",
     Op.TANH: "math.tanh({})", Op.SIGMOID: "1.0 / (1.0 + math.exp(-({})))", Op.SIN: "math.sin({})",
     Op.COS: "math.cos({})", Op.ERF: "math.erf({})", Op.TO_FLOAT: "float({})", Op.TO_INT: "int({})",
+    Op.SHIFT_RIGHT: "(({}) >> ({}))",
     Op.FLOOR: "math.floor({})", Op.CEIL: "math.ceil({})", Op.NOT: "not ({})", Op.NEG: "-({})",
     Op.SELECT: "({1}) if ({0}) else ({2})", Op.SIGN: "(({0}) > 0) - (({0}) < 0)", Op.POW: "({}) ** ({})",
 }  # fmt: skip
@@ -29,6 +31,7 @@ _TORCH = {
     Op.EXP2: "torch.exp2({})", Op.LOG: "torch.log({})", Op.LOG2: "torch.log2({})", Op.SQRT: "torch.sqrt({})",
     Op.RSQRT: "torch.rsqrt({})", Op.TANH: "torch.tanh({})", Op.SIGMOID: "torch.sigmoid({})", Op.SIN: "torch.sin({})",
     Op.COS: "torch.cos({})", Op.ERF: "torch.erf({})", Op.TO_FLOAT: "({}).float()", Op.TO_INT: "({}).trunc().long()",
+    Op.SHIFT_RIGHT: "(({}) >> ({}))",
     Op.FLOOR: "torch.floor({}).long()", Op.CEIL: "torch.ceil({}).long()", Op.NOT: "~({})", Op.NEG: "-({})",
     Op.SELECT: "torch.where({}, {}, {})", Op.SIGN: "torch.sign({})", Op.POW: "({}) ** ({})",
 }  # fmt: skip

@@ -8,20 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from attngen.emit import host_expressions
-from attngen.emit.params import ParamView
+from attngen.emit.params import DTYPES, SMALL_INTS, ParamView
 from attngen.ir import printing
 from attngen.ir.attention import Param
 from attngen.ir.nodes import SIZES, Expr, Load, Storage, Symbol, Type
 from attngen.ir.walk import nodes, symbols
 from attngen.plan.kernel import KernelPlan
 
-_DTYPES = {
-    Storage.F32: ("jnp.float32",),
-    Storage.F16: ("jnp.float16",),
-    Storage.BF16: ("jnp.bfloat16",),
-    Storage.INT: ("jnp.int32", "jnp.int64"),
-    Storage.BOOL: ("jnp.bool_",),
-}
+_DTYPES = {s: tuple("jnp.bool_" if d == "bool" else f"jnp.{d}" for d in found) for s, found in DTYPES.items()}
 _SCALARS = {Type.FLOAT: "a number", Type.INT: "an int", Type.BOOL: "a bool"}
 
 
@@ -58,6 +52,10 @@ def convert_lines(attention_params: tuple[Param, ...], params: tuple[ParamView, 
         elif param.is_scalar:
             dtype = "jnp.float32" if param.type is Type.FLOAT else "jnp.bool_"
             lines.append(f"{view.name} = jnp.asarray({view.name}, {dtype})")
+        elif param.storage in SMALL_INTS:
+            lines.append(f"{view.name} = jnp.asarray({view.name}, jnp.int32)")
+        elif param.storage is Storage.BOOL:
+            lines.append(f"{view.name} = jnp.asarray({view.name}, jnp.bool_)")
         else:
             lines.append(f"{view.name} = jnp.asarray({view.name})")
     return tuple(lines)

@@ -12,13 +12,17 @@ from attngen.emit.names import Names
 from attngen.ir.attention import Attention, Param
 from attngen.ir.nodes import Storage, Type
 
+_FLOATS = ("float32", "float16", "bfloat16", "float64")
 DTYPES = {
-    Storage.F32: ("torch.float32",),
-    Storage.F16: ("torch.float16",),
-    Storage.BF16: ("torch.bfloat16",),
-    Storage.INT: ("torch.int32", "torch.int64"),
-    Storage.BOOL: ("torch.bool",),
+    **dict.fromkeys((Storage.F32, Storage.F16, Storage.BF16), _FLOATS),
+    Storage.INT: ("int32", "int64"),
+    Storage.U8: ("uint8",),
+    Storage.I8: ("int8",),
+    Storage.I16: ("int16",),
+    Storage.BOOL: ("bool", "uint8"),
 }
+"""What a tensor may hold at a call, by what the file declares. Kernels compute in float32 and in ints of 32 bits up."""
+SMALL_INTS = (Storage.U8, Storage.I8, Storage.I16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +82,7 @@ def view(param: Param, names: Names) -> ParamView:
         len(param.shape),
         param.type.value,
         param.storage.value,
-        DTYPES[param.storage],
+        tuple(f"torch.{d}" for d in DTYPES[param.storage]),
         pointer,
     )
 

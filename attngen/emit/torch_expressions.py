@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import assert_never
 
-from attngen.emit.binding import Text, atom, infix
+from attngen.emit.binding import Text, atom, infix, shift
 from attngen.errors import InternalError
 from attngen.ir.nodes import FLOAT_FUNCTIONS, Apply, Expr, Literal, Load, Op, Scalar, Symbol, Type
 from attngen.plan.facts import Facts
@@ -20,6 +20,7 @@ Leaf = Symbol | Scalar | Load
 
 _INFIX = {
     Op.ADD: ("+", 5), Op.SUB: ("-", 5), Op.MUL: ("*", 6), Op.DIV: ("/", 6), Op.FLOORDIV: ("//", 6), Op.MOD: ("%", 6),
+    Op.BIT_AND: ("&", 4), Op.BIT_XOR: ("^", 3), Op.BIT_OR: ("|", 2),
     Op.LT: ("<", 1), Op.LE: ("<=", 1), Op.EQ: ("==", 1), Op.NE: ("!=", 1),
 }  # fmt: skip
 _CALLS = {
@@ -73,6 +74,8 @@ class Printer:
         if e.op in _CALLS:
             return atom(f"{_CALLS[e.op]}({', '.join(texts)})")
         match e.op:
+            case Op.SHIFT_RIGHT:
+                return shift(args[0], args[1])
             case Op.POW:
                 return atom(f"{'_int_power' if e.type is Type.INT else '_power'}({texts[0]}, {texts[1]})")
             case Op.NEG:

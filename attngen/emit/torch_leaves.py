@@ -48,7 +48,7 @@ class Leaves:
             text = f"_element({name}, {', '.join(map(self.printer().text, e.indices))})"
         match e.type:
             case Type.FLOAT:
-                return f"{text}.float()" if self.params[e.param].storage != "f32" else text
+                return f"{text}.float()"
             case Type.INT:
                 return f"{text}.long()"
             case Type.BOOL:

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import assert_never
 
-from attngen.emit.binding import atom, infix
+from attngen.emit.binding import atom, infix, shift
+from attngen.emit.params import SMALL_INTS
 from attngen.ir.attention import Param
 from attngen.ir.nodes import Apply, Expr, Literal, Load, Op, Scalar, Symbol, Type
 from attngen.ir.walk import reads
@@ -25,6 +26,9 @@ _INFIX = {
     Op.SUB: ("-", 5),
     Op.MUL: ("*", 6),
     Op.DIV: ("/", 6),
+    Op.BIT_AND: ("&", 4),
+    Op.BIT_XOR: ("^", 3),
+    Op.BIT_OR: ("|", 2),
     Op.LT: ("<", 1),
     Op.LE: ("<=", 1),
     Op.EQ: ("==", 1),
@@ -104,6 +108,8 @@ class Printer:
         if e.op in _CALLS:
             return atom(f"{_CALLS[e.op]}({', '.join(texts)})")
         match e.op:
+            case Op.SHIFT_RIGHT:
+                return shift(args[0], args[1])
             case Op.FLOORDIV | Op.MOD:
                 if e in self.choices.plain_divisions:
                     return infix(e.op.value, 6, args[0], args[1])
@@ -207,6 +213,8 @@ class Printer:
             case Type.FLOAT:
                 return atom(f"tl.cast({text}, tl.float32)")
             case Type.INT:
+                if self.params[e.param].storage in SMALL_INTS:
+                    return atom(f"tl.cast({text}, tl.int32)")
                 return atom(text)  # as stored: 32 or 64 bits
             case Type.BOOL:
                 return atom(f"({text} != 0)")

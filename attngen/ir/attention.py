@@ -13,17 +13,24 @@ class Param:
     """A run-time parameter. `shape` is empty for a scalar; each dim is an int expression over sizes and literals.
 
     `where` is the fact about it (about each element of a tensor, which stands in it as `Scalar(name)`), or None.
+    A `fixed` float param has no gradient.
     """
 
     name: str
     storage: Storage
     shape: tuple[Expr, ...] = ()
     where: Expr | None = None
+    fixed: bool = False
     span: Span = field(default=NOWHERE, compare=False, kw_only=True)
 
     @property
     def type(self) -> Type:
         return self.storage.type
+
+    @property
+    def learns(self) -> bool:
+        """Whether it has a gradient."""
+        return self.type is Type.FLOAT and not self.fixed
 
     @property
     def is_scalar(self) -> bool:

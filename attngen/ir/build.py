@@ -103,15 +103,25 @@ def _identity(op: Op, args: tuple[Expr, ...]) -> Expr | None:
                 return a
             if a.type is Type.INT and (is_literal(a, 0) or is_literal(b, 0)):
                 return integer(0)
+        case Op.SHIFT_RIGHT:
+            if isinstance(b, Literal) and 0 <= b.value < 63:
+                return apply(Op.FLOORDIV, a, integer(2 ** int(b.value)))
         case Op.DIV | Op.FLOORDIV | Op.POW:
             if b is not None and is_literal(b, 1):
                 return a
         case Op.NEG:
             if isinstance(a, Apply) and a.op is Op.NEG:
                 return a.args[0]
-        case Op.MIN | Op.MAX:
+        case Op.MIN | Op.MAX | Op.BIT_OR:
             if a == b:
                 return a
+        case Op.BIT_AND:
+            assert b is not None
+            if a == b:
+                return a
+            for kept, mask in ((a, b), (b, a)):
+                if isinstance(mask, Literal) and _is_low_bits(int(mask.value)):  # the low bits are a remainder
+                    return apply(Op.MOD, kept, integer(int(mask.value) + 1))
         case Op.NOT:
             return _negate(a)
         case Op.SELECT:
@@ -129,6 +139,11 @@ def _identity(op: Op, args: tuple[Expr, ...]) -> Expr | None:
         case _:
             pass
     return None
+
+
+def _is_low_bits(mask: int) -> bool:
+    """Whether `mask` is 1, 3, 7, …, with its successor inside an int."""
+    return 0 < mask < LIMIT // 2 and mask & (mask + 1) == 0
 
 
 def _negate(a: Expr) -> Expr | None:
@@ -188,6 +203,14 @@ def _fold(op: Op, v: tuple[bool | int | float, ...], type: Type) -> bool | int |
             return a // b
         case Op.MOD:
             return a % b
+        case Op.SHIFT_RIGHT:
+            return int(a) >> int(b)
+        case Op.BIT_AND:
+            return int(a) & int(b)
+        case Op.BIT_OR:
+            return int(a) | int(b)
+        case Op.BIT_XOR:
+            return int(a) ^ int(b)
         case Op.POW:
             if type is Type.INT and (b < 0 or (b > 64 and abs(a) > 1)):
                 return None

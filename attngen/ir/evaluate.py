@@ -198,6 +198,14 @@ def _forward(op: Op, args: tuple[Array, ...]) -> Any:
             return a // args[1]
         case Op.MOD:
             return a % args[1]
+        case Op.SHIFT_RIGHT:
+            return np.right_shift(a, np.clip(args[1], 0, 63))
+        case Op.BIT_AND:
+            return a & args[1]
+        case Op.BIT_OR:
+            return a | args[1]
+        case Op.BIT_XOR:
+            return a ^ args[1]
         case Op.POW:
             n = args[1]
             if a.dtype == np.int64:  # NumPy refuses a negative exponent even where it is masked out
@@ -313,7 +321,9 @@ def _derivatives(op: Op, args: tuple[Array, ...], value: Array) -> tuple[Any, ..
             return (None,)
         case Op.AND | Op.OR | Op.LT | Op.LE | Op.EQ | Op.NE | Op.NOT:
             return (None,) * len(args)
-        case Op.FLOORDIV | Op.MOD | Op.TO_INT | Op.FLOOR | Op.CEIL:
+        case (
+            Op.FLOORDIV | Op.MOD | Op.SHIFT_RIGHT | Op.BIT_AND | Op.BIT_OR | Op.BIT_XOR | Op.TO_INT | Op.FLOOR | Op.CEIL
+        ):
             return (None,) * len(args)
         case _:
             assert_never(op)

@@ -27,6 +27,9 @@ class Storage(StrEnum):
     F16 = "f16"
     BF16 = "bf16"
     INT = "int"
+    U8 = "u8"
+    I8 = "i8"
+    I16 = "i16"
     BOOL = "bool"
 
     @property
@@ -34,7 +37,7 @@ class Storage(StrEnum):
         match self:
             case Storage.F32 | Storage.F16 | Storage.BF16:
                 return Type.FLOAT
-            case Storage.INT:
+            case Storage.INT | Storage.U8 | Storage.I8 | Storage.I16:
                 return Type.INT
             case Storage.BOOL:
                 return Type.BOOL
@@ -51,6 +54,10 @@ class Op(StrEnum):
     FLOORDIV = "//"  # ints only, floors
     MOD = "%"  # ints only, sign of the divisor, as in Python
     POW = "**"  # base int or float, exponent int; the result has the base's type
+    SHIFT_RIGHT = ">>"  # ints, by 0 to 31; floors, as `a // 2**n`
+    BIT_AND = "&"  # ints in two's complement, as in Python
+    BIT_OR = "|"
+    BIT_XOR = "^"
     NEG = "neg"
     ABS = "abs"
     SIGN = "sign"  # -1, 0 or 1, in the argument's type
@@ -147,6 +154,9 @@ class Apply:
 
 
 Expr = Literal | Symbol | Scalar | Load | Apply
+
+MOST_SHIFTED = 31
+"""What a shift to the right may be by: the last bit of the narrowest int."""
 
 INDICES = ("b", "h", "hkv", "q", "k")
 SIZES = ("B", "Hq", "Hkv", "Sq", "Sk", "D", "Dv")

@@ -9,13 +9,17 @@ from attngen.ir.attention import Attention, Normalizer, Param
 from attngen.ir.nodes import Apply, Expr, Literal, Load, Op, Scalar, Symbol, Type
 
 # Binding strength, as language.md has it; a higher number binds closer.
-_IF, _OR, _AND, _NOT, _COMPARE, _SUM, _TERM, _UNARY, _POWER, _ATOM = range(10)
+_IF, _OR, _AND, _NOT, _COMPARE, _BIT_OR, _BIT_XOR, _BIT_AND, _SHIFT, _SUM, _TERM, _UNARY, _POWER, _ATOM = range(14)
 
 _INFIX = {
     Op.ADD: ("+", _SUM),
     Op.SUB: ("-", _SUM),
     Op.MUL: ("*", _TERM),
     Op.DIV: ("/", _TERM),
+    Op.SHIFT_RIGHT: (">>", _SHIFT),
+    Op.BIT_AND: ("&", _BIT_AND),
+    Op.BIT_XOR: ("^", _BIT_XOR),
+    Op.BIT_OR: ("|", _BIT_OR),
     Op.FLOORDIV: ("//", _TERM),
     Op.MOD: ("%", _TERM),
     Op.LT: ("<", _COMPARE),
@@ -86,7 +90,7 @@ def _apply(e: Apply) -> tuple[str, int]:
 def _param(p: Param) -> str:
     dims = f"[{', '.join(map(expression, p.shape))}]" if p.shape else ""
     where = f" where {expression(p.where)}" if p.where is not None else ""
-    return f"param {p.name}: {p.storage.value}{dims}{where}"
+    return f"param {p.name}: {p.storage.value}{dims}{where}{' fixed' if p.fixed else ''}"
 
 
 def normalizer(n: Normalizer) -> str:

@@ -114,6 +114,10 @@ def _chain(e: Apply, d: list[Expr | None]) -> Expr | None:
         case (
             Op.FLOORDIV
             | Op.MOD
+            | Op.SHIFT_RIGHT
+            | Op.BIT_AND
+            | Op.BIT_OR
+            | Op.BIT_XOR
             | Op.LT
             | Op.LE
             | Op.EQ

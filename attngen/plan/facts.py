@@ -120,6 +120,12 @@ class Facts:
                 return (0.0, 1.0)
             case Op.TANH | Op.SIN | Op.COS | Op.ERF | Op.SIGN:
                 return (-1.0, 1.0)
+            case Op.SHIFT_RIGHT:
+                return (0.0, high[0]) if low[0] is not None and low[0] >= 0 else UNKNOWN
+            case Op.BIT_AND | Op.BIT_OR | Op.BIT_XOR:
+                if low[0] is not None and low[1] is not None and low[0] >= 0 and low[1] >= 0:
+                    return (0.0, _least(high) if e.op is Op.BIT_AND else None)
+                return UNKNOWN
             case Op.POW | Op.LOG | Op.LOG2:
                 return UNKNOWN
             case Op.LT | Op.LE | Op.EQ | Op.NE | Op.NOT | Op.AND | Op.OR:

@@ -12,8 +12,17 @@ from attngen.plan.kernel import Gather, KernelPlan, evaluated
 from attngen.plan.schedule import Level, is_dear, level_of
 from attngen.plan.tiles import Loads
 
-_BYTES = {Storage.F32: 4, Storage.F16: 2, Storage.BF16: 2, Storage.INT: 8, Storage.BOOL: 1}
-"""Of one element; an int may come as int64."""
+_BYTES = {
+    Storage.F32: 4,
+    Storage.F16: 2,
+    Storage.BF16: 2,
+    Storage.INT: 8,
+    Storage.U8: 1,
+    Storage.I8: 1,
+    Storage.I16: 2,
+    Storage.BOOL: 1,
+}
+"""Bytes of one element as declared; an int may come as int64."""
 
 
 def loads_of(plan: KernelPlan) -> Loads:

@@ -183,7 +183,7 @@ def _leaf_gradients(attention: Attention, form: Weights) -> list[LeafGradient]:
         *([form.extra] if form.extra else []),
     ]
     for param in attention.params:
-        if param.type is not Type.FLOAT:
+        if not param.learns:
             continue
         leaves: dict[Scalar | Load, None] = {}
         for source in sources:

@@ -134,6 +134,11 @@ def _magnitude(e: Expr, facts: Facts, below: int) -> float:
         case Apply(op=Op.MOD, args=(a, c)):
             plain = facts.is_nonnegative(a) and facts.is_positive(c)
             return min(_magnitude(c, facts, below), _magnitude(a, facts, below) if plain else math.inf)
+        case Apply(op=Op.SHIFT_RIGHT, args=(a, _)):
+            return _magnitude(a, facts, below)
+        case Apply(op=Op.BIT_AND | Op.BIT_OR | Op.BIT_XOR):
+            largest = max(_magnitude(a, facts, below) for a in e.args)
+            return 2.0 ** math.ceil(math.log2(largest + 1.0))
         case Apply(op=Op.MIN | Op.MAX | Op.SELECT):
             return max(_magnitude(a, facts, below) for a in e.args if a.type is Type.INT)
         case Apply() if _widens(e):

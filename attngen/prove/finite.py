@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from attngen.ir import build, walk
 from attngen.ir.attention import Attention
 from attngen.ir.build import apply, conjunction, disjunction
-from attngen.ir.nodes import Apply, Expr, Literal, Load, Op, Scalar, Symbol, Type
+from attngen.ir.nodes import MOST_SHIFTED, Apply, Expr, Literal, Load, Op, Scalar, Symbol, Type
 from attngen.prove import interval as i
 from attngen.prove.boxes import BOXES, LEAST, Box
 from attngen.prove.interval import Interval
@@ -159,6 +159,10 @@ def _lacks_value(e: Apply) -> Expr | None:
     match e.op:
         case Op.FLOORDIV | Op.MOD:
             return apply(Op.EQ, e.args[1], build.integer(0))
+        case Op.SHIFT_RIGHT:
+            last = build.integer(MOST_SHIFTED)
+            inside = conjunction(apply(Op.LE, build.integer(0), e.args[1]), apply(Op.LE, e.args[1], last))
+            return apply(Op.NOT, inside)
         case Op.POW if e.type is Type.INT:
             return apply(Op.LT, e.args[1], build.integer(0))
         case Op.TO_INT | Op.FLOOR | Op.CEIL if e.args[0].type is Type.FLOAT:
@@ -205,6 +209,8 @@ def _may_lack_value(e: Apply, place: Ranges) -> bool:
     match e.op:
         case Op.FLOORDIV | Op.MOD:
             return place.truth(apply(Op.EQ, e.args[1], build.integer(0))).can_hold and not _nonzero(place, e.args[1])
+        case Op.SHIFT_RIGHT:
+            return place.of(e.args[1]).least < 0 or place.of(e.args[1]).most > MOST_SHIFTED
         case Op.POW if e.type is Type.INT:
             return place.of(e.args[1]).least < 0
         case Op.TO_INT | Op.FLOOR | Op.CEIL if e.args[0].type is Type.FLOAT:

@@ -108,7 +108,7 @@ class _Gradients:
         defined = [self.attention.score, self.n.weight, *([self.n.extra] if self.n.sums and self.n.extra else [])]
         for e in defined:
             for node in nodes(e):
-                if isinstance(node, Scalar | Load) and node.type is Type.FLOAT:
+                if isinstance(node, Scalar | Load) and node.type is Type.FLOAT and not self._is_fixed(node):
                     note(node).defined = True
         for g in self.plan.gradients:
             note(g.leaf).planned.append(g)
@@ -117,6 +117,9 @@ class _Gradients:
                     if isinstance(node, Scalar | Load) and reading.term(node) in found:
                         note(node)
         return found
+
+    def _is_fixed(self, node: Scalar | Load) -> bool:
+        return self.attention.param(node.param).fixed
 
     def _leaf(self, leaf: _Leaf) -> list[Claim]:
         ways = tuple(leaf.ways)
@@ -164,8 +167,14 @@ class _Gradients:
         verdict: Verdict = Proved("structure", steps)
         if twice:
             verdict = Refuted("structure", (f"{', '.join(twice)} is planned twice: its gradient would be doubled",))
-        unused = [p.name for p in self.attention.params if p.type is Type.FLOAT and p.name not in _names(leaves)]
-        note = f"gradient zero, as only the mask, dropout or nothing reads them: {', '.join(unused)}" if unused else ""
+        floats = [p for p in self.attention.params if p.type is Type.FLOAT]
+        unused = [p.name for p in floats if not p.fixed and p.name not in _names(leaves)]
+        fixed = [p.name for p in floats if p.fixed]
+        notes = (
+            [f"gradient zero, as only the mask, dropout or nothing reads them: {', '.join(unused)}"] if unused else []
+        )
+        notes += [f"no gradient, since the file says `fixed`: {', '.join(fixed)}"] if fixed else []
+        note = "; ".join(notes)
         sentence = "every float leaf that the score, the weight or the extra term reads has its gradient"
         return Claim("complete", sentence, verdict, span=self.attention.score.span, note=note)
 

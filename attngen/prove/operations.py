@@ -255,9 +255,26 @@ def sigmoid(a: Interval) -> Interval:
     return monotone(a, lambda x: 1 / (1 + math.exp(-x)) if x > -700 else 0.0, 0.0, 1.0)
 
 
-def wave(a: Interval) -> Interval:
-    """sin and cos."""
-    return replace(between(-1.0, 1.0), nan=a.nan or a.plus or a.minus or a.masked)
+_WAVE_WIDER = 2.0**-18
+"""What a sine or cosine may be off by, the approximate instructions among them."""
+_TURNS = 2.0**16
+"""Arguments beyond this are taken for any angle."""
+
+
+def wave(a: Interval, ahead: float) -> Interval:
+    """cos(a + ahead): the cosine, and with `ahead` = -pi / 2 the sine."""
+    undefined = a.nan or a.plus or a.minus or a.masked
+    if not a.has_finite:
+        return replace(EMPTY, nan=undefined)
+    low, high = a.low + ahead, a.high + ahead
+    least, most = -1.0, 1.0
+    if max(abs(low), abs(high)) < _TURNS:
+        ends = math.cos(low), math.cos(high)
+        if math.ceil(low / (2 * math.pi)) > math.floor(high / (2 * math.pi)):  # no multiple of 2 pi between them
+            most = min(1.0, max(ends) + _WAVE_WIDER)
+        if math.ceil((low - math.pi) / (2 * math.pi)) > math.floor((high - math.pi) / (2 * math.pi)):
+            least = max(-1.0, min(ends) - _WAVE_WIDER)
+    return replace(between(least, most), nan=undefined)
 
 
 def _even(found: Interval, a: Interval, n: int) -> Interval:
@@ -370,6 +387,19 @@ def floor_mod(a: Interval, b: Interval) -> Interval:
     if down.has_finite:
         found = join(found, _ints(down.low + 1, 0, nan=False))
     return replace(found, nan=undefined)
+
+
+def bits(a: Interval, b: Interval) -> Interval:
+    """`a & b`, `a | b` and `a ^ b` of ints: as many bits of two's complement as the wider of the two has."""
+    undefined = a.nan or b.nan
+    if not (a.has_finite and b.has_finite):
+        return replace(EMPTY, nan=undefined)
+    ends = (a.low, a.high, b.low, b.high)
+    if not all(math.isfinite(end) for end in ends):
+        return replace(_ints(-math.inf, math.inf, nan=False), nan=undefined)
+    largest = 2 ** max(int(end).bit_length() for end in ends)
+    low = 0 if min(ends) >= 0 else -largest
+    return replace(_ints(low, largest - 1, nan=False), nan=undefined)
 
 
 def _int_power(a: Interval, n: Interval) -> Interval:

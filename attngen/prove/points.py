@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, assert_never
 
 from attngen.ir.attention import Attention, Param
-from attngen.ir.nodes import Apply, Expr, Literal, Load, Op, Scalar, Symbol, Type
+from attngen.ir.nodes import MOST_SHIFTED, Apply, Expr, Literal, Load, Op, Scalar, Symbol, Type
 from attngen.ir.walk import nodes
 
 mp: Any = importlib.import_module("mpmath").mp.clone()
@@ -241,6 +241,12 @@ def _floored(f: Callable[[Number, Number], Number]) -> Callable[[Number, Number]
     return checked
 
 
+def _shifted(a: Number, b: Number) -> Number:
+    if not 0 <= b <= MOST_SHIFTED:
+        raise Undefined
+    return a >> b
+
+
 _TWO: Mapping[Op, Callable[[Number, Number], Number]] = {
     Op.ADD: lambda a, b: a + b,
     Op.SUB: lambda a, b: a - b,
@@ -248,6 +254,10 @@ _TWO: Mapping[Op, Callable[[Number, Number], Number]] = {
     Op.DIV: _divide,
     Op.FLOORDIV: _floored(lambda a, b: a // b),
     Op.MOD: _floored(lambda a, b: a % b),
+    Op.SHIFT_RIGHT: _shifted,
+    Op.BIT_AND: lambda a, b: a & b,
+    Op.BIT_OR: lambda a, b: a | b,
+    Op.BIT_XOR: lambda a, b: a ^ b,
     Op.POW: _power,
     Op.MIN: min,
     Op.MAX: max,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from attngen.errors import NOWHERE, Span
 from attngen.ir import build, printing, walk
 from attngen.ir.attention import Attention
-from attngen.ir.nodes import Apply, Expr, Literal, Load, Op, Scalar, Type
+from attngen.ir.nodes import MOST_SHIFTED, Apply, Expr, Literal, Load, Op, Scalar, Type
 from attngen.plan.kernel import KernelPlan
 from attngen.plan.weights import Form, S
 from attngen.prove import recurrence, weight_range
@@ -75,7 +75,7 @@ def _domain(questions: Finiteness, plan: KernelPlan) -> Iterator[Claim]:
 
 
 def _may_lack_value(e: Apply) -> bool:
-    if e.op in (Op.FLOORDIV, Op.MOD, Op.POW):
+    if e.op in (Op.FLOORDIV, Op.MOD, Op.POW, Op.SHIFT_RIGHT):
         return e.type is Type.INT and not isinstance(e.args[1], Literal)
     return e.op in (Op.TO_INT, Op.FLOOR, Op.CEIL) and e.args[0].type is Type.FLOAT
 
@@ -86,6 +86,9 @@ def _undefined(a: Attention, node: Apply, witness: Witness | None) -> Claim:
         case Op.FLOORDIV | Op.MOD:
             sentence, wrong = f"the divisor of `{text}` is never 0", "divides by 0"
             fix = _fix_for(a, node.args[1], "> 0") or "guard it: `… if divisor > 0 else …`"
+        case Op.SHIFT_RIGHT:
+            sentence = f"the shift of `{text}` is by 0 to {MOST_SHIFTED}"
+            wrong, fix = "shifts by more, or by less than 0", "take its low bits: `… & 31`"
         case Op.POW:
             sentence, wrong = f"the exponent of `{text}` is never negative", "has a negative exponent, and no int value"
             fix = "write float(…) around the base, or bound the exponent"

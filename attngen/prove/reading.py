@@ -165,7 +165,7 @@ class Reading:
                 return a
             case Op.ABS | Op.SIGN | Op.MIN | Op.MAX:
                 return self._kink(e, a, b)
-            case Op.FLOORDIV | Op.MOD:
+            case Op.FLOORDIV | Op.MOD | Op.SHIFT_RIGHT | Op.BIT_AND | Op.BIT_OR | Op.BIT_XOR:
                 return self._atom(e.op.value, (sp.expand(a), sp.expand(b)), {"integer": True})
             case Op.TO_INT | Op.FLOOR | Op.CEIL:
                 # A float made an int is flat between its steps: an opaque symbol has no derivative.

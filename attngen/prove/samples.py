@@ -123,7 +123,8 @@ class Sampler:
             case Type.INT:
                 near = [int(x) + d for x in self.literals if abs(x) < 2**31 for d in (-1, 0, 1)]
                 simple = np.array([0, 1, -1, 2, 3, 4, 5, 8, 16, -2, -8, *near], np.int64)
-                return np.where(self.rng.random(n) < 0.7, self.rng.choice(simple, n), self.rng.integers(-4, 40, n))
+                drawn = np.where(self.rng.random(n) < 0.7, self.rng.choice(simple, n), self.rng.integers(-4, 40, n))
+                return inputs.round_to(storage, drawn)
             case Type.FLOAT:
                 return inputs.round_to(storage, self._floats(self.box.param, n))
 

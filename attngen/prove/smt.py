@@ -235,6 +235,10 @@ class World:
                 | Op.SIN
                 | Op.COS
                 | Op.ERF
+                | Op.SHIFT_RIGHT
+                | Op.BIT_AND
+                | Op.BIT_OR
+                | Op.BIT_XOR
             ):
                 return self._opaque(e, args)
             case _:

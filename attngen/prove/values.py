@@ -129,13 +129,16 @@ class Values(ABC):
 
     def _stored(self, storage: Storage) -> Interval:
         match storage:
-            case Storage.F32 | Storage.BF16:
+            case Storage.F32 | Storage.F16 | Storage.BF16:  # a call may bring any float dtype
                 return i.between(-self.box.param, self.box.param)
-            case Storage.F16:
-                top = min(self.box.param, i.HALF_MAX)
-                return i.between(-top, top)
             case Storage.INT:
                 return i.between(-(2**31), 2**31 - 1)
+            case Storage.U8:
+                return i.between(0, 255)
+            case Storage.I8:
+                return i.between(-128, 127)
+            case Storage.I16:
+                return i.between(-(2**15), 2**15 - 1)
             case Storage.BOOL:
                 return i.ANY_BOOL_AS_INT
 
@@ -223,6 +226,10 @@ class Values(ABC):
                 return op.floor_mod(x, y)
             case Op.POW:
                 return op.power(x, y, ints=ints)
+            case Op.SHIFT_RIGHT:
+                return op.floor_divide(x, op.power(i.point(2), y, ints=True))
+            case Op.BIT_AND | Op.BIT_OR | Op.BIT_XOR:
+                return op.bits(x, y)
             case Op.NEG:
                 return op.negate(x)
             case Op.ABS:
@@ -249,8 +256,10 @@ class Values(ABC):
                 return op.tanh(x)
             case Op.SIGMOID:
                 return op.sigmoid(x)
-            case Op.SIN | Op.COS:
-                return op.wave(x)
+            case Op.SIN:
+                return op.wave(x, -math.pi / 2)
+            case Op.COS:
+                return op.wave(x, 0.0)
             case Op.ERF:
                 return op.erf(x)
             case Op.TO_FLOAT:

@@ -82,6 +82,14 @@ def _combined(e: Apply, known: list[Ends]) -> Ends | None:
         case Op.MOD:
             most = max(b[1] - 1, 0)
             return min(b[0] + 1, 0), min(most, a[1]) if a[0] >= 0 < b[0] else most
+        case Op.SHIFT_RIGHT:
+            shifts = (max(b[0], 0), min(max(b[1], 0), 63))
+            shifted = [x >> n for x in a for n in shifts]
+            return min(shifted), max(shifted)
+        case Op.BIT_AND | Op.BIT_OR | Op.BIT_XOR:
+            bits = max(x.bit_length() for x in (*a, *b))  # of the two's complement, without its sign
+            low = 0 if a[0] >= 0 and b[0] >= 0 else -(2**bits)
+            return low, min(a[1], b[1]) if e.op is Op.BIT_AND and low == 0 else 2**bits - 1
         case Op.POW if 0 <= b[1] <= MOST_POWER:  # a negative power is refused as range-safety's
             powers = [x**n for x in a for n in {max(b[0], 0), max(b[1] - 1, b[0], 0), b[1]}]
             return min(0, 1, *powers), max(0, 1, *powers)

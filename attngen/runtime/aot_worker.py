@@ -74,6 +74,9 @@ STORAGES = {
     Storage.F16: torch.float16,
     Storage.BF16: torch.bfloat16,
     Storage.INT: torch.int32,
+    Storage.U8: torch.uint8,
+    Storage.I8: torch.int8,
+    Storage.I16: torch.int16,
     Storage.BOOL: torch.bool,
 }
 

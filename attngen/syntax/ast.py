@@ -52,7 +52,7 @@ class Index:
 
 @dataclass(frozen=True, slots=True)
 class Unary:
-    """`op` is `-` or `not`."""
+    """`op` is `-`, `~` or `not`."""
 
     op: str
     operand: Expr
@@ -61,7 +61,7 @@ class Unary:
 
 @dataclass(frozen=True, slots=True)
 class Binary:
-    """`op` is one of `** * / // % + - and or`. `and` and `or` chains lean to the left."""
+    """`op` is one of `** * / // % + - << >> & ^ | and or`. `and` and `or` chains lean to the left."""
 
     op: str
     left: Expr
@@ -110,12 +110,16 @@ class Const:
 
 @dataclass(frozen=True, slots=True)
 class Param:
-    """`param NAME: dtype[dims] where where`. `dims` is empty for a scalar; a dim is a `Name` or an integer `Number`."""
+    """`param NAME: dtype[dims] where where fixed`.
+
+    `dims` is empty for a scalar; a dim is a `Name` or an integer `Number`.
+    """
 
     name: str
     dtype: str
     dims: tuple[Name | Number, ...]
     where: Expr | None
+    fixed: bool = field(default=False, kw_only=True)
     name_span: Span = field(compare=False, kw_only=True)
     span: Span = field(compare=False, kw_only=True)
 

@@ -17,13 +17,18 @@ DEPTH_LIMIT = 200
 WIDTH_LIMIT = 100
 """Arguments of one call, indices of one tensor, links of one chain of comparisons."""
 
-DTYPES = ("f32", "f16", "bf16", "int", "bool")
+DTYPES = ("f32", "f16", "bf16", "int", "u8", "i8", "i16", "bool")
 SCALAR_DTYPES = ("f32", "int", "bool")
 _MEANT = {
     **dict.fromkeys(("float", "float32", "fp32", "single", "real", "f64", "float64", "double", "tf32"), "f32"),
     **dict.fromkeys(("half", "float16", "fp16"), "f16"),
     **dict.fromkeys(("bfloat16", "bfloat"), "bf16"),
-    **dict.fromkeys(("i32", "i64", "int32", "int64", "i8", "int8", "integer", "long", "index", "u8", "uint8"), "int"),
+    **dict.fromkeys(("i32", "i64", "int32", "int64", "integer", "long", "index"), "int"),
+    "int8": "i8",
+    "int16": "i16",
+    "short": "i16",
+    "uint8": "u8",
+    "byte": "u8",
     **dict.fromkeys(("boolean", "b1", "i1", "pred"), "bool"),
 }
 
@@ -158,12 +163,19 @@ class Builder:
     def param(self, children: list[_Child]) -> ast.Param:
         word, name, dtype, dims, where = (*(_token(children[i]) for i in (0, 1, 3)), children[4], children[6])
         type_end = dims.span if isinstance(dims, Listed) else dtype.span
+        fixed = children[7]
         end = where.span if isinstance(where, Part) else type_end
+        if isinstance(fixed, Token):
+            end = fixed.span
+            if not dtype.text.startswith(("f", "b")) or dtype.text == "bool":
+                message = f"`{name.text}` is no float, so it has no gradient anyway"
+                raise self._refuse("fixed", message, fixed.span, "leave out `fixed`")
         allowed = DTYPES if isinstance(dims, Listed) else SCALAR_DTYPES
         if dtype.text not in allowed:
             kind = "a tensor" if isinstance(dims, Listed) else "a scalar"
             meant = dtype.text if dtype.text in DTYPES else _MEANT.get(dtype.text, "")
-            fix = f"write {meant if meant in allowed else 'f32'}" if meant else f"one of {', '.join(allowed)}"
+            wider = "f32" if meant in ("f16", "bf16") else "int"
+            fix = f"write {meant if meant in allowed else wider}" if meant else f"one of {', '.join(allowed)}"
             message = f"{kind} can't have the type `{dtype.text}`; there are {', '.join(allowed)}"
             raise self._refuse("unknown-type", message, dtype.span, fix)
         return ast.Param(
@@ -173,6 +185,7 @@ class Builder:
             if isinstance(dims, Listed)
             else (),
             where.node if isinstance(where, Part) else None,
+            fixed=isinstance(fixed, Token),
             name_span=name.span,
             span=word.span.to(end),
         )

@@ -63,7 +63,7 @@ _TOKEN = re.compile(
     |(\#[^\n]*)
     |(\.?[0-9](?:[eE][+-](?=[0-9])|[A-Za-z0-9_.])*)
     |([A-Za-z_][A-Za-z0-9_]*)
-    |(&&|\|\||===|!==|:=|->|=>|=<|<>|\*\*|//|<=|>=|==|!=|[-+*/%<>=:,()\[\]{}&|!^~;?\\≤≥≠×·⋅∗÷−–—∧∨¬∞π²³])
+    |(&&|\|\||<<|>>|===|!==|:=|->|=>|=<|<>|\*\*|//|<=|>=|==|!=|[-+*/%<>=:,()\[\]{}&|!^~;?\\≤≥≠×·⋅∗÷−–—∧∨¬∞π²³])
     |("[^"\n]*"?|'[^'\n]*'?|“[^”\n]*”?)""",
     re.VERBOSE,
 )
@@ -75,15 +75,11 @@ _HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u206
 # What people write who come from another language or a word processor: (the tokens meant, the fix).
 _FOREIGN: dict[str, tuple[str, str]] = {
     "&&": ("and", "write `and`"),
-    "&": ("and", "write `and`"),
     "∧": ("and", "write `and`"),
     "||": ("or", "write `or`"),
-    "|": ("or", "write `or`"),
     "∨": ("or", "write `or`"),
     "!": ("not", "write `not`"),
-    "~": ("not", "write `not`"),
     "¬": ("not", "write `not`"),
-    "^": ("**", "write `**` for a power"),
     "===": ("==", "write `==`"),
     "!==": ("!=", "write `!=`"),
     "<>": ("!=", "write `!=`"),

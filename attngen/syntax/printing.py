@@ -24,6 +24,11 @@ _OPERATOR = {
     "%": "PERCENT",
     "+": "PLUS",
     "-": "MINUS",
+    "<<": "SHIFT_LEFT",
+    ">>": "SHIFT_RIGHT",
+    "&": "AMPERSAND",
+    "^": "CARET",
+    "|": "BAR",
     "<": "LT",
     "<=": "LE",
     ">": "GT",
@@ -33,8 +38,23 @@ _OPERATOR = {
     "and": "AND",
     "or": "OR",
 }
-_BINDING = {"or": 1, "and": 2, "+": 5, "-": 5, "*": 6, "/": 6, "//": 6, "%": 6, "**": 8}
-_NOT, _COMPARE, _NEGATIVE, _PRIMARY = 3, 4, 7, 9
+_BINDING = {
+    "or": 1,
+    "and": 2,
+    "|": 5,
+    "^": 6,
+    "&": 7,
+    "<<": 8,
+    ">>": 8,
+    "+": 9,
+    "-": 9,
+    "*": 10,
+    "/": 10,
+    "//": 10,
+    "%": 10,
+    "**": 12,
+}
+_NOT, _COMPARE, _NEGATIVE, _PRIMARY = 3, 4, 11, 13
 
 # How unwelcome a line break is behind a word of this type; where none is given, there is none.
 _BREAK = {
@@ -47,6 +67,11 @@ _BREAK = {
     "GE": 5,
     "EQ": 5,
     "NE": 5,
+    "BAR": 5,
+    "CARET": 5,
+    "AMPERSAND": 5,
+    "SHIFT_LEFT": 6,
+    "SHIFT_RIGHT": 6,
     "PLUS": 6,
     "MINUS": 6,
     "STAR": 7,
@@ -159,6 +184,8 @@ class _Printer:
                     self.add("LSQB", "[").all(s.dims).add("RSQB", "]")
                 if s.where is not None:
                     self.word("where").expression(s.where)
+                if s.fixed:
+                    self.word("fixed")
             case ast.Let():
                 self.word("let").name(s.name).formals(s.args).equals(s.value)
             case ast.Score():
@@ -210,7 +237,7 @@ class _Printer:
             case ast.Index():
                 return self.name(e.base).add("LSQB", "[").all(e.indices).add("RSQB", "]")
             case ast.Unary():
-                return (self.add("NEGATIVE", "-") if e.op == "-" else self.word("not")).expression(e.operand, own)
+                return (self.word("not") if e.op == "not" else self.add("NEGATIVE", e.op)).expression(e.operand, own)
             case ast.Binary():
                 # `**` leans to the right, and its exponent may be negative; all others lean to the left.
                 left, right = (_PRIMARY, _NEGATIVE) if e.op == "**" else (own, own + 1)
@@ -234,7 +261,7 @@ def _binding(e: ast.Expr) -> int:
         case ast.Binary():
             return _BINDING[e.op]
         case ast.Unary():
-            return _NEGATIVE if e.op == "-" else _NOT
+            return _NOT if e.op == "not" else _NEGATIVE
         case ast.Compare():
             return _COMPARE
         case _:
@@ -251,7 +278,7 @@ def signed(words: Iterable[Word]) -> list[Word]:
     """The words with each `-` in front of a single operand marked as such: its type becomes `NEGATIVE`."""
     result: list[Word] = []
     for word in words:
-        unary = word.type == "MINUS" and not (result and result[-1].type in _VALUE_ENDS)
+        unary = word.type in ("MINUS", "TILDE") and not (result and result[-1].type in _VALUE_ENDS)
         result.append(Word("NEGATIVE", word.text) if unary else word)
     return result
 

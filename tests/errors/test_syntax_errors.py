@@ -58,10 +58,8 @@ ONE_LINE = [
     ("mask = a < = b", "missing-value", "=", "write `<=`"),
     # signs of other languages
     ("mask = a && b", "foreign-sign", "&&", "write `and`"),
-    ("mask = a & b", "foreign-sign", "&", "write `and`"),
     ("mask = a || b", "foreign-sign", "||", "write `or`"),
     ("mask = !a", "foreign-sign", "!", "write `not`"),
-    ("score = a ^ 2", "foreign-sign", "^", "write `**`"),
     ("mask = True", "foreign-sign", "True", "write `true`"),
     ("mask = a ≤ b", "foreign-sign", "≤", "write `<=`"),
     ("mask = a <> b", "foreign-sign", "<>", "write `!=`"),

@@ -101,7 +101,10 @@ def test_a_scale_of_any_sign(kernel: attngen.Kernel) -> None:
     ("change", "message"),
     [
         ({"slope": torch.rand(3)}, r"slope must have shape \(Hq\) = \(2,\), not \(3,\)"),
-        ({"slope": torch.rand(2).double()}, "slope must be float32, not torch.float64"),
+        (
+            {"slope": torch.ones(2, dtype=torch.int64)},
+            "slope must be float32 or float16 or bfloat16 or float64, not torch.int64",
+        ),
         ({"slope": torch.rand(2, 1)}, r"slope must have 1 dimension \(Hq\), not shape \(2, 1\)"),
         ({"slope": 0.5}, "slope must be a torch.Tensor, not float"),
         ({"cap": -1.0}, "cap must satisfy 0.* < cap, not -1.0"),

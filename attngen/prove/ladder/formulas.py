@@ -123,6 +123,9 @@ class Writer:
                 a, b = self(args[0]), self(args[1])
                 tex = rf"{a.tex_at(n.POWER)} \bmod {b.tex_at(n.POWER)}"
                 return Math(tex, f"{a.text_at(n.POWER)} mod {b.text_at(n.POWER)}", n.MOD, n.MOD)
+            case Op.SHIFT_RIGHT | Op.BIT_AND | Op.BIT_OR | Op.BIT_XOR:
+                name = {Op.SHIFT_RIGHT: "shift", Op.BIT_AND: "bitand", Op.BIT_OR: "bitor", Op.BIT_XOR: "bitxor"}[e.op]
+                return n.operator(name, self(args[0]), self(args[1]))
             case Op.POW:
                 return n.power(self(args[0]), self(args[1]))
             case Op.ABS:

@@ -32,6 +32,9 @@ _STORAGES = {
     Storage.F16: "float16",
     Storage.BF16: "bfloat16",
     Storage.INT: "int32",
+    Storage.U8: "uint8",
+    Storage.I8: "int8",
+    Storage.I16: "int16",
     Storage.BOOL: "bool",
 }
 _SHORT = 1 << 16

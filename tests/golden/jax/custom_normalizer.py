@@ -456,16 +456,16 @@ def _check(q, k, v, temperature, escape, scale):
         _refuse(f"scale must be one number, not an array of shape {scale.shape}")
     if not (hasattr(temperature, "shape") and hasattr(temperature, "dtype")):
         _refuse(f"temperature must be an array, not {type(temperature).__name__}")
-    if temperature.dtype not in (jnp.float32,):
-        _refuse(f"temperature must be float32, not {temperature.dtype}")
+    if temperature.dtype not in (jnp.float32, jnp.float16, jnp.bfloat16, jnp.float64,):
+        _refuse(f"temperature must be float32 or float16 or bfloat16 or float64, not {temperature.dtype}")
     if len(temperature.shape) != 1:
         _refuse(f"temperature must have 1 dimension (Hq), not shape {tuple(temperature.shape)}")
     if tuple(temperature.shape) != (Hq,):
         _refuse(f"temperature must have shape (Hq) = {(Hq,)}, not {tuple(temperature.shape)}")
     if not (hasattr(escape, "shape") and hasattr(escape, "dtype")):
         _refuse(f"escape must be an array, not {type(escape).__name__}")
-    if escape.dtype not in (jnp.float32,):
-        _refuse(f"escape must be float32, not {escape.dtype}")
+    if escape.dtype not in (jnp.float32, jnp.float16, jnp.bfloat16, jnp.float64,):
+        _refuse(f"escape must be float32 or float16 or bfloat16 or float64, not {escape.dtype}")
     if len(escape.shape) != 1:
         _refuse(f"escape must have 1 dimension (Hq), not shape {tuple(escape.shape)}")
     if tuple(escape.shape) != (Hq,):
@@ -487,8 +487,8 @@ def custom_normalizer(
     """Attention `custom_normalizer`, tile by tile, differentiable in every float argument but the scale.
 
     q (B, Sq, Hq, D), k (B, Sk, Hkv, D), v (B, Sk, Hkv, Dv), all float16, bfloat16 or float32.
-    temperature (Hq): float32, where 0.0 < temperature.
-    escape (Hq): float32.
+    temperature (Hq): float32 or float16 or bfloat16 or float64, where 0.0 < temperature.
+    escape (Hq): float32 or float16 or bfloat16 or float64.
     scale multiplies q . k where the score says so; 1 / sqrt(D) when not given. It is not differentiated.
     dropout_seed is accepted for the sake of a common signature, and has no effect.
 

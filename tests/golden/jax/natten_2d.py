@@ -489,8 +489,8 @@ def _check(q, k, v, bias, scale):
         _refuse(f"scale must be one number, not an array of shape {scale.shape}")
     if not (hasattr(bias, "shape") and hasattr(bias, "dtype")):
         _refuse(f"bias must be an array, not {type(bias).__name__}")
-    if bias.dtype not in (jnp.float32,):
-        _refuse(f"bias must be float32, not {bias.dtype}")
+    if bias.dtype not in (jnp.float32, jnp.float16, jnp.bfloat16, jnp.float64,):
+        _refuse(f"bias must be float32 or float16 or bfloat16 or float64, not {bias.dtype}")
     if len(bias.shape) != 3:
         _refuse(f"bias must have 3 dimensions (Hq, 13, 13), not shape {tuple(bias.shape)}")
     if tuple(bias.shape) != (Hq, 13, 13,):
@@ -517,7 +517,7 @@ def natten_2d(
     """Attention `natten_2d`, tile by tile, differentiable in every float argument but the scale.
 
     q (B, Sq, Hq, D), k (B, Sk, Hkv, D), v (B, Sk, Hkv, Dv), all float16, bfloat16 or float32.
-    bias (Hq, 13, 13): float32.
+    bias (Hq, 13, 13): float32 or float16 or bfloat16 or float64.
     scale multiplies q . k where the score says so; 1 / sqrt(D) when not given. It is not differentiated.
     dropout_seed is accepted for the sake of a common signature, and has no effect.
 

@@ -1171,8 +1171,8 @@ def _check(q, k, v, slope, scale):
         _refuse(f"scale must be one number, not an array of shape {scale.shape}")
     if not (hasattr(slope, "shape") and hasattr(slope, "dtype")):
         _refuse(f"slope must be an array, not {type(slope).__name__}")
-    if slope.dtype not in (jnp.float32,):
-        _refuse(f"slope must be float32, not {slope.dtype}")
+    if slope.dtype not in (jnp.float32, jnp.float16, jnp.bfloat16, jnp.float64,):
+        _refuse(f"slope must be float32 or float16 or bfloat16 or float64, not {slope.dtype}")
     if len(slope.shape) != 1:
         _refuse(f"slope must have 1 dimension (Hq), not shape {tuple(slope.shape)}")
     if tuple(slope.shape) != (Hq,):
@@ -1193,7 +1193,7 @@ def alibi(
     """Attention `alibi`, fused, differentiable in every float argument but the scale.
 
     q (B, Sq, Hq, D), k (B, Sk, Hkv, D), v (B, Sk, Hkv, Dv), all bfloat16 or float32.
-    slope (Hq): float32.
+    slope (Hq): float32 or float16 or bfloat16 or float64.
     scale multiplies q . k where the score says so; 1 / sqrt(D) when not given. It is not differentiated.
     dropout_seed is accepted for the sake of a common signature, and has no effect.
 

@@ -97,7 +97,7 @@ def _forward(q, k, v, slope, scale):
     if q.numel() == 0 or k.numel() == 0:
         return out, lse
     head_term = scale * 1.4426950408889634
-    head_term_2 = -slope[None, :, None, None] * 1.4426950408889634
+    head_term_2 = -slope[None, :, None, None].float() * 1.4426950408889634
     for q0 in range(0, Sq, TILE_Q):
         q1 = min(q0 + TILE_Q, Sq) - 1
         q_idx = torch.arange(q0, q1 + 1, device=q.device)[:, None]
@@ -149,7 +149,7 @@ def _backward(d_out, d_lse, q, k, v, slope, out, lse, scale, needed):
     deltas = (d_out * out).sum(-1, keepdim=True) - d_lse[..., None]
     sum_slope = torch.zeros((B, Hq), dtype=torch.float32, device=q.device)
     head_term = scale * 1.4426950408889634
-    head_term_2 = -slope[None, :, None, None] * 1.4426950408889634
+    head_term_2 = -slope[None, :, None, None].float() * 1.4426950408889634
     for q0 in range(0, Sq, TILE_Q):
         q1 = min(q0 + TILE_Q, Sq) - 1
         q_idx = torch.arange(q0, q1 + 1, device=q.device)[:, None]
@@ -246,8 +246,8 @@ def _check(q, k, v, slope, scale):
         _refuse(f"sequences must be shorter than 2**27 = {2**27}, not {max(Sq, Sk)}")
     if not isinstance(slope, Tensor):
         _refuse(f"slope must be a torch.Tensor, not {type(slope).__name__}")
-    if slope.dtype not in (torch.float32,):
-        _refuse(f"slope must be float32, not {slope.dtype}")
+    if slope.dtype not in (torch.float32, torch.float16, torch.bfloat16, torch.float64,):
+        _refuse(f"slope must be float32 or float16 or bfloat16 or float64, not {slope.dtype}")
     if slope.device != q.device:
         _refuse(f"slope must be on q's device {q.device}, not {slope.device}")
     if slope.dim() != 1:
@@ -269,7 +269,7 @@ def alibi(
     """Attention `alibi`, tile by tile, differentiable in every float argument.
 
     q (B, Hq, Sq, D), k (B, Hkv, Sk, D), v (B, Hkv, Sk, Dv), with any strides, all float16, bfloat16 or float32.
-    slope (Hq): float32.
+    slope (Hq): float32 or float16 or bfloat16 or float64.
     scale multiplies q . k where the score says so; 1 / sqrt(D) when not given.
     dropout_seed is accepted for the sake of a common signature, and has no effect.
 

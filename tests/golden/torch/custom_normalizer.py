@@ -102,9 +102,9 @@ def _forward(q, k, v, temperature, escape, scale):
     lse = torch.full((B, Hq, Sq), -math.inf, dtype=torch.float32, device=q.device)
     if q.numel() == 0 or k.numel() == 0:
         return out, lse
-    head_term = temperature[None, :, None, None]
+    head_term = temperature[None, :, None, None].float()
     head_term_2 = scale * (1.0 / head_term * 1.4426950408889634)
-    head_term_3 = escape[None, :, None, None] / head_term * 1.4426950408889634
+    head_term_3 = escape[None, :, None, None].float() / head_term * 1.4426950408889634
     for q0 in range(0, Sq, TILE_Q):
         q1 = min(q0 + TILE_Q, Sq) - 1
         q_idx = torch.arange(q0, q1 + 1, device=q.device)[:, None]
@@ -163,12 +163,12 @@ def _backward(d_out, d_lse, q, k, v, temperature, escape, out, lse, scale, neede
     deltas = (d_out * out).sum(-1, keepdim=True) - d_lse[..., None]
     sum_temperature = torch.zeros((B, Hq), dtype=torch.float32, device=q.device)
     sum_escape = torch.zeros((B, Hq), dtype=torch.float32, device=q.device)
-    head_term = temperature[None, :, None, None]
+    head_term = temperature[None, :, None, None].float()
     head_term_2 = 1.0 / head_term
     head_term_3 = scale * (head_term_2 * 1.4426950408889634)
     head_term_4 = -(head_term_2 / head_term)
     head_term_5 = scale * head_term_2
-    head_term_6 = escape[None, :, None, None] / head_term
+    head_term_6 = escape[None, :, None, None].float() / head_term
     head_term_7 = -(head_term_6 / head_term)
     head_term_8 = head_term_6 * 1.4426950408889634
     for q0 in range(0, Sq, TILE_Q):
@@ -271,8 +271,8 @@ def _check(q, k, v, temperature, escape, scale):
         _refuse(f"sequences must be shorter than 2**27 = {2**27}, not {max(Sq, Sk)}")
     if not isinstance(temperature, Tensor):
         _refuse(f"temperature must be a torch.Tensor, not {type(temperature).__name__}")
-    if temperature.dtype not in (torch.float32,):
-        _refuse(f"temperature must be float32, not {temperature.dtype}")
+    if temperature.dtype not in (torch.float32, torch.float16, torch.bfloat16, torch.float64,):
+        _refuse(f"temperature must be float32 or float16 or bfloat16 or float64, not {temperature.dtype}")
     if temperature.device != q.device:
         _refuse(f"temperature must be on q's device {q.device}, not {temperature.device}")
     if temperature.dim() != 1:
@@ -281,8 +281,8 @@ def _check(q, k, v, temperature, escape, scale):
         _refuse(f"temperature must have shape (Hq) = {(Hq,)}, not {tuple(temperature.shape)}")
     if not isinstance(escape, Tensor):
         _refuse(f"escape must be a torch.Tensor, not {type(escape).__name__}")
-    if escape.dtype not in (torch.float32,):
-        _refuse(f"escape must be float32, not {escape.dtype}")
+    if escape.dtype not in (torch.float32, torch.float16, torch.bfloat16, torch.float64,):
+        _refuse(f"escape must be float32 or float16 or bfloat16 or float64, not {escape.dtype}")
     if escape.device != q.device:
         _refuse(f"escape must be on q's device {q.device}, not {escape.device}")
     if escape.dim() != 1:
@@ -305,8 +305,8 @@ def custom_normalizer(
     """Attention `custom_normalizer`, tile by tile, differentiable in every float argument.
 
     q (B, Hq, Sq, D), k (B, Hkv, Sk, D), v (B, Hkv, Sk, Dv), with any strides, all float16, bfloat16 or float32.
-    temperature (Hq): float32, where 0.0 < temperature.
-    escape (Hq): float32.
+    temperature (Hq): float32 or float16 or bfloat16 or float64, where 0.0 < temperature.
+    escape (Hq): float32 or float16 or bfloat16 or float64.
     scale multiplies q . k where the score says so; 1 / sqrt(D) when not given.
     dropout_seed is accepted for the sake of a common signature, and has no effect.
 

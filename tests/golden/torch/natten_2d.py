@@ -162,7 +162,7 @@ def _forward(q, k, v, bias, scale):
             qk = _per_head(q_tile @ _tile(k, k0, k1, Hkv).mT, Hq)
             y_k = k_idx // 32
             x_k = k_idx % 32
-            x = qk * head_term + _element(bias, head, k_idx // 32 - q_idx // 32 + 6, k_idx % 32 - q_idx % 32 + 6) * 1.4426950408889634
+            x = qk * head_term + _element(bias, head, k_idx // 32 - q_idx // 32 + 6, k_idx % 32 - q_idx % 32 + 6).float() * 1.4426950408889634
             if masked:
                 x = _where((abs(y_k - centre) <= 3) & (abs(x_k - centre_2) <= 3), x, -math.inf)
             new_max = torch.maximum(row_max, x.amax(-1, keepdim=True))
@@ -220,7 +220,7 @@ def _backward(d_out, d_lse, q, k, v, bias, out, lse, scale, needed):
             dp = _per_head(d_out_tile @ _tile(v, k0, k1, Hkv).mT, Hq)
             y_k = k_idx // 32
             x_k = k_idx % 32
-            p = torch.exp2(qk * head_term + _element(bias, head, k_idx // 32 - q_idx // 32 + 6, k_idx % 32 - q_idx % 32 + 6) * 1.4426950408889634 - row_lse)
+            p = torch.exp2(qk * head_term + _element(bias, head, k_idx // 32 - q_idx // 32 + 6, k_idx % 32 - q_idx % 32 + 6).float() * 1.4426950408889634 - row_lse)
             if masked:
                 allowed = (abs(y_k - centre) <= 3) & (abs(x_k - centre_2) <= 3)
                 p = _where(allowed, p, 0.0)
@@ -297,8 +297,8 @@ def _check(q, k, v, bias, scale):
         _refuse(f"sequences must be shorter than 2**27 = {2**27}, not {max(Sq, Sk)}")
     if not isinstance(bias, Tensor):
         _refuse(f"bias must be a torch.Tensor, not {type(bias).__name__}")
-    if bias.dtype not in (torch.float32,):
-        _refuse(f"bias must be float32, not {bias.dtype}")
+    if bias.dtype not in (torch.float32, torch.float16, torch.bfloat16, torch.float64,):
+        _refuse(f"bias must be float32 or float16 or bfloat16 or float64, not {bias.dtype}")
     if bias.device != q.device:
         _refuse(f"bias must be on q's device {q.device}, not {bias.device}")
     if bias.dim() != 3:
@@ -326,7 +326,7 @@ def natten_2d(
     """Attention `natten_2d`, tile by tile, differentiable in every float argument.
 
     q (B, Hq, Sq, D), k (B, Hkv, Sk, D), v (B, Hkv, Sk, Dv), with any strides, all float16, bfloat16 or float32.
-    bias (Hq, 13, 13): float32.
+    bias (Hq, 13, 13): float32 or float16 or bfloat16 or float64.
     scale multiplies q . k where the score says so; 1 / sqrt(D) when not given.
     dropout_seed is accepted for the sake of a common signature, and has no effect.
 

@@ -2877,8 +2877,8 @@ def _check(q, k, v, slope, scale):
         _refuse(f"q must be on a GPU, or on the CPU under TRITON_INTERPRET=1, not on {q.device}")
     if not isinstance(slope, Tensor):
         _refuse(f"slope must be a torch.Tensor, not {type(slope).__name__}")
-    if slope.dtype not in (torch.float32,):
-        _refuse(f"slope must be float32, not {slope.dtype}")
+    if slope.dtype not in (torch.float32, torch.float16, torch.bfloat16, torch.float64,):
+        _refuse(f"slope must be float32 or float16 or bfloat16 or float64, not {slope.dtype}")
     if slope.device != q.device:
         _refuse(f"slope must be on q's device {q.device}, not {slope.device}")
     if slope.dim() != 1:
@@ -2900,7 +2900,7 @@ def alibi(
     """Attention `alibi`, fused, differentiable in every float argument.
 
     q (B, Hq, Sq, D), k (B, Hkv, Sk, D), v (B, Hkv, Sk, Dv), with any strides, all float16, bfloat16 or float32.
-    slope (Hq): float32.
+    slope (Hq): float32 or float16 or bfloat16 or float64.
     scale multiplies q . k where the score says so; 1 / sqrt(D) when not given.
     dropout_seed is accepted for the sake of a common signature, and has no effect.
 

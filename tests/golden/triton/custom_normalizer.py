@@ -2959,8 +2959,8 @@ def _check(q, k, v, temperature, escape, scale):
         _refuse(f"q must be on a GPU, or on the CPU under TRITON_INTERPRET=1, not on {q.device}")
     if not isinstance(temperature, Tensor):
         _refuse(f"temperature must be a torch.Tensor, not {type(temperature).__name__}")
-    if temperature.dtype not in (torch.float32,):
-        _refuse(f"temperature must be float32, not {temperature.dtype}")
+    if temperature.dtype not in (torch.float32, torch.float16, torch.bfloat16, torch.float64,):
+        _refuse(f"temperature must be float32 or float16 or bfloat16 or float64, not {temperature.dtype}")
     if temperature.device != q.device:
         _refuse(f"temperature must be on q's device {q.device}, not {temperature.device}")
     if temperature.dim() != 1:
@@ -2969,8 +2969,8 @@ def _check(q, k, v, temperature, escape, scale):
         _refuse(f"temperature must have shape (Hq) = {(Hq,)}, not {tuple(temperature.shape)}")
     if not isinstance(escape, Tensor):
         _refuse(f"escape must be a torch.Tensor, not {type(escape).__name__}")
-    if escape.dtype not in (torch.float32,):
-        _refuse(f"escape must be float32, not {escape.dtype}")
+    if escape.dtype not in (torch.float32, torch.float16, torch.bfloat16, torch.float64,):
+        _refuse(f"escape must be float32 or float16 or bfloat16 or float64, not {escape.dtype}")
     if escape.device != q.device:
         _refuse(f"escape must be on q's device {q.device}, not {escape.device}")
     if escape.dim() != 1:
@@ -2993,8 +2993,8 @@ def custom_normalizer(
     """Attention `custom_normalizer`, fused, differentiable in every float argument.
 
     q (B, Hq, Sq, D), k (B, Hkv, Sk, D), v (B, Hkv, Sk, Dv), with any strides, all float16, bfloat16 or float32.
-    temperature (Hq): float32, where 0.0 < temperature.
-    escape (Hq): float32.
+    temperature (Hq): float32 or float16 or bfloat16 or float64, where 0.0 < temperature.
+    escape (Hq): float32 or float16 or bfloat16 or float64.
     scale multiplies q . k where the score says so; 1 / sqrt(D) when not given.
     dropout_seed is accepted for the sake of a common signature, and has no effect.
 

@@ -2222,8 +2222,8 @@ def _check(q, k, v, bias, scale):
         _refuse(f"q must be on a GPU, or on the CPU under TRITON_INTERPRET=1, not on {q.device}")
     if not isinstance(bias, Tensor):
         _refuse(f"bias must be a torch.Tensor, not {type(bias).__name__}")
-    if bias.dtype not in (torch.float32,):
-        _refuse(f"bias must be float32, not {bias.dtype}")
+    if bias.dtype not in (torch.float32, torch.float16, torch.bfloat16, torch.float64,):
+        _refuse(f"bias must be float32 or float16 or bfloat16 or float64, not {bias.dtype}")
     if bias.device != q.device:
         _refuse(f"bias must be on q's device {q.device}, not {bias.device}")
     if bias.dim() != 3:
@@ -2255,7 +2255,7 @@ def natten_2d(
     """Attention `natten_2d`, fused, differentiable in every float argument.
 
     q (B, Hq, Sq, D), k (B, Hkv, Sk, D), v (B, Hkv, Sk, Dv), with any strides, all float16, bfloat16 or float32.
-    bias (Hq, 13, 13): float32.
+    bias (Hq, 13, 13): float32 or float16 or bfloat16 or float64.
     scale multiplies q . k where the score says so; 1 / sqrt(D) when not given.
     dropout_seed is accepted for the sake of a common signature, and has no effect.
 

@@ -343,6 +343,7 @@ def test_prelude() -> None:
     assert lets == {
         "causal": 0,
         "sliding_window": 1,
+        "tan": 1,
         "prefix_lm": 1,
         "chunked": 1,
         "dilated": 1,
