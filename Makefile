@@ -48,10 +48,13 @@ demo: $(READY)
 # Processor seconds that a test function may take: see tests/sampling.py.
 test: BUDGET = 3
 gate: BUDGET = 30
+# How many specs a drawn test draws.
+test: DRAWS = 30
+gate: DRAWS = 200
 test gate: lint types floors sample
 
 test-all: lint types floors
-	$(BIN)/python -m pytest -n 2 --durations=20 -m 'not gpu'
+	$(BIN)/python -m pytest -n 2 --durations=20 --draws 2000 -m 'not gpu'
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -64,7 +67,7 @@ floors: $(READY)
 	$(BIN)/lint-imports
 
 sample: $(READY)
-	$(BIN)/python -m pytest -n 2 --durations=20 --budget $(BUDGET)
+	$(BIN)/python -m pytest -n 2 --durations=20 --budget $(BUDGET) --draws $(DRAWS)
 
 golden: $(READY)
 	$(BIN)/python -m pytest tests/golden --update-golden -n 2

@@ -1,6 +1,7 @@
-"""What every test shares: the path to shared test modules (`from parity import variants`), `--update-golden`, and,
-without a GPU, Triton's interpreter, which is chosen when the first test of a process imports Triton. JAX runs on the
-CPU, without the compiler's slower passes (tests compile much and run little), as four devices.
+"""What every test shares: the path to shared test modules (`from parity import variants`), `--update-golden`,
+`--draws` (how many specs a drawn test draws), and, without a GPU, Triton's interpreter, which is chosen when the first
+test of a process imports Triton. JAX runs on the CPU, without the compiler's slower passes (tests compile much and run
+little), as four devices.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import settings
 
 sys.path.insert(0, str(Path(__file__).parent))
 pytest_plugins = ("sampling",)
@@ -24,6 +26,13 @@ if not torch.cuda.is_available():
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write tests/golden anew, do not compare")
+    parser.addoption("--draws", type=int, default=30, metavar="N", help="how many a drawn test draws (default: 30)")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Drawn tests that name no number of their own take `--draws`: hypothesis has it before they are collected."""
+    settings.register_profile("draws", max_examples=config.getoption("--draws"), deadline=None, database=None)
+    settings.load_profile("draws")
 
 
 @pytest.fixture
