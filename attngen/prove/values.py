@@ -54,7 +54,7 @@ class Values(ABC):
         self.facts: tuple[Fact, ...] = edges()
         self.dead = False
         self._depth = 0
-        self._memo: dict[int, tuple[Expr, Interval]] = {}
+        self._memo: dict[tuple[int, int], tuple[Expr, Interval]] = {}
         self._elements: dict[str, Interval] = {}
         self._bounding = 0
 
@@ -66,15 +66,15 @@ class Values(ABC):
 
     def of(self, e: Expr) -> Interval:
         """The values that `e` can have here. Floats and ints; a bool is 0 or 1."""
-        found = self._memo.get(id(e))
+        place = id(e), self._bounding  # a value that is bounded deeper is looser
+        found = self._memo.get(place)
         if found is not None:
             return found[1]
         value = self._evaluate(e)
         known = self.known.get(e)
         if known is not None:
             value = i.meet(value, known)
-        if self._bounding < _NESTED:
-            self._memo[id(e)] = (e, value)
+        self._memo[place] = (e, value)
         return value
 
     def _evaluate(self, e: Expr) -> Interval:
@@ -277,10 +277,11 @@ class Values(ABC):
 
     def _select(self, e: Apply) -> Interval:
         condition, then, otherwise = e.args
+        if self._bounding or self._depth >= _DEEPEST:
+            # A fact about a select asks for its ends: to assume the condition there would use the fact again.
+            return i.join(self.of(then), self.of(otherwise))
         truth = self.truth(condition)
         found = i.EMPTY
-        if self._depth >= _DEEPEST:
-            return i.join(self.of(then), self.of(otherwise))
         if truth.can_hold:
             inner = self.given(condition) if truth.can_fail else self
             found = found if inner.dead else inner.of(then)

@@ -353,3 +353,34 @@ def test_own_symbols_take_what_they_are_given() -> None:
     assert at.of(build.apply(Op.LOG, x)).finite
     assert not Ranges(spec(), BOX).of(build.apply(Op.LOG, x)).finite
     assert at.of(Scalar("c", Type.FLOAT)).low == BOX.tiny
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        "q - k < (16 if t[b, k] > 1.0 else 64)",
+        "q - k < (16 if ids[k] > 0 else 64)",
+        "0 <= q - k < (16 if ids[k] > q else 64)",
+        "k <= q and q - k < (16 if q < 10 else 64)",
+        "(q if w[h] >= q else k) < q - k",
+        "(n if k <= ids[k] else q - k) <= q",
+        "q - k < (4 if k < (8 if ids[k] > q else 2) else (16 if q < 10 else 64))",
+        "min(q, 16 if k < 3 else 9) - k < max(4, q if ids[k] > k else 64)",
+    ],
+)
+def test_facts_about_selects_are_bounded_in_few_evaluations(mask: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fact about a select must not be used again, from its first depth on, in each branch of that select."""
+    count = 0
+    evaluated = Ranges._evaluate
+
+    def counted(self: Ranges, e: Expr) -> Interval:
+        nonlocal count
+        count += 1
+        return evaluated(self, e)
+
+    monkeypatch.setattr(Ranges, "_evaluate", counted)
+    a = spec(f"param ids: int[Sk]\nparam w: int[Hq]\nmask = {mask}\n")
+    at = ranges(a, BOX, loads(a.mask)).given(a.mask)
+    assert not at.dead
+    assert at.of(a.score).finite
+    assert count < 2_000, count
