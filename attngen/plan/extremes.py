@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from attngen.ir import build
-from attngen.ir.build import FALSE, TRUE, floordiv, index, integer, maximum, minimum, mul, neg, sub
+from attngen.ir.build import FALSE, TRUE, floordiv, index, integer, maximum, minimum, mul, neg, select, sub
 from attngen.ir.nodes import Apply, Expr, Op, Symbol, Type
 from attngen.ir.walk import reads
 from attngen.plan.facts import Facts
@@ -86,11 +86,23 @@ class HeldTile:
                 then, otherwise = self.extremes(e.args[1]), self.extremes(e.args[2])
                 if then is None or otherwise is None:
                     return None
-                return minimum(then[0], otherwise[0]), maximum(then[1], otherwise[1])
+                return self._choice(e.args[0], then, otherwise)
             case Op.TO_INT if e.args[0].type is Type.BOOL:
                 return integer(0), integer(1)
             case _:
                 return None
+
+    def _choice(self, c: Expr, then: tuple[Expr, Expr], otherwise: tuple[Expr, Expr]) -> tuple[Expr, Expr]:
+        """Bounds of a select: of one branch where `c` is the same all over the tile, else of both."""
+        some, every = self.conditions(c)
+
+        def one(a: Expr, b: Expr, either: Expr) -> Expr:
+            return select(every, a, select(some, either, b))
+
+        return (
+            one(then[0], otherwise[0], minimum(then[0], otherwise[0])),
+            one(then[1], otherwise[1], maximum(then[1], otherwise[1])),
+        )
 
     def _sum(self, terms: list[tuple[Expr, int]], constant: int) -> tuple[Expr, Expr] | None:
         low: list[tuple[Expr, int]] = []

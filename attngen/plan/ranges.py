@@ -8,7 +8,8 @@ The rules: a comparison is brought to the form `c * t + rest <= 0` with one term
 (`//` by a positive divisor, abs, min, max) down to the axis itself, which gives a half-line whose end is bounded over
 the held tile (`extremes`): `any` takes the looser end, `all` the tighter. `and` meets, `or` joins. Whatever does not
 fit gives `any` = everything, `all` = nothing, which is always true. Comparisons of row data with column data are left
-to `data_tests`.
+to `data_tests`. A comparison whose ints a condition on the axis chooses (`lifting`) becomes one of two, under that
+condition.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from attngen.ir.walk import reads
 from attngen.plan.data_tests import DataTest, reads_data, sides
 from attngen.plan.extremes import HeldTile
 from attngen.plan.facts import Facts
+from attngen.plan.lifting import lifted
 from attngen.plan.linear import from_linear, linear
 from attngen.plan.segments import Pair, Segment, both, either, join, meet
 from attngen.plan.width import fits
@@ -141,7 +143,10 @@ class _Solver:
                 below = self.at_most(add(sub(left, right), integer(1)))
                 above = self.at_most(add(sub(right, left), integer(1)))
                 found = None if below is None or above is None else join(below, above)
-        return self.split(c) if found is None else found
+        if found is not None:
+            return found
+        cases = lifted(c, self.axis)
+        return self.split(c) if cases is None else self.solve(cases)
 
     def at_most(self, e: Expr) -> Pair | None:
         """`e <= 0`; None where it cannot be solved for the axis."""

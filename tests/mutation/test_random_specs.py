@@ -44,6 +44,12 @@ FAMILIES: Mapping[str, Family] = {
     "masks with data": Family(
         grammar.masks, as_mask, (Obligation.TILE_RANGES, Obligation.INTEGER_WIDTH, Obligation.INDEX_BOUNDS), 3
     ),
+    "conditional windows": Family(
+        grammar.conditional_masks,
+        as_mask,
+        (Obligation.TILE_RANGES, Obligation.INTEGER_WIDTH, Obligation.INDEX_BOUNDS, Obligation.RANGE_SAFETY),
+        2,
+    ),
     "scores": Family(
         random_specs.scores,
         as_score,
@@ -64,7 +70,7 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "loads": Family(random_specs.indexed(), str.splitlines, (Obligation.INDEX_BOUNDS, Obligation.INTEGER_WIDTH), 3),
 }
-MOST_UNKNOWN = {"affine, //, %": 0.03}
+MOST_UNKNOWN = {"affine, //, %": 0.03, "conditional windows": 0.05}
 
 
 def draw(tally: Tally, name: str, part: int) -> None:

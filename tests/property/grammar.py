@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from property.drawn import DECLARATIONS, mask_values, spec
 
-__all__ = ["DECLARATIONS", "NORMALIZERS", "mask_values", "masks", "spec"]
+__all__ = ["DECLARATIONS", "NORMALIZERS", "conditional_masks", "mask_values", "masks", "spec"]
 
 
 # ---------------------------------------------------------------- ints and masks
@@ -91,6 +91,37 @@ masks = st.recursive(
     _grow_mask,
     max_leaves=4,
 )
+
+_DISTANCE = st.sampled_from(["q - k", "q + Sk - Sq - k", "k - q", "abs(q - k)", "2 * q - k"])
+_CONDITION = st.one_of(
+    _affine,
+    _comparison(_ATOM),
+    st.sampled_from(
+        ["q < 10", "k < 5", "h < 2", "flag", "valid[b, k]", "alive[b, q]", "ids[b, k] > 0", "ids[b, k] > q",
+         "seg[b, q] > ids[b, k]", "window[h] >= q", "k <= ids[b, k]"]
+    ),
+)  # fmt: skip
+_WIDTH = st.recursive(
+    st.sampled_from(["4", "16", "w", "window[h]", "c", "0", "q", "k", "q - k"]),
+    lambda inner: st.one_of(
+        st.tuples(inner, _CONDITION, inner).map(lambda p: f"({p[0]} if {p[1]} else {p[2]})"),
+        st.tuples(inner, _CONDITION, inner).map(lambda p: f"({p[0]} if {p[1]} else {p[2]})"),
+        st.tuples(st.sampled_from(["min", "max"]), inner, inner).map(lambda p: f"{p[0]}({p[1]}, {p[2]})"),
+    ),
+    max_leaves=4,
+)
+_window = st.one_of(
+    st.tuples(_DISTANCE, st.sampled_from(["<", "<=", ">", "==", "!="]), _WIDTH).map(" ".join),
+    st.tuples(_DISTANCE, _WIDTH).map(lambda p: f"0 <= {p[0]} < {p[1]}"),
+    st.tuples(_WIDTH, st.sampled_from(["<", "<="]), _WIDTH).map(" ".join),
+    st.tuples(_CONDITION, _WIDTH).map(lambda p: f"ids[b, clamp(k if {p[0]} else {p[1]}, 0, Sk - 1)] > 0"),
+)
+conditional_masks = st.one_of(
+    _window, st.tuples(st.sampled_from(["k <= q", "causal"]), _window).map(" and ".join), masks.flatmap(
+        lambda m: _window.map(lambda w: f"({m}) or ({w})")
+    )
+)  # fmt: skip
+"""Windows whose width a condition chooses: on either side, one inside the other, and in the index of a load."""
 
 # ---------------------------------------------------------------- floats and scores
 

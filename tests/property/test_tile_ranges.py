@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
@@ -64,16 +63,17 @@ def check_sound(text: str, sizes: dict[str, int], tile: tuple[int, int], seed: i
                 assert grid[i, j] != FULL or not ragged, f"a full tile sticks out: {at}"
 
 
-@settings(QUIET, max_examples=150)
+@settings(QUIET)
 @given(grammar.masks, shapes(), st.integers(0, 999))
 def test_ranges_are_sound(mask: str, shape: tuple[dict[str, int], tuple[int, int]], seed: int) -> None:
     check_sound(grammar.spec(f"mask = {mask}"), *shape, seed)
 
 
-@pytest.mark.slow
-@settings(QUIET, max_examples=5000)
-@given(grammar.masks, shapes(), st.integers(0, 999))
-def test_ranges_are_sound_at_length(mask: str, shape: tuple[dict[str, int], tuple[int, int]], seed: int) -> None:
+@settings(QUIET)
+@given(grammar.conditional_masks, shapes(), st.integers(0, 999))
+def test_ranges_of_conditional_windows_are_sound(
+    mask: str, shape: tuple[dict[str, int], tuple[int, int]], seed: int
+) -> None:
     check_sound(grammar.spec(f"mask = {mask}"), *shape, seed)
 
 
@@ -91,7 +91,7 @@ def exact_masks(draw: st.DrawFn) -> str:
     return f"({low}) <= {distance} < ({high})"
 
 
-@settings(QUIET, max_examples=100)
+@settings(QUIET)
 @given(exact_masks(), shapes())
 def test_affine_ranges_are_exact(mask: str, shape: tuple[dict[str, int], tuple[int, int]]) -> None:
     sizes, tile = shape

@@ -46,6 +46,22 @@ CASES = {
         ["max(0, k1 + Sq - Sk) … Sq", "0 … min(Sq, Sq if k1 - n < 0 else 0)"],
         0,
     ),
+    # A window that a condition chooses: tight where the condition is the same all over the tile.
+    ("q - k < (16 if q < 10 else 64)", "k"): (
+        ["max(0, q0 - (16 if q1 - 10 < 0 else 64) + 1) … Sk"],
+        ["max(0, q1 - (16 if q1 - 10 < 0 else 16 if q0 - 10 < 0 else 64) + 1) … Sk"],
+        0,
+    ),
+    ("q - k < (16 if q < 10 else 64)", "q"): (
+        ["0 … min(min(10, Sq), k1 + 15 + 1)", "10 … min(Sq, k1 + 63 + 1)"],
+        ["0 … min(min(10, Sq), k0 + 15 + 1)", "10 … min(Sq, k0 + 63 + 1)"],
+        0,
+    ),
+    ("q - k < (16 if k < 10 else 64)", "q"): (
+        ["0 … min(Sq, k1 + (16 if k1 - 10 < 0 else 64) - 1 + 1)"],
+        ["0 … min(Sq, k0 + (16 if k1 - 10 < 0 else 16 if k0 - 10 < 0 else 64) - 1 + 1)"],
+        0,
+    ),
     ("chunked(c)", "k", "param c: int where c >= 1"): (
         ["max(0, (q0 + Sk - Sq) // c * c) … min(min(Sk, q1 + Sk - Sq + 1), (q1 + Sk - Sq) // c * c + c - 1 + 1)"],
         ["max(0, (q1 + Sk - Sq) // c * c) … min(min(Sk, q0 + Sk - Sq + 1), (q0 + Sk - Sq) // c * c + c - 1 + 1)"],
