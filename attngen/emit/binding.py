@@ -17,7 +17,7 @@ def infix(sign: str, strength: int, left: Text, right: Text, *, chain: bool = Fa
     return f"{a} {sign} {b}", strength
 
 
-def shift(left: Text, right: Text) -> Text:
+def shifted_right(left: Text, right: Text) -> Text:
     """`left >> right`, which binds between `&` and sums: in brackets of its own."""
     a, b = (text if strength > 4 else f"({text})" for text, strength in (left, right))
     return atom(f"({a} >> {b})")

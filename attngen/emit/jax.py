@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any, assert_never
 
 from attngen.emit import jax_door
-from attngen.emit.jax_expressions import Leaf, Printer
+from attngen.emit.jax_expressions import Leaf, Printer, division_helpers
 from attngen.emit.jax_sums import BY_ROWS, sum_view
 from attngen.emit.jax_views import PassView, TestView, TilesView
 from attngen.emit.jinja import render
@@ -100,6 +100,7 @@ class _Emitter:
             "a": self.header(),
             "longest_bits": self.plan.choices.longest_bits,
             "w": self.weight_view,
+            "divisions": division_helpers(self.plan.choices),
             "tile": self.tile,
             "precision": _PRECISION[self.options.precision],
             "keys": keys,

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import assert_never
 
-from attngen.emit.binding import Text, atom, infix, shift
+from attngen.emit.binding import Text, atom, infix, shifted_right
+from attngen.emit.divisions import HelperView, by_shift, helper_views
 from attngen.errors import InternalError
 from attngen.ir.nodes import Apply, Expr, Literal, Load, Op, Scalar, Symbol, Type
 from attngen.plan.choices import Choices
+from attngen.plan.divisions import EXPANSIONS, shift
 from attngen.plan.schedule import Level, level_of
 
 Leaf = Symbol | Scalar | Load
@@ -95,7 +97,7 @@ class Printer:
             return atom(f"{_CALLS[e.op]}({', '.join(texts)})")
         match e.op:
             case Op.SHIFT_RIGHT:
-                return shift(args[0], args[1])
+                return shifted_right(args[0], args[1])
             case Op.FLOORDIV | Op.MOD:
                 return self._division(e, args)
             case Op.POW:
@@ -118,13 +120,13 @@ class Printer:
                 raise InternalError(f"{e.op} is not printed for JAX")
 
     def _division(self, e: Apply, args: list[Text]) -> Text:
-        """Floors. By a power of two it is a shift or a mask, which floor as they are."""
-        b = e.args[1]
-        if isinstance(b, Literal) and b.value > 0 and int(b.value) & (int(b.value) - 1) == 0:
-            if e.op is Op.MOD:
-                return atom(f"({args[0][0] if args[0][1] > 4 else f'({args[0][0]})'} & {int(b.value) - 1})")
-            return atom(f"({args[0][0] if args[0][1] > 4 else f'({args[0][0]})'} >> {int(b.value).bit_length() - 1})")
-        return atom(f"{'_floor_div' if e.op is Op.FLOORDIV else '_floor_mod'}({args[0][0]}, {args[1][0]})")
+        """Floors. A division that may leave 32 bits does so by the divisor -1, which is taken apart."""
+        exponent = shift(e)
+        if exponent is not None:
+            return by_shift(e, args[0], exponent)
+        helper = EXPANSIONS[e.op].helper
+        helper = f"_saturating{helper}" if e in self.choices.wide else helper
+        return atom(f"{helper}({args[0][0]}, {args[1][0]})")
 
 
 def _literal(e: Literal) -> Text:
@@ -136,3 +138,12 @@ def _literal(e: Literal) -> Text:
         value = max(-(2**31), min(2**31 - 1, int(e.value)))
         return repr(value), (9 if value >= 0 else 7)
     return repr(e.value), (9 if e.value >= 0 else 7)
+
+
+def division_helpers(choices: Choices) -> tuple[HelperView, ...]:
+    def own(leaf: Leaf) -> str:
+        if not isinstance(leaf, Symbol):
+            raise InternalError("a param in a helper")
+        return leaf.id
+
+    return helper_views(Printer(replace(choices, wide=()), own).text)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, assert_never
 
 from attngen.emit import jax_door
-from attngen.emit.jax_expressions import Leaf, Printer
+from attngen.emit.jax_expressions import Leaf, Printer, division_helpers
 from attngen.emit.jinja import render
 from attngen.emit.names import Names
 from attngen.emit.options import Options
@@ -96,6 +96,7 @@ class _Emitter:
             "a": self.header(),
             "longest_bits": self.plan.choices.longest_bits,
             "w": self.weight_view,
+            "divisions": division_helpers(self.plan.choices),
             "f": self.forward(keys),
             "across_code": self.forward(keys, across=True),
             "keys": keys,

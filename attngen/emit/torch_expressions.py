@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import assert_never
 
-from attngen.emit.binding import Text, atom, infix, shift
+from attngen.emit.binding import Text, atom, infix, shifted_right
 from attngen.errors import InternalError
 from attngen.ir.nodes import FLOAT_FUNCTIONS, Apply, Expr, Literal, Load, Op, Scalar, Symbol, Type
 from attngen.plan.facts import Facts
@@ -75,7 +75,7 @@ class Printer:
             return atom(f"{_CALLS[e.op]}({', '.join(texts)})")
         match e.op:
             case Op.SHIFT_RIGHT:
-                return shift(args[0], args[1])
+                return shifted_right(args[0], args[1])
             case Op.POW:
                 return atom(f"{'_int_power' if e.type is Type.INT else '_power'}({texts[0]}, {texts[1]})")
             case Op.NEG:

@@ -30,6 +30,7 @@ from attngen.emit.split import split_view
 from attngen.emit.tidy import without_unused, without_unused_definitions
 from attngen.emit.tile_code import RangeView
 from attngen.emit.triton_backward import backward_code, backward_view, pair_gradient, with_factors
+from attngen.emit.triton_expressions import division_helpers
 from attngen.emit.triton_frame import Frame, frame_of
 from attngen.emit.triton_header import header, tile_table
 from attngen.emit.triton_kernels import forward_code, kernel_code
@@ -122,6 +123,7 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
         "pair_gradients": pair_gradients,
         "dropout": plan.attention.dropout is not None,
         "params": frame.params,
+        "divisions": division_helpers(plan.choices),
         "launch": launch_view(
             plan,
             frame.params,

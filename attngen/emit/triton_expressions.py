@@ -11,12 +11,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import assert_never
 
-from attngen.emit.binding import atom, infix, shift
+from attngen.emit.binding import atom, infix, shifted_right
+from attngen.emit.divisions import HelperView, by_shift, helper_views
 from attngen.emit.params import SMALL_INTS
 from attngen.ir.attention import Param
 from attngen.ir.nodes import Apply, Expr, Literal, Load, Op, Scalar, Symbol, Type
 from attngen.ir.walk import reads
 from attngen.plan.choices import Choices
+from attngen.plan.divisions import EXPANSIONS, shift
 from attngen.plan.schedule import Level, level_of
 
 SYMBOLS = {"q": "q_idx", "k": "k_idx", "b": "batch", "h": "head", "hkv": "kv_head"}
@@ -109,11 +111,14 @@ class Printer:
             return atom(f"{_CALLS[e.op]}({', '.join(texts)})")
         match e.op:
             case Op.SHIFT_RIGHT:
-                return shift(args[0], args[1])
+                return shifted_right(args[0], args[1])
             case Op.FLOORDIV | Op.MOD:
+                exponent = shift(e)
                 if e in self.choices.plain_divisions:
                     return infix(e.op.value, 6, args[0], args[1])
-                return atom(f"{'_floor_div' if e.op is Op.FLOORDIV else '_floor_mod'}({texts[0]}, {texts[1]})")
+                if exponent is not None:
+                    return by_shift(e, args[0], exponent)
+                return atom(f"{EXPANSIONS[e.op].helper}({texts[0]}, {texts[1]})")
             case Op.POW:
                 exponent = e.args[1]
                 if isinstance(exponent, Literal):
@@ -228,3 +233,7 @@ def _literal(e: Literal) -> tuple[str, int]:
     if e.type is Type.INT and abs(e.value) >= 2**31:
         return atom(f"tl.cast({e.value}, tl.int64)")
     return repr(e.value), (9 if e.value >= 0 else 7)
+
+
+def division_helpers(choices: Choices) -> tuple[HelperView, ...]:
+    return helper_views(Printer(replace(choices, wide=()), {}, {}).text)

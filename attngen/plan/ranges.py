@@ -25,8 +25,8 @@ from attngen.plan.extremes import HeldTile
 from attngen.plan.facts import Facts
 from attngen.plan.lifting import lifted
 from attngen.plan.linear import from_linear, linear
-from attngen.plan.segments import Pair, Segment, both, either, join, meet
-from attngen.plan.width import fits
+from attngen.plan.segments import Pair, Segment, both, either, join, larger, meet, smaller
+from attngen.plan.width import fits, rounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,15 @@ def tile_ranges(mask: Expr, axis: str, facts: Facts) -> TileRanges:
     solver = _Solver(axis, facts)
     inside = Pair((Segment(integer(0), solver.size),), (Segment(integer(0), solver.size),))
     found = meet(inside, solver.solve(mask))
-    return TileRanges(axis, found.any, found.all, tuple(solver.tests))
+    some, every = (tuple(_in_positions(s, solver.size, facts) for s in segments) for segments in (found.any, found.all))
+    return TileRanges(axis, some, every, tuple(solver.tests))
+
+
+def _in_positions(s: Segment, size: Expr, facts: Facts) -> Segment:
+    """The same stretch, all of which is between 0 and `size`, with ends that can be rounded to tiles."""
+    lo = s.lo if rounds(s.lo, facts, below_size=False) else smaller(s.lo, size)
+    hi = s.hi if rounds(s.hi, facts, below_size=True) else larger(s.hi, integer(0))
+    return Segment(lo, hi)
 
 
 def ends(axis: str) -> tuple[Symbol, Symbol]:

@@ -1,9 +1,9 @@
 """How wide a kernel's ints are: which operations need more than 32 bits, and how long sequences may be for them to fit.
 
-Takes expressions and facts, gives the sums, differences, products, powers and opposites that may leave 32 bits, and the
-length that sequences must stay below. Magnitudes only, from constants upwards: positions and sizes are below that
-length (the launcher refuses longer sequences), params and their elements any 32-bit number unless a `where` says less.
-That everything fits is a claim for the prover.
+Takes expressions and facts, gives the sums, differences, products, powers, opposites and quotients that may leave 32
+bits, and the length that sequences must stay below. Magnitudes only, from constants upwards: positions and sizes are
+below that length (the launcher refuses longer sequences), params and their elements any 32-bit number unless a `where`
+says less. That everything fits is a claim for the prover.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from enum import StrEnum
 from attngen.ir.build import integer
 from attngen.ir.nodes import Apply, Expr, Literal, Load, Op, Scalar, Symbol, Type
 from attngen.ir.walk import children, nodes
+from attngen.plan.divisions import is_division, may_be_minus_one
 from attngen.plan.facts import Facts
 
 MOST_BITS = 27
@@ -25,6 +26,13 @@ _FEWEST_BITS = 10
 
 EXACT = 2**31 - 2048
 """What saturating arithmetic gives exactly: it watches for the end of 32 bits in float32, which rounds."""
+
+
+LARGEST_TILE = 512
+"""Positions of a tile, at most."""
+
+FARTHEST = 2**34
+"""A position in 64 bits that gives a number of tiles in 32, the least tile being 16."""
 
 
 class WideInts(StrEnum):
@@ -57,7 +65,7 @@ def wide(expressions: Iterable[Expr], facts: Facts, below: int) -> tuple[Apply, 
     found: dict[Apply, None] = {}
     for root in expressions:
         for node in nodes(root):
-            if not (isinstance(node, Apply) and _widens(node)) or _turns_bits_over(node):
+            if not (isinstance(node, Apply) and (_widens(node) or is_division(node))) or _turns_bits_over(node):
                 continue
             if _total(node, facts, below) >= 2.0**31:
                 found[node] = None
@@ -68,6 +76,14 @@ def fits(e: Expr, facts: Facts) -> bool:
     """Whether 64 bits hold all of it, whatever the params and for every length that may be launched."""
     operations = (n for n in nodes(e) if isinstance(n, Apply) and _widens(n))
     return all(_total(n, facts, 2**MOST_BITS) < 2.0**63 for n in operations)
+
+
+def rounds(e: Expr, facts: Facts, *, below_size: bool) -> bool:
+    """Whether an end of a stretch can be rounded to tiles as it is: up to a tile in its own width, then the number of
+    tiles in 32 bits. `below_size`: it is no larger than a sequence."""
+    largest = _magnitude(e, facts, 2**MOST_BITS)
+    in_32_bits = largest <= 2.0**31 - (0 if below_size else LARGEST_TILE)
+    return in_32_bits or 2.0**31 < largest <= FARTHEST
 
 
 def _turns_bits_over(e: Apply) -> bool:
@@ -102,7 +118,17 @@ def _total(e: Apply, facts: Facts, below: int) -> float:
     known = [_magnitude(a, facts, below) for a in e.args]
     match e.op:
         case Op.MUL:
+            for quotient, other in (e.args, e.args[::-1]):
+                match quotient:
+                    case Apply(op=Op.FLOORDIV, args=(number, divisor)) if divisor == other:
+                        return _magnitude(number, facts, below) + _magnitude(divisor, facts, below)
+                    case _:
+                        pass
             return known[0] * known[1]
+        case Op.FLOORDIV | Op.MOD:
+            # What the printed form needs: the quotient, and the divisor if it is a constant.
+            quotient = known[0] if may_be_minus_one(e.args[1], facts) else 0.0
+            return max(quotient, known[1] if isinstance(e.args[1], Literal) else 0.0)
         case Op.POW:
             power = e.args[1]
             if not isinstance(power, Literal):
@@ -133,7 +159,8 @@ def _magnitude(e: Expr, facts: Facts, below: int) -> float:
             return _magnitude(a, facts, below)
         case Apply(op=Op.MOD, args=(a, c)):
             plain = facts.is_nonnegative(a) and facts.is_positive(c)
-            return min(_magnitude(c, facts, below), _magnitude(a, facts, below) if plain else math.inf)
+            # Nearer to 0 than the divisor.
+            return min(_magnitude(c, facts, below) - 1, _magnitude(a, facts, below) if plain else math.inf)
         case Apply(op=Op.SHIFT_RIGHT, args=(a, _)):
             return _magnitude(a, facts, below)
         case Apply(op=Op.BIT_AND | Op.BIT_OR | Op.BIT_XOR):

@@ -1,10 +1,11 @@
 """Obligation `integer-width`: no int that a kernel computes leaves its register, and no division rounds the wrong way.
 
-Takes the plan's choices. For each sum, difference, product and power that the plan computes in 32 bits, and whose
-operands are 32 bits wide, intervals or else z3 show that the value fits, for positions and sizes below the length that
-the launcher refuses and any 32-bit params that the `where`s allow. For the others: that 64 bits hold it or, where the
-target has none, that staying at the end of 32 bits changes no answer (`saturation`). Divisions that the plan does
-towards zero are shown to have no negative side. Offsets from a param's pointer are 64 bits wide, but for an index that
+Takes the plan's choices. For each sum, difference, product, power and quotient that the plan computes in 32 bits, and
+whose operands are 32 bits wide, intervals or else z3 show that the value fits, for positions and sizes below the length
+that the launcher refuses and any 32-bit params that the `where`s allow. For the others: that 64 bits hold it or, where
+the target has none, that staying at the end of 32 bits changes no answer (`saturation`). Divisions that the plan does
+towards zero are shown to have no negative side; what the others are printed as is bounded step by step (`divisions`).
+So are the bounds of loops, rounded to tiles. Offsets from a param's pointer are 64 bits wide, but for an index that
 differs from pair to pair, whose product with its stride the launcher keeps below 2**31.
 """
 
@@ -12,23 +13,28 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from time import monotonic
 
 from attngen.ir import printing
 from attngen.ir.nodes import Apply, Expr, Literal, Load, Op, Scalar, Type
 from attngen.ir.walk import children, nodes, params
+from attngen.plan.divisions import is_division, shift
 from attngen.plan.kernel import KernelPlan, evaluated
-from attngen.plan.width import WideInts
+from attngen.plan.loops import Rounded
+from attngen.plan.width import FARTHEST, LARGEST_TILE, WideInts
 from attngen.prove.answers import Answer, Fails, Holds, Term
 from attngen.prove.confirm import reads_functions
+from attngen.prove.divisions import expansion_answer
 from attngen.prove.saturation import CEILING, StandIns, saturation
 from attngen.prove.smt import World
 from attngen.prove.verdict import Claim, Proved, Refuted, Unknown, Verdict
 from attngen.prove.whole_numbers import INT32, Ends, ends, known_ints
 
-_ARITHMETIC = (Op.ADD, Op.SUB, Op.MUL, Op.NEG, Op.ABS, Op.POW)
+_ARITHMETIC = (Op.ADD, Op.SUB, Op.MUL, Op.NEG, Op.ABS, Op.POW, Op.FLOORDIV, Op.MOD)
 MOST_EXPONENT = 62
 """Of 2, the highest power that 64 bits hold."""
+_ROUNDING = "the bounds of loops, rounded up to a tile, stay inside, and the numbers of tiles fit 32 bits"
 _BOUND = 16
 """Of an exponent, in a fix: of 2, this power is a long sequence."""
 
@@ -41,18 +47,23 @@ def integer_width(plan: KernelPlan, budget: float) -> tuple[Claim, ...]:
     arithmetic = [e for e in operations if e.op in _ARITHMETIC]
     powers = [e for e in arithmetic if e.op is Op.POW and not isinstance(e.args[1], Literal)]
     held = _params(plan, operations, deadline) | _exponents(plan, powers, deadline)
+    wide = set[Expr]() if plan.choices.ints is WideInts.SATURATE else _wide(plan, operations)
     if plan.choices.ints is WideInts.SATURATE:
         inside = {**held, **dict.fromkeys(plan.choices.wide, (-CEILING, CEILING))}
         claims = [_stays(plan, [e for e in arithmetic if e not in inside], 32, deadline, inside)]
         claims += saturation(plan, deadline, held)
     else:
-        wide = _wide(plan, operations)
         claims = [_stays(plan, [e for e in arithmetic if e not in wide], 32, deadline, held)]
         far = [e for e in arithmetic if e in wide]
         claims += [_stays(plan, far, 64, deadline, held)] if far else []
-    divisions = [e for e in operations if e.op in (Op.FLOORDIV, Op.MOD) and e in plan.choices.plain_divisions]
-    if divisions:
-        claims.append(_divisions(plan, divisions, deadline))
+    plain = [e for e in operations if is_division(e) and e in plan.choices.plain_divisions]
+    if plain:
+        claims.append(_divisions(plan, plain, deadline))
+    expanded = [e for e in operations if is_division(e) and e not in plain and shift(e) is None]
+    if expanded:
+        claims.append(_expansions(plan, expanded, wide, deadline))
+    if plan.choices.ints is WideInts.BITS_64:  # else they are shifted, which is right for every int
+        claims.append(_rounding(plan, wide, deadline, held))
     return tuple(claims)
 
 
@@ -85,6 +96,8 @@ def _stays(plan: KernelPlan, operations: list[Apply], bits: int, deadline: float
 
 def _fits(plan: KernelPlan, e: Apply, bits: int, deadline: float, held: Mapping[Expr, Ends]) -> Answer:
     limit = 2 ** (bits - 1)
+    if is_division(e):
+        return _quotient_fits(plan, e, limit, deadline, held)
     found = ends(e, plan.choices.longest, held)
     if found is not None and -limit <= found[0] and found[1] < limit:
         return Holds()
@@ -95,6 +108,54 @@ def _fits(plan: KernelPlan, e: Apply, bits: int, deadline: float, held: Mapping[
     value = world.term(stored)
     seconds = max(0.05, min(1.0, deadline - monotonic()))
     return world.ask(premises, world.all_of([value < limit, value >= -limit]), seconds)
+
+
+def _quotient_fits(plan: KernelPlan, e: Apply, limit: int, deadline: float, held: Mapping[Expr, Ends]) -> Answer:
+    """Whether the divisor fits, and the quotient: it does unless the least int is divided by -1."""
+    number, divisor = (ends(a, plan.choices.longest, held) for a in e.args)
+    if number is not None and divisor is not None and divisor[0] >= -limit and divisor[1] < limit:
+        no_opposite = number[0] > -limit or divisor[0] > -1 or divisor[1] < -1
+        if no_opposite:
+            return Holds()
+    world = World(plan.attention)
+    stand_ins = StandIns(plan)
+    stored = [stand_ins.in_place_of(a) if plan.choices.ints is WideInts.SATURATE else a for a in e.args]
+    premises = [t for a in stored for t in known_ints(world, a, plan.choices.longest)] + stand_ins.known(world)
+    a, c = (world.term(x) for x in stored)
+    conclusion = world.all_of([c >= -limit, c < limit, world.any_of([a > -limit, c < -1, c > -1])])
+    return world.ask(premises, conclusion, max(0.05, min(1.0, deadline - monotonic())))
+
+
+def _expansions(plan: KernelPlan, operations: list[Apply], wide: set[Expr], deadline: float) -> Claim:
+    """Of what these divisions are printed as."""
+    count = f"each step of {len(operations)} divisions" if len(operations) > 1 else "each step of the division"
+    sentence = f"{count} that rounds down stays in its register, and the last is the quotient or the remainder"
+    world = World(replace(plan.attention, params=(), assumes=()))  # no fact bears on it
+    for (op, bits), e in {(e.op, 64 if e in wide else 32): e for e in operations}.items():
+        answer = expansion_answer(world, op, bits, max(0.05, min(2.0, deadline - monotonic())))
+        if not isinstance(answer, Holds):
+            what = f"is printed with a step that leaves {bits} bits, or that does not round down"
+            return Claim("divisions", sentence, _verdict(e, answer, what), span=e.span)
+    return Claim("divisions", sentence, Proved("z3"))
+
+
+def _rounding(plan: KernelPlan, wide: set[Expr], deadline: float, held: Mapping[Expr, Ends]) -> Claim:
+    """A bound is rounded up to a tile in its own width, and becomes a number of tiles in 32 bits."""
+    steps = (s for loops in (plan.key_loops, plan.query_loops) for s in loops.steps)
+    for e in dict.fromkeys(s.bound for s in steps if isinstance(s, Rounded)):
+        low, high = (-FARTHEST, FARTHEST) if e in wide else (-(2**31), 2**31 - LARGEST_TILE)
+        found = ends(e, plan.choices.longest, held)
+        if found is not None and found[0] >= low and found[1] <= high:
+            continue
+        world = World(plan.attention)
+        premises = known_ints(world, e, plan.choices.longest)
+        value = world.term(e)
+        fits = world.all_of([value >= low, value <= high])
+        answer = world.ask(premises, fits, max(0.05, min(1.0, deadline - monotonic())))
+        if not isinstance(answer, Holds):
+            verdict = _verdict(e, answer, "leaves 32 bits in tiles")
+            return Claim("bounds of loops", _ROUNDING, verdict, span=plan.attention.mask.span)
+    return Claim("bounds of loops", _ROUNDING, Proved("intervals, z3"))
 
 
 def _params(plan: KernelPlan, operations: Iterable[Apply], deadline: float) -> dict[Expr, Ends]:
