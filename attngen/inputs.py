@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from enum import StrEnum
 from itertools import chain
 from typing import Any, TypeAlias, assert_never
 
@@ -19,11 +20,19 @@ from attngen.errors import UsageError
 from attngen.ir import build, printing, walk
 from attngen.ir.attention import Attention, Param
 from attngen.ir.evaluate import Array, evaluate
-from attngen.ir.nodes import SIZES, Expr, Literal, Op, Storage, Symbol, Type
+from attngen.ir.nodes import SIZES, Apply, Expr, Literal, Op, Storage, Symbol, Type
 
 Value: TypeAlias = bool | int | float | Array
 
 _GRID = 1_000_000  # sizes tried at once
+
+
+class Ints(StrEnum):
+    """Which values int params get: those that masks are written for, or those at an end of 32 bits."""
+
+    TELLING = "telling"
+    LEAST = "least"
+    GREATEST = "greatest"
 
 
 # ---------------------------------------------------------------- sizes
@@ -83,10 +92,12 @@ def examples(
     *,
     only: Collection[str] | None = None,
     seed: int = 0,
+    ints: Ints = Ints.TELLING,
 ) -> dict[str, Value]:
     """A value for every param: `given` ones as they are, the others drawn. Tensors are NumPy arrays.
 
     `only` leaves out all params but those named (a dense bias that a picture of the mask has no use for, say).
+    `ints` other than `TELLING` concern the params of `far_ints`, and of a tensor some elements.
     Every value is representable in the param's storage. Raises `UsageError` for a given value that doesn't fit, and
     where no value that fulfils the facts is found.
     """
@@ -102,17 +113,56 @@ def examples(
     rng = np.random.default_rng(seed)
     values: dict[str, Value] = {}
     wanted = [p for p in attention.params if only is None or p.name in only or p.name in given]
+    far = frozenset[str]() if ints is Ints.TELLING else far_ints(attention)
     for param in sorted(wanted, key=lambda p: not p.is_scalar):  # facts about tensors may read scalars
         facts = _facts(attention, param, values)
         if param.name in given:
             values[param.name] = _given(param, given[param.name], facts, sizes, values)
         elif param.is_scalar:
             candidates = _scalar_candidates(param.storage, max(sizes["Sq"], sizes["Sk"]))
+            candidates = _by_size(candidates, ints) if param.name in far else candidates
             values[param.name] = _first(param, candidates, facts, sizes, values).item()
         else:
-            values[param.name] = _tensor(attention, param, facts, sizes, values, rng)
+            value = _tensor(attention, param, facts, sizes, values, rng)
+            if param.name in far:
+                ends = _by_size(np.zeros(1, np.int64), ints)
+                ends = ends[_holds(param, ends, facts, sizes, values)][:_ENDS]
+                value = (
+                    np.where(rng.random(value.shape) < 0.25, rng.choice(ends, value.shape), value)
+                    if len(ends)
+                    else value
+                )
+            values[param.name] = value
     _check_assumes(attention, sizes, values)
     return {p.name: values[p.name] for p in wanted}
+
+
+def far_ints(attention: Attention) -> frozenset[str]:
+    """The int params that can be far from 0: no float is made of them, and no fact ties them to another param."""
+    n = attention.normalizer
+    roots = [attention.score, attention.dropout, n.weight, n.extra, n.stream_weight, n.rescale]
+    floats = [
+        node.args[0] if node.op is Op.TO_FLOAT else node.args[1]
+        for root in roots
+        if root is not None
+        for node in walk.nodes(root)
+        if isinstance(node, Apply) and node.op in (Op.TO_FLOAT, Op.POW)
+    ]
+    facts = [*attention.assumes, *(p.where for p in attention.params if p.where is not None)]
+    tied = [fact for fact in facts if len(set(walk.params(fact))) > 1]
+    near = {name for e in (*floats, *tied) for name in walk.params(e)}
+    return frozenset(p.name for p in attention.params if p.type is Type.INT and p.name not in near)
+
+
+_ENDS = 8
+"""So many values at an end of 32 bits are drawn from."""
+
+
+def _by_size(candidates: Array, ints: Ints) -> Array:
+    """The candidates, powers of two, their neighbours and what is near the ends, from the end that is asked for."""
+    near_zero = {sign * 2**i + step for i in range(31) for sign in (1, -1) for step in (-1, 0, 1)}
+    at_ends = {end for step in range(64) for end in (2**31 - 1 - step, -(2**31) + step)}
+    return np.array(sorted({*candidates.tolist(), *near_zero, *at_ends}, reverse=ints is Ints.GREATEST), np.int64)
 
 
 def _listed(names: Collection[str]) -> str:

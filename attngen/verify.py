@@ -19,6 +19,7 @@ from attngen import inputs, reference
 from attngen.api import Kernel, build
 from attngen.emit import Options
 from attngen.errors import Source, UsageError
+from attngen.inputs import Ints
 from attngen.ir.attention import Attention
 from attngen.ir.evaluate import Array
 from attngen.ir.nodes import Storage, Type
@@ -43,11 +44,13 @@ Results: TypeAlias = Mapping[str, Array]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One shape, one dtype, and what is special about it. `note` says so in a word or two."""
+    """One shape, one dtype, and what is special about it. `note` says so in a word or two. `ints`: how int params are
+    drawn."""
 
     note: str
     dtype: str
     sizes: tuple[tuple[str, int], ...]
+    ints: Ints = Ints.TELLING
 
     @property
     def size(self) -> dict[str, int]:
@@ -101,7 +104,8 @@ _REAL = (
 
 
 def cases(attention: Attention, device: str, target: str = "triton") -> tuple[Case, ...]:
-    """The shapes to run on `device` ("cpu", "cuda" or "tpu"), moved to the nearest that the spec's `assume`s allow."""
+    """The shapes to run on `device` ("cpu", "cuda" or "tpu"), moved to the nearest that the spec's `assume`s allow. The
+    first comes again with int params at the ends of 32 bits, as far as the `where`s allow."""
     chosen: dict[tuple[str, tuple[tuple[str, int], ...]], Case] = {}
     for note, dtype, text in _TINY if device == "cpu" else _REAL:
         dtype = "bf16" if target == "pallas" and dtype == "fp16" else dtype  # TPUs multiply no fp16
@@ -110,7 +114,10 @@ def cases(attention: Attention, device: str, target: str = "triton") -> tuple[Ca
         moved = any(sizes[name] != value for name, value in wanted.items())
         case = Case(note + (", moved by `assume`" if moved else ""), dtype, tuple(sizes.items()))
         chosen.setdefault((dtype, case.sizes), case)
-    return tuple(chosen.values())
+    found = tuple(chosen.values())
+    if not inputs.far_ints(attention):
+        return found
+    return (*found, *(replace(found[0], note=f"{ints} ints", ints=ints) for ints in (Ints.LEAST, Ints.GREATEST)))
 
 
 def tile_for(case: Case, device: str) -> tuple[int, int] | None:
@@ -232,13 +239,15 @@ def _draw(
     }
     d_out = tensor(s["B"], s["Hq"], s["Sq"], s["Dv"])
     d_lse = tensor(s["B"], s["Hq"], s["Sq"], type=torch.float32)
-    values = inputs.examples(spec, s, seed=seed)
+    values = inputs.examples(spec, s, seed=seed, ints=case.ints)
     params: dict[str, Any] = {}
     for p in spec.params:
         if p.is_scalar and p.type is not Type.FLOAT:
             params[p.name] = values[p.name]
         else:  # float scalars are tensors too: their gradient is wanted
-            params[p.name] = torch.tensor(values[p.name]).to(getattr(torch, _STORAGE[p.storage.value])).to(device)
+            storage = _STORAGE[p.storage.value]
+            storage = storage if case.ints is Ints.TELLING else storage.replace("int64", "int32")
+            params[p.name] = torch.tensor(values[p.name]).to(getattr(torch, storage)).to(device)
     for leaf in (*operands.values(), *(params[p.name] for p in spec.params if p.learns)):
         leaf.requires_grad_()
     return operands, params, (d_out, d_lse)
@@ -279,7 +288,7 @@ def _draw_arrays(spec: Attention, case: Case, seed: int) -> tuple[dict[str, Any]
         array(s["B"], s["Hq"], s["Sq"], s["Dv"]),
         array(s["B"], s["Hq"], s["Sq"], dtype="float32"),
     )
-    values = inputs.examples(spec, s, seed=seed)
+    values = inputs.examples(spec, s, seed=seed, ints=case.ints)
     params: dict[str, Any] = {}
     for p in spec.params:
         scalar = p.is_scalar and p.type is not Type.FLOAT
