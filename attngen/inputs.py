@@ -120,12 +120,12 @@ def examples(
             values[param.name] = _given(param, given[param.name], facts, sizes, values)
         elif param.is_scalar:
             candidates = _scalar_candidates(param.storage, max(sizes["Sq"], sizes["Sk"]))
-            candidates = _by_size(candidates, ints) if param.name in far else candidates
+            candidates = _by_size(candidates, facts, ints) if param.name in far else candidates
             values[param.name] = _first(param, candidates, facts, sizes, values).item()
         else:
             value = _tensor(attention, param, facts, sizes, values, rng)
             if param.name in far:
-                ends = _by_size(np.zeros(1, np.int64), ints)
+                ends = _by_size(np.zeros(1, np.int64), facts, ints)
                 ends = ends[_holds(param, ends, facts, sizes, values)][:_ENDS]
                 value = (
                     np.where(rng.random(value.shape) < 0.25, rng.choice(ends, value.shape), value)
@@ -158,11 +158,15 @@ _ENDS = 8
 """So many values at an end of 32 bits are drawn from."""
 
 
-def _by_size(candidates: Array, ints: Ints) -> Array:
-    """The candidates, powers of two, their neighbours and what is near the ends, from the end that is asked for."""
-    near_zero = {sign * 2**i + step for i in range(31) for sign in (1, -1) for step in (-1, 0, 1)}
+def _by_size(candidates: Array, facts: Sequence[Expr], ints: Ints) -> Array:
+    """The candidates, powers of two, the facts' constants and the ends of 32 bits, from the end that is asked for."""
+    stated = (n.value for fact in facts for n in walk.nodes(fact) if isinstance(n, Literal) and n.type is Type.INT)
+    near_facts = {int(value) + step for value in stated for step in (-1, 0, 1)}
+    powers = {sign * 2**i + step for i in range(31) for sign in (1, -1) for step in (-1, 0, 1)}
     at_ends = {end for step in range(64) for end in (2**31 - 1 - step, -(2**31) + step)}
-    return np.array(sorted({*candidates.tolist(), *near_zero, *at_ends}, reverse=ints is Ints.GREATEST), np.int64)
+    found = {*candidates.tolist(), *powers, *near_facts, *at_ends}
+    inside = [x for x in found if -(2**31) <= x < 2**31]
+    return np.array(sorted(inside, reverse=ints is Ints.GREATEST), np.int64)
 
 
 def _listed(names: Collection[str]) -> str:

@@ -7,6 +7,7 @@ import pytest
 
 from attngen import api, inputs
 from attngen.errors import Source, UsageError
+from attngen.inputs import Ints
 from attngen.ir.attention import Attention
 
 SIZES = {"B": 2, "Hq": 4, "Hkv": 2, "Sq": 33, "Sk": 80, "D": 16, "Dv": 16}
@@ -132,3 +133,29 @@ def test_a_fact_that_nothing_fulfils() -> None:
 @pytest.mark.parametrize(("window", "length"), [(24, 96), (1024, 4096), (8192, 32768), (100000, 32768)])
 def test_pictures_are_long_enough_for_the_constants(window: int, length: int) -> None:
     assert inputs.telling_length(spec(f"mask = sliding_window({window})")) == length
+
+
+@pytest.mark.parametrize(
+    ("declaration", "least", "greatest"),
+    [
+        ("param n: int", -(2**31), 2**31 - 1),
+        ("param n: int where n != -2147483648 and n < 2147483647", -(2**31) + 1, 2**31 - 2),
+        ("param n: int where n > 0 and n % 4 == 0", 4, 2**31 - 4),
+        ("param n: int where 0 <= n <= 1000", 0, 1000),
+    ],
+)
+def test_ints_at_an_end_are_as_far_as_their_where_allows(declaration: str, least: int, greatest: int) -> None:
+    found = spec(f"{declaration}\nmask = k < n")
+    sizes = inputs.settle(found, SIZES)
+    drawn = [inputs.examples(found, sizes, ints=ints)["n"] for ints in (Ints.LEAST, Ints.GREATEST)]
+    assert drawn == [least, greatest]
+
+
+def test_ints_of_which_floats_are_made_or_that_facts_tie_together_stay_near() -> None:
+    found = spec(
+        "param a: int\nparam c: int\nparam d: int where d > c\nparam ids: int[Sk]\n"
+        "score = qk * scale + float(a)\nmask = k // 2 < c - d and ids[k] < 3"
+    )
+    assert inputs.far_ints(found) == {"ids"}
+    ids = inputs.examples(found, inputs.settle(found, SIZES), ints=Ints.LEAST)["ids"]
+    assert isinstance(ids, np.ndarray) and ids.min() < -(2**31) + 8 and ids.max() < 3

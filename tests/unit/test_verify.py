@@ -11,6 +11,7 @@ import torch
 import attngen
 from attngen import Kernel, api, cli, verify
 from attngen.errors import Source
+from attngen.inputs import Ints
 from attngen.verify import Case, compare, error
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -106,6 +107,20 @@ def test_wrong_kernel_fails(wrong: str, seen_in: set[str]) -> None:
     mixed = Kernel(spec=right.spec, plan=right.plan, source=other.source)
     failed = {c.result for c in compare(mixed, CASE, "cpu") if not c.passed}
     assert seen_in <= failed
+
+
+DIVIDES = "param n: int where n > 0\nmask = q - k < n and (k - q) // n <= 0"
+
+
+def test_int_params_come_at_the_ends_of_int32_too() -> None:
+    """A window that is taken modulo 2**31 - 1 differs from the file's at the last int alone."""
+    right, other = kernel(DIVIDES), kernel(DIVIDES.replace("k < n", "k < n % 2147483647"))
+    mixed = Kernel(spec=right.spec, plan=right.plan, source=other.source)
+    chosen = verify.cases(right.spec, "cpu")
+    assert [c.ints for c in chosen[-2:]] == [Ints.LEAST, Ints.GREATEST]
+    assert [c.passed for c in compare(mixed, chosen[-2], "cpu")] == [True] * 5
+    assert not all(c.passed for c in compare(mixed, chosen[-1], "cpu"))
+    assert all(c.passed for c in compare(right, chosen[-1], "cpu"))
 
 
 def test_dropout_and_empty_rows_are_compared_too() -> None:
