@@ -26,7 +26,7 @@ from attngen.emit.jinja import render
 from attngen.emit.tile_code import plain_lines
 from attngen.emit.triton_expressions import Printer, division_helpers
 from attngen.ir.evaluate import evaluate
-from attngen.ir.nodes import Expr, Load, Scalar, Symbol
+from attngen.ir.nodes import Apply, Expr, Load, Scalar, Symbol
 from attngen.ir.walk import nodes, substitute
 from attngen.plan import KernelPlan, plan
 from attngen.plan.loops import ZERO, Loops
@@ -40,6 +40,8 @@ CONSTANTS = (1, 2, 3, 7, 16, 64, 1000, 46341, 2**30, 2**30 + 1, MOST - 1, MOST, 
 VALUES = (LEAST, LEAST + 1, LEAST + 2, -(2**30), -46341, -7, -1, 0, 1, 3, 16, 1000, 2**30, MOST - 1, MOST)
 PARAMS = {"n": "int where n != 0", "c": "int where c > 0", "w": "int", "t": "int[Sk]"}
 LENGTH, TILE = 40, 16
+JAX_TOO = 5
+"""One draw in so many: what saturates takes the prover ten times as long."""
 
 
 def mask(draw: random.Random) -> str:
@@ -80,9 +82,9 @@ def drawn(seed: int) -> Drawn:
     draw = random.Random(seed)
     condition = mask(draw)
     declared = [f"param {name}: {type}" for name, type in PARAMS.items() if name in _names(condition)]
-    scalars = {"n": draw.choice([v for v in VALUES if v]), "c": draw.choice([v for v in VALUES if v > 0])}
-    scalars["w"] = draw.choice(VALUES)
-    elements = np.array([draw.choice(VALUES) for _ in range(LENGTH)], np.int64)
+    scalars = {"n": draw.choice([-1, -1, *(v for v in VALUES if v)]), "c": draw.choice([v for v in VALUES if v > 0])}
+    scalars["w"] = draw.choice((LEAST, LEAST, LEAST, *VALUES))
+    elements = np.array([draw.choice((LEAST, *VALUES)) for _ in range(LENGTH)], np.int64)
     return Drawn("\n".join(("attention drawn", *declared, f"mask = {condition}", "")), scalars, elements)
 
 
@@ -95,7 +97,8 @@ def fault(seed: int) -> str:
     case = drawn(seed)
     attention = analysed(case.text)
     at = f" in draw {seed}:\n{case.text}params {dict(case.scalars)}"
-    for target, check in (("triton", _triton), ("jax", _jax)):
+    checks = (("triton", _triton), ("jax", _jax)) if seed % JAX_TOO == 0 else (("triton", _triton),)
+    for target, check in checks:
         planned = plan(attention, reserved(target), wide_ints(target))
         claims = integer_width(planned, 10.0)
         if all(isinstance(c.verdict, Proved) for c in claims):  # else the file is refused, or the range is not used
@@ -121,12 +124,11 @@ def _pairs(planned: KernelPlan, case: Drawn) -> tuple[dict[str, np.ndarray], np.
     return {"q": draw.choice(ends, LENGTH), "k": draw.choice(ends, LENGTH)}, case.elements
 
 
-def _exact(planned: KernelPlan, case: Drawn, at: Mapping[str, np.ndarray], elements: np.ndarray) -> np.ndarray:
-    """The mask in whole numbers. Element i belongs to pair i."""
-    env: dict[str, Any] = {**_sizes(planned), **at}
-    own = {e: Symbol("element", e.type) for e in nodes(planned.attention.mask) if isinstance(e, Load)}
-    condition = substitute(planned.attention.mask, own)
-    return np.broadcast_to(evaluate(condition, {**env, "element": elements}, dict(case.scalars)), at["q"].shape)
+def _exact(planned: KernelPlan, case: Drawn, e: Expr, at: Mapping[str, np.ndarray], elements: np.ndarray) -> np.ndarray:
+    """`e` in whole numbers. Element i belongs to pair i."""
+    own = {load: Symbol("element", load.type) for load in nodes(e) if isinstance(load, Load)}
+    env = {**_sizes(planned), **at, "element": elements}
+    return np.broadcast_to(evaluate(substitute(e, own), env, dict(case.scalars)), at["q"].shape)
 
 
 def _sizes(planned: KernelPlan) -> dict[str, int]:
@@ -171,19 +173,23 @@ def _scope(planned: KernelPlan) -> dict[str, Any]:
 
 
 def _printed_mask(planned: KernelPlan, case: Drawn) -> str:
+    """The mask and every int in it."""
     at, elements = _pairs(planned, case)
-    text = _printer(planned).text(planned.attention.mask)
-    scope = _scope(planned) | {
-        name: Register(value) for name, value in (*case.scalars.items(), *_sizes(planned).items())
-    }
-    printed = compile(text, "mask", "eval")
-    for q, k, element, wanted in zip(at["q"], at["k"], elements, _exact(planned, case, at, elements), strict=True):
-        own = {"q_idx": Register(int(q)), "k_idx": Register(int(k)), "element": Register(int(element))}
-        try:
-            if bool(eval(printed, scope | own)) != bool(wanted):
-                return f"`{text}` is not {wanted} at q = {q}, k = {k}, t[k] = {element}"
-        except Left as left:
-            return f"`{text}` has an int that leaves its register, {left}, at q = {q}, k = {k}, t[k] = {element}"
+    scalars = {name: Register(value) for name, value in (*case.scalars.items(), *_sizes(planned).items())}
+    scope = _scope(planned) | scalars
+    printer = _printer(planned)
+    for e in (x for x in nodes(planned.attention.mask) if isinstance(x, Apply)):
+        text = printer.text(e)
+        printed = compile(text, "mask", "eval")
+        exact = _exact(planned, case, e, at, elements).tolist()
+        for q, k, element, wanted in zip(at["q"], at["k"], elements, exact, strict=True):
+            own = {"q_idx": Register(int(q)), "k_idx": Register(int(k)), "element": Register(int(element))}
+            where = f"at q = {q}, k = {k}, t[k] = {element}"
+            try:
+                if eval(printed, scope | own) != wanted:
+                    return f"`{text}` is not {wanted} {where}"
+            except Left as left:
+                return f"`{text}` has an int that leaves its register, {left}, {where}"
     return ""
 
 
@@ -192,7 +198,7 @@ def _printed_bounds(planned: KernelPlan, case: Drawn, loops: Loops) -> str:
     if loops.tests:
         return ""
     grid = {"q": np.repeat(np.arange(LENGTH), LENGTH), "k": np.tile(np.arange(LENGTH), LENGTH)}
-    pairs = _exact(planned, case, grid, np.tile(case.elements, LENGTH)).reshape(LENGTH, LENGTH)
+    pairs = _exact(planned, case, planned.attention.mask, grid, np.tile(case.elements, LENGTH)).reshape(LENGTH, LENGTH)
     pairs = pairs if loops.axis == "k" else pairs.T
     block, held = ("BK", "q") if loops.axis == "k" else ("BQ", "k")
     lines = compile("\n".join(plain_lines(loops.steps, _printer(planned), block)), "bounds", "exec")
@@ -242,7 +248,7 @@ def _jax(planned: KernelPlan, case: Drawn) -> str:
     own = {"q_idx": at["q"], "k_idx": at["k"], "element": elements}
     scope = {**_jax_module(), **{n: jnp.asarray(x, jnp.int32) for n, x in (*case.scalars.items(), *own.items())}}
     printed = np.broadcast_to(np.asarray(eval(text, scope | _sizes(planned))), LENGTH)
-    wanted = _exact(planned, case, at, elements)
+    wanted = _exact(planned, case, planned.attention.mask, at, elements)
     if np.array_equal(printed, wanted):
         return ""
     i = int(np.argmax(printed != wanted))
