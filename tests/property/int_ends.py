@@ -40,7 +40,7 @@ CONSTANTS = (1, 2, 3, 7, 16, 64, 1000, 46341, 2**30, 2**30 + 1, MOST - 1, MOST, 
 VALUES = (LEAST, LEAST + 1, LEAST + 2, -(2**30), -46341, -7, -1, 0, 1, 3, 16, 1000, 2**30, MOST - 1, MOST)
 PARAMS = {"n": "int where n != 0", "c": "int where c > 0", "w": "int", "t": "int[Sk]"}
 LENGTH, TILE = 40, 16
-JAX_TOO = 5
+JAX_TOO = 10
 """One draw in so many: what saturates takes the prover ten times as long."""
 
 
@@ -100,7 +100,7 @@ def fault(seed: int) -> str:
     checks = (("triton", _triton), ("jax", _jax)) if seed % JAX_TOO == 0 else (("triton", _triton),)
     for target, check in checks:
         planned = plan(attention, reserved(target), wide_ints(target))
-        claims = integer_width(planned, 10.0)
+        claims = integer_width(planned, 3.0)
         if all(isinstance(c.verdict, Proved) for c in claims):  # else the file is refused, or the range is not used
             found = check(planned, case)
             if found:
@@ -110,7 +110,7 @@ def fault(seed: int) -> str:
 
 def refused(seed: int) -> bool:
     planned = plan(analysed(drawn(seed).text), reserved("triton"))
-    return not all(isinstance(c.verdict, Proved) for c in integer_width(planned, 10.0))
+    return not all(isinstance(c.verdict, Proved) for c in integer_width(planned, 3.0))
 
 
 # ---------------------------------------------------------------- pairs
