@@ -22,8 +22,8 @@ _MULTIPLE = index("multiple")
 
 def expansion_answer(world: World, op: Op, bits: int, seconds: float) -> Answer:
     answer: Answer = Holds()
-    for signs in product((1, -1), repeat=2):
-        answer = _with_signs(world, op, 2 ** (bits - 1), *signs, seconds)
+    for number_sign, divisor_sign in product((1, -1), repeat=2):
+        answer = _with_signs(world, op, 2 ** (bits - 1), number_sign, divisor_sign, seconds)
         if not isinstance(answer, Holds):
             break
     return answer

@@ -223,7 +223,7 @@ def _divisions(plan: KernelPlan, operations: list[Apply], deadline: float) -> Cl
     return Claim("divisions", sentence, Proved("z3"))
 
 
-def _verdict(e: Apply, answer: Answer, what: str) -> Verdict:
+def _verdict(e: Expr, answer: Answer, what: str) -> Verdict:
     text = printing.expression(e)
     match answer:
         case Holds():
