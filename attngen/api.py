@@ -8,9 +8,8 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Collection, Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -106,7 +105,7 @@ def prove(spec: Attention, planned: KernelPlan, *, timeout: float | None = None)
     from attngen.prove.fallback import weakened
     from attngen.prove.proof import BUDGET
     from attngen.prove.proof import prove as prove_plan
-    from attngen.prove.record import from_json, key, to_json
+    from attngen.prove.record import Damaged, key, read, to_json
     from attngen.prove.verdict import Obligation
     from attngen.runtime import cache
 
@@ -114,7 +113,8 @@ def prove(spec: Attention, planned: KernelPlan, *, timeout: float | None = None)
     name = key(spec, planned, budget)
     kept = cache.remembered("proofs", name)
     if kept is not None:
-        return from_json(json.loads(kept)), planned
+        with suppress(Damaged):
+            return read(kept), planned
     proof = prove_plan(spec, planned, budget)
     if not proof.unknown:
         cache.remember("proofs", name, json.dumps(to_json(proof)))
@@ -389,20 +389,32 @@ class Kernel:
     target: str = field(default="triton")
     proof: Proof | None = field(default=None)
     """What was proved of the plan, obligation by obligation (`attngen.prove.proof.Proof`)."""
+    _function: Callable[..., Any] = field(init=False)
 
     @property
     def name(self) -> str:
         return self.spec.name
 
     def __call__(self, q: Any, k: Any, v: Any, **arguments: Any) -> Any:
-        return self.function(q, k, v, **arguments)
+        self._load()
+        return self._function(q, k, v, **arguments)
 
-    @cached_property
+    @property
     def function(self) -> Callable[..., Any]:
-        """The generated function itself. `torch.compile(fullgraph=True)` takes a kernel once this has been read."""
-        from attngen.runtime.loader import load
+        """The generated function itself, loaded when it is first asked for."""
+        self._load()
+        return self._function
 
-        return getattr(load(self.source, self.name, self.target), self.name)
+    def _load(self) -> None:
+        if "_function" not in self.__dict__:
+            from attngen.runtime.loader import load
+
+            module = load(self.source, self.name, self.target)
+            object.__setattr__(self, "_function", getattr(module, self.name))
+
+    # `torch.compile` calls `_load` instead of tracing into it. `torch.compiler.assume_constant_result` sets the same,
+    # but needs torch. `_function` is read only after `_load`: else `torch.compile` would guard that it is missing.
+    _load._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
 
     def reference(
         self,

@@ -7,6 +7,7 @@ import os
 import pickle
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -191,9 +192,32 @@ def test_kernel_in_a_compiled_function(kernel: Kernel) -> None:
     assert torch.equal(compiled(q, k, v), 2 * kernel(q, k, v, slope=slope))
 
 
+@pytest.mark.parametrize("target", ["triton", "torch"])
+@pytest.mark.parametrize("reads_function", [False, True])
+def test_a_first_call_inside_a_compiled_function(target: str, reads_function: bool) -> None:
+    text = TEXT.replace("windowed", f"first_{target}_{reads_function}".lower())
+    kernel = attngen.compile(text, target, window=7)
+    slope = torch.tensor([0.5, 0.25])
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return (kernel.function if reads_function else kernel)(q, k, v, slope=slope)
+
+    graphs: list[torch.fx.GraphModule] = []
+
+    def backend(graph: torch.fx.GraphModule, _: object) -> Callable[..., object]:
+        graphs.append(graph)
+        return graph.forward
+
+    q, k, v = operands(20)
+    compiled = torch.compile(attend, backend=backend, fullgraph=True)
+    torch.testing.assert_close(compiled(q, k, v), dense(q, k, v, slope, 7), atol=2e-5, rtol=2e-5)
+    torch.testing.assert_close(compiled(q, k, v), attend(q, k, v))
+    assert len(graphs) == 1
+
+
 def test_kernels_are_copied_and_pickled(kernel: Kernel) -> None:
     """A module that holds one can be deep-copied, and sent to another process."""
     _ = kernel.function
     for other in (copy.deepcopy(kernel), pickle.loads(pickle.dumps(kernel))):
         assert other.source == kernel.source and other.spec == kernel.spec and repr(other) == repr(kernel)
-    assert "function" not in vars(pickle.loads(pickle.dumps(kernel)))
+    assert "_function" not in vars(pickle.loads(pickle.dumps(kernel)))
