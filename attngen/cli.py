@@ -23,6 +23,11 @@ from attngen import arguments, bench_commands, commands, proving, terminal, tpu_
 from attngen.errors import InternalError, Refuted, SpecError, Unproved, UsageError
 
 _DESCRIPTION = "Compiles attention variants, written as mathematics, into differentiable fused kernels."
+_ENVIRONMENT = """
+environment:
+  ATTNGEN_CACHE       the folder that keeps proofs and generated files (default: attngen in your cache folder);
+                      not used where it is a link or others may write to it
+  TRITON_INTERPRET=1  run Triton kernels in Triton's interpreter; without a GPU attngen sets it itself"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -53,8 +58,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 class _Parser(ArgumentParser):
     """One line for a mistake, and where to read on."""
 
-    def __init__(self, *args: Any, example: str = "", **kwargs: Any):
-        epilog = f"example:\n  {example}" if example else None
+    def __init__(self, *args: Any, example: str = "", notes: str = "", **kwargs: Any):
+        epilog = f"example:\n  {example}\n{notes}" if example else None
         super().__init__(
             *args, epilog=epilog, formatter_class=RawDescriptionHelpFormatter, allow_abbrev=False, **kwargs
         )
@@ -66,7 +71,8 @@ class _Parser(ArgumentParser):
 
 def parser() -> ArgumentParser:
     """Every command with its options, help and example."""
-    top = _Parser("attngen", description=_DESCRIPTION, example="attngen compile examples/alibi.attn -o alibi.py")
+    example = "attngen compile examples/alibi.attn -o alibi.py"
+    top = _Parser("attngen", description=_DESCRIPTION, example=example, notes=_ENVIRONMENT)
     top.add_argument("--version", action=_Version, nargs=0, help="print the version")
     table: _SubParsersAction[_Parser] = top.add_subparsers(
         title="commands", metavar="COMMAND", dest="command", required=True, parser_class=_Parser

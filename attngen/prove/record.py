@@ -7,6 +7,7 @@ budget, and the source of the prover and of what it asks.
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from functools import cache
 from importlib import resources
@@ -87,25 +88,75 @@ def _plain(x: int | float | bool | str) -> int | float | bool | str:
     return x if not isinstance(x, float) or math.isfinite(x) else str(x)
 
 
-def from_json(found: dict[str, Any]) -> Proof:
-    """The reverse of `to_json`. Raises KeyError or ValueError for what it did not write."""
-    shown = tuple(
-        Shown(Obligation(s["obligation"]), tuple(_read_claim(c) for c in s["claims"]), s["seconds"])
-        for s in found["obligations"]
-    )
-    return Proof(found["name"], shown, tuple(found["dropped"]), tuple(map(Obligation, found["allowed"])), cached=True)
+class Damaged(ValueError):
+    """What should be a proof is none."""
 
 
-def _read_claim(c: dict[str, Any]) -> Claim:
+def read(text: str) -> Proof:
+    """A proof from the JSON that `to_json` gave. Raises `Damaged` for anything else."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise Damaged(f"no JSON: {error}") from None
+    return from_json(found)
+
+
+def from_json(found: Any) -> Proof:
+    """The reverse of `to_json`. Raises `Damaged` for what it did not write."""
+    shown = tuple(map(_read_shown, _part(found, "obligations", list)))
+    if tuple(s.obligation for s in shown) != tuple(Obligation):
+        raise Damaged("not every obligation is there, once and in order")
+    allowed = tuple(map(_obligation, _part(found, "allowed", list)))
+    proof = Proof(_part(found, "name", str), shown, _strings(found, "dropped"), allowed, cached=True)
+    if {**to_json(proof), "seconds": 0} != {**found, "seconds": 0}:
+        raise Damaged("its verdicts contradict each other, or it holds what no proof has")
+    return proof
+
+
+def _read_shown(found: Any) -> Shown:
+    claims = tuple(map(_read_claim, _part(found, "claims", list)))
+    if not claims:
+        raise Damaged("an obligation has no claims")
+    return Shown(_obligation(_part(found, "obligation", str)), claims, _part(found, "seconds", int | float))
+
+
+def _read_claim(c: Any) -> Claim:
+    by = _part(c, "by", str)
     verdict: Verdict
-    match c["verdict"]:
+    match c.get("verdict"):
         case "proved":
-            verdict = Proved(c["by"], tuple(c["steps"]))
+            verdict = Proved(by, _strings(c, "steps"))
         case "refuted":
-            verdict = Refuted(c["by"], tuple(c["example"]), tuple(c["values"].items()))
+            verdict = Refuted(by, _strings(c, "example"), tuple(_part(c, "values", dict).items()))
         case "unknown":
-            verdict = Unknown(c["by"], c["reason"])
+            verdict = Unknown(by, _part(c, "reason", str))
         case other:
-            raise ValueError(f"no verdict {other!r}")
-    span = Span(*c["span"]) if "span" in c else Span(0, 0, 0, 0)
-    return Claim(c["subject"], c["sentence"], verdict, span=span, fix=c.get("fix", ""), note=c.get("note", ""))
+            raise Damaged(f"no verdict {other!r}")
+    place = [_of(int, x) for x in _part(c, "span", list)] if "span" in c else [0, 0, 0, 0]
+    if len(place) != 4:
+        raise Damaged("a span has four numbers")
+    fix, note = (_part(c, name, str) if name in c else "" for name in ("fix", "note"))
+    return Claim(_part(c, "subject", str), _part(c, "sentence", str), verdict, span=Span(*place), fix=fix, note=note)
+
+
+def _obligation(name: Any) -> Obligation:
+    try:
+        return Obligation(name)
+    except ValueError:
+        raise Damaged(f"no obligation {name!r}") from None
+
+
+def _strings(table: Any, name: str) -> tuple[str, ...]:
+    return tuple(_of(str, x) for x in _part(table, name, list))
+
+
+def _part(table: Any, name: str, kind: Any) -> Any:
+    if not isinstance(table, dict) or name not in table:
+        raise Damaged(f"{name!r} is missing")
+    return _of(kind, table[name])
+
+
+def _of(kind: Any, x: Any) -> Any:
+    if not isinstance(x, kind):
+        raise Damaged(f"{x!r} has the wrong type")
+    return x

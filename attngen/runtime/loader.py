@@ -1,23 +1,25 @@
 """Imports generated source; Triton's on a GPU as it is, elsewhere under Triton's interpreter.
 
-Takes the source and the attention's name, gives the module. The source is stored first, so that tracebacks, Triton's
-own source inspection and its binary cache see a file that stays where it is.
+Takes the source and the attention's name, returns the module. It executes the text itself: it reads no file and keeps
+no bytecode. `linecache` gets the same text, for Triton's source inspection and for tracebacks. It is listed there
+under the path of a file in the cache, for editors and profilers, or under a name alone where there is no cache.
 """
 
 from __future__ import annotations
 
 import importlib
-import importlib.util
+import linecache
 import os
 import sys
+import threading
 import warnings
 from types import ModuleType
 from typing import Any
 
-from attngen.errors import InternalError
 from attngen.runtime import cache
 
 _LOADED: dict[str, ModuleType] = {}
+_LOADING = threading.RLock()  # two first calls at a time would register one operator twice
 _SAID: list[bool] = []
 
 
@@ -39,7 +41,7 @@ def prepare_interpreter() -> None:
         _SAID.append(True)
         warnings.warn(
             "no GPU found: attngen runs Triton kernels in Triton's interpreter, which is exact but slow",
-            stacklevel=4,
+            stacklevel=5,
         )
 
 
@@ -61,20 +63,21 @@ def _interpret_language() -> None:
 def load(source: str, name: str, target: str = "triton") -> ModuleType:
     """The module of a generated source. The same source gives the same module."""
     key = cache.digest(source)
-    if key not in _LOADED:
-        if target == "triton":
-            prepare_interpreter()
-        _LOADED[key] = execute(source, name)
-    return _LOADED[key]
+    with _LOADING:
+        if key not in _LOADED:
+            if target == "triton":
+                prepare_interpreter()
+            _LOADED[key] = execute(source, name)
+        return _LOADED[key]
 
 
 def execute(source: str, name: str) -> ModuleType:
     """A new module of a generated source, under Triton as it is set up now."""
-    path = cache.stored(source, name)
-    spec = importlib.util.spec_from_file_location(f"attngen_generated.{name}_{cache.digest(source)[:16]}", path)
-    if spec is None or spec.loader is None:
-        raise InternalError(f"no loader for {path.name}")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
+    title = f"{name}_{cache.digest(source)[:16]}"
+    file = str(cache.stored(source, name) or f"<attngen-{title}>")
+    module = ModuleType(f"attngen_generated.{title}")
+    module.__file__ = file
+    linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
+    sys.modules[module.__name__] = module
+    exec(compile(source, file, "exec", dont_inherit=True), module.__dict__)
     return module

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import os
 import pty
@@ -65,6 +66,7 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     said = capsys.readouterr().out
     assert all(re.search(rf"^    {command}\b", said, re.MULTILINE) for command in COMMANDS)
     assert "example:\n  attngen compile" in said
+    assert all(re.search(rf"^  {variable}\b", said, re.MULTILINE) for variable in ("ATTNGEN_CACHE", "TRITON_INTERPRET"))
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -175,6 +177,14 @@ def test_source_is_python_and_written_whole(spec: str, tmp_path: Path, capsys: p
     assert out.read_text() == printed
     assert capsys.readouterr().out == ""
     assert sorted(os.listdir(tmp_path)) == ["windowed.attn", "windowed.py"]
+
+
+@pytest.mark.parametrize("place", ["/dev/null", "/proc/none"])
+def test_compiling_needs_no_cache(place: str, spec: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ATTNGEN_CACHE", place)
+    output = tmp_path / "windowed.py"
+    assert run("compile", spec, "-o", str(output)) == 0
+    ast.parse(output.read_text(encoding="utf-8"))
 
 
 def test_spec_from_standard_input(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

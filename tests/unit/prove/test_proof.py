@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -333,6 +334,41 @@ def test_a_record_gives_the_proof_back() -> None:
             (s.obligation, s.status, len(s.claims)) for s in proof.shown
         ]
         assert [c.span for s in back.shown for c in s.claims] == [c.span for s in proof.shown for c in s.claims]
+
+
+DAMAGES: list[Callable[[str], str | bytes]] = [
+    lambda _: "{",
+    lambda _: "[" * 100_000,
+    lambda _: '{"a":1}',
+    lambda _: "7",
+    lambda _: b"\xff\x00",
+    lambda text: text[: len(text) // 2],
+    lambda text: text.replace('"proved"', '"unknown"', 1),
+    lambda text: text.replace('"steps": [', '"steps": [1, ', 1),
+    lambda text: text.replace('"streaming"', '"flowing"', 1),
+    lambda text: json.dumps({**json.loads(text), "obligations": []}),
+    lambda text: json.dumps({**json.loads(text), "obligations": json.loads(text)["obligations"][1:]}),
+    lambda text: json.dumps({**json.loads(text), "dropped": "keys"}),
+    lambda text: json.dumps({**json.loads(text), "name": None}),
+    lambda text: json.dumps({**json.loads(text), "more": 1}),
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_proof_is_proved_anew(
+    damage: Callable[[str], str | bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = proved(GOOD)
+    (kept,) = (tmp_path / "cache" / "proofs").iterdir()
+    text = kept.read_text()
+    damaged = damage(text)
+    kept.write_bytes(damaged if isinstance(damaged, bytes) else damaged.encode())
+    assert kept.read_bytes() != text.encode()
+    monkeypatch.setattr("attngen.prove.proof.prove", lambda *_: first)
+    second = proved(GOOD)
+    assert not second.cached
+    assert proof_text(second) == proof_text(first)
+    assert kept.read_text() == text
 
 
 def test_a_second_proof_comes_from_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
