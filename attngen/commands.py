@@ -43,6 +43,8 @@ def run_compile(args: Namespace, tuned: tuple[Tuned, ...] | tuple[TunedGpu, ...]
 
 
 def _compile_binaries(args: Namespace) -> int:
+    if args.target != "triton":
+        raise UsageError(f"--emit {args.emit} is made by Triton's compiler: leave out --target {args.target}")
     arch = args.arch or ("gfx942" if args.emit == "hsaco" else "sm_90")
     if arch not in vocabulary.ARCHITECTURES:
         raise UsageError(f"--emit {args.emit} needs a chip: --arch {', '.join(vocabulary.ARCHITECTURES)}")
@@ -54,12 +56,15 @@ def _compile_binaries(args: Namespace) -> int:
         )
     report = _report(artifacts)
     if args.emit not in ("cubin", "hsaco"):
-        parts = [f"// ---- {a.kernel}\n{_as_text(a).rstrip()}\n" for a in artifacts]
+        parts = [f"// ---- {a.kernel}\n{_as_text(a.data).rstrip()}\n" for a in artifacts if a.data is not None]
         deliver("\n".join(parts), args.output)
         terminal.console(sys.stderr).print(report)
+        lacking = [a.kernel for a in artifacts if a.data is None]
+        if lacking:
+            terminal.note(f"no {args.emit} of {', '.join(lacking)}: written in Gluon, which starts at ttgir")
         return 0
     if args.output is not None:
-        named = {beside(args.output, a.kernel): a.data for a in artifacts}
+        named = {beside(args.output, a.kernel): a.data for a in artifacts if a.data is not None}
         refuse_overwriting(args.spec, list(named))
         files.write_all(named)
         for name in named:
@@ -68,8 +73,8 @@ def _compile_binaries(args: Namespace) -> int:
     return 0
 
 
-def _as_text(artifact: Artifact) -> str:
-    return artifact.data if isinstance(artifact.data, str) else artifact.data.decode("utf-8")
+def _as_text(data: bytes | str) -> str:
+    return data if isinstance(data, str) else data.decode("utf-8")
 
 
 def beside(output: str, kernel: str) -> str:
@@ -93,7 +98,8 @@ def _report(artifacts: Sequence[Artifact]) -> Table:
     for a in artifacts:
         counts = ["-" if count is None else str(count) for count in (a.registers, a.spills)]
         counts += [str(a.loop_spills)] if spilling else []
-        sizes = [f"{a.shared} B", f"{len(a.data)} B", *([f"{a.tensor_memory} columns"] if tensor_memory else [])]
+        size = "-" if a.data is None else f"{len(a.data)} B"
+        sizes = [f"{a.shared} B", size, *([f"{a.tensor_memory} columns"] if tensor_memory else [])]
         table.add_row(a.kernel, *counts, *sizes)
     return table
 

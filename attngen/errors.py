@@ -97,7 +97,9 @@ class UsageError(AttnError):
 
 
 class InternalError(AttnError):
-    """What cannot happen did. The message asks for a report."""
+    """What cannot happen did. The message asks for a report. `log` is what a process that ended badly had to say: the
+    message has its last lines."""
 
-    def __init__(self, what: str):
-        super().__init__(f"internal error: {what}; please report it with the spec that caused it")
+    def __init__(self, what: str, log: str = ""):
+        last = [f"\n  {line[:400]}" for line in log.strip().splitlines()[-12:]]
+        super().__init__(f"internal error: {what}; please report it with the spec that caused it{''.join(last)}")

@@ -43,7 +43,8 @@ SHORT = {**SIZES, "Sq": 2, "Sk": 4096}
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """One compiled kernel. `data` is text for ttir, ttgir and ptx, else bytes.
+    """One compiled kernel. `data` is text for ttir, ttgir and ptx, else bytes. Kernels in Gluon start at ttgir: their
+    ttir is None.
 
     `registers` and `spills` count 32-bit registers of one thread (on AMD: vector registers), `shared` the bytes of
     shared memory of one program, `loop_spills` the instructions that spill or reload inside a main loop,
@@ -51,7 +52,7 @@ class Artifact:
     """
 
     kernel: str
-    data: bytes | str
+    data: bytes | str | None
     registers: int | None
     spills: int | None
     shared: int
@@ -146,8 +147,10 @@ def _in_worker(request: Request) -> list[Artifact]:
     if finished.returncode:
         sizes = request.calls[0].sizes
         heads = f"head dims {sizes['D']}/{sizes['Dv']}"
+        log = finished.stderr.decode("utf-8", "replace")
         raise InternalError(
             f"Triton's compiler ended with status {finished.returncode} on {request.name} for {request.arch}, "
-            f"{request.dtype}, {heads}"
-        ) from RuntimeError(finished.stderr.decode("utf-8", "replace"))
+            f"{request.dtype}, {heads}",
+            log,
+        ) from RuntimeError(log)
     return pickle.loads(finished.stdout)

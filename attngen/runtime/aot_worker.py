@@ -146,7 +146,8 @@ def artifact(name: str, kernel: Any, request: Request) -> Artifact:
     else:
         registers, spills, in_loops = _nvidia_usage(kernel, request.target[1])
     columns = getattr(kernel.metadata, "tmem_size", None) or 0
-    data = kernel.asm[request.kind]
+    in_gluon = "ttir" not in kernel.asm
+    data = None if in_gluon and request.kind == "ttir" else kernel.asm[request.kind]
     return Artifact(name, data, registers, spills, kernel.metadata.shared, in_loops, columns)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from attngen.errors import UsageError
+from attngen.errors import InternalError, UsageError
 from attngen.runtime.tpu import compile as tpu_compile
 from attngen.runtime.tpu.chips import CHIPS, MIB
 from attngen.runtime.tpu.compile import Compiled, Refused, Request, compile_for
@@ -68,6 +68,12 @@ def test_what_a_tpu_cannot_do_is_refused_in_the_compilers_words():
     outcome = compile_for(Request("tpu_programs:unsupported", (), CHIPS["v5e"], schedule=False))
     assert isinstance(outcome, Refused)
     assert outcome.stage in ("lower", "compile") and outcome.reason()
+
+
+@needs_libtpu
+def test_a_process_that_fails_leaves_its_last_words():
+    with pytest.raises(InternalError, match=r"(?s)compiles for v5e ended with status 1.*No module named 'nowhere'"):
+        compile_for(Request("nowhere:nothing", (), CHIPS["v5e"], schedule=False))
 
 
 def test_without_libtpu_the_message_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch):

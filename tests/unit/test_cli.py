@@ -88,6 +88,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         ),
         (("compile", "a.attn", "--dtype", "bf16"), "--dtype goes with --emit ttir, ttgir, ptx, cubin, hsaco, not"),
         (("compile", "a.attn", "--emit", "ptx", "--arch", "portable"), "--emit ptx needs a chip: --arch sm_80, sm_86"),
+        (("compile", "a.attn", "--emit", "ptx", "--target", "jax"), "by Triton's compiler: leave out --target jax"),
         (("compile", "a.attn", "--head-dim", "64"), "--head-dim goes with --emit"),
         (("compile", "a.attn", "--emit", "ptx", "--head-dim", "512"), "head dims run from 8 to 256"),
         (("compile", "a.attn", "--emit", "ptx", "--head-dim", "a"), "'a' is no head dim; write D or D/Dv"),

@@ -153,9 +153,9 @@ def compile_for(request: Request) -> Outcome:
             name = signal.Signals(-finished.returncode).name
             return Refused("crash", _last_words(said) or f"libtpu ended with {name}")
         if finished.returncode:
-            raise InternalError(f"the process that compiles for {request.chip.name} ended badly") from RuntimeError(
-                finished.stderr.decode("utf-8", "replace")
-            )
+            log = finished.stderr.decode("utf-8", "replace")
+            what = f"the process that compiles for {request.chip.name} ended with status {finished.returncode}"
+            raise InternalError(what, log) from RuntimeError(log)
         answer: Lowered | Refused = pickle.loads(finished.stdout)
         if isinstance(answer, Refused):
             return answer
