@@ -29,6 +29,7 @@ from attngen.ir.build import mul, real
 from attngen.ir.nodes import Expr, Load, Scalar, Symbol, Type
 from attngen.ir.walk import named, nodes, reads, substitute
 from attngen.plan.data_tests import DataTest
+from attngen.plan.facts import scale_use
 from attngen.plan.kernel import KernelPlan
 from attngen.plan.loops import Assigned, Loops, Ordered, Rounded, Step
 from attngen.plan.operands import Extent
@@ -99,6 +100,7 @@ class _Emitter:
         context: dict[str, Any] = {
             "a": self.header(),
             "longest_bits": self.plan.choices.longest_bits,
+            "scale_use": scale_use(self.attention),
             "w": self.weight_view,
             "divisions": division_helpers(self.plan.choices),
             "tile": self.tile,

@@ -28,6 +28,7 @@ from attngen.ir.nodes import Expr, Load, Scalar, Symbol, Type
 from attngen.ir.walk import named, reads, substitute
 from attngen.plan import tpu_tiles
 from attngen.plan.data_tests import DataTest
+from attngen.plan.facts import scale_use
 from attngen.plan.folding import folded
 from attngen.plan.kernel import Gather, KernelPlan, LeafGradient
 from attngen.plan.loops import Assigned, Loops, Ordered, Rounded, Step
@@ -95,6 +96,7 @@ class _Emitter:
         context: dict[str, Any] = {
             "a": self.header(),
             "longest_bits": self.plan.choices.longest_bits,
+            "scale_use": scale_use(self.attention),
             "w": self.weight_view,
             "divisions": division_helpers(self.plan.choices),
             "f": self.forward(keys),

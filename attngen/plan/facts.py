@@ -7,6 +7,7 @@ cannot bound it calls unknown (None), which is always safe.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import assert_never
 
 from attngen.ir.attention import Attention
@@ -207,6 +208,22 @@ def facts(attention: Attention) -> Facts:
     for fact in attention.assumes:
         read(fact)
     return Facts(bounds, frozenset(positive), enters_as_product(attention))
+
+
+class ScaleUse(StrEnum):
+    """How weights depend on the scale. Where it is a factor of q . k alone, q can take it, and with it its gradient."""
+
+    FACTOR = "factor"
+    OTHERWISE = "otherwise"
+    UNREAD = "unread"
+
+
+def scale_use(attention: Attention) -> ScaleUse:
+    n = attention.normalizer
+    read = (attention.score, n.weight, n.extra, n.stream_weight, n.rescale)
+    if enters_as_product(attention):
+        return ScaleUse.FACTOR
+    return ScaleUse.OTHERWISE if any(reads(e, "scale") for e in read if e is not None) else ScaleUse.UNREAD
 
 
 def enters_as_product(attention: Attention) -> bool:

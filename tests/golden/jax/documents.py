@@ -481,7 +481,7 @@ def _check(q, k, v, ids, scale):
         _refuse(f"k must have q's batch and head dim, and v's heads and length, {(B, Sk, Hkv, D)}, not {tuple(k.shape)}")
     if v.shape[0] != B:
         _refuse(f"v must have q's batch {B}, not {v.shape[0]}")
-    if Hkv == 0 or Hq % Hkv:
+    if Hq % Hkv if Hkv else Hq:
         _refuse(f"q's {Hq} heads must be a multiple of the {Hkv} heads of k and v")
     if D == 0 or Dv == 0:
         _refuse(f"head dims must be 1 at the least, not {D} and {Dv}")
@@ -516,7 +516,7 @@ def documents(
 
     q (B, Sq, Hq, D), k (B, Sk, Hkv, D), v (B, Sk, Hkv, Dv), all float16, bfloat16 or float32.
     ids (B, Sk): int32 or int64.
-    scale multiplies q . k where the score says so; 1 / sqrt(D) when not given. It is not differentiated.
+    scale multiplies q . k where the score says so; 1 / sqrt(D) when not given. An array may learn.
     dropout_seed is accepted for the sake of a common signature, and has no effect.
 
     Gives out (B, Sq, Hq, Dv) in q's dtype, and with return_lse also the log-sum-exp (B, Hq, Sq), natural, float32.
@@ -527,7 +527,7 @@ def documents(
 
 def _call(q, k, v, ids, scale, return_lse, dropout_seed):
     if scale is None:
-        scale = q.shape[-1] ** -0.5 if hasattr(q, "shape") and len(q.shape) else 1.0
+        scale = q.shape[-1] ** -0.5 if hasattr(q, "shape") and len(q.shape) and q.shape[-1] else 1.0
     size = _check(q, k, v, ids, scale)
     q, k, v = jnp.asarray(q), jnp.asarray(k), jnp.asarray(v)
     B = size.B
@@ -537,15 +537,16 @@ def _call(q, k, v, ids, scale, return_lse, dropout_seed):
     Dv = size.Dv
     ids = jnp.asarray(ids)
     if not isinstance(scale, int | float) or scale <= 0:
-        # A positive scale is folded into the exponent; its sign, or its being zero, goes into q.
-        scale = lax.stop_gradient(jnp.asarray(scale, jnp.float32))
-        q, scale = q * jnp.sign(scale).astype(q.dtype), jnp.where(scale == 0.0, 1.0, jnp.abs(scale))
-    scale = lax.stop_gradient(jnp.asarray(scale, jnp.float32))
+        # A positive scale is folded into the exponent; its sign, or its being zero, goes into q, and with it its gradient.
+        scale = jnp.asarray(scale, jnp.float32)
+        number = lax.stop_gradient(jnp.where(scale == 0.0, 1.0, jnp.abs(scale)))
+        q, scale = (q.astype(jnp.float32) * (scale / number)).astype(q.dtype), number
+    scale = jnp.asarray(scale, jnp.float32)
     ids_bq = _by_axes(ids, (0, 2), (B, Sq))
     ids_bk = _by_axes(ids, (0, 3), (B, Sk))
     floats = {}
     data = {"scale": scale.reshape(1, 1, 1, 1), "ids_bq": ids_bq.astype(jnp.int32), "ids_bk": ids_bk.astype(jnp.int32), }
-    if 0 in (B, Sq, Sk):
+    if 0 in (B, Hq, Sq, Sk):
         out, lse = jnp.zeros((B, Sq, Hq, Dv), q.dtype), jnp.full((B, Hq, Sq), -jnp.inf, jnp.float32)
     else:
         out, lse = _attend(size, q, k, v, floats, data)
