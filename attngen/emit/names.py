@@ -33,7 +33,7 @@ _TEMPLATE_NAMES = """
     queue apart part spare together schedule registers pipelined item n_work n_steps notes turn round stage phase
     v_stage v_phase v0 masked like q_desc k_desc v_desc out_desc q_tiles k_tiles v_tiles out_tiles out_tile q_ready
     k_ready k_free v_ready v_free queue_ptr no_scores qk_layout acc_layout weight_layout rows_layout acc_rows
-    qk_token acc_token out_row out_col scaled functools once_differentiable ready attend learning options constants
+    qk_token acc_token out_row out_col scaled functools ready attend learning options constants
     compiled descriptors descriptor kind fields found layout key params backward known own PART PARTS OUT_APART
     PIPELINED Q_COLS ROWS SCHEDULE SPARE STAGES HOPPER again block d_out_desc d_out_ready d_out_tiles delta_tiles
     dk_desc dk_layout dk_token dp_token dq_layout dq_parts dq_parts_ptr dq_token dv_desc dv_layout dv_token
@@ -49,6 +49,7 @@ _TEMPLATE_NAMES = """
     wanted value_stages alone fit fits run test driver counters counters_ptr n_counters stream sums
     terms terms_desc terms_ptr terms_tiles used usual begin end slot no_ds theirs in_turn Q_EARLY counts_ptr
     n_found n_heads n_lists
+    forward_ad functorch wrapped hidden number learns apart
 """
 
 # The bounds of tile ranges (`emit.tile_code`) and the answers of data tests (`emit.kernel_code`).

@@ -27,6 +27,7 @@ from attngen.ir import printing
 from attngen.ir.build import mul, real
 from attngen.ir.nodes import Expr, Symbol, Type
 from attngen.ir.walk import named, substitute
+from attngen.plan.facts import scale_use
 from attngen.plan.kernel import KernelPlan
 from attngen.plan.schedule import Level, level_of
 from attngen.plan.tiles import PORTABLE
@@ -42,7 +43,7 @@ _TEMPLATE_NAMES = """
     d_out_tile dq_tile B Hq Hkv Sq Sk D Dv new_max shift rescale drop inv_keep threshold empty total merged extra
     ref contribution inside cell ctx needed full partial any_lo any_hi full_lo full_hi return_lse dropout_seed
     message device dtype name stride staticmethod at_b at_h at_q at_k at_distance distances exists q_scaled rest
-    once_differentiable ValueError parts
+    ValueError parts learns hidden number
 """
 _RUNS = [f"{kind}{n}_{end}" for kind in ("any", "full") for n in range(4) for end in ("lo", "hi")]
 _PARTS = [f"part{i}{j}_{end}" for i in range(4) for j in range(5) for end in ("lo", "hi")]
@@ -93,6 +94,7 @@ class _Emitter:
         context: dict[str, Any] = dict(  # noqa: C408 - the keys are the templates' names
             a=self.header(),
             longest_bits=self.plan.choices.longest_bits,
+            scale_use=scale_use(self.attention),
             w=self.weight_view,
             tile=self.tile,
             keys=keys,

@@ -38,6 +38,7 @@ from attngen.emit.triton_tests import test_view
 from attngen.emit.triton_views import WeightView
 from attngen.errors import InternalError
 from attngen.plan.approximate import APPROXIMATIONS
+from attngen.plan.facts import scale_use
 from attngen.plan.kernel import Gather, KernelPlan
 from attngen.plan.schedule import Level
 from attngen.plan.tiles import registers
@@ -95,6 +96,7 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
     return {
         "a": header(plan, text, options, proof),
         "longest_bits": plan.choices.longest_bits,
+        "scale_use": scale_use(plan.attention),
         "w": weights,
         "kernel": kernel,
         "f": forward,
