@@ -1,6 +1,8 @@
 """What a printer must know of single operations and loads: which guards, which widths, which division.
 
-Takes every expression that a plan evaluates, gives `Choices`. Each is a claim that the prover checks.
+Takes every expression that a plan evaluates, returns `Choices`. Each is a claim that the prover checks. Whether an
+element is inside its tensor may rest on no fact that a call leaves unchecked (`ir.checked`), nor may a division or a
+width by which an index is computed.
 """
 
 from __future__ import annotations
@@ -10,10 +12,12 @@ from dataclasses import dataclass
 
 from attngen.errors import InternalError
 from attngen.ir.attention import Attention
+from attngen.ir.checked import checked
 from attngen.ir.nodes import Apply, Expr, Load, Op
 from attngen.ir.walk import nodes
 from attngen.plan.access import Access, Corner, accesses, corner
 from attngen.plan.facts import Facts
+from attngen.plan.facts import facts as read_facts
 from attngen.plan.width import WideInts, longest, wide
 
 
@@ -49,18 +53,19 @@ class Choices:
 
 def choices(expressions: Iterable[Expr], attention: Attention, facts: Facts, ints: WideInts) -> Choices:
     roots = tuple(dict.fromkeys(expressions))
+    safe = read_facts(checked(attention))
     divisions = (
         node for root in roots for node in nodes(root) if isinstance(node, Apply) and node.op in (Op.FLOORDIV, Op.MOD)
     )
-    plain = (d for d in divisions if facts.is_nonnegative(d.args[0]) and facts.is_positive(d.args[1]))
-    found = accesses(roots, attention.params, facts)
+    plain = (d for d in divisions if safe.is_nonnegative(d.args[0]) and safe.is_positive(d.args[1]))
+    found = accesses(roots, attention.params, safe)
     corners = (corner(a.load) for a in found if not a.guarded)
     below = longest(roots, facts, ints)
     return Choices(
         found,
         ints,
         below,
-        wide(roots, facts, below),
+        wide(roots, facts, safe, below),
         tuple(dict.fromkeys(plain)),
         tuple(c for c in corners if c is not None),
     )

@@ -60,14 +60,19 @@ def longest(expressions: Iterable[Expr], facts: Facts, ints: WideInts) -> int:
     return 2**MOST_BITS
 
 
-def wide(expressions: Iterable[Expr], facts: Facts, below: int) -> tuple[Apply, ...]:
-    """The int operations that may leave 32 bits, each once, in a stable order; sequences are shorter than `below`."""
+def wide(expressions: Iterable[Expr], facts: Facts, safe: Facts, below: int) -> tuple[Apply, ...]:
+    """The int operations that may leave 32 bits, each once, in a stable order; sequences are shorter than `below`.
+
+    `safe` are the facts that may be relied on inside an index.
+    """
+    roots = tuple(expressions)
+    in_index = {id(n) for root in roots for load in nodes(root) if isinstance(load, Load) for i in load.indices for n in nodes(i)}
     found: dict[Apply, None] = {}
-    for root in expressions:
+    for root in roots:
         for node in nodes(root):
             if not (isinstance(node, Apply) and (_widens(node) or is_division(node))) or _turns_bits_over(node):
                 continue
-            if _total(node, facts, below) >= 2.0**31:
+            if _total(node, safe if id(node) in in_index else facts, below) >= 2.0**31:
                 found[node] = None
     return tuple(found)
 

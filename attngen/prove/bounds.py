@@ -18,6 +18,7 @@ from functools import partial
 from time import monotonic
 
 from attngen.ir import printing
+from attngen.ir.checked import checked
 from attngen.ir.nodes import Apply, Expr, Load, Op, Symbol, Type
 from attngen.ir.walk import loads, nodes, substitute
 from attngen.plan.access import Access, AxisAccess, Corner
@@ -49,7 +50,7 @@ def _rows(plan: KernelPlan, deadline: float) -> Claim:
     sentence = "rows of q, k and v that are read without a comparison lie inside the sequence"
     for ranges, size, ends in ((plan.keys, "Sk", ("q0", "q1")), (plan.queries, "Sq", ("k0", "k1"))):
         for s in ranges.all:
-            world = World(plan.attention)
+            world = World(checked(plan.attention))
             at, first, last = world.free("position"), *(world.free(end) for end in ends)
             answers = [world.free(t.bound(f"all_{end}").id) for t in ranges.tests for end in ("lo", "hi")]
             premises = [first >= 0, first <= last, *(a >= 0 for a in answers)]
@@ -76,10 +77,10 @@ def _claim(plan: KernelPlan, load: Load, access: Access | None, deadline: float)
             methods.append("compared in the kernel")
             continue
         index = load.indices[axis]
-        answer = _inside(World(plan.attention), _of_any_floats(index), tested, dim, deadline - monotonic())
+        answer = _inside(World(checked(plan.attention)), _of_any_floats(index), tested, dim, deadline - monotonic())
         if isinstance(answer, Fails) and _reads_floats(index):
             # Any int would do. Is it one that some floats give?
-            answer = _inside(World(plan.attention), index, tested, dim, deadline - monotonic())
+            answer = _inside(World(checked(plan.attention)), index, tested, dim, deadline - monotonic())
             if not isinstance(answer, Fails) or not _confirmed(answer, index, tested, dim):
                 reason = "nothing bounds the ints that are made of floats, and none was found that leaves the param"
                 return Claim(text, sentence, Unknown("z3", reason), span=load.span)
@@ -124,7 +125,7 @@ def _corner_claim(plan: KernelPlan, corner: Corner, deadline: float) -> Claim:
     index = corner.load.indices[corner.axis]
     text = printing.expression(index)
     sentence = f"in a tile, `{text}` is least and greatest at the corners where the kernel looks"
-    world = World(plan.attention)
+    world = World(checked(plan.attention))
     at = {name: world.integer(name) for name in _POSITIONS}
     ends = {end: world.free(end) for end in ("q0", "q1", "k0", "k1")}
     premises = [p for s in _POSITIONS for p in (ends[f"{s}0"] >= 0, ends[f"{s}0"] <= at[s], at[s] <= ends[f"{s}1"])]

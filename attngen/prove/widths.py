@@ -5,7 +5,9 @@ whose operands are 32 bits wide, intervals or else z3 show that the value fits, 
 that the launcher refuses and any 32-bit params that the `where`s allow. For the others: that 64 bits hold it or, where
 the target has none, that staying at the end of 32 bits changes no answer (`saturation`). Divisions that the plan does
 towards zero are shown to have no negative side; what the others are printed as is bounded step by step (`divisions`).
-So are the bounds of loops, rounded to tiles. Offsets from a param's pointer are 64 bits wide, but for an index that
+So are the bounds of loops, rounded to tiles. What is computed for an index, and each division towards zero, rests only
+on facts that every call checks (`ir.checked`), since an index that is wrong reads elsewhere. Offsets from a param's
+pointer are 64 bits wide, but for an index that
 differs from pair to pair, whose product with its stride the launcher keeps below 2**31.
 """
 
@@ -17,6 +19,7 @@ from dataclasses import replace
 from time import monotonic
 
 from attngen.ir import printing
+from attngen.ir.checked import checked
 from attngen.ir.nodes import Apply, Expr, Literal, Load, Op, Scalar, Type
 from attngen.ir.walk import children, nodes, params
 from attngen.plan.divisions import is_division, shift
@@ -41,6 +44,7 @@ _BOUND = 16
 
 def integer_width(plan: KernelPlan, budget: float) -> tuple[Claim, ...]:
     deadline = monotonic() + budget
+    relied_on = replace(plan, attention=checked(plan.attention))
     operations = dict.fromkeys(
         node for e in evaluated(plan) for node in nodes(e) if isinstance(node, Apply) and node.type is Type.INT
     )
@@ -53,18 +57,37 @@ def integer_width(plan: KernelPlan, budget: float) -> tuple[Claim, ...]:
         claims = [_stays(plan, [e for e in arithmetic if e not in inside], 32, deadline, inside)]
         claims += saturation(plan, deadline, held)
     else:
-        claims = [_stays(plan, [e for e in arithmetic if e not in wide], 32, deadline, held)]
-        far = [e for e in arithmetic if e in wide]
-        claims += [_stays(plan, far, 64, deadline, held)] if far else []
+        claims = _in_registers(plan, arithmetic, wide, deadline, held)
+        if relied_on.attention != plan.attention:
+            of_indices = _of_indices(plan)
+            own = [e for e in arithmetic if e in of_indices]
+            known = _params(relied_on, own, deadline) | _exponents(relied_on, powers, deadline)
+            found = _in_registers(relied_on, own, wide, deadline, known) if own else []
+            claims += [replace(c, subject=f"{c.subject}, indices", sentence=f"for indices, {c.sentence}") for c in found]
     plain = [e for e in operations if is_division(e) and e in plan.choices.plain_divisions]
     if plain:
-        claims.append(_divisions(plan, plain, deadline))
+        claims.append(_divisions(relied_on, plain, deadline))
     expanded = [e for e in operations if is_division(e) and e not in plain and shift(e) is None]
     if expanded:
         claims.append(_expansions(plan, expanded, wide, deadline))
     if plan.choices.ints is WideInts.BITS_64:  # else they are shifted, which is right for every int
         claims.append(_rounding(plan, wide, deadline, held))
     return tuple(claims)
+
+
+def _of_indices(plan: KernelPlan) -> set[Expr]:
+    """What is computed to find an element."""
+    reads = (n for e in evaluated(plan) for n in nodes(e) if isinstance(n, Load))
+    return {part for load in reads for index in load.indices for part in nodes(index)}
+
+
+def _in_registers(
+    plan: KernelPlan, operations: list[Apply], wide: set[Expr], deadline: float, held: Mapping[Expr, Ends]
+) -> list[Claim]:
+    """Claims for 32 bits, and for 64 where an operation runs in them."""
+    near, far = [e for e in operations if e not in wide], [e for e in operations if e in wide]
+    claims = [_stays(plan, near, 32, deadline, held)]
+    return [*claims, _stays(plan, far, 64, deadline, held)] if far else claims
 
 
 def _wide(plan: KernelPlan, operations: dict[Apply, None]) -> set[Expr]:
