@@ -74,8 +74,10 @@ def plan(attention: Attention, target: str = "triton") -> KernelPlan:
     """Every choice that is the same for all kernels of a target."""
     from attngen.emit import approximates, reserved, wide_ints
     from attngen.plan import plan as plan_attention
+    from attngen.prove.reads import with_needs
 
-    return plan_attention(attention, reserved(target), wide_ints(target), approximates(target))
+    found = plan_attention(attention, reserved(target), wide_ints(target), approximates(target))
+    return with_needs(attention, found)
 
 
 def checked_plan(

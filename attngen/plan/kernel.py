@@ -22,6 +22,7 @@ from attngen.plan.derive import derivative
 from attngen.plan.facts import Facts, facts
 from attngen.plan.linear import from_linear, linear
 from attngen.plan.loops import Loops, loops
+from attngen.plan.needs import Need
 from attngen.plan.ranges import TileRanges, tile_ranges
 from attngen.plan.renaming import planner_takes, with_safe_sizes
 from attngen.plan.schedule import Level, is_dear, level_of
@@ -83,6 +84,7 @@ class KernelPlan:
     longest_first: bool  # tiles of late queries meet more keys: start them first
     growing_keys: bool  # and the same for the tiles of keys, from the other end
     choices: Choices  # guards, widths and divisions of single operations
+    needs: tuple[Need, ...] = ()  # what every call checks of its sizes: with it all reads are inside
 
     @property
     def burden(self) -> Burden:

@@ -66,7 +66,14 @@ def wide(expressions: Iterable[Expr], facts: Facts, safe: Facts, below: int) -> 
     `safe` are the facts that may be relied on inside an index.
     """
     roots = tuple(expressions)
-    in_index = {id(n) for root in roots for load in nodes(root) if isinstance(load, Load) for i in load.indices for n in nodes(i)}
+    in_index = {
+        id(n)
+        for root in roots
+        for load in nodes(root)
+        if isinstance(load, Load)
+        for i in load.indices
+        for n in nodes(i)
+    }
     found: dict[Apply, None] = {}
     for root in roots:
         for node in nodes(root):

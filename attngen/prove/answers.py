@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from attngen.ir import printing
+from attngen.ir.nodes import Load
+
 Term = Any
 """A solver's expression of any sort."""
 
@@ -23,6 +26,11 @@ class Fails:
 
     def text(self) -> str:
         return ", ".join(f"{name} = {value}" for name, value in self.values.items())
+
+
+def element_name(e: Load) -> str:
+    """The name under which `Fails` has an element's value, in a world without zeros."""
+    return printing.expression(e)
 
 
 @dataclass(frozen=True, slots=True)

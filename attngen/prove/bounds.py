@@ -13,11 +13,11 @@ is the chip's choice. A claim holds whatever the floats are.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from time import monotonic
 
 from attngen.ir import printing
+from attngen.ir.attention import Attention
 from attngen.ir.checked import checked
 from attngen.ir.nodes import Apply, Expr, Load, Op, Symbol, Type
 from attngen.ir.walk import loads, nodes, substitute
@@ -25,24 +25,22 @@ from attngen.plan.access import Access, AxisAccess, Corner
 from attngen.plan.kernel import KernelPlan, evaluated
 from attngen.prove.answers import Answer, Fails, Holds, Term
 from attngen.prove.confirm import evaluated_at, reads_functions
-from attngen.prove.outside import outside
+from attngen.prove.reads import read_claims
 from attngen.prove.smt import World
 from attngen.prove.verdict import Claim, Proved, Refuted, Unknown
 
 _POSITIONS = {"q": "Sq", "k": "Sk"}
 
 
-def index_bounds(plan: KernelPlan, budget: float) -> tuple[Claim, ...]:
-    """A claim for each distinct load of the plan."""
+def index_bounds(attention: Attention, plan: KernelPlan, budget: float) -> tuple[Claim, ...]:
+    """Claims for each distinct load of the plan; `attention` is the file's own, as analysed."""
     deadline = monotonic() + budget
     known = {a.load: a for a in plan.choices.accesses}
     needed = dict.fromkeys(load for e in evaluated(plan) for load in loads(e))
     claims = {load: _claim(plan, load, known.get(load), deadline) for load in needed}
-    guarded = frozenset(a.load for a in plan.choices.accesses if any(x.low or x.high for x in a.axes))
     rows = _rows(plan, deadline)
     corners = [_corner_claim(plan, c, deadline) for c in plan.choices.corners]
-    notes = outside(plan.attention, guarded, deadline)  # with what time proofs have left
-    return (rows, *(replace(c, note=notes.get(load, "")) for load, c in claims.items()), *corners)
+    return (rows, *claims.values(), *corners, *read_claims(attention, plan, deadline))
 
 
 def _rows(plan: KernelPlan, deadline: float) -> Claim:

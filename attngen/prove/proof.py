@@ -35,7 +35,7 @@ PROVERS: tuple[tuple[Obligation, _Prover], ...] = (
     (Obligation.LOCALITY, locality),
     (Obligation.GRADIENTS, gradients),
     (Obligation.TILE_RANGES, tile_ranges),
-    (Obligation.INDEX_BOUNDS, lambda _, plan, budget: index_bounds(plan, budget)),
+    (Obligation.INDEX_BOUNDS, index_bounds),
     (Obligation.INTEGER_WIDTH, lambda _, plan, budget: integer_width(plan, budget)),
 )
 

@@ -62,6 +62,7 @@ def to_json(proof: Proof) -> dict[str, Any]:
 def _claim(c: Claim) -> dict[str, Any]:
     found: dict[str, Any] = {"subject": c.subject, "sentence": c.sentence, **_verdict(c.verdict)}
     found |= {"fix": c.fix} if c.fix else {}
+    found |= {"fault": c.fault} if c.fault else {}
     found |= {"note": c.note} if c.note else {}
     s = c.span
     found |= {"span": [s.line, s.column, s.end_line, s.end_column]} if s.line else {}
@@ -135,8 +136,8 @@ def _read_claim(c: Any) -> Claim:
     place = [_of(int, x) for x in _part(c, "span", list)] if "span" in c else [0, 0, 0, 0]
     if len(place) != 4:
         raise Damaged("a span has four numbers")
-    fix, note = (_part(c, name, str) if name in c else "" for name in ("fix", "note"))
-    return Claim(_part(c, "subject", str), _part(c, "sentence", str), verdict, span=Span(*place), fix=fix, note=note)
+    said = {name: _part(c, name, str) if name in c else "" for name in ("fix", "fault", "note")}
+    return Claim(_part(c, "subject", str), _part(c, "sentence", str), verdict, span=Span(*place), **said)
 
 
 def _obligation(name: Any) -> Obligation:

@@ -100,7 +100,7 @@ def refutations(claims: tuple[Claim, ...], source: Source) -> list[Diagnostic]:
 def _diagnostic(obligation: Obligation, c: Claim, source: Source) -> Diagnostic:
     match c.verdict:
         case Refuted():
-            message, notes, fix = f"refuted: {c.sentence}", c.verdict.example, c.fix
+            message, notes, fix = c.fault or f"refuted: {c.sentence}", c.verdict.example, c.fix
         case Unknown():
             message, notes = f"not proved: {c.sentence}", (c.verdict.reason,)
             fix = c.fix or f"--allow-unproved {obligation.value} compiles it all the same"

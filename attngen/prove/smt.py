@@ -24,7 +24,7 @@ from attngen.errors import InternalError
 from attngen.ir.attention import Attention, Param
 from attngen.ir.nodes import Apply, Expr, Literal, Load, Op, Scalar, Symbol, Type
 from attngen.ir.walk import symbols
-from attngen.prove.answers import Answer, Fails, Holds, Open, Term
+from attngen.prove.answers import Answer, Fails, Holds, Open, Term, element_name
 from attngen.prove.quotients import Quotient, laws, products
 
 _STEPS_A_SECOND = 1_000_000
@@ -39,8 +39,10 @@ _PATIENCE = 4
 class World:
     """Everything that questions about one attention share."""
 
-    def __init__(self, attention: Attention):
+    def __init__(self, attention: Attention, *, zeros: bool = True):
+        """`zeros`: an element outside its tensor reads 0, or false; without, it may be anything."""
         self.attention = attention
+        self._zeros = zeros
         self.params: dict[str, Param] = {p.name: p for p in attention.params}
         self._context = z3.Context()
         self._terms: dict[tuple[Expr, tuple[tuple[str, int], ...]], Term] = {}
@@ -131,6 +133,10 @@ class World:
         if param.where is not None:
             fact = self._where(param, element)
             self._facts.append(z3.Implies(z3.And(inside), fact))
+        if not self._zeros:
+            if not at:
+                self._names[element_name(e)] = element
+            return element
         nothing = {Type.BOOL: False, Type.INT: 0, Type.FLOAT: 0}[e.type]
         return z3.If(z3.And(inside), element, self._sort(e.type).cast(nothing))
 

@@ -63,7 +63,9 @@ def integer_width(plan: KernelPlan, budget: float) -> tuple[Claim, ...]:
             own = [e for e in arithmetic if e in of_indices]
             known = _params(relied_on, own, deadline) | _exponents(relied_on, powers, deadline)
             found = _in_registers(relied_on, own, wide, deadline, known) if own else []
-            claims += [replace(c, subject=f"{c.subject}, indices", sentence=f"for indices, {c.sentence}") for c in found]
+            claims += [
+                replace(c, subject=f"{c.subject}, indices", sentence=f"for indices, {c.sentence}") for c in found
+            ]
     plain = [e for e in operations if is_division(e) and e in plan.choices.plain_divisions]
     if plain:
         claims.append(_divisions(relied_on, plain, deadline))
