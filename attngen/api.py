@@ -98,6 +98,11 @@ def checked_plan(
         raise type(error)(replace(d, source=source) for d in error.diagnostics) from None
 
 
+def callable_spec(spec: Attention, planned: KernelPlan) -> Attention:
+    """The spec with what every call checks of its sizes among the `assume`s, for those who choose sizes."""
+    return replace(spec, assumes=(*spec.assumes, *(need.own for need in planned.needs)))
+
+
 def prove(spec: Attention, planned: KernelPlan, *, timeout: float | None = None) -> tuple[Proof, KernelPlan]:
     """Every obligation of this plan, and the plan without the tile ranges that are not proved.
 
@@ -177,7 +182,7 @@ def build(
         text = written() if emitted is planned and proof.summary() == ALL_PROVED else None
     if text is None:
         text = emit(emitted, source.text, options, proof.summary())
-    return Kernel(spec=spec, plan=emitted, source=text, target=options.target, proof=proof)
+    return Kernel(spec=callable_spec(spec, emitted), plan=emitted, source=text, target=options.target, proof=proof)
 
 
 def _accepted(proof: Proof, source: Source, allow_unproved: Collection[str]) -> Proof:
@@ -383,7 +388,7 @@ class Kernel:
     """
 
     spec: Attention
-    """The closed, typed attention (`attngen.ir`)."""
+    """The closed, typed attention (`attngen.ir`); its `assume`s include what every call checks of sizes."""
     plan: KernelPlan
     """What the planner decided."""
     source: str

@@ -85,7 +85,7 @@ def run_tune(args: Namespace) -> int:
     asked = dict(args.shape)
     wanted = commands.sizes_wanted(spec, USUAL, asked)
     commands.check_heads(wanted)
-    sizes = inputs.settle(spec, wanted, fixed=set(asked))
+    sizes = inputs.settle(api.callable_spec(spec, api.plan(spec)), wanted, fixed=set(asked))
     torch = require_gpu("tune --target triton")
     from attngen.runtime import ahead
 
@@ -274,6 +274,7 @@ def _shapes(args: Namespace, spec: Any) -> list[dict[str, int]]:
     asked = dict(args.shape)
     wanted = commands.sizes_wanted(spec, USUAL, asked)
     commands.check_heads(wanted)
+    spec = api.callable_spec(spec, api.plan(spec))
     if not args.lengths:
         return [inputs.settle(spec, wanted, fixed=set(asked))]
     fixed = (set(asked) - {"Sq", "Sk"}) | {"Sk"}

@@ -159,7 +159,7 @@ def _survey(args: Namespace) -> Survey:
     if "Hq" not in asked and "Hkv" not in asked:
         wanted["Hq"] = wanted["Hkv"] = args.head + 1
     check_heads(wanted)
-    sizes = inputs.settle(spec, wanted, fixed=asked)
+    sizes = inputs.settle(api.callable_spec(spec, planned), wanted, fixed=asked)
     needed = walk.params(spec.mask)
     values = inputs.examples(spec, sizes, dict(args.param), only=needed)
     tile = args.tile or _tile(spec.tile, max(sizes["Sq"], sizes["Sk"]))
@@ -230,9 +230,10 @@ def _cost(args: Namespace, spec: Attention, wanted: Mapping[str, int], fixed: Co
     from attngen import inputs
     from attngen.ir import walk
 
-    sizes = inputs.settle(spec, wanted, fixed=fixed)
+    planned = api.plan(spec)
+    sizes = inputs.settle(api.callable_spec(spec, planned), wanted, fixed=fixed)
     values = inputs.examples(spec, sizes, dict(args.param), only=walk.params(spec.mask))
-    return api.cost(api.plan(spec), args.chip, args.dtype, sizes, values, args.tile)
+    return api.cost(planned, args.chip, args.dtype, sizes, values, args.tile)
 
 
 def run_verify(args: Namespace) -> int:
@@ -242,7 +243,7 @@ def run_verify(args: Namespace) -> int:
     consts = dict(args.define)
     spec = api.analyse(source, consts)
     device = verify.choose_device(args.device, args.target)
-    cases = verify.cases(spec, device, args.target)
+    cases = verify.cases(api.callable_spec(spec, api.plan(spec, args.target)), device, args.target)
     for name, value in verify.beyond(spec, cases):
         terminal.note(f"no sequence here is as long as `{name}` = {value}: try -D {name}=… as well")
     options = api.options(args.target, args.precision, args.tile)

@@ -41,6 +41,7 @@ def emit(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ...] =
 
     Raises UsageError for no such target.
     """
+    proof = (*proof, *(f"needs {need.text}" for need in plan.needs))
     if options.target == "triton":
         from attngen.emit.triton import emit_triton
 

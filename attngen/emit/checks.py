@@ -7,6 +7,7 @@ where they are raised, so that a call that fits pays for comparisons alone.
 from __future__ import annotations
 
 from attngen.emit import host_expressions
+from attngen.emit.facts import need_lines
 from attngen.emit.gradients import host_names
 from attngen.emit.params import ParamView
 from attngen.ir import printing
@@ -18,7 +19,7 @@ from attngen.plan.schedule import Level, level_of
 
 
 def check_lines(plan: KernelPlan, params: tuple[ParamView, ...], *, spans: bool = True) -> tuple[str, ...]:
-    """The lines, in the order of the params; then their `where`s, then the `assume`s about sizes.
+    """The lines, in the order of the params; then their `where`s, then the `assume`s about sizes, then the plan's needs.
 
     `spans`: the target computes offsets in 32 bits, and tensors that span more are refused.
     """
@@ -42,7 +43,7 @@ def check_lines(plan: KernelPlan, params: tuple[ParamView, ...], *, spans: bool 
             text = host_expressions.python(fact, names)
             values = ", ".join(f"{size} = {{{size}}}" for size in sorted(symbols(fact)))
             lines += _refuse(f"not ({text})", f"the specification assumes {printing.expression(fact)}; here {values}")
-    return tuple(lines)
+    return (*lines, *need_lines(plan, names))
 
 
 def _refuse(condition: str, message: str) -> list[str]:

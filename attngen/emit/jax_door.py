@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from attngen.emit import pallas_checks
+from attngen.emit.facts import FactsView, jax_facts
 from attngen.emit.params import ParamView
 from attngen.ir.walk import reads
 from attngen.plan import capabilities
@@ -89,6 +90,7 @@ class DoorView:
     accepted: Accepted
     dtypes: str  # of q, k and v, as a Python tuple
     dtype_words: str
+    facts: FactsView
 
 
 def chosen_by_products(plan: KernelPlan) -> bool:
@@ -111,4 +113,5 @@ def door(plan: KernelPlan, params: tuple[ParamView, ...], sizes: Mapping[str, st
         accepted=accepted,
         dtypes=f"({', '.join(f'jnp.{d}' for d in accepted.dtypes)})",
         dtype_words=f"{', '.join(most)} or {last}",
+        facts=jax_facts(plan, params, sizes),
     )

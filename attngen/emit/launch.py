@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from attngen.emit.checks import check_lines, words
-from attngen.emit.gradients import GradientView
+from attngen.emit.facts import FactsView, torch_facts
+from attngen.emit.gradients import GradientView, host_names
 from attngen.emit.params import ParamView
 from attngen.ir import printing
 from attngen.ir.nodes import Symbol
@@ -67,6 +68,7 @@ class LaunchView:
     learned: str  # whether some param needs a gradient
     signs_scale: bool  # the sign of the scale can be taken into q
     reads_scalars: bool
+    facts: FactsView
     lists: bool  # whether some kernel of one chip reads which tiles it walks
     portable_dq: str  # when extremes in tiles of keys are wanted backward; always, if empty
 
@@ -279,6 +281,7 @@ def launch_view(
         signs_scale=plan.facts.scale_positive,
         needs_math=any("math." in line for line in checks),
         reads_scalars=any("_readable(" in line for line in checks),
+        facts=torch_facts(plan, params, host_names(attention, params)),
         lists=lists or walks or dkdv_walks or dq_walks,
         portable_dq=" and ".join(
             [

@@ -48,7 +48,7 @@ _TEMPLATE_NAMES = """
     COLS K_STAGES V_STAGES HOPPER_APART dq_desc handed k_place p_layout place_layout plain v_place place shape
     wanted value_stages alone fit fits run test driver counters counters_ptr n_counters stream sums
     terms terms_desc terms_ptr terms_tiles used usual begin end slot no_ds theirs in_turn Q_EARLY counts_ptr
-    n_found n_heads n_lists
+    n_found n_heads n_lists check holds wrong
     forward_ad functorch wrapped hidden number learns apart
 """
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from attngen.emit import host_expressions
+from attngen.emit.facts import need_lines
 from attngen.emit.params import DTYPES, SMALL_INTS, ParamView
 from attngen.ir import printing
 from attngen.ir.attention import Param
@@ -20,7 +21,7 @@ _SCALARS = {Type.FLOAT: "a number", Type.INT: "an int", Type.BOOL: "a bool"}
 
 
 def check_lines(plan: KernelPlan, params: tuple[ParamView, ...], sizes: Mapping[str, str]) -> tuple[str, ...]:
-    """The lines, in the order of the params; then their `where`s, then the `assume`s about sizes."""
+    """The lines, in the order of the params; then their `where`s, then the `assume`s about sizes, then the plan's needs."""
     attention = plan.attention
     names = {**{s: s for s in SIZES}, **sizes, **{p.keyword: p.name for p in params}}
     lines: list[str] = []
@@ -40,7 +41,7 @@ def check_lines(plan: KernelPlan, params: tuple[ParamView, ...], sizes: Mapping[
             text = host_expressions.python(fact, names)
             values = ", ".join(f"{size} = {{{names[size]}}}" for size in sorted(symbols(fact)))
             lines += _refuse(f"not ({text})", f"the specification assumes {printing.expression(fact)}; here {values}")
-    return tuple(lines)
+    return (*lines, *need_lines(plan, names))
 
 
 def convert_lines(attention_params: tuple[Param, ...], params: tuple[ParamView, ...]) -> tuple[str, ...]:

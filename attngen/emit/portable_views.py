@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from attngen.emit.facts import FactsView
 from attngen.emit.params import ParamView
 
 
@@ -85,3 +86,4 @@ class DoorView:
     param_docs: tuple[str, ...]
     signs_scale: bool
     reads_scalars: bool
+    facts: FactsView

@@ -11,6 +11,8 @@ import re
 from typing import Any
 
 from attngen.emit.checks import check_lines
+from attngen.emit.facts import torch_facts
+from attngen.emit.gradients import host_names
 from attngen.emit.jinja import render
 from attngen.emit.launch import bound_sizes, conversions, param_doc, zeros
 from attngen.emit.names import Names
@@ -42,6 +44,7 @@ _TEMPLATE_NAMES = """
     slope_p g dp ds kept allowed has_key head batch kv_head tile masked q_idx k_idx q0 q1 k0 k1 qk q_tile k_tile
     d_out_tile dq_tile B Hq Hkv Sq Sk D Dv new_max shift rescale drop inv_keep threshold empty total merged extra
     ref contribution inside cell ctx needed full partial any_lo any_hi full_lo full_hi return_lse dropout_seed
+    check holds wrong map
     message device dtype name stride staticmethod at_b at_h at_q at_k at_distance distances exists q_scaled rest
     ValueError parts learns hidden number
 """
@@ -279,4 +282,5 @@ class _Emitter:
             tuple(param_doc(self.plan, p) for p in self.params),
             self.plan.facts.scale_positive,
             any("_readable(" in line for line in checks),
+            torch_facts(self.plan, self.params, host_names(self.attention, self.params)),
         )

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from attngen.ir import build
 from attngen.ir.build import add, integer, sub
-from attngen.ir.nodes import INDICES, Apply, Expr, Literal, Op, Symbol, Type
+from attngen.ir.nodes import INDICES, SIZES, Apply, Expr, Literal, Op, Symbol, Type
 from attngen.ir.printing import expression
 from attngen.ir.walk import nodes, reads, substitute, symbols
 from attngen.plan.linear import from_linear, linear
@@ -27,19 +27,27 @@ _ALIGNED = (build.apply(Op.LE, _SQ, _SK), build.apply(Op.LE, _SK, _SQ))
 class Need:
     """A comparison of sizes that every call checks: with it a read is inside its tensor for each allowed pair.
 
-    `condition` has the plan's names of sizes, `text` the file's; `sizes` holds both, the file's first.
+    `own` has the file's names of sizes, `condition` the plan's; `sizes` holds both, the file's first.
     """
 
+    own: Expr
     condition: Expr
-    text: str
     sizes: tuple[tuple[str, str], ...]
+
+    @property
+    def text(self) -> str:
+        return expression(self.own)
 
 
 def need(own: Expr, renamed: Mapping[str, str]) -> Need:
     """`own` is over the file's sizes; `renamed` has the plan's names for those that it calls otherwise."""
     planned: dict[Expr, Expr] = {build.index(a): build.index(b) for a, b in renamed.items()}
-    sizes = tuple((name, renamed.get(name, name)) for name in sorted(symbols(own)))
-    return Need(substitute(own, planned), expression(own), sizes)
+    sizes = tuple((name, renamed.get(name, name)) for name in sorted(symbols(own), key=_in_order))
+    return Need(own, substitute(own, planned), sizes)
+
+
+def _in_order(size: str) -> tuple[int, str]:
+    return (SIZES.index(size) if size in SIZES else len(SIZES), size)
 
 
 def candidates(index: Expr, dim: Expr) -> tuple[Expr, ...]:

@@ -39,6 +39,7 @@ def plan_text(plan: KernelPlan) -> str:
         ("d natural / d qk = factor * pair", _named(("factor", plan.d_factor), ("pair", plan.d_pair))),
         ("gradients", (line for g in plan.gradients for line in _gradient(g, plan.weights.form))),
         ("order", _order(plan)),
+        *((("needs", (need.text for need in plan.needs)),) if plan.needs else ()),
         ("ints", _ints(plan)),
         *((("approximate in half precision", _approximate(plan)),) if plan.choices.approximate else ()),
         (f"tiles on {CHIP}", _tiles(plan)),

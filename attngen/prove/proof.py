@@ -42,12 +42,14 @@ PROVERS: tuple[tuple[Obligation, _Prover], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What was shown of one plan. `dropped` says what the plan gave up for a tile range that is not proved."""
+    """What was shown of one plan. `dropped` says what the plan gave up for a tile range that is not proved, `needs` what
+    every call checks of its sizes."""
 
     name: str
     shown: tuple[Shown, ...]
     dropped: tuple[str, ...] = ()
     allowed: tuple[Obligation, ...] = ()
+    needs: tuple[str, ...] = ()
     cached: bool = field(default=False, compare=False)
 
     def of(self, obligation: Obligation) -> Shown:
@@ -98,4 +100,4 @@ def prove(attention: Attention, plan: KernelPlan, budget: float = BUDGET) -> Pro
         start = monotonic()
         claims = prover(attention, plan, max(0.0, deadline - start))
         shown.append(Shown(obligation, claims, monotonic() - start))
-    return Proof(attention.name, tuple(shown))
+    return Proof(attention.name, tuple(shown), needs=tuple(need.text for need in plan.needs))

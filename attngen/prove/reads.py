@@ -19,7 +19,7 @@ from attngen.ir import build, printing
 from attngen.ir.attention import Attention
 from attngen.ir.build import conjunction
 from attngen.ir.nodes import SIZES, Apply, Expr, Literal, Load, Op, Scalar, Symbol, Type
-from attngen.ir.walk import children, nodes, substitute, symbols, transform
+from attngen.ir.walk import children, nodes, symbols, transform
 from attngen.plan.kernel import KernelPlan
 from attngen.plan.needs import LENGTHS, candidates, joined, need
 from attngen.prove.answers import Answer, Fails, Holds, element_name
@@ -81,10 +81,7 @@ def read_claims(attention: Attention, plan: KernelPlan, deadline: float) -> tupl
     by_load: dict[Load, list[Read]] = {}
     for read in _reads(attention):
         by_load.setdefault(read.load, []).append(read)
-    own: dict[Expr, Expr] = {
-        build.index(b): build.index(a) for a, b in zip(attention.sizes, plan.attention.sizes, strict=True)
-    }
-    needs = tuple(substitute(n.condition, own) for n in plan.needs)
+    needs = tuple(n.own for n in plan.needs)
     return tuple(_claim(attention, load, reads, needs, deadline) for load, reads in by_load.items())
 
 
@@ -109,7 +106,8 @@ def _claim(attention: Attention, load: Load, reads: list[Read], needs: tuple[Exp
     if "from data: 0 outside" in by:
         sentence = f"`{text}` is 0 outside `{load.param}`: its index comes from data"
     else:
-        sentence = f"`{text}` is inside `{load.param}` for every pair that the mask allows{_given(needs) if 'z3' in by else ''}"
+        given = _given(needs if "z3" in by else ())
+        sentence = f"`{text}` is inside `{load.param}` for every pair that the mask allows{given}"
     return Claim(f"read of `{text}`", sentence, Proved("; ".join(by)), span=load.span)
 
 

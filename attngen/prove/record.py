@@ -45,6 +45,7 @@ def to_json(proof: Proof) -> dict[str, Any]:
         "name": proof.name,
         "holds": proof.holds,
         "dropped": list(proof.dropped),
+        "needs": list(proof.needs),
         "allowed": [o.value for o in proof.allowed],
         "seconds": round(proof.seconds, 4),
         "obligations": [
@@ -108,7 +109,8 @@ def from_json(found: Any) -> Proof:
     if tuple(s.obligation for s in shown) != tuple(Obligation):
         raise Damaged("not every obligation is there, once and in order")
     allowed = tuple(map(_obligation, _part(found, "allowed", list)))
-    proof = Proof(_part(found, "name", str), shown, _strings(found, "dropped"), allowed, cached=True)
+    dropped, needs = _strings(found, "dropped"), _strings(found, "needs")
+    proof = Proof(_part(found, "name", str), shown, dropped, allowed, needs, cached=True)
     if {**to_json(proof), "seconds": 0} != {**found, "seconds": 0}:
         raise Damaged("its verdicts contradict each other, or it holds what no proof has")
     return proof

@@ -73,6 +73,7 @@ def details(proof: Proof, source: Source) -> tuple[str, ...]:
         if (obligation, c) not in proof.refused and isinstance(c.verdict, Unknown):
             lines.append(f"unknown: {c.sentence}\n  {c.verdict.reason}")
     lines += [f"given up: {what}" for what in proof.dropped]
+    lines += [f"needs {need}: every call checks it" for need in proof.needs]
     notes = dict.fromkeys(c.note for s in proof.shown for c in s.claims if c.note)
     return (*lines, *(f"note: {note}" for note in notes))
 
@@ -127,4 +128,5 @@ def proof_text(proof: Proof) -> str:
                     lines.append(f"        {c.verdict.reason}")
             lines += [f"        note: {c.note}"] if c.note else []
     lines += ["", *(f"given up: {what}" for what in proof.dropped)] if proof.dropped else []
+    lines += ["", *(f"needs {need}" for need in proof.needs)] if proof.needs else []
     return "\n".join(lines) + "\n"
