@@ -85,6 +85,7 @@ MORE: Mapping[str, str] = {
         param table: f32[8]
         score = qk * scale * exp(min(left[h, q], 4.0)) + table[min(q * k, 7)]
     """,
+    "index_of_data": "param kind: int[Sk] where 0 <= kind < 9\nparam t: f32[9]\nscore = qk * scale + t[kind[k]]",
     "guarded_by_clamp": "param table: f32[Hq, Sk]\nscore = qk * scale + table[h, min(q + k, Sk - 1)]",
     "temperature": """
         param tau: f32 where tau > 0.25

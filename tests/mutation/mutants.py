@@ -25,6 +25,7 @@ from attngen.plan.ranges import TileRanges
 from attngen.plan.schedule import Binding, Level, Schedule
 from attngen.plan.segments import Segment
 from attngen.plan.weights import LOG2E, Form, M, N
+from attngen.prove.reads import with_needs
 from attngen.prove.verdict import Obligation
 from mutation.corpus import Spec
 from mutation.edits import edits, replaced
@@ -81,7 +82,7 @@ def sample(found: Sequence[Mutant], count: int, seed: int) -> list[Mutant]:
 def mutants(spec: Spec) -> Iterator[Mutant]:
     """All of one spec, by kind."""
     attention = spec.attention()
-    of = _Mutants(spec.name, attention, plan(attention))
+    of = _Mutants(spec.name, attention, with_needs(attention, plan(attention)))
     yield from of.normalizer()
     yield from of.ranges()
     yield from of.loops()
@@ -95,7 +96,7 @@ def mutants(spec: Spec) -> Iterator[Mutant]:
 def planned_anyhow(attention: Attention) -> KernelPlan | None:
     """The plan, or None where the stream lines have no form that can be planned: their laws are all there is."""
     try:
-        return plan(attention)
+        return with_needs(attention, plan(attention))
     except SpecError:
         return None
 

@@ -18,6 +18,7 @@ from attngen.ir.build import real
 from attngen.plan.kernel import plan
 from attngen.prove.proof import prove
 from attngen.prove.range_safety import range_safety
+from attngen.prove.reads import with_needs
 from attngen.prove.streaming import streaming
 from attngen.prove.verdict import Claim, Refuted
 from attngen.syntax.parser import parse
@@ -88,7 +89,7 @@ def test_all(kind: str, every: Mapping[str, Sequence[Mutant]], counted: Counted)
 def test_the_specs_themselves_are_proved(spec: Spec) -> None:
     """An edit's refutation says something only if the spec without it is proved."""
     attention = spec.attention()
-    proof = prove(attention, plan(attention), 20.0)
+    proof = prove(attention, with_needs(attention, plan(attention)), 20.0)
     assert not proof.refuted
     assert not proof.unknown
 

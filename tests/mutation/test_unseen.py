@@ -8,6 +8,7 @@ from attngen.analyse import analyse
 from attngen.errors import Source
 from attngen.plan.kernel import plan
 from attngen.prove.proof import Proof, prove
+from attngen.prove.reads import with_needs
 from attngen.prove.verdict import Obligation, Refuted
 from attngen.syntax.parser import parse
 from mutation.unseen import RIGHT, WRONG
@@ -18,7 +19,7 @@ BUDGET = 30.0
 def proof(body: str) -> Proof:
     source = Source(f"attention unseen\n{body.strip()}\n", "unseen.attn")
     attention = analyse(parse(source), source, {})
-    return prove(attention, plan(attention), BUDGET)
+    return prove(attention, with_needs(attention, plan(attention)), BUDGET)
 
 
 @pytest.mark.parametrize("name", RIGHT)

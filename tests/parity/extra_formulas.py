@@ -166,7 +166,7 @@ def small_network(
     return normalized(products(q, k) * scale + bias, formulas.lower_triangle(q, k), heads(q, v))
 
 
-def out_of_bounds(q: Tensor, k: Tensor, v: Tensor, scale: float, *, table: Tensor) -> Result:
+def within_a_table(q: Tensor, k: Tensor, v: Tensor, scale: float, *, table: Tensor) -> Result:
     bias = torch.zeros(q.shape[1], q.shape[2], k.shape[2], dtype=q.dtype, device=q.device)
     for n in range(table.shape[1]):
         on = torch.zeros_like(bias[0])

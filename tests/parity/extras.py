@@ -2,7 +2,7 @@
 
 Every feature of language.md that reaches a kernel stands in one of them: definitions with arguments, run-time windows
 and chunks, float data in masks, `or` and `not`, int and bool params, kinks, tables in half precision, tables indexed by
-more than an offset, or by a number, row and column biases, loads out of bounds, weights that are no exponentials,
+more than an offset, or by a number, row and column biases, a select that keeps an index inside, weights that are no exponentials,
 constant masks.
 """
 
@@ -215,9 +215,9 @@ score = qk * scale * group[hkv] + everyone[q, k] + each[b, h, q, k]
         },
     ),
     extra(
-        "out_of_bounds",
-        "param table: f32[Hq, n]\nscore = qk * scale + table[h, q - k]\n",
-        f.out_of_bounds,
+        "within_a_table",
+        "param table: f32[Hq, n]\nscore = qk * scale + (table[h, q - k] if 0 <= q - k < n else 0.0)\n",
+        f.within_a_table,
         lambda d: {"table": d.normal(d.case.heads, 7)},
     ),
     extra(
@@ -328,7 +328,7 @@ normalizer = softmax(sink = sink[h])
 param doc: int[B, Sk]
 param shared: f32[Hq, Sq, Sk]
 param offset: f32[Hq, n]
-score = qk * scale + shared[h, q, k] + offset[h, q - k]
+score = qk * scale + shared[h, q, k] + (offset[h, q - k] if q - k < n else 0.0)
 mask  = causal and doc[b, q] == doc[b, k]
 """,
         f.packed_bias,

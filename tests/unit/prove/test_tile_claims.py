@@ -21,6 +21,7 @@ from attngen.plan.loops import Assigned, Ordered, Rounded, Run, loops
 from attngen.plan.ranges import TileRanges
 from attngen.prove.bounds import index_bounds
 from attngen.prove.ranges import tile_ranges
+from attngen.prove.reads import with_needs
 from attngen.prove.verdict import Claim, Proved, Refuted
 from attngen.prove.widths import integer_width
 
@@ -38,7 +39,7 @@ def refuted(claims: tuple[Claim, ...]) -> list[Claim]:
 def all_claims(attention: Attention, planned: KernelPlan) -> tuple[Claim, ...]:
     return (
         *tile_ranges(attention, planned, 20.0),
-        *index_bounds(planned, 10.0),
+        *index_bounds(attention, planned, 10.0),
         *integer_width(planned, 10.0),
     )
 
@@ -192,13 +193,51 @@ def test_a_run_that_is_walked_twice_is_refuted() -> None:
     ],
 )
 def test_a_missing_guard_is_refuted(lines: tuple[str, ...], axis: int, kept: AxisAccess) -> None:
-    planned = plan(spec(*lines))
+    attention = spec(*lines)
+    planned = with_needs(attention, plan(attention))
     (access,) = planned.choices.accesses
     axes = tuple(kept if n == axis else a for n, a in enumerate(access.axes))
     choices = replace(planned.choices, accesses=(replace(access, axes=axes),))
-    found = refuted(index_bounds(replace(planned, choices=choices), 5.0))
+    claims = index_bounds(attention, replace(planned, choices=choices), 5.0)
+    found = [c for c in refuted(claims) if not c.subject.startswith("read of")]
     assert len(found) == 1
     assert isinstance(found[0].verdict, Refuted)
+
+
+OF_ELEMENTS = {
+    "an index that is an element": ("param i: int[Sk] where 0 <= i < 9", "t[i[k]]"),
+    "a remainder of one": ("param i: int[Sk] where i >= 0", "t[i[k] % 9]"),
+    "a divisor of a row": ("param i: int[B, Sk] where 1 <= i <= 8", "t[8 // i[b, k]]"),
+    "a difference of elements": ("param i: int[Sk] where 3 <= i <= 7", "t[i[k] - 3]"),
+    "a choice by a float": ("param x: f32 where x > 0", "t[8 if 0.0 < x else k]"),
+}
+"""Indices that are inside t, of 9 elements, if the facts hold that no call checks."""
+
+
+@pytest.mark.parametrize(("param", "load"), OF_ELEMENTS.values(), ids=OF_ELEMENTS)
+def test_no_guard_rests_on_what_a_tensor_is_said_to_hold(param: str, load: str) -> None:
+    attention = spec(param, "param t: f32[9]", f"score = qk * scale + {load}")
+    planned = with_needs(attention, plan(attention))
+    (access,) = (a for a in planned.choices.accesses if a.load.param == "t")
+    if "%" in load:  # floored whatever the element is, so that there is nothing to compare
+        assert not planned.choices.plain_divisions
+        return
+    bare = replace(access, axes=(AxisAccess(False, low=False, high=False),))
+    others = tuple(a for a in planned.choices.accesses if a != access)
+    unguarded = replace(planned, choices=replace(planned.choices, accesses=(*others, bare)))
+    assert access.axes[0].low or access.axes[0].high
+    assert all(isinstance(c.verdict, Proved) for c in index_bounds(attention, planned, 5.0))
+    claims = index_bounds(attention, unguarded, 5.0)
+    assert [c.subject for c in claims if not isinstance(c.verdict, Proved)] == [load]
+
+
+def test_an_index_is_wide_enough_whatever_tensors_hold() -> None:
+    attention = spec("param i: int[Sk] where 0 <= i < 100", "param t: f32[Sk]", f"score = qk + t[min(max(i[k], 0) + {2**30}, Sk - 1)]")
+    planned = plan(attention)
+    assert planned.choices.wide
+    assert all(isinstance(c.verdict, Proved) for c in integer_width(planned, 5.0))
+    narrow = replace(planned, choices=replace(planned.choices, wide=()))
+    assert any(not isinstance(c.verdict, Proved) for c in integer_width(narrow, 5.0))
 
 
 FLOATS = (
@@ -226,12 +265,13 @@ def test_indices_made_of_floats_are_proved(index: str) -> None:
 @pytest.mark.parametrize("index", [i for i in FLOATS if not i.startswith("clamp(") and not i.endswith("% 40")])
 def test_without_a_guard_they_are_not_proved(index: str) -> None:
     """Rounding, NaN and infinities are none of z3's: what it shows of reals is no proof."""
-    planned = plan(with_table(index))
+    attention = with_table(index)
+    planned = plan(attention)
     bare = AxisAccess(False, low=False, high=False)
     accesses = tuple(
         replace(a, axes=(a.axes[0], bare)) if a.load.param == "table" else a for a in planned.choices.accesses
     )
-    claims = index_bounds(replace(planned, choices=replace(planned.choices, accesses=accesses)), 5.0)
+    claims = index_bounds(attention, replace(planned, choices=replace(planned.choices, accesses=accesses)), 5.0)
     (claim,) = (c for c in claims if c.subject.startswith("table"))
     assert not isinstance(claim.verdict, Proved)
 
@@ -251,11 +291,12 @@ def test_what_is_not_seen_to_stay_inside_is_guarded(index: str, low: bool, high:
 
 
 def test_a_corner_that_is_not_extreme_is_refuted() -> None:
-    planned = plan(spec("param t: f32[65]", "score = qk * scale + t[clamp(q - k, -32, 32) + 32]"))
+    attention = spec("param t: f32[65]", "score = qk * scale + t[clamp(q - k, -32, 32) + 32]")
+    planned = plan(attention)
     (corner,) = planned.choices.corners
     wrong = replace(planned.choices, corners=(replace(corner, rises_in_k=True),))
-    assert not refuted(index_bounds(planned, 5.0))
-    assert len(refuted(index_bounds(replace(planned, choices=wrong), 5.0))) == 1
+    assert not refuted(index_bounds(attention, planned, 5.0))
+    assert len(refuted(index_bounds(attention, replace(planned, choices=wrong), 5.0))) == 1
 
 
 def test_a_product_that_leaves_32_bits_is_refuted() -> None:
