@@ -19,7 +19,7 @@ from attngen.plan.schedule import Level, level_of
 
 
 def check_lines(plan: KernelPlan, params: tuple[ParamView, ...], *, spans: bool = True) -> tuple[str, ...]:
-    """The lines, in the order of the params; then their `where`s, then the `assume`s about sizes, then the plan's needs.
+    """The lines, in the order of the params; then their `where`s, the `assume`s about sizes, and the plan's needs.
 
     `spans`: the target computes offsets in 32 bits, and tensors that span more are refused.
     """

@@ -55,7 +55,9 @@ def torch_facts(plan: KernelPlan, views: tuple[ParamView, ...], names: Mapping[s
     read |= {"h", "Hq", "Hkv"} if "hkv" in read else set()
     places = {"B": "q.shape[0]", "Hq": "q.shape[1]", "Sq": "q.shape[2]", "D": "q.shape[3]"}
     places |= {"Hkv": "v.shape[1]", "Sk": "v.shape[2]", "Dv": "v.shape[3]"} | _bound(plan, views)
-    lines = [f"{names[size]} = torch.tensor({places[size]})" for size in (*SIZES, *plan.attention.sizes) if size in read]
+    lines = [
+        f"{names[size]} = torch.tensor({places[size]})" for size in (*SIZES, *plan.attention.sizes) if size in read
+    ]
     for view, param in zip(views, plan.attention.params, strict=True):
         if param.is_scalar and any(param.name in params(fact) for fact in facts):
             lines.append(f"{view.name} = torch.as_tensor({view.name})")
@@ -115,7 +117,7 @@ def _view(
             lines += [
                 f"at = _broken({target.expression(param.where, own)}, {view.name}.shape)",
                 "if at is not None:",
-                f'    _refuse(f"{view.keyword}[{{\', \'.join(map(str, at))}}] is {{{view.name}[at].item()}}, '
+                f"    _refuse(f\"{view.keyword}[{{', '.join(map(str, at))}}] is {{{view.name}[at].item()}}, "
                 f'and must satisfy {printing.expression(param.where)}")',
             ]
     for fact in attention.assumes:
@@ -128,7 +130,9 @@ def _view(
             lines += [
                 f"at = _broken({target.expression(fact, names)}, {heads})",
                 "if at is not None:",
-                f'    _refuse(f"{message}; not so at {place}")' if at_heads else f'    _refuse("{message}; it does not hold")',
+                f'    _refuse(f"{message}; not so at {place}")'
+                if at_heads
+                else f'    _refuse("{message}; it does not hold")',
             ]
     if any(p.name == "check" for p in attention.params):
         return FactsView((), (), accepted=False)

@@ -21,7 +21,7 @@ _SCALARS = {Type.FLOAT: "a number", Type.INT: "an int", Type.BOOL: "a bool"}
 
 
 def check_lines(plan: KernelPlan, params: tuple[ParamView, ...], sizes: Mapping[str, str]) -> tuple[str, ...]:
-    """The lines, in the order of the params; then their `where`s, then the `assume`s about sizes, then the plan's needs."""
+    """The lines, in the order of the params; then their `where`s, the `assume`s about sizes, the plan's needs."""
     attention = plan.attention
     names = {**{s: s for s in SIZES}, **sizes, **{p.keyword: p.name for p in params}}
     lines: list[str] = []

@@ -20,6 +20,11 @@ def checked(attention: Attention) -> Attention:
     return replace(attention, params=params, assumes=tuple(filter(_is_checked, attention.assumes)))
 
 
+def without_facts(attention: Attention) -> Attention:
+    """The attention with none of its facts: where JAX traces a scalar, no call checks it."""
+    return replace(attention, params=tuple(replace(p, where=None) for p in attention.params), assumes=())
+
+
 def _is_checked_param(param: Param) -> bool:
     return param.where is None or (param.is_scalar and _is_checked(param.where))
 

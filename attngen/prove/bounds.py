@@ -3,9 +3,9 @@
 Takes the plan's accesses, asks z3: wherever a kernel evaluates a load, an index that it does not compare with 0 is not
 negative, and one that it does not compare with the dim is below it. A tile of queries or keys may hang over the end of
 its sequence, and no mask keeps the overhang from being read, so positions run past Sq and Sk here, except where the
-kernel clamps them. Where a kernel reads one element for a whole tile because its index is the same at two corners,
-those are shown to be the extreme ones. Rows of q, k and v are compared with the length, but for the walked tiles
-without a mask, which lie inside it.
+kernel clamps them. Only facts that every call checks are relied on (`ir.checked`), so none about elements. Where a
+kernel reads one element for a whole tile because its index is the same at two corners, those are shown to be extreme.
+Rows of q, k and v are compared with the length, but for the walked tiles without a mask, which lie inside it.
 
 An int that is made of a float may be any: z3's reals know no rounding, no infinities and no NaN, and what these become
 is the chip's choice. A claim holds whatever the floats are.
@@ -18,7 +18,7 @@ from time import monotonic
 
 from attngen.ir import printing
 from attngen.ir.attention import Attention
-from attngen.ir.checked import checked
+from attngen.ir.checked import checked, without_facts
 from attngen.ir.nodes import Apply, Expr, Load, Op, Symbol, Type
 from attngen.ir.walk import loads, nodes, substitute
 from attngen.plan.access import Access, AxisAccess, Corner
@@ -48,7 +48,7 @@ def _rows(plan: KernelPlan, deadline: float) -> Claim:
     sentence = "rows of q, k and v that are read without a comparison lie inside the sequence"
     for ranges, size, ends in ((plan.keys, "Sk", ("q0", "q1")), (plan.queries, "Sq", ("k0", "k1"))):
         for s in ranges.all:
-            world = World(checked(plan.attention))
+            world = World(without_facts(plan.attention))
             at, first, last = world.free("position"), *(world.free(end) for end in ends)
             answers = [world.free(t.bound(f"all_{end}").id) for t in ranges.tests for end in ("lo", "hi")]
             premises = [first >= 0, first <= last, *(a >= 0 for a in answers)]

@@ -42,8 +42,8 @@ PROVERS: tuple[tuple[Obligation, _Prover], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What was shown of one plan. `dropped` says what the plan gave up for a tile range that is not proved, `needs` what
-    every call checks of its sizes."""
+    """What was shown of one plan. `dropped` says what the plan gave up for a tile range that is not proved, `needs`
+    what every call checks of its sizes."""
 
     name: str
     shown: tuple[Shown, ...]

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from attngen.ir import printing
 from attngen.ir.attention import Attention
 from attngen.ir.build import conjunction, index, is_literal
-from attngen.ir.checked import checked
+from attngen.ir.checked import without_facts
 from attngen.ir.nodes import SIZES, Apply, Expr, Op, Type
 from attngen.ir.walk import loads, params, substitute
 from attngen.plan.data_tests import DataTest
@@ -239,12 +239,12 @@ class _Direction:
             f"{LOOPS[self.axis]}: each tile of {self.name} that meets `any` is walked, none twice, "
             "none before the first, and without the mask only inside `all`"
         )
-        relied_on = checked(self.plan.attention)  # rows before the first would be read
-        world = World(relied_on)
-        premises, _ = self.pair(world)
-        answer = starts_answer(world, self.ranges, premises, min(1.0, self.seconds()))
+        bare = World(without_facts(self.plan.attention))  # rows before the first would be read
+        answer = starts_answer(bare, self.ranges, self.pair(bare)[0], min(1.0, self.seconds()))
         if isinstance(answer, Holds):
-            answer = loops_answer(World(relied_on), self.ranges, self.loops, min(3.0, self.seconds()))
+            world = World(self.plan.attention)
+            premises, _ = self.pair(world)
+            answer = loops_answer(World(self.plan.attention), self.ranges, self.loops, min(3.0, self.seconds()))
             if isinstance(answer, Fails):  # it may hold for these stretches, if not for any
                 premises += self.answered(world)
                 answer = loops_answer(world, self.ranges, self.loops, min(1.5, self.seconds()), premises)

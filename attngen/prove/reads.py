@@ -1,9 +1,10 @@
 """Reads that lie outside their tensor for a pair that the mask allows: mistakes, or a question of sizes.
 
-Takes an attention, asks z3 about each element that the score, the mask and the normalizer read: is it inside its tensor
-for every allowed pair? If not, does a comparison of sizes make it so? Then the call checks that comparison: `with_needs`
-puts it into the plan. Else the file is refused with a pair in numbers. An index that is made of data, of elements or of
-floats, is left: there the language has 0. Kernels compare an index with the edge in any case; see `bounds`.
+Takes an attention, asks z3 about each element that the score, the mask and the normalizer read: is it inside its
+tensor for every allowed pair? If not, does a comparison of sizes make it so? Then the call checks that comparison:
+`with_needs` puts it into the plan. Else the file is refused with a pair in numbers. An index that is made of data, of
+elements or of floats, is left: there the language has 0. Kernels compare an index with the edge in any case; see
+`bounds`.
 
 What lies outside is taken to be anything here, not 0, so that a mask cannot excuse itself by what it reads there.
 """
@@ -137,7 +138,7 @@ def _loads(
     e: Expr, conditions: tuple[Expr, ...], seen: set[tuple[int, tuple[Expr, ...]]]
 ) -> Iterator[tuple[Load, tuple[Expr, ...]]]:
     """Each load with what holds wherever its value counts. Of `and` and `or` the order is of no account."""
-    if (id(e), conditions) in seen:
+    if not any(isinstance(n, Load) for n in nodes(e)) or (id(e), conditions) in seen:
         return
     seen.add((id(e), conditions))
     match e:
@@ -195,7 +196,9 @@ def _needed(attention: Attention, read: Read, known: list[Expr]) -> tuple[Expr, 
     """The first candidate, or pair of them, with which every allowed pair reads inside, and some pair is allowed."""
     sizes = {*SIZES, *attention.sizes}
     tried = [c for c in candidates(read.index, read.dim) if symbols(c) <= sizes and c not in known]
-    for more in [*combinations(tried, 1), *combinations(tried, 2)]:
+    # Where z3 is at a loss without a comparison, it is not asked about each two of them.
+    most = 2 if isinstance(_ask(attention, read, known), Fails) else 1
+    for more in [x for n in range(1, most + 1) for x in combinations(tried, n)]:
         if isinstance(_ask(attention, read, [*known, *more]), Holds):
             possible = _ask(attention, read, [*known, *more], never=True)
             if not isinstance(possible, Holds):

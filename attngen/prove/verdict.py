@@ -73,7 +73,8 @@ class Claim:
     """One sentence that must hold, the verdict on it, and the place in the spec that it is about.
 
     `subject` tells claims of one obligation apart ("keys, any", "d score / d slope[h]"); `fix` says how to mend a
-    refuted one, and `fault` what is wrong then, where that says more than the sentence; `note` is what a reader should know though nothing is wrong (the side that a kink takes).
+    refuted one, and `fault` what is wrong then, where that says more than the sentence; `note` is what a reader should
+    know though nothing is wrong (the side that a kink takes).
     """
 
     subject: str

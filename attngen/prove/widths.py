@@ -7,8 +7,8 @@ the target has none, that staying at the end of 32 bits changes no answer (`satu
 towards zero are shown to have no negative side; what the others are printed as is bounded step by step (`divisions`).
 So are the bounds of loops, rounded to tiles. What is computed for an index, and each division towards zero, rests only
 on facts that every call checks (`ir.checked`), since an index that is wrong reads elsewhere. Offsets from a param's
-pointer are 64 bits wide, but for an index that
-differs from pair to pair, whose product with its stride the launcher keeps below 2**31.
+pointer are 64 bits wide, but for an index that differs from pair to pair, whose product with its stride the launcher
+keeps below 2**31.
 """
 
 from __future__ import annotations

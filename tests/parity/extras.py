@@ -2,8 +2,8 @@
 
 Every feature of language.md that reaches a kernel stands in one of them: definitions with arguments, run-time windows
 and chunks, float data in masks, `or` and `not`, int and bool params, kinks, tables in half precision, tables indexed by
-more than an offset, or by a number, row and column biases, a select that keeps an index inside, weights that are no exponentials,
-constant masks.
+more than an offset, or by a number, row and column biases, a select that keeps an index inside, weights that are no
+exponentials, constant masks.
 """
 
 from __future__ import annotations

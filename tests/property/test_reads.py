@@ -76,7 +76,7 @@ def drawn_file(random: np.random.Generator) -> str:
 
 def settings(attention: Attention) -> list[dict[str, int]]:
     """All small sizes under the `assume`s, with one batch."""
-    axes = {"Sq": SIZES, "Sk": SIZES, "Hq": (1, 2), **{name: (1, 2, 4, 9) for name in attention.sizes}}
+    axes = {"Sq": SIZES, "Sk": SIZES, "Hq": (1, 2), **dict.fromkeys(attention.sizes, (1, 2, 4, 9))}
     every = (dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values()))
     fixed = {"B": 1, "Hkv": 1, "D": 4, "Dv": 4}
     return [{**fixed, **s} for s in every if all(evaluate(a, {**fixed, **s}, {}) for a in attention.assumes)]

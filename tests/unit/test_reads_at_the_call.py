@@ -105,7 +105,9 @@ def test_a_call_is_refused_without_the_sizes_that_a_read_needs(target: str) -> N
     assert "\n# needs Sq <= n\n" in compiled(NEEDY, target).source
     assert call(NEEDY, target, (6, 4), seq=torch.zeros(6)).shape == (1, 1, 6, 8)
     for _ in range(2):  # what fitted once is not looked at again, what did not is
-        with pytest.raises(ValueError, match="needy: needs Sq <= n, or a tensor would be read outside; here Sq = 6, n = 5"):
+        with pytest.raises(
+            ValueError, match="needy: needs Sq <= n, or a tensor would be read outside; here Sq = 6, n = 5"
+        ):
             call(NEEDY, target, (6, 4), seq=torch.zeros(5))
 
 
@@ -135,7 +137,7 @@ def test_check_names_the_first_element_that_breaks_a_fact(target: str) -> None:
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_check_looks_at_numbers_on_the_device(target: str) -> None:
-    with pytest.raises(ValueError, match="cap must satisfy 0.0 < cap"):
+    with pytest.raises(ValueError, match=r"cap must satisfy 0\.0 < cap"):
         call(CHOSEN, target, i=GOOD, t=torch.zeros(5), cap=torch.tensor(-1.0), check=True)
 
 
@@ -190,7 +192,9 @@ def test_check_is_refused_where_values_are_traced(target: str) -> None:
 def test_a_param_called_check_keeps_its_name(target: str) -> None:
     text = "attention own\nparam check: f32[Sk] where check > 0\nscore = qk * scale + check[k]\n"
     plain = "attention own\nparam other: f32[Sk] where other > 0\nscore = qk * scale + other[k]\n"
-    assert compiled(text, target).source.count("check: Tensor,") + compiled(text, target).source.count("check: jax.Array,") == 1
+    kind = "Tensor" if target in ("triton", "torch") else "jax.Array"
+    assert compiled(text, target).source.count(f"check: {kind},") == 1
+    assert "check: bool" not in compiled(text, target).source
     if target == "torch":
         given = torch.linspace(-1.0, 1.0, 6)
         np.testing.assert_array_equal(call(text, target, check=given), call(plain, target, other=given))
@@ -205,5 +209,7 @@ def test_check_is_an_argument_of_every_other_function(target: str) -> None:
 
 def test_check_is_refused_while_torch_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    with pytest.raises(ValueError, match="check=True reads elements, which torch.compile and CUDA graphs do not allow"):
+    with pytest.raises(
+        ValueError, match="check=True reads elements, which"
+    ):
         call(CHOSEN, "torch", i=GOOD, t=torch.zeros(5), cap=1.0, check=True)

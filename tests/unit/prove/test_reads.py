@@ -62,7 +62,10 @@ NEEDED = {
     "a query in a tensor of keys": (("param seq: int[Sk]", "mask = seq[q] == seq[k]"), ["Sq <= Sk"]),
     "documents": (("param ids: int[B, Sk]", "mask = same_document(ids)"), ["Sq <= Sk"]),
     "a gate": (("param gate: f32[B, Sk]", "score = qk + gate[b, q] - gate[b, k]"), ["Sq <= Sk"]),
-    "the last query is not the last key": ((TABLE, "score = qk + table[h, min(q - k, 8)]", "mask = causal"), ["Sk <= Sq"]),
+    "the last query is not the last key": (
+        (TABLE, "score = qk + table[h, min(q - k, 8)]", "mask = causal"),
+        ["Sk <= Sq"],
+    ),
     "both ends": (("param t: f32[Sk]", "score = qk + t[q - k]", "mask = causal"), ["Sq == Sk"]),
     "a dim that the call decides": (
         ("param table: f32[Hq, N]", "score = qk + table[h, clamp(q - k, -4, 4) + 4]"),
@@ -94,7 +97,12 @@ NOTHING_NEEDED = {
     ),
     "what stands behind it in the mask": ("param t: f32[Sk]", "mask = t[k + 1] > 0 and k + 1 < Sk"),
     "self-attention": ("param gate: f32[B, Sk]", "assume Sq == Sk", "score = qk + gate[b, q] - gate[b, k]"),
-    "a length in a tensor": ("param n: int[B] where n < Sk", "param t: f32[Sk]", "score = qk + t[k + 1]", "mask = k < n[b]"),
+    "a length in a tensor": (
+        "param n: int[B] where n < Sk",
+        "param t: f32[Sk]",
+        "score = qk + t[k + 1]",
+        "mask = k < n[b]",
+    ),
     "the pair is forbidden": ("param t: f32[Sk]", "score = qk + t[k + 1]", "mask = k + 1 < Sk"),
 }
 

@@ -232,7 +232,11 @@ def test_no_guard_rests_on_what_a_tensor_is_said_to_hold(param: str, load: str) 
 
 
 def test_an_index_is_wide_enough_whatever_tensors_hold() -> None:
-    attention = spec("param i: int[Sk] where 0 <= i < 100", "param t: f32[Sk]", f"score = qk + t[min(max(i[k], 0) + {2**30}, Sk - 1)]")
+    attention = spec(
+        "param i: int[Sk] where 0 <= i < 100",
+        "param t: f32[Sk]",
+        f"score = qk + t[min(max(i[k], 0) + {2**30}, Sk - 1)]",
+    )
     planned = plan(attention)
     assert planned.choices.wide
     assert all(isinstance(c.verdict, Proved) for c in integer_width(planned, 5.0))
