@@ -32,7 +32,7 @@ ACCEPTED: tuple[str, ...] = (
     "param ids: int[B, Sk] where 0 <= ids < 1000000\nmask = (ids[b, k] * 31 + q) % 7 != 0\n",
     "param n: int where -1000000 <= n <= 1000000\nscore = qk * scale - 0.1 * abs(q + n - k)\n",
     "param t: int[B, Sk]\nassume Sq == Sk\nmask = abs(t[b, q] - t[b, k]) <= 5\n",
-    "param n: int\nparam table: f32[size]\nscore = qk * scale + table[q + n - k]\n",
+    "param n: int\nparam table: f32[size]\nscore = qk * scale + table[clamp(q + n - k, 0, size - 1)]\n",
     "param t: int[B, Sk]\nassume Sq == Sk\nscore = qk * scale + 0.1 * clamp(t[b, q] - t[b, k], -8, 8)\n",
 )
 

@@ -44,7 +44,7 @@ def test_names_that_clash(what: str) -> None:
         "param w: f32[Sk, Hq]\nscore = qk * scale + w[k, h]",
         "param w: f32[Sk, Sq]\nscore = qk * scale + w[k, q]",
         "param w: f32[Hkv, Sq, Sk]\nscore = qk * scale + w[hkv, q, k]",
-        "param t: f32[3]\nscore = qk * scale + t[q % 5]",
+        "param t: f32[3]\nscore = qk * scale + (t[q % 5] if q % 5 < 3 else 0.0)",
         "param flag: bool[B, Sq]\nmask = flag[b, q]",
         "param at: int[B, Hq, Sk]\nmask = at[b, h, k] <= q",
     ],

@@ -55,7 +55,7 @@ def test_the_attention_may_be_named_like_a_local(name: str) -> None:
         "param w: f32[Sk, Sq]\nscore = qk * scale + w[k, q]",
         "param w: bf16[Sq]\nscore = qk * scale * w[q]",
         "param w: f32[Hkv, Sq, Sk]\nscore = qk * scale + w[hkv, q, k]",
-        "param t: f32[3]\nscore = qk * scale + t[q % 5]",
+        "param t: f32[3]\nscore = qk * scale + (t[q % 5] if q % 5 < 3 else 0.0)",
         "param flag: bool[B, Sq]\nmask = flag[b, q]",
         "param flag: bool\nmask = causal if flag else k >= q",
         "param at: int[B, Hq, Sk]\nmask = at[b, h, k] <= q",
