@@ -174,7 +174,10 @@ def settled(text: str, obligations: Sequence[Obligation]) -> tuple[str, str, str
     said = "; ".join(f"{o.value}, {c.subject}: {_reason(c)}" for o, c in (*refuted, *unknown))
     if refuted:
         kinds = {o for o, _ in refuted}
-        broken = "" if kinds <= BY_NUMBERS else breaks(attention, planned, obligations)
+        broken = ""
+        if not kinds <= BY_NUMBERS:
+            found = reading.read_outside(attention, [c for _, c in refuted])
+            broken = found or breaks(attention, planned, obligations)
         spurious = not broken and not kinds <= BY_NUMBERS
         return "refuted", f"refuted, and brute force finds nothing: {said}" if spurious else "", said
     if unknown:

@@ -15,10 +15,12 @@ import numpy as np
 from attngen.ir.attention import Attention
 from attngen.ir.checked import checked
 from attngen.ir.evaluate import evaluate
-from attngen.ir.nodes import Apply, Expr, Literal, Load, Op, Scalar, Symbol, Type
+from attngen.ir.nodes import INDICES, SIZES, Apply, Expr, Literal, Load, Op, Scalar, Symbol, Type
+from attngen.ir.printing import expression
 from attngen.ir.walk import children, loads, nodes
 from attngen.plan.kernel import KernelPlan, evaluated
 from attngen.plan.schedule import Level, Schedule
+from attngen.prove.verdict import Claim, Refuted
 from mutation.draws import Drawn, draws
 from mutation.walks import allowed
 
@@ -59,6 +61,23 @@ def _read(plan: KernelPlan, load: Load, drawn: Drawn, b: int, h: int) -> str:
             return f"index {axis} of {load.param} comes to {int(at.min())}"
         if not own.high and (at >= size).any():
             return f"index {axis} of {load.param} comes to {int(at.max())}, and its size is {size}"
+    return ""
+
+
+def read_outside(attention: Attention, claims: Sequence[Claim]) -> str:
+    """The first refuted read whose counterexample, evaluated here, is allowed and outside the tensor."""
+    for claim in claims:
+        if not (claim.subject.startswith("read of") and isinstance(claim.verdict, Refuted)):
+            continue
+        unread = {**dict.fromkeys(INDICES, 0), **dict.fromkeys(SIZES, 1), "inf": np.inf}
+        values = {**unread, **dict(claim.verdict.values)}
+        roots = (attention.score, attention.mask)
+        (load,) = {n for e in roots for n in loads(e) if claim.subject == f"read of `{expression(n)}`"}
+        if not loads(attention.mask) and not evaluate(attention.mask, values, values):
+            continue
+        for index, dim in zip(load.indices, attention.param(load.param).shape, strict=True):
+            if not loads(index) and not 0 <= evaluate(index, values, values) < evaluate(dim, values, values):
+                return f"{claim.subject} at {values}"
     return ""
 
 

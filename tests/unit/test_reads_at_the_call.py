@@ -209,7 +209,5 @@ def test_check_is_an_argument_of_every_other_function(target: str) -> None:
 
 def test_check_is_refused_while_torch_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    with pytest.raises(
-        ValueError, match="check=True reads elements, which"
-    ):
+    with pytest.raises(ValueError, match="check=True reads elements, which"):
         call(CHOSEN, "torch", i=GOOD, t=torch.zeros(5), cap=1.0, check=True)
