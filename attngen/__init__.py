@@ -9,9 +9,19 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from attngen.api import Kernel, compile
-    from attngen.errors import AttnError, Diagnostic, Refuted, SpecError, Unproved, UsageError
+    from attngen.errors import AttnError, Diagnostic, Refuted, SpecError, SpecWarning, Unproved, UsageError
 
-__all__ = ["AttnError", "Diagnostic", "Kernel", "Refuted", "SpecError", "Unproved", "UsageError", "compile"]
+__all__ = [
+    "AttnError",
+    "Diagnostic",
+    "Kernel",
+    "Refuted",
+    "SpecError",
+    "SpecWarning",
+    "Unproved",
+    "UsageError",
+    "compile",
+]
 
 
 def __getattr__(name: str) -> object:

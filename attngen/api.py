@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from attngen import beside, files, tiling
-from attngen.errors import Refuted, Source, SpecError, Unproved, UsageError
+from attngen.errors import Refuted, Source, SpecError, SpecWarning, Unproved, UsageError
 from attngen.ir.attention import Attention
 from attngen.vocabulary import PRECISIONS, SOURCE_ARCHITECTURES, STAGES, TARGETS, Const, Precision
 
@@ -163,9 +164,11 @@ def build(
     allow_unproved: Collection[str] = (),
     *,
     fork: bool = False,
+    strict: bool = False,
 ) -> Kernel:
     """The whole chain for one spec, short of loading it. Raises `Refuted` or `Unproved` where the proof fails.
 
+    A mask that allows no pair is a `SpecWarning`; with `strict` it is `Refuted`.
     With `fork` a copy of this process writes the file while this one proves, in the hope that all will be proved.
     """
     from attngen.emit import emit
@@ -178,16 +181,17 @@ def build(
 
     with beside.begun(hoped_for) if fork else nullcontext(lambda: None) as written:
         proof, emitted = prove(spec, planned)
-        proof = _accepted(proof, source, allow_unproved)
+        proof = _accepted(proof, source, allow_unproved, strict)
         text = written() if emitted is planned and proof.summary() == ALL_PROVED else None
     if text is None:
         text = emit(emitted, source.text, options, proof.summary())
     return Kernel(spec=callable_spec(spec, emitted), plan=emitted, source=text, target=options.target, proof=proof)
 
 
-def _accepted(proof: Proof, source: Source, allow_unproved: Collection[str]) -> Proof:
+def _accepted(proof: Proof, source: Source, allow_unproved: Collection[str], strict: bool) -> Proof:
     """The proof with what the user allows. Raises `Refuted` or `Unproved` where that is not enough."""
     from attngen.prove.report import diagnostics
+    from attngen.prove.report import warnings as doubts
     from attngen.prove.verdict import Obligation
 
     names = [o.value for o in Obligation]
@@ -199,6 +203,11 @@ def _accepted(proof: Proof, source: Source, allow_unproved: Collection[str]) -> 
         raise Refuted(diagnostics(proof, source))
     if proof.refused:
         raise Unproved(diagnostics(proof, source))
+    doubtful = doubts(proof, source)
+    if doubtful and strict:
+        raise Refuted(doubtful)
+    for found in doubtful:
+        warnings.warn(SpecWarning(found.line("warning")), stacklevel=4)
     return proof
 
 
@@ -210,8 +219,9 @@ def stage(
     allow_unproved: Collection[str] = (),
     *,
     fork: bool = False,
+    strict: bool = False,
 ) -> str:
-    """The stable text of one stage: `ast`, `ir`, `plan`, `proof` or `source`. `fork`: see `build`."""
+    """The stable text of one stage: `ast`, `ir`, `plan`, `proof` or `source`. `fork`, `strict`: see `build`."""
     match kind:
         case "ast":
             from attngen.syntax.dump import dump
@@ -231,7 +241,7 @@ def stage(
 
             return proof_text(check(source, consts, target=options.target))
         case "source":
-            return build(source, options, consts, allow_unproved, fork=fork).source
+            return build(source, options, consts, allow_unproved, fork=fork, strict=strict).source
         case _:
             raise UsageError(f"no stage {kind!r}; there are {', '.join(STAGES)}")
 
@@ -337,6 +347,7 @@ def compile(
     shape: Mapping[str, int] | None = None,
     consts: Mapping[str, Const] | None = None,
     allow_unproved: Collection[str] = (),
+    strict: bool = False,
     **const_overrides: Const,
 ) -> Kernel:
     """Compile a spec, given as a path or as its text (which has a newline in it, or starts with `attention `).
@@ -347,7 +358,8 @@ def compile(
     chip's own alone, "portable" none. `tiles` is a file that `attngen tune` wrote, `shape` sizes that say which of its
     shapes is meant, where there are several.
     Every obligation of the plan is proved first: what is false raises `Refuted`, with a counterexample, and what is not
-    shown `Unproved`, unless `allow_unproved` names the obligation (never `Refuted`).
+    shown `Unproved`, unless `allow_unproved` names the obligation (never `Refuted`). A mask that allows no pair,
+    whatever the sizes and params, is a `SpecWarning`; with `strict` it is `Refuted`.
     Raises `SpecError` for a wrong spec, `UsageError` for wrong arguments. No device is touched before the first call.
     """
     twice = sorted(set(consts or {}) & set(const_overrides))
@@ -360,7 +372,7 @@ def compile(
     text = spec if isinstance(spec, str) and ("\n" in spec or spec.lstrip().startswith("attention ")) else None
     source = Source(text) if text is not None else files.read_source(Path(spec))
     tuned = () if tiles is None else _tuned(source, overrides, target, files.read_source(Path(tiles)), shape or {})
-    return build(source, options(target, precision, tile, arch, tuned), overrides, allow_unproved)
+    return build(source, options(target, precision, tile, arch, tuned), overrides, allow_unproved, strict=strict)
 
 
 def _tuned(

@@ -36,7 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         args = parser().parse_args(arguments.one_size_each(sys.argv[1:] if argv is None else argv))
         run: Callable[[Namespace], int] = args.run
-        status = run(args)
+        with terminal.warnings_as_lines():
+            status = run(args)
         sys.stdout.flush()
         return status
     except SpecError as error:
@@ -131,6 +132,7 @@ def _compile(table: _SubParsersAction[_Parser]) -> None:
         metavar="NAME",
         help="compile although this obligation is unknown, and say so in the file; never what is refuted",
     )
+    p.add_argument("--strict", action="store_true", help="refuse a mask that allows no pair, instead of warning of it")
     arguments.kernel_options(p)
     p.set_defaults(run=tpu_commands.run_compile)
 

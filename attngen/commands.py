@@ -34,9 +34,11 @@ def run_compile(args: Namespace, tuned: tuple[Tuned, ...] | tuple[TunedGpu, ...]
             if getattr(args, flag) is not None:
                 kinds = ", ".join((*(["source"] if flag == "arch" else []), *vocabulary.BINARIES))
                 raise UsageError(f"--{flag.replace('_', '-')} goes with --emit {kinds}, not with {args.emit}")
+        if args.strict and args.emit != "source":
+            raise UsageError(f"--strict goes with --emit source and what is made of it, not with {args.emit}")
         options = api.options(args.target, args.precision, args.tile, args.arch or "auto", tuned)
         source, consts = files.read_source(args.spec), dict(args.define)
-        text = api.stage(args.emit, source, options, consts, args.allow_unproved, fork=True)
+        text = api.stage(args.emit, source, options, consts, args.allow_unproved, fork=True, strict=args.strict)
         deliver(text, args.output)
         return 0
     return _compile_binaries(args)
@@ -49,7 +51,9 @@ def _compile_binaries(args: Namespace) -> int:
     if arch not in vocabulary.ARCHITECTURES:
         raise UsageError(f"--emit {args.emit} needs a chip: --arch {', '.join(vocabulary.ARCHITECTURES)}")
     options = api.options(args.target, args.precision, args.tile)
-    kernel = api.build(files.read_source(args.spec), options, dict(args.define), args.allow_unproved)
+    kernel = api.build(
+        files.read_source(args.spec), options, dict(args.define), args.allow_unproved, strict=args.strict
+    )
     with terminal.working(f"compiling {kernel.name} for {arch}"):
         artifacts = api.binaries(
             kernel, args.emit, arch=arch, dtype=args.dtype or "bf16", head_dim=args.head_dim or (64, 64)
@@ -249,12 +253,19 @@ def run_verify(args: Namespace) -> int:
     options = api.options(args.target, args.precision, args.tile)
     results = _with_progress(spec.name, cases, verify.verify(source, cases, device, options, consts))
     table, failed = _comparison_table(results)
+    empty = [row[0].case for row in results if all(c.zeros for c in row if c.result == "out")]
     out = terminal.console(sys.stdout)
     out.print(f"{spec.name} on {_device_name(device, args.target)}: errors against the float64 reference")
     out.print(table)
     if failed:
         print(terminal.paint(f"NOT verified: {failed} of the results are over their tolerance", "red", sys.stdout))
         return 1
+    if len(empty) == len(results):
+        message = f"NOT verified: the mask admits no pair in the shapes tried: all {len(results)} cases compare zeros"
+        print(terminal.paint(message, "red", sys.stdout))
+        return 1
+    for case in empty:
+        terminal.note(f"the mask admits no pair at {case.shape()}: both sides are zero there")
     count = sum(map(len, results))
     print(terminal.paint(f"verified: {count} results of {len(cases)} cases within tolerance", "green", sys.stdout))
     return 0

@@ -54,6 +54,12 @@ class Diagnostic:
         """The message as the terminal shows it, with the line quoted, a caret below it, and then the notes."""
         return "".join([self._head(), *(f"\n  {note}" for note in self.notes)])
 
+    def line(self, severity: str) -> str:
+        """The message in one line, without the text that it is about."""
+        name = self.source.name if self.source else "<string>"
+        fix = f"; {self.fix}" if self.fix else ""
+        return f"{name}:{self.span.line}:{self.span.column}: {severity}[{self.code}]: {self.message}{fix}"
+
     def _head(self) -> str:
         name = self.source.name if self.source else "<string>"
         head = f"{name}:{self.span.line}:{self.span.column}: error[{self.code}]: {self.message}"
@@ -90,6 +96,10 @@ class Refuted(SpecError):
 
 class Unproved(SpecError):
     """The spec is well formed, and the prover could not show what the compiler would rely on."""
+
+
+class SpecWarning(UserWarning):
+    """The spec compiles as it is written, and can hardly be meant so."""
 
 
 class UsageError(AttnError):

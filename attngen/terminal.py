@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import warnings
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
-from attngen.errors import SpecError
+from attngen.errors import SpecError, SpecWarning
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -40,6 +41,24 @@ def note(text: str) -> None:
 
 def report_usage(program: str, message: str) -> None:
     print(f"{program}: {paint('error', 'red', sys.stderr)}: {message}", file=sys.stderr)
+
+
+@contextmanager
+def warnings_as_lines() -> Generator[None]:
+    """While the body runs, what attngen warns of a spec is a line of its own on standard error, told once."""
+
+    usual = warnings.showwarning
+
+    def show(message: Warning | str, *rest: Any) -> None:
+        if isinstance(message, SpecWarning):
+            print(paint(str(message), "bold", sys.stderr), file=sys.stderr)
+        else:
+            usual(message, *rest)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("once", SpecWarning)
+        warnings.showwarning = show
+        yield
 
 
 def report_spec(error: SpecError) -> None:

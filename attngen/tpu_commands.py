@@ -39,7 +39,9 @@ def run_compile(args: Namespace) -> int:
     outputs = [args.output] if args.output else []
     commands.refuse_overwriting(args.spec, outputs)
     options = api.options(args.target, args.precision, args.tile, tuned=_tuned(args))
-    kernel = api.build(files.read_source(args.spec), options, dict(args.define), args.allow_unproved)
+    kernel = api.build(
+        files.read_source(args.spec), options, dict(args.define), args.allow_unproved, strict=args.strict
+    )
     chip = args.chip or "v5e"
     sizes = _sizes(args, kernel.spec)
     with terminal.working(f"compiling {kernel.name} for {chip}"):

@@ -65,12 +65,13 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One result of one case: `out`, `lse`, or a gradient, `d q` for that of q."""
+    """One result of one case: `out`, `lse`, or a gradient, `d q` for that of q. `zeros`: the reference has no other."""
 
     case: Case
     result: str
     error: float
     tolerance: float
+    zeros: bool = False
 
     @property
     def passed(self) -> bool:
@@ -195,7 +196,7 @@ def compare(kernel: Kernel, case: Case, device: str, *, coarse: bool = False, se
         # The gradient of a param comes in the param's own storage.
         halved = any(name == f"d {p.name}" and p.storage in (Storage.F16, Storage.BF16) for p in spec.params)
         tolerance = TOLERANCE["fp16"] if halved or coarse else TOLERANCE[case.dtype]
-        yield Comparison(case, name, error(measured[name], value), tolerance)
+        yield Comparison(case, name, error(measured[name], value), tolerance, not value.any())
 
 
 def beyond(spec: Attention, cases: Iterable[Case]) -> tuple[tuple[str, int], ...]:

@@ -13,6 +13,7 @@ from time import monotonic
 from attngen.ir.attention import Attention
 from attngen.plan.kernel import KernelPlan
 from attngen.prove.bounds import index_bounds
+from attngen.prove.emptiness import some_pair
 from attngen.prove.empty_rows import empty_rows
 from attngen.prove.fallback import can_do_without
 from attngen.prove.gradients import gradients
@@ -43,13 +44,17 @@ PROVERS: tuple[tuple[Obligation, _Prover], ...] = (
 @dataclass(frozen=True, slots=True)
 class Proof:
     """What was shown of one plan. `dropped` says what the plan gave up for a tile range that is not proved, `needs`
-    what every call checks of its sizes."""
+    what every call checks of its sizes.
+
+    `expected` are claims that no kernel rests on: a refuted one is a warning (`emptiness`).
+    """
 
     name: str
     shown: tuple[Shown, ...]
     dropped: tuple[str, ...] = ()
     allowed: tuple[Obligation, ...] = ()
     needs: tuple[str, ...] = ()
+    expected: tuple[Claim, ...] = ()
     cached: bool = field(default=False, compare=False)
 
     def of(self, obligation: Obligation) -> Shown:
@@ -100,4 +105,5 @@ def prove(attention: Attention, plan: KernelPlan, budget: float = BUDGET) -> Pro
         start = monotonic()
         claims = prover(attention, plan, max(0.0, deadline - start))
         shown.append(Shown(obligation, claims, monotonic() - start))
-    return Proof(attention.name, tuple(shown), needs=tuple(need.text for need in plan.needs))
+    needs = tuple(need.text for need in plan.needs)
+    return Proof(attention.name, tuple(shown), needs=needs, expected=(some_pair(attention, plan),))

@@ -47,6 +47,7 @@ def to_json(proof: Proof) -> dict[str, Any]:
         "dropped": list(proof.dropped),
         "needs": list(proof.needs),
         "allowed": [o.value for o in proof.allowed],
+        "expected": [_claim(c) for c in proof.expected],
         "seconds": round(proof.seconds, 4),
         "obligations": [
             {
@@ -110,7 +111,8 @@ def from_json(found: Any) -> Proof:
         raise Damaged("not every obligation is there, once and in order")
     allowed = tuple(map(_obligation, _part(found, "allowed", list)))
     dropped, needs = _strings(found, "dropped"), _strings(found, "needs")
-    proof = Proof(_part(found, "name", str), shown, dropped, allowed, needs, cached=True)
+    expected = tuple(map(_read_claim, _part(found, "expected", list)))
+    proof = Proof(_part(found, "name", str), shown, dropped, allowed, needs, expected, cached=True)
     if {**to_json(proof), "seconds": 0} != {**found, "seconds": 0}:
         raise Damaged("its verdicts contradict each other, or it holds what no proof has")
     return proof

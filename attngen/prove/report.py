@@ -74,6 +74,7 @@ def details(proof: Proof, source: Source) -> tuple[str, ...]:
             lines.append(f"unknown: {c.sentence}\n  {c.verdict.reason}")
     lines += [f"given up: {what}" for what in proof.dropped]
     lines += [f"needs {need}: every call checks it" for need in proof.needs]
+    lines += [d.line("warning") for d in warnings(proof, source)]
     notes = dict.fromkeys(c.note for s in proof.shown for c in s.claims if c.note)
     return (*lines, *(f"note: {note}" for note in notes))
 
@@ -81,6 +82,21 @@ def details(proof: Proof, source: Source) -> tuple[str, ...]:
 def diagnostics(proof: Proof, source: Source) -> list[Diagnostic]:
     """The messages of the error that refuses this spec: the refuted claims, or else the unknown ones."""
     return [_diagnostic(o, c, source) for o, c in _telling(proof)]
+
+
+def warnings(proof: Proof, source: Source) -> list[Diagnostic]:
+    """What a reader should know of a spec whose kernel is right: a mask that allows no pair."""
+    return [
+        Diagnostic(
+            "empty-mask",
+            f"the mask allows no pair, so every result is zero: {'; '.join(c.verdict.example)}",
+            c.span,
+            c.fix,
+            source,
+        )
+        for c in proof.expected
+        if isinstance(c.verdict, Refuted)
+    ]
 
 
 def _telling(proof: Proof) -> list[tuple[Obligation, Claim]]:
@@ -127,6 +143,13 @@ def proof_text(proof: Proof) -> str:
                     lines.append(f"    unknown ({c.verdict.by}): {c.sentence}")
                     lines.append(f"        {c.verdict.reason}")
             lines += [f"        note: {c.note}"] if c.note else []
+    for c in proof.expected:
+        if isinstance(c.verdict, Refuted):
+            lines += [
+                "",
+                f"expected, and REFUTED ({c.verdict.by}): {c.sentence}",
+                *map("    {}".format, c.verdict.example),
+            ]
     lines += ["", *(f"given up: {what}" for what in proof.dropped)] if proof.dropped else []
     lines += ["", *(f"needs {need}" for need in proof.needs)] if proof.needs else []
     return "\n".join(lines) + "\n"
