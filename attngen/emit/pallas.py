@@ -32,7 +32,7 @@ from attngen.plan.facts import scale_use
 from attngen.plan.folding import folded
 from attngen.plan.kernel import Gather, KernelPlan, LeafGradient
 from attngen.plan.loops import Assigned, Loops, Ordered, Rounded, Step
-from attngen.plan.operands import Extent
+from attngen.plan.operands import Extent, expressions, outside_of_indices
 from attngen.plan.schedule import Level
 from attngen.plan.weights import LOG2E, Form, M, S
 
@@ -58,6 +58,14 @@ class LaunchView:
     held_bytes: int
     pair_bytes: int  # of operands that each pair has a cell of
     tile_bytes: int  # of values in flight, for each pair of a tile
+
+
+@dataclass(frozen=True, slots=True)
+class SpreadView:
+    """Whether XLA may spread batches, and heads, over a mesh."""
+
+    batches: bool
+    heads: bool
 
 
 class _Emitter:
@@ -122,7 +130,7 @@ class _Emitter:
             "position_lines": jax_door.PAIRS_AT,
             "launch": self.launch(),
             "door": door,
-            "needs_math": any("math." in line for line in door.check_lines),
+            "spread": self.spread(),
             "vmem": tpu_tiles.VMEM,
             "straight": tpu_tiles.STRAIGHT,
             "wide": tpu_tiles.WIDE,
@@ -159,6 +167,14 @@ class _Emitter:
             held_bytes=4 * 128 * (4 + len(extents)),
             pair_bytes=4 * extents.count(Extent.PAIR),
             tile_bytes=4 * 6,
+        )
+
+    def spread(self) -> SpreadView:
+        """Operands are cut like q. A core that reads its batch or head, or how many there are, must have them all."""
+        read = {n.id for n in outside_of_indices(expressions(self.plan)) if isinstance(n, Symbol)}
+        alone = self.attention.dropout is not None  # which counts batches and heads
+        return SpreadView(
+            batches=not alone and not read & {"b", "B"}, heads=not alone and not read & {"h", "hkv", "Hq", "Hkv"}
         )
 
     # ------------------------------------------------------------ kernels

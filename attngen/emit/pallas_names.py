@@ -17,7 +17,8 @@ _NAMES = """
     extra cells_ref keep_s fused of_dq backward w i j n m r of_pair
     rest saves returns_lse counts whole walked rolled tail tails seen added product clear STRAIGHT
     WIDE PIECE AHEAD both across pieces number column rows columns chunk scores values absorb ahead ones tiles
-    check holds wrong map steps several acc finish_all top_query top_key
+    check holds wrong map
+    steps several acc finish_all top_query top_key compute call arrays inside outside
 """
 
 _RUNS = {f"{kind}{n}_{end}" for kind in ("any", "full") for n in ("", 0, 1, 2, 3) for end in ("lo", "hi")}
