@@ -51,7 +51,7 @@ _TEMPLATE_NAMES = """
     row_ref inv_den inv_dens delta deltas has_key new_max shift rescale ref total extra merged empty drop threshold
     inv_keep full partial found gradients more saved cotangents arguments name return_lse dropout_seed
     check holds wrong message words low high at_b at_h at_q at_k at_distance ValueError key tiles
-    print start stop runs like compute
+    print start stop runs like compute spread
 """
 _RUNS = [f"{kind}{n}_{end}" for kind in ("any", "full") for n in ("", 0, 1, 2, 3) for end in ("lo", "hi")]
 _PARTS = [f"part{i}{j}_{end}" for i in range(4) for j in range(5) for end in ("lo", "hi")]

@@ -56,7 +56,7 @@ PALLAS = Accepted(
     action="launched",
     scale_note="The kernels take a positive scale",
     attend_lines=(
-        "config = _configured(size, q.dtype, floats, data, return_lse)",
+        "config = _configured(size, q.dtype, floats, data, return_lse)._replace(spread=spread)",
         "out, lse = _attend(config, q, k, v, floats, data)",
     ),
 )

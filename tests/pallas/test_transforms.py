@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh, PartitionSpec
 
 import attngen
 from attngen.runtime.loader import execute
@@ -93,32 +92,6 @@ def test_vmap_over_queries_alone() -> None:
     many = jnp.stack([arrays["q"], 2 * arrays["q"]])
     got = jax.vmap(lambda q: attend(q, arrays["k"], arrays["v"]))(many)
     close(got[1], attend(many[1], arrays["k"], arrays["v"]))
-
-
-def sharded(attend: Callable[..., jax.Array], *, check_vma: bool) -> Callable[[Arrays], jax.Array]:
-    """Batches and heads over a mesh of 2 x 2."""
-    mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("batch", "head"))
-    specs = {name: PartitionSpec("batch", None, "head", None) for name in "qkv"} | {"slope": PartitionSpec("head")}
-    return jax.shard_map(lambda a: attend(**a), mesh=mesh, in_specs=(specs,), out_specs=specs["q"], check_vma=check_vma)
-
-
-def test_shard_map_over_batches_and_heads() -> None:
-    attend = function("alibi")
-    arrays = {**operands(kv_heads=2), "slope": jnp.asarray([0.25, 0.5])}
-    # JAX's interpreter of Pallas kernels does not know axes that vary; the compiler does (below).
-    over_mesh = jax.jit(sharded(attend, check_vma=False))
-    close(over_mesh(arrays), attend(**arrays))
-    want = jax.grad(lambda a: (attend(**a) ** 2).sum())(arrays)
-    close(jax.grad(lambda a: (over_mesh(a) ** 2).sum())(arrays), want)
-
-
-def test_shard_map_checks_what_varies() -> None:
-    found = module("alibi")
-    found.INTERPRET, found.CHIP = False, "v5e"
-    arrays = {**operands(kv_heads=2), "slope": jnp.asarray([0.25, 0.5])}
-    over_mesh = sharded(found.alibi, check_vma=True)
-    traced = jax.jit(jax.grad(lambda a: (over_mesh(a) ** 2).sum())).trace(arrays)
-    assert str(traced.jaxpr).count("pallas_call") == 2
 
 
 # ---------------------------------------------------------------- the two forms

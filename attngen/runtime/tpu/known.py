@@ -17,7 +17,7 @@ from attngen.runtime.tpu.compile import Signature, Table
 
 _LARGEST_TABLE = 1 << 20
 _LARGEST_VALUE = 1 << 24
-_INLINED = ("jaxpr", "call_jaxpr", "fun_jaxpr")
+_INLINED = ("jaxpr", "call_jaxpr", "fun_jaxpr", "call")
 _OPAQUE = ("scan", "while", "cond")
 """Loops whose kernels run an unknown number of times: their operands stay unknown."""
 
