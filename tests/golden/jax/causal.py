@@ -128,8 +128,11 @@ def _each(tile, n):
     return lax.map(tile, jnp.arange(n), batch_size=min(together, n) if together > 1 else None)
 
 
-def _walk(full, partial, state, visit):
-    """Folds visit(at, state, masked) over the tiles of the runs, each a loop that stops at the run's end."""
+def _walk(full, partial, state, visit, held):
+    """Folds visit(at, state, masked) over the tiles of the runs, each a loop that stops at the run's end. What the tile
+    that is held varies with, inside `shard_map`, so does the state.
+    """
+    _, state = _alike(held, state)
     for runs, masked in ((full, False), (partial, True)):
         for start, stop in runs:
             state = lax.fori_loop(start, stop, functools.partial(visit, masked=masked), state)
@@ -141,6 +144,40 @@ def _in_place(x, axis, length):
     x = jnp.moveaxis(x, 0, axis)
     x = x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :])
     return lax.slice_in_dim(x, 0, length, axis=axis)
+
+
+def _axes(*arrays):
+    """The axes of a mesh over which arrays vary, inside `shard_map`."""
+    types = [jax.typeof(x) for x in jax.tree.leaves(arrays)]
+    return frozenset().union(*(t.manual_axis_type.varying for t in types))
+
+
+def _alike(*arrays):
+    """The arrays, each varying wherever one of them does; JAX then sums their gradients over those axes."""
+    axes = _axes(*arrays)
+
+    def moved(x):
+        missing = tuple(sorted(axes - _axes(x)))
+        return lax.pcast(x, missing, to="varying") if missing else x
+
+    return jax.tree.map(moved, arrays)
+
+
+def _on_mesh(compute, return_lse, q, *arguments):
+    """compute(spread, q, *arguments). On a mesh with explicit axes JAX asks for the result's sharding: that of q over batch,
+    length and heads. `spread` names the axes of batches and heads; it is None elsewhere.
+    """
+    place = jax.typeof(q).sharding
+    if place.mesh.manual_axes:
+        compute = jax.jit(compute, static_argnums=0)  # inside `shard_map` no array has a value, not even while nothing is traced
+    axes = place.mesh.explicit_axes
+    if not axes:
+        return compute(None, q, *arguments)
+    batch, length, heads, _ = place.spec
+    specs = jax.P(batch, length, heads, None), jax.P(batch, heads, length)
+    out, lse = (jax.sharding.NamedSharding(place.mesh, spec) for spec in specs)
+    inner = functools.partial(compute, (batch, heads))
+    return jax.sharding.auto_axes(inner, axes=axes, out_sharding=(out, lse) if return_lse else out)(q, *arguments)
 
 
 # ---------------------------------------------------------------- which tiles meet
@@ -217,7 +254,7 @@ def _forward(size, q, k, v, floats, data):
         row_max = jnp.full((B, Hq, TILE_Q, 1), -jnp.inf)
         row_sum = jnp.zeros((B, Hq, TILE_Q, 1))
         full, partial = _key_tiles(q0, q1, size)
-        acc, row_max, row_sum = _walk(full, partial, (acc, row_max, row_sum), attend)
+        acc, row_max, row_sum = _walk(full, partial, (acc, row_max, row_sum), attend, q_tile)
         total = row_max * logit_scale
         empty = row_max == -jnp.inf
         row_sum = jnp.where(empty, 1.0, row_sum)
@@ -268,7 +305,7 @@ def _backward_by_rows(size, q, k, v, d_out, row_lses, deltas, floats, data):
 
         dq = jnp.zeros_like(q_tile)
         full, partial = _key_tiles(q0, q1, size)
-        dq, = _walk(full, partial, (dq,), visit)
+        dq, = _walk(full, partial, (dq,), visit, q_tile)
         return _per_head(dq, Hq) * scale,
 
     dq, *_found = _each(tile, _up(Sq, TILE_Q))
@@ -317,7 +354,7 @@ def _backward_by_columns(size, q, k, v, d_out, row_lses, deltas, floats, data):
 
         dk, dv = jnp.zeros_like(k_tile), jnp.zeros_like(v_tile)
         full, partial = _query_tiles(k0, k1, size)
-        return _walk(full, partial, (dk, dv), visit)
+        return _walk(full, partial, (dk, dv), visit, k_tile)
 
     dk, dv, *_found = _each(tile, _up(Sk, TILE_K))
     gradients = {}
@@ -347,7 +384,7 @@ def _attend_backward(size, saved, cotangents):
     arguments = (
         size, _heads_first(q, TILE_Q), _heads_first(k, TILE_K), _heads_first(v, TILE_K), _heads_first(d_out, TILE_Q), row_lses, deltas, floats, data
     )
-    gradients = {name: jnp.zeros_like(x) for name, x in floats.items()}
+    gradients = {name: _alike(x, jnp.zeros_like(x))[1] for name, x in floats.items()}
     dq, more = _backward_by_rows(*arguments)
     gradients.update(more)
     dk, dv, more = _backward_by_columns(*arguments)
@@ -373,6 +410,8 @@ def _check(q, k, v, scale):
             _refuse(f"{name} must be float16, bfloat16 or float32, not {x.dtype}")
         if x.dtype != q.dtype:
             _refuse(f"{name} must have q's dtype {q.dtype}, not {x.dtype}")
+        if not all(isinstance(n, int) for n in x.shape[1:]):
+            _refuse(f"{name} has shape {tuple(x.shape)}: only the batch may be symbolic; export one function for each length")
     B, Sq, Hq, D = q.shape
     _, Sk, Hkv, Dv = v.shape
     if tuple(k.shape) != (B, Sk, Hkv, D):
@@ -398,12 +437,14 @@ def causal(
     scale: float | jax.Array | None = None,
     return_lse: bool = False,
     dropout_seed: int | jax.Array | None = None,
+    check: bool = False,
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
     """Attention `causal`, tile by tile, differentiable in every float argument but the scale.
 
     q (B, Sq, Hq, D), k (B, Sk, Hkv, D), v (B, Sk, Hkv, Dv), all float16, bfloat16 or float32.
     scale multiplies q . k where the score says so; 1 / sqrt(D) when not given. An array may learn.
     dropout_seed is accepted for the sake of a common signature, and has no effect.
+    check is accepted for the sake of a common signature: here every call checks all facts.
 
     Gives out (B, Sq, Hq, Dv) in q's dtype, and with return_lse also the log-sum-exp (B, Hq, Sq), natural, float32.
     A query that may attend to no key gives a zero row, -inf, and zero gradients. Raises ValueError on what does not fit.
@@ -416,19 +457,26 @@ def _call(q, k, v, scale, return_lse, dropout_seed):
         scale = q.shape[-1] ** -0.5 if hasattr(q, "shape") and len(q.shape) and q.shape[-1] else 1.0
     size = _check(q, k, v, scale)
     q, k, v = jnp.asarray(q), jnp.asarray(k), jnp.asarray(v)
-    B = size.B
-    Hq = size.Hq
-    Sq = size.Sq
-    Sk = size.Sk
-    Dv = size.Dv
     if not isinstance(scale, int | float) or scale <= 0:
         # A positive scale is folded into the exponent; its sign, or its being zero, goes into q, and with it its gradient.
         scale = jnp.asarray(scale, jnp.float32)
         number = lax.stop_gradient(jnp.where(scale == 0.0, 1.0, jnp.abs(scale)))
         q, scale = (q.astype(jnp.float32) * (scale / number)).astype(q.dtype), number
     scale = jnp.asarray(scale, jnp.float32)
+    compute = functools.partial(_computed, size, return_lse)
+    return _on_mesh(compute, return_lse, q, k, v, scale)
+
+
+def _computed(size, return_lse, spread, q, k, v, scale):
+    """The result, once the arguments are checked and converted. Each param is brought to the arrays that are read of it."""
+    B = size.B
+    Hq = size.Hq
+    Sq = size.Sq
+    Sk = size.Sk
+    Dv = size.Dv
     floats = {}
     data = {"scale": scale.reshape(1, 1, 1, 1), }
+    q, k, v, floats, data = _alike(q, k, v, floats, data)
     if 0 in (B, Hq, Sq, Sk):
         out, lse = jnp.zeros((B, Sq, Hq, Dv), q.dtype), jnp.full((B, Hq, Sq), -jnp.inf, jnp.float32)
     else:

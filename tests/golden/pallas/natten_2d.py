@@ -43,6 +43,7 @@ It needs jax alone. `natten_2d` is differentiable, and works under jit, grad, vm
 from __future__ import annotations
 
 import functools
+import math
 import warnings
 from itertools import pairwise
 from typing import NamedTuple, NoReturn
@@ -51,10 +52,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
+from jax.experimental.custom_partitioning import custom_partitioning
 from jax.experimental.pallas import tpu as pltpu
+from jax.extend.core import Primitive
+from jax.interpreters import batching, mlir
 
-INTERPRET = None  # True, False, or pltpu.InterpretParams(…); None: where JAX's default backend is no TPU
-CHIP = None  # a key of VMEM, to compile for a chip that is not here; None: the chip that is
+INTERPRET = None  # True, False, or pltpu.InterpretParams(…); None: where JAX finds no TPU and CHIP names none
+CHIP = None  # a key of VMEM, to compile or export for a chip that is not here; None: the chip that is
 PRECISION = lax.Precision.HIGHEST  # of float32 products; bfloat16 is exact in the product
 LANES = 128  # the width of a vector register: what is one number a row stands in each of them
 LOWEST = -1e30  # below every score; finite, so that a difference of two is a number
@@ -122,6 +126,7 @@ class Config(NamedTuple):
     interpret: bool | pltpu.InterpretParams
     vmem: int
     returns_lse: bool
+    spread: tuple[object, object] | None = None  # the axes of an explicit mesh over which batches and heads lie
 
 
 # ---------------------------------------------------------------- helpers
@@ -431,27 +436,51 @@ class _Blocks:
         return self._spec(x, x.shape[2:], lambda held, at: (0, 0))
 
 
-def _axes(*arrays):
-    """The axes of a mesh over which arrays vary, inside `shard_map`."""
-    types = [jax.typeof(x) for x in jax.tree.leaves(arrays)]
-    return frozenset().union(*(t.manual_axis_type.varying for t in types))
-
-
-def _alike(*arrays):
-    """The arrays, each varying wherever one of them does; JAX then sums their gradients over those axes."""
-    axes = _axes(*arrays)
-
-    def moved(x):
-        missing = tuple(sorted(axes - _axes(x)))
-        return lax.pcast(x, missing, to="varying") if missing else x
-
-    return jax.tree.map(moved, arrays)
-
-
 def _result(shape, dtype, *like):
     """The type of a result, which varies with what it is made of."""
     kind = jax.typeof(like[0])
     return jax.ShapeDtypeStruct(shape, dtype, manual_axis_type=type(kind.manual_axis_type)(varying=_axes(*like)))
+
+
+def _lowered_for_tpu(*_) -> NoReturn:
+    _refuse(
+        "this program was traced for Pallas' interpreter, since JAX found no TPU: it is none for a TPU. To export or "
+        f"compile for one, set CHIP in this module first, to one of {', '.join(c for c in VMEM if c != 'cpu')}"
+    )
+
+
+_for_no_tpu = Primitive("for_no_tpu")  # its operand, unless the program is lowered for a TPU
+_for_no_tpu.def_impl(lambda x: x)
+_for_no_tpu.def_abstract_eval(lambda x: x)
+batching.defvectorized(_for_no_tpu)
+mlir.register_lowering(_for_no_tpu, lambda _, x: [x])
+mlir.register_lowering(_for_no_tpu, _lowered_for_tpu, platform="tpu")
+
+
+def _started(call, config, *arrays):
+    """call(*arrays). Pallas' interpreter cannot type what varies over axes of a mesh, inside `shard_map` with checked
+    axes: there it runs as an exported program, which has no such types.
+    """
+    if config.interpret and INTERPRET is None:
+        arrays = _for_no_tpu.bind(arrays[0]), *arrays[1:]
+    if not config.interpret and not all(isinstance(n, int) for x in arrays if x.ndim == 1 for n in x.shape):
+        _refuse("each batch has numbers of its own in a TPU's scalar memory, so its size must not be symbolic")
+    if config.interpret is not True or not _axes(arrays):
+        return call(*arrays)
+
+    @jax.custom_batching.custom_vmap
+    def interpreted(*arrays):
+        plain = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays]
+        found = jax.export.export(jax.jit(call), platforms=[jax.default_backend()])(*plain).call(*arrays)
+        return _alike(arrays, found)[1]
+
+    @interpreted.def_vmap
+    def _(_, mapped, *arrays):
+        many = jax.vmap(call, in_axes=[0 if x else None for x in mapped])
+        found = _started(many, config, *arrays)
+        return found, jax.tree.map(lambda _: True, found)
+
+    return interpreted(*arrays)
 
 
 def _launch(kernel, config, tile, n_tiles, numbers, inputs, outputs, scratch, ordered=False):
@@ -460,23 +489,25 @@ def _launch(kernel, config, tile, n_tiles, numbers, inputs, outputs, scratch, or
     `ordered`: the held tiles of a head add to one result, one after the other.
     """
     size = config.size
-    arrays = [x for x, _ in inputs]
-    shapes = [_result(shape, dtype, *numbers, *arrays) for shape, dtype, _ in outputs]
-    specs = [block(shape)[1] for shape, (_, _, block) in zip(shapes, outputs, strict=True)]
+    specs = [block(jax.ShapeDtypeStruct(shape, dtype))[1] for shape, dtype, block in outputs]
     order = ("parallel", "parallel", "arbitrary" if ordered else "parallel") + (("arbitrary",) if tile.steps else ())
-    return pl.pallas_call(
-        kernel,
-        out_shape=shapes,
-        grid_spec=pltpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=len(numbers),
-            grid=(size.B, size.Hq, n_tiles) + ((tile.steps,) if tile.steps else ()),
-            in_specs=[spec for _, spec in inputs],
-            out_specs=specs,
-            scratch_shapes=[pltpu.VMEM(shape, dtype) for shape, dtype in scratch],
-        ),
-        compiler_params=pltpu.CompilerParams(dimension_semantics=order, vmem_limit_bytes=config.vmem << 20),
-        interpret=config.interpret,
-    )(*numbers, *arrays)
+
+    def call(*arrays):
+        return pl.pallas_call(
+            kernel,
+            out_shape=[_result(shape, dtype, *arrays) for shape, dtype, _ in outputs],
+            grid_spec=pltpu.PrefetchScalarGridSpec(
+                num_scalar_prefetch=len(numbers),
+                grid=(size.B, size.Hq, n_tiles) + ((tile.steps,) if tile.steps else ()),
+                in_specs=[spec for _, spec in inputs],
+                out_specs=specs,
+                scratch_shapes=[pltpu.VMEM(shape, dtype) for shape, dtype in scratch],
+            ),
+            compiler_params=pltpu.CompilerParams(dimension_semantics=order, vmem_limit_bytes=config.vmem << 20),
+            interpret=config.interpret,
+        )(*arrays)
+
+    return _started(call, config, *numbers, *(x for x, _ in inputs))
 
 
 def _among(at, runs):
@@ -492,7 +523,6 @@ def _member(b, h, number, size, like):
 def _launch_pairs(kernel, config, tile, numbers, inputs, like, scratch):
     """Runs a kernel over tiles of pairs, one result for each of `like` batches and heads, whose members come last."""
     size = config.size
-    arrays = [x for x, _ in inputs]
     BQ, BK = tile.queries, tile.keys
     rows, columns = _up(size.Sq, BQ), _up(size.Sk, BK)
 
@@ -502,22 +532,25 @@ def _launch_pairs(kernel, config, tile, numbers, inputs, like, scratch):
 
         return pl.BlockSpec(spec.block_shape, index)
 
-    return pl.pallas_call(
-        kernel,
-        out_shape=_result((*like, rows * BQ, columns * BK), jnp.float32, *numbers, *arrays),
-        grid_spec=pltpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=len(numbers),
-            grid=(*like, rows, columns, size.B // like[0] * (size.Hq // like[1])),
-            in_specs=[moved(spec) for _, spec in inputs],
-            out_specs=pl.BlockSpec((None, None, BQ, BK), lambda b, h, held, at, number, *refs: (b, h, held, at)),
-            scratch_shapes=[pltpu.VMEM(shape, dtype) for shape, dtype in scratch],
-        ),
-        compiler_params=pltpu.CompilerParams(
-            dimension_semantics=("parallel", "parallel", "parallel", "parallel", "arbitrary"),
-            vmem_limit_bytes=config.vmem << 20,
-        ),
-        interpret=config.interpret,
-    )(*numbers, *arrays)
+    def call(*arrays):
+        return pl.pallas_call(
+            kernel,
+            out_shape=_result((*like, rows * BQ, columns * BK), jnp.float32, *arrays),
+            grid_spec=pltpu.PrefetchScalarGridSpec(
+                num_scalar_prefetch=len(numbers),
+                grid=(*like, rows, columns, size.B // like[0] * (size.Hq // like[1])),
+                in_specs=[moved(spec) for _, spec in inputs],
+                out_specs=pl.BlockSpec((None, None, BQ, BK), lambda b, h, held, at, number, *refs: (b, h, held, at)),
+                scratch_shapes=[pltpu.VMEM(shape, dtype) for shape, dtype in scratch],
+            ),
+            compiler_params=pltpu.CompilerParams(
+                dimension_semantics=("parallel", "parallel", "parallel", "parallel", "arbitrary"),
+                vmem_limit_bytes=config.vmem << 20,
+            ),
+            interpret=config.interpret,
+        )(*arrays)
+
+    return _started(call, config, *numbers, *(x for x, _ in inputs))
 
 
 # ---------------------------------------------------------------- which tiles meet
@@ -1164,6 +1197,157 @@ def _pairs_of_bias_hqk(config, q, k, v, d_out, lse, delta, floats, data):
     return total[:, :, :Sq, :Sk]
 
 
+# ---------------------------------------------------------------- meshes of devices
+
+
+def _axes(*arrays):
+    """The axes of a mesh over which arrays vary, inside `shard_map`."""
+    types = [jax.typeof(x) for x in jax.tree.leaves(arrays)]
+    return frozenset().union(*(t.manual_axis_type.varying for t in types))
+
+
+def _alike(*arrays):
+    """The arrays, each varying wherever one of them does; JAX then sums their gradients over those axes."""
+    axes = _axes(*arrays)
+
+    def moved(x):
+        missing = tuple(sorted(axes - _axes(x)))
+        return lax.pcast(x, missing, to="varying") if missing else x
+
+    return jax.tree.map(moved, arrays)
+
+
+def _on_mesh(compute, return_lse, q, *arguments):
+    """compute(spread, q, *arguments). On a mesh with explicit axes JAX asks for the result's sharding: that of q over batch,
+    length and heads. `spread` names the axes of batches and heads; it is None elsewhere.
+    """
+    place = jax.typeof(q).sharding
+    if place.mesh.manual_axes:
+        compute = jax.jit(compute, static_argnums=0)  # inside `shard_map` no array has a value, not even while nothing is traced
+    axes = place.mesh.explicit_axes
+    if not axes:
+        return compute(None, q, *arguments)
+    batch, length, heads, _ = place.spec
+    specs = jax.P(batch, length, heads, None), jax.P(batch, heads, length)
+    out, lse = (jax.sharding.NamedSharding(place.mesh, spec) for spec in specs)
+    inner = functools.partial(compute, (batch, heads))
+    return jax.sharding.auto_axes(inner, axes=axes, out_sharding=(out, lse) if return_lse else out)(q, *arguments)
+
+
+SPREADS = True, True  # whether devices may share batches and heads: not where the core reads which one it has
+
+
+def _spread(run, config, counts, inside, outside):
+    """run(config, inside, outside): a pair of tuples of arrays, for a pair. Arrays inside have their heads third, those
+    outside second. On a mesh each device has batches and heads of its own: of explicit axes those of q. What else XLA
+    spreads it can cut where kernels are interpreted; kernels for a TPU it refuses. `counts`: the arrays inside that are
+    taken, and that are returned.
+    """
+    if config.spread is not None:
+        results = jax.eval_shape(functools.partial(run, config), inside, outside)
+        mesh = jax.sharding.get_abstract_mesh()
+        own, taken, returned = _cut(run, config, mesh, *config.spread, (inside, outside), results)
+        return jax.shard_map(own, in_specs=taken, out_specs=returned, check_vma=False)(inside, outside)
+    if not config.interpret or jax.sharding.get_abstract_mesh().manual_axes:
+        return run(config, inside, outside)
+    if _readable(inside[0]):
+        if len(inside[0].sharding.device_set) == 1:
+            return run(config, inside, outside)
+        return jax.jit(_partitioned, static_argnums=(0, 1, 2))(run, config, counts, inside, outside)
+    call = jax.custom_batching.custom_vmap(functools.partial(_partitioned, run, config, counts))
+
+    @call.def_vmap
+    def _(_, mapped, *arrays):
+        axes = jax.tree.map(lambda x: 0 if x else None, tuple(mapped))
+        results = jax.vmap(functools.partial(run, config), in_axes=axes)(*arrays)
+        return results, jax.tree.map(lambda _: True, results)
+
+    return call(inside, outside)
+
+
+@functools.partial(custom_partitioning, static_argnums=(0, 1, 2))
+def _partitioned(run, config, counts, inside, outside):
+    return run(config, inside, outside)
+
+
+def _sharing(run, config, counts, mesh, arguments, results):
+    """XLA's rule: which dimensions of the arrays are batches (b) and heads (h, in groups of g
+    where heads of keys are fewer, but more than one)."""
+    size = config.size
+
+    def factors(number, x, axis):
+        names = [f"n{number}d{i}" for i in range(len(x.shape))]
+        if len(names) > axis:
+            if SPREADS[0] and x.shape[0] == size.B:
+                names[0] = "b"
+            if SPREADS[1] and x.shape[axis] == size.Hq:
+                names[axis] = "h" if size.Hkv in (1, size.Hq) else "(h g)"
+            elif SPREADS[1] and x.shape[axis] == size.Hkv > 1:
+                names[axis] = "h"
+        return " ".join(names)
+
+    taken = [factors(i, x, 2 if i < counts[0] else 1) for i, x in enumerate(arguments)]
+    given = [factors(i + len(taken), x, 2 if i < counts[1] else 1) for i, x in enumerate(results)]
+    rule = f"{', '.join(taken)} -> {', '.join(given)}"
+    return (rule, {"g": size.Hq // size.Hkv}) if "g" in rule else rule
+
+
+def _partition(run, config, counts, mesh, arguments, results):
+    """The program of one device, as XLA asks for it."""
+    batch, _, heads, _ = arguments[0][0].sharding.spec
+    own, *specs = _cut(run, config, mesh, batch, heads, arguments, results)
+    taken, returned = jax.tree.map(functools.partial(jax.sharding.NamedSharding, mesh), specs)
+    return mesh, own, returned, taken
+
+
+def _cut(run, config, mesh, batch, heads, arguments, results):
+    """The program of one device, and what it has of arguments and results. What all batches or heads share gets the sum
+    of the devices' gradients.
+    """
+    size = config.size
+    batch = _dividing(mesh, batch, size.B) if SPREADS[0] else ()
+    heads = _dividing(mesh, heads, size.Hq if size.Hkv == 1 else size.Hkv) if SPREADS[1] else ()
+
+    def axes(x, axis):
+        """Of the mesh, for the dimensions of batches and heads."""
+        whole = len(x.shape) <= axis
+        return () if whole or x.shape[0] == 1 else batch, () if whole or x.shape[axis] == 1 else heads
+
+    def place(x, axis):
+        dimensions = [None] * len(x.shape)
+        if len(x.shape) > axis:
+            dimensions[0], dimensions[axis] = axes(x, axis)
+        return jax.P(*dimensions)
+
+    def total(x, shape, axis):
+        missing = tuple(a for a in batch + heads if a not in sum(axes(shape, axis), ()))
+        return lax.psum(x, missing) if missing else x
+
+    def each(function, *pairs):
+        inside, outside = zip(*pairs, strict=True)
+        return jax.tree.map(lambda *x: function(*x, 2), *inside), jax.tree.map(lambda *x: function(*x, 1), *outside)
+
+    def own(inside, outside):
+        (B, _, Hq, _), (_, _, Hkv, _) = inside[0].shape, inside[1].shape
+        part = config._replace(size=size._replace(B=B, Hq=Hq, Hkv=Hkv), spread=None)
+        return each(total, run(part, inside, outside), results)
+
+    return own, each(place, arguments), each(place, results)
+
+
+def _dividing(mesh, axes, n):
+    """As many of the axes, from the first on, as divide n evenly."""
+    taken = []
+    for axis in axes if isinstance(axes, tuple) else () if axes is None else (axes,):
+        if n % (math.prod(mesh.shape[a] for a in taken) * mesh.shape[axis]):
+            break
+        taken.append(axis)
+    return tuple(taken)
+
+
+_partitioned.def_partition(_partition, sharding_rule=_sharing)
+
+
 # ---------------------------------------------------------------- the function
 
 
@@ -1182,7 +1366,7 @@ def _interpreted():
     """Whether to interpret: said once, since it is slow."""
     if INTERPRET is not None:
         return INTERPRET
-    if jax.default_backend() == "tpu":
+    if jax.default_backend() == "tpu" or CHIP not in (None, "cpu"):
         return False
     warnings.warn("natten_2d: no TPU found, so Pallas kernels run in its interpreter, which is exact but slow", stacklevel=4)
     return True
@@ -1253,24 +1437,40 @@ def _query_counts(size, tile, floats, data):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attend(config, q, k, v, floats, data):
-    return _forward(config, q, k, v, floats, data, q.dtype, config.returns_lse)[:2]
+    (out,), lse = _spread(_forward_alone, config, (3, 1), (q, k, v), (floats, data))
+    return out, lse[0] if config.returns_lse else None
+
+
+def _forward_alone(config, inside, outside):
+    out, lse, *_ = _forward(config, *inside, *outside, inside[0].dtype, config.returns_lse)
+    return (out,), (lse,) if config.returns_lse else ()
+
+
+def _forward_saving(config, inside, outside):
+    # A param's gradient sums over all pairs: in half precision it needs out before it is rounded.
+    out, *rows = _forward(config, *inside, *outside, jnp.float32, True)
+    return (out,), tuple(rows)
+
+
+@jax.custom_jvp
+def _first_order(x):
+    """x, where nobody may differentiate once more: kernels have no derivatives."""
+    return x
+
+
+_first_order.defjvp(lambda *_: _refuse("a second derivative is not computed"))
 
 
 def _attend_forward(config, q, k, v, floats, data):
-    # A param's gradient sums over all pairs: in half precision it needs out before it is rounded.
-    exact, lse = _forward(config, q, k, v, floats, data, jnp.float32, True)
-    out = exact.astype(q.dtype)
-    return (out, lse if config.returns_lse else None), (q, k, v, floats, data, exact, lse)
+    q, k, v, floats = _first_order((q, k, v, floats))
+    (out,), rows = _spread(_forward_saving, config, (3, 1), (q, k, v), (floats, data))
+    return (out.astype(q.dtype), rows[0] if config.returns_lse else None), (q, k, v, floats, data, out, *rows)
 
 
-def _attend_backward(config, saved, cotangents):
-    q, k, v, floats, data, out, lse = saved
-    d_out, d_lse = cotangents
-    # What a pair subtracts from d_out . v (Dao et al., 2022).
-    delta = jnp.einsum("bqhd,bqhd->bhq", d_out.astype(jnp.float32), out.astype(jnp.float32), precision=lax.Precision.HIGHEST)
-    if config.returns_lse:
-        delta = delta - d_lse
-    lse = jnp.where(lse == -jnp.inf, jnp.inf, lse * LOG2E)  # to base 2; a row that met no key gets no weight
+def _backward_whole(config, inside, outside):
+    """dQ, dK and dV; the gradients of the operands."""
+    q, k, v, d_out = inside
+    lse, delta, floats, data = outside
     gradients = {name: jnp.zeros_like(x) for name, x in floats.items()}
     if config.fused:
         dq, dk, dv, more = _backward(config, q, k, v, d_out, lse, delta, floats, data)
@@ -1280,7 +1480,20 @@ def _attend_backward(config, saved, cotangents):
         dk, dv, more = _dkdv(config, q, k, v, d_out, lse, delta, floats, data)
     gradients.update(more)
     gradients["bias_hqk"] = _pairs_of_bias_hqk(config, q, k, v, d_out, lse, delta, floats, data)
-    return dq, dk, dv, gradients, None
+    return (dq, dk, dv), (_alike(q, gradients)[1],)
+
+
+def _attend_backward(config, saved, cotangents):
+    q, k, v, floats, data, out, lse = saved
+    d_out, d_lse = _first_order(cotangents)
+    # What a pair subtracts from d_out . v (Dao et al., 2022).
+    delta = jnp.einsum("bqhd,bqhd->bhq", d_out.astype(jnp.float32), out.astype(jnp.float32), precision=lax.Precision.HIGHEST)
+    if config.returns_lse:
+        delta = delta - d_lse
+    lse = jnp.where(lse == -jnp.inf, jnp.inf, lse * LOG2E)  # to base 2; a row that met no key gets no weight
+    outside = lse, delta, floats, data
+    gradients, (more,) = _spread(_backward_whole, config, (4, 3), (q, k, v, d_out), outside)
+    return *gradients, more, None
 
 
 _attend.defvjp(_attend_forward, _attend_backward)
@@ -1298,6 +1511,11 @@ def _refuse(message) -> NoReturn:
     raise ValueError(f"natten_2d: {message}")
 
 
+def _readable(x):
+    """Whether a value can be looked at: not while it is traced."""
+    return not isinstance(x, jax.core.Tracer)
+
+
 def _check(q, k, v, bias, scale):
     """One clear message for what does not fit, before anything is launched."""
     for name, x in (("q", q), ("k", k), ("v", v)):
@@ -1309,13 +1527,15 @@ def _check(q, k, v, bias, scale):
             _refuse(f"{name} must be bfloat16 or float32, which TPUs multiply, not {x.dtype}")
         if x.dtype != q.dtype:
             _refuse(f"{name} must have q's dtype {q.dtype}, not {x.dtype}")
+        if not all(isinstance(n, int) for n in x.shape[1:]):
+            _refuse(f"{name} has shape {tuple(x.shape)}: only the batch may be symbolic; export one function for each length")
     B, Sq, Hq, D = q.shape
     _, Sk, Hkv, Dv = v.shape
     if tuple(k.shape) != (B, Sk, Hkv, D):
         _refuse(f"k must have q's batch and head dim, and v's heads and length, {(B, Sk, Hkv, D)}, not {tuple(k.shape)}")
     if v.shape[0] != B:
         _refuse(f"v must have q's batch {B}, not {v.shape[0]}")
-    if Hkv == 0 or Hq % Hkv:
+    if Hq % Hkv if Hkv else Hq:
         _refuse(f"q's {Hq} heads must be a multiple of the {Hkv} heads of k and v")
     if not (0 < D <= 256 and 0 < Dv <= 256):
         _refuse(f"head dims must be from 1 to 256, not {D} and {Dv}")
@@ -1349,13 +1569,15 @@ def natten_2d(
     scale: float | jax.Array | None = None,
     return_lse: bool = False,
     dropout_seed: int | jax.Array | None = None,
+    check: bool = False,
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
     """Attention `natten_2d`, fused, differentiable in every float argument but the scale.
 
     q (B, Sq, Hq, D), k (B, Sk, Hkv, D), v (B, Sk, Hkv, Dv), all bfloat16 or float32.
     bias (Hq, 13, 13): float32 or float16 or bfloat16 or float64.
-    scale multiplies q . k where the score says so; 1 / sqrt(D) when not given. It is not differentiated.
+    scale multiplies q . k where the score says so; 1 / sqrt(D) when not given. An array may learn.
     dropout_seed is accepted for the sake of a common signature, and has no effect.
+    check is accepted for the sake of a common signature: here every call checks all facts.
 
     Gives out (B, Sq, Hq, Dv) in q's dtype, and with return_lse also the log-sum-exp (B, Hq, Sq), natural, float32.
     A query that may attend to no key gives a zero row, -inf, and zero gradients. Raises ValueError on what does not fit.
@@ -1365,31 +1587,39 @@ def natten_2d(
 
 def _call(q, k, v, bias, scale, return_lse, dropout_seed):
     if scale is None:
-        scale = q.shape[-1] ** -0.5 if hasattr(q, "shape") and len(q.shape) else 1.0
+        scale = q.shape[-1] ** -0.5 if hasattr(q, "shape") and len(q.shape) and q.shape[-1] else 1.0
     size = _check(q, k, v, bias, scale)
     q, k, v = jnp.asarray(q), jnp.asarray(k), jnp.asarray(v)
+    bias = jnp.asarray(bias)
+    if not isinstance(scale, int | float) or scale <= 0:
+        # The kernels take a positive scale; its sign, or its being zero, goes into q, and with it its gradient.
+        scale = jnp.asarray(scale, jnp.float32)
+        number = lax.stop_gradient(jnp.where(scale == 0.0, 1.0, jnp.abs(scale)))
+        q, scale = (q.astype(jnp.float32) * (scale / number)).astype(q.dtype), number
+    scale = jnp.asarray(scale, jnp.float32)
+    compute = functools.partial(_computed, size, return_lse)
+    return _on_mesh(compute, return_lse, q, k, v, bias, scale)
+
+
+def _computed(size, return_lse, spread, q, k, v, bias, scale):
+    """The result, once the arguments are checked and converted. Each param is brought to the arrays that are read of it."""
     B = size.B
     Hq = size.Hq
     Sq = size.Sq
     Sk = size.Sk
     Dv = size.Dv
-    bias = jnp.asarray(bias)
-    if not isinstance(scale, int | float) or scale <= 0:
-        # The kernels take a positive scale; its sign, or its being zero, goes into q.
-        scale = lax.stop_gradient(jnp.asarray(scale, jnp.float32))
-        q, scale = q * jnp.sign(scale).astype(q.dtype), jnp.where(scale == 0.0, 1.0, jnp.abs(scale))
-    scale = lax.stop_gradient(jnp.asarray(scale, jnp.float32))
     at_h = jnp.arange(Hq).reshape(1, -1, 1, 1)
     at_q = jnp.arange(Sq).reshape(1, 1, -1, 1)
     at_k = jnp.arange(Sk).reshape(1, 1, 1, -1)
     bias_hqk = _element(bias, at_h, (at_k >> 5) - (at_q >> 5) + 6, (at_k & 31) - (at_q & 31) + 6)
     floats = {"bias_hqk": bias_hqk.astype(jnp.float32), }
     data = {"scale": scale.reshape(1, 1, 1, 1), }
-    if 0 in (B, Sq, Sk):
+    q, k, v, floats, data = _alike(q, k, v, floats, data)
+    if 0 in (B, Hq, Sq, Sk):
         out, lse = jnp.zeros((B, Sq, Hq, Dv), q.dtype), jnp.full((B, Hq, Sq), -jnp.inf, jnp.float32)
     else:
-        config = _configured(size, q.dtype, floats, data, return_lse)
-        out, lse = _attend(config, *_alike(q, k, v, floats, data))
+        config = _configured(size, q.dtype, floats, data, return_lse)._replace(spread=spread)
+        out, lse = _attend(config, q, k, v, floats, data)
     return (out, lse) if return_lse else out
 
 

@@ -227,17 +227,28 @@ class _Attention(torch.autograd.Function):
         return out.to(q.dtype), lse
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx, d_out, d_lse):
         q, k, v, temperature, escape, out, lse = ctx.saved_tensors
         needed = [ctx.needs_input_grad[3], ctx.needs_input_grad[4]]
-        dq, dk, dv, total_temperature, total_escape = _backward(
+        dq, dk, dv, total_temperature, total_escape = (_Gradients.apply if torch.is_grad_enabled() else _backward)(
             d_out, d_lse, q, k, v, temperature, escape, out, lse, ctx.scale, needed,
         )
         dq, dk, dv = dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
         total_temperature = total_temperature.to(temperature.dtype) if needed[0] else None
         total_escape = total_escape.to(escape.dtype) if needed[1] else None
         return dq, dk, dv, total_temperature, total_escape, None
+
+
+class _Gradients(torch.autograd.Function):
+    """The backward pass where somebody may want a second derivative."""
+
+    @staticmethod
+    def forward(ctx, *inputs):
+        return _backward(*inputs)
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        _refuse("a second derivative is not computed")
 
 
 def _refuse(message: str) -> NoReturn:
@@ -263,7 +274,7 @@ def _check(q, k, v, temperature, escape, scale):
         _refuse(f"k must have q's batch and head dim, and v's heads and length, {(B, Hkv, Sk, D)}, not {tuple(k.shape)}")
     if v.shape[0] != B:
         _refuse(f"v must have q's batch {B}, not {v.shape[0]}")
-    if Hkv == 0 or Hq % Hkv:
+    if Hq % Hkv if Hkv else Hq:
         _refuse(f"q's {Hq} heads must be a multiple of the {Hkv} heads of k and v")
     if D == 0 or Dv == 0:
         _refuse(f"head dims must be 1 at the least, not {D} and {Dv}")
@@ -291,6 +302,35 @@ def _check(q, k, v, temperature, escape, scale):
         _refuse(f"escape must have shape (Hq) = {(Hq,)}, not {tuple(escape.shape)}")
 
 
+def _scaled(q: Tensor, scale: Tensor) -> tuple[Tensor, float]:
+    """q and the number that multiplies q . k. Where the scale learns, or cannot be read, it is divided by that number, and
+    the quotient goes into q, with its gradient.
+    """
+    if scale.numel() != 1:
+        _refuse(f"scale must be one number, not a tensor of shape {tuple(scale.shape)}")
+    learns = scale.requires_grad and torch.is_grad_enabled()
+    hidden = torch.compiler.is_compiling() or scale.is_meta or (scale.is_cuda and torch.cuda.is_current_stream_capturing())
+    if not (learns or hidden):
+        return q, float(scale)
+    number = 1.0 if hidden else float(scale) or 1.0
+    return (q.float() * (scale.reshape(()).to(q.device) / number)).to(q.dtype), number
+
+
+def _broken(holds: Tensor, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The first place where a fact does not hold."""
+    wrong = torch.nonzero(~torch.broadcast_to(holds, shape))
+    return tuple(wrong[0].tolist()) if len(wrong) else None
+
+
+def _check_facts(q, k, v, temperature, escape):
+    """The facts that no call checks unless it is asked to: it reads elements, so it waits for the device."""
+    if torch.compiler.is_compiling() or (q.is_cuda and torch.cuda.is_current_stream_capturing()):
+        _refuse("check=True reads elements, which torch.compile and CUDA graphs do not allow: leave it out there")
+    at = _broken(0.0 < temperature, temperature.shape)
+    if at is not None:
+        _refuse(f"temperature[{', '.join(map(str, at))}] is {temperature[at].item()}, and must satisfy 0.0 < temperature")
+
+
 def custom_normalizer(
     q: Tensor,
     k: Tensor,
@@ -298,28 +338,38 @@ def custom_normalizer(
     *,
     temperature: Tensor,
     escape: Tensor,
-    scale: float | None = None,
+    scale: float | Tensor | None = None,
     return_lse: bool = False,
     dropout_seed: int | Tensor | None = None,
+    check: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention `custom_normalizer`, tile by tile, differentiable in every float argument.
 
     q (B, Hq, Sq, D), k (B, Hkv, Sk, D), v (B, Hkv, Sk, Dv), with any strides, all float16, bfloat16 or float32.
     temperature (Hq): float32 or float16 or bfloat16 or float64, where 0.0 < temperature.
     escape (Hq): float32 or float16 or bfloat16 or float64.
-    scale multiplies q . k where the score says so; 1 / sqrt(D) when not given.
+    scale multiplies q . k where the score says so; 1 / sqrt(D) when not given. A tensor may learn.
     dropout_seed is accepted for the sake of a common signature, and has no effect.
+    check looks at every element that a fact is about, and waits for the device to do so.
 
     Gives out (B, Hq, Sq, Dv) in q's dtype, and with return_lse also the log-sum-exp (B, Hq, Sq), natural, float32.
     A query that may attend to no key gives a zero row, -inf, and zero gradients. Raises ValueError on what does not fit.
     """
+    if check:
+        _check(q, k, v, temperature, escape, scale)
+        _check_facts(q, k, v, temperature, escape)
     return _call(q, k, v, temperature, escape, scale, return_lse, dropout_seed)
 
 
 def _call(q, k, v, temperature, escape, scale, return_lse, dropout_seed):
     if scale is None:
-        scale = q.shape[-1] ** -0.5
+        try:
+            scale = q.shape[-1] ** -0.5
+        except (AttributeError, IndexError, ZeroDivisionError):
+            scale = 1.0  # of what is refused
     _check(q, k, v, temperature, escape, scale)
+    if isinstance(scale, Tensor):
+        q, scale = _scaled(q, scale)
     if scale <= 0.0:
         # A positive scale is folded into the exponent; its sign, or its being zero, goes into q.
         q, scale = (-q, -scale) if scale < 0.0 else (q * 0.0, 1.0)

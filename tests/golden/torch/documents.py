@@ -335,6 +335,7 @@ def documents(
     scale: float | Tensor | None = None,
     return_lse: bool = False,
     dropout_seed: int | Tensor | None = None,
+    check: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention `documents`, tile by tile, differentiable in every float argument.
 
@@ -342,6 +343,7 @@ def documents(
     ids (B, Sk): int32 or int64.
     scale multiplies q . k where the score says so; 1 / sqrt(D) when not given. A tensor may learn.
     dropout_seed is accepted for the sake of a common signature, and has no effect.
+    check is accepted for the sake of a common signature: here every call checks all facts.
 
     Gives out (B, Hq, Sq, Dv) in q's dtype, and with return_lse also the log-sum-exp (B, Hq, Sq), natural, float32.
     A query that may attend to no key gives a zero row, -inf, and zero gradients. Raises ValueError on what does not fit.

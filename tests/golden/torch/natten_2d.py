@@ -254,16 +254,27 @@ class _Attention(torch.autograd.Function):
         return out.to(q.dtype), lse
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx, d_out, d_lse):
         q, k, v, bias, out, lse = ctx.saved_tensors
         needed = [ctx.needs_input_grad[3]]
-        dq, dk, dv, total_bias = _backward(
+        dq, dk, dv, total_bias = (_Gradients.apply if torch.is_grad_enabled() else _backward)(
             d_out, d_lse, q, k, v, bias, out, lse, ctx.scale, needed,
         )
         dq, dk, dv = dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
         total_bias = total_bias.to(bias.dtype) if needed[0] else None
         return dq, dk, dv, total_bias, None
+
+
+class _Gradients(torch.autograd.Function):
+    """The backward pass where somebody may want a second derivative."""
+
+    @staticmethod
+    def forward(ctx, *inputs):
+        return _backward(*inputs)
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        _refuse("a second derivative is not computed")
 
 
 def _refuse(message: str) -> NoReturn:
@@ -289,7 +300,7 @@ def _check(q, k, v, bias, scale):
         _refuse(f"k must have q's batch and head dim, and v's heads and length, {(B, Hkv, Sk, D)}, not {tuple(k.shape)}")
     if v.shape[0] != B:
         _refuse(f"v must have q's batch {B}, not {v.shape[0]}")
-    if Hkv == 0 or Hq % Hkv:
+    if Hq % Hkv if Hkv else Hq:
         _refuse(f"q's {Hq} heads must be a multiple of the {Hkv} heads of k and v")
     if D == 0 or Dv == 0:
         _refuse(f"head dims must be 1 at the least, not {D} and {Dv}")
@@ -313,22 +324,38 @@ def _check(q, k, v, bias, scale):
         _refuse(f"the specification assumes 224 <= Sk; here Sk = {Sk}")
 
 
+def _scaled(q: Tensor, scale: Tensor) -> tuple[Tensor, float]:
+    """q and the number that multiplies q . k. Where the scale learns, or cannot be read, it is divided by that number, and
+    the quotient goes into q, with its gradient.
+    """
+    if scale.numel() != 1:
+        _refuse(f"scale must be one number, not a tensor of shape {tuple(scale.shape)}")
+    learns = scale.requires_grad and torch.is_grad_enabled()
+    hidden = torch.compiler.is_compiling() or scale.is_meta or (scale.is_cuda and torch.cuda.is_current_stream_capturing())
+    if not (learns or hidden):
+        return q, float(scale)
+    number = 1.0 if hidden else float(scale) or 1.0
+    return (q.float() * (scale.reshape(()).to(q.device) / number)).to(q.dtype), number
+
+
 def natten_2d(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     *,
     bias: Tensor,
-    scale: float | None = None,
+    scale: float | Tensor | None = None,
     return_lse: bool = False,
     dropout_seed: int | Tensor | None = None,
+    check: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention `natten_2d`, tile by tile, differentiable in every float argument.
 
     q (B, Hq, Sq, D), k (B, Hkv, Sk, D), v (B, Hkv, Sk, Dv), with any strides, all float16, bfloat16 or float32.
     bias (Hq, 13, 13): float32 or float16 or bfloat16 or float64.
-    scale multiplies q . k where the score says so; 1 / sqrt(D) when not given.
+    scale multiplies q . k where the score says so; 1 / sqrt(D) when not given. A tensor may learn.
     dropout_seed is accepted for the sake of a common signature, and has no effect.
+    check is accepted for the sake of a common signature: here every call checks all facts.
 
     Gives out (B, Hq, Sq, Dv) in q's dtype, and with return_lse also the log-sum-exp (B, Hq, Sq), natural, float32.
     A query that may attend to no key gives a zero row, -inf, and zero gradients. Raises ValueError on what does not fit.
@@ -338,8 +365,13 @@ def natten_2d(
 
 def _call(q, k, v, bias, scale, return_lse, dropout_seed):
     if scale is None:
-        scale = q.shape[-1] ** -0.5
+        try:
+            scale = q.shape[-1] ** -0.5
+        except (AttributeError, IndexError, ZeroDivisionError):
+            scale = 1.0  # of what is refused
     _check(q, k, v, bias, scale)
+    if isinstance(scale, Tensor):
+        q, scale = _scaled(q, scale)
     if scale <= 0.0:
         # A positive scale is folded into the exponent; its sign, or its being zero, goes into q.
         q, scale = (-q, -scale) if scale < 0.0 else (q * 0.0, 1.0)

@@ -49,7 +49,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+from torch.autograd import forward_ad
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -1864,6 +1864,8 @@ class _Known:
     def __init__(self, q, k, v, bias) -> None:
         B, Hq, Sq, D = q.shape
         Hkv, Sk, Dv = v.shape[1:]
+        if max(Sq, Sk) >= 2**27:  # here, where they are known: while tracing they may be symbols
+            _refuse(f"sequences must be shorter than 2**27, not {Sq} and {Sk}: positions are computed in 32 bits")
         self.shape = B, Hq, Hkv, Sq, Sk, D, Dv
         self.sizes = Hq, Hkv, Sq, Sk
         # Shape and strides of what the forward pass gives: so it is allocated soonest.
@@ -2120,6 +2122,11 @@ def _gradients(
 _backward = torch.library.custom_op("attngen::natten_2d_e86b02d6c7c5_backward", _gradients, mutates_args=())
 
 
+@_backward.register_autograd
+def _(ctx, *gradients):
+    _refuse("a second derivative is not computed")
+
+
 @_backward.register_fake
 def _(d_out, d_lse, q, k, v, bias, out, lse, rest, scale, needed):
     dq, dk, dv = (x.new_empty(x.shape) for x in (q, k, v))
@@ -2143,7 +2150,11 @@ def _differentiate(ctx, d_out, d_lse, _rest):
     if rest is None:
         rest = out.new_empty(0)
     needed = [ctx.needs_input_grad[3]]
-    backward = _gradients if _unwatched(d_out, q, k, v) else _backward
+    # Without the operator nobody sees that these are derivatives: a second one would miss them.
+    apart = not (torch.is_grad_enabled() or q.is_meta) and _unwatched(d_out, q, k, v)
+    if not apart:
+        _refuse_tangents(d_out, d_lse, q, k, v)
+    backward = _gradients if apart else _backward
     dq, dk, dv, total_bias = backward(
         d_out, d_lse, q, k, v, bias, out, lse, rest, ctx.scale, needed
     )
@@ -2152,9 +2163,6 @@ def _differentiate(ctx, d_out, d_lse, _rest):
 
 
 _forward.register_autograd(_differentiate, setup_context=_save)
-
-
-_differentiate_once = once_differentiable(_differentiate)  # where a second derivative is to be refused
 
 
 class _Attention(torch.autograd.Function):
@@ -2168,8 +2176,7 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *gradients):
-        differentiate = _differentiate_once if torch.is_grad_enabled() else _differentiate
-        return *differentiate(ctx, *gradients), None
+        return *_differentiate(ctx, *gradients), None
 
 
 _PLAIN = (Tensor, torch.nn.Parameter)
@@ -2177,9 +2184,9 @@ _PLAIN = (Tensor, torch.nn.Parameter)
 
 def _unwatched(*tensors: Tensor) -> bool:
     """Whether a call may do without the operator: no compiler, tracer, transform or imitation of tensors looks on."""
-    if torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._len_torch_dispatch_stack():
+    if torch.compiler.is_compiling() or torch._C._is_tracing() or torch._C._len_torch_dispatch_stack():
         return False
-    if torch._C._functorch.peek_interpreter_stack() is not None:
+    if forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None:
         return False
     for x in tensors:
         if type(x) not in _PLAIN:
@@ -2212,13 +2219,11 @@ def _check(q, k, v, bias, scale):
         _refuse(f"k must have q's batch and head dim, and v's heads and length, {(B, Hkv, Sk, D)}, not {tuple(k.shape)}")
     if v.shape[0] != B:
         _refuse(f"v must have q's batch {B}, not {v.shape[0]}")
-    if Hkv == 0 or Hq % Hkv:
+    if Hq % Hkv if Hkv else Hq:
         _refuse(f"q's {Hq} heads must be a multiple of the {Hkv} heads of k and v")
     if not (0 < D <= 256 and 0 < Dv <= 256):
         _refuse(f"head dims must be from 1 to 256, not {D} and {Dv}")
-    if Sq >= 2**27 or Sk >= 2**27:
-        _refuse(f"sequences must be shorter than 2**27, not {Sq} and {Sk}: positions are computed in 32 bits")
-    if q.device.type not in ("cuda", "cpu"):
+    if q.device.type not in ("cuda", "cpu", "meta"):
         _refuse(f"q must be on a GPU, or on the CPU under TRITON_INTERPRET=1, not on {q.device}")
     if not isinstance(bias, Tensor):
         _refuse(f"bias must be a torch.Tensor, not {type(bias).__name__}")
@@ -2240,6 +2245,36 @@ def _check(q, k, v, bias, scale):
         _refuse(f"the specification assumes Sk % 32 == 0; here Sk = {Sk}")
     if not (224 <= Sk):
         _refuse(f"the specification assumes 224 <= Sk; here Sk = {Sk}")
+    _refuse_tangents(q, k, v, bias, scale)
+
+
+def _refuse_tangents(*arguments) -> None:
+    """The operators would drop tangents, and nobody would hear of it. Beneath a second transform of `torch.func` tangents
+    cannot be seen, nor while torch.compile traces. Only C is called: torch.compile would compile a function of Python.
+    """
+    if forward_ad._current_level < 0:
+        return
+    functorch = torch._C._functorch
+    for x in arguments:
+        if isinstance(x, Tensor):
+            wrapped = functorch.is_functorch_wrapped_tensor
+            hidden = torch.compiler.is_compiling() or (wrapped(x) and (functorch.is_batchedtensor(x) or wrapped(functorch.get_unwrapped(x))))
+            if hidden or torch._VF._unpack_dual(x, level=forward_ad._current_level)[1] is not None:
+                _refuse("forward-mode derivatives (jvp, jacfwd, hessian) are not computed: use backward()")
+
+
+def _scaled(q: Tensor, scale: Tensor) -> tuple[Tensor, float]:
+    """q and the number that multiplies q . k. Where the scale learns, or cannot be read, it is divided by that number, and
+    the quotient goes into q, with its gradient.
+    """
+    if scale.numel() != 1:
+        _refuse(f"scale must be one number, not a tensor of shape {tuple(scale.shape)}")
+    learns = scale.requires_grad and torch.is_grad_enabled()
+    hidden = torch.compiler.is_compiling() or scale.is_meta or (scale.is_cuda and torch.cuda.is_current_stream_capturing())
+    if not (learns or hidden):
+        return q, float(scale)
+    number = 1.0 if hidden else float(scale) or 1.0
+    return (q.float() * (scale.reshape(()).to(q.device) / number)).to(q.dtype), number
 
 
 def natten_2d(
@@ -2248,16 +2283,18 @@ def natten_2d(
     v: Tensor,
     *,
     bias: Tensor,
-    scale: float | None = None,
+    scale: float | Tensor | None = None,
     return_lse: bool = False,
     dropout_seed: int | Tensor | None = None,
+    check: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention `natten_2d`, fused, differentiable in every float argument.
 
     q (B, Hq, Sq, D), k (B, Hkv, Sk, D), v (B, Hkv, Sk, Dv), with any strides, all float16, bfloat16 or float32.
     bias (Hq, 13, 13): float32 or float16 or bfloat16 or float64.
-    scale multiplies q . k where the score says so; 1 / sqrt(D) when not given.
+    scale multiplies q . k where the score says so; 1 / sqrt(D) when not given. A tensor may learn.
     dropout_seed is accepted for the sake of a common signature, and has no effect.
+    check is accepted for the sake of a common signature: here every call checks all facts.
 
     Gives out (B, Hq, Sq, Dv) in q's dtype, and with return_lse also the log-sum-exp (B, Hq, Sq), natural, float32.
     A query that may attend to no key gives a zero row, -inf, and zero gradients. Raises ValueError on what does not fit.
@@ -2267,7 +2304,13 @@ def natten_2d(
 
 def _call(q, k, v, bias, scale, return_lse, dropout_seed):
     if scale is None:
-        scale = q.shape[-1] ** -0.5
+        try:
+            scale = q.shape[-1] ** -0.5
+        except (AttributeError, IndexError, ZeroDivisionError):
+            scale = 1.0  # of what is refused
+    elif isinstance(scale, Tensor):
+        _check(q, k, v, bias, scale)
+        q, scale = _scaled(q, scale)
     known = fit = None
     alone = _unwatched(q, k, v, bias)
     if alone:
@@ -2275,6 +2318,7 @@ def _call(q, k, v, bias, scale, return_lse, dropout_seed):
         fit = float(scale)
     if known is None or fit not in known.fits:
         _check(q, k, v, bias, scale)
+        alone = alone and not q.is_meta
         if alone:
             known = known or _known(q, k, v, bias)
             if len(known.fits) >= 1024:
