@@ -16,8 +16,9 @@ P and lse do not depend on R, so the gradients treat it as a constant, without e
 overflow, and are not wider everywhere.
 
 **Which pairs count.** A pair counts where the mask holds and its score is not -inf. What does not count adds exactly
-nothing to any result, whatever its score or derivative is (q, k and v themselves must be finite). A row in which no
-pair counts, or whose denominator is 0, has a zero row, an lse of -inf, and passes no gradient on.
+nothing to any result, whatever its score or derivative is. So a key that the mask forbids to every query of a head is
+taken as a zero row of k and v there: it may hold anything, NaN included; q, and k and v elsewhere, must be finite. A row
+in which no pair counts, or whose denominator is 0, has a zero row, an lse of -inf, and passes no gradient on.
 
 **Dropout** applies when the spec has it and a seed is given; its probability is a constant to the gradients.
 """
@@ -116,12 +117,15 @@ class _Pass:
         self.params = _bind(attention, params, env)
         env["scale"] = 1.0 / math.sqrt(env["D"]) if scale is None else float(as_array(scale, Type.FLOAT))
         env |= _indices(env, self.group)
-        env["qk"] = self._merge(self._grouped(self.q) @ self.k[:, :, None].swapaxes(-1, -2))
-        full: tuple[int, ...] = env["qk"].shape
+        full = tuple(env[size] for size in ("B", "Hq", "Sq", "Sk"))
+        allowed = np.broadcast_to(evaluate_expression(attention.mask, env, self.params), full)
+        forbidden = self._grouped(~allowed.any(axis=2)[..., None])
+        self.keys, self.values = (np.where(forbidden, 0.0, x[:, :, None]) for x in (self.k, self.v))
+        env["qk"] = self._merge(self._grouped(self.q) @ self.keys.swapaxes(-1, -2))
 
-        self.pairs = Tape((attention.score, attention.mask), env, self.params)
+        self.pairs = Tape((attention.score,), env, self.params)
         score = np.broadcast_to(self.pairs.value(attention.score), full)
-        self.counts = np.broadcast_to(self.pairs.value(attention.mask), full) & (score != -np.inf)
+        self.counts = allowed & (score != -np.inf)
 
         normalizer = attention.normalizer
         self.weight = split(normalizer.weight)
@@ -132,7 +136,7 @@ class _Pass:
             self._normalize()
         self.keep = self._keep(env, dropout_seed)
         self.dropped = self.share * self.keep
-        self.out = self._merge(self._grouped(self.dropped) @ self.v[:, :, None])
+        self.out = self._merge(self._grouped(self.dropped) @ self.values)
 
     def _normalize(self) -> None:
         """Sets `unit_*` = exp(exponent - R), `weights`, `total` (Z), `share` (P), `alive` rows and `lse`."""
@@ -178,7 +182,7 @@ class _Pass:
             d_out = np.where(self.alive, d_out, 0.0)
             d_lse = d_lse[..., None]
             d_v = (self._grouped(self.dropped).swapaxes(-1, -2) @ self._grouped(d_out)).sum(axis=2)
-            d_share = self._merge(self._grouped(d_out) @ self.v[:, :, None].swapaxes(-1, -2)) * self.keep
+            d_share = self._merge(self._grouped(d_out) @ self.values.swapaxes(-1, -2)) * self.keep
             # P = w / Z and lse = R + log Z, with Z the sum of every w and the extra term (or the constant 1).
             d_total = (d_lse - (d_share * self.share).sum(axis=-1, keepdims=True)) / self.total
             d_total = np.where(self.alive, d_total, 0.0) if self.attention.normalizer.sums else np.zeros_like(d_lse)
@@ -200,7 +204,7 @@ class _Pass:
                 if name in d_params:  # a fixed param has no gradient
                     d_params[name] = d_params[name] + gradient
         d_k = (d_qk.swapaxes(-1, -2) @ self._grouped(self.q)).sum(axis=2)
-        return Gradients(self._merge(d_qk @ self.k[:, :, None]), d_k, d_v, d_params)
+        return Gradients(self._merge(d_qk @ self.keys), d_k, d_v, d_params)
 
     def _grouped(self, x: Array) -> Array:
         """(B, Hq, …) as (B, Hkv, Hq // Hkv, …)."""

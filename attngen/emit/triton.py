@@ -33,7 +33,7 @@ from attngen.emit.triton_backward import backward_code, backward_view, pair_grad
 from attngen.emit.triton_expressions import division_helpers
 from attngen.emit.triton_frame import Frame, frame_of
 from attngen.emit.triton_header import header, tile_table
-from attngen.emit.triton_kernels import forward_code, kernel_code
+from attngen.emit.triton_kernels import forward_code, kept_view, kernel_code
 from attngen.emit.triton_tests import test_view
 from attngen.emit.triton_views import WeightView
 from attngen.errors import InternalError
@@ -99,6 +99,7 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
         "scale_use": scale_use(plan.attention),
         "w": weights,
         "kernel": kernel,
+        "kept": kept_view(frame),
         "f": forward,
         "fast": hopper.fast,
         "fast_bwd": fast_bwd,

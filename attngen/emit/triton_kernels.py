@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from attngen.emit.kernel_code import KernelCode, KernelWriter
+from attngen.emit.kernel_code import KernelCode, KernelWriter, free_names
 from attngen.emit.triton_frame import Frame
 from attngen.emit.triton_tests import held_tests
-from attngen.ir.build import mul, real
+from attngen.emit.triton_views import KeptView
+from attngen.ir.build import TRUE, mul, real
 from attngen.ir.nodes import Expr, Symbol, Type
 from attngen.ir.walk import named, substitute
 from attngen.plan.schedule import Level, level_of
@@ -57,6 +58,9 @@ def kernel_code(frame: Frame, held: Level, results: dict[str, Expr], outside: di
         outside = {**outside, "drop": frame.plan.attention.dropout}
         known = (*known, "seed", "threshold", "inv_keep")
         extra = ("_keep(seed, batch, head, q_idx, k_idx, threshold) * inv_keep",)
+    kept = kept_view(frame) if held is Level.ROW else None
+    if kept is not None:
+        extra = (*extra, f"_kept_keys({', '.join(kept.arguments)})")
     code = writer.write(
         results,
         frame.plan.attention.mask,
@@ -76,6 +80,19 @@ def kernel_code(frame: Frame, held: Level, results: dict[str, Expr], outside: di
         "inv_keep = 1.0 / (1.0 - drop)",
     )
     return replace(code, head_lines=(*code.head_lines, *lines))
+
+
+def kept_view(frame: Frame) -> KeptView | None:
+    """The function that tells which rows of K and V matter, for any kernel; None where the mask forbids no key alone."""
+    if frame.plan.keeps_key is None:
+        return None
+    known = ("k_idx", "batch", "head", "kv_head", "D", "Dv", "FAST", *frame.arguments)
+    writer = KernelWriter(frame.plan, frame.params, Level.COLUMN)
+    code = writer.write({"kept": frame.plan.keeps_key}, TRUE, known=known)
+    lines = (*code.head_lines, *code.held_lines)
+    text = code.results["kept"]
+    read = free_names([*lines, text, "Sk"])
+    return KeptView(tuple(n for n in known[1:] if n in read), lines, text)
 
 
 def _whole(code: KernelCode, results: dict[str, Expr]) -> dict[str, str]:

@@ -51,6 +51,20 @@ class KernelView:
 
 
 @dataclass(frozen=True, slots=True)
+class KeptView:
+    """The function `_kept_keys`, by which kernels clear the rows of K and V that a condition on the key alone forbids:
+    what it takes beside the keys' positions, its lines, and the condition inside the tensor."""
+
+    arguments: tuple[str, ...]
+    lines: tuple[str, ...]
+    text: str
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        return tuple(f"{n}: tl.constexpr" if n in ("D", "Dv", "FAST") else n for n in self.arguments)
+
+
+@dataclass(frozen=True, slots=True)
 class BackwardView:
     """What the backward kernels read of each row, and the factors that stay outside the loops."""
 

@@ -20,6 +20,7 @@ from attngen.plan.approximate import approximate
 from attngen.plan.choices import Choices, choices
 from attngen.plan.derive import derivative
 from attngen.plan.facts import Facts, facts
+from attngen.plan.key_mask import keeps_key
 from attngen.plan.linear import from_linear, linear
 from attngen.plan.loops import Loops, loops
 from attngen.plan.needs import Need
@@ -75,6 +76,7 @@ class KernelPlan:
     weights: Weights
     keys: TileRanges  # the keys that a tile of queries meets: forward and dQ
     queries: TileRanges  # the queries that a tile of keys meets: dK/dV
+    keeps_key: Expr | None  # what the mask asks of a key alone: rows of K and V that break it reach nothing
     key_loops: Loops  # the same in tiles, as the kernels walk them
     query_loops: Loops
     split: Split | None  # how short queries share the walk over keys
@@ -121,6 +123,7 @@ def plan(
     keys = tile_ranges(attention.mask, "k", known)
     queries = tile_ranges(attention.mask, "q", known)
     key_loops = loops(keys)
+    kept = keeps_key(attention.mask)
     d_factor, d_pair = split_factor(derivative(form.natural, Symbol("qk", Type.FLOAT)) or real(0.0))
     found = KernelPlan(
         attention,
@@ -128,9 +131,10 @@ def plan(
         form,
         keys,
         queries,
+        kept,
         key_loops,
         loops(queries),
-        split(attention, form, key_loops),
+        split(attention, form, key_loops, kept),
         d_factor,
         d_pair,
         tuple(_leaf_gradients(attention, form)),

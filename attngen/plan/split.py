@@ -38,7 +38,7 @@ class Split:
     partial: tuple[Expr, Expr] | None
 
 
-def split(attention: Attention, weights: Weights, loops: Loops) -> Split | None:
+def split(attention: Attention, weights: Weights, loops: Loops, keeps_key: Expr | None) -> Split | None:
     """None where no query has a key, or where there are never more keys than queries."""
     if not (loops.full or loops.partial) or any(_as_many_queries(fact) for fact in attention.assumes):
         return None
@@ -57,17 +57,19 @@ def split(attention: Attention, weights: Weights, loops: Loops) -> Split | None:
         full = first, stop
     else:
         partial = first, stop
-    return Split(_packed(weights, loops), steps, full, partial)
+    return Split(_packed(weights, loops, keeps_key), steps, full, partial)
 
 
-def _packed(weights: Weights, loops: Loops) -> bool:
+def _packed(weights: Weights, loops: Loops, keeps_key: Expr | None) -> bool:
     """The maximum is rescaled by one factor, and one tile has one walk: heads that differ in these stay apart.
 
-    So do heads for which a data test has an answer of their own, be it the same for those that share keys.
+    So do heads for which a data test has an answer of their own, be it the same for those that share keys; and heads
+    of which one may forbid a key that another reads, since a tile's row of values is cleared for all of them.
     """
     bounds = [s.bound if isinstance(s, Rounded) else s.value for s in loops.steps if not isinstance(s, Ordered)]
     sides = [side for t in loops.tests for side in (t.row, t.col)]
-    apart = any(reads(e, "h") for e in (weights.factor, *bounds)) or any(reads(e, "h", "hkv") for e in sides)
+    kept = () if keeps_key is None else (keeps_key,)
+    apart = any(reads(e, "h") for e in (weights.factor, *bounds, *kept)) or any(reads(e, "h", "hkv") for e in sides)
     return not apart
 
 
