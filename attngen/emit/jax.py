@@ -52,6 +52,7 @@ _TEMPLATE_NAMES = """
     inv_keep full partial found gradients more saved cotangents arguments name return_lse dropout_seed
     check holds wrong message words low high at_b at_h at_q at_k at_distance ValueError key tiles
     print start stop runs like compute spread
+    keeps
 """
 _RUNS = [f"{kind}{n}_{end}" for kind in ("any", "full") for n in ("", 0, 1, 2, 3) for end in ("lo", "hi")]
 _PARTS = [f"part{i}{j}_{end}" for i in range(4) for j in range(5) for end in ("lo", "hi")]
@@ -97,7 +98,7 @@ class _Emitter:
     def module(self) -> str:
         keys, queries = self.tiles(self.plan.key_loops), self.tiles(self.plan.query_loops)
         dq = self.backward(Level.ROW)
-        door = jax_door.door(self.plan, self.params, self.sizes, jax_door.JAX)
+        door = jax_door.door(self.plan, self.params, self.sizes, self.leaves, jax_door.JAX)
         context: dict[str, Any] = {
             "a": self.header(),
             "longest_bits": self.plan.choices.longest_bits,

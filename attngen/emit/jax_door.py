@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from attngen.emit import pallas_checks
 from attngen.emit.facts import FactsView, jax_facts
+from attngen.emit.pallas_operands import Leaves
 from attngen.emit.params import ParamView
 from attngen.ir.walk import reads
 from attngen.plan import capabilities
@@ -86,6 +87,7 @@ class DoorView:
     convert_lines: tuple[str, ...]
     param_docs: tuple[str, ...]
     call_positions: tuple[str, ...]
+    keeps: str  # which keys a condition on the key alone leaves, as an array of four axes; empty where it leaves all
     signs_scale: bool
     accepted: Accepted
     dtypes: str  # of q, k and v, as a Python tuple
@@ -98,7 +100,14 @@ def chosen_by_products(plan: KernelPlan) -> bool:
     return any(reads(a.load, "qk") for a in plan.choices.accesses)
 
 
-def door(plan: KernelPlan, params: tuple[ParamView, ...], sizes: Mapping[str, str], accepted: Accepted) -> DoorView:
+def door(
+    plan: KernelPlan,
+    params: tuple[ParamView, ...],
+    sizes: Mapping[str, str],
+    leaves: Leaves,
+    accepted: Accepted,
+) -> DoorView:
+    """`leaves` knows the operands by their names."""
     given = plan.attention.params
     *most, last = accepted.dtypes
     return DoorView(
@@ -109,6 +118,7 @@ def door(plan: KernelPlan, params: tuple[ParamView, ...], sizes: Mapping[str, st
         convert_lines=pallas_checks.convert_lines(given, params),
         param_docs=tuple(pallas_checks.doc(p) for p in given),
         call_positions=(*PAIRS_AT, *(PRODUCTS if chosen_by_products(plan) else ())),
+        keeps="" if plan.keeps_key is None else leaves.printer().text(plan.keeps_key),
         signs_scale=plan.facts.scale_positive,
         accepted=accepted,
         dtypes=f"({', '.join(f'jnp.{d}' for d in accepted.dtypes)})",

@@ -97,7 +97,7 @@ class _Emitter:
         dq, dq_sums = self.backward(Level.ROW, keys, _WITH_ROWS)
         dkdv, dkdv_sums = self.backward(Level.COLUMN, queries, (Extent.COLUMN,))
         fused, fused_sums = self.backward(Level.COLUMN, queries, _WITH_COLUMNS)
-        door = jax_door.door(self.plan, self.params, self.sizes, jax_door.PALLAS)
+        door = jax_door.door(self.plan, self.params, self.sizes, self.leaves, jax_door.PALLAS)
         table = tpu_tiles.table(self.options.tile or self.attention.tile)
         for t in self.options.tuned:
             table[t.chip, t.itemsize] = tpu_tiles.row(t.forward, t.dkdv, t.dq)

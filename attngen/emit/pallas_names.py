@@ -19,6 +19,7 @@ _NAMES = """
     WIDE PIECE AHEAD both across pieces number column rows columns chunk scores values absorb ahead ones tiles
     check holds wrong map
     steps several acc finish_all top_query top_key compute spread call arrays inside outside
+    keeps
 """
 
 _RUNS = {f"{kind}{n}_{end}" for kind in ("any", "full") for n in ("", 0, 1, 2, 3) for end in ("lo", "hi")}

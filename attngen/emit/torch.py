@@ -46,7 +46,7 @@ _TEMPLATE_NAMES = """
     ref contribution inside cell ctx needed full partial any_lo any_hi full_lo full_hi return_lse dropout_seed
     check holds wrong map
     message device dtype name stride staticmethod at_b at_h at_q at_k at_distance distances exists q_scaled rest
-    ValueError parts learns hidden number
+    ValueError parts learns hidden number keeps
 """
 _RUNS = [f"{kind}{n}_{end}" for kind in ("any", "full") for n in range(4) for end in ("lo", "hi")]
 _PARTS = [f"part{i}{j}_{end}" for i in range(4) for j in range(5) for end in ("lo", "hi")]
@@ -129,6 +129,7 @@ class _Emitter:
             values=tuple(p.name for p in self.params if not p.by_pointer),
             returned_gradients=self.returned_gradients(),
             door=self.door(),
+            keeps=self.keeps(),
         )
         body = render("torch/module.py.j2", {**context, "uses": frozenset()})
         # The helpers that this variant calls are found in the code itself.
@@ -242,6 +243,11 @@ class _Emitter:
             "delta": "deltas = (d_out * out).sum(-1, keepdim=True) - d_lse[..., None]",
         }
         return tuple(lines[name] for name in self.row_names())
+
+    def keeps(self) -> str:
+        """Which keys a condition on the key alone leaves; empty where it leaves all."""
+        found = self.plan.keeps_key
+        return "" if found is None else self.leaves.printer().text(found)
 
     # ------------------------------------------------------------ data tests
 

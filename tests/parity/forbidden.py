@@ -122,7 +122,7 @@ EVERY = (
         "biases",
         "param n: int[B]\nparam bias: f32[Hq, Sq, Sk]\nparam table: f32[Hq, 65]\nparam rows: f32[Hq, Sq]\n"
         "param spot: f32[Hq, 7]\n"
-        "score = qk * scale + bias[h, q, k] + relative_bias(table, 32) + rows[h, q] + spot[h, (q * k) % 7]\n"
+        "score = qk * scale + bias[h, q, k] + relative_bias(table, 32) + rows[h, q] + spot[h, (q + k) % 7]\n"
         "mask = k < n[b]\n",
         lambda d: {
             **lengths(d),
