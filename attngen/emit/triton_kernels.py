@@ -86,7 +86,7 @@ def kept_view(frame: Frame) -> KeptView | None:
     """The function that tells which rows of K and V matter, for any kernel; None where the mask forbids no key alone."""
     if frame.plan.keeps_key is None:
         return None
-    known = ("k_idx", "batch", "head", "kv_head", "D", "Dv", "FAST", *frame.arguments)
+    known = ("k_idx", "batch", "head", "kv_head", "D", "Dv", *frame.arguments)
     writer = KernelWriter(frame.plan, frame.params, Level.COLUMN)
     code = writer.write({"kept": frame.plan.keeps_key}, TRUE, known=known)
     lines = (*code.head_lines, *code.held_lines)

@@ -61,7 +61,7 @@ class KeptView:
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        return tuple(f"{n}: tl.constexpr" if n in ("D", "Dv", "FAST") else n for n in self.arguments)
+        return tuple(f"{n}: tl.constexpr" if n in ("D", "Dv") else n for n in self.arguments)
 
 
 @dataclass(frozen=True, slots=True)

@@ -227,6 +227,8 @@ def backward_skeletons(plan: KernelPlan, own: tuple[int, int] | None) -> Mapping
     some_whole = plan.key_loops.full and plan.query_loops.full
     if own is not None or heavy or not some_whole or sum(not _leads(s) for s in plan.queries.any) != 1:
         return {}
+    if _heads_differ_in_keys(plan):
+        return {}
     pairs = [e for e in loads(plan.weights.unit) if level_of(e) is Level.PAIR]
     if any(is_dear(i) or reads(i, "qk") for e in pairs for i in e.indices):
         return {}
@@ -243,6 +245,12 @@ def backward_skeletons(plan: KernelPlan, own: tuple[int, int] | None) -> Mapping
     elif plan.growing_keys:  # under a prefix many begin at the first queries, and wait for each other there
         narrow, wide = replace(narrow, together=64), replace(wide, together=16)
     return {(64, 64): narrow, (128, 128): wide}
+
+
+def _heads_differ_in_keys(plan: KernelPlan) -> bool:
+    """Whether a key may be forbidden to one head alone: a program holds keys and values for all heads that share them,
+    and clears the rows of forbidden ones once."""
+    return plan.keeps_key is not None and reads(plan.keeps_key, "h")
 
 
 def sums_beside(plan: KernelPlan) -> tuple[str, ...]:
@@ -366,6 +374,8 @@ def apart_skeletons(plan: KernelPlan, own: tuple[int, int] | None) -> Mapping[tu
     The weights are exponentials, and there is no dropout, whose bits both warpgroups would have to make.
     """
     if own is not None or plan.burden is Burden.RANDOM or plan.weights.form is not Form.EXPONENTIAL:
+        return {}
+    if _heads_differ_in_keys(plan):
         return {}
     unequal = ApartSkeleton(_DKDV, replace(_DQ, value_stages=2))
     return {(256, 256): ApartSkeleton(_DKDV, _DQ), (256, 128): unequal, (128, 256): unequal}

@@ -23,6 +23,9 @@ THREAD = threading.local()
 FAILED: list[str] = []
 UNFENCED: dict[int, dict[int, np.ndarray]] = {}
 """By thread and address, what has been stored since the thread's last fence: products and the copy engine miss it."""
+FENCED: dict[int, dict[int, tuple[np.ndarray, bytes]]] = {}
+"""By thread and address, what it has stored and fenced since the copy engine wrote there, and the bytes: its products
+see them, even where another stores the same bytes again."""
 
 
 def own_number() -> int:
@@ -202,6 +205,9 @@ class Copies:
     def async_copy_global_to_shared(desc: Descriptor, start: list[Any], barrier: Any, place: Shared) -> None:
         assert list(place.values.shape) == list(desc.block) and place.dtype == desc.dtype
         place.values[...] = np.nan
+        with LOCK:
+            for number, stores in FENCED.items():
+                FENCED[number] = {a: s for a, s in stores.items() if not np.may_share_memory(s[0], place.values)}
         there, here = desc.overlap(start)
 
         def later() -> None:
@@ -240,7 +246,9 @@ class Product:
         self.a, self.b, self.acc = a, b, acc
         self.before = a.values.tobytes(), b.values.tobytes()
         read = [x.values for x in (a, b) if isinstance(x, Shared)]
+        seen = FENCED.get(own_number(), {})
         stored = [x for each in list(UNFENCED.values()) for x in list(each.values())]
+        stored = [x for x in stored if x.ctypes.data not in seen or seen[x.ctypes.data][1] != x.tobytes()]
         if any(np.may_share_memory(x, y) for x in read for y in stored):
             raise FaultError("no fence between a store and a product")
         self.result: Tile | None = None
@@ -277,4 +285,6 @@ def warpgroup_mma_init(acc: Tile) -> Tile:
 
 def fence_async_shared() -> None:
     THREAD.fenced = True
-    UNFENCED.pop(own_number(), None)
+    stores = UNFENCED.pop(own_number(), {})
+    with LOCK:
+        FENCED.setdefault(own_number(), {}).update((a, (x, x.tobytes())) for a, x in stores.items())

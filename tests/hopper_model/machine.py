@@ -28,6 +28,7 @@ from attngen.plan.hopper import SLACK
 from hopper_model import chip
 from hopper_model.chip import (
     FAILED,
+    FENCED,
     LOCK,
     THREAD,
     UNFENCED,
@@ -194,6 +195,7 @@ class Language:
     def warp_specialize(parts: list[tuple[Any, tuple[Any, ...]]], warps: list[int], registers: list[int]) -> None:
         program, grid, meetings = THREAD.program, THREAD.grid, Meetings()
         UNFENCED.clear()
+        FENCED.clear()
 
         def run(function: Callable[..., None], arguments: tuple[Any, ...]) -> None:
             THREAD.program, THREAD.grid, THREAD.products, THREAD.fenced = program, grid, [], False
