@@ -3,7 +3,7 @@ change no bit of out, lse, dQ, dK and dV. The kernels clear such rows where they
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -11,6 +11,7 @@ from parity.forbidden import fouled
 
 from attngen import reference
 from hopper_model.cases import Case, Change, case
+from hopper_model.numbers import FaultError
 
 CAUSAL = "attention causal_lengths\nparam n: int[B]\nmask = causal and k < n[b]\n"
 WINDOW = "attention window_lengths\nparam n: int[B]\nmask = 0 <= q - k < 150 and k < n[b]\nassume Sq == Sk\n"
@@ -100,10 +101,32 @@ def test_reach_no_result(text: str, dims: tuple[int, int], sizes: Sizes) -> None
         (PADDING, (256, 256), (1, 2, 1, 140, 130)),
         slow(CAUSAL, (128, 128), (2, 2, 1, 200, 200)),
         slow(WINDOW, (128, 128), (1, 2, 1, 300, 300)),
-        slow(DOCUMENTS, (64, 64), (1, 2, 1, 300, 300)),
+        slow(DOCUMENTS, (256, 256), (1, 1, 1, 200, 200)),
         slow(LENGTHS, (256, 128), (2, 2, 1, 140, 200)),
         slow(CAUSAL, (256, 256), (2, 1, 1, 200, 200)),
     ],
 )
 def test_reach_no_gradient(text: str, dims: tuple[int, int], sizes: Sizes) -> None:
     assert same(backward(text, dims, sizes))
+
+
+UNCLEARED: Change = ("if first < stop:", "if first < 0:")
+"""Nothing is cleared."""
+UNFENCED: Change = ("held, 0.0))\n        fence_async_shared()", "held, 0.0))")
+"""Products may read a row before its zeros."""
+
+
+@pytest.mark.parametrize(
+    ("run", "text", "dims", "sizes"),
+    [
+        (forward, LENGTHS, (64, 64), (1, 2, 1, 260, 200)),
+        slow(backward, CAUSAL, (64, 64), (1, 1, 1, 200, 200)),
+        slow(backward, PADDING, (256, 256), (1, 1, 1, 140, 130)),
+    ],
+)
+def test_rows_that_are_not_cleared_are_seen(
+    run: Callable[..., list[torch.Tensor]], text: str, dims: tuple[int, int], sizes: Sizes
+) -> None:
+    assert not same(run(text, dims, sizes, [UNCLEARED]))
+    with pytest.raises(FaultError, match="no fence between a store and a product"):
+        run(text, dims, sizes, [UNFENCED])
