@@ -17,8 +17,8 @@ overflow, and are not wider everywhere.
 
 **Which pairs count.** A pair counts where the mask holds and its score is not -inf. What does not count adds exactly
 nothing to any result, whatever its score or derivative is. So a key that the mask forbids to every query of a head is
-taken as a zero row of k and v there: it may hold anything, NaN included; q, and k and v elsewhere, must be finite. A row
-in which no pair counts, or whose denominator is 0, has a zero row, an lse of -inf, and passes no gradient on.
+a zero row of k and v there: it may hold anything, NaN included; q, and k and v elsewhere, must be finite. A row in
+which no pair counts, or whose denominator is 0, has a zero row, an lse of -inf, and passes no gradient on.
 
 **Dropout** applies when the spec has it and a seed is given; its probability is a constant to the gradients.
 """
@@ -119,7 +119,8 @@ class _Pass:
         env |= _indices(env, self.group)
         full = tuple(env[size] for size in ("B", "Hq", "Sq", "Sk"))
         allowed = np.broadcast_to(evaluate_expression(attention.mask, env, self.params), full)
-        forbidden = self._grouped(~allowed.any(axis=2)[..., None])
+        unread: Array = np.logical_not(allowed.any(axis=2, keepdims=True))
+        forbidden = self._grouped(unread.swapaxes(-1, -2))
         self.keys, self.values = (np.where(forbidden, 0.0, x[:, :, None]) for x in (self.k, self.v))
         env["qk"] = self._merge(self._grouped(self.q) @ self.keys.swapaxes(-1, -2))
 

@@ -83,7 +83,7 @@ def kernel_code(frame: Frame, held: Level, results: dict[str, Expr], outside: di
 
 
 def kept_view(frame: Frame) -> KeptView | None:
-    """The function that tells which rows of K and V matter, for any kernel; None where the mask forbids no key alone."""
+    """The function that tells which rows of K and V matter; None where the mask forbids no key by itself."""
     if frame.plan.keeps_key is None:
         return None
     known = ("k_idx", "batch", "head", "kv_head", "D", "Dv", *frame.arguments)

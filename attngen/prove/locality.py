@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from attngen.ir.attention import Attention
-from attngen.ir.nodes import INDICES, SIZES, Expr, Symbol, Type
+from attngen.ir.nodes import INDICES, SIZES, Apply, Expr, Op, Symbol, Type
 from attngen.ir.printing import expression as text
 from attngen.ir.walk import nodes, substitute
 from attngen.plan import KernelPlan
@@ -86,6 +86,15 @@ def locality(attention: Attention, plan: KernelPlan, budget: float) -> tuple[Cla
             span=defined.score.span,
         ),
     ]
+    if plan.keeps_key is not None:
+        claims.append(
+            Claim(
+                "cleared keys",
+                "a key whose rows of K and V are cleared is forbidden to every query of the head",
+                _cleared(plan.attention.mask, plan.keeps_key),
+                span=defined.mask.span,
+            )
+        )
     if defined.dropout is not None:
         claims.append(
             Claim(
@@ -105,6 +114,34 @@ def _only(e: Expr, allowed: set[str]) -> Verdict:
     if wrong:
         return Refuted("structure", (f"{text(e)} reads {', '.join(wrong)}",))
     return Proved("structure", (f"{text(e)} reads {', '.join(read) or 'nothing that varies'}",))
+
+
+def _cleared(mask: Expr, keeps: Expr) -> Verdict:
+    """That the condition reads no query, and that no pair meets the mask without it."""
+    wrong = _only(keeps, {"b", "h", "hkv", "k", *(n.id for n in nodes(mask) if isinstance(n, Symbol))} - {"q", "qk"})
+    if not isinstance(wrong, Proved):
+        return wrong
+    if _implies(mask, keeps):
+        return Proved("structure", (f"{text(mask)} implies {text(keeps)}",))
+    return Refuted("structure", (f"{text(mask)} may hold where {text(keeps)} does not",))
+
+
+def _implies(a: Expr, b: Expr) -> bool:
+    """By the rules of sequents: what is known on the left is split until it holds, literally, what is wanted."""
+    if a == b:
+        return True
+    match a, b:
+        case _, Apply(op=Op.AND):
+            return all(_implies(a, part) for part in b.args)
+        case Apply(op=Op.OR), _:
+            return all(_implies(part, b) for part in a.args)
+        case _, Apply(op=Op.OR):
+            known = a.args if isinstance(a, Apply) and a.op is Op.AND else ()
+            return any(_implies(a, part) for part in b.args) or any(_implies(part, b) for part in known)
+        case Apply(op=Op.AND), _:
+            return any(_implies(part, b) for part in a.args)
+        case _:
+            return False
 
 
 def _all(verdicts: Iterable[Verdict]) -> Verdict:

@@ -1,5 +1,5 @@
-"""Forbidden rows of K and V in the kernels of compute capability 9.0, on the model of the chip: NaN and infinities there
-change no bit of out, lse, dQ, dK and dV. The kernels clear such rows where they lie in shared memory."""
+"""Forbidden rows of K and V in the kernels of compute capability 9.0, on the model of the chip: NaN and infinities
+there change no bit of out, lse, dQ, dK and dV. The kernels clear such rows where they lie in shared memory."""
 
 from __future__ import annotations
 
@@ -81,8 +81,8 @@ def slow(*values: object) -> object:
 @pytest.mark.parametrize(
     ("text", "dims", "sizes"),
     [
-        (CAUSAL, (128, 128), (2, 2, 1, 200, 200)),
-        (LENGTHS, (64, 64), (1, 2, 1, 260, 200)),
+        (CAUSAL, (128, 128), (1, 2, 1, 200, 200)),
+        slow(LENGTHS, (64, 64), (1, 2, 1, 260, 200)),
         slow(LENGTHS, (128, 64), (2, 2, 1, 260, 200)),
         slow(CAUSAL, (256, 256), (2, 1, 1, 200, 200)),
         slow(WINDOW, (64, 64), (1, 2, 1, 300, 300)),
@@ -97,8 +97,8 @@ def test_reach_no_result(text: str, dims: tuple[int, int], sizes: Sizes) -> None
 @pytest.mark.parametrize(
     ("text", "dims", "sizes"),
     [
-        (CAUSAL, (64, 64), (2, 2, 1, 200, 200)),
-        (PADDING, (256, 256), (1, 2, 1, 140, 130)),
+        (CAUSAL, (64, 64), (1, 2, 1, 200, 200)),
+        (PADDING, (256, 256), (1, 1, 1, 70, 130)),
         slow(CAUSAL, (128, 128), (2, 2, 1, 200, 200)),
         slow(WINDOW, (128, 128), (1, 2, 1, 300, 300)),
         slow(DOCUMENTS, (256, 256), (1, 1, 1, 200, 200)),
@@ -119,7 +119,7 @@ UNFENCED: Change = ("held, 0.0))\n        fence_async_shared()", "held, 0.0))")
 @pytest.mark.parametrize(
     ("run", "text", "dims", "sizes"),
     [
-        (forward, LENGTHS, (64, 64), (1, 2, 1, 260, 200)),
+        slow(forward, LENGTHS, (64, 64), (1, 2, 1, 260, 200)),
         slow(backward, CAUSAL, (64, 64), (1, 1, 1, 200, 200)),
         slow(backward, PADDING, (256, 256), (1, 1, 1, 140, 130)),
     ],

@@ -13,6 +13,7 @@ import torch
 from parity.variants import Case, Draw, Inputs, Value
 from torch import Tensor
 
+
 @dataclass(frozen=True)
 class Forbidding:
     """`keeps` gives which keys each head may read, (B, Hq, Sk) or what broadcasts to it."""

@@ -130,3 +130,18 @@ def test_a_binding_above_its_level_is_refuted(level: Level, read: str, monkeypat
     found = refuted(locality(*planned(TEXT), 1.0))
     assert list(found) == ["levels"]
     assert read in found["levels"].example[0]
+
+
+CUT = "attention subject\nparam n: int[B]\nmask = (causal and k < n[b]) or (k < 4 and k < n[b] and q > 7)\n"
+
+
+def test_cleared_keys_are_those_that_the_mask_forbids() -> None:
+    claim = next(c for c in locality(*planned(CUT), 1.0) if c.subject == "cleared keys")
+    assert isinstance(claim.verdict, Proved)
+
+
+@pytest.mark.parametrize("wrong", ["k < 4", "k < n[b] and k < 4", "q < k"])
+def test_a_key_that_some_query_reads_may_not_be_cleared(wrong: str) -> None:
+    attention, p = planned(CUT)
+    _, other = planned(f"attention subject\nparam n: int[B]\nmask = {wrong}\n")
+    assert set(refuted(locality(attention, replace(p, keeps_key=other.attention.mask), 1.0))) == {"cleared keys"}
