@@ -49,7 +49,7 @@ _TEMPLATE_NAMES = """
     wanted value_stages alone fit fits run test driver counters counters_ptr n_counters stream sums
     terms terms_desc terms_ptr terms_tiles used usual begin end slot no_ds theirs in_turn Q_EARLY counts_ptr
     n_found n_heads n_lists check holds wrong
-    forward_ad functorch wrapped hidden number learns apart
+    forward_ad functorch wrapped hidden number learns apart v_layout
 """
 
 # The bounds of tile ranges (`emit.tile_code`) and the answers of data tests (`emit.kernel_code`).

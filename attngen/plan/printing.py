@@ -35,7 +35,7 @@ def plan_text(plan: KernelPlan) -> str:
         (f"weights: {plan.weights.form.value}", [*_weights(plan.weights), *_dropout(plan)]),
         ("forward, dQ: the keys that the queries q0 … q1 meet", _ranges(plan.keys)),
         ("dK/dV: the queries that the keys k0 … k1 meet", _ranges(plan.queries)),
-        *((("a key that breaks this reaches nothing", (expression(plan.keeps_key),)),) if plan.keeps_key else ()),
+        ("asked of a key alone: rows of K and V that break it reach nothing", _kept(plan)),
         ("forward, short queries: number `piece` of `pieces` of that walk", _split(plan.split)),
         ("d natural / d qk = factor * pair", _named(("factor", plan.d_factor), ("pair", plan.d_pair))),
         ("gradients", (line for g in plan.gradients for line in _gradient(g, plan.weights.form))),
@@ -57,6 +57,11 @@ def _named(*parts: tuple[str, Expr | None]) -> Iterator[str]:
     width = max((len(name) for name, _ in given), default=0)
     for name, e in given:
         yield f"{name.ljust(width)} = {expression(e)}"
+
+
+def _kept(plan: KernelPlan) -> Iterator[str]:
+    if plan.keeps_key is not None:
+        yield expression(plan.keeps_key)
 
 
 def _ints(plan: KernelPlan) -> Iterator[str]:

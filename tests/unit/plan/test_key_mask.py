@@ -36,7 +36,7 @@ def test_what_a_mask_asks_of_a_key(mask: str, found: str | None) -> None:
 
 def test_the_plan_prints_it() -> None:
     made = plan(analysed(f"attention subject\n{PARAMS}mask = causal and k < n[b]\n"))
-    assert "a key that breaks this reaches nothing\n    k < n[b]\n" in plan_text(made)
+    assert "asked of a key alone: rows of K and V that break it reach nothing\n    k < n[b]\n" in plan_text(made)
 
 
 def test_heads_that_differ_in_it_keep_their_rows_apart() -> None:
