@@ -77,6 +77,9 @@ dK/dV: the queries that the keys k0 … k1 meet
     any: max(0, k0) … Sq
     all: max(0, k1) … Sq
 
+asked of a key alone: rows of K and V that break it reach nothing
+    none
+
 forward, short queries: number `piece` of `pieces` of that walk
     a tile holds the rows of all heads that share keys
     share = n_walked / pieces, rounded up
