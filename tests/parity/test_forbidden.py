@@ -52,7 +52,7 @@ def check(run: Run, given: Inputs, rows: torch.Tensor) -> Numbers:
     return want
 
 
-SAMPLE = {("lengths", "triton"), ("either_stretch", "torch"), ("gate", "jax"), ("sink_and_cap", "pallas")}
+SAMPLE = {("lengths", "triton"), ("either_stretch", "torch"), ("gate", "jax"), ("first_keys", "pallas")}
 
 
 def matrix() -> list[object]:
@@ -99,7 +99,7 @@ def test_nor_where_short_queries_are_split(spec: Forbidding) -> None:
 
 
 @pytest.mark.parametrize("rows", [3, pytest.param(19, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("target", ["triton", "reference"])
+@pytest.mark.parametrize("target", [pytest.param("triton", marks=pytest.mark.slow), "reference"])
 def test_a_head_is_not_reached_by_what_only_its_neighbour_keeps(target: str, rows: int) -> None:
     """Heads share keys and values: a row that one keeps and another forbids reaches that one alone."""
     spec = next(s for s in EVERY if s.name == "padding_by_head")
