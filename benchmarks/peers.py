@@ -104,7 +104,7 @@ def generated(cell: Cell, inputs: Inputs, kernels: Kernels) -> Contender:
     wanted = [
         p.name
         for p in inspect.signature(function).parameters.values()
-        if p.kind is p.KEYWORD_ONLY and p.name not in ("scale", "return_lse", "dropout_seed")
+        if p.kind is p.KEYWORD_ONLY and p.name not in ("scale", "return_lse", "dropout_seed", "check")
     ]
     missing = [name for name in wanted if name not in inputs.params]
     if missing:
