@@ -329,7 +329,7 @@ DS_GIVEN_BACK = "mbarrier.arrive(ds_free.index(stage), count=1)"
 NEXT_ITEM = "        item = _next_item(notes, note_ready, round, 4, READ)\n"
 DQ_DONE = "dq = warpgroup_mma_wait(0, deps=(dq_token,))"
 FAULTS = {
-    "the copy engine reads before a fence": (256, ("    fence_async_shared()\n    gl.thread_barrier()", "    pass")),
+    "the copy engine reads before a fence": (256, ("    fence_async_shared()\n    _BARRIER()", "    pass")),
     "keys are given back before dQ's product": (
         256,
         (f"(dq_token, slopes))\n        {GIVEN_BACK}\n", "(dq_token, slopes))\n"),
@@ -366,8 +366,8 @@ FAULTS = {
     "results are copied without a fence": (
         128,
         (
-            "        fence_async_shared()\n        gl.thread_barrier()\n        tma.async_copy_shared",
-            "        tma.async_copy_shared",
+            "        fence_async_shared()\n        _BARRIER()\n        _COPY_OUT",
+            "        _COPY_OUT",
         ),
     ),
     "the next values come before dV is copied": (
