@@ -12,6 +12,9 @@ PYTHON ?= $(shell for p in python3 python3.12 python3.11 python3.13; do \
 # Which torch goes into a new .venv. For a GPU take the build that fits its driver: `make TORCH=torch==2.11.0 …`.
 TORCH ?= torch==2.13.0
 
+# The tests run with the oldest Triton that is supported; tests/aot/test_versions.py compiles with the newest.
+TRITON ?= triton==3.6.0
+
 # The example that `make demo` takes, with a window that is small enough for a picture.
 SPEC   ?= examples/windowed_alibi.attn
 DEFINE ?= -D window=40
@@ -36,7 +39,7 @@ $(READY): pyproject.toml
 	@test -n "$(PYTHON)" || { echo 'attngen needs Python 3.11 or newer; set PYTHON=' >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/python -m pip install --quiet '$(TORCH)'
-	$(BIN)/python -m pip install --quiet --editable '.[triton,jax,tpu,show,dev]'
+	$(BIN)/python -m pip install --quiet '$(TRITON)' --editable '.[triton,jax,tpu,show,dev]'
 	@touch $@
 
 demo: $(READY)

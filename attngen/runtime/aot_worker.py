@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from attngen.errors import InternalError
 from attngen.ir.nodes import Storage, Type
 from attngen.runtime import listing
 from attngen.runtime.aot import Artifact, Call, Request
@@ -27,6 +28,7 @@ triton: Any = importlib.import_module("triton")
 torch: Any = importlib.import_module("torch")
 jit: Any = importlib.import_module("triton.runtime.jit")
 compilers: Any = importlib.import_module("triton.backends.compiler")
+nvidia: Any = importlib.import_module("triton.backends.nvidia.compiler")
 knobs: Any = triton.knobs
 
 
@@ -165,7 +167,7 @@ def _nvidia_usage(kernel: Any, capability: int | str) -> tuple[int, int, int]:
             return registers, 0, 0
         text, again = Path(folder, "kernel.ptx"), Path(folder, "again.cubin")
         text.write_text(kernel.asm["ptx"])
-        tool = knobs.nvidia.ptxas_blackwell if int(capability) >= 100 else knobs.nvidia.ptxas
+        tool = nvidia.get_ptxas(int(capability))  # which of its two a release takes, it knows itself
         chip = kernel.asm["ptx"].partition("\n.target ")[2].split()[0]
         log = _output(tool.path, "-v", "-lineinfo", f"--gpu-name={chip}", str(text), "-o", str(again))
         spills = listing.nvidia_spills(log)
@@ -176,7 +178,10 @@ def _nvidia_usage(kernel: Any, capability: int | str) -> tuple[int, int, int]:
 
 
 def _output(*command: str) -> str:
-    finished = subprocess.run(command, capture_output=True, text=True, check=True)
+    finished = subprocess.run(command, capture_output=True, text=True, check=False)
+    if finished.returncode:
+        said = (finished.stdout + finished.stderr)[-2000:]
+        raise InternalError(f"{Path(command[0]).name} ended with status {finished.returncode}: {said}")
     return finished.stdout + finished.stderr
 
 

@@ -8,6 +8,7 @@ under the path of a file in the cache, for editors and profilers, or under a nam
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import linecache
 import os
 import sys
@@ -16,6 +17,7 @@ import warnings
 from types import ModuleType
 from typing import Any
 
+from attngen.errors import UsageError
 from attngen.runtime import cache
 
 _LOADED: dict[str, ModuleType] = {}
@@ -31,7 +33,10 @@ def has_gpu() -> bool:
 
 def prepare_interpreter() -> None:
     """Without a GPU: turns Triton's interpreter on (before Triton is imported), and says so once."""
-    if has_gpu() or os.environ.get("TRITON_INTERPRET") == "1":
+    if has_gpu():
+        return
+    _check_numpy()
+    if os.environ.get("TRITON_INTERPRET") == "1":
         return
     imported = "triton.language" in sys.modules
     os.environ["TRITON_INTERPRET"] = "1"
@@ -42,6 +47,17 @@ def prepare_interpreter() -> None:
         warnings.warn(
             "no GPU found: attngen runs Triton kernels in Triton's interpreter, which is exact but slow",
             stacklevel=5,
+        )
+
+
+def _check_numpy() -> None:
+    """Raises `UsageError` where Triton's interpreter cannot run: that of 3.6 asks of NumPy what 2.4 no longer does."""
+    versions = [importlib.metadata.version(package) for package in ("triton", "numpy")]
+    triton, numpy = (tuple(map(int, version.split(".")[:2])) for version in versions)
+    if triton < (3, 7) and numpy >= (2, 4):
+        raise UsageError(
+            f"the interpreter of Triton {versions[0]} does not run under NumPy {versions[1]}: "
+            "install Triton 3.7.1 or newer, or numpy<2.4"
         )
 
 

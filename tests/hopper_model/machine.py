@@ -175,8 +175,6 @@ class Language:
     def to_tensor(x: Any) -> Tile:
         return Tile(np.int32(plain(x)))
 
-    shared_memory_descriptor = Shared
-
     @staticmethod
     def thread_barrier() -> None:
         pass
@@ -325,7 +323,9 @@ def install(module: ModuleType) -> list[str]:
     names: dict[str, Any] = dict(vars(module))
     names.update(tl=Language, gl=Language, mbarrier=MBarrier, tma=Copies, fence_async_shared=fence_async_shared)
     names.update(warpgroup_mma=warpgroup_mma, warpgroup_mma_init=warpgroup_mma_init)
-    names.update(warpgroup_mma_wait=warpgroup_mma_wait)
+    names.update(warpgroup_mma_wait=warpgroup_mma_wait, _BARRIER=Language.thread_barrier)
+    names.update(_REINTERPRET=Shared._reinterpret, _COPY_IN=Copies.async_copy_global_to_shared)
+    names.update(_COPY_OUT=Copies.async_copy_shared_to_global)
     jitted = {name: x for name, x in vars(module).items() if isinstance(x, JITFunction | InterpretedFunction)}
     for name, x in vars(module).items():
         if isinstance(x, tl.constexpr):
