@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from counted import calls
 from numeric_specs import RIGHT, WRONG
 
 from attngen import api, reference
@@ -45,14 +45,11 @@ def complaints(found: tuple[Claim, ...]) -> list[tuple[str, object]]:
 def test_examples_are_proved_and_it_is_cheap(path: Path) -> None:
     a = api.analyse(Source(path.read_text(), path.name))
     plan = api.plan(a)
-    best = math.inf
-    for _ in range(3):
-        start = time.perf_counter()
-        found = range_safety(a, plan, BUDGET)
-        best = min(best, time.perf_counter() - start)
-    assert complaints(found) == []
+    found: list[Claim] = []
+    work = calls(lambda: found.extend(range_safety(a, plan, BUDGET)))
+    assert complaints(tuple(found)) == []
     assert {"score", "sums"} <= {c.subject for c in found}
-    assert best < 0.25  # 0.04 s at most here, on an idle machine
+    assert work < 400_000  # about 0.2 s
 
 
 @pytest.mark.parametrize("name", RIGHT)
