@@ -57,15 +57,24 @@ def test_work_that_fails_gives_nothing() -> None:
 
 
 @pytest.mark.usefixtures("alone")
-def test_work_that_is_not_waited_for_ends() -> None:
+def test_work_that_is_not_waited_for_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     def work() -> str:
         time.sleep(600)
         return "late"
 
-    start = time.monotonic()
-    with pytest.raises(KeyError), beside.begun(work):
-        raise KeyError("what the parent met")
-    assert time.monotonic() - start < 60
+    ends: list[int] = []
+
+    def noted(child: int, options: int) -> tuple[int, int]:
+        process, status = waited(child, options)
+        ends.append(status)
+        return process, status
+
+    waited = os.waitpid
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "waitpid", noted)
+        with pytest.raises(KeyError), beside.begun(work):
+            raise KeyError("what the parent met")
+    assert [os.WTERMSIG(status) for status in ends] == [signal.SIGKILL]
     assert no_child_left()
 
 
