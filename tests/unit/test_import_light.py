@@ -1,4 +1,4 @@
-"""`import attngen` and the command line's help cost nothing: no framework, no solver, and well under 0.1 seconds."""
+"""`import attngen` and the command line's help cost nothing: no framework, no solver, and few modules of any kind."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ def test_import_loads_nothing_heavy(module: str) -> None:
     assert run(code).strip() == "[]"
 
 
-def test_import_is_fast() -> None:
-    code = "import time; t = time.perf_counter(); import attngen; print(time.perf_counter() - t)"
-    assert min(float(run(code)) for _ in range(5)) < 0.1
+def test_import_loads_little_at_all() -> None:
+    """The package itself and what of the standard library it reads: each module more is paid by every program."""
+    code = "import sys; before = set(sys.modules); import attngen; print(len(set(sys.modules) - before))"
+    assert int(run(code)) < 45
 
 
 def test_compiling_loads_no_framework(tmp_path) -> None:  # type: ignore[no-untyped-def]
