@@ -24,7 +24,7 @@ from attngen.prove.finite import Finiteness
 from attngen.prove.interval import Interval
 from attngen.prove.intervals import Ranges
 from attngen.prove.verdict import Claim, Proved, Refuted, Unknown
-from attngen.prove.wording import BY, example, nothing_found
+from attngen.prove.wording import BY, example, nothing_found, ran_out
 
 ZERO = i.point(0.0)
 ALLOWED, DP, DELTA, D_LSE = (
@@ -41,8 +41,8 @@ def empty_rows(attention: Attention, plan: KernelPlan, budget: float) -> tuple[C
             claims.append(_backward(plan))
             claims += _vanished(plan)
     except OutOfTime:
-        reason = f"the budget of {budget:g} s ran out"
-        claims.append(Claim("empty rows", "rows without a key", Unknown(BY, reason), span=attention.score.span))
+        sentence = "a row without a key gives 0 and no gradient"
+        claims.append(Claim("empty rows", sentence, Unknown(BY, ran_out), span=attention.score.span))
     return tuple(claims)
 
 

@@ -21,6 +21,7 @@ from attngen.prove.deadline import OutOfTime, limited
 from attngen.prove.points import Point, Undefined, clearly_different, mp, number, numbers
 from attngen.prove.reading import Reading, Split, has_comparison
 from attngen.prove.verdict import Proved, Refuted, Unknown, Verdict
+from attngen.prove.wording import ran_out
 from attngen.prove.world import World
 
 _CASES = 81
@@ -83,7 +84,7 @@ def equal(a: Expr, b: Expr, world: World, budget: float, names: tuple[str, str] 
             how = "sympy" if whole else in_cases(lambda r: (r.term(a), r.term(b)), world, ties=ties)
             how = how or _term_by_term(a, b, world, ties)
     except OutOfTime:
-        how, reason = None, f"sympy found no proof within {budget:.2g} s"
+        how, reason = None, ran_out
     else:
         reason = "sympy brings the two sides to no common form"
     if how is not None:
@@ -218,7 +219,7 @@ def derivative_is(
             with limited(clock.left * share):
                 how = attempt()
         except OutOfTime:
-            how, reason = None, f"sympy found no proof within {budget:.2g} s"
+            how, reason = None, ran_out
         if how is not None:
             return Proved(how, (short(text(planned)),))
     for point in world.points:

@@ -7,9 +7,10 @@ module of its own; what one of them cannot settle in its time is Unknown.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import monotonic
 
+from attngen.errors import NOWHERE
 from attngen.ir.attention import Attention
 from attngen.plan.kernel import KernelPlan
 from attngen.prove.bounds import index_bounds
@@ -97,6 +98,19 @@ class Proof:
         return tuple(lines)
 
 
+def _placed(claim: Claim, attention: Attention) -> Claim:
+    """An unsettled claim points to a statement that is written: a score or a mask may be the language's own."""
+    if claim.span != NOWHERE or not isinstance(claim.verdict, Unknown):
+        return claim
+    written = (
+        attention.score.span,
+        attention.mask.span,
+        attention.normalizer.span,
+        *(p.span for p in attention.params),
+    )
+    return replace(claim, span=next((span for span in written if span != NOWHERE), NOWHERE))
+
+
 def prove(attention: Attention, plan: KernelPlan, budget: float = BUDGET) -> Proof:
     """Discharges every obligation. `attention` is the spec as analysed, `plan` what is to be emitted."""
     deadline = monotonic() + budget
@@ -104,6 +118,6 @@ def prove(attention: Attention, plan: KernelPlan, budget: float = BUDGET) -> Pro
     for obligation, prover in PROVERS:
         start = monotonic()
         claims = prover(attention, plan, max(0.0, deadline - start))
-        shown.append(Shown(obligation, claims, monotonic() - start))
+        shown.append(Shown(obligation, tuple(_placed(c, attention) for c in claims), monotonic() - start))
     needs = tuple(need.text for need in plan.needs)
     return Proof(attention.name, tuple(shown), needs=needs, expected=(some_pair(attention, plan),))

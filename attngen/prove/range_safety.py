@@ -23,7 +23,7 @@ from attngen.prove.deadline import OutOfTime, limited
 from attngen.prove.finite import Finiteness, Holds
 from attngen.prove.verdict import Claim, Proved, Refuted, Unknown, Verdict
 from attngen.prove.witness import Witness
-from attngen.prove.wording import BY, example, nothing_found, span_of
+from attngen.prove.wording import BY, example, nothing_found, ran_out, span_of
 
 _Check = Callable[[Finiteness, KernelPlan], Iterator[Claim]]
 
@@ -42,8 +42,8 @@ def range_safety(attention: Attention, plan: KernelPlan, budget: float) -> tuple
                 if any(isinstance(c.verdict, Refuted) for c in found):
                     break  # what follows would rest on what is false
     except OutOfTime:
-        reason = f"the budget of {budget:g} s ran out"
-        claims.append(Claim(subject, "range safety", Unknown(BY, reason), span=attention.score.span))
+        sentence = "every number that the kernel computes stays finite"
+        claims.append(Claim(subject, sentence, Unknown(BY, ran_out), span=attention.score.span))
     return tuple(claims)
 
 

@@ -9,6 +9,7 @@ from attngen.prove.leaves import restate
 from attngen.prove.witness import Witness
 
 BY = "intervals"
+ran_out = "the time for its proof ran out; --timeout 60 gives more"
 nothing_found = "intervals do not show it, and trying inputs did not refute it"
 
 

@@ -306,6 +306,18 @@ def test_a_proof_out_of_time_is_unknown_and_no_hang() -> None:
     assert not proof.refuted
 
 
+@pytest.mark.parametrize("body", ["mask = causal", "score = qk * scale"])
+def test_what_runs_out_of_time_names_its_claim_its_statement_and_more_time(body: str) -> None:
+    attention = analysed(f"attention a\n{body}\n")
+    proof = prove(attention, plan(attention), 0.0)
+    late = [c for _, c in proof.unknown if isinstance(c.verdict, Unknown) and "ran out" in c.verdict.reason]
+    assert {"every number that the kernel computes stays finite", "a row without a key gives 0 and no gradient"} <= {
+        c.sentence for c in late
+    }
+    assert all("--timeout" in c.verdict.reason for c in late if isinstance(c.verdict, Unknown))
+    assert {c.span.line for _, c in proof.unknown} == {2}
+
+
 def test_a_budget_interrupts_python_code() -> None:
     with pytest.raises(OutOfTime), limited(0.2):
         while True:
