@@ -115,7 +115,7 @@ def _stays(plan: KernelPlan, operations: list[Apply], bits: int, deadline: float
         answer = _fits(plan, e, bits, deadline, held)
         if not isinstance(answer, Holds):
             verdict = _verdict(e, answer, f"leaves {bits} bits")
-            return Claim(f"{bits} bits", sentence, verdict, span=e.span, fix=_bound(e))
+            return Claim(f"{bits} bits", sentence, verdict, span=e.span, fix=_bound(plan, e))
     return Claim(f"{bits} bits", sentence, Proved("intervals, z3"))
 
 
@@ -224,13 +224,16 @@ def _exponents(plan: KernelPlan, powers: list[Apply], deadline: float) -> dict[E
     return found
 
 
-def _bound(e: Apply) -> str:
-    """How to bound an operation that holds a power of a number."""
+def _bound(plan: KernelPlan, e: Apply) -> str:
+    """How to bound an operation that holds a power of a number, or of a param of which nothing is said."""
+    unsaid = {p.name for p in plan.attention.params if p.where is None}
     for power in nodes(e):
         match power:
             case Apply(op=Op.POW, args=(Literal() as base, exponent)) if not isinstance(exponent, Literal):
                 number, n = printing.expression(base), printing.expression(exponent)
                 return f"bound the exponent: {number} ** min({n}, {_BOUND})"
+            case Apply(op=Op.POW, args=(Scalar() as base, _), type=Type.INT) if base.param in unsaid:
+                return f"bound the base where it is declared: `where 0 <= {base.param} <= 100`"
             case _:
                 pass
     return ""

@@ -205,3 +205,13 @@ def test_saturating_arithmetic_is_what_the_prover_takes_it_for(helpers, a: int, 
         else:
             assert found * exact > 0
             assert abs(found) >= EXACT
+
+
+@pytest.mark.parametrize("mask", ["k - q < n ** 3", "(k + n ** 3) // 2 <= q"])
+def test_a_power_of_an_unbounded_param_is_told_how_to_bound_it(mask: str) -> None:
+    found, _ = claims("triton", "param n: int", f"mask = {mask}")
+    (claim,) = (c for c in found if not isinstance(c.verdict, Proved))
+    assert claim.fix == "bound the base where it is declared: `where 0 <= n <= 100`"
+    assert claim.span.line == 3
+    bounded, _ = claims("triton", "param n: int where 0 <= n <= 100", f"mask = {mask}")
+    assert all(isinstance(c.verdict, Proved) for c in bounded)
