@@ -18,7 +18,8 @@ overflow, and are not wider everywhere.
 **Which pairs count.** A pair counts where the mask holds and its score is not -inf. What does not count adds exactly
 nothing to any result, whatever its score or derivative is. So a key that the mask forbids to every query of a head is
 a zero row of k and v there: it may hold anything, NaN included; q, and k and v elsewhere, must be finite. A row in
-which no pair counts, or whose denominator is 0, has a zero row, an lse of -inf, and passes no gradient on.
+which no pair counts has a zero row, and passes nothing on to q, k and v; its denominator is the extra term alone, whose
+logarithm is lse: -inf where that is 0, or there is none. A row whose denominator is 0 passes nothing on at all.
 
 **Dropout** applies when the spec has it and a seed is given; its probability is a constant to the gradients.
 """
@@ -140,7 +141,7 @@ class _Pass:
         self.out = self._merge(self._grouped(self.dropped) @ self.values)
 
     def _normalize(self) -> None:
-        """Sets `unit_*` = exp(exponent - R), `weights`, `total` (Z), `share` (P), `alive` rows and `lse`."""
+        """Sets `unit_*` = exp(exponent - R), `weights`, `total` (Z), `share` (P), what `divides`, `alive` rows, `lse`."""
         factor, exponent = (self.terms.value(e) for e in self.weight)
         sums = self.attention.normalizer.sums
         reference: Array = np.zeros((*self.counts.shape[:3], 1))
@@ -162,9 +163,10 @@ class _Pass:
             self.extra_unit = np.exp(extra_exponent - reference)
             self.extra_weight = np.where(extra_factor == 0, 0.0, extra_factor * self.extra_unit)
             self.total = self.total + self.extra_weight
-        self.alive = self.counts.any(axis=-1, keepdims=True) & (self.total != 0)
+        self.divides = self.total != 0
+        self.alive = self.counts.any(axis=-1, keepdims=True) & self.divides
         self.share = np.where(self.alive, self.weights / self.total, 0.0)
-        self.lse = np.where(self.alive, reference + np.log(self.total), -np.inf)[..., 0]
+        self.lse = np.where(self.divides, reference + np.log(self.total), -np.inf)[..., 0]
 
     def _keep(self, env: Mapping[str, Any], seed: int | None) -> Array | float:
         """What dropout multiplies the normalised weights by: 0 or 1 / (1 - p)."""
@@ -186,7 +188,7 @@ class _Pass:
             d_share = self._merge(self._grouped(d_out) @ self.values.swapaxes(-1, -2)) * self.keep
             # P = w / Z and lse = R + log Z, with Z the sum of every w and the extra term (or the constant 1).
             d_total = (d_lse - (d_share * self.share).sum(axis=-1, keepdims=True)) / self.total
-            d_total = np.where(self.alive, d_total, 0.0) if self.attention.normalizer.sums else np.zeros_like(d_lse)
+            d_total = np.where(self.divides, d_total, 0.0) if self.attention.normalizer.sums else np.zeros_like(d_lse)
             d_weight = np.where(self.alive, d_share / self.total + d_total, 0.0)
             cotangents: list[tuple[Expr, Array]] = [
                 (self.weight[0], d_weight * self.unit),

@@ -48,7 +48,7 @@ _TEMPLATE_NAMES = """
     enumerate sorted reversed None True False self x a b i n q k v out lse den d_out d_lse dq dk dv scale seed size
     floats data held walked step number tile state attend visit at masked q0 q1 k0 k1 q_idx k_idx q_tile k_tile v_tile
     d_out_tile qk weight p g ds dp slope_p allowed kept dropped contribution acc row_max row_sum row_lse row_lses
-    row_ref inv_den inv_dens delta deltas has_key new_max shift rescale ref total extra merged empty drop threshold
+    row_ref inv_den inv_dens delta deltas new_max shift rescale ref total extra merged empty drop threshold
     inv_keep full partial found gradients more saved cotangents arguments name return_lse dropout_seed
     check holds wrong message words low high at_b at_h at_q at_k at_distance ValueError key tiles
     print start stop runs like compute spread
@@ -89,7 +89,6 @@ class _Emitter:
             exponential=w.form is Form.EXPONENTIAL,
             shift=not direct,
             sums=w.sums,
-            has_key=direct and (not w.sums or w.extra is not None),
             saves_den=direct and w.sums,
         )
 

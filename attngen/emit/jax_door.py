@@ -13,9 +13,12 @@ from attngen.emit import pallas_checks
 from attngen.emit.facts import FactsView, jax_facts
 from attngen.emit.pallas_operands import Leaves
 from attngen.emit.params import ParamView
+from attngen.ir.build import apply
+from attngen.ir.nodes import Op
 from attngen.ir.walk import reads
 from attngen.plan import capabilities
 from attngen.plan.kernel import KernelPlan
+from attngen.plan.weights import Weights
 
 PAIRS_AT = (
     "at_b = jnp.arange(B).reshape(-1, 1, 1, 1)",
@@ -88,6 +91,7 @@ class DoorView:
     param_docs: tuple[str, ...]
     call_positions: tuple[str, ...]
     keeps: str  # which keys a condition on the key alone leaves, as an array of four axes; empty where it leaves all
+    lse_of_no_key: str  # on four axes, or one number
     signs_scale: bool
     accepted: Accepted
     dtypes: str  # of q, k and v, as a Python tuple
@@ -119,9 +123,18 @@ def door(
         param_docs=tuple(pallas_checks.doc(p) for p in given),
         call_positions=(*PAIRS_AT, *(PRODUCTS if chosen_by_products(plan) else ())),
         keeps="" if plan.keeps_key is None else leaves.printer().text(plan.keeps_key),
+        lse_of_no_key=_lse_of_no_key(plan.weights, leaves),
         signs_scale=plan.facts.scale_positive,
         accepted=accepted,
         dtypes=f"({', '.join(f'jnp.{d}' for d in accepted.dtypes)})",
         dtype_words=f"{', '.join(most)} or {last}",
         facts=jax_facts(plan, params, sizes),
     )
+
+
+def _lse_of_no_key(w: Weights, leaves: Leaves) -> str:
+    """The logarithm of the denominator of an empty sum."""
+    if not w.sums:
+        return "0.0"
+    log = w.log_extra or (None if w.extra is None else apply(Op.LOG, w.extra))
+    return "-jnp.inf" if log is None else leaves.printer().text(log)

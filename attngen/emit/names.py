@@ -18,7 +18,7 @@ _TEMPLATE_NAMES = """
     turns turned wave rest rest_ptr precise PRECISE learned rounded math torch triton tl Tensor LOG2E LN2 TILES
     PRECISION float int bool len range tuple str min max isinstance all any zip list dict set sum abs print type
     None True False self cls q k v out lse den d_out d_lse dq dk dv scale seed delta acc row_max row_sum row_lse
-    row_ref inv_den p x weight g dp ds keep allowed has_key head batch kv_head group tile tiles first last i t step
+    row_ref inv_den p x weight g dp ds keep allowed head batch kv_head group tile tiles first last i t step
     count start stop q_ptr k_ptr v_ptr out_ptr lse_ptr den_ptr d_out_ptr d_lse_ptr dq_ptr dk_ptr dv_ptr delta_ptr
     seed_ptr q_idx k_idx q_safe k_safe q0 q1 k0 k1 qk q_rows k_rows v_rows d_out_rows head_rows TMA tensor q_tile
     k_tile v_tile d_out_tile B Hq Hkv Sq Sk D Dv BQ BK BLOCK_D BLOCK_DV MASKED ALIGN pid rows cols n_tiles heads
@@ -43,7 +43,7 @@ _TEMPLATE_NAMES = """
     EARLY FIRST FREE THREADS WARPS each ds_half number TURNS WIDE HALF ahead by_keys by_rows early Q_FREE D_OUT_FREE
     HANDED TAKEN READ K_FREE V_FREE ORDER ORDERED SHARE COUNT ordered part_ptr ends lists_ptr own_first
     own_stop ds_layout ds_tiles dv_place half has_d_lse high k_half kept low pairs pieces wide n_full n_walked share
-    parts_ptr PIECES part_max part_sum part_has_key col merging SPLIT whole slots programs counts busy most_rows
+    parts_ptr PIECES part_max part_sum col merging SPLIT whole slots programs counts busy most_rows
     most_keys area longest there merge before chunk collect lists others starts stops walk walks walks_ptr AHEAD
     COLS K_STAGES V_STAGES HOPPER_APART dq_desc handed k_place p_layout place_layout plain v_place place shape
     wanted value_stages alone fit fits run test driver counters counters_ptr n_counters stream sums

@@ -84,7 +84,6 @@ class _Emitter:
             exponential=w.form is Form.EXPONENTIAL,
             shift=not direct,
             sums=w.sums,
-            has_key=direct and (not w.sums or w.extra is not None),
             saves_den=direct and w.sums,
             saves_exact=w.sums and bool(plan.gradients),
             crossable=w.form is Form.EXPONENTIAL and plan.attention.dropout is None,

@@ -11,7 +11,7 @@ _NAMES = """
     height width n_held n_queries n_keys n_tiles qk weight p g ds dp slope_p keep allowed masked at total merged empty
     share rescale new_max old_max row_max row_sum row_lse row_ref inv_den ref threshold inv_keep contribution start
     attend finish full partial some every block at_b at_h at_q at_k at_distance group gradients more sums name
-    return_lse dropout_seed x key words low high dtype row acc_s max_s sum_s has_s q_s k_s dq_s dk_s dv_s q_ref k_ref
+    return_lse dropout_seed x key words low high dtype row acc_s max_s sum_s q_s k_s dq_s dk_s dv_s q_ref k_ref
     v_ref out_ref lse_ref den_ref delta_ref d_out_ref dq_ref dk_ref dv_ref seed_ref scale_ref saved cotangents visited
     ValueError message dk_out first last wide wide_v room itemsize chip kernel length whole own held_block print
     extra cells_ref keep_s fused of_dq backward w i j n m r of_pair

@@ -70,7 +70,6 @@ class WeightView:
     exponential: bool
     shift: bool
     sums: bool
-    has_key: bool
     saves_den: bool
     saves_exact: bool  # out before it is rounded, for the gradients of params
     crossable: bool  # wide matrix units may have keys down and queries across

@@ -26,7 +26,6 @@ class WeightView:
     exponential: bool
     shift: bool
     sums: bool
-    has_key: bool
     saves_den: bool
 
 

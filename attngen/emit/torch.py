@@ -41,7 +41,7 @@ _TEMPLATE_NAMES = """
     math torch Tensor NoReturn TILE_Q TILE_K LOG2E LN2 float int bool len range tuple str min max isinstance all any
     zip list dict set sum abs print type sorted next object None True False self cls q k v out lse den d_out d_lse
     dq dk dv scale seed delta deltas acc row_max row_sum row_lse row_lses row_ref inv_den inv_dens x weight p
-    slope_p g dp ds kept allowed has_key head batch kv_head tile masked q_idx k_idx q0 q1 k0 k1 qk q_tile k_tile
+    slope_p g dp ds kept allowed head batch kv_head tile masked q_idx k_idx q0 q1 k0 k1 qk q_tile k_tile
     d_out_tile dq_tile B Hq Hkv Sq Sk D Dv new_max shift rescale drop inv_keep threshold empty total merged extra
     ref contribution inside cell ctx needed full partial any_lo any_hi full_lo full_hi return_lse dropout_seed
     check holds wrong map
@@ -80,7 +80,6 @@ class _Emitter:
             exponential=w.form is Form.EXPONENTIAL,
             shift=not direct,
             sums=w.sums,
-            has_key=direct and (not w.sums or w.extra is not None),
             saves_den=direct and w.sums,
         )
 

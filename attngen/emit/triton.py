@@ -195,7 +195,6 @@ def _weight_view(plan: KernelPlan) -> WeightView:
         exponential=w.form is Form.EXPONENTIAL,
         shift=not direct,
         sums=w.sums,
-        has_key=direct and (not w.sums or w.extra is not None),
         saves_den=direct and w.sums,
         saves_rest=w.sums and bool(plan.gradients),
     )

@@ -31,7 +31,6 @@ class WeightView:
     exponential: bool
     shift: bool
     sums: bool
-    has_key: bool
     saves_den: bool
     saves_rest: bool  # what out loses in rounding, for the gradients of params
 

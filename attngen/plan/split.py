@@ -158,8 +158,8 @@ class Cut:
     merging_warps: int = 4
     """Warps of the merging kernel, whose row of acc is at most 256 wide: two elements a thread."""
     beside: int = 4
-    """Floats of a state beside acc. Two are used (maximum and sum, or sum and whether there was a key); with four each
-    state begins at a multiple of 16 bytes."""
+    """Floats of a state beside acc. Two are used at most (maximum and sum); with four each state
+    begins at a multiple of 16 bytes."""
     interpreted: int = 8
     """Multiprocessors that Triton's interpreter is taken to have, so that calls on a CPU are cut like others."""
 

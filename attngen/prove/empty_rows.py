@@ -1,4 +1,8 @@
-"""A row that meets no key gives out 0, an lse of -inf and zero gradients; so does one whose denominator is 0.
+"""A row that meets no key gives out 0, the lse of an empty sum, and no gradients of q, k and v.
+
+Its denominator is what is added to the sum, E: lse is log E, and its gradient goes to E. Without E, or where it is 0,
+lse is -inf, and where nothing is divided by it is 0. A row whose denominator is 0 gives out 0, an lse of -inf and zero
+gradients.
 
 Takes the attention, the plan and a budget in seconds, gives claims. What the kernels evaluate (`recurrence`) is
 executed on the state of such a row, case by case over the denominator's extra term, with values known exactly where
@@ -63,6 +67,10 @@ class _Execution:
         certain = truth.can_hold and not truth.can_fail
         (self.steps if certain else self.wrong).append(what if certain else f"not certain: {what}")
 
+    def same(self, what: str, found: Expr, wanted: Expr, shown: str) -> None:
+        same = found == wanted
+        (self.steps if same else self.wrong).append(f"{what} = {shown if same else printing.expression(found)}")
+
     def claim(self, subject: str, sentence: str, span: Span) -> Claim:
         if self.wrong:
             return Claim(subject, sentence, Unknown(BY, "; ".join(self.wrong)), span=span)
@@ -76,14 +84,14 @@ def _same(value: Interval, wanted: Interval) -> bool:
 
 
 def _forward(plan: KernelPlan) -> Claim:
-    """The tiles that a row without keys may still walk leave its state alone, and the finish makes 0 and -inf of it."""
+    """The tiles that a row without keys may still walk leave its state alone; the finish makes 0 and lse of it."""
     w = plan.weights
     found = _Execution()
     if w.form is Form.DIRECT:
         weight = select(ALLOWED, kernel.X, real(0.0))
-        at = kernel.place(plan, row_sum=ZERO, acc=ZERO).given(ALLOWED, kernel.HAS_KEY, holds=False)
+        at = kernel.place(plan, row_sum=ZERO, acc=ZERO).given(ALLOWED, holds=False)
         found.expect("weight of a masked pair", weight, at, ZERO, "0")
-        extras = (("", kernel.FINITE),) if w.extra is not None else (("", ZERO),)
+        extras = (("", ZERO),) if w.extra is None else (("E = 0: ", ZERO), ("E > 0: ", kernel.POSITIVE))
         finish = kernel.finish_direct(sums=w.sums, extra=w.extra is not None)
     else:
         at = kernel.place(plan, row_max=kernel.MINUS_INFINITY, tile_max=kernel.MINUS_INFINITY, x=kernel.MINUS_INFINITY)
@@ -105,21 +113,47 @@ def _forward(plan: KernelPlan) -> Claim:
         finish = kernel.finish_shifted(exponential=w.form is Form.EXPONENTIAL, extra=w.log_extra is not None)
     for case, extra in extras:
         here = at.with_interval(kernel.EXTRA, extra).with_interval(kernel.TOTAL, kernel.MINUS_INFINITY)
-        if w.form is not Form.DIRECT or w.sums:
-            found.certain(f"{case}the row is found empty", finish.empty, here)
+        if case == "E > 0: ":
+            log = apply(Op.LOG, kernel.EXTRA) if w.form is Form.DIRECT else kernel.EXTRA
+            found.same(f"{case}lse", _of_extra_alone(finish.lse, here), log, "log E")
+            found.expect(f"{case}out", _of_extra_alone(finish.acc, here), here, ZERO, "0")
+            continue
         found.expect(f"{case}out", finish.acc, here, ZERO, "0")
-        found.expect(f"{case}lse", finish.lse, here, kernel.MINUS_INFINITY, "-inf")
-    sentence = "a row without keys gives out = 0 and lse = -inf"
+        if not w.sums:
+            found.expect("lse", finish.lse, here, ZERO, "log 1 = 0")
+        else:
+            found.certain(f"{case}the denominator is found to be 0", finish.empty, here)
+            found.expect(f"{case}lse", finish.lse, here, kernel.MINUS_INFINITY, "-inf")
+    lse = "log E, -inf for E = 0" if len(extras) > 1 else "-inf" if w.sums else "0"
+    sentence = f"a row without keys gives out = 0 and lse = {lse}"
     return found.claim("forward", sentence, plan.attention.normalizer.span)
 
 
+def _of_extra_alone(e: Expr, at: Ranges) -> Expr:
+    """`e` where there is the extra term alone, and not 0: choices made, and what is certain of such a row put in.
+
+    A finite number less itself is 0, exactly. The maximum of -inf and a finite number is that number.
+    """
+    certain: dict[Expr, Expr] = {kernel.ROW_SUM: real(0.0)}
+    if _same(at.of(kernel.TOTAL), kernel.MINUS_INFINITY):
+        certain[kernel.MERGED] = kernel.EXTRA
+    away: dict[Expr, Expr] = {sub(kernel.EXTRA, kernel.EXTRA): real(0.0)}
+    away[mul(real(0.0), apply(Op.EXP2, sub(kernel.TOTAL, kernel.EXTRA)))] = real(0.0)  # 0 * exp2(-inf)
+    for known in (certain, away):
+        e = walk.transform(kernel.resolved(e, at), known.get)
+    return e
+
+
 def _backward(plan: KernelPlan) -> Claim:
-    """No pair of such a row passes anything on: p and ds are 0, and so is the extra term's share."""
+    """No pair of such a row passes anything on: p and ds are 0. The extra term has all of the row's share, or none."""
     w = plan.weights
     found = _Execution()
     at = kernel.place(plan, dp=kernel.FINITE, d_lse=kernel.FINITE, x=kernel.FINITE).given(ALLOWED, holds=False)
     delta = sub(real(0.0), D_LSE)  # rowsum(d_out * out) - d_lse, of an out that is 0
     g = sub(DP, delta) if w.sums else DP
+    sentence = "a row without keys has zero gradients"
+    if w.extra is not None:
+        sentence = "a row without keys has zero gradients, but that of lse, which goes to log E"
     if w.form is Form.DIRECT:
         masked = select(ALLOWED, kernel.X, real(0.0))
         found.expect("p of a masked pair", masked, at, ZERO, "0")
@@ -130,8 +164,10 @@ def _backward(plan: KernelPlan) -> Claim:
             found.expect("1 / den, stored as inf", den, here, ZERO, "0")
             if w.extra is not None:
                 share = mul(mul(build.neg(delta), den), kernel.V)
-                found.expect("share of the extra term", share, here.with_interval(kernel.V, kernel.FINITE), ZERO, "0")
-        return found.claim("backward", "a row without keys has zero gradients", plan.attention.normalizer.span)
+                here = here.with_interval(kernel.V, kernel.FINITE)
+                found.expect("E = 0: share of the extra term", share, here, ZERO, "0")
+                found.steps.append("E > 0: den = E, which gets -delta / E = d_lse / E, the derivative of log E times d_lse")
+        return found.claim("backward", sentence, plan.attention.normalizer.span)
     lse = Symbol("lse", Type.FLOAT)
     stored = select(apply(Op.EQ, lse, kernel.NONE), real(float("inf")), mul(lse, real(LOG2E)))
     at = at.with_interval(lse, kernel.MINUS_INFINITY)
@@ -145,11 +181,18 @@ def _backward(plan: KernelPlan) -> Claim:
         found.expect("p of a masked pair", p, at, ZERO, "0")
     found.expect("ds", mul(p, g), at, ZERO, "0 * (dp - delta) = 0")
     if w.log_extra is not None:
-        for case, extra in (("E = 0: ", kernel.MINUS_INFINITY), ("E > 0: ", kernel.FINITE)):
-            share = apply(Op.EXP2, sub(kernel.EXTRA, kernel.ROW_LSE))
-            here = at.with_interval(kernel.EXTRA, extra)
-            found.expect(f"{case}share of the extra term", share, here, ZERO, "exp2(log E - inf) = 0")
-    return found.claim("backward", "a row without keys has zero gradients", plan.attention.normalizer.span)
+        share = apply(Op.EXP2, sub(kernel.EXTRA, kernel.ROW_LSE))
+        here = at.with_interval(kernel.EXTRA, kernel.MINUS_INFINITY)
+        found.expect("E = 0: share of the extra term", share, here, ZERO, "exp2(-inf - inf) = 0")
+        here = at.with_interval(lse, kernel.FINITE).with_interval(kernel.EXTRA, kernel.FINITE)
+        here = here.with_interval(kernel.ROW_LSE, kernel.FINITE)
+        masked = select(ALLOWED, kernel.V, real(0.0))  # whatever its weight is, relative to log E
+        found.expect("E > 0: p of a masked pair", masked, here, ZERO, "0")
+        found.expect("E > 0: ds", mul(masked, g), here, ZERO, "0 * (dp - delta) = 0")
+        alone = walk.substitute(share, {kernel.ROW_LSE: kernel.EXTRA})
+        shown = "exp2(log E - log E) = 1: log E gets -delta = d_lse"
+        found.same("E > 0: share of the extra term", _of_extra_alone(alone, here), real(1.0), shown)
+    return found.claim("backward", sentence, plan.attention.normalizer.span)
 
 
 # ---------------------------------------------------------------- keys, but no weight
@@ -175,7 +218,7 @@ def _vanished(plan: KernelPlan) -> Iterator[Claim]:
 def _vanished_direct(plan: KernelPlan, sentence: str) -> Claim:
     w = plan.weights
     found = _Execution()
-    at = kernel.place(plan, row_sum=ZERO, acc=kernel.FINITE, extra=ZERO).given(kernel.HAS_KEY)
+    at = kernel.place(plan, row_sum=ZERO, acc=kernel.FINITE, extra=ZERO)
     finish = kernel.finish_direct(sums=True, extra=w.extra is not None)
     found.certain("the row is found empty", finish.empty, at)
     found.expect("out", finish.acc, at, ZERO, "0")

@@ -76,23 +76,19 @@ def finish_shifted(*, exponential: bool, extra: bool) -> Finish:
         scale = apply(Op.EXP2, MERGE_SUMS)
         row_sum = add(mul(ROW_SUM, scale), apply(Op.EXP2, MERGE_EXTRA))
         acc, total = mul(ACC, scale), MERGED
-    no_key = apply(Op.EQ, ROW_MAX, NONE)
-    empty = no_key if exponential or extra else build.disjunction(no_key, apply(Op.EQ, row_sum, real(0.0)))
+    nothing = apply(Op.EQ, MERGED if extra else ROW_MAX, NONE)
+    empty = nothing if exponential or extra else build.disjunction(nothing, apply(Op.EQ, row_sum, real(0.0)))
     whole = select(empty, real(1.0), row_sum)
     lse = select(empty, NONE, add(total, apply(Op.LOG2, whole)))
     return Finish(empty, div(acc, whole), lse)
 
 
-HAS_KEY = Symbol("has_key", Type.BOOL)
-
-
 def finish_direct(*, sums: bool, extra: bool) -> Finish:
     """Without a running maximum: the denominator itself, or none."""
     if not sums:
-        return Finish(apply(Op.NOT, HAS_KEY), ACC, select(HAS_KEY, real(0.0), NONE))
+        return Finish(build.FALSE, ACC, real(0.0))
     den = add(ROW_SUM, EXTRA) if extra else ROW_SUM
-    vanished = apply(Op.EQ, den, real(0.0))
-    empty = build.disjunction(apply(Op.NOT, HAS_KEY), vanished) if extra else vanished
+    empty = apply(Op.EQ, den, real(0.0))
     whole = select(empty, real(1.0), den)
     return Finish(empty, select(empty, real(0.0), div(ACC, whole)), select(empty, NONE, apply(Op.LOG, whole)))
 
