@@ -395,7 +395,7 @@ class Kernel:
     q (B, Hq, Sq, D), k (B, Hkv, Sk, D), v (B, Hkv, Sk, Dv), tensors of one dtype on one device; gives out
     (B, Hq, Sq, Dv), with `return_lse=True` also lse (B, Hq, Sq). Pallas: JAX arrays, heads behind lengths, as in
     `jax.nn.dot_product_attention`: q (B, Sq, Hq, D), out (B, Sq, Hq, Dv); lse as before. Differentiable in q, k, v and
-    every float param. The generated file is loaded at the first call. On a machine without a GPU (or a TPU) Triton's
+    every float param. Wrong arguments raise `UsageError`. The generated file is loaded at the first call. On a machine without a GPU (or a TPU) Triton's
     (or Pallas') runs in its interpreter.
     """
 
@@ -414,9 +414,15 @@ class Kernel:
     def name(self) -> str:
         return self.spec.name
 
-    def __call__(self, q: Any, k: Any, v: Any, **arguments: Any) -> Any:
+    def __call__(self, *operands: Any, **arguments: Any) -> Any:
         self._load()
-        return self._function(q, k, v, **arguments)
+        try:
+            return self._function(*operands, **arguments)
+        except TypeError as error:
+            # Python raises it here, and no deeper, where the function has no such argument or one is missing.
+            if error.__traceback__ is None or error.__traceback__.tb_next is not None:
+                raise
+            raise UsageError(str(error)) from error
 
     @property
     def function(self) -> Callable[..., Any]:
@@ -429,6 +435,7 @@ class Kernel:
             from attngen.runtime.loader import load
 
             module = load(self.source, self.name, self.target)
+            vars(module)["_Refusal"] = UsageError
             object.__setattr__(self, "_function", getattr(module, self.name))
 
     # `torch.compile` calls `_load` instead of tracing into it. `torch.compiler.assume_constant_result` sets the same,

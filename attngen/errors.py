@@ -102,7 +102,7 @@ class SpecWarning(UserWarning):
     """The spec compiles as it is written, and can hardly be meant so."""
 
 
-class UsageError(AttnError):
+class UsageError(AttnError, ValueError):
     """The caller asked for something that does not exist or does not fit: an option, an argument, a file."""
 
 

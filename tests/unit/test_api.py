@@ -17,6 +17,7 @@ import torch
 import attngen
 from attngen import Kernel, SpecError, UsageError, api
 from attngen.errors import Source
+from attngen.runtime.loader import load
 
 TEXT = "attention windowed\n\nconst window = 24\nparam slope: f32[Hq]\n\n"
 TEXT += "score = qk * scale - slope[h] * (q - k)\nmask  = 0 <= q - k < window\n"
@@ -221,3 +222,41 @@ def test_kernels_are_copied_and_pickled(kernel: Kernel) -> None:
     for other in (copy.deepcopy(kernel), pickle.loads(pickle.dumps(kernel))):
         assert other.source == kernel.source and other.spec == kernel.spec and repr(other) == repr(kernel)
     assert "_function" not in vars(pickle.loads(pickle.dumps(kernel)))
+
+
+@pytest.mark.parametrize("target", ["triton", "torch", "jax", "pallas"])
+def test_wrong_arguments_are_usage_errors_and_value_errors(target: str) -> None:
+    """Through a `Kernel`. The generated file by itself knows ValueError and TypeError alone."""
+    compiled = attngen.compile(TEXT.replace("windowed", f"refusing_{target}"), target, window=7)
+    heads_inside = target in ("pallas", "jax")
+    q, k, v = (x.swapaxes(1, 2).numpy() if heads_inside else x for x in operands(20))
+    slope = torch.tensor([0.5, 0.25])
+    slope = slope.numpy() if heads_inside else slope
+    alone = load(compiled.source, f"alone_{target}", target)
+    function = getattr(alone, compiled.name)
+    calls: list[tuple[tuple[object, ...], dict[str, object], type[Exception], str]] = [
+        ((q, k, v), {"slope": slope, "scales": 1.0}, TypeError, "scales"),
+        ((q, k, v), {}, TypeError, "slope"),
+        ((q, k), {"slope": slope}, TypeError, "'v'"),
+        ((q, k, v[..., 0]), {"slope": slope}, ValueError, "v must have 4 dimensions"),
+        ((q, k, v), {"slope": slope[:1]}, ValueError, "slope"),
+        ((q, None, v), {"slope": slope}, ValueError, "k must be"),
+    ]
+    for given, named, kind, words in calls:
+        for called, expected in ((compiled, UsageError), (function, kind)):
+            with pytest.raises(ValueError if expected is UsageError else kind, match=words) as caught:
+                called(*given, **named)
+            assert type(caught.value) is expected
+
+
+def test_what_is_no_wrong_argument_is_no_usage_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = attngen.compile(TEXT.replace("windowed", "inner"), "torch", window=7)
+    _ = kernel.function
+
+    def failing(*_: object, **__: object) -> None:
+        raise TypeError("of something else")
+
+    monkeypatch.setitem(kernel.__dict__, "_function", lambda *given, **named: failing(*given, **named))
+    with pytest.raises(TypeError, match="of something else") as caught:
+        kernel(*operands(20), slope=torch.tensor([0.5, 0.25]))
+    assert not isinstance(caught.value, UsageError)

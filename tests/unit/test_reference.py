@@ -252,19 +252,20 @@ def test_a_table_with_a_size_of_its_own():
 
 def test_queries_without_a_key_have_zero_rows():
     q, k, v = inputs(Sq=6, Sk=3)
-    for denominator in ("sum", "exp(s0)", "1"):
+    for denominator, alone in (("sum", -np.inf), ("exp(s0)", 0.5), ("1", 0.0)):
         cross = spec(mask="k <= q + Sk - Sq", params={"s0": "f32"}, denominator=denominator)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             result = reference.evaluate(cross, q, k, v, params={"s0": 0.5})
             found = reference.gradients(cross, q, k, v, np.ones((2, 2, 6, 4)), np.ones((2, 2, 6)), params={"s0": 0.5})
-        assert (result.out[:, :, :3] == 0).all() and (result.lse[:, :, :3] == -np.inf).all()
+        assert (result.out[:, :, :3] == 0).all() and (result.lse[:, :, :3] == alone).all()
         assert np.isfinite(result.lse[:, :, 3:]).all() and (result.out[:, :, 3:] != 0).all()
         assert (found.q[:, :, :3] == 0).all() and np.isfinite(found.q).all()
         nothing = spec(mask="k < -1", params={"s0": "f32"}, denominator=denominator)
         none = reference.gradients(nothing, q, k, v, np.ones((2, 2, 6, 4)), np.ones((2, 2, 6)), params={"s0": 0.5})
-        for gradient in (none.q, none.k, none.v, none.params["s0"]):
+        for gradient in (none.q, none.k, none.v):
             assert (gradient == 0).all()
+        assert none.params["s0"] == (24 if denominator == "exp(s0)" else 0)  # of as many rows, each 1
 
 
 def test_a_row_whose_denominator_is_zero_is_a_zero_row():
@@ -295,13 +296,14 @@ def test_a_score_of_minus_infinity_masks_its_pair():
     d_out, d_lse = np.random.default_rng(4).normal(size=q.shape), np.ones((2, 2, 5))
     expected = reference.evaluate(masked, q, k, v)
     agree(reference.evaluate(written, q, k, v), (expected.out, expected.lse))
-    for weight, denominator in (("s * s + 1", "sum"), ("exp(s)", "exp(0.3)"), ("sigmoid(s)", "1")):
+    forms = (("s * s + 1", "sum", -np.inf), ("exp(s)", "exp(0.3)", 0.3), ("sigmoid(s)", "1", 0.0))
+    for weight, denominator, alone in forms:
         one, two = (
             reference.evaluate(spec(*lines, weight=weight, denominator=denominator), q, k, v)
             for lines in (("qk * scale if k < q else -inf",), ("qk * scale", "k < q"))
         )
         agree(one, (two.out, two.lse))
-        assert (one.lse[:, :, 0] == -np.inf).all() and np.isfinite(one.lse[:, :, 1:]).all()
+        assert (one.lse[:, :, 0] == alone).all() and np.isfinite(one.lse[:, :, 1:]).all()
     one, two = (reference.gradients(a, q, k, v, d_out, d_lse) for a in (written, masked))
     for name in ("q", "k", "v"):
         np.testing.assert_allclose(getattr(one, name), getattr(two, name), rtol=1e-12, atol=1e-13)
@@ -456,16 +458,16 @@ def test_gradients_are_the_limits_of_differences(name: str):
             assert gradient[place] == pytest.approx((ends[0] - ends[1]) / (2 * step), rel=1e-6, abs=1e-8), (name, place)
 
 
-def test_whatever_cotangent_an_empty_row_gets_it_passes_nothing_on():
+def test_of_an_empty_row_only_the_cotangent_of_lse_counts_and_goes_to_the_extra_term():
     q, k, v = inputs()
     attention = spec(mask="k < q", params={"a": "f32"}, denominator="exp(a)")
     d_out, d_lse = np.ones(q.shape), np.ones((2, 2, 5))
     expected = reference.gradients(attention, q, k, v, d_out, d_lse, params={"a": 0.5})
-    d_out[:, :, 0], d_lse[:, :, 0] = np.nan, np.inf
+    d_out[:, :, 0], d_lse[:, :, 0] = np.nan, 3.0
     found = reference.gradients(attention, q, k, v, d_out, d_lse, params={"a": 0.5})
     for name in ("q", "k", "v"):
         np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
-    assert found.params["a"] == expected.params["a"] != 0
+    assert found.params["a"] == pytest.approx(expected.params["a"] + 4 * 2.0) != 0  # of four such rows, 2 more each
 
 
 def test_gradients_agree_with_torch_on_grouped_causal_attention():
