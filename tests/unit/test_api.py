@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
 import os
 import pickle
 import subprocess
@@ -17,7 +18,6 @@ import torch
 import attngen
 from attngen import Kernel, SpecError, UsageError, api
 from attngen.errors import Source
-from attngen.runtime.loader import load
 
 TEXT = "attention windowed\n\nconst window = 24\nparam slope: f32[Hq]\n\n"
 TEXT += "score = qk * scale - slope[h] * (q - k)\nmask  = 0 <= q - k < window\n"
@@ -225,14 +225,21 @@ def test_kernels_are_copied_and_pickled(kernel: Kernel) -> None:
 
 
 @pytest.mark.parametrize("target", ["triton", "torch", "jax", "pallas"])
-def test_wrong_arguments_are_usage_errors_and_value_errors(target: str) -> None:
+def test_wrong_arguments_are_usage_errors_and_value_errors(
+    target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Through a `Kernel`. The generated file by itself knows ValueError and TypeError alone."""
     compiled = attngen.compile(TEXT.replace("windowed", f"refusing_{target}"), target, window=7)
     heads_inside = target in ("pallas", "jax")
     q, k, v = (x.swapaxes(1, 2).numpy() if heads_inside else x for x in operands(20))
     slope = torch.tensor([0.5, 0.25])
     slope = slope.numpy() if heads_inside else slope
-    alone = load(compiled.source, f"alone_{target}", target)
+    compiled.save(tmp_path / "alone.py")
+    found = importlib.util.spec_from_file_location(f"alone_{target}", tmp_path / "alone.py")
+    assert found is not None and found.loader is not None
+    alone = importlib.util.module_from_spec(found)
+    monkeypatch.setitem(sys.modules, found.name, alone)
+    found.loader.exec_module(alone)
     function = getattr(alone, compiled.name)
     calls: list[tuple[tuple[object, ...], dict[str, object], type[Exception], str]] = [
         ((q, k, v), {"slope": slope, "scales": 1.0}, TypeError, "scales"),
