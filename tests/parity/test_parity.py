@@ -215,8 +215,9 @@ def test_nothing_in_nothing_out(name: str, case: Case, device: str) -> None:
     given = variants.inputs(variant, case, torch.float32, device)
     got = by_kernel(kernel(name, False), given, True)
     assert got.values["out"].shape == (case.batch, case.heads, case.rows, case.value_dim)
-    assert (got.values["lse"] == -torch.inf).all()
-    assert all((value == 0).all() for key, value in got.values.items() if key != "lse")
+    right = by_reference(kernel(name, False), given, True)  # a sink is the lse of no key, and gets its gradient
+    for key, value in got.values.items():
+        torch.testing.assert_close(value.double().cpu(), right.values[key], atol=2e-5, rtol=2e-5, check_device=False)
 
 
 @pytest.mark.parametrize("device", DEVICES)

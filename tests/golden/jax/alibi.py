@@ -440,8 +440,11 @@ def _by_axes(x, axes, lengths):
     return jnp.expand_dims(jnp.transpose(x, order), tuple(a for a in range(4) if a not in axes))
 
 
+_Refusal = ValueError  # an `attngen.Kernel` puts its own kind of ValueError here
+
+
 def _refuse(message) -> NoReturn:
-    raise ValueError(f"alibi: {message}")
+    raise _Refusal(f"alibi: {message}")
 
 
 def _check(q, k, v, slope, scale):
@@ -502,7 +505,7 @@ def alibi(
     check is accepted for the sake of a common signature: here every call checks all facts.
 
     Gives out (B, Sq, Hq, Dv) in q's dtype, and with return_lse also the log-sum-exp (B, Hq, Sq), natural, float32.
-    A query that may attend to no key gives a zero row, -inf, and zero gradients. Raises ValueError on what does not fit.
+    A query that may attend to no key gives a zero row and zero gradients in q, k and v. Raises ValueError on what does not fit.
     """
     return _call(q, k, v, slope, scale, return_lse, dropout_seed)
 
@@ -535,7 +538,7 @@ def _computed(size, return_lse, spread, q, k, v, slope, scale):
     data = {"scale": scale.reshape(1, 1, 1, 1), }
     q, k, v, floats, data = _alike(q, k, v, floats, data)
     if 0 in (B, Hq, Sq, Sk):
-        out, lse = jnp.zeros((B, Sq, Hq, Dv), q.dtype), jnp.full((B, Hq, Sq), -jnp.inf, jnp.float32)
+        out, lse = jnp.zeros((B, Sq, Hq, Dv), q.dtype), jnp.broadcast_to(jnp.asarray(-jnp.inf, jnp.float32), (B, Hq, Sq, 1))[..., 0]
     else:
         out, lse = _attend(size, q, k, v, floats, data)
     return (out, lse) if return_lse else out

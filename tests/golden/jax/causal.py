@@ -395,8 +395,11 @@ def _attend_backward(size, saved, cotangents):
 _attend.defvjp(_attend_forward, _attend_backward)
 
 
+_Refusal = ValueError  # an `attngen.Kernel` puts its own kind of ValueError here
+
+
 def _refuse(message) -> NoReturn:
-    raise ValueError(f"causal: {message}")
+    raise _Refusal(f"causal: {message}")
 
 
 def _check(q, k, v, scale):
@@ -447,7 +450,7 @@ def causal(
     check is accepted for the sake of a common signature: here every call checks all facts.
 
     Gives out (B, Sq, Hq, Dv) in q's dtype, and with return_lse also the log-sum-exp (B, Hq, Sq), natural, float32.
-    A query that may attend to no key gives a zero row, -inf, and zero gradients. Raises ValueError on what does not fit.
+    A query that may attend to no key gives a zero row and zero gradients in q, k and v. Raises ValueError on what does not fit.
     """
     return _call(q, k, v, scale, return_lse, dropout_seed)
 
@@ -478,7 +481,7 @@ def _computed(size, return_lse, spread, q, k, v, scale):
     data = {"scale": scale.reshape(1, 1, 1, 1), }
     q, k, v, floats, data = _alike(q, k, v, floats, data)
     if 0 in (B, Hq, Sq, Sk):
-        out, lse = jnp.zeros((B, Sq, Hq, Dv), q.dtype), jnp.full((B, Hq, Sq), -jnp.inf, jnp.float32)
+        out, lse = jnp.zeros((B, Sq, Hq, Dv), q.dtype), jnp.broadcast_to(jnp.asarray(-jnp.inf, jnp.float32), (B, Hq, Sq, 1))[..., 0]
     else:
         out, lse = _attend(size, q, k, v, floats, data)
     return (out, lse) if return_lse else out

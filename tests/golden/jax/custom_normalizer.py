@@ -291,7 +291,7 @@ def _forward(size, q, k, v, floats, data):
         row_sum = row_sum * rescale + jnp.exp2(extra - shift)
         acc = acc * rescale
         total = merged
-        empty = row_max == -jnp.inf
+        empty = total == -jnp.inf
         row_sum = jnp.where(empty, 1.0, row_sum)
         return acc / row_sum, jnp.where(empty, -jnp.inf, (total + jnp.log2(row_sum)) * LN2)[..., 0]
 
@@ -462,8 +462,11 @@ def _by_axes(x, axes, lengths):
     return jnp.expand_dims(jnp.transpose(x, order), tuple(a for a in range(4) if a not in axes))
 
 
+_Refusal = ValueError  # an `attngen.Kernel` puts its own kind of ValueError here
+
+
 def _refuse(message) -> NoReturn:
-    raise ValueError(f"custom_normalizer: {message}")
+    raise _Refusal(f"custom_normalizer: {message}")
 
 
 def _readable(x):
@@ -554,7 +557,7 @@ def custom_normalizer(
     check looks at every element that a fact is about, which needs concrete values: not under jax.jit.
 
     Gives out (B, Sq, Hq, Dv) in q's dtype, and with return_lse also the log-sum-exp (B, Hq, Sq), natural, float32.
-    A query that may attend to no key gives a zero row, -inf, and zero gradients. Raises ValueError on what does not fit.
+    A query that may attend to no key gives a zero row and zero gradients in q, k and v. Raises ValueError on what does not fit.
     """
     if check:
         _check_facts(_check(q, k, v, temperature, escape, scale), temperature, escape)
@@ -591,7 +594,7 @@ def _computed(size, return_lse, spread, q, k, v, temperature, escape, scale):
     data = {"scale": scale.reshape(1, 1, 1, 1), }
     q, k, v, floats, data = _alike(q, k, v, floats, data)
     if 0 in (B, Hq, Sq, Sk):
-        out, lse = jnp.zeros((B, Sq, Hq, Dv), q.dtype), jnp.full((B, Hq, Sq), -jnp.inf, jnp.float32)
+        out, lse = jnp.zeros((B, Sq, Hq, Dv), q.dtype), jnp.broadcast_to(jnp.asarray(escape_h / temperature_h, jnp.float32), (B, Hq, Sq, 1))[..., 0]
     else:
         out, lse = _attend(size, q, k, v, floats, data)
     return (out, lse) if return_lse else out

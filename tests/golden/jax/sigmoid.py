@@ -230,26 +230,21 @@ def _forward(size, q, k, v, floats, data):
         q_tile = _per_kv_head(_rows(q, q0), Hkv)
 
         def attend(at, state, masked):
-            acc, has_key = state
+            acc, = state
             k0 = at * TILE_K
             k_idx = (k0 + jnp.arange(TILE_K)).reshape(1, 1, 1, -1)
             qk = _per_head(_by_transposed(q_tile, _keys(k, k0)), Hq)
             x = qk * scale - head_term
             weight = jax.nn.sigmoid(x)
             if masked:
-                allowed = (k_idx < Sk)
-                weight = jnp.where(allowed, weight, 0.0)
-                has_key = has_key | jnp.broadcast_to(allowed, weight.shape).any(-1, keepdims=True)
-            else:
-                has_key = has_key | True
+                weight = jnp.where((k_idx < Sk), weight, 0.0)
             acc = acc + _per_head(_product(_per_kv_head(weight, Hkv), _keys(v, k0)), Hq)
-            return acc, has_key
+            return acc,
 
         acc = jnp.zeros((B, Hq, TILE_Q, Dv))
-        has_key = jnp.zeros((B, Hq, TILE_Q, 1), bool)
         full, partial = _key_tiles(q0, q1, size)
-        acc, has_key = _walk(full, partial, (acc, has_key), attend, q_tile)
-        return acc, jnp.where(has_key, 0.0, -jnp.inf)[..., 0]
+        acc, = _walk(full, partial, (acc,), attend, q_tile)
+        return acc, jnp.zeros((B, Hq, TILE_Q))
 
     out, lse = _each(tile, _up(Sq, TILE_Q))
     return _heads_inside(_in_place(out, 2, Sq), Sq), _in_place(lse, 2, Sq)
@@ -384,8 +379,11 @@ def _attend_backward(size, saved, cotangents):
 _attend.defvjp(_attend_forward, _attend_backward)
 
 
+_Refusal = ValueError  # an `attngen.Kernel` puts its own kind of ValueError here
+
+
 def _refuse(message) -> NoReturn:
-    raise ValueError(f"sigmoid: {message}")
+    raise _Refusal(f"sigmoid: {message}")
 
 
 def _check(q, k, v, scale):
@@ -436,7 +434,7 @@ def sigmoid(
     check is accepted for the sake of a common signature: here every call checks all facts.
 
     Gives out (B, Sq, Hq, Dv) in q's dtype, and with return_lse also the log-sum-exp (B, Hq, Sq), natural, float32.
-    A query that may attend to no key gives a zero row, -inf, and zero gradients. Raises ValueError on what does not fit.
+    A query that may attend to no key gives a zero row and zero gradients in q, k and v. Raises ValueError on what does not fit.
     """
     return _call(q, k, v, scale, return_lse, dropout_seed)
 
@@ -467,7 +465,7 @@ def _computed(size, return_lse, spread, q, k, v, scale):
     data = {"scale": scale.reshape(1, 1, 1, 1), }
     q, k, v, floats, data = _alike(q, k, v, floats, data)
     if 0 in (B, Hq, Sq, Sk):
-        out, lse = jnp.zeros((B, Sq, Hq, Dv), q.dtype), jnp.full((B, Hq, Sq), -jnp.inf, jnp.float32)
+        out, lse = jnp.zeros((B, Sq, Hq, Dv), q.dtype), jnp.broadcast_to(jnp.asarray(0.0, jnp.float32), (B, Hq, Sq, 1))[..., 0]
     else:
         out, lse = _attend(size, q, k, v, floats, data)
     return (out, lse) if return_lse else out

@@ -581,7 +581,7 @@ def _forward_kernel(
         rescale = jnp.exp2(total - merged)
         row_sum = row_sum * rescale + jnp.exp2(extra - merged)
         total = merged
-        empty = row_max == LOWEST
+        empty = (row_max == LOWEST) & (extra == -jnp.inf)
         row_sum = jnp.where(empty, 1.0, row_sum)
         share = rescale / row_sum
         out_ref[...] = (acc_s[...] * _across(share, Dv)).astype(out_ref.dtype)
@@ -706,7 +706,7 @@ def _forward_across_kernel(
         merged = jnp.maximum(total, extra)
         rescale = jnp.exp2(total - merged)
         row_sum = row_sum * rescale + jnp.exp2(extra - merged)
-        row_sum = jnp.where(row_max == LOWEST, 1.0, row_sum)
+        row_sum = jnp.where((row_max == LOWEST) & (extra == -jnp.inf), 1.0, row_sum)
         share = rescale / row_sum
         out_ref[columns, :] = (acc[:Dv, :] * share).astype(out_ref.dtype).T
 
@@ -1396,8 +1396,11 @@ def _by_axes(x, axes, lengths):
     return jnp.expand_dims(jnp.transpose(x, order), tuple(a for a in range(4) if a not in axes))
 
 
+_Refusal = ValueError  # an `attngen.Kernel` puts its own kind of ValueError here
+
+
 def _refuse(message) -> NoReturn:
-    raise ValueError(f"custom_normalizer: {message}")
+    raise _Refusal(f"custom_normalizer: {message}")
 
 
 def _readable(x):
@@ -1488,7 +1491,7 @@ def custom_normalizer(
     check looks at every element that a fact is about, which needs concrete values: not under jax.jit.
 
     Gives out (B, Sq, Hq, Dv) in q's dtype, and with return_lse also the log-sum-exp (B, Hq, Sq), natural, float32.
-    A query that may attend to no key gives a zero row, -inf, and zero gradients. Raises ValueError on what does not fit.
+    A query that may attend to no key gives a zero row and zero gradients in q, k and v. Raises ValueError on what does not fit.
     """
     if check:
         _check_facts(_check(q, k, v, temperature, escape, scale), temperature, escape)
@@ -1525,7 +1528,7 @@ def _computed(size, return_lse, spread, q, k, v, temperature, escape, scale):
     data = {"scale": scale.reshape(1, 1, 1, 1), }
     q, k, v, floats, data = _alike(q, k, v, floats, data)
     if 0 in (B, Hq, Sq, Sk):
-        out, lse = jnp.zeros((B, Sq, Hq, Dv), q.dtype), jnp.full((B, Hq, Sq), -jnp.inf, jnp.float32)
+        out, lse = jnp.zeros((B, Sq, Hq, Dv), q.dtype), jnp.broadcast_to(jnp.asarray(escape_h / temperature_h, jnp.float32), (B, Hq, Sq, 1))[..., 0]
     else:
         config = _configured(size, q.dtype, floats, data, return_lse)._replace(spread=spread)
         out, lse = _attend(config, q, k, v, floats, data)

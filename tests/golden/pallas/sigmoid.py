@@ -160,24 +160,6 @@ def _across(x, width):
     return x[:, :width] if width <= LANES else jnp.tile(x, (1, -(-width // LANES)))[:, :width]
 
 
-def _by_lanes(x):
-    """Row sums that are not finished: (rows, LANES), whose lanes add up to the rows' sums. It takes additions alone."""
-    rows, width = x.shape
-    if width % LANES:
-        x = jnp.concatenate([x, jnp.zeros((rows, -width % LANES), x.dtype)], 1)
-    return sum(x[:, first : first + LANES] for first in range(0, x.shape[1], LANES))
-
-
-def _over_lanes(x):
-    """The sum over the lanes, in every lane."""
-    return jnp.broadcast_to(x.sum(1, keepdims=True), x.shape)
-
-
-def _as_row(x):
-    """(rows, LANES), the same in every lane, as one row (1, rows)."""
-    return x.T[:1]
-
-
 def _start(walked, block):
     """Where a tile begins, in rows or columns."""
     return walked * block if isinstance(walked, int) else pl.multiple_of(walked * block, block)
@@ -483,7 +465,7 @@ def _forward_kernel(
     size, tile, saves,
 ):
     """One tile of queries of one head meets the tiles of keys that it can see."""
-    lse_ref, q_s, has_s, acc_s = rest if saves else (None, *rest)
+    lse_ref, q_s, acc_s = rest if saves else (None, *rest)
     Sq = size.Sq
     Sk = size.Sk
     BQ, BK = tile.queries, tile.keys
@@ -498,7 +480,6 @@ def _forward_kernel(
     def start(clear=True):
         q_s[...] = (q_ref[...].astype(jnp.float32) * scale).astype(q_s.dtype)
         if clear:
-            has_s[...] = jnp.zeros_like(has_s)
             acc_s[...] = jnp.zeros_like(acc_s)
 
     def attend(at, masked, first=False):
@@ -514,15 +495,13 @@ def _forward_kernel(
         weight = jax.nn.sigmoid(x)
         if masked:
             weight = jnp.where(allowed, weight, 0.0)
-        seen = _by_lanes(jnp.where(allowed, 1.0, 0.0)) if masked else jnp.ones_like(has_s)
-        has_s[...] = seen if first else has_s[...] + seen
         product = _product(weight.astype(v.dtype), v)
         acc_s[...] = product if first else acc_s[...] + product
 
     def finish():
         out_ref[...] = acc_s[...].astype(out_ref.dtype)
         if saves:
-            lse_ref[...] = _as_row(jnp.where(_over_lanes(has_s[...]) == 0.0, -jnp.inf, 0.0))
+            lse_ref[...] = jnp.zeros_like(lse_ref)
 
     full, partial = _key_tiles(q0, q1, size, BK)
     _walk(full, partial, tile, start, _in_turn(attend, finish), finish)
@@ -555,7 +534,7 @@ def _forward(config, q, k, v, floats, data, dtype, saves):
         functools.partial(_forward_kernel, size=size, tile=tile, saves=saves), config, tile, n_tiles, numbers,
         [cut.held(_heads_first(q, BQ)), cut.walked(_heads_first(k, BK)), cut.walked(_heads_first(v, BK))],
         [((B, Hq, n_tiles * BQ, Dv), dtype, cut.held), *([row] * 1 if saves else [])],
-        [((BQ, D), q.dtype), ((BQ, LANES), jnp.float32), ((BQ, Dv), jnp.float32)],
+        [((BQ, D), q.dtype), ((BQ, Dv), jnp.float32)],
     )
     if not saves:
         return _heads_inside(results[0], Sq), None
@@ -1125,8 +1104,11 @@ def _attend_backward(config, saved, cotangents):
 _attend.defvjp(_attend_forward, _attend_backward)
 
 
+_Refusal = ValueError  # an `attngen.Kernel` puts its own kind of ValueError here
+
+
 def _refuse(message) -> NoReturn:
-    raise ValueError(f"sigmoid: {message}")
+    raise _Refusal(f"sigmoid: {message}")
 
 
 def _readable(x):
@@ -1182,7 +1164,7 @@ def sigmoid(
     check is accepted for the sake of a common signature: here every call checks all facts.
 
     Gives out (B, Sq, Hq, Dv) in q's dtype, and with return_lse also the log-sum-exp (B, Hq, Sq), natural, float32.
-    A query that may attend to no key gives a zero row, -inf, and zero gradients. Raises ValueError on what does not fit.
+    A query that may attend to no key gives a zero row and zero gradients in q, k and v. Raises ValueError on what does not fit.
     """
     return _call(q, k, v, scale, return_lse, dropout_seed)
 
@@ -1213,7 +1195,7 @@ def _computed(size, return_lse, spread, q, k, v, scale):
     data = {"scale": scale.reshape(1, 1, 1, 1), }
     q, k, v, floats, data = _alike(q, k, v, floats, data)
     if 0 in (B, Hq, Sq, Sk):
-        out, lse = jnp.zeros((B, Sq, Hq, Dv), q.dtype), jnp.full((B, Hq, Sq), -jnp.inf, jnp.float32)
+        out, lse = jnp.zeros((B, Sq, Hq, Dv), q.dtype), jnp.broadcast_to(jnp.asarray(0.0, jnp.float32), (B, Hq, Sq, 1))[..., 0]
     else:
         config = _configured(size, q.dtype, floats, data, return_lse)._replace(spread=spread)
         out, lse = _attend(config, q, k, v, floats, data)

@@ -94,7 +94,7 @@ def _forward(q, k, v, slope, scale):
     Hkv, Sk, Dv = v.shape[1:]
     out = torch.zeros((B, Hq, Sq, Dv), dtype=torch.float32, device=q.device)
     lse = torch.full((B, Hq, Sq), -math.inf, dtype=torch.float32, device=q.device)
-    if q.numel() == 0 or k.numel() == 0:
+    if q.numel() == 0:
         return out, lse
     head_term = scale * 1.4426950408889634
     head_term_2 = -slope[None, :, None, None].float() * 1.4426950408889634
@@ -142,7 +142,7 @@ def _backward(d_out, d_lse, q, k, v, slope, out, lse, scale, needed):
     Hkv, Sk, _Dv = v.shape[1:]
     dq, dk, dv = (torch.zeros(x.shape, dtype=torch.float32, device=q.device) for x in (q, k, v))
     total_slope = torch.zeros_like(slope, dtype=torch.float32)
-    if q.numel() == 0 or k.numel() == 0:
+    if q.numel() == 0:
         return dq, dk, dv, total_slope
     d_out = d_out.float()
     row_lses = torch.where(lse == -math.inf, math.inf, lse * LOG2E)[..., None]
@@ -226,8 +226,11 @@ class _Gradients(torch.autograd.Function):
         _refuse("a second derivative is not computed")
 
 
+_Refusal = ValueError  # an `attngen.Kernel` puts its own kind of ValueError here
+
+
 def _refuse(message: str) -> NoReturn:
-    raise ValueError(f"alibi: {message}")
+    raise _Refusal(f"alibi: {message}")
 
 
 def _check(q, k, v, slope, scale):
@@ -301,7 +304,7 @@ def alibi(
     check is accepted for the sake of a common signature: here every call checks all facts.
 
     Gives out (B, Hq, Sq, Dv) in q's dtype, and with return_lse also the log-sum-exp (B, Hq, Sq), natural, float32.
-    A query that may attend to no key gives a zero row, -inf, and zero gradients. Raises ValueError on what does not fit.
+    A query that may attend to no key gives a zero row and zero gradients in q, k and v. Raises ValueError on what does not fit.
     """
     return _call(q, k, v, slope, scale, return_lse, dropout_seed)
 

@@ -86,7 +86,7 @@ def _forward(q, k, v, scale):
     Hkv, Sk, Dv = v.shape[1:]
     out = torch.zeros((B, Hq, Sq, Dv), dtype=torch.float32, device=q.device)
     lse = torch.full((B, Hq, Sq), -math.inf, dtype=torch.float32, device=q.device)
-    if q.numel() == 0 or k.numel() == 0:
+    if q.numel() == 0:
         return out, lse
     logit_scale = scale * 1.4426950408889634
     for q0 in range(0, Sq, TILE_Q):
@@ -130,7 +130,7 @@ def _backward(d_out, d_lse, q, k, v, out, lse, scale):
     _B, Hq, Sq, _D = q.shape
     Hkv, Sk, _Dv = v.shape[1:]
     dq, dk, dv = (torch.zeros(x.shape, dtype=torch.float32, device=q.device) for x in (q, k, v))
-    if q.numel() == 0 or k.numel() == 0:
+    if q.numel() == 0:
         return dq, dk, dv
     d_out = d_out.float()
     row_lses = torch.where(lse == -math.inf, math.inf, lse * LOG2E)[..., None]
@@ -200,8 +200,11 @@ class _Gradients(torch.autograd.Function):
         _refuse("a second derivative is not computed")
 
 
+_Refusal = ValueError  # an `attngen.Kernel` puts its own kind of ValueError here
+
+
 def _refuse(message: str) -> NoReturn:
-    raise ValueError(f"causal: {message}")
+    raise _Refusal(f"causal: {message}")
 
 
 def _check(q, k, v, scale):
@@ -263,7 +266,7 @@ def causal(
     check is accepted for the sake of a common signature: here every call checks all facts.
 
     Gives out (B, Hq, Sq, Dv) in q's dtype, and with return_lse also the log-sum-exp (B, Hq, Sq), natural, float32.
-    A query that may attend to no key gives a zero row, -inf, and zero gradients. Raises ValueError on what does not fit.
+    A query that may attend to no key gives a zero row and zero gradients in q, k and v. Raises ValueError on what does not fit.
     """
     return _call(q, k, v, scale, return_lse, dropout_seed)
 

@@ -100,7 +100,7 @@ def _forward(q, k, v, temperature, escape, scale):
     Hkv, Sk, Dv = v.shape[1:]
     out = torch.zeros((B, Hq, Sq, Dv), dtype=torch.float32, device=q.device)
     lse = torch.full((B, Hq, Sq), -math.inf, dtype=torch.float32, device=q.device)
-    if q.numel() == 0 or k.numel() == 0:
+    if q.numel() == 0:
         return out, lse
     head_term = temperature[None, :, None, None].float()
     head_term_2 = scale * (1.0 / head_term * 1.4426950408889634)
@@ -139,7 +139,7 @@ def _forward(q, k, v, temperature, escape, scale):
         row_sum = row_sum * rescale + torch.exp2(extra - shift)
         acc = acc * rescale
         total = merged
-        empty = row_max == -math.inf
+        empty = total == -math.inf
         row_sum = torch.where(empty, 1.0, row_sum)
         out[:, :, q0 : q1 + 1] = acc / row_sum
         lse[:, :, q0 : q1 + 1] = torch.where(empty, -math.inf, (total + torch.log2(row_sum)) * LN2)[..., 0]
@@ -156,7 +156,7 @@ def _backward(d_out, d_lse, q, k, v, temperature, escape, out, lse, scale, neede
     dq, dk, dv = (torch.zeros(x.shape, dtype=torch.float32, device=q.device) for x in (q, k, v))
     total_temperature = torch.zeros_like(temperature, dtype=torch.float32)
     total_escape = torch.zeros_like(escape, dtype=torch.float32)
-    if q.numel() == 0 or k.numel() == 0:
+    if q.numel() == 0:
         return dq, dk, dv, total_temperature, total_escape
     d_out = d_out.float()
     row_lses = torch.where(lse == -math.inf, math.inf, lse * LOG2E)[..., None]
@@ -251,8 +251,11 @@ class _Gradients(torch.autograd.Function):
         _refuse("a second derivative is not computed")
 
 
+_Refusal = ValueError  # an `attngen.Kernel` puts its own kind of ValueError here
+
+
 def _refuse(message: str) -> NoReturn:
-    raise ValueError(f"custom_normalizer: {message}")
+    raise _Refusal(f"custom_normalizer: {message}")
 
 
 def _check(q, k, v, temperature, escape, scale):
@@ -353,7 +356,7 @@ def custom_normalizer(
     check looks at every element that a fact is about, and waits for the device to do so.
 
     Gives out (B, Hq, Sq, Dv) in q's dtype, and with return_lse also the log-sum-exp (B, Hq, Sq), natural, float32.
-    A query that may attend to no key gives a zero row, -inf, and zero gradients. Raises ValueError on what does not fit.
+    A query that may attend to no key gives a zero row and zero gradients in q, k and v. Raises ValueError on what does not fit.
     """
     if check:
         _check(q, k, v, temperature, escape, scale)

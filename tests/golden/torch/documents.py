@@ -75,7 +75,10 @@ def _element(x: Tensor, *index: Tensor | int) -> Tensor:
 
 def _extremes(values, n: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """The least and the greatest value of each tile of n keys: (batch, head, tiles), 1 where they do not vary."""
-    parts = _four_axes(values, device).expand(-1, -1, 1, n).split(TILE_K, 3)
+    values = _four_axes(values, device).expand(-1, -1, 1, n)
+    if n == 0:
+        return values[:, :, 0], values[:, :, 0]
+    parts = values.split(TILE_K, 3)
     return tuple(torch.stack([extreme(part, (-2, -1)) for part in parts], -1) for extreme in (torch.amin, torch.amax))
 
 
@@ -146,7 +149,7 @@ def _forward(q, k, v, ids, scale):
     batch = torch.arange(B, device=q.device)[:, None, None, None]
     out = torch.zeros((B, Hq, Sq, Dv), dtype=torch.float32, device=q.device)
     lse = torch.full((B, Hq, Sq), -math.inf, dtype=torch.float32, device=q.device)
-    if q.numel() == 0 or k.numel() == 0:
+    if q.numel() == 0:
         return out, lse
     logit_scale = scale * 1.4426950408889634
     key_test0_least, key_test0_most = _key_test0(q, Sk, ids)
@@ -195,7 +198,7 @@ def _backward(d_out, d_lse, q, k, v, ids, out, lse, scale):
     Hkv, Sk, _Dv = v.shape[1:]
     batch = torch.arange(B, device=q.device)[:, None, None, None]
     dq, dk, dv = (torch.zeros(x.shape, dtype=torch.float32, device=q.device) for x in (q, k, v))
-    if q.numel() == 0 or k.numel() == 0:
+    if q.numel() == 0:
         return dq, dk, dv
     d_out = d_out.float()
     row_lses = torch.where(lse == -math.inf, math.inf, lse * LOG2E)[..., None]
@@ -269,8 +272,11 @@ class _Gradients(torch.autograd.Function):
         _refuse("a second derivative is not computed")
 
 
+_Refusal = ValueError  # an `attngen.Kernel` puts its own kind of ValueError here
+
+
 def _refuse(message: str) -> NoReturn:
-    raise ValueError(f"documents: {message}")
+    raise _Refusal(f"documents: {message}")
 
 
 def _check(q, k, v, ids, scale):
@@ -346,7 +352,7 @@ def documents(
     check is accepted for the sake of a common signature: here every call checks all facts.
 
     Gives out (B, Hq, Sq, Dv) in q's dtype, and with return_lse also the log-sum-exp (B, Hq, Sq), natural, float32.
-    A query that may attend to no key gives a zero row, -inf, and zero gradients. Raises ValueError on what does not fit.
+    A query that may attend to no key gives a zero row and zero gradients in q, k and v. Raises ValueError on what does not fit.
     """
     return _call(q, k, v, ids, scale, return_lse, dropout_seed)
 

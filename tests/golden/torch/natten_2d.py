@@ -140,7 +140,7 @@ def _forward(q, k, v, bias, scale):
     head = torch.arange(Hq, device=q.device)[:, None, None]
     out = torch.zeros((B, Hq, Sq, Dv), dtype=torch.float32, device=q.device)
     lse = torch.full((B, Hq, Sq), -math.inf, dtype=torch.float32, device=q.device)
-    if q.numel() == 0 or k.numel() == 0:
+    if q.numel() == 0:
         return out, lse
     head_term = scale * 1.4426950408889634
     head_term_2 = Sk // 32 - 1 - 3
@@ -192,7 +192,7 @@ def _backward(d_out, d_lse, q, k, v, bias, out, lse, scale, needed):
     head = torch.arange(Hq, device=q.device)[:, None, None]
     dq, dk, dv = (torch.zeros(x.shape, dtype=torch.float32, device=q.device) for x in (q, k, v))
     total_bias = torch.zeros_like(bias, dtype=torch.float32)
-    if q.numel() == 0 or k.numel() == 0:
+    if q.numel() == 0:
         return dq, dk, dv, total_bias
     d_out = d_out.float()
     row_lses = torch.where(lse == -math.inf, math.inf, lse * LOG2E)[..., None]
@@ -277,8 +277,11 @@ class _Gradients(torch.autograd.Function):
         _refuse("a second derivative is not computed")
 
 
+_Refusal = ValueError  # an `attngen.Kernel` puts its own kind of ValueError here
+
+
 def _refuse(message: str) -> NoReturn:
-    raise ValueError(f"natten_2d: {message}")
+    raise _Refusal(f"natten_2d: {message}")
 
 
 def _check(q, k, v, bias, scale):
@@ -358,7 +361,7 @@ def natten_2d(
     check is accepted for the sake of a common signature: here every call checks all facts.
 
     Gives out (B, Hq, Sq, Dv) in q's dtype, and with return_lse also the log-sum-exp (B, Hq, Sq), natural, float32.
-    A query that may attend to no key gives a zero row, -inf, and zero gradients. Raises ValueError on what does not fit.
+    A query that may attend to no key gives a zero row and zero gradients in q, k and v. Raises ValueError on what does not fit.
     """
     return _call(q, k, v, bias, scale, return_lse, dropout_seed)
 

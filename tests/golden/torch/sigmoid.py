@@ -83,26 +83,23 @@ def _forward(q, k, v, scale):
     B, Hq, Sq, _D = q.shape
     Hkv, Sk, Dv = v.shape[1:]
     out = torch.zeros((B, Hq, Sq, Dv), dtype=torch.float32, device=q.device)
-    lse = torch.full((B, Hq, Sq), -math.inf, dtype=torch.float32, device=q.device)
-    if q.numel() == 0 or k.numel() == 0:
+    lse = torch.full((B, Hq, Sq), 0.0, dtype=torch.float32, device=q.device)
+    if q.numel() == 0:
         return out, lse
     head_term = torch.log(_float(Sk))
     for q0 in range(0, Sq, TILE_Q):
         q1 = min(q0 + TILE_Q, Sq) - 1
         q_tile = _tile(q, q0, q1, Hkv)
         acc = torch.zeros((B, Hq, q1 - q0 + 1, Dv), dtype=torch.float32, device=q.device)
-        has_key = torch.zeros((B, Hq, q1 - q0 + 1, 1), dtype=torch.bool, device=q.device)
         for tile in _key_tiles(Sk):
             k0 = tile * TILE_K
             k1 = min(k0 + TILE_K, Sk) - 1
             qk = _per_head(q_tile @ _tile(k, k0, k1, Hkv).mT, Hq)
             x = qk * scale - head_term
             weight = torch.sigmoid(x)
-            has_key = has_key | True
             acc = acc + _per_head(_per_kv_head(weight, Hkv) @ _tile(v, k0, k1, Hkv), Hq)
 
         out[:, :, q0 : q1 + 1] = acc
-        lse[:, :, q0 : q1 + 1] = torch.where(has_key, 0.0, -math.inf)[..., 0]
     return out, lse
 
 
@@ -114,7 +111,7 @@ def _backward(d_out, d_lse, q, k, v, out, lse, scale):
     _B, Hq, Sq, _D = q.shape
     Hkv, Sk, _Dv = v.shape[1:]
     dq, dk, dv = (torch.zeros(x.shape, dtype=torch.float32, device=q.device) for x in (q, k, v))
-    if q.numel() == 0 or k.numel() == 0:
+    if q.numel() == 0:
         return dq, dk, dv
     d_out = d_out.float()
     head_term = torch.log(_float(Sk))
@@ -176,8 +173,11 @@ class _Gradients(torch.autograd.Function):
         _refuse("a second derivative is not computed")
 
 
+_Refusal = ValueError  # an `attngen.Kernel` puts its own kind of ValueError here
+
+
 def _refuse(message: str) -> NoReturn:
-    raise ValueError(f"sigmoid: {message}")
+    raise _Refusal(f"sigmoid: {message}")
 
 
 def _check(q, k, v, scale):
@@ -239,7 +239,7 @@ def sigmoid(
     check is accepted for the sake of a common signature: here every call checks all facts.
 
     Gives out (B, Hq, Sq, Dv) in q's dtype, and with return_lse also the log-sum-exp (B, Hq, Sq), natural, float32.
-    A query that may attend to no key gives a zero row, -inf, and zero gradients. Raises ValueError on what does not fit.
+    A query that may attend to no key gives a zero row and zero gradients in q, k and v. Raises ValueError on what does not fit.
     """
     return _call(q, k, v, scale, return_lse, dropout_seed)
 

@@ -47,6 +47,15 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as HopperDe
 from triton.runtime import driver
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+# The barrier of a warpgroup's threads, as Triton 3.7 and newer name it, and as 3.6 does.
+_BARRIER = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
+# Shared memory, seen as of another type and shape, likewise.
+_SHARED = gl.shared_memory_descriptor
+_REINTERPRET = _SHARED.reinterpret if hasattr(_SHARED, "reinterpret") else _SHARED._reinterpret
+# The copy engine, into shared memory and out of it, likewise.
+_COPY_IN = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
+_COPY_OUT = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global
+
 PRECISION = tl.constexpr("ieee")  # of float32 products; half precision is exact in the product
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
@@ -465,7 +474,7 @@ def _meet(number, THREADS: gl.constexpr, WARPS: gl.constexpr):
 def _pass_on(note, item):
     """Tells others the next item; what follows in this warp comes after."""
     note.store(gl.full([1], item, gl.int32, layout=gl.BlockedLayout([1], [32], [1], [0])))
-    gl.thread_barrier()
+    _BARRIER()
 
 
 @gluon.jit
@@ -564,7 +573,7 @@ def _load_tiles(
                 if turn + step >= STAGES:
                     _meet(K_FREE + stage, SHARE, 1)
                 mbarrier.expect(k_ready.index(stage), k_desc.block_type.nbytes)
-                tma.async_copy_global_to_shared(k_desc, [batch, kv_head, at * BK, 0], k_ready.index(stage), k_tiles.index(stage))
+                _COPY_IN(k_desc, [batch, kv_head, at * BK, 0], k_ready.index(stage), k_tiles.index(stage))
                 k0 = at * BK
             else:
                 k0 = 0
@@ -575,14 +584,14 @@ def _load_tiles(
                     if SCHEDULE == "queue":
                         _pass_on_item(notes, 2 * part + (round & 1), item, tile, batch, head)
                     mbarrier.expect(q_ready.index(part), q_desc.block_type.nbytes)
-                    q_tile = q_tiles.index(part)._reinterpret(q_desc.dtype, [1, 1, 64, BLOCK_D], q_desc.layout)
-                    tma.async_copy_global_to_shared(q_desc, [batch, head, q0 + part * 64, 0], q_ready.index(part), q_tile)
+                    q_tile = _REINTERPRET(q_tiles.index(part), q_desc.dtype, [1, 1, 64, BLOCK_D], q_desc.layout)
+                    _COPY_IN(q_desc, [batch, head, q0 + part * 64, 0], q_ready.index(part), q_tile)
             else:
                 stage = (turn + step - 1) % STAGES
                 if turn + step > STAGES:
                     _meet(V_FREE + stage, SHARE, 1)
                 mbarrier.expect(v_ready.index(stage), v_desc.block_type.nbytes)
-                tma.async_copy_global_to_shared(v_desc, [batch, kv_head, v0, 0], v_ready.index(stage), v_tiles.index(stage))
+                _COPY_IN(v_desc, [batch, kv_head, v0, 0], v_ready.index(stage), v_tiles.index(stage))
             v0 = k0
         turn += n_steps
         round += 1
@@ -793,7 +802,7 @@ def _attend_tiles(
         row_sum = _firsts(no_scores.reshape([64, BK // 2, 2]).split()[0])
         row_max = row_sum - float("inf")
         mbarrier.wait(q_ready.index(PART), round & 1)
-        q = q_tiles.index(PART)._reinterpret(dtype, [64, BLOCK_D], gl.NVMMASharedLayout.get_default_for([64, BLOCK_D], dtype))
+        q = _REINTERPRET(q_tiles.index(PART), dtype, [64, BLOCK_D], gl.NVMMASharedLayout.get_default_for([64, BLOCK_D], dtype))
         for step in range(own_first):
             _let_go(turn + step, k_ready, v_ready, BQ, STAGES, ORDERED, K_FREE, V_FREE, ORDER, PART)
         if PIPELINED:
@@ -895,11 +904,11 @@ def _attend_tiles(
             out_tile = out_tiles.index(PART)
             tma.store_wait(0)
         else:
-            out_tile = q_tiles.index(PART)._reinterpret(dtype, [1, 1, 64, BLOCK_DV], out_desc.layout)
+            out_tile = _REINTERPRET(q_tiles.index(PART), dtype, [1, 1, 64, BLOCK_DV], out_desc.layout)
         out_tile.reshape([64, BLOCK_DV]).store(out)
         fence_async_shared()
-        gl.thread_barrier()
-        tma.async_copy_shared_to_global(out_desc, [batch, head, q0, 0], out_tile)
+        _BARRIER()
+        _COPY_OUT(out_desc, [batch, head, q0, 0], out_tile)
         if SCHEDULE == "once":
             item = n_work
         else:
@@ -1455,7 +1464,7 @@ def _load_backward_tiles(
         mbarrier.wait(k_free, (round & 1) ^ 1)
         mbarrier.expect(k_ready, 2 * k_desc.block_type.nbytes)
         for part in gl.static_range(2):
-            tma.async_copy_global_to_shared(k_desc, [batch, kv_head, k0 + part * HALF, 0], k_ready, k_tiles.index(part))
+            _COPY_IN(k_desc, [batch, kv_head, k0 + part * HALF, 0], k_ready, k_tiles.index(part))
         for member in range(group):
             head = kv_head * group + member
             first, stop, _full_lo, _full_hi = _query_runs(tile, batch, head, kv_head, walks_ptr, met_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BQ, BK, 0)
@@ -1466,12 +1475,12 @@ def _load_backward_tiles(
                 if turn >= STAGES:
                     _meet(FREE + stage, 288, 1)
                 mbarrier.expect(q_ready.index(stage), q_desc.block_type.nbytes + terms_desc.block_type.nbytes)
-                tma.async_copy_global_to_shared(q_desc, [batch, head, q0, 0], q_ready.index(stage), q_tiles.index(stage))
-                tma.async_copy_global_to_shared(terms_desc, [batch, head, q0, 0], q_ready.index(stage), terms_tiles.index(stage))
+                _COPY_IN(q_desc, [batch, head, q0, 0], q_ready.index(stage), q_tiles.index(stage))
+                _COPY_IN(terms_desc, [batch, head, q0, 0], q_ready.index(stage), terms_tiles.index(stage))
                 if (member == 0) & (step == 0):
                     _load_values(v_desc, v_tiles, v_ready, v_free, batch, kv_head, k0, round, HALF)
                 mbarrier.expect(d_out_ready.index(stage), d_out_desc.block_type.nbytes)
-                tma.async_copy_global_to_shared(d_out_desc, [batch, head, q0, 0], d_out_ready.index(stage), d_out_tiles.index(stage))
+                _COPY_IN(d_out_desc, [batch, head, q0, 0], d_out_ready.index(stage), d_out_tiles.index(stage))
                 turn += 1
             if (member == 0) & (n_steps == 0):
                 _load_values(v_desc, v_tiles, v_ready, v_free, batch, kv_head, k0, round, HALF)
@@ -1493,7 +1502,7 @@ def _load_values(v_desc, v_tiles, v_ready, v_free, batch, kv_head, k0, round, HA
     mbarrier.wait(v_free, (round & 1) ^ 1)
     mbarrier.expect(v_ready, 2 * v_desc.block_type.nbytes)
     for part in gl.static_range(2):
-        tma.async_copy_global_to_shared(v_desc, [batch, kv_head, k0 + part * HALF, 0], v_ready, v_tiles.index(part))
+        _COPY_IN(v_desc, [batch, kv_head, k0 + part * HALF, 0], v_ready, v_tiles.index(part))
 
 
 @gluon.jit
@@ -1840,9 +1849,9 @@ def _differentiate_tiles(
         dk_place = dk_tiles.index(PART)
         dk_place.reshape([HALF, BLOCK_D]).store(dk.to(dtype))
         fence_async_shared()
-        gl.thread_barrier()
-        tma.async_copy_shared_to_global(dv_desc, [batch, kv_head, k0, 0], dv_place)
-        tma.async_copy_shared_to_global(dk_desc, [batch, kv_head, k0, 0], dk_place)
+        _BARRIER()
+        _COPY_OUT(dv_desc, [batch, kv_head, k0, 0], dv_place)
+        _COPY_OUT(dk_desc, [batch, kv_head, k0, 0], dk_place)
         item = _next_item(notes, note_ready, round, 4, READ)
         tma.store_wait(0)
         mbarrier.arrive(v_free, count=1)
@@ -1879,7 +1888,7 @@ def _hopper_backward_kernel(
     ds_tiles = gl.allocate_shared_memory(dtype, [2 * DS_STAGES, HALF, BQ], ds_layout)
     if BLOCK_D == 128:  # beside terms there is no room for dK
         gl.static_assert(DS_STAGES * BQ == BLOCK_D)
-        dk_tiles = ds_tiles._reinterpret(dtype, [2, 1, 1, HALF, BLOCK_D], dk_desc.layout)
+        dk_tiles = _REINTERPRET(ds_tiles, dtype, [2, 1, 1, HALF, BLOCK_D], dk_desc.layout)
     else:
         dk_tiles = gl.allocate_shared_memory(dtype, [2, 1, 1, HALF, BLOCK_D], dk_desc.layout)
     terms_tiles = gl.allocate_shared_memory(gl.bfloat16, [STAGES, 1, 1, BQ, 16], terms_desc.layout)
@@ -1953,11 +1962,11 @@ def _load_query_tiles(
     tile, batch, kv_head = _key_item(gl.program_id(0), (Sk + BK - 1) // BK, Hkv, n_work, together)
     k0 = tile * BK
     mbarrier.expect(k_ready, k_desc.block_type.nbytes)
-    k_place = k_tile.index(0)._reinterpret(k_desc.dtype, [1, 1, BK, BLOCK_D], k_desc.layout)
-    tma.async_copy_global_to_shared(k_desc, [batch, kv_head, k0, 0], k_ready, k_place)
+    k_place = _REINTERPRET(k_tile.index(0), k_desc.dtype, [1, 1, BK, BLOCK_D], k_desc.layout)
+    _COPY_IN(k_desc, [batch, kv_head, k0, 0], k_ready, k_place)
     mbarrier.expect(v_ready, v_desc.block_type.nbytes)
-    v_place = v_tile.index(0)._reinterpret(v_desc.dtype, [1, 1, BK, BLOCK_DV], v_desc.layout)
-    tma.async_copy_global_to_shared(v_desc, [batch, kv_head, k0, 0], v_ready, v_place)
+    v_place = _REINTERPRET(v_tile.index(0), v_desc.dtype, [1, 1, BK, BLOCK_DV], v_desc.layout)
+    _COPY_IN(v_desc, [batch, kv_head, k0, 0], v_ready, v_place)
     turn = 0
     group = Hq // Hkv
     for member in range(group):
@@ -1975,13 +1984,13 @@ def _load_query_tiles(
             if turn + step >= STAGES:
                 _meet(Q_FREE + stage, 288, 1)
             mbarrier.expect(q_ready.index(stage), q_desc.block_type.nbytes)
-            tma.async_copy_global_to_shared(q_desc, [batch, head, q0, 0], q_ready.index(stage), q_tiles.index(stage))
+            _COPY_IN(q_desc, [batch, head, q0, 0], q_ready.index(stage), q_tiles.index(stage))
             lse_tiles.index(stage).store(row_lse)
             mbarrier.arrive(q_ready.index(stage), count=1)
             if turn + step >= STAGES:
                 _meet(D_OUT_FREE + stage, 288, 1)
             mbarrier.expect(d_out_ready.index(stage), d_out_desc.block_type.nbytes)
-            tma.async_copy_global_to_shared(d_out_desc, [batch, head, q0, 0], d_out_ready.index(stage), d_out_tiles.index(stage))
+            _COPY_IN(d_out_desc, [batch, head, q0, 0], d_out_ready.index(stage), d_out_tiles.index(stage))
             delta_tiles.index(stage).store(delta)
             mbarrier.arrive(d_out_ready.index(stage), count=1)
         turn += n_steps
@@ -2030,7 +2039,7 @@ def _start_product(held, part, walked, no_pairs, COLS: gl.constexpr):
     shape: gl.constexpr = no_pairs.shape
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([shape[0], COLS], dtype)
     # The address of what stays is computed anew: kept over a loop, it would not fit in registers.
-    rows = held.index(part + _again(gl.to_tensor(0)))._reinterpret(dtype, [shape[0], COLS], layout)
+    rows = _REINTERPRET(held.index(part + _again(gl.to_tensor(0))), dtype, [shape[0], COLS], layout)
     columns = walked.reshape([shape[1], COLS]).permute((1, 0))
     return warpgroup_mma(rows, columns, no_pairs, use_acc=False, is_async=True)
 
@@ -2038,11 +2047,11 @@ def _start_product(held, part, walked, no_pairs, COLS: gl.constexpr):
 @gluon.jit
 def _store_result(desc, values, place, batch, head, start, ROWS: gl.constexpr, COLS: gl.constexpr):
     """A warpgroup's result, through shared memory that it alone reads and is done with. The copy engine clips it."""
-    own = place._reinterpret(desc.dtype, [1, 1, ROWS, COLS], desc.layout)
+    own = _REINTERPRET(place, desc.dtype, [1, 1, ROWS, COLS], desc.layout)
     own.reshape([ROWS, COLS]).store(values.to(desc.dtype))
     fence_async_shared()
-    gl.thread_barrier()
-    tma.async_copy_shared_to_global(desc, [batch, head, start, 0], own)
+    _BARRIER()
+    _COPY_OUT(desc, [batch, head, start, 0], own)
     tma.store_wait(0)
 
 
@@ -2302,7 +2311,7 @@ def _load_tile(desc, batch, head, start, tile, ready, free, again):
     if again:
         _meet(free, 288, 1)
     mbarrier.expect(ready, desc.block_type.nbytes)
-    tma.async_copy_global_to_shared(desc, [batch, head, start, 0], ready, tile)
+    _COPY_IN(desc, [batch, head, start, 0], ready, tile)
 
 
 @gluon.jit
@@ -2317,8 +2326,8 @@ def _load_key_tiles(
     for part in gl.static_range(2):
         q0 = tile * BQ + part * (BQ // 2)
         mbarrier.expect(q_ready.index(part), q_desc.block_type.nbytes + d_out_desc.block_type.nbytes)
-        tma.async_copy_global_to_shared(q_desc, [batch, head, q0, 0], q_ready.index(part), q_tiles.index(part))
-        tma.async_copy_global_to_shared(d_out_desc, [batch, head, q0, 0], q_ready.index(part), d_out_tiles.index(part))
+        _COPY_IN(q_desc, [batch, head, q0, 0], q_ready.index(part), q_tiles.index(part))
+        _COPY_IN(d_out_desc, [batch, head, q0, 0], q_ready.index(part), d_out_tiles.index(part))
     _full_lo, _full_hi, any_lo, any_hi = _keys_met(tile * BQ, batch, head, kv_head, walks_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BQ, BK)
     n_steps = tl.maximum(any_hi - any_lo, 1)
     for step in range(n_steps):
@@ -3065,8 +3074,11 @@ def _unwatched(*tensors: Tensor) -> bool:
     return True
 
 
+_Refusal = ValueError  # an `attngen.Kernel` puts its own kind of ValueError here
+
+
 def _refuse(message: str) -> NoReturn:
-    raise ValueError(f"documents: {message}")
+    raise _Refusal(f"documents: {message}")
 
 
 def _check(q, k, v, ids, scale):
@@ -3158,7 +3170,7 @@ def documents(
     check is accepted for the sake of a common signature: here every call checks all facts.
 
     Gives out (B, Hq, Sq, Dv) in q's dtype, and with return_lse also the log-sum-exp (B, Hq, Sq), natural, float32.
-    A query that may attend to no key gives a zero row, -inf, and zero gradients. Raises ValueError on what does not fit.
+    A query that may attend to no key gives a zero row and zero gradients in q, k and v. Raises ValueError on what does not fit.
     """
     return _call(q, k, v, ids, scale, return_lse, dropout_seed)
 

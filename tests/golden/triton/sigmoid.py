@@ -216,7 +216,7 @@ def _query_tiles(Sq, BQ: tl.constexpr):
 
 @triton.jit
 def _attend_tile(
-    acc, has_key, q, k_rows, v_rows, batch, kv_head, k0, k_stride_s, v_stride_s, Sk, scale, head_term,
+    acc, q, k_rows, v_rows, batch, kv_head, k0, k_stride_s, v_stride_s, Sk, scale, head_term,
     D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BK: tl.constexpr, MASKED: tl.constexpr, TMA: tl.constexpr,
 ):
     """Folds the keys k0 … k0 + BK - 1 into the running state of a tile of queries."""
@@ -226,14 +226,10 @@ def _attend_tile(
     x = qk * scale - head_term
     weight = tl.sigmoid(x)
     if MASKED:
-        allowed = (k_idx < Sk)
-        weight = tl.where(allowed, weight, 0.0)
-        has_key = has_key | (tl.max(tl.where(allowed, tl.full(weight.shape, 1, tl.int32), 0), 1) != 0)
-    else:
-        has_key = has_key | True
+        weight = tl.where((k_idx < Sk), weight, 0.0)
     v = _load_rows(v_rows, batch, kv_head, k0, Sk, v_stride_s, BK, Dv, BLOCK_DV, MASKED, TMA)
     acc = tl.dot(weight.to(v.dtype), v, acc, input_precision=PRECISION)
-    return acc, has_key
+    return acc
 
 
 @triton.jit(do_not_specialize=['Hq', 'Hkv', 'Sq', 'Sk', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
@@ -256,22 +252,21 @@ def _forward_kernel(
     head_term = tl.log(tl.cast(Sk, tl.float32))
 
     acc = tl.zeros([BQ, BLOCK_DV], tl.float32)
-    has_key = tl.zeros([BQ], tl.int32) != 0
     full_hi, any_hi = _key_tiles(Sk, BK)
     for step in tl.range(full_hi):
         at = step
-        acc, has_key = _attend_tile(
-            acc, has_key, q, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, scale, head_term,
+        acc = _attend_tile(
+            acc, q, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, scale, head_term,
             D, Dv, BLOCK_D, BLOCK_DV, BK, False, TMA,
         )
     for step in tl.range(any_hi - full_hi):
         at = full_hi + step
-        acc, has_key = _attend_tile(
-            acc, has_key, q, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, scale, head_term,
+        acc = _attend_tile(
+            acc, q, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, scale, head_term,
             D, Dv, BLOCK_D, BLOCK_DV, BK, True, TMA,
         )
 
-    lse = tl.where(has_key, 0.0, float("-inf"))
+    lse = tl.zeros([BQ], tl.float32)
     row = (batch * tl.cast(Hq, tl.int64) + head) * Sq
     _store_rows(out_ptr + row * Dv, acc, q0, Sq, Dv, BQ, Dv, BLOCK_DV)
     rows = q0 + tl.arange(0, BQ)
@@ -309,7 +304,6 @@ def _split_kernel(
     head_term = tl.log(tl.cast(Sk, tl.float32))
 
     acc = tl.zeros([BQ, BLOCK_DV], tl.float32)
-    has_key = tl.zeros([BQ], tl.int32) != 0
     full_hi, any_hi = _key_tiles(Sk, BK)
     n_full = full_hi
     n_walked = n_full + any_hi - full_hi
@@ -318,21 +312,20 @@ def _split_kernel(
     stop = tl.minimum(first + share, n_walked)
     for step in tl.range(tl.minimum(first, n_full), tl.minimum(stop, n_full)):
         at = step
-        acc, has_key = _attend_tile(
-            acc, has_key, q, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, scale, head_term,
+        acc = _attend_tile(
+            acc, q, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, scale, head_term,
             D, Dv, BLOCK_D, BLOCK_DV, BK, False, TMA,
         )
     for step in tl.range(tl.maximum(first, n_full) - n_full, tl.maximum(stop, n_full) - n_full):
         at = full_hi + step
-        acc, has_key = _attend_tile(
-            acc, has_key, q, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, scale, head_term,
+        acc = _attend_tile(
+            acc, q, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, scale, head_term,
             D, Dv, BLOCK_D, BLOCK_DV, BK, True, TMA,
         )
 
     cell = ((batch * tl.cast(Hq, tl.int64) + head) * Sq + q_idx) * pieces + piece
     cells = parts_ptr + cell * (BLOCK_DV + 4)
     tl.store(cells + tl.arange(0, BLOCK_DV)[None, :], acc, mask=q_idx < Sq)
-    tl.store(cells + BLOCK_DV + 0, tl.where(has_key, 1.0, 0.0)[:, None], mask=q_idx < Sq)
 
 
 @triton.jit(do_not_specialize=['pieces', 'Hq', 'Hkv', 'Sq', 'Sk', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
@@ -348,16 +341,13 @@ def _merge_kernel(
     head = i % Hq
 
     acc = tl.zeros([BQ, BLOCK_DV], tl.float32)
-    has_key = tl.zeros([BQ], tl.int32) != 0
     for first in tl.range(0, pieces, PIECES):
         piece = first + tl.arange(0, PIECES)
         cells = parts_ptr + (tl.cast(tl.program_id(0), tl.int64) * pieces + piece) * (BLOCK_DV + 4)
         part = tl.load(cells[:, None] + tl.arange(0, BLOCK_DV)[None, :], mask=(piece < pieces)[:, None], other=0.0)
-        part_has_key = tl.load(cells + BLOCK_DV + 0, mask=piece < pieces, other=0.0)
-        has_key = has_key | (tl.max(part_has_key[:, None], 0) != 0.0)
         acc += tl.sum(part, 0)[None, :]
 
-    lse = tl.where(has_key, 0.0, float("-inf"))
+    lse = tl.zeros([BQ], tl.float32)
     row = (batch * tl.cast(Hq, tl.int64) + head) * Sq
     _store_rows(out_ptr + row * Dv, acc, q0, Sq, Dv, BQ, Dv, BLOCK_DV)
     rows = q0 + tl.arange(0, BQ)
@@ -895,8 +885,11 @@ def _unwatched(*tensors: Tensor) -> bool:
     return True
 
 
+_Refusal = ValueError  # an `attngen.Kernel` puts its own kind of ValueError here
+
+
 def _refuse(message: str) -> NoReturn:
-    raise ValueError(f"sigmoid: {message}")
+    raise _Refusal(f"sigmoid: {message}")
 
 
 def _check(q, k, v, scale):
@@ -974,7 +967,7 @@ def sigmoid(
     check is accepted for the sake of a common signature: here every call checks all facts.
 
     Gives out (B, Hq, Sq, Dv) in q's dtype, and with return_lse also the log-sum-exp (B, Hq, Sq), natural, float32.
-    A query that may attend to no key gives a zero row, -inf, and zero gradients. Raises ValueError on what does not fit.
+    A query that may attend to no key gives a zero row and zero gradients in q, k and v. Raises ValueError on what does not fit.
     """
     return _call(q, k, v, scale, return_lse, dropout_seed)
 
