@@ -166,7 +166,9 @@ def _backward(plan: KernelPlan) -> Claim:
                 share = mul(mul(build.neg(delta), den), kernel.V)
                 here = here.with_interval(kernel.V, kernel.FINITE)
                 found.expect("E = 0: share of the extra term", share, here, ZERO, "0")
-                found.steps.append("E > 0: den = E, which gets -delta / E = d_lse / E, the derivative of log E times d_lse")
+                found.steps.append(
+                    "E > 0: den = E, which gets -delta / E = d_lse / E, the derivative of log E times d_lse"
+                )
         return found.claim("backward", sentence, plan.attention.normalizer.span)
     lse = Symbol("lse", Type.FLOAT)
     stored = select(apply(Op.EQ, lse, kernel.NONE), real(float("inf")), mul(lse, real(LOG2E)))

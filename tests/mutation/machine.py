@@ -190,7 +190,7 @@ def _shifted(plan: KernelPlan, x: Inputs, p: Pairs, v: np.ndarray, tile: int) ->
         shift = np.where(merged == -np.inf, 0.0, merged)
         rescale = np.exp2(total - shift)
         row_sum = row_sum * rescale + np.exp2(extra - shift)
-        acc, total = acc * rescale[:, None], merged
+        acc, total, empty = acc * rescale[:, None], merged, merged == -np.inf
     elif w.form is Form.SHIFTED:
         empty = empty | (row_sum == 0)
     row_sum = np.where(empty, 1.0, row_sum)
@@ -204,12 +204,11 @@ def _direct(plan: KernelPlan, x: Inputs, p: Pairs, v: np.ndarray, tile: int) -> 
         env = {**p.env, "s": p.unit[:, part], "k": np.asarray(p.env["k"])[:, part]}
         weight = np.where(p.allowed[:, part], evaluate(w.stream, env, x.drawn.params), 0.0)
         row_sum, acc = row_sum + weight.sum(1), acc + weight @ v[part]
-    empty = ~p.allowed.any(1)
     if not w.sums:
-        return acc, np.where(empty, -np.inf, 0.0), np.ones(rows)
+        return acc, np.zeros(rows), np.ones(rows)
     if w.extra is not None:
         row_sum = row_sum + _of_head(plan, w.extra, p, x)
-    empty = empty | (row_sum == 0)
+    empty = row_sum == 0
     den = np.where(empty, np.inf, row_sum)
     return np.where(empty[:, None], 0.0, acc / den[:, None]), np.where(empty, -np.inf, np.log(row_sum)), den
 

@@ -187,15 +187,14 @@ def minus_infinity(q: Tensor, k: Tensor, v: Tensor, scale: float, *, valid: Tens
 def relu_squared(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Result:
     mask = formulas.lower_triangle(q, k)
     weights = torch.relu(products(q, k) * scale).square() * mask
-    return weights @ heads(q, v), unit_denominator(weights, mask)
+    return weights @ heads(q, v), unit_denominator(weights)
 
 
 def relu_mean(q: Tensor, k: Tensor, v: Tensor, scale: float, *, floor_: Tensor) -> Result:
     mask = formulas.lower_triangle(q, k)
     weights = torch.relu(products(q, k) * scale) * mask
     total = weights.sum(-1, keepdim=True) + floor_[:, None, None] ** 2
-    lse = torch.where(mask.any(-1), torch.log(total.squeeze(-1)), -math.inf)
-    return weights / total @ heads(q, v), lse
+    return weights / total @ heads(q, v), torch.log(total.squeeze(-1))
 
 
 def relu_sum(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Result:
@@ -221,7 +220,7 @@ def learned_sink(
 def sigmoid_masked(q: Tensor, k: Tensor, v: Tensor, scale: float, *, offset: Tensor) -> Result:
     mask = formulas.lower_triangle(q, k)
     weights = torch.sigmoid(products(q, k) * scale + offset[:, None, None]) * mask
-    return weights @ heads(q, v), unit_denominator(weights, mask)
+    return weights @ heads(q, v), unit_denominator(weights)
 
 
 def dropout_everywhere(
@@ -236,7 +235,7 @@ def dropout_everywhere(
 def sigmoid_dropout(q: Tensor, k: Tensor, v: Tensor, scale: float, *, dropout_seed: int) -> Result:
     keep = formulas.philox_keep(q.shape[0], q.shape[1], q.shape[2], k.shape[2], 0.25, dropout_seed)
     weights = torch.sigmoid(products(q, k) * scale - 1.0)
-    return (weights * torch.from_numpy(keep).to(q) / 0.75) @ heads(q, v), unit_denominator(weights, None)
+    return (weights * torch.from_numpy(keep).to(q) / 0.75) @ heads(q, v), unit_denominator(weights)
 
 
 def content_buckets(q: Tensor, k: Tensor, v: Tensor, scale: float, *, table: Tensor, kind: Tensor) -> Result:

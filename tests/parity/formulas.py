@@ -34,18 +34,19 @@ def normalized(
 ) -> Result:
     """Softmax over the allowed keys; `extra` is the logit of a key without a value; `keep` multiplies the weights.
 
-    A row without a key gives zeros and -inf, and passes no gradient.
+    A row without a key gives zeros. Its lse is `extra`, which gets the gradient, or -inf.
     """
     allowed = torch.ones_like(scores, dtype=torch.bool) if mask is None else mask.expand(scores.shape)
     scores = scores.masked_fill(~allowed, -math.inf)
     some = allowed.any(-1, keepdim=True)
     if scores.shape[-1] == 0:
-        return scores.sum(-1, keepdim=True) * v.sum(-2, keepdim=True), torch.full(scores.shape[:-1], -math.inf).to(
-            scores
-        )
+        alone = torch.full((), -math.inf).to(scores) if extra is None else extra
+        lse = alone.expand(*scores.shape[:-1], 1).squeeze(-1)
+        return scores.sum(-1, keepdim=True) * v.sum(-2, keepdim=True), lse
     top = scores.detach().amax(-1, keepdim=True)
     if extra is not None:
         top = torch.maximum(top, extra.detach().expand(top.shape))
+        some = torch.ones_like(some)
     top = torch.where(some, top, 0.0)
     weights = torch.exp(scores - top)
     total = weights.sum(-1, keepdim=True)
@@ -182,13 +183,12 @@ def softmax1(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Result:
 
 def sigmoid(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Result:
     weights = torch.sigmoid(products(q, k) * scale - math.log(max(k.shape[2], 1)))
-    return weights @ heads(q, v), unit_denominator(weights, None)
+    return weights @ heads(q, v), unit_denominator(weights)
 
 
-def unit_denominator(weights: Tensor, mask: Tensor | None) -> Tensor:
-    """The lse of an attention that divides by 1: 0, and -inf for a row without a key."""
-    some = torch.ones_like(weights, dtype=torch.bool) if mask is None else mask.expand(weights.shape)
-    return torch.where(some.any(-1), 0.0, -math.inf).to(weights) + 0.0 * weights.sum(-1)
+def unit_denominator(weights: Tensor) -> Tensor:
+    """The lse of an attention that divides by 1, for every row."""
+    return 0.0 * weights.sum(-1)
 
 
 def natten_2d(q: Tensor, k: Tensor, v: Tensor, scale: float, *, bias: Tensor, width: int, radius: int) -> Result:
