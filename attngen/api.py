@@ -395,8 +395,8 @@ class Kernel:
     q (B, Hq, Sq, D), k (B, Hkv, Sk, D), v (B, Hkv, Sk, Dv), tensors of one dtype on one device; gives out
     (B, Hq, Sq, Dv), with `return_lse=True` also lse (B, Hq, Sq). Pallas: JAX arrays, heads behind lengths, as in
     `jax.nn.dot_product_attention`: q (B, Sq, Hq, D), out (B, Sq, Hq, Dv); lse as before. Differentiable in q, k, v and
-    every float param. Wrong arguments raise `UsageError`. The generated file is loaded at the first call. On a machine without a GPU (or a TPU) Triton's
-    (or Pallas') runs in its interpreter.
+    every float param. The generated file is loaded at the first call. On a machine without a GPU (or a TPU) Triton's
+    (or Pallas') runs in its interpreter. Wrong arguments raise `UsageError`.
     """
 
     spec: Attention

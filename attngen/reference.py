@@ -141,7 +141,7 @@ class _Pass:
         self.out = self._merge(self._grouped(self.dropped) @ self.values)
 
     def _normalize(self) -> None:
-        """Sets `unit_*` = exp(exponent - R), `weights`, `total` (Z), `share` (P), what `divides`, `alive` rows, `lse`."""
+        """Sets `unit_*` = exp(exponent - R), `weights`, `total` (Z), `share` (P), `divides`, `alive` rows, `lse`."""
         factor, exponent = (self.terms.value(e) for e in self.weight)
         sums = self.attention.normalizer.sums
         reference: Array = np.zeros((*self.counts.shape[:3], 1))

@@ -1,4 +1,4 @@
-"""lse of a row without keys is the logarithm of what the denominator adds to the sum, which gets the gradient of lse."""
+"""lse of a row without keys is the logarithm of what is added to the sum, which gets its gradient."""
 
 from __future__ import annotations
 
