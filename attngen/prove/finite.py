@@ -47,6 +47,7 @@ class Finiteness:
         self.attention = attention
         self.scale_positive = signed and scale_enters_as_product(attention)
         self._places: dict[tuple[Box, tuple[Expr, ...]], Ranges] = {}
+        self._held: list[Box] = []
 
     def place(self, box: Box, conditions: Sequence[Expr] = (), expressions: Sequence[Expr] = ()) -> Ranges:
         """What is known under the conditions, in this box."""
@@ -72,6 +73,15 @@ class Finiteness:
             joined = joined if inner.dead else i.join(joined, inner.of(e))
         return joined
 
+    @property
+    def narrowest(self) -> Box:
+        """The box in which everything holds that was shown so far."""
+        return max(self._held, key=BOXES.index, default=BOXES[0])
+
+    def _holds(self, box: Box) -> Box:
+        self._held.append(box)
+        return box
+
     def search(self) -> Search:
         """A search for inputs in the least box."""
         from attngen.prove.search import Search  # with NumPy, which takes as long to load as most proofs take
@@ -83,12 +93,12 @@ class Finiteness:
         for box in BOXES:
             values = self.values(e, conditions, box)
             if values.sound:
-                return Holds(box, values)
+                return Holds(self._holds(box), values)
         witness = self.search().find(e, conditions)
         if witness is not None:
             return witness
         values = self._by_halves(e, conditions)
-        return None if values is None else Holds(LEAST, values)
+        return None if values is None else Holds(self._holds(LEAST), values)
 
     def _by_halves(self, e: Expr, conditions: Sequence[Expr]) -> Interval | None:
         """The least box cut into smaller ones until `e` is finite in each; None if that takes too many."""
@@ -120,7 +130,7 @@ class Finiteness:
         for box in BOXES:
             place = self.place(box, conditions, (e,))
             if place.dead or not place.truth(e).can_fail:
-                return box
+                return self._holds(box)
         return self.search().find(apply(Op.NOT, e), conditions, "true")
 
     def defined(self, e: Expr, conditions: Sequence[Expr] = ()) -> Box | tuple[Apply, Witness | None]:
@@ -129,7 +139,7 @@ class Finiteness:
         for box in BOXES:
             failed = undefined_operations(e, self.place(box, conditions, (e,)))
             if not failed:
-                return box
+                return self._holds(box)
         search = self.search()
         for node in failed:
             witness = search.find(undefined(e, node), conditions, "true")

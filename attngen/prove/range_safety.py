@@ -9,6 +9,7 @@ kernel evaluates of the state is in `recurrence`; sums and weights without a run
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from attngen.errors import NOWHERE, Span
 from attngen.ir import build, printing, walk
@@ -41,10 +42,20 @@ def range_safety(attention: Attention, plan: KernelPlan, budget: float) -> tuple
                 claims += found
                 if any(isinstance(c.verdict, Refuted) for c in found):
                     break  # what follows would rest on what is false
+            else:
+                claims = [*claims[:-1], _with_limits(claims[-1], questions, plan)]
     except OutOfTime:
         sentence = "every number that the kernel computes stays finite"
         claims.append(Claim(subject, sentence, Unknown(BY, ran_out), span=attention.score.span))
     return tuple(claims)
+
+
+def _with_limits(claim: Claim, questions: Finiteness, plan: KernelPlan) -> Claim:
+    """The claim with a note of how large inputs may be: beyond that nothing is claimed."""
+    a, n = plan.attention, plan.attention.normalizer
+    read = [a.score, a.mask, *(e for e in (n.weight, n.extra, a.dropout) if e is not None)]
+    limits = f"range-safety is claimed for {stated(questions.narrowest, a, read)}"
+    return replace(claim, note="; ".join(filter(None, (claim.note, limits))))
 
 
 # ---------------------------------------------------------------- ints

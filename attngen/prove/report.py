@@ -13,7 +13,7 @@ from attngen.prove.verdict import Claim, Obligation, Proved, Refuted, Shown, Unk
 
 SENTENCES = {
     Obligation.STREAMING: "the streamed sums equal the definition, whatever the tiles",
-    Obligation.RANGE_SAFETY: "every number stays finite, no exponent grows too large",
+    Obligation.RANGE_SAFETY: "for inputs of the size noted below, numbers stay finite and exponents small",
     Obligation.EMPTY_ROWS: "a query without a key gives 0, the lse of no key, and q, k and v no gradient",
     Obligation.LOCALITY: "a pair's score depends on that pair alone, and is final",
     Obligation.GRADIENTS: "the planned derivatives are the derivatives",

@@ -26,6 +26,7 @@ It needs torch and triton alone. `alibi` is differentiable, and a custom operato
 from __future__ import annotations
 
 import functools
+import warnings
 from typing import NoReturn
 
 import torch
@@ -33,28 +34,36 @@ import triton
 import triton.language as tl
 from torch import Tensor
 from torch.autograd import forward_ad
-from triton.experimental import gluon
-from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_init,
-    warpgroup_mma_wait,
-)
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as HopperDescriptor
 from triton.runtime import driver
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-# The barrier of a warpgroup's threads, as Triton 3.7 and newer name it, and as 3.6 does.
-_BARRIER = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
-# Shared memory, seen as of another type and shape, likewise.
-_SHARED = gl.shared_memory_descriptor
-_REINTERPRET = _SHARED.reinterpret if hasattr(_SHARED, "reinterpret") else _SHARED._reinterpret
-# The copy engine, into shared memory and out of it, likewise.
-_COPY_IN = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
-_COPY_OUT = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global
+# The kernels for Hopper cards are written in Gluon, whose names differ between Triton's releases. They are tested with
+# Triton 3.6 to 3.9. With another release the portable kernels run.
+GLUON_RELEASES = ((3, 6), (3, 9))
+GLUON_KNOWN = GLUON_RELEASES[0] <= tuple(map(int, triton.__version__.split(".")[:2])) <= GLUON_RELEASES[1]
+try:
+    from triton.experimental import gluon
+    from triton.experimental.gluon import language as gl
+    from triton.experimental.gluon.language.nvidia.hopper import (
+        fence_async_shared,
+        mbarrier,
+        tma,
+        warpgroup_mma,
+        warpgroup_mma_init,
+        warpgroup_mma_wait,
+    )
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as HopperDescriptor
+
+    # As Triton 3.7 and newer name it, and else as 3.6 does: the barrier of a warpgroup's threads, shared memory seen as of
+    # another type and shape, and the copy engine into shared memory and out of it.
+    _BARRIER = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
+    _SHARED = gl.shared_memory_descriptor
+    _REINTERPRET = _SHARED.reinterpret if hasattr(_SHARED, "reinterpret") else _SHARED._reinterpret
+    _COPY_IN = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
+    _COPY_OUT = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global
+except (ImportError, AttributeError):
+    GLUON_KNOWN = False
+    gluon, gl = triton, tl  # the kernels are read, and never compiled
 
 PRECISION = tl.constexpr("ieee")  # of float32 products; half precision is exact in the product
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -2338,13 +2347,30 @@ def _tiles(q: Tensor, v: Tensor) -> tuple[tuple[int, int, int, int], ...]:
     return TILES[_chip(q.device), q.element_size(), head_block]
 
 
+@functools.cache
+def _knows_gluon() -> bool:
+    """Whether the kernels for Hopper cards are made for this release of Triton; if not, says so once."""
+    if not GLUON_KNOWN:
+        first, last = (".".join(map(str, release)) for release in GLUON_RELEASES)
+        warnings.warn(
+            f"alibi: its kernels for Hopper cards know Triton {first} to {last}, not {triton.__version__}; the portable kernels run",
+            stacklevel=2,
+        )
+    return GLUON_KNOWN
+
+
+def _takes_own(q: Tensor) -> bool:
+    """Whether the card's own kernels take such tensors: compute capability 9.0, half precision."""
+    return _chip(q.device) == "sm_90" and q.element_size() == 2 and _knows_gluon()
+
+
 def _hopper_block(head_dim: int) -> int:
     return max(64, _power_of_two(head_dim))
 
 
 def _hopper(q: Tensor, v: Tensor) -> tuple | None:
     """The row of HOPPER, where its kernel can run: half precision, rows of the result that the copy engine can write."""
-    if _chip(q.device) != "sm_90" or q.element_size() != 2 or v.shape[3] % 8 or max(q.shape[3], v.shape[3]) <= 32:
+    if not _takes_own(q) or v.shape[3] % 8 or max(q.shape[3], v.shape[3]) <= 32:
         return None
     return HOPPER.get((_hopper_block(q.shape[3]), _hopper_block(v.shape[3])))
 
@@ -2352,7 +2378,7 @@ def _hopper(q: Tensor, v: Tensor) -> tuple | None:
 def _hopper_backward(q: Tensor, v: Tensor) -> tuple | None:
     """The row of HOPPER_BACKWARD, where it can be used: half precision, rows that the copy engine can write."""
     wide = max(q.shape[3], v.shape[3])
-    if _chip(q.device) != "sm_90" or q.element_size() != 2 or q.shape[3] % 8 or v.shape[3] % 8 or wide <= 32:
+    if not _takes_own(q) or q.shape[3] % 8 or v.shape[3] % 8 or wide <= 32:
         return None
     return HOPPER_BACKWARD.get((_hopper_block(q.shape[3]), _hopper_block(v.shape[3])))
 
@@ -2360,7 +2386,7 @@ def _hopper_backward(q: Tensor, v: Tensor) -> tuple | None:
 def _hopper_apart(q: Tensor, v: Tensor) -> tuple | None:
     """The row of HOPPER_APART, where it can be used: half precision, rows that the copy engine can write."""
     wide = max(q.shape[3], v.shape[3])
-    if _chip(q.device) != "sm_90" or q.element_size() != 2 or q.shape[3] % 8 or v.shape[3] % 8 or wide <= 32:
+    if not _takes_own(q) or q.shape[3] % 8 or v.shape[3] % 8 or wide <= 32:
         return None
     return HOPPER_APART.get((_hopper_block(q.shape[3]), _hopper_block(v.shape[3])))
 

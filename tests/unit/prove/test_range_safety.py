@@ -362,3 +362,19 @@ def test_a_reference_that_lags_too_far_is_not_proved(slack: int, why: str, monke
     monkeypatch.setattr(hopper, "SLACK", slack)
     (claim,) = lagging("mask = causal")
     assert isinstance(claim.verdict, Unknown) and why in claim.verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("body", "limits"),
+    [
+        ("mask = causal", "|q . k| <= 2**40, |scale| <= 1024, lengths below 2**27"),
+        ("param s: f32[Hq]\nnormalizer = softmax(sink = s[h])", "float params up to 2**40"),
+        ("param t: f32[Sk]\nscore = qk * scale + float(floor(t[k]) % 7)", "float params up to 2**20"),
+        ("param cap: f32 where cap > 0\nscore = softcap(qk * scale, cap)", "at least 2**-20 away from it"),
+    ],
+)
+def test_the_size_of_inputs_is_part_of_the_claim(body: str, limits: str) -> None:
+    """What is beyond it (a cap of 1e-19, a sink of 2.4e38) is not claimed, and `check` says so."""
+    spec = api.analyse(Source(f"attention a\n{body}\n"))
+    notes = [c.note for c in range_safety(spec, api.plan(spec), 10.0) if c.note]
+    assert any("range-safety is claimed for" in note and limits in note for note in notes), notes
