@@ -248,12 +248,23 @@ def test_wrong_arguments_are_usage_errors_and_value_errors(
         ((q, k, v[..., 0]), {"slope": slope}, ValueError, "v must have 4 dimensions"),
         ((q, k, v), {"slope": slope[:1]}, ValueError, "slope"),
         ((q, None, v), {"slope": slope}, ValueError, "k must be"),
+        ((q, k, v), {"slope": slope, "scale": "2"}, ValueError, "scale must be .* number, not '2'"),
+        ((q, k, v), {"slope": slope, "scale": [1.0]}, ValueError, "scale must be .* number, not "),
     ]
     for given, named, kind, words in calls:
         for called, expected in ((compiled, UsageError), (function, kind)):
             with pytest.raises(ValueError if expected is UsageError else kind, match=words) as caught:
                 called(*given, **named)
             assert type(caught.value) is expected
+
+
+@pytest.mark.parametrize("target", ["triton", "torch", "jax", "pallas"])
+@pytest.mark.parametrize("seed", ["1", 1.5, 2**70])
+def test_a_seed_is_an_int(target: str, seed: object) -> None:
+    kernel = attngen.compile("attention seeded\nparam p: f32 where 0 <= p < 1\ndropout = p\n", target)
+    given = [x.swapaxes(1, 2).numpy() if target in ("pallas", "jax") else x for x in operands(20)]
+    with pytest.raises(UsageError, match="dropout_seed must be an int"):
+        kernel(*given, p=0.5, dropout_seed=seed)
 
 
 def test_what_is_no_wrong_argument_is_no_usage_error(monkeypatch: pytest.MonkeyPatch) -> None:

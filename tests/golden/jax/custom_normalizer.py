@@ -499,8 +499,8 @@ def _check(q, k, v, temperature, escape, scale):
         _refuse(f"head dims must be 1 at the least, not {D} and {Dv}")
     if max(Sq, Sk) >= 2**27:
         _refuse(f"sequences must be shorter than 2**27 = {2**27}, not {max(Sq, Sk)}")
-    if getattr(scale, "ndim", 0) != 0:
-        _refuse(f"scale must be one number, not an array of shape {scale.shape}")
+    if not (isinstance(scale, int | float) or getattr(scale, "ndim", None) == 0):
+        _refuse(f"scale must be one number, not {f'an array of shape {scale.shape}' if hasattr(scale, 'shape') else repr(scale)}")
     if not (hasattr(temperature, "shape") and hasattr(temperature, "dtype")):
         _refuse(f"temperature must be an array, not {type(temperature).__name__}")
     if temperature.dtype not in (jnp.float32, jnp.float16, jnp.bfloat16, jnp.float64,):

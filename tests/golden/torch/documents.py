@@ -318,6 +318,16 @@ def _check(q, k, v, ids, scale):
         _refuse(f"the specification assumes Sq == Sk; here Sk = {Sk}, Sq = {Sq}")
 
 
+def _scale_number(scale) -> float:
+    """A scale that is neither a float nor a tensor: an int, or a number of NumPy's."""
+    try:
+        if not isinstance(scale, str | bytes):
+            return float(scale)
+    except (TypeError, ValueError, OverflowError):
+        pass
+    _refuse(f"scale must be a number, not {scale!r}")
+
+
 def _scaled(q: Tensor, scale: Tensor) -> tuple[Tensor, float]:
     """q and the number that multiplies q . k. Where the scale learns, or cannot be read, it is divided by that number, and
     the quotient goes into q, with its gradient.
@@ -363,6 +373,8 @@ def _call(q, k, v, ids, scale, return_lse, dropout_seed):
             scale = q.shape[-1] ** -0.5
         except (AttributeError, IndexError, ZeroDivisionError):
             scale = 1.0  # of what is refused
+    elif not isinstance(scale, float | Tensor):
+        scale = _scale_number(scale)
     _check(q, k, v, ids, scale)
     if isinstance(scale, Tensor):
         q, scale = _scaled(q, scale)

@@ -2946,6 +2946,16 @@ def _refuse_tangents(*arguments) -> None:
                 _refuse("forward-mode derivatives (jvp, jacfwd, hessian) are not computed: use backward()")
 
 
+def _scale_number(scale) -> float:
+    """A scale that is neither a float nor a tensor: an int, or a number of NumPy's."""
+    try:
+        if not isinstance(scale, str | bytes):
+            return float(scale)
+    except (TypeError, ValueError, OverflowError):
+        pass
+    _refuse(f"scale must be a number, not {scale!r}")
+
+
 def _scaled(q: Tensor, scale: Tensor) -> tuple[Tensor, float]:
     """q and the number that multiplies q . k. Where the scale learns, or cannot be read, it is divided by that number, and
     the quotient goes into q, with its gradient.
@@ -2994,6 +3004,8 @@ def _call(q, k, v, slope, scale, return_lse, dropout_seed):
     elif isinstance(scale, Tensor):
         _check(q, k, v, slope, scale)
         q, scale = _scaled(q, scale)
+    elif type(scale) is not float:
+        scale = _scale_number(scale)
     known = fit = None
     alone = _unwatched(q, k, v, slope)
     if alone:

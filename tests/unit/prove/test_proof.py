@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -322,6 +324,14 @@ def test_a_budget_interrupts_python_code() -> None:
     with pytest.raises(OutOfTime), limited(0.2):
         while True:
             pass
+
+
+def test_code_that_ran_out_of_time_can_be_profiled() -> None:
+    """In a process of its own: where the interpreter's flag for pending work stays set, Python 3.11 hangs for good."""
+    code = "import cProfile\nfrom attngen.prove.deadline import OutOfTime, limited\n"
+    code += "try:\n    with limited(0.01):\n        while True: pass\nexcept OutOfTime: pass\n"
+    code += "cProfile.Profile().runcall(lambda: [abs(n) for n in range(9)])"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 def test_a_block_in_time_is_left_alone() -> None:
