@@ -20,7 +20,7 @@ SPEC   ?= examples/windowed_alibi.attn
 DEFINE ?= -D window=40
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test gate test-all lint types floors sample golden format wheel clean
+.PHONY: help setup demo test gate test-all lint types floors sample newest golden format wheel clean
 
 help:
 	@echo 'make demo    set up, compile an example, show its mask, run it against the reference'
@@ -49,12 +49,13 @@ demo: $(READY)
 	$(BIN)/attngen verify $(SPEC) $(DEFINE)
 
 # Processor seconds that a test function may take: see tests/sampling.py.
-test: BUDGET = 3
-gate: BUDGET = 30
+test: BUDGET = 2
+gate: BUDGET = 6
 # How many specs a drawn test draws.
 test: DRAWS = 30
 gate: DRAWS = 200
 test gate: lint types floors sample
+gate: newest
 
 test-all: lint types floors
 	$(BIN)/python -m pytest -n 2 --durations=20 --draws 2000 -m 'not gpu'
@@ -70,7 +71,11 @@ floors: $(READY)
 	$(BIN)/lint-imports
 
 sample: $(READY)
-	$(BIN)/python -m pytest -n 2 --durations=20 --budget $(BUDGET) --draws $(DRAWS)
+	$(BIN)/python -m pytest -n 2 --dist worksteal --durations=20 --budget $(BUDGET) --draws $(DRAWS)
+
+# Six examples under the newest Triton, which goes into build/.
+newest: $(READY)
+	$(BIN)/python -m pytest -n 2 tests/aot/test_versions.py
 
 golden: $(READY)
 	$(BIN)/python -m pytest tests/golden --update-golden -n 2

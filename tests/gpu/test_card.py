@@ -72,6 +72,24 @@ def test_every_run_gives_the_same_bits(example: str) -> None:
             assert torch.equal(a, b)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", [(1, 2, 1, 4000, 64), (2, 4, 333, 1777, 128), (1, 2, 2048, 2048, 64)], ids=str)
+def test_a_capped_exponential_gives_the_same_bits(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """This score was once seen to give a wrong out, and right gradients: 200 runs, each over poisoned memory."""
+    kernel = attngen.compile("attention capped\nscore = exp(min(qk * scale, 80))\n")
+    B, H, Sq, Sk, D = shape
+    generator = torch.Generator("cuda").manual_seed(0)
+    q, k, v = (torch.randn(B, H, S, D, generator=generator, device="cuda").to(dtype) for S in (Sq, Sk, Sk))
+    logits = torch.exp((q.double() @ k.double().mT * D**-0.5).clamp(max=80))
+    want = torch.softmax(logits, -1) @ v.double()
+    first = kernel(q, k, v)
+    assert (first - want).abs().max() < (1e-2 if dtype is torch.float32 else 1e-1)
+    for _ in range(200):
+        poison = torch.full_like(first, torch.nan)
+        del poison
+        assert torch.equal(first, kernel(q, k, v))
+
+
 def test_a_new_length_compiles_nothing() -> None:
     kernel = attngen.compile(EXAMPLES / "sliding_window.attn")
     module = module_of(kernel)

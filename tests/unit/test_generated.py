@@ -130,5 +130,5 @@ def test_missing_and_unknown_arguments(kernel: attngen.Kernel, change: dict) -> 
     q, k, v = (x.detach() for x in qkv())
     arguments = {"slope": torch.rand(2), "cap": 3.0, "window": 8, **change}
     arguments = {name: value for name, value in arguments.items() if value is not None}
-    with pytest.raises(TypeError):
+    with pytest.raises(attngen.UsageError, match=next(iter(change))):
         kernel(q, k, v, **arguments)
