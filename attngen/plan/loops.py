@@ -82,7 +82,10 @@ def loops(found: TileRanges) -> Loops:
     if len(some) == 1 and len(every) == 1:
         a, f = some[0], every[0]
         if f.start != a.start:
-            steps.append(Assigned(f.start, minimum(maximum(_tile(f.start), _tile(a.start)), _tile(a.stop))))
+            start = minimum(maximum(_tile(f.start), _tile(a.start)), _tile(a.stop))
+            f = Run("full_lo", f.stop)  # also where it was 0, which has no name
+            every = [f]
+            steps.append(Assigned(f.start, start))
         steps.append(Assigned(f.stop, minimum(maximum(_tile(f.stop), _tile(f.start)), _tile(a.stop))))
     partial: list[Run] = []
     if not every:
