@@ -49,8 +49,8 @@ demo: $(READY)
 	$(BIN)/attngen verify $(SPEC) $(DEFINE)
 
 # Processor seconds that a test function may take: see tests/sampling.py.
-test: BUDGET = 2
-gate: BUDGET = 6
+test: BUDGET = 1
+gate: BUDGET = 5
 # How many specs a drawn test draws.
 test: DRAWS = 30
 gate: DRAWS = 200
