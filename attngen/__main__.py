@@ -4,6 +4,6 @@ from __future__ import annotations
 
 import sys
 
-from attngen.cli import main
+from attngen.cli.main import main
 
 sys.exit(main())

@@ -14,20 +14,22 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from attngen import beside, files, tiling
+from attngen import files
 from attngen.errors import Refuted, Source, SpecError, SpecWarning, Unproved, UsageError
 from attngen.ir.attention import Attention
+from attngen.runtime import forked as beside
+from attngen.tune import keys as tiling
 from attngen.vocabulary import PRECISIONS, SOURCE_ARCHITECTURES, STAGES, TARGETS, Const, Precision
 
 if TYPE_CHECKING:
+    from attngen.aot.compile import Artifact
+    from attngen.bench.run import Subject
     from attngen.cost.model import Cost
     from attngen.emit import Options, Tuned, TunedGpu
     from attngen.ir.evaluate import Array
     from attngen.plan import KernelPlan
     from attngen.prove.proof import Proof
-    from attngen.runtime.aot import Artifact
-    from attngen.runtime.bench.run import Subject
-    from attngen.runtime.tpu.compile import Compiled
+    from attngen.tpu.compile import Compiled
 
 
 def options(
@@ -75,7 +77,7 @@ def plan(attention: Attention, target: str = "triton") -> KernelPlan:
     """Every choice that is the same for all kernels of a target."""
     from attngen.emit import approximates, reserved, wide_ints
     from attngen.plan import plan as plan_attention
-    from attngen.prove.reads import with_needs
+    from attngen.prove.obligations.reads import with_needs
 
     found = plan_attention(attention, reserved(target), wide_ints(target), approximates(target))
     return with_needs(attention, found)
@@ -89,9 +91,9 @@ def checked_plan(
     try:
         return spec, plan(spec, target)
     except SpecError as error:  # the planner sees no text: the line is quoted here
+        from attngen.prove.obligations.streaming import laws
         from attngen.prove.proof import BUDGET
         from attngen.prove.report import refutations
-        from attngen.prove.streaming import laws
 
         wrong = refutations(laws(spec, BUDGET), source)
         if wrong:
@@ -152,7 +154,7 @@ def check(
 
 def explain(spec: Attention, emitted: KernelPlan, proof: Proof, form: Literal["text", "md", "tex"]) -> str:
     """The derivation of the plan that `prove` gave, each step with what shows it: `text`, `md` or `tex`."""
-    from attngen.prove.ladder import ladder, render
+    from attngen.explain import ladder, render
 
     return render(ladder(spec, emitted), form, proof.shown)
 
@@ -248,7 +250,7 @@ def stage(
 
 def binaries(kernel: Kernel, kind: str, *, arch: str, dtype: str, head_dim: tuple[int, int]) -> list[Artifact]:
     """Every kernel of the generated file, through the real compiler, for a chip that needn't be there."""
-    from attngen.runtime.aot import compile_kernels
+    from attngen.aot.compile import compile_kernels
 
     return compile_kernels(kernel.source, kernel.spec, arch=arch, dtype=dtype, head_dim=head_dim, kind=kind)
 
@@ -266,8 +268,8 @@ def tpu_compile(
 
     `sizes` has every size of the spec. Raises `UsageError` with the compiler's reason where it refuses.
     """
-    from attngen.runtime.tpu.compile import Refused, compile_for
-    from attngen.runtime.tpu.programs import request_for
+    from attngen.tpu.compile import Refused, compile_for
+    from attngen.tpu.programs import request_for
 
     request = request_for(
         kernel.source, kernel.spec, chip=chip, dtype=dtype, sizes=sizes, schedule=schedule, mosaic=mosaic
@@ -295,9 +297,9 @@ def cost(
 
 def bench_subject(source: Source, consts: Mapping[str, Const] | None = None) -> Subject:
     """A spec's generated function, and what it is checked against and measured beside, loaded. Needs torch."""
+    from attngen.bench.run import Subject
     from attngen.emit.flex import flex_source, limit
     from attngen.ir.walk import reads
-    from attngen.runtime.bench.run import Subject
     from attngen.runtime.loader import load
 
     kernel, plain = (build(source, options(target), consts) for target in ("triton", "torch"))

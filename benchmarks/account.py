@@ -25,8 +25,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT)]
 
 from attngen import api  # noqa: E402
+from attngen.aot import compile as aot  # noqa: E402
 from attngen.errors import Source  # noqa: E402
-from attngen.runtime import aot  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "h200.json"
 CEILING = 790.0

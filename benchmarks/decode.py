@@ -31,7 +31,7 @@ from overhead import microseconds
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from attngen.runtime.bench.clock import sample, summary
+from attngen.bench.clock import sample, summary
 
 HQ, HKV, D = 32, 8, 128
 TOLERANCE = 1e-2

@@ -17,8 +17,8 @@ from cells import Cell, Inputs, Settings
 from peers import Contender, Kernels
 from report import say
 
-from attngen.runtime.bench import clock
-from attngen.runtime.bench.race import MISTAKES, DeviceLostError, Turns, failure, graph, race
+from attngen.bench import clock
+from attngen.bench.race import MISTAKES, DeviceLostError, Turns, failure, graph, race
 
 __all__ = ["MISTAKES", "DeviceLostError", "Options", "measure"]
 

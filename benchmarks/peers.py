@@ -24,9 +24,9 @@ from torch import Tensor
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # this checkout's attngen, installed or not
 
-from attngen.runtime.bench import contenders  # noqa: E402
-from attngen.runtime.bench.contenders import has_fa4  # noqa: E402
-from attngen.runtime.bench.race import Contender  # noqa: E402
+from attngen.bench import contenders  # noqa: E402
+from attngen.bench.contenders import has_fa4  # noqa: E402
+from attngen.bench.race import Contender  # noqa: E402
 
 PEERS = ("flex", "cudnn", "sdpa", "fa4")
 FULL = "# Every query sees every key.\nattention full\n"

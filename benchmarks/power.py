@@ -25,7 +25,7 @@ import peers
 import torch
 from cells import FULL_SIZE, Cell, make_inputs
 
-from attngen.runtime.bench.race import graph
+from attngen.bench.race import graph
 
 DIMS = (64, 128)
 VARIANTS = ("causal", "full")

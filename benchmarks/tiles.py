@@ -24,12 +24,12 @@ from report import geometric_mean, write
 
 from attngen import files
 from attngen.errors import UsageError
-from attngen.plan.hopper import BackwardSkeleton, Skeleton
-from attngen.plan.hopper_trials import GAIN, KINDS, rounded
-from attngen.plan.hopper_trials import Row as HopperRow
-from attngen.plan.tiles import KERNELS, Tile
-from attngen.runtime.tune import Setting, Tuning
-from attngen.runtime.tune_file import load
+from attngen.plan.tiles.hopper import BackwardSkeleton, Skeleton
+from attngen.plan.tiles.hopper_trials import GAIN, KINDS, rounded
+from attngen.plan.tiles.hopper_trials import Row as HopperRow
+from attngen.plan.tiles.portable import KERNELS, Tile
+from attngen.tune.gpu import Setting, Tuning
+from attngen.tune.gpu_file import load
 
 Row = tuple[str, int, int]
 """Chip, bytes of an element, head dim rounded up: what a generated file looks its tiles up by."""
@@ -154,10 +154,10 @@ def hopper_shown(found: Mapping[str, Any], top: int = 5) -> str:
     if not found["ranking"]:
         lines.append("  no row ran in every case")
     elif found["won"] == found["now"]:
-        lines.append(f"  plan/hopper.py keeps its row (x{found['loss_now']:.3f}): {found['now']}")
+        lines.append(f"  plan/tiles/hopper.py keeps its row (x{found['loss_now']:.3f}): {found['now']}")
     else:
         was = f"x{found['loss_now']:.3f}" if found["loss_now"] is not None else "not in every case"
-        lines.append(f"  plan/hopper.py has ({was}): {found['now']}")
+        lines.append(f"  plan/tiles/hopper.py has ({was}): {found['now']}")
         lines.append(f"  and should have: {found['won']}")
     return "\n".join(lines)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from tpu_cells import CELLS, VARIANTS, Cell
 
-from attngen.runtime.tpu.chips import CHIPS
+from attngen.tpu.chips import CHIPS
 
 CONTENDERS = ("attngen", "tokamax", "splash", "flash")
 

@@ -1,4 +1,4 @@
-"""attngen's TPU kernels and the hand-written ones beside them, as programs for `attngen.runtime.tpu`, in bf16.
+"""attngen's TPU kernels and the hand-written ones beside them, as programs for `attngen.tpu`, in bf16.
 
 All take heads before positions, as the hand-written ones do; attngen's get a transposed view, which XLA drops.
 
@@ -13,8 +13,8 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-from attngen.runtime.tpu.programs import generated
-from attngen.runtime.tpu.worker import Program
+from attngen.tpu.programs import generated
+from attngen.tpu.worker import Program
 
 WINDOW = 1024
 """`local` lets a query see itself and as many keys before it."""

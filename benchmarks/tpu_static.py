@@ -3,7 +3,7 @@
     python benchmarks/tpu_static.py            # sweeps tile sizes; goes on where it stopped
     python benchmarks/tpu_static.py --report   # the table and the plot of what is there
 
-Every contender is compiled for every cell at every candidate tile, with one method (`attngen.runtime.tpu`), and its
+Every contender is compiled for every cell at every candidate tile, with one method (`attngen.tpu`), and its
 best tile counts; where a backward pass has several kernels, each counts at its own best tile, since tiles are chosen
 apart. Results go to `tpu_static.json`. They are estimates from schedules, never a TPU's times: only ratios count.
 Needs `pip install 'attngen[tpu]' tokamax`.
@@ -32,9 +32,9 @@ from tpu_cells import CELLS, VARIANTS, Cell, tiles_of  # noqa: E402
 
 from attngen import api, files, inputs  # noqa: E402
 from attngen.errors import InternalError, Source  # noqa: E402
-from attngen.runtime.tpu.chips import CHIPS  # noqa: E402
-from attngen.runtime.tpu.compile import Outcome, Refused, Request, compile_for  # noqa: E402
-from attngen.runtime.tpu.estimate import CAVEATS, KernelEstimate, estimate  # noqa: E402
+from attngen.tpu.chips import CHIPS  # noqa: E402
+from attngen.tpu.compile import Outcome, Refused, Request, compile_for  # noqa: E402
+from attngen.tpu.estimate import CAVEATS, KernelEstimate, estimate  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "tpu_static.json"
 CONTENDERS = ("attngen", "tokamax", "splash", "flash")

@@ -2,7 +2,7 @@
 
     python benchmarks/tune.py --prepare build/kernels.pickle                            # anywhere: proves and writes
     python benchmarks/tune.py --kernels build/kernels.pickle -o benchmarks/tuned.json   # on the GPU; again, to go on
-    python benchmarks/tiles.py benchmarks/tuned.json       # anywhere: what `attngen/plan/hopper.py` should say
+    python benchmarks/tiles.py benchmarks/tuned.json       # anywhere: what `attngen/plan/tiles/hopper.py` should say
 
 It does what `attngen tune SPEC --target triton --own` does for one spec and shape, for all in one process: causal and
 full masks at head dims 64, 128 and 256, six variants at 128, three of them at 64, each at 4,096 and 16,384 positions.
@@ -30,12 +30,15 @@ sys.path[:0] = [str(ROOT)]
 
 from report import say  # noqa: E402
 
-from attngen import api, bench_commands, files, inputs, tiling  # noqa: E402
+from attngen import api, files, inputs  # noqa: E402
+from attngen.aot import compile as aot  # noqa: E402
+from attngen.cli import gpu_commands as bench_commands  # noqa: E402
 from attngen.errors import Source, UsageError  # noqa: E402
-from attngen.plan.hopper_trials import rows_of  # noqa: E402
-from attngen.runtime import ahead, aot  # noqa: E402
-from attngen.runtime.tune import LOST, Candidate, Key, LostError, Timer, Tuning, rounds, trials  # noqa: E402
-from attngen.runtime.tune_file import dump, load  # noqa: E402
+from attngen.plan.tiles.hopper_trials import rows_of  # noqa: E402
+from attngen.tune import ahead  # noqa: E402
+from attngen.tune import keys as tiling  # noqa: E402
+from attngen.tune.gpu import LOST, Candidate, Key, LostError, Timer, Tuning, rounds, trials  # noqa: E402
+from attngen.tune.gpu_file import dump, load  # noqa: E402
 
 FULL = "attention full\n\nmask = true\n"
 TOKENS, WIDTH = 16384, 2048

@@ -22,11 +22,12 @@ from attngen.errors import UsageError
 from attngen.ir.attention import Param
 from attngen.ir.evaluate import evaluate
 from attngen.ir.nodes import Storage
-from attngen.plan import KernelPlan, tpu_tiles
+from attngen.plan import KernelPlan
 from attngen.plan.footprint import loads_of
 from attngen.plan.kernel import Gather
 from attngen.plan.simulate import planned
-from attngen.plan.tiles import HEAD_BLOCKS, Tile, shared_bytes, table
+from attngen.plan.tiles import tpu as tpu_tiles
+from attngen.plan.tiles.portable import HEAD_BLOCKS, Tile, shared_bytes, table
 
 _STORED = {
     Storage.F32: 4,

@@ -14,8 +14,8 @@ from attngen.ir.nodes import Apply, Expr, Load, Op
 from attngen.ir.walk import nodes, reads
 from attngen.plan import KernelPlan
 from attngen.plan.kernel import Gather
-from attngen.plan.schedule import Level, level_of
-from attngen.plan.weights import Form
+from attngen.plan.levels import Level, level_of
+from attngen.plan.score.weights import Form
 
 PHILOX = 10 * 10
 """Philox4x32-10: ten rounds of two wide products (high and low word), four exclusive ors and two sums."""

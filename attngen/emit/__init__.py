@@ -15,11 +15,11 @@ def reserved(target: str) -> frozenset[str]:
     """The names that a target's templates bind or read, which sizes of a spec must not have in the plan."""
     match target:
         case "triton":
-            from attngen.emit.names import RESERVED as triton
+            from attngen.emit.text.names import RESERVED as triton
 
             return triton
         case "torch":
-            from attngen.emit.torch import RESERVED as torch
+            from attngen.emit.torch.module import RESERVED as torch
 
             return torch
         case _:
@@ -43,19 +43,19 @@ def emit(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ...] =
     """
     proof = (*proof, *(f"needs {need.text}" for need in plan.needs))
     if options.target == "triton":
-        from attngen.emit.triton import emit_triton
+        from attngen.emit.triton.module import emit_triton
 
         return emit_triton(plan, text, options, proof)
     if options.target == "torch":
-        from attngen.emit.torch import emit_torch
+        from attngen.emit.torch.module import emit_torch
 
         return emit_torch(plan, text, options, proof)
     if options.target == "pallas":
-        from attngen.emit.pallas import emit_pallas
+        from attngen.emit.pallas.module import emit_pallas
 
         return emit_pallas(plan, text, options, proof)
     if options.target == "jax":
-        from attngen.emit.jax import emit_jax
+        from attngen.emit.jax.module import emit_jax
 
         return emit_jax(plan, text, options, proof)
     raise UsageError(f"no target {options.target!r}; there are triton, pallas, torch and jax")

@@ -12,17 +12,17 @@ import math
 from dataclasses import dataclass, field
 from typing import assert_never
 
-from attngen.emit import host_expressions
-from attngen.emit.binding import Text, atom, infix
-from attngen.emit.jinja import render
-from attngen.emit.names import Names
+from attngen.emit.text.names import Names
+from attngen.emit.text.precedence import Text, atom, infix
+from attngen.emit.text.render import render
+from attngen.emit.torch_shared import expressions as host_expressions
 from attngen.errors import InternalError
 from attngen.ir import walk
 from attngen.ir.attention import Attention
 from attngen.ir.build import index, literal, mul
 from attngen.ir.nodes import INDICES, SIZES, Apply, Expr, Literal, Load, Op, Scalar, Symbol, Type
-from attngen.plan.access import access
-from attngen.plan.facts import facts
+from attngen.plan.ints.facts import facts
+from attngen.plan.ints.guards import access
 
 _NAMES = "math torch modifiers SCALED scale sizes params score score_mod mask_mod b h q k hkv"
 _RESERVED = frozenset(_NAMES.split())

@@ -5,7 +5,7 @@
 `tiles` (tile sizes), `simulate` (the loops, in Python).
 """
 
+from attngen.plan.ints.width import WideInts
 from attngen.plan.kernel import KernelPlan, plan
-from attngen.plan.width import WideInts
 
 __all__ = ["KernelPlan", "WideInts", "plan"]

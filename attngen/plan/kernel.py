@@ -16,21 +16,21 @@ from attngen.ir.attention import Attention, Param
 from attngen.ir.build import add, mul, real
 from attngen.ir.nodes import Apply, Expr, Literal, Load, Op, Scalar, Symbol, Type
 from attngen.ir.walk import loads, nodes, reads
-from attngen.plan.approximate import approximate
-from attngen.plan.choices import Choices, choices
-from attngen.plan.derive import derivative
-from attngen.plan.facts import Facts, facts
-from attngen.plan.key_mask import keeps_key
-from attngen.plan.linear import from_linear, linear
-from attngen.plan.loops import Loops, loops
+from attngen.plan.ints.choices import Choices, choices
+from attngen.plan.ints.facts import Facts, facts
+from attngen.plan.ints.linear import from_linear, linear
+from attngen.plan.ints.renaming import planner_takes, with_safe_sizes
+from attngen.plan.ints.width import WideInts
+from attngen.plan.levels import Level, is_dear, level_of
+from attngen.plan.mask.key_mask import keeps_key
+from attngen.plan.mask.loops import Loops, loops
+from attngen.plan.mask.ranges import TileRanges, tile_ranges
 from attngen.plan.needs import Need
-from attngen.plan.ranges import TileRanges, tile_ranges
-from attngen.plan.renaming import planner_takes, with_safe_sizes
-from attngen.plan.schedule import Level, is_dear, level_of
+from attngen.plan.score.approximate import approximate
+from attngen.plan.score.derivative import derivative
+from attngen.plan.score.weights import Form, M, Weights, split_factor, weights
 from attngen.plan.split import Split, split
-from attngen.plan.tiles import Burden
-from attngen.plan.weights import Form, M, Weights, split_factor, weights
-from attngen.plan.width import WideInts
+from attngen.plan.tiles.portable import Burden
 
 
 class Gather(StrEnum):

@@ -14,7 +14,7 @@ from attngen.ir.build import add, integer, sub
 from attngen.ir.nodes import INDICES, SIZES, Apply, Expr, Literal, Op, Symbol, Type
 from attngen.ir.printing import expression
 from attngen.ir.walk import nodes, reads, substitute, symbols
-from attngen.plan.linear import from_linear, linear
+from attngen.plan.ints.linear import from_linear, linear
 
 LENGTHS = {"q": "Sq", "k": "Sk", "b": "B", "h": "Hq", "hkv": "Hkv"}
 """An index of the language runs from 0 to below this size."""

@@ -14,7 +14,7 @@ from enum import StrEnum
 from attngen.ir.nodes import Apply, Expr, Literal, Load, Scalar, Symbol
 from attngen.ir.walk import reads
 from attngen.plan.kernel import KernelPlan, distance_index
-from attngen.plan.schedule import Level, level_of
+from attngen.plan.levels import Level, level_of
 
 
 class Extent(StrEnum):

@@ -12,17 +12,17 @@ from typing import assert_never
 from attngen.ir import build
 from attngen.ir.nodes import Expr, Symbol, Type
 from attngen.ir.printing import expression
-from attngen.plan.approximate import APPROXIMATIONS
-from attngen.plan.data_tests import DataTest
-from attngen.plan.facts import Bounds, Facts
 from attngen.plan.footprint import loads_of
+from attngen.plan.ints.facts import Bounds, Facts
 from attngen.plan.kernel import KernelPlan, LeafGradient
-from attngen.plan.loops import Assigned, Ordered, Rounded
-from attngen.plan.ranges import TileRanges
-from attngen.plan.segments import Segment
+from attngen.plan.mask.data_tests import DataTest
+from attngen.plan.mask.loops import Assigned, Ordered, Rounded
+from attngen.plan.mask.ranges import TileRanges
+from attngen.plan.mask.segments import Segment
+from attngen.plan.score.approximate import APPROXIMATIONS
+from attngen.plan.score.weights import Form, Weights
 from attngen.plan.split import Split
-from attngen.plan.tiles import KERNELS, Row, table
-from attngen.plan.weights import Form, Weights
+from attngen.plan.tiles.portable import KERNELS, Row, table
 
 CHIP = "sm_90"
 """The chip whose tile sizes are shown; a generated file carries those of every chip."""

@@ -14,9 +14,9 @@ import numpy.typing as npt
 
 from attngen.ir.evaluate import evaluate
 from attngen.ir.nodes import SIZES, Expr
-from attngen.plan.data_tests import DataTest
 from attngen.plan.kernel import KernelPlan
-from attngen.plan.ranges import TileRanges
+from attngen.plan.mask.data_tests import DataTest
+from attngen.plan.mask.ranges import TileRanges
 
 SKIPPED, PARTIAL, FULL = 0, 1, 2
 

@@ -12,9 +12,9 @@ from dataclasses import replace
 from attngen.ir.build import index, integer
 from attngen.ir.walk import symbols
 from attngen.plan.kernel import KernelPlan
-from attngen.plan.loops import loops
-from attngen.plan.ranges import TileRanges
-from attngen.plan.segments import Segment
+from attngen.plan.mask.loops import loops
+from attngen.plan.mask.ranges import TileRanges
+from attngen.plan.mask.segments import Segment
 from attngen.prove.verdict import Claim
 
 

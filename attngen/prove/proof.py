@@ -13,17 +13,17 @@ from time import monotonic
 from attngen.errors import NOWHERE
 from attngen.ir.attention import Attention
 from attngen.plan.kernel import KernelPlan
-from attngen.prove.bounds import index_bounds
-from attngen.prove.emptiness import some_pair
-from attngen.prove.empty_rows import empty_rows
 from attngen.prove.fallback import can_do_without
-from attngen.prove.gradients import gradients
-from attngen.prove.locality import locality
-from attngen.prove.range_safety import range_safety
-from attngen.prove.ranges import tile_ranges
-from attngen.prove.streaming import streaming
+from attngen.prove.obligations.empty_rows import empty_rows
+from attngen.prove.obligations.gradients import gradients
+from attngen.prove.obligations.index_bounds import index_bounds
+from attngen.prove.obligations.integer_width import integer_width
+from attngen.prove.obligations.locality import locality
+from attngen.prove.obligations.range_safety import range_safety
+from attngen.prove.obligations.streaming import streaming
+from attngen.prove.obligations.tile_ranges import tile_ranges
+from attngen.prove.search.emptiness import some_pair
 from attngen.prove.verdict import Claim, Obligation, Refuted, Shown, Unknown, proved_line
-from attngen.prove.widths import integer_width
 
 BUDGET = 10.0
 """Seconds for one spec, where the user names no other number."""

@@ -11,7 +11,7 @@ from aot.chips import EXAMPLES, NAMES, binaries, build, refused
 from triton import knobs
 
 import attngen
-from attngen.plan.hopper import apart_skeletons, backward_skeletons, skeletons
+from attngen.plan.tiles.hopper import apart_skeletons, backward_skeletons, skeletons
 
 DIMS = ((64, 64), (128, 128), (256, 256), (192, 128), (80, 64))
 SAMPLE = {("causal", dims) for dims in DIMS[:3]} | {("windowed_alibi", (80, 64)), ("documents", (128, 128))}

@@ -11,8 +11,8 @@ import pytest
 from aot.chips import EXAMPLES, binaries, build
 
 import attngen
+from attngen.aot.compile import compile_kernels
 from attngen.errors import InternalError
-from attngen.runtime.aot import compile_kernels
 
 ROOT = Path(__file__).parents[2]
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from attngen.errors import InternalError, UsageError
-from attngen.runtime.tpu import compile as tpu_compile
-from attngen.runtime.tpu.chips import CHIPS, MIB
-from attngen.runtime.tpu.compile import Compiled, Refused, Request, compile_for
-from attngen.runtime.tpu.estimate import estimate
+from attngen.tpu import compile as tpu_compile
+from attngen.tpu.chips import CHIPS, MIB
+from attngen.tpu.compile import Compiled, Refused, Request, compile_for
+from attngen.tpu.estimate import estimate
 
 needs_libtpu = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="needs libtpu: pip install 'attngen[tpu]'"

@@ -18,9 +18,9 @@ from parity.extras import EXTRAS
 
 import attngen
 from attngen import api, inputs
-from attngen.runtime.tpu.compile import Compiled, compile_for
-from attngen.runtime.tpu.estimate import estimate
-from attngen.runtime.tpu.programs import request_for
+from attngen.tpu.compile import Compiled, compile_for
+from attngen.tpu.estimate import estimate
+from attngen.tpu.programs import request_for
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="needs libtpu: pip install 'attngen[tpu]'"

@@ -1,4 +1,4 @@
-"""A Pallas kernel small enough to know everything about it, as a program for `attngen.runtime.tpu`."""
+"""A Pallas kernel small enough to know everything about it, as a program for `attngen.tpu`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from attngen.runtime.tpu.worker import Program
+from attngen.tpu.worker import Program
 
 ROWS, LANES = 256, 128
 

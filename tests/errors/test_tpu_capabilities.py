@@ -12,8 +12,8 @@ import pytest
 from errors.test_analyse_errors import unmark
 
 import attngen
-from attngen import cli
-from attngen.plan.capabilities import TPU, Refuses, table
+from attngen.cli import main as cli
+from attngen.plan.tiles.tpu_limits import TPU, Refuses, table
 from attngen.runtime.loader import execute
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*no TPU found:UserWarning")

@@ -3,7 +3,7 @@
 `pytest tests/golden --update-golden` writes them anew; the commit that moves one says why.
 """
 
-from __future__ import annotations
+from __future__ import annotations  # noqa: I001
 
 import difflib
 from pathlib import Path

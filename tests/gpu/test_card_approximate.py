@@ -1,4 +1,4 @@
-"""The errors of approximate instructions, on the card: the premises of `prove/approximation.py`."""
+"""The errors of approximate instructions, on the card: the premises of `prove/obligations/approximation.py`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import triton.language as tl
 
 import attngen
 from attngen.ir.nodes import Op
-from attngen.plan.approximate import APPROXIMATIONS
+from attngen.plan.score.approximate import APPROXIMATIONS
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 

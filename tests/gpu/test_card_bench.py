@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from attngen.cli import main
+from attngen.cli.main import main
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
@@ -39,8 +39,8 @@ def test_bench(example: str, peers: str, tmp_path: Path) -> None:
 
 
 def test_tune(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from attngen.plan.tiles import Tile
-    from attngen.runtime import tune
+    from attngen.plan.tiles.portable import Tile
+    from attngen.tune import gpu as tune
 
     grid = (Tile(64, 64, 4, 2), Tile(128, 64, 8, 2), Tile(128, 128, 8, 3))
     monkeypatch.setattr(tune, "GRID", grid)

@@ -16,7 +16,7 @@ from property.drawn import ATOMS, SCORES, mask_values, spec
 
 import attngen
 from attngen import inputs, reference
-from attngen.plan.hopper import apart_skeletons, backward_skeletons, skeletons
+from attngen.plan.tiles.hopper import apart_skeletons, backward_skeletons, skeletons
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 

@@ -24,7 +24,7 @@ import triton.language as tl
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
-from attngen.plan.hopper import SLACK
+from attngen.plan.tiles.hopper import SLACK
 from hopper_model import chip
 from hopper_model.chip import (
     FAILED,

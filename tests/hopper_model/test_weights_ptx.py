@@ -12,7 +12,7 @@ import pytest
 import triton.language as tl
 
 import attngen
-from attngen.plan.hopper import SLACK
+from attngen.plan.tiles.hopper import SLACK
 from attngen.runtime.loader import execute
 from hopper_model import ptx
 from hopper_model.cases import text_of

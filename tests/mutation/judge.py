@@ -16,9 +16,9 @@ import pytest
 
 from attngen.ir.attention import Attention
 from attngen.plan.kernel import KernelPlan
-from attngen.prove import locality
+from attngen.prove.obligations import locality
+from attngen.prove.obligations.streaming import laws
 from attngen.prove.proof import PROVERS
-from attngen.prove.streaming import laws
 from attngen.prove.verdict import Claim, Obligation, Proved, Refuted, Unknown
 from mutation import reading
 from mutation.machine import wrong_numbers, wrong_stream

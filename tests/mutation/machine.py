@@ -21,7 +21,7 @@ from attngen.ir.evaluate import Tape, evaluate
 from attngen.ir.nodes import Expr, Literal, Type
 from attngen.ir.walk import nodes
 from attngen.plan.kernel import Gather, KernelPlan
-from attngen.plan.weights import Form
+from attngen.plan.score.weights import Form
 from mutation.draws import Drawn, draws
 
 LOG2E = 1.0 / math.log(2.0)

@@ -20,12 +20,12 @@ from attngen.ir.nodes import Apply, Expr, Load, Op, Type
 from attngen.ir.printing import expression as text
 from attngen.ir.walk import children, loads, nodes, rebuild, symbols
 from attngen.plan.kernel import Gather, KernelPlan, LeafGradient, evaluated, plan
-from attngen.plan.loops import Assigned, Loops, Ordered, Rounded, Run, loops
-from attngen.plan.ranges import TileRanges
-from attngen.plan.schedule import Binding, Level, Schedule
-from attngen.plan.segments import Segment
-from attngen.plan.weights import LOG2E, Form, M, N
-from attngen.prove.reads import with_needs
+from attngen.plan.levels import Binding, Level, Schedule
+from attngen.plan.mask.loops import Assigned, Loops, Ordered, Rounded, Run, loops
+from attngen.plan.mask.ranges import TileRanges
+from attngen.plan.mask.segments import Segment
+from attngen.plan.score.weights import LOG2E, Form, M, N
+from attngen.prove.obligations.reads import with_needs
 from attngen.prove.verdict import Obligation
 from mutation.corpus import Spec
 from mutation.edits import edits, replaced
@@ -444,7 +444,7 @@ def _put(e: Expr, old: Load, new: Load) -> Expr:
 
 def _bindings(attention: Attention, planned: KernelPlan) -> tuple[Binding, ...]:
     """What the prover's own schedule of this plan binds."""
-    from attngen.prove import locality
+    from attngen.prove.obligations import locality
 
     seen: list[Schedule] = []
     real_schedule = locality.schedule

@@ -19,7 +19,7 @@ from attngen.ir.nodes import INDICES, SIZES, Apply, Expr, Literal, Load, Op, Sca
 from attngen.ir.printing import expression
 from attngen.ir.walk import children, loads, nodes
 from attngen.plan.kernel import KernelPlan, evaluated
-from attngen.plan.schedule import Level, Schedule
+from attngen.plan.levels import Level, Schedule
 from attngen.prove.verdict import Claim, Refuted
 from mutation.draws import Drawn, draws
 from mutation.walks import allowed
@@ -209,7 +209,7 @@ class _Exact:
 
 def wrong_level(attention: Attention, plan: KernelPlan, move: Callable[[Schedule], Schedule]) -> str:
     """A binding whose value differs inside the row, column or head for which it is computed once."""
-    from attngen.prove import locality
+    from attngen.prove.obligations import locality
 
     found: list[str] = []
     original = locality.schedule

@@ -16,10 +16,10 @@ from attngen.analyse import analyse
 from attngen.errors import Source
 from attngen.ir.build import real
 from attngen.plan.kernel import plan
+from attngen.prove.obligations.range_safety import range_safety
+from attngen.prove.obligations.reads import with_needs
+from attngen.prove.obligations.streaming import streaming
 from attngen.prove.proof import prove
-from attngen.prove.range_safety import range_safety
-from attngen.prove.reads import with_needs
-from attngen.prove.streaming import streaming
 from attngen.prove.verdict import Claim, Refuted
 from attngen.syntax.parser import parse
 from mutation.conftest import Counted

@@ -14,11 +14,11 @@ import numpy as np
 from attngen.ir.attention import Attention
 from attngen.ir.evaluate import evaluate
 from attngen.ir.nodes import Expr
-from attngen.plan.data_tests import DataTest
 from attngen.plan.kernel import KernelPlan
-from attngen.plan.loops import ZERO, Assigned, Loops, Ordered, Rounded
-from attngen.plan.ranges import TileRanges
-from attngen.plan.segments import Segment
+from attngen.plan.mask.data_tests import DataTest
+from attngen.plan.mask.loops import ZERO, Assigned, Loops, Ordered, Rounded
+from attngen.plan.mask.ranges import TileRanges
+from attngen.plan.mask.segments import Segment
 from mutation.draws import Drawn, draws
 
 TILES = ((4, 4), (2, 8), (8, 2), (16, 16), (3, 5))

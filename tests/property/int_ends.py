@@ -20,18 +20,18 @@ import numpy as np
 from jax import lax
 
 from attngen.emit import reserved, wide_ints
-from attngen.emit.jax_expressions import Printer as JaxPrinter
-from attngen.emit.jax_expressions import division_helpers as jax_helpers
-from attngen.emit.jinja import render
-from attngen.emit.tile_code import plain_lines
-from attngen.emit.triton_expressions import Printer, division_helpers
+from attngen.emit.jax_shared.expressions import Printer as JaxPrinter
+from attngen.emit.jax_shared.expressions import division_helpers as jax_helpers
+from attngen.emit.text.render import render
+from attngen.emit.triton.expressions import Printer, division_helpers
+from attngen.emit.triton.tile_loops import plain_lines
 from attngen.ir.evaluate import evaluate
 from attngen.ir.nodes import Apply, Expr, Load, Scalar, Symbol
 from attngen.ir.walk import nodes, substitute
 from attngen.plan import KernelPlan, plan
-from attngen.plan.loops import ZERO, Loops
+from attngen.plan.mask.loops import ZERO, Loops
+from attngen.prove.obligations.integer_width import integer_width
 from attngen.prove.verdict import Proved
-from attngen.prove.widths import integer_width
 from property.kernels import analysed
 from property.registers import NAMESPACE, Left, Register
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from attngen.ir.evaluate import Tape, evaluate
 from attngen.ir.nodes import Apply, Expr, Literal, Load, Op, Scalar, Symbol, Type
 from attngen.ir.walk import nodes
-from attngen.plan.derive import derivative
+from attngen.plan.score.derivative import derivative
 from property import grammar
 from property.kernels import analysed
 

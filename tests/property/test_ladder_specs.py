@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from attngen import api
 from attngen.errors import Source, SpecError
-from attngen.prove.ladder import ladder, render
+from attngen.explain import ladder, render
 from attngen.prove.verdict import Obligation
 from property import grammar
 

@@ -22,7 +22,7 @@ from attngen.ir.evaluate import Array, evaluate
 from attngen.ir.nodes import Load, Symbol, Type
 from attngen.ir.walk import loads, substitute
 from attngen.plan.kernel import KernelPlan
-from attngen.prove.reads import read_claims
+from attngen.prove.obligations.reads import read_claims
 from attngen.prove.verdict import Proved, Refuted, Unknown
 
 SEED = 20261123

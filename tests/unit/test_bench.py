@@ -17,16 +17,17 @@ import pytest
 import torch
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from attngen import api, bench_commands, files, inputs
-from attngen.cli import main
+from attngen import api, files, inputs
+from attngen.bench import clock, replay, run
+from attngen.bench import picture as show
+from attngen.bench.race import Contender, Turns, failure, graph, race
+from attngen.cli import gpu_commands as bench_commands
+from attngen.cli.main import main
 from attngen.emit.flex import flex_source, limit
 from attngen.errors import Source
 from attngen.ir import walk
 from attngen.reference import evaluate
-from attngen.runtime.bench import clock, replay, run
-from attngen.runtime.bench.race import Contender, Turns, failure, graph, race
 from attngen.runtime.loader import load
-from attngen.show import bench as show
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SIZES = {"B": 2, "Hq": 4, "Hkv": 2, "Sq": 48, "Sk": 48, "D": 16, "Dv": 16}

@@ -30,10 +30,11 @@ import tune as tuner  # noqa: E402
 from cells import Cell  # noqa: E402
 
 import attngen  # noqa: E402
-from attngen.plan.hopper import Schedule, Skeleton  # noqa: E402
-from attngen.plan.tiles import KERNELS, Tile  # noqa: E402
-from attngen.runtime import tune, tune_file  # noqa: E402
-from attngen.runtime.bench import clock  # noqa: E402
+from attngen.bench import clock  # noqa: E402
+from attngen.plan.tiles.hopper import Schedule, Skeleton  # noqa: E402
+from attngen.plan.tiles.portable import KERNELS, Tile  # noqa: E402
+from attngen.tune import gpu as tune  # noqa: E402
+from attngen.tune import gpu_file as tune_file  # noqa: E402
 
 SMALL = cells.Settings(window=5, prefix=7, documents=3, cap=2.0, radius=4)
 
@@ -486,7 +487,7 @@ def test_a_row_within_the_noise_stays(tmp_path: Path, capsys: pytest.CaptureFixt
     path = tmp_path / "tried.json"
     path.write_text(tune_file.dump([rows_tried(4096, row_of(), {"own": 1.0, "ordered": 0.995, "heads": 1.2})]))
     assert tiles.main([str(path)]) == 0
-    assert "plan/hopper.py keeps its row (x1.005)" in capsys.readouterr().out
+    assert "plan/tiles/hopper.py keeps its row (x1.005)" in capsys.readouterr().out
     path.write_text(
         tune_file.dump([rows_tried(64, row_of(), {"own": 1.0}), rows_tried(96, row_of(), {"ordered": 1.0})])
     )

@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from attngen import api, beside, cli
+from attngen import api
+from attngen.cli import main as cli
 from attngen.errors import Source
+from attngen.runtime import forked as beside
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from attngen import cli, vocabulary
-from attngen.runtime import aot
+from attngen import vocabulary
+from attngen.aot import compile as aot
+from attngen.cli import main as cli
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from attngen.cli import parser
-from attngen.completion import script
+from attngen.cli.completion import script
+from attngen.cli.main import parser
 
 FLAGS = {
     "compile": {"--target", "--emit", "--arch", "--dtype", "--head-dim", "--output", "--tile", "--precision"},

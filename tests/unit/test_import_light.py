@@ -15,7 +15,7 @@ def run(code: str) -> str:
     return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
 
 
-@pytest.mark.parametrize("module", ["attngen", "attngen.cli"])
+@pytest.mark.parametrize("module", ["attngen", "attngen.cli.main"])
 def test_import_loads_nothing_heavy(module: str) -> None:
     code = f"import sys, {module}; print([m for m in {HEAVY!r} if m in sys.modules])"
     assert run(code).strip() == "[]"

@@ -21,8 +21,8 @@ from tpu_cells import CELLS, VARIANTS, WINDOW, Cell, tiles_of  # noqa: E402
 from attngen import api  # noqa: E402
 from attngen.errors import Source  # noqa: E402
 from attngen.reference import evaluate  # noqa: E402
-from attngen.runtime.tpu.chips import CHIPS  # noqa: E402
-from attngen.runtime.tpu.compile import Refused  # noqa: E402
+from attngen.tpu.chips import CHIPS  # noqa: E402
+from attngen.tpu.compile import Refused  # noqa: E402
 
 CAUSAL = Cell("v5e", 128, "causal", 4096, True)
 

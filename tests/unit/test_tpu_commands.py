@@ -10,14 +10,15 @@ from typing import Any
 
 import pytest
 
-from attngen import api, cli, vocabulary
+from attngen import api, vocabulary
+from attngen.cli import main as cli
 from attngen.cost.chips import CHIPS as COSTED
 from attngen.errors import UsageError
-from attngen.plan import tpu_tiles
+from attngen.plan.tiles import tpu as tpu_tiles
 from attngen.runtime.loader import execute
-from attngen.runtime.tpu import compile as tpu_compile
-from attngen.runtime.tpu import tune
-from attngen.runtime.tpu.chips import CHIPS
+from attngen.tpu import compile as tpu_compile
+from attngen.tpu.chips import CHIPS
+from attngen.tune import tpu as tune
 
 SPEC = "attention windowed\n\nconst window = 256\n\nmask = sliding_window(window)\n"
 SHAPE = ("--shape", "Hq=1", "Sq=512", "D=64")

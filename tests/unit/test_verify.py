@@ -9,10 +9,12 @@ import pytest
 import torch
 
 import attngen
-from attngen import Kernel, api, cli, verify
+from attngen import Kernel, api
+from attngen.cli import main as cli
+from attngen.cli import verify_runs as verify
+from attngen.cli.verify_runs import Case, compare, error
 from attngen.errors import Source
 from attngen.inputs import Ints
-from attngen.verify import Case, compare, error
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 CASE = Case("small", "fp32", tuple({"B": 1, "Hq": 2, "Hkv": 1, "Sq": 20, "Sk": 20, "D": 16, "Dv": 16}.items()))

@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from attngen import api, cli, inputs, vocabulary
+from attngen import api, inputs, vocabulary
+from attngen.cli import main as cli
 from attngen.cost import passes
 from attngen.cost.chips import CHIPS, NAMES, chip
 from attngen.cost.grids import Visits, visits

@@ -23,11 +23,11 @@ from attngen.errors import Source
 from attngen.ir import build
 from attngen.ir.nodes import Op, Scalar, Type
 from attngen.plan import plan
-from attngen.plan.divisions import DIVISOR, EXPANSIONS, QUOTIENT, REMAINDER
-from attngen.prove.divisions import expansion_answer
-from attngen.prove.smt import World
+from attngen.plan.ints.divisions import DIVISOR, EXPANSIONS, QUOTIENT, REMAINDER
+from attngen.prove.integers.z3_door import World
+from attngen.prove.obligations.divisions import expansion_answer
+from attngen.prove.obligations.integer_width import integer_width
 from attngen.prove.verdict import Proved, Refuted
-from attngen.prove.widths import integer_width
 from attngen.runtime.loader import load
 
 LEAST, MOST = -(2**31), 2**31 - 1

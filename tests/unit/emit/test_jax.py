@@ -11,9 +11,9 @@ import pytest
 from emit_names import CLASHES, SPECS, names_beside_params
 
 import attngen
-from attngen.emit.jax import RESERVED
+from attngen.cli.verify_runs import Case, compare
+from attngen.emit.jax.module import RESERVED
 from attngen.runtime.loader import load
-from attngen.verify import Case, compare
 
 SIZES = {"B": 1, "Hq": 2, "Hkv": 1, "Sq": 20, "Sk": 20, "D": 16, "Dv": 16}
 

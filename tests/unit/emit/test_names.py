@@ -10,8 +10,8 @@ import pytest
 from property.kernels import Sizes, analysed, errors
 
 from attngen.emit import Options, emit
-from attngen.emit.names import RESERVED, Names
-from attngen.emit.params import derived
+from attngen.emit.text.names import RESERVED, Names
+from attngen.emit.text.params import derived
 from attngen.errors import InternalError
 from attngen.plan import plan
 

@@ -9,7 +9,7 @@ from emit_names import SPECS, names_beside_params
 from property.kernels import analysed
 
 from attngen.emit import Options, emit
-from attngen.emit.pallas_names import RESERVED
+from attngen.emit.pallas.names import RESERVED
 from attngen.plan import plan
 
 HINTS = {"head_term", "row_term", "col_term", "term", "logit_scale", "d_factor", "extra_term"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attngen.emit.tidy import without_unused, without_unused_definitions
+from attngen.emit.text.prune import without_unused, without_unused_definitions
 
 
 def test_names_of_a_tuple_that_nothing_reads_become_dummies() -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from attngen.ir.build import TRUE, add, apply, conjunction, disjunction, index, integer, minimum, mul, sub
 from attngen.ir.nodes import Apply, Expr, Literal, Op, Symbol
-from attngen.plan.bounded import Bounded, bounded
+from attngen.plan.mask.pair_bound import Bounded, bounded
 
 Q, K, SQ, SK = (index(name) for name in ("q", "k", "Sq", "Sk"))
 PLACE = sub(add(Q, SK), SQ)

@@ -7,7 +7,7 @@ from property.kernels import analysed
 
 from attngen.ir.evaluate import evaluate
 from attngen.ir.nodes import Scalar, Symbol, Type
-from attngen.plan.derive import derivative
+from attngen.plan.score.derivative import derivative
 
 QK = Symbol("qk", Type.FLOAT)
 ENV = {"scale": 0.5, "q": 3, "k": 1, "h": 1, "D": 16}

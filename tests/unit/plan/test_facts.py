@@ -12,7 +12,7 @@ from property.kernels import analysed
 from attngen.ir.build import integer
 from attngen.ir.evaluate import evaluate
 from attngen.ir.nodes import Apply, Expr, Op
-from attngen.plan.facts import Facts, facts
+from attngen.plan.ints.facts import Facts, facts
 
 
 def read(score: str, *params: str) -> tuple[Facts, Expr]:

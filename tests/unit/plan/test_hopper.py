@@ -10,7 +10,8 @@ from property.kernels import analysed
 
 from attngen import inputs
 from attngen.plan import plan
-from attngen.plan.hopper import (
+from attngen.plan.simulate import SKIPPED, classify
+from attngen.plan.tiles.hopper import (
     apart_skeletons,
     backward_skeletons,
     in_turn,
@@ -20,8 +21,7 @@ from attngen.plan.hopper import (
     sums_beside,
     sums_beside_dkdv,
 )
-from attngen.plan.hopper_trials import barriers
-from attngen.plan.simulate import SKIPPED, classify
+from attngen.plan.tiles.hopper_trials import barriers
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 NAMES = sorted(path.stem for path in EXAMPLES.glob("*.attn"))

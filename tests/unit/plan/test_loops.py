@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from attngen.ir.build import index, integer
-from attngen.plan.loops import ZERO, Assigned, Rounded, Run, loops
-from attngen.plan.ranges import TileRanges
-from attngen.plan.segments import Segment
+from attngen.plan.mask.loops import ZERO, Assigned, Rounded, Run, loops
+from attngen.plan.mask.ranges import TileRanges
+from attngen.plan.mask.segments import Segment
 
 
 def test_full_tiles_from_0_start_where_the_allowed_ones_do() -> None:

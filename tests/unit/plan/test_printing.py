@@ -15,7 +15,7 @@ from attngen.ir import walk
 from attngen.ir.nodes import Type
 from attngen.plan.kernel import KernelPlan
 from attngen.plan.printing import CHIP, plan_text
-from attngen.plan.tiles import HEAD_BLOCKS
+from attngen.plan.tiles.portable import HEAD_BLOCKS
 
 ROOT = Path(__file__).parents[3]
 EXAMPLES = sorted((ROOT / "examples").glob("*.attn"))

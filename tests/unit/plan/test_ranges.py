@@ -7,9 +7,9 @@ from property.kernels import analysed
 
 from attngen.ir import printing
 from attngen.plan import plan
-from attngen.plan.facts import facts
-from attngen.plan.ranges import tile_ranges
-from attngen.plan.segments import MOST_SEGMENTS
+from attngen.plan.ints.facts import facts
+from attngen.plan.mask.ranges import tile_ranges
+from attngen.plan.mask.segments import MOST_SEGMENTS
 
 
 def segments(mask: str, axis: str = "k", *params: str) -> tuple[list[str], list[str], int]:

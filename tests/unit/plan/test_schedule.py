@@ -6,7 +6,7 @@ import pytest
 from property.kernels import analysed
 
 from attngen.ir.walk import nodes
-from attngen.plan.schedule import Level, level_of, schedule
+from attngen.plan.levels import Level, level_of, schedule
 
 PARAMS = "param s: f32[Hq]\nparam r: f32[B, Sq]\nparam c: f32[B, Sk]\nparam t: f32[n]\nparam cap: f32"
 

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from attngen.plan.tiles import HEAD_BLOCKS, KERNELS, SHARED_MEMORY, Tile, fitted, shared_bytes, table
+from attngen.plan.tiles.portable import HEAD_BLOCKS, KERNELS, SHARED_MEMORY, Tile, fitted, shared_bytes, table
 
 SIZES = (16, 32, 64, 128, 256)
 

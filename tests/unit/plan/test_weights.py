@@ -12,8 +12,8 @@ from attngen.errors import SpecError
 from attngen.ir import printing
 from attngen.ir.build import real
 from attngen.ir.nodes import Expr
-from attngen.plan.facts import facts
-from attngen.plan.weights import Form, Weights, leading_factor, logarithm, split_factor, weights
+from attngen.plan.ints.facts import facts
+from attngen.plan.score.weights import Form, Weights, leading_factor, logarithm, split_factor, weights
 
 
 def planned(*lines: str) -> Weights:

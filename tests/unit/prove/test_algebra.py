@@ -16,12 +16,12 @@ from attngen.ir.evaluate import evaluate
 from attngen.ir.nodes import Expr, Load, Op, Scalar, Symbol, Type
 from attngen.ir.printing import expression as text
 from attngen.ir.walk import children, nodes, rebuild
-from attngen.prove.algebra import LN2, constant, sp
-from attngen.prove.equality import equal, sign_of, slope_at
-from attngen.prove.points import Undefined, mp
-from attngen.prove.reading import Reading
+from attngen.prove.algebra.assumptions import World, world
+from attngen.prove.algebra.equality import equal, sign_of, slope_at
+from attngen.prove.algebra.sample_points import Undefined, mp
+from attngen.prove.algebra.sympy_door import LN2, constant, sp
+from attngen.prove.algebra.terms import Reading
 from attngen.prove.verdict import Proved, Refuted, Unknown, Verdict
-from attngen.prove.world import World, world
 
 DECLARED = """attention subject
 param a: f32
@@ -368,8 +368,8 @@ def test_nothing_false_is_shown_of_random_expressions(block: int) -> None:
 @pytest.mark.parametrize("block", range(4))
 def test_nothing_false_is_shown_of_random_derivatives(block: int) -> None:
     """The planner's derivatives of random expressions are shown; mutants of them only where NumPy sees no change."""
-    from attngen.plan.derive import derivative
-    from attngen.prove.equality import derivative_is
+    from attngen.plan.score.derivative import derivative
+    from attngen.prove.algebra.equality import derivative_is
 
     attention = analysed(DECLARED + "score = qk\n")
     rng = random.Random(100 + block)

@@ -9,15 +9,15 @@ import pytest
 
 import attngen
 from attngen import api
+from attngen.aot.compile import compile_kernels
 from attngen.errors import Source
 from attngen.ir.attention import Attention
 from attngen.ir.nodes import Apply, Op
 from attngen.plan import KernelPlan
-from attngen.plan import approximate as approximate_plan
-from attngen.plan.approximate import APPROXIMATIONS
+from attngen.plan.score import approximate as approximate_plan
+from attngen.plan.score.approximate import APPROXIMATIONS
 from attngen.prove.proof import prove
 from attngen.prove.verdict import Claim, Obligation, Proved, Refuted
-from attngen.runtime.aot import compile_kernels
 
 WAVES = "attention waves\nscore = qk * scale + 0.5 * sin(float(q - k) * 0.3) + 0.25 * cos(qk)\nmask = causal\n"
 

@@ -10,10 +10,10 @@ import pytest
 
 import attngen
 from attngen import api
-from attngen.cli import main
+from attngen.cli.main import main
 from attngen.errors import Refuted, Source, SpecWarning
 from attngen.prove import verdict
-from attngen.prove.emptiness import some_pair
+from attngen.prove.search.emptiness import some_pair
 
 EXAMPLES = sorted((Path(__file__).parents[3] / "examples").glob("*.attn"))
 NEVER = "attention nothing\nconst window = 0\nmask = 0 <= q - k < window\n"

@@ -17,9 +17,9 @@ from attngen.ir.build import apply, disjunction
 from attngen.ir.evaluate import evaluate
 from attngen.ir.nodes import Expr, Op
 from attngen.plan.kernel import KernelPlan
-from attngen.plan.weights import LOG2E, Form
-from attngen.prove import recurrence as kernel
-from attngen.prove.empty_rows import empty_rows
+from attngen.plan.score.weights import LOG2E, Form
+from attngen.prove.obligations import recurrence as kernel
+from attngen.prove.obligations.empty_rows import empty_rows
 from attngen.prove.verdict import Proved, Refuted, Unknown
 
 EXAMPLES = sorted((Path(__file__).parents[3] / "examples").glob("*.attn"))

@@ -17,8 +17,8 @@ from attngen.ir.nodes import Apply, Expr, Load, Op, Scalar, Symbol, Type
 from attngen.ir.walk import children, rebuild, substitute
 from attngen.plan import KernelPlan, plan
 from attngen.plan.kernel import Gather, LeafGradient
-from attngen.plan.weights import Form
-from attngen.prove.gradients import gradients
+from attngen.plan.score.weights import Form
+from attngen.prove.obligations.gradients import gradients
 from attngen.prove.verdict import Claim, Proved, Refuted
 
 EXAMPLES = sorted((Path(__file__).parents[3] / "examples").glob("*.attn"))

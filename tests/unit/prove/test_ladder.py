@@ -15,8 +15,8 @@ import pytest
 
 from attngen import api, files
 from attngen.errors import Source
-from attngen.prove.ladder import Ladder, ladder, render
-from attngen.prove.ladder.notation import Math
+from attngen.explain import Ladder, ladder, render
+from attngen.explain.notation import Math
 from attngen.prove.verdict import Claim, Obligation, Proved, Refuted, Shown, Unknown
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -262,7 +262,7 @@ def test_a_proof_is_cited() -> None:
 
 def test_bytes_do_not_depend_on_the_process() -> None:
     program = (
-        "import sys; from attngen import api, files; from attngen.prove.ladder import ladder, render\n"
+        "import sys; from attngen import api, files; from attngen.explain import ladder, render\n"
         "a = api.analyse(files.read_source(sys.argv[1]))\n"
         "sys.stdout.write(''.join(render(ladder(a, api.plan(a)), f) for f in ('text', 'md', 'tex')))"
     )

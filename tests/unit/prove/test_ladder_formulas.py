@@ -12,13 +12,13 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
+from attngen.explain.formulas import Writer, definitions
+from attngen.explain.intervals import stretch, tidy
+from attngen.explain.notation import interval, prose
 from attngen.ir import build
 from attngen.ir.evaluate import evaluate
 from attngen.ir.nodes import Apply, Expr, Literal, Load, Op, Scalar, Symbol, Type
-from attngen.plan.segments import Segment
-from attngen.prove.ladder.formulas import Writer, definitions
-from attngen.prove.ladder.intervals import stretch, tidy
-from attngen.prove.ladder.notation import interval, prose
+from attngen.plan.mask.segments import Segment
 
 FLOATS = {"a": 1.75, "bee": -0.625, "c_d": 2.5}
 INTS = {"q": 9, "k": 4, "Sq": 12, "Sk": 15}

@@ -12,8 +12,8 @@ from attngen.ir.attention import Attention
 from attngen.ir.build import add, apply, index, mul, real
 from attngen.ir.nodes import Expr, Load, Op, Symbol, Type
 from attngen.plan import KernelPlan, plan
-from attngen.plan.schedule import Binding, Level, Schedule, schedule
-from attngen.prove.locality import locality
+from attngen.plan.levels import Binding, Level, Schedule, schedule
+from attngen.prove.obligations.locality import locality
 from attngen.prove.verdict import Claim, Proved, Refuted
 
 EXAMPLES = sorted((Path(__file__).parents[3] / "examples").glob("*.attn"))
@@ -126,7 +126,7 @@ def test_a_binding_above_its_level_is_refuted(level: Level, read: str, monkeypat
         found = schedule(results)
         return Schedule((*found.bindings, hoisted), found.results)
 
-    monkeypatch.setattr("attngen.prove.locality.schedule", wrong)
+    monkeypatch.setattr("attngen.prove.obligations.locality.schedule", wrong)
     found = refuted(locality(*planned(TEXT), 1.0))
     assert list(found) == ["levels"]
     assert read in found["levels"].example[0]

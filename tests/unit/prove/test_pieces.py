@@ -14,13 +14,13 @@ from attngen.ir.attention import Attention
 from attngen.ir.evaluate import evaluate
 from attngen.ir.nodes import Expr
 from attngen.plan import KernelPlan, plan
-from attngen.plan.loops import Assigned, Rounded
+from attngen.plan.mask.loops import Assigned, Rounded
 from attngen.plan.split import Split
-from attngen.prove.answers import Fails, Holds
-from attngen.prove.ranges import tile_ranges
-from attngen.prove.smt import World
+from attngen.prove.integers.answers import Fails, Holds
+from attngen.prove.integers.z3_door import World
+from attngen.prove.obligations.tile_ranges import tile_ranges
+from attngen.prove.obligations.tile_walks import pieces_answer
 from attngen.prove.verdict import Proved, Refuted
-from attngen.prove.walk_loops import pieces_answer
 from attngen.syntax.parser import parse
 
 BOTH, MASKED = "mask = causal", "mask = (q * k) % 3 == 0"

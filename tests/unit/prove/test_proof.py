@@ -17,13 +17,14 @@ import torch
 from property.kernels import analysed
 
 import attngen
-from attngen import api, cli
+from attngen import api
+from attngen.cli import main as cli
 from attngen.errors import Refuted as RefutedSpec
 from attngen.errors import Source, Unproved, UsageError
 from attngen.ir.attention import Attention
 from attngen.plan import KernelPlan, plan
 from attngen.plan.simulate import classify
-from attngen.prove.deadline import OutOfTime, limited
+from attngen.prove.budget.watchdog import OutOfTime, limited
 from attngen.prove.fallback import weakened
 from attngen.prove.proof import Proof, prove
 from attngen.prove.record import MODULES, ROOMS, from_json, key, to_json
@@ -328,7 +329,7 @@ def test_a_budget_interrupts_python_code() -> None:
 
 def test_code_that_ran_out_of_time_can_be_profiled() -> None:
     """In a process of its own: where the interpreter's flag for pending work stays set, Python 3.11 hangs for good."""
-    code = "import cProfile\nfrom attngen.prove.deadline import OutOfTime, limited\n"
+    code = "import cProfile\nfrom attngen.prove.budget.watchdog import OutOfTime, limited\n"
     code += "try:\n    with limited(0.01):\n        while True: pass\nexcept OutOfTime: pass\n"
     code += "cProfile.Profile().runcall(lambda: [abs(n) for n in range(9)])"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -18,10 +18,10 @@ from attngen.ir import build, printing, walk
 from attngen.ir.attention import Attention
 from attngen.ir.evaluate import evaluate
 from attngen.ir.nodes import Expr, Load, Scalar, Symbol
-from attngen.plan import hopper
 from attngen.plan.kernel import KernelPlan
-from attngen.plan.weights import Form, S
-from attngen.prove.range_safety import range_safety
+from attngen.plan.score.weights import Form, S
+from attngen.plan.tiles import hopper
+from attngen.prove.obligations.range_safety import range_safety
 from attngen.prove.verdict import Claim, Proved, Refuted, Unknown
 
 EXAMPLES = sorted((Path(__file__).parents[3] / "examples").glob("*.attn"))

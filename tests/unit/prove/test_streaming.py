@@ -16,8 +16,8 @@ from attngen.ir.build import add, apply, div, mul, neg, real, sub
 from attngen.ir.evaluate import evaluate
 from attngen.ir.nodes import Expr, Op, Scalar, Type
 from attngen.plan import KernelPlan, plan
-from attngen.plan.weights import Form, M, S, Weights
-from attngen.prove.streaming import streaming
+from attngen.plan.score.weights import Form, M, S, Weights
+from attngen.prove.obligations.streaming import streaming
 from attngen.prove.verdict import Claim, Proved, Refuted, Unknown
 
 EXAMPLES = sorted((Path(__file__).parents[3] / "examples").glob("*.attn"))

@@ -16,14 +16,14 @@ from attngen.ir.evaluate import evaluate
 from attngen.ir.nodes import Apply, Op
 from attngen.ir.walk import nodes
 from attngen.plan import KernelPlan, plan
-from attngen.plan.access import AxisAccess
-from attngen.plan.loops import Assigned, Ordered, Rounded, Run, loops
-from attngen.plan.ranges import TileRanges
-from attngen.prove.bounds import index_bounds
-from attngen.prove.ranges import tile_ranges
-from attngen.prove.reads import with_needs
+from attngen.plan.ints.guards import AxisAccess
+from attngen.plan.mask.loops import Assigned, Ordered, Rounded, Run, loops
+from attngen.plan.mask.ranges import TileRanges
+from attngen.prove.obligations.index_bounds import index_bounds
+from attngen.prove.obligations.integer_width import integer_width
+from attngen.prove.obligations.reads import with_needs
+from attngen.prove.obligations.tile_ranges import tile_ranges
 from attngen.prove.verdict import Claim, Proved, Refuted
-from attngen.prove.widths import integer_width
 
 EXAMPLES = sorted((Path(__file__).parents[3] / "examples").glob("*.attn"))
 

@@ -13,10 +13,10 @@ from attngen.emit import Options, emit, reserved, wide_ints
 from attngen.errors import Source
 from attngen.ir.build import index, integer
 from attngen.plan import plan
-from attngen.plan.segments import Segment
-from attngen.plan.width import EXACT
+from attngen.plan.ints.width import EXACT
+from attngen.plan.mask.segments import Segment
+from attngen.prove.obligations.integer_width import integer_width
 from attngen.prove.verdict import Claim, Obligation, Proved, Refuted, Unknown
-from attngen.prove.widths import integer_width
 from attngen.reference import evaluate
 from attngen.runtime.loader import load
 

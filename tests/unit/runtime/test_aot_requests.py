@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from attngen import api, commands, inputs
+from attngen import api, inputs
+from attngen.aot import compile as aot
+from attngen.aot.compile import Artifact
+from attngen.cli import commands
 from attngen.errors import UsageError
 from attngen.ir.attention import Attention
-from attngen.runtime import aot
-from attngen.runtime.aot import Artifact
 
 
 @pytest.fixture

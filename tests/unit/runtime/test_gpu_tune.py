@@ -12,13 +12,16 @@ import pytest
 import torch
 
 import attngen
-from attngen import api, bench_commands, tiling
-from attngen.cli import main
+from attngen import api
+from attngen.bench.tiles import Bench
+from attngen.cli import gpu_commands as bench_commands
+from attngen.cli.main import main
 from attngen.errors import Source, UsageError
-from attngen.plan.hopper_trials import Rows
-from attngen.plan.tiles import KERNELS, SHARED_MEMORY, Tile, shared_bytes
-from attngen.runtime import tune, tune_file
-from attngen.runtime.bench.tiles import Bench
+from attngen.plan.tiles.hopper_trials import Rows
+from attngen.plan.tiles.portable import KERNELS, SHARED_MEMORY, Tile, shared_bytes
+from attngen.tune import gpu as tune
+from attngen.tune import gpu_file as tune_file
+from attngen.tune import keys as tiling
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 SIZES = (("B", 1), ("Hq", 8), ("Hkv", 8), ("Sq", 4096), ("Sk", 4096), ("D", 128), ("Dv", 128))

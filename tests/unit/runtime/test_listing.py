@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from attngen.aot import listing
 from attngen.errors import InternalError
-from attngen.runtime import listing
 
 USAGE = """
 Fatbin elf code:

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from attngen.errors import InternalError, UsageError
-from attngen.runtime.tpu import chips
-from attngen.runtime.tpu.bundles import Bundle, Guard, Operation, parse, parse_usage
-from attngen.runtime.tpu.compile import Compiled, Scheduled, Table
-from attngen.runtime.tpu.dma import Copies
-from attngen.runtime.tpu.estimate import estimate
-from attngen.runtime.tpu.simulate import Block, Run, simulate
-from attngen.runtime.tpu.tables import words
+from attngen.tpu import chips
+from attngen.tpu.bundles import Bundle, Guard, Operation, parse, parse_usage
+from attngen.tpu.compile import Compiled, Scheduled, Table
+from attngen.tpu.dma import Copies
+from attngen.tpu.estimate import estimate
+from attngen.tpu.simulate import Block, Run, simulate
+from attngen.tpu.tables import words
 
 V5E = chips.chip("v5e")
 RECORDED = Path(__file__).parent / "recorded"

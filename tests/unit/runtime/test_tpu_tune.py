@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from attngen import api, tiling
+from attngen import api
 from attngen.errors import Source, UsageError
-from attngen.runtime.tpu import tune
-from attngen.runtime.tpu.chips import chip
-from attngen.runtime.tpu.compile import Compiled, Refused, Scheduled
-from attngen.runtime.tpu.tune import Key, Trial, Tuning, candidates, dump, load, trials
+from attngen.tpu.chips import chip
+from attngen.tpu.compile import Compiled, Refused, Scheduled
+from attngen.tune import keys as tiling
+from attngen.tune import tpu as tune
+from attngen.tune.tpu import Key, Trial, Tuning, candidates, dump, load, trials
 
 SIZES = {"B": 1, "Hq": 1, "Hkv": 1, "Sq": 4096, "Sk": 4096, "D": 64, "Dv": 64}
 KEY = Key("0" * 64, "v5e", "bf16", tuple(SIZES.items()))

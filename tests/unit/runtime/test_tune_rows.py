@@ -14,19 +14,23 @@ import torch
 from hopper_model import machine as hopper_machine
 
 import attngen
-from attngen import api, bench_commands, files, tiling
-from attngen.cli import main
+from attngen import api, files
+from attngen.bench import race, run
+from attngen.bench import tiles as bench_tiles
+from attngen.bench.tiles import Bench
+from attngen.cli import gpu_commands as bench_commands
+from attngen.cli.main import main
 from attngen.emit import TunedGpu
 from attngen.errors import Source, UsageError
-from attngen.plan import hopper_trials
-from attngen.plan.hopper import ApartSkeleton, BackwardSkeleton, DkdvSkeleton, DqSkeleton, Schedule, Skeleton
-from attngen.plan.hopper_trials import Row, Rows, first_round, fits, rows_of, second_round
-from attngen.plan.tiles import Tile
-from attngen.runtime import ahead, tables, tune, tune_file
-from attngen.runtime.bench import race, run
-from attngen.runtime.bench import tiles as bench_tiles
-from attngen.runtime.bench.tiles import Bench
+from attngen.plan.tiles import hopper_trials
+from attngen.plan.tiles.hopper import ApartSkeleton, BackwardSkeleton, DkdvSkeleton, DqSkeleton, Schedule, Skeleton
+from attngen.plan.tiles.hopper_trials import Row, Rows, first_round, fits, rows_of, second_round
+from attngen.plan.tiles.portable import Tile
 from attngen.runtime.loader import execute
+from attngen.tune import ahead, tables
+from attngen.tune import gpu as tune
+from attngen.tune import gpu_file as tune_file
+from attngen.tune import keys as tiling
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 NAMES = sorted(path.stem for path in EXAMPLES.glob("*.attn"))

@@ -1,0 +1,340 @@
+"""The jax target: a `KernelPlan` laid out as the views that `templates/jax/` reads.
+
+Takes the plan, the spec's text and the options, gives the source of a standalone module in plain JAX: the tiled
+algorithm over tiles of queries, some of them at a time under vmap, in each a loop that stops where the plan's range
+ends. What params give, the operands, is prepared outside the differentiated core, as for the Pallas target.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import replace
+from typing import Any, assert_never
+
+from attngen.emit.arrays.tile_code import TileCode, free_names, tile_code
+from attngen.emit.arrays.views import Header, WeightView
+from attngen.emit.jax.sums import BY_ROWS, sum_view
+from attngen.emit.jax.views import PassView, TestView, TilesView
+from attngen.emit.jax_shared import public_function as jax_door
+from attngen.emit.jax_shared.expressions import Leaf, Printer, division_helpers
+from attngen.emit.jax_shared.operands import Leaves, operand_views, size_names
+from attngen.emit.options import Options
+from attngen.emit.text.names import Names
+from attngen.emit.text.params import views
+from attngen.emit.text.prune import without_unused, without_unused_definitions
+from attngen.emit.text.render import render
+from attngen.ir import printing
+from attngen.ir.build import mul, real
+from attngen.ir.nodes import Expr, Load, Scalar, Symbol, Type
+from attngen.ir.walk import named, nodes, reads, substitute
+from attngen.plan.ints.facts import scale_use
+from attngen.plan.kernel import KernelPlan
+from attngen.plan.levels import Level, level_of
+from attngen.plan.mask.data_tests import DataTest
+from attngen.plan.mask.loops import Assigned, Loops, Ordered, Rounded, Step
+from attngen.plan.operands import Extent
+from attngen.plan.score.weights import LOG2E, Form, M, S
+from attngen.plan.tiles.portable import PORTABLE
+
+X, REF, ROW_REF = Symbol("x", Type.FLOAT), Symbol("ref", Type.FLOAT), Symbol("row_ref", Type.FLOAT)
+_ENDS = ("any_lo", "any_hi", "all_lo", "all_hi")
+_PRECISION = {"ieee": "HIGHEST", "tf32": "DEFAULT"}
+_POSITIONS = {"b": "at_b", "h": "at_h", "hkv": "(at_h // (Hq // Hkv))", "q": "q_idx", "k": "k_idx"}
+
+_TEMPLATE_NAMES = """
+    functools math NamedTuple NoReturn jax jnp lax TILE_Q TILE_K TOGETHER PRECISION LOG2E LN2 Size B Hq Hkv Sq Sk D Dv
+    int float bool str tuple list dict set len range sum min max abs any all zip isinstance getattr hasattr type map
+    enumerate sorted reversed None True False self x a b i n q k v out lse den d_out d_lse dq dk dv scale seed size
+    floats data held walked step number tile state attend visit at masked q0 q1 k0 k1 q_idx k_idx q_tile k_tile v_tile
+    d_out_tile qk weight p g ds dp slope_p allowed kept dropped contribution acc row_max row_sum row_lse row_lses
+    row_ref inv_den inv_dens delta deltas new_max shift rescale ref total extra merged empty drop threshold
+    inv_keep full partial found gradients more saved cotangents arguments name return_lse dropout_seed
+    check holds wrong message words low high at_b at_h at_q at_k at_distance ValueError key tiles
+    print start stop runs like compute spread
+    keeps
+"""
+_RUNS = [f"{kind}{n}_{end}" for kind in ("any", "full") for n in ("", 0, 1, 2, 3) for end in ("lo", "hi")]
+_PARTS = [f"part{i}{j}_{end}" for i in range(4) for j in range(5) for end in ("lo", "hi")]
+_TESTS = [
+    f"{side}test{n}{end}"
+    for n in range(64)
+    for side in ("", "key_", "query_")
+    for end in ("", "s", *(f"_{e}" for e in _ENDS))
+]
+RESERVED = frozenset([*_TEMPLATE_NAMES.split(), *_RUNS, *_PARTS, *_TESTS])
+"""Every name that the templates bind or read. `tests/unit/emit` holds this against generated modules."""
+
+
+def emit_jax(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ...] = ()) -> str:
+    """The generated module. `text` is the spec as written; it appears in the header as a comment."""
+    return _Emitter(plan, text, options, proof).module()
+
+
+class _Emitter:
+    def __init__(self, plan: KernelPlan, text: str, options: Options, proof: tuple[str, ...]):
+        self.plan, self.text, self.options, self.proof = plan, text, options, proof
+        self.attention, self.weights = plan.attention, plan.weights
+        self.names = Names(RESERVED)
+        self.params = views(self.attention, self.names)
+        self.sizes = size_names(plan, self.names)
+        self.leaves = Leaves(plan, self.params, self.sizes)
+        self.operands = operand_views(plan, self.params, self.names, self.leaves)
+        self.names.take(*(f"sum_{v.name}" for v in self.operands))
+        self.by_expr = {v.operand.expr: v for v in self.operands}
+        self.tile = options.tile or self.attention.tile or PORTABLE
+        w = plan.weights
+        direct = w.form is Form.DIRECT
+        self.weight_view = WeightView(
+            exponential=w.form is Form.EXPONENTIAL,
+            shift=not direct,
+            sums=w.sums,
+            saves_den=direct and w.sums,
+        )
+
+    # ------------------------------------------------------------ the module
+
+    def module(self) -> str:
+        keys, queries = self.tiles(self.plan.key_loops), self.tiles(self.plan.query_loops)
+        dq = self.backward(Level.ROW)
+        door = jax_door.door(self.plan, self.params, self.sizes, self.leaves, jax_door.JAX)
+        context: dict[str, Any] = {
+            "a": self.header(),
+            "longest_bits": self.plan.choices.longest_bits,
+            "scale_use": scale_use(self.attention),
+            "w": self.weight_view,
+            "divisions": division_helpers(self.plan.choices),
+            "tile": self.tile,
+            "precision": _PRECISION[self.options.precision],
+            "keys": keys,
+            "queries": queries,
+            "forward": self.forward(),
+            "dq": dq,
+            "dkdv": self.backward(Level.COLUMN),
+            "rows": self.rows(),
+            "row_lines": self.row_lines(),
+            "ref_lines": self.ref_lines(dq.code),
+            "normalised": self.normalised(),
+            "dropout": self.attention.dropout is not None,
+            "drop_lines": self.drop_lines(),
+            "operands": self.operands,
+            "own_sizes": tuple(self.sizes[s] for s in self.attention.sizes),
+            "size_lines": tuple(f"{s} = size.{s}" for s in self.sizes.values()),
+            "operand_lines": (
+                *(f'{v.name} = {v.group}["{v.name}"]' for v in self.operands),
+                'scale = data["scale"]',
+            ),
+            "position_lines": self.positions("bhqk"),
+            "prepare_lines": (*self.positions("bh"), *self.padding()),
+            "door": door,
+            "needs_math": any("math." in line for line in door.check_lines),
+        }
+        return without_unused_definitions(without_unused(render("jax/module.py.j2", context)))
+
+    def header(self) -> Header:
+        a = self.attention
+        # The text stands in comments, whose lines Python ends at these characters and no others.
+        lines = re.split(r"\r\n|\r|\n", self.text.strip("\r\n"))
+        options = [
+            "target=jax",
+            f"precision={self.options.precision}",
+            *(f"{name}={value}" for name, value in a.consts),
+        ]
+        return Header(
+            a.name,
+            f"{a.name}: tiled attention in plain JAX, forward and backward.",
+            f"Attention `{a.name}`, tile by tile, differentiable in every float argument but the scale.",
+            tuple(f"#     {line}".rstrip() for line in lines),
+            hashlib.sha256(self.text.encode()).hexdigest(),
+            " ".join([*options, f"tile={self.tile[0]}x{self.tile[1]}"]),
+            proof=tuple(f"# {line}" for line in self.proof),
+        )
+
+    def positions(self, axes: str) -> tuple[str, ...]:
+        """Lines that bind the positions along these axes."""
+        sizes = {"b": "B", "h": "Hq", "q": "Sq", "k": "Sk"}
+        shapes = {"b": "-1, 1, 1, 1", "h": "1, -1, 1, 1", "q": "1, 1, -1, 1", "k": "1, 1, 1, -1"}
+        return tuple(f"at_{a} = jnp.arange({sizes[a]}).reshape({shapes[a]})" for a in axes)
+
+    def padding(self) -> tuple[str, ...]:
+        """Lines that bring operands to a whole number of tiles."""
+        lines: list[str] = []
+        for v in self.operands:
+            if v.extent in (Extent.ROW, Extent.PAIR):
+                lines.append(f"{v.name} = _padded({v.name}, 2, TILE_Q)")
+            if v.extent in (Extent.COLUMN, Extent.PAIR):
+                lines.append(f"{v.name} = _padded({v.name}, 3, TILE_K)")
+        return tuple(lines)
+
+    # ------------------------------------------------------------ what a pair of tiles computes
+
+    def leaf(self, e: Leaf) -> str:
+        """What leaves are called where a pair of tiles is at hand."""
+        match e:
+            case Symbol():
+                return _POSITIONS.get(e.id) or self.sizes.get(e.id, e.id)
+            case Scalar() | Load():
+                view = self.by_expr[e]
+                text = {
+                    Extent.HEAD: view.name,
+                    Extent.ROW: f"_rows({view.name}, q0)",
+                    Extent.COLUMN: f"_columns({view.name}, k0)",
+                    Extent.PAIR: f"_columns(_rows({view.name}, q0), k0)",
+                    Extent.DISTANCE: f"_at_distance({view.name}, q_idx, k_idx, Sq)",
+                }[view.extent]
+                return f"({text} != 0)" if e.type is Type.BOOL else text
+
+    def printer(self) -> Printer:
+        return Printer(self.plan.choices, self.leaf)
+
+    def write(self, held: Level, results: dict[str, Expr], outside: dict[str, Expr]) -> TileCode:
+        names = self.names.copy()
+        code = tile_code(self.printer(), names, held, results, self.attention.mask, outside, whole_loads=True)
+        whole = {
+            name: f"jnp.broadcast_to({code.results[name]}, qk.shape)"
+            for name in ("unit", "unit_scaled", "stream")
+            if name in results and level_of(results[name]) is not Level.PAIR
+        }
+        empty = dict.fromkeys(("factor", "log2_extra", "extra", "kappa"), "")
+        edge = "(k_idx < Sk)" if held is Level.ROW else "(q_idx < Sq)"
+        mask = code.allowed
+        allowed = f"{edge} & {mask if mask.isidentifier() else f'({mask})'}" if mask else edge
+        return replace(code, results={**empty, **code.results, **whole}, allowed=allowed)
+
+    def forward(self) -> TileCode:
+        w = self.weights
+        results: dict[str, Expr] = {"unit": w.unit}
+        outside: dict[str, Expr] = {}
+        if w.form is not Form.DIRECT:
+            outside["factor"] = named(w.factor, "logit_scale")
+        if w.form is Form.SHIFTED:
+            results["stream"] = substitute(w.stream, {S: X, M: REF})
+        elif w.form is Form.DIRECT:
+            results["stream"] = substitute(w.stream, {S: X})
+            if w.extra is not None:
+                outside["extra"] = w.extra
+        if w.log_extra is not None:
+            outside["log2_extra"] = mul(w.log_extra, real(LOG2E))
+        return self.write(Level.ROW, results, outside)
+
+    def backward(self, held: Level) -> PassView:
+        w = self.weights
+        own = [(self.by_expr[g.leaf], g) for g in self.plan.gradients]
+        own = [(view, g) for view, g in own if (view.extent in BY_ROWS) == (held is Level.ROW)]
+        results: dict[str, Expr] = {"d_pair": self.plan.d_pair}
+        outside: dict[str, Expr] = {"factor": self.plan.d_factor}
+        if w.form is Form.EXPONENTIAL:
+            results["unit_scaled"] = mul(w.unit, named(w.factor, "logit_scale"))
+        else:
+            assert w.slope is not None
+            results["unit"] = w.unit
+            results["stream"] = substitute(w.stream, {S: X, M: ROW_REF})
+            results["slope"] = substitute(w.slope, {S: X, M: ROW_REF})
+        if w.form is Form.SHIFTED:
+            outside["kappa"] = named(mul(w.kappa, real(LOG2E)), "logit_scale")
+        for view, g in own:
+            if g.pair is not None:
+                results[f"pair_{view.name}"] = g.pair
+            if g.weight is not None:
+                results[f"weight_{view.name}"] = substitute(g.weight, {S: X, M: ROW_REF})
+            if g.extra is not None:
+                outside[f"extra_{view.name}"] = g.extra
+                if w.log_extra is not None:
+                    outside["log2_extra"] = mul(w.log_extra, real(LOG2E))
+        code = self.write(held, results, outside)
+        sums = (sum_view(view, g, code, i, self.normalised()) for i, (view, g) in enumerate(own))
+        return PassView(code, tuple(sums))
+
+    def drop_lines(self) -> tuple[str, ...]:
+        if self.attention.dropout is None:
+            return ()
+        drop = self.printer().text(self.attention.dropout)
+        return (
+            f"drop = jnp.asarray({drop}, jnp.float32)",
+            "threshold = _threshold(drop)",
+            "inv_keep = 1.0 / (1.0 - drop)",
+        )
+
+    # ------------------------------------------------------------ rows
+
+    def normalised(self) -> str:
+        return " * inv_den" if self.weight_view.saves_den else ""
+
+    def rows(self) -> tuple[str, ...]:
+        """What the backward passes read of each row."""
+        w = self.weight_view
+        return tuple(n for n, has in (("row_lse", w.shift), ("inv_den", w.saves_den), ("delta", w.sums)) if has)
+
+    def row_lines(self) -> tuple[str, ...]:
+        lse = "jnp.where(lse == -jnp.inf, jnp.inf, lse * LOG2E)"
+        delta = 'jnp.einsum("bqhd,bqhd->bhq", d_out, out, precision=lax.Precision.HIGHEST) - d_lse'
+        lines = {
+            "row_lse": f"row_lses = _padded({lse}, 2, TILE_Q, jnp.inf)[..., None]",
+            "inv_den": "inv_dens = _padded(1.0 / den, 2, TILE_Q)[..., None]",
+            "delta": f"deltas = _padded({delta}, 2, TILE_Q)[..., None]",
+        }
+        return tuple(lines[name] for name in self.rows())
+
+    def ref_lines(self, code: TileCode) -> tuple[str, ...]:
+        """Both backward passes name the head's factor alike."""
+        return (f"row_ref = row_lse / {code.results['kappa']}",) if self.weights.form is Form.SHIFTED else ()
+
+    # ------------------------------------------------------------ tile ranges
+
+    def bound_leaf(self, e: Leaf) -> str:
+        match e:
+            case Symbol():
+                return {**_POSITIONS, "q": "q", "k": "k"}.get(e.id) or self.sizes.get(e.id, e.id)
+            case Scalar() | Load():
+                name = self.by_expr[e].name
+                return f"({name} != 0)" if e.type is Type.BOOL else name
+
+    def tiles(self, found: Loops) -> TilesView:
+        printer = Printer(self.plan.choices, self.bound_leaf)
+        block = "TILE_K" if found.axis == "k" else "TILE_Q"
+        side = "key" if found.axis == "k" else "query"
+        lines = tuple(_step(step, printer, block) for step in found.steps)
+        read = free_names(lines)
+        answers = [f"{t.name}_{end}" for t in found.tests for end in _ENDS]
+        others = ("at_b", "at_h", "scale", *(v.name for v in self.operands))
+        return TilesView(
+            found.axis,
+            tuple(n for n in (*answers, *others) if n in read),
+            lines,
+            tuple(f"({r.start}, {r.stop})" for r in found.full),
+            tuple(f"({r.start}, {r.stop})" for r in found.partial),
+            tuple(self.test(t, found.axis) for t in found.tests),
+            tuple(f"{side}_{t.name}s = _{side}_{t.name}(size, floats, data)" for t in found.tests),
+            tuple(f"{', '.join(f'{t.name}_{end}' for end in _ENDS)} = {side}_{t.name}s[number]" for t in found.tests),
+        )
+
+    def test(self, t: DataTest, axis: str) -> TestView:
+        held, walked = (t.row, t.col) if axis == "k" else (t.col, t.row)
+        printer = self.leaves.printer()
+        return TestView(
+            f"{'key' if axis == 'k' else 'query'}_{t.name}",
+            f"{printing.expression(t.row)} {'==' if t.equal else '<='} {printing.expression(t.col)}",
+            "queries" if axis == "k" else "keys",
+            printer.text(held),
+            printer.text(walked),
+            "equal" if t.equal else "held_at_most" if axis == "k" else "walked_at_most",
+        )
+
+
+def _step(step: Step, printer: Printer, block: str) -> str:
+    match step:
+        case Rounded():
+            text = printer.text(step.bound)
+            if reads(step.bound, "b", "h", "hkv", "scale") or any(
+                isinstance(n, Scalar | Load) for n in nodes(step.bound)
+            ):
+                text = f"{'_greatest' if step.up else '_least'}({text})"
+            return f"{step.name} = {'_up' if step.up else '_down'}({text}, {block})"
+        case Assigned():
+            return f"{step.name} = {printer.text(step.value)}"
+        case Ordered():
+            a, b = step.first, step.second
+            names = f"{a.start}, {a.stop}, {b.start}, {b.stop}"
+            return f"{names} = _sorted_runs({names})"
+        case _:
+            assert_never(step)

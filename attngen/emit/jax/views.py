@@ -1,0 +1,57 @@
+"""What `templates/jax/` reads, beside params, operands and the lines of `portable_code`: frozen views."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from attngen.emit.arrays.tile_code import TileCode
+
+
+@dataclass(frozen=True, slots=True)
+class TestView:
+    """A data test: what is compared, and the two sides as arrays of the host."""
+
+    name: str
+    text: str
+    what: str
+    held: str
+    walked: str
+    kind: str  # equal, held_at_most, walked_at_most
+
+
+@dataclass(frozen=True, slots=True)
+class TilesView:
+    """The loops over one axis: lines that compute runs of tiles, the runs as texts, and what the lines read.
+
+    `test_lines` answer the data tests for every tile at once, `answer_lines` for the tile that is held.
+    """
+
+    axis: str
+    arguments: tuple[str, ...]
+    lines: tuple[str, ...]
+    full: tuple[str, ...]
+    partial: tuple[str, ...]
+    tests: tuple[TestView, ...]
+    test_lines: tuple[str, ...]
+    answer_lines: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SumView:
+    """The gradient of one operand: its shape in a tile, what a pair and a row add, what `last` makes of all tiles."""
+
+    name: str
+    operand: str
+    shape: str
+    contribution: str  # empty where only rows contribute
+    tile_lines: tuple[str, ...]
+    row_lines: tuple[str, ...]
+    last: str
+
+
+@dataclass(frozen=True, slots=True)
+class PassView:
+    """One of the two backward passes."""
+
+    code: TileCode
+    sums: tuple[SumView, ...]

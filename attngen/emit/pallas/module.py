@@ -1,0 +1,402 @@
+"""The Pallas target: a `KernelPlan` laid out as the views that `templates/pallas/` reads.
+
+Takes the plan, the spec's text and the options, gives the source of a standalone module for TPUs. Every choice stands
+in the plan or here; the templates only place it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from typing import Any, assert_never
+
+from attngen.emit.jax_shared import public_function as jax_door
+from attngen.emit.jax_shared.expressions import Leaf, Printer, division_helpers
+from attngen.emit.jax_shared.operands import Leaves, OperandView, cell, operand_views, size_names
+from attngen.emit.options import Options
+from attngen.emit.pallas.kernel_code import KernelWriter, Number, PallasCode
+from attngen.emit.pallas.names import RESERVED
+from attngen.emit.pallas.views import PairSum, PallasHeader, RangesView, RowInput, RowsView, Sum, TestView, WeightView
+from attngen.emit.text.names import Names
+from attngen.emit.text.params import views
+from attngen.emit.text.prune import without_unused, without_unused_definitions
+from attngen.emit.text.render import render
+from attngen.ir import printing
+from attngen.ir.build import mul, real
+from attngen.ir.nodes import Expr, Load, Scalar, Symbol, Type
+from attngen.ir.walk import named, reads, substitute
+from attngen.plan.ints.facts import scale_use
+from attngen.plan.kernel import Gather, KernelPlan, LeafGradient
+from attngen.plan.levels import Level
+from attngen.plan.mask.data_tests import DataTest
+from attngen.plan.mask.loops import Assigned, Loops, Ordered, Rounded, Step
+from attngen.plan.operands import Extent, expressions, outside_of_indices
+from attngen.plan.score.fold_factor import folded
+from attngen.plan.score.weights import LOG2E, Form, M, S
+from attngen.plan.tiles import tpu as tpu_tiles
+
+X, REF, ROW_REF = Symbol("x", Type.FLOAT), Symbol("ref", Type.FLOAT), Symbol("row_ref", Type.FLOAT)
+_WITH_ROWS = (Extent.HEAD, Extent.ROW, Extent.DISTANCE)
+"""Operands whose gradients are summed where a tile of queries is held, beside dQ."""
+_WITH_COLUMNS = (Extent.HEAD, Extent.COLUMN)
+"""And where a tile of keys is: a head's pairs may be summed in either order."""
+_ALONG_ROWS = (Extent.HEAD, Extent.ROW)
+_ENDS = ("any_lo", "any_hi", "all_lo", "all_hi")
+_PRECISION = {"ieee": "HIGHEST", "tf32": "DEFAULT"}
+
+
+def emit_pallas(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ...] = ()) -> str:
+    """The generated module. `text` is the spec as written; it appears in the header as a comment."""
+    return _Emitter(plan, text, options, proof).module()
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchView:
+    fuses: bool  # dQ, dK and dV can come from one kernel
+    walked_bytes: int  # of vectors, for each walked position
+    held_bytes: int
+    pair_bytes: int  # of operands that each pair has a cell of
+    tile_bytes: int  # of values in flight, for each pair of a tile
+
+
+@dataclass(frozen=True, slots=True)
+class SpreadView:
+    """Whether XLA may spread batches, and heads, over a mesh."""
+
+    batches: bool
+    heads: bool
+
+
+class _Emitter:
+    def __init__(self, plan: KernelPlan, text: str, options: Options, proof: tuple[str, ...]):
+        self.plan, self.text, self.options, self.proof = plan, text, options, proof
+        self.attention, self.weights = plan.attention, plan.weights
+        self.names = Names(RESERVED)
+        self.params = views(self.attention, self.names)
+        self.sizes = size_names(plan, self.names)
+        self.leaves = Leaves(plan, self.params, self.sizes)
+        self.operands = operand_views(plan, self.params, self.names, self.leaves)
+        self.by_expr = {v.operand.expr: v for v in self.operands}
+        w = plan.weights
+        direct = w.form is Form.DIRECT
+        self.weight_view = WeightView(
+            exponential=w.form is Form.EXPONENTIAL,
+            shift=not direct,
+            sums=w.sums,
+            saves_den=direct and w.sums,
+            saves_exact=w.sums and bool(plan.gradients),
+            crossable=w.form is Form.EXPONENTIAL and plan.attention.dropout is None,
+        )
+
+    # ------------------------------------------------------------ the module
+
+    def module(self) -> str:
+        keys, queries = self.ranges(self.plan.key_loops), self.ranges(self.plan.query_loops)
+        dq, dq_sums = self.backward(Level.ROW, keys, _WITH_ROWS)
+        dkdv, dkdv_sums = self.backward(Level.COLUMN, queries, (Extent.COLUMN,))
+        fused, fused_sums = self.backward(Level.COLUMN, queries, _WITH_COLUMNS)
+        door = jax_door.door(self.plan, self.params, self.sizes, self.leaves, jax_door.PALLAS)
+        table = tpu_tiles.table(self.options.tile or self.attention.tile)
+        for t in self.options.tuned:
+            table[t.chip, t.itemsize] = tpu_tiles.row(t.forward, t.dkdv, t.dq)
+        context: dict[str, Any] = {
+            "a": self.header(),
+            "longest_bits": self.plan.choices.longest_bits,
+            "scale_use": scale_use(self.attention),
+            "w": self.weight_view,
+            "divisions": division_helpers(self.plan.choices),
+            "f": self.forward(keys),
+            "across_code": self.forward(keys, across=True),
+            "keys": keys,
+            "queries": queries,
+            "rows": self.rows(),
+            "dq_code": dq,
+            "dq_sums": dq_sums,
+            "dkdv_code": dkdv,
+            "dkdv_sums": dkdv_sums,
+            "fused_code": fused,
+            "fused_sums": fused_sums,
+            "pair_sums": [self.pair_sum(g, keys) for g in self.pair_gradients()],
+            "dropout": self.attention.dropout is not None,
+            "operands": self.operands,
+            "own_sizes": tuple(self.sizes[s] for s in self.attention.sizes),
+            "size_lines": tuple(f"{s} = size.{s}" for s in self.sizes.values()),
+            "operand_lines": (
+                *(f'{v.name} = {v.group}["{v.name}"]' for v in self.operands),
+                'scale = data["scale"]',
+            ),
+            "position_lines": jax_door.PAIRS_AT,
+            "launch": self.launch(),
+            "door": door,
+            "spread": self.spread(),
+            "vmem": tpu_tiles.VMEM,
+            "straight": tpu_tiles.STRAIGHT,
+            "wide": tpu_tiles.WIDE,
+            "piece": tpu_tiles.PIECE,
+            "ahead": tpu_tiles.AHEAD,
+            "tiles": [(key, tuple((t.queries, t.keys, t.unroll) for t in row)) for key, row in table.items()],
+        }
+        return without_unused_definitions(without_unused(render("pallas/module.py.j2", context)))
+
+    def header(self) -> PallasHeader:
+        a = self.attention
+        # The text stands in comments, whose lines Python ends at these characters and no others.
+        lines = re.split(r"\r\n|\r|\n", self.text.strip("\r\n"))
+        tile = self.options.tile or a.tile
+        options = ["target=pallas", f"precision={self.options.precision}"]
+        options += [f"{name}={value}" for name, value in a.consts] + ([f"tile={tile[0]}x{tile[1]}"] if tile else [])
+        options += [f"tuned={t.chip}/{8 * t.itemsize}" for t in self.options.tuned]
+        return PallasHeader(
+            a.name,
+            f"{a.name}: fused attention for TPUs, forward and backward, in Pallas.",
+            f"Attention `{a.name}`, fused, differentiable in every float argument but the scale.",
+            tuple(f"#     {line}".rstrip() for line in lines),
+            hashlib.sha256(self.text.encode()).hexdigest(),
+            " ".join(options),
+            _PRECISION[self.options.precision],
+            tuple(f"# {line}" for line in self.proof),
+        )
+
+    def launch(self) -> LaunchView:
+        extents = [v.extent for v in self.operands]
+        return LaunchView(
+            fuses=self.fuses(),
+            walked_bytes=4 * (2 + len(extents)),
+            held_bytes=4 * 128 * (4 + len(extents)),
+            pair_bytes=4 * extents.count(Extent.PAIR),
+            tile_bytes=4 * 6,
+        )
+
+    def spread(self) -> SpreadView:
+        """Operands are cut like q. A core that reads its batch or head, or how many there are, must have them all."""
+        read = {n.id for n in outside_of_indices(expressions(self.plan)) if isinstance(n, Symbol)}
+        alone = self.attention.dropout is not None  # which counts batches and heads
+        return SpreadView(
+            batches=not alone and not read & {"b", "B"}, heads=not alone and not read & {"h", "hkv", "Hq", "Hkv"}
+        )
+
+    # ------------------------------------------------------------ kernels
+
+    def write(
+        self,
+        held: Level,
+        results: dict[str, Expr],
+        outside: dict[str, Expr],
+        ranges: RangesView,
+        *,
+        across: bool = False,
+    ) -> PallasCode:
+        factor, results = folded(results) if self.folds() else (None, results)
+        if factor is not None:
+            outside = {"fold": named(factor, "logit_scale"), **outside}
+        if self.attention.dropout is not None:
+            outside = {**outside, "drop": self.attention.dropout}
+        writer = KernelWriter(self.plan, self.operands, self.leaves, self.names, held, across=across)
+        for number in ranges.numbers:
+            writer.numbers.setdefault(number.name, number)
+        code = writer.write(results, self.attention.mask, outside)
+        return code.with_dropout().with_results("fold", "log2_extra", "extra", "factor", "kappa")
+
+    def folds(self) -> bool:
+        """Whether q or k may have the factor of q . k inside: not where a param's gradient is summed along rows.
+
+        A row's derivatives add up to nothing as long as both passes have the same scores. In half precision the forward
+        pass rounds q times the factor, and the backward pass k; what is left, times the row's position, was 7e-2 of
+        such a gradient.
+        """
+        return not any(g.pair is not None and self.by_expr[g.leaf].extent in _ALONG_ROWS for g in self.plan.gradients)
+
+    def forward(self, keys: RangesView, *, across: bool = False) -> PallasCode:
+        w = self.weights
+        outside: dict[str, Expr] = {}
+        match w.form:
+            case Form.EXPONENTIAL:
+                results = {"logit": mul(w.unit, named(w.factor, "logit_scale"))}
+            case Form.SHIFTED:
+                results = {"logit": w.unit, "stream": substitute(w.stream, {S: X, M: REF})}
+                outside["factor"] = named(w.factor, "logit_scale")
+            case Form.DIRECT:
+                results = {"logit": w.unit, "stream": substitute(w.stream, {S: X})}
+                if w.extra is not None:
+                    outside["extra"] = named(w.extra, "extra_term")
+        if w.log_extra is not None:
+            outside["log2_extra"] = named(mul(w.log_extra, real(LOG2E)), "extra_term")
+        return self.write(Level.ROW, results, outside, keys, across=across)
+
+    def backward(
+        self, held: Level, ranges: RangesView, extents: tuple[Extent, ...]
+    ) -> tuple[PallasCode, tuple[Sum, ...]]:
+        own = [(self.by_expr[g.leaf], g) for g in self.plan.gradients if self.by_expr[g.leaf].extent in extents]
+        results, outside = self.pair_results()
+        outside["d_factor"] = named(self.plan.d_factor, "d_factor")
+        for view, g in own:
+            if g.pair is not None:
+                results[f"pair_{view.name}"] = g.pair
+            if g.weight is not None:
+                results[f"weight_{view.name}"] = substitute(g.weight, {S: X, M: ROW_REF})
+            if g.extra is not None:
+                outside[f"extra_{view.name}"] = g.extra
+                if self.weights.log_extra is not None:
+                    outside["log2_extra"] = named(mul(self.weights.log_extra, real(LOG2E)), "extra_term")
+        code = self.write(held, results, outside, ranges)
+        return code, tuple(self.sum(view, g, code, held) for view, g in own)
+
+    def pair_results(self) -> tuple[dict[str, Expr], dict[str, Expr]]:
+        """What every backward kernel evaluates for a pair, and for a head."""
+        w = self.weights
+        if w.form is Form.EXPONENTIAL:
+            return {"logit": mul(w.unit, named(w.factor, "logit_scale")), "d_pair": self.plan.d_pair}, {}
+        assert w.slope is not None
+        results = {
+            "logit": w.unit,
+            "stream": substitute(w.stream, {S: X, M: ROW_REF}),
+            "slope": substitute(w.slope, {S: X, M: ROW_REF}),
+            "d_pair": self.plan.d_pair,
+        }
+        shifted = {"kappa": named(mul(w.kappa, real(LOG2E)), "logit_scale")} if w.form is Form.SHIFTED else {}
+        return results, shifted
+
+    def sum(self, view: OperandView, g: LeafGradient, code: PallasCode, held: Level) -> Sum:
+        extra = ""
+        if g.extra is not None:  # a row's, summed on the host: the kernels' numbers have the same names there
+            term = code.results["log2_extra"]
+            share = f"jnp.exp2({term} - lse[..., None])" if term else "(1.0 / den[..., None])"
+            extra = f"-delta[..., None] * {share} * {_factor(code.results[f'extra_{view.name}'])}"
+        return Sum(f"sum_{view.name}", view.name, view.extent.value, self.contribution(view.name, g, code, held), extra)
+
+    def contribution(self, name: str, g: LeafGradient, code: PallasCode, held: Level) -> str:
+        parts: list[str] = []
+        if g.pair is not None:
+            parts.append(f"g * {_factor(code.results[f'pair_{name}'])}")
+        if g.weight is not None:
+            share = "_across(inv_den, width)" if held is Level.ROW else "inv_den"
+            normalised = f" * {share}" if self.rows().normalised else ""
+            parts.append(f"dp * {_factor(code.results[f'weight_{name}'])}{normalised}")
+        return " + ".join(parts) or "g * 0.0"
+
+    def pair_gradients(self) -> list[LeafGradient]:
+        return [g for g in self.plan.gradients if g.gather in (Gather.DENSE, Gather.SCATTER)]
+
+    def pair_sum(self, g: LeafGradient, keys: RangesView) -> tuple[PairSum, PallasCode]:
+        view = self.by_expr[g.leaf]
+        results, outside = self.pair_results()
+        if g.pair is not None:
+            results[f"pair_{view.name}"] = g.pair
+        if g.weight is not None:
+            results[f"weight_{view.name}"] = substitute(g.weight, {S: X, M: ROW_REF})
+        code = self.write(Level.ROW, results, outside, keys)
+        return PairSum(
+            f"pairs_of_{view.name}",
+            view.name,
+            printing.expression(g.leaf),
+            view.operand.per_batch,
+            view.operand.per_head,
+            self.contribution(view.name, g, code, Level.ROW),
+        ), code
+
+    def fuses(self) -> bool:
+        """Whether one kernel can give dQ, dK, dV and every operand's gradient: none needs a tile of queries held."""
+        own = {self.by_expr[g.leaf].extent for g in self.plan.gradients}
+        return not own & (set(_WITH_ROWS) - set(_WITH_COLUMNS))
+
+    def rows(self) -> RowsView:
+        """What each row brings to the backward kernels."""
+        w = self.weights
+        inputs: list[RowInput] = []
+        held: list[str] = []
+        walked: list[str] = []
+
+        def take(name: str, missing: str, line: str) -> None:
+            inputs.append(RowInput(name, missing))
+            held.append(line.replace("ROW", f"_held({name}_ref[...])"))
+            walked.append(line.replace("ROW", f"{name}_ref[walked]"))
+
+        if w.form is not Form.DIRECT:
+            take("lse", "jnp.inf", "row_lse = ROW")
+        elif w.sums:
+            take("den", "jnp.inf", "inv_den = 1.0 / ROW")
+        if w.sums:
+            take("delta", "0.0", "delta = ROW")
+        normalised = w.form is Form.DIRECT and w.sums
+        return RowsView(tuple(inputs), tuple(held), tuple(walked), normalised, w.sums)
+
+    # ------------------------------------------------------------ tile ranges
+
+    def ranges(self, found: Loops) -> RangesView:
+        numbers: dict[str, Number] = {}
+        plain: dict[str, tuple[str, str]] = {}
+
+        def leaf(e: Leaf) -> str:
+            match e:
+                case Symbol():
+                    if e.id in ("b", "h"):
+                        name = {"b": "batch", "h": "head"}[e.id]
+                        plain[name] = (name, f"at_{e.id}")
+                        return name
+                    if e.id == "hkv":
+                        plain["kv_head"] = ("_share(head, Hq, Hkv)", "(at_h // (Hq // Hkv))")
+                        return "kv_head"
+                    if e.id == "scale":
+                        numbers["scale"] = Number("scale", "scale", "0")
+                        plain["scale"] = ("scale_ref[0]", "scale")
+                        return "scale"
+                    return self.sizes.get(e.id, e.id)
+                case Scalar() | Load():
+                    view = self.by_expr[e]
+                    numbers[view.name] = Number(view.name, view.name, view.number)
+                    plain[view.name] = (f"{view.name}_ref[{view.number}]", view.name)
+                    return f"({view.name} != 0)" if e.type is Type.BOOL else view.name
+
+        printer = Printer(self.plan.choices, leaf)
+        lines = tuple(_step(step, printer) for step in found.steps)
+        views = tuple(self.test(t, found.axis) for t in found.tests)
+        answers = tuple(f"{t.name}_{end}" for t in found.tests for end in _ENDS)
+        return RangesView(
+            found.axis,
+            lines,
+            tuple(f"({r.start}, {r.stop})" for r in found.full),
+            tuple(f"({r.start}, {r.stop})" for r in found.partial),
+            (*answers, *plain),
+            (*(t.answer for t in views), *(kernel for kernel, _ in plain.values())),
+            tuple(host for _, host in plain.values()),
+            tuple(numbers.values()),
+            views,
+            found.in_ints,
+        )
+
+    def test(self, t: DataTest, axis: str) -> TestView:
+        held, walked = (t.row, t.col) if axis == "k" else (t.col, t.row)
+        kind = "equal" if t.equal else "held_at_most" if axis == "k" else "walked_at_most"
+        batch = reads(t.row, "b") or reads(t.col, "b")
+        head = reads(t.row, "h", "hkv") or reads(t.col, "h", "hkv")
+        program = cell(batch, head)
+        printer = self.leaves.printer()
+        sign = "==" if t.equal else "<="
+        return TestView(
+            f"{'key' if axis == 'k' else 'query'}_{t.name}",
+            f"{printing.expression(t.row)} {sign} {printing.expression(t.col)}",
+            "queries" if axis == "k" else "keys",
+            printer.text(held),
+            printer.text(walked),
+            kind,
+            f"({program}) * n_held + held",
+        )
+
+
+def _step(step: Step, printer: Printer) -> str:
+    match step:
+        case Rounded():
+            return f"{step.name} = {'_up' if step.up else '_down'}({printer.text(step.bound)}, block)"
+        case Assigned():
+            return f"{step.name} = {printer.text(step.value)}"
+        case Ordered():
+            a, b = step.first, step.second
+            names = f"{a.start}, {a.stop}, {b.start}, {b.stop}"
+            return f"{names} = _sorted_runs({names})"
+        case _:
+            assert_never(step)
+
+
+def _factor(text: str) -> str:
+    return text if re.fullmatch(r"[\w.]+", text) else f"({text})"

@@ -1,0 +1,69 @@
+"""The one Jinja environment. Templates lay out; filters here only break, indent and bracket text."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+import textwrap
+from collections.abc import Iterable
+from typing import Any
+
+import jinja2
+
+from attngen import resources
+from attngen.emit.triton import tile_loops as tile_code
+
+
+def _lines(lines: Iterable[str], indent: int) -> str:
+    """Each line at the indent, with its newline; nothing for no lines."""
+    return "".join(f"{' ' * indent}{line}".rstrip() + "\n" for line in lines)
+
+
+def _wrap(names: Iterable[str], indent: int) -> str:
+    return textwrap.fill(
+        ", ".join(names), width=116 - indent, subsequent_indent=" " * indent, break_long_words=False,
+        break_on_hyphens=False,
+    )  # fmt: skip
+
+
+def _constants(names: Iterable[str]) -> str:
+    """Arguments that a Gluon function takes at compile time."""
+    return ", ".join(f"{name}: gl.constexpr" for name in names)
+
+
+def bracket(text: str) -> str:
+    """`text` as a factor of a product."""
+    return text if re.fullmatch(r"[\w.]+(\([^()]*\))?", text) else f"({text})"
+
+
+def condition(text: str) -> str:
+    """`text` beside `&` or `|`, which bind more tightly than a comparison."""
+    node = ast.parse(text, mode="eval").body
+    loose = isinstance(node, ast.Compare) or (isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr))
+    return f"({text})" if loose and node.col_offset == 0 else text  # else it is in brackets already
+
+
+@functools.cache
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(resources.root() / "templates"),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,  # Python source, not HTML; names and literals come from the typed IR alone
+        optimized=False,  # each template is rendered once or twice: folding its constants costs more than it saves
+    )
+    filters: dict[str, Any] = environment.filters  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    filters.update(lines=_lines, wrap=_wrap, bracket=bracket, condition=condition, constants=_constants)
+    filters.update(total=tile_code.total, numbering=tile_code.numbering)
+    return environment
+
+
+def render(template: str, context: dict[str, Any]) -> str:
+    """The template's text, with runs of blank lines brought to two at the top level and one inside."""
+    text = _environment().get_template(template).render(context)
+    text = re.sub(r"\n{4,}", "\n\n\n", text)
+    text = re.sub(r"\n{3,}(?=[ \t])", "\n\n", text)
+    return text.rstrip("\n") + "\n"

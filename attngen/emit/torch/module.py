@@ -1,0 +1,291 @@
+"""The torch target: a `KernelPlan` laid out as the views that `templates/torch/` reads.
+
+Takes the plan, the spec's text and the options, gives the source of a standalone module in plain PyTorch: the tiled
+algorithm as loops over slices, all batches and heads at a time, its backward pass by recomputation.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import Any
+
+from attngen.emit.arrays.facts import torch_facts
+from attngen.emit.arrays.tile_code import TileCode, free_names, tile_code
+from attngen.emit.arrays.views import DoorView, Header, TestView, WeightView
+from attngen.emit.options import Options
+from attngen.emit.text.names import Names
+from attngen.emit.text.params import views
+from attngen.emit.text.prune import without_unused, without_unused_definitions
+from attngen.emit.text.render import render
+from attngen.emit.torch.leaves import Leaves
+from attngen.emit.torch.param_gradients import gradient_views, leaf_views
+from attngen.emit.torch.tile_loops import tiles_view
+from attngen.emit.torch_shared.checks import check_lines
+from attngen.emit.triton.launch import bound_sizes, conversions, param_doc, zeros
+from attngen.emit.triton.param_gradients import host_names
+from attngen.errors import InternalError, UsageError
+from attngen.ir import printing
+from attngen.ir.build import mul, real
+from attngen.ir.nodes import Expr, Symbol, Type
+from attngen.ir.walk import named, substitute
+from attngen.plan.ints.facts import scale_use
+from attngen.plan.kernel import KernelPlan
+from attngen.plan.levels import Level, level_of
+from attngen.plan.score.weights import LOG2E, Form, M, S
+from attngen.plan.tiles.portable import PORTABLE
+
+X, REF, ROW_REF = Symbol("x", Type.FLOAT), Symbol("ref", Type.FLOAT), Symbol("row_ref", Type.FLOAT)
+
+_TEMPLATE_NAMES = """
+    math torch Tensor NoReturn TILE_Q TILE_K LOG2E LN2 float int bool len range tuple str min max isinstance all any
+    zip list dict set sum abs print type sorted next object None True False self cls q k v out lse den d_out d_lse
+    dq dk dv scale seed delta deltas acc row_max row_sum row_lse row_lses row_ref inv_den inv_dens x weight p
+    slope_p g dp ds kept allowed head batch kv_head tile masked q_idx k_idx q0 q1 k0 k1 qk q_tile k_tile
+    d_out_tile dq_tile B Hq Hkv Sq Sk D Dv new_max shift rescale drop inv_keep threshold empty total merged extra
+    ref contribution inside cell ctx needed full partial any_lo any_hi full_lo full_hi return_lse dropout_seed
+    check holds wrong map
+    message device dtype name stride staticmethod at_b at_h at_q at_k at_distance distances exists q_scaled rest
+    ValueError parts learns hidden number keeps
+"""
+_RUNS = [f"{kind}{n}_{end}" for kind in ("any", "full") for n in range(4) for end in ("lo", "hi")]
+_PARTS = [f"part{i}{j}_{end}" for i in range(4) for j in range(5) for end in ("lo", "hi")]
+_ENDS = ("any_lo", "any_hi", "all_lo", "all_hi", "least", "most")
+_TESTS = [f"{side}test{n}_{end}" for side in ("", "key_") for n in range(64) for end in _ENDS]
+RESERVED = frozenset([*_TEMPLATE_NAMES.split(), *_RUNS, *_PARTS, *_TESTS])
+"""Every name that the templates bind or read. `tests/unit/emit` holds this against generated modules."""
+
+
+def emit_torch(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ...] = ()) -> str:
+    """The generated module. `text` is the spec as written; it appears in the header as a comment."""
+    if options.precision != "ieee":
+        raise UsageError(
+            f"precision {options.precision!r} is of the Triton target; torch.backends says how torch multiplies"
+        )
+    if not RESERVED.isdisjoint(plan.attention.sizes):
+        raise InternalError("the plan was made without the target's reserved names")
+    return _Emitter(plan, text, options, proof).module()
+
+
+class _Emitter:
+    def __init__(self, plan: KernelPlan, text: str, options: Options, proof: tuple[str, ...]):
+        self.plan, self.text, self.options, self.proof = plan, text, options, proof
+        self.attention = plan.attention
+        self.params = views(self.attention, Names(RESERVED | set(self.attention.sizes)))
+        self.leaves = Leaves(plan, self.params)
+        self.tile = options.tile or self.attention.tile or PORTABLE
+        w = plan.weights
+        direct = w.form is Form.DIRECT
+        self.weight_view = WeightView(
+            exponential=w.form is Form.EXPONENTIAL,
+            shift=not direct,
+            sums=w.sums,
+            saves_den=direct and w.sums,
+        )
+
+    def module(self) -> str:
+        masked = self.forward().masked
+        keys = tiles_view(self.plan.key_loops, self.leaves, masked=masked)
+        forward, backward = self.forward(), self.backward()
+        leaves = leaf_views(self.plan, self.params, self.leaves, backward, self.normalised())
+        gradients = gradient_views(self.plan, self.params)
+        tests = tuple(self.test_view(i) for i in range(len(self.plan.key_loops.tests)))
+        params = "".join(f", {p.name}" for p in self.params)
+        dropout = self.attention.dropout is not None
+        d_pair = backward.results["d_pair"]
+        context: dict[str, Any] = dict(  # noqa: C408 - the keys are the templates' names
+            a=self.header(),
+            longest_bits=self.plan.choices.longest_bits,
+            scale_use=scale_use(self.attention),
+            w=self.weight_view,
+            tile=self.tile,
+            keys=keys,
+            tests=tests,
+            test_lines=tuple(
+                f"key_{t.name}_least, key_{t.name}_most = _key_{t.name}({', '.join(t.arguments)})" for t in tests
+            ),
+            held_tests=self.held_tests(),
+            key_loop=f"{keys.loop} in _key_tiles({', '.join(keys.arguments)})",
+            forward=forward,
+            backward=backward,
+            plain_params=params,
+            size_lines=tuple(bound_sizes(self.plan, self.params)),
+            dropout=dropout,
+            seed=", seed" if dropout else "",
+            drop_lines=self.drop_lines(),
+            leaves=leaves,
+            gradients=gradients,
+            returned=", ".join(["dq", "dk", "dv", *(g.total for g in gradients)]),
+            row_lines=self.row_lines(),
+            row_names=self.row_names(),
+            ref_lines=(f"row_ref = row_lse / {backward.results['kappa']}",)
+            if self.plan.weights.form is Form.SHIFTED
+            else (),
+            normalised=self.normalised(),
+            ds_factor="" if d_pair == "1.0" else d_pair,
+            d_factor="" if backward.results["factor"] == "1.0" else backward.results["factor"],
+            saved_tensors="".join(f"{p.name}, " for p in self.params if p.by_pointer),
+            values=tuple(p.name for p in self.params if not p.by_pointer),
+            returned_gradients=self.returned_gradients(),
+            door=self.door(),
+            keeps=self.keeps(),
+        )
+        body = render("torch/module.py.j2", {**context, "uses": frozenset()})
+        # The helpers that this variant calls are found in the code itself.
+        called = set(re.findall(r"(?<![A-Za-z0-9_])_[a-z][a-z_]*(?=\()", body))
+        return without_unused_definitions(
+            without_unused(render("torch/module.py.j2", {**context, "uses": frozenset(called)}))
+        )
+
+    def header(self) -> Header:
+        a = self.attention
+        # The text stands in comments, whose lines Python ends at these characters and no others.
+        lines = re.split(r"\r\n|\r|\n", self.text.strip("\r\n"))
+        consts = [f"{name}={value}" for name, value in a.consts]
+        options = ["target=torch", *consts, f"tile={self.tile[0]}x{self.tile[1]}"]
+        return Header(
+            a.name,
+            f"{a.name}: tiled attention in plain PyTorch, forward and backward.",
+            f"Attention `{a.name}`, tile by tile, differentiable in every float argument.",
+            tuple(f"#     {line}".rstrip() for line in lines),
+            hashlib.sha256(self.text.encode()).hexdigest(),
+            " ".join(options),
+            proof=tuple(f"# {line}" for line in self.proof),
+        )
+
+    # ------------------------------------------------------------ loops
+
+    def write(self, results: dict[str, Expr], outside: dict[str, Expr]) -> TileCode:
+        names = Names(RESERVED | set(self.attention.sizes))
+        names.take(*self.leaves.names())
+        outside = {**outside, **{t.name: t.row for t in self.plan.key_loops.tests}}
+        if self.attention.dropout is not None:
+            outside["drop"] = self.attention.dropout
+        code = tile_code(self.leaves.printer(), names, Level.ROW, results, self.attention.mask, outside)
+        whole = {
+            name: f"torch.as_tensor({code.results[name]}, dtype=torch.float32, device=q.device).expand(qk.shape)"
+            for name in ("unit", "unit_scaled", "stream")
+            if name in results and level_of(results[name]) is not Level.PAIR
+        }
+        empty = dict.fromkeys(("factor", "log2_extra", "extra", "kappa", "stream", "slope", "unit_scaled", "unit"), "")
+        return TileCode(
+            code.head_lines, code.held_lines, code.score_lines, code.weight_lines, code.mask_lines,
+            {**empty, **code.results, **whole}, code.allowed,
+        )  # fmt: skip
+
+    def forward(self) -> TileCode:
+        w = self.plan.weights
+        results: dict[str, Expr] = {"unit": w.unit}
+        outside: dict[str, Expr] = {}
+        if w.form is not Form.DIRECT:
+            outside["factor"] = named(w.factor, "logit_scale")
+        if w.form is Form.SHIFTED:
+            results["stream"] = substitute(w.stream, {S: X, M: REF})
+        elif w.form is Form.DIRECT:
+            results["stream"] = substitute(w.stream, {S: X})
+            if w.extra is not None:
+                outside["extra"] = w.extra
+        if w.log_extra is not None:
+            outside["log2_extra"] = mul(w.log_extra, real(LOG2E))
+        return self.write(results, outside)
+
+    def backward(self) -> TileCode:
+        w = self.plan.weights
+        results: dict[str, Expr] = {"d_pair": self.plan.d_pair}
+        outside: dict[str, Expr] = {"factor": self.plan.d_factor}
+        if w.form is Form.EXPONENTIAL:
+            results["unit_scaled"] = mul(w.unit, named(w.factor, "logit_scale"))
+        else:
+            assert w.slope is not None
+            results["unit"] = w.unit
+            results["stream"] = substitute(w.stream, {S: X, M: ROW_REF})
+            results["slope"] = substitute(w.slope, {S: X, M: ROW_REF})
+        if w.form is Form.SHIFTED:
+            outside["kappa"] = named(mul(w.kappa, real(LOG2E)), "logit_scale")
+        for number, g in enumerate(self.plan.gradients):
+            if g.pair is not None:
+                results[f"pair_{number}"] = g.pair
+            if g.weight is not None:
+                results[f"weight_{number}"] = substitute(g.weight, {S: X, M: ROW_REF})
+            if g.extra is not None:
+                outside[f"extra_{number}"] = g.extra
+        if w.log_extra is not None and any(g.extra is not None for g in self.plan.gradients):
+            outside["log2_extra"] = mul(w.log_extra, real(LOG2E))
+        return self.write(results, outside)
+
+    def drop_lines(self) -> tuple[str, ...]:
+        if self.attention.dropout is None:
+            return ()
+        drop = self.leaves.printer().text(self.attention.dropout)
+        return (
+            f"drop = torch.as_tensor({drop}, dtype=torch.float32, device=q.device)",
+            "threshold = (drop.double() * 4294967296.0).long()",
+            "inv_keep = 1.0 / (1.0 - drop)",
+        )
+
+    def normalised(self) -> str:
+        return " * inv_den" if self.weight_view.saves_den else ""
+
+    def row_names(self) -> tuple[str, ...]:
+        """What the backward pass reads of each row."""
+        w = self.weight_view
+        return (
+            *(("row_lse",) if w.shift else ()),
+            *(("inv_den",) if w.saves_den else ()),
+            *(("delta",) if w.sums else ()),
+        )
+
+    def row_lines(self) -> tuple[str, ...]:
+        lines = {
+            "row_lse": "row_lses = torch.where(lse == -math.inf, math.inf, lse * LOG2E)[..., None]",
+            "inv_den": "inv_dens = 1.0 / den[..., None]",
+            "delta": "deltas = (d_out * out).sum(-1, keepdim=True) - d_lse[..., None]",
+        }
+        return tuple(lines[name] for name in self.row_names())
+
+    def keeps(self) -> str:
+        """Which keys a condition on the key alone leaves; empty where it leaves all."""
+        found = self.plan.keeps_key
+        return "" if found is None else self.leaves.printer().text(found)
+
+    # ------------------------------------------------------------ data tests
+
+    def test_view(self, number: int) -> TestView:
+        t = self.plan.key_loops.tests[number]
+        value = self.leaves.printer().text(t.col)
+        read = free_names([value])
+        arguments = tuple(
+            n for n in ("q", "Sk", "batch", "head", "kv_head", *self.leaves.names()) if n in read | {"q", "Sk"}
+        )
+        return TestView(t.name, printing.expression(t.col), arguments, (), value)
+
+    def held_tests(self) -> tuple[str, ...]:
+        """Lines that answer the data tests for the tile that is held."""
+        code = self.forward()
+        lines: list[str] = []
+        for t in self.plan.key_loops.tests:
+            bounds = ", ".join(f"{t.name}_{which}" for which in ("any_lo", "any_hi", "all_lo", "all_hi"))
+            sign = "==" if t.equal else "<="
+            held = code.results[t.name]
+            lines.append(f'{bounds} = _matching_tiles({held}, key_{t.name}_least, key_{t.name}_most, "{sign}")')
+        return tuple(lines)
+
+    # ------------------------------------------------------------ the door
+
+    def returned_gradients(self) -> str:
+        """`dq, dk, dv` is followed by these: one for each param."""
+        totals = {g.param: g.total for g in gradient_views(self.plan, self.params)}
+        return "".join(f", {totals.get(p.name, zeros(p, number))}" for number, p in enumerate(self.params))
+
+    def door(self) -> DoorView:
+        checks = check_lines(self.plan, self.params, spans=False)
+        return DoorView(
+            self.params,
+            "".join(f", {p.keyword}" for p in self.params),
+            checks,
+            conversions(self.params, "torch.full((), {}, dtype=torch.float32, device=q.device)"),
+            tuple(param_doc(self.plan, p) for p in self.params),
+            self.plan.facts.scale_positive,
+            any("_readable(" in line for line in checks),
+            torch_facts(self.plan, self.params, host_names(self.attention, self.params)),
+        )

@@ -1,0 +1,82 @@
+"""The tiles that a loop visits, as a Python function of plain ints: the plan's steps printed.
+
+Takes `Loops`, gives `TilesView`. A bound that differs from batch to batch or from head to head is taken where it holds
+for all: the hull of `any`, what all have of `full`, since all heads are worked on together.
+"""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from attngen.emit.arrays.tile_code import free_names
+from attngen.emit.arrays.views import TilesView
+from attngen.emit.torch.leaves import Leaves
+from attngen.emit.torch_shared import expressions as host_expressions
+from attngen.ir.nodes import Apply, Expr, Load, Op, Scalar, Type
+from attngen.ir.walk import nodes, reads
+from attngen.plan.mask.loops import ZERO, Assigned, Loops, Ordered, Rounded, Run, Step
+
+
+def tiles_view(found: Loops, leaves: Leaves, *, masked: bool) -> TilesView:
+    lines = tuple(_line(step, leaves) for step in found.steps)
+    full, partial = _tiles(found.full), _tiles(found.partial)
+    if masked:
+        visited = " + ".join(
+            f"[(tile, {mask}) for tile in {name}]"
+            for name, runs, mask in (("full", full, False), ("partial", partial, True))
+            if runs
+        )
+    else:
+        visited = " + ".join(name for name, runs in (("full", full), ("partial", partial)) if runs)
+    ends = [name for run in (*found.full, *found.partial) for name in (run.start, run.stop) if name.isidentifier()]
+    read = free_names([*lines, *ends])
+    answers = (f"{t.name}_{which}" for t in found.tests for which in ("any_lo", "any_hi", "all_lo", "all_hi"))
+    sizes = ("B", "Hq", "Hkv", "Sq", "Sk", "D", "Dv", "scale", "batch", "head", "kv_head")
+    arguments = tuple(n for n in ("q0", "q1", *answers, *sizes, *leaves.names()) if n in read)
+    return TilesView(arguments, lines, full, partial, visited or "[]", "tile, masked" if masked else "tile")
+
+
+def _tiles(runs: tuple[Run, ...]) -> str:
+    return ", ".join(f"*range({r.stop if r.start == ZERO else f'{r.start}, {r.stop}'})" for r in runs)
+
+
+def _line(step: Step, leaves: Leaves) -> str:
+    match step:
+        case Rounded():
+            text = _bound(step.bound, step.up, leaves)
+            return f"{step.name} = {f'({text} + TILE_K - 1)' if step.up else f'max({text}, 0)'} // TILE_K"
+        case Assigned():
+            return f"{step.name} = {host_expressions.python(step.value, _Same())}"
+        case Ordered(a, b):
+            pairs = f"({a.start}, {a.stop}), ({b.start}, {b.stop})"
+            return f"{pairs} = sorted([{pairs}])"
+        case _:
+            assert_never(step)
+
+
+class _Same(dict[str, str]):
+    """Every name stands for itself."""
+
+    def __missing__(self, key: str) -> str:
+        return key
+
+
+def _bound(e: Expr, up: bool, leaves: Leaves) -> str:
+    if _is_plain(e, leaves):
+        names = _Same({keyword: p.name for keyword, p in leaves.params.items()})
+        return host_expressions.python(e, names)
+    return f"{'_greatest' if up else '_least'}({leaves.printer().text(e)})"
+
+
+def _is_plain(e: Expr, leaves: Leaves) -> bool:
+    """Whether Python's own numbers do: no element of a tensor, no float, no division by what may be 0."""
+    if reads(e, "b", "h", "hkv", "scale"):
+        return False
+    for n in nodes(e):
+        if isinstance(n, Load) or (isinstance(n, Scalar) and n.type is Type.FLOAT) or n.type is Type.FLOAT:
+            return False
+        if isinstance(n, Apply) and n.op is Op.POW:
+            return False
+        if isinstance(n, Apply) and n.op in (Op.FLOORDIV, Op.MOD) and not leaves.plan.facts.is_positive(n.args[1]):
+            return False
+    return True

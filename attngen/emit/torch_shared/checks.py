@@ -1,0 +1,118 @@
+"""What the public function refuses: lines that test each param's type, dtype, device, shape and facts.
+
+Takes the plan and the params, gives lines of Python for `_check` in the generated module. Messages are formatted only
+where they are raised, so that a call that fits pays for comparisons alone.
+"""
+
+from __future__ import annotations
+
+from attngen.emit.arrays.facts import need_lines
+from attngen.emit.text.params import ParamView
+from attngen.emit.torch_shared import expressions as host_expressions
+from attngen.emit.triton.param_gradients import host_names
+from attngen.ir import printing
+from attngen.ir.attention import Param
+from attngen.ir.nodes import SIZES, Expr, Load, Symbol
+from attngen.ir.walk import nodes, symbols
+from attngen.plan.kernel import KernelPlan
+from attngen.plan.levels import Level, level_of
+
+
+def check_lines(plan: KernelPlan, params: tuple[ParamView, ...], *, spans: bool = True) -> tuple[str, ...]:
+    """The lines, in the order of the params; then their `where`s, the `assume`s about sizes, and the plan's needs.
+
+    `spans`: the target computes offsets in 32 bits, and tensors that span more are refused.
+    """
+    attention = plan.attention
+    lines: list[str] = []
+    names = host_names(attention, params)
+    bound: set[str] = set()
+    for view, param in zip(params, attention.params, strict=True):
+        if view.rank:
+            lines += _tensor(view, param, names, attention.sizes, bound)
+            lines += _span(plan, view) if spans else []
+        else:
+            lines += _scalar(view)
+    for view, param in zip(params, attention.params, strict=True):
+        if param.is_scalar and param.where is not None:
+            text = host_expressions.python(param.where, names)
+            message = f"{view.keyword} must satisfy {printing.expression(param.where)}, not {{{view.name}}}"
+            lines += _refuse(f"_readable({view.name}) and not ({text})", message)
+    for fact in attention.assumes:
+        if _about_sizes(fact, attention.sizes):
+            text = host_expressions.python(fact, names)
+            values = ", ".join(f"{size} = {{{size}}}" for size in sorted(symbols(fact)))
+            lines += _refuse(f"not ({text})", f"the specification assumes {printing.expression(fact)}; here {values}")
+    return (*lines, *need_lines(plan, names))
+
+
+def _refuse(condition: str, message: str) -> list[str]:
+    return [f"if {condition}:", f'    _refuse(f"{message}")']
+
+
+def _about_sizes(fact: Expr, sizes: tuple[str, ...]) -> bool:
+    return not any(isinstance(n, Load) for n in nodes(fact)) and symbols(fact) <= {*SIZES, *sizes}
+
+
+def _tensor(view: ParamView, param: Param, names: dict[str, str], sizes: tuple[str, ...], bound: set[str]) -> list[str]:
+    name, key = view.name, view.keyword
+    dims = ", ".join(map(printing.expression, param.shape))
+    lines = [
+        *_refuse(f"not isinstance({name}, Tensor)", f"{key} must be a torch.Tensor, not {{type({name}).__name__}}"),
+        *_refuse(
+            f"{name}.dtype not in ({', '.join(view.dtypes)},)",
+            f"{key} must be {words(view.dtypes)}, not {{{name}.dtype}}",
+        ),
+        *_refuse(f"{name}.device != q.device", f"{key} must be on q's device {{q.device}}, not {{{name}.device}}"),
+        *_refuse(
+            f"{name}.dim() != {view.rank}",
+            f"{key} must have {view.rank} dimension{'s' if view.rank > 1 else ''} ({dims}), "
+            f"not shape {{tuple({name}.shape)}}",
+        ),
+    ]
+    for axis, dim in enumerate(param.shape):
+        if isinstance(dim, Symbol) and dim.id in sizes and dim.id not in bound:
+            bound.add(dim.id)
+            lines.append(f"{dim.id} = {name}.shape[{axis}]")
+    shape = ", ".join(host_expressions.python(d, names) for d in param.shape)
+    wanted = f"({shape},)"
+    return [
+        *lines,
+        *_refuse(
+            f"tuple({name}.shape) != {wanted}",
+            f"{key} must have shape ({dims}) = {{{wanted}}}, not {{tuple({name}.shape)}}",
+        ),
+    ]
+
+
+def _scalar(view: ParamView) -> list[str]:
+    name, key = view.name, view.keyword
+    number = f"isinstance({name}, (int, float)) and not isinstance({name}, bool)"
+    match view.type:
+        case "float":
+            tensor = f"isinstance({name}, Tensor) and {name}.dim() == 0 and {name}.is_floating_point()"
+            wanted, fits = "a number or a 0-dimensional float tensor", f"({number}) or ({tensor})"
+        case "int":
+            wanted, fits = "an int", f"isinstance({name}, (int, torch.SymInt)) and not isinstance({name}, bool)"
+        case _:
+            wanted, fits = "a bool", f"isinstance({name}, bool)"
+    return _refuse(f"not ({fits})", f"{key} must be {wanted}, not {{type({name}).__name__}}")
+
+
+def _span(plan: KernelPlan, view: ParamView) -> list[str]:
+    """An index that differs from pair to pair is multiplied by its stride in 32 bits."""
+    own = [a.load for a in plan.choices.accesses if a.load.param == view.keyword]
+    axes = {axis for load in own for axis, i in enumerate(load.indices) if level_of(i) is Level.PAIR}
+    return [
+        line
+        for axis in sorted(axes)
+        for line in _refuse(
+            f"{view.name}.shape[{axis}] * {view.name}.stride({axis}) >= 2**31",
+            f"{view.keyword} must span fewer than 2**31 elements along dimension {axis}",
+        )
+    ]
+
+
+def words(dtypes: tuple[str, ...]) -> str:
+    """`float16 or bfloat16`."""
+    return " or ".join(d.removeprefix("torch.") for d in dtypes)

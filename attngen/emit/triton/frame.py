@@ -1,0 +1,82 @@
+"""What every kernel of a Triton module has in common: its params, its arguments, the names that it knows.
+
+Takes the plan, gives a `Frame`, by which the kernels' code is written and the module laid out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from attngen.emit.text.names import RESERVED, Names
+from attngen.emit.text.params import ParamView, views
+from attngen.emit.triton.expressions import Printer
+from attngen.emit.triton.kernel_code import free_names
+from attngen.emit.triton.tile_loops import RangeView, range_view
+from attngen.emit.triton.views import KernelView
+from attngen.ir.nodes import Expr
+from attngen.ir.walk import reads, symbols
+from attngen.plan.kernel import Gather, KernelPlan
+from attngen.plan.mask.loops import Loops
+
+SIZE_ARGUMENTS = ("Hq", "Hkv", "Sq", "Sk")
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """`arguments` are the kernels', of which `sizes` are sizes; `known` are the names that a kernel has of itself."""
+
+    plan: KernelPlan
+    params: tuple[ParamView, ...]
+    sizes: tuple[str, ...]
+    arguments: tuple[str, ...]
+    known: tuple[str, ...]
+
+    def kernel_view(self) -> KernelView:
+        unspecialized = [*self.sizes]
+        for p in self.params:
+            unspecialized += p.strides[:-1] if p.by_pointer else [p.name]
+        for x in "qkv":
+            unspecialized += [f"{x}_stride_{axis}" for axis in "bhs"]
+        return KernelView(
+            self.arguments,
+            unspecialized,
+            "late_tiles_first" if self.plan.longest_first else "heads_in_turn",
+            "early_tiles_first" if self.plan.growing_keys else "heads_in_turn",
+        )
+
+    def printer(self) -> Printer:
+        return Printer(
+            self.plan.choices, {p.name: p for p in self.plan.attention.params}, {p.keyword: p.name for p in self.params}
+        )
+
+    def range_view(self, found: Loops) -> RangeView:
+        return range_view(found, self.printer(), "BK" if found.axis == "k" else "BQ")
+
+    def range_names(self, view: RangeView) -> tuple[str, ...]:
+        """The names that the bounds read, in a stable order."""
+        if not view.lines:
+            return ()
+        read = free_names(view.lines)
+        ends = ("q0", "q1") if view.axis == "k" else ("k0", "k1")
+        scalars = tuple(p.name for p in self.params if p.by_pointer and p.rank == 0)
+        tests = tuple(f"{t.name}_{which}" for t in view.tests for which in ("any_lo", "any_hi", "all_lo", "all_hi"))
+        return tuple(n for n in (*ends, *tests, *scalars, *self.known) if n in read)
+
+
+def frame_of(plan: KernelPlan) -> Frame:
+    attention = plan.attention
+    params = views(attention, Names(RESERVED | set(attention.sizes)))
+    summed = any(g.gather in (Gather.DENSE, Gather.DIAGONAL) for g in plan.gradients)  # over the batches, too
+    tested = any(reads(e, "b") for t in plan.keys.tests for e in (t.row, t.col))  # in tiles of all batches
+    used_b = summed or tested or any("B" in symbols(e) for e in _every_expression(plan))
+    sizes = (*(("B",) if used_b else ()), *SIZE_ARGUMENTS, *attention.sizes)
+    arguments = ("scale", *sizes, *(a for p in params for a in p.kernel_arguments))
+    known = ("batch", "head", "kv_head", "D", "Dv", "FAST", *arguments)
+    return Frame(plan, params, sizes, arguments, known)
+
+
+def _every_expression(plan: KernelPlan) -> list[Expr]:
+    a = plan.attention
+    found = [a.score, a.mask, plan.weights.stream, *(d for p in a.params for d in p.shape)]
+    found += [e for e in (plan.weights.log_extra, plan.weights.extra, a.dropout) if e is not None]
+    return found

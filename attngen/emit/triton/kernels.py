@@ -1,0 +1,107 @@
+"""The code of one Triton kernel, and that of the forward pass.
+
+Takes the module's frame and the results that a kernel needs, gives a `KernelCode`: the plan's expressions with the data
+tests that they ask, and dropout.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from attngen.emit.triton.data_tests import held_tests
+from attngen.emit.triton.frame import Frame
+from attngen.emit.triton.kernel_code import KernelCode, KernelWriter, free_names
+from attngen.emit.triton.views import KeptView
+from attngen.ir.build import TRUE, mul, real
+from attngen.ir.nodes import Expr, Symbol, Type
+from attngen.ir.walk import named, substitute
+from attngen.plan.levels import Level, level_of
+from attngen.plan.score.weights import LOG2E, Form, M, S
+
+X, REF = Symbol("x", Type.FLOAT), Symbol("ref", Type.FLOAT)
+"""A pair's score, and the reference point of its row, as the forward kernel names them."""
+
+
+def forward_code(frame: Frame) -> KernelCode:
+    """A pair's logit and weight, and what the end of the pass reads of the denominator."""
+    w = frame.plan.weights
+    results: dict[str, Expr] = {"unit": w.unit}
+    outside: dict[str, Expr] = {}
+    if w.form is Form.EXPONENTIAL:
+        results["factor"] = named(w.factor, "logit_scale")
+    elif w.form is Form.SHIFTED:
+        results["factor"] = named(w.factor, "logit_scale")
+        results["stream"] = substitute(w.stream, {S: X, M: REF})
+    else:
+        results["stream"] = substitute(w.stream, {S: X})
+        if w.extra is not None:
+            outside["extra"] = w.extra
+    if w.log_extra is not None:
+        outside["log2_extra"] = mul(w.log_extra, real(LOG2E))
+    code = kernel_code(frame, Level.ROW, results, outside)
+    return padded(code, "log2_extra", "extra", "factor")
+
+
+def padded(code: KernelCode, *names: str) -> KernelCode:
+    """`code` with empty texts for results that this variant does not have, so that templates may ask for them."""
+    return replace(code, results={**dict.fromkeys(names, ""), **code.results})
+
+
+def kernel_code(frame: Frame, held: Level, results: dict[str, Expr], outside: dict[str, Expr]) -> KernelCode:
+    """The kernel that holds a row of tiles, or a column: `results` are of a pair, those `outside` of the kernel."""
+    found = frame.plan.key_loops if held is Level.ROW else frame.plan.query_loops
+    writer = KernelWriter(frame.plan, frame.params, held)
+    position = ("q0", "q1", "q_idx") if held is Level.ROW else ("k0", "k1", "k_idx")
+    known = (*position, *frame.known)
+    extra: tuple[str, ...] = ()
+    if frame.plan.attention.dropout is not None:
+        outside = {**outside, "drop": frame.plan.attention.dropout}
+        known = (*known, "seed", "threshold", "inv_keep")
+        extra = ("_keep(seed, batch, head, q_idx, k_idx, threshold) * inv_keep",)
+    kept = kept_view(frame) if held is Level.ROW else None
+    if kept is not None:
+        extra = (*extra, f"_kept_keys({', '.join(kept.arguments)})")
+    code = writer.write(
+        results,
+        frame.plan.attention.mask,
+        known=known,
+        used_by_template=extra,
+        outside=outside,
+        range_arguments=frame.range_names(frame.range_view(found)),
+        tests=held_tests(frame, found),
+    )
+    code = replace(code, results={**code.results, **_whole(code, results)})
+    if frame.plan.attention.dropout is None:
+        return code
+    drop = code.results["drop"]
+    lines = (
+        f"drop = tl.cast({drop}, tl.float32)",
+        "threshold = tl.cast(tl.cast(drop * 4294967296.0, tl.int64), tl.uint32)",
+        "inv_keep = 1.0 / (1.0 - drop)",
+    )
+    return replace(code, head_lines=(*code.head_lines, *lines))
+
+
+def kept_view(frame: Frame) -> KeptView | None:
+    """The function that tells which rows of K and V matter; None where the mask forbids no key by itself."""
+    if frame.plan.keeps_key is None:
+        return None
+    known = ("k_idx", "batch", "head", "kv_head", "D", "Dv", *frame.arguments)
+    writer = KernelWriter(frame.plan, frame.params, Level.COLUMN)
+    code = writer.write({"kept": frame.plan.keeps_key}, TRUE, known=known)
+    lines = (*code.head_lines, *code.held_lines)
+    text = code.results["kept"]
+    read = free_names([*lines, text, "Sk"])
+    return KeptView(tuple(n for n in known[1:] if n in read), lines, text)
+
+
+def _whole(code: KernelCode, results: dict[str, Expr]) -> dict[str, str]:
+    """Logits and weights that are less than one number a pair, brought to the tile's shape, which sums run over.
+
+    A number takes its shape from the products: Gluon's tiles have a layout beside it, which no literal has.
+    """
+    found: dict[str, str] = {}
+    for name in ("unit", "unit_scaled", "stream"):
+        if name in results and level_of(results[name]) is not Level.PAIR:
+            found[name] = f"tl.where(qk == qk, {code.results[name]}, {code.results[name]})"
+    return found

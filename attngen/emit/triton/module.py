@@ -1,0 +1,200 @@
+"""The Triton target: a `KernelPlan` laid out as the views that `templates/triton/` reads.
+
+Takes the plan, the spec's text and the options, gives the source of a standalone module. Every choice stands in the
+plan or in the views, which the modules `triton_*` make; here they meet, and the templates only place them.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from attngen.emit.options import Options
+from attngen.emit.text.names import RESERVED
+from attngen.emit.text.prune import without_unused, without_unused_definitions
+from attngen.emit.text.render import render
+from attngen.emit.triton.backward import backward_code, backward_view, pair_gradient, with_factors
+from attngen.emit.triton.data_tests import test_view
+from attngen.emit.triton.expressions import division_helpers
+from attngen.emit.triton.frame import Frame, frame_of
+from attngen.emit.triton.header import header, tile_table
+from attngen.emit.triton.hopper import (
+    GluonApartView,
+    GluonBackwardView,
+    GluonPairView,
+    GluonView,
+    gluon_apart_view,
+    gluon_backward_view,
+    gluon_pair_view,
+    gluon_view,
+)
+from attngen.emit.triton.kernel_code import KernelCode
+from attngen.emit.triton.kernels import forward_code, kept_view, kernel_code
+from attngen.emit.triton.launch import launch_view
+from attngen.emit.triton.param_gradients import AXES, GradientView, RowSum, gradient_views, row_sums
+from attngen.emit.triton.split import split_view
+from attngen.emit.triton.tile_loops import RangeView
+from attngen.emit.triton.views import WeightView
+from attngen.errors import InternalError
+from attngen.plan.ints.facts import scale_use
+from attngen.plan.kernel import Gather, KernelPlan
+from attngen.plan.levels import Level
+from attngen.plan.score.approximate import APPROXIMATIONS
+from attngen.plan.score.weights import Form
+from attngen.plan.tiles.portable import registers
+
+_FAST = frozenset({"_load_pairs", *(f"_{op.value}" for op in APPROXIMATIONS)})
+"""Helpers that take the kernel's constant FAST."""
+
+
+def emit_triton(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ...] = ()) -> str:
+    """The generated module. `text` is the spec as written; it appears in the header as a comment."""
+    if not RESERVED.isdisjoint(plan.attention.sizes):
+        raise InternalError("the plan was made without the target's reserved names")
+    context = _context(plan, text, options, proof)
+    body = render("triton/module.py.j2", {**context, "uses": frozenset(), "takes_fast": False})
+    # The helpers that this variant calls, and what those call in turn, are found in the code itself.
+    called = set(re.findall(r"(?<![A-Za-z0-9_])_[a-z][a-z_]*(?=\()", body))
+    known = {"uses": frozenset(called), "takes_fast": not _FAST.isdisjoint(called)}
+    return without_unused_definitions(without_unused(render("triton/module.py.j2", {**context, **known})))
+
+
+def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ...]) -> dict[str, Any]:
+    """The views, by the names that the templates call them."""
+    frame = frame_of(plan)
+    weights = _weight_view(plan)
+    forward = forward_code(frame)
+    backward = backward_view(frame)
+    dq_sums = row_sums(plan, frame.params, Gather.HEAD, Gather.ROW)
+    dkdv_sums = row_sums(plan, frame.params, Gather.COLUMN)
+    dq, dq_sums = backward_code(frame, Level.ROW, dq_sums)
+    dkdv, dkdv_sums = backward_code(frame, Level.COLUMN, dkdv_sums)
+    backward = with_factors(frame, backward, dq, dkdv)
+    keys, queries = frame.range_view(plan.key_loops), frame.range_view(plan.query_loops)
+    tests = tuple(test_view(frame, t, r.axis) for r in (plan.keys, plan.queries) for t in r.tests)
+    kernel = frame.kernel_view()
+    pair_gradients = tuple(pair_gradient(frame, g, keys) for g in plan.gradients if g.gather not in AXES)
+    key_tests, query_tests = (tuple(t for t in tests if t.axis == axis) for axis in "kq")
+    key_pointers = tuple(p for t in key_tests for p in t.pointers)
+    gradients = gradient_views(plan, frame.params, {p.name: p.host_lines for p in pair_gradients})
+    tile = options.tile or plan.attention.tile
+    hopper = _hopper_views(frame, options, keys, queries, dq, dkdv, dq_sums, backward.dk_factor_in_tile, gradients)
+    fast_bwd, apart = hopper.fast_bwd, hopper.apart
+    rest = ("rest if precise else out",) if weights.saves_rest else ()
+    outputs = ("out", "lse", *(("den",) if weights.saves_den else ()), *rest)
+    split = split_view(
+        plan,
+        frame.params,
+        frame.printer(),
+        frame.known,
+        kernel.unspecialized,
+        tile,
+        outputs,
+        tuple(p.removesuffix("_ptr") for p in key_pointers),
+    )
+    return {
+        "a": header(plan, text, options, proof),
+        "longest_bits": plan.choices.longest_bits,
+        "scale_use": scale_use(plan.attention),
+        "w": weights,
+        "kernel": kernel,
+        "kept": kept_view(frame),
+        "f": forward,
+        "fast": hopper.fast,
+        "fast_bwd": fast_bwd,
+        "apart": apart,
+        "counts_apart": apart is not None and bool(tests),
+        "pair": hopper.pair,
+        "split": split,
+        "keys": keys,
+        "queries": queries,
+        # Bounds are computed in 64 bits: a window may be 2**31 - 1, for "no limit".
+        "wide_names": {"q0", "q1", "k0", "k1", *(p.name for p in frame.params if not p.by_pointer and p.type == "int")},
+        "key_arguments": frame.range_names(keys),
+        "query_arguments": frame.range_names(queries),
+        "key_pointers": "".join(f"{p}, " for p in key_pointers),
+        "query_pointers": "".join(f"{p}, " for t in query_tests for p in t.pointers),
+        "tests": tests,
+        "key_tests": key_tests,
+        "query_tests": query_tests,
+        "bwd": backward,
+        "dq_code": dq,
+        "dq_sums": dq_sums,
+        "dkdv_code": dkdv,
+        "dkdv_sums": dkdv_sums,
+        "pair_gradients": pair_gradients,
+        "dropout": plan.attention.dropout is not None,
+        "params": frame.params,
+        "divisions": division_helpers(plan.choices),
+        "launch": launch_view(
+            plan,
+            frame.params,
+            frame.sizes,
+            tests,
+            gradients,
+            weights.saves_den,
+            weights.saves_rest,
+            backward.row_tensors,
+            tuple(s.name for s in dq_sums),
+            tuple(s.name for s in dkdv_sums),
+            hopper.fast is not None and hopper.fast.lists is not None,
+            fast_bwd is not None and fast_bwd.lists is not None,
+            fast_bwd is not None and fast_bwd.row_terms,
+            apart is not None and apart.queries.lists is not None,
+            apart is not None and apart.keys.lists is not None,
+            fast_bwd is not None,
+            apart is not None,
+        ),
+        "tiles": tile_table(plan, options, tile),
+        "registers": registers(plan.burden),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _HopperViews:
+    """The kernels of compute capability 9.0, where the file holds them."""
+
+    fast: GluonView | None = None
+    fast_bwd: GluonBackwardView | None = None
+    apart: GluonApartView | None = None
+    pair: GluonPairView | None = None
+
+
+def _hopper_views(
+    frame: Frame,
+    options: Options,
+    keys: RangeView,
+    queries: RangeView,
+    dq: KernelCode,
+    dkdv: KernelCode,
+    dq_sums: tuple[RowSum, ...],
+    dk_factor: str,
+    gradients: tuple[GradientView, ...],
+) -> _HopperViews:
+    """Nothing where the file is meant for other chips."""
+    if options.arch not in ("auto", "sm_90"):
+        return _HopperViews()
+    plan, params = frame.plan, frame.params
+    tile = options.tile or plan.attention.tile
+    tuned = tuple(t for t in options.tuned_gpu if (t.chip, t.itemsize) == ("sm_90", 2))
+    mask = kernel_code(frame, Level.COLUMN, {}, {})
+    names = frame.arguments, frame.sizes
+    return _HopperViews(
+        gluon_view(plan, keys, params, *names, tile, tuned),
+        gluon_backward_view(plan, queries, params, *names, gradients, tile, tuned),
+        gluon_apart_view(plan, queries, keys, dq, dq_sums, params, *names, gradients, tile, tuned),
+        gluon_pair_view(dkdv, mask, frame.arguments, dk_factor),
+    )
+
+
+def _weight_view(plan: KernelPlan) -> WeightView:
+    w = plan.weights
+    direct = w.form is Form.DIRECT
+    return WeightView(
+        exponential=w.form is Form.EXPONENTIAL,
+        shift=not direct,
+        sums=w.sums,
+        saves_den=direct and w.sums,
+        saves_rest=w.sums and bool(plan.gradients),
+    )

@@ -1,0 +1,391 @@
+"""Gradients of float params on their way out: sums kept by the main kernels, and what the host does with them.
+
+Takes the plan's `LeafGradient`s, gives `RowSum`s (for the dQ and dK/dV templates), `GradientView`s (for the launcher)
+and `PairGradient`s (leaves whose index depends on the pair: kernels of their own).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from attngen.emit.text.params import ParamView
+from attngen.emit.torch_shared import expressions as host_expressions
+from attngen.emit.triton.kernel_code import KernelCode
+from attngen.ir import printing
+from attngen.ir.attention import Attention, Param
+from attngen.ir.nodes import SIZES, Expr, Load, Scalar, Symbol
+from attngen.ir.walk import reads
+from attngen.plan.kernel import Gather, KernelPlan, LeafGradient, distance_index
+
+
+@dataclass(frozen=True, slots=True)
+class RowSum:
+    """A running sum over the walked axis: one number for each held row (or column), kept beside dQ (or dK)."""
+
+    name: str
+    flag: str
+    param: str
+    per_row: bool
+    pair: Expr | None
+    weight: Expr | None
+    d_extra: Expr | None
+    contribution: str = ""
+    extra: str = ""
+
+    @property
+    def pointer(self) -> str:
+        return f"{self.name}_ptr"
+
+    def with_code(self, code: KernelCode, normalised: str) -> RowSum:
+        """With the texts that the kernel's code gives to the parts."""
+        parts: list[str] = []
+        if self.pair is not None:
+            parts.append(_times("g", code.results[f"pair_{self.name}"]))
+        if self.weight is not None:
+            parts.append(_times("dp", code.results[f"weight_{self.name}"]) + normalised)
+        extra = ""
+        if self.d_extra is not None:
+            share = f"tl.exp2({code.results['log2_extra']} - row_lse)" if "log2_extra" in code.results else "inv_den"
+            extra = _times(f"-delta * {share}", code.results[f"extra_{self.name}"])
+        return replace(self, contribution=" + ".join(parts) or "g * 0.0", extra=extra)
+
+
+def _times(left: str, right: str) -> str:
+    if right == "1.0":
+        return left
+    return f"{left} * ({right})" if not right.replace(".", "").replace("_", "").isalnum() else f"{left} * {right}"
+
+
+@dataclass(frozen=True, slots=True)
+class GradientView:
+    """One float param's gradient on the host, `total`, float32 and of the param's shape: it begins as `sum`, the first
+    leaf's part, or as zeros where no expression says that, and `lines` add what is missing.
+    """
+
+    param: str
+    total: str
+    number: int  # among the gradients
+    position: int  # among the function's inputs
+    sum: str
+    lines: tuple[str, ...]
+    scatters: bool
+
+
+def flag(param: ParamView) -> str:
+    return f"GRAD_{param.name.upper()}"
+
+
+def leaf_name(plan: KernelPlan, params: tuple[ParamView, ...], gradient: LeafGradient) -> str:
+    """A name for the sums of one leaf: `sum_slope`, or `sum_slope_1` for the second leaf of a param."""
+    own = [g for g in plan.gradients if g.param == gradient.param]
+    name = next(p.name for p in params if p.keyword == gradient.param)
+    number = own.index(gradient)
+    return f"sum_{name}" + (f"_{number}" if number else "")
+
+
+def row_sums(plan: KernelPlan, params: tuple[ParamView, ...], *kinds: Gather) -> tuple[RowSum, ...]:
+    found: list[RowSum] = []
+    for g in plan.gradients:
+        if g.gather in kinds:
+            param = next(p for p in params if p.keyword == g.param)
+            name = leaf_name(plan, params, g)
+            found.append(RowSum(name, flag(param), param.name, g.gather is not Gather.HEAD, g.pair, g.weight, g.extra))
+    return tuple(found)
+
+
+_OWN = "dq_BQ, dq_BK"
+"""The tile of dQ's kernel, on the host."""
+AXES = {Gather.HEAD: ("b", "h"), Gather.ROW: ("b", "h", "q"), Gather.COLUMN: ("b", "h", "k")}
+_SIZES = {"b": "B", "h": "Hq", "q": "Sq", "k": "Sk"}
+
+
+def gradient_views(
+    plan: KernelPlan, params: tuple[ParamView, ...], pair_lines: dict[str, tuple[str, ...]]
+) -> tuple[GradientView, ...]:
+    """`pair_lines` gives the launches of leaves that have kernels of their own, by leaf name."""
+    found: list[GradientView] = []
+    for position, view in enumerate(params):
+        own = [g for g in plan.gradients if g.param == view.keyword]
+        if not own:
+            continue
+        total = f"total_{view.name}"
+        lines: list[str] = []
+        first, scatters = "", False
+        for g in own:
+            name = leaf_name(plan, params, g)
+            if g.gather not in AXES:
+                lines += pair_lines[name]
+                scatters = True
+                continue
+            axes, tiles = AXES[g.gather], g.gather is Gather.HEAD
+            text = summed(plan.attention, g.leaf, axes, name, tiles=tiles)
+            if text is None:
+                lines += scattered(plan.attention, params, g.leaf, axes, f"{name}.sum(-1)" if tiles else name, total)
+                scatters = True
+            elif g is own[0]:
+                first = text
+            else:
+                lines.append(f"{total} += {text}")
+        found.append(GradientView(view.name, total, len(found), 3 + position, first, tuple(lines), scatters))
+    return tuple(found)
+
+
+def reduced(
+    attention: Attention,
+    params: tuple[ParamView, ...],
+    leaf: Scalar | Load,
+    axes: tuple[str, ...],
+    values: str,
+    total: str,
+) -> list[str]:
+    """Lines that add `values`, over `axes`, to the leaf's cells of `total`."""
+    text = summed(attention, leaf, axes, values)
+    return [f"{total} += {text}"] if text else scattered(attention, params, leaf, axes, values, total)
+
+
+def summed(
+    attention: Attention, leaf: Scalar | Load, axes: tuple[str, ...], values: str, *, tiles: bool = False
+) -> str | None:
+    """`values`, over `axes`, as the param's cells; None where they scatter. `tiles`: one more axis is summed over."""
+    if isinstance(leaf, Scalar):
+        return f"{values}.sum()"
+    plain = _plain(leaf, attention.param(leaf.param), axes)
+    if plain is None:
+        return None
+    missing = (*(i for i, axis in enumerate(axes) if axis not in plain), *((-1,) if tiles else ()))
+    text = f"{values}.sum({missing})" if missing else values
+    kept = [axis for axis in axes if axis in plain]
+    order = tuple(kept.index(axis) for axis in plain)
+    return text + (f".permute({order})" if order != tuple(range(len(order))) else "")
+
+
+def scattered(
+    attention: Attention,
+    params: tuple[ParamView, ...],
+    leaf: Scalar | Load,
+    axes: tuple[str, ...],
+    values: str,
+    total: str,
+) -> list[str]:
+    """Lines that add `values`, over `axes`, to whichever cells of `total` the leaf's indices say."""
+    assert isinstance(leaf, Load)
+    lines, inside, flat = flat_index(attention, params, leaf, axes, leaf.indices)
+    return [*lines, f"{total} += _gathered({values}, {inside}, {flat}, {total}.numel()).view({total}.shape)"]
+
+
+def _plain(leaf: Load, param: Param, axes: tuple[str, ...]) -> tuple[str, ...] | None:
+    """The axes that the indices are, each once and over the whole of its dim; None for anything else."""
+    ids: list[str] = []
+    for i, size in zip(leaf.indices, param.shape, strict=True):
+        if not (isinstance(i, Symbol) and isinstance(size, Symbol) and i.id in axes and _SIZES[i.id] == size.id):
+            return None
+        ids.append(i.id)
+    return tuple(ids) if len(set(ids)) == len(ids) else None
+
+
+def host_names(attention: Attention, params: tuple[ParamView, ...]) -> dict[str, str]:
+    """How the host code names what index expressions read; index axes are `at_b`, `at_h`, `at_q`, `at_k`."""
+    names = {s: s for s in (*SIZES, *attention.sizes)}
+    names.update({p.keyword: p.name for p in params})
+    names.update({axis: f"at_{axis}" for axis in ("b", "h", "q", "k", "distance")})
+    names.update(hkv="(at_h // (Hq // Hkv))", device="q.device", scale="scale")
+    return names
+
+
+def flat_index(
+    attention: Attention, params: tuple[ParamView, ...], leaf: Load, axes: tuple[str, ...], indices: tuple[Expr, ...]
+) -> tuple[list[str], str, str]:
+    """Lines that bind the axes' positions, a condition that the cell exists, and its number in the flat param."""
+    names = host_names(attention, params)
+    shape = attention.param(leaf.param).shape
+    lines: list[str] = []
+    for number, axis in enumerate(axes):
+        dims = "".join(", None" for _ in axes[number + 1 :])
+        text = f"torch.arange({_SIZES[axis]}, device=q.device)" if axis != "distance" else "distances"
+        lines.append(f"at_{axis} = {text}" + (f"[:{dims}]" if dims else ""))
+    inside: list[str] = []
+    flat = ""
+    for i, size in zip(indices, shape, strict=True):
+        text = host_expressions.torch(i, names)
+        extent = host_expressions.python(size, names)
+        inside.append(f"({text} >= 0) & ({text} < {extent})")
+        flat = f"({flat}) * {extent} + {text}" if flat else text
+    lines.append(f"exists = torch.as_tensor({' & '.join(inside)}, device=q.device)")
+    lines.append(f"cell = torch.as_tensor({flat}, device=q.device)")
+    return lines, "exists", "cell"
+
+
+# ---------------------------------------------------------------- leaves with kernels of their own
+
+
+@dataclass(frozen=True, slots=True)
+class PairView:
+    """One kernel of `templates/triton/pair_gradient.py.j2`; the texts are those of its `code`."""
+
+    name: str
+    gather: str
+    text: str
+    code: KernelCode
+    contribution: str
+    outputs: tuple[str, ...]
+    batches: str  # the batches and heads that one program sums over, as the bounds of a range
+    heads: str
+    batch: str
+    head: str
+    index: tuple[str, ...]  # what the tile function returns beside the contribution (scatter)
+    index_names: tuple[str, ...]
+    offset: str
+    inside: str
+    visited: str
+    host_lines: tuple[str, ...]
+
+
+def pair_view(
+    plan: KernelPlan,
+    params: tuple[ParamView, ...],
+    gradient: LeafGradient,
+    code: KernelCode,
+    contribution: str,
+    visited: str,
+    call: tuple[str, ...],
+    tests: tuple[str, ...],
+) -> PairView:
+    """`call` are the arguments of a launch, with `OUTPUTS` where the kernel's own pointers go; `tests` the lines that
+    find what data tests read of its tiles, which need not be those of dQ."""
+    leaf = gradient.leaf
+    assert isinstance(leaf, Load)
+    attention = plan.attention
+    name = leaf_name(plan, params, gradient)
+    total = f"total_{next(p.name for p in params if p.keyword == gradient.param)}"
+    per_batch, per_head = _reads_any(leaf, "b"), _reads_any(leaf, "h", "hkv")
+    sizes = [_kernel_size(d) for d in attention.param(leaf.param).shape]
+    strides = tuple(f"cell_stride_{i}" for i in range(len(sizes)))
+    outputs: tuple[str, ...]
+    host: list[str]
+    names: tuple[str, ...] = ()
+    texts = tuple(code.results.get(f"index_{i}", "0") for i in range(len(sizes)))
+    if gradient.gather is Gather.SCATTER:
+        outputs = ("cells_ptr", *strides, "largest_ptr", "unit_ptr")
+        names = tuple(f"index_{i}" for i in range(len(sizes)))
+        batches, heads = "tl.program_id(1), tl.program_id(1) + 1", "tl.program_id(2), tl.program_id(2) + 1"
+        host = _scatter_lines(name, total, call, tests, len(sizes))
+        cells = names
+    elif gradient.gather is Gather.DENSE:
+        outputs = ("cells_ptr", *strides)
+        batches = "tl.program_id(1), tl.program_id(1) + 1" if per_batch else "0, B"
+        heads = _dense_heads(leaf)
+        host = _dense_lines(name, total, call, tests, len(sizes), per_batch, leaf)
+        cells = tuple(_dense_index(i) for i in leaf.indices)
+    else:
+        outputs = ("above_ptr", "below_ptr")
+        batches = "tl.program_id(1), tl.program_id(1) + 1" if per_batch else "0, B"
+        heads = "tl.program_id(2), tl.program_id(2) + 1" if per_head else "0, Hq"
+        host = _diagonal_lines(plan, params, leaf, name, total, call, tests, per_batch, per_head)
+        cells = ()
+    offset = " + ".join(f"tl.cast({i}, tl.int64) * {s}" for i, s in zip(cells, strides, strict=False))
+    inside = " & ".join(f"({i} >= 0) & ({i} < {n})" for i, n in zip(cells, sizes, strict=False))
+    return PairView(
+        name, gradient.gather.value, printing.expression(leaf), code, contribution, outputs, batches, heads,
+        "tl.program_id(1)" if per_batch else "0", _dense_head(leaf), texts if names else (), names, offset, inside,
+        visited, tuple(host),
+    )  # fmt: skip
+
+
+def _reads_any(leaf: Load, *ids: str) -> bool:
+    return any(reads(i, *ids) for i in leaf.indices)
+
+
+def _kernel_size(size: Expr) -> str:
+    return printing.expression(size)
+
+
+def _dense_index(i: Expr) -> str:
+    assert isinstance(i, Symbol)
+    return {"q": "q_idx", "k": "k_idx", "b": "batch", "h": "head", "hkv": "kv_head"}[i.id]
+
+
+def _dense_heads(leaf: Load) -> str:
+    if _reads_any(leaf, "h"):
+        return "tl.program_id(2), tl.program_id(2) + 1"
+    if _reads_any(leaf, "hkv"):
+        return "tl.program_id(2) * group, (tl.program_id(2) + 1) * group"
+    return "0, Hq"
+
+
+def _dense_head(leaf: Load) -> str:
+    if _reads_any(leaf, "h"):
+        return "tl.program_id(2)"
+    return "tl.program_id(2) * group" if _reads_any(leaf, "hkv") else "0"
+
+
+def _launch(
+    name: str, grid: str, tile: str, call: tuple[str, ...], tests: tuple[str, ...], outputs: tuple[str, ...],
+    constant: str = "",
+) -> list[str]:  # fmt: skip
+    """A launch of the kernel, which is kept beside that of dQ. `tile`: its queries and keys, as the host calls them.
+    `constant`: one more of the kernel's, so that it is another one."""
+    arguments = [a for c in call for a in (outputs if c == "OUTPUTS" else (c,))]
+    key = f'"{name} {constant}"' if constant else f'"{name}"'
+    more = f", {constant}" if constant else ""
+    return [
+        f"pairs = by_rows.pairs.get({key})",
+        "if pairs is None:",
+        f"    pairs = _over_pairs(_{name}_kernel, ({grid}), {tile}, dq_warps, q, k, v, d_out{more})",
+        *([f"    pairs.tests = _tests_of_keys(known, {tile.split(', ')[1]})"] if tests else []),
+        f"    by_rows.pairs[{key}] = pairs",
+        *tests,
+        f"pairs.launch({', '.join(arguments)})",
+    ]
+
+
+def _dense_lines(
+    name: str, total: str, call: tuple[str, ...], tests: tuple[str, ...], rank: int, per_batch: bool, leaf: Load
+) -> list[str]:
+    heads = "Hq" if _reads_any(leaf, "h") else "Hkv" if _reads_any(leaf, "hkv") else "1"
+    grid = f"_ceil(Sq, dq_BQ) * _ceil(Sk, dq_BK), {'B' if per_batch else '1'}, {heads}"
+    outputs = (name, *(f"{name}.stride({i})" for i in range(rank)))
+    return [
+        f"{name} = torch.zeros_like({total})",
+        *_launch(name, grid, _OWN, call, tests, outputs),
+        f"{total} += {name}",
+    ]
+
+
+def _scatter_lines(name: str, total: str, call: tuple[str, ...], tests: tuple[str, ...], rank: int) -> list[str]:
+    grid = "_ceil(Sq, dq_BQ), B, Hq"
+    outputs = ("cells", *(f"cells.stride({i})" for i in range(rank)), "largest", "unit")
+    return [
+        f"cells = torch.zeros({total}.shape, dtype=torch.int64, device=q.device)",
+        f"largest = torch.empty(({grid}), dtype=torch.float32, device=q.device)",
+        "unit = torch.ones((), dtype=torch.float32, device=q.device)",
+        *_launch(name, grid, _OWN, call, tests, outputs, "MEASURE=True"),
+        "# The unit is so small that rounding is lost in float32, and so large that the sum of all pairs fits 63 bits.",
+        "_, exponent = torch.frexp(largest.amax().clamp(min=1e-30))",
+        "unit = torch.ldexp(torch.ones_like(unit), exponent - (62 - (B * Hq * Sq * Sk).bit_length()))",
+        *_launch(name, grid, _OWN, call, (), outputs, "MEASURE=False"),
+        f"{total} += (cells.double() * unit).float()",
+    ]
+
+
+def _diagonal_lines(
+    plan: KernelPlan, params: tuple[ParamView, ...], leaf: Load, name: str, total: str, call: tuple[str, ...],
+    tests: tuple[str, ...], per_batch: bool, per_head: bool,
+) -> list[str]:  # fmt: skip
+    batches, heads = "B" if per_batch else "1", "Hq" if per_head else "1"
+    indices = distance_index(leaf)
+    assert indices is not None
+    lines, inside, flat = flat_index(plan.attention, params, leaf, ("b", "h", "distance"), indices)
+    grid = f"query_tiles + key_tiles - 1, {batches}, {heads}"
+    return [
+        "side = min(dq_BQ, dq_BK)",
+        "query_tiles, key_tiles = _ceil(Sq, side), _ceil(Sk, side)",
+        f"above = q.new_empty(({batches}, {heads}, query_tiles + key_tiles - 1, side), dtype=torch.float32)",
+        "below = torch.empty_like(above)",
+        *_launch(name, grid, "side, side", call, tests, ("above", "below")),
+        "# A diagonal crosses two rows of tiles: above in one, below in the next.",
+        f"{name} = torch.nn.functional.pad(above, (0, 0, 1, 0)) + torch.nn.functional.pad(below, (0, 0, 0, 1))",
+        f"{name} = {name}.flatten(2)",
+        f"distances = torch.arange({name}.shape[2], device=q.device) - key_tiles * side",
+        *(line.replace("(B,", f"({batches},").replace("(Hq,", f"({heads},") for line in lines),
+        f"{total} += _gathered({name}, {inside}, {flat}, {total}.numel()).view({total}.shape)",
+    ]  # fmt: skip

@@ -1,0 +1,101 @@
+"""Comparisons of row data with column data, answered at run time from the least and greatest value of each tile.
+
+Takes a comparison of a mask, gives the two `Sides` of the `DataTest` that decides it: what depends on q, and what on k.
+Which tiles an answer leaves is the business of `ranges`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from attngen.ir import build
+from attngen.ir.build import add, integer, sub
+from attngen.ir.nodes import Apply, Expr, Literal, Load, Op, Symbol, Type
+from attngen.ir.walk import nodes, reads
+from attngen.plan.ints.linear import additive, total
+
+
+@dataclass(frozen=True, slots=True)
+class DataTest:
+    """`row <= col` or (`equal`) `row == col`, where `row` reads q and `col` reads k, each with a load in it or plain.
+
+    In bounds, its answer for axis `k` stands as the symbols `NAME_any_lo`, `NAME_any_hi`, `NAME_all_lo`, `NAME_all_hi`
+    (positions): the hull of the tiles in which the test can hold for some pair, and a run of tiles, perhaps empty, in
+    which it holds for every pair.
+    """
+
+    name: str
+    equal: bool
+    row: Expr
+    col: Expr
+
+    def bound(self, which: str) -> Symbol:
+        return Symbol(f"{self.name}_{which}", Type.INT)
+
+    def can(self, axis: str) -> Expr:
+        """Whether the test can hold between the held tile's values, from `here_least` to `here_most`, and those of a
+        tile of `axis`, from `there_least` to `there_most`."""
+        here_least, here_most, there_least, there_most = self._extremes()
+        if self.equal:
+            overlap = build.apply(Op.LE, there_least, here_most), build.apply(Op.LE, here_least, there_most)
+            return build.conjunction(*overlap)
+        return build.apply(Op.LE, here_least, there_most) if axis == "k" else build.apply(Op.LE, there_least, here_most)
+
+    def must(self, axis: str) -> Expr:
+        """Whether it then holds for every pair."""
+        here_least, here_most, there_least, there_most = self._extremes()
+        if self.equal:
+            others = (there_most, here_least, here_most)
+            return build.conjunction(*(build.apply(Op.EQ, there_least, other) for other in others))
+        return build.apply(Op.LE, here_most, there_least) if axis == "k" else build.apply(Op.LE, there_most, here_least)
+
+    def _extremes(self) -> tuple[Symbol, Symbol, Symbol, Symbol]:
+        type = self.row.type
+        return (
+            Symbol("here_least", type),
+            Symbol("here_most", type),
+            Symbol("there_least", type),
+            Symbol("there_most", type),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Sides:
+    """`row <= col`, or (`equal`) `row == col`. `strict`: what was compared is `row < col`, of floats."""
+
+    row: Expr
+    col: Expr
+    equal: bool
+    strict: bool
+
+
+def sides(c: Apply, axis: str, other: str) -> Sides | None:
+    """The sides of a comparison whose difference falls into a part of q and a part of k, one of them with data."""
+    left, right = c.args
+    if left.type is Type.BOOL or c.op is Op.NE or reads(c, "qk"):
+        return None
+    parts = additive(left, right)
+    if any(isinstance(t, Literal) and not math.isfinite(t.value) for t, _ in parts):
+        return None  # moved to the other side, infinity less infinity would be no number
+    own = [t for t in parts if reads(t[0], axis)]
+    if not own or any(reads(t[0], other) for t in own):
+        return None
+    if not any(reads_data(t[0], "q", "k") for t in parts) and left.type is Type.INT:
+        return None
+    # left - right = row part + column part: compare the row part with the negated column part.
+    rows = [t for t in parts if not reads(t[0], "k")]
+    columns = [(t, -sign) for t, sign in parts if reads(t, "k")]
+    row, col = total(rows, left.type), total(columns, left.type)
+    if left.type is Type.INT:
+        if c.op is Op.LT:
+            row = add(row, integer(1))
+        elif all(sign < 0 for _, sign in (*rows, *columns)):
+            # -1 - x, which 32 bits hold for every x that they hold.
+            row, col = (sub(integer(-1), total([(t, -sign) for t, sign in p], left.type)) for p in (rows, columns))
+    return Sides(row, col, equal=c.op is Op.EQ, strict=c.op is Op.LT and left.type is Type.FLOAT)
+
+
+def reads_data(e: Expr, *axes: str) -> bool:
+    """Whether `e` holds a load whose index depends on one of these axes."""
+    return any(isinstance(n, Load) and reads(n, *axes) for n in nodes(e))

@@ -1,0 +1,387 @@
+"""The kernels of compute capability 9.0: how their warpgroups share the work, by head dims and by burden.
+
+Takes what a kernel bears beside the products, gives tables by (head dim of Q and K, head dim of V), each rounded up to
+64, 128 or 256: of `Skeleton`s for the forward kernel, of `BackwardSkeleton`s for the one that gives dQ, dK and dV, of
+`ApartSkeleton`s for the two that do so where one cannot.
+Every entry compiles without spilling weights or sums (`tests/aot`); among those that do, the fastest on an H200 stands
+here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+from attngen.ir.build import is_literal
+from attngen.ir.nodes import Apply, Expr, Literal, Op, Symbol, Type
+from attngen.ir.walk import loads, reads
+from attngen.plan.ints.linear import linear
+from attngen.plan.kernel import Gather, KernelPlan
+from attngen.plan.levels import Level, is_dear, is_dear_for_pairs, level_of
+from attngen.plan.mask.ranges import TileRanges
+from attngen.plan.mask.segments import Segment
+from attngen.plan.score.weights import Form
+from attngen.plan.tiles.portable import Burden
+
+HEAD_BLOCKS = (64, 128, 256)
+SLACK = 8
+"""Weights are exponentials of scores less a reference. The forward kernel makes them with the one it has, and looks for
+the maximum only where a thread's sum of a tile's weights passes 2**SLACK: almost no tile does, and sums are rarely
+rescaled. Weights are at most 256, which fp16 holds."""
+SQ = Symbol("Sq", Type.INT)
+QK, SCALE = Symbol("qk", Type.FLOAT), Symbol("scale", Type.FLOAT)
+
+
+class Schedule(StrEnum):
+    """Which tiles of queries a program takes: one alone, or the next that nobody has taken, again and again."""
+
+    ONCE = "once"
+    QUEUE = "queue"
+
+
+@dataclass(frozen=True, slots=True)
+class Skeleton:
+    """`queries` are 64 for each warpgroup that computes: two or three. `stages` tiles of keys, and of values, are in
+    flight. pipelined: a warpgroup starts its next scores before it weighs these; else the others fill the gaps.
+    ordered: warpgroups start their products in turn. `registers` of a thread that computes, `spare` of
+    the warp that fetches. `together`: heads whose tiles are taken in turn, more of them where a head has fewer than
+    `ahead` / `together` tiles. out_apart: results have room of their own, so the next queries come while they are
+    stored.
+    """
+
+    queries: int
+    keys: int
+    stages: int
+    pipelined: bool
+    registers: int
+    spare: int
+    together: int
+    schedule: Schedule
+    out_apart: bool
+    ahead: int = 0
+    ordered: bool = False
+
+    @property
+    def row(self) -> tuple[int | bool | str, ...]:
+        registers = (self.registers, self.spare)
+        heads = (self.together, self.ahead)
+        sizes = (self.queries, self.keys, self.stages, self.pipelined, self.ordered)
+        return (*sizes, *registers, *heads, self.schedule.value, self.out_apart)
+
+
+def _two(keys: int, **changes: Any) -> Skeleton:
+    """Two warpgroups, each with its own products overlapped: for what needs registers."""
+    plain = Skeleton(
+        128, keys, 2, pipelined=True, registers=240, spare=24, together=1, schedule=Schedule.QUEUE, out_apart=True
+    )
+    return replace(plain, **changes)
+
+
+def _three(keys: int, **changes: Any) -> Skeleton:
+    """Three warpgroups that overlap each other's products, and read keys and values a third less often."""
+    plain = Skeleton(
+        192, keys, 2, pipelined=False, registers=160, spare=32, together=4, schedule=Schedule.QUEUE, out_apart=True
+    )
+    return replace(plain, **changes)
+
+
+_MIDDLE = {dims: _two(128, ordered=True) for dims in ((64, 128), (128, 64), (128, 128))}
+_WIDE = {dims: _two(64, ordered=True, schedule=Schedule.ONCE, out_apart=False) for dims in ((256, 128), (256, 256))}
+_PAIRS = {dims: _two(64, pipelined=False) for dims in ((64, 64), *_MIDDLE)}
+_TESTED = {
+    (64, 64): _three(64, ordered=True),
+    **{dims: _two(64, stages=4) for dims in _MIDDLE},
+    **{dims: replace(wide, ordered=False) for dims, wide in _WIDE.items()},
+}
+"""Where data decides which tiles meet, an edge cuts many of them, so that small tiles waste less; and the data of 128
+keys, in 64 bits or of two kinds, would not fit beside scores, sums and weights. Four stages leave no barriers for
+turns."""
+
+
+def skeletons(plan: KernelPlan, own: tuple[int, int] | None) -> Mapping[tuple[int, int], Skeleton]:
+    """What is faster than the portable kernel; `own` is the spec's tile, which is kept, or no row is left.
+
+    On the H200 the portable kernel's many small programs are faster where the work a tile of keys is not in the
+    products: dropout, weights without a shift, masks that are tested in every tile, gathered biases by distance, and,
+    at head dim 64 where data does not decide, functions like tanh of each pair, scaled weights, and windows beside
+    other stretches.
+    """
+    rows = dict(_fastest(plan))
+    if plan.longest_first:  # the long tiles of some heads, then shorter ones
+        ahead = 512 if plan.keys.tests else 256  # data may leave long ones for later
+        rows = {dims: replace(s, together=8, ahead=ahead) for dims, s in rows.items()}
+        if not plan.keys.tests:  # keys and values of two heads of 16,384 tokens are 34 MB, of the cache's 50
+            rows |= {dims: replace(rows[dims], together=2, ahead=128) for dims in _WIDE if dims in rows}
+    elif _begins_late(plan):  # neighbours share few keys: eight heads at a time cost the cache little
+        rows = {dims: replace(s, together=8) for dims, s in rows.items()}
+    if own is None:
+        return rows
+    queries, keys = own
+    if queries != 128 or keys not in (64, 128):
+        return {}
+    narrow = {dims: s for dims, s in rows.items() if max(dims) <= 128 and s.keys >= keys}
+    return {dims: _two(keys, pipelined=s.pipelined or s.queries == 192) for dims, s in narrow.items()}
+
+
+def slack(plan: KernelPlan) -> int:
+    """0 where no forward kernel lets the reference lag."""
+    return SLACK if plan.weights.form is Form.EXPONENTIAL and skeletons(plan, None) else 0
+
+
+def from_the_diagonal(plan: KernelPlan) -> bool:
+    """Whether a tile's keys, if they are one stretch, are taken from the last to the first: where their end depends on
+    the query. The tile that needs a mask is the one then that has to find a reference, and where near keys score best
+    it stays there.
+    """
+    return slack(plan) > 0 and any(reads(s.hi, "q1") for s in plan.keys.any)
+
+
+def listed_apart(walked: TileRanges) -> tuple[bool, bool]:
+    """Whether batches, and heads, may differ in which of these tiles a tile of the other axis meets."""
+    found = [e for s in (*walked.any, *walked.all) for e in (s.lo, s.hi)]
+    found += [e for t in walked.tests for e in (t.row, t.col)]
+    return any(reads(e, "b") for e in found), any(reads(e, "h", "hkv") for e in found)
+
+
+def _fastest(plan: KernelPlan) -> Mapping[tuple[int, int], Skeleton]:
+    if plan.keys.tests and len(plan.keys.any) > 2:  # a list's ends, in registers of their own, are too many
+        return {}
+    pairs = any(level_of(e) is Level.PAIR for e in loads(plan.weights.unit))
+    match plan.burden:
+        case Burden.RANDOM:
+            return {}
+        case Burden.PAIRS:
+            return _PAIRS
+        case Burden.LIGHT | Burden.SCORE | Burden.DATA:
+            if plan.weights.form is not Form.EXPONENTIAL or pairs or not plan.key_loops.full:
+                return {}
+            if plan.burden is Burden.DATA:
+                return _TESTED
+            return {**_narrow(plan), **_MIDDLE, **_WIDE}
+
+
+def _narrow(plan: KernelPlan) -> Mapping[tuple[int, int], Skeleton]:
+    """At head dim 64, where what is done for a pair beside its products counts twice as much as at 128."""
+    two, three = ({(64, 64): make(128, ordered=True)} for make in (_two, _three))
+    if plan.burden is not Burden.LIGHT:
+        return {} if is_dear_for_pairs(plan.weights.unit) else two
+    if is_dear(plan.weights.unit):
+        return {}
+    if not _begins_late(plan):
+        return three
+    return two if len(plan.keys.any) == 1 else {}
+
+
+def _begins_late(plan: KernelPlan) -> bool:
+    """Whether a tile of queries may meet no first key."""
+    return any(not (isinstance(s.lo, Literal) and s.lo.value <= 0) for s in plan.keys.any)
+
+
+# ---------------------------------------------------------------- backward
+
+
+@dataclass(frozen=True, slots=True)
+class BackwardSkeleton:
+    """Two warpgroups, half of the `keys` each, walk tiles of `queries`, `stages` of which are in flight, and make dV,
+    dK and dS. A third makes dQ of that.
+
+    S, dP, dV, dK and dQ are five products, where the portable kernels need seven. A program holds a tile of keys, so
+    its part of dQ is added to that of the tiles before it, in their order: `together` heads take their tiles in turn,
+    so that few tiles of a head wait for each other; more of them where a head has fewer than `ahead` / `together` tiles
+    of keys. A warpgroup passes over tiles of queries that its half of the keys does not meet. Products read shared
+    memory but for the weights of dV and the dS of dK, so tiles are wide where registers allow it. early: dO is awaited
+    before the weights are made, else after. `spare` are the registers of the warps that fetch and wait. backwards:
+    where there are heads enough, tiles of keys are taken from the last to the first.
+    """
+
+    queries: int
+    keys: int
+    stages: int
+    early: bool
+    together: int
+    ahead: int
+    spare: int
+    backwards: bool = False
+
+    @property
+    def row(self) -> tuple[int | bool, ...]:
+        heads = (self.together, self.ahead)
+        return (self.queries, self.keys, self.stages, self.early, *heads, self.spare, self.backwards)
+
+
+_BACKWARD = {
+    (64, 64): BackwardSkeleton(128, 128, stages=3, early=False, together=4, ahead=512, spare=24),
+    (128, 128): BackwardSkeleton(64, 128, stages=3, early=True, together=2, ahead=256, spare=24),
+}
+
+
+def backward_skeletons(plan: KernelPlan, own: tuple[int, int] | None) -> Mapping[tuple[int, int], BackwardSkeleton]:
+    """Where dQ, dK and dV come from one kernel; elsewhere, and where the spec has its `own` tile, from portable ones.
+
+    The weights are exponentials, some tiles need no mask, and a tile of keys meets one stretch of queries, or all. A
+    param's element whose place is dear to compute for every pair, or is chosen by q . k, leaves too few registers.
+    """
+    heavy = plan.burden is Burden.RANDOM or plan.weights.form is not Form.EXPONENTIAL
+    some_whole = plan.key_loops.full and plan.query_loops.full
+    if own is not None or heavy or not some_whole or sum(not _leads(s) for s in plan.queries.any) != 1:
+        return {}
+    if _heads_differ_in_keys(plan):
+        return {}
+    pairs = [e for e in loads(plan.weights.unit) if level_of(e) is Level.PAIR]
+    if any(is_dear(i) or reads(i, "qk") for e in pairs for i in e.indices):
+        return {}
+    # What is held beside the weights, a factor for each pair or its param, takes the registers of half a tile.
+    beside = pairs or not isinstance(plan.d_pair, Literal)
+    narrow = replace(_BACKWARD[64, 64], queries=64 if beside else 128)
+    wide = _BACKWARD[128, 128]
+    if plan.growing_keys and len(plan.queries.any) == 1:  # each tile of keys begins at other queries
+        room = beside or row_terms(plan)  # for the few registers that going backwards takes
+        narrow = replace(narrow, backwards=True) if room else replace(narrow, together=64)
+        wide = replace(wide, backwards=True)
+    elif not in_turn(plan):  # neighbours wait for each other from their start to their end
+        narrow, wide = replace(narrow, together=64), replace(wide, together=64)
+    elif plan.growing_keys:  # under a prefix many begin at the first queries, and wait for each other there
+        narrow, wide = replace(narrow, together=64), replace(wide, together=16)
+    return {(64, 64): narrow, (128, 128): wide}
+
+
+def _heads_differ_in_keys(plan: KernelPlan) -> bool:
+    """Whether a key may be forbidden to one head alone: a program holds keys and values for all heads that share them,
+    and clears the rows of forbidden ones once."""
+    return plan.keeps_key is not None and reads(plan.keeps_key, "h")
+
+
+def sums_beside(plan: KernelPlan) -> tuple[str, ...]:
+    """The params whose gradients are sums that the portable dQ and dK/dV kernels keep: who wants one, calls those."""
+    kept = (Gather.HEAD, Gather.ROW, Gather.COLUMN)
+    return tuple(dict.fromkeys(g.param for g in plan.gradients if g.gather in kept))
+
+
+def row_terms(plan: KernelPlan) -> bool:
+    """Whether one more step of the products takes a row's log-sum-exp off its scores, and its delta off dP.
+
+    A weight must be exp(scale * (q . k - lse / scale)). Scores with more terms may make infinite weights of queries
+    that do not exist, whose terms are zero; and beside what such kernels hold, the factors of that step find no
+    registers.
+    """
+    return plan.weights.unit == QK and plan.d_factor == SCALE and is_literal(plan.d_pair, 1.0)
+
+
+def in_turn(plan: KernelPlan) -> bool:
+    """Whether the tiles of keys that meet a tile of queries are consecutive: each waits for the one before it, else
+    for whom a list names.
+
+    They are where the queries are one stretch whose ends never move back as keys move on. The kernel walks the hull of
+    several: its start never moves back where one stretch, up to the last query, does not, and the others are all
+    queries as long as keys come early enough, and none from then on.
+    """
+    if plan.queries.tests:
+        return False
+    stretches = [s for s in plan.queries.any if not _leads(s)]
+    if len(stretches) != 1:
+        return False
+    last = stretches[0].hi == SQ or len(plan.queries.any) == 1
+    return last and _rises(stretches[0].lo) and _rises(stretches[0].hi)
+
+
+def _leads(stretch: Segment) -> bool:
+    """Whether a stretch of queries is `all if early else nothing`, where no early keys come after others."""
+    match stretch.hi:
+        case Apply(
+            op=Op.MIN, args=(a, Apply(op=Op.SELECT, args=(Apply(op=Op.LT, args=(late, limit)), b, Literal(value=0))))
+        ):
+            starts = isinstance(stretch.lo, Literal) and stretch.lo.value == 0
+            return starts and a == b == SQ and not reads(limit, "k0", "k1") and _rises(late)
+        case _:
+            return False
+
+
+def _rises(e: Expr) -> bool:
+    """Whether `e` is known never to fall as the tile of keys k0 … k1 moves on."""
+    if not reads(e, "k0", "k1"):
+        return True
+    if isinstance(e, Apply) and e.op in (Op.MIN, Op.MAX):
+        return all(_rises(a) for a in e.args)
+    terms, _ = linear(e)
+    if len(terms) == 1 and terms[0][0] == e:  # a symbol, or nothing that is known
+        return not isinstance(e, Apply)
+    return all(not reads(t, "k0", "k1") or (c > 0 and _rises(t)) for t, c in terms)
+
+
+# ---------------------------------------------------------------- backward, dK/dV and dQ apart
+
+
+@dataclass(frozen=True, slots=True)
+class DkdvSkeleton:
+    """A program holds `keys` and walks tiles of `queries`, `stages` of which are in flight. One warpgroup makes the
+    weights and dV, the other dS and dK; the first is at most `ahead` tiles of weights ahead of the second. `together`:
+    heads whose tiles are taken in turn. `spare` are the registers of the warp that fetches.
+    """
+
+    queries: int
+    keys: int
+    stages: int
+    ahead: int
+    together: int
+    spare: int
+
+    @property
+    def row(self) -> tuple[int | bool, ...]:
+        return (self.queries, self.keys, self.stages, self.ahead, self.together, self.spare)
+
+
+@dataclass(frozen=True, slots=True)
+class DqSkeleton:
+    """Two warpgroups, half of the `queries` each, walk tiles of `keys`, of which `key_stages` are in flight, and
+    `value_stages` of values. The rest as for `DkdvSkeleton`.
+    """
+
+    queries: int
+    keys: int
+    key_stages: int
+    value_stages: int
+    together: int
+    spare: int
+
+    @property
+    def row(self) -> tuple[int | bool, ...]:
+        return (self.queries, self.keys, self.key_stages, self.value_stages, self.together, self.spare)
+
+
+@dataclass(frozen=True, slots=True)
+class ApartSkeleton:
+    dkdv: DkdvSkeleton
+    dq: DqSkeleton
+
+    @property
+    def row(self) -> tuple[tuple[int | bool, ...], ...]:
+        return (self.dkdv.row, self.dq.row)
+
+
+# Above head dim 128 dK and dV of 64 keys, in float32, take half of the registers, and dQ's parts, summed over programs,
+# would be 64 KiB for each 64 x 64 tile: more than the cache takes in the time of five products. So there are seven, in
+# two kernels. Tiles of 64 x 256 in half precision are 32 KiB of the 227: K, V, two of Q and of dO beside the weights
+# that are handed over; Q and dO of 128 queries, two of K and one of V.
+_DKDV = DkdvSkeleton(64, 64, stages=2, ahead=1, together=1, spare=24)
+_DQ = DqSkeleton(128, 64, key_stages=2, value_stages=1, together=1, spare=24)
+
+
+def apart_skeletons(plan: KernelPlan, own: tuple[int, int] | None) -> Mapping[tuple[int, int], ApartSkeleton]:
+    """Where dK and dV, and dQ, come from two kernels of warpgroups: any mask, since nothing is summed over programs.
+
+    The weights are exponentials, and there is no dropout, whose bits both warpgroups would have to make.
+    """
+    if own is not None or plan.burden is Burden.RANDOM or plan.weights.form is not Form.EXPONENTIAL:
+        return {}
+    if _heads_differ_in_keys(plan):
+        return {}
+    unequal = ApartSkeleton(_DKDV, replace(_DQ, value_stages=2))
+    return {(256, 256): ApartSkeleton(_DKDV, _DQ), (256, 128): unequal, (128, 256): unequal}
+
+
+def sums_beside_dkdv(plan: KernelPlan) -> tuple[str, ...]:
+    """The params whose gradients are sums of columns: the portable dK/dV kernel keeps them, since that of warpgroups
+    has scores and dP in different ones."""
+    return tuple(dict.fromkeys(g.param for g in plan.gradients if g.gather is Gather.COLUMN))

@@ -1,0 +1,28 @@
+"""z3's values, put into an expression and evaluated: it knows nothing of functions such as log, and invents theirs."""
+
+from __future__ import annotations
+
+import math
+
+from attngen.errors import UsageError
+from attngen.ir.nodes import FLOAT_FUNCTIONS, Apply, Expr, Load, Op
+from attngen.ir.walk import nodes
+from attngen.prove.integers.answers import Fails
+
+
+def reads_functions(e: Expr) -> bool:
+    """Whether `e` holds an operation of which z3 knows nothing."""
+    return any(isinstance(n, Apply) and n.op in FLOAT_FUNCTIONS | {Op.POW} for n in nodes(e))
+
+
+def evaluated_at(answer: Fails, e: Expr) -> int | None:
+    """The value of an int expression at z3's values; None where these do not say all that it reads."""
+    if any(isinstance(n, Load) for n in nodes(e)):
+        return None
+    from attngen.ir.evaluate import evaluate  # with NumPy, which is not loaded for what z3 shows
+
+    at = {**answer.values, "inf": math.inf}
+    try:
+        return int(evaluate(e, at, at))
+    except UsageError:
+        return None

@@ -1,0 +1,346 @@
+"""The numerical obligation: nothing that the kernel computes overflows or is undefined, for inputs of a stated size.
+
+Takes the attention, the plan and a budget in seconds, gives claims: ints have values, scores and what the kernel makes
+of them are finite wherever the mask allows, exponents are not positive, sums stay finite, states of -inf merge without
+NaN. Shown by intervals on the plan's own expressions; what fails is refuted with inputs found by trying. What the
+kernel evaluates of the state is in `recurrence`; sums and weights without a running maximum are in `weight_range`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from attngen.errors import NOWHERE, Span
+from attngen.ir import build, printing, walk
+from attngen.ir.attention import Attention
+from attngen.ir.nodes import MOST_SHIFTED, Apply, Expr, Literal, Load, Op, Scalar, Type
+from attngen.plan.kernel import KernelPlan
+from attngen.plan.score.weights import Form, S
+from attngen.prove.budget.watchdog import OutOfTime, limited
+from attngen.prove.intervals.input_boxes import stated
+from attngen.prove.obligations import recurrence, weight_range
+from attngen.prove.obligations.approximation import approximations
+from attngen.prove.obligations.finite import Finiteness, Holds
+from attngen.prove.search.witness import Witness
+from attngen.prove.search.wording import BY, example, nothing_found, ran_out, span_of
+from attngen.prove.verdict import Claim, Proved, Refuted, Unknown, Verdict
+
+_Check = Callable[[Finiteness, KernelPlan], Iterator[Claim]]
+
+
+def range_safety(attention: Attention, plan: KernelPlan, budget: float) -> tuple[Claim, ...]:
+    """The claims, in a stable order. What the budget does not reach is Unknown."""
+    claims: list[Claim] = []
+    subject = "range safety"
+    try:
+        with limited(budget):
+            questions = Finiteness(plan.attention, plan.facts.scale_positive)
+            for name, check in _CHECKS:
+                subject = name
+                found = list(check(questions, plan))
+                claims += found
+                if any(isinstance(c.verdict, Refuted) for c in found):
+                    break  # what follows would rest on what is false
+            else:
+                claims = [*claims[:-1], _with_limits(claims[-1], questions, plan)]
+    except OutOfTime:
+        sentence = "every number that the kernel computes stays finite"
+        claims.append(Claim(subject, sentence, Unknown(BY, ran_out), span=attention.score.span))
+    return tuple(claims)
+
+
+def _with_limits(claim: Claim, questions: Finiteness, plan: KernelPlan) -> Claim:
+    """The claim with a note of how large inputs may be: beyond that nothing is claimed."""
+    a, n = plan.attention, plan.attention.normalizer
+    read = [a.score, a.mask, *(e for e in (n.weight, n.extra, a.dropout) if e is not None)]
+    limits = f"range-safety is claimed for {stated(questions.narrowest, a, read)}"
+    return replace(claim, note="; ".join(filter(None, (claim.note, limits))))
+
+
+# ---------------------------------------------------------------- ints
+
+
+def _domain(questions: Finiteness, plan: KernelPlan) -> Iterator[Claim]:
+    """Every `//`, `%`, int power and conversion to int has a value wherever it is evaluated."""
+    a = plan.attention
+    places: list[tuple[Expr, tuple[Expr, ...]]] = [(a.mask, ()), (a.score, (a.mask,))]
+    places += [(i, (a.mask,)) for load in walk.loads(a.score) for i in load.indices]
+    n = a.normalizer
+    places += [(e, ()) for e in (n.weight, n.extra, n.stream_weight, n.rescale, a.dropout) if e is not None]
+    places += [(d, ()) for p in a.params for d in p.shape]
+    seen = False
+    for e, conditions in places:
+        operations = [x for x in walk.nodes(e) if isinstance(x, Apply) and _may_lack_value(x)]
+        if not operations:
+            continue
+        seen = True
+        found = questions.defined(e, conditions)
+        if isinstance(found, tuple):
+            yield _undefined(a, *found)
+            return
+    if seen:
+        steps = ("every divisor of `//` and `%` excludes 0, no int is raised to a negative power,",)
+        steps += ("and what becomes an int lies within 32 bits, wherever the mask and the branches let it count",)
+        yield Claim("domain", "every int has a value", Proved(BY, steps), span=a.score.span)
+
+
+def _may_lack_value(e: Apply) -> bool:
+    if e.op in (Op.FLOORDIV, Op.MOD, Op.POW, Op.SHIFT_RIGHT):
+        return e.type is Type.INT and not isinstance(e.args[1], Literal)
+    return e.op in (Op.TO_INT, Op.FLOOR, Op.CEIL) and e.args[0].type is Type.FLOAT
+
+
+def _undefined(a: Attention, node: Apply, witness: Witness | None) -> Claim:
+    text = printing.expression(node)
+    match node.op:
+        case Op.FLOORDIV | Op.MOD:
+            sentence, wrong = f"the divisor of `{text}` is never 0", "divides by 0"
+            fix = _fix_for(a, node.args[1], "> 0") or "guard it: `… if divisor > 0 else …`"
+        case Op.SHIFT_RIGHT:
+            sentence = f"the shift of `{text}` is by 0 to {MOST_SHIFTED}"
+            wrong, fix = "shifts by more, or by less than 0", "take its low bits: `… & 31`"
+        case Op.POW:
+            sentence, wrong = f"the exponent of `{text}` is never negative", "has a negative exponent, and no int value"
+            fix = "write float(…) around the base, or bound the exponent"
+        case _:
+            sentence, wrong = f"`{text}` is an int of 32 bits", "has no value as an int of 32 bits"
+            fix = "clamp what is converted"
+    verdict: Verdict
+    if witness is None:
+        verdict = Unknown(BY, f"`{text}`: {nothing_found}")
+    else:
+        verdict = Refuted(BY, example(witness, (f"`{text}` {wrong}",)), witness.named())
+    return Claim("domain", sentence, verdict, span=span_of(node, a.mask, a.score), fix=fix)
+
+
+def _fix_for(a: Attention, e: Expr, fact: str) -> str:
+    """Which `where` would mend it, if `e` is a param."""
+    if isinstance(e, Apply) and e.op is Op.TO_FLOAT:
+        return _fix_for(a, e.args[0], fact)
+    if isinstance(e, Scalar | Load):
+        return f"add `where {e.param} {fact}`"
+    return ""
+
+
+# ---------------------------------------------------------------- scores
+
+
+def _score(questions: Finiteness, plan: KernelPlan) -> Iterator[Claim]:
+    """Every score that counts is finite, or -inf as written."""
+    a, w = plan.attention, plan.weights
+    found = questions.finite(a.score, (a.mask,))
+    sentence = "every score that the mask allows is finite, or -inf as written"
+    yield _finite_claim(a, "score", sentence, a.score, found)
+    if not isinstance(found, Holds):
+        return
+    for name, e, conditions in (("logit", w.unit, (a.mask,)), ("logit's factor", w.factor, ())):
+        if e != a.score and not isinstance(e, Literal):
+            sentence = f"the {name} that the kernel evaluates is finite: {printing.expression(e)}"
+            yield _finite_claim(a, name, sentence, e, questions.finite(e, conditions))
+
+
+def _finite_claim(a: Attention, subject: str, sentence: str, e: Expr, found: Holds | Witness | None) -> Claim:
+    verdict: Verdict
+    span, fix = span_of(e, a.score), ""
+    match found:
+        case Holds():
+            assumed = stated(found.box, a, (e, a.mask))
+            sentence = f"{sentence}; for {assumed}" if assumed else sentence
+            verdict = Proved(BY, (f"{printing.expression(e)} in {found.values}",))
+        case Witness():
+            text = printing.expression(found.node)
+            lines = (f"`{text}` is {_number(found.result)}{_of(found)}", "a score must be finite, or -inf as written")
+            lines = lines if subject in ("score", "logit") else lines[:1]
+            verdict = Refuted(BY, example(found, lines), (*found.named(), (text, _number(found.result))))
+            span, fix = span_of(found.node, a.score, e), _fix(a, found)
+            span = span if span != NOWHERE else a.normalizer.span  # a part of the normalizer's lines
+        case None:
+            verdict = Unknown(BY, nothing_found)
+    return Claim(subject, sentence, verdict, span=span, fix=fix)
+
+
+def _of(w: Witness) -> str:
+    """`: 1 / 0`, from the values of the operands."""
+    if not isinstance(w.node, Apply) or not w.operands:
+        return ""
+    operands = [(x, v) for x, v in zip(w.node.args, w.operands, strict=True) if not isinstance(x, Literal)]
+    parts = ", ".join(f"{printing.expression(x)} = {v:.9g}" for x, v in operands)
+    return f", where {parts}" if parts else ""
+
+
+def _number(x: float) -> str:
+    return "NaN" if x != x else f"{x:g}"
+
+
+def _fix(a: Attention, w: Witness) -> str:
+    if not isinstance(w.node, Apply):
+        return "a score of +inf has no weight; write -inf for a pair that shall not count"
+    match w.node.op:
+        case Op.DIV:
+            return _fix_for(a, w.node.args[1], "> 0") or "keep the divisor from 0: max(…, 1e-6), or mask such pairs"
+        case Op.LOG | Op.LOG2:
+            part = w.node.args[0]
+            return _fix_for(a, part, "> 0") or "keep its argument positive: max(…, 1e-6), or mask such pairs"
+        case Op.SQRT | Op.RSQRT:
+            strict = "> 0" if w.node.op is Op.RSQRT else ">= 0"
+            return _fix_for(a, w.node.args[0], strict) or "keep what is under the root from below 0"
+        case Op.EXP | Op.EXP2:
+            return "bound the exponent: min(…, 80)"
+        case Op.POW if w.operands[0] != 0:
+            return "bound the base: clamp(…)"
+        case Op.POW:
+            return _fix_for(a, w.node.args[0], "> 0") or "keep the base from 0"
+        case _:
+            return ""
+
+
+# ---------------------------------------------------------------- the rest
+
+
+def _factor(questions: Finiteness, plan: KernelPlan) -> Iterator[Claim]:
+    """The logit's factor, and a shifted weight's kappa, are positive: the maximum is that of the exponents."""
+    w = plan.weights
+    if w.form is Form.DIRECT:
+        return
+    found = questions.true(build.apply(Op.LT, build.real(0.0), w.factor))
+    text = printing.expression(w.factor)
+    sentence = f"the factor of the logits is positive: {text}"
+    span = span_of(w.factor, *(e for e in (plan.attention.normalizer.rescale, plan.attention.score) if e is not None))
+    match found:
+        case None:
+            yield Claim("factor", sentence, Unknown(BY, nothing_found), span=span)
+        case Witness():
+            lines = recurrence.wrong_direction(plan, found)
+            fix = "write the exponent so that it rises with the score, or add a `where` that makes its factor positive"
+            verdict = Refuted(BY, example(found, lines), found.named())
+            yield Claim("factor", sentence, verdict, span=span, fix=fix)
+        case box:
+            assumed = stated(box, plan.attention, (w.factor,))
+            sign = "; the launcher takes the scale's sign into q" if walk.reads(w.factor, "scale") else ""
+            values = questions.values(w.factor, (), box)
+            yield Claim("factor", sentence + sign, Proved(BY, (f"{text} in {values}; for {assumed}",)), span=span)
+
+
+def _exponents(questions: Finiteness, plan: KernelPlan) -> Iterator[Claim]:
+    yield from recurrence.exponents(plan)
+    yield from recurrence.lagging(plan)
+
+
+def _derivatives(questions: Finiteness, plan: KernelPlan) -> Iterator[Claim]:
+    """The derivatives that backward multiplies with are finite, so that 0 * derivative is 0 and no gradient is NaN."""
+    a, w = plan.attention, plan.weights
+    parts: dict[Expr, tuple[str, tuple[Expr, ...], Span]] = {
+        plan.d_factor: ("q . k", (), a.score.span),
+        plan.d_pair: ("q . k", (a.mask,), span_of(plan.d_pair, a.score)),
+    }
+    for g in plan.gradients:
+        leaf, param = printing.expression(g.leaf), a.param(g.param).span
+        for e, conditions, line in ((g.pair, (a.mask,), a.score), (g.extra, (), a.normalizer.extra)):
+            if e is not None:
+                span = span_of(e, line) if line is not None else param
+                parts.setdefault(e, (leaf, conditions, span if span != NOWHERE else param))
+        if g.weight is not None and w.form is Form.DIRECT:
+            span = span_of(g.weight, a.normalizer.weight)
+            e = walk.substitute(g.weight, {S: w.unit})
+            parts.setdefault(e, (leaf, (a.mask,), span if span != NOWHERE else param))
+    steps: list[str] = []
+    for e, (leaf, conditions, span) in parts.items():
+        if isinstance(e, Literal):
+            continue
+        text = printing.expression(e)
+        found = questions.finite(e, conditions)
+        sentence = f"the derivative in {leaf} is finite: {text}"
+        match found:
+            case Holds():
+                steps.append(f"{text} in {found.values}")
+            case Witness():
+                node = printing.expression(found.node)
+                lines = (
+                    f"the derivative in {leaf} is {text}",
+                    f"`{node}` is {_number(found.result)}{_of(found)}: the gradient is NaN or infinite",
+                )
+                values = (*found.named(), (node, _number(found.result)))
+                fix = _fix(a, found) if isinstance(found.node, Apply) else ""
+                yield Claim("derivatives", sentence, Refuted(BY, example(found, lines), values), span=span, fix=fix)
+                return
+            case None:
+                yield Claim("derivatives", sentence, Unknown(BY, nothing_found), span=span)
+                return
+    if steps:
+        sentence = "the derivatives that backward multiplies with are finite"
+        yield Claim("derivatives", sentence, Proved(BY, tuple(steps)), span=a.score.span)
+
+
+def _approximations(questions: Finiteness, plan: KernelPlan) -> Iterator[Claim]:
+    yield from approximations(plan)
+
+
+def _dropout(questions: Finiteness, plan: KernelPlan) -> Iterator[Claim]:
+    drop = plan.attention.dropout
+    if drop is None:
+        return
+    inside = build.conjunction(build.apply(Op.LE, build.real(0.0), drop), build.apply(Op.LT, drop, build.real(1.0)))
+    found = questions.true(inside)
+    sentence = "the dropout probability is in [0, 1), so 1 / (1 - p) is finite"
+    span: Span = drop.span if drop.span != NOWHERE else plan.attention.score.span
+    match found:
+        case None:
+            yield Claim("dropout", sentence, Unknown(BY, nothing_found), span=span)
+        case Witness():
+            fix = f"add `where 0 <= {drop.param} < 1`" if isinstance(drop, Scalar) else "bound it: clamp(…, 0, 0.99)"
+            lines = (f"the probability is {printing.expression(drop)}, which is not in [0, 1)",)
+            yield Claim("dropout", sentence, Refuted(BY, example(found, lines), found.named()), span=span, fix=fix)
+        case _:
+            yield Claim("dropout", sentence, Proved(BY), span=span)
+
+
+def _extra(questions: Finiteness, plan: KernelPlan) -> Iterator[Claim]:
+    """The denominator's extra term is not negative; its logarithm, if that is what enters, is at worst -inf."""
+    a, w = plan.attention, plan.weights
+    extra = a.normalizer.extra if w.sums else None
+    if extra is None or build.is_literal(extra, 0):
+        return
+    span = extra.span if extra.span != NOWHERE else a.normalizer.span
+    positive = questions.true(build.apply(Op.LE, build.real(0.0), extra))
+    text = printing.expression(extra)
+    sentence = f"the denominator's extra term is not negative: {text}"
+    name = next((n.param for n in walk.nodes(extra) if isinstance(n, Scalar | Load)), None)
+    log = w.log_extra
+    if w.form is not Form.DIRECT and log is not None and not _is_log(log, extra):
+        # It enters as an exponent, so it is positive by its form; the exponent must be finite.
+        sentence = f"the logarithm of the denominator's extra term is finite: {printing.expression(log)}"
+        yield _finite_claim(a, "extra term", sentence, log, questions.finite(log))
+        return
+    fix = f"add `where {name} >= 0`" if name is not None else "make it positive"
+    match positive:
+        case None:
+            yield Claim("extra term", sentence, Unknown(BY, nothing_found), span=span)
+        case Witness():
+            lines = (
+                "a row without other weight has the denominator E < 0, and an lse of log E = NaN"
+                if w.form is Form.DIRECT
+                else "the kernel takes log E, which is NaN",
+            )
+            yield Claim(
+                "extra term", sentence, Refuted(BY, example(positive, lines), positive.named()), span=span, fix=fix
+            )
+        case _:
+            yield _finite_claim(a, "extra term", sentence + ", and finite", extra, questions.finite(extra))
+
+
+def _is_log(log: Expr, extra: Expr) -> bool:
+    return isinstance(log, Apply) and log.op is Op.LOG and log.args[0] == extra
+
+
+_CHECKS: tuple[tuple[str, _Check], ...] = (
+    ("domain", _domain),
+    ("score", _score),
+    ("factor", _factor),
+    ("extra term", _extra),
+    ("exponents", _exponents),
+    ("sums", weight_range.sums),
+    ("dropout", _dropout),
+    ("derivatives", _derivatives),
+    ("approximations", _approximations),
+)

@@ -1,0 +1,259 @@
+"""Reads that lie outside their tensor for a pair that the mask allows: mistakes, or a question of sizes.
+
+Takes an attention, asks z3 about each element that the score, the mask and the normalizer read: is it inside its
+tensor for every allowed pair? If not, does a comparison of sizes make it so? Then the call checks that comparison:
+`with_needs` puts it into the plan. Else the file is refused with a pair in numbers. An index that is made of data, of
+elements or of floats, is left: there the language has 0. Kernels compare an index with the edge in any case; see
+`bounds`.
+
+What lies outside is taken to be anything here, not 0, so that a mask cannot excuse itself by what it reads there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import combinations
+from time import monotonic
+
+from attngen.ir import build, printing
+from attngen.ir.attention import Attention
+from attngen.ir.build import conjunction
+from attngen.ir.nodes import SIZES, Apply, Expr, Literal, Load, Op, Scalar, Symbol, Type
+from attngen.ir.walk import children, nodes, symbols, transform
+from attngen.plan.kernel import KernelPlan
+from attngen.plan.needs import LENGTHS, candidates, joined, need
+from attngen.prove.integers.answers import Answer, Fails, Holds, element_name
+from attngen.prove.integers.confirm import evaluated_at
+from attngen.prove.verdict import Claim, Proved, Refuted, Unknown, Verdict
+
+_SECONDS = 0.3
+"""For one question."""
+_SHORT = (4, 32)
+"""Sequences of a counterexample are no longer than the first of these that is enough."""
+_FIX = "forbid such pairs in the mask, clamp the index, or write `t[…] if … else …`"
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """An index of a load, the dim that it must stay below, and what holds wherever its value counts."""
+
+    load: Load
+    index: Expr
+    dim: Expr
+    conditions: tuple[Expr, ...]
+
+    @property
+    def from_data(self) -> bool:
+        return any(isinstance(n, Load) or _is_made_of_a_float(n) for n in nodes(self.index))
+
+    @property
+    def surely_inside(self) -> bool:
+        """By what the language says of an index: no solver is asked."""
+        if isinstance(self.index, Literal) and isinstance(self.dim, Literal):
+            return 0 <= self.index.value < self.dim.value
+        return isinstance(self.index, Symbol) and self.dim == build.index(LENGTHS.get(self.index.id, ""))
+
+
+def with_needs(attention: Attention, plan: KernelPlan) -> KernelPlan:
+    """The plan with the comparisons of sizes that its calls check. What no comparison mends is left to `read_claims`.
+
+    `attention` is the file's own; its plan may have other names for sizes.
+    """
+    found: list[Expr] = []
+    for read in _reads(attention):
+        if not (read.surely_inside or isinstance(_ask(attention, read, found), Holds) or read.from_data):
+            found += _needed(attention, read, found)
+    renamed = dict(zip(attention.sizes, plan.attention.sizes, strict=True))
+    return replace(plan, needs=tuple(need(e, renamed) for e in joined(_least(attention, found))))
+
+
+def _least(attention: Attention, needs: list[Expr]) -> list[Expr]:
+    """Without those that follow from the others."""
+    for one in tuple(needs) if len(needs) > 1 else ():
+        others = [n for n in needs if n != one]
+        if isinstance(_follows(attention, others, one), Holds):
+            needs = others
+    return needs
+
+
+def read_claims(attention: Attention, plan: KernelPlan, deadline: float) -> tuple[Claim, ...]:
+    """A claim for each load, given what the calls check. `attention` is the file's own."""
+    by_load: dict[Load, list[Read]] = {}
+    for read in _reads(attention):
+        by_load.setdefault(read.load, []).append(read)
+    needs = tuple(n.own for n in plan.needs)
+    return tuple(_claim(attention, load, reads, needs, deadline) for load, reads in by_load.items())
+
+
+def _claim(attention: Attention, load: Load, reads: list[Read], needs: tuple[Expr, ...], deadline: float) -> Claim:
+    text = printing.expression(load)
+    by: dict[str, None] = {}
+    for read in reads:
+        if read.surely_inside:
+            by["structure"] = None
+            continue
+        answer = _ask(attention, read, needs, deadline)
+        if isinstance(answer, Holds):
+            by["z3"] = None
+        elif read.from_data:
+            by["from data: 0 outside"] = None
+        else:
+            sentence = f"`{text}` is inside `{load.param}` for every pair that the mask allows"
+            verdict, fix = _wrong(attention, read, needs, answer, deadline)
+            fault = f"`{text}` is outside `{load.param}` for a pair that the mask allows"
+            fault = fault if isinstance(verdict, Refuted) else ""
+            return Claim(f"read of `{text}`", sentence, verdict, span=load.span, fix=fix, fault=fault)
+    if "from data: 0 outside" in by:
+        sentence = f"`{text}` is 0 outside `{load.param}`: its index comes from data"
+    else:
+        given = _given(needs if "z3" in by else ())
+        sentence = f"`{text}` is inside `{load.param}` for every pair that the mask allows{given}"
+    return Claim(f"read of `{text}`", sentence, Proved("; ".join(by)), span=load.span)
+
+
+def _given(needs: Iterable[Expr]) -> str:
+    text = " and ".join(map(printing.expression, needs))
+    return f", given {text}" if text else ""
+
+
+# ---------------------------------------------------------------- which elements are read, and when
+
+
+def _reads(attention: Attention) -> tuple[Read, ...]:
+    n, mask = attention.normalizer, (attention.mask,)
+    roots = [(attention.score, mask), (attention.mask, mask)]
+    roots += [(e, mask) for e in (n.weight, n.stream_weight, n.rescale) if e is not None]
+    roots += [(e, ()) for e in (n.extra, attention.dropout) if e is not None]
+    found: dict[Read, None] = {}
+    seen: set[tuple[int, tuple[Expr, ...]]] = set()
+    for root, conditions in roots:
+        for load, under in _loads(root, conditions, seen):
+            for index, dim in zip(load.indices, attention.param(load.param).shape, strict=True):
+                found[Read(load, index, dim, under)] = None
+    return tuple(found)
+
+
+def _loads(
+    e: Expr, conditions: tuple[Expr, ...], seen: set[tuple[int, tuple[Expr, ...]]]
+) -> Iterator[tuple[Load, tuple[Expr, ...]]]:
+    """Each load with what holds wherever its value counts. Of `and` and `or` the order is of no account."""
+    if not any(isinstance(n, Load) for n in nodes(e)) or (id(e), conditions) in seen:
+        return
+    seen.add((id(e), conditions))
+    match e:
+        case Apply(op=Op.SELECT, args=(condition, yes, no)):
+            yield from _loads(condition, conditions, seen)
+            yield from _loads(yes, (*conditions, condition), seen)
+            yield from _loads(no, (*conditions, build.apply(Op.NOT, condition)), seen)
+        case Apply(op=Op.AND | Op.OR, args=args):
+            for i, a in enumerate(args):
+                others = [o if e.op is Op.AND else build.apply(Op.NOT, o) for o in (*args[:i], *args[i + 1 :])]
+                yield from _loads(a, (*conditions, *(o for o in others if o not in conditions)), seen)
+        case _:
+            if isinstance(e, Load):
+                yield e, conditions
+            for child in children(e):
+                yield from _loads(child, conditions, seen)
+
+
+def _is_made_of_a_float(e: Expr) -> bool:
+    return isinstance(e, Apply) and e.op in (Op.TO_INT, Op.FLOOR, Op.CEIL) and e.args[0].type is Type.FLOAT
+
+
+# ---------------------------------------------------------------- questions
+
+
+def _ask(
+    attention: Attention,
+    read: Read,
+    needs: Iterable[Expr],
+    deadline: float | None = None,
+    longest: int | None = None,
+    *,
+    never: bool = False,
+) -> Answer:
+    """Whether the index is inside for every allowed pair; with `never`, whether no pair is allowed at all."""
+    from attngen.prove.integers.z3_door import World
+
+    world = World(attention, zeros=False)
+    premises = [world.term(c) for c in (*read.conditions, *needs)]
+    premises += [world.integer(size) <= longest for size in ("Sq", "Sk")] if longest else []
+    at = world.term(read.index)
+    inside = world.all_of([at >= 0, at < world.term(read.dim)])
+    left = _SECONDS if deadline is None else max(0.05, min(_SECONDS, deadline - monotonic()))
+    return world.ask(premises, world.any_of([]) if never else inside, left)
+
+
+def _follows(attention: Attention, premises: list[Expr], conclusion: Expr) -> Answer:
+    from attngen.prove.integers.z3_door import World
+
+    world = World(attention)
+    return world.ask([world.term(p) for p in premises], world.term(conclusion), _SECONDS)
+
+
+def _needed(attention: Attention, read: Read, known: list[Expr]) -> tuple[Expr, ...]:
+    """The first candidate, or pair of them, with which every allowed pair reads inside, and some pair is allowed."""
+    sizes = {*SIZES, *attention.sizes}
+    tried = [c for c in candidates(read.index, read.dim) if symbols(c) <= sizes and c not in known]
+    # Where z3 is at a loss without a comparison, it is not asked about each two of them.
+    most = 2 if isinstance(_ask(attention, read, known), Fails) else 1
+    for more in [x for n in range(1, most + 1) for x in combinations(tried, n)]:
+        if isinstance(_ask(attention, read, [*known, *more]), Holds):
+            possible = _ask(attention, read, [*known, *more], never=True)
+            if not isinstance(possible, Holds):
+                return more
+    return ()
+
+
+# ---------------------------------------------------------------- what is wrong, in numbers
+
+
+def _wrong(
+    attention: Attention, read: Read, needs: tuple[Expr, ...], answer: Answer, deadline: float
+) -> tuple[Verdict, str]:
+    """The counterexample, and the fix."""
+    if not isinstance(answer, Fails):
+        reason = "no comparison of sizes was found that keeps it inside, and no pair that reads outside"
+        return Unknown("z3", reason), _FIX
+    for longest in (*_SHORT, None):
+        found = _ask(attention, read, needs, deadline, longest) if longest else answer
+        if isinstance(found, Fails) and _confirmed(found, read, needs):
+            at, size = evaluated_at(found, read.index), evaluated_at(found, read.dim)
+            shown = _shown(found, read)
+            last = "" if isinstance(read.dim, Literal) else f"{printing.expression(read.dim)} - 1 = "
+            what = f"`{printing.expression(read.index)}` is {at}, outside 0 … {last}{(size or 0) - 1}"
+            return Refuted("z3", (f"at {shown}", what), tuple(found.values.items())), _FIX
+    return Unknown("z3", "z3 knows too little of the functions in the mask to find a pair that reads outside"), _FIX
+
+
+def _shown(found: Fails, read: Read) -> str:
+    """What the index, its dim and the conditions read."""
+    names: list[str] = []
+    for e in (read.index, read.dim, *read.conditions):
+        for n in nodes(e):
+            match n:
+                case Symbol() if n.id in found.values:
+                    names += [n.id, *([LENGTHS[n.id]] if n.id in LENGTHS else [])]
+                case Scalar():
+                    names.append(n.param)
+                case Load():
+                    names.append(element_name(n))
+                case _:
+                    pass
+    given = dict.fromkeys(name for name in names if name in found.values)
+    ordered = sorted(given, key=lambda name: name not in (*SIZES, *LENGTHS.values()))
+    return ", ".join(f"{name} = {found.values[name]}" for name in ordered)
+
+
+def _confirmed(found: Fails, read: Read, needs: tuple[Expr, ...]) -> bool:
+    """Whether z3's values, put in and evaluated, are allowed and lie outside: it invents the functions it lacks."""
+    at, size = evaluated_at(found, read.index), evaluated_at(found, read.dim)
+    if at is None or size is None or 0 <= at < size:
+        return False
+    return bool(evaluated_at(found, without_loads(conjunction(*read.conditions, *needs))))
+
+
+def without_loads(e: Expr) -> Expr:
+    """`e` with a symbol for each element, under the name that z3's values have for it."""
+    return transform(e, lambda n: Symbol(element_name(n), n.type) if isinstance(n, Load) else None)

@@ -1,0 +1,322 @@
+"""Obligation `tile-ranges`: the loops skip no pair that the mask allows, and drop the mask only where it allows all.
+
+Takes the mask and the plan's ranges, for the forward and dQ loops (over keys) and the dK/dV loop (over queries), and
+asks z3, for all sizes, params, tile positions and tile sizes that the `where`s and `assume`s allow:
+
+* any: an allowed pair (q, k) with q in the held tile has k inside one of the stretches;
+* all: in each stretch of `all`, every pair with the held tile is allowed and inside the sequence;
+* data tests: what the kernel concludes from the least and greatest values of two tiles follows;
+* loops: of the walked tiles, each that meets `any` is visited, none twice, and one that is visited without the mask
+  lies inside a stretch of `all`;
+* pieces: where short queries cut the walk over keys, each walked tile is in one piece, whatever their number.
+
+A refuted claim comes with sizes and a pair, found by z3 or by trying small sizes, and evaluated again in NumPy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from attngen.ir import printing
+from attngen.ir.attention import Attention
+from attngen.ir.build import conjunction, index, is_literal
+from attngen.ir.checked import without_facts
+from attngen.ir.nodes import SIZES, Apply, Expr, Op, Type
+from attngen.ir.walk import loads, params, substitute
+from attngen.plan.kernel import KernelPlan
+from attngen.plan.mask.data_tests import DataTest
+from attngen.plan.mask.loops import Loops
+from attngen.plan.mask.ranges import TileRanges
+from attngen.plan.split import Split
+from attngen.prove.algebra.sample_points import Undefined, points
+from attngen.prove.integers.answers import Answer, Fails, Holds, Term
+from attngen.prove.integers.confirm import reads_functions
+from attngen.prove.integers.z3_door import World
+from attngen.prove.obligations.tile_walks import loops_answer, pieces_answer, starts_answer
+from attngen.prove.verdict import Claim, Proved, Refuted, Unknown, Verdict
+
+if TYPE_CHECKING:
+    from attngen.prove.search.small_settings import Setting
+    from attngen.prove.search.tile_search import Example, Trial
+
+LOOPS = {"k": "forward and dQ", "q": "dK/dV"}
+WALKED = {"k": "keys", "q": "queries"}
+TRIAL_SECONDS = 3.0
+"""What a search for small numbers may take, once a claim is in doubt."""
+
+
+def tile_ranges(attention: Attention, plan: KernelPlan, budget: float) -> tuple[Claim, ...]:
+    """Claims about both directions. `attention` is the spec itself, `plan` what is emitted."""
+    deadline = monotonic() + budget
+    claims = [_possible(attention), _same_mask(attention, plan)]
+    for ranges, loops in ((plan.keys, plan.key_loops), (plan.queries, plan.query_loops)):
+        claims += _Direction(plan, ranges, loops, deadline).claims()
+    if plan.split is not None:
+        claims.append(_pieces(plan, plan.split, min(1.0, deadline - monotonic())))
+    return tuple(claims)
+
+
+def _pieces(plan: KernelPlan, found: Split, seconds: float) -> Claim:
+    sentence = (
+        "forward, short queries: each walked tile of keys is in one piece, in the loop that has or lacks the mask"
+    )
+    bare = replace(plan.attention, params=(), assumes=())  # no fact bears on it, and some are hard to reckon with
+    answer = pieces_answer(World(bare), found, seconds)
+    return Claim("keys, pieces", sentence, _plain_verdict(answer), span=plan.attention.mask.span)
+
+
+def _possible(attention: Attention) -> Claim:
+    """From facts that exclude each other everything would follow."""
+    sentence = "some call satisfies every `where` and `assume`"
+    facts = [*(p.where for p in attention.params if p.where is not None), *attention.assumes]
+    span = facts[0].span if facts else attention.mask.span
+    if not facts or _satisfied(attention, facts):
+        return Claim("facts", sentence, Proved("trial"), span=span)
+    answer = World(attention).possible(1.0)
+    if isinstance(answer, Fails):
+        invented = any(reads_functions(fact) for fact in facts)
+        unknown = Unknown("z3", "it knows nothing of the functions in the facts, and no numbers tried satisfy them")
+        return Claim("facts", sentence, unknown if invented else Proved("z3"), span=span)
+    if isinstance(answer, Holds):
+        text = ", ".join(printing.expression(fact) for fact in facts)
+        return Claim("facts", sentence, Refuted("z3", (f"no sizes and params satisfy all of: {text}",)), span=span)
+    return Claim("facts", sentence, Unknown("z3", answer.reason), span=span)
+
+
+def _satisfied(attention: Attention, facts: list[Expr]) -> bool:
+    """Whether numbers were found that fulfil the facts."""
+    if not any(loads(fact) for fact in facts):
+        tensors = [p for p in attention.params if not p.is_scalar and p.where is not None]
+        for point in points(attention, positive_scale=False, count=1):
+            try:
+                for p in tensors:  # an element of each: what it may be does not depend on its place
+                    point.element(p.name, (0,) * len(p.shape))
+            except Undefined:
+                continue
+            return True
+    from attngen.prove.search.small_settings import settings
+
+    return next(settings(attention, conjunction(attention.mask, *facts)), None) is not None
+
+
+def _same_mask(attention: Attention, plan: KernelPlan) -> Claim:
+    """The plan may rename sizes and mask pairs whose score is -inf, which have weight 0; nothing else."""
+    names: dict[Expr, Expr] = {
+        index(a): index(b) for a, b in zip(attention.sizes, plan.attention.sizes, strict=True) if a != b
+    }
+    world = World(plan.attention)
+    own, planned = substitute(attention.mask, names), world.term(plan.attention.mask)
+    finite = world.minus_infinity() < world.term(substitute(attention.score, names))
+    given = world.term(own)
+    answer = world.ask([], world.any_of([planned == given, planned == world.all_of([given, finite])]), 1.0)
+    sentence = "the mask that the kernels apply is the file's, pairs with a score of -inf left out"
+    verdict: Verdict
+    if isinstance(answer, Holds) or own == plan.attention.mask:
+        verdict = Proved("z3")
+    elif isinstance(answer, Fails):
+        verdict = Refuted("z3", (f"they differ at {answer.text()}",), tuple(answer.values.items()))
+    else:
+        verdict = Unknown("z3", answer.reason)
+    return Claim("mask", sentence, verdict, span=attention.mask.span)
+
+
+@dataclass
+class _Direction:
+    plan: KernelPlan
+    ranges: TileRanges
+    loops: Loops
+    deadline: float
+
+    def __post_init__(self) -> None:
+        self.mask = self.plan.attention.mask
+        self.axis = self.ranges.axis
+        self.name = WALKED[self.axis]
+        self.held = "q" if self.axis == "k" else "k"
+        self.size = "Sk" if self.axis == "k" else "Sq"
+        self.held_size = "Sq" if self.axis == "k" else "Sk"
+
+    @cached_property
+    def trial(self) -> Trial:
+        from attngen.prove.search.tile_search import Trial
+
+        return Trial(self.plan.attention, self.mask, self.ranges, self.loops)
+
+    def claims(self) -> list[Claim]:
+        found = [self.covers()]
+        found += [self.full(number) for number in range(len(self.ranges.all))]
+        found += [self.data_test(t) for t in self.ranges.tests]
+        return [*found, self.walks()]
+
+    def seconds(self) -> float:
+        return self.deadline - monotonic()
+
+    # ------------------------------------------------------------ positions
+
+    def pair(self, world: World) -> tuple[list[Term], Term]:
+        """Premises that put a pair's held position into a tile; and the walked position, of which nothing is known."""
+        first, last = world.integer(f"{self.held}0"), world.integer(f"{self.held}1")
+        own, at = world.integer(self.held), world.free(self.axis)
+        return [first >= 0, first <= own, own <= last, last < world.integer(self.held_size)], at
+
+    def answers(self, world: World, at: Term, *, every: bool) -> list[Term]:
+        """What a data test's answer means for the pair (as `data_test` shows)."""
+        found: list[Term] = []
+        for t in self.ranges.tests:
+            row, col = world.term(t.row), world.term(t.col)
+            holds = row == col if t.equal else row <= col
+            low, high = (world.integer(t.bound(f"{'all' if every else 'any'}_{end}").id) for end in ("lo", "hi"))
+            inside = world.all_of([low <= at, at < high])
+            found.append(world.implies(inside, holds) if every else world.implies(holds, inside))
+        return found
+
+    def answered(self, world: World) -> list[Term]:
+        """What every answer of a data test is like: runs of tiles from 0 on, perhaps empty."""
+        found: list[Term] = []
+        for t in self.ranges.tests:
+            for which in ("any", "all"):
+                low, high = (world.integer(t.bound(f"{which}_{end}").id) for end in ("lo", "hi"))
+                found += [low >= 0, low <= high]
+        return found
+
+    def covers(self) -> Claim:
+        world = World(self.plan.attention)
+        premises, at = self.pair(world)
+        premises += [at >= 0, at < world.integer(self.size), world.term(self.mask)]
+        premises += self.answers(world, at, every=False)
+        stretches = [world.all_of([world.term(s.lo) <= at, at < world.term(s.hi)]) for s in self.ranges.any]
+        what = "query" if self.held == "q" else "key"
+        return self.decide(
+            f"{self.name}, any",
+            f"{LOOPS[self.axis]}: no allowed pair of a tile is outside `any` (no {what} loses a pair)",
+            partial(world.ask, premises, world.any_of(stretches)),
+            world,
+            lambda setting, first, last, q, k: self.trial.lost(setting, first, last, q, k),
+            lambda seconds: self.trial.search_ranges(None, seconds),
+        )
+
+    def full(self, number: int) -> Claim:
+        world = World(self.plan.attention)
+        premises, at = self.pair(world)
+        s = self.ranges.all[number]
+        premises += [world.term(s.lo) <= at, at < world.term(s.hi), *self.answers(world, at, every=True)]
+        inside = world.all_of([at >= 0, at < world.integer(self.size)])
+        return self.decide(
+            f"{self.name}, all" + (f" {number + 1}" if len(self.ranges.all) > 1 else ""),
+            f"{LOOPS[self.axis]}: every pair of a tile with a stretch of `all` is allowed, and inside the sequence",
+            partial(world.ask, premises, world.all_of([inside, world.term(self.mask)])),
+            world,
+            lambda setting, first, last, q, k: self.trial.wrong(number, setting, first, last, q, k),
+            lambda seconds: self.trial.search_ranges(number, seconds),
+        )
+
+    # ------------------------------------------------------------ tiles
+
+    def data_test(self, t: DataTest) -> Claim:
+        """Values of the two sides stand for themselves: any row's and any column's between their tiles' extremes."""
+        world = World(self.plan.attention)
+        here, there = world.unknown("here", t.row.type), world.unknown("there", t.row.type)
+        names = ("here_least", "here_most", "there_least", "there_most")
+        least, most, low, high = ends = [world.unknown(name, t.row.type) for name in names]
+        between = [least <= here, here <= most, low <= there, there <= high]
+        row, col = (here, there) if self.axis == "k" else (there, here)
+        holds = row == col if t.equal else row <= col
+        at: dict[str, Term] = dict(zip(names, ends, strict=True))
+        can, must = world.term(t.can(self.axis), at), world.term(t.must(self.axis), at)
+        conclusion = world.all_of([world.implies(holds, can), world.implies(must, holds)])
+        answer = world.ask(between, conclusion, min(1.0, self.seconds()))
+        sentence = f"{LOOPS[self.axis]}: what the extremes of two tiles say of `{t.name}` holds for each of their pairs"
+        verdict = _plain_verdict(answer)
+        if isinstance(verdict, Proved) and max(_roundings(t.row), _roundings(t.col)) > 1:
+            verdict = Unknown("structure", "a side of the comparison is rounded twice: the error may exceed its value")
+        return Claim(f"{self.name}, {t.name}", sentence, verdict, span=self.mask.span)
+
+    def walks(self) -> Claim:
+        sentence = (
+            f"{LOOPS[self.axis]}: each tile of {self.name} that meets `any` is walked, none twice, "
+            "none before the first, and without the mask only inside `all`"
+        )
+        bare = World(without_facts(self.plan.attention))  # rows before the first would be read
+        answer = starts_answer(bare, self.ranges, self.pair(bare)[0], min(1.0, self.seconds()))
+        if isinstance(answer, Holds):
+            world = World(self.plan.attention)
+            premises, _ = self.pair(world)
+            answer = loops_answer(World(self.plan.attention), self.ranges, self.loops, min(3.0, self.seconds()))
+            if isinstance(answer, Fails):  # it may hold for these stretches, if not for any
+                premises += self.answered(world)
+                answer = loops_answer(world, self.ranges, self.loops, min(1.5, self.seconds()), premises)
+        if isinstance(answer, Holds):
+            return Claim(f"{self.name}, loops", sentence, Proved("z3"), span=self.mask.span)
+        example = self.trial.search_loops(min(TRIAL_SECONDS, self.seconds()))
+        verdict = (
+            Refuted("trial", example.lines, example.values)
+            if example is not None
+            else Unknown("z3", "the order of the runs is not shown, and small sizes show no mistake")
+        )
+        return Claim(f"{self.name}, loops", sentence, verdict, span=self.mask.span)
+
+    # ------------------------------------------------------------ verdicts
+
+    def decide(
+        self,
+        subject: str,
+        sentence: str,
+        ask: Callable[[float], Answer],
+        world: World,
+        confirm: Callable[[Setting, int, int, int, int], Example | None],
+        search: Callable[[float], Example | None],
+    ) -> Claim:
+        answer = ask(min(5.0, self.seconds()))
+        claim = partial(Claim, subject, sentence, span=self.mask.span)
+        if isinstance(answer, Holds):
+            return claim(Proved(f"z3, {world.queries} {'query' if world.queries == 1 else 'queries'}"))
+        example = search(min(TRIAL_SECONDS, self.seconds()))
+        if example is None and isinstance(answer, Fails) and not params_with_dims(self.plan.attention, self.mask):
+            example = self.confirmed(answer.values, confirm)
+        if example is not None:
+            return claim(Refuted("z3" if isinstance(answer, Fails) else "trial", example.lines, example.values))
+        reason = "its values do not hold when evaluated" if isinstance(answer, Fails) else answer.reason
+        return claim(Unknown("z3", reason))
+
+    def confirmed(
+        self, values: Mapping[str, int | float | bool], confirm: Callable[[Setting, int, int, int, int], Example | None]
+    ) -> Example | None:
+        """z3's numbers, evaluated."""
+        from attngen.prove.search.small_settings import Setting
+
+        attention = self.plan.attention
+        sizes = {"B": 1, "Hq": 1, "Hkv": 1, "Sq": 1, "Sk": 1, "D": 64, "Dv": 64, **dict.fromkeys(attention.sizes, 1)}
+        sizes |= {name: int(value) for name, value in values.items() if name in (*SIZES, *attention.sizes)}
+        scalars = {p.name: values[p.name] for p in attention.params if p.is_scalar and p.name in values}
+        first, last, q, k = (int(values[name]) for name in (f"{self.held}0", f"{self.held}1", "q", "k"))
+        return confirm(Setting(sizes, scalars), first, last, q, k)
+
+
+def params_with_dims(attention: Attention, *expressions: Expr) -> bool:
+    """Whether any of these reads a tensor, whose elements a solver's model does not name."""
+    return any(not attention.param(name).is_scalar for e in expressions for name in params(e))
+
+
+def _roundings(e: Expr) -> int:
+    """How many operations round on the way to a float. The kernels widen a side by a few roundings of its value: more
+    than one of them loses, but two may leave nothing of a small difference of large numbers."""
+    if not isinstance(e, Apply) or e.type is not Type.FLOAT:
+        return 0
+    inner = sum(_roundings(a) for a in e.args)
+    exact = e.op in (Op.NEG, Op.ABS, Op.SIGN, Op.MIN, Op.MAX, Op.SELECT) or (
+        e.op is Op.SUB and is_literal(e.args[0], 0)
+    )
+    return inner if exact else inner + 1
+
+
+def _plain_verdict(answer: Answer) -> Verdict:
+    match answer:
+        case Holds():
+            return Proved("z3")
+        case Fails():
+            return Refuted("z3", (f"not at {answer.text()}",), tuple(answer.values.items()))
+        case _:
+            return Unknown("z3", answer.reason)
