@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from attngen.ir.nodes import Load, Storage
 from attngen.ir.walk import loads, reads
+from attngen.plan.chips import Loads
 from attngen.plan.kernel import Gather, KernelPlan, evaluated
 from attngen.plan.levels import Level, is_dear, level_of
-from attngen.plan.tiles.portable import Loads
 
 _BYTES = {
     Storage.F32: 4,

@@ -16,6 +16,7 @@ from attngen.ir.attention import Attention, Param
 from attngen.ir.build import add, mul, real
 from attngen.ir.nodes import Apply, Expr, Literal, Load, Op, Scalar, Symbol, Type
 from attngen.ir.walk import loads, nodes, reads
+from attngen.plan.chips import Burden
 from attngen.plan.ints.choices import Choices, choices
 from attngen.plan.ints.facts import Facts, facts
 from attngen.plan.ints.linear import from_linear, linear
@@ -30,7 +31,6 @@ from attngen.plan.score.approximate import approximate
 from attngen.plan.score.derivative import derivative
 from attngen.plan.score.weights import Form, M, Weights, split_factor, weights
 from attngen.plan.split import Split, split
-from attngen.plan.tiles.portable import Burden
 
 
 class Gather(StrEnum):

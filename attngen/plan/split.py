@@ -16,9 +16,9 @@ from attngen.ir.attention import Attention
 from attngen.ir.build import add, index, maximum, minimum, mul, sub
 from attngen.ir.nodes import Apply, Expr, Op, Symbol
 from attngen.ir.walk import reads
+from attngen.plan.chips import SHARED_MEMORY, Burden
 from attngen.plan.mask.loops import Assigned, Loops, Ordered, Rounded, Step
 from attngen.plan.score.weights import Weights
-from attngen.plan.tiles.portable import SHARED_MEMORY, Burden
 
 FULL, WALKED, PIECE, PIECES = (index(name) for name in ("n_full", "n_walked", "piece", "pieces"))
 """Of `n_walked` tiles the first `n_full` need no mask; this is number `piece` of `pieces`."""

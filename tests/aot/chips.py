@@ -8,7 +8,7 @@ from pathlib import Path
 import attngen
 from attngen.aot.compile import TARGETS, Artifact, compile_kernels
 from attngen.ir.attention import Attention
-from attngen.plan.tiles.portable import SHARED_MEMORY
+from attngen.plan.chips import SHARED_MEMORY
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NAMES = sorted(path.stem for path in EXAMPLES.glob("*.attn"))

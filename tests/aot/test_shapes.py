@@ -12,8 +12,9 @@ import pytest
 from aot.chips import binaries, build, refused
 
 from attngen.aot.compile import TARGETS
+from attngen.plan.chips import SHARED_MEMORY
 from attngen.plan.footprint import loads_of
-from attngen.plan.tiles.portable import KERNELS, SHARED_MEMORY, Tile, shared_bytes
+from attngen.plan.tiles.portable import KERNELS, Tile, shared_bytes
 
 DIMS = ((8, 8), (80, 80), (64, 64), (128, 128), (192, 128), (64, 256), (256, 256))
 

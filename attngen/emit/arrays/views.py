@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from attngen.emit.arrays.facts import FactsView
+from attngen.emit.text.facts import FactsView
 from attngen.emit.text.params import ParamView
 
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from attngen.emit.arrays.facts import need_lines
 from attngen.emit.text.params import DTYPES, SMALL_INTS, ParamView
 from attngen.emit.torch_shared import expressions as host_expressions
+from attngen.emit.torch_shared.facts import need_lines
 from attngen.ir import printing
 from attngen.ir.attention import Param
 from attngen.ir.nodes import SIZES, Expr, Load, Storage, Symbol, Type

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from attngen.emit.arrays.facts import FactsView, jax_facts
 from attngen.emit.jax_shared import checks as pallas_checks
+from attngen.emit.jax_shared.facts import jax_facts
 from attngen.emit.jax_shared.operands import Leaves
+from attngen.emit.text.facts import FactsView
 from attngen.emit.text.params import ParamView
 from attngen.ir.build import apply
 from attngen.ir.nodes import Op

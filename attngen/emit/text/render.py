@@ -12,7 +12,7 @@ from typing import Any
 import jinja2
 
 from attngen import resources
-from attngen.emit.triton import tile_loops as tile_code
+from attngen.emit.text import runs
 
 
 def _lines(lines: Iterable[str], indent: int) -> str:
@@ -57,7 +57,7 @@ def _environment() -> jinja2.Environment:
     )
     filters: dict[str, Any] = environment.filters  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
     filters.update(lines=_lines, wrap=_wrap, bracket=bracket, condition=condition, constants=_constants)
-    filters.update(total=tile_code.total, numbering=tile_code.numbering)
+    filters.update(total=runs.total, numbering=runs.numbering)
     return environment
 
 

@@ -10,7 +10,6 @@ import hashlib
 import re
 from typing import Any
 
-from attngen.emit.arrays.facts import torch_facts
 from attngen.emit.arrays.tile_code import TileCode, free_names, tile_code
 from attngen.emit.arrays.views import DoorView, Header, TestView, WeightView
 from attngen.emit.options import Options
@@ -22,8 +21,9 @@ from attngen.emit.torch.leaves import Leaves
 from attngen.emit.torch.param_gradients import gradient_views, leaf_views
 from attngen.emit.torch.tile_loops import tiles_view
 from attngen.emit.torch_shared.checks import check_lines
-from attngen.emit.triton.launch import bound_sizes, conversions, param_doc, zeros
-from attngen.emit.triton.param_gradients import host_names
+from attngen.emit.torch_shared.facts import torch_facts
+from attngen.emit.torch_shared.leaves import host_names
+from attngen.emit.torch_shared.public_function import bound_sizes, conversions, param_doc, zeros
 from attngen.errors import InternalError, UsageError
 from attngen.ir import printing
 from attngen.ir.build import mul, real

@@ -12,7 +12,7 @@ from attngen.emit.arrays.tile_code import TileCode
 from attngen.emit.arrays.views import GradientView, LeafView
 from attngen.emit.text.params import ParamView
 from attngen.emit.torch.leaves import SLICES, Leaves, own_axes
-from attngen.emit.triton.param_gradients import AXES, flat_index, leaf_name, reduced
+from attngen.emit.torch_shared.leaves import AXES, flat_index, leaf_name, reduced
 from attngen.ir.nodes import Load
 from attngen.plan.kernel import Gather, KernelPlan, LeafGradient, distance_index
 

@@ -6,10 +6,10 @@ where they are raised, so that a call that fits pays for comparisons alone.
 
 from __future__ import annotations
 
-from attngen.emit.arrays.facts import need_lines
 from attngen.emit.text.params import ParamView
 from attngen.emit.torch_shared import expressions as host_expressions
-from attngen.emit.triton.param_gradients import host_names
+from attngen.emit.torch_shared.facts import need_lines
+from attngen.emit.torch_shared.leaves import host_names
 from attngen.ir import printing
 from attngen.ir.attention import Param
 from attngen.ir.nodes import SIZES, Expr, Load, Symbol

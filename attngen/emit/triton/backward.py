@@ -9,11 +9,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from attngen.emit.text.render import bracket
+from attngen.emit.torch_shared.leaves import leaf_name
 from attngen.emit.triton.data_tests import test_view
 from attngen.emit.triton.frame import Frame
 from attngen.emit.triton.kernel_code import KernelCode, free_names
 from attngen.emit.triton.kernels import X, kernel_code, padded
-from attngen.emit.triton.param_gradients import PairView, RowSum, leaf_name, pair_view
+from attngen.emit.triton.param_gradients import PairView, RowSum, pair_view
 from attngen.emit.triton.tile_loops import RangeView
 from attngen.emit.triton.views import BackwardView
 from attngen.ir.build import mul, real

@@ -14,9 +14,10 @@ from typing import TypeVar
 from attngen.emit.options import TunedGpu
 from attngen.emit.text.params import ParamView
 from attngen.emit.text.render import bracket
+from attngen.emit.text.runs import numbering, total
 from attngen.emit.triton.kernel_code import KernelCode
 from attngen.emit.triton.param_gradients import GradientView, RowSum
-from attngen.emit.triton.tile_loops import RangeView, numbering, total
+from attngen.emit.triton.tile_loops import RangeView
 from attngen.plan.kernel import KernelPlan
 from attngen.plan.mask.loops import ZERO, Run
 from attngen.plan.mask.ranges import TileRanges

@@ -8,12 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from attngen.emit.arrays.facts import FactsView, torch_facts
+from attngen.emit.text.facts import FactsView
 from attngen.emit.text.params import ParamView
-from attngen.emit.torch_shared.checks import check_lines, words
-from attngen.emit.triton.param_gradients import GradientView, host_names
-from attngen.ir import printing
-from attngen.ir.nodes import Symbol
+from attngen.emit.torch_shared.checks import check_lines
+from attngen.emit.torch_shared.facts import torch_facts
+from attngen.emit.torch_shared.leaves import host_names
+from attngen.emit.torch_shared.public_function import bound_sizes, conversions, param_doc, zeros
+from attngen.emit.triton.param_gradients import GradientView
 from attngen.plan.kernel import KernelPlan
 
 if TYPE_CHECKING:
@@ -297,52 +298,3 @@ def deciding(p: ParamView) -> tuple[str, ...]:
     if p.rank or p.type == "bool":
         return ()
     return (f"{p.name}.data_ptr() % 16",) if p.by_pointer else (f"-(2**31) <= {p.name} < 2**31", f"{p.name} < 2**63")
-
-
-def zeros(p: ParamView, position: int) -> str:
-    """The gradient of a param on which the result does not depend smoothly."""
-    if p.type != "float":
-        return "None"
-    return f"torch.zeros_like({p.name}) if ctx.needs_input_grad[{3 + position}] else None"
-
-
-def bound_sizes(plan: KernelPlan, params: tuple[ParamView, ...]) -> list[str]:
-    """Lines that read the sizes that params bind."""
-    lines: list[str] = []
-    for size in plan.attention.sizes:
-        view, axis = next(
-            (v, i)
-            for v, p in zip(params, plan.attention.params, strict=True)
-            for i, d in enumerate(p.shape)
-            if d == Symbol(size, d.type)
-        )
-        lines.append(f"{size} = {view.name}.shape[{axis}]")
-    return lines
-
-
-def conversions(params: tuple[ParamView, ...], number: str) -> tuple[str, ...]:
-    """Lines that make a tensor of each float scalar; `number` is what to call for one that is none."""
-    lines: list[str] = []
-    for p in params:
-        if p.rank == 0 and p.type == "float":
-            lines += [
-                f"if isinstance({p.name}, Tensor):",
-                f"    {p.name} = {p.name}.to(device=q.device, dtype=torch.float32)",
-                "else:",
-                f"    {p.name} = {number.format(p.name)}",
-            ]
-    return tuple(lines)
-
-
-def param_doc(plan: KernelPlan, p: ParamView) -> str:
-    param = plan.attention.param(p.keyword)
-    shape = f" ({', '.join(map(printing.expression, param.shape))})" if param.shape else ""
-    kind = (
-        "a number or 0-dimensional tensor"
-        if not p.rank and p.type == "float"
-        else words(p.dtypes)
-        if p.rank
-        else p.type
-    )
-    where = f", where {printing.expression(param.where)}" if param.where is not None else ""
-    return f"{p.keyword}{shape}: {kind}{where}."

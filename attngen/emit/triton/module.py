@@ -14,6 +14,7 @@ from attngen.emit.options import Options
 from attngen.emit.text.names import RESERVED
 from attngen.emit.text.prune import without_unused, without_unused_definitions
 from attngen.emit.text.render import render
+from attngen.emit.torch_shared.leaves import AXES
 from attngen.emit.triton.backward import backward_code, backward_view, pair_gradient, with_factors
 from attngen.emit.triton.data_tests import test_view
 from attngen.emit.triton.expressions import division_helpers
@@ -32,7 +33,7 @@ from attngen.emit.triton.hopper import (
 from attngen.emit.triton.kernel_code import KernelCode
 from attngen.emit.triton.kernels import forward_code, kept_view, kernel_code
 from attngen.emit.triton.launch import launch_view
-from attngen.emit.triton.param_gradients import AXES, GradientView, RowSum, gradient_views, row_sums
+from attngen.emit.triton.param_gradients import GradientView, RowSum, gradient_views, row_sums
 from attngen.emit.triton.split import split_view
 from attngen.emit.triton.tile_loops import RangeView
 from attngen.emit.triton.views import WeightView

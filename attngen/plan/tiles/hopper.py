@@ -17,13 +17,13 @@ from typing import Any
 from attngen.ir.build import is_literal
 from attngen.ir.nodes import Apply, Expr, Literal, Op, Symbol, Type
 from attngen.ir.walk import loads, reads
+from attngen.plan.chips import Burden
 from attngen.plan.ints.linear import linear
 from attngen.plan.kernel import Gather, KernelPlan
 from attngen.plan.levels import Level, is_dear, is_dear_for_pairs, level_of
 from attngen.plan.mask.ranges import TileRanges
 from attngen.plan.mask.segments import Segment
 from attngen.plan.score.weights import Form
-from attngen.plan.tiles.portable import Burden
 
 HEAD_BLOCKS = (64, 128, 256)
 SLACK = 8

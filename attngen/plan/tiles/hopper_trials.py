@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import assert_never
 
+from attngen.plan.chips import SHARED_MEMORY
 from attngen.plan.kernel import KernelPlan
 from attngen.plan.tiles.hopper import (
     HEAD_BLOCKS,
@@ -29,7 +30,6 @@ from attngen.plan.tiles.hopper import (
     row_terms,
     skeletons,
 )
-from attngen.plan.tiles.portable import SHARED_MEMORY
 
 Row = Skeleton | BackwardSkeleton | DkdvSkeleton | DqSkeleton
 KINDS: Mapping[str, type[Row]] = {

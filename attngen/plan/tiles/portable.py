@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from enum import StrEnum
 
-SHARED_MEMORY = {"sm_80": 163, "sm_86": 99, "sm_90": 227, "sm_100": 227, "gfx942": 64, "cpu": 1 << 20}
-"""KiB of shared memory that one program may use. `cpu` is Triton's interpreter."""
+from attngen.plan.chips import SHARED_MEMORY, Burden, Loads
 
 HEAD_BLOCKS = (16, 32, 64, 128, 256)
 KERNELS = ("forward", "dkdv", "dq")
@@ -36,21 +34,6 @@ class Row:
     forward: Tile
     dkdv: Tile
     dq: Tile
-
-
-class Burden(StrEnum):
-    """What a kernel has to bear beside the products: it decides between tiles of the same speed otherwise.
-
-    light: the score reads no position, the mask no data. score: it does, and a larger tile would not keep its values in
-    registers. pairs: so it reads a param, by more than the distance. data: tiles are skipped by what tensors hold, so
-    runs are short. random: dropout, whose bits take more registers than the products.
-    """
-
-    LIGHT = "light"
-    SCORE = "score"
-    PAIRS = "pairs"
-    DATA = "data"
-    RANDOM = "random"
 
 
 # (bytes of an element, head block) -> forward, dkdv, dq, before they are made to fit. Half precision on sm_90 was
@@ -114,22 +97,6 @@ def registers(burden: Burden) -> dict[tuple[int, int, int, int, int], int]:
     share a multiprocessor and hide each other's waits, which is faster than stages. With more registers, one less would
     fit; data tests do not leave their scores enough in the share of four."""
     return {(128, 64, 128, 4, 1): 168, (128, 64, 64, 4, 1): 168 if burden is Burden.DATA else 128}
-
-
-@dataclass(frozen=True, slots=True)
-class Loads:
-    """Loads of params in the loops, in bytes: of all that are read for one pair, and of the widest of them; of all that
-    are read for one row or column. `addresses`: some pair's address is dear to compute. `chosen`: some depends on the
-    product of query and key. `gathered`: kernels of their own gather a gradient over pairs, with the dQ kernel's tiles
-    and no stages.
-    """
-
-    pair: int = 0
-    widest: int = 0
-    addresses: bool = False
-    chosen: bool = False
-    line: int = 0
-    gathered: bool = False
 
 
 NO_LOADS = Loads()

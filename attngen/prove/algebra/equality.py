@@ -19,9 +19,8 @@ from attngen.prove.algebra.assumptions import World
 from attngen.prove.algebra.sample_points import Point, Undefined, clearly_different, mp, number, numbers
 from attngen.prove.algebra.sympy_door import Term, same, sp
 from attngen.prove.algebra.terms import Reading, Split, has_comparison
-from attngen.prove.budget.claim_budget import Clock
+from attngen.prove.budget.claim_budget import Clock, ran_out
 from attngen.prove.budget.watchdog import OutOfTime, limited
-from attngen.prove.search.wording import ran_out
 from attngen.prove.verdict import Proved, Refuted, Unknown, Verdict
 
 _CASES = 81

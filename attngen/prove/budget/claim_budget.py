@@ -19,3 +19,6 @@ class Clock:
     def share(self) -> float:
         """What one claim may take, so that something is left for the others."""
         return self.left / 3
+
+
+ran_out = "the time for its proof ran out; --timeout 60 gives more"

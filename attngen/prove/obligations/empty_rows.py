@@ -20,6 +20,7 @@ from attngen.ir.build import add, apply, mul, real, select, sub
 from attngen.ir.nodes import Expr, Op, Symbol, Type
 from attngen.plan.kernel import KernelPlan
 from attngen.plan.score.weights import LOG2E, Form, M, S
+from attngen.prove.budget.claim_budget import ran_out
 from attngen.prove.budget.watchdog import OutOfTime, limited
 from attngen.prove.intervals import interval as i
 from attngen.prove.intervals.input_boxes import LEAST, LEAST_SCORE
@@ -27,7 +28,7 @@ from attngen.prove.intervals.interval import Interval
 from attngen.prove.intervals.ranges import Ranges
 from attngen.prove.obligations import recurrence as kernel
 from attngen.prove.obligations.finite import Finiteness
-from attngen.prove.search.wording import BY, example, nothing_found, ran_out
+from attngen.prove.search.wording import BY, example, nothing_found
 from attngen.prove.verdict import Claim, Proved, Refuted, Unknown
 
 ZERO = i.point(0.0)

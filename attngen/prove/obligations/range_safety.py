@@ -17,13 +17,14 @@ from attngen.ir.attention import Attention
 from attngen.ir.nodes import MOST_SHIFTED, Apply, Expr, Literal, Load, Op, Scalar, Type
 from attngen.plan.kernel import KernelPlan
 from attngen.plan.score.weights import Form, S
+from attngen.prove.budget.claim_budget import ran_out
 from attngen.prove.budget.watchdog import OutOfTime, limited
 from attngen.prove.intervals.input_boxes import stated
 from attngen.prove.obligations import recurrence, weight_range
 from attngen.prove.obligations.approximation import approximations
 from attngen.prove.obligations.finite import Finiteness, Holds
 from attngen.prove.search.witness import Witness
-from attngen.prove.search.wording import BY, example, nothing_found, ran_out, span_of
+from attngen.prove.search.wording import BY, example, nothing_found, span_of
 from attngen.prove.verdict import Claim, Proved, Refuted, Unknown, Verdict
 
 _Check = Callable[[Finiteness, KernelPlan], Iterator[Claim]]

@@ -9,7 +9,6 @@ from attngen.prove.intervals.ingredients import restate
 from attngen.prove.search.witness import Witness
 
 BY = "intervals"
-ran_out = "the time for its proof ran out; --timeout 60 gives more"
 nothing_found = "intervals do not show it, and trying inputs did not refute it"
 
 

@@ -6,19 +6,10 @@ import pytest
 
 from attngen import api
 from attngen.errors import Source
+from attngen.plan.chips import SHARED_MEMORY, Burden, Loads
 from attngen.plan.footprint import loads_of
 from attngen.plan.split import shares
-from attngen.plan.tiles.portable import (
-    KERNELS,
-    NO_LOADS,
-    SHARED_MEMORY,
-    Burden,
-    Loads,
-    Tile,
-    fitted,
-    shared_bytes,
-    table,
-)
+from attngen.plan.tiles.portable import KERNELS, NO_LOADS, Tile, fitted, shared_bytes, table
 
 HEAD = "attention a\nparam t: {storage}[{shape}]\n"
 

@@ -7,8 +7,9 @@ import pytest
 from attngen.analyse import analyse
 from attngen.errors import Source
 from attngen.plan import plan
+from attngen.plan.chips import SHARED_MEMORY, Burden
 from attngen.plan.split import Split, shares
-from attngen.plan.tiles.portable import HEAD_BLOCKS, SHARED_MEMORY, Burden
+from attngen.plan.tiles.portable import HEAD_BLOCKS
 from attngen.syntax.parser import parse
 
 

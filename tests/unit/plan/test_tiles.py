@@ -6,7 +6,8 @@ import itertools
 
 import pytest
 
-from attngen.plan.tiles.portable import HEAD_BLOCKS, KERNELS, SHARED_MEMORY, Tile, fitted, shared_bytes, table
+from attngen.plan.chips import SHARED_MEMORY
+from attngen.plan.tiles.portable import HEAD_BLOCKS, KERNELS, Tile, fitted, shared_bytes, table
 
 SIZES = (16, 32, 64, 128, 256)
 

@@ -17,8 +17,9 @@ from attngen.bench.tiles import Bench
 from attngen.cli import gpu_commands as bench_commands
 from attngen.cli.main import main
 from attngen.errors import Source, UsageError
+from attngen.plan.chips import SHARED_MEMORY
 from attngen.plan.tiles.hopper_trials import Rows
-from attngen.plan.tiles.portable import KERNELS, SHARED_MEMORY, Tile, shared_bytes
+from attngen.plan.tiles.portable import KERNELS, Tile, shared_bytes
 from attngen.tune import gpu as tune
 from attngen.tune import gpu_file as tune_file
 from attngen.tune import keys as tiling

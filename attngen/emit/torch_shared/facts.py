@@ -1,0 +1,44 @@
+"""What  and the sizes of a call are held against, on tensors of torch; sizes alike in every target."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from attngen.emit.text.facts import FactsView, Target, about_elements, bound_by, facts_view
+from attngen.emit.text.params import ParamView
+from attngen.emit.torch_shared import expressions as host_expressions
+from attngen.ir.nodes import SIZES, Storage
+from attngen.ir.walk import params, symbols
+from attngen.plan.kernel import KernelPlan
+
+
+def need_lines(plan: KernelPlan, names: Mapping[str, str]) -> tuple[str, ...]:
+    """For each comparison of sizes that keeps reads inside: the call is refused without it."""
+    lines: list[str] = []
+    for need in plan.needs:
+        values = ", ".join(f"{shown} = {{{names[planned]}}}" for shown, planned in need.sizes)
+        message = f"needs {need.text}, or a tensor would be read outside; here {values}"
+        lines += [f"if not ({host_expressions.python(need.condition, names)}):", f'    _refuse(f"{message}")']
+    return tuple(lines)
+
+
+def torch_facts(plan: KernelPlan, views: tuple[ParamView, ...], names: Mapping[str, str]) -> FactsView:
+    """Every name stands for a tensor, so that the fact is computed on tensors alone."""
+    facts = about_elements(plan)
+    read = {name for fact in facts for name in symbols(fact)}
+    read |= {"b", "h"} & read and {"B", "Hq"}
+    read |= {"h", "Hq", "Hkv"} if "hkv" in read else set()
+    places = {"B": "q.shape[0]", "Hq": "q.shape[1]", "Sq": "q.shape[2]", "D": "q.shape[3]"}
+    places |= {"Hkv": "v.shape[1]", "Sk": "v.shape[2]", "Dv": "v.shape[3]"} | bound_by(plan, views)
+    lines = [
+        f"{names[size]} = torch.tensor({places[size]})" for size in (*SIZES, *plan.attention.sizes) if size in read
+    ]
+    for view, param in zip(views, plan.attention.params, strict=True):
+        if param.is_scalar and any(param.name in params(fact) for fact in facts):
+            lines.append(f"{view.name} = torch.as_tensor({view.name})")
+    if {"b", "h", "hkv"} & read:
+        lines += ["at_b = torch.arange(q.shape[0], device=q.device)[:, None]"]
+        lines += ["at_h = torch.arange(q.shape[1], device=q.device)[None, :]"]
+    casts = {Storage.INT: ".long()", Storage.F16: ".float()", Storage.BF16: ".float()"}
+    target = Target(host_expressions.torch, lambda name, storage: name + casts.get(storage, ""))
+    return facts_view(plan, views, names, lines, target, "(q.shape[0], q.shape[1])", traced=False)

@@ -1,0 +1,108 @@
+"""Where a param's gradient is added: names, axes and host expressions that Triton's files and plain PyTorch's share."""
+
+from __future__ import annotations
+
+from attngen.emit.text.params import ParamView
+from attngen.emit.torch_shared import expressions as host_expressions
+from attngen.ir.attention import Attention, Param
+from attngen.ir.nodes import SIZES, Expr, Load, Scalar, Symbol
+from attngen.plan.kernel import Gather, KernelPlan, LeafGradient
+
+
+def leaf_name(plan: KernelPlan, params: tuple[ParamView, ...], gradient: LeafGradient) -> str:
+    """A name for the sums of one leaf: `sum_slope`, or `sum_slope_1` for the second leaf of a param."""
+    own = [g for g in plan.gradients if g.param == gradient.param]
+    name = next(p.name for p in params if p.keyword == gradient.param)
+    number = own.index(gradient)
+    return f"sum_{name}" + (f"_{number}" if number else "")
+
+
+AXES = {Gather.HEAD: ("b", "h"), Gather.ROW: ("b", "h", "q"), Gather.COLUMN: ("b", "h", "k")}
+
+
+_SIZES = {"b": "B", "h": "Hq", "q": "Sq", "k": "Sk"}
+
+
+def reduced(
+    attention: Attention,
+    params: tuple[ParamView, ...],
+    leaf: Scalar | Load,
+    axes: tuple[str, ...],
+    values: str,
+    total: str,
+) -> list[str]:
+    """Lines that add `values`, over `axes`, to the leaf's cells of `total`."""
+    text = summed(attention, leaf, axes, values)
+    return [f"{total} += {text}"] if text else scattered(attention, params, leaf, axes, values, total)
+
+
+def summed(
+    attention: Attention, leaf: Scalar | Load, axes: tuple[str, ...], values: str, *, tiles: bool = False
+) -> str | None:
+    """`values`, over `axes`, as the param's cells; None where they scatter. `tiles`: one more axis is summed over."""
+    if isinstance(leaf, Scalar):
+        return f"{values}.sum()"
+    plain = _plain(leaf, attention.param(leaf.param), axes)
+    if plain is None:
+        return None
+    missing = (*(i for i, axis in enumerate(axes) if axis not in plain), *((-1,) if tiles else ()))
+    text = f"{values}.sum({missing})" if missing else values
+    kept = [axis for axis in axes if axis in plain]
+    order = tuple(kept.index(axis) for axis in plain)
+    return text + (f".permute({order})" if order != tuple(range(len(order))) else "")
+
+
+def scattered(
+    attention: Attention,
+    params: tuple[ParamView, ...],
+    leaf: Scalar | Load,
+    axes: tuple[str, ...],
+    values: str,
+    total: str,
+) -> list[str]:
+    """Lines that add `values`, over `axes`, to whichever cells of `total` the leaf's indices say."""
+    assert isinstance(leaf, Load)
+    lines, inside, flat = flat_index(attention, params, leaf, axes, leaf.indices)
+    return [*lines, f"{total} += _gathered({values}, {inside}, {flat}, {total}.numel()).view({total}.shape)"]
+
+
+def _plain(leaf: Load, param: Param, axes: tuple[str, ...]) -> tuple[str, ...] | None:
+    """The axes that the indices are, each once and over the whole of its dim; None for anything else."""
+    ids: list[str] = []
+    for i, size in zip(leaf.indices, param.shape, strict=True):
+        if not (isinstance(i, Symbol) and isinstance(size, Symbol) and i.id in axes and _SIZES[i.id] == size.id):
+            return None
+        ids.append(i.id)
+    return tuple(ids) if len(set(ids)) == len(ids) else None
+
+
+def host_names(attention: Attention, params: tuple[ParamView, ...]) -> dict[str, str]:
+    """How the host code names what index expressions read; index axes are `at_b`, `at_h`, `at_q`, `at_k`."""
+    names = {s: s for s in (*SIZES, *attention.sizes)}
+    names.update({p.keyword: p.name for p in params})
+    names.update({axis: f"at_{axis}" for axis in ("b", "h", "q", "k", "distance")})
+    names.update(hkv="(at_h // (Hq // Hkv))", device="q.device", scale="scale")
+    return names
+
+
+def flat_index(
+    attention: Attention, params: tuple[ParamView, ...], leaf: Load, axes: tuple[str, ...], indices: tuple[Expr, ...]
+) -> tuple[list[str], str, str]:
+    """Lines that bind the axes' positions, a condition that the cell exists, and its number in the flat param."""
+    names = host_names(attention, params)
+    shape = attention.param(leaf.param).shape
+    lines: list[str] = []
+    for number, axis in enumerate(axes):
+        dims = "".join(", None" for _ in axes[number + 1 :])
+        text = f"torch.arange({_SIZES[axis]}, device=q.device)" if axis != "distance" else "distances"
+        lines.append(f"at_{axis} = {text}" + (f"[:{dims}]" if dims else ""))
+    inside: list[str] = []
+    flat = ""
+    for i, size in zip(indices, shape, strict=True):
+        text = host_expressions.torch(i, names)
+        extent = host_expressions.python(size, names)
+        inside.append(f"({text} >= 0) & ({text} < {extent})")
+        flat = f"({flat}) * {extent} + {text}" if flat else text
+    lines.append(f"exists = torch.as_tensor({' & '.join(inside)}, device=q.device)")
+    lines.append(f"cell = torch.as_tensor({flat}, device=q.device)")
+    return lines, "exists", "cell"
