@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from attngen import files
 from attngen.errors import Refuted, Source, SpecError, SpecWarning, Unproved, UsageError
 from attngen.ir.attention import Attention
-from attngen.runtime import forked as beside
-from attngen.tune import keys as tiling
+from attngen.runtime import forked
+from attngen.tune import keys as tile_keys
 from attngen.vocabulary import PRECISIONS, SOURCE_ARCHITECTURES, STAGES, TARGETS, Const, Precision
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ def build(
     def hoped_for() -> str:
         return emit(planned, source.text, options, ALL_PROVED)
 
-    with beside.begun(hoped_for) if fork else nullcontext(lambda: None) as written:
+    with forked.begun(hoped_for) if fork else nullcontext(lambda: None) as written:
         proof, emitted = prove(spec, planned)
         proof = _accepted(proof, source, allow_unproved, strict)
         text = written() if emitted is planned and proof.summary() == ALL_PROVED else None
@@ -383,9 +383,9 @@ def _tuned(
     spec = analyse(source, consts)
     match target:
         case "triton":
-            return tiling.gpu_tiles(source, spec, file, shape)
+            return tile_keys.gpu_tiles(source, spec, file, shape)
         case "pallas":
-            return tiling.tpu_tiles(source, spec, file, shape)
+            return tile_keys.tpu_tiles(source, spec, file, shape)
         case _:
             raise UsageError(f"tiles are tuned for triton and pallas, not for {target}")
 

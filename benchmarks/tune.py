@@ -32,11 +32,11 @@ from report import say  # noqa: E402
 
 from attngen import api, files, inputs  # noqa: E402
 from attngen.aot import compile as aot  # noqa: E402
-from attngen.cli import gpu_commands as bench_commands  # noqa: E402
+from attngen.cli import gpu_commands  # noqa: E402
 from attngen.errors import Source, UsageError  # noqa: E402
 from attngen.plan.tiles.hopper_trials import rows_of  # noqa: E402
 from attngen.tune import ahead  # noqa: E402
-from attngen.tune import keys as tiling  # noqa: E402
+from attngen.tune import keys as tile_keys  # noqa: E402
 from attngen.tune.gpu import LOST, Candidate, Key, LostError, Timer, Tuning, rounds, trials  # noqa: E402
 from attngen.tune.gpu_file import dump, load  # noqa: E402
 
@@ -95,7 +95,7 @@ class Bench:
         self.sizes = inputs.settle(kernel.spec, case.wanted, fixed=set(case.wanted))
         row = ("sm_90", 2, case.head_dim)
         self.rows = rows_of(kernel.plan, kernel.spec.tile, (case.head_dim, case.head_dim))
-        key = tiling.gpu_key(source_of(case.spec), kernel.spec, card, row, "bf16", self.sizes)
+        key = tile_keys.gpu_key(source_of(case.spec), kernel.spec, card, row, "bf16", self.sizes)
         self.tuning = known.get(key, Tuning(key))
         request = aot.request(kernel.source, kernel.spec, arch="sm_90", dtype="bf16", sizes=self.sizes, target=target)
         self.job = ahead.Job(request, row, self.rows)
@@ -105,7 +105,7 @@ class Bench:
     def timer(self) -> Timer:
         if self._timer is None:
             torch: Any = importlib.import_module("torch")
-            self._timer, _ = bench_commands.timer_of(
+            self._timer, _ = gpu_commands.timer_of(
                 torch, self.kernel, self.sizes, "bf16", GIVEN.get(self.case.spec, {})
             )
         return self._timer
@@ -178,7 +178,7 @@ def main(argv: Sequence[str]) -> int:
             args.prepare.parent.mkdir(parents=True, exist_ok=True)
             args.prepare.write_bytes(pickle.dumps(built(args.specs)))
             return 0
-        torch = bench_commands.require_gpu("tune.py")
+        torch = gpu_commands.require_gpu("tune.py")
         path = args.output
         tunings = {t.key: t for t in load(files.read_source(path))} if path.exists() else {}
     except UsageError as error:
@@ -190,7 +190,7 @@ def main(argv: Sequence[str]) -> int:
     else:
         kernels = built(args.specs)
     say(f"{len(kernels)} specs are proved and written")
-    target = bench_commands.target_here()
+    target = gpu_commands.target_here()
     card = torch.cuda.get_device_name()
     wanted = cases([*kernels], args.head_dims, args.lengths)
     benches = [Bench(case, kernels[case.spec], card, tunings, target) for case in wanted]

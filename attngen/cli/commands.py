@@ -241,17 +241,17 @@ def _cost(args: Namespace, spec: Attention, wanted: Mapping[str, int], fixed: Co
 
 
 def run_verify(args: Namespace) -> int:
-    from attngen.cli import verify_runs as verify
+    from attngen.cli import verify_runs
 
     source = files.read_source(args.spec)
     consts = dict(args.define)
     spec = api.analyse(source, consts)
-    device = verify.choose_device(args.device, args.target)
-    cases = verify.cases(api.callable_spec(spec, api.plan(spec, args.target)), device, args.target)
-    for name, value in verify.beyond(spec, cases):
+    device = verify_runs.choose_device(args.device, args.target)
+    cases = verify_runs.cases(api.callable_spec(spec, api.plan(spec, args.target)), device, args.target)
+    for name, value in verify_runs.beyond(spec, cases):
         terminal.note(f"no sequence here is as long as `{name}` = {value}: try -D {name}=… as well")
     options = api.options(args.target, args.precision, args.tile)
-    results = _with_progress(spec.name, cases, verify.verify(source, cases, device, options, consts))
+    results = _with_progress(spec.name, cases, verify_runs.verify(source, cases, device, options, consts))
     table, failed = _comparison_table(results)
     empty = [row[0].case for row in results if all(c.zeros for c in row if c.result == "out")]
     out = terminal.console(sys.stdout)
@@ -276,9 +276,9 @@ def _device_name(device: str, target: str) -> str:
         interpreter = {"pallas": ", in Pallas' interpreter", "triton": ", in Triton's interpreter"}
         return f"the CPU{interpreter.get(target, '')}"
     if target in ("pallas", "jax"):
-        from attngen.cli import verify_runs as verify
+        from attngen.cli import verify_runs
 
-        return verify.jax_device_name()
+        return verify_runs.jax_device_name()
     import torch
 
     return torch.cuda.get_device_name()

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from attngen import api, files, terminal
 from attngen.cli import commands
 from attngen.errors import UsageError
-from attngen.tune import keys as tiling
+from attngen.tune import keys as tile_keys
 
 if TYPE_CHECKING:
     from attngen.api import Kernel
@@ -93,7 +93,7 @@ def run_tune(args: Namespace) -> int:
 
     kernel = api.build(source, api.options("triton", args.precision), dict(args.define))
     timer, job = timer_of(torch, kernel, sizes, args.dtype)
-    key = tiling.gpu_key(source, spec, torch.cuda.get_device_name(), timer.row, args.dtype, sizes)
+    key = tile_keys.gpu_key(source, spec, torch.cuda.get_device_name(), timer.row, args.dtype, sizes)
     with ahead.Compilers(ahead.workers()) as compilers:
         tuning = tune_with(
             key,

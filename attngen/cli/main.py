@@ -20,9 +20,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from attngen import terminal, vocabulary
-from attngen.cli import arguments, commands, tpu_commands
-from attngen.cli import check_command as proving
-from attngen.cli import gpu_commands as bench_commands
+from attngen.cli import arguments, check_command, commands, gpu_commands, tpu_commands
 from attngen.errors import InternalError, Refuted, SpecError, Unproved, UsageError
 
 _DESCRIPTION = "Compiles attention variants, written as mathematics, into differentiable fused kernels."
@@ -175,7 +173,7 @@ def _run_tune(args: Namespace) -> int:
     if args.target == "triton":
         if args.chip is not None:
             raise UsageError("--chip names a TPU; --target triton tunes for the GPU that is here")
-        return bench_commands.run_tune(args)
+        return gpu_commands.run_tune(args)
     if args.chip is None:
         raise UsageError(f"--target pallas needs a TPU: --chip {', '.join(vocabulary.TPUS)}")
     if args.budget is not None:
@@ -253,7 +251,7 @@ def _check(table: _SubParsersAction[_Parser]) -> None:
         help="seconds for a spec; what they cut off is unknown (default: 10)",
     )
     p.add_argument("-o", "--output", metavar="FILE", help="with --explain: write it there, .md or .tex")
-    p.set_defaults(run=proving.run_check)
+    p.set_defaults(run=check_command.run_check)
 
 
 def _verify(table: _SubParsersAction[_Parser]) -> None:
@@ -345,7 +343,7 @@ def _bench(table: _SubParsersAction[_Parser]) -> None:
         metavar="FILE",
         help="write results (.json) or draw speed and memory over length (.svg, .png); repeatable",
     )
-    p.set_defaults(run=bench_commands.run_bench)
+    p.set_defaults(run=gpu_commands.run_bench)
 
 
 def _completion(table: _SubParsersAction[_Parser]) -> None:

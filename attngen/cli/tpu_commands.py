@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TextIO
 from attngen import api, files, terminal, vocabulary
 from attngen.cli import commands
 from attngen.errors import UsageError
-from attngen.tune import keys as tiling
+from attngen.tune import keys as tile_keys
 
 if TYPE_CHECKING:
     from attngen.emit import Tuned, TunedGpu
@@ -60,14 +60,14 @@ def _tuned(args: Namespace) -> tuple[Tuned, ...]:
     if args.tiles is None:
         return ()
     source, tiles = files.read_source(args.spec), files.read_source(args.tiles)
-    return tiling.tpu_tiles(source, api.analyse(source, dict(args.define)), tiles, dict(args.shape))
+    return tile_keys.tpu_tiles(source, api.analyse(source, dict(args.define)), tiles, dict(args.shape))
 
 
 def _tuned_gpu(args: Namespace) -> tuple[TunedGpu, ...]:
     if args.tiles is None:
         return ()
     source, tiles = files.read_source(args.spec), files.read_source(args.tiles)
-    return tiling.gpu_tiles(source, api.analyse(source, dict(args.define)), tiles, dict(args.shape))
+    return tile_keys.gpu_tiles(source, api.analyse(source, dict(args.define)), tiles, dict(args.shape))
 
 
 def _sizes(args: Namespace, spec: Attention) -> dict[str, int]:
@@ -116,10 +116,10 @@ def run_tune(args: Namespace) -> int:
     commands.refuse_overwriting(args.spec, [path])
     known = list(load(files.read_source(path))) if os.path.exists(path) else []
     sizes = _sizes(args, kernel.spec)
-    key = tiling.tpu_key(source, kernel.spec, args.chip, args.dtype, sizes)
+    key = tile_keys.tpu_key(source, kernel.spec, args.chip, args.dtype, sizes)
     tuning = next((t for t in known if t.key == key), Tuning(key))
     others = [t for t in known if t.key != key]
-    found = tiling.tune(kernel.source, kernel.spec, tuning)
+    found = tile_keys.tune(kernel.source, kernel.spec, tuning)
     for trial in _with_progress(f"tuning {kernel.name} for {args.chip}", found, len(candidates(sizes))):
         if trial is not None:
             tuning = tuning.with_trial(trial)

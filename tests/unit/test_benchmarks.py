@@ -34,7 +34,7 @@ from attngen.bench import clock  # noqa: E402
 from attngen.plan.tiles.hopper import Schedule, Skeleton  # noqa: E402
 from attngen.plan.tiles.portable import KERNELS, Tile  # noqa: E402
 from attngen.tune import gpu as tune  # noqa: E402
-from attngen.tune import gpu_file as tune_file  # noqa: E402
+from attngen.tune import gpu_file  # noqa: E402
 
 SMALL = cells.Settings(window=5, prefix=7, documents=3, cap=2.0, radius=4)
 
@@ -433,7 +433,7 @@ def test_ranking_is_by_the_loss_over_every_case() -> None:
 def test_one_row_of_tiles_for_two_lengths(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     short = {**both(1.0, 1.2), ("forward", None): 0.9, ("dq", OTHER_TILE): None}
     path = tmp_path / "tried.json"
-    path.write_text(tune_file.dump([tried(4096, short), tried(16384, {**both(9.0, 4.0), ("forward", None): 3.0})]))
+    path.write_text(gpu_file.dump([tried(4096, short), tried(16384, {**both(9.0, 4.0), ("forward", None): 3.0})]))
     assert tiles.main([str(path), "-o", str(tmp_path / "t.json")]) == 0
     shown = capsys.readouterr().out
     won = (tuple(WIDE_TILE),) * 3
@@ -447,7 +447,7 @@ def test_one_row_of_tiles_for_two_lengths(tmp_path: Path, capsys: pytest.Capture
 
 def test_a_row_without_a_winner_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "tried.json"
-    path.write_text(tune_file.dump([tried(64, {("forward", None): 1.0})]))
+    path.write_text(gpu_file.dump([tried(64, {("forward", None): 1.0})]))
     assert tiles.main([str(path)]) == 1
     assert "no tile ran in every case" in capsys.readouterr().out
 
@@ -472,7 +472,7 @@ def test_rows_of_specs_with_other_heads_are_compared(tmp_path: Path, capsys: pyt
     one = rows_tried(4096, row_of(), {"own": 1.0, "ordered": 0.9, "heads": 0.8})
     two = rows_tried(16384, row_of(together=8, ahead=256), {"own": 4.0, "ordered": 3.9})
     path = tmp_path / "tried.json"
-    path.write_text(tune_file.dump([one, two]))
+    path.write_text(gpu_file.dump([one, two]))
     assert tiles.main([str(path), "-o", str(tmp_path / "t.json")]) == 0
     shown = capsys.readouterr().out
     assert "TILES" not in shown and "forward, (128, 128):" in shown
@@ -485,18 +485,16 @@ def test_rows_of_specs_with_other_heads_are_compared(tmp_path: Path, capsys: pyt
 
 def test_a_row_within_the_noise_stays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "tried.json"
-    path.write_text(tune_file.dump([rows_tried(4096, row_of(), {"own": 1.0, "ordered": 0.995, "heads": 1.2})]))
+    path.write_text(gpu_file.dump([rows_tried(4096, row_of(), {"own": 1.0, "ordered": 0.995, "heads": 1.2})]))
     assert tiles.main([str(path)]) == 0
     assert "plan/tiles/hopper.py keeps its row (x1.005)" in capsys.readouterr().out
-    path.write_text(
-        tune_file.dump([rows_tried(64, row_of(), {"own": 1.0}), rows_tried(96, row_of(), {"ordered": 1.0})])
-    )
+    path.write_text(gpu_file.dump([rows_tried(64, row_of(), {"own": 1.0}), rows_tried(96, row_of(), {"ordered": 1.0})]))
     assert tiles.main([str(path)]) == 0  # a spec's own row is what it tried first: two groups
 
 
 def test_files_that_tiles_cannot_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "tried.json"
-    path.write_text(tune_file.dump([tried(64, both(1.0, 2.0)), tried(64, both(1.0, 2.0), card="another")]))
+    path.write_text(gpu_file.dump([tried(64, both(1.0, 2.0)), tried(64, both(1.0, 2.0), card="another")]))
     assert tiles.main([str(path)]) == 2
     assert "times of a card and of another don't compare" in capsys.readouterr().err
     path.write_text("{}")

@@ -15,7 +15,7 @@ import pytest
 from attngen import api
 from attngen.cli import main as cli
 from attngen.errors import Source
-from attngen.runtime import forked as beside
+from attngen.runtime import forked
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -25,7 +25,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a process of two cores and one thread: those that other tests have left hold nothing that is wanted."""
     if not hasattr(os, "fork"):
         pytest.skip("processes are not copied here")
-    monkeypatch.setattr(beside, "_cores", lambda: 2)
+    monkeypatch.setattr(forked, "_cores", lambda: 2)
     monkeypatch.setattr(threading, "active_count", lambda: 1)
 
 
@@ -40,7 +40,7 @@ def no_child_left() -> bool:
 @pytest.mark.usefixtures("alone")
 def test_text_comes_back_from_another_process() -> None:
     long = "é" * 1_000_000  # more than a pipe holds
-    with beside.begun(lambda: f"{os.getpid()} {long}") as written:
+    with forked.begun(lambda: f"{os.getpid()} {long}") as written:
         text = written()
     assert text is not None
     process, _, rest = text.partition(" ")
@@ -53,7 +53,7 @@ def test_work_that_fails_gives_nothing() -> None:
     def work() -> str:
         raise ValueError("never mind")
 
-    with beside.begun(work) as written:
+    with forked.begun(work) as written:
         assert written() is None
     assert no_child_left()
 
@@ -74,7 +74,7 @@ def test_work_that_is_not_waited_for_ends(monkeypatch: pytest.MonkeyPatch) -> No
     waited = os.waitpid
     with monkeypatch.context() as patched:
         patched.setattr(os, "waitpid", noted)
-        with pytest.raises(KeyError), beside.begun(work):
+        with pytest.raises(KeyError), forked.begun(work):
             raise KeyError("what the parent met")
     assert [os.WTERMSIG(status) for status in ends] == [signal.SIGKILL]
     assert no_child_left()
@@ -88,7 +88,7 @@ def test_where_the_system_makes_no_copy_the_caller_does_the_work(name: str, monk
 
     monkeypatch.setattr(os, name, refused)
     before = len(os.listdir("/dev/fd"))
-    with beside.begun(lambda: "text") as written:
+    with forked.begun(lambda: "text") as written:
         assert written() is None
     assert len(os.listdir("/dev/fd")) == before
 
@@ -114,7 +114,7 @@ def test_no_copy_is_made_of_a_process_with_threads() -> None:
     other = threading.Thread(target=done.wait)
     other.start()
     try:
-        with beside.begun(lambda: "text") as written:
+        with forked.begun(lambda: "text") as written:
             assert written() is None
     finally:
         done.set()

@@ -16,7 +16,7 @@ from attngen.emit.arrays.tile_code import TileCode, free_names, tile_code
 from attngen.emit.arrays.views import Header, WeightView
 from attngen.emit.jax.sums import BY_ROWS, sum_view
 from attngen.emit.jax.views import PassView, TestView, TilesView
-from attngen.emit.jax_shared import public_function as jax_door
+from attngen.emit.jax_shared import public_function
 from attngen.emit.jax_shared.expressions import Leaf, Printer, division_helpers
 from attngen.emit.jax_shared.operands import Leaves, operand_views, size_names
 from attngen.emit.options import Options
@@ -97,7 +97,7 @@ class _Emitter:
     def module(self) -> str:
         keys, queries = self.tiles(self.plan.key_loops), self.tiles(self.plan.query_loops)
         dq = self.backward(Level.ROW)
-        door = jax_door.door(self.plan, self.params, self.sizes, self.leaves, jax_door.JAX)
+        door = public_function.door(self.plan, self.params, self.sizes, self.leaves, public_function.JAX)
         context: dict[str, Any] = {
             "a": self.header(),
             "longest_bits": self.plan.choices.longest_bits,

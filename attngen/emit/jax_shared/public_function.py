@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from attngen.emit.jax_shared import checks as pallas_checks
+from attngen.emit.jax_shared import checks
 from attngen.emit.jax_shared.facts import jax_facts
 from attngen.emit.jax_shared.operands import Leaves
 from attngen.emit.text.facts import FactsView
@@ -19,7 +19,7 @@ from attngen.ir.nodes import Op
 from attngen.ir.walk import reads
 from attngen.plan.kernel import KernelPlan
 from attngen.plan.score.weights import Weights
-from attngen.plan.tiles import tpu_limits as capabilities
+from attngen.plan.tiles import tpu_limits
 
 PAIRS_AT = (
     "at_b = jnp.arange(B).reshape(-1, 1, 1, 1)",
@@ -54,10 +54,10 @@ class Accepted:
 
 
 PALLAS = Accepted(
-    dtypes=capabilities.DTYPES,
+    dtypes=tpu_limits.DTYPES,
     why=", which TPUs multiply",
-    no_dims=f"not (0 < D <= {capabilities.HEAD_DIM} and 0 < Dv <= {capabilities.HEAD_DIM})",
-    dims_text=f"from 1 to {capabilities.HEAD_DIM}",
+    no_dims=f"not (0 < D <= {tpu_limits.HEAD_DIM} and 0 < Dv <= {tpu_limits.HEAD_DIM})",
+    dims_text=f"from 1 to {tpu_limits.HEAD_DIM}",
     action="launched",
     scale_note="The kernels take a positive scale",
     attend_lines=(
@@ -116,12 +116,12 @@ def door(
     given = plan.attention.params
     *most, last = accepted.dtypes
     return DoorView(
-        params=tuple(PublicParam(p.name, pallas_checks.annotation(p)) for p in given),
+        params=tuple(PublicParam(p.name, checks.annotation(p)) for p in given),
         plain_params="".join(f", {p.name}" for p in params),
         public_arguments="".join(f", {p.keyword}" for p in params),
-        check_lines=pallas_checks.check_lines(plan, params, sizes),
-        convert_lines=pallas_checks.convert_lines(given, params),
-        param_docs=tuple(pallas_checks.doc(p) for p in given),
+        check_lines=checks.check_lines(plan, params, sizes),
+        convert_lines=checks.convert_lines(given, params),
+        param_docs=tuple(checks.doc(p) for p in given),
         call_positions=(*PAIRS_AT, *(PRODUCTS if chosen_by_products(plan) else ())),
         keeps="" if plan.keeps_key is None else leaves.printer().text(plan.keeps_key),
         lse_of_no_key=_lse_of_no_key(plan.weights, leaves),

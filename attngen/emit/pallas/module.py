@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, assert_never
 
-from attngen.emit.jax_shared import public_function as jax_door
+from attngen.emit.jax_shared import public_function
 from attngen.emit.jax_shared.expressions import Leaf, Printer, division_helpers
 from attngen.emit.jax_shared.operands import Leaves, OperandView, cell, operand_views, size_names
 from attngen.emit.options import Options
@@ -96,7 +96,7 @@ class _Emitter:
         dq, dq_sums = self.backward(Level.ROW, keys, _WITH_ROWS)
         dkdv, dkdv_sums = self.backward(Level.COLUMN, queries, (Extent.COLUMN,))
         fused, fused_sums = self.backward(Level.COLUMN, queries, _WITH_COLUMNS)
-        door = jax_door.door(self.plan, self.params, self.sizes, self.leaves, jax_door.PALLAS)
+        door = public_function.door(self.plan, self.params, self.sizes, self.leaves, public_function.PALLAS)
         table = tpu_tiles.table(self.options.tile or self.attention.tile)
         for t in self.options.tuned:
             table[t.chip, t.itemsize] = tpu_tiles.row(t.forward, t.dkdv, t.dq)
@@ -126,7 +126,7 @@ class _Emitter:
                 *(f'{v.name} = {v.group}["{v.name}"]' for v in self.operands),
                 'scale = data["scale"]',
             ),
-            "position_lines": jax_door.PAIRS_AT,
+            "position_lines": public_function.PAIRS_AT,
             "launch": self.launch(),
             "door": door,
             "spread": self.spread(),

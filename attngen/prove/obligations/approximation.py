@@ -1,9 +1,9 @@
 """Approximate instructions: their error is below the rounding of the dtype, and no decision depends on them.
 
-Takes a plan, returns a claim for each function that the plan lets a chip approximate. The error bounds are the maker's
-(`plan/score/approximate.py` names the sources, `tests/gpu` measures them on a card); they are premises. The claim is that
-they are below the rounding of both half precisions, and that nothing compares, divides by, or makes a sign, an int, a root
-or a logarithm of what they give.
+Takes a plan, returns a claim for each function that the plan lets a chip approximate. The error bounds are the maker's;
+`plan/score/approximate.py` names the sources and `tests/gpu` measures them on a card. They are premises. The claim is
+that they are below the rounding of both half precisions, and that nothing compares, divides by, or makes a sign, an
+int, a root or a logarithm of what they return.
 """
 
 from __future__ import annotations

@@ -14,15 +14,15 @@ import torch
 import attngen
 from attngen import api
 from attngen.bench.tiles import Bench
-from attngen.cli import gpu_commands as bench_commands
+from attngen.cli import gpu_commands
 from attngen.cli.main import main
 from attngen.errors import Source, UsageError
 from attngen.plan.chips import SHARED_MEMORY
 from attngen.plan.tiles.hopper_trials import Rows
 from attngen.plan.tiles.portable import KERNELS, Tile, shared_bytes
 from attngen.tune import gpu as tune
-from attngen.tune import gpu_file as tune_file
-from attngen.tune import keys as tiling
+from attngen.tune import gpu_file
+from attngen.tune import keys as tile_keys
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 SIZES = (("B", 1), ("Hq", 8), ("Hkv", 8), ("Sq", 4096), ("Sk", 4096), ("D", 128), ("Dv", 128))
@@ -70,14 +70,14 @@ def test_what_was_tried_is_not_tried_again(tmp_path: Path) -> None:
     path = str(tmp_path / "t.json")
     ticks = iter(range(1000))
     first = Timer()
-    stopped = bench_commands.tune_with(key(), OWN, NONE, first, path, budget=9.5, clock=lambda: float(next(ticks)))
+    stopped = gpu_commands.tune_with(key(), OWN, NONE, first, path, budget=9.5, clock=lambda: float(next(ticks)))
     assert len(first.asked) == len(stopped.trials) == 10 and stopped.best() is None
     second = Timer()
-    whole = bench_commands.tune_with(key(), OWN, NONE, second, path)
+    whole = gpu_commands.tune_with(key(), OWN, NONE, second, path)
     waiting = tune.candidates(OWN, key())
     assert first.asked + second.asked == waiting
     third = Timer()
-    assert bench_commands.tune_with(key(), OWN, NONE, third, path) == whole
+    assert gpu_commands.tune_with(key(), OWN, NONE, third, path) == whole
     assert third.asked == []
     best = whole.best()
     assert best is not None and best.forward == best.dkdv == best.dq == Tile(64, 128, 4, 1)
@@ -92,26 +92,26 @@ def test_a_tuning_keeps_others_in_the_file(tmp_path: Path) -> None:
     path = tmp_path / "t.json"
     keys = [key(), key(card="NVIDIA H100"), key("y")]
     for k in keys:
-        bench_commands.tune_with(k, OWN, NONE, Timer(), str(path))
-    read = tune_file.load(Source(path.read_text(), str(path)))
+        gpu_commands.tune_with(k, OWN, NONE, Timer(), str(path))
+    read = gpu_file.load(Source(path.read_text(), str(path)))
     assert [t.key for t in read] == keys
-    assert tune_file.dump(read) == path.read_text()
+    assert gpu_file.dump(read) == path.read_text()
 
 
 def test_a_tile_that_takes_the_device_along_is_noted_and_passed_by(tmp_path: Path) -> None:
     path = str(tmp_path / "t.json")
     lost = Tile(64, 64, 4, 2)
-    first = bench_commands.tune_with(key(), OWN, NONE, Timer(lost=lost), path)
+    first = gpu_commands.tune_with(key(), OWN, NONE, Timer(lost=lost), path)
     assert first.trials[-1] == tune.Trial("forward", lost, None, "the device was lost: an illegal memory access")
     timer = Timer()
-    second = bench_commands.tune_with(key(), OWN, NONE, timer, path)
+    second = gpu_commands.tune_with(key(), OWN, NONE, timer, path)
     assert ("forward", lost) not in timer.asked
     assert second.best() is not None
 
 
 def tuned_file(tmp_path: Path, source: Source, *, forward: float = 9.0) -> Path:
     spec = api.analyse(source)
-    k = tiling.gpu_key(source, spec, "NVIDIA H200", ("sm_90", 2, 128), "bf16", dict(SIZES))
+    k = tile_keys.gpu_key(source, spec, "NVIDIA H200", ("sm_90", 2, 128), "bf16", dict(SIZES))
     trials = [
         tune.Trial("forward", None, forward),
         tune.Trial("forward", Tile(64, 64, 8, 2), 5.0),
@@ -120,7 +120,7 @@ def tuned_file(tmp_path: Path, source: Source, *, forward: float = 9.0) -> Path:
         tune.Trial("dq", Tile(64, 64, 4, 3), None, "too large"),
     ]
     path = tmp_path / "tiles.json"
-    path.write_text(tune_file.dump([tune.Tuning(k, tuple(trials))]))
+    path.write_text(gpu_file.dump([tune.Tuning(k, tuple(trials))]))
     return path
 
 
@@ -177,11 +177,11 @@ def test_compile_refuses_what_is_not_for_it(tmp_path: Path, capsys: pytest.Captu
 def test_two_cards_for_one_row_are_one_too_many(tmp_path: Path) -> None:
     spec = EXAMPLES / "causal.attn"
     source = Source(spec.read_text(), str(spec))
-    (one,) = tune_file.load(Source(tuned_file(tmp_path, source).read_text()))
+    (one,) = gpu_file.load(Source(tuned_file(tmp_path, source).read_text()))
     other = tune.Tuning(tune.Key(one.key.spec, "NVIDIA H100", *(getattr(one.key, f) for f in FIELDS)), one.trials)
-    file = Source(tune_file.dump([one, other]), "both.json")
+    file = Source(gpu_file.dump([one, other]), "both.json")
     with pytest.raises(UsageError, match=r"both\.json has tiles of sm_90 for NVIDIA H200, .* and for NVIDIA H100"):
-        tiling.gpu_tiles(source, api.analyse(source), file, {})
+        tile_keys.gpu_tiles(source, api.analyse(source), file, {})
 
 
 FIELDS = ("chip", "dtype", "head_block", "sizes")

@@ -8,7 +8,7 @@ from attngen import api
 from attngen.errors import Source, UsageError
 from attngen.tpu.chips import chip
 from attngen.tpu.compile import Compiled, Refused, Scheduled
-from attngen.tune import keys as tiling
+from attngen.tune import keys as tile_keys
 from attngen.tune import tpu as tune
 from attngen.tune.tpu import Key, Trial, Tuning, candidates, dump, load, trials
 
@@ -103,13 +103,13 @@ def test_what_is_no_tuning_file_is_named():
 
 def file_of(*shapes: dict[str, int], spec: Source = SPEC) -> Source:
     attention = api.analyse(spec)
-    keys = [tiling.tpu_key(spec, attention, "v6e", "bf16", {**SIZES, **shape}) for shape in shapes]
+    keys = [tile_keys.tpu_key(spec, attention, "v6e", "bf16", {**SIZES, **shape}) for shape in shapes]
     both = (Trial(False, (1024, 512, 4), (("forward", 10),)), Trial(True, (256, 512, 1), (("dkdv", 9), ("dq", 8))))
     return Source(dump([Tuning(key, both) for key in keys]), "t.json")
 
 
 def source_with(file: Source, sizes: dict[str, int]) -> str:
-    tuned = tiling.tpu_tiles(SPEC, api.analyse(SPEC), file, sizes)
+    tuned = tile_keys.tpu_tiles(SPEC, api.analyse(SPEC), file, sizes)
     return api.build(SPEC, api.options("pallas", tuned=tuned)).source
 
 
@@ -139,7 +139,7 @@ def test_tiles_of_another_spec_or_shape_are_refused():
 
 
 def test_tuned_tiles_go_with_their_target_alone():
-    tuned = tiling.tpu_tiles(SPEC, api.analyse(SPEC), file_of({}), {})
+    tuned = tile_keys.tpu_tiles(SPEC, api.analyse(SPEC), file_of({}), {})
     with pytest.raises(UsageError, match="target that they were tuned for"):
         api.options("triton", tuned=tuned)
     with pytest.raises(UsageError, match="without a tile"):

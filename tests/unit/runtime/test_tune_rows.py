@@ -18,7 +18,7 @@ from attngen import api, files
 from attngen.bench import race, run
 from attngen.bench import tiles as bench_tiles
 from attngen.bench.tiles import Bench
-from attngen.cli import gpu_commands as bench_commands
+from attngen.cli import gpu_commands
 from attngen.cli.main import main
 from attngen.emit import TunedGpu
 from attngen.errors import Source, UsageError
@@ -27,10 +27,9 @@ from attngen.plan.tiles.hopper import ApartSkeleton, BackwardSkeleton, DkdvSkele
 from attngen.plan.tiles.hopper_trials import Row, Rows, first_round, fits, rows_of, second_round
 from attngen.plan.tiles.portable import Tile
 from attngen.runtime.loader import execute
-from attngen.tune import ahead, tables
+from attngen.tune import ahead, gpu_file, tables
 from attngen.tune import gpu as tune
-from attngen.tune import gpu_file as tune_file
-from attngen.tune import keys as tiling
+from attngen.tune import keys as tile_keys
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 NAMES = sorted(path.stem for path in EXAMPLES.glob("*.attn"))
@@ -50,7 +49,7 @@ def rows_for(name: str, *head_dims: int) -> Rows:
 def key_for(rows: Rows, name: str = "causal", card: str = "NVIDIA H200") -> tune.Key:
     source = source_of(name)
     sizes = {"B": 1, "Hq": 8, "Hkv": 8, "Sq": 4096, "Sk": 4096, "D": rows.dims[0], "Dv": rows.dims[1]}
-    return tiling.gpu_key(source, api.analyse(source), card, ("sm_90", 2, max(rows.dims)), "bf16", sizes)
+    return tile_keys.gpu_key(source, api.analyse(source), card, ("sm_90", 2, max(rows.dims)), "bf16", sizes)
 
 
 class Timer:
@@ -230,14 +229,14 @@ def test_rows_are_tried_in_two_rounds_and_resumed(tmp_path: Path) -> None:
     path, rows = str(tmp_path / "t.json"), rows_for("causal", 128)
     ticks = iter(range(1000))
     first, begun = Timer(quick), list[list[tune.Candidate]]()
-    stopped = bench_commands.tune_with(
+    stopped = gpu_commands.tune_with(
         key_for(rows), OWN, rows, first, path, budget=9.5, clock=lambda: float(next(ticks)),
         begin=lambda candidates: begun.append([*candidates]),
     )  # fmt: skip
     assert len(first.asked) == 10 and stopped.best() is None
     assert begun == [[*first_round(rows), ("portable", None)]]
     second = Timer(quick)
-    whole = bench_commands.tune_with(key_for(rows), OWN, rows, second, path)
+    whole = gpu_commands.tune_with(key_for(rows), OWN, rows, second, path)
     assert rows.forward is not None and rows.backward is not None
     best = dataclasses.replace(rows.forward, keys=64, stages=3, ordered=False)
     assert ("forward", best) in second.asked and ("forward", best) not in first_round(rows)
@@ -248,7 +247,7 @@ def test_rows_are_tried_in_two_rounds_and_resumed(tmp_path: Path) -> None:
     choice = whole.best()
     assert choice == tune.Choice(forward=best, backward=dataclasses.replace(rows.backward, early=False))
     third = Timer(quick)
-    assert bench_commands.tune_with(key_for(rows), OWN, rows, third, path) == whole and third.asked == []
+    assert gpu_commands.tune_with(key_for(rows), OWN, rows, third, path) == whole and third.asked == []
     entry = json.loads(Path(path).read_text())["tunings"][0]
     assert entry["rows"]["forward"] == [*best.row] and entry["tiles"] == {}
     assert entry["trials"][0]["row"]["schedule"] == "queue"
@@ -258,17 +257,17 @@ def test_without_tiles_rows_alone_are_tried(tmp_path: Path) -> None:
     rows = rows_for("softcap", 64)
     assert rows.forward is None and rows.backward is not None
     timer = Timer(quick)
-    bench_commands.tune_with(key_for(rows), OWN, rows, timer, str(tmp_path / "t.json"), tiles=False)
+    gpu_commands.tune_with(key_for(rows), OWN, rows, timer, str(tmp_path / "t.json"), tiles=False)
     assert {k for k, s in timer.asked if isinstance(s, Tile)} == {"forward"}  # it has no kernel of its own
     both = rows_for("causal", 128)
     timer = Timer(quick)
-    tuning = bench_commands.tune_with(key_for(both), OWN, both, timer, str(tmp_path / "u.json"), tiles=False)
+    tuning = gpu_commands.tune_with(key_for(both), OWN, both, timer, str(tmp_path / "u.json"), tiles=False)
     assert not any(isinstance(s, Tile) for _, s in timer.asked) and tuning.best() is not None
 
 
 def test_two_kernels_are_chosen_apart(tmp_path: Path) -> None:
     rows = rows_for("causal", 256)
-    tuning = bench_commands.tune_with(key_for(rows), OWN, rows, Timer(quick), str(tmp_path / "t.json"), tiles=False)
+    tuning = gpu_commands.tune_with(key_for(rows), OWN, rows, Timer(quick), str(tmp_path / "t.json"), tiles=False)
     best = tuning.best()
     assert best is not None and rows.apart is not None and isinstance(best.backward, ApartSkeleton)
     assert best.backward.dkdv == dataclasses.replace(rows.apart.dkdv, ahead=2) and best.backward.dq.key_stages == 1
@@ -277,7 +276,7 @@ def test_two_kernels_are_chosen_apart(tmp_path: Path) -> None:
 def test_the_portable_kernels_may_be_faster(tmp_path: Path) -> None:
     rows = rows_for("causal", 128)
     slow = Timer(lambda row: 30.0)
-    tuning = bench_commands.tune_with(key_for(rows), OWN, rows, slow, str(tmp_path / "t.json"))
+    tuning = gpu_commands.tune_with(key_for(rows), OWN, rows, slow, str(tmp_path / "t.json"))
     best = tuning.best()
     assert best is not None and best.portable and best.backward is None and isinstance(best.forward, Tile)
 
@@ -298,10 +297,10 @@ def test_files_of_before_are_read(tmp_path: Path) -> None:
     }  # fmt: skip
     path = tmp_path / "t.json"
     path.write_text(json.dumps({"target": "triton", "tunings": [old]}))
-    (read,) = tune_file.load(Source(path.read_text()))
+    (read,) = gpu_file.load(Source(path.read_text()))
     assert read.best() == tune.Choice(dkdv=Tile(64, 64, 4, 2), dq=Tile(128, 64, 8, 3))
     timer = Timer(quick)
-    tuning = bench_commands.tune_with(key, OWN, rows, timer, str(path))
+    tuning = gpu_commands.tune_with(key, OWN, rows, timer, str(path))
     assert timer.asked[0] == ("forward", rows.forward) and tuning.trials[:4] == read.trials
     best = tuning.best()
     assert best is not None and isinstance(best.backward, BackwardSkeleton) and best.dkdv is None
@@ -310,7 +309,7 @@ def test_files_of_before_are_read(tmp_path: Path) -> None:
 def test_wrong_rows_are_refused(tmp_path: Path) -> None:
     rows = rows_for("causal", 128)
     path = tmp_path / "t.json"
-    bench_commands.tune_with(key_for(rows), OWN, rows, Timer(quick), str(path), tiles=False)
+    gpu_commands.tune_with(key_for(rows), OWN, rows, Timer(quick), str(path), tiles=False)
     entry = json.loads(path.read_text())["tunings"][0]
     row = entry["trials"][0]["row"]
     for kernel, wrong in (
@@ -329,10 +328,10 @@ def test_wrong_rows_are_refused(tmp_path: Path) -> None:
         trial = {"kernel": kernel, "row": wrong, "ms": 1.0}
         text = json.dumps({"target": "triton", "tunings": [{**entry, "trials": [trial]}]})
         with pytest.raises(UsageError, match="is no file that `attngen tune --target triton` wrote"):
-            tune_file.load(Source(text))
+            gpu_file.load(Source(text))
     newer = {name: value for name, value in row.items() if name not in ("ordered", "ahead")}
     trial = {"kernel": "forward", "row": newer, "ms": 1.0}  # columns that came later have a default
-    (read,) = tune_file.load(Source(json.dumps({"target": "triton", "tunings": [{**entry, "trials": [trial]}]})))
+    (read,) = gpu_file.load(Source(json.dumps({"target": "triton", "tunings": [{**entry, "trials": [trial]}]})))
     assert isinstance(read.trials[0].setting, Skeleton)
 
 
@@ -341,7 +340,7 @@ def test_wrong_rows_are_refused(tmp_path: Path) -> None:
 
 def tuned(tmp_path: Path, rows: Rows, *trials: tune.Trial, name: str = "causal") -> Path:
     path = tmp_path / f"{name}_{rows.dims[0]}.json"
-    path.write_text(tune_file.dump([tune.Tuning(key_for(rows, name), trials)]))
+    path.write_text(gpu_file.dump([tune.Tuning(key_for(rows, name), trials)]))
     return path
 
 
@@ -400,7 +399,7 @@ def test_tiles_of_another_dtype_leave_the_rows(tmp_path: Path) -> None:
     key = dataclasses.replace(key_for(rows_for("causal", 128)), dtype="fp32")
     trials = tuple(tune.Trial(kernel, Tile(32, 32, 4, 1), 1.0) for kernel in ("forward", "dkdv", "dq"))
     path = tmp_path / "t.json"
-    path.write_text(tune_file.dump([tune.Tuning(key, trials)]))
+    path.write_text(gpu_file.dump([tune.Tuning(key, trials)]))
     assert (128, 128) in table(attngen.compile(source.name, tiles=path).source, "HOPPER")
 
 
@@ -411,11 +410,11 @@ def test_the_command_where_the_interpreter_stands_in_for_a_card(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """All of it but the card: what it draws, builds, times and writes, and that it goes on where it stopped."""
-    tensors, draw, bench = bench_commands.tensors, run.draw, bench_tiles.Bench
+    tensors, draw, bench = gpu_commands.tensors, run.draw, bench_tiles.Bench
     here = race.Turns("cpu", 1, 0.0, 0.0)
-    monkeypatch.setattr(bench_commands, "require_gpu", lambda command: torch)
-    monkeypatch.setattr(bench_commands, "tensors", lambda *args: tensors(*args[:-1], "cpu"))
-    monkeypatch.setattr(bench_commands, "target_here", lambda: ("cuda", 90, 32))
+    monkeypatch.setattr(gpu_commands, "require_gpu", lambda command: torch)
+    monkeypatch.setattr(gpu_commands, "tensors", lambda *args: tensors(*args[:-1], "cpu"))
+    monkeypatch.setattr(gpu_commands, "target_here", lambda: ("cuda", 90, 32))
     monkeypatch.setattr(run, "draw", lambda *args: draw(*args[:-1], dataclasses.replace(args[-1], turns=here)))
     monkeypatch.setattr(bench_tiles, "Bench", lambda *args: bench(*args, device="cpu", rep_ms=0.0))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "no card")
@@ -425,7 +424,7 @@ def test_the_command_where_the_interpreter_stands_in_for_a_card(
     command += ["--shape", "B=1", "Hq=2", "Hkv=1", "Sq=16", "Sk=24", "D=16", "Dv=16", "-o", str(path)]
     for count in (1, 2):
         assert main(command) == 0
-        (tuning,) = tune_file.load(Source(path.read_text()))
+        (tuning,) = gpu_file.load(Source(path.read_text()))
         assert len(tuning.trials) == count and all(t.ms is not None and t.ms > 0 for t in tuning.trials)
         said = capsys.readouterr()
         assert "alibi on no card, fp32" in said.out and "candidates are left (tiles)" in said.err
