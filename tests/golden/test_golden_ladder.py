@@ -3,7 +3,7 @@
 `pytest tests/golden --update-golden` writes them anew; the commit that moves one says why.
 """
 
-from __future__ import annotations  # noqa: I001
+from __future__ import annotations
 
 import difflib
 from pathlib import Path
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from attngen import api, files
-from attngen.prove.ladder import ladder, render
+from attngen.explain import ladder, render
 
 HERE = Path(__file__).resolve().parent
 EXAMPLES = HERE.parents[1] / "examples"
