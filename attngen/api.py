@@ -79,7 +79,7 @@ def plan(attention: Attention, target: str = "triton") -> KernelPlan:
     from attngen.plan import plan as plan_attention
     from attngen.prove.obligations.reads import with_needs
 
-    found = plan_attention(attention, reserved(target), wide_ints(target), approximates(target))
+    found = plan_attention(attention, reserved(target), wide_ints(target), approximates(target), target == "triton")
     return with_needs(attention, found)
 
 

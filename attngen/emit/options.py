@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from attngen.plan.tiles.hopper import ApartSkeleton, BackwardSkeleton, Skeleton
+from attngen.plan.hopper import ApartSkeleton, BackwardSkeleton, Skeleton
 
 
 @dataclass(frozen=True, slots=True)

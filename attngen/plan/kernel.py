@@ -17,6 +17,7 @@ from attngen.ir.build import add, mul, real
 from attngen.ir.nodes import Apply, Expr, Literal, Load, Op, Scalar, Symbol, Type
 from attngen.ir.walk import loads, nodes, reads
 from attngen.plan.chips import Burden
+from attngen.plan.hopper import HopperPlan
 from attngen.plan.ints.choices import Choices, choices
 from attngen.plan.ints.facts import Facts, facts
 from attngen.plan.ints.linear import from_linear, linear
@@ -86,6 +87,7 @@ class KernelPlan:
     longest_first: bool  # tiles of late queries meet more keys: start them first
     growing_keys: bool  # and the same for the tiles of keys, from the other end
     choices: Choices  # guards, widths and divisions of single operations
+    hopper: HopperPlan | None = None  # the kernels of compute capability 9.0, where the target has some
     needs: tuple[Need, ...] = ()  # what every call checks of its sizes: with it all reads are inside
 
     @property
@@ -102,7 +104,7 @@ class KernelPlan:
         return Burden.LIGHT if plain and not loads(a.mask) else Burden.SCORE
 
 
-def plan(
+def portable(
     attention: Attention,
     reserved: frozenset[str] = frozenset(),
     ints: WideInts = WideInts.BITS_64,

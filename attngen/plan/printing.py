@@ -7,18 +7,21 @@ positions without `hi` itself. Leaves the attention to `ir.printing`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import fields
 from typing import assert_never
 
 from attngen.ir import build
 from attngen.ir.nodes import Expr, Symbol, Type
 from attngen.ir.printing import expression
 from attngen.plan.footprint import loads_of
+from attngen.plan.hopper import ApartSkeleton, BackwardSkeleton, Dims, HopperPlan, Lists, Skeleton
 from attngen.plan.ints.facts import Bounds, Facts
 from attngen.plan.kernel import KernelPlan, LeafGradient
 from attngen.plan.mask.data_tests import DataTest
-from attngen.plan.mask.loops import Assigned, Ordered, Rounded
+from attngen.plan.mask.loops import Assigned, Ordered, Rounded, Run
 from attngen.plan.mask.ranges import TileRanges
 from attngen.plan.mask.segments import Segment
+from attngen.plan.mask.walks import Walk, outside
 from attngen.plan.score.approximate import APPROXIMATIONS
 from attngen.plan.score.weights import Form, Weights
 from attngen.plan.split import Split
@@ -44,6 +47,7 @@ def plan_text(plan: KernelPlan) -> str:
         ("ints", _ints(plan)),
         *((("approximate in half precision", _approximate(plan)),) if plan.choices.approximate else ()),
         (f"tiles on {CHIP}", _tiles(plan)),
+        *((("kernels of compute capability 9.0", _hopper(plan.hopper)),) if plan.hopper is not None else ()),
     )
     lines = [f"plan {plan.attention.name}"]
     for title, content in sections:
@@ -201,3 +205,61 @@ def _aligned(rows: Iterable[Row]) -> Iterator[str]:
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     for line in cells:
         yield "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+
+
+# ---------------------------------------------------------------- compute capability 9.0
+
+
+def _hopper(plan: HopperPlan) -> Iterator[str]:
+    """A walk is of tiles: `at` is the one of step `step`. `own_…` are the ends that a warpgroup's own rows have."""
+    if plan.forward is not None:
+        f = plan.forward
+        yield f"forward{', from the last tile of keys' if f.backwards else ''}"
+        if plan.slack:
+            yield f"    the reference may lag behind the maximum by {plan.slack} powers of two"
+        yield from _walk(f.walk, f.unmasked, f.lists)
+        for name, e in (("first", f.share.first), ("stop", f.share.stop)):
+            if e is not None:
+                yield f"    a warpgroup's own steps, {name} = {expression(e)}"
+        yield from _rows(f.rows)
+    if plan.backward is not None:
+        b = plan.backward
+        yield f"backward, one kernel{': products take lse and delta off' if b.row_terms else ''}"
+        yield from (f"    {s.name} = {expression(s.value)}" for s in b.hull.steps)
+        yield f"    masked: {expression(outside(b.unmasked))}"
+        order = "each waits for the tile of keys before it" if b.lists is None else _lists(b.lists)
+        yield f"    dQ is added in turn: {order}"
+        yield from _elsewhere(b.elsewhere)
+        yield from _rows(b.rows)
+    if plan.apart is not None:
+        for name, found in (("dK/dV", plan.apart.queries), ("dQ", plan.apart.keys)):
+            yield f"backward, {name} by itself"
+            yield from _walk(found.walk, found.unmasked, found.lists)
+        yield from _elsewhere(plan.apart.elsewhere)
+        yield from _rows(plan.apart.rows)
+
+
+def _walk(walk: Walk, unmasked: tuple[Run, ...], lists: Lists | None) -> Iterator[str]:
+    yield f"    n_steps = {expression(walk.n_steps)}"
+    yield from (f"    {s.name} = {expression(s.value)}" for s in walk.at)
+    yield f"    masked: {expression(outside(unmasked))}"
+    if lists is not None:
+        yield f"    its ends are {_lists(lists)}"
+
+
+def _lists(lists: Lists) -> str:
+    by = [name for name, apart in (("batch", lists.by_batch), ("head", lists.by_head)) if apart]
+    return f"listed by a kernel, {'for each ' + ' and '.join(by) if by else 'once'}"
+
+
+def _elsewhere(params: tuple[str, ...]) -> Iterator[str]:
+    if params:
+        yield f"    the portable kernels run for the gradients of {', '.join(params)}"
+
+
+def _rows(rows: Iterable[tuple[Dims, Skeleton | BackwardSkeleton | ApartSkeleton]]) -> Iterator[str]:
+    for dims, row in rows:
+        parts = (("dkdv ", row.dkdv), ("dq ", row.dq)) if isinstance(row, ApartSkeleton) else (("", row),)
+        for name, part in parts:
+            values = ", ".join(f"{f.name} {getattr(part, f.name)}" for f in fields(part))
+            yield f"    head dims {dims.qk}, {dims.v}: {name}{values}"

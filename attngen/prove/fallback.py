@@ -15,6 +15,8 @@ from attngen.plan.kernel import KernelPlan
 from attngen.plan.mask.loops import loops
 from attngen.plan.mask.ranges import TileRanges
 from attngen.plan.mask.segments import Segment
+from attngen.plan.tiles.hopper import hopper_plan
+from attngen.prove.obligations.hopper_walks import TURNS
 from attngen.prove.verdict import Claim
 
 
@@ -30,12 +32,13 @@ def weakened(plan: KernelPlan, unknown: Collection[Claim]) -> tuple[KernelPlan, 
     subjects = {c.subject for c in unknown}
     keys = _without(plan.keys, "keys", subjects, dropped)
     queries = _without(plan.queries, "queries", subjects, dropped)
-    if not dropped:
+    if not dropped and (TURNS not in subjects or plan.hopper is None or plan.hopper.backward is None):
         return plan, ()
-    return (
-        replace(plan, keys=keys, queries=queries, key_loops=loops(keys), query_loops=loops(queries)),
-        tuple(dropped),
-    )
+    found = replace(plan, keys=keys, queries=queries, key_loops=loops(keys), query_loops=loops(queries))
+    consecutive = TURNS not in subjects
+    if not consecutive:
+        dropped.append("that tiles of keys take turns in their order (a list says who waits for whom)")
+    return replace(found, hopper=hopper_plan(found, found.attention.tile, consecutive)), tuple(dropped)
 
 
 def _without(ranges: TileRanges, name: str, subjects: set[str], dropped: list[str]) -> TileRanges:

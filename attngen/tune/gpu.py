@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from attngen.plan.chips import SHARED_MEMORY
-from attngen.plan.tiles.hopper import ApartSkeleton, BackwardSkeleton, DkdvSkeleton, DqSkeleton, Skeleton
+from attngen.plan.hopper import ApartSkeleton, BackwardSkeleton, DkdvSkeleton, DqSkeleton, Skeleton
 from attngen.plan.tiles.hopper_trials import Row, Rows, first_round, second_round
 from attngen.plan.tiles.portable import KERNELS, Tile, shared_bytes
 

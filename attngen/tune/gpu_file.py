@@ -13,7 +13,7 @@ from typing import Any, get_type_hints
 
 from attngen.errors import Source, UsageError
 from attngen.plan.chips import SHARED_MEMORY
-from attngen.plan.tiles.hopper import ApartSkeleton, BackwardSkeleton, Schedule, Skeleton
+from attngen.plan.hopper import ApartSkeleton, BackwardSkeleton, Schedule, Skeleton
 from attngen.plan.tiles.hopper_trials import KINDS, Row
 from attngen.plan.tiles.portable import HEAD_BLOCKS, KERNELS, Tile
 from attngen.tune.gpu import WHOLE, Choice, Key, Setting, Trial, Tuning

@@ -118,7 +118,7 @@ def gpu_tiles(source: Source, spec: Attention, file: Source, sizes: Mapping[str,
 def _tuned_gpu(file: Source, row: tuple[str, int, int], sizes: Mapping[str, int], best: Choice) -> TunedGpu:
     """Raises `UsageError` for a row that does not fit the chip: the file may be another version's."""
     from attngen.emit import TunedGpu
-    from attngen.plan.tiles.hopper import ApartSkeleton, BackwardSkeleton, Skeleton
+    from attngen.plan.hopper import ApartSkeleton, BackwardSkeleton, Skeleton
     from attngen.plan.tiles.hopper_trials import Row, fits, rounded
     from attngen.plan.tiles.portable import Tile
 

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any, assert_never
 
 from attngen.errors import InternalError
-from attngen.plan.tiles.hopper import ApartSkeleton, BackwardSkeleton, DkdvSkeleton, DqSkeleton, Skeleton
+from attngen.plan.hopper import ApartSkeleton, BackwardSkeleton, DkdvSkeleton, DqSkeleton, Skeleton
 from attngen.plan.tiles.hopper_trials import Rows
 from attngen.plan.tiles.portable import KERNELS, Tile
 from attngen.tune.gpu import Setting

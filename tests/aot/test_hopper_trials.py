@@ -11,7 +11,7 @@ from aot.chips import EXAMPLES, binaries, refused
 from attngen import api, files
 from attngen.aot.compile import Artifact
 from attngen.emit import TunedGpu
-from attngen.plan.tiles.hopper import ApartSkeleton, Schedule
+from attngen.plan.hopper import ApartSkeleton, Schedule
 from attngen.plan.tiles.hopper_trials import ROOM, SCRATCH, Rows, first_round, fits, rows_of, shared_bytes
 
 NAMES = {"forward": "hopper_forward", "backward": "hopper_backward", "dkdv": "hopper_dkdv", "dq": "hopper_dq"}

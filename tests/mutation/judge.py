@@ -21,6 +21,7 @@ from attngen.prove.obligations.streaming import laws
 from attngen.prove.proof import PROVERS
 from attngen.prove.verdict import Claim, Obligation, Proved, Refuted, Unknown
 from mutation import reading
+from mutation.hopper_walks import wrong_hopper
 from mutation.machine import wrong_numbers, wrong_stream
 from mutation.mutants import Mutant
 from mutation.walks import wrong_walk
@@ -93,6 +94,8 @@ def broken(mutant: Mutant, attention: Attention, plan: KernelPlan | None) -> str
         case "ranges" | "loops":
             small = wrong_walk(attention, plan)
             return small or wrong_walk(attention, plan, count=3, longest=150, seed=1)
+        case "hopper":
+            return wrong_hopper(attention, plan)
         case "derivatives" | "folding":
             return wrong_numbers(attention, plan)
         case "loads" if Obligation.INDEX_BOUNDS in mutant.obligations:

@@ -15,7 +15,7 @@ import pytest
 from attngen.analyse import analyse
 from attngen.errors import Source
 from attngen.ir.build import real
-from attngen.plan.kernel import plan
+from attngen.plan import plan
 from attngen.prove.obligations.range_safety import range_safety
 from attngen.prove.obligations.reads import with_needs
 from attngen.prove.obligations.streaming import streaming
@@ -31,6 +31,7 @@ PER_KIND = {
     "normalizer": 12,
     "ranges": 20,
     "loops": 18,
+    "hopper": 36,
     "derivatives": 24,
     "loads": 16,
     "widths": 10,

@@ -6,7 +6,7 @@ import pytest
 
 from attngen.analyse import analyse
 from attngen.errors import Source
-from attngen.plan.kernel import plan
+from attngen.plan import plan
 from attngen.prove.obligations.reads import with_needs
 from attngen.prove.proof import Proof, prove
 from attngen.prove.verdict import Obligation, Refuted

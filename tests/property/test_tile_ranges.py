@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 from attngen.ir.evaluate import evaluate
-from attngen.plan.kernel import KernelPlan, plan
+from attngen.plan import KernelPlan, plan
 from attngen.plan.simulate import FULL, SKIPPED, classify
 from attngen.plan.tiles.hopper import in_turn
 from property import grammar

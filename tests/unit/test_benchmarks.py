@@ -31,7 +31,7 @@ from cells import Cell  # noqa: E402
 
 import attngen  # noqa: E402
 from attngen.bench import clock  # noqa: E402
-from attngen.plan.tiles.hopper import Schedule, Skeleton  # noqa: E402
+from attngen.plan.hopper import Schedule, Skeleton  # noqa: E402
 from attngen.plan.tiles.portable import KERNELS, Tile  # noqa: E402
 from attngen.tune import gpu as tune  # noqa: E402
 from attngen.tune import gpu_file  # noqa: E402

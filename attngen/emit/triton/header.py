@@ -11,8 +11,8 @@ import re
 from attngen.emit.options import Options, TunedGpu
 from attngen.emit.triton.views import Header
 from attngen.plan.footprint import loads_of
+from attngen.plan.hopper import ApartSkeleton, BackwardSkeleton
 from attngen.plan.kernel import KernelPlan
-from attngen.plan.tiles.hopper import ApartSkeleton, BackwardSkeleton
 from attngen.plan.tiles.portable import table
 
 

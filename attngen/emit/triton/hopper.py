@@ -14,27 +14,22 @@ from typing import TypeVar
 from attngen.emit.options import TunedGpu
 from attngen.emit.text.params import ParamView
 from attngen.emit.text.render import bracket
-from attngen.emit.text.runs import numbering, total
+from attngen.emit.triton.expressions import Printer
 from attngen.emit.triton.kernel_code import KernelCode
 from attngen.emit.triton.param_gradients import GradientView, RowSum
-from attngen.emit.triton.tile_loops import RangeView
-from attngen.plan.kernel import KernelPlan
-from attngen.plan.mask.loops import ZERO, Run
-from attngen.plan.mask.ranges import TileRanges
-from attngen.plan.tiles.hopper import (
+from attngen.plan.hopper import (
     ApartSkeleton,
     BackwardSkeleton,
-    apart_skeletons,
-    backward_skeletons,
-    from_the_diagonal,
-    in_turn,
-    listed_apart,
-    row_terms,
-    skeletons,
-    slack,
-    sums_beside,
-    sums_beside_dkdv,
+    Dims,
+    HopperApart,
+    HopperBackward,
+    HopperForward,
+    ListedWalk,
+    Lists,
 )
+from attngen.plan.kernel import KernelPlan
+from attngen.plan.mask.loops import ZERO, Assigned, Loops, Run
+from attngen.plan.mask.walks import Share, outside, own
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +45,10 @@ class ListView:
     head: str
 
 
-def _list_view(walked: TileRanges) -> ListView:
-    match listed_apart(walked):
+def _list_view(lists: Lists | None) -> ListView | None:
+    match lists:
+        case None:
+            return None
         case True, True:
             return ListView(" * B * Hq", "(batch * Hq + head)", "tile // n_tiles // Hq", "tile // n_tiles % Hq")
         case True, False:
@@ -74,19 +71,13 @@ class OwnWalkView:
     pipelined: bool
 
 
-def _own_walk(keys: RangeView, *, backwards: bool) -> OwnWalkView:
-    """All steps where a walk has several stretches, whose tiles are numbered through, and where it begins late without
-    a list that says when."""
-    _, n_steps = _walk(keys)
-    listed = bool(keys.tests)
-    if n_steps == "any_hi" and (listed or keys.full):
-        return OwnWalkView("n_steps - own_any_hi", "", True) if backwards else OwnWalkView("", "own_any_hi", listed)
-    if n_steps == "any_hi - any_lo" and listed:
-        first, stop = "own_any_lo - any_lo", "own_any_hi - any_lo"
-        if backwards:
-            first, stop = f"n_steps - ({stop})", f"n_steps - ({first})"
-        return OwnWalkView(first, stop, listed)
-    return OwnWalkView("", "", pipelined=False)
+def _share_view(share: Share, printer: Printer) -> OwnWalkView:
+    first, stop = ("" if e is None else printer.text(e) for e in (share.first, share.stop))
+    return OwnWalkView(first, stop, share.pipelined)
+
+
+def _lines(steps: tuple[Assigned, ...], printer: Printer) -> tuple[str, ...]:
+    return tuple(f"{s.name} = {printer.text(s.value)}" for s in steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,43 +103,39 @@ class GluonView:
 
 def gluon_view(
     plan: KernelPlan,
-    keys: RangeView,
+    forward: HopperForward | None,
+    printer: Printer,
     params: tuple[ParamView, ...],
     arguments: tuple[str, ...],
     sizes: tuple[str, ...],
-    tile: tuple[int, int] | None,
     tuned: tuple[TunedGpu, ...] = (),
 ) -> GluonView | None:
-    """None where no query has a key, so that there is nothing to be fast at, and where no row has the spec's tile.
+    """None where no query has a key, so that there is nothing to be fast at, and where the plan has no row.
 
     `tuned`: rows that were timed here, in the place of the planner's; and where the portable kernel was faster, none.
     """
+    if forward is None or not forward.walk.runs:
+        return None
     slower = {t.head_block for t in tuned if t.forward}
     rows = {t.dims: t.row for t in tuned if t.row is not None}
-    table = {dims: rows.get(dims, row) for dims, row in skeletons(plan, tile).items() if max(dims) not in slower}
-    if not table or not (keys.partial or keys.full):
+    table = {dims: rows.get(dims, row) for dims, row in forward.rows if max(dims) not in slower}
+    if not table:
         return None
-
-    full = tuple(Run(_own(r.start), _own(r.stop)) for r in keys.full)
-    backwards = from_the_diagonal(plan)
+    assert plan.hopper is not None
     return GluonView(
         arguments,
         ["n_work", "together", *_unspecialized(params, sizes)],
-        _list_view(plan.keys) if keys.tests else None,
+        _list_view(forward.lists),
         plan.longest_first,
-        *_walk(keys, backwards=backwards),
-        keys.full,
-        tuple(_own(name) for name in keys.results),
-        _outside(full),
-        _own_walk(keys, backwards=backwards),
-        slack(plan),
-        tuple((key, skeleton.row) for key, skeleton in table.items()),
+        _lines(forward.walk.at, printer),
+        printer.text(forward.walk.n_steps),
+        plan.key_loops.full,
+        tuple(own(name) for name in plan.key_loops.names),
+        printer.text(outside(forward.unmasked)),
+        _share_view(forward.share, printer),
+        plan.hopper.slack,
+        tuple(((key[0], key[1]), skeleton.row) for key, skeleton in table.items()),
     )
-
-
-def _own(name: str) -> str:
-    """The bound `name`, for a warpgroup's own share of a tile."""
-    return name if name == ZERO else f"own_{name}"
 
 
 def _unspecialized(params: tuple[ParamView, ...], sizes: tuple[str, ...]) -> list[str]:
@@ -157,24 +144,6 @@ def _unspecialized(params: tuple[ParamView, ...], sizes: tuple[str, ...]) -> lis
     for p in params:
         found += p.strides[:-1] if p.by_pointer else [p.name]
     return found
-
-
-def _walk(keys: RangeView, *, backwards: bool = False) -> tuple[tuple[str, ...], str]:
-    """How a step's tile is found, and how many there are. One stretch needs no case, and may be walked from its end."""
-    runs = (*keys.partial, *keys.full)
-    names = ("any_lo", "any_hi")
-    if len(keys.full) <= 1 and all(r.start in (*names, ZERO) or r.stop in names for r in keys.partial):
-        nth = "n_steps - 1 - step" if backwards else "step"
-        if "any_lo" in keys.results:
-            return (f"at = any_lo + {nth}",), "any_hi - any_lo"
-        return (f"at = {nth}",), "any_hi"
-    return numbering(runs, "at"), total(runs)
-
-
-def _outside(full: tuple[Run, ...]) -> str:
-    """Whether the tile `at` lies in none of the runs."""
-    outside = [f"at >= {r.stop}" if r.start == ZERO else f"(at < {r.start}) | (at >= {r.stop})" for r in full]
-    return outside[0] if len(outside) == 1 else " & ".join(f"({text})" for text in outside) or "True"
 
 
 # ---------------------------------------------------------------- backward
@@ -240,38 +209,39 @@ class GluonBackwardView:
 
 
 def gluon_backward_view(
-    plan: KernelPlan,
-    queries: RangeView,
+    backward: HopperBackward | None,
+    printer: Printer,
     params: tuple[ParamView, ...],
     arguments: tuple[str, ...],
     sizes: tuple[str, ...],
     gradients: tuple[GradientView, ...],
-    tile: tuple[int, int] | None,
     tuned: tuple[TunedGpu, ...] = (),
 ) -> GluonBackwardView | None:
-    """None where there is no row, or no key meets any. `tuned`: see `gluon_view`."""
+    """None where the plan has no row. `tuned`: see `gluon_view`."""
+    if backward is None:
+        return None
+    planned = dict(backward.rows)
     rows = {t.dims: t.backward for t in tuned if isinstance(t.backward, BackwardSkeleton)}
-    planned = backward_skeletons(plan, tile)
     known = {
-        dims: replace(row, backwards=row.backwards and planned[dims].backwards)
+        dims: replace(row, backwards=row.backwards and planned[Dims(*dims)].backwards)
         for dims, row in rows.items()
         if dims in planned
     }
     table = _backward_table(planned, known, tuned)
-    if not table or not queries.results:
+    if not table:
         return None
-    full = dict.fromkeys(name for run in queries.full for name in (run.start, run.stop) if name != ZERO)
+    ends = dict.fromkeys(name for run in backward.unmasked for name in (run.start, run.stop) if name != ZERO)
     return GluonBackwardView(
         arguments,
         ["n_work", "together", *_unspecialized(params, sizes)],
-        _hull(queries),
-        ("first", "stop", *full),
-        None if in_turn(plan) else _list_view(plan.queries),
+        _lines(backward.hull.steps, printer),
+        ("first", "stop", *(name.removeprefix("own_") for name in ends)),
+        _list_view(backward.lists),
         any(skeleton.backwards for skeleton in table.values()),
-        row_terms(plan),
-        _outside(tuple(Run(_own(r.start), _own(r.stop)) for r in queries.full)),
-        _positions(gradients, params, sums_beside(plan)),
-        tuple((key, skeleton.row) for key, skeleton in table.items()),
+        backward.row_terms,
+        printer.text(outside(backward.unmasked)),
+        _positions(gradients, params, backward.elsewhere),
+        tuple(((key[0], key[1]), skeleton.row) for key, skeleton in table.items()),
     )
 
 
@@ -279,7 +249,7 @@ _Row = TypeVar("_Row", BackwardSkeleton, ApartSkeleton)
 
 
 def _backward_table(
-    planned: Mapping[tuple[int, int], _Row], timed: Mapping[tuple[int, int], _Row], tuned: tuple[TunedGpu, ...]
+    planned: Mapping[Dims, _Row], timed: Mapping[tuple[int, int], _Row], tuned: tuple[TunedGpu, ...]
 ) -> dict[tuple[int, int], _Row]:
     slower = {t.dims for t in tuned if t.portable}
     return {dims: timed.get(dims, row) for dims, row in planned.items() if dims not in slower}
@@ -294,17 +264,6 @@ def _positions(
 
 def _in_brackets(condition: str) -> str:
     return f"({condition})" if " | " in condition else condition
-
-
-def _hull(queries: RangeView) -> tuple[str, ...]:
-    """Lines that bind the first tile of all runs, and the one after the last."""
-    if "any_hi" in queries.results:  # one stretch, which no more than one run without a mask cuts
-        return (f"first = {'any_lo' if 'any_lo' in queries.results else ZERO}", "stop = any_hi")
-    lines = ["first = 2**30", "stop = 0"]
-    for run in (*queries.full, *queries.partial):
-        lines.append(f"first = tl.where({run.start} < {run.stop}, tl.minimum(first, {run.start}), first)")
-        lines.append(f"stop = tl.where({run.start} < {run.stop}, tl.maximum(stop, {run.stop}), stop)")
-    return (*lines, "first = tl.minimum(first, stop)")
 
 
 # ---------------------------------------------------------------- backward, dK/dV and dQ apart
@@ -324,9 +283,10 @@ class WalkView:
     lists: ListView | None
 
 
-def _walk_view(found: RangeView, walked: TileRanges) -> WalkView:
-    lists = _list_view(walked) if found.tests else None
-    return WalkView(found.results, *_walk(found), _in_brackets(_outside(found.full)), lists)
+def _walk_view(found: ListedWalk, loops: Loops, printer: Printer) -> WalkView:
+    walk = found.walk
+    masked = _in_brackets(printer.text(outside(found.unmasked)))
+    return WalkView(loops.names, _lines(walk.at, printer), printer.text(walk.n_steps), masked, _list_view(found.lists))
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,32 +317,31 @@ class GluonApartView:
 
 def gluon_apart_view(
     plan: KernelPlan,
-    queries: RangeView,
-    keys: RangeView,
+    apart: HopperApart | None,
+    printer: Printer,
     dq: KernelCode,
     sums: tuple[RowSum, ...],
     params: tuple[ParamView, ...],
     arguments: tuple[str, ...],
     sizes: tuple[str, ...],
     gradients: tuple[GradientView, ...],
-    tile: tuple[int, int] | None,
     tuned: tuple[TunedGpu, ...] = (),
 ) -> GluonApartView | None:
-    """`dq` is the dQ kernel's code, `sums` what it sums. None where there is no row, or no key meets any query.
-    `tuned`: see `gluon_view`.
-    """
+    """`dq` is the dQ kernel's code, `sums` what it sums. None where the plan has no row. `tuned`: see `gluon_view`."""
+    if apart is None:
+        return None
     rows = {t.dims: t.backward for t in tuned if isinstance(t.backward, ApartSkeleton)}
-    table = _backward_table(apart_skeletons(plan, tile), rows, tuned)
-    if not table or not queries.results or not keys.results:
+    table = _backward_table(dict(apart.rows), rows, tuned)
+    if not table:
         return None
     return GluonApartView(
         arguments,
         ["n_work", "together", *_unspecialized(params, sizes)],
-        _walk_view(queries, plan.queries),
-        _walk_view(keys, plan.keys),
+        _walk_view(apart.queries, plan.query_loops, printer),
+        _walk_view(apart.keys, plan.key_loops, printer),
         "n_work - 1 - gl.program_id(0)" if plan.longest_first else "gl.program_id(0)",
         _factor(dq),
         " or ".join(dict.fromkeys(s.flag for s in sums)),
-        _positions(gradients, params, sums_beside_dkdv(plan)),
-        tuple((key, skeleton.row) for key, skeleton in table.items()),
+        _positions(gradients, params, apart.elsewhere),
+        tuple(((key[0], key[1]), skeleton.row) for key, skeleton in table.items()),
     )

@@ -35,7 +35,6 @@ from attngen.emit.triton.kernels import forward_code, kept_view, kernel_code
 from attngen.emit.triton.launch import launch_view
 from attngen.emit.triton.param_gradients import GradientView, RowSum, gradient_views, row_sums
 from attngen.emit.triton.split import split_view
-from attngen.emit.triton.tile_loops import RangeView
 from attngen.emit.triton.views import WeightView
 from attngen.errors import InternalError
 from attngen.plan.ints.facts import scale_use
@@ -43,6 +42,7 @@ from attngen.plan.kernel import Gather, KernelPlan
 from attngen.plan.levels import Level
 from attngen.plan.score.approximate import APPROXIMATIONS
 from attngen.plan.score.weights import Form
+from attngen.plan.tiles.hopper import hopper_plan
 from attngen.plan.tiles.portable import registers
 
 _FAST = frozenset({"_load_pairs", *(f"_{op.value}" for op in APPROXIMATIONS)})
@@ -80,7 +80,7 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
     key_pointers = tuple(p for t in key_tests for p in t.pointers)
     gradients = gradient_views(plan, frame.params, {p.name: p.host_lines for p in pair_gradients})
     tile = options.tile or plan.attention.tile
-    hopper = _hopper_views(frame, options, keys, queries, dq, dkdv, dq_sums, backward.dk_factor_in_tile, gradients)
+    hopper = _hopper_views(frame, options, dq, dkdv, dq_sums, backward.dk_factor_in_tile, gradients)
     fast_bwd, apart = hopper.fast_bwd, hopper.apart
     rest = ("rest if precise else out",) if weights.saves_rest else ()
     outputs = ("out", "lse", *(("den",) if weights.saves_den else ()), *rest)
@@ -165,8 +165,6 @@ class _HopperViews:
 def _hopper_views(
     frame: Frame,
     options: Options,
-    keys: RangeView,
-    queries: RangeView,
     dq: KernelCode,
     dkdv: KernelCode,
     dq_sums: tuple[RowSum, ...],
@@ -177,14 +175,16 @@ def _hopper_views(
     if options.arch not in ("auto", "sm_90"):
         return _HopperViews()
     plan, params = frame.plan, frame.params
-    tile = options.tile or plan.attention.tile
+    hopper = plan.hopper if options.tile is None else hopper_plan(plan, options.tile)
+    if hopper is None:
+        return _HopperViews()
     tuned = tuple(t for t in options.tuned_gpu if (t.chip, t.itemsize) == ("sm_90", 2))
     mask = kernel_code(frame, Level.COLUMN, {}, {})
-    names = frame.arguments, frame.sizes
+    printer, names = frame.printer(), (frame.arguments, frame.sizes)
     return _HopperViews(
-        gluon_view(plan, keys, params, *names, tile, tuned),
-        gluon_backward_view(plan, queries, params, *names, gradients, tile, tuned),
-        gluon_apart_view(plan, queries, keys, dq, dq_sums, params, *names, gradients, tile, tuned),
+        gluon_view(plan, hopper.forward, printer, params, *names, tuned),
+        gluon_backward_view(hopper.backward, printer, params, *names, gradients, tuned),
+        gluon_apart_view(plan, hopper.apart, printer, dq, dq_sums, params, *names, gradients, tuned),
         gluon_pair_view(dkdv, mask, frame.arguments, dk_factor),
     )
 

@@ -69,6 +69,12 @@ class Loops:
     tests: tuple[DataTest, ...]
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """The names that the steps bind and the runs read."""
+        found = [name for run in (*self.full, *self.partial) for name in (run.start, run.stop)]
+        return tuple(dict.fromkeys(n for n in found if n != ZERO))
+
+    @property
     def in_ints(self) -> bool:
         """Whether the bounds are made of ints alone, and so the same wherever they are computed."""
         values = [s.bound if isinstance(s, Rounded) else s.value for s in self.steps if not isinstance(s, Ordered)]

@@ -10,21 +10,38 @@ here.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from enum import StrEnum
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeVar
 
 from attngen.ir.build import is_literal
 from attngen.ir.nodes import Apply, Expr, Literal, Op, Symbol, Type
 from attngen.ir.walk import loads, reads
 from attngen.plan.chips import Burden
+from attngen.plan.hopper import (
+    ApartSkeleton,
+    BackwardSkeleton,
+    Dims,
+    DkdvSkeleton,
+    DqSkeleton,
+    HopperApart,
+    HopperBackward,
+    HopperForward,
+    HopperPlan,
+    ListedWalk,
+    Lists,
+    Schedule,
+    Skeleton,
+)
 from attngen.plan.ints.linear import linear
 from attngen.plan.kernel import Gather, KernelPlan
 from attngen.plan.levels import Level, is_dear, is_dear_for_pairs, level_of
+from attngen.plan.mask.loops import Loops, Run
 from attngen.plan.mask.ranges import TileRanges
 from attngen.plan.mask.segments import Segment
+from attngen.plan.mask.walks import hull, own, share, walk
 from attngen.plan.score.weights import Form
 
+_Row = TypeVar("_Row", Skeleton, BackwardSkeleton, ApartSkeleton)
 HEAD_BLOCKS = (64, 128, 256)
 SLACK = 8
 """Weights are exponentials of scores less a reference. The forward kernel makes them with the one it has, and looks for
@@ -32,43 +49,6 @@ the maximum only where a thread's sum of a tile's weights passes 2**SLACK: almos
 rescaled. Weights are at most 256, which fp16 holds."""
 SQ = Symbol("Sq", Type.INT)
 QK, SCALE = Symbol("qk", Type.FLOAT), Symbol("scale", Type.FLOAT)
-
-
-class Schedule(StrEnum):
-    """Which tiles of queries a program takes: one alone, or the next that nobody has taken, again and again."""
-
-    ONCE = "once"
-    QUEUE = "queue"
-
-
-@dataclass(frozen=True, slots=True)
-class Skeleton:
-    """`queries` are 64 for each warpgroup that computes: two or three. `stages` tiles of keys, and of values, are in
-    flight. pipelined: a warpgroup starts its next scores before it weighs these; else the others fill the gaps.
-    ordered: warpgroups start their products in turn. `registers` of a thread that computes, `spare` of
-    the warp that fetches. `together`: heads whose tiles are taken in turn, more of them where a head has fewer than
-    `ahead` / `together` tiles. out_apart: results have room of their own, so the next queries come while they are
-    stored.
-    """
-
-    queries: int
-    keys: int
-    stages: int
-    pipelined: bool
-    registers: int
-    spare: int
-    together: int
-    schedule: Schedule
-    out_apart: bool
-    ahead: int = 0
-    ordered: bool = False
-
-    @property
-    def row(self) -> tuple[int | bool | str, ...]:
-        registers = (self.registers, self.spare)
-        heads = (self.together, self.ahead)
-        sizes = (self.queries, self.keys, self.stages, self.pipelined, self.ordered)
-        return (*sizes, *registers, *heads, self.schedule.value, self.out_apart)
 
 
 def _two(keys: int, **changes: Any) -> Skeleton:
@@ -100,6 +80,51 @@ keys, in 64 bits or of two kinds, would not fit beside scores, sums and weights.
 turns."""
 
 
+def hopper_plan(plan: KernelPlan, tile: tuple[int, int] | None, consecutive: bool = True) -> HopperPlan:
+    """Every decision about these kernels. `tile` is the spec's own, or the user's in its place. Unless `consecutive`,
+    it is listed who waits for whom, also where tiles seem to follow each other.
+    """
+    slack = _slack(plan)
+    keys, queries = plan.key_loops, plan.query_loops
+    backwards = _from_the_diagonal(plan)
+    forward = HopperForward(
+        _rows(skeletons(plan, tile)),
+        walk(keys, backwards=backwards),
+        backwards,
+        share(keys, backwards=backwards),
+        _own(keys),
+        listed(plan.keys) if plan.keys.tests else None,
+    )
+    backward = HopperBackward(
+        _rows(backward_skeletons(plan, tile)),
+        hull(queries),
+        _own(queries),
+        None if consecutive and in_turn(plan) else listed(plan.queries),
+        row_terms(plan),
+        sums_beside(plan),
+    )
+    apart = HopperApart(
+        _rows(apart_skeletons(plan, tile)),
+        ListedWalk(walk(queries), queries.full, listed(plan.queries) if plan.queries.tests else None),
+        ListedWalk(walk(keys), keys.full, listed(plan.keys) if plan.keys.tests else None),
+        sums_beside_dkdv(plan),
+    )
+    return HopperPlan(
+        slack,
+        forward if forward.rows else None,
+        backward if backward.rows and queries.names else None,
+        apart if apart.rows and queries.names and keys.names else None,
+    )
+
+
+def _rows(table: Mapping[tuple[int, int], _Row]) -> tuple[tuple[Dims, _Row], ...]:
+    return tuple((Dims(*dims), row) for dims, row in table.items())
+
+
+def _own(loops: Loops) -> tuple[Run, ...]:
+    return tuple(Run(own(r.start), own(r.stop)) for r in loops.full)
+
+
 def skeletons(plan: KernelPlan, own: tuple[int, int] | None) -> Mapping[tuple[int, int], Skeleton]:
     """What is faster than the portable kernel; `own` is the spec's tile, which is kept, or no row is left.
 
@@ -125,24 +150,24 @@ def skeletons(plan: KernelPlan, own: tuple[int, int] | None) -> Mapping[tuple[in
     return {dims: _two(keys, pipelined=s.pipelined or s.queries == 192) for dims, s in narrow.items()}
 
 
-def slack(plan: KernelPlan) -> int:
+def _slack(plan: KernelPlan) -> int:
     """0 where no forward kernel lets the reference lag."""
     return SLACK if plan.weights.form is Form.EXPONENTIAL and skeletons(plan, None) else 0
 
 
-def from_the_diagonal(plan: KernelPlan) -> bool:
+def _from_the_diagonal(plan: KernelPlan) -> bool:
     """Whether a tile's keys, if they are one stretch, are taken from the last to the first: where their end depends on
     the query. The tile that needs a mask is the one then that has to find a reference, and where near keys score best
     it stays there.
     """
-    return slack(plan) > 0 and any(reads(s.hi, "q1") for s in plan.keys.any)
+    return _slack(plan) > 0 and any(reads(s.hi, "q1") for s in plan.keys.any)
 
 
-def listed_apart(walked: TileRanges) -> tuple[bool, bool]:
+def listed(walked: TileRanges) -> Lists:
     """Whether batches, and heads, may differ in which of these tiles a tile of the other axis meets."""
     found = [e for s in (*walked.any, *walked.all) for e in (s.lo, s.hi)]
     found += [e for t in walked.tests for e in (t.row, t.col)]
-    return any(reads(e, "b") for e in found), any(reads(e, "h", "hkv") for e in found)
+    return Lists(any(reads(e, "b") for e in found), any(reads(e, "h", "hkv") for e in found))
 
 
 def _fastest(plan: KernelPlan) -> Mapping[tuple[int, int], Skeleton]:
@@ -180,35 +205,6 @@ def _begins_late(plan: KernelPlan) -> bool:
 
 
 # ---------------------------------------------------------------- backward
-
-
-@dataclass(frozen=True, slots=True)
-class BackwardSkeleton:
-    """Two warpgroups, half of the `keys` each, walk tiles of `queries`, `stages` of which are in flight, and make dV,
-    dK and dS. A third makes dQ of that.
-
-    S, dP, dV, dK and dQ are five products, where the portable kernels need seven. A program holds a tile of keys, so
-    its part of dQ is added to that of the tiles before it, in their order: `together` heads take their tiles in turn,
-    so that few tiles of a head wait for each other; more of them where a head has fewer than `ahead` / `together` tiles
-    of keys. A warpgroup passes over tiles of queries that its half of the keys does not meet. Products read shared
-    memory but for the weights of dV and the dS of dK, so tiles are wide where registers allow it. early: dO is awaited
-    before the weights are made, else after. `spare` are the registers of the warps that fetch and wait. backwards:
-    where there are heads enough, tiles of keys are taken from the last to the first.
-    """
-
-    queries: int
-    keys: int
-    stages: int
-    early: bool
-    together: int
-    ahead: int
-    spare: int
-    backwards: bool = False
-
-    @property
-    def row(self) -> tuple[int | bool, ...]:
-        heads = (self.together, self.ahead)
-        return (self.queries, self.keys, self.stages, self.early, *heads, self.spare, self.backwards)
 
 
 _BACKWARD = {
@@ -311,53 +307,6 @@ def _rises(e: Expr) -> bool:
 
 
 # ---------------------------------------------------------------- backward, dK/dV and dQ apart
-
-
-@dataclass(frozen=True, slots=True)
-class DkdvSkeleton:
-    """A program holds `keys` and walks tiles of `queries`, `stages` of which are in flight. One warpgroup makes the
-    weights and dV, the other dS and dK; the first is at most `ahead` tiles of weights ahead of the second. `together`:
-    heads whose tiles are taken in turn. `spare` are the registers of the warp that fetches.
-    """
-
-    queries: int
-    keys: int
-    stages: int
-    ahead: int
-    together: int
-    spare: int
-
-    @property
-    def row(self) -> tuple[int | bool, ...]:
-        return (self.queries, self.keys, self.stages, self.ahead, self.together, self.spare)
-
-
-@dataclass(frozen=True, slots=True)
-class DqSkeleton:
-    """Two warpgroups, half of the `queries` each, walk tiles of `keys`, of which `key_stages` are in flight, and
-    `value_stages` of values. The rest as for `DkdvSkeleton`.
-    """
-
-    queries: int
-    keys: int
-    key_stages: int
-    value_stages: int
-    together: int
-    spare: int
-
-    @property
-    def row(self) -> tuple[int | bool, ...]:
-        return (self.queries, self.keys, self.key_stages, self.value_stages, self.together, self.spare)
-
-
-@dataclass(frozen=True, slots=True)
-class ApartSkeleton:
-    dkdv: DkdvSkeleton
-    dq: DqSkeleton
-
-    @property
-    def row(self) -> tuple[tuple[int | bool, ...], ...]:
-        return (self.dkdv.row, self.dq.row)
 
 
 # Above head dim 128 dK and dV of 64 keys, in float32, take half of the registers, and dQ's parts, summed over programs,

@@ -16,20 +16,9 @@ from dataclasses import dataclass, fields, replace
 from typing import assert_never
 
 from attngen.plan.chips import SHARED_MEMORY
+from attngen.plan.hopper import ApartSkeleton, BackwardSkeleton, DkdvSkeleton, DqSkeleton, Schedule, Skeleton
 from attngen.plan.kernel import KernelPlan
-from attngen.plan.tiles.hopper import (
-    HEAD_BLOCKS,
-    ApartSkeleton,
-    BackwardSkeleton,
-    DkdvSkeleton,
-    DqSkeleton,
-    Schedule,
-    Skeleton,
-    apart_skeletons,
-    backward_skeletons,
-    row_terms,
-    skeletons,
-)
+from attngen.plan.tiles.hopper import HEAD_BLOCKS, apart_skeletons, backward_skeletons, row_terms, skeletons
 
 Row = Skeleton | BackwardSkeleton | DkdvSkeleton | DqSkeleton
 KINDS: Mapping[str, type[Row]] = {

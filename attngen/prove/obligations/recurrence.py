@@ -17,7 +17,6 @@ from attngen.ir.build import add, apply, div, maximum, mul, real, select, sub
 from attngen.ir.nodes import Apply, Expr, Op, Symbol, Type
 from attngen.plan.kernel import KernelPlan
 from attngen.plan.score.weights import Form
-from attngen.plan.tiles import hopper
 from attngen.prove.intervals import interval as i
 from attngen.prove.intervals.input_boxes import LEAST, LEAST_SCORE
 from attngen.prove.intervals.interval import Interval
@@ -148,7 +147,11 @@ def exponents(plan: KernelPlan) -> Iterator[Claim]:
         look("backward, x - lse", sub(mul(sub(X, ROW_MAX), FACTOR), TOTAL), at)
         at = place(plan, row_lse=PLUS_INFINITY, x=FINITE)
         look("backward, row without keys: x - inf", sub(mul(X, FACTOR), ROW_LSE), at)
-    but = "; but for weights that are tried, or made where the reference lags: below" if hopper.slack(plan) else ""
+    but = (
+        "; but for weights that are tried, or made where the reference lags: below"
+        if plan.hopper is not None and plan.hopper.slack
+        else ""
+    )
     sentence = f"every exponent that the kernels evaluate is at most 0, or -inf; none is NaN{but}"
     if w.form is Form.SHIFTED:
         sentence = "every exponent of a rescaling is at most 0, or -inf; none is NaN"
@@ -165,7 +168,7 @@ def exponents(plan: KernelPlan) -> Iterator[Claim]:
 
 def lagging(plan: KernelPlan) -> Iterator[Claim]:
     """Where the reference may lag behind the maximum, exponents exceed 0: how far, for each state of row and tile."""
-    slack = hopper.slack(plan)
+    slack = plan.hopper.slack if plan.hopper is not None else 0
     if not slack:
         return
     lines: list[str] = []

@@ -8,7 +8,8 @@ asks z3, for all sizes, params, tile positions and tile sizes that the `where`s 
 * data tests: what the kernel concludes from the least and greatest values of two tiles follows;
 * loops: of the walked tiles, each that meets `any` is visited, none twice, and one that is visited without the mask
   lies inside a stretch of `all`;
-* pieces: where short queries cut the walk over keys, each walked tile is in one piece, whatever their number.
+* pieces: where short queries cut the walk over keys, each walked tile is in one piece, whatever their number;
+* the walks of the kernels of compute capability 9.0 (`hopper_walks`).
 
 A refuted claim comes with sizes and a pair, found by z3 or by trying small sizes, and evaluated again in NumPy.
 """
@@ -36,6 +37,7 @@ from attngen.prove.algebra.sample_points import Undefined, points
 from attngen.prove.integers.answers import Answer, Fails, Holds, Term
 from attngen.prove.integers.confirm import reads_functions
 from attngen.prove.integers.z3_door import World
+from attngen.prove.obligations.hopper_walks import hopper_walks
 from attngen.prove.obligations.tile_walks import loops_answer, pieces_answer, starts_answer
 from attngen.prove.verdict import Claim, Proved, Refuted, Unknown, Verdict
 
@@ -57,6 +59,7 @@ def tile_ranges(attention: Attention, plan: KernelPlan, budget: float) -> tuple[
         claims += _Direction(plan, ranges, loops, deadline).claims()
     if plan.split is not None:
         claims.append(_pieces(plan, plan.split, min(1.0, deadline - monotonic())))
+    claims += hopper_walks(plan, min(1.0, deadline - monotonic()))
     return tuple(claims)
 
 

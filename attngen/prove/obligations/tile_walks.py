@@ -11,15 +11,17 @@ ranges with so many stretches. Likewise for pieces of the walk, whatever their n
 
 from __future__ import annotations
 
-from itertools import product
+from collections.abc import Iterable
+from itertools import pairwise, product
 from typing import assert_never
 
 from attngen.errors import InternalError
 from attngen.ir.nodes import Apply, Expr, Literal, Op
-from attngen.ir.walk import nodes
+from attngen.ir.walk import nodes, symbols
 from attngen.plan.mask.loops import ZERO, Assigned, Loops, Ordered, Rounded, Run
 from attngen.plan.mask.ranges import TileRanges
 from attngen.plan.mask.segments import Segment
+from attngen.plan.mask.walks import BEYOND, Hull, Share, Walk, outside
 from attngen.plan.split import Split
 from attngen.prove.integers.answers import Answer, Holds, Term
 from attngen.prove.integers.z3_door import World
@@ -87,11 +89,132 @@ def loops_answer(
             world.count(visits) <= 1,
             world.implies(world.any_of(full), world.any_of([holds(s) for s in ranges.all])),
             *(world.any_of([names[r.start] >= names[r.stop], names[r.start] >= 0]) for r in runs),
+            *(names[r.start] <= names[r.stop] for r in runs),
         ]
     )
     if tile_of is not None:
         return world.ask(premises, conclusion, seconds)
     return world.ask_linear(premises, conclusion, seconds)
+
+
+class _Ends:
+    """Arbitrary ends of runs, of which `loops_answer` shows that they are in order and not before 0."""
+
+    def __init__(self, world: World, runs: Iterable[Run]):
+        self.world = world
+        self.names: dict[str, Term] = {ZERO: world.number(0)}
+        self.premises: list[Term] = []
+        for run in dict.fromkeys(runs):
+            start, stop = self[run.start], self[run.stop]
+            self.premises += [start >= 0, start <= stop]
+
+    def __getitem__(self, name: str) -> Term:
+        if name not in self.names:
+            self.names[name] = self.world.free(name)
+        return self.names[name]
+
+    def inside(self, at: Term, runs: Iterable[Run]) -> Term:
+        world = self.world
+        return world.any_of([world.all_of([self[r.start] <= at, at < self[r.stop]]) for r in runs])
+
+    def after(self, steps: tuple[Assigned, ...], **names: Term) -> dict[str, Term]:
+        """What the names are once the steps have run."""
+        found = {**self.names, **names}
+        for step in steps:
+            for name in sorted(symbols(step.value) - found.keys()):
+                found[name] = self[name]
+            found[step.name] = self.world.term(step.value, found)
+        return found
+
+    def value(self, e: Expr, **names: Term) -> Term:
+        return self.after((Assigned("value", e),), **names)["value"]
+
+
+def walk_answer(world: World, walk: Walk, seconds: float) -> Answer:
+    """Whether each tile of the runs has a step, and there are as many steps as tiles.
+
+    So no step takes another tile, and no two take the same, since the runs have no tile in common (`loops_answer`).
+    """
+    ends = _Ends(world, walk.runs)
+    tile, step, tiles = world.free("tile"), world.free("step"), world.number(0)
+    n_steps = ends.value(walk.n_steps)
+    at = ends.after(walk.at, step=step, n_steps=n_steps)["at"]
+    for run in walk.runs:
+        tiles = tiles + ends[run.stop] - ends[run.start]
+    answer = world.ask_linear(ends.premises, n_steps == tiles, seconds)
+    for run, inverse in zip(walk.runs, walk.inverse, strict=True):
+        if not isinstance(answer, Holds):
+            break
+        taken = [step == ends.value(inverse, at=tile, n_steps=n_steps), ends.inside(tile, (run,))]
+        conclusion = world.all_of([step >= 0, step < n_steps, at == tile])
+        answer = world.ask_linear([*ends.premises, *taken], conclusion, seconds)
+    return answer
+
+
+def share_answer(world: World, walk: Walk, share: Share, stretch: Run, seconds: float) -> Answer:
+    """Whether the steps outside of `share` take no tile that a part of the held tile meets: none of `stretch`."""
+    ends = _Ends(world, walk.runs)
+    step = world.free("step")
+    n_steps = ends.value(walk.n_steps)
+    at = ends.after(walk.at, step=step, n_steps=n_steps)["at"]
+    mine = [world.all_of([ends[stretch.start] <= at, at < ends[stretch.stop]])]
+    first = [] if share.first is None else [ends.value(share.first, n_steps=n_steps) <= step]
+    stop = [] if share.stop is None else [step < ends.value(share.stop, n_steps=n_steps)]
+    premises = [*ends.premises, step >= 0, step < n_steps, *mine]
+    return world.ask_linear(premises, world.all_of([*first, *stop]), seconds)
+
+
+def hull_answer(world: World, hull: Hull, seconds: float) -> Answer:
+    """Whether each tile of the runs lies between the hull's ends, and these are in order and not before 0."""
+    ends = _Ends(world, hull.runs)
+    found = ends.after(hull.steps)
+    tile = world.free("tile")
+    premises = [*ends.premises, *(ends[r.stop] <= BEYOND for r in hull.runs)]
+    inside = world.implies(ends.inside(tile, hull.runs), world.all_of([found["first"] <= tile, tile < found["stop"]]))
+    conclusion = world.all_of([inside, found["first"] >= 0, found["first"] <= found["stop"]])
+    return world.ask_linear(premises, conclusion, seconds)
+
+
+def unmasked_answer(world: World, unmasked: tuple[Run, ...], full: tuple[Run, ...], seconds: float) -> Answer:
+    """Whether a tile that goes without the mask lies in a run that needs none."""
+    ends = _Ends(world, full)
+    at = world.free("at")
+    masked = ends.value(outside(unmasked), at=at)
+    return world.ask_linear([*ends.premises, at >= 0], world.any_of([masked, ends.inside(at, full)]), seconds)
+
+
+def turns_answer(world: World, ranges: TileRanges, seconds: float) -> Answer:
+    """Whether the tiles that meet a given tile of the other axis are consecutive.
+
+    They are if neither end of what a tile meets moves back from one tile to a later one. Of several stretches that is
+    asked of all that are not empty, and no tile between two that meet some may meet none.
+    """
+    places = [(world.free(f"first {n}"), world.free(f"last {n}")) for n in range(3)]
+    size = world.integer("Sk" if ranges.axis == "q" else "Sq")
+    premises: list[Term] = [places[0][0] >= 0, places[2][1] < size]
+    premises += [a <= b for a, b in places]
+    premises += [before[1] < after[0] for before, after in pairwise(places)]
+    held = "k" if ranges.axis == "q" else "q"
+    zero = world.number(0)
+
+    def ends(place: tuple[Term, Term]) -> tuple[Term, Term, Term]:
+        at = {f"{held}0": place[0], f"{held}1": place[1]}
+        for t in ranges.tests:  # each tile has answers of its own, of which nothing is known
+            for name in ("any_lo", "any_hi", "all_lo", "all_hi"):
+                at[t.bound(name).id] = world.free(f"{name} of {t.name} at {place[0]}")
+        stretches = [(world.term(s.lo, at), world.term(s.hi, at)) for s in ranges.any]
+        if len(stretches) == 1:
+            return *stretches[0], world.all_of([])
+        first, stop = world.number(BEYOND), zero
+        for lo, hi in stretches:
+            first = world.choose(world.all_of([lo < hi, lo < first]), lo, first)
+            stop = world.choose(world.all_of([lo < hi, stop < hi]), hi, stop)
+        return first, stop, world.any_of([lo < hi for lo, hi in stretches])
+
+    (a, a_stop, a_some), (b, b_stop, b_some), (_, _, c_some) = (ends(place) for place in places)
+    ordered = world.implies(world.all_of([a_some, b_some]), world.all_of([a <= b, a_stop <= b_stop]))
+    conclusion = world.all_of([ordered, world.implies(world.all_of([a_some, c_some]), b_some)])
+    return world.ask(premises, conclusion, seconds)
 
 
 def starts_answer(world: World, ranges: TileRanges, premises: list[Term], seconds: float) -> Answer:

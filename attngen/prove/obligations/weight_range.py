@@ -18,7 +18,6 @@ from attngen.ir.build import apply, conjunction, real
 from attngen.ir.nodes import Apply, Expr, Op
 from attngen.plan.kernel import KernelPlan
 from attngen.plan.score.weights import Form, M, N, S
-from attngen.plan.tiles.hopper import slack
 from attngen.prove.intervals import interval as i
 from attngen.prove.intervals.input_boxes import LEAST, LEAST_SCORE, LONGEST
 from attngen.prove.intervals.interval import HALF_MAX, Interval, number
@@ -42,7 +41,7 @@ def sums(questions: Finiteness, plan: KernelPlan) -> Iterator[Claim]:
 def _exponential(plan: KernelPlan) -> Claim:
     extra = plan.weights.log_extra is not None
     keys = "keys, plus 1 for the extra term" if extra else "keys"
-    but = "; but where the reference lags, above" if slack(plan) else ""
+    but = "; but where the reference lags, above" if plan.hopper is not None and plan.hopper.slack else ""
     sentence = f"1 <= row_sum <= number of {keys}, and a weight is at most 1 in fp16, bf16 and fp32{but}"
     steps = (
         "exponents are at most 0, so each weight is in [0, 1]",

@@ -867,7 +867,7 @@ def _attend_tiles(
             qk = warpgroup_mma_wait(0, deps=(qk_token,))
             _arrive(K_FREE + stage, SHARE, 4)
             weight, rescale, row_max, row_sum = _weigh(
-                row_max, row_sum, qk, batch, kv_head, at * BK, at >= own_full_hi, Sk, head_term, head_term_2, row_term, row_term_2,
+                row_max, row_sum, qk, batch, kv_head, at * BK, own_full_hi <= at, Sk, head_term, head_term_2, row_term, row_term_2,
                 D, Dv, BK, dtype,
             )
             p = _unpacked(weight, dtype, weight_layout)
@@ -889,7 +889,7 @@ def _attend_tiles(
                 qk = warpgroup_mma_wait(1, deps=(qk_token,))
                 _arrive(K_FREE + stage, SHARE, 4)
                 weight, rescale, row_max, row_sum = _weigh(
-                    row_max, row_sum, qk, batch, kv_head, at * BK, at >= own_full_hi, Sk, head_term, head_term_2, row_term, row_term_2,
+                    row_max, row_sum, qk, batch, kv_head, at * BK, own_full_hi <= at, Sk, head_term, head_term_2, row_term, row_term_2,
                     D, Dv, BK, dtype,
                 )
                 _hold_back(n_steps)
@@ -918,7 +918,7 @@ def _attend_tiles(
                 qk = warpgroup_mma_wait(0, deps=(qk_token,))
                 _arrive(K_FREE + stage, SHARE, 4)
                 weight, rescale, row_max, row_sum = _weigh(
-                    row_max, row_sum, qk, batch, kv_head, at * BK, at >= own_full_hi, Sk, head_term, head_term_2, row_term, row_term_2,
+                    row_max, row_sum, qk, batch, kv_head, at * BK, own_full_hi <= at, Sk, head_term, head_term_2, row_term, row_term_2,
                     D, Dv, BK, dtype,
                 )
                 acc = _rescaled(acc, rescale)
@@ -1722,7 +1722,7 @@ def _differentiate_tiles(
 
             for step in range(begin, end):
                 at = _place(step, first, stop, back)
-                masked = (at < own_full_lo) | (at >= own_full_hi)
+                masked = (at < own_full_lo) | (own_full_hi <= at)
                 dk, dv = _differentiate_tile(
                     dk, dv, turn, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, lse_tiles, delta_tiles, q_ready, d_out_ready, ds_free,
                     batch, head, kv_head, at, masked, k0, k_idx, Sq, Sk, head_term, head_term_2, col_term, scale,
@@ -1983,7 +1983,7 @@ def _weigh_query_tiles(
             weight = _weigh_again(
                 qk, lse_tiles.index(stage).load(gl.SliceLayout(0, pair_layout))[None, :], batch, head, kv_head, at * BQ, k0, k_idx, Sq, Sk, head_term, head_term_2, col_term, D, Dv, BQ, BK, dtype,
             )
-            if ((at < full_lo) | (at >= full_hi)):
+            if ((at < full_lo) | (full_hi <= at)):
                 kept = _kept_bits(qk, at * BQ, k0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, slope_ptr, slope_stride_0, D, Dv, BQ, BK)
                 weight &= kept
             _arrive(Q_FREE + stage, 288, 4)
@@ -2245,7 +2245,7 @@ def _differentiate_key_tiles(
         qk = warpgroup_mma_wait(0, deps=(qk_token,))
         at = step
         p = _weigh_rows(
-            qk, row_lse, batch, kv_head, at * BK, at >= full_hi, Sk, head_term, head_term_2, row_term, row_term_2,
+            qk, row_lse, batch, kv_head, at * BK, full_hi <= at, Sk, head_term, head_term_2, row_term, row_term_2,
             D, Dv, BK,
         )
         mbarrier.wait(v_ready.index(v_stage), step // V_STAGES & 1)
@@ -2257,7 +2257,7 @@ def _differentiate_key_tiles(
         if GRAD_SLOPE:
             g = p * (dp - delta)
             sum_slope = _add_contributions(
-                sum_slope, qk, g, batch, kv_head, at * BK, at >= full_hi, Sk, head_term, head_term_2, row_term,
+                sum_slope, qk, g, batch, kv_head, at * BK, full_hi <= at, Sk, head_term, head_term_2, row_term,
                 row_term_2, D, Dv, BK, GRAD_SLOPE,
             )
         dq_token = warpgroup_mma(slopes, k_tiles.index(stage).reshape([BK, BLOCK_D]), dq, is_async=True)

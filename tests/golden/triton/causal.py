@@ -850,7 +850,7 @@ def _attend_tiles(
             qk = warpgroup_mma_wait(0, deps=(qk_token,))
             _arrive(K_FREE + stage, SHARE, 4)
             weight, rescale, row_max, row_sum = _weigh(
-                row_max, row_sum, qk, batch, kv_head, at * BK, at >= own_full_hi, Sk, logit_scale, row_term,
+                row_max, row_sum, qk, batch, kv_head, at * BK, own_full_hi <= at, Sk, logit_scale, row_term,
                 D, Dv, BK, dtype,
             )
             p = _unpacked(weight, dtype, weight_layout)
@@ -872,7 +872,7 @@ def _attend_tiles(
                 qk = warpgroup_mma_wait(1, deps=(qk_token,))
                 _arrive(K_FREE + stage, SHARE, 4)
                 weight, rescale, row_max, row_sum = _weigh(
-                    row_max, row_sum, qk, batch, kv_head, at * BK, at >= own_full_hi, Sk, logit_scale, row_term,
+                    row_max, row_sum, qk, batch, kv_head, at * BK, own_full_hi <= at, Sk, logit_scale, row_term,
                     D, Dv, BK, dtype,
                 )
                 _hold_back(n_steps)
@@ -901,7 +901,7 @@ def _attend_tiles(
                 qk = warpgroup_mma_wait(0, deps=(qk_token,))
                 _arrive(K_FREE + stage, SHARE, 4)
                 weight, rescale, row_max, row_sum = _weigh(
-                    row_max, row_sum, qk, batch, kv_head, at * BK, at >= own_full_hi, Sk, logit_scale, row_term,
+                    row_max, row_sum, qk, batch, kv_head, at * BK, own_full_hi <= at, Sk, logit_scale, row_term,
                     D, Dv, BK, dtype,
                 )
                 acc = _rescaled(acc, rescale)
@@ -1704,7 +1704,7 @@ def _differentiate_tiles(
 
             for step in range(begin, end):
                 at = _place(step, first, stop, back)
-                masked = (at < own_full_lo) | (at >= own_full_hi)
+                masked = (at < own_full_lo) | (own_full_hi <= at)
                 dk, dv = _differentiate_tile(
                     dk, dv, turn, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, terms_tiles, q_ready, d_out_ready, ds_free,
                     batch, head, kv_head, at, masked, k0, k_idx, Sq, Sk, logit_scale, scale, Hq, Hkv,
@@ -1969,7 +1969,7 @@ def _weigh_query_tiles(
             weight = _weigh_again(
                 qk, lse_tiles.index(stage).load(gl.SliceLayout(0, pair_layout))[None, :], batch, head, kv_head, at * BQ, k0, k_idx, Sq, Sk, logit_scale, D, Dv, BQ, BK, dtype,
             )
-            if ((at < full_lo) | (at >= full_hi)):
+            if ((at < full_lo) | (full_hi <= at)):
                 kept = _kept_bits(qk, at * BQ, k0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, D, Dv, BQ, BK)
                 weight &= kept
             _arrive(Q_FREE + stage, 288, 4)
@@ -2206,7 +2206,7 @@ def _differentiate_key_tiles(
         qk = warpgroup_mma_wait(0, deps=(qk_token,))
         at = step
         p = _weigh_rows(
-            qk, row_lse, batch, kv_head, at * BK, at >= full_hi, Sk, logit_scale, row_term, D, Dv, BK,
+            qk, row_lse, batch, kv_head, at * BK, full_hi <= at, Sk, logit_scale, row_term, D, Dv, BK,
         )
         mbarrier.wait(v_ready.index(v_stage), step // V_STAGES & 1)
         v_tile = v_tiles.index(v_stage + _again(gl.to_tensor(0)))  # where there is one stage its address stays, too

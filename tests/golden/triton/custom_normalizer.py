@@ -893,7 +893,7 @@ def _attend_tiles(
             qk = warpgroup_mma_wait(0, deps=(qk_token,))
             _arrive(K_FREE + stage, SHARE, 4)
             weight, rescale, row_max, row_sum = _weigh(
-                row_max, row_sum, qk, batch, kv_head, at * BK, at >= own_full_hi, Sk, head_term_2, row_term,
+                row_max, row_sum, qk, batch, kv_head, at * BK, own_full_hi <= at, Sk, head_term_2, row_term,
                 D, Dv, BK, dtype,
             )
             p = _unpacked(weight, dtype, weight_layout)
@@ -915,7 +915,7 @@ def _attend_tiles(
                 qk = warpgroup_mma_wait(1, deps=(qk_token,))
                 _arrive(K_FREE + stage, SHARE, 4)
                 weight, rescale, row_max, row_sum = _weigh(
-                    row_max, row_sum, qk, batch, kv_head, at * BK, at >= own_full_hi, Sk, head_term_2, row_term,
+                    row_max, row_sum, qk, batch, kv_head, at * BK, own_full_hi <= at, Sk, head_term_2, row_term,
                     D, Dv, BK, dtype,
                 )
                 _hold_back(n_steps)
@@ -944,7 +944,7 @@ def _attend_tiles(
                 qk = warpgroup_mma_wait(0, deps=(qk_token,))
                 _arrive(K_FREE + stage, SHARE, 4)
                 weight, rescale, row_max, row_sum = _weigh(
-                    row_max, row_sum, qk, batch, kv_head, at * BK, at >= own_full_hi, Sk, head_term_2, row_term,
+                    row_max, row_sum, qk, batch, kv_head, at * BK, own_full_hi <= at, Sk, head_term_2, row_term,
                     D, Dv, BK, dtype,
                 )
                 acc = _rescaled(acc, rescale)
@@ -1778,7 +1778,7 @@ def _differentiate_tiles(
 
             for step in range(begin, end):
                 at = _place(step, first, stop, back)
-                masked = (at < own_full_lo) | (at >= own_full_hi)
+                masked = (at < own_full_lo) | (own_full_hi <= at)
                 dk, dv = _differentiate_tile(
                     dk, dv, turn, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, lse_tiles, delta_tiles, q_ready, d_out_ready, ds_free,
                     batch, head, kv_head, at, masked, k0, k_idx, Sq, Sk, head_term_2, head_term_3, scale, Hq, Hkv,
@@ -2039,7 +2039,7 @@ def _weigh_query_tiles(
             weight, slope_p = _weigh_again(
                 qk, lse_tiles.index(stage).load(gl.SliceLayout(0, pair_layout))[None, :], batch, head, kv_head, at * BQ, k0, k_idx, Sq, Sk, head_term_2, head_term_3, D, Dv, BQ, BK, dtype,
             )
-            if ((at < full_lo) | (at >= full_hi)):
+            if ((at < full_lo) | (full_hi <= at)):
                 kept = _kept_bits(qk, at * BQ, k0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, temperature_ptr, temperature_stride_0, escape_ptr, escape_stride_0, D, Dv, BQ, BK)
                 weight &= kept
                 slope_p &= kept  # the derivative may be infinite where the mask forbids
@@ -2311,7 +2311,7 @@ def _differentiate_key_tiles(
         qk = warpgroup_mma_wait(0, deps=(qk_token,))
         at = step
         p = _weigh_rows(
-            qk, row_lse, batch, kv_head, at * BK, at >= full_hi, Sk, scale, head_term_3, head_term_4, row_term, D,
+            qk, row_lse, batch, kv_head, at * BK, full_hi <= at, Sk, scale, head_term_3, head_term_4, row_term, D,
             Dv, BK,
         )
         mbarrier.wait(v_ready.index(v_stage), step // V_STAGES & 1)
@@ -2323,7 +2323,7 @@ def _differentiate_key_tiles(
         if GRAD_TEMPERATURE or GRAD_ESCAPE:
             g = p * (dp - delta)
             sum_temperature, sum_escape = _add_contributions(
-                sum_temperature, sum_escape, qk, g, batch, kv_head, at * BK, at >= full_hi, Sk, scale, head_term_3,
+                sum_temperature, sum_escape, qk, g, batch, kv_head, at * BK, full_hi <= at, Sk, scale, head_term_3,
                 head_term_4, row_term, D, Dv, BK, GRAD_TEMPERATURE, GRAD_ESCAPE,
             )
         dq_token = warpgroup_mma(slopes, k_tiles.index(stage).reshape([BK, BLOCK_D]), dq, is_async=True)

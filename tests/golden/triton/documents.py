@@ -825,7 +825,7 @@ def _attend_tiles(
             qk = warpgroup_mma_wait(0, deps=(qk_token,))
             _arrive(K_FREE + stage, SHARE, 4)
             weight, rescale, row_max, row_sum = _weigh(
-                row_max, row_sum, qk, batch, kv_head, at * BK, (at < own_full_lo) | (at >= own_full_hi), Sk, ids_ptr, ids_stride_0, ids_stride_1, logit_scale, row_term, row_term_2,
+                row_max, row_sum, qk, batch, kv_head, at * BK, (at < own_full_lo) | (own_full_hi <= at), Sk, ids_ptr, ids_stride_0, ids_stride_1, logit_scale, row_term, row_term_2,
                 D, Dv, BK, dtype,
             )
             p = _unpacked(weight, dtype, weight_layout)
@@ -847,7 +847,7 @@ def _attend_tiles(
                 qk = warpgroup_mma_wait(1, deps=(qk_token,))
                 _arrive(K_FREE + stage, SHARE, 4)
                 weight, rescale, row_max, row_sum = _weigh(
-                    row_max, row_sum, qk, batch, kv_head, at * BK, (at < own_full_lo) | (at >= own_full_hi), Sk, ids_ptr, ids_stride_0, ids_stride_1, logit_scale, row_term, row_term_2,
+                    row_max, row_sum, qk, batch, kv_head, at * BK, (at < own_full_lo) | (own_full_hi <= at), Sk, ids_ptr, ids_stride_0, ids_stride_1, logit_scale, row_term, row_term_2,
                     D, Dv, BK, dtype,
                 )
                 _hold_back(n_steps)
@@ -876,7 +876,7 @@ def _attend_tiles(
                 qk = warpgroup_mma_wait(0, deps=(qk_token,))
                 _arrive(K_FREE + stage, SHARE, 4)
                 weight, rescale, row_max, row_sum = _weigh(
-                    row_max, row_sum, qk, batch, kv_head, at * BK, (at < own_full_lo) | (at >= own_full_hi), Sk, ids_ptr, ids_stride_0, ids_stride_1, logit_scale, row_term, row_term_2,
+                    row_max, row_sum, qk, batch, kv_head, at * BK, (at < own_full_lo) | (own_full_hi <= at), Sk, ids_ptr, ids_stride_0, ids_stride_1, logit_scale, row_term, row_term_2,
                     D, Dv, BK, dtype,
                 )
                 acc = _rescaled(acc, rescale)
@@ -1834,7 +1834,7 @@ def _differentiate_tiles(
 
             for step in range(begin, end):
                 at = _place(step, first, stop, back)
-                masked = (at < own_full_lo) | (at >= own_full_hi)
+                masked = (at < own_full_lo) | (own_full_hi <= at)
                 dk, dv = _differentiate_tile(
                     dk, dv, turn, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, terms_tiles, q_ready, d_out_ready, ds_free,
                     batch, head, kv_head, at, masked, k0, k_idx, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
@@ -2105,7 +2105,7 @@ def _weigh_query_tiles(
             weight = _weigh_again(
                 qk, lse_tiles.index(stage).load(gl.SliceLayout(0, pair_layout))[None, :], batch, head, kv_head, at * BQ, k0, k_idx, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, logit_scale, col_term, D, Dv, BQ, BK, dtype,
             )
-            if ((at < full_lo) | (at >= full_hi)):
+            if ((at < full_lo) | (full_hi <= at)):
                 kept = _kept_bits(qk, at * BQ, k0, batch, head, kv_head, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BQ, BK)
                 weight &= kept
             _arrive(Q_FREE + stage, 288, 4)
@@ -2403,7 +2403,7 @@ def _differentiate_key_tiles(
         qk = warpgroup_mma_wait(0, deps=(qk_token,))
         at = any_lo + step
         p = _weigh_rows(
-            qk, row_lse, batch, kv_head, at * BK, ((at < full_lo) | (at >= full_hi)), Sk, ids_ptr, ids_stride_0,
+            qk, row_lse, batch, kv_head, at * BK, ((at < full_lo) | (full_hi <= at)), Sk, ids_ptr, ids_stride_0,
             ids_stride_1, logit_scale, row_term, row_term_2, D, Dv, BK,
         )
         mbarrier.wait(v_ready.index(v_stage), step // V_STAGES & 1)

@@ -1198,12 +1198,12 @@ def _load_query_tiles(
         head = kv_head * group + member
         row = (batch * tl.cast(Hq, gl.int64) + head) * Sq
         any0_lo, any0_hi, any1_lo, any1_hi, any2_lo, any2_hi, any3_lo, any3_hi = _queries_met(k0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, D, Dv, BQ, BK)
-        n_steps = tl.maximum((any0_hi - any0_lo) + (any1_hi - any1_lo) + (any2_hi - any2_lo) + (any3_hi - any3_lo), 1)
+        n_steps = tl.maximum(any0_hi - any0_lo + (any1_hi - any1_lo) + (any2_hi - any2_lo) + (any3_hi - any3_lo), 1)
         for step in range(n_steps):
             at = any0_lo + step
-            at = tl.where(step < (any0_hi - any0_lo), at, any1_lo + step - (any0_hi - any0_lo))
-            at = tl.where(step < (any0_hi - any0_lo) + (any1_hi - any1_lo), at, any2_lo + step - ((any0_hi - any0_lo) + (any1_hi - any1_lo)))
-            at = tl.where(step < (any0_hi - any0_lo) + (any1_hi - any1_lo) + (any2_hi - any2_lo), at, any3_lo + step - ((any0_hi - any0_lo) + (any1_hi - any1_lo) + (any2_hi - any2_lo)))
+            at = tl.where(step < any0_hi - any0_lo, at, any1_lo + step - (any0_hi - any0_lo))
+            at = tl.where(step < any0_hi - any0_lo + (any1_hi - any1_lo), at, any2_lo + step - (any0_hi - any0_lo + (any1_hi - any1_lo)))
+            at = tl.where(step < any0_hi - any0_lo + (any1_hi - any1_lo) + (any2_hi - any2_lo), at, any3_lo + step - (any0_hi - any0_lo + (any1_hi - any1_lo) + (any2_hi - any2_lo)))
             q0 = at * BQ
             rows = q0 + gl.arange(0, BQ, layout=gl.BlockedLayout([1], [32], [1], [0]))
             row_lse = gl.load(lse_ptr + row + rows, mask=rows < Sq, other=float("inf"))
@@ -1314,7 +1314,7 @@ def _weigh_query_tiles(
         y_k = k_idx // 32
         x_k = k_idx % 32
 
-        n_steps = tl.maximum((any0_hi - any0_lo) + (any1_hi - any1_lo) + (any2_hi - any2_lo) + (any3_hi - any3_lo), 1)
+        n_steps = tl.maximum(any0_hi - any0_lo + (any1_hi - any1_lo) + (any2_hi - any2_lo) + (any3_hi - any3_lo), 1)
         stage = turn % STAGES
         phase = turn // STAGES & 1
         mbarrier.wait(q_ready.index(stage), phase)
@@ -1322,9 +1322,9 @@ def _weigh_query_tiles(
         qk = warpgroup_mma_wait(0, deps=(qk_token,))
         for step in range(n_steps):
             at = any0_lo + step
-            at = tl.where(step < (any0_hi - any0_lo), at, any1_lo + step - (any0_hi - any0_lo))
-            at = tl.where(step < (any0_hi - any0_lo) + (any1_hi - any1_lo), at, any2_lo + step - ((any0_hi - any0_lo) + (any1_hi - any1_lo)))
-            at = tl.where(step < (any0_hi - any0_lo) + (any1_hi - any1_lo) + (any2_hi - any2_lo), at, any3_lo + step - ((any0_hi - any0_lo) + (any1_hi - any1_lo) + (any2_hi - any2_lo)))
+            at = tl.where(step < any0_hi - any0_lo, at, any1_lo + step - (any0_hi - any0_lo))
+            at = tl.where(step < any0_hi - any0_lo + (any1_hi - any1_lo), at, any2_lo + step - (any0_hi - any0_lo + (any1_hi - any1_lo)))
+            at = tl.where(step < any0_hi - any0_lo + (any1_hi - any1_lo) + (any2_hi - any2_lo), at, any3_lo + step - (any0_hi - any0_lo + (any1_hi - any1_lo) + (any2_hi - any2_lo)))
             weight = _weigh_again(
                 qk, lse_tiles.index(stage).load(gl.SliceLayout(0, pair_layout))[None, :], batch, head, kv_head, at * BQ, k0, k_idx, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, head_term, head_term_2, y_k, x_k, D, Dv, BQ, BK, dtype,
             )
@@ -1388,7 +1388,7 @@ def _differentiate_query_tiles(
     for member in range(group):
         head = kv_head * group + member
         any0_lo, any0_hi, any1_lo, any1_hi, any2_lo, any2_hi, any3_lo, any3_hi = _queries_met(k0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, D, Dv, BQ, BK)
-        n_steps = tl.maximum((any0_hi - any0_lo) + (any1_hi - any1_lo) + (any2_hi - any2_lo) + (any3_hi - any3_lo), 1)
+        n_steps = tl.maximum(any0_hi - any0_lo + (any1_hi - any1_lo) + (any2_hi - any2_lo) + (any3_hi - any3_lo), 1)
         stage = turn % STAGES
         phase = turn // STAGES & 1
         mbarrier.wait(d_out_ready.index(stage), phase)

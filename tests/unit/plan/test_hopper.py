@@ -15,7 +15,7 @@ from attngen.plan.tiles.hopper import (
     apart_skeletons,
     backward_skeletons,
     in_turn,
-    listed_apart,
+    listed,
     row_terms,
     skeletons,
     sums_beside,
@@ -50,7 +50,7 @@ def text_of(name: str) -> str:
 def test_whose_lists_are_whose(lines: str, apart: tuple[bool, bool]) -> None:
     planned = plan(analysed(f"attention a\n\n{lines}\nassume Sq == Sk\n"))
     assert planned.keys.tests and skeletons(planned, None)
-    assert listed_apart(planned.keys) == listed_apart(planned.queries) == apart
+    assert listed(planned.keys) == listed(planned.queries) == apart
 
 
 def test_the_forward_kernel_where_data_decides() -> None:

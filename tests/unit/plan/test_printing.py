@@ -51,7 +51,8 @@ def test_a_whole_plan() -> None:
             """
         )
     )
-    above, tiles = text.split(f"tiles on {CHIP}\n")
+    above, below = text.split(f"tiles on {CHIP}\n")
+    tiles, hopper = below.split("\nkernels of compute capability 9.0\n")
     assert (
         above
         == """\
@@ -108,11 +109,26 @@ ints
     )
     own, heading, columns, *rows = tiles.rstrip("\n").split("\n")
     assert own == "    tile q = 128, k = 32, smaller where the chip has no room"
+    assert hopper == "    none\n"  # no kernel of its own has tiles of 32 keys
     assert heading == "    (queries, keys, warps, stages) by bytes of an element and head dim"
     assert columns.split() == ["bytes", "head", "dim", "forward", "dkdv", "dq"]
     assert len(rows) == 2 * len(HEAD_BLOCKS)
     starts = {tuple(i for i, c in enumerate(row) if c == "(") for row in rows}
     assert starts == {tuple(columns.index(kernel) for kernel in ("forward", "dkdv", "dq"))}
+
+
+def test_kernels_of_compute_capability_9() -> None:
+    lines = sections(plan_text(planned("attention a\nmask = causal\n")))["kernels of compute capability 9.0"]
+    assert lines[:6] == [
+        "forward, from the last tile of keys",
+        "    the reference may lag behind the maximum by 8 powers of two",
+        "    n_steps = any_hi",
+        "    at = n_steps - 1 - step",
+        "    masked: own_full_hi <= at",
+        "    a warpgroup's own steps, first = n_steps - own_any_hi",
+    ]
+    assert "    dQ is added in turn: each waits for the tile of keys before it" in lines
+    assert sum(line.startswith("    head dims 128, 128: ") for line in lines) == 2
 
 
 def test_data_tests_segments_and_absent_gradients() -> None:
@@ -196,7 +212,7 @@ def test_every_example_prints(path: Path) -> None:
     text = plan_text(api.plan(spec))
     found = sections(text)
     assert text.startswith(f"plan {spec.name}\n") and text.endswith("\n") and not text.endswith("\n\n")
-    assert len(found) == 11 + ("approximate in half precision" in found) and all(found.values())
+    assert len(found) == 12 + ("approximate in half precision" in found) and all(found.values())
     for param in spec.params:
         has_gradient = any(line.startswith((f"{param.name}:", f"{param.name}[")) for line in found["gradients"])
         in_scores = param.type is Type.FLOAT and (spec.dropout is None or param.name not in walk.params(spec.dropout))

@@ -22,8 +22,8 @@ from attngen.cli import gpu_commands
 from attngen.cli.main import main
 from attngen.emit import TunedGpu
 from attngen.errors import Source, UsageError
+from attngen.plan.hopper import ApartSkeleton, BackwardSkeleton, DkdvSkeleton, DqSkeleton, Schedule, Skeleton
 from attngen.plan.tiles import hopper_trials
-from attngen.plan.tiles.hopper import ApartSkeleton, BackwardSkeleton, DkdvSkeleton, DqSkeleton, Schedule, Skeleton
 from attngen.plan.tiles.hopper_trials import Row, Rows, first_round, fits, rows_of, second_round
 from attngen.plan.tiles.portable import Tile
 from attngen.runtime.loader import execute

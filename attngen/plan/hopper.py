@@ -1,0 +1,204 @@
+"""What the kernels of compute capability 9.0 do: a value of the plan, which targets print and the prover checks.
+
+`tiles.hopper` builds it. Each kernel has a table by (head dim of Q and K, head dim of V), each rounded up to 64, 128 or
+256, and the walks that it takes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+from attngen.plan.mask.loops import Run
+from attngen.plan.mask.walks import Hull, Share, Walk
+
+
+class Schedule(StrEnum):
+    """Which tiles of queries a program takes: one alone, or the next that nobody has taken, again and again."""
+
+    ONCE = "once"
+    QUEUE = "queue"
+
+
+@dataclass(frozen=True, slots=True)
+class Skeleton:
+    """`queries` are 64 for each warpgroup that computes: two or three. `stages` tiles of keys, and of values, are in
+    flight. pipelined: a warpgroup starts its next scores before it weighs these; else the others fill the gaps.
+    ordered: warpgroups start their products in turn. `registers` of a thread that computes, `spare` of
+    the warp that fetches. `together`: heads whose tiles are taken in turn, more of them where a head has fewer than
+    `ahead` / `together` tiles. out_apart: results have room of their own, so the next queries come while they are
+    stored.
+    """
+
+    queries: int
+    keys: int
+    stages: int
+    pipelined: bool
+    registers: int
+    spare: int
+    together: int
+    schedule: Schedule
+    out_apart: bool
+    ahead: int = 0
+    ordered: bool = False
+
+    @property
+    def row(self) -> tuple[int | bool | str, ...]:
+        registers = (self.registers, self.spare)
+        heads = (self.together, self.ahead)
+        sizes = (self.queries, self.keys, self.stages, self.pipelined, self.ordered)
+        return (*sizes, *registers, *heads, self.schedule.value, self.out_apart)
+
+
+@dataclass(frozen=True, slots=True)
+class BackwardSkeleton:
+    """Two warpgroups, half of the `keys` each, walk tiles of `queries`, `stages` of which are in flight, and make dV,
+    dK and dS. A third makes dQ of that.
+
+    S, dP, dV, dK and dQ are five products, where the portable kernels need seven. A program holds a tile of keys, so
+    its part of dQ is added to that of the tiles before it, in their order: `together` heads take their tiles in turn,
+    so that few tiles of a head wait for each other; more of them where a head has fewer than `ahead` / `together` tiles
+    of keys. A warpgroup passes over tiles of queries that its half of the keys does not meet. Products read shared
+    memory but for the weights of dV and the dS of dK, so tiles are wide where registers allow it. early: dO is awaited
+    before the weights are made, else after. `spare` are the registers of the warps that fetch and wait. backwards:
+    where there are heads enough, tiles of keys are taken from the last to the first.
+    """
+
+    queries: int
+    keys: int
+    stages: int
+    early: bool
+    together: int
+    ahead: int
+    spare: int
+    backwards: bool = False
+
+    @property
+    def row(self) -> tuple[int | bool, ...]:
+        heads = (self.together, self.ahead)
+        return (self.queries, self.keys, self.stages, self.early, *heads, self.spare, self.backwards)
+
+
+@dataclass(frozen=True, slots=True)
+class DkdvSkeleton:
+    """A program holds `keys` and walks tiles of `queries`, `stages` of which are in flight. One warpgroup makes the
+    weights and dV, the other dS and dK; the first is at most `ahead` tiles of weights ahead of the second. `together`:
+    heads whose tiles are taken in turn. `spare` are the registers of the warp that fetches.
+    """
+
+    queries: int
+    keys: int
+    stages: int
+    ahead: int
+    together: int
+    spare: int
+
+    @property
+    def row(self) -> tuple[int | bool, ...]:
+        return (self.queries, self.keys, self.stages, self.ahead, self.together, self.spare)
+
+
+@dataclass(frozen=True, slots=True)
+class DqSkeleton:
+    """Two warpgroups, half of the `queries` each, walk tiles of `keys`, of which `key_stages` are in flight, and
+    `value_stages` of values. The rest as for `DkdvSkeleton`.
+    """
+
+    queries: int
+    keys: int
+    key_stages: int
+    value_stages: int
+    together: int
+    spare: int
+
+    @property
+    def row(self) -> tuple[int | bool, ...]:
+        return (self.queries, self.keys, self.key_stages, self.value_stages, self.together, self.spare)
+
+
+@dataclass(frozen=True, slots=True)
+class ApartSkeleton:
+    dkdv: DkdvSkeleton
+    dq: DqSkeleton
+
+    @property
+    def row(self) -> tuple[tuple[int | bool, ...], ...]:
+        return (self.dkdv.row, self.dq.row)
+
+
+class Dims(NamedTuple):
+    """Head dims, rounded up: of Q and K, and of V."""
+
+    qk: int
+    v: int
+
+
+class Lists(NamedTuple):
+    """Tests of data list which tiles a tile of the other axis meets, in a kernel of their own: once for all batches and
+    heads that cannot differ in it."""
+
+    by_batch: bool
+    by_head: bool
+
+
+@dataclass(frozen=True, slots=True)
+class HopperForward:
+    """`walk` numbers the tiles of keys, backwards from the last where `backwards`; a warpgroup's own queries meet a
+    tile at the steps of `share` alone. A tile outside of the runs `unmasked`, which are those of a warpgroup's own
+    queries, needs the mask.
+    """
+
+    rows: tuple[tuple[Dims, Skeleton], ...]
+    walk: Walk
+    backwards: bool
+    share: Share
+    unmasked: tuple[Run, ...]
+    lists: Lists | None
+
+
+@dataclass(frozen=True, slots=True)
+class HopperBackward:
+    """One kernel for dQ, dK and dV. A program walks `hull`, the tiles of queries that its keys meet and those between
+    them; a tile outside of the runs `unmasked`, which are those of a warpgroup's half of the keys, needs the mask.
+
+    lists: who waits for whom is listed, where tiles of keys that meet one tile of queries are not consecutive; None:
+    each waits for the one before it. row_terms: products take a row's log-sum-exp off its scores, and its delta off dP.
+    `elsewhere`: the params for whose gradients the portable kernels run.
+    """
+
+    rows: tuple[tuple[Dims, BackwardSkeleton], ...]
+    hull: Hull
+    unmasked: tuple[Run, ...]
+    lists: Lists | None
+    row_terms: bool
+    elsewhere: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ListedWalk:
+    """A walk, which of its tiles need no mask, and whose lists name its ends where tests of data decide."""
+
+    walk: Walk
+    unmasked: tuple[Run, ...]
+    lists: Lists | None
+
+
+@dataclass(frozen=True, slots=True)
+class HopperApart:
+    """One kernel for dK and dV, which walks `queries`, and one for dQ, which walks `keys`."""
+
+    rows: tuple[tuple[Dims, ApartSkeleton], ...]
+    queries: ListedWalk
+    keys: ListedWalk
+    elsewhere: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HopperPlan:
+    """`slack`: by how many powers of two the forward kernel's reference may lag behind the maximum; 0: it does not."""
+
+    slack: int
+    forward: HopperForward | None
+    backward: HopperBackward | None
+    apart: HopperApart | None

@@ -1,0 +1,154 @@
+"""Brute force for the walks of a `HopperPlan`: each is taken for many small ends of runs, in plain integers.
+
+Takes a plan (mutated or not), returns the first mistake in words, or nothing. Written from what a walk is for; it
+shares no code with the prover, nor with the planner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from random import Random
+
+from attngen.ir.attention import Attention
+from attngen.ir.evaluate import evaluate
+from attngen.ir.nodes import Expr
+from attngen.plan.kernel import KernelPlan
+from attngen.plan.mask.loops import ZERO, Assigned, Loops, Run
+from attngen.plan.mask.walks import Hull, Share, Walk, outside
+from mutation.draws import draws
+
+Ends = dict[str, int]
+TRIALS = 60
+
+
+def wrong_hopper(attention: Attention, plan: KernelPlan) -> str:
+    h, r = plan.hopper, Random(0)
+    assert h is not None
+    for _ in range(TRIALS):
+        keys, queries = _ends(plan.key_loops, r), _ends(plan.query_loops, r)
+        problems: list[str] = []
+        if h.forward is not None:
+            problems.append(_walked(h.forward.walk, plan.key_loops, keys))
+            problems.append(_shared(h.forward.walk, h.forward.share, keys))
+            problems.append(_masked(h.forward.unmasked, _own(plan.key_loops), keys))
+        if h.backward is not None:
+            problems.append(_covered(h.backward.hull, plan.query_loops, queries))
+            problems.append(_masked(h.backward.unmasked, _own(plan.query_loops), queries))
+        if h.apart is not None:
+            problems.append(_walked(h.apart.queries.walk, plan.query_loops, queries))
+            problems.append(_masked(h.apart.queries.unmasked, plan.query_loops.full, queries))
+            problems.append(_walked(h.apart.keys.walk, plan.key_loops, keys))
+            problems.append(_masked(h.apart.keys.unmasked, plan.key_loops.full, keys))
+        found = next(filter(None, problems), "")
+        if found:
+            return f"{found}; keys {keys}, queries {queries}"
+    if h.backward is not None and h.backward.lists is None:
+        return _in_turn(attention, plan)
+    return ""
+
+
+def _ends(loops: Loops, r: Random) -> Ends:
+    """Ends of runs that are in order and apart, and those of a part, wherever they are."""
+    runs = (*loops.full, *loops.partial)
+    names = list(dict.fromkeys(n for run in runs for n in (run.start, run.stop)))
+    shared = len(names) < 2 * len(runs)  # one run begins where another ends
+    found: Ends = {}
+    if shared:
+        order = [n for n in (ZERO, "any_lo", "full_lo", "full_hi", "any_hi") if n in names]
+        found = dict(zip(order, sorted(r.randint(0, 9) for _ in order), strict=True))
+    else:
+        cuts = sorted(r.randint(0, 30) for _ in names)
+        places = list(zip(cuts[::2], cuts[1::2], strict=True))
+        r.shuffle(places)
+        for run, (start, stop) in zip(runs, places, strict=True):
+            found |= {run.start: start, run.stop: stop}
+    found[ZERO] = 0
+    for name in names:
+        found[f"own_{name}"] = 0 if name == ZERO else r.randint(0, 9)
+    found["own_any_lo"], found["own_any_hi"] = sorted((found.get("own_any_lo", 0), found.get("own_any_hi", 9)))
+    return found
+
+
+def _value(e: Expr, names: Mapping[str, int]) -> int:
+    return int(evaluate(e, dict(names), {}))
+
+
+def _after(steps: tuple[Assigned, ...], names: Mapping[str, int]) -> Ends:
+    found = dict(names)
+    for step in steps:
+        found[step.name] = _value(step.value, found)
+    return found
+
+
+def _tiles(runs: tuple[Run, ...], ends: Ends) -> list[int]:
+    return sorted(t for run in runs for t in range(ends[run.start], ends[run.stop]))
+
+
+def _steps(walk: Walk, ends: Ends) -> Iterator[tuple[int, int, int]]:
+    n_steps = _value(walk.n_steps, ends)
+    for step in range(n_steps):
+        yield step, n_steps, _after(walk.at, {**ends, "step": step, "n_steps": n_steps})["at"]
+
+
+def _walked(walk: Walk, loops: Loops, ends: Ends) -> str:
+    taken = sorted(at for _, _, at in _steps(walk, ends))
+    wanted = _tiles((*loops.full, *loops.partial), ends)
+    return "" if taken == wanted else f"takes the tiles {taken}, and not {wanted}"
+
+
+def _shared(walk: Walk, share: Share, ends: Ends) -> str:
+    if share.first is None and share.stop is None:
+        return ""
+    start = ends["own_any_lo"] if "any_lo" in ends else 0
+    for step, n_steps, at in _steps(walk, ends):
+        names = {**ends, "n_steps": n_steps}
+        skipped = share.first is not None and step < _value(share.first, names)
+        skipped |= share.stop is not None and step >= _value(share.stop, names)
+        if skipped and start <= at < ends["own_any_hi"]:
+            return f"skips tile {at}, which its own rows meet"
+    return ""
+
+
+def _covered(hull: Hull, loops: Loops, ends: Ends) -> str:
+    found = _after(hull.steps, ends)
+    lost = [t for t in _tiles((*loops.full, *loops.partial), ends) if not found["first"] <= t < found["stop"]]
+    if lost:
+        return f"the hull lacks {lost}"
+    return "" if 0 <= found["first"] <= found["stop"] else f"the hull is {found['first']} … {found['stop']}"
+
+
+def _own(loops: Loops) -> tuple[Run, ...]:
+    return tuple(Run(*(n if n == ZERO else f"own_{n}" for n in (run.start, run.stop))) for run in loops.full)
+
+
+def _masked(unmasked: tuple[Run, ...], full: tuple[Run, ...], ends: Ends) -> str:
+    for at in range(12):
+        if not evaluate(outside(unmasked), {**ends, "at": at}, {}) and not any(
+            ends[run.start] <= at < ends[run.stop] for run in full
+        ):
+            return f"tile {at} goes without the mask"
+    return ""
+
+
+def _in_turn(attention: Attention, plan: KernelPlan) -> str:
+    """Whether some tile of queries meets two tiles of keys and none between them."""
+    if plan.queries.tests:
+        return "tests of data decide which tiles meet, in no order"
+    for drawn in draws(attention, 40, longest=30):
+        sq, sk = drawn.sizes["Sq"], drawn.sizes["Sk"]
+        for b, h in drawn.heads[:2]:
+            for rows, columns in ((4, 4), (2, 5), (8, 2)):
+                met: list[range] = []
+                for k0 in range(0, sk, columns):
+                    env = drawn.env(b, h, k0=k0, k1=min(k0 + columns, sk) - 1)
+                    ends = [
+                        (int(evaluate(s.lo, env, drawn.params)), int(evaluate(s.hi, env, drawn.params)))
+                        for s in plan.queries.any
+                    ]
+                    runs = [(max(lo, 0) // rows, -(-hi // rows)) for lo, hi in ends if lo < hi]
+                    met.append(range(min((a for a, _ in runs), default=0), max((z for _, z in runs), default=0)))
+                for tile in range(-(-sq // rows)):
+                    numbers = [n for n, tiles in enumerate(met) if tile in tiles]
+                    if numbers and len(numbers) != numbers[-1] - numbers[0] + 1:
+                        return f"tile {tile} of queries meets the tiles {numbers} of keys; {dict(drawn.sizes)}"
+    return ""

@@ -1,0 +1,82 @@
+"""The walks of the kernels of compute capability 9.0 are values of the plan, and each is proved."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from property.kernels import analysed
+
+from attngen.emit import Options, emit
+from attngen.ir.build import add, integer
+from attngen.plan import KernelPlan, plan
+from attngen.plan.mask.loops import Assigned
+from attngen.prove.fallback import weakened
+from attngen.prove.obligations.hopper_walks import TURNS, hopper_walks
+from attngen.prove.verdict import Claim, Proved, Refuted, Unknown
+
+EXAMPLES = sorted((Path(__file__).parents[3] / "examples").glob("*.attn"))
+
+
+def planned(name: str) -> KernelPlan:
+    path = next(p for p in EXAMPLES if p.stem == name)
+    return plan(analysed(path.read_text(encoding="utf-8")))
+
+
+def refuted(found: KernelPlan) -> set[str]:
+    return {c.subject for c in hopper_walks(found, 1.0) if isinstance(c.verdict, Refuted)}
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.stem)
+def test_every_walk_is_proved(path: Path) -> None:
+    found = plan(analysed(path.read_text(encoding="utf-8")))
+    claims = hopper_walks(found, 1.0)
+    assert not [c for c in claims if not isinstance(c.verdict, Proved)]
+    assert found.hopper is not None
+    kernels = (found.hopper.forward, found.hopper.backward, found.hopper.apart)
+    assert bool(claims) == any(k is not None for k in kernels)
+
+
+def test_a_reversed_walk_that_ends_early_is_refuted() -> None:
+    found = planned("causal")
+    assert found.hopper is not None and found.hopper.forward is not None and found.hopper.forward.backwards
+    forward = found.hopper.forward
+    late = Assigned("at", add(forward.walk.at[0].value, integer(1)))
+    wrong = replace(forward, walk=replace(forward.walk, at=(late,)))
+    assert refuted(replace(found, hopper=replace(found.hopper, forward=wrong))) == {"Hopper forward, walk"}
+
+
+def test_a_share_that_skips_a_tile_is_refuted() -> None:
+    found = planned("causal")
+    assert found.hopper is not None and found.hopper.forward is not None
+    forward = found.hopper.forward
+    assert forward.share.first is not None
+    wrong = replace(forward, share=replace(forward.share, first=add(forward.share.first, integer(1))))
+    assert refuted(replace(found, hopper=replace(found.hopper, forward=wrong))) == {"Hopper forward, share"}
+
+
+def test_a_hull_that_lacks_its_last_run_is_refuted() -> None:
+    found = planned("prefix_lm")
+    assert found.hopper is not None and found.hopper.backward is not None
+    backward = found.hopper.backward
+    wrong = replace(backward, hull=replace(backward.hull, steps=(*backward.hull.steps[:-2], backward.hull.steps[-1])))
+    assert refuted(replace(found, hopper=replace(found.hopper, backward=wrong))) == {"Hopper backward, hull"}
+
+
+def test_programs_that_are_not_consecutive_need_a_list() -> None:
+    found = planned("documents")
+    assert found.hopper is not None and found.hopper.backward is not None
+    assert found.hopper.backward.lists is not None
+    wrong = replace(found.hopper.backward, lists=None)
+    assert refuted(replace(found, hopper=replace(found.hopper, backward=wrong))) == {TURNS}
+
+
+def test_where_turns_are_not_proved_a_list_says_who_waits() -> None:
+    found = planned("causal")
+    claim = Claim(TURNS, "consecutive", Unknown("z3", "no answer"))
+    emitted, dropped = weakened(found, [claim])
+    assert emitted.hopper is not None and emitted.hopper.backward is not None
+    assert emitted.hopper.backward.lists is not None and "list" in dropped[0]
+    assert (emitted.keys, emitted.queries) == (found.keys, found.queries)
+    assert "walks_ptr" in emit(emitted, "", Options()) and "walks_ptr" not in emit(found, "", Options())
