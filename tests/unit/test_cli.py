@@ -235,8 +235,8 @@ def test_unknown_const_is_said(spec: str, capsys: pytest.CaptureFixture[str]) ->
 def test_compiling_an_example_is_little_work(stem: str, tmp_path: Path) -> None:
     """With nothing in the cache and no other process to help, it makes 5 million calls, imports included."""
     arguments = ["compile", str(EXAMPLES / f"{stem}.attn"), "-o", str(tmp_path / "out.py")]
-    code = "import counted; from attngen import beside, cli; beside._cores = lambda: 1"
-    code += f"; print(counted.calls(lambda: cli.main({arguments!r})))"
+    code = "import counted; from attngen.cli import main; from attngen.runtime import forked; forked._cores = lambda: 1"
+    code += f"; print(counted.calls(lambda: main.main({arguments!r})))"
     places = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1])]
     environment = {**os.environ, "ATTNGEN_CACHE": str(tmp_path / "cache"), "PYTHONPATH": os.pathsep.join(places)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300)
