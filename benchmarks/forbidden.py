@@ -91,12 +91,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-o", "--output", type=Path)
     parser.add_argument("--dry", action="store_true", help="tiny sizes on the CPU")
+    parser.add_argument("--only", nargs="+", choices=SPECS, default=list(SPECS))
     options = parser.parse_args()
     dims, lengths, tokens, width, device = ((64, 128, 256), (1024, 4096, 16384), 16384, 2048, "cuda")
     if options.dry:
         dims, lengths, tokens, width, device = (16,), (64,), 64, 16, "cpu"
     rows: list[dict[str, Any]] = []
-    for name in SPECS:
+    for name in options.only:
         for dim in dims:
             for length in lengths:
                 rows.append(measured(name, dim, length, tokens, width, device))
