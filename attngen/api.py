@@ -19,7 +19,7 @@ from attngen.errors import Refuted, Source, SpecError, SpecWarning, Unproved, Us
 from attngen.ir.attention import Attention
 from attngen.runtime import forked
 from attngen.tune import keys as tile_keys
-from attngen.vocabulary import PRECISIONS, SOURCE_ARCHITECTURES, STAGES, TARGETS, Const, Precision
+from attngen.vocabulary import DTYPES, PRECISIONS, SOURCE_ARCHITECTURES, STAGES, TARGETS, Const, Precision
 
 if TYPE_CHECKING:
     from attngen.aot.compile import Artifact
@@ -38,6 +38,9 @@ def options(
     tile: tuple[int, int] | None = None,
     arch: str = "auto",
     tuned: tuple[Tuned, ...] | tuple[TunedGpu, ...] = (),
+    head_dim: int | tuple[int, int] | None = None,
+    dtype: str | None = None,
+    forward: bool = False,
 ) -> Options:
     """What a caller chooses beside the spec, checked (see `compile`). `tuned` is what `tiling.tpu_tiles` reads, or
     `tiling.gpu_tiles`."""
@@ -51,11 +54,28 @@ def options(
         raise UsageError(f"tile {tile!r} must be two powers of two from 16 to 512: (query rows, key columns)")
     if arch not in SOURCE_ARCHITECTURES:
         raise UsageError(f"no architecture {arch!r}; there are {', '.join(SOURCE_ARCHITECTURES)}")
+    dims = (head_dim, head_dim) if isinstance(head_dim, int) else head_dim
+    if dims is not None and not (len(dims) == 2 and all(type(d) is int and 0 < d <= 256 for d in dims)):
+        raise UsageError(f"head_dim {head_dim!r} must be an int from 1 to 256, or two: (of q and k, of v)")
+    if dtype is not None and dtype not in DTYPES:
+        raise UsageError(f"no dtype {dtype!r}; there are {', '.join(DTYPES)}")
+    if target != "triton" and (dims or dtype or forward):
+        raise UsageError(f"head_dim, dtype and forward narrow the files of target triton, not of {target}")
     tpu = tuple(t for t in tuned if isinstance(t, Tuned))
     gpu = tuple(t for t in tuned if isinstance(t, TunedGpu))
     if tuned and (target != ("pallas" if tpu else "triton") or tile is not None):
         raise UsageError("tuned tiles go with the target that they were tuned for, and without a tile of your own")
-    return Options(target=target, precision=precision, tile=tile, arch=arch, tuned=tpu, tuned_gpu=gpu)
+    return Options(
+        target=target,
+        precision=precision,
+        tile=tile,
+        arch=arch,
+        head_dim=dims,
+        dtype=dtype,
+        forward=forward,
+        tuned=tpu,
+        tuned_gpu=gpu,
+    )
 
 
 def _is_tile_size(size: Any) -> bool:
@@ -345,6 +365,9 @@ def compile(
     tile: tuple[int, int] | None = None,
     precision: Precision = "ieee",
     arch: str = "auto",
+    head_dim: int | tuple[int, int] | None = None,
+    dtype: str | None = None,
+    forward: bool = False,
     tiles: str | os.PathLike[str] | None = None,
     shape: Mapping[str, int] | None = None,
     consts: Mapping[str, Const] | None = None,
@@ -355,10 +378,13 @@ def compile(
     """Compile a spec, given as a path or as its text (which has a newline in it, or starts with `attention `).
 
     Keyword arguments override the spec's consts; a const that is called as one of these here goes into `consts`. `tile`
-    is (query rows, key columns), `precision` that of fp32 products: "ieee" or "tf32". `arch`: "auto"
-    puts kernels of single chips beside those for all, and the function picks by the card; a chip's name keeps that
-    chip's own alone, "portable" none. `tiles` is a file that `attngen tune` wrote, `shape` sizes that say which of its
-    shapes is meant, where there are several.
+    is (query rows, key columns), `precision` that of fp32 products: "ieee" or "tf32".
+    The next four narrow a file of target triton, which then refuses calls that it is not for. `arch`: "auto" holds
+    every chip's tile sizes and own kernels, and the function picks by the card; a chip's name, such as "sm_90", holds
+    that chip's alone; "portable" holds every chip's tile sizes and the kernels that run on all of them. `head_dim`: of
+    q and k and of v, one int or two. `dtype`: "fp16", "bf16" or "fp32". `forward`: without a backward pass.
+    `tiles` is a file that `attngen tune` wrote, `shape` sizes that say which of its shapes is meant, where there are
+    several.
     Every obligation of the plan is proved first: what is false raises `Refuted`, with a counterexample, and what is not
     shown `Unproved`, unless `allow_unproved` names the obligation (never `Refuted`). A mask that allows no pair,
     whatever the sizes and params, is a `SpecWarning`; with `strict` it is `Refuted`.
@@ -374,7 +400,8 @@ def compile(
     text = spec if isinstance(spec, str) and ("\n" in spec or spec.lstrip().startswith("attention ")) else None
     source = Source(text) if text is not None else files.read_source(Path(spec))
     tuned = () if tiles is None else _tuned(source, overrides, target, files.read_source(Path(tiles)), shape or {})
-    return build(source, options(target, precision, tile, arch, tuned), overrides, allow_unproved, strict=strict)
+    chosen = options(target, precision, tile, arch, tuned, head_dim, dtype, forward)
+    return build(source, chosen, overrides, allow_unproved, strict=strict)
 
 
 def _tuned(

@@ -43,14 +43,34 @@ class TunedGpu:
 class Options:
     """`tile` overrides the spec's own (queries, keys); `precision` ("ieee" or "tf32") is of float32 products.
 
-    `arch` says for which chips the file holds kernels of their own, beside those that run on all: "auto" for every chip
-    that has some (the file picks by the card that it meets), a chip's name, or "portable" for none. `tuned` has at most
-    one entry for a TPU and bytes of an element; `tuned_gpu` one for a GPU, bytes of an element and head dim.
+    The next four are for the Triton target and say what a file is for; it holds nothing else. `arch`: "auto" for every
+    chip (the file picks by the card that it meets), a chip's name for that one, "portable" for every chip without the
+    kernels that some have for themselves. `head_dim`: (of q and k, of v), or all up to 256. `dtype`: of q, k and v, or
+    all. `forward`: without a backward pass. Triton's interpreter always runs the file.
+
+    `tuned` has at most one entry for a TPU and bytes of an element; `tuned_gpu` one for a GPU, bytes of an element and
+    head dim.
     """
 
     target: str = "triton"
     arch: str = "auto"
+    head_dim: tuple[int, int] | None = None
+    dtype: str | None = None
+    forward: bool = False
     precision: str = "ieee"
     tile: tuple[int, int] | None = None
     tuned: tuple[Tuned, ...] = ()
     tuned_gpu: tuple[TunedGpu, ...] = ()
+
+    @property
+    def chip(self) -> str | None:
+        """The one chip that the file is for."""
+        return None if self.arch in ("auto", "portable") else self.arch
+
+    def runs_on(self, chip: str) -> bool:
+        """Whether the file is for this chip. "cpu", which is Triton's interpreter, always counts."""
+        return self.chip in (None, chip) or chip == "cpu"
+
+    def holds(self, itemsize: int) -> bool:
+        """Whether the file is for elements of so many bytes. In the interpreter, bfloat16 becomes float32."""
+        return self.dtype is None or itemsize == (4 if self.dtype == "fp32" else 2)

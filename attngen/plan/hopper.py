@@ -6,9 +6,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from attngen.plan.mask.loops import Run
 from attngen.plan.mask.walks import Hull, Share, Walk
@@ -202,3 +202,26 @@ class HopperPlan:
     forward: HopperForward | None
     backward: HopperBackward | None
     apart: HopperApart | None
+
+    def for_head_dim(self, head_dim: tuple[int, int]) -> HopperPlan:
+        """The kernels that tensors of this head dim, of Q and K, and of V, can use."""
+        qk, v = head_dim
+        dims = Dims(*(max(64, 1 << (d - 1).bit_length()) for d in head_dim))
+        forward, backward, apart = self.forward, self.backward, self.apart
+        if max(head_dim) <= 32 or v % 8:  # the copy engine writes rows of 16 bytes
+            forward = backward = apart = None
+        if qk % 8:
+            backward = apart = None
+        return replace(
+            self,
+            forward=forward and replace(forward, rows=_row_of(forward.rows, dims)),
+            backward=backward and replace(backward, rows=_row_of(backward.rows, dims)),
+            apart=apart and replace(apart, rows=_row_of(apart.rows, dims)),
+        )
+
+
+_Row = TypeVar("_Row")
+
+
+def _row_of(rows: tuple[tuple[Dims, _Row], ...], dims: Dims) -> tuple[tuple[Dims, _Row], ...]:
+    return tuple(row for row in rows if row[0] == dims)

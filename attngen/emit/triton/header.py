@@ -6,20 +6,25 @@ Takes the plan, the spec's text and the options, gives a `Header` and the rows o
 from __future__ import annotations
 
 import hashlib
+import json
 import re
+import textwrap
+from typing import TypeAlias
 
 from attngen.emit.options import Options, TunedGpu
 from attngen.emit.triton.views import Header
 from attngen.plan.footprint import loads_of
 from attngen.plan.hopper import ApartSkeleton, BackwardSkeleton
 from attngen.plan.kernel import KernelPlan
-from attngen.plan.tiles.portable import table
+from attngen.plan.tiles.portable import registers, table
+
+TileRow: TypeAlias = tuple[tuple[str, int, int], tuple[tuple[int, ...], ...]]
+"""(chip, bytes of an element, head dim rounded up), and the tiles of the forward, dK/dV and dQ kernels."""
 
 
-def tile_table(
-    plan: KernelPlan, options: Options, own: tuple[int, int] | None
-) -> list[tuple[tuple[str, int, int], tuple[tuple[int, ...], ...]]]:
-    """The table of tile sizes: the planner's rows, and what was timed in the place of some."""
+def tile_table(plan: KernelPlan, options: Options, own: tuple[int, int] | None) -> list[TileRow]:
+    """The table of tile sizes: the planner's rows, what was timed in the place of some, and no chip, dtype or head dim
+    that the file is not for."""
     rows = {
         (r.chip, r.itemsize, r.head_block): tuple(tuple(t) for t in (r.forward, r.dkdv, r.dq))
         for r in table(own, plan.burden, loads_of(plan))
@@ -28,7 +33,37 @@ def tile_table(
         key = t.chip, t.itemsize, t.head_block
         tiles = zip((t.forward, t.dkdv, t.dq), rows[key], strict=True)
         rows[key] = tuple(tuned or planned for tuned, planned in tiles)
-    return list(rows.items())
+    block = None if options.head_dim is None else max(16, 1 << (max(options.head_dim) - 1).bit_length())
+    return [
+        (key, row)
+        for key, row in rows.items()
+        if options.runs_on(key[0]) and (options.holds(key[1]) or key[0] == "cpu") and block in (None, key[2])
+    ]
+
+
+def places(rows: list[TileRow]) -> list[str]:
+    """Each distinct row of the table once, with the chips, bytes of an element and head dims that it is for."""
+    found: dict[tuple[tuple[int, ...], ...], dict[tuple[str, int], list[int]]] = {}
+    for (chip, itemsize, head_block), row in rows:
+        found.setdefault(row, {}).setdefault((chip, itemsize), []).append(head_block)
+    lines: list[str] = []
+    for row, dims in found.items():
+        chips: dict[tuple[int, tuple[int, ...]], list[str]] = {}
+        for (chip, itemsize), blocks in dims.items():
+            chips.setdefault((itemsize, tuple(blocks)), []).append(chip)
+        where = ", ".join(f"({_names(names)}, {size}, {blocks})" for (size, blocks), names in chips.items())
+        lines += textwrap.wrap(f"({row}, ({where},)),", width=112, subsequent_indent=" ")
+    return lines
+
+
+def _names(names: list[str]) -> str:
+    return f"({', '.join(json.dumps(name) for name in names)},)"
+
+
+def register_limits(plan: KernelPlan, rows: list[TileRow]) -> dict[tuple[int, ...], int]:
+    """The limits of registers for the head dims that the file is for, on chips where they count."""
+    blocks = {block for (chip, itemsize, block), _ in rows if itemsize == 2 and chip in ("sm_90", "sm_100")}
+    return {key: limit for key, limit in registers(plan.burden).items() if key[0] in blocks}
 
 
 def _rows(tuned: TunedGpu) -> str:
@@ -59,15 +94,20 @@ def header(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ...]
     said = ["target=triton", f"precision={options.precision}", *consts]
     said += [f"tile={tile[0]}x{tile[1]}"] if tile else []
     said += [f"arch={options.arch}"] if options.arch != "auto" else []
+    said += [f"head_dim={options.head_dim[0]}/{options.head_dim[1]}"] if options.head_dim else []
+    said += [f"dtype={options.dtype}"] if options.dtype else []
+    said += ["forward"] if options.forward else []
     for t in options.tuned_gpu:
         tuned = "/".join("x".join(map(str, part)) if part else "own" for part in (t.forward, t.dkdv, t.dq))
         said.append(f"tuned={t.chip}/{8 * t.itemsize}/{t.head_block}:{tuned}{_rows(t)}")
     key = hashlib.sha256("\n".join([text, *said]).encode()).hexdigest()
-    title = f"{a.name}: fused attention for GPUs, forward and backward, in Triton."
+    passes = "forward" if options.forward else "forward and backward"
+    gradients = "without gradients" if options.forward else "differentiable in every float argument"
+    title = f"{a.name}: fused attention for GPUs, {passes}, in Triton."
     return Header(
         a.name,
         title,
-        f"Attention `{a.name}`, fused, differentiable in every float argument.",
+        f"Attention `{a.name}`, fused, {gradients}.",
         tuple(f"#     {line}".rstrip() for line in lines),
         hashlib.sha256(text.encode()).hexdigest(),
         f"attngen::{a.name}_{key[:12]}",

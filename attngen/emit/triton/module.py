@@ -7,7 +7,7 @@ plan or in the views, which the modules `triton_*` make; here they meet, and the
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from attngen.emit.options import Options
@@ -19,7 +19,7 @@ from attngen.emit.triton.backward import backward_code, backward_view, pair_grad
 from attngen.emit.triton.data_tests import test_view
 from attngen.emit.triton.expressions import division_helpers
 from attngen.emit.triton.frame import Frame, frame_of
-from attngen.emit.triton.header import header, tile_table
+from attngen.emit.triton.header import header, places, register_limits, tile_table
 from attngen.emit.triton.hopper import (
     GluonApartView,
     GluonBackwardView,
@@ -34,6 +34,7 @@ from attngen.emit.triton.kernel_code import KernelCode
 from attngen.emit.triton.kernels import forward_code, kept_view, kernel_code
 from attngen.emit.triton.launch import launch_view
 from attngen.emit.triton.param_gradients import GradientView, RowSum, gradient_views, row_sums
+from attngen.emit.triton.scope import scope_view
 from attngen.emit.triton.split import split_view
 from attngen.emit.triton.views import WeightView
 from attngen.errors import InternalError
@@ -43,7 +44,6 @@ from attngen.plan.levels import Level
 from attngen.plan.score.approximate import APPROXIMATIONS
 from attngen.plan.score.weights import Form
 from attngen.plan.tiles.hopper import hopper_plan
-from attngen.plan.tiles.portable import registers
 
 _FAST = frozenset({"_load_pairs", *(f"_{op.value}" for op in APPROXIMATIONS)})
 """Helpers that take the kernel's constant FAST."""
@@ -63,8 +63,10 @@ def emit_triton(plan: KernelPlan, text: str, options: Options, proof: tuple[str,
 
 def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ...]) -> dict[str, Any]:
     """The views, by the names that the templates call them."""
+    if options.forward:
+        plan = replace(plan, gradients=())
     frame = frame_of(plan)
-    weights = _weight_view(plan)
+    weights = _weight_view(plan, options.forward)
     forward = forward_code(frame)
     backward = backward_view(frame)
     dq_sums = row_sums(plan, frame.params, Gather.HEAD, Gather.ROW)
@@ -86,6 +88,7 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
     outputs = ("out", "lse", *(("den",) if weights.saves_den else ()), *rest)
     split = split_view(
         plan,
+        options,
         frame.params,
         frame.printer(),
         frame.known,
@@ -94,7 +97,10 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
         outputs,
         tuple(p.removesuffix("_ptr") for p in key_pointers),
     )
+    tiles = tile_table(plan, options, tile)
     return {
+        "backward": not options.forward,
+        "scope": scope_view(options),
         "a": header(plan, text, options, proof),
         "longest_bits": plan.choices.longest_bits,
         "scale_use": scale_use(plan.attention),
@@ -147,8 +153,8 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
             fast_bwd is not None,
             apart is not None,
         ),
-        "tiles": tile_table(plan, options, tile),
-        "registers": registers(plan.burden),
+        "tiles": places(tiles),
+        "registers": register_limits(plan, tiles),
     }
 
 
@@ -172,12 +178,14 @@ def _hopper_views(
     gradients: tuple[GradientView, ...],
 ) -> _HopperViews:
     """Nothing where the file is meant for other chips."""
-    if options.arch not in ("auto", "sm_90"):
-        return _HopperViews()
     plan, params = frame.plan, frame.params
     hopper = plan.hopper if options.tile is None else hopper_plan(plan, options.tile)
-    if hopper is None:
+    if hopper is None or options.arch == "portable" or not (options.runs_on("sm_90") and options.holds(2)):
         return _HopperViews()
+    if options.head_dim is not None:
+        hopper = hopper.for_head_dim(options.head_dim)
+    if options.forward:
+        hopper = replace(hopper, backward=None, apart=None)
     tuned = tuple(t for t in options.tuned_gpu if (t.chip, t.itemsize) == ("sm_90", 2))
     mask = kernel_code(frame, Level.COLUMN, {}, {})
     printer, names = frame.printer(), (frame.arguments, frame.sizes)
@@ -189,13 +197,14 @@ def _hopper_views(
     )
 
 
-def _weight_view(plan: KernelPlan) -> WeightView:
+def _weight_view(plan: KernelPlan, forward: bool) -> WeightView:
+    """`forward`: nothing is saved for a backward pass."""
     w = plan.weights
     direct = w.form is Form.DIRECT
     return WeightView(
         exponential=w.form is Form.EXPONENTIAL,
         shift=not direct,
         sums=w.sums,
-        saves_den=direct and w.sums,
+        saves_den=direct and w.sums and not forward,
         saves_rest=w.sums and bool(plan.gradients),
     )

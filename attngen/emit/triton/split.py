@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from attngen.emit.options import Options
 from attngen.emit.text.params import ParamView
 from attngen.emit.triton.expressions import Printer
 from attngen.emit.triton.kernel_code import KernelCode, KernelWriter
@@ -45,6 +46,7 @@ class SplitView:
 
 def split_view(
     plan: KernelPlan,
+    options: Options,
     params: tuple[ParamView, ...],
     printer: Printer,
     known: tuple[str, ...],
@@ -73,7 +75,11 @@ def split_view(
         ends(split.partial),
         _merge(plan, params, known),
         ["pieces", *unspecialized],
-        tuple((key, share.row) for key, share in shares(tile, plan.burden, loads_of(plan).chosen).items()),
+        tuple(
+            (key, share.row)
+            for key, share in shares(tile, plan.burden, loads_of(plan).chosen).items()
+            if options.runs_on(key[0]) and (options.holds(key[1]) or key[0] == "cpu")
+        ),
         ("q", "*ready.tiles(k, v)", "parts", *seed, *tests, "ready.pieces", "*plain", "*known.strides"),
         ("parts", *outputs, "ready.pieces", "*plain"),
     )
