@@ -6,15 +6,16 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 from attngen.errors import SpecError, SpecWarning
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+T = TypeVar("T")
 _STYLES = {"bold": "1", "red": "1;31", "green": "32", "dim": "2", "blue": "34"}
 
 
@@ -95,3 +96,12 @@ def working(message: str) -> Generator[None]:
         patience.cancel()
         patience.join()  # a start that is under way comes before the stop
         status.stop()
+
+
+def progress(message: str, items: Iterable[T], count: int) -> Iterable[T]:
+    """The same items; while they are taken, a bar on standard error shows how many of `count` are, on a terminal."""
+    if not sys.stderr.isatty():
+        return items
+    from rich.progress import track
+
+    return track(items, message, total=count, console=console(sys.stderr), transient=True)

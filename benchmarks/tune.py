@@ -32,7 +32,8 @@ from report import say  # noqa: E402
 
 from attngen import api, files, inputs  # noqa: E402
 from attngen.aot import compile as aot  # noqa: E402
-from attngen.cli import gpu_commands  # noqa: E402
+from attngen.cli import gpu  # noqa: E402
+from attngen.cli.tune import timer_of  # noqa: E402
 from attngen.errors import Source, UsageError  # noqa: E402
 from attngen.plan.tiles.hopper_trials import rows_of  # noqa: E402
 from attngen.tune import ahead  # noqa: E402
@@ -105,9 +106,7 @@ class Bench:
     def timer(self) -> Timer:
         if self._timer is None:
             torch: Any = importlib.import_module("torch")
-            self._timer, _ = gpu_commands.timer_of(
-                torch, self.kernel, self.sizes, "bf16", GIVEN.get(self.case.spec, {})
-            )
+            self._timer, _ = timer_of(torch, self.kernel, self.sizes, "bf16", GIVEN.get(self.case.spec, {}))
         return self._timer
 
 
@@ -178,7 +177,7 @@ def main(argv: Sequence[str]) -> int:
             args.prepare.parent.mkdir(parents=True, exist_ok=True)
             args.prepare.write_bytes(pickle.dumps(built(args.specs)))
             return 0
-        torch = gpu_commands.require_gpu("tune.py")
+        torch = gpu.require_gpu("tune.py")
         path = args.output
         tunings = {t.key: t for t in load(files.read_source(path))} if path.exists() else {}
     except UsageError as error:
@@ -190,7 +189,7 @@ def main(argv: Sequence[str]) -> int:
     else:
         kernels = built(args.specs)
     say(f"{len(kernels)} specs are proved and written")
-    target = gpu_commands.target_here()
+    target = gpu.target_here()
     card = torch.cuda.get_device_name()
     wanted = cases([*kernels], args.head_dims, args.lengths)
     benches = [Bench(case, kernels[case.spec], card, tunings, target) for case in wanted]

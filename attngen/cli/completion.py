@@ -1,11 +1,15 @@
-"""Shell completion: takes the command line's own parser, gives a script for bash, zsh or fish, in step with it."""
+"""`attngen completion`: a shell in, the script with which bash, zsh or fish completes this command line out."""
 
 from __future__ import annotations
 
-from argparse import Action, ArgumentParser
+from argparse import Action, ArgumentParser, Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from functools import partial
+from typing import Any, Literal
+
+from attngen import terminal
+from attngen.cli.parser import Commands
 
 Shell = Literal["bash", "zsh", "fish"]
 
@@ -27,9 +31,25 @@ class _Command:
     words: tuple[str, ...]  # what the positional argument may be; empty for files
 
 
-def script(shell: Shell, parser: ArgumentParser) -> str:
-    """What `source <(attngen completion SHELL)` reads."""
-    found = tuple(_commands(parser))
+def add(table: Commands) -> None:
+    p = table.add_parser(
+        "completion",
+        help="print a completion script",
+        description="Prints a script that teaches a shell to complete attngen's commands and options.",
+        example="source <(attngen completion bash)",
+    )
+    p.add_argument("shell", choices=("bash", "zsh", "fish"), help="the shell")
+    p.set_defaults(run=partial(_run, table))
+
+
+def _run(table: Commands, args: Namespace) -> int:
+    terminal.put(_script(args.shell, table))
+    return 0
+
+
+def _script(shell: Shell, table: Commands) -> str:
+    """What `source <(attngen completion SHELL)` reads, from the parsers of all commands."""
+    found = tuple(_commands(table))
     match shell:
         case "bash":
             return _bash(found)
@@ -39,11 +59,10 @@ def script(shell: Shell, parser: ArgumentParser) -> str:
             return _fish(found)
 
 
-def _commands(parser: ArgumentParser) -> Iterator[_Command]:
-    actions: list[Any] = _actions(parser)
-    table: Any = next(a for a in actions if hasattr(a, "_choices_actions"))
-    helps: dict[str, str] = {choice.dest: choice.help or "" for choice in table._choices_actions}
-    for name, sub in cast("dict[str, ArgumentParser]", table.choices).items():
+def _commands(table: Commands) -> Iterator[_Command]:
+    listed: list[Any] = table._choices_actions  # pyright: ignore[reportPrivateUsage]
+    helps: dict[str, str] = {choice.dest: choice.help or "" for choice in listed}
+    for name, sub in table.choices.items():
         positional = next(a for a in _actions(sub) if not a.option_strings)
         options = tuple(_option(a) for a in _actions(sub) if a.option_strings)
         yield _Command(name, helps[name], options, _choices(positional))

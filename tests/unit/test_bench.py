@@ -21,7 +21,8 @@ from attngen import api, files, inputs
 from attngen.bench import clock, replay, run
 from attngen.bench import picture as show
 from attngen.bench.race import Contender, Turns, failure, graph, race
-from attngen.cli import gpu_commands
+from attngen.cli import gpu
+from attngen.cli.bench import as_json
 from attngen.cli.main import main
 from attngen.emit.flex import flex_source, limit
 from attngen.errors import Source
@@ -58,7 +59,7 @@ def drawn(spec: Any, sizes: dict[str, int]) -> tuple[list[torch.Tensor], dict[st
     generator = torch.Generator().manual_seed(0)
     shapes = (("Hq", "Sq", "D"), ("Hkv", "Sk", "D"), ("Hkv", "Sk", "Dv"))
     qkv = [torch.randn(sizes["B"], *(sizes[n] for n in names), generator=generator) for names in shapes]
-    return qkv, gpu_commands.tensors(torch, spec, sizes, {}, "cpu")
+    return qkv, gpu.tensors(torch, spec, sizes, {}, "cpu")
 
 
 @pytest.mark.parametrize("name", [n for n, s in specs().items() if not limit(api.analyse(s))])
@@ -117,7 +118,7 @@ def test_a_record_of_a_small_run(tmp_path: Path) -> None:
     assert point["contenders"]["cudnn"] == {"unable": "runs on a GPU alone"}
     assert "unable" in point["contenders"]["flex"] and "unable" in point["contenders"]["fa4"]
     record = whole([point])
-    assert json.loads(gpu_commands.as_json(record)) == json.loads(json.dumps(record))
+    assert json.loads(as_json(record)) == json.loads(json.dumps(record))
     assert not show.wrong(record)
     assert show.image(record, "svg").startswith(b"<?xml")
 
@@ -327,7 +328,7 @@ def test_a_picture_has_the_ceiling_and_a_line_for_each() -> None:
 
 
 def test_json_writes_what_it_has_no_numbers_for_as_text() -> None:
-    text = gpu_commands.as_json({"a": [math.inf, math.nan, 1.5], "b": {"c": -math.inf}})
+    text = as_json({"a": [math.inf, math.nan, 1.5], "b": {"c": -math.inf}})
     assert json.loads(text) == {"a": ["inf", "nan", 1.5], "b": {"c": "-inf"}}
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-
-from attngen.cli.completion import script
-from attngen.cli.main import parser
 
 FLAGS = {
     "compile": {"--target", "--emit", "--arch", "--dtype", "--head-dim", "--output", "--tile", "--precision"},
@@ -21,11 +20,17 @@ FLAGS = {
 }
 
 
+@functools.cache
+def script(shell: str) -> str:
+    command = [sys.executable, "-m", "attngen", "completion", shell]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
 def bash(*words: str) -> list[str]:
     """What bash offers for the last of `words`."""
     typed = " ".join(f"'{word}'" for word in words)
     code = (
-        f"{script('bash', parser())}\nCOMP_WORDS=({typed}); COMP_CWORD={len(words) - 1}; _attngen;"
+        f"{script('bash')}\nCOMP_WORDS=({typed}); COMP_CWORD={len(words) - 1}; _attngen;"
         ' printf "%s\\n" "${COMPREPLY[@]}"'
     )
     done = subprocess.run(["bash", "-u", "-c", code], capture_output=True, text=True, check=True)
@@ -62,7 +67,7 @@ def test_bash_offers_every_flag(command: str, flags: set[str]) -> None:
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
 def test_other_shells_know_every_flag_and_choice(shell: str, tmp_path: Path) -> None:
-    text = script(shell, parser())  # type: ignore[arg-type]
+    text = script(shell)
     for command, flags in FLAGS.items():
         assert command in text
         for flag in flags:

@@ -10,9 +10,9 @@ import torch
 
 import attngen
 from attngen import Kernel, api
+from attngen.cli import comparison
 from attngen.cli import main as cli
-from attngen.cli import verify_runs
-from attngen.cli.verify_runs import Case, compare, error
+from attngen.cli.comparison import Case, compare, error
 from attngen.errors import Source
 from attngen.inputs import Ints
 
@@ -57,14 +57,14 @@ def test_infinities_that_agree_are_no_error() -> None:
 def test_cases_meet_the_assumes() -> None:
     spec = api.analyse(Source("attention a\nassume Sq == Sk\nassume Hq == Hkv\n"))
     for device in ("cpu", "cuda"):
-        chosen = verify_runs.cases(spec, device)
+        chosen = comparison.cases(spec, device)
         assert len(chosen) > 3 and len({(c.dtype, c.sizes) for c in chosen}) == len(chosen)
         assert all(c.size["Sq"] == c.size["Sk"] and c.size["Hq"] == c.size["Hkv"] for c in chosen)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_cases_are_what_breaks_kernels(device: str) -> None:
-    chosen = verify_runs.cases(api.analyse(Source("attention a\n")), device)
+    chosen = comparison.cases(api.analyse(Source("attention a\n")), device)
     sizes = [c.size for c in chosen]
     assert any(s["Hq"] > s["Hkv"] for s in sizes)
     assert any(s["Sq"] < s["Sk"] for s in sizes) and any(s["Sq"] > s["Sk"] for s in sizes)
@@ -76,7 +76,7 @@ def test_cases_are_what_breaks_kernels(device: str) -> None:
 
 def test_consts_that_no_case_reaches_are_named() -> None:
     spec = api.analyse(Source("attention a\nconst wide = 4000\nconst near = 9\nconst on = true\nconst x = 5000.0\n"))
-    assert verify_runs.beyond(spec, verify_runs.cases(spec, "cpu")) == (("wide", 4000),)
+    assert comparison.beyond(spec, comparison.cases(spec, "cpu")) == (("wide", 4000),)
 
 
 # ---------------------------------------------------------------- right and wrong kernels
@@ -118,7 +118,7 @@ def test_int_params_come_at_the_ends_of_int32_too() -> None:
     """A window that is taken modulo 2**31 - 1 differs from the file's at the last int alone."""
     right, other = kernel(DIVIDES), kernel(DIVIDES.replace("k < n", "k < n % 2147483647"))
     mixed = Kernel(spec=right.spec, plan=right.plan, source=other.source)
-    chosen = verify_runs.cases(right.spec, "cpu")
+    chosen = comparison.cases(right.spec, "cpu")
     assert [c.ints for c in chosen[-2:]] == [Ints.LEAST, Ints.GREATEST]
     assert [c.passed for c in compare(mixed, chosen[-2], "cpu")] == [True] * 5
     assert not all(c.passed for c in compare(mixed, chosen[-1], "cpu"))
@@ -158,7 +158,7 @@ def test_command_says_verified(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_command_fails_with_status_1(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setitem(verify_runs.TOLERANCE, "fp32", 1e-12)
+    monkeypatch.setitem(comparison.TOLERANCE, "fp32", 1e-12)
     assert cli.main(["verify", str(EXAMPLES / "causal.attn"), "--device", "cpu"]) == 1
     assert "NOT verified: " in capsys.readouterr().out
 

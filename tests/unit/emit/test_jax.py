@@ -11,7 +11,7 @@ import pytest
 from emit_names import CLASHES, SPECS, names_beside_params
 
 import attngen
-from attngen.cli.verify_runs import Case, compare
+from attngen.cli.comparison import Case, compare
 from attngen.emit.jax.module import RESERVED
 from attngen.runtime.loader import load
 

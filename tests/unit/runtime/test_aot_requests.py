@@ -13,7 +13,7 @@ from rich.console import Console
 from attngen import api, inputs
 from attngen.aot import compile as aot
 from attngen.aot.compile import Artifact
-from attngen.cli import commands
+from attngen.cli.compile import binaries_table
 from attngen.errors import UsageError
 from attngen.ir.attention import Attention
 
@@ -96,7 +96,7 @@ def test_the_table_counts_spills_in_main_loops_apart() -> None:
 
     def rows(*artifacts: Artifact) -> str:
         text = io.StringIO()
-        Console(width=120, file=text).print(commands._report(artifacts))
+        Console(width=120, file=text).print(binaries_table(artifacts))
         return text.getvalue()
 
     clean = Artifact("_forward_kernel", b"", 168, 0, 1024)

@@ -14,8 +14,8 @@ import torch
 import attngen
 from attngen import api
 from attngen.bench.tiles import Bench
-from attngen.cli import gpu_commands
 from attngen.cli.main import main
+from attngen.cli.tune import tune_with
 from attngen.errors import Source, UsageError
 from attngen.plan.chips import SHARED_MEMORY
 from attngen.plan.tiles.hopper_trials import Rows
@@ -70,14 +70,14 @@ def test_what_was_tried_is_not_tried_again(tmp_path: Path) -> None:
     path = str(tmp_path / "t.json")
     ticks = iter(range(1000))
     first = Timer()
-    stopped = gpu_commands.tune_with(key(), OWN, NONE, first, path, budget=9.5, clock=lambda: float(next(ticks)))
+    stopped = tune_with(key(), OWN, NONE, first, path, budget=9.5, clock=lambda: float(next(ticks)))
     assert len(first.asked) == len(stopped.trials) == 10 and stopped.best() is None
     second = Timer()
-    whole = gpu_commands.tune_with(key(), OWN, NONE, second, path)
+    whole = tune_with(key(), OWN, NONE, second, path)
     waiting = tune.candidates(OWN, key())
     assert first.asked + second.asked == waiting
     third = Timer()
-    assert gpu_commands.tune_with(key(), OWN, NONE, third, path) == whole
+    assert tune_with(key(), OWN, NONE, third, path) == whole
     assert third.asked == []
     best = whole.best()
     assert best is not None and best.forward == best.dkdv == best.dq == Tile(64, 128, 4, 1)
@@ -92,7 +92,7 @@ def test_a_tuning_keeps_others_in_the_file(tmp_path: Path) -> None:
     path = tmp_path / "t.json"
     keys = [key(), key(card="NVIDIA H100"), key("y")]
     for k in keys:
-        gpu_commands.tune_with(k, OWN, NONE, Timer(), str(path))
+        tune_with(k, OWN, NONE, Timer(), str(path))
     read = gpu_file.load(Source(path.read_text(), str(path)))
     assert [t.key for t in read] == keys
     assert gpu_file.dump(read) == path.read_text()
@@ -101,10 +101,10 @@ def test_a_tuning_keeps_others_in_the_file(tmp_path: Path) -> None:
 def test_a_tile_that_takes_the_device_along_is_noted_and_passed_by(tmp_path: Path) -> None:
     path = str(tmp_path / "t.json")
     lost = Tile(64, 64, 4, 2)
-    first = gpu_commands.tune_with(key(), OWN, NONE, Timer(lost=lost), path)
+    first = tune_with(key(), OWN, NONE, Timer(lost=lost), path)
     assert first.trials[-1] == tune.Trial("forward", lost, None, "the device was lost: an illegal memory access")
     timer = Timer()
-    second = gpu_commands.tune_with(key(), OWN, NONE, timer, path)
+    second = tune_with(key(), OWN, NONE, timer, path)
     assert ("forward", lost) not in timer.asked
     assert second.best() is not None
 

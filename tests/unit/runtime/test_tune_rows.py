@@ -18,8 +18,9 @@ from attngen import api, files
 from attngen.bench import race, run
 from attngen.bench import tiles as bench_tiles
 from attngen.bench.tiles import Bench
-from attngen.cli import gpu_commands
+from attngen.cli import gpu
 from attngen.cli.main import main
+from attngen.cli.tune import tune_with
 from attngen.emit import TunedGpu
 from attngen.errors import Source, UsageError
 from attngen.plan.hopper import ApartSkeleton, BackwardSkeleton, DkdvSkeleton, DqSkeleton, Schedule, Skeleton
@@ -229,14 +230,14 @@ def test_rows_are_tried_in_two_rounds_and_resumed(tmp_path: Path) -> None:
     path, rows = str(tmp_path / "t.json"), rows_for("causal", 128)
     ticks = iter(range(1000))
     first, begun = Timer(quick), list[list[tune.Candidate]]()
-    stopped = gpu_commands.tune_with(
+    stopped = tune_with(
         key_for(rows), OWN, rows, first, path, budget=9.5, clock=lambda: float(next(ticks)),
         begin=lambda candidates: begun.append([*candidates]),
     )  # fmt: skip
     assert len(first.asked) == 10 and stopped.best() is None
     assert begun == [[*first_round(rows), ("portable", None)]]
     second = Timer(quick)
-    whole = gpu_commands.tune_with(key_for(rows), OWN, rows, second, path)
+    whole = tune_with(key_for(rows), OWN, rows, second, path)
     assert rows.forward is not None and rows.backward is not None
     best = dataclasses.replace(rows.forward, keys=64, stages=3, ordered=False)
     assert ("forward", best) in second.asked and ("forward", best) not in first_round(rows)
@@ -247,7 +248,7 @@ def test_rows_are_tried_in_two_rounds_and_resumed(tmp_path: Path) -> None:
     choice = whole.best()
     assert choice == tune.Choice(forward=best, backward=dataclasses.replace(rows.backward, early=False))
     third = Timer(quick)
-    assert gpu_commands.tune_with(key_for(rows), OWN, rows, third, path) == whole and third.asked == []
+    assert tune_with(key_for(rows), OWN, rows, third, path) == whole and third.asked == []
     entry = json.loads(Path(path).read_text())["tunings"][0]
     assert entry["rows"]["forward"] == [*best.row] and entry["tiles"] == {}
     assert entry["trials"][0]["row"]["schedule"] == "queue"
@@ -257,17 +258,17 @@ def test_without_tiles_rows_alone_are_tried(tmp_path: Path) -> None:
     rows = rows_for("softcap", 64)
     assert rows.forward is None and rows.backward is not None
     timer = Timer(quick)
-    gpu_commands.tune_with(key_for(rows), OWN, rows, timer, str(tmp_path / "t.json"), tiles=False)
+    tune_with(key_for(rows), OWN, rows, timer, str(tmp_path / "t.json"), tiles=False)
     assert {k for k, s in timer.asked if isinstance(s, Tile)} == {"forward"}  # it has no kernel of its own
     both = rows_for("causal", 128)
     timer = Timer(quick)
-    tuning = gpu_commands.tune_with(key_for(both), OWN, both, timer, str(tmp_path / "u.json"), tiles=False)
+    tuning = tune_with(key_for(both), OWN, both, timer, str(tmp_path / "u.json"), tiles=False)
     assert not any(isinstance(s, Tile) for _, s in timer.asked) and tuning.best() is not None
 
 
 def test_two_kernels_are_chosen_apart(tmp_path: Path) -> None:
     rows = rows_for("causal", 256)
-    tuning = gpu_commands.tune_with(key_for(rows), OWN, rows, Timer(quick), str(tmp_path / "t.json"), tiles=False)
+    tuning = tune_with(key_for(rows), OWN, rows, Timer(quick), str(tmp_path / "t.json"), tiles=False)
     best = tuning.best()
     assert best is not None and rows.apart is not None and isinstance(best.backward, ApartSkeleton)
     assert best.backward.dkdv == dataclasses.replace(rows.apart.dkdv, ahead=2) and best.backward.dq.key_stages == 1
@@ -276,7 +277,7 @@ def test_two_kernels_are_chosen_apart(tmp_path: Path) -> None:
 def test_the_portable_kernels_may_be_faster(tmp_path: Path) -> None:
     rows = rows_for("causal", 128)
     slow = Timer(lambda row: 30.0)
-    tuning = gpu_commands.tune_with(key_for(rows), OWN, rows, slow, str(tmp_path / "t.json"))
+    tuning = tune_with(key_for(rows), OWN, rows, slow, str(tmp_path / "t.json"))
     best = tuning.best()
     assert best is not None and best.portable and best.backward is None and isinstance(best.forward, Tile)
 
@@ -300,7 +301,7 @@ def test_files_of_before_are_read(tmp_path: Path) -> None:
     (read,) = gpu_file.load(Source(path.read_text()))
     assert read.best() == tune.Choice(dkdv=Tile(64, 64, 4, 2), dq=Tile(128, 64, 8, 3))
     timer = Timer(quick)
-    tuning = gpu_commands.tune_with(key, OWN, rows, timer, str(path))
+    tuning = tune_with(key, OWN, rows, timer, str(path))
     assert timer.asked[0] == ("forward", rows.forward) and tuning.trials[:4] == read.trials
     best = tuning.best()
     assert best is not None and isinstance(best.backward, BackwardSkeleton) and best.dkdv is None
@@ -309,7 +310,7 @@ def test_files_of_before_are_read(tmp_path: Path) -> None:
 def test_wrong_rows_are_refused(tmp_path: Path) -> None:
     rows = rows_for("causal", 128)
     path = tmp_path / "t.json"
-    gpu_commands.tune_with(key_for(rows), OWN, rows, Timer(quick), str(path), tiles=False)
+    tune_with(key_for(rows), OWN, rows, Timer(quick), str(path), tiles=False)
     entry = json.loads(path.read_text())["tunings"][0]
     row = entry["trials"][0]["row"]
     for kernel, wrong in (
@@ -410,11 +411,11 @@ def test_the_command_where_the_interpreter_stands_in_for_a_card(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """All of it but the card: what it draws, builds, times and writes, and that it goes on where it stopped."""
-    tensors, draw, bench = gpu_commands.tensors, run.draw, bench_tiles.Bench
+    tensors, draw, bench = gpu.tensors, run.draw, bench_tiles.Bench
     here = race.Turns("cpu", 1, 0.0, 0.0)
-    monkeypatch.setattr(gpu_commands, "require_gpu", lambda command: torch)
-    monkeypatch.setattr(gpu_commands, "tensors", lambda *args: tensors(*args[:-1], "cpu"))
-    monkeypatch.setattr(gpu_commands, "target_here", lambda: ("cuda", 90, 32))
+    monkeypatch.setattr(gpu, "require_gpu", lambda command: torch)
+    monkeypatch.setattr(gpu, "tensors", lambda *args: tensors(*args[:-1], "cpu"))
+    monkeypatch.setattr(gpu, "target_here", lambda: ("cuda", 90, 32))
     monkeypatch.setattr(run, "draw", lambda *args: draw(*args[:-1], dataclasses.replace(args[-1], turns=here)))
     monkeypatch.setattr(bench_tiles, "Bench", lambda *args: bench(*args, device="cpu", rep_ms=0.0))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "no card")

@@ -1,7 +1,6 @@
-"""The command `attngen check`: specs in, a table of obligations, JSON, or the derivation out.
+"""`attngen check`: specs in, a table of obligations, JSON, or the derivation out.
 
-0 where `compile` would write every one of these kernels, 1 where it would refuse one. Takes parsed arguments; what is
-proved is `attngen.prove`'s.
+The exit status is 0 where `compile` would write every one of these kernels, 1 where it would refuse one.
 """
 
 from __future__ import annotations
@@ -12,7 +11,10 @@ from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from attngen import api, files, terminal
+from attngen import api, files, terminal, vocabulary
+from attngen.cli import arguments
+from attngen.cli.output import refuse_overwriting
+from attngen.cli.parser import Commands
 from attngen.errors import Source, UsageError
 
 if TYPE_CHECKING:
@@ -25,7 +27,36 @@ EXPLANATIONS: dict[str, Literal["md", "tex"]] = {".md": "md", ".tex": "tex"}
 """What `--explain -o` writes, by the file's ending."""
 
 
-def run_check(args: Namespace) -> int:
+def add(table: Commands) -> None:
+    p = table.add_parser(
+        "check",
+        help="prove that a spec's kernel computes what the spec defines",
+        description="Discharges every obligation of a spec's plan: streaming, range safety, empty rows, locality,\n"
+        "gradients, tile ranges, index bounds, integer width. What is false comes with a counterexample, and\n"
+        "exit status 1. `compile` proves the same before it writes a file.",
+        example="attngen check examples/*.attn",
+    )
+    p.add_argument("specs", nargs="+", metavar="SPEC", help="spec files; - is standard input")
+    arguments.define(p)
+    p.add_argument(
+        "--target",
+        choices=vocabulary.TARGETS,
+        default="triton",
+        help="whose plan: ints differ in width (default: triton)",
+    )
+    p.add_argument("--json", action="store_true", help="print every claim with its verdict, method and counterexample")
+    p.add_argument("--explain", action="store_true", help="print the derivation, from dense softmax to tiles and back")
+    p.add_argument(
+        "--timeout",
+        type=arguments.seconds,
+        metavar="S",
+        help="seconds for a spec; what they cut off is unknown (default: 10)",
+    )
+    p.add_argument("-o", "--output", metavar="FILE", help="with --explain: write it there, .md or .tex")
+    p.set_defaults(run=run)
+
+
+def run(args: Namespace) -> int:
     if args.output is not None and not args.explain:
         raise UsageError("-o goes with --explain; the table and --json go to standard output")
     if args.explain and len(args.specs) > 1:
@@ -96,8 +127,7 @@ def _explain(path: str, consts: dict[str, Const], target: str, timeout: float | 
         suffix = Path(output).suffix.lower()
         if suffix not in EXPLANATIONS:
             raise UsageError(f"-o {output}: a derivation ends in {' or '.join(EXPLANATIONS)}")
-        if files.same_file(path, output):
-            raise UsageError(f"-o {output} would overwrite the spec; choose another name")
+        refuse_overwriting(path, [output])
         form = EXPLANATIONS[suffix]
     source = files.read_source(path)
     with terminal.working(f"proving {source.name}"):

@@ -1,0 +1,228 @@
+"""`attngen compile`: a spec in, a kernel's source out, or any other stage of it, for GPUs and for TPUs.
+
+Three compilers are behind `--emit`: attngen's own makes the stages up to the source, Triton's makes the binaries of
+GPUs, and libtpu makes the stages of TPUs.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from argparse import Namespace
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TextIO
+
+from attngen import api, files, terminal, vocabulary
+from attngen.cli import arguments, output, shapes
+from attngen.cli.parser import Commands
+from attngen.errors import UsageError
+from attngen.tune import keys as tile_keys
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from attngen.aot.compile import Artifact
+    from attngen.emit import Tuned, TunedGpu
+    from attngen.tpu.compile import Compiled
+
+
+def add(table: Commands) -> None:
+    p = table.add_parser(
+        "compile",
+        help="write the kernel of a spec",
+        description="Compiles a spec to a standalone Python file, or shows any stage on the way.",
+        example="attngen compile examples/windowed_alibi.attn -D window=512 -o windowed_alibi.py",
+    )
+    arguments.spec(p)
+    p.add_argument("--target", choices=vocabulary.TARGETS, default="triton", help="what to generate (default: triton)")
+    p.add_argument(
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="write there instead of to standard output; cubin and hsaco: one FILE for each kernel, its name put in",
+    )
+    arguments.define(p)
+    p.add_argument(
+        "--emit",
+        choices=(*vocabulary.STAGES, *vocabulary.BINARIES, *vocabulary.TPU_STAGES),
+        default="source",
+        help="the stage to print (default: source); from ttir on, the real compiler runs, without a GPU or TPU",
+    )
+    p.add_argument(
+        "--arch",
+        choices=vocabulary.SOURCE_ARCHITECTURES,
+        help="source: the chip whose own kernels the file holds; portable: none; auto (default): all, picked by the "
+        "card. Binary stages: the chip (default: sm_90)",
+    )
+    p.add_argument("--dtype", choices=vocabulary.DTYPES, help="dtype of q, k, v in the binary stages (default: bf16)")
+    p.add_argument(
+        "--head-dim", type=arguments.head_dim, metavar="D[/Dv]", help="head dims of the binary stages (default: 64)"
+    )
+    p.add_argument("--chip", choices=vocabulary.TPUS, help="TPU of mosaic, hlo and schedule (default: v5e)")
+    arguments.shape(p)
+    p.add_argument("--tiles", metavar="FILE", help="tiles for GPUs or TPUs, as `attngen tune` wrote them")
+    p.add_argument(
+        "--allow-unproved",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="compile although this obligation is unknown, and say so in the file; never what is refuted",
+    )
+    p.add_argument("--strict", action="store_true", help="refuse a mask that allows no pair, instead of warning of it")
+    arguments.kernel_options(p)
+    p.set_defaults(run=run)
+
+
+def run(args: Namespace) -> int:
+    if args.emit in vocabulary.TPU_STAGES:
+        return _compile_for_tpu(args)
+    if args.chip is not None:
+        raise UsageError(f"--chip goes with --emit {', '.join(vocabulary.TPU_STAGES)}, not with {args.emit}")
+    if args.shape and args.tiles is None:
+        raise UsageError(f"--shape goes with --tiles or with --emit {', '.join(vocabulary.TPU_STAGES)}")
+    tuned = _tuned(args)
+    output.refuse_overwriting(args.spec, [args.output] if args.output else [])
+    return _write_stage(args, tuned) if args.emit in vocabulary.STAGES else _compile_binaries(args)
+
+
+def _tuned(args: Namespace) -> tuple[Tuned, ...] | tuple[TunedGpu, ...]:
+    """What `--tiles` has for the shape and the target that are asked for."""
+    if args.tiles is None:
+        return ()
+    source, tiles = files.read_source(args.spec), files.read_source(args.tiles)
+    read = tile_keys.gpu_tiles if args.target == "triton" else tile_keys.tpu_tiles
+    return read(source, api.analyse(source, dict(args.define)), tiles, dict(args.shape))
+
+
+# ---------------------------------------------------------------- stages of attngen
+
+
+def _write_stage(args: Namespace, tuned: tuple[Tuned, ...] | tuple[TunedGpu, ...]) -> int:
+    for flag in ("arch", "dtype", "head_dim")[args.emit == "source" :]:
+        if getattr(args, flag) is not None:
+            kinds = ", ".join((*(["source"] if flag == "arch" else []), *vocabulary.BINARIES))
+            raise UsageError(f"--{flag.replace('_', '-')} goes with --emit {kinds}, not with {args.emit}")
+    if args.strict and args.emit != "source":
+        raise UsageError(f"--strict goes with --emit source and what is made of it, not with {args.emit}")
+    options = api.options(args.target, args.precision, args.tile, args.arch or "auto", tuned)
+    source, consts = files.read_source(args.spec), dict(args.define)
+    text = api.stage(args.emit, source, options, consts, args.allow_unproved, fork=True, strict=args.strict)
+    output.deliver(text, args.output)
+    return 0
+
+
+# ---------------------------------------------------------------- binaries of GPUs
+
+
+def _compile_binaries(args: Namespace) -> int:
+    if args.target != "triton":
+        raise UsageError(f"--emit {args.emit} is made by Triton's compiler: leave out --target {args.target}")
+    arch = args.arch or ("gfx942" if args.emit == "hsaco" else "sm_90")
+    if arch not in vocabulary.ARCHITECTURES:
+        raise UsageError(f"--emit {args.emit} needs a chip: --arch {', '.join(vocabulary.ARCHITECTURES)}")
+    options = api.options(args.target, args.precision, args.tile)
+    kernel = api.build(
+        files.read_source(args.spec), options, dict(args.define), args.allow_unproved, strict=args.strict
+    )
+    with terminal.working(f"compiling {kernel.name} for {arch}"):
+        artifacts = api.binaries(
+            kernel, args.emit, arch=arch, dtype=args.dtype or "bf16", head_dim=args.head_dim or (64, 64)
+        )
+    report = binaries_table(artifacts)
+    if args.emit not in ("cubin", "hsaco"):
+        parts = [f"// ---- {a.kernel}\n{_as_text(a.data).rstrip()}\n" for a in artifacts if a.data is not None]
+        output.deliver("\n".join(parts), args.output)
+        terminal.console(sys.stderr).print(report)
+        lacking = [a.kernel for a in artifacts if a.data is None]
+        if lacking:
+            terminal.note(f"no {args.emit} of {', '.join(lacking)}: written in Gluon, which starts at ttgir")
+        return 0
+    if args.output is not None:
+        named = {_file_of_kernel(args.output, a.kernel): a.data for a in artifacts if a.data is not None}
+        output.refuse_overwriting(args.spec, list(named))
+        files.write_all(named)
+        for name in named:
+            terminal.note(f"wrote {name}")
+    terminal.console(sys.stdout).print(report)
+    return 0
+
+
+def _as_text(data: bytes | str) -> str:
+    return data if isinstance(data, str) else data.decode("utf-8")
+
+
+def _file_of_kernel(name: str, kernel: str) -> str:
+    """`build/alibi.cubin` holds one kernel only, so each goes into `build/alibi.KERNEL.cubin`."""
+    stem, suffix = os.path.splitext(name)
+    return f"{stem}.{kernel}{suffix}"
+
+
+def binaries_table(artifacts: Sequence[Artifact]) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column("kernel")
+    tensor_memory = any(a.tensor_memory for a in artifacts)
+    spilling = any(a.spills for a in artifacts)
+    for heading in ("registers", "spills", *(["in main loops"] if spilling else []), "shared memory", "size"):
+        table.add_column(heading, justify="right")
+    if tensor_memory:
+        table.add_column("tensor memory", justify="right")
+    for a in artifacts:
+        counts = ["-" if count is None else str(count) for count in (a.registers, a.spills)]
+        counts += [str(a.loop_spills)] if spilling else []
+        size = "-" if a.data is None else f"{len(a.data)} B"
+        sizes = [f"{a.shared} B", size, *([f"{a.tensor_memory} columns"] if tensor_memory else [])]
+        table.add_row(a.kernel, *counts, *sizes)
+    return table
+
+
+# ---------------------------------------------------------------- stages of TPUs
+
+
+def _compile_for_tpu(args: Namespace) -> int:
+    if args.target != "pallas":
+        raise UsageError(f"--emit {args.emit} is made by a TPU's compiler: add --target pallas")
+    if args.arch is not None:
+        raise UsageError(
+            f"--arch names a GPU; for --emit {args.emit} name a TPU with --chip {', '.join(vocabulary.TPUS)}"
+        )
+    output.refuse_overwriting(args.spec, [args.output] if args.output else [])
+    options = api.options(args.target, args.precision, args.tile, tuned=_tuned(args))
+    kernel = api.build(
+        files.read_source(args.spec), options, dict(args.define), args.allow_unproved, strict=args.strict
+    )
+    chip, dtype = args.chip or "v5e", args.dtype or "bf16"
+    asked = dict(args.shape)
+    if args.head_dim is not None:
+        asked = {"D": args.head_dim[0], "Dv": args.head_dim[1], **asked}
+    sizes = shapes.settled(kernel.spec, asked)
+    with terminal.working(f"compiling {kernel.name} for {chip}"):
+        compiled = api.tpu_compile(kernel, chip=chip, dtype=dtype, sizes=sizes, mosaic=args.emit == "mosaic")
+    _write_tpu_stage(args, compiled)
+    said = f"{kernel.name} for {chip}, {dtype}, " + " ".join(f"{n}={s}" for n, s in sizes.items())
+    _print_estimate(compiled, said, sys.stderr if args.emit != "schedule" and not args.output else sys.stdout)
+    return 0
+
+
+def _write_tpu_stage(args: Namespace, compiled: Compiled) -> None:
+    """The text that was asked for; of a schedule only into files, one a kernel, since it is long."""
+    if args.emit == "hlo":
+        output.deliver(compiled.hlo, args.output)
+    elif args.emit == "mosaic":
+        parts = [f"// ---- {name}\n{text.rstrip()}\n" for name, text in compiled.mosaic]
+        output.deliver("\n".join(parts), args.output)
+    elif args.output is not None:
+        named = {_file_of_kernel(args.output, k.name): k.bundles for k in compiled.kernels if k.is_pallas}
+        output.refuse_overwriting(args.spec, list(named))
+        files.write_all(named)
+        for name in named:
+            terminal.note(f"wrote {name}")
+
+
+def _print_estimate(compiled: Compiled, title: str, stream: TextIO) -> None:
+    from attngen.tpu.estimate import estimate
+    from attngen.tpu.report import tables
+
+    terminal.console(stream).print(tables(estimate(compiled), title))

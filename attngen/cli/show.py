@@ -1,0 +1,93 @@
+"""`attngen show`: a spec and sizes in, a picture of its mask and of its tiles out, in the terminal or in a file."""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from typing import TYPE_CHECKING
+
+from attngen import api, files, terminal
+from attngen.cli import arguments, output, shapes
+from attngen.cli.parser import Commands
+
+if TYPE_CHECKING:
+    from attngen.show.survey import Survey
+
+
+def add(table: Commands) -> None:
+    p = table.add_parser(
+        "show",
+        usage="attngen show [-h] SPEC [--size NAME=INT …] [--tile Q,K] [-D NAME=VALUE] [--param NAME=VALUE]\n"
+        "                    [--batch N] [--head N] [-o FILE.png|FILE.svg]",
+        help="draw the mask and the tiles that are skipped",
+        description="Draws a spec's mask with its tiles: skipped, masked, or in need of no mask.\n"
+        "Params get example values; scalars can be set.",
+        example="attngen show examples/sliding_window.attn -D window=24 --size Sq=96 Sk=96 --tile 16,16",
+    )
+    arguments.spec(p)
+    p.add_argument(
+        "--size",
+        type=arguments.size,
+        action="append",
+        default=[],
+        metavar="NAME=INT",
+        help="sizes: Sq, Sk, B, Hq, … (default: lengths at which the mask shows)",
+    )
+    p.add_argument("--tile", type=arguments.tile, metavar="Q,K", help="tile sizes (default: the spec's, or small ones)")
+    arguments.define(p)
+    arguments.param(p)
+    p.add_argument("--batch", type=arguments.index, default=0, metavar="N", help="batch entry to draw (default: 0)")
+    p.add_argument("--head", type=arguments.index, default=0, metavar="N", help="query head to draw (default: 0)")
+    p.add_argument("-o", "--output", metavar="FILE", help="a picture, .png or .svg, instead of the terminal")
+    p.set_defaults(run=run)
+
+
+def run(args: Namespace) -> int:
+    suffix = output.picture_format(args)
+    survey = _survey(args)
+    if args.output:
+        from attngen.show.image import image
+
+        with terminal.working("drawing"):
+            picture = image(survey, suffix)
+        files.write(args.output, picture)
+        print(survey.summary())
+        return 0
+    from attngen.show import text
+
+    if terminal.is_coloured(sys.stdout) and "utf" in (sys.stdout.encoding or "").lower():
+        console = terminal.console(sys.stdout)
+        console.print(text.coloured(survey, min(console.width - 1, 128)))
+    else:
+        print(text.plain(survey), end="")
+    return 0
+
+
+def _survey(args: Namespace) -> Survey:
+    from attngen import inputs
+    from attngen.ir import walk
+    from attngen.show.survey import survey
+
+    spec = api.analyse(files.read_source(args.spec), dict(args.define))
+    planned = api.plan(spec)
+    length = inputs.telling_length(spec)
+    wanted = {"B": 1, "Hq": 1, "Hkv": 1, "Sq": length, "Sk": length, "D": 64, "Dv": 64}
+    asked = dict(args.size)
+    wanted |= shapes.wanted(spec, wanted, asked)
+    # Which batch and head is looked at says how many there must be.
+    wanted["B"] = max(wanted["B"], args.batch + 1) if "B" not in asked else wanted["B"]
+    if "Hq" not in asked and "Hkv" not in asked:
+        wanted["Hq"] = wanted["Hkv"] = args.head + 1
+    shapes.check_heads(wanted)
+    sizes = inputs.settle(api.callable_spec(spec, planned), wanted, fixed=asked)
+    needed = walk.params(spec.mask)
+    values = inputs.examples(spec, sizes, dict(args.param), only=needed)
+    tile = args.tile or _tile(spec.tile, max(sizes["Sq"], sizes["Sk"]))
+    with terminal.working("solving the tiles"):
+        return survey(planned, sizes, values, tile=tile, batch=args.batch, head=args.head)
+
+
+def _tile(own: tuple[int, int] | None, length: int) -> tuple[int, int]:
+    """The spec's tile, or a usual one, unless the picture would be of a few tiles only."""
+    tile = own or (128, 64)
+    return tile if length >= 8 * max(tile) else (16, 16)
