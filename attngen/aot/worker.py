@@ -89,7 +89,8 @@ def call_once(module: Any, request: Request, *, learned: bool = True) -> None:
     Calls the operator below the public function, which would hand bfloat16 on a CPU to the interpreter as float32.
     """
     out, lse, leaves = forward(module, request, request.calls[0], learned=learned)
-    torch.autograd.grad((out, lse), leaves, (torch.zeros_like(out), torch.zeros_like(lse)), allow_unused=True)
+    if hasattr(module, "_backward"):  # else the file was made with --forward
+        torch.autograd.grad((out, lse), leaves, (torch.zeros_like(out), torch.zeros_like(lse)), allow_unused=True)
 
 
 def gradients(out: Any, leaves: list[Any]) -> None:

@@ -51,13 +51,21 @@ def add(table: Commands) -> None:
     p.add_argument(
         "--arch",
         choices=vocabulary.SOURCE_ARCHITECTURES,
-        help="source: the chip whose own kernels the file holds; portable: none; auto (default): all, picked by the "
-        "card. Binary stages: the chip (default: sm_90)",
+        help="source: the only chip that the file is for; portable: every chip, without the kernels that some have for "
+        "themselves; auto (default): every chip. Binary stages: the chip (default: sm_90)",
     )
-    p.add_argument("--dtype", choices=vocabulary.DTYPES, help="dtype of q, k, v in the binary stages (default: bf16)")
     p.add_argument(
-        "--head-dim", type=arguments.head_dim, metavar="D[/Dv]", help="head dims of the binary stages (default: 64)"
+        "--dtype",
+        choices=vocabulary.DTYPES,
+        help="source: the only dtype of q, k, v that the file is for. Binary stages: their dtype (default: bf16)",
     )
+    p.add_argument(
+        "--head-dim",
+        type=arguments.head_dim,
+        metavar="D[/Dv]",
+        help="source: the only head dims that the file is for. Binary stages: their head dims (default: 64)",
+    )
+    p.add_argument("--forward", action="store_true", help="leave out the backward pass")
     p.add_argument("--chip", choices=vocabulary.TPUS, help="TPU of mosaic, hlo and schedule (default: v5e)")
     arguments.shape(p)
     p.add_argument("--tiles", metavar="FILE", help="tiles for GPUs or TPUs, as `attngen tune` wrote them")
@@ -98,13 +106,22 @@ def _tuned(args: Namespace) -> tuple[Tuned, ...] | tuple[TunedGpu, ...]:
 
 
 def _write_stage(args: Namespace, tuned: tuple[Tuned, ...] | tuple[TunedGpu, ...]) -> int:
-    for flag in ("arch", "dtype", "head_dim")[args.emit == "source" :]:
-        if getattr(args, flag) is not None:
-            kinds = ", ".join((*(["source"] if flag == "arch" else []), *vocabulary.BINARIES))
+    for flag in ("arch", "dtype", "head_dim", "forward"):
+        if args.emit != "source" and getattr(args, flag):
+            kinds = ", ".join(("source", *vocabulary.BINARIES))
             raise UsageError(f"--{flag.replace('_', '-')} goes with --emit {kinds}, not with {args.emit}")
     if args.strict and args.emit != "source":
         raise UsageError(f"--strict goes with --emit source and what is made of it, not with {args.emit}")
-    options = api.options(args.target, args.precision, args.tile, args.arch or "auto", tuned)
+    options = api.options(
+        args.target,
+        args.precision,
+        args.tile,
+        args.arch or "auto",
+        tuned,
+        head_dim=args.head_dim,
+        dtype=args.dtype,
+        forward=args.forward,
+    )
     source, consts = files.read_source(args.spec), dict(args.define)
     text = api.stage(args.emit, source, options, consts, args.allow_unproved, fork=True, strict=args.strict)
     output.deliver(text, args.output)
@@ -120,7 +137,7 @@ def _compile_binaries(args: Namespace) -> int:
     arch = args.arch or ("gfx942" if args.emit == "hsaco" else "sm_90")
     if arch not in vocabulary.ARCHITECTURES:
         raise UsageError(f"--emit {args.emit} needs a chip: --arch {', '.join(vocabulary.ARCHITECTURES)}")
-    options = api.options(args.target, args.precision, args.tile)
+    options = api.options(args.target, args.precision, args.tile, forward=args.forward)
     kernel = api.build(
         files.read_source(args.spec), options, dict(args.define), args.allow_unproved, strict=args.strict
     )

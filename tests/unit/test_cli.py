@@ -82,14 +82,18 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (("kompile",), "invalid choice: 'kompile'"),
         (("compile",), "required: SPEC"),
         (("compile", "a.attn", "--emit", "llvm"), "invalid choice: 'llvm'"),
+        (("compile", "a.attn", "--emit", "plan", "--forward"), "--forward goes with --emit source, ttir, ttgir, ptx"),
+        (("compile", "a.attn", "--emit", "ir", "--head-dim", "64"), "--head-dim goes with --emit source, ttir"),
         (
             ("compile", "a.attn", "--emit", "ir", "--arch", "sm_90"),
             "--arch goes with --emit source, ttir, ttgir, ptx",
         ),
-        (("compile", "a.attn", "--dtype", "bf16"), "--dtype goes with --emit ttir, ttgir, ptx, cubin, hsaco, not"),
+        (
+            ("compile", "a.attn", "--emit", "ast", "--dtype", "bf16"),
+            "--dtype goes with --emit source, ttir, ttgir, ptx",
+        ),
         (("compile", "a.attn", "--emit", "ptx", "--arch", "portable"), "--emit ptx needs a chip: --arch sm_80, sm_86"),
         (("compile", "a.attn", "--emit", "ptx", "--target", "jax"), "by Triton's compiler: leave out --target jax"),
-        (("compile", "a.attn", "--head-dim", "64"), "--head-dim goes with --emit"),
         (("compile", "a.attn", "--emit", "ptx", "--head-dim", "512"), "head dims run from 8 to 256"),
         (("compile", "a.attn", "--emit", "ptx", "--head-dim", "a"), "'a' is no head dim; write D or D/Dv"),
         (("compile", "a.attn", "--tile", "16"), "'16' is no tile; write Q,K"),
@@ -267,6 +271,24 @@ def test_binaries_without_a_gpu(small: str, tmp_path: Path) -> None:
     assert len(written) >= 2
     assert all(path.read_bytes().startswith(b"\x7fELF") for path in written)
     assert all(path.name.split(".")[1] in done.stdout for path in written)
+
+
+def test_binaries_without_a_backward_pass(small: str) -> None:
+    done = spawn("compile", small, "--emit", "ptx", "--forward", "--head-dim", "16", "--tile", "16,16")
+    assert done.returncode == 0, done.stderr
+    kernels = re.findall(r"^// ---- (\S+)", done.stdout, re.MULTILINE)
+    assert "forward" in kernels and not {"dq", "dkdv", "rows"} & set(kernels)
+
+
+def test_a_file_for_one_use_is_shorter(small: str, tmp_path: Path) -> None:
+    narrow = ("--arch", "sm_90", "--head-dim", "128", "--dtype", "bf16", "--forward")
+    whole, short = (tmp_path / name for name in ("whole.py", "short.py"))
+    assert spawn("compile", small, "-o", str(whole)).returncode == 0
+    assert spawn("compile", small, *narrow, "-o", str(short)).returncode == 0
+    assert short.read_text().count("\n") < whole.read_text().count("\n") / 2
+    assert (
+        "# options: target=triton precision=ieee arch=sm_90 head_dim=128/128 dtype=bf16 forward\n" in short.read_text()
+    )
 
 
 def test_assembly_is_printed_with_the_report_beside_it(small: str) -> None:
