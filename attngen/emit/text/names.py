@@ -49,6 +49,7 @@ _TEMPLATE_NAMES = """
     wanted value_stages alone fit fits run test driver counters counters_ptr n_counters stream sums
     terms terms_desc terms_ptr terms_tiles used usual begin end slot no_ds theirs in_turn Q_EARLY counts_ptr
     n_found n_heads n_lists check holds wrong
+    call config work results q_ring k_ring v_ring namedtuple
     forward_ad functorch wrapped hidden number learns apart v_layout
 """
 

@@ -29,7 +29,13 @@ def _wrap(names: Iterable[str], indent: int) -> str:
 
 def _constants(names: Iterable[str]) -> str:
     """Arguments that a Gluon function takes at compile time."""
-    return ", ".join(f"{name}: gl.constexpr" for name in names)
+    return _wrap((f"{name}:gl.constexpr" for name in names), 4).replace(":", ": ")
+
+
+def _names(names: Iterable[str]) -> str:
+    """The names of a namedtuple's fields, as one string over as many lines as it takes."""
+    lines = textwrap.wrap(" ".join(names), width=100)
+    return "\n    ".join(f'"{line} "' for line in lines[:-1]) + ("\n    " if lines[1:] else "") + f'"{lines[-1]}"'
 
 
 def bracket(text: str) -> str:
@@ -56,7 +62,7 @@ def _environment() -> jinja2.Environment:
         optimized=False,  # each template is rendered once or twice: folding its constants costs more than it saves
     )
     filters: dict[str, Any] = environment.filters  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-    filters.update(lines=_lines, wrap=_wrap, bracket=bracket, condition=condition, constants=_constants)
+    filters.update(lines=_lines, wrap=_wrap, bracket=bracket, condition=condition, constants=_constants, names=_names)
     filters.update(total=runs.total, numbering=runs.numbering)
     return environment
 

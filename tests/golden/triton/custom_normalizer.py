@@ -38,6 +38,7 @@ from __future__ import annotations
 
 import functools
 import warnings
+from collections import namedtuple
 from typing import NoReturn
 
 import torch
@@ -536,6 +537,16 @@ def _unpacked(pairs, dtype: gl.constexpr, layout: gl.constexpr):
 # ---------------------------------------------------------------- forward, for compute capability 9.0
 
 
+# What travels together. A ring of tiles in shared memory: the tiles, a barrier for each that says that it has arrived, and
+# the first of the hardware barriers that say that a place is free. Where the next items are noted and counted. What a
+# call gives every function. What the kernel is compiled for. Where results go.
+_Ring = namedtuple("_Ring", "tiles ready FREE")
+_Work = namedtuple("_Work", "notes queue_ptr n_work together")
+_Call = namedtuple("_Call", "scale Hq Hkv Sq Sk temperature_ptr temperature_stride_0 escape_ptr escape_stride_0")
+_Config = namedtuple("_Config", "D Dv BLOCK_D BLOCK_DV BQ BK STAGES SCHEDULE ORDERED OUT_APART PIPELINED FAST PRECISE ORDER")
+_Results = namedtuple("_Results", "desc tiles lse_ptr rest_ptr")
+
+
 @gluon.jit
 def _hold_back(n_steps):
     """A loop that is never entered, though the compiler cannot know: it moves no wait for a product up across it."""
@@ -583,12 +594,13 @@ def _noted_item(notes, slot):
 
 @gluon.jit
 def _key_runs(
-    q0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, temperature_ptr, temperature_stride_0, escape_ptr, escape_stride_0,
+    q0, batch, head, kv_head, call,
     D: gl.constexpr, Dv: gl.constexpr, ROWS: gl.constexpr, BK: gl.constexpr,
 ):
     """The tiles of keys that ROWS queries from q0 on meet, as `_key_tiles` has them; none beyond the last, since the first
     is walked even where there is none.
     """
+    _scale, _Hq, _Hkv, Sq, Sk, _temperature_ptr, _temperature_stride_0, _escape_ptr, _escape_stride_0 = call
     q1 = tl.minimum(q0 + ROWS, Sq) - 1
     last = (Sk - 1) // BK
     full_hi, any_hi = _key_tiles(q0, q1, Sq, Sk, BK)
@@ -596,23 +608,24 @@ def _key_runs(
 
 
 @gluon.jit
-def _load_tiles(
-    q_desc, k_desc, v_desc, q_tiles, k_tiles, v_tiles, q_ready, k_ready, v_ready, notes,
-    queue_ptr, n_work, together, scale, Hq, Hkv, Sq, Sk, temperature_ptr, temperature_stride_0, escape_ptr,
-    escape_stride_0,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, SCHEDULE: gl.constexpr, ORDERED: gl.constexpr, Q_FREE: gl.constexpr, K_FREE: gl.constexpr, V_FREE: gl.constexpr, ORDER: gl.constexpr,
-):
+def _load_tiles(q_desc, k_desc, v_desc, q_ring, k_ring, v_ring, work, call, config: gl.constexpr):
     """The warp that fetches: queries, keys and values of every tile, as far ahead as there is room."""
+    _scale, Hq, Hkv, Sq, _Sk, _temperature_ptr, _temperature_stride_0, _escape_ptr, _escape_stride_0 = call
+    D: gl.constexpr = config.D
+    Dv: gl.constexpr = config.Dv
+    BQ: gl.constexpr = config.BQ
+    BK: gl.constexpr = config.BK
+    STAGES: gl.constexpr = config.STAGES
     SHARE: gl.constexpr = 32 + 2 * BQ
     turn = 0
     round = 0
     n_tiles = (Sq + BQ - 1) // BQ
     item = gl.program_id(0)
-    while item < n_work:
-        tile, batch, head = _work_item(item, n_tiles, Hq, n_work, together)
+    while item < work.n_work:
+        tile, batch, head = _work_item(item, n_tiles, Hq, work.n_work, work.together)
         kv_head = head // (Hq // Hkv)
         q0 = tile * BQ
-        _full_hi, any_hi = _key_runs(q0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, temperature_ptr, temperature_stride_0, escape_ptr, escape_stride_0, D, Dv, BQ, BK)
+        _full_hi, any_hi = _key_runs(q0, batch, head, kv_head, call, D, Dv, BQ, BK)
         n_steps = tl.maximum(any_hi, 1)
         v0 = 0
         for step in range(n_steps + 1):
@@ -620,40 +633,40 @@ def _load_tiles(
                 at = n_steps - 1 - step
                 stage = (turn + step) % STAGES
                 if turn + step >= STAGES:
-                    _meet(K_FREE + stage, SHARE, 1)
-                mbarrier.expect(k_ready.index(stage), k_desc.block_type.nbytes)
-                _COPY_IN(k_desc, [batch, kv_head, at * BK, 0], k_ready.index(stage), k_tiles.index(stage))
+                    _meet(k_ring.FREE + stage, SHARE, 1)
+                mbarrier.expect(k_ring.ready.index(stage), k_desc.block_type.nbytes)
+                _COPY_IN(k_desc, [batch, kv_head, at * BK, 0], k_ring.ready.index(stage), k_ring.tiles.index(stage))
                 k0 = at * BK
             else:
                 k0 = 0
             if step == 0:
                 for part in gl.static_range(BQ // 64):
                     if round > 0:
-                        _meet(Q_FREE + part, 160, 1)
-                    if SCHEDULE == "queue":
-                        _pass_on_item(notes, 2 * part + (round & 1), item, tile, batch, head)
-                    mbarrier.expect(q_ready.index(part), q_desc.block_type.nbytes)
-                    q_tile = _REINTERPRET(q_tiles.index(part), q_desc.dtype, [1, 1, 64, BLOCK_D], q_desc.layout)
-                    _COPY_IN(q_desc, [batch, head, q0 + part * 64, 0], q_ready.index(part), q_tile)
+                        _meet(q_ring.FREE + part, 160, 1)
+                    if config.SCHEDULE == "queue":
+                        _pass_on_item(work.notes, 2 * part + (round & 1), item, tile, batch, head)
+                    mbarrier.expect(q_ring.ready.index(part), q_desc.block_type.nbytes)
+                    q_tile = _REINTERPRET(q_ring.tiles.index(part), q_desc.dtype, [1, 1, 64, config.BLOCK_D], q_desc.layout)
+                    _COPY_IN(q_desc, [batch, head, q0 + part * 64, 0], q_ring.ready.index(part), q_tile)
             else:
                 stage = (turn + step - 1) % STAGES
                 if turn + step > STAGES:
-                    _meet(V_FREE + stage, SHARE, 1)
-                mbarrier.expect(v_ready.index(stage), v_desc.block_type.nbytes)
-                _COPY_IN(v_desc, [batch, kv_head, v0, 0], v_ready.index(stage), v_tiles.index(stage))
+                    _meet(v_ring.FREE + stage, SHARE, 1)
+                mbarrier.expect(v_ring.ready.index(stage), v_desc.block_type.nbytes)
+                _COPY_IN(v_desc, [batch, kv_head, v0, 0], v_ring.ready.index(stage), v_ring.tiles.index(stage))
             v0 = k0
         turn += n_steps
         round += 1
-        item = gl.num_programs(0) + gl.atomic_add(queue_ptr, 1, sem="relaxed") if SCHEDULE == "queue" else n_work
-    if SCHEDULE == "queue":
+        item = gl.num_programs(0) + gl.atomic_add(work.queue_ptr, 1, sem="relaxed") if config.SCHEDULE == "queue" else work.n_work
+    if config.SCHEDULE == "queue":
         for part in gl.static_range(BQ // 64):
             if round > 0:
-                _meet(Q_FREE + part, 160, 1)
-            _pass_on_item(notes, 2 * part + (round & 1), n_work, 0, 0, 0)
-            mbarrier.arrive(q_ready.index(part), count=1)
+                _meet(q_ring.FREE + part, 160, 1)
+            _pass_on_item(work.notes, 2 * part + (round & 1), work.n_work, 0, 0, 0)
+            mbarrier.arrive(q_ring.ready.index(part), count=1)
     for last in range(tl.minimum(turn, STAGES)):
-        _meet(K_FREE + (turn - 1 - last) % STAGES, SHARE, 1)
-        _meet(V_FREE + (turn - 1 - last) % STAGES, SHARE, 1)
+        _meet(k_ring.FREE + (turn - 1 - last) % STAGES, SHARE, 1)
+        _meet(v_ring.FREE + (turn - 1 - last) % STAGES, SHARE, 1)
 
 
 @gluon.constexpr_function
@@ -770,11 +783,12 @@ def _rescaled(acc, rescale):
 
 
 @gluon.jit
-def _weigh(
-    row_max, row_sum, qk, batch, kv_head, k0, masked, Sk, head_term_2, row_term,
-    D: gl.constexpr, Dv: gl.constexpr, BK: gl.constexpr, dtype: gl.constexpr,
-):
-    """The weights of 64 queries for the keys k0 … k0 + BK - 1, and the state of the rows with these keys."""
+def _weigh(row_max, row_sum, qk, batch, kv_head, k0, masked, terms, config: gl.constexpr, dtype: gl.constexpr):
+    """The weights of 64 queries for the keys k0 … k0 + BK - 1, and the state of the rows with these keys. `terms`: what
+    does not depend on the key.
+    """
+    _Sk, head_term_2, row_term = terms
+    BK: gl.constexpr = config.BK
     k_idx = (k0 + gl.arange(0, BK, layout=gl.SliceLayout(0, qk.type.layout)))[None, :]
     x = qk * head_term_2
     if masked:
@@ -786,40 +800,40 @@ def _weigh(
 
 
 @gluon.jit
-def _let_go(
-    turn, k_ready, v_ready, BQ: gl.constexpr, STAGES: gl.constexpr, ORDERED: gl.constexpr, K_FREE: gl.constexpr, V_FREE: gl.constexpr,
-    ORDER: gl.constexpr, PART: gl.constexpr,
-):
+def _let_go(turn, k_ring, v_ring, config: gl.constexpr, PART: gl.constexpr):
     """Gives a tile back that none of this warpgroup's queries meets, as soon as it is there."""
+    BQ: gl.constexpr = config.BQ
+    STAGES: gl.constexpr = config.STAGES
     SHARE: gl.constexpr = 32 + 2 * BQ
     stage = turn % STAGES
     phase = turn // STAGES & 1
-    mbarrier.wait(k_ready.index(stage), phase)
-    if ORDERED:
-        _meet(ORDER + PART, 256, 4)
-        _arrive(ORDER + (PART + 1) % (BQ // 64), 256, 4)
-    _arrive(K_FREE + stage, SHARE, 4)
-    mbarrier.wait(v_ready.index(stage), phase)
-    _arrive(V_FREE + stage, SHARE, 4)
+    mbarrier.wait(k_ring.ready.index(stage), phase)
+    if config.ORDERED:
+        _meet(config.ORDER + PART, 256, 4)
+        _arrive(config.ORDER + (PART + 1) % (BQ // 64), 256, 4)
+    _arrive(k_ring.FREE + stage, SHARE, 4)
+    mbarrier.wait(v_ring.ready.index(stage), phase)
+    _arrive(v_ring.FREE + stage, SHARE, 4)
 
 
 @gluon.jit
-def _attend_tiles(
-    out_desc, lse_ptr, rest_ptr, out_tiles, q_tiles, k_tiles, v_tiles, q_ready, k_ready, v_ready, notes,
-    queue_ptr, n_work, together, scale, Hq, Hkv, Sq, Sk, temperature_ptr, temperature_stride_0, escape_ptr,
-    escape_stride_0,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, SCHEDULE: gl.constexpr, ORDERED: gl.constexpr, Q_FREE: gl.constexpr, K_FREE: gl.constexpr, V_FREE: gl.constexpr, ORDER: gl.constexpr, PART: gl.constexpr, OUT_APART: gl.constexpr, PIPELINED: gl.constexpr, FAST: gl.constexpr, PRECISE: gl.constexpr,
-):
+def _attend_tiles(results, q_ring, k_ring, v_ring, work, call, config: gl.constexpr, PART: gl.constexpr):
     """A warpgroup that computes: its 64 queries of every tile.
 
     With PIPELINED the next scores are under way while these are weighed; without, the other warpgroups fill the gaps.
     """
+    scale, Hq, Hkv, Sq, Sk, temperature_ptr, temperature_stride_0, escape_ptr, escape_stride_0 = call
+    D: gl.constexpr = config.D
+    Dv: gl.constexpr = config.Dv
+    BQ: gl.constexpr = config.BQ
+    BK: gl.constexpr = config.BK
+    STAGES: gl.constexpr = config.STAGES
     SHARE: gl.constexpr = 32 + 2 * BQ
     # The result has a place of its own, so that of the queries is free after their last scores.
-    Q_EARLY: gl.constexpr = OUT_APART and SCHEDULE != "once"
-    dtype: gl.constexpr = out_desc.dtype
+    Q_EARLY: gl.constexpr = config.OUT_APART and config.SCHEDULE != "once"
+    dtype: gl.constexpr = results.desc.dtype
     qk_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BK, 16])
-    acc_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_DV, 16])
+    acc_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, config.BLOCK_DV, 16])
     weight_layout: gl.constexpr = gl.DotOperandLayout(0, acc_layout, 2)
     rows_layout: gl.constexpr = gl.SliceLayout(1, qk_layout)
     acc_rows: gl.constexpr = gl.SliceLayout(1, acc_layout)
@@ -828,16 +842,16 @@ def _attend_tiles(
     round = 0
     n_tiles = (Sq + BQ - 1) // BQ
     item = gl.program_id(0)
-    tile, batch, head = _work_item(item, n_tiles, Hq, n_work, together)
-    if ORDERED and PART == BQ // 64 - 1:
-        _arrive(ORDER, 256, 4)
-    while item < n_work:
+    tile, batch, head = _work_item(item, n_tiles, Hq, work.n_work, work.together)
+    if config.ORDERED and PART == BQ // 64 - 1:
+        _arrive(config.ORDER, 256, 4)
+    while item < work.n_work:
         kv_head = head // (Hq // Hkv)
         q0 = tile * BQ
-        _full_hi, any_hi = _key_runs(q0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, temperature_ptr, temperature_stride_0, escape_ptr, escape_stride_0, D, Dv, BQ, BK)
+        _full_hi, any_hi = _key_runs(q0, batch, head, kv_head, call, D, Dv, BQ, BK)
         n_steps = tl.maximum(any_hi, 1)
         q0 += PART * 64
-        own_full_hi, own_any_hi = _key_runs(q0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, temperature_ptr, temperature_stride_0, escape_ptr, escape_stride_0, D, Dv, 64, BK)
+        own_full_hi, own_any_hi = _key_runs(q0, batch, head, kv_head, call, D, Dv, 64, BK)
         own_first = tl.maximum(tl.minimum(n_steps - own_any_hi, n_steps - 1), 0)
         rows = q0 + gl.arange(0, 64, layout=rows_layout)
         q_idx = rows[:, None]
@@ -845,27 +859,27 @@ def _attend_tiles(
         head_term_2 = scale * (1.0 / head_term * 1.4426950408889634)
         head_term_3 = tl.cast(tl.load(escape_ptr + tl.cast(head, tl.int64) * escape_stride_0), tl.float32) / head_term * 1.4426950408889634
         row_term = q_idx + Sk - Sq
+        terms = (Sk, head_term_2, row_term)
 
-        acc = gl.zeros([64, BLOCK_DV], gl.float32, layout=acc_layout)
+        acc = gl.zeros([64, config.BLOCK_DV], gl.float32, layout=acc_layout)
         row_sum = _firsts(no_scores.reshape([64, BK // 2, 2]).split()[0])
         row_max = row_sum - float("inf")
-        mbarrier.wait(q_ready.index(PART), round & 1)
-        q = _REINTERPRET(q_tiles.index(PART), dtype, [64, BLOCK_D], gl.NVMMASharedLayout.get_default_for([64, BLOCK_D], dtype))
+        mbarrier.wait(q_ring.ready.index(PART), round & 1)
+        q = _REINTERPRET(q_ring.tiles.index(PART), dtype, [64, config.BLOCK_D], gl.NVMMASharedLayout.get_default_for([64, config.BLOCK_D], dtype))
         for step in range(own_first):
-            _let_go(turn + step, k_ready, v_ready, BQ, STAGES, ORDERED, K_FREE, V_FREE, ORDER, PART)
-        if PIPELINED:
+            _let_go(turn + step, k_ring, v_ring, config, PART)
+        if config.PIPELINED:
             step = own_first
             at = n_steps - 1 - step
             stage = (turn + own_first) % STAGES
             phase = (turn + own_first) // STAGES & 1
-            mbarrier.wait(k_ready.index(stage), phase)
-            k = k_tiles.index(stage).reshape([BK, BLOCK_D]).permute((1, 0))
+            mbarrier.wait(k_ring.ready.index(stage), phase)
+            k = k_ring.tiles.index(stage).reshape([BK, config.BLOCK_D]).permute((1, 0))
             qk_token = warpgroup_mma(q, k, no_scores, use_acc=False, is_async=True)
             qk = warpgroup_mma_wait(0, deps=(qk_token,))
-            _arrive(K_FREE + stage, SHARE, 4)
+            _arrive(k_ring.FREE + stage, SHARE, 4)
             weight, rescale, row_max, row_sum = _weigh(
-                row_max, row_sum, qk, batch, kv_head, at * BK, own_full_hi <= at, Sk, head_term_2, row_term,
-                D, Dv, BK, dtype,
+                row_max, row_sum, qk, batch, kv_head, at * BK, own_full_hi <= at, terms, config, dtype
             )
             p = _unpacked(weight, dtype, weight_layout)
             for step in range(own_first + 1, n_steps):
@@ -874,65 +888,63 @@ def _attend_tiles(
                 v_phase = phase
                 stage = (turn + step) % STAGES
                 phase = (turn + step) // STAGES & 1
-                mbarrier.wait(k_ready.index(stage), phase)
-                if ORDERED:
-                    _meet(ORDER + PART, 256, 4)
-                k = k_tiles.index(stage).reshape([BK, BLOCK_D]).permute((1, 0))
+                mbarrier.wait(k_ring.ready.index(stage), phase)
+                if config.ORDERED:
+                    _meet(config.ORDER + PART, 256, 4)
+                k = k_ring.tiles.index(stage).reshape([BK, config.BLOCK_D]).permute((1, 0))
                 qk_token = warpgroup_mma(q, k, no_scores, use_acc=False, is_async=True)
-                mbarrier.wait(v_ready.index(v_stage), v_phase)
-                acc_token = warpgroup_mma(p, v_tiles.index(v_stage).reshape([BK, BLOCK_DV]), acc, is_async=True)
-                if ORDERED:
-                    _arrive(ORDER + (PART + 1) % (BQ // 64), 256, 4)
+                mbarrier.wait(v_ring.ready.index(v_stage), v_phase)
+                acc_token = warpgroup_mma(p, v_ring.tiles.index(v_stage).reshape([BK, config.BLOCK_DV]), acc, is_async=True)
+                if config.ORDERED:
+                    _arrive(config.ORDER + (PART + 1) % (BQ // 64), 256, 4)
                 qk = warpgroup_mma_wait(1, deps=(qk_token,))
-                _arrive(K_FREE + stage, SHARE, 4)
+                _arrive(k_ring.FREE + stage, SHARE, 4)
                 weight, rescale, row_max, row_sum = _weigh(
-                    row_max, row_sum, qk, batch, kv_head, at * BK, own_full_hi <= at, Sk, head_term_2, row_term,
-                    D, Dv, BK, dtype,
+                    row_max, row_sum, qk, batch, kv_head, at * BK, own_full_hi <= at, terms, config, dtype
                 )
                 _hold_back(n_steps)
                 acc, p = warpgroup_mma_wait(0, deps=(acc_token, p))
-                _arrive(V_FREE + v_stage, SHARE, 4)
+                _arrive(v_ring.FREE + v_stage, SHARE, 4)
                 acc = _rescaled(acc, rescale)
                 p = _unpacked(weight, dtype, weight_layout)
             if Q_EARLY:  # the next queries come during the last product
-                _arrive(Q_FREE + PART, 160, 4)
-            mbarrier.wait(v_ready.index(stage), phase)
-            acc_token = warpgroup_mma(p, v_tiles.index(stage).reshape([BK, BLOCK_DV]), acc, is_async=True)
+                _arrive(q_ring.FREE + PART, 160, 4)
+            mbarrier.wait(v_ring.ready.index(stage), phase)
+            acc_token = warpgroup_mma(p, v_ring.tiles.index(stage).reshape([BK, config.BLOCK_DV]), acc, is_async=True)
             acc, p = warpgroup_mma_wait(0, deps=(acc_token, p))
-            _arrive(V_FREE + stage, SHARE, 4)
+            _arrive(v_ring.FREE + stage, SHARE, 4)
         else:
             for step in range(own_first, n_steps):
                 at = n_steps - 1 - step
                 stage = (turn + step) % STAGES
                 phase = (turn + step) // STAGES & 1
-                mbarrier.wait(k_ready.index(stage), phase)
-                if ORDERED:
-                    _meet(ORDER + PART, 256, 4)
-                k = k_tiles.index(stage).reshape([BK, BLOCK_D]).permute((1, 0))
+                mbarrier.wait(k_ring.ready.index(stage), phase)
+                if config.ORDERED:
+                    _meet(config.ORDER + PART, 256, 4)
+                k = k_ring.tiles.index(stage).reshape([BK, config.BLOCK_D]).permute((1, 0))
                 qk_token = warpgroup_mma(q, k, no_scores, use_acc=False, is_async=True)
-                if ORDERED:
-                    _arrive(ORDER + (PART + 1) % (BQ // 64), 256, 4)
+                if config.ORDERED:
+                    _arrive(config.ORDER + (PART + 1) % (BQ // 64), 256, 4)
                 qk = warpgroup_mma_wait(0, deps=(qk_token,))
-                _arrive(K_FREE + stage, SHARE, 4)
+                _arrive(k_ring.FREE + stage, SHARE, 4)
                 weight, rescale, row_max, row_sum = _weigh(
-                    row_max, row_sum, qk, batch, kv_head, at * BK, own_full_hi <= at, Sk, head_term_2, row_term,
-                    D, Dv, BK, dtype,
+                    row_max, row_sum, qk, batch, kv_head, at * BK, own_full_hi <= at, terms, config, dtype
                 )
                 acc = _rescaled(acc, rescale)
                 p = _unpacked(weight, dtype, weight_layout)
-                mbarrier.wait(v_ready.index(stage), phase)
-                acc_token = warpgroup_mma(p, v_tiles.index(stage).reshape([BK, BLOCK_DV]), acc, is_async=True)
+                mbarrier.wait(v_ring.ready.index(stage), phase)
+                acc_token = warpgroup_mma(p, v_ring.tiles.index(stage).reshape([BK, config.BLOCK_DV]), acc, is_async=True)
                 acc, p = warpgroup_mma_wait(0, deps=(acc_token, p))
-                _arrive(V_FREE + stage, SHARE, 4)
+                _arrive(v_ring.FREE + stage, SHARE, 4)
             if Q_EARLY:
-                _arrive(Q_FREE + PART, 160, 4)
+                _arrive(q_ring.FREE + PART, 160, 4)
         turn += n_steps
         round += 1
 
-        if SCHEDULE == "queue":
-            tile, batch, head = _noted_item(notes, 2 * PART + (round - 1 & 1))
+        if config.SCHEDULE == "queue":
+            tile, batch, head = _noted_item(work.notes, 2 * PART + (round - 1 & 1))
         else:
-            tile, batch, head = _work_item(_again(item), n_tiles, Hq, n_work, together)
+            tile, batch, head = _work_item(_again(item), n_tiles, Hq, work.n_work, work.together)
         q0 = tile * BQ + PART * 64
         rows = q0 + gl.arange(0, 64, layout=rows_layout)
         row_sum = gl.convert_layout(tl.sum(row_sum, 1), rows_layout)
@@ -951,35 +963,35 @@ def _attend_tiles(
         acc = acc * gl.convert_layout(1.0 / row_sum, acc_rows)[:, None]
         lse = tl.where(empty, float("-inf"), (total + tl.log2(row_sum)) * LN2)
         row = (batch * tl.cast(Hq, gl.int64) + head) * Sq
-        gl.store(lse_ptr + row + rows, lse, mask=rows < Sq)
+        gl.store(results.lse_ptr + row + rows, lse, mask=rows < Sq)
         out = acc.to(dtype)
-        if PRECISE:
+        if config.PRECISE:
             out_row = (q0 + gl.arange(0, 64, layout=acc_rows))[:, None]
-            out_col = gl.arange(0, BLOCK_DV, layout=gl.SliceLayout(0, acc_layout))[None, :]
+            out_col = gl.arange(0, config.BLOCK_DV, layout=gl.SliceLayout(0, acc_layout))[None, :]
             rest = (acc - out.to(gl.float32)).to(dtype)
-            gl.store(rest_ptr + row * Dv + out_row * Dv + out_col, rest, mask=(out_row < Sq) & (out_col < Dv))
+            gl.store(results.rest_ptr + row * Dv + out_row * Dv + out_col, rest, mask=(out_row < Sq) & (out_col < Dv))
         # The copy engine clips the result to the tensor. Without a place of its own it takes that of the queries.
-        if OUT_APART:
-            out_tile = out_tiles.index(PART)
+        if config.OUT_APART:
+            out_tile = results.tiles.index(PART)
             tma.store_wait(0)
         else:
-            out_tile = _REINTERPRET(q_tiles.index(PART), dtype, [1, 1, 64, BLOCK_DV], out_desc.layout)
-        out_tile.reshape([64, BLOCK_DV]).store(out)
+            out_tile = _REINTERPRET(q_ring.tiles.index(PART), dtype, [1, 1, 64, config.BLOCK_DV], results.desc.layout)
+        out_tile.reshape([64, config.BLOCK_DV]).store(out)
         fence_async_shared()
         _BARRIER()
-        _COPY_OUT(out_desc, [batch, head, q0, 0], out_tile)
-        if SCHEDULE == "once":
-            item = n_work
+        _COPY_OUT(results.desc, [batch, head, q0, 0], out_tile)
+        if config.SCHEDULE == "once":
+            item = work.n_work
         else:
-            if not OUT_APART:
+            if not config.OUT_APART:
                 tma.store_wait(0)
-                _arrive(Q_FREE + PART, 160, 4)
-            mbarrier.wait(q_ready.index(PART), round & 1)
+                _arrive(q_ring.FREE + PART, 160, 4)
+            mbarrier.wait(q_ring.ready.index(PART), round & 1)
             slot = 2 * PART + (round & 1)
-            item = _noted(notes, 4 * slot)
-            tile, batch, head = _noted_item(notes, slot)
-    if ORDERED and PART == 0:
-        _meet(ORDER, 256, 4)
+            item = _noted(work.notes, 4 * slot)
+            tile, batch, head = _noted_item(work.notes, slot)
+    if config.ORDERED and PART == 0:
+        _meet(config.ORDER, 256, 4)
     tma.store_wait(0)
 
 
@@ -987,7 +999,9 @@ def _attend_tiles(
 def _hopper_forward_kernel(
     q_desc, k_desc, v_desc, out_desc, lse_ptr, rest_ptr, queue_ptr, n_work, together, scale, Hq, Hkv, Sq, Sk, temperature_ptr, temperature_stride_0, escape_ptr,
     escape_stride_0,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, SCHEDULE: gl.constexpr, ORDERED: gl.constexpr, OUT_APART: gl.constexpr, PIPELINED: gl.constexpr, REGISTERS: gl.constexpr, SPARE: gl.constexpr, FAST: gl.constexpr, PRECISE: gl.constexpr,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr,
+    STAGES: gl.constexpr, SCHEDULE: gl.constexpr, ORDERED: gl.constexpr, OUT_APART: gl.constexpr,
+    PIPELINED: gl.constexpr, REGISTERS: gl.constexpr, SPARE: gl.constexpr, FAST: gl.constexpr, PRECISE: gl.constexpr,
 ):
     """The forward pass by warpgroups that compute, 64 queries each, and a warp that fetches for all of them."""
     PARTS: gl.constexpr = BQ // 64
@@ -1000,26 +1014,30 @@ def _hopper_forward_kernel(
     gl.static_assert(ORDER + (PARTS if ORDERED else 0) <= 16)
     Q_COLS: gl.constexpr = BLOCK_D if OUT_APART or BLOCK_D > BLOCK_DV else BLOCK_DV
     dtype: gl.constexpr = out_desc.dtype
+    config: gl.constexpr = _Config(D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, SCHEDULE, ORDERED, OUT_APART, PIPELINED, FAST, PRECISE, ORDER)
     q_tiles = gl.allocate_shared_memory(dtype, [PARTS, 1, 1, 64, Q_COLS], q_desc.layout)
     k_tiles = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, BK, BLOCK_D], k_desc.layout)
     v_tiles = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, BK, BLOCK_DV], v_desc.layout)
     out_tiles = gl.allocate_shared_memory(dtype, [PARTS, 1, 1, 64, BLOCK_DV], out_desc.layout) if OUT_APART else q_tiles
     notes = gl.allocate_shared_memory(gl.int32, [8 * PARTS, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    q_ready = gl.allocate_shared_memory(gl.int64, [PARTS, 1], mbarrier.MBarrierLayout())
-    k_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    v_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    q_ring = _Ring(q_tiles, gl.allocate_shared_memory(gl.int64, [PARTS, 1], mbarrier.MBarrierLayout()), Q_FREE)
+    k_ring = _Ring(k_tiles, gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout()), K_FREE)
+    v_ring = _Ring(v_tiles, gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout()), V_FREE)
     for i in gl.static_range(PARTS):
-        mbarrier.init(q_ready.index(i), count=1)
+        mbarrier.init(q_ring.ready.index(i), count=1)
     for i in gl.static_range(STAGES):
-        mbarrier.init(k_ready.index(i), count=1)
-        mbarrier.init(v_ready.index(i), count=1)
+        mbarrier.init(k_ring.ready.index(i), count=1)
+        mbarrier.init(v_ring.ready.index(i), count=1)
     fence_async_shared()
+    work = _Work(notes, queue_ptr, n_work, together)
+    call = _Call(scale, Hq, Hkv, Sq, Sk, temperature_ptr, temperature_stride_0, escape_ptr, escape_stride_0)
+    results = _Results(out_desc, out_tiles, lse_ptr, rest_ptr)
     if PARTS == 2:
         gl.warp_specialize(
             [
-                (_attend_tiles, (out_desc, lse_ptr, rest_ptr, out_tiles, q_tiles, k_tiles, v_tiles, q_ready, k_ready, v_ready, notes, queue_ptr, n_work, together, scale, Hq, Hkv, Sq, Sk, temperature_ptr, temperature_stride_0, escape_ptr, escape_stride_0, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, SCHEDULE, ORDERED, Q_FREE, K_FREE, V_FREE, ORDER, 0, OUT_APART, PIPELINED, FAST, PRECISE)),
-                (_attend_tiles, (out_desc, lse_ptr, rest_ptr, out_tiles, q_tiles, k_tiles, v_tiles, q_ready, k_ready, v_ready, notes, queue_ptr, n_work, together, scale, Hq, Hkv, Sq, Sk, temperature_ptr, temperature_stride_0, escape_ptr, escape_stride_0, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, SCHEDULE, ORDERED, Q_FREE, K_FREE, V_FREE, ORDER, 1, OUT_APART, PIPELINED, FAST, PRECISE)),
-                (_load_tiles, (q_desc, k_desc, v_desc, q_tiles, k_tiles, v_tiles, q_ready, k_ready, v_ready, notes, queue_ptr, n_work, together, scale, Hq, Hkv, Sq, Sk, temperature_ptr, temperature_stride_0, escape_ptr, escape_stride_0, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, SCHEDULE, ORDERED, Q_FREE, K_FREE, V_FREE, ORDER)),
+                (_attend_tiles, (results, q_ring, k_ring, v_ring, work, call, config, 0)),
+                (_attend_tiles, (results, q_ring, k_ring, v_ring, work, call, config, 1)),
+                (_load_tiles, (q_desc, k_desc, v_desc, q_ring, k_ring, v_ring, work, call, config)),
             ],
             [4, 1],
             [REGISTERS, SPARE],
@@ -1027,10 +1045,10 @@ def _hopper_forward_kernel(
     else:
         gl.warp_specialize(
             [
-                (_attend_tiles, (out_desc, lse_ptr, rest_ptr, out_tiles, q_tiles, k_tiles, v_tiles, q_ready, k_ready, v_ready, notes, queue_ptr, n_work, together, scale, Hq, Hkv, Sq, Sk, temperature_ptr, temperature_stride_0, escape_ptr, escape_stride_0, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, SCHEDULE, ORDERED, Q_FREE, K_FREE, V_FREE, ORDER, 0, OUT_APART, PIPELINED, FAST, PRECISE)),
-                (_attend_tiles, (out_desc, lse_ptr, rest_ptr, out_tiles, q_tiles, k_tiles, v_tiles, q_ready, k_ready, v_ready, notes, queue_ptr, n_work, together, scale, Hq, Hkv, Sq, Sk, temperature_ptr, temperature_stride_0, escape_ptr, escape_stride_0, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, SCHEDULE, ORDERED, Q_FREE, K_FREE, V_FREE, ORDER, 1, OUT_APART, PIPELINED, FAST, PRECISE)),
-                (_attend_tiles, (out_desc, lse_ptr, rest_ptr, out_tiles, q_tiles, k_tiles, v_tiles, q_ready, k_ready, v_ready, notes, queue_ptr, n_work, together, scale, Hq, Hkv, Sq, Sk, temperature_ptr, temperature_stride_0, escape_ptr, escape_stride_0, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, SCHEDULE, ORDERED, Q_FREE, K_FREE, V_FREE, ORDER, 2, OUT_APART, PIPELINED, FAST, PRECISE)),
-                (_load_tiles, (q_desc, k_desc, v_desc, q_tiles, k_tiles, v_tiles, q_ready, k_ready, v_ready, notes, queue_ptr, n_work, together, scale, Hq, Hkv, Sq, Sk, temperature_ptr, temperature_stride_0, escape_ptr, escape_stride_0, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, SCHEDULE, ORDERED, Q_FREE, K_FREE, V_FREE, ORDER)),
+                (_attend_tiles, (results, q_ring, k_ring, v_ring, work, call, config, 0)),
+                (_attend_tiles, (results, q_ring, k_ring, v_ring, work, call, config, 1)),
+                (_attend_tiles, (results, q_ring, k_ring, v_ring, work, call, config, 2)),
+                (_load_tiles, (q_desc, k_desc, v_desc, q_ring, k_ring, v_ring, work, call, config)),
             ],
             [4, 4, 1],
             [REGISTERS, REGISTERS, SPARE],
@@ -1385,7 +1403,9 @@ def _load_backward_tiles(
     q_desc, k_desc, v_desc, d_out_desc, lse_ptr, delta_ptr, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, lse_tiles, delta_tiles, k_ready, k_free, v_ready, v_free, q_ready, d_out_ready,
     notes, note_ready, queue_ptr, item, n_work, together, scale, Hq, Hkv, Sq, Sk, temperature_ptr, temperature_stride_0, escape_ptr,
     escape_stride_0,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, EARLY: gl.constexpr, BACKWARDS: gl.constexpr, TURNS: gl.constexpr, DS_STAGES: gl.constexpr, DS_STORED: gl.constexpr, READ: gl.constexpr, FREE: gl.constexpr,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr,
+    STAGES: gl.constexpr, EARLY: gl.constexpr, BACKWARDS: gl.constexpr, TURNS: gl.constexpr, DS_STAGES: gl.constexpr,
+    DS_STORED: gl.constexpr, READ: gl.constexpr, FREE: gl.constexpr,
 ):
     """The warp that fetches: keys and values of an item once, queries and what belongs to them as far ahead as there is
     room. It takes the next item when all of this one is on its way, and tells the others.
@@ -1489,7 +1509,9 @@ def _pass_turn(turns, turn):
 def _await_turns(
     turns_ptr, turn_ready, turn_passed, notes, note_ready, item, n_work, together, scale, Hq, Hkv, Sq, Sk, temperature_ptr, temperature_stride_0, escape_ptr,
     escape_stride_0,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, EARLY: gl.constexpr, BACKWARDS: gl.constexpr, TURNS: gl.constexpr, DS_STAGES: gl.constexpr, DS_STORED: gl.constexpr, READ: gl.constexpr, FREE: gl.constexpr,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr,
+    STAGES: gl.constexpr, EARLY: gl.constexpr, BACKWARDS: gl.constexpr, TURNS: gl.constexpr, DS_STAGES: gl.constexpr,
+    DS_STORED: gl.constexpr, READ: gl.constexpr, FREE: gl.constexpr,
 ):
     """The warp that waits, for each tile of dQ, until the tile of keys before this one has added its part."""
     n_tiles = (Sk + BK - 1) // BK
@@ -1520,7 +1542,9 @@ def _await_turns(
 def _pass_turns(
     turns_ptr, turn_added, turn_passed, notes, note_ready, item, n_work, together, scale, Hq, Hkv, Sq, Sk, temperature_ptr, temperature_stride_0, escape_ptr,
     escape_stride_0,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, EARLY: gl.constexpr, BACKWARDS: gl.constexpr, TURNS: gl.constexpr, DS_STAGES: gl.constexpr, DS_STORED: gl.constexpr, READ: gl.constexpr, FREE: gl.constexpr,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr,
+    STAGES: gl.constexpr, EARLY: gl.constexpr, BACKWARDS: gl.constexpr, TURNS: gl.constexpr, DS_STAGES: gl.constexpr,
+    DS_STORED: gl.constexpr, READ: gl.constexpr, FREE: gl.constexpr,
 ):
     """The warp that tells the next tile of keys, for each tile of dQ, that this one's part is added."""
     n_tiles = (Sk + BK - 1) // BK
@@ -1553,7 +1577,9 @@ def _as_held(x, ROWS: gl.constexpr, COLS: gl.constexpr):
 def _add_dq_tiles(
     dq_parts_ptr, turn_ready, turn_added, ds_free, k_tiles, ds_tiles, k_ready, k_free, notes, note_ready, item, n_work, together, scale, Hq, Hkv, Sq, Sk, temperature_ptr, temperature_stride_0, escape_ptr,
     escape_stride_0,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, EARLY: gl.constexpr, BACKWARDS: gl.constexpr, TURNS: gl.constexpr, DS_STAGES: gl.constexpr, DS_STORED: gl.constexpr, READ: gl.constexpr, FREE: gl.constexpr, FAST: gl.constexpr,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr,
+    STAGES: gl.constexpr, EARLY: gl.constexpr, BACKWARDS: gl.constexpr, TURNS: gl.constexpr, DS_STAGES: gl.constexpr,
+    DS_STORED: gl.constexpr, READ: gl.constexpr, FREE: gl.constexpr, FAST: gl.constexpr,
 ):
     """The warpgroup that multiplies dS and keys, and adds what it gets to dQ when its turn has come. Those that make dS
     wait for it only where they are two tiles ahead.
@@ -1629,7 +1655,9 @@ def _differentiate_tile(
     dk, dv, turn, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, lse_tiles, delta_tiles, q_ready, d_out_ready, ds_free,
     batch, head, kv_head, at, masked, k0, k_idx, Sq, Sk, head_term_2, head_term_3, scale, Hq, Hkv, temperature_ptr,
     temperature_stride_0, escape_ptr, escape_stride_0,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, EARLY: gl.constexpr, BACKWARDS: gl.constexpr, TURNS: gl.constexpr, DS_STAGES: gl.constexpr, DS_STORED: gl.constexpr, READ: gl.constexpr, FREE: gl.constexpr, PART: gl.constexpr,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr,
+    STAGES: gl.constexpr, EARLY: gl.constexpr, BACKWARDS: gl.constexpr, TURNS: gl.constexpr, DS_STAGES: gl.constexpr,
+    DS_STORED: gl.constexpr, READ: gl.constexpr, FREE: gl.constexpr, PART: gl.constexpr,
 ):
     """dK and dV with the tile of queries `at`, and its dS for dQ.
 
@@ -1706,7 +1734,9 @@ def _differentiate_tiles(
     dk_desc, dv_desc, dk_tiles, ds_free, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, lse_tiles, delta_tiles, k_ready, k_free, v_ready, v_free, q_ready, d_out_ready,
     notes, note_ready, item, n_work, together, scale, Hq, Hkv, Sq, Sk, temperature_ptr, temperature_stride_0, escape_ptr,
     escape_stride_0,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, EARLY: gl.constexpr, BACKWARDS: gl.constexpr, TURNS: gl.constexpr, DS_STAGES: gl.constexpr, DS_STORED: gl.constexpr, READ: gl.constexpr, FREE: gl.constexpr, PART: gl.constexpr, FAST: gl.constexpr,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr,
+    STAGES: gl.constexpr, EARLY: gl.constexpr, BACKWARDS: gl.constexpr, TURNS: gl.constexpr, DS_STAGES: gl.constexpr,
+    DS_STORED: gl.constexpr, READ: gl.constexpr, FREE: gl.constexpr, PART: gl.constexpr, FAST: gl.constexpr,
 ):
     """A warpgroup that computes: its half of the keys. Tiles of queries are walked from the last to the first, or the
     other way where tiles of keys are taken backwards.
@@ -1781,7 +1811,8 @@ def _differentiate_tiles(
 @gluon.jit(do_not_specialize=['n_work', 'together', 'Hq', 'Hkv', 'Sq', 'Sk'])
 def _hopper_backward_kernel(
     q_desc, k_desc, v_desc, d_out_desc, dk_desc, dv_desc, lse_ptr, delta_ptr, dq_parts_ptr, turns_ptr, queue_ptr, n_work, together, scale, Hq, Hkv, Sq, Sk, temperature_ptr, temperature_stride_0, escape_ptr, escape_stride_0,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, EARLY: gl.constexpr, BACKWARDS: gl.constexpr, SPARE: gl.constexpr, FAST: gl.constexpr,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr,
+    STAGES: gl.constexpr, EARLY: gl.constexpr, BACKWARDS: gl.constexpr, SPARE: gl.constexpr, FAST: gl.constexpr,
 ):
     """dK and dV of one tile of keys, and its part of dQ, which is added after those of the tiles before it.
 
@@ -1870,7 +1901,9 @@ def _load_query_tiles(
     q_desc, k_desc, v_desc, d_out_desc, lse_ptr, delta_ptr, k_tile, v_tile, q_tiles, d_out_tiles, handed, lse_tiles, delta_tiles,
     k_ready, v_ready, q_ready, d_out_ready,
     n_work, together, scale, Hq, Hkv, Sq, Sk, temperature_ptr, temperature_stride_0, escape_ptr, escape_stride_0,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, AHEAD: gl.constexpr, Q_FREE: gl.constexpr, D_OUT_FREE: gl.constexpr, HANDED: gl.constexpr, TAKEN: gl.constexpr,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr,
+    STAGES: gl.constexpr, AHEAD: gl.constexpr, Q_FREE: gl.constexpr, D_OUT_FREE: gl.constexpr, HANDED: gl.constexpr,
+    TAKEN: gl.constexpr,
 ):
     """The warp that fetches: keys and values once, queries and what belongs to them as far ahead as there is room."""
     tile, batch, kv_head = _key_item(gl.program_id(0), (Sk + BK - 1) // BK, Hkv, n_work, together)
@@ -1974,7 +2007,9 @@ def _weigh_query_tiles(
     dv_desc, k_tile, v_tile, q_tiles, d_out_tiles, handed, lse_tiles, delta_tiles,
     k_ready, v_ready, q_ready, d_out_ready,
     n_work, together, scale, Hq, Hkv, Sq, Sk, temperature_ptr, temperature_stride_0, escape_ptr, escape_stride_0,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, AHEAD: gl.constexpr, Q_FREE: gl.constexpr, D_OUT_FREE: gl.constexpr, HANDED: gl.constexpr, TAKEN: gl.constexpr, FAST: gl.constexpr,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr,
+    STAGES: gl.constexpr, AHEAD: gl.constexpr, Q_FREE: gl.constexpr, D_OUT_FREE: gl.constexpr, HANDED: gl.constexpr,
+    TAKEN: gl.constexpr, FAST: gl.constexpr,
 ):
     """The warpgroup that makes the weights, from q . k, and dV; what dS needs of them it hands over.
 
@@ -2052,7 +2087,9 @@ def _differentiate_query_tiles(
     dk_desc, k_tile, v_tile, q_tiles, d_out_tiles, handed, lse_tiles, delta_tiles,
     k_ready, v_ready, q_ready, d_out_ready,
     n_work, together, scale, Hq, Hkv, Sq, Sk, temperature_ptr, temperature_stride_0, escape_ptr, escape_stride_0,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, AHEAD: gl.constexpr, Q_FREE: gl.constexpr, D_OUT_FREE: gl.constexpr, HANDED: gl.constexpr, TAKEN: gl.constexpr,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr,
+    STAGES: gl.constexpr, AHEAD: gl.constexpr, Q_FREE: gl.constexpr, D_OUT_FREE: gl.constexpr, HANDED: gl.constexpr,
+    TAKEN: gl.constexpr,
 ):
     """The warpgroup that makes dP, from dO . v, and of it and the weights that it is handed dS and dK. It reads no score."""
     dtype: gl.constexpr = dk_desc.dtype
@@ -2103,7 +2140,8 @@ def _differentiate_query_tiles(
 def _hopper_dkdv_kernel(
     q_desc, k_desc, v_desc, d_out_desc, dk_desc, dv_desc, lse_ptr, delta_ptr,
     n_work, together, scale, Hq, Hkv, Sq, Sk, temperature_ptr, temperature_stride_0, escape_ptr, escape_stride_0,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, AHEAD: gl.constexpr, SPARE: gl.constexpr, FAST: gl.constexpr,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr,
+    STAGES: gl.constexpr, AHEAD: gl.constexpr, SPARE: gl.constexpr, FAST: gl.constexpr,
 ):
     """dK and dV of one tile of keys: a warpgroup for the weights and dV, one for dS and dK, and a warp that fetches.
 
@@ -2175,7 +2213,8 @@ def _load_tile(desc, batch, head, start, tile, ready, free, again):
 def _load_key_tiles(
     q_desc, k_desc, v_desc, d_out_desc, q_tiles, d_out_tiles, k_tiles, v_tiles, q_ready, k_ready, v_ready,
     n_work, together, scale, Hq, Hkv, Sq, Sk, temperature_ptr, temperature_stride_0, escape_ptr, escape_stride_0,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, K_STAGES: gl.constexpr, V_STAGES: gl.constexpr, K_FREE: gl.constexpr, V_FREE: gl.constexpr,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr,
+    K_STAGES: gl.constexpr, V_STAGES: gl.constexpr, K_FREE: gl.constexpr, V_FREE: gl.constexpr,
 ):
     """The warp that fetches: queries and dO once, keys and values as far ahead as there is room."""
     tile, batch, head = _key_item(n_work - 1 - gl.program_id(0), (Sq + BQ - 1) // BQ, Hq, n_work, together)
@@ -2240,7 +2279,8 @@ def _add_contributions(
 def _differentiate_key_tiles(
     dq_desc, lse_ptr, delta_ptr, sum_temperature_ptr, sum_escape_ptr, q_tiles, d_out_tiles, k_tiles, v_tiles, q_ready, k_ready, v_ready,
     n_work, together, scale, Hq, Hkv, Sq, Sk, temperature_ptr, temperature_stride_0, escape_ptr, escape_stride_0,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, K_STAGES: gl.constexpr, V_STAGES: gl.constexpr, K_FREE: gl.constexpr, V_FREE: gl.constexpr, PART: gl.constexpr, FAST: gl.constexpr,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr,
+    K_STAGES: gl.constexpr, V_STAGES: gl.constexpr, K_FREE: gl.constexpr, V_FREE: gl.constexpr, PART: gl.constexpr, FAST: gl.constexpr,
     GRAD_TEMPERATURE: gl.constexpr,
     GRAD_ESCAPE: gl.constexpr,
 ):
@@ -2315,7 +2355,8 @@ def _differentiate_key_tiles(
 def _hopper_dq_kernel(
     q_desc, k_desc, v_desc, d_out_desc, dq_desc, lse_ptr, delta_ptr, sum_temperature_ptr, sum_escape_ptr,
     n_work, together, scale, Hq, Hkv, Sq, Sk, temperature_ptr, temperature_stride_0, escape_ptr, escape_stride_0,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, K_STAGES: gl.constexpr, V_STAGES: gl.constexpr, SPARE: gl.constexpr,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr,
+    K_STAGES: gl.constexpr, V_STAGES: gl.constexpr, SPARE: gl.constexpr,
     GRAD_TEMPERATURE: gl.constexpr,
     GRAD_ESCAPE: gl.constexpr,
     FAST: gl.constexpr,
