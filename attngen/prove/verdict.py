@@ -1,4 +1,4 @@
-"""What a proof is made of: claims, each with one of three verdicts, gathered under the obligations of the design page.
+"""What a proof is made of: claims, each with one of three verdicts, gathered under the obligations of docs/proofs.md.
 
 Takes nothing from the solvers: `algebra` and `smt` give these values, `proof` gathers them, the command line prints
 them. Unknown never counts as proved.
