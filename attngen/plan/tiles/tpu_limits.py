@@ -1,8 +1,8 @@
-"""What a TPU cannot do: the one table of it, with the figures that generated files check their calls by.
+"""What a TPU cannot do, in one table, and the limits that generated files check at each call.
 
-Gives `TPU`, one row for each limit, with who refuses what asks for it: the prover, at the line and the column of the
-spec, or the generated file, at the call. `docs/tpu.md` holds the table; a test ties each row to what is refused.
-What the TPU's compiler lacks and can be had otherwise is no row: the printers and the templates write it otherwise.
+Gives `TPU`, one row for each limit. A row says who refuses a spec or a call that exceeds it: the prover, at the line
+and column of the spec, or the generated file, at the call. `docs/kernels-tpu.md` holds the table, and a test ties each
+row to what is refused. What the TPU's compiler lacks but can be written in another way has no row.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ TPU: tuple[Limit, ...] = (
     Limit(
         "integer-width",
         "ints of more than 32 bits",
-        "a sum or product that leaves them stays at their end; where that would change an answer, it is refused",
+        "a sum or product that leaves 32 bits saturates; it is refused if that would change an answer",
         "bound the int params by a `where`",
         Refuses.PROVER,
     ),
@@ -59,7 +59,7 @@ TPU: tuple[Limit, ...] = (
     Limit(
         "length",
         f"sequences of 2**{MOST_BITS} and more",
-        "positions have 32 bits, and so has what is computed of them (a spec that multiplies them has a lower limit)",
+        "positions, and ints computed from them, have 32 bits (a spec that multiplies positions has a lower limit)",
         "shorter sequences",
         Refuses.CALL,
     ),
