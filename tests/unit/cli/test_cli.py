@@ -17,7 +17,7 @@ from attngen import vocabulary
 from attngen.aot import compile as aot
 from attngen.cli import main as cli
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 EXAMPLES = ROOT / "examples"
 SPEC = "attention windowed\n\nconst window = 24\n\nmask = sliding_window(window)\n"
 BROKEN = "attention broken\n\nscore = qk * scael\nmask  = qk\n"
@@ -241,7 +241,7 @@ def test_compiling_an_example_is_little_work(stem: str, tmp_path: Path) -> None:
     arguments = ["compile", str(EXAMPLES / f"{stem}.attn"), "-o", str(tmp_path / "out.py")]
     code = "import counted; from attngen.cli import main; from attngen.runtime import forked; forked._cores = lambda: 1"
     code += f"; print(counted.calls(lambda: main.main({arguments!r})))"
-    places = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1])]
+    places = [str(Path(__file__).parents[3]), str(Path(__file__).parents[2])]
     environment = {**os.environ, "ATTNGEN_CACHE": str(tmp_path / "cache"), "PYTHONPATH": os.pathsep.join(places)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr

@@ -16,7 +16,7 @@ from attngen.cli.comparison import Case, compare, error
 from attngen.errors import Source
 from attngen.inputs import Ints
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = Path(__file__).parents[3] / "examples"
 CASE = Case("small", "fp32", tuple({"B": 1, "Hq": 2, "Hkv": 1, "Sq": 20, "Sk": 20, "D": 16, "Dv": 16}.items()))
 
 

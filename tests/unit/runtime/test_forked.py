@@ -17,7 +17,7 @@ from attngen.cli import main as cli
 from attngen.errors import Source
 from attngen.runtime import forked
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")])
 RECIPES = re.findall(r"^## (.*?)\n.*?^```python\n(.*?)^```", (ROOT / "docs/recipes.md").read_text(), re.M | re.S)
 

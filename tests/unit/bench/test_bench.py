@@ -30,7 +30,7 @@ from attngen.ir import walk
 from attngen.reference import evaluate
 from attngen.runtime.loader import load
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = Path(__file__).parents[3] / "examples"
 SIZES = {"B": 2, "Hq": 4, "Hkv": 2, "Sq": 48, "Sk": 48, "D": 16, "Dv": 16}
 HOW = run.How(Turns("cpu", 2, 0.0, 0.0), "fp16", True, 3)
 
