@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from attngen.explain import notation as n
+from attngen.explain.bounds import in_order, stretch
 from attngen.explain.formulas import SYMBOLS, Writer
-from attngen.explain.intervals import stretch, tidy
 from attngen.explain.notation import Code, Equation, Formula, Math, prose
 from attngen.explain.steps import KEY, MINUS_INFINITY, QUERY, S_IJ, V_J, ZERO, Line, Setting, Step, formula
 from attngen.ir import build
@@ -153,7 +153,7 @@ def _answers(ranges: TileRanges) -> dict[str, Math]:
 def _test(at: Setting, test: DataTest, ranges: TileRanges) -> Iterator[Formula]:
     """What the run-time bounds of one data test mean: the hull of some tiles, and a run of tiles."""
     symbols = _answers(ranges)
-    row, col = at.write(tidy(test.row)), at.write(tidy(test.col))
+    row, col = at.write(in_order(test.row)), at.write(in_order(test.col))
     walked = n.compared(KEY if ranges.axis == "k" else QUERY, ("in", _TILE))
     rows, cols = (_held(ranges), walked) if ranges.axis == "k" else (walked, _held(ranges))
     least_row, most_row = n.extreme("min", rows, row), n.extreme("max", rows, row)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from attngen.ir import walk
 from attngen.ir.attention import Attention
 from attngen.ir.nodes import COMPARISONS, INDICES, Apply, Expr, Load, Scalar, Symbol, Type
-from attngen.prove.intervals.interval import number
+from attngen.prove.intervals.interval_type import number
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
-from attngen.prove.intervals.interval import (
+from attngen.prove.intervals.interval_type import (
     EMPTY,
     FLOAT_MAX,
     INT_LIMIT,

@@ -18,9 +18,9 @@ from typing import Self, assert_never
 from attngen.ir.attention import Attention
 from attngen.ir.nodes import Apply, Expr, Literal, Load, Op, Scalar, Symbol, Type
 from attngen.ir.walk import substitute
-from attngen.prove.intervals import interval as i
+from attngen.prove.intervals import interval_type as i
 from attngen.prove.intervals.input_boxes import Box
-from attngen.prove.intervals.interval import Interval
+from attngen.prove.intervals.interval_type import Interval
 from attngen.prove.intervals.linear_facts import Fact, Form, form
 from attngen.prove.intervals.values import EXACT, Values, apart_key
 

@@ -1,8 +1,8 @@
-"""What values an IR expression can have at one place: the half of `intervals` that goes from leaves to roots.
+"""What values an IR expression can have at one place: the half of `ranges` that goes from leaves to roots.
 
 Takes what a `Box` says of inputs and what is known at the place (intervals of single expressions, linear facts about
 ints), gives `Interval`s of floats and ints, and the `Truth` of conditions. Branches are evaluated where their condition
-holds; how a place comes to know it is in `intervals`.
+holds; how a place comes to know it is in `ranges`.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Self, assert_never
 from attngen.ir import build
 from attngen.ir.attention import Attention
 from attngen.ir.nodes import Apply, Expr, Literal, Load, Op, Scalar, Storage, Symbol, Type
-from attngen.prove.intervals import interval as i
+from attngen.prove.intervals import interval_type as i
 from attngen.prove.intervals import operations as op
 from attngen.prove.intervals.ingredients import disjuncts
 from attngen.prove.intervals.input_boxes import Box
-from attngen.prove.intervals.interval import Interval
+from attngen.prove.intervals.interval_type import Interval
 from attngen.prove.intervals.linear_facts import Fact, Form, edges, form, is_whole, size, upper
 
 EXACT = 2**24

@@ -22,9 +22,9 @@ from attngen.plan.kernel import KernelPlan
 from attngen.plan.score.weights import LOG2E, Form, M, S
 from attngen.prove.budget.claim_budget import ran_out
 from attngen.prove.budget.watchdog import OutOfTime, limited
-from attngen.prove.intervals import interval as i
+from attngen.prove.intervals import interval_type as i
 from attngen.prove.intervals.input_boxes import LEAST, LEAST_SCORE
-from attngen.prove.intervals.interval import Interval
+from attngen.prove.intervals.interval_type import Interval
 from attngen.prove.intervals.ranges import Ranges
 from attngen.prove.obligations import recurrence as kernel
 from attngen.prove.obligations.finite import Finiteness

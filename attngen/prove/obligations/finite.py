@@ -16,10 +16,10 @@ from attngen.ir.attention import Attention
 from attngen.ir.build import apply, conjunction, disjunction
 from attngen.ir.nodes import MOST_SHIFTED, Apply, Expr, Literal, Load, Op, Scalar, Symbol, Type
 from attngen.prove.algebra.assumptions import scale_enters_as_product
-from attngen.prove.intervals import interval as i
+from attngen.prove.intervals import interval_type as i
 from attngen.prove.intervals.ingredients import disjuncts
 from attngen.prove.intervals.input_boxes import BOXES, LEAST, Box
-from attngen.prove.intervals.interval import Interval
+from attngen.prove.intervals.interval_type import Interval
 from attngen.prove.intervals.ranges import Ranges, ranges
 from attngen.prove.search.witness import Witness
 

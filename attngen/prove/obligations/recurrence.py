@@ -17,9 +17,9 @@ from attngen.ir.build import add, apply, div, maximum, mul, real, select, sub
 from attngen.ir.nodes import Apply, Expr, Op, Symbol, Type
 from attngen.plan.kernel import KernelPlan
 from attngen.plan.score.weights import Form
-from attngen.prove.intervals import interval as i
+from attngen.prove.intervals import interval_type as i
 from attngen.prove.intervals.input_boxes import LEAST, LEAST_SCORE
-from attngen.prove.intervals.interval import Interval
+from attngen.prove.intervals.interval_type import Interval
 from attngen.prove.intervals.ranges import Ranges
 from attngen.prove.obligations import lemmas
 from attngen.prove.search.witness import Witness

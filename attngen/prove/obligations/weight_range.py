@@ -18,9 +18,9 @@ from attngen.ir.build import apply, conjunction, real
 from attngen.ir.nodes import Apply, Expr, Op
 from attngen.plan.kernel import KernelPlan
 from attngen.plan.score.weights import Form, M, N, S
-from attngen.prove.intervals import interval as i
+from attngen.prove.intervals import interval_type as i
 from attngen.prove.intervals.input_boxes import LEAST, LEAST_SCORE, LONGEST
-from attngen.prove.intervals.interval import HALF_MAX, Interval, number
+from attngen.prove.intervals.interval_type import HALF_MAX, Interval, number
 from attngen.prove.obligations.finite import Finiteness, Holds
 from attngen.prove.search.witness import Witness, facts_of
 from attngen.prove.search.wording import BY, example, nothing_found, span_of

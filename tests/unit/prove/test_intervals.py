@@ -17,11 +17,11 @@ from attngen.ir.attention import Attention
 from attngen.ir.evaluate import Tape, evaluate
 from attngen.ir.nodes import Apply, Expr, Op, Scalar, Symbol, Type
 from attngen.ir.walk import loads, nodes
-from attngen.prove.intervals import interval as i
+from attngen.prove.intervals import interval_type as i
 from attngen.prove.intervals import operations as op
 from attngen.prove.intervals.ingredients import disjuncts
 from attngen.prove.intervals.input_boxes import Box
-from attngen.prove.intervals.interval import Interval
+from attngen.prove.intervals.interval_type import Interval
 from attngen.prove.intervals.ranges import Ranges, ranges
 
 BOX = Box(qk=2.0**13, scale=1.0, param=2.0**10, tiny=2.0**-10, length=2**20)

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
+from attngen.explain.bounds import in_order, stretch
 from attngen.explain.formulas import Writer, definitions
-from attngen.explain.intervals import stretch, tidy
 from attngen.explain.notation import interval, prose
 from attngen.ir import build
 from attngen.ir.evaluate import evaluate
@@ -127,7 +127,7 @@ def magnitude(e: Expr) -> float:
 @given(int_expressions)
 def test_an_int_expression_reads_back_tidied_or_not(e: Expr) -> None:
     assume(not divides_by_zero(e))
-    tidied = tidy(e)
+    tidied = in_order(e)
     assume(abs(value(e)) < 1e12)
     assert value(tidied) == value(e)
     assert read(Writer()(e).text) == value(e)

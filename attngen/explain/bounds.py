@@ -1,6 +1,6 @@
 """The plan's bounds as intervals: int expressions with their sums in order, and segments as half-open intervals.
 
-Takes the bounds of a segment, gives `Math`. `tidy` changes how an expression reads, never its value.
+Takes the bounds of a segment, gives `Math`. `in_order` changes how an expression reads, never its value.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from attngen.plan.ints.linear import linear
 from attngen.plan.mask.segments import Segment
 
 
-def tidy(e: Expr) -> Expr:
+def in_order(e: Expr) -> Expr:
     """An int expression with its sums in order: terms added, then terms taken away, then the number."""
     memo: dict[int, Expr] = {}
 
@@ -80,12 +80,12 @@ def stretch(writer: Writer, s: Segment, size: Symbol) -> Math:
         else:
             bounds.setdefault(e)
 
-    walk(tidy(s.hi))
+    walk(in_order(s.hi))
     high: Expr | None = None
     for bound in bounds or {size: None}:
         high = bound if high is None else build.minimum(high, bound)
     assert high is not None
-    found = n.interval(writer(tidy(s.lo)), writer(high))
+    found = n.interval(writer(in_order(s.lo)), writer(high))
     if not conditions:
         return found
     condition = writer(build.conjunction(*conditions))

@@ -5,7 +5,7 @@ NaN (for ints: no value at all) are among them. Floats are float32: sums, produc
 rounded correctly, and rounding is monotone, so rounding the ends is enough; what leaves float32's range sets a flag,
 what is closer to 0 than its normal numbers may be 0. Ends are closed: on the floats `x > c` is `x >= next(c)`.
 
-Leaves to `operations` what each operation of the language makes of intervals, and to `intervals` where those of symbols
+Leaves to `operations` what each operation of the language makes of intervals, and to `values` where those of symbols
 and params come from.
 """
 
