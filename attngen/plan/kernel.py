@@ -27,6 +27,7 @@ from attngen.plan.levels import Level, is_dear, level_of
 from attngen.plan.mask.key_mask import keeps_key
 from attngen.plan.mask.loops import Loops, loops
 from attngen.plan.mask.ranges import TileRanges, tile_ranges
+from attngen.plan.mask.walks import TwoWalks, two_walks
 from attngen.plan.needs import Need
 from attngen.plan.score.approximate import approximate
 from attngen.plan.score.derivative import derivative
@@ -80,6 +81,8 @@ class KernelPlan:
     keeps_key: Expr | None  # what the mask asks of a key alone: rows of K and V that break it reach nothing
     key_loops: Loops  # the same in tiles, as the kernels walk them
     query_loops: Loops
+    key_walks: TwoWalks  # how the portable kernels number the tiles of those loops
+    query_walks: TwoWalks
     split: Split | None  # how short queries share the walk over keys
     d_factor: Expr  # d natural / d qk = d_factor (per head) * d_pair
     d_pair: Expr
@@ -124,7 +127,7 @@ def portable(
         attention = replace(attention, mask=build.conjunction(attention.mask, finite))
     keys = tile_ranges(attention.mask, "k", known)
     queries = tile_ranges(attention.mask, "q", known)
-    key_loops = loops(keys)
+    key_loops, query_loops = loops(keys), loops(queries)
     kept = keeps_key(attention.mask)
     d_factor, d_pair = split_factor(derivative(form.natural, Symbol("qk", Type.FLOAT)) or real(0.0))
     found = KernelPlan(
@@ -135,7 +138,9 @@ def portable(
         queries,
         kept,
         key_loops,
-        loops(queries),
+        query_loops,
+        two_walks(key_loops),
+        two_walks(query_loops),
         split(attention, form, key_loops, kept),
         d_factor,
         d_pair,
@@ -148,6 +153,19 @@ def portable(
     if approximates:
         chosen = replace(chosen, approximate=approximate(numbers(found), decisions(found)))
     return replace(found, choices=chosen)
+
+
+def with_loops(plan: KernelPlan, keys: Loops, queries: Loops) -> KernelPlan:
+    """The plan with other loops, and with the portable kernels' walks of them."""
+    pieces = split(plan.attention, plan.weights, keys, plan.keeps_key)
+    return replace(
+        plan,
+        key_loops=keys,
+        query_loops=queries,
+        key_walks=two_walks(keys),
+        query_walks=two_walks(queries),
+        split=pieces,
+    )
 
 
 def evaluated(plan: KernelPlan) -> tuple[Expr, ...]:

@@ -21,7 +21,7 @@ from attngen.plan.mask.data_tests import DataTest
 from attngen.plan.mask.loops import Assigned, Ordered, Rounded, Run
 from attngen.plan.mask.ranges import TileRanges
 from attngen.plan.mask.segments import Segment
-from attngen.plan.mask.walks import Walk, outside
+from attngen.plan.mask.walks import TwoWalks, Walk, outside
 from attngen.plan.score.approximate import APPROXIMATIONS
 from attngen.plan.score.weights import Form, Weights
 from attngen.plan.split import Split
@@ -36,8 +36,8 @@ def plan_text(plan: KernelPlan) -> str:
     sections = (
         ("facts", _facts(plan.facts)),
         (f"weights: {plan.weights.form.value}", [*_weights(plan.weights), *_dropout(plan)]),
-        ("forward, dQ: the keys that the queries q0 … q1 meet", _ranges(plan.keys)),
-        ("dK/dV: the queries that the keys k0 … k1 meet", _ranges(plan.queries)),
+        ("forward, dQ: the keys that the queries q0 … q1 meet", [*_ranges(plan.keys), *_two_walks(plan.key_walks)]),
+        ("dK/dV: the queries that the keys k0 … k1 meet", [*_ranges(plan.queries), *_two_walks(plan.query_walks)]),
         ("asked of a key alone: rows of K and V that break it reach nothing", _kept(plan)),
         ("forward, short queries: number `piece` of `pieces` of that walk", _split(plan.split)),
         ("d natural / d qk = factor * pair", _named(("factor", plan.d_factor), ("pair", plan.d_pair))),
@@ -137,6 +137,14 @@ def _ranges(ranges: TileRanges) -> Iterator[str]:
         yield _test(test, ranges.axis)
     yield from _segments("any", ranges.any)
     yield from _segments("all", ranges.all)
+
+
+def _two_walks(walks: TwoWalks) -> Iterator[str]:
+    """A walk is of tiles: `at` is the one of step `step`."""
+    for name, walk in (("without a mask", walks.unmasked), ("with the mask", walks.masked)):
+        if walk.runs:
+            yield f"{name}: n_steps = {expression(walk.n_steps)}"
+            yield from (f"    {s.name} = {expression(s.value)}" for s in walk.at)
 
 
 def _split(found: Split | None) -> Iterator[str]:

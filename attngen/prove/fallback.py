@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from attngen.ir.build import index, integer
 from attngen.ir.walk import symbols
-from attngen.plan.kernel import KernelPlan
+from attngen.plan.kernel import KernelPlan, with_loops
 from attngen.plan.mask.loops import loops
 from attngen.plan.mask.ranges import TileRanges
 from attngen.plan.mask.segments import Segment
@@ -34,7 +34,7 @@ def weakened(plan: KernelPlan, unknown: Collection[Claim]) -> tuple[KernelPlan, 
     queries = _without(plan.queries, "queries", subjects, dropped)
     if not dropped and (TURNS not in subjects or plan.hopper is None or plan.hopper.backward is None):
         return plan, ()
-    found = replace(plan, keys=keys, queries=queries, key_loops=loops(keys), query_loops=loops(queries))
+    found = with_loops(replace(plan, keys=keys, queries=queries), loops(keys), loops(queries))
     consecutive = TURNS not in subjects
     if not consecutive:
         dropped.append("that tiles of keys take turns in their order (a list says who waits for whom)")

@@ -21,9 +21,9 @@ from attngen.prove.obligations.streaming import laws
 from attngen.prove.proof import PROVERS
 from attngen.prove.verdict import Claim, Obligation, Proved, Refuted, Unknown
 from mutation import reading
-from mutation.hopper_walks import wrong_hopper
 from mutation.machine import wrong_numbers, wrong_stream
 from mutation.mutants import Mutant
+from mutation.taken_walks import wrong_hopper, wrong_portable
 from mutation.walks import wrong_walk
 
 BUDGET = 10.0
@@ -94,6 +94,8 @@ def broken(mutant: Mutant, attention: Attention, plan: KernelPlan | None) -> str
         case "ranges" | "loops":
             small = wrong_walk(attention, plan)
             return small or wrong_walk(attention, plan, count=3, longest=150, seed=1)
+        case "walks":
+            return wrong_portable(plan)
         case "hopper":
             return wrong_hopper(attention, plan)
         case "derivatives" | "folding":

@@ -15,27 +15,26 @@ import pytest
 
 from attngen.errors import SpecError
 from attngen.ir.attention import Attention, Normalizer
-from attngen.ir.build import add, apply, div, index, integer, mul, real, sub
+from attngen.ir.build import add, apply, div, index, integer, mul, real
 from attngen.ir.nodes import Apply, Expr, Load, Op, Type
 from attngen.ir.printing import expression as text
 from attngen.ir.walk import children, loads, nodes, rebuild, symbols
 from attngen.plan import plan
-from attngen.plan.hopper import HopperPlan
-from attngen.plan.kernel import Gather, KernelPlan, LeafGradient, evaluated
+from attngen.plan.kernel import Gather, KernelPlan, LeafGradient, evaluated, with_loops
 from attngen.plan.levels import Binding, Level, Schedule
 from attngen.plan.mask.loops import Assigned, Loops, Ordered, Rounded, Run, loops
 from attngen.plan.mask.ranges import TileRanges
 from attngen.plan.mask.segments import Segment
-from attngen.plan.mask.walks import Walk
 from attngen.plan.score.weights import LOG2E, Form, M, N
 from attngen.plan.tiles.hopper import hopper_plan
 from attngen.prove.obligations.reads import with_needs
 from attngen.prove.verdict import Obligation
 from mutation.corpus import Spec
 from mutation.edits import edits, replaced
+from mutation.walk_mutants import hopper_edits, portable_edits
 
 KINDS = (
-    "normalizer", "ranges", "loops", "hopper", "derivatives", "loads", "widths", "hoisting", "folding",
+    "normalizer", "ranges", "loops", "walks", "hopper", "derivatives", "loads", "widths", "hoisting", "folding",
 )  # fmt: skip
 
 STREAM = (Obligation.STREAMING, Obligation.RANGE_SAFETY)
@@ -90,6 +89,7 @@ def mutants(spec: Spec) -> Iterator[Mutant]:
     yield from of.normalizer()
     yield from of.ranges()
     yield from of.loops()
+    yield from of.walks()
     yield from of.hopper()
     yield from of.derivatives()
     yield from of.loads()
@@ -138,8 +138,8 @@ class _Mutants:
     def ranges(self) -> Iterator[Mutant]:
         for which in ("keys", "queries"):
             for what, edited in _ranges(getattr(self.plan, which)):
-                field = "key_loops" if which == "keys" else "query_loops"
-                made = replace(self.plan, **{which: edited, field: loops(edited)})
+                made = replace(self.plan, **{which: edited})
+                made = with_loops(made, loops(made.keys), loops(made.queries))
                 made = replace(made, hopper=hopper_plan(made, made.attention.tile))
                 yield self._made("ranges", f"{which}: {what}", made, Obligation.TILE_RANGES)
 
@@ -147,51 +147,17 @@ class _Mutants:
         for field in ("key_loops", "query_loops"):
             for what, edited in _loops(getattr(self.plan, field)):
                 made = replace(self.plan, **{field: edited})
+                made = with_loops(made, made.key_loops, made.query_loops)
+                made = replace(made, hopper=hopper_plan(made, made.attention.tile))
                 yield self._made("loops", f"{field}: {what}", made, Obligation.TILE_RANGES)
 
-    def hopper(self) -> Iterator[Mutant]:
-        """One edit of a walk, a share, a hull, of what goes without a mask, or of who waits for whom."""
-        own = self.plan.hopper
-        if own is None:
-            return
-        if own.forward is not None:
-            f = own.forward
-            forward = [(f"walk: {what}", replace(f, walk=w)) for what, w in _walks(f.walk)]
-            for field in ("first", "stop"):
-                e = getattr(f.share, field)
-                found = [] if e is None else _tile_edits(e)
-                forward += [
-                    (f"share {field}: {what}", replace(f, share=replace(f.share, **{field: x}))) for what, x in found
-                ]
-            forward += [(what, replace(f, unmasked=runs)) for what, runs in _unmasked(f.unmasked, "own_")]
-            for what, made in forward:
-                yield self._of_hopper(f"forward, {what}", replace(own, forward=made))
-        if own.backward is not None:
-            b = own.backward
-            backward = []
-            for n, s in enumerate(b.hull.steps):
-                steps = [
-                    (what, (*b.hull.steps[:n], Assigned(s.name, x), *b.hull.steps[n + 1 :]))
-                    for what, x in _tile_edits(s.value)
-                ]
-                backward += [(f"hull: {what}", replace(b, hull=replace(b.hull, steps=x))) for what, x in steps]
-            backward += [(what, replace(b, unmasked=runs)) for what, runs in _unmasked(b.unmasked, "own_")]
-            if b.lists is not None:
-                backward.append(("no list of who waits for whom", replace(b, lists=None)))
-            for what, made in backward:
-                yield self._of_hopper(f"backward, {what}", replace(own, backward=made))
-        if own.apart is not None:
-            for field in ("queries", "keys"):
-                found = getattr(own.apart, field)
-                edited = [(f"walk: {what}", replace(found, walk=w)) for what, w in _walks(found.walk)]
-                edited += [(what, replace(found, unmasked=runs)) for what, runs in _unmasked(found.unmasked, "")]
-                for what, made in edited:
-                    yield self._of_hopper(
-                        f"apart, {field}, {what}", replace(own, apart=replace(own.apart, **{field: made}))
-                    )
+    def walks(self) -> Iterator[Mutant]:
+        for what, made in portable_edits(self.plan):
+            yield self._made("walks", what, made, Obligation.TILE_RANGES)
 
-    def _of_hopper(self, what: str, edited: HopperPlan) -> Mutant:
-        return self._made("hopper", what, replace(self.plan, hopper=edited), Obligation.TILE_RANGES)
+    def hopper(self) -> Iterator[Mutant]:
+        for what, made in hopper_edits(self.plan):
+            yield self._made("hopper", what, made, Obligation.TILE_RANGES)
 
     # ------------------------------------------------------------ (c) derivatives
 
@@ -303,34 +269,6 @@ class _Mutants:
         yield mutant("the sum left out" if w.sums else "a sum put in", sums=not w.sums)
 
 
-def _tile_edits(e: Expr) -> Iterator[tuple[str, Expr]]:
-    """Edits of a tile's number, and another one beside it."""
-    yield from edits(e)
-    yield f"{text(e)} + 1", add(e, integer(1))
-    yield f"{text(e)} - 1", sub(e, integer(1))
-
-
-def _walks(walk: Walk) -> Iterator[tuple[str, Walk]]:
-    """The step of a tile stays what it was: it is a hint for the prover, and nothing prints it."""
-    for what, e in _tile_edits(walk.n_steps):
-        yield f"n_steps: {what}", replace(walk, n_steps=e)
-    for n, s in enumerate(walk.at):
-        for what, e in _tile_edits(s.value):
-            yield f"at: {what}", replace(walk, at=(*walk.at[:n], Assigned(s.name, e), *walk.at[n + 1 :]))
-
-
-def _unmasked(runs: tuple[Run, ...], prefix: str) -> Iterator[tuple[str, tuple[Run, ...]]]:
-    for n, run in enumerate(runs):
-        for what, other in (
-            ("all runs go without a mask", Run(run.start, f"{prefix}any_hi")),
-            ("a run that ends at once", Run(run.start, run.start)),
-            ("from the first tile on", Run("0", run.stop)),
-        ):
-            if other != run:
-                yield what, (*runs[:n], other, *runs[n + 1 :])
-        yield "a run less", (*runs[:n], *runs[n + 1 :])
-
-
 def _question(kind: str, attention: Attention, made: KernelPlan) -> tuple[Hashable, ...]:
     """What the prover is asked: mutants with the same answer for the same reason are one."""
     match kind:
@@ -338,6 +276,8 @@ def _question(kind: str, attention: Attention, made: KernelPlan) -> tuple[Hashab
             return made.attention.mask, made.keys, made.queries, attention.params, attention.assumes
         case "loops":
             return _shape(made.keys, made.key_loops), _shape(made.queries, made.query_loops)
+        case "walks":
+            return made.key_walks, made.query_walks, made.split
         case "hopper":
             return made.hopper, made.queries
         case "loads" | "widths":

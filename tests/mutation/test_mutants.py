@@ -31,6 +31,7 @@ PER_KIND = {
     "normalizer": 12,
     "ranges": 20,
     "loops": 18,
+    "walks": 36,
     "hopper": 36,
     "derivatives": 24,
     "loads": 16,

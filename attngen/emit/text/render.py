@@ -12,7 +12,6 @@ from typing import Any
 import jinja2
 
 from attngen import resources
-from attngen.emit.text import runs
 
 
 def _lines(lines: Iterable[str], indent: int) -> str:
@@ -63,7 +62,6 @@ def _environment() -> jinja2.Environment:
     )
     filters: dict[str, Any] = environment.filters  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
     filters.update(lines=_lines, wrap=_wrap, bracket=bracket, condition=condition, constants=_constants, names=_names)
-    filters.update(total=runs.total, numbering=runs.numbering)
     return environment
 
 

@@ -15,7 +15,6 @@ from attngen.emit.triton.frame import Frame
 from attngen.emit.triton.kernel_code import KernelCode, free_names
 from attngen.emit.triton.kernels import X, kernel_code, padded
 from attngen.emit.triton.param_gradients import PairView, RowSum, pair_view
-from attngen.emit.triton.tile_loops import RangeView
 from attngen.emit.triton.views import BackwardView
 from attngen.ir.build import mul, real
 from attngen.ir.nodes import Expr, Load, Symbol, Type
@@ -49,7 +48,7 @@ def backward_code(frame: Frame, held: Level, sums: tuple[RowSum, ...]) -> tuple[
     return code, tuple(s.with_code(code, backward_view(frame).normalised) for s in sums)
 
 
-def pair_gradient(frame: Frame, g: LeafGradient, keys: RangeView) -> PairView:
+def pair_gradient(frame: Frame, g: LeafGradient) -> PairView:
     """The kernel of one leaf whose index depends on the pair."""
     assert isinstance(g.leaf, Load)
     name = leaf_name(frame.plan, frame.params, g)
@@ -63,7 +62,7 @@ def pair_gradient(frame: Frame, g: LeafGradient, keys: RangeView) -> PairView:
         results.update({f"index_{i}": index for i, index in enumerate(g.leaf.indices)})
     code = padded(kernel_code(frame, Level.ROW, results, {}), *GRADIENT_RESULTS)
     row_sum = row_sum.with_code(code, backward_view(frame).normalised)
-    runs = [f"(key_tile >= {r.start}) & (key_tile < {r.stop})" for r in (*keys.full, *keys.partial)]
+    runs = [f"(key_tile >= {r.start}) & (key_tile < {r.stop})" for r in frame.plan.key_loops.runs]
     view = backward_view(frame)
     key_tests = [f"key_{t.name}_{which}" for t in frame.plan.keys.tests for which in ("least", "most")]
     seed = ("seed",) if frame.plan.attention.dropout is not None else ()

@@ -16,7 +16,6 @@ from attngen.emit.triton.views import KernelView
 from attngen.ir.nodes import Expr
 from attngen.ir.walk import reads, symbols
 from attngen.plan.kernel import Gather, KernelPlan
-from attngen.plan.mask.loops import Loops
 
 SIZE_ARGUMENTS = ("Hq", "Hkv", "Sq", "Sk")
 
@@ -49,8 +48,11 @@ class Frame:
             self.plan.choices, {p.name: p for p in self.plan.attention.params}, {p.keyword: p.name for p in self.params}
         )
 
-    def range_view(self, found: Loops) -> RangeView:
-        return range_view(found, self.printer(), "BK" if found.axis == "k" else "BQ")
+    def key_ranges(self) -> RangeView:
+        return range_view(self.plan.key_loops, self.plan.key_walks, self.printer(), "BK")
+
+    def query_ranges(self) -> RangeView:
+        return range_view(self.plan.query_loops, self.plan.query_walks, self.printer(), "BQ")
 
     def range_names(self, view: RangeView) -> tuple[str, ...]:
         """The names that the bounds read, in a stable order."""

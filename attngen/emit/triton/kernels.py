@@ -49,7 +49,10 @@ def padded(code: KernelCode, *names: str) -> KernelCode:
 
 def kernel_code(frame: Frame, held: Level, results: dict[str, Expr], outside: dict[str, Expr]) -> KernelCode:
     """The kernel that holds a row of tiles, or a column: `results` are of a pair, those `outside` of the kernel."""
-    found = frame.plan.key_loops if held is Level.ROW else frame.plan.query_loops
+    by_rows = held is Level.ROW
+    found, ranges = (
+        (frame.plan.key_loops, frame.key_ranges()) if by_rows else (frame.plan.query_loops, frame.query_ranges())
+    )
     writer = KernelWriter(frame.plan, frame.params, held)
     position = ("q0", "q1", "q_idx") if held is Level.ROW else ("k0", "k1", "k_idx")
     known = (*position, *frame.known)
@@ -67,7 +70,7 @@ def kernel_code(frame: Frame, held: Level, results: dict[str, Expr], outside: di
         known=known,
         used_by_template=extra,
         outside=outside,
-        range_arguments=frame.range_names(frame.range_view(found)),
+        range_arguments=frame.range_names(ranges),
         tests=held_tests(frame, found),
     )
     code = replace(code, results={**code.results, **_whole(code, results)})

@@ -1,39 +1,55 @@
-"""The code of a kernel's loops over tiles: the plan's steps printed, and how an iteration's number becomes a tile.
+"""The code of a kernel's loops over tiles: the plan's steps printed, and its walks, by which a step becomes a tile.
 
-Takes `Loops`, gives `RangeView`: the body of a jit function that a kernel calls once. All arithmetic is on scalars.
+Takes `Loops` and `TwoWalks`, gives `RangeView`: the body of a jit function that a kernel calls once, and the heads of
+its two loops. All arithmetic is on scalars.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import assert_never
 
+from attngen.emit.text.render import bracket
 from attngen.emit.triton.expressions import Printer
+from attngen.ir.build import sub
 from attngen.plan.mask.data_tests import DataTest
-from attngen.plan.mask.loops import ZERO, Assigned, Loops, Ordered, Rounded, Run, Step
+from attngen.plan.mask.loops import Assigned, Loops, Ordered, Rounded, Step
+from attngen.plan.mask.walks import TwoWalks, Walk, tile
+
+
+@dataclass(frozen=True, slots=True)
+class WalkView:
+    """The lines `at` bind the tile of `step`, of which there are `n_steps`. No lines: there is no step."""
+
+    n_steps: str
+    at: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class RangeView:
-    """`lines` compute the runs from the tile's ends; `full` runs need no mask, `partial` ones do."""
+    """`lines` compute the ends of the runs, `results`, from the tile's ends; the `unmasked` tiles are walked first."""
 
     axis: str
     lines: tuple[str, ...]
-    full: tuple[Run, ...]
-    partial: tuple[Run, ...]
+    results: tuple[str, ...]
+    unmasked: WalkView
+    masked: WalkView
     tests: tuple[DataTest, ...]
 
-    @property
-    def results(self) -> tuple[str, ...]:
-        """The names that the lines bind and the loops read."""
-        found = [name for run in (*self.full, *self.partial) for name in (run.start, run.stop)]
-        return tuple(dict.fromkeys(n for n in found if n != ZERO))
 
-
-def range_view(found: Loops, printer: Printer, block: str) -> RangeView:
+def range_view(found: Loops, walks: TwoWalks, printer: Printer, block: str) -> RangeView:
     """`block` is the name of the walked tile's size."""
     lines = plain_lines(found.steps, printer, block)
-    return RangeView(found.axis, lines, found.full, found.partial, found.tests)
+    unmasked, masked = (_walk_view(w, printer) for w in (walks.unmasked, walks.masked))
+    return RangeView(found.axis, lines, found.names, unmasked, masked, found.tests)
+
+
+def _walk_view(walk: Walk, printer: Printer) -> WalkView:
+    if len(walk.runs) > 1:  # the length of each run in brackets, so that sums of them can be read
+        lengths = [sub(tile(r.stop), tile(r.start)) for r in walk.runs]
+        names = {e: bracket(printer.text(e)) for e in lengths}
+        printer = replace(printer, names={**printer.names, **names})
+    return WalkView(printer.text(walk.n_steps), tuple(f"{s.name} = {printer.text(s.value)}" for s in walk.at))
 
 
 def plain_lines(steps: tuple[Step, ...], printer: Printer, block: str) -> tuple[str, ...]:

@@ -69,9 +69,13 @@ class Loops:
     tests: tuple[DataTest, ...]
 
     @property
+    def runs(self) -> tuple[Run, ...]:
+        return (*self.full, *self.partial)
+
+    @property
     def names(self) -> tuple[str, ...]:
         """The names that the steps bind and the runs read."""
-        found = [name for run in (*self.full, *self.partial) for name in (run.start, run.stop)]
+        found = [name for run in self.runs for name in (run.start, run.stop)]
         return tuple(dict.fromkeys(n for n in found if n != ZERO))
 
     @property

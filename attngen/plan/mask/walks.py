@@ -32,6 +32,14 @@ class Walk:
 
 
 @dataclass(frozen=True, slots=True)
+class TwoWalks:
+    """One after the other: the tiles that need no mask, then those that do. Either may have no run, and so no step."""
+
+    unmasked: Walk
+    masked: Walk
+
+
+@dataclass(frozen=True, slots=True)
 class Share:
     """The steps `first` … `stop` - 1 of a walk, outside of which a warpgroup's own rows meet no tile. None: the walk's
     own first step, or its end. `pipelined`: warpgroups that overlap their own products skip the others, too.
@@ -74,6 +82,8 @@ def one_stretch(loops: Loops) -> Run | None:
 
 def numbered(runs: tuple[Run, ...]) -> Walk:
     """Counts through the runs in their order."""
+    if not runs:
+        return Walk((), integer(0), (), ())
     lengths = [sub(tile(r.stop), tile(r.start)) for r in runs]
     total: Expr = integer(0)
     for length in lengths:
@@ -88,6 +98,10 @@ def numbered(runs: tuple[Run, ...]) -> Walk:
         steps.append(Assigned("at", apply(Op.SELECT, apply(Op.LT, STEP, passed), AT, later)))
         inverse.append(add(sub(AT, tile(run.start)), passed))
     return Walk(runs, total, tuple(steps), tuple(inverse))
+
+
+def two_walks(loops: Loops) -> TwoWalks:
+    return TwoWalks(numbered(loops.full), numbered(loops.partial))
 
 
 def walk(loops: Loops, *, backwards: bool = False) -> Walk:

@@ -38,7 +38,9 @@ from attngen.prove.integers.answers import Answer, Fails, Holds, Term
 from attngen.prove.integers.confirm import reads_functions
 from attngen.prove.integers.z3_door import World
 from attngen.prove.obligations.hopper_walks import hopper_walks
+from attngen.prove.obligations.portable_walks import portable_walks
 from attngen.prove.obligations.tile_walks import loops_answer, pieces_answer, starts_answer
+from attngen.prove.obligations.walk_claims import WalkClaims
 from attngen.prove.verdict import Claim, Proved, Refuted, Unknown, Verdict
 
 if TYPE_CHECKING:
@@ -59,7 +61,8 @@ def tile_ranges(attention: Attention, plan: KernelPlan, budget: float) -> tuple[
         claims += _Direction(plan, ranges, loops, deadline).claims()
     if plan.split is not None:
         claims.append(_pieces(plan, plan.split, min(1.0, deadline - monotonic())))
-    claims += hopper_walks(plan, min(1.0, deadline - monotonic()))
+    asked = WalkClaims(plan, min(1.0, deadline - monotonic()))
+    claims += [*portable_walks(asked), *hopper_walks(asked)]
     return tuple(claims)
 
 

@@ -130,22 +130,25 @@ class _Ends:
         return self.after((Assigned("value", e),), **names)["value"]
 
 
-def walk_answer(world: World, walk: Walk, seconds: float) -> Answer:
+def walk_answer(world: World, walk: Walk, runs: tuple[Run, ...], seconds: float) -> Answer:
     """Whether each tile of the runs has a step, and there are as many steps as tiles.
 
     So no step takes another tile, and no two take the same, since the runs have no tile in common (`loops_answer`).
     """
-    ends = _Ends(world, walk.runs)
+    ends = _Ends(world, runs)
     tile, step, tiles = world.free("tile"), world.free("step"), world.number(0)
     n_steps = ends.value(walk.n_steps)
-    at = ends.after(walk.at, step=step, n_steps=n_steps)["at"]
-    for run in walk.runs:
+    at = ends.after(walk.at, step=step, n_steps=n_steps).get("at", world.free("at"))
+    for run in runs:
         tiles = tiles + ends[run.stop] - ends[run.start]
     answer = world.ask_linear(ends.premises, n_steps == tiles, seconds)
-    for run, inverse in zip(walk.runs, walk.inverse, strict=True):
+    inverse = dict(zip(walk.runs, walk.inverse, strict=True))
+    for run in runs:
         if not isinstance(answer, Holds):
             break
-        taken = [step == ends.value(inverse, at=tile, n_steps=n_steps), ends.inside(tile, (run,))]
+        taken = [ends.inside(tile, (run,))]
+        if run in inverse:
+            taken.append(step == ends.value(inverse[run], at=tile, n_steps=n_steps))
         conclusion = world.all_of([step >= 0, step < n_steps, at == tile])
         answer = world.ask_linear([*ends.premises, *taken], conclusion, seconds)
     return answer

@@ -73,10 +73,19 @@ weights: exponential
 forward, dQ: the keys that the queries q0 … q1 meet
     any: 0 … min(Sk, q1 + 1)
     all: 0 … min(Sk, q0 + 1)
+    without a mask: n_steps = full_hi
+        at = step
+    with the mask: n_steps = any_hi - full_hi
+        at = full_hi + step
 
 dK/dV: the queries that the keys k0 … k1 meet
     any: max(0, k0) … Sq
     all: max(0, k1) … Sq
+    without a mask: n_steps = full_hi - full_lo
+        at = full_lo + step
+    with the mask: n_steps = full_lo - any_lo + (any_hi - full_hi)
+        at = any_lo + step
+        at = at if step < full_lo - any_lo else full_hi + step - (full_lo - any_lo)
 
 asked of a key alone: rows of K and V that break it reach nothing
     none
@@ -138,7 +147,7 @@ def test_data_tests_segments_and_absent_gradients() -> None:
     keys = found["forward, dQ: the keys that the queries q0 … q1 meet"]
     assert keys[0].startswith("test0: ids[b, q] == ")
     assert keys[0].endswith("from the extremes of each tile of keys and of the tile of queries")
-    assert [line.split(":")[0] for line in keys[1:]] == ["any", "any", "all", "all"]
+    assert [line.split(":")[0] for line in keys[1:5]] == ["any", "any", "all", "all"]
     assert all("test0_any_lo" in line and "test0_any_hi" in line for line in keys if line.startswith("any"))
     queries = found["dK/dV: the queries that the keys k0 … k1 meet"]
     assert queries[0].endswith("from the extremes of each tile of queries and of the tile of keys")
@@ -149,7 +158,12 @@ def test_data_tests_segments_and_absent_gradients() -> None:
 
 def test_what_cannot_be_solved_says_so() -> None:
     found = sections(plan_text(planned("attention odd\nmask = (q * k) % 3 == 0\n")))
-    assert found["forward, dQ: the keys that the queries q0 … q1 meet"] == ["any: 0 … Sk", "all: nothing"]
+    assert found["forward, dQ: the keys that the queries q0 … q1 meet"] == [
+        "any: 0 … Sk",
+        "all: nothing",
+        "with the mask: n_steps = any_hi",
+        "    at = step",
+    ]
     assert found["forward, short queries: number `piece` of `pieces` of that walk"][-1] == "with the mask: first … stop"
 
 

@@ -14,6 +14,7 @@ from attngen.plan import KernelPlan, plan
 from attngen.plan.mask.loops import Assigned
 from attngen.prove.fallback import weakened
 from attngen.prove.obligations.hopper_walks import TURNS, hopper_walks
+from attngen.prove.obligations.walk_claims import WalkClaims
 from attngen.prove.verdict import Claim, Proved, Refuted, Unknown
 
 EXAMPLES = sorted((Path(__file__).parents[3] / "examples").glob("*.attn"))
@@ -25,13 +26,13 @@ def planned(name: str) -> KernelPlan:
 
 
 def refuted(found: KernelPlan) -> set[str]:
-    return {c.subject for c in hopper_walks(found, 1.0) if isinstance(c.verdict, Refuted)}
+    return {c.subject for c in hopper_walks(WalkClaims(found, 1.0)) if isinstance(c.verdict, Refuted)}
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.stem)
 def test_every_walk_is_proved(path: Path) -> None:
     found = plan(analysed(path.read_text(encoding="utf-8")))
-    claims = hopper_walks(found, 1.0)
+    claims = list(hopper_walks(WalkClaims(found, 1.0)))
     assert not [c for c in claims if not isinstance(c.verdict, Proved)]
     assert found.hopper is not None
     kernels = (found.hopper.forward, found.hopper.backward, found.hopper.apart)

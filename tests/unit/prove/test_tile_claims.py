@@ -17,6 +17,7 @@ from attngen.ir.nodes import Apply, Op
 from attngen.ir.walk import nodes
 from attngen.plan import KernelPlan, plan
 from attngen.plan.ints.guards import AxisAccess
+from attngen.plan.kernel import with_loops
 from attngen.plan.mask.loops import Assigned, Ordered, Rounded, Run, loops
 from attngen.plan.mask.ranges import TileRanges
 from attngen.prove.obligations.index_bounds import index_bounds
@@ -106,7 +107,7 @@ def test_right_specs_are_proved(lines: tuple[str, ...]) -> None:
 
 
 def with_keys(planned: KernelPlan, keys: TileRanges) -> KernelPlan:
-    return replace(planned, keys=keys, key_loops=loops(keys))
+    return with_loops(replace(planned, keys=keys), loops(keys), planned.query_loops)
 
 
 @pytest.mark.parametrize(
@@ -159,7 +160,7 @@ def steps(planned: KernelPlan, change: int) -> KernelPlan:
         if change == 2 and isinstance(step, Ordered):
             del found[number]
             break
-    return replace(planned, key_loops=replace(planned.key_loops, steps=tuple(found)))
+    return with_loops(planned, replace(planned.key_loops, steps=tuple(found)), planned.query_loops)
 
 
 @pytest.mark.parametrize("change", [0, 1, 2])
@@ -174,7 +175,7 @@ def test_a_run_that_is_walked_twice_is_refuted() -> None:
     attention = spec("mask = causal")
     planned = plan(attention)
     twice = replace(planned.key_loops, partial=(*planned.key_loops.partial, Run("0", "full_hi")))
-    found = refuted(tile_ranges(attention, replace(planned, key_loops=twice), 10.0))
+    found = refuted(tile_ranges(attention, with_loops(replace(planned, hopper=None), twice, planned.query_loops), 10.0))
     assert [c.subject for c in found] == ["keys, loops"]
     assert isinstance(found[0].verdict, Refuted)
     assert "2 times" in found[0].verdict.example[-1]

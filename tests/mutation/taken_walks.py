@@ -1,4 +1,4 @@
-"""Brute force for the walks of a `HopperPlan`: each is taken for many small ends of runs, in plain integers.
+"""Brute force for the walks of a plan: each is taken for many small ends of runs, in plain integers.
 
 Takes a plan (mutated or not), returns the first mistake in words, or nothing. Written from what a walk is for; it
 shares no code with the prover, nor with the planner.
@@ -21,6 +21,18 @@ Ends = dict[str, int]
 TRIALS = 60
 
 
+def wrong_portable(plan: KernelPlan) -> str:
+    r = Random(0)
+    for _ in range(TRIALS):
+        for loops, walks in ((plan.key_loops, plan.key_walks), (plan.query_loops, plan.query_walks)):
+            ends = _ends(loops, r)
+            for walk, runs in ((walks.unmasked, loops.full), (walks.masked, loops.partial)):
+                found = _walked(walk, runs, ends)
+                if found:
+                    return f"{found}; {ends}"
+    return ""
+
+
 def wrong_hopper(attention: Attention, plan: KernelPlan) -> str:
     h, r = plan.hopper, Random(0)
     assert h is not None
@@ -28,16 +40,16 @@ def wrong_hopper(attention: Attention, plan: KernelPlan) -> str:
         keys, queries = _ends(plan.key_loops, r), _ends(plan.query_loops, r)
         problems: list[str] = []
         if h.forward is not None:
-            problems.append(_walked(h.forward.walk, plan.key_loops, keys))
+            problems.append(_walked(h.forward.walk, plan.key_loops.runs, keys))
             problems.append(_shared(h.forward.walk, h.forward.share, keys))
             problems.append(_masked(h.forward.unmasked, _own(plan.key_loops), keys))
         if h.backward is not None:
             problems.append(_covered(h.backward.hull, plan.query_loops, queries))
             problems.append(_masked(h.backward.unmasked, _own(plan.query_loops), queries))
         if h.apart is not None:
-            problems.append(_walked(h.apart.queries.walk, plan.query_loops, queries))
+            problems.append(_walked(h.apart.queries.walk, plan.query_loops.runs, queries))
             problems.append(_masked(h.apart.queries.unmasked, plan.query_loops.full, queries))
-            problems.append(_walked(h.apart.keys.walk, plan.key_loops, keys))
+            problems.append(_walked(h.apart.keys.walk, plan.key_loops.runs, keys))
             problems.append(_masked(h.apart.keys.unmasked, plan.key_loops.full, keys))
         found = next(filter(None, problems), "")
         if found:
@@ -49,7 +61,7 @@ def wrong_hopper(attention: Attention, plan: KernelPlan) -> str:
 
 def _ends(loops: Loops, r: Random) -> Ends:
     """Ends of runs that are in order and apart, and those of a part, wherever they are."""
-    runs = (*loops.full, *loops.partial)
+    runs = loops.runs
     names = list(dict.fromkeys(n for run in runs for n in (run.start, run.stop)))
     shared = len(names) < 2 * len(runs)  # one run begins where another ends
     found: Ends = {}
@@ -87,12 +99,15 @@ def _tiles(runs: tuple[Run, ...], ends: Ends) -> list[int]:
 def _steps(walk: Walk, ends: Ends) -> Iterator[tuple[int, int, int]]:
     n_steps = _value(walk.n_steps, ends)
     for step in range(n_steps):
-        yield step, n_steps, _after(walk.at, {**ends, "step": step, "n_steps": n_steps})["at"]
+        yield step, n_steps, _after(walk.at, {**ends, "step": step, "n_steps": n_steps}).get("at", -1)
 
 
-def _walked(walk: Walk, loops: Loops, ends: Ends) -> str:
+def _walked(walk: Walk, runs: tuple[Run, ...], ends: Ends) -> str:
     taken = sorted(at for _, _, at in _steps(walk, ends))
-    wanted = _tiles((*loops.full, *loops.partial), ends)
+    wanted = _tiles(runs, ends)
+    n_steps = _value(walk.n_steps, ends)
+    if n_steps != len(wanted):
+        return f"has {n_steps} steps for the tiles {wanted}"
     return "" if taken == wanted else f"takes the tiles {taken}, and not {wanted}"
 
 
@@ -111,7 +126,7 @@ def _shared(walk: Walk, share: Share, ends: Ends) -> str:
 
 def _covered(hull: Hull, loops: Loops, ends: Ends) -> str:
     found = _after(hull.steps, ends)
-    lost = [t for t in _tiles((*loops.full, *loops.partial), ends) if not found["first"] <= t < found["stop"]]
+    lost = [t for t in _tiles(loops.runs, ends) if not found["first"] <= t < found["stop"]]
     if lost:
         return f"the hull lacks {lost}"
     return "" if 0 <= found["first"] <= found["stop"] else f"the hull is {found['first']} … {found['stop']}"
