@@ -152,7 +152,7 @@ def _split(found: Split | None) -> Iterator[str]:
     if found is None:
         return
     yield f"a tile holds the rows of {'all heads that share keys' if found.packed else 'one head'}"
-    for step in found.steps:
+    for step in (*found.counts, *found.steps):
         match step:
             case Rounded():
                 yield f"{step.name} = {expression(step.bound)} / pieces, rounded {'up' if step.up else 'down'}"

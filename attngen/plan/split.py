@@ -18,6 +18,7 @@ from attngen.ir.nodes import Apply, Expr, Op, Symbol
 from attngen.ir.walk import reads
 from attngen.plan.chips import SHARED_MEMORY, Burden
 from attngen.plan.mask.loops import Assigned, Loops, Ordered, Rounded, Step
+from attngen.plan.mask.walks import counted
 from attngen.plan.score.weights import Weights
 
 FULL, WALKED, PIECE, PIECES = (index(name) for name in ("n_full", "n_walked", "piece", "pieces"))
@@ -28,11 +29,13 @@ FULL, WALKED, PIECE, PIECES = (index(name) for name in ("n_full", "n_walked", "p
 class Split:
     """A piece walks the steps `full` (start, stop) of the loop without a mask, and `partial` of the one with it.
 
-    `steps` bind what these read, rounding to `pieces`. `packed`: a tile holds the rows of all the query heads that
-    share keys and values, which are read once for them; it takes that whatever depends on the head can be a row's.
+    `counts` bind how many tiles there are, by the ends of the runs, `steps` what a piece has of them, rounding to
+    `pieces`. `packed`: a tile holds the rows of all the query heads that share keys and values, which are read once for
+    them; it takes that whatever depends on the head can be a row's.
     """
 
     packed: bool
+    counts: tuple[Assigned, ...]
     steps: tuple[Step, ...]
     full: tuple[Expr, Expr] | None
     partial: tuple[Expr, Expr] | None
@@ -44,6 +47,7 @@ def split(attention: Attention, weights: Weights, loops: Loops, keeps_key: Expr 
         return None
     first, stop = index("first"), index("stop")
     share = index("share")
+    counts = Assigned("n_full", counted(loops.full)), Assigned("n_walked", counted(loops.partial, FULL))
     steps: tuple[Step, ...] = (
         Rounded("share", WALKED, up=True),
         Assigned("first", minimum(mul(PIECE, share), WALKED)),
@@ -57,7 +61,7 @@ def split(attention: Attention, weights: Weights, loops: Loops, keeps_key: Expr 
         full = first, stop
     else:
         partial = first, stop
-    return Split(_packed(weights, loops, keeps_key), steps, full, partial)
+    return Split(_packed(weights, loops, keeps_key), counts, steps, full, partial)
 
 
 def _packed(weights: Weights, loops: Loops, keeps_key: Expr | None) -> bool:

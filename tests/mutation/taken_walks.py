@@ -13,8 +13,9 @@ from attngen.ir.attention import Attention
 from attngen.ir.evaluate import evaluate
 from attngen.ir.nodes import Expr
 from attngen.plan.kernel import KernelPlan
-from attngen.plan.mask.loops import ZERO, Assigned, Loops, Run
+from attngen.plan.mask.loops import ZERO, Assigned, Loops, Rounded, Run
 from attngen.plan.mask.walks import Hull, Share, Walk, outside
+from attngen.plan.split import Split
 from mutation.draws import draws
 
 Ends = dict[str, int]
@@ -30,6 +31,32 @@ def wrong_portable(plan: KernelPlan) -> str:
                 found = _walked(walk, runs, ends)
                 if found:
                     return f"{found}; {ends}"
+        ends = _ends(plan.key_loops, r)
+        found = "" if plan.split is None else _cut(plan, plan.split, ends, pieces=r.choice((1, 2, 3, 5, 8, 40)))
+        if found:
+            return f"{found}; {ends}"
+    return ""
+
+
+def _cut(plan: KernelPlan, split: Split, ends: Ends, pieces: int) -> str:
+    """What is wrong with the tiles that the pieces take, one after the other."""
+    loops, walks, taken = plan.key_loops, plan.key_walks, dict[bool, list[int]]()
+    for piece in range(pieces):
+        names = _after(split.counts, {**ends, "piece": piece, "pieces": pieces})
+        for step in split.steps:
+            if isinstance(step, Rounded):
+                bound = _value(step.bound, names)
+                names[step.name] = -(-bound // pieces) if step.up else bound // pieces
+            else:
+                assert isinstance(step, Assigned)
+                names[step.name] = _value(step.value, names)
+        for masked, walk, run in ((False, walks.unmasked, split.full), (True, walks.masked, split.partial)):
+            for step in range(_value(run[0], names), _value(run[1], names)) if run is not None and walk.at else ():
+                taken.setdefault(masked, []).append(_after(walk.at, {**ends, "step": step})["at"])
+    for masked, runs in ((False, loops.full), (True, loops.partial)):
+        found, wanted = sorted(taken.get(masked, [])), _tiles(runs, ends)
+        if found != wanted:
+            return f"{pieces} pieces take the tiles {found}, and not {wanted}"
     return ""
 
 

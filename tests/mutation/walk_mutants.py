@@ -13,8 +13,9 @@ from attngen.ir.build import add, integer, sub
 from attngen.ir.nodes import Expr
 from attngen.ir.printing import expression as text
 from attngen.plan.kernel import KernelPlan
-from attngen.plan.mask.loops import Assigned, Run
+from attngen.plan.mask.loops import Assigned, Rounded, Run
 from attngen.plan.mask.walks import Walk
+from attngen.plan.split import Split
 from mutation.edits import edits
 
 
@@ -26,6 +27,26 @@ def portable_edits(plan: KernelPlan) -> Iterator[tuple[str, KernelPlan]]:
             edited = [*_walks(getattr(walks, name)), ("the walk of the other tiles", other)]
             for what, made in edited:
                 yield f"{field}, {name}: {what}", replace(plan, **{field: replace(walks, **{name: made})})
+    if plan.split is not None:
+        for what, made in _splits(plan.split):
+            yield f"pieces, {what}", replace(plan, split=made)
+
+
+def _splits(split: Split) -> Iterator[tuple[str, Split]]:
+    for field in ("counts", "steps"):
+        steps = getattr(split, field)
+        for n, step in enumerate(steps):
+            if isinstance(step, Rounded):
+                made = [("rounded the other way", replace(step, up=not step.up))]
+            else:
+                made = [(what, Assigned(step.name, e)) for what, e in _tile_edits(step.value)]
+            for what, other in made:
+                yield f"{step.name}: {what}", replace(split, **{field: (*steps[:n], other, *steps[n + 1 :])})
+    for field in ("full", "partial"):
+        run = getattr(split, field)
+        for at in (0, 1) if run is not None else ():
+            for what, e in _tile_edits(run[at]):
+                yield f"{field}: {what}", replace(split, **{field: (e, run[1]) if at == 0 else (run[0], e)})
 
 
 def hopper_edits(plan: KernelPlan) -> Iterator[tuple[str, KernelPlan]]:

@@ -13,7 +13,7 @@ from attngen.emit.options import Options
 from attngen.emit.text.params import ParamView
 from attngen.emit.triton.expressions import Printer
 from attngen.emit.triton.kernel_code import KernelCode, KernelWriter
-from attngen.emit.triton.tile_loops import plain_lines
+from attngen.emit.triton.tile_loops import in_brackets, plain_lines
 from attngen.ir.build import TRUE, mul, real
 from attngen.ir.nodes import Expr
 from attngen.ir.walk import named
@@ -64,13 +64,17 @@ def split_view(
     def ends(run: tuple[Expr, Expr] | None) -> str:
         return "" if run is None else ", ".join(map(printer.text, run))
 
+    loops = (plan.key_loops.full, plan.key_loops.partial)
+    counts = (
+        f"{s.name} = {in_brackets(runs, printer).text(s.value)}" for s, runs in zip(split.counts, loops, strict=True)
+    )
     seed = ("seed",) if plan.attention.dropout is not None else ()
     return SplitView(
         CUT,
         split.packed,
         "group * Sq" if split.packed else "Sq",
         "Hkv" if split.packed else "Hq",
-        plain_lines(split.steps, printer, "pieces"),
+        (*counts, *plain_lines(split.steps, printer, "pieces")),
         ends(split.full),
         ends(split.partial),
         _merge(plan, params, known),

@@ -11,10 +11,9 @@ from typing import assert_never
 
 from attngen.emit.text.render import bracket
 from attngen.emit.triton.expressions import Printer
-from attngen.ir.build import sub
 from attngen.plan.mask.data_tests import DataTest
-from attngen.plan.mask.loops import Assigned, Loops, Ordered, Rounded, Step
-from attngen.plan.mask.walks import TwoWalks, Walk, tile
+from attngen.plan.mask.loops import Assigned, Loops, Ordered, Rounded, Run, Step
+from attngen.plan.mask.walks import TwoWalks, Walk, length
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +43,14 @@ def range_view(found: Loops, walks: TwoWalks, printer: Printer, block: str) -> R
     return RangeView(found.axis, lines, found.names, unmasked, masked, found.tests)
 
 
+def in_brackets(runs: tuple[Run, ...], printer: Printer) -> Printer:
+    """Of several runs, one that prints the length of each in brackets, so that sums of them can be read."""
+    lengths = [length(run) for run in runs] if len(runs) > 1 else []
+    return replace(printer, names={**printer.names, **{e: bracket(printer.text(e)) for e in lengths}})
+
+
 def _walk_view(walk: Walk, printer: Printer) -> WalkView:
-    if len(walk.runs) > 1:  # the length of each run in brackets, so that sums of them can be read
-        lengths = [sub(tile(r.stop), tile(r.start)) for r in walk.runs]
-        names = {e: bracket(printer.text(e)) for e in lengths}
-        printer = replace(printer, names={**printer.names, **names})
+    printer = in_brackets(walk.runs, printer)
     return WalkView(printer.text(walk.n_steps), tuple(f"{s.name} = {printer.text(s.value)}" for s in walk.at))
 
 

@@ -14,6 +14,7 @@ from attngen.ir.nodes import Expr, Op
 from attngen.plan.mask.loops import ZERO, Assigned, Loops, Run
 
 STEP, N_STEPS, AT = index("step"), index("n_steps"), index("at")
+ZERO_TILES = integer(0)
 BEYOND = 2**30
 """A tile after the last of any sequence."""
 
@@ -67,6 +68,10 @@ def tile(name: str) -> Expr:
     return integer(0) if name == ZERO else index(name)
 
 
+def length(run: Run) -> Expr:
+    return sub(tile(run.stop), tile(run.start))
+
+
 def own(name: str) -> str:
     """The same end for a part of the held tile."""
     return name if name == ZERO else f"own_{name}"
@@ -80,24 +85,28 @@ def one_stretch(loops: Loops) -> Run | None:
     return None
 
 
+def counted(runs: tuple[Run, ...], before: Expr = ZERO_TILES) -> Expr:
+    """How many tiles the runs have, and `before`."""
+    if len(runs) == 1:
+        return sub(add(before, tile(runs[0].stop)), tile(runs[0].start))
+    for run in runs:
+        before = add(before, length(run))
+    return before
+
+
 def numbered(runs: tuple[Run, ...]) -> Walk:
     """Counts through the runs in their order."""
     if not runs:
-        return Walk((), integer(0), (), ())
-    lengths = [sub(tile(r.stop), tile(r.start)) for r in runs]
-    total: Expr = integer(0)
-    for length in lengths:
-        total = add(total, length)
+        return Walk((), ZERO_TILES, (), ())
     steps = [Assigned("at", add(tile(runs[0].start), STEP))]
     inverse = [sub(AT, tile(runs[0].start))]
     passed: Expr | None = None
     for before, run in pairwise(runs):
-        length = sub(tile(before.stop), tile(before.start))
-        passed = length if passed is None else add(passed, length)
+        passed = length(before) if passed is None else add(passed, length(before))
         later = sub(add(tile(run.start), STEP), passed)
         steps.append(Assigned("at", apply(Op.SELECT, apply(Op.LT, STEP, passed), AT, later)))
         inverse.append(add(sub(AT, tile(run.start)), passed))
-    return Walk(runs, total, tuple(steps), tuple(inverse))
+    return Walk(runs, counted(runs), tuple(steps), tuple(inverse))
 
 
 def two_walks(loops: Loops) -> TwoWalks:

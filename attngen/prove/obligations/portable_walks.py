@@ -1,13 +1,15 @@
 """The walks of the portable kernels, as claims of `tile-ranges`.
 
-Takes a plan, returns a claim for each walk of each direction: it takes each tile of its runs once, and no other. That
-the runs themselves are right is what the claims about loops say.
+Takes a plan, returns a claim for each walk of each direction: it takes each tile of its runs once, and no other; and
+one that what is cut into pieces is what both walks over keys take. That the runs themselves are right is what the
+claims about loops say, and that each tile is in one piece is a claim beside them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from attngen.prove.obligations.tile_walks import counts_answer
 from attngen.prove.obligations.walk_claims import WalkClaims
 from attngen.prove.verdict import Claim
 
@@ -24,3 +26,7 @@ def portable_walks(claims: WalkClaims) -> Iterator[Claim]:
         ):
             sentence = f"{kernels}: the walk over {walked} {mask} the mask"
             yield claims.walk(f"walk of {walked}, {name}", sentence, walk, runs)
+    if plan.split is not None:
+        sentence = "forward, short queries: as many tiles are cut into pieces as the two walks over keys have"
+        answer = counts_answer(claims.world(), plan.split, plan.key_loops, claims.seconds)
+        yield claims.claim("walk of keys, pieces", sentence, answer)

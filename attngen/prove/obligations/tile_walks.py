@@ -225,6 +225,18 @@ def starts_answer(world: World, ranges: TileRanges, premises: list[Term], second
     return world.ask(premises, world.all_of([world.term(s.lo) >= 0 for s in ranges.any]), seconds)
 
 
+def counts_answer(world: World, split: Split, loops: Loops, seconds: float) -> Answer:
+    """Whether `n_full` is the number of tiles that need no mask, and `n_walked` that of all."""
+    ends = _Ends(world, loops.runs)
+    found = ends.after(split.counts)
+
+    def tiles(runs: tuple[Run, ...]) -> Term:
+        return sum((ends[r.stop] - ends[r.start] for r in runs), world.number(0))
+
+    counted = [found["n_full"] == tiles(loops.full), found["n_walked"] == tiles(loops.runs)]
+    return world.ask_linear(ends.premises, world.all_of(counted), seconds)
+
+
 def pieces_answer(world: World, split: Split, seconds: float) -> Answer:
     """Whether each tile of the walk is in one piece, and there in the loop that it belongs to; and whether no product
     leaves what tiles and pieces are together.

@@ -92,6 +92,8 @@ asked of a key alone: rows of K and V that break it reach nothing
 
 forward, short queries: number `piece` of `pieces` of that walk
     a tile holds the rows of all heads that share keys
+    n_full = full_hi
+    n_walked = n_full + any_hi - full_hi
     share = n_walked / pieces, rounded up
     first = min(piece * share, n_walked)
     stop = min(first + share, n_walked)

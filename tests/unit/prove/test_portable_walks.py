@@ -72,3 +72,11 @@ def test_kernels_print_the_plans_own_walk() -> None:
     emitted, text = emit(with_masked(found, odd), "", Options()), plan_text(with_masked(found, odd))
     assert emitted.count("at = any_lo + step + 4321") == 3  # forward, short queries, dQ
     assert "at = any_lo + step + 4321" in text
+
+
+def test_pieces_of_fewer_tiles_than_the_walks_have_are_refuted() -> None:
+    found = planned("causal")
+    assert found.split is not None
+    full, walked = found.split.counts
+    short = Assigned("n_walked", add(walked.value, integer(-1)))
+    assert refuted(replace(found, split=replace(found.split, counts=(full, short)))) == {"walk of keys, pieces"}
