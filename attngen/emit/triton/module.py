@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from attngen.emit.options import Options
+from attngen.emit.text.long_lines import without_long_lines
 from attngen.emit.text.names import RESERVED
 from attngen.emit.text.prune import without_unused, without_unused_definitions
 from attngen.emit.text.render import render
@@ -58,7 +59,8 @@ def emit_triton(plan: KernelPlan, text: str, options: Options, proof: tuple[str,
     # The helpers that this variant calls, and what those call in turn, are found in the code itself.
     called = set(re.findall(r"(?<![A-Za-z0-9_])_[a-z][a-z_]*(?=\()", body))
     known = {"uses": frozenset(called), "takes_fast": not _FAST.isdisjoint(called)}
-    return without_unused_definitions(without_unused(render("triton/module.py.j2", {**context, **known})))
+    source = without_unused_definitions(without_unused(render("triton/module.py.j2", {**context, **known})))
+    return without_long_lines(source)
 
 
 def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ...]) -> dict[str, Any]:

@@ -52,8 +52,8 @@ try:
     )
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as HopperDescriptor
 
-    # As Triton 3.7 and newer name it, and else as 3.6 does: the barrier of a warpgroup's threads, shared memory seen as of
-    # another type and shape, and the copy engine into shared memory and out of it.
+    # As Triton 3.7 and newer name it, and else as 3.6 does: the barrier of a warpgroup's threads, shared memory seen as
+    # of another type and shape, and the copy engine into shared memory and out of it.
     _BARRIER = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
     _SHARED = gl.shared_memory_descriptor
     _REINTERPRET = _SHARED.reinterpret if hasattr(_SHARED, "reinterpret") else _SHARED._reinterpret
@@ -106,8 +106,8 @@ TILES = {
 # The registers of a thread, by (head dim rounded up, forward tile): with more, one program less would fit.
 REGISTERS = {(128, 64, 128, 4, 1): 168, (128, 64, 64, 4, 1): 128}
 
-# Short queries, whose keys are cut into pieces, by (chip, bytes of an element): rows and keys of a tile at most, elements of
-# either, warps, stages, and how many programs a multiprocessor runs at a time.
+# Short queries, whose keys are cut into pieces, by (chip, bytes of an element): rows and keys of a tile at most,
+# elements of either, warps, stages, and how many programs a multiprocessor runs at a time.
 SPLIT = {
     ('sm_80', 2): (64, 128, 8192, 4, 3, 2),
     ('sm_80', 4): (32, 32, 4096, 8, 1, 2),
@@ -123,10 +123,10 @@ SPLIT = {
     ('cpu', 4): (64, 64, 8192, 4, 1, 1),
 }
 
-# The forward kernel of compute capability 9.0 by (head dim of q and k, of v, rounded up): queries, keys, stages, whether
-# a warpgroup overlaps its own products, whether warpgroups start theirs in turn, registers of a thread that computes and
-# of one that fetches, heads whose tiles are taken in turn, at least, and tiles of queries of all these heads, whether
-# programs stay for more than one tile, and whether results have a place of their own.
+# The forward kernel of compute capability 9.0 by (head dim of q and k, of v, rounded up): queries, keys, stages,
+# whether a warpgroup overlaps its own products, whether warpgroups start theirs in turn, registers of a thread that
+# computes and of one that fetches, heads whose tiles are taken in turn, at least, and tiles of queries of all these
+# heads, whether programs stay for more than one tile, and whether results have a place of their own.
 HOPPER = {
     (64, 64): (192, 128, 2, False, True, 160, 32, 8, 256, 'queue', True),
     (64, 128): (128, 128, 2, True, True, 240, 24, 8, 256, 'queue', True),
@@ -136,17 +136,18 @@ HOPPER = {
     (256, 256): (128, 64, 2, True, True, 240, 24, 2, 128, 'once', False),
 }
 
-# The backward kernel of compute capability 9.0, likewise: queries, keys, stages, whether dO is awaited before the weights
-# are made, heads whose tiles are taken in turn, at least, and tiles of keys of all these heads; registers of a thread that
-# fetches or waits; whether tiles of keys are taken from the last to the first, where there are heads enough.
+# The backward kernel of compute capability 9.0, likewise: queries, keys, stages, whether dO is awaited before the
+# weights are made, heads whose tiles are taken in turn, at least, and tiles of keys of all these heads; registers of a
+# thread that fetches or waits; whether tiles of keys are taken from the last to the first, where there are heads
+# enough.
 HOPPER_BACKWARD = {
     (64, 64): (128, 128, 3, False, 4, 512, 24, True),
     (128, 128): (64, 128, 3, True, 2, 256, 24, True),
 }
 
-# And where dK and dV, and dQ, have a kernel each. Of dK/dV: queries, keys, stages, by how many tiles the warpgroup of the
-# weights may be ahead, heads whose tiles are taken in turn, registers of a thread that fetches. Of dQ: queries, keys, stages
-# of keys and of values, and the last two.
+# And where dK and dV, and dQ, have a kernel each. Of dK/dV: queries, keys, stages, by how many tiles the warpgroup of
+# the weights may be ahead, heads whose tiles are taken in turn, registers of a thread that fetches. Of dQ: queries,
+# keys, stages of keys and of values, and the last two.
 HOPPER_APART = {
     (256, 256): ((64, 64, 2, 1, 1, 24), (128, 64, 2, 1, 1, 24)),
     (256, 128): ((64, 64, 2, 1, 1, 24), (128, 64, 2, 2, 1, 24)),
@@ -164,8 +165,8 @@ def _load_rows(
 ):
     """Rows start … start + ROWS - 1 of one head. Columns from COLS on are zero, and with CHECKED rows from `stop` on.
 
-    `head_rows` points to the head's first row; with TMA it is a descriptor of the whole tensor, whose edges the hardware
-    checks.
+    `head_rows` points to the head's first row; with TMA it is a descriptor of the whole tensor, whose edges the
+    hardware checks.
     """
     if TMA:
         rows = tl.reshape(head_rows.load([batch, head, start, 0]), [ROWS, BLOCK_COLS])
@@ -212,7 +213,8 @@ def _head_rows(tensor, batch, head, stride_b, stride_h, ALIGN: tl.constexpr, TMA
 
 @triton.jit
 def _late_tiles_first(n_tiles, n_heads):
-    """(tile, batch, head) of this program: the tiles with most work first, eight heads at a time for the cache's sake."""
+    """(tile, batch, head) of this program: the tiles with most work first, eight heads at a time for the cache's sake.
+    """
     pid = tl.program_id(0)
     first = pid // (n_tiles * 8) * 8
     width = tl.minimum(tl.num_programs(0) // n_tiles - first, 8)
@@ -224,7 +226,8 @@ def _late_tiles_first(n_tiles, n_heads):
 
 @triton.jit
 def _early_tiles_first(n_tiles, n_heads):
-    """(tile, batch, head) of this program: the tiles with most work first, eight heads at a time for the cache's sake."""
+    """(tile, batch, head) of this program: the tiles with most work first, eight heads at a time for the cache's sake.
+    """
     pid = tl.program_id(0)
     first = pid // (n_tiles * 8) * 8
     width = tl.minimum(tl.num_programs(0) // n_tiles - first, 8)
@@ -239,7 +242,8 @@ def _early_tiles_first(n_tiles, n_heads):
 
 @triton.jit
 def _key_tiles(q0, q1, Sq, Sk, BK: tl.constexpr):
-    """The tiles that the queries q0 … q1 meet: `any` some pair is allowed, `full` every pair is, and no mask is needed."""
+    """The tiles that the queries q0 … q1 meet: `any` some pair is allowed, `full` every pair is, and no mask is needed.
+    """
     q0 = tl.cast(q0, tl.int64)
     q1 = tl.cast(q1, tl.int64)
     any_hi = tl.cast(tl.cdiv(tl.minimum(Sk, q1 + Sk - Sq + 1), BK), tl.int32)
@@ -272,7 +276,8 @@ def _query_tiles(k0, k1, Sq, Sk, BQ: tl.constexpr):
 @triton.jit
 def _attend_tile(
     acc, row_max, row_sum, q, k_rows, v_rows, batch, kv_head, k0, k_stride_s, v_stride_s, Sk, logit_scale, row_term,
-    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BK: tl.constexpr, MASKED: tl.constexpr, TMA: tl.constexpr,
+    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BK: tl.constexpr,
+    MASKED: tl.constexpr, TMA: tl.constexpr,
 ):
     """Folds the keys k0 … k0 + BK - 1 into the running state of a tile of queries."""
     k_idx = (k0 + tl.arange(0, BK))[None, :]
@@ -293,11 +298,13 @@ def _attend_tile(
     return acc, row_max, row_sum
 
 
-@triton.jit(do_not_specialize=['Hq', 'Hkv', 'Sq', 'Sk', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
+@triton.jit(do_not_specialize=['Hq', 'Hkv', 'Sq', 'Sk', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b',
+    'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
 def _forward_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, scale, Hq, Hkv, Sq, Sk,
     q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s,
-    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ALIGN: tl.constexpr, TMA: tl.constexpr,
+    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BQ: tl.constexpr,
+    BK: tl.constexpr, ALIGN: tl.constexpr, TMA: tl.constexpr,
 ):
     """One tile of queries of one head: walks the tiles of keys that it can meet."""
     tile, batch, head = _late_tiles_first(tl.cdiv(Sq, BQ), Hq)
@@ -322,13 +329,15 @@ def _forward_kernel(
     for step in tl.range(full_hi):
         at = step
         acc, row_max, row_sum = _attend_tile(
-            acc, row_max, row_sum, q, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, logit_scale, row_term,
+            acc, row_max, row_sum, q, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, logit_scale,
+            row_term,
             D, Dv, BLOCK_D, BLOCK_DV, BK, False, TMA,
         )
     for step in tl.range(any_hi - full_hi):
         at = full_hi + step
         acc, row_max, row_sum = _attend_tile(
-            acc, row_max, row_sum, q, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, logit_scale, row_term,
+            acc, row_max, row_sum, q, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, logit_scale,
+            row_term,
             D, Dv, BLOCK_D, BLOCK_DV, BK, True, TMA,
         )
 
@@ -346,11 +355,13 @@ def _forward_kernel(
 # ---------------------------------------------------------------- forward, short queries
 
 
-@triton.jit(do_not_specialize=['pieces', 'Hq', 'Hkv', 'Sq', 'Sk', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
+@triton.jit(do_not_specialize=['pieces', 'Hq', 'Hkv', 'Sq', 'Sk', 'q_stride_b', 'q_stride_h', 'q_stride_s',
+    'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
 def _split_kernel(
     q_ptr, k_ptr, v_ptr, parts_ptr, pieces, scale, Hq, Hkv, Sq, Sk,
     q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s,
-    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ALIGN: tl.constexpr, TMA: tl.constexpr,
+    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BQ: tl.constexpr,
+    BK: tl.constexpr, ALIGN: tl.constexpr, TMA: tl.constexpr,
 ):
     """One piece of the walk of one tile, whose rows are the queries of all heads that share keys and values."""
     group = Hq // Hkv
@@ -388,13 +399,15 @@ def _split_kernel(
     for step in tl.range(tl.minimum(first, n_full), tl.minimum(stop, n_full)):
         at = step
         acc, row_max, row_sum = _attend_tile(
-            acc, row_max, row_sum, q, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, logit_scale, row_term,
+            acc, row_max, row_sum, q, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, logit_scale,
+            row_term,
             D, Dv, BLOCK_D, BLOCK_DV, BK, False, TMA,
         )
     for step in tl.range(tl.maximum(first, n_full) - n_full, tl.maximum(stop, n_full) - n_full):
         at = full_hi + step
         acc, row_max, row_sum = _attend_tile(
-            acc, row_max, row_sum, q, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, logit_scale, row_term,
+            acc, row_max, row_sum, q, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, logit_scale,
+            row_term,
             D, Dv, BLOCK_D, BLOCK_DV, BK, True, TMA,
         )
 
@@ -405,7 +418,8 @@ def _split_kernel(
     tl.store(cells + BLOCK_DV + 1, row_sum[:, None], mask=q_idx < Sq)
 
 
-@triton.jit(do_not_specialize=['pieces', 'Hq', 'Hkv', 'Sq', 'Sk', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
+@triton.jit(do_not_specialize=['pieces', 'Hq', 'Hkv', 'Sq', 'Sk', 'q_stride_b', 'q_stride_h', 'q_stride_s',
+    'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
 def _merge_kernel(
     parts_ptr, out_ptr, lse_ptr, pieces, scale, Hq, Hkv, Sq, Sk,
     D: tl.constexpr, Dv: tl.constexpr, BLOCK_DV: tl.constexpr, PIECES: tl.constexpr,
@@ -459,7 +473,8 @@ def _arrive(number, THREADS: gl.constexpr, WARPS: gl.constexpr):
     gl.inline_asm_elementwise(
         "bar.arrive $1, $2; mov.b32 $0, $1;",
         "=r,r,r",
-        [number + gl.full([32 * WARPS], 0, gl.int32, layout=each), gl.full([32 * WARPS], THREADS, gl.int32, layout=each)],
+        [number + gl.full([32 * WARPS], 0, gl.int32, layout=each),
+            gl.full([32 * WARPS], THREADS, gl.int32, layout=each)],
         dtype=gl.int32,
         is_pure=False,
         pack=1,
@@ -473,7 +488,8 @@ def _meet(number, THREADS: gl.constexpr, WARPS: gl.constexpr):
     gl.inline_asm_elementwise(
         "bar.sync $1, $2; mov.b32 $0, $1;",
         "=r,r,r",
-        [number + gl.full([32 * WARPS], 0, gl.int32, layout=each), gl.full([32 * WARPS], THREADS, gl.int32, layout=each)],
+        [number + gl.full([32 * WARPS], 0, gl.int32, layout=each),
+            gl.full([32 * WARPS], THREADS, gl.int32, layout=each)],
         dtype=gl.int32,
         is_pure=False,
         pack=1,
@@ -498,9 +514,9 @@ def _unpacked(pairs, dtype: gl.constexpr, layout: gl.constexpr):
 # ---------------------------------------------------------------- forward, for compute capability 9.0
 
 
-# What travels together. A ring of tiles in shared memory: the tiles, a barrier for each that says that it has arrived, and
-# the first of the hardware barriers that say that a place is free. Where the next items are noted and counted. What a
-# call gives every function. What the kernel is compiled for. Where results go.
+# What travels together. A ring of tiles in shared memory: the tiles, a barrier for each that says that it has arrived,
+# and the first of the hardware barriers that say that a place is free. Where the next items are noted and counted. What
+# a call gives every function. What the kernel is compiled for. Where results go.
 _Ring = namedtuple("_Ring", "tiles ready FREE")
 _Work = namedtuple("_Work", "notes queue_ptr n_work together")
 _Call = namedtuple("_Call", "scale Hq Hkv Sq Sk")
@@ -512,7 +528,8 @@ _Results = namedtuple("_Results", "desc tiles lse_ptr")
 def _hold_back(n_steps):
     """A loop that is never entered, though the compiler cannot know: it moves no wait for a product up across it."""
     gl.inline_asm_elementwise(
-        "{ .reg .pred p; wait: setp.ge.s32 p, $1, 0; @p bra.uni go; nanosleep.u32 100; bra.uni wait; go: mov.b32 $0, $1; }",
+        "{ .reg .pred p; wait: setp.ge.s32 p, $1, 0; @p bra.uni go; nanosleep.u32 100; bra.uni wait; go: mov.b32 $0, "
+        "$1; }",
         "=r,r",
         [gl.full([128], n_steps, gl.int32, layout=gl.BlockedLayout([1], [32], [4], [0]))],
         dtype=gl.int32,
@@ -523,7 +540,8 @@ def _hold_back(n_steps):
 
 @gluon.jit
 def _work_item(item, n_tiles, n_heads, n_work, together):
-    """(tile, batch, head) of an item: the tiles with most work first, `together` heads at a time for the cache's sake."""
+    """(tile, batch, head) of an item: the tiles with most work first, `together` heads at a time for the cache's sake.
+    """
     first = item // (n_tiles * together) * together
     width = tl.minimum(n_work // n_tiles - first, together)
     i = item - first * n_tiles
@@ -558,8 +576,8 @@ def _key_runs(
     q0, batch, head, kv_head, call,
     D: gl.constexpr, Dv: gl.constexpr, ROWS: gl.constexpr, BK: gl.constexpr,
 ):
-    """The tiles of keys that ROWS queries from q0 on meet, as `_key_tiles` has them; none beyond the last, since the first
-    is walked even where there is none.
+    """The tiles of keys that ROWS queries from q0 on meet, as `_key_tiles` has them; none beyond the last, since the
+    first is walked even where there is none.
     """
     _scale, _Hq, _Hkv, Sq, Sk = call
     q1 = tl.minimum(q0 + ROWS, Sq) - 1
@@ -607,7 +625,8 @@ def _load_tiles(q_desc, k_desc, v_desc, q_ring, k_ring, v_ring, work, call, conf
                     if config.SCHEDULE == "queue":
                         _pass_on_item(work.notes, 2 * part + (round & 1), item, tile, batch, head)
                     mbarrier.expect(q_ring.ready.index(part), q_desc.block_type.nbytes)
-                    q_tile = _REINTERPRET(q_ring.tiles.index(part), q_desc.dtype, [1, 1, 64, config.BLOCK_D], q_desc.layout)
+                    q_tile = _REINTERPRET(q_ring.tiles.index(part), q_desc.dtype, [1, 1, 64, config.BLOCK_D],
+                        q_desc.layout)
                     _COPY_IN(q_desc, [batch, head, q0 + part * 64, 0], q_ring.ready.index(part), q_tile)
             else:
                 stage = (turn + step - 1) % STAGES
@@ -618,7 +637,8 @@ def _load_tiles(q_desc, k_desc, v_desc, q_ring, k_ring, v_ring, work, call, conf
             v0 = k0
         turn += n_steps
         round += 1
-        item = gl.num_programs(0) + gl.atomic_add(work.queue_ptr, 1, sem="relaxed") if config.SCHEDULE == "queue" else work.n_work
+        item = gl.num_programs(0) + gl.atomic_add(work.queue_ptr, 1,
+            sem="relaxed") if config.SCHEDULE == "queue" else work.n_work
     if config.SCHEDULE == "queue":
         for part in gl.static_range(BQ // 64):
             if round > 0:
@@ -632,8 +652,9 @@ def _load_tiles(q_desc, k_desc, v_desc, q_ring, k_ring, v_ring, work, call, conf
 
 @gluon.constexpr_function
 def _weights_ptx(n, half):
-    """PTX for a thread's n pairs of scores of neighbours, of two rows in turn: their weights in pairs of `half`; and for
-    each row, as its first number, their sum, the row's reference, and what its earlier sums are to be multiplied by.
+    """PTX for a thread's n pairs of scores of neighbours, of two rows in turn: their weights in pairs of `half`; and
+    for each row, as its first number, their sum, the row's reference, and what its earlier sums are to be multiplied
+    by.
 
     Weights are made with the reference there is. Where a sum passes 2**8, or is no number, the maximum becomes the
     row's reference and the warp makes them again. A row that has no reference yet, -inf, has no such sum.
@@ -705,8 +726,8 @@ def _across(rows, like, EACH: gl.constexpr):
 
 @gluon.jit
 def _lagging_weights(x, reference, factor, dtype: gl.constexpr):
-    """2**((x - reference) factor), packed; by thread their sums, the rows' reference from here on, and what earlier sums
-    are multiplied by.
+    """2**((x - reference) factor), packed; by thread their sums, the rows' reference from here on, and what earlier
+    sums are multiplied by.
     """
     low, high = x.reshape([64, x.shape[1] // 2, 2]).split()
     COUNT: gl.constexpr = x.shape[1] // 4
@@ -739,7 +760,8 @@ def _rescaled(acc, rescale):
     """acc * rescale; a warp whose rows keep their reference goes past."""
     COUNT: gl.constexpr = acc.shape[1] // 2
     return gl.inline_asm_elementwise(
-        _multiplied(COUNT), _in_place(COUNT), [acc, _across(rescale, acc, 2)], dtype=gl.float32, is_pure=False, pack=COUNT
+        _multiplied(COUNT), _in_place(COUNT), [acc, _across(rescale, acc, 2)], dtype=gl.float32, is_pure=False,
+        pack=COUNT
     )
 
 
@@ -824,7 +846,8 @@ def _attend_tiles(results, q_ring, k_ring, v_ring, work, call, config: gl.conste
         row_sum = _firsts(no_scores.reshape([64, BK // 2, 2]).split()[0])
         row_max = row_sum - float("inf")
         mbarrier.wait(q_ring.ready.index(PART), round & 1)
-        q = _REINTERPRET(q_ring.tiles.index(PART), dtype, [64, config.BLOCK_D], gl.NVMMASharedLayout.get_default_for([64, config.BLOCK_D], dtype))
+        q = _REINTERPRET(q_ring.tiles.index(PART), dtype, [64, config.BLOCK_D],
+            gl.NVMMASharedLayout.get_default_for([64, config.BLOCK_D], dtype))
         for step in range(own_first):
             _let_go(turn + step, k_ring, v_ring, config, PART)
         if config.PIPELINED:
@@ -853,7 +876,8 @@ def _attend_tiles(results, q_ring, k_ring, v_ring, work, call, config: gl.conste
                 k = k_ring.tiles.index(stage).reshape([BK, config.BLOCK_D]).permute((1, 0))
                 qk_token = warpgroup_mma(q, k, no_scores, use_acc=False, is_async=True)
                 mbarrier.wait(v_ring.ready.index(v_stage), v_phase)
-                acc_token = warpgroup_mma(p, v_ring.tiles.index(v_stage).reshape([BK, config.BLOCK_DV]), acc, is_async=True)
+                acc_token = warpgroup_mma(p, v_ring.tiles.index(v_stage).reshape([BK, config.BLOCK_DV]), acc,
+                    is_async=True)
                 if config.ORDERED:
                     _arrive(config.ORDER + (PART + 1) % (BQ // 64), 256, 4)
                 qk = warpgroup_mma_wait(1, deps=(qk_token,))
@@ -892,7 +916,8 @@ def _attend_tiles(results, q_ring, k_ring, v_ring, work, call, config: gl.conste
                 acc = _rescaled(acc, rescale)
                 p = _unpacked(weight, dtype, weight_layout)
                 mbarrier.wait(v_ring.ready.index(stage), phase)
-                acc_token = warpgroup_mma(p, v_ring.tiles.index(stage).reshape([BK, config.BLOCK_DV]), acc, is_async=True)
+                acc_token = warpgroup_mma(p, v_ring.tiles.index(stage).reshape([BK, config.BLOCK_DV]), acc,
+                    is_async=True)
                 acc, p = warpgroup_mma_wait(0, deps=(acc_token, p))
                 _arrive(v_ring.FREE + stage, SHARE, 4)
             if Q_EARLY:
@@ -944,7 +969,8 @@ def _attend_tiles(results, q_ring, k_ring, v_ring, work, call, config: gl.conste
 @gluon.jit(do_not_specialize=['n_work', 'together', 'Hq', 'Hkv', 'Sq', 'Sk'])
 def _hopper_forward_kernel(
     q_desc, k_desc, v_desc, out_desc, lse_ptr, queue_ptr, n_work, together, scale, Hq, Hkv, Sq, Sk,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr,
+    BK: gl.constexpr,
     STAGES: gl.constexpr, SCHEDULE: gl.constexpr, ORDERED: gl.constexpr, OUT_APART: gl.constexpr,
     PIPELINED: gl.constexpr, REGISTERS: gl.constexpr, SPARE: gl.constexpr, FAST: gl.constexpr,
 ):
@@ -959,7 +985,8 @@ def _hopper_forward_kernel(
     gl.static_assert(ORDER + (PARTS if ORDERED else 0) <= 16)
     Q_COLS: gl.constexpr = BLOCK_D if OUT_APART or BLOCK_D > BLOCK_DV else BLOCK_DV
     dtype: gl.constexpr = out_desc.dtype
-    config: gl.constexpr = _Config(D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, SCHEDULE, ORDERED, OUT_APART, PIPELINED, FAST, ORDER)
+    config: gl.constexpr = _Config(D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, SCHEDULE, ORDERED, OUT_APART, PIPELINED,
+        FAST, ORDER)
     q_tiles = gl.allocate_shared_memory(dtype, [PARTS, 1, 1, 64, Q_COLS], q_desc.layout)
     k_tiles = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, BK, BLOCK_D], k_desc.layout)
     v_tiles = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, BK, BLOCK_DV], v_desc.layout)
@@ -1014,7 +1041,8 @@ def _three_parts(x):
 
 @triton.jit(do_not_specialize=["n_rows", "n_counters"])
 def _rows_kernel(
-    lse_ptr, scaled_lse_ptr, out_ptr, d_out_ptr, d_lse_ptr, delta_ptr, n_rows, counters_ptr, n_counters, terms_ptr, scale,
+    lse_ptr, scaled_lse_ptr, out_ptr, d_out_ptr, d_lse_ptr, delta_ptr, n_rows, counters_ptr, n_counters, terms_ptr,
+    scale,
     Dv: tl.constexpr, BLOCK_DV: tl.constexpr, ROWS: tl.constexpr, HAS_D_LSE: tl.constexpr,
 ):
     """What every pair of a row reads, once a row: the log-sum-exp to base 2, inf for rows that met no key; delta.
@@ -1058,7 +1086,8 @@ def _rows_kernel(
 @triton.jit
 def _dq_tile(
     dq, q, d_out, row_lse, delta, k_rows, v_rows, batch, kv_head, k0, k_stride_s, v_stride_s, Sk, logit_scale, row_term,
-    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BK: tl.constexpr, MASKED: tl.constexpr, TMA: tl.constexpr,
+    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BK: tl.constexpr,
+    MASKED: tl.constexpr, TMA: tl.constexpr,
 ):
     """Adds to dQ what the keys k0 … k0 + BK - 1 contribute."""
     k_idx = (k0 + tl.arange(0, BK))[None, :]
@@ -1077,11 +1106,13 @@ def _dq_tile(
     return dq
 
 
-@triton.jit(do_not_specialize=['Hq', 'Hkv', 'Sq', 'Sk', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
+@triton.jit(do_not_specialize=['Hq', 'Hkv', 'Sq', 'Sk', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b',
+    'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
 def _dq_kernel(
     q_ptr, k_ptr, v_ptr, d_out_ptr, lse_ptr, delta_ptr, dq_ptr, scale, Hq, Hkv, Sq, Sk,
     q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s,
-    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ALIGN: tl.constexpr, TMA: tl.constexpr,
+    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BQ: tl.constexpr,
+    BK: tl.constexpr, ALIGN: tl.constexpr, TMA: tl.constexpr,
 ):
     """One tile of queries of one head: walks the same tiles of keys as the forward kernel."""
     tile, batch, head = _late_tiles_first(tl.cdiv(Sq, BQ), Hq)
@@ -1110,13 +1141,15 @@ def _dq_kernel(
     for step in tl.range(full_hi):
         at = step
         dq = _dq_tile(
-            dq, q, d_out, row_lse, delta, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, logit_scale, row_term,
+            dq, q, d_out, row_lse, delta, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk,
+            logit_scale, row_term,
             D, Dv, BLOCK_D, BLOCK_DV, BK, False, TMA,
         )
     for step in tl.range(any_hi - full_hi):
         at = full_hi + step
         dq = _dq_tile(
-            dq, q, d_out, row_lse, delta, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, logit_scale, row_term,
+            dq, q, d_out, row_lse, delta, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk,
+            logit_scale, row_term,
             D, Dv, BLOCK_D, BLOCK_DV, BK, True, TMA,
         )
     _store_rows(dq_ptr + row * D, dq * scale, q0, Sq, D, BQ, D, BLOCK_D)
@@ -1125,7 +1158,8 @@ def _dq_kernel(
 @triton.jit
 def _dkdv_tile(
     dk, dv, k, v, q_rows, d_out_rows, batch, head, row, lse_ptr, delta_ptr, q0, q_stride_s, Sq, k_idx, Sk, logit_scale,
-    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BQ: tl.constexpr, MASKED: tl.constexpr, TMA: tl.constexpr,
+    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BQ: tl.constexpr,
+    MASKED: tl.constexpr, TMA: tl.constexpr,
 ):
     """Adds to dK and dV what the queries q0 … q0 + BQ - 1 contribute."""
     rows = q0 + tl.arange(0, BQ)
@@ -1153,13 +1187,17 @@ def _dkdv_tile(
     return dk, dv
 
 
-@triton.jit(do_not_specialize=['Hq', 'Hkv', 'Sq', 'Sk', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
+@triton.jit(do_not_specialize=['Hq', 'Hkv', 'Sq', 'Sk', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b',
+    'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
 def _dkdv_kernel(
     q_ptr, k_ptr, v_ptr, d_out_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr, scale, Hq, Hkv, Sq, Sk,
     q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s,
-    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ALIGN: tl.constexpr, TMA: tl.constexpr,
+    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BQ: tl.constexpr,
+    BK: tl.constexpr, ALIGN: tl.constexpr, TMA: tl.constexpr,
 ):
-    """One tile of keys of one key/value head: walks the tiles of queries that meet it, for every query head of the group."""
+    """One tile of keys of one key/value head: walks the tiles of queries that meet it, for every query head of the
+    group.
+    """
     tile, batch, kv_head = _early_tiles_first(tl.cdiv(Sk, BK), Hkv)
     k0 = tile * BK
     k1 = tl.minimum(k0 + BK, Sk) - 1
@@ -1184,14 +1222,16 @@ def _dkdv_kernel(
         for step in tl.range(full_hi - full_lo):
             at = full_lo + step
             dk, dv = _dkdv_tile(
-                dk, dv, k, v, q_rows, d_out_rows, batch, head, row, lse_ptr, delta_ptr, at * BQ, q_stride_s, Sq, k_idx, Sk, logit_scale,
+                dk, dv, k, v, q_rows, d_out_rows, batch, head, row, lse_ptr, delta_ptr, at * BQ, q_stride_s, Sq, k_idx,
+                Sk, logit_scale,
                 D, Dv, BLOCK_D, BLOCK_DV, BQ, False, TMA,
             )
         for step in tl.range((full_lo - any_lo) + (any_hi - full_hi)):
             at = any_lo + step
             at = tl.where(step < (full_lo - any_lo), at, full_hi + step - (full_lo - any_lo))
             dk, dv = _dkdv_tile(
-                dk, dv, k, v, q_rows, d_out_rows, batch, head, row, lse_ptr, delta_ptr, at * BQ, q_stride_s, Sq, k_idx, Sk, logit_scale,
+                dk, dv, k, v, q_rows, d_out_rows, batch, head, row, lse_ptr, delta_ptr, at * BQ, q_stride_s, Sq, k_idx,
+                Sk, logit_scale,
                 D, Dv, BLOCK_D, BLOCK_DV, BQ, True, TMA,
             )
     column = (batch * tl.cast(Hkv, tl.int64) + kv_head) * Sk
@@ -1216,7 +1256,8 @@ def _may_attend(
     like, q0, k0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk,
     D: gl.constexpr, Dv: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr,
 ):
-    """Which pairs of a tile the mask allows. Positions are computed anew: kept for it, they would not fit in registers."""
+    """Which pairs of a tile the mask allows. Positions are computed anew: kept for it, they would not fit in registers.
+    """
     layout: gl.constexpr = like.type.layout
     q_idx = _again(q0 + gl.arange(0, BQ, layout=gl.SliceLayout(0, layout)))[None, :]
     k_idx = _again(k0 + gl.arange(0, BK, layout=gl.SliceLayout(1, layout)))[:, None]
@@ -1250,7 +1291,8 @@ def _weigh_again(
 
 @gluon.jit
 def _packed(x, dtype: gl.constexpr):
-    """Neighbours of a tile in half precision, two in a register: as tensors of 16 bits a loop would carry them apart."""
+    """Neighbours of a tile in half precision, two in a register: as tensors of 16 bits a loop would carry them apart.
+    """
     low, high = x.reshape([x.shape[0], x.shape[1] // 2, 2]).split()
     return gl.inline_asm_elementwise(
         "cvt.rn.bf16x2.f32 $0, $2, $1;" if dtype == gl.bfloat16 else "cvt.rn.f16x2.f32 $0, $2, $1;",
@@ -1286,9 +1328,9 @@ def _heads_in_turn(heads, together, BACKWARDS: tl.constexpr):
 def _walked_item(item, n_tiles, n_heads, n_work, together, BACKWARDS: gl.constexpr):
     """(tile, its place in the order, whether that is backwards, batch, head) of an item.
 
-    Tiles of keys meet fewer queries from one to the next. From the last to the first, each begins at queries that no tile
-    before it has met and stays a tile of queries behind it, so nobody waits for the turn; but the longest come last. So the
-    last of the groups of heads goes the other way, and so do all where there are few, which then are one.
+    Tiles of keys meet fewer queries from one to the next. From the last to the first, each begins at queries that no
+    tile before it has met and stays a tile of queries behind it, so nobody waits for the turn; but the longest come
+    last. So the last of the groups of heads goes the other way, and so do all where there are few, which then are one.
     """
     heads = n_work // n_tiles
     together = _heads_in_turn(heads, together, BACKWARDS)
@@ -1297,7 +1339,8 @@ def _walked_item(item, n_tiles, n_heads, n_work, together, BACKWARDS: gl.constex
     i = item - first * n_tiles
     order = i // width
     back = (first + together < heads) & BACKWARDS
-    return gl.where(back, n_tiles - 1 - order, order), order, back, (first + i % width) // n_heads, (first + i % width) % n_heads
+    return gl.where(back, n_tiles - 1 - order,
+        order), order, back, (first + i % width) // n_heads, (first + i % width) % n_heads
 
 
 @gluon.jit
@@ -1317,8 +1360,8 @@ def _query_runs(
     tile, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk,
     D: gl.constexpr, Dv: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, SHARE: gl.constexpr,
 ):
-    """The tiles of queries that a tile of keys meets, or a half of it: first … stop - 1; and which of them need no mask.
-    SHARE: 0 for all its keys, 1 for the first half, 2 for the second.
+    """The tiles of queries that a tile of keys meets, or a half of it: first … stop - 1; and which of them need no
+    mask. SHARE: 0 for all its keys, 1 for the first half, 2 for the second.
     """
     k0 = tile * BK + (BK // 2 if SHARE == 2 else 0)
     k1 = tl.minimum(k0 + (BK if SHARE == 0 else BK // 2), Sk) - 1
@@ -1330,9 +1373,11 @@ def _query_runs(
 
 @gluon.jit
 def _load_backward_tiles(
-    q_desc, k_desc, v_desc, d_out_desc, terms_desc, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, terms_tiles, k_ready, k_free, v_ready, v_free, q_ready, d_out_ready,
+    q_desc, k_desc, v_desc, d_out_desc, terms_desc, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, terms_tiles,
+    k_ready, k_free, v_ready, v_free, q_ready, d_out_ready,
     notes, note_ready, queue_ptr, item, n_work, together, scale, Hq, Hkv, Sq, Sk,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr,
+    BK: gl.constexpr,
     STAGES: gl.constexpr, EARLY: gl.constexpr, BACKWARDS: gl.constexpr, TURNS: gl.constexpr, DS_STAGES: gl.constexpr,
     DS_STORED: gl.constexpr, READ: gl.constexpr, FREE: gl.constexpr,
 ):
@@ -1353,7 +1398,8 @@ def _load_backward_tiles(
             _COPY_IN(k_desc, [batch, kv_head, k0 + part * HALF, 0], k_ready, k_tiles.index(part))
         for member in range(group):
             head = kv_head * group + member
-            first, stop, _full_lo, _full_hi = _query_runs(tile, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, D, Dv, BQ, BK, 0)
+            (first, stop, _full_lo, _full_hi) = _query_runs(tile, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, D, Dv,
+                BQ, BK, 0)
             n_steps = stop - first
             for step in range(n_steps):
                 q0 = (_place(step, first, stop, back)) * BQ
@@ -1405,7 +1451,8 @@ def _await_turn(turns, turn):
     """Returns when the cell holds `turn`; what others have added before they wrote it is seen from then on."""
     one: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     gl.inline_asm_elementwise(
-        "{ .reg .pred p; .reg .b32 v; again: ld.acquire.gpu.global.b32 v, [$1]; setp.ne.s32 p, v, $2; @p bra again; mov.b32 $0, v; }",
+        "{ .reg .pred p; .reg .b32 v; again: ld.acquire.gpu.global.b32 v, [$1]; setp.ne.s32 p, v, $2; @p bra again; "
+        "mov.b32 $0, v; }",
         "=r,l,r",
         [turns.to(gl.int64) + gl.full([1], 0, gl.int64, layout=one), turn + gl.full([1], 0, gl.int32, layout=one)],
         dtype=gl.int32,
@@ -1431,7 +1478,8 @@ def _pass_turn(turns, turn):
 @gluon.jit
 def _await_turns(
     turns_ptr, turn_ready, turn_passed, notes, note_ready, item, n_work, together, scale, Hq, Hkv, Sq, Sk,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr,
+    BK: gl.constexpr,
     STAGES: gl.constexpr, EARLY: gl.constexpr, BACKWARDS: gl.constexpr, TURNS: gl.constexpr, DS_STAGES: gl.constexpr,
     DS_STORED: gl.constexpr, READ: gl.constexpr, FREE: gl.constexpr,
 ):
@@ -1445,10 +1493,12 @@ def _await_turns(
         for member in range(group):
             head = kv_head * group + member
             turns = turns_ptr + (batch * Hq + head) * ((Sq + BQ - 1) // BQ)
-            first, stop, _full_lo, _full_hi = _query_runs(_tile_before(tile, n_tiles, back), batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, D, Dv, BQ, BK, 0)
+            (first, stop, _full_lo, _full_hi) = _query_runs(_tile_before(tile, n_tiles, back), batch, head, kv_head,
+                scale, Hq, Hkv, Sq, Sk, D, Dv, BQ, BK, 0)
             first_before = first
             stop_before = tl.where(order > 0, stop, first_before)
-            first, stop, _full_lo, _full_hi = _query_runs(tile, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, D, Dv, BQ, BK, 0)
+            (first, stop, _full_lo, _full_hi) = _query_runs(tile, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, D, Dv,
+                BQ, BK, 0)
             for step in range(stop - first):
                 at = _place(step, first, stop, back)
                 mbarrier.wait(turn_passed.index(turn % TURNS), (turn // TURNS & 1) ^ 1)
@@ -1463,7 +1513,8 @@ def _await_turns(
 @gluon.jit
 def _pass_turns(
     turns_ptr, turn_added, turn_passed, notes, note_ready, item, n_work, together, scale, Hq, Hkv, Sq, Sk,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr,
+    BK: gl.constexpr,
     STAGES: gl.constexpr, EARLY: gl.constexpr, BACKWARDS: gl.constexpr, TURNS: gl.constexpr, DS_STAGES: gl.constexpr,
     DS_STORED: gl.constexpr, READ: gl.constexpr, FREE: gl.constexpr,
 ):
@@ -1477,7 +1528,8 @@ def _pass_turns(
         for member in range(group):
             head = kv_head * group + member
             turns = turns_ptr + (batch * Hq + head) * ((Sq + BQ - 1) // BQ)
-            first, stop, _full_lo, _full_hi = _query_runs(tile, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, D, Dv, BQ, BK, 0)
+            (first, stop, _full_lo, _full_hi) = _query_runs(tile, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, D, Dv,
+                BQ, BK, 0)
             for step in range(stop - first):
                 mbarrier.wait(turn_added.index(turn % TURNS), turn // TURNS & 1)
                 _pass_turn(turns + _place(step, first, stop, back), order + 1)
@@ -1496,8 +1548,10 @@ def _as_held(x, ROWS: gl.constexpr, COLS: gl.constexpr):
 
 @gluon.jit
 def _add_dq_tiles(
-    dq_parts_ptr, turn_ready, turn_added, ds_free, k_tiles, ds_tiles, k_ready, k_free, notes, note_ready, item, n_work, together, scale, Hq, Hkv, Sq, Sk,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr,
+    dq_parts_ptr, turn_ready, turn_added, ds_free, k_tiles, ds_tiles, k_ready, k_free, notes, note_ready, item, n_work,
+    together, scale, Hq, Hkv, Sq, Sk,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr,
+    BK: gl.constexpr,
     STAGES: gl.constexpr, EARLY: gl.constexpr, BACKWARDS: gl.constexpr, TURNS: gl.constexpr, DS_STAGES: gl.constexpr,
     DS_STORED: gl.constexpr, READ: gl.constexpr, FREE: gl.constexpr, FAST: gl.constexpr,
 ):
@@ -1517,10 +1571,12 @@ def _add_dq_tiles(
         mbarrier.wait(k_ready, round & 1)
         for member in range(group):
             head = kv_head * group + member
-            first, stop, _full_lo, _full_hi = _query_runs(_tile_before(tile, n_tiles, back), batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, D, Dv, BQ, BK, 0)
+            (first, stop, _full_lo, _full_hi) = _query_runs(_tile_before(tile, n_tiles, back), batch, head, kv_head,
+                scale, Hq, Hkv, Sq, Sk, D, Dv, BQ, BK, 0)
             first_before = first
             stop_before = tl.where(order > 0, stop, first_before)
-            first, stop, _full_lo, _full_hi = _query_runs(tile, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, D, Dv, BQ, BK, 0)
+            (first, stop, _full_lo, _full_hi) = _query_runs(tile, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, D, Dv,
+                BQ, BK, 0)
             for step in range(stop - first):
                 at = _place(step, first, stop, back)
                 joins = (at >= first_before) & (at < stop_before)
@@ -1536,14 +1592,16 @@ def _add_dq_tiles(
                             k_half = k_half.slice(piece * 64, 64, dim=1)
                         elif BQ == 128:
                             ds_half = ds_half.slice(piece * 64, 64, dim=1)
-                        dq_token = warpgroup_mma(ds_half.permute((1, 0)), k_half, dq_token, use_acc=half > 0, is_async=True)
+                        dq_token = warpgroup_mma(ds_half.permute((1, 0)), k_half, dq_token, use_acc=half > 0,
+                            is_async=True)
                     dq = warpgroup_mma_wait(0, deps=(dq_token,))
                     if piece == PIECES - 1:
                         mbarrier.arrive(ds_free.index(stage), count=1)
                     if piece == 0:
                         mbarrier.wait(turn_ready.index(turn % TURNS), turn // TURNS & 1)
                     held = _as_held(dq, 64, 64)
-                    cells = dq_parts_ptr + part * (BQ * BLOCK_D) + (piece * 4096 + gl.arange(0, 4096, layout=held.type.layout))
+                    cells = dq_parts_ptr + part * (BQ * BLOCK_D) + (piece * 4096
+                        + gl.arange(0, 4096, layout=held.type.layout))
                     if joins:
                         gl.atomic_add(cells, held, sem="relaxed")  # in turn: nobody else adds to these cells now
                     else:
@@ -1555,7 +1613,8 @@ def _add_dq_tiles(
         round += 1
 
 
-@triton.jit(do_not_specialize=['Hq', 'Hkv', 'Sq', 'Sk', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
+@triton.jit(do_not_specialize=['Hq', 'Hkv', 'Sq', 'Sk', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b',
+    'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
 def _collect_dq_kernel(
     dq_parts_ptr, turns_ptr, dq_ptr, scale, Hq, Hkv, Sq, Sk,
     D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BQ: tl.constexpr,
@@ -1588,14 +1647,15 @@ def _start_with_terms(terms, like, FIRST: gl.constexpr):
 def _differentiate_tile(
     dk, dv, turn, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, terms_tiles, q_ready, d_out_ready, ds_free,
     batch, head, kv_head, at, masked, k0, k_idx, Sq, Sk, logit_scale, scale, Hq, Hkv,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr,
+    BK: gl.constexpr,
     STAGES: gl.constexpr, EARLY: gl.constexpr, BACKWARDS: gl.constexpr, TURNS: gl.constexpr, DS_STAGES: gl.constexpr,
     DS_STORED: gl.constexpr, READ: gl.constexpr, FREE: gl.constexpr, PART: gl.constexpr,
 ):
     """dK and dV with the tile of queries `at`, and its dS for dQ.
 
-    S starts at -lse / scale, dP at -delta. dS is stored when the products of dV, and of dK, which needs it in registers, are
-    under way.
+    S starts at -lse / scale, dP at -delta. dS is stored when the products of dV, and of dK, which needs it in
+    registers, are under way.
     """
     HALF: gl.constexpr = BK // 2
     dtype: gl.constexpr = q_tiles.dtype
@@ -1644,7 +1704,8 @@ def _differentiate_tile(
 
 @gluon.jit
 def _pass_over(
-    turn, ds_free, ds_tiles, q_ready, d_out_ready, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, DS_STAGES: gl.constexpr, DS_STORED: gl.constexpr, FREE: gl.constexpr,
+    turn, ds_free, ds_tiles, q_ready, d_out_ready, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr,
+    DS_STAGES: gl.constexpr, DS_STORED: gl.constexpr, FREE: gl.constexpr,
     PART: gl.constexpr,
 ):
     """A tile of queries that this half of the keys does not meet, but the other may: its part of dS is zero."""
@@ -1662,9 +1723,11 @@ def _pass_over(
 
 @gluon.jit
 def _differentiate_tiles(
-    dk_desc, dv_desc, dk_tiles, ds_free, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, terms_tiles, k_ready, k_free, v_ready, v_free, q_ready, d_out_ready,
+    dk_desc, dv_desc, dk_tiles, ds_free, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, terms_tiles, k_ready, k_free,
+    v_ready, v_free, q_ready, d_out_ready,
     notes, note_ready, item, n_work, together, scale, Hq, Hkv, Sq, Sk,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr,
+    BK: gl.constexpr,
     STAGES: gl.constexpr, EARLY: gl.constexpr, BACKWARDS: gl.constexpr, TURNS: gl.constexpr, DS_STAGES: gl.constexpr,
     DS_STORED: gl.constexpr, READ: gl.constexpr, FREE: gl.constexpr, PART: gl.constexpr, FAST: gl.constexpr,
 ):
@@ -1692,8 +1755,10 @@ def _differentiate_tiles(
         mbarrier.wait(v_ready, round & 1)
         for member in range(group):
             head = kv_head * group + member
-            first, stop, _full_lo, _full_hi = _query_runs(tile, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, D, Dv, BQ, BK, 0)
-            own_first, own_stop, own_full_lo, own_full_hi = _query_runs(tile, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, D, Dv, BQ, BK, 1 + PART)
+            (first, stop, _full_lo, _full_hi) = _query_runs(tile, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, D, Dv,
+                BQ, BK, 0)
+            (own_first, own_stop, own_full_lo, own_full_hi) = _query_runs(tile, batch, head, kv_head, scale, Hq, Hkv,
+                Sq, Sk, D, Dv, BQ, BK, 1 + PART)
             own_first = tl.minimum(tl.maximum(own_first, first), stop)
             own_stop = tl.minimum(tl.maximum(own_stop, own_first), stop)
             own_full_lo = gl.where(k0 + HALF > Sk, 0, own_full_lo)  # keys that the end cuts need a mask everywhere
@@ -1701,7 +1766,8 @@ def _differentiate_tiles(
             begin = gl.where(back, own_first - first, stop - own_stop)
             end = begin + own_stop - own_first
             for step in range(begin):
-                _pass_over(turn + step, ds_free, ds_tiles, q_ready, d_out_ready, BQ, BK, STAGES, DS_STAGES, DS_STORED, FREE, PART)
+                _pass_over(turn + step, ds_free, ds_tiles, q_ready, d_out_ready, BQ, BK, STAGES, DS_STAGES, DS_STORED,
+                    FREE, PART)
             turn += begin
             logit_scale = scale * 1.4426950408889634
 
@@ -1709,13 +1775,16 @@ def _differentiate_tiles(
                 at = _place(step, first, stop, back)
                 masked = (at < own_full_lo) | (own_full_hi <= at)
                 dk, dv = _differentiate_tile(
-                    dk, dv, turn, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, terms_tiles, q_ready, d_out_ready, ds_free,
+                    dk, dv, turn, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, terms_tiles, q_ready, d_out_ready,
+                    ds_free,
                     batch, head, kv_head, at, masked, k0, k_idx, Sq, Sk, logit_scale, scale, Hq, Hkv,
-                    D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, EARLY, BACKWARDS, TURNS, DS_STAGES, DS_STORED, READ, FREE, PART,
+                    D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, EARLY, BACKWARDS, TURNS, DS_STAGES, DS_STORED, READ, FREE,
+                    PART,
                 )
                 turn += 1
             for step in range(end, stop - first):
-                _pass_over(turn + step - end, ds_free, ds_tiles, q_ready, d_out_ready, BQ, BK, STAGES, DS_STAGES, DS_STORED, FREE, PART)
+                _pass_over(turn + step - end, ds_free, ds_tiles, q_ready, d_out_ready, BQ, BK, STAGES, DS_STAGES,
+                    DS_STORED, FREE, PART)
             turn += stop - first - end
 
         # dV takes the place of this half of the values; the copy engine clips both results.
@@ -1741,16 +1810,18 @@ def _differentiate_tiles(
 
 @gluon.jit(do_not_specialize=['n_work', 'together', 'Hq', 'Hkv', 'Sq', 'Sk'])
 def _hopper_backward_kernel(
-    q_desc, k_desc, v_desc, d_out_desc, dk_desc, dv_desc, terms_desc, dq_parts_ptr, turns_ptr, queue_ptr, n_work, together, scale, Hq, Hkv, Sq, Sk,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr,
+    q_desc, k_desc, v_desc, d_out_desc, dk_desc, dv_desc, terms_desc, dq_parts_ptr, turns_ptr, queue_ptr, n_work,
+    together, scale, Hq, Hkv, Sq, Sk,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr,
+    BK: gl.constexpr,
     STAGES: gl.constexpr, EARLY: gl.constexpr, BACKWARDS: gl.constexpr, SPARE: gl.constexpr, FAST: gl.constexpr,
 ):
     """dK and dV of one tile of keys, and its part of dQ, which is added after those of the tiles before it.
 
     Programs take one item after the other, in order: the first that is not done waits for nobody who has not begun.
     """
-    # Of the sixteen barriers of a program Triton has the first seven. DS_STAGES tell that dS is stored, one that the next
-    # item is read, STAGES that a place of queries is free.
+    # Of the sixteen barriers of a program Triton has the first seven. DS_STAGES tell that dS is stored, one that the
+    # next item is read, STAGES that a place of queries is free.
     # Four warpgroups share 512 registers a thread: two that make dS, one that makes dQ, one of single warps.
     HELD: gl.constexpr = 208
     TURNS: gl.constexpr = 2
@@ -1804,12 +1875,31 @@ def _hopper_backward_kernel(
     item = gl.atomic_add(queue_ptr, 1, sem="relaxed")
     gl.warp_specialize(
         [
-            (_differentiate_tiles, (dk_desc, dv_desc, dk_tiles, ds_free, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, terms_tiles, k_ready, k_free, v_ready, v_free, q_ready, d_out_ready, notes, note_ready, item, n_work, together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, EARLY, BACKWARDS, TURNS, DS_STAGES, DS_STORED, READ, FREE, 0, FAST)),
-            (_differentiate_tiles, (dk_desc, dv_desc, dk_tiles, ds_free, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, terms_tiles, k_ready, k_free, v_ready, v_free, q_ready, d_out_ready, notes, note_ready, item, n_work, together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, EARLY, BACKWARDS, TURNS, DS_STAGES, DS_STORED, READ, FREE, 1, FAST)),
-            (_add_dq_tiles, (dq_parts_ptr, turn_ready, turn_added, ds_free, k_tiles, ds_tiles, k_ready, k_free, notes, note_ready, item, n_work, together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, EARLY, BACKWARDS, TURNS, DS_STAGES, DS_STORED, READ, FREE, FAST)),
-            (_load_backward_tiles, (q_desc, k_desc, v_desc, d_out_desc, terms_desc, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, terms_tiles, k_ready, k_free, v_ready, v_free, q_ready, d_out_ready, notes, note_ready, queue_ptr, item, n_work, together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, EARLY, BACKWARDS, TURNS, DS_STAGES, DS_STORED, READ, FREE)),
-            (_await_turns, (turns_ptr, turn_ready, turn_passed, notes, note_ready, item, n_work, together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, EARLY, BACKWARDS, TURNS, DS_STAGES, DS_STORED, READ, FREE)),
-            (_pass_turns, (turns_ptr, turn_added, turn_passed, notes, note_ready, item, n_work, together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, EARLY, BACKWARDS, TURNS, DS_STAGES, DS_STORED, READ, FREE)),
+            (_differentiate_tiles,
+                (dk_desc, dv_desc, dk_tiles, ds_free, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, terms_tiles,
+                k_ready, k_free, v_ready, v_free, q_ready, d_out_ready, notes, note_ready, item, n_work, together,
+                scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, EARLY, BACKWARDS, TURNS, DS_STAGES,
+                DS_STORED, READ, FREE, 0, FAST)),
+            (_differentiate_tiles,
+                (dk_desc, dv_desc, dk_tiles, ds_free, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, terms_tiles,
+                k_ready, k_free, v_ready, v_free, q_ready, d_out_ready, notes, note_ready, item, n_work, together,
+                scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, EARLY, BACKWARDS, TURNS, DS_STAGES,
+                DS_STORED, READ, FREE, 1, FAST)),
+            (_add_dq_tiles,
+                (dq_parts_ptr, turn_ready, turn_added, ds_free, k_tiles, ds_tiles, k_ready, k_free, notes, note_ready,
+                item, n_work, together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, EARLY,
+                BACKWARDS, TURNS, DS_STAGES, DS_STORED, READ, FREE, FAST)),
+            (_load_backward_tiles,
+                (q_desc, k_desc, v_desc, d_out_desc, terms_desc, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles,
+                terms_tiles, k_ready, k_free, v_ready, v_free, q_ready, d_out_ready, notes, note_ready, queue_ptr, item,
+                n_work, together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, EARLY, BACKWARDS,
+                TURNS, DS_STAGES, DS_STORED, READ, FREE)),
+            (_await_turns,
+                (turns_ptr, turn_ready, turn_passed, notes, note_ready, item, n_work, together, scale, Hq, Hkv, Sq, Sk,
+                D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, EARLY, BACKWARDS, TURNS, DS_STAGES, DS_STORED, READ, FREE)),
+            (_pass_turns,
+                (turns_ptr, turn_added, turn_passed, notes, note_ready, item, n_work, together, scale, Hq, Hkv, Sq, Sk,
+                D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, EARLY, BACKWARDS, TURNS, DS_STAGES, DS_STORED, READ, FREE)),
         ],
         [4, 4, 1, 1, 1],
         [HELD, 512 - SPARE - 2 * HELD, SPARE, SPARE, SPARE],
@@ -1821,21 +1911,24 @@ def _queries_met(
     k0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk,
     D: gl.constexpr, Dv: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr,
 ):
-    """The tiles of queries that BK keys from k0 on meet, as `_query_tiles` has them; none beyond the last, since the first
-    is walked even where there is none.
+    """The tiles of queries that BK keys from k0 on meet, as `_query_tiles` has them; none beyond the last, since the
+    first is walked even where there is none.
     """
     last = (Sq - 1) // BQ
     k1 = tl.minimum(k0 + BK, Sk) - 1
     full_lo, full_hi, any_lo, any_hi = _query_tiles(k0, k1, Sq, Sk, BQ)
-    return tl.minimum(full_lo, last + 1), tl.minimum(full_hi, last + 1), tl.minimum(any_lo, last + 1), tl.minimum(any_hi, last + 1)
+    return tl.minimum(full_lo, last + 1), tl.minimum(full_hi, last + 1), tl.minimum(any_lo,
+        last + 1), tl.minimum(any_hi, last + 1)
 
 
 @gluon.jit
 def _load_query_tiles(
-    q_desc, k_desc, v_desc, d_out_desc, lse_ptr, delta_ptr, k_tile, v_tile, q_tiles, d_out_tiles, handed, lse_tiles, delta_tiles,
+    q_desc, k_desc, v_desc, d_out_desc, lse_ptr, delta_ptr, k_tile, v_tile, q_tiles, d_out_tiles, handed, lse_tiles,
+    delta_tiles,
     k_ready, v_ready, q_ready, d_out_ready,
     n_work, together, scale, Hq, Hkv, Sq, Sk,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr,
+    BK: gl.constexpr,
     STAGES: gl.constexpr, AHEAD: gl.constexpr, Q_FREE: gl.constexpr, D_OUT_FREE: gl.constexpr, HANDED: gl.constexpr,
     TAKEN: gl.constexpr,
 ):
@@ -1853,7 +1946,8 @@ def _load_query_tiles(
     for member in range(group):
         head = kv_head * group + member
         row = (batch * tl.cast(Hq, gl.int64) + head) * Sq
-        _full_lo, _full_hi, any_lo, any_hi = _queries_met(k0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, D, Dv, BQ, BK)
+        (_full_lo, _full_hi, any_lo, any_hi) = _queries_met(k0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, D, Dv, BQ,
+            BK)
         n_steps = tl.maximum(any_hi - any_lo, 1)
         for step in range(n_steps):
             at = any_lo + step
@@ -1882,7 +1976,8 @@ def _load_query_tiles(
 
 @gluon.jit
 def _as_handed(pairs):
-    """The packed pairs of a tile in the order in which threads hold them, four at a time: each thread moves 16 bytes."""
+    """The packed pairs of a tile in the order in which threads hold them, four at a time: each thread moves 16 bytes.
+    """
     rows: gl.constexpr = pairs.shape[0]
     cols: gl.constexpr = pairs.shape[1]
     parts = pairs.reshape([rows // 16, 2, 8, cols // 8, 2, 4])
@@ -1941,7 +2036,8 @@ def _weigh_query_tiles(
     dv_desc, k_tile, v_tile, q_tiles, d_out_tiles, handed, lse_tiles, delta_tiles,
     k_ready, v_ready, q_ready, d_out_ready,
     n_work, together, scale, Hq, Hkv, Sq, Sk,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr,
+    BK: gl.constexpr,
     STAGES: gl.constexpr, AHEAD: gl.constexpr, Q_FREE: gl.constexpr, D_OUT_FREE: gl.constexpr, HANDED: gl.constexpr,
     TAKEN: gl.constexpr, FAST: gl.constexpr,
 ):
@@ -1975,7 +2071,8 @@ def _weigh_query_tiles(
         for step in range(n_steps):
             at = any_lo + step
             weight = _weigh_again(
-                qk, lse_tiles.index(stage).load(gl.SliceLayout(0, pair_layout))[None, :], batch, head, kv_head, at * BQ, k0, k_idx, Sq, Sk, logit_scale, D, Dv, BQ, BK, dtype,
+                qk, lse_tiles.index(stage).load(gl.SliceLayout(0, pair_layout))[None, :], batch, head, kv_head, at * BQ,
+                k0, k_idx, Sq, Sk, logit_scale, D, Dv, BQ, BK, dtype,
             )
             if ((at < full_lo) | (full_hi <= at)):
                 kept = _kept_bits(qk, at * BQ, k0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, D, Dv, BQ, BK)
@@ -2005,7 +2102,8 @@ def _weigh_query_tiles(
 
 @gluon.jit
 def _slopes(
-    dp, like, handed, turn, AHEAD: gl.constexpr, HANDED: gl.constexpr, TAKEN: gl.constexpr, dtype: gl.constexpr, layout: gl.constexpr,
+    dp, like, handed, turn, AHEAD: gl.constexpr, HANDED: gl.constexpr, TAKEN: gl.constexpr, dtype: gl.constexpr,
+    layout: gl.constexpr,
 ):
     """dS of a tile, as an operand: what was handed over, times dP less what its row subtracts."""
     pair_layout: gl.constexpr = dp.type.layout
@@ -2018,11 +2116,14 @@ def _differentiate_query_tiles(
     dk_desc, k_tile, v_tile, q_tiles, d_out_tiles, handed, lse_tiles, delta_tiles,
     k_ready, v_ready, q_ready, d_out_ready,
     n_work, together, scale, Hq, Hkv, Sq, Sk,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr,
+    BK: gl.constexpr,
     STAGES: gl.constexpr, AHEAD: gl.constexpr, Q_FREE: gl.constexpr, D_OUT_FREE: gl.constexpr, HANDED: gl.constexpr,
     TAKEN: gl.constexpr,
 ):
-    """The warpgroup that makes dP, from dO . v, and of it and the weights that it is handed dS and dK. It reads no score."""
+    """The warpgroup that makes dP, from dO . v, and of it and the weights that it is handed dS and dK. It reads no
+    score.
+    """
     dtype: gl.constexpr = dk_desc.dtype
     pair_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BQ, 16])
     dk_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
@@ -2038,7 +2139,8 @@ def _differentiate_query_tiles(
     group = Hq // Hkv
     for member in range(group):
         head = kv_head * group + member
-        _full_lo, _full_hi, any_lo, any_hi = _queries_met(k0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, D, Dv, BQ, BK)
+        (_full_lo, _full_hi, any_lo, any_hi) = _queries_met(k0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, D, Dv, BQ,
+            BK)
         n_steps = tl.maximum(any_hi - any_lo, 1)
         stage = turn % STAGES
         phase = turn // STAGES & 1
@@ -2071,7 +2173,8 @@ def _differentiate_query_tiles(
 def _hopper_dkdv_kernel(
     q_desc, k_desc, v_desc, d_out_desc, dk_desc, dv_desc, lse_ptr, delta_ptr,
     n_work, together, scale, Hq, Hkv, Sq, Sk,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr,
+    BK: gl.constexpr,
     STAGES: gl.constexpr, AHEAD: gl.constexpr, SPARE: gl.constexpr, FAST: gl.constexpr,
 ):
     """dK and dV of one tile of keys: a warpgroup for the weights and dV, one for dS and dK, and a warp that fetches.
@@ -2108,9 +2211,18 @@ def _hopper_dkdv_kernel(
     fence_async_shared()
     gl.warp_specialize(
         [
-            (_weigh_query_tiles, (dv_desc, k_tile, v_tile, q_tiles, d_out_tiles, handed, lse_tiles, delta_tiles, k_ready, v_ready, q_ready, d_out_ready, n_work, together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, AHEAD, Q_FREE, D_OUT_FREE, HANDED, TAKEN, FAST)),
-            (_differentiate_query_tiles, (dk_desc, k_tile, v_tile, q_tiles, d_out_tiles, handed, lse_tiles, delta_tiles, k_ready, v_ready, q_ready, d_out_ready, n_work, together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, AHEAD, Q_FREE, D_OUT_FREE, HANDED, TAKEN)),
-            (_load_query_tiles, (q_desc, k_desc, v_desc, d_out_desc, lse_ptr, delta_ptr, k_tile, v_tile, q_tiles, d_out_tiles, handed, lse_tiles, delta_tiles, k_ready, v_ready, q_ready, d_out_ready, n_work, together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, AHEAD, Q_FREE, D_OUT_FREE, HANDED, TAKEN)),
+            (_weigh_query_tiles,
+                (dv_desc, k_tile, v_tile, q_tiles, d_out_tiles, handed, lse_tiles, delta_tiles, k_ready, v_ready,
+                q_ready, d_out_ready, n_work, together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK,
+                STAGES, AHEAD, Q_FREE, D_OUT_FREE, HANDED, TAKEN, FAST)),
+            (_differentiate_query_tiles,
+                (dk_desc, k_tile, v_tile, q_tiles, d_out_tiles, handed, lse_tiles, delta_tiles, k_ready, v_ready,
+                q_ready, d_out_ready, n_work, together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK,
+                STAGES, AHEAD, Q_FREE, D_OUT_FREE, HANDED, TAKEN)),
+            (_load_query_tiles,
+                (q_desc, k_desc, v_desc, d_out_desc, lse_ptr, delta_ptr, k_tile, v_tile, q_tiles, d_out_tiles, handed,
+                lse_tiles, delta_tiles, k_ready, v_ready, q_ready, d_out_ready, n_work, together, scale, Hq, Hkv, Sq,
+                Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, AHEAD, Q_FREE, D_OUT_FREE, HANDED, TAKEN)),
         ],
         [4, 1],
         [240, SPARE],
@@ -2122,8 +2234,8 @@ def _keys_met(
     q0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk,
     D: gl.constexpr, Dv: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr,
 ):
-    """The tiles of keys that BQ queries from q0 on meet, as `_key_tiles` has them; none beyond the last, since the first is
-    walked even where there is none.
+    """The tiles of keys that BQ queries from q0 on meet, as `_key_tiles` has them; none beyond the last, since the
+    first is walked even where there is none.
     """
     last = (Sk - 1) // BK
     q1 = tl.minimum(q0 + BQ, Sq) - 1
@@ -2144,7 +2256,8 @@ def _load_tile(desc, batch, head, start, tile, ready, free, again):
 def _load_key_tiles(
     q_desc, k_desc, v_desc, d_out_desc, q_tiles, d_out_tiles, k_tiles, v_tiles, q_ready, k_ready, v_ready,
     n_work, together, scale, Hq, Hkv, Sq, Sk,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr,
+    BK: gl.constexpr,
     K_STAGES: gl.constexpr, V_STAGES: gl.constexpr, K_FREE: gl.constexpr, V_FREE: gl.constexpr,
 ):
     """The warp that fetches: queries and dO once, keys and values as far ahead as there is room."""
@@ -2160,9 +2273,11 @@ def _load_key_tiles(
     for step in range(n_steps):
         at = step
         stage = step % K_STAGES
-        _load_tile(k_desc, batch, kv_head, at * BK, k_tiles.index(stage), k_ready.index(stage), K_FREE + stage, step >= K_STAGES)
+        _load_tile(k_desc, batch, kv_head, at * BK, k_tiles.index(stage), k_ready.index(stage), K_FREE + stage,
+            step >= K_STAGES)
         stage = step % V_STAGES
-        _load_tile(v_desc, batch, kv_head, at * BK, v_tiles.index(stage), v_ready.index(stage), V_FREE + stage, step >= V_STAGES)
+        _load_tile(v_desc, batch, kv_head, at * BK, v_tiles.index(stage), v_ready.index(stage), V_FREE + stage,
+            step >= V_STAGES)
     for last in range(tl.minimum(n_steps, K_STAGES)):
         _meet(K_FREE + (n_steps - 1 - last) % K_STAGES, 288, 1)
     for last in range(tl.minimum(n_steps, V_STAGES)):
@@ -2187,10 +2302,13 @@ def _weigh_rows(
 def _differentiate_key_tiles(
     dq_desc, lse_ptr, delta_ptr, q_tiles, d_out_tiles, k_tiles, v_tiles, q_ready, k_ready, v_ready,
     n_work, together, scale, Hq, Hkv, Sq, Sk,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr,
-    K_STAGES: gl.constexpr, V_STAGES: gl.constexpr, K_FREE: gl.constexpr, V_FREE: gl.constexpr, PART: gl.constexpr, FAST: gl.constexpr,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr,
+    BK: gl.constexpr,
+    K_STAGES: gl.constexpr, V_STAGES: gl.constexpr, K_FREE: gl.constexpr, V_FREE: gl.constexpr, PART: gl.constexpr,
+    FAST: gl.constexpr,
 ):
-    """A warpgroup that computes: its 64 queries, one product after the other. What the other computes fills the gaps."""
+    """A warpgroup that computes: its 64 queries, one product after the other. What the other computes fills the gaps.
+    """
     dtype: gl.constexpr = dq_desc.dtype
     pair_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BK, 16])
     dq_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
@@ -2237,7 +2355,8 @@ def _differentiate_key_tiles(
 def _hopper_dq_kernel(
     q_desc, k_desc, v_desc, d_out_desc, dq_desc, lse_ptr, delta_ptr,
     n_work, together, scale, Hq, Hkv, Sq, Sk,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr,
+    BK: gl.constexpr,
     K_STAGES: gl.constexpr, V_STAGES: gl.constexpr, SPARE: gl.constexpr,
     FAST: gl.constexpr,
 ):
@@ -2263,9 +2382,18 @@ def _hopper_dq_kernel(
     fence_async_shared()
     gl.warp_specialize(
         [
-            (_differentiate_key_tiles, (dq_desc, lse_ptr, delta_ptr, q_tiles, d_out_tiles, k_tiles, v_tiles, q_ready, k_ready, v_ready, n_work, together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, K_STAGES, V_STAGES, K_FREE, V_FREE, 0, FAST)),
-            (_differentiate_key_tiles, (dq_desc, lse_ptr, delta_ptr, q_tiles, d_out_tiles, k_tiles, v_tiles, q_ready, k_ready, v_ready, n_work, together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, K_STAGES, V_STAGES, K_FREE, V_FREE, 1, FAST)),
-            (_load_key_tiles, (q_desc, k_desc, v_desc, d_out_desc, q_tiles, d_out_tiles, k_tiles, v_tiles, q_ready, k_ready, v_ready, n_work, together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, K_STAGES, V_STAGES, K_FREE, V_FREE)),
+            (_differentiate_key_tiles,
+                (dq_desc, lse_ptr, delta_ptr, q_tiles, d_out_tiles, k_tiles, v_tiles, q_ready, k_ready, v_ready, n_work,
+                together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, K_STAGES, V_STAGES, K_FREE, V_FREE,
+                0, FAST)),
+            (_differentiate_key_tiles,
+                (dq_desc, lse_ptr, delta_ptr, q_tiles, d_out_tiles, k_tiles, v_tiles, q_ready, k_ready, v_ready, n_work,
+                together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, K_STAGES, V_STAGES, K_FREE, V_FREE,
+                1, FAST)),
+            (_load_key_tiles,
+                (q_desc, k_desc, v_desc, d_out_desc, q_tiles, d_out_tiles, k_tiles, v_tiles, q_ready, k_ready, v_ready,
+                n_work, together, scale, Hq, Hkv, Sq, Sk, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, K_STAGES, V_STAGES, K_FREE,
+                V_FREE)),
         ],
         [4, 1],
         [240, SPARE],
@@ -2317,7 +2445,8 @@ def _knows_gluon() -> bool:
     if not GLUON_KNOWN:
         first, last = (".".join(map(str, release)) for release in GLUON_RELEASES)
         warnings.warn(
-            f"causal: its kernels for Hopper cards know Triton {first} to {last}, not {triton.__version__}; the portable kernels run",
+            f"causal: its kernels for Hopper cards know Triton {first} to {last}, not {triton.__version__}; the "
+            f"portable kernels run",
             stacklevel=2,
         )
     return GLUON_KNOWN
@@ -2333,7 +2462,8 @@ def _hopper_block(head_dim: int) -> int:
 
 
 def _hopper(q: Tensor, v: Tensor) -> tuple | None:
-    """The row of HOPPER, where its kernel can run: half precision, rows of the result that the copy engine can write."""
+    """The row of HOPPER, where its kernel can run: half precision, rows of the result that the copy engine can write.
+    """
     if not _takes_own(q) or v.shape[3] % 8 or max(q.shape[3], v.shape[3]) <= 32:
         return None
     return HOPPER.get((_hopper_block(q.shape[3]), _hopper_block(v.shape[3])))
@@ -2398,7 +2528,8 @@ def _has_tma(chip: str, *tensors: Tensor) -> bool:
     Not for float32, whose products are computed without the matrix units: tiles are wanted in registers.
     """
     return chip in ("sm_90", "sm_100") and all(
-        x.element_size() == 2 and x.data_ptr() % 16 == 0 and all(stride * x.element_size() % 16 == 0 for stride in x.stride()[:3]) for x in tensors
+        x.element_size() == 2 and x.data_ptr() % 16 == 0
+        and all(stride * x.element_size() % 16 == 0 for stride in x.stride()[:3]) for x in tensors
     )
 
 
@@ -2428,7 +2559,8 @@ class _Ready:
     and so is the compiled kernel: Triton takes longer to look it up than to launch it.
     """
 
-    def __init__(self, kernel, grid: int, BK: int, descriptors: tuple, options: dict, n_work: int = 0, together: int = 0, pieces: int = 0, merging=None) -> None:
+    def __init__(self, kernel, grid: int, BK: int, descriptors: tuple, options: dict, n_work: int = 0,
+        together: int = 0, pieces: int = 0, merging=None) -> None:
         self.kernel, self.BK, self.options, self.n_work = kernel, BK, options, n_work
         self.grid = (grid, 1, 1)
         self.together = together
@@ -2459,8 +2591,8 @@ class _Ready:
 
 
 class _Known:
-    """What is known of tensors of one layout: what kernels take of their sizes and strides, with which scalars they have
-    passed the checks, and how kernels are launched on them.
+    """What is known of tensors of one layout: what kernels take of their sizes and strides, with which scalars they
+    have passed the checks, and how kernels are launched on them.
     """
 
     def __init__(self, q, k, v) -> None:
@@ -2485,7 +2617,9 @@ _READY: dict[tuple, _Known] = {}
 
 
 def _layout(q, k, v) -> tuple:
-    """What decides which kernel is launched and how: of tensors all but values, and of addresses whether they are round."""
+    """What decides which kernel is launched and how: of tensors all but values, and of addresses whether they are
+    round.
+    """
     return (
         q.dtype, q.device, q.shape, q.stride(), q.data_ptr() % 16,
         k.dtype, k.device, k.shape, k.stride(), k.data_ptr() % 16,
@@ -2613,7 +2747,8 @@ def _attend(q, k, v, scale, known=None):
         plain = scale, *known.sizes
         with torch.cuda.device_of(q):
             if ready.pieces:
-                parts = torch.empty(B * Hq * Sq * ready.pieces * (ready.options["BLOCK_DV"] + 4), dtype=torch.float32, device=q.device)
+                parts = torch.empty(B * Hq * Sq * ready.pieces * (ready.options["BLOCK_DV"] + 4), dtype=torch.float32,
+                    device=q.device)
                 ready.launch(
                     q, *ready.tiles(k, v), parts, ready.pieces, *plain, *known.strides,
                 )
@@ -2649,7 +2784,9 @@ def _(q, k, v, scale):
 def _prepared_backward(
     q: Tensor, k: Tensor, v: Tensor, d_out: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, has_d_lse: bool, usual: bool
 ) -> tuple[_Ready | None, ...]:
-    """What each row needs once; dK and dV, and where one kernel gives all three dQ; and dQ, or what remains to be done for it."""
+    """What each row needs once; dK and dV, and where one kernel gives all three dQ; and dQ, or what remains to be done
+    for it.
+    """
     B, Hq, Sq, D = q.shape
     Hkv, Sk, Dv = v.shape[1:]
     sizes = _sizes(q, k, v)
@@ -2662,7 +2799,8 @@ def _prepared_backward(
         BQ, BK, stages, early, together, ahead, spare, backwards = hopper
         block = _hopper_block(D)
         n_tiles = _ceil(Sk, BK)
-        descriptors = (*_hopper_tiles(BQ, q), *_hopper_tiles(BK // 2, k, v), *_hopper_tiles(BQ, d_out), *_hopper_tiles(BK // 2, dk, dv))
+        descriptors = (*_hopper_tiles(BQ, q), *_hopper_tiles(BK // 2, k, v), *_hopper_tiles(BQ, d_out),
+            *_hopper_tiles(BK // 2, dk, dv))
         terms = torch.empty((B, Hq, Sq, 16), dtype=torch.bfloat16, device=q.device)
         descriptors += (HopperDescriptor(terms, terms.shape, terms.stride(), *_hopper_layout(BQ, 16, torch.bfloat16)),)
         options = dict(
@@ -2671,7 +2809,8 @@ def _prepared_backward(
         )
         n_work = n_tiles * B * Hkv
         grid = min(n_work, _multiprocessors(q.device))
-        by_keys = _Ready(_hopper_backward_kernel, grid, BK, descriptors, options, n_work, max(together, ahead // n_tiles))
+        by_keys = _Ready(_hopper_backward_kernel, grid, BK, descriptors, options, n_work,
+            max(together, ahead // n_tiles))
         options = dict(D=D, Dv=Dv, BLOCK_D=block, BQ=BQ)
         collect = _Ready(_collect_dq_kernel, _ceil(Sq, BQ) * B * Hq, BK, (), options)
         return rows, by_keys, collect
@@ -2688,7 +2827,8 @@ def _prepared_backward(
     hopper = _hopper_apart(q, v) if tma else None
     if hopper is not None:
         BQ, BK, stages, ahead, together, spare = hopper[0]
-        descriptors = (*_hopper_tiles(BQ, q), *_hopper_tiles(BK, k, v), *_hopper_tiles(BQ, d_out), *_hopper_tiles(BK, dk, dv))
+        descriptors = (*_hopper_tiles(BQ, q), *_hopper_tiles(BK, k, v), *_hopper_tiles(BQ, d_out),
+            *_hopper_tiles(BK, dk, dv))
         options = dict(
             D=D, Dv=Dv, BLOCK_D=_hopper_block(D), BLOCK_DV=_hopper_block(Dv), BQ=BQ, BK=BK, STAGES=stages,
             AHEAD=ahead, SPARE=spare, FAST=True, num_warps=4,
@@ -2737,10 +2877,12 @@ def _gradients(
                 counters = torch.empty((2, (n_parts + 3) // 4 * 4), dtype=torch.int32, device=q.device)
             lse, natural_lse = torch.empty_like(lse) if terms is None else None, lse
             delta = torch.empty_like(natural_lse) if terms is None else None
-            rows.launch(natural_lse, lse, out, d_out, d_lse, delta, B * Hq * Sq, counters, 0 if counters is None else counters.numel(), terms, scale)
+            rows.launch(natural_lse, lse, out, d_out, d_lse, delta, B * Hq * Sq, counters,
+                0 if counters is None else counters.numel(), terms, scale)
             if by_keys.kernel is _hopper_backward_kernel:
                 queue, turns = counters.unbind()
-                dq_parts = torch.empty(n_parts * by_rows.options["BQ"] * by_rows.options["BLOCK_D"], dtype=torch.float32, device=q.device)
+                dq_parts = torch.empty(n_parts * by_rows.options["BQ"] * by_rows.options["BLOCK_D"],
+                    dtype=torch.float32, device=q.device)
                 by_keys.launch(
                     *by_keys.tiles(q, k, v, d_out, dk, dv, terms), dq_parts, turns, queue, by_keys.n_work,
                     by_keys.together, *plain,
@@ -2861,7 +3003,8 @@ def _check(q, k, v, scale):
     B, Hq, _Sq, D = q.shape
     Hkv, Sk, Dv = v.shape[1:]
     if k.shape != (B, Hkv, Sk, D):
-        _refuse(f"k must have q's batch and head dim, and v's heads and length, {(B, Hkv, Sk, D)}, not {tuple(k.shape)}")
+        _refuse(f"k must have q's batch and head dim, and v's heads and length, {(B, Hkv, Sk, D)}, not "
+            f"{tuple(k.shape)}")
     if v.shape[0] != B:
         _refuse(f"v must have q's batch {B}, not {v.shape[0]}")
     if Hq % Hkv if Hkv else Hq:
@@ -2874,8 +3017,9 @@ def _check(q, k, v, scale):
 
 
 def _refuse_tangents(*arguments) -> None:
-    """The operators would drop tangents, and nobody would hear of it. Beneath a second transform of `torch.func` tangents
-    cannot be seen, nor while torch.compile traces. Only C is called: torch.compile would compile a function of Python.
+    """The operators would drop tangents, and nobody would hear of it. Beneath a second transform of `torch.func`
+    tangents cannot be seen, nor while torch.compile traces. Only C is called: torch.compile would compile a function of
+    Python.
     """
     if forward_ad._current_level < 0:
         return
@@ -2883,7 +3027,8 @@ def _refuse_tangents(*arguments) -> None:
     for x in arguments:
         if isinstance(x, Tensor):
             wrapped = functorch.is_functorch_wrapped_tensor
-            hidden = torch.compiler.is_compiling() or (wrapped(x) and (functorch.is_batchedtensor(x) or wrapped(functorch.get_unwrapped(x))))
+            hidden = torch.compiler.is_compiling() or (wrapped(x)
+                and (functorch.is_batchedtensor(x) or wrapped(functorch.get_unwrapped(x))))
             if hidden or torch._VF._unpack_dual(x, level=forward_ad._current_level)[1] is not None:
                 _refuse("forward-mode derivatives (jvp, jacfwd, hessian) are not computed: use backward()")
 
@@ -2899,13 +3044,14 @@ def _scale_number(scale) -> float:
 
 
 def _scaled(q: Tensor, scale: Tensor) -> tuple[Tensor, float]:
-    """q and the number that multiplies q . k. Where the scale learns, or cannot be read, it is divided by that number, and
-    the quotient goes into q, with its gradient.
+    """q and the number that multiplies q . k. Where the scale learns, or cannot be read, it is divided by that number,
+    and the quotient goes into q, with its gradient.
     """
     if scale.numel() != 1:
         _refuse(f"scale must be one number, not a tensor of shape {tuple(scale.shape)}")
     learns = scale.requires_grad and torch.is_grad_enabled()
-    hidden = torch.compiler.is_compiling() or scale.is_meta or (scale.is_cuda and torch.cuda.is_current_stream_capturing())
+    hidden = torch.compiler.is_compiling() or scale.is_meta or (scale.is_cuda
+        and torch.cuda.is_current_stream_capturing())
     if not (learns or hidden):
         return q, float(scale)
     number = 1.0 if hidden else float(scale) or 1.0
@@ -2930,7 +3076,8 @@ def causal(
     check is accepted for the sake of a common signature: here every call checks all facts.
 
     Gives out (B, Hq, Sq, Dv) in q's dtype, and with return_lse also the log-sum-exp (B, Hq, Sq), natural, float32.
-    A query that may attend to no key gives a zero row and zero gradients in q, k and v. Raises ValueError on what does not fit.
+    A query that may attend to no key gives a zero row and zero gradients in q, k and v. Raises ValueError on what does
+    not fit.
     """
     return _call(q, k, v, scale, return_lse, dropout_seed)
 

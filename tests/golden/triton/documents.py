@@ -55,8 +55,8 @@ try:
     )
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as HopperDescriptor
 
-    # As Triton 3.7 and newer name it, and else as 3.6 does: the barrier of a warpgroup's threads, shared memory seen as of
-    # another type and shape, and the copy engine into shared memory and out of it.
+    # As Triton 3.7 and newer name it, and else as 3.6 does: the barrier of a warpgroup's threads, shared memory seen as
+    # of another type and shape, and the copy engine into shared memory and out of it.
     _BARRIER = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
     _SHARED = gl.shared_memory_descriptor
     _REINTERPRET = _SHARED.reinterpret if hasattr(_SHARED, "reinterpret") else _SHARED._reinterpret
@@ -111,10 +111,10 @@ TILES = {
 REGISTERS = {(128, 64, 128, 4, 1): 168, (128, 64, 64, 4, 1): 168}
 
 
-# The forward kernel of compute capability 9.0 by (head dim of q and k, of v, rounded up): queries, keys, stages, whether
-# a warpgroup overlaps its own products, whether warpgroups start theirs in turn, registers of a thread that computes and
-# of one that fetches, heads whose tiles are taken in turn, at least, and tiles of queries of all these heads, whether
-# programs stay for more than one tile, and whether results have a place of their own.
+# The forward kernel of compute capability 9.0 by (head dim of q and k, of v, rounded up): queries, keys, stages,
+# whether a warpgroup overlaps its own products, whether warpgroups start theirs in turn, registers of a thread that
+# computes and of one that fetches, heads whose tiles are taken in turn, at least, and tiles of queries of all these
+# heads, whether programs stay for more than one tile, and whether results have a place of their own.
 HOPPER = {
     (64, 64): (192, 64, 2, False, True, 160, 32, 8, 512, 'queue', True),
     (64, 128): (128, 64, 4, True, False, 240, 24, 8, 512, 'queue', True),
@@ -124,17 +124,18 @@ HOPPER = {
     (256, 256): (128, 64, 2, True, False, 240, 24, 8, 512, 'once', False),
 }
 
-# The backward kernel of compute capability 9.0, likewise: queries, keys, stages, whether dO is awaited before the weights
-# are made, heads whose tiles are taken in turn, at least, and tiles of keys of all these heads; registers of a thread that
-# fetches or waits; whether tiles of keys are taken from the last to the first, where there are heads enough.
+# The backward kernel of compute capability 9.0, likewise: queries, keys, stages, whether dO is awaited before the
+# weights are made, heads whose tiles are taken in turn, at least, and tiles of keys of all these heads; registers of a
+# thread that fetches or waits; whether tiles of keys are taken from the last to the first, where there are heads
+# enough.
 HOPPER_BACKWARD = {
     (64, 64): (128, 128, 3, False, 4, 512, 24, True),
     (128, 128): (64, 128, 3, True, 2, 256, 24, True),
 }
 
-# And where dK and dV, and dQ, have a kernel each. Of dK/dV: queries, keys, stages, by how many tiles the warpgroup of the
-# weights may be ahead, heads whose tiles are taken in turn, registers of a thread that fetches. Of dQ: queries, keys, stages
-# of keys and of values, and the last two.
+# And where dK and dV, and dQ, have a kernel each. Of dK/dV: queries, keys, stages, by how many tiles the warpgroup of
+# the weights may be ahead, heads whose tiles are taken in turn, registers of a thread that fetches. Of dQ: queries,
+# keys, stages of keys and of values, and the last two.
 HOPPER_APART = {
     (256, 256): ((64, 64, 2, 1, 1, 24), (128, 64, 2, 1, 1, 24)),
     (256, 128): ((64, 64, 2, 1, 1, 24), (128, 64, 2, 2, 1, 24)),
@@ -152,8 +153,8 @@ def _load_rows(
 ):
     """Rows start … start + ROWS - 1 of one head. Columns from COLS on are zero, and with CHECKED rows from `stop` on.
 
-    `head_rows` points to the head's first row; with TMA it is a descriptor of the whole tensor, whose edges the hardware
-    checks.
+    `head_rows` points to the head's first row; with TMA it is a descriptor of the whole tensor, whose edges the
+    hardware checks.
     """
     if TMA:
         rows = tl.reshape(head_rows.load([batch, head, start, 0]), [ROWS, BLOCK_COLS])
@@ -200,7 +201,8 @@ def _head_rows(tensor, batch, head, stride_b, stride_h, ALIGN: tl.constexpr, TMA
 
 @triton.jit
 def _late_tiles_first(n_tiles, n_heads):
-    """(tile, batch, head) of this program: the tiles with most work first, eight heads at a time for the cache's sake."""
+    """(tile, batch, head) of this program: the tiles with most work first, eight heads at a time for the cache's sake.
+    """
     pid = tl.program_id(0)
     first = pid // (n_tiles * 8) * 8
     width = tl.minimum(tl.num_programs(0) // n_tiles - first, 8)
@@ -212,7 +214,8 @@ def _late_tiles_first(n_tiles, n_heads):
 
 @triton.jit
 def _early_tiles_first(n_tiles, n_heads):
-    """(tile, batch, head) of this program: the tiles with most work first, eight heads at a time for the cache's sake."""
+    """(tile, batch, head) of this program: the tiles with most work first, eight heads at a time for the cache's sake.
+    """
     pid = tl.program_id(0)
     first = pid // (n_tiles * 8) * 8
     width = tl.minimum(tl.num_programs(0) // n_tiles - first, 8)
@@ -226,8 +229,9 @@ def _early_tiles_first(n_tiles, n_heads):
 def _matching_tiles(least_ptr, most_ptr, least, most, n_tiles, TILE: tl.constexpr, TEST: tl.constexpr):
     """Where a test between this tile's values (least … most) and those of each walked tile can hold, and where it must.
 
-    Gives positions any_lo, any_hi (the hull of the tiles where it can hold) and all_lo, all_hi (a run of tiles in which it
-    holds for every pair; empty where those tiles are not consecutive). TEST: 0 equal, 1 here <= there, 2 there <= here.
+    Gives positions any_lo, any_hi (the hull of the tiles where it can hold) and all_lo, all_hi (a run of tiles in which
+    it holds for every pair; empty where those tiles are not consecutive). TEST: 0 equal, 1 here <= there, 2 there <=
+    here.
     """
     any_lo = n_tiles
     any_hi = n_tiles * 0
@@ -262,7 +266,8 @@ def _matching_tiles(least_ptr, most_ptr, least, most, n_tiles, TILE: tl.constexp
 
 @triton.jit
 def _key_tiles(q0, q1, test0_any_lo, test0_any_hi, test0_all_lo, test0_all_hi, Sq, Sk, BK: tl.constexpr):
-    """The tiles that the queries q0 … q1 meet: `any` some pair is allowed, `full` every pair is, and no mask is needed."""
+    """The tiles that the queries q0 … q1 meet: `any` some pair is allowed, `full` every pair is, and no mask is needed.
+    """
     q0 = tl.cast(q0, tl.int64)
     q1 = tl.cast(q1, tl.int64)
     any_lo = tl.cast(tl.maximum(0, test0_any_lo) // BK, tl.int32)
@@ -293,42 +298,52 @@ def _query_tiles(k0, k1, test0_any_lo, test0_any_hi, test0_all_lo, test0_all_hi,
 
 
 @triton.jit
-def _key_test0(tile, batch, head, n_tiles, n_heads, key_test0_least_ptr, key_test0_most_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, TILE: tl.constexpr):
+def _key_test0(tile, batch, head, n_tiles, n_heads, key_test0_least_ptr, key_test0_most_ptr, scale, B, Hq, Hkv, Sq, Sk,
+    ids_ptr, ids_stride_0, ids_stride_1, TILE: tl.constexpr):
     """Writes down the least and greatest value of `ids[b, k]` in a tile of keys."""
     k_idx = tile * TILE + tl.arange(0, TILE)
     k_safe = tl.minimum(k_idx, Sk - 1)
-    value = tl.cast(tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0 + tl.cast(k_safe, tl.int64) * ids_stride_1), tl.int64)
+    value = tl.cast(tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0
+        + tl.cast(k_safe, tl.int64) * ids_stride_1), tl.int64)
     inside = k_idx < Sk
     cell = (batch * n_heads + head) * n_tiles + tile
     tl.store(key_test0_least_ptr + cell, tl.min(tl.where(inside, value, 9223372036854775807), 0))
     tl.store(key_test0_most_ptr + cell, tl.max(tl.where(inside, value, -9223372036854775807), 0))
 
 
-@triton.jit(do_not_specialize=['B', 'Hq', 'Hkv', 'Sq', 'Sk', 'ids_stride_0', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
-def _key_test0_kernel(key_test0_least_ptr, key_test0_most_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, TILE: tl.constexpr):
+@triton.jit(do_not_specialize=['B', 'Hq', 'Hkv', 'Sq', 'Sk', 'ids_stride_0', 'q_stride_b', 'q_stride_h', 'q_stride_s',
+    'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
+def _key_test0_kernel(key_test0_least_ptr, key_test0_most_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0,
+    ids_stride_1, TILE: tl.constexpr):
     """`_key_test0` of each tile."""
     _key_test0(
-        tl.program_id(0), tl.program_id(1), tl.program_id(2), tl.num_programs(0), tl.num_programs(2), key_test0_least_ptr, key_test0_most_ptr,
+        tl.program_id(0), tl.program_id(1), tl.program_id(2), tl.num_programs(0), tl.num_programs(2),
+        key_test0_least_ptr, key_test0_most_ptr,
         scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, TILE,
     )
 
 
 @triton.jit
-def _query_test0(tile, batch, head, n_tiles, n_heads, query_test0_least_ptr, query_test0_most_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, TILE: tl.constexpr):
+def _query_test0(tile, batch, head, n_tiles, n_heads, query_test0_least_ptr, query_test0_most_ptr, scale, B, Hq, Hkv,
+    Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, TILE: tl.constexpr):
     """Writes down the least and greatest value of `ids[b, q]` in a tile of queries."""
     q_idx = tile * TILE + tl.arange(0, TILE)
-    value = tl.cast(tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0 + tl.cast(q_idx, tl.int64) * ids_stride_1, mask=(q_idx < Sk), other=0), tl.int64)
+    value = tl.cast(tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0 + tl.cast(q_idx, tl.int64) * ids_stride_1,
+        mask=(q_idx < Sk), other=0), tl.int64)
     inside = q_idx < Sq
     cell = (batch * n_heads + head) * n_tiles + tile
     tl.store(query_test0_least_ptr + cell, tl.min(tl.where(inside, value, 9223372036854775807), 0))
     tl.store(query_test0_most_ptr + cell, tl.max(tl.where(inside, value, -9223372036854775807), 0))
 
 
-@triton.jit(do_not_specialize=['B', 'Hq', 'Hkv', 'Sq', 'Sk', 'ids_stride_0', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
-def _query_test0_kernel(query_test0_least_ptr, query_test0_most_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, TILE: tl.constexpr):
+@triton.jit(do_not_specialize=['B', 'Hq', 'Hkv', 'Sq', 'Sk', 'ids_stride_0', 'q_stride_b', 'q_stride_h', 'q_stride_s',
+    'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
+def _query_test0_kernel(query_test0_least_ptr, query_test0_most_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0,
+    ids_stride_1, TILE: tl.constexpr):
     """`_query_test0` of each tile."""
     _query_test0(
-        tl.program_id(0), tl.program_id(1), tl.program_id(2), tl.num_programs(0), tl.num_programs(2), query_test0_least_ptr, query_test0_most_ptr,
+        tl.program_id(0), tl.program_id(1), tl.program_id(2), tl.num_programs(0), tl.num_programs(2),
+        query_test0_least_ptr, query_test0_most_ptr,
         scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, TILE,
     )
 
@@ -338,8 +353,10 @@ def _query_test0_kernel(query_test0_least_ptr, query_test0_most_ptr, scale, B, H
 
 @triton.jit
 def _attend_tile(
-    acc, row_max, row_sum, q, k_rows, v_rows, batch, kv_head, k0, k_stride_s, v_stride_s, Sk, ids_ptr, ids_stride_0, ids_stride_1, logit_scale, row_term, row_term_2,
-    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BK: tl.constexpr, MASKED: tl.constexpr, TMA: tl.constexpr,
+    acc, row_max, row_sum, q, k_rows, v_rows, batch, kv_head, k0, k_stride_s, v_stride_s, Sk, ids_ptr, ids_stride_0,
+    ids_stride_1, logit_scale, row_term, row_term_2,
+    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BK: tl.constexpr,
+    MASKED: tl.constexpr, TMA: tl.constexpr,
 ):
     """Folds the keys k0 … k0 + BK - 1 into the running state of a tile of queries."""
     k_idx = (k0 + tl.arange(0, BK))[None, :]
@@ -362,11 +379,14 @@ def _attend_tile(
     return acc, row_max, row_sum
 
 
-@triton.jit(do_not_specialize=['B', 'Hq', 'Hkv', 'Sq', 'Sk', 'ids_stride_0', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
+@triton.jit(do_not_specialize=['B', 'Hq', 'Hkv', 'Sq', 'Sk', 'ids_stride_0', 'q_stride_b', 'q_stride_h', 'q_stride_s',
+    'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
 def _forward_kernel(
-    q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, key_test0_least_ptr, key_test0_most_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
+    q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, key_test0_least_ptr, key_test0_most_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr,
+    ids_stride_0, ids_stride_1,
     q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s,
-    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ALIGN: tl.constexpr, TMA: tl.constexpr,
+    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BQ: tl.constexpr,
+    BK: tl.constexpr, ALIGN: tl.constexpr, TMA: tl.constexpr,
 ):
     """One tile of queries of one head: walks the tiles of keys that it can meet."""
     tile, batch, head = _late_tiles_first(tl.cdiv(Sq, BQ), Hq)
@@ -383,7 +403,8 @@ def _forward_kernel(
     q = _load_rows(q_rows, batch, head, q0, Sq, q_stride_s, BQ, D, BLOCK_D, True, TMA)
     logit_scale = scale * 1.4426950408889634
     row_term = q_idx + Sk - Sq
-    row_term_2 = tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0 + tl.cast(q_idx, tl.int64) * ids_stride_1, mask=(q_idx < Sk), other=0)
+    row_term_2 = tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0 + tl.cast(q_idx, tl.int64) * ids_stride_1,
+        mask=(q_idx < Sk), other=0)
 
     acc = tl.zeros([BQ, BLOCK_DV], tl.float32)
     row_max = tl.full([BQ], float("-inf"), tl.float32)
@@ -391,19 +412,23 @@ def _forward_kernel(
     test0_least = tl.min(tl.where(q_idx <= q1, tl.cast(row_term_2, tl.int64), 9223372036854775807))
     test0_most = tl.max(tl.where(q_idx <= q1, tl.cast(row_term_2, tl.int64), -9223372036854775807))
     test0_tile = batch * tl.cdiv(Sk, BK)
-    test0_any_lo, test0_any_hi, test0_all_lo, test0_all_hi = _matching_tiles(key_test0_least_ptr + test0_tile, key_test0_most_ptr + test0_tile, test0_least, test0_most, tl.cdiv(Sk, BK), BK, 0)
-    full_lo, full_hi, any_lo, any_hi = _key_tiles(q0, q1, test0_any_lo, test0_any_hi, test0_all_lo, test0_all_hi, Sq, Sk, BK)
+    (test0_any_lo, test0_any_hi, test0_all_lo, test0_all_hi) = _matching_tiles(key_test0_least_ptr + test0_tile,
+        key_test0_most_ptr + test0_tile, test0_least, test0_most, tl.cdiv(Sk, BK), BK, 0)
+    (full_lo, full_hi, any_lo, any_hi) = _key_tiles(q0, q1, test0_any_lo, test0_any_hi, test0_all_lo, test0_all_hi, Sq,
+        Sk, BK)
     for step in tl.range(full_hi - full_lo):
         at = full_lo + step
         acc, row_max, row_sum = _attend_tile(
-            acc, row_max, row_sum, q, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, ids_ptr, ids_stride_0, ids_stride_1, logit_scale, row_term, row_term_2,
+            acc, row_max, row_sum, q, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, ids_ptr,
+            ids_stride_0, ids_stride_1, logit_scale, row_term, row_term_2,
             D, Dv, BLOCK_D, BLOCK_DV, BK, False, TMA,
         )
     for step in tl.range((full_lo - any_lo) + (any_hi - full_hi)):
         at = any_lo + step
         at = tl.where(step < (full_lo - any_lo), at, full_hi + step - (full_lo - any_lo))
         acc, row_max, row_sum = _attend_tile(
-            acc, row_max, row_sum, q, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, ids_ptr, ids_stride_0, ids_stride_1, logit_scale, row_term, row_term_2,
+            acc, row_max, row_sum, q, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, ids_ptr,
+            ids_stride_0, ids_stride_1, logit_scale, row_term, row_term_2,
             D, Dv, BLOCK_D, BLOCK_DV, BK, True, TMA,
         )
 
@@ -431,7 +456,8 @@ def _arrive(number, THREADS: gl.constexpr, WARPS: gl.constexpr):
     gl.inline_asm_elementwise(
         "bar.arrive $1, $2; mov.b32 $0, $1;",
         "=r,r,r",
-        [number + gl.full([32 * WARPS], 0, gl.int32, layout=each), gl.full([32 * WARPS], THREADS, gl.int32, layout=each)],
+        [number + gl.full([32 * WARPS], 0, gl.int32, layout=each),
+            gl.full([32 * WARPS], THREADS, gl.int32, layout=each)],
         dtype=gl.int32,
         is_pure=False,
         pack=1,
@@ -445,7 +471,8 @@ def _meet(number, THREADS: gl.constexpr, WARPS: gl.constexpr):
     gl.inline_asm_elementwise(
         "bar.sync $1, $2; mov.b32 $0, $1;",
         "=r,r,r",
-        [number + gl.full([32 * WARPS], 0, gl.int32, layout=each), gl.full([32 * WARPS], THREADS, gl.int32, layout=each)],
+        [number + gl.full([32 * WARPS], 0, gl.int32, layout=each),
+            gl.full([32 * WARPS], THREADS, gl.int32, layout=each)],
         dtype=gl.int32,
         is_pure=False,
         pack=1,
@@ -470,9 +497,9 @@ def _unpacked(pairs, dtype: gl.constexpr, layout: gl.constexpr):
 # ---------------------------------------------------------------- forward, for compute capability 9.0
 
 
-# What travels together. A ring of tiles in shared memory: the tiles, a barrier for each that says that it has arrived, and
-# the first of the hardware barriers that say that a place is free. Where the next items are noted and counted. What a
-# call gives every function. What the kernel is compiled for. Where results go.
+# What travels together. A ring of tiles in shared memory: the tiles, a barrier for each that says that it has arrived,
+# and the first of the hardware barriers that say that a place is free. Where the next items are noted and counted. What
+# a call gives every function. What the kernel is compiled for. Where results go.
 _Ring = namedtuple("_Ring", "tiles ready FREE")
 _Work = namedtuple("_Work", "notes queue_ptr n_work together")
 _Call = namedtuple("_Call", "lists_ptr scale B Hq Hkv Sq Sk ids_ptr ids_stride_0 ids_stride_1")
@@ -484,7 +511,8 @@ _Results = namedtuple("_Results", "desc tiles lse_ptr")
 def _hold_back(n_steps):
     """A loop that is never entered, though the compiler cannot know: it moves no wait for a product up across it."""
     gl.inline_asm_elementwise(
-        "{ .reg .pred p; wait: setp.ge.s32 p, $1, 0; @p bra.uni go; nanosleep.u32 100; bra.uni wait; go: mov.b32 $0, $1; }",
+        "{ .reg .pred p; wait: setp.ge.s32 p, $1, 0; @p bra.uni go; nanosleep.u32 100; bra.uni wait; go: mov.b32 $0, "
+        "$1; }",
         "=r,r",
         [gl.full([128], n_steps, gl.int32, layout=gl.BlockedLayout([1], [32], [4], [0]))],
         dtype=gl.int32,
@@ -495,7 +523,8 @@ def _hold_back(n_steps):
 
 @gluon.jit
 def _work_item(item, n_tiles, n_heads, n_work, together):
-    """(tile, batch, head) of an item: the tiles with most work first, `together` heads at a time for the cache's sake."""
+    """(tile, batch, head) of an item: the tiles with most work first, `together` heads at a time for the cache's sake.
+    """
     first = item // (n_tiles * together) * together
     width = tl.minimum(n_work // n_tiles - first, together)
     i = item - first * n_tiles
@@ -579,7 +608,8 @@ def _load_tiles(q_desc, k_desc, v_desc, q_ring, k_ring, v_ring, work, call, conf
                     if config.SCHEDULE == "queue":
                         _pass_on_item(work.notes, 2 * part + (round & 1), item, tile, batch, head)
                     mbarrier.expect(q_ring.ready.index(part), q_desc.block_type.nbytes)
-                    q_tile = _REINTERPRET(q_ring.tiles.index(part), q_desc.dtype, [1, 1, 64, config.BLOCK_D], q_desc.layout)
+                    q_tile = _REINTERPRET(q_ring.tiles.index(part), q_desc.dtype, [1, 1, 64, config.BLOCK_D],
+                        q_desc.layout)
                     _COPY_IN(q_desc, [batch, head, q0 + part * 64, 0], q_ring.ready.index(part), q_tile)
             else:
                 stage = (turn + step - 1) % STAGES
@@ -590,7 +620,8 @@ def _load_tiles(q_desc, k_desc, v_desc, q_ring, k_ring, v_ring, work, call, conf
             v0 = k0
         turn += n_steps
         round += 1
-        item = gl.num_programs(0) + gl.atomic_add(work.queue_ptr, 1, sem="relaxed") if config.SCHEDULE == "queue" else work.n_work
+        item = gl.num_programs(0) + gl.atomic_add(work.queue_ptr, 1,
+            sem="relaxed") if config.SCHEDULE == "queue" else work.n_work
     if config.SCHEDULE == "queue":
         for part in gl.static_range(BQ // 64):
             if round > 0:
@@ -604,8 +635,9 @@ def _load_tiles(q_desc, k_desc, v_desc, q_ring, k_ring, v_ring, work, call, conf
 
 @gluon.constexpr_function
 def _weights_ptx(n, half):
-    """PTX for a thread's n pairs of scores of neighbours, of two rows in turn: their weights in pairs of `half`; and for
-    each row, as its first number, their sum, the row's reference, and what its earlier sums are to be multiplied by.
+    """PTX for a thread's n pairs of scores of neighbours, of two rows in turn: their weights in pairs of `half`; and
+    for each row, as its first number, their sum, the row's reference, and what its earlier sums are to be multiplied
+    by.
 
     Weights are made with the reference there is. Where a sum passes 2**8, or is no number, the maximum becomes the
     row's reference and the warp makes them again. A row that has no reference yet, -inf, has no such sum.
@@ -677,8 +709,8 @@ def _across(rows, like, EACH: gl.constexpr):
 
 @gluon.jit
 def _lagging_weights(x, reference, factor, dtype: gl.constexpr):
-    """2**((x - reference) factor), packed; by thread their sums, the rows' reference from here on, and what earlier sums
-    are multiplied by.
+    """2**((x - reference) factor), packed; by thread their sums, the rows' reference from here on, and what earlier
+    sums are multiplied by.
     """
     low, high = x.reshape([64, x.shape[1] // 2, 2]).split()
     COUNT: gl.constexpr = x.shape[1] // 4
@@ -711,7 +743,8 @@ def _rescaled(acc, rescale):
     """acc * rescale; a warp whose rows keep their reference goes past."""
     COUNT: gl.constexpr = acc.shape[1] // 2
     return gl.inline_asm_elementwise(
-        _multiplied(COUNT), _in_place(COUNT), [acc, _across(rescale, acc, 2)], dtype=gl.float32, is_pure=False, pack=COUNT
+        _multiplied(COUNT), _in_place(COUNT), [acc, _across(rescale, acc, 2)], dtype=gl.float32, is_pure=False,
+        pack=COUNT
     )
 
 
@@ -793,14 +826,16 @@ def _attend_tiles(results, q_ring, k_ring, v_ring, work, call, config: gl.conste
         q_idx = rows[:, None]
         logit_scale = scale * 1.4426950408889634
         row_term = q_idx + Sk - Sq
-        row_term_2 = tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0 + tl.cast(q_idx, tl.int64) * ids_stride_1, mask=(q_idx < Sk), other=0)
+        row_term_2 = tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0
+            + tl.cast(q_idx, tl.int64) * ids_stride_1, mask=(q_idx < Sk), other=0)
         terms = (Sk, ids_ptr, ids_stride_0, ids_stride_1, logit_scale, row_term, row_term_2)
 
         acc = gl.zeros([64, config.BLOCK_DV], gl.float32, layout=acc_layout)
         row_sum = _firsts(no_scores.reshape([64, BK // 2, 2]).split()[0])
         row_max = row_sum - float("inf")
         mbarrier.wait(q_ring.ready.index(PART), round & 1)
-        q = _REINTERPRET(q_ring.tiles.index(PART), dtype, [64, config.BLOCK_D], gl.NVMMASharedLayout.get_default_for([64, config.BLOCK_D], dtype))
+        q = _REINTERPRET(q_ring.tiles.index(PART), dtype, [64, config.BLOCK_D],
+            gl.NVMMASharedLayout.get_default_for([64, config.BLOCK_D], dtype))
         for step in range(own_first):
             _let_go(turn + step, k_ring, v_ring, config, PART)
         if config.PIPELINED:
@@ -814,7 +849,8 @@ def _attend_tiles(results, q_ring, k_ring, v_ring, work, call, config: gl.conste
             qk = warpgroup_mma_wait(0, deps=(qk_token,))
             _arrive(k_ring.FREE + stage, SHARE, 4)
             weight, rescale, row_max, row_sum = _weigh(
-                row_max, row_sum, qk, batch, kv_head, at * BK, (at < own_full_lo) | (own_full_hi <= at), terms, config, dtype
+                row_max, row_sum, qk, batch, kv_head, at * BK, (at < own_full_lo) | (own_full_hi <= at), terms, config,
+                dtype
             )
             p = _unpacked(weight, dtype, weight_layout)
             for step in range(own_first + 1, own_stop):
@@ -829,13 +865,15 @@ def _attend_tiles(results, q_ring, k_ring, v_ring, work, call, config: gl.conste
                 k = k_ring.tiles.index(stage).reshape([BK, config.BLOCK_D]).permute((1, 0))
                 qk_token = warpgroup_mma(q, k, no_scores, use_acc=False, is_async=True)
                 mbarrier.wait(v_ring.ready.index(v_stage), v_phase)
-                acc_token = warpgroup_mma(p, v_ring.tiles.index(v_stage).reshape([BK, config.BLOCK_DV]), acc, is_async=True)
+                acc_token = warpgroup_mma(p, v_ring.tiles.index(v_stage).reshape([BK, config.BLOCK_DV]), acc,
+                    is_async=True)
                 if config.ORDERED:
                     _arrive(config.ORDER + (PART + 1) % (BQ // 64), 256, 4)
                 qk = warpgroup_mma_wait(1, deps=(qk_token,))
                 _arrive(k_ring.FREE + stage, SHARE, 4)
                 weight, rescale, row_max, row_sum = _weigh(
-                    row_max, row_sum, qk, batch, kv_head, at * BK, (at < own_full_lo) | (own_full_hi <= at), terms, config, dtype
+                    row_max, row_sum, qk, batch, kv_head, at * BK, (at < own_full_lo) | (own_full_hi <= at), terms,
+                    config, dtype
                 )
                 _hold_back(n_steps)
                 acc, p = warpgroup_mma_wait(0, deps=(acc_token, p))
@@ -863,12 +901,14 @@ def _attend_tiles(results, q_ring, k_ring, v_ring, work, call, config: gl.conste
                 qk = warpgroup_mma_wait(0, deps=(qk_token,))
                 _arrive(k_ring.FREE + stage, SHARE, 4)
                 weight, rescale, row_max, row_sum = _weigh(
-                    row_max, row_sum, qk, batch, kv_head, at * BK, (at < own_full_lo) | (own_full_hi <= at), terms, config, dtype
+                    row_max, row_sum, qk, batch, kv_head, at * BK, (at < own_full_lo) | (own_full_hi <= at), terms,
+                    config, dtype
                 )
                 acc = _rescaled(acc, rescale)
                 p = _unpacked(weight, dtype, weight_layout)
                 mbarrier.wait(v_ring.ready.index(stage), phase)
-                acc_token = warpgroup_mma(p, v_ring.tiles.index(stage).reshape([BK, config.BLOCK_DV]), acc, is_async=True)
+                acc_token = warpgroup_mma(p, v_ring.tiles.index(stage).reshape([BK, config.BLOCK_DV]), acc,
+                    is_async=True)
                 acc, p = warpgroup_mma_wait(0, deps=(acc_token, p))
                 _arrive(v_ring.FREE + stage, SHARE, 4)
             if Q_EARLY:
@@ -921,8 +961,10 @@ def _attend_tiles(results, q_ring, k_ring, v_ring, work, call, config: gl.conste
 
 @gluon.jit(do_not_specialize=['n_work', 'together', 'B', 'Hq', 'Hkv', 'Sq', 'Sk', 'ids_stride_0'])
 def _hopper_forward_kernel(
-    q_desc, k_desc, v_desc, out_desc, lse_ptr, queue_ptr, n_work, together, lists_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr,
+    q_desc, k_desc, v_desc, out_desc, lse_ptr, queue_ptr, n_work, together, lists_ptr, scale, B, Hq, Hkv, Sq, Sk,
+    ids_ptr, ids_stride_0, ids_stride_1,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr,
+    BK: gl.constexpr,
     STAGES: gl.constexpr, SCHEDULE: gl.constexpr, ORDERED: gl.constexpr, OUT_APART: gl.constexpr,
     PIPELINED: gl.constexpr, REGISTERS: gl.constexpr, SPARE: gl.constexpr, FAST: gl.constexpr,
 ):
@@ -937,7 +979,8 @@ def _hopper_forward_kernel(
     gl.static_assert(ORDER + (PARTS if ORDERED else 0) <= 16)
     Q_COLS: gl.constexpr = BLOCK_D if OUT_APART or BLOCK_D > BLOCK_DV else BLOCK_DV
     dtype: gl.constexpr = out_desc.dtype
-    config: gl.constexpr = _Config(D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, SCHEDULE, ORDERED, OUT_APART, PIPELINED, FAST, ORDER)
+    config: gl.constexpr = _Config(D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, SCHEDULE, ORDERED, OUT_APART, PIPELINED,
+        FAST, ORDER)
     q_tiles = gl.allocate_shared_memory(dtype, [PARTS, 1, 1, 64, Q_COLS], q_desc.layout)
     k_tiles = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, BK, BLOCK_D], k_desc.layout)
     v_tiles = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, BK, BLOCK_DV], v_desc.layout)
@@ -980,11 +1023,12 @@ def _hopper_forward_kernel(
 
 @triton.jit
 def _list_key_runs(
-    item, lists_ptr, key_test0_least_ptr, key_test0_most_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
+    item, lists_ptr, key_test0_least_ptr, key_test0_most_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0,
+    ids_stride_1,
     D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ROWS: tl.constexpr, FAST: tl.constexpr,
 ):
-    """For each tile of queries, and for each 64 of it, which tiles of keys they meet, and which of them need no mask; none
-    beyond the last, since the first is walked even where there is none.
+    """For each tile of queries, and for each 64 of it, which tiles of keys they meet, and which of them need no mask;
+    none beyond the last, since the first is walked even where there is none.
     """
     PARTS: tl.constexpr = BQ // 64
     n_tiles = tl.cdiv(Sq, BQ)
@@ -995,12 +1039,15 @@ def _list_key_runs(
     q0 = tile % n_tiles * BQ + tl.maximum(part - 1, 0) * 64
     q1 = tl.minimum(q0 + tl.where(part == 0, BQ, 64), Sq) - 1
     q_idx = (q0 + tl.arange(0, ROWS))[:, None]
-    row_term_2 = tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0 + tl.cast(q_idx, tl.int64) * ids_stride_1, mask=(q_idx < Sk), other=0)
+    row_term_2 = tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0 + tl.cast(q_idx, tl.int64) * ids_stride_1,
+        mask=(q_idx < Sk), other=0)
     test0_least = tl.min(tl.where(q_idx <= q1, tl.cast(row_term_2, tl.int64), 9223372036854775807))
     test0_most = tl.max(tl.where(q_idx <= q1, tl.cast(row_term_2, tl.int64), -9223372036854775807))
     test0_tile = batch * tl.cdiv(Sk, BK)
-    test0_any_lo, test0_any_hi, test0_all_lo, test0_all_hi = _matching_tiles(key_test0_least_ptr + test0_tile, key_test0_most_ptr + test0_tile, test0_least, test0_most, tl.cdiv(Sk, BK), BK, 0)
-    full_lo, full_hi, any_lo, any_hi = _key_tiles(q0, q1, test0_any_lo, test0_any_hi, test0_all_lo, test0_all_hi, Sq, Sk, BK)
+    (test0_any_lo, test0_any_hi, test0_all_lo, test0_all_hi) = _matching_tiles(key_test0_least_ptr + test0_tile,
+        key_test0_most_ptr + test0_tile, test0_least, test0_most, tl.cdiv(Sk, BK), BK, 0)
+    (full_lo, full_hi, any_lo, any_hi) = _key_tiles(q0, q1, test0_any_lo, test0_any_hi, test0_all_lo, test0_all_hi, Sq,
+        Sk, BK)
     ends = lists_ptr + item * 4
     tl.store(ends + 0, tl.minimum(full_lo, last + 1))
     tl.store(ends + 1, tl.minimum(full_hi, last + 1))
@@ -1008,7 +1055,8 @@ def _list_key_runs(
     tl.store(ends + 3, tl.minimum(any_hi, last + 1))
 
 
-@triton.jit(do_not_specialize=['B', 'Hq', 'Hkv', 'Sq', 'Sk', 'ids_stride_0', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
+@triton.jit(do_not_specialize=['B', 'Hq', 'Hkv', 'Sq', 'Sk', 'ids_stride_0', 'q_stride_b', 'q_stride_h', 'q_stride_s',
+    'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
 def _list_key_runs_kernel(
     lists_ptr, counts_ptr, key_test0_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
     D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ROWS: tl.constexpr, FAST: tl.constexpr,
@@ -1052,7 +1100,8 @@ def _three_parts(x):
 
 @triton.jit(do_not_specialize=["n_rows", "n_counters"])
 def _rows_kernel(
-    lse_ptr, scaled_lse_ptr, out_ptr, d_out_ptr, d_lse_ptr, delta_ptr, n_rows, counters_ptr, n_counters, terms_ptr, scale,
+    lse_ptr, scaled_lse_ptr, out_ptr, d_out_ptr, d_lse_ptr, delta_ptr, n_rows, counters_ptr, n_counters, terms_ptr,
+    scale,
     Dv: tl.constexpr, BLOCK_DV: tl.constexpr, ROWS: tl.constexpr, HAS_D_LSE: tl.constexpr,
 ):
     """What every pair of a row reads, once a row: the log-sum-exp to base 2, inf for rows that met no key; delta.
@@ -1095,8 +1144,10 @@ def _rows_kernel(
 
 @triton.jit
 def _dq_tile(
-    dq, q, d_out, row_lse, delta, k_rows, v_rows, batch, kv_head, k0, k_stride_s, v_stride_s, Sk, ids_ptr, ids_stride_0, ids_stride_1, logit_scale, row_term, row_term_2,
-    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BK: tl.constexpr, MASKED: tl.constexpr, TMA: tl.constexpr,
+    dq, q, d_out, row_lse, delta, k_rows, v_rows, batch, kv_head, k0, k_stride_s, v_stride_s, Sk, ids_ptr, ids_stride_0,
+    ids_stride_1, logit_scale, row_term, row_term_2,
+    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BK: tl.constexpr,
+    MASKED: tl.constexpr, TMA: tl.constexpr,
 ):
     """Adds to dQ what the keys k0 … k0 + BK - 1 contribute."""
     k_idx = (k0 + tl.arange(0, BK))[None, :]
@@ -1117,11 +1168,14 @@ def _dq_tile(
     return dq
 
 
-@triton.jit(do_not_specialize=['B', 'Hq', 'Hkv', 'Sq', 'Sk', 'ids_stride_0', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
+@triton.jit(do_not_specialize=['B', 'Hq', 'Hkv', 'Sq', 'Sk', 'ids_stride_0', 'q_stride_b', 'q_stride_h', 'q_stride_s',
+    'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
 def _dq_kernel(
-    q_ptr, k_ptr, v_ptr, d_out_ptr, lse_ptr, delta_ptr, dq_ptr, key_test0_least_ptr, key_test0_most_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
+    q_ptr, k_ptr, v_ptr, d_out_ptr, lse_ptr, delta_ptr, dq_ptr, key_test0_least_ptr, key_test0_most_ptr, scale, B, Hq,
+    Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
     q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s,
-    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ALIGN: tl.constexpr, TMA: tl.constexpr,
+    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BQ: tl.constexpr,
+    BK: tl.constexpr, ALIGN: tl.constexpr, TMA: tl.constexpr,
 ):
     """One tile of queries of one head: walks the same tiles of keys as the forward kernel."""
     tile, batch, head = _late_tiles_first(tl.cdiv(Sq, BQ), Hq)
@@ -1144,25 +1198,30 @@ def _dq_kernel(
     row_lse = tl.load(lse_ptr + row + rows, mask=rows < Sq, other=float("inf"))[:, None]
     delta = tl.load(delta_ptr + row + rows, mask=rows < Sq, other=0.0)[:, None]
     row_term = q_idx + Sk - Sq
-    row_term_2 = tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0 + tl.cast(q_idx, tl.int64) * ids_stride_1, mask=(q_idx < Sk), other=0)
+    row_term_2 = tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0 + tl.cast(q_idx, tl.int64) * ids_stride_1,
+        mask=(q_idx < Sk), other=0)
 
     dq = tl.zeros([BQ, BLOCK_D], tl.float32)
     test0_least = tl.min(tl.where(q_idx <= q1, tl.cast(row_term_2, tl.int64), 9223372036854775807))
     test0_most = tl.max(tl.where(q_idx <= q1, tl.cast(row_term_2, tl.int64), -9223372036854775807))
     test0_tile = batch * tl.cdiv(Sk, BK)
-    test0_any_lo, test0_any_hi, test0_all_lo, test0_all_hi = _matching_tiles(key_test0_least_ptr + test0_tile, key_test0_most_ptr + test0_tile, test0_least, test0_most, tl.cdiv(Sk, BK), BK, 0)
-    full_lo, full_hi, any_lo, any_hi = _key_tiles(q0, q1, test0_any_lo, test0_any_hi, test0_all_lo, test0_all_hi, Sq, Sk, BK)
+    (test0_any_lo, test0_any_hi, test0_all_lo, test0_all_hi) = _matching_tiles(key_test0_least_ptr + test0_tile,
+        key_test0_most_ptr + test0_tile, test0_least, test0_most, tl.cdiv(Sk, BK), BK, 0)
+    (full_lo, full_hi, any_lo, any_hi) = _key_tiles(q0, q1, test0_any_lo, test0_any_hi, test0_all_lo, test0_all_hi, Sq,
+        Sk, BK)
     for step in tl.range(full_hi - full_lo):
         at = full_lo + step
         dq = _dq_tile(
-            dq, q, d_out, row_lse, delta, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, ids_ptr, ids_stride_0, ids_stride_1, logit_scale, row_term, row_term_2,
+            dq, q, d_out, row_lse, delta, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, ids_ptr,
+            ids_stride_0, ids_stride_1, logit_scale, row_term, row_term_2,
             D, Dv, BLOCK_D, BLOCK_DV, BK, False, TMA,
         )
     for step in tl.range((full_lo - any_lo) + (any_hi - full_hi)):
         at = any_lo + step
         at = tl.where(step < (full_lo - any_lo), at, full_hi + step - (full_lo - any_lo))
         dq = _dq_tile(
-            dq, q, d_out, row_lse, delta, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, ids_ptr, ids_stride_0, ids_stride_1, logit_scale, row_term, row_term_2,
+            dq, q, d_out, row_lse, delta, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, ids_ptr,
+            ids_stride_0, ids_stride_1, logit_scale, row_term, row_term_2,
             D, Dv, BLOCK_D, BLOCK_DV, BK, True, TMA,
         )
     _store_rows(dq_ptr + row * D, dq * scale, q0, Sq, D, BQ, D, BLOCK_D)
@@ -1170,8 +1229,10 @@ def _dq_kernel(
 
 @triton.jit
 def _dkdv_tile(
-    dk, dv, k, v, q_rows, d_out_rows, batch, head, row, lse_ptr, delta_ptr, q0, q_stride_s, Sq, k_idx, Sk, ids_ptr, ids_stride_0, ids_stride_1, logit_scale, col_term,
-    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BQ: tl.constexpr, MASKED: tl.constexpr, TMA: tl.constexpr,
+    dk, dv, k, v, q_rows, d_out_rows, batch, head, row, lse_ptr, delta_ptr, q0, q_stride_s, Sq, k_idx, Sk, ids_ptr,
+    ids_stride_0, ids_stride_1, logit_scale, col_term,
+    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BQ: tl.constexpr,
+    MASKED: tl.constexpr, TMA: tl.constexpr,
 ):
     """Adds to dK and dV what the queries q0 … q0 + BQ - 1 contribute."""
     rows = q0 + tl.arange(0, BQ)
@@ -1189,7 +1250,8 @@ def _dkdv_tile(
     p = tl.exp2(qk * logit_scale - row_lse)
     if MASKED:
         row_term = q_idx + Sk - Sq
-        row_term_2 = tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0 + tl.cast(q_idx, tl.int64) * ids_stride_1, mask=(q_idx < Sk), other=0)
+        row_term_2 = tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0
+            + tl.cast(q_idx, tl.int64) * ids_stride_1, mask=(q_idx < Sk), other=0)
         allowed = (q_idx < Sq) & (k_idx <= row_term) & (row_term_2 == col_term)
         p = tl.where(allowed, p, 0.0)
     dv = tl.dot(p.to(d_out.dtype), d_out, dv, input_precision=PRECISION)
@@ -1200,13 +1262,18 @@ def _dkdv_tile(
     return dk, dv
 
 
-@triton.jit(do_not_specialize=['B', 'Hq', 'Hkv', 'Sq', 'Sk', 'ids_stride_0', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
+@triton.jit(do_not_specialize=['B', 'Hq', 'Hkv', 'Sq', 'Sk', 'ids_stride_0', 'q_stride_b', 'q_stride_h', 'q_stride_s',
+    'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
 def _dkdv_kernel(
-    q_ptr, k_ptr, v_ptr, d_out_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr, query_test0_least_ptr, query_test0_most_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
+    q_ptr, k_ptr, v_ptr, d_out_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr, query_test0_least_ptr, query_test0_most_ptr,
+    scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
     q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s,
-    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ALIGN: tl.constexpr, TMA: tl.constexpr,
+    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BQ: tl.constexpr,
+    BK: tl.constexpr, ALIGN: tl.constexpr, TMA: tl.constexpr,
 ):
-    """One tile of keys of one key/value head: walks the tiles of queries that meet it, for every query head of the group."""
+    """One tile of keys of one key/value head: walks the tiles of queries that meet it, for every query head of the
+    group.
+    """
     tile, batch, kv_head = _early_tiles_first(tl.cdiv(Sk, BK), Hkv)
     k0 = tile * BK
     k1 = tl.minimum(k0 + BK, Sk) - 1
@@ -1232,19 +1299,23 @@ def _dkdv_kernel(
         test0_least = tl.min(tl.where(k_idx <= k1, tl.cast(col_term, tl.int64), 9223372036854775807))
         test0_most = tl.max(tl.where(k_idx <= k1, tl.cast(col_term, tl.int64), -9223372036854775807))
         test0_tile = batch * tl.cdiv(Sq, BQ)
-        test0_any_lo, test0_any_hi, test0_all_lo, test0_all_hi = _matching_tiles(query_test0_least_ptr + test0_tile, query_test0_most_ptr + test0_tile, test0_least, test0_most, tl.cdiv(Sq, BQ), BQ, 0)
-        full_lo, full_hi, any_lo, any_hi = _query_tiles(k0, k1, test0_any_lo, test0_any_hi, test0_all_lo, test0_all_hi, Sq, Sk, BQ)
+        (test0_any_lo, test0_any_hi, test0_all_lo, test0_all_hi) = _matching_tiles(query_test0_least_ptr + test0_tile,
+            query_test0_most_ptr + test0_tile, test0_least, test0_most, tl.cdiv(Sq, BQ), BQ, 0)
+        (full_lo, full_hi, any_lo, any_hi) = _query_tiles(k0, k1, test0_any_lo, test0_any_hi, test0_all_lo,
+            test0_all_hi, Sq, Sk, BQ)
         for step in tl.range(full_hi - full_lo):
             at = full_lo + step
             dk, dv = _dkdv_tile(
-                dk, dv, k, v, q_rows, d_out_rows, batch, head, row, lse_ptr, delta_ptr, at * BQ, q_stride_s, Sq, k_idx, Sk, ids_ptr, ids_stride_0, ids_stride_1, logit_scale, col_term,
+                dk, dv, k, v, q_rows, d_out_rows, batch, head, row, lse_ptr, delta_ptr, at * BQ, q_stride_s, Sq, k_idx,
+                Sk, ids_ptr, ids_stride_0, ids_stride_1, logit_scale, col_term,
                 D, Dv, BLOCK_D, BLOCK_DV, BQ, False, TMA,
             )
         for step in tl.range((full_lo - any_lo) + (any_hi - full_hi)):
             at = any_lo + step
             at = tl.where(step < (full_lo - any_lo), at, full_hi + step - (full_lo - any_lo))
             dk, dv = _dkdv_tile(
-                dk, dv, k, v, q_rows, d_out_rows, batch, head, row, lse_ptr, delta_ptr, at * BQ, q_stride_s, Sq, k_idx, Sk, ids_ptr, ids_stride_0, ids_stride_1, logit_scale, col_term,
+                dk, dv, k, v, q_rows, d_out_rows, batch, head, row, lse_ptr, delta_ptr, at * BQ, q_stride_s, Sq, k_idx,
+                Sk, ids_ptr, ids_stride_0, ids_stride_1, logit_scale, col_term,
                 D, Dv, BLOCK_D, BLOCK_DV, BQ, True, TMA,
             )
     column = (batch * tl.cast(Hkv, tl.int64) + kv_head) * Sk
@@ -1269,14 +1340,16 @@ def _may_attend(
     like, q0, k0, batch, head, kv_head, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
     D: gl.constexpr, Dv: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr,
 ):
-    """Which pairs of a tile the mask allows. Positions are computed anew: kept for it, they would not fit in registers."""
+    """Which pairs of a tile the mask allows. Positions are computed anew: kept for it, they would not fit in registers.
+    """
     layout: gl.constexpr = like.type.layout
     q_idx = _again(q0 + gl.arange(0, BQ, layout=gl.SliceLayout(0, layout)))[None, :]
     k_idx = _again(k0 + gl.arange(0, BK, layout=gl.SliceLayout(1, layout)))[:, None]
     k_safe = tl.minimum(k_idx, Sk - 1)
     col_term = tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0 + tl.cast(k_safe, tl.int64) * ids_stride_1)
     row_term = q_idx + Sk - Sq
-    row_term_2 = tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0 + tl.cast(q_idx, tl.int64) * ids_stride_1, mask=(q_idx < Sk), other=0)
+    row_term_2 = tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0 + tl.cast(q_idx, tl.int64) * ids_stride_1,
+        mask=(q_idx < Sk), other=0)
     return (q_idx < Sq) & (k_idx <= row_term) & (row_term_2 == col_term) & (k_idx < Sk)
 
 
@@ -1286,14 +1359,16 @@ def _kept_bits(
     D: gl.constexpr, Dv: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr,
 ):
     """All bits of the packed pairs that the mask allows, none of the others."""
-    allowed = _may_attend(like, q0, k0, batch, head, kv_head, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BQ, BK)
+    allowed = _may_attend(like, q0, k0, batch, head, kv_head, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0,
+        ids_stride_1, D, Dv, BQ, BK)
     low, high = allowed.reshape([BK, BQ // 2, 2]).split()
     return gl.where(low, 0xFFFF, 0) | gl.where(high, -65536, 0)
 
 
 @gluon.jit
 def _weigh_again(
-    qk, row_lse, batch, head, kv_head, q0, k0, k_idx, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, logit_scale, col_term,
+    qk, row_lse, batch, head, kv_head, q0, k0, k_idx, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, logit_scale,
+    col_term,
     D: gl.constexpr, Dv: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, dtype: gl.constexpr,
 ):
     """The weights of a tile, keys down and queries across, from its scores and the rows' log-sum-exp: packed,
@@ -1306,7 +1381,8 @@ def _weigh_again(
 
 @gluon.jit
 def _packed(x, dtype: gl.constexpr):
-    """Neighbours of a tile in half precision, two in a register: as tensors of 16 bits a loop would carry them apart."""
+    """Neighbours of a tile in half precision, two in a register: as tensors of 16 bits a loop would carry them apart.
+    """
     low, high = x.reshape([x.shape[0], x.shape[1] // 2, 2]).split()
     return gl.inline_asm_elementwise(
         "cvt.rn.bf16x2.f32 $0, $2, $1;" if dtype == gl.bfloat16 else "cvt.rn.f16x2.f32 $0, $2, $1;",
@@ -1342,9 +1418,9 @@ def _heads_in_turn(heads, together, BACKWARDS: tl.constexpr):
 def _walked_item(item, n_tiles, n_heads, n_work, together, BACKWARDS: gl.constexpr):
     """(tile, its place in the order, whether that is backwards, batch, head) of an item.
 
-    Data decide what tiles of keys meet. Where that lies along a diagonal, as with documents, each tile from the last to the
-    first begins at queries that none before it has met, so few wait for the turn. The last of the groups of heads goes
-    the other way, and so do all where there are few, which then are one.
+    Data decide what tiles of keys meet. Where that lies along a diagonal, as with documents, each tile from the last to
+    the first begins at queries that none before it has met, so few wait for the turn. The last of the groups of heads
+    goes the other way, and so do all where there are few, which then are one.
     """
     heads = n_work // n_tiles
     together = _heads_in_turn(heads, together, BACKWARDS)
@@ -1353,7 +1429,8 @@ def _walked_item(item, n_tiles, n_heads, n_work, together, BACKWARDS: gl.constex
     i = item - first * n_tiles
     order = i // width
     back = (first + together < heads) & BACKWARDS
-    return gl.where(back, n_tiles - 1 - order, order), order, back, (first + i % width) // n_heads, (first + i % width) % n_heads
+    return gl.where(back, n_tiles - 1 - order,
+        order), order, back, (first + i % width) // n_heads, (first + i % width) % n_heads
 
 
 @gluon.jit
@@ -1367,8 +1444,8 @@ def _query_runs(
     tile, batch, head, kv_head, walks_ptr, met_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
     D: gl.constexpr, Dv: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, SHARE: gl.constexpr,
 ):
-    """The tiles of queries that a tile of keys meets, or a half of it: first … stop - 1; and which of them need no mask.
-    SHARE: 0 for all its keys, 1 for the first half, 2 for the second.
+    """The tiles of queries that a tile of keys meets, or a half of it: first … stop - 1; and which of them need no
+    mask. SHARE: 0 for all its keys, 1 for the first half, 2 for the second.
     """
     walk = walks_ptr + ((batch * ((Sk + BK - 1) // BK) + tile) * 3 + SHARE) * 4
     first = gl.load(walk + 0)
@@ -1380,11 +1457,13 @@ def _query_runs(
 
 @triton.jit
 def _list_walks(
-    item, walks_ptr, met_ptr, query_test0_least_ptr, query_test0_most_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
+    item, walks_ptr, met_ptr, query_test0_least_ptr, query_test0_most_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr,
+    ids_stride_0, ids_stride_1,
     D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, FAST: tl.constexpr,
 ):
-    """For a tile of keys, or a half of it, which tiles of queries it walks, and which of them need no mask; and for each of
-    those tiles of queries the first tile of keys that it meets, as n_tiles less its number, and the last, as its number and one.
+    """For a tile of keys, or a half of it, which tiles of queries it walks, and which of them need no mask; and for
+    each of those tiles of queries the first tile of keys that it meets, as n_tiles less its number, and the last, as
+    its number and one.
     """
     n_tiles = tl.cdiv(Sk, BK)
     tile = item // 3
@@ -1398,8 +1477,10 @@ def _list_walks(
     test0_least = tl.min(tl.where(k_idx <= k1, tl.cast(col_term, tl.int64), 9223372036854775807))
     test0_most = tl.max(tl.where(k_idx <= k1, tl.cast(col_term, tl.int64), -9223372036854775807))
     test0_tile = batch * tl.cdiv(Sq, BQ)
-    test0_any_lo, test0_any_hi, test0_all_lo, test0_all_hi = _matching_tiles(query_test0_least_ptr + test0_tile, query_test0_most_ptr + test0_tile, test0_least, test0_most, tl.cdiv(Sq, BQ), BQ, 0)
-    full_lo, full_hi, any_lo, any_hi = _query_tiles(k0, k1, test0_any_lo, test0_any_hi, test0_all_lo, test0_all_hi, Sq, Sk, BQ)
+    (test0_any_lo, test0_any_hi, test0_all_lo, test0_all_hi) = _matching_tiles(query_test0_least_ptr + test0_tile,
+        query_test0_most_ptr + test0_tile, test0_least, test0_most, tl.cdiv(Sq, BQ), BQ, 0)
+    (full_lo, full_hi, any_lo, any_hi) = _query_tiles(k0, k1, test0_any_lo, test0_any_hi, test0_all_lo, test0_all_hi,
+        Sq, Sk, BQ)
     first = any_lo
     stop = any_hi
     walk = walks_ptr + item * 4
@@ -1415,7 +1496,8 @@ def _list_walks(
         tl.atomic_max(met + n_walked, tile % n_tiles + 1, mask=at < stop, sem="relaxed")
 
 
-@triton.jit(do_not_specialize=['B', 'Hq', 'Hkv', 'Sq', 'Sk', 'ids_stride_0', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
+@triton.jit(do_not_specialize=['B', 'Hq', 'Hkv', 'Sq', 'Sk', 'ids_stride_0', 'q_stride_b', 'q_stride_h', 'q_stride_s',
+    'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
 def _list_walks_kernel(
     walks_ptr, met_ptr, counts_ptr, query_test0_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
     D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, FAST: tl.constexpr,
@@ -1447,9 +1529,12 @@ def _list_walks_kernel(
 
 @gluon.jit
 def _load_backward_tiles(
-    q_desc, k_desc, v_desc, d_out_desc, terms_desc, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, terms_tiles, k_ready, k_free, v_ready, v_free, q_ready, d_out_ready,
-    notes, note_ready, queue_ptr, item, n_work, together, walks_ptr, met_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr,
+    q_desc, k_desc, v_desc, d_out_desc, terms_desc, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, terms_tiles,
+    k_ready, k_free, v_ready, v_free, q_ready, d_out_ready,
+    notes, note_ready, queue_ptr, item, n_work, together, walks_ptr, met_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr,
+    ids_stride_0, ids_stride_1,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr,
+    BK: gl.constexpr,
     STAGES: gl.constexpr, EARLY: gl.constexpr, BACKWARDS: gl.constexpr, TURNS: gl.constexpr, DS_STAGES: gl.constexpr,
     DS_STORED: gl.constexpr, READ: gl.constexpr, FREE: gl.constexpr,
 ):
@@ -1470,7 +1555,8 @@ def _load_backward_tiles(
             _COPY_IN(k_desc, [batch, kv_head, k0 + part * HALF, 0], k_ready, k_tiles.index(part))
         for member in range(group):
             head = kv_head * group + member
-            first, stop, _full_lo, _full_hi = _query_runs(tile, batch, head, kv_head, walks_ptr, met_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BQ, BK, 0)
+            (first, stop, _full_lo, _full_hi) = _query_runs(tile, batch, head, kv_head, walks_ptr, met_ptr, scale, B,
+                Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BQ, BK, 0)
             n_steps = stop - first
             for step in range(n_steps):
                 q0 = (_place(step, first, stop, back)) * BQ
@@ -1522,7 +1608,8 @@ def _await_turn(turns, turn):
     """Returns when the cell holds `turn`; what others have added before they wrote it is seen from then on."""
     one: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     gl.inline_asm_elementwise(
-        "{ .reg .pred p; .reg .b32 v; again: ld.acquire.gpu.global.b32 v, [$1]; setp.ne.s32 p, v, $2; @p bra again; mov.b32 $0, v; }",
+        "{ .reg .pred p; .reg .b32 v; again: ld.acquire.gpu.global.b32 v, [$1]; setp.ne.s32 p, v, $2; @p bra again; "
+        "mov.b32 $0, v; }",
         "=r,l,r",
         [turns.to(gl.int64) + gl.full([1], 0, gl.int64, layout=one), turn + gl.full([1], 0, gl.int32, layout=one)],
         dtype=gl.int32,
@@ -1554,12 +1641,16 @@ def _meets_before(order, back, met_ptr, place, at, n_tiles, Sq, BQ: gl.constexpr
 
 @gluon.jit
 def _await_turns(
-    turns_ptr, turn_ready, turn_passed, notes, note_ready, item, n_work, together, walks_ptr, met_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr,
+    turns_ptr, turn_ready, turn_passed, notes, note_ready, item, n_work, together, walks_ptr, met_ptr, scale, B, Hq,
+    Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr,
+    BK: gl.constexpr,
     STAGES: gl.constexpr, EARLY: gl.constexpr, BACKWARDS: gl.constexpr, TURNS: gl.constexpr, DS_STAGES: gl.constexpr,
     DS_STORED: gl.constexpr, READ: gl.constexpr, FREE: gl.constexpr,
 ):
-    """The warp that waits, for each tile of dQ, until the tile of keys before this one that walks it has added its part."""
+    """The warp that waits, for each tile of dQ, until the tile of keys before this one that walks it has added its
+    part.
+    """
     n_tiles = (Sk + BK - 1) // BK
     turn = 0
     round = 0
@@ -1569,7 +1660,8 @@ def _await_turns(
         for member in range(group):
             head = kv_head * group + member
             turns = turns_ptr + (batch * Hq + head) * ((Sq + BQ - 1) // BQ)
-            first, stop, _full_lo, _full_hi = _query_runs(tile, batch, head, kv_head, walks_ptr, met_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BQ, BK, 0)
+            (first, stop, _full_lo, _full_hi) = _query_runs(tile, batch, head, kv_head, walks_ptr, met_ptr, scale, B,
+                Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BQ, BK, 0)
             for step in range(stop - first):
                 at = _place(step, first, stop, back)
                 mbarrier.wait(turn_passed.index(turn % TURNS), (turn // TURNS & 1) ^ 1)
@@ -1593,8 +1685,10 @@ def _await_turns(
 
 @gluon.jit
 def _pass_turns(
-    turns_ptr, turn_added, turn_passed, notes, note_ready, item, n_work, together, walks_ptr, met_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr,
+    turns_ptr, turn_added, turn_passed, notes, note_ready, item, n_work, together, walks_ptr, met_ptr, scale, B, Hq,
+    Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr,
+    BK: gl.constexpr,
     STAGES: gl.constexpr, EARLY: gl.constexpr, BACKWARDS: gl.constexpr, TURNS: gl.constexpr, DS_STAGES: gl.constexpr,
     DS_STORED: gl.constexpr, READ: gl.constexpr, FREE: gl.constexpr,
 ):
@@ -1608,7 +1702,8 @@ def _pass_turns(
         for member in range(group):
             head = kv_head * group + member
             turns = turns_ptr + (batch * Hq + head) * ((Sq + BQ - 1) // BQ)
-            first, stop, _full_lo, _full_hi = _query_runs(tile, batch, head, kv_head, walks_ptr, met_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BQ, BK, 0)
+            (first, stop, _full_lo, _full_hi) = _query_runs(tile, batch, head, kv_head, walks_ptr, met_ptr, scale, B,
+                Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BQ, BK, 0)
             for step in range(stop - first):
                 mbarrier.wait(turn_added.index(turn % TURNS), turn // TURNS & 1)
                 _pass_turn(turns + _place(step, first, stop, back), order + 1)
@@ -1627,8 +1722,10 @@ def _as_held(x, ROWS: gl.constexpr, COLS: gl.constexpr):
 
 @gluon.jit
 def _add_dq_tiles(
-    dq_parts_ptr, turn_ready, turn_added, ds_free, k_tiles, ds_tiles, k_ready, k_free, notes, note_ready, item, n_work, together, walks_ptr, met_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr,
+    dq_parts_ptr, turn_ready, turn_added, ds_free, k_tiles, ds_tiles, k_ready, k_free, notes, note_ready, item, n_work,
+    together, walks_ptr, met_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr,
+    BK: gl.constexpr,
     STAGES: gl.constexpr, EARLY: gl.constexpr, BACKWARDS: gl.constexpr, TURNS: gl.constexpr, DS_STAGES: gl.constexpr,
     DS_STORED: gl.constexpr, READ: gl.constexpr, FREE: gl.constexpr, FAST: gl.constexpr,
 ):
@@ -1648,7 +1745,8 @@ def _add_dq_tiles(
         mbarrier.wait(k_ready, round & 1)
         for member in range(group):
             head = kv_head * group + member
-            first, stop, _full_lo, _full_hi = _query_runs(tile, batch, head, kv_head, walks_ptr, met_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BQ, BK, 0)
+            (first, stop, _full_lo, _full_hi) = _query_runs(tile, batch, head, kv_head, walks_ptr, met_ptr, scale, B,
+                Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BQ, BK, 0)
             for step in range(stop - first):
                 at = _place(step, first, stop, back)
                 joins = _meets_before(order, back, met_ptr, batch, at, n_tiles, Sq, BQ)
@@ -1664,14 +1762,16 @@ def _add_dq_tiles(
                             k_half = k_half.slice(piece * 64, 64, dim=1)
                         elif BQ == 128:
                             ds_half = ds_half.slice(piece * 64, 64, dim=1)
-                        dq_token = warpgroup_mma(ds_half.permute((1, 0)), k_half, dq_token, use_acc=half > 0, is_async=True)
+                        dq_token = warpgroup_mma(ds_half.permute((1, 0)), k_half, dq_token, use_acc=half > 0,
+                            is_async=True)
                     dq = warpgroup_mma_wait(0, deps=(dq_token,))
                     if piece == PIECES - 1:
                         mbarrier.arrive(ds_free.index(stage), count=1)
                     if piece == 0:
                         mbarrier.wait(turn_ready.index(turn % TURNS), turn // TURNS & 1)
                     held = _as_held(dq, 64, 64)
-                    cells = dq_parts_ptr + part * (BQ * BLOCK_D) + (piece * 4096 + gl.arange(0, 4096, layout=held.type.layout))
+                    cells = dq_parts_ptr + part * (BQ * BLOCK_D) + (piece * 4096
+                        + gl.arange(0, 4096, layout=held.type.layout))
                     if joins:
                         gl.atomic_add(cells, held, sem="relaxed")  # in turn: nobody else adds to these cells now
                     else:
@@ -1683,7 +1783,8 @@ def _add_dq_tiles(
         round += 1
 
 
-@triton.jit(do_not_specialize=['B', 'Hq', 'Hkv', 'Sq', 'Sk', 'ids_stride_0', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
+@triton.jit(do_not_specialize=['B', 'Hq', 'Hkv', 'Sq', 'Sk', 'ids_stride_0', 'q_stride_b', 'q_stride_h', 'q_stride_s',
+    'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
 def _collect_dq_kernel(
     dq_parts_ptr, turns_ptr, dq_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
     D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BQ: tl.constexpr,
@@ -1717,14 +1818,15 @@ def _differentiate_tile(
     dk, dv, turn, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, terms_tiles, q_ready, d_out_ready, ds_free,
     batch, head, kv_head, at, masked, k0, k_idx, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, logit_scale, col_term,
     scale, B, Hq, Hkv,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr,
+    BK: gl.constexpr,
     STAGES: gl.constexpr, EARLY: gl.constexpr, BACKWARDS: gl.constexpr, TURNS: gl.constexpr, DS_STAGES: gl.constexpr,
     DS_STORED: gl.constexpr, READ: gl.constexpr, FREE: gl.constexpr, PART: gl.constexpr,
 ):
     """dK and dV with the tile of queries `at`, and its dS for dQ.
 
-    S starts at -lse / scale, dP at -delta. dS is stored when the products of dV, and of dK, which needs it in registers, are
-    under way.
+    S starts at -lse / scale, dP at -delta. dS is stored when the products of dV, and of dK, which needs it in
+    registers, are under way.
     """
     HALF: gl.constexpr = BK // 2
     dtype: gl.constexpr = q_tiles.dtype
@@ -1744,10 +1846,12 @@ def _differentiate_tile(
         mbarrier.wait(d_out_ready.index(stage), turn // STAGES & 1)
     qk = warpgroup_mma_wait(0, deps=(qk_token,))
     weight = _weigh_again(
-        qk, row_lse, batch, head, kv_head, at * BQ, k0, k_idx, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, logit_scale, col_term, D, Dv, BQ, HALF, dtype,
+        qk, row_lse, batch, head, kv_head, at * BQ, k0, k_idx, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, logit_scale,
+        col_term, D, Dv, BQ, HALF, dtype,
     )
     if masked:
-        kept = _kept_bits(no_pairs, at * BQ, k0, batch, head, kv_head, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BQ, HALF)
+        kept = _kept_bits(no_pairs, at * BQ, k0, batch, head, kv_head, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0,
+            ids_stride_1, D, Dv, BQ, HALF)
         weight &= kept
     if not EARLY:
         mbarrier.wait(d_out_ready.index(stage), turn // STAGES & 1)
@@ -1773,7 +1877,8 @@ def _differentiate_tile(
 
 @gluon.jit
 def _pass_over(
-    turn, ds_free, ds_tiles, q_ready, d_out_ready, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, DS_STAGES: gl.constexpr, DS_STORED: gl.constexpr, FREE: gl.constexpr,
+    turn, ds_free, ds_tiles, q_ready, d_out_ready, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr,
+    DS_STAGES: gl.constexpr, DS_STORED: gl.constexpr, FREE: gl.constexpr,
     PART: gl.constexpr,
 ):
     """A tile of queries that this half of the keys does not meet, but the other may: its part of dS is zero."""
@@ -1791,9 +1896,12 @@ def _pass_over(
 
 @gluon.jit
 def _differentiate_tiles(
-    dk_desc, dv_desc, dk_tiles, ds_free, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, terms_tiles, k_ready, k_free, v_ready, v_free, q_ready, d_out_ready,
-    notes, note_ready, item, n_work, together, walks_ptr, met_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr,
+    dk_desc, dv_desc, dk_tiles, ds_free, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, terms_tiles, k_ready, k_free,
+    v_ready, v_free, q_ready, d_out_ready,
+    notes, note_ready, item, n_work, together, walks_ptr, met_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0,
+    ids_stride_1,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr,
+    BK: gl.constexpr,
     STAGES: gl.constexpr, EARLY: gl.constexpr, BACKWARDS: gl.constexpr, TURNS: gl.constexpr, DS_STAGES: gl.constexpr,
     DS_STORED: gl.constexpr, READ: gl.constexpr, FREE: gl.constexpr, PART: gl.constexpr, FAST: gl.constexpr,
 ):
@@ -1821,8 +1929,10 @@ def _differentiate_tiles(
         mbarrier.wait(v_ready, round & 1)
         for member in range(group):
             head = kv_head * group + member
-            first, stop, _full_lo, _full_hi = _query_runs(tile, batch, head, kv_head, walks_ptr, met_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BQ, BK, 0)
-            own_first, own_stop, own_full_lo, own_full_hi = _query_runs(tile, batch, head, kv_head, walks_ptr, met_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BQ, BK, 1 + PART)
+            (first, stop, _full_lo, _full_hi) = _query_runs(tile, batch, head, kv_head, walks_ptr, met_ptr, scale, B,
+                Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BQ, BK, 0)
+            (own_first, own_stop, own_full_lo, own_full_hi) = _query_runs(tile, batch, head, kv_head, walks_ptr,
+                met_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BQ, BK, 1 + PART)
             own_first = tl.minimum(tl.maximum(own_first, first), stop)
             own_stop = tl.minimum(tl.maximum(own_stop, own_first), stop)
             own_full_lo = gl.where(k0 + HALF > Sk, 0, own_full_lo)  # keys that the end cuts need a mask everywhere
@@ -1830,24 +1940,29 @@ def _differentiate_tiles(
             begin = gl.where(back, own_first - first, stop - own_stop)
             end = begin + own_stop - own_first
             for step in range(begin):
-                _pass_over(turn + step, ds_free, ds_tiles, q_ready, d_out_ready, BQ, BK, STAGES, DS_STAGES, DS_STORED, FREE, PART)
+                _pass_over(turn + step, ds_free, ds_tiles, q_ready, d_out_ready, BQ, BK, STAGES, DS_STAGES, DS_STORED,
+                    FREE, PART)
             turn += begin
             logit_scale = scale * 1.4426950408889634
             k_safe = tl.minimum(k_idx, Sk - 1)
-            col_term = tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0 + tl.cast(k_safe, tl.int64) * ids_stride_1)
+            col_term = tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0
+                + tl.cast(k_safe, tl.int64) * ids_stride_1)
 
             for step in range(begin, end):
                 at = _place(step, first, stop, back)
                 masked = (at < own_full_lo) | (own_full_hi <= at)
                 dk, dv = _differentiate_tile(
-                    dk, dv, turn, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, terms_tiles, q_ready, d_out_ready, ds_free,
+                    dk, dv, turn, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, terms_tiles, q_ready, d_out_ready,
+                    ds_free,
                     batch, head, kv_head, at, masked, k0, k_idx, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
                     logit_scale, col_term, scale, B, Hq, Hkv,
-                    D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, EARLY, BACKWARDS, TURNS, DS_STAGES, DS_STORED, READ, FREE, PART,
+                    D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, EARLY, BACKWARDS, TURNS, DS_STAGES, DS_STORED, READ, FREE,
+                    PART,
                 )
                 turn += 1
             for step in range(end, stop - first):
-                _pass_over(turn + step - end, ds_free, ds_tiles, q_ready, d_out_ready, BQ, BK, STAGES, DS_STAGES, DS_STORED, FREE, PART)
+                _pass_over(turn + step - end, ds_free, ds_tiles, q_ready, d_out_ready, BQ, BK, STAGES, DS_STAGES,
+                    DS_STORED, FREE, PART)
             turn += stop - first - end
 
         # dV takes the place of this half of the values; the copy engine clips both results.
@@ -1873,16 +1988,18 @@ def _differentiate_tiles(
 
 @gluon.jit(do_not_specialize=['n_work', 'together', 'B', 'Hq', 'Hkv', 'Sq', 'Sk', 'ids_stride_0'])
 def _hopper_backward_kernel(
-    q_desc, k_desc, v_desc, d_out_desc, dk_desc, dv_desc, terms_desc, dq_parts_ptr, turns_ptr, queue_ptr, n_work, together, walks_ptr, met_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr,
+    q_desc, k_desc, v_desc, d_out_desc, dk_desc, dv_desc, terms_desc, dq_parts_ptr, turns_ptr, queue_ptr, n_work,
+    together, walks_ptr, met_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr,
+    BK: gl.constexpr,
     STAGES: gl.constexpr, EARLY: gl.constexpr, BACKWARDS: gl.constexpr, SPARE: gl.constexpr, FAST: gl.constexpr,
 ):
     """dK and dV of one tile of keys, and its part of dQ, which is added after those of the tiles before it.
 
     Programs take one item after the other, in order: the first that is not done waits for nobody who has not begun.
     """
-    # Of the sixteen barriers of a program Triton has the first seven. DS_STAGES tell that dS is stored, one that the next
-    # item is read, STAGES that a place of queries is free.
+    # Of the sixteen barriers of a program Triton has the first seven. DS_STAGES tell that dS is stored, one that the
+    # next item is read, STAGES that a place of queries is free.
     # Four warpgroups share 512 registers a thread: two that make dS, one that makes dQ, one of single warps.
     HELD: gl.constexpr = 208
     TURNS: gl.constexpr = 2
@@ -1936,12 +2053,34 @@ def _hopper_backward_kernel(
     item = gl.atomic_add(queue_ptr, 1, sem="relaxed")
     gl.warp_specialize(
         [
-            (_differentiate_tiles, (dk_desc, dv_desc, dk_tiles, ds_free, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, terms_tiles, k_ready, k_free, v_ready, v_free, q_ready, d_out_ready, notes, note_ready, item, n_work, together, walks_ptr, met_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, EARLY, BACKWARDS, TURNS, DS_STAGES, DS_STORED, READ, FREE, 0, FAST)),
-            (_differentiate_tiles, (dk_desc, dv_desc, dk_tiles, ds_free, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, terms_tiles, k_ready, k_free, v_ready, v_free, q_ready, d_out_ready, notes, note_ready, item, n_work, together, walks_ptr, met_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, EARLY, BACKWARDS, TURNS, DS_STAGES, DS_STORED, READ, FREE, 1, FAST)),
-            (_add_dq_tiles, (dq_parts_ptr, turn_ready, turn_added, ds_free, k_tiles, ds_tiles, k_ready, k_free, notes, note_ready, item, n_work, together, walks_ptr, met_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, EARLY, BACKWARDS, TURNS, DS_STAGES, DS_STORED, READ, FREE, FAST)),
-            (_load_backward_tiles, (q_desc, k_desc, v_desc, d_out_desc, terms_desc, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, terms_tiles, k_ready, k_free, v_ready, v_free, q_ready, d_out_ready, notes, note_ready, queue_ptr, item, n_work, together, walks_ptr, met_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, EARLY, BACKWARDS, TURNS, DS_STAGES, DS_STORED, READ, FREE)),
-            (_await_turns, (turns_ptr, turn_ready, turn_passed, notes, note_ready, item, n_work, together, walks_ptr, met_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, EARLY, BACKWARDS, TURNS, DS_STAGES, DS_STORED, READ, FREE)),
-            (_pass_turns, (turns_ptr, turn_added, turn_passed, notes, note_ready, item, n_work, together, walks_ptr, met_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, EARLY, BACKWARDS, TURNS, DS_STAGES, DS_STORED, READ, FREE)),
+            (_differentiate_tiles,
+                (dk_desc, dv_desc, dk_tiles, ds_free, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, terms_tiles,
+                k_ready, k_free, v_ready, v_free, q_ready, d_out_ready, notes, note_ready, item, n_work, together,
+                walks_ptr, met_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BLOCK_D,
+                BLOCK_DV, BQ, BK, STAGES, EARLY, BACKWARDS, TURNS, DS_STAGES, DS_STORED, READ, FREE, 0, FAST)),
+            (_differentiate_tiles,
+                (dk_desc, dv_desc, dk_tiles, ds_free, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles, terms_tiles,
+                k_ready, k_free, v_ready, v_free, q_ready, d_out_ready, notes, note_ready, item, n_work, together,
+                walks_ptr, met_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BLOCK_D,
+                BLOCK_DV, BQ, BK, STAGES, EARLY, BACKWARDS, TURNS, DS_STAGES, DS_STORED, READ, FREE, 1, FAST)),
+            (_add_dq_tiles,
+                (dq_parts_ptr, turn_ready, turn_added, ds_free, k_tiles, ds_tiles, k_ready, k_free, notes, note_ready,
+                item, n_work, together, walks_ptr, met_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0,
+                ids_stride_1, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, EARLY, BACKWARDS, TURNS, DS_STAGES, DS_STORED,
+                READ, FREE, FAST)),
+            (_load_backward_tiles,
+                (q_desc, k_desc, v_desc, d_out_desc, terms_desc, k_tiles, v_tiles, q_tiles, d_out_tiles, ds_tiles,
+                terms_tiles, k_ready, k_free, v_ready, v_free, q_ready, d_out_ready, notes, note_ready, queue_ptr, item,
+                n_work, together, walks_ptr, met_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D,
+                Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, EARLY, BACKWARDS, TURNS, DS_STAGES, DS_STORED, READ, FREE)),
+            (_await_turns,
+                (turns_ptr, turn_ready, turn_passed, notes, note_ready, item, n_work, together, walks_ptr, met_ptr,
+                scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK,
+                STAGES, EARLY, BACKWARDS, TURNS, DS_STAGES, DS_STORED, READ, FREE)),
+            (_pass_turns,
+                (turns_ptr, turn_added, turn_passed, notes, note_ready, item, n_work, together, walks_ptr, met_ptr,
+                scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK,
+                STAGES, EARLY, BACKWARDS, TURNS, DS_STAGES, DS_STORED, READ, FREE)),
         ],
         [4, 4, 1, 1, 1],
         [HELD, 512 - SPARE - 2 * HELD, SPARE, SPARE, SPARE],
@@ -1953,8 +2092,8 @@ def _queries_met(
     k0, batch, head, kv_head, walks_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
     D: gl.constexpr, Dv: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr,
 ):
-    """The tiles of queries that BK keys from k0 on meet, as `_query_tiles` has them; none beyond the last, since the first
-    is walked even where there is none.
+    """The tiles of queries that BK keys from k0 on meet, as `_query_tiles` has them; none beyond the last, since the
+    first is walked even where there is none.
     """
     last = (Sq - 1) // BQ
     walk = walks_ptr + (batch * ((Sk + BK - 1) // BK) + k0 // BK) * 4
@@ -1962,15 +2101,18 @@ def _queries_met(
     full_hi = gl.load(walk + 1)
     any_lo = gl.load(walk + 2)
     any_hi = gl.load(walk + 3)
-    return tl.minimum(full_lo, last + 1), tl.minimum(full_hi, last + 1), tl.minimum(any_lo, last + 1), tl.minimum(any_hi, last + 1)
+    return tl.minimum(full_lo, last + 1), tl.minimum(full_hi, last + 1), tl.minimum(any_lo,
+        last + 1), tl.minimum(any_hi, last + 1)
 
 
 @gluon.jit
 def _load_query_tiles(
-    q_desc, k_desc, v_desc, d_out_desc, lse_ptr, delta_ptr, k_tile, v_tile, q_tiles, d_out_tiles, handed, lse_tiles, delta_tiles,
+    q_desc, k_desc, v_desc, d_out_desc, lse_ptr, delta_ptr, k_tile, v_tile, q_tiles, d_out_tiles, handed, lse_tiles,
+    delta_tiles,
     k_ready, v_ready, q_ready, d_out_ready,
     n_work, together, walks_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr,
+    BK: gl.constexpr,
     STAGES: gl.constexpr, AHEAD: gl.constexpr, Q_FREE: gl.constexpr, D_OUT_FREE: gl.constexpr, HANDED: gl.constexpr,
     TAKEN: gl.constexpr,
 ):
@@ -1988,7 +2130,8 @@ def _load_query_tiles(
     for member in range(group):
         head = kv_head * group + member
         row = (batch * tl.cast(Hq, gl.int64) + head) * Sq
-        _full_lo, _full_hi, any_lo, any_hi = _queries_met(k0, batch, head, kv_head, walks_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BQ, BK)
+        (_full_lo, _full_hi, any_lo, any_hi) = _queries_met(k0, batch, head, kv_head, walks_ptr, scale, B, Hq, Hkv, Sq,
+            Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BQ, BK)
         n_steps = tl.maximum(any_hi - any_lo, 1)
         for step in range(n_steps):
             at = any_lo + step
@@ -2017,7 +2160,8 @@ def _load_query_tiles(
 
 @gluon.jit
 def _as_handed(pairs):
-    """The packed pairs of a tile in the order in which threads hold them, four at a time: each thread moves 16 bytes."""
+    """The packed pairs of a tile in the order in which threads hold them, four at a time: each thread moves 16 bytes.
+    """
     rows: gl.constexpr = pairs.shape[0]
     cols: gl.constexpr = pairs.shape[1]
     parts = pairs.reshape([rows // 16, 2, 8, cols // 8, 2, 4])
@@ -2076,7 +2220,8 @@ def _weigh_query_tiles(
     dv_desc, k_tile, v_tile, q_tiles, d_out_tiles, handed, lse_tiles, delta_tiles,
     k_ready, v_ready, q_ready, d_out_ready,
     n_work, together, walks_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr,
+    BK: gl.constexpr,
     STAGES: gl.constexpr, AHEAD: gl.constexpr, Q_FREE: gl.constexpr, D_OUT_FREE: gl.constexpr, HANDED: gl.constexpr,
     TAKEN: gl.constexpr, FAST: gl.constexpr,
 ):
@@ -2098,7 +2243,8 @@ def _weigh_query_tiles(
     group = Hq // Hkv
     for member in range(group):
         head = kv_head * group + member
-        full_lo, full_hi, any_lo, any_hi = _queries_met(k0, batch, head, kv_head, walks_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BQ, BK)
+        (full_lo, full_hi, any_lo, any_hi) = _queries_met(k0, batch, head, kv_head, walks_ptr, scale, B, Hq, Hkv, Sq,
+            Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BQ, BK)
         logit_scale = scale * 1.4426950408889634
         k_safe = tl.minimum(k_idx, Sk - 1)
         col_term = tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0 + tl.cast(k_safe, tl.int64) * ids_stride_1)
@@ -2112,10 +2258,12 @@ def _weigh_query_tiles(
         for step in range(n_steps):
             at = any_lo + step
             weight = _weigh_again(
-                qk, lse_tiles.index(stage).load(gl.SliceLayout(0, pair_layout))[None, :], batch, head, kv_head, at * BQ, k0, k_idx, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, logit_scale, col_term, D, Dv, BQ, BK, dtype,
+                qk, lse_tiles.index(stage).load(gl.SliceLayout(0, pair_layout))[None, :], batch, head, kv_head, at * BQ,
+                k0, k_idx, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, logit_scale, col_term, D, Dv, BQ, BK, dtype,
             )
             if ((at < full_lo) | (full_hi <= at)):
-                kept = _kept_bits(qk, at * BQ, k0, batch, head, kv_head, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BQ, BK)
+                kept = _kept_bits(qk, at * BQ, k0, batch, head, kv_head, scale, B, Hq, Hkv, Sq, Sk, ids_ptr,
+                    ids_stride_0, ids_stride_1, D, Dv, BQ, BK)
                 weight &= kept
             _arrive(Q_FREE + stage, 288, 4)
             _hand_over(weight, handed, turn + step, AHEAD, HANDED, TAKEN)
@@ -2142,7 +2290,8 @@ def _weigh_query_tiles(
 
 @gluon.jit
 def _slopes(
-    dp, like, handed, turn, AHEAD: gl.constexpr, HANDED: gl.constexpr, TAKEN: gl.constexpr, dtype: gl.constexpr, layout: gl.constexpr,
+    dp, like, handed, turn, AHEAD: gl.constexpr, HANDED: gl.constexpr, TAKEN: gl.constexpr, dtype: gl.constexpr,
+    layout: gl.constexpr,
 ):
     """dS of a tile, as an operand: what was handed over, times dP less what its row subtracts."""
     pair_layout: gl.constexpr = dp.type.layout
@@ -2155,11 +2304,14 @@ def _differentiate_query_tiles(
     dk_desc, k_tile, v_tile, q_tiles, d_out_tiles, handed, lse_tiles, delta_tiles,
     k_ready, v_ready, q_ready, d_out_ready,
     n_work, together, walks_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr,
+    BK: gl.constexpr,
     STAGES: gl.constexpr, AHEAD: gl.constexpr, Q_FREE: gl.constexpr, D_OUT_FREE: gl.constexpr, HANDED: gl.constexpr,
     TAKEN: gl.constexpr,
 ):
-    """The warpgroup that makes dP, from dO . v, and of it and the weights that it is handed dS and dK. It reads no score."""
+    """The warpgroup that makes dP, from dO . v, and of it and the weights that it is handed dS and dK. It reads no
+    score.
+    """
     dtype: gl.constexpr = dk_desc.dtype
     pair_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BQ, 16])
     dk_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
@@ -2175,7 +2327,8 @@ def _differentiate_query_tiles(
     group = Hq // Hkv
     for member in range(group):
         head = kv_head * group + member
-        _full_lo, _full_hi, any_lo, any_hi = _queries_met(k0, batch, head, kv_head, walks_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BQ, BK)
+        (_full_lo, _full_hi, any_lo, any_hi) = _queries_met(k0, batch, head, kv_head, walks_ptr, scale, B, Hq, Hkv, Sq,
+            Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BQ, BK)
         n_steps = tl.maximum(any_hi - any_lo, 1)
         stage = turn % STAGES
         phase = turn // STAGES & 1
@@ -2208,7 +2361,8 @@ def _differentiate_query_tiles(
 def _hopper_dkdv_kernel(
     q_desc, k_desc, v_desc, d_out_desc, dk_desc, dv_desc, lse_ptr, delta_ptr,
     n_work, together, walks_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr,
+    BK: gl.constexpr,
     STAGES: gl.constexpr, AHEAD: gl.constexpr, SPARE: gl.constexpr, FAST: gl.constexpr,
 ):
     """dK and dV of one tile of keys: a warpgroup for the weights and dV, one for dS and dK, and a warp that fetches.
@@ -2245,9 +2399,20 @@ def _hopper_dkdv_kernel(
     fence_async_shared()
     gl.warp_specialize(
         [
-            (_weigh_query_tiles, (dv_desc, k_tile, v_tile, q_tiles, d_out_tiles, handed, lse_tiles, delta_tiles, k_ready, v_ready, q_ready, d_out_ready, n_work, together, walks_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, AHEAD, Q_FREE, D_OUT_FREE, HANDED, TAKEN, FAST)),
-            (_differentiate_query_tiles, (dk_desc, k_tile, v_tile, q_tiles, d_out_tiles, handed, lse_tiles, delta_tiles, k_ready, v_ready, q_ready, d_out_ready, n_work, together, walks_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, AHEAD, Q_FREE, D_OUT_FREE, HANDED, TAKEN)),
-            (_load_query_tiles, (q_desc, k_desc, v_desc, d_out_desc, lse_ptr, delta_ptr, k_tile, v_tile, q_tiles, d_out_tiles, handed, lse_tiles, delta_tiles, k_ready, v_ready, q_ready, d_out_ready, n_work, together, walks_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, AHEAD, Q_FREE, D_OUT_FREE, HANDED, TAKEN)),
+            (_weigh_query_tiles,
+                (dv_desc, k_tile, v_tile, q_tiles, d_out_tiles, handed, lse_tiles, delta_tiles, k_ready, v_ready,
+                q_ready, d_out_ready, n_work, together, walks_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0,
+                ids_stride_1, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, AHEAD, Q_FREE, D_OUT_FREE, HANDED, TAKEN,
+                FAST)),
+            (_differentiate_query_tiles,
+                (dk_desc, k_tile, v_tile, q_tiles, d_out_tiles, handed, lse_tiles, delta_tiles, k_ready, v_ready,
+                q_ready, d_out_ready, n_work, together, walks_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0,
+                ids_stride_1, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, AHEAD, Q_FREE, D_OUT_FREE, HANDED, TAKEN)),
+            (_load_query_tiles,
+                (q_desc, k_desc, v_desc, d_out_desc, lse_ptr, delta_ptr, k_tile, v_tile, q_tiles, d_out_tiles, handed,
+                lse_tiles, delta_tiles, k_ready, v_ready, q_ready, d_out_ready, n_work, together, walks_ptr, scale, B,
+                Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, AHEAD,
+                Q_FREE, D_OUT_FREE, HANDED, TAKEN)),
         ],
         [4, 1],
         [240, SPARE],
@@ -2256,7 +2421,8 @@ def _hopper_dkdv_kernel(
 
 @triton.jit
 def _list_queries_met(
-    tile, walks_ptr, query_test0_least_ptr, query_test0_most_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
+    tile, walks_ptr, query_test0_least_ptr, query_test0_most_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0,
+    ids_stride_1,
     D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, FAST: tl.constexpr,
 ):
     """For a tile of keys, which tiles of queries it meets, and which of them need no mask."""
@@ -2270,8 +2436,10 @@ def _list_queries_met(
     test0_least = tl.min(tl.where(k_idx <= k1, tl.cast(col_term, tl.int64), 9223372036854775807))
     test0_most = tl.max(tl.where(k_idx <= k1, tl.cast(col_term, tl.int64), -9223372036854775807))
     test0_tile = batch * tl.cdiv(Sq, BQ)
-    test0_any_lo, test0_any_hi, test0_all_lo, test0_all_hi = _matching_tiles(query_test0_least_ptr + test0_tile, query_test0_most_ptr + test0_tile, test0_least, test0_most, tl.cdiv(Sq, BQ), BQ, 0)
-    full_lo, full_hi, any_lo, any_hi = _query_tiles(k0, k1, test0_any_lo, test0_any_hi, test0_all_lo, test0_all_hi, Sq, Sk, BQ)
+    (test0_any_lo, test0_any_hi, test0_all_lo, test0_all_hi) = _matching_tiles(query_test0_least_ptr + test0_tile,
+        query_test0_most_ptr + test0_tile, test0_least, test0_most, tl.cdiv(Sq, BQ), BQ, 0)
+    (full_lo, full_hi, any_lo, any_hi) = _query_tiles(k0, k1, test0_any_lo, test0_any_hi, test0_all_lo, test0_all_hi,
+        Sq, Sk, BQ)
     walk = walks_ptr + tile * 4
     tl.store(walk + 0, full_lo)
     tl.store(walk + 1, full_hi)
@@ -2279,7 +2447,8 @@ def _list_queries_met(
     tl.store(walk + 3, any_hi)
 
 
-@triton.jit(do_not_specialize=['B', 'Hq', 'Hkv', 'Sq', 'Sk', 'ids_stride_0', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
+@triton.jit(do_not_specialize=['B', 'Hq', 'Hkv', 'Sq', 'Sk', 'ids_stride_0', 'q_stride_b', 'q_stride_h', 'q_stride_s',
+    'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
 def _list_queries_met_kernel(
     walks_ptr, counts_ptr, query_test0_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
     D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, FAST: tl.constexpr,
@@ -2314,8 +2483,8 @@ def _keys_met(
     q0, batch, head, kv_head, walks_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
     D: gl.constexpr, Dv: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr,
 ):
-    """The tiles of keys that BQ queries from q0 on meet, as `_key_tiles` has them; none beyond the last, since the first is
-    walked even where there is none.
+    """The tiles of keys that BQ queries from q0 on meet, as `_key_tiles` has them; none beyond the last, since the
+    first is walked even where there is none.
     """
     last = (Sk - 1) // BK
     walk = walks_ptr + (batch * ((Sq + BQ - 1) // BQ) + q0 // BQ) * 4
@@ -2323,7 +2492,8 @@ def _keys_met(
     full_hi = gl.load(walk + 1)
     any_lo = gl.load(walk + 2)
     any_hi = gl.load(walk + 3)
-    return tl.minimum(full_lo, last + 1), tl.minimum(full_hi, last + 1), tl.minimum(any_lo, last + 1), tl.minimum(any_hi, last + 1)
+    return tl.minimum(full_lo, last + 1), tl.minimum(full_hi, last + 1), tl.minimum(any_lo,
+        last + 1), tl.minimum(any_hi, last + 1)
 
 
 @gluon.jit
@@ -2339,7 +2509,8 @@ def _load_tile(desc, batch, head, start, tile, ready, free, again):
 def _load_key_tiles(
     q_desc, k_desc, v_desc, d_out_desc, q_tiles, d_out_tiles, k_tiles, v_tiles, q_ready, k_ready, v_ready,
     n_work, together, walks_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr,
+    BK: gl.constexpr,
     K_STAGES: gl.constexpr, V_STAGES: gl.constexpr, K_FREE: gl.constexpr, V_FREE: gl.constexpr,
 ):
     """The warp that fetches: queries and dO once, keys and values as far ahead as there is room."""
@@ -2350,14 +2521,17 @@ def _load_key_tiles(
         mbarrier.expect(q_ready.index(part), q_desc.block_type.nbytes + d_out_desc.block_type.nbytes)
         _COPY_IN(q_desc, [batch, head, q0, 0], q_ready.index(part), q_tiles.index(part))
         _COPY_IN(d_out_desc, [batch, head, q0, 0], q_ready.index(part), d_out_tiles.index(part))
-    _full_lo, _full_hi, any_lo, any_hi = _keys_met(tile * BQ, batch, head, kv_head, walks_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BQ, BK)
+    (_full_lo, _full_hi, any_lo, any_hi) = _keys_met(tile * BQ, batch, head, kv_head, walks_ptr, scale, B, Hq, Hkv, Sq,
+        Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BQ, BK)
     n_steps = tl.maximum(any_hi - any_lo, 1)
     for step in range(n_steps):
         at = any_lo + step
         stage = step % K_STAGES
-        _load_tile(k_desc, batch, kv_head, at * BK, k_tiles.index(stage), k_ready.index(stage), K_FREE + stage, step >= K_STAGES)
+        _load_tile(k_desc, batch, kv_head, at * BK, k_tiles.index(stage), k_ready.index(stage), K_FREE + stage,
+            step >= K_STAGES)
         stage = step % V_STAGES
-        _load_tile(v_desc, batch, kv_head, at * BK, v_tiles.index(stage), v_ready.index(stage), V_FREE + stage, step >= V_STAGES)
+        _load_tile(v_desc, batch, kv_head, at * BK, v_tiles.index(stage), v_ready.index(stage), V_FREE + stage,
+            step >= V_STAGES)
     for last in range(tl.minimum(n_steps, K_STAGES)):
         _meet(K_FREE + (n_steps - 1 - last) % K_STAGES, 288, 1)
     for last in range(tl.minimum(n_steps, V_STAGES)):
@@ -2384,10 +2558,13 @@ def _weigh_rows(
 def _differentiate_key_tiles(
     dq_desc, lse_ptr, delta_ptr, q_tiles, d_out_tiles, k_tiles, v_tiles, q_ready, k_ready, v_ready,
     n_work, together, walks_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr,
-    K_STAGES: gl.constexpr, V_STAGES: gl.constexpr, K_FREE: gl.constexpr, V_FREE: gl.constexpr, PART: gl.constexpr, FAST: gl.constexpr,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr,
+    BK: gl.constexpr,
+    K_STAGES: gl.constexpr, V_STAGES: gl.constexpr, K_FREE: gl.constexpr, V_FREE: gl.constexpr, PART: gl.constexpr,
+    FAST: gl.constexpr,
 ):
-    """A warpgroup that computes: its 64 queries, one product after the other. What the other computes fills the gaps."""
+    """A warpgroup that computes: its 64 queries, one product after the other. What the other computes fills the gaps.
+    """
     dtype: gl.constexpr = dq_desc.dtype
     pair_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BK, 16])
     dq_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
@@ -2397,7 +2574,8 @@ def _differentiate_key_tiles(
     dq = gl.zeros([64, BLOCK_D], gl.float32, layout=dq_layout)
     tile, batch, head = _key_item(n_work - 1 - gl.program_id(0), (Sq + BQ - 1) // BQ, Hq, n_work, together)
     kv_head = head // (Hq // Hkv)
-    full_lo, full_hi, any_lo, any_hi = _keys_met(tile * BQ, batch, head, kv_head, walks_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BQ, BK)
+    (full_lo, full_hi, any_lo, any_hi) = _keys_met(tile * BQ, batch, head, kv_head, walks_ptr, scale, B, Hq, Hkv, Sq,
+        Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BQ, BK)
     n_steps = tl.maximum(any_hi - any_lo, 1)
     q0 = tile * BQ + PART * 64
     rows = q0 + gl.arange(0, 64, layout=rows_layout)
@@ -2407,7 +2585,8 @@ def _differentiate_key_tiles(
     delta = gl.load(delta_ptr + row + rows, mask=rows < Sq, other=0.0)[:, None]
     logit_scale = scale * 1.4426950408889634
     row_term = q_idx + Sk - Sq
-    row_term_2 = tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0 + tl.cast(q_idx, tl.int64) * ids_stride_1, mask=(q_idx < Sk), other=0)
+    row_term_2 = tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0 + tl.cast(q_idx, tl.int64) * ids_stride_1,
+        mask=(q_idx < Sk), other=0)
     mbarrier.wait(q_ready.index(PART), 0)
     for step in range(n_steps):
         stage = step % K_STAGES
@@ -2436,7 +2615,8 @@ def _differentiate_key_tiles(
 def _hopper_dq_kernel(
     q_desc, k_desc, v_desc, d_out_desc, dq_desc, lse_ptr, delta_ptr,
     n_work, together, walks_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr,
+    BK: gl.constexpr,
     K_STAGES: gl.constexpr, V_STAGES: gl.constexpr, SPARE: gl.constexpr,
     FAST: gl.constexpr,
 ):
@@ -2462,9 +2642,18 @@ def _hopper_dq_kernel(
     fence_async_shared()
     gl.warp_specialize(
         [
-            (_differentiate_key_tiles, (dq_desc, lse_ptr, delta_ptr, q_tiles, d_out_tiles, k_tiles, v_tiles, q_ready, k_ready, v_ready, n_work, together, walks_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, K_STAGES, V_STAGES, K_FREE, V_FREE, 0, FAST)),
-            (_differentiate_key_tiles, (dq_desc, lse_ptr, delta_ptr, q_tiles, d_out_tiles, k_tiles, v_tiles, q_ready, k_ready, v_ready, n_work, together, walks_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, K_STAGES, V_STAGES, K_FREE, V_FREE, 1, FAST)),
-            (_load_key_tiles, (q_desc, k_desc, v_desc, d_out_desc, q_tiles, d_out_tiles, k_tiles, v_tiles, q_ready, k_ready, v_ready, n_work, together, walks_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, K_STAGES, V_STAGES, K_FREE, V_FREE)),
+            (_differentiate_key_tiles,
+                (dq_desc, lse_ptr, delta_ptr, q_tiles, d_out_tiles, k_tiles, v_tiles, q_ready, k_ready, v_ready, n_work,
+                together, walks_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BLOCK_D,
+                BLOCK_DV, BQ, BK, K_STAGES, V_STAGES, K_FREE, V_FREE, 0, FAST)),
+            (_differentiate_key_tiles,
+                (dq_desc, lse_ptr, delta_ptr, q_tiles, d_out_tiles, k_tiles, v_tiles, q_ready, k_ready, v_ready, n_work,
+                together, walks_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BLOCK_D,
+                BLOCK_DV, BQ, BK, K_STAGES, V_STAGES, K_FREE, V_FREE, 1, FAST)),
+            (_load_key_tiles,
+                (q_desc, k_desc, v_desc, d_out_desc, q_tiles, d_out_tiles, k_tiles, v_tiles, q_ready, k_ready, v_ready,
+                n_work, together, walks_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv,
+                BLOCK_D, BLOCK_DV, BQ, BK, K_STAGES, V_STAGES, K_FREE, V_FREE)),
         ],
         [4, 1],
         [240, SPARE],
@@ -2473,7 +2662,8 @@ def _hopper_dq_kernel(
 
 @triton.jit
 def _list_keys_met(
-    tile, walks_ptr, key_test0_least_ptr, key_test0_most_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
+    tile, walks_ptr, key_test0_least_ptr, key_test0_most_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0,
+    ids_stride_1,
     D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, FAST: tl.constexpr,
 ):
     """For a tile of queries, which tiles of keys it meets, and which of them need no mask."""
@@ -2482,12 +2672,15 @@ def _list_keys_met(
     q0 = tile % n_tiles * BQ
     q1 = tl.minimum(q0 + BQ, Sq) - 1
     q_idx = (q0 + tl.arange(0, BQ))[:, None]
-    row_term_2 = tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0 + tl.cast(q_idx, tl.int64) * ids_stride_1, mask=(q_idx < Sk), other=0)
+    row_term_2 = tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0 + tl.cast(q_idx, tl.int64) * ids_stride_1,
+        mask=(q_idx < Sk), other=0)
     test0_least = tl.min(tl.where(q_idx <= q1, tl.cast(row_term_2, tl.int64), 9223372036854775807))
     test0_most = tl.max(tl.where(q_idx <= q1, tl.cast(row_term_2, tl.int64), -9223372036854775807))
     test0_tile = batch * tl.cdiv(Sk, BK)
-    test0_any_lo, test0_any_hi, test0_all_lo, test0_all_hi = _matching_tiles(key_test0_least_ptr + test0_tile, key_test0_most_ptr + test0_tile, test0_least, test0_most, tl.cdiv(Sk, BK), BK, 0)
-    full_lo, full_hi, any_lo, any_hi = _key_tiles(q0, q1, test0_any_lo, test0_any_hi, test0_all_lo, test0_all_hi, Sq, Sk, BK)
+    (test0_any_lo, test0_any_hi, test0_all_lo, test0_all_hi) = _matching_tiles(key_test0_least_ptr + test0_tile,
+        key_test0_most_ptr + test0_tile, test0_least, test0_most, tl.cdiv(Sk, BK), BK, 0)
+    (full_lo, full_hi, any_lo, any_hi) = _key_tiles(q0, q1, test0_any_lo, test0_any_hi, test0_all_lo, test0_all_hi, Sq,
+        Sk, BK)
     walk = walks_ptr + tile * 4
     tl.store(walk + 0, full_lo)
     tl.store(walk + 1, full_hi)
@@ -2495,7 +2688,8 @@ def _list_keys_met(
     tl.store(walk + 3, any_hi)
 
 
-@triton.jit(do_not_specialize=['B', 'Hq', 'Hkv', 'Sq', 'Sk', 'ids_stride_0', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
+@triton.jit(do_not_specialize=['B', 'Hq', 'Hkv', 'Sq', 'Sk', 'ids_stride_0', 'q_stride_b', 'q_stride_h', 'q_stride_s',
+    'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
 def _list_keys_met_kernel(
     walks_ptr, counts_ptr, key_test0_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
     D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, FAST: tl.constexpr,
@@ -2570,7 +2764,8 @@ def _knows_gluon() -> bool:
     if not GLUON_KNOWN:
         first, last = (".".join(map(str, release)) for release in GLUON_RELEASES)
         warnings.warn(
-            f"documents: its kernels for Hopper cards know Triton {first} to {last}, not {triton.__version__}; the portable kernels run",
+            f"documents: its kernels for Hopper cards know Triton {first} to {last}, not {triton.__version__}; the "
+            f"portable kernels run",
             stacklevel=2,
         )
     return GLUON_KNOWN
@@ -2586,7 +2781,8 @@ def _hopper_block(head_dim: int) -> int:
 
 
 def _hopper(q: Tensor, v: Tensor) -> tuple | None:
-    """The row of HOPPER, where its kernel can run: half precision, rows of the result that the copy engine can write."""
+    """The row of HOPPER, where its kernel can run: half precision, rows of the result that the copy engine can write.
+    """
     if not _takes_own(q) or v.shape[3] % 8 or max(q.shape[3], v.shape[3]) <= 32:
         return None
     return HOPPER.get((_hopper_block(q.shape[3]), _hopper_block(v.shape[3])))
@@ -2651,7 +2847,8 @@ def _has_tma(chip: str, *tensors: Tensor) -> bool:
     Not for float32, whose products are computed without the matrix units: tiles are wanted in registers.
     """
     return chip in ("sm_90", "sm_100") and all(
-        x.element_size() == 2 and x.data_ptr() % 16 == 0 and all(stride * x.element_size() % 16 == 0 for stride in x.stride()[:3]) for x in tensors
+        x.element_size() == 2 and x.data_ptr() % 16 == 0
+        and all(stride * x.element_size() % 16 == 0 for stride in x.stride()[:3]) for x in tensors
     )
 
 
@@ -2681,7 +2878,8 @@ class _Ready:
     and so is the compiled kernel: Triton takes longer to look it up than to launch it.
     """
 
-    def __init__(self, kernel, grid: int | tuple, BK: int, descriptors: tuple, options: dict, n_work: int = 0, together: int = 0) -> None:
+    def __init__(self, kernel, grid: int | tuple, BK: int, descriptors: tuple, options: dict, n_work: int = 0,
+        together: int = 0) -> None:
         self.kernel, self.BK, self.options, self.n_work = kernel, BK, options, n_work
         self.grid = grid if isinstance(grid, tuple) else (grid, 1, 1)
         self.together = together
@@ -2720,8 +2918,8 @@ class _Ready:
 
 
 class _Known:
-    """What is known of tensors of one layout: what kernels take of their sizes and strides, with which scalars they have
-    passed the checks, and how kernels are launched on them.
+    """What is known of tensors of one layout: what kernels take of their sizes and strides, with which scalars they
+    have passed the checks, and how kernels are launched on them.
     """
 
     def __init__(self, q, k, v, ids) -> None:
@@ -2746,7 +2944,9 @@ _READY: dict[tuple, _Known] = {}
 
 
 def _layout(q, k, v, ids) -> tuple:
-    """What decides which kernel is launched and how: of tensors all but values, and of addresses whether they are round."""
+    """What decides which kernel is launched and how: of tensors all but values, and of addresses whether they are
+    round.
+    """
     return (
         q.dtype, q.device, q.shape, q.stride(), q.data_ptr() % 16,
         k.dtype, k.device, k.shape, k.stride(), k.data_ptr() % 16,
@@ -2899,7 +3099,9 @@ def _(q, k, v, ids, scale):
 def _prepared_backward(
     q: Tensor, k: Tensor, v: Tensor, d_out: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, has_d_lse: bool, usual: bool
 ) -> tuple[_Ready | None, ...]:
-    """What each row needs once; dK and dV, and where one kernel gives all three dQ; and dQ, or what remains to be done for it."""
+    """What each row needs once; dK and dV, and where one kernel gives all three dQ; and dQ, or what remains to be done
+    for it.
+    """
     B, Hq, Sq, D = q.shape
     Hkv, Sk, Dv = v.shape[1:]
     sizes = _sizes(q, k, v)
@@ -2912,7 +3114,8 @@ def _prepared_backward(
         BQ, BK, stages, early, together, ahead, spare, backwards = hopper
         block = _hopper_block(D)
         n_tiles = _ceil(Sk, BK)
-        descriptors = (*_hopper_tiles(BQ, q), *_hopper_tiles(BK // 2, k, v), *_hopper_tiles(BQ, d_out), *_hopper_tiles(BK // 2, dk, dv))
+        descriptors = (*_hopper_tiles(BQ, q), *_hopper_tiles(BK // 2, k, v), *_hopper_tiles(BQ, d_out),
+            *_hopper_tiles(BK // 2, dk, dv))
         terms = torch.empty((B, Hq, Sq, 16), dtype=torch.bfloat16, device=q.device)
         descriptors += (HopperDescriptor(terms, terms.shape, terms.stride(), *_hopper_layout(BQ, 16, torch.bfloat16)),)
         options = dict(
@@ -2921,7 +3124,8 @@ def _prepared_backward(
         )
         n_work = n_tiles * B * Hkv
         grid = min(n_work, _multiprocessors(q.device))
-        by_keys = _Ready(_hopper_backward_kernel, grid, BK, descriptors, options, n_work, max(together, ahead // n_tiles))
+        by_keys = _Ready(_hopper_backward_kernel, grid, BK, descriptors, options, n_work,
+            max(together, ahead // n_tiles))
         options = dict(D=D, Dv=Dv, BLOCK_D=block, BQ=BQ)
         collect = _Ready(_collect_dq_kernel, _ceil(Sq, BQ) * B * Hq, BK, (), options)
         n_lists = 3 * n_tiles * B
@@ -2940,7 +3144,8 @@ def _prepared_backward(
     hopper = _hopper_apart(q, v) if tma else None
     if hopper is not None:
         BQ, BK, stages, ahead, together, spare = hopper[0]
-        descriptors = (*_hopper_tiles(BQ, q), *_hopper_tiles(BK, k, v), *_hopper_tiles(BQ, d_out), *_hopper_tiles(BK, dk, dv))
+        descriptors = (*_hopper_tiles(BQ, q), *_hopper_tiles(BK, k, v), *_hopper_tiles(BQ, d_out),
+            *_hopper_tiles(BK, dk, dv))
         options = dict(
             D=D, Dv=Dv, BLOCK_D=_hopper_block(D), BLOCK_DV=_hopper_block(Dv), BQ=BQ, BK=BK, STAGES=stages,
             AHEAD=ahead, SPARE=spare, FAST=True, num_warps=4,
@@ -2948,7 +3153,8 @@ def _prepared_backward(
         n_work = _ceil(Sk, BK) * B * Hkv
         by_keys = _Ready(_hopper_dkdv_kernel, n_work, BK, descriptors, options, n_work, together)
         n_lists = _ceil(Sk, BK) * B
-        by_keys.lists = _Ready(_list_queries_met_kernel, n_lists, BK, (), dict(D=D, Dv=Dv, BQ=BQ, BK=BK, FAST=True), n_lists)
+        by_keys.lists = _Ready(_list_queries_met_kernel, n_lists, BK, (), dict(D=D, Dv=Dv, BQ=BQ, BK=BK, FAST=True),
+            n_lists)
     if hopper is not None:
         BQ, BK, stages, value_stages, together, spare = hopper[1]
         descriptors = (*_hopper_tiles(BQ // 2, q), *_hopper_tiles(BK, k, v), *_hopper_tiles(BQ // 2, d_out, dq))
@@ -2959,7 +3165,8 @@ def _prepared_backward(
         n_work = _ceil(Sq, BQ) * B * Hq
         by_rows = _Ready(_hopper_dq_kernel, n_work, BK, descriptors, options, n_work, together)
         n_lists = _ceil(Sq, BQ) * B
-        by_rows.lists = _Ready(_list_keys_met_kernel, n_lists, BK, (), dict(D=D, Dv=Dv, BQ=BQ, BK=BK, FAST=True), n_lists)
+        by_rows.lists = _Ready(_list_keys_met_kernel, n_lists, BK, (), dict(D=D, Dv=Dv, BQ=BQ, BK=BK, FAST=True),
+            n_lists)
     return rows, by_keys, by_rows
 
 
@@ -2998,14 +3205,16 @@ def _gradients(
                 counters = torch.empty((2, 4), dtype=torch.int32, device=q.device)
             lse, natural_lse = torch.empty_like(lse) if terms is None else None, lse
             delta = torch.empty_like(natural_lse) if terms is None else None
-            rows.launch(natural_lse, lse, out, d_out, d_lse, delta, B * Hq * Sq, counters, 0 if counters is None else counters.numel(), terms, scale)
+            rows.launch(natural_lse, lse, out, d_out, d_lse, delta, B * Hq * Sq, counters,
+                0 if counters is None else counters.numel(), terms, scale)
             if by_keys.kernel is not _hopper_backward_kernel and by_rows.kernel is not _hopper_dq_kernel:
                 key_test0_least, key_test0_most = _extremes(by_rows.tests[0], torch.int64, q.device, plain)
             if by_keys.lists is None:
                 query_test0_least, query_test0_most = _extremes(by_keys.tests[0], torch.int64, q.device, plain)
             if by_keys.kernel is _hopper_backward_kernel:
                 queue, turns, met = counters.split((1, 1, 2))
-                dq_parts = torch.empty(n_parts * by_rows.options["BQ"] * by_rows.options["BLOCK_D"], dtype=torch.float32, device=q.device)
+                dq_parts = torch.empty(n_parts * by_rows.options["BQ"] * by_rows.options["BLOCK_D"],
+                    dtype=torch.float32, device=q.device)
                 walks = torch.empty((by_keys.lists.n_work, 4), dtype=torch.int32, device=q.device)
                 query_test0 = torch.empty((2, *by_keys.tests[0].grid), dtype=torch.int64, device=q.device)
                 by_keys.lists.launch(walks, met, queue, query_test0, *plain)
@@ -3138,7 +3347,8 @@ def _check(q, k, v, ids, scale):
     B, Hq, Sq, D = q.shape
     Hkv, Sk, Dv = v.shape[1:]
     if k.shape != (B, Hkv, Sk, D):
-        _refuse(f"k must have q's batch and head dim, and v's heads and length, {(B, Hkv, Sk, D)}, not {tuple(k.shape)}")
+        _refuse(f"k must have q's batch and head dim, and v's heads and length, {(B, Hkv, Sk, D)}, not "
+            f"{tuple(k.shape)}")
     if v.shape[0] != B:
         _refuse(f"v must have q's batch {B}, not {v.shape[0]}")
     if Hq % Hkv if Hkv else Hq:
@@ -3163,8 +3373,9 @@ def _check(q, k, v, ids, scale):
 
 
 def _refuse_tangents(*arguments) -> None:
-    """The operators would drop tangents, and nobody would hear of it. Beneath a second transform of `torch.func` tangents
-    cannot be seen, nor while torch.compile traces. Only C is called: torch.compile would compile a function of Python.
+    """The operators would drop tangents, and nobody would hear of it. Beneath a second transform of `torch.func`
+    tangents cannot be seen, nor while torch.compile traces. Only C is called: torch.compile would compile a function of
+    Python.
     """
     if forward_ad._current_level < 0:
         return
@@ -3172,7 +3383,8 @@ def _refuse_tangents(*arguments) -> None:
     for x in arguments:
         if isinstance(x, Tensor):
             wrapped = functorch.is_functorch_wrapped_tensor
-            hidden = torch.compiler.is_compiling() or (wrapped(x) and (functorch.is_batchedtensor(x) or wrapped(functorch.get_unwrapped(x))))
+            hidden = torch.compiler.is_compiling() or (wrapped(x)
+                and (functorch.is_batchedtensor(x) or wrapped(functorch.get_unwrapped(x))))
             if hidden or torch._VF._unpack_dual(x, level=forward_ad._current_level)[1] is not None:
                 _refuse("forward-mode derivatives (jvp, jacfwd, hessian) are not computed: use backward()")
 
@@ -3188,13 +3400,14 @@ def _scale_number(scale) -> float:
 
 
 def _scaled(q: Tensor, scale: Tensor) -> tuple[Tensor, float]:
-    """q and the number that multiplies q . k. Where the scale learns, or cannot be read, it is divided by that number, and
-    the quotient goes into q, with its gradient.
+    """q and the number that multiplies q . k. Where the scale learns, or cannot be read, it is divided by that number,
+    and the quotient goes into q, with its gradient.
     """
     if scale.numel() != 1:
         _refuse(f"scale must be one number, not a tensor of shape {tuple(scale.shape)}")
     learns = scale.requires_grad and torch.is_grad_enabled()
-    hidden = torch.compiler.is_compiling() or scale.is_meta or (scale.is_cuda and torch.cuda.is_current_stream_capturing())
+    hidden = torch.compiler.is_compiling() or scale.is_meta or (scale.is_cuda
+        and torch.cuda.is_current_stream_capturing())
     if not (learns or hidden):
         return q, float(scale)
     number = 1.0 if hidden else float(scale) or 1.0
@@ -3221,7 +3434,8 @@ def documents(
     check is accepted for the sake of a common signature: here every call checks all facts.
 
     Gives out (B, Hq, Sq, Dv) in q's dtype, and with return_lse also the log-sum-exp (B, Hq, Sq), natural, float32.
-    A query that may attend to no key gives a zero row and zero gradients in q, k and v. Raises ValueError on what does not fit.
+    A query that may attend to no key gives a zero row and zero gradients in q, k and v. Raises ValueError on what does
+    not fit.
     """
     return _call(q, k, v, ids, scale, return_lse, dropout_seed)
 
@@ -3263,7 +3477,8 @@ def _call(q, k, v, ids, scale, return_lse, dropout_seed):
         attend = _forward
     else:
         inputs = (*inputs, known)
-        learning = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad or ids.requires_grad)
+        learning = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad
+            or ids.requires_grad)
         attend = _Attention.apply if learning else _attend
     out, lse = attend(*inputs)
     return (out, lse) if return_lse else out

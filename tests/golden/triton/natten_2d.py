@@ -71,8 +71,8 @@ try:
     )
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as HopperDescriptor
 
-    # As Triton 3.7 and newer name it, and else as 3.6 does: the barrier of a warpgroup's threads, shared memory seen as of
-    # another type and shape, and the copy engine into shared memory and out of it.
+    # As Triton 3.7 and newer name it, and else as 3.6 does: the barrier of a warpgroup's threads, shared memory seen as
+    # of another type and shape, and the copy engine into shared memory and out of it.
     _BARRIER = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
     _SHARED = gl.shared_memory_descriptor
     _REINTERPRET = _SHARED.reinterpret if hasattr(_SHARED, "reinterpret") else _SHARED._reinterpret
@@ -129,10 +129,10 @@ TILES = {
 REGISTERS = {(128, 64, 128, 4, 1): 168, (128, 64, 64, 4, 1): 128}
 
 
-# The forward kernel of compute capability 9.0 by (head dim of q and k, of v, rounded up): queries, keys, stages, whether
-# a warpgroup overlaps its own products, whether warpgroups start theirs in turn, registers of a thread that computes and
-# of one that fetches, heads whose tiles are taken in turn, at least, and tiles of queries of all these heads, whether
-# programs stay for more than one tile, and whether results have a place of their own.
+# The forward kernel of compute capability 9.0 by (head dim of q and k, of v, rounded up): queries, keys, stages,
+# whether a warpgroup overlaps its own products, whether warpgroups start theirs in turn, registers of a thread that
+# computes and of one that fetches, heads whose tiles are taken in turn, at least, and tiles of queries of all these
+# heads, whether programs stay for more than one tile, and whether results have a place of their own.
 HOPPER = {
     (64, 64): (128, 64, 2, False, False, 240, 24, 8, 0, 'queue', True),
     (64, 128): (128, 64, 2, False, False, 240, 24, 8, 0, 'queue', True),
@@ -140,9 +140,9 @@ HOPPER = {
     (128, 128): (128, 64, 2, False, False, 240, 24, 8, 0, 'queue', True),
 }
 
-# And where dK and dV, and dQ, have a kernel each. Of dK/dV: queries, keys, stages, by how many tiles the warpgroup of the
-# weights may be ahead, heads whose tiles are taken in turn, registers of a thread that fetches. Of dQ: queries, keys, stages
-# of keys and of values, and the last two.
+# And where dK and dV, and dQ, have a kernel each. Of dK/dV: queries, keys, stages, by how many tiles the warpgroup of
+# the weights may be ahead, heads whose tiles are taken in turn, registers of a thread that fetches. Of dQ: queries,
+# keys, stages of keys and of values, and the last two.
 HOPPER_APART = {
     (256, 256): ((64, 64, 2, 1, 1, 24), (128, 64, 2, 1, 1, 24)),
     (256, 128): ((64, 64, 2, 1, 1, 24), (128, 64, 2, 2, 1, 24)),
@@ -160,8 +160,8 @@ def _load_rows(
 ):
     """Rows start … start + ROWS - 1 of one head. Columns from COLS on are zero, and with CHECKED rows from `stop` on.
 
-    `head_rows` points to the head's first row; with TMA it is a descriptor of the whole tensor, whose edges the hardware
-    checks.
+    `head_rows` points to the head's first row; with TMA it is a descriptor of the whole tensor, whose edges the
+    hardware checks.
     """
     if TMA:
         rows = tl.reshape(head_rows.load([batch, head, start, 0]), [ROWS, BLOCK_COLS])
@@ -219,7 +219,8 @@ def _heads_in_turn(n_tiles, n_heads):
 def _sorted_runs(a_lo, a_hi, b_lo, b_hi):
     """Two runs of tiles, the one that starts first in front."""
     swap = b_lo < a_lo
-    return tl.where(swap, b_lo, a_lo), tl.where(swap, b_hi, a_hi), tl.where(swap, a_lo, b_lo), tl.where(swap, a_hi, b_hi)
+    return tl.where(swap, b_lo, a_lo), tl.where(swap, b_hi, a_hi), tl.where(swap, a_lo, b_lo), tl.where(swap, a_hi,
+        b_hi)
 
 
 # ---------------------------------------------------------------- which tiles meet
@@ -227,11 +228,13 @@ def _sorted_runs(a_lo, a_hi, b_lo, b_hi):
 
 @triton.jit
 def _key_tiles(q0, q1, Sk, BK: tl.constexpr):
-    """The tiles that the queries q0 … q1 meet: `any` some pair is allowed, `full` every pair is, and no mask is needed."""
+    """The tiles that the queries q0 … q1 meet: `any` some pair is allowed, `full` every pair is, and no mask is needed.
+    """
     q0 = tl.cast(q0, tl.int64)
     q1 = tl.cast(q1, tl.int64)
     any_lo = tl.cast(tl.maximum(0, tl.minimum(tl.maximum(q0 // 32, 3), Sk // 32 - 1 - 3) * 32 - 96) // BK, tl.int32)
-    any_hi = tl.cast(tl.cdiv(tl.minimum(Sk, tl.minimum(tl.maximum(q1 // 32, 3), Sk // 32 - 1 - 3) * 32 + 127 + 1), BK), tl.int32)
+    any_hi = tl.cast(tl.cdiv(tl.minimum(Sk, tl.minimum(tl.maximum(q1 // 32, 3), Sk // 32 - 1 - 3) * 32 + 127 + 1), BK),
+        tl.int32)
     any_hi = tl.maximum(any_hi, any_lo)
     return any_lo, any_hi
 
@@ -242,16 +245,21 @@ def _query_tiles(k0, k1, Sq, Sk, BQ: tl.constexpr):
     k0 = tl.cast(k0, tl.int64)
     k1 = tl.cast(k1, tl.int64)
     any0_lo = tl.cast(tl.maximum(0, k0 // 32 * 32 - 96) // BQ, tl.int32)
-    any0_hi = tl.cast(tl.cdiv(tl.minimum(tl.minimum(tl.minimum(Sq, tl.where(k0 // 32 - Sk // 32 + 1 <= 0, Sq, 0)), k1 // 32 * 32 + 127 + 1), tl.where(0 - k1 // 32 <= 0, Sq, 0)), BQ), tl.int32)
+    any0_hi = tl.cast(tl.cdiv(tl.minimum(tl.minimum(tl.minimum(Sq, tl.where(k0 // 32 - Sk // 32 + 1 <= 0, Sq, 0)),
+        k1 // 32 * 32 + 127 + 1), tl.where(0 - k1 // 32 <= 0, Sq, 0)), BQ), tl.int32)
     any0_hi = tl.maximum(any0_hi, any0_lo)
     any1_lo = tl.cast(tl.maximum(0, k0 // 32 * 32 - 96) // BQ, tl.int32)
-    any1_hi = tl.cast(tl.cdiv(tl.minimum(tl.minimum(Sq, tl.where(k0 // 32 - Sk // 32 + 1 <= 0, Sq, 0)), tl.where(Sk // 32 - k1 // 32 - 7 <= 0, Sq, 0)), BQ), tl.int32)
+    any1_hi = tl.cast(tl.cdiv(tl.minimum(tl.minimum(Sq, tl.where(k0 // 32 - Sk // 32 + 1 <= 0, Sq, 0)),
+        tl.where(Sk // 32 - k1 // 32 - 7 <= 0, Sq, 0)), BQ), tl.int32)
     any1_hi = tl.maximum(any1_hi, any1_lo)
     any2_lo = tl.cast(0 // BQ, tl.int32)
-    any2_hi = tl.cast(tl.cdiv(tl.minimum(tl.minimum(tl.minimum(tl.minimum(Sq, tl.where(k0 // 32 - 6 <= 0, Sq, 0)), tl.where(k0 // 32 - Sk // 32 + 1 <= 0, Sq, 0)), k1 // 32 * 32 + 127 + 1), tl.where(0 - k1 // 32 <= 0, Sq, 0)), BQ), tl.int32)
+    any2_hi = tl.cast(tl.cdiv(tl.minimum(tl.minimum(tl.minimum(tl.minimum(Sq, tl.where(k0 // 32 - 6 <= 0, Sq, 0)),
+        tl.where(k0 // 32 - Sk // 32 + 1 <= 0, Sq, 0)), k1 // 32 * 32 + 127 + 1), tl.where(0 - k1 // 32 <= 0, Sq, 0)),
+        BQ), tl.int32)
     any2_hi = tl.maximum(any2_hi, any2_lo)
     any3_lo = tl.cast(0 // BQ, tl.int32)
-    any3_hi = tl.cast(tl.cdiv(tl.minimum(tl.minimum(tl.minimum(Sq, tl.where(k0 // 32 - 6 <= 0, Sq, 0)), tl.where(k0 // 32 - Sk // 32 + 1 <= 0, Sq, 0)), tl.where(Sk // 32 - k1 // 32 - 7 <= 0, Sq, 0)), BQ), tl.int32)
+    any3_hi = tl.cast(tl.cdiv(tl.minimum(tl.minimum(tl.minimum(Sq, tl.where(k0 // 32 - 6 <= 0, Sq, 0)),
+        tl.where(k0 // 32 - Sk // 32 + 1 <= 0, Sq, 0)), tl.where(Sk // 32 - k1 // 32 - 7 <= 0, Sq, 0)), BQ), tl.int32)
     any3_hi = tl.maximum(any3_hi, any3_lo)
     any0_lo, any0_hi, any1_lo, any1_hi = _sorted_runs(any0_lo, any0_hi, any1_lo, any1_hi)
     any1_lo, any1_hi, any2_lo, any2_hi = _sorted_runs(any1_lo, any1_hi, any2_lo, any2_hi)
@@ -273,8 +281,10 @@ def _query_tiles(k0, k1, Sq, Sk, BQ: tl.constexpr):
 
 @triton.jit
 def _attend_tile(
-    acc, row_max, row_sum, q, k_rows, v_rows, batch, kv_head, k0, k_stride_s, v_stride_s, Sk, head, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, head_term, y_q, x_q, centre, centre_2,
-    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BK: tl.constexpr, MASKED: tl.constexpr, TMA: tl.constexpr,
+    acc, row_max, row_sum, q, k_rows, v_rows, batch, kv_head, k0, k_stride_s, v_stride_s, Sk, head, bias_ptr,
+    bias_stride_0, bias_stride_1, bias_stride_2, head_term, y_q, x_q, centre, centre_2,
+    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BK: tl.constexpr,
+    MASKED: tl.constexpr, TMA: tl.constexpr,
 ):
     """Folds the keys k0 … k0 + BK - 1 into the running state of a tile of queries."""
     k_idx = (k0 + tl.arange(0, BK))[None, :]
@@ -282,7 +292,10 @@ def _attend_tile(
     qk = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     y_k = k_idx // 32
     x_k = k_idx % 32
-    x = qk * head_term + tl.cast(tl.load(bias_ptr + tl.cast(head, tl.int64) * bias_stride_0 + (y_k - y_q + 6) * bias_stride_1 + (x_k - x_q + 6) * bias_stride_2, mask=(y_k - y_q + 6 >= 0) & (y_k - y_q + 6 < 13) & (x_k - x_q + 6 >= 0) & (x_k - x_q + 6 < 13), other=0), tl.float32) * 1.4426950408889634
+    x = qk * head_term + tl.cast(tl.load(bias_ptr + tl.cast(head, tl.int64) * bias_stride_0
+        + (y_k - y_q + 6) * bias_stride_1 + (x_k - x_q + 6) * bias_stride_2,
+        mask=(y_k - y_q + 6 >= 0) & (y_k - y_q + 6 < 13) & (x_k - x_q + 6 >= 0) & (x_k - x_q + 6 < 13), other=0),
+        tl.float32) * 1.4426950408889634
     if MASKED:
         x = tl.where((k_idx < Sk) & (tl.abs(y_k - centre) <= 3) & (tl.abs(x_k - centre_2) <= 3), x, float("-inf"))
     new_max = tl.maximum(row_max, tl.max(x, 1))
@@ -297,11 +310,14 @@ def _attend_tile(
     return acc, row_max, row_sum
 
 
-@triton.jit(do_not_specialize=['Hq', 'Hkv', 'Sq', 'Sk', 'bias_stride_0', 'bias_stride_1', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
+@triton.jit(do_not_specialize=['Hq', 'Hkv', 'Sq', 'Sk', 'bias_stride_0', 'bias_stride_1', 'q_stride_b', 'q_stride_h',
+    'q_stride_s', 'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
 def _forward_kernel(
-    q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, rest_ptr, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2,
+    q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, rest_ptr, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1,
+    bias_stride_2,
     q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s,
-    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ALIGN: tl.constexpr, TMA: tl.constexpr,
+    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BQ: tl.constexpr,
+    BK: tl.constexpr, ALIGN: tl.constexpr, TMA: tl.constexpr,
     PRECISE: tl.constexpr,
 ):
     """One tile of queries of one head: walks the tiles of keys that it can meet."""
@@ -331,7 +347,8 @@ def _forward_kernel(
     for step in tl.range(any_hi - any_lo):
         at = any_lo + step
         acc, row_max, row_sum = _attend_tile(
-            acc, row_max, row_sum, q, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, head, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, head_term, y_q, x_q, centre, centre_2,
+            acc, row_max, row_sum, q, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, head,
+            bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, head_term, y_q, x_q, centre, centre_2,
             D, Dv, BLOCK_D, BLOCK_DV, BK, True, TMA,
         )
 
@@ -362,7 +379,8 @@ def _arrive(number, THREADS: gl.constexpr, WARPS: gl.constexpr):
     gl.inline_asm_elementwise(
         "bar.arrive $1, $2; mov.b32 $0, $1;",
         "=r,r,r",
-        [number + gl.full([32 * WARPS], 0, gl.int32, layout=each), gl.full([32 * WARPS], THREADS, gl.int32, layout=each)],
+        [number + gl.full([32 * WARPS], 0, gl.int32, layout=each),
+            gl.full([32 * WARPS], THREADS, gl.int32, layout=each)],
         dtype=gl.int32,
         is_pure=False,
         pack=1,
@@ -376,7 +394,8 @@ def _meet(number, THREADS: gl.constexpr, WARPS: gl.constexpr):
     gl.inline_asm_elementwise(
         "bar.sync $1, $2; mov.b32 $0, $1;",
         "=r,r,r",
-        [number + gl.full([32 * WARPS], 0, gl.int32, layout=each), gl.full([32 * WARPS], THREADS, gl.int32, layout=each)],
+        [number + gl.full([32 * WARPS], 0, gl.int32, layout=each),
+            gl.full([32 * WARPS], THREADS, gl.int32, layout=each)],
         dtype=gl.int32,
         is_pure=False,
         pack=1,
@@ -401,13 +420,14 @@ def _unpacked(pairs, dtype: gl.constexpr, layout: gl.constexpr):
 # ---------------------------------------------------------------- forward, for compute capability 9.0
 
 
-# What travels together. A ring of tiles in shared memory: the tiles, a barrier for each that says that it has arrived, and
-# the first of the hardware barriers that say that a place is free. Where the next items are noted and counted. What a
-# call gives every function. What the kernel is compiled for. Where results go.
+# What travels together. A ring of tiles in shared memory: the tiles, a barrier for each that says that it has arrived,
+# and the first of the hardware barriers that say that a place is free. Where the next items are noted and counted. What
+# a call gives every function. What the kernel is compiled for. Where results go.
 _Ring = namedtuple("_Ring", "tiles ready FREE")
 _Work = namedtuple("_Work", "notes queue_ptr n_work together")
 _Call = namedtuple("_Call", "scale Hq Hkv Sq Sk bias_ptr bias_stride_0 bias_stride_1 bias_stride_2")
-_Config = namedtuple("_Config", "D Dv BLOCK_D BLOCK_DV BQ BK STAGES SCHEDULE ORDERED OUT_APART PIPELINED FAST PRECISE ORDER")
+_Config = namedtuple("_Config",
+    "D Dv BLOCK_D BLOCK_DV BQ BK STAGES SCHEDULE ORDERED OUT_APART PIPELINED FAST PRECISE ORDER")
 _Results = namedtuple("_Results", "desc tiles lse_ptr rest_ptr")
 
 
@@ -415,7 +435,8 @@ _Results = namedtuple("_Results", "desc tiles lse_ptr rest_ptr")
 def _hold_back(n_steps):
     """A loop that is never entered, though the compiler cannot know: it moves no wait for a product up across it."""
     gl.inline_asm_elementwise(
-        "{ .reg .pred p; wait: setp.ge.s32 p, $1, 0; @p bra.uni go; nanosleep.u32 100; bra.uni wait; go: mov.b32 $0, $1; }",
+        "{ .reg .pred p; wait: setp.ge.s32 p, $1, 0; @p bra.uni go; nanosleep.u32 100; bra.uni wait; go: mov.b32 $0, "
+        "$1; }",
         "=r,r",
         [gl.full([128], n_steps, gl.int32, layout=gl.BlockedLayout([1], [32], [4], [0]))],
         dtype=gl.int32,
@@ -461,8 +482,8 @@ def _key_runs(
     q0, batch, head, kv_head, call,
     D: gl.constexpr, Dv: gl.constexpr, ROWS: gl.constexpr, BK: gl.constexpr,
 ):
-    """The tiles of keys that ROWS queries from q0 on meet, as `_key_tiles` has them; none beyond the last, since the first
-    is walked even where there is none.
+    """The tiles of keys that ROWS queries from q0 on meet, as `_key_tiles` has them; none beyond the last, since the
+    first is walked even where there is none.
     """
     _scale, _Hq, _Hkv, Sq, Sk, _bias_ptr, _bias_stride_0, _bias_stride_1, _bias_stride_2 = call
     q1 = tl.minimum(q0 + ROWS, Sq) - 1
@@ -510,7 +531,8 @@ def _load_tiles(q_desc, k_desc, v_desc, q_ring, k_ring, v_ring, work, call, conf
                     if config.SCHEDULE == "queue":
                         _pass_on_item(work.notes, 2 * part + (round & 1), item, tile, batch, head)
                     mbarrier.expect(q_ring.ready.index(part), q_desc.block_type.nbytes)
-                    q_tile = _REINTERPRET(q_ring.tiles.index(part), q_desc.dtype, [1, 1, 64, config.BLOCK_D], q_desc.layout)
+                    q_tile = _REINTERPRET(q_ring.tiles.index(part), q_desc.dtype, [1, 1, 64, config.BLOCK_D],
+                        q_desc.layout)
                     _COPY_IN(q_desc, [batch, head, q0 + part * 64, 0], q_ring.ready.index(part), q_tile)
             else:
                 stage = (turn + step - 1) % STAGES
@@ -521,7 +543,8 @@ def _load_tiles(q_desc, k_desc, v_desc, q_ring, k_ring, v_ring, work, call, conf
             v0 = k0
         turn += n_steps
         round += 1
-        item = gl.num_programs(0) + gl.atomic_add(work.queue_ptr, 1, sem="relaxed") if config.SCHEDULE == "queue" else work.n_work
+        item = gl.num_programs(0) + gl.atomic_add(work.queue_ptr, 1,
+            sem="relaxed") if config.SCHEDULE == "queue" else work.n_work
     if config.SCHEDULE == "queue":
         for part in gl.static_range(BQ // 64):
             if round > 0:
@@ -535,8 +558,9 @@ def _load_tiles(q_desc, k_desc, v_desc, q_ring, k_ring, v_ring, work, call, conf
 
 @gluon.constexpr_function
 def _weights_ptx(n, half):
-    """PTX for a thread's n pairs of scores of neighbours, of two rows in turn: their weights in pairs of `half`; and for
-    each row, as its first number, their sum, the row's reference, and what its earlier sums are to be multiplied by.
+    """PTX for a thread's n pairs of scores of neighbours, of two rows in turn: their weights in pairs of `half`; and
+    for each row, as its first number, their sum, the row's reference, and what its earlier sums are to be multiplied
+    by.
 
     Weights are made with the reference there is. Where a sum passes 2**8, or is no number, the maximum becomes the
     row's reference and the warp makes them again. A row that has no reference yet, -inf, has no such sum.
@@ -608,8 +632,8 @@ def _across(rows, like, EACH: gl.constexpr):
 
 @gluon.jit
 def _lagging_weights(x, reference, factor, dtype: gl.constexpr):
-    """2**((x - reference) factor), packed; by thread their sums, the rows' reference from here on, and what earlier sums
-    are multiplied by.
+    """2**((x - reference) factor), packed; by thread their sums, the rows' reference from here on, and what earlier
+    sums are multiplied by.
     """
     low, high = x.reshape([64, x.shape[1] // 2, 2]).split()
     COUNT: gl.constexpr = x.shape[1] // 4
@@ -642,7 +666,8 @@ def _rescaled(acc, rescale):
     """acc * rescale; a warp whose rows keep their reference goes past."""
     COUNT: gl.constexpr = acc.shape[1] // 2
     return gl.inline_asm_elementwise(
-        _multiplied(COUNT), _in_place(COUNT), [acc, _across(rescale, acc, 2)], dtype=gl.float32, is_pure=False, pack=COUNT
+        _multiplied(COUNT), _in_place(COUNT), [acc, _across(rescale, acc, 2)], dtype=gl.float32, is_pure=False,
+        pack=COUNT
     )
 
 
@@ -656,7 +681,10 @@ def _weigh(row_max, row_sum, qk, batch, kv_head, k0, masked, terms, config: gl.c
     k_idx = (k0 + gl.arange(0, BK, layout=gl.SliceLayout(0, qk.type.layout)))[None, :]
     y_k = k_idx // 32
     x_k = k_idx % 32
-    x = qk * head_term + tl.cast(tl.load(bias_ptr + tl.cast(head, tl.int64) * bias_stride_0 + (y_k - y_q + 6) * bias_stride_1 + (x_k - x_q + 6) * bias_stride_2, mask=(y_k - y_q + 6 >= 0) & (y_k - y_q + 6 < 13) & (x_k - x_q + 6 >= 0) & (x_k - x_q + 6 < 13), other=0), tl.float32) * 1.4426950408889634
+    x = qk * head_term + tl.cast(tl.load(bias_ptr + tl.cast(head, tl.int64) * bias_stride_0
+        + (y_k - y_q + 6) * bias_stride_1 + (x_k - x_q + 6) * bias_stride_2,
+        mask=(y_k - y_q + 6 >= 0) & (y_k - y_q + 6 < 13) & (x_k - x_q + 6 >= 0) & (x_k - x_q + 6 < 13), other=0),
+        tl.float32) * 1.4426950408889634
     if masked:
         _again(k0)  # else the compilers may make the mask for every tile
         x = tl.where((k_idx < Sk) & (tl.abs(y_k - centre) <= 3) & (tl.abs(x_k - centre_2) <= 3), x, float("-inf"))
@@ -714,7 +742,8 @@ def _attend_tiles(results, q_ring, k_ring, v_ring, work, call, config: gl.conste
         row_sum = _firsts(no_scores.reshape([64, BK // 2, 2]).split()[0])
         row_max = row_sum - float("inf")
         mbarrier.wait(q_ring.ready.index(PART), round & 1)
-        q = _REINTERPRET(q_ring.tiles.index(PART), dtype, [64, config.BLOCK_D], gl.NVMMASharedLayout.get_default_for([64, config.BLOCK_D], dtype))
+        q = _REINTERPRET(q_ring.tiles.index(PART), dtype, [64, config.BLOCK_D],
+            gl.NVMMASharedLayout.get_default_for([64, config.BLOCK_D], dtype))
         if config.PIPELINED:
             step = 0
             at = any_lo + n_steps - 1 - step
@@ -741,7 +770,8 @@ def _attend_tiles(results, q_ring, k_ring, v_ring, work, call, config: gl.conste
                 k = k_ring.tiles.index(stage).reshape([BK, config.BLOCK_D]).permute((1, 0))
                 qk_token = warpgroup_mma(q, k, no_scores, use_acc=False, is_async=True)
                 mbarrier.wait(v_ring.ready.index(v_stage), v_phase)
-                acc_token = warpgroup_mma(p, v_ring.tiles.index(v_stage).reshape([BK, config.BLOCK_DV]), acc, is_async=True)
+                acc_token = warpgroup_mma(p, v_ring.tiles.index(v_stage).reshape([BK, config.BLOCK_DV]), acc,
+                    is_async=True)
                 if config.ORDERED:
                     _arrive(config.ORDER + (PART + 1) % (BQ // 64), 256, 4)
                 qk = warpgroup_mma_wait(1, deps=(qk_token,))
@@ -780,7 +810,8 @@ def _attend_tiles(results, q_ring, k_ring, v_ring, work, call, config: gl.conste
                 acc = _rescaled(acc, rescale)
                 p = _unpacked(weight, dtype, weight_layout)
                 mbarrier.wait(v_ring.ready.index(stage), phase)
-                acc_token = warpgroup_mma(p, v_ring.tiles.index(stage).reshape([BK, config.BLOCK_DV]), acc, is_async=True)
+                acc_token = warpgroup_mma(p, v_ring.tiles.index(stage).reshape([BK, config.BLOCK_DV]), acc,
+                    is_async=True)
                 acc, p = warpgroup_mma_wait(0, deps=(acc_token, p))
                 _arrive(v_ring.FREE + stage, SHARE, 4)
             if Q_EARLY:
@@ -836,8 +867,10 @@ def _attend_tiles(results, q_ring, k_ring, v_ring, work, call, config: gl.conste
 
 @gluon.jit(do_not_specialize=['n_work', 'together', 'Hq', 'Hkv', 'Sq', 'Sk', 'bias_stride_0', 'bias_stride_1'])
 def _hopper_forward_kernel(
-    q_desc, k_desc, v_desc, out_desc, lse_ptr, rest_ptr, queue_ptr, n_work, together, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr,
+    q_desc, k_desc, v_desc, out_desc, lse_ptr, rest_ptr, queue_ptr, n_work, together, scale, Hq, Hkv, Sq, Sk, bias_ptr,
+    bias_stride_0, bias_stride_1, bias_stride_2,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr,
+    BK: gl.constexpr,
     STAGES: gl.constexpr, SCHEDULE: gl.constexpr, ORDERED: gl.constexpr, OUT_APART: gl.constexpr,
     PIPELINED: gl.constexpr, REGISTERS: gl.constexpr, SPARE: gl.constexpr, FAST: gl.constexpr, PRECISE: gl.constexpr,
 ):
@@ -852,7 +885,8 @@ def _hopper_forward_kernel(
     gl.static_assert(ORDER + (PARTS if ORDERED else 0) <= 16)
     Q_COLS: gl.constexpr = BLOCK_D if OUT_APART or BLOCK_D > BLOCK_DV else BLOCK_DV
     dtype: gl.constexpr = out_desc.dtype
-    config: gl.constexpr = _Config(D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, SCHEDULE, ORDERED, OUT_APART, PIPELINED, FAST, PRECISE, ORDER)
+    config: gl.constexpr = _Config(D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, SCHEDULE, ORDERED, OUT_APART, PIPELINED,
+        FAST, PRECISE, ORDER)
     q_tiles = gl.allocate_shared_memory(dtype, [PARTS, 1, 1, 64, Q_COLS], q_desc.layout)
     k_tiles = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, BK, BLOCK_D], k_desc.layout)
     v_tiles = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, BK, BLOCK_DV], v_desc.layout)
@@ -923,8 +957,10 @@ def _rows_kernel(
 
 @triton.jit
 def _dq_tile(
-    dq, q, d_out, row_lse, delta, k_rows, v_rows, batch, kv_head, k0, k_stride_s, v_stride_s, Sk, head, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, head_term, y_q, x_q, centre, centre_2,
-    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BK: tl.constexpr, MASKED: tl.constexpr, TMA: tl.constexpr,
+    dq, q, d_out, row_lse, delta, k_rows, v_rows, batch, kv_head, k0, k_stride_s, v_stride_s, Sk, head, bias_ptr,
+    bias_stride_0, bias_stride_1, bias_stride_2, head_term, y_q, x_q, centre, centre_2,
+    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BK: tl.constexpr,
+    MASKED: tl.constexpr, TMA: tl.constexpr,
     GRAD_BIAS: tl.constexpr,
 ):
     """Adds to dQ what the keys k0 … k0 + BK - 1 contribute."""
@@ -935,7 +971,11 @@ def _dq_tile(
     dp = tl.dot(d_out, tl.trans(v), input_precision=PRECISION)
     y_k = k_idx // 32
     x_k = k_idx % 32
-    p = tl.exp2(qk * head_term + tl.cast(tl.load(bias_ptr + tl.cast(head, tl.int64) * bias_stride_0 + (y_k - y_q + 6) * bias_stride_1 + (x_k - x_q + 6) * bias_stride_2, mask=(y_k - y_q + 6 >= 0) & (y_k - y_q + 6 < 13) & (x_k - x_q + 6 >= 0) & (x_k - x_q + 6 < 13), other=0), tl.float32) * 1.4426950408889634 - row_lse)
+    p = tl.exp2(qk * head_term
+        + tl.cast(tl.load(bias_ptr + tl.cast(head, tl.int64) * bias_stride_0 + (y_k - y_q + 6) * bias_stride_1
+        + (x_k - x_q + 6) * bias_stride_2,
+        mask=(y_k - y_q + 6 >= 0) & (y_k - y_q + 6 < 13) & (x_k - x_q + 6 >= 0) & (x_k - x_q + 6 < 13), other=0),
+        tl.float32) * 1.4426950408889634 - row_lse)
     if MASKED:
         allowed = (k_idx < Sk) & (tl.abs(y_k - centre) <= 3) & (tl.abs(x_k - centre_2) <= 3)
         p = tl.where(allowed, p, 0.0)
@@ -946,11 +986,14 @@ def _dq_tile(
     return dq
 
 
-@triton.jit(do_not_specialize=['Hq', 'Hkv', 'Sq', 'Sk', 'bias_stride_0', 'bias_stride_1', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
+@triton.jit(do_not_specialize=['Hq', 'Hkv', 'Sq', 'Sk', 'bias_stride_0', 'bias_stride_1', 'q_stride_b', 'q_stride_h',
+    'q_stride_s', 'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
 def _dq_kernel(
-    q_ptr, k_ptr, v_ptr, d_out_ptr, lse_ptr, delta_ptr, dq_ptr, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2,
+    q_ptr, k_ptr, v_ptr, d_out_ptr, lse_ptr, delta_ptr, dq_ptr, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0,
+    bias_stride_1, bias_stride_2,
     q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s,
-    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ALIGN: tl.constexpr, TMA: tl.constexpr,
+    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BQ: tl.constexpr,
+    BK: tl.constexpr, ALIGN: tl.constexpr, TMA: tl.constexpr,
     GRAD_BIAS: tl.constexpr,
 ):
     """One tile of queries of one head: walks the same tiles of keys as the forward kernel."""
@@ -984,7 +1027,8 @@ def _dq_kernel(
     for step in tl.range(any_hi - any_lo):
         at = any_lo + step
         dq = _dq_tile(
-            dq, q, d_out, row_lse, delta, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, head, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, head_term, y_q, x_q, centre, centre_2,
+            dq, q, d_out, row_lse, delta, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, head,
+            bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, head_term, y_q, x_q, centre, centre_2,
             D, Dv, BLOCK_D, BLOCK_DV, BK, True, TMA, GRAD_BIAS,
         )
     _store_rows(dq_ptr + row * D, dq * scale, q0, Sq, D, BQ, D, BLOCK_D)
@@ -992,8 +1036,10 @@ def _dq_kernel(
 
 @triton.jit
 def _dkdv_tile(
-    dk, dv, k, v, q_rows, d_out_rows, batch, head, row, lse_ptr, delta_ptr, q0, q_stride_s, Sq, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, head_term, head_term_2, y_k, x_k,
-    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BQ: tl.constexpr, MASKED: tl.constexpr, TMA: tl.constexpr,
+    dk, dv, k, v, q_rows, d_out_rows, batch, head, row, lse_ptr, delta_ptr, q0, q_stride_s, Sq, bias_ptr, bias_stride_0,
+    bias_stride_1, bias_stride_2, head_term, head_term_2, y_k, x_k,
+    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BQ: tl.constexpr,
+    MASKED: tl.constexpr, TMA: tl.constexpr,
     GRAD_BIAS: tl.constexpr,
 ):
     """Adds to dK and dV what the queries q0 … q0 + BQ - 1 contribute."""
@@ -1011,7 +1057,11 @@ def _dkdv_tile(
         delta = tl.load(delta_ptr + row + rows)[None, :]
     y_q = q_idx // 32
     x_q = q_idx % 32
-    p = tl.exp2(qk * head_term + tl.cast(tl.load(bias_ptr + tl.cast(head, tl.int64) * bias_stride_0 + (y_k - y_q + 6) * bias_stride_1 + (x_k - x_q + 6) * bias_stride_2, mask=(y_k - y_q + 6 >= 0) & (y_k - y_q + 6 < 13) & (x_k - x_q + 6 >= 0) & (x_k - x_q + 6 < 13), other=0), tl.float32) * 1.4426950408889634 - row_lse)
+    p = tl.exp2(qk * head_term
+        + tl.cast(tl.load(bias_ptr + tl.cast(head, tl.int64) * bias_stride_0 + (y_k - y_q + 6) * bias_stride_1
+        + (x_k - x_q + 6) * bias_stride_2,
+        mask=(y_k - y_q + 6 >= 0) & (y_k - y_q + 6 < 13) & (x_k - x_q + 6 >= 0) & (x_k - x_q + 6 < 13), other=0),
+        tl.float32) * 1.4426950408889634 - row_lse)
     if MASKED:
         centre = tl.minimum(tl.maximum(y_q, 3), head_term_2)
         centre_2 = tl.minimum(tl.maximum(x_q, 3), 28)
@@ -1025,14 +1075,19 @@ def _dkdv_tile(
     return dk, dv
 
 
-@triton.jit(do_not_specialize=['Hq', 'Hkv', 'Sq', 'Sk', 'bias_stride_0', 'bias_stride_1', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
+@triton.jit(do_not_specialize=['Hq', 'Hkv', 'Sq', 'Sk', 'bias_stride_0', 'bias_stride_1', 'q_stride_b', 'q_stride_h',
+    'q_stride_s', 'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
 def _dkdv_kernel(
-    q_ptr, k_ptr, v_ptr, d_out_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2,
+    q_ptr, k_ptr, v_ptr, d_out_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0,
+    bias_stride_1, bias_stride_2,
     q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s,
-    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ALIGN: tl.constexpr, TMA: tl.constexpr,
+    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BQ: tl.constexpr,
+    BK: tl.constexpr, ALIGN: tl.constexpr, TMA: tl.constexpr,
     GRAD_BIAS: tl.constexpr,
 ):
-    """One tile of keys of one key/value head: walks the tiles of queries that meet it, for every query head of the group."""
+    """One tile of keys of one key/value head: walks the tiles of queries that meet it, for every query head of the
+    group.
+    """
     tile, batch, kv_head = _heads_in_turn(tl.cdiv(Sk, BK), Hkv)
     k0 = tile * BK
     k1 = tl.minimum(k0 + BK, Sk) - 1
@@ -1060,10 +1115,13 @@ def _dkdv_kernel(
         for step in tl.range((any0_hi - any0_lo) + (any1_hi - any1_lo) + (any2_hi - any2_lo) + (any3_hi - any3_lo)):
             at = any0_lo + step
             at = tl.where(step < (any0_hi - any0_lo), at, any1_lo + step - (any0_hi - any0_lo))
-            at = tl.where(step < (any0_hi - any0_lo) + (any1_hi - any1_lo), at, any2_lo + step - ((any0_hi - any0_lo) + (any1_hi - any1_lo)))
-            at = tl.where(step < (any0_hi - any0_lo) + (any1_hi - any1_lo) + (any2_hi - any2_lo), at, any3_lo + step - ((any0_hi - any0_lo) + (any1_hi - any1_lo) + (any2_hi - any2_lo)))
+            at = tl.where(step < (any0_hi - any0_lo) + (any1_hi - any1_lo), at,
+                any2_lo + step - ((any0_hi - any0_lo) + (any1_hi - any1_lo)))
+            at = tl.where(step < (any0_hi - any0_lo) + (any1_hi - any1_lo) + (any2_hi - any2_lo), at,
+                any3_lo + step - ((any0_hi - any0_lo) + (any1_hi - any1_lo) + (any2_hi - any2_lo)))
             dk, dv = _dkdv_tile(
-                dk, dv, k, v, q_rows, d_out_rows, batch, head, row, lse_ptr, delta_ptr, at * BQ, q_stride_s, Sq, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, head_term, head_term_2, y_k, x_k,
+                dk, dv, k, v, q_rows, d_out_rows, batch, head, row, lse_ptr, delta_ptr, at * BQ, q_stride_s, Sq,
+                bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, head_term, head_term_2, y_k, x_k,
                 D, Dv, BLOCK_D, BLOCK_DV, BQ, True, TMA, GRAD_BIAS,
             )
     column = (batch * tl.cast(Hkv, tl.int64) + kv_head) * Sk
@@ -1088,7 +1146,8 @@ def _may_attend(
     like, q0, k0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2,
     D: gl.constexpr, Dv: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr,
 ):
-    """Which pairs of a tile the mask allows. Positions are computed anew: kept for it, they would not fit in registers."""
+    """Which pairs of a tile the mask allows. Positions are computed anew: kept for it, they would not fit in registers.
+    """
     layout: gl.constexpr = like.type.layout
     q_idx = _again(q0 + gl.arange(0, BQ, layout=gl.SliceLayout(0, layout)))[None, :]
     k_idx = _again(k0 + gl.arange(0, BK, layout=gl.SliceLayout(1, layout)))[:, None]
@@ -1106,14 +1165,16 @@ def _kept_bits(
     D: gl.constexpr, Dv: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr,
 ):
     """All bits of the packed pairs that the mask allows, none of the others."""
-    allowed = _may_attend(like, q0, k0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, D, Dv, BQ, BK)
+    allowed = _may_attend(like, q0, k0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0,
+        bias_stride_1, bias_stride_2, D, Dv, BQ, BK)
     low, high = allowed.reshape([BK, BQ // 2, 2]).split()
     return gl.where(low, 0xFFFF, 0) | gl.where(high, -65536, 0)
 
 
 @gluon.jit
 def _weigh_again(
-    qk, row_lse, batch, head, kv_head, q0, k0, k_idx, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, head_term, head_term_2, y_k, x_k,
+    qk, row_lse, batch, head, kv_head, q0, k0, k_idx, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2,
+    head_term, head_term_2, y_k, x_k,
     D: gl.constexpr, Dv: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, dtype: gl.constexpr,
 ):
     """The weights of a tile, keys down and queries across, from its scores and the rows' log-sum-exp: packed,
@@ -1123,14 +1184,19 @@ def _weigh_again(
     q_idx = (q0 + gl.arange(0, BQ, layout=columns))[None, :]
     y_q = q_idx // 32
     x_q = q_idx % 32
-    p = tl.exp2(qk * head_term + tl.cast(tl.load(bias_ptr + tl.cast(head, tl.int64) * bias_stride_0 + (y_k - y_q + 6) * bias_stride_1 + (x_k - x_q + 6) * bias_stride_2, mask=(y_k - y_q + 6 >= 0) & (y_k - y_q + 6 < 13) & (x_k - x_q + 6 >= 0) & (x_k - x_q + 6 < 13), other=0), tl.float32) * 1.4426950408889634 - row_lse)
+    p = tl.exp2(qk * head_term
+        + tl.cast(tl.load(bias_ptr + tl.cast(head, tl.int64) * bias_stride_0 + (y_k - y_q + 6) * bias_stride_1
+        + (x_k - x_q + 6) * bias_stride_2,
+        mask=(y_k - y_q + 6 >= 0) & (y_k - y_q + 6 < 13) & (x_k - x_q + 6 >= 0) & (x_k - x_q + 6 < 13), other=0),
+        tl.float32) * 1.4426950408889634 - row_lse)
     weight = _packed(p, dtype)
     return weight
 
 
 @gluon.jit
 def _packed(x, dtype: gl.constexpr):
-    """Neighbours of a tile in half precision, two in a register: as tensors of 16 bits a loop would carry them apart."""
+    """Neighbours of a tile in half precision, two in a register: as tensors of 16 bits a loop would carry them apart.
+    """
     low, high = x.reshape([x.shape[0], x.shape[1] // 2, 2]).split()
     return gl.inline_asm_elementwise(
         "cvt.rn.bf16x2.f32 $0, $2, $1;" if dtype == gl.bfloat16 else "cvt.rn.f16x2.f32 $0, $2, $1;",
@@ -1159,21 +1225,25 @@ def _queries_met(
     k0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2,
     D: gl.constexpr, Dv: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr,
 ):
-    """The tiles of queries that BK keys from k0 on meet, as `_query_tiles` has them; none beyond the last, since the first
-    is walked even where there is none.
+    """The tiles of queries that BK keys from k0 on meet, as `_query_tiles` has them; none beyond the last, since the
+    first is walked even where there is none.
     """
     last = (Sq - 1) // BQ
     k1 = tl.minimum(k0 + BK, Sk) - 1
     any0_lo, any0_hi, any1_lo, any1_hi, any2_lo, any2_hi, any3_lo, any3_hi = _query_tiles(k0, k1, Sq, Sk, BQ)
-    return tl.minimum(any0_lo, last + 1), tl.minimum(any0_hi, last + 1), tl.minimum(any1_lo, last + 1), tl.minimum(any1_hi, last + 1), tl.minimum(any2_lo, last + 1), tl.minimum(any2_hi, last + 1), tl.minimum(any3_lo, last + 1), tl.minimum(any3_hi, last + 1)
+    return tl.minimum(any0_lo, last + 1), tl.minimum(any0_hi, last + 1), tl.minimum(any1_lo,
+        last + 1), tl.minimum(any1_hi, last + 1), tl.minimum(any2_lo, last + 1), tl.minimum(any2_hi,
+        last + 1), tl.minimum(any3_lo, last + 1), tl.minimum(any3_hi, last + 1)
 
 
 @gluon.jit
 def _load_query_tiles(
-    q_desc, k_desc, v_desc, d_out_desc, lse_ptr, delta_ptr, k_tile, v_tile, q_tiles, d_out_tiles, handed, lse_tiles, delta_tiles,
+    q_desc, k_desc, v_desc, d_out_desc, lse_ptr, delta_ptr, k_tile, v_tile, q_tiles, d_out_tiles, handed, lse_tiles,
+    delta_tiles,
     k_ready, v_ready, q_ready, d_out_ready,
     n_work, together, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr,
+    BK: gl.constexpr,
     STAGES: gl.constexpr, AHEAD: gl.constexpr, Q_FREE: gl.constexpr, D_OUT_FREE: gl.constexpr, HANDED: gl.constexpr,
     TAKEN: gl.constexpr,
 ):
@@ -1191,13 +1261,16 @@ def _load_query_tiles(
     for member in range(group):
         head = kv_head * group + member
         row = (batch * tl.cast(Hq, gl.int64) + head) * Sq
-        any0_lo, any0_hi, any1_lo, any1_hi, any2_lo, any2_hi, any3_lo, any3_hi = _queries_met(k0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, D, Dv, BQ, BK)
+        (any0_lo, any0_hi, any1_lo, any1_hi, any2_lo, any2_hi, any3_lo, any3_hi) = _queries_met(k0, batch, head,
+            kv_head, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, D, Dv, BQ, BK)
         n_steps = tl.maximum(any0_hi - any0_lo + (any1_hi - any1_lo) + (any2_hi - any2_lo) + (any3_hi - any3_lo), 1)
         for step in range(n_steps):
             at = any0_lo + step
             at = tl.where(step < any0_hi - any0_lo, at, any1_lo + step - (any0_hi - any0_lo))
-            at = tl.where(step < any0_hi - any0_lo + (any1_hi - any1_lo), at, any2_lo + step - (any0_hi - any0_lo + (any1_hi - any1_lo)))
-            at = tl.where(step < any0_hi - any0_lo + (any1_hi - any1_lo) + (any2_hi - any2_lo), at, any3_lo + step - (any0_hi - any0_lo + (any1_hi - any1_lo) + (any2_hi - any2_lo)))
+            at = tl.where(step < any0_hi - any0_lo + (any1_hi - any1_lo), at,
+                any2_lo + step - (any0_hi - any0_lo + (any1_hi - any1_lo)))
+            at = tl.where(step < any0_hi - any0_lo + (any1_hi - any1_lo) + (any2_hi - any2_lo), at,
+                any3_lo + step - (any0_hi - any0_lo + (any1_hi - any1_lo) + (any2_hi - any2_lo)))
             q0 = at * BQ
             rows = q0 + gl.arange(0, BQ, layout=gl.BlockedLayout([1], [32], [1], [0]))
             row_lse = gl.load(lse_ptr + row + rows, mask=rows < Sq, other=float("inf"))
@@ -1223,7 +1296,8 @@ def _load_query_tiles(
 
 @gluon.jit
 def _as_handed(pairs):
-    """The packed pairs of a tile in the order in which threads hold them, four at a time: each thread moves 16 bytes."""
+    """The packed pairs of a tile in the order in which threads hold them, four at a time: each thread moves 16 bytes.
+    """
     rows: gl.constexpr = pairs.shape[0]
     cols: gl.constexpr = pairs.shape[1]
     parts = pairs.reshape([rows // 16, 2, 8, cols // 8, 2, 4])
@@ -1282,7 +1356,8 @@ def _weigh_query_tiles(
     dv_desc, k_tile, v_tile, q_tiles, d_out_tiles, handed, lse_tiles, delta_tiles,
     k_ready, v_ready, q_ready, d_out_ready,
     n_work, together, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr,
+    BK: gl.constexpr,
     STAGES: gl.constexpr, AHEAD: gl.constexpr, Q_FREE: gl.constexpr, D_OUT_FREE: gl.constexpr, HANDED: gl.constexpr,
     TAKEN: gl.constexpr, FAST: gl.constexpr,
 ):
@@ -1304,7 +1379,8 @@ def _weigh_query_tiles(
     group = Hq // Hkv
     for member in range(group):
         head = kv_head * group + member
-        any0_lo, any0_hi, any1_lo, any1_hi, any2_lo, any2_hi, any3_lo, any3_hi = _queries_met(k0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, D, Dv, BQ, BK)
+        (any0_lo, any0_hi, any1_lo, any1_hi, any2_lo, any2_hi, any3_lo, any3_hi) = _queries_met(k0, batch, head,
+            kv_head, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, D, Dv, BQ, BK)
         head_term = scale * 1.4426950408889634
         head_term_2 = Sk // 32 - 1 - 3
         y_k = k_idx // 32
@@ -1319,13 +1395,18 @@ def _weigh_query_tiles(
         for step in range(n_steps):
             at = any0_lo + step
             at = tl.where(step < any0_hi - any0_lo, at, any1_lo + step - (any0_hi - any0_lo))
-            at = tl.where(step < any0_hi - any0_lo + (any1_hi - any1_lo), at, any2_lo + step - (any0_hi - any0_lo + (any1_hi - any1_lo)))
-            at = tl.where(step < any0_hi - any0_lo + (any1_hi - any1_lo) + (any2_hi - any2_lo), at, any3_lo + step - (any0_hi - any0_lo + (any1_hi - any1_lo) + (any2_hi - any2_lo)))
+            at = tl.where(step < any0_hi - any0_lo + (any1_hi - any1_lo), at,
+                any2_lo + step - (any0_hi - any0_lo + (any1_hi - any1_lo)))
+            at = tl.where(step < any0_hi - any0_lo + (any1_hi - any1_lo) + (any2_hi - any2_lo), at,
+                any3_lo + step - (any0_hi - any0_lo + (any1_hi - any1_lo) + (any2_hi - any2_lo)))
             weight = _weigh_again(
-                qk, lse_tiles.index(stage).load(gl.SliceLayout(0, pair_layout))[None, :], batch, head, kv_head, at * BQ, k0, k_idx, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, head_term, head_term_2, y_k, x_k, D, Dv, BQ, BK, dtype,
+                qk, lse_tiles.index(stage).load(gl.SliceLayout(0, pair_layout))[None, :], batch, head, kv_head, at * BQ,
+                k0, k_idx, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, head_term, head_term_2, y_k,
+                x_k, D, Dv, BQ, BK, dtype,
             )
             if True:
-                kept = _kept_bits(qk, at * BQ, k0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, D, Dv, BQ, BK)
+                kept = _kept_bits(qk, at * BQ, k0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, bias_ptr,
+                    bias_stride_0, bias_stride_1, bias_stride_2, D, Dv, BQ, BK)
                 weight &= kept
             _arrive(Q_FREE + stage, 288, 4)
             _hand_over(weight, handed, turn + step, AHEAD, HANDED, TAKEN)
@@ -1352,7 +1433,8 @@ def _weigh_query_tiles(
 
 @gluon.jit
 def _slopes(
-    dp, like, handed, turn, AHEAD: gl.constexpr, HANDED: gl.constexpr, TAKEN: gl.constexpr, dtype: gl.constexpr, layout: gl.constexpr,
+    dp, like, handed, turn, AHEAD: gl.constexpr, HANDED: gl.constexpr, TAKEN: gl.constexpr, dtype: gl.constexpr,
+    layout: gl.constexpr,
 ):
     """dS of a tile, as an operand: what was handed over, times dP less what its row subtracts."""
     pair_layout: gl.constexpr = dp.type.layout
@@ -1365,11 +1447,14 @@ def _differentiate_query_tiles(
     dk_desc, k_tile, v_tile, q_tiles, d_out_tiles, handed, lse_tiles, delta_tiles,
     k_ready, v_ready, q_ready, d_out_ready,
     n_work, together, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr,
+    BK: gl.constexpr,
     STAGES: gl.constexpr, AHEAD: gl.constexpr, Q_FREE: gl.constexpr, D_OUT_FREE: gl.constexpr, HANDED: gl.constexpr,
     TAKEN: gl.constexpr,
 ):
-    """The warpgroup that makes dP, from dO . v, and of it and the weights that it is handed dS and dK. It reads no score."""
+    """The warpgroup that makes dP, from dO . v, and of it and the weights that it is handed dS and dK. It reads no
+    score.
+    """
     dtype: gl.constexpr = dk_desc.dtype
     pair_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BQ, 16])
     dk_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
@@ -1385,7 +1470,8 @@ def _differentiate_query_tiles(
     group = Hq // Hkv
     for member in range(group):
         head = kv_head * group + member
-        any0_lo, any0_hi, any1_lo, any1_hi, any2_lo, any2_hi, any3_lo, any3_hi = _queries_met(k0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, D, Dv, BQ, BK)
+        (any0_lo, any0_hi, any1_lo, any1_hi, any2_lo, any2_hi, any3_lo, any3_hi) = _queries_met(k0, batch, head,
+            kv_head, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, D, Dv, BQ, BK)
         n_steps = tl.maximum(any0_hi - any0_lo + (any1_hi - any1_lo) + (any2_hi - any2_lo) + (any3_hi - any3_lo), 1)
         stage = turn % STAGES
         phase = turn // STAGES & 1
@@ -1418,7 +1504,8 @@ def _differentiate_query_tiles(
 def _hopper_dkdv_kernel(
     q_desc, k_desc, v_desc, d_out_desc, dk_desc, dv_desc, lse_ptr, delta_ptr,
     n_work, together, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr,
+    BK: gl.constexpr,
     STAGES: gl.constexpr, AHEAD: gl.constexpr, SPARE: gl.constexpr, FAST: gl.constexpr,
 ):
     """dK and dV of one tile of keys: a warpgroup for the weights and dV, one for dS and dK, and a warp that fetches.
@@ -1455,9 +1542,20 @@ def _hopper_dkdv_kernel(
     fence_async_shared()
     gl.warp_specialize(
         [
-            (_weigh_query_tiles, (dv_desc, k_tile, v_tile, q_tiles, d_out_tiles, handed, lse_tiles, delta_tiles, k_ready, v_ready, q_ready, d_out_ready, n_work, together, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, AHEAD, Q_FREE, D_OUT_FREE, HANDED, TAKEN, FAST)),
-            (_differentiate_query_tiles, (dk_desc, k_tile, v_tile, q_tiles, d_out_tiles, handed, lse_tiles, delta_tiles, k_ready, v_ready, q_ready, d_out_ready, n_work, together, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, AHEAD, Q_FREE, D_OUT_FREE, HANDED, TAKEN)),
-            (_load_query_tiles, (q_desc, k_desc, v_desc, d_out_desc, lse_ptr, delta_ptr, k_tile, v_tile, q_tiles, d_out_tiles, handed, lse_tiles, delta_tiles, k_ready, v_ready, q_ready, d_out_ready, n_work, together, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, AHEAD, Q_FREE, D_OUT_FREE, HANDED, TAKEN)),
+            (_weigh_query_tiles,
+                (dv_desc, k_tile, v_tile, q_tiles, d_out_tiles, handed, lse_tiles, delta_tiles, k_ready, v_ready,
+                q_ready, d_out_ready, n_work, together, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1,
+                bias_stride_2, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, AHEAD, Q_FREE, D_OUT_FREE, HANDED, TAKEN,
+                FAST)),
+            (_differentiate_query_tiles,
+                (dk_desc, k_tile, v_tile, q_tiles, d_out_tiles, handed, lse_tiles, delta_tiles, k_ready, v_ready,
+                q_ready, d_out_ready, n_work, together, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1,
+                bias_stride_2, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, AHEAD, Q_FREE, D_OUT_FREE, HANDED, TAKEN)),
+            (_load_query_tiles,
+                (q_desc, k_desc, v_desc, d_out_desc, lse_ptr, delta_ptr, k_tile, v_tile, q_tiles, d_out_tiles, handed,
+                lse_tiles, delta_tiles, k_ready, v_ready, q_ready, d_out_ready, n_work, together, scale, Hq, Hkv, Sq,
+                Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES,
+                AHEAD, Q_FREE, D_OUT_FREE, HANDED, TAKEN)),
         ],
         [4, 1],
         [240, SPARE],
@@ -1469,8 +1567,8 @@ def _keys_met(
     q0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2,
     D: gl.constexpr, Dv: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr,
 ):
-    """The tiles of keys that BQ queries from q0 on meet, as `_key_tiles` has them; none beyond the last, since the first is
-    walked even where there is none.
+    """The tiles of keys that BQ queries from q0 on meet, as `_key_tiles` has them; none beyond the last, since the
+    first is walked even where there is none.
     """
     last = (Sk - 1) // BK
     q1 = tl.minimum(q0 + BQ, Sq) - 1
@@ -1491,7 +1589,8 @@ def _load_tile(desc, batch, head, start, tile, ready, free, again):
 def _load_key_tiles(
     q_desc, k_desc, v_desc, d_out_desc, q_tiles, d_out_tiles, k_tiles, v_tiles, q_ready, k_ready, v_ready,
     n_work, together, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr,
+    BK: gl.constexpr,
     K_STAGES: gl.constexpr, V_STAGES: gl.constexpr, K_FREE: gl.constexpr, V_FREE: gl.constexpr,
 ):
     """The warp that fetches: queries and dO once, keys and values as far ahead as there is room."""
@@ -1502,14 +1601,17 @@ def _load_key_tiles(
         mbarrier.expect(q_ready.index(part), q_desc.block_type.nbytes + d_out_desc.block_type.nbytes)
         _COPY_IN(q_desc, [batch, head, q0, 0], q_ready.index(part), q_tiles.index(part))
         _COPY_IN(d_out_desc, [batch, head, q0, 0], q_ready.index(part), d_out_tiles.index(part))
-    any_lo, any_hi = _keys_met(tile * BQ, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, D, Dv, BQ, BK)
+    (any_lo, any_hi) = _keys_met(tile * BQ, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0,
+        bias_stride_1, bias_stride_2, D, Dv, BQ, BK)
     n_steps = tl.maximum(any_hi - any_lo, 1)
     for step in range(n_steps):
         at = any_lo + step
         stage = step % K_STAGES
-        _load_tile(k_desc, batch, kv_head, at * BK, k_tiles.index(stage), k_ready.index(stage), K_FREE + stage, step >= K_STAGES)
+        _load_tile(k_desc, batch, kv_head, at * BK, k_tiles.index(stage), k_ready.index(stage), K_FREE + stage,
+            step >= K_STAGES)
         stage = step % V_STAGES
-        _load_tile(v_desc, batch, kv_head, at * BK, v_tiles.index(stage), v_ready.index(stage), V_FREE + stage, step >= V_STAGES)
+        _load_tile(v_desc, batch, kv_head, at * BK, v_tiles.index(stage), v_ready.index(stage), V_FREE + stage,
+            step >= V_STAGES)
     for last in range(tl.minimum(n_steps, K_STAGES)):
         _meet(K_FREE + (n_steps - 1 - last) % K_STAGES, 288, 1)
     for last in range(tl.minimum(n_steps, V_STAGES)):
@@ -1518,7 +1620,8 @@ def _load_key_tiles(
 
 @gluon.jit
 def _weigh_rows(
-    qk, row_lse, batch, kv_head, k0, masked, Sk, head, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, head_term, y_q,
+    qk, row_lse, batch, kv_head, k0, masked, Sk, head, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, head_term,
+    y_q,
     x_q, centre, centre_2,
     D: gl.constexpr, Dv: gl.constexpr, BK: gl.constexpr,
 ):
@@ -1526,7 +1629,11 @@ def _weigh_rows(
     k_idx = (k0 + gl.arange(0, BK, layout=gl.SliceLayout(0, qk.type.layout)))[None, :]
     y_k = k_idx // 32
     x_k = k_idx % 32
-    p = tl.exp2(qk * head_term + tl.cast(tl.load(bias_ptr + tl.cast(head, tl.int64) * bias_stride_0 + (y_k - y_q + 6) * bias_stride_1 + (x_k - x_q + 6) * bias_stride_2, mask=(y_k - y_q + 6 >= 0) & (y_k - y_q + 6 < 13) & (x_k - x_q + 6 >= 0) & (x_k - x_q + 6 < 13), other=0), tl.float32) * 1.4426950408889634 - row_lse)
+    p = tl.exp2(qk * head_term
+        + tl.cast(tl.load(bias_ptr + tl.cast(head, tl.int64) * bias_stride_0 + (y_k - y_q + 6) * bias_stride_1
+        + (x_k - x_q + 6) * bias_stride_2,
+        mask=(y_k - y_q + 6 >= 0) & (y_k - y_q + 6 < 13) & (x_k - x_q + 6 >= 0) & (x_k - x_q + 6 < 13), other=0),
+        tl.float32) * 1.4426950408889634 - row_lse)
     if masked:
         allowed = (k_idx < Sk) & (tl.abs(y_k - centre) <= 3) & (tl.abs(x_k - centre_2) <= 3)
         p = tl.where(allowed, p, 0.0)
@@ -1537,11 +1644,14 @@ def _weigh_rows(
 def _differentiate_key_tiles(
     dq_desc, lse_ptr, delta_ptr, q_tiles, d_out_tiles, k_tiles, v_tiles, q_ready, k_ready, v_ready,
     n_work, together, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr,
-    K_STAGES: gl.constexpr, V_STAGES: gl.constexpr, K_FREE: gl.constexpr, V_FREE: gl.constexpr, PART: gl.constexpr, FAST: gl.constexpr,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr,
+    BK: gl.constexpr,
+    K_STAGES: gl.constexpr, V_STAGES: gl.constexpr, K_FREE: gl.constexpr, V_FREE: gl.constexpr, PART: gl.constexpr,
+    FAST: gl.constexpr,
     GRAD_BIAS: gl.constexpr,
 ):
-    """A warpgroup that computes: its 64 queries, one product after the other. What the other computes fills the gaps."""
+    """A warpgroup that computes: its 64 queries, one product after the other. What the other computes fills the gaps.
+    """
     dtype: gl.constexpr = dq_desc.dtype
     pair_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BK, 16])
     dq_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
@@ -1551,7 +1661,8 @@ def _differentiate_key_tiles(
     dq = gl.zeros([64, BLOCK_D], gl.float32, layout=dq_layout)
     tile, batch, head = _key_item(gl.program_id(0), (Sq + BQ - 1) // BQ, Hq, n_work, together)
     kv_head = head // (Hq // Hkv)
-    any_lo, any_hi = _keys_met(tile * BQ, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, D, Dv, BQ, BK)
+    (any_lo, any_hi) = _keys_met(tile * BQ, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0,
+        bias_stride_1, bias_stride_2, D, Dv, BQ, BK)
     n_steps = tl.maximum(any_hi - any_lo, 1)
     q0 = tile * BQ + PART * 64
     rows = q0 + gl.arange(0, 64, layout=rows_layout)
@@ -1593,7 +1704,8 @@ def _differentiate_key_tiles(
 def _hopper_dq_kernel(
     q_desc, k_desc, v_desc, d_out_desc, dq_desc, lse_ptr, delta_ptr,
     n_work, together, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr,
+    BK: gl.constexpr,
     K_STAGES: gl.constexpr, V_STAGES: gl.constexpr, SPARE: gl.constexpr,
     GRAD_BIAS: gl.constexpr,
     FAST: gl.constexpr,
@@ -1620,9 +1732,18 @@ def _hopper_dq_kernel(
     fence_async_shared()
     gl.warp_specialize(
         [
-            (_differentiate_key_tiles, (dq_desc, lse_ptr, delta_ptr, q_tiles, d_out_tiles, k_tiles, v_tiles, q_ready, k_ready, v_ready, n_work, together, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, K_STAGES, V_STAGES, K_FREE, V_FREE, 0, FAST, GRAD_BIAS)),
-            (_differentiate_key_tiles, (dq_desc, lse_ptr, delta_ptr, q_tiles, d_out_tiles, k_tiles, v_tiles, q_ready, k_ready, v_ready, n_work, together, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, K_STAGES, V_STAGES, K_FREE, V_FREE, 1, FAST, GRAD_BIAS)),
-            (_load_key_tiles, (q_desc, k_desc, v_desc, d_out_desc, q_tiles, d_out_tiles, k_tiles, v_tiles, q_ready, k_ready, v_ready, n_work, together, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, K_STAGES, V_STAGES, K_FREE, V_FREE)),
+            (_differentiate_key_tiles,
+                (dq_desc, lse_ptr, delta_ptr, q_tiles, d_out_tiles, k_tiles, v_tiles, q_ready, k_ready, v_ready, n_work,
+                together, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, D, Dv, BLOCK_D,
+                BLOCK_DV, BQ, BK, K_STAGES, V_STAGES, K_FREE, V_FREE, 0, FAST, GRAD_BIAS)),
+            (_differentiate_key_tiles,
+                (dq_desc, lse_ptr, delta_ptr, q_tiles, d_out_tiles, k_tiles, v_tiles, q_ready, k_ready, v_ready, n_work,
+                together, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, D, Dv, BLOCK_D,
+                BLOCK_DV, BQ, BK, K_STAGES, V_STAGES, K_FREE, V_FREE, 1, FAST, GRAD_BIAS)),
+            (_load_key_tiles,
+                (q_desc, k_desc, v_desc, d_out_desc, q_tiles, d_out_tiles, k_tiles, v_tiles, q_ready, k_ready, v_ready,
+                n_work, together, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, D, Dv,
+                BLOCK_D, BLOCK_DV, BQ, BK, K_STAGES, V_STAGES, K_FREE, V_FREE)),
         ],
         [4, 1],
         [240, SPARE],
@@ -1631,8 +1752,10 @@ def _hopper_dq_kernel(
 
 @triton.jit
 def _sum_bias_tile(
-    q, d_out, row_lse, delta, k_rows, v_rows, batch, kv_head, k0, k_stride_s, v_stride_s, Sk, head, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, head_term, y_q, x_q, centre, centre_2,
-    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BK: tl.constexpr, MASKED: tl.constexpr, TMA: tl.constexpr,
+    q, d_out, row_lse, delta, k_rows, v_rows, batch, kv_head, k0, k_stride_s, v_stride_s, Sk, head, bias_ptr,
+    bias_stride_0, bias_stride_1, bias_stride_2, head_term, y_q, x_q, centre, centre_2,
+    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BK: tl.constexpr,
+    MASKED: tl.constexpr, TMA: tl.constexpr,
 ):
     """d loss / d bias[h, k // 32 - q // 32 + 6, k % 32 - q % 32 + 6], for every pair of a tile, and the index."""
     k_idx = (k0 + tl.arange(0, BK))[None, :]
@@ -1644,7 +1767,10 @@ def _sum_bias_tile(
     term = y_k - y_q + 6
     x_k = k_idx % 32
     term_2 = x_k - x_q + 6
-    p = tl.exp2(qk * head_term + tl.cast(tl.load(bias_ptr + tl.cast(head, tl.int64) * bias_stride_0 + term * bias_stride_1 + term_2 * bias_stride_2, mask=(term >= 0) & (term < 13) & (term_2 >= 0) & (term_2 < 13), other=0), tl.float32) * 1.4426950408889634 - row_lse)
+    p = tl.exp2(qk * head_term
+        + tl.cast(tl.load(bias_ptr + tl.cast(head, tl.int64) * bias_stride_0 + term * bias_stride_1
+        + term_2 * bias_stride_2, mask=(term >= 0) & (term < 13) & (term_2 >= 0) & (term_2 < 13), other=0),
+        tl.float32) * 1.4426950408889634 - row_lse)
     if MASKED:
         allowed = (k_idx < Sk) & (tl.abs(y_k - centre) <= 3) & (tl.abs(x_k - centre_2) <= 3)
         p = tl.where(allowed, p, 0.0)
@@ -1656,14 +1782,18 @@ def _sum_bias_tile(
     return contribution, head, term, term_2
 
 
-@triton.jit(do_not_specialize=['Hq', 'Hkv', 'Sq', 'Sk', 'bias_stride_0', 'bias_stride_1', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
+@triton.jit(do_not_specialize=['Hq', 'Hkv', 'Sq', 'Sk', 'bias_stride_0', 'bias_stride_1', 'q_stride_b', 'q_stride_h',
+    'q_stride_s', 'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
 def _sum_bias_kernel(
-    q_ptr, k_ptr, v_ptr, d_out_ptr, lse_ptr, delta_ptr, cells_ptr, cell_stride_0, cell_stride_1, cell_stride_2, largest_ptr, unit_ptr, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2,
+    q_ptr, k_ptr, v_ptr, d_out_ptr, lse_ptr, delta_ptr, cells_ptr, cell_stride_0, cell_stride_1, cell_stride_2,
+    largest_ptr, unit_ptr, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2,
     q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s,
-    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ALIGN: tl.constexpr, TMA: tl.constexpr,
+    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BQ: tl.constexpr,
+    BK: tl.constexpr, ALIGN: tl.constexpr, TMA: tl.constexpr,
     MEASURE: tl.constexpr,
 ):
-    """One tile of queries of one head. Adds into cells of 64-bit integers, in units of `unit`: any order gives the same bits.
+    """One tile of queries of one head. Adds into cells of 64-bit integers, in units of `unit`: any order gives the same
+    bits.
 
     With MEASURE, finds the largest contribution instead, from which the host chooses the unit.
     """
@@ -1700,15 +1830,19 @@ def _sum_bias_kernel(
             for step in tl.range(any_hi - any_lo):
                 at = any_lo + step
                 contribution, index_0, index_1, index_2 = _sum_bias_tile(
-                    q, d_out, row_lse, delta, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, head, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, head_term, y_q, x_q, centre, centre_2,
+                    q, d_out, row_lse, delta, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, head,
+                    bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, head_term, y_q, x_q, centre, centre_2,
                     D, Dv, BLOCK_D, BLOCK_DV, BK, True, TMA,
                 )
                 contribution = tl.where(q_idx < Sq, contribution, 0.0)  # beyond the tensor a score may have no value
                 if MEASURE:
                     largest = tl.maximum(largest, tl.max(tl.abs(contribution), 1))
                 else:
-                    cells = cells_ptr + tl.cast(index_0, tl.int64) * cell_stride_0 + tl.cast(index_1, tl.int64) * cell_stride_1 + tl.cast(index_2, tl.int64) * cell_stride_2
-                    tl.atomic_add(cells, tl.cast(tl.floor(contribution * per_unit + 0.5), tl.int64), mask=(contribution != 0.0) & (index_0 >= 0) & (index_0 < Hq) & (index_1 >= 0) & (index_1 < 13) & (index_2 >= 0) & (index_2 < 13), sem="relaxed")
+                    cells = cells_ptr + tl.cast(index_0, tl.int64) * cell_stride_0 + tl.cast(index_1,
+                        tl.int64) * cell_stride_1 + tl.cast(index_2, tl.int64) * cell_stride_2
+                    tl.atomic_add(cells, tl.cast(tl.floor(contribution * per_unit + 0.5), tl.int64),
+                        mask=(contribution != 0.0) & (index_0 >= 0) & (index_0 < Hq) & (index_1 >= 0) & (index_1 < 13)
+                        & (index_2 >= 0) & (index_2 < 13), sem="relaxed")
 
     if MEASURE:
         cell = (tl.program_id(1) * tl.num_programs(2) + tl.program_id(2)) * tl.num_programs(0) + tl.program_id(0)
@@ -1760,7 +1894,8 @@ def _knows_gluon() -> bool:
     if not GLUON_KNOWN:
         first, last = (".".join(map(str, release)) for release in GLUON_RELEASES)
         warnings.warn(
-            f"natten_2d: its kernels for Hopper cards know Triton {first} to {last}, not {triton.__version__}; the portable kernels run",
+            f"natten_2d: its kernels for Hopper cards know Triton {first} to {last}, not {triton.__version__}; the "
+            f"portable kernels run",
             stacklevel=2,
         )
     return GLUON_KNOWN
@@ -1776,7 +1911,8 @@ def _hopper_block(head_dim: int) -> int:
 
 
 def _hopper(q: Tensor, v: Tensor) -> tuple | None:
-    """The row of HOPPER, where its kernel can run: half precision, rows of the result that the copy engine can write."""
+    """The row of HOPPER, where its kernel can run: half precision, rows of the result that the copy engine can write.
+    """
     if not _takes_own(q) or v.shape[3] % 8 or max(q.shape[3], v.shape[3]) <= 32:
         return None
     return HOPPER.get((_hopper_block(q.shape[3]), _hopper_block(v.shape[3])))
@@ -1833,7 +1969,8 @@ def _has_tma(chip: str, *tensors: Tensor) -> bool:
     Not for float32, whose products are computed without the matrix units: tiles are wanted in registers.
     """
     return chip in ("sm_90", "sm_100") and all(
-        x.element_size() == 2 and x.data_ptr() % 16 == 0 and all(stride * x.element_size() % 16 == 0 for stride in x.stride()[:3]) for x in tensors
+        x.element_size() == 2 and x.data_ptr() % 16 == 0
+        and all(stride * x.element_size() % 16 == 0 for stride in x.stride()[:3]) for x in tensors
     )
 
 
@@ -1863,7 +2000,8 @@ class _Ready:
     and so is the compiled kernel: Triton takes longer to look it up than to launch it.
     """
 
-    def __init__(self, kernel, grid: int | tuple, BK: int, descriptors: tuple, options: dict, n_work: int = 0, together: int = 0) -> None:
+    def __init__(self, kernel, grid: int | tuple, BK: int, descriptors: tuple, options: dict, n_work: int = 0,
+        together: int = 0) -> None:
         self.kernel, self.BK, self.options, self.n_work = kernel, BK, options, n_work
         self.grid = grid if isinstance(grid, tuple) else (grid, 1, 1)
         self.together = together
@@ -1894,8 +2032,8 @@ class _Ready:
 
 
 class _Known:
-    """What is known of tensors of one layout: what kernels take of their sizes and strides, with which scalars they have
-    passed the checks, and how kernels are launched on them.
+    """What is known of tensors of one layout: what kernels take of their sizes and strides, with which scalars they
+    have passed the checks, and how kernels are launched on them.
     """
 
     def __init__(self, q, k, v, bias) -> None:
@@ -1920,7 +2058,9 @@ _READY: dict[tuple, _Known] = {}
 
 
 def _layout(q, k, v, bias) -> tuple:
-    """What decides which kernel is launched and how: of tensors all but values, and of addresses whether they are round."""
+    """What decides which kernel is launched and how: of tensors all but values, and of addresses whether they are
+    round.
+    """
     return (
         q.dtype, q.device, q.shape, q.stride(), q.data_ptr() % 16,
         k.dtype, k.device, k.shape, k.stride(), k.data_ptr() % 16,
@@ -2039,7 +2179,8 @@ def _(q, k, v, bias, scale, precise=False):
 
 
 def _prepared_backward(
-    q: Tensor, k: Tensor, v: Tensor, d_out: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, has_d_lse: bool, precise: bool, needed: list[bool]
+    q: Tensor, k: Tensor, v: Tensor, d_out: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, has_d_lse: bool, precise: bool,
+    needed: list[bool]
 ) -> tuple[_Ready | None, ...]:
     """What each row needs once; dK and dV; and dQ."""
     B, Hq, Sq, D = q.shape
@@ -2062,7 +2203,8 @@ def _prepared_backward(
     hopper = _hopper_apart(q, v) if tma else None
     if hopper is not None:
         BQ, BK, stages, ahead, together, spare = hopper[0]
-        descriptors = (*_hopper_tiles(BQ, q), *_hopper_tiles(BK, k, v), *_hopper_tiles(BQ, d_out), *_hopper_tiles(BK, dk, dv))
+        descriptors = (*_hopper_tiles(BQ, q), *_hopper_tiles(BK, k, v), *_hopper_tiles(BQ, d_out),
+            *_hopper_tiles(BK, dk, dv))
         options = dict(
             D=D, Dv=Dv, BLOCK_D=_hopper_block(D), BLOCK_DV=_hopper_block(Dv), BQ=BQ, BK=BK, STAGES=stages,
             AHEAD=ahead, SPARE=spare, FAST=True, num_warps=4,
@@ -2081,7 +2223,8 @@ def _prepared_backward(
     return rows, by_keys, by_rows
 
 
-def _over_pairs(kernel, grid: tuple, BQ: int, BK: int, warps: int, q: Tensor, k: Tensor, v: Tensor, d_out: Tensor, **constants: bool) -> _Ready:
+def _over_pairs(kernel, grid: tuple, BQ: int, BK: int, warps: int, q: Tensor, k: Tensor, v: Tensor, d_out: Tensor,
+    **constants: bool) -> _Ready:
     """How a kernel is launched that gathers a param's gradient over pairs."""
     tma = _has_tma(_chip(q.device), q, k, v, d_out)
     descriptors = (*_tiled(tma, BQ, q), *_tiled(tma, BK, k, v), *_tiled(tma, BQ, d_out)) if tma else ()
@@ -2090,7 +2233,8 @@ def _over_pairs(kernel, grid: tuple, BQ: int, BK: int, warps: int, q: Tensor, k:
 
 
 def _gradients(
-    d_out: Tensor, d_lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, out: Tensor, lse: Tensor, rest: Tensor,
+    d_out: Tensor, d_lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, out: Tensor, lse: Tensor,
+    rest: Tensor,
     scale: float, needed: list[bool]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The gradients of q, k, v and of the float params, empty where not needed."""
@@ -2107,10 +2251,12 @@ def _gradients(
         # Hooks on saved tensors may hand them back from anywhere.
         kept = out.data_ptr() % 16, lse.data_ptr() % 16, rest.data_ptr() % 16
         d_lse = d_lse if d_lse is None else d_lse.contiguous()
-        key = (*kept, d_out.data_ptr() % 16, d_lse is None or (d_lse.dtype, d_lse.data_ptr() % 16), rest.numel() > 0, tuple(needed))
+        key = (*kept, d_out.data_ptr() % 16, d_lse is None or (d_lse.dtype, d_lse.data_ptr() % 16), rest.numel() > 0,
+            tuple(needed))
         found = known.backward.get(key)
         if found is None:
-            found = known.backward[key] = _prepared_backward(q, k, v, d_out, dq, dk, dv, d_lse is not None, rest.numel() > 0, needed)
+            found = known.backward[key] = _prepared_backward(q, k, v, d_out, dq, dk, dv, d_lse is not None,
+                rest.numel() > 0, needed)
         rows, by_keys, by_rows = found
         with torch.cuda.device_of(q):
             lse, natural_lse = torch.empty_like(lse), lse
@@ -2138,17 +2284,22 @@ def _gradients(
                 unit = torch.ones((), dtype=torch.float32, device=q.device)
                 pairs = by_rows.pairs.get("sum_bias MEASURE=True")
                 if pairs is None:
-                    pairs = _over_pairs(_sum_bias_kernel, (_ceil(Sq, dq_BQ), B, Hq), dq_BQ, dq_BK, dq_warps, q, k, v, d_out, MEASURE=True)
+                    pairs = _over_pairs(_sum_bias_kernel, (_ceil(Sq, dq_BQ), B, Hq), dq_BQ, dq_BK, dq_warps, q, k, v,
+                        d_out, MEASURE=True)
                     by_rows.pairs["sum_bias MEASURE=True"] = pairs
-                pairs.launch(*pairs.tiles(q, k, v, d_out), lse, delta, cells, cells.stride(0), cells.stride(1), cells.stride(2), largest, unit, *plain, *known.strides)
-                # The unit is so small that rounding is lost in float32, and so large that the sum of all pairs fits 63 bits.
+                pairs.launch(*pairs.tiles(q, k, v, d_out), lse, delta, cells, cells.stride(0), cells.stride(1),
+                    cells.stride(2), largest, unit, *plain, *known.strides)
+                # The unit is so small that rounding is lost in float32, and so large that the sum of all pairs fits 63
+                # bits.
                 _, exponent = torch.frexp(largest.amax().clamp(min=1e-30))
                 unit = torch.ldexp(torch.ones_like(unit), exponent - (62 - (B * Hq * Sq * Sk).bit_length()))
                 pairs = by_rows.pairs.get("sum_bias MEASURE=False")
                 if pairs is None:
-                    pairs = _over_pairs(_sum_bias_kernel, (_ceil(Sq, dq_BQ), B, Hq), dq_BQ, dq_BK, dq_warps, q, k, v, d_out, MEASURE=False)
+                    pairs = _over_pairs(_sum_bias_kernel, (_ceil(Sq, dq_BQ), B, Hq), dq_BQ, dq_BK, dq_warps, q, k, v,
+                        d_out, MEASURE=False)
                     by_rows.pairs["sum_bias MEASURE=False"] = pairs
-                pairs.launch(*pairs.tiles(q, k, v, d_out), lse, delta, cells, cells.stride(0), cells.stride(1), cells.stride(2), largest, unit, *plain, *known.strides)
+                pairs.launch(*pairs.tiles(q, k, v, d_out), lse, delta, cells, cells.stride(0), cells.stride(1),
+                    cells.stride(2), largest, unit, *plain, *known.strides)
                 total_bias += (cells.double() * unit).float()
     else:
         for x in (dq, dk, dv):
@@ -2256,7 +2407,8 @@ def _check(q, k, v, bias, scale):
     B, Hq, Sq, D = q.shape
     Hkv, Sk, Dv = v.shape[1:]
     if k.shape != (B, Hkv, Sk, D):
-        _refuse(f"k must have q's batch and head dim, and v's heads and length, {(B, Hkv, Sk, D)}, not {tuple(k.shape)}")
+        _refuse(f"k must have q's batch and head dim, and v's heads and length, {(B, Hkv, Sk, D)}, not "
+            f"{tuple(k.shape)}")
     if v.shape[0] != B:
         _refuse(f"v must have q's batch {B}, not {v.shape[0]}")
     if Hq % Hkv if Hkv else Hq:
@@ -2289,8 +2441,9 @@ def _check(q, k, v, bias, scale):
 
 
 def _refuse_tangents(*arguments) -> None:
-    """The operators would drop tangents, and nobody would hear of it. Beneath a second transform of `torch.func` tangents
-    cannot be seen, nor while torch.compile traces. Only C is called: torch.compile would compile a function of Python.
+    """The operators would drop tangents, and nobody would hear of it. Beneath a second transform of `torch.func`
+    tangents cannot be seen, nor while torch.compile traces. Only C is called: torch.compile would compile a function of
+    Python.
     """
     if forward_ad._current_level < 0:
         return
@@ -2298,7 +2451,8 @@ def _refuse_tangents(*arguments) -> None:
     for x in arguments:
         if isinstance(x, Tensor):
             wrapped = functorch.is_functorch_wrapped_tensor
-            hidden = torch.compiler.is_compiling() or (wrapped(x) and (functorch.is_batchedtensor(x) or wrapped(functorch.get_unwrapped(x))))
+            hidden = torch.compiler.is_compiling() or (wrapped(x)
+                and (functorch.is_batchedtensor(x) or wrapped(functorch.get_unwrapped(x))))
             if hidden or torch._VF._unpack_dual(x, level=forward_ad._current_level)[1] is not None:
                 _refuse("forward-mode derivatives (jvp, jacfwd, hessian) are not computed: use backward()")
 
@@ -2314,13 +2468,14 @@ def _scale_number(scale) -> float:
 
 
 def _scaled(q: Tensor, scale: Tensor) -> tuple[Tensor, float]:
-    """q and the number that multiplies q . k. Where the scale learns, or cannot be read, it is divided by that number, and
-    the quotient goes into q, with its gradient.
+    """q and the number that multiplies q . k. Where the scale learns, or cannot be read, it is divided by that number,
+    and the quotient goes into q, with its gradient.
     """
     if scale.numel() != 1:
         _refuse(f"scale must be one number, not a tensor of shape {tuple(scale.shape)}")
     learns = scale.requires_grad and torch.is_grad_enabled()
-    hidden = torch.compiler.is_compiling() or scale.is_meta or (scale.is_cuda and torch.cuda.is_current_stream_capturing())
+    hidden = torch.compiler.is_compiling() or scale.is_meta or (scale.is_cuda
+        and torch.cuda.is_current_stream_capturing())
     if not (learns or hidden):
         return q, float(scale)
     number = 1.0 if hidden else float(scale) or 1.0
@@ -2347,7 +2502,8 @@ def natten_2d(
     check is accepted for the sake of a common signature: here every call checks all facts.
 
     Gives out (B, Hq, Sq, Dv) in q's dtype, and with return_lse also the log-sum-exp (B, Hq, Sq), natural, float32.
-    A query that may attend to no key gives a zero row and zero gradients in q, k and v. Raises ValueError on what does not fit.
+    A query that may attend to no key gives a zero row and zero gradients in q, k and v. Raises ValueError on what does
+    not fit.
     """
     return _call(q, k, v, bias, scale, return_lse, dropout_seed)
 
@@ -2392,7 +2548,8 @@ def _call(q, k, v, bias, scale, return_lse, dropout_seed):
         attend = _forward
     else:
         inputs = (*inputs, known)
-        learning = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad or bias.requires_grad)
+        learning = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad
+            or bias.requires_grad)
         attend = _Attention.apply if learning else _attend
     out, lse, _ = attend(*inputs)
     return (out, lse) if return_lse else out

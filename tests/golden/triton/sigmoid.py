@@ -74,8 +74,8 @@ TILES = {
 # The registers of a thread, by (head dim rounded up, forward tile): with more, one program less would fit.
 REGISTERS = {(128, 64, 128, 4, 1): 168, (128, 64, 64, 4, 1): 128}
 
-# Short queries, whose keys are cut into pieces, by (chip, bytes of an element): rows and keys of a tile at most, elements of
-# either, warps, stages, and how many programs a multiprocessor runs at a time.
+# Short queries, whose keys are cut into pieces, by (chip, bytes of an element): rows and keys of a tile at most,
+# elements of either, warps, stages, and how many programs a multiprocessor runs at a time.
 SPLIT = {
     ('sm_80', 2): (64, 128, 8192, 4, 3, 2),
     ('sm_80', 4): (32, 32, 4096, 8, 1, 2),
@@ -102,8 +102,8 @@ def _load_rows(
 ):
     """Rows start … start + ROWS - 1 of one head. Columns from COLS on are zero, and with CHECKED rows from `stop` on.
 
-    `head_rows` points to the head's first row; with TMA it is a descriptor of the whole tensor, whose edges the hardware
-    checks.
+    `head_rows` points to the head's first row; with TMA it is a descriptor of the whole tensor, whose edges the
+    hardware checks.
     """
     if TMA:
         rows = tl.reshape(head_rows.load([batch, head, start, 0]), [ROWS, BLOCK_COLS])
@@ -162,7 +162,8 @@ def _heads_in_turn(n_tiles, n_heads):
 
 @triton.jit
 def _key_tiles(Sk, BK: tl.constexpr):
-    """The tiles that the queries q0 … q1 meet: `any` some pair is allowed, `full` every pair is, and no mask is needed."""
+    """The tiles that the queries q0 … q1 meet: `any` some pair is allowed, `full` every pair is, and no mask is needed.
+    """
     any_hi = tl.cast(tl.cdiv(Sk, BK), tl.int32)
     any_hi = tl.maximum(any_hi, 0)
     full_hi = tl.cast(Sk // BK, tl.int32)
@@ -188,7 +189,8 @@ def _query_tiles(Sq, BQ: tl.constexpr):
 @triton.jit
 def _attend_tile(
     acc, q, k_rows, v_rows, batch, kv_head, k0, k_stride_s, v_stride_s, Sk, scale, head_term,
-    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BK: tl.constexpr, MASKED: tl.constexpr, TMA: tl.constexpr,
+    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BK: tl.constexpr,
+    MASKED: tl.constexpr, TMA: tl.constexpr,
 ):
     """Folds the keys k0 … k0 + BK - 1 into the running state of a tile of queries."""
     k_idx = (k0 + tl.arange(0, BK))[None, :]
@@ -203,11 +205,13 @@ def _attend_tile(
     return acc
 
 
-@triton.jit(do_not_specialize=['Hq', 'Hkv', 'Sq', 'Sk', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
+@triton.jit(do_not_specialize=['Hq', 'Hkv', 'Sq', 'Sk', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b',
+    'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
 def _forward_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, scale, Hq, Hkv, Sq, Sk,
     q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s,
-    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ALIGN: tl.constexpr, TMA: tl.constexpr,
+    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BQ: tl.constexpr,
+    BK: tl.constexpr, ALIGN: tl.constexpr, TMA: tl.constexpr,
 ):
     """One tile of queries of one head: walks the tiles of keys that it can meet."""
     tile, batch, head = _heads_in_turn(tl.cdiv(Sq, BQ), Hq)
@@ -247,11 +251,13 @@ def _forward_kernel(
 # ---------------------------------------------------------------- forward, short queries
 
 
-@triton.jit(do_not_specialize=['pieces', 'Hq', 'Hkv', 'Sq', 'Sk', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
+@triton.jit(do_not_specialize=['pieces', 'Hq', 'Hkv', 'Sq', 'Sk', 'q_stride_b', 'q_stride_h', 'q_stride_s',
+    'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
 def _split_kernel(
     q_ptr, k_ptr, v_ptr, parts_ptr, pieces, scale, Hq, Hkv, Sq, Sk,
     q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s,
-    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ALIGN: tl.constexpr, TMA: tl.constexpr,
+    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BQ: tl.constexpr,
+    BK: tl.constexpr, ALIGN: tl.constexpr, TMA: tl.constexpr,
 ):
     """One piece of the walk of one tile, whose rows are the queries of all heads that share keys and values."""
     group = Hq // Hkv
@@ -299,7 +305,8 @@ def _split_kernel(
     tl.store(cells + tl.arange(0, BLOCK_DV)[None, :], acc, mask=q_idx < Sq)
 
 
-@triton.jit(do_not_specialize=['pieces', 'Hq', 'Hkv', 'Sq', 'Sk', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
+@triton.jit(do_not_specialize=['pieces', 'Hq', 'Hkv', 'Sq', 'Sk', 'q_stride_b', 'q_stride_h', 'q_stride_s',
+    'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
 def _merge_kernel(
     parts_ptr, out_ptr, lse_ptr, pieces, scale, Hq, Hkv, Sq, Sk,
     D: tl.constexpr, Dv: tl.constexpr, BLOCK_DV: tl.constexpr, PIECES: tl.constexpr,
@@ -331,7 +338,8 @@ def _merge_kernel(
 @triton.jit
 def _dq_tile(
     dq, q, d_out, k_rows, v_rows, batch, kv_head, k0, k_stride_s, v_stride_s, Sk, scale, head_term,
-    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BK: tl.constexpr, MASKED: tl.constexpr, TMA: tl.constexpr,
+    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BK: tl.constexpr,
+    MASKED: tl.constexpr, TMA: tl.constexpr,
 ):
     """Adds to dQ what the keys k0 … k0 + BK - 1 contribute."""
     k_idx = (k0 + tl.arange(0, BK))[None, :]
@@ -351,11 +359,13 @@ def _dq_tile(
     return dq
 
 
-@triton.jit(do_not_specialize=['Hq', 'Hkv', 'Sq', 'Sk', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
+@triton.jit(do_not_specialize=['Hq', 'Hkv', 'Sq', 'Sk', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b',
+    'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
 def _dq_kernel(
     q_ptr, k_ptr, v_ptr, d_out_ptr, dq_ptr, scale, Hq, Hkv, Sq, Sk,
     q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s,
-    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ALIGN: tl.constexpr, TMA: tl.constexpr,
+    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BQ: tl.constexpr,
+    BK: tl.constexpr, ALIGN: tl.constexpr, TMA: tl.constexpr,
 ):
     """One tile of queries of one head: walks the same tiles of keys as the forward kernel."""
     tile, batch, head = _heads_in_turn(tl.cdiv(Sq, BQ), Hq)
@@ -393,7 +403,8 @@ def _dq_kernel(
 @triton.jit
 def _dkdv_tile(
     dk, dv, k, v, q_rows, d_out_rows, batch, head, row, q0, q_stride_s, Sq, scale, head_term,
-    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BQ: tl.constexpr, MASKED: tl.constexpr, TMA: tl.constexpr,
+    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BQ: tl.constexpr,
+    MASKED: tl.constexpr, TMA: tl.constexpr,
 ):
     """Adds to dK and dV what the queries q0 … q0 + BQ - 1 contribute."""
     rows = q0 + tl.arange(0, BQ)
@@ -417,13 +428,17 @@ def _dkdv_tile(
     return dk, dv
 
 
-@triton.jit(do_not_specialize=['Hq', 'Hkv', 'Sq', 'Sk', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
+@triton.jit(do_not_specialize=['Hq', 'Hkv', 'Sq', 'Sk', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b',
+    'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
 def _dkdv_kernel(
     q_ptr, k_ptr, v_ptr, d_out_ptr, dk_ptr, dv_ptr, scale, Hq, Hkv, Sq, Sk,
     q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s,
-    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ALIGN: tl.constexpr, TMA: tl.constexpr,
+    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BQ: tl.constexpr,
+    BK: tl.constexpr, ALIGN: tl.constexpr, TMA: tl.constexpr,
 ):
-    """One tile of keys of one key/value head: walks the tiles of queries that meet it, for every query head of the group."""
+    """One tile of keys of one key/value head: walks the tiles of queries that meet it, for every query head of the
+    group.
+    """
     tile, batch, kv_head = _heads_in_turn(tl.cdiv(Sk, BK), Hkv)
     k0 = tile * BK
     k_rows = _head_rows(k_ptr, batch, kv_head, k_stride_b, k_stride_h, ALIGN, TMA)
@@ -526,7 +541,8 @@ def _has_tma(chip: str, *tensors: Tensor) -> bool:
     Not for float32, whose products are computed without the matrix units: tiles are wanted in registers.
     """
     return chip in ("sm_90", "sm_100") and all(
-        x.element_size() == 2 and x.data_ptr() % 16 == 0 and all(stride * x.element_size() % 16 == 0 for stride in x.stride()[:3]) for x in tensors
+        x.element_size() == 2 and x.data_ptr() % 16 == 0
+        and all(stride * x.element_size() % 16 == 0 for stride in x.stride()[:3]) for x in tensors
     )
 
 
@@ -556,7 +572,8 @@ class _Ready:
     and so is the compiled kernel: Triton takes longer to look it up than to launch it.
     """
 
-    def __init__(self, kernel, grid: int, BK: int, descriptors: tuple, options: dict, n_work: int = 0, together: int = 0, pieces: int = 0, merging=None) -> None:
+    def __init__(self, kernel, grid: int, BK: int, descriptors: tuple, options: dict, n_work: int = 0,
+        together: int = 0, pieces: int = 0, merging=None) -> None:
         self.kernel, self.BK, self.options, self.n_work = kernel, BK, options, n_work
         self.grid = (grid, 1, 1)
         self.together = together
@@ -587,8 +604,8 @@ class _Ready:
 
 
 class _Known:
-    """What is known of tensors of one layout: what kernels take of their sizes and strides, with which scalars they have
-    passed the checks, and how kernels are launched on them.
+    """What is known of tensors of one layout: what kernels take of their sizes and strides, with which scalars they
+    have passed the checks, and how kernels are launched on them.
     """
 
     def __init__(self, q, k, v) -> None:
@@ -613,7 +630,9 @@ _READY: dict[tuple, _Known] = {}
 
 
 def _layout(q, k, v) -> tuple:
-    """What decides which kernel is launched and how: of tensors all but values, and of addresses whether they are round."""
+    """What decides which kernel is launched and how: of tensors all but values, and of addresses whether they are
+    round.
+    """
     return (
         q.dtype, q.device, q.shape, q.stride(), q.data_ptr() % 16,
         k.dtype, k.device, k.shape, k.stride(), k.data_ptr() % 16,
@@ -703,7 +722,8 @@ def _attend(q, k, v, scale, known=None):
         plain = scale, *known.sizes
         with torch.cuda.device_of(q):
             if ready.pieces:
-                parts = torch.empty(B * Hq * Sq * ready.pieces * (ready.options["BLOCK_DV"] + 4), dtype=torch.float32, device=q.device)
+                parts = torch.empty(B * Hq * Sq * ready.pieces * (ready.options["BLOCK_DV"] + 4), dtype=torch.float32,
+                    device=q.device)
                 ready.launch(
                     q, *ready.tiles(k, v), parts, ready.pieces, *plain, *known.strides,
                 )
@@ -879,7 +899,8 @@ def _check(q, k, v, scale):
     B, Hq, _Sq, D = q.shape
     Hkv, Sk, Dv = v.shape[1:]
     if k.shape != (B, Hkv, Sk, D):
-        _refuse(f"k must have q's batch and head dim, and v's heads and length, {(B, Hkv, Sk, D)}, not {tuple(k.shape)}")
+        _refuse(f"k must have q's batch and head dim, and v's heads and length, {(B, Hkv, Sk, D)}, not "
+            f"{tuple(k.shape)}")
     if v.shape[0] != B:
         _refuse(f"v must have q's batch {B}, not {v.shape[0]}")
     if Hq % Hkv if Hkv else Hq:
@@ -892,8 +913,9 @@ def _check(q, k, v, scale):
 
 
 def _refuse_tangents(*arguments) -> None:
-    """The operators would drop tangents, and nobody would hear of it. Beneath a second transform of `torch.func` tangents
-    cannot be seen, nor while torch.compile traces. Only C is called: torch.compile would compile a function of Python.
+    """The operators would drop tangents, and nobody would hear of it. Beneath a second transform of `torch.func`
+    tangents cannot be seen, nor while torch.compile traces. Only C is called: torch.compile would compile a function of
+    Python.
     """
     if forward_ad._current_level < 0:
         return
@@ -901,7 +923,8 @@ def _refuse_tangents(*arguments) -> None:
     for x in arguments:
         if isinstance(x, Tensor):
             wrapped = functorch.is_functorch_wrapped_tensor
-            hidden = torch.compiler.is_compiling() or (wrapped(x) and (functorch.is_batchedtensor(x) or wrapped(functorch.get_unwrapped(x))))
+            hidden = torch.compiler.is_compiling() or (wrapped(x)
+                and (functorch.is_batchedtensor(x) or wrapped(functorch.get_unwrapped(x))))
             if hidden or torch._VF._unpack_dual(x, level=forward_ad._current_level)[1] is not None:
                 _refuse("forward-mode derivatives (jvp, jacfwd, hessian) are not computed: use backward()")
 
@@ -917,13 +940,14 @@ def _scale_number(scale) -> float:
 
 
 def _scaled(q: Tensor, scale: Tensor) -> tuple[Tensor, float]:
-    """q and the number that multiplies q . k. Where the scale learns, or cannot be read, it is divided by that number, and
-    the quotient goes into q, with its gradient.
+    """q and the number that multiplies q . k. Where the scale learns, or cannot be read, it is divided by that number,
+    and the quotient goes into q, with its gradient.
     """
     if scale.numel() != 1:
         _refuse(f"scale must be one number, not a tensor of shape {tuple(scale.shape)}")
     learns = scale.requires_grad and torch.is_grad_enabled()
-    hidden = torch.compiler.is_compiling() or scale.is_meta or (scale.is_cuda and torch.cuda.is_current_stream_capturing())
+    hidden = torch.compiler.is_compiling() or scale.is_meta or (scale.is_cuda
+        and torch.cuda.is_current_stream_capturing())
     if not (learns or hidden):
         return q, float(scale)
     number = 1.0 if hidden else float(scale) or 1.0
@@ -948,7 +972,8 @@ def sigmoid(
     check is accepted for the sake of a common signature: here every call checks all facts.
 
     Gives out (B, Hq, Sq, Dv) in q's dtype, and with return_lse also the log-sum-exp (B, Hq, Sq), natural, float32.
-    A query that may attend to no key gives a zero row and zero gradients in q, k and v. Raises ValueError on what does not fit.
+    A query that may attend to no key gives a zero row and zero gradients in q, k and v. Raises ValueError on what does
+    not fit.
     """
     return _call(q, k, v, scale, return_lse, dropout_seed)
 
