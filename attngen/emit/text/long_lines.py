@@ -7,6 +7,7 @@ it. Words of comments and docstrings move to the next line. The spec's own lines
 
 from __future__ import annotations
 
+import ast
 import io
 import re
 import textwrap
@@ -17,8 +18,6 @@ from typing import NamedTuple
 WIDTH = 120
 _WORDS = frozenset({"and", "or", "for", "if", "else"})
 _OPERATORS = frozenset({"+", "-", "|", "&"})
-_UNPACKED = re.compile(r"( *)(\w+(?:, \w+)+) = (.*)")
-_RETURNED = re.compile(r"( *)return (\w+(?:, \w+)+)")
 
 
 class _Place(NamedTuple):
@@ -47,13 +46,27 @@ def without_long_lines(source: str) -> str:
 
 
 def _bracketed(line: str) -> str:
-    if match := _UNPACKED.fullmatch(line):
-        indent, names, value = match.groups()
-        return f"{indent}({names}) = {value}"
-    if match := _RETURNED.fullmatch(line):
-        indent, names = match.groups()
-        return f"{indent}return ({names})"
-    return line
+    """The line with its value, and the tuple that it is unpacked to, in brackets, where they have none."""
+    code = line.strip()
+    try:
+        body = ast.parse(code).body
+    except SyntaxError:  # a part of a statement
+        return line
+    match body:
+        case [ast.Return(value=value)] if value is not None:
+            parts: tuple[ast.expr, ...] = (value,)
+        case [ast.Assign(targets=[target], value=value)]:
+            parts = value, target
+        case _:
+            return line
+    inside = [p for p in parts if isinstance(p, ast.Tuple | ast.BinOp | ast.BoolOp | ast.Compare | ast.IfExp)]
+    encoded = code.encode()  # as columns are counted
+    for node in inside:  # the last first
+        begin, end = node.col_offset, node.end_col_offset
+        bare = node.elts[0].col_offset == begin if isinstance(node, ast.Tuple) else encoded[begin - 1 : begin] != b"("
+        if bare and end:
+            encoded = encoded[:begin] + b"(" + encoded[begin:end] + b")" + encoded[end:]
+    return line[: len(line) - len(line.lstrip())] + encoded.decode()
 
 
 def _places(source: str) -> dict[int, list[_Place]]:

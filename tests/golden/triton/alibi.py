@@ -326,8 +326,8 @@ def _forward_kernel(
     v_stride_s = _aligned(v_stride_s, ALIGN)
     q = _load_rows(q_rows, batch, head, q0, Sq, q_stride_s, BQ, D, BLOCK_D, True, TMA)
     head_term = scale * 1.4426950408889634
-    head_term_2 = -tl.cast(tl.load(slope_ptr + tl.cast(head, tl.int64) * slope_stride_0),
-        tl.float32) * 1.4426950408889634
+    head_term_2 = (-tl.cast(tl.load(slope_ptr + tl.cast(head, tl.int64) * slope_stride_0),
+        tl.float32) * 1.4426950408889634)
     row_term = q_idx + Sk - Sq
     row_term_2 = tl.cast(row_term, tl.float32)
 
@@ -397,8 +397,8 @@ def _split_kernel(
     q_rows = _head_rows(q_ptr, batch, head, q_stride_b, q_stride_h, ALIGN, False)
     q = tl.load(q_rows + q_idx * q_stride_s + col, mask=(q_idx < Sq) & (col < D), other=0.0)
     head_term = scale * 1.4426950408889634
-    head_term_2 = -tl.cast(tl.load(slope_ptr + tl.cast(head, tl.int64) * slope_stride_0),
-        tl.float32) * 1.4426950408889634
+    head_term_2 = (-tl.cast(tl.load(slope_ptr + tl.cast(head, tl.int64) * slope_stride_0),
+        tl.float32) * 1.4426950408889634)
     row_term = q_idx + Sk - Sq
     row_term_2 = tl.cast(row_term, tl.float32)
 
@@ -655,8 +655,8 @@ def _load_tiles(q_desc, k_desc, v_desc, q_ring, k_ring, v_ring, work, call, conf
             v0 = k0
         turn += n_steps
         round += 1
-        item = gl.num_programs(0) + gl.atomic_add(work.queue_ptr, 1,
-            sem="relaxed") if config.SCHEDULE == "queue" else work.n_work
+        item = (gl.num_programs(0) + gl.atomic_add(work.queue_ptr, 1, sem="relaxed") if config.SCHEDULE == "queue"
+            else work.n_work)
     if config.SCHEDULE == "queue":
         for part in gl.static_range(BQ // 64):
             if round > 0:
@@ -858,8 +858,8 @@ def _attend_tiles(results, q_ring, k_ring, v_ring, work, call, config: gl.conste
         rows = q0 + gl.arange(0, 64, layout=rows_layout)
         q_idx = rows[:, None]
         head_term = scale * 1.4426950408889634
-        head_term_2 = -tl.cast(tl.load(slope_ptr + tl.cast(head, tl.int64) * slope_stride_0),
-            tl.float32) * 1.4426950408889634
+        head_term_2 = (-tl.cast(tl.load(slope_ptr + tl.cast(head, tl.int64) * slope_stride_0),
+            tl.float32) * 1.4426950408889634)
         row_term = q_idx + Sk - Sq
         row_term_2 = tl.cast(row_term, tl.float32)
         terms = (Sk, head_term, head_term_2, row_term, row_term_2)
@@ -1147,8 +1147,8 @@ def _dq_kernel(
     d_out = _load_rows(d_out_rows, batch, head, q0, Sq, Dv, BQ, Dv, BLOCK_DV, True, TMA)
     rows = q0 + tl.arange(0, BQ)
     head_term = scale * 1.4426950408889634
-    head_term_2 = -tl.cast(tl.load(slope_ptr + tl.cast(head, tl.int64) * slope_stride_0),
-        tl.float32) * 1.4426950408889634
+    head_term_2 = (-tl.cast(tl.load(slope_ptr + tl.cast(head, tl.int64) * slope_stride_0),
+        tl.float32) * 1.4426950408889634)
     row_lse = tl.load(lse_ptr + row + rows, mask=rows < Sq, other=float("inf"))[:, None]
     delta = tl.load(delta_ptr + row + rows, mask=rows < Sq, other=0.0)[:, None]
     row_term = q_idx + Sk - Sq
@@ -1245,8 +1245,8 @@ def _dkdv_kernel(
         q_rows = _head_rows(q_ptr, batch, head, q_stride_b, q_stride_h, ALIGN, TMA)
         d_out_rows = _head_rows(d_out_ptr, batch, head, tl.cast(Hq, tl.int64) * Sq * Dv, Sq * Dv, 1, TMA)
         head_term = scale * 1.4426950408889634
-        head_term_2 = -tl.cast(tl.load(slope_ptr + tl.cast(head, tl.int64) * slope_stride_0),
-            tl.float32) * 1.4426950408889634
+        head_term_2 = (-tl.cast(tl.load(slope_ptr + tl.cast(head, tl.int64) * slope_stride_0),
+            tl.float32) * 1.4426950408889634)
         col_term = tl.cast(k_idx, tl.float32)
         full_lo, full_hi, any_lo, any_hi = _query_tiles(k0, k1, Sq, Sk, BQ)
         for step in tl.range(full_hi - full_lo):
@@ -1374,8 +1374,8 @@ def _walked_item(item, n_tiles, n_heads, n_work, together, BACKWARDS: gl.constex
     i = item - first * n_tiles
     order = i // width
     back = (first + together < heads) & BACKWARDS
-    return gl.where(back, n_tiles - 1 - order,
-        order), order, back, (first + i % width) // n_heads, (first + i % width) % n_heads
+    return (gl.where(back, n_tiles - 1 - order, order), order, back, (first + i % width) // n_heads,
+        (first + i % width) % n_heads)
 
 
 @gluon.jit
@@ -1643,8 +1643,8 @@ def _add_dq_tiles(
                     if piece == 0:
                         mbarrier.wait(turn_ready.index(turn % TURNS), turn // TURNS & 1)
                     held = _as_held(dq, 64, 64)
-                    cells = dq_parts_ptr + part * (BQ * BLOCK_D) + (piece * 4096
-                        + gl.arange(0, 4096, layout=held.type.layout))
+                    cells = (dq_parts_ptr + part * (BQ * BLOCK_D)
+                        + (piece * 4096 + gl.arange(0, 4096, layout=held.type.layout)))
                     if joins:
                         gl.atomic_add(cells, held, sem="relaxed")  # in turn: nobody else adds to these cells now
                     else:
@@ -1804,8 +1804,8 @@ def _differentiate_tiles(
                     FREE, PART)
             turn += begin
             head_term = scale * 1.4426950408889634
-            head_term_2 = -tl.cast(tl.load(slope_ptr + tl.cast(head, tl.int64) * slope_stride_0),
-                tl.float32) * 1.4426950408889634
+            head_term_2 = (-tl.cast(tl.load(slope_ptr + tl.cast(head, tl.int64) * slope_stride_0),
+                tl.float32) * 1.4426950408889634)
             col_term = tl.cast(k_idx, tl.float32)
 
             for step in range(begin, end):
@@ -1950,8 +1950,8 @@ def _queries_met(
     last = (Sq - 1) // BQ
     k1 = tl.minimum(k0 + BK, Sk) - 1
     full_lo, full_hi, any_lo, any_hi = _query_tiles(k0, k1, Sq, Sk, BQ)
-    return tl.minimum(full_lo, last + 1), tl.minimum(full_hi, last + 1), tl.minimum(any_lo,
-        last + 1), tl.minimum(any_hi, last + 1)
+    return (tl.minimum(full_lo, last + 1), tl.minimum(full_hi, last + 1), tl.minimum(any_lo, last + 1),
+        tl.minimum(any_hi, last + 1))
 
 
 @gluon.jit
@@ -2095,8 +2095,8 @@ def _weigh_query_tiles(
         (full_lo, full_hi, any_lo, any_hi) = _queries_met(k0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, slope_ptr,
             slope_stride_0, D, Dv, BQ, BK)
         head_term = scale * 1.4426950408889634
-        head_term_2 = -tl.cast(tl.load(slope_ptr + tl.cast(head, tl.int64) * slope_stride_0),
-            tl.float32) * 1.4426950408889634
+        head_term_2 = (-tl.cast(tl.load(slope_ptr + tl.cast(head, tl.int64) * slope_stride_0),
+            tl.float32) * 1.4426950408889634)
         col_term = tl.cast(k_idx, tl.float32)
 
         n_steps = tl.maximum(any_hi - any_lo, 1)
@@ -2392,8 +2392,8 @@ def _differentiate_key_tiles(
     row_lse = gl.load(lse_ptr + row + rows, mask=rows < Sq, other=float("inf"))[:, None]
     delta = gl.load(delta_ptr + row + rows, mask=rows < Sq, other=0.0)[:, None]
     head_term = scale * 1.4426950408889634
-    head_term_2 = -tl.cast(tl.load(slope_ptr + tl.cast(head, tl.int64) * slope_stride_0),
-        tl.float32) * 1.4426950408889634
+    head_term_2 = (-tl.cast(tl.load(slope_ptr + tl.cast(head, tl.int64) * slope_stride_0),
+        tl.float32) * 1.4426950408889634)
     row_term = q_idx + Sk - Sq
     row_term_2 = tl.cast(row_term, tl.float32)
     sum_slope = gl.zeros([64], gl.float32, layout=rows_layout)
@@ -3137,8 +3137,8 @@ def _refuse_tangents(*arguments) -> None:
     for x in arguments:
         if isinstance(x, Tensor):
             wrapped = functorch.is_functorch_wrapped_tensor
-            hidden = torch.compiler.is_compiling() or (wrapped(x)
-                and (functorch.is_batchedtensor(x) or wrapped(functorch.get_unwrapped(x))))
+            hidden = (torch.compiler.is_compiling()
+                or (wrapped(x) and (functorch.is_batchedtensor(x) or wrapped(functorch.get_unwrapped(x)))))
             if hidden or torch._VF._unpack_dual(x, level=forward_ad._current_level)[1] is not None:
                 _refuse("forward-mode derivatives (jvp, jacfwd, hessian) are not computed: use backward()")
 
@@ -3160,8 +3160,8 @@ def _scaled(q: Tensor, scale: Tensor) -> tuple[Tensor, float]:
     if scale.numel() != 1:
         _refuse(f"scale must be one number, not a tensor of shape {tuple(scale.shape)}")
     learns = scale.requires_grad and torch.is_grad_enabled()
-    hidden = torch.compiler.is_compiling() or scale.is_meta or (scale.is_cuda
-        and torch.cuda.is_current_stream_capturing())
+    hidden = (torch.compiler.is_compiling() or scale.is_meta
+        or (scale.is_cuda and torch.cuda.is_current_stream_capturing()))
     if not (learns or hidden):
         return q, float(scale)
     number = 1.0 if hidden else float(scale) or 1.0
@@ -3234,8 +3234,8 @@ def _call(q, k, v, slope, scale, return_lse, dropout_seed):
         attend = _forward
     else:
         inputs = (*inputs, known)
-        learning = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad
-            or slope.requires_grad)
+        learning = (torch.is_grad_enabled()
+            and (q.requires_grad or k.requires_grad or v.requires_grad or slope.requires_grad))
         attend = _Attention.apply if learning else _attend
     out, lse, _ = attend(*inputs)
     return (out, lse) if return_lse else out

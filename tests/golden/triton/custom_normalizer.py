@@ -337,8 +337,8 @@ def _forward_kernel(
     q = _load_rows(q_rows, batch, head, q0, Sq, q_stride_s, BQ, D, BLOCK_D, True, TMA)
     head_term = tl.cast(tl.load(temperature_ptr + tl.cast(head, tl.int64) * temperature_stride_0), tl.float32)
     head_term_2 = scale * (1.0 / head_term * 1.4426950408889634)
-    head_term_3 = tl.cast(tl.load(escape_ptr + tl.cast(head, tl.int64) * escape_stride_0),
-        tl.float32) / head_term * 1.4426950408889634
+    head_term_3 = (tl.cast(tl.load(escape_ptr + tl.cast(head, tl.int64) * escape_stride_0),
+        tl.float32) / head_term * 1.4426950408889634)
     row_term = q_idx + Sk - Sq
 
     acc = tl.zeros([BQ, BLOCK_DV], tl.float32)
@@ -463,9 +463,9 @@ def _merge_kernel(
     q0 = tl.program_id(0) % Sq
     batch = i // Hq
     head = i % Hq
-    head_term = tl.cast(tl.load(escape_ptr + tl.cast(head, tl.int64) * escape_stride_0),
+    head_term = (tl.cast(tl.load(escape_ptr + tl.cast(head, tl.int64) * escape_stride_0),
         tl.float32) / tl.cast(tl.load(temperature_ptr + tl.cast(head, tl.int64) * temperature_stride_0),
-        tl.float32) * 1.4426950408889634
+        tl.float32) * 1.4426950408889634)
 
     acc = tl.zeros([BQ, BLOCK_DV], tl.float32)
     row_max = tl.full([BQ], float("-inf"), tl.float32)
@@ -684,8 +684,8 @@ def _load_tiles(q_desc, k_desc, v_desc, q_ring, k_ring, v_ring, work, call, conf
             v0 = k0
         turn += n_steps
         round += 1
-        item = gl.num_programs(0) + gl.atomic_add(work.queue_ptr, 1,
-            sem="relaxed") if config.SCHEDULE == "queue" else work.n_work
+        item = (gl.num_programs(0) + gl.atomic_add(work.queue_ptr, 1, sem="relaxed") if config.SCHEDULE == "queue"
+            else work.n_work)
     if config.SCHEDULE == "queue":
         for part in gl.static_range(BQ // 64):
             if round > 0:
@@ -887,8 +887,8 @@ def _attend_tiles(results, q_ring, k_ring, v_ring, work, call, config: gl.conste
         q_idx = rows[:, None]
         head_term = tl.cast(tl.load(temperature_ptr + tl.cast(head, tl.int64) * temperature_stride_0), tl.float32)
         head_term_2 = scale * (1.0 / head_term * 1.4426950408889634)
-        head_term_3 = tl.cast(tl.load(escape_ptr + tl.cast(head, tl.int64) * escape_stride_0),
-            tl.float32) / head_term * 1.4426950408889634
+        head_term_3 = (tl.cast(tl.load(escape_ptr + tl.cast(head, tl.int64) * escape_stride_0),
+            tl.float32) / head_term * 1.4426950408889634)
         row_term = q_idx + Sk - Sq
         terms = (Sk, head_term_2, row_term)
 
@@ -1427,8 +1427,8 @@ def _walked_item(item, n_tiles, n_heads, n_work, together, BACKWARDS: gl.constex
     i = item - first * n_tiles
     order = i // width
     back = (first + together < heads) & BACKWARDS
-    return gl.where(back, n_tiles - 1 - order,
-        order), order, back, (first + i % width) // n_heads, (first + i % width) % n_heads
+    return (gl.where(back, n_tiles - 1 - order, order), order, back, (first + i % width) // n_heads,
+        (first + i % width) % n_heads)
 
 
 @gluon.jit
@@ -1704,8 +1704,8 @@ def _add_dq_tiles(
                     if piece == 0:
                         mbarrier.wait(turn_ready.index(turn % TURNS), turn // TURNS & 1)
                     held = _as_held(dq, 64, 64)
-                    cells = dq_parts_ptr + part * (BQ * BLOCK_D) + (piece * 4096
-                        + gl.arange(0, 4096, layout=held.type.layout))
+                    cells = (dq_parts_ptr + part * (BQ * BLOCK_D)
+                        + (piece * 4096 + gl.arange(0, 4096, layout=held.type.layout)))
                     if joins:
                         gl.atomic_add(cells, held, sem="relaxed")  # in turn: nobody else adds to these cells now
                     else:
@@ -1867,8 +1867,8 @@ def _differentiate_tiles(
                 _pass_over(turn + step, ds_free, ds_tiles, q_ready, d_out_ready, BQ, BK, STAGES, DS_STAGES, DS_STORED,
                     FREE, PART)
             turn += begin
-            head_term = 1.0 / tl.cast(tl.load(temperature_ptr + tl.cast(head, tl.int64) * temperature_stride_0),
-                tl.float32)
+            head_term = (1.0 / tl.cast(tl.load(temperature_ptr + tl.cast(head, tl.int64) * temperature_stride_0),
+                tl.float32))
             head_term_2 = scale * (head_term * 1.4426950408889634)
             head_term_3 = scale * head_term
 
@@ -2019,8 +2019,8 @@ def _queries_met(
     last = (Sq - 1) // BQ
     k1 = tl.minimum(k0 + BK, Sk) - 1
     full_lo, full_hi, any_lo, any_hi = _query_tiles(k0, k1, Sq, Sk, BQ)
-    return tl.minimum(full_lo, last + 1), tl.minimum(full_hi, last + 1), tl.minimum(any_lo,
-        last + 1), tl.minimum(any_hi, last + 1)
+    return (tl.minimum(full_lo, last + 1), tl.minimum(full_hi, last + 1), tl.minimum(any_lo, last + 1),
+        tl.minimum(any_hi, last + 1))
 
 
 @gluon.jit
@@ -3099,8 +3099,8 @@ def _gradients(
     else:
         for x in (dq, dk, dv):
             x.zero_()
-        total_temperature = torch.zeros_like(temperature,
-            dtype=torch.float32) if needed[0] else temperature.new_empty(0)
+        total_temperature = (torch.zeros_like(temperature, dtype=torch.float32) if needed[0]
+            else temperature.new_empty(0))
         total_escape = torch.zeros_like(escape, dtype=torch.float32) if needed[1] else escape.new_empty(0)
     return dq, dk, dv, total_temperature, total_escape
 
@@ -3252,8 +3252,8 @@ def _refuse_tangents(*arguments) -> None:
     for x in arguments:
         if isinstance(x, Tensor):
             wrapped = functorch.is_functorch_wrapped_tensor
-            hidden = torch.compiler.is_compiling() or (wrapped(x)
-                and (functorch.is_batchedtensor(x) or wrapped(functorch.get_unwrapped(x))))
+            hidden = (torch.compiler.is_compiling()
+                or (wrapped(x) and (functorch.is_batchedtensor(x) or wrapped(functorch.get_unwrapped(x)))))
             if hidden or torch._VF._unpack_dual(x, level=forward_ad._current_level)[1] is not None:
                 _refuse("forward-mode derivatives (jvp, jacfwd, hessian) are not computed: use backward()")
 
@@ -3275,8 +3275,8 @@ def _scaled(q: Tensor, scale: Tensor) -> tuple[Tensor, float]:
     if scale.numel() != 1:
         _refuse(f"scale must be one number, not a tensor of shape {tuple(scale.shape)}")
     learns = scale.requires_grad and torch.is_grad_enabled()
-    hidden = torch.compiler.is_compiling() or scale.is_meta or (scale.is_cuda
-        and torch.cuda.is_current_stream_capturing())
+    hidden = (torch.compiler.is_compiling() or scale.is_meta
+        or (scale.is_cuda and torch.cuda.is_current_stream_capturing()))
     if not (learns or hidden):
         return q, float(scale)
     number = 1.0 if hidden else float(scale) or 1.0
@@ -3370,8 +3370,9 @@ def _call(q, k, v, temperature, escape, scale, return_lse, dropout_seed):
         attend = _forward
     else:
         inputs = (*inputs, known)
-        learning = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad
-            or temperature.requires_grad or escape.requires_grad)
+        learning = (torch.is_grad_enabled()
+            and (q.requires_grad or k.requires_grad or v.requires_grad or temperature.requires_grad
+            or escape.requires_grad))
         attend = _Attention.apply if learning else _attend
     out, lse, _ = attend(*inputs)
     return (out, lse) if return_lse else out

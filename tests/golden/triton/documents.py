@@ -620,8 +620,8 @@ def _load_tiles(q_desc, k_desc, v_desc, q_ring, k_ring, v_ring, work, call, conf
             v0 = k0
         turn += n_steps
         round += 1
-        item = gl.num_programs(0) + gl.atomic_add(work.queue_ptr, 1,
-            sem="relaxed") if config.SCHEDULE == "queue" else work.n_work
+        item = (gl.num_programs(0) + gl.atomic_add(work.queue_ptr, 1, sem="relaxed") if config.SCHEDULE == "queue"
+            else work.n_work)
     if config.SCHEDULE == "queue":
         for part in gl.static_range(BQ // 64):
             if round > 0:
@@ -1429,8 +1429,8 @@ def _walked_item(item, n_tiles, n_heads, n_work, together, BACKWARDS: gl.constex
     i = item - first * n_tiles
     order = i // width
     back = (first + together < heads) & BACKWARDS
-    return gl.where(back, n_tiles - 1 - order,
-        order), order, back, (first + i % width) // n_heads, (first + i % width) % n_heads
+    return (gl.where(back, n_tiles - 1 - order, order), order, back, (first + i % width) // n_heads,
+        (first + i % width) % n_heads)
 
 
 @gluon.jit
@@ -1770,8 +1770,8 @@ def _add_dq_tiles(
                     if piece == 0:
                         mbarrier.wait(turn_ready.index(turn % TURNS), turn // TURNS & 1)
                     held = _as_held(dq, 64, 64)
-                    cells = dq_parts_ptr + part * (BQ * BLOCK_D) + (piece * 4096
-                        + gl.arange(0, 4096, layout=held.type.layout))
+                    cells = (dq_parts_ptr + part * (BQ * BLOCK_D)
+                        + (piece * 4096 + gl.arange(0, 4096, layout=held.type.layout)))
                     if joins:
                         gl.atomic_add(cells, held, sem="relaxed")  # in turn: nobody else adds to these cells now
                     else:
@@ -2101,8 +2101,8 @@ def _queries_met(
     full_hi = gl.load(walk + 1)
     any_lo = gl.load(walk + 2)
     any_hi = gl.load(walk + 3)
-    return tl.minimum(full_lo, last + 1), tl.minimum(full_hi, last + 1), tl.minimum(any_lo,
-        last + 1), tl.minimum(any_hi, last + 1)
+    return (tl.minimum(full_lo, last + 1), tl.minimum(full_hi, last + 1), tl.minimum(any_lo, last + 1),
+        tl.minimum(any_hi, last + 1))
 
 
 @gluon.jit
@@ -2492,8 +2492,8 @@ def _keys_met(
     full_hi = gl.load(walk + 1)
     any_lo = gl.load(walk + 2)
     any_hi = gl.load(walk + 3)
-    return tl.minimum(full_lo, last + 1), tl.minimum(full_hi, last + 1), tl.minimum(any_lo,
-        last + 1), tl.minimum(any_hi, last + 1)
+    return (tl.minimum(full_lo, last + 1), tl.minimum(full_hi, last + 1), tl.minimum(any_lo, last + 1),
+        tl.minimum(any_hi, last + 1))
 
 
 @gluon.jit
@@ -3383,8 +3383,8 @@ def _refuse_tangents(*arguments) -> None:
     for x in arguments:
         if isinstance(x, Tensor):
             wrapped = functorch.is_functorch_wrapped_tensor
-            hidden = torch.compiler.is_compiling() or (wrapped(x)
-                and (functorch.is_batchedtensor(x) or wrapped(functorch.get_unwrapped(x))))
+            hidden = (torch.compiler.is_compiling()
+                or (wrapped(x) and (functorch.is_batchedtensor(x) or wrapped(functorch.get_unwrapped(x)))))
             if hidden or torch._VF._unpack_dual(x, level=forward_ad._current_level)[1] is not None:
                 _refuse("forward-mode derivatives (jvp, jacfwd, hessian) are not computed: use backward()")
 
@@ -3406,8 +3406,8 @@ def _scaled(q: Tensor, scale: Tensor) -> tuple[Tensor, float]:
     if scale.numel() != 1:
         _refuse(f"scale must be one number, not a tensor of shape {tuple(scale.shape)}")
     learns = scale.requires_grad and torch.is_grad_enabled()
-    hidden = torch.compiler.is_compiling() or scale.is_meta or (scale.is_cuda
-        and torch.cuda.is_current_stream_capturing())
+    hidden = (torch.compiler.is_compiling() or scale.is_meta
+        or (scale.is_cuda and torch.cuda.is_current_stream_capturing()))
     if not (learns or hidden):
         return q, float(scale)
     number = 1.0 if hidden else float(scale) or 1.0
@@ -3477,8 +3477,8 @@ def _call(q, k, v, ids, scale, return_lse, dropout_seed):
         attend = _forward
     else:
         inputs = (*inputs, known)
-        learning = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad
-            or ids.requires_grad)
+        learning = (torch.is_grad_enabled()
+            and (q.requires_grad or k.requires_grad or v.requires_grad or ids.requires_grad))
         attend = _Attention.apply if learning else _attend
     out, lse = attend(*inputs)
     return (out, lse) if return_lse else out

@@ -219,8 +219,8 @@ def _heads_in_turn(n_tiles, n_heads):
 def _sorted_runs(a_lo, a_hi, b_lo, b_hi):
     """Two runs of tiles, the one that starts first in front."""
     swap = b_lo < a_lo
-    return tl.where(swap, b_lo, a_lo), tl.where(swap, b_hi, a_hi), tl.where(swap, a_lo, b_lo), tl.where(swap, a_hi,
-        b_hi)
+    return (tl.where(swap, b_lo, a_lo), tl.where(swap, b_hi, a_hi), tl.where(swap, a_lo, b_lo),
+        tl.where(swap, a_hi, b_hi))
 
 
 # ---------------------------------------------------------------- which tiles meet
@@ -292,10 +292,11 @@ def _attend_tile(
     qk = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     y_k = k_idx // 32
     x_k = k_idx % 32
-    x = qk * head_term + tl.cast(tl.load(bias_ptr + tl.cast(head, tl.int64) * bias_stride_0
-        + (y_k - y_q + 6) * bias_stride_1 + (x_k - x_q + 6) * bias_stride_2,
+    x = (qk * head_term
+        + tl.cast(tl.load(bias_ptr + tl.cast(head, tl.int64) * bias_stride_0 + (y_k - y_q + 6) * bias_stride_1
+        + (x_k - x_q + 6) * bias_stride_2,
         mask=(y_k - y_q + 6 >= 0) & (y_k - y_q + 6 < 13) & (x_k - x_q + 6 >= 0) & (x_k - x_q + 6 < 13), other=0),
-        tl.float32) * 1.4426950408889634
+        tl.float32) * 1.4426950408889634)
     if MASKED:
         x = tl.where((k_idx < Sk) & (tl.abs(y_k - centre) <= 3) & (tl.abs(x_k - centre_2) <= 3), x, float("-inf"))
     new_max = tl.maximum(row_max, tl.max(x, 1))
@@ -543,8 +544,8 @@ def _load_tiles(q_desc, k_desc, v_desc, q_ring, k_ring, v_ring, work, call, conf
             v0 = k0
         turn += n_steps
         round += 1
-        item = gl.num_programs(0) + gl.atomic_add(work.queue_ptr, 1,
-            sem="relaxed") if config.SCHEDULE == "queue" else work.n_work
+        item = (gl.num_programs(0) + gl.atomic_add(work.queue_ptr, 1, sem="relaxed") if config.SCHEDULE == "queue"
+            else work.n_work)
     if config.SCHEDULE == "queue":
         for part in gl.static_range(BQ // 64):
             if round > 0:
@@ -681,10 +682,11 @@ def _weigh(row_max, row_sum, qk, batch, kv_head, k0, masked, terms, config: gl.c
     k_idx = (k0 + gl.arange(0, BK, layout=gl.SliceLayout(0, qk.type.layout)))[None, :]
     y_k = k_idx // 32
     x_k = k_idx % 32
-    x = qk * head_term + tl.cast(tl.load(bias_ptr + tl.cast(head, tl.int64) * bias_stride_0
-        + (y_k - y_q + 6) * bias_stride_1 + (x_k - x_q + 6) * bias_stride_2,
+    x = (qk * head_term
+        + tl.cast(tl.load(bias_ptr + tl.cast(head, tl.int64) * bias_stride_0 + (y_k - y_q + 6) * bias_stride_1
+        + (x_k - x_q + 6) * bias_stride_2,
         mask=(y_k - y_q + 6 >= 0) & (y_k - y_q + 6 < 13) & (x_k - x_q + 6 >= 0) & (x_k - x_q + 6 < 13), other=0),
-        tl.float32) * 1.4426950408889634
+        tl.float32) * 1.4426950408889634)
     if masked:
         _again(k0)  # else the compilers may make the mask for every tile
         x = tl.where((k_idx < Sk) & (tl.abs(y_k - centre) <= 3) & (tl.abs(x_k - centre_2) <= 3), x, float("-inf"))
@@ -1231,9 +1233,9 @@ def _queries_met(
     last = (Sq - 1) // BQ
     k1 = tl.minimum(k0 + BK, Sk) - 1
     any0_lo, any0_hi, any1_lo, any1_hi, any2_lo, any2_hi, any3_lo, any3_hi = _query_tiles(k0, k1, Sq, Sk, BQ)
-    return tl.minimum(any0_lo, last + 1), tl.minimum(any0_hi, last + 1), tl.minimum(any1_lo,
-        last + 1), tl.minimum(any1_hi, last + 1), tl.minimum(any2_lo, last + 1), tl.minimum(any2_hi,
-        last + 1), tl.minimum(any3_lo, last + 1), tl.minimum(any3_hi, last + 1)
+    return (tl.minimum(any0_lo, last + 1), tl.minimum(any0_hi, last + 1), tl.minimum(any1_lo, last + 1),
+        tl.minimum(any1_hi, last + 1), tl.minimum(any2_lo, last + 1), tl.minimum(any2_hi, last + 1),
+        tl.minimum(any3_lo, last + 1), tl.minimum(any3_hi, last + 1))
 
 
 @gluon.jit
@@ -1838,8 +1840,8 @@ def _sum_bias_kernel(
                 if MEASURE:
                     largest = tl.maximum(largest, tl.max(tl.abs(contribution), 1))
                 else:
-                    cells = cells_ptr + tl.cast(index_0, tl.int64) * cell_stride_0 + tl.cast(index_1,
-                        tl.int64) * cell_stride_1 + tl.cast(index_2, tl.int64) * cell_stride_2
+                    cells = (cells_ptr + tl.cast(index_0, tl.int64) * cell_stride_0
+                        + tl.cast(index_1, tl.int64) * cell_stride_1 + tl.cast(index_2, tl.int64) * cell_stride_2)
                     tl.atomic_add(cells, tl.cast(tl.floor(contribution * per_unit + 0.5), tl.int64),
                         mask=(contribution != 0.0) & (index_0 >= 0) & (index_0 < Hq) & (index_1 >= 0) & (index_1 < 13)
                         & (index_2 >= 0) & (index_2 < 13), sem="relaxed")
@@ -2451,8 +2453,8 @@ def _refuse_tangents(*arguments) -> None:
     for x in arguments:
         if isinstance(x, Tensor):
             wrapped = functorch.is_functorch_wrapped_tensor
-            hidden = torch.compiler.is_compiling() or (wrapped(x)
-                and (functorch.is_batchedtensor(x) or wrapped(functorch.get_unwrapped(x))))
+            hidden = (torch.compiler.is_compiling()
+                or (wrapped(x) and (functorch.is_batchedtensor(x) or wrapped(functorch.get_unwrapped(x)))))
             if hidden or torch._VF._unpack_dual(x, level=forward_ad._current_level)[1] is not None:
                 _refuse("forward-mode derivatives (jvp, jacfwd, hessian) are not computed: use backward()")
 
@@ -2474,8 +2476,8 @@ def _scaled(q: Tensor, scale: Tensor) -> tuple[Tensor, float]:
     if scale.numel() != 1:
         _refuse(f"scale must be one number, not a tensor of shape {tuple(scale.shape)}")
     learns = scale.requires_grad and torch.is_grad_enabled()
-    hidden = torch.compiler.is_compiling() or scale.is_meta or (scale.is_cuda
-        and torch.cuda.is_current_stream_capturing())
+    hidden = (torch.compiler.is_compiling() or scale.is_meta
+        or (scale.is_cuda and torch.cuda.is_current_stream_capturing()))
     if not (learns or hidden):
         return q, float(scale)
     number = 1.0 if hidden else float(scale) or 1.0
@@ -2548,8 +2550,8 @@ def _call(q, k, v, bias, scale, return_lse, dropout_seed):
         attend = _forward
     else:
         inputs = (*inputs, known)
-        learning = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad
-            or bias.requires_grad)
+        learning = (torch.is_grad_enabled()
+            and (q.requires_grad or k.requires_grad or v.requires_grad or bias.requires_grad))
         attend = _Attention.apply if learning else _attend
     out, lse, _ = attend(*inputs)
     return (out, lse) if return_lse else out

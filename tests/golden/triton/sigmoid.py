@@ -923,8 +923,8 @@ def _refuse_tangents(*arguments) -> None:
     for x in arguments:
         if isinstance(x, Tensor):
             wrapped = functorch.is_functorch_wrapped_tensor
-            hidden = torch.compiler.is_compiling() or (wrapped(x)
-                and (functorch.is_batchedtensor(x) or wrapped(functorch.get_unwrapped(x))))
+            hidden = (torch.compiler.is_compiling()
+                or (wrapped(x) and (functorch.is_batchedtensor(x) or wrapped(functorch.get_unwrapped(x)))))
             if hidden or torch._VF._unpack_dual(x, level=forward_ad._current_level)[1] is not None:
                 _refuse("forward-mode derivatives (jvp, jacfwd, hessian) are not computed: use backward()")
 
@@ -946,8 +946,8 @@ def _scaled(q: Tensor, scale: Tensor) -> tuple[Tensor, float]:
     if scale.numel() != 1:
         _refuse(f"scale must be one number, not a tensor of shape {tuple(scale.shape)}")
     learns = scale.requires_grad and torch.is_grad_enabled()
-    hidden = torch.compiler.is_compiling() or scale.is_meta or (scale.is_cuda
-        and torch.cuda.is_current_stream_capturing())
+    hidden = (torch.compiler.is_compiling() or scale.is_meta
+        or (scale.is_cuda and torch.cuda.is_current_stream_capturing()))
     if not (learns or hidden):
         return q, float(scale)
     number = 1.0 if hidden else float(scale) or 1.0
