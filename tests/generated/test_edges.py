@@ -4,6 +4,7 @@ it. Each is right or refused, never silently without a part.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -17,6 +18,7 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import attngen
+from attngen.errors import UsageError
 
 TEXT = """attention edges
 param slope: f32[Hq]
@@ -193,6 +195,22 @@ def test_forward_mode_is_refused(kernel: attngen.Kernel, transform: Callable[...
     refused = "forward-mode|jvp function|setup_context|forward AD"
     with pytest.raises((ValueError, RuntimeError, NotImplementedError), match=refused):
         transform(lambda q: kernel(q=q, **given).sum(), q)
+
+
+def test_without_the_private_names_of_pytorch_a_call_takes_the_operator(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = attngen.compile("attention subject\nmask = causal\n")
+    module = sys.modules[kernel.function.__module__]
+    q, k, v = (torch.randn(1, 2, 20, 16, requires_grad=True) for _ in "qkv")
+    wanted = torch.autograd.grad(kernel(q, k, v).square().sum(), (q, k, v))
+    monkeypatch.delattr(torch._C, "_len_torch_dispatch_stack")
+    assert module._has_private_names() is False
+    monkeypatch.setattr(module, "_HAS_PRIVATE_NAMES", False)
+    found = torch.autograd.grad(kernel(q, k, v).square().sum(), (q, k, v))
+    assert all(torch.equal(a, b) for a, b in zip(wanted, found, strict=True))
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(q, torch.ones_like(q))
+        with pytest.raises(UsageError, match="forward-mode derivatives"):
+            kernel(dual, k, v)
 
 
 def test_forward_mode_of_something_else_is_no_matter() -> None:

@@ -859,12 +859,28 @@ class _Attention(torch.autograd.Function):
         return *_differentiate(ctx, *gradients), None
 
 
+def _has_private_names() -> bool:
+    """Whether this PyTorch has what is asked below and is not public."""
+    functorch = getattr(torch._C, "_functorch", None)
+    names = (
+        (torch._C, ("_is_tracing", "_len_torch_dispatch_stack")),
+        (functorch, ("peek_interpreter_stack", "is_functorch_wrapped_tensor", "is_batchedtensor", "get_unwrapped")),
+        (forward_ad, ("_current_level",)),
+        (getattr(torch, "_VF", None), ("_unpack_dual",)),
+        (Tensor, ("_is_zerotensor",)),
+    )
+    return all(hasattr(owner, name) for owner, owned in names for name in owned)
+
+
+_HAS_PRIVATE_NAMES = _has_private_names()  # without them every call goes through the operator
 _PLAIN = (Tensor, torch.nn.Parameter)
 
 
 def _unwatched(*tensors: Tensor) -> bool:
     """Whether a call may do without the operator: no compiler, tracer, transform or imitation of tensors looks on."""
-    if torch.compiler.is_compiling() or torch._C._is_tracing() or torch._C._len_torch_dispatch_stack():
+    if torch.compiler.is_compiling() or not _HAS_PRIVATE_NAMES:
+        return False
+    if torch._C._is_tracing() or torch._C._len_torch_dispatch_stack():
         return False
     if forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None:
         return False
@@ -874,6 +890,32 @@ def _unwatched(*tensors: Tensor) -> bool:
         if x.is_neg() or x._is_zerotensor():
             return False
     return True
+
+
+def _refuse_tangents(*arguments) -> None:
+    """The operators would drop tangents, and nobody would hear of it. Beneath a second transform of `torch.func`
+    tangents cannot be seen, nor while torch.compile traces. Only C is called: torch.compile would compile a function of
+    Python.
+    """
+    if not _HAS_PRIVATE_NAMES:
+        asked = () if torch.compiler.is_compiling() else arguments
+        hidden = any(isinstance(x, Tensor) and forward_ad.unpack_dual(x).tangent is not None for x in asked)
+    elif forward_ad._current_level < 0:
+        return
+    else:
+        hidden = any(isinstance(x, Tensor) and _may_have_tangent(x) for x in arguments)
+    if hidden:
+        _refuse("forward-mode derivatives (jvp, jacfwd, hessian) are not computed: use backward()")
+
+
+def _may_have_tangent(x: Tensor) -> bool:
+    functorch = torch._C._functorch
+    wrapped = functorch.is_functorch_wrapped_tensor
+    if torch.compiler.is_compiling() or (
+        wrapped(x) and (functorch.is_batchedtensor(x) or wrapped(functorch.get_unwrapped(x)))
+    ):
+        return True
+    return torch._VF._unpack_dual(x, level=forward_ad._current_level)[1] is not None
 
 
 _Refusal = ValueError  # an `attngen.Kernel` puts its own kind of ValueError here
@@ -910,23 +952,6 @@ def _check(q, k, v, scale):
     if q.device.type not in ("cuda", "cpu", "meta"):
         _refuse(f"q must be on a GPU, or on the CPU under TRITON_INTERPRET=1, not on {q.device}")
     _refuse_tangents(q, k, v, scale)
-
-
-def _refuse_tangents(*arguments) -> None:
-    """The operators would drop tangents, and nobody would hear of it. Beneath a second transform of `torch.func`
-    tangents cannot be seen, nor while torch.compile traces. Only C is called: torch.compile would compile a function of
-    Python.
-    """
-    if forward_ad._current_level < 0:
-        return
-    functorch = torch._C._functorch
-    for x in arguments:
-        if isinstance(x, Tensor):
-            wrapped = functorch.is_functorch_wrapped_tensor
-            hidden = (torch.compiler.is_compiling()
-                or (wrapped(x) and (functorch.is_batchedtensor(x) or wrapped(functorch.get_unwrapped(x)))))
-            if hidden or torch._VF._unpack_dual(x, level=forward_ad._current_level)[1] is not None:
-                _refuse("forward-mode derivatives (jvp, jacfwd, hessian) are not computed: use backward()")
 
 
 def _scale_number(scale) -> float:
