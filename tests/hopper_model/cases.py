@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import attngen
 from attngen import inputs, reference
 from attngen.runtime.loader import execute
 from hopper_model import machine
+from hopper_model.schedule import USUAL, Schedule
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SHORTER = {"window": 100, "chunk": 96, "radius": 40}
@@ -93,22 +95,30 @@ def text_of(name: str) -> str:
     return (EXAMPLES / f"{name}.attn").read_text(encoding="utf-8")
 
 
+@lru_cache(maxsize=4)
+def compiled(text: str) -> attngen.Kernel:
+    """Once for all changes and schedules."""
+    return attngen.compile(text, consts={n: value for n, value in SHORTER.items() if f"const {n} " in text})
+
+
 def case(
     text: str,
     dims: tuple[int, int],
     sizes: tuple[int, int, int, int, int],
     dtype: torch.dtype,
     changes: Sequence[Change] = (),
+    schedule: Schedule = USUAL,
     **params: Any,
 ) -> Case:
-    """`changes`: of the source, all over. `params`: in place of those that inputs are drawn with."""
-    kernel = attngen.compile(text, consts={n: value for n, value in SHORTER.items() if f"const {n} " in text})
+    """`changes`: of the source, all over; `schedule`: in what order programs run. `params`: in place of those that
+    inputs are drawn with."""
+    kernel = compiled(text)
     source = kernel.source
     for change in changes:
         assert change[0] in source, change[0]
         source = source.replace(*change)
     module = execute(source, kernel.name)
-    launched = machine.install(module)
+    launched = machine.install(module, schedule)
     wanted = dict(zip(("B", "Hq", "Hkv", "Sq", "Sk"), sizes, strict=True), D=dims[0], Dv=dims[1])
     settled = inputs.settle(kernel.spec, wanted, fixed=("D", "Dv"))
     found = {**inputs.examples(kernel.spec, settled), **params}

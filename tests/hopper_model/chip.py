@@ -2,56 +2,86 @@
 
 Barriers count arrivals, bytes and phases. The copy engine writes nan where it will write, and writes later; what is
 read too early is nan. A product is computed when it is waited for, and its operands must be then what they were when
-it began. `THREAD` holds what belongs to one partition of warps, `FAILED` what went wrong in any.
+it began. Whoever waits lets other tasks run (`schedule`).
 """
 
 from __future__ import annotations
 
-import random
-import threading
-import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 
 from hopper_model.numbers import BF16, FaultError, Tile, element
-
-PATIENCE = 20.0
-LOCK = threading.Condition()
-THREAD = threading.local()
-FAILED: list[str] = []
-UNFENCED: dict[int, dict[int, np.ndarray]] = {}
-"""By thread and address, what has been stored since the thread's last fence: products and the copy engine miss it."""
-FENCED: dict[int, dict[int, tuple[np.ndarray, bytes]]] = {}
-"""By thread and address, what it has stored and fenced since the copy engine wrote there, and the bytes: its products
-see them, even where another stores the same bytes again."""
+from hopper_model.races import Written
+from hopper_model.schedule import Launch, Signal, own
 
 
-def own_number() -> int:
-    """Of the partition of warps that runs, 0 before there are any. (Python gives an ended thread's number again.)"""
-    return getattr(THREAD, "number", 0)
+class Program:
+    """What the partitions of a program share. `unfenced`: by task and address, what has been stored since the task's
+    last fence; products and the copy engine miss it. `fenced`: what it has stored and fenced since the copy engine
+    wrote there, and the bytes; its products see them, even where another stores the same bytes again.
+    """
+
+    def __init__(self, launch: Launch, written: Written, place: tuple[int, ...], grid: tuple[int, ...]):
+        self.launch, self.written, self.place, self.grid = launch, written, place, grid
+        self.meetings = Meetings()
+        self.unfenced: dict[int, dict[int, np.ndarray]] = {}
+        self.fenced: dict[int, dict[int, tuple[np.ndarray, bytes]]] = {}
+
+
+def program() -> Program:
+    """That of the running task."""
+    return own().program
+
+
+def pause() -> None:
+    """Others may come first."""
+    program().launch.pause()
+
+
+def wait(why: Callable[[], str], ready: Callable[[], bool]) -> None:
+    program().launch.wait(why, ready)
+
+
+class Arrivals:
+    """What those who arrive in this phase have done, and what all did who arrived in phases that are complete."""
+
+    def __init__(self) -> None:
+        self.now, self.complete = Signal(), Signal()
+
+    def turn(self) -> None:
+        self.complete.give(self.now.clock)
+        self.now = Signal()
 
 
 class Barrier:
+    def __init__(self, among: Barriers, place: int):
+        self.among, self.place = among, place
+        self.arrivals = Arrivals()
+
     def init(self, count: int) -> None:
         self.count = self.missing = count
         self.bytes = self.phase = 0
 
     def arrive(self, count: int, more_bytes: int = 0) -> None:
-        with LOCK:
-            self.missing -= count
-            self.bytes += more_bytes
-            if self.missing < 0:
-                raise FaultError("more arrivals than a barrier expects")
-            if self.missing == self.bytes == 0:
-                self.phase, self.missing = self.phase + 1, self.count
-                LOCK.notify_all()
+        self.missing -= count
+        self.bytes += more_bytes
+        if self.missing < 0:
+            raise FaultError("more arrivals than a barrier expects")
+        if self.missing == self.bytes == 0:
+            self.phase, self.missing = self.phase + 1, self.count
+            self.arrivals.turn()
+
+    def text(self, names: dict[int, str]) -> str:
+        name = names.get(id(self.among), "a barrier")
+        return f"{name}[{self.place}]: {self.missing} arrivals and {self.bytes} bytes are missing"
 
 
 class Barriers:
     def __init__(self, count: int):
-        self.all = [Barrier() for _ in range(count)]
+        self.all = [Barrier(self, i) for i in range(count)]
 
     def index(self, i: Any) -> Barrier:
         assert 0 <= int(i) < len(self.all)
@@ -65,28 +95,33 @@ class Meetings:
         self.here: dict[int, dict[int, int]] = {}
         self.complete: dict[int, int] = {}
         self.shared: dict[int, int] = {}
+        self.arrivals: dict[int, Arrivals] = {}
 
-    def come(self, number: int, threads: int, own: int, stay: bool) -> None:
-        end = time.monotonic() + PATIENCE
-        with LOCK:
-            assert 6 <= number < 16 and threads % 32 == 0  # Triton has the first, one for each partition
-            if self.shared.setdefault(number, threads) != threads:
-                raise FaultError("a barrier is shared by so many threads here, and by others there")
-            here = self.here.setdefault(number, {})
-            if own_number() in here:
-                raise FaultError("comes to a barrier again before the others have come")
-            here[own_number()] = own
-            before = self.complete.get(number, 0)
-            if sum(here.values()) > threads:
-                raise FaultError("more threads at a barrier than share it")
-            if sum(here.values()) == threads:
-                here.clear()
-                self.complete[number] = before + 1
-                LOCK.notify_all()
-            while stay and self.complete.get(number, 0) == before:
-                if FAILED or (not LOCK.wait(0.5) and time.monotonic() > end):
-                    raise FaultError("nobody comes: deadlock" if not FAILED else "another has failed")
+    def come(self, number: int, threads: int, warps: int, stay: bool) -> None:
+        assert 6 <= number < 16 and threads % 32 == 0  # Triton has the first, one for each partition
+        task = own()
         pause()
+        if self.shared.setdefault(number, threads) != threads:
+            raise FaultError("a barrier is shared by so many threads here, and by others there")
+        here = self.here.setdefault(number, {})
+        if task.number in here:
+            raise FaultError("comes to a barrier again before the others have come")
+        here[task.number] = 32 * warps
+        arrivals = self.arrivals.setdefault(number, Arrivals())
+        task.give(arrivals.now)
+        before = self.complete.get(number, 0)
+        if sum(here.values()) > threads:
+            raise FaultError("more threads at a barrier than share it")
+        if sum(here.values()) == threads:
+            here.clear()
+            self.complete[number] = before + 1
+            arrivals.turn()
+        if stay:
+            wait(
+                lambda: f"barrier {number}, to which {sum(here.values())} of {threads} threads have come",
+                lambda: self.complete.get(number, 0) > before,
+            )
+            task.take(arrivals.complete)
 
     def close(self) -> None:
         if any(self.here.values()):
@@ -107,28 +142,26 @@ class MBarrier:
 
     @staticmethod
     def expect(barrier: Any, nbytes: int) -> None:
-        single(barrier).arrive(1, nbytes)
+        MBarrier._arrive(single(barrier), 1, nbytes)
 
     @staticmethod
     def arrive(barrier: Any, count: int) -> None:
-        single(barrier).arrive(count)
+        MBarrier._arrive(single(barrier), count, 0)
+
+    @staticmethod
+    def _arrive(barrier: Barrier, count: int, nbytes: int) -> None:
+        pause()
+        own().give(barrier.arrivals.now)
+        barrier.arrive(count, nbytes)
+        pause()
 
     @staticmethod
     def wait(barrier: Any, phase: Any) -> None:
         """Returns when the phase of that parity is complete."""
         assert int(phase) in (0, 1)
-        end = time.monotonic() + PATIENCE
-        with LOCK:
-            while single(barrier).phase % 2 == int(phase):
-                if FAILED or (not LOCK.wait(0.5) and time.monotonic() > end):
-                    raise FaultError("nobody arrives: deadlock" if not FAILED else "another has failed")
-        pause()
-
-
-def pause() -> None:
-    """Others may come first; those who are slow let them wait at every barrier."""
-    if THREAD.slow or random.random() < 0.3:
-        time.sleep(random.random() * 0.002)
+        one, task = single(barrier), own()
+        wait(lambda: one.text(task.names), lambda: one.phase % 2 != int(phase))
+        task.take(one.arrivals.complete)
 
 
 class Shared:
@@ -161,8 +194,8 @@ class Shared:
         return Shared(whole[:nbytes].view(element(dtype)).reshape(shape))
 
     def store(self, tile: Tile) -> None:
-        THREAD.fenced = False
-        UNFENCED.setdefault(own_number(), {})[self.values.ctypes.data] = self.values
+        own().fenced = False
+        program().unfenced.setdefault(own().number, {})[self.values.ctypes.data] = self.values
         assert tile.values.shape == self.values.shape and tile.dtype == self.dtype
         self.values[...] = tile.values
 
@@ -205,40 +238,34 @@ class Copies:
     def async_copy_global_to_shared(desc: Descriptor, start: list[Any], barrier: Any, place: Shared) -> None:
         assert list(place.values.shape) == list(desc.block) and place.dtype == desc.dtype
         place.values[...] = np.nan
-        with LOCK:
-            for number, stores in FENCED.items():
-                FENCED[number] = {a: s for a, s in stores.items() if not np.may_share_memory(s[0], place.values)}
+        fenced = program().fenced
+        for number, stores in fenced.items():
+            fenced[number] = {a: s for a, s in stores.items() if not np.may_share_memory(s[0], place.values)}
         there, here = desc.overlap(start)
 
         def later() -> None:
-            time.sleep(random.random() * 0.003)
-            with LOCK:
-                place.values[...] = 0
-                place.values[here] = memory(desc.base)[there]
-            try:
-                single(barrier).arrive(0, -place.values.nbytes)
-            except FaultError as error:
-                with LOCK:
-                    FAILED.append(f"the copy engine: {error}")
-                    LOCK.notify_all()
+            place.values[...] = 0
+            place.values[here] = memory(desc.base)[there]
+            single(barrier).arrive(0, -place.values.nbytes)
 
-        threading.Thread(target=later, daemon=True).start()
+        program().launch.later(f"the copy engine, for {own().name}", later)
 
     @staticmethod
     def async_copy_shared_to_global(desc: Descriptor, start: list[Any], place: Shared) -> None:
-        if not THREAD.fenced:
+        if not own().fenced:
             raise FaultError("no fence between a store and the copy engine")
         there, here = desc.overlap(start)
+        program().written.write(own(), memory(desc.base), there)
         memory(desc.base)[there] = place.values[here]
-        THREAD.copied.append((place, place.values.tobytes()))
+        own().copied.append((place, place.values.tobytes()))
 
     @staticmethod
     def store_wait(_: int) -> None:
         pause()
-        for place, before in THREAD.copied:
+        for place, before in own().copied:
             if place.values.tobytes() != before:
                 raise FaultError("a result was overwritten under its copy")
-        THREAD.copied.clear()
+        own().copied.clear()
 
 
 class Product:
@@ -246,8 +273,8 @@ class Product:
         self.a, self.b, self.acc = a, b, acc
         self.before = a.values.tobytes(), b.values.tobytes()
         read = [x.values for x in (a, b) if isinstance(x, Shared)]
-        seen = FENCED.get(own_number(), {})
-        stored = [x for each in list(UNFENCED.values()) for x in list(each.values())]
+        seen = program().fenced.get(own().number, {})
+        stored = [x for each in program().unfenced.values() for x in each.values()]
         stored = [x for x in stored if x.ctypes.data not in seen or seen[x.ctypes.data][1] != x.tobytes()]
         if any(np.may_share_memory(x, y) for x in read for y in stored):
             raise FaultError("no fence between a store and a product")
@@ -265,14 +292,14 @@ class Product:
 
 def warpgroup_mma(a: Any, b: Shared, acc: Tile, use_acc: bool = True, is_async: bool = False) -> Product:
     assert is_async
-    THREAD.products.append(Product(a, b, acc if use_acc else None))
-    return THREAD.products[-1]
+    own().products.append(Product(a, b, acc if use_acc else None))
+    return own().products[-1]
 
 
 def warpgroup_mma_wait(outstanding: int, deps: tuple[Any, ...]) -> Any:
     pause()
-    while len(THREAD.products) > outstanding:
-        THREAD.products.pop(0).finish()
+    while len(own().products) > outstanding:
+        own().products.pop(0).finish()
     found = [d.result if isinstance(d, Product) else d for d in deps]
     if any(d is None for d in found):
         raise FaultError("a product is read before it was waited for")
@@ -284,7 +311,6 @@ def warpgroup_mma_init(acc: Tile) -> Tile:
 
 
 def fence_async_shared() -> None:
-    THREAD.fenced = True
-    stores = UNFENCED.pop(own_number(), {})
-    with LOCK:
-        FENCED.setdefault(own_number(), {}).update((a, (x, x.tobytes())) for a, x in stores.items())
+    own().fenced = True
+    stores = program().unfenced.pop(own().number, {})
+    program().fenced.setdefault(own().number, {}).update((a, (x, x.tobytes())) for a, x in stores.items())

@@ -1,19 +1,14 @@
 """The kernels of compute capability 9.0 in Gluon, executed in NumPy: each partition of warps is a thread.
 
 Takes a generated module, gives it kernels that run here, so that its own launcher can call them on tensors of the CPU.
-What is freed too early or waited for too little is a `FaultError`, and so is a deadlock (`chip`); so is a
-place outside a tensor (`numbers`). Programs run one after the other, so a turn that one must wait for another to
-pass is always there: `tests/gpu` sees those. Layouts and registers are left to the compiler (`tests/aot`).
+What is freed too early or waited for too little is a `FaultError` (`chip`); so is a place outside a tensor (`numbers`),
+a deadlock (`schedule`), and a race of programs on global memory (`races`). Layouts and registers are left to the
+compiler (`tests/aot`).
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
-import random
-import threading
-import time
-import traceback
 from collections.abc import Callable
 from types import FunctionType, ModuleType
 from typing import Any
@@ -25,29 +20,25 @@ from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
 from attngen.plan.tiles.hopper import SLACK
-from hopper_model import chip
 from hopper_model.chip import (
-    FAILED,
-    FENCED,
-    LOCK,
-    THREAD,
-    UNFENCED,
     Barriers,
     Copies,
     Descriptor,
     MBarrier,
-    Meetings,
+    Program,
     Shared,
     fence_async_shared,
     memory,
+    pause,
+    program,
+    wait,
     warpgroup_mma,
     warpgroup_mma_init,
     warpgroup_mma_wait,
 )
-from hopper_model.numbers import BF16, FaultError, Pointer, Tile, both, element, plain, typed
-
-NUMBERS = itertools.count(1)
-"""Of partitions of warps, each of its own."""
+from hopper_model.numbers import BF16, FaultError, Pointer, RefusedError, Tile, both, element, plain, typed
+from hopper_model.races import Written
+from hopper_model.schedule import USUAL, Launch, Schedule, Signal, own, running
 
 # ---------------------------------------------------------------- the language
 
@@ -83,11 +74,11 @@ class Language:
 
     @staticmethod
     def program_id(axis: int) -> Tile:
-        return Tile(np.int32(THREAD.program[axis]))
+        return Tile(np.int32(program().place[axis]))
 
     @staticmethod
     def num_programs(axis: int) -> Tile:
-        return Tile(np.int32(THREAD.grid[axis]))
+        return Tile(np.int32(program().grid[axis]))
 
     @staticmethod
     def arange(start: int, stop: int, layout: object = None) -> Tile:
@@ -107,16 +98,24 @@ class Language:
 
     @staticmethod
     def load(pointer: Pointer, mask: Any = None, other: Any = None, cache_modifier: str = "") -> Tile:
+        task = running()
+        if task is not None:
+            task.program.written.read(task, pointer.base, wanted(pointer, mask))
         return pointer.load(mask, other)
 
     @staticmethod
     def atomic_add(pointer: Pointer, values: Any, sem: str = "acq_rel") -> Tile:
+        pause()
+        if pointer.base.dtype.kind == "f":
+            program().written.write(own(), pointer.base, wanted(pointer, None))
+        elif not np.any(plain(values)):
+            await_change(pointer)
+        if sem in ("acquire", "acq_rel"):
+            own().take(cell(pointer))
         found = pointer.load()
-        # Programs run one after the other: a count that does not change while one looks at it never will.
-        THREAD.looks = 0 if np.any(plain(values)) else getattr(THREAD, "looks", 0) + 1
-        if THREAD.looks > 1000:
-            raise FaultError("waits for a count that nobody will reach")
         pointer.store(plain(found) + plain(values))
+        if sem in ("release", "acq_rel"):
+            own().give(cell(pointer))
         return found
 
     @staticmethod
@@ -129,6 +128,8 @@ class Language:
 
     @staticmethod
     def store(pointer: Pointer, values: Any, mask: Any = None) -> None:
+        pause()
+        program().written.write(own(), pointer.base, wanted(pointer, mask, values))
         pointer.store(values, mask)
 
     @staticmethod
@@ -181,7 +182,8 @@ class Language:
 
     @staticmethod
     def static_assert(condition: Any) -> None:
-        assert condition
+        if not condition:
+            raise RefusedError
 
     @staticmethod
     def allocate_shared_memory(dtype: Any, shape: list[int], layout: object) -> Any:
@@ -193,31 +195,17 @@ class Language:
 
     @staticmethod
     def warp_specialize(parts: list[tuple[Any, tuple[Any, ...]]], warps: list[int], registers: list[int]) -> None:
-        program, grid, meetings = THREAD.program, THREAD.grid, Meetings()
-        UNFENCED.clear()
-        FENCED.clear()
+        def body(function: FunctionType, arguments: tuple[Any, ...]) -> None:
+            names = function.__code__.co_varnames
+            own().names = {id(x): name for name, x in zip(names, arguments, strict=False) if isinstance(x, Barriers)}
+            function(*arguments)
+            if own().products or own().copied:
+                raise FaultError("products, or copies, that nobody waits for")
 
-        def run(function: Callable[..., None], arguments: tuple[Any, ...]) -> None:
-            THREAD.program, THREAD.grid, THREAD.products, THREAD.fenced = program, grid, [], False
-            THREAD.copied, THREAD.meetings, THREAD.slow = [], meetings, random.random() < 0.2
-            THREAD.number = next(NUMBERS)
-            try:
-                function(*arguments)
-                if THREAD.products or THREAD.copied:
-                    raise FaultError("products, or copies, that nobody waits for")
-            except BaseException:
-                with LOCK:
-                    FAILED.append(f"{function.__name__}: {traceback.format_exc()}")
-                    LOCK.notify_all()
-
-        threads = [threading.Thread(target=run, args=part, daemon=True) for part in parts]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        if FAILED:
-            raise FaultError("\n".join(FAILED))
-        meetings.close()
+        here, name = program(), own().name
+        tasks = [here.launch.start(f"{name}, {p[0].__name__}", here, functools.partial(body, *p)) for p in parts]
+        here.launch.wait(None, lambda: all(task.over for task in tasks))
+        here.meetings.close()
 
 
 def packed(x: Tile, dtype: Any) -> Tile:
@@ -248,21 +236,46 @@ def lagging_weights(x: Tile, reference: Tile, factor: Any, dtype: Any) -> tuple[
         return packed(Tile(weights), dtype), Tile(sums), Tile(becomes * four), Tile(before * four)
 
 
+def wanted(pointer: Pointer, mask: Any, *values: Any) -> np.ndarray:
+    """The places that are read, or written."""
+    offset, mask, *_ = pointer.places(True if mask is None else mask, *values)
+    return offset[mask]
+
+
+def cell(pointer: Pointer) -> Signal:
+    """What those who have written this cell hand to those who read it."""
+    return program().launch.cells[pointer.base.ctypes.data, int(pointer.offset)]
+
+
+def await_change(pointer: Pointer) -> None:
+    """Who looks at a count again and again looks when it has changed."""
+    task, place = own(), (pointer.base.ctypes.data, int(pointer.offset))
+    seen = task.looked.get(place)
+    wait(lambda: f"a count that stays at {seen}", lambda: int(pointer.load()) != seen)
+    task.looked[place] = int(pointer.load())
+
+
 def await_turn(turns: Pointer, turn: Any) -> None:
-    """Programs run one after the other: whoever comes before has had its turn, or is an item of this program."""
-    end = time.monotonic() + chip.PATIENCE / 10
-    while int(turns.load()) != int(turn):
-        if FAILED or time.monotonic() > end:
-            raise FaultError(f"turn {int(turn)} never comes: {int(turns.load())} was the last")
-        time.sleep(0.0005)
+    wait(
+        lambda: f"turn {int(turn)} of dQ's tile {int(turns.offset)}, at which it is turn {int(turns.load())}",
+        lambda: int(turns.load()) == int(turn),
+    )
+    own().take(cell(turns))
+
+
+def pass_turn(turns: Pointer, turn: Any) -> None:
+    pause()
+    own().give(cell(turns))
+    turns.store(turn)
+    pause()
 
 
 def arrive(number: Any, threads: int, warps: int) -> None:
-    THREAD.meetings.come(int(number), threads, 32 * warps, stay=False)
+    program().meetings.come(int(number), threads, warps, stay=False)
 
 
 def meet(number: Any, threads: int, warps: int) -> None:
-    THREAD.meetings.come(int(number), threads, 32 * warps, stay=True)
+    program().meetings.come(int(number), threads, warps, stay=True)
 
 
 ASSEMBLY: dict[str, Callable[..., Any]] = {
@@ -273,7 +286,7 @@ ASSEMBLY: dict[str, Callable[..., Any]] = {
     "_arrive": arrive,
     "_meet": meet,
     "_await_turn": await_turn,
-    "_pass_turn": lambda turns, turn: turns.store(turn),
+    "_pass_turn": pass_turn,
     "_packed": packed,
     "_unpacked": unpacked,
     "_unpacked_wide": lambda pairs, dtype, layout: unpacked(pairs, dtype, layout).to(np.float32),
@@ -287,8 +300,11 @@ ASSEMBLY: dict[str, Callable[..., Any]] = {
 
 
 class Kernel:
-    def __init__(self, name: str, function: Callable[..., None], arg_names: list[str], launched: list[str]):
+    def __init__(
+        self, name: str, function: Callable[..., None], arg_names: list[str], launched: list[str], schedule: Schedule
+    ):
         self.name, self.function, self.arg_names, self.launched = name, function, arg_names, launched
+        self.schedule = schedule
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         def launch(*arguments: Any, **options: Any) -> None:
@@ -298,12 +314,12 @@ class Kernel:
             values = [x if name in options else argument(x) for name, x in given.items()]
             assert list(given) == self.arg_names, f"{self.name}: {set(self.arg_names) - set(given)} missing"
             self.launched.append(self.name)
-            FAILED.clear()
-            THREAD.grid, THREAD.fenced = (*grid, 1, 1)[:3], False
-            for number in range(int(np.prod(THREAD.grid))):
-                x, rest = number % THREAD.grid[0], number // THREAD.grid[0]
-                THREAD.program = (x, rest % THREAD.grid[1], rest // THREAD.grid[1])
-                self.function(*values)
+            shape = (*grid, 1, 1)[:3]
+            running = Launch(self.name, self.schedule)
+            written = Written(running.task_names)
+            places = [(x, y, z) for z in range(shape[2]) for y in range(shape[1]) for x in range(shape[0])]
+            function = functools.partial(self.function, *values)
+            running.run([(Program(running, written, place, shape), function) for place in places])
 
         return launch
 
@@ -317,8 +333,9 @@ def argument(x: Any) -> Any:
     return Tile(typed(x, None))
 
 
-def install(module: ModuleType) -> list[str]:
-    """Gives the module kernels that run here, for a chip of compute capability 9.0; and the names of those launched."""
+def install(module: ModuleType, schedule: Schedule = USUAL) -> list[str]:
+    """Gives the module kernels that run here, for a chip of compute capability 9.0, in the order of this schedule.
+    Returns the names of those launched, to which each launch adds its own."""
     launched: list[str] = []
     names: dict[str, Any] = dict(vars(module))
     names.update(tl=Language, gl=Language, mbarrier=MBarrier, tma=Copies, fence_async_shared=fence_async_shared)
@@ -333,11 +350,11 @@ def install(module: ModuleType) -> list[str]:
     for name, x in jitted.items():
         names[name] = ASSEMBLY.get(name) or FunctionType(x.fn.__code__, names, name, x.fn.__defaults__)
         if name.endswith("_kernel"):
-            setattr(module, name, Kernel(name, names[name], list(x.arg_names), launched))
+            setattr(module, name, Kernel(name, names[name], list(x.arg_names), launched, schedule))
     changed: Any = module
     changed.HopperDescriptor = Descriptor
     changed._CHIPS[torch.device("cpu")] = "sm_90"
     changed._queue = lambda device, own: torch.zeros(4, dtype=torch.int32)  # the stock is of a stream's
     if hasattr(module, "_MULTIPROCESSORS"):
-        changed._MULTIPROCESSORS[torch.device("cpu")] = 2
+        changed._MULTIPROCESSORS[torch.device("cpu")] = schedule.multiprocessors
     return launched

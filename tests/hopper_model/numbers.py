@@ -22,6 +22,10 @@ class FaultError(Exception):
     """What a real kernel would do wrong."""
 
 
+class RefusedError(AssertionError):
+    """What the compiler would refuse."""
+
+
 def element(d: Any) -> np.dtype:
     d = d.value if isinstance(d, tl.constexpr) else d
     return np.dtype(d) if isinstance(d, np.dtype | type) else np.dtype(ELEMENTS[d.name])

@@ -1,0 +1,106 @@
+"""The turns in which programs add to dQ, with programs side by side on a model of the chip: no deadlock with any number
+of resident programs, no race, and the same bits in every order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from hopper_model.cases import Change, case, text_of
+from hopper_model.numbers import FaultError
+from hopper_model.schedule import Schedule
+from hopper_model.test_backward import BACKWARDS, gradients
+
+DIMS = (128, 128)
+ALL = 64
+"""More programs than there are items: each takes one."""
+SPECS: dict[str, tuple[str, tuple[int, int, int, int, int], Sequence[Change]]] = {
+    "one group of heads": ("causal", (1, 2, 1, 130, 400), ()),
+    "groups from the last tile to the first": ("causal", (5, 1, 1, 130, 300), [BACKWARDS]),
+    "tiles that data lists": ("documents", (5, 1, 1, 200, 200), [BACKWARDS]),
+}
+
+
+def dq(what: str, schedule: Schedule, changes: Sequence[Change] = ()) -> torch.Tensor:
+    name, sizes, rows = SPECS[what]
+    made = case(text_of(name), DIMS, sizes, torch.bfloat16, [*rows, *changes], schedule)
+    d_out, right = made.draw("Hq", "Sq", "Dv"), made.truth()
+    lse, out = torch.from_numpy(right.lse).float(), torch.from_numpy(right.out).to(torch.bfloat16)
+    qkv, scale = (made.q, made.k, made.v), made.sizes["D"] ** -0.5
+    found = made.module._gradients(d_out, torch.zeros_like(lse), *qkv, *made.given.values(), out, lse, scale)
+    assert "_hopper_backward_kernel" in made.launched
+    return found[0]
+
+
+@pytest.mark.parametrize("what", SPECS)
+def test_every_order_gives_the_same_bits(what: str) -> None:
+    """With one program, two, three or all at a time, in a grid of as many or of more."""
+    numbers = [(1, 2), (2, 2), (2, 5), (3, 5), (1, ALL), (3, ALL), (ALL, ALL)]
+    first, *others = (dq(what, Schedule(resident, seed, grid)) for seed, (resident, grid) in enumerate(numbers))
+    assert all(torch.equal(first, other) for other in others)
+
+
+TAKEN = 'gl.atomic_add(queue_ptr, 1, sem="relaxed")'
+STATIC = [
+    (f"item = {TAKEN} if gl.num_programs(0)", "item = item + gl.num_programs(0) if gl.num_programs(0)"),
+    (f"    item = {TAKEN}\n", "    item = gl.program_id(0)\n"),
+]
+OUT_OF_ORDER = {
+    "tiles from the last in the order": [("order = i // width", "order = n_tiles - 1 - i // width")],
+    "two tiles of a head the other way round": [
+        ("order = i // width", "order = gl.where(i // width < 2, 1 - i // width, i // width)"),
+    ],
+    "each program has items of its own": STATIC,
+}
+"""A program may wait for one that has not begun."""
+
+
+@pytest.mark.parametrize("what", OUT_OF_ORDER)
+def test_a_wait_for_a_program_that_has_not_begun_is_a_deadlock(what: str) -> None:
+    """With fewer resident programs than would have to wait for each other; with all of them it is none."""
+    changes = OUT_OF_ORDER[what]
+    with pytest.raises(FaultError, match=r"deadlock: .*_await_turns waits for turn \d+ of dQ's tile \d+"):
+        dq("one group of heads", Schedule(1, 0, 2), changes)
+    assert torch.equal(dq("one group of heads", Schedule(ALL, 0, ALL), changes), dq("one group of heads", Schedule()))
+
+
+AWAITED, PASSED = "_await_turn(turns + at, order)", "_pass_turn(turns + _place(step, first, stop, back), order + 1)"
+READY = "mbarrier.wait(turn_ready.index(turn % TURNS), turn // TURNS & 1)"
+ADDED, THERE = "mbarrier.arrive(turn_added.index(turn % TURNS), count=1)", "_meet(DS_STORED + stage, 384, 4)"
+TOLD = "mbarrier.wait(turn_added.index(turn % TURNS), turn // TURNS & 1)"
+FAULTS: dict[str, tuple[str, Sequence[Change]]] = {
+    "waits for the turn before": ("deadlock|a race", [(AWAITED, "_await_turn(turns + at, order - 1)")]),
+    "waits for its own part": ("deadlock", [(AWAITED, "_await_turn(turns + at, order + 1)")]),
+    "waits for another head's turn": ("deadlock|a race", [(AWAITED, "_await_turn(turns_ptr + at, order)")]),
+    "waits for another tile's turn": (
+        "deadlock|a race",
+        [(AWAITED, "_await_turn(turns + gl.where(at + 1 < stop_before, at + 1, at), order)")],
+    ),
+    "does not wait": ("a race", [(AWAITED, "pass")]),
+    "adds before its turn has come": ("a race", [(READY, "pass")]),
+    "passes the turn before it adds": ("a race", [(ADDED, "pass"), (THERE, f"{THERE}\n{16 * ' '}{ADDED}")]),
+    "passes the turn without being told": ("a race", [(TOLD, "pass")]),
+    "one tile keeps its turn": ("deadlock", [(PASSED, f"{PASSED} if order != 1 else None")]),
+    "a tile keeps the turn of its last step": (
+        "deadlock",
+        [(f"(stop - first):\n                {TOLD}", f"(stop - first - 1):\n                {TOLD}")],
+    ),
+}
+"""What the fault says, and what is changed."""
+
+
+@pytest.mark.parametrize("what", FAULTS)
+def test_faults_of_turns_are_seen(what: str) -> None:
+    said, changes = FAULTS[what]
+    with pytest.raises(FaultError, match=said):
+        for seed in range(10):
+            dq("one group of heads", Schedule(3, seed, 3), changes)
+
+
+def test_the_last_tile_has_to_pass_its_turn() -> None:
+    """Nobody waits for it, but by the turn the next kernel knows that there is a part."""
+    changes = [(PASSED, f"{PASSED} if order + 1 < n_tiles else None")]
+    errors, _ = gradients(text_of("causal"), DIMS, (1, 2, 1, 130, 100), changes=changes)
+    assert errors["q"] == 1
