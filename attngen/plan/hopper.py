@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import NamedTuple, TypeVar
 
 from attngen.plan.mask.loops import Run
+from attngen.plan.mask.turns import Turns
 from attngen.plan.mask.walks import Hull, Share, Walk
 
 
@@ -196,12 +197,14 @@ class HopperApart:
 
 @dataclass(frozen=True, slots=True)
 class HopperPlan:
-    """`slack`: by how many powers of two the forward kernel's reference may lag behind the maximum; 0: it does not."""
+    """`slack`: by how many powers of two the forward kernel's reference may lag behind the maximum; 0: it does not.
+    `turns`: the order in which programs of the backward kernels take tiles, and add to dQ."""
 
     slack: int
     forward: HopperForward | None
     backward: HopperBackward | None
     apart: HopperApart | None
+    turns: Turns
 
     def for_head_dim(self, head_dim: tuple[int, int]) -> HopperPlan:
         """The kernels that tensors of this head dim, of Q and K, and of V, can use."""

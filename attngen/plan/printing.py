@@ -237,6 +237,8 @@ def _hopper(plan: HopperPlan) -> Iterator[str]:
         yield f"    masked: {expression(outside(b.unmasked))}"
         order = "each waits for the tile of keys before it" if b.lists is None else _lists(b.lists)
         yield f"    dQ is added in turn: {order}"
+        yield from (f"    {s.name} = {expression(s.value)}" for s in plan.turns.steps)
+        yield f"    head = {expression(plan.turns.head)}"
         yield from _elsewhere(b.elsewhere)
         yield from _rows(b.rows)
     if plan.apart is not None:

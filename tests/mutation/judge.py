@@ -24,6 +24,7 @@ from mutation import reading
 from mutation.machine import wrong_numbers, wrong_stream
 from mutation.mutants import Mutant
 from mutation.taken_walks import wrong_hopper, wrong_portable
+from mutation.turns import wrong_turns
 from mutation.walks import wrong_walk
 
 BUDGET = 10.0
@@ -98,6 +99,8 @@ def broken(mutant: Mutant, attention: Attention, plan: KernelPlan | None) -> str
             return wrong_portable(plan)
         case "hopper":
             return wrong_hopper(attention, plan)
+        case "turns":
+            return wrong_turns(plan)
         case "derivatives" | "folding":
             return wrong_numbers(attention, plan)
         case "loads" if Obligation.INDEX_BOUNDS in mutant.obligations:

@@ -31,10 +31,12 @@ from attngen.prove.obligations.reads import with_needs
 from attngen.prove.verdict import Obligation
 from mutation.corpus import Spec
 from mutation.edits import edits, replaced
+from mutation.turns import edited_turns
 from mutation.walk_mutants import hopper_edits, portable_edits
 
 KINDS = (
-    "normalizer", "ranges", "loops", "walks", "hopper", "derivatives", "loads", "widths", "hoisting", "folding",
+    "normalizer", "ranges", "loops", "walks", "hopper", "turns", "derivatives", "loads", "widths", "hoisting",
+    "folding",
 )  # fmt: skip
 
 STREAM = (Obligation.STREAMING, Obligation.RANGE_SAFETY)
@@ -91,6 +93,7 @@ def mutants(spec: Spec) -> Iterator[Mutant]:
     yield from of.loops()
     yield from of.walks()
     yield from of.hopper()
+    yield from of.turns()
     yield from of.derivatives()
     yield from of.loads()
     yield from of.widths()
@@ -158,6 +161,14 @@ class _Mutants:
     def hopper(self) -> Iterator[Mutant]:
         for what, made in hopper_edits(self.plan):
             yield self._made("hopper", what, made, Obligation.TILE_RANGES)
+
+    def turns(self) -> Iterator[Mutant]:
+        """One edit of the order of tickets, or of a turn: these are the same for all specs."""
+        hopper = self.plan.hopper
+        if self.name == "causal" and hopper is not None:
+            for what, made in edited_turns(hopper.turns):
+                found = replace(self.plan, hopper=replace(hopper, turns=made))
+                yield self._made("turns", what, found, Obligation.TILE_RANGES)
 
     # ------------------------------------------------------------ (c) derivatives
 
@@ -278,7 +289,7 @@ def _question(kind: str, attention: Attention, made: KernelPlan) -> tuple[Hashab
             return _shape(made.keys, made.key_loops), _shape(made.queries, made.query_loops)
         case "walks":
             return made.key_walks, made.query_walks, made.split
-        case "hopper":
+        case "hopper" | "turns":
             return made.hopper, made.queries
         case "loads" | "widths":
             return attention.mask, attention.score, attention.params, made.choices, made.attention.mask, made.weights

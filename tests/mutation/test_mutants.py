@@ -33,6 +33,7 @@ PER_KIND = {
     "loops": 18,
     "walks": 36,
     "hopper": 36,
+    "turns": 14,
     "derivatives": 24,
     "loads": 16,
     "widths": 10,

@@ -37,6 +37,7 @@ from attngen.emit.triton.launch import launch_view
 from attngen.emit.triton.param_gradients import GradientView, RowSum, gradient_views, row_sums
 from attngen.emit.triton.scope import scope_view
 from attngen.emit.triton.split import split_view
+from attngen.emit.triton.turns import TurnsView, turns_view
 from attngen.emit.triton.views import WeightView
 from attngen.errors import InternalError
 from attngen.plan.ints.facts import scale_use
@@ -115,6 +116,7 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
         "apart": apart,
         "counts_apart": apart is not None and bool(tests),
         "pair": hopper.pair,
+        "turns": hopper.turns,
         "split": split,
         "keys": keys,
         "queries": queries,
@@ -168,6 +170,7 @@ class _HopperViews:
     fast_bwd: GluonBackwardView | None = None
     apart: GluonApartView | None = None
     pair: GluonPairView | None = None
+    turns: TurnsView | None = None
 
 
 def _hopper_views(
@@ -191,11 +194,13 @@ def _hopper_views(
     tuned = tuple(t for t in options.tuned_gpu if (t.chip, t.itemsize) == ("sm_90", 2))
     mask = kernel_code(frame, Level.COLUMN, {}, {})
     printer, names = frame.printer(), (frame.arguments, frame.sizes)
+    fast_bwd = gluon_backward_view(hopper.backward, printer, params, *names, gradients, tuned)
     return _HopperViews(
         gluon_view(plan, hopper.forward, printer, params, *names, tuned),
-        gluon_backward_view(hopper.backward, printer, params, *names, gradients, tuned),
+        fast_bwd,
         gluon_apart_view(plan, hopper.apart, printer, dq, dq_sums, params, *names, gradients, tuned),
         gluon_pair_view(dkdv, mask, frame.arguments, dk_factor),
+        turns_view(hopper.turns, printer, fast_bwd is not None and fast_bwd.backwards),
     )
 
 

@@ -38,6 +38,7 @@ from attngen.plan.levels import Level, is_dear, is_dear_for_pairs, level_of
 from attngen.plan.mask.loops import Loops, Run
 from attngen.plan.mask.ranges import TileRanges
 from attngen.plan.mask.segments import Segment
+from attngen.plan.mask.turns import turns
 from attngen.plan.mask.walks import hull, own, share, walk
 from attngen.plan.score.weights import Form
 
@@ -114,6 +115,7 @@ def hopper_plan(plan: KernelPlan, tile: tuple[int, int] | None, consecutive: boo
         forward if forward.rows else None,
         backward if backward.rows and queries.names else None,
         apart if apart.rows and queries.names and keys.names else None,
+        turns(),
     )
 
 

@@ -2,8 +2,9 @@
 
 Takes a plan, returns a claim for each walk that its `HopperPlan` holds: a walk takes each tile of its runs once; the
 steps that a warpgroup skips take no tile that its own rows meet; a hull covers every run; a tile goes without the mask
-only where it needs none; and where each program waits for the one before it, the programs that add to a tile of dQ are
-consecutive. That the runs themselves are right is what the claims about loops say.
+only where it needs none; where each program waits for the one before it, the programs that add to a tile of dQ are
+consecutive; and a program waits only for lower tickets. That the runs themselves are right is what the claims about
+loops say.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ from collections.abc import Iterator
 
 from attngen.plan.hopper import HopperApart, HopperBackward, HopperForward
 from attngen.plan.mask.loops import Loops, Run
+from attngen.plan.mask.turns import Turns
 from attngen.plan.mask.walks import one_stretch, own
 from attngen.prove.integers.z3_door import World
 from attngen.prove.obligations.tile_walks import hull_answer, share_answer, turns_answer, unmasked_answer
+from attngen.prove.obligations.turns import awaited_answer, order_answer
 from attngen.prove.obligations.walk_claims import WalkClaims
 from attngen.prove.verdict import Claim
 
@@ -30,6 +33,7 @@ def hopper_walks(claims: WalkClaims) -> Iterator[Claim]:
         yield from _forward(claims, found.forward)
     if found.backward is not None:
         yield from _backward(claims, found.backward)
+        yield from _turns(claims, found.turns)
     if found.apart is not None:
         yield from _apart(claims, found.apart)
 
@@ -68,6 +72,15 @@ def _apart(claims: WalkClaims, apart: HopperApart) -> Iterator[Claim]:
 def _unmasked(claims: WalkClaims, name: str, unmasked: tuple[Run, ...], full: tuple[Run, ...]) -> Claim:
     answer = unmasked_answer(claims.world(), unmasked, full, claims.seconds)
     return claims.claim(f"{name}, mask", f"{name}: a tile without the mask lies in a run that needs none", answer)
+
+
+def _turns(claims: WalkClaims, turns: Turns) -> Iterator[Claim]:
+    sentence = "Hopper backward: each tile of keys has one ticket, and the tickets of a head rise with the order"
+    answer = order_answer(claims.world(), turns, claims.seconds)
+    yield claims.claim("Hopper backward, order", sentence, answer)
+    sentence = "Hopper backward: a tile of keys awaits the turn that the one before it in the order passes"
+    answer = awaited_answer(claims.world(), turns, claims.seconds)
+    yield claims.claim("Hopper backward, turn", sentence, answer)
 
 
 def _own(loops: Loops) -> tuple[Run, ...]:

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from mutation.turns import wrong_turns
 from property.kernels import analysed
 
 from attngen.emit import Options, emit
-from attngen.ir.build import add, integer
+from attngen.ir.build import add, index, integer, sub
 from attngen.plan import KernelPlan, plan
 from attngen.plan.mask.loops import Assigned
+from attngen.plan.mask.turns import Turns
 from attngen.prove.fallback import weakened
 from attngen.prove.obligations.hopper_walks import TURNS, hopper_walks
 from attngen.prove.obligations.walk_claims import WalkClaims
 from attngen.prove.verdict import Claim, Proved, Refuted, Unknown
 
+LAST = sub(index("n_tiles"), integer(1))
 EXAMPLES = sorted((Path(__file__).parents[3] / "examples").glob("*.attn"))
 
 
@@ -63,6 +67,27 @@ def test_a_hull_that_lacks_its_last_run_is_refuted() -> None:
     backward = found.hopper.backward
     wrong = replace(backward, hull=replace(backward.hull, steps=(*backward.hull.steps[:-2], backward.hull.steps[-1])))
     assert refuted(replace(found, hopper=replace(found.hopper, backward=wrong))) == {"Hopper backward, hull"}
+
+
+@pytest.mark.parametrize(
+    ("what", "edit"),
+    [
+        ("order", lambda t: replace(t, steps=(*t.steps[:-1], Assigned("order", sub(LAST, t.steps[-1].value))))),
+        ("order", lambda t: replace(t, steps=(*t.steps[:-1], Assigned("order", index("i"))))),
+        ("order", lambda t: replace(t, head=index("first"))),
+        ("order", lambda t: replace(t, few=integer(0))),
+        ("turn", lambda t: replace(t, awaited=t.passed)),
+        ("turn", lambda t: replace(t, passed=t.awaited)),
+        ("turn", lambda t: replace(t, before=replace(t.before, backwards=t.before.onwards))),
+        ("turn", lambda t: replace(t, tile=replace(t.tile, backwards=index("order")))),
+    ],
+)
+def test_a_program_that_waits_for_a_higher_ticket_is_refuted(what: str, edit: Callable[[Turns], Turns]) -> None:
+    found = planned("causal")
+    assert found.hopper is not None
+    wrong = replace(found, hopper=replace(found.hopper, turns=edit(found.hopper.turns)))
+    assert wrong_turns(wrong) and not wrong_turns(found)
+    assert refuted(wrong) == {f"Hopper backward, {what}"}
 
 
 def test_programs_that_are_not_consecutive_need_a_list() -> None:

@@ -1,0 +1,73 @@
+"""The order of tickets and the turns of dQ, as text for the kernels of compute capability 9.0.
+
+Takes the plan's `Turns`, returns a `TurnsView`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from attngen.emit.triton.expressions import Printer
+from attngen.ir.nodes import Apply, Expr, Op
+from attngen.ir.walk import nodes
+from attngen.plan.mask.turns import HEADS, ORDER, Directed, Turns
+
+
+@dataclass(frozen=True, slots=True)
+class DirectedView:
+    onwards: str
+    backwards: str
+
+
+@dataclass(frozen=True, slots=True)
+class TurnsView:
+    """The fields of `Turns`, the last of its steps apart, as `order`. `key_steps`: the steps where the number of heads
+    has no name. `awaited` and `passed` call the place in the order `order`, or `tile` where tiles are not taken
+    backwards; `their_tile` and `their_turn` call it `others`.
+    """
+
+    few: str
+    steps: tuple[str, ...]
+    key_steps: tuple[str, ...]
+    order: str
+    back: str
+    head: str
+    tile: DirectedView
+    before: DirectedView
+    awaited: str
+    passed: str
+    their_tile: DirectedView
+    their_turn: str
+
+
+def turns_view(turns: Turns, printer: Printer, backwards: bool) -> TurnsView:
+    """`backwards`: see `GluonBackwardView`."""
+    values = (turns.few, turns.back, turns.head, *(s.value for s in turns.steps))
+    divisions = {
+        e for v in values for e in nodes(v) if isinstance(e, Apply) and e.op in (Op.FLOORDIV, Op.MOD)
+    }  # of ints that are not negative
+    choices = replace(printer.choices, plain_divisions=frozenset(divisions))
+
+    def text(e: Expr, **names: str) -> str:
+        bound = {ORDER: names.get("order", "order"), HEADS: names.get("heads", "heads")}
+        return replace(printer, choices=choices, names={**printer.names, **bound}).text(e)
+
+    def directed(d: Directed, order: str = "order") -> DirectedView:
+        return DirectedView(text(d.onwards, order=order), text(d.backwards, order=order))
+
+    *steps, last = turns.steps
+    place = "order" if backwards else "tile"
+    return TurnsView(
+        few=text(turns.few),
+        steps=tuple(f"{s.name} = {text(s.value)}" for s in steps),
+        key_steps=tuple(f"{s.name} = {text(s.value, heads='n_work // n_tiles')}" for s in steps),
+        order=text(last.value),
+        back=text(turns.back),
+        head=text(turns.head),
+        tile=directed(turns.tile),
+        before=directed(turns.before),
+        awaited=text(turns.awaited, order=place),
+        passed=text(turns.passed, order=place),
+        their_tile=directed(turns.tile, "others"),
+        their_turn=text(turns.passed, order="others"),
+    )

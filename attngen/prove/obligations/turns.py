@@ -1,0 +1,157 @@
+"""The order of tickets and the turns of dQ as formulas, for any number of tiles, of heads, and of heads together.
+
+Executes the plan's `Turns` in z3 for a ticket and for another. Divisors are unknowns, so each quotient is an unknown
+with its definition, q * c <= a < q * c + c. What follows of one step is asked for before it is a premise of the next.
+
+What is shown: every ticket is a tile of a head, and no two are the same, so each tile has a ticket, since there are as
+many. Of two tiles of a head, the lower in the order has the lower ticket. A tile awaits the turn that the one before it
+in the order passes. By hand: programs take tickets one after the other, and finish each before the next, so the lowest
+ticket that is not done belongs to a program that has begun, and waits for none. So there is no deadlock with any number
+of programs.
+"""
+
+from __future__ import annotations
+
+from attngen.ir.build import index
+from attngen.ir.nodes import Apply, Expr, Op
+from attngen.ir.walk import nodes, substitute
+from attngen.plan.mask.turns import Turns
+from attngen.prove.integers.answers import Answer, Fails, Holds, Open, Term
+from attngen.prove.integers.z3_door import World
+from attngen.prove.search.small_tickets import wrong_ticket
+
+_SHOWN: set[Turns] = set()
+"""Orders that are shown: nothing of a spec bears on them."""
+
+
+def order_answer(world: World, turns: Turns, seconds: float) -> Answer:
+    """Whether each ticket is a tile of a head, no two are the same, and the tickets of a head rise with the order.
+
+    Where z3 does not show a step, small sizes are tried: a step can fail without harm.
+    """
+    if turns in _SHOWN:
+        return Holds()
+    asked = _Questions(world, turns, seconds)
+    few = asked.value(turns.few, asked.sizes) >= 1
+    asked.follows(few, *asked.known, kept=False)
+    one = asked.ticket("one")
+    other = asked.ticket("other", shown=True)
+    together, width = asked.sizes["together"], one["width"]
+    same = one["head"] == other["head"]
+    asked.known.append(same)
+    ends = [x for t in (one, other) for x in (t["first"] <= t["head"], t["head"] < t["first"] + together)]
+    groups = [t["first"] == t["group"] * together for t in (one, other)]
+    asked.follows(one["first"] == other["first"], *ends, *groups, same, *asked.rising(one, other, "group", together))
+    ways = asked.value(turns.back, one) == asked.value(turns.back, other)
+    asked.follows(ways, one["first"] == other["first"], kept=False)
+    asked.show(width == other["width"])
+    apart = one["item"] - one["i"] == other["item"] - other["i"]
+    rest = one["i"] - one["order"] * width == other["i"] - other["order"] * width
+    asked.show(apart, rest)
+    asked.follows(world.implies(one["order"] == other["order"], one["item"] == other["item"]), apart, rest)
+    ends = [x for t in (one, other) for x in (t["order"] * width <= t["i"], t["i"] < t["order"] * width + width)]
+    rising = asked.rising(one, other, "order", width)
+    asked.follows(world.implies(one["order"] < other["order"], one["item"] < other["item"]), apart, *ends, *rising)
+    if isinstance(asked.answer, Holds):
+        _SHOWN.add(turns)
+        return asked.answer
+    found = wrong_ticket(turns)
+    return Open("z3 does not show it, and small sizes show no mistake") if found is None else Fails(found)
+
+
+def awaited_answer(world: World, turns: Turns, seconds: float) -> Answer:
+    """Whether each place in the order is a tile; and whether a tile that is not the first awaits the turn that the one
+    before it passes, and no other's, and takes that one for the tile before it, whichever way its group goes."""
+    n_tiles, order, other = (world.free(name) for name in ("n_tiles", "order", "other order"))
+    premises = [order >= 1, order < n_tiles, other >= 0, other < n_tiles]
+    names = {"n_tiles": n_tiles, "order": order}
+    earlier = {"n_tiles": n_tiles, "order": order - 1}
+    passed = world.term(turns.passed, {"order": other})
+    inside: list[Term] = []
+    conclusion = [(passed == world.term(turns.awaited, names)) == (other == order - 1), passed >= 1]
+    for tile, before in (
+        (turns.tile.onwards, turns.before.onwards),
+        (turns.tile.backwards, turns.before.backwards),
+    ):
+        before_it = world.term(before, {**names, "tile": world.term(tile, names)})
+        conclusion.append(before_it == world.term(tile, earlier))
+        at = world.term(tile, {"n_tiles": n_tiles, "order": other})
+        inside += [at >= 0, at < n_tiles]
+    answer = world.ask_linear([other >= 0, other < n_tiles], world.all_of(inside), seconds)
+    return world.ask_linear(premises, world.all_of(conclusion), seconds) if isinstance(answer, Holds) else answer
+
+
+Names = dict[str, Term]
+
+
+class _Questions:
+    """What is known, and the answer to all that was asked so far."""
+
+    def __init__(self, world: World, turns: Turns, seconds: float):
+        self.world, self.turns, self.seconds = world, turns, seconds
+        self.sizes = {name: world.free(name) for name in ("n_tiles", "heads", "together")}
+        self.known: list[Term] = [size >= 1 for size in self.sizes.values()]
+        self.answer: Answer = Holds()
+        self.quotients: list[tuple[Term, Term, Term]] = []
+        self.shown = False
+
+    def show(self, *conclusions: Term) -> None:
+        """Asks for each, one after the other, unless that was `shown`; each is a premise of those after it."""
+        for conclusion in conclusions:
+            if isinstance(self.answer, Holds) and not self.shown:
+                self.answer = self.world.ask_core(self.known, conclusion, self.seconds)
+            self.known.append(conclusion)
+
+    def follows(self, conclusion: Term, *reasons: Term, kept: bool = True) -> None:
+        """Asks for the reasons, and then what follows of them alone: among all that is known z3 would not find it.
+        `kept`: it is a premise of what comes after."""
+        self.show(*(r for r in reasons if not any(r.eq(k) for k in self.known)))
+        if isinstance(self.answer, Holds):
+            self.answer = self.world.ask_core(reasons, conclusion, self.seconds)
+            self.known += [conclusion] if kept else []
+
+    def rising(self, one: Names, other: Names, name: str, factor: Term) -> list[Term]:
+        """What products with a factor of at least 1 keep of an order."""
+        self.show(factor >= 1)
+        found: list[Term] = []
+        for a, b in ((one[name], other[name]), (other[name], one[name])):
+            found.append(self.world.implies(a < b, a * factor + factor <= b * factor))
+            self.follows(found[-1], factor >= 1)
+        return found
+
+    def value(self, e: Expr, names: Names) -> Term:
+        """The value of `e`, whose divisors are shown to be positive."""
+        found = dict(names)
+        for node in [n for n in nodes(e) if isinstance(n, Apply) and n.op in (Op.FLOORDIV, Op.MOD)]:
+            a, c = (self.value(x, names) for x in node.args)
+            self.show(c >= 1)
+            name = f"quotient {len(self.quotients)}"
+            known = (q for x, y, q in self.quotients if x.eq(a) and y.eq(c))
+            q = next(known, self.world.free(name))
+            self.quotients.append((a, c, q))
+            self.known += [q * c <= a, a < q * c + c]
+            found[name] = q if node.op is Op.FLOORDIV else a - q * c
+            e = substitute(e, {node: index(name)})
+        return self.world.term(e, found)
+
+    def ticket(self, name: str, shown: bool = False) -> Names:
+        """What the steps bind for a ticket, each shown to be inside its bounds. `shown`: as it is of any other."""
+        self.shown = shown
+        item = self.world.free(f"item of {name}")
+        tiles, heads, together = (self.sizes[n] for n in ("n_tiles", "heads", "together"))
+        found = {**self.sizes, "item": item}
+        first_quotient = len(self.quotients)
+        self.known += [item >= 0, item < tiles * heads]
+        for step in self.turns.steps:
+            bound = self.world.free(f"{step.name} of {name}")
+            self.known.append(bound == self.value(step.value, found))
+            found[step.name] = bound
+        first, width, i, order = (found[n] for n in ("first", "width", "i", "order"))
+        self.show(first >= 0, first < heads, width >= 1, width <= together, first + width <= heads)
+        self.show(i >= 0, i < tiles * width, order >= 0, order < tiles)
+        found["group"] = self.quotients[first_quotient][2] if self.quotients[first_quotient:] else first
+        found["head"] = self.world.free(f"head of {name}")
+        self.known.append(found["head"] == self.value(self.turns.head, found))
+        self.show(first <= found["head"], found["head"] < first + width)
+        self.shown = False
+        return found

@@ -1,0 +1,85 @@
+"""The turns of a `HopperPlan`: edits of them, and brute force, a queue of few small heads that one program takes alone.
+
+`edited_turns` takes `Turns`, returns each with one edit. `wrong_turns` takes a plan (mutated or not), returns the first
+mistake in words, or nothing. Where one program takes all tickets, to wait for a higher one is a deadlock. It shares no
+code with the prover.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+
+from attngen.ir.build import add, integer, sub
+from attngen.ir.evaluate import evaluate
+from attngen.ir.nodes import Expr
+from attngen.ir.printing import expression as text
+from attngen.plan.kernel import KernelPlan
+from attngen.plan.mask.loops import Assigned
+from attngen.plan.mask.turns import Turns
+from mutation.edits import Edit, edits
+
+
+def _off_by_one(e: Expr) -> Iterator[Edit]:
+    yield from edits(e)
+    yield f"{text(e)} + 1", add(e, integer(1))
+    yield f"{text(e)} - 1", sub(e, integer(1))
+
+
+def edited_turns(t: Turns) -> Iterator[tuple[str, Turns]]:
+    for n, s in enumerate(t.steps):
+        for what, e in _off_by_one(s.value):
+            yield f"{s.name}: {what}", replace(t, steps=(*t.steps[:n], Assigned(s.name, e), *t.steps[n + 1 :]))
+    for field in ("few", "head", "awaited", "passed"):
+        for what, e in _off_by_one(getattr(t, field)):
+            yield f"{field}: {what}", replace(t, **{field: e})
+    for what, e in edits(t.back):
+        yield f"back: {what}", replace(t, back=e)
+    for field, way in product(("tile", "before"), ("onwards", "backwards")):
+        given = getattr(t, field)
+        for what, e in _off_by_one(getattr(given, way)):
+            yield f"{field} {way}: {what}", replace(t, **{field: replace(given, **{way: e})})
+
+
+def wrong_turns(plan: KernelPlan) -> str:
+    assert plan.hopper is not None
+    for n_tiles, heads, together, few, may in product((1, 2, 3, 5), (1, 2, 3, 7, 9), (1, 2, 3), (False, True), (0, 1)):
+        found = _queue(plan.hopper.turns, n_tiles, heads, together, few, bool(may))
+        if found:
+            return f"{found}; {n_tiles} tiles of {heads} heads, {together} together, few {few}, backwards {bool(may)}"
+    return ""
+
+
+def _value(e: Expr, names: dict[str, int]) -> int:
+    return int(evaluate(e, names, {}))
+
+
+def _queue(turns: Turns, n_tiles: int, heads: int, together: int, few: bool, may: bool) -> str:
+    """All tickets in turn. A head has one tile of dQ, to which all of its tiles of keys add."""
+    names = {"n_tiles": n_tiles, "heads": heads, "together": together}
+    if few:
+        names["together"] = _value(turns.few, names)
+    cells, last = [0] * heads, [-1] * heads
+    tiles: set[tuple[int, int]] = set()
+    for item in range(n_tiles * heads):
+        names["item"] = item
+        for step in turns.steps:
+            names[step.name] = _value(step.value, names)
+        head, back = _value(turns.head, names), may and bool(_value(turns.back, names))
+        way = "backwards" if back else "onwards"
+        tile = _value(getattr(turns.tile, way), names)
+        if not (0 <= head < heads and 0 <= tile < n_tiles) or (head, tile) in tiles:
+            return f"ticket {item} is tile {tile} of head {head}"
+        tiles.add((head, tile))
+        if names["order"] != 0:
+            if cells[head] != _value(turns.awaited, names):
+                return f"tile {tile} of head {head} waits for a turn that no lower ticket passes"
+            if last[head] != _value(getattr(turns.before, way), {**names, "tile": tile}):
+                return f"tile {tile} of head {head} comes after tile {last[head]}"
+        elif last[head] >= 0:
+            return f"tile {tile} of head {head} waits for nobody, and is not the first"
+        cells[head], last[head] = _value(turns.passed, names), tile
+        if cells[head] < 1:
+            return f"tile {tile} of head {head} leaves the cell at {cells[head]}"
+    return ""
