@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from attngen.emit import Options, Tuned, TunedGpu
     from attngen.ir.evaluate import Array
     from attngen.plan import KernelPlan
+    from attngen.prove.budget.work import Budget
     from attngen.prove.proof import Proof
     from attngen.tpu.compile import Compiled
 
@@ -111,11 +112,11 @@ def checked_plan(
     try:
         return spec, plan(spec, target)
     except SpecError as error:  # the planner sees no text: the line is quoted here
+        from attngen.prove.budget.work import Work
         from attngen.prove.obligations.streaming import laws
-        from attngen.prove.proof import BUDGET
         from attngen.prove.report import refutations
 
-        wrong = refutations(laws(spec, BUDGET), source)
+        wrong = refutations(laws(spec, Work()), source)
         if wrong:
             raise Refuted(wrong) from None
         raise type(error)(replace(d, source=source) for d in error.diagnostics) from None
@@ -126,21 +127,20 @@ def callable_spec(spec: Attention, planned: KernelPlan) -> Attention:
     return replace(spec, assumes=(*spec.assumes, *(need.own for need in planned.needs)))
 
 
-def prove(spec: Attention, planned: KernelPlan, *, timeout: float | None = None) -> tuple[Proof, KernelPlan]:
+def prove(spec: Attention, planned: KernelPlan, budget: Budget | None = None) -> tuple[Proof, KernelPlan]:
     """Every obligation of this plan, and the plan without the tile ranges that are not proved.
 
-    `timeout` is in seconds, for the whole; what it cuts off is unknown. A proof without unknowns is kept on disk, by
-    content.
+    What `budget` does not suffice for is unknown. A proof without unknowns is kept on disk, by content.
     """
+    from attngen.prove.budget.work import Budget
     from attngen.prove.fallback import weakened
-    from attngen.prove.proof import BUDGET
     from attngen.prove.proof import prove as prove_plan
     from attngen.prove.record import Damaged, key, read, to_json
     from attngen.prove.verdict import Obligation
     from attngen.runtime import cache
 
-    budget = BUDGET if timeout is None else timeout
-    name = key(spec, planned, budget)
+    budget = budget or Budget()
+    name = key(spec, planned, budget.effort)
     kept = cache.remembered("proofs", name)
     if kept is not None:
         with suppress(Damaged):
@@ -166,10 +166,10 @@ def check(
     consts: Mapping[str, Const] | None = None,
     *,
     target: str = "triton",
-    timeout: float | None = None,
+    budget: Budget | None = None,
 ) -> Proof:
     """The proof of what `compile` would emit, whatever its verdicts. Raises `SpecError` for a spec that is wrong."""
-    return prove(*checked_plan(source, consts, target), timeout=timeout)[0]
+    return prove(*checked_plan(source, consts, target), budget)[0]
 
 
 def explain(spec: Attention, emitted: KernelPlan, proof: Proof, form: Literal["text", "md", "tex"]) -> str:

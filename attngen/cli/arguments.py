@@ -126,6 +126,12 @@ def seconds(word: str) -> float:
     return float(word)
 
 
+def effort(word: str) -> float:
+    if not re.fullmatch(r"\d{1,4}(\.\d{1,6})?", word) or float(word) == 0:
+        raise ArgumentTypeError(f"{word!r} is no effort; write a multiple of the default, such as 4 or 0.5")
+    return float(word)
+
+
 def peers(word: str) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(name for name in word.split(",") if name))
     for name in names:

@@ -20,6 +20,7 @@ from attngen.errors import Source, UsageError
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from attngen.prove.budget.work import Budget
     from attngen.prove.proof import Proof
     from attngen.vocabulary import Const
 
@@ -47,10 +48,18 @@ def add(table: Commands) -> None:
     p.add_argument("--json", action="store_true", help="print every claim with its verdict, method and counterexample")
     p.add_argument("--explain", action="store_true", help="print the derivation, from dense softmax to tiles and back")
     p.add_argument(
+        "--effort",
+        type=arguments.effort,
+        default=1.0,
+        metavar="N",
+        help="work for each obligation, a multiple of the default: what needs more is unknown, on any machine alike",
+    )
+    p.add_argument(
         "--timeout",
         type=arguments.seconds,
+        default=600.0,
         metavar="S",
-        help="seconds for a spec; what they cut off is unknown (default: 10)",
+        help="seconds for a spec, as a last resort: what they cut off is unknown (default: 600)",
     )
     p.add_argument("-o", "--output", metavar="FILE", help="with --explain: write it there, .md or .tex")
     p.set_defaults(run=run)
@@ -65,13 +74,13 @@ def run(args: Namespace) -> int:
         raise UsageError("--explain and --json exclude each other")
     consts = dict(args.define)
     if args.explain:
-        return _explain(args.specs[0], consts, args.target, args.timeout, args.output)
+        return _explain(args.specs[0], consts, args.target, _budget(args), args.output)
     holds = True
     documents: list[object] = []
     for spec in args.specs:
         source = files.read_source(spec)
         with terminal.working(f"proving {source.name}"):
-            proof = api.check(source, consts, target=args.target, timeout=args.timeout)
+            proof = api.check(source, consts, target=args.target, budget=_budget(args))
         holds &= proof.holds
         if args.json:
             from attngen.prove.record import to_json
@@ -82,6 +91,12 @@ def run(args: Namespace) -> int:
     if args.json:
         terminal.put(json.dumps(documents if len(documents) != 1 else documents[0], indent=2) + "\n")
     return 0 if holds else 1
+
+
+def _budget(args: Namespace) -> Budget:
+    from attngen.prove.budget.work import Budget
+
+    return Budget(args.effort, args.timeout)
 
 
 def _print(proof: Proof, source: Source) -> None:
@@ -121,7 +136,7 @@ def _table(proof: Proof) -> Table:
     return table
 
 
-def _explain(path: str, consts: dict[str, Const], target: str, timeout: float | None, output: str | None) -> int:
+def _explain(path: str, consts: dict[str, Const], target: str, budget: Budget, output: str | None) -> int:
     form: Literal["text", "md", "tex"] = "text"
     if output is not None:
         suffix = Path(output).suffix.lower()
@@ -132,7 +147,7 @@ def _explain(path: str, consts: dict[str, Const], target: str, timeout: float | 
     source = files.read_source(path)
     with terminal.working(f"proving {source.name}"):
         spec, planned = api.checked_plan(source, consts, target)
-        proof, emitted = api.prove(spec, planned, timeout=timeout)
+        proof, emitted = api.prove(spec, planned, budget)
     if not proof.holds:
         _print(proof, source)
         return 1

@@ -1,7 +1,7 @@
 """All obligations of one plan, discharged: the table that `attngen check` prints and a kernel carries.
 
-Takes the attention, the plan that is to be emitted and a budget in seconds, gives a `Proof`. Each obligation has a
-module of its own; what one of them cannot settle in its time is Unknown.
+Takes the attention, the plan that is to be emitted and a budget, returns a `Proof`. Each obligation has a module of its
+own and the same work to spend, whatever the others spent; what it cannot settle with it is Unknown.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from time import monotonic
 from attngen.errors import NOWHERE
 from attngen.ir.attention import Attention
 from attngen.plan.kernel import KernelPlan
+from attngen.prove.budget.work import Budget, Clock, Work
 from attngen.prove.fallback import can_do_without
 from attngen.prove.obligations.empty_rows import empty_rows
 from attngen.prove.obligations.gradients import gradients
@@ -25,20 +26,17 @@ from attngen.prove.obligations.tile_ranges import tile_ranges
 from attngen.prove.search.emptiness import some_pair
 from attngen.prove.verdict import Claim, Obligation, Refuted, Shown, Unknown, proved_line
 
-BUDGET = 10.0
-"""Seconds for one spec, where the user names no other number."""
-
-_Prover = Callable[[Attention, KernelPlan, float], tuple[Claim, ...]]
+_Prover = Callable[[Attention, KernelPlan, Work], tuple[Claim, ...]]
 
 PROVERS: tuple[tuple[Obligation, _Prover], ...] = (
     (Obligation.STREAMING, streaming),
     (Obligation.RANGE_SAFETY, range_safety),
     (Obligation.EMPTY_ROWS, empty_rows),
-    (Obligation.LOCALITY, locality),
+    (Obligation.LOCALITY, lambda attention, plan, _: locality(attention, plan)),
     (Obligation.GRADIENTS, gradients),
     (Obligation.TILE_RANGES, tile_ranges),
     (Obligation.INDEX_BOUNDS, index_bounds),
-    (Obligation.INTEGER_WIDTH, lambda _, plan, budget: integer_width(plan, budget)),
+    (Obligation.INTEGER_WIDTH, lambda _, plan, work: integer_width(plan, work)),
 )
 
 
@@ -111,13 +109,15 @@ def _placed(claim: Claim, attention: Attention) -> Claim:
     return replace(claim, span=next((span for span in written if span != NOWHERE), NOWHERE))
 
 
-def prove(attention: Attention, plan: KernelPlan, budget: float = BUDGET) -> Proof:
+def prove(attention: Attention, plan: KernelPlan, budget: Budget | None = None) -> Proof:
     """Discharges every obligation. `attention` is the spec as analysed, `plan` what is to be emitted."""
-    deadline = monotonic() + budget
+    budget = budget or Budget()
+    clock = Clock(budget.timeout)
     shown: list[Shown] = []
     for obligation, prover in PROVERS:
         start = monotonic()
-        claims = prover(attention, plan, max(0.0, deadline - start))
-        shown.append(Shown(obligation, tuple(_placed(c, attention) for c in claims), monotonic() - start))
+        work = Work(budget, clock)
+        claims = tuple(_placed(c, attention) for c in prover(attention, plan, work))
+        shown.append(Shown(obligation, claims, monotonic() - start, work.spent))
     needs = tuple(need.text for need in plan.needs)
-    return Proof(attention.name, tuple(shown), needs=needs, expected=(some_pair(attention, plan),))
+    return Proof(attention.name, tuple(shown), needs=needs, expected=(some_pair(attention, plan, Work(budget, clock)),))

@@ -1,7 +1,7 @@
 """A proof as JSON and back: what `attngen check --json` prints, and what is kept between runs.
 
 Takes proofs, gives plain values. The key of a proof is made of all that it depends on: the attention, the plan, the
-budget, and the source of the prover and of what it asks.
+effort, and the source of the prover and of what it asks. The clock is not in it: what it ends is Unknown, and not kept.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ MODULES = ("errors.py", "inputs.py")
 """What a proof is made with. `ladder/` shows nothing."""
 
 
-def key(attention: Attention, plan: KernelPlan, budget: float) -> str:
-    return hashlib.sha256(f"{attention!r}\n{plan!r}\n{budget}\n{_own_source()}".encode()).hexdigest()
+def key(attention: Attention, plan: KernelPlan, effort: float) -> str:
+    return hashlib.sha256(f"{attention!r}\n{plan!r}\n{effort}\n{_own_source()}".encode()).hexdigest()
 
 
 @cache
@@ -54,6 +54,7 @@ def to_json(proof: Proof) -> dict[str, Any]:
                 "obligation": s.obligation.value,
                 "verdict": s.status,
                 "seconds": round(s.seconds, 4),
+                "work": s.work,
                 "claims": [_claim(c) for c in s.claims],
             }
             for s in proof.shown
@@ -122,7 +123,8 @@ def _read_shown(found: Any) -> Shown:
     claims = tuple(map(_read_claim, _part(found, "claims", list)))
     if not claims:
         raise Damaged("an obligation has no claims")
-    return Shown(_obligation(_part(found, "obligation", str)), claims, _part(found, "seconds", int | float))
+    seconds, work = _part(found, "seconds", int | float), _part(found, "work", int)
+    return Shown(_obligation(_part(found, "obligation", str)), claims, seconds, work)
 
 
 def _read_claim(c: Any) -> Claim:

@@ -88,11 +88,12 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """An obligation with all its claims, and the seconds that they took."""
+    """An obligation with all its claims, the seconds that they took, and the units of work, the same on any machine."""
 
     obligation: Obligation
     claims: tuple[Claim, ...]
     seconds: float = field(default=0.0, compare=False)
+    work: int = 0
 
     @property
     def refuted(self) -> tuple[Claim, ...]:

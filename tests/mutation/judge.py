@@ -16,6 +16,7 @@ import pytest
 
 from attngen.ir.attention import Attention
 from attngen.plan.kernel import KernelPlan
+from attngen.prove.budget.work import Work
 from attngen.prove.obligations import locality
 from attngen.prove.obligations.streaming import laws
 from attngen.prove.proof import PROVERS
@@ -27,7 +28,6 @@ from mutation.taken_walks import wrong_hopper, wrong_portable
 from mutation.turns import wrong_turns
 from mutation.walks import wrong_walk
 
-BUDGET = 10.0
 _PROVERS = dict(PROVERS)
 
 
@@ -77,12 +77,12 @@ def judge(mutant: Mutant) -> Judged:
 def prove(mutant: Mutant, attention: Attention, plan: KernelPlan | None) -> list[Claim]:
     """The mutant's own obligations; the others only where these let it pass and brute force does not."""
     if plan is None:
-        return list(laws(attention, BUDGET))
+        return list(laws(attention, Work()))
     with pytest.MonkeyPatch.context() as patch:
         if mutant.schedule is not None:
             edited, original = mutant.schedule, locality.schedule
             patch.setattr(locality, "schedule", lambda results: edited(original(results)))
-        return [c for o in mutant.obligations for c in _PROVERS[o](attention, plan, BUDGET)]
+        return [c for o in mutant.obligations for c in _PROVERS[o](attention, plan, Work())]
 
 
 def broken(mutant: Mutant, attention: Attention, plan: KernelPlan | None) -> str:

@@ -486,7 +486,7 @@ def _bindings(attention: Attention, planned: KernelPlan) -> tuple[Binding, ...]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(locality, "schedule", spy)
-        locality.locality(attention, planned, 5.0)
+        locality.locality(attention, planned)
     return tuple(b for s in seen for b in s.bindings)
 
 

@@ -17,6 +17,7 @@ from attngen.analyse import analyse
 from attngen.errors import Source, SpecError
 from attngen.ir.attention import Attention
 from attngen.plan.kernel import KernelPlan
+from attngen.prove.budget.work import Work
 from attngen.prove.proof import PROVERS
 from attngen.prove.verdict import Claim, Obligation, Refuted, Unknown
 from attngen.syntax.parser import parse
@@ -25,7 +26,6 @@ from mutation.machine import not_finite, wrong_numbers, wrong_stream
 from mutation.mutants import planned_anyhow
 from mutation.walks import wrong_walk
 
-BUDGET = 10.0
 _PROVERS = dict(PROVERS)
 
 # ---------------------------------------------------------------- what is drawn
@@ -168,7 +168,7 @@ def settled(text: str, obligations: Sequence[Obligation]) -> tuple[str, str, str
     planned = planned_anyhow(attention)
     if planned is None:
         return "no spec", "", ""
-    claims = [(o, c) for o in obligations for c in _PROVERS[o](attention, planned, BUDGET)]
+    claims = [(o, c) for o in obligations for c in _PROVERS[o](attention, planned, Work())]
     refuted = [(o, c) for o, c in claims if isinstance(c.verdict, Refuted)]
     unknown = [(o, c) for o, c in claims if isinstance(c.verdict, Unknown)]
     said = "; ".join(f"{o.value}, {c.subject}: {_reason(c)}" for o, c in (*refuted, *unknown))

@@ -222,7 +222,7 @@ def wrong_level(attention: Attention, plan: KernelPlan, move: Callable[[Schedule
 
     locality.schedule = look  # type: ignore[assignment]
     try:
-        locality.locality(attention, plan, 5.0)
+        locality.locality(attention, plan)
     finally:
         locality.schedule = original  # type: ignore[assignment]
     return found[0] if found else ""

@@ -16,6 +16,7 @@ from attngen.analyse import analyse
 from attngen.errors import Source
 from attngen.ir.build import real
 from attngen.plan import plan
+from attngen.prove.budget.work import Work
 from attngen.prove.obligations.range_safety import range_safety
 from attngen.prove.obligations.reads import with_needs
 from attngen.prove.obligations.streaming import streaming
@@ -92,7 +93,7 @@ def test_all(kind: str, every: Mapping[str, Sequence[Mutant]], counted: Counted)
 def test_the_specs_themselves_are_proved(spec: Spec) -> None:
     """An edit's refutation says something only if the spec without it is proved."""
     attention = spec.attention()
-    proof = prove(attention, with_needs(attention, plan(attention)), 20.0)
+    proof = prove(attention, with_needs(attention, plan(attention)))
     assert not proof.refuted
     assert not proof.unknown
 
@@ -114,7 +115,7 @@ def test_no_running_maximum_overflows() -> None:
         text("normalizer mine {\n    weight(s) = exp(s)\n    denominator = sum\n    shift = none\n}"), "broken.attn"
     )
     attention = analyse(parse(source), source, {})
-    found = refuted(range_safety(attention, plan(attention), 10.0))
+    found = refuted(range_safety(attention, plan(attention), Work()))
     assert found
     verdict = found[0].verdict
     assert isinstance(verdict, Refuted)
@@ -137,7 +138,7 @@ def test_no_rescaling_is_finite_and_wrong() -> None:
     assert attention.normalizer.rescale == real(1.0)
     planned = planned_anyhow(attention)
     assert planned is not None
-    found = refuted(streaming(attention, planned, 10.0))
+    found = refuted(streaming(attention, planned, Work()))
     assert found
     verdict = next(c.verdict for c in found if c.subject == "homomorphism")
     assert isinstance(verdict, Refuted)

@@ -13,13 +13,11 @@ from attngen.prove.verdict import Obligation, Refuted
 from attngen.syntax.parser import parse
 from mutation.unseen import RIGHT, WRONG
 
-BUDGET = 30.0
-
 
 def proof(body: str) -> Proof:
     source = Source(f"attention unseen\n{body.strip()}\n", "unseen.attn")
     attention = analyse(parse(source), source, {})
-    return prove(attention, with_needs(attention, plan(attention)), BUDGET)
+    return prove(attention, with_needs(attention, plan(attention)))
 
 
 @pytest.mark.parametrize("name", RIGHT)

@@ -30,6 +30,7 @@ from attngen.ir.nodes import Apply, Expr, Load, Scalar, Symbol
 from attngen.ir.walk import nodes, substitute
 from attngen.plan import KernelPlan, plan
 from attngen.plan.mask.loops import ZERO, Loops
+from attngen.prove.budget.work import Work
 from attngen.prove.obligations.integer_width import integer_width
 from attngen.prove.verdict import Proved
 from property.kernels import analysed
@@ -100,7 +101,7 @@ def fault(seed: int) -> str:
     checks = (("triton", _triton), ("jax", _jax)) if seed % JAX_TOO == 0 else (("triton", _triton),)
     for target, check in checks:
         planned = plan(attention, reserved(target), wide_ints(target))
-        claims = integer_width(planned, 3.0)
+        claims = integer_width(planned, Work())
         if all(isinstance(c.verdict, Proved) for c in claims):  # else the file is refused, or the range is not used
             found = check(planned, case)
             if found:
@@ -110,7 +111,7 @@ def fault(seed: int) -> str:
 
 def refused(seed: int) -> bool:
     planned = plan(analysed(drawn(seed).text), reserved("triton"))
-    return not all(isinstance(c.verdict, Proved) for c in integer_width(planned, 3.0))
+    return not all(isinstance(c.verdict, Proved) for c in integer_width(planned, Work()))
 
 
 # ---------------------------------------------------------------- pairs

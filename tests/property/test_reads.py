@@ -10,7 +10,6 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping
-from time import monotonic
 
 import numpy as np
 import pytest
@@ -22,6 +21,7 @@ from attngen.ir.evaluate import Array, evaluate
 from attngen.ir.nodes import Load, Symbol, Type
 from attngen.ir.walk import loads, substitute
 from attngen.plan.kernel import KernelPlan
+from attngen.prove.budget.work import Work
 from attngen.prove.obligations.reads import read_claims
 from attngen.prove.verdict import Proved, Refuted, Unknown
 
@@ -29,7 +29,6 @@ SEED = 20261123
 DRAWS = 40
 """Files of one test; `USUAL` of them are tried where not all tests run, else `ALL`."""
 USUAL, ALL = 200, 2000
-SECONDS = 20.0
 
 _POSITIONS = ("q", "k", "q - k", "k - q", "q + k", "q + Sk - Sq", "q + Sk - Sq - k", "h + k", "Sk - 1 - k", "2 * k - q")
 _FORMS = (
@@ -112,7 +111,7 @@ def problem(text: str, verdicts: Counter[str]) -> str:
     if sum(bool(re.search(r"\bt\[", line)) for line in text.splitlines()[2:]) == 0 or not loads_of(attention):
         return ""  # the read was folded away
     plan: KernelPlan = api.plan(attention)
-    claims = [c for c in read_claims(attention, plan, monotonic() + SECONDS) if c.subject.startswith("read of")]
+    claims = [c for c in read_claims(attention, plan, Work()) if c.subject.startswith("read of")]
     (verdict,) = {type(c.verdict): c.verdict for c in claims}.values()
     match verdict:
         case Unknown():

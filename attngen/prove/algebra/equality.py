@@ -17,10 +17,11 @@ from attngen.ir.nodes import Apply, Expr, Op
 from attngen.ir.printing import expression as text
 from attngen.prove.algebra.assumptions import World
 from attngen.prove.algebra.sample_points import Point, Undefined, clearly_different, mp, number, numbers
-from attngen.prove.algebra.sympy_door import Term, same, sp
+from attngen.prove.algebra.sympy_door import Term, expanded, same, sp
+from attngen.prove.algebra.term_size import price
 from attngen.prove.algebra.terms import Reading, Split, has_comparison
-from attngen.prove.budget.claim_budget import Clock, ran_out
-from attngen.prove.budget.watchdog import OutOfTime, limited
+from attngen.prove.budget.watchdog import OutOfTime
+from attngen.prove.budget.work import OutOfWork, Work
 from attngen.prove.verdict import Proved, Refuted, Unknown, Verdict
 
 _CASES = 81
@@ -29,7 +30,7 @@ Comparison = Callable[[Reading], tuple[Term, Term]]
 
 
 def in_cases(
-    compared: Comparison, world: World, leaves: frozenset[Expr] | None = None, ties: bool = True
+    compared: Comparison, world: World, work: Work, leaves: frozenset[Expr] | None = None, ties: bool = True
 ) -> str | None:
     """How two terms were shown equal in every case of their kinks, or None. `compared` reads them in one case."""
     waiting: list[dict[Term, int]] = [{}]
@@ -37,38 +38,38 @@ def in_cases(
     while waiting:
         decisions = waiting.pop()
         try:
-            pair = compared(Reading(world, decisions, leaves=leaves, ties=ties))
+            pair = compared(Reading(world, work, decisions, leaves=leaves, ties=ties))
         except Split as split:
             waiting += [{**decisions, split.key: sign} for sign in split.choices]
             continue
         cases += 1
-        if cases > _CASES or not (same(*pair) or _impossible(decisions)):
+        if cases > _CASES or not (same(*pair, work) or _impossible(decisions, work)):
             return None
     return "sympy" if cases == 1 else f"sympy, {cases} cases"
 
 
-def _impossible(decisions: Mapping[Term, int]) -> bool:
+def _impossible(decisions: Mapping[Term, int], work: Work) -> bool:
     """Whether these signs contradict each other: up to three arguments, each not negative, with a negative sum."""
     parts: list[tuple[Term, bool]] = []
     for key, sign in decisions.items():
         parts += [(sign * key, True)] if sign else [(key, False), (-key, False)]
     for count in (2, 3):
         for chosen in itertools.combinations(parts, count):
-            total = sp.expand(sp.Add(*(term for term, _ in chosen)))
+            total = expanded(sp.Add(*(term for term, _ in chosen)), work)
             if total.is_negative or (total.is_nonpositive and any(strict for _, strict in chosen)):
                 return True
     return False
 
 
-def _at_once(compared: Comparison, world: World) -> str | None:
+def _at_once(compared: Comparison, world: World, work: Work) -> str | None:
     """All cases in one comparison, by indicators; None where that shows nothing."""
     try:
-        return "sympy" if same(*compared(Reading(world, indicators=True))) else None
+        return "sympy" if same(*compared(Reading(world, work, indicators=True)), work) else None
     except Split:
         return None
 
 
-def equal(a: Expr, b: Expr, world: World, budget: float, names: tuple[str, str] = ("planned", "true")) -> Verdict:
+def equal(a: Expr, b: Expr, world: World, work: Work, names: tuple[str, str] = ("planned", "true")) -> Verdict:
     """Whether two expressions have the same value wherever the spec's facts hold. Refuted comes with a point.
 
     `names` are what the two are called there.
@@ -77,13 +78,13 @@ def equal(a: Expr, b: Expr, world: World, budget: float, names: tuple[str, str] 
         return Proved("the same expression")
     ties = has_comparison(a, b)
     try:
-        with limited(budget):
-            opaque = Reading(world)
-            whole = same(opaque.term(a), opaque.term(b))
-            how = "sympy" if whole else in_cases(lambda r: (r.term(a), r.term(b)), world, ties=ties)
-            how = how or _term_by_term(a, b, world, ties)
-    except OutOfTime:
-        how, reason = None, ran_out
+        with work.watched():
+            opaque = Reading(world, work)
+            whole = same(opaque.term(a), opaque.term(b), work)
+            how = "sympy" if whole else in_cases(lambda r: (r.term(a), r.term(b)), world, work, ties=ties)
+            how = how or _term_by_term(a, b, world, work, ties)
+    except (OutOfTime, OutOfWork) as stop:
+        how, reason = None, stop.reason
     else:
         reason = "sympy brings the two sides to no common form"
     if how is not None:
@@ -91,15 +92,16 @@ def equal(a: Expr, b: Expr, world: World, budget: float, names: tuple[str, str] 
     return differing(a, b, world, names) or Unknown("sympy", f"{reason}, and no point tells them apart")
 
 
-def _term_by_term(a: Expr, b: Expr, world: World, ties: bool) -> str | None:
+def _term_by_term(a: Expr, b: Expr, world: World, work: Work, ties: bool) -> str | None:
     """Sums whose kinks are too many for all cases at once, but which agree term by term, in order."""
     left, right = _summands(a), _summands(b)
     if len(left) != len(right) or not 1 < len(left) <= 16:
         return None
     for x, y in zip(left, right, strict=True):
-        opaque = Reading(world)
+        opaque = Reading(world, work)
         pair = partial(_terms, x, y)
-        if not same(opaque.term(x), opaque.term(y)) and in_cases(pair, world, ties=ties) is None:
+        whole = same(opaque.term(x), opaque.term(y), work)
+        if not whole and in_cases(pair, world, work, ties=ties) is None:
             return None
     return "sympy, term by term"
 
@@ -158,15 +160,16 @@ def short(t: str) -> str:
     return t if len(t) <= 160 else f"{t[:157]}…"
 
 
-def sign_of(e: Expr, world: World, *, zero: bool, budget: float) -> Verdict:
+def sign_of(e: Expr, world: World, *, zero: bool, work: Work) -> Verdict:
     """Whether e > 0, or e >= 0 where `zero` allows it, wherever the spec's facts hold."""
+    reason = f"the sign of {text(e)} does not follow from the facts"
     try:
-        with limited(budget):
-            term = sp.factor_terms(sp.expand(Reading(world).term(e)))
+        with work.watched():
+            term = sp.factor_terms(expanded(Reading(world, work).term(e), work))
             if term.is_positive or (zero and term.is_nonnegative):
                 return Proved("sympy")
-    except OutOfTime:
-        pass
+    except (OutOfTime, OutOfWork) as stop:
+        reason = f"{reason}: {stop.reason}"
     for point in world.points:
         try:
             value = point.value(e)
@@ -176,7 +179,7 @@ def sign_of(e: Expr, world: World, *, zero: bool, budget: float) -> Verdict:
             here = point.described(e)
             needed = "at least 0" if zero else "above 0"
             return Refuted("a point", (f"{at(here)}: {text(e)} is {number(value)}, and must be {needed}",), here)
-    return Unknown("sympy", f"the sign of {text(e)} does not follow from the facts")
+    return Unknown("sympy", reason)
 
 
 # ---------------------------------------------------------------- derivatives
@@ -187,7 +190,7 @@ def derivative_is(
     parts: tuple[tuple[Expr, Expr | None], ...],
     leaves: tuple[Expr, ...],
     world: World,
-    budget: float,
+    work: Work,
 ) -> Verdict:
     """Whether `planned` is the sum over `parts` of d e / d leaf, each times its factor; the derivatives are sympy's.
 
@@ -197,28 +200,29 @@ def derivative_is(
     """
     at_leaf = frozenset(leaves)
 
-    def compared(r: Reading) -> tuple[Term, Term]:
+    def compared(r: Reading, work: Work) -> tuple[Term, Term]:
         slope = sp.Integer(0)
         for e, factor in parts:
             term = r.term(e)
             if term.is_infinite:
                 return term, term
+            work.spend(price(term))
             slope += sp.diff(term, r.term(leaves[0])) * (1 if factor is None else r.term(factor))
         return r.term(planned), slope
 
     reason = "sympy's derivative and the planned one come to no common form"
-    clock = Clock(budget)
-    attempts: tuple[tuple[Callable[[], str | None], float], ...] = (
-        (lambda: _at_once(compared, world), 0.4),
-        (lambda: in_cases(compared, world, at_leaf), 0.6),
-        (lambda: in_cases(compared, world), 1.0),
+    attempts: tuple[tuple[Callable[[Comparison, Work], str | None], float], ...] = (
+        (lambda c, own: _at_once(c, world, own), 0.4),
+        (lambda c, own: in_cases(c, world, own, at_leaf), 0.6),
+        (lambda c, own: in_cases(c, world, own), 1.0),
     )
-    for attempt, share in attempts:
+    for attempt, fraction in attempts:
+        own = work.share(fraction)
         try:
-            with limited(clock.left * share):
-                how = attempt()
-        except OutOfTime:
-            how, reason = None, ran_out
+            with own.watched():
+                how = attempt(partial(compared, work=own), own)
+        except (OutOfTime, OutOfWork) as stop:
+            how, reason = None, stop.reason
         if how is not None:
             return Proved(how, (short(text(planned)),))
     for point in world.points:
@@ -243,13 +247,13 @@ def slope_at(point: Point, e: Expr, leaves: tuple[Expr, ...]) -> Any:
     return (right - left) / (2 * step)
 
 
-def quotient(a: Expr, b: Expr, symbols: tuple[str, ...], world: World) -> str | None:
+def quotient(a: Expr, b: Expr, symbols: tuple[str, ...], world: World, work: Work) -> str | None:
     """a / b as the language writes it, where it is short and reads these float symbols alone."""
     try:
-        with limited(0.2):
-            reading = Reading(world)
-            term = sp.powsimp(sp.expand(reading.term(a)) / sp.expand(reading.term(b)))
-    except OutOfTime:
+        with work.watched():
+            reading = Reading(world, work)
+            term = sp.powsimp(expanded(reading.term(a), work) / expanded(reading.term(b), work))
+    except (OutOfTime, OutOfWork):
         return None
     if {str(s) for s in term.free_symbols} - set(symbols) or len(str(term)) > 40:
         return None

@@ -18,6 +18,8 @@ from functools import lru_cache
 from typing import Any, TypeAlias
 
 from attngen.prove.algebra.sample_points import mp
+from attngen.prove.algebra.term_size import price
+from attngen.prove.budget.work import Work
 
 sp: Any = importlib.import_module("sympy")  # sympy has no types
 Term: TypeAlias = Any
@@ -62,18 +64,24 @@ def constant(value: float) -> Term:
     return sp.Rational(exact.numerator, exact.denominator)
 
 
-def same(a: Term, b: Term) -> bool:
-    """Whether two terms are equal for certain: the same rational function of their atoms."""
+def expanded(x: Term, work: Work) -> Term:
+    """`x` multiplied out. Raises `OutOfWork` where the result may be too long."""
+    work.spend(price(x))
+    return sp.expand(x)
+
+
+def same(a: Term, b: Term, work: Work) -> bool:
+    """Whether two terms are equal for certain: the same rational function of their atoms. Raises `OutOfWork`."""
     if a == b:
         return True
     if a.has(sp.oo, -sp.oo, sp.nan, sp.zoo) or b.has(sp.oo, -sp.oo, sp.nan, sp.zoo):
         return False
-    if sp.expand(a - b) == 0:
+    if expanded(a - b, work) == 0:
         return True
-    if _same_fractions(a, b):
+    if _same_fractions(a, b, work):
         return True
     if a.has(sp.tanh) or b.has(sp.tanh):
-        return _same_fractions(a.replace(sp.tanh, _tanh), b.replace(sp.tanh, _tanh))
+        return _same_fractions(a.replace(sp.tanh, _tanh), b.replace(sp.tanh, _tanh), work)
     return False
 
 
@@ -81,8 +89,10 @@ def _tanh(x: Term) -> Term:
     return (sp.exp(2 * x) - 1) / (sp.exp(2 * x) + 1)
 
 
-def _same_fractions(a: Term, b: Term) -> bool:
+def _same_fractions(a: Term, b: Term, work: Work) -> bool:
+    work.spend(price(a, b))
     (p, u), (r, v) = (sp.fraction(sp.together(sp.expand(x, log=True))) for x in (a, b))
+    work.spend(price(p * v, r * u))
     left, right = _coefficients(p * v), _coefficients(r * u)
     return all(_close(left.get(k, 0), right.get(k, 0)) for k in {**left, **right})
 

@@ -14,7 +14,12 @@ from typing import assert_never
 from attngen.ir.nodes import COMPARISONS, Apply, Expr, Literal, Load, Op, Scalar, Symbol, Type
 from attngen.ir.walk import nodes
 from attngen.prove.algebra.assumptions import World
-from attngen.prove.algebra.sympy_door import ABOVE, AT, LN2, Term, constant, sp
+from attngen.prove.algebra.sympy_door import ABOVE, AT, LN2, Term, constant, expanded, sp
+from attngen.prove.algebra.term_size import price
+from attngen.prove.budget.work import Work
+
+_NODE = 100
+"""Units for a node of an expression that is read."""
 
 
 class Split(Exception):
@@ -32,12 +37,14 @@ class Reading:
     With `indicators` a kink is a polynomial in two symbols that are 0 or 1, "its argument is positive" and "is zero":
     |x| is (2 p + z - 1) x. `same` knows that p p = p, z z = z and p z = 0, so one comparison covers every case.
     `leaves` confine the splitting to kinks whose arguments read one of them. `ties` says whether the case "at the kink"
-    is one of its own; abs, min and max are continuous, so that values need no such case, and derivatives do.
+    is one of its own; abs, min and max are continuous, so that values need no such case, and derivatives do. What is
+    read is paid for with `work`: raises `OutOfWork`.
     """
 
     def __init__(
         self,
         world: World,
+        work: Work,
         decisions: Mapping[Term, int] | None = None,
         *,
         leaves: frozenset[Expr] | None = None,
@@ -45,6 +52,7 @@ class Reading:
         indicators: bool = False,
     ):
         self._world = world
+        self._work = work
         self._indicators = indicators
         self._decisions = decisions
         self._leaves = leaves
@@ -56,9 +64,13 @@ class Reading:
     def term(self, e: Expr) -> Term:
         found = self._memo.get(id(e))
         if found is None:
+            self._work.spend(_NODE)
             found = self._memo[id(e)] = self._term(e)
             self._alive.append(e)
         return found
+
+    def _expanded(self, x: Term) -> Term:
+        return expanded(x, self._work)
 
     def _term(self, e: Expr) -> Term:
         match e:
@@ -72,7 +84,7 @@ class Reading:
                 return sp.Symbol(f"param {e.param}", **self._world.signs[e.param])
             case Load():
                 plain = self._without_cases()
-                indices = tuple(sp.expand(plain.term(i)) for i in e.indices)
+                indices = tuple(self._expanded(plain.term(i)) for i in e.indices)
                 return self._atom(f"param {e.param}", indices, self._world.signs[e.param])
             case Apply():
                 return self._apply(e)
@@ -84,7 +96,7 @@ class Reading:
         if self._decisions is None and not self._indicators:
             return self
         if self._plain is None:
-            self._plain = Reading(self._world)
+            self._plain = Reading(self._world, self._work)
         return self._plain
 
     def _symbol(self, e: Symbol) -> Term:
@@ -135,6 +147,8 @@ class Reading:
             case Op.NEG:
                 return -a
             case Op.POW:
+                if b.is_Integer:  # sympy multiplies a power of numbers out at once
+                    self._work.spend(abs(int(b)))
                 if b.is_Add and b.as_coeff_Add()[0].is_Integer:  # as sympy's derivatives have it
                     whole, rest = b.as_coeff_Add()
                     return a**rest * a**whole
@@ -166,17 +180,17 @@ class Reading:
             case Op.ABS | Op.SIGN | Op.MIN | Op.MAX:
                 return self._kink(e, a, b)
             case Op.FLOORDIV | Op.MOD | Op.SHIFT_RIGHT | Op.BIT_AND | Op.BIT_OR | Op.BIT_XOR:
-                return self._atom(e.op.value, (sp.expand(a), sp.expand(b)), {"integer": True})
+                return self._atom(e.op.value, (self._expanded(a), self._expanded(b)), {"integer": True})
             case Op.TO_INT | Op.FLOOR | Op.CEIL:
                 # A float made an int is flat between its steps: an opaque symbol has no derivative.
-                return a if a.is_integer else self._atom(e.op.value, (sp.expand(a),), {"integer": True})
+                return a if a.is_integer else self._atom(e.op.value, (self._expanded(a),), {"integer": True})
             case _:
                 raise AssertionError(e.op)
 
     # ------------------------------------------------------------ kinks
 
     def _kink(self, e: Apply, a: Term, b: Term) -> Term:
-        argument = sp.expand(a if e.op in (Op.ABS, Op.SIGN) else a - b)
+        argument = self._expanded(a if e.op in (Op.ABS, Op.SIGN) else a - b)
         sign = _known_sign(argument)
         if sign is None and self._indicators:
             above, at = self._indicator(argument)
@@ -210,12 +224,12 @@ class Reading:
             case _:
                 if sign is not None:  # on a tie, the first
                     return a if (sign <= 0) == (e.op is Op.MIN) or sign == 0 else b
-                ends = tuple(sorted((sp.expand(a), sp.expand(b)), key=sp.default_sort_key))
+                ends = tuple(sorted((self._expanded(a), self._expanded(b)), key=sp.default_sort_key))
                 return self._atom(e.op.value, ends, {"real": True})
 
     def _indicator(self, argument: Term) -> tuple[Term, Term]:
         """The symbols for "argument > 0" and for "argument = 0"."""
-        key, flip = _kink_key(argument)
+        key, flip = _kink_key(argument, self._work)
         kinks = self._world.kinks
         number = kinks.setdefault(key, len(kinks))
         above, at = (sp.Symbol(f"{name} {number}", integer=True, nonnegative=True) for name in (ABOVE, AT))
@@ -233,7 +247,7 @@ class Reading:
             case Apply(op=Op.OR):
                 return 1 - sp.Mul(*(1 - self._indicated(a) for a in e.args))
             case Apply() if e.op in COMPARISONS and e.args[0].type is not Type.BOOL:
-                argument = sp.expand(self.term(e.args[0]) - self.term(e.args[1]))
+                argument = self._expanded(self.term(e.args[0]) - self.term(e.args[1]))
                 sign = _known_sign(argument)
                 above, at = self._indicator(argument) if sign is None else (int(sign > 0), int(sign == 0))
                 return {Op.LT: 1 - above - at, Op.LE: 1 - above, Op.EQ: at, Op.NE: 1 - at}[e.op]
@@ -246,7 +260,7 @@ class Reading:
 
     def _sign(self, argument: Term, ties: bool) -> int:
         """The sign that this case gives an argument. Raises `Split` where it gives none."""
-        key, flip = _kink_key(argument)
+        key, flip = _kink_key(argument, self._work)
         assert self._decisions is not None
         if key not in self._decisions:
             choices = (1, 0, -1) if ties else (1, -1)
@@ -269,7 +283,7 @@ class Reading:
             case Apply(op=Op.OR):
                 return any(self.truth(a) for a in e.args)
             case Apply() if e.op in COMPARISONS and e.args[0].type is not Type.BOOL:
-                argument = sp.expand(self.term(e.args[0]) - self.term(e.args[1]))
+                argument = self._expanded(self.term(e.args[0]) - self.term(e.args[1]))
                 sign = _known_sign(argument)
                 sign = self._sign(argument, True) if sign is None else sign
                 return {Op.LT: sign < 0, Op.LE: sign <= 0, Op.EQ: sign == 0, Op.NE: sign != 0}[e.op]
@@ -282,7 +296,7 @@ class Reading:
         """A condition that is left opaque."""
         parts = tuple(self.term(a) for a in e.args)
         if e.op in COMPARISONS and e.args[0].type is not Type.BOOL:
-            parts = (sp.expand(parts[0] - parts[1]),)
+            parts = (self._expanded(parts[0] - parts[1]),)
         return self._atom(e.op.value, parts, {"integer": True})
 
     def _select(self, e: Apply) -> Term:
@@ -304,8 +318,9 @@ class Reading:
         return self._atom("select", (condition, then, otherwise), {"real": True})
 
 
-def _kink_key(argument: Term) -> tuple[Term, bool]:
+def _kink_key(argument: Term, work: Work) -> tuple[Term, bool]:
     """What a kink's argument is up to a positive factor and the sign, and whether the sign was turned."""
+    work.spend(price(argument))
     key = sp.factor_terms(sp.together(argument))
     key = sp.Mul(*(f for f in sp.Mul.make_args(key) if not f.is_positive)).primitive()[1]
     flip = bool(key.could_extract_minus_sign())

@@ -1,7 +1,8 @@
-"""A budget of seconds for a solver that has no timeout of its own.
+"""The last resort for a solver that has no limit of its own: a block that ends after so many seconds.
 
-sympy may think for as long as it likes. `limited(seconds)` runs a block under a watchdog that raises `OutOfTime` in the
-block's own thread; what the block was about is then Unknown, never a hang. Works in any thread, not only the main one.
+What sympy is asked is bounded by its size (`work`), yet a single call may take long. `limited(seconds)` runs a block
+under a watchdog that raises `OutOfTime` in the block's own thread; the claim of the block is then Unknown, and never a
+hang. Works in any thread, not only the main one.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from contextlib import contextmanager
 
 
 class OutOfTime(BaseException):
-    """The block outran its budget. No Exception: what is raised inside sympy must not be caught there."""
+    """The seconds have passed. No Exception: what is raised inside sympy must not be caught there."""
+
+    reason = "the clock ended its proof before its work was done; a longer `--timeout` lets it finish"
 
 
 @contextmanager

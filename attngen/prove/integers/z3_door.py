@@ -15,7 +15,6 @@ such as exp are uninterpreted: what z3 shows holds whatever they are.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from time import monotonic
 from typing import Any, assert_never
 
 import z3
@@ -24,16 +23,19 @@ from attngen.errors import InternalError
 from attngen.ir.attention import Attention, Param
 from attngen.ir.nodes import Apply, Expr, Literal, Load, Op, Scalar, Symbol, Type
 from attngen.ir.walk import symbols
+from attngen.prove.budget.watchdog import OutOfTime
+from attngen.prove.budget.work import OutOfWork, Work
 from attngen.prove.integers.answers import Answer, Fails, Holds, Open, Term, element_name
 from attngen.prove.integers.quotient_laws import Quotient, laws, products
 
-_STEPS_A_SECOND = 1_000_000
-_LINEAR_STEPS_A_SECOND = 60_000_000
-"""z3 counts its steps, so that the verdict of a busy machine is that of an idle one. How many it takes in a second
-depends on the solver: 0.5 to 1 million, or, for linear arithmetic by the older one, 50 to 60 million."""
-
-_PATIENCE = 4
-"""How much longer than asked a question may take on a busy machine."""
+_LINEAR_STEPS = 60
+"""Steps of the older solver of linear arithmetic in the time of one step of the others."""
+_SECOND_LOOK = 50_000
+"""Units at least, at effort 1, for a question that is asked again with the products themselves."""
+_LEAST = 1_000
+"""Steps that every question may take: most are settled in fewer."""
+_MOST = 2**32 - 2
+"""z3 takes no greater number; one more means no limit."""
 
 
 class World:
@@ -318,26 +320,24 @@ class World:
 
     # ------------------------------------------------------------ questions
 
-    def ask(self, premises: Iterable[Term], conclusion: Term, seconds: float) -> Answer:
-        """Whether the conclusion follows from the premises and the facts of this world, within `seconds`."""
+    def ask(self, premises: Iterable[Term], conclusion: Term, work: Work) -> Answer:
+        """Whether the conclusion follows from the premises and the facts of this world, with so much work."""
         self.queries += 1
         given = list(premises)
-        deadline = monotonic() + seconds
         doubted = [*given, z3.Not(conclusion), *self._facts, *laws(self._quotients, self)]
-        linear = self._check(doubted, seconds)
+        linear = self._check(doubted, work)
         if not self._quotients or isinstance(linear, Holds):
             return linear
-        left = max(0.05, deadline - monotonic())
-        return self._check([*doubted, *products(self._quotients, self)], left)
+        return self._check([*doubted, *products(self._quotients, self)], work, int(_SECOND_LOOK * work.effort))
 
-    def possible(self, seconds: float) -> Answer:
+    def possible(self, work: Work) -> Answer:
         """`Fails`, with values, if all facts can hold together, an element of each tensor having its own `where`;
         `Holds` if they exclude each other."""
         tensors = [p for p in self.attention.params if not p.is_scalar and p.where is not None]
         elements = [self._where(p, self._constant(f"an element of {p.name}", p.type)) for p in tensors]
-        return self.ask(elements, z3.Not(self._true()), seconds)
+        return self.ask(elements, z3.Not(self._true()), work)
 
-    def ask_linear(self, premises: Iterable[Term], conclusion: Term, seconds: float) -> Answer:
+    def ask_linear(self, premises: Iterable[Term], conclusion: Term, work: Work) -> Answer:
         """`ask` for formulas of linear arithmetic over ints, by the solver that is fastest on these.
 
         The premises are all that it is told: the facts of this world may speak of floats.
@@ -345,29 +345,37 @@ class World:
         self.queries += 1
         solver = z3.SolverFor("QF_LIA", ctx=self._context)
         solver.set("smt.arith.solver", 2)
-        return self._checked(solver, [*premises, z3.Not(conclusion)], seconds, _LINEAR_STEPS_A_SECOND)
+        return self._checked(solver, [*premises, z3.Not(conclusion)], work, steps=_LINEAR_STEPS)
 
-    def ask_core(self, premises: Iterable[Term], conclusion: Term, seconds: float) -> Answer:
+    def ask_core(self, premises: Iterable[Term], conclusion: Term, work: Work) -> Answer:
         """`ask`, by z3's core alone first: it shows some products of unknowns in a third of the time of the tactics."""
         given = list(premises)
         doubted = [*given, z3.Not(conclusion), *self._facts]
-        answer = self._checked(z3.SimpleSolver(ctx=self._context), doubted, min(seconds, 0.05), _STEPS_A_SECOND)
-        return answer if isinstance(answer, Holds) else self.ask(given, conclusion, seconds)
+        answer = self._checked(z3.SimpleSolver(ctx=self._context), doubted, work.part(_SECOND_LOOK))
+        return answer if isinstance(answer, Holds) else self.ask(given, conclusion, work)
 
-    def _check(self, formulas: list[Term], seconds: float) -> Answer:
-        return self._checked(z3.Solver(ctx=self._context), formulas, seconds, _STEPS_A_SECOND)
+    def _check(self, formulas: list[Term], work: Work, least: int = 0) -> Answer:
+        return self._checked(z3.Solver(ctx=self._context), formulas, work, least)
 
-    def _checked(self, solver: Any, formulas: list[Term], seconds: float, pace: int) -> Answer:
-        solver.set("rlimit", max(1000, int(seconds * pace)))
-        solver.set("timeout", max(1, int(seconds * 1000 * _PATIENCE)))
+    def _checked(self, solver: Any, formulas: list[Term], work: Work, least: int = 0, *, steps: int = 1) -> Answer:
+        """`steps` are those of this solver in one unit. z3 counts them for each check alone, though it reports the sum
+        over all checks of a context."""
+        limit = max(_LEAST, work.left * steps, least * steps)
+        solver.set("rlimit", min(limit, _MOST))
+        solver.set("timeout", min(max(1, int(work.clock.left * 1000)), _MOST))
         solver.set("random_seed", 1)
         solver.add(*formulas)
+        before = _steps_of(solver)
         result = solver.check()
+        taken = _steps_of(solver) - before
+        work.charge(-(-taken // steps))
         if result == z3.unsat:
             return Holds()
         if result == z3.sat:
             return Fails(self._values(solver.model()))
-        return Open(str(solver.reason_unknown()))
+        if taken >= limit:
+            return Open(OutOfWork.reason)
+        return Open(str(solver.reason_unknown()) if work.clock.left else OutOfTime.reason)
 
     def _values(self, model: Any) -> dict[str, int | float | bool]:
         found: dict[str, int | float | bool] = {}
@@ -375,6 +383,11 @@ class World:
             value = model.eval(term, model_completion=True)
             found[name.removeprefix("param ")] = _plain(value)
         return found
+
+
+def _steps_of(solver: Any) -> int:
+    """The steps that the solver's context has taken so far."""
+    return next((int(value) for name, value in solver.statistics() if name == "rlimit count"), 0)
 
 
 def _plain(value: Any) -> int | float | bool:

@@ -14,22 +14,23 @@ from attngen.ir.build import index, mul
 from attngen.ir.nodes import Apply, Expr, Op, Type
 from attngen.ir.walk import nodes, substitute
 from attngen.plan.ints.divisions import DIVISOR, EXPANSIONS, NUMBER, QUOTIENT, REMAINDER
+from attngen.prove.budget.work import Work
 from attngen.prove.integers.answers import Answer, Holds, Term
 from attngen.prove.integers.z3_door import World
 
 _MULTIPLE = index("multiple")
 
 
-def expansion_answer(world: World, op: Op, bits: int, seconds: float) -> Answer:
+def expansion_answer(world: World, op: Op, bits: int, work: Work) -> Answer:
     answer: Answer = Holds()
     for number_sign, divisor_sign in product((1, -1), repeat=2):
-        answer = _with_signs(world, op, 2 ** (bits - 1), number_sign, divisor_sign, seconds)
+        answer = _with_signs(world, op, 2 ** (bits - 1), number_sign, divisor_sign, work)
         if not isinstance(answer, Holds):
             break
     return answer
 
 
-def _with_signs(world: World, op: Op, limit: int, number_sign: int, divisor_sign: int, seconds: float) -> Answer:
+def _with_signs(world: World, op: Op, limit: int, number_sign: int, divisor_sign: int, work: Work) -> Answer:
     expansion = EXPANSIONS[op]
     number, divisor, quotient, multiple = (world.free(s.id) for s in (NUMBER, DIVISOR, QUOTIENT, _MULTIPLE))
     held = substitute(expansion.remainder, {mul(QUOTIENT, DIVISOR): _MULTIPLE})
@@ -67,7 +68,7 @@ def _with_signs(world: World, op: Op, limit: int, number_sign: int, divisor_sign
     )
     right = world.any_of([world.all_of([case, left(part)]) for case, part in cases])
     steps = [world.term(e, at) for root in (held, expansion.value) for e in nodes(root) if _is_step(e)]
-    return world.ask_linear(premises, world.all_of([*_inside([quotient, multiple, *steps], limit), right]), seconds)
+    return world.ask_linear(premises, world.all_of([*_inside([quotient, multiple, *steps], limit), right]), work)
 
 
 def _is_step(e: Expr) -> bool:

@@ -4,7 +4,7 @@ Its denominator is what is added to the sum, E: lse is log E, and its gradient g
 lse is -inf, and where nothing is divided by it is 0. A row whose denominator is 0 gives out 0, an lse of -inf and zero
 gradients.
 
-Takes the attention, the plan and a budget in seconds, gives claims. What the kernels evaluate (`recurrence`) is
+Takes the attention, the plan and the work that is allowed, returns claims. What the kernels evaluate (`recurrence`) is
 executed on the state of such a row, case by case over the denominator's extra term, with values known exactly where
 they are and as intervals where they are not; every choice must come out decided, and no NaN.
 """
@@ -20,8 +20,8 @@ from attngen.ir.build import add, apply, mul, real, select, sub
 from attngen.ir.nodes import Expr, Op, Symbol, Type
 from attngen.plan.kernel import KernelPlan
 from attngen.plan.score.weights import LOG2E, Form, M, S
-from attngen.prove.budget.claim_budget import ran_out
-from attngen.prove.budget.watchdog import OutOfTime, limited
+from attngen.prove.budget.watchdog import OutOfTime
+from attngen.prove.budget.work import OutOfWork, Work
 from attngen.prove.intervals import interval_type as i
 from attngen.prove.intervals.input_boxes import LEAST, LEAST_SCORE
 from attngen.prove.intervals.interval_type import Interval
@@ -32,22 +32,25 @@ from attngen.prove.search.wording import BY, example, nothing_found
 from attngen.prove.verdict import Claim, Proved, Refuted, Unknown
 
 ZERO = i.point(0.0)
+_EXECUTION = 10_000
+"""Units for the steps of a row without keys."""
 ALLOWED, DP, DELTA, D_LSE = (
     Symbol("allowed", Type.BOOL),
     *(Symbol(n, Type.FLOAT) for n in ("dp", "delta", "d_lse")),
 )
 
 
-def empty_rows(attention: Attention, plan: KernelPlan, budget: float) -> tuple[Claim, ...]:
+def empty_rows(attention: Attention, plan: KernelPlan, work: Work) -> tuple[Claim, ...]:
     claims: list[Claim] = []
     try:
-        with limited(budget):
+        with work.watched():
+            work.spend(_EXECUTION)
             claims.append(_forward(plan))
             claims.append(_backward(plan))
-            claims += _vanished(plan)
-    except OutOfTime:
+            claims += _vanished(plan, work)
+    except (OutOfTime, OutOfWork) as stop:
         sentence = "a row without a key gives 0 and no gradient"
-        claims.append(Claim("empty rows", sentence, Unknown(BY, ran_out), span=attention.score.span))
+        claims.append(Claim("empty rows", sentence, Unknown(BY, stop.reason), span=attention.score.span))
     return tuple(claims)
 
 
@@ -201,7 +204,7 @@ def _backward(plan: KernelPlan) -> Claim:
 # ---------------------------------------------------------------- keys, but no weight
 
 
-def _vanished(plan: KernelPlan) -> Iterator[Claim]:
+def _vanished(plan: KernelPlan, work: Work) -> Iterator[Claim]:
     """A row that has keys, all of weight 0."""
     w = plan.weights
     span = plan.attention.normalizer.span
@@ -215,7 +218,7 @@ def _vanished(plan: KernelPlan) -> Iterator[Claim]:
         case Form.DIRECT:
             yield _vanished_direct(plan, sentence)
         case Form.SHIFTED:
-            yield _vanished_shifted(plan, sentence)
+            yield _vanished_shifted(plan, work, sentence)
 
 
 def _vanished_direct(plan: KernelPlan, sentence: str) -> Claim:
@@ -233,12 +236,13 @@ def _vanished_direct(plan: KernelPlan, sentence: str) -> Claim:
     return found.claim("denominator 0", sentence, plan.attention.normalizer.span)
 
 
-def _vanished_shifted(plan: KernelPlan, sentence: str) -> Claim:
+def _vanished_shifted(plan: KernelPlan, work: Work, sentence: str) -> Claim:
     w = plan.weights
     span = plan.attention.normalizer.span
     own = walk.substitute(w.stream, {M: S})  # the weight of the key that has the maximum
     text = printing.expression(w.stream)
-    place = Finiteness(plan.attention, signed=plan.facts.scale_positive).place(LEAST, (), (own,))
+    questions = Finiteness(plan.attention, plan.facts.scale_positive, work)
+    place = questions.place(LEAST, (), (own,))
     values = place.with_interval(S, i.between(-LEAST_SCORE, LEAST_SCORE)).of(own)
     if values.low > 0 and values.finite:
         step = f"the key that has the maximum m has weight {text} at s = m, in {values}: with a key, the sum is not 0"
@@ -259,10 +263,7 @@ def _vanished_shifted(plan: KernelPlan, sentence: str) -> Claim:
     # With an extra term far below the maximum, both parts of the denominator vanish: acc / 0.
     far = apply(Op.LT, real(150.0), sub(mul(S, w.factor), mul(w.log_extra, real(LOG2E))))
     inside = (apply(Op.LE, S, real(LEAST_SCORE)), far)
-    from attngen.prove.search.float_search import Search
-
-    search = Search(plan.attention, LEAST, scale_positive=True)
-    witness = search.find(apply(Op.EQ, own, real(0.0)), inside, "true")
+    witness = questions.search(scale_positive=True).find(apply(Op.EQ, own, real(0.0)), inside, "true")
     if witness is None:
         reason = f"the weight of the key that has the maximum may be 0: {nothing_found}"
         return Claim("denominator 0", sentence, Unknown(BY, reason), span=span)

@@ -16,6 +16,7 @@ from attngen.ir.attention import Attention
 from attngen.ir.build import apply, conjunction, disjunction
 from attngen.ir.nodes import MOST_SHIFTED, Apply, Expr, Literal, Load, Op, Scalar, Symbol, Type
 from attngen.prove.algebra.assumptions import scale_enters_as_product
+from attngen.prove.budget.work import Work
 from attngen.prove.intervals import interval_type as i
 from attngen.prove.intervals.ingredients import disjuncts
 from attngen.prove.intervals.input_boxes import BOXES, LEAST, Box
@@ -27,7 +28,9 @@ if TYPE_CHECKING:
     from attngen.prove.search.float_search import Search
 
 _BOXES_SPLIT = 300
-"""Boxes tried before halving is given up."""
+"""Boxes tried before halving is given up, at effort 1."""
+_LOOK, _SEARCH = 1_000, 100_000
+"""Units for one look at a box, and for one search among the samples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +44,18 @@ class Holds:
 class Finiteness:
     """The questions about one attention."""
 
-    def __init__(self, attention: Attention, signed: bool):
+    def __init__(self, attention: Attention, signed: bool, work: Work):
         """`signed`: whether the launcher takes the sign of the scale into q, which is right where q . k and the scale
-        are read as their product alone."""
+        are read as their product alone. Each question raises `OutOfWork` where `work` does not suffice."""
         self.attention = attention
+        self.work = work
         self.scale_positive = signed and scale_enters_as_product(attention)
         self._places: dict[tuple[Box, tuple[Expr, ...]], Ranges] = {}
         self._held: list[Box] = []
 
     def place(self, box: Box, conditions: Sequence[Expr] = (), expressions: Sequence[Expr] = ()) -> Ranges:
         """What is known under the conditions, in this box."""
+        self.work.spend(_LOOK)
         loads = tuple(dict.fromkeys(load for e in (*expressions, *conditions) for load in walk.loads(e)))
         key = box, (*conditions, *loads)
         if key not in self._places:
@@ -82,11 +87,12 @@ class Finiteness:
         self._held.append(box)
         return box
 
-    def search(self) -> Search:
-        """A search for inputs in the least box."""
+    def search(self, *, scale_positive: bool = False) -> Search:
+        """A search for inputs in the least box, where the scale is positive if the kernel sees it so, or as asked."""
+        self.work.spend(_SEARCH)
         from attngen.prove.search.float_search import Search
 
-        return Search(self.attention, LEAST, scale_positive=self.scale_positive)
+        return Search(self.attention, LEAST, scale_positive=scale_positive or self.scale_positive)
 
     def finite(self, e: Expr, conditions: Sequence[Expr] = ()) -> Holds | Witness | None:
         """Whether every value is finite, or -inf as written."""
@@ -108,9 +114,10 @@ class Finiteness:
             return None
         found = i.EMPTY
         work = [self.place(LEAST, conditions, (e,))]
-        for _ in range(_BOXES_SPLIT):
+        for _ in range(int(_BOXES_SPLIT * self.work.effort)):
             if not work:
                 return found
+            self.work.spend(_LOOK)
             place = work.pop()
             values = i.EMPTY if place.dead else place.of(e)
             if values.sound:

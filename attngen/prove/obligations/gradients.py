@@ -1,8 +1,9 @@
 """Gradients: the planned derivatives are the definition's, none is missing, and each is gathered where it belongs.
 
-Takes the attention, the plan and a budget, gives claims: d natural / d qk, and for every float leaf (a scalar param, or
-one load) that the score, the weight or the extra term reads, its share through each of them. The true derivatives are
-sympy's, of the definition's own expressions; at kinks the side that the kernel takes is compared and named.
+Takes the attention, the plan and the work that is allowed, returns claims: d natural / d qk, and for every float leaf
+(a scalar param, or one load) that the score, the weight or the extra term reads, its share through each of them. The
+true derivatives are sympy's, of the definition's own expressions; at kinks the side that the kernel takes is compared
+and named.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from attngen.prove.algebra.assumptions import world
 from attngen.prove.algebra.equality import derivative_is, equal
 from attngen.prove.algebra.sympy_door import Term, same
 from attngen.prove.algebra.terms import Reading
-from attngen.prove.budget.claim_budget import Clock
+from attngen.prove.budget.work import OutOfWork, Work
 from attngen.prove.definition import definition
 from attngen.prove.obligations import lemmas
 from attngen.prove.verdict import Claim, Proved, Refuted, Unknown, Verdict, flag
@@ -32,9 +33,13 @@ _QK, _S, _M = (Symbol(name, Type.FLOAT) for name in ("qk", "s", "m"))
 _ZERO = real(0.0)
 
 
-def gradients(attention: Attention, plan: KernelPlan, budget: float) -> tuple[Claim, ...]:
+def gradients(attention: Attention, plan: KernelPlan, work: Work) -> tuple[Claim, ...]:
     """The claims of the obligation: qk first, then every leaf, then what holds for all."""
-    return _Gradients(definition(attention, plan), plan, Clock(budget)).claims()
+    try:
+        return _Gradients(definition(attention, plan), plan, work).claims()
+    except OutOfWork as stop:  # while leaves were told apart
+        sentence = "every planned derivative is the definition's, and none is missing"
+        return (Claim("gradients", sentence, Unknown("sympy", stop.reason), span=attention.score.span),)
 
 
 @dataclass
@@ -49,13 +54,13 @@ class _Leaf:
 
 
 class _Gradients:
-    def __init__(self, attention: Attention, plan: KernelPlan, clock: Clock):
+    def __init__(self, attention: Attention, plan: KernelPlan, work: Work):
         self.attention = attention
         self.plan = plan
         self.w = plan.weights
         self.n = attention.normalizer
         self.world = world(attention)
-        self.clock = clock
+        self.work = work
         # What stays of weight(s) when a reference point m is taken out of it.
         self.reference: Expr | None = None
         if self.w.form is Form.SHIFTED:
@@ -72,7 +77,7 @@ class _Gradients:
         return (*claims, self._complete(leaves))
 
     def _is(self, planned: Expr, e: Expr, leaves: tuple[Expr, ...], factor: Expr | None = None) -> Verdict:
-        return derivative_is(planned, ((e, factor),), leaves, self.world, self.clock.share)
+        return derivative_is(planned, ((e, factor),), leaves, self.world, self.work.share())
 
     def _qk(self) -> Claim:
         verdict = self._is(mul(self.plan.d_factor, self.plan.d_pair), self.natural, (_QK,))
@@ -96,7 +101,7 @@ class _Gradients:
 
     def _leaves(self) -> dict[Term, _Leaf]:
         """Every float leaf of the definition and of the plan, by what it is: two spellings of one element are one."""
-        reading = Reading(self.world)
+        reading = Reading(self.world, self.work)
         found: dict[Term, _Leaf] = {}
 
         def note(node: Scalar | Load) -> _Leaf:
@@ -212,7 +217,7 @@ class _Gradients:
         for mine, true in zip(planned, leaf.indices, strict=True):
             if any(isinstance(n, Symbol) and n.id in ("q", "k") for n in nodes(mine)):
                 return self._moves(leaf)
-            verdict = equal(substitute(mine, {DISTANCE: difference}), true, self.world, self.clock.share)
+            verdict = equal(substitute(mine, {DISTANCE: difference}), true, self.world, self.work.share())
             if not isinstance(verdict, Proved):
                 return verdict
         return Proved("sympy", (f"{text(leaf)} is a function of q - k",))
@@ -220,12 +225,12 @@ class _Gradients:
     def _moves(self, leaf: Load) -> Verdict:
         """The index at (q + d, k + d) against that at (q, k)."""
         moved: dict[Expr, Expr] = {build.index(i): add(build.index(i), build.index("D")) for i in ("q", "k")}
-        reading = Reading(self.world)
-        if all(same(reading.term(substitute(i, moved)), reading.term(i)) for i in leaf.indices):
+        reading = Reading(self.world, self.work)
+        if all(same(reading.term(substitute(i, moved)), reading.term(i), self.work) for i in leaf.indices):
             return Unknown("structure", "the plan gives no function of q - k for this index")
         for i in leaf.indices:
             verdict = equal(
-                substitute(i, moved), i, self.world, self.clock.share, ("index of (q + D, k + D)", "of (q, k)")
+                substitute(i, moved), i, self.world, self.work.share(), ("index of (q + D, k + D)", "of (q, k)")
             )
             if isinstance(verdict, Refuted):
                 return verdict

@@ -45,19 +45,19 @@ def _forward(claims: WalkClaims, forward: HopperForward) -> Iterator[Claim]:
     if (forward.share.first, forward.share.stop) != (None, None):
         sentence = f"{name}: the steps that a warpgroup skips take no tile that its own queries meet"
         mine = Run(own(stretch.start), own(stretch.stop)) if stretch is not None else Run("own_any_lo", "own_any_hi")
-        answer = share_answer(claims.world(), forward.walk, forward.share, mine, claims.seconds)
+        answer = share_answer(claims.world(), forward.walk, forward.share, mine, claims.work.part())
         yield claims.claim(f"{name}, share", sentence, answer)
     yield _unmasked(claims, name, forward.unmasked, _own(loops))
 
 
 def _backward(claims: WalkClaims, backward: HopperBackward) -> Iterator[Claim]:
     name, plan = "Hopper backward", claims.plan
-    answer = hull_answer(claims.world(), backward.hull, claims.seconds)
+    answer = hull_answer(claims.world(), backward.hull, claims.work.part())
     yield claims.claim(f"{name}, hull", f"{name}: the walk over queries covers every run", answer)
     yield _unmasked(claims, name, backward.unmasked, _own(plan.query_loops))
     if backward.lists is None:
         sentence = f"{name}: the tiles of keys that meet a tile of queries are consecutive"
-        yield claims.claim(TURNS, sentence, turns_answer(World(plan.attention), plan.queries, claims.seconds))
+        yield claims.claim(TURNS, sentence, turns_answer(World(plan.attention), plan.queries, claims.work.part()))
 
 
 def _apart(claims: WalkClaims, apart: HopperApart) -> Iterator[Claim]:
@@ -70,7 +70,7 @@ def _apart(claims: WalkClaims, apart: HopperApart) -> Iterator[Claim]:
 
 
 def _unmasked(claims: WalkClaims, name: str, unmasked: tuple[Run, ...], full: tuple[Run, ...]) -> Claim:
-    answer = unmasked_answer(claims.world(), unmasked, full, claims.seconds)
+    answer = unmasked_answer(claims.world(), unmasked, full, claims.work.part())
     return claims.claim(f"{name}, mask", f"{name}: a tile without the mask lies in a run that needs none", answer)
 
 

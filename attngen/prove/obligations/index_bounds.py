@@ -14,7 +14,6 @@ is the chip's choice. A claim holds whatever the floats are.
 from __future__ import annotations
 
 from functools import partial
-from time import monotonic
 
 from attngen.ir import printing
 from attngen.ir.attention import Attention
@@ -23,6 +22,7 @@ from attngen.ir.nodes import Apply, Expr, Load, Op, Symbol, Type
 from attngen.ir.walk import loads, nodes, substitute
 from attngen.plan.ints.guards import Access, AxisAccess, Corner
 from attngen.plan.kernel import KernelPlan, evaluated
+from attngen.prove.budget.work import Work
 from attngen.prove.integers.answers import Answer, Fails, Holds, Term
 from attngen.prove.integers.confirm import evaluated_at, reads_functions
 from attngen.prove.integers.z3_door import World
@@ -32,18 +32,17 @@ from attngen.prove.verdict import Claim, Proved, Refuted, Unknown
 _POSITIONS = {"q": "Sq", "k": "Sk"}
 
 
-def index_bounds(attention: Attention, plan: KernelPlan, budget: float) -> tuple[Claim, ...]:
+def index_bounds(attention: Attention, plan: KernelPlan, work: Work) -> tuple[Claim, ...]:
     """Claims for each distinct load of the plan; `attention` is the file's own, as analysed."""
-    deadline = monotonic() + budget
     known = {a.load: a for a in plan.choices.accesses}
     needed = dict.fromkeys(load for e in evaluated(plan) for load in loads(e))
-    claims = {load: _claim(plan, load, known.get(load), deadline) for load in needed}
-    rows = _rows(plan, deadline)
-    corners = [_corner_claim(plan, c, deadline) for c in plan.choices.corners]
-    return (rows, *claims.values(), *corners, *read_claims(attention, plan, deadline))
+    claims = {load: _claim(plan, load, known.get(load), work) for load in needed}
+    rows = _rows(plan, work)
+    corners = [_corner_claim(plan, c, work) for c in plan.choices.corners]
+    return (rows, *claims.values(), *corners, *read_claims(attention, plan, work))
 
 
-def _rows(plan: KernelPlan, deadline: float) -> Claim:
+def _rows(plan: KernelPlan, work: Work) -> Claim:
     """Where a tile is walked without the mask, its rows are not compared with the length either."""
     sentence = "rows of q, k and v that are read without a comparison lie inside the sequence"
     for ranges, size, ends in ((plan.keys, "Sk", ("q0", "q1")), (plan.queries, "Sq", ("k0", "k1"))):
@@ -54,7 +53,7 @@ def _rows(plan: KernelPlan, deadline: float) -> Claim:
             premises = [first >= 0, first <= last, *(a >= 0 for a in answers)]
             premises += [world.term(s.lo) <= at, at < world.term(s.hi)]
             inside = world.all_of([at >= 0, at < world.integer(size)])
-            answer = world.ask(premises, inside, max(0.05, min(1.0, deadline - monotonic())))
+            answer = world.ask(premises, inside, work.part())
             if isinstance(answer, Fails):
                 example = (f"at {answer.text()}", f"position {answer.values['position']} is outside 0 … {size} - 1")
                 return Claim("q, k, v", sentence, Refuted("z3", example, tuple(answer.values.items())))
@@ -63,7 +62,7 @@ def _rows(plan: KernelPlan, deadline: float) -> Claim:
     return Claim("q, k, v", sentence, Proved("z3"))
 
 
-def _claim(plan: KernelPlan, load: Load, access: Access | None, deadline: float) -> Claim:
+def _claim(plan: KernelPlan, load: Load, access: Access | None, work: Work) -> Claim:
     text = printing.expression(load)
     sentence = f"every element that `{text}` reads is inside `{load.param}`"
     if access is None or len(access.axes) != len(load.indices):
@@ -75,10 +74,10 @@ def _claim(plan: KernelPlan, load: Load, access: Access | None, deadline: float)
             methods.append("compared in the kernel")
             continue
         index = load.indices[axis]
-        answer = _inside(World(checked(plan.attention)), _of_any_floats(index), tested, dim, deadline - monotonic())
+        answer = _inside(World(checked(plan.attention)), _of_any_floats(index), tested, dim, work)
         if isinstance(answer, Fails) and _reads_floats(index):
             # Any int would do. Is it one that some floats give?
-            answer = _inside(World(checked(plan.attention)), index, tested, dim, deadline - monotonic())
+            answer = _inside(World(checked(plan.attention)), index, tested, dim, work)
             if not isinstance(answer, Fails) or not _confirmed(answer, index, tested, dim):
                 reason = "nothing bounds the ints that are made of floats, and none was found that leaves the param"
                 return Claim(text, sentence, Unknown("z3", reason), span=load.span)
@@ -118,7 +117,7 @@ def _confirmed(answer: Fails, index: Expr, tested: AxisAccess, dim: Expr) -> boo
     return (value < 0 and not tested.low) or (value >= size and not tested.high)
 
 
-def _corner_claim(plan: KernelPlan, corner: Corner, deadline: float) -> Claim:
+def _corner_claim(plan: KernelPlan, corner: Corner, work: Work) -> Claim:
     """Where both corners of a tile read one element, the kernel reads it once for all pairs."""
     index = corner.load.indices[corner.axis]
     text = printing.expression(index)
@@ -132,9 +131,7 @@ def _corner_claim(plan: KernelPlan, corner: Corner, deadline: float) -> Claim:
     least, most = (
         world.term(index, {s: ends[f"{s}{int(rises[s] == highest)}"] for s in _POSITIONS}) for highest in (False, True)
     )
-    answer = world.ask(
-        premises, world.all_of([least <= value, value <= most]), max(0.05, min(1.0, deadline - monotonic()))
-    )
+    answer = world.ask(premises, world.all_of([least <= value, value <= most]), work.part())
     claim = partial(Claim, f"corners of `{text}`", sentence, span=corner.load.span)
     match answer:
         case Holds():
@@ -145,7 +142,7 @@ def _corner_claim(plan: KernelPlan, corner: Corner, deadline: float) -> Claim:
             return claim(Unknown("z3", answer.reason))
 
 
-def _inside(world: World, index: Expr, tested: AxisAccess, dim: Expr, seconds: float) -> Answer:
+def _inside(world: World, index: Expr, tested: AxisAccess, dim: Expr, work: Work) -> Answer:
     size = world.term(dim)
     at = _overhanging(world)
     premises = [p for name, p in _ranges(world) if name in at]
@@ -156,7 +153,7 @@ def _inside(world: World, index: Expr, tested: AxisAccess, dim: Expr, seconds: f
     else:
         value = world.term(index, at)
     wanted = [*([] if tested.low else [value >= 0]), *([] if tested.high else [value < size])]
-    return world.ask(premises, world.all_of(wanted), max(0.05, min(1.0, seconds)))
+    return world.ask(premises, world.all_of(wanted), work.part())
 
 
 def _overhanging(world: World) -> dict[str, Term]:

@@ -16,7 +16,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from time import monotonic
 
 from attngen.ir import printing
 from attngen.ir.checked import checked
@@ -26,6 +25,7 @@ from attngen.plan.ints.divisions import is_division, shift
 from attngen.plan.ints.width import FARTHEST, LARGEST_TILE, WideInts
 from attngen.plan.kernel import KernelPlan, evaluated
 from attngen.plan.mask.loops import Rounded
+from attngen.prove.budget.work import QUESTION, Work
 from attngen.prove.integers.answers import Answer, Fails, Holds, Term
 from attngen.prove.integers.confirm import reads_functions
 from attngen.prove.integers.int_bounds import INT32, Ends, ends, known_ints
@@ -42,38 +42,37 @@ _BOUND = 16
 """Of an exponent, in a fix: of 2, this power is a long sequence."""
 
 
-def integer_width(plan: KernelPlan, budget: float) -> tuple[Claim, ...]:
-    deadline = monotonic() + budget
+def integer_width(plan: KernelPlan, work: Work) -> tuple[Claim, ...]:
     relied_on = replace(plan, attention=checked(plan.attention))
     operations = dict.fromkeys(
         node for e in evaluated(plan) for node in nodes(e) if isinstance(node, Apply) and node.type is Type.INT
     )
     arithmetic = [e for e in operations if e.op in _ARITHMETIC]
     powers = [e for e in arithmetic if e.op is Op.POW and not isinstance(e.args[1], Literal)]
-    held = _params(plan, operations, deadline) | _exponents(plan, powers, deadline)
+    held = _params(plan, operations, work) | _exponents(plan, powers, work)
     wide = set[Expr]() if plan.choices.ints is WideInts.SATURATE else _wide(plan, operations)
     if plan.choices.ints is WideInts.SATURATE:
         inside = {**held, **dict.fromkeys(plan.choices.wide, (-CEILING, CEILING))}
-        claims = [_stays(plan, [e for e in arithmetic if e not in inside], 32, deadline, inside)]
-        claims += saturation(plan, deadline, held)
+        claims = [_stays(plan, [e for e in arithmetic if e not in inside], 32, work, inside)]
+        claims += saturation(plan, work, held)
     else:
-        claims = _in_registers(plan, arithmetic, wide, deadline, held)
+        claims = _in_registers(plan, arithmetic, wide, work, held)
         if relied_on.attention != plan.attention:
             of_indices = _of_indices(plan)
             own = [e for e in arithmetic if e in of_indices]
-            known = _params(relied_on, own, deadline) | _exponents(relied_on, powers, deadline)
-            found = _in_registers(relied_on, own, wide, deadline, known) if own else []
+            known = _params(relied_on, own, work) | _exponents(relied_on, powers, work)
+            found = _in_registers(relied_on, own, wide, work, known) if own else []
             claims += [
                 replace(c, subject=f"{c.subject}, indices", sentence=f"for indices, {c.sentence}") for c in found
             ]
     plain = [e for e in operations if is_division(e) and e in plan.choices.plain_divisions]
     if plain:
-        claims.append(_divisions(relied_on, plain, deadline))
+        claims.append(_divisions(relied_on, plain, work))
     expanded = [e for e in operations if is_division(e) and e not in plain and shift(e) is None]
     if expanded:
-        claims.append(_expansions(plan, expanded, wide, deadline))
+        claims.append(_expansions(plan, expanded, wide, work))
     if plan.choices.ints is WideInts.BITS_64:  # else they are shifted, which is right for every int
-        claims.append(_rounding(plan, wide, deadline, held))
+        claims.append(_rounding(plan, wide, work, held))
     return tuple(claims)
 
 
@@ -84,12 +83,12 @@ def _of_indices(plan: KernelPlan) -> set[Expr]:
 
 
 def _in_registers(
-    plan: KernelPlan, operations: list[Apply], wide: set[Expr], deadline: float, held: Mapping[Expr, Ends]
+    plan: KernelPlan, operations: list[Apply], wide: set[Expr], work: Work, held: Mapping[Expr, Ends]
 ) -> list[Claim]:
     """Claims for 32 bits, and for 64 where an operation runs in them."""
     near, far = [e for e in operations if e not in wide], [e for e in operations if e in wide]
-    claims = [_stays(plan, near, 32, deadline, held)]
-    return [*claims, _stays(plan, far, 64, deadline, held)] if far else claims
+    claims = [_stays(plan, near, 32, work, held)]
+    return [*claims, _stays(plan, far, 64, work, held)] if far else claims
 
 
 def _wide(plan: KernelPlan, operations: dict[Apply, None]) -> set[Expr]:
@@ -107,22 +106,22 @@ def _wide(plan: KernelPlan, operations: dict[Apply, None]) -> set[Expr]:
     return found
 
 
-def _stays(plan: KernelPlan, operations: list[Apply], bits: int, deadline: float, held: Mapping[Expr, Ends]) -> Claim:
+def _stays(plan: KernelPlan, operations: list[Apply], bits: int, work: Work, held: Mapping[Expr, Ends]) -> Claim:
     """`held` are subexpressions of which more is known than their parts say."""
     below = f"2**{plan.choices.longest_bits}"
     sentence = f"each of {len(operations)} int operations in {bits} bits stays inside, for sequences below {below}"
     for e in operations:
-        answer = _fits(plan, e, bits, deadline, held)
+        answer = _fits(plan, e, bits, work, held)
         if not isinstance(answer, Holds):
             verdict = _verdict(e, answer, f"leaves {bits} bits")
             return Claim(f"{bits} bits", sentence, verdict, span=e.span, fix=_bound(plan, e))
     return Claim(f"{bits} bits", sentence, Proved("intervals, z3"))
 
 
-def _fits(plan: KernelPlan, e: Apply, bits: int, deadline: float, held: Mapping[Expr, Ends]) -> Answer:
+def _fits(plan: KernelPlan, e: Apply, bits: int, work: Work, held: Mapping[Expr, Ends]) -> Answer:
     limit = 2 ** (bits - 1)
     if is_division(e):
-        return _quotient_fits(plan, e, limit, deadline, held)
+        return _quotient_fits(plan, e, limit, work, held)
     found = ends(e, plan.choices.longest, held)
     if found is not None and -limit <= found[0] and found[1] < limit:
         return Holds()
@@ -131,11 +130,10 @@ def _fits(plan: KernelPlan, e: Apply, bits: int, deadline: float, held: Mapping[
     stored = stand_ins.in_place_of(e) if plan.choices.ints is WideInts.SATURATE else e
     premises = [*known_ints(world, stored, plan.choices.longest), *stand_ins.known(world)]
     value = world.term(stored)
-    seconds = max(0.05, min(1.0, deadline - monotonic()))
-    return world.ask(premises, world.all_of([value < limit, value >= -limit]), seconds)
+    return world.ask(premises, world.all_of([value < limit, value >= -limit]), work.part())
 
 
-def _quotient_fits(plan: KernelPlan, e: Apply, limit: int, deadline: float, held: Mapping[Expr, Ends]) -> Answer:
+def _quotient_fits(plan: KernelPlan, e: Apply, limit: int, work: Work, held: Mapping[Expr, Ends]) -> Answer:
     """Whether the divisor fits, and the quotient: it does unless the least int is divided by -1."""
     number, divisor = (ends(a, plan.choices.longest, held) for a in e.args)
     if number is not None and divisor is not None and divisor[0] >= -limit and divisor[1] < limit:
@@ -148,23 +146,23 @@ def _quotient_fits(plan: KernelPlan, e: Apply, limit: int, deadline: float, held
     premises = [t for a in stored for t in known_ints(world, a, plan.choices.longest)] + stand_ins.known(world)
     a, c = (world.term(x) for x in stored)
     conclusion = world.all_of([c >= -limit, c < limit, world.any_of([a > -limit, c < -1, c > -1])])
-    return world.ask(premises, conclusion, max(0.05, min(1.0, deadline - monotonic())))
+    return world.ask(premises, conclusion, work.part())
 
 
-def _expansions(plan: KernelPlan, operations: list[Apply], wide: set[Expr], deadline: float) -> Claim:
+def _expansions(plan: KernelPlan, operations: list[Apply], wide: set[Expr], work: Work) -> Claim:
     """Of what these divisions are printed as."""
     count = f"each step of {len(operations)} divisions" if len(operations) > 1 else "each step of the division"
     sentence = f"{count} that rounds down stays in its register, and the last is the quotient or the remainder"
     world = World(replace(plan.attention, params=(), assumes=()))  # no fact bears on it
     for (op, bits), e in {(e.op, 64 if e in wide else 32): e for e in operations}.items():
-        answer = expansion_answer(world, op, bits, max(0.05, min(2.0, deadline - monotonic())))
+        answer = expansion_answer(world, op, bits, work.part(2 * QUESTION))
         if not isinstance(answer, Holds):
             what = f"is printed with a step that leaves {bits} bits, or that does not round down"
             return Claim("divisions", sentence, _verdict(e, answer, what), span=e.span)
     return Claim("divisions", sentence, Proved("z3"))
 
 
-def _rounding(plan: KernelPlan, wide: set[Expr], deadline: float, held: Mapping[Expr, Ends]) -> Claim:
+def _rounding(plan: KernelPlan, wide: set[Expr], work: Work, held: Mapping[Expr, Ends]) -> Claim:
     """A bound is rounded up to a tile in its own width, and becomes a number of tiles in 32 bits."""
     steps = (s for loops in (plan.key_loops, plan.query_loops) for s in loops.steps)
     for e in dict.fromkeys(s.bound for s in steps if isinstance(s, Rounded)):
@@ -176,14 +174,14 @@ def _rounding(plan: KernelPlan, wide: set[Expr], deadline: float, held: Mapping[
         premises = known_ints(world, e, plan.choices.longest)
         value = world.term(e)
         fits = world.all_of([value >= low, value <= high])
-        answer = world.ask(premises, fits, max(0.05, min(1.0, deadline - monotonic())))
+        answer = world.ask(premises, fits, work.part())
         if not isinstance(answer, Holds):
             verdict = _verdict(e, answer, "leaves 32 bits in tiles")
             return Claim("bounds of loops", _ROUNDING, verdict, span=plan.attention.mask.span)
     return Claim("bounds of loops", _ROUNDING, Proved("intervals, z3"))
 
 
-def _params(plan: KernelPlan, operations: Iterable[Apply], deadline: float) -> dict[Expr, Ends]:
+def _params(plan: KernelPlan, operations: Iterable[Apply], work: Work) -> dict[Expr, Ends]:
     """Int params and elements, as far as the `where`s bound them."""
     found: dict[Expr, Ends] = {}
     for e in dict.fromkeys(n for o in operations for n in nodes(o) if isinstance(n, Scalar | Load)):
@@ -191,9 +189,9 @@ def _params(plan: KernelPlan, operations: Iterable[Apply], deadline: float) -> d
             continue
         low, high = INT32
         for bound in (1, 0, -(2**30)):
-            if low == INT32[0] and isinstance(_says(plan, e, lambda x, least=bound: x >= least, deadline), Holds):
+            if low == INT32[0] and isinstance(_says(plan, e, lambda x, least=bound: x >= least, work), Holds):
                 low = bound
-        if isinstance(_says(plan, e, lambda x: x <= 2**30, deadline), Holds):
+        if isinstance(_says(plan, e, lambda x: x <= 2**30, work), Holds):
             high = 2**30
         found[e] = (low, high)
     return found
@@ -204,22 +202,22 @@ def _has_facts(plan: KernelPlan, name: str) -> bool:
     return attention.param(name).where is not None or any(name in params(fact) for fact in attention.assumes)
 
 
-def _says(plan: KernelPlan, e: Expr, conclusion: Callable[[Term], Term], deadline: float) -> Answer:
+def _says(plan: KernelPlan, e: Expr, conclusion: Callable[[Term], Term], work: Work) -> Answer:
     """Whether it follows from the `where`s."""
     world = World(plan.attention)
     premises = known_ints(world, e, plan.choices.longest)
-    return world.ask(premises, conclusion(world.term(e)), max(0.05, min(0.5, deadline - monotonic())))
+    return world.ask(premises, conclusion(world.term(e)), work.part(QUESTION // 2))
 
 
-def _exponents(plan: KernelPlan, powers: list[Apply], deadline: float) -> dict[Expr, Ends]:
+def _exponents(plan: KernelPlan, powers: list[Apply], work: Work) -> dict[Expr, Ends]:
     """Run-time exponents that the file keeps from 0 to something small: the least bound that it shows."""
     found: dict[Expr, Ends] = {}
     for n in dict.fromkeys(e.args[1] for e in powers):
 
         def holds(most: int, n: Expr = n) -> bool:
-            return isinstance(_says(plan, n, lambda x: x <= most, deadline), Holds)
+            return isinstance(_says(plan, n, lambda x: x <= most, work), Holds)
 
-        if holds(MOST_EXPONENT) and isinstance(_says(plan, n, lambda x: x >= 0, deadline), Holds):
+        if holds(MOST_EXPONENT) and isinstance(_says(plan, n, lambda x: x >= 0, work), Holds):
             found[n] = (0, bisect_left(range(MOST_EXPONENT), True, key=holds))
     return found
 
@@ -239,13 +237,13 @@ def _bound(plan: KernelPlan, e: Apply) -> str:
     return ""
 
 
-def _divisions(plan: KernelPlan, operations: list[Apply], deadline: float) -> Claim:
+def _divisions(plan: KernelPlan, operations: list[Apply], work: Work) -> Claim:
     sentence = f"each of {len(operations)} divisions that are done towards zero has no negative side"
     for e in operations:
         world = World(plan.attention)
         premises = known_ints(world, e, plan.choices.longest)
         a, c = (world.term(x) for x in e.args)
-        answer = world.ask(premises, world.all_of([a >= 0, c > 0]), max(0.05, min(1.0, deadline - monotonic())))
+        answer = world.ask(premises, world.all_of([a >= 0, c > 0]), work.part())
         if not isinstance(answer, Holds):
             return Claim("divisions", sentence, _verdict(e, answer, "is done towards zero"), span=e.span)
     return Claim("divisions", sentence, Proved("z3"))

@@ -11,6 +11,7 @@ from functools import lru_cache
 
 from attngen.errors import InternalError
 from attngen.prove.algebra.sympy_door import Term, same, sp
+from attngen.prove.budget.work import Work
 
 _State = tuple[frozenset[int], Term, Term]
 """(which states' maxima the reference is the max of; sum; accumulator). The empty set is the reference -inf."""
@@ -40,7 +41,7 @@ def _merged(x: _State, y: _State) -> _State:
 
 
 def _equal(x: _State, y: _State) -> bool:
-    return x[0] == y[0] and same(x[1], y[1]) and same(x[2], y[2])
+    return x[0] == y[0] and same(x[1], y[1], Work()) and same(x[2], y[2], Work())
 
 
 @lru_cache(maxsize=1)
@@ -90,7 +91,7 @@ def merged_extra() -> tuple[str, ...]:
     total, extra = y / ln2, sp.log(e) / ln2
     moved = exp2(total - top)
     row_sum, acc = row_sum * moved + exp2(extra - top), acc * moved
-    if not (same(acc / row_sum, a / (z + e)) and same(exp2(top) * row_sum, z + e)):
+    if not (same(acc / row_sum, a / (z + e), Work()) and same(exp2(top) * row_sum, z + e, Work())):
         raise InternalError("the extra term does not merge as a key")
     return (
         "with Z = sum weight(s), A = sum weight(s) v and y = kappa m: row_sum = Z exp(-y), acc = A exp(-y)",
@@ -113,7 +114,7 @@ def lagging(slack: int) -> tuple[str, ...]:
         return sp.exp(sp.expand(e * ln2))
 
     moved = z * exp2(-r * f) * exp2((r - n) * f) + w * exp2(-n * f)
-    if not same(moved, (z + w) * exp2(-n * f)):
+    if not same(moved, (z + w) * exp2(-n * f), Work()):
         raise InternalError("a reference that lags does not give the same sums")
     return (
         f"weights are tried with the r there is, and made again where a sum of a row is not at most {2**slack}, as "
@@ -137,7 +138,7 @@ def backward() -> tuple[str, ...]:
     z = w + rest + extra
     loss = (c * w + others) / z + e * sp.log(z)
     delta = (c * w + others) / z - e
-    if not (same(sp.diff(loss, w), (c - delta) / z) and same(sp.diff(loss, extra), -delta / z)):
+    if not (same(sp.diff(loss, w), (c - delta) / z, Work()) and same(sp.diff(loss, extra), -delta / z, Work())):
         raise InternalError("the gradient of a row's loss is not (dp - delta) / denominator")
     return (
         "L = sum_j c_j w_j / Z + d_lse log Z, Z = sum_j w_j + E, c_j = d_out . v_j",

@@ -1,6 +1,6 @@
 """Locality: the score of a pair depends on that pair alone, and is final before the running maximum sees it.
 
-Takes the attention, the plan and a budget, gives claims. What a pair's logit reads is looked up in the plan's own
+Takes the attention and the plan, returns claims. What a pair's logit reads is looked up in the plan's own
 expressions, and the level at which a part of it is computed (once a head, a row, a column, or for each pair) is worked
 out again from what it reads. This is where a modifier of the score goes: into the logit, before the maximum; a factor
 common to a head may wait until after it, if it is positive; dropout comes after the sum.
@@ -30,8 +30,8 @@ _IN_KERNEL: dict[Expr, Expr] = {Symbol(a, Type.FLOAT): Symbol(b, Type.FLOAT) for
 """The names of a pair's score and of the reference point in a kernel's weight."""
 
 
-def locality(attention: Attention, plan: KernelPlan, budget: float) -> tuple[Claim, ...]:
-    """The claims of the obligation. All are shown by structure, within any budget."""
+def locality(attention: Attention, plan: KernelPlan) -> tuple[Claim, ...]:
+    """The claims of the obligation. All are shown by structure, which takes no work to speak of."""
     defined = definition(attention, plan)
     w, n = plan.weights, defined.normalizer
     pair = {*INDICES, *SIZES, *defined.sizes, "qk", "scale"}

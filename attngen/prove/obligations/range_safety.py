@@ -1,9 +1,9 @@
 """The numerical obligation: nothing that the kernel computes overflows or is undefined, for inputs of a stated size.
 
-Takes the attention, the plan and a budget in seconds, gives claims: ints have values, scores and what the kernel makes
-of them are finite wherever the mask allows, exponents are not positive, sums stay finite, states of -inf merge without
-NaN. Shown by intervals on the plan's own expressions; what fails is refuted with inputs found by trying. What the
-kernel evaluates of the state is in `recurrence`; sums and weights without a running maximum are in `weight_range`.
+Takes the attention, the plan and the work that is allowed, returns claims: ints have values, scores and what the kernel
+makes of them are finite wherever the mask allows, exponents are not positive, sums stay finite, states of -inf merge
+without NaN. Shown by intervals on the plan's own expressions; what fails is refuted with inputs found by trying. What
+the kernel evaluates of the state is in `recurrence`; sums and weights without a running maximum are in `weight_range`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from attngen.ir.attention import Attention
 from attngen.ir.nodes import MOST_SHIFTED, Apply, Expr, Literal, Load, Op, Scalar, Type
 from attngen.plan.kernel import KernelPlan
 from attngen.plan.score.weights import Form, S
-from attngen.prove.budget.claim_budget import ran_out
-from attngen.prove.budget.watchdog import OutOfTime, limited
+from attngen.prove.budget.watchdog import OutOfTime
+from attngen.prove.budget.work import OutOfWork, Work
 from attngen.prove.intervals.input_boxes import stated
 from attngen.prove.obligations import recurrence, weight_range
 from attngen.prove.obligations.approximation import approximations
@@ -30,13 +30,13 @@ from attngen.prove.verdict import Claim, Proved, Refuted, Unknown, Verdict
 _Check = Callable[[Finiteness, KernelPlan], Iterator[Claim]]
 
 
-def range_safety(attention: Attention, plan: KernelPlan, budget: float) -> tuple[Claim, ...]:
-    """The claims, in a stable order. What the budget does not reach is Unknown."""
+def range_safety(attention: Attention, plan: KernelPlan, work: Work) -> tuple[Claim, ...]:
+    """The claims, in a stable order. What the work does not reach is Unknown."""
     claims: list[Claim] = []
     subject = "range safety"
     try:
-        with limited(budget):
-            questions = Finiteness(plan.attention, plan.facts.scale_positive)
+        with work.watched():
+            questions = Finiteness(plan.attention, plan.facts.scale_positive, work)
             for name, check in _CHECKS:
                 subject = name
                 found = list(check(questions, plan))
@@ -45,9 +45,9 @@ def range_safety(attention: Attention, plan: KernelPlan, budget: float) -> tuple
                     break  # what follows would rest on what is false
             else:
                 claims = [*claims[:-1], _with_limits(claims[-1], questions, plan)]
-    except OutOfTime:
+    except (OutOfTime, OutOfWork) as stop:
         sentence = "every number that the kernel computes stays finite"
-        claims.append(Claim(subject, sentence, Unknown(BY, ran_out), span=attention.score.span))
+        claims.append(Claim(subject, sentence, Unknown(BY, stop.reason), span=attention.score.span))
     return tuple(claims)
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import combinations
-from time import monotonic
 
 from attngen.ir import build, printing
 from attngen.ir.attention import Attention
@@ -23,12 +22,13 @@ from attngen.ir.nodes import SIZES, Apply, Expr, Literal, Load, Op, Scalar, Symb
 from attngen.ir.walk import children, nodes, symbols, transform
 from attngen.plan.kernel import KernelPlan
 from attngen.plan.needs import LENGTHS, candidates, joined, need
-from attngen.prove.integers.answers import Answer, Fails, Holds, element_name
+from attngen.prove.budget.work import Work
+from attngen.prove.integers.answers import Answer, Fails, Holds, Open, element_name
 from attngen.prove.integers.confirm import evaluated_at
 from attngen.prove.verdict import Claim, Proved, Refuted, Unknown, Verdict
 
-_SECONDS = 0.3
-"""For one question."""
+_QUESTION = 300_000
+"""Units for one question, at effort 1."""
 _SHORT = (4, 32)
 """Sequences of a counterexample are no longer than the first of these that is enough."""
 _FIX = "forbid such pairs in the mask, clamp the index, or write `t[…] if … else …`"
@@ -60,47 +60,48 @@ def with_needs(attention: Attention, plan: KernelPlan) -> KernelPlan:
 
     `attention` is the file's own; its plan may have other names for sizes.
     """
+    work = Work()
     found: list[Expr] = []
     for read in _reads(attention):
-        if not (read.surely_inside or isinstance(_ask(attention, read, found), Holds) or read.from_data):
-            found += _needed(attention, read, found)
+        if not (read.surely_inside or isinstance(_ask(attention, read, found, work), Holds) or read.from_data):
+            found += _needed(attention, read, found, work)
     renamed = dict(zip(attention.sizes, plan.attention.sizes, strict=True))
-    return replace(plan, needs=tuple(need(e, renamed) for e in joined(_least(attention, found))))
+    return replace(plan, needs=tuple(need(e, renamed) for e in joined(_least(attention, found, work))))
 
 
-def _least(attention: Attention, needs: list[Expr]) -> list[Expr]:
+def _least(attention: Attention, needs: list[Expr], work: Work) -> list[Expr]:
     """Without those that follow from the others."""
     for one in tuple(needs) if len(needs) > 1 else ():
         others = [n for n in needs if n != one]
-        if isinstance(_follows(attention, others, one), Holds):
+        if isinstance(_follows(attention, others, one, work), Holds):
             needs = others
     return needs
 
 
-def read_claims(attention: Attention, plan: KernelPlan, deadline: float) -> tuple[Claim, ...]:
+def read_claims(attention: Attention, plan: KernelPlan, work: Work) -> tuple[Claim, ...]:
     """A claim for each load, given what the calls check. `attention` is the file's own."""
     by_load: dict[Load, list[Read]] = {}
     for read in _reads(attention):
         by_load.setdefault(read.load, []).append(read)
     needs = tuple(n.own for n in plan.needs)
-    return tuple(_claim(attention, load, reads, needs, deadline) for load, reads in by_load.items())
+    return tuple(_claim(attention, load, reads, needs, work) for load, reads in by_load.items())
 
 
-def _claim(attention: Attention, load: Load, reads: list[Read], needs: tuple[Expr, ...], deadline: float) -> Claim:
+def _claim(attention: Attention, load: Load, reads: list[Read], needs: tuple[Expr, ...], work: Work) -> Claim:
     text = printing.expression(load)
     by: dict[str, None] = {}
     for read in reads:
         if read.surely_inside:
             by["structure"] = None
             continue
-        answer = _ask(attention, read, needs, deadline)
+        answer = _ask(attention, read, needs, work)
         if isinstance(answer, Holds):
             by["z3"] = None
         elif read.from_data:
             by["from data: 0 outside"] = None
         else:
             sentence = f"`{text}` is inside `{load.param}` for every pair that the mask allows"
-            verdict, fix = _wrong(attention, read, needs, answer, deadline)
+            verdict, fix = _wrong(attention, read, needs, answer, work)
             fault = f"`{text}` is outside `{load.param}` for a pair that the mask allows"
             fault = fault if isinstance(verdict, Refuted) else ""
             return Claim(f"read of `{text}`", sentence, verdict, span=load.span, fix=fix, fault=fault)
@@ -168,7 +169,7 @@ def _ask(
     attention: Attention,
     read: Read,
     needs: Iterable[Expr],
-    deadline: float | None = None,
+    work: Work,
     longest: int | None = None,
     *,
     never: bool = False,
@@ -181,26 +182,25 @@ def _ask(
     premises += [world.integer(size) <= longest for size in ("Sq", "Sk")] if longest else []
     at = world.term(read.index)
     inside = world.all_of([at >= 0, at < world.term(read.dim)])
-    left = _SECONDS if deadline is None else max(0.05, min(_SECONDS, deadline - monotonic()))
-    return world.ask(premises, world.any_of([]) if never else inside, left)
+    return world.ask(premises, world.any_of([]) if never else inside, work.part(_QUESTION))
 
 
-def _follows(attention: Attention, premises: list[Expr], conclusion: Expr) -> Answer:
+def _follows(attention: Attention, premises: list[Expr], conclusion: Expr, work: Work) -> Answer:
     from attngen.prove.integers.z3_door import World
 
     world = World(attention)
-    return world.ask([world.term(p) for p in premises], world.term(conclusion), _SECONDS)
+    return world.ask([world.term(p) for p in premises], world.term(conclusion), work.part(_QUESTION))
 
 
-def _needed(attention: Attention, read: Read, known: list[Expr]) -> tuple[Expr, ...]:
+def _needed(attention: Attention, read: Read, known: list[Expr], work: Work) -> tuple[Expr, ...]:
     """The first candidate, or pair of them, with which every allowed pair reads inside, and some pair is allowed."""
     sizes = {*SIZES, *attention.sizes}
     tried = [c for c in candidates(read.index, read.dim) if symbols(c) <= sizes and c not in known]
     # Where z3 is at a loss without a comparison, it is not asked about each two of them.
-    most = 2 if isinstance(_ask(attention, read, known), Fails) else 1
+    most = 2 if isinstance(_ask(attention, read, known, work), Fails) else 1
     for more in [x for n in range(1, most + 1) for x in combinations(tried, n)]:
-        if isinstance(_ask(attention, read, [*known, *more]), Holds):
-            possible = _ask(attention, read, [*known, *more], never=True)
+        if isinstance(_ask(attention, read, [*known, *more], work), Holds):
+            possible = _ask(attention, read, [*known, *more], work, never=True)
             if not isinstance(possible, Holds):
                 return more
     return ()
@@ -210,14 +210,14 @@ def _needed(attention: Attention, read: Read, known: list[Expr]) -> tuple[Expr, 
 
 
 def _wrong(
-    attention: Attention, read: Read, needs: tuple[Expr, ...], answer: Answer, deadline: float
+    attention: Attention, read: Read, needs: tuple[Expr, ...], answer: Answer, work: Work
 ) -> tuple[Verdict, str]:
     """The counterexample, and the fix."""
     if not isinstance(answer, Fails):
         reason = "no comparison of sizes was found that keeps it inside, and no pair that reads outside"
-        return Unknown("z3", reason), _FIX
+        return Unknown("z3", f"{reason}: {answer.reason}" if isinstance(answer, Open) else reason), _FIX
     for longest in (*_SHORT, None):
-        found = _ask(attention, read, needs, deadline, longest) if longest else answer
+        found = _ask(attention, read, needs, work, longest) if longest else answer
         if isinstance(found, Fails) and _confirmed(found, read, needs):
             at, size = evaluated_at(found, read.index), evaluated_at(found, read.dim)
             shown = _shown(found, read)

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from time import monotonic
 from typing import Any
 
 from attngen.errors import NOWHERE, Span, UsageError
@@ -19,6 +18,7 @@ from attngen.ir import printing
 from attngen.ir.nodes import Apply, Expr, Literal, Load, Op, Scalar, Symbol, Type
 from attngen.ir.walk import children, nodes, rebuild, transform
 from attngen.plan.kernel import KernelPlan, evaluated
+from attngen.prove.budget.work import Work
 from attngen.prove.integers.answers import Answer, Fails, Holds, Term
 from attngen.prove.integers.confirm import reads_functions
 from attngen.prove.integers.int_bounds import Ends, ends, known_ints
@@ -111,7 +111,7 @@ class StandIns:
         return self._products.setdefault(e, Symbol(f"product {len(self._products)}", Type.INT))
 
 
-def saturation(plan: KernelPlan, deadline: float, known: Mapping[Expr, Ends]) -> list[Claim]:
+def saturation(plan: KernelPlan, work: Work, known: Mapping[Expr, Ends]) -> list[Claim]:
     """A claim for all values, and one for each tile range, without which a plan can do. `known`: ends of int params."""
 
     def left(observers: Iterable[_Observer]) -> list[_Observer]:
@@ -121,18 +121,18 @@ def saturation(plan: KernelPlan, deadline: float, known: Mapping[Expr, Ends]) ->
     values = left(_values(plan))
     if values:
         count = f"each of {len(values)} uses" if len(values) > 1 else "the use"
-        found.append(_claim(plan, "saturation", f"{count} of ints that stay", values, deadline))
+        found.append(_claim(plan, "saturation", f"{count} of ints that stay", values, work))
     for subject, bounds in _bounds(plan):
         there = left(bounds)
         if there:
-            found.append(_claim(plan, subject, "a range of tiles by ints that stay", there, deadline))
+            found.append(_claim(plan, subject, "a range of tiles by ints that stay", there, work))
     return found
 
 
-def _claim(plan: KernelPlan, subject: str, uses: str, observers: Sequence[_Observer], deadline: float) -> Claim:
+def _claim(plan: KernelPlan, subject: str, uses: str, observers: Sequence[_Observer], work: Work) -> Claim:
     sentence = f"{uses} at the end of 32 bits is as with whole numbers of any size"
     for o in observers:
-        answer = _same(plan, o, deadline)
+        answer = _same(plan, o, work)
         if not isinstance(answer, Holds):
             verdict = _verdict(plan, o.e, answer)
             if o.use is not _Use.VALUE and isinstance(verdict, Refuted):
@@ -181,16 +181,16 @@ def _all_fit(operations: Sequence[Expr], plan: KernelPlan, known: Mapping[Expr, 
     return all(r is not None and max(map(abs, r)) < EXACT for r in reach)
 
 
-def _same(plan: KernelPlan, o: _Observer, deadline: float) -> Answer:
+def _same(plan: KernelPlan, o: _Observer, work: Work) -> Answer:
     """Products by their bounds alone, which is enough for most; then numbers; then products as they are."""
-    found = _asked(plan, o, deadline, opaque=True)
+    found = _asked(plan, o, work, opaque=True)
     if isinstance(found, Holds):
         return found
     tried = _tried(plan, o)
-    return _asked(plan, o, deadline, opaque=False) if tried is None else tried
+    return _asked(plan, o, work, opaque=False) if tried is None else tried
 
 
-def _asked(plan: KernelPlan, o: _Observer, deadline: float, *, opaque: bool) -> Answer:
+def _asked(plan: KernelPlan, o: _Observer, work: Work, *, opaque: bool) -> Answer:
     world = World(plan.attention)
     stand_ins = StandIns(plan, opaque=opaque)
     known = known_ints(world, o.e, plan.choices.longest)
@@ -202,8 +202,7 @@ def _asked(plan: KernelPlan, o: _Observer, deadline: float, *, opaque: bool) -> 
     same = [exact == held]
     if o.use is _Use.BOUND:
         same += [world.all_of([x >= _BEYOND for x in (exact, held)]), world.all_of([x <= 0 for x in (exact, held)])]
-    seconds = max(0.05, min(1.0, deadline - monotonic()))
-    return world.ask([*known, *stand_ins.known(world)], world.any_of(same), seconds)
+    return world.ask([*known, *stand_ins.known(world)], world.any_of(same), work.part())
 
 
 def _tried(plan: KernelPlan, o: _Observer) -> Fails | None:

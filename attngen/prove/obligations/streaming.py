@@ -1,9 +1,9 @@
 """Streaming: what the kernel folds, tile by tile, is the attention that the normalizer defines.
 
-Takes the attention, the plan and a budget, gives claims in three groups. `laws`: the normalizer's own stream lines
-against its definition (homomorphism, cocycle, one reference for all scores). `kernel`: what the plan streams in their
-place (base 2, a factor taken out, log E) against them. `folds`: from those, that merging is a monoid, that every tiling
-gives the definition, by induction, and that the end gives the quotient and its logarithm.
+Takes the attention, the plan and the work that is allowed, returns claims in three groups. `laws`: the normalizer's own
+stream lines against its definition (homomorphism, cocycle, one reference for all scores). `kernel`: what the plan
+streams in their place (base 2, a factor taken out, log E) against them. `folds`: from those, that merging is a monoid,
+that every tiling gives the definition, by induction, and that the end gives the quotient and its logarithm.
 
 The reference point may be -inf, before a row meets a key: such states are cases of their own.
 """
@@ -21,7 +21,7 @@ from attngen.plan import KernelPlan
 from attngen.plan.score.weights import Form
 from attngen.prove.algebra.assumptions import World, world
 from attngen.prove.algebra.equality import equal, quotient, sign_of
-from attngen.prove.budget.claim_budget import Clock
+from attngen.prove.budget.work import QUESTION, Work
 from attngen.prove.definition import definition
 from attngen.prove.obligations import lemmas
 from attngen.prove.search.two_tile_example import fold_example, never_vanishes
@@ -34,16 +34,16 @@ _ORDERED: dict[Expr, Expr] = {_M: add(_S, _GAP), _N: add(add(_S, _GAP), _GAP2)}
 """s < m < n: all that a running maximum meets, up to limits."""
 
 
-def streaming(attention: Attention, plan: KernelPlan, budget: float) -> tuple[Claim, ...]:
+def streaming(attention: Attention, plan: KernelPlan, work: Work) -> tuple[Claim, ...]:
     """The claims of the obligation, in the order in which they rest on each other."""
-    proof = _Streaming(definition(attention, plan), plan, Clock(budget))
+    proof = _Streaming(definition(attention, plan), plan, work)
     claims = [*proof.claims(), *proof.kernel()]
     return (*claims, *proof.folds(tuple(claims)))
 
 
-def laws(attention: Attention, budget: float) -> tuple[Claim, ...]:
+def laws(attention: Attention, work: Work) -> tuple[Claim, ...]:
     """The claims on the stream lines alone, for a file that has no plan (where rescale(m, n) is no exponential)."""
-    return tuple(_Laws(attention, Clock(budget)).claims())
+    return tuple(_Laws(attention, work).claims())
 
 
 def exp(e: Expr) -> Expr:
@@ -53,13 +53,13 @@ def exp(e: Expr) -> Expr:
 class _Laws:
     """The spec's lines."""
 
-    def __init__(self, attention: Attention, clock: Clock):
+    def __init__(self, attention: Attention, work: Work):
         self.n: Normalizer = attention.normalizer
         self.world: World = world(attention)
-        self.clock = clock
+        self.work = work
 
     def equal(self, a: Expr, b: Expr, names: tuple[str, str] = ("planned", "true")) -> Verdict:
-        return equal(a, b, self.world, self.clock.share, names)
+        return equal(a, b, self.world, self.work.share(), names)
 
     def ordered(self, a: Expr, b: Expr, names: tuple[str, str] = ("planned", "true")) -> Verdict:
         """Equality for all reals, or else where s < m < n, which is all that a running maximum meets."""
@@ -135,15 +135,16 @@ class _Laws:
         """`rescale(m, n)` as weight(s, m) asks for it, in the language, where it comes out short."""
         if self.n.stream_weight is None:
             return None
-        found = quotient(substitute(self.n.stream_weight, {_M: _N}), self.n.stream_weight, ("m", "n"), self.world)
+        moved, own = substitute(self.n.stream_weight, {_M: _N}), self.work.part(QUESTION // 5)
+        found = quotient(moved, self.n.stream_weight, ("m", "n"), self.world, own)
         return None if found is None else f"write rescale(m, n) = {found}"
 
 
 class _Streaming(_Laws):
     """What the plan streams, and what follows."""
 
-    def __init__(self, attention: Attention, plan: KernelPlan, clock: Clock):
-        super().__init__(attention, clock)
+    def __init__(self, attention: Attention, plan: KernelPlan, work: Work):
+        super().__init__(attention, work)
         self.score = attention.score
         self.w = plan.weights
 
@@ -189,7 +190,7 @@ class _Streaming(_Laws):
             Claim(
                 "positive factor",
                 "the factor taken out of the score is positive, so the maximum may be taken without it",
-                sign_of(w.factor, self.world, zero=False, budget=self.clock.share),
+                sign_of(w.factor, self.world, zero=False, work=self.work.share()),
                 span=self.score.span,
             ),
         ]
@@ -215,7 +216,7 @@ class _Streaming(_Laws):
         if not any(isinstance(node, Literal) and math.isinf(node.value) for node in nodes(self.score)):
             return []
         sentence = "a score of -inf has the logit -inf, and weight 0"
-        verdict = sign_of(self.w.kappa, self.world, zero=False, budget=self.clock.share)
+        verdict = sign_of(self.w.kappa, self.world, zero=False, work=self.work.share())
         fix = "mask such pairs instead" if isinstance(verdict, Refuted) else ""
         return [Claim("infinite scores", sentence, verdict, span=self.score.span, fix=fix)]
 
@@ -262,7 +263,7 @@ class _Streaming(_Laws):
             Claim(
                 "positive factor",
                 "kappa > 0: a state without keys is rescaled by exp2(-inf) = 0",
-                sign_of(w.factor, self.world, zero=False, budget=self.clock.share),
+                sign_of(w.factor, self.world, zero=False, work=self.work.share()),
                 span=n.rescale.span,
             ),
             Claim(
@@ -307,7 +308,7 @@ class _Streaming(_Laws):
         sentence = "the extra term enters as log E: exp(log E) = E"
         if w.log_extra is None:
             return [Claim("extra term", "there is no extra term", self.equal(real(0.0), wanted), span=wanted.span)]
-        verdict = sign_of(wanted, self.world, zero=True, budget=self.clock.share)
+        verdict = sign_of(wanted, self.world, zero=True, work=self.work.share())
         fix = ""
         if isinstance(verdict, Proved):
             verdict = self.equal(exp(w.log_extra), wanted)

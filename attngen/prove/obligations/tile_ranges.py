@@ -19,7 +19,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from time import monotonic
 from typing import TYPE_CHECKING
 
 from attngen.ir import printing
@@ -34,7 +33,8 @@ from attngen.plan.mask.loops import Loops
 from attngen.plan.mask.ranges import TileRanges
 from attngen.plan.split import Split
 from attngen.prove.algebra.sample_points import Undefined, points
-from attngen.prove.integers.answers import Answer, Fails, Holds, Term
+from attngen.prove.budget.work import QUESTION, Work
+from attngen.prove.integers.answers import Answer, Fails, Holds, Open, Term
 from attngen.prove.integers.confirm import reads_functions
 from attngen.prove.integers.z3_door import World
 from attngen.prove.obligations.hopper_walks import hopper_walks
@@ -49,40 +49,39 @@ if TYPE_CHECKING:
 
 LOOPS = {"k": "forward and dQ", "q": "dK/dV"}
 WALKED = {"k": "keys", "q": "queries"}
-TRIAL_SECONDS = 3.0
-"""What a search for small numbers may take, once a claim is in doubt."""
+TRIAL = 3_000_000
+"""Units for a search for small numbers, once a claim is in doubt."""
 
 
-def tile_ranges(attention: Attention, plan: KernelPlan, budget: float) -> tuple[Claim, ...]:
+def tile_ranges(attention: Attention, plan: KernelPlan, work: Work) -> tuple[Claim, ...]:
     """Claims about both directions. `attention` is the spec itself, `plan` what is emitted."""
-    deadline = monotonic() + budget
-    claims = [_possible(attention), _same_mask(attention, plan)]
+    claims = [_possible(attention, work), _same_mask(attention, plan, work)]
     for ranges, loops in ((plan.keys, plan.key_loops), (plan.queries, plan.query_loops)):
-        claims += _Direction(plan, ranges, loops, deadline).claims()
+        claims += _Direction(plan, ranges, loops, work).claims()
     if plan.split is not None:
-        claims.append(_pieces(plan, plan.split, min(1.0, deadline - monotonic())))
-    asked = WalkClaims(plan, min(1.0, deadline - monotonic()))
+        claims.append(_pieces(plan, plan.split, work))
+    asked = WalkClaims(plan, work)
     claims += [*portable_walks(asked), *hopper_walks(asked)]
     return tuple(claims)
 
 
-def _pieces(plan: KernelPlan, found: Split, seconds: float) -> Claim:
+def _pieces(plan: KernelPlan, found: Split, work: Work) -> Claim:
     sentence = (
         "forward, short queries: each walked tile of keys is in one piece, in the loop that has or lacks the mask"
     )
     bare = replace(plan.attention, params=(), assumes=())  # no fact bears on it, and some are hard to reckon with
-    answer = pieces_answer(World(bare), found, seconds)
+    answer = pieces_answer(World(bare), found, work.part())
     return Claim("keys, pieces", sentence, _plain_verdict(answer), span=plan.attention.mask.span)
 
 
-def _possible(attention: Attention) -> Claim:
+def _possible(attention: Attention, work: Work) -> Claim:
     """From facts that exclude each other everything would follow."""
     sentence = "some call satisfies every `where` and `assume`"
     facts = [*(p.where for p in attention.params if p.where is not None), *attention.assumes]
     span = facts[0].span if facts else attention.mask.span
     if not facts or _satisfied(attention, facts):
         return Claim("facts", sentence, Proved("trial"), span=span)
-    answer = World(attention).possible(1.0)
+    answer = World(attention).possible(work.part())
     if isinstance(answer, Fails):
         invented = any(reads_functions(fact) for fact in facts)
         unknown = Unknown("z3", "it knows nothing of the functions in the facts, and no numbers tried satisfy them")
@@ -109,7 +108,7 @@ def _satisfied(attention: Attention, facts: list[Expr]) -> bool:
     return next(settings(attention, conjunction(attention.mask, *facts)), None) is not None
 
 
-def _same_mask(attention: Attention, plan: KernelPlan) -> Claim:
+def _same_mask(attention: Attention, plan: KernelPlan, work: Work) -> Claim:
     """The plan may rename sizes and mask pairs whose score is -inf, which have weight 0; nothing else."""
     names: dict[Expr, Expr] = {
         index(a): index(b) for a, b in zip(attention.sizes, plan.attention.sizes, strict=True) if a != b
@@ -118,7 +117,7 @@ def _same_mask(attention: Attention, plan: KernelPlan) -> Claim:
     own, planned = substitute(attention.mask, names), world.term(plan.attention.mask)
     finite = world.minus_infinity() < world.term(substitute(attention.score, names))
     given = world.term(own)
-    answer = world.ask([], world.any_of([planned == given, planned == world.all_of([given, finite])]), 1.0)
+    answer = world.ask([], world.any_of([planned == given, planned == world.all_of([given, finite])]), work.part())
     sentence = "the mask that the kernels apply is the file's, pairs with a score of -inf left out"
     verdict: Verdict
     if isinstance(answer, Holds) or own == plan.attention.mask:
@@ -135,7 +134,7 @@ class _Direction:
     plan: KernelPlan
     ranges: TileRanges
     loops: Loops
-    deadline: float
+    work: Work
 
     def __post_init__(self) -> None:
         self.mask = self.plan.attention.mask
@@ -156,9 +155,6 @@ class _Direction:
         found += [self.full(number) for number in range(len(self.ranges.all))]
         found += [self.data_test(t) for t in self.ranges.tests]
         return [*found, self.walks()]
-
-    def seconds(self) -> float:
-        return self.deadline - monotonic()
 
     # ------------------------------------------------------------ positions
 
@@ -201,7 +197,7 @@ class _Direction:
             partial(world.ask, premises, world.any_of(stretches)),
             world,
             lambda setting, first, last, q, k: self.trial.lost(setting, first, last, q, k),
-            lambda seconds: self.trial.search_ranges(None, seconds),
+            partial(self.trial.search_ranges, None),
         )
 
     def full(self, number: int) -> Claim:
@@ -216,7 +212,7 @@ class _Direction:
             partial(world.ask, premises, world.all_of([inside, world.term(self.mask)])),
             world,
             lambda setting, first, last, q, k: self.trial.wrong(number, setting, first, last, q, k),
-            lambda seconds: self.trial.search_ranges(number, seconds),
+            partial(self.trial.search_ranges, number),
         )
 
     # ------------------------------------------------------------ tiles
@@ -233,7 +229,7 @@ class _Direction:
         at: dict[str, Term] = dict(zip(names, ends, strict=True))
         can, must = world.term(t.can(self.axis), at), world.term(t.must(self.axis), at)
         conclusion = world.all_of([world.implies(holds, can), world.implies(must, holds)])
-        answer = world.ask(between, conclusion, min(1.0, self.seconds()))
+        answer = world.ask(between, conclusion, self.work.part())
         sentence = f"{LOOPS[self.axis]}: what the extremes of two tiles say of `{t.name}` holds for each of their pairs"
         verdict = _plain_verdict(answer)
         if isinstance(verdict, Proved) and max(_roundings(t.row), _roundings(t.col)) > 1:
@@ -246,21 +242,21 @@ class _Direction:
             "none before the first, and without the mask only inside `all`"
         )
         bare = World(without_facts(self.plan.attention))  # rows before the first would be read
-        answer = starts_answer(bare, self.ranges, self.pair(bare)[0], min(1.0, self.seconds()))
+        answer = starts_answer(bare, self.ranges, self.pair(bare)[0], self.work.part())
         if isinstance(answer, Holds):
             world = World(self.plan.attention)
             premises, _ = self.pair(world)
-            answer = loops_answer(World(self.plan.attention), self.ranges, self.loops, min(3.0, self.seconds()))
+            answer = loops_answer(World(self.plan.attention), self.ranges, self.loops, self.work.part(3 * QUESTION))
             if isinstance(answer, Fails):  # it may hold for these stretches, if not for any
                 premises += self.answered(world)
-                answer = loops_answer(world, self.ranges, self.loops, min(1.5, self.seconds()), premises)
+                answer = loops_answer(world, self.ranges, self.loops, self.work.part(3 * QUESTION // 2), premises)
         if isinstance(answer, Holds):
             return Claim(f"{self.name}, loops", sentence, Proved("z3"), span=self.mask.span)
-        example = self.trial.search_loops(min(TRIAL_SECONDS, self.seconds()))
+        example = self.trial.search_loops(self.work.part(TRIAL))
         verdict = (
             Refuted("trial", example.lines, example.values)
             if example is not None
-            else Unknown("z3", "the order of the runs is not shown, and small sizes show no mistake")
+            else Unknown("z3", f"the order of the runs is not shown, and small sizes show no mistake{_why(answer)}")
         )
         return Claim(f"{self.name}, loops", sentence, verdict, span=self.mask.span)
 
@@ -270,16 +266,16 @@ class _Direction:
         self,
         subject: str,
         sentence: str,
-        ask: Callable[[float], Answer],
+        ask: Callable[[Work], Answer],
         world: World,
         confirm: Callable[[Setting, int, int, int, int], Example | None],
-        search: Callable[[float], Example | None],
+        search: Callable[[Work], Example | None],
     ) -> Claim:
-        answer = ask(min(5.0, self.seconds()))
+        answer = ask(self.work.part(5 * QUESTION))
         claim = partial(Claim, subject, sentence, span=self.mask.span)
         if isinstance(answer, Holds):
             return claim(Proved(f"z3, {world.queries} {'query' if world.queries == 1 else 'queries'}"))
-        example = search(min(TRIAL_SECONDS, self.seconds()))
+        example = search(self.work.part(TRIAL))
         if example is None and isinstance(answer, Fails) and not params_with_dims(self.plan.attention, self.mask):
             example = self.confirmed(answer.values, confirm)
         if example is not None:
@@ -316,6 +312,11 @@ def _roundings(e: Expr) -> int:
         e.op is Op.SUB and is_literal(e.args[0], 0)
     )
     return inner if exact else inner + 1
+
+
+def _why(answer: Answer) -> str:
+    """What stopped the solver, to end a sentence."""
+    return f": {answer.reason}" if isinstance(answer, Open) else ""
 
 
 def _plain_verdict(answer: Answer) -> Verdict:

@@ -23,12 +23,13 @@ from attngen.plan.mask.ranges import TileRanges
 from attngen.plan.mask.segments import Segment
 from attngen.plan.mask.walks import BEYOND, Hull, Share, Walk, outside
 from attngen.plan.split import Split
+from attngen.prove.budget.work import Work
 from attngen.prove.integers.answers import Answer, Holds, Term
 from attngen.prove.integers.z3_door import World
 
 
 def loops_answer(
-    world: World, ranges: TileRanges, loops: Loops, seconds: float, tile_of: list[Term] | None = None
+    world: World, ranges: TileRanges, loops: Loops, work: Work, tile_of: list[Term] | None = None
 ) -> Answer:
     """Whether each tile that meets `any` is walked, none twice or before the start, and without the mask inside `all`.
 
@@ -93,8 +94,8 @@ def loops_answer(
         ]
     )
     if tile_of is not None:
-        return world.ask(premises, conclusion, seconds)
-    return world.ask_linear(premises, conclusion, seconds)
+        return world.ask(premises, conclusion, work)
+    return world.ask_linear(premises, conclusion, work)
 
 
 class _Ends:
@@ -130,7 +131,7 @@ class _Ends:
         return self.after((Assigned("value", e),), **names)["value"]
 
 
-def walk_answer(world: World, walk: Walk, runs: tuple[Run, ...], seconds: float) -> Answer:
+def walk_answer(world: World, walk: Walk, runs: tuple[Run, ...], work: Work) -> Answer:
     """Whether each tile of the runs has a step, and there are as many steps as tiles.
 
     So no step takes another tile, and no two take the same, since the runs have no tile in common (`loops_answer`).
@@ -141,7 +142,7 @@ def walk_answer(world: World, walk: Walk, runs: tuple[Run, ...], seconds: float)
     at = ends.after(walk.at, step=step, n_steps=n_steps).get("at", world.free("at"))
     for run in runs:
         tiles = tiles + ends[run.stop] - ends[run.start]
-    answer = world.ask_linear(ends.premises, n_steps == tiles, seconds)
+    answer = world.ask_linear(ends.premises, n_steps == tiles, work)
     inverse = dict(zip(walk.runs, walk.inverse, strict=True))
     for run in runs:
         if not isinstance(answer, Holds):
@@ -150,11 +151,11 @@ def walk_answer(world: World, walk: Walk, runs: tuple[Run, ...], seconds: float)
         if run in inverse:
             taken.append(step == ends.value(inverse[run], at=tile, n_steps=n_steps))
         conclusion = world.all_of([step >= 0, step < n_steps, at == tile])
-        answer = world.ask_linear([*ends.premises, *taken], conclusion, seconds)
+        answer = world.ask_linear([*ends.premises, *taken], conclusion, work)
     return answer
 
 
-def share_answer(world: World, walk: Walk, share: Share, stretch: Run, seconds: float) -> Answer:
+def share_answer(world: World, walk: Walk, share: Share, stretch: Run, work: Work) -> Answer:
     """Whether the steps outside of `share` take no tile that a part of the held tile meets: none of `stretch`."""
     ends = _Ends(world, walk.runs)
     step = world.free("step")
@@ -164,10 +165,10 @@ def share_answer(world: World, walk: Walk, share: Share, stretch: Run, seconds: 
     first = [] if share.first is None else [ends.value(share.first, n_steps=n_steps) <= step]
     stop = [] if share.stop is None else [step < ends.value(share.stop, n_steps=n_steps)]
     premises = [*ends.premises, step >= 0, step < n_steps, *mine]
-    return world.ask_linear(premises, world.all_of([*first, *stop]), seconds)
+    return world.ask_linear(premises, world.all_of([*first, *stop]), work)
 
 
-def hull_answer(world: World, hull: Hull, seconds: float) -> Answer:
+def hull_answer(world: World, hull: Hull, work: Work) -> Answer:
     """Whether each tile of the runs lies between the hull's ends, and these are in order and not before 0."""
     ends = _Ends(world, hull.runs)
     found = ends.after(hull.steps)
@@ -175,18 +176,18 @@ def hull_answer(world: World, hull: Hull, seconds: float) -> Answer:
     premises = [*ends.premises, *(ends[r.stop] <= BEYOND for r in hull.runs)]
     inside = world.implies(ends.inside(tile, hull.runs), world.all_of([found["first"] <= tile, tile < found["stop"]]))
     conclusion = world.all_of([inside, found["first"] >= 0, found["first"] <= found["stop"]])
-    return world.ask_linear(premises, conclusion, seconds)
+    return world.ask_linear(premises, conclusion, work)
 
 
-def unmasked_answer(world: World, unmasked: tuple[Run, ...], full: tuple[Run, ...], seconds: float) -> Answer:
+def unmasked_answer(world: World, unmasked: tuple[Run, ...], full: tuple[Run, ...], work: Work) -> Answer:
     """Whether a tile that goes without the mask lies in a run that needs none."""
     ends = _Ends(world, full)
     at = world.free("at")
     masked = ends.value(outside(unmasked), at=at)
-    return world.ask_linear([*ends.premises, at >= 0], world.any_of([masked, ends.inside(at, full)]), seconds)
+    return world.ask_linear([*ends.premises, at >= 0], world.any_of([masked, ends.inside(at, full)]), work)
 
 
-def turns_answer(world: World, ranges: TileRanges, seconds: float) -> Answer:
+def turns_answer(world: World, ranges: TileRanges, work: Work) -> Answer:
     """Whether the tiles that meet a given tile of the other axis are consecutive.
 
     They are if neither end of what a tile meets moves back from one tile to a later one. Of several stretches that is
@@ -217,15 +218,15 @@ def turns_answer(world: World, ranges: TileRanges, seconds: float) -> Answer:
     (a, a_stop, a_some), (b, b_stop, b_some), (_, _, c_some) = (ends(place) for place in places)
     ordered = world.implies(world.all_of([a_some, b_some]), world.all_of([a <= b, a_stop <= b_stop]))
     conclusion = world.all_of([ordered, world.implies(world.all_of([a_some, c_some]), b_some)])
-    return world.ask(premises, conclusion, seconds)
+    return world.ask(premises, conclusion, work)
 
 
-def starts_answer(world: World, ranges: TileRanges, premises: list[Term], seconds: float) -> Answer:
+def starts_answer(world: World, ranges: TileRanges, premises: list[Term], work: Work) -> Answer:
     """Whether each stretch of `any` starts at 0 or later, for a tile of which the premises hold."""
-    return world.ask(premises, world.all_of([world.term(s.lo) >= 0 for s in ranges.any]), seconds)
+    return world.ask(premises, world.all_of([world.term(s.lo) >= 0 for s in ranges.any]), work)
 
 
-def counts_answer(world: World, split: Split, loops: Loops, seconds: float) -> Answer:
+def counts_answer(world: World, split: Split, loops: Loops, work: Work) -> Answer:
     """Whether `n_full` is the number of tiles that need no mask, and `n_walked` that of all."""
     ends = _Ends(world, loops.runs)
     found = ends.after(split.counts)
@@ -234,10 +235,10 @@ def counts_answer(world: World, split: Split, loops: Loops, seconds: float) -> A
         return sum((ends[r.stop] - ends[r.start] for r in runs), world.number(0))
 
     counted = [found["n_full"] == tiles(loops.full), found["n_walked"] == tiles(loops.runs)]
-    return world.ask_linear(ends.premises, world.all_of(counted), seconds)
+    return world.ask_linear(ends.premises, world.all_of(counted), work)
 
 
-def pieces_answer(world: World, split: Split, seconds: float) -> Answer:
+def pieces_answer(world: World, split: Split, work: Work) -> Answer:
     """Whether each tile of the walk is in one piece, and there in the loop that it belongs to; and whether no product
     leaves what tiles and pieces are together.
 
@@ -295,7 +296,7 @@ def pieces_answer(world: World, split: Split, seconds: float) -> Answer:
     )
     answer: Answer = Holds()
     for question in questions:
-        answer = world.ask_core(premises, question, seconds)
+        answer = world.ask_core(premises, question, work)
         if not isinstance(answer, Holds):
             break
     return answer

@@ -9,6 +9,7 @@ from attngen.ir.attention import Attention
 from attngen.plan.kernel import KernelPlan
 from attngen.plan.mask.loops import Run
 from attngen.plan.mask.walks import Walk
+from attngen.prove.budget.work import Work
 from attngen.prove.integers.answers import Answer, Fails, Holds
 from attngen.prove.integers.z3_door import World
 from attngen.prove.obligations.tile_walks import walk_answer
@@ -19,10 +20,10 @@ Question = tuple[Walk, tuple[Run, ...]]
 
 @dataclass(frozen=True)
 class WalkClaims:
-    """A claim is asked of `plan`, for `seconds` each. Kernels often take the same walk: its answer is kept."""
+    """A claim is asked of `plan`, each for a part of `work`. Kernels often take the same walk: its answer is kept."""
 
     plan: KernelPlan
-    seconds: float
+    work: Work
     answers: dict[Question, Answer] = field(default_factory=dict[Question, Answer])
 
     @cached_property
@@ -39,7 +40,7 @@ class WalkClaims:
     def walk(self, subject: str, sentence: str, walk: Walk, runs: tuple[Run, ...]) -> Claim:
         """The claim that the walk takes each tile of the runs once, and no other."""
         if (walk, runs) not in self.answers:
-            self.answers[walk, runs] = walk_answer(self.world(), walk, runs, self.seconds)
+            self.answers[walk, runs] = walk_answer(self.world(), walk, runs, self.work.part())
         return self.claim(subject, f"{sentence} takes each tile of its runs once", self.answers[walk, runs])
 
 

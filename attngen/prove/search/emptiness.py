@@ -9,15 +9,14 @@ from __future__ import annotations
 from attngen.ir.attention import Attention
 from attngen.ir.build import TRUE, is_literal
 from attngen.plan.kernel import KernelPlan
+from attngen.prove.budget.work import Work
 from attngen.prove.integers.answers import Fails, Holds
 from attngen.prove.integers.confirm import reads_functions
 from attngen.prove.integers.z3_door import World
 from attngen.prove.verdict import Claim, Proved, Refuted, Unknown, Verdict
 
-SECONDS = 1.0
 
-
-def some_pair(attention: Attention, plan: KernelPlan) -> Claim:
+def some_pair(attention: Attention, plan: KernelPlan, work: Work) -> Claim:
     """That some query may attend to some key, at some sizes from 1 on and some params that fulfil their facts."""
     mask = plan.attention.mask
     given = ", ".join(f"{name} = {value}" for name, value in attention.consts)
@@ -31,7 +30,7 @@ def some_pair(attention: Attention, plan: KernelPlan) -> Claim:
         verdict = nothing
     else:
         world = World(plan.attention)
-        answer = world.ask([world.term(mask)], world.any_of([]), SECONDS)
+        answer = world.ask([world.term(mask)], world.any_of([]), work.part())
         match answer:
             case Holds():
                 verdict = nothing

@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -23,10 +22,16 @@ from attngen.ir.walk import symbols
 from attngen.plan.mask.data_tests import DataTest
 from attngen.plan.mask.loops import ZERO, Assigned, Loops, Ordered, Rounded
 from attngen.plan.mask.ranges import TileRanges
+from attngen.prove.budget.work import Work
 from attngen.prove.search.small_settings import Setting, settings
 
 Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
+
+_WIDTHS = (1, 2, 3, 5)
+"""Widths of the walked tiles, for data tests."""
+_SETTING, _STEP, _ANSWER, _PAIRS = 500, 6, 200, 200
+"""Units for a setting, for a tile, and for the answer to a data test; pairs that are compared in one unit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,16 +131,29 @@ class Trial:
 
     # ------------------------------------------------------------ search
 
-    def search_ranges(self, number: int | None, seconds: float) -> Example | None:
-        """Tries small settings: pairs lost by `any` (number None), or wrongly inside the stretch `number` of `all`."""
-        end = monotonic() + seconds
+    def search_ranges(self, number: int | None, work: Work) -> Example | None:
+        """Tries small settings: pairs lost by `any` (number None), or wrongly inside the stretch `number` of `all`.
+
+        What costs more than is left of `work` is left out.
+        """
         for setting, held in self._trials():
-            if monotonic() > end:
+            if not work.clock.left:
                 return None
+            price = self._price(setting, held)
+            if price > work.left:
+                continue
+            work.charge(price)
             found = self._try(setting, held, number)
             if found is not None:
                 return found
         return None
+
+    def _price(self, setting: Setting, held: Held) -> int:
+        """Units for all pairs of these tiles, and for the answers of data tests."""
+        size = setting.sizes["Sk" if self.walked == "k" else "Sq"]
+        pairs = int((held.last - held.first + 1).sum()) * size
+        answers = len(held.first) * sum(-(-size // tile) for tile in _WIDTHS) * len(self.ranges.tests)
+        return _SETTING + _STEP * len(held.first) + pairs // _PAIRS + _ANSWER * answers
 
     def _trials(self) -> Iterator[tuple[Setting, Held]]:
         for setting in settings(self.attention, self.mask):
@@ -153,7 +171,7 @@ class Trial:
         grid = self._grid(setting)
         size = int(grid.shape[1])
         n = len(held.first)
-        for tile in (1, 2, 3, 5) if self.ranges.tests else (1,):
+        for tile in _WIDTHS if self.ranges.tests else (1,):
             env = self.env(setting, **{f"{self.held}0": held.first, f"{self.held}1": held.last})
             env |= self.answers(setting, held, size, tile)
             segments = self.ranges.any if number is None else self.ranges.all[number : number + 1]
@@ -228,17 +246,21 @@ class Trial:
 
     # ------------------------------------------------------------ loops
 
-    def search_loops(self, seconds: float) -> Example | None:
+    def search_loops(self, work: Work) -> Example | None:
         """Walks small grids as the kernel would: is a tile lost, walked twice, or wrongly walked without the mask?"""
-        end = monotonic() + seconds
         for setting in settings(self.attention, self.mask):
             grid = self._grid(setting)
             size = grid.shape[1]
             for held_tile, tile in itertools.product((2, 3, 128), (2, 3, 64)):
-                if monotonic() > end:
-                    return None
                 first = np.arange(0, int(grid.shape[0]), held_tile, dtype=np.int64)
                 held = Held(first, np.minimum(first + held_tile, int(grid.shape[0])) - 1)
+                if not work.clock.left:
+                    return None
+                steps = len(held.first) * -(-int(size) // tile)
+                price = _SETTING + steps * (_STEP + _ANSWER * len(self.ranges.tests))
+                if price > work.left:
+                    continue
+                work.charge(price)
                 found = self._walk(setting, grid, held, size, tile)
                 if found is not None:
                     return found

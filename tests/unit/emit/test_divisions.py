@@ -24,6 +24,7 @@ from attngen.ir import build
 from attngen.ir.nodes import Op, Scalar, Type
 from attngen.plan import plan
 from attngen.plan.ints.divisions import DIVISOR, EXPANSIONS, QUOTIENT, REMAINDER
+from attngen.prove.budget.work import Work
 from attngen.prove.integers.z3_door import World
 from attngen.prove.obligations.divisions import expansion_answer
 from attngen.prove.obligations.integer_width import integer_width
@@ -155,7 +156,7 @@ def test_a_wrong_expansion_is_not_proved(what: str, monkeypatch: pytest.MonkeyPa
     op, value = WRONG[what]
     monkeypatch.setitem(EXPANSIONS, op, replace(EXPANSIONS[op], value=value))
     planned = plan(api.analyse(Source(SPEC)), reserved("triton"))
-    found = [c for c in integer_width(planned, 20.0) if c.subject == "divisions"]
+    found = [c for c in integer_width(planned, Work()) if c.subject == "divisions"]
     assert len(found) == 1 and not isinstance(found[0].verdict, Proved)
 
 
@@ -170,7 +171,7 @@ def test_a_division_of_the_least_int_by_minus_one_is_wide() -> None:
     divisions = [e for e in planned.choices.wide if e.op in EXPANSIONS]
     assert {(e.op, e.args[0]) for e in divisions} == {(op, Scalar("n", Type.INT)) for op in EXPANSIONS}
     narrow = replace(planned, choices=replace(planned.choices, wide=()))
-    assert any(isinstance(c.verdict, Refuted) for c in integer_width(narrow, 20.0))
+    assert any(isinstance(c.verdict, Refuted) for c in integer_width(narrow, Work()))
 
 
 # ---------------------------------------------------------------- whole kernels

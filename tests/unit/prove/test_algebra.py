@@ -21,6 +21,7 @@ from attngen.prove.algebra.equality import equal, sign_of, slope_at
 from attngen.prove.algebra.sample_points import Undefined, mp
 from attngen.prove.algebra.sympy_door import LN2, constant, sp
 from attngen.prove.algebra.terms import Reading
+from attngen.prove.budget.work import Budget, Work
 from attngen.prove.verdict import Proved, Refuted, Unknown, Verdict
 
 DECLARED = """attention subject
@@ -37,7 +38,7 @@ def compared(left: str, right: str, *more: str) -> Verdict:
     """Equality of two scores."""
     attention = analysed("\n".join([DECLARED, *more, f"score = ({left}) - 2 * ({right})"]))
     first, second = children(attention.score)
-    return equal(first, children(second)[1], world(attention), 5.0)
+    return equal(first, children(second)[1], world(attention), Work().share())
 
 
 EQUAL = [
@@ -150,8 +151,8 @@ def test_different(left: str, right: str) -> None:
 def test_no_time_is_unknown_or_refuted_by_a_point() -> None:
     attention = analysed(DECLARED + "score = qk * a - a * qk\n")
     left, right = children(attention.score)
-    verdict = equal(left, right, world(attention), 0.0)
-    assert isinstance(verdict, Unknown) and "ran out" in verdict.reason
+    verdict = equal(left, right, world(attention), Work(Budget(effort=0.0)))
+    assert isinstance(verdict, Unknown) and "--effort" in verdict.reason
 
 
 def test_what_no_rule_covers_is_unknown() -> None:
@@ -212,7 +213,7 @@ def test_a_recognised_constant_is_within_rounding(value: float) -> None:
 def test_signs(e: str, zero: bool, kind: type) -> None:
     attention = analysed(f"{DECLARED}score = qk * scale * ({e})\n".replace("scale * (scale", "(scale"))
     inner = children(attention.score)[1]
-    assert isinstance(sign_of(inner, World(attention, True), zero=zero, budget=2.0), kind)
+    assert isinstance(sign_of(inner, World(attention, True), zero=zero, work=Work()), kind)
 
 
 @pytest.mark.parametrize(
@@ -352,7 +353,7 @@ def test_nothing_false_is_shown_of_random_expressions(block: int) -> None:
         e = _drawn(rng, 3)
         for right in (True, False):
             other = _respelt(rng, e) if right else _mutated(rng, e)
-            verdict = equal(e, other, world(attention), 2.0)
+            verdict = equal(e, other, world(attention), Work().share())
             gap = _difference(e, other, number)
             outcomes[type(verdict)] += 1
             if isinstance(verdict, Proved):
@@ -378,11 +379,11 @@ def test_nothing_false_is_shown_of_random_derivatives(block: int) -> None:
     for number in range(25):
         e = _drawn(rng, 3)
         right = derivative(e, leaf) or real(0.0)
-        verdict = derivative_is(right, ((e, None),), (leaf,), world(attention), 2.0)
+        verdict = derivative_is(right, ((e, None),), (leaf,), world(attention), Work().share())
         assert not isinstance(verdict, Refuted), (text(e), text(right), verdict)
         unknown += isinstance(verdict, Unknown)
         wrong = _mutated(rng, right)
-        verdict = derivative_is(wrong, ((e, None),), (leaf,), world(attention), 2.0)
+        verdict = derivative_is(wrong, ((e, None),), (leaf,), world(attention), Work().share())
         if isinstance(verdict, Proved):
             assert _difference(right, wrong, number) < 1e-6, (text(e), text(right), text(wrong))
     assert unknown <= 2
@@ -390,7 +391,7 @@ def test_nothing_false_is_shown_of_random_derivatives(block: int) -> None:
 
 def test_a_reading_gives_one_symbol_to_one_thing() -> None:
     attention = analysed(DECLARED + "score = tab[h, q - k + w] + tab[h, w - k + q] * floor(qk) + float(floor(qk))\n")
-    reading = Reading(world(attention))
+    reading = Reading(world(attention), Work())
     loads = [reading.term(n) for n in nodes(attention.score) if isinstance(n, Load)]
     assert len(loads) == 2 and loads[0] == loads[1]
     with pytest.raises(Undefined):

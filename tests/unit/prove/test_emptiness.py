@@ -13,6 +13,7 @@ from attngen import api
 from attngen.cli.main import main
 from attngen.errors import Refuted, Source, SpecWarning
 from attngen.prove import verdict
+from attngen.prove.budget.work import Work
 from attngen.prove.search.emptiness import some_pair
 
 EXAMPLES = sorted((Path(__file__).parents[3] / "examples").glob("*.attn"))
@@ -21,7 +22,7 @@ FAR = "attention far\nmask = q - k > 4000\n"
 
 
 def found(text: str) -> object:
-    return some_pair(*api.checked_plan(Source(text))).verdict
+    return some_pair(*api.checked_plan(Source(text)), Work()).verdict
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from attngen.ir.evaluate import evaluate
 from attngen.ir.nodes import Expr, Op
 from attngen.plan.kernel import KernelPlan
 from attngen.plan.score.weights import LOG2E, Form
+from attngen.prove.budget.work import Work
 from attngen.prove.obligations import recurrence as kernel
 from attngen.prove.obligations.empty_rows import empty_rows
 from attngen.prove.verdict import Proved, Refuted, Unknown
@@ -35,14 +36,14 @@ def planned(body: str) -> tuple[Attention, KernelPlan]:
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.stem)
 def test_examples(path: Path) -> None:
     a = api.analyse(Source(path.read_text(), path.name))
-    found = empty_rows(a, api.plan(a), 20.0)
+    found = empty_rows(a, api.plan(a), Work())
     assert all(isinstance(c.verdict, Proved) for c in found)
     assert {"forward", "backward"} <= {c.subject for c in found}
 
 
 @pytest.mark.parametrize("name", FORMS)
 def test_forms(name: str) -> None:
-    found = empty_rows(*planned(RIGHT[name]), 20.0)
+    found = empty_rows(*planned(RIGHT[name]), Work())
     assert [c for c in found if not isinstance(c.verdict, Proved)] == []
 
 
@@ -59,7 +60,7 @@ normalizer = n"""
 def test_a_weight_that_vanishes_at_the_maximum_is_refuted_beside_an_extra_term() -> None:
     """One key of score 100: its weight is 0, and exp2(0 - 144) of the extra term is 0 beside it in float32 at 110."""
     body = FAR_ZERO.replace("100", "120")
-    found = {c.subject: c.verdict for c in empty_rows(*planned(body), 20.0)}
+    found = {c.subject: c.verdict for c in empty_rows(*planned(body), Work())}
     verdict = found["denominator 0"]
     assert isinstance(verdict, Refuted)
     s = dict(verdict.values)["s"]
@@ -68,13 +69,13 @@ def test_a_weight_that_vanishes_at_the_maximum_is_refuted_beside_an_extra_term()
 
 
 def test_without_an_extra_term_it_is_found_empty() -> None:
-    found = empty_rows(*planned(FAR_ZERO.replace("sum + 1", "sum")), 20.0)
+    found = empty_rows(*planned(FAR_ZERO.replace("sum + 1", "sum")), Work())
     assert [c for c in found if not isinstance(c.verdict, Proved)] == []
 
 
 def test_a_finish_that_forgets_the_empty_row_is_not_proved(monkeypatch: pytest.MonkeyPatch) -> None:
     a, plan = planned("mask = causal")
-    assert all(isinstance(c.verdict, Proved) for c in empty_rows(a, plan, 20.0))
+    assert all(isinstance(c.verdict, Proved) for c in empty_rows(a, plan, Work()))
     whole = kernel.finish_shifted
 
     def careless(*, exponential: bool, extra: bool) -> kernel.Finish:
@@ -82,7 +83,7 @@ def test_a_finish_that_forgets_the_empty_row_is_not_proved(monkeypatch: pytest.M
         return replace(found, acc=apply(Op.DIV, kernel.ACC, kernel.ROW_SUM))
 
     monkeypatch.setattr(kernel, "finish_shifted", careless)
-    verdict = empty_rows(a, plan, 20.0)[0].verdict
+    verdict = empty_rows(a, plan, Work())[0].verdict
     assert isinstance(verdict, Unknown) and "NaN" in verdict.reason
 
 
@@ -91,7 +92,7 @@ def test_an_unguarded_shift_is_not_proved(monkeypatch: pytest.MonkeyPatch) -> No
     a, plan = planned("mask = causal")
     rescale = apply(Op.MUL, apply(Op.SUB, kernel.ROW_MAX, kernel.NEW_MAX), kernel.FACTOR)
     monkeypatch.setattr(kernel, "RESCALE", rescale)
-    assert isinstance(empty_rows(a, plan, 20.0)[0].verdict, Unknown)
+    assert isinstance(empty_rows(a, plan, Work())[0].verdict, Unknown)
     assert isinstance(next(iter(kernel.exponents(plan))).verdict, Unknown)
 
 

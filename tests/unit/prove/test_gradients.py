@@ -18,6 +18,7 @@ from attngen.ir.walk import children, rebuild, substitute
 from attngen.plan import KernelPlan, plan
 from attngen.plan.kernel import Gather, LeafGradient
 from attngen.plan.score.weights import Form
+from attngen.prove.budget.work import Work
 from attngen.prove.obligations.gradients import gradients
 from attngen.prove.verdict import Claim, Proved, Refuted
 
@@ -82,7 +83,7 @@ def refuted(claims: tuple[Claim, ...]) -> dict[str, Refuted]:
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.stem)
 def test_every_example_is_proved(path: Path) -> None:
-    assert not open_claims(gradients(*planned(path.read_text()), 90.0))
+    assert not open_claims(gradients(*planned(path.read_text()), Work()))
 
 
 SCORES = {
@@ -105,12 +106,12 @@ SCORES = {
 def test_scores_of_every_operation_are_proved(name: str) -> None:
     declared = "param a: f32\nparam c: f32 where c > 0\nparam t: f32[n]\n"
     declared = declared if "t[" in SCORES[name] else declared.replace("param t: f32[n]\n", "")
-    assert not open_claims(gradients(*planned(f"attention subject\n{declared}score = {SCORES[name]}\n"), 90.0))
+    assert not open_claims(gradients(*planned(f"attention subject\n{declared}score = {SCORES[name]}\n"), Work()))
 
 
 @pytest.mark.parametrize("text", [RICH, ODD, DIRECT, KINKS], ids=["rich", "odd", "direct", "kinks"])
 def test_every_form_is_proved(text: str) -> None:
-    assert not open_claims(gradients(*planned(text), 90.0))
+    assert not open_claims(gradients(*planned(text), Work()))
 
 
 def test_forms_and_gathers_as_planned() -> None:
@@ -120,7 +121,7 @@ def test_forms_and_gathers_as_planned() -> None:
 
 
 def test_kinks_are_named_with_their_side() -> None:
-    notes = {c.subject: c.note for c in gradients(*planned(KINKS), 90.0)}
+    notes = {c.subject: c.note for c in gradients(*planned(KINKS), Work())}
     assert "max takes qk * scale where it equals a" in notes["d score / d qk"]
     assert "abs is flat where qk - a = 0" in notes["d score / d qk"]
     assert "the branch of `qk < c` is taken as it is at qk = c" in notes["d score / d qk"]
@@ -129,7 +130,7 @@ def test_kinks_are_named_with_their_side() -> None:
 
 def test_params_without_a_gradient_are_named() -> None:
     text = "attention subject\nparam p: f32 where 0 <= p < 1\nparam reach: f32\nmask = q - k < reach\ndropout = p\n"
-    note = next(c.note for c in gradients(*planned(text), 90.0) if c.subject == "complete")
+    note = next(c.note for c in gradients(*planned(text), Work()) if c.subject == "complete")
     assert note.endswith("p, reach")
 
 
@@ -177,7 +178,7 @@ def test_wrong_shares_are_refuted_at_a_point(text: str, leaf: str, part: str, ch
     wrong = CHANGES[change](right)
     if wrong is not None and same_in_numbers(attention, right, wrong):
         wrong = mul(wrong, C)
-    found = refuted(gradients(attention, with_gradient(p, number, replace(g, **{part: wrong})), 90.0))
+    found = refuted(gradients(attention, with_gradient(p, number, replace(g, **{part: wrong})), Work()))
     assert len(found) == 1
     ((subject, verdict),) = found.items()
     assert f"/ d {leaf}" in subject
@@ -190,7 +191,7 @@ def test_the_point_is_as_it_says() -> None:
     attention, p = planned(KINKS)
     _, number, g = of((attention, p), "c")
     assert g.pair is not None
-    verdict = refuted(gradients(attention, with_gradient(p, number, replace(g, pair=neg(g.pair))), 90.0))
+    verdict = refuted(gradients(attention, with_gradient(p, number, replace(g, pair=neg(g.pair))), Work()))
     values = {k: float(v) for k, v in verdict["d natural / d c"].values}
     env = {k: values[k] for k in ("qk", "scale")}
     params = {k: values[k] for k in ("a", "c")}
@@ -217,7 +218,7 @@ D_QK: dict[str, Change] = {
 def test_a_wrong_derivative_of_the_score_is_refuted(text: str, change: str) -> None:
     attention, p = planned(text)
     wrong = D_QK[change](mul(p.d_factor, p.d_pair))
-    claims = gradients(attention, replace(p, d_factor=real(1.0), d_pair=wrong), 90.0)
+    claims = gradients(attention, replace(p, d_factor=real(1.0), d_pair=wrong), Work())
     assert list(refuted(claims)) == ["d score / d qk"]
 
 
@@ -241,7 +242,7 @@ def test_dropped_terms_and_factors_are_refuted(text: str) -> None:
             right = getattr(g, part)
             for wrong in dropped(right) if right is not None else []:
                 mutant = with_gradient(p, number, replace(g, **{part: wrong}))
-                found = refuted(gradients(attention, mutant, 90.0))
+                found = refuted(gradients(attention, mutant, Work()))
                 assert found or same_in_numbers(attention, right, wrong), (part, right, wrong)
                 tried += 1
     assert tried >= 6
@@ -267,28 +268,28 @@ def same_in_numbers(attention: Attention, a: Expr, b: Expr) -> bool:
 def test_a_missing_gradient_is_refuted(leaf: str) -> None:
     attention, p = planned(RICH)
     mutant = replace(p, gradients=tuple(g for g in p.gradients if g.param != leaf))
-    found = refuted(gradients(attention, mutant, 90.0))
+    found = refuted(gradients(attention, mutant, Work()))
     assert found
     assert all(f"/ d {leaf}" in subject for subject in found)
 
 
 def test_a_gradient_planned_twice_is_refuted() -> None:
     attention, p = planned(RICH)
-    found = refuted(gradients(attention, replace(p, gradients=(*p.gradients, p.gradients[0])), 90.0))
+    found = refuted(gradients(attention, replace(p, gradients=(*p.gradients, p.gradients[0])), Work()))
     assert {"complete", "d natural / d a[h]"} <= set(found)
 
 
 def test_a_gradient_of_what_is_not_read_is_refuted() -> None:
     attention, p = planned(RICH)
     stray = LeafGradient("a", Load("a", (index("k"),), Type.FLOAT), Gather.COLUMN, real(1.0), None, None)
-    found = refuted(gradients(attention, replace(p, gradients=(*p.gradients, stray)), 90.0))
+    found = refuted(gradients(attention, replace(p, gradients=(*p.gradients, stray)), Work()))
     assert list(found) == ["d natural / d a[k]"]
 
 
 def test_a_weight_share_of_an_exponential_is_refuted() -> None:
     attention, p = planned(RICH)
     mutant = with_gradient(p, 0, replace(p.gradients[0], weight=Symbol("s", Type.FLOAT)))
-    assert "d weight / d a[h]" in refuted(gradients(attention, mutant, 90.0))
+    assert "d weight / d a[h]" in refuted(gradients(attention, mutant, Work()))
 
 
 SOUND = {
@@ -306,7 +307,7 @@ SOUND = {
 def test_gathers_that_the_index_does_not_allow_are_refuted(leaf: str, kind: Gather) -> None:
     attention, p = planned(RICH)
     _, number, g = of((attention, p), leaf)
-    claims = gradients(attention, with_gradient(p, number, replace(g, gather=kind)), 90.0)
+    claims = gradients(attention, with_gradient(p, number, replace(g, gather=kind)), Work())
     assert bool(refuted(claims)) == (kind not in SOUND[leaf])
     if kind in SOUND[leaf]:
         assert not open_claims(claims)
@@ -334,7 +335,7 @@ def test_diagonals_are_functions_of_the_distance(text: str) -> None:
         + f"score = qk + table[{text}]\n"
     )
     mutant = with_gradient(p, 0, replace(p.gradients[0], gather=Gather.DIAGONAL))
-    claims = gradients(attention, mutant, 90.0)
+    claims = gradients(attention, mutant, Work())
     assert (not open_claims(claims)) == DISTANCES[text], open_claims(claims)
 
 
@@ -344,4 +345,4 @@ def test_the_slope_is_compared() -> None:
         assert p.weights.slope is not None
         for wrong in (neg(p.weights.slope), apply(Op.ABS, p.weights.slope), real(0.0)):
             mutant = replace(p, weights=replace(p.weights, slope=wrong))
-            assert list(refuted(gradients(attention, mutant, 90.0))) == ["d weight / d s"]
+            assert list(refuted(gradients(attention, mutant, Work()))) == ["d weight / d s"]

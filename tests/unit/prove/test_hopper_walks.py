@@ -15,6 +15,7 @@ from attngen.ir.build import add, index, integer, sub
 from attngen.plan import KernelPlan, plan
 from attngen.plan.mask.loops import Assigned
 from attngen.plan.mask.turns import Turns
+from attngen.prove.budget.work import Work
 from attngen.prove.fallback import weakened
 from attngen.prove.obligations.hopper_walks import TURNS, hopper_walks
 from attngen.prove.obligations.walk_claims import WalkClaims
@@ -30,13 +31,13 @@ def planned(name: str) -> KernelPlan:
 
 
 def refuted(found: KernelPlan) -> set[str]:
-    return {c.subject for c in hopper_walks(WalkClaims(found, 1.0)) if isinstance(c.verdict, Refuted)}
+    return {c.subject for c in hopper_walks(WalkClaims(found, Work())) if isinstance(c.verdict, Refuted)}
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.stem)
 def test_every_walk_is_proved(path: Path) -> None:
     found = plan(analysed(path.read_text(encoding="utf-8")))
-    claims = list(hopper_walks(WalkClaims(found, 1.0)))
+    claims = list(hopper_walks(WalkClaims(found, Work())))
     assert not [c for c in claims if not isinstance(c.verdict, Proved)]
     assert found.hopper is not None
     kernels = (found.hopper.forward, found.hopper.backward, found.hopper.apart)

@@ -51,12 +51,12 @@ def refuted(claims: tuple[Claim, ...]) -> dict[str, Refuted]:
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.stem)
 def test_every_example_is_proved(path: Path) -> None:
-    assert not refuted(locality(*planned(path.read_text()), 1.0))
+    assert not refuted(locality(*planned(path.read_text())))
 
 
 @pytest.mark.parametrize("text", [TEXT, SHIFTED], ids=["exponential", "shifted"])
 def test_sizes_may_be_renamed(text: str) -> None:
-    claims = locality(*planned(text), 1.0)
+    claims = locality(*planned(text))
     assert not refuted(claims)
     assert ("dropout" in {c.subject for c in claims}) == ("dropout" in text)
 
@@ -83,14 +83,14 @@ WEIGHTS: dict[str, tuple[str, str, Expr]] = {
 def test_what_a_part_may_not_read(name: str) -> None:
     field, subject, wrong = WEIGHTS[name]
     attention, p = planned(TEXT)
-    found = refuted(locality(attention, replace(p, weights=replace(p.weights, **{field: wrong})), 1.0))
+    found = refuted(locality(attention, replace(p, weights=replace(p.weights, **{field: wrong}))))
     assert subject in found
     assert "reads" in found[subject].example[0]
 
 
 def test_the_derivatives_factor_is_one_a_head() -> None:
     attention, p = planned(TEXT)
-    assert list(refuted(locality(attention, replace(p, d_factor=flt("qk")), 1.0))) == ["factor"]
+    assert list(refuted(locality(attention, replace(p, d_factor=flt("qk"))))) == ["factor"]
 
 
 @pytest.mark.parametrize("part", ["score", "dropout", "params", "normalizer"])
@@ -104,13 +104,13 @@ def test_a_plan_of_another_attention_is_refuted(part: str) -> None:
         "normalizer": replace(n, weight=apply(Op.EXP2, flt("s"))),
     }[part]
     mutant = replace(p, attention=replace(p.attention, **{part: wrong}))
-    assert "the plan's attention" in refuted(locality(attention, mutant, 1.0))
+    assert "the plan's attention" in refuted(locality(attention, mutant))
 
 
 def test_a_mask_that_reads_the_maximum_is_refuted() -> None:
     attention, p = planned(TEXT)
     mutant = replace(p, attention=replace(p.attention, mask=apply(Op.LT, flt("m"), flt("qk"))))
-    assert list(refuted(locality(attention, mutant, 1.0))) == ["mask"]
+    assert list(refuted(locality(attention, mutant))) == ["mask"]
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_a_binding_above_its_level_is_refuted(level: Level, read: str, monkeypat
         return Schedule((*found.bindings, hoisted), found.results)
 
     monkeypatch.setattr("attngen.prove.obligations.locality.schedule", wrong)
-    found = refuted(locality(*planned(TEXT), 1.0))
+    found = refuted(locality(*planned(TEXT)))
     assert list(found) == ["levels"]
     assert read in found["levels"].example[0]
 
@@ -136,7 +136,7 @@ CUT = "attention subject\nparam n: int[B]\nmask = (causal and k < n[b]) or (k < 
 
 
 def test_cleared_keys_are_those_that_the_mask_forbids() -> None:
-    claim = next(c for c in locality(*planned(CUT), 1.0) if c.subject == "cleared keys")
+    claim = next(c for c in locality(*planned(CUT)) if c.subject == "cleared keys")
     assert isinstance(claim.verdict, Proved)
 
 
@@ -144,4 +144,4 @@ def test_cleared_keys_are_those_that_the_mask_forbids() -> None:
 def test_a_key_that_some_query_reads_may_not_be_cleared(wrong: str) -> None:
     attention, p = planned(CUT)
     _, other = planned(f"attention subject\nparam n: int[B]\nmask = {wrong}\n")
-    assert set(refuted(locality(attention, replace(p, keeps_key=other.attention.mask), 1.0))) == {"cleared keys"}
+    assert set(refuted(locality(attention, replace(p, keeps_key=other.attention.mask)))) == {"cleared keys"}

@@ -16,6 +16,7 @@ from attngen.ir.nodes import Expr
 from attngen.plan import KernelPlan, plan
 from attngen.plan.mask.loops import Assigned, Rounded
 from attngen.plan.split import Split
+from attngen.prove.budget.work import Work
 from attngen.prove.integers.answers import Fails, Holds
 from attngen.prove.integers.z3_door import World
 from attngen.prove.obligations.tile_ranges import tile_ranges
@@ -94,7 +95,7 @@ def is_right(split: Split) -> bool:
 def test_planned_pieces_are_proved(body: str) -> None:
     attention, made, split = given(body)
     assert is_right(split)
-    (claim,) = [c for c in tile_ranges(attention, made, 10.0) if c.subject == "keys, pieces"]
+    (claim,) = [c for c in tile_ranges(attention, made, Work()) if c.subject == "keys, pieces"]
     assert isinstance(claim.verdict, Proved)
 
 
@@ -103,7 +104,7 @@ def test_no_wrong_mutant_is_proved(body: str) -> None:
     attention, _, split = given(body)
     refuted = proved = 0
     for what, mutant in mutants(split):
-        answer = pieces_answer(World(attention), mutant, 1.0)
+        answer = pieces_answer(World(attention), mutant, Work().part())
         if isinstance(answer, Holds):
             assert is_right(mutant), what
             proved += 1
@@ -115,5 +116,5 @@ def test_no_wrong_mutant_is_proved(body: str) -> None:
 def test_a_wrong_plan_is_refuted_by_the_obligation() -> None:
     attention, made, split = given(BOTH)
     turned = replace(split, partial=split.partial and split.partial[::-1])
-    (claim,) = [c for c in tile_ranges(attention, replace(made, split=turned), 10.0) if c.subject == "keys, pieces"]
+    (claim,) = [c for c in tile_ranges(attention, replace(made, split=turned), Work()) if c.subject == "keys, pieces"]
     assert isinstance(claim.verdict, Refuted)

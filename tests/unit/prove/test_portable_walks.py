@@ -14,6 +14,7 @@ from attngen.plan import KernelPlan, plan
 from attngen.plan.mask.loops import Assigned
 from attngen.plan.mask.walks import TwoWalks, Walk
 from attngen.plan.printing import plan_text
+from attngen.prove.budget.work import Work
 from attngen.prove.obligations.portable_walks import portable_walks
 from attngen.prove.obligations.walk_claims import WalkClaims
 from attngen.prove.verdict import Claim, Proved, Refuted
@@ -27,7 +28,7 @@ def planned(name: str) -> KernelPlan:
 
 
 def claims(found: KernelPlan) -> list[Claim]:
-    return list(portable_walks(WalkClaims(found, 1.0)))
+    return list(portable_walks(WalkClaims(found, Work())))
 
 
 def refuted(found: KernelPlan) -> set[str]:

@@ -25,6 +25,7 @@ from attngen.ir.attention import Attention
 from attngen.plan import KernelPlan, plan
 from attngen.plan.simulate import classify
 from attngen.prove.budget.watchdog import OutOfTime, limited
+from attngen.prove.budget.work import Budget
 from attngen.prove.fallback import weakened
 from attngen.prove.proof import Proof, prove
 from attngen.prove.record import MODULES, ROOMS, from_json, key, to_json
@@ -66,7 +67,7 @@ def proved(text: str) -> Proof:
 def fresh(text: str) -> Proof:
     """A proof that the cache does not hold afterwards."""
     attention, planned = api.checked_plan(Source(text, "spec.attn"))
-    return prove(attention, planned, 20.0)
+    return prove(attention, planned)
 
 
 def write(folder: Path, text: str) -> str:
@@ -81,7 +82,7 @@ def write(folder: Path, text: str) -> str:
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.stem)
 def test_every_obligation_of_every_example_is_proved(path: Path) -> None:
     attention = analysed(path.read_text(encoding="utf-8"))
-    proof = prove(attention, plan(attention), 60.0)
+    proof = prove(attention, plan(attention))
     assert [s.obligation for s in proof.shown] == list(Obligation)
     for s in proof.shown:
         assert s.claims
@@ -178,7 +179,7 @@ def unsure_at_first(monkeypatch: pytest.MonkeyPatch, first: Proof) -> list[Kerne
     """The prover gives this proof of the first plan; of those after it what it finds. All of them are recorded."""
     plans: list[KernelPlan] = []
 
-    def answer(attention: Attention, planned: KernelPlan, budget: float) -> Proof:
+    def answer(attention: Attention, planned: KernelPlan, budget: Budget) -> Proof:
         plans.append(planned)
         return first if len(plans) == 1 else prove(attention, planned, budget)
 
@@ -302,22 +303,27 @@ def test_the_derivation_is_that_of_the_plan_that_is_emitted(
 # ---------------------------------------------------------------- budget
 
 
-def test_a_proof_out_of_time_is_unknown_and_no_hang() -> None:
+def test_a_proof_out_of_work_is_unknown_and_no_hang() -> None:
     attention = analysed((ROOT / "examples" / "windowed_alibi.attn").read_text(encoding="utf-8"))
-    proof = prove(attention, plan(attention), 0.001)
+    proof = prove(attention, plan(attention), Budget(effort=0.001))
     assert proof.unknown
     assert not proof.refuted
 
 
+@pytest.mark.parametrize(
+    ("budget", "knob", "other"),
+    [(Budget(effort=0.0), "--effort", "--timeout"), (Budget(timeout=0.0), "--timeout", "--effort")],
+)
 @pytest.mark.parametrize("body", ["mask = causal", "score = qk * scale"])
-def test_what_runs_out_of_time_names_its_claim_its_statement_and_more_time(body: str) -> None:
+def test_what_runs_out_names_its_claim_its_statement_and_the_right_knob(
+    body: str, budget: Budget, knob: str, other: str
+) -> None:
     attention = analysed(f"attention a\n{body}\n")
-    proof = prove(attention, plan(attention), 0.0)
-    late = [c for _, c in proof.unknown if isinstance(c.verdict, Unknown) and "ran out" in c.verdict.reason]
-    assert {"every number that the kernel computes stays finite", "a row without a key gives 0 and no gradient"} <= {
-        c.sentence for c in late
-    }
-    assert all("--timeout" in c.verdict.reason for c in late if isinstance(c.verdict, Unknown))
+    proof = prove(attention, plan(attention), budget)
+    late = {c.sentence: c.verdict.reason for _, c in proof.unknown if isinstance(c.verdict, Unknown)}
+    told = {sentence for sentence, reason in late.items() if knob in reason}
+    assert {"every number that the kernel computes stays finite", "a row without a key gives 0 and no gradient"} <= told
+    assert not any(other in reason for reason in late.values())
     assert {c.span.line for _, c in proof.unknown} == {2}
 
 
@@ -346,7 +352,7 @@ def test_a_block_in_time_is_left_alone() -> None:
 
 def test_a_record_gives_the_proof_back() -> None:
     attention = analysed(NO_MAXIMUM)
-    for proof in (proved(GOOD), prove(attention, plan(attention), 20.0)):
+    for proof in (proved(GOOD), prove(attention, plan(attention))):
         back = from_json(json.loads(json.dumps(to_json(proof))))
         assert back.cached
         assert [(s.obligation, s.status, len(s.claims)) for s in back.shown] == [
@@ -403,7 +409,7 @@ def test_the_key_of_a_proof_knows_the_plan() -> None:
     attention = analysed(GOOD)
     planned = plan(attention)
     other = replace(planned, longest_first=not planned.longest_first)
-    assert len({key(attention, planned, 10.0), key(attention, other, 10.0), key(attention, planned, 5.0)}) == 3
+    assert len({key(attention, planned, 1.0), key(attention, other, 1.0), key(attention, planned, 0.5)}) == 3
 
 
 def test_the_key_of_a_proof_knows_all_that_the_prover_asks() -> None:
@@ -475,6 +481,7 @@ def test_check_of_several_files(tmp_path: Path, capsys: pytest.CaptureFixture[st
         (["--explain", "--json"], "exclude each other"),
         (["--explain", "-o", "x.pdf"], "ends in .md or .tex"),
         (["--timeout", "0"], "is no time"),
+        (["--effort", "0"], "is no effort"),
     ],
 )
 def test_wrong_usage_of_check(

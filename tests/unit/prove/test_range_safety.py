@@ -21,11 +21,11 @@ from attngen.ir.nodes import Expr, Load, Scalar, Symbol
 from attngen.plan.kernel import KernelPlan
 from attngen.plan.score.weights import Form, S
 from attngen.plan.tiles import hopper
+from attngen.prove.budget.work import Work
 from attngen.prove.obligations.range_safety import range_safety
 from attngen.prove.verdict import Claim, Proved, Refuted, Unknown
 
 EXAMPLES = sorted((Path(__file__).parents[3] / "examples").glob("*.attn"))
-BUDGET = 20.0
 
 
 def planned(name: str, body: str) -> tuple[Attention, KernelPlan]:
@@ -34,7 +34,7 @@ def planned(name: str, body: str) -> tuple[Attention, KernelPlan]:
 
 
 def claims(name: str, body: str) -> tuple[Claim, ...]:
-    return range_safety(*planned(name, body), BUDGET)
+    return range_safety(*planned(name, body), Work())
 
 
 def complaints(found: tuple[Claim, ...]) -> list[tuple[str, object]]:
@@ -46,7 +46,7 @@ def test_examples_are_proved_and_it_is_cheap(path: Path) -> None:
     a = api.analyse(Source(path.read_text(), path.name))
     plan = api.plan(a)
     found: list[Claim] = []
-    work = calls(lambda: found.extend(range_safety(a, plan, BUDGET)))
+    work = calls(lambda: found.extend(range_safety(a, plan, Work())))
     assert complaints(tuple(found)) == []
     assert {"score", "sums"} <= {c.subject for c in found}
     assert work < 400_000  # about 0.2 s
@@ -64,7 +64,7 @@ def test_no_false_alarm(name: str) -> None:
 def test_what_is_wrong_is_refuted_and_the_numbers_show_it(name: str) -> None:
     body, subject = WRONG[name]
     a, plan = planned(name, body)
-    found = range_safety(a, plan, BUDGET)
+    found = range_safety(a, plan, Work())
     refuted = [c for c in found if isinstance(c.verdict, Refuted)]
     assert [c.subject for c in refuted] == [subject]
     claim = refuted[0]
@@ -195,7 +195,7 @@ def test_no_running_maximum_overflows_in_the_reference_s_sense_too() -> None:
     """The counterexample of the first break, run: float32 sums of exp(s) are inf where the right result is finite."""
     body, _ = WRONG["no_maximum"]
     a, plan = planned("no_maximum", body)
-    verdict = next(c.verdict for c in range_safety(a, plan, BUDGET) if c.subject == "sums")
+    verdict = next(c.verdict for c in range_safety(a, plan, Work()) if c.subject == "sums")
     assert isinstance(verdict, Refuted)
     values = dict(verdict.values)
     scores = np.array([0.0] * 64 + [values["score"]])
@@ -225,7 +225,7 @@ def test_no_running_maximum_overflows_in_the_reference_s_sense_too() -> None:
 )
 def test_the_key_that_overflows_is_there_and_counts(body: str, others: str, tile: int) -> None:
     a, plan = planned("overflow", f"{WRONG['no_maximum'][0]}\n{body}")
-    verdict = next(c.verdict for c in range_safety(a, plan, BUDGET) if c.subject == "sums")
+    verdict = next(c.verdict for c in range_safety(a, plan, Work()) if c.subject == "sums")
     assert isinstance(verdict, Refuted)
     values = dict(verdict.values)
     assert values["k"] < values["Sk"] and values.get("q", 0) < values.get("Sq", 1)
@@ -304,19 +304,19 @@ def test_the_fix_of_a_probability_names_the_param_only_where_that_mends_it() -> 
 def test_the_plan_is_what_is_looked_at() -> None:
     """A planner that took a factor of any sign, or forgot the maximum, is found out."""
     a, plan = planned("alibi", "param slope: f32[Hq]\nscore = qk * scale * slope[h]")
-    assert complaints(range_safety(a, plan, BUDGET)) == []
+    assert complaints(range_safety(a, plan, Work())) == []
     slope = next(n for n in walk.nodes(a.score) if isinstance(n, Load))
     turned = replace(plan.weights, factor=slope, unit=Symbol("qk", build.Type.FLOAT))
-    found = range_safety(a, replace(plan, weights=turned), BUDGET)
+    found = range_safety(a, replace(plan, weights=turned), Work())
     assert [s for s, _ in complaints(found)] == ["factor"]
     scale = Symbol("scale", build.Type.FLOAT)
     a, plan = planned("causal", "mask = causal")
-    assert complaints(range_safety(a, plan, BUDGET)) == []
+    assert complaints(range_safety(a, plan, Work())) == []
     unsigned = replace(plan, facts=replace(plan.facts, scale_positive=False))
     assert walk.reads(plan.weights.factor, scale.id)
-    assert [s for s, _ in complaints(range_safety(a, unsigned, BUDGET))] == ["factor"]
+    assert [s for s, _ in complaints(range_safety(a, unsigned, Work()))] == ["factor"]
     plain = replace(plan.weights, form=Form.DIRECT, unit=a.score, stream=a.normalizer.weight, factor=build.real(1.0))
-    assert [s for s, _ in complaints(range_safety(a, replace(plan, weights=plain), BUDGET))] == ["sums"]
+    assert [s for s, _ in complaints(range_safety(a, replace(plan, weights=plain), Work()))] == ["sums"]
 
 
 def test_limits_are_stated() -> None:
@@ -376,5 +376,5 @@ def test_a_reference_that_lags_too_far_is_not_proved(slack: int, why: str, monke
 def test_the_size_of_inputs_is_part_of_the_claim(body: str, limits: str) -> None:
     """What is beyond it (a cap of 1e-19, a sink of 2.4e38) is not claimed, and `check` says so."""
     spec = api.analyse(Source(f"attention a\n{body}\n"))
-    notes = [c.note for c in range_safety(spec, api.plan(spec), 10.0) if c.note]
+    notes = [c.note for c in range_safety(spec, api.plan(spec), Work()) if c.note]
     assert any("range-safety is claimed for" in note and limits in note for note in notes), notes

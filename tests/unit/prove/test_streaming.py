@@ -17,6 +17,7 @@ from attngen.ir.evaluate import evaluate
 from attngen.ir.nodes import Expr, Op, Scalar, Type
 from attngen.plan import KernelPlan, plan
 from attngen.plan.score.weights import Form, M, S, Weights
+from attngen.prove.budget.work import Budget, Work
 from attngen.prove.obligations.streaming import streaming
 from attngen.prove.verdict import Claim, Proved, Refuted, Unknown
 
@@ -50,7 +51,7 @@ def refuted(claims: tuple[Claim, ...]) -> dict[str, Refuted]:
 
 def streamed(text: str) -> tuple[Claim, ...]:
     attention = analysed(text)
-    return streaming(attention, plan(attention), 90.0)
+    return streaming(attention, plan(attention), Work())
 
 
 # ---------------------------------------------------------------- what is right
@@ -214,7 +215,7 @@ def test_the_two_tiles_of_a_counterexample_are_as_it_says(name: str) -> None:
 def test_no_rescaling_is_finite_and_wrong() -> None:
     """The founding text's second break: two scores in tiles of 1."""
     attention = analysed(WRONG["no rescaling"])
-    claims = streaming(attention, plan(attention), 90.0)
+    claims = streaming(attention, plan(attention), Work())
     claim = next(c for c in claims if c.subject == "homomorphism")
     assert isinstance(claim.verdict, Refuted)
     assert claim.verdict.example[0] == "scores -0.5 | 1.5 in tiles of 1, values 1 | 0:"
@@ -284,14 +285,14 @@ def test_wrong_foldings_are_refuted(name: str) -> None:
     text, field, change = FOLDINGS[name]
     assert not proved(streamed(text))
     attention, planned = changed(text, field, change)
-    found = refuted(streaming(attention, planned, 90.0))
+    found = refuted(streaming(attention, planned, Work()))
     assert found
     assert all(verdict.example for verdict in found.values())
 
 
 def test_a_wrong_folding_comes_with_the_point() -> None:
     attention, planned = changed(SINK, "factor", lambda e: div(e, LOG2E))
-    verdict = refuted(streaming(attention, planned, 90.0))["base 2"]
+    verdict = refuted(streaming(attention, planned, Work()))["base 2"]
     values = dict(verdict.values)
     assert float(values["planned"]) == pytest.approx(float(values["qk"]) * float(values["scale"]))
     assert float(values["true"]) == pytest.approx(float(values["planned"]) / math.log(2))
@@ -355,11 +356,11 @@ def test_a_score_that_cannot_be_multiplied_out_is_no_hang() -> None:
     top = "(tanh(qk * scale) + tanh(a) + tanh(x * float(q)) + c * float(k) + 1.0) ** 9"
     params = "".join(f"param {name}: f32\n" for name in "axc")
     attention = analysed(f"attention large\n{params}score = {top} / (1.0 + (tanh(qk) + tanh(c)) ** 8)\n")
-    assert streaming(attention, plan(attention), 1.0)  # sympy would take hours
+    assert streaming(attention, plan(attention), Work())  # sympy would take hours
 
 
 def test_no_time_is_unknown_and_not_a_hang() -> None:
     attention = analysed(RIGHT["a temperature"])
-    claims = streaming(attention, plan(attention), 0.0)
+    claims = streaming(attention, plan(attention), Work(Budget(effort=0.0)))
     assert not refuted(claims)
     assert any(isinstance(c.verdict, Unknown) for c in claims)

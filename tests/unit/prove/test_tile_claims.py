@@ -20,6 +20,7 @@ from attngen.plan.ints.guards import AxisAccess
 from attngen.plan.kernel import with_loops
 from attngen.plan.mask.loops import Assigned, Ordered, Rounded, Run, loops
 from attngen.plan.mask.ranges import TileRanges
+from attngen.prove.budget.work import Work
 from attngen.prove.obligations.index_bounds import index_bounds
 from attngen.prove.obligations.integer_width import integer_width
 from attngen.prove.obligations.reads import with_needs
@@ -39,9 +40,9 @@ def refuted(claims: tuple[Claim, ...]) -> list[Claim]:
 
 def all_claims(attention: Attention, planned: KernelPlan) -> tuple[Claim, ...]:
     return (
-        *tile_ranges(attention, planned, 20.0),
-        *index_bounds(attention, planned, 10.0),
-        *integer_width(planned, 10.0),
+        *tile_ranges(attention, planned, Work()),
+        *index_bounds(attention, planned, Work()),
+        *integer_width(planned, Work()),
     )
 
 
@@ -121,7 +122,7 @@ def test_a_bound_off_by_a_little_loses_or_adds_a_pair(lines: tuple[str, ...], ki
     planned = plan(attention)
     (segment,) = getattr(planned.keys, kind)
     moved = replace(segment, **{end: add(getattr(segment, end), integer(by))})
-    found = refuted(tile_ranges(attention, with_keys(planned, replace(planned.keys, **{kind: (moved,)})), 10.0))
+    found = refuted(tile_ranges(attention, with_keys(planned, replace(planned.keys, **{kind: (moved,)})), Work()))
     assert found
     # The numbers hold: the pair is allowed and outside, or inside and forbidden.
     verdict = found[0].verdict
@@ -137,12 +138,12 @@ def test_a_bound_off_by_a_little_loses_or_adds_a_pair(lines: tuple[str, ...], ki
 def test_a_mask_that_is_not_the_files_is_refuted() -> None:
     attention = spec("mask = causal")
     other = plan(spec("mask = sliding_window(7)"))
-    assert [c.subject for c in refuted(tile_ranges(attention, other, 10.0))] == ["mask"]
+    assert [c.subject for c in refuted(tile_ranges(attention, other, Work()))] == ["mask"]
 
 
 def test_facts_that_exclude_each_other_prove_nothing() -> None:
     attention = spec("param w: int where w > 5", "mask = 0 <= q - k < w", "assume w < 3")
-    found = refuted(tile_ranges(attention, plan(attention), 10.0))
+    found = refuted(tile_ranges(attention, plan(attention), Work()))
     assert [c.subject for c in found] == ["facts"]
     assert found[0].span != Span(0, 0, 0, 0)
 
@@ -167,7 +168,7 @@ def steps(planned: KernelPlan, change: int) -> KernelPlan:
 def test_wrong_steps_of_the_loops_are_refuted(change: int) -> None:
     attention = spec("mask = abs(q - k) <= 6 or q < 3 or k < 3")
     planned = plan(attention)
-    found = refuted(tile_ranges(attention, steps(planned, change), 10.0))
+    found = refuted(tile_ranges(attention, steps(planned, change), Work()))
     assert [c.subject for c in found] == ["keys, loops"]
 
 
@@ -175,7 +176,9 @@ def test_a_run_that_is_walked_twice_is_refuted() -> None:
     attention = spec("mask = causal")
     planned = plan(attention)
     twice = replace(planned.key_loops, partial=(*planned.key_loops.partial, Run("0", "full_hi")))
-    found = refuted(tile_ranges(attention, with_loops(replace(planned, hopper=None), twice, planned.query_loops), 10.0))
+    found = refuted(
+        tile_ranges(attention, with_loops(replace(planned, hopper=None), twice, planned.query_loops), Work())
+    )
     assert [c.subject for c in found] == ["keys, loops"]
     assert isinstance(found[0].verdict, Refuted)
     assert "2 times" in found[0].verdict.example[-1]
@@ -199,7 +202,7 @@ def test_a_missing_guard_is_refuted(lines: tuple[str, ...], axis: int, kept: Axi
     (access,) = planned.choices.accesses
     axes = tuple(kept if n == axis else a for n, a in enumerate(access.axes))
     choices = replace(planned.choices, accesses=(replace(access, axes=axes),))
-    claims = index_bounds(attention, replace(planned, choices=choices), 5.0)
+    claims = index_bounds(attention, replace(planned, choices=choices), Work())
     found = [c for c in refuted(claims) if not c.subject.startswith("read of")]
     assert len(found) == 1
     assert isinstance(found[0].verdict, Refuted)
@@ -227,8 +230,8 @@ def test_no_guard_rests_on_what_a_tensor_is_said_to_hold(param: str, load: str) 
     others = tuple(a for a in planned.choices.accesses if a != access)
     unguarded = replace(planned, choices=replace(planned.choices, accesses=(*others, bare)))
     assert access.axes[0].low or access.axes[0].high
-    assert all(isinstance(c.verdict, Proved) for c in index_bounds(attention, planned, 5.0))
-    claims = index_bounds(attention, unguarded, 5.0)
+    assert all(isinstance(c.verdict, Proved) for c in index_bounds(attention, planned, Work()))
+    claims = index_bounds(attention, unguarded, Work())
     assert [c.subject for c in claims if not isinstance(c.verdict, Proved)] == [load]
 
 
@@ -240,9 +243,9 @@ def test_an_index_is_wide_enough_whatever_tensors_hold() -> None:
     )
     planned = plan(attention)
     assert planned.choices.wide
-    assert all(isinstance(c.verdict, Proved) for c in integer_width(planned, 5.0))
+    assert all(isinstance(c.verdict, Proved) for c in integer_width(planned, Work()))
     narrow = replace(planned, choices=replace(planned.choices, wide=()))
-    assert any(not isinstance(c.verdict, Proved) for c in integer_width(narrow, 5.0))
+    assert any(not isinstance(c.verdict, Proved) for c in integer_width(narrow, Work()))
 
 
 FLOATS = (
@@ -276,7 +279,7 @@ def test_without_a_guard_they_are_not_proved(index: str) -> None:
     accesses = tuple(
         replace(a, axes=(a.axes[0], bare)) if a.load.param == "table" else a for a in planned.choices.accesses
     )
-    claims = index_bounds(attention, replace(planned, choices=replace(planned.choices, accesses=accesses)), 5.0)
+    claims = index_bounds(attention, replace(planned, choices=replace(planned.choices, accesses=accesses)), Work())
     (claim,) = (c for c in claims if c.subject.startswith("table"))
     assert not isinstance(claim.verdict, Proved)
 
@@ -300,15 +303,15 @@ def test_a_corner_that_is_not_extreme_is_refuted() -> None:
     planned = plan(attention)
     (corner,) = planned.choices.corners
     wrong = replace(planned.choices, corners=(replace(corner, rises_in_k=True),))
-    assert not refuted(index_bounds(attention, planned, 5.0))
-    assert len(refuted(index_bounds(attention, replace(planned, choices=wrong), 5.0))) == 1
+    assert not refuted(index_bounds(attention, planned, Work()))
+    assert len(refuted(index_bounds(attention, replace(planned, choices=wrong), Work()))) == 1
 
 
 def test_a_product_that_leaves_32_bits_is_refuted() -> None:
     planned = plan(spec("mask = q * 100 <= k * 100"))
     assert planned.choices.wide
     narrow = replace(planned, choices=replace(planned.choices, wide=()))
-    (claim,) = refuted(integer_width(narrow, 5.0))
+    (claim,) = refuted(integer_width(narrow, Work()))
     assert isinstance(claim.verdict, Refuted)
     values = dict(claim.verdict.values)
     assert np.abs(values["q"]) * 100 >= 2**31 or np.abs(values["k"]) * 100 >= 2**31
@@ -317,14 +320,14 @@ def test_a_product_that_leaves_32_bits_is_refuted() -> None:
 def test_longer_sequences_than_64_bits_hold_are_not_proved() -> None:
     planned = plan(spec("mask = q * q * k <= Sk * Sk * Sk"))
     assert planned.choices.longest == 2**20
-    assert not refuted(integer_width(planned, 10.0))
+    assert not refuted(integer_width(planned, Work()))
     longer = replace(planned, choices=replace(planned.choices, longest=2**27))
-    assert not all(isinstance(c.verdict, Proved) for c in integer_width(longer, 10.0))
+    assert not all(isinstance(c.verdict, Proved) for c in integer_width(longer, Work()))
 
 
 def test_a_division_towards_zero_with_a_negative_side_is_refuted() -> None:
     planned = plan(spec("mask = (q - k) // 2 <= 3"))
     division = next(n for n in nodes(planned.attention.mask) if isinstance(n, Apply) and n.op is Op.FLOORDIV)
     wrong = replace(planned, choices=replace(planned.choices, plain_divisions=(division,)))
-    assert not refuted(integer_width(planned, 5.0))
-    assert len(refuted(integer_width(wrong, 5.0))) == 1
+    assert not refuted(integer_width(planned, Work()))
+    assert len(refuted(integer_width(wrong, Work()))) == 1

@@ -15,6 +15,7 @@ from attngen.ir.build import index, integer
 from attngen.plan import plan
 from attngen.plan.ints.width import EXACT
 from attngen.plan.mask.segments import Segment
+from attngen.prove.budget.work import Work
 from attngen.prove.obligations.integer_width import integer_width
 from attngen.prove.verdict import Claim, Obligation, Proved, Refuted, Unknown
 from attngen.reference import evaluate
@@ -26,7 +27,7 @@ def claims(target: str, *lines: str) -> tuple[tuple[Claim, ...], int]:
     source = Source("\n".join(("attention subject", *lines, "")), "subject.attn")
     attention = api.analyse(source)
     planned = plan(attention, reserved(target), wide_ints(target))
-    return integer_width(planned, 20.0), planned.choices.longest
+    return integer_width(planned, Work()), planned.choices.longest
 
 
 RIGHT_ON_BOTH = [
