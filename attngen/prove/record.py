@@ -9,8 +9,10 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections.abc import Iterator
 from functools import cache
 from importlib import resources
+from importlib.resources.abc import Traversable
 from typing import Any
 
 from attngen.errors import Span
@@ -33,11 +35,19 @@ def _own_source() -> str:
     """The digest of the modules of this room and of those that it asks: the IR's, the plan's, `inputs`."""
     found = hashlib.sha256()
     package = resources.files("attngen")
-    files = [file for room in ROOMS for file in package.joinpath(room).iterdir()]
+    files = [file for room in ROOMS for file in _modules(package.joinpath(room))]
     for file in sorted([*files, *map(package.joinpath, MODULES)], key=str):
-        if file.name.endswith(".py"):
-            found.update(file.read_bytes())
+        found.update(file.read_bytes())
     return found.hexdigest()
+
+
+def _modules(folder: Traversable) -> Iterator[Traversable]:
+    """The Python files of a folder and of the folders in it."""
+    for entry in folder.iterdir():
+        if entry.is_dir():
+            yield from _modules(entry)
+        elif entry.name.endswith(".py"):
+            yield entry
 
 
 def to_json(proof: Proof) -> dict[str, Any]:

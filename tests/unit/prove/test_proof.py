@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -24,6 +25,7 @@ from attngen.errors import Source, Unproved, UsageError
 from attngen.ir.attention import Attention
 from attngen.plan import KernelPlan, plan
 from attngen.plan.simulate import classify
+from attngen.prove import record
 from attngen.prove.budget.watchdog import OutOfTime, limited
 from attngen.prove.budget.work import Budget
 from attngen.prove.fallback import weakened
@@ -414,10 +416,30 @@ def test_the_key_of_a_proof_knows_the_plan() -> None:
 
 def test_the_key_of_a_proof_knows_all_that_the_prover_asks() -> None:
     package = ROOT / "attngen"
-    imported = {name for file in (package / "prove").glob("*.py") for name in _imported(file)}
+    imported = {name for file in (package / "prove").rglob("*.py") for name in _imported(file)}
     asked = {name for name in imported if name.startswith("attngen")}
     known = {f"attngen.{room}" for room in (*ROOMS, *(module.removesuffix(".py") for module in MODULES))}
     assert {".".join(name.split(".")[:2]) for name in asked} - {"attngen"} <= known
+
+
+def test_the_key_of_a_proof_changes_with_every_module_of_the_prover(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those in the folders of a room, too: a proof of an older prover is none of this one."""
+    attention = analysed(GOOD)
+    planned = plan(attention)
+    copy = tmp_path / "attngen"
+    shutil.copytree(ROOT / "attngen", copy, ignore=lambda _, names: [n for n in names if n == "__pycache__"])
+    monkeypatch.setattr(record.resources, "files", lambda _: copy)
+    keys = set[str]()
+    for module in ("verdict.py", "obligations/streaming.py", "algebra/equality.py", "../plan/mask/ranges.py"):
+        with (copy / "prove" / module).open("a", encoding="utf-8") as file:
+            file.write("\n")
+        record._own_source.cache_clear()
+        keys.add(key(attention, planned, 1.0))
+    monkeypatch.undo()
+    record._own_source.cache_clear()
+    assert len(keys | {key(attention, planned, 1.0)}) == 5
 
 
 def _imported(file: Path) -> set[str]:
