@@ -21,7 +21,8 @@ from attngen.ir.nodes import Expr, Load, Scalar, Symbol
 from attngen.plan.kernel import KernelPlan
 from attngen.plan.score.weights import Form, S
 from attngen.plan.tiles import hopper
-from attngen.prove.budget.work import Work
+from attngen.prove.budget.watchdog import OutOfTime
+from attngen.prove.budget.work import Budget, OutOfWork, Work
 from attngen.prove.obligations.range_safety import range_safety
 from attngen.prove.verdict import Claim, Proved, Refuted, Unknown
 
@@ -333,9 +334,13 @@ def test_what_a_condition_keeps_from_zero_is_stated() -> None:
         assert "a condition keeps from 0 at least 2**-40 away" in score.sentence
 
 
-def test_out_of_time_is_unknown() -> None:
-    found = range_safety(*planned("f", WRONG["divides_by_distance"][0]), 1e-6)
-    assert isinstance(found[-1].verdict, Unknown)
+@pytest.mark.parametrize(
+    ("budget", "reason"),
+    [(Budget(effort=1e-6), OutOfWork.reason), (Budget(timeout=1e-6), OutOfTime.reason)],
+)
+def test_out_of_work_or_time_is_unknown_and_says_which(budget: Budget, reason: str) -> None:
+    verdict = range_safety(*planned("f", WRONG["divides_by_distance"][0]), Work(budget))[-1].verdict
+    assert isinstance(verdict, Unknown) and verdict.reason == reason
 
 
 # ---- a reference that lags behind the maximum
