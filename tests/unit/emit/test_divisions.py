@@ -162,7 +162,7 @@ def test_a_wrong_expansion_is_not_proved(what: str, monkeypatch: pytest.MonkeyPa
 
 def test_the_expansions_are_proved_at_both_widths() -> None:
     for op, bits in itertools.product(EXPANSIONS, (32, 64)):
-        assert type(expansion_answer(World(BARE), op, bits, 2.0)).__name__ == "Holds"
+        assert type(expansion_answer(World(BARE), op, bits, Work())).__name__ == "Holds"
 
 
 def test_a_division_of_the_least_int_by_minus_one_is_wide() -> None:
