@@ -6,6 +6,7 @@ Takes specs and options, gives `Kernel`s, and the text of any stage in between. 
 from __future__ import annotations
 
 import json
+import math
 import os
 import warnings
 from collections.abc import Callable, Collection, Mapping
@@ -187,13 +188,15 @@ def build(
     *,
     fork: bool = False,
     strict: bool = False,
+    effort: float = 1.0,
 ) -> Kernel:
     """The whole chain for one spec, short of loading it. Raises `Refuted` or `Unproved` where the proof fails.
 
-    A mask that allows no pair is a `SpecWarning`; with `strict` it is `Refuted`.
+    A mask that allows no pair is a `SpecWarning`; with `strict` it is `Refuted`. `effort`: see `Budget`.
     With `fork` a copy of this process writes the file while this one proves, in the hope that all will be proved.
     """
     from attngen.emit import emit
+    from attngen.prove.budget.work import Budget
     from attngen.prove.verdict import ALL_PROVED
 
     spec, planned = checked_plan(source, consts, options.target)
@@ -202,7 +205,7 @@ def build(
         return emit(planned, source.text, options, ALL_PROVED)
 
     with forked.begun(hoped_for) if fork else nullcontext(lambda: None) as written:
-        proof, emitted = prove(spec, planned)
+        proof, emitted = prove(spec, planned, Budget(effort))
         proof = _accepted(proof, source, allow_unproved, strict)
         text = written() if emitted is planned and proof.summary() == ALL_PROVED else None
     if text is None:
@@ -242,8 +245,9 @@ def stage(
     *,
     fork: bool = False,
     strict: bool = False,
+    effort: float = 1.0,
 ) -> str:
-    """The stable text of one stage: `ast`, `ir`, `plan`, `proof` or `source`. `fork`, `strict`: see `build`."""
+    """The stable text of one stage: `ast`, `ir`, `plan`, `proof` or `source`. The last three options: see `build`."""
     match kind:
         case "ast":
             from attngen.syntax.dump import dump
@@ -259,11 +263,12 @@ def stage(
 
             return plan_text(checked_plan(source, consts, options.target)[1])
         case "proof":
+            from attngen.prove.budget.work import Budget
             from attngen.prove.report import proof_text
 
-            return proof_text(check(source, consts, target=options.target))
+            return proof_text(check(source, consts, target=options.target, budget=Budget(effort)))
         case "source":
-            return build(source, options, consts, allow_unproved, fork=fork, strict=strict).source
+            return build(source, options, consts, allow_unproved, fork=fork, strict=strict, effort=effort).source
         case _:
             raise UsageError(f"no stage {kind!r}; there are {', '.join(STAGES)}")
 
@@ -373,6 +378,7 @@ def compile(
     consts: Mapping[str, Const] | None = None,
     allow_unproved: Collection[str] = (),
     strict: bool = False,
+    effort: float = 1.0,
     **const_overrides: Const,
 ) -> Kernel:
     """Compile a spec, given as a path or as its text (which has a newline in it, or starts with `attention `).
@@ -386,8 +392,9 @@ def compile(
     `tiles` is a file that `attngen tune` wrote, `shape` sizes that say which of its shapes is meant, where there are
     several.
     Every obligation of the plan is proved first: what is false raises `Refuted`, with a counterexample, and what is not
-    shown `Unproved`, unless `allow_unproved` names the obligation (never `Refuted`). A mask that allows no pair,
-    whatever the sizes and params, is a `SpecWarning`; with `strict` it is `Refuted`.
+    shown `Unproved`, unless `allow_unproved` names the obligation (never `Refuted`). `effort` multiplies the work that
+    each obligation may take; what needs more is not shown. A mask that allows no pair, whatever the sizes and params,
+    is a `SpecWarning`; with `strict` it is `Refuted`.
     Raises `SpecError` for a wrong spec, `UsageError` for wrong arguments. No device is touched before the first call.
     """
     twice = sorted(set(consts or {}) & set(const_overrides))
@@ -397,11 +404,13 @@ def compile(
     for name, value in overrides.items():
         if not isinstance(cast(Any, value), bool | int | float):
             raise UsageError(f"const {name!r} must be a bool, an int or a float, not {value!r}")
+    if not isinstance(cast(Any, effort), int | float) or not 0 < effort < math.inf:
+        raise UsageError(f"effort {effort!r} must be a positive number: a multiple of the default work")
     text = spec if isinstance(spec, str) and ("\n" in spec or spec.lstrip().startswith("attention ")) else None
     source = Source(text) if text is not None else files.read_source(Path(spec))
     tuned = () if tiles is None else _tuned(source, overrides, target, files.read_source(Path(tiles)), shape or {})
     chosen = options(target, precision, tile, arch, tuned, head_dim, dtype, forward)
-    return build(source, chosen, overrides, allow_unproved, strict=strict)
+    return build(source, chosen, overrides, allow_unproved, strict=strict, effort=effort)
 
 
 def _tuned(

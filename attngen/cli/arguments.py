@@ -42,6 +42,16 @@ def define(p: ArgumentParser) -> None:
     )
 
 
+def prover_effort(p: ArgumentParser) -> None:
+    p.add_argument(
+        "--effort",
+        type=effort,
+        default=1.0,
+        metavar="N",
+        help="work for each obligation, a multiple of the default: what needs more is unknown, on any machine alike",
+    )
+
+
 def kernel_options(p: ArgumentParser) -> None:
     p.add_argument("--tile", type=tile, metavar="Q,K", help="tile sizes instead of the spec's")
     p.add_argument(

@@ -47,13 +47,7 @@ def add(table: Commands) -> None:
     )
     p.add_argument("--json", action="store_true", help="print every claim with its verdict, method and counterexample")
     p.add_argument("--explain", action="store_true", help="print the derivation, from dense softmax to tiles and back")
-    p.add_argument(
-        "--effort",
-        type=arguments.effort,
-        default=1.0,
-        metavar="N",
-        help="work for each obligation, a multiple of the default: what needs more is unknown, on any machine alike",
-    )
+    arguments.prover_effort(p)
     p.add_argument(
         "--timeout",
         type=arguments.seconds,

@@ -69,6 +69,7 @@ def add(table: Commands) -> None:
     p.add_argument("--chip", choices=vocabulary.TPUS, help="TPU of mosaic, hlo and schedule (default: v5e)")
     arguments.shape(p)
     p.add_argument("--tiles", metavar="FILE", help="tiles for GPUs or TPUs, as `attngen tune` wrote them")
+    arguments.prover_effort(p)
     p.add_argument(
         "--allow-unproved",
         action="append",
@@ -123,7 +124,9 @@ def _write_stage(args: Namespace, tuned: tuple[Tuned, ...] | tuple[TunedGpu, ...
         forward=args.forward,
     )
     source, consts = files.read_source(args.spec), dict(args.define)
-    text = api.stage(args.emit, source, options, consts, args.allow_unproved, fork=True, strict=args.strict)
+    text = api.stage(
+        args.emit, source, options, consts, args.allow_unproved, fork=True, strict=args.strict, effort=args.effort
+    )
     output.deliver(text, args.output)
     return 0
 
@@ -139,7 +142,12 @@ def _compile_binaries(args: Namespace) -> int:
         raise UsageError(f"--emit {args.emit} needs a chip: --arch {', '.join(vocabulary.ARCHITECTURES)}")
     options = api.options(args.target, args.precision, args.tile, forward=args.forward)
     kernel = api.build(
-        files.read_source(args.spec), options, dict(args.define), args.allow_unproved, strict=args.strict
+        files.read_source(args.spec),
+        options,
+        dict(args.define),
+        args.allow_unproved,
+        strict=args.strict,
+        effort=args.effort,
     )
     with terminal.working(f"compiling {kernel.name} for {arch}"):
         artifacts = api.binaries(
@@ -208,7 +216,12 @@ def _compile_for_tpu(args: Namespace) -> int:
     output.refuse_overwriting(args.spec, [args.output] if args.output else [])
     options = api.options(args.target, args.precision, args.tile, tuned=_tuned(args))
     kernel = api.build(
-        files.read_source(args.spec), options, dict(args.define), args.allow_unproved, strict=args.strict
+        files.read_source(args.spec),
+        options,
+        dict(args.define),
+        args.allow_unproved,
+        strict=args.strict,
+        effort=args.effort,
     )
     chip, dtype = args.chip or "v5e", args.dtype or "bf16"
     asked = dict(args.shape)

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import attngen
-from attngen import Kernel, SpecError, UsageError, api
+from attngen import Kernel, SpecError, Unproved, UsageError, api
 from attngen.errors import Source
 
 TEXT = "attention windowed\n\nconst window = 24\nparam slope: f32[Hq]\n\n"
@@ -81,6 +81,9 @@ def test_wrong_consts() -> None:
         ({"tile": (24, 16)}, "two powers of two from 16 to 512"),
         ({"tile": (16,)}, "two powers of two"),
         ({"tile": (16, 1024)}, "two powers of two"),
+        ({"effort": 0}, "effort 0 must be a positive number"),
+        ({"effort": "4"}, "effort '4' must be a positive number"),
+        ({"effort": float("nan")}, "effort nan must be a positive number"),
     ],
 )
 def test_wrong_options(options: dict[str, object], message: str) -> None:
@@ -105,6 +108,14 @@ def test_options_reach_the_generated_file() -> None:
     assert attngen.compile(TEXT, precision="tf32").source != plain
     assert attngen.compile(TEXT, window=7).source != plain
     assert attngen.compile(TEXT).source == plain
+
+
+def test_effort_decides_what_is_proved() -> None:
+    with pytest.raises(Unproved, match="`--effort 4` allows four times the default"):
+        attngen.compile(TEXT, effort=1e-6)
+    more = attngen.compile(TEXT, effort=4)
+    assert more.proof is not None and not more.proof.unknown
+    assert more.source == attngen.compile(TEXT).source
 
 
 # ---------------------------------------------------------------- kernels

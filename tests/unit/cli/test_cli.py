@@ -225,6 +225,16 @@ def test_the_spec_is_never_overwritten(  # type: ignore[no-untyped-def]
     assert name.read_text() == SPEC
 
 
+@pytest.mark.parametrize(("stage", "status"), [("source", 1), ("proof", 0)])
+def test_a_proof_takes_no_more_than_its_effort(
+    stage: str, status: int, spec: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("compile", spec, "--emit", stage, "--effort", "0.000001") == status
+    assert "`--effort 4` allows four times the default" in "".join(capsys.readouterr())
+    assert run("compile", spec, "--emit", stage, "--effort", "4") == 0
+    assert "--effort" not in "".join(capsys.readouterr())
+
+
 def test_missing_folder_is_said(spec: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("compile", spec, "-o", str(tmp_path / "no" / "a.py"), "--emit", "ir") == 2
     assert "no such file or directory" in capsys.readouterr().err
