@@ -76,10 +76,10 @@ def _unmasked(claims: WalkClaims, name: str, unmasked: tuple[Run, ...], full: tu
 
 def _turns(claims: WalkClaims, turns: Turns) -> Iterator[Claim]:
     sentence = "Hopper backward: each tile of keys has one ticket, and the tickets of a head rise with the order"
-    answer = order_answer(claims.world(), turns, claims.seconds)
+    answer = order_answer(claims.world(), turns, claims.work)
     yield claims.claim("Hopper backward, order", sentence, answer)
     sentence = "Hopper backward: a tile of keys awaits the turn that the one before it in the order passes"
-    answer = awaited_answer(claims.world(), turns, claims.seconds)
+    answer = awaited_answer(claims.world(), turns, claims.work)
     yield claims.claim("Hopper backward, turn", sentence, answer)
 
 

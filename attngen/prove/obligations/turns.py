@@ -16,22 +16,25 @@ from attngen.ir.build import index
 from attngen.ir.nodes import Apply, Expr, Op
 from attngen.ir.walk import nodes, substitute
 from attngen.plan.mask.turns import Turns
+from attngen.prove.budget.work import Work
 from attngen.prove.integers.answers import Answer, Fails, Holds, Open, Term
 from attngen.prove.integers.z3_door import World
 from attngen.prove.search.small_tickets import wrong_ticket
 
-_SHOWN: set[Turns] = set()
-"""Orders that are shown: nothing of a spec bears on them."""
+_SHOWN: dict[Turns, int] = {}
+"""Orders that are shown, and the units that it took: nothing of a spec bears on them, and each proof pays for them."""
 
 
-def order_answer(world: World, turns: Turns, seconds: float) -> Answer:
+def order_answer(world: World, turns: Turns, work: Work) -> Answer:
     """Whether each ticket is a tile of a head, no two are the same, and the tickets of a head rise with the order.
 
     Where z3 does not show a step, small sizes are tried: a step can fail without harm.
     """
-    if turns in _SHOWN:
+    if _SHOWN.get(turns, work.left + 1) <= work.left:
+        work.charge(_SHOWN[turns])
         return Holds()
-    asked = _Questions(world, turns, seconds)
+    spent = work.spent
+    asked = _Questions(world, turns, work)
     few = asked.value(turns.few, asked.sizes) >= 1
     asked.follows(few, *asked.known, kept=False)
     one = asked.ticket("one")
@@ -53,13 +56,13 @@ def order_answer(world: World, turns: Turns, seconds: float) -> Answer:
     rising = asked.rising(one, other, "order", width)
     asked.follows(world.implies(one["order"] < other["order"], one["item"] < other["item"]), apart, *ends, *rising)
     if isinstance(asked.answer, Holds):
-        _SHOWN.add(turns)
+        _SHOWN[turns] = work.spent - spent
         return asked.answer
     found = wrong_ticket(turns)
     return Open("z3 does not show it, and small sizes show no mistake") if found is None else Fails(found)
 
 
-def awaited_answer(world: World, turns: Turns, seconds: float) -> Answer:
+def awaited_answer(world: World, turns: Turns, work: Work) -> Answer:
     """Whether each place in the order is a tile; and whether a tile that is not the first awaits the turn that the one
     before it passes, and no other's, and takes that one for the tile before it, whichever way its group goes."""
     n_tiles, order, other = (world.free(name) for name in ("n_tiles", "order", "other order"))
@@ -77,8 +80,8 @@ def awaited_answer(world: World, turns: Turns, seconds: float) -> Answer:
         conclusion.append(before_it == world.term(tile, earlier))
         at = world.term(tile, {"n_tiles": n_tiles, "order": other})
         inside += [at >= 0, at < n_tiles]
-    answer = world.ask_linear([other >= 0, other < n_tiles], world.all_of(inside), seconds)
-    return world.ask_linear(premises, world.all_of(conclusion), seconds) if isinstance(answer, Holds) else answer
+    answer = world.ask_linear([other >= 0, other < n_tiles], world.all_of(inside), work)
+    return world.ask_linear(premises, world.all_of(conclusion), work) if isinstance(answer, Holds) else answer
 
 
 Names = dict[str, Term]
@@ -87,8 +90,8 @@ Names = dict[str, Term]
 class _Questions:
     """What is known, and the answer to all that was asked so far."""
 
-    def __init__(self, world: World, turns: Turns, seconds: float):
-        self.world, self.turns, self.seconds = world, turns, seconds
+    def __init__(self, world: World, turns: Turns, work: Work):
+        self.world, self.turns, self.work = world, turns, work
         self.sizes = {name: world.free(name) for name in ("n_tiles", "heads", "together")}
         self.known: list[Term] = [size >= 1 for size in self.sizes.values()]
         self.answer: Answer = Holds()
@@ -99,7 +102,7 @@ class _Questions:
         """Asks for each, one after the other, unless that was `shown`; each is a premise of those after it."""
         for conclusion in conclusions:
             if isinstance(self.answer, Holds) and not self.shown:
-                self.answer = self.world.ask_core(self.known, conclusion, self.seconds)
+                self.answer = self.world.ask_core(self.known, conclusion, self.work)
             self.known.append(conclusion)
 
     def follows(self, conclusion: Term, *reasons: Term, kept: bool = True) -> None:
@@ -107,7 +110,7 @@ class _Questions:
         `kept`: it is a premise of what comes after."""
         self.show(*(r for r in reasons if not any(r.eq(k) for k in self.known)))
         if isinstance(self.answer, Holds):
-            self.answer = self.world.ask_core(reasons, conclusion, self.seconds)
+            self.answer = self.world.ask_core(reasons, conclusion, self.work)
             self.known += [conclusion] if kept else []
 
     def rising(self, one: Names, other: Names, name: str, factor: Term) -> list[Term]:
