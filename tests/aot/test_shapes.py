@@ -83,4 +83,4 @@ def tiles_in(source: str) -> dict[tuple[str, int, int], tuple[tuple[int, int, in
     module = ast.parse(source)
     tables = [n.value for n in module.body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "TILES"]
     assert len(tables) == 1
-    return ast.literal_eval(tables[0])
+    return eval(ast.unparse(tables[0]))

@@ -197,7 +197,7 @@ class _Direction:
             partial(world.ask, premises, world.any_of(stretches)),
             world,
             lambda setting, first, last, q, k: self.trial.lost(setting, first, last, q, k),
-            partial(self.trial.search_ranges, None),
+            lambda work: self.trial.search_ranges(None, work),
         )
 
     def full(self, number: int) -> Claim:
@@ -212,7 +212,7 @@ class _Direction:
             partial(world.ask, premises, world.all_of([inside, world.term(self.mask)])),
             world,
             lambda setting, first, last, q, k: self.trial.wrong(number, setting, first, last, q, k),
-            partial(self.trial.search_ranges, number),
+            lambda work: self.trial.search_ranges(number, work),
         )
 
     # ------------------------------------------------------------ tiles
