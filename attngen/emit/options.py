@@ -67,10 +67,9 @@ class Options:
         """The one chip that the file is for."""
         return None if self.arch in ("auto", "portable") else self.arch
 
-    def runs_on(self, chip: str) -> bool:
-        """Whether the file is for this chip. "cpu", which is Triton's interpreter, always counts."""
-        return self.chip in (None, chip) or chip == "cpu"
-
-    def holds(self, itemsize: int) -> bool:
-        """Whether the file is for elements of so many bytes. In the interpreter, bfloat16 becomes float32."""
-        return self.dtype is None or itemsize == (4 if self.dtype == "fp32" else 2)
+    def holds(self, chip: str, itemsize: int) -> bool:
+        """Whether the file is for this chip and elements of so many bytes. Triton's interpreter, "cpu", always counts:
+        there bfloat16 becomes float32.
+        """
+        sized = self.dtype is None or itemsize == (4 if self.dtype == "fp32" else 2)
+        return chip == "cpu" or (sized and self.chip in (None, chip))

@@ -34,11 +34,7 @@ def tile_table(plan: KernelPlan, options: Options, own: tuple[int, int] | None) 
         tiles = zip((t.forward, t.dkdv, t.dq), rows[key], strict=True)
         rows[key] = tuple(tuned or planned for tuned, planned in tiles)
     block = None if options.head_dim is None else max(16, 1 << (max(options.head_dim) - 1).bit_length())
-    return [
-        (key, row)
-        for key, row in rows.items()
-        if options.runs_on(key[0]) and (options.holds(key[1]) or key[0] == "cpu") and block in (None, key[2])
-    ]
+    return [(key, row) for key, row in rows.items() if options.holds(key[0], key[1]) and block in (None, key[2])]
 
 
 def places(rows: list[TileRow]) -> list[str]:

@@ -185,7 +185,7 @@ def _hopper_views(
     """Nothing where the file is meant for other chips."""
     plan, params = frame.plan, frame.params
     hopper = plan.hopper if options.tile is None else hopper_plan(plan, options.tile)
-    if hopper is None or options.arch == "portable" or not (options.runs_on("sm_90") and options.holds(2)):
+    if hopper is None or options.arch == "portable" or not options.holds("sm_90", 2):
         return _HopperViews()
     if options.head_dim is not None:
         hopper = hopper.for_head_dim(options.head_dim)

@@ -82,7 +82,7 @@ def split_view(
         tuple(
             (key, share.row)
             for key, share in shares(tile, plan.burden, loads_of(plan).chosen).items()
-            if options.runs_on(key[0]) and (options.holds(key[1]) or key[0] == "cpu")
+            if options.holds(*key)
         ),
         ("q", "*ready.tiles(k, v)", "parts", *seed, *tests, "ready.pieces", "*plain", "*known.strides"),
         ("parts", *outputs, "ready.pieces", "*plain"),
