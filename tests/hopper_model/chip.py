@@ -142,14 +142,14 @@ class MBarrier:
 
     @staticmethod
     def expect(barrier: Any, nbytes: int) -> None:
-        MBarrier._arrive(single(barrier), 1, nbytes)
+        MBarrier._barrier_arrive(single(barrier), 1, nbytes)
 
     @staticmethod
     def arrive(barrier: Any, count: int) -> None:
-        MBarrier._arrive(single(barrier), count, 0)
+        MBarrier._barrier_arrive(single(barrier), count, 0)
 
     @staticmethod
-    def _arrive(barrier: Barrier, count: int, nbytes: int) -> None:
+    def _barrier_arrive(barrier: Barrier, count: int, nbytes: int) -> None:
         pause()
         own().give(barrier.arrivals.now)
         barrier.arrive(count, nbytes)

@@ -279,12 +279,12 @@ def meet(number: Any, threads: int, warps: int) -> None:
 
 
 ASSEMBLY: dict[str, Callable[..., Any]] = {
-    "_again": lambda x: x,
-    "_hold_back": lambda n_steps: None,
+    "_opaque": lambda x: x,
+    "_pin_order": lambda n_steps: None,
     "_lagging_weights": lagging_weights,
     "_rescaled": lambda acc, rescale: acc * rescale[:, :1],
-    "_arrive": arrive,
-    "_meet": meet,
+    "_barrier_arrive": arrive,
+    "_barrier_sync": meet,
     "_await_turn": await_turn,
     "_pass_turn": pass_turn,
     "_packed": packed,

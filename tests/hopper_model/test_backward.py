@@ -323,7 +323,7 @@ def test_other_rows_of_the_table(what: str) -> None:
     assert all(e <= 8e-3 for e in errors.values()), errors
 
 
-GIVEN_BACK = "_arrive(K_FREE + stage, 288, 4)"
+GIVEN_BACK = "_barrier_arrive(K_FREE + stage, 288, 4)"
 LAST_PRODUCT = "dv, p, dk, slopes = warpgroup_mma_wait(0, deps=(dv_token, p, dk_token, slopes))"
 DS_GIVEN_BACK = "mbarrier.arrive(ds_free.index(stage), count=1)"
 NEXT_ITEM = "        item = _next_item(notes, note_ready, round, 4, READ)\n"
@@ -351,10 +351,10 @@ FAULTS = {
     ),
     "weights are handed over where others may still be read": (
         256,
-        ("    if turn >= AHEAD:\n        _meet(TAKEN + place, 256, 4)\n", ""),
+        ("    if turn >= AHEAD:\n        _barrier_sync(TAKEN + place, 256, 4)\n", ""),
     ),
-    "weights are taken before they are handed over": (256, ("    _meet(HANDED + place, 256, 4)\n", "")),
-    "nobody gives a tile of queries back": (256, ("_arrive(Q_FREE + here, 288, 4)", "pass")),
+    "weights are taken before they are handed over": (256, ("    _barrier_sync(HANDED + place, 256, 4)\n", "")),
+    "nobody gives a tile of queries back": (256, ("_barrier_arrive(Q_FREE + here, 288, 4)", "pass")),
     "an item's keys are given back at its start": (
         128,
         ("        mbarrier.arrive(k_free, count=1)\n", ""),
@@ -377,7 +377,7 @@ FAULTS = {
             "        mbarrier.arrive(v_free, count=1)\n",
         ),
     ),
-    "dS is not waited for": (128, ("_meet(DS_STORED + stage, 384, 4)", "_arrive(DS_STORED + stage, 384, 4)")),
+    "dS is not waited for": (128, ("_barrier_sync(DS_STORED + stage, 384, 4)", "_barrier_arrive(DS_STORED + stage, 384, 4)")),
     "dS of what is passed over is what was there": (128, (".store(no_ds)", ".load()")),
     "a half walks the other's queries": (128, ("BK // 2 if SHARE == 2 else 0", "BK // 2 if SHARE == 1 else 0")),
     "dS is stored where dQ's product may still read": (
@@ -391,7 +391,7 @@ FAULTS = {
     ),
     "a product reads dS without a fence": (
         128,
-        ("    fence_async_shared()\n    _arrive(DS_STORED", "    _arrive(DS_STORED"),
+        ("    fence_async_shared()\n    _barrier_arrive(DS_STORED", "    _barrier_arrive(DS_STORED"),
     ),
     "keys are given back before dQ's last product": (
         128,
@@ -413,11 +413,11 @@ FAULTS = {
     ),
     "queries are fetched where others may still be read": (
         128,
-        ("                if turn >= STAGES:\n                    _meet(FREE + stage, 288, 1)\n", ""),
+        ("                if turn >= STAGES:\n                    _barrier_sync(FREE + stage, 288, 1)\n", ""),
     ),
     "nobody comes for the last places of queries": (
         128,
-        ("\n        _meet(FREE + (turn - 1 - last) % STAGES, 288, 1)\n", "\n        pass\n"),
+        ("\n        _barrier_sync(FREE + (turn - 1 - last) % STAGES, 288, 1)\n", "\n        pass\n"),
     ),
     "dO of a tile is not waited for": (
         128,
@@ -426,8 +426,8 @@ FAULTS = {
     "a tile of queries is given back under its last product": (
         128,
         (
-            f"{LAST_PRODUCT}\n    _arrive(FREE + stage, 288, 4)",
-            f"_arrive(FREE + stage, 288, 4)\n    {LAST_PRODUCT}",
+            f"{LAST_PRODUCT}\n    _barrier_arrive(FREE + stage, 288, 4)",
+            f"_barrier_arrive(FREE + stage, 288, 4)\n    {LAST_PRODUCT}",
         ),
     ),
     "nobody tells that a part of dQ is added": (

@@ -179,18 +179,18 @@ def test_a_wrong_list_is_seen(what: str) -> None:
 
 SCORES = "qk = warpgroup_mma_wait(1, deps=(qk_token,))\n"
 VALUES_THERE = "                mbarrier.wait(v_ring.ready.index(v_stage), v_phase)\n"
-KEYS_GIVEN_BACK = "                _arrive(k_ring.FREE + stage, SHARE, 4)\n"
-VALUES_GIVEN_BACK = "                _arrive(v_ring.FREE + v_stage, SHARE, 4)\n"
-HOLD_BACK = "                _hold_back(n_steps)\n"
+KEYS_GIVEN_BACK = "                _barrier_arrive(k_ring.FREE + stage, SHARE, 4)\n"
+VALUES_GIVEN_BACK = "                _barrier_arrive(v_ring.FREE + v_stage, SHARE, 4)\n"
+HOLD_BACK = "                _pin_order(n_steps)\n"
 QUERIES_THERE = "        mbarrier.wait(q_ring.ready.index(PART), round & 1)\n"
-QUERIES_GIVEN_BACK = "_arrive(q_ring.FREE + PART, 160, 4)\n"
-TURN = "if config.ORDERED:\n                    _meet(config.ORDER + PART, 256, 4)\n"
-NEXT_TURN = "if config.ORDERED:\n                    _arrive(config.ORDER + (PART + 1) % (BQ // 64), 256, 4)\n"
+QUERIES_GIVEN_BACK = "_barrier_arrive(q_ring.FREE + PART, 160, 4)\n"
+TURN = "if config.ORDERED:\n                    _barrier_sync(config.ORDER + PART, 256, 4)\n"
+NEXT_TURN = "if config.ORDERED:\n                    _barrier_arrive(config.ORDER + (PART + 1) % (BQ // 64), 256, 4)\n"
 TURN_PASSED = (
-    "if config.ORDERED:\n        _meet(config.ORDER + PART, 256, 4)\n"
-    "        _arrive(config.ORDER + (PART + 1) % (BQ // 64), 256, 4)\n"
+    "if config.ORDERED:\n        _barrier_sync(config.ORDER + PART, 256, 4)\n"
+    "        _barrier_arrive(config.ORDER + (PART + 1) % (BQ // 64), 256, 4)\n"
 )
-FIRST_TURN = "    if config.ORDERED and PART == BQ // 64 - 1:\n        _arrive(config.ORDER, 256, 4)\n"
+FIRST_TURN = "    if config.ORDERED and PART == BQ // 64 - 1:\n        _barrier_arrive(config.ORDER, 256, 4)\n"
 FAULTS: dict[str, tuple[int, tuple[Change, ...]]] = {
     "keys are given back under the product": (
         128,
@@ -238,7 +238,7 @@ FAULTS: dict[str, tuple[int, tuple[Change, ...]]] = {
     "a result goes where the next item's does": (128, (("(round - 1 & 1)", "(round & 1)"),)),
     "the next item is told before the last was read": (
         128,
-        (("                    if round > 0:\n                        _meet(q_ring.FREE + part, 160, 1)\n", ""),),
+        (("                    if round > 0:\n                        _barrier_sync(q_ring.FREE + part, 160, 1)\n", ""),),
     ),
     "nobody has the first turn": (64, ((FIRST_TURN, ""),)),
     "a warpgroup does not wait for its turn": (
@@ -250,12 +250,12 @@ FAULTS: dict[str, tuple[int, tuple[Change, ...]]] = {
     "who lets a tile go by takes no turn": (64, ((f"    {TURN_PASSED}", ""),)),
     "nobody takes the last turn": (
         64,
-        (("    if config.ORDERED and PART == 0:\n        _meet(config.ORDER, 256, 4)\n", ""),),
+        (("    if config.ORDERED and PART == 0:\n        _barrier_sync(config.ORDER, 256, 4)\n", ""),),
     ),
 }
 """Head dim, and what is changed."""
 
-LET_GO = "    mbarrier.wait(v_ring.ready.index(stage), phase)\n    _arrive(v_ring.FREE + stage, SHARE, 4)\n\n"
+LET_GO = "    mbarrier.wait(v_ring.ready.index(stage), phase)\n    _barrier_arrive(v_ring.FREE + stage, SHARE, 4)\n\n"
 LISTED_FAULTS: dict[str, Change] = {
     "a tile is let go before it is there": (LET_GO, LET_GO.split("\n", 1)[1]),
     "nobody gives back what was let go": (LET_GO, "\n"),

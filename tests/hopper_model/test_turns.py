@@ -68,7 +68,7 @@ def test_a_wait_for_a_program_that_has_not_begun_is_a_deadlock(what: str) -> Non
 
 AWAITED, PASSED = "_await_turn(turns + at, order)", "_pass_turn(turns + _place(step, first, stop, back), order + 1)"
 READY = "mbarrier.wait(turn_ready.index(turn % TURNS), turn // TURNS & 1)"
-ADDED, THERE = "mbarrier.arrive(turn_added.index(turn % TURNS), count=1)", "_meet(DS_STORED + stage, 384, 4)"
+ADDED, THERE = "mbarrier.arrive(turn_added.index(turn % TURNS), count=1)", "_barrier_sync(DS_STORED + stage, 384, 4)"
 TOLD = "mbarrier.wait(turn_added.index(turn % TURNS), turn // TURNS & 1)"
 FAULTS: dict[str, tuple[str, Sequence[Change]]] = {
     "waits for the turn before": ("deadlock|a race", [(AWAITED, "_await_turn(turns + at, order - 1)")]),

@@ -444,14 +444,14 @@ def _forward_kernel(
 
 
 @gluon.jit
-def _again(item):
+def _opaque(item):
     """`item`, unknown to the compiler: what is computed from it anew need not be kept in registers until then."""
     return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [item], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
-def _arrive(number, THREADS: gl.constexpr, WARPS: gl.constexpr):
-    """Tells the THREADS that share a barrier of the program's sixteen that these warps have come; they go on."""
+def _barrier_arrive(number, THREADS: gl.constexpr, WARPS: gl.constexpr):
+    """Tells the THREADS that share a barrier of the program's sixteen that these warps have arrived; they go on."""
     each: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
     gl.inline_asm_elementwise(
         "bar.arrive $1, $2; mov.b32 $0, $1;",
@@ -465,8 +465,8 @@ def _arrive(number, THREADS: gl.constexpr, WARPS: gl.constexpr):
 
 
 @gluon.jit
-def _meet(number, THREADS: gl.constexpr, WARPS: gl.constexpr):
-    """As `_arrive`, and returns when all of them have come. What they wrote before is seen from then on."""
+def _barrier_sync(number, THREADS: gl.constexpr, WARPS: gl.constexpr):
+    """As `_barrier_arrive`, and returns when all of them have come. What they wrote before is seen from then on."""
     each: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
     gl.inline_asm_elementwise(
         "bar.sync $1, $2; mov.b32 $0, $1;",
@@ -480,8 +480,8 @@ def _meet(number, THREADS: gl.constexpr, WARPS: gl.constexpr):
 
 
 @gluon.jit
-def _pass_on(note, item):
-    """Tells others the next item; what follows in this warp comes after."""
+def _publish(note, item):
+    """Publishes the next item. What follows in this warp comes after it."""
     note.store(gl.full([1], item, gl.int32, layout=gl.BlockedLayout([1], [32], [1], [0])))
     _BARRIER()
 
@@ -508,7 +508,7 @@ _Results = namedtuple("_Results", "desc tiles lse_ptr")
 
 
 @gluon.jit
-def _hold_back(n_steps):
+def _pin_order(n_steps):
     """A loop that is never entered, though the compiler cannot know: it moves no wait for a product up across it."""
     gl.inline_asm_elementwise(
         "{ .reg .pred p; wait: setp.ge.s32 p, $1, 0; @p bra.uni go; nanosleep.u32 100; bra.uni wait; go: mov.b32 $0, "
@@ -534,13 +534,13 @@ def _work_item(item, n_tiles, n_heads, n_work, together):
 
 
 @gluon.jit
-def _pass_on_item(notes, slot, item, tile, batch, head):
+def _publish_item(notes, slot, item, tile, batch, head):
     """Tells a warpgroup its next item, and what that is: its own divisions would take longer than this."""
     one: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     notes.index(4 * slot + 1).store(gl.full([1], tile, gl.int32, layout=one))
     notes.index(4 * slot + 2).store(gl.full([1], batch, gl.int32, layout=one))
     notes.index(4 * slot + 3).store(gl.full([1], head, gl.int32, layout=one))
-    _pass_on(notes.index(4 * slot), item)
+    _publish(notes.index(4 * slot), item)
 
 
 @gluon.jit
@@ -595,7 +595,7 @@ def _load_tiles(q_desc, k_desc, v_desc, q_ring, k_ring, v_ring, work, call, conf
                 at = any_lo + n_steps - 1 - step
                 stage = (turn + step) % STAGES
                 if turn + step >= STAGES:
-                    _meet(k_ring.FREE + stage, SHARE, 1)
+                    _barrier_sync(k_ring.FREE + stage, SHARE, 1)
                 mbarrier.expect(k_ring.ready.index(stage), k_desc.block_type.nbytes)
                 _COPY_IN(k_desc, [batch, kv_head, at * BK, 0], k_ring.ready.index(stage), k_ring.tiles.index(stage))
                 k0 = at * BK
@@ -604,9 +604,9 @@ def _load_tiles(q_desc, k_desc, v_desc, q_ring, k_ring, v_ring, work, call, conf
             if step == 0:
                 for part in gl.static_range(BQ // 64):
                     if round > 0:
-                        _meet(q_ring.FREE + part, 160, 1)
+                        _barrier_sync(q_ring.FREE + part, 160, 1)
                     if config.SCHEDULE == "queue":
-                        _pass_on_item(work.notes, 2 * part + (round & 1), item, tile, batch, head)
+                        _publish_item(work.notes, 2 * part + (round & 1), item, tile, batch, head)
                     mbarrier.expect(q_ring.ready.index(part), q_desc.block_type.nbytes)
                     q_tile = _REINTERPRET(q_ring.tiles.index(part), q_desc.dtype, [1, 1, 64, config.BLOCK_D],
                         q_desc.layout)
@@ -614,7 +614,7 @@ def _load_tiles(q_desc, k_desc, v_desc, q_ring, k_ring, v_ring, work, call, conf
             else:
                 stage = (turn + step - 1) % STAGES
                 if turn + step > STAGES:
-                    _meet(v_ring.FREE + stage, SHARE, 1)
+                    _barrier_sync(v_ring.FREE + stage, SHARE, 1)
                 mbarrier.expect(v_ring.ready.index(stage), v_desc.block_type.nbytes)
                 _COPY_IN(v_desc, [batch, kv_head, v0, 0], v_ring.ready.index(stage), v_ring.tiles.index(stage))
             v0 = k0
@@ -625,12 +625,12 @@ def _load_tiles(q_desc, k_desc, v_desc, q_ring, k_ring, v_ring, work, call, conf
     if config.SCHEDULE == "queue":
         for part in gl.static_range(BQ // 64):
             if round > 0:
-                _meet(q_ring.FREE + part, 160, 1)
-            _pass_on_item(work.notes, 2 * part + (round & 1), work.n_work, 0, 0, 0)
+                _barrier_sync(q_ring.FREE + part, 160, 1)
+            _publish_item(work.notes, 2 * part + (round & 1), work.n_work, 0, 0, 0)
             mbarrier.arrive(q_ring.ready.index(part), count=1)
     for last in range(tl.minimum(turn, STAGES)):
-        _meet(k_ring.FREE + (turn - 1 - last) % STAGES, SHARE, 1)
-        _meet(v_ring.FREE + (turn - 1 - last) % STAGES, SHARE, 1)
+        _barrier_sync(k_ring.FREE + (turn - 1 - last) % STAGES, SHARE, 1)
+        _barrier_sync(v_ring.FREE + (turn - 1 - last) % STAGES, SHARE, 1)
 
 
 @gluon.constexpr_function
@@ -758,7 +758,7 @@ def _weigh(row_max, row_sum, qk, batch, kv_head, k0, masked, terms, config: gl.c
     k_idx = (k0 + gl.arange(0, BK, layout=gl.SliceLayout(0, qk.type.layout)))[None, :]
     x = qk
     if masked:
-        _again(k0)  # else the compilers may make the mask for every tile
+        _opaque(k0)  # else the compilers may make the mask for every tile
         k_safe = tl.minimum(k_idx, Sk - 1)
         col_term = tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0 + tl.cast(k_safe, tl.int64) * ids_stride_1)
         x = tl.where((k_idx <= row_term) & (row_term_2 == col_term), x, float("-inf"))
@@ -768,7 +768,7 @@ def _weigh(row_max, row_sum, qk, batch, kv_head, k0, masked, terms, config: gl.c
 
 
 @gluon.jit
-def _let_go(turn, k_ring, v_ring, config: gl.constexpr, PART: gl.constexpr):
+def _release_tile(turn, k_ring, v_ring, config: gl.constexpr, PART: gl.constexpr):
     """Gives a tile back that none of this warpgroup's queries meets, as soon as it is there."""
     BQ: gl.constexpr = config.BQ
     STAGES: gl.constexpr = config.STAGES
@@ -777,11 +777,11 @@ def _let_go(turn, k_ring, v_ring, config: gl.constexpr, PART: gl.constexpr):
     phase = turn // STAGES & 1
     mbarrier.wait(k_ring.ready.index(stage), phase)
     if config.ORDERED:
-        _meet(config.ORDER + PART, 256, 4)
-        _arrive(config.ORDER + (PART + 1) % (BQ // 64), 256, 4)
-    _arrive(k_ring.FREE + stage, SHARE, 4)
+        _barrier_sync(config.ORDER + PART, 256, 4)
+        _barrier_arrive(config.ORDER + (PART + 1) % (BQ // 64), 256, 4)
+    _barrier_arrive(k_ring.FREE + stage, SHARE, 4)
     mbarrier.wait(v_ring.ready.index(stage), phase)
-    _arrive(v_ring.FREE + stage, SHARE, 4)
+    _barrier_arrive(v_ring.FREE + stage, SHARE, 4)
 
 
 @gluon.jit
@@ -812,7 +812,7 @@ def _attend_tiles(results, q_ring, k_ring, v_ring, work, call, config: gl.conste
     item = gl.program_id(0)
     tile, batch, head = _work_item(item, n_tiles, Hq, work.n_work, work.together)
     if config.ORDERED and PART == BQ // 64 - 1:
-        _arrive(config.ORDER, 256, 4)
+        _barrier_arrive(config.ORDER, 256, 4)
     while item < work.n_work:
         kv_head = head // (Hq // Hkv)
         q0 = tile * BQ
@@ -837,7 +837,7 @@ def _attend_tiles(results, q_ring, k_ring, v_ring, work, call, config: gl.conste
         q = _REINTERPRET(q_ring.tiles.index(PART), dtype, [64, config.BLOCK_D],
             gl.NVMMASharedLayout.get_default_for([64, config.BLOCK_D], dtype))
         for step in range(own_first):
-            _let_go(turn + step, k_ring, v_ring, config, PART)
+            _release_tile(turn + step, k_ring, v_ring, config, PART)
         if config.PIPELINED:
             step = own_first
             at = any_lo + n_steps - 1 - step
@@ -847,7 +847,7 @@ def _attend_tiles(results, q_ring, k_ring, v_ring, work, call, config: gl.conste
             k = k_ring.tiles.index(stage).reshape([BK, config.BLOCK_D]).permute((1, 0))
             qk_token = warpgroup_mma(q, k, no_scores, use_acc=False, is_async=True)
             qk = warpgroup_mma_wait(0, deps=(qk_token,))
-            _arrive(k_ring.FREE + stage, SHARE, 4)
+            _barrier_arrive(k_ring.FREE + stage, SHARE, 4)
             weight, rescale, row_max, row_sum = _weigh(
                 row_max, row_sum, qk, batch, kv_head, at * BK, (at < own_full_lo) | (own_full_hi <= at), terms, config,
                 dtype
@@ -861,31 +861,31 @@ def _attend_tiles(results, q_ring, k_ring, v_ring, work, call, config: gl.conste
                 phase = (turn + step) // STAGES & 1
                 mbarrier.wait(k_ring.ready.index(stage), phase)
                 if config.ORDERED:
-                    _meet(config.ORDER + PART, 256, 4)
+                    _barrier_sync(config.ORDER + PART, 256, 4)
                 k = k_ring.tiles.index(stage).reshape([BK, config.BLOCK_D]).permute((1, 0))
                 qk_token = warpgroup_mma(q, k, no_scores, use_acc=False, is_async=True)
                 mbarrier.wait(v_ring.ready.index(v_stage), v_phase)
                 acc_token = warpgroup_mma(p, v_ring.tiles.index(v_stage).reshape([BK, config.BLOCK_DV]), acc,
                     is_async=True)
                 if config.ORDERED:
-                    _arrive(config.ORDER + (PART + 1) % (BQ // 64), 256, 4)
+                    _barrier_arrive(config.ORDER + (PART + 1) % (BQ // 64), 256, 4)
                 qk = warpgroup_mma_wait(1, deps=(qk_token,))
-                _arrive(k_ring.FREE + stage, SHARE, 4)
+                _barrier_arrive(k_ring.FREE + stage, SHARE, 4)
                 weight, rescale, row_max, row_sum = _weigh(
                     row_max, row_sum, qk, batch, kv_head, at * BK, (at < own_full_lo) | (own_full_hi <= at), terms,
                     config, dtype
                 )
-                _hold_back(n_steps)
+                _pin_order(n_steps)
                 acc, p = warpgroup_mma_wait(0, deps=(acc_token, p))
-                _arrive(v_ring.FREE + v_stage, SHARE, 4)
+                _barrier_arrive(v_ring.FREE + v_stage, SHARE, 4)
                 acc = _rescaled(acc, rescale)
                 p = _unpacked(weight, dtype, weight_layout)
             if Q_EARLY:  # the next queries come during the last product
-                _arrive(q_ring.FREE + PART, 160, 4)
+                _barrier_arrive(q_ring.FREE + PART, 160, 4)
             mbarrier.wait(v_ring.ready.index(stage), phase)
             acc_token = warpgroup_mma(p, v_ring.tiles.index(stage).reshape([BK, config.BLOCK_DV]), acc, is_async=True)
             acc, p = warpgroup_mma_wait(0, deps=(acc_token, p))
-            _arrive(v_ring.FREE + stage, SHARE, 4)
+            _barrier_arrive(v_ring.FREE + stage, SHARE, 4)
         else:
             for step in range(own_first, own_stop):
                 at = any_lo + n_steps - 1 - step
@@ -893,13 +893,13 @@ def _attend_tiles(results, q_ring, k_ring, v_ring, work, call, config: gl.conste
                 phase = (turn + step) // STAGES & 1
                 mbarrier.wait(k_ring.ready.index(stage), phase)
                 if config.ORDERED:
-                    _meet(config.ORDER + PART, 256, 4)
+                    _barrier_sync(config.ORDER + PART, 256, 4)
                 k = k_ring.tiles.index(stage).reshape([BK, config.BLOCK_D]).permute((1, 0))
                 qk_token = warpgroup_mma(q, k, no_scores, use_acc=False, is_async=True)
                 if config.ORDERED:
-                    _arrive(config.ORDER + (PART + 1) % (BQ // 64), 256, 4)
+                    _barrier_arrive(config.ORDER + (PART + 1) % (BQ // 64), 256, 4)
                 qk = warpgroup_mma_wait(0, deps=(qk_token,))
-                _arrive(k_ring.FREE + stage, SHARE, 4)
+                _barrier_arrive(k_ring.FREE + stage, SHARE, 4)
                 weight, rescale, row_max, row_sum = _weigh(
                     row_max, row_sum, qk, batch, kv_head, at * BK, (at < own_full_lo) | (own_full_hi <= at), terms,
                     config, dtype
@@ -910,18 +910,18 @@ def _attend_tiles(results, q_ring, k_ring, v_ring, work, call, config: gl.conste
                 acc_token = warpgroup_mma(p, v_ring.tiles.index(stage).reshape([BK, config.BLOCK_DV]), acc,
                     is_async=True)
                 acc, p = warpgroup_mma_wait(0, deps=(acc_token, p))
-                _arrive(v_ring.FREE + stage, SHARE, 4)
+                _barrier_arrive(v_ring.FREE + stage, SHARE, 4)
             if Q_EARLY:
-                _arrive(q_ring.FREE + PART, 160, 4)
+                _barrier_arrive(q_ring.FREE + PART, 160, 4)
         for step in range(own_stop, n_steps):
-            _let_go(turn + step, k_ring, v_ring, config, PART)
+            _release_tile(turn + step, k_ring, v_ring, config, PART)
         turn += n_steps
         round += 1
 
         if config.SCHEDULE == "queue":
             tile, batch, head = _noted_item(work.notes, 2 * PART + (round - 1 & 1))
         else:
-            tile, batch, head = _work_item(_again(item), n_tiles, Hq, work.n_work, work.together)
+            tile, batch, head = _work_item(_opaque(item), n_tiles, Hq, work.n_work, work.together)
         q0 = tile * BQ + PART * 64
         rows = q0 + gl.arange(0, 64, layout=rows_layout)
         row_sum = gl.convert_layout(tl.sum(row_sum, 1), rows_layout)
@@ -949,13 +949,13 @@ def _attend_tiles(results, q_ring, k_ring, v_ring, work, call, config: gl.conste
         else:
             if not config.OUT_APART:
                 tma.store_wait(0)
-                _arrive(q_ring.FREE + PART, 160, 4)
+                _barrier_arrive(q_ring.FREE + PART, 160, 4)
             mbarrier.wait(q_ring.ready.index(PART), round & 1)
             slot = 2 * PART + (round & 1)
             item = _noted(work.notes, 4 * slot)
             tile, batch, head = _noted_item(work.notes, slot)
     if config.ORDERED and PART == 0:
-        _meet(config.ORDER, 256, 4)
+        _barrier_sync(config.ORDER, 256, 4)
     tma.store_wait(0)
 
 
@@ -1343,8 +1343,8 @@ def _may_attend(
     """Which pairs of a tile the mask allows. Positions are computed anew: kept for it, they would not fit in registers.
     """
     layout: gl.constexpr = like.type.layout
-    q_idx = _again(q0 + gl.arange(0, BQ, layout=gl.SliceLayout(0, layout)))[None, :]
-    k_idx = _again(k0 + gl.arange(0, BK, layout=gl.SliceLayout(1, layout)))[:, None]
+    q_idx = _opaque(q0 + gl.arange(0, BQ, layout=gl.SliceLayout(0, layout)))[None, :]
+    k_idx = _opaque(k0 + gl.arange(0, BK, layout=gl.SliceLayout(1, layout)))[:, None]
     k_safe = tl.minimum(k_idx, Sk - 1)
     col_term = tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0 + tl.cast(k_safe, tl.int64) * ids_stride_1)
     row_term = q_idx + Sk - Sq
@@ -1562,7 +1562,7 @@ def _load_backward_tiles(
                 q0 = (_place(step, first, stop, back)) * BQ
                 stage = turn % STAGES
                 if turn >= STAGES:
-                    _meet(FREE + stage, 288, 1)
+                    _barrier_sync(FREE + stage, 288, 1)
                 mbarrier.expect(q_ready.index(stage), q_desc.block_type.nbytes + terms_desc.block_type.nbytes)
                 _COPY_IN(q_desc, [batch, head, q0, 0], q_ready.index(stage), q_tiles.index(stage))
                 _COPY_IN(terms_desc, [batch, head, q0, 0], q_ready.index(stage), terms_tiles.index(stage))
@@ -1575,14 +1575,14 @@ def _load_backward_tiles(
                 _load_values(v_desc, v_tiles, v_ready, v_free, batch, kv_head, k0, round, HALF)
         item = gl.atomic_add(queue_ptr, 1, sem="relaxed") if gl.num_programs(0) < n_work else n_work
         if round > 0:
-            _meet(READ, 480, 1)
-        _pass_on(notes, item)
+            _barrier_sync(READ, 480, 1)
+        _publish(notes, item)
         mbarrier.arrive(note_ready, count=1)
         round += 1
     if round > 0:
-        _meet(READ, 480, 1)
+        _barrier_sync(READ, 480, 1)
     for last in range(tl.minimum(turn, STAGES)):
-        _meet(FREE + (turn - 1 - last) % STAGES, 288, 1)
+        _barrier_sync(FREE + (turn - 1 - last) % STAGES, 288, 1)
 
 
 @gluon.jit
@@ -1599,7 +1599,7 @@ def _next_item(notes, note_ready, round, WARPS: gl.constexpr, READ: gl.constexpr
     """What the warp that fetches has noted for after this round."""
     mbarrier.wait(note_ready, round & 1)
     item = tl.max(notes.load(gl.BlockedLayout([1], [32], [WARPS], [0])), 0)
-    _arrive(READ, 480, WARPS)
+    _barrier_arrive(READ, 480, WARPS)
     return item
 
 
@@ -1751,7 +1751,7 @@ def _add_dq_tiles(
                 at = _place(step, first, stop, back)
                 joins = _meets_before(order, back, met_ptr, batch, at, n_tiles, Sq, BQ)
                 stage = turn % DS_STAGES
-                _meet(DS_STORED + stage, 384, 4)
+                _barrier_sync(DS_STORED + stage, 384, 4)
                 part = (batch * tl.cast(Hq, gl.int64) + head) * ((Sq + BQ - 1) // BQ) + at
                 for piece in gl.static_range(PIECES):
                     dq_token = warpgroup_mma_init(no_dq)
@@ -1807,7 +1807,7 @@ def _start_with_terms(terms, like, FIRST: gl.constexpr):
     hold it until it is needed. The ones are made anew: kept over the loop, they would take registers.
     """
     layout: gl.constexpr = gl.DotOperandLayout(0, like.type.layout, 2)
-    place = _again(gl.arange(0, 16, layout=gl.SliceLayout(0, layout)))[None, :]
+    place = _opaque(gl.arange(0, 16, layout=gl.SliceLayout(0, layout)))[None, :]
     ones = gl.where((place >= FIRST) & (place < FIRST + 3), 1.0, 0.0).to(gl.bfloat16)
     ones = gl.broadcast(ones, gl.zeros([like.shape[0], 16], gl.bfloat16, layout=layout))[0]
     return warpgroup_mma(ones, terms.permute((1, 0)), like, use_acc=False, is_async=True)
@@ -1833,13 +1833,13 @@ def _differentiate_tile(
     pair_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BQ, 16])
     no_pairs = gl.zeros([HALF, BQ], gl.float32, layout=pair_layout)
     # Addresses are computed anew: kept over the loop, they would not fit in registers.
-    again = _again(gl.to_tensor(0))
+    again = _opaque(gl.to_tensor(0))
     stage = turn % STAGES
     mbarrier.wait(q_ready.index(stage), turn // STAGES & 1)
     row_lse = 0.0  # it is taken off with the product
     terms = terms_tiles.index(stage).reshape([BQ, 16])
     q = q_tiles.index(stage).reshape([BQ, BLOCK_D])
-    k_rows = k_tiles.index(PART + _again(gl.to_tensor(0))).reshape([HALF, BLOCK_D])
+    k_rows = k_tiles.index(PART + _opaque(gl.to_tensor(0))).reshape([HALF, BLOCK_D])
     qk_token = _start_with_terms(terms, no_pairs, 3)
     qk_token = warpgroup_mma(k_rows, q.permute((1, 0)), qk_token, is_async=True)
     if EARLY:
@@ -1869,14 +1869,14 @@ def _differentiate_tile(
     mbarrier.wait(ds_free.index(place), (turn // DS_STAGES & 1) ^ 1)
     ds_tiles.index(PART * DS_STAGES + place + again).store(ds)
     fence_async_shared()
-    _arrive(DS_STORED + place, 384, 4)
+    _barrier_arrive(DS_STORED + place, 384, 4)
     dv, p, dk, slopes = warpgroup_mma_wait(0, deps=(dv_token, p, dk_token, slopes))
-    _arrive(FREE + stage, 288, 4)
+    _barrier_arrive(FREE + stage, 288, 4)
     return dk, dv
 
 
 @gluon.jit
-def _pass_over(
+def _release_queries(
     turn, ds_free, ds_tiles, q_ready, d_out_ready, BQ: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr,
     DS_STAGES: gl.constexpr, DS_STORED: gl.constexpr, FREE: gl.constexpr,
     PART: gl.constexpr,
@@ -1885,13 +1885,13 @@ def _pass_over(
     stage = turn % STAGES
     mbarrier.wait(q_ready.index(stage), turn // STAGES & 1)
     mbarrier.wait(d_out_ready.index(stage), turn // STAGES & 1)
-    _arrive(FREE + stage, 288, 4)
+    _barrier_arrive(FREE + stage, 288, 4)
     place = turn % DS_STAGES
     mbarrier.wait(ds_free.index(place), (turn // DS_STAGES & 1) ^ 1)
     no_ds = gl.zeros([BK // 2, BQ], ds_tiles.dtype, layout=gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))
     ds_tiles.index(PART * DS_STAGES + place).store(no_ds)
     fence_async_shared()
-    _arrive(DS_STORED + place, 384, 4)
+    _barrier_arrive(DS_STORED + place, 384, 4)
 
 
 @gluon.jit
@@ -1940,8 +1940,8 @@ def _differentiate_tiles(
             begin = gl.where(back, own_first - first, stop - own_stop)
             end = begin + own_stop - own_first
             for step in range(begin):
-                _pass_over(turn + step, ds_free, ds_tiles, q_ready, d_out_ready, BQ, BK, STAGES, DS_STAGES, DS_STORED,
-                    FREE, PART)
+                _release_queries(turn + step, ds_free, ds_tiles, q_ready, d_out_ready, BQ, BK, STAGES, DS_STAGES,
+                    DS_STORED, FREE, PART)
             turn += begin
             logit_scale = scale * 1.4426950408889634
             k_safe = tl.minimum(k_idx, Sk - 1)
@@ -1961,7 +1961,7 @@ def _differentiate_tiles(
                 )
                 turn += 1
             for step in range(end, stop - first):
-                _pass_over(turn + step - end, ds_free, ds_tiles, q_ready, d_out_ready, BQ, BK, STAGES, DS_STAGES,
+                _release_queries(turn + step - end, ds_free, ds_tiles, q_ready, d_out_ready, BQ, BK, STAGES, DS_STAGES,
                     DS_STORED, FREE, PART)
             turn += stop - first - end
 
@@ -2141,21 +2141,21 @@ def _load_query_tiles(
             delta = gl.load(delta_ptr + row + rows, mask=rows < Sq, other=0.0)
             stage = (turn + step) % STAGES
             if turn + step >= STAGES:
-                _meet(Q_FREE + stage, 288, 1)
+                _barrier_sync(Q_FREE + stage, 288, 1)
             mbarrier.expect(q_ready.index(stage), q_desc.block_type.nbytes)
             _COPY_IN(q_desc, [batch, head, q0, 0], q_ready.index(stage), q_tiles.index(stage))
             lse_tiles.index(stage).store(row_lse)
             mbarrier.arrive(q_ready.index(stage), count=1)
             if turn + step >= STAGES:
-                _meet(D_OUT_FREE + stage, 288, 1)
+                _barrier_sync(D_OUT_FREE + stage, 288, 1)
             mbarrier.expect(d_out_ready.index(stage), d_out_desc.block_type.nbytes)
             _COPY_IN(d_out_desc, [batch, head, q0, 0], d_out_ready.index(stage), d_out_tiles.index(stage))
             delta_tiles.index(stage).store(delta)
             mbarrier.arrive(d_out_ready.index(stage), count=1)
         turn += n_steps
     for last in range(tl.minimum(turn, STAGES)):
-        _meet(Q_FREE + (turn - 1 - last) % STAGES, 288, 1)
-        _meet(D_OUT_FREE + (turn - 1 - last) % STAGES, 288, 1)
+        _barrier_sync(Q_FREE + (turn - 1 - last) % STAGES, 288, 1)
+        _barrier_sync(D_OUT_FREE + (turn - 1 - last) % STAGES, 288, 1)
 
 
 @gluon.jit
@@ -2173,9 +2173,9 @@ def _hand_over(pairs, handed, turn, AHEAD: gl.constexpr, HANDED: gl.constexpr, T
     """Leaves a tile's pairs to the other warpgroup, as soon as there is room."""
     place = turn % AHEAD
     if turn >= AHEAD:
-        _meet(TAKEN + place, 256, 4)
+        _barrier_sync(TAKEN + place, 256, 4)
     handed.index(place).store(_as_handed(pairs))
-    _arrive(HANDED + place, 256, 4)
+    _barrier_arrive(HANDED + place, 256, 4)
 
 
 @gluon.jit
@@ -2186,9 +2186,9 @@ def _take_over(like, handed, turn, AHEAD: gl.constexpr, HANDED: gl.constexpr, TA
     wanted = _as_handed(like)
     layout: gl.constexpr = wanted.type.layout
     place = turn % AHEAD
-    _meet(HANDED + place, 256, 4)
+    _barrier_sync(HANDED + place, 256, 4)
     parts = handed.index(place).load(layout).reshape([cols // 8, rows // 16, 8, 4, 2, 2])
-    _arrive(TAKEN + place, 256, 4)
+    _barrier_arrive(TAKEN + place, 256, 4)
     return parts.permute((1, 5, 2, 0, 4, 3)).reshape([rows, cols])
 
 
@@ -2199,7 +2199,7 @@ def _start_product(held, part, walked, no_pairs, COLS: gl.constexpr):
     shape: gl.constexpr = no_pairs.shape
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([shape[0], COLS], dtype)
     # The address of what stays is computed anew: kept over a loop, it would not fit in registers.
-    rows = _REINTERPRET(held.index(part + _again(gl.to_tensor(0))), dtype, [shape[0], COLS], layout)
+    rows = _REINTERPRET(held.index(part + _opaque(gl.to_tensor(0))), dtype, [shape[0], COLS], layout)
     columns = walked.reshape([shape[1], COLS]).permute((1, 0))
     return warpgroup_mma(rows, columns, no_pairs, use_acc=False, is_async=True)
 
@@ -2265,7 +2265,7 @@ def _weigh_query_tiles(
                 kept = _kept_bits(qk, at * BQ, k0, batch, head, kv_head, scale, B, Hq, Hkv, Sq, Sk, ids_ptr,
                     ids_stride_0, ids_stride_1, D, Dv, BQ, BK)
                 weight &= kept
-            _arrive(Q_FREE + stage, 288, 4)
+            _barrier_arrive(Q_FREE + stage, 288, 4)
             _hand_over(weight, handed, turn + step, AHEAD, HANDED, TAKEN)
             p = _unpacked(weight, dtype, p_layout)
             mbarrier.wait(d_out_ready.index(stage), phase)
@@ -2277,14 +2277,14 @@ def _weigh_query_tiles(
                 mbarrier.wait(q_ready.index(stage), phase)
                 qk_token = _start_product(k_tile, 0, q_tiles.index(stage), no_pairs, BLOCK_D)
                 dv, p = warpgroup_mma_wait(1, deps=(dv_token, p))
-                _arrive(D_OUT_FREE + here, 288, 4)
+                _barrier_arrive(D_OUT_FREE + here, 288, 4)
                 qk = warpgroup_mma_wait(0, deps=(qk_token,))
             else:
                 dv, p = warpgroup_mma_wait(0, deps=(dv_token, p))
-                _arrive(D_OUT_FREE + here, 288, 4)
+                _barrier_arrive(D_OUT_FREE + here, 288, 4)
         turn += n_steps
     for last in range(tl.minimum(turn, AHEAD)):
-        _meet(TAKEN + (turn - 1 - last) % AHEAD, 256, 4)
+        _barrier_sync(TAKEN + (turn - 1 - last) % AHEAD, 256, 4)
     _store_result(dv_desc, dv, k_tile.index(0), batch, kv_head, k0, BK, BLOCK_DV)
 
 
@@ -2337,7 +2337,7 @@ def _differentiate_query_tiles(
         dp = warpgroup_mma_wait(0, deps=(dp_token,))
         for step in range(n_steps):
             dp -= delta_tiles.index(stage).load(columns)[None, :]
-            _arrive(D_OUT_FREE + stage, 288, 4)
+            _barrier_arrive(D_OUT_FREE + stage, 288, 4)
             slopes = _slopes(dp, like, handed, turn + step, AHEAD, HANDED, TAKEN, dtype, ds_layout)
             mbarrier.wait(q_ready.index(stage), phase)
             dk_token = warpgroup_mma(slopes, q_tiles.index(stage).reshape([BQ, BLOCK_D]), dk, is_async=True)
@@ -2348,11 +2348,11 @@ def _differentiate_query_tiles(
                 mbarrier.wait(d_out_ready.index(stage), phase)
                 dp_token = _start_product(v_tile, 0, d_out_tiles.index(stage), no_pairs, BLOCK_DV)
                 dk, slopes = warpgroup_mma_wait(1, deps=(dk_token, slopes))
-                _arrive(Q_FREE + here, 288, 4)
+                _barrier_arrive(Q_FREE + here, 288, 4)
                 dp = warpgroup_mma_wait(0, deps=(dp_token,))
             else:
                 dk, slopes = warpgroup_mma_wait(0, deps=(dk_token, slopes))
-                _arrive(Q_FREE + here, 288, 4)
+                _barrier_arrive(Q_FREE + here, 288, 4)
         turn += n_steps
     _store_result(dk_desc, dk * scale, v_tile.index(0), batch, kv_head, k0, BK, BLOCK_D)
 
@@ -2500,7 +2500,7 @@ def _keys_met(
 def _load_tile(desc, batch, head, start, tile, ready, free, again):
     """Fetches a tile, as soon as its place is free: the barrier of that number says it where `again` it is needed."""
     if again:
-        _meet(free, 288, 1)
+        _barrier_sync(free, 288, 1)
     mbarrier.expect(ready, desc.block_type.nbytes)
     _COPY_IN(desc, [batch, head, start, 0], ready, tile)
 
@@ -2533,9 +2533,9 @@ def _load_key_tiles(
         _load_tile(v_desc, batch, kv_head, at * BK, v_tiles.index(stage), v_ready.index(stage), V_FREE + stage,
             step >= V_STAGES)
     for last in range(tl.minimum(n_steps, K_STAGES)):
-        _meet(K_FREE + (n_steps - 1 - last) % K_STAGES, 288, 1)
+        _barrier_sync(K_FREE + (n_steps - 1 - last) % K_STAGES, 288, 1)
     for last in range(tl.minimum(n_steps, V_STAGES)):
-        _meet(V_FREE + (n_steps - 1 - last) % V_STAGES, 288, 1)
+        _barrier_sync(V_FREE + (n_steps - 1 - last) % V_STAGES, 288, 1)
 
 
 @gluon.jit
@@ -2600,14 +2600,14 @@ def _differentiate_key_tiles(
             ids_stride_1, logit_scale, row_term, row_term_2, D, Dv, BK,
         )
         mbarrier.wait(v_ready.index(v_stage), step // V_STAGES & 1)
-        v_tile = v_tiles.index(v_stage + _again(gl.to_tensor(0)))  # where there is one stage its address stays, too
+        v_tile = v_tiles.index(v_stage + _opaque(gl.to_tensor(0)))  # where there is one stage its address stays, too
         dp_token = _start_product(d_out_tiles, PART, v_tile, no_pairs, BLOCK_DV)
         dp = warpgroup_mma_wait(0, deps=(dp_token,))
-        _arrive(V_FREE + v_stage, 288, 4)
+        _barrier_arrive(V_FREE + v_stage, 288, 4)
         slopes = gl.convert_layout((p * (dp - delta)).to(dtype), ds_layout)
         dq_token = warpgroup_mma(slopes, k_tiles.index(stage).reshape([BK, BLOCK_D]), dq, is_async=True)
         dq, slopes = warpgroup_mma_wait(0, deps=(dq_token, slopes))
-        _arrive(K_FREE + stage, 288, 4)
+        _barrier_arrive(K_FREE + stage, 288, 4)
     _store_result(dq_desc, dq * scale, q_tiles.index(PART), batch, head, q0, 64, BLOCK_D)
 
 

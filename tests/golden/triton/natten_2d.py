@@ -368,14 +368,14 @@ def _forward_kernel(
 
 
 @gluon.jit
-def _again(item):
+def _opaque(item):
     """`item`, unknown to the compiler: what is computed from it anew need not be kept in registers until then."""
     return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [item], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
-def _arrive(number, THREADS: gl.constexpr, WARPS: gl.constexpr):
-    """Tells the THREADS that share a barrier of the program's sixteen that these warps have come; they go on."""
+def _barrier_arrive(number, THREADS: gl.constexpr, WARPS: gl.constexpr):
+    """Tells the THREADS that share a barrier of the program's sixteen that these warps have arrived; they go on."""
     each: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
     gl.inline_asm_elementwise(
         "bar.arrive $1, $2; mov.b32 $0, $1;",
@@ -389,8 +389,8 @@ def _arrive(number, THREADS: gl.constexpr, WARPS: gl.constexpr):
 
 
 @gluon.jit
-def _meet(number, THREADS: gl.constexpr, WARPS: gl.constexpr):
-    """As `_arrive`, and returns when all of them have come. What they wrote before is seen from then on."""
+def _barrier_sync(number, THREADS: gl.constexpr, WARPS: gl.constexpr):
+    """As `_barrier_arrive`, and returns when all of them have come. What they wrote before is seen from then on."""
     each: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
     gl.inline_asm_elementwise(
         "bar.sync $1, $2; mov.b32 $0, $1;",
@@ -404,8 +404,8 @@ def _meet(number, THREADS: gl.constexpr, WARPS: gl.constexpr):
 
 
 @gluon.jit
-def _pass_on(note, item):
-    """Tells others the next item; what follows in this warp comes after."""
+def _publish(note, item):
+    """Publishes the next item. What follows in this warp comes after it."""
     note.store(gl.full([1], item, gl.int32, layout=gl.BlockedLayout([1], [32], [1], [0])))
     _BARRIER()
 
@@ -433,7 +433,7 @@ _Results = namedtuple("_Results", "desc tiles lse_ptr rest_ptr")
 
 
 @gluon.jit
-def _hold_back(n_steps):
+def _pin_order(n_steps):
     """A loop that is never entered, though the compiler cannot know: it moves no wait for a product up across it."""
     gl.inline_asm_elementwise(
         "{ .reg .pred p; wait: setp.ge.s32 p, $1, 0; @p bra.uni go; nanosleep.u32 100; bra.uni wait; go: mov.b32 $0, "
@@ -458,13 +458,13 @@ def _work_item(item, n_tiles, n_heads, n_work, together):
 
 
 @gluon.jit
-def _pass_on_item(notes, slot, item, tile, batch, head):
+def _publish_item(notes, slot, item, tile, batch, head):
     """Tells a warpgroup its next item, and what that is: its own divisions would take longer than this."""
     one: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     notes.index(4 * slot + 1).store(gl.full([1], tile, gl.int32, layout=one))
     notes.index(4 * slot + 2).store(gl.full([1], batch, gl.int32, layout=one))
     notes.index(4 * slot + 3).store(gl.full([1], head, gl.int32, layout=one))
-    _pass_on(notes.index(4 * slot), item)
+    _publish(notes.index(4 * slot), item)
 
 
 @gluon.jit
@@ -519,7 +519,7 @@ def _load_tiles(q_desc, k_desc, v_desc, q_ring, k_ring, v_ring, work, call, conf
                 at = any_lo + n_steps - 1 - step
                 stage = (turn + step) % STAGES
                 if turn + step >= STAGES:
-                    _meet(k_ring.FREE + stage, SHARE, 1)
+                    _barrier_sync(k_ring.FREE + stage, SHARE, 1)
                 mbarrier.expect(k_ring.ready.index(stage), k_desc.block_type.nbytes)
                 _COPY_IN(k_desc, [batch, kv_head, at * BK, 0], k_ring.ready.index(stage), k_ring.tiles.index(stage))
                 k0 = at * BK
@@ -528,9 +528,9 @@ def _load_tiles(q_desc, k_desc, v_desc, q_ring, k_ring, v_ring, work, call, conf
             if step == 0:
                 for part in gl.static_range(BQ // 64):
                     if round > 0:
-                        _meet(q_ring.FREE + part, 160, 1)
+                        _barrier_sync(q_ring.FREE + part, 160, 1)
                     if config.SCHEDULE == "queue":
-                        _pass_on_item(work.notes, 2 * part + (round & 1), item, tile, batch, head)
+                        _publish_item(work.notes, 2 * part + (round & 1), item, tile, batch, head)
                     mbarrier.expect(q_ring.ready.index(part), q_desc.block_type.nbytes)
                     q_tile = _REINTERPRET(q_ring.tiles.index(part), q_desc.dtype, [1, 1, 64, config.BLOCK_D],
                         q_desc.layout)
@@ -538,7 +538,7 @@ def _load_tiles(q_desc, k_desc, v_desc, q_ring, k_ring, v_ring, work, call, conf
             else:
                 stage = (turn + step - 1) % STAGES
                 if turn + step > STAGES:
-                    _meet(v_ring.FREE + stage, SHARE, 1)
+                    _barrier_sync(v_ring.FREE + stage, SHARE, 1)
                 mbarrier.expect(v_ring.ready.index(stage), v_desc.block_type.nbytes)
                 _COPY_IN(v_desc, [batch, kv_head, v0, 0], v_ring.ready.index(stage), v_ring.tiles.index(stage))
             v0 = k0
@@ -549,12 +549,12 @@ def _load_tiles(q_desc, k_desc, v_desc, q_ring, k_ring, v_ring, work, call, conf
     if config.SCHEDULE == "queue":
         for part in gl.static_range(BQ // 64):
             if round > 0:
-                _meet(q_ring.FREE + part, 160, 1)
-            _pass_on_item(work.notes, 2 * part + (round & 1), work.n_work, 0, 0, 0)
+                _barrier_sync(q_ring.FREE + part, 160, 1)
+            _publish_item(work.notes, 2 * part + (round & 1), work.n_work, 0, 0, 0)
             mbarrier.arrive(q_ring.ready.index(part), count=1)
     for last in range(tl.minimum(turn, STAGES)):
-        _meet(k_ring.FREE + (turn - 1 - last) % STAGES, SHARE, 1)
-        _meet(v_ring.FREE + (turn - 1 - last) % STAGES, SHARE, 1)
+        _barrier_sync(k_ring.FREE + (turn - 1 - last) % STAGES, SHARE, 1)
+        _barrier_sync(v_ring.FREE + (turn - 1 - last) % STAGES, SHARE, 1)
 
 
 @gluon.constexpr_function
@@ -688,7 +688,7 @@ def _weigh(row_max, row_sum, qk, batch, kv_head, k0, masked, terms, config: gl.c
         mask=(y_k - y_q + 6 >= 0) & (y_k - y_q + 6 < 13) & (x_k - x_q + 6 >= 0) & (x_k - x_q + 6 < 13), other=0),
         tl.float32) * 1.4426950408889634)
     if masked:
-        _again(k0)  # else the compilers may make the mask for every tile
+        _opaque(k0)  # else the compilers may make the mask for every tile
         x = tl.where((k_idx < Sk) & (tl.abs(y_k - centre) <= 3) & (tl.abs(x_k - centre_2) <= 3), x, float("-inf"))
     weight, sums, row_max, rescale = _lagging_weights(x, row_max, 1.0, dtype)
     row_sum = row_sum * rescale + sums
@@ -723,7 +723,7 @@ def _attend_tiles(results, q_ring, k_ring, v_ring, work, call, config: gl.conste
     item = gl.program_id(0)
     tile, batch, head = _work_item(item, n_tiles, Hq, work.n_work, work.together)
     if config.ORDERED and PART == BQ // 64 - 1:
-        _arrive(config.ORDER, 256, 4)
+        _barrier_arrive(config.ORDER, 256, 4)
     while item < work.n_work:
         kv_head = head // (Hq // Hkv)
         q0 = tile * BQ
@@ -755,7 +755,7 @@ def _attend_tiles(results, q_ring, k_ring, v_ring, work, call, config: gl.conste
             k = k_ring.tiles.index(stage).reshape([BK, config.BLOCK_D]).permute((1, 0))
             qk_token = warpgroup_mma(q, k, no_scores, use_acc=False, is_async=True)
             qk = warpgroup_mma_wait(0, deps=(qk_token,))
-            _arrive(k_ring.FREE + stage, SHARE, 4)
+            _barrier_arrive(k_ring.FREE + stage, SHARE, 4)
             weight, rescale, row_max, row_sum = _weigh(
                 row_max, row_sum, qk, batch, kv_head, at * BK, True, terms, config, dtype
             )
@@ -768,30 +768,30 @@ def _attend_tiles(results, q_ring, k_ring, v_ring, work, call, config: gl.conste
                 phase = (turn + step) // STAGES & 1
                 mbarrier.wait(k_ring.ready.index(stage), phase)
                 if config.ORDERED:
-                    _meet(config.ORDER + PART, 256, 4)
+                    _barrier_sync(config.ORDER + PART, 256, 4)
                 k = k_ring.tiles.index(stage).reshape([BK, config.BLOCK_D]).permute((1, 0))
                 qk_token = warpgroup_mma(q, k, no_scores, use_acc=False, is_async=True)
                 mbarrier.wait(v_ring.ready.index(v_stage), v_phase)
                 acc_token = warpgroup_mma(p, v_ring.tiles.index(v_stage).reshape([BK, config.BLOCK_DV]), acc,
                     is_async=True)
                 if config.ORDERED:
-                    _arrive(config.ORDER + (PART + 1) % (BQ // 64), 256, 4)
+                    _barrier_arrive(config.ORDER + (PART + 1) % (BQ // 64), 256, 4)
                 qk = warpgroup_mma_wait(1, deps=(qk_token,))
-                _arrive(k_ring.FREE + stage, SHARE, 4)
+                _barrier_arrive(k_ring.FREE + stage, SHARE, 4)
                 weight, rescale, row_max, row_sum = _weigh(
                     row_max, row_sum, qk, batch, kv_head, at * BK, True, terms, config, dtype
                 )
-                _hold_back(n_steps)
+                _pin_order(n_steps)
                 acc, p = warpgroup_mma_wait(0, deps=(acc_token, p))
-                _arrive(v_ring.FREE + v_stage, SHARE, 4)
+                _barrier_arrive(v_ring.FREE + v_stage, SHARE, 4)
                 acc = _rescaled(acc, rescale)
                 p = _unpacked(weight, dtype, weight_layout)
             if Q_EARLY:  # the next queries come during the last product
-                _arrive(q_ring.FREE + PART, 160, 4)
+                _barrier_arrive(q_ring.FREE + PART, 160, 4)
             mbarrier.wait(v_ring.ready.index(stage), phase)
             acc_token = warpgroup_mma(p, v_ring.tiles.index(stage).reshape([BK, config.BLOCK_DV]), acc, is_async=True)
             acc, p = warpgroup_mma_wait(0, deps=(acc_token, p))
-            _arrive(v_ring.FREE + stage, SHARE, 4)
+            _barrier_arrive(v_ring.FREE + stage, SHARE, 4)
         else:
             for step in range(n_steps):
                 at = any_lo + n_steps - 1 - step
@@ -799,13 +799,13 @@ def _attend_tiles(results, q_ring, k_ring, v_ring, work, call, config: gl.conste
                 phase = (turn + step) // STAGES & 1
                 mbarrier.wait(k_ring.ready.index(stage), phase)
                 if config.ORDERED:
-                    _meet(config.ORDER + PART, 256, 4)
+                    _barrier_sync(config.ORDER + PART, 256, 4)
                 k = k_ring.tiles.index(stage).reshape([BK, config.BLOCK_D]).permute((1, 0))
                 qk_token = warpgroup_mma(q, k, no_scores, use_acc=False, is_async=True)
                 if config.ORDERED:
-                    _arrive(config.ORDER + (PART + 1) % (BQ // 64), 256, 4)
+                    _barrier_arrive(config.ORDER + (PART + 1) % (BQ // 64), 256, 4)
                 qk = warpgroup_mma_wait(0, deps=(qk_token,))
-                _arrive(k_ring.FREE + stage, SHARE, 4)
+                _barrier_arrive(k_ring.FREE + stage, SHARE, 4)
                 weight, rescale, row_max, row_sum = _weigh(
                     row_max, row_sum, qk, batch, kv_head, at * BK, True, terms, config, dtype
                 )
@@ -815,16 +815,16 @@ def _attend_tiles(results, q_ring, k_ring, v_ring, work, call, config: gl.conste
                 acc_token = warpgroup_mma(p, v_ring.tiles.index(stage).reshape([BK, config.BLOCK_DV]), acc,
                     is_async=True)
                 acc, p = warpgroup_mma_wait(0, deps=(acc_token, p))
-                _arrive(v_ring.FREE + stage, SHARE, 4)
+                _barrier_arrive(v_ring.FREE + stage, SHARE, 4)
             if Q_EARLY:
-                _arrive(q_ring.FREE + PART, 160, 4)
+                _barrier_arrive(q_ring.FREE + PART, 160, 4)
         turn += n_steps
         round += 1
 
         if config.SCHEDULE == "queue":
             tile, batch, head = _noted_item(work.notes, 2 * PART + (round - 1 & 1))
         else:
-            tile, batch, head = _work_item(_again(item), n_tiles, Hq, work.n_work, work.together)
+            tile, batch, head = _work_item(_opaque(item), n_tiles, Hq, work.n_work, work.together)
         q0 = tile * BQ + PART * 64
         rows = q0 + gl.arange(0, 64, layout=rows_layout)
         row_sum = gl.convert_layout(tl.sum(row_sum, 1), rows_layout)
@@ -857,13 +857,13 @@ def _attend_tiles(results, q_ring, k_ring, v_ring, work, call, config: gl.conste
         else:
             if not config.OUT_APART:
                 tma.store_wait(0)
-                _arrive(q_ring.FREE + PART, 160, 4)
+                _barrier_arrive(q_ring.FREE + PART, 160, 4)
             mbarrier.wait(q_ring.ready.index(PART), round & 1)
             slot = 2 * PART + (round & 1)
             item = _noted(work.notes, 4 * slot)
             tile, batch, head = _noted_item(work.notes, slot)
     if config.ORDERED and PART == 0:
-        _meet(config.ORDER, 256, 4)
+        _barrier_sync(config.ORDER, 256, 4)
     tma.store_wait(0)
 
 
@@ -1151,8 +1151,8 @@ def _may_attend(
     """Which pairs of a tile the mask allows. Positions are computed anew: kept for it, they would not fit in registers.
     """
     layout: gl.constexpr = like.type.layout
-    q_idx = _again(q0 + gl.arange(0, BQ, layout=gl.SliceLayout(0, layout)))[None, :]
-    k_idx = _again(k0 + gl.arange(0, BK, layout=gl.SliceLayout(1, layout)))[:, None]
+    q_idx = _opaque(q0 + gl.arange(0, BQ, layout=gl.SliceLayout(0, layout)))[None, :]
+    k_idx = _opaque(k0 + gl.arange(0, BK, layout=gl.SliceLayout(1, layout)))[:, None]
     head_term = Sk // 32 - 1 - 3
     y_k = k_idx // 32
     x_k = k_idx % 32
@@ -1279,21 +1279,21 @@ def _load_query_tiles(
             delta = gl.load(delta_ptr + row + rows, mask=rows < Sq, other=0.0)
             stage = (turn + step) % STAGES
             if turn + step >= STAGES:
-                _meet(Q_FREE + stage, 288, 1)
+                _barrier_sync(Q_FREE + stage, 288, 1)
             mbarrier.expect(q_ready.index(stage), q_desc.block_type.nbytes)
             _COPY_IN(q_desc, [batch, head, q0, 0], q_ready.index(stage), q_tiles.index(stage))
             lse_tiles.index(stage).store(row_lse)
             mbarrier.arrive(q_ready.index(stage), count=1)
             if turn + step >= STAGES:
-                _meet(D_OUT_FREE + stage, 288, 1)
+                _barrier_sync(D_OUT_FREE + stage, 288, 1)
             mbarrier.expect(d_out_ready.index(stage), d_out_desc.block_type.nbytes)
             _COPY_IN(d_out_desc, [batch, head, q0, 0], d_out_ready.index(stage), d_out_tiles.index(stage))
             delta_tiles.index(stage).store(delta)
             mbarrier.arrive(d_out_ready.index(stage), count=1)
         turn += n_steps
     for last in range(tl.minimum(turn, STAGES)):
-        _meet(Q_FREE + (turn - 1 - last) % STAGES, 288, 1)
-        _meet(D_OUT_FREE + (turn - 1 - last) % STAGES, 288, 1)
+        _barrier_sync(Q_FREE + (turn - 1 - last) % STAGES, 288, 1)
+        _barrier_sync(D_OUT_FREE + (turn - 1 - last) % STAGES, 288, 1)
 
 
 @gluon.jit
@@ -1311,9 +1311,9 @@ def _hand_over(pairs, handed, turn, AHEAD: gl.constexpr, HANDED: gl.constexpr, T
     """Leaves a tile's pairs to the other warpgroup, as soon as there is room."""
     place = turn % AHEAD
     if turn >= AHEAD:
-        _meet(TAKEN + place, 256, 4)
+        _barrier_sync(TAKEN + place, 256, 4)
     handed.index(place).store(_as_handed(pairs))
-    _arrive(HANDED + place, 256, 4)
+    _barrier_arrive(HANDED + place, 256, 4)
 
 
 @gluon.jit
@@ -1324,9 +1324,9 @@ def _take_over(like, handed, turn, AHEAD: gl.constexpr, HANDED: gl.constexpr, TA
     wanted = _as_handed(like)
     layout: gl.constexpr = wanted.type.layout
     place = turn % AHEAD
-    _meet(HANDED + place, 256, 4)
+    _barrier_sync(HANDED + place, 256, 4)
     parts = handed.index(place).load(layout).reshape([cols // 8, rows // 16, 8, 4, 2, 2])
-    _arrive(TAKEN + place, 256, 4)
+    _barrier_arrive(TAKEN + place, 256, 4)
     return parts.permute((1, 5, 2, 0, 4, 3)).reshape([rows, cols])
 
 
@@ -1337,7 +1337,7 @@ def _start_product(held, part, walked, no_pairs, COLS: gl.constexpr):
     shape: gl.constexpr = no_pairs.shape
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([shape[0], COLS], dtype)
     # The address of what stays is computed anew: kept over a loop, it would not fit in registers.
-    rows = _REINTERPRET(held.index(part + _again(gl.to_tensor(0))), dtype, [shape[0], COLS], layout)
+    rows = _REINTERPRET(held.index(part + _opaque(gl.to_tensor(0))), dtype, [shape[0], COLS], layout)
     columns = walked.reshape([shape[1], COLS]).permute((1, 0))
     return warpgroup_mma(rows, columns, no_pairs, use_acc=False, is_async=True)
 
@@ -1410,7 +1410,7 @@ def _weigh_query_tiles(
                 kept = _kept_bits(qk, at * BQ, k0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, bias_ptr,
                     bias_stride_0, bias_stride_1, bias_stride_2, D, Dv, BQ, BK)
                 weight &= kept
-            _arrive(Q_FREE + stage, 288, 4)
+            _barrier_arrive(Q_FREE + stage, 288, 4)
             _hand_over(weight, handed, turn + step, AHEAD, HANDED, TAKEN)
             p = _unpacked(weight, dtype, p_layout)
             mbarrier.wait(d_out_ready.index(stage), phase)
@@ -1422,14 +1422,14 @@ def _weigh_query_tiles(
                 mbarrier.wait(q_ready.index(stage), phase)
                 qk_token = _start_product(k_tile, 0, q_tiles.index(stage), no_pairs, BLOCK_D)
                 dv, p = warpgroup_mma_wait(1, deps=(dv_token, p))
-                _arrive(D_OUT_FREE + here, 288, 4)
+                _barrier_arrive(D_OUT_FREE + here, 288, 4)
                 qk = warpgroup_mma_wait(0, deps=(qk_token,))
             else:
                 dv, p = warpgroup_mma_wait(0, deps=(dv_token, p))
-                _arrive(D_OUT_FREE + here, 288, 4)
+                _barrier_arrive(D_OUT_FREE + here, 288, 4)
         turn += n_steps
     for last in range(tl.minimum(turn, AHEAD)):
-        _meet(TAKEN + (turn - 1 - last) % AHEAD, 256, 4)
+        _barrier_sync(TAKEN + (turn - 1 - last) % AHEAD, 256, 4)
     _store_result(dv_desc, dv, k_tile.index(0), batch, kv_head, k0, BK, BLOCK_DV)
 
 
@@ -1482,7 +1482,7 @@ def _differentiate_query_tiles(
         dp = warpgroup_mma_wait(0, deps=(dp_token,))
         for step in range(n_steps):
             dp -= delta_tiles.index(stage).load(columns)[None, :]
-            _arrive(D_OUT_FREE + stage, 288, 4)
+            _barrier_arrive(D_OUT_FREE + stage, 288, 4)
             slopes = _slopes(dp, like, handed, turn + step, AHEAD, HANDED, TAKEN, dtype, ds_layout)
             mbarrier.wait(q_ready.index(stage), phase)
             dk_token = warpgroup_mma(slopes, q_tiles.index(stage).reshape([BQ, BLOCK_D]), dk, is_async=True)
@@ -1493,11 +1493,11 @@ def _differentiate_query_tiles(
                 mbarrier.wait(d_out_ready.index(stage), phase)
                 dp_token = _start_product(v_tile, 0, d_out_tiles.index(stage), no_pairs, BLOCK_DV)
                 dk, slopes = warpgroup_mma_wait(1, deps=(dk_token, slopes))
-                _arrive(Q_FREE + here, 288, 4)
+                _barrier_arrive(Q_FREE + here, 288, 4)
                 dp = warpgroup_mma_wait(0, deps=(dp_token,))
             else:
                 dk, slopes = warpgroup_mma_wait(0, deps=(dk_token, slopes))
-                _arrive(Q_FREE + here, 288, 4)
+                _barrier_arrive(Q_FREE + here, 288, 4)
         turn += n_steps
     _store_result(dk_desc, dk * scale, v_tile.index(0), batch, kv_head, k0, BK, BLOCK_D)
 
@@ -1582,7 +1582,7 @@ def _keys_met(
 def _load_tile(desc, batch, head, start, tile, ready, free, again):
     """Fetches a tile, as soon as its place is free: the barrier of that number says it where `again` it is needed."""
     if again:
-        _meet(free, 288, 1)
+        _barrier_sync(free, 288, 1)
     mbarrier.expect(ready, desc.block_type.nbytes)
     _COPY_IN(desc, [batch, head, start, 0], ready, tile)
 
@@ -1615,9 +1615,9 @@ def _load_key_tiles(
         _load_tile(v_desc, batch, kv_head, at * BK, v_tiles.index(stage), v_ready.index(stage), V_FREE + stage,
             step >= V_STAGES)
     for last in range(tl.minimum(n_steps, K_STAGES)):
-        _meet(K_FREE + (n_steps - 1 - last) % K_STAGES, 288, 1)
+        _barrier_sync(K_FREE + (n_steps - 1 - last) % K_STAGES, 288, 1)
     for last in range(tl.minimum(n_steps, V_STAGES)):
-        _meet(V_FREE + (n_steps - 1 - last) % V_STAGES, 288, 1)
+        _barrier_sync(V_FREE + (n_steps - 1 - last) % V_STAGES, 288, 1)
 
 
 @gluon.jit
@@ -1691,14 +1691,14 @@ def _differentiate_key_tiles(
             bias_stride_2, head_term, y_q, x_q, centre, centre_2, D, Dv, BK,
         )
         mbarrier.wait(v_ready.index(v_stage), step // V_STAGES & 1)
-        v_tile = v_tiles.index(v_stage + _again(gl.to_tensor(0)))  # where there is one stage its address stays, too
+        v_tile = v_tiles.index(v_stage + _opaque(gl.to_tensor(0)))  # where there is one stage its address stays, too
         dp_token = _start_product(d_out_tiles, PART, v_tile, no_pairs, BLOCK_DV)
         dp = warpgroup_mma_wait(0, deps=(dp_token,))
-        _arrive(V_FREE + v_stage, 288, 4)
+        _barrier_arrive(V_FREE + v_stage, 288, 4)
         slopes = gl.convert_layout((p * (dp - delta)).to(dtype), ds_layout)
         dq_token = warpgroup_mma(slopes, k_tiles.index(stage).reshape([BK, BLOCK_D]), dq, is_async=True)
         dq, slopes = warpgroup_mma_wait(0, deps=(dq_token, slopes))
-        _arrive(K_FREE + stage, 288, 4)
+        _barrier_arrive(K_FREE + stage, 288, 4)
     _store_result(dq_desc, dq * scale, q_tiles.index(PART), batch, head, q0, 64, BLOCK_D)
 
 
