@@ -377,7 +377,10 @@ FAULTS = {
             "        mbarrier.arrive(v_free, count=1)\n",
         ),
     ),
-    "dS is not waited for": (128, ("_barrier_sync(DS_STORED + stage, 384, 4)", "_barrier_arrive(DS_STORED + stage, 384, 4)")),
+    "dS is not waited for": (
+        128,
+        ("_barrier_sync(DS_STORED + stage, 384, 4)", "_barrier_arrive(DS_STORED + stage, 384, 4)"),
+    ),
     "dS of what is passed over is what was there": (128, (".store(no_ds)", ".load()")),
     "a half walks the other's queries": (128, ("BK // 2 if SHARE == 2 else 0", "BK // 2 if SHARE == 1 else 0")),
     "dS is stored where dQ's product may still read": (

@@ -238,7 +238,13 @@ FAULTS: dict[str, tuple[int, tuple[Change, ...]]] = {
     "a result goes where the next item's does": (128, (("(round - 1 & 1)", "(round & 1)"),)),
     "the next item is told before the last was read": (
         128,
-        (("                    if round > 0:\n                        _barrier_sync(q_ring.FREE + part, 160, 1)\n", ""),),
+        (
+            (
+                "                    if round > 0:\n"
+                "                        _barrier_sync(q_ring.FREE + part, 160, 1)\n",
+                "",
+            ),
+        ),
     ),
     "nobody has the first turn": (64, ((FIRST_TURN, ""),)),
     "a warpgroup does not wait for its turn": (
