@@ -26,6 +26,7 @@ from attngen.analyse.scope import (
 from attngen.errors import Span
 from attngen.ir.nodes import Load, Scalar
 from attngen.syntax import ast
+from attngen.syntax.habits import INSTEAD
 
 
 class Names:
@@ -132,9 +133,11 @@ class Names:
                 fix = f"define it with let {name}(…) = …"
             case ast.Index():
                 fix = f"declare it with param {name}: f32[…]"
-        self._convert.error(
-            scope, "unknown-name", f"`{name}` is not defined", span, f"did you mean {guess}?" if guess else fix
-        )
+        if name in INSTEAD:
+            fix = f"write `{INSTEAD[name]}`"
+        elif guess:
+            fix = f"did you mean {guess}?"
+        self._convert.error(scope, "unknown-name", f"`{name}` is not defined", span, fix)
 
 
 def _fits(e: ast.Name | ast.Call | ast.Index, binding: Binding) -> bool:

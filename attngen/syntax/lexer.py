@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from attngen.errors import Diagnostic, Source, Span
+from attngen.syntax.habits import INSTEAD
 
 SIZE_LIMIT = 64 * 1024
 """Characters in a file. A spec is a page; the largest that this allows is scanned and parsed within a second."""
@@ -55,6 +56,9 @@ class Scan:
     comments: tuple[Comment, ...]
     mistakes: tuple[Diagnostic, ...]
 
+
+_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_LAST_WORD = re.compile(_WORD.pattern + r"\Z")
 
 _BLANK, _NEWLINE, _COMMENT, _NUMBER, _NAME, _SIGN, _STRING = range(1, 8)
 _TOKEN = re.compile(
@@ -206,11 +210,11 @@ class _Scanner:
         while end < len(text) and text[end] == text[start]:
             end += 1
         span = self._span(start, end)
-        self._strange_character(text[start], span)
+        self._strange_character(text[start], span, start)
         self._add("BROKEN", text[start], span)
         return end
 
-    def _strange_character(self, character: str, span: Span) -> None:
+    def _strange_character(self, character: str, span: Span, start: int | None = None) -> None:
         if character == "\r":
             self._report("unexpected-character", "a carriage return without a line feed", span, "end lines with \\n")
         elif _HIDDEN.match(character):
@@ -220,8 +224,16 @@ class _Scanner:
             fix = "names are made of the letters A to Z and a to z, digits and _"
             self._report("unexpected-character", f"`{character}` can't stand in a name", span, fix)
         else:
-            fix = "names have no parts: write exp, not math.exp" if character == "." else "delete it"
+            fix = "delete it" if character != "." or start is None else self._part_fix(start)
             self._report("unexpected-character", f"`{character}` is no sign of the language", span, fix)
+
+    def _part_fix(self, dot: int) -> str:
+        """What to write for a name of two parts, such as `torch.where`."""
+        text = self.source.text
+        module, name = _LAST_WORD.search(text, max(0, dot - NAME_LIMIT), dot), _WORD.match(text, dot + 1)
+        if module is None or name is None:
+            return "names have no parts: write exp, not math.exp"
+        return f"names have no parts: write `{INSTEAD.get(name[0], name[0])}`, not {module[0]}.{name[0]}"
 
     def _number(self, text: str, span: Span) -> None:
         """A number, if the text is one and fits its type; where it doesn't, 1 stands for it."""

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 class OutOfTime(BaseException):
     """The seconds have passed. No Exception: what is raised inside sympy must not be caught there."""
 
-    reason = "the clock ended its proof before its work was done; a longer `--timeout` lets it finish"
+    reason = "the clock ended its proof before its work was done; `attngen check --timeout S` allows more seconds"
 
 
 @contextmanager
