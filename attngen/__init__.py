@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    __version__: str
     from attngen.api import Kernel, compile
     from attngen.errors import AttnError, Diagnostic, Refuted, SpecError, SpecWarning, Unproved, UsageError
 
@@ -25,6 +26,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
+    if name == "__version__":
+        return _version()
     if name in ("Kernel", "compile"):
         import attngen.api as home
     elif name in __all__:
@@ -33,6 +36,15 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'attngen' has no attribute {name!r}")
     value = globals()[name] = getattr(home, name)
     return value
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("attngen")
+    except PackageNotFoundError:
+        return "0+checkout"  # not installed
 
 
 def __dir__() -> list[str]:

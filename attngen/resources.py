@@ -1,4 +1,4 @@
-"""Finds the grammar and the templates: inside an installed wheel, else in the checkout."""
+"""Finds the grammar, the templates and the examples: inside an installed wheel, else in the checkout."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from attngen.errors import InternalError
 
 
 def root() -> Path:
-    """The folder that holds `grammar/` and `templates/`."""
+    """The folder that holds `grammar/`, `templates/` and `examples/`."""
     here = Path(__file__).resolve().parent
     for candidate in (here / "_data", here.parent):
         if (candidate / "grammar" / "attn.lark").is_file():
@@ -19,3 +19,8 @@ def root() -> Path:
 def read(relative: str) -> str:
     """The text of a resource, such as `grammar/prelude.attn`."""
     return (root() / relative).read_text(encoding="utf-8")
+
+
+def names(folder: str, suffix: str) -> tuple[str, ...]:
+    """The files of a folder of resources that end so, sorted, without the ending."""
+    return tuple(sorted(p.name.removesuffix(suffix) for p in (root() / folder).glob(f"*{suffix}")))

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import zipfile
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -25,9 +26,12 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_wheel_has_the_grammar_every_template_and_the_licence(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
-    wanted = {p.relative_to(ROOT) for folder in ("grammar", "templates") for p in (ROOT / folder).rglob("*")}
+    wanted = {
+        p.relative_to(ROOT) for folder in ("grammar", "templates", "examples") for p in (ROOT / folder).rglob("*")
+    }
     shipped = {f"attngen/_data/{path}" for path in wanted if (ROOT / path).is_file()}
     assert {"attngen/_data/grammar/attn.lark", "attngen/_data/grammar/prelude.attn"} < shipped <= names
+    assert "attngen/py.typed" in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert not any(name.startswith("tests") or "__pycache__" in name for name in names)
 
@@ -49,3 +53,8 @@ def test_compiles_outside_the_checkout(wheel: Path, tmp_path: Path) -> None:
     printed = run("-m", "attngen", "compile", "a.attn")
     compile(printed, "a.py", "exec")
     assert "def a(" in printed
+    listed = run("-m", "attngen", "examples")
+    assert {line.split()[0] for line in listed.splitlines()} == {p.stem for p in (ROOT / "examples").glob("*.attn")}
+    run("-m", "attngen", "examples", "alibi", "-o", "alibi.attn")
+    assert (tmp_path / "alibi.attn").read_text() == (ROOT / "examples/alibi.attn").read_text()
+    assert run("-c", "import attngen; print(attngen.__version__)").strip() == version("attngen")

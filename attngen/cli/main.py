@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from attngen import terminal
-from attngen.cli import arguments, bench, check, compile, completion, cost, fmt, show, tune, verify
+from attngen.cli import arguments, bench, check, compile, completion, cost, examples, fmt, show, tune, verify
 from attngen.cli.parser import Commands, Parser
 from attngen.errors import InternalError, Refuted, SpecError, Unproved, UsageError
 
@@ -61,17 +61,14 @@ def parser() -> ArgumentParser:
     table: Commands = top.add_subparsers(
         title="commands", metavar="COMMAND", dest="command", required=True, parser_class=Parser
     )
-    for command in (compile, fmt, show, check, verify, cost, tune, bench, completion):
+    for command in (compile, examples, fmt, show, check, verify, cost, tune, bench, completion):
         command.add(table)
     return top
 
 
 class _Version(Action):
     def __call__(self, parser: ArgumentParser, *_: object) -> NoReturn:
-        from importlib.metadata import PackageNotFoundError, version
+        import attngen
 
-        try:
-            print(f"attngen {version('attngen')}")
-        except PackageNotFoundError:
-            print("attngen, from a checkout that is not installed")
+        print(f"attngen {attngen.__version__}")
         parser.exit()

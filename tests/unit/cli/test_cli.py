@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[3]
 EXAMPLES = ROOT / "examples"
 SPEC = "attention windowed\n\nconst window = 24\n\nmask = sliding_window(window)\n"
 BROKEN = "attention broken\n\nscore = qk * scael\nmask  = qk\n"
-COMMANDS = ("compile", "check", "fmt", "show", "verify", "cost", "tune", "completion")
+COMMANDS = ("compile", "check", "examples", "fmt", "show", "verify", "cost", "tune", "completion")
 
 
 def run(*argv: str) -> int:
@@ -72,7 +72,7 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--version") == 0
     said = capsys.readouterr().out
-    assert re.fullmatch(r"attngen \d+\.\d+\.\d+\S*\n|attngen, from a checkout that is not installed\n", said)
+    assert re.fullmatch(r"attngen \d+\.\d+\.\d+\S*\n|attngen 0\+checkout\n", said)
 
 
 @pytest.mark.parametrize(
@@ -104,6 +104,8 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (("compile", "missing.attn"), "can't read missing.attn: no such file"),
         (("compile", str(ROOT)), "is a directory"),
         (("fmt",), "required: FILE"),
+        (("examples", "alib"), "no example 'alib'; there are alibi, "),
+        (("examples", "-o", "x.attn"), "-o goes with the NAME of an example"),
         (("fmt", "--check", "-w", "a.attn"), "not allowed with"),
         (("show",), "required: SPEC"),
         (("show", "--size", "Sq=3"), "required: SPEC"),

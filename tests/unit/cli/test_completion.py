@@ -12,6 +12,7 @@ import pytest
 
 FLAGS = {
     "compile": {"--target", "--emit", "--arch", "--dtype", "--head-dim", "--output", "--tile", "--precision"},
+    "examples": {"--output"},
     "fmt": {"--check", "--write"},
     "show": {"--size", "--tile", "--param", "--batch", "--head", "--output"},
     "verify": {"--device", "--tile", "--precision"},
@@ -43,7 +44,20 @@ def bash(*words: str) -> list[str]:
     [
         (
             ["attngen", ""],
-            ["compile", "fmt", "show", "check", "verify", "cost", "tune", "bench", "completion", "--help", "--version"],
+            [
+                "compile",
+                "examples",
+                "fmt",
+                "show",
+                "check",
+                "verify",
+                "cost",
+                "tune",
+                "bench",
+                "completion",
+                "--help",
+                "--version",
+            ],
         ),
         (["attngen", "co"], ["compile", "cost", "completion"]),
         (["attngen", "compile", "--emit", "c"], ["cubin"]),
