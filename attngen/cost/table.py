@@ -14,61 +14,66 @@ from attngen.cost.model import Cost, Line
 
 
 def render(cost: Cost) -> RenderableType:
-    """Kernels, which memory holds what, and (on chips with systolic arrays) the array's cycles."""
+    """The time of each kernel, its operations and bytes, what each memory holds; the cycles of systolic arrays."""
     s = cost.sizes
     title = (
         f"{cost.name} on {cost.chip.title}, {cost.dtype}: B = {s['B']}, Hq = {s['Hq']}, Hkv = {s['Hkv']}, "
         f"Sq = {s['Sq']}, Sk = {s['Sk']}, D = {s['D']}, Dv = {s['Dv']}"
     )
     said = f"{cost.skipped:.1%} of the pairs are skipped; {cost.masked:.1%} of those visited run with the mask"
-    parts: list[RenderableType] = [Text(title, style="bold"), Text(said), _kernels(cost), _memories(cost)]
+    parts: list[RenderableType] = [Text(title, style="bold"), Text(said), _times(cost), _counts(cost), _memories(cost)]
     if cost.cycles:
         parts.append(_cycles(cost))
     return Group(*parts)
 
 
-def _kernels(cost: Cost) -> Table:
-    cache, main = cost.chip.cache, cost.chip.main.name
+def _times(cost: Cost) -> Table:
+    """A row for each kernel in each loop order. The numbers in the first column recur in `_counts`."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("", justify="right")
     for heading in ("", "kernel", "order", "tile"):
         table.add_column(heading)
-    headings = ["products", "vector", "special", f"from {main}", f"to {main}"]
-    headings += [f"from {cache.name}"] if cache else []
-    for heading in (*headings, "op / byte", "time"):
-        table.add_column(heading, justify="right")
+    table.add_column("time", justify="right")
     table.add_column("bound by")
     before = ""
-    for line in cost.lines:
+    for number, line in enumerate(cost.lines, 1):
         if line.direction != before and before:
             _total(table, cost, before)
-        table.add_row(*_cells(line), style=None if line.planned else "dim")
+        tile = "" if line.tile is None else f"{line.tile[0]} x {line.tile[1]}"
+        row = (str(number), line.direction, line.kernel, line.order, tile, time(line.seconds), line.bound)
+        table.add_row(*row, style=None if line.planned else "dim")
         before = line.direction
     _total(table, cost, before)
     return table
 
 
-def _cells(line: Line) -> list[str]:
-    near = [] if line.near is None else [size(line.near.read)]
-    return [
-        line.direction,
-        line.kernel,
-        line.order,
-        "" if line.tile is None else f"{line.tile[0]} x {line.tile[1]}",
-        amount(line.matrix, ""),
-        amount(line.count.vector, ""),
-        amount(line.count.special, ""),
-        size(line.main.read),
-        size(line.main.written),
-        *near,
-        f"{line.intensity:.0f}",
-        time(line.seconds),
-        line.bound,
-    ]
-
-
 def _total(table: Table, cost: Cost, direction: str) -> None:
-    blank = [""] * (len(table.columns) - 4)
-    table.add_row(direction, "attngen", *blank, time(cost.total(direction)), "", style="bold", end_section=True)
+    row = ("", direction, "attngen", "", "", time(cost.total(direction)), "")
+    table.add_row(*row, style="bold", end_section=True)
+
+
+def _counts(cost: Cost) -> Table:
+    """Operations and bytes of the same kernels."""
+    cache, main = cost.chip.cache, cost.chip.main.name
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    headings = ["products", "vector", "special", f"from {main}", f"to {main}"]
+    headings += [f"from {cache.name}"] if cache else []
+    for heading in ("", *headings, "op / byte"):
+        table.add_column(heading, justify="right")
+    for number, line in enumerate(cost.lines, 1):
+        near = [] if line.near is None else [size(line.near.read)]
+        table.add_row(
+            str(number),
+            amount(line.matrix, ""),
+            amount(line.count.vector, ""),
+            amount(line.count.special, ""),
+            size(line.main.read),
+            size(line.main.written),
+            *near,
+            f"{line.intensity:.0f}",
+            style=None if line.planned else "dim",
+        )
+    return table
 
 
 def _memories(cost: Cost) -> Table:

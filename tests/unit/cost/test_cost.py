@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from attngen import api, inputs, vocabulary
 from attngen.cli import main as cli
@@ -227,6 +228,19 @@ def test_every_example_has_a_cost(example: Path) -> None:
         console(out).print(render(found))
         assert plan.attention.name in out.getvalue() and "which is more than it has" not in out.getvalue()
         assert json.loads(json.dumps(data(found)))["chip"]["name"] == name
+
+
+@pytest.mark.parametrize("name", ["h200", "mi300x", "v6e"])
+def test_a_terminal_of_80_columns_cuts_no_number(name: str) -> None:
+    plan = api.plan(api.analyse(Source(EXAMPLES[1].read_text())))
+    sizes = inputs.settle(plan.attention, SIZES | {"Sq": 131072, "Sk": 131072, "B": 16})
+    found = cost(plan, chip(name), "bf16", sizes, {})
+    wide, narrow = io.StringIO(), io.StringIO()
+    console(wide).print(render(found))
+    Console(file=narrow, width=80).print(render(found))
+    assert max(map(len, narrow.getvalue().splitlines())) <= 80 and "…" not in narrow.getvalue()
+    for number in (size(found.lines[0].main.read), amount(found.lines[0].matrix, ""), time(found.lines[0].seconds)):
+        assert number in wide.getvalue() and number in narrow.getvalue()
 
 
 def test_numbers_read_well() -> None:
