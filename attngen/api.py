@@ -192,7 +192,8 @@ def build(
 ) -> Kernel:
     """The whole chain for one spec, short of loading it. Raises `Refuted` or `Unproved` where the proof fails.
 
-    A mask that allows no pair is a `SpecWarning`; with `strict` it is `Refuted`. `effort`: see `Budget`.
+    A mask that allows no pair and a param that nothing reads are a `SpecWarning`; with `strict` they are `Refuted`.
+    `effort`: see `Budget`.
     With `fork` a copy of this process writes the file while this one proves, in the hope that all will be proved.
     """
     from attngen.emit import emit
@@ -206,15 +207,16 @@ def build(
 
     with forked.begun(hoped_for) if fork else nullcontext(lambda: None) as written:
         proof, emitted = prove(spec, planned, Budget(effort))
-        proof = _accepted(proof, source, allow_unproved, strict)
+        proof = _accepted(spec, proof, source, allow_unproved, strict)
         text = written() if emitted is planned and proof.summary() == ALL_PROVED else None
     if text is None:
         text = emit(emitted, source.text, options, proof.summary())
     return Kernel(spec=callable_spec(spec, emitted), plan=emitted, source=text, target=options.target, proof=proof)
 
 
-def _accepted(proof: Proof, source: Source, allow_unproved: Collection[str], strict: bool) -> Proof:
+def _accepted(spec: Attention, proof: Proof, source: Source, allow_unproved: Collection[str], strict: bool) -> Proof:
     """The proof with what the user allows. Raises `Refuted` or `Unproved` where that is not enough."""
+    from attngen.analyse.unused import unused_params
     from attngen.prove.report import diagnostics
     from attngen.prove.report import warnings as doubts
     from attngen.prove.verdict import Obligation
@@ -228,7 +230,7 @@ def _accepted(proof: Proof, source: Source, allow_unproved: Collection[str], str
         raise Refuted(diagnostics(proof, source))
     if proof.refused:
         raise Unproved(diagnostics(proof, source))
-    doubtful = doubts(proof, source)
+    doubtful = [*unused_params(spec, source), *doubts(proof, source)]
     if doubtful and strict:
         raise Refuted(doubtful)
     for found in doubtful:
@@ -394,7 +396,7 @@ def compile(
     Every obligation of the plan is proved first: what is false raises `Refuted`, with a counterexample, and what is not
     shown `Unproved`, unless `allow_unproved` names the obligation (never `Refuted`). `effort` multiplies the work that
     each obligation may take; what needs more is not shown. A mask that allows no pair, whatever the sizes and params,
-    is a `SpecWarning`; with `strict` it is `Refuted`.
+    and a param that nothing reads are a `SpecWarning`; with `strict` they are `Refuted`.
     Raises `SpecError` for a wrong spec, `UsageError` for wrong arguments. No device is touched before the first call.
     """
     twice = sorted(set(consts or {}) & set(const_overrides))
