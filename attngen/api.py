@@ -62,7 +62,7 @@ def options(
     if dtype is not None and dtype not in DTYPES:
         raise UsageError(f"no dtype {dtype!r}; there are {', '.join(DTYPES)}")
     if target != "triton" and (dims or dtype or forward):
-        raise UsageError(f"head_dim, dtype and forward narrow the files of target triton, not of {target}")
+        raise UsageError(f"head_dim, dtype and forward can be chosen for target triton only, not for {target}")
     tpu = tuple(t for t in tuned if isinstance(t, Tuned))
     gpu = tuple(t for t in tuned if isinstance(t, TunedGpu))
     if tuned and (target != ("pallas" if tpu else "triton") or tile is not None):

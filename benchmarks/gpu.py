@@ -1,4 +1,4 @@
-"""Measures attngen beside FlexAttention, cuDNN and SDPA, in one process, on the same inputs, turn about.
+"""Measures attngen beside FlexAttention, FlashAttention 4, cuDNN and SDPA, on the same inputs, in turn.
 
     python benchmarks/gpu.py prepare build/kernels            # where attngen is: compile what will be measured
     python benchmarks/gpu.py run --kernels build/kernels      # on the GPU: needs torch, triton and matplotlib only

@@ -135,6 +135,8 @@ class Names:
                 fix = f"declare it with param {name}: f32[…]"
         if name in INSTEAD:
             fix = f"write `{INSTEAD[name]}`"
+        elif name in ("mask", "normalizer", "dropout", "tile"):
+            fix = f"`{name}` is a statement, not a value: name the value with let"
         elif guess:
             fix = f"did you mean {guess}?"
         self._convert.error(scope, "unknown-name", f"`{name}` is not defined", span, fix)

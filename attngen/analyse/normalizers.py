@@ -63,7 +63,7 @@ class Normalizers:
             if role is None:
                 continue
             if role in found:
-                message = f"`{role}` stands here a second time (first on line {found[role].span.line})"
+                message = f"`{role}` is defined a second time (first on line {found[role].span.line})"
                 self._report.error("duplicate", message, line.span, "keep one of the two")
                 continue
             found[role] = line

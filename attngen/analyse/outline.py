@@ -72,7 +72,7 @@ def _once_each(module: ast.Module, report: Report) -> tuple[ast.Statement, ...]:
         word = words.get(type(statement))
         before = first.setdefault(type(statement), statement)
         if word is not None and before is not statement:
-            message = f"`{word}` stands here a second time (first on line {before.span.line})"
+            message = f"`{word}` is defined a second time (first on line {before.span.line})"
             report.error("duplicate", message, statement.span, "keep one of the two")
             if not isinstance(statement, ast.Attention):
                 # Its mistakes are worth knowing, but it takes no effect.

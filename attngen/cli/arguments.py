@@ -48,7 +48,7 @@ def prover_effort(p: ArgumentParser) -> None:
         type=effort,
         default=1.0,
         metavar="N",
-        help="work for each obligation, a multiple of the default: what needs more is unknown, on any machine alike",
+        help="work for each obligation, as a multiple of the default; a claim that needs more is reported as unknown",
     )
 
 

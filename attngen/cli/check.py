@@ -53,7 +53,7 @@ def add(table: Commands) -> None:
         type=arguments.seconds,
         default=600.0,
         metavar="S",
-        help="seconds for a spec, as a last resort: what they cut off is unknown (default: 600)",
+        help="seconds for a spec, as a last resort; a claim that is stopped is unknown (default: 600)",
     )
     p.add_argument("-o", "--output", metavar="FILE", help="with --explain: write it there, .md or .tex")
     p.set_defaults(run=run)
@@ -105,7 +105,7 @@ def _print(proof: Proof, source: Source) -> None:
         time = "from the cache" if proof.cached else f"in {proof.seconds:.2f} s"
         print(terminal.paint(f"{proof.name}: proved, {count} claims {time}", "green", sys.stdout))
     elif proof.holds:
-        print(f"{proof.name}: compiles, without what is unknown")
+        print(f"{proof.name}: compiles; unproved ranges are dropped")
     else:
         print(terminal.paint(f"{proof.name}: refused", "red", sys.stdout))
 

@@ -39,7 +39,7 @@ def add(table: Commands) -> None:
         "-o",
         "--output",
         metavar="FILE",
-        help="write there instead of to standard output; cubin and hsaco: one FILE for each kernel, its name put in",
+        help="write there instead of to standard output; cubin and hsaco: one file per kernel, named after it",
     )
     arguments.define(p)
     p.add_argument(
@@ -51,8 +51,8 @@ def add(table: Commands) -> None:
     p.add_argument(
         "--arch",
         choices=vocabulary.SOURCE_ARCHITECTURES,
-        help="source: the only chip that the file is for; portable: every chip, without the kernels that some have for "
-        "themselves; auto (default): every chip. Binary stages: the chip (default: sm_90)",
+        help="source: the only chip that the file is for; portable: every chip, without chip-specific "
+        "kernels; auto (default): every chip. Binary stages: the chip (default: sm_90)",
     )
     p.add_argument(
         "--dtype",
@@ -75,9 +75,13 @@ def add(table: Commands) -> None:
         action="append",
         default=[],
         metavar="NAME",
-        help="compile although this obligation is unknown, and say so in the file; never what is refuted",
+        help="compile although this obligation is unknown; the file says so. A refuted obligation is never accepted",
     )
-    p.add_argument("--strict", action="store_true", help="refuse a mask that allows no pair, instead of warning of it")
+    p.add_argument(
+        "--strict",
+        action="store_true",
+        help="turn warnings into errors: a mask that allows no pair, a param that nothing reads",
+    )
     arguments.kernel_options(p)
     p.set_defaults(run=run)
 

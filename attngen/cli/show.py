@@ -20,7 +20,7 @@ def add(table: Commands) -> None:
         usage="attngen show [-h] SPEC [--size NAME=INT …] [--tile Q,K] [-D NAME=VALUE] [--param NAME=VALUE]\n"
         "                    [--batch N] [--head N] [-o FILE.png|FILE.svg]",
         help="draw the mask and the tiles that are skipped",
-        description="Draws a spec's mask with its tiles: skipped, masked, or in need of no mask.\n"
+        description="Draws a spec's mask with its tiles: skipped, partly masked, or full.\n"
         "Params get example values; scalars can be set.",
         example="attngen show examples/sliding_window.attn -D window=24 --size Sq=96 Sk=96 --tile 16,16",
     )

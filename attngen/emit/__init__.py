@@ -1,7 +1,7 @@
 """From a plan to source text: views, expression printers, and the one Jinja environment.
 
-`triton` lays a plan out for `templates/triton/`, `torch` for `templates/torch/`, `pallas` for `templates/pallas/`;
-`emit` chooses the target.
+`triton`, `torch`, `pallas` and `jax` lay a plan out for `templates/<target>/`; `emit` chooses the target. `flex` is no
+target: `attngen bench` uses it.
 """
 
 from __future__ import annotations

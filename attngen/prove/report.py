@@ -14,12 +14,12 @@ from attngen.prove.verdict import Claim, Obligation, Proved, Refuted, Shown, Unk
 SENTENCES = {
     Obligation.STREAMING: "the streamed sums equal the definition, whatever the tiles",
     Obligation.RANGE_SAFETY: "for inputs of the size noted below, numbers stay finite and exponents small",
-    Obligation.EMPTY_ROWS: "a query without a key gives 0, the lse of no key, and q, k and v no gradient",
+    Obligation.EMPTY_ROWS: "a query without a key returns 0; its q, k and v get no gradient",
     Obligation.LOCALITY: "a pair's score depends on that pair alone, and is final",
     Obligation.GRADIENTS: "the planned derivatives are the derivatives",
-    Obligation.TILE_RANGES: "no allowed pair is skipped, no forbidden one unmasked",
-    Obligation.INDEX_BOUNDS: "every element that is read is there",
-    Obligation.INTEGER_WIDTH: "no int leaves its register",
+    Obligation.TILE_RANGES: "no allowed pair is skipped, and no forbidden pair is counted",
+    Obligation.INDEX_BOUNDS: "every element that is read is inside its tensor",
+    Obligation.INTEGER_WIDTH: "every int fits its 32 or 64 bits",
 }
 
 
@@ -68,7 +68,9 @@ def details(proof: Proof, source: Source) -> tuple[str, ...]:
     told = _telling(proof)
     lines = [_diagnostic(o, c, source).render() for o, c in told]
     more = len(proof.refuted or proof.refused) - len(told)
-    lines += [f"and {more} more claims that fall with it (--json lists them)"] if more else []
+    lines += (
+        [f"{more} more {'claim fails' if more == 1 else 'claims fail'} with it (--json lists them)"] if more else []
+    )
     for obligation, c in proof.unknown:
         if (obligation, c) not in proof.refused and isinstance(c.verdict, Unknown):
             lines.append(f"unknown: {c.sentence}\n  {c.verdict.reason}")

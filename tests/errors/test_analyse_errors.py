@@ -59,6 +59,7 @@ ONE = [
     ("mask = ⟪zzzzzz⟫[q]", "unknown-name", "`zzzzzz` is not defined", "param zzzzzz: f32[…]"),
     ("mask = ⟪q_idx⟫ >= k", "unknown-name", "`q_idx` is not defined", "write `q`"),
     ("score = ⟪where⟫(q > k, qk, 0.0)", "unknown-name", "`where` is not defined", "write `A if C else B`"),
+    ("score = qk if ⟪mask⟫ else 0.0", "unknown-name", "`mask` is not defined", "is a statement, not a value"),
     ("score = ⟪score⟫ - 1.0", "unknown-name", "`score` is not defined", "write `qk * scale`"),
     ("score = ⟪sum⟫ + qk", "unknown-name", "`sum` is not defined", ""),
     ("const ⟪h⟫ = 1", "redefined", "the index of the query head", "such as my_h"),
@@ -191,7 +192,7 @@ ONE = [
     ("const n = 3\nparam p: f32 where ⟪n > 4⟫", "false-fact", "this `where` can never hold", ""),
     ("assume ⟪2 > 3⟫", "false-fact", "this `assume` can never hold", ""),
     # statements
-    ("mask = true\n⟪mask = causal⟫", "duplicate", "`mask` stands here a second time (first on line 2)", "keep one"),
+    ("mask = true\n⟪mask = causal⟫", "duplicate", "`mask` is defined a second time (first on line 2)", "keep one"),
     ("score = qk\n⟪score = qk⟫", "duplicate", "first on line 2", "keep one"),
     ("tile auto\n⟪tile q = 64, k = 64⟫", "duplicate", "first on line 2", "keep one"),
     ("dropout = 0.5\n⟪dropout = 0.5⟫", "duplicate", "first on line 2", "keep one"),
@@ -235,7 +236,7 @@ ONE = [
     (
         "normalizer n {\nweight(s) = s\n⟪weight(x) = x⟫\ndenominator = 1\nshift = none\n}",
         "duplicate",
-        "`weight(s)` stands here a second time (first on line 3)",
+        "`weight(s)` is defined a second time (first on line 3)",
         "keep one",
     ),
     (

@@ -8,6 +8,7 @@ the kernel evaluates of the state is in `recurrence`; sums and weights without a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -96,23 +97,28 @@ def _undefined(a: Attention, node: Apply, witness: Witness | None) -> Claim:
     text = printing.expression(node)
     match node.op:
         case Op.FLOORDIV | Op.MOD:
+            divisor = printing.expression(node.args[1])
             sentence, wrong = f"the divisor of `{text}` is never 0", "divides by 0"
-            fix = _fix_for(a, node.args[1], "> 0") or "guard it: `… if divisor > 0 else …`"
+            fault = f"the divisor of `{text}` can be 0"
+            fix = _fix_for(a, node.args[1], "> 0") or f"guard it: `… if {divisor} > 0 else …`"
         case Op.SHIFT_RIGHT:
             sentence = f"the shift of `{text}` is by 0 to {MOST_SHIFTED}"
             wrong, fix = "shifts by more, or by less than 0", "take its low bits: `… & 31`"
+            fault = f"`{text}` can shift by less than 0 or by more than {MOST_SHIFTED}"
         case Op.POW:
             sentence, wrong = f"the exponent of `{text}` is never negative", "has a negative exponent, and no int value"
+            fault = f"the exponent of `{text}` can be negative"
             fix = "write float(…) around the base, or bound the exponent"
         case _:
             sentence, wrong = f"`{text}` is an int of 32 bits", "has no value as an int of 32 bits"
+            fault = f"`{text}` can lie outside the ints of 32 bits"
             fix = "clamp what is converted"
     verdict: Verdict
     if witness is None:
         verdict = Unknown(BY, f"`{text}`: {nothing_found}")
     else:
         verdict = Refuted(BY, example(witness, (f"`{text}` {wrong}",)), witness.named())
-    return Claim("domain", sentence, verdict, span=span_of(node, a.mask, a.score), fix=fix)
+    return Claim("domain", sentence, verdict, span=span_of(node, a.mask, a.score), fix=fix, fault=fault)
 
 
 def _fix_for(a: Attention, e: Expr, fact: str) -> str:
@@ -143,7 +149,7 @@ def _score(questions: Finiteness, plan: KernelPlan) -> Iterator[Claim]:
 
 def _finite_claim(a: Attention, subject: str, sentence: str, e: Expr, found: Holds | Witness | None) -> Claim:
     verdict: Verdict
-    span, fix = span_of(e, a.score), ""
+    span, fix, fault = span_of(e, a.score), "", ""
     match found:
         case Holds():
             assumed = stated(found.box, a, (e, a.mask))
@@ -155,10 +161,11 @@ def _finite_claim(a: Attention, subject: str, sentence: str, e: Expr, found: Hol
             lines = lines if subject in ("score", "logit") else lines[:1]
             verdict = Refuted(BY, example(found, lines), (*found.named(), (text, _number(found.result))))
             span, fix = span_of(found.node, a.score, e), _fix(a, found)
+            fault = f"the {subject} can be {'NaN' if math.isnan(found.result) else 'infinite'}"
             span = span if span != NOWHERE else a.normalizer.span  # a part of the normalizer's lines
         case None:
             verdict = Unknown(BY, nothing_found)
-    return Claim(subject, sentence, verdict, span=span, fix=fix)
+    return Claim(subject, sentence, verdict, span=span, fix=fix, fault=fault)
 
 
 def _of(w: Witness) -> str:

@@ -21,7 +21,7 @@ def some_pair(attention: Attention, plan: KernelPlan, work: Work) -> Claim:
     mask = plan.attention.mask
     given = ", ".join(f"{name} = {value}" for name, value in attention.consts)
     nothing = Refuted(
-        "z3", (f"it holds for no q and k, whatever the sizes and params{f', where {given}' if given else ''}",)
+        "z3", (f"it is false for every q and k, whatever the sizes and params{f', where {given}' if given else ''}",)
     )
     verdict: Verdict
     if mask == TRUE:

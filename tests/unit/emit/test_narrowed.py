@@ -157,8 +157,8 @@ def test_a_chip_that_a_file_was_not_made_for_is_refused(monkeypatch: pytest.Monk
         ({"head_dim": (64, 257)}, "must be an int from 1 to 256"),
         ({"head_dim": True}, "must be an int from 1 to 256"),
         ({"dtype": "fp8"}, "no dtype 'fp8'; there are fp16, bf16, fp32"),
-        ({"target": "pallas", "forward": True}, "narrow the files of target triton, not of pallas"),
-        ({"target": "jax", "head_dim": 64}, "narrow the files of target triton, not of jax"),
+        ({"target": "pallas", "forward": True}, "can be chosen for target triton only, not for pallas"),
+        ({"target": "jax", "head_dim": 64}, "can be chosen for target triton only, not for jax"),
     ],
 )
 def test_options_that_do_not_exist_are_refused(options: dict[str, Any], message: str) -> None:

@@ -82,7 +82,7 @@ def test_compile_warns_in_one_line_and_writes_the_file_as_ever(
         (line,) = capsys.readouterr().err.splitlines()
         assert re.match(
             re.escape(f"{spec}:3:8: warning[empty-mask]: the mask allows no pair, so every result is zero: ")
-            + r"it holds for no q and k, whatever the sizes and params, where window = 0; write a mask that holds .*$",
+            + r"it is false for every q and k, whatever the sizes and params, where window = 0; write a mask .*$",
             line,
         )
     assert "warning" not in output.read_text(encoding="utf-8")
