@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, assert_never
 
@@ -25,20 +26,20 @@ from attngen.emit.text.params import views
 from attngen.emit.text.prune import without_unused, without_unused_definitions
 from attngen.emit.text.render import render
 from attngen.ir import printing
-from attngen.ir.build import mul, real
 from attngen.ir.nodes import Expr, Load, Scalar, Symbol, Type
-from attngen.ir.walk import named, nodes, reads, substitute
+from attngen.ir.walk import nodes, reads
+from attngen.plan import passes
 from attngen.plan.ints.facts import scale_use
 from attngen.plan.kernel import KernelPlan
 from attngen.plan.levels import Level, level_of
 from attngen.plan.mask.data_tests import DataTest
 from attngen.plan.mask.loops import Assigned, Loops, Ordered, Rounded, Step
 from attngen.plan.operands import Extent
-from attngen.plan.score.weights import LOG2E, Form, M, S
+from attngen.plan.score.weights import Form
 from attngen.plan.tiles.portable import PORTABLE
 
-X, REF, ROW_REF = Symbol("x", Type.FLOAT), Symbol("ref", Type.FLOAT), Symbol("row_ref", Type.FLOAT)
 _ENDS = ("any_lo", "any_hi", "all_lo", "all_hi")
+_ROW_NAMES = {"lse": "row_lse", "den": "inv_den", "delta": "delta"}
 _PRECISION = {"ieee": "HIGHEST", "tf32": "DEFAULT"}
 _POSITIONS = {"b": "at_b", "h": "at_h", "hkv": "(at_h // (Hq // Hkv))", "q": "q_idx", "k": "k_idx"}
 
@@ -187,61 +188,29 @@ class _Emitter:
     def printer(self) -> Printer:
         return Printer(self.plan.choices, self.leaf)
 
-    def write(self, held: Level, results: dict[str, Expr], outside: dict[str, Expr]) -> TileCode:
+    def write(self, held: Level, results: Mapping[str, Expr], outside: Mapping[str, Expr]) -> TileCode:
         names = self.names.copy()
         code = tile_code(self.printer(), names, held, results, self.attention.mask, outside, whole_loads=True)
         whole = {
             name: f"jnp.broadcast_to({code.results[name]}, qk.shape)"
-            for name in ("unit", "unit_scaled", "stream")
+            for name in ("unit", "logit", "stream")
             if name in results and level_of(results[name]) is not Level.PAIR
         }
-        empty = dict.fromkeys(("factor", "log2_extra", "extra", "kappa"), "")
+        empty = dict.fromkeys(("factor", "log2_extra", "extra", "kappa", "d_pair", "d_factor"), "")
         edge = "(k_idx < Sk)" if held is Level.ROW else "(q_idx < Sq)"
         mask = code.allowed
         allowed = f"{edge} & {mask if mask.isidentifier() else f'({mask})'}" if mask else edge
         return replace(code, results={**empty, **code.results, **whole}, allowed=allowed)
 
     def forward(self) -> TileCode:
-        w = self.weights
-        results: dict[str, Expr] = {"unit": w.unit}
-        outside: dict[str, Expr] = {}
-        if w.form is not Form.DIRECT:
-            outside["factor"] = named(w.factor, "logit_scale")
-        if w.form is Form.SHIFTED:
-            results["stream"] = substitute(w.stream, {S: X, M: REF})
-        elif w.form is Form.DIRECT:
-            results["stream"] = substitute(w.stream, {S: X})
-            if w.extra is not None:
-                outside["extra"] = w.extra
-        if w.log_extra is not None:
-            outside["log2_extra"] = mul(w.log_extra, real(LOG2E))
-        return self.write(Level.ROW, results, outside)
+        found = passes.forward(self.plan)
+        return self.write(Level.ROW, found.pair, found.head)
 
     def backward(self, held: Level) -> PassView:
-        w = self.weights
         own = [(self.by_expr[g.leaf], g) for g in self.plan.gradients]
         own = [(view, g) for view, g in own if (view.extent in BY_ROWS) == (held is Level.ROW)]
-        results: dict[str, Expr] = {"d_pair": self.plan.d_pair}
-        outside: dict[str, Expr] = {"factor": self.plan.d_factor}
-        if w.form is Form.EXPONENTIAL:
-            results["unit_scaled"] = mul(w.unit, named(w.factor, "logit_scale"))
-        else:
-            assert w.slope is not None
-            results["unit"] = w.unit
-            results["stream"] = substitute(w.stream, {S: X, M: ROW_REF})
-            results["slope"] = substitute(w.slope, {S: X, M: ROW_REF})
-        if w.form is Form.SHIFTED:
-            outside["kappa"] = named(mul(w.kappa, real(LOG2E)), "logit_scale")
-        for view, g in own:
-            if g.pair is not None:
-                results[f"pair_{view.name}"] = g.pair
-            if g.weight is not None:
-                results[f"weight_{view.name}"] = substitute(g.weight, {S: X, M: ROW_REF})
-            if g.extra is not None:
-                outside[f"extra_{view.name}"] = g.extra
-                if w.log_extra is not None:
-                    outside["log2_extra"] = mul(w.log_extra, real(LOG2E))
-        code = self.write(held, results, outside)
+        found = passes.backward(self.plan, ((view.name, g) for view, g in own))
+        code = self.write(held, found.pair, found.head)
         sums = (sum_view(view, g, code, i, self.normalised()) for i, (view, g) in enumerate(own))
         return PassView(code, tuple(sums))
 
@@ -262,8 +231,7 @@ class _Emitter:
 
     def rows(self) -> tuple[str, ...]:
         """What the backward passes read of each row."""
-        w = self.weight_view
-        return tuple(n for n, has in (("row_lse", w.shift), ("inv_den", w.saves_den), ("delta", w.sums)) if has)
+        return tuple(_ROW_NAMES[row] for row in passes.rows(self.plan))
 
     def row_lines(self) -> tuple[str, ...]:
         lse = "jnp.where(lse == -jnp.inf, jnp.inf, lse * LOG2E)"

@@ -11,6 +11,7 @@ from typing import assert_never
 from attngen.emit.arrays.tile_code import TileCode
 from attngen.emit.jax.views import SumView
 from attngen.emit.jax_shared.operands import OperandView
+from attngen.emit.text.precedence import times
 from attngen.plan.kernel import LeafGradient
 from attngen.plan.operands import Extent
 
@@ -26,13 +27,13 @@ def sum_view(view: OperandView, g: LeafGradient, code: TileCode, number: int, no
     name, like, found = f"sum_{view.name}", f'floats["{view.name}"]', f"found[{number}]"
     parts: list[str] = []
     if g.pair is not None:
-        parts.append(times("g", code.results[f"pair_{view.name}"]))
+        parts.append(times("g", code.results.get(f"pair_{view.name}")))
     if g.weight is not None:
-        parts.append(times("dp", code.results[f"weight_{view.name}"]) + normalised)
+        parts.append(times("dp", code.results.get(f"weight_{view.name}")) + normalised)
     rows: tuple[str, ...] = ()
     if g.extra is not None:
         share = f"jnp.exp2({code.results['log2_extra']} - row_lse)" if code.results["log2_extra"] else "inv_den"
-        text = times(f"-delta * {share}", code.results[f"extra_{view.name}"])
+        text = times(f"-delta * {share}", code.results.get(f"extra_{view.name}"))
         rows = (f"{name} = {name} + ({text}).sum((2, 3), keepdims=True)",)  # it varies with batch and head alone
     match view.extent:
         case Extent.HEAD:
@@ -56,9 +57,3 @@ def sum_view(view: OperandView, g: LeafGradient, code: TileCode, number: int, no
             assert_never(view.extent)
     lines = (f"{name} = {added}",) if parts else ()
     return SumView(name, view.name, shape, " + ".join(parts), lines, rows, f"_reduced({last}, {like})")
-
-
-def times(left: str, right: str) -> str:
-    if right == "1.0":
-        return left
-    return f"{left} * {right}" if right.replace(".", "").replace("_", "").isalnum() else f"{left} * ({right})"

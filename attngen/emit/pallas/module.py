@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, assert_never
 
 from attngen.emit.jax_shared import public_function
@@ -23,9 +24,10 @@ from attngen.emit.text.params import views
 from attngen.emit.text.prune import without_unused, without_unused_definitions
 from attngen.emit.text.render import render
 from attngen.ir import printing
-from attngen.ir.build import mul, real
+from attngen.ir.build import real
 from attngen.ir.nodes import Expr, Load, Scalar, Symbol, Type
-from attngen.ir.walk import named, reads, substitute
+from attngen.ir.walk import named, reads
+from attngen.plan import passes
 from attngen.plan.ints.facts import scale_use
 from attngen.plan.kernel import Gather, KernelPlan, LeafGradient
 from attngen.plan.levels import Level
@@ -33,10 +35,9 @@ from attngen.plan.mask.data_tests import DataTest
 from attngen.plan.mask.loops import Assigned, Loops, Ordered, Rounded, Step
 from attngen.plan.operands import Extent, expressions, outside_of_indices
 from attngen.plan.score.fold_factor import folded
-from attngen.plan.score.weights import LOG2E, Form, M, S
+from attngen.plan.score.weights import Form
 from attngen.plan.tiles import tpu as tpu_tiles
 
-X, REF, ROW_REF = Symbol("x", Type.FLOAT), Symbol("ref", Type.FLOAT), Symbol("row_ref", Type.FLOAT)
 _WITH_ROWS = (Extent.HEAD, Extent.ROW, Extent.DISTANCE)
 """Operands whose gradients are summed where a tile of queries is held, beside dQ."""
 _WITH_COLUMNS = (Extent.HEAD, Extent.COLUMN)
@@ -181,8 +182,8 @@ class _Emitter:
     def write(
         self,
         held: Level,
-        results: dict[str, Expr],
-        outside: dict[str, Expr],
+        results: Mapping[str, Expr],
+        outside: Mapping[str, Expr],
         ranges: RangesView,
         *,
         across: bool = False,
@@ -196,7 +197,7 @@ class _Emitter:
         for number in ranges.numbers:
             writer.numbers.setdefault(number.name, number)
         code = writer.write(results, self.attention.mask, outside)
-        return code.with_dropout().with_results("fold", "log2_extra", "extra", "factor", "kappa")
+        return code.with_dropout().with_results("fold", "log2_extra", "extra", "factor", "kappa", "d_factor")
 
     def folds(self) -> bool:
         """Whether q or k may have the factor of q . k inside: not where a param's gradient is summed along rows.
@@ -208,61 +209,36 @@ class _Emitter:
         return not any(g.pair is not None and self.by_expr[g.leaf].extent in _ALONG_ROWS for g in self.plan.gradients)
 
     def forward(self, keys: RangesView, *, across: bool = False) -> PallasCode:
-        w = self.weights
-        outside: dict[str, Expr] = {}
-        match w.form:
-            case Form.EXPONENTIAL:
-                results = {"logit": mul(w.unit, named(w.factor, "logit_scale"))}
-            case Form.SHIFTED:
-                results = {"logit": w.unit, "stream": substitute(w.stream, {S: X, M: REF})}
-                outside["factor"] = named(w.factor, "logit_scale")
-            case Form.DIRECT:
-                results = {"logit": w.unit, "stream": substitute(w.stream, {S: X})}
-                if w.extra is not None:
-                    outside["extra"] = named(w.extra, "extra_term")
-        if w.log_extra is not None:
-            outside["log2_extra"] = named(mul(w.log_extra, real(LOG2E)), "extra_term")
-        return self.write(Level.ROW, results, outside, keys, across=across)
+        found = passes.forward(self.plan, scaled=True)
+        outside = {n: named(e, "extra_term") if n in ("extra", "log2_extra") else e for n, e in found.head.items()}
+        return self.write(Level.ROW, found.pair, outside, keys, across=across)
 
     def backward(
         self, held: Level, ranges: RangesView, extents: tuple[Extent, ...]
     ) -> tuple[PallasCode, tuple[Sum, ...]]:
         own = [(self.by_expr[g.leaf], g) for g in self.plan.gradients if self.by_expr[g.leaf].extent in extents]
-        results, outside = self.pair_results()
-        outside["d_factor"] = named(self.plan.d_factor, "d_factor")
-        for view, g in own:
-            if g.pair is not None:
-                results[f"pair_{view.name}"] = g.pair
-            if g.weight is not None:
-                results[f"weight_{view.name}"] = substitute(g.weight, {S: X, M: ROW_REF})
-            if g.extra is not None:
-                outside[f"extra_{view.name}"] = g.extra
-                if self.weights.log_extra is not None:
-                    outside["log2_extra"] = named(mul(self.weights.log_extra, real(LOG2E)), "extra_term")
+        results, outside = self.again((view.name, g) for view, g in own)
         code = self.write(held, results, outside, ranges)
         return code, tuple(self.sum(view, g, code, held) for view, g in own)
 
-    def pair_results(self) -> tuple[dict[str, Expr], dict[str, Expr]]:
-        """What every backward kernel evaluates for a pair, and for a head."""
-        w = self.weights
-        if w.form is Form.EXPONENTIAL:
-            return {"logit": mul(w.unit, named(w.factor, "logit_scale")), "d_pair": self.plan.d_pair}, {}
-        assert w.slope is not None
-        results = {
-            "logit": w.unit,
-            "stream": substitute(w.stream, {S: X, M: ROW_REF}),
-            "slope": substitute(w.slope, {S: X, M: ROW_REF}),
-            "d_pair": self.plan.d_pair,
-        }
-        shifted = {"kappa": named(mul(w.kappa, real(LOG2E)), "logit_scale")} if w.form is Form.SHIFTED else {}
-        return results, shifted
+    def again(self, own: Iterable[tuple[str, LeafGradient]]) -> tuple[dict[str, Expr], dict[str, Expr]]:
+        """What a backward kernel evaluates for a pair, and for a head."""
+        own = tuple(own)
+        found = passes.backward(self.plan, own)
+        first = {n: found.pair[n] for n in ("logit", "stream", "slope") if n in found.pair}
+        parts = [f"{part}_{name}" for name, g in own for part in ("pair", "weight") if getattr(g, part) is not None]
+        results = first | dict.fromkeys(("d_pair", *parts), real(1.0)) | dict(found.pair)
+        outside = {n: named(e, "d_factor") if n == "d_factor" else e for n, e in found.head.items()}
+        if "log2_extra" in outside:
+            outside["log2_extra"] = named(outside["log2_extra"], "extra_term")
+        return results, outside
 
     def sum(self, view: OperandView, g: LeafGradient, code: PallasCode, held: Level) -> Sum:
         extra = ""
         if g.extra is not None:  # a row's, summed on the host: the kernels' numbers have the same names there
             term = code.results["log2_extra"]
             share = f"jnp.exp2({term} - lse[..., None])" if term else "(1.0 / den[..., None])"
-            extra = f"-delta[..., None] * {share} * {_factor(code.results[f'extra_{view.name}'])}"
+            extra = f"-delta[..., None] * {share} * {_factor(code.results.get(f'extra_{view.name}', '1.0'))}"
         return Sum(f"sum_{view.name}", view.name, view.extent.value, self.contribution(view.name, g, code, held), extra)
 
     def contribution(self, name: str, g: LeafGradient, code: PallasCode, held: Level) -> str:
@@ -280,11 +256,8 @@ class _Emitter:
 
     def pair_sum(self, g: LeafGradient, keys: RangesView) -> tuple[PairSum, PallasCode]:
         view = self.by_expr[g.leaf]
-        results, outside = self.pair_results()
-        if g.pair is not None:
-            results[f"pair_{view.name}"] = g.pair
-        if g.weight is not None:
-            results[f"weight_{view.name}"] = substitute(g.weight, {S: X, M: ROW_REF})
+        results, outside = self.again(((view.name, replace(g, extra=None)),))
+        outside.pop("d_factor", None)
         code = self.write(Level.ROW, results, outside, keys)
         return PairSum(
             f"pairs_of_{view.name}",
@@ -312,12 +285,16 @@ class _Emitter:
             held.append(line.replace("ROW", f"_held({name}_ref[...])"))
             walked.append(line.replace("ROW", f"{name}_ref[walked]"))
 
-        if w.form is not Form.DIRECT:
-            take("lse", "jnp.inf", "row_lse = ROW")
-        elif w.sums:
-            take("den", "jnp.inf", "inv_den = 1.0 / ROW")
-        if w.sums:
-            take("delta", "0.0", "delta = ROW")
+        for row in passes.rows(self.plan):
+            match row:
+                case "lse":
+                    take("lse", "jnp.inf", "row_lse = ROW")
+                case "den":
+                    take("den", "jnp.inf", "inv_den = 1.0 / ROW")
+                case "delta":
+                    take("delta", "0.0", "delta = ROW")
+                case _:
+                    assert_never(row)
         normalised = w.form is Form.DIRECT and w.sums
         return RowsView(tuple(inputs), tuple(held), tuple(walked), normalised, w.sums)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from attngen.emit.arrays.tile_code import TileCode, free_names, tile_code
@@ -26,16 +27,16 @@ from attngen.emit.torch_shared.leaves import host_names
 from attngen.emit.torch_shared.public_function import bound_sizes, conversions, param_doc, zeros
 from attngen.errors import InternalError, UsageError
 from attngen.ir import printing
-from attngen.ir.build import mul, real
-from attngen.ir.nodes import Expr, Symbol, Type
-from attngen.ir.walk import named, substitute
+from attngen.ir.nodes import Expr
+from attngen.plan import passes
 from attngen.plan.ints.facts import scale_use
 from attngen.plan.kernel import KernelPlan
 from attngen.plan.levels import Level, level_of
-from attngen.plan.score.weights import LOG2E, Form, M, S
+from attngen.plan.score.weights import Form
 from attngen.plan.tiles.portable import PORTABLE
 
-X, REF, ROW_REF = Symbol("x", Type.FLOAT), Symbol("ref", Type.FLOAT), Symbol("row_ref", Type.FLOAT)
+_OPTIONAL = ("unit", "factor", "logit", "log2_extra", "extra", "kappa", "stream", "slope", "d_pair", "d_factor")
+_ROW_NAMES = {"lse": "row_lse", "den": "inv_den", "delta": "delta"}
 
 _TEMPLATE_NAMES = """
     math torch Tensor NoReturn TILE_Q TILE_K LOG2E LN2 float int bool len range tuple str min max isinstance all any
@@ -92,7 +93,6 @@ class _Emitter:
         tests = tuple(self.test_view(i) for i in range(len(self.plan.key_loops.tests)))
         params = "".join(f", {p.name}" for p in self.params)
         dropout = self.attention.dropout is not None
-        d_pair = backward.results["d_pair"]
         context: dict[str, Any] = dict(  # noqa: C408 - the keys are the templates' names
             a=self.header(),
             longest_bits=self.plan.choices.longest_bits,
@@ -122,8 +122,6 @@ class _Emitter:
             if self.plan.weights.form is Form.SHIFTED
             else (),
             normalised=self.normalised(),
-            ds_factor="" if d_pair == "1.0" else d_pair,
-            d_factor="" if backward.results["factor"] == "1.0" else backward.results["factor"],
             saved_tensors="".join(f"{p.name}, " for p in self.params if p.by_pointer),
             values=tuple(p.name for p in self.params if not p.by_pointer),
             returned_gradients=self.returned_gradients(),
@@ -155,7 +153,7 @@ class _Emitter:
 
     # ------------------------------------------------------------ loops
 
-    def write(self, results: dict[str, Expr], outside: dict[str, Expr]) -> TileCode:
+    def write(self, results: Mapping[str, Expr], outside: Mapping[str, Expr]) -> TileCode:
         names = Names(RESERVED | set(self.attention.sizes))
         names.take(*self.leaves.names())
         outside = {**outside, **{t.name: t.row for t in self.plan.key_loops.tests}}
@@ -164,54 +162,22 @@ class _Emitter:
         code = tile_code(self.leaves.printer(), names, Level.ROW, results, self.attention.mask, outside)
         whole = {
             name: f"torch.as_tensor({code.results[name]}, dtype=torch.float32, device=q.device).expand(qk.shape)"
-            for name in ("unit", "unit_scaled", "stream")
+            for name in ("unit", "logit", "stream")
             if name in results and level_of(results[name]) is not Level.PAIR
         }
-        empty = dict.fromkeys(("factor", "log2_extra", "extra", "kappa", "stream", "slope", "unit_scaled", "unit"), "")
+        empty = dict.fromkeys(_OPTIONAL, "")
         return TileCode(
             code.head_lines, code.held_lines, code.score_lines, code.weight_lines, code.mask_lines,
             {**empty, **code.results, **whole}, code.allowed,
         )  # fmt: skip
 
     def forward(self) -> TileCode:
-        w = self.plan.weights
-        results: dict[str, Expr] = {"unit": w.unit}
-        outside: dict[str, Expr] = {}
-        if w.form is not Form.DIRECT:
-            outside["factor"] = named(w.factor, "logit_scale")
-        if w.form is Form.SHIFTED:
-            results["stream"] = substitute(w.stream, {S: X, M: REF})
-        elif w.form is Form.DIRECT:
-            results["stream"] = substitute(w.stream, {S: X})
-            if w.extra is not None:
-                outside["extra"] = w.extra
-        if w.log_extra is not None:
-            outside["log2_extra"] = mul(w.log_extra, real(LOG2E))
-        return self.write(results, outside)
+        found = passes.forward(self.plan)
+        return self.write(found.pair, found.head)
 
     def backward(self) -> TileCode:
-        w = self.plan.weights
-        results: dict[str, Expr] = {"d_pair": self.plan.d_pair}
-        outside: dict[str, Expr] = {"factor": self.plan.d_factor}
-        if w.form is Form.EXPONENTIAL:
-            results["unit_scaled"] = mul(w.unit, named(w.factor, "logit_scale"))
-        else:
-            assert w.slope is not None
-            results["unit"] = w.unit
-            results["stream"] = substitute(w.stream, {S: X, M: ROW_REF})
-            results["slope"] = substitute(w.slope, {S: X, M: ROW_REF})
-        if w.form is Form.SHIFTED:
-            outside["kappa"] = named(mul(w.kappa, real(LOG2E)), "logit_scale")
-        for number, g in enumerate(self.plan.gradients):
-            if g.pair is not None:
-                results[f"pair_{number}"] = g.pair
-            if g.weight is not None:
-                results[f"weight_{number}"] = substitute(g.weight, {S: X, M: ROW_REF})
-            if g.extra is not None:
-                outside[f"extra_{number}"] = g.extra
-        if w.log_extra is not None and any(g.extra is not None for g in self.plan.gradients):
-            outside["log2_extra"] = mul(w.log_extra, real(LOG2E))
-        return self.write(results, outside)
+        found = passes.backward(self.plan, ((str(number), g) for number, g in enumerate(self.plan.gradients)))
+        return self.write(found.pair, found.head)
 
     def drop_lines(self) -> tuple[str, ...]:
         if self.attention.dropout is None:
@@ -228,12 +194,7 @@ class _Emitter:
 
     def row_names(self) -> tuple[str, ...]:
         """What the backward pass reads of each row."""
-        w = self.weight_view
-        return (
-            *(("row_lse",) if w.shift else ()),
-            *(("inv_den",) if w.saves_den else ()),
-            *(("delta",) if w.sums else ()),
-        )
+        return tuple(_ROW_NAMES[row] for row in passes.rows(self.plan))
 
     def row_lines(self) -> tuple[str, ...]:
         lines = {

@@ -11,6 +11,7 @@ from typing import assert_never
 from attngen.emit.arrays.tile_code import TileCode
 from attngen.emit.arrays.views import GradientView, LeafView
 from attngen.emit.text.params import ParamView
+from attngen.emit.text.precedence import times
 from attngen.emit.torch.leaves import SLICES, Leaves, own_axes
 from attngen.emit.torch_shared.leaves import AXES, flat_index, leaf_name, reduced
 from attngen.ir.nodes import Load
@@ -36,25 +37,19 @@ def leaf_views(
         own = next(p.name for p in params if p.keyword == g.param)
         parts: list[str] = []
         if g.pair is not None:
-            parts.append(_times("g", code.results[f"pair_{number}"]))
+            parts.append(times("g", code.results.get(f"pair_{number}")))
         if g.weight is not None:
-            parts.append(_times("dp", code.results[f"weight_{number}"]) + normalised)
+            parts.append(times("dp", code.results.get(f"weight_{number}")) + normalised)
         row_lines: tuple[str, ...] = ()
         if g.extra is not None:
             share = f"torch.exp2({code.results['log2_extra']} - row_lse)" if code.results["log2_extra"] else "inv_den"
-            text = _times(f"-delta * {share}", code.results[f"extra_{number}"])
+            text = times(f"-delta * {share}", code.results.get(f"extra_{number}"))
             row_lines = (
                 f"{name} += ({text}).sum((-2, -1))",
             )  # a normalizer's arguments vary with batch and head alone
         tile_lines = _tile_lines(plan, leaves, g, name, f"total_{own}") if parts else ()
         found.append(LeafView(name, positions.index(own), _SHAPES[g.gather], " + ".join(parts), tile_lines, row_lines))
     return tuple(found)
-
-
-def _times(left: str, right: str) -> str:
-    if right == "1.0":
-        return left
-    return f"{left} * {right}" if right.replace(".", "").replace("_", "").isalnum() else f"{left} * ({right})"
 
 
 def _tile_lines(plan: KernelPlan, leaves: Leaves, g: LeafGradient, name: str, total: str) -> tuple[str, ...]:

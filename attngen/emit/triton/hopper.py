@@ -182,7 +182,7 @@ def gluon_pair_view(code: KernelCode, mask: KernelCode, arguments: tuple[str, ..
 def _factor(code: KernelCode) -> str:
     """What a pair's weight is multiplied by for its share of dS."""
     d_pair = code.results["d_pair"]
-    return f" * {bracket(d_pair)}" if d_pair != "1.0" else ""
+    return f" * {bracket(d_pair)}" if d_pair else ""
 
 
 @dataclass(frozen=True, slots=True)

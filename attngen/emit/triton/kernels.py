@@ -12,34 +12,19 @@ from attngen.emit.triton.data_tests import held_tests
 from attngen.emit.triton.frame import Frame
 from attngen.emit.triton.kernel_code import KernelCode, KernelWriter, free_names
 from attngen.emit.triton.views import KeptView
-from attngen.ir.build import TRUE, mul, real
-from attngen.ir.nodes import Expr, Symbol, Type
-from attngen.ir.walk import named, substitute
+from attngen.ir.build import TRUE
+from attngen.ir.nodes import Expr
+from attngen.plan import passes
 from attngen.plan.levels import Level, level_of
-from attngen.plan.score.weights import LOG2E, Form, M, S
-
-X, REF = Symbol("x", Type.FLOAT), Symbol("ref", Type.FLOAT)
-"""A pair's score, and the reference point of its row, as the forward kernel names them."""
 
 
 def forward_code(frame: Frame) -> KernelCode:
     """A pair's logit and weight, and what the end of the pass reads of the denominator."""
-    w = frame.plan.weights
-    results: dict[str, Expr] = {"unit": w.unit}
-    outside: dict[str, Expr] = {}
-    if w.form is Form.EXPONENTIAL:
-        results["factor"] = named(w.factor, "logit_scale")
-    elif w.form is Form.SHIFTED:
-        results["factor"] = named(w.factor, "logit_scale")
-        results["stream"] = substitute(w.stream, {S: X, M: REF})
-    else:
-        results["stream"] = substitute(w.stream, {S: X})
-        if w.extra is not None:
-            outside["extra"] = w.extra
-    if w.log_extra is not None:
-        outside["log2_extra"] = mul(w.log_extra, real(LOG2E))
-    code = kernel_code(frame, Level.ROW, results, outside)
-    return padded(code, "log2_extra", "extra", "factor")
+    found = passes.forward(frame.plan)
+    outside = dict(found.head)
+    factor = outside.pop("factor", None)  # read in the tile function
+    results = {**found.pair, **({} if factor is None else {"factor": factor})}
+    return padded(kernel_code(frame, Level.ROW, results, outside), "log2_extra", "extra", "factor")
 
 
 def padded(code: KernelCode, *names: str) -> KernelCode:
@@ -104,7 +89,7 @@ def _whole(code: KernelCode, results: dict[str, Expr]) -> dict[str, str]:
     A number takes its shape from the products: Gluon's tiles have a layout beside it, which no literal has.
     """
     found: dict[str, str] = {}
-    for name in ("unit", "unit_scaled", "stream"):
+    for name in ("unit", "logit", "stream"):
         if name in results and level_of(results[name]) is not Level.PAIR:
             found[name] = f"tl.where(qk == qk, {code.results[name]}, {code.results[name]})"
     return found

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from attngen.emit.text.params import ParamView
+from attngen.emit.text.precedence import times
 from attngen.emit.torch_shared.leaves import AXES, flat_index, leaf_name, scattered, summed
 from attngen.emit.triton.kernel_code import KernelCode
 from attngen.ir import printing
@@ -25,9 +26,7 @@ class RowSum:
     flag: str
     param: str
     per_row: bool
-    pair: Expr | None
-    weight: Expr | None
-    d_extra: Expr | None
+    gradient: LeafGradient
     contribution: str = ""
     extra: str = ""
 
@@ -35,24 +34,23 @@ class RowSum:
     def pointer(self) -> str:
         return f"{self.name}_ptr"
 
+    @property
+    def d_extra(self) -> Expr | None:
+        return self.gradient.extra
+
     def with_code(self, code: KernelCode, normalised: str) -> RowSum:
         """With the texts that the kernel's code gives to the parts."""
+        g, texts = self.gradient, code.results
         parts: list[str] = []
-        if self.pair is not None:
-            parts.append(_times("g", code.results[f"pair_{self.name}"]))
-        if self.weight is not None:
-            parts.append(_times("dp", code.results[f"weight_{self.name}"]) + normalised)
+        if g.pair is not None:
+            parts.append(times("g", texts.get(f"pair_{self.name}")))
+        if g.weight is not None:
+            parts.append(times("dp", texts.get(f"weight_{self.name}")) + normalised)
         extra = ""
-        if self.d_extra is not None:
-            share = f"tl.exp2({code.results['log2_extra']} - row_lse)" if "log2_extra" in code.results else "inv_den"
-            extra = _times(f"-delta * {share}", code.results[f"extra_{self.name}"])
+        if g.extra is not None:
+            share = f"tl.exp2({texts['log2_extra']} - row_lse)" if "log2_extra" in texts else "inv_den"
+            extra = times(f"-delta * {share}", texts.get(f"extra_{self.name}"))
         return replace(self, contribution=" + ".join(parts) or "g * 0.0", extra=extra)
-
-
-def _times(left: str, right: str) -> str:
-    if right == "1.0":
-        return left
-    return f"{left} * ({right})" if not right.replace(".", "").replace("_", "").isalnum() else f"{left} * {right}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +78,7 @@ def row_sums(plan: KernelPlan, params: tuple[ParamView, ...], *kinds: Gather) ->
         if g.gather in kinds:
             param = next(p for p in params if p.keyword == g.param)
             name = leaf_name(plan, params, g)
-            found.append(RowSum(name, flag(param), param.name, g.gather is not Gather.HEAD, g.pair, g.weight, g.extra))
+            found.append(RowSum(name, flag(param), param.name, g.gather is not Gather.HEAD, g))
     return tuple(found)
 
 

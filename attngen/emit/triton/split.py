@@ -14,13 +14,12 @@ from attngen.emit.text.params import ParamView
 from attngen.emit.triton.expressions import Printer
 from attngen.emit.triton.kernel_code import KernelCode, KernelWriter
 from attngen.emit.triton.tile_loops import in_brackets, plain_lines
-from attngen.ir.build import TRUE, mul, real
+from attngen.ir.build import TRUE
 from attngen.ir.nodes import Expr
-from attngen.ir.walk import named
+from attngen.plan import passes
 from attngen.plan.footprint import loads_of
 from attngen.plan.kernel import KernelPlan
 from attngen.plan.levels import Level
-from attngen.plan.score.weights import LOG2E, Form
 from attngen.plan.split import CUT, Cut, shares
 
 
@@ -91,13 +90,6 @@ def split_view(
 
 def _merge(plan: KernelPlan, params: tuple[ParamView, ...], known: tuple[str, ...]) -> KernelCode:
     """What merging and finishing read: the logits' factor, and the denominator's extra term."""
-    w = plan.weights
-    direct = w.form is Form.DIRECT
-    given = {
-        "factor": None if direct else named(w.factor, "logit_scale"),
-        "log2_extra": None if w.log_extra is None else mul(w.log_extra, real(LOG2E)),
-        "extra": w.extra if direct else None,
-    }
-    outside = {name: e for name, e in given.items() if e is not None}
+    outside = passes.forward(plan).head
     code = KernelWriter(plan, params, Level.ROW).write({}, TRUE, known=known, outside=outside)
-    return replace(code, results={**dict.fromkeys(given, ""), **code.results})
+    return replace(code, results={**dict.fromkeys(("factor", "log2_extra", "extra"), ""), **code.results})
