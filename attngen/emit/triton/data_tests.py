@@ -49,15 +49,13 @@ def test_view(frame: Frame, t: DataTest, axis: str) -> TestView:
     )
     is_float = walked.type is Type.FLOAT
     wide = "float32" if is_float else "int64"
-    batch = "B" if reads(walked, "b") else "1"
-    head = "Hq" if reads(walked, "h", "hkv") else "1"
     return TestView(
         test, axis, printing.expression(walked), what, (f"{test}_least_ptr", f"{test}_most_ptr"), position, size,
         lines,
         f"tl.full([TILE], {text}, tl.{wide})" if _is_number(text) else f"tl.cast({text}, tl.{wide})",
         'float("-inf")' if is_float else "-9223372036854775807",
         'float("inf")' if is_float else "9223372036854775807",
-        f"torch.{wide}", batch, head,
+        f"torch.{wide}", reads(walked, "b"), reads(walked, "h", "hkv"),
     )  # fmt: skip
 
 

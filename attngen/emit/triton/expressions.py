@@ -158,8 +158,9 @@ class Printer:
     def _along(self, e: Load, axis: int, text: str, level: Level) -> str:
         """What one index adds to the offset. Head, row and column parts are 64 bits wide."""
         stride = f"{self.param_names[e.param]}_stride_{axis}"
-        if isinstance(e.indices[axis], Literal):
-            return "" if text == "0" else f"{text} * {stride}"
+        index = e.indices[axis]
+        if isinstance(index, Literal):
+            return f"{text} * {stride}" if index.value else ""
         if level is not Level.PAIR:
             text = f"tl.cast({text}, tl.int64)"
         elif not text.isidentifier():

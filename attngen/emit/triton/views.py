@@ -108,7 +108,8 @@ class BackwardView:
 
 @dataclass(frozen=True, slots=True)
 class TestView:
-    """The small kernel that finds the extremes of a data vector in each tile, of so many `batches` and `heads`."""
+    """The small kernel that finds the extremes of a data vector in each tile: of each batch and of each head, where the
+    vector differs from batch to batch and from head to head."""
 
     name: str
     axis: str
@@ -122,18 +123,30 @@ class TestView:
     lowest: str
     highest: str
     dtype: str
-    batches: str
-    heads: str
+    per_batch: bool
+    per_head: bool
+
+    @property
+    def batches(self) -> str:
+        return "B" if self.per_batch else "1"
+
+    @property
+    def heads(self) -> str:
+        return "Hq" if self.per_head else "1"
 
     @property
     def count(self) -> str:
         """How many tiles there are in all; a batch and a head have `n_tiles`."""
-        return " * ".join(("n_tiles", *(n for n in (self.batches, self.heads) if n != "1")))
+        return " * ".join(("n_tiles", *(("B",) if self.per_batch else ()), *(("Hq",) if self.per_head else ())))
 
     @property
     def place(self) -> str:
         """Tile, batch and head of the tile `number` of all, and how many tiles and heads there are."""
         rest = "number // n_tiles"
-        batch = "0" if self.batches == "1" else rest if self.heads == "1" else f"{rest} // {self.heads}"
-        head = "0" if self.heads == "1" else rest if self.batches == "1" else f"{rest} % {self.heads}"
+        batch, head = {
+            (True, True): (f"{rest} // Hq", f"{rest} % Hq"),
+            (True, False): (rest, "0"),
+            (False, True): ("0", rest),
+            (False, False): ("0", "0"),
+        }[self.per_batch, self.per_head]
         return f"number % n_tiles, {batch}, {head}, n_tiles, {self.heads}"
