@@ -28,23 +28,26 @@ def without_unused_definitions(source: str) -> str:
     A function is its own where its name begins with `_` and no decorator but a `jit` may have registered it; a constant
     where its name is in capitals.
     """
-    while True:
-        tree = ast.parse(source)
-        read = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
-        unused = [node for node in tree.body if (name := _own_definition(node)) and name not in read]
-        if not unused:
-            return source
-        lines = source.split("\n")
-        for node in reversed(unused):
-            decorators = node.decorator_list if isinstance(node, ast.FunctionDef | ast.ClassDef) else []
-            first = min([node.lineno, *(d.lineno for d in decorators)]) - 1
-            last = node.end_lineno or node.lineno
-            while isinstance(node, ast.FunctionDef | ast.ClassDef) and last < len(lines) and not lines[last]:
-                last += 1
-            if last < len(lines) and lines[last].startswith('"""'):  # a constant's docstring
-                last += 1
-            del lines[first:last]
-        source = "\n".join(lines).rstrip("\n") + "\n"
+    body = ast.parse(source).body
+    reads = {node: _names_and_blocks(node)[0] for node in body}
+    read = sum(reads.values(), Counter[str]())
+    own = {node: name for node in body if (name := _own_definition(node))}
+    unused: set[ast.stmt] = set()
+    while found := [node for node, name in own.items() if node not in unused and not read[name]]:
+        unused.update(found)
+        for node in found:
+            read.subtract(reads[node])
+    lines = source.split("\n")
+    for node in reversed([node for node in body if node in unused]):
+        decorators = node.decorator_list if isinstance(node, ast.FunctionDef | ast.ClassDef) else []
+        first = min([node.lineno, *(d.lineno for d in decorators)]) - 1
+        last = node.end_lineno or node.lineno
+        while isinstance(node, ast.FunctionDef | ast.ClassDef) and last < len(lines) and not lines[last]:
+            last += 1
+        if last < len(lines) and lines[last].startswith('"""'):  # a constant's docstring
+            last += 1
+        del lines[first:last]
+    return "\n".join(lines).rstrip("\n") + "\n" if unused else source
 
 
 def _own_definition(node: ast.stmt) -> str:

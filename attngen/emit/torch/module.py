@@ -128,12 +128,7 @@ class _Emitter:
             door=self.door(),
             keeps=self.keeps(),
         )
-        body = render("torch/module.py.j2", {**context, "uses": frozenset()})
-        # The helpers that this variant calls are found in the code itself.
-        called = set(re.findall(r"(?<![A-Za-z0-9_])_[a-z][a-z_]*(?=\()", body))
-        return without_unused_definitions(
-            without_unused(render("torch/module.py.j2", {**context, "uses": frozenset(called)}))
-        )
+        return without_unused_definitions(without_unused(render("torch/module.py.j2", context)))
 
     def header(self) -> Header:
         a = self.attention

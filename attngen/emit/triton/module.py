@@ -6,7 +6,6 @@ plan or in the views, which the modules `triton_*` make; here they meet, and the
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -40,15 +39,14 @@ from attngen.emit.triton.split import split_view
 from attngen.emit.triton.turns import TurnsView, turns_view
 from attngen.emit.triton.views import WeightView
 from attngen.errors import InternalError
+from attngen.ir.nodes import Load
+from attngen.ir.walk import nodes
+from attngen.plan import passes
 from attngen.plan.ints.facts import scale_use
 from attngen.plan.kernel import Gather, KernelPlan
 from attngen.plan.levels import Level
-from attngen.plan.score.approximate import APPROXIMATIONS
 from attngen.plan.score.weights import Form
 from attngen.plan.tiles.hopper import hopper_plan
-
-_FAST = frozenset({"_load_pairs", *(f"_{op.value}" for op in APPROXIMATIONS)})
-"""Helpers that take the kernel's constant FAST."""
 
 
 def emit_triton(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ...] = ()) -> str:
@@ -56,11 +54,7 @@ def emit_triton(plan: KernelPlan, text: str, options: Options, proof: tuple[str,
     if not RESERVED.isdisjoint(plan.attention.sizes):
         raise InternalError("the plan was made without the target's reserved names")
     context = _context(plan, text, options, proof)
-    body = render("triton/module.py.j2", {**context, "uses": frozenset(), "takes_fast": False})
-    # The helpers that this variant calls, and what those call in turn, are found in the code itself.
-    called = set(re.findall(r"(?<![A-Za-z0-9_])_[a-z][a-z_]*(?=\()", body))
-    known = {"uses": frozenset(called), "takes_fast": not _FAST.isdisjoint(called)}
-    source = without_unused_definitions(without_unused(render("triton/module.py.j2", {**context, **known})))
+    source = without_unused_definitions(without_unused(render("triton/module.py.j2", context)))
     return without_long_lines(source)
 
 
@@ -103,6 +97,7 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
     tiles = tile_table(plan, options, tile)
     return {
         "backward": not options.forward,
+        "takes_fast": _takes_fast(plan, backward=not options.forward),
         "scope": scope_view(options),
         "a": header(plan, text, options, proof),
         "longest_bits": plan.choices.longest_bits,
@@ -201,6 +196,18 @@ def _hopper_views(
         gluon_apart_view(plan, hopper.apart, printer, dq, dq_sums, params, *names, gradients, tuned),
         gluon_pair_view(dkdv, mask, frame.arguments, dk_factor),
         turns_view(hopper.turns, printer, fast_bwd is not None and fast_bwd.backwards),
+    )
+
+
+def _takes_fast(plan: KernelPlan, *, backward: bool) -> bool:
+    """Whether something that a kernel evaluates has a form for NVIDIA's chips, which the constant FAST chooses."""
+    evaluated = [*passes.forward(plan).pair.values()]
+    if backward:
+        evaluated += passes.backward(plan, ((g.param, g) for g in plan.gradients)).pair.values()
+    return any(
+        n in plan.choices.approximate or (isinstance(n, Load) and plan.choices.corner(n) is not None)
+        for e in (plan.attention.mask, *evaluated)
+        for n in nodes(e)
     )
 
 
