@@ -1,8 +1,8 @@
 """From the IR to a `KernelPlan`: every choice that no target makes for itself.
 
 `mask/` says which tiles a loop visits, `score/` how weights are streamed and derived, `ints/` which operations need
-guards and how wide they are, `levels` what is computed once a head, a row or a column, `kernel` the whole, `passes` what
-each pass evaluates, `tiles/` tile sizes, and `hopper` the kernels of compute capability 9.0.
+guards and how wide they are, `levels` what is computed once a head, a row or a column, `kernel` the whole, `passes`
+what each pass evaluates, `tiles/` tile sizes, and `hopper` the kernels of compute capability 9.0.
 """
 
 from __future__ import annotations

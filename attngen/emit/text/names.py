@@ -50,6 +50,7 @@ _TEMPLATE_NAMES = """
     terms terms_desc terms_ptr terms_tiles used usual begin end slot no_ds theirs in_turn Q_EARLY counts_ptr
     n_found n_heads n_lists check holds wrong
     call config work results q_ring k_ring v_ring namedtuple
+    state held strides tiling place extremes least_ptr most_ptr base factor UNSPECIALIZED
     forward_ad functorch wrapped hidden number learns apart v_layout
 """
 

@@ -50,6 +50,20 @@ def without_unused_definitions(source: str) -> str:
     return "\n".join(lines).rstrip("\n") + "\n" if unused else source
 
 
+def without_unused_imports(source: str) -> str:
+    """`source` without the lines that import names which nothing in it reads."""
+    tree = ast.parse(source)
+    read = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
+    unused = {
+        node.lineno
+        for node in tree.body
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        and not (isinstance(node, ast.ImportFrom) and node.module == "__future__")
+        if not any((a.asname or a.name.partition(".")[0]) in read for a in node.names)
+    }
+    return "\n".join(line for number, line in enumerate(source.split("\n"), 1) if number not in unused)
+
+
 def _own_definition(node: ast.stmt) -> str:
     """The name that `node` defines for the module's own use, or an empty string."""
     match node:

@@ -26,9 +26,9 @@ def _wrap(names: Iterable[str], indent: int) -> str:
     )  # fmt: skip
 
 
-def _constants(names: Iterable[str]) -> str:
-    """Arguments that a Gluon function takes at compile time."""
-    return _wrap((f"{name}:gl.constexpr" for name in names), 4).replace(":", ": ")
+def _constants(names: Iterable[str], module: str = "gl") -> str:
+    """Arguments that a function takes at compile time: of Gluon, or of Triton's own `tl`."""
+    return _wrap((f"{name}:{module}.constexpr" for name in names), 4).replace(":", ": ")
 
 
 def _names(names: Iterable[str]) -> str:

@@ -77,7 +77,6 @@ def backward_view(frame: Frame) -> BackwardView:
         f"GRAD_{p.name.upper()}" for p in frame.params if any(g.param == p.keyword for g in frame.plan.gradients)
     )
     return BackwardView(
-        w.form,
         "delta" in rows,
         tuple(f"{row}_ptr" for row in rows),
         rows,

@@ -12,7 +12,7 @@ from attngen.emit.text.params import ParamView, views
 from attngen.emit.triton.expressions import Printer
 from attngen.emit.triton.kernel_code import free_names
 from attngen.emit.triton.tile_loops import RangeView, range_view
-from attngen.emit.triton.views import KernelView
+from attngen.emit.triton.views import KernelView, RangeFunctionView
 from attngen.ir.nodes import Expr
 from attngen.ir.walk import reads, symbols
 from attngen.plan.kernel import Gather, KernelPlan
@@ -39,8 +39,12 @@ class Frame:
         return KernelView(
             self.arguments,
             unspecialized,
-            "late_tiles_first" if self.plan.longest_first else "heads_in_turn",
-            "early_tiles_first" if self.plan.growing_keys else "heads_in_turn",
+            "_busy_tiles_first(tl.cdiv(Sq, BQ), Hq, True)"
+            if self.plan.longest_first
+            else "_head_after_head(tl.cdiv(Sq, BQ), Hq)",
+            "_busy_tiles_first(tl.cdiv(Sk, BK), Hkv, False)"
+            if self.plan.growing_keys
+            else "_head_after_head(tl.cdiv(Sk, BK), Hkv)",
         )
 
     def printer(self) -> Printer:
@@ -53,6 +57,28 @@ class Frame:
 
     def query_ranges(self) -> RangeView:
         return range_view(self.plan.query_loops, self.plan.query_walks, self.printer(), "BQ")
+
+    def range_functions(self) -> tuple[RangeFunctionView, ...]:
+        """Those of loops that have ends."""
+        keys = ("key_tiles", self.key_ranges(), "BK", "queries q0 … q1")
+        queries = ("query_tiles", self.query_ranges(), "BQ", "keys k0 … k1")
+        # Bounds are computed in 64 bits: a window may be 2**31 - 1, for "no limit".
+        ints = {p.name for p in self.params if not p.by_pointer and p.type == "int"}
+        found: list[RangeFunctionView] = []
+        for name, view, block, held in (keys, queries):
+            arguments = self.range_names(view)
+            wide = tuple(a for a in arguments if a in {"q0", "q1", "k0", "k1", *ints})
+            function = RangeFunctionView(
+                name=name,
+                held=held,
+                arguments=arguments,
+                block=block,
+                wide=wide,
+                lines=view.lines,
+                results=view.results,
+            )
+            found += [function] if view.results else []
+        return tuple(found)
 
     def range_names(self, view: RangeView) -> tuple[str, ...]:
         """The names that the bounds read, in a stable order."""

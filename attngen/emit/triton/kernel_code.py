@@ -40,6 +40,19 @@ class KernelCode:
     arguments: tuple[str, ...]
     range_arguments: tuple[str, ...]
 
+    def reads(self, name: str) -> bool:
+        """Whether any of its lines reads `name`."""
+        lines = (
+            self.head_lines,
+            self.held_lines,
+            self.score_lines,
+            self.weight_lines,
+            self.mask_lines,
+            self.test_lines,
+        )
+        texts = (*(line for found in lines for line in found), *self.results.values(), self.allowed)
+        return name in free_names(text for text in texts if name in text)
+
 
 @dataclass(frozen=True, slots=True)
 class HeldTest:

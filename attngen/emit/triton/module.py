@@ -12,12 +12,13 @@ from typing import Any
 from attngen.emit.options import Options
 from attngen.emit.text.long_lines import without_long_lines
 from attngen.emit.text.names import RESERVED
-from attngen.emit.text.prune import without_unused, without_unused_definitions
+from attngen.emit.text.prune import without_unused, without_unused_definitions, without_unused_imports
 from attngen.emit.text.render import render
 from attngen.emit.torch_shared.leaves import AXES
 from attngen.emit.triton.backward import backward_code, backward_view, pair_gradient, with_factors
 from attngen.emit.triton.data_tests import test_view
 from attngen.emit.triton.expressions import division_helpers
+from attngen.emit.triton.forward import forward_view
 from attngen.emit.triton.frame import Frame, frame_of
 from attngen.emit.triton.header import header, places, register_limits, tile_table
 from attngen.emit.triton.hopper import (
@@ -25,6 +26,7 @@ from attngen.emit.triton.hopper import (
     GluonBackwardView,
     GluonPairView,
     GluonView,
+    WalkView,
     gluon_apart_view,
     gluon_backward_view,
     gluon_pair_view,
@@ -36,12 +38,10 @@ from attngen.emit.triton.launch import launch_view
 from attngen.emit.triton.param_gradients import GradientView, RowSum, gradient_views, row_sums
 from attngen.emit.triton.scope import scope_view
 from attngen.emit.triton.split import split_view
+from attngen.emit.triton.tile_gradients import dkdv_view, dq_view, pair_kernel_view, row_values_view
 from attngen.emit.triton.turns import TurnsView, turns_view
-from attngen.emit.triton.views import WeightView
+from attngen.emit.triton.views import HelpersView, PairKernelView, RangesView, RowValuesView, WeightView
 from attngen.errors import InternalError
-from attngen.ir.nodes import Load
-from attngen.ir.walk import nodes
-from attngen.plan import passes
 from attngen.plan.ints.facts import scale_use
 from attngen.plan.kernel import Gather, KernelPlan
 from attngen.plan.levels import Level
@@ -53,9 +53,8 @@ def emit_triton(plan: KernelPlan, text: str, options: Options, proof: tuple[str,
     """The generated module. `text` is the spec as written; it appears in the header as a comment."""
     if not RESERVED.isdisjoint(plan.attention.sizes):
         raise InternalError("the plan was made without the target's reserved names")
-    context = _context(plan, text, options, proof)
-    source = without_unused_definitions(without_unused(render("triton/module.py.j2", context)))
-    return without_long_lines(source)
+    source = render("triton/module.py.j2", _context(plan, text, options, proof))
+    return without_long_lines(without_unused_imports(without_unused_definitions(without_unused(source))))
 
 
 def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ...]) -> dict[str, Any]:
@@ -73,31 +72,56 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
     backward = with_factors(frame, backward, dq, dkdv)
     keys, queries = frame.key_ranges(), frame.query_ranges()
     tests = tuple(test_view(frame, t, r.axis) for r in (plan.keys, plan.queries) for t in r.tests)
-    kernel = frame.kernel_view()
     pair_gradients = tuple(pair_gradient(frame, g) for g in plan.gradients if g.gather not in AXES)
+    codes = (forward, *(() if options.forward else (dq, dkdv, *(g.code for g in pair_gradients))))
+    takes_fast = any(code.reads("FAST") for code in codes)
+    kernel = replace(frame.kernel_view(), fast=takes_fast, flags=() if options.forward else backward.flags)
     key_tests, query_tests = (tuple(t for t in tests if t.axis == axis) for axis in "kq")
-    key_pointers = tuple(p for t in key_tests for p in t.pointers)
+    key_pointers, query_pointers = (tuple(p for t in found for p in t.pointers) for found in (key_tests, query_tests))
     gradients = gradient_views(plan, frame.params, {p.name: p.host_lines for p in pair_gradients})
     tile = options.tile or plan.attention.tile
     hopper = _hopper_views(frame, options, dq, dkdv, dq_sums, backward.dk_factor_in_tile, gradients)
     fast_bwd, apart = hopper.fast_bwd, hopper.apart
-    rest = ("rest if precise else out",) if weights.saves_rest else ()
-    outputs = ("out", "lse", *(("den",) if weights.saves_den else ()), *rest)
-    split = split_view(
-        plan,
-        options,
-        frame.params,
-        frame.printer(),
-        frame.known,
-        kernel.unspecialized,
-        tile,
-        outputs,
-        tuple(p.removesuffix("_ptr") for p in key_pointers),
-    )
+    split = split_view(frame, options, weights, kernel, keys, tile, key_pointers)
     tiles = tile_table(plan, options, tile)
+    row_values = row_values_view(
+        backward,
+        weights,
+        terms=fast_bwd is not None and fast_bwd.row_terms,
+        counters=fast_bwd is not None or (apart is not None and bool(tests)),
+        needed=bool(gradients),
+    )
+    pair_kernels = tuple(
+        pair_kernel_view(frame, g, backward, weights, kernel, keys, key_pointers) for g in pair_gradients
+    )
     return {
         "backward": not options.forward,
-        "takes_fast": _takes_fast(plan, backward=not options.forward),
+        "helpers": HelpersView(
+            tiling=kernel.tiling,
+            flags=kernel.flags,
+            unspecialized=kernel.unspecialized,
+            kept=kept_view(frame),
+            divisions=division_helpers(plan.choices),
+        ),
+        "ranges": RangesView(functions=frame.range_functions(), tests=tests, arguments=kernel.arguments),
+        "forward": forward_view(frame, forward, weights, kernel, keys, key_pointers),
+        "dq": dq_view(frame, dq, backward, weights, kernel, keys, key_pointers, dq_sums),
+        "dkdv": dkdv_view(frame, dkdv, backward, weights, kernel, queries, query_pointers, dkdv_sums),
+        "row_values": row_values,
+        "versions": ("gluon/versions.py.j2",) if hopper.any else (),
+        "sections": _sections(
+            forward,
+            dq,
+            dkdv,
+            dq_sums,
+            dkdv_sums,
+            split is not None,
+            row_values,
+            pair_kernels,
+            hopper,
+            backward=not options.forward,
+        ),
+        "takes_fast": takes_fast,
         "scope": scope_view(options),
         "a": header(plan, text, options, proof),
         "longest_bits": plan.choices.longest_bits,
@@ -115,10 +139,6 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
         "split": split,
         "keys": keys,
         "queries": queries,
-        # Bounds are computed in 64 bits: a window may be 2**31 - 1, for "no limit".
-        "wide_names": {"q0", "q1", "k0", "k1", *(p.name for p in frame.params if not p.by_pointer and p.type == "int")},
-        "key_arguments": frame.range_names(keys),
-        "query_arguments": frame.range_names(queries),
         "key_pointers": "".join(f"{p}, " for p in key_pointers),
         "query_pointers": "".join(f"{p}, " for t in query_tests for p in t.pointers),
         "tests": tests,
@@ -132,7 +152,6 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
         "pair_gradients": pair_gradients,
         "dropout": plan.attention.dropout is not None,
         "params": frame.params,
-        "divisions": division_helpers(plan.choices),
         "launch": launch_view(
             plan,
             frame.params,
@@ -167,6 +186,10 @@ class _HopperViews:
     pair: GluonPairView | None = None
     turns: TurnsView | None = None
 
+    @property
+    def any(self) -> bool:
+        return any(view is not None for view in (self.fast, self.fast_bwd, self.apart))
+
 
 def _hopper_views(
     frame: Frame,
@@ -199,16 +222,77 @@ def _hopper_views(
     )
 
 
-def _takes_fast(plan: KernelPlan, *, backward: bool) -> bool:
-    """Whether something that a kernel evaluates has a form for NVIDIA's chips, which the constant FAST chooses."""
-    evaluated = [*passes.forward(plan).pair.values()]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A template that the file includes, and the views that are called differently in each."""
+
+    template: str
+    code: KernelCode | None = None
+    sums: tuple[RowSum, ...] = ()
+    walk: WalkView | None = None
+    pair_kernel: PairKernelView | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    title: str
+    parts: tuple[Part, ...]
+
+
+def _sections(
+    forward: KernelCode,
+    dq: KernelCode,
+    dkdv: KernelCode,
+    dq_sums: tuple[RowSum, ...],
+    dkdv_sums: tuple[RowSum, ...],
+    split: bool,
+    row_values: RowValuesView | None,
+    pair_kernels: tuple[PairKernelView, ...],
+    hopper: _HopperViews,
+    *,
+    backward: bool,
+) -> tuple[Section, ...]:
+    """What the file holds behind its tables, in order."""
+    found = [
+        Section("helpers", (Part(template="triton/helpers.py.j2"),)),
+        Section("which tiles meet", (Part(template="triton/tile_ranges.py.j2"),)),
+        Section("forward", (Part(template="triton/forward.py.j2", code=forward),)),
+    ]
+    if split:
+        found.append(Section("forward, short queries", (Part(template="triton/split.py.j2"),)))
+    if hopper.any:
+        shared = Part(template="gluon/helpers.py.j2")
+        own = (Part(template="gluon/forward.py.j2", code=forward),) if hopper.fast is not None else ()
+        found.append(Section("forward, for compute capability 9.0", (shared, *own)))
     if backward:
-        evaluated += passes.backward(plan, ((g.param, g) for g in plan.gradients)).pair.values()
-    return any(
-        n in plan.choices.approximate or (isinstance(n, Load) and plan.choices.corner(n) is not None)
-        for e in (plan.attention.mask, *evaluated)
-        for n in nodes(e)
-    )
+        found.append(
+            Section(
+                "backward",
+                (
+                    *((Part(template="triton/backward_delta.py.j2"),) if row_values is not None else ()),
+                    Part(template="triton/backward_dq.py.j2"),
+                    Part(template="triton/backward_dkdv.py.j2"),
+                    *(Part(template="triton/pair_gradient.py.j2", pair_kernel=g) for g in pair_kernels),
+                ),
+            )
+        )
+        found += _hopper_backward(dq, dkdv, dq_sums, dkdv_sums, hopper)
+    return (*found, Section("on the host", (Part(template="triton/launch.py.j2"),)))
+
+
+def _hopper_backward(
+    dq: KernelCode, dkdv: KernelCode, dq_sums: tuple[RowSum, ...], dkdv_sums: tuple[RowSum, ...], hopper: _HopperViews
+) -> list[Section]:
+    parts: list[Part] = []
+    if hopper.fast_bwd is not None:
+        parts.append(Part(template="gluon/backward.py.j2", code=dkdv))
+    if hopper.apart is not None:
+        parts.append(Part(template="gluon/dkdv.py.j2", code=dkdv, sums=dkdv_sums, walk=hopper.apart.queries))
+        parts.append(Part(template="gluon/dq.py.j2", code=dq, sums=dq_sums, walk=hopper.apart.keys))
+    if not parts:
+        return []
+    shared = Part(template="gluon/pairs.py.j2", code=dkdv)
+    return [Section("backward, for compute capability 9.0", (shared, *parts))]
 
 
 def _weight_view(plan: KernelPlan, forward: bool) -> WeightView:

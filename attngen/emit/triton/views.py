@@ -8,7 +8,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from attngen.plan.score.weights import Form
+from attngen.emit.text.divisions import HelperView
+from attngen.emit.text.render import bracket
+from attngen.emit.triton.kernel_code import KernelCode
+from attngen.emit.triton.param_gradients import PairView
+from attngen.emit.triton.tile_loops import RangeView
+
+STRIDES = tuple(f"{x}_stride_{axis}" for x in "qkv" for axis in "bhs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,16 +43,151 @@ class WeightView:
 
 @dataclass(frozen=True, slots=True)
 class KernelView:
-    """Arguments that all main kernels share, and the order in which programs take tiles."""
+    """What all main kernels share: arguments, the order in which programs take tiles, whether a function asks if it
+    may be approximate (`fast`), and the params (`flags`) whose gradients a call may leave out."""
 
     arguments: tuple[str, ...]
     unspecialized: list[str]
     order: str
     key_order: str
+    fast: bool = False
+    flags: tuple[str, ...] = ()
 
     @property
-    def orders(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys((self.order, self.key_order)))
+    def tiling(self) -> tuple[str, ...]:
+        """The fields of `_Tiling`, short of the flags: what functions of a tile are compiled for."""
+        return ("D", "Dv", "BQ", "BK", "TMA", *(("FAST",) if self.fast else ()))
+
+    def entry(self, pointers: tuple[str, ...], flags: tuple[str, ...] = (), more: tuple[str, ...] = ()) -> EntryView:
+        """A kernel that reads q, k and v: `pointers` stand between these and the arguments that all have. `flags` and
+        `more` are constants of its own, of which functions of a tile read the flags."""
+        fast = ("FAST",) if self.fast else ()
+        return EntryView(
+            operands=("q_ptr", "k_ptr", "v_ptr", *pointers, *self.arguments, *STRIDES),
+            constants=("D", "Dv", "BQ", "BK", "ALIGN", "TMA", *fast, *flags, *more),
+            tiling=f"_Tiling({', '.join((*self.tiling, *flags))})",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EntryView:
+    """The head of a kernel: its operands and constants, which operands it isn't specialized for, and what it hands on
+    as `tiling`."""
+
+    operands: tuple[str, ...]
+    constants: tuple[str, ...]
+    unspecialized: str = "UNSPECIALIZED"
+    tiling: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopView:
+    """A loop over tiles of which all need a mask or none does: `tile` is that of `step`, behind the lines `at`."""
+
+    steps: str
+    at: tuple[str, ...]
+    tile: str
+    masked: bool
+
+
+def loop_views(found: RangeView, full: str = "", partial: str = "") -> tuple[LoopView, ...]:
+    """The loops that have steps. `full` and `partial`: their ends, where these are not all steps."""
+    ends = ((found.unmasked, full, False), (found.masked, partial, True))
+    loops: list[LoopView] = []
+    for walk, own, masked in ends:
+        match walk.at:
+            case ():
+                continue
+            case (line,):
+                at, tile = (), bracket(line.removeprefix("at = "))
+            case _:
+                at, tile = walk.at, "at"
+        loops.append(LoopView(steps=own or walk.n_steps, at=at, tile=tile, masked=masked))
+    return tuple(loops)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateView:
+    """What a function of a tile takes and gives back, by name."""
+
+    state: tuple[str, ...]
+
+    @property
+    def carried(self) -> str:
+        """The name of all of it in a loop."""
+        first, *rest = self.state
+        return "state" if rest else first
+
+    @property
+    def unpack_lines(self) -> tuple[str, ...]:
+        return (f"{', '.join(self.state)} = state",) if len(self.state) > 1 else ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeighView(StateView):
+    """How `_attend_tile` makes weights of a tile's scores.
+
+    `state` is what is summed or kept for each row, `held` the names of what does not depend on the key. `rescale` is by
+    what a new row maximum changes the sums; empty where the weights have none. The lines bind `weight`, apply dropout
+    to it, and load `v`.
+    """
+
+    code: KernelCode
+    held: tuple[str, ...]
+    rescale: str
+    weight_lines: tuple[str, ...]
+    dropout_lines: tuple[str, ...]
+    value_lines: tuple[str, ...]
+
+    @property
+    def sums(self) -> bool:
+        return "row_sum" in self.state
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishView:
+    """The end of the forward pass, from a row's sums to its results.
+
+    `parameters` are those of `_finish` beside the sums, `arguments` what a kernel gives for them, `results` the names
+    of what comes back. `empty`: which rows have met no key.
+    """
+
+    parameters: tuple[str, ...]
+    arguments: tuple[str, ...]
+    results: tuple[str, ...]
+    empty: str
+    saves_den: bool
+    saves_rest: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardView:
+    """What `forward.py.j2` reads. `tile_lines` bind what the tile of queries has, `walk_lines` the ends of its walk."""
+
+    entry: EntryView
+    order: str
+    weigh: WeighView
+    tile_lines: tuple[str, ...]
+    walk_lines: tuple[str, ...]
+    loops: tuple[LoopView, ...]
+    finish: FinishView
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HelpersView:
+    """`tiling` are the fields of `_Tiling`; the last ones, `flags`, are false where they are not given."""
+
+    tiling: tuple[str, ...]
+    flags: tuple[str, ...]
+    unspecialized: list[str]
+    kept: KeptView | None
+    divisions: tuple[HelperView, ...]
+
+    @property
+    def tiling_fields(self) -> str:
+        """What `namedtuple` takes after the name."""
+        defaults = f", defaults=({'False, ' * len(self.flags)})" if self.flags else ""
+        return f'"{" ".join((*self.tiling, *self.flags))}"{defaults}'
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +208,6 @@ class KeptView:
 class BackwardView:
     """What the backward kernels read of each row, and the factors that stay outside the loops."""
 
-    form: Form
     has_delta: bool
     row_pointers: tuple[str, ...]
     row_tensors: tuple[str, ...]
@@ -104,6 +244,125 @@ class BackwardView:
         if self.has_delta:
             lines.append(f"delta = {load('delta_ptr', 0.0)}")
         return tuple(lines)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RangeFunctionView:
+    """The function that finds the ends of runs of tiles; `wide` are those of its arguments that it takes to 64 bits."""
+
+    name: str
+    held: str
+    arguments: tuple[str, ...]
+    block: str
+    wide: tuple[str, ...]
+    lines: tuple[str, ...]
+    results: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RangesView:
+    """What `tile_ranges.py.j2` reads; `arguments` are those of every kernel."""
+
+    functions: tuple[RangeFunctionView, ...]
+    tests: tuple[TestView, ...]
+    arguments: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlopeView:
+    """From a tile's scores to their gradient: `weight_lines` bind `weight`, whose name that is; the others sum dV,
+    bring `dp` to what dS needs, and bind `ds`."""
+
+    weight: str
+    weight_lines: tuple[str, ...]
+    value_lines: tuple[str, ...]
+    dp_lines: tuple[str, ...]
+    ds_lines: tuple[str, ...]
+    ds: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SumView:
+    """What pairs give to the gradient of a param, `contribution`, is summed under `name` where a call asks for it."""
+
+    name: str
+    flag: str
+    contribution: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DqView(StateView):
+    """What `backward_dq.py.j2` reads.
+
+    `state` is what is summed, which starts as `zeros`; `held` are the names of what does not depend on the key.
+    `key_lines` load `k`, `sum_lines` store the sums.
+    """
+
+    entry: EntryView
+    order: str
+    code: KernelCode
+    slope: SlopeView
+    zeros: tuple[str, ...]
+    held: tuple[str, ...]
+    sums: tuple[SumView, ...]
+    key_lines: tuple[str, ...]
+    tile_lines: tuple[str, ...]
+    walk_lines: tuple[str, ...]
+    loops: tuple[LoopView, ...]
+    factor: str
+    sum_lines: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DkdvView(StateView):
+    """What `backward_dkdv.py.j2` reads; see `DqView`. `row_lines` load the rows' values, `head_lines` bind what depends
+    on the head."""
+
+    entry: EntryView
+    order: str
+    code: KernelCode
+    slope: SlopeView
+    zeros: tuple[str, ...]
+    held: tuple[str, ...]
+    sums: tuple[SumView, ...]
+    row_lines: tuple[str, ...]
+    tile_lines: tuple[str, ...]
+    head_lines: tuple[str, ...]
+    walk_lines: tuple[str, ...]
+    loops: tuple[LoopView, ...]
+    factor: str
+    sum_lines: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairKernelView:
+    """What `pair_gradient.py.j2` reads, and the template `body`; see `DqView`. `row_lines` bind what a tile of queries
+    has."""
+
+    pair: PairView
+    body: str
+    summary: str
+    entry: EntryView
+    slope: SlopeView
+    held: tuple[str, ...]
+    seed_lines: tuple[str, ...]
+    row_lines: tuple[str, ...]
+    loops: tuple[LoopView, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowValuesView:
+    """What `backward_delta.py.j2` reads: which values of a row it prepares, and for whom it clears counters."""
+
+    entry: EntryView
+    summary: str
+    lse: bool
+    delta: bool
+    rest: bool
+    terms: bool
+    counters: bool
+    store_lse: tuple[str, ...]
+    store_delta: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)

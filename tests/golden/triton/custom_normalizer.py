@@ -172,81 +172,72 @@ HOPPER_APART = {
 # ---------------------------------------------------------------- helpers
 
 
-@triton.jit
-def _load_rows(
-    head_rows, batch, head, start, stop, stride, ROWS: tl.constexpr, COLS: tl.constexpr, BLOCK_COLS: tl.constexpr,
-    CHECKED: tl.constexpr, TMA: tl.constexpr,
-):
-    """Rows start … start + ROWS - 1 of one head. Columns from COLS on are zero, and with CHECKED rows from `stop` on.
+# The rows of one head of a tensor: where they are (`base` is a descriptor of all heads with TMA), how many, how far
+# apart. And what functions of a tile are compiled for.
+_Rows = namedtuple("_Rows", "base batch head stop stride")
+_Tiling = namedtuple("_Tiling", "D Dv BQ BK TMA GRAD_TEMPERATURE GRAD_ESCAPE", defaults=(False, False, ))
 
-    `head_rows` points to the head's first row; with TMA it is a descriptor of the whole tensor, whose edges the
-    hardware checks.
-    """
+# Sizes and strides: a kernel isn't compiled again for one that is 1 or a multiple of 16.
+UNSPECIALIZED = ['Hq', 'Hkv', 'Sq', 'Sk', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b', 'k_stride_h',
+    'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s']
+
+
+@triton.constexpr_function
+def _block(cols):
+    """What a tile's columns are rounded up to: a power of two, 16 at least."""
+    return max(16, triton.next_power_of_2(cols))
+
+
+@triton.jit
+def _load_rows(rows, start, ROWS: tl.constexpr, COLS: tl.constexpr, CHECKED: tl.constexpr, TMA: tl.constexpr):
+    """Rows start … start + ROWS - 1. Columns from COLS on are zero, and with CHECKED or TMA rows that do not exist."""
     if TMA:
-        rows = tl.reshape(head_rows.load([batch, head, start, 0]), [ROWS, BLOCK_COLS])
+        tile = tl.reshape(rows.base.load([rows.batch, rows.head, start, 0]), [ROWS, _block(COLS)])
     else:
         row = tl.arange(0, ROWS)[:, None]
-        col = tl.arange(0, BLOCK_COLS)[None, :]
-        cells = head_rows + tl.cast(start, tl.int64) * stride + row * stride + col
-        if CHECKED and BLOCK_COLS == COLS:
-            rows = tl.load(cells, mask=row < stop - start, other=0.0)
+        col = tl.arange(0, _block(COLS))[None, :]
+        cells = rows.base + tl.cast(start, tl.int64) * rows.stride + row * rows.stride + col
+        if CHECKED and _block(COLS) == COLS:
+            tile = tl.load(cells, mask=row < rows.stop - start, other=0.0)
         elif CHECKED:
-            rows = tl.load(cells, mask=(row < stop - start) & (col < COLS), other=0.0)
-        elif BLOCK_COLS == COLS:
-            rows = tl.load(cells)
+            tile = tl.load(cells, mask=(row < rows.stop - start) & (col < COLS), other=0.0)
+        elif _block(COLS) == COLS:
+            tile = tl.load(cells)
         else:
-            rows = tl.load(cells, mask=col < COLS, other=0.0)
-    return rows
+            tile = tl.load(cells, mask=col < COLS, other=0.0)
+    return tile
 
 
 @triton.jit
-def _store_rows(base, values, start, stop, stride, ROWS: tl.constexpr, COLS: tl.constexpr, BLOCK_COLS: tl.constexpr):
-    """The reverse of `_load_rows`, in the type of the memory."""
-    row = tl.arange(0, ROWS)[:, None]
-    col = tl.arange(0, BLOCK_COLS)[None, :]
-    cells = base + tl.cast(start, tl.int64) * stride + row * stride + col
+def _store_rows(base, values, start, stop, COLS: tl.constexpr):
+    """Stores rows start … of one head, which are contiguous there, in the type of the memory."""
+    row = tl.arange(0, values.shape[0])[:, None]
+    col = tl.arange(0, values.shape[1])[None, :]
+    cells = base + tl.cast(start, tl.int64) * COLS + row * COLS + col
     tl.store(cells, values.to(base.dtype.element_ty), mask=(row < stop - start) & (col < COLS))
 
 
 @triton.jit
-def _aligned(stride, ALIGN: tl.constexpr):
-    """`stride`, which the host has found to be a multiple of ALIGN, so that the compiler knows it too."""
-    return stride // ALIGN * ALIGN
-
-
-@triton.jit
-def _head_rows(tensor, batch, head, stride_b, stride_h, ALIGN: tl.constexpr, TMA: tl.constexpr):
-    """What `_load_rows` reads the rows of one head from. 64 bits: a batch may hold more than 2**31 elements."""
+def _head_rows(tensor, batch, head, strides, stop, ALIGN: tl.constexpr, TMA: tl.constexpr):
+    """The rows of one head, for `_load_rows`. The host has found the strides to be multiples of ALIGN."""
+    stride_b, stride_h, stride_s = strides
     if TMA:
-        rows = tensor
+        base = tensor
     else:
-        offset_b = tl.cast(batch, tl.int64) * _aligned(stride_b, ALIGN)
-        rows = tensor + offset_b + tl.cast(head, tl.int64) * _aligned(stride_h, ALIGN)
-    return rows
+        # 64 bits: a batch may hold more than 2**31 elements.
+        offset_b = tl.cast(batch, tl.int64) * (stride_b // ALIGN * ALIGN)
+        base = tensor + offset_b + tl.cast(head, tl.int64) * (stride_h // ALIGN * ALIGN)
+    return _Rows(base, batch, head, stop, stride_s // ALIGN * ALIGN)
 
 
 @triton.jit
-def _late_tiles_first(n_tiles, n_heads):
-    """(tile, batch, head) of this program: the tiles with most work first, eight heads at a time for the cache's sake.
-    """
+def _busy_tiles_first(n_tiles, n_heads, LATE: tl.constexpr):
+    """(tile, batch, head) of this program: tiles with most work first, eight heads at a time for the cache's sake."""
     pid = tl.program_id(0)
     first = pid // (n_tiles * 8) * 8
     width = tl.minimum(tl.num_programs(0) // n_tiles - first, 8)
     i = pid - first * n_tiles
-    tile = n_tiles - 1 - i // width
-    i = first + i % width
-    return tile, i // n_heads, i % n_heads
-
-
-@triton.jit
-def _early_tiles_first(n_tiles, n_heads):
-    """(tile, batch, head) of this program: the tiles with most work first, eight heads at a time for the cache's sake.
-    """
-    pid = tl.program_id(0)
-    first = pid // (n_tiles * 8) * 8
-    width = tl.minimum(tl.num_programs(0) // n_tiles - first, 8)
-    i = pid - first * n_tiles
-    tile = i // width
+    tile = n_tiles - 1 - i // width if LATE else i // width
     i = first + i % width
     return tile, i // n_heads, i % n_heads
 
@@ -256,8 +247,7 @@ def _early_tiles_first(n_tiles, n_heads):
 
 @triton.jit
 def _key_tiles(q0, q1, Sq, Sk, BK: tl.constexpr):
-    """The tiles that the queries q0 … q1 meet: `any` some pair is allowed, `full` every pair is, and no mask is needed.
-    """
+    """The tiles that the queries q0 … q1 meet: `any` some pair is allowed, `full` every pair is: no mask there."""
     q0 = tl.cast(q0, tl.int64)
     q1 = tl.cast(q1, tl.int64)
     any_hi = tl.cast(tl.cdiv(tl.minimum(Sk, q1 + Sk - Sq + 1), BK), tl.int32)
@@ -270,7 +260,7 @@ def _key_tiles(q0, q1, Sq, Sk, BK: tl.constexpr):
 
 @triton.jit
 def _query_tiles(k0, k1, Sq, Sk, BQ: tl.constexpr):
-    """The tiles that the keys k0 … k1 meet: `any` some pair is allowed, `full` every pair is, and no mask is needed."""
+    """The tiles that the keys k0 … k1 meet: `any` some pair is allowed, `full` every pair is: no mask there."""
     k0 = tl.cast(k0, tl.int64)
     k1 = tl.cast(k1, tl.int64)
     any_lo = tl.cast(tl.maximum(0, k0 + Sq - Sk) // BQ, tl.int32)
@@ -288,14 +278,21 @@ def _query_tiles(k0, k1, Sq, Sk, BQ: tl.constexpr):
 
 
 @triton.jit
-def _attend_tile(
-    acc, row_max, row_sum, q, k_rows, v_rows, batch, kv_head, k0, k_stride_s, v_stride_s, Sk, head_term_2, row_term,
-    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BK: tl.constexpr,
-    MASKED: tl.constexpr, TMA: tl.constexpr,
-):
-    """Folds the keys k0 … k0 + BK - 1 into the running state of a tile of queries."""
-    k_idx = (k0 + tl.arange(0, BK))[None, :]
-    k = _load_rows(k_rows, batch, kv_head, k0, Sk, k_stride_s, BK, D, BLOCK_D, MASKED, TMA)
+def _no_keys(ROWS: tl.constexpr, COLS: tl.constexpr):
+    """The state of rows that have met no key yet."""
+    acc = tl.zeros([ROWS, _block(COLS)], tl.float32)
+    row_max = tl.full([ROWS], float("-inf"), tl.float32)
+    row_sum = tl.zeros([ROWS], tl.float32)
+    return acc, row_max, row_sum
+
+
+@triton.jit
+def _attend_tile(state, held, k_rows, v_rows, k0, tiling: tl.constexpr, MASKED: tl.constexpr):
+    """Folds the keys k0 … k0 + BK - 1 into the state of a tile of queries. `held`: what does not depend on the key."""
+    acc, row_max, row_sum = state
+    q, head_term_2, row_term = held
+    k_idx = (k0 + tl.arange(0, tiling.BK))[None, :]
+    k = _load_rows(k_rows, k0, tiling.BK, tiling.D, MASKED, tiling.TMA)
     qk = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     x = qk * head_term_2
     if MASKED:
@@ -304,65 +301,20 @@ def _attend_tile(
     shift = tl.where(new_max == float("-inf"), 0.0, new_max)  # rows that have met no key yet
     rescale = tl.exp2(row_max - shift)
     weight = tl.exp2(x - shift[:, None])
+    row_max = new_max
     row_sum = row_sum * rescale + tl.sum(weight, 1)
     acc = acc * rescale[:, None]
-    v = _load_rows(v_rows, batch, kv_head, k0, Sk, v_stride_s, BK, Dv, BLOCK_DV, MASKED, TMA)
+    v = _load_rows(v_rows, k0, tiling.BK, tiling.Dv, MASKED, tiling.TMA)
     acc = tl.dot(weight.to(v.dtype), v, acc, input_precision=PRECISION)
-    row_max = new_max
     return acc, row_max, row_sum
 
 
-@triton.jit(do_not_specialize=['Hq', 'Hkv', 'Sq', 'Sk', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b',
-    'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
-def _forward_kernel(
-    q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, rest_ptr, scale, Hq, Hkv, Sq, Sk, temperature_ptr, temperature_stride_0,
-    escape_ptr, escape_stride_0,
-    q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s,
-    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BQ: tl.constexpr,
-    BK: tl.constexpr, ALIGN: tl.constexpr, TMA: tl.constexpr,
-    PRECISE: tl.constexpr,
-):
-    """One tile of queries of one head: walks the tiles of keys that it can meet."""
-    tile, batch, head = _late_tiles_first(tl.cdiv(Sq, BQ), Hq)
-    kv_head = head // (Hq // Hkv)
-    q0 = tile * BQ
-    q1 = tl.minimum(q0 + BQ, Sq) - 1
-    q_idx = (q0 + tl.arange(0, BQ))[:, None]
-    q_rows = _head_rows(q_ptr, batch, head, q_stride_b, q_stride_h, ALIGN, TMA)
-    k_rows = _head_rows(k_ptr, batch, kv_head, k_stride_b, k_stride_h, ALIGN, TMA)
-    v_rows = _head_rows(v_ptr, batch, kv_head, v_stride_b, v_stride_h, ALIGN, TMA)
-    q_stride_s = _aligned(q_stride_s, ALIGN)
-    k_stride_s = _aligned(k_stride_s, ALIGN)
-    v_stride_s = _aligned(v_stride_s, ALIGN)
-    q = _load_rows(q_rows, batch, head, q0, Sq, q_stride_s, BQ, D, BLOCK_D, True, TMA)
-    head_term = tl.cast(tl.load(temperature_ptr + tl.cast(head, tl.int64) * temperature_stride_0), tl.float32)
-    head_term_2 = scale * (1.0 / head_term * 1.4426950408889634)
-    head_term_3 = (tl.cast(tl.load(escape_ptr + tl.cast(head, tl.int64) * escape_stride_0),
-        tl.float32) / head_term * 1.4426950408889634)
-    row_term = q_idx + Sk - Sq
-
-    acc = tl.zeros([BQ, BLOCK_DV], tl.float32)
-    row_max = tl.full([BQ], float("-inf"), tl.float32)
-    row_sum = tl.zeros([BQ], tl.float32)
-    full_hi, any_hi = _key_tiles(q0, q1, Sq, Sk, BK)
-    for step in tl.range(full_hi):
-        at = step
-        acc, row_max, row_sum = _attend_tile(
-            acc, row_max, row_sum, q, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, head_term_2,
-            row_term,
-            D, Dv, BLOCK_D, BLOCK_DV, BK, False, TMA,
-        )
-    for step in tl.range(any_hi - full_hi):
-        at = full_hi + step
-        acc, row_max, row_sum = _attend_tile(
-            acc, row_max, row_sum, q, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, head_term_2,
-            row_term,
-            D, Dv, BLOCK_D, BLOCK_DV, BK, True, TMA,
-        )
-
+@triton.jit
+def _finish(state, extra):
+    """The results of rows whose keys have all been met."""
+    acc, row_max, row_sum = state
     total = row_max
     # The denominator's extra term is one more key without a value.
-    extra = head_term_3
     merged = tl.maximum(total, extra)
     shift = tl.where(merged == float("-inf"), 0.0, merged)
     rescale = tl.exp2(total - shift)
@@ -373,11 +325,46 @@ def _forward_kernel(
     row_sum = tl.where(empty, 1.0, row_sum)
     acc = acc / row_sum[:, None]
     lse = tl.where(empty, float("-inf"), (total + tl.log2(row_sum)) * LN2)
+    return acc, lse
+
+
+@triton.jit(do_not_specialize=UNSPECIALIZED)
+def _forward_kernel(
+    q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, rest_ptr, scale, Hq, Hkv, Sq, Sk, temperature_ptr, temperature_stride_0,
+    escape_ptr, escape_stride_0, q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b,
+    v_stride_h, v_stride_s,
+    D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ALIGN: tl.constexpr, TMA: tl.constexpr,
+    PRECISE: tl.constexpr,
+):
+    """One tile of queries of one head: walks the tiles of keys that it can meet."""
+    tiling: tl.constexpr = _Tiling(D, Dv, BQ, BK, TMA)
+    tile, batch, head = _busy_tiles_first(tl.cdiv(Sq, BQ), Hq, True)
+    kv_head = head // (Hq // Hkv)
+    q0 = tile * BQ
+    q1 = tl.minimum(q0 + BQ, Sq) - 1
+    q_idx = (q0 + tl.arange(0, BQ))[:, None]
+    q_rows = _head_rows(q_ptr, batch, head, (q_stride_b, q_stride_h, q_stride_s), Sq, ALIGN, TMA)
+    k_rows = _head_rows(k_ptr, batch, kv_head, (k_stride_b, k_stride_h, k_stride_s), Sk, ALIGN, TMA)
+    v_rows = _head_rows(v_ptr, batch, kv_head, (v_stride_b, v_stride_h, v_stride_s), Sk, ALIGN, TMA)
+    q = _load_rows(q_rows, q0, BQ, D, True, TMA)
+    head_term = tl.cast(tl.load(temperature_ptr + tl.cast(head, tl.int64) * temperature_stride_0), tl.float32)
+    head_term_2 = scale * (1.0 / head_term * 1.4426950408889634)
+    head_term_3 = (tl.cast(tl.load(escape_ptr + tl.cast(head, tl.int64) * escape_stride_0),
+        tl.float32) / head_term * 1.4426950408889634)
+    row_term = q_idx + Sk - Sq
+    held = (q, head_term_2, row_term)
+    state = _no_keys(BQ, Dv)
+    full_hi, any_hi = _key_tiles(q0, q1, Sq, Sk, BK)
+    for step in tl.range(full_hi):
+        state = _attend_tile(state, held, k_rows, v_rows, step * BK, tiling, False)
+    for step in tl.range(any_hi - full_hi):
+        state = _attend_tile(state, held, k_rows, v_rows, (full_hi + step) * BK, tiling, True)
+    acc, lse = _finish(state, head_term_3)
     row = (batch * tl.cast(Hq, tl.int64) + head) * Sq
-    _store_rows(out_ptr + row * Dv, acc, q0, Sq, Dv, BQ, Dv, BLOCK_DV)
+    _store_rows(out_ptr + row * Dv, acc, q0, Sq, Dv)
     if PRECISE:
         rounded = acc.to(out_ptr.dtype.element_ty).to(tl.float32)
-        _store_rows(rest_ptr + row * Dv, acc - rounded, q0, Sq, Dv, BQ, Dv, BLOCK_DV)
+        _store_rows(rest_ptr + row * Dv, acc - rounded, q0, Sq, Dv)
     rows = q0 + tl.arange(0, BQ)
     tl.store(lse_ptr + row + rows, lse, mask=rows < Sq)
 
@@ -385,16 +372,15 @@ def _forward_kernel(
 # ---------------------------------------------------------------- forward, short queries
 
 
-@triton.jit(do_not_specialize=['pieces', 'Hq', 'Hkv', 'Sq', 'Sk', 'q_stride_b', 'q_stride_h', 'q_stride_s',
-    'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
+@triton.jit(do_not_specialize=["pieces", *UNSPECIALIZED])
 def _split_kernel(
     q_ptr, k_ptr, v_ptr, parts_ptr, pieces, scale, Hq, Hkv, Sq, Sk, temperature_ptr, temperature_stride_0, escape_ptr,
-    escape_stride_0,
-    q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s,
-    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BQ: tl.constexpr,
-    BK: tl.constexpr, ALIGN: tl.constexpr, TMA: tl.constexpr,
+    escape_stride_0, q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h,
+    v_stride_s,
+    D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ALIGN: tl.constexpr, TMA: tl.constexpr,
 ):
-    """One piece of the walk of one tile, whose rows are the queries of all heads that share keys and values."""
+    """One piece of the walk of one tile, whose rows are the queries of all heads that share keys."""
+    tiling: tl.constexpr = _Tiling(D, Dv, BQ, BK, TMA)
     group = Hq // Hkv
     n_tiles = tl.cdiv(group * Sq, BQ)
     tile = tl.program_id(0) % n_tiles
@@ -407,21 +393,16 @@ def _split_kernel(
     q_idx = row // group
     q0 = tile * BQ // group
     q1 = tl.minimum((tile * BQ + BQ - 1) // group, Sq - 1)
-    k_rows = _head_rows(k_ptr, batch, kv_head, k_stride_b, k_stride_h, ALIGN, TMA)
-    v_rows = _head_rows(v_ptr, batch, kv_head, v_stride_b, v_stride_h, ALIGN, TMA)
-    q_stride_s = _aligned(q_stride_s, ALIGN)
-    k_stride_s = _aligned(k_stride_s, ALIGN)
-    v_stride_s = _aligned(v_stride_s, ALIGN)
-    col = tl.arange(0, BLOCK_D)[None, :]
-    q_rows = _head_rows(q_ptr, batch, head, q_stride_b, q_stride_h, ALIGN, False)
-    q = tl.load(q_rows + q_idx * q_stride_s + col, mask=(q_idx < Sq) & (col < D), other=0.0)
+    k_rows = _head_rows(k_ptr, batch, kv_head, (k_stride_b, k_stride_h, k_stride_s), Sk, ALIGN, TMA)
+    v_rows = _head_rows(v_ptr, batch, kv_head, (v_stride_b, v_stride_h, v_stride_s), Sk, ALIGN, TMA)
+    col = tl.arange(0, _block(D))[None, :]
+    q_rows = _head_rows(q_ptr, batch, head, (q_stride_b, q_stride_h, q_stride_s), Sq, ALIGN, False)
+    q = tl.load(q_rows.base + q_idx * q_rows.stride + col, mask=(q_idx < Sq) & (col < D), other=0.0)
     head_term = tl.cast(tl.load(temperature_ptr + tl.cast(head, tl.int64) * temperature_stride_0), tl.float32)
     head_term_2 = scale * (1.0 / head_term * 1.4426950408889634)
     row_term = q_idx + Sk - Sq
-
-    acc = tl.zeros([BQ, BLOCK_DV], tl.float32)
-    row_max = tl.full([BQ], float("-inf"), tl.float32)
-    row_sum = tl.zeros([BQ], tl.float32)
+    held = (q, head_term_2, row_term)
+    state = _no_keys(BQ, Dv)
     full_hi, any_hi = _key_tiles(q0, q1, Sq, Sk, BK)
     n_full = full_hi
     n_walked = n_full + any_hi - full_hi
@@ -429,33 +410,22 @@ def _split_kernel(
     first = tl.minimum(piece * share, n_walked)
     stop = tl.minimum(first + share, n_walked)
     for step in tl.range(tl.minimum(first, n_full), tl.minimum(stop, n_full)):
-        at = step
-        acc, row_max, row_sum = _attend_tile(
-            acc, row_max, row_sum, q, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, head_term_2,
-            row_term,
-            D, Dv, BLOCK_D, BLOCK_DV, BK, False, TMA,
-        )
+        state = _attend_tile(state, held, k_rows, v_rows, step * BK, tiling, False)
     for step in tl.range(tl.maximum(first, n_full) - n_full, tl.maximum(stop, n_full) - n_full):
-        at = full_hi + step
-        acc, row_max, row_sum = _attend_tile(
-            acc, row_max, row_sum, q, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, head_term_2,
-            row_term,
-            D, Dv, BLOCK_D, BLOCK_DV, BK, True, TMA,
-        )
-
+        state = _attend_tile(state, held, k_rows, v_rows, (full_hi + step) * BK, tiling, True)
+    acc, row_max, row_sum = state
     cell = ((batch * tl.cast(Hq, tl.int64) + head) * Sq + q_idx) * pieces + piece
-    cells = parts_ptr + cell * (BLOCK_DV + 4)
-    tl.store(cells + tl.arange(0, BLOCK_DV)[None, :], acc, mask=q_idx < Sq)
-    tl.store(cells + BLOCK_DV + 0, row_max[:, None], mask=q_idx < Sq)
-    tl.store(cells + BLOCK_DV + 1, row_sum[:, None], mask=q_idx < Sq)
+    cells = parts_ptr + cell * (_block(Dv) + 4)
+    tl.store(cells + tl.arange(0, _block(Dv))[None, :], acc, mask=q_idx < Sq)
+    tl.store(cells + _block(Dv) + 0, row_max[:, None], mask=q_idx < Sq)
+    tl.store(cells + _block(Dv) + 1, row_sum[:, None], mask=q_idx < Sq)
 
 
-@triton.jit(do_not_specialize=['pieces', 'Hq', 'Hkv', 'Sq', 'Sk', 'q_stride_b', 'q_stride_h', 'q_stride_s',
-    'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
+@triton.jit(do_not_specialize=["pieces", *UNSPECIALIZED])
 def _merge_kernel(
     parts_ptr, out_ptr, lse_ptr, rest_ptr, pieces, scale, Hq, Hkv, Sq, Sk, temperature_ptr, temperature_stride_0,
     escape_ptr, escape_stride_0,
-    D: tl.constexpr, Dv: tl.constexpr, BLOCK_DV: tl.constexpr, PIECES: tl.constexpr, PRECISE: tl.constexpr,
+    D: tl.constexpr, Dv: tl.constexpr, PIECES: tl.constexpr, PRECISE: tl.constexpr,
 ):
     """One query of one head: merges the sums of its pieces, PIECES at a time, as a tile's are merged into a row's."""
     BQ: tl.constexpr = 1
@@ -467,15 +437,13 @@ def _merge_kernel(
         tl.float32) / tl.cast(tl.load(temperature_ptr + tl.cast(head, tl.int64) * temperature_stride_0),
         tl.float32) * 1.4426950408889634)
 
-    acc = tl.zeros([BQ, BLOCK_DV], tl.float32)
-    row_max = tl.full([BQ], float("-inf"), tl.float32)
-    row_sum = tl.zeros([BQ], tl.float32)
+    acc, row_max, row_sum = _no_keys(BQ, Dv)
     for first in tl.range(0, pieces, PIECES):
         piece = first + tl.arange(0, PIECES)
-        cells = parts_ptr + (tl.cast(tl.program_id(0), tl.int64) * pieces + piece) * (BLOCK_DV + 4)
-        part = tl.load(cells[:, None] + tl.arange(0, BLOCK_DV)[None, :], mask=(piece < pieces)[:, None], other=0.0)
-        part_max = tl.load(cells + BLOCK_DV + 0, mask=piece < pieces, other=float("-inf"))
-        part_sum = tl.load(cells + BLOCK_DV + 1, mask=piece < pieces, other=0.0)
+        cells = parts_ptr + (tl.cast(tl.program_id(0), tl.int64) * pieces + piece) * (_block(Dv) + 4)
+        part = tl.load(cells[:, None] + tl.arange(0, _block(Dv))[None, :], mask=(piece < pieces)[:, None], other=0.0)
+        part_max = tl.load(cells + _block(Dv) + 0, mask=piece < pieces, other=float("-inf"))
+        part_sum = tl.load(cells + _block(Dv) + 1, mask=piece < pieces, other=0.0)
         new_max = tl.maximum(row_max, tl.max(part_max, 0))
         shift = tl.where(new_max == float("-inf"), 0.0, new_max)  # rows that have met no key yet
         rescale = tl.exp2(row_max - shift)
@@ -483,27 +451,17 @@ def _merge_kernel(
         row_max = new_max
         row_sum = row_sum * rescale + tl.sum(part_sum * weight, 0)
         acc = acc * rescale[:, None] + tl.sum(part * weight[:, None], 0)[None, :]
-
-    total = row_max
-    # The denominator's extra term is one more key without a value.
-    extra = head_term
-    merged = tl.maximum(total, extra)
-    shift = tl.where(merged == float("-inf"), 0.0, merged)
-    rescale = tl.exp2(total - shift)
-    row_sum = row_sum * rescale + tl.exp2(extra - shift)
-    acc = acc * rescale[:, None]
-    total = merged
-    empty = total == float("-inf")
-    row_sum = tl.where(empty, 1.0, row_sum)
-    acc = acc / row_sum[:, None]
-    lse = tl.where(empty, float("-inf"), (total + tl.log2(row_sum)) * LN2)
+    acc, lse = _finish((acc, row_max, row_sum), head_term)
     row = (batch * tl.cast(Hq, tl.int64) + head) * Sq
-    _store_rows(out_ptr + row * Dv, acc, q0, Sq, Dv, BQ, Dv, BLOCK_DV)
+    _store_rows(out_ptr + row * Dv, acc, q0, Sq, Dv)
     if PRECISE:
         rounded = acc.to(out_ptr.dtype.element_ty).to(tl.float32)
-        _store_rows(rest_ptr + row * Dv, acc - rounded, q0, Sq, Dv, BQ, Dv, BLOCK_DV)
+        _store_rows(rest_ptr + row * Dv, acc - rounded, q0, Sq, Dv)
     rows = q0 + tl.arange(0, BQ)
     tl.store(lse_ptr + row + rows, lse, mask=rows < Sq)
+
+
+# ---------------------------------------------------------------- forward, for compute capability 9.0
 
 
 @gluon.jit
@@ -555,9 +513,6 @@ def _unpacked(pairs, dtype: gl.constexpr, layout: gl.constexpr):
     low = pairs.to(gl.int16).to(dtype, bitcast=True)
     high = (pairs >> 16).to(gl.int16).to(dtype, bitcast=True)
     return gl.convert_layout(gl.join(low, high).reshape([pairs.shape[0], pairs.shape[1] * 2]), layout)
-
-
-# ---------------------------------------------------------------- forward, for compute capability 9.0
 
 
 # What travels together. A ring of tiles in shared memory: the tiles, a barrier for each that says that it has arrived,
@@ -1095,10 +1050,10 @@ def _hopper_forward_kernel(
 # ---------------------------------------------------------------- backward
 
 
-@triton.jit(do_not_specialize=["n_rows", "n_counters"])
+@triton.jit(do_not_specialize=['n_rows', 'n_counters'])
 def _rows_kernel(
     lse_ptr, scaled_lse_ptr, out_ptr, rest_ptr, d_out_ptr, d_lse_ptr, delta_ptr, n_rows, counters_ptr, n_counters,
-    Dv: tl.constexpr, BLOCK_DV: tl.constexpr, ROWS: tl.constexpr, HAS_D_LSE: tl.constexpr, PRECISE: tl.constexpr,
+    Dv: tl.constexpr, ROWS: tl.constexpr, HAS_D_LSE: tl.constexpr, PRECISE: tl.constexpr,
 ):
     """What every pair of a row reads, once a row: the log-sum-exp to base 2, inf for rows that met no key; delta.
 
@@ -1114,10 +1069,10 @@ def _rows_kernel(
     tl.store(scaled_lse_ptr + rows, tl.where(lse == float("-inf"), float("inf"), lse * LOG2E), mask=rows < n_rows)
     base = tl.cast(start, tl.int64) * Dv
     left = n_rows - start
-    out = _load_rows(out_ptr + base, 0, 0, 0, left, Dv, ROWS, Dv, BLOCK_DV, True, False).to(tl.float32)
+    out = _load_rows(_Rows(out_ptr + base, 0, 0, left, Dv), 0, ROWS, Dv, True, False).to(tl.float32)
     if PRECISE:
-        out += _load_rows(rest_ptr + base, 0, 0, 0, left, Dv, ROWS, Dv, BLOCK_DV, True, False).to(tl.float32)
-    d_out = _load_rows(d_out_ptr + base, 0, 0, 0, left, Dv, ROWS, Dv, BLOCK_DV, True, False).to(tl.float32)
+        out += _load_rows(_Rows(rest_ptr + base, 0, 0, left, Dv), 0, ROWS, Dv, True, False).to(tl.float32)
+    d_out = _load_rows(_Rows(d_out_ptr + base, 0, 0, left, Dv), 0, ROWS, Dv, True, False).to(tl.float32)
     delta = tl.sum(out * d_out, 1)
     if HAS_D_LSE:
         delta -= tl.load(d_lse_ptr + rows, mask=rows < n_rows, other=0.0)
@@ -1125,18 +1080,13 @@ def _rows_kernel(
 
 
 @triton.jit
-def _dq_tile(
-    dq, sum_temperature, sum_escape, q, d_out, row_lse, delta, k_rows, v_rows, batch, kv_head, k0, k_stride_s,
-    v_stride_s, Sk, scale, head_term_3, head_term_4, row_term,
-    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BK: tl.constexpr,
-    MASKED: tl.constexpr, TMA: tl.constexpr,
-    GRAD_TEMPERATURE: tl.constexpr,
-    GRAD_ESCAPE: tl.constexpr,
-):
+def _dq_tile(state, held, k_rows, v_rows, k0, tiling: tl.constexpr, MASKED: tl.constexpr):
     """Adds to dQ what the keys k0 … k0 + BK - 1 contribute."""
-    k_idx = (k0 + tl.arange(0, BK))[None, :]
-    k = _load_rows(k_rows, batch, kv_head, k0, Sk, k_stride_s, BK, D, BLOCK_D, MASKED, TMA)
-    v = _load_rows(v_rows, batch, kv_head, k0, Sk, v_stride_s, BK, Dv, BLOCK_DV, MASKED, TMA)
+    dq, sum_temperature, sum_escape = state
+    q, d_out, row_lse, delta, scale, head_term_3, head_term_4, row_term = held
+    k_idx = (k0 + tl.arange(0, tiling.BK))[None, :]
+    k = _load_rows(k_rows, k0, tiling.BK, tiling.D, MASKED, tiling.TMA)
+    v = _load_rows(v_rows, k0, tiling.BK, tiling.Dv, MASKED, tiling.TMA)
     qk = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     dp = tl.dot(d_out, tl.trans(v), input_precision=PRECISION)
     p = tl.exp2(qk * head_term_3 - row_lse)
@@ -1145,48 +1095,42 @@ def _dq_tile(
         p = tl.where(allowed, p, 0.0)
     dp = dp - delta
     g = p * dp
-    ds = g
-    if GRAD_TEMPERATURE:
+    if tiling.GRAD_TEMPERATURE:
         contribution = g * (head_term_4 * (qk * scale))
         if MASKED:
             contribution = tl.where(allowed, contribution, 0.0)
         sum_temperature += tl.sum(contribution, 1)
-    if GRAD_ESCAPE:
+    if tiling.GRAD_ESCAPE:
         contribution = g * 0.0
         if MASKED:
             contribution = tl.where(allowed, contribution, 0.0)
         sum_escape += tl.sum(contribution, 1)
-    dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
+    dq = tl.dot(g.to(k.dtype), k, dq, input_precision=PRECISION)
     return dq, sum_temperature, sum_escape
 
 
-@triton.jit(do_not_specialize=['Hq', 'Hkv', 'Sq', 'Sk', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b',
-    'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
+@triton.jit(do_not_specialize=UNSPECIALIZED)
 def _dq_kernel(
     q_ptr, k_ptr, v_ptr, d_out_ptr, lse_ptr, delta_ptr, dq_ptr, sum_temperature_ptr, sum_escape_ptr, scale, Hq, Hkv, Sq,
-    Sk, temperature_ptr, temperature_stride_0, escape_ptr, escape_stride_0,
-    q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s,
-    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BQ: tl.constexpr,
-    BK: tl.constexpr, ALIGN: tl.constexpr, TMA: tl.constexpr,
-    GRAD_TEMPERATURE: tl.constexpr,
-    GRAD_ESCAPE: tl.constexpr,
+    Sk, temperature_ptr, temperature_stride_0, escape_ptr, escape_stride_0, q_stride_b, q_stride_h, q_stride_s,
+    k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s,
+    D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ALIGN: tl.constexpr, TMA: tl.constexpr,
+    GRAD_TEMPERATURE: tl.constexpr, GRAD_ESCAPE: tl.constexpr,
 ):
     """One tile of queries of one head: walks the same tiles of keys as the forward kernel."""
-    tile, batch, head = _late_tiles_first(tl.cdiv(Sq, BQ), Hq)
+    tiling: tl.constexpr = _Tiling(D, Dv, BQ, BK, TMA, GRAD_TEMPERATURE, GRAD_ESCAPE)
+    tile, batch, head = _busy_tiles_first(tl.cdiv(Sq, BQ), Hq, True)
     kv_head = head // (Hq // Hkv)
     q0 = tile * BQ
     q1 = tl.minimum(q0 + BQ, Sq) - 1
     q_idx = (q0 + tl.arange(0, BQ))[:, None]
-    q_rows = _head_rows(q_ptr, batch, head, q_stride_b, q_stride_h, ALIGN, TMA)
-    k_rows = _head_rows(k_ptr, batch, kv_head, k_stride_b, k_stride_h, ALIGN, TMA)
-    v_rows = _head_rows(v_ptr, batch, kv_head, v_stride_b, v_stride_h, ALIGN, TMA)
-    q_stride_s = _aligned(q_stride_s, ALIGN)
-    k_stride_s = _aligned(k_stride_s, ALIGN)
-    v_stride_s = _aligned(v_stride_s, ALIGN)
-    d_out_rows = _head_rows(d_out_ptr, batch, head, tl.cast(Hq, tl.int64) * Sq * Dv, Sq * Dv, 1, TMA)
+    q_rows = _head_rows(q_ptr, batch, head, (q_stride_b, q_stride_h, q_stride_s), Sq, ALIGN, TMA)
+    k_rows = _head_rows(k_ptr, batch, kv_head, (k_stride_b, k_stride_h, k_stride_s), Sk, ALIGN, TMA)
+    v_rows = _head_rows(v_ptr, batch, kv_head, (v_stride_b, v_stride_h, v_stride_s), Sk, ALIGN, TMA)
+    d_out_rows = _head_rows(d_out_ptr, batch, head, (tl.cast(Hq, tl.int64) * Sq * Dv, Sq * Dv, Dv), Sq, 1, TMA)
     row = (batch * tl.cast(Hq, tl.int64) + head) * Sq
-    q = _load_rows(q_rows, batch, head, q0, Sq, q_stride_s, BQ, D, BLOCK_D, True, TMA)
-    d_out = _load_rows(d_out_rows, batch, head, q0, Sq, Dv, BQ, Dv, BLOCK_DV, True, TMA)
+    q = _load_rows(q_rows, q0, BQ, D, True, TMA)
+    d_out = _load_rows(d_out_rows, q0, BQ, Dv, True, TMA)
     rows = q0 + tl.arange(0, BQ)
     head_term = tl.cast(tl.load(temperature_ptr + tl.cast(head, tl.int64) * temperature_stride_0), tl.float32)
     head_term_2 = 1.0 / head_term
@@ -1199,26 +1143,15 @@ def _dq_kernel(
     row_lse = tl.load(lse_ptr + row + rows, mask=rows < Sq, other=float("inf"))[:, None]
     delta = tl.load(delta_ptr + row + rows, mask=rows < Sq, other=0.0)[:, None]
     row_term = q_idx + Sk - Sq
-
-    dq = tl.zeros([BQ, BLOCK_D], tl.float32)
-    sum_temperature = tl.zeros([BQ], tl.float32)
-    sum_escape = tl.zeros([BQ], tl.float32)
+    held = (q, d_out, row_lse, delta, scale, head_term_3, head_term_4, row_term)
+    state = (tl.zeros([BQ, _block(D)], tl.float32), tl.zeros([BQ], tl.float32), tl.zeros([BQ], tl.float32))
     full_hi, any_hi = _key_tiles(q0, q1, Sq, Sk, BK)
     for step in tl.range(full_hi):
-        at = step
-        dq, sum_temperature, sum_escape = _dq_tile(
-            dq, sum_temperature, sum_escape, q, d_out, row_lse, delta, k_rows, v_rows, batch, kv_head, at * BK,
-            k_stride_s, v_stride_s, Sk, scale, head_term_3, head_term_4, row_term,
-            D, Dv, BLOCK_D, BLOCK_DV, BK, False, TMA, GRAD_TEMPERATURE, GRAD_ESCAPE,
-        )
+        state = _dq_tile(state, held, k_rows, v_rows, step * BK, tiling, False)
     for step in tl.range(any_hi - full_hi):
-        at = full_hi + step
-        dq, sum_temperature, sum_escape = _dq_tile(
-            dq, sum_temperature, sum_escape, q, d_out, row_lse, delta, k_rows, v_rows, batch, kv_head, at * BK,
-            k_stride_s, v_stride_s, Sk, scale, head_term_3, head_term_4, row_term,
-            D, Dv, BLOCK_D, BLOCK_DV, BK, True, TMA, GRAD_TEMPERATURE, GRAD_ESCAPE,
-        )
-    _store_rows(dq_ptr + row * D, dq * head_term_8, q0, Sq, D, BQ, D, BLOCK_D)
+        state = _dq_tile(state, held, k_rows, v_rows, (full_hi + step) * BK, tiling, True)
+    dq, sum_temperature, sum_escape = state
+    _store_rows(dq_ptr + row * D, dq * head_term_8, q0, Sq, D)
     if GRAD_TEMPERATURE:
         sum_temperature += tl.reshape(-delta * tl.exp2(head_term_7 - row_lse) * head_term_6, [BQ])
         tl.store(sum_temperature_ptr + (batch * Hq + head) * tl.cdiv(Sq, BQ) + q0 // BQ,
@@ -1230,19 +1163,15 @@ def _dq_kernel(
 
 
 @triton.jit
-def _dkdv_tile(
-    dk, dv, k, v, q_rows, d_out_rows, batch, head, row, lse_ptr, delta_ptr, q0, q_stride_s, Sq, k_idx, Sk, head_term_2,
-    head_term_3,
-    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BQ: tl.constexpr,
-    MASKED: tl.constexpr, TMA: tl.constexpr,
-    GRAD_TEMPERATURE: tl.constexpr,
-    GRAD_ESCAPE: tl.constexpr,
-):
-    """Adds to dK and dV what the queries q0 … q0 + BQ - 1 contribute."""
-    rows = q0 + tl.arange(0, BQ)
+def _dkdv_tile(state, held, q_rows, d_out_rows, q0, tiling: tl.constexpr, MASKED: tl.constexpr):
+    """Adds to dK and dV what the queries q0 … q0 + BQ - 1 contribute. `held`: what does not depend on the query."""
+    dk, dv = state
+    k, v, row, lse_ptr, delta_ptr, k_idx, Sk, head_term_2, head_term_3 = held
+    Sq = q_rows.stop
+    rows = q0 + tl.arange(0, tiling.BQ)
     q_idx = rows[None, :]
-    q = _load_rows(q_rows, batch, head, q0, Sq, q_stride_s, BQ, D, BLOCK_D, MASKED, TMA)
-    d_out = _load_rows(d_out_rows, batch, head, q0, Sq, Dv, BQ, Dv, BLOCK_DV, MASKED, TMA)
+    q = _load_rows(q_rows, q0, tiling.BQ, tiling.D, MASKED, tiling.TMA)
+    d_out = _load_rows(d_out_rows, q0, tiling.BQ, tiling.Dv, MASKED, tiling.TMA)
     qk = tl.dot(k, tl.trans(q), input_precision=PRECISION)
     dp = tl.dot(v, tl.trans(d_out), input_precision=PRECISION)  # early: it runs while p is computed
     if MASKED:
@@ -1266,61 +1195,48 @@ def _dkdv_tile(
     return dk, dv
 
 
-@triton.jit(do_not_specialize=['Hq', 'Hkv', 'Sq', 'Sk', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b',
-    'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
+@triton.jit(do_not_specialize=UNSPECIALIZED)
 def _dkdv_kernel(
     q_ptr, k_ptr, v_ptr, d_out_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr, scale, Hq, Hkv, Sq, Sk, temperature_ptr,
-    temperature_stride_0, escape_ptr, escape_stride_0,
-    q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s,
-    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BQ: tl.constexpr,
-    BK: tl.constexpr, ALIGN: tl.constexpr, TMA: tl.constexpr,
-    GRAD_TEMPERATURE: tl.constexpr,
-    GRAD_ESCAPE: tl.constexpr,
+    temperature_stride_0, escape_ptr, escape_stride_0, q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h,
+    k_stride_s, v_stride_b, v_stride_h, v_stride_s,
+    D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ALIGN: tl.constexpr, TMA: tl.constexpr,
+    GRAD_TEMPERATURE: tl.constexpr, GRAD_ESCAPE: tl.constexpr,
 ):
-    """One tile of keys of one key/value head: walks the tiles of queries that meet it, for every query head of the
-    group.
-    """
-    tile, batch, kv_head = _early_tiles_first(tl.cdiv(Sk, BK), Hkv)
+    """One tile of keys of one key/value head: walks the tiles of queries that meet it, of every head of the group."""
+    tiling: tl.constexpr = _Tiling(D, Dv, BQ, BK, TMA, GRAD_TEMPERATURE, GRAD_ESCAPE)
+    tile, batch, kv_head = _busy_tiles_first(tl.cdiv(Sk, BK), Hkv, False)
     k0 = tile * BK
     k1 = tl.minimum(k0 + BK, Sk) - 1
     k_idx = (k0 + tl.arange(0, BK))[:, None]
-    k_rows = _head_rows(k_ptr, batch, kv_head, k_stride_b, k_stride_h, ALIGN, TMA)
-    v_rows = _head_rows(v_ptr, batch, kv_head, v_stride_b, v_stride_h, ALIGN, TMA)
-    q_stride_s = _aligned(q_stride_s, ALIGN)
-    k_stride_s = _aligned(k_stride_s, ALIGN)
-    v_stride_s = _aligned(v_stride_s, ALIGN)
-    k = _load_rows(k_rows, batch, kv_head, k0, Sk, k_stride_s, BK, D, BLOCK_D, True, TMA)
-    v = _load_rows(v_rows, batch, kv_head, k0, Sk, v_stride_s, BK, Dv, BLOCK_DV, True, TMA)
-    dk = tl.zeros([BK, BLOCK_D], tl.float32)
-    dv = tl.zeros([BK, BLOCK_DV], tl.float32)
+    k_rows = _head_rows(k_ptr, batch, kv_head, (k_stride_b, k_stride_h, k_stride_s), Sk, ALIGN, TMA)
+    v_rows = _head_rows(v_ptr, batch, kv_head, (v_stride_b, v_stride_h, v_stride_s), Sk, ALIGN, TMA)
+    k = _load_rows(k_rows, k0, BK, D, True, TMA)
+    v = _load_rows(v_rows, k0, BK, Dv, True, TMA)
+    dk = tl.zeros([BK, _block(D)], tl.float32)
+    dv = tl.zeros([BK, _block(Dv)], tl.float32)
     group = Hq // Hkv
     for member in range(group):
         head = kv_head * group + member
         row = (batch * tl.cast(Hq, tl.int64) + head) * Sq
-        q_rows = _head_rows(q_ptr, batch, head, q_stride_b, q_stride_h, ALIGN, TMA)
-        d_out_rows = _head_rows(d_out_ptr, batch, head, tl.cast(Hq, tl.int64) * Sq * Dv, Sq * Dv, 1, TMA)
+        q_rows = _head_rows(q_ptr, batch, head, (q_stride_b, q_stride_h, q_stride_s), Sq, ALIGN, TMA)
+        d_out_rows = _head_rows(d_out_ptr, batch, head, (tl.cast(Hq, tl.int64) * Sq * Dv, Sq * Dv, Dv), Sq, 1, TMA)
         head_term = 1.0 / tl.cast(tl.load(temperature_ptr + tl.cast(head, tl.int64) * temperature_stride_0), tl.float32)
         head_term_2 = scale * (head_term * 1.4426950408889634)
         head_term_3 = scale * head_term
+        held = (k, v, row, lse_ptr, delta_ptr, k_idx, Sk, head_term_2, head_term_3)
+        state = (dk, dv)
         full_lo, full_hi, any_lo, any_hi = _query_tiles(k0, k1, Sq, Sk, BQ)
         for step in tl.range(full_hi - full_lo):
-            at = full_lo + step
-            dk, dv = _dkdv_tile(
-                dk, dv, k, v, q_rows, d_out_rows, batch, head, row, lse_ptr, delta_ptr, at * BQ, q_stride_s, Sq, k_idx,
-                Sk, head_term_2, head_term_3,
-                D, Dv, BLOCK_D, BLOCK_DV, BQ, False, TMA, GRAD_TEMPERATURE, GRAD_ESCAPE,
-            )
+            state = _dkdv_tile(state, held, q_rows, d_out_rows, (full_lo + step) * BQ, tiling, False)
         for step in tl.range((full_lo - any_lo) + (any_hi - full_hi)):
             at = any_lo + step
             at = tl.where(step < (full_lo - any_lo), at, full_hi + step - (full_lo - any_lo))
-            dk, dv = _dkdv_tile(
-                dk, dv, k, v, q_rows, d_out_rows, batch, head, row, lse_ptr, delta_ptr, at * BQ, q_stride_s, Sq, k_idx,
-                Sk, head_term_2, head_term_3,
-                D, Dv, BLOCK_D, BLOCK_DV, BQ, True, TMA, GRAD_TEMPERATURE, GRAD_ESCAPE,
-            )
+            state = _dkdv_tile(state, held, q_rows, d_out_rows, at * BQ, tiling, True)
+        dk, dv = state
     column = (batch * tl.cast(Hkv, tl.int64) + kv_head) * Sk
-    _store_rows(dk_ptr + column * D, dk, k0, Sk, D, BK, D, BLOCK_D)
-    _store_rows(dv_ptr + column * Dv, dv, k0, Sk, Dv, BK, Dv, BLOCK_DV)
+    _store_rows(dk_ptr + column * D, dk, k0, Sk, D)
+    _store_rows(dv_ptr + column * Dv, dv, k0, Sk, Dv)
 
 
 # ---------------------------------------------------------------- backward, for compute capability 9.0
@@ -1731,7 +1647,7 @@ def _collect_dq_kernel(
     held = tl.load(dq_parts_ptr + part * (BQ * BLOCK_D) + tl.arange(0, BQ * BLOCK_D), mask=met, other=0.0)
     parts = tl.reshape(held, [BQ // 64, BLOCK_D // 64, 4, 8, 8, 4, 2, 2])
     dq = tl.reshape(tl.permute(parts, [0, 2, 6, 4, 1, 3, 5, 7]), [BQ, BLOCK_D])
-    _store_rows(dq_ptr + part // n_tiles * Sq * D, dq, part % n_tiles * BQ, Sq, D, BQ, D, BLOCK_D)
+    _store_rows(dq_ptr + part // n_tiles * Sq * D, dq, part % n_tiles * BQ, Sq, D)
 
 
 @gluon.jit
@@ -2758,7 +2674,9 @@ class _Ready:
         if self.run is not None:
             self.run(*arguments, *self.constants)
             return
-        compiled = self.kernel[self.grid](*arguments, **self.options)
+        own = (*self.kernel.arg_names, "num_warps", "num_stages", "maxnreg")
+        options = {name: value for name, value in self.options.items() if name in own}
+        compiled = self.kernel[self.grid](*arguments, **options)
         if compiled is not None:  # as under the interpreter
             self.run = compiled[self.grid]
 

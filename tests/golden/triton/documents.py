@@ -146,81 +146,72 @@ HOPPER_APART = {
 # ---------------------------------------------------------------- helpers
 
 
-@triton.jit
-def _load_rows(
-    head_rows, batch, head, start, stop, stride, ROWS: tl.constexpr, COLS: tl.constexpr, BLOCK_COLS: tl.constexpr,
-    CHECKED: tl.constexpr, TMA: tl.constexpr,
-):
-    """Rows start … start + ROWS - 1 of one head. Columns from COLS on are zero, and with CHECKED rows from `stop` on.
+# The rows of one head of a tensor: where they are (`base` is a descriptor of all heads with TMA), how many, how far
+# apart. And what functions of a tile are compiled for.
+_Rows = namedtuple("_Rows", "base batch head stop stride")
+_Tiling = namedtuple("_Tiling", "D Dv BQ BK TMA")
 
-    `head_rows` points to the head's first row; with TMA it is a descriptor of the whole tensor, whose edges the
-    hardware checks.
-    """
+# Sizes and strides: a kernel isn't compiled again for one that is 1 or a multiple of 16.
+UNSPECIALIZED = ['B', 'Hq', 'Hkv', 'Sq', 'Sk', 'ids_stride_0', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b',
+    'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s']
+
+
+@triton.constexpr_function
+def _block(cols):
+    """What a tile's columns are rounded up to: a power of two, 16 at least."""
+    return max(16, triton.next_power_of_2(cols))
+
+
+@triton.jit
+def _load_rows(rows, start, ROWS: tl.constexpr, COLS: tl.constexpr, CHECKED: tl.constexpr, TMA: tl.constexpr):
+    """Rows start … start + ROWS - 1. Columns from COLS on are zero, and with CHECKED or TMA rows that do not exist."""
     if TMA:
-        rows = tl.reshape(head_rows.load([batch, head, start, 0]), [ROWS, BLOCK_COLS])
+        tile = tl.reshape(rows.base.load([rows.batch, rows.head, start, 0]), [ROWS, _block(COLS)])
     else:
         row = tl.arange(0, ROWS)[:, None]
-        col = tl.arange(0, BLOCK_COLS)[None, :]
-        cells = head_rows + tl.cast(start, tl.int64) * stride + row * stride + col
-        if CHECKED and BLOCK_COLS == COLS:
-            rows = tl.load(cells, mask=row < stop - start, other=0.0)
+        col = tl.arange(0, _block(COLS))[None, :]
+        cells = rows.base + tl.cast(start, tl.int64) * rows.stride + row * rows.stride + col
+        if CHECKED and _block(COLS) == COLS:
+            tile = tl.load(cells, mask=row < rows.stop - start, other=0.0)
         elif CHECKED:
-            rows = tl.load(cells, mask=(row < stop - start) & (col < COLS), other=0.0)
-        elif BLOCK_COLS == COLS:
-            rows = tl.load(cells)
+            tile = tl.load(cells, mask=(row < rows.stop - start) & (col < COLS), other=0.0)
+        elif _block(COLS) == COLS:
+            tile = tl.load(cells)
         else:
-            rows = tl.load(cells, mask=col < COLS, other=0.0)
-    return rows
+            tile = tl.load(cells, mask=col < COLS, other=0.0)
+    return tile
 
 
 @triton.jit
-def _store_rows(base, values, start, stop, stride, ROWS: tl.constexpr, COLS: tl.constexpr, BLOCK_COLS: tl.constexpr):
-    """The reverse of `_load_rows`, in the type of the memory."""
-    row = tl.arange(0, ROWS)[:, None]
-    col = tl.arange(0, BLOCK_COLS)[None, :]
-    cells = base + tl.cast(start, tl.int64) * stride + row * stride + col
+def _store_rows(base, values, start, stop, COLS: tl.constexpr):
+    """Stores rows start … of one head, which are contiguous there, in the type of the memory."""
+    row = tl.arange(0, values.shape[0])[:, None]
+    col = tl.arange(0, values.shape[1])[None, :]
+    cells = base + tl.cast(start, tl.int64) * COLS + row * COLS + col
     tl.store(cells, values.to(base.dtype.element_ty), mask=(row < stop - start) & (col < COLS))
 
 
 @triton.jit
-def _aligned(stride, ALIGN: tl.constexpr):
-    """`stride`, which the host has found to be a multiple of ALIGN, so that the compiler knows it too."""
-    return stride // ALIGN * ALIGN
-
-
-@triton.jit
-def _head_rows(tensor, batch, head, stride_b, stride_h, ALIGN: tl.constexpr, TMA: tl.constexpr):
-    """What `_load_rows` reads the rows of one head from. 64 bits: a batch may hold more than 2**31 elements."""
+def _head_rows(tensor, batch, head, strides, stop, ALIGN: tl.constexpr, TMA: tl.constexpr):
+    """The rows of one head, for `_load_rows`. The host has found the strides to be multiples of ALIGN."""
+    stride_b, stride_h, stride_s = strides
     if TMA:
-        rows = tensor
+        base = tensor
     else:
-        offset_b = tl.cast(batch, tl.int64) * _aligned(stride_b, ALIGN)
-        rows = tensor + offset_b + tl.cast(head, tl.int64) * _aligned(stride_h, ALIGN)
-    return rows
+        # 64 bits: a batch may hold more than 2**31 elements.
+        offset_b = tl.cast(batch, tl.int64) * (stride_b // ALIGN * ALIGN)
+        base = tensor + offset_b + tl.cast(head, tl.int64) * (stride_h // ALIGN * ALIGN)
+    return _Rows(base, batch, head, stop, stride_s // ALIGN * ALIGN)
 
 
 @triton.jit
-def _late_tiles_first(n_tiles, n_heads):
-    """(tile, batch, head) of this program: the tiles with most work first, eight heads at a time for the cache's sake.
-    """
+def _busy_tiles_first(n_tiles, n_heads, LATE: tl.constexpr):
+    """(tile, batch, head) of this program: tiles with most work first, eight heads at a time for the cache's sake."""
     pid = tl.program_id(0)
     first = pid // (n_tiles * 8) * 8
     width = tl.minimum(tl.num_programs(0) // n_tiles - first, 8)
     i = pid - first * n_tiles
-    tile = n_tiles - 1 - i // width
-    i = first + i % width
-    return tile, i // n_heads, i % n_heads
-
-
-@triton.jit
-def _early_tiles_first(n_tiles, n_heads):
-    """(tile, batch, head) of this program: the tiles with most work first, eight heads at a time for the cache's sake.
-    """
-    pid = tl.program_id(0)
-    first = pid // (n_tiles * 8) * 8
-    width = tl.minimum(tl.num_programs(0) // n_tiles - first, 8)
-    i = pid - first * n_tiles
-    tile = i // width
+    tile = n_tiles - 1 - i // width if LATE else i // width
     i = first + i % width
     return tile, i // n_heads, i % n_heads
 
@@ -266,8 +257,7 @@ def _matching_tiles(least_ptr, most_ptr, least, most, n_tiles, TILE: tl.constexp
 
 @triton.jit
 def _key_tiles(q0, q1, test0_any_lo, test0_any_hi, test0_all_lo, test0_all_hi, Sq, Sk, BK: tl.constexpr):
-    """The tiles that the queries q0 … q1 meet: `any` some pair is allowed, `full` every pair is, and no mask is needed.
-    """
+    """The tiles that the queries q0 … q1 meet: `any` some pair is allowed, `full` every pair is: no mask there."""
     q0 = tl.cast(q0, tl.int64)
     q1 = tl.cast(q1, tl.int64)
     any_lo = tl.cast(tl.maximum(0, test0_any_lo) // BK, tl.int32)
@@ -283,7 +273,7 @@ def _key_tiles(q0, q1, test0_any_lo, test0_any_hi, test0_all_lo, test0_all_hi, S
 
 @triton.jit
 def _query_tiles(k0, k1, test0_any_lo, test0_any_hi, test0_all_lo, test0_all_hi, Sq, Sk, BQ: tl.constexpr):
-    """The tiles that the keys k0 … k1 meet: `any` some pair is allowed, `full` every pair is, and no mask is needed."""
+    """The tiles that the keys k0 … k1 meet: `any` some pair is allowed, `full` every pair is: no mask there."""
     k0 = tl.cast(k0, tl.int64)
     k1 = tl.cast(k1, tl.int64)
     any_lo = tl.cast(tl.maximum(tl.maximum(0, k0 + Sq - Sk), test0_any_lo) // BQ, tl.int32)
@@ -298,69 +288,75 @@ def _query_tiles(k0, k1, test0_any_lo, test0_any_hi, test0_all_lo, test0_all_hi,
 
 
 @triton.jit
-def _key_test0(tile, batch, head, n_tiles, n_heads, key_test0_least_ptr, key_test0_most_ptr, scale, B, Hq, Hkv, Sq, Sk,
-    ids_ptr, ids_stride_0, ids_stride_1, TILE: tl.constexpr):
+def _key_test0(place, extremes, arguments, TILE: tl.constexpr):
     """Writes down the least and greatest value of `ids[b, k]` in a tile of keys."""
+    tile, batch, head, n_tiles, n_heads = place
+    _scale, _B, _Hq, _Hkv, _Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1 = arguments
+    least_ptr, most_ptr = extremes
     k_idx = tile * TILE + tl.arange(0, TILE)
     k_safe = tl.minimum(k_idx, Sk - 1)
     value = tl.cast(tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0
         + tl.cast(k_safe, tl.int64) * ids_stride_1), tl.int64)
     inside = k_idx < Sk
     cell = (batch * n_heads + head) * n_tiles + tile
-    tl.store(key_test0_least_ptr + cell, tl.min(tl.where(inside, value, 9223372036854775807), 0))
-    tl.store(key_test0_most_ptr + cell, tl.max(tl.where(inside, value, -9223372036854775807), 0))
+    tl.store(least_ptr + cell, tl.min(tl.where(inside, value, 9223372036854775807), 0))
+    tl.store(most_ptr + cell, tl.max(tl.where(inside, value, -9223372036854775807), 0))
 
 
-@triton.jit(do_not_specialize=['B', 'Hq', 'Hkv', 'Sq', 'Sk', 'ids_stride_0', 'q_stride_b', 'q_stride_h', 'q_stride_s',
-    'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
+@triton.jit(do_not_specialize=UNSPECIALIZED)
 def _key_test0_kernel(key_test0_least_ptr, key_test0_most_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0,
     ids_stride_1, TILE: tl.constexpr):
     """`_key_test0` of each tile."""
-    _key_test0(
-        tl.program_id(0), tl.program_id(1), tl.program_id(2), tl.num_programs(0), tl.num_programs(2),
-        key_test0_least_ptr, key_test0_most_ptr,
-        scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, TILE,
-    )
+    place = (tl.program_id(0), tl.program_id(1), tl.program_id(2), tl.num_programs(0), tl.num_programs(2))
+    _key_test0(place, (key_test0_least_ptr, key_test0_most_ptr),
+        (scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1), TILE)
 
 
 @triton.jit
-def _query_test0(tile, batch, head, n_tiles, n_heads, query_test0_least_ptr, query_test0_most_ptr, scale, B, Hq, Hkv,
-    Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, TILE: tl.constexpr):
+def _query_test0(place, extremes, arguments, TILE: tl.constexpr):
     """Writes down the least and greatest value of `ids[b, q]` in a tile of queries."""
+    tile, batch, head, n_tiles, n_heads = place
+    _scale, _B, _Hq, _Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1 = arguments
+    least_ptr, most_ptr = extremes
     q_idx = tile * TILE + tl.arange(0, TILE)
     value = tl.cast(tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0 + tl.cast(q_idx, tl.int64) * ids_stride_1,
         mask=(q_idx < Sk), other=0), tl.int64)
     inside = q_idx < Sq
     cell = (batch * n_heads + head) * n_tiles + tile
-    tl.store(query_test0_least_ptr + cell, tl.min(tl.where(inside, value, 9223372036854775807), 0))
-    tl.store(query_test0_most_ptr + cell, tl.max(tl.where(inside, value, -9223372036854775807), 0))
+    tl.store(least_ptr + cell, tl.min(tl.where(inside, value, 9223372036854775807), 0))
+    tl.store(most_ptr + cell, tl.max(tl.where(inside, value, -9223372036854775807), 0))
 
 
-@triton.jit(do_not_specialize=['B', 'Hq', 'Hkv', 'Sq', 'Sk', 'ids_stride_0', 'q_stride_b', 'q_stride_h', 'q_stride_s',
-    'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
+@triton.jit(do_not_specialize=UNSPECIALIZED)
 def _query_test0_kernel(query_test0_least_ptr, query_test0_most_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0,
     ids_stride_1, TILE: tl.constexpr):
     """`_query_test0` of each tile."""
-    _query_test0(
-        tl.program_id(0), tl.program_id(1), tl.program_id(2), tl.num_programs(0), tl.num_programs(2),
-        query_test0_least_ptr, query_test0_most_ptr,
-        scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, TILE,
-    )
+    place = (tl.program_id(0), tl.program_id(1), tl.program_id(2), tl.num_programs(0), tl.num_programs(2))
+    _query_test0(place, (query_test0_least_ptr, query_test0_most_ptr),
+        (scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1), TILE)
 
 
 # ---------------------------------------------------------------- forward
 
 
 @triton.jit
-def _attend_tile(
-    acc, row_max, row_sum, q, k_rows, v_rows, batch, kv_head, k0, k_stride_s, v_stride_s, Sk, ids_ptr, ids_stride_0,
-    ids_stride_1, logit_scale, row_term, row_term_2,
-    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BK: tl.constexpr,
-    MASKED: tl.constexpr, TMA: tl.constexpr,
-):
-    """Folds the keys k0 … k0 + BK - 1 into the running state of a tile of queries."""
-    k_idx = (k0 + tl.arange(0, BK))[None, :]
-    k = _load_rows(k_rows, batch, kv_head, k0, Sk, k_stride_s, BK, D, BLOCK_D, MASKED, TMA)
+def _no_keys(ROWS: tl.constexpr, COLS: tl.constexpr):
+    """The state of rows that have met no key yet."""
+    acc = tl.zeros([ROWS, _block(COLS)], tl.float32)
+    row_max = tl.full([ROWS], float("-inf"), tl.float32)
+    row_sum = tl.zeros([ROWS], tl.float32)
+    return acc, row_max, row_sum
+
+
+@triton.jit
+def _attend_tile(state, held, k_rows, v_rows, k0, tiling: tl.constexpr, MASKED: tl.constexpr):
+    """Folds the keys k0 … k0 + BK - 1 into the state of a tile of queries. `held`: what does not depend on the key."""
+    acc, row_max, row_sum = state
+    q, ids_ptr, ids_stride_0, ids_stride_1, logit_scale, row_term, row_term_2 = held
+    Sk = k_rows.stop
+    batch = k_rows.batch
+    k_idx = (k0 + tl.arange(0, tiling.BK))[None, :]
+    k = _load_rows(k_rows, k0, tiling.BK, tiling.D, MASKED, tiling.TMA)
     qk = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     x = qk
     if MASKED:
@@ -371,44 +367,50 @@ def _attend_tile(
     shift = tl.where(new_max == float("-inf"), 0.0, new_max)  # rows that have met no key yet
     rescale = tl.exp2((row_max - shift) * logit_scale)
     weight = tl.exp2(x * logit_scale - (shift * logit_scale)[:, None])
+    row_max = new_max
     row_sum = row_sum * rescale + tl.sum(weight, 1)
     acc = acc * rescale[:, None]
-    v = _load_rows(v_rows, batch, kv_head, k0, Sk, v_stride_s, BK, Dv, BLOCK_DV, MASKED, TMA)
+    v = _load_rows(v_rows, k0, tiling.BK, tiling.Dv, MASKED, tiling.TMA)
     acc = tl.dot(weight.to(v.dtype), v, acc, input_precision=PRECISION)
-    row_max = new_max
     return acc, row_max, row_sum
 
 
-@triton.jit(do_not_specialize=['B', 'Hq', 'Hkv', 'Sq', 'Sk', 'ids_stride_0', 'q_stride_b', 'q_stride_h', 'q_stride_s',
-    'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
+@triton.jit
+def _finish(state, factor):
+    """The results of rows whose keys have all been met."""
+    acc, row_max, row_sum = state
+    total = row_max * factor
+    empty = row_max == float("-inf")
+    row_sum = tl.where(empty, 1.0, row_sum)
+    acc = acc / row_sum[:, None]
+    lse = tl.where(empty, float("-inf"), (total + tl.log2(row_sum)) * LN2)
+    return acc, lse
+
+
+@triton.jit(do_not_specialize=UNSPECIALIZED)
 def _forward_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, key_test0_least_ptr, key_test0_most_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr,
-    ids_stride_0, ids_stride_1,
-    q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s,
-    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BQ: tl.constexpr,
-    BK: tl.constexpr, ALIGN: tl.constexpr, TMA: tl.constexpr,
+    ids_stride_0, ids_stride_1, q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b,
+    v_stride_h, v_stride_s,
+    D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ALIGN: tl.constexpr, TMA: tl.constexpr,
 ):
     """One tile of queries of one head: walks the tiles of keys that it can meet."""
-    tile, batch, head = _late_tiles_first(tl.cdiv(Sq, BQ), Hq)
+    tiling: tl.constexpr = _Tiling(D, Dv, BQ, BK, TMA)
+    tile, batch, head = _busy_tiles_first(tl.cdiv(Sq, BQ), Hq, True)
     kv_head = head // (Hq // Hkv)
     q0 = tile * BQ
     q1 = tl.minimum(q0 + BQ, Sq) - 1
     q_idx = (q0 + tl.arange(0, BQ))[:, None]
-    q_rows = _head_rows(q_ptr, batch, head, q_stride_b, q_stride_h, ALIGN, TMA)
-    k_rows = _head_rows(k_ptr, batch, kv_head, k_stride_b, k_stride_h, ALIGN, TMA)
-    v_rows = _head_rows(v_ptr, batch, kv_head, v_stride_b, v_stride_h, ALIGN, TMA)
-    q_stride_s = _aligned(q_stride_s, ALIGN)
-    k_stride_s = _aligned(k_stride_s, ALIGN)
-    v_stride_s = _aligned(v_stride_s, ALIGN)
-    q = _load_rows(q_rows, batch, head, q0, Sq, q_stride_s, BQ, D, BLOCK_D, True, TMA)
+    q_rows = _head_rows(q_ptr, batch, head, (q_stride_b, q_stride_h, q_stride_s), Sq, ALIGN, TMA)
+    k_rows = _head_rows(k_ptr, batch, kv_head, (k_stride_b, k_stride_h, k_stride_s), Sk, ALIGN, TMA)
+    v_rows = _head_rows(v_ptr, batch, kv_head, (v_stride_b, v_stride_h, v_stride_s), Sk, ALIGN, TMA)
+    q = _load_rows(q_rows, q0, BQ, D, True, TMA)
     logit_scale = scale * 1.4426950408889634
     row_term = q_idx + Sk - Sq
     row_term_2 = tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0 + tl.cast(q_idx, tl.int64) * ids_stride_1,
         mask=(q_idx < Sk), other=0)
-
-    acc = tl.zeros([BQ, BLOCK_DV], tl.float32)
-    row_max = tl.full([BQ], float("-inf"), tl.float32)
-    row_sum = tl.zeros([BQ], tl.float32)
+    held = (q, ids_ptr, ids_stride_0, ids_stride_1, logit_scale, row_term, row_term_2)
+    state = _no_keys(BQ, Dv)
     test0_least = tl.min(tl.where(q_idx <= q1, tl.cast(row_term_2, tl.int64), 9223372036854775807))
     test0_most = tl.max(tl.where(q_idx <= q1, tl.cast(row_term_2, tl.int64), -9223372036854775807))
     test0_tile = batch * tl.cdiv(Sk, BK)
@@ -417,30 +419,19 @@ def _forward_kernel(
     (full_lo, full_hi, any_lo, any_hi) = _key_tiles(q0, q1, test0_any_lo, test0_any_hi, test0_all_lo, test0_all_hi, Sq,
         Sk, BK)
     for step in tl.range(full_hi - full_lo):
-        at = full_lo + step
-        acc, row_max, row_sum = _attend_tile(
-            acc, row_max, row_sum, q, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, ids_ptr,
-            ids_stride_0, ids_stride_1, logit_scale, row_term, row_term_2,
-            D, Dv, BLOCK_D, BLOCK_DV, BK, False, TMA,
-        )
+        state = _attend_tile(state, held, k_rows, v_rows, (full_lo + step) * BK, tiling, False)
     for step in tl.range((full_lo - any_lo) + (any_hi - full_hi)):
         at = any_lo + step
         at = tl.where(step < (full_lo - any_lo), at, full_hi + step - (full_lo - any_lo))
-        acc, row_max, row_sum = _attend_tile(
-            acc, row_max, row_sum, q, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, ids_ptr,
-            ids_stride_0, ids_stride_1, logit_scale, row_term, row_term_2,
-            D, Dv, BLOCK_D, BLOCK_DV, BK, True, TMA,
-        )
-
-    total = row_max * logit_scale
-    empty = row_max == float("-inf")
-    row_sum = tl.where(empty, 1.0, row_sum)
-    acc = acc / row_sum[:, None]
-    lse = tl.where(empty, float("-inf"), (total + tl.log2(row_sum)) * LN2)
+        state = _attend_tile(state, held, k_rows, v_rows, at * BK, tiling, True)
+    acc, lse = _finish(state, logit_scale)
     row = (batch * tl.cast(Hq, tl.int64) + head) * Sq
-    _store_rows(out_ptr + row * Dv, acc, q0, Sq, Dv, BQ, Dv, BLOCK_DV)
+    _store_rows(out_ptr + row * Dv, acc, q0, Sq, Dv)
     rows = q0 + tl.arange(0, BQ)
     tl.store(lse_ptr + row + rows, lse, mask=rows < Sq)
+
+
+# ---------------------------------------------------------------- forward, for compute capability 9.0
 
 
 @gluon.jit
@@ -492,9 +483,6 @@ def _unpacked(pairs, dtype: gl.constexpr, layout: gl.constexpr):
     low = pairs.to(gl.int16).to(dtype, bitcast=True)
     high = (pairs >> 16).to(gl.int16).to(dtype, bitcast=True)
     return gl.convert_layout(gl.join(low, high).reshape([pairs.shape[0], pairs.shape[1] * 2]), layout)
-
-
-# ---------------------------------------------------------------- forward, for compute capability 9.0
 
 
 # What travels together. A ring of tiles in shared memory: the tiles, a barrier for each that says that it has arrived,
@@ -1072,8 +1060,8 @@ def _list_key_runs_kernel(
     number = tl.atomic_add(counts_ptr + 1, 1, sem="relaxed")
     if number < n_found:
         _key_test0(
-            number % n_tiles, number // n_tiles, 0, n_tiles, 1, key_test0_ptr, key_test0_most_ptr,
-            scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, BK,
+            (number % n_tiles, number // n_tiles, 0, n_tiles, 1), (key_test0_ptr, key_test0_most_ptr),
+            (scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1), BK,
         )
         tl.debug_barrier()
         tl.atomic_add(counts_ptr + 2, 1, sem="release")
@@ -1098,11 +1086,11 @@ def _three_parts(x):
     return first, second, (x - second.to(tl.float32)).to(tl.bfloat16)
 
 
-@triton.jit(do_not_specialize=["n_rows", "n_counters"])
+@triton.jit(do_not_specialize=['n_rows', 'n_counters'])
 def _rows_kernel(
     lse_ptr, scaled_lse_ptr, out_ptr, d_out_ptr, d_lse_ptr, delta_ptr, n_rows, counters_ptr, n_counters, terms_ptr,
     scale,
-    Dv: tl.constexpr, BLOCK_DV: tl.constexpr, ROWS: tl.constexpr, HAS_D_LSE: tl.constexpr,
+    Dv: tl.constexpr, ROWS: tl.constexpr, HAS_D_LSE: tl.constexpr,
 ):
     """What every pair of a row reads, once a row: the log-sum-exp to base 2, inf for rows that met no key; delta.
 
@@ -1122,8 +1110,8 @@ def _rows_kernel(
         tl.store(scaled_lse_ptr + rows, tl.where(lse == float("-inf"), float("inf"), lse * LOG2E), mask=rows < n_rows)
     base = tl.cast(start, tl.int64) * Dv
     left = n_rows - start
-    out = _load_rows(out_ptr + base, 0, 0, 0, left, Dv, ROWS, Dv, BLOCK_DV, True, False).to(tl.float32)
-    d_out = _load_rows(d_out_ptr + base, 0, 0, 0, left, Dv, ROWS, Dv, BLOCK_DV, True, False).to(tl.float32)
+    out = _load_rows(_Rows(out_ptr + base, 0, 0, left, Dv), 0, ROWS, Dv, True, False).to(tl.float32)
+    d_out = _load_rows(_Rows(d_out_ptr + base, 0, 0, left, Dv), 0, ROWS, Dv, True, False).to(tl.float32)
     delta = tl.sum(out * d_out, 1)
     if HAS_D_LSE:
         delta -= tl.load(d_lse_ptr + rows, mask=rows < n_rows, other=0.0)
@@ -1143,16 +1131,14 @@ def _rows_kernel(
 
 
 @triton.jit
-def _dq_tile(
-    dq, q, d_out, row_lse, delta, k_rows, v_rows, batch, kv_head, k0, k_stride_s, v_stride_s, Sk, ids_ptr, ids_stride_0,
-    ids_stride_1, logit_scale, row_term, row_term_2,
-    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BK: tl.constexpr,
-    MASKED: tl.constexpr, TMA: tl.constexpr,
-):
+def _dq_tile(dq, held, k_rows, v_rows, k0, tiling: tl.constexpr, MASKED: tl.constexpr):
     """Adds to dQ what the keys k0 … k0 + BK - 1 contribute."""
-    k_idx = (k0 + tl.arange(0, BK))[None, :]
-    k = _load_rows(k_rows, batch, kv_head, k0, Sk, k_stride_s, BK, D, BLOCK_D, MASKED, TMA)
-    v = _load_rows(v_rows, batch, kv_head, k0, Sk, v_stride_s, BK, Dv, BLOCK_DV, MASKED, TMA)
+    q, d_out, row_lse, delta, ids_ptr, ids_stride_0, ids_stride_1, logit_scale, row_term, row_term_2 = held
+    Sk = k_rows.stop
+    batch = k_rows.batch
+    k_idx = (k0 + tl.arange(0, tiling.BK))[None, :]
+    k = _load_rows(k_rows, k0, tiling.BK, tiling.D, MASKED, tiling.TMA)
+    v = _load_rows(v_rows, k0, tiling.BK, tiling.Dv, MASKED, tiling.TMA)
     qk = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     dp = tl.dot(d_out, tl.trans(v), input_precision=PRECISION)
     p = tl.exp2(qk * logit_scale - row_lse)
@@ -1163,36 +1149,31 @@ def _dq_tile(
         p = tl.where(allowed, p, 0.0)
     dp = dp - delta
     g = p * dp
-    ds = g
-    dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
+    dq = tl.dot(g.to(k.dtype), k, dq, input_precision=PRECISION)
     return dq
 
 
-@triton.jit(do_not_specialize=['B', 'Hq', 'Hkv', 'Sq', 'Sk', 'ids_stride_0', 'q_stride_b', 'q_stride_h', 'q_stride_s',
-    'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
+@triton.jit(do_not_specialize=UNSPECIALIZED)
 def _dq_kernel(
     q_ptr, k_ptr, v_ptr, d_out_ptr, lse_ptr, delta_ptr, dq_ptr, key_test0_least_ptr, key_test0_most_ptr, scale, B, Hq,
-    Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
-    q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s,
-    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BQ: tl.constexpr,
-    BK: tl.constexpr, ALIGN: tl.constexpr, TMA: tl.constexpr,
+    Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h,
+    k_stride_s, v_stride_b, v_stride_h, v_stride_s,
+    D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ALIGN: tl.constexpr, TMA: tl.constexpr,
 ):
     """One tile of queries of one head: walks the same tiles of keys as the forward kernel."""
-    tile, batch, head = _late_tiles_first(tl.cdiv(Sq, BQ), Hq)
+    tiling: tl.constexpr = _Tiling(D, Dv, BQ, BK, TMA)
+    tile, batch, head = _busy_tiles_first(tl.cdiv(Sq, BQ), Hq, True)
     kv_head = head // (Hq // Hkv)
     q0 = tile * BQ
     q1 = tl.minimum(q0 + BQ, Sq) - 1
     q_idx = (q0 + tl.arange(0, BQ))[:, None]
-    q_rows = _head_rows(q_ptr, batch, head, q_stride_b, q_stride_h, ALIGN, TMA)
-    k_rows = _head_rows(k_ptr, batch, kv_head, k_stride_b, k_stride_h, ALIGN, TMA)
-    v_rows = _head_rows(v_ptr, batch, kv_head, v_stride_b, v_stride_h, ALIGN, TMA)
-    q_stride_s = _aligned(q_stride_s, ALIGN)
-    k_stride_s = _aligned(k_stride_s, ALIGN)
-    v_stride_s = _aligned(v_stride_s, ALIGN)
-    d_out_rows = _head_rows(d_out_ptr, batch, head, tl.cast(Hq, tl.int64) * Sq * Dv, Sq * Dv, 1, TMA)
+    q_rows = _head_rows(q_ptr, batch, head, (q_stride_b, q_stride_h, q_stride_s), Sq, ALIGN, TMA)
+    k_rows = _head_rows(k_ptr, batch, kv_head, (k_stride_b, k_stride_h, k_stride_s), Sk, ALIGN, TMA)
+    v_rows = _head_rows(v_ptr, batch, kv_head, (v_stride_b, v_stride_h, v_stride_s), Sk, ALIGN, TMA)
+    d_out_rows = _head_rows(d_out_ptr, batch, head, (tl.cast(Hq, tl.int64) * Sq * Dv, Sq * Dv, Dv), Sq, 1, TMA)
     row = (batch * tl.cast(Hq, tl.int64) + head) * Sq
-    q = _load_rows(q_rows, batch, head, q0, Sq, q_stride_s, BQ, D, BLOCK_D, True, TMA)
-    d_out = _load_rows(d_out_rows, batch, head, q0, Sq, Dv, BQ, Dv, BLOCK_DV, True, TMA)
+    q = _load_rows(q_rows, q0, BQ, D, True, TMA)
+    d_out = _load_rows(d_out_rows, q0, BQ, Dv, True, TMA)
     rows = q0 + tl.arange(0, BQ)
     logit_scale = scale * 1.4426950408889634
     row_lse = tl.load(lse_ptr + row + rows, mask=rows < Sq, other=float("inf"))[:, None]
@@ -1200,8 +1181,8 @@ def _dq_kernel(
     row_term = q_idx + Sk - Sq
     row_term_2 = tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0 + tl.cast(q_idx, tl.int64) * ids_stride_1,
         mask=(q_idx < Sk), other=0)
-
-    dq = tl.zeros([BQ, BLOCK_D], tl.float32)
+    held = (q, d_out, row_lse, delta, ids_ptr, ids_stride_0, ids_stride_1, logit_scale, row_term, row_term_2)
+    dq = (tl.zeros([BQ, _block(D)], tl.float32))
     test0_least = tl.min(tl.where(q_idx <= q1, tl.cast(row_term_2, tl.int64), 9223372036854775807))
     test0_most = tl.max(tl.where(q_idx <= q1, tl.cast(row_term_2, tl.int64), -9223372036854775807))
     test0_tile = batch * tl.cdiv(Sk, BK)
@@ -1210,35 +1191,25 @@ def _dq_kernel(
     (full_lo, full_hi, any_lo, any_hi) = _key_tiles(q0, q1, test0_any_lo, test0_any_hi, test0_all_lo, test0_all_hi, Sq,
         Sk, BK)
     for step in tl.range(full_hi - full_lo):
-        at = full_lo + step
-        dq = _dq_tile(
-            dq, q, d_out, row_lse, delta, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, ids_ptr,
-            ids_stride_0, ids_stride_1, logit_scale, row_term, row_term_2,
-            D, Dv, BLOCK_D, BLOCK_DV, BK, False, TMA,
-        )
+        dq = _dq_tile(dq, held, k_rows, v_rows, (full_lo + step) * BK, tiling, False)
     for step in tl.range((full_lo - any_lo) + (any_hi - full_hi)):
         at = any_lo + step
         at = tl.where(step < (full_lo - any_lo), at, full_hi + step - (full_lo - any_lo))
-        dq = _dq_tile(
-            dq, q, d_out, row_lse, delta, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, ids_ptr,
-            ids_stride_0, ids_stride_1, logit_scale, row_term, row_term_2,
-            D, Dv, BLOCK_D, BLOCK_DV, BK, True, TMA,
-        )
-    _store_rows(dq_ptr + row * D, dq * scale, q0, Sq, D, BQ, D, BLOCK_D)
+        dq = _dq_tile(dq, held, k_rows, v_rows, at * BK, tiling, True)
+    _store_rows(dq_ptr + row * D, dq * scale, q0, Sq, D)
 
 
 @triton.jit
-def _dkdv_tile(
-    dk, dv, k, v, q_rows, d_out_rows, batch, head, row, lse_ptr, delta_ptr, q0, q_stride_s, Sq, k_idx, Sk, ids_ptr,
-    ids_stride_0, ids_stride_1, logit_scale, col_term,
-    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BQ: tl.constexpr,
-    MASKED: tl.constexpr, TMA: tl.constexpr,
-):
-    """Adds to dK and dV what the queries q0 … q0 + BQ - 1 contribute."""
-    rows = q0 + tl.arange(0, BQ)
+def _dkdv_tile(state, held, q_rows, d_out_rows, q0, tiling: tl.constexpr, MASKED: tl.constexpr):
+    """Adds to dK and dV what the queries q0 … q0 + BQ - 1 contribute. `held`: what does not depend on the query."""
+    dk, dv = state
+    k, v, row, lse_ptr, delta_ptr, k_idx, Sk, ids_ptr, ids_stride_0, ids_stride_1, logit_scale, col_term = held
+    Sq = q_rows.stop
+    batch = q_rows.batch
+    rows = q0 + tl.arange(0, tiling.BQ)
     q_idx = rows[None, :]
-    q = _load_rows(q_rows, batch, head, q0, Sq, q_stride_s, BQ, D, BLOCK_D, MASKED, TMA)
-    d_out = _load_rows(d_out_rows, batch, head, q0, Sq, Dv, BQ, Dv, BLOCK_DV, MASKED, TMA)
+    q = _load_rows(q_rows, q0, tiling.BQ, tiling.D, MASKED, tiling.TMA)
+    d_out = _load_rows(d_out_rows, q0, tiling.BQ, tiling.Dv, MASKED, tiling.TMA)
     qk = tl.dot(k, tl.trans(q), input_precision=PRECISION)
     dp = tl.dot(v, tl.trans(d_out), input_precision=PRECISION)  # early: it runs while p is computed
     if MASKED:
@@ -1257,45 +1228,40 @@ def _dkdv_tile(
     dv = tl.dot(p.to(d_out.dtype), d_out, dv, input_precision=PRECISION)
     dp = dp - delta
     g = p * dp
-    ds = g
-    dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION)
+    dk = tl.dot(g.to(q.dtype), q, dk, input_precision=PRECISION)
     return dk, dv
 
 
-@triton.jit(do_not_specialize=['B', 'Hq', 'Hkv', 'Sq', 'Sk', 'ids_stride_0', 'q_stride_b', 'q_stride_h', 'q_stride_s',
-    'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
+@triton.jit(do_not_specialize=UNSPECIALIZED)
 def _dkdv_kernel(
     q_ptr, k_ptr, v_ptr, d_out_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr, query_test0_least_ptr, query_test0_most_ptr,
-    scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
-    q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s,
-    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BQ: tl.constexpr,
-    BK: tl.constexpr, ALIGN: tl.constexpr, TMA: tl.constexpr,
+    scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, q_stride_b, q_stride_h, q_stride_s, k_stride_b,
+    k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s,
+    D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ALIGN: tl.constexpr, TMA: tl.constexpr,
 ):
-    """One tile of keys of one key/value head: walks the tiles of queries that meet it, for every query head of the
-    group.
-    """
-    tile, batch, kv_head = _early_tiles_first(tl.cdiv(Sk, BK), Hkv)
+    """One tile of keys of one key/value head: walks the tiles of queries that meet it, of every head of the group."""
+    tiling: tl.constexpr = _Tiling(D, Dv, BQ, BK, TMA)
+    tile, batch, kv_head = _busy_tiles_first(tl.cdiv(Sk, BK), Hkv, False)
     k0 = tile * BK
     k1 = tl.minimum(k0 + BK, Sk) - 1
     k_idx = (k0 + tl.arange(0, BK))[:, None]
-    k_rows = _head_rows(k_ptr, batch, kv_head, k_stride_b, k_stride_h, ALIGN, TMA)
-    v_rows = _head_rows(v_ptr, batch, kv_head, v_stride_b, v_stride_h, ALIGN, TMA)
-    q_stride_s = _aligned(q_stride_s, ALIGN)
-    k_stride_s = _aligned(k_stride_s, ALIGN)
-    v_stride_s = _aligned(v_stride_s, ALIGN)
-    k = _load_rows(k_rows, batch, kv_head, k0, Sk, k_stride_s, BK, D, BLOCK_D, True, TMA)
-    v = _load_rows(v_rows, batch, kv_head, k0, Sk, v_stride_s, BK, Dv, BLOCK_DV, True, TMA)
-    dk = tl.zeros([BK, BLOCK_D], tl.float32)
-    dv = tl.zeros([BK, BLOCK_DV], tl.float32)
+    k_rows = _head_rows(k_ptr, batch, kv_head, (k_stride_b, k_stride_h, k_stride_s), Sk, ALIGN, TMA)
+    v_rows = _head_rows(v_ptr, batch, kv_head, (v_stride_b, v_stride_h, v_stride_s), Sk, ALIGN, TMA)
+    k = _load_rows(k_rows, k0, BK, D, True, TMA)
+    v = _load_rows(v_rows, k0, BK, Dv, True, TMA)
+    dk = tl.zeros([BK, _block(D)], tl.float32)
+    dv = tl.zeros([BK, _block(Dv)], tl.float32)
     group = Hq // Hkv
     for member in range(group):
         head = kv_head * group + member
         row = (batch * tl.cast(Hq, tl.int64) + head) * Sq
-        q_rows = _head_rows(q_ptr, batch, head, q_stride_b, q_stride_h, ALIGN, TMA)
-        d_out_rows = _head_rows(d_out_ptr, batch, head, tl.cast(Hq, tl.int64) * Sq * Dv, Sq * Dv, 1, TMA)
+        q_rows = _head_rows(q_ptr, batch, head, (q_stride_b, q_stride_h, q_stride_s), Sq, ALIGN, TMA)
+        d_out_rows = _head_rows(d_out_ptr, batch, head, (tl.cast(Hq, tl.int64) * Sq * Dv, Sq * Dv, Dv), Sq, 1, TMA)
         logit_scale = scale * 1.4426950408889634
         k_safe = tl.minimum(k_idx, Sk - 1)
         col_term = tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0 + tl.cast(k_safe, tl.int64) * ids_stride_1)
+        held = (k, v, row, lse_ptr, delta_ptr, k_idx, Sk, ids_ptr, ids_stride_0, ids_stride_1, logit_scale, col_term)
+        state = (dk, dv)
         test0_least = tl.min(tl.where(k_idx <= k1, tl.cast(col_term, tl.int64), 9223372036854775807))
         test0_most = tl.max(tl.where(k_idx <= k1, tl.cast(col_term, tl.int64), -9223372036854775807))
         test0_tile = batch * tl.cdiv(Sq, BQ)
@@ -1304,23 +1270,15 @@ def _dkdv_kernel(
         (full_lo, full_hi, any_lo, any_hi) = _query_tiles(k0, k1, test0_any_lo, test0_any_hi, test0_all_lo,
             test0_all_hi, Sq, Sk, BQ)
         for step in tl.range(full_hi - full_lo):
-            at = full_lo + step
-            dk, dv = _dkdv_tile(
-                dk, dv, k, v, q_rows, d_out_rows, batch, head, row, lse_ptr, delta_ptr, at * BQ, q_stride_s, Sq, k_idx,
-                Sk, ids_ptr, ids_stride_0, ids_stride_1, logit_scale, col_term,
-                D, Dv, BLOCK_D, BLOCK_DV, BQ, False, TMA,
-            )
+            state = _dkdv_tile(state, held, q_rows, d_out_rows, (full_lo + step) * BQ, tiling, False)
         for step in tl.range((full_lo - any_lo) + (any_hi - full_hi)):
             at = any_lo + step
             at = tl.where(step < (full_lo - any_lo), at, full_hi + step - (full_lo - any_lo))
-            dk, dv = _dkdv_tile(
-                dk, dv, k, v, q_rows, d_out_rows, batch, head, row, lse_ptr, delta_ptr, at * BQ, q_stride_s, Sq, k_idx,
-                Sk, ids_ptr, ids_stride_0, ids_stride_1, logit_scale, col_term,
-                D, Dv, BLOCK_D, BLOCK_DV, BQ, True, TMA,
-            )
+            state = _dkdv_tile(state, held, q_rows, d_out_rows, at * BQ, tiling, True)
+        dk, dv = state
     column = (batch * tl.cast(Hkv, tl.int64) + kv_head) * Sk
-    _store_rows(dk_ptr + column * D, dk * scale, k0, Sk, D, BK, D, BLOCK_D)
-    _store_rows(dv_ptr + column * Dv, dv, k0, Sk, Dv, BK, Dv, BLOCK_DV)
+    _store_rows(dk_ptr + column * D, dk * scale, k0, Sk, D)
+    _store_rows(dv_ptr + column * Dv, dv, k0, Sk, Dv)
 
 
 # ---------------------------------------------------------------- backward, for compute capability 9.0
@@ -1513,8 +1471,8 @@ def _list_walks_kernel(
     number = tl.atomic_add(counts_ptr + 1, 1, sem="relaxed")
     if number < n_found:
         _query_test0(
-            number % n_tiles, number // n_tiles, 0, n_tiles, 1, query_test0_ptr, query_test0_most_ptr,
-            scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, BQ,
+            (number % n_tiles, number // n_tiles, 0, n_tiles, 1), (query_test0_ptr, query_test0_most_ptr),
+            (scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1), BQ,
         )
         tl.debug_barrier()
         tl.atomic_add(counts_ptr + 2, 1, sem="release")
@@ -1796,7 +1754,7 @@ def _collect_dq_kernel(
     held = tl.load(dq_parts_ptr + part * (BQ * BLOCK_D) + tl.arange(0, BQ * BLOCK_D), mask=met, other=0.0)
     parts = tl.reshape(held, [BQ // 64, BLOCK_D // 64, 4, 8, 8, 4, 2, 2])
     dq = tl.reshape(tl.permute(parts, [0, 2, 6, 4, 1, 3, 5, 7]), [BQ, BLOCK_D])
-    _store_rows(dq_ptr + part // n_tiles * Sq * D, dq * scale, part % n_tiles * BQ, Sq, D, BQ, D, BLOCK_D)
+    _store_rows(dq_ptr + part // n_tiles * Sq * D, dq * scale, part % n_tiles * BQ, Sq, D)
 
 
 @gluon.jit
@@ -2464,8 +2422,8 @@ def _list_queries_met_kernel(
     number = tl.atomic_add(counts_ptr + 1, 1, sem="relaxed")
     if number < n_found:
         _query_test0(
-            number % n_tiles, number // n_tiles, 0, n_tiles, 1, query_test0_ptr, query_test0_most_ptr,
-            scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, BQ,
+            (number % n_tiles, number // n_tiles, 0, n_tiles, 1), (query_test0_ptr, query_test0_most_ptr),
+            (scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1), BQ,
         )
         tl.debug_barrier()
         tl.atomic_add(counts_ptr + 2, 1, sem="release")
@@ -2705,8 +2663,8 @@ def _list_keys_met_kernel(
     number = tl.atomic_add(counts_ptr + 1, 1, sem="relaxed")
     if number < n_found:
         _key_test0(
-            number % n_tiles, number // n_tiles, 0, n_tiles, 1, key_test0_ptr, key_test0_most_ptr,
-            scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, BK,
+            (number % n_tiles, number // n_tiles, 0, n_tiles, 1), (key_test0_ptr, key_test0_most_ptr),
+            (scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1), BK,
         )
         tl.debug_barrier()
         tl.atomic_add(counts_ptr + 2, 1, sem="release")
@@ -2912,7 +2870,9 @@ class _Ready:
         if self.run is not None:
             self.run(*arguments, *self.constants)
             return
-        compiled = self.kernel[self.grid](*arguments, **self.options)
+        own = (*self.kernel.arg_names, "num_warps", "num_stages", "maxnreg")
+        options = {name: value for name, value in self.options.items() if name in own}
+        compiled = self.kernel[self.grid](*arguments, **options)
         if compiled is not None:  # as under the interpreter
             self.run = compiled[self.grid]
 

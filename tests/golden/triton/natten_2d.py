@@ -153,66 +153,70 @@ HOPPER_APART = {
 # ---------------------------------------------------------------- helpers
 
 
-@triton.jit
-def _load_rows(
-    head_rows, batch, head, start, stop, stride, ROWS: tl.constexpr, COLS: tl.constexpr, BLOCK_COLS: tl.constexpr,
-    CHECKED: tl.constexpr, TMA: tl.constexpr,
-):
-    """Rows start … start + ROWS - 1 of one head. Columns from COLS on are zero, and with CHECKED rows from `stop` on.
+# The rows of one head of a tensor: where they are (`base` is a descriptor of all heads with TMA), how many, how far
+# apart. And what functions of a tile are compiled for.
+_Rows = namedtuple("_Rows", "base batch head stop stride")
+_Tiling = namedtuple("_Tiling", "D Dv BQ BK TMA GRAD_BIAS", defaults=(False, ))
 
-    `head_rows` points to the head's first row; with TMA it is a descriptor of the whole tensor, whose edges the
-    hardware checks.
-    """
+# Sizes and strides: a kernel isn't compiled again for one that is 1 or a multiple of 16.
+UNSPECIALIZED = ['Hq', 'Hkv', 'Sq', 'Sk', 'bias_stride_0', 'bias_stride_1', 'q_stride_b', 'q_stride_h', 'q_stride_s',
+    'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s']
+
+
+@triton.constexpr_function
+def _block(cols):
+    """What a tile's columns are rounded up to: a power of two, 16 at least."""
+    return max(16, triton.next_power_of_2(cols))
+
+
+@triton.jit
+def _load_rows(rows, start, ROWS: tl.constexpr, COLS: tl.constexpr, CHECKED: tl.constexpr, TMA: tl.constexpr):
+    """Rows start … start + ROWS - 1. Columns from COLS on are zero, and with CHECKED or TMA rows that do not exist."""
     if TMA:
-        rows = tl.reshape(head_rows.load([batch, head, start, 0]), [ROWS, BLOCK_COLS])
+        tile = tl.reshape(rows.base.load([rows.batch, rows.head, start, 0]), [ROWS, _block(COLS)])
     else:
         row = tl.arange(0, ROWS)[:, None]
-        col = tl.arange(0, BLOCK_COLS)[None, :]
-        cells = head_rows + tl.cast(start, tl.int64) * stride + row * stride + col
-        if CHECKED and BLOCK_COLS == COLS:
-            rows = tl.load(cells, mask=row < stop - start, other=0.0)
+        col = tl.arange(0, _block(COLS))[None, :]
+        cells = rows.base + tl.cast(start, tl.int64) * rows.stride + row * rows.stride + col
+        if CHECKED and _block(COLS) == COLS:
+            tile = tl.load(cells, mask=row < rows.stop - start, other=0.0)
         elif CHECKED:
-            rows = tl.load(cells, mask=(row < stop - start) & (col < COLS), other=0.0)
-        elif BLOCK_COLS == COLS:
-            rows = tl.load(cells)
+            tile = tl.load(cells, mask=(row < rows.stop - start) & (col < COLS), other=0.0)
+        elif _block(COLS) == COLS:
+            tile = tl.load(cells)
         else:
-            rows = tl.load(cells, mask=col < COLS, other=0.0)
-    return rows
+            tile = tl.load(cells, mask=col < COLS, other=0.0)
+    return tile
 
 
 @triton.jit
-def _store_rows(base, values, start, stop, stride, ROWS: tl.constexpr, COLS: tl.constexpr, BLOCK_COLS: tl.constexpr):
-    """The reverse of `_load_rows`, in the type of the memory."""
-    row = tl.arange(0, ROWS)[:, None]
-    col = tl.arange(0, BLOCK_COLS)[None, :]
-    cells = base + tl.cast(start, tl.int64) * stride + row * stride + col
+def _store_rows(base, values, start, stop, COLS: tl.constexpr):
+    """Stores rows start … of one head, which are contiguous there, in the type of the memory."""
+    row = tl.arange(0, values.shape[0])[:, None]
+    col = tl.arange(0, values.shape[1])[None, :]
+    cells = base + tl.cast(start, tl.int64) * COLS + row * COLS + col
     tl.store(cells, values.to(base.dtype.element_ty), mask=(row < stop - start) & (col < COLS))
 
 
 @triton.jit
-def _aligned(stride, ALIGN: tl.constexpr):
-    """`stride`, which the host has found to be a multiple of ALIGN, so that the compiler knows it too."""
-    return stride // ALIGN * ALIGN
-
-
-@triton.jit
-def _head_rows(tensor, batch, head, stride_b, stride_h, ALIGN: tl.constexpr, TMA: tl.constexpr):
-    """What `_load_rows` reads the rows of one head from. 64 bits: a batch may hold more than 2**31 elements."""
+def _head_rows(tensor, batch, head, strides, stop, ALIGN: tl.constexpr, TMA: tl.constexpr):
+    """The rows of one head, for `_load_rows`. The host has found the strides to be multiples of ALIGN."""
+    stride_b, stride_h, stride_s = strides
     if TMA:
-        rows = tensor
+        base = tensor
     else:
-        offset_b = tl.cast(batch, tl.int64) * _aligned(stride_b, ALIGN)
-        rows = tensor + offset_b + tl.cast(head, tl.int64) * _aligned(stride_h, ALIGN)
-    return rows
+        # 64 bits: a batch may hold more than 2**31 elements.
+        offset_b = tl.cast(batch, tl.int64) * (stride_b // ALIGN * ALIGN)
+        base = tensor + offset_b + tl.cast(head, tl.int64) * (stride_h // ALIGN * ALIGN)
+    return _Rows(base, batch, head, stop, stride_s // ALIGN * ALIGN)
 
 
 @triton.jit
-def _heads_in_turn(n_tiles, n_heads):
+def _head_after_head(n_tiles, n_heads):
     """(tile, batch, head) of this program: the tiles of one head together, so that they share its keys in the cache."""
     pid = tl.program_id(0)
-    tile = pid % n_tiles
     i = pid // n_tiles
-    return tile, i // n_heads, i % n_heads
+    return pid % n_tiles, i // n_heads, i % n_heads
 
 
 @triton.jit
@@ -228,8 +232,7 @@ def _sorted_runs(a_lo, a_hi, b_lo, b_hi):
 
 @triton.jit
 def _key_tiles(q0, q1, Sk, BK: tl.constexpr):
-    """The tiles that the queries q0 … q1 meet: `any` some pair is allowed, `full` every pair is, and no mask is needed.
-    """
+    """The tiles that the queries q0 … q1 meet: `any` some pair is allowed, `full` every pair is: no mask there."""
     q0 = tl.cast(q0, tl.int64)
     q1 = tl.cast(q1, tl.int64)
     any_lo = tl.cast(tl.maximum(0, tl.minimum(tl.maximum(q0 // 32, 3), Sk // 32 - 1 - 3) * 32 - 96) // BK, tl.int32)
@@ -241,7 +244,7 @@ def _key_tiles(q0, q1, Sk, BK: tl.constexpr):
 
 @triton.jit
 def _query_tiles(k0, k1, Sq, Sk, BQ: tl.constexpr):
-    """The tiles that the keys k0 … k1 meet: `any` some pair is allowed, `full` every pair is, and no mask is needed."""
+    """The tiles that the keys k0 … k1 meet: `any` some pair is allowed, `full` every pair is: no mask there."""
     k0 = tl.cast(k0, tl.int64)
     k1 = tl.cast(k1, tl.int64)
     any0_lo = tl.cast(tl.maximum(0, k0 // 32 * 32 - 96) // BQ, tl.int32)
@@ -280,15 +283,22 @@ def _query_tiles(k0, k1, Sq, Sk, BQ: tl.constexpr):
 
 
 @triton.jit
-def _attend_tile(
-    acc, row_max, row_sum, q, k_rows, v_rows, batch, kv_head, k0, k_stride_s, v_stride_s, Sk, head, bias_ptr,
-    bias_stride_0, bias_stride_1, bias_stride_2, head_term, y_q, x_q, centre, centre_2,
-    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BK: tl.constexpr,
-    MASKED: tl.constexpr, TMA: tl.constexpr,
-):
-    """Folds the keys k0 … k0 + BK - 1 into the running state of a tile of queries."""
-    k_idx = (k0 + tl.arange(0, BK))[None, :]
-    k = _load_rows(k_rows, batch, kv_head, k0, Sk, k_stride_s, BK, D, BLOCK_D, MASKED, TMA)
+def _no_keys(ROWS: tl.constexpr, COLS: tl.constexpr):
+    """The state of rows that have met no key yet."""
+    acc = tl.zeros([ROWS, _block(COLS)], tl.float32)
+    row_max = tl.full([ROWS], float("-inf"), tl.float32)
+    row_sum = tl.zeros([ROWS], tl.float32)
+    return acc, row_max, row_sum
+
+
+@triton.jit
+def _attend_tile(state, held, k_rows, v_rows, k0, tiling: tl.constexpr, MASKED: tl.constexpr):
+    """Folds the keys k0 … k0 + BK - 1 into the state of a tile of queries. `held`: what does not depend on the key."""
+    acc, row_max, row_sum = state
+    q, head, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, head_term, y_q, x_q, centre, centre_2 = held
+    Sk = k_rows.stop
+    k_idx = (k0 + tl.arange(0, tiling.BK))[None, :]
+    k = _load_rows(k_rows, k0, tiling.BK, tiling.D, MASKED, tiling.TMA)
     qk = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     y_k = k_idx // 32
     x_k = k_idx % 32
@@ -303,68 +313,67 @@ def _attend_tile(
     shift = tl.where(new_max == float("-inf"), 0.0, new_max)  # rows that have met no key yet
     rescale = tl.exp2(row_max - shift)
     weight = tl.exp2(x - shift[:, None])
+    row_max = new_max
     row_sum = row_sum * rescale + tl.sum(weight, 1)
     acc = acc * rescale[:, None]
-    v = _load_rows(v_rows, batch, kv_head, k0, Sk, v_stride_s, BK, Dv, BLOCK_DV, MASKED, TMA)
+    v = _load_rows(v_rows, k0, tiling.BK, tiling.Dv, MASKED, tiling.TMA)
     acc = tl.dot(weight.to(v.dtype), v, acc, input_precision=PRECISION)
-    row_max = new_max
     return acc, row_max, row_sum
 
 
-@triton.jit(do_not_specialize=['Hq', 'Hkv', 'Sq', 'Sk', 'bias_stride_0', 'bias_stride_1', 'q_stride_b', 'q_stride_h',
-    'q_stride_s', 'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
+@triton.jit
+def _finish(state):
+    """The results of rows whose keys have all been met."""
+    acc, row_max, row_sum = state
+    total = row_max
+    empty = row_max == float("-inf")
+    row_sum = tl.where(empty, 1.0, row_sum)
+    acc = acc / row_sum[:, None]
+    lse = tl.where(empty, float("-inf"), (total + tl.log2(row_sum)) * LN2)
+    return acc, lse
+
+
+@triton.jit(do_not_specialize=UNSPECIALIZED)
 def _forward_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, rest_ptr, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1,
-    bias_stride_2,
-    q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s,
-    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BQ: tl.constexpr,
-    BK: tl.constexpr, ALIGN: tl.constexpr, TMA: tl.constexpr,
+    bias_stride_2, q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h,
+    v_stride_s,
+    D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ALIGN: tl.constexpr, TMA: tl.constexpr,
     PRECISE: tl.constexpr,
 ):
     """One tile of queries of one head: walks the tiles of keys that it can meet."""
-    tile, batch, head = _heads_in_turn(tl.cdiv(Sq, BQ), Hq)
+    tiling: tl.constexpr = _Tiling(D, Dv, BQ, BK, TMA)
+    tile, batch, head = _head_after_head(tl.cdiv(Sq, BQ), Hq)
     kv_head = head // (Hq // Hkv)
     q0 = tile * BQ
     q1 = tl.minimum(q0 + BQ, Sq) - 1
     q_idx = (q0 + tl.arange(0, BQ))[:, None]
-    q_rows = _head_rows(q_ptr, batch, head, q_stride_b, q_stride_h, ALIGN, TMA)
-    k_rows = _head_rows(k_ptr, batch, kv_head, k_stride_b, k_stride_h, ALIGN, TMA)
-    v_rows = _head_rows(v_ptr, batch, kv_head, v_stride_b, v_stride_h, ALIGN, TMA)
-    q_stride_s = _aligned(q_stride_s, ALIGN)
-    k_stride_s = _aligned(k_stride_s, ALIGN)
-    v_stride_s = _aligned(v_stride_s, ALIGN)
-    q = _load_rows(q_rows, batch, head, q0, Sq, q_stride_s, BQ, D, BLOCK_D, True, TMA)
+    q_rows = _head_rows(q_ptr, batch, head, (q_stride_b, q_stride_h, q_stride_s), Sq, ALIGN, TMA)
+    k_rows = _head_rows(k_ptr, batch, kv_head, (k_stride_b, k_stride_h, k_stride_s), Sk, ALIGN, TMA)
+    v_rows = _head_rows(v_ptr, batch, kv_head, (v_stride_b, v_stride_h, v_stride_s), Sk, ALIGN, TMA)
+    q = _load_rows(q_rows, q0, BQ, D, True, TMA)
     head_term = scale * 1.4426950408889634
     head_term_2 = Sk // 32 - 1 - 3
     y_q = q_idx // 32
     x_q = q_idx % 32
     centre = tl.minimum(tl.maximum(y_q, 3), head_term_2)
     centre_2 = tl.minimum(tl.maximum(x_q, 3), 28)
-
-    acc = tl.zeros([BQ, BLOCK_DV], tl.float32)
-    row_max = tl.full([BQ], float("-inf"), tl.float32)
-    row_sum = tl.zeros([BQ], tl.float32)
+    held = (q, head, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, head_term, y_q, x_q, centre, centre_2)
+    state = _no_keys(BQ, Dv)
     any_lo, any_hi = _key_tiles(q0, q1, Sk, BK)
     for step in tl.range(any_hi - any_lo):
-        at = any_lo + step
-        acc, row_max, row_sum = _attend_tile(
-            acc, row_max, row_sum, q, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, head,
-            bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, head_term, y_q, x_q, centre, centre_2,
-            D, Dv, BLOCK_D, BLOCK_DV, BK, True, TMA,
-        )
-
-    total = row_max
-    empty = row_max == float("-inf")
-    row_sum = tl.where(empty, 1.0, row_sum)
-    acc = acc / row_sum[:, None]
-    lse = tl.where(empty, float("-inf"), (total + tl.log2(row_sum)) * LN2)
+        state = _attend_tile(state, held, k_rows, v_rows, (any_lo + step) * BK, tiling, True)
+    acc, lse = _finish(state)
     row = (batch * tl.cast(Hq, tl.int64) + head) * Sq
-    _store_rows(out_ptr + row * Dv, acc, q0, Sq, Dv, BQ, Dv, BLOCK_DV)
+    _store_rows(out_ptr + row * Dv, acc, q0, Sq, Dv)
     if PRECISE:
         rounded = acc.to(out_ptr.dtype.element_ty).to(tl.float32)
-        _store_rows(rest_ptr + row * Dv, acc - rounded, q0, Sq, Dv, BQ, Dv, BLOCK_DV)
+        _store_rows(rest_ptr + row * Dv, acc - rounded, q0, Sq, Dv)
     rows = q0 + tl.arange(0, BQ)
     tl.store(lse_ptr + row + rows, lse, mask=rows < Sq)
+
+
+# ---------------------------------------------------------------- forward, for compute capability 9.0
 
 
 @gluon.jit
@@ -416,9 +425,6 @@ def _unpacked(pairs, dtype: gl.constexpr, layout: gl.constexpr):
     low = pairs.to(gl.int16).to(dtype, bitcast=True)
     high = (pairs >> 16).to(gl.int16).to(dtype, bitcast=True)
     return gl.convert_layout(gl.join(low, high).reshape([pairs.shape[0], pairs.shape[1] * 2]), layout)
-
-
-# ---------------------------------------------------------------- forward, for compute capability 9.0
 
 
 # What travels together. A ring of tiles in shared memory: the tiles, a barrier for each that says that it has arrived,
@@ -932,10 +938,10 @@ def _hopper_forward_kernel(
 # ---------------------------------------------------------------- backward
 
 
-@triton.jit(do_not_specialize=["n_rows"])
+@triton.jit(do_not_specialize=['n_rows'])
 def _rows_kernel(
     lse_ptr, scaled_lse_ptr, out_ptr, rest_ptr, d_out_ptr, d_lse_ptr, delta_ptr, n_rows,
-    Dv: tl.constexpr, BLOCK_DV: tl.constexpr, ROWS: tl.constexpr, HAS_D_LSE: tl.constexpr, PRECISE: tl.constexpr,
+    Dv: tl.constexpr, ROWS: tl.constexpr, HAS_D_LSE: tl.constexpr, PRECISE: tl.constexpr,
 ):
     """What every pair of a row reads, once a row: the log-sum-exp to base 2, inf for rows that met no key; delta.
 
@@ -947,10 +953,10 @@ def _rows_kernel(
     tl.store(scaled_lse_ptr + rows, tl.where(lse == float("-inf"), float("inf"), lse * LOG2E), mask=rows < n_rows)
     base = tl.cast(start, tl.int64) * Dv
     left = n_rows - start
-    out = _load_rows(out_ptr + base, 0, 0, 0, left, Dv, ROWS, Dv, BLOCK_DV, True, False).to(tl.float32)
+    out = _load_rows(_Rows(out_ptr + base, 0, 0, left, Dv), 0, ROWS, Dv, True, False).to(tl.float32)
     if PRECISE:
-        out += _load_rows(rest_ptr + base, 0, 0, 0, left, Dv, ROWS, Dv, BLOCK_DV, True, False).to(tl.float32)
-    d_out = _load_rows(d_out_ptr + base, 0, 0, 0, left, Dv, ROWS, Dv, BLOCK_DV, True, False).to(tl.float32)
+        out += _load_rows(_Rows(rest_ptr + base, 0, 0, left, Dv), 0, ROWS, Dv, True, False).to(tl.float32)
+    d_out = _load_rows(_Rows(d_out_ptr + base, 0, 0, left, Dv), 0, ROWS, Dv, True, False).to(tl.float32)
     delta = tl.sum(out * d_out, 1)
     if HAS_D_LSE:
         delta -= tl.load(d_lse_ptr + rows, mask=rows < n_rows, other=0.0)
@@ -958,17 +964,14 @@ def _rows_kernel(
 
 
 @triton.jit
-def _dq_tile(
-    dq, q, d_out, row_lse, delta, k_rows, v_rows, batch, kv_head, k0, k_stride_s, v_stride_s, Sk, head, bias_ptr,
-    bias_stride_0, bias_stride_1, bias_stride_2, head_term, y_q, x_q, centre, centre_2,
-    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BK: tl.constexpr,
-    MASKED: tl.constexpr, TMA: tl.constexpr,
-    GRAD_BIAS: tl.constexpr,
-):
+def _dq_tile(dq, held, k_rows, v_rows, k0, tiling: tl.constexpr, MASKED: tl.constexpr):
     """Adds to dQ what the keys k0 … k0 + BK - 1 contribute."""
-    k_idx = (k0 + tl.arange(0, BK))[None, :]
-    k = _load_rows(k_rows, batch, kv_head, k0, Sk, k_stride_s, BK, D, BLOCK_D, MASKED, TMA)
-    v = _load_rows(v_rows, batch, kv_head, k0, Sk, v_stride_s, BK, Dv, BLOCK_DV, MASKED, TMA)
+    (q, d_out, row_lse, delta, head, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, head_term, y_q, x_q, centre,
+        centre_2) = held
+    Sk = k_rows.stop
+    k_idx = (k0 + tl.arange(0, tiling.BK))[None, :]
+    k = _load_rows(k_rows, k0, tiling.BK, tiling.D, MASKED, tiling.TMA)
+    v = _load_rows(v_rows, k0, tiling.BK, tiling.Dv, MASKED, tiling.TMA)
     qk = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     dp = tl.dot(d_out, tl.trans(v), input_precision=PRECISION)
     y_k = k_idx // 32
@@ -983,37 +986,32 @@ def _dq_tile(
         p = tl.where(allowed, p, 0.0)
     dp = dp - delta
     g = p * dp
-    ds = g
-    dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
+    dq = tl.dot(g.to(k.dtype), k, dq, input_precision=PRECISION)
     return dq
 
 
-@triton.jit(do_not_specialize=['Hq', 'Hkv', 'Sq', 'Sk', 'bias_stride_0', 'bias_stride_1', 'q_stride_b', 'q_stride_h',
-    'q_stride_s', 'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
+@triton.jit(do_not_specialize=UNSPECIALIZED)
 def _dq_kernel(
     q_ptr, k_ptr, v_ptr, d_out_ptr, lse_ptr, delta_ptr, dq_ptr, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0,
-    bias_stride_1, bias_stride_2,
-    q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s,
-    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BQ: tl.constexpr,
-    BK: tl.constexpr, ALIGN: tl.constexpr, TMA: tl.constexpr,
+    bias_stride_1, bias_stride_2, q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b,
+    v_stride_h, v_stride_s,
+    D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ALIGN: tl.constexpr, TMA: tl.constexpr,
     GRAD_BIAS: tl.constexpr,
 ):
     """One tile of queries of one head: walks the same tiles of keys as the forward kernel."""
-    tile, batch, head = _heads_in_turn(tl.cdiv(Sq, BQ), Hq)
+    tiling: tl.constexpr = _Tiling(D, Dv, BQ, BK, TMA, GRAD_BIAS)
+    tile, batch, head = _head_after_head(tl.cdiv(Sq, BQ), Hq)
     kv_head = head // (Hq // Hkv)
     q0 = tile * BQ
     q1 = tl.minimum(q0 + BQ, Sq) - 1
     q_idx = (q0 + tl.arange(0, BQ))[:, None]
-    q_rows = _head_rows(q_ptr, batch, head, q_stride_b, q_stride_h, ALIGN, TMA)
-    k_rows = _head_rows(k_ptr, batch, kv_head, k_stride_b, k_stride_h, ALIGN, TMA)
-    v_rows = _head_rows(v_ptr, batch, kv_head, v_stride_b, v_stride_h, ALIGN, TMA)
-    q_stride_s = _aligned(q_stride_s, ALIGN)
-    k_stride_s = _aligned(k_stride_s, ALIGN)
-    v_stride_s = _aligned(v_stride_s, ALIGN)
-    d_out_rows = _head_rows(d_out_ptr, batch, head, tl.cast(Hq, tl.int64) * Sq * Dv, Sq * Dv, 1, TMA)
+    q_rows = _head_rows(q_ptr, batch, head, (q_stride_b, q_stride_h, q_stride_s), Sq, ALIGN, TMA)
+    k_rows = _head_rows(k_ptr, batch, kv_head, (k_stride_b, k_stride_h, k_stride_s), Sk, ALIGN, TMA)
+    v_rows = _head_rows(v_ptr, batch, kv_head, (v_stride_b, v_stride_h, v_stride_s), Sk, ALIGN, TMA)
+    d_out_rows = _head_rows(d_out_ptr, batch, head, (tl.cast(Hq, tl.int64) * Sq * Dv, Sq * Dv, Dv), Sq, 1, TMA)
     row = (batch * tl.cast(Hq, tl.int64) + head) * Sq
-    q = _load_rows(q_rows, batch, head, q0, Sq, q_stride_s, BQ, D, BLOCK_D, True, TMA)
-    d_out = _load_rows(d_out_rows, batch, head, q0, Sq, Dv, BQ, Dv, BLOCK_DV, True, TMA)
+    q = _load_rows(q_rows, q0, BQ, D, True, TMA)
+    d_out = _load_rows(d_out_rows, q0, BQ, Dv, True, TMA)
     rows = q0 + tl.arange(0, BQ)
     head_term = scale * 1.4426950408889634
     head_term_2 = Sk // 32 - 1 - 3
@@ -1023,32 +1021,27 @@ def _dq_kernel(
     x_q = q_idx % 32
     centre = tl.minimum(tl.maximum(y_q, 3), head_term_2)
     centre_2 = tl.minimum(tl.maximum(x_q, 3), 28)
-
-    dq = tl.zeros([BQ, BLOCK_D], tl.float32)
+    held = (q, d_out, row_lse, delta, head, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, head_term, y_q, x_q,
+        centre, centre_2)
+    dq = (tl.zeros([BQ, _block(D)], tl.float32))
     any_lo, any_hi = _key_tiles(q0, q1, Sk, BK)
     for step in tl.range(any_hi - any_lo):
-        at = any_lo + step
-        dq = _dq_tile(
-            dq, q, d_out, row_lse, delta, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, head,
-            bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, head_term, y_q, x_q, centre, centre_2,
-            D, Dv, BLOCK_D, BLOCK_DV, BK, True, TMA, GRAD_BIAS,
-        )
-    _store_rows(dq_ptr + row * D, dq * scale, q0, Sq, D, BQ, D, BLOCK_D)
+        dq = _dq_tile(dq, held, k_rows, v_rows, (any_lo + step) * BK, tiling, True)
+    _store_rows(dq_ptr + row * D, dq * scale, q0, Sq, D)
 
 
 @triton.jit
-def _dkdv_tile(
-    dk, dv, k, v, q_rows, d_out_rows, batch, head, row, lse_ptr, delta_ptr, q0, q_stride_s, Sq, bias_ptr, bias_stride_0,
-    bias_stride_1, bias_stride_2, head_term, head_term_2, y_k, x_k,
-    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BQ: tl.constexpr,
-    MASKED: tl.constexpr, TMA: tl.constexpr,
-    GRAD_BIAS: tl.constexpr,
-):
-    """Adds to dK and dV what the queries q0 … q0 + BQ - 1 contribute."""
-    rows = q0 + tl.arange(0, BQ)
+def _dkdv_tile(state, held, q_rows, d_out_rows, q0, tiling: tl.constexpr, MASKED: tl.constexpr):
+    """Adds to dK and dV what the queries q0 … q0 + BQ - 1 contribute. `held`: what does not depend on the query."""
+    dk, dv = state
+    (k, v, row, lse_ptr, delta_ptr, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, head_term, head_term_2, y_k,
+        x_k) = held
+    Sq = q_rows.stop
+    head = q_rows.head
+    rows = q0 + tl.arange(0, tiling.BQ)
     q_idx = rows[None, :]
-    q = _load_rows(q_rows, batch, head, q0, Sq, q_stride_s, BQ, D, BLOCK_D, MASKED, TMA)
-    d_out = _load_rows(d_out_rows, batch, head, q0, Sq, Dv, BQ, Dv, BLOCK_DV, MASKED, TMA)
+    q = _load_rows(q_rows, q0, tiling.BQ, tiling.D, MASKED, tiling.TMA)
+    d_out = _load_rows(d_out_rows, q0, tiling.BQ, tiling.Dv, MASKED, tiling.TMA)
     qk = tl.dot(k, tl.trans(q), input_precision=PRECISION)
     dp = tl.dot(v, tl.trans(d_out), input_precision=PRECISION)  # early: it runs while p is computed
     if MASKED:
@@ -1072,47 +1065,43 @@ def _dkdv_tile(
     dv = tl.dot(p.to(d_out.dtype), d_out, dv, input_precision=PRECISION)
     dp = dp - delta
     g = p * dp
-    ds = g
-    dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION)
+    dk = tl.dot(g.to(q.dtype), q, dk, input_precision=PRECISION)
     return dk, dv
 
 
-@triton.jit(do_not_specialize=['Hq', 'Hkv', 'Sq', 'Sk', 'bias_stride_0', 'bias_stride_1', 'q_stride_b', 'q_stride_h',
-    'q_stride_s', 'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
+@triton.jit(do_not_specialize=UNSPECIALIZED)
 def _dkdv_kernel(
     q_ptr, k_ptr, v_ptr, d_out_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0,
-    bias_stride_1, bias_stride_2,
-    q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s,
-    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BQ: tl.constexpr,
-    BK: tl.constexpr, ALIGN: tl.constexpr, TMA: tl.constexpr,
+    bias_stride_1, bias_stride_2, q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b,
+    v_stride_h, v_stride_s,
+    D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ALIGN: tl.constexpr, TMA: tl.constexpr,
     GRAD_BIAS: tl.constexpr,
 ):
-    """One tile of keys of one key/value head: walks the tiles of queries that meet it, for every query head of the
-    group.
-    """
-    tile, batch, kv_head = _heads_in_turn(tl.cdiv(Sk, BK), Hkv)
+    """One tile of keys of one key/value head: walks the tiles of queries that meet it, of every head of the group."""
+    tiling: tl.constexpr = _Tiling(D, Dv, BQ, BK, TMA, GRAD_BIAS)
+    tile, batch, kv_head = _head_after_head(tl.cdiv(Sk, BK), Hkv)
     k0 = tile * BK
     k1 = tl.minimum(k0 + BK, Sk) - 1
     k_idx = (k0 + tl.arange(0, BK))[:, None]
-    k_rows = _head_rows(k_ptr, batch, kv_head, k_stride_b, k_stride_h, ALIGN, TMA)
-    v_rows = _head_rows(v_ptr, batch, kv_head, v_stride_b, v_stride_h, ALIGN, TMA)
-    q_stride_s = _aligned(q_stride_s, ALIGN)
-    k_stride_s = _aligned(k_stride_s, ALIGN)
-    v_stride_s = _aligned(v_stride_s, ALIGN)
-    k = _load_rows(k_rows, batch, kv_head, k0, Sk, k_stride_s, BK, D, BLOCK_D, True, TMA)
-    v = _load_rows(v_rows, batch, kv_head, k0, Sk, v_stride_s, BK, Dv, BLOCK_DV, True, TMA)
-    dk = tl.zeros([BK, BLOCK_D], tl.float32)
-    dv = tl.zeros([BK, BLOCK_DV], tl.float32)
+    k_rows = _head_rows(k_ptr, batch, kv_head, (k_stride_b, k_stride_h, k_stride_s), Sk, ALIGN, TMA)
+    v_rows = _head_rows(v_ptr, batch, kv_head, (v_stride_b, v_stride_h, v_stride_s), Sk, ALIGN, TMA)
+    k = _load_rows(k_rows, k0, BK, D, True, TMA)
+    v = _load_rows(v_rows, k0, BK, Dv, True, TMA)
+    dk = tl.zeros([BK, _block(D)], tl.float32)
+    dv = tl.zeros([BK, _block(Dv)], tl.float32)
     group = Hq // Hkv
     for member in range(group):
         head = kv_head * group + member
         row = (batch * tl.cast(Hq, tl.int64) + head) * Sq
-        q_rows = _head_rows(q_ptr, batch, head, q_stride_b, q_stride_h, ALIGN, TMA)
-        d_out_rows = _head_rows(d_out_ptr, batch, head, tl.cast(Hq, tl.int64) * Sq * Dv, Sq * Dv, 1, TMA)
+        q_rows = _head_rows(q_ptr, batch, head, (q_stride_b, q_stride_h, q_stride_s), Sq, ALIGN, TMA)
+        d_out_rows = _head_rows(d_out_ptr, batch, head, (tl.cast(Hq, tl.int64) * Sq * Dv, Sq * Dv, Dv), Sq, 1, TMA)
         head_term = scale * 1.4426950408889634
         head_term_2 = Sk // 32 - 1 - 3
         y_k = k_idx // 32
         x_k = k_idx % 32
+        held = (k, v, row, lse_ptr, delta_ptr, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, head_term,
+            head_term_2, y_k, x_k)
+        state = (dk, dv)
         any0_lo, any0_hi, any1_lo, any1_hi, any2_lo, any2_hi, any3_lo, any3_hi = _query_tiles(k0, k1, Sq, Sk, BQ)
         for step in tl.range((any0_hi - any0_lo) + (any1_hi - any1_lo) + (any2_hi - any2_lo) + (any3_hi - any3_lo)):
             at = any0_lo + step
@@ -1121,14 +1110,104 @@ def _dkdv_kernel(
                 any2_lo + step - ((any0_hi - any0_lo) + (any1_hi - any1_lo)))
             at = tl.where(step < (any0_hi - any0_lo) + (any1_hi - any1_lo) + (any2_hi - any2_lo), at,
                 any3_lo + step - ((any0_hi - any0_lo) + (any1_hi - any1_lo) + (any2_hi - any2_lo)))
-            dk, dv = _dkdv_tile(
-                dk, dv, k, v, q_rows, d_out_rows, batch, head, row, lse_ptr, delta_ptr, at * BQ, q_stride_s, Sq,
-                bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, head_term, head_term_2, y_k, x_k,
-                D, Dv, BLOCK_D, BLOCK_DV, BQ, True, TMA, GRAD_BIAS,
-            )
+            state = _dkdv_tile(state, held, q_rows, d_out_rows, at * BQ, tiling, True)
+        dk, dv = state
     column = (batch * tl.cast(Hkv, tl.int64) + kv_head) * Sk
-    _store_rows(dk_ptr + column * D, dk * scale, k0, Sk, D, BK, D, BLOCK_D)
-    _store_rows(dv_ptr + column * Dv, dv, k0, Sk, Dv, BK, Dv, BLOCK_DV)
+    _store_rows(dk_ptr + column * D, dk * scale, k0, Sk, D)
+    _store_rows(dv_ptr + column * Dv, dv, k0, Sk, Dv)
+
+
+@triton.jit
+def _sum_bias_tile(held, k_rows, v_rows, k0, tiling: tl.constexpr, MASKED: tl.constexpr):
+    """d loss / d bias[h, k // 32 - q // 32 + 6, k % 32 - q % 32 + 6], for every pair of a tile, and the index."""
+    (q, d_out, row_lse, delta, head, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, head_term, y_q, x_q, centre,
+        centre_2) = held
+    Sk = k_rows.stop
+    k_idx = (k0 + tl.arange(0, tiling.BK))[None, :]
+    k = _load_rows(k_rows, k0, tiling.BK, tiling.D, MASKED, tiling.TMA)
+    v = _load_rows(v_rows, k0, tiling.BK, tiling.Dv, MASKED, tiling.TMA)
+    qk = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+    dp = tl.dot(d_out, tl.trans(v), input_precision=PRECISION)
+    y_k = k_idx // 32
+    term = y_k - y_q + 6
+    x_k = k_idx % 32
+    term_2 = x_k - x_q + 6
+    p = tl.exp2(qk * head_term
+        + tl.cast(tl.load(bias_ptr + tl.cast(head, tl.int64) * bias_stride_0 + term * bias_stride_1
+        + term_2 * bias_stride_2, mask=(term >= 0) & (term < 13) & (term_2 >= 0) & (term_2 < 13), other=0),
+        tl.float32) * 1.4426950408889634 - row_lse)
+    if MASKED:
+        allowed = (k_idx < Sk) & (tl.abs(y_k - centre) <= 3) & (tl.abs(x_k - centre_2) <= 3)
+        p = tl.where(allowed, p, 0.0)
+    dp = dp - delta
+    g = p * dp
+    contribution = g
+    if MASKED:
+        contribution = tl.where(allowed, contribution, 0.0)
+    return contribution, head, term, term_2
+
+
+@triton.jit(do_not_specialize=UNSPECIALIZED)
+def _sum_bias_kernel(
+    q_ptr, k_ptr, v_ptr, d_out_ptr, lse_ptr, delta_ptr, cells_ptr, cell_stride_0, cell_stride_1, cell_stride_2,
+    largest_ptr, unit_ptr, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, q_stride_b,
+    q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s,
+    D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ALIGN: tl.constexpr, TMA: tl.constexpr,
+    MEASURE: tl.constexpr,
+):
+    """One tile of queries of one head. Adds into cells of 64-bit integers, in units of `unit`: any order gives the same
+    bits.
+
+    With MEASURE, finds the largest contribution instead, from which the host chooses the unit.
+    """
+    tiling: tl.constexpr = _Tiling(D, Dv, BQ, BK, TMA)
+    query_tile = tl.program_id(0)
+    group = Hq // Hkv
+    largest = tl.zeros([BQ], tl.float32)
+    per_unit = 1.0 / tl.load(unit_ptr)
+    for batch in tl.range(tl.program_id(1), tl.program_id(1) + 1):
+        for head in tl.range(tl.program_id(2), tl.program_id(2) + 1):
+            kv_head = head // group
+            row = (batch * tl.cast(Hq, tl.int64) + head) * Sq
+            d_out_rows = _head_rows(d_out_ptr, batch, head, (tl.cast(Hq, tl.int64) * Sq * Dv, Sq * Dv, Dv), Sq, 1, TMA)
+            q_rows = _head_rows(q_ptr, batch, head, (q_stride_b, q_stride_h, q_stride_s), Sq, ALIGN, TMA)
+            k_rows = _head_rows(k_ptr, batch, kv_head, (k_stride_b, k_stride_h, k_stride_s), Sk, ALIGN, TMA)
+            v_rows = _head_rows(v_ptr, batch, kv_head, (v_stride_b, v_stride_h, v_stride_s), Sk, ALIGN, TMA)
+            head_term = scale * 1.4426950408889634
+            head_term_2 = Sk // 32 - 1 - 3
+            q0 = query_tile * BQ
+            q1 = tl.minimum(q0 + BQ, Sq) - 1
+            rows = q0 + tl.arange(0, BQ)
+            q_idx = rows[:, None]
+            row_lse = tl.load(lse_ptr + row + rows, mask=rows < Sq, other=float("inf"))[:, None]
+            delta = tl.load(delta_ptr + row + rows, mask=rows < Sq, other=0.0)[:, None]
+            y_q = q_idx // 32
+            x_q = q_idx % 32
+            centre = tl.minimum(tl.maximum(y_q, 3), head_term_2)
+            centre_2 = tl.minimum(tl.maximum(x_q, 3), 28)
+            any_lo, any_hi = _key_tiles(q0, q1, Sk, BK)
+            q = _load_rows(q_rows, q0, BQ, D, True, TMA)
+            d_out = _load_rows(d_out_rows, q0, BQ, Dv, True, TMA)
+            held = (q, d_out, row_lse, delta, head, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, head_term,
+                y_q, x_q, centre, centre_2)
+            for step in tl.range(any_hi - any_lo):
+                contribution, index_0, index_1, index_2 = _sum_bias_tile(
+                    held, k_rows, v_rows, (any_lo + step) * BK, tiling, True
+                )
+                contribution = tl.where(q_idx < Sq, contribution, 0.0)  # beyond the tensor a score may have no value
+                if MEASURE:
+                    largest = tl.maximum(largest, tl.max(tl.abs(contribution), 1))
+                else:
+                    cells = (cells_ptr + tl.cast(index_0, tl.int64) * cell_stride_0
+                        + tl.cast(index_1, tl.int64) * cell_stride_1 + tl.cast(index_2, tl.int64) * cell_stride_2)
+                    inside = ((contribution != 0.0) & (index_0 >= 0) & (index_0 < Hq) & (index_1 >= 0) & (index_1 < 13)
+                        & (index_2 >= 0) & (index_2 < 13))
+                    tl.atomic_add(cells, tl.cast(tl.floor(contribution * per_unit + 0.5), tl.int64), mask=inside,
+                        sem="relaxed")
+
+    if MEASURE:
+        cell = (tl.program_id(1) * tl.num_programs(2) + tl.program_id(2)) * tl.num_programs(0) + tl.program_id(0)
+        tl.store(largest_ptr + cell, tl.max(largest, 0))
 
 
 # ---------------------------------------------------------------- backward, for compute capability 9.0
@@ -1752,105 +1831,6 @@ def _hopper_dq_kernel(
     )
 
 
-@triton.jit
-def _sum_bias_tile(
-    q, d_out, row_lse, delta, k_rows, v_rows, batch, kv_head, k0, k_stride_s, v_stride_s, Sk, head, bias_ptr,
-    bias_stride_0, bias_stride_1, bias_stride_2, head_term, y_q, x_q, centre, centre_2,
-    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BK: tl.constexpr,
-    MASKED: tl.constexpr, TMA: tl.constexpr,
-):
-    """d loss / d bias[h, k // 32 - q // 32 + 6, k % 32 - q % 32 + 6], for every pair of a tile, and the index."""
-    k_idx = (k0 + tl.arange(0, BK))[None, :]
-    k = _load_rows(k_rows, batch, kv_head, k0, Sk, k_stride_s, BK, D, BLOCK_D, MASKED, TMA)
-    v = _load_rows(v_rows, batch, kv_head, k0, Sk, v_stride_s, BK, Dv, BLOCK_DV, MASKED, TMA)
-    qk = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-    dp = tl.dot(d_out, tl.trans(v), input_precision=PRECISION)
-    y_k = k_idx // 32
-    term = y_k - y_q + 6
-    x_k = k_idx % 32
-    term_2 = x_k - x_q + 6
-    p = tl.exp2(qk * head_term
-        + tl.cast(tl.load(bias_ptr + tl.cast(head, tl.int64) * bias_stride_0 + term * bias_stride_1
-        + term_2 * bias_stride_2, mask=(term >= 0) & (term < 13) & (term_2 >= 0) & (term_2 < 13), other=0),
-        tl.float32) * 1.4426950408889634 - row_lse)
-    if MASKED:
-        allowed = (k_idx < Sk) & (tl.abs(y_k - centre) <= 3) & (tl.abs(x_k - centre_2) <= 3)
-        p = tl.where(allowed, p, 0.0)
-    dp = dp - delta
-    g = p * dp
-    contribution = g
-    if MASKED:
-        contribution = tl.where(allowed, contribution, 0.0)
-    return contribution, head, term, term_2
-
-
-@triton.jit(do_not_specialize=['Hq', 'Hkv', 'Sq', 'Sk', 'bias_stride_0', 'bias_stride_1', 'q_stride_b', 'q_stride_h',
-    'q_stride_s', 'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
-def _sum_bias_kernel(
-    q_ptr, k_ptr, v_ptr, d_out_ptr, lse_ptr, delta_ptr, cells_ptr, cell_stride_0, cell_stride_1, cell_stride_2,
-    largest_ptr, unit_ptr, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2,
-    q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s,
-    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BQ: tl.constexpr,
-    BK: tl.constexpr, ALIGN: tl.constexpr, TMA: tl.constexpr,
-    MEASURE: tl.constexpr,
-):
-    """One tile of queries of one head. Adds into cells of 64-bit integers, in units of `unit`: any order gives the same
-    bits.
-
-    With MEASURE, finds the largest contribution instead, from which the host chooses the unit.
-    """
-    query_tile = tl.program_id(0)
-    k_stride_s = _aligned(k_stride_s, ALIGN)
-    v_stride_s = _aligned(v_stride_s, ALIGN)
-    q_stride_s = _aligned(q_stride_s, ALIGN)
-    group = Hq // Hkv
-    largest = tl.zeros([BQ], tl.float32)
-    per_unit = 1.0 / tl.load(unit_ptr)
-    for batch in tl.range(tl.program_id(1), tl.program_id(1) + 1):
-        for head in tl.range(tl.program_id(2), tl.program_id(2) + 1):
-            kv_head = head // group
-            row = (batch * tl.cast(Hq, tl.int64) + head) * Sq
-            d_out_rows = _head_rows(d_out_ptr, batch, head, tl.cast(Hq, tl.int64) * Sq * Dv, Sq * Dv, 1, TMA)
-            q_rows = _head_rows(q_ptr, batch, head, q_stride_b, q_stride_h, ALIGN, TMA)
-            k_rows = _head_rows(k_ptr, batch, kv_head, k_stride_b, k_stride_h, ALIGN, TMA)
-            v_rows = _head_rows(v_ptr, batch, kv_head, v_stride_b, v_stride_h, ALIGN, TMA)
-            head_term = scale * 1.4426950408889634
-            head_term_2 = Sk // 32 - 1 - 3
-            q0 = query_tile * BQ
-            q1 = tl.minimum(q0 + BQ, Sq) - 1
-            rows = q0 + tl.arange(0, BQ)
-            q_idx = rows[:, None]
-            row_lse = tl.load(lse_ptr + row + rows, mask=rows < Sq, other=float("inf"))[:, None]
-            delta = tl.load(delta_ptr + row + rows, mask=rows < Sq, other=0.0)[:, None]
-            y_q = q_idx // 32
-            x_q = q_idx % 32
-            centre = tl.minimum(tl.maximum(y_q, 3), head_term_2)
-            centre_2 = tl.minimum(tl.maximum(x_q, 3), 28)
-            any_lo, any_hi = _key_tiles(q0, q1, Sk, BK)
-            q = _load_rows(q_rows, batch, head, q0, Sq, q_stride_s, BQ, D, BLOCK_D, True, TMA)
-            d_out = _load_rows(d_out_rows, batch, head, q0, Sq, Dv, BQ, Dv, BLOCK_DV, True, TMA)
-            for step in tl.range(any_hi - any_lo):
-                at = any_lo + step
-                contribution, index_0, index_1, index_2 = _sum_bias_tile(
-                    q, d_out, row_lse, delta, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, head,
-                    bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, head_term, y_q, x_q, centre, centre_2,
-                    D, Dv, BLOCK_D, BLOCK_DV, BK, True, TMA,
-                )
-                contribution = tl.where(q_idx < Sq, contribution, 0.0)  # beyond the tensor a score may have no value
-                if MEASURE:
-                    largest = tl.maximum(largest, tl.max(tl.abs(contribution), 1))
-                else:
-                    cells = (cells_ptr + tl.cast(index_0, tl.int64) * cell_stride_0
-                        + tl.cast(index_1, tl.int64) * cell_stride_1 + tl.cast(index_2, tl.int64) * cell_stride_2)
-                    tl.atomic_add(cells, tl.cast(tl.floor(contribution * per_unit + 0.5), tl.int64),
-                        mask=(contribution != 0.0) & (index_0 >= 0) & (index_0 < Hq) & (index_1 >= 0) & (index_1 < 13)
-                        & (index_2 >= 0) & (index_2 < 13), sem="relaxed")
-
-    if MEASURE:
-        cell = (tl.program_id(1) * tl.num_programs(2) + tl.program_id(2)) * tl.num_programs(0) + tl.program_id(0)
-        tl.store(largest_ptr + cell, tl.max(largest, 0))
-
-
 # ---------------------------------------------------------------- on the host
 
 
@@ -2028,7 +2008,9 @@ class _Ready:
         if self.run is not None:
             self.run(*arguments, *self.constants)
             return
-        compiled = self.kernel[self.grid](*arguments, **self.options)
+        own = (*self.kernel.arg_names, "num_warps", "num_stages", "maxnreg")
+        options = {name: value for name, value in self.options.items() if name in own}
+        compiled = self.kernel[self.grid](*arguments, **options)
         if compiled is not None:  # as under the interpreter
             self.run = compiled[self.grid]
 

@@ -24,6 +24,7 @@ It needs torch and triton alone. `sigmoid` is differentiable, and a custom opera
 
 from __future__ import annotations
 
+from collections import namedtuple
 from typing import NoReturn
 
 import torch
@@ -95,66 +96,70 @@ SPLIT = {
 # ---------------------------------------------------------------- helpers
 
 
-@triton.jit
-def _load_rows(
-    head_rows, batch, head, start, stop, stride, ROWS: tl.constexpr, COLS: tl.constexpr, BLOCK_COLS: tl.constexpr,
-    CHECKED: tl.constexpr, TMA: tl.constexpr,
-):
-    """Rows start … start + ROWS - 1 of one head. Columns from COLS on are zero, and with CHECKED rows from `stop` on.
+# The rows of one head of a tensor: where they are (`base` is a descriptor of all heads with TMA), how many, how far
+# apart. And what functions of a tile are compiled for.
+_Rows = namedtuple("_Rows", "base batch head stop stride")
+_Tiling = namedtuple("_Tiling", "D Dv BQ BK TMA")
 
-    `head_rows` points to the head's first row; with TMA it is a descriptor of the whole tensor, whose edges the
-    hardware checks.
-    """
+# Sizes and strides: a kernel isn't compiled again for one that is 1 or a multiple of 16.
+UNSPECIALIZED = ['Hq', 'Hkv', 'Sq', 'Sk', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b', 'k_stride_h',
+    'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s']
+
+
+@triton.constexpr_function
+def _block(cols):
+    """What a tile's columns are rounded up to: a power of two, 16 at least."""
+    return max(16, triton.next_power_of_2(cols))
+
+
+@triton.jit
+def _load_rows(rows, start, ROWS: tl.constexpr, COLS: tl.constexpr, CHECKED: tl.constexpr, TMA: tl.constexpr):
+    """Rows start … start + ROWS - 1. Columns from COLS on are zero, and with CHECKED or TMA rows that do not exist."""
     if TMA:
-        rows = tl.reshape(head_rows.load([batch, head, start, 0]), [ROWS, BLOCK_COLS])
+        tile = tl.reshape(rows.base.load([rows.batch, rows.head, start, 0]), [ROWS, _block(COLS)])
     else:
         row = tl.arange(0, ROWS)[:, None]
-        col = tl.arange(0, BLOCK_COLS)[None, :]
-        cells = head_rows + tl.cast(start, tl.int64) * stride + row * stride + col
-        if CHECKED and BLOCK_COLS == COLS:
-            rows = tl.load(cells, mask=row < stop - start, other=0.0)
+        col = tl.arange(0, _block(COLS))[None, :]
+        cells = rows.base + tl.cast(start, tl.int64) * rows.stride + row * rows.stride + col
+        if CHECKED and _block(COLS) == COLS:
+            tile = tl.load(cells, mask=row < rows.stop - start, other=0.0)
         elif CHECKED:
-            rows = tl.load(cells, mask=(row < stop - start) & (col < COLS), other=0.0)
-        elif BLOCK_COLS == COLS:
-            rows = tl.load(cells)
+            tile = tl.load(cells, mask=(row < rows.stop - start) & (col < COLS), other=0.0)
+        elif _block(COLS) == COLS:
+            tile = tl.load(cells)
         else:
-            rows = tl.load(cells, mask=col < COLS, other=0.0)
-    return rows
+            tile = tl.load(cells, mask=col < COLS, other=0.0)
+    return tile
 
 
 @triton.jit
-def _store_rows(base, values, start, stop, stride, ROWS: tl.constexpr, COLS: tl.constexpr, BLOCK_COLS: tl.constexpr):
-    """The reverse of `_load_rows`, in the type of the memory."""
-    row = tl.arange(0, ROWS)[:, None]
-    col = tl.arange(0, BLOCK_COLS)[None, :]
-    cells = base + tl.cast(start, tl.int64) * stride + row * stride + col
+def _store_rows(base, values, start, stop, COLS: tl.constexpr):
+    """Stores rows start … of one head, which are contiguous there, in the type of the memory."""
+    row = tl.arange(0, values.shape[0])[:, None]
+    col = tl.arange(0, values.shape[1])[None, :]
+    cells = base + tl.cast(start, tl.int64) * COLS + row * COLS + col
     tl.store(cells, values.to(base.dtype.element_ty), mask=(row < stop - start) & (col < COLS))
 
 
 @triton.jit
-def _aligned(stride, ALIGN: tl.constexpr):
-    """`stride`, which the host has found to be a multiple of ALIGN, so that the compiler knows it too."""
-    return stride // ALIGN * ALIGN
-
-
-@triton.jit
-def _head_rows(tensor, batch, head, stride_b, stride_h, ALIGN: tl.constexpr, TMA: tl.constexpr):
-    """What `_load_rows` reads the rows of one head from. 64 bits: a batch may hold more than 2**31 elements."""
+def _head_rows(tensor, batch, head, strides, stop, ALIGN: tl.constexpr, TMA: tl.constexpr):
+    """The rows of one head, for `_load_rows`. The host has found the strides to be multiples of ALIGN."""
+    stride_b, stride_h, stride_s = strides
     if TMA:
-        rows = tensor
+        base = tensor
     else:
-        offset_b = tl.cast(batch, tl.int64) * _aligned(stride_b, ALIGN)
-        rows = tensor + offset_b + tl.cast(head, tl.int64) * _aligned(stride_h, ALIGN)
-    return rows
+        # 64 bits: a batch may hold more than 2**31 elements.
+        offset_b = tl.cast(batch, tl.int64) * (stride_b // ALIGN * ALIGN)
+        base = tensor + offset_b + tl.cast(head, tl.int64) * (stride_h // ALIGN * ALIGN)
+    return _Rows(base, batch, head, stop, stride_s // ALIGN * ALIGN)
 
 
 @triton.jit
-def _heads_in_turn(n_tiles, n_heads):
+def _head_after_head(n_tiles, n_heads):
     """(tile, batch, head) of this program: the tiles of one head together, so that they share its keys in the cache."""
     pid = tl.program_id(0)
-    tile = pid % n_tiles
     i = pid // n_tiles
-    return tile, i // n_heads, i % n_heads
+    return pid % n_tiles, i // n_heads, i % n_heads
 
 
 # ---------------------------------------------------------------- which tiles meet
@@ -162,8 +167,7 @@ def _heads_in_turn(n_tiles, n_heads):
 
 @triton.jit
 def _key_tiles(Sk, BK: tl.constexpr):
-    """The tiles that the queries q0 … q1 meet: `any` some pair is allowed, `full` every pair is, and no mask is needed.
-    """
+    """The tiles that the queries q0 … q1 meet: `any` some pair is allowed, `full` every pair is: no mask there."""
     any_hi = tl.cast(tl.cdiv(Sk, BK), tl.int32)
     any_hi = tl.maximum(any_hi, 0)
     full_hi = tl.cast(Sk // BK, tl.int32)
@@ -174,7 +178,7 @@ def _key_tiles(Sk, BK: tl.constexpr):
 
 @triton.jit
 def _query_tiles(Sq, BQ: tl.constexpr):
-    """The tiles that the keys k0 … k1 meet: `any` some pair is allowed, `full` every pair is, and no mask is needed."""
+    """The tiles that the keys k0 … k1 meet: `any` some pair is allowed, `full` every pair is: no mask there."""
     any_hi = tl.cast(tl.cdiv(Sq, BQ), tl.int32)
     any_hi = tl.maximum(any_hi, 0)
     full_hi = tl.cast(Sq // BQ, tl.int32)
@@ -187,63 +191,62 @@ def _query_tiles(Sq, BQ: tl.constexpr):
 
 
 @triton.jit
-def _attend_tile(
-    acc, q, k_rows, v_rows, batch, kv_head, k0, k_stride_s, v_stride_s, Sk, scale, head_term,
-    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BK: tl.constexpr,
-    MASKED: tl.constexpr, TMA: tl.constexpr,
-):
-    """Folds the keys k0 … k0 + BK - 1 into the running state of a tile of queries."""
-    k_idx = (k0 + tl.arange(0, BK))[None, :]
-    k = _load_rows(k_rows, batch, kv_head, k0, Sk, k_stride_s, BK, D, BLOCK_D, MASKED, TMA)
+def _no_keys(ROWS: tl.constexpr, COLS: tl.constexpr):
+    """The state of rows that have met no key yet."""
+    acc = tl.zeros([ROWS, _block(COLS)], tl.float32)
+    return acc
+
+
+@triton.jit
+def _attend_tile(acc, held, k_rows, v_rows, k0, tiling: tl.constexpr, MASKED: tl.constexpr):
+    """Folds the keys k0 … k0 + BK - 1 into the state of a tile of queries. `held`: what does not depend on the key."""
+    q, scale, head_term = held
+    Sk = k_rows.stop
+    k_idx = (k0 + tl.arange(0, tiling.BK))[None, :]
+    k = _load_rows(k_rows, k0, tiling.BK, tiling.D, MASKED, tiling.TMA)
     qk = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     x = qk * scale - head_term
     weight = tl.sigmoid(x)
     if MASKED:
         weight = tl.where((k_idx < Sk), weight, 0.0)
-    v = _load_rows(v_rows, batch, kv_head, k0, Sk, v_stride_s, BK, Dv, BLOCK_DV, MASKED, TMA)
+    v = _load_rows(v_rows, k0, tiling.BK, tiling.Dv, MASKED, tiling.TMA)
     acc = tl.dot(weight.to(v.dtype), v, acc, input_precision=PRECISION)
     return acc
 
 
-@triton.jit(do_not_specialize=['Hq', 'Hkv', 'Sq', 'Sk', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b',
-    'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
+@triton.jit
+def _finish(acc):
+    """The results of rows whose keys have all been met."""
+    lse = tl.zeros([acc.shape[0]], tl.float32)
+    return acc, lse
+
+
+@triton.jit(do_not_specialize=UNSPECIALIZED)
 def _forward_kernel(
-    q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, scale, Hq, Hkv, Sq, Sk,
-    q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s,
-    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BQ: tl.constexpr,
-    BK: tl.constexpr, ALIGN: tl.constexpr, TMA: tl.constexpr,
+    q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, scale, Hq, Hkv, Sq, Sk, q_stride_b, q_stride_h, q_stride_s, k_stride_b,
+    k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s,
+    D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ALIGN: tl.constexpr, TMA: tl.constexpr,
 ):
     """One tile of queries of one head: walks the tiles of keys that it can meet."""
-    tile, batch, head = _heads_in_turn(tl.cdiv(Sq, BQ), Hq)
+    tiling: tl.constexpr = _Tiling(D, Dv, BQ, BK, TMA)
+    tile, batch, head = _head_after_head(tl.cdiv(Sq, BQ), Hq)
     kv_head = head // (Hq // Hkv)
     q0 = tile * BQ
-    q_rows = _head_rows(q_ptr, batch, head, q_stride_b, q_stride_h, ALIGN, TMA)
-    k_rows = _head_rows(k_ptr, batch, kv_head, k_stride_b, k_stride_h, ALIGN, TMA)
-    v_rows = _head_rows(v_ptr, batch, kv_head, v_stride_b, v_stride_h, ALIGN, TMA)
-    q_stride_s = _aligned(q_stride_s, ALIGN)
-    k_stride_s = _aligned(k_stride_s, ALIGN)
-    v_stride_s = _aligned(v_stride_s, ALIGN)
-    q = _load_rows(q_rows, batch, head, q0, Sq, q_stride_s, BQ, D, BLOCK_D, True, TMA)
+    q_rows = _head_rows(q_ptr, batch, head, (q_stride_b, q_stride_h, q_stride_s), Sq, ALIGN, TMA)
+    k_rows = _head_rows(k_ptr, batch, kv_head, (k_stride_b, k_stride_h, k_stride_s), Sk, ALIGN, TMA)
+    v_rows = _head_rows(v_ptr, batch, kv_head, (v_stride_b, v_stride_h, v_stride_s), Sk, ALIGN, TMA)
+    q = _load_rows(q_rows, q0, BQ, D, True, TMA)
     head_term = tl.log(tl.cast(Sk, tl.float32))
-
-    acc = tl.zeros([BQ, BLOCK_DV], tl.float32)
+    held = (q, scale, head_term)
+    acc = _no_keys(BQ, Dv)
     full_hi, any_hi = _key_tiles(Sk, BK)
     for step in tl.range(full_hi):
-        at = step
-        acc = _attend_tile(
-            acc, q, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, scale, head_term,
-            D, Dv, BLOCK_D, BLOCK_DV, BK, False, TMA,
-        )
+        acc = _attend_tile(acc, held, k_rows, v_rows, step * BK, tiling, False)
     for step in tl.range(any_hi - full_hi):
-        at = full_hi + step
-        acc = _attend_tile(
-            acc, q, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, scale, head_term,
-            D, Dv, BLOCK_D, BLOCK_DV, BK, True, TMA,
-        )
-
-    lse = tl.zeros([BQ], tl.float32)
+        acc = _attend_tile(acc, held, k_rows, v_rows, (full_hi + step) * BK, tiling, True)
+    acc, lse = _finish(acc)
     row = (batch * tl.cast(Hq, tl.int64) + head) * Sq
-    _store_rows(out_ptr + row * Dv, acc, q0, Sq, Dv, BQ, Dv, BLOCK_DV)
+    _store_rows(out_ptr + row * Dv, acc, q0, Sq, Dv)
     rows = q0 + tl.arange(0, BQ)
     tl.store(lse_ptr + row + rows, lse, mask=rows < Sq)
 
@@ -251,15 +254,14 @@ def _forward_kernel(
 # ---------------------------------------------------------------- forward, short queries
 
 
-@triton.jit(do_not_specialize=['pieces', 'Hq', 'Hkv', 'Sq', 'Sk', 'q_stride_b', 'q_stride_h', 'q_stride_s',
-    'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
+@triton.jit(do_not_specialize=["pieces", *UNSPECIALIZED])
 def _split_kernel(
-    q_ptr, k_ptr, v_ptr, parts_ptr, pieces, scale, Hq, Hkv, Sq, Sk,
-    q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s,
-    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BQ: tl.constexpr,
-    BK: tl.constexpr, ALIGN: tl.constexpr, TMA: tl.constexpr,
+    q_ptr, k_ptr, v_ptr, parts_ptr, pieces, scale, Hq, Hkv, Sq, Sk, q_stride_b, q_stride_h, q_stride_s, k_stride_b,
+    k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s,
+    D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ALIGN: tl.constexpr, TMA: tl.constexpr,
 ):
-    """One piece of the walk of one tile, whose rows are the queries of all heads that share keys and values."""
+    """One piece of the walk of one tile, whose rows are the queries of all heads that share keys."""
+    tiling: tl.constexpr = _Tiling(D, Dv, BQ, BK, TMA)
     group = Hq // Hkv
     n_tiles = tl.cdiv(group * Sq, BQ)
     tile = tl.program_id(0) % n_tiles
@@ -270,17 +272,14 @@ def _split_kernel(
     kv_head = i % Hkv
     head = kv_head * group + row % group  # of each row, as is what depends on it
     q_idx = row // group
-    k_rows = _head_rows(k_ptr, batch, kv_head, k_stride_b, k_stride_h, ALIGN, TMA)
-    v_rows = _head_rows(v_ptr, batch, kv_head, v_stride_b, v_stride_h, ALIGN, TMA)
-    q_stride_s = _aligned(q_stride_s, ALIGN)
-    k_stride_s = _aligned(k_stride_s, ALIGN)
-    v_stride_s = _aligned(v_stride_s, ALIGN)
-    col = tl.arange(0, BLOCK_D)[None, :]
-    q_rows = _head_rows(q_ptr, batch, head, q_stride_b, q_stride_h, ALIGN, False)
-    q = tl.load(q_rows + q_idx * q_stride_s + col, mask=(q_idx < Sq) & (col < D), other=0.0)
+    k_rows = _head_rows(k_ptr, batch, kv_head, (k_stride_b, k_stride_h, k_stride_s), Sk, ALIGN, TMA)
+    v_rows = _head_rows(v_ptr, batch, kv_head, (v_stride_b, v_stride_h, v_stride_s), Sk, ALIGN, TMA)
+    col = tl.arange(0, _block(D))[None, :]
+    q_rows = _head_rows(q_ptr, batch, head, (q_stride_b, q_stride_h, q_stride_s), Sq, ALIGN, False)
+    q = tl.load(q_rows.base + q_idx * q_rows.stride + col, mask=(q_idx < Sq) & (col < D), other=0.0)
     head_term = tl.log(tl.cast(Sk, tl.float32))
-
-    acc = tl.zeros([BQ, BLOCK_DV], tl.float32)
+    held = (q, scale, head_term)
+    acc = _no_keys(BQ, Dv)
     full_hi, any_hi = _key_tiles(Sk, BK)
     n_full = full_hi
     n_walked = n_full + any_hi - full_hi
@@ -288,28 +287,18 @@ def _split_kernel(
     first = tl.minimum(piece * share, n_walked)
     stop = tl.minimum(first + share, n_walked)
     for step in tl.range(tl.minimum(first, n_full), tl.minimum(stop, n_full)):
-        at = step
-        acc = _attend_tile(
-            acc, q, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, scale, head_term,
-            D, Dv, BLOCK_D, BLOCK_DV, BK, False, TMA,
-        )
+        acc = _attend_tile(acc, held, k_rows, v_rows, step * BK, tiling, False)
     for step in tl.range(tl.maximum(first, n_full) - n_full, tl.maximum(stop, n_full) - n_full):
-        at = full_hi + step
-        acc = _attend_tile(
-            acc, q, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, scale, head_term,
-            D, Dv, BLOCK_D, BLOCK_DV, BK, True, TMA,
-        )
-
+        acc = _attend_tile(acc, held, k_rows, v_rows, (full_hi + step) * BK, tiling, True)
     cell = ((batch * tl.cast(Hq, tl.int64) + head) * Sq + q_idx) * pieces + piece
-    cells = parts_ptr + cell * (BLOCK_DV + 4)
-    tl.store(cells + tl.arange(0, BLOCK_DV)[None, :], acc, mask=q_idx < Sq)
+    cells = parts_ptr + cell * (_block(Dv) + 4)
+    tl.store(cells + tl.arange(0, _block(Dv))[None, :], acc, mask=q_idx < Sq)
 
 
-@triton.jit(do_not_specialize=['pieces', 'Hq', 'Hkv', 'Sq', 'Sk', 'q_stride_b', 'q_stride_h', 'q_stride_s',
-    'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
+@triton.jit(do_not_specialize=["pieces", *UNSPECIALIZED])
 def _merge_kernel(
     parts_ptr, out_ptr, lse_ptr, pieces, scale, Hq, Hkv, Sq, Sk,
-    D: tl.constexpr, Dv: tl.constexpr, BLOCK_DV: tl.constexpr, PIECES: tl.constexpr,
+    D: tl.constexpr, Dv: tl.constexpr, PIECES: tl.constexpr,
 ):
     """One query of one head: merges the sums of its pieces, PIECES at a time, as a tile's are merged into a row's."""
     BQ: tl.constexpr = 1
@@ -318,16 +307,15 @@ def _merge_kernel(
     batch = i // Hq
     head = i % Hq
 
-    acc = tl.zeros([BQ, BLOCK_DV], tl.float32)
+    acc = _no_keys(BQ, Dv)
     for first in tl.range(0, pieces, PIECES):
         piece = first + tl.arange(0, PIECES)
-        cells = parts_ptr + (tl.cast(tl.program_id(0), tl.int64) * pieces + piece) * (BLOCK_DV + 4)
-        part = tl.load(cells[:, None] + tl.arange(0, BLOCK_DV)[None, :], mask=(piece < pieces)[:, None], other=0.0)
+        cells = parts_ptr + (tl.cast(tl.program_id(0), tl.int64) * pieces + piece) * (_block(Dv) + 4)
+        part = tl.load(cells[:, None] + tl.arange(0, _block(Dv))[None, :], mask=(piece < pieces)[:, None], other=0.0)
         acc += tl.sum(part, 0)[None, :]
-
-    lse = tl.zeros([BQ], tl.float32)
+    acc, lse = _finish(acc)
     row = (batch * tl.cast(Hq, tl.int64) + head) * Sq
-    _store_rows(out_ptr + row * Dv, acc, q0, Sq, Dv, BQ, Dv, BLOCK_DV)
+    _store_rows(out_ptr + row * Dv, acc, q0, Sq, Dv)
     rows = q0 + tl.arange(0, BQ)
     tl.store(lse_ptr + row + rows, lse, mask=rows < Sq)
 
@@ -336,15 +324,13 @@ def _merge_kernel(
 
 
 @triton.jit
-def _dq_tile(
-    dq, q, d_out, k_rows, v_rows, batch, kv_head, k0, k_stride_s, v_stride_s, Sk, scale, head_term,
-    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BK: tl.constexpr,
-    MASKED: tl.constexpr, TMA: tl.constexpr,
-):
+def _dq_tile(dq, held, k_rows, v_rows, k0, tiling: tl.constexpr, MASKED: tl.constexpr):
     """Adds to dQ what the keys k0 … k0 + BK - 1 contribute."""
-    k_idx = (k0 + tl.arange(0, BK))[None, :]
-    k = _load_rows(k_rows, batch, kv_head, k0, Sk, k_stride_s, BK, D, BLOCK_D, MASKED, TMA)
-    v = _load_rows(v_rows, batch, kv_head, k0, Sk, v_stride_s, BK, Dv, BLOCK_DV, MASKED, TMA)
+    q, d_out, scale, head_term = held
+    Sk = k_rows.stop
+    k_idx = (k0 + tl.arange(0, tiling.BK))[None, :]
+    k = _load_rows(k_rows, k0, tiling.BK, tiling.D, MASKED, tiling.TMA)
+    v = _load_rows(v_rows, k0, tiling.BK, tiling.Dv, MASKED, tiling.TMA)
     qk = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     dp = tl.dot(d_out, tl.trans(v), input_precision=PRECISION)
     x = qk * scale - head_term
@@ -354,63 +340,49 @@ def _dq_tile(
         allowed = (k_idx < Sk)
         slope_p = tl.where(allowed, slope_p, 0.0)
     g = slope_p * dp
-    ds = g
-    dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
+    dq = tl.dot(g.to(k.dtype), k, dq, input_precision=PRECISION)
     return dq
 
 
-@triton.jit(do_not_specialize=['Hq', 'Hkv', 'Sq', 'Sk', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b',
-    'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
+@triton.jit(do_not_specialize=UNSPECIALIZED)
 def _dq_kernel(
-    q_ptr, k_ptr, v_ptr, d_out_ptr, dq_ptr, scale, Hq, Hkv, Sq, Sk,
-    q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s,
-    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BQ: tl.constexpr,
-    BK: tl.constexpr, ALIGN: tl.constexpr, TMA: tl.constexpr,
+    q_ptr, k_ptr, v_ptr, d_out_ptr, dq_ptr, scale, Hq, Hkv, Sq, Sk, q_stride_b, q_stride_h, q_stride_s, k_stride_b,
+    k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s,
+    D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ALIGN: tl.constexpr, TMA: tl.constexpr,
 ):
     """One tile of queries of one head: walks the same tiles of keys as the forward kernel."""
-    tile, batch, head = _heads_in_turn(tl.cdiv(Sq, BQ), Hq)
+    tiling: tl.constexpr = _Tiling(D, Dv, BQ, BK, TMA)
+    tile, batch, head = _head_after_head(tl.cdiv(Sq, BQ), Hq)
     kv_head = head // (Hq // Hkv)
     q0 = tile * BQ
-    q_rows = _head_rows(q_ptr, batch, head, q_stride_b, q_stride_h, ALIGN, TMA)
-    k_rows = _head_rows(k_ptr, batch, kv_head, k_stride_b, k_stride_h, ALIGN, TMA)
-    v_rows = _head_rows(v_ptr, batch, kv_head, v_stride_b, v_stride_h, ALIGN, TMA)
-    q_stride_s = _aligned(q_stride_s, ALIGN)
-    k_stride_s = _aligned(k_stride_s, ALIGN)
-    v_stride_s = _aligned(v_stride_s, ALIGN)
-    d_out_rows = _head_rows(d_out_ptr, batch, head, tl.cast(Hq, tl.int64) * Sq * Dv, Sq * Dv, 1, TMA)
+    q_rows = _head_rows(q_ptr, batch, head, (q_stride_b, q_stride_h, q_stride_s), Sq, ALIGN, TMA)
+    k_rows = _head_rows(k_ptr, batch, kv_head, (k_stride_b, k_stride_h, k_stride_s), Sk, ALIGN, TMA)
+    v_rows = _head_rows(v_ptr, batch, kv_head, (v_stride_b, v_stride_h, v_stride_s), Sk, ALIGN, TMA)
+    d_out_rows = _head_rows(d_out_ptr, batch, head, (tl.cast(Hq, tl.int64) * Sq * Dv, Sq * Dv, Dv), Sq, 1, TMA)
     row = (batch * tl.cast(Hq, tl.int64) + head) * Sq
-    q = _load_rows(q_rows, batch, head, q0, Sq, q_stride_s, BQ, D, BLOCK_D, True, TMA)
-    d_out = _load_rows(d_out_rows, batch, head, q0, Sq, Dv, BQ, Dv, BLOCK_DV, True, TMA)
+    q = _load_rows(q_rows, q0, BQ, D, True, TMA)
+    d_out = _load_rows(d_out_rows, q0, BQ, Dv, True, TMA)
     head_term = tl.log(tl.cast(Sk, tl.float32))
-
-    dq = tl.zeros([BQ, BLOCK_D], tl.float32)
+    held = (q, d_out, scale, head_term)
+    dq = (tl.zeros([BQ, _block(D)], tl.float32))
     full_hi, any_hi = _key_tiles(Sk, BK)
     for step in tl.range(full_hi):
-        at = step
-        dq = _dq_tile(
-            dq, q, d_out, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, scale, head_term,
-            D, Dv, BLOCK_D, BLOCK_DV, BK, False, TMA,
-        )
+        dq = _dq_tile(dq, held, k_rows, v_rows, step * BK, tiling, False)
     for step in tl.range(any_hi - full_hi):
-        at = full_hi + step
-        dq = _dq_tile(
-            dq, q, d_out, k_rows, v_rows, batch, kv_head, at * BK, k_stride_s, v_stride_s, Sk, scale, head_term,
-            D, Dv, BLOCK_D, BLOCK_DV, BK, True, TMA,
-        )
-    _store_rows(dq_ptr + row * D, dq * scale, q0, Sq, D, BQ, D, BLOCK_D)
+        dq = _dq_tile(dq, held, k_rows, v_rows, (full_hi + step) * BK, tiling, True)
+    _store_rows(dq_ptr + row * D, dq * scale, q0, Sq, D)
 
 
 @triton.jit
-def _dkdv_tile(
-    dk, dv, k, v, q_rows, d_out_rows, batch, head, row, q0, q_stride_s, Sq, scale, head_term,
-    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BQ: tl.constexpr,
-    MASKED: tl.constexpr, TMA: tl.constexpr,
-):
-    """Adds to dK and dV what the queries q0 … q0 + BQ - 1 contribute."""
-    rows = q0 + tl.arange(0, BQ)
+def _dkdv_tile(state, held, q_rows, d_out_rows, q0, tiling: tl.constexpr, MASKED: tl.constexpr):
+    """Adds to dK and dV what the queries q0 … q0 + BQ - 1 contribute. `held`: what does not depend on the query."""
+    dk, dv = state
+    k, v, scale, head_term = held
+    Sq = q_rows.stop
+    rows = q0 + tl.arange(0, tiling.BQ)
     q_idx = rows[None, :]
-    q = _load_rows(q_rows, batch, head, q0, Sq, q_stride_s, BQ, D, BLOCK_D, MASKED, TMA)
-    d_out = _load_rows(d_out_rows, batch, head, q0, Sq, Dv, BQ, Dv, BLOCK_DV, MASKED, TMA)
+    q = _load_rows(q_rows, q0, tiling.BQ, tiling.D, MASKED, tiling.TMA)
+    d_out = _load_rows(d_out_rows, q0, tiling.BQ, tiling.Dv, MASKED, tiling.TMA)
     qk = tl.dot(k, tl.trans(q), input_precision=PRECISION)
     dp = tl.dot(v, tl.trans(d_out), input_precision=PRECISION)  # early: it runs while p is computed
     x = qk * scale - head_term
@@ -423,56 +395,43 @@ def _dkdv_tile(
     g = (term * (1.0 - term)) * dp
     if MASKED:
         g = tl.where(allowed, g, 0.0)
-    ds = g
-    dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION)
+    dk = tl.dot(g.to(q.dtype), q, dk, input_precision=PRECISION)
     return dk, dv
 
 
-@triton.jit(do_not_specialize=['Hq', 'Hkv', 'Sq', 'Sk', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b',
-    'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
+@triton.jit(do_not_specialize=UNSPECIALIZED)
 def _dkdv_kernel(
-    q_ptr, k_ptr, v_ptr, d_out_ptr, dk_ptr, dv_ptr, scale, Hq, Hkv, Sq, Sk,
-    q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s,
-    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BQ: tl.constexpr,
-    BK: tl.constexpr, ALIGN: tl.constexpr, TMA: tl.constexpr,
+    q_ptr, k_ptr, v_ptr, d_out_ptr, dk_ptr, dv_ptr, scale, Hq, Hkv, Sq, Sk, q_stride_b, q_stride_h, q_stride_s,
+    k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s,
+    D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ALIGN: tl.constexpr, TMA: tl.constexpr,
 ):
-    """One tile of keys of one key/value head: walks the tiles of queries that meet it, for every query head of the
-    group.
-    """
-    tile, batch, kv_head = _heads_in_turn(tl.cdiv(Sk, BK), Hkv)
+    """One tile of keys of one key/value head: walks the tiles of queries that meet it, of every head of the group."""
+    tiling: tl.constexpr = _Tiling(D, Dv, BQ, BK, TMA)
+    tile, batch, kv_head = _head_after_head(tl.cdiv(Sk, BK), Hkv)
     k0 = tile * BK
-    k_rows = _head_rows(k_ptr, batch, kv_head, k_stride_b, k_stride_h, ALIGN, TMA)
-    v_rows = _head_rows(v_ptr, batch, kv_head, v_stride_b, v_stride_h, ALIGN, TMA)
-    q_stride_s = _aligned(q_stride_s, ALIGN)
-    k_stride_s = _aligned(k_stride_s, ALIGN)
-    v_stride_s = _aligned(v_stride_s, ALIGN)
-    k = _load_rows(k_rows, batch, kv_head, k0, Sk, k_stride_s, BK, D, BLOCK_D, True, TMA)
-    v = _load_rows(v_rows, batch, kv_head, k0, Sk, v_stride_s, BK, Dv, BLOCK_DV, True, TMA)
-    dk = tl.zeros([BK, BLOCK_D], tl.float32)
-    dv = tl.zeros([BK, BLOCK_DV], tl.float32)
+    k_rows = _head_rows(k_ptr, batch, kv_head, (k_stride_b, k_stride_h, k_stride_s), Sk, ALIGN, TMA)
+    v_rows = _head_rows(v_ptr, batch, kv_head, (v_stride_b, v_stride_h, v_stride_s), Sk, ALIGN, TMA)
+    k = _load_rows(k_rows, k0, BK, D, True, TMA)
+    v = _load_rows(v_rows, k0, BK, Dv, True, TMA)
+    dk = tl.zeros([BK, _block(D)], tl.float32)
+    dv = tl.zeros([BK, _block(Dv)], tl.float32)
     group = Hq // Hkv
     for member in range(group):
         head = kv_head * group + member
-        row = (batch * tl.cast(Hq, tl.int64) + head) * Sq
-        q_rows = _head_rows(q_ptr, batch, head, q_stride_b, q_stride_h, ALIGN, TMA)
-        d_out_rows = _head_rows(d_out_ptr, batch, head, tl.cast(Hq, tl.int64) * Sq * Dv, Sq * Dv, 1, TMA)
+        q_rows = _head_rows(q_ptr, batch, head, (q_stride_b, q_stride_h, q_stride_s), Sq, ALIGN, TMA)
+        d_out_rows = _head_rows(d_out_ptr, batch, head, (tl.cast(Hq, tl.int64) * Sq * Dv, Sq * Dv, Dv), Sq, 1, TMA)
         head_term = tl.log(tl.cast(Sk, tl.float32))
+        held = (k, v, scale, head_term)
+        state = (dk, dv)
         full_hi, any_hi = _query_tiles(Sq, BQ)
         for step in tl.range(full_hi):
-            at = step
-            dk, dv = _dkdv_tile(
-                dk, dv, k, v, q_rows, d_out_rows, batch, head, row, at * BQ, q_stride_s, Sq, scale, head_term,
-                D, Dv, BLOCK_D, BLOCK_DV, BQ, False, TMA,
-            )
+            state = _dkdv_tile(state, held, q_rows, d_out_rows, step * BQ, tiling, False)
         for step in tl.range(any_hi - full_hi):
-            at = full_hi + step
-            dk, dv = _dkdv_tile(
-                dk, dv, k, v, q_rows, d_out_rows, batch, head, row, at * BQ, q_stride_s, Sq, scale, head_term,
-                D, Dv, BLOCK_D, BLOCK_DV, BQ, True, TMA,
-            )
+            state = _dkdv_tile(state, held, q_rows, d_out_rows, (full_hi + step) * BQ, tiling, True)
+        dk, dv = state
     column = (batch * tl.cast(Hkv, tl.int64) + kv_head) * Sk
-    _store_rows(dk_ptr + column * D, dk * scale, k0, Sk, D, BK, D, BLOCK_D)
-    _store_rows(dv_ptr + column * Dv, dv, k0, Sk, Dv, BK, Dv, BLOCK_DV)
+    _store_rows(dk_ptr + column * D, dk * scale, k0, Sk, D)
+    _store_rows(dv_ptr + column * Dv, dv, k0, Sk, Dv)
 
 
 # ---------------------------------------------------------------- on the host
@@ -598,7 +557,9 @@ class _Ready:
         if self.run is not None:
             self.run(*arguments, *self.constants)
             return
-        compiled = self.kernel[self.grid](*arguments, **self.options)
+        own = (*self.kernel.arg_names, "num_warps", "num_stages", "maxnreg")
+        options = {name: value for name, value in self.options.items() if name in own}
+        compiled = self.kernel[self.grid](*arguments, **options)
         if compiled is not None:  # as under the interpreter
             self.run = compiled[self.grid]
 
