@@ -117,14 +117,14 @@ def range_line(found: RangeView, code: KernelCode, function: str, block: str) ->
 def load_lines(name: str, cols: str, kept: KeptView | None) -> tuple[str, ...]:
     """Lines of a function of a tile that load `k` or `v`; rows that the mask forbids by themselves as zeros."""
     if kept is None:
-        return (f"{name} = _load_rows({name}_rows, k0, tiling.BK, tiling.{cols}, MASKED, tiling.TMA)",)
+        return (f"{name} = _load_rows({name}_rows, k0, tiling.BK, tiling.{cols}, MASKED)",)
     arguments = ", ".join(("(k0 + tl.arange(0, tiling.BK))[:, None]", *kept.arguments))
     return (
         "if MASKED:",
         f"    kept = _kept_keys({arguments})",
-        f"    {name} = _load_kept_rows({name}_rows, k0, kept, tiling.BK, tiling.{cols}, tiling.TMA)",
+        f"    {name} = _load_kept_rows({name}_rows, k0, kept, tiling.BK, tiling.{cols})",
         "else:",
-        f"    {name} = _load_rows({name}_rows, k0, tiling.BK, tiling.{cols}, False, tiling.TMA)",
+        f"    {name} = _load_rows({name}_rows, k0, tiling.BK, tiling.{cols}, False)",
     )
 
 

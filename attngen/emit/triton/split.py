@@ -66,9 +66,7 @@ class SplitView:
     merge_arguments: tuple[str, ...]
 
 
-_PACKED_SUMMARY = (
-    "One piece of the walk of one tile, whose rows are the queries of all heads that share keys."
-)
+_PACKED_SUMMARY = "One piece of the walk of one tile, whose rows are the queries of all heads that share keys."
 _PACKED = (
     "kv_head = i % Hkv",
     "head = kv_head * group + row % group  # of each row, as is what depends on it",

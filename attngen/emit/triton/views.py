@@ -56,7 +56,7 @@ class KernelView:
     @property
     def tiling(self) -> tuple[str, ...]:
         """The fields of `_Tiling`, short of the flags: what functions of a tile are compiled for."""
-        return ("D", "Dv", "BQ", "BK", "TMA", *(("FAST",) if self.fast else ()))
+        return ("D", "Dv", "BQ", "BK", *(("FAST",) if self.fast else ()))
 
     def entry(self, pointers: tuple[str, ...], flags: tuple[str, ...] = (), more: tuple[str, ...] = ()) -> EntryView:
         """A kernel that reads q, k and v: `pointers` stand between these and the arguments that all have. `flags` and
@@ -64,7 +64,7 @@ class KernelView:
         fast = ("FAST",) if self.fast else ()
         return EntryView(
             operands=("q_ptr", "k_ptr", "v_ptr", *pointers, *self.arguments, *STRIDES),
-            constants=("D", "Dv", "BQ", "BK", "ALIGN", "TMA", *fast, *flags, *more),
+            constants=("D", "Dv", "BQ", "BK", "ALIGN", *fast, *flags, *more),
             tiling=f"_Tiling({', '.join((*self.tiling, *flags))})",
         )
 
