@@ -22,5 +22,6 @@ def read(relative: str) -> str:
 
 
 def names(folder: str, suffix: str) -> tuple[str, ...]:
-    """The files of a folder of resources that end so, sorted, without the ending."""
-    return tuple(sorted(p.name.removesuffix(suffix) for p in (root() / folder).glob(f"*{suffix}")))
+    """The files in a folder of resources, and in those below it, that end so: sorted, without the ending."""
+    here = root() / folder
+    return tuple(sorted(p.relative_to(here).as_posix().removesuffix(suffix) for p in here.rglob(f"*{suffix}")))

@@ -15,13 +15,13 @@ def reserved(target: str) -> frozenset[str]:
     """The names that a target's templates bind or read, which sizes of a spec must not have in the plan."""
     match target:
         case "triton":
-            from attngen.emit.text.names import RESERVED as triton
+            from attngen.emit.triton.names import reserved as triton
 
-            return triton
+            return triton()
         case "torch":
-            from attngen.emit.torch.module import RESERVED as torch
+            from attngen.emit.torch.names import reserved as torch
 
-            return torch
+            return torch()
         case _:
             return frozenset()
 

@@ -15,6 +15,7 @@ from typing import Any, assert_never
 
 from attngen.emit.arrays.tile_code import TileCode, free_names, tile_code
 from attngen.emit.arrays.views import Header, WeightView
+from attngen.emit.jax.names import reserved
 from attngen.emit.jax.sums import BY_ROWS, sum_view
 from attngen.emit.jax.views import PassView, TestView, TilesView
 from attngen.emit.jax_shared import public_function
@@ -43,29 +44,6 @@ _ROW_NAMES = {"lse": "row_lse", "den": "inv_den", "delta": "delta"}
 _PRECISION = {"ieee": "HIGHEST", "tf32": "DEFAULT"}
 _POSITIONS = {"b": "at_b", "h": "at_h", "hkv": "(at_h // (Hq // Hkv))", "q": "q_idx", "k": "k_idx"}
 
-_TEMPLATE_NAMES = """
-    functools math NamedTuple NoReturn jax jnp lax TILE_Q TILE_K TOGETHER PRECISION LOG2E LN2 Size B Hq Hkv Sq Sk D Dv
-    int float bool str tuple list dict set len range sum min max abs any all zip isinstance getattr hasattr type map
-    enumerate sorted reversed None True False self x a b i n q k v out lse den d_out d_lse dq dk dv scale seed size
-    floats data held walked step number tile state attend visit at masked q0 q1 k0 k1 q_idx k_idx q_tile k_tile v_tile
-    d_out_tile qk weight p g ds dp slope_p allowed kept dropped contribution acc row_max row_sum row_lse row_lses
-    row_ref inv_den inv_dens delta deltas new_max shift rescale ref total extra merged empty drop threshold
-    inv_keep full partial found gradients more saved cotangents arguments name return_lse dropout_seed
-    check holds wrong message words low high at_b at_h at_q at_k at_distance ValueError key tiles
-    print start stop runs like compute spread
-    keeps
-"""
-_RUNS = [f"{kind}{n}_{end}" for kind in ("any", "full") for n in ("", 0, 1, 2, 3) for end in ("lo", "hi")]
-_PARTS = [f"part{i}{j}_{end}" for i in range(4) for j in range(5) for end in ("lo", "hi")]
-_TESTS = [
-    f"{side}test{n}{end}"
-    for n in range(64)
-    for side in ("", "key_", "query_")
-    for end in ("", "s", *(f"_{e}" for e in _ENDS))
-]
-RESERVED = frozenset([*_TEMPLATE_NAMES.split(), *_RUNS, *_PARTS, *_TESTS])
-"""Every name that the templates bind or read. `tests/unit/emit` holds this against generated modules."""
-
 
 def emit_jax(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ...] = ()) -> str:
     """The generated module. `text` is the spec as written; it appears in the header as a comment."""
@@ -76,7 +54,7 @@ class _Emitter:
     def __init__(self, plan: KernelPlan, text: str, options: Options, proof: tuple[str, ...]):
         self.plan, self.text, self.options, self.proof = plan, text, options, proof
         self.attention, self.weights = plan.attention, plan.weights
-        self.names = Names(RESERVED)
+        self.names = Names(reserved())
         self.params = views(self.attention, self.names)
         self.sizes = size_names(plan, self.names)
         self.leaves = Leaves(plan, self.params, self.sizes)

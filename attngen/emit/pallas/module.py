@@ -17,7 +17,7 @@ from attngen.emit.jax_shared.expressions import Leaf, Printer, division_helpers
 from attngen.emit.jax_shared.operands import Leaves, OperandView, cell, operand_views, size_names
 from attngen.emit.options import Options
 from attngen.emit.pallas.kernel_code import KernelWriter, Number, PallasCode
-from attngen.emit.pallas.names import RESERVED
+from attngen.emit.pallas.names import reserved
 from attngen.emit.pallas.views import PairSum, PallasHeader, RangesView, RowInput, RowsView, Sum, TestView, WeightView
 from attngen.emit.text.names import Names
 from attngen.emit.text.params import views
@@ -73,7 +73,7 @@ class _Emitter:
     def __init__(self, plan: KernelPlan, text: str, options: Options, proof: tuple[str, ...]):
         self.plan, self.text, self.options, self.proof = plan, text, options, proof
         self.attention, self.weights = plan.attention, plan.weights
-        self.names = Names(RESERVED)
+        self.names = Names(reserved())
         self.params = views(self.attention, self.names)
         self.sizes = size_names(plan, self.names)
         self.leaves = Leaves(plan, self.params, self.sizes)

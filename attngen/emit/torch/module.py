@@ -19,6 +19,7 @@ from attngen.emit.text.params import views
 from attngen.emit.text.prune import without_unused, without_unused_definitions
 from attngen.emit.text.render import render
 from attngen.emit.torch.leaves import Leaves
+from attngen.emit.torch.names import reserved
 from attngen.emit.torch.param_gradients import gradient_views, leaf_views
 from attngen.emit.torch.tile_loops import tiles_view
 from attngen.emit.torch_shared.checks import check_lines
@@ -38,24 +39,6 @@ from attngen.plan.tiles.portable import PORTABLE
 _OPTIONAL = ("unit", "factor", "logit", "log2_extra", "extra", "kappa", "stream", "slope", "d_pair", "d_factor")
 _ROW_NAMES = {"lse": "row_lse", "den": "inv_den", "delta": "delta"}
 
-_TEMPLATE_NAMES = """
-    math torch Tensor NoReturn TILE_Q TILE_K LOG2E LN2 float int bool len range tuple str min max isinstance all any
-    zip list dict set sum abs print type sorted next object None True False self cls q k v out lse den d_out d_lse
-    dq dk dv scale seed delta deltas acc row_max row_sum row_lse row_lses row_ref inv_den inv_dens x weight p
-    slope_p g dp ds kept allowed head batch kv_head tile masked q_idx k_idx q0 q1 k0 k1 qk q_tile k_tile
-    d_out_tile dq_tile B Hq Hkv Sq Sk D Dv new_max shift rescale drop inv_keep threshold empty total merged extra
-    ref contribution inside cell ctx needed full partial any_lo any_hi full_lo full_hi return_lse dropout_seed
-    check holds wrong map
-    message device dtype name stride staticmethod at_b at_h at_q at_k at_distance distances exists q_scaled rest
-    ValueError parts learns hidden number keeps
-"""
-_RUNS = [f"{kind}{n}_{end}" for kind in ("any", "full") for n in range(4) for end in ("lo", "hi")]
-_PARTS = [f"part{i}{j}_{end}" for i in range(4) for j in range(5) for end in ("lo", "hi")]
-_ENDS = ("any_lo", "any_hi", "all_lo", "all_hi", "least", "most")
-_TESTS = [f"{side}test{n}_{end}" for side in ("", "key_") for n in range(64) for end in _ENDS]
-RESERVED = frozenset([*_TEMPLATE_NAMES.split(), *_RUNS, *_PARTS, *_TESTS])
-"""Every name that the templates bind or read. `tests/unit/emit` holds this against generated modules."""
-
 
 def emit_torch(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ...] = ()) -> str:
     """The generated module. `text` is the spec as written; it appears in the header as a comment."""
@@ -63,7 +46,7 @@ def emit_torch(plan: KernelPlan, text: str, options: Options, proof: tuple[str, 
         raise UsageError(
             f"precision {options.precision!r} is of the Triton target; torch.backends says how torch multiplies"
         )
-    if not RESERVED.isdisjoint(plan.attention.sizes):
+    if not reserved().isdisjoint(plan.attention.sizes):
         raise InternalError("the plan was made without the target's reserved names")
     return _Emitter(plan, text, options, proof).module()
 
@@ -72,7 +55,7 @@ class _Emitter:
     def __init__(self, plan: KernelPlan, text: str, options: Options, proof: tuple[str, ...]):
         self.plan, self.text, self.options, self.proof = plan, text, options, proof
         self.attention = plan.attention
-        self.params = views(self.attention, Names(RESERVED | set(self.attention.sizes)))
+        self.params = views(self.attention, Names(reserved() | set(self.attention.sizes)))
         self.leaves = Leaves(plan, self.params)
         self.tile = options.tile or self.attention.tile or PORTABLE
         w = plan.weights
@@ -149,7 +132,7 @@ class _Emitter:
     # ------------------------------------------------------------ loops
 
     def write(self, results: Mapping[str, Expr], outside: Mapping[str, Expr]) -> TileCode:
-        names = Names(RESERVED | set(self.attention.sizes))
+        names = Names(reserved() | set(self.attention.sizes))
         names.take(*self.leaves.names())
         outside = {**outside, **{t.name: t.row for t in self.plan.key_loops.tests}}
         if self.attention.dropout is not None:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from attngen.emit.text.names import RESERVED, Names
+from attngen.emit.text.names import Names
 from attngen.emit.text.params import ParamView, views
 from attngen.emit.triton.expressions import Printer
 from attngen.emit.triton.kernel_code import free_names
+from attngen.emit.triton.names import reserved
 from attngen.emit.triton.tile_loops import RangeView, range_view
 from attngen.emit.triton.views import KernelView, RangeFunctionView
 from attngen.ir.nodes import Expr
@@ -93,7 +94,7 @@ class Frame:
 
 def frame_of(plan: KernelPlan) -> Frame:
     attention = plan.attention
-    params = views(attention, Names(RESERVED | set(attention.sizes)))
+    params = views(attention, Names(reserved() | set(attention.sizes)))
     summed = any(g.gather in (Gather.DENSE, Gather.DIAGONAL) for g in plan.gradients)  # over the batches, too
     tested = any(reads(e, "b") for t in plan.keys.tests for e in (t.row, t.col))  # in tiles of all batches
     used_b = summed or tested or any("B" in symbols(e) for e in _every_expression(plan))

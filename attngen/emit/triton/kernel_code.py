@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from attngen.emit.text.names import Names
 from attngen.emit.text.params import ParamView, derived
 from attngen.emit.triton.expressions import Printer
+from attngen.emit.triton.names import reserved
 from attngen.ir.build import TRUE, apply, conjunction
 from attngen.ir.nodes import Expr, Op, Type
 from attngen.ir.walk import nodes, reads
@@ -103,7 +104,7 @@ class KernelWriter:
         self.plan = plan
         self.params = params
         self.held = held
-        self.names = Names()
+        self.names = Names(reserved())
         for p in params:
             self.names.take(p.name, *derived(p.name, p.rank))
         by_keyword = {p.keyword: p.name for p in params}

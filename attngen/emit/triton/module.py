@@ -11,7 +11,6 @@ from typing import Any
 
 from attngen.emit.options import Options
 from attngen.emit.text.long_lines import without_long_lines
-from attngen.emit.text.names import RESERVED
 from attngen.emit.text.prune import without_unused, without_unused_definitions, without_unused_imports
 from attngen.emit.text.render import render
 from attngen.emit.torch_shared.leaves import AXES
@@ -35,6 +34,7 @@ from attngen.emit.triton.hopper import (
 from attngen.emit.triton.kernel_code import KernelCode
 from attngen.emit.triton.kernels import forward_code, kept_view, kernel_code
 from attngen.emit.triton.launch import launch_view
+from attngen.emit.triton.names import reserved
 from attngen.emit.triton.param_gradients import GradientView, RowSum, gradient_views, row_sums
 from attngen.emit.triton.scope import scope_view
 from attngen.emit.triton.split import split_view
@@ -51,7 +51,7 @@ from attngen.plan.tiles.hopper import hopper_plan
 
 def emit_triton(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ...] = ()) -> str:
     """The generated module. `text` is the spec as written; it appears in the header as a comment."""
-    if not RESERVED.isdisjoint(plan.attention.sizes):
+    if not reserved().isdisjoint(plan.attention.sizes):
         raise InternalError("the plan was made without the target's reserved names")
     source = render("triton/module.py.j2", _context(plan, text, options, proof))
     return without_long_lines(without_unused_imports(without_unused_definitions(without_unused(source))))

@@ -10,8 +10,9 @@ import pytest
 from property.kernels import Sizes, analysed, errors
 
 from attngen.emit import Options, emit
-from attngen.emit.text.names import RESERVED, Names
+from attngen.emit.text.names import Names
 from attngen.emit.text.params import derived
+from attngen.emit.triton.names import reserved
 from attngen.errors import InternalError
 from attngen.plan import plan
 
@@ -30,7 +31,7 @@ SPECS = {
 
 
 def generated(text: str) -> str:
-    return emit(plan(analysed(text), RESERVED), text, Options())
+    return emit(plan(analysed(text), reserved()), text, Options())
 
 
 def names_beside_params(source: str) -> set[str]:
@@ -61,7 +62,7 @@ def test_every_name_of_the_templates_is_reserved(name: str) -> None:
     text = (
         text.replace("score = ", f"{score}marker[h] * k + ") if "score = " in text else f"{text}{score}marker[h] * k\n"
     )
-    missing = names_beside_params(generated(text)) - RESERVED
+    missing = names_beside_params(generated(text)) - reserved()
     assert not missing, f"names that the templates use and a param could take: {sorted(missing)}"
 
 
@@ -82,18 +83,18 @@ WINDOW = "param marker: int\nscore = qk * scale * float(marker)\nmask = causal a
 def test_every_name_of_the_backward_kernel_of_one_chip_is_reserved(body: str) -> None:
     source = generated(f"attention subject\n{body}")
     assert "_hopper_backward_kernel" in source
-    missing = names_beside_params(source) - RESERVED - {"ids", *derived("ids", 2)}
+    missing = names_beside_params(source) - reserved() - {"ids", *derived("ids", 2)}
     assert not missing, f"names that the templates use and a param could take: {sorted(missing)}"
 
 
 def test_names_are_handed_out_once() -> None:
-    names = Names()
+    names = Names(reserved())
     drawn = [
         names.fresh(n)
         for n in ("acc", "acc", "acc_2", "lambda", "match", "_x_", "x_", "slope", "slope_2", "slope", "__")
     ]
     assert len(set(drawn)) == len(drawn)
-    assert not set(drawn) & RESERVED
+    assert not set(drawn) & reserved()
     assert all(n.isidentifier() for n in drawn)
 
 
@@ -109,7 +110,7 @@ def test_names_derived_from_a_name_are_kept_free() -> None:
 @pytest.mark.parametrize("hint", ["a b", "a-b", "", "x\n", "é", "1;import os"])
 def test_what_is_no_identifier_is_refused(hint: str) -> None:
     with pytest.raises(InternalError):
-        Names().fresh(hint)
+        Names(reserved()).fresh(hint)
 
 
 CLASHES = {
@@ -160,6 +161,8 @@ def test_names_of_bounds_and_data_tests_are_reserved() -> None:
         "mask = (ids[b, q] == ids[b, k] and t[b, q] <= t[b, k] + 1.0 and q - k < 64) or k < 4 or q < 2\n"
     )
     missing = {
-        n for n in names_beside_params(generated(text)) - RESERVED if not n.startswith(("t_", "ids_", "total_", "sum_"))
+        n
+        for n in names_beside_params(generated(text)) - reserved()
+        if not n.startswith(("t_", "ids_", "total_", "sum_"))
     }
     assert missing <= {"t", "ids"}, missing

@@ -11,7 +11,7 @@ from emit_names import CLASHES, SPECS, names_beside_params
 import attngen
 from attngen import UsageError
 from attngen.cli.comparison import Case, compare
-from attngen.emit.torch.module import RESERVED
+from attngen.emit.torch.names import reserved
 
 SIZES = {"B": 1, "Hq": 2, "Hkv": 1, "Sq": 20, "Sk": 20, "D": 16, "Dv": 16}
 
@@ -27,7 +27,7 @@ def check(text: str, **sizes: int) -> None:
 @pytest.mark.parametrize("name", SPECS)
 def test_every_name_of_the_templates_is_reserved(name: str) -> None:
     source = attngen.compile(SPECS[name], "torch").source
-    missing = names_beside_params(source) - RESERVED
+    missing = names_beside_params(source) - reserved()
     assert not missing, f"names that the templates use and a param could take: {sorted(missing)}"
 
 

@@ -1,0 +1,21 @@
+"""Names of generated torch modules that nothing from a spec may have."""
+
+from __future__ import annotations
+
+import functools
+
+from attngen.emit.text.reserved import BUILTINS, PARTS, POSITIONS, RUNS, template_names, test_names
+
+_LINES = frozenset({
+    "at", "cell", "deltas", "distances", "drop", "exists", "holds", "inside", "inv_den", "inv_dens",
+    "inv_keep", "kept", "row_lses", "row_ref", "threshold", "wrong",
+})  # fmt: skip
+"""What the lines bind that are not in templates: those of a pair of tiles, of param gradients and of checks."""
+
+
+@functools.cache
+def reserved() -> frozenset[str]:
+    """`tests/unit/emit` holds this against generated modules."""
+    ends = ("", "_any_lo", "_any_hi", "_all_lo", "_all_hi", "_least", "_most")
+    names = template_names("torch") | BUILTINS | POSITIONS
+    return names | RUNS | PARTS | _LINES | test_names("", "key_", ends=ends)
