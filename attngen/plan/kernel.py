@@ -27,6 +27,7 @@ from attngen.plan.levels import Level, is_dear, level_of
 from attngen.plan.mask.key_mask import keeps_key
 from attngen.plan.mask.loops import Loops, loops
 from attngen.plan.mask.ranges import TileRanges, tile_ranges
+from attngen.plan.mask.tpu_walks import TpuWalks, tpu_walks
 from attngen.plan.mask.walks import TwoWalks, two_walks
 from attngen.plan.needs import Need
 from attngen.plan.score.approximate import approximate
@@ -83,6 +84,7 @@ class KernelPlan:
     query_loops: Loops
     key_walks: TwoWalks  # how the portable kernels number the tiles of those loops
     query_walks: TwoWalks
+    tpu_walks: TpuWalks  # and how those of a TPU do
     split: Split | None  # how short queries share the walk over keys
     d_factor: Expr  # d natural / d qk = d_factor (per head) * d_pair
     d_pair: Expr
@@ -141,6 +143,7 @@ def portable(
         query_loops,
         two_walks(key_loops),
         two_walks(query_loops),
+        tpu_walks(key_loops, query_loops),
         split(attention, form, key_loops, kept),
         d_factor,
         d_pair,
@@ -156,7 +159,7 @@ def portable(
 
 
 def with_loops(plan: KernelPlan, keys: Loops, queries: Loops) -> KernelPlan:
-    """The plan with other loops, and with the portable kernels' walks of them."""
+    """The plan with other loops, and with the walks of them that portable kernels and those of a TPU take."""
     pieces = split(plan.attention, plan.weights, keys, plan.keeps_key)
     return replace(
         plan,
@@ -164,6 +167,7 @@ def with_loops(plan: KernelPlan, keys: Loops, queries: Loops) -> KernelPlan:
         query_loops=queries,
         key_walks=two_walks(keys),
         query_walks=two_walks(queries),
+        tpu_walks=tpu_walks(keys, queries),
         split=pieces,
     )
 

@@ -21,6 +21,7 @@ from attngen.plan.mask.data_tests import DataTest
 from attngen.plan.mask.loops import Assigned, Ordered, Rounded, Run
 from attngen.plan.mask.ranges import TileRanges
 from attngen.plan.mask.segments import Segment
+from attngen.plan.mask.tpu_walks import TpuWalks
 from attngen.plan.mask.walks import TwoWalks, Walk, outside
 from attngen.plan.score.approximate import APPROXIMATIONS
 from attngen.plan.score.weights import Form, Weights
@@ -48,6 +49,7 @@ def plan_text(plan: KernelPlan) -> str:
         *((("approximate in half precision", _approximate(plan)),) if plan.choices.approximate else ()),
         (f"tiles on {CHIP}", _tiles(plan)),
         *((("kernels of compute capability 9.0", _hopper(plan.hopper)),) if plan.hopper is not None else ()),
+        ("kernels of a TPU", _tpu(plan.tpu_walks)),
     )
     lines = [f"plan {plan.attention.name}"]
     for title, content in sections:
@@ -273,3 +275,43 @@ def _rows(rows: Iterable[tuple[Dims, Skeleton | BackwardSkeleton | ApartSkeleton
         for name, part in parts:
             values = ", ".join(f"{f.name} {getattr(part, f.name)}" for f in fields(part))
             yield f"    head dims {dims.qk}, {dims.v}: {name}{values}"
+
+
+# ---------------------------------------------------------------- TPU
+
+
+def _tpu(walks: TpuWalks) -> Iterator[str]:
+    """Of `n_full` tiles that need no mask, and `n_partial` that do."""
+    for name, runs in (("keys", walks.keys), ("queries", walks.queries)):
+        for kind, own in (("without a mask", runs.unmasked), ("with the mask", runs.masked)):
+            yield f"{name} {kind}: {', '.join(f'{r.start} … {r.stop}' for r in own) or 'none'}"
+    first, grid, rounds, straight = walks.numbering.first, walks.grid, walks.rounds, walks.straight
+    yield "one list of runs lo … hi, numbered through from the first one's start"
+    yield from _indented(("a run's tiles", walks.numbering.length), ("at", first))
+    yield "for each run after it, from its start"
+    yield from _indented(*((s.name, s.value) for s in walks.numbering.steps))
+    yield "the grid brings, of the unmasked tiles and then the masked ones"
+    yield from _indented(("steps, each has", grid.needed), ("or all", grid.suffice))
+    yield from _indented(("number", grid.number), ("where `at` lies", grid.brought))
+    yield from _indented(("unmasked", grid.unmasked), ("masked", grid.masked), ("as its step", grid.own))
+    yield "a loop of `count` steps, `unroll` of them, j = 0 …, in each round i"
+    yield f"    {_rounded(rounds.rounds)}"
+    yield from _indented(("step", rounds.step), ("one by one from", rounds.rest))
+    yield "masked tiles in vector memory: a loop, and the last one"
+    resident = walks.resident
+    yield from _indented(("looped", resident.looped), ("last", resident.last))
+    yield from _indented(("the last one if", resident.some), ("no tile if", resident.none))
+    yield "where n_full and n_partial are known: unmasked tiles in a loop, then all that are left, by number i"
+    yield f"    {_rounded(straight.rounds)}"
+    yield from _indented(("looped", straight.looped), ("left", straight.left))
+    yield from _indented(("unmasked step", straight.unmasked), ("masked step", straight.masked))
+    yield "a gradient for each pair: its tile is summed if, for some run"
+    yield f"    {expression(walks.pairs)}"
+
+
+def _indented(*parts: tuple[str, Expr]) -> Iterator[str]:
+    yield from (f"    {line}" for line in _named(*parts))
+
+
+def _rounded(step: Rounded) -> str:
+    return f"{step.name} = {expression(step.bound)} / unroll, rounded {'up' if step.up else 'down'}"

@@ -25,6 +25,7 @@ from mutation import reading
 from mutation.machine import wrong_numbers, wrong_stream
 from mutation.mutants import Mutant
 from mutation.taken_walks import wrong_hopper, wrong_portable
+from mutation.tpu_walks import wrong_tpu
 from mutation.turns import wrong_turns
 from mutation.walks import wrong_walk
 
@@ -97,6 +98,8 @@ def broken(mutant: Mutant, attention: Attention, plan: KernelPlan | None) -> str
             return small or wrong_walk(attention, plan, count=3, longest=150, seed=1)
         case "walks":
             return wrong_portable(plan)
+        case "tpu":
+            return wrong_tpu(plan)
         case "hopper":
             return wrong_hopper(attention, plan)
         case "turns":

@@ -31,11 +31,12 @@ from attngen.prove.obligations.reads import with_needs
 from attngen.prove.verdict import Obligation
 from mutation.corpus import Spec
 from mutation.edits import edits, replaced
+from mutation.tpu_walks import tpu_edits
 from mutation.turns import edited_turns
 from mutation.walk_mutants import hopper_edits, portable_edits
 
 KINDS = (
-    "normalizer", "ranges", "loops", "walks", "hopper", "turns", "derivatives", "loads", "widths", "hoisting",
+    "normalizer", "ranges", "loops", "walks", "tpu", "hopper", "turns", "derivatives", "loads", "widths", "hoisting",
     "folding",
 )  # fmt: skip
 
@@ -92,6 +93,7 @@ def mutants(spec: Spec) -> Iterator[Mutant]:
     yield from of.ranges()
     yield from of.loops()
     yield from of.walks()
+    yield from of.tpu()
     yield from of.hopper()
     yield from of.turns()
     yield from of.derivatives()
@@ -157,6 +159,10 @@ class _Mutants:
     def walks(self) -> Iterator[Mutant]:
         for what, made in portable_edits(self.plan):
             yield self._made("walks", what, made, Obligation.TILE_RANGES)
+
+    def tpu(self) -> Iterator[Mutant]:
+        for what, made in tpu_edits(self.plan):
+            yield self._made("tpu", what, made, Obligation.TILE_RANGES)
 
     def hopper(self) -> Iterator[Mutant]:
         for what, made in hopper_edits(self.plan):
@@ -289,6 +295,8 @@ def _question(kind: str, attention: Attention, made: KernelPlan) -> tuple[Hashab
             return _shape(made.keys, made.key_loops), _shape(made.queries, made.query_loops)
         case "walks":
             return made.key_walks, made.query_walks, made.split
+        case "tpu":
+            return made.tpu_walks, made.key_loops.runs, made.query_loops.runs
         case "hopper" | "turns":
             return made.hopper, made.queries
         case "loads" | "widths":

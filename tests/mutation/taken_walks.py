@@ -26,12 +26,12 @@ def wrong_portable(plan: KernelPlan) -> str:
     r = Random(0)
     for _ in range(TRIALS):
         for loops, walks in ((plan.key_loops, plan.key_walks), (plan.query_loops, plan.query_walks)):
-            ends = _ends(loops, r)
+            ends = ends_of(loops, r)
             for walk, runs in ((walks.unmasked, loops.full), (walks.masked, loops.partial)):
                 found = _walked(walk, runs, ends)
                 if found:
                     return f"{found}; {ends}"
-        ends = _ends(plan.key_loops, r)
+        ends = ends_of(plan.key_loops, r)
         found = "" if plan.split is None else _cut(plan, plan.split, ends, pieces=r.choice((1, 2, 3, 5, 8, 40)))
         if found:
             return f"{found}; {ends}"
@@ -64,7 +64,7 @@ def wrong_hopper(attention: Attention, plan: KernelPlan) -> str:
     h, r = plan.hopper, Random(0)
     assert h is not None
     for _ in range(TRIALS):
-        keys, queries = _ends(plan.key_loops, r), _ends(plan.query_loops, r)
+        keys, queries = ends_of(plan.key_loops, r), ends_of(plan.query_loops, r)
         problems: list[str] = []
         if h.forward is not None:
             problems.append(_walked(h.forward.walk, plan.key_loops.runs, keys))
@@ -86,7 +86,7 @@ def wrong_hopper(attention: Attention, plan: KernelPlan) -> str:
     return ""
 
 
-def _ends(loops: Loops, r: Random) -> Ends:
+def ends_of(loops: Loops, r: Random) -> Ends:
     """Ends of runs that are in order and apart, and those of a part, wherever they are."""
     runs = loops.runs
     names = list(dict.fromkeys(n for run in runs for n in (run.start, run.stop)))

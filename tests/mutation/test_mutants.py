@@ -33,6 +33,7 @@ PER_KIND = {
     "ranges": 20,
     "loops": 18,
     "walks": 36,
+    "tpu": 36,
     "hopper": 36,
     "turns": 14,
     "derivatives": 24,

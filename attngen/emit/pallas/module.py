@@ -18,11 +18,22 @@ from attngen.emit.jax_shared.operands import Leaves, OperandView, cell, operand_
 from attngen.emit.options import Options
 from attngen.emit.pallas.kernel_code import KernelWriter, Number, PallasCode
 from attngen.emit.pallas.names import reserved
-from attngen.emit.pallas.views import PairSum, PallasHeader, RangesView, RowInput, RowsView, Sum, TestView, WeightView
+from attngen.emit.pallas.views import (
+    PairSum,
+    PallasHeader,
+    RangesView,
+    RowInput,
+    RowsView,
+    Sum,
+    TestView,
+    WalksView,
+    WeightView,
+)
 from attngen.emit.text.names import Names
 from attngen.emit.text.params import views
 from attngen.emit.text.prune import without_unused, without_unused_definitions
 from attngen.emit.text.render import render
+from attngen.errors import InternalError
 from attngen.ir import printing
 from attngen.ir.build import real
 from attngen.ir.nodes import Expr, Load, Scalar, Symbol, Type
@@ -33,6 +44,7 @@ from attngen.plan.kernel import Gather, KernelPlan, LeafGradient
 from attngen.plan.levels import Level
 from attngen.plan.mask.data_tests import DataTest
 from attngen.plan.mask.loops import Assigned, Loops, Ordered, Rounded, Step
+from attngen.plan.mask.tpu_walks import Runs, TpuWalks
 from attngen.plan.operands import Extent, expressions, outside_of_indices
 from attngen.plan.score.fold_factor import folded
 from attngen.plan.score.weights import Form
@@ -93,7 +105,8 @@ class _Emitter:
     # ------------------------------------------------------------ the module
 
     def module(self) -> str:
-        keys, queries = self.ranges(self.plan.key_loops), self.ranges(self.plan.query_loops)
+        walks = self.plan.tpu_walks
+        keys, queries = self.ranges(self.plan.key_loops, walks.keys), self.ranges(self.plan.query_loops, walks.queries)
         dq, dq_sums = self.backward(Level.ROW, keys, _WITH_ROWS)
         dkdv, dkdv_sums = self.backward(Level.COLUMN, queries, (Extent.COLUMN,))
         fused, fused_sums = self.backward(Level.COLUMN, queries, _WITH_COLUMNS)
@@ -111,6 +124,7 @@ class _Emitter:
             "across_code": self.forward(keys, across=True),
             "keys": keys,
             "queries": queries,
+            "walks": _walks(walks, Printer(self.plan.choices, _name)),
             "rows": self.rows(),
             "dq_code": dq,
             "dq_sums": dq_sums,
@@ -300,7 +314,7 @@ class _Emitter:
 
     # ------------------------------------------------------------ tile ranges
 
-    def ranges(self, found: Loops) -> RangesView:
+    def ranges(self, found: Loops, runs: Runs) -> RangesView:
         numbers: dict[str, Number] = {}
         plain: dict[str, tuple[str, str]] = {}
 
@@ -332,8 +346,8 @@ class _Emitter:
         return RangesView(
             found.axis,
             lines,
-            tuple(f"({r.start}, {r.stop})" for r in found.full),
-            tuple(f"({r.start}, {r.stop})" for r in found.partial),
+            tuple(f"({r.start}, {r.stop})" for r in runs.unmasked),
+            tuple(f"({r.start}, {r.stop})" for r in runs.masked),
             (*answers, *plain),
             (*(t.answer for t in views), *(kernel for kernel, _ in plain.values())),
             tuple(host for _, host in plain.values()),
@@ -373,6 +387,46 @@ def _step(step: Step, printer: Printer) -> str:
             return f"{names} = _sorted_runs({names})"
         case _:
             assert_never(step)
+
+
+def _name(e: Leaf) -> str:
+    """The values of a walk are over names that the templates bind."""
+    if not isinstance(e, Symbol):
+        raise InternalError("a param in a walk")
+    return e.id
+
+
+def _walks(walks: TpuWalks, printer: Printer) -> WalksView:
+    grid, rounds, resident, straight = walks.grid, walks.rounds, walks.resident, walks.straight
+    return WalksView(
+        length=printer.text(walks.numbering.length),
+        first=printer.text(walks.numbering.first),
+        steps=tuple(_step(step, printer) for step in walks.numbering.steps),
+        needed=printer.text(grid.needed),
+        suffice=printer.text(grid.suffice),
+        number=printer.text(grid.number),
+        brought=printer.text(grid.brought),
+        grid_unmasked=printer.text(grid.unmasked),
+        grid_masked=printer.text(grid.masked),
+        own=printer.text(grid.own),
+        rounds=_in_rounds(rounds.rounds, printer),
+        step=printer.text(rounds.step),
+        rest=printer.text(rounds.rest),
+        resident_looped=printer.text(resident.looped),
+        some=printer.text(resident.some),
+        none=printer.text(resident.none),
+        last=printer.text(resident.last),
+        straight_rounds=_in_rounds(straight.rounds, printer),
+        straight_looped=printer.text(straight.looped),
+        left=printer.text(straight.left),
+        straight_unmasked=printer.text(straight.unmasked),
+        straight_masked=printer.text(straight.masked),
+        pairs=printer.text(walks.pairs),
+    )
+
+
+def _in_rounds(count: Rounded, printer: Printer) -> str:
+    return f"{'_up' if count.up else '_down'}({printer.text(count.bound)}, unroll)"
 
 
 def _factor(text: str) -> str:

@@ -64,6 +64,35 @@ class RangesView:
 
 
 @dataclass(frozen=True, slots=True)
+class WalksView:
+    """The texts of the plan's `TpuWalks`, whose docstrings say what each is over."""
+
+    length: str
+    first: str
+    steps: tuple[str, ...]
+    needed: str
+    suffice: str
+    number: str
+    brought: str
+    grid_unmasked: str
+    grid_masked: str
+    own: str
+    rounds: str
+    step: str
+    rest: str
+    resident_looped: str
+    some: str
+    none: str
+    last: str
+    straight_rounds: str
+    straight_looped: str
+    left: str
+    straight_unmasked: str
+    straight_masked: str
+    pairs: str
+
+
+@dataclass(frozen=True, slots=True)
 class WeightView:
     """The form of the weights, as the templates need it."""
 

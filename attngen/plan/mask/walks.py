@@ -11,9 +11,11 @@ from itertools import pairwise
 
 from attngen.ir.build import add, apply, conjunction, disjunction, index, integer, maximum, minimum, sub
 from attngen.ir.nodes import Expr, Op
+from attngen.ir.walk import substitute
 from attngen.plan.mask.loops import ZERO, Assigned, Loops, Run
 
 STEP, N_STEPS, AT = index("step"), index("n_steps"), index("at")
+LO, HI, START, PASSED = index("lo"), index("hi"), index("start"), index("passed")
 ZERO_TILES = integer(0)
 BEYOND = 2**30
 """A tile after the last of any sequence."""
@@ -30,6 +32,20 @@ class Walk:
     n_steps: Expr
     at: tuple[Assigned, ...]
     inverse: tuple[Expr, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """A walk of any number of runs, which a kernel that has them as a list makes of them.
+
+    `first` is the tile `at` of `step` in the first run, over its `start`. For each later run, `steps` bind `passed`,
+    the number of tiles of all runs before it, which is 0 at first, and then `at`, over the ends `lo` and `hi` of the
+    run before it and its own `start`. `length` is how many tiles a run has, over its ends.
+    """
+
+    length: Expr
+    first: Expr
+    steps: tuple[Assigned, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,19 +110,42 @@ def counted(runs: tuple[Run, ...], before: Expr = ZERO_TILES) -> Expr:
     return before
 
 
-def numbered(runs: tuple[Run, ...]) -> Walk:
+def numbering() -> Fold:
     """Counts through the runs in their order."""
+    later = sub(add(START, STEP), PASSED)
+    return Fold(
+        length=sub(HI, LO),
+        first=add(START, STEP),
+        steps=(
+            Assigned("passed", add(PASSED, sub(HI, LO))),
+            Assigned("at", apply(Op.SELECT, apply(Op.LT, STEP, PASSED), AT, later)),
+        ),
+    )
+
+
+def unrolled(fold: Fold, runs: tuple[Run, ...]) -> Walk:
+    """The walk that the fold makes of these runs."""
     if not runs:
         return Walk((), ZERO_TILES, (), ())
-    steps = [Assigned("at", add(tile(runs[0].start), STEP))]
-    inverse = [sub(AT, tile(runs[0].start))]
-    passed: Expr | None = None
+    steps = [Assigned("at", substitute(fold.first, {START: tile(runs[0].start)}))]
+    passed = n_steps = ZERO_TILES
     for before, run in pairwise(runs):
-        passed = length(before) if passed is None else add(passed, length(before))
-        later = sub(add(tile(run.start), STEP), passed)
-        steps.append(Assigned("at", apply(Op.SELECT, apply(Op.LT, STEP, passed), AT, later)))
-        inverse.append(add(sub(AT, tile(run.start)), passed))
-    return Walk(runs, counted(runs), tuple(steps), tuple(inverse))
+        ends: dict[Expr, Expr] = {LO: tile(before.start), HI: tile(before.stop), START: tile(run.start)}
+        for s in fold.steps:
+            value = substitute(s.value, {**ends, PASSED: passed})
+            if s.name == "passed":
+                passed = value
+            else:
+                steps.append(Assigned(s.name, value))
+    for run in runs:
+        n_steps = add(n_steps, substitute(fold.length, {LO: tile(run.start), HI: tile(run.stop)}))
+    inverse = (add(sub(AT, tile(run.start)), counted(runs[:n])) for n, run in enumerate(runs))
+    return Walk(runs, n_steps, tuple(steps), tuple(inverse))
+
+
+def numbered(runs: tuple[Run, ...]) -> Walk:
+    """Counts through these runs in their order."""
+    return unrolled(numbering(), runs)
 
 
 def two_walks(loops: Loops) -> TwoWalks:

@@ -9,7 +9,8 @@ asks z3, for all sizes, params, tile positions and tile sizes that the `where`s 
 * loops: of the walked tiles, each that meets `any` is visited, none twice, and one that is visited without the mask
   lies inside a stretch of `all`;
 * pieces: where short queries cut the walk over keys, each walked tile is in one piece, whatever their number;
-* the walks of the kernels of compute capability 9.0 (`hopper_walks`).
+* the walks of the portable kernels (`portable_walks`), of a TPU's (`tpu_walks`) and of the kernels of compute
+  capability 9.0 (`hopper_walks`).
 
 A refuted claim comes with sizes and a pair, found by z3 or by trying small sizes, and evaluated again in NumPy.
 """
@@ -40,6 +41,7 @@ from attngen.prove.integers.z3_door import World
 from attngen.prove.obligations.hopper_walks import hopper_walks
 from attngen.prove.obligations.portable_walks import portable_walks
 from attngen.prove.obligations.tile_walks import loops_answer, pieces_answer, starts_answer
+from attngen.prove.obligations.tpu_walks import tpu_walks
 from attngen.prove.obligations.walk_claims import WalkClaims
 from attngen.prove.verdict import Claim, Proved, Refuted, Unknown, Verdict
 
@@ -61,7 +63,7 @@ def tile_ranges(attention: Attention, plan: KernelPlan, work: Work) -> tuple[Cla
     if plan.split is not None:
         claims.append(_pieces(plan, plan.split, work))
     asked = WalkClaims(plan, work)
-    claims += [*portable_walks(asked), *hopper_walks(asked)]
+    claims += [*portable_walks(asked), *tpu_walks(asked), *hopper_walks(asked)]
     return tuple(claims)
 
 

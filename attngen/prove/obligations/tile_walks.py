@@ -36,42 +36,10 @@ def loops_answer(
     That no stretch starts before 0 is a premise here. The stretches' ends are arbitrary, or, given what holds of the
     held tile in this world (`tile_of`), the planned ones.
     """
-    tile, first, width, size = (world.free(name) for name in ("tile", "first", "width", "size"))
-    premises = [*(tile_of or []), tile >= 0, first >= 0, width >= 1, size >= 1, first < size]
-    ends: dict[Expr, Term] = {}
-
-    def end(bound: Expr) -> Term:
-        if isinstance(bound, Literal):
-            return world.number(int(bound.value))
-        if bound not in ends:
-            ends[bound] = world.term(bound) if tile_of is not None else world.free(f"end {len(ends)}")
-        return ends[bound]
-
-    names: dict[str, Term] = {ZERO: world.number(0)}
-    rounded: list[tuple[bool, Term, Term]] = []
-    for step in loops.steps:
-        match step:
-            case Rounded():
-                at, number = end(step.bound), world.free(f"{step.name} rounded")
-                premises.append((tile < number) == (first < at if step.up else first + width <= at))
-                premises.append(world.implies(at >= 0, number >= 0))
-                rounded.append((step.up, at, number))
-                names[step.name] = number
-            case Assigned():
-                names[step.name] = world.term(step.value, names)
-            case Ordered(a, b):
-                swap = names[b.start] < names[a.start]
-                for x, y in ((a.start, b.start), (a.stop, b.stop)):
-                    one, other = names[x], names[y]
-                    names[x], names[y] = world.choose(swap, other, one), world.choose(swap, one, other)
-            case _:
-                assert_never(step)
-    for (up_a, at_a, a), (up_b, at_b, b) in product(rounded, rounded):
-        if (up_a, up_b) != (True, False):  # ceil(x) <= floor(y) does not follow from x <= y
-            premises.append(world.implies(at_a <= at_b, a <= b))
-
-    def walked(runs: tuple[Run, ...]) -> list[Term]:
-        return [world.all_of([names[r.start] <= tile, tile < names[r.stop]]) for r in runs]
+    executed = _Executed(world, planned=tile_of is not None)
+    first, width, size, end = executed.first, executed.width, world.free("size"), executed.end
+    premises = [*(tile_of or []), first >= 0, size >= 1, first < size, *executed.run(loops)]
+    names, walked = executed.names, executed.walked
 
     def meets(s: Segment) -> Term:
         lo, hi = end(s.lo), end(s.hi)
@@ -96,6 +64,73 @@ def loops_answer(
     if tile_of is not None:
         return world.ask(premises, conclusion, work)
     return world.ask_linear(premises, conclusion, work)
+
+
+def extent_answer(world: World, ranges: TileRanges, loops: Loops, work: Work) -> Answer:
+    """Whether no walked tile begins behind the sequence, given that no stretch ends behind it (`inside_answer`)."""
+    executed = _Executed(world, planned=False)
+    size = world.free("size")
+    premises = [executed.first >= size, size >= 0, *executed.run(loops)]
+    premises += [executed.end(s.hi) <= size for s in (*ranges.any, *ranges.all)]
+    visited = world.any_of(executed.walked((*loops.full, *loops.partial)))
+    return world.ask_linear(premises, world.implies(visited, world.any_of([])), work)
+
+
+def inside_answer(world: World, ranges: TileRanges, work: Work) -> Answer:
+    """Whether no stretch ends behind the sequence."""
+    size = world.integer("Sk" if ranges.axis == "k" else "Sq")
+    return world.ask([], world.all_of([world.term(s.hi) <= size for s in (*ranges.any, *ranges.all)]), work)
+
+
+class _Executed:
+    """The steps of loops, executed for one `tile` of the walked axis, which begins at position `first`."""
+
+    def __init__(self, world: World, *, planned: bool):
+        """`planned`: the stretches' ends are those of the plan; else they are arbitrary."""
+        self.world, self.planned = world, planned
+        self.tile, self.first, self.width = (world.free(name) for name in ("tile", "first", "width"))
+        self.names: dict[str, Term] = {ZERO: world.number(0)}
+        self._ends: dict[Expr, Term] = {}
+
+    def end(self, bound: Expr) -> Term:
+        if isinstance(bound, Literal):
+            return self.world.number(int(bound.value))
+        if bound not in self._ends:
+            free = f"end {len(self._ends)}"
+            self._ends[bound] = self.world.term(bound) if self.planned else self.world.free(free)
+        return self._ends[bound]
+
+    def run(self, loops: Loops) -> list[Term]:
+        """Binds the names; returns what rounding says of the tile."""
+        world, names = self.world, self.names
+        premises = [self.tile >= 0, self.width >= 1]
+        rounded: list[tuple[bool, Term, Term]] = []
+        for step in loops.steps:
+            match step:
+                case Rounded():
+                    at, number = self.end(step.bound), world.free(f"{step.name} rounded")
+                    inside = self.first < at if step.up else self.first + self.width <= at
+                    premises.append((self.tile < number) == inside)
+                    premises.append(world.implies(at >= 0, number >= 0))
+                    rounded.append((step.up, at, number))
+                    names[step.name] = number
+                case Assigned():
+                    names[step.name] = world.term(step.value, names)
+                case Ordered(a, b):
+                    swap = names[b.start] < names[a.start]
+                    for x, y in ((a.start, b.start), (a.stop, b.stop)):
+                        one, other = names[x], names[y]
+                        names[x], names[y] = world.choose(swap, other, one), world.choose(swap, one, other)
+                case _:
+                    assert_never(step)
+        for (up_a, at_a, a), (up_b, at_b, b) in product(rounded, rounded):
+            if (up_a, up_b) != (True, False):  # ceil(x) <= floor(y) does not follow from x <= y
+                premises.append(world.implies(at_a <= at_b, a <= b))
+        return premises
+
+    def walked(self, runs: tuple[Run, ...]) -> list[Term]:
+        names, tile = self.names, self.tile
+        return [self.world.all_of([names[r.start] <= tile, tile < names[r.stop]]) for r in runs]
 
 
 class _Ends:
@@ -153,6 +188,24 @@ def walk_answer(world: World, walk: Walk, runs: tuple[Run, ...], work: Work) -> 
         conclusion = world.all_of([step >= 0, step < n_steps, at == tile])
         answer = world.ask_linear([*ends.premises, *taken], conclusion, work)
     return answer
+
+
+def joined_answer(world: World, joined: Walk, first: Walk, then: Walk, work: Work) -> Answer:
+    """Whether `joined` takes the tiles that `first` takes, step by step, and after them those of `then`."""
+    ends = _Ends(world, joined.runs)
+    step = world.free("step")
+    passed, left = ends.value(first.n_steps), ends.value(then.n_steps)
+
+    def at(walk: Walk, number: Term) -> Term:
+        return ends.after(walk.at, step=number).get("at", world.free("at"))
+
+    same = [
+        world.implies(world.all_of([step >= 0, step < passed]), at(joined, step) == at(first, step)),
+        world.implies(
+            world.all_of([step >= passed, step < passed + left]), at(joined, step) == at(then, step - passed)
+        ),
+    ]
+    return world.ask_linear(ends.premises, world.all_of(same), work)
 
 
 def share_answer(world: World, walk: Walk, share: Share, stretch: Run, work: Work) -> Answer:

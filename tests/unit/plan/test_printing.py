@@ -52,7 +52,8 @@ def test_a_whole_plan() -> None:
         )
     )
     above, below = text.split(f"tiles on {CHIP}\n")
-    tiles, hopper = below.split("\nkernels of compute capability 9.0\n")
+    tiles, other = below.split("\nkernels of compute capability 9.0\n")
+    hopper, tpu = other.split("\nkernels of a TPU\n")
     assert (
         above
         == """\
@@ -121,6 +122,46 @@ ints
     own, heading, columns, *rows = tiles.rstrip("\n").split("\n")
     assert own == "    tile q = 128, k = 32, smaller where the chip has no room"
     assert hopper == "    none\n"  # no kernel of its own has tiles of 32 keys
+    assert (
+        tpu
+        == """\
+    keys without a mask: 0 … full_hi
+    keys with the mask: full_hi … any_hi
+    queries without a mask: full_lo … full_hi
+    queries with the mask: any_lo … full_lo, full_hi … any_hi
+    one list of runs lo … hi, numbered through from the first one's start
+        a run's tiles = hi - lo
+        at            = start + step
+    for each run after it, from its start
+        passed = passed + (hi - lo)
+        at     = at if step < passed else start + step - passed
+    the grid brings, of the unmasked tiles and then the masked ones
+        steps, each has = max(n_full + n_partial, 1)
+        or all          = n_tiles
+        number          = min(step, max(n_full + n_partial - 1, 0))
+        where `at` lies = min(max(at, 0), n_tiles - 1)
+        unmasked    = step < n_full
+        masked      = n_full <= step and step < n_full + n_partial
+        as its step = step - n_full
+    a loop of `count` steps, `unroll` of them, j = 0 …, in each round i
+        rounds = count / unroll, rounded down
+        step            = i * unroll + j
+        one by one from = rounds * unroll
+    masked tiles in vector memory: a loop, and the last one
+        looped = n_partial - 1
+        last   = n_partial - 1
+        the last one if = 0 < n_partial
+        no tile if      = n_partial <= 0
+    where n_full and n_partial are known: unmasked tiles in a loop, then all that are left, by number i
+        rounds = max(n_full - 1 + min(n_partial, 1), 0) / unroll, rounded down
+        looped = rounds * unroll
+        left   = n_full - looped
+        unmasked step = looped + i
+        masked step   = i
+    a gradient for each pair: its tile is summed if, for some run
+        lo <= at and at < hi
+"""
+    )
     assert heading == "    (queries, keys, warps, stages) by bytes of an element and head dim"
     assert columns.split() == ["bytes", "head", "dim", "forward", "dkdv", "dq"]
     assert len(rows) == 2 * len(HEAD_BLOCKS)
@@ -228,7 +269,7 @@ def test_every_example_prints(path: Path) -> None:
     text = plan_text(api.plan(spec))
     found = sections(text)
     assert text.startswith(f"plan {spec.name}\n") and text.endswith("\n") and not text.endswith("\n\n")
-    assert len(found) == 12 + ("approximate in half precision" in found) and all(found.values())
+    assert len(found) == 13 + ("approximate in half precision" in found) and all(found.values())
     for param in spec.params:
         has_gradient = any(line.startswith((f"{param.name}:", f"{param.name}[")) for line in found["gradients"])
         in_scores = param.type is Type.FLOAT and (spec.dropout is None or param.name not in walk.params(spec.dropout))
