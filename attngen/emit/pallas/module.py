@@ -358,11 +358,10 @@ class _Emitter:
 
     def test(self, t: DataTest, axis: str) -> TestView:
         held, walked = (t.row, t.col) if axis == "k" else (t.col, t.row)
-        kind = "equal" if t.equal else "held_at_most" if axis == "k" else "walked_at_most"
         batch = reads(t.row, "b") or reads(t.col, "b")
         head = reads(t.row, "h", "hkv") or reads(t.col, "h", "hkv")
         program = cell(batch, head)
-        printer = self.leaves.printer()
+        printer, extremes = self.leaves.printer(), Printer(self.plan.choices, _name)
         sign = "==" if t.equal else "<="
         return TestView(
             f"{'key' if axis == 'k' else 'query'}_{t.name}",
@@ -370,7 +369,8 @@ class _Emitter:
             "queries" if axis == "k" else "keys",
             printer.text(held),
             printer.text(walked),
-            kind,
+            extremes.text(t.can(axis)),
+            extremes.text(t.must(axis)),
             f"({program}) * n_held + held",
         )
 
@@ -390,7 +390,7 @@ def _step(step: Step, printer: Printer) -> str:
 
 
 def _name(e: Leaf) -> str:
-    """The values of a walk are over names that the templates bind."""
+    """Values of walks, and what a data test concludes, are over names that the templates bind."""
     if not isinstance(e, Symbol):
         raise InternalError("a param in a walk")
     return e.id

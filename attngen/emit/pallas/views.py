@@ -31,7 +31,8 @@ class TestView:
     what: str
     held: str
     walked: str
-    kind: str  # equal, held_at_most, walked_at_most
+    can: str  # over the extremes of a held tile and of a walked one: whether the test can hold between them
+    must: str  # and whether it then holds for every pair
     cell: str
 
     @property

@@ -149,6 +149,17 @@ def test_kernels_print_the_plans_own_walks() -> None:
         assert line in emitted and line in text
 
 
+def test_kernels_print_what_is_proved_of_data_tests() -> None:
+    found = planned("documents")
+    emitted = emit(found, "", Options(target="pallas"))
+    for walked, tests in (("key", found.keys.tests), ("query", found.queries.tests)):
+        for t in tests:
+            body = emitted.split(f"def _{walked}_{t.name}(")[1].split("\ndef ")[0]
+            assert t.equal
+            assert "can = (there_least <= here_most) & (here_least <= there_most)" in body
+            assert body.count("there_least == ") == 3
+
+
 def test_values_that_are_the_same_for_every_spec_are_shown_once_and_paid_for_each_time() -> None:
     spent: list[int] = []
     for _ in range(2):
