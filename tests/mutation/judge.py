@@ -98,7 +98,7 @@ def broken(mutant: Mutant, attention: Attention, plan: KernelPlan | None) -> str
             return small or wrong_walk(attention, plan, count=3, longest=150, seed=1)
         case "walks":
             return wrong_portable(plan)
-        case "tpu":
+        case "tpu" | "tpu steps":
             return wrong_tpu(plan)
         case "hopper":
             return wrong_hopper(attention, plan)

@@ -31,13 +31,13 @@ from attngen.prove.obligations.reads import with_needs
 from attngen.prove.verdict import Obligation
 from mutation.corpus import Spec
 from mutation.edits import edits, replaced
-from mutation.tpu_walks import tpu_edits
+from mutation.tpu_walks import run_edits, step_edits
 from mutation.turns import edited_turns
 from mutation.walk_mutants import hopper_edits, portable_edits
 
 KINDS = (
-    "normalizer", "ranges", "loops", "walks", "tpu", "hopper", "turns", "derivatives", "loads", "widths", "hoisting",
-    "folding",
+    "normalizer", "ranges", "loops", "walks", "tpu", "tpu steps", "hopper", "turns", "derivatives", "loads", "widths",
+    "hoisting", "folding",
 )  # fmt: skip
 
 STREAM = (Obligation.STREAMING, Obligation.RANGE_SAFETY)
@@ -161,8 +161,11 @@ class _Mutants:
             yield self._made("walks", what, made, Obligation.TILE_RANGES)
 
     def tpu(self) -> Iterator[Mutant]:
-        for what, made in tpu_edits(self.plan):
+        for what, made in run_edits(self.plan):
             yield self._made("tpu", what, made, Obligation.TILE_RANGES)
+        if self.name == "causal":  # the same for all specs
+            for what, made in step_edits(self.plan):
+                yield self._made("tpu steps", what, made, Obligation.TILE_RANGES)
 
     def hopper(self) -> Iterator[Mutant]:
         for what, made in hopper_edits(self.plan):
@@ -295,7 +298,7 @@ def _question(kind: str, attention: Attention, made: KernelPlan) -> tuple[Hashab
             return _shape(made.keys, made.key_loops), _shape(made.queries, made.query_loops)
         case "walks":
             return made.key_walks, made.query_walks, made.split
-        case "tpu":
+        case "tpu" | "tpu steps":
             return made.tpu_walks, made.key_loops.runs, made.query_loops.runs
         case "hopper" | "turns":
             return made.hopper, made.queries

@@ -1,7 +1,8 @@
 """The walks of a TPU's kernels: edits of them, and brute force, kernels with few tiles whose every form is taken.
 
-`tpu_edits` takes a plan, returns each with one edit. `wrong_tpu` takes a plan (mutated or not), returns the first
-mistake in words, or nothing. It shares no code with the prover, nor with the planner.
+`run_edits` and `step_edits` take a plan, return each with one edit: of its runs and how they are numbered, or of what
+is the same for every spec. `wrong_tpu` takes a plan (mutated or not), returns the first mistake in words, or nothing. It
+shares no code with the prover, nor with the planner.
 """
 
 from __future__ import annotations
@@ -36,12 +37,17 @@ class Taken(NamedTuple):
     masked: list[int]
 
 
-def tpu_edits(plan: KernelPlan) -> Iterator[tuple[str, KernelPlan]]:
-    for what, made in _edited(plan.tpu_walks):
+def run_edits(plan: KernelPlan) -> Iterator[tuple[str, KernelPlan]]:
+    for what, made in _of_runs(plan.tpu_walks):
         yield what, replace(plan, tpu_walks=made)
 
 
-def _edited(walks: TpuWalks) -> Iterator[tuple[str, TpuWalks]]:
+def step_edits(plan: KernelPlan) -> Iterator[tuple[str, KernelPlan]]:
+    for what, made in _of_steps(plan.tpu_walks):
+        yield what, replace(plan, tpu_walks=made)
+
+
+def _of_runs(walks: TpuWalks) -> Iterator[tuple[str, TpuWalks]]:
     for axis in ("keys", "queries"):
         lists = getattr(walks, axis)
         for kind in ("unmasked", "masked"):
@@ -54,7 +60,13 @@ def _edited(walks: TpuWalks) -> Iterator[tuple[str, TpuWalks]]:
         for what, e in _off_by_one(s.value):
             steps = (*fold.steps[:n], Assigned(s.name, e), *fold.steps[n + 1 :])
             yield f"{s.name}: {what}", replace(walks, numbering=replace(fold, steps=steps))
-    for part in ("numbering", "grid", "rounds", "resident", "straight"):
+    for field in ("length", "first"):
+        for what, e in _off_by_one(getattr(fold, field)):
+            yield f"{field}: {what}", replace(walks, numbering=replace(fold, **{field: e}))
+
+
+def _of_steps(walks: TpuWalks) -> Iterator[tuple[str, TpuWalks]]:
+    for part in ("grid", "rounds", "resident", "straight"):
         given = getattr(walks, part)
         for field in fields(given):
             for what, value in _values(getattr(given, field.name)):
@@ -63,16 +75,14 @@ def _edited(walks: TpuWalks) -> Iterator[tuple[str, TpuWalks]]:
         yield f"pairs: {what}", replace(walks, pairs=e)
 
 
-def _values(given: object) -> Iterator[tuple[str, Expr | Rounded]]:
+def _values(given: Expr | Rounded) -> Iterator[tuple[str, Expr | Rounded]]:
     match given:
         case Rounded():
             yield "rounded the other way", replace(given, up=not given.up)
             for what, e in _off_by_one(given.bound):
                 yield what, replace(given, bound=e)
-        case tuple():  # the steps of a fold
-            return
         case _:
-            yield from _off_by_one(given)  # type: ignore[arg-type]
+            yield from _off_by_one(given)
 
 
 def _off_by_one(e: Expr) -> Iterator[Edit]:
