@@ -178,19 +178,19 @@ def test_a_wrong_list_is_seen(what: str) -> None:
 
 
 SCORES = "qk = warpgroup_mma_wait(1, deps=(qk_token,))\n"
-VALUES_THERE = "                mbarrier.wait(v_ring.ready.index(v_stage), v_phase)\n"
-KEYS_GIVEN_BACK = "                _barrier_arrive(k_ring.FREE + stage, SHARE, 4)\n"
-VALUES_GIVEN_BACK = "                _barrier_arrive(v_ring.FREE + v_stage, SHARE, 4)\n"
-HOLD_BACK = "                _pin_order(n_steps)\n"
+VALUES_THERE = "        mbarrier.wait(v_ring.ready.index(v_stage), v_phase)\n"
+KEYS_GIVEN_BACK = "        _barrier_arrive(k_ring.FREE + stage, config.SHARE, 4)\n"
+VALUES_GIVEN_BACK = "        _barrier_arrive(v_ring.FREE + v_stage, config.SHARE, 4)\n"
+HOLD_BACK = "        _pin_order(n_steps)\n"
 QUERIES_THERE = "        mbarrier.wait(q_ring.ready.index(PART), round & 1)\n"
 QUERIES_GIVEN_BACK = "_barrier_arrive(q_ring.FREE + PART, 160, 4)\n"
-TURN = "if config.ORDERED:\n                    _barrier_sync(config.ORDER + PART, 256, 4)\n"
-NEXT_TURN = "if config.ORDERED:\n                    _barrier_arrive(config.ORDER + (PART + 1) % (BQ // 64), 256, 4)\n"
+TURN = "if config.ORDERED:\n            _barrier_sync(config.ORDER + PART, 256, 4)\n"
+NEXT_TURN = "if config.ORDERED:\n            _barrier_arrive(config.ORDER + (PART + 1) % config.PARTS, 256, 4)\n"
 TURN_PASSED = (
     "if config.ORDERED:\n        _barrier_sync(config.ORDER + PART, 256, 4)\n"
-    "        _barrier_arrive(config.ORDER + (PART + 1) % (BQ // 64), 256, 4)\n"
+    "        _barrier_arrive(config.ORDER + (PART + 1) % config.PARTS, 256, 4)\n"
 )
-FIRST_TURN = "    if config.ORDERED and PART == BQ // 64 - 1:\n        _barrier_arrive(config.ORDER, 256, 4)\n"
+FIRST_TURN = "    if config.ORDERED and PART == config.PARTS - 1:\n        _barrier_arrive(config.ORDER, 256, 4)\n"
 FAULTS: dict[str, tuple[int, tuple[Change, ...]]] = {
     "keys are given back under the product": (
         128,
@@ -215,8 +215,8 @@ FAULTS: dict[str, tuple[int, tuple[Change, ...]]] = {
         128,
         (
             (
-                f"  # the next queries come during the last product\n                {QUERIES_GIVEN_BACK}",
-                "\n                pass\n",
+                f"  # the next queries come during the last product\n        {QUERIES_GIVEN_BACK}",
+                "\n        pass\n",
             ),
             (QUERIES_THERE + "        q = ", f"{QUERIES_THERE}        {QUERIES_GIVEN_BACK}        q = "),
         ),
@@ -224,35 +224,32 @@ FAULTS: dict[str, tuple[int, tuple[Change, ...]]] = {
     "queries are given back while they are read, by one of three": (
         64,
         (
-            (f"            if Q_EARLY:\n                {QUERIES_GIVEN_BACK}        turn", "        turn"),
+            (
+                f'    if config.OUT_APART and config.SCHEDULE != "once":\n        {QUERIES_GIVEN_BACK}    return',
+                "    return",
+            ),
             (QUERIES_THERE + "        q = ", f"{QUERIES_THERE}        {QUERIES_GIVEN_BACK}        q = "),
         ),
     ),
-    "results are copied without a fence": (128, ((".store(out)\n        fence_async_shared()", ".store(out)"),)),
+    "results are copied without a fence": (128, ((".store(out)\n    fence_async_shared()", ".store(out)"),)),
     "a result is stored over one on its way": (
         128,
-        (("results.tiles.index(PART)\n            tma.store_wait(0)", "results.tiles.index(PART)"),),
+        (("results.tiles.index(PART)\n        tma.store_wait(0)", "results.tiles.index(PART)"),),
     ),
     "nobody waits for the last result": (128, (("    tma.store_wait(0)\n\n\n", "\n\n"),)),
     "the next item is not waited for": (128, ((f"    {QUERIES_THERE}            slot = ", "            slot = "),)),
     "a result goes where the next item's does": (128, (("(round - 1 & 1)", "(round & 1)"),)),
     "the next item is told before the last was read": (
         128,
-        (
-            (
-                "                    if round > 0:\n"
-                "                        _barrier_sync(q_ring.FREE + part, 160, 1)\n",
-                "",
-            ),
-        ),
+        (("if round > 0:\n                        _barrier_sync(q_ring.FREE + part, 160, 1)\n", "pass\n"),),
     ),
     "nobody has the first turn": (64, ((FIRST_TURN, ""),)),
     "a warpgroup does not wait for its turn": (
         128,
-        ((f"                {TURN}                k = ", "                k = "),),
+        ((f"        {TURN}        k = ", "        k = "),),
     ),
-    "a warpgroup keeps its turn": (128, ((f"                {NEXT_TURN}", ""),)),
-    "a warpgroup keeps its turn, of three": (64, ((f"                {NEXT_TURN}", ""),)),
+    "a warpgroup keeps its turn": (128, ((f"        {NEXT_TURN}", ""),)),
+    "a warpgroup keeps its turn, of three": (64, ((f"        {NEXT_TURN}", ""),)),
     "who lets a tile go by takes no turn": (64, ((f"    {TURN_PASSED}", ""),)),
     "nobody takes the last turn": (
         64,
@@ -261,7 +258,9 @@ FAULTS: dict[str, tuple[int, tuple[Change, ...]]] = {
 }
 """Head dim, and what is changed."""
 
-LET_GO = "    mbarrier.wait(v_ring.ready.index(stage), phase)\n    _barrier_arrive(v_ring.FREE + stage, SHARE, 4)\n\n"
+LET_GO = (
+    "    mbarrier.wait(v_ring.ready.index(stage), phase)\n    _barrier_arrive(v_ring.FREE + stage, config.SHARE, 4)\n\n"
+)
 LISTED_FAULTS: dict[str, Change] = {
     "a tile is let go before it is there": (LET_GO, LET_GO.split("\n", 1)[1]),
     "nobody gives back what was let go": (LET_GO, "\n"),

@@ -1,7 +1,7 @@
-"""The kernels of compute capability 9.0, beside the portable ones: what `templates/gluon/` reads.
+"""The backward kernels of compute capability 9.0, beside the portable ones: what `templates/gluon/` reads.
 
-Takes the plan, the kernels' code and the loops' ranges, as the Triton emitter has them, gives a `GluonView`, a
-`GluonBackwardView`, a `GluonApartView` and what the last two share, a `GluonPairView`.
+Takes the plan, the kernels' code and the loops' ranges, as the Triton emitter has them, returns a `GluonBackwardView`,
+a `GluonApartView` and what both share, a `GluonPairView`. `hopper_forward` has the forward kernel.
 The expressions are Triton's own text, which Gluon takes as it is; Gluon adds layouts, shared memory and barriers.
 """
 
@@ -23,13 +23,12 @@ from attngen.plan.hopper import (
     Dims,
     HopperApart,
     HopperBackward,
-    HopperForward,
     ListedWalk,
     Lists,
 )
 from attngen.plan.kernel import KernelPlan
-from attngen.plan.mask.loops import ZERO, Assigned, Loops, Run
-from attngen.plan.mask.walks import Share, outside, own
+from attngen.plan.mask.loops import ZERO, Assigned, Loops
+from attngen.plan.mask.walks import outside
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +44,7 @@ class ListView:
     head: str
 
 
-def _list_view(lists: Lists | None) -> ListView | None:
+def list_view(lists: Lists | None) -> ListView | None:
     match lists:
         case None:
             return None
@@ -59,86 +58,11 @@ def _list_view(lists: Lists | None) -> ListView | None:
             return ListView("", "0", "0", "0")
 
 
-@dataclass(frozen=True, slots=True)
-class OwnWalkView:
-    """The steps of a tile's walk at which a warpgroup's own queries meet a tile: `first … stop - 1`; the others it lets
-    go by. Empty where that is the walk's own first step, or its end. `pipelined`: so do warpgroups that overlap their
-    own products.
-    """
-
-    first: str
-    stop: str
-    pipelined: bool
-
-
-def _share_view(share: Share, printer: Printer) -> OwnWalkView:
-    first, stop = ("" if e is None else printer.text(e) for e in (share.first, share.stop))
-    return OwnWalkView(first, stop, share.pipelined)
-
-
-def _lines(steps: tuple[Assigned, ...], printer: Printer) -> tuple[str, ...]:
+def assigned_lines(steps: tuple[Assigned, ...], printer: Printer) -> tuple[str, ...]:
     return tuple(f"{s.name} = {printer.text(s.value)}" for s in steps)
 
 
-@dataclass(frozen=True, slots=True)
-class GluonView:
-    """The lines `at` bind the tile of `step`, of which there are `n_steps`. `masked` says whether this warpgroup's own
-    queries need a mask there, by the bounds `own_results`. `lists`: whose there are, where data decides. `slack`: by
-    how many powers of two the reference of weights may lag behind their maximum, or 0.
-    """
-
-    arguments: tuple[str, ...]
-    unspecialized: list[str]
-    lists: ListView | None
-    longest_first: bool
-    at: tuple[str, ...]
-    n_steps: str
-    full: tuple[Run, ...]
-    own_results: tuple[str, ...]
-    masked: str
-    own_walk: OwnWalkView
-    slack: int
-    table: tuple[tuple[tuple[int, int], tuple[int | bool | str, ...]], ...]
-
-
-def gluon_view(
-    plan: KernelPlan,
-    forward: HopperForward | None,
-    printer: Printer,
-    params: tuple[ParamView, ...],
-    arguments: tuple[str, ...],
-    sizes: tuple[str, ...],
-    tuned: tuple[TunedGpu, ...] = (),
-) -> GluonView | None:
-    """None where no query has a key, so that there is nothing to be fast at, and where the plan has no row.
-
-    `tuned`: rows that were timed here, in the place of the planner's; and where the portable kernel was faster, none.
-    """
-    if forward is None or not forward.walk.runs:
-        return None
-    slower = {t.head_block for t in tuned if t.forward}
-    rows = {t.dims: t.row for t in tuned if t.row is not None}
-    table = {dims: rows.get(dims, row) for dims, row in forward.rows if max(dims) not in slower}
-    if not table:
-        return None
-    assert plan.hopper is not None
-    return GluonView(
-        arguments,
-        ["n_work", "together", *_unspecialized(params, sizes)],
-        _list_view(forward.lists),
-        plan.longest_first,
-        _lines(forward.walk.at, printer),
-        printer.text(forward.walk.n_steps),
-        plan.key_loops.full,
-        tuple(own(name) for name in plan.key_loops.names),
-        printer.text(outside(forward.unmasked)),
-        _share_view(forward.share, printer),
-        plan.hopper.slack,
-        tuple(((key[0], key[1]), skeleton.row) for key, skeleton in table.items()),
-    )
-
-
-def _unspecialized(params: tuple[ParamView, ...], sizes: tuple[str, ...]) -> list[str]:
+def unspecialized(params: tuple[ParamView, ...], sizes: tuple[str, ...]) -> list[str]:
     """The arguments whose value, were it 1 or a multiple of 16, is no reason to compile again."""
     found = [*sizes]
     for p in params:
@@ -233,10 +157,10 @@ def gluon_backward_view(
     ends = dict.fromkeys(name for run in backward.unmasked for name in (run.start, run.stop) if name != ZERO)
     return GluonBackwardView(
         arguments,
-        ["n_work", "together", *_unspecialized(params, sizes)],
-        _lines(backward.hull.steps, printer),
+        ["n_work", "together", *unspecialized(params, sizes)],
+        assigned_lines(backward.hull.steps, printer),
         ("first", "stop", *(name.removeprefix("own_") for name in ends)),
-        _list_view(backward.lists),
+        list_view(backward.lists),
         any(skeleton.backwards for skeleton in table.values()),
         backward.row_terms,
         printer.text(outside(backward.unmasked)),
@@ -286,7 +210,9 @@ class WalkView:
 def _walk_view(found: ListedWalk, loops: Loops, printer: Printer) -> WalkView:
     walk = found.walk
     masked = _in_brackets(printer.text(outside(found.unmasked)))
-    return WalkView(loops.names, _lines(walk.at, printer), printer.text(walk.n_steps), masked, _list_view(found.lists))
+    return WalkView(
+        loops.names, assigned_lines(walk.at, printer), printer.text(walk.n_steps), masked, list_view(found.lists)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,7 +262,7 @@ def gluon_apart_view(
         return None
     return GluonApartView(
         arguments,
-        ["n_work", "together", *_unspecialized(params, sizes)],
+        ["n_work", "together", *unspecialized(params, sizes)],
         _walk_view(apart.queries, plan.query_loops, printer),
         _walk_view(apart.keys, plan.key_loops, printer),
         "n_work - 1 - gl.program_id(0)" if plan.longest_first else "gl.program_id(0)",

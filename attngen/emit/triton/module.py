@@ -24,13 +24,12 @@ from attngen.emit.triton.hopper import (
     GluonApartView,
     GluonBackwardView,
     GluonPairView,
-    GluonView,
     WalkView,
     gluon_apart_view,
     gluon_backward_view,
     gluon_pair_view,
-    gluon_view,
 )
+from attngen.emit.triton.hopper_forward import GluonView, gluon_view
 from attngen.emit.triton.kernel_code import KernelCode
 from attngen.emit.triton.kernels import forward_code, kept_view, kernel_code
 from attngen.emit.triton.launch import launch_view
@@ -40,7 +39,7 @@ from attngen.emit.triton.scope import scope_view
 from attngen.emit.triton.split import split_view
 from attngen.emit.triton.tile_gradients import dkdv_view, dq_view, pair_kernel_view, row_values_view
 from attngen.emit.triton.turns import TurnsView, turns_view
-from attngen.emit.triton.views import HelpersView, PairKernelView, RangesView, RowValuesView, WeightView
+from attngen.emit.triton.views import HelpersView, PairKernelView, RangesView, RowValuesView, TestView, WeightView
 from attngen.errors import InternalError
 from attngen.plan.ints.facts import scale_use
 from attngen.plan.kernel import Gather, KernelPlan
@@ -80,7 +79,9 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
     key_pointers, query_pointers = (tuple(p for t in found for p in t.pointers) for found in (key_tests, query_tests))
     gradients = gradient_views(plan, frame.params, {p.name: p.host_lines for p in pair_gradients})
     tile = options.tile or plan.attention.tile
-    hopper = _hopper_views(frame, options, dq, dkdv, dq_sums, backward.dk_factor_in_tile, gradients)
+    hopper = _hopper_views(
+        frame, options, forward, weights, key_tests, dq, dkdv, dq_sums, backward.dk_factor_in_tile, gradients
+    )
     fast_bwd, apart = hopper.fast_bwd, hopper.apart
     split = split_view(frame, options, weights, kernel, keys, tile, key_pointers)
     tiles = tile_table(plan, options, tile)
@@ -194,6 +195,9 @@ class _HopperViews:
 def _hopper_views(
     frame: Frame,
     options: Options,
+    forward: KernelCode,
+    weights: WeightView,
+    key_tests: tuple[TestView, ...],
     dq: KernelCode,
     dkdv: KernelCode,
     dq_sums: tuple[RowSum, ...],
@@ -214,7 +218,7 @@ def _hopper_views(
     printer, names = frame.printer(), (frame.arguments, frame.sizes)
     fast_bwd = gluon_backward_view(hopper.backward, printer, params, *names, gradients, tuned)
     return _HopperViews(
-        gluon_view(plan, hopper.forward, printer, params, *names, tuned),
+        gluon_view(frame, hopper.forward, forward, weights, key_tests, tuned),
         fast_bwd,
         gluon_apart_view(plan, hopper.apart, printer, dq, dq_sums, params, *names, gradients, tuned),
         gluon_pair_view(dkdv, mask, frame.arguments, dk_factor),
