@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from attngen.emit.options import Options
+from attngen.emit.text.fold import without_dead_branches
 from attngen.emit.text.long_lines import without_long_lines
 from attngen.emit.text.prune import without_unused, without_unused_definitions, without_unused_imports
 from attngen.emit.text.render import render
@@ -34,6 +35,7 @@ from attngen.emit.triton.kernel_code import KernelCode
 from attngen.emit.triton.kernels import forward_code, kept_view, kernel_code
 from attngen.emit.triton.launch import launch_view
 from attngen.emit.triton.names import reserved
+from attngen.emit.triton.narrowed import by_kernel, everywhere
 from attngen.emit.triton.param_gradients import GradientView, RowSum, gradient_views, row_sums
 from attngen.emit.triton.scope import scope_view
 from attngen.emit.triton.split import split_view
@@ -52,7 +54,11 @@ def emit_triton(plan: KernelPlan, text: str, options: Options, proof: tuple[str,
     """The generated module. `text` is the spec as written; it appears in the header as a comment."""
     if not reserved().isdisjoint(plan.attention.sizes):
         raise InternalError("the plan was made without the target's reserved names")
-    source = render("triton/module.py.j2", _context(plan, text, options, proof))
+    context = _context(plan, text, options, proof)
+    source = render("triton/module.py.j2", context)
+    if options.head_dim is not None:
+        constants = by_kernel(context["fast"], context["fast_bwd"], context["apart"])
+        source = without_dead_branches(source, everywhere(options.head_dim), constants)
     return without_long_lines(without_unused_imports(without_unused_definitions(without_unused(source))))
 
 
