@@ -1,0 +1,84 @@
+"""How long a generated file's functions are, how many arguments they take, and how much its templates decide."""
+
+from __future__ import annotations
+
+import ast
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import pytest
+from jinja2 import nodes
+
+import attngen
+
+ROOT = Path(__file__).resolve().parents[3]
+EXAMPLES = ("causal", "alibi", "documents")
+IFS, CHOICES = 305, 135
+"""`if` and `elif` statements, and conditional expressions, in templates/triton and templates/gluon. The aim is 110
+statements: lower these figures with each one that goes."""
+
+LINES, ARGUMENTS = 80, 12
+"""A kernel, which the host launches, may take more arguments."""
+LONG = {"_differentiate_tiles", "_hopper_backward_kernel", "_gradients"}
+"""Functions that are still longer."""
+WIDE = {
+    *("_attend_tile", "_dq_tile", "_dkdv_tile", "_key_test0", "_query_test0"),
+    *("_list_key_runs", "_list_walks", "_list_queries_met", "_list_keys_met"),
+    *("_may_attend", "_kept_bits", "_weigh_again", "_query_runs", "_load_backward_tiles", "_await_turns"),
+    *("_pass_turns", "_add_dq_tiles", "_differentiate_tile", "_differentiate_tiles"),
+    *("_queries_met", "_load_query_tiles", "_weigh_query_tiles", "_differentiate_query_tiles"),
+    *("_keys_met", "_load_key_tiles", "_weigh_rows", "_add_contributions", "_differentiate_key_tiles"),
+}
+"""Functions that still take more."""
+
+
+def test_templates_decide_no_more_than_they_did() -> None:
+    environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True)
+    paths = [p for folder in ("triton", "gluon") for p in sorted((ROOT / "templates" / folder).rglob("*.j2"))]
+    found = [environment.parse(path.read_text(encoding="utf-8")) for path in paths]
+    ifs = sum(1 for template in found for _ in template.find_all(nodes.If))
+    choices = sum(1 for template in found for _ in template.find_all(nodes.CondExpr))
+    print(f"{ifs} ifs and {choices} conditional expressions in {len(found)} templates")
+    assert len(found) > 20 and 0 < ifs <= IFS and choices <= CHOICES
+
+
+@cache
+def module(name: str, **options: Any) -> ast.Module:
+    return ast.parse(attngen.compile(ROOT / "examples" / f"{name}.attn", **options).source)
+
+
+def is_jit(node: ast.AST) -> bool:
+    return isinstance(node, ast.FunctionDef) and any("jit" in ast.unparse(d) for d in node.decorator_list)
+
+
+def kernels(tree: ast.Module) -> set[str]:
+    """The functions that the host launches."""
+    host = {n.id for node in tree.body if not is_jit(node) for n in ast.walk(node) if isinstance(n, ast.Name)}
+    return {node.name for node in tree.body if isinstance(node, ast.FunctionDef) and is_jit(node)} & host
+
+
+def functions(tree: ast.Module) -> list[ast.FunctionDef]:
+    return [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_functions_can_be_read(name: str) -> None:
+    found = {f.name for f in functions(module(name)) if (f.end_lineno or 0) - f.lineno >= LINES}
+    assert not found - LONG
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_functions_take_few_arguments(name: str) -> None:
+    tree = module(name)
+    counts = {f.name: len(f.args.args) + len(f.args.kwonlyargs) for f in functions(tree)}
+    assert not {f for f, count in counts.items() if count > ARGUMENTS} - WIDE - kernels(tree)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_forward_kernel_of_hopper_cards_has_no_exception(name: str) -> None:
+    tree = module(name, arch="sm_90", head_dim=128, forward=True)
+    found = {f.name: f for f in functions(tree) if is_jit(f)}
+    assert {"_load_tiles", "_attend_tiles", "_attend_overlapped", "_store_tile", "_weigh"} <= found.keys()
+    assert not {f for f, node in found.items() if (node.end_lineno or 0) - node.lineno >= LINES}
