@@ -1,4 +1,4 @@
-"""The last pass over generated source: it removes bindings and definitions that nothing reads.
+"""The last pass over generated source: it removes bindings, definitions and imports that nothing reads.
 
 Takes Python source whose assignments have no side effects (the templates make sure), returns source without those whose
 name is never read. A template may so bind `q1` or `kv_head` for every variant, and a variant that does not need them
@@ -51,16 +51,15 @@ def without_unused_definitions(source: str) -> str:
 
 
 def without_unused_imports(source: str) -> str:
-    """`source` without the lines that import names which nothing in it reads."""
+    """`source` without its imports at the top level of which it reads no name."""
     tree = ast.parse(source)
-    read = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
-    unused = {
-        node.lineno
-        for node in tree.body
-        if isinstance(node, ast.Import | ast.ImportFrom)
-        and not (isinstance(node, ast.ImportFrom) and node.module == "__future__")
-        if not any((a.asname or a.name.partition(".")[0]) in read for a in node.names)
-    }
+    read = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)} | {"annotations"}
+    unused: set[int] = set()
+    for node in tree.body:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names = {(a.asname or a.name).partition(".")[0] for a in node.names}
+            if names.isdisjoint(read):
+                unused.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
     return "\n".join(line for number, line in enumerate(source.split("\n"), 1) if number not in unused)
 
 

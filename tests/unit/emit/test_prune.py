@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attngen.emit.text.prune import without_unused, without_unused_definitions
+from attngen.emit.text.prune import without_unused, without_unused_definitions, without_unused_imports
 
 
 def test_names_of_a_tuple_that_nothing_reads_become_dummies() -> None:
@@ -20,4 +20,15 @@ def test_definitions_that_nothing_reads_are_removed_with_what_only_they_read() -
     )
     assert without_unused_definitions(source) == (
         "KEPT = 1\n\n\n@operator.register_fake\ndef _fake(x):\n    return KEPT\n\n\ndef public(x):\n    return x\n"
+    )
+
+
+def test_imports_of_which_nothing_is_read_are_removed() -> None:
+    source = (
+        "from __future__ import annotations\n\nimport math\nimport torch.nn as nn\nimport triton.language as tl\n"
+        "from a import (\n    b,\n    c,\n)\nfrom d import e\n\n\ndef f(x: e):\n    return tl.abs(x)\n"
+    )
+    assert without_unused_imports(source) == (
+        "from __future__ import annotations\n\nimport triton.language as tl\nfrom d import e\n\n\n"
+        "def f(x: e):\n    return tl.abs(x)\n"
     )

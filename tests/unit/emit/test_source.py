@@ -9,6 +9,7 @@ import re
 import subprocess
 import symtable
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
@@ -19,6 +20,7 @@ from attngen.emit import Options, emit
 from attngen.errors import UsageError
 from attngen.plan import plan
 
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 HOSTILE = {
     "quotes": '# it\'s "quoted", \'\'\'thrice\'\'\' and """thrice"""',
     "a quote at the end": '# ends with a quote "',
@@ -185,3 +187,16 @@ def test_options_change_the_operator() -> None:
 def test_an_unknown_target_is_a_usage_error() -> None:
     with pytest.raises(UsageError, match="cuda"):
         emit(plan(analysed("attention subject\n")), "", Options(target="cuda"))
+
+
+@pytest.mark.parametrize("name", ["causal", "documents", "alibi", "natten_2d", "t5_bias"])
+def test_functions_of_portable_kernels_are_short_and_take_few_arguments(name: str) -> None:
+    """Entries aside, whose operands cannot be tuples: Triton would compile anew for each of their values."""
+    text = (EXAMPLES / f"{name}.attn").read_text()
+    source = emit(plan(analysed(text)), text, Options(arch="portable"))
+    functions = [node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)]
+    found = {f.name: f for f in functions if any("triton.jit" in ast.unparse(d) for d in f.decorator_list)}
+    assert {"_attend_tile", "_dq_tile", "_dkdv_tile", "_forward_kernel"} <= found.keys()
+    assert not [n for n, f in found.items() if not n.endswith("_kernel") and len(f.args.args) > 12]
+    assert not [n for n, f in found.items() if (f.end_lineno or 0) - f.lineno >= 80]
+    assert name != "causal" or len(found["_forward_kernel"].args.args) <= 24
