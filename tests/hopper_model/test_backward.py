@@ -323,10 +323,12 @@ def test_other_rows_of_the_table(what: str) -> None:
     assert all(e <= 8e-3 for e in errors.values()), errors
 
 
-GIVEN_BACK = "_barrier_arrive(K_FREE + stage, 288, 4)"
+GIVEN_BACK = "_barrier_arrive(rings.k.FREE + stage, 288, 4)"
 LAST_PRODUCT = "dv, p, dk, slopes = warpgroup_mma_wait(0, deps=(dv_token, p, dk_token, slopes))"
-DS_GIVEN_BACK = "mbarrier.arrive(ds_free.index(stage), count=1)"
-NEXT_ITEM = "        item = _next_item(notes, note_ready, round, 4, READ)\n"
+DS_GIVEN_BACK = "mbarrier.arrive(rings.ds.FREE.index(stage), count=1)"
+NEXT_ITEM = "        item = _next_item(rings.note, round, 4)\n"
+KEYS_GIVEN_BACK = "        mbarrier.arrive(rings.k.FREE, count=1)\n"
+KEYS_THERE = "        mbarrier.wait(rings.k.ready, round & 1)\n"
 DQ_DONE = "dq = warpgroup_mma_wait(0, deps=(dq_token,))"
 FAULTS = {
     "the copy engine reads before a fence": (256, ("    fence_async_shared()\n    _BARRIER()", "    pass")),
@@ -338,7 +340,7 @@ FAULTS = {
     "dO is read before it is there": (
         256,
         (
-            "        mbarrier.wait(d_out_ready.index(stage), phase)\n        dp_token",
+            "        mbarrier.wait(rings.d_out.ready.index(stage), phase)\n        dp_token",
             "        dp_token",
         ),
     ),
@@ -351,17 +353,14 @@ FAULTS = {
     ),
     "weights are handed over where others may still be read": (
         256,
-        ("    if turn >= AHEAD:\n        _barrier_sync(TAKEN + place, 256, 4)\n", ""),
+        ("    if turn >= AHEAD:\n        _barrier_sync(ring.FREE + place, 256, 4)\n", ""),
     ),
-    "weights are taken before they are handed over": (256, ("    _barrier_sync(HANDED + place, 256, 4)\n", "")),
-    "nobody gives a tile of queries back": (256, ("_barrier_arrive(Q_FREE + here, 288, 4)", "pass")),
+    "weights are taken before they are handed over": (256, ("    _barrier_sync(ring.ready + place, 256, 4)\n", "")),
+    "nobody gives a tile of queries back": (256, ("_barrier_arrive(rings.q.FREE + here, 288, 4)", "pass")),
     "an item's keys are given back at its start": (
         128,
-        ("        mbarrier.arrive(k_free, count=1)\n", ""),
-        (
-            "        mbarrier.wait(k_ready, round & 1)\n",
-            "        mbarrier.wait(k_ready, round & 1)\n        mbarrier.arrive(k_free, count=1)\n",
-        ),
+        (KEYS_GIVEN_BACK, ""),
+        (KEYS_THERE, KEYS_THERE + KEYS_GIVEN_BACK),
     ),
     "results are copied without a fence": (
         128,
@@ -373,19 +372,19 @@ FAULTS = {
     "the next values come before dV is copied": (
         128,
         (
-            "        tma.store_wait(0)\n        mbarrier.arrive(v_free, count=1)\n",
-            "        mbarrier.arrive(v_free, count=1)\n",
+            "        tma.store_wait(0)\n        mbarrier.arrive(rings.v.FREE, count=1)\n",
+            "        mbarrier.arrive(rings.v.FREE, count=1)\n",
         ),
     ),
     "dS is not waited for": (
         128,
-        ("_barrier_sync(DS_STORED + stage, 384, 4)", "_barrier_arrive(DS_STORED + stage, 384, 4)"),
+        ("_barrier_sync(rings.ds.ready + stage, 384, 4)", "_barrier_arrive(rings.ds.ready + stage, 384, 4)"),
     ),
     "dS of what is passed over is what was there": (128, (".store(no_ds)", ".load()")),
     "a half walks the other's queries": (128, ("BK // 2 if SHARE == 2 else 0", "BK // 2 if SHARE == 1 else 0")),
     "dS is stored where dQ's product may still read": (
         128,
-        ("    mbarrier.wait(ds_free.index(place), (turn // DS_STAGES & 1) ^ 1)\n", ""),
+        ("    mbarrier.wait(rings.ds.FREE.index(place), (turn // DS_STAGES & 1) ^ 1)\n", ""),
     ),
     "dS is given back under dQ's product": (
         128,
@@ -394,68 +393,70 @@ FAULTS = {
     ),
     "a product reads dS without a fence": (
         128,
-        ("    fence_async_shared()\n    _barrier_arrive(DS_STORED", "    _barrier_arrive(DS_STORED"),
+        ("    fence_async_shared()\n    _barrier_arrive(rings.ds", "    _barrier_arrive(rings.ds"),
     ),
     "keys are given back before dQ's last product": (
         128,
-        (
-            "        mbarrier.arrive(k_free, count=1)\n        item = _next_item(notes, note_ready, round, 4, READ)\n",
-            NEXT_ITEM,
-        ),
-        (
-            "        mbarrier.wait(k_ready, round & 1)\n        for member",
-            "        mbarrier.wait(k_ready, round & 1)\n        mbarrier.arrive(k_free, count=1)\n        for member",
-        ),
+        (KEYS_GIVEN_BACK + NEXT_ITEM, NEXT_ITEM),
+        (f"{KEYS_THERE}        for member", f"{KEYS_THERE}{KEYS_GIVEN_BACK}        for member"),
     ),
     "all of dS lies in one place": (
         128,
         (
-            "ds_tiles.index(PART * DS_STAGES + place + again).store(ds)",
-            "ds_tiles.index(PART * DS_STAGES + again).store(ds)",
+            "rings.ds.tiles.index(PART * DS_STAGES + place + again).store(ds)",
+            "rings.ds.tiles.index(PART * DS_STAGES + again).store(ds)",
         ),
     ),
     "queries are fetched where others may still be read": (
         128,
-        ("                if turn >= STAGES:\n                    _barrier_sync(FREE + stage, 288, 1)\n", ""),
+        ("    if turn >= STAGES:\n        _barrier_sync(ring.FREE + stage, 288, 1)\n    return", "    return"),
     ),
     "nobody comes for the last places of queries": (
         128,
-        ("\n        _barrier_sync(FREE + (turn - 1 - last) % STAGES, 288, 1)\n", "\n        pass\n"),
+        ("\n        _barrier_sync(ring.FREE + (turn - 1 - last) % STAGES, 288, 1)\n", "\n        pass\n"),
     ),
     "dO of a tile is not waited for": (
         128,
-        ("mbarrier.wait(d_out_ready.index(stage), turn // STAGES & 1)", "pass"),
+        ("mbarrier.wait(rings.d_out.ready.index(stage), turn // STAGES & 1)", "pass"),
     ),
     "a tile of queries is given back under its last product": (
         128,
         (
-            f"{LAST_PRODUCT}\n    _barrier_arrive(FREE + stage, 288, 4)",
-            f"_barrier_arrive(FREE + stage, 288, 4)\n    {LAST_PRODUCT}",
+            f"{LAST_PRODUCT}\n    _barrier_arrive(rings.q.FREE + stage, 288, 4)",
+            f"_barrier_arrive(rings.q.FREE + stage, 288, 4)\n    {LAST_PRODUCT}",
         ),
     ),
     "nobody tells that a part of dQ is added": (
         128,
-        ("mbarrier.arrive(turn_added.index(turn % TURNS), count=1)", "pass"),
+        ("mbarrier.arrive(turns.added.index(turn % config.TURNS), count=1)", "pass"),
     ),
     "the next item is not waited for": (
         128,
-        ("    mbarrier.wait(note_ready, round & 1)\n", ""),
+        ("    mbarrier.wait(note.ready, round & 1)\n", ""),
     ),
     "terms of a tile of queries are not waited for": (
         128,
-        ("nbytes + terms_desc.block_type.nbytes", "nbytes"),
-        ("index(stage), d_out_desc.block_type.nbytes)", "index(stage), d_out_desc.block_type.nbytes + BQ * 32)"),
-        ("q_ready.index(stage), terms_tiles", "d_out_ready.index(stage), terms_tiles"),
+        ("nbytes + work.terms_desc.block_type.nbytes", "nbytes"),
+        (
+            "_fetch(d_out_desc, rings.d_out, stage, batch, head, q0)",
+            "_fetch(d_out_desc, rings.d_out, stage, batch, head, q0, config.BQ * 32)",
+        ),
+        (
+            "def _fetch(desc, ring, stage, batch, head, start)",
+            "def _fetch(desc, ring, stage, batch, head, start, more=0)",
+        ),
+        ("index(stage), desc.block_type.nbytes)", "index(stage), desc.block_type.nbytes + more)"),
+        ("ready, rings.rows.index(stage)", "rings.d_out.ready.index(stage), rings.rows.index(stage)"),
     ),
     "dK is stored where dQ's product may still read dS": (
         128,
-        ("mbarrier.wait(ds_free.index(place), (used & 1) ^ 1)", "pass"),
+        ("mbarrier.wait(rings.ds.FREE.index(place), (used & 1) ^ 1)", "pass"),
     ),
     "parts of dQ wait for a turn that is never passed": (
         128,
         (
-            "_pass_turn(turns + _place(step, first, stop, back), order + 1)",
-            "_pass_turn(turns + _place(step, first, stop, back), order)",
+            "_pass_turn(cells + _place(step, first, stop, back), order + 1)",
+            "_pass_turn(cells + _place(step, first, stop, back), order)",
         ),
     ),
 }

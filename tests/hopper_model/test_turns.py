@@ -42,10 +42,10 @@ def test_every_order_gives_the_same_bits(what: str) -> None:
     assert all(torch.equal(first, other) for other in others)
 
 
-TAKEN = 'gl.atomic_add(queue_ptr, 1, sem="relaxed")'
+TAKEN = 'gl.atomic_add(work.queue_ptr, 1, sem="relaxed")'
 STATIC = [
     (f"item = {TAKEN} if gl.num_programs(0)", "item = item + gl.num_programs(0) if gl.num_programs(0)"),
-    (f"    item = {TAKEN}\n", "    item = gl.program_id(0)\n"),
+    ('    item = gl.atomic_add(queue_ptr, 1, sem="relaxed")\n', "    item = gl.program_id(0)\n"),
 ]
 OUT_OF_ORDER = {
     "tiles from the last in the order": [("order = i // width", "order = n_tiles - 1 - i // width")],
@@ -66,17 +66,20 @@ def test_a_wait_for_a_program_that_has_not_begun_is_a_deadlock(what: str) -> Non
     assert torch.equal(dq("one group of heads", Schedule(ALL, 0, ALL), changes), dq("one group of heads", Schedule()))
 
 
-AWAITED, PASSED = "_await_turn(turns + at, order)", "_pass_turn(turns + _place(step, first, stop, back), order + 1)"
-READY = "mbarrier.wait(turn_ready.index(turn % TURNS), turn // TURNS & 1)"
-ADDED, THERE = "mbarrier.arrive(turn_added.index(turn % TURNS), count=1)", "_barrier_sync(DS_STORED + stage, 384, 4)"
-TOLD = "mbarrier.wait(turn_added.index(turn % TURNS), turn // TURNS & 1)"
+AWAITED, PASSED = "_await_turn(cells + at, order)", "_pass_turn(cells + _place(step, first, stop, back), order + 1)"
+READY = "mbarrier.wait(turns.ready.index(turn % config.TURNS), turn // config.TURNS & 1)"
+ADDED, THERE = (
+    "mbarrier.arrive(turns.added.index(turn % config.TURNS), count=1)",
+    "_barrier_sync(rings.ds.ready + stage, 384, 4)",
+)
+TOLD = "mbarrier.wait(turns.added.index(turn % config.TURNS), turn // config.TURNS & 1)"
 FAULTS: dict[str, tuple[str, Sequence[Change]]] = {
-    "waits for the turn before": ("deadlock|a race", [(AWAITED, "_await_turn(turns + at, order - 1)")]),
-    "waits for its own part": ("deadlock", [(AWAITED, "_await_turn(turns + at, order + 1)")]),
-    "waits for another head's turn": ("deadlock|a race", [(AWAITED, "_await_turn(turns_ptr + at, order)")]),
+    "waits for the turn before": ("deadlock|a race", [(AWAITED, "_await_turn(cells + at, order - 1)")]),
+    "waits for its own part": ("deadlock", [(AWAITED, "_await_turn(cells + at, order + 1)")]),
+    "waits for another head's turn": ("deadlock|a race", [(AWAITED, "_await_turn(work.turns_ptr + at, order)")]),
     "waits for another tile's turn": (
         "deadlock|a race",
-        [(AWAITED, "_await_turn(turns + gl.where(at + 1 < stop_before, at + 1, at), order)")],
+        [(AWAITED, "_await_turn(cells + gl.where(at + 1 < stop_before, at + 1, at), order)")],
     ),
     "does not wait": ("a race", [(AWAITED, "pass")]),
     "adds before its turn has come": ("a race", [(READY, "pass")]),

@@ -73,34 +73,38 @@ def unspecialized(params: tuple[ParamView, ...], sizes: tuple[str, ...]) -> list
 # ---------------------------------------------------------------- backward
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GluonPairView:
     """What makes the weights of a tile, keys down and queries across.
 
-    `arguments` are what the scores of a tile read beside its place, `mask_arguments` what its mask reads and they do
-    not; `mask` is the mask's code by itself. `slope`: what turns a weight into its share of dS, a factor; `handed` is
-    the name of that product, which is the weight's own where there is no factor.
+    `terms`, names of a tuple, are what the scores of a tile read beside its place; `mask` is the mask's code by itself.
+    `weights` are the names of the pairs' weights and, where it is not one, of that times what the score grows with
+    q . k, which `products` bind from `p`; the last of them makes dS.
     """
 
-    kernel_arguments: tuple[str, ...]
-    arguments: tuple[str, ...]
-    mask_arguments: tuple[str, ...]
+    terms: str
     mask: KernelCode
-    slope: str
+    products: tuple[tuple[str, str], ...]
 
     @property
-    def handed(self) -> str:
-        return "slope_p" if self.slope else "weight"
-
-    @property
-    def weighed(self) -> str:
-        return "weight, slope_p" if self.slope else "weight"
+    def weights(self) -> tuple[str, ...]:
+        return ("weight", *(name for name, _ in self.products))
 
 
-def gluon_pair_view(code: KernelCode, mask: KernelCode, arguments: tuple[str, ...], factor: str) -> GluonPairView:
+def gluon_pair_view(code: KernelCode, mask: KernelCode, factor: str) -> GluonPairView:
     """`code` is the dK/dV kernel's, `mask` that of the mask alone, `factor` what dK needs in every tile."""
-    own = ("Sq", "Sk", *(a for a in code.arguments if a not in ("Sk", "k0", "k_idx", "kv_head")))
-    return GluonPairView(arguments, own, tuple(a for a in arguments if a not in own), mask, _factor(code) + factor)
+    own = (a for a in code.arguments if a not in ("Sk", "k0", "k_idx", "kv_head"))
+    return GluonPairView(terms=_terms("Sq", "Sk", *own), mask=mask, products=_slope(_factor(code) + factor))
+
+
+def _terms(*names: str) -> str:
+    """The elements of a tuple, without those of the kernel's configuration."""
+    own = [name for name in names if name != "FAST"]
+    return ", ".join(own) + ("," if len(own) == 1 else "")
+
+
+def _slope(factor: str) -> tuple[tuple[str, str], ...]:
+    return (("slope_p", f"p{factor}"),) if factor else ()
 
 
 def _factor(code: KernelCode) -> str:
@@ -109,19 +113,19 @@ def _factor(code: KernelCode) -> str:
     return f" * {bracket(d_pair)}" if d_pair else ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GluonBackwardView:
-    """The lines `walk` make a head's tiles of queries `first … stop - 1`; `masked` says whether the one at `at` needs a
-    mask, by the names of `runs`; `lists`: whose there are, where a kernel of its own writes them down; `backwards`:
-    tiles of keys may be taken from the last to the first; `row_terms`: products take a row's log-sum-exp off its
-    scores, and its delta off dP.
+    """`work` are the pointers and counts that the kernel takes after its descriptors. The lines `walk` make a head's
+    tiles of queries `first … stop - 1`; `masked` says whether the one at `at` needs a mask, by the names of `runs`;
+    `lists`: whose there are, where a kernel of its own writes them down; `backwards`: tiles of keys may be taken from
+    the last to the first; `row_terms`: products take a row's log-sum-exp off its scores, and its delta off dP.
 
     `elsewhere` are the params (their positions among the gradients) that make the portable kernels run when their
     gradient is wanted.
     """
 
-    arguments: tuple[str, ...]
     unspecialized: list[str]
+    work: tuple[str, ...]
     walk: tuple[str, ...]
     runs: tuple[str, ...]
     lists: ListView | None
@@ -131,12 +135,26 @@ class GluonBackwardView:
     elsewhere: tuple[int, ...]
     table: tuple[tuple[tuple[int, int], tuple[int | bool, ...]], ...]
 
+    @property
+    def rows(self) -> str:
+        """The template of what takes log-sum-exps and delta off."""
+        return "rows_in_products" if self.row_terms else "rows_in_threads"
+
+    @property
+    def turns(self) -> str:
+        """The template of who adds to a tile of dQ before a tile of keys."""
+        return "turns_listed" if self.lists else "turns_in_order"
+
+    @property
+    def row_arrivals(self) -> int:
+        """How often the producer arrives at the barrier of a tile of queries: again where it stores rows itself."""
+        return 1 if self.row_terms else 2
+
 
 def gluon_backward_view(
     backward: HopperBackward | None,
     printer: Printer,
     params: tuple[ParamView, ...],
-    arguments: tuple[str, ...],
     sizes: tuple[str, ...],
     gradients: tuple[GradientView, ...],
     tuned: tuple[TunedGpu, ...] = (),
@@ -155,17 +173,19 @@ def gluon_backward_view(
     if not table:
         return None
     ends = dict.fromkeys(name for run in backward.unmasked for name in (run.start, run.stop) if name != ZERO)
+    rows = ("terms_desc",) if backward.row_terms else ("lse_ptr", "delta_ptr")
+    lists = ("walks_ptr", "met_ptr") if backward.lists else ()
     return GluonBackwardView(
-        arguments,
-        ["n_work", "together", *unspecialized(params, sizes)],
-        assigned_lines(backward.hull.steps, printer),
-        ("first", "stop", *(name.removeprefix("own_") for name in ends)),
-        list_view(backward.lists),
-        any(skeleton.backwards for skeleton in table.values()),
-        backward.row_terms,
-        printer.text(outside(backward.unmasked)),
-        _positions(gradients, params, backward.elsewhere),
-        tuple(((key[0], key[1]), skeleton.row) for key, skeleton in table.items()),
+        unspecialized=["n_work", "together", *unspecialized(params, sizes)],
+        work=(*rows, "dq_parts_ptr", "turns_ptr", "queue_ptr", "n_work", "together", *lists),
+        walk=assigned_lines(backward.hull.steps, printer),
+        runs=("first", "stop", *(name.removeprefix("own_") for name in ends)),
+        lists=list_view(backward.lists),
+        backwards=any(skeleton.backwards for skeleton in table.values()),
+        row_terms=backward.row_terms,
+        masked=printer.text(outside(backward.unmasked)),
+        elsewhere=_positions(gradients, params, backward.elsewhere),
+        table=tuple(((key[0], key[1]), skeleton.row) for key, skeleton in table.items()),
     )
 
 
@@ -193,52 +213,88 @@ def _in_brackets(condition: str) -> str:
 # ---------------------------------------------------------------- backward, dK/dV and dQ apart
 
 
-@dataclass(frozen=True, slots=True)
-class WalkView:
-    """The tiles that one kernel walks: the lines `at` bind that of `step`, of which there are `n_steps`, by the ends of
-    runs, `ends`; `masked` says whether it needs a mask. `lists`: whose there are, where data decides, and a kernel of
-    its own writes the ends down for each tile that is held.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AxisView:
+    """An axis as a kernel names it. `start … stop` are the positions of a tile, `index` those of its elements, `size`
+    the length, `tile` that of a tile; `tiles` is the function that finds tiles of this axis.
     """
 
+    name: str
+    start: str
+    stop: str
+    index: str
+    size: str
+    tile: str
+    tiles: str
+
+
+_QUERIES = AxisView(name="queries", start="q0", stop="q1", index="q_idx", size="Sq", tile="BQ", tiles="_query_tiles")
+_KEYS = AxisView(name="keys", start="k0", stop="k1", index="k_idx", size="Sk", tile="BK", tiles="_key_tiles")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WalkView:
+    """The tiles of `walked` that one kernel walks: the lines `at` bind that of `step`, of which there are `n_steps`, by
+    the ends of runs, `ends`, which `function` returns for a tile of `held`; `masked` says whether it needs a mask.
+    `lists`: whose there are, where data decides, and a kernel of its own, `lister`, writes the ends down for each tile
+    that is held.
+    """
+
+    held: AxisView
+    walked: AxisView
     ends: tuple[str, ...]
     at: tuple[str, ...]
     n_steps: str
     masked: str
     lists: ListView | None
 
+    @property
+    def function(self) -> str:
+        return f"_{self.walked.name}_met"
 
-def _walk_view(found: ListedWalk, loops: Loops, printer: Printer) -> WalkView:
-    walk = found.walk
-    masked = _in_brackets(printer.text(outside(found.unmasked)))
+    @property
+    def lister(self) -> str:
+        return f"_list{self.function}"
+
+
+def _walk_view(found: ListedWalk, loops: Loops, printer: Printer, held: AxisView, walked: AxisView) -> WalkView:
     return WalkView(
-        loops.names, assigned_lines(walk.at, printer), printer.text(walk.n_steps), masked, list_view(found.lists)
+        held=held,
+        walked=walked,
+        ends=loops.names,
+        at=assigned_lines(found.walk.at, printer),
+        n_steps=printer.text(found.walk.n_steps),
+        masked=_in_brackets(printer.text(outside(found.unmasked))),
+        lists=list_view(found.lists),
     )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GluonApartView:
-    """`item` is the number of a dQ program's tile, `slope` what turns a weight into its share of dS there, a factor;
-    `summed` whether it sums the gradient of a param.
+    """`dkdv_work` and `dq_work` are the pointers and counts that each kernel takes after its descriptors, `dq_config`
+    what the dQ kernel is compiled for. `item` is the number of a dQ program's tile; `dq_terms`, names of a tuple, are
+    what scores read there. `weights` are the names of the pairs' weights and, where it is not one, of that times what
+    the score grows with q . k, which `products` bind; the last of them makes dS. `summed`: whether it sums the gradient
+    of a param.
     `elsewhere` as in `GluonBackwardView`, of the dK/dV kernel alone.
     """
 
-    arguments: tuple[str, ...]
     unspecialized: list[str]
     queries: WalkView
     keys: WalkView
+    dkdv_work: tuple[str, ...]
+    dq_work: tuple[str, ...]
+    dq_config: tuple[str, ...]
     item: str
-    slope: str
+    dq_terms: str
+    products: tuple[tuple[str, str], ...]
     summed: str
     elsewhere: tuple[int, ...]
     table: tuple[tuple[tuple[int, int], tuple[tuple[int | bool, ...], ...]], ...]
 
     @property
-    def handed(self) -> str:
-        return "slope_p" if self.slope else "p"
-
-    @property
-    def weighed(self) -> str:
-        return "p, slope_p" if self.slope else "p"
+    def weights(self) -> tuple[str, ...]:
+        return ("p", *(name for name, _ in self.products))
 
 
 def gluon_apart_view(
@@ -248,26 +304,33 @@ def gluon_apart_view(
     dq: KernelCode,
     sums: tuple[RowSum, ...],
     params: tuple[ParamView, ...],
-    arguments: tuple[str, ...],
+    flags: tuple[str, ...],
     sizes: tuple[str, ...],
     gradients: tuple[GradientView, ...],
     tuned: tuple[TunedGpu, ...] = (),
 ) -> GluonApartView | None:
-    """`dq` is the dQ kernel's code, `sums` what it sums. None where the plan has no row. `tuned`: see `gluon_view`."""
+    """`dq` is the dQ kernel's code, `sums` what it sums, if it is asked to by `flags`. None where the plan has no row.
+    `tuned`: see `gluon_view`.
+    """
     if apart is None:
         return None
     rows = {t.dims: t.backward for t in tuned if isinstance(t.backward, ApartSkeleton)}
     table = _backward_table(dict(apart.rows), rows, tuned)
     if not table:
         return None
+    work = ("lse_ptr", "delta_ptr"), ("n_work", "together")
+    sizes_of_tiles = ("D", "Dv", "BLOCK_D", "BLOCK_DV", "BQ", "BK")
     return GluonApartView(
-        arguments,
-        ["n_work", "together", *unspecialized(params, sizes)],
-        _walk_view(apart.queries, plan.query_loops, printer),
-        _walk_view(apart.keys, plan.key_loops, printer),
-        "n_work - 1 - gl.program_id(0)" if plan.longest_first else "gl.program_id(0)",
-        _factor(dq),
-        " or ".join(dict.fromkeys(s.flag for s in sums)),
-        _positions(gradients, params, apart.elsewhere),
-        tuple(((key[0], key[1]), skeleton.row) for key, skeleton in table.items()),
+        unspecialized=["n_work", "together", *unspecialized(params, sizes)],
+        queries=_walk_view(apart.queries, plan.query_loops, printer, _KEYS, _QUERIES),
+        keys=_walk_view(apart.keys, plan.key_loops, printer, _QUERIES, _KEYS),
+        dkdv_work=(*work[0], *work[1], *(("walks_ptr",) if apart.queries.lists else ())),
+        dq_work=(*work[0], *(s.pointer for s in sums), *work[1], *(("walks_ptr",) if apart.keys.lists else ())),
+        dq_config=(*sizes_of_tiles, "K_STAGES", "V_STAGES", *flags, "FAST"),
+        item="work.n_work - 1 - gl.program_id(0)" if plan.longest_first else "gl.program_id(0)",
+        dq_terms=_terms("Sk", *dq.arguments),
+        products=_slope(_factor(dq)),
+        summed=" or ".join(dict.fromkeys(f"config.{s.flag}" for s in sums)),
+        elsewhere=_positions(gradients, params, apart.elsewhere),
+        table=tuple(((key[0], key[1]), skeleton.row) for key, skeleton in table.items()),
     )

@@ -41,7 +41,15 @@ from attngen.emit.triton.scope import scope_view
 from attngen.emit.triton.split import split_view
 from attngen.emit.triton.tile_gradients import dkdv_view, dq_view, pair_kernel_view, row_values_view
 from attngen.emit.triton.turns import TurnsView, turns_view
-from attngen.emit.triton.views import HelpersView, PairKernelView, RangesView, RowValuesView, TestView, WeightView
+from attngen.emit.triton.views import (
+    BackwardView,
+    HelpersView,
+    PairKernelView,
+    RangesView,
+    RowValuesView,
+    TestView,
+    WeightView,
+)
 from attngen.errors import InternalError
 from attngen.plan.ints.facts import scale_use
 from attngen.plan.kernel import Gather, KernelPlan
@@ -85,9 +93,7 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
     key_pointers, query_pointers = (tuple(p for t in found for p in t.pointers) for found in (key_tests, query_tests))
     gradients = gradient_views(plan, frame.params, {p.name: p.host_lines for p in pair_gradients})
     tile = options.tile or plan.attention.tile
-    hopper = _hopper_views(
-        frame, options, forward, weights, key_tests, dq, dkdv, dq_sums, backward.dk_factor_in_tile, gradients
-    )
+    hopper = _hopper_views(frame, options, forward, weights, key_tests, dq, dkdv, dq_sums, backward, gradients)
     fast_bwd, apart = hopper.fast_bwd, hopper.apart
     split = split_view(frame, options, weights, kernel, keys, tile, key_pointers)
     tiles = tile_table(plan, options, tile)
@@ -122,6 +128,8 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
             dkdv,
             dq_sums,
             dkdv_sums,
+            key_tests,
+            query_tests,
             split is not None,
             row_values,
             pair_kernels,
@@ -207,7 +215,7 @@ def _hopper_views(
     dq: KernelCode,
     dkdv: KernelCode,
     dq_sums: tuple[RowSum, ...],
-    dk_factor: str,
+    backward: BackwardView,
     gradients: tuple[GradientView, ...],
 ) -> _HopperViews:
     """Nothing where the file is meant for other chips."""
@@ -221,14 +229,16 @@ def _hopper_views(
         hopper = replace(hopper, backward=None, apart=None)
     tuned = tuple(t for t in options.tuned_gpu if (t.chip, t.itemsize) == ("sm_90", 2))
     mask = kernel_code(frame, Level.COLUMN, {}, {})
-    printer, names = frame.printer(), (frame.arguments, frame.sizes)
-    fast_bwd = gluon_backward_view(hopper.backward, printer, params, *names, gradients, tuned)
+    printer = frame.printer()
+    fast_bwd = gluon_backward_view(hopper.backward, printer, params, frame.sizes, gradients, tuned)
     return _HopperViews(
         gluon_view(frame, hopper.forward, forward, weights, key_tests, tuned),
         fast_bwd,
-        gluon_apart_view(plan, hopper.apart, printer, dq, dq_sums, params, *names, gradients, tuned),
-        gluon_pair_view(dkdv, mask, frame.arguments, dk_factor),
-        turns_view(hopper.turns, printer, fast_bwd is not None and fast_bwd.backwards),
+        gluon_apart_view(
+            plan, hopper.apart, printer, dq, dq_sums, params, backward.flags, frame.sizes, gradients, tuned
+        ),
+        gluon_pair_view(dkdv, mask, backward.dk_factor_in_tile),
+        turns_view(hopper.turns, printer),
     )
 
 
@@ -240,6 +250,7 @@ class Part:
     code: KernelCode | None = None
     sums: tuple[RowSum, ...] = ()
     walk: WalkView | None = None
+    tests: tuple[TestView, ...] = ()
     pair_kernel: PairKernelView | None = None
 
 
@@ -255,6 +266,8 @@ def _sections(
     dkdv: KernelCode,
     dq_sums: tuple[RowSum, ...],
     dkdv_sums: tuple[RowSum, ...],
+    key_tests: tuple[TestView, ...],
+    query_tests: tuple[TestView, ...],
     split: bool,
     row_values: RowValuesView | None,
     pair_kernels: tuple[PairKernelView, ...],
@@ -286,23 +299,31 @@ def _sections(
                 ),
             )
         )
-        found += _hopper_backward(dq, dkdv, dq_sums, dkdv_sums, hopper)
+        found += _hopper_backward(dq, dkdv, dq_sums, dkdv_sums, key_tests, query_tests, hopper)
     return (*found, Section("on the host", (Part(template="triton/launch.py.j2"),)))
 
 
 def _hopper_backward(
-    dq: KernelCode, dkdv: KernelCode, dq_sums: tuple[RowSum, ...], dkdv_sums: tuple[RowSum, ...], hopper: _HopperViews
+    dq: KernelCode,
+    dkdv: KernelCode,
+    dq_sums: tuple[RowSum, ...],
+    dkdv_sums: tuple[RowSum, ...],
+    key_tests: tuple[TestView, ...],
+    query_tests: tuple[TestView, ...],
+    hopper: _HopperViews,
 ) -> list[Section]:
     parts: list[Part] = []
     if hopper.fast_bwd is not None:
         parts.append(Part(template="gluon/backward.py.j2", code=dkdv))
     if hopper.apart is not None:
-        parts.append(Part(template="gluon/dkdv.py.j2", code=dkdv, sums=dkdv_sums, walk=hopper.apart.queries))
-        parts.append(Part(template="gluon/dq.py.j2", code=dq, sums=dq_sums, walk=hopper.apart.keys))
+        parts.append(
+            Part(template="gluon/dkdv.py.j2", code=dkdv, sums=dkdv_sums, walk=hopper.apart.queries, tests=query_tests)
+        )
+        parts.append(Part(template="gluon/dq.py.j2", code=dq, sums=dq_sums, walk=hopper.apart.keys, tests=key_tests))
     if not parts:
         return []
-    shared = Part(template="gluon/pairs.py.j2", code=dkdv)
-    return [Section("backward, for compute capability 9.0", (shared, *parts))]
+    shared = (Part(template="gluon/rings.py.j2"), Part(template="gluon/pairs.py.j2", code=dkdv))
+    return [Section("backward, for compute capability 9.0", (*shared, *parts))]
 
 
 def _weight_view(plan: KernelPlan, forward: bool) -> WeightView:

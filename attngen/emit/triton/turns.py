@@ -22,8 +22,7 @@ class DirectedView:
 @dataclass(frozen=True, slots=True)
 class TurnsView:
     """The fields of `Turns`, the last of its steps apart, as `order`. `key_steps`: the steps where the number of heads
-    has no name. `awaited` and `passed` call the place in the order `order`, or `tile` where tiles are not taken
-    backwards; `their_tile` and `their_turn` call it `others`.
+    has no name. `their_tile` and `their_turn` call it `others`.
     """
 
     few: str
@@ -40,8 +39,7 @@ class TurnsView:
     their_turn: str
 
 
-def turns_view(turns: Turns, printer: Printer, backwards: bool) -> TurnsView:
-    """`backwards`: see `GluonBackwardView`."""
+def turns_view(turns: Turns, printer: Printer) -> TurnsView:
     values = (turns.few, turns.back, turns.head, *(s.value for s in turns.steps))
     divisions = {
         e for v in values for e in nodes(v) if isinstance(e, Apply) and e.op in (Op.FLOORDIV, Op.MOD)
@@ -56,7 +54,6 @@ def turns_view(turns: Turns, printer: Printer, backwards: bool) -> TurnsView:
         return DirectedView(text(d.onwards, order=order), text(d.backwards, order=order))
 
     *steps, last = turns.steps
-    place = "order" if backwards else "tile"
     return TurnsView(
         few=text(turns.few),
         steps=tuple(f"{s.name} = {text(s.value)}" for s in steps),
@@ -66,8 +63,8 @@ def turns_view(turns: Turns, printer: Printer, backwards: bool) -> TurnsView:
         head=text(turns.head),
         tile=directed(turns.tile),
         before=directed(turns.before),
-        awaited=text(turns.awaited, order=place),
-        passed=text(turns.passed, order=place),
+        awaited=text(turns.awaited),
+        passed=text(turns.passed),
         their_tile=directed(turns.tile, "others"),
         their_turn=text(turns.passed, order="others"),
     )
