@@ -1,8 +1,8 @@
 """The walks of a TPU's kernels: edits of them, and brute force, kernels with few tiles whose every form is taken.
 
 `run_edits` and `step_edits` take a plan, return each with one edit: of its runs and how they are numbered, or of what
-is the same for every spec. `wrong_tpu` takes a plan (mutated or not), returns the first mistake in words, or nothing. It
-shares no code with the prover, nor with the planner.
+is the same for every spec. `wrong_tpu` takes a plan (mutated or not), returns the first mistake in words, or nothing.
+It shares no code with the prover, nor with the planner.
 """
 
 from __future__ import annotations
