@@ -9,6 +9,7 @@ Microseconds of the host's clock a call, over calls in a row of a problem so sma
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import statistics
 import sys
@@ -43,17 +44,19 @@ def microseconds(work: Callable[[], object], *, calls: int = 200, rounds: int = 
 def launches(module: Any, call: Callable[[], object]) -> list[Callable[[], object]]:
     """Each launch of `call` by Triton itself, with the same arguments; kernels are compiled already."""
     found: list[Callable[[], object]] = []
-    launch = module._Ready.launch
+    kind = module._Launch if hasattr(module, "_Launch") else module._Ready  # as older files call it
+    launch = kind.launch
 
-    def noted(ready: Any, *arguments: Any) -> None:
-        found.append(lambda: ready.kernel[ready.grid](*arguments, **ready.options))
-        launch(ready, *arguments)
+    def noted(own: Any, *arguments: Any) -> None:
+        kept = [copy.copy(x) if hasattr(x, "base") else x for x in arguments]  # descriptors are used again
+        found.append(lambda: own.kernel[own.grid](*kept, **own.options))
+        launch(own, *arguments)
 
-    module._Ready.launch = noted
+    kind.launch = noted
     try:
         call()
     finally:
-        module._Ready.launch = launch
+        kind.launch = launch
     return found
 
 

@@ -156,11 +156,11 @@ def portable(module: ModuleType) -> Iterator[None]:
         module._READY.clear()
 
 
-def own_kernels(module: ModuleType, q: Any, v: Any) -> list[str]:
+def own_kernels(module: Any, q: Any, k: Any, v: Any) -> list[str]:
     """The directions for which the file has a kernel of sm_90's own at these head dims."""
-    choices = {"forward": ("_hopper",), "backward": ("_hopper_backward", "_hopper_apart")}
-    asked = {way: [getattr(module, name, None) for name in names] for way, names in choices.items()}
-    return [way for way, rows in asked.items() if any(row is not None and row(q, v) is not None for row in rows)]
+    choices = {"forward": ("HOPPER",), "backward": ("HOPPER_BACKWARD", "HOPPER_APART")}
+    tables = {way: [getattr(module, name) for name in names if hasattr(module, name)] for way, names in choices.items()}
+    return [way for way, found in tables.items() if any(module._hopper(t, q, k, v) is not None for t in found)]
 
 
 def run_case(case: Case, module: ModuleType, length: int, device: str) -> tuple[list[str], dict[str, float]]:
@@ -175,7 +175,7 @@ def run_case(case: Case, module: ModuleType, length: int, device: str) -> tuple[
     function: Callable[..., Any] = getattr(module, case.variant)
     if hasattr(module, "_MULTIPROCESSORS"):
         module._MULTIPROCESSORS[q.device] = 2
-    own = own_kernels(module, q, v) if case.path == "sm_90" else []
+    own = own_kernels(module, q, k, v) if case.path == "sm_90" else []
     if case.path == "sm_90" and not own:
         return own, {}
     with portable(module) if case.path == "portable" else nullcontext():

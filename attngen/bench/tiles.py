@@ -57,15 +57,13 @@ class Bench:
         self.expected = self._results()
 
     def _taken(self, planned: Rows) -> Rows:
-        q, _, v = self.qkv
-
         def takes(name: str) -> bool:
-            lookup: Any = getattr(self.module, name, None)
-            return lookup is not None and lookup(q, v) is not None
+            table: Any = getattr(self.module, name, None)
+            return table is not None and self.module._hopper(table, *self.qkv) is not None
 
-        backward = planned.backward if takes("_hopper_backward") else None
-        apart = planned.apart if takes("_hopper_apart") and backward is None else None
-        return replace(planned, forward=planned.forward if takes("_hopper") else None, backward=backward, apart=apart)
+        backward = planned.backward if takes("HOPPER_BACKWARD") else None
+        apart = planned.apart if takes("HOPPER_APART") and backward is None else None
+        return replace(planned, forward=planned.forward if takes("HOPPER") else None, backward=backward, apart=apart)
 
     def __call__(self, kernel: str, setting: Setting) -> float:
         """Milliseconds at the median. Raises `RefusedError`, `LostError`."""

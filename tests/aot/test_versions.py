@@ -103,8 +103,8 @@ def under(version: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
-def halves() -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.zeros(1, 1, 64, 128, dtype=torch.float16), torch.zeros(1, 1, 64, 128, dtype=torch.float16)
+def halves() -> list[torch.Tensor]:
+    return [torch.zeros(1, 1, 64, 128, dtype=torch.float16) for _ in "qkv"]
 
 
 @pytest.mark.parametrize("version", ["3.5.1", "3.10.0", "4.0.0+git1234"])
@@ -115,16 +115,16 @@ def test_an_unknown_release_runs_the_portable_kernels_and_says_so_once(
     with pytest.warns(
         UserWarning, match=rf"know Triton 3.6 to 3.9, not {re.escape(version)}; the portable kernels run"
     ):
-        assert module._hopper(*halves()) is None
+        assert module._hopper(module.HOPPER, *halves()) is None
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert module._hopper(*halves()) is None and module._hopper_backward(*halves()) is None
+        assert all(module._hopper(table, *halves()) is None for table in (module.HOPPER, module.HOPPER_BACKWARD))
 
 
 def test_a_known_release_runs_its_own_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     for version in ("3.6.0", "3.7.1", "3.9.0"):
         module: Any = under(version, monkeypatch)
-        assert module._hopper(*halves()) is not None and module._hopper_backward(*halves()) is not None
+        assert all(module._hopper(table, *halves()) for table in (module.HOPPER, module.HOPPER_BACKWARD))
 
 
 @pytest.mark.parametrize("missing", ["triton.experimental.gluon", "triton.experimental.gluon.nvidia.hopper"])

@@ -34,12 +34,11 @@ def test_a_sample_names_cases() -> None:
 def test_the_portable_path_has_no_rows_of_the_chip() -> None:
     module: Any = ModuleType("generated")
     module.HOPPER, module.HOPPER_APART, module._READY = {(64, 64): (1,)}, {(256, 256): (2,)}, {"call": 1}
-    module._hopper = lambda q, v: module.HOPPER.get((64, 64))
-    module._hopper_apart = lambda q, v: None
-    assert sanitize.own_kernels(module, None, None) == ["forward"]
+    module._hopper = lambda table, q, k, v: table.get((64, 64))
+    assert sanitize.own_kernels(module, None, None, None) == ["forward"]
     with sanitize.portable(module):
         assert module.HOPPER == module.HOPPER_APART == module._READY == {}
-        assert sanitize.own_kernels(module, None, None) == []
+        assert sanitize.own_kernels(module, None, None, None) == []
         module._READY["call"] = 2
     assert module.HOPPER == {(64, 64): (1,)} and module.HOPPER_APART == {(256, 256): (2,)} and module._READY == {}
 

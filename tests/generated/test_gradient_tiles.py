@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -58,34 +58,22 @@ def by_distance(tile: tuple[int, int]) -> torch.Tensor:
 
 
 def test_where_a_chip_has_its_own_backward_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whose tiles of keys are longer than those of the kernel for the bias. dQ, dK and dV are left out."""
+    """Which tests no data in tiles of the kernel for the bias. dQ, dK and dV are left out."""
     S = 150
     kernel = attngen.compile(DENSE)
     module = module_of(kernel)
-    prepared = module._prepared_backward
+    prepared = module._backward_launches
     bias = torch.randn(2, S, S, generator=torch.Generator().manual_seed(1))
     portable = bias_gradient(kernel, S, bias)
 
-    def nothing(*_: object) -> None:
-        pass
+    def as_on_that_chip(*arguments: Any) -> tuple[Any, ...]:
+        first, *others = prepared(*arguments)
+        assert [x.kernel.__name__ for x in others] == [
+            "_query_test0_kernel", "_dkdv_kernel", "_key_test0_kernel", "_dq_kernel"
+        ]  # fmt: skip
+        return (first,)
 
-    def as_on_that_chip(*arguments: Any) -> tuple[object, ...]:
-        chip = SimpleNamespace(
-            n_work=1,
-            together=1,
-            BK=128,
-            grid=(1,),
-            options={"BQ": 64, "BLOCK_D": 64},
-            launch=nothing,
-            tiles=lambda *x: x,
-            kernel=module._hopper_backward_kernel,
-            pairs={},
-        )
-        chip.lists = chip
-        chip.ask = lambda tests: setattr(chip, "tests", tests)
-        return prepared(*arguments)[0], chip, chip
-
-    monkeypatch.setattr(module, "_prepared_backward", as_on_that_chip)
+    monkeypatch.setattr(module, "_backward_launches", as_on_that_chip)
     module._READY.clear()
     assert torch.equal(bias_gradient(kernel, S, bias), portable)
     module._READY.clear()

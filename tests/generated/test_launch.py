@@ -123,8 +123,13 @@ def test_kernels_that_test_data_are_kept_and_data_is_not(monkeypatch: pytest.Mon
     packed = attngen.compile(text, tile=(16, 16))
     module = sys.modules[packed.function.__module__]
     made: list[Any] = []
-    create = module._Ready.__init__
-    monkeypatch.setattr(module._Ready, "__init__", lambda self, *given: made.append(given[0]) or create(self, *given))
+    create = module._Launch.__init__
+
+    def noted(self: Any, *given: Any, **named: Any) -> None:
+        made.append(given[0])
+        create(self, *given, **named)
+
+    monkeypatch.setattr(module._Launch, "__init__", noted)
     q, k, v = qkv(grad=True)
     counts: list[int] = []
     for border in (5, 13):
@@ -195,23 +200,40 @@ def test_the_second_launch_passes_what_the_first_one_named(module: ModuleType) -
             return launch
 
     asked, compiled = Kernel(), Kernel()
-    ready = module._Ready(asked, 7, 16, (), {"FAST": True, "BLOCK": 64, "num_warps": 4})
-    ready.launch("x", 1)
-    ready.launch("y", 2)
+    launch = module._Launch(asked, 7, {"FAST": True, "BLOCK": 64, "num_warps": 4}, scalars={"n": 1}, names={"x": "y"})
+    launch({"x": "w", "y": "x"})
+    launch({"x": "w", "y": "y"})
     assert asked.calls == [((7, 1, 1), ("x", 1), {"FAST": True, "BLOCK": 64, "num_warps": 4})]
-    assert compiled.calls == [((7, 1, 1), ("y", 2, 64, True), {})]
+    assert compiled.calls == [((7, 1, 1), ("y", 1, 64, True), {})]
 
 
 def test_descriptors_of_a_layout_hold_no_tensor(module: ModuleType) -> None:
+    """They are used again by the next call, but not by one that comes while they are in use."""
     from triton.tools.tensor_descriptor import TensorDescriptor
 
-    x, y = torch.randn(1, 2, 32, 16).half(), torch.randn(1, 2, 32, 16).half()
-    ready = module._Ready(
-        type("K", (), {"arg_names": ()}), 1, 16, (TensorDescriptor(x, x.shape, x.stride(), [1, 1, 16, 16]),), {}
-    )
-    assert all(fields["base"] is None for _, fields in ready.descriptors)
-    (again,) = ready.tiles(y)
-    assert again == TensorDescriptor(y, y.shape, y.stride(), [1, 1, 16, 16])
+    seen: list[TensorDescriptor] = []
+    again = torch.full((1, 2, 32, 16), 3.0).half()
+
+    class Kernel:
+        arg_names = ("q_ptr", "k_ptr")
+
+        def __getitem__(self, grid: tuple[int, ...]) -> Any:
+            return self.launch
+
+        def launch(self, q: TensorDescriptor, k: torch.Tensor, **_: Any) -> None:
+            seen.append(q)
+            assert isinstance(q, TensorDescriptor) and q.base is k
+            assert (list(q.shape), list(q.block_shape)) == ([1, 2, 32, 16], [1, 1, 8, 16])
+            if len(seen) == 2:
+                launch({"q": again, "k": again})
+            assert q.base is k
+
+    launch = module._Launch(Kernel(), 1, {"num_warps": 4}, tiles={"q": 8})
+    for _ in range(3):
+        x = torch.randn(1, 2, 32, 16).half()
+        launch({"q": x, "k": x})
+        assert all(q.base is None for q in seen)
+    assert len(seen) == 4 and seen[0] is seen[1] and seen[2] is not seen[1] and seen[3] in (seen[1], seen[2])
 
 
 def test_a_seed_of_any_width_is_read_as_one(monkeypatch: pytest.MonkeyPatch) -> None:

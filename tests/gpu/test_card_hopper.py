@@ -61,11 +61,11 @@ def both(
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """(out, lse) by the chip's own kernel, twice, and by the portable one."""
     module = module_of(kernel)
-    assert kernel.function is not None and module._hopper(q, v) is not None
+    assert kernel.function is not None and module._hopper(module.HOPPER, q, k, v) is not None
     found = []
     for portable in (False, False, True):
         if portable:
-            monkeypatch.setattr(module, "_hopper", lambda *_: None)
+            monkeypatch.setattr(module, "HOPPER", {})
             module._READY.clear()
         poison = [torch.full((*q.shape[:3], v.shape[3]), math.nan, device="cuda", dtype=q.dtype) for _ in range(4)]
         del poison
@@ -128,7 +128,7 @@ def test_a_thousand_runs_give_the_same_bits() -> None:
     generator = torch.Generator("cuda").manual_seed(0)
     q, k, v = (torch.randn(2, 4, 1500, 128, generator=generator, device="cuda").bfloat16() for _ in range(3))
     out, lse = kernel(q, k, v, return_lse=True)
-    assert module_of(kernel)._hopper(q, v) is not None
+    assert module_of(kernel)._hopper(module_of(kernel).HOPPER, q, k, v) is not None
     for _ in range(1000):
         again, lse_again = kernel(q, k, v, return_lse=True)
         assert torch.equal(out, again) and torch.equal(lse, lse_again)
@@ -143,7 +143,7 @@ def test_it_differentiates_as_the_portable_one(monkeypatch: pytest.MonkeyPatch) 
     found = []
     for portable in (False, True):
         if portable:
-            monkeypatch.setattr(module, "_hopper", lambda *_: None)
+            monkeypatch.setattr(module, "HOPPER", {})
             module._READY.clear()
         out = kernel(q, k, v, slope=leaves[3])
         found.append(torch.autograd.grad(out.float().square().sum(), leaves))
@@ -218,7 +218,7 @@ def check_gradients(kernel: attngen.Kernel, dims: tuple[int, int], lengths: Sequ
 def test_its_gradients_are_those_of_the_definition(name: str, dims: tuple[int, int]) -> None:
     kernel = compiled(name)
     leaves, _ = drawn((4, 2), (16, 16), dims, torch.bfloat16, 1, 0)
-    assert module_of(kernel)._hopper_backward(leaves[0], leaves[2]) is not None
+    assert module_of(kernel)._hopper(module_of(kernel).HOPPER_BACKWARD, *leaves[:3]) is not None
     check_gradients(kernel, dims, [(333, 333), (130, 130)] if name == "documents" else [(200, 333), (270, 130)])
 
 
@@ -249,7 +249,7 @@ def test_its_gradients_are_those_of_the_portable_kernels(
         Sq = Sk if name == "documents" else Sq
         for dtype in (torch.float16, torch.bfloat16):
             leaves, generator = drawn((Hq, Hkv), (Sq, Sk), dims, dtype, B, Sk)
-            assert module._hopper_backward(leaves[0], leaves[2]) is not None
+            assert module._hopper(module.HOPPER_BACKWARD, *leaves[:3]) is not None
             params = params_of(kernel, B, Hq, Sq, Sk, generator)
             out, lse = kernel(*leaves, return_lse=True, **params)
             d_out, d_lse = torch.randn_like(out), torch.randn_like(lse)
@@ -257,7 +257,7 @@ def test_its_gradients_are_those_of_the_portable_kernels(
             found = []
             for portable in (False, False, True):
                 if portable:
-                    monkeypatch.setattr(module, "_hopper_backward", lambda *_: None)
+                    monkeypatch.setattr(module, "HOPPER_BACKWARD", {})
                     module._READY.clear()
                 poison = [torch.full_like(x, math.nan) for x in (*leaves, *leaves)]
                 del poison
@@ -326,7 +326,7 @@ def test_the_two_kernels_give_the_gradients_of_the_definition(name: str, dims: t
     module = (kernel.function, module_of(kernel))[1]
     for Sq, Sk in ((200, 333), (270, 130)) if name not in SQUARE else ((333, 333), (130, 130)):
         leaves, generator = drawn((4, 2), (Sq, Sk), dims, torch.bfloat16, 1, Sk)
-        assert module._hopper_apart(leaves[0], leaves[2]) is not None
+        assert module._hopper(module.HOPPER_APART, *leaves[:3]) is not None
         params = params_of(kernel, 1, 4, Sq, Sk, generator)
         out, lse = kernel(*leaves, return_lse=True, **params)
         d_out, d_lse = torch.randn_like(out), torch.where(torch.isfinite(lse), torch.randn_like(lse), 0.0)
@@ -356,7 +356,7 @@ def test_the_two_kernels_give_the_gradients_of_the_portable_ones(
             found = []
             for portable in (False, False, True):
                 if portable:
-                    monkeypatch.setattr(module, "_hopper_apart", lambda *_: None)
+                    monkeypatch.setattr(module, "HOPPER_APART", {})
                     module._READY.clear()
                 poison = [torch.full_like(x, math.nan) for x in (*leaves, *leaves)]
                 del poison
@@ -378,7 +378,7 @@ def test_dq_sums_the_gradients_of_params(name: str, monkeypatch: pytest.MonkeyPa
     found = []
     for portable in (False, False, True):
         if portable:
-            monkeypatch.setattr(module, "_hopper_apart", lambda *_: None)
+            monkeypatch.setattr(module, "HOPPER_APART", {})
             module._READY.clear()
         out = kernel(*leaves, **learned)
         found.append(torch.autograd.grad(out.float().square().sum(), [*leaves, *learned.values()]))
@@ -396,8 +396,8 @@ def test_a_sum_of_columns_takes_the_portable_kernel_for_dk_and_dv_alone() -> Non
     out = kernel(*leaves, tilt=tilt)
     d_out = torch.randn_like(out)
     found = torch.autograd.grad(out, [*leaves, tilt], d_out)
-    (ready,) = (x for known in module._READY.values() for x in known.backward.values())
-    assert [k.kernel.__name__ for k in ready[1:]] == ["_dkdv_kernel", "_hopper_dq_kernel"]
+    (launches,) = (x for known in module._READY.values() for x in known.backward.values())
+    assert [launch.kernel.__name__ for launch in launches[1:]] == ["_dkdv_kernel", "_hopper_dq_kernel"]
     exact = [x.detach().double().cpu().numpy() for x in (*leaves, d_out)]
     wanted = reference.gradients(kernel.spec, *exact, params={"tilt": tilt.detach().double().cpu().numpy()})
     for mine, theirs in zip(found, (wanted.q, wanted.k, wanted.v, wanted.params["tilt"]), strict=True):

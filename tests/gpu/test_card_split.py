@@ -42,7 +42,8 @@ def dense(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, slope: torch.Tensor
 
 
 def splits(kernel: attngen.Kernel) -> list[int]:
-    return [ready.pieces for known in module_of(kernel)._READY.values() for ready in known.forward.values()]
+    ready = [launches for known in module_of(kernel)._READY.values() for launches in known.forward.values()]
+    return [launches[0].scalars.get("pieces", 0) for launches in ready]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)

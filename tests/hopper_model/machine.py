@@ -310,7 +310,7 @@ class Kernel:
         def launch(*arguments: Any, **options: Any) -> None:
             assert len(arguments) <= len(self.arg_names), self.name
             given = dict(zip(self.arg_names, arguments, strict=False))
-            given |= {name: value for name, value in options.items() if name in self.arg_names}
+            given |= {name: options[name] for name in self.arg_names if name in options}
             values = [x if name in options else argument(x) for name, x in given.items()]
             assert list(given) == self.arg_names, f"{self.name}: {set(self.arg_names) - set(given)} missing"
             self.launched.append(self.name)
@@ -354,7 +354,7 @@ def install(module: ModuleType, schedule: Schedule = USUAL) -> list[str]:
     changed: Any = module
     changed.HopperDescriptor = Descriptor
     changed._CHIPS[torch.device("cpu")] = "sm_90"
-    changed._queue = lambda device, own: torch.zeros(4, dtype=torch.int32)  # the stock is of a stream's
+    changed._queue = lambda values: values.update(queue=torch.zeros(4, dtype=torch.int32))  # the stock is of a stream's
     if hasattr(module, "_MULTIPROCESSORS"):
         changed._MULTIPROCESSORS[torch.device("cpu")] = schedule.multiprocessors
     return launched

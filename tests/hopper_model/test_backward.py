@@ -142,7 +142,7 @@ def test_log_sum_exps_of_any_size(name: str, steep: float) -> None:
 
 def test_the_scale_decides_at_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
     made = case(text_of("causal"), (64, 64), (1, 1, 1, 8, 8), torch.bfloat16)
-    prepared, asked = made.module._prepared_backward, []
+    prepared, asked = made.module._backward_launches, []
 
     def prepare(*arguments: Any) -> Any:
         asked.append(arguments[-1])
@@ -150,7 +150,7 @@ def test_the_scale_decides_at_each_call(monkeypatch: pytest.MonkeyPatch) -> None
             raise FaultError("the portable kernels are not modelled")
         return prepared(*arguments)
 
-    monkeypatch.setattr(made.module, "_prepared_backward", prepare)
+    monkeypatch.setattr(made.module, "_backward_launches", prepare)
     lse, d_out = torch.zeros(1, 1, 8), torch.zeros_like(made.q)
     for scale in (0.125, 3.0):
         made.module._gradients(d_out, None, made.q, made.k, made.v, d_out, lse, scale)
@@ -164,7 +164,8 @@ def test_the_scale_decides_at_each_call(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_scale_that_log_sum_exps_cannot_be_divided_by_takes_the_portable_kernels(usual: bool) -> None:
     made = case(text_of("causal"), (64, 64), (1, 1, 1, 8, 8), torch.bfloat16)
     q, k, v = (x.contiguous() for x in (made.q, made.k, made.v))
-    found = made.module._prepared_backward(q, k, v, q, q, k, v, False, usual)
+    known = made.module._known(q, k, v)
+    found = made.module._backward_launches(known, q, k, v, q, q, k, v, False, usual)
     names = ("_rows_kernel", "_hopper_backward_kernel", "_collect_dq_kernel")
     assert tuple(x.kernel.name for x in found) == (names if usual else ("_rows_kernel", "_dkdv_kernel", "_dq_kernel"))
 

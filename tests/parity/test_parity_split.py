@@ -99,18 +99,18 @@ def module_of(run: Kernel) -> ModuleType:
 def cut(run: Kernel, pieces: int) -> Iterator[list[str]]:
     """Every call inside is split into so many pieces; gives the names of the kernels that run."""
     module = module_of(run)
-    own, launch, launched = module._pieces, module._Ready.launch, []
+    own, launch, launched = module._pieces, module._Launch.launch, []
 
     def noted(self, *arguments):  # type: ignore[no-untyped-def]
         launched.append(self.kernel.__name__)
         return launch(self, *arguments)
 
-    module._pieces, module._Ready.launch = lambda *_: pieces, noted
+    module._pieces, module._Launch.launch = lambda *_: pieces, noted
     module._READY.clear()
     try:
         yield launched
     finally:
-        module._pieces, module._Ready.launch = own, launch
+        module._pieces, module._Launch.launch = own, launch
         module._READY.clear()
 
 

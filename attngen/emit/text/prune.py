@@ -25,8 +25,8 @@ def without_unused(source: str) -> str:
 def without_unused_definitions(source: str) -> str:
     """`source` without its own functions, classes and constants that nothing in it reads.
 
-    A function is its own where its name begins with `_` and no decorator but a `jit` may have registered it; a constant
-    where its name is in capitals.
+    A function is its own where its name begins with `_` and no decorator but `jit` and `cache` may have registered it;
+    a constant where its name is in capitals.
     """
     body = ast.parse(source).body
     reads = {node: _names_and_blocks(node)[0] for node in body}
@@ -67,8 +67,8 @@ def _own_definition(node: ast.stmt) -> str:
     """The name that `node` defines for the module's own use, or an empty string."""
     match node:
         case ast.FunctionDef(name=name, decorator_list=decorators) | ast.ClassDef(name=name, decorator_list=decorators):
-            own = name.startswith("_") and all(ast.unparse(d).endswith("jit") for d in decorators)
-        case ast.Assign(targets=[ast.Name(id=name)]):
+            own = name.startswith("_") and all(ast.unparse(d).endswith(("jit", ".cache")) for d in decorators)
+        case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)):
             own = name.isupper() and not name.startswith("__")
         case _:
             return ""

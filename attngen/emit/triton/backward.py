@@ -52,18 +52,9 @@ def pair_gradient(frame: Frame, g: LeafGradient) -> PairView:
     code = padded(kernel_code(frame, Level.ROW, results, {}), *_OPTIONAL)
     row_sum = row_sum.with_code(code, backward_view(frame).normalised)
     runs = [f"(key_tile >= {r.start}) & (key_tile < {r.stop})" for r in frame.plan.key_loops.runs]
-    view = backward_view(frame)
-    key_tests = [f"key_{t.name}_{which}" for t in frame.plan.keys.tests for which in ("least", "most")]
-    seed = ("seed",) if frame.plan.attention.dropout is not None else ()
-    tiles = "*pairs.tiles(q, k, v, d_out)"
-    call = (tiles, *view.row_tensors, "OUTPUTS", *seed, *key_tests, "*plain", "*known.strides")
-    tests = tuple(
-        f"key_{t.name}_least, key_{t.name}_most = "
-        f"_extremes(pairs.tests[{number}], {test_view(frame, t, 'k').dtype}, q.device, plain)"
-        for number, t in enumerate(frame.plan.keys.tests)
-    )
+    tests = tuple(test_view(frame, t, "k") for t in frame.plan.keys.tests)
     visited = " | ".join(f"({r})" for r in runs) or "key_tile < 0"
-    return pair_view(frame.plan, frame.params, g, code, row_sum.contribution, visited, call, tests)
+    return pair_view(frame.plan, frame.params, g, code, row_sum.contribution, visited, tests)
 
 
 def backward_view(frame: Frame) -> BackwardView:

@@ -1,12 +1,11 @@
-"""What the launcher and the public function of a generated module say: arguments, checks, conversions, docs.
+"""What the public function and the operators of a generated module say: arguments, checks, conversions, docs.
 
-Takes the plan and the params, gives `LaunchView` for `templates/triton/launch/`.
+Takes the plan and the params, returns the `CallView` that `templates/triton/launch/` reads.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from attngen.emit.text.facts import FactsView
 from attngen.emit.text.params import ParamView
@@ -15,286 +14,389 @@ from attngen.emit.torch_shared.facts import torch_facts
 from attngen.emit.torch_shared.leaves import host_names
 from attngen.emit.torch_shared.public_function import bound_sizes, conversions, param_doc, zeros
 from attngen.emit.triton.param_gradients import GradientView
+from attngen.emit.triton.views import BackwardView, WeightView
+from attngen.plan.ints.facts import ScaleUse, scale_use
 from attngen.plan.kernel import KernelPlan
 
-if TYPE_CHECKING:
-    from attngen.emit.triton.views import TestView
+Lines = tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchView:
-    params: tuple[ParamView, ...]
-    typed_params: str  # ", slope: Tensor, window: int"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallView:
+    """Names and lines of the host, in the order in which a call meets them. Lists of names are arguments or targets."""
+
+    # the public function
+    keywords: Lines
+    docs: Lines
+    public_arguments: Lines
+    arguments: Lines  # the same by the names that are free of clashes
     plain_params: str  # ", slope, window"
-    public_arguments: str
-    sizes: tuple[str, ...]  # that every kernel takes
-    size_lines: tuple[str, ...]
-    bound_lines: tuple[str, ...]
-    plain_values: tuple[str, ...]  # what every kernel takes after its pointers, but for strides
-    forward_key: str  # of what, beside the layout, decides which compiled kernel is launched
-    output_types: str
-    output_names: str
-    given_names: str  # the same as the operator has to give them: tensors all
-    gradient_types: str
-    gradients: tuple[GradientView, ...]
-    gradient_names: tuple[str, ...]  # what the backward pass gives
-    hopper_backward_arguments: tuple[str, ...]
-    hopper_backward_options: tuple[str, ...]
-    hopper_dkdv_arguments: tuple[str, ...]
-    hopper_dkdv_options: tuple[str, ...]
-    hopper_dq_arguments: tuple[str, ...]
-    hopper_dq_options: tuple[str, ...]
-    forward_arguments: tuple[str, ...]
-    forward_options: tuple[str, ...]
-    hopper_arguments: tuple[str, ...]
-    hopper_options: tuple[str, ...]
-    inputs: tuple[str, ...]  # what the operator takes
-    laid_out: tuple[str, ...]  # the tensors whose layout decides which compiled kernel is launched
-    decides: tuple[str, ...]  # and what else does
-    scalars: tuple[str, ...]
-    maybe_tensors: tuple[str, ...]  # scalars that may be given as tensors
-    numbers: bool  # whether there are floats among them
-    requires_grad: str  # whether one of them needs a gradient
-    dkdv_arguments: tuple[str, ...]
-    dkdv_options: tuple[str, ...]
-    dq_arguments: tuple[str, ...]
-    dq_options: tuple[str, ...]
-    saved_tensors: str
-    values: tuple[str, ...]
-    returned_gradients: str
-    check_lines: tuple[str, ...]
-    convert_lines: tuple[str, ...]
-    param_docs: tuple[str, ...]
-    needs_math: bool
-    learned: str  # whether some param needs a gradient
-    signs_scale: bool  # the sign of the scale can be taken into q
-    reads_scalars: bool
+    fact_checks: Lines
     facts: FactsView
-    lists: bool  # whether some kernel of one chip reads which tiles it walks
-    portable_dq: str  # when extremes in tiles of keys are wanted backward; always, if empty
+    watched: Lines  # what may be a tensor that somebody looks at
+    laid_out: Lines  # the tensors whose layout decides how kernels are launched
+    fit_lines: Lines
+    check_lines: Lines
+    convert_lines: Lines
+    numbers: bool  # whether scalars become tensors
+    call_inputs: Lines
+    refusals: Lines
+    requires_grad: str  # whether something needs a gradient
+    results: Lines
+    # a layout, and the forward pass
+    size_lines: Lines
+    layout_values: Lines
+    pairs: bool  # whether kernels gather a param's gradient over pairs
+    inputs: Lines
+    typed_inputs: Lines
+    fake_inputs: Lines
+    forward_arguments: Lines
+    forward_key: str
+    forward_values: Lines
+    output_lines: Lines
+    outputs: Lines
+    output_types: Lines
+    output_doc: str
+    operator_lines: Lines
+    fake_outputs: Lines
+    # the backward pass
+    backward_parameters: Lines
+    backward_arguments: Lines
+    backward_lines: Lines
+    backward_key: Lines
+    backward_values: Lines
+    backward_inputs: Lines
+    typed_cotangents: Lines
+    cotangents: Lines
+    nonempty: str
+    gradient_types: Lines
+    gradient_doc: str
+    gradient_names: Lines
+    totals_before: Lines
+    totals_after: Lines
+    totals_of_none: Lines
+    fake_totals: Lines
+    # autograd
+    saved_inputs: Lines
+    saved: Lines
+    unlearned: Lines
+    restored: Lines
+    converted: Lines
+    returned_gradients: Lines
 
-    @property
-    def scatters(self) -> bool:
-        return any(g.scatters for g in self.gradients)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallParts:
+    """What `call_view` takes beside the plan. `sizes`: those that kernels take. `pairs`: see `CallView`. `own`: whether
+    a kernel counts from zeros; `usual`: whether backward launches depend on the size of the scale; `sums_of_none`:
+    whether a param has a gradient where there are no keys."""
+
+    params: tuple[ParamView, ...]
+    sizes: tuple[str, ...]
+    weights: WeightView
+    bwd: BackwardView
+    gradients: tuple[GradientView, ...]
+    pairs: bool
+    own: bool
+    usual: bool
+    sums_of_none: bool
+    forward_only: bool
 
 
-def launch_view(
-    plan: KernelPlan,
-    params: tuple[ParamView, ...],
-    sizes: tuple[str, ...],
-    tests: tuple[TestView, ...],
-    gradients: tuple[GradientView, ...],
-    saves_den: bool,
-    saves_rest: bool,
-    row_tensors: tuple[str, ...],
-    dq_sums: tuple[str, ...],
-    dkdv_sums: tuple[str, ...],
-    lists: bool,
-    walks: bool,
-    row_terms: bool,
-    dkdv_walks: bool,
-    dq_walks: bool,
-    whole: bool,
-    apart: bool,
-) -> LaunchView:
-    """Whether a kernel of one chip reads which tiles it walks: `lists` the forward kernel, `walks` the backward kernel,
-    or, of two, either. `whole` and `apart`: whether there are such kernels backward, one or two. `row_terms`: see
-    `GluonBackwardView`."""
+def call_view(plan: KernelPlan, parts: CallParts) -> CallView:
+    params, w, bwd, gradients = parts.params, parts.weights, parts.bwd, parts.gradients
     attention = plan.attention
-    by_name = {g.param: g.total for g in gradients}
-    host = tuple(v for p in params for v in p.host_arguments)
-    checks = check_lines(plan, params)
-    seed = ("seed",) if attention.dropout is not None else ()
+    names = tuple(p.name for p in params)
+    arguments = ("q", "k", "v", *names)
+    typed = tuple(f"{x}: Tensor" for x in "qkv")
+    typed_params = tuple(f"{p.name}: {p.annotation}" for p in params)
     pointers = tuple(p.name for p in params if p.by_pointer)
-    key_tests = tuple(n.removesuffix("_ptr") for t in tests if t.axis == "k" for n in t.pointers)
-    query_tests = tuple(n.removesuffix("_ptr") for t in tests if t.axis == "q" for n in t.pointers)
-    decides = (*(d for p in params for d in deciding(p)), *(f"{s}.data_ptr() % 16" for s in seed))
-    forward_key = (*decides, *(("precise",) if saves_rest else ()))
-    flags = tuple(f"GRAD_{g.param.upper()}=needed[{i}]" for i, g in enumerate(gradients))
-    names = ["out", "lse", *(["den"] if saves_den else []), *(["rest"] if saves_rest else [])]
-    written = ["rest if precise else out" if name == "rest" else name for name in names]
-    blocks = ("D=D", "Dv=Dv", "BLOCK_D=_hopper_block(D)", "BLOCK_DV=_hopper_block(Dv)", "BQ=BQ", "BK=BK")
-    fixed = ("FAST=True", "num_warps=4")
-    return LaunchView(
-        params=params,
-        typed_params="".join(f", {p.name}: {p.annotation}" for p in params),
-        plain_params="".join(f", {p.name}" for p in params),
-        public_arguments="".join(f", {p.keyword}" for p in params),
-        sizes=sizes,
-        bound_lines=tuple(bound_sizes(plan, params)),
-        size_lines=("B, Hq, Sq, D = q.shape", "Hkv, Sk, Dv = v.shape[1:]", *bound_sizes(plan, params)),
-        plain_values=("scale", "*known.sizes", *host),
-        forward_key=f"({', '.join(forward_key)}{',' if len(forward_key) == 1 else ''})",
-        output_types=", ".join(["Tensor"] * len(names)),
-        output_names=", ".join(names),
-        given_names=", ".join("out.new_empty(0) if rest is None else rest" if n == "rest" else n for n in names),
-        gradient_types=", ".join(["Tensor"] * (3 + len(gradients))),
-        gradients=gradients,
-        gradient_names=("dq", "dk", "dv", *(g.total for g in gradients)),
-        forward_arguments=("*ready.tiles(q, k, v)", *written, *seed, *key_tests, "*plain", "*known.strides"),
-        forward_options=(
-            "**sizes",
-            "BQ=BQ",
-            "BK=BK",
-            "TMA=tma",
-            *(("PRECISE=precise",) if saves_rest else ()),
-            "num_warps=warps",
-            "num_stages=stages",
+    seed, typed_seed = (("seed",), ("seed: Tensor",)) if attention.dropout is not None else ((), ())
+    precise = ("precise",) if w.saves_rest else ()
+    needed = ("needed",) if gradients else ()
+    kept = ("out", "lse", *(("den",) if w.saves_den else ()), *(("rest",) if w.saves_rest else ()))
+    saved = ("q", "k", "v", *pointers, *kept, *seed)
+    inputs = (*arguments, "scale", *seed, *precise)
+    facts = torch_facts(plan, params, host_names(attention, params))
+    checks = check_lines(plan, params)
+    decides = (*(d for p in params for d in _deciding(p)), *(f"{s}.data_ptr() % 16" for s in seed))
+    forward_key = (*decides, *precise)
+    by_position = {g.position: g for g in gradients}
+    learned = " or ".join(f"{g.param}.requires_grad" for g in gradients)
+    requires_grad = " or ".join(f"{x}.requires_grad" for x in ("q", "k", "v", *pointers))
+    scalars = tuple(p.name for p in params if not p.rank)
+    laid_out = ("q", "k", "v", *(p.name for p in params if p.rank))
+    param_values = tuple(
+        f"{p.name}={f'int({p.name})' if p.type == 'bool' and not p.by_pointer else p.name}" for p in params
+    )
+    call_seed = ("dropout_seed",) if seed else ()
+    delta = ("d_lse",) if bwd.has_delta else ()
+    totals = {g.total: _empty_or(g, f"torch.zeros_like({g.param}, dtype=torch.float32)") for g in gradients}
+    return CallView(
+        keywords=(
+            *(f"{p.keyword}: {p.public_annotation}" for p in params),
+            *("scale: float | Tensor | None = None", "return_lse: bool = False"),
+            "dropout_seed: int | Tensor | None = None",
+            *(("check: bool = False",) if facts.accepted else ()),
         ),
-        hopper_arguments=(
-            "*ready.tiles(q, k, v, out)",
-            *written[1:],
-            *seed,
-            "queue",
-            "ready.n_work",
-            "ready.together",
-            *(("lists",) if lists else ()),
-            "*plain",
-        ),
-        hopper_options=(
-            'D=sizes["D"]',
-            'Dv=sizes["Dv"]',
-            'BLOCK_D=_hopper_block(sizes["D"])',
-            'BLOCK_DV=_hopper_block(sizes["Dv"])',
-            "BQ=BQ",
-            "BK=BK",
-            "STAGES=stages",
-            "SCHEDULE=schedule",
-            "ORDERED=ordered",
-            "OUT_APART=apart",
-            "PIPELINED=pipelined",
-            "REGISTERS=registers",
-            "SPARE=spare",
-            "FAST=True",
-            *(("PRECISE=precise",) if saves_rest else ()),
-            "num_warps=4",
-        ),
-        hopper_backward_arguments=(
-            *(
-                ("*by_keys.tiles(q, k, v, d_out, dk, dv, terms)",)
-                if row_terms
-                else ("*by_keys.tiles(q, k, v, d_out, dk, dv)", *row_tensors)
-            ),
-            "dq_parts",
-            "turns",
-            "queue",
-            "by_keys.n_work",
-            "by_keys.together",
-            *(("walks", "met") if walks else ()),
-            "*plain",
-        ),
-        hopper_backward_options=(
-            "D=D",
-            "Dv=Dv",
-            "BLOCK_D=block",
-            "BLOCK_DV=_hopper_block(Dv)",
-            "BQ=BQ",
-            "BK=BK",
-            "STAGES=stages",
-            "EARLY=early",
-            "BACKWARDS=backwards",
-            "SPARE=spare",
-            "FAST=True",
-            "num_warps=4",
-        ),
-        hopper_dkdv_arguments=(
-            "*by_keys.tiles(q, k, v, d_out, dk, dv)",
-            *row_tensors,
-            "by_keys.n_work",
-            "by_keys.together",
-            *(("walks",) if dkdv_walks else ()),
-            "*plain",
-        ),
-        hopper_dkdv_options=(*blocks, "STAGES=stages", "AHEAD=ahead", "SPARE=spare", *fixed),
-        hopper_dq_arguments=(
-            "*by_rows.tiles(q, k, v, d_out, dq)",
-            *row_tensors,
-            *dq_sums,
-            "by_rows.n_work",
-            "by_rows.together",
-            *(("walks",) if dq_walks else ()),
-            "*plain",
-        ),
-        hopper_dq_options=(
-            *blocks,
-            "K_STAGES=stages",
-            "V_STAGES=value_stages",
-            "SPARE=spare",
-            *flags,
-            *fixed,
-        ),
-        inputs=("q", "k", "v", *(p.name for p in params), "scale", *seed, *(("precise",) if saves_rest else ())),
-        laid_out=("q", "k", "v", *(p.name for p in params if p.rank)),
-        decides=decides,
-        scalars=tuple(p.name for p in params if not p.rank),
-        maybe_tensors=(
-            *(p.name for p in params if not p.rank and p.by_pointer),
-            *(("dropout_seed",) if seed else ()),
-        ),
-        numbers=any(not p.rank and p.by_pointer for p in params),
-        requires_grad=" or ".join(f"{x}.requires_grad" for x in ("q", "k", "v", *pointers)),
-        dkdv_arguments=(
-            "*by_keys.tiles(q, k, v, d_out)",
-            *row_tensors,
-            "dk",
-            "dv",
-            *dkdv_sums,
-            *seed,
-            *query_tests,
-            "*plain",
-            "*known.strides",
-        ),
-        dkdv_options=(
-            "**sizes",
-            "BQ=BQ",
-            "BK=BK",
-            "TMA=tma",
-            *flags,
-            "num_warps=warps",
-            "num_stages=stages",
-        ),
-        dq_arguments=(
-            "*by_rows.tiles(q, k, v, d_out)",
-            *row_tensors,
-            "dq",
-            *dq_sums,
-            *seed,
-            *key_tests,
-            "*plain",
-            "*known.strides",
-        ),
-        dq_options=(
-            "**sizes",
-            "BQ=dq_BQ",
-            "BK=dq_BK",
-            "TMA=tma",
-            *flags,
-            "num_warps=dq_warps",
-            "num_stages=dq_stages",
-        ),
-        saved_tensors="".join(f"{p.name}, " for p in params if p.by_pointer),
-        values=tuple(p.name for p in params if not p.by_pointer),
-        returned_gradients="".join(f", {by_name.get(p.name, zeros(p, i))}" for i, p in enumerate(params)),
+        docs=_docs(plan, params, facts),
+        public_arguments=("q", "k", "v", *(p.keyword for p in params)),
+        arguments=arguments,
+        plain_params="".join(f", {name}" for name in names),
+        fact_checks=_fact_checks(params) if facts.params else (),
+        facts=facts,
+        watched=(*laid_out, *_watched_scalars(params, call_seed)),
+        laid_out=laid_out,
+        fit_lines=_fit_lines(scalars),
         check_lines=checks,
-        convert_lines=conversions(params, "_number({}, q.device, known is not None)"),
-        param_docs=tuple(param_doc(plan, p) for p in params),
-        learned=" or ".join(f"{g.param}.requires_grad" for g in gradients),
-        signs_scale=plan.facts.scale_positive,
-        needs_math=any("math." in line for line in checks),
-        reads_scalars=any("_readable(" in line for line in checks),
-        facts=torch_facts(plan, params, host_names(attention, params)),
-        lists=lists or walks or dkdv_walks or dq_walks,
-        portable_dq=" and ".join(
-            [
-                *(["by_keys.kernel is not _hopper_backward_kernel"] if whole else []),
-                *(["by_rows.kernel is not _hopper_dq_kernel"] if apart else []),
-            ]
+        convert_lines=_convert_lines(plan, params, laid_out, call_seed, learned if w.saves_rest else ""),
+        numbers=any(not p.rank and p.by_pointer for p in params),
+        call_inputs=(*arguments, "float(scale)", *call_seed, *precise),
+        refusals=_refusals(requires_grad) if parts.forward_only else (),
+        requires_grad=requires_grad,
+        results=("out", "lse", *(("*_",) if len(kept) > 2 else ())),
+        size_lines=("B, Hq, Sq, D = q.shape", "Hkv, Sk, Dv = v.shape[1:]", *bound_sizes(plan, params)),
+        layout_values=(
+            *(f"{size}={size}" for size in parts.sizes),
+            *(f"{s}={p.name}.stride({i})" for p in params if p.by_pointer for i, s in enumerate(p.strides)),
+        ),
+        pairs=parts.pairs,
+        inputs=inputs,
+        typed_inputs=(
+            *typed,
+            *typed_params,
+            "scale: float",
+            *typed_seed,
+            *(("precise: bool = False",) if precise else ()),
+        ),
+        fake_inputs=(*arguments, "scale", *seed, *(("precise=False",) if precise else ())),
+        forward_arguments=("known", "q", "k", "v", "out", *precise),
+        forward_key=f"({', '.join(forward_key)}{',' if len(forward_key) == 1 else ''})",
+        forward_values=(
+            *(f"{x}={x}" for x in ("q", "k", "v", *kept) if x != "rest"),
+            *(("rest=rest if precise else out",) if w.saves_rest else ()),
+            *param_values,
+            *(f"{x}={x}" for x in ("scale", *seed)),
+            *(("own=own", "queue=None") if parts.own else ()),
+        ),
+        output_lines=(
+            *(("den = torch.empty_like(lse)",) if w.saves_den else ()),
+            *(("rest = torch.empty_like(out) if precise else None",) if w.saves_rest else ()),
+        ),
+        outputs=kept,
+        output_types=("Tensor",) * len(kept),
+        output_doc=("; the denominators, likewise" if w.saves_den else "")
+        + ("; if precise, what out lost in rounding" if w.saves_rest else ""),
+        operator_lines=_operator_lines(inputs, kept),
+        fake_outputs=("out", "lse", *(_fake(name) for name in kept[2:])),
+        backward_parameters=(
+            *("known", "q", "k", "v", "d_out", "dq", "dk", "dv"),
+            *(("has_d_lse",) if delta else ()),
+            *precise,
+            *needed,
+            *(("usual",) if parts.usual else ()),
+        ),
+        backward_arguments=(
+            *("known", "q", "k", "v", "d_out", "dq", "dk", "dv"),
+            *(("d_lse is not None",) if delta else ()),
+            *(("rest.numel() > 0",) if precise else ()),
+            *needed,
+            *(("usual",) if parts.usual else ()),
+        ),
+        backward_lines=(
+            *(("usual = 1e-18 < scale < 1e18  # so that log-sum-exps can be divided by it",) if parts.usual else ()),
+            *(("d_lse = d_lse if d_lse is None else d_lse.contiguous()",) if delta else ()),
+        ),
+        backward_key=(
+            *(f"{x}.data_ptr() % 16" for x in (*kept, "d_out")),
+            *(("d_lse is None or (d_lse.dtype, d_lse.data_ptr() % 16)",) if delta else ()),
+            *decides,
+            *(("rest.numel() > 0",) if precise else ()),
+            *(("tuple(needed)",) if needed else ()),
+            *(("usual",) if parts.usual else ()),
+        ),
+        backward_values=(
+            *(f"{x}={x}" for x in ("q", "k", "v", "d_out", "dq", "dk", "dv", *delta, *kept) if x != "lse"),
+            "natural_lse=lse" if bwd.has_lse else "lse=lse",
+            *param_values,
+            *(f"{x}={x}" for x in ("scale", *seed)),
+        ),
+        backward_inputs=(
+            *("d_out", "d_lse", "q", "k", "v"),
+            *(p.name if p.by_pointer else f"ctx.param_{p.name}" for p in params),
+            *kept,
+            "ctx.scale",
+            *seed,
+            *needed,
+        ),
+        typed_cotangents=(
+            *("d_out: Tensor", "d_lse: Tensor | None", *typed, *typed_params),
+            *(f"{x}: Tensor" for x in kept),
+            *("scale: float", *typed_seed),
+            *(("needed: list[bool]",) if needed else ()),
+        ),
+        cotangents=("d_out", "d_lse", *arguments, *kept, "scale", *seed, *needed),
+        nonempty="q.numel()" if parts.sums_of_none else "q.numel() and k.numel()",
+        gradient_types=("Tensor",) * (3 + len(gradients)),
+        gradient_doc=" and of the float params, empty where not needed" if gradients else "",
+        gradient_names=("dq", "dk", "dv", *(g.total for g in gradients)),
+        totals_before=(
+            *_sizes_of_totals(plan, params, gradients),
+            *(totals[g.total] for g in gradients if not g.sum),
+        ),
+        totals_after=(
+            *(_PAIR_LINES if parts.pairs else ()),
+            *(_empty_or(g, g.sum) for g in gradients if g.sum),
+            *(line for g in gradients if g.lines for line in _if_needed(g)),
+        ),
+        totals_of_none=("else:", *(f"    {totals[g.total]}" for g in gradients if g.sum))
+        if any(g.sum for g in gradients)
+        else (),
+        fake_totals=tuple(
+            _empty_or(g, f"{g.param}.new_empty({g.param}.shape, dtype=torch.float32)") for g in gradients
+        ),
+        saved_inputs=(
+            *("q", "k", "v"),
+            *(p.name if p.by_pointer else f"ctx.param_{p.name}" for p in params),
+            *("ctx.scale", *seed, *(("_",) if precise else ())),
+        ),
+        saved=saved,
+        unlearned=_unlearned(w),
+        restored=(
+            *(("rest = out.new_empty(0) if rest is None else rest",) if w.saves_rest else ()),
+            *((f"needed = [{', '.join(f'ctx.needs_input_grad[{g.position}]' for g in gradients)}]",) if needed else ()),
+        ),
+        converted=tuple(
+            f"{g.total} = {g.total}.to({g.param}.dtype) if needed[{g.number}] else None" for g in gradients
+        ),
+        returned_gradients=(
+            *("dq", "dk", "dv"),
+            *(by_position[3 + i].total if 3 + i in by_position else zeros(p, i) for i, p in enumerate(params)),
+            *(("None",) * (1 + len(seed) + len(precise))),
         ),
     )
 
 
-def deciding(p: ParamView) -> tuple[str, ...]:
+def _deciding(p: ParamView) -> tuple[str, ...]:
     """What of a scalar decides which compiled kernel is launched: its address, or how many bits it needs."""
     if p.rank or p.type == "bool":
         return ()
     return (f"{p.name}.data_ptr() % 16",) if p.by_pointer else (f"-(2**31) <= {p.name} < 2**31", f"{p.name} < 2**63")
+
+
+# ---------------------------------------------------------------- the public function
+
+
+def _docs(plan: KernelPlan, params: tuple[ParamView, ...], facts: FactsView) -> Lines:
+    learns = " A tensor may learn." if scale_use(plan.attention) is ScaleUse.FACTOR else ""
+    seed = (
+        "dropout_seed fixes which weights are dropped; without one, torch's generator draws it."
+        if plan.attention.dropout is not None
+        else "dropout_seed is accepted for the sake of a common signature, and has no effect."
+    )
+    check: Lines = ()
+    if facts.params:
+        check = ("check looks at every element that a fact is about, and waits for the device to do so.",)
+    elif facts.accepted:
+        check = ("check is accepted for the sake of a common signature: here every call checks all facts.",)
+    return (
+        *(param_doc(plan, p) for p in params),
+        f"scale multiplies q . k where the score says so; 1 / sqrt(D) when not given.{learns}",
+        seed,
+        *check,
+    )
+
+
+def _fact_checks(params: tuple[ParamView, ...]) -> Lines:
+    public = ", ".join(("q", "k", "v", *(p.keyword for p in params)))
+    return ("if check:", f"    _check({public}, scale)", f"    _check_facts({public})")
+
+
+def _watched_scalars(params: tuple[ParamView, ...], seed: tuple[str, ...]) -> Lines:
+    """Scalars that may be given as tensors."""
+    found = (*(p.name for p in params if not p.rank and p.by_pointer), *seed)
+    return (f"*(x for x in ({', '.join(found)},) if isinstance(x, Tensor))",) if found else ()
+
+
+def _fit_lines(scalars: tuple[str, ...]) -> Lines:
+    """What a call is known to pass the checks by: numbers alone."""
+    if not scalars:
+        return ("fit = float(scale)",)
+    numbers = " and ".join(f"type({x}) in _NUMBERS" for x in scalars)
+    return (f"if {numbers}:", f"    fit = float(scale), {', '.join(f'type({x}), {x}' for x in scalars)}")
+
+
+def _convert_lines(
+    plan: KernelPlan, params: tuple[ParamView, ...], laid_out: Lines, seed: tuple[str, ...], learned: str
+) -> Lines:
+    """`learned`: whether some param needs a gradient, where the kernels are told."""
+    lines = [*conversions(params, "_number({}, q.device, known is not None)")]
+    if plan.facts.scale_positive:
+        lines += [
+            "if scale <= 0.0:",
+            "    # The kernels take a positive scale; its sign, or its being zero, goes into q.",
+            "    q, scale = (-q, -scale) if scale < 0.0 else (q * 0.0, 1.0)",
+            f"    known = known and _known({', '.join(laid_out)})",
+        ]
+    if seed:
+        lines.append("dropout_seed = _seed_tensor(dropout_seed, q.device)")
+    if learned:
+        lines += [
+            "# A param's gradient sums over all pairs: in half precision it needs what rounding takes from out.",
+            f"precise = torch.is_grad_enabled() and ({learned}) and q.dtype is not torch.float32",
+        ]
+    return tuple(lines)
+
+
+def _refusals(requires_grad: str) -> Lines:
+    message = (
+        "this file was made with --forward and has no gradients: call it under torch.no_grad(), or compile the spec "
+        "without --forward"
+    )
+    return (f"if torch.is_grad_enabled() and ({requires_grad}):", f'    _refuse("{message}")')
+
+
+# ---------------------------------------------------------------- the operators
+
+
+def _operator_lines(inputs: Lines, kept: Lines) -> Lines:
+    call = f"_attend({', '.join(inputs)})"
+    if "rest" not in kept:
+        return (f"return {call}",)
+    names = ", ".join(kept)
+    given = ", ".join("out.new_empty(0) if rest is None else rest" if n == "rest" else n for n in kept)
+    return (f"{names} = {call}", f"return {given}")
+
+
+def _fake(name: str) -> str:
+    return "torch.empty_like(lse)" if name == "den" else "torch.empty_like(out) if precise else out.new_empty(0)"
+
+
+def _unlearned(w: WeightView) -> Lines:
+    """What is no result of its own has no gradient."""
+    return (
+        *(("ctx.mark_non_differentiable(den)",) if w.saves_den else ()),
+        *(("if rest is not None:", "    ctx.mark_non_differentiable(rest)") if w.saves_rest else ()),
+    )
+
+
+_PAIR_LINES = (
+    "pairs = known.pairs.get(key)",
+    "if pairs is None:",
+    "    pairs = known.pairs[key] = _pair_launches(known, q, k, v, d_out)",
+)
+
+
+def _empty_or(g: GradientView, value: str) -> str:
+    return f"{g.total} = {value} if needed[{g.number}] else {g.param}.new_empty(0)"
+
+
+def _if_needed(g: GradientView) -> Lines:
+    return (f"if needed[{g.number}]:", *(f"    {line}" for line in g.lines))
+
+
+def _sizes_of_totals(plan: KernelPlan, params: tuple[ParamView, ...], gradients: tuple[GradientView, ...]) -> Lines:
+    """Lines that bind the sizes by which values are scattered to cells."""
+    if not any(g.lines for g in gradients):
+        return ()
+    return ("B, Hq, Hkv, Sq, Sk, D, Dv = known.shape", *bound_sizes(plan, params))

@@ -33,7 +33,8 @@ from attngen.emit.triton.hopper import (
 from attngen.emit.triton.hopper_forward import GluonView, gluon_view
 from attngen.emit.triton.kernel_code import KernelCode
 from attngen.emit.triton.kernels import forward_code, kept_view, kernel_code
-from attngen.emit.triton.launch import launch_view
+from attngen.emit.triton.launch import CallParts, call_view
+from attngen.emit.triton.launch_passes import BackwardKernels, backward_launches, forward_launches
 from attngen.emit.triton.names import reserved
 from attngen.emit.triton.narrowed import by_kernel, everywhere
 from attngen.emit.triton.param_gradients import GradientView, RowSum, gradient_views, row_sums
@@ -55,6 +56,7 @@ from attngen.plan.ints.facts import scale_use
 from attngen.plan.kernel import Gather, KernelPlan
 from attngen.plan.levels import Level
 from attngen.plan.score.weights import Form
+from attngen.plan.split import CUT
 from attngen.plan.tiles.hopper import hopper_plan
 
 
@@ -97,18 +99,34 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
     fast_bwd, apart = hopper.fast_bwd, hopper.apart
     split = split_view(frame, options, weights, kernel, keys, tile, key_pointers)
     tiles = tile_table(plan, options, tile)
+    registers = register_limits(plan, tiles)
+    counts_apart = apart is not None and bool(tests)
+    counts = fast_bwd is not None or counts_apart
+    launched = backward_launches(
+        BackwardKernels(
+            bwd=backward,
+            whole=fast_bwd,
+            apart=apart,
+            counts_apart=counts_apart,
+            key_tests=key_tests,
+            query_tests=query_tests,
+            dq_sums=dq_sums,
+            dkdv_sums=dkdv_sums,
+            pairs=pair_gradients,
+            precise=weights.saves_rest,
+        )
+    )
     row_values = row_values_view(
         backward,
         weights,
         terms=fast_bwd is not None and fast_bwd.row_terms,
-        counters=fast_bwd is not None or (apart is not None and bool(tests)),
+        counters=counts,
         needed=bool(gradients),
     )
     pair_kernels = tuple(
         pair_kernel_view(frame, g, backward, weights, kernel, keys, key_pointers) for g in pair_gradients
     )
     return {
-        "backward": not options.forward,
         "helpers": HelpersView(
             tiling=kernel.tiling,
             flags=kernel.flags,
@@ -121,7 +139,7 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
         "dq": dq_view(frame, dq, backward, weights, kernel, keys, key_pointers, dq_sums),
         "dkdv": dkdv_view(frame, dkdv, backward, weights, kernel, queries, query_pointers, dkdv_sums),
         "row_values": row_values,
-        "versions": ("gluon/versions.py.j2",) if hopper.any else (),
+        "versions": ("gluon/versions.py.j2",) if hopper.some else (),
         "sections": _sections(
             forward,
             dq,
@@ -148,7 +166,7 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
         "fast": hopper.fast,
         "fast_bwd": fast_bwd,
         "apart": apart,
-        "counts_apart": apart is not None and bool(tests),
+        "counts_apart": counts_apart,
         "pair": hopper.pair,
         "turns": hopper.turns,
         "split": split,
@@ -167,27 +185,35 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
         "pair_gradients": pair_gradients,
         "dropout": plan.attention.dropout is not None,
         "params": frame.params,
-        "launch": launch_view(
+        "call": call_view(
             plan,
-            frame.params,
-            frame.sizes,
-            tests,
-            gradients,
-            weights.saves_den,
-            weights.saves_rest,
-            backward.row_tensors,
-            tuple(s.name for s in dq_sums),
-            tuple(s.name for s in dkdv_sums),
-            hopper.fast is not None and hopper.fast.lists is not None,
-            fast_bwd is not None and fast_bwd.lists is not None,
-            fast_bwd is not None and fast_bwd.row_terms,
-            apart is not None and apart.queries.lists is not None,
-            apart is not None and apart.keys.lists is not None,
-            fast_bwd is not None,
-            apart is not None,
+            CallParts(
+                params=frame.params,
+                sizes=frame.sizes,
+                weights=weights,
+                bwd=backward,
+                gradients=gradients,
+                pairs=bool(pair_gradients),
+                own=hopper.fast is not None,
+                usual=launched.usual,
+                sums_of_none=any(s.d_extra is not None for s in dq_sums),
+                forward_only=options.forward,
+            ),
         ),
+        "forward_launches": forward_launches(
+            split=split,
+            fast=hopper.fast,
+            tests=key_tests,
+            results=len(keys.results),
+            precise=weights.saves_rest,
+            registers=bool(registers),
+        ),
+        "backward_launches": None if options.forward else launched,
+        "hopper": hopper.some,
+        "counters": ("empty" if backward.has_delta or backward.has_lse else "zeros") if counts else "",
+        "interpreted": CUT.interpreted,
         "tiles": places(tiles),
-        "registers": register_limits(plan, tiles),
+        "registers": registers,
     }
 
 
@@ -202,7 +228,7 @@ class _HopperViews:
     turns: TurnsView | None = None
 
     @property
-    def any(self) -> bool:
+    def some(self) -> bool:
         return any(view is not None for view in (self.fast, self.fast_bwd, self.apart))
 
 
@@ -283,7 +309,7 @@ def _sections(
     ]
     if split:
         found.append(Section("forward, short queries", (Part(template="triton/split.py.j2"),)))
-    if hopper.any:
+    if hopper.some:
         shared = Part(template="gluon/helpers.py.j2")
         own = (Part(template="gluon/forward.py.j2", code=forward),) if hopper.fast is not None else ()
         found.append(Section("forward, for compute capability 9.0", (shared, *own)))

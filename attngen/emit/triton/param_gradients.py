@@ -12,6 +12,8 @@ from attngen.emit.text.params import ParamView
 from attngen.emit.text.precedence import times
 from attngen.emit.torch_shared.leaves import AXES, flat_index, leaf_name, scattered, summed
 from attngen.emit.triton.kernel_code import KernelCode
+from attngen.emit.triton.launches import Launch, Way, tests_apart
+from attngen.emit.triton.views import TestView
 from attngen.ir import printing
 from attngen.ir.nodes import Expr, Load, Symbol
 from attngen.ir.walk import reads
@@ -82,10 +84,6 @@ def row_sums(plan: KernelPlan, params: tuple[ParamView, ...], *kinds: Gather) ->
     return tuple(found)
 
 
-_OWN = "dq_BQ, dq_BK"
-"""The tile of dQ's kernel, on the host."""
-
-
 def gradient_views(
     plan: KernelPlan, params: tuple[ParamView, ...], pair_lines: dict[str, tuple[str, ...]]
 ) -> tuple[GradientView, ...]:
@@ -105,9 +103,10 @@ def gradient_views(
                 scatters = True
                 continue
             axes, tiles = AXES[g.gather], g.gather is Gather.HEAD
-            text = summed(plan.attention, g.leaf, axes, name, tiles=tiles)
+            value = f'values["{name}"]'
+            text = summed(plan.attention, g.leaf, axes, value, tiles=tiles)
             if text is None:
-                lines += scattered(plan.attention, params, g.leaf, axes, f"{name}.sum(-1)" if tiles else name, total)
+                lines += scattered(plan.attention, params, g.leaf, axes, f"{value}.sum(-1)" if tiles else value, total)
                 scatters = True
             elif g is own[0]:
                 first = text
@@ -122,7 +121,8 @@ def gradient_views(
 
 @dataclass(frozen=True, slots=True)
 class PairView:
-    """One kernel of `templates/triton/pair_gradient.py.j2`; the texts are those of its `code`."""
+    """One kernel of `templates/triton/pair_gradient.py.j2`; the texts are those of its `code`. `launches` are how it is
+    launched, by name, and `host_lines` do that and add what it gives to the gradient."""
 
     name: str
     gather: str
@@ -140,6 +140,7 @@ class PairView:
     inside: str
     visited: str
     host_lines: tuple[str, ...]
+    launches: tuple[tuple[str, Way], ...]
 
 
 def pair_view(
@@ -149,11 +150,9 @@ def pair_view(
     code: KernelCode,
     contribution: str,
     visited: str,
-    call: tuple[str, ...],
-    tests: tuple[str, ...],
+    tests: tuple[TestView, ...],
 ) -> PairView:
-    """`call` are the arguments of a launch, with `OUTPUTS` where the kernel's own pointers go; `tests` the lines that
-    find what data tests read of its tiles, which need not be those of dQ."""
+    """`tests` are those of keys, which the kernel asks of its own tiles: they need not be those of dQ."""
     leaf = gradient.leaf
     assert isinstance(leaf, Load)
     attention = plan.attention
@@ -164,32 +163,45 @@ def pair_view(
     strides = tuple(f"cell_stride_{i}" for i in range(len(sizes)))
     outputs: tuple[str, ...]
     host: list[str]
+    launches: tuple[tuple[str, Way], ...]
     names: tuple[str, ...] = ()
     texts = tuple(code.results.get(f"index_{i}", "0") for i in range(len(sizes)))
     if gradient.gather is Gather.SCATTER:
         outputs = ("cells_ptr", *strides, "largest_ptr", "unit_ptr")
         names = tuple(f"index_{i}" for i in range(len(sizes)))
         batches, heads = "tl.program_id(1), tl.program_id(1) + 1", "tl.program_id(2), tl.program_id(2) + 1"
-        host = _scatter_lines(name, total, call, tests, len(sizes))
+        host = _scatter_lines(name, total, len(sizes))
+        grid = "_ceil(Sq, BQ), B, Hq"
+        measure = _way(name, grid, tests, "MEASURE=True", buffers=(f"largest=(({grid}), torch.float32)",))
+        launches = ((f"{name} measured", measure), (name, _way(name, grid, (), "MEASURE=False")))
         cells = names
     elif gradient.gather is Gather.DENSE:
         outputs = ("cells_ptr", *strides)
         batches = "tl.program_id(1), tl.program_id(1) + 1" if per_batch else "0, B"
         heads = _dense_heads(leaf)
-        host = _dense_lines(name, total, call, tests, len(sizes), per_batch, leaf)
+        host = _dense_lines(name, total, len(sizes))
+        heads_held = "Hq" if _reads_any(leaf, "h") else "Hkv" if _reads_any(leaf, "hkv") else "1"
+        grid = f"_ceil(Sq, BQ) * _ceil(Sk, BK), {'B' if per_batch else '1'}, {heads_held}"
+        launches = ((name, _way(name, grid, tests)),)
         cells = tuple(_dense_index(i) for i in leaf.indices)
     else:
         outputs = ("above_ptr", "below_ptr")
         batches = "tl.program_id(1), tl.program_id(1) + 1" if per_batch else "0, B"
         heads = "tl.program_id(2), tl.program_id(2) + 1" if per_head else "0, Hq"
-        host = _diagonal_lines(plan, params, leaf, name, total, call, tests, per_batch, per_head)
+        held = ("B" if per_batch else "1", "Hq" if per_head else "1")
+        host = _diagonal_lines(plan, params, leaf, name, total, held)
+        n_diagonals = "_ceil(Sq, BQ) + _ceil(Sk, BK) - 1"
+        ends = tuple(f"{end}=(({', '.join(held)}, {n_diagonals}, BQ), torch.float32)" for end in ("above", "below"))
+        square = ("BQ = BK = min(BQ, BK)",)
+        grid = f"{n_diagonals}, {', '.join(held)}"
+        launches = ((name, _way(name, grid, tests, buffers=ends, bind=square)),)
         cells = ()
     offset = " + ".join(f"tl.cast({i}, tl.int64) * {s}" for i, s in zip(cells, strides, strict=False))
     inside = " & ".join(f"({i} >= 0) & ({i} < {n})" for i, n in zip(cells, sizes, strict=False))
     return PairView(
         name, gradient.gather.value, printing.expression(leaf), code, contribution, outputs, batches, heads,
         "tl.program_id(1)" if per_batch else "0", _dense_head(leaf), texts if names else (), names, offset, inside,
-        visited, tuple(host),
+        visited, tuple(host), launches,
     )  # fmt: skip
 
 
@@ -220,74 +232,70 @@ def _dense_head(leaf: Load) -> str:
     return "tl.program_id(2) * group" if _reads_any(leaf, "hkv") else "0"
 
 
-def _launch(
-    name: str, grid: str, tile: str, call: tuple[str, ...], tests: tuple[str, ...], outputs: tuple[str, ...],
-    constant: str = "",
-) -> list[str]:  # fmt: skip
-    """A launch of the kernel, which is kept beside that of dQ. `tile`: its queries and keys, as the host calls them.
-    `constant`: one more of the kernel's, so that it is another one."""
-    arguments = [a for c in call for a in (outputs if c == "OUTPUTS" else (c,))]
-    key = f'"{name} {constant}"' if constant else f'"{name}"'
-    more = f", {constant}" if constant else ""
-    return [
-        f"pairs = by_rows.pairs.get({key})",
-        "if pairs is None:",
-        f"    pairs = _over_pairs(_{name}_kernel, ({grid}), {tile}, dq_warps, q, k, v, d_out{more})",
-        *([f"    pairs.tests = _tests_of_keys(known, {tile.split(', ')[1]})"] if tests else []),
-        f"    by_rows.pairs[{key}] = pairs",
-        *tests,
-        f"pairs.launch({', '.join(arguments)})",
-    ]
+def _way(
+    name: str,
+    grid: str,
+    tests: tuple[TestView, ...],
+    *constants: str,
+    buffers: tuple[str, ...] = (),
+    bind: tuple[str, ...] = (),
+) -> Way:
+    """How the kernel is launched: by dQ's tiles, or what `bind` makes of them."""
+    launch = Launch(
+        kernel=f"_{name}_kernel",
+        grid=f"({grid})",
+        constants=("**known.constants", "BQ=BQ", "BK=BK", "TMA=tma", *constants, "num_warps=warps", "num_stages=1"),
+        tiles=("q=BQ", "d_out=BQ", "k=BK", "v=BK"),
+        buffers=buffers,
+    )
+    return Way(bind=("BQ, BK, warps, _ = _tiles(q, v)[2]", *bind), launches=(*tests_apart(tests), launch))
 
 
-def _dense_lines(
-    name: str, total: str, call: tuple[str, ...], tests: tuple[str, ...], rank: int, per_batch: bool, leaf: Load
-) -> list[str]:
-    heads = "Hq" if _reads_any(leaf, "h") else "Hkv" if _reads_any(leaf, "hkv") else "1"
-    grid = f"_ceil(Sq, dq_BQ) * _ceil(Sk, dq_BK), {'B' if per_batch else '1'}, {heads}"
-    outputs = (name, *(f"{name}.stride({i})" for i in range(rank)))
-    return [
-        f"{name} = torch.zeros_like({total})",
-        *_launch(name, grid, _OWN, call, tests, outputs),
-        f"{total} += {name}",
-    ]
+def _run(name: str) -> tuple[str, ...]:
+    return (f'for launch in pairs["{name}"]:', "    launch(values)")
 
 
-def _scatter_lines(name: str, total: str, call: tuple[str, ...], tests: tuple[str, ...], rank: int) -> list[str]:
-    grid = "_ceil(Sq, dq_BQ), B, Hq"
-    outputs = ("cells", *(f"cells.stride({i})" for i in range(rank)), "largest", "unit")
+def _cells(rank: int) -> str:
+    strides = ", ".join(f"cell_stride_{i}=cells.stride({i})" for i in range(rank))
+    return f"values.update(cells=cells, {strides})"
+
+
+def _dense_lines(name: str, total: str, rank: int) -> list[str]:
+    return [f"cells = torch.zeros_like({total})", _cells(rank), *_run(name), f"{total} += cells"]
+
+
+def _scatter_lines(name: str, total: str, rank: int) -> list[str]:
     return [
         f"cells = torch.zeros({total}.shape, dtype=torch.int64, device=q.device)",
-        f"largest = torch.empty(({grid}), dtype=torch.float32, device=q.device)",
         "unit = torch.ones((), dtype=torch.float32, device=q.device)",
-        *_launch(name, grid, _OWN, call, tests, outputs, "MEASURE=True"),
+        _cells(rank),
+        'values["unit"] = unit',
+        *_run(f"{name} measured"),
         "# The unit is so small that rounding is lost in float32, and so large that the sum of all pairs fits 63 bits.",
-        "_, exponent = torch.frexp(largest.amax().clamp(min=1e-30))",
+        '_, exponent = torch.frexp(values["largest"].amax().clamp(min=1e-30))',
         "unit = torch.ldexp(torch.ones_like(unit), exponent - (62 - (B * Hq * Sq * Sk).bit_length()))",
-        *_launch(name, grid, _OWN, call, (), outputs, "MEASURE=False"),
+        'values["unit"] = unit',
+        *_run(name),
         f"{total} += (cells.double() * unit).float()",
     ]
 
 
 def _diagonal_lines(
-    plan: KernelPlan, params: tuple[ParamView, ...], leaf: Load, name: str, total: str, call: tuple[str, ...],
-    tests: tuple[str, ...], per_batch: bool, per_head: bool,
-) -> list[str]:  # fmt: skip
-    batches, heads = "B" if per_batch else "1", "Hq" if per_head else "1"
+    plan: KernelPlan, params: tuple[ParamView, ...], leaf: Load, name: str, total: str, held: tuple[str, str]
+) -> list[str]:
+    """`held`: the batches and heads that are summed apart."""
+    batches, heads = held
     indices = distance_index(leaf)
     assert indices is not None
     lines, inside, flat = flat_index(plan.attention, params, leaf, ("b", "h", "distance"), indices)
-    grid = f"query_tiles + key_tiles - 1, {batches}, {heads}"
     return [
-        "side = min(dq_BQ, dq_BK)",
-        "query_tiles, key_tiles = _ceil(Sq, side), _ceil(Sk, side)",
-        f"above = q.new_empty(({batches}, {heads}, query_tiles + key_tiles - 1, side), dtype=torch.float32)",
-        "below = torch.empty_like(above)",
-        *_launch(name, grid, "side, side", call, tests, ("above", "below")),
+        *_run(name),
+        'above, below = values["above"], values["below"]',
+        "side = above.shape[3]",
         "# A diagonal crosses two rows of tiles: above in one, below in the next.",
         f"{name} = torch.nn.functional.pad(above, (0, 0, 1, 0)) + torch.nn.functional.pad(below, (0, 0, 0, 1))",
         f"{name} = {name}.flatten(2)",
-        f"distances = torch.arange({name}.shape[2], device=q.device) - key_tiles * side",
+        f"distances = torch.arange({name}.shape[2], device=q.device) - _ceil(Sk, side) * side",
         *(line.replace("(B,", f"({batches},").replace("(Hq,", f"({heads},") for line in lines),
         f"{total} += _gathered({name}, {inside}, {flat}, {total}.numel()).view({total}.shape)",
-    ]  # fmt: skip
+    ]

@@ -49,6 +49,7 @@ class SplitView:
     packed: bool
     summary: str
     rows: str
+    host_rows: str
     heads: str
     entry: EntryView
     place_lines: tuple[str, ...]
@@ -62,8 +63,6 @@ class SplitView:
     sums: str
     finish: FinishView
     table: tuple[tuple[tuple[str, int], tuple[int, ...]], ...]
-    arguments: tuple[str, ...]
-    merge_arguments: tuple[str, ...]
 
 
 _PACKED_SUMMARY = "One piece of the walk of one tile, whose rows are the queries of all heads that share keys."
@@ -120,6 +119,7 @@ def split_view(
         packed=split.packed,
         summary=_PACKED_SUMMARY if split.packed else _ALONE_SUMMARY,
         rows="group * Sq" if split.packed else "Sq",
+        host_rows="Hq // Hkv * Sq" if split.packed else "Sq",
         heads="Hkv" if split.packed else "Hq",
         entry=replace(entry, unspecialized=unspecialized),
         place_lines=_PACKED if split.packed else _ALONE,
@@ -149,13 +149,7 @@ def split_view(
             for key, share in shares(tile, plan.burden, loads_of(plan).chosen).items()
             if options.holds(*key)
         ),
-        arguments=(
-            "q", "*ready.tiles(k, v)", "parts",
-            *(x.removesuffix("_ptr") for x in (*seed_pointer(frame), *key_pointers)),
-            "ready.pieces", "*plain", "*known.strides",
-        ),
-        merge_arguments=("parts", *outputs, *(("rest if precise else out",) if rest else ()), "ready.pieces", "*plain"),
-    )  # fmt: skip
+    )
 
 
 def _merge(plan: KernelPlan, params: tuple[ParamView, ...], known: tuple[str, ...]) -> KernelCode:

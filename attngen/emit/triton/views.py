@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from attngen.emit.text.divisions import HelperView
 from attngen.emit.text.render import bracket
 from attngen.emit.triton.kernel_code import KernelCode
-from attngen.emit.triton.param_gradients import PairView
 from attngen.emit.triton.tile_loops import RangeView
+
+if TYPE_CHECKING:
+    from attngen.emit.triton.param_gradients import PairView
 
 STRIDES = tuple(f"{x}_stride_{axis}" for x in "qkv" for axis in "bhs")
 

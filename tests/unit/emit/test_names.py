@@ -166,3 +166,25 @@ def test_names_of_bounds_and_data_tests_are_reserved() -> None:
         if not n.startswith(("t_", "ids_", "total_", "sum_"))
     }
     assert missing <= {"t", "ids"}, missing
+
+
+VALUES = {
+    "listed": f"attention subject\n{LISTED}",
+    "summed": "attention subject\nparam marker: f32[Hq]\nscore = qk * scale - marker[h] * (q - k)\ndropout = 0.1\n",
+    "over pairs": "attention subject\nparam marker: f32[Hq, 9]\nscore = qk * scale + relative_bias(marker, 4)\n",
+    "scattered": "attention subject\nparam marker: f32[Hq, 9]\nscore = qk * scale + marker[h, (q + 2 * k) % 9]\n",
+    "short queries": "attention subject\nparam marker: int\nmask = q - k <= marker\nnormalizer = softmax1\n",
+}
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_every_value_that_a_kernel_may_take_is_reserved(name: str) -> None:
+    """A call's values are found by the names of kernels' parameters."""
+    tree = ast.parse(generated(VALUES[name]))
+    calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and ast.unparse(n.func) in ("dict", "values.update")]
+    given = {k.arg for call in calls for k in call.keywords if k.arg is not None}
+    kernels = [f for f in tree.body if isinstance(f, ast.FunctionDef) and f.name.endswith("_kernel")]
+    taken = {a.arg.removesuffix("_ptr").removesuffix("_desc") for f in kernels for a in f.args.args}
+    assert {"q", "delta", "n_rows"} <= given | taken
+    own = {n for n in given | taken if "marker" in n.lower() or n in ("ids", *derived("ids", 2))}
+    assert given | taken <= reserved() | own

@@ -482,11 +482,17 @@ def test_candidates_run_on_the_model_of_the_chip(head_dim: int) -> None:
     for kernel, row in some:
         assert bench(kernel, row) >= 0, (kernel, row)
     assert {"_hopper_forward_kernel", "_hopper_backward_kernel"} <= set(machine.launched)
-    q, _, v = machine.qkv
+    q, k, v = machine.qkv
     with tables.holding(module, bench.row, bench.rows, "portable", None):
-        assert module._hopper_backward(q, v) is None and module._hopper(q, v) is not None
+        assert (
+            module._hopper(module.HOPPER_BACKWARD, q, k, v) is None
+            and module._hopper(module.HOPPER, q, k, v) is not None
+        )
     with tables.holding(module, bench.row, bench.rows, "forward", Tile(64, 64, 4, 1)):
-        assert module._hopper_backward(q, v) is not None and module._hopper(q, v) is None
+        assert (
+            module._hopper(module.HOPPER_BACKWARD, q, k, v) is not None
+            and module._hopper(module.HOPPER, q, k, v) is None
+        )
         assert module._tiles(q, v)[0] == (64, 64, 4, 1)
     assert {name: dict(getattr(module, name)) for name in before} == before and not module._READY
     with pytest.raises(tune.RefusedError):
