@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -182,7 +183,8 @@ def test_every_tile_of_keys_comes_once_and_after_the_one_it_waits_for(n_tiles: i
     for heads in range(1, 40):
         place: dict[tuple[int, int], int] = {}
         for item in range(n_tiles * heads):
-            found = functions["_walked_item"](item, n_tiles, 1, n_tiles * heads, together, True)
+            work = SimpleNamespace(n_work=n_tiles * heads, together=together)
+            found = functions["_walked_item"](item, n_tiles, 1, work, SimpleNamespace(BACKWARDS=True))
             tile, order, back, batch, head = (int(np.asarray(plain(x))) for x in found)
             assert head == 0 and order == (n_tiles - 1 - tile if back else tile)
             assert bool(back) == (heads >= 4 * together and batch < (heads - 1) // together * together)
