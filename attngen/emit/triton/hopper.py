@@ -146,6 +146,11 @@ class GluonBackwardView:
         return "turns_listed" if self.lists else "turns_in_order"
 
     @property
+    def dk_over_ds(self) -> str:
+        """Whether dK takes the shared memory of dS at its end: beside terms there is no other room for 128 columns."""
+        return "BLOCK_D == 128" if self.row_terms else "False"
+
+    @property
     def row_arrivals(self) -> int:
         """How often the producer arrives at the barrier of a tile of queries: again where it stores rows itself."""
         return 1 if self.row_terms else 2

@@ -265,7 +265,7 @@ def _form_view(form: Form, weights: WeightView, code: KernelCode) -> FormView:
             return FormView(
                 template=f"gluon/weights/{'lagging' if exponential else 'shifted'}.py.j2",
                 state=state,
-                begin=("row_sum, row_max = _no_keys(no_scores)",),
+                begin=("row_sum, row_max = _no_key_yet(no_scores)",),
                 weighed=("weight", "rescale", *state),
                 rescale=("acc = _rescaled(acc, rescale)",),
                 operand="_unpacked(weight, config.dtype, weight_layout)" if exponential else _CONVERTED,
@@ -279,7 +279,7 @@ def _form_view(form: Form, weights: WeightView, code: KernelCode) -> FormView:
             return FormView(
                 template="gluon/weights/summed.py.j2",
                 state=("row_sum",),
-                begin=("row_sum = _no_keys(no_scores)",),
+                begin=("row_sum = _no_key_yet(no_scores)",),
                 weighed=("weight", "row_sum"),
                 rescale=(),
                 operand=_CONVERTED,

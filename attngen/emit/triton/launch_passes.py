@@ -15,7 +15,7 @@ from attngen.emit.triton.split import SplitView
 from attngen.emit.triton.views import BackwardView, TestView
 
 _DIMS = ("D=D", "Dv=Dv")
-_PORTABLE = ("**known.constants", "BQ=BQ", "BK=BK", "TMA=tma")
+_PORTABLE = ("**known.constants", "BQ=BQ", "BK=BK")
 _PORTABLE_OPTIONS = ("num_warps=warps", "num_stages=stages")
 _HOPPER = ("**known.wide", "BQ=BQ", "BK=BK")
 _LISTS = (*_DIMS, "BQ=BQ", "BK=BK", "FAST=True")
@@ -60,6 +60,7 @@ def forward_launches(
         grid="_ceil(Sq, BQ) * B * Hq",
         constants=(*_PORTABLE, *options, *limit),
         tiles=(*_tiles("BQ", "q"), *_tiles("BK", "k", "v")),
+        tiled="tma",
     )
     return ForwardLaunches(
         ways=(
@@ -81,15 +82,15 @@ def _split(split: SplitView, tests: tuple[TestView, ...], rounding: tuple[str, .
         grid=f"_ceil({rows}, BQ) * B * {heads} * pieces",
         constants=(*_PORTABLE, *_PORTABLE_OPTIONS),
         tiles=_tiles("BK", "k", "v"),
+        tiled="tma",
         scalars=("pieces=pieces",),
-        buffers=(f"parts=((B * Hq * Sq * pieces * (_block(Dv) + {cut.beside}),), torch.float32)",),
+        buffers=(f"parts=((B * Hq * Sq * pieces * (_padded(Dv) + {cut.beside}),), torch.float32)",),
     )
     merge = Launch(
         kernel="_merge_kernel",
         grid="B * Hq * Sq",
         constants=(
             *_DIMS,
-            "BLOCK_DV=_block(Dv)",
             f"PIECES={cut.merged}",
             *rounding,
             f"num_warps={cut.merging_warps}",
@@ -119,7 +120,7 @@ def _hopper(fast: GluonView, tests: tuple[TestView, ...], results: int, rounding
     lists = Launch(
         kernel="_list_key_runs_kernel",
         grid=f"n_lists{tests_count(tests)}",
-        constants=(*_DIMS, "BQ=BQ", "BK=BK", "ROWS=_block(BQ)", "FAST=True", "num_warps=1"),
+        constants=(*_DIMS, "BQ=BQ", "BK=BK", "ROWS=_padded(BQ)", "FAST=True", "num_warps=1"),
         buffers=(f"lists=((n_lists, {results}), torch.int32)", *tests_within(tests)),
         names=('counts="queue"',),
     )
@@ -223,7 +224,6 @@ def _rows(kernels: BackwardKernels, *, counters: str, terms: bool = False) -> tu
             grid="_ceil(B * Hq * Sq, 32)",
             constants=(
                 "Dv=Dv",
-                "BLOCK_DV=_block(Dv)",
                 "ROWS=32",
                 f"HAS_D_LSE={'has_d_lse' if bwd.has_delta else 'False'}",
                 *(("PRECISE=precise",) if kernels.precise else ()),
@@ -247,7 +247,7 @@ def _whole(kernels: BackwardKernels, view: GluonBackwardView) -> Way:
     """One kernel makes dQ, dK and dV."""
     cells = ["queue=n_cells", "turns=n_cells"]
     if view.lists is not None:
-        cells.append(f"met={'2 * n_cells' if view.backwards else 'n_cells'}")
+        cells.append("met=2 * n_cells")
     counters = f"dict({', '.join(cells)})"
     later = "" if kernels.has_rows else counters
     backward = Launch(
@@ -371,6 +371,7 @@ def _portable_dkdv(kernels: BackwardKernels) -> Way:
         grid="_ceil(Sk, BK) * B * Hkv",
         constants=(*_PORTABLE, *kernels.flags, *_PORTABLE_OPTIONS),
         tiles=(*_tiles("BQ", "q", "d_out"), *_tiles("BK", "k", "v")),
+        tiled="tma",
         buffers=tuple(f"{s.name}=((B, Hq, Sk), torch.float32)" for s in kernels.dkdv_sums),
     )
     return Way(
@@ -385,6 +386,7 @@ def _portable_dq(kernels: BackwardKernels) -> Way:
         grid="_ceil(Sq, BQ) * B * Hq",
         constants=(*_PORTABLE, *kernels.flags, *_PORTABLE_OPTIONS),
         tiles=(*_tiles("BQ", "q", "d_out"), *_tiles("BK", "k", "v")),
+        tiled="tma",
         buffers=_dq_sums(kernels, "BQ"),
     )
     return Way(

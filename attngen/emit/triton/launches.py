@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
     """`constants` are those of the kernel and of Triton, as keywords. `tiles`: the rows of the tiles in which a
-    descriptor reads a tensor. `scalars`: values by name. `buffers`: shapes and dtypes of tensors that are allocated
-    first. `counters`: names and numbers of ints that the kernel clears for later ones. `names`: what a parameter takes
+    descriptor reads a tensor, where `tiled` holds (always, if empty). `scalars`: values by name. `buffers`: shapes and
+    dtypes of tensors that are allocated first. `counters`: names and numbers of ints that the kernel clears for later ones. `names`: what a parameter takes
     that has another name.
     """
 
@@ -25,6 +25,7 @@ class Launch:
     grid: str
     constants: tuple[str, ...]
     tiles: tuple[str, ...] = ()
+    tiled: str = ""
     scalars: tuple[str, ...] = ()
     buffers: tuple[str, ...] = ()
     counters: str = ""
@@ -33,12 +34,13 @@ class Launch:
     @property
     def text(self) -> str:
         groups = (
-            ("tiles", self.tiles),
             ("scalars", self.scalars),
             ("buffers", self.buffers),
             ("names", self.names),
         )
-        found = [f"{name}=dict({', '.join(entries)})" for name, entries in groups if entries]
+        tiles = f"tiles=dict({', '.join(self.tiles)})" + (f" if {self.tiled} else {{}}" if self.tiled else "")
+        found = [tiles] if self.tiles else []
+        found += [f"{name}=dict({', '.join(entries)})" for name, entries in groups if entries]
         found += [f"counters={self.counters}"] if self.counters else []
         constants = f"dict({', '.join(self.constants)})"
         return f"_Launch({', '.join((self.kernel, self.grid, constants, *found))})"

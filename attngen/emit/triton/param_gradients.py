@@ -244,8 +244,9 @@ def _way(
     launch = Launch(
         kernel=f"_{name}_kernel",
         grid=f"({grid})",
-        constants=("**known.constants", "BQ=BQ", "BK=BK", "TMA=tma", *constants, "num_warps=warps", "num_stages=1"),
+        constants=("**known.constants", "BQ=BQ", "BK=BK", *constants, "num_warps=warps", "num_stages=1"),
         tiles=("q=BQ", "d_out=BQ", "k=BK", "v=BK"),
+        tiled="tma",
         buffers=buffers,
     )
     return Way(bind=("BQ, BK, warps, _ = _tiles(q, v)[2]", *bind), launches=(*tests_apart(tests), launch))

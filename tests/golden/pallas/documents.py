@@ -218,7 +218,8 @@ def _total(runs):
 
 def _numbered(step, runs):
     """The tile of iteration `step`, counting through the runs in order."""
-    at, passed = runs[0][0] + step, 0
+    start, passed = runs[0][0], 0
+    at = start + step
     for (lo, hi), (start, _) in pairwise(runs):
         passed = passed + (hi - lo)
         at = jnp.where(step < passed, at, start + step - passed)
@@ -229,18 +230,27 @@ def _visited(step, full, partial, n_tiles):
     """The tile that the grid brings at a step; after the last one, the same again, which costs nothing."""
     if not full and not partial:
         return 0
-    step = _min(step, _max(_total(full) + _total(partial) - 1, 0))
-    return jnp.clip(_numbered(step, [*full, *partial]), 0, n_tiles - 1)
+    n_full, n_partial = _total(full), _total(partial)
+    number = _min(step, _max(n_full + n_partial - 1, 0))
+    at = _numbered(number, [*full, *partial])
+    return _min(_max(at, 0), n_tiles - 1)
 
 
-def _rounds(n_full, n_partial, unroll):
-    """How often `unroll` full tiles are walked in a loop: what is left stands in the tail, which is not empty."""
-    return _down(_max(n_full - 1 + _min(n_partial, 1), 0), unroll)
+def _looped(n_full, n_partial, unroll):
+    """How many full tiles are walked in a loop, `unroll` in each round: what is left stands in the tail, which is not
+    empty.
+    """
+    rounds = _down(_max(n_full - 1 + _min(n_partial, 1), 0), unroll)
+    return rounds * unroll
 
 
 def _tails(counts, unroll):
     """The (full, masked) tiles that are left after the rounds, one of each kind."""
-    return sorted({(full - _rounds(full, partial, unroll) * unroll, partial) for full, partial in counts})
+    found = set()
+    for n_full, n_partial in counts:
+        looped = _looped(n_full, n_partial, unroll)
+        found.add((n_full - looped, n_partial))
+    return sorted(found)
 
 
 def _walk(full, partial, tile, start, attend, finish):
@@ -262,7 +272,7 @@ def _walk(full, partial, tile, start, attend, finish):
         if full:
             pl.when(step < n_full)(lambda: whole([step]))
         if partial:
-            pl.when((step >= n_full) & (step < n_full + n_partial))(lambda: masked([step - n_full]))
+            pl.when((n_full <= step) & (step < n_full + n_partial))(lambda: masked([step - n_full]))
         pl.when(step == tile.steps - 1)(finish)
         return
 
@@ -279,25 +289,27 @@ def _walk(full, partial, tile, start, attend, finish):
             masked([n_partial - 1])
             finish()
 
-        pl.when(n_partial > 0)(last)
+        pl.when(0 < n_partial)(last)
         pl.when(n_partial <= 0)(finish)
         return
-    walked = _rounds(n_full, n_partial, tile.unroll) * tile.unroll
-    rolled = any(_rounds(*count, tile.unroll) for count in tile.counts)
+    looped = _looped(n_full, n_partial, tile.unroll)
+    left = n_full - looped
+    rolled = any(_looped(*count, tile.unroll) for count in tile.counts)
     if rolled:
         start()
-        _loop(walked, tile.unroll, whole)
+        _loop(looped, tile.unroll, whole)
 
     def tail(n_whole, n_masked):
         if not rolled:
             start(clear=n_whole + n_masked == 0)
-        tiles = [(_numbered(walked + i, full), False) for i in range(n_whole)]
-        attend(tiles + [(_numbered(i, partial), True) for i in range(n_masked)], first=not rolled, last=True)
+        tiles = [(_numbered(looped + i, full), False) for i in range(n_whole)]
+        tiles += [(_numbered(i, partial), True) for i in range(n_masked)]
+        attend(tiles, first=not rolled, last=True)
 
     tails = _tails(tile.counts, tile.unroll)
     for count in tails:
         run = functools.partial(tail, *count)
-        run() if len(tails) == 1 else pl.when((n_full - walked == count[0]) & (n_partial == count[1]))(run)
+        run() if len(tails) == 1 else pl.when((left == count[0]) & (n_partial == count[1]))(run)
 
 
 def _in_turn(attend, finish):
@@ -314,8 +326,7 @@ def _in_turn(attend, finish):
 
 def _loop(count, unroll, body):
     """body([0, …]) up to count - 1, `unroll` of them at a time, then one by one."""
-    shift = unroll.bit_length() - 1
-    rounds = count >> shift
+    rounds = _down(count, unroll)
 
     def several(i, _):
         body([i * unroll + j for j in range(unroll)])
@@ -324,8 +335,8 @@ def _loop(count, unroll, body):
         body([i])
 
     lax.fori_loop(0, rounds, several, None)
-    if shift:
-        lax.fori_loop(rounds << shift, count, one, None)
+    if unroll > 1:
+        lax.fori_loop(rounds * unroll, count, one, None)
 
 
 def _answer(ref, cell):
@@ -333,20 +344,12 @@ def _answer(ref, cell):
     return [ref[cell * 4 + i] for i in range(4)]
 
 
-def _matching_tiles(held, walked, n_held, n_walked, held_block, walked_block, kind):
+def _matching_tiles(held, walked, n_held, n_walked, held_block, walked_block, judge):
     """A data test for every tile of the held axis, as flat int32: any_lo, any_hi (the hull of the tiles in which it can
     hold for some pair) and all_lo, all_hi (a run of tiles in which it holds for every pair; empty where those have gaps).
     """
     (low, high), (least, most) = _extremes(held, n_held, held_block, 1), _extremes(walked, n_walked, walked_block, 0)
-    least, most = least[:, :, None, :], most[:, :, None, :]
-    low, high = low[..., None], high[..., None]
-    if kind == "equal":
-        can = (low <= most) & (least <= high)
-        must = (least == most) & (least == low) & (least == high)
-    elif kind == "held_at_most":
-        can, must = low <= most, high <= least
-    else:
-        can, must = least <= high, most <= low
+    can, must = judge(low[..., None], high[..., None], least[:, :, None, :], most[:, :, None, :])
     n = can.shape[-1]
     tiles = jnp.arange(n)
     first, last = jnp.where(can, tiles, n).min(-1), jnp.where(can, tiles + 1, 0).max(-1)
@@ -534,7 +537,13 @@ def _key_test0(size, tile, floats, data):
     ids_bk = data["ids_bk"]
     held = ids_bq
     walked = ids_bk
-    return _matching_tiles(held, walked, Sq, Sk, tile.queries, tile.keys, "equal")
+
+    def judge(here_least, here_most, there_least, there_most):
+        can = (there_least <= here_most) & (here_least <= there_most)
+        must = (there_least == there_most) & (there_least == here_least) & (there_least == here_most)
+        return can, must
+
+    return _matching_tiles(held, walked, Sq, Sk, tile.queries, tile.keys, judge)
 
 
 def _query_tiles(k0, k1, test0_any_lo, test0_any_hi, test0_all_lo, test0_all_hi, size, block):
@@ -560,7 +569,13 @@ def _query_test0(size, tile, floats, data):
     ids_bk = data["ids_bk"]
     held = ids_bk
     walked = ids_bq
-    return _matching_tiles(held, walked, Sk, Sq, tile.keys, tile.queries, "equal")
+
+    def judge(here_least, here_most, there_least, there_most):
+        can = (there_least <= here_most) & (here_least <= there_most)
+        must = (there_least == there_most) & (there_least == here_least) & (there_least == here_most)
+        return can, must
+
+    return _matching_tiles(held, walked, Sk, Sq, tile.keys, tile.queries, judge)
 
 
 # ---------------------------------------------------------------- forward
@@ -1293,7 +1308,9 @@ def _configured(size, dtype, floats, data, returns_lse):
         tile = Tile(queries, keys, unroll)
         if 2 * whole + 2 * own > room:
             counts = (_query_counts if kernel == "dkdv" else _key_counts)(size, tile, floats, data)
-            tile = tile._replace(steps=max(1, *map(sum, counts)) if counts else _up(length, walked))
+            n_tiles = _up(length, walked)
+            needed = [_max(n_full + n_partial, 1) for n_full, n_partial in counts]
+            tile = tile._replace(steps=max(needed, default=n_tiles))
         if kernel == "forward" and chip in WIDE and itemsize == 2 and size.Dv in (LANES // 2, LANES):
             tile = tile._replace(across=True)
         tiles.append(tile)
@@ -1301,12 +1318,12 @@ def _configured(size, dtype, floats, data, returns_lse):
 
 
 def _key_counts(size, tile, floats, data):
-    """The numbers of (full, masked) tiles of keys that tiles of queries meet; none where that depends on values."""
+    """The numbers of (full, masked) tiles of keys that tiles of queries meet; none where values or floats decide that."""
     return ()
 
 
 def _query_counts(size, tile, floats, data):
-    """The numbers of (full, masked) tiles of queries that tiles of keys meet; none where that depends on values."""
+    """The numbers of (full, masked) tiles of queries that tiles of keys meet; none where values or floats decide that."""
     return ()
 
 

@@ -254,7 +254,8 @@ def _total(runs):
 
 def _numbered(step, runs):
     """The tile of iteration `step`, counting through the runs in order."""
-    at, passed = runs[0][0] + step, 0
+    start, passed = runs[0][0], 0
+    at = start + step
     for (lo, hi), (start, _) in pairwise(runs):
         passed = passed + (hi - lo)
         at = jnp.where(step < passed, at, start + step - passed)
@@ -265,18 +266,27 @@ def _visited(step, full, partial, n_tiles):
     """The tile that the grid brings at a step; after the last one, the same again, which costs nothing."""
     if not full and not partial:
         return 0
-    step = _min(step, _max(_total(full) + _total(partial) - 1, 0))
-    return jnp.clip(_numbered(step, [*full, *partial]), 0, n_tiles - 1)
+    n_full, n_partial = _total(full), _total(partial)
+    number = _min(step, _max(n_full + n_partial - 1, 0))
+    at = _numbered(number, [*full, *partial])
+    return _min(_max(at, 0), n_tiles - 1)
 
 
-def _rounds(n_full, n_partial, unroll):
-    """How often `unroll` full tiles are walked in a loop: what is left stands in the tail, which is not empty."""
-    return _down(_max(n_full - 1 + _min(n_partial, 1), 0), unroll)
+def _looped(n_full, n_partial, unroll):
+    """How many full tiles are walked in a loop, `unroll` in each round: what is left stands in the tail, which is not
+    empty.
+    """
+    rounds = _down(_max(n_full - 1 + _min(n_partial, 1), 0), unroll)
+    return rounds * unroll
 
 
 def _tails(counts, unroll):
     """The (full, masked) tiles that are left after the rounds, one of each kind."""
-    return sorted({(full - _rounds(full, partial, unroll) * unroll, partial) for full, partial in counts})
+    found = set()
+    for n_full, n_partial in counts:
+        looped = _looped(n_full, n_partial, unroll)
+        found.add((n_full - looped, n_partial))
+    return sorted(found)
 
 
 def _walk(full, partial, tile, start, attend, finish):
@@ -298,7 +308,7 @@ def _walk(full, partial, tile, start, attend, finish):
         if full:
             pl.when(step < n_full)(lambda: whole([step]))
         if partial:
-            pl.when((step >= n_full) & (step < n_full + n_partial))(lambda: masked([step - n_full]))
+            pl.when((n_full <= step) & (step < n_full + n_partial))(lambda: masked([step - n_full]))
         pl.when(step == tile.steps - 1)(finish)
         return
 
@@ -315,25 +325,27 @@ def _walk(full, partial, tile, start, attend, finish):
             masked([n_partial - 1])
             finish()
 
-        pl.when(n_partial > 0)(last)
+        pl.when(0 < n_partial)(last)
         pl.when(n_partial <= 0)(finish)
         return
-    walked = _rounds(n_full, n_partial, tile.unroll) * tile.unroll
-    rolled = any(_rounds(*count, tile.unroll) for count in tile.counts)
+    looped = _looped(n_full, n_partial, tile.unroll)
+    left = n_full - looped
+    rolled = any(_looped(*count, tile.unroll) for count in tile.counts)
     if rolled:
         start()
-        _loop(walked, tile.unroll, whole)
+        _loop(looped, tile.unroll, whole)
 
     def tail(n_whole, n_masked):
         if not rolled:
             start(clear=n_whole + n_masked == 0)
-        tiles = [(_numbered(walked + i, full), False) for i in range(n_whole)]
-        attend(tiles + [(_numbered(i, partial), True) for i in range(n_masked)], first=not rolled, last=True)
+        tiles = [(_numbered(looped + i, full), False) for i in range(n_whole)]
+        tiles += [(_numbered(i, partial), True) for i in range(n_masked)]
+        attend(tiles, first=not rolled, last=True)
 
     tails = _tails(tile.counts, tile.unroll)
     for count in tails:
         run = functools.partial(tail, *count)
-        run() if len(tails) == 1 else pl.when((n_full - walked == count[0]) & (n_partial == count[1]))(run)
+        run() if len(tails) == 1 else pl.when((left == count[0]) & (n_partial == count[1]))(run)
 
 
 def _in_turn(attend, finish):
@@ -350,8 +362,7 @@ def _in_turn(attend, finish):
 
 def _loop(count, unroll, body):
     """body([0, …]) up to count - 1, `unroll` of them at a time, then one by one."""
-    shift = unroll.bit_length() - 1
-    rounds = count >> shift
+    rounds = _down(count, unroll)
 
     def several(i, _):
         body([i * unroll + j for j in range(unroll)])
@@ -360,8 +371,8 @@ def _loop(count, unroll, body):
         body([i])
 
     lax.fori_loop(0, rounds, several, None)
-    if shift:
-        lax.fori_loop(rounds << shift, count, one, None)
+    if unroll > 1:
+        lax.fori_loop(rounds * unroll, count, one, None)
 
 
 def _heads_first(x, block):
@@ -511,7 +522,7 @@ def _launch(kernel, config, tile, n_tiles, numbers, inputs, outputs, scratch, or
 
 
 def _among(at, runs):
-    return functools.reduce(jnp.logical_or, [(at >= lo) & (at < hi) for lo, hi in runs], at < 0)
+    return functools.reduce(jnp.logical_or, [(lo <= at) & (at < hi) for lo, hi in runs], at < 0)
 
 
 def _member(b, h, number, size, like):
@@ -1402,7 +1413,9 @@ def _configured(size, dtype, floats, data, returns_lse):
         tile = Tile(queries, keys, unroll)
         if 2 * whole + 2 * own > room:
             counts = (_query_counts if kernel == "dkdv" else _key_counts)(size, tile, floats, data)
-            tile = tile._replace(steps=max(1, *map(sum, counts)) if counts else _up(length, walked))
+            n_tiles = _up(length, walked)
+            needed = [_max(n_full + n_partial, 1) for n_full, n_partial in counts]
+            tile = tile._replace(steps=max(needed, default=n_tiles))
         elif kernel == "forward":
             counts = _key_counts(size, tile, floats, data)
             if sum(map(sum, _tails(counts, unroll))) <= STRAIGHT:
@@ -1414,7 +1427,7 @@ def _configured(size, dtype, floats, data, returns_lse):
 
 
 def _key_counts(size, tile, floats, data):
-    """The numbers of (full, masked) tiles of keys that tiles of queries meet; none where that depends on values."""
+    """The numbers of (full, masked) tiles of keys that tiles of queries meet; none where values or floats decide that."""
     Sq = size.Sq
     with jax.ensure_compile_time_eval():
         q0 = jnp.arange(_up(Sq, tile.queries)).reshape(1, 1, -1, 1) * tile.queries
@@ -1425,7 +1438,7 @@ def _key_counts(size, tile, floats, data):
 
 
 def _query_counts(size, tile, floats, data):
-    """The numbers of (full, masked) tiles of queries that tiles of keys meet; none where that depends on values."""
+    """The numbers of (full, masked) tiles of queries that tiles of keys meet; none where values or floats decide that."""
     Sk = size.Sk
     with jax.ensure_compile_time_eval():
         k0 = jnp.arange(_up(Sk, tile.keys)).reshape(1, 1, -1, 1) * tile.keys

@@ -43,9 +43,11 @@ It needs torch and triton alone. `natten_2d` is differentiable, and a custom ope
 from __future__ import annotations
 
 import functools
+import math
+import operator
 import warnings
 from collections import namedtuple
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 import triton
@@ -126,13 +128,14 @@ TILES = {
 }
 
 # The registers of a thread, by (head dim rounded up, forward tile): with more, one program less would fit.
-REGISTERS = {(128, 64, 128, 4, 1): 168, (128, 64, 64, 4, 1): 128}
+REGISTERS: dict[tuple[int, ...], int] = {(128, 64, 128, 4, 1): 168, (128, 64, 64, 4, 1): 128}
 
 
 # The forward kernel of compute capability 9.0 by (head dim of q and k, of v, rounded up): queries, keys, stages,
 # whether a warpgroup overlaps its own products, whether warpgroups start theirs in turn, registers of a thread that
 # computes and of one that fetches, heads whose tiles are taken in turn, at least, and tiles of queries of all these
 # heads, whether programs stay for more than one tile, and whether results have a place of their own.
+HopperRow = namedtuple("HopperRow", "BQ BK STAGES PIPELINED ORDERED REGISTERS SPARE together ahead SCHEDULE OUT_APART")
 HOPPER = {
     (64, 64): (128, 64, 2, False, False, 240, 24, 8, 0, 'queue', True),
     (64, 128): (128, 64, 2, False, False, 240, 24, 8, 0, 'queue', True),
@@ -143,6 +146,8 @@ HOPPER = {
 # And where dK and dV, and dQ, have a kernel each. Of dK/dV: queries, keys, stages, by how many tiles the warpgroup of
 # the weights may be ahead, heads whose tiles are taken in turn, registers of a thread that fetches. Of dQ: queries,
 # keys, stages of keys and of values, and the last two.
+HopperDkdvRow = namedtuple("HopperDkdvRow", "BQ BK STAGES AHEAD together SPARE")
+HopperDqRow = namedtuple("HopperDqRow", "BQ BK K_STAGES V_STAGES together SPARE")
 HOPPER_APART = {
     (256, 256): ((64, 64, 2, 1, 1, 24), (128, 64, 2, 1, 1, 24)),
     (256, 128): ((64, 64, 2, 1, 1, 24), (128, 64, 2, 2, 1, 24)),
@@ -153,10 +158,10 @@ HOPPER_APART = {
 # ---------------------------------------------------------------- helpers
 
 
-# The rows of one head of a tensor: where they are (`base` is a descriptor of all heads with TMA), how many, how far
+# The rows of one head of a tensor: where they are, by a pointer or by a descriptor of all heads; how many, how far
 # apart. And what functions of a tile are compiled for.
 _Rows = namedtuple("_Rows", "base batch head stop stride")
-_Tiling = namedtuple("_Tiling", "D Dv BQ BK TMA GRAD_BIAS", defaults=(False, ))
+_Tiling = namedtuple("_Tiling", "D Dv BQ BK GRAD_BIAS", defaults=(False, ))
 
 # Sizes and strides: a kernel isn't compiled again for one that is 1 or a multiple of 16.
 UNSPECIALIZED = ['Hq', 'Hkv', 'Sq', 'Sk', 'bias_stride_0', 'bias_stride_1', 'q_stride_b', 'q_stride_h', 'q_stride_s',
@@ -170,9 +175,9 @@ def _block(cols):
 
 
 @triton.jit
-def _load_rows(rows, start, ROWS: tl.constexpr, COLS: tl.constexpr, CHECKED: tl.constexpr, TMA: tl.constexpr):
-    """Rows start … start + ROWS - 1. Columns from COLS on are zero, and with CHECKED or TMA rows that do not exist."""
-    if TMA:
+def _load_rows(rows, start, ROWS: tl.constexpr, COLS: tl.constexpr, CHECKED: tl.constexpr):
+    """Rows start … start + ROWS - 1. Columns from COLS on are zero, and with CHECKED rows that do not exist."""
+    if not isinstance(rows.base, tl.tensor):
         tile = tl.reshape(rows.base.load([rows.batch, rows.head, start, 0]), [ROWS, _block(COLS)])
     else:
         row = tl.arange(0, ROWS)[:, None]
@@ -199,12 +204,11 @@ def _store_rows(base, values, start, stop, COLS: tl.constexpr):
 
 
 @triton.jit
-def _head_rows(tensor, batch, head, strides, stop, ALIGN: tl.constexpr, TMA: tl.constexpr):
+def _head_rows(tensor, batch, head, strides, stop, ALIGN: tl.constexpr):
     """The rows of one head, for `_load_rows`. The host has found the strides to be multiples of ALIGN."""
     stride_b, stride_h, stride_s = strides
-    if TMA:
-        base = tensor
-    else:
+    base = tensor
+    if isinstance(tensor, tl.tensor):
         # 64 bits: a batch may hold more than 2**31 elements.
         offset_b = tl.cast(batch, tl.int64) * (stride_b // ALIGN * ALIGN)
         base = tensor + offset_b + tl.cast(head, tl.int64) * (stride_h // ALIGN * ALIGN)
@@ -298,7 +302,7 @@ def _attend_tile(state, held, k_rows, v_rows, k0, tiling: tl.constexpr, MASKED: 
     q, head, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, head_term, y_q, x_q, centre, centre_2 = held
     Sk = k_rows.stop
     k_idx = (k0 + tl.arange(0, tiling.BK))[None, :]
-    k = _load_rows(k_rows, k0, tiling.BK, tiling.D, MASKED, tiling.TMA)
+    k = _load_rows(k_rows, k0, tiling.BK, tiling.D, MASKED)
     qk = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     y_k = k_idx // 32
     x_k = k_idx % 32
@@ -316,7 +320,7 @@ def _attend_tile(state, held, k_rows, v_rows, k0, tiling: tl.constexpr, MASKED: 
     row_max = new_max
     row_sum = row_sum * rescale + tl.sum(weight, 1)
     acc = acc * rescale[:, None]
-    v = _load_rows(v_rows, k0, tiling.BK, tiling.Dv, MASKED, tiling.TMA)
+    v = _load_rows(v_rows, k0, tiling.BK, tiling.Dv, MASKED)
     acc = tl.dot(weight.to(v.dtype), v, acc, input_precision=PRECISION)
     return acc, row_max, row_sum
 
@@ -338,20 +342,19 @@ def _forward_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, rest_ptr, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1,
     bias_stride_2, q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h,
     v_stride_s,
-    D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ALIGN: tl.constexpr, TMA: tl.constexpr,
-    PRECISE: tl.constexpr,
+    D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ALIGN: tl.constexpr, PRECISE: tl.constexpr,
 ):
     """One tile of queries of one head: walks the tiles of keys that it can meet."""
-    tiling: tl.constexpr = _Tiling(D, Dv, BQ, BK, TMA)
+    tiling: tl.constexpr = _Tiling(D, Dv, BQ, BK)
     tile, batch, head = _head_after_head(tl.cdiv(Sq, BQ), Hq)
     kv_head = head // (Hq // Hkv)
     q0 = tile * BQ
     q1 = tl.minimum(q0 + BQ, Sq) - 1
     q_idx = (q0 + tl.arange(0, BQ))[:, None]
-    q_rows = _head_rows(q_ptr, batch, head, (q_stride_b, q_stride_h, q_stride_s), Sq, ALIGN, TMA)
-    k_rows = _head_rows(k_ptr, batch, kv_head, (k_stride_b, k_stride_h, k_stride_s), Sk, ALIGN, TMA)
-    v_rows = _head_rows(v_ptr, batch, kv_head, (v_stride_b, v_stride_h, v_stride_s), Sk, ALIGN, TMA)
-    q = _load_rows(q_rows, q0, BQ, D, True, TMA)
+    q_rows = _head_rows(q_ptr, batch, head, (q_stride_b, q_stride_h, q_stride_s), Sq, ALIGN)
+    k_rows = _head_rows(k_ptr, batch, kv_head, (k_stride_b, k_stride_h, k_stride_s), Sk, ALIGN)
+    v_rows = _head_rows(v_ptr, batch, kv_head, (v_stride_b, v_stride_h, v_stride_s), Sk, ALIGN)
+    q = _load_rows(q_rows, q0, BQ, D, True)
     head_term = scale * 1.4426950408889634
     head_term_2 = Sk // 32 - 1 - 3
     y_q = q_idx // 32
@@ -374,6 +377,11 @@ def _forward_kernel(
 
 
 # ---------------------------------------------------------------- forward, for compute capability 9.0
+
+
+# A ring of tiles in shared memory: the tiles, a barrier for each that says that it has arrived, and the first of the
+# hardware barriers that say that a place is free.
+_Ring = namedtuple("_Ring", "tiles ready FREE")
 
 
 @gluon.jit
@@ -427,15 +435,15 @@ def _unpacked(pairs, dtype: gl.constexpr, layout: gl.constexpr):
     return gl.convert_layout(gl.join(low, high).reshape([pairs.shape[0], pairs.shape[1] * 2]), layout)
 
 
-# What travels together. A ring of tiles in shared memory: the tiles, a barrier for each that says that it has arrived,
-# and the first of the hardware barriers that say that a place is free. Where the next items are noted and counted. What
-# a call gives every function. What the kernel is compiled for. Where results go.
-_Ring = namedtuple("_Ring", "tiles ready FREE")
+# What travels together, beside rings. Where the next items are noted and counted. What a call gives every function.
+# What the kernel is compiled for. Where results go. Which tiles of keys a warpgroup walks.
 _Work = namedtuple("_Work", "notes queue_ptr n_work together")
 _Call = namedtuple("_Call", "scale Hq Hkv Sq Sk bias_ptr bias_stride_0 bias_stride_1 bias_stride_2")
 _Config = namedtuple("_Config",
-    "D Dv BLOCK_D BLOCK_DV BQ BK STAGES SCHEDULE ORDERED OUT_APART PIPELINED FAST PRECISE ORDER")
+    "Dv BLOCK_D BLOCK_DV BQ BK STAGES SCHEDULE ORDERED OUT_APART PIPELINED PRECISE PARTS SHARE ORDER "
+    "dtype qk_layout")
 _Results = namedtuple("_Results", "desc tiles lse_ptr rest_ptr")
+_Walk = namedtuple("_Walk", "turn n_steps first stop any_lo")
 
 
 @gluon.jit
@@ -446,9 +454,7 @@ def _pin_order(n_steps):
         "$1; }",
         "=r,r",
         [gl.full([128], n_steps, gl.int32, layout=gl.BlockedLayout([1], [32], [4], [0]))],
-        dtype=gl.int32,
-        is_pure=False,
-        pack=1,
+        dtype=gl.int32, is_pure=False, pack=1,
     )
 
 
@@ -485,14 +491,12 @@ def _noted_item(notes, slot):
 
 
 @gluon.jit
-def _key_runs(
-    q0, batch, head, kv_head, call,
-    D: gl.constexpr, Dv: gl.constexpr, ROWS: gl.constexpr, BK: gl.constexpr,
-):
+def _key_runs(q0, batch, head, kv_head, call, config: gl.constexpr, ROWS: gl.constexpr):
     """The tiles of keys that ROWS queries from q0 on meet, as `_key_tiles` has them; none beyond the last, since the
     first is walked even where there is none.
     """
     _scale, _Hq, _Hkv, Sq, Sk, _bias_ptr, _bias_stride_0, _bias_stride_1, _bias_stride_2 = call
+    BK: gl.constexpr = config.BK
     q1 = tl.minimum(q0 + ROWS, Sq) - 1
     last = (Sk - 1) // BK
     any_lo, any_hi = _key_tiles(q0, q1, Sk, BK)
@@ -501,14 +505,10 @@ def _key_runs(
 
 @gluon.jit
 def _load_tiles(q_desc, k_desc, v_desc, q_ring, k_ring, v_ring, work, call, config: gl.constexpr):
-    """The warp that fetches: queries, keys and values of every tile, as far ahead as there is room."""
+    """The producer, one warp: fetches queries, keys and values of every tile, as far ahead as there is room."""
     _scale, Hq, Hkv, Sq, _Sk, _bias_ptr, _bias_stride_0, _bias_stride_1, _bias_stride_2 = call
-    D: gl.constexpr = config.D
-    Dv: gl.constexpr = config.Dv
     BQ: gl.constexpr = config.BQ
     BK: gl.constexpr = config.BK
-    STAGES: gl.constexpr = config.STAGES
-    SHARE: gl.constexpr = 32 + 2 * BQ
     turn = 0
     round = 0
     n_tiles = (Sq + BQ - 1) // BQ
@@ -517,22 +517,22 @@ def _load_tiles(q_desc, k_desc, v_desc, q_ring, k_ring, v_ring, work, call, conf
         tile, batch, head = _work_item(item, n_tiles, Hq, work.n_work, work.together)
         kv_head = head // (Hq // Hkv)
         q0 = tile * BQ
-        any_lo, any_hi = _key_runs(q0, batch, head, kv_head, call, D, Dv, BQ, BK)
+        any_lo, any_hi = _key_runs(q0, batch, head, kv_head, call, config, BQ)
         n_steps = tl.maximum(any_hi - any_lo, 1)
         v0 = 0
         for step in range(n_steps + 1):
             if step < n_steps:
                 at = any_lo + n_steps - 1 - step
-                stage = (turn + step) % STAGES
-                if turn + step >= STAGES:
-                    _barrier_sync(k_ring.FREE + stage, SHARE, 1)
+                stage = (turn + step) % config.STAGES
+                if turn + step >= config.STAGES:
+                    _barrier_sync(k_ring.FREE + stage, config.SHARE, 1)
                 mbarrier.expect(k_ring.ready.index(stage), k_desc.block_type.nbytes)
                 _COPY_IN(k_desc, [batch, kv_head, at * BK, 0], k_ring.ready.index(stage), k_ring.tiles.index(stage))
                 k0 = at * BK
             else:
                 k0 = 0
             if step == 0:
-                for part in gl.static_range(BQ // 64):
+                for part in gl.static_range(config.PARTS):
                     if round > 0:
                         _barrier_sync(q_ring.FREE + part, 160, 1)
                     if config.SCHEDULE == "queue":
@@ -542,9 +542,9 @@ def _load_tiles(q_desc, k_desc, v_desc, q_ring, k_ring, v_ring, work, call, conf
                         q_desc.layout)
                     _COPY_IN(q_desc, [batch, head, q0 + part * 64, 0], q_ring.ready.index(part), q_tile)
             else:
-                stage = (turn + step - 1) % STAGES
-                if turn + step > STAGES:
-                    _barrier_sync(v_ring.FREE + stage, SHARE, 1)
+                stage = (turn + step - 1) % config.STAGES
+                if turn + step > config.STAGES:
+                    _barrier_sync(v_ring.FREE + stage, config.SHARE, 1)
                 mbarrier.expect(v_ring.ready.index(stage), v_desc.block_type.nbytes)
                 _COPY_IN(v_desc, [batch, kv_head, v0, 0], v_ring.ready.index(stage), v_ring.tiles.index(stage))
             v0 = k0
@@ -553,14 +553,14 @@ def _load_tiles(q_desc, k_desc, v_desc, q_ring, k_ring, v_ring, work, call, conf
         item = (gl.num_programs(0) + gl.atomic_add(work.queue_ptr, 1, sem="relaxed") if config.SCHEDULE == "queue"
             else work.n_work)
     if config.SCHEDULE == "queue":
-        for part in gl.static_range(BQ // 64):
+        for part in gl.static_range(config.PARTS):
             if round > 0:
                 _barrier_sync(q_ring.FREE + part, 160, 1)
             _publish_item(work.notes, 2 * part + (round & 1), work.n_work, 0, 0, 0)
             mbarrier.arrive(q_ring.ready.index(part), count=1)
-    for last in range(tl.minimum(turn, STAGES)):
-        _barrier_sync(k_ring.FREE + (turn - 1 - last) % STAGES, SHARE, 1)
-        _barrier_sync(v_ring.FREE + (turn - 1 - last) % STAGES, SHARE, 1)
+    for last in range(tl.minimum(turn, config.STAGES)):
+        _barrier_sync(k_ring.FREE + (turn - 1 - last) % config.STAGES, config.SHARE, 1)
+        _barrier_sync(v_ring.FREE + (turn - 1 - last) % config.STAGES, config.SHARE, 1)
 
 
 @gluon.constexpr_function
@@ -679,9 +679,16 @@ def _rescaled(acc, rescale):
 
 
 @gluon.jit
-def _weigh(row_max, row_sum, qk, batch, kv_head, k0, masked, terms, config: gl.constexpr, dtype: gl.constexpr):
-    """The weights of 64 queries for the keys k0 … k0 + BK - 1, and the state of the rows with these keys. `terms`: what
-    does not depend on the key.
+def _no_key_yet(no_scores):
+    """(row_sum, row_max) of rows that have met no key, for each of a row's four threads."""
+    row_sum = _firsts(no_scores.reshape([64, no_scores.shape[1] // 2, 2]).split()[0])
+    return row_sum, row_sum - float("inf")
+
+
+@gluon.jit
+def _weigh(row_sum, row_max, qk, k0, masked, terms, config: gl.constexpr):
+    """The weights of 64 queries for the keys k0 … k0 + BK - 1, packed, and the state of the rows with these keys.
+    `terms`: what does not depend on the key.
     """
     Sk, head, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, head_term, y_q, x_q, centre, centre_2 = terms
     BK: gl.constexpr = config.BK
@@ -696,44 +703,158 @@ def _weigh(row_max, row_sum, qk, batch, kv_head, k0, masked, terms, config: gl.c
     if masked:
         _opaque(k0)  # else the compilers may make the mask for every tile
         x = tl.where((k_idx < Sk) & (tl.abs(y_k - centre) <= 3) & (tl.abs(x_k - centre_2) <= 3), x, float("-inf"))
-    weight, sums, row_max, rescale = _lagging_weights(x, row_max, 1.0, dtype)
+    weight, sums, row_max, rescale = _lagging_weights(x, row_max, 1.0, config.dtype)
     row_sum = row_sum * rescale + sums
-    return weight, rescale, row_max, row_sum
+    return weight, rescale, row_sum, row_max
+
+
+@gluon.jit
+def _normalized(acc, row_sum, row_max, factor, rows_layout: gl.constexpr):
+    """The rows of the result, and their log-sum-exp."""
+    acc_rows: gl.constexpr = gl.SliceLayout(1, acc.type.layout)
+    row_sum = gl.convert_layout(tl.sum(row_sum, 1), rows_layout)
+    row_max = gl.convert_layout(tl.max(row_max, 1), rows_layout)
+    total = row_max * factor
+    empty = row_max == float("-inf")
+    row_sum = tl.where(empty, 1.0, row_sum)
+    acc = acc * gl.convert_layout(1.0 / row_sum, acc_rows)[:, None]
+    return acc, tl.where(empty, float("-inf"), (total + tl.log2(row_sum)) * LN2)
+
+
+@gluon.jit
+def _attend_overlapped(
+    acc, row_sum, row_max, q, q_ring, k_ring, v_ring, walk, terms, config: gl.constexpr, PART: gl.constexpr
+):
+    """A tile's products where PIPELINED: the next scores are under way while these are weighed."""
+    turn, n_steps, first, stop, any_lo = walk
+    BK: gl.constexpr = config.BK
+    weight_layout: gl.constexpr = gl.DotOperandLayout(0, acc.type.layout, 2)
+    no_scores = gl.zeros([64, BK], gl.float32, layout=config.qk_layout)
+    step = first
+    at = any_lo + n_steps - 1 - step
+    stage = (turn + first) % config.STAGES
+    phase = (turn + first) // config.STAGES & 1
+    mbarrier.wait(k_ring.ready.index(stage), phase)
+    k = k_ring.tiles.index(stage).reshape([BK, config.BLOCK_D]).permute((1, 0))
+    qk_token = warpgroup_mma(q, k, no_scores, use_acc=False, is_async=True)
+    qk = warpgroup_mma_wait(0, deps=(qk_token,))
+    _barrier_arrive(k_ring.FREE + stage, config.SHARE, 4)
+    weight, rescale, row_sum, row_max = _weigh(row_sum, row_max, qk, at * BK, True, terms, config)
+    p = _unpacked(weight, config.dtype, weight_layout)
+    for step in range(first + 1, stop):
+        at = any_lo + n_steps - 1 - step
+        v_stage = stage
+        v_phase = phase
+        stage = (turn + step) % config.STAGES
+        phase = (turn + step) // config.STAGES & 1
+        mbarrier.wait(k_ring.ready.index(stage), phase)
+        if config.ORDERED:
+            _barrier_sync(config.ORDER + PART, 256, 4)
+        k = k_ring.tiles.index(stage).reshape([BK, config.BLOCK_D]).permute((1, 0))
+        qk_token = warpgroup_mma(q, k, no_scores, use_acc=False, is_async=True)
+        mbarrier.wait(v_ring.ready.index(v_stage), v_phase)
+        acc_token = warpgroup_mma(p, v_ring.tiles.index(v_stage).reshape([BK, config.BLOCK_DV]), acc, is_async=True)
+        if config.ORDERED:
+            _barrier_arrive(config.ORDER + (PART + 1) % config.PARTS, 256, 4)
+        qk = warpgroup_mma_wait(1, deps=(qk_token,))
+        _barrier_arrive(k_ring.FREE + stage, config.SHARE, 4)
+        weight, rescale, row_sum, row_max = _weigh(row_sum, row_max, qk, at * BK, True, terms, config)
+        _pin_order(n_steps)
+        acc, p = warpgroup_mma_wait(0, deps=(acc_token, p))
+        _barrier_arrive(v_ring.FREE + v_stage, config.SHARE, 4)
+        acc = _rescaled(acc, rescale)
+        p = _unpacked(weight, config.dtype, weight_layout)
+    if config.OUT_APART and config.SCHEDULE != "once":  # the next queries come during the last product
+        _barrier_arrive(q_ring.FREE + PART, 160, 4)
+    mbarrier.wait(v_ring.ready.index(stage), phase)
+    acc_token = warpgroup_mma(p, v_ring.tiles.index(stage).reshape([BK, config.BLOCK_DV]), acc, is_async=True)
+    acc, p = warpgroup_mma_wait(0, deps=(acc_token, p))
+    _barrier_arrive(v_ring.FREE + stage, config.SHARE, 4)
+    return acc, row_sum, row_max
+
+
+@gluon.jit
+def _attend_in_turn(
+    acc, row_sum, row_max, q, q_ring, k_ring, v_ring, walk, terms, config: gl.constexpr, PART: gl.constexpr
+):
+    """A tile's products one after the other: the other warpgroups fill the gaps."""
+    turn, n_steps, first, stop, any_lo = walk
+    BK: gl.constexpr = config.BK
+    weight_layout: gl.constexpr = gl.DotOperandLayout(0, acc.type.layout, 2)
+    no_scores = gl.zeros([64, BK], gl.float32, layout=config.qk_layout)
+    for step in range(first, stop):
+        at = any_lo + n_steps - 1 - step
+        stage = (turn + step) % config.STAGES
+        phase = (turn + step) // config.STAGES & 1
+        mbarrier.wait(k_ring.ready.index(stage), phase)
+        if config.ORDERED:
+            _barrier_sync(config.ORDER + PART, 256, 4)
+        k = k_ring.tiles.index(stage).reshape([BK, config.BLOCK_D]).permute((1, 0))
+        qk_token = warpgroup_mma(q, k, no_scores, use_acc=False, is_async=True)
+        if config.ORDERED:
+            _barrier_arrive(config.ORDER + (PART + 1) % config.PARTS, 256, 4)
+        qk = warpgroup_mma_wait(0, deps=(qk_token,))
+        _barrier_arrive(k_ring.FREE + stage, config.SHARE, 4)
+        weight, rescale, row_sum, row_max = _weigh(row_sum, row_max, qk, at * BK, True, terms, config)
+        acc = _rescaled(acc, rescale)
+        p = _unpacked(weight, config.dtype, weight_layout)
+        mbarrier.wait(v_ring.ready.index(stage), phase)
+        acc_token = warpgroup_mma(p, v_ring.tiles.index(stage).reshape([BK, config.BLOCK_DV]), acc, is_async=True)
+        acc, p = warpgroup_mma_wait(0, deps=(acc_token, p))
+        _barrier_arrive(v_ring.FREE + stage, config.SHARE, 4)
+    if config.OUT_APART and config.SCHEDULE != "once":
+        _barrier_arrive(q_ring.FREE + PART, 160, 4)
+    return acc, row_sum, row_max
+
+
+@gluon.jit
+def _store_tile(acc, lse, place, results, q_ring, call, config: gl.constexpr, PART: gl.constexpr):
+    """Stores the results of 64 queries. `place`: their batch, head, first query and all."""
+    _scale, Hq, _Hkv, Sq, _Sk, _bias_ptr, _bias_stride_0, _bias_stride_1, _bias_stride_2 = call
+    batch, head, q0, rows = place
+    Dv: gl.constexpr = config.Dv
+    row = (batch * tl.cast(Hq, gl.int64) + head) * Sq
+    gl.store(results.lse_ptr + row + rows, lse, mask=rows < Sq)
+    out = acc.to(config.dtype)
+    if config.PRECISE:
+        out_row = (q0 + gl.arange(0, 64, layout=gl.SliceLayout(1, acc.type.layout)))[:, None]
+        out_col = gl.arange(0, config.BLOCK_DV, layout=gl.SliceLayout(0, acc.type.layout))[None, :]
+        rest = (acc - out.to(gl.float32)).to(config.dtype)
+        gl.store(results.rest_ptr + row * Dv + out_row * Dv + out_col, rest, mask=(out_row < Sq) & (out_col < Dv))
+    # The copy engine clips the result to the tensor. Without a place of its own it takes that of the queries.
+    if config.OUT_APART:
+        out_tile = results.tiles.index(PART)
+        tma.store_wait(0)
+    else:
+        out_tile = _REINTERPRET(q_ring.tiles.index(PART), config.dtype, [1, 1, 64, config.BLOCK_DV],
+            results.desc.layout)
+    out_tile.reshape([64, config.BLOCK_DV]).store(out)
+    fence_async_shared()
+    _BARRIER()
+    _COPY_OUT(results.desc, [batch, head, q0, 0], out_tile)
 
 
 @gluon.jit
 def _attend_tiles(results, q_ring, k_ring, v_ring, work, call, config: gl.constexpr, PART: gl.constexpr):
-    """A warpgroup that computes: its 64 queries of every tile.
-
-    With PIPELINED the next scores are under way while these are weighed; without, the other warpgroups fill the gaps.
-    """
+    """A consumer, one warpgroup: its 64 queries of every tile."""
     scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2 = call
-    D: gl.constexpr = config.D
-    Dv: gl.constexpr = config.Dv
     BQ: gl.constexpr = config.BQ
     BK: gl.constexpr = config.BK
-    STAGES: gl.constexpr = config.STAGES
-    SHARE: gl.constexpr = 32 + 2 * BQ
-    # The result has a place of its own, so that of the queries is free after their last scores.
-    Q_EARLY: gl.constexpr = config.OUT_APART and config.SCHEDULE != "once"
-    dtype: gl.constexpr = results.desc.dtype
-    qk_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BK, 16])
+    q_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, config.BLOCK_D], config.dtype)
     acc_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, config.BLOCK_DV, 16])
-    weight_layout: gl.constexpr = gl.DotOperandLayout(0, acc_layout, 2)
-    rows_layout: gl.constexpr = gl.SliceLayout(1, qk_layout)
-    acc_rows: gl.constexpr = gl.SliceLayout(1, acc_layout)
-    no_scores = gl.zeros([64, BK], gl.float32, layout=qk_layout)
+    rows_layout: gl.constexpr = gl.SliceLayout(1, config.qk_layout)
+    no_scores = gl.zeros([64, BK], gl.float32, layout=config.qk_layout)
     turn = 0
     round = 0
     n_tiles = (Sq + BQ - 1) // BQ
     item = gl.program_id(0)
     tile, batch, head = _work_item(item, n_tiles, Hq, work.n_work, work.together)
-    if config.ORDERED and PART == BQ // 64 - 1:
+    if config.ORDERED and PART == config.PARTS - 1:
         _barrier_arrive(config.ORDER, 256, 4)
     while item < work.n_work:
         kv_head = head // (Hq // Hkv)
         q0 = tile * BQ
-        any_lo, any_hi = _key_runs(q0, batch, head, kv_head, call, D, Dv, BQ, BK)
+        any_lo, any_hi = _key_runs(q0, batch, head, kv_head, call, config, BQ)
         n_steps = tl.maximum(any_hi - any_lo, 1)
         q0 += PART * 64
         rows = q0 + gl.arange(0, 64, layout=rows_layout)
@@ -747,83 +868,17 @@ def _attend_tiles(results, q_ring, k_ring, v_ring, work, call, config: gl.conste
         terms = (Sk, head, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, head_term, y_q, x_q, centre, centre_2)
 
         acc = gl.zeros([64, config.BLOCK_DV], gl.float32, layout=acc_layout)
-        row_sum = _firsts(no_scores.reshape([64, BK // 2, 2]).split()[0])
-        row_max = row_sum - float("inf")
+        row_sum, row_max = _no_key_yet(no_scores)
         mbarrier.wait(q_ring.ready.index(PART), round & 1)
-        q = _REINTERPRET(q_ring.tiles.index(PART), dtype, [64, config.BLOCK_D],
-            gl.NVMMASharedLayout.get_default_for([64, config.BLOCK_D], dtype))
+        q = _REINTERPRET(q_ring.tiles.index(PART), config.dtype, [64, config.BLOCK_D], q_layout)
         if config.PIPELINED:
-            step = 0
-            at = any_lo + n_steps - 1 - step
-            stage = turn % STAGES
-            phase = turn // STAGES & 1
-            mbarrier.wait(k_ring.ready.index(stage), phase)
-            k = k_ring.tiles.index(stage).reshape([BK, config.BLOCK_D]).permute((1, 0))
-            qk_token = warpgroup_mma(q, k, no_scores, use_acc=False, is_async=True)
-            qk = warpgroup_mma_wait(0, deps=(qk_token,))
-            _barrier_arrive(k_ring.FREE + stage, SHARE, 4)
-            weight, rescale, row_max, row_sum = _weigh(
-                row_max, row_sum, qk, batch, kv_head, at * BK, True, terms, config, dtype
-            )
-            p = _unpacked(weight, dtype, weight_layout)
-            for step in range(1, n_steps):
-                at = any_lo + n_steps - 1 - step
-                v_stage = stage
-                v_phase = phase
-                stage = (turn + step) % STAGES
-                phase = (turn + step) // STAGES & 1
-                mbarrier.wait(k_ring.ready.index(stage), phase)
-                if config.ORDERED:
-                    _barrier_sync(config.ORDER + PART, 256, 4)
-                k = k_ring.tiles.index(stage).reshape([BK, config.BLOCK_D]).permute((1, 0))
-                qk_token = warpgroup_mma(q, k, no_scores, use_acc=False, is_async=True)
-                mbarrier.wait(v_ring.ready.index(v_stage), v_phase)
-                acc_token = warpgroup_mma(p, v_ring.tiles.index(v_stage).reshape([BK, config.BLOCK_DV]), acc,
-                    is_async=True)
-                if config.ORDERED:
-                    _barrier_arrive(config.ORDER + (PART + 1) % (BQ // 64), 256, 4)
-                qk = warpgroup_mma_wait(1, deps=(qk_token,))
-                _barrier_arrive(k_ring.FREE + stage, SHARE, 4)
-                weight, rescale, row_max, row_sum = _weigh(
-                    row_max, row_sum, qk, batch, kv_head, at * BK, True, terms, config, dtype
-                )
-                _pin_order(n_steps)
-                acc, p = warpgroup_mma_wait(0, deps=(acc_token, p))
-                _barrier_arrive(v_ring.FREE + v_stage, SHARE, 4)
-                acc = _rescaled(acc, rescale)
-                p = _unpacked(weight, dtype, weight_layout)
-            if Q_EARLY:  # the next queries come during the last product
-                _barrier_arrive(q_ring.FREE + PART, 160, 4)
-            mbarrier.wait(v_ring.ready.index(stage), phase)
-            acc_token = warpgroup_mma(p, v_ring.tiles.index(stage).reshape([BK, config.BLOCK_DV]), acc, is_async=True)
-            acc, p = warpgroup_mma_wait(0, deps=(acc_token, p))
-            _barrier_arrive(v_ring.FREE + stage, SHARE, 4)
+            walk = _Walk(turn, n_steps, 0, n_steps, any_lo)
+            (acc, row_sum, row_max) = _attend_overlapped(acc, row_sum, row_max, q, q_ring, k_ring, v_ring, walk, terms,
+                config, PART)
         else:
-            for step in range(n_steps):
-                at = any_lo + n_steps - 1 - step
-                stage = (turn + step) % STAGES
-                phase = (turn + step) // STAGES & 1
-                mbarrier.wait(k_ring.ready.index(stage), phase)
-                if config.ORDERED:
-                    _barrier_sync(config.ORDER + PART, 256, 4)
-                k = k_ring.tiles.index(stage).reshape([BK, config.BLOCK_D]).permute((1, 0))
-                qk_token = warpgroup_mma(q, k, no_scores, use_acc=False, is_async=True)
-                if config.ORDERED:
-                    _barrier_arrive(config.ORDER + (PART + 1) % (BQ // 64), 256, 4)
-                qk = warpgroup_mma_wait(0, deps=(qk_token,))
-                _barrier_arrive(k_ring.FREE + stage, SHARE, 4)
-                weight, rescale, row_max, row_sum = _weigh(
-                    row_max, row_sum, qk, batch, kv_head, at * BK, True, terms, config, dtype
-                )
-                acc = _rescaled(acc, rescale)
-                p = _unpacked(weight, dtype, weight_layout)
-                mbarrier.wait(v_ring.ready.index(stage), phase)
-                acc_token = warpgroup_mma(p, v_ring.tiles.index(stage).reshape([BK, config.BLOCK_DV]), acc,
-                    is_async=True)
-                acc, p = warpgroup_mma_wait(0, deps=(acc_token, p))
-                _barrier_arrive(v_ring.FREE + stage, SHARE, 4)
-            if Q_EARLY:
-                _barrier_arrive(q_ring.FREE + PART, 160, 4)
+            walk = _Walk(turn, n_steps, 0, n_steps, any_lo)
+            (acc, row_sum, row_max) = _attend_in_turn(acc, row_sum, row_max, q, q_ring, k_ring, v_ring, walk, terms,
+                config, PART)
         turn += n_steps
         round += 1
 
@@ -832,32 +887,9 @@ def _attend_tiles(results, q_ring, k_ring, v_ring, work, call, config: gl.conste
         else:
             tile, batch, head = _work_item(_opaque(item), n_tiles, Hq, work.n_work, work.together)
         q0 = tile * BQ + PART * 64
-        rows = q0 + gl.arange(0, 64, layout=rows_layout)
-        row_sum = gl.convert_layout(tl.sum(row_sum, 1), rows_layout)
-        row_max = gl.convert_layout(tl.max(row_max, 1), rows_layout)
-        total = row_max
-        empty = row_max == float("-inf")
-        row_sum = tl.where(empty, 1.0, row_sum)
-        acc = acc * gl.convert_layout(1.0 / row_sum, acc_rows)[:, None]
-        lse = tl.where(empty, float("-inf"), (total + tl.log2(row_sum)) * LN2)
-        row = (batch * tl.cast(Hq, gl.int64) + head) * Sq
-        gl.store(results.lse_ptr + row + rows, lse, mask=rows < Sq)
-        out = acc.to(dtype)
-        if config.PRECISE:
-            out_row = (q0 + gl.arange(0, 64, layout=acc_rows))[:, None]
-            out_col = gl.arange(0, config.BLOCK_DV, layout=gl.SliceLayout(0, acc_layout))[None, :]
-            rest = (acc - out.to(gl.float32)).to(dtype)
-            gl.store(results.rest_ptr + row * Dv + out_row * Dv + out_col, rest, mask=(out_row < Sq) & (out_col < Dv))
-        # The copy engine clips the result to the tensor. Without a place of its own it takes that of the queries.
-        if config.OUT_APART:
-            out_tile = results.tiles.index(PART)
-            tma.store_wait(0)
-        else:
-            out_tile = _REINTERPRET(q_ring.tiles.index(PART), dtype, [1, 1, 64, config.BLOCK_DV], results.desc.layout)
-        out_tile.reshape([64, config.BLOCK_DV]).store(out)
-        fence_async_shared()
-        _BARRIER()
-        _COPY_OUT(results.desc, [batch, head, q0, 0], out_tile)
+        place = batch, head, q0, q0 + gl.arange(0, 64, layout=rows_layout)
+        acc, lse = _normalized(acc, row_sum, row_max, 1.0, rows_layout)
+        _store_tile(acc, lse, place, results, q_ring, call, config, PART)
         if config.SCHEDULE == "once":
             item = work.n_work
         else:
@@ -882,8 +914,11 @@ def _hopper_forward_kernel(
     STAGES: gl.constexpr, SCHEDULE: gl.constexpr, ORDERED: gl.constexpr, OUT_APART: gl.constexpr,
     PIPELINED: gl.constexpr, REGISTERS: gl.constexpr, SPARE: gl.constexpr, FAST: gl.constexpr, PRECISE: gl.constexpr,
 ):
-    """The forward pass by warpgroups that compute, 64 queries each, and a warp that fetches for all of them."""
+    """The forward pass by consumers, warpgroups with 64 queries each, and a producer, a warp that fetches for all of
+    them.
+    """
     PARTS: gl.constexpr = BQ // 64
+    SHARE: gl.constexpr = 32 + 2 * BQ  # the threads that share a tile of keys or values
     # Of the sixteen barriers of a program Triton has the first six. These tell that a place is free, and whose turn
     # it is.
     K_FREE: gl.constexpr = 6
@@ -893,8 +928,10 @@ def _hopper_forward_kernel(
     gl.static_assert(ORDER + (PARTS if ORDERED else 0) <= 16)
     Q_COLS: gl.constexpr = BLOCK_D if OUT_APART or BLOCK_D > BLOCK_DV else BLOCK_DV
     dtype: gl.constexpr = out_desc.dtype
-    config: gl.constexpr = _Config(D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, SCHEDULE, ORDERED, OUT_APART, PIPELINED,
-        FAST, PRECISE, ORDER)
+    qk_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BK, 16])
+    config: gl.constexpr = _Config(Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, SCHEDULE, ORDERED, OUT_APART, PIPELINED,
+        PRECISE, PARTS, SHARE,
+        ORDER, dtype, qk_layout)
     q_tiles = gl.allocate_shared_memory(dtype, [PARTS, 1, 1, 64, Q_COLS], q_desc.layout)
     k_tiles = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, BK, BLOCK_D], k_desc.layout)
     v_tiles = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, BK, BLOCK_DV], v_desc.layout)
@@ -953,10 +990,10 @@ def _rows_kernel(
     tl.store(scaled_lse_ptr + rows, tl.where(lse == float("-inf"), float("inf"), lse * LOG2E), mask=rows < n_rows)
     base = tl.cast(start, tl.int64) * Dv
     left = n_rows - start
-    out = _load_rows(_Rows(out_ptr + base, 0, 0, left, Dv), 0, ROWS, Dv, True, False).to(tl.float32)
+    out = _load_rows(_Rows(out_ptr + base, 0, 0, left, Dv), 0, ROWS, Dv, True).to(tl.float32)
     if PRECISE:
-        out += _load_rows(_Rows(rest_ptr + base, 0, 0, left, Dv), 0, ROWS, Dv, True, False).to(tl.float32)
-    d_out = _load_rows(_Rows(d_out_ptr + base, 0, 0, left, Dv), 0, ROWS, Dv, True, False).to(tl.float32)
+        out += _load_rows(_Rows(rest_ptr + base, 0, 0, left, Dv), 0, ROWS, Dv, True).to(tl.float32)
+    d_out = _load_rows(_Rows(d_out_ptr + base, 0, 0, left, Dv), 0, ROWS, Dv, True).to(tl.float32)
     delta = tl.sum(out * d_out, 1)
     if HAS_D_LSE:
         delta -= tl.load(d_lse_ptr + rows, mask=rows < n_rows, other=0.0)
@@ -970,8 +1007,8 @@ def _dq_tile(dq, held, k_rows, v_rows, k0, tiling: tl.constexpr, MASKED: tl.cons
         centre_2) = held
     Sk = k_rows.stop
     k_idx = (k0 + tl.arange(0, tiling.BK))[None, :]
-    k = _load_rows(k_rows, k0, tiling.BK, tiling.D, MASKED, tiling.TMA)
-    v = _load_rows(v_rows, k0, tiling.BK, tiling.Dv, MASKED, tiling.TMA)
+    k = _load_rows(k_rows, k0, tiling.BK, tiling.D, MASKED)
+    v = _load_rows(v_rows, k0, tiling.BK, tiling.Dv, MASKED)
     qk = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     dp = tl.dot(d_out, tl.trans(v), input_precision=PRECISION)
     y_k = k_idx // 32
@@ -995,23 +1032,22 @@ def _dq_kernel(
     q_ptr, k_ptr, v_ptr, d_out_ptr, lse_ptr, delta_ptr, dq_ptr, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0,
     bias_stride_1, bias_stride_2, q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b,
     v_stride_h, v_stride_s,
-    D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ALIGN: tl.constexpr, TMA: tl.constexpr,
-    GRAD_BIAS: tl.constexpr,
+    D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ALIGN: tl.constexpr, GRAD_BIAS: tl.constexpr,
 ):
     """One tile of queries of one head: walks the same tiles of keys as the forward kernel."""
-    tiling: tl.constexpr = _Tiling(D, Dv, BQ, BK, TMA, GRAD_BIAS)
+    tiling: tl.constexpr = _Tiling(D, Dv, BQ, BK, GRAD_BIAS)
     tile, batch, head = _head_after_head(tl.cdiv(Sq, BQ), Hq)
     kv_head = head // (Hq // Hkv)
     q0 = tile * BQ
     q1 = tl.minimum(q0 + BQ, Sq) - 1
     q_idx = (q0 + tl.arange(0, BQ))[:, None]
-    q_rows = _head_rows(q_ptr, batch, head, (q_stride_b, q_stride_h, q_stride_s), Sq, ALIGN, TMA)
-    k_rows = _head_rows(k_ptr, batch, kv_head, (k_stride_b, k_stride_h, k_stride_s), Sk, ALIGN, TMA)
-    v_rows = _head_rows(v_ptr, batch, kv_head, (v_stride_b, v_stride_h, v_stride_s), Sk, ALIGN, TMA)
-    d_out_rows = _head_rows(d_out_ptr, batch, head, (tl.cast(Hq, tl.int64) * Sq * Dv, Sq * Dv, Dv), Sq, 1, TMA)
+    q_rows = _head_rows(q_ptr, batch, head, (q_stride_b, q_stride_h, q_stride_s), Sq, ALIGN)
+    k_rows = _head_rows(k_ptr, batch, kv_head, (k_stride_b, k_stride_h, k_stride_s), Sk, ALIGN)
+    v_rows = _head_rows(v_ptr, batch, kv_head, (v_stride_b, v_stride_h, v_stride_s), Sk, ALIGN)
+    d_out_rows = _head_rows(d_out_ptr, batch, head, (tl.cast(Hq, tl.int64) * Sq * Dv, Sq * Dv, Dv), Sq, 1)
     row = (batch * tl.cast(Hq, tl.int64) + head) * Sq
-    q = _load_rows(q_rows, q0, BQ, D, True, TMA)
-    d_out = _load_rows(d_out_rows, q0, BQ, Dv, True, TMA)
+    q = _load_rows(q_rows, q0, BQ, D, True)
+    d_out = _load_rows(d_out_rows, q0, BQ, Dv, True)
     rows = q0 + tl.arange(0, BQ)
     head_term = scale * 1.4426950408889634
     head_term_2 = Sk // 32 - 1 - 3
@@ -1040,8 +1076,8 @@ def _dkdv_tile(state, held, q_rows, d_out_rows, q0, tiling: tl.constexpr, MASKED
     head = q_rows.head
     rows = q0 + tl.arange(0, tiling.BQ)
     q_idx = rows[None, :]
-    q = _load_rows(q_rows, q0, tiling.BQ, tiling.D, MASKED, tiling.TMA)
-    d_out = _load_rows(d_out_rows, q0, tiling.BQ, tiling.Dv, MASKED, tiling.TMA)
+    q = _load_rows(q_rows, q0, tiling.BQ, tiling.D, MASKED)
+    d_out = _load_rows(d_out_rows, q0, tiling.BQ, tiling.Dv, MASKED)
     qk = tl.dot(k, tl.trans(q), input_precision=PRECISION)
     dp = tl.dot(v, tl.trans(d_out), input_precision=PRECISION)  # early: it runs while p is computed
     if MASKED:
@@ -1074,27 +1110,26 @@ def _dkdv_kernel(
     q_ptr, k_ptr, v_ptr, d_out_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0,
     bias_stride_1, bias_stride_2, q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b,
     v_stride_h, v_stride_s,
-    D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ALIGN: tl.constexpr, TMA: tl.constexpr,
-    GRAD_BIAS: tl.constexpr,
+    D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ALIGN: tl.constexpr, GRAD_BIAS: tl.constexpr,
 ):
     """One tile of keys of one key/value head: walks the tiles of queries that meet it, of every head of the group."""
-    tiling: tl.constexpr = _Tiling(D, Dv, BQ, BK, TMA, GRAD_BIAS)
+    tiling: tl.constexpr = _Tiling(D, Dv, BQ, BK, GRAD_BIAS)
     tile, batch, kv_head = _head_after_head(tl.cdiv(Sk, BK), Hkv)
     k0 = tile * BK
     k1 = tl.minimum(k0 + BK, Sk) - 1
     k_idx = (k0 + tl.arange(0, BK))[:, None]
-    k_rows = _head_rows(k_ptr, batch, kv_head, (k_stride_b, k_stride_h, k_stride_s), Sk, ALIGN, TMA)
-    v_rows = _head_rows(v_ptr, batch, kv_head, (v_stride_b, v_stride_h, v_stride_s), Sk, ALIGN, TMA)
-    k = _load_rows(k_rows, k0, BK, D, True, TMA)
-    v = _load_rows(v_rows, k0, BK, Dv, True, TMA)
+    k_rows = _head_rows(k_ptr, batch, kv_head, (k_stride_b, k_stride_h, k_stride_s), Sk, ALIGN)
+    v_rows = _head_rows(v_ptr, batch, kv_head, (v_stride_b, v_stride_h, v_stride_s), Sk, ALIGN)
+    k = _load_rows(k_rows, k0, BK, D, True)
+    v = _load_rows(v_rows, k0, BK, Dv, True)
     dk = tl.zeros([BK, _block(D)], tl.float32)
     dv = tl.zeros([BK, _block(Dv)], tl.float32)
     group = Hq // Hkv
     for member in range(group):
         head = kv_head * group + member
         row = (batch * tl.cast(Hq, tl.int64) + head) * Sq
-        q_rows = _head_rows(q_ptr, batch, head, (q_stride_b, q_stride_h, q_stride_s), Sq, ALIGN, TMA)
-        d_out_rows = _head_rows(d_out_ptr, batch, head, (tl.cast(Hq, tl.int64) * Sq * Dv, Sq * Dv, Dv), Sq, 1, TMA)
+        q_rows = _head_rows(q_ptr, batch, head, (q_stride_b, q_stride_h, q_stride_s), Sq, ALIGN)
+        d_out_rows = _head_rows(d_out_ptr, batch, head, (tl.cast(Hq, tl.int64) * Sq * Dv, Sq * Dv, Dv), Sq, 1)
         head_term = scale * 1.4426950408889634
         head_term_2 = Sk // 32 - 1 - 3
         y_k = k_idx // 32
@@ -1124,8 +1159,8 @@ def _sum_bias_tile(held, k_rows, v_rows, k0, tiling: tl.constexpr, MASKED: tl.co
         centre_2) = held
     Sk = k_rows.stop
     k_idx = (k0 + tl.arange(0, tiling.BK))[None, :]
-    k = _load_rows(k_rows, k0, tiling.BK, tiling.D, MASKED, tiling.TMA)
-    v = _load_rows(v_rows, k0, tiling.BK, tiling.Dv, MASKED, tiling.TMA)
+    k = _load_rows(k_rows, k0, tiling.BK, tiling.D, MASKED)
+    v = _load_rows(v_rows, k0, tiling.BK, tiling.Dv, MASKED)
     qk = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     dp = tl.dot(d_out, tl.trans(v), input_precision=PRECISION)
     y_k = k_idx // 32
@@ -1152,15 +1187,14 @@ def _sum_bias_kernel(
     q_ptr, k_ptr, v_ptr, d_out_ptr, lse_ptr, delta_ptr, cells_ptr, cell_stride_0, cell_stride_1, cell_stride_2,
     largest_ptr, unit_ptr, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, q_stride_b,
     q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s,
-    D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ALIGN: tl.constexpr, TMA: tl.constexpr,
-    MEASURE: tl.constexpr,
+    D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ALIGN: tl.constexpr, MEASURE: tl.constexpr,
 ):
     """One tile of queries of one head. Adds into cells of 64-bit integers, in units of `unit`: any order gives the same
     bits.
 
     With MEASURE, finds the largest contribution instead, from which the host chooses the unit.
     """
-    tiling: tl.constexpr = _Tiling(D, Dv, BQ, BK, TMA)
+    tiling: tl.constexpr = _Tiling(D, Dv, BQ, BK)
     query_tile = tl.program_id(0)
     group = Hq // Hkv
     largest = tl.zeros([BQ], tl.float32)
@@ -1169,10 +1203,10 @@ def _sum_bias_kernel(
         for head in tl.range(tl.program_id(2), tl.program_id(2) + 1):
             kv_head = head // group
             row = (batch * tl.cast(Hq, tl.int64) + head) * Sq
-            d_out_rows = _head_rows(d_out_ptr, batch, head, (tl.cast(Hq, tl.int64) * Sq * Dv, Sq * Dv, Dv), Sq, 1, TMA)
-            q_rows = _head_rows(q_ptr, batch, head, (q_stride_b, q_stride_h, q_stride_s), Sq, ALIGN, TMA)
-            k_rows = _head_rows(k_ptr, batch, kv_head, (k_stride_b, k_stride_h, k_stride_s), Sk, ALIGN, TMA)
-            v_rows = _head_rows(v_ptr, batch, kv_head, (v_stride_b, v_stride_h, v_stride_s), Sk, ALIGN, TMA)
+            d_out_rows = _head_rows(d_out_ptr, batch, head, (tl.cast(Hq, tl.int64) * Sq * Dv, Sq * Dv, Dv), Sq, 1)
+            q_rows = _head_rows(q_ptr, batch, head, (q_stride_b, q_stride_h, q_stride_s), Sq, ALIGN)
+            k_rows = _head_rows(k_ptr, batch, kv_head, (k_stride_b, k_stride_h, k_stride_s), Sk, ALIGN)
+            v_rows = _head_rows(v_ptr, batch, kv_head, (v_stride_b, v_stride_h, v_stride_s), Sk, ALIGN)
             head_term = scale * 1.4426950408889634
             head_term_2 = Sk // 32 - 1 - 3
             q0 = query_tile * BQ
@@ -1186,8 +1220,8 @@ def _sum_bias_kernel(
             centre = tl.minimum(tl.maximum(y_q, 3), head_term_2)
             centre_2 = tl.minimum(tl.maximum(x_q, 3), 28)
             any_lo, any_hi = _key_tiles(q0, q1, Sk, BK)
-            q = _load_rows(q_rows, q0, BQ, D, True, TMA)
-            d_out = _load_rows(d_out_rows, q0, BQ, Dv, True, TMA)
+            q = _load_rows(q_rows, q0, BQ, D, True)
+            d_out = _load_rows(d_out_rows, q0, BQ, Dv, True)
             held = (q, d_out, row_lse, delta, head, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, head_term,
                 y_q, x_q, centre, centre_2)
             for step in tl.range(any_hi - any_lo):
@@ -1213,6 +1247,48 @@ def _sum_bias_kernel(
 # ---------------------------------------------------------------- backward, for compute capability 9.0
 
 
+# What travels together. What a call gives every function; beside it, each kernel has a tuple for the pointers and
+# counts of its own work, and one for what it is compiled for.
+_BackwardCall = namedtuple("_BackwardCall", "scale Hq Hkv Sq Sk bias_ptr bias_stride_0 bias_stride_1 bias_stride_2")
+
+
+@gluon.jit
+def _barriers(N: gl.constexpr):
+    return gl.allocate_shared_memory(gl.int64, [N, 1], mbarrier.MBarrierLayout())
+
+
+@gluon.jit
+def _initialized(N: gl.constexpr, ARRIVALS: gl.constexpr):
+    """N barriers, each of whose phases takes so many arrivals."""
+    barriers = _barriers(N)
+    for i in gl.static_range(N):
+        mbarrier.init(barriers.index(i), count=ARRIVALS)
+    return barriers
+
+
+@gluon.jit
+def _acquire(ring, turn, STAGES: gl.constexpr):
+    """The place for a ring's next tile: waits until both consumers have released it."""
+    stage = turn % STAGES
+    if turn >= STAGES:
+        _barrier_sync(ring.FREE + stage, 288, 1)
+    return stage
+
+
+@gluon.jit
+def _fetch(desc, ring, stage, batch, head, start):
+    """Starts to copy a tile to a place that the producer has acquired."""
+    mbarrier.expect(ring.ready.index(stage), desc.block_type.nbytes)
+    _COPY_IN(desc, [batch, head, start, 0], ring.ready.index(stage), ring.tiles.index(stage))
+
+
+@gluon.jit
+def _await_released(ring, turn, STAGES: gl.constexpr):
+    """Returns when the consumers have released the last tiles of a ring: their barriers must not be left waiting."""
+    for last in range(tl.minimum(turn, STAGES)):
+        _barrier_sync(ring.FREE + (turn - 1 - last) % STAGES, 288, 1)
+
+
 @gluon.jit
 def _key_item(item, n_tiles, n_heads, n_work, together):
     """(tile, batch, head) of an item: tile by tile, `together` heads at a time."""
@@ -1223,12 +1299,12 @@ def _key_item(item, n_tiles, n_heads, n_work, together):
 
 
 @gluon.jit
-def _may_attend(
-    like, q0, k0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2,
-    D: gl.constexpr, Dv: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr,
-):
-    """Which pairs of a tile the mask allows. Positions are computed anew: kept for it, they would not fit in registers.
+def _kept_bits(like, q0, k0, batch, head, kv_head, call, config: gl.constexpr, BK: gl.constexpr):
+    """All bits of the packed pairs that the mask allows, none of the others. Positions are computed anew: kept for it,
+    they would not fit in registers.
     """
+    _scale, _Hq, _Hkv, Sq, Sk, _bias_ptr, _bias_stride_0, _bias_stride_1, _bias_stride_2 = call
+    BQ: gl.constexpr = config.BQ
     layout: gl.constexpr = like.type.layout
     q_idx = _opaque(q0 + gl.arange(0, BQ, layout=gl.SliceLayout(0, layout)))[None, :]
     k_idx = _opaque(k0 + gl.arange(0, BK, layout=gl.SliceLayout(1, layout)))[:, None]
@@ -1237,30 +1313,21 @@ def _may_attend(
     x_k = k_idx % 32
     centre = tl.minimum(tl.maximum(q_idx // 32, 3), head_term)
     centre_2 = tl.minimum(tl.maximum(q_idx % 32, 3), 28)
-    return (q_idx < Sq) & (tl.abs(y_k - centre) <= 3) & (tl.abs(x_k - centre_2) <= 3) & (k_idx < Sk)
-
-
-@gluon.jit
-def _kept_bits(
-    like, q0, k0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2,
-    D: gl.constexpr, Dv: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr,
-):
-    """All bits of the packed pairs that the mask allows, none of the others."""
-    allowed = _may_attend(like, q0, k0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0,
-        bias_stride_1, bias_stride_2, D, Dv, BQ, BK)
+    allowed = (q_idx < Sq) & (tl.abs(y_k - centre) <= 3) & (tl.abs(x_k - centre_2) <= 3) & (k_idx < Sk)
     low, high = allowed.reshape([BK, BQ // 2, 2]).split()
     return gl.where(low, 0xFFFF, 0) | gl.where(high, -65536, 0)
 
 
 @gluon.jit
 def _weigh_again(
-    qk, row_lse, batch, head, kv_head, q0, k0, k_idx, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2,
-    head_term, head_term_2, y_k, x_k,
-    D: gl.constexpr, Dv: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, dtype: gl.constexpr,
+    qk, row_lse, batch, head, kv_head, q0, k0, k_idx, terms, config: gl.constexpr, BK: gl.constexpr, dtype: gl.constexpr
 ):
-    """The weights of a tile, keys down and queries across, from its scores and the rows' log-sum-exp: packed,
-    and of every pair, allowed or not.
+    """The weights of a tile, keys down and queries across, from its scores and the rows' log-sum-exp; and times what
+    the score grows with q . k, where that is not one: packed, and of every pair, allowed or not. `terms`: what does not
+    depend on the query.
     """
+    _Sq, _Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, head_term, _head_term_2, y_k, x_k = terms
+    BQ: gl.constexpr = config.BQ
     columns: gl.constexpr = gl.SliceLayout(0, qk.type.layout)
     q_idx = (q0 + gl.arange(0, BQ, layout=columns))[None, :]
     y_q = q_idx // 32
@@ -1283,9 +1350,7 @@ def _packed(x, dtype: gl.constexpr):
         "cvt.rn.bf16x2.f32 $0, $2, $1;" if dtype == gl.bfloat16 else "cvt.rn.f16x2.f32 $0, $2, $1;",
         "=r,f,f",
         [low, high],
-        dtype=gl.int32,
-        is_pure=True,
-        pack=1,
+        dtype=gl.int32, is_pure=True, pack=1,
     )
 
 
@@ -1301,14 +1366,19 @@ def _unpacked_wide(pairs, dtype: gl.constexpr, layout: gl.constexpr):
     return gl.convert_layout(gl.join(low, high).reshape([pairs.shape[0], pairs.shape[1] * 2]), layout)
 
 
+_DkdvRings = namedtuple("_DkdvRings", "k v q d_out pairs lse_tiles delta_tiles")
+_DkdvWork = namedtuple("_DkdvWork", "lse_ptr delta_ptr n_work together")
+_DkdvConfig = namedtuple("_DkdvConfig", "D Dv BLOCK_D BLOCK_DV BQ BK STAGES AHEAD FAST")
+
+
 @gluon.jit
-def _queries_met(
-    k0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2,
-    D: gl.constexpr, Dv: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr,
-):
+def _queries_met(k0, batch, head, kv_head, work, call, config: gl.constexpr):
     """The tiles of queries that BK keys from k0 on meet, as `_query_tiles` has them; none beyond the last, since the
     first is walked even where there is none.
     """
+    _scale, _Hq, _Hkv, Sq, Sk, _bias_ptr, _bias_stride_0, _bias_stride_1, _bias_stride_2 = call
+    BQ: gl.constexpr = config.BQ
+    BK: gl.constexpr = config.BK
     last = (Sq - 1) // BQ
     k1 = tl.minimum(k0 + BK, Sk) - 1
     any0_lo, any0_hi, any1_lo, any1_hi, any2_lo, any2_hi, any3_lo, any3_hi = _query_tiles(k0, k1, Sq, Sk, BQ)
@@ -1318,32 +1388,26 @@ def _queries_met(
 
 
 @gluon.jit
-def _load_query_tiles(
-    q_desc, k_desc, v_desc, d_out_desc, lse_ptr, delta_ptr, k_tile, v_tile, q_tiles, d_out_tiles, handed, lse_tiles,
-    delta_tiles,
-    k_ready, v_ready, q_ready, d_out_ready,
-    n_work, together, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr,
-    BK: gl.constexpr,
-    STAGES: gl.constexpr, AHEAD: gl.constexpr, Q_FREE: gl.constexpr, D_OUT_FREE: gl.constexpr, HANDED: gl.constexpr,
-    TAKEN: gl.constexpr,
-):
-    """The warp that fetches: keys and values once, queries and what belongs to them as far ahead as there is room."""
-    tile, batch, kv_head = _key_item(gl.program_id(0), (Sk + BK - 1) // BK, Hkv, n_work, together)
+def _load_query_tiles(q_desc, k_desc, v_desc, d_out_desc, rings, work, call, config: gl.constexpr):
+    """The producer warp: keys and values once, queries and what belongs to them as far ahead as there is room."""
+    BQ: gl.constexpr = config.BQ
+    BK: gl.constexpr = config.BK
+    STAGES: gl.constexpr = config.STAGES
+    tile, batch, kv_head = _key_item(gl.program_id(0), (call.Sk + BK - 1) // BK, call.Hkv, work.n_work, work.together)
     k0 = tile * BK
-    mbarrier.expect(k_ready, k_desc.block_type.nbytes)
-    k_place = _REINTERPRET(k_tile.index(0), k_desc.dtype, [1, 1, BK, BLOCK_D], k_desc.layout)
-    _COPY_IN(k_desc, [batch, kv_head, k0, 0], k_ready, k_place)
-    mbarrier.expect(v_ready, v_desc.block_type.nbytes)
-    v_place = _REINTERPRET(v_tile.index(0), v_desc.dtype, [1, 1, BK, BLOCK_DV], v_desc.layout)
-    _COPY_IN(v_desc, [batch, kv_head, k0, 0], v_ready, v_place)
+    mbarrier.expect(rings.k.ready, k_desc.block_type.nbytes)
+    k_place = _REINTERPRET(rings.k.tiles.index(0), k_desc.dtype, [1, 1, BK, config.BLOCK_D], k_desc.layout)
+    _COPY_IN(k_desc, [batch, kv_head, k0, 0], rings.k.ready, k_place)
+    mbarrier.expect(rings.v.ready, v_desc.block_type.nbytes)
+    v_place = _REINTERPRET(rings.v.tiles.index(0), v_desc.dtype, [1, 1, BK, config.BLOCK_DV], v_desc.layout)
+    _COPY_IN(v_desc, [batch, kv_head, k0, 0], rings.v.ready, v_place)
     turn = 0
-    group = Hq // Hkv
+    group = call.Hq // call.Hkv
     for member in range(group):
         head = kv_head * group + member
-        row = (batch * tl.cast(Hq, gl.int64) + head) * Sq
+        row = (batch * tl.cast(call.Hq, gl.int64) + head) * call.Sq
         (any0_lo, any0_hi, any1_lo, any1_hi, any2_lo, any2_hi, any3_lo, any3_hi) = _queries_met(k0, batch, head,
-            kv_head, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, D, Dv, BQ, BK)
+            kv_head, work, call, config)
         n_steps = tl.maximum(any0_hi - any0_lo + (any1_hi - any1_lo) + (any2_hi - any2_lo) + (any3_hi - any3_lo), 1)
         for step in range(n_steps):
             at = any0_lo + step
@@ -1354,25 +1418,20 @@ def _load_query_tiles(
                 any3_lo + step - (any0_hi - any0_lo + (any1_hi - any1_lo) + (any2_hi - any2_lo)))
             q0 = at * BQ
             rows = q0 + gl.arange(0, BQ, layout=gl.BlockedLayout([1], [32], [1], [0]))
-            row_lse = gl.load(lse_ptr + row + rows, mask=rows < Sq, other=float("inf"))
-            delta = gl.load(delta_ptr + row + rows, mask=rows < Sq, other=0.0)
-            stage = (turn + step) % STAGES
-            if turn + step >= STAGES:
-                _barrier_sync(Q_FREE + stage, 288, 1)
-            mbarrier.expect(q_ready.index(stage), q_desc.block_type.nbytes)
-            _COPY_IN(q_desc, [batch, head, q0, 0], q_ready.index(stage), q_tiles.index(stage))
-            lse_tiles.index(stage).store(row_lse)
-            mbarrier.arrive(q_ready.index(stage), count=1)
-            if turn + step >= STAGES:
-                _barrier_sync(D_OUT_FREE + stage, 288, 1)
-            mbarrier.expect(d_out_ready.index(stage), d_out_desc.block_type.nbytes)
-            _COPY_IN(d_out_desc, [batch, head, q0, 0], d_out_ready.index(stage), d_out_tiles.index(stage))
-            delta_tiles.index(stage).store(delta)
-            mbarrier.arrive(d_out_ready.index(stage), count=1)
+            row_lse = gl.load(work.lse_ptr + row + rows, mask=rows < call.Sq, other=float("inf"))
+            delta = gl.load(work.delta_ptr + row + rows, mask=rows < call.Sq, other=0.0)
+            stage = _acquire(rings.q, turn + step, STAGES)
+            _fetch(q_desc, rings.q, stage, batch, head, q0)
+            rings.lse_tiles.index(stage).store(row_lse)
+            mbarrier.arrive(rings.q.ready.index(stage), count=1)
+            stage = _acquire(rings.d_out, turn + step, STAGES)
+            _fetch(d_out_desc, rings.d_out, stage, batch, head, q0)
+            rings.delta_tiles.index(stage).store(delta)
+            mbarrier.arrive(rings.d_out.ready.index(stage), count=1)
         turn += n_steps
     for last in range(tl.minimum(turn, STAGES)):
-        _barrier_sync(Q_FREE + (turn - 1 - last) % STAGES, 288, 1)
-        _barrier_sync(D_OUT_FREE + (turn - 1 - last) % STAGES, 288, 1)
+        _barrier_sync(rings.q.FREE + (turn - 1 - last) % STAGES, 288, 1)
+        _barrier_sync(rings.d_out.FREE + (turn - 1 - last) % STAGES, 288, 1)
 
 
 @gluon.jit
@@ -1386,26 +1445,25 @@ def _as_handed(pairs):
 
 
 @gluon.jit
-def _hand_over(pairs, handed, turn, AHEAD: gl.constexpr, HANDED: gl.constexpr, TAKEN: gl.constexpr):
-    """Leaves a tile's pairs to the other warpgroup, as soon as there is room."""
+def _hand_over(pairs, ring, turn, AHEAD: gl.constexpr):
+    """Leaves a tile's pairs to the other warpgroup, as soon as it has released their place."""
     place = turn % AHEAD
     if turn >= AHEAD:
-        _barrier_sync(TAKEN + place, 256, 4)
-    handed.index(place).store(_as_handed(pairs))
-    _barrier_arrive(HANDED + place, 256, 4)
+        _barrier_sync(ring.FREE + place, 256, 4)
+    ring.tiles.index(place).store(_as_handed(pairs))
+    _barrier_arrive(ring.ready + place, 256, 4)
 
 
 @gluon.jit
-def _take_over(like, handed, turn, AHEAD: gl.constexpr, HANDED: gl.constexpr, TAKEN: gl.constexpr):
+def _take_over(like, ring, turn, AHEAD: gl.constexpr):
     """The pairs that `_hand_over` has left, in the layout of `like`, which is that of the pairs there."""
     rows: gl.constexpr = like.shape[0]
     cols: gl.constexpr = like.shape[1]
     wanted = _as_handed(like)
-    layout: gl.constexpr = wanted.type.layout
     place = turn % AHEAD
-    _barrier_sync(HANDED + place, 256, 4)
-    parts = handed.index(place).load(layout).reshape([cols // 8, rows // 16, 8, 4, 2, 2])
-    _barrier_arrive(TAKEN + place, 256, 4)
+    _barrier_sync(ring.ready + place, 256, 4)
+    parts = ring.tiles.index(place).load(wanted.type.layout).reshape([cols // 8, rows // 16, 8, 4, 2, 2])
+    _barrier_arrive(ring.FREE + place, 256, 4)
     return parts.permute((1, 5, 2, 0, 4, 3)).reshape([rows, cols])
 
 
@@ -1433,45 +1491,40 @@ def _store_result(desc, values, place, batch, head, start, ROWS: gl.constexpr, C
 
 
 @gluon.jit
-def _weigh_query_tiles(
-    dv_desc, k_tile, v_tile, q_tiles, d_out_tiles, handed, lse_tiles, delta_tiles,
-    k_ready, v_ready, q_ready, d_out_ready,
-    n_work, together, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr,
-    BK: gl.constexpr,
-    STAGES: gl.constexpr, AHEAD: gl.constexpr, Q_FREE: gl.constexpr, D_OUT_FREE: gl.constexpr, HANDED: gl.constexpr,
-    TAKEN: gl.constexpr, FAST: gl.constexpr,
-):
-    """The warpgroup that makes the weights, from q . k, and dV; what dS needs of them it hands over.
+def _weigh_query_tiles(dv_desc, rings, work, call, config: gl.constexpr):
+    """The consumer warpgroup that makes the weights, from q . k, and dV; what dS needs of them it hands over.
 
     The next scores follow on dV's product at once; while this one weighs them, the other's products run.
     """
+    scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2 = call
+    BQ: gl.constexpr = config.BQ
+    BK: gl.constexpr = config.BK
+    STAGES: gl.constexpr = config.STAGES
     dtype: gl.constexpr = dv_desc.dtype
     pair_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BQ, 16])
-    dv_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_DV, 16])
-    p_layout: gl.constexpr = gl.DotOperandLayout(0, dv_layout, 2)
+    dv_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, config.BLOCK_DV, 16])
     no_pairs = gl.zeros([BK, BQ], gl.float32, layout=pair_layout)
-    dv = gl.zeros([BK, BLOCK_DV], gl.float32, layout=dv_layout)
-    tile, batch, kv_head = _key_item(gl.program_id(0), (Sk + BK - 1) // BK, Hkv, n_work, together)
+    dv = gl.zeros([BK, config.BLOCK_DV], gl.float32, layout=dv_layout)
+    tile, batch, kv_head = _key_item(gl.program_id(0), (Sk + BK - 1) // BK, Hkv, work.n_work, work.together)
     k0 = tile * BK
     k_idx = (k0 + gl.arange(0, BK, layout=gl.SliceLayout(1, pair_layout)))[:, None]
-    mbarrier.wait(k_ready, 0)
+    mbarrier.wait(rings.k.ready, 0)
     turn = 0
     group = Hq // Hkv
     for member in range(group):
         head = kv_head * group + member
         (any0_lo, any0_hi, any1_lo, any1_hi, any2_lo, any2_hi, any3_lo, any3_hi) = _queries_met(k0, batch, head,
-            kv_head, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, D, Dv, BQ, BK)
+            kv_head, work, call, config)
         head_term = scale * 1.4426950408889634
         head_term_2 = Sk // 32 - 1 - 3
         y_k = k_idx // 32
         x_k = k_idx % 32
-
+        terms = (Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, head_term, head_term_2, y_k, x_k)
         n_steps = tl.maximum(any0_hi - any0_lo + (any1_hi - any1_lo) + (any2_hi - any2_lo) + (any3_hi - any3_lo), 1)
         stage = turn % STAGES
         phase = turn // STAGES & 1
-        mbarrier.wait(q_ready.index(stage), phase)
-        qk_token = _start_product(k_tile, 0, q_tiles.index(stage), no_pairs, BLOCK_D)
+        mbarrier.wait(rings.q.ready.index(stage), phase)
+        qk_token = _start_product(rings.k.tiles, 0, rings.q.tiles.index(stage), no_pairs, config.BLOCK_D)
         qk = warpgroup_mma_wait(0, deps=(qk_token,))
         for step in range(n_steps):
             at = any0_lo + step
@@ -1480,116 +1533,101 @@ def _weigh_query_tiles(
                 any2_lo + step - (any0_hi - any0_lo + (any1_hi - any1_lo)))
             at = tl.where(step < any0_hi - any0_lo + (any1_hi - any1_lo) + (any2_hi - any2_lo), at,
                 any3_lo + step - (any0_hi - any0_lo + (any1_hi - any1_lo) + (any2_hi - any2_lo)))
-            weight = _weigh_again(
-                qk, lse_tiles.index(stage).load(gl.SliceLayout(0, pair_layout))[None, :], batch, head, kv_head, at * BQ,
-                k0, k_idx, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, head_term, head_term_2, y_k,
-                x_k, D, Dv, BQ, BK, dtype,
-            )
+            row_lse = rings.lse_tiles.index(stage).load(gl.SliceLayout(0, pair_layout))[None, :]
+            weight = _weigh_again(qk, row_lse, batch, head, kv_head, at * BQ, k0, k_idx, terms, config, BK, dtype)
             if True:
-                kept = _kept_bits(qk, at * BQ, k0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, bias_ptr,
-                    bias_stride_0, bias_stride_1, bias_stride_2, D, Dv, BQ, BK)
+                kept = _kept_bits(qk, at * BQ, k0, batch, head, kv_head, call, config, BK)
                 weight &= kept
-            _barrier_arrive(Q_FREE + stage, 288, 4)
-            _hand_over(weight, handed, turn + step, AHEAD, HANDED, TAKEN)
-            p = _unpacked(weight, dtype, p_layout)
-            mbarrier.wait(d_out_ready.index(stage), phase)
-            dv_token = warpgroup_mma(p, d_out_tiles.index(stage).reshape([BQ, BLOCK_DV]), dv, is_async=True)
+            _barrier_arrive(rings.q.FREE + stage, 288, 4)
+            _hand_over(weight, rings.pairs, turn + step, config.AHEAD)
+            p = _unpacked(weight, dtype, gl.DotOperandLayout(0, dv_layout, 2))
+            mbarrier.wait(rings.d_out.ready.index(stage), phase)
+            d_out = rings.d_out.tiles.index(stage).reshape([BQ, config.BLOCK_DV])
+            dv_token = warpgroup_mma(p, d_out, dv, is_async=True)
             here = stage
             if step + 1 < n_steps:
                 stage = (turn + step + 1) % STAGES
                 phase = (turn + step + 1) // STAGES & 1
-                mbarrier.wait(q_ready.index(stage), phase)
-                qk_token = _start_product(k_tile, 0, q_tiles.index(stage), no_pairs, BLOCK_D)
+                mbarrier.wait(rings.q.ready.index(stage), phase)
+                qk_token = _start_product(rings.k.tiles, 0, rings.q.tiles.index(stage), no_pairs, config.BLOCK_D)
                 dv, p = warpgroup_mma_wait(1, deps=(dv_token, p))
-                _barrier_arrive(D_OUT_FREE + here, 288, 4)
+                _barrier_arrive(rings.d_out.FREE + here, 288, 4)
                 qk = warpgroup_mma_wait(0, deps=(qk_token,))
             else:
                 dv, p = warpgroup_mma_wait(0, deps=(dv_token, p))
-                _barrier_arrive(D_OUT_FREE + here, 288, 4)
+                _barrier_arrive(rings.d_out.FREE + here, 288, 4)
         turn += n_steps
-    for last in range(tl.minimum(turn, AHEAD)):
-        _barrier_sync(TAKEN + (turn - 1 - last) % AHEAD, 256, 4)
-    _store_result(dv_desc, dv, k_tile.index(0), batch, kv_head, k0, BK, BLOCK_DV)
+    for last in range(tl.minimum(turn, config.AHEAD)):
+        _barrier_sync(rings.pairs.FREE + (turn - 1 - last) % config.AHEAD, 256, 4)
+    _store_result(dv_desc, dv, rings.k.tiles.index(0), batch, kv_head, k0, BK, config.BLOCK_DV)
 
 
 @gluon.jit
-def _slopes(
-    dp, like, handed, turn, AHEAD: gl.constexpr, HANDED: gl.constexpr, TAKEN: gl.constexpr, dtype: gl.constexpr,
-    layout: gl.constexpr,
-):
-    """dS of a tile, as an operand: what was handed over, times dP less what its row subtracts."""
-    pair_layout: gl.constexpr = dp.type.layout
-    pairs = _take_over(like, handed, turn, AHEAD, HANDED, TAKEN)
-    return gl.convert_layout((_unpacked_wide(pairs, dtype, pair_layout) * dp).to(dtype), layout)
-
-
-@gluon.jit
-def _differentiate_query_tiles(
-    dk_desc, k_tile, v_tile, q_tiles, d_out_tiles, handed, lse_tiles, delta_tiles,
-    k_ready, v_ready, q_ready, d_out_ready,
-    n_work, together, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr,
-    BK: gl.constexpr,
-    STAGES: gl.constexpr, AHEAD: gl.constexpr, Q_FREE: gl.constexpr, D_OUT_FREE: gl.constexpr, HANDED: gl.constexpr,
-    TAKEN: gl.constexpr,
-):
-    """The warpgroup that makes dP, from dO . v, and of it and the weights that it is handed dS and dK. It reads no
-    score.
+def _differentiate_query_tiles(dk_desc, rings, work, call, config: gl.constexpr):
+    """The consumer warpgroup that makes dP, from dO . v, and of it and the weights that it is handed dS and dK. It
+    reads no score.
     """
+    scale, Hq, Hkv, _Sq, Sk, _bias_ptr, _bias_stride_0, _bias_stride_1, _bias_stride_2 = call
+    BQ: gl.constexpr = config.BQ
+    BK: gl.constexpr = config.BK
+    STAGES: gl.constexpr = config.STAGES
     dtype: gl.constexpr = dk_desc.dtype
     pair_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BQ, 16])
-    dk_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
-    ds_layout: gl.constexpr = gl.DotOperandLayout(0, dk_layout, 2)
-    columns: gl.constexpr = gl.SliceLayout(0, pair_layout)
+    dk_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, config.BLOCK_D, 16])
     no_pairs = gl.zeros([BK, BQ], gl.float32, layout=pair_layout)
     like = _packed(no_pairs, dtype)
-    dk = gl.zeros([BK, BLOCK_D], gl.float32, layout=dk_layout)
-    tile, batch, kv_head = _key_item(gl.program_id(0), (Sk + BK - 1) // BK, Hkv, n_work, together)
+    dk = gl.zeros([BK, config.BLOCK_D], gl.float32, layout=dk_layout)
+    tile, batch, kv_head = _key_item(gl.program_id(0), (Sk + BK - 1) // BK, Hkv, work.n_work, work.together)
     k0 = tile * BK
-    mbarrier.wait(v_ready, 0)
+    mbarrier.wait(rings.v.ready, 0)
     turn = 0
     group = Hq // Hkv
     for member in range(group):
         head = kv_head * group + member
         (any0_lo, any0_hi, any1_lo, any1_hi, any2_lo, any2_hi, any3_lo, any3_hi) = _queries_met(k0, batch, head,
-            kv_head, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, D, Dv, BQ, BK)
+            kv_head, work, call, config)
         n_steps = tl.maximum(any0_hi - any0_lo + (any1_hi - any1_lo) + (any2_hi - any2_lo) + (any3_hi - any3_lo), 1)
         stage = turn % STAGES
         phase = turn // STAGES & 1
-        mbarrier.wait(d_out_ready.index(stage), phase)
-        dp_token = _start_product(v_tile, 0, d_out_tiles.index(stage), no_pairs, BLOCK_DV)
+        mbarrier.wait(rings.d_out.ready.index(stage), phase)
+        dp_token = _start_product(rings.v.tiles, 0, rings.d_out.tiles.index(stage), no_pairs, config.BLOCK_DV)
         dp = warpgroup_mma_wait(0, deps=(dp_token,))
         for step in range(n_steps):
-            dp -= delta_tiles.index(stage).load(columns)[None, :]
-            _barrier_arrive(D_OUT_FREE + stage, 288, 4)
-            slopes = _slopes(dp, like, handed, turn + step, AHEAD, HANDED, TAKEN, dtype, ds_layout)
-            mbarrier.wait(q_ready.index(stage), phase)
-            dk_token = warpgroup_mma(slopes, q_tiles.index(stage).reshape([BQ, BLOCK_D]), dk, is_async=True)
+            dp -= rings.delta_tiles.index(stage).load(gl.SliceLayout(0, pair_layout))[None, :]
+            _barrier_arrive(rings.d_out.FREE + stage, 288, 4)
+            pairs = _take_over(like, rings.pairs, turn + step, config.AHEAD)
+            ds = (_unpacked_wide(pairs, dtype, pair_layout) * dp).to(dtype)
+            slopes = gl.convert_layout(ds, gl.DotOperandLayout(0, dk_layout, 2))
+            mbarrier.wait(rings.q.ready.index(stage), phase)
+            dk_token = warpgroup_mma(slopes, rings.q.tiles.index(stage).reshape([BQ, config.BLOCK_D]), dk,
+                is_async=True)
             here = stage
             if step + 1 < n_steps:
                 stage = (turn + step + 1) % STAGES
                 phase = (turn + step + 1) // STAGES & 1
-                mbarrier.wait(d_out_ready.index(stage), phase)
-                dp_token = _start_product(v_tile, 0, d_out_tiles.index(stage), no_pairs, BLOCK_DV)
+                mbarrier.wait(rings.d_out.ready.index(stage), phase)
+                dp_token = _start_product(rings.v.tiles, 0, rings.d_out.tiles.index(stage), no_pairs, config.BLOCK_DV)
                 dk, slopes = warpgroup_mma_wait(1, deps=(dk_token, slopes))
-                _barrier_arrive(Q_FREE + here, 288, 4)
+                _barrier_arrive(rings.q.FREE + here, 288, 4)
                 dp = warpgroup_mma_wait(0, deps=(dp_token,))
             else:
                 dk, slopes = warpgroup_mma_wait(0, deps=(dk_token, slopes))
-                _barrier_arrive(Q_FREE + here, 288, 4)
+                _barrier_arrive(rings.q.FREE + here, 288, 4)
         turn += n_steps
-    _store_result(dk_desc, dk * scale, v_tile.index(0), batch, kv_head, k0, BK, BLOCK_D)
+    _store_result(dk_desc, dk * scale, rings.v.tiles.index(0), batch, kv_head, k0, BK, config.BLOCK_D)
 
 
 @gluon.jit(do_not_specialize=['n_work', 'together', 'Hq', 'Hkv', 'Sq', 'Sk', 'bias_stride_0', 'bias_stride_1'])
 def _hopper_dkdv_kernel(
-    q_desc, k_desc, v_desc, d_out_desc, dk_desc, dv_desc, lse_ptr, delta_ptr,
-    n_work, together, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2,
+    q_desc, k_desc, v_desc, d_out_desc, dk_desc, dv_desc, lse_ptr, delta_ptr, n_work, together, scale, Hq, Hkv, Sq, Sk,
+    bias_ptr, bias_stride_0, bias_stride_1,
+    bias_stride_2,
     D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr,
     BK: gl.constexpr,
     STAGES: gl.constexpr, AHEAD: gl.constexpr, SPARE: gl.constexpr, FAST: gl.constexpr,
 ):
-    """dK and dV of one tile of keys: a warpgroup for the weights and dV, one for dS and dK, and a warp that fetches.
+    """dK and dV of one tile of keys: a consumer warpgroup for the weights and dV, one for dS and dK, and a producer
+    warp.
 
     Both results, in float32, would not fit in the registers of one; so each has one, and half of the products.
     """
@@ -1611,46 +1649,42 @@ def _hopper_dkdv_kernel(
     handed = gl.allocate_shared_memory(gl.int32, [AHEAD, BK * BQ // 2], plain)
     lse_tiles = gl.allocate_shared_memory(gl.float32, [STAGES, BQ], plain)
     delta_tiles = gl.allocate_shared_memory(gl.float32, [STAGES, BQ], plain)
-    k_ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    v_ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    q_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    d_out_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    mbarrier.init(k_ready, count=1)
-    mbarrier.init(v_ready, count=1)
+    k_ring = _Ring(k_tile, _initialized(1, 1).index(0), None)
+    v_ring = _Ring(v_tile, _initialized(1, 1).index(0), None)
+    q_ring = _Ring(q_tiles, _barriers(STAGES), Q_FREE)
+    d_out_ring = _Ring(d_out_tiles, _barriers(STAGES), D_OUT_FREE)
     for i in gl.static_range(STAGES):
-        mbarrier.init(q_ready.index(i), count=2)
-        mbarrier.init(d_out_ready.index(i), count=2)
+        mbarrier.init(q_ring.ready.index(i), count=2)
+        mbarrier.init(d_out_ring.ready.index(i), count=2)
+    rings = _DkdvRings(k_ring, v_ring, q_ring, d_out_ring, _Ring(handed, HANDED, TAKEN), lse_tiles, delta_tiles)
     fence_async_shared()
+    work = _DkdvWork(lse_ptr, delta_ptr, n_work, together)
+    call = _BackwardCall(scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2)
+    config: gl.constexpr = _DkdvConfig(D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, AHEAD, FAST)
     gl.warp_specialize(
         [
-            (_weigh_query_tiles,
-                (dv_desc, k_tile, v_tile, q_tiles, d_out_tiles, handed, lse_tiles, delta_tiles, k_ready, v_ready,
-                q_ready, d_out_ready, n_work, together, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1,
-                bias_stride_2, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, AHEAD, Q_FREE, D_OUT_FREE, HANDED, TAKEN,
-                FAST)),
-            (_differentiate_query_tiles,
-                (dk_desc, k_tile, v_tile, q_tiles, d_out_tiles, handed, lse_tiles, delta_tiles, k_ready, v_ready,
-                q_ready, d_out_ready, n_work, together, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1,
-                bias_stride_2, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, AHEAD, Q_FREE, D_OUT_FREE, HANDED, TAKEN)),
-            (_load_query_tiles,
-                (q_desc, k_desc, v_desc, d_out_desc, lse_ptr, delta_ptr, k_tile, v_tile, q_tiles, d_out_tiles, handed,
-                lse_tiles, delta_tiles, k_ready, v_ready, q_ready, d_out_ready, n_work, together, scale, Hq, Hkv, Sq,
-                Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES,
-                AHEAD, Q_FREE, D_OUT_FREE, HANDED, TAKEN)),
+            (_weigh_query_tiles, (dv_desc, rings, work, call, config)),
+            (_differentiate_query_tiles, (dk_desc, rings, work, call, config)),
+            (_load_query_tiles, (q_desc, k_desc, v_desc, d_out_desc, rings, work, call, config)),
         ],
         [4, 1],
         [240, SPARE],
     )
 
 
+_DqRings = namedtuple("_DqRings", "q d_out k v")
+_DqWork = namedtuple("_DqWork", "lse_ptr delta_ptr n_work together")
+_DqConfig = namedtuple("_DqConfig", "D Dv BLOCK_D BLOCK_DV BQ BK K_STAGES V_STAGES GRAD_BIAS FAST")
+
+
 @gluon.jit
-def _keys_met(
-    q0, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2,
-    D: gl.constexpr, Dv: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr,
-):
+def _keys_met(q0, batch, head, kv_head, work, call, config: gl.constexpr):
     """The tiles of keys that BQ queries from q0 on meet, as `_key_tiles` has them; none beyond the last, since the
     first is walked even where there is none.
     """
+    _scale, _Hq, _Hkv, Sq, Sk, _bias_ptr, _bias_stride_0, _bias_stride_1, _bias_stride_2 = call
+    BQ: gl.constexpr = config.BQ
+    BK: gl.constexpr = config.BK
     last = (Sk - 1) // BK
     q1 = tl.minimum(q0 + BQ, Sq) - 1
     any_lo, any_hi = _key_tiles(q0, q1, Sk, BK)
@@ -1658,55 +1692,47 @@ def _keys_met(
 
 
 @gluon.jit
-def _load_tile(desc, batch, head, start, tile, ready, free, again):
-    """Fetches a tile, as soon as its place is free: the barrier of that number says it where `again` it is needed."""
-    if again:
-        _barrier_sync(free, 288, 1)
+def _load_tile(desc, ring, turn, batch, head, start, STAGES: gl.constexpr):
+    """Fetches a ring's next tile, as soon as both consumers have released its place."""
+    stage = turn % STAGES
+    tile = ring.tiles.index(stage)
+    ready = ring.ready.index(stage)
+    if turn >= STAGES:
+        _barrier_sync(ring.FREE + stage, 288, 1)
     mbarrier.expect(ready, desc.block_type.nbytes)
     _COPY_IN(desc, [batch, head, start, 0], ready, tile)
 
 
 @gluon.jit
-def _load_key_tiles(
-    q_desc, k_desc, v_desc, d_out_desc, q_tiles, d_out_tiles, k_tiles, v_tiles, q_ready, k_ready, v_ready,
-    n_work, together, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr,
-    BK: gl.constexpr,
-    K_STAGES: gl.constexpr, V_STAGES: gl.constexpr, K_FREE: gl.constexpr, V_FREE: gl.constexpr,
-):
-    """The warp that fetches: queries and dO once, keys and values as far ahead as there is room."""
-    tile, batch, head = _key_item(gl.program_id(0), (Sq + BQ - 1) // BQ, Hq, n_work, together)
-    kv_head = head // (Hq // Hkv)
+def _load_key_tiles(q_desc, k_desc, v_desc, d_out_desc, rings, work, call, config: gl.constexpr):
+    """The producer warp: queries and dO once, keys and values as far ahead as there is room."""
+    BQ: gl.constexpr = config.BQ
+    BK: gl.constexpr = config.BK
+    tile, batch, head = _key_item(gl.program_id(0), (call.Sq + BQ - 1) // BQ, call.Hq, work.n_work, work.together)
+    kv_head = head // (call.Hq // call.Hkv)
     for part in gl.static_range(2):
         q0 = tile * BQ + part * (BQ // 2)
-        mbarrier.expect(q_ready.index(part), q_desc.block_type.nbytes + d_out_desc.block_type.nbytes)
-        _COPY_IN(q_desc, [batch, head, q0, 0], q_ready.index(part), q_tiles.index(part))
-        _COPY_IN(d_out_desc, [batch, head, q0, 0], q_ready.index(part), d_out_tiles.index(part))
-    (any_lo, any_hi) = _keys_met(tile * BQ, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0,
-        bias_stride_1, bias_stride_2, D, Dv, BQ, BK)
+        ready = rings.q.ready.index(part)
+        mbarrier.expect(ready, q_desc.block_type.nbytes + d_out_desc.block_type.nbytes)
+        _COPY_IN(q_desc, [batch, head, q0, 0], ready, rings.q.tiles.index(part))
+        _COPY_IN(d_out_desc, [batch, head, q0, 0], ready, rings.d_out.tiles.index(part))
+    any_lo, any_hi = _keys_met(tile * BQ, batch, head, kv_head, work, call, config)
     n_steps = tl.maximum(any_hi - any_lo, 1)
     for step in range(n_steps):
         at = any_lo + step
-        stage = step % K_STAGES
-        _load_tile(k_desc, batch, kv_head, at * BK, k_tiles.index(stage), k_ready.index(stage), K_FREE + stage,
-            step >= K_STAGES)
-        stage = step % V_STAGES
-        _load_tile(v_desc, batch, kv_head, at * BK, v_tiles.index(stage), v_ready.index(stage), V_FREE + stage,
-            step >= V_STAGES)
-    for last in range(tl.minimum(n_steps, K_STAGES)):
-        _barrier_sync(K_FREE + (n_steps - 1 - last) % K_STAGES, 288, 1)
-    for last in range(tl.minimum(n_steps, V_STAGES)):
-        _barrier_sync(V_FREE + (n_steps - 1 - last) % V_STAGES, 288, 1)
+        _load_tile(k_desc, rings.k, step, batch, kv_head, at * BK, config.K_STAGES)
+        _load_tile(v_desc, rings.v, step, batch, kv_head, at * BK, config.V_STAGES)
+    _await_released(rings.k, n_steps, config.K_STAGES)
+    _await_released(rings.v, n_steps, config.V_STAGES)
 
 
 @gluon.jit
-def _weigh_rows(
-    qk, row_lse, batch, kv_head, k0, masked, Sk, head, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, head_term,
-    y_q,
-    x_q, centre, centre_2,
-    D: gl.constexpr, Dv: gl.constexpr, BK: gl.constexpr,
-):
-    """The weights of 64 queries for the keys k0 … k0 + BK - 1."""
+def _weigh_rows(qk, row_lse, batch, kv_head, k0, masked, terms, config: gl.constexpr):
+    """The weights of 64 queries for the keys k0 … k0 + BK - 1; and times what the score grows with q . k, where that is
+    not one.
+    """
+    Sk, head, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, head_term, y_q, x_q, centre, centre_2 = terms
+    BK: gl.constexpr = config.BK
     k_idx = (k0 + gl.arange(0, BK, layout=gl.SliceLayout(0, qk.type.layout)))[None, :]
     y_k = k_idx // 32
     x_k = k_idx % 32
@@ -1722,76 +1748,68 @@ def _weigh_rows(
 
 
 @gluon.jit
-def _differentiate_key_tiles(
-    dq_desc, lse_ptr, delta_ptr, q_tiles, d_out_tiles, k_tiles, v_tiles, q_ready, k_ready, v_ready,
-    n_work, together, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2,
-    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr,
-    BK: gl.constexpr,
-    K_STAGES: gl.constexpr, V_STAGES: gl.constexpr, K_FREE: gl.constexpr, V_FREE: gl.constexpr, PART: gl.constexpr,
-    FAST: gl.constexpr,
-    GRAD_BIAS: gl.constexpr,
-):
-    """A warpgroup that computes: its 64 queries, one product after the other. What the other computes fills the gaps.
-    """
+def _differentiate_key_tiles(dq_desc, rings, work, call, config: gl.constexpr, PART: gl.constexpr):
+    """A consumer warpgroup: its 64 queries, one product after the other. What the other computes fills the gaps."""
+    scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2 = call
+    BQ: gl.constexpr = config.BQ
+    BK: gl.constexpr = config.BK
     dtype: gl.constexpr = dq_desc.dtype
     pair_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BK, 16])
-    dq_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
-    ds_layout: gl.constexpr = gl.DotOperandLayout(0, dq_layout, 2)
+    dq_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, config.BLOCK_D, 16])
     rows_layout: gl.constexpr = gl.SliceLayout(1, pair_layout)
     no_pairs = gl.zeros([64, BK], gl.float32, layout=pair_layout)
-    dq = gl.zeros([64, BLOCK_D], gl.float32, layout=dq_layout)
-    tile, batch, head = _key_item(gl.program_id(0), (Sq + BQ - 1) // BQ, Hq, n_work, together)
+    dq = gl.zeros([64, config.BLOCK_D], gl.float32, layout=dq_layout)
+    tile, batch, head = _key_item(gl.program_id(0), (Sq + BQ - 1) // BQ, Hq, work.n_work, work.together)
     kv_head = head // (Hq // Hkv)
-    (any_lo, any_hi) = _keys_met(tile * BQ, batch, head, kv_head, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0,
-        bias_stride_1, bias_stride_2, D, Dv, BQ, BK)
+    any_lo, any_hi = _keys_met(tile * BQ, batch, head, kv_head, work, call, config)
     n_steps = tl.maximum(any_hi - any_lo, 1)
     q0 = tile * BQ + PART * 64
     rows = q0 + gl.arange(0, 64, layout=rows_layout)
     q_idx = rows[:, None]
     row = (batch * tl.cast(Hq, gl.int64) + head) * Sq
-    row_lse = gl.load(lse_ptr + row + rows, mask=rows < Sq, other=float("inf"))[:, None]
-    delta = gl.load(delta_ptr + row + rows, mask=rows < Sq, other=0.0)[:, None]
+    row_lse = gl.load(work.lse_ptr + row + rows, mask=rows < Sq, other=float("inf"))[:, None]
+    delta = gl.load(work.delta_ptr + row + rows, mask=rows < Sq, other=0.0)[:, None]
     head_term = scale * 1.4426950408889634
     head_term_2 = Sk // 32 - 1 - 3
     y_q = q_idx // 32
     x_q = q_idx % 32
     centre = tl.minimum(tl.maximum(y_q, 3), head_term_2)
     centre_2 = tl.minimum(tl.maximum(x_q, 3), 28)
-    mbarrier.wait(q_ready.index(PART), 0)
+    terms = (Sk, head, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, head_term, y_q, x_q, centre, centre_2)
+    mbarrier.wait(rings.q.ready.index(PART), 0)
     for step in range(n_steps):
-        stage = step % K_STAGES
-        v_stage = step % V_STAGES
-        mbarrier.wait(k_ready.index(stage), step // K_STAGES & 1)
-        qk_token = _start_product(q_tiles, PART, k_tiles.index(stage), no_pairs, BLOCK_D)
+        stage = step % config.K_STAGES
+        v_stage = step % config.V_STAGES
+        mbarrier.wait(rings.k.ready.index(stage), step // config.K_STAGES & 1)
+        qk_token = _start_product(rings.q.tiles, PART, rings.k.tiles.index(stage), no_pairs, config.BLOCK_D)
         qk = warpgroup_mma_wait(0, deps=(qk_token,))
         at = any_lo + step
-        p = _weigh_rows(
-            qk, row_lse, batch, kv_head, at * BK, True, Sk, head, bias_ptr, bias_stride_0, bias_stride_1,
-            bias_stride_2, head_term, y_q, x_q, centre, centre_2, D, Dv, BK,
-        )
-        mbarrier.wait(v_ready.index(v_stage), step // V_STAGES & 1)
-        v_tile = v_tiles.index(v_stage + _opaque(gl.to_tensor(0)))  # where there is one stage its address stays, too
-        dp_token = _start_product(d_out_tiles, PART, v_tile, no_pairs, BLOCK_DV)
+        p = _weigh_rows(qk, row_lse, batch, kv_head, at * BK, True, terms, config)
+        mbarrier.wait(rings.v.ready.index(v_stage), step // config.V_STAGES & 1)
+        v_tile = rings.v.tiles.index(v_stage
+            + _opaque(gl.to_tensor(0)))  # where there is one stage its address stays, too
+        dp_token = _start_product(rings.d_out.tiles, PART, v_tile, no_pairs, config.BLOCK_DV)
         dp = warpgroup_mma_wait(0, deps=(dp_token,))
-        _barrier_arrive(V_FREE + v_stage, 288, 4)
-        slopes = gl.convert_layout((p * (dp - delta)).to(dtype), ds_layout)
-        dq_token = warpgroup_mma(slopes, k_tiles.index(stage).reshape([BK, BLOCK_D]), dq, is_async=True)
+        _barrier_arrive(rings.v.FREE + v_stage, 288, 4)
+        slopes = gl.convert_layout((p * (dp - delta)).to(dtype), gl.DotOperandLayout(0, dq_layout, 2))
+        dq_token = warpgroup_mma(slopes, rings.k.tiles.index(stage).reshape([BK, config.BLOCK_D]), dq, is_async=True)
         dq, slopes = warpgroup_mma_wait(0, deps=(dq_token, slopes))
-        _barrier_arrive(K_FREE + stage, 288, 4)
-    _store_result(dq_desc, dq * scale, q_tiles.index(PART), batch, head, q0, 64, BLOCK_D)
+        _barrier_arrive(rings.k.FREE + stage, 288, 4)
+    _store_result(dq_desc, dq * scale, rings.q.tiles.index(PART), batch, head, q0, 64, config.BLOCK_D)
 
 
 @gluon.jit(do_not_specialize=['n_work', 'together', 'Hq', 'Hkv', 'Sq', 'Sk', 'bias_stride_0', 'bias_stride_1'])
 def _hopper_dq_kernel(
-    q_desc, k_desc, v_desc, d_out_desc, dq_desc, lse_ptr, delta_ptr,
-    n_work, together, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2,
+    q_desc, k_desc, v_desc, d_out_desc, dq_desc, lse_ptr, delta_ptr, n_work, together, scale, Hq, Hkv, Sq, Sk, bias_ptr,
+    bias_stride_0, bias_stride_1,
+    bias_stride_2,
     D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr,
     BK: gl.constexpr,
-    K_STAGES: gl.constexpr, V_STAGES: gl.constexpr, SPARE: gl.constexpr,
-    GRAD_BIAS: gl.constexpr,
-    FAST: gl.constexpr,
+    K_STAGES: gl.constexpr, V_STAGES: gl.constexpr, SPARE: gl.constexpr, GRAD_BIAS: gl.constexpr, FAST: gl.constexpr,
 ):
-    """dQ of 128 queries: two warpgroups, 64 queries each, and a warp that fetches for both."""
+    """dQ of 128 queries, and what their pairs add to the gradients of params: two consumer warpgroups, 64 queries each,
+    and a producer warp.
+    """
     # Of the sixteen barriers of a program Triton has the first six; these tell that a place is free.
     K_FREE: gl.constexpr = 6
     V_FREE: gl.constexpr = K_FREE + K_STAGES
@@ -1801,30 +1819,19 @@ def _hopper_dq_kernel(
     d_out_tiles = gl.allocate_shared_memory(dtype, [2, 1, 1, 64, BLOCK_DV], d_out_desc.layout)
     k_tiles = gl.allocate_shared_memory(dtype, [K_STAGES, 1, 1, BK, BLOCK_D], k_desc.layout)
     v_tiles = gl.allocate_shared_memory(dtype, [V_STAGES, 1, 1, BK, BLOCK_DV], v_desc.layout)
-    q_ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    k_ready = gl.allocate_shared_memory(gl.int64, [K_STAGES, 1], mbarrier.MBarrierLayout())
-    v_ready = gl.allocate_shared_memory(gl.int64, [V_STAGES, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(2):
-        mbarrier.init(q_ready.index(i), count=1)
-    for i in gl.static_range(K_STAGES):
-        mbarrier.init(k_ready.index(i), count=1)
-    for i in gl.static_range(V_STAGES):
-        mbarrier.init(v_ready.index(i), count=1)
+    q_ready = _initialized(2, 1)
+    k_ring = _Ring(k_tiles, _initialized(K_STAGES, 1), K_FREE)
+    v_ring = _Ring(v_tiles, _initialized(V_STAGES, 1), V_FREE)
+    rings = _DqRings(_Ring(q_tiles, q_ready, None), _Ring(d_out_tiles, q_ready, None), k_ring, v_ring)
     fence_async_shared()
+    work = _DqWork(lse_ptr, delta_ptr, n_work, together)
+    call = _BackwardCall(scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2)
+    config: gl.constexpr = _DqConfig(D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, K_STAGES, V_STAGES, GRAD_BIAS, FAST)
     gl.warp_specialize(
         [
-            (_differentiate_key_tiles,
-                (dq_desc, lse_ptr, delta_ptr, q_tiles, d_out_tiles, k_tiles, v_tiles, q_ready, k_ready, v_ready, n_work,
-                together, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, D, Dv, BLOCK_D,
-                BLOCK_DV, BQ, BK, K_STAGES, V_STAGES, K_FREE, V_FREE, 0, FAST, GRAD_BIAS)),
-            (_differentiate_key_tiles,
-                (dq_desc, lse_ptr, delta_ptr, q_tiles, d_out_tiles, k_tiles, v_tiles, q_ready, k_ready, v_ready, n_work,
-                together, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, D, Dv, BLOCK_D,
-                BLOCK_DV, BQ, BK, K_STAGES, V_STAGES, K_FREE, V_FREE, 1, FAST, GRAD_BIAS)),
-            (_load_key_tiles,
-                (q_desc, k_desc, v_desc, d_out_desc, q_tiles, d_out_tiles, k_tiles, v_tiles, q_ready, k_ready, v_ready,
-                n_work, together, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, D, Dv,
-                BLOCK_D, BLOCK_DV, BQ, BK, K_STAGES, V_STAGES, K_FREE, V_FREE)),
+            (_differentiate_key_tiles, (dq_desc, rings, work, call, config, 0)),
+            (_differentiate_key_tiles, (dq_desc, rings, work, call, config, 1)),
+            (_load_key_tiles, (q_desc, k_desc, v_desc, d_out_desc, rings, work, call, config)),
         ],
         [4, 1],
         [240, SPARE],
@@ -1834,97 +1841,70 @@ def _hopper_dq_kernel(
 # ---------------------------------------------------------------- on the host
 
 
+# Kept from call to call. The CPU is Triton's interpreter, with as many multiprocessors as that is given.
+_CHIPS: dict[torch.device, str] = {torch.device("cpu"): "cpu"}
+_MULTIPROCESSORS: dict[torch.device, int] = {torch.device("cpu"): 8}
+_READY: dict[tuple, _Known] = {}  # by layout
+_ZEROS: dict[tuple[int, int], list[Tensor]] = {}  # by device and stream
+_PLAIN = (Tensor, torch.nn.Parameter)
+_Refusal = ValueError  # an `attngen.Kernel` puts its own kind of ValueError here
+
+
 def _ceil(n: int, d: int) -> int:
-    """n / d, rounded up. Triton's own function is made for kernels: on the host it takes ten times as long."""
+    """n / d, rounded up, in a tenth of the time of Triton's own function."""
     return -(-n // d)
 
 
-def _power_of_two(n: int) -> int:
-    """The least power of two that is not below n."""
-    return 1 << (n - 1).bit_length()
-
-
-_CHIPS: dict[torch.device, str] = {}
+def _padded(n: int) -> int:
+    """The least power of two that is at least n and 16."""
+    return max(16, 1 << (n - 1).bit_length())
 
 
 def _chip(device: torch.device) -> str:
-    """The rows of TILES that fit a device."""
-    if device not in _CHIPS:
-        if device.type == "cpu":
-            chip = "cpu"  # Triton's interpreter
-        elif torch.version.hip:
-            chip = "gfx942"
-        else:
-            properties = torch.cuda.get_device_properties(device)
-            room = properties.shared_memory_per_block_optin
-            if room >= 227 * 1024:
-                chip = "sm_90" if properties.major == 9 else "sm_100"
-            else:
-                chip = "sm_80" if room >= 163 * 1024 else "sm_86"
-        _CHIPS[device] = chip
+    """The chip whose rows of the tables a device takes."""
+    if device not in _CHIPS and torch.version.hip:
+        _CHIPS[device] = "gfx942"
+    elif device not in _CHIPS:
+        properties = torch.cuda.get_device_properties(device)
+        kib = properties.shared_memory_per_block_optin // 1024
+        newest = "sm_90" if properties.major == 9 else "sm_100"
+        _CHIPS[device] = newest if kib >= 227 else "sm_80" if kib >= 163 else "sm_86"
     return _CHIPS[device]
 
 
 def _tiles(q: Tensor, v: Tensor) -> tuple[tuple[int, int, int, int], ...]:
-    head_block = max(16, _power_of_two(max(q.shape[3], v.shape[3])))
-    return TILES[_chip(q.device), q.element_size(), head_block]
+    return TILES[_chip(q.device), q.element_size(), _padded(max(q.shape[3], v.shape[3]))]
+
+
+def _near(x: Tensor) -> Tensor:
+    """`x` itself if its rows are contiguous and near each other, else a copy."""
+    return x if x.stride(3) == 1 and x.stride(2) < 2**23 else x.contiguous()
+
+
+def _has_tma(*tensors: Tensor) -> bool:
+    """Whether the chip has a copy engine for tiles that can read these tensors. float32 is multiplied in registers."""
+    return _chip(tensors[0].device) in ("sm_90", "sm_100") and all(
+        x.numel() > 0 and x.element_size() == 2 and x.data_ptr() % 16 == 0 and all(n % 8 == 0 for n in x.stride()[:3])
+        for x in tensors
+    )
 
 
 @functools.cache
 def _knows_gluon() -> bool:
     """Whether the kernels for Hopper cards are made for this release of Triton; if not, says so once."""
     if not GLUON_KNOWN:
-        first, last = (".".join(map(str, release)) for release in GLUON_RELEASES)
-        warnings.warn(
-            f"natten_2d: its kernels for Hopper cards know Triton {first} to {last}, not {triton.__version__}; the "
-            f"portable kernels run",
-            stacklevel=2,
-        )
+        first, last = (f"{major}.{minor}" for major, minor in GLUON_RELEASES)
+        warnings.warn(f"natten_2d: its kernels for Hopper cards know Triton {first} to {last}, not "
+            f"{triton.__version__}; the portable kernels run", stacklevel=2)
     return GLUON_KNOWN
 
 
-def _takes_own(q: Tensor) -> bool:
-    """Whether the card's own kernels take such tensors: compute capability 9.0, half precision."""
-    return _chip(q.device) == "sm_90" and q.element_size() == 2 and _knows_gluon()
-
-
-def _hopper_block(head_dim: int) -> int:
-    return max(64, _power_of_two(head_dim))
-
-
-def _hopper(q: Tensor, v: Tensor) -> tuple | None:
-    """The row of HOPPER, where its kernel can run: half precision, rows of the result that the copy engine can write.
-    """
-    if not _takes_own(q) or v.shape[3] % 8 or max(q.shape[3], v.shape[3]) <= 32:
+def _hopper(table: dict, q: Tensor, k: Tensor, v: Tensor, *others: Tensor) -> tuple | None:
+    """The row of a table of compute capability 9.0, where its kernels can run."""
+    D, Dv = q.shape[3], v.shape[3]
+    if max(D, Dv) <= 32 or _chip(q.device) != "sm_90" or not _has_tma(q, k, v, *others) or not _knows_gluon():
         return None
-    return HOPPER.get((_hopper_block(q.shape[3]), _hopper_block(v.shape[3])))
-
-
-def _hopper_apart(q: Tensor, v: Tensor) -> tuple | None:
-    """The row of HOPPER_APART, where it can be used: half precision, rows that the copy engine can write."""
-    wide = max(q.shape[3], v.shape[3])
-    if not _takes_own(q) or q.shape[3] % 8 or v.shape[3] % 8 or wide <= 32:
-        return None
-    return HOPPER_APART.get((_hopper_block(q.shape[3]), _hopper_block(v.shape[3])))
-
-
-def _hopper_tiles(rows: int, *tensors: Tensor) -> tuple:
-    """Descriptors of tiles of that many rows, as the copy engine lays them out for the matrix units."""
-    found = []
-    for x in tensors:
-        block, layout = _hopper_layout(rows, _hopper_block(x.shape[3]), x.dtype)
-        found.append(HopperDescriptor(x, x.shape, x.stride(), block, layout))
-    return tuple(found)
-
-
-@functools.cache
-def _hopper_layout(rows: int, cols: int, dtype: torch.dtype) -> tuple[list[int], gl.NVMMASharedLayout]:
-    block = [1, 1, rows, cols]
-    element = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}[dtype]
-    return block, gl.NVMMASharedLayout.get_default_for(block, element)
-
-
-_MULTIPROCESSORS: dict[torch.device, int] = {}
+    return table.get((max(64, _padded(D)), max(64, _padded(Dv))))
 
 
 def _multiprocessors(device: torch.device) -> int:
@@ -1933,91 +1913,74 @@ def _multiprocessors(device: torch.device) -> int:
     return _MULTIPROCESSORS[device]
 
 
-def _registers(q: Tensor, head_block: int, *tile: int) -> dict[str, int]:
+def _registers(q: Tensor, *tile: int) -> dict[str, int]:
     """The option that bounds a program's registers, where a tile is meant for several programs a multiprocessor."""
-    if q.element_size() != 2 or _chip(q.device) not in ("sm_90", "sm_100") or (head_block, *tile) not in REGISTERS:
-        return {}
-    return {"maxnreg": REGISTERS[(head_block, *tile)]}
+    half = q.element_size() == 2 and _chip(q.device) in ("sm_90", "sm_100")
+    limit = REGISTERS.get((_padded(q.shape[3]), *tile)) if half else None
+    return {} if limit is None else {"maxnreg": limit}
 
 
-def _rows_first(x: Tensor) -> Tensor:
-    """`x` itself if its rows are contiguous and near each other, else a copy."""
-    return x if x.stride(3) == 1 and x.stride(2) < 2**23 else x.contiguous()
+_NONE: dict[str, Any] = {}
 
 
-def _has_tma(chip: str, *tensors: Tensor) -> bool:
-    """Whether the chip has a copy engine for tiles, and the tensors lie so that it can read them.
+class _Launch:
+    """A kernel and how calls of one layout launch it. Its parameters are found by name among a call's `values`.
 
-    Not for float32, whose products are computed without the matrix units: tiles are wanted in registers.
-    """
-    return chip in ("sm_90", "sm_100") and all(
-        x.element_size() == 2 and x.data_ptr() % 16 == 0
-        and all(stride * x.element_size() % 16 == 0 for stride in x.stride()[:3]) for x in tensors
-    )
-
-
-def _tiled(tma: bool, rows: int, *tensors: Tensor) -> tuple:
-    """The tensors as the kernels read them: by descriptors of tiles of that many rows, or by pointers."""
-    if not tma:
-        return tensors
-    return tuple(
-        TensorDescriptor(x, x.shape, x.stride(), [1, 1, rows, max(16, _power_of_two(x.shape[3]))]) for x in tensors
-    )
-
-
-def _sizes(q: Tensor, k: Tensor, v: Tensor) -> dict[str, int]:
-    """What every kernel is compiled for."""
-    strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3])
-    align = 16
-    while any(stride % align for stride in strides):
-        align //= 2
-    D, Dv = q.shape[3], v.shape[3]
-    return dict(
-        D=D, Dv=Dv, ALIGN=align, BLOCK_D=max(16, _power_of_two(D)), BLOCK_DV=max(16, _power_of_two(Dv))
-    )
-
-
-class _Ready:
-    """How calls of one layout are launched. What depends on shapes, strides, types and alignment alone is found once,
-    and so is the compiled kernel: Triton takes longer to look it up than to launch it.
+    `options`: the kernel's constants and Triton's. `tiles`: rows of the tiles in which tensors are read. `scalars`:
+    more values. `buffers`: shapes and dtypes of tensors to allocate. `names`: what a
+    parameter takes that has another name. The compiled kernel is kept: Triton takes longer to look it up than to launch
+    it.
     """
 
-    def __init__(self, kernel, grid: int | tuple, BK: int, descriptors: tuple, options: dict, n_work: int = 0,
-        together: int = 0) -> None:
-        self.kernel, self.BK, self.options, self.n_work = kernel, BK, options, n_work
+    def __init__(self, kernel, grid, options, tiles=_NONE, scalars=_NONE, buffers=_NONE, names=_NONE) -> None:
+        self.kernel, self.options, self.buffers = kernel, options, buffers
         self.grid = grid if isinstance(grid, tuple) else (grid, 1, 1)
-        self.together = together
-        self.pairs: dict[str, _Ready] = {}  # the kernels that gather a param's gradient over pairs, beside that of dQ
-        # Without the tensors, whose memory is not ours to keep.
-        self.descriptors = tuple((type(x), {**vars(x), "base": None}) for x in descriptors)
-        self.constants = tuple(options[name] for name in kernel.arg_names if name in options)
+        self.tiles = tiles
+        self.scalars = scalars
+        given = [x.removesuffix("_ptr").removesuffix("_desc") for x in kernel.arg_names if x not in options]
+        self.operands = operator.itemgetter(*(names.get(x, x) for x in given))
+        self.constants = [options[x] for x in kernel.arg_names if x in options]
+        self.idle: list[dict] = []  # descriptors without their tensors, whose memory is not ours to keep
         self.run = None
 
-    def tiles(self, *tensors: Tensor) -> tuple | list:
-        """The tensors as the kernel reads them: by descriptors of tiles, or by pointers."""
-        if not self.descriptors:
-            return tensors
-        found = []
-        for (kind, fields), x in zip(self.descriptors, tensors, strict=True):
-            descriptor = object.__new__(kind)  # what its constructor checks holds for every tensor of this layout
-            descriptor.__dict__ = {**fields, "base": x}
-            found.append(descriptor)
-        return found
-
-    def launch(self, *arguments) -> None:
-        if self.run is not None:
-            self.run(*arguments, *self.constants)
+    def __call__(self, values: dict) -> None:
+        values.update(self.scalars)
+        for name, (shape, dtype) in self.buffers.items():
+            values[name] = values["q"].new_empty(shape, dtype=dtype)
+        if not self.tiles:
+            self.launch(*self.operands(values))
             return
-        own = (*self.kernel.arg_names, "num_warps", "num_stages", "maxnreg")
-        options = {name: value for name, value in self.options.items() if name in own}
-        compiled = self.kernel[self.grid](*arguments, **options)
+        try:
+            tiles = self.idle.pop()
+        except IndexError:  # the first call, or another thread is here, too
+            tiles = {name: self.descriptor(name, values[name]) for name in self.tiles}
+        for name, tile in tiles.items():
+            tile.base = values[name]
+        self.launch(*self.operands({**values, **tiles}))
+        for tile in tiles.values():
+            tile.base = None
+        self.idle.append(tiles)
+
+    def launch(self, *operands) -> None:
+        if self.run is not None:
+            self.run(*operands, *self.constants)
+            return
+        compiled = self.kernel[self.grid](*operands, **self.options)
         if compiled is not None:  # as under the interpreter
             self.run = compiled[self.grid]
 
+    def descriptor(self, name: str, x: Tensor):
+        block, sizes = [1, 1, self.tiles[name], _padded(x.shape[3])], (list(x.shape), list(x.stride()))
+        if "q_desc" in self.kernel.arg_names:
+            block[3] = 16 if name == "terms" else max(64, block[3])
+            element = gl.float16 if x.dtype is torch.float16 else gl.bfloat16
+            layout: Any = gl.NVMMASharedLayout.get_default_for(block, element)
+            return HopperDescriptor(x, *sizes, block, layout)
+        return TensorDescriptor(x, *sizes, block)
+
 
 class _Known:
-    """What is known of tensors of one layout: what kernels take of their sizes and strides, with which scalars they
-    have passed the checks, and how kernels are launched on them.
+    """What is known of calls of one layout: values that are the same in all, scalars that passed the checks, launches.
     """
 
     def __init__(self, q, k, v, bias) -> None:
@@ -2025,94 +1988,80 @@ class _Known:
         Hkv, Sk, Dv = v.shape[1:]
         if max(Sq, Sk) >= 2**27:  # here, where they are known: while tracing they may be symbols
             _refuse(f"sequences must be shorter than 2**27, not {Sq} and {Sk}: positions are computed in 32 bits")
+        near = _near(q), _near(k), _near(v)
+        self.near = near[0] is q and near[1] is k and near[2] is v
         self.shape = B, Hq, Hkv, Sq, Sk, D, Dv
-        self.sizes = Hq, Hkv, Sq, Sk
         # Shape and strides of what the forward pass gives: so it is allocated soonest.
         self.out = (B, Hq, Sq, Dv), (Hq * Sq * Dv, Sq * Dv, Dv, 1)
         self.lse = (B, Hq, Sq), (Hq * Sq, Sq, 1)
-        rows = _rows_first(q), _rows_first(k), _rows_first(v)
-        self.near = rows[0] is q and rows[1] is k and rows[2] is v
-        self.strides = tuple(stride for x in rows for stride in x.stride()[:3])
-        self.fits: set[float] = set()
-        self.forward: dict[tuple, _Ready] = {}
-        self.backward: dict[tuple, tuple[_Ready | None, ...]] = {}
+        strides = {f"{name}_stride_{axis}": n for name, x in zip("qkv", near) for axis, n in zip("bhs", x.stride())}
+        self.values = dict(strides, Hq=Hq, Hkv=Hkv, Sq=Sq, Sk=Sk, bias_stride_0=bias.stride(0),
+            bias_stride_1=bias.stride(1), bias_stride_2=bias.stride(2))
+        self.constants = dict(D=D, Dv=Dv, ALIGN=math.gcd(16, *strides.values()))
+        self.wide = dict(D=D, Dv=Dv, BLOCK_D=max(64, _padded(D)), BLOCK_DV=max(64, _padded(Dv)), FAST=True, num_warps=4)
+        self.fits = set()
+        self.forward, self.backward, self.pairs = {}, {}, {}
 
 
-_READY: dict[tuple, _Known] = {}
+def _layout(*tensors: Tensor) -> tuple:
+    """What decides how kernels are launched: of tensors all but values, and of addresses whether they are round."""
+    return tuple([(x.dtype, x.device, x.shape, x.stride(), x.data_ptr() % 16) for x in tensors])
 
 
-def _layout(q, k, v, bias) -> tuple:
-    """What decides which kernel is launched and how: of tensors all but values, and of addresses whether they are
-    round.
-    """
-    return (
-        q.dtype, q.device, q.shape, q.stride(), q.data_ptr() % 16,
-        k.dtype, k.device, k.shape, k.stride(), k.data_ptr() % 16,
-        v.dtype, v.device, v.shape, v.stride(), v.data_ptr() % 16,
-        bias.dtype, bias.device, bias.shape, bias.stride(), bias.data_ptr() % 16,
-    )
-
-
-def _known(q, k, v, bias) -> _Known:
+def _known(*tensors: Tensor) -> _Known:
     """What is known of these tensors' layout, found out if they are the first of it."""
-    layout = _layout(q, k, v, bias)
-    known = _READY.get(layout)
-    if known is None:
+    layout = _layout(*tensors)
+    if layout not in _READY:
         if len(_READY) >= 1024:
             _READY.clear()
-        known = _READY[layout] = _Known(q, k, v, bias)
-    return known
-
-
-def _prepared(q: Tensor, k: Tensor, v: Tensor, out: Tensor, precise: bool) -> _Ready:
-    B, Hq, Sq, _ = q.shape
-    sizes = _sizes(q, k, v)
-    BQ, BK, warps, stages = _tiles(q, v)[0]
-    tma = _has_tma(_chip(q.device), q, k, v)
-    hopper = _hopper(q, v) if tma and k.numel() else None
-    if hopper is not None:
-        BQ, BK, stages, pipelined, ordered, registers, spare, together, ahead, schedule, apart = hopper
-        n_tiles = _ceil(Sq, BQ)
-        n_work = n_tiles * B * Hq
-        grid = n_work if schedule == "once" else min(n_work, _multiprocessors(q.device))
-        descriptors = (*_hopper_tiles(64, q), *_hopper_tiles(BK, k, v), *_hopper_tiles(64, out))
-        options = dict(
-            D=sizes["D"], Dv=sizes["Dv"], BLOCK_D=_hopper_block(sizes["D"]), BLOCK_DV=_hopper_block(sizes["Dv"]),
-            BQ=BQ, BK=BK, STAGES=stages, SCHEDULE=schedule, ORDERED=ordered, OUT_APART=apart,
-            PIPELINED=pipelined, REGISTERS=registers, SPARE=spare, FAST=True, PRECISE=precise,
-            num_warps=4,
-        )
-        return _Ready(_hopper_forward_kernel, grid, BK, descriptors, options, n_work, max(together, ahead // n_tiles))
-    descriptors = (*_tiled(tma, BQ, q), *_tiled(tma, BK, k, v)) if tma else ()
-    options = dict(
-        **sizes, BQ=BQ, BK=BK, TMA=tma, PRECISE=precise, num_warps=warps, num_stages=stages,
-    )
-    options.update(_registers(q, sizes["BLOCK_D"], BQ, BK, warps, stages))
-    return _Ready(_forward_kernel, _ceil(Sq, BQ) * B * Hq, BK, descriptors, options)
+        _READY[layout] = _Known(*tensors)
+    return _READY[layout]
 
 
 def _stream(device: torch.device) -> int | None:
-    """The stream that calls share things by; None on the CPU and on a device that is not the current one, and where a
-    CUDA graph is captured: what its replays use they have to fill themselves.
+    """The stream that calls share things by; None on the CPU, on another device than the current one, and where a CUDA
+    graph is captured: what its replays use they have to fill themselves.
     """
     if device.type == "cpu" or device.index != torch.cuda.current_device() or torch.cuda.is_current_stream_capturing():
         return None
-    return driver.active.get_current_stream(device.index)
+    active: Any = driver.active
+    return active.get_current_stream(device.index)
 
 
-_ZEROS: dict[tuple[int, int], list[Tensor]] = {}
-
-
-def _queue(device: torch.device, own: bool) -> Tensor:
-    """Four zeros to count from. `own`: from a stock that one fill makes for a thousand calls."""
-    stream = _stream(device) if own else None
+def _queue(values: dict) -> None:
+    """Four zeros to count from: a call's `own` are from a stock that one fill makes for a thousand calls."""
+    device = values["q"].device
+    stream = _stream(device) if values["own"] else None
     if stream is None:
-        return torch.zeros(4, dtype=torch.int32, device=device)
+        values["queue"] = torch.zeros(4, dtype=torch.int32, device=device)
+        return
     try:
-        return _ZEROS[device.index, stream].pop()
+        values["queue"] = _ZEROS[device.index, stream].pop()
     except (KeyError, IndexError):
-        zeros, *_ZEROS[device.index, stream] = torch.zeros((1024, 4), dtype=torch.int32, device=device).unbind()
-        return zeros
+        zeros = torch.zeros((1024, 4), dtype=torch.int32, device=device)
+        values["queue"], *_ZEROS[device.index, stream] = zeros.unbind()
+
+
+def _forward_launches(known, q, k, v, out, precise) -> tuple:
+    """How the forward pass is launched in calls of one layout."""
+    B, Hq, _Hkv, Sq, _Sk, _D, _Dv = known.shape
+    if (row := _hopper(HOPPER, q, k, v, out)) is not None:
+        row = HopperRow(*row)
+        BQ, BK = row.BQ, row.BK
+        n_tiles = _ceil(Sq, BQ)
+        n_work = n_tiles * B * Hq
+        return (*((_queue,) if row.SCHEDULE == "queue" else ()),
+            _Launch(_hopper_forward_kernel,
+                n_work if row.SCHEDULE == "once" else min(n_work, _multiprocessors(q.device)),
+                dict(**known.wide, BQ=BQ, BK=BK, STAGES=row.STAGES, SCHEDULE=row.SCHEDULE, ORDERED=row.ORDERED,
+                OUT_APART=row.OUT_APART, PIPELINED=row.PIPELINED, REGISTERS=row.REGISTERS, SPARE=row.SPARE,
+                PRECISE=precise), tiles=dict(q=64, out=64, k=BK, v=BK),
+                scalars=dict(n_work=n_work, together=max(row.together, row.ahead // n_tiles))),)
+    tma = _has_tma(q, k, v)
+    BQ, BK, warps, stages = _tiles(q, v)[0]
+    return (_Launch(_forward_kernel, _ceil(Sq, BQ) * B * Hq,
+        dict(**known.constants, BQ=BQ, BK=BK, PRECISE=precise, num_warps=warps, num_stages=stages,
+        **_registers(q, BQ, BK, warps, stages)), tiles=dict(q=BQ, k=BK, v=BK) if tma else {}),)
 
 
 def _attend(q, k, v, bias, scale, precise, known=None):
@@ -2120,35 +2069,26 @@ def _attend(q, k, v, bias, scale, precise, known=None):
     own = known is not None
     known = known or _known(q, k, v, bias)
     if not known.near:
-        q, k, v = _rows_first(q), _rows_first(k), _rows_first(v)
-    _B, _Hq, _, _Sq, _Sk, _, _Dv = known.shape
+        q, k, v = _near(q), _near(k), _near(v)
     out = q.new_empty_strided(*known.out)
     lse = q.new_empty_strided(*known.lse, dtype=torch.float32)
     rest = torch.empty_like(out) if precise else None
     if out.numel():
         key = (precise,)
-        ready = known.forward.get(key)
-        if ready is None:
-            ready = known.forward[key] = _prepared(q, k, v, out, precise)
-        plain = scale, *known.sizes, bias, bias.stride(0), bias.stride(1), bias.stride(2)
+        launches = known.forward.get(key)
+        if launches is None:
+            launches = known.forward[key] = _forward_launches(known, q, k, v, out, precise)
+        values = dict(known.values, q=q, k=k, v=v, out=out, lse=lse, rest=rest if precise else out, bias=bias,
+            scale=scale, own=own, queue=None)
         with torch.cuda.device_of(q):
-            if ready.n_work:
-                queue = _queue(q.device, own) if ready.options["SCHEDULE"] == "queue" else None
-                ready.launch(
-                    *ready.tiles(q, k, v, out), lse, rest if precise else out, queue, ready.n_work, ready.together,
-                    *plain,
-                )
-            else:
-                ready.launch(
-                    *ready.tiles(q, k, v), out, lse, rest if precise else out, *plain, *known.strides,
-                )
+            for launch in launches:
+                launch(values)
     return out, lse, rest
 
 
 @torch.library.custom_op("attngen::natten_2d_e86b02d6c7c5", mutates_args=())
-def _forward(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float, precise: bool = False
-) -> tuple[Tensor, Tensor, Tensor]:
+def _forward(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float, precise: bool = False) -> tuple[Tensor,
+    Tensor, Tensor]:
     """out (B, Hq, Sq, Dv) in q's dtype; lse (B, Hq, Sq) in float32; if precise, what out lost in rounding."""
     out, lse, rest = _attend(q, k, v, bias, scale, precise)
     return out, lse, out.new_empty(0) if rest is None else rest
@@ -2156,138 +2096,110 @@ def _forward(
 
 @_forward.register_fake
 def _(q, k, v, bias, scale, precise=False):
-    B, Hq, Sq, _ = q.shape
-    out = q.new_empty((B, Hq, Sq, v.shape[3]))
-    lse = q.new_empty((B, Hq, Sq), dtype=torch.float32)
+    lse = q.new_empty(q.shape[:3], dtype=torch.float32)
+    out = q.new_empty((*lse.shape, v.shape[3]))
     return out, lse, torch.empty_like(out) if precise else out.new_empty(0)
 
 
-def _prepared_backward(
-    q: Tensor, k: Tensor, v: Tensor, d_out: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, has_d_lse: bool, precise: bool,
-    needed: list[bool]
-) -> tuple[_Ready | None, ...]:
-    """What each row needs once; dK and dV; and dQ."""
-    B, Hq, Sq, D = q.shape
-    Hkv, Sk, Dv = v.shape[1:]
-    sizes = _sizes(q, k, v)
-    _, (BQ, BK, warps, stages), (dq_BQ, dq_BK, dq_warps, dq_stages) = _tiles(q, v)
-    tma = _has_tma(_chip(q.device), q, k, v, d_out)
-    options = dict(Dv=Dv, BLOCK_DV=sizes["BLOCK_DV"], ROWS=32, HAS_D_LSE=has_d_lse, PRECISE=precise)
-    rows = _Ready(_rows_kernel, _ceil(B * Hq * Sq, 32), 0, (), options)
-    descriptors = (*_tiled(tma, BQ, q), *_tiled(tma, BK, k, v), *_tiled(tma, BQ, d_out)) if tma else ()
-    options = dict(
-        **sizes, BQ=BQ, BK=BK, TMA=tma, GRAD_BIAS=needed[0], num_warps=warps, num_stages=stages,
-    )
-    by_keys = _Ready(_dkdv_kernel, _ceil(Sk, BK) * B * Hkv, BK, descriptors, options)
-    descriptors = (*_tiled(tma, dq_BQ, q), *_tiled(tma, dq_BK, k, v), *_tiled(tma, dq_BQ, d_out)) if tma else ()
-    options = dict(
-        **sizes, BQ=dq_BQ, BK=dq_BK, TMA=tma, GRAD_BIAS=needed[0], num_warps=dq_warps, num_stages=dq_stages,
-    )
-    by_rows = _Ready(_dq_kernel, _ceil(Sq, dq_BQ) * B * Hq, dq_BK, descriptors, options)
-    hopper = _hopper_apart(q, v) if tma else None
-    if hopper is not None:
-        BQ, BK, stages, ahead, together, spare = hopper[0]
-        descriptors = (*_hopper_tiles(BQ, q), *_hopper_tiles(BK, k, v), *_hopper_tiles(BQ, d_out),
-            *_hopper_tiles(BK, dk, dv))
-        options = dict(
-            D=D, Dv=Dv, BLOCK_D=_hopper_block(D), BLOCK_DV=_hopper_block(Dv), BQ=BQ, BK=BK, STAGES=stages,
-            AHEAD=ahead, SPARE=spare, FAST=True, num_warps=4,
-        )
+def _backward_launches(known, q, k, v, d_out, dq, dk, dv, has_d_lse, precise, needed) -> tuple:
+    """How the backward pass is launched in calls of one layout."""
+    B, Hq, Hkv, Sq, Sk, _D, Dv = known.shape
+    tma = _has_tma(q, k, v, d_out)
+    apart = _hopper(HOPPER_APART, q, k, v, d_out, dq, dk, dv)
+    BQ, BK, warps, stages = _tiles(q, v)[1]
+    by_keys = (_Launch(_dkdv_kernel, _ceil(Sk, BK) * B * Hkv,
+        dict(**known.constants, BQ=BQ, BK=BK, GRAD_BIAS=needed[0], num_warps=warps, num_stages=stages),
+        tiles=dict(q=BQ, d_out=BQ, k=BK, v=BK) if tma else {}),)
+    if apart is not None:
+        row = HopperDkdvRow(*apart[0])
+        BQ, BK = row.BQ, row.BK
         n_work = _ceil(Sk, BK) * B * Hkv
-        by_keys = _Ready(_hopper_dkdv_kernel, n_work, BK, descriptors, options, n_work, together)
-    if hopper is not None:
-        BQ, BK, stages, value_stages, together, spare = hopper[1]
-        descriptors = (*_hopper_tiles(BQ // 2, q), *_hopper_tiles(BK, k, v), *_hopper_tiles(BQ // 2, d_out, dq))
-        options = dict(
-            D=D, Dv=Dv, BLOCK_D=_hopper_block(D), BLOCK_DV=_hopper_block(Dv), BQ=BQ, BK=BK, K_STAGES=stages,
-            V_STAGES=value_stages, SPARE=spare, GRAD_BIAS=needed[0], FAST=True, num_warps=4,
-        )
+        by_keys = (_Launch(_hopper_dkdv_kernel, n_work,
+            dict(**known.wide, BQ=BQ, BK=BK, STAGES=row.STAGES, AHEAD=row.AHEAD, SPARE=row.SPARE),
+            tiles=dict(q=BQ, d_out=BQ, k=BK, v=BK, dk=BK, dv=BK), scalars=dict(n_work=n_work, together=row.together)),)
+    BQ, BK, warps, stages = _tiles(q, v)[2]
+    by_rows = (_Launch(_dq_kernel, _ceil(Sq, BQ) * B * Hq,
+        dict(**known.constants, BQ=BQ, BK=BK, GRAD_BIAS=needed[0], num_warps=warps, num_stages=stages),
+        tiles=dict(q=BQ, d_out=BQ, k=BK, v=BK) if tma else {}),)
+    if apart is not None:
+        row = HopperDqRow(*apart[1])
+        BQ, BK = row.BQ, row.BK
         n_work = _ceil(Sq, BQ) * B * Hq
-        by_rows = _Ready(_hopper_dq_kernel, n_work, BK, descriptors, options, n_work, together)
-    return rows, by_keys, by_rows
+        by_rows = (_Launch(_hopper_dq_kernel, n_work,
+            dict(**known.wide, BQ=BQ, BK=BK, K_STAGES=row.K_STAGES, V_STAGES=row.V_STAGES, SPARE=row.SPARE,
+            GRAD_BIAS=needed[0]), tiles=dict(q=BQ // 2, d_out=BQ // 2, dq=BQ // 2, k=BK, v=BK),
+            scalars=dict(n_work=n_work, together=row.together)),)
+    return (_Launch(_rows_kernel, _ceil(B * Hq * Sq, 32), dict(Dv=Dv, ROWS=32, HAS_D_LSE=has_d_lse, PRECISE=precise),
+        scalars=dict(n_rows=B * Hq * Sq),
+        buffers=dict(lse=((B, Hq, Sq), torch.float32), delta=((B, Hq, Sq), torch.float32)),
+        names=dict(lse="natural_lse", scaled_lse="lse")),
+        *by_keys,
+        *by_rows,)
 
 
-def _over_pairs(kernel, grid: tuple, BQ: int, BK: int, warps: int, q: Tensor, k: Tensor, v: Tensor, d_out: Tensor,
-    **constants: bool) -> _Ready:
-    """How a kernel is launched that gathers a param's gradient over pairs."""
-    tma = _has_tma(_chip(q.device), q, k, v, d_out)
-    descriptors = (*_tiled(tma, BQ, q), *_tiled(tma, BK, k, v), *_tiled(tma, BQ, d_out)) if tma else ()
-    options = dict(**_sizes(q, k, v), BQ=BQ, BK=BK, TMA=tma, **constants, num_warps=warps, num_stages=1)
-    return _Ready(kernel, grid, BK, descriptors, options)
+def _pair_launches(known: _Known, q: Tensor, k: Tensor, v: Tensor, d_out: Tensor) -> dict[str, tuple]:
+    """How kernels that gather a param's gradient over pairs are launched in calls of one layout."""
+    B, Hq, _Hkv, Sq, _Sk, _D, _Dv = known.shape
+    tma = _has_tma(q, k, v, d_out)
+    pairs = {}
+    BQ, BK, warps, _ = _tiles(q, v)[2]
+    pairs["sum_bias "
+        "measured"] = (_Launch(_sum_bias_kernel, (_ceil(Sq, BQ), B, Hq),
+        dict(**known.constants, BQ=BQ, BK=BK, MEASURE=True, num_warps=warps, num_stages=1),
+        tiles=dict(q=BQ, d_out=BQ, k=BK, v=BK) if tma else {},
+        buffers=dict(largest=((_ceil(Sq, BQ), B, Hq), torch.float32))),)
+    BQ, BK, warps, _ = _tiles(q, v)[2]
+    pairs["sum_bias"] = (_Launch(_sum_bias_kernel, (_ceil(Sq, BQ), B, Hq),
+        dict(**known.constants, BQ=BQ, BK=BK, MEASURE=False, num_warps=warps, num_stages=1),
+        tiles=dict(q=BQ, d_out=BQ, k=BK, v=BK) if tma else {}),)
+    return pairs
 
 
-def _gradients(
-    d_out: Tensor, d_lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, out: Tensor, lse: Tensor,
-    rest: Tensor,
-    scale: float, needed: list[bool]
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _gradients(d_out: Tensor, d_lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, out: Tensor,
+    lse: Tensor, rest: Tensor, scale: float, needed: list[bool]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The gradients of q, k, v and of the float params, empty where not needed."""
     known = _known(q, k, v, bias)
     if not known.near:
-        q, k, v = _rows_first(q), _rows_first(k), _rows_first(v)
+        q, k, v = _near(q), _near(k), _near(v)
     d_out = d_out.contiguous()
+    some = q.numel() and k.numel()
+    new = torch.empty_like if some else torch.zeros_like
+    dq, dk, dv = (new(x, memory_format=torch.contiguous_format) for x in (q, k, v))
     B, Hq, _Hkv, Sq, Sk, _D, _Dv = known.shape
-    dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
     total_bias = torch.zeros_like(bias, dtype=torch.float32) if needed[0] else bias.new_empty(0)
-    if q.numel() and k.numel():
-        plain = scale, *known.sizes, bias, bias.stride(0), bias.stride(1), bias.stride(2)
-        dq_BQ, dq_BK, dq_warps, _ = _tiles(q, v)[2]
-        # Hooks on saved tensors may hand them back from anywhere.
-        kept = out.data_ptr() % 16, lse.data_ptr() % 16, rest.data_ptr() % 16
+    if some:
         d_lse = d_lse if d_lse is None else d_lse.contiguous()
-        key = (*kept, d_out.data_ptr() % 16, d_lse is None or (d_lse.dtype, d_lse.data_ptr() % 16), rest.numel() > 0,
-            tuple(needed))
-        found = known.backward.get(key)
-        if found is None:
-            found = known.backward[key] = _prepared_backward(q, k, v, d_out, dq, dk, dv, d_lse is not None,
+        # Hooks on saved tensors may hand them back from anywhere.
+        key = (out.data_ptr() % 16, lse.data_ptr() % 16, rest.data_ptr() % 16, d_out.data_ptr() % 16,
+            d_lse is None or (d_lse.dtype, d_lse.data_ptr() % 16), rest.numel() > 0, tuple(needed))
+        launches = known.backward.get(key)
+        if launches is None:
+            launches = known.backward[key] = _backward_launches(known, q, k, v, d_out, dq, dk, dv, d_lse is not None,
                 rest.numel() > 0, needed)
-        rows, by_keys, by_rows = found
+        values = dict(known.values, q=q, k=k, v=v, d_out=d_out, dq=dq, dk=dk, dv=dv, d_lse=d_lse, out=out, rest=rest,
+            natural_lse=lse, bias=bias, scale=scale)
         with torch.cuda.device_of(q):
-            lse, natural_lse = torch.empty_like(lse), lse
-            delta = torch.empty_like(natural_lse)
-            rows.launch(natural_lse, lse, out, rest, d_out, d_lse, delta, B * Hq * Sq)
-            if by_keys.kernel is _hopper_dkdv_kernel:
-                by_keys.launch(
-                    *by_keys.tiles(q, k, v, d_out, dk, dv), lse, delta, by_keys.n_work, by_keys.together, *plain,
-                )
-            else:
-                by_keys.launch(
-                    *by_keys.tiles(q, k, v, d_out), lse, delta, dk, dv, *plain, *known.strides,
-                )
-            if by_rows.kernel is _hopper_dq_kernel:
-                by_rows.launch(
-                    *by_rows.tiles(q, k, v, d_out, dq), lse, delta, by_rows.n_work, by_rows.together, *plain,
-                )
-            elif by_rows.kernel is _dq_kernel:
-                by_rows.launch(
-                    *by_rows.tiles(q, k, v, d_out), lse, delta, dq, *plain, *known.strides,
-                )
+            for launch in launches:
+                launch(values)
+            pairs = known.pairs.get(key)
+            if pairs is None:
+                pairs = known.pairs[key] = _pair_launches(known, q, k, v, d_out)
             if needed[0]:
                 cells = torch.zeros(total_bias.shape, dtype=torch.int64, device=q.device)
-                largest = torch.empty((_ceil(Sq, dq_BQ), B, Hq), dtype=torch.float32, device=q.device)
                 unit = torch.ones((), dtype=torch.float32, device=q.device)
-                pairs = by_rows.pairs.get("sum_bias MEASURE=True")
-                if pairs is None:
-                    pairs = _over_pairs(_sum_bias_kernel, (_ceil(Sq, dq_BQ), B, Hq), dq_BQ, dq_BK, dq_warps, q, k, v,
-                        d_out, MEASURE=True)
-                    by_rows.pairs["sum_bias MEASURE=True"] = pairs
-                pairs.launch(*pairs.tiles(q, k, v, d_out), lse, delta, cells, cells.stride(0), cells.stride(1),
-                    cells.stride(2), largest, unit, *plain, *known.strides)
+                values.update(cells=cells, cell_stride_0=cells.stride(0), cell_stride_1=cells.stride(1),
+                    cell_stride_2=cells.stride(2))
+                values["unit"] = unit
+                for launch in pairs["sum_bias measured"]:
+                    launch(values)
                 # The unit is so small that rounding is lost in float32, and so large that the sum of all pairs fits 63
                 # bits.
-                _, exponent = torch.frexp(largest.amax().clamp(min=1e-30))
+                _, exponent = torch.frexp(values["largest"].amax().clamp(min=1e-30))
                 unit = torch.ldexp(torch.ones_like(unit), exponent - (62 - (B * Hq * Sq * Sk).bit_length()))
-                pairs = by_rows.pairs.get("sum_bias MEASURE=False")
-                if pairs is None:
-                    pairs = _over_pairs(_sum_bias_kernel, (_ceil(Sq, dq_BQ), B, Hq), dq_BQ, dq_BK, dq_warps, q, k, v,
-                        d_out, MEASURE=False)
-                    by_rows.pairs["sum_bias MEASURE=False"] = pairs
-                pairs.launch(*pairs.tiles(q, k, v, d_out), lse, delta, cells, cells.stride(0), cells.stride(1),
-                    cells.stride(2), largest, unit, *plain, *known.strides)
+                values["unit"] = unit
+                for launch in pairs["sum_bias"]:
+                    launch(values)
                 total_bias += (cells.double() * unit).float()
-    else:
-        for x in (dq, dk, dv):
-            x.zero_()
     return dq, dk, dv, total_bias
 
 
@@ -2302,7 +2214,7 @@ def _(ctx, *gradients):
 @_backward.register_fake
 def _(d_out, d_lse, q, k, v, bias, out, lse, rest, scale, needed):
     dq, dk, dv = (x.new_empty(x.shape) for x in (q, k, v))
-    total_bias = bias.new_empty(bias.shape if needed[0] else (0,), dtype=torch.float32 if needed[0] else None)
+    total_bias = bias.new_empty(bias.shape, dtype=torch.float32) if needed[0] else bias.new_empty(0)
     return dq, dk, dv, total_bias
 
 
@@ -2315,21 +2227,17 @@ def _save(ctx, inputs, output):
     ctx.save_for_backward(q, k, v, bias, out, lse, rest)
 
 
-def _differentiate(ctx, d_out, d_lse, _rest):
+def _differentiate(ctx, d_out, d_lse, *_):
     q, k, v, bias, out, lse, rest = ctx.saved_tensors
-    if d_out is None:
-        d_out = torch.zeros_like(out)
-    if rest is None:
-        rest = out.new_empty(0)
+    d_out = torch.zeros_like(out) if d_out is None else d_out
+    rest = out.new_empty(0) if rest is None else rest
     needed = [ctx.needs_input_grad[3]]
     # Without the operator nobody sees that these are derivatives: a second one would miss them.
     apart = not (torch.is_grad_enabled() or q.is_meta) and _unwatched(d_out, q, k, v)
     if not apart:
         _refuse_tangents(d_out, d_lse, q, k, v)
     backward = _gradients if apart else _backward
-    dq, dk, dv, total_bias = backward(
-        d_out, d_lse, q, k, v, bias, out, lse, rest, ctx.scale, needed
-    )
+    dq, dk, dv, total_bias = backward(d_out, d_lse, q, k, v, bias, out, lse, rest, ctx.scale, needed)
     total_bias = total_bias.to(bias.dtype) if needed[0] else None
     return dq, dk, dv, total_bias, None, None
 
@@ -2351,21 +2259,16 @@ class _Attention(torch.autograd.Function):
         return *_differentiate(ctx, *gradients), None
 
 
-def _has_private_names() -> bool:
-    """Whether this PyTorch has what is asked below and is not public."""
-    functorch = getattr(torch._C, "_functorch", None)
-    names = (
-        (torch._C, ("_is_tracing", "_len_torch_dispatch_stack")),
-        (functorch, ("peek_interpreter_stack", "is_functorch_wrapped_tensor", "is_batchedtensor", "get_unwrapped")),
-        (forward_ad, ("_current_level",)),
-        (getattr(torch, "_VF", None), ("_unpack_dual",)),
-        (Tensor, ("_is_zerotensor",)),
+_FUNCTORCH: Any = getattr(torch._C, "_functorch", None)
+_HAS_PRIVATE_NAMES = all(  # what is asked below, and PyTorch may not have: then every call goes through the operator
+    hasattr(owner, name)
+    for owner, names in (
+        (torch._C, "_is_tracing _len_torch_dispatch_stack"),
+        (_FUNCTORCH, "peek_interpreter_stack is_functorch_wrapped_tensor is_batchedtensor get_unwrapped"),
+        (getattr(torch, "_VF", None), "_unpack_dual"), (forward_ad, "_current_level"), (Tensor, "_is_zerotensor"),
     )
-    return all(hasattr(owner, name) for owner, owned in names for name in owned)
-
-
-_HAS_PRIVATE_NAMES = _has_private_names()  # without them every call goes through the operator
-_PLAIN = (Tensor, torch.nn.Parameter)
+    for name in names.split()
+)
 
 
 def _unwatched(*tensors: Tensor) -> bool:
@@ -2374,43 +2277,31 @@ def _unwatched(*tensors: Tensor) -> bool:
         return False
     if torch._C._is_tracing() or torch._C._len_torch_dispatch_stack():
         return False
-    if forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None:
+    if forward_ad._current_level >= 0 or _FUNCTORCH.peek_interpreter_stack() is not None:
         return False
     for x in tensors:
-        if type(x) not in _PLAIN:
-            return False
-        if x.is_neg() or x._is_zerotensor():
+        if type(x) not in _PLAIN or x.is_neg() or x._is_zerotensor():
             return False
     return True
 
 
-def _refuse_tangents(*arguments) -> None:
-    """The operators would drop tangents, and nobody would hear of it. Beneath a second transform of `torch.func`
-    tangents cannot be seen, nor while torch.compile traces. Only C is called: torch.compile would compile a function of
-    Python.
-    """
-    if not _HAS_PRIVATE_NAMES:
-        asked = () if torch.compiler.is_compiling() else arguments
-        hidden = any(isinstance(x, Tensor) and forward_ad.unpack_dual(x).tangent is not None for x in asked)
-    elif forward_ad._current_level < 0:
-        return
-    else:
-        hidden = any(isinstance(x, Tensor) and _may_have_tangent(x) for x in arguments)
-    if hidden:
-        _refuse("forward-mode derivatives (jvp, jacfwd, hessian) are not computed: use backward()")
-
-
 def _may_have_tangent(x: Tensor) -> bool:
-    functorch = torch._C._functorch
-    wrapped = functorch.is_functorch_wrapped_tensor
-    if torch.compiler.is_compiling() or (
-        wrapped(x) and (functorch.is_batchedtensor(x) or wrapped(functorch.get_unwrapped(x)))
-    ):
-        return True
-    return torch._VF._unpack_dual(x, level=forward_ad._current_level)[1] is not None
+    """Beneath a second transform of `torch.func`, and while torch.compile traces, nobody sees whether it has one."""
+    if torch.compiler.is_compiling():
+        return _HAS_PRIVATE_NAMES
+    if not _HAS_PRIVATE_NAMES:
+        return forward_ad.unpack_dual(x).tangent is not None
+    wrapped = _FUNCTORCH.is_functorch_wrapped_tensor
+    beneath = wrapped(x) and (_FUNCTORCH.is_batchedtensor(x) or wrapped(_FUNCTORCH.get_unwrapped(x)))
+    return beneath or torch._VF._unpack_dual(x, level=forward_ad._current_level)[1] is not None
 
 
-_Refusal = ValueError  # an `attngen.Kernel` puts its own kind of ValueError here
+def _refuse_tangents(*arguments) -> None:
+    """The operators would drop tangents, and nobody would hear of it."""
+    if _HAS_PRIVATE_NAMES and forward_ad._current_level < 0:
+        return
+    if any(isinstance(x, Tensor) and _may_have_tangent(x) for x in arguments):
+        _refuse("forward-mode derivatives (jvp, jacfwd, hessian) are not computed: use backward()")
 
 
 def _refuse(message: str) -> NoReturn:
@@ -2492,15 +2383,8 @@ def _scaled(q: Tensor, scale: Tensor) -> tuple[Tensor, float]:
 
 
 def natten_2d(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    bias: Tensor,
-    scale: float | Tensor | None = None,
-    return_lse: bool = False,
-    dropout_seed: int | Tensor | None = None,
-    check: bool = False,
+    q: Tensor, k: Tensor, v: Tensor, *, bias: Tensor, scale: float | Tensor | None = None, return_lse: bool = False,
+    dropout_seed: int | Tensor | None = None, check: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention `natten_2d`, fused, differentiable in every float argument.
 
@@ -2533,10 +2417,9 @@ def _call(q, k, v, bias, scale, return_lse, dropout_seed):
     if alone:
         known = _READY.get(_layout(q, k, v, bias))
         fit = float(scale)
-    if known is None or fit not in known.fits:
+    if known is None or fit is None or fit not in known.fits:
         _check(q, k, v, bias, scale)
-        alone = alone and not q.is_meta
-        if alone:
+        if alone and not q.is_meta:
             known = known or _known(q, k, v, bias)
             if len(known.fits) >= 1024:
                 known.fits.clear()
@@ -2550,17 +2433,14 @@ def _call(q, k, v, bias, scale, return_lse, dropout_seed):
         q, scale = (-q, -scale) if scale < 0.0 else (q * 0.0, 1.0)
         known = known and _known(q, k, v, bias)
     # A param's gradient sums over all pairs: in half precision it needs what rounding takes from out.
-    learned = torch.is_grad_enabled() and (bias.requires_grad)
-    precise = learned and q.dtype is not torch.float32
+    precise = torch.is_grad_enabled() and (bias.requires_grad) and q.dtype is not torch.float32
     inputs = (q, k, v, bias, float(scale), precise)
     if known is None:
-        attend = _forward
+        out, lse, *_ = _forward(*inputs)
+    elif torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad or bias.requires_grad):
+        out, lse, *_ = _Attention.apply(*inputs, known)
     else:
-        inputs = (*inputs, known)
-        learning = (torch.is_grad_enabled()
-            and (q.requires_grad or k.requires_grad or v.requires_grad or bias.requires_grad))
-        attend = _Attention.apply if learning else _attend
-    out, lse, _ = attend(*inputs)
+        out, lse, *_ = _attend(*inputs, known)
     return (out, lse) if return_lse else out
 
 

@@ -24,8 +24,10 @@ It needs torch and triton alone. `sigmoid` is differentiable, and a custom opera
 
 from __future__ import annotations
 
+import math
+import operator
 from collections import namedtuple
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 import triton
@@ -73,7 +75,7 @@ TILES = {
 }
 
 # The registers of a thread, by (head dim rounded up, forward tile): with more, one program less would fit.
-REGISTERS = {(128, 64, 128, 4, 1): 168, (128, 64, 64, 4, 1): 128}
+REGISTERS: dict[tuple[int, ...], int] = {(128, 64, 128, 4, 1): 168, (128, 64, 64, 4, 1): 128}
 
 # Short queries, whose keys are cut into pieces, by (chip, bytes of an element): rows and keys of a tile at most,
 # elements of either, warps, stages, and how many programs a multiprocessor runs at a time.
@@ -96,10 +98,10 @@ SPLIT = {
 # ---------------------------------------------------------------- helpers
 
 
-# The rows of one head of a tensor: where they are (`base` is a descriptor of all heads with TMA), how many, how far
+# The rows of one head of a tensor: where they are, by a pointer or by a descriptor of all heads; how many, how far
 # apart. And what functions of a tile are compiled for.
 _Rows = namedtuple("_Rows", "base batch head stop stride")
-_Tiling = namedtuple("_Tiling", "D Dv BQ BK TMA")
+_Tiling = namedtuple("_Tiling", "D Dv BQ BK")
 
 # Sizes and strides: a kernel isn't compiled again for one that is 1 or a multiple of 16.
 UNSPECIALIZED = ['Hq', 'Hkv', 'Sq', 'Sk', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b', 'k_stride_h',
@@ -113,9 +115,9 @@ def _block(cols):
 
 
 @triton.jit
-def _load_rows(rows, start, ROWS: tl.constexpr, COLS: tl.constexpr, CHECKED: tl.constexpr, TMA: tl.constexpr):
-    """Rows start … start + ROWS - 1. Columns from COLS on are zero, and with CHECKED or TMA rows that do not exist."""
-    if TMA:
+def _load_rows(rows, start, ROWS: tl.constexpr, COLS: tl.constexpr, CHECKED: tl.constexpr):
+    """Rows start … start + ROWS - 1. Columns from COLS on are zero, and with CHECKED rows that do not exist."""
+    if not isinstance(rows.base, tl.tensor):
         tile = tl.reshape(rows.base.load([rows.batch, rows.head, start, 0]), [ROWS, _block(COLS)])
     else:
         row = tl.arange(0, ROWS)[:, None]
@@ -142,12 +144,11 @@ def _store_rows(base, values, start, stop, COLS: tl.constexpr):
 
 
 @triton.jit
-def _head_rows(tensor, batch, head, strides, stop, ALIGN: tl.constexpr, TMA: tl.constexpr):
+def _head_rows(tensor, batch, head, strides, stop, ALIGN: tl.constexpr):
     """The rows of one head, for `_load_rows`. The host has found the strides to be multiples of ALIGN."""
     stride_b, stride_h, stride_s = strides
-    if TMA:
-        base = tensor
-    else:
+    base = tensor
+    if isinstance(tensor, tl.tensor):
         # 64 bits: a batch may hold more than 2**31 elements.
         offset_b = tl.cast(batch, tl.int64) * (stride_b // ALIGN * ALIGN)
         base = tensor + offset_b + tl.cast(head, tl.int64) * (stride_h // ALIGN * ALIGN)
@@ -203,13 +204,13 @@ def _attend_tile(acc, held, k_rows, v_rows, k0, tiling: tl.constexpr, MASKED: tl
     q, scale, head_term = held
     Sk = k_rows.stop
     k_idx = (k0 + tl.arange(0, tiling.BK))[None, :]
-    k = _load_rows(k_rows, k0, tiling.BK, tiling.D, MASKED, tiling.TMA)
+    k = _load_rows(k_rows, k0, tiling.BK, tiling.D, MASKED)
     qk = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     x = qk * scale - head_term
     weight = tl.sigmoid(x)
     if MASKED:
         weight = tl.where((k_idx < Sk), weight, 0.0)
-    v = _load_rows(v_rows, k0, tiling.BK, tiling.Dv, MASKED, tiling.TMA)
+    v = _load_rows(v_rows, k0, tiling.BK, tiling.Dv, MASKED)
     acc = tl.dot(weight.to(v.dtype), v, acc, input_precision=PRECISION)
     return acc
 
@@ -225,17 +226,17 @@ def _finish(acc):
 def _forward_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, scale, Hq, Hkv, Sq, Sk, q_stride_b, q_stride_h, q_stride_s, k_stride_b,
     k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s,
-    D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ALIGN: tl.constexpr, TMA: tl.constexpr,
+    D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ALIGN: tl.constexpr,
 ):
     """One tile of queries of one head: walks the tiles of keys that it can meet."""
-    tiling: tl.constexpr = _Tiling(D, Dv, BQ, BK, TMA)
+    tiling: tl.constexpr = _Tiling(D, Dv, BQ, BK)
     tile, batch, head = _head_after_head(tl.cdiv(Sq, BQ), Hq)
     kv_head = head // (Hq // Hkv)
     q0 = tile * BQ
-    q_rows = _head_rows(q_ptr, batch, head, (q_stride_b, q_stride_h, q_stride_s), Sq, ALIGN, TMA)
-    k_rows = _head_rows(k_ptr, batch, kv_head, (k_stride_b, k_stride_h, k_stride_s), Sk, ALIGN, TMA)
-    v_rows = _head_rows(v_ptr, batch, kv_head, (v_stride_b, v_stride_h, v_stride_s), Sk, ALIGN, TMA)
-    q = _load_rows(q_rows, q0, BQ, D, True, TMA)
+    q_rows = _head_rows(q_ptr, batch, head, (q_stride_b, q_stride_h, q_stride_s), Sq, ALIGN)
+    k_rows = _head_rows(k_ptr, batch, kv_head, (k_stride_b, k_stride_h, k_stride_s), Sk, ALIGN)
+    v_rows = _head_rows(v_ptr, batch, kv_head, (v_stride_b, v_stride_h, v_stride_s), Sk, ALIGN)
+    q = _load_rows(q_rows, q0, BQ, D, True)
     head_term = tl.log(tl.cast(Sk, tl.float32))
     held = (q, scale, head_term)
     acc = _no_keys(BQ, Dv)
@@ -258,10 +259,10 @@ def _forward_kernel(
 def _split_kernel(
     q_ptr, k_ptr, v_ptr, parts_ptr, pieces, scale, Hq, Hkv, Sq, Sk, q_stride_b, q_stride_h, q_stride_s, k_stride_b,
     k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s,
-    D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ALIGN: tl.constexpr, TMA: tl.constexpr,
+    D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ALIGN: tl.constexpr,
 ):
     """One piece of the walk of one tile, whose rows are the queries of all heads that share keys."""
-    tiling: tl.constexpr = _Tiling(D, Dv, BQ, BK, TMA)
+    tiling: tl.constexpr = _Tiling(D, Dv, BQ, BK)
     group = Hq // Hkv
     n_tiles = tl.cdiv(group * Sq, BQ)
     tile = tl.program_id(0) % n_tiles
@@ -272,10 +273,10 @@ def _split_kernel(
     kv_head = i % Hkv
     head = kv_head * group + row % group  # of each row, as is what depends on it
     q_idx = row // group
-    k_rows = _head_rows(k_ptr, batch, kv_head, (k_stride_b, k_stride_h, k_stride_s), Sk, ALIGN, TMA)
-    v_rows = _head_rows(v_ptr, batch, kv_head, (v_stride_b, v_stride_h, v_stride_s), Sk, ALIGN, TMA)
+    k_rows = _head_rows(k_ptr, batch, kv_head, (k_stride_b, k_stride_h, k_stride_s), Sk, ALIGN)
+    v_rows = _head_rows(v_ptr, batch, kv_head, (v_stride_b, v_stride_h, v_stride_s), Sk, ALIGN)
     col = tl.arange(0, _block(D))[None, :]
-    q_rows = _head_rows(q_ptr, batch, head, (q_stride_b, q_stride_h, q_stride_s), Sq, ALIGN, False)
+    q_rows = _head_rows(q_ptr, batch, head, (q_stride_b, q_stride_h, q_stride_s), Sq, ALIGN)
     q = tl.load(q_rows.base + q_idx * q_rows.stride + col, mask=(q_idx < Sq) & (col < D), other=0.0)
     head_term = tl.log(tl.cast(Sk, tl.float32))
     held = (q, scale, head_term)
@@ -329,8 +330,8 @@ def _dq_tile(dq, held, k_rows, v_rows, k0, tiling: tl.constexpr, MASKED: tl.cons
     q, d_out, scale, head_term = held
     Sk = k_rows.stop
     k_idx = (k0 + tl.arange(0, tiling.BK))[None, :]
-    k = _load_rows(k_rows, k0, tiling.BK, tiling.D, MASKED, tiling.TMA)
-    v = _load_rows(v_rows, k0, tiling.BK, tiling.Dv, MASKED, tiling.TMA)
+    k = _load_rows(k_rows, k0, tiling.BK, tiling.D, MASKED)
+    v = _load_rows(v_rows, k0, tiling.BK, tiling.Dv, MASKED)
     qk = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     dp = tl.dot(d_out, tl.trans(v), input_precision=PRECISION)
     x = qk * scale - head_term
@@ -348,20 +349,20 @@ def _dq_tile(dq, held, k_rows, v_rows, k0, tiling: tl.constexpr, MASKED: tl.cons
 def _dq_kernel(
     q_ptr, k_ptr, v_ptr, d_out_ptr, dq_ptr, scale, Hq, Hkv, Sq, Sk, q_stride_b, q_stride_h, q_stride_s, k_stride_b,
     k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s,
-    D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ALIGN: tl.constexpr, TMA: tl.constexpr,
+    D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ALIGN: tl.constexpr,
 ):
     """One tile of queries of one head: walks the same tiles of keys as the forward kernel."""
-    tiling: tl.constexpr = _Tiling(D, Dv, BQ, BK, TMA)
+    tiling: tl.constexpr = _Tiling(D, Dv, BQ, BK)
     tile, batch, head = _head_after_head(tl.cdiv(Sq, BQ), Hq)
     kv_head = head // (Hq // Hkv)
     q0 = tile * BQ
-    q_rows = _head_rows(q_ptr, batch, head, (q_stride_b, q_stride_h, q_stride_s), Sq, ALIGN, TMA)
-    k_rows = _head_rows(k_ptr, batch, kv_head, (k_stride_b, k_stride_h, k_stride_s), Sk, ALIGN, TMA)
-    v_rows = _head_rows(v_ptr, batch, kv_head, (v_stride_b, v_stride_h, v_stride_s), Sk, ALIGN, TMA)
-    d_out_rows = _head_rows(d_out_ptr, batch, head, (tl.cast(Hq, tl.int64) * Sq * Dv, Sq * Dv, Dv), Sq, 1, TMA)
+    q_rows = _head_rows(q_ptr, batch, head, (q_stride_b, q_stride_h, q_stride_s), Sq, ALIGN)
+    k_rows = _head_rows(k_ptr, batch, kv_head, (k_stride_b, k_stride_h, k_stride_s), Sk, ALIGN)
+    v_rows = _head_rows(v_ptr, batch, kv_head, (v_stride_b, v_stride_h, v_stride_s), Sk, ALIGN)
+    d_out_rows = _head_rows(d_out_ptr, batch, head, (tl.cast(Hq, tl.int64) * Sq * Dv, Sq * Dv, Dv), Sq, 1)
     row = (batch * tl.cast(Hq, tl.int64) + head) * Sq
-    q = _load_rows(q_rows, q0, BQ, D, True, TMA)
-    d_out = _load_rows(d_out_rows, q0, BQ, Dv, True, TMA)
+    q = _load_rows(q_rows, q0, BQ, D, True)
+    d_out = _load_rows(d_out_rows, q0, BQ, Dv, True)
     head_term = tl.log(tl.cast(Sk, tl.float32))
     held = (q, d_out, scale, head_term)
     dq = (tl.zeros([BQ, _block(D)], tl.float32))
@@ -381,8 +382,8 @@ def _dkdv_tile(state, held, q_rows, d_out_rows, q0, tiling: tl.constexpr, MASKED
     Sq = q_rows.stop
     rows = q0 + tl.arange(0, tiling.BQ)
     q_idx = rows[None, :]
-    q = _load_rows(q_rows, q0, tiling.BQ, tiling.D, MASKED, tiling.TMA)
-    d_out = _load_rows(d_out_rows, q0, tiling.BQ, tiling.Dv, MASKED, tiling.TMA)
+    q = _load_rows(q_rows, q0, tiling.BQ, tiling.D, MASKED)
+    d_out = _load_rows(d_out_rows, q0, tiling.BQ, tiling.Dv, MASKED)
     qk = tl.dot(k, tl.trans(q), input_precision=PRECISION)
     dp = tl.dot(v, tl.trans(d_out), input_precision=PRECISION)  # early: it runs while p is computed
     x = qk * scale - head_term
@@ -403,23 +404,23 @@ def _dkdv_tile(state, held, q_rows, d_out_rows, q0, tiling: tl.constexpr, MASKED
 def _dkdv_kernel(
     q_ptr, k_ptr, v_ptr, d_out_ptr, dk_ptr, dv_ptr, scale, Hq, Hkv, Sq, Sk, q_stride_b, q_stride_h, q_stride_s,
     k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s,
-    D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ALIGN: tl.constexpr, TMA: tl.constexpr,
+    D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ALIGN: tl.constexpr,
 ):
     """One tile of keys of one key/value head: walks the tiles of queries that meet it, of every head of the group."""
-    tiling: tl.constexpr = _Tiling(D, Dv, BQ, BK, TMA)
+    tiling: tl.constexpr = _Tiling(D, Dv, BQ, BK)
     tile, batch, kv_head = _head_after_head(tl.cdiv(Sk, BK), Hkv)
     k0 = tile * BK
-    k_rows = _head_rows(k_ptr, batch, kv_head, (k_stride_b, k_stride_h, k_stride_s), Sk, ALIGN, TMA)
-    v_rows = _head_rows(v_ptr, batch, kv_head, (v_stride_b, v_stride_h, v_stride_s), Sk, ALIGN, TMA)
-    k = _load_rows(k_rows, k0, BK, D, True, TMA)
-    v = _load_rows(v_rows, k0, BK, Dv, True, TMA)
+    k_rows = _head_rows(k_ptr, batch, kv_head, (k_stride_b, k_stride_h, k_stride_s), Sk, ALIGN)
+    v_rows = _head_rows(v_ptr, batch, kv_head, (v_stride_b, v_stride_h, v_stride_s), Sk, ALIGN)
+    k = _load_rows(k_rows, k0, BK, D, True)
+    v = _load_rows(v_rows, k0, BK, Dv, True)
     dk = tl.zeros([BK, _block(D)], tl.float32)
     dv = tl.zeros([BK, _block(Dv)], tl.float32)
     group = Hq // Hkv
     for member in range(group):
         head = kv_head * group + member
-        q_rows = _head_rows(q_ptr, batch, head, (q_stride_b, q_stride_h, q_stride_s), Sq, ALIGN, TMA)
-        d_out_rows = _head_rows(d_out_ptr, batch, head, (tl.cast(Hq, tl.int64) * Sq * Dv, Sq * Dv, Dv), Sq, 1, TMA)
+        q_rows = _head_rows(q_ptr, batch, head, (q_stride_b, q_stride_h, q_stride_s), Sq, ALIGN)
+        d_out_rows = _head_rows(d_out_ptr, batch, head, (tl.cast(Hq, tl.int64) * Sq * Dv, Sq * Dv, Dv), Sq, 1)
         head_term = tl.log(tl.cast(Sk, tl.float32))
         held = (k, v, scale, head_term)
         state = (dk, dv)
@@ -437,43 +438,51 @@ def _dkdv_kernel(
 # ---------------------------------------------------------------- on the host
 
 
+# Kept from call to call. The CPU is Triton's interpreter, with as many multiprocessors as that is given.
+_CHIPS: dict[torch.device, str] = {torch.device("cpu"): "cpu"}
+_MULTIPROCESSORS: dict[torch.device, int] = {torch.device("cpu"): 8}
+_READY: dict[tuple, _Known] = {}  # by layout
+_PLAIN = (Tensor, torch.nn.Parameter)
+_Refusal = ValueError  # an `attngen.Kernel` puts its own kind of ValueError here
+
+
 def _ceil(n: int, d: int) -> int:
-    """n / d, rounded up. Triton's own function is made for kernels: on the host it takes ten times as long."""
+    """n / d, rounded up, in a tenth of the time of Triton's own function."""
     return -(-n // d)
 
 
-def _power_of_two(n: int) -> int:
-    """The least power of two that is not below n."""
-    return 1 << (n - 1).bit_length()
-
-
-_CHIPS: dict[torch.device, str] = {}
+def _padded(n: int) -> int:
+    """The least power of two that is at least n and 16."""
+    return max(16, 1 << (n - 1).bit_length())
 
 
 def _chip(device: torch.device) -> str:
-    """The rows of TILES that fit a device."""
-    if device not in _CHIPS:
-        if device.type == "cpu":
-            chip = "cpu"  # Triton's interpreter
-        elif torch.version.hip:
-            chip = "gfx942"
-        else:
-            properties = torch.cuda.get_device_properties(device)
-            room = properties.shared_memory_per_block_optin
-            if room >= 227 * 1024:
-                chip = "sm_90" if properties.major == 9 else "sm_100"
-            else:
-                chip = "sm_80" if room >= 163 * 1024 else "sm_86"
-        _CHIPS[device] = chip
+    """The chip whose rows of the tables a device takes."""
+    if device not in _CHIPS and torch.version.hip:
+        _CHIPS[device] = "gfx942"
+    elif device not in _CHIPS:
+        properties = torch.cuda.get_device_properties(device)
+        kib = properties.shared_memory_per_block_optin // 1024
+        newest = "sm_90" if properties.major == 9 else "sm_100"
+        _CHIPS[device] = newest if kib >= 227 else "sm_80" if kib >= 163 else "sm_86"
     return _CHIPS[device]
 
 
 def _tiles(q: Tensor, v: Tensor) -> tuple[tuple[int, int, int, int], ...]:
-    head_block = max(16, _power_of_two(max(q.shape[3], v.shape[3])))
-    return TILES[_chip(q.device), q.element_size(), head_block]
+    return TILES[_chip(q.device), q.element_size(), _padded(max(q.shape[3], v.shape[3]))]
 
 
-_MULTIPROCESSORS: dict[torch.device, int] = {torch.device("cpu"): 8}  # as Triton's interpreter would have
+def _near(x: Tensor) -> Tensor:
+    """`x` itself if its rows are contiguous and near each other, else a copy."""
+    return x if x.stride(3) == 1 and x.stride(2) < 2**23 else x.contiguous()
+
+
+def _has_tma(*tensors: Tensor) -> bool:
+    """Whether the chip has a copy engine for tiles that can read these tensors. float32 is multiplied in registers."""
+    return _chip(tensors[0].device) in ("sm_90", "sm_100") and all(
+        x.numel() > 0 and x.element_size() == 2 and x.data_ptr() % 16 == 0 and all(n % 8 == 0 for n in x.stride()[:3])
+        for x in tensors
+    )
 
 
 def _multiprocessors(device: torch.device) -> int:
@@ -482,91 +491,69 @@ def _multiprocessors(device: torch.device) -> int:
     return _MULTIPROCESSORS[device]
 
 
-def _registers(q: Tensor, head_block: int, *tile: int) -> dict[str, int]:
+def _registers(q: Tensor, *tile: int) -> dict[str, int]:
     """The option that bounds a program's registers, where a tile is meant for several programs a multiprocessor."""
-    if q.element_size() != 2 or _chip(q.device) not in ("sm_90", "sm_100") or (head_block, *tile) not in REGISTERS:
-        return {}
-    return {"maxnreg": REGISTERS[(head_block, *tile)]}
+    half = q.element_size() == 2 and _chip(q.device) in ("sm_90", "sm_100")
+    limit = REGISTERS.get((_padded(q.shape[3]), *tile)) if half else None
+    return {} if limit is None else {"maxnreg": limit}
 
 
-def _rows_first(x: Tensor) -> Tensor:
-    """`x` itself if its rows are contiguous and near each other, else a copy."""
-    return x if x.stride(3) == 1 and x.stride(2) < 2**23 else x.contiguous()
+_NONE: dict[str, Any] = {}
 
 
-def _has_tma(chip: str, *tensors: Tensor) -> bool:
-    """Whether the chip has a copy engine for tiles, and the tensors lie so that it can read them.
+class _Launch:
+    """A kernel and how calls of one layout launch it. Its parameters are found by name among a call's `values`.
 
-    Not for float32, whose products are computed without the matrix units: tiles are wanted in registers.
-    """
-    return chip in ("sm_90", "sm_100") and all(
-        x.element_size() == 2 and x.data_ptr() % 16 == 0
-        and all(stride * x.element_size() % 16 == 0 for stride in x.stride()[:3]) for x in tensors
-    )
-
-
-def _tiled(tma: bool, rows: int, *tensors: Tensor) -> tuple:
-    """The tensors as the kernels read them: by descriptors of tiles of that many rows, or by pointers."""
-    if not tma:
-        return tensors
-    return tuple(
-        TensorDescriptor(x, x.shape, x.stride(), [1, 1, rows, max(16, _power_of_two(x.shape[3]))]) for x in tensors
-    )
-
-
-def _sizes(q: Tensor, k: Tensor, v: Tensor) -> dict[str, int]:
-    """What every kernel is compiled for."""
-    strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3])
-    align = 16
-    while any(stride % align for stride in strides):
-        align //= 2
-    D, Dv = q.shape[3], v.shape[3]
-    return dict(
-        D=D, Dv=Dv, ALIGN=align, BLOCK_D=max(16, _power_of_two(D)), BLOCK_DV=max(16, _power_of_two(Dv))
-    )
-
-
-class _Ready:
-    """How calls of one layout are launched. What depends on shapes, strides, types and alignment alone is found once,
-    and so is the compiled kernel: Triton takes longer to look it up than to launch it.
+    `options`: the kernel's constants and Triton's. `tiles`: rows of the tiles in which tensors are read. `scalars`:
+    more values. `buffers`: shapes and dtypes of tensors to allocate. `names`: what a
+    parameter takes that has another name. The compiled kernel is kept: Triton takes longer to look it up than to launch
+    it.
     """
 
-    def __init__(self, kernel, grid: int, BK: int, descriptors: tuple, options: dict, n_work: int = 0,
-        together: int = 0, pieces: int = 0, merging=None) -> None:
-        self.kernel, self.BK, self.options, self.n_work = kernel, BK, options, n_work
-        self.grid = (grid, 1, 1)
-        self.together = together
-        self.pieces, self.merging = pieces, merging  # of short queries
-        # Without the tensors, whose memory is not ours to keep.
-        self.descriptors = tuple((type(x), {**vars(x), "base": None}) for x in descriptors)
-        self.constants = tuple(options[name] for name in kernel.arg_names if name in options)
+    def __init__(self, kernel, grid, options, tiles=_NONE, scalars=_NONE, buffers=_NONE, names=_NONE) -> None:
+        self.kernel, self.options, self.buffers = kernel, options, buffers
+        self.grid = grid if isinstance(grid, tuple) else (grid, 1, 1)
+        self.tiles = tiles
+        self.scalars = scalars
+        given = [x.removesuffix("_ptr").removesuffix("_desc") for x in kernel.arg_names if x not in options]
+        self.operands = operator.itemgetter(*(names.get(x, x) for x in given))
+        self.constants = [options[x] for x in kernel.arg_names if x in options]
+        self.idle: list[dict] = []  # descriptors without their tensors, whose memory is not ours to keep
         self.run = None
 
-    def tiles(self, *tensors: Tensor) -> tuple | list:
-        """The tensors as the kernel reads them: by descriptors of tiles, or by pointers."""
-        if not self.descriptors:
-            return tensors
-        found = []
-        for (kind, fields), x in zip(self.descriptors, tensors, strict=True):
-            descriptor = object.__new__(kind)  # what its constructor checks holds for every tensor of this layout
-            descriptor.__dict__ = {**fields, "base": x}
-            found.append(descriptor)
-        return found
-
-    def launch(self, *arguments) -> None:
-        if self.run is not None:
-            self.run(*arguments, *self.constants)
+    def __call__(self, values: dict) -> None:
+        values.update(self.scalars)
+        for name, (shape, dtype) in self.buffers.items():
+            values[name] = values["q"].new_empty(shape, dtype=dtype)
+        if not self.tiles:
+            self.launch(*self.operands(values))
             return
-        own = (*self.kernel.arg_names, "num_warps", "num_stages", "maxnreg")
-        options = {name: value for name, value in self.options.items() if name in own}
-        compiled = self.kernel[self.grid](*arguments, **options)
+        try:
+            tiles = self.idle.pop()
+        except IndexError:  # the first call, or another thread is here, too
+            tiles = {name: self.descriptor(name, values[name]) for name in self.tiles}
+        for name, tile in tiles.items():
+            tile.base = values[name]
+        self.launch(*self.operands({**values, **tiles}))
+        for tile in tiles.values():
+            tile.base = None
+        self.idle.append(tiles)
+
+    def launch(self, *operands) -> None:
+        if self.run is not None:
+            self.run(*operands, *self.constants)
+            return
+        compiled = self.kernel[self.grid](*operands, **self.options)
         if compiled is not None:  # as under the interpreter
             self.run = compiled[self.grid]
 
+    def descriptor(self, name: str, x: Tensor):
+        block, sizes = [1, 1, self.tiles[name], _padded(x.shape[3])], (list(x.shape), list(x.stride()))
+        return TensorDescriptor(x, *sizes, block)
+
 
 class _Known:
-    """What is known of tensors of one layout: what kernels take of their sizes and strides, with which scalars they
-    have passed the checks, and how kernels are launched on them.
+    """What is known of calls of one layout: values that are the same in all, scalars that passed the checks, launches.
     """
 
     def __init__(self, q, k, v) -> None:
@@ -574,42 +561,32 @@ class _Known:
         Hkv, Sk, Dv = v.shape[1:]
         if max(Sq, Sk) >= 2**27:  # here, where they are known: while tracing they may be symbols
             _refuse(f"sequences must be shorter than 2**27, not {Sq} and {Sk}: positions are computed in 32 bits")
+        near = _near(q), _near(k), _near(v)
+        self.near = near[0] is q and near[1] is k and near[2] is v
         self.shape = B, Hq, Hkv, Sq, Sk, D, Dv
-        self.sizes = Hq, Hkv, Sq, Sk
         # Shape and strides of what the forward pass gives: so it is allocated soonest.
         self.out = (B, Hq, Sq, Dv), (Hq * Sq * Dv, Sq * Dv, Dv, 1)
         self.lse = (B, Hq, Sq), (Hq * Sq, Sq, 1)
-        rows = _rows_first(q), _rows_first(k), _rows_first(v)
-        self.near = rows[0] is q and rows[1] is k and rows[2] is v
-        self.strides = tuple(stride for x in rows for stride in x.stride()[:3])
-        self.fits: set[float] = set()
-        self.forward: dict[tuple, _Ready] = {}
-        self.backward: dict[tuple, tuple[_Ready | None, ...]] = {}
+        strides = {f"{name}_stride_{axis}": n for name, x in zip("qkv", near) for axis, n in zip("bhs", x.stride())}
+        self.values = dict(strides, Hq=Hq, Hkv=Hkv, Sq=Sq, Sk=Sk)
+        self.constants = dict(D=D, Dv=Dv, ALIGN=math.gcd(16, *strides.values()))
+        self.fits = set()
+        self.forward, self.backward = {}, {}
 
 
-_READY: dict[tuple, _Known] = {}
+def _layout(*tensors: Tensor) -> tuple:
+    """What decides how kernels are launched: of tensors all but values, and of addresses whether they are round."""
+    return tuple([(x.dtype, x.device, x.shape, x.stride(), x.data_ptr() % 16) for x in tensors])
 
 
-def _layout(q, k, v) -> tuple:
-    """What decides which kernel is launched and how: of tensors all but values, and of addresses whether they are
-    round.
-    """
-    return (
-        q.dtype, q.device, q.shape, q.stride(), q.data_ptr() % 16,
-        k.dtype, k.device, k.shape, k.stride(), k.data_ptr() % 16,
-        v.dtype, v.device, v.shape, v.stride(), v.data_ptr() % 16,
-    )
-
-
-def _known(q, k, v) -> _Known:
+def _known(*tensors: Tensor) -> _Known:
     """What is known of these tensors' layout, found out if they are the first of it."""
-    layout = _layout(q, k, v)
-    known = _READY.get(layout)
-    if known is None:
+    layout = _layout(*tensors)
+    if layout not in _READY:
         if len(_READY) >= 1024:
             _READY.clear()
-        known = _READY[layout] = _Known(q, k, v)
-    return known
+        _READY[layout] = _Known(*tensors)
+    return _READY[layout]
 
 
 def _pieces(q: Tensor, k: Tensor, v: Tensor) -> int:
@@ -632,138 +609,98 @@ def _pieces(q: Tensor, k: Tensor, v: Tensor) -> int:
 
 def _split_tile(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, int, int, int]:
     """Rows, keys, warps and stages of a piece's tiles."""
+    Hq, Hkv, Sq = q.shape[1], k.shape[1], q.shape[2]
     most_rows, most_keys, area, warps, stages, _ = SPLIT[_chip(q.device), q.element_size()]
-    longest = max(16, area // max(16, _power_of_two(max(q.shape[3], v.shape[3]))))
-    rows = max(16, _power_of_two(q.shape[1] // k.shape[1] * q.shape[2]))
-    return min(rows, most_rows, longest), min(most_keys, longest), warps, stages
+    longest = max(16, area // _padded(max(q.shape[3], v.shape[3])))
+    return min(_padded(Hq // Hkv * Sq), most_rows, longest), min(most_keys, longest), warps, stages
 
 
-def _prepared_split(q: Tensor, k: Tensor, v: Tensor, pieces: int) -> _Ready:
-    B, Hq, Sq, _ = q.shape
-    sizes = _sizes(q, k, v)
-    BQ, BK, warps, stages = _split_tile(q, k, v)
-    tma = _has_tma(_chip(q.device), k, v)
-    options = dict(**sizes, BQ=BQ, BK=BK, TMA=tma, num_warps=warps, num_stages=stages)
-    merge = dict(D=sizes["D"], Dv=sizes["Dv"], BLOCK_DV=sizes["BLOCK_DV"], PIECES=16, num_warps=4)
-    merging = _Ready(_merge_kernel, B * Hq * Sq, BK, (), merge)
-    programs = _ceil(Hq // k.shape[1] * Sq, BQ) * B * k.shape[1]
-    descriptors = _tiled(tma, BK, k, v) if tma else ()
-    return _Ready(_split_kernel, programs * pieces, BK, descriptors, options, pieces=pieces, merging=merging)
-
-
-def _prepared(q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> _Ready:
-    pieces = _pieces(q, k, v)
-    if pieces:
-        return _prepared_split(q, k, v, pieces)
-    B, Hq, Sq, _ = q.shape
-    sizes = _sizes(q, k, v)
+def _forward_launches(known, q, k, v, out) -> tuple:
+    """How the forward pass is launched in calls of one layout."""
+    B, Hq, Hkv, Sq, _Sk, D, Dv = known.shape
+    if pieces := _pieces(q, k, v):
+        tma = _has_tma(k, v)
+        BQ, BK, warps, stages = _split_tile(q, k, v)
+        return (_Launch(_split_kernel, _ceil(Hq // Hkv * Sq, BQ) * B * Hkv * pieces,
+            dict(**known.constants, BQ=BQ, BK=BK, num_warps=warps, num_stages=stages),
+            tiles=dict(k=BK, v=BK) if tma else {}, scalars=dict(pieces=pieces),
+            buffers=dict(parts=((B * Hq * Sq * pieces * (_padded(Dv) + 4),), torch.float32))),
+            _Launch(_merge_kernel, B * Hq * Sq, dict(D=D, Dv=Dv, PIECES=16, num_warps=4)),)
+    tma = _has_tma(q, k, v)
     BQ, BK, warps, stages = _tiles(q, v)[0]
-    tma = _has_tma(_chip(q.device), q, k, v)
-    descriptors = (*_tiled(tma, BQ, q), *_tiled(tma, BK, k, v)) if tma else ()
-    options = dict(
-        **sizes, BQ=BQ, BK=BK, TMA=tma, num_warps=warps, num_stages=stages,
-    )
-    options.update(_registers(q, sizes["BLOCK_D"], BQ, BK, warps, stages))
-    return _Ready(_forward_kernel, _ceil(Sq, BQ) * B * Hq, BK, descriptors, options)
+    return (_Launch(_forward_kernel, _ceil(Sq, BQ) * B * Hq,
+        dict(**known.constants, BQ=BQ, BK=BK, num_warps=warps, num_stages=stages,
+        **_registers(q, BQ, BK, warps, stages)), tiles=dict(q=BQ, k=BK, v=BK) if tma else {}),)
 
 
 def _attend(q, k, v, scale, known=None):
     """What the operator computes. A call that needs no operator knows the layout of its tensors already."""
     known = known or _known(q, k, v)
     if not known.near:
-        q, k, v = _rows_first(q), _rows_first(k), _rows_first(v)
-    B, Hq, _, Sq, _Sk, _, _Dv = known.shape
+        q, k, v = _near(q), _near(k), _near(v)
     out = q.new_empty_strided(*known.out)
     lse = q.new_empty_strided(*known.lse, dtype=torch.float32)
     if out.numel():
         key = ()
-        ready = known.forward.get(key)
-        if ready is None:
-            ready = known.forward[key] = _prepared(q, k, v, out)
-        plain = scale, *known.sizes
+        launches = known.forward.get(key)
+        if launches is None:
+            launches = known.forward[key] = _forward_launches(known, q, k, v, out)
+        values = dict(known.values, q=q, k=k, v=v, out=out, lse=lse, scale=scale)
         with torch.cuda.device_of(q):
-            if ready.pieces:
-                parts = torch.empty(B * Hq * Sq * ready.pieces * (ready.options["BLOCK_DV"] + 4), dtype=torch.float32,
-                    device=q.device)
-                ready.launch(
-                    q, *ready.tiles(k, v), parts, ready.pieces, *plain, *known.strides,
-                )
-                ready.merging.launch(parts, out, lse, ready.pieces, *plain)
-            else:
-                ready.launch(
-                    *ready.tiles(q, k, v), out, lse, *plain, *known.strides,
-                )
+            for launch in launches:
+                launch(values)
     return out, lse
 
 
 @torch.library.custom_op("attngen::sigmoid_5619add89845", mutates_args=())
-def _forward(
-    q: Tensor, k: Tensor, v: Tensor, scale: float
-) -> tuple[Tensor, Tensor]:
+def _forward(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     """out (B, Hq, Sq, Dv) in q's dtype; lse (B, Hq, Sq) in float32."""
     return _attend(q, k, v, scale)
 
 
 @_forward.register_fake
 def _(q, k, v, scale):
-    B, Hq, Sq, _ = q.shape
-    out = q.new_empty((B, Hq, Sq, v.shape[3]))
-    lse = q.new_empty((B, Hq, Sq), dtype=torch.float32)
+    lse = q.new_empty(q.shape[:3], dtype=torch.float32)
+    out = q.new_empty((*lse.shape, v.shape[3]))
     return out, lse
 
 
-def _prepared_backward(
-    q: Tensor, k: Tensor, v: Tensor, d_out: Tensor, dk: Tensor, dv: Tensor
-) -> tuple[_Ready | None, ...]:
-    """What each row needs once; dK and dV; and dQ."""
-    B, Hq, Sq, _D = q.shape
-    Hkv, Sk, _Dv = v.shape[1:]
-    sizes = _sizes(q, k, v)
-    _, (BQ, BK, warps, stages), (dq_BQ, dq_BK, dq_warps, dq_stages) = _tiles(q, v)
-    tma = _has_tma(_chip(q.device), q, k, v, d_out)
-    rows = None
-    descriptors = (*_tiled(tma, BQ, q), *_tiled(tma, BK, k, v), *_tiled(tma, BQ, d_out)) if tma else ()
-    options = dict(
-        **sizes, BQ=BQ, BK=BK, TMA=tma, num_warps=warps, num_stages=stages,
-    )
-    by_keys = _Ready(_dkdv_kernel, _ceil(Sk, BK) * B * Hkv, BK, descriptors, options)
-    descriptors = (*_tiled(tma, dq_BQ, q), *_tiled(tma, dq_BK, k, v), *_tiled(tma, dq_BQ, d_out)) if tma else ()
-    options = dict(
-        **sizes, BQ=dq_BQ, BK=dq_BK, TMA=tma, num_warps=dq_warps, num_stages=dq_stages,
-    )
-    return rows, by_keys, _Ready(_dq_kernel, _ceil(Sq, dq_BQ) * B * Hq, dq_BK, descriptors, options)
+def _backward_launches(known, q, k, v, d_out, dq, dk, dv) -> tuple:
+    """How the backward pass is launched in calls of one layout."""
+    B, Hq, Hkv, Sq, Sk, _D, _Dv = known.shape
+    tma = _has_tma(q, k, v, d_out)
+    BQ, BK, warps, stages = _tiles(q, v)[1]
+    by_keys = (_Launch(_dkdv_kernel, _ceil(Sk, BK) * B * Hkv,
+        dict(**known.constants, BQ=BQ, BK=BK, num_warps=warps, num_stages=stages),
+        tiles=dict(q=BQ, d_out=BQ, k=BK, v=BK) if tma else {}),)
+    BQ, BK, warps, stages = _tiles(q, v)[2]
+    by_rows = (_Launch(_dq_kernel, _ceil(Sq, BQ) * B * Hq,
+        dict(**known.constants, BQ=BQ, BK=BK, num_warps=warps, num_stages=stages),
+        tiles=dict(q=BQ, d_out=BQ, k=BK, v=BK) if tma else {}),)
+    return (*by_keys,
+        *by_rows,)
 
 
-def _gradients(
-    d_out: Tensor, d_lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
-    scale: float
-) -> tuple[Tensor, Tensor, Tensor]:
+def _gradients(d_out: Tensor, d_lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
+    scale: float) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of q, k, v."""
     known = _known(q, k, v)
     if not known.near:
-        q, k, v = _rows_first(q), _rows_first(k), _rows_first(v)
+        q, k, v = _near(q), _near(k), _near(v)
     d_out = d_out.contiguous()
-    _B, _Hq, _Hkv, _Sq, _Sk, _D, _Dv = known.shape
-    dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
-    if q.numel() and k.numel():
-        plain = scale, *known.sizes
+    some = q.numel() and k.numel()
+    new = torch.empty_like if some else torch.zeros_like
+    dq, dk, dv = (new(x, memory_format=torch.contiguous_format) for x in (q, k, v))
+    if some:
         # Hooks on saved tensors may hand them back from anywhere.
-        kept = out.data_ptr() % 16, lse.data_ptr() % 16
-        key = (*kept, d_out.data_ptr() % 16)
-        found = known.backward.get(key)
-        if found is None:
-            found = known.backward[key] = _prepared_backward(q, k, v, d_out, dk, dv)
-        _rows, by_keys, by_rows = found
+        key = out.data_ptr() % 16, lse.data_ptr() % 16, d_out.data_ptr() % 16
+        launches = known.backward.get(key)
+        if launches is None:
+            launches = known.backward[key] = _backward_launches(known, q, k, v, d_out, dq, dk, dv)
+        values = dict(known.values, q=q, k=k, v=v, d_out=d_out, dq=dq, dk=dk, dv=dv, out=out, lse=lse, scale=scale)
         with torch.cuda.device_of(q):
-            by_keys.launch(
-                *by_keys.tiles(q, k, v, d_out), dk, dv, *plain, *known.strides,
-            )
-            by_rows.launch(
-                *by_rows.tiles(q, k, v, d_out), dq, *plain, *known.strides,
-            )
-    else:
-        for x in (dq, dk, dv):
-            x.zero_()
+            for launch in launches:
+                launch(values)
     return dq, dk, dv
 
 
@@ -790,16 +727,13 @@ def _save(ctx, inputs, output):
 
 def _differentiate(ctx, d_out, d_lse):
     q, k, v, out, lse = ctx.saved_tensors
-    if d_out is None:
-        d_out = torch.zeros_like(out)
+    d_out = torch.zeros_like(out) if d_out is None else d_out
     # Without the operator nobody sees that these are derivatives: a second one would miss them.
     apart = not (torch.is_grad_enabled() or q.is_meta) and _unwatched(d_out, q, k, v)
     if not apart:
         _refuse_tangents(d_out, d_lse, q, k, v)
     backward = _gradients if apart else _backward
-    dq, dk, dv = backward(
-        d_out, d_lse, q, k, v, out, lse, ctx.scale
-    )
+    dq, dk, dv = backward(d_out, d_lse, q, k, v, out, lse, ctx.scale)
     return dq, dk, dv, None
 
 
@@ -820,21 +754,16 @@ class _Attention(torch.autograd.Function):
         return *_differentiate(ctx, *gradients), None
 
 
-def _has_private_names() -> bool:
-    """Whether this PyTorch has what is asked below and is not public."""
-    functorch = getattr(torch._C, "_functorch", None)
-    names = (
-        (torch._C, ("_is_tracing", "_len_torch_dispatch_stack")),
-        (functorch, ("peek_interpreter_stack", "is_functorch_wrapped_tensor", "is_batchedtensor", "get_unwrapped")),
-        (forward_ad, ("_current_level",)),
-        (getattr(torch, "_VF", None), ("_unpack_dual",)),
-        (Tensor, ("_is_zerotensor",)),
+_FUNCTORCH: Any = getattr(torch._C, "_functorch", None)
+_HAS_PRIVATE_NAMES = all(  # what is asked below, and PyTorch may not have: then every call goes through the operator
+    hasattr(owner, name)
+    for owner, names in (
+        (torch._C, "_is_tracing _len_torch_dispatch_stack"),
+        (_FUNCTORCH, "peek_interpreter_stack is_functorch_wrapped_tensor is_batchedtensor get_unwrapped"),
+        (getattr(torch, "_VF", None), "_unpack_dual"), (forward_ad, "_current_level"), (Tensor, "_is_zerotensor"),
     )
-    return all(hasattr(owner, name) for owner, owned in names for name in owned)
-
-
-_HAS_PRIVATE_NAMES = _has_private_names()  # without them every call goes through the operator
-_PLAIN = (Tensor, torch.nn.Parameter)
+    for name in names.split()
+)
 
 
 def _unwatched(*tensors: Tensor) -> bool:
@@ -843,43 +772,31 @@ def _unwatched(*tensors: Tensor) -> bool:
         return False
     if torch._C._is_tracing() or torch._C._len_torch_dispatch_stack():
         return False
-    if forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None:
+    if forward_ad._current_level >= 0 or _FUNCTORCH.peek_interpreter_stack() is not None:
         return False
     for x in tensors:
-        if type(x) not in _PLAIN:
-            return False
-        if x.is_neg() or x._is_zerotensor():
+        if type(x) not in _PLAIN or x.is_neg() or x._is_zerotensor():
             return False
     return True
 
 
-def _refuse_tangents(*arguments) -> None:
-    """The operators would drop tangents, and nobody would hear of it. Beneath a second transform of `torch.func`
-    tangents cannot be seen, nor while torch.compile traces. Only C is called: torch.compile would compile a function of
-    Python.
-    """
-    if not _HAS_PRIVATE_NAMES:
-        asked = () if torch.compiler.is_compiling() else arguments
-        hidden = any(isinstance(x, Tensor) and forward_ad.unpack_dual(x).tangent is not None for x in asked)
-    elif forward_ad._current_level < 0:
-        return
-    else:
-        hidden = any(isinstance(x, Tensor) and _may_have_tangent(x) for x in arguments)
-    if hidden:
-        _refuse("forward-mode derivatives (jvp, jacfwd, hessian) are not computed: use backward()")
-
-
 def _may_have_tangent(x: Tensor) -> bool:
-    functorch = torch._C._functorch
-    wrapped = functorch.is_functorch_wrapped_tensor
-    if torch.compiler.is_compiling() or (
-        wrapped(x) and (functorch.is_batchedtensor(x) or wrapped(functorch.get_unwrapped(x)))
-    ):
-        return True
-    return torch._VF._unpack_dual(x, level=forward_ad._current_level)[1] is not None
+    """Beneath a second transform of `torch.func`, and while torch.compile traces, nobody sees whether it has one."""
+    if torch.compiler.is_compiling():
+        return _HAS_PRIVATE_NAMES
+    if not _HAS_PRIVATE_NAMES:
+        return forward_ad.unpack_dual(x).tangent is not None
+    wrapped = _FUNCTORCH.is_functorch_wrapped_tensor
+    beneath = wrapped(x) and (_FUNCTORCH.is_batchedtensor(x) or wrapped(_FUNCTORCH.get_unwrapped(x)))
+    return beneath or torch._VF._unpack_dual(x, level=forward_ad._current_level)[1] is not None
 
 
-_Refusal = ValueError  # an `attngen.Kernel` puts its own kind of ValueError here
+def _refuse_tangents(*arguments) -> None:
+    """The operators would drop tangents, and nobody would hear of it."""
+    if _HAS_PRIVATE_NAMES and forward_ad._current_level < 0:
+        return
+    if any(isinstance(x, Tensor) and _may_have_tangent(x) for x in arguments):
+        _refuse("forward-mode derivatives (jvp, jacfwd, hessian) are not computed: use backward()")
 
 
 def _refuse(message: str) -> NoReturn:
@@ -941,14 +858,8 @@ def _scaled(q: Tensor, scale: Tensor) -> tuple[Tensor, float]:
 
 
 def sigmoid(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    scale: float | Tensor | None = None,
-    return_lse: bool = False,
-    dropout_seed: int | Tensor | None = None,
-    check: bool = False,
+    q: Tensor, k: Tensor, v: Tensor, *, scale: float | Tensor | None = None, return_lse: bool = False,
+    dropout_seed: int | Tensor | None = None, check: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention `sigmoid`, fused, differentiable in every float argument.
 
@@ -980,10 +891,9 @@ def _call(q, k, v, scale, return_lse, dropout_seed):
     if alone:
         known = _READY.get(_layout(q, k, v))
         fit = float(scale)
-    if known is None or fit not in known.fits:
+    if known is None or fit is None or fit not in known.fits:
         _check(q, k, v, scale)
-        alone = alone and not q.is_meta
-        if alone:
+        if alone and not q.is_meta:
             known = known or _known(q, k, v)
             if len(known.fits) >= 1024:
                 known.fits.clear()
@@ -998,12 +908,11 @@ def _call(q, k, v, scale, return_lse, dropout_seed):
         known = known and _known(q, k, v)
     inputs = (q, k, v, float(scale))
     if known is None:
-        attend = _forward
+        out, lse = _forward(*inputs)
+    elif torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+        out, lse = _Attention.apply(*inputs, known)
     else:
-        inputs = (*inputs, known)
-        learning = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-        attend = _Attention.apply if learning else _attend
-    out, lse = attend(*inputs)
+        out, lse = _attend(*inputs, known)
     return (out, lse) if return_lse else out
 
 
