@@ -59,7 +59,7 @@ def pointwise(function: Callable[..., Any]) -> Callable[..., Tile]:
 class Language:
     """`gl` and `tl`, as far as these kernels go."""
 
-    constexpr = tl.constexpr
+    constexpr, tensor = tl.constexpr, (Tile, Pointer)
     float32, float16, bfloat16 = np.float32, np.float16, BF16
     int16, int32, int64, uint32 = np.int16, np.int32, np.int64, np.uint32
     NVMMADistributedLayout = SliceLayout = DotOperandLayout = staticmethod(layout)
