@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 class Launch:
     """`constants` are those of the kernel and of Triton, as keywords. `tiles`: the rows of the tiles in which a
     descriptor reads a tensor, where `tiled` holds (always, if empty). `scalars`: values by name. `buffers`: shapes and
-    dtypes of tensors that are allocated first. `counters`: names and numbers of ints that the kernel clears for later ones. `names`: what a parameter takes
-    that has another name.
+    dtypes of tensors that are allocated first. `counters`: names and numbers of ints that the kernel clears for later
+    ones. `names`: what a parameter takes that has another name.
     """
 
     kernel: str
