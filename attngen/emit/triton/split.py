@@ -68,7 +68,7 @@ class SplitView:
 _PACKED_SUMMARY = "One piece of the walk of one tile, whose rows are the queries of all heads that share keys."
 _PACKED = (
     "kv_head = i % Hkv",
-    "head = kv_head * group + row % group  # of each row, as is what depends on it",
+    "head = kv_head * group + row % group  # one for each row",
     "q_idx = row // group",
     "q0 = tile * BQ // group",
     "q1 = tl.minimum((tile * BQ + BQ - 1) // group, Sq - 1)",

@@ -1,6 +1,6 @@
 """custom_normalizer: tiled attention in plain JAX, forward and backward.
 
-Made by attngen from the specification below: change that and compile again, or own this file as it stands.
+Made by attngen from the specification below: edit that and compile again, or edit this file by hand.
 It needs jax alone, and runs on any device that JAX has. `custom_normalizer` is differentiable, and works under jit, grad and vmap.
 """
 
@@ -268,7 +268,7 @@ def _forward(size, q, k, v, floats, data):
             if masked:
                 x = jnp.where((k_idx < Sk) & (k_idx <= row_term), x, -jnp.inf)
             new_max = jnp.maximum(row_max, x.max(-1, keepdims=True))
-            shift = jnp.where(new_max == -jnp.inf, 0.0, new_max)  # rows that have met no key yet
+            shift = jnp.where(new_max == -jnp.inf, 0.0, new_max)  # rows without a key so far
             rescale = jnp.exp2(row_max - shift)
             weight = jnp.exp2(x - shift)
             row_sum = row_sum * rescale + weight.sum(-1, keepdims=True)
@@ -557,7 +557,7 @@ def custom_normalizer(
     check looks at every element that a fact is about, which needs concrete values: not under jax.jit.
 
     Gives out (B, Sq, Hq, Dv) in q's dtype, and with return_lse also the log-sum-exp (B, Hq, Sq), natural, float32.
-    A query that may attend to no key gives a zero row and zero gradients in q, k and v. Raises ValueError on what does not fit.
+    A query that may attend to no key has a zero row in the result and zero gradients in q, k and v. Raises ValueError if an argument does not fit.
     """
     if check:
         _check_facts(_check(q, k, v, temperature, escape, scale), temperature, escape)

@@ -1,6 +1,6 @@
 """alibi: fused attention for TPUs, forward and backward, in Pallas.
 
-Made by attngen from the specification below: change that and compile again, or own this file as it stands.
+Made by attngen from the specification below: edit that and compile again, or edit this file by hand.
 It needs jax alone. `alibi` is differentiable, and works under jit, grad, vmap, checkpoint and shard_map.
 """
 
@@ -1434,7 +1434,7 @@ def alibi(
     check is accepted for the sake of a common signature: here every call checks all facts.
 
     Gives out (B, Sq, Hq, Dv) in q's dtype, and with return_lse also the log-sum-exp (B, Hq, Sq), natural, float32.
-    A query that may attend to no key gives a zero row and zero gradients in q, k and v. Raises ValueError on what does not fit.
+    A query that may attend to no key has a zero row in the result and zero gradients in q, k and v. Raises ValueError if an argument does not fit.
     """
     return _call(q, k, v, slope, scale, return_lse, dropout_seed)
 

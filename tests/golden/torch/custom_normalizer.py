@@ -1,6 +1,6 @@
 """custom_normalizer: tiled attention in plain PyTorch, forward and backward.
 
-Made by attngen from the specification below: change that and compile again, or own this file as it stands.
+Made by attngen from the specification below: edit that and compile again, or edit this file by hand.
 It needs torch alone, and runs on any device that torch has. `custom_normalizer` is differentiable.
 """
 
@@ -122,7 +122,7 @@ def _forward(q, k, v, temperature, escape, scale):
             if masked:
                 x = _where(k_idx <= row_term, x, -math.inf)
             new_max = torch.maximum(row_max, x.amax(-1, keepdim=True))
-            shift = torch.where(new_max == -math.inf, 0.0, new_max)  # rows that have met no key yet
+            shift = torch.where(new_max == -math.inf, 0.0, new_max)  # rows without a key so far
             rescale = torch.exp2(row_max - shift)
             weight = torch.exp2(x - shift)
             row_sum = row_sum * rescale + weight.sum(-1, keepdim=True)
@@ -361,12 +361,12 @@ def custom_normalizer(
     q (B, Hq, Sq, D), k (B, Hkv, Sk, D), v (B, Hkv, Sk, Dv), with any strides, all float16, bfloat16 or float32.
     temperature (Hq): float32 or float16 or bfloat16 or float64, where 0.0 < temperature.
     escape (Hq): float32 or float16 or bfloat16 or float64.
-    scale multiplies q . k where the score says so; 1 / sqrt(D) when not given. A tensor may learn.
+    scale multiplies q . k where the score says so; 1 / sqrt(D) when not given. A tensor may require a gradient.
     dropout_seed is accepted for the sake of a common signature, and has no effect.
     check looks at every element that a fact is about, and waits for the device to do so.
 
-    Gives out (B, Hq, Sq, Dv) in q's dtype, and with return_lse also the log-sum-exp (B, Hq, Sq), natural, float32.
-    A query that may attend to no key gives a zero row and zero gradients in q, k and v. Raises ValueError on what does not fit.
+    Returns out (B, Hq, Sq, Dv) in q's dtype, and with return_lse also the log-sum-exp (B, Hq, Sq), natural, float32.
+    A query that may attend to no key has a zero row in the result and zero gradients in q, k and v. Raises ValueError if an argument does not fit.
     """
     if check:
         _check(q, k, v, temperature, escape, scale)
@@ -379,7 +379,7 @@ def _call(q, k, v, temperature, escape, scale, return_lse, dropout_seed):
         try:
             scale = q.shape[-1] ** -0.5
         except (AttributeError, IndexError, ZeroDivisionError):
-            scale = 1.0  # of what is refused
+            scale = 1.0  # `_check` refuses this call
     elif not isinstance(scale, float | Tensor):
         scale = _scale_number(scale)
     _check(q, k, v, temperature, escape, scale)

@@ -1,6 +1,6 @@
 """documents: tiled attention in plain PyTorch, forward and backward.
 
-Made by attngen from the specification below: change that and compile again, or own this file as it stands.
+Made by attngen from the specification below: edit that and compile again, or edit this file by hand.
 It needs torch alone, and runs on any device that torch has. `documents` is differentiable.
 """
 
@@ -173,7 +173,7 @@ def _forward(q, k, v, ids, scale):
                 col_term = ids[:, None, None, k0 : k1 + 1].long()
                 x = _where((k_idx <= row_term) & (row_term_2 == col_term), x, -math.inf)
             new_max = torch.maximum(row_max, x.amax(-1, keepdim=True))
-            shift = torch.where(new_max == -math.inf, 0.0, new_max)  # rows that have met no key yet
+            shift = torch.where(new_max == -math.inf, 0.0, new_max)  # rows without a key so far
             rescale = torch.exp2((row_max - shift) * logit_scale)
             weight = torch.exp2((x - shift) * logit_scale)
             row_sum = row_sum * rescale + weight.sum(-1, keepdim=True)
@@ -357,12 +357,12 @@ def documents(
 
     q (B, Hq, Sq, D), k (B, Hkv, Sk, D), v (B, Hkv, Sk, Dv), with any strides, all float16, bfloat16 or float32.
     ids (B, Sk): int32 or int64.
-    scale multiplies q . k where the score says so; 1 / sqrt(D) when not given. A tensor may learn.
+    scale multiplies q . k where the score says so; 1 / sqrt(D) when not given. A tensor may require a gradient.
     dropout_seed is accepted for the sake of a common signature, and has no effect.
     check is accepted for the sake of a common signature: here every call checks all facts.
 
-    Gives out (B, Hq, Sq, Dv) in q's dtype, and with return_lse also the log-sum-exp (B, Hq, Sq), natural, float32.
-    A query that may attend to no key gives a zero row and zero gradients in q, k and v. Raises ValueError on what does not fit.
+    Returns out (B, Hq, Sq, Dv) in q's dtype, and with return_lse also the log-sum-exp (B, Hq, Sq), natural, float32.
+    A query that may attend to no key has a zero row in the result and zero gradients in q, k and v. Raises ValueError if an argument does not fit.
     """
     return _call(q, k, v, ids, scale, return_lse, dropout_seed)
 
@@ -372,7 +372,7 @@ def _call(q, k, v, ids, scale, return_lse, dropout_seed):
         try:
             scale = q.shape[-1] ** -0.5
         except (AttributeError, IndexError, ZeroDivisionError):
-            scale = 1.0  # of what is refused
+            scale = 1.0  # `_check` refuses this call
     elif not isinstance(scale, float | Tensor):
         scale = _scale_number(scale)
     _check(q, k, v, ids, scale)

@@ -1,7 +1,8 @@
 """documents: fused attention for GPUs, forward and backward, in Triton.
 
-Made by attngen from the specification below: change that and compile again, or own this file as it stands.
-It needs torch and triton alone. `documents` is differentiable, and a custom operator that torch.compile takes whole.
+Made by attngen from the specification below: edit that and compile again, or edit this file by hand.
+It needs torch and triton alone. `documents` is differentiable, and a custom operator, with which torch.compile needs no
+graph break.
 """
 
 # The specification:
@@ -109,7 +110,8 @@ TILES = {
     for head_dim in head_dims
 }
 
-# The registers of a thread, by (head dim rounded up, forward tile): with more, one program less would fit.
+# The most registers of a thread, by (head dim rounded up, queries, keys, warps, stages of the forward tile). With more,
+# one program fewer fits on a multiprocessor.
 REGISTERS: dict[tuple[int, ...], int] = {(128, 64, 128, 4, 1): 168, (128, 64, 64, 4, 1): 168}
 
 
@@ -211,7 +213,9 @@ def _head_rows(tensor, batch, head, strides, stop, ALIGN: tl.constexpr):
 
 @triton.jit
 def _busy_tiles_first(n_tiles, n_heads, LATE: tl.constexpr):
-    """(tile, batch, head) of this program: tiles with most work first, eight heads at a time for the cache's sake."""
+    """(tile, batch, head) of this program: tiles with most work first, eight heads at a time, so that they share the
+    cache.
+    """
     pid = tl.program_id(0)
     first = pid // (n_tiles * 8) * 8
     width = tl.minimum(tl.num_programs(0) // n_tiles - first, 8)
@@ -346,7 +350,7 @@ def _query_test0_kernel(query_test0_least_ptr, query_test0_most_ptr, scale, B, H
 
 @triton.jit
 def _no_keys(ROWS: tl.constexpr, COLS: tl.constexpr):
-    """The state of rows that have met no key yet."""
+    """The state of rows without a key so far."""
     acc = tl.zeros([ROWS, _block(COLS)], tl.float32)
     row_max = tl.full([ROWS], float("-inf"), tl.float32)
     row_sum = tl.zeros([ROWS], tl.float32)
@@ -369,7 +373,7 @@ def _attend_tile(state, held, k_rows, v_rows, k0, tiling: tl.constexpr, MASKED: 
         col_term = tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0 + tl.cast(k_safe, tl.int64) * ids_stride_1)
         x = tl.where((k_idx <= row_term) & (row_term_2 == col_term), x, float("-inf"))
     new_max = tl.maximum(row_max, tl.max(x, 1))
-    shift = tl.where(new_max == float("-inf"), 0.0, new_max)  # rows that have met no key yet
+    shift = tl.where(new_max == float("-inf"), 0.0, new_max)  # rows without a key so far
     rescale = tl.exp2((row_max - shift) * logit_scale)
     weight = tl.exp2(x * logit_scale - (shift * logit_scale)[:, None])
     row_max = new_max
@@ -519,7 +523,8 @@ def _pin_order(n_steps):
 
 @gluon.jit
 def _work_item(item, n_tiles, n_heads, n_work, together):
-    """(tile, batch, head) of an item: the tiles with most work first, `together` heads at a time for the cache's sake.
+    """(tile, batch, head) of an item: the tiles with most work first, `together` heads at a time, so that they share
+    the cache.
     """
     first = item // (n_tiles * together) * together
     width = tl.minimum(n_work // n_tiles - first, together)
@@ -2693,7 +2698,7 @@ class _Launch:
         given = [x.removesuffix("_ptr").removesuffix("_desc") for x in kernel.arg_names if x not in options]
         self.operands = operator.itemgetter(*(names.get(x, x) for x in given))
         self.constants = [options[x] for x in kernel.arg_names if x in options]
-        self.idle: list[dict] = []  # descriptors without their tensors, whose memory is not ours to keep
+        self.idle: list[dict] = []  # descriptors without their tensors, so that their memory can be freed
         self.run = None
 
     def __call__(self, values: dict) -> None:
@@ -2747,7 +2752,7 @@ class _Known:
         near = _near(q), _near(k), _near(v)
         self.near = near[0] is q and near[1] is k and near[2] is v
         self.shape = B, Hq, Hkv, Sq, Sk, D, Dv
-        # Shape and strides of what the forward pass gives: so it is allocated soonest.
+        # Shape and strides of the results, kept so that they are allocated quickly.
         self.out = (B, Hq, Sq, Dv), (Hq * Sq * Dv, Sq * Dv, Dv, 1)
         self.lse = (B, Hq, Sq), (Hq * Sq, Sq, 1)
         strides = {f"{name}_stride_{axis}": n for name, x in zip("qkv", near) for axis, n in zip("bhs", x.stride())}
@@ -2760,7 +2765,7 @@ class _Known:
 
 
 def _layout(*tensors: Tensor) -> tuple:
-    """What decides how kernels are launched: of tensors all but values, and of addresses whether they are round."""
+    """What decides how kernels are launched: of tensors everything but the values, and addresses modulo 16."""
     return tuple([(x.dtype, x.device, x.shape, x.stride(), x.data_ptr() % 16) for x in tensors])
 
 
@@ -2986,7 +2991,7 @@ def _save(ctx, inputs, output):
 def _differentiate(ctx, d_out, d_lse):
     q, k, v, ids, out, lse = ctx.saved_tensors
     d_out = torch.zeros_like(out) if d_out is None else d_out
-    # Without the operator nobody sees that these are derivatives: a second one would miss them.
+    # Outside the operator, autograd would take these for constants and return a wrong second derivative.
     apart = not (torch.is_grad_enabled() or q.is_meta) and _unwatched(d_out, q, k, v)
     if not apart:
         _refuse_tangents(d_out, d_lse, q, k, v)
@@ -3025,7 +3030,7 @@ _HAS_PRIVATE_NAMES = all(  # what is asked below, and PyTorch may not have: then
 
 
 def _unwatched(*tensors: Tensor) -> bool:
-    """Whether a call may do without the operator: no compiler, tracer, transform or imitation of tensors looks on."""
+    """Whether a call may do without the operator: no compiler, tracer, transform or tensor subclass is active."""
     if torch.compiler.is_compiling() or not _HAS_PRIVATE_NAMES:
         return False
     if torch._C._is_tracing() or torch._C._len_torch_dispatch_stack():
@@ -3050,7 +3055,7 @@ def _may_have_tangent(x: Tensor) -> bool:
 
 
 def _refuse_tangents(*arguments) -> None:
-    """The operators would drop tangents, and nobody would hear of it."""
+    """The operators would drop tangents without an error."""
     if _HAS_PRIVATE_NAMES and forward_ad._current_level < 0:
         return
     if any(isinstance(x, Tensor) and _may_have_tangent(x) for x in arguments):
@@ -3139,9 +3144,9 @@ def documents(
     dropout_seed is accepted for the sake of a common signature, and has no effect.
     check is accepted for the sake of a common signature: here every call checks all facts.
 
-    Gives out (B, Hq, Sq, Dv) in q's dtype, and with return_lse also the log-sum-exp (B, Hq, Sq), natural, float32.
-    A query that may attend to no key gives a zero row and zero gradients in q, k and v. Raises ValueError on what does
-    not fit.
+    Returns out (B, Hq, Sq, Dv) in q's dtype, and with return_lse also the log-sum-exp (B, Hq, Sq), natural, float32.
+    A query that may attend to no key has a zero row in the result and zero gradients in q, k and v. Raises ValueError
+    if an argument does not fit.
     """
     return _call(q, k, v, ids, scale, return_lse, dropout_seed)
 
@@ -3151,7 +3156,7 @@ def _call(q, k, v, ids, scale, return_lse, dropout_seed):
         try:
             scale = q.shape[-1] ** -0.5
         except (AttributeError, IndexError, ZeroDivisionError):
-            scale = 1.0  # of what is refused
+            scale = 1.0  # `_check` refuses this call
     elif isinstance(scale, Tensor):
         _check(q, k, v, ids, scale)
         q, scale = _scaled(q, scale)

@@ -1,7 +1,8 @@
 """sigmoid: fused attention for GPUs, forward and backward, in Triton.
 
-Made by attngen from the specification below: change that and compile again, or own this file as it stands.
-It needs torch and triton alone. `sigmoid` is differentiable, and a custom operator that torch.compile takes whole.
+Made by attngen from the specification below: edit that and compile again, or edit this file by hand.
+It needs torch and triton alone. `sigmoid` is differentiable, and a custom operator, with which torch.compile needs no
+graph break.
 """
 
 # The specification:
@@ -74,7 +75,8 @@ TILES = {
     for head_dim in head_dims
 }
 
-# The registers of a thread, by (head dim rounded up, forward tile): with more, one program less would fit.
+# The most registers of a thread, by (head dim rounded up, queries, keys, warps, stages of the forward tile). With more,
+# one program fewer fits on a multiprocessor.
 REGISTERS: dict[tuple[int, ...], int] = {(128, 64, 128, 4, 1): 168, (128, 64, 64, 4, 1): 128}
 
 # Short queries, whose keys are cut into pieces, by (chip, bytes of an element): rows and keys of a tile at most,
@@ -193,7 +195,7 @@ def _query_tiles(Sq, BQ: tl.constexpr):
 
 @triton.jit
 def _no_keys(ROWS: tl.constexpr, COLS: tl.constexpr):
-    """The state of rows that have met no key yet."""
+    """The state of rows without a key so far."""
     acc = tl.zeros([ROWS, _block(COLS)], tl.float32)
     return acc
 
@@ -271,7 +273,7 @@ def _split_kernel(
     batch = i // Hkv
     row = tile * BQ + tl.arange(0, BQ)[:, None]
     kv_head = i % Hkv
-    head = kv_head * group + row % group  # of each row, as is what depends on it
+    head = kv_head * group + row % group  # one for each row
     q_idx = row // group
     k_rows = _head_rows(k_ptr, batch, kv_head, (k_stride_b, k_stride_h, k_stride_s), Sk, ALIGN)
     v_rows = _head_rows(v_ptr, batch, kv_head, (v_stride_b, v_stride_h, v_stride_s), Sk, ALIGN)
@@ -301,7 +303,7 @@ def _merge_kernel(
     parts_ptr, out_ptr, lse_ptr, pieces, scale, Hq, Hkv, Sq, Sk,
     D: tl.constexpr, Dv: tl.constexpr, PIECES: tl.constexpr,
 ):
-    """One query of one head: merges the sums of its pieces, PIECES at a time, as a tile's are merged into a row's."""
+    """One query of one head: merges the sums of its pieces, PIECES at a time, by the rule of the online softmax."""
     BQ: tl.constexpr = 1
     i = tl.program_id(0) // Sq
     q0 = tl.program_id(0) % Sq
@@ -518,7 +520,7 @@ class _Launch:
         given = [x.removesuffix("_ptr").removesuffix("_desc") for x in kernel.arg_names if x not in options]
         self.operands = operator.itemgetter(*(names.get(x, x) for x in given))
         self.constants = [options[x] for x in kernel.arg_names if x in options]
-        self.idle: list[dict] = []  # descriptors without their tensors, whose memory is not ours to keep
+        self.idle: list[dict] = []  # descriptors without their tensors, so that their memory can be freed
         self.run = None
 
     def __call__(self, values: dict) -> None:
@@ -564,7 +566,7 @@ class _Known:
         near = _near(q), _near(k), _near(v)
         self.near = near[0] is q and near[1] is k and near[2] is v
         self.shape = B, Hq, Hkv, Sq, Sk, D, Dv
-        # Shape and strides of what the forward pass gives: so it is allocated soonest.
+        # Shape and strides of the results, kept so that they are allocated quickly.
         self.out = (B, Hq, Sq, Dv), (Hq * Sq * Dv, Sq * Dv, Dv, 1)
         self.lse = (B, Hq, Sq), (Hq * Sq, Sq, 1)
         strides = {f"{name}_stride_{axis}": n for name, x in zip("qkv", near) for axis, n in zip("bhs", x.stride())}
@@ -575,7 +577,7 @@ class _Known:
 
 
 def _layout(*tensors: Tensor) -> tuple:
-    """What decides how kernels are launched: of tensors all but values, and of addresses whether they are round."""
+    """What decides how kernels are launched: of tensors everything but the values, and addresses modulo 16."""
     return tuple([(x.dtype, x.device, x.shape, x.stride(), x.data_ptr() % 16) for x in tensors])
 
 
@@ -728,7 +730,7 @@ def _save(ctx, inputs, output):
 def _differentiate(ctx, d_out, d_lse):
     q, k, v, out, lse = ctx.saved_tensors
     d_out = torch.zeros_like(out) if d_out is None else d_out
-    # Without the operator nobody sees that these are derivatives: a second one would miss them.
+    # Outside the operator, autograd would take these for constants and return a wrong second derivative.
     apart = not (torch.is_grad_enabled() or q.is_meta) and _unwatched(d_out, q, k, v)
     if not apart:
         _refuse_tangents(d_out, d_lse, q, k, v)
@@ -767,7 +769,7 @@ _HAS_PRIVATE_NAMES = all(  # what is asked below, and PyTorch may not have: then
 
 
 def _unwatched(*tensors: Tensor) -> bool:
-    """Whether a call may do without the operator: no compiler, tracer, transform or imitation of tensors looks on."""
+    """Whether a call may do without the operator: no compiler, tracer, transform or tensor subclass is active."""
     if torch.compiler.is_compiling() or not _HAS_PRIVATE_NAMES:
         return False
     if torch._C._is_tracing() or torch._C._len_torch_dispatch_stack():
@@ -792,7 +794,7 @@ def _may_have_tangent(x: Tensor) -> bool:
 
 
 def _refuse_tangents(*arguments) -> None:
-    """The operators would drop tangents, and nobody would hear of it."""
+    """The operators would drop tangents without an error."""
     if _HAS_PRIVATE_NAMES and forward_ad._current_level < 0:
         return
     if any(isinstance(x, Tensor) and _may_have_tangent(x) for x in arguments):
@@ -868,9 +870,9 @@ def sigmoid(
     dropout_seed is accepted for the sake of a common signature, and has no effect.
     check is accepted for the sake of a common signature: here every call checks all facts.
 
-    Gives out (B, Hq, Sq, Dv) in q's dtype, and with return_lse also the log-sum-exp (B, Hq, Sq), natural, float32.
-    A query that may attend to no key gives a zero row and zero gradients in q, k and v. Raises ValueError on what does
-    not fit.
+    Returns out (B, Hq, Sq, Dv) in q's dtype, and with return_lse also the log-sum-exp (B, Hq, Sq), natural, float32.
+    A query that may attend to no key has a zero row in the result and zero gradients in q, k and v. Raises ValueError
+    if an argument does not fit.
     """
     return _call(q, k, v, scale, return_lse, dropout_seed)
 
@@ -880,7 +882,7 @@ def _call(q, k, v, scale, return_lse, dropout_seed):
         try:
             scale = q.shape[-1] ** -0.5
         except (AttributeError, IndexError, ZeroDivisionError):
-            scale = 1.0  # of what is refused
+            scale = 1.0  # `_check` refuses this call
     elif isinstance(scale, Tensor):
         _check(q, k, v, scale)
         q, scale = _scaled(q, scale)
