@@ -1,6 +1,6 @@
 """What a proof may assume of a spec: the signs of its params, and points at which its facts hold.
 
-Takes an attention, gives a `World`, which also keeps the names that opaque things got, so that all terms of one proof
+Takes an attention, returns its `Assumptions`. They also keep the names of opaque terms, so that all terms of one proof
 use the same ones.
 """
 
@@ -18,7 +18,7 @@ from attngen.prove.algebra.sample_points import Point, points
 
 
 @dataclass(frozen=True)
-class World:
+class Assumptions:
     """What the spec lets a proof assume: signs of params and sizes, and points at which every fact holds.
 
     `positive_scale` holds where the launcher can take the sign of the scale into q, so that kernels see a positive one.
@@ -75,9 +75,9 @@ class World:
         return {}
 
 
-def world(attention: Attention) -> World:
-    """The world of a spec, its scale positive where the launcher can make it so."""
-    return World(attention, scale_enters_as_product(attention))
+def assumptions(attention: Attention) -> Assumptions:
+    """The assumptions of a spec, its scale positive where the launcher can make it so."""
+    return Assumptions(attention, scale_enters_as_product(attention))
 
 
 def scale_enters_as_product(attention: Attention) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 from attngen.ir.build import mul, neg
 from attngen.ir.nodes import Apply, Expr, Op
 from attngen.ir.printing import expression as text
-from attngen.prove.algebra.assumptions import World
+from attngen.prove.algebra.assumptions import Assumptions
 from attngen.prove.algebra.sample_points import Point, Undefined, clearly_different, mp, number, numbers
 from attngen.prove.algebra.sympy_door import Term, expanded, same, sp
 from attngen.prove.algebra.term_size import price
@@ -30,7 +30,7 @@ Comparison = Callable[[Reading], tuple[Term, Term]]
 
 
 def in_cases(
-    compared: Comparison, world: World, work: Work, leaves: frozenset[Expr] | None = None, ties: bool = True
+    compared: Comparison, assumptions: Assumptions, work: Work, leaves: frozenset[Expr] | None = None, ties: bool = True
 ) -> str | None:
     """How two terms were shown equal in every case of their kinks, or None. `compared` reads them in one case."""
     waiting: list[dict[Term, int]] = [{}]
@@ -38,7 +38,7 @@ def in_cases(
     while waiting:
         decisions = waiting.pop()
         try:
-            pair = compared(Reading(world, work, decisions, leaves=leaves, ties=ties))
+            pair = compared(Reading(assumptions, work, decisions, leaves=leaves, ties=ties))
         except Split as split:
             waiting += [{**decisions, split.key: sign} for sign in split.choices]
             continue
@@ -61,15 +61,17 @@ def _impossible(decisions: Mapping[Term, int], work: Work) -> bool:
     return False
 
 
-def _at_once(compared: Comparison, world: World, work: Work) -> str | None:
+def _at_once(compared: Comparison, assumptions: Assumptions, work: Work) -> str | None:
     """All cases in one comparison, by indicators; None where that shows nothing."""
     try:
-        return "sympy" if same(*compared(Reading(world, work, indicators=True)), work) else None
+        return "sympy" if same(*compared(Reading(assumptions, work, indicators=True)), work) else None
     except Split:
         return None
 
 
-def equal(a: Expr, b: Expr, world: World, work: Work, names: tuple[str, str] = ("planned", "true")) -> Verdict:
+def equal(
+    a: Expr, b: Expr, assumptions: Assumptions, work: Work, names: tuple[str, str] = ("planned", "true")
+) -> Verdict:
     """Whether two expressions have the same value wherever the spec's facts hold. Refuted comes with a point.
 
     `names` are what the two are called there.
@@ -79,29 +81,29 @@ def equal(a: Expr, b: Expr, world: World, work: Work, names: tuple[str, str] = (
     ties = has_comparison(a, b)
     try:
         with work.watched():
-            opaque = Reading(world, work)
+            opaque = Reading(assumptions, work)
             whole = same(opaque.term(a), opaque.term(b), work)
-            how = "sympy" if whole else in_cases(lambda r: (r.term(a), r.term(b)), world, work, ties=ties)
-            how = how or _term_by_term(a, b, world, work, ties)
+            how = "sympy" if whole else in_cases(lambda r: (r.term(a), r.term(b)), assumptions, work, ties=ties)
+            how = how or _term_by_term(a, b, assumptions, work, ties)
     except (OutOfTime, OutOfWork) as stop:
         how, reason = None, stop.reason
     else:
         reason = "sympy brings the two sides to no common form"
     if how is not None:
         return Proved(how, (f"{text(a)} = {text(b)}",))
-    return differing(a, b, world, names) or Unknown("sympy", f"{reason}, and no point tells them apart")
+    return differing(a, b, assumptions, names) or Unknown("sympy", f"{reason}, and no point tells them apart")
 
 
-def _term_by_term(a: Expr, b: Expr, world: World, work: Work, ties: bool) -> str | None:
+def _term_by_term(a: Expr, b: Expr, assumptions: Assumptions, work: Work, ties: bool) -> str | None:
     """Sums whose kinks are too many for all cases at once, but which agree term by term, in order."""
     left, right = _summands(a), _summands(b)
     if len(left) != len(right) or not 1 < len(left) <= 16:
         return None
     for x, y in zip(left, right, strict=True):
-        opaque = Reading(world, work)
+        opaque = Reading(assumptions, work)
         pair = partial(_terms, x, y)
         whole = same(opaque.term(x), opaque.term(y), work)
-        if not whole and in_cases(pair, world, work, ties=ties) is None:
+        if not whole and in_cases(pair, assumptions, work, ties=ties) is None:
             return None
     return "sympy, term by term"
 
@@ -128,9 +130,9 @@ def _summands(e: Expr) -> list[Expr]:
             return [e]
 
 
-def differing(a: Expr, b: Expr, world: World, names: tuple[str, str]) -> Refuted | None:
+def differing(a: Expr, b: Expr, assumptions: Assumptions, names: tuple[str, str]) -> Refuted | None:
     """A point at which two expressions clearly differ."""
-    for point in world.points:
+    for point in assumptions.points:
         try:
             x, y = point.value(a), point.value(b)
         except (Undefined, OverflowError):
@@ -160,17 +162,17 @@ def short(t: str) -> str:
     return t if len(t) <= 160 else f"{t[:157]}…"
 
 
-def sign_of(e: Expr, world: World, *, zero: bool, work: Work) -> Verdict:
+def sign_of(e: Expr, assumptions: Assumptions, *, zero: bool, work: Work) -> Verdict:
     """Whether e > 0, or e >= 0 where `zero` allows it, wherever the spec's facts hold."""
     reason = f"the sign of {text(e)} does not follow from the facts"
     try:
         with work.watched():
-            term = sp.factor_terms(expanded(Reading(world, work).term(e), work))
+            term = sp.factor_terms(expanded(Reading(assumptions, work).term(e), work))
             if term.is_positive or (zero and term.is_nonnegative):
                 return Proved("sympy")
     except (OutOfTime, OutOfWork) as stop:
         reason = f"{reason}: {stop.reason}"
-    for point in world.points:
+    for point in assumptions.points:
         try:
             value = point.value(e)
         except Undefined:
@@ -189,7 +191,7 @@ def derivative_is(
     planned: Expr,
     parts: tuple[tuple[Expr, Expr | None], ...],
     leaves: tuple[Expr, ...],
-    world: World,
+    assumptions: Assumptions,
     work: Work,
 ) -> Verdict:
     """Whether `planned` is the sum over `parts` of d e / d leaf, each times its factor; the derivatives are sympy's.
@@ -212,9 +214,9 @@ def derivative_is(
 
     reason = "sympy's derivative and the planned one come to no common form"
     attempts: tuple[tuple[Callable[[Comparison, Work], str | None], float], ...] = (
-        (lambda c, own: _at_once(c, world, own), 0.4),
-        (lambda c, own: in_cases(c, world, own, at_leaf), 0.6),
-        (lambda c, own: in_cases(c, world, own), 1.0),
+        (lambda c, own: _at_once(c, assumptions, own), 0.4),
+        (lambda c, own: in_cases(c, assumptions, own, at_leaf), 0.6),
+        (lambda c, own: in_cases(c, assumptions, own), 1.0),
     )
     for attempt, fraction in attempts:
         own = work.share(fraction)
@@ -225,7 +227,7 @@ def derivative_is(
             how, reason = None, stop.reason
         if how is not None:
             return Proved(how, (short(text(planned)),))
-    for point in world.points:
+    for point in assumptions.points:
         try:
             mine = point.value(planned)
             true = sum((slope_at(point, e, leaves) * (1 if f is None else point.value(f)) for e, f in parts), mp.mpf(0))
@@ -247,11 +249,11 @@ def slope_at(point: Point, e: Expr, leaves: tuple[Expr, ...]) -> Any:
     return (right - left) / (2 * step)
 
 
-def quotient(a: Expr, b: Expr, symbols: tuple[str, ...], world: World, work: Work) -> str | None:
+def quotient(a: Expr, b: Expr, symbols: tuple[str, ...], assumptions: Assumptions, work: Work) -> str | None:
     """a / b as the language writes it, where it is short and reads these float symbols alone."""
     try:
         with work.watched():
-            reading = Reading(world, work)
+            reading = Reading(assumptions, work)
             term = sp.powsimp(expanded(reading.term(a), work) / expanded(reading.term(b), work))
     except (OutOfTime, OutOfWork):
         return None

@@ -1,9 +1,10 @@
 """Expressions read as sympy terms, in one case of their kinks.
 
-Takes expressions and a `World`, gives terms. Loads, scalars and what has no algebra of its own (`//`, `%`, floor, an
-int made of a float) become opaque symbols, the same one wherever the same thing stands. sigmoid(x) is (1 + tanh(x / 2))
-/ 2, exp2 and log2 are exp and log. abs, min, max, sign, comparisons and selects stay opaque, or are decided by the case
-that a `Reading` is for (below, at or above each kink), or become polynomials in indicators, which cover all cases.
+Takes expressions and `Assumptions`, returns terms. Loads, scalars and what has no algebra of its own (`//`, `%`,
+floor, an int made of a float) become opaque symbols, the same one wherever the same thing stands. sigmoid(x) is (1 +
+tanh(x / 2)) / 2, exp2 and log2 are exp and log. abs, min, max, sign, comparisons and selects stay opaque, or are
+decided by the case that a `Reading` is for (below, at or above each kink), or become polynomials in indicators, which
+cover all cases.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import assert_never
 
 from attngen.ir.nodes import COMPARISONS, Apply, Expr, Literal, Load, Op, Scalar, Symbol, Type
 from attngen.ir.walk import nodes
-from attngen.prove.algebra.assumptions import World
+from attngen.prove.algebra.assumptions import Assumptions
 from attngen.prove.algebra.sympy_door import ABOVE, AT, LN2, Term, constant, expanded, sp
 from attngen.prove.algebra.term_size import price
 from attngen.prove.budget.work import Work
@@ -43,7 +44,7 @@ class Reading:
 
     def __init__(
         self,
-        world: World,
+        assumptions: Assumptions,
         work: Work,
         decisions: Mapping[Term, int] | None = None,
         *,
@@ -51,7 +52,7 @@ class Reading:
         ties: bool = True,
         indicators: bool = False,
     ):
-        self._world = world
+        self._world = assumptions
         self._work = work
         self._indicators = indicators
         self._decisions = decisions

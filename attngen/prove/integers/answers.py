@@ -29,7 +29,7 @@ class Fails:
 
 
 def element_name(e: Load) -> str:
-    """The name under which `Fails` has an element's value, in a world without zeros."""
+    """The name under which `Fails` has an element's value, in a context without zeros."""
     return printing.expression(e)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from attngen.ir.nodes import Apply, Expr, Literal, Load, Op, Scalar, Symbol, Type
 from attngen.ir.walk import nodes
 from attngen.prove.integers.answers import Term
-from attngen.prove.integers.z3_door import World
+from attngen.prove.integers.z3_door import SolverContext
 
 Ends = tuple[int, int]
 
@@ -97,22 +97,22 @@ def _combined(e: Apply, known: list[Ends]) -> Ends | None:
             return None
 
 
-def known_ints(world: World, e: Expr, longest: int) -> list[Term]:
+def known_ints(context: SolverContext, e: Expr, longest: int) -> list[Term]:
     """What holds of the ints that `e` reads; to be asked for before any term of `e` is."""
     found: list[Term] = []
     for node in nodes(e):
         match node:
             case Symbol() if node.type is Type.INT:
                 # Positions may hang over the end by a tile: at most 512, far less than a sequence may be.
-                term = world.free(node.id)
+                term = context.free(node.id)
                 found += [term < longest, term > -longest if signed(node.id) else term >= 0]
                 if node.id not in POSITIONS and not signed(node.id):
                     found.append(term >= 1)
             case Scalar() | Load() if node.type is Type.INT:
-                found += _in_32_bits(world.term(node))
+                found += _in_32_bits(context.term(node))
             case Apply(op=Op.TO_INT | Op.FLOOR | Op.CEIL) if node.args[0].type is Type.FLOAT and node is not e:
                 # What a conversion gives is in a 32-bit register; that the float fits it is `range-safety`'s.
-                found += _in_32_bits(world.term(node))
+                found += _in_32_bits(context.term(node))
             case _:
                 pass
     return found

@@ -1,8 +1,9 @@
 """The one door to z3: IR expressions as formulas over the integers and the reals, and questions in three values.
 
-Takes expressions, gives z3 terms inside one `World`, which knows what holds of sizes, indices and params (the `where`s
-and `assume`s). Floor division and modulo by a divisor that is not a constant are described by the laws that follow from
-`a = c * quotient + remainder`, so that most questions stay linear; where that leaves a doubt, by the product itself.
+Takes expressions, returns z3 terms inside one `SolverContext`, which knows what holds of sizes, indices and params
+(the `where`s and `assume`s). Floor division and modulo by a divisor that is not a constant are described by the laws
+that follow from `a = c * quotient + remainder`, so that most questions stay linear; where that leaves a doubt, by the
+product itself.
 
 Ints are unbounded here: that the kernel's own fit is the obligation `integer-width`. Floats are reals, and functions
 such as exp are uninterpreted: what z3 shows holds whatever they are.
@@ -38,7 +39,7 @@ _MOST = 2**32 - 2
 """z3 takes no greater number; one more means no limit."""
 
 
-class World:
+class SolverContext:
     """Everything that questions about one attention share."""
 
     def __init__(self, attention: Attention, *, zeros: bool = True):
@@ -321,7 +322,7 @@ class World:
     # ------------------------------------------------------------ questions
 
     def ask(self, premises: Iterable[Term], conclusion: Term, work: Work) -> Answer:
-        """Whether the conclusion follows from the premises and the facts of this world, with so much work."""
+        """Whether the conclusion follows from the premises and the facts of this context, with so much work."""
         self.queries += 1
         given = list(premises)
         doubted = [*given, z3.Not(conclusion), *self._facts, *laws(self._quotients, self)]
@@ -340,7 +341,7 @@ class World:
     def ask_linear(self, premises: Iterable[Term], conclusion: Term, work: Work) -> Answer:
         """`ask` for formulas of linear arithmetic over ints, by the solver that is fastest on these.
 
-        The premises are all that it is told: the facts of this world may speak of floats.
+        The premises are all that it is told: the facts of this context may speak of floats.
         """
         self.queries += 1
         solver = z3.SolverFor("QF_LIA", ctx=self._context)

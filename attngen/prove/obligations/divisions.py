@@ -16,27 +16,27 @@ from attngen.ir.walk import nodes, substitute
 from attngen.plan.ints.divisions import DIVISOR, EXPANSIONS, NUMBER, QUOTIENT, REMAINDER
 from attngen.prove.budget.work import Work
 from attngen.prove.integers.answers import Answer, Holds, Term
-from attngen.prove.integers.z3_door import World
+from attngen.prove.integers.z3_door import SolverContext
 
 _MULTIPLE = index("multiple")
 
 
-def expansion_answer(world: World, op: Op, bits: int, work: Work) -> Answer:
+def expansion_answer(context: SolverContext, op: Op, bits: int, work: Work) -> Answer:
     answer: Answer = Holds()
     for number_sign, divisor_sign in product((1, -1), repeat=2):
-        answer = _with_signs(world, op, 2 ** (bits - 1), number_sign, divisor_sign, work)
+        answer = _with_signs(context, op, 2 ** (bits - 1), number_sign, divisor_sign, work)
         if not isinstance(answer, Holds):
             break
     return answer
 
 
-def _with_signs(world: World, op: Op, limit: int, number_sign: int, divisor_sign: int, work: Work) -> Answer:
+def _with_signs(context: SolverContext, op: Op, limit: int, number_sign: int, divisor_sign: int, work: Work) -> Answer:
     expansion = EXPANSIONS[op]
-    number, divisor, quotient, multiple = (world.free(s.id) for s in (NUMBER, DIVISOR, QUOTIENT, _MULTIPLE))
+    number, divisor, quotient, multiple = (context.free(s.id) for s in (NUMBER, DIVISOR, QUOTIENT, _MULTIPLE))
     held = substitute(expansion.remainder, {mul(QUOTIENT, DIVISOR): _MULTIPLE})
-    remainder = world.term(held)
+    remainder = context.term(held)
     at = {REMAINDER.id: remainder}
-    value = world.term(expansion.value, at)
+    value = context.term(expansion.value, at)
 
     large, small, times = number * number_sign, divisor * divisor_sign, multiple * number_sign
     rounded = quotient * (number_sign * divisor_sign)  # no less than 0, as all of these
@@ -44,31 +44,31 @@ def _with_signs(world: World, op: Op, limit: int, number_sign: int, divisor_sign
         large >= 0,
         small >= 1,
         *_inside([number, divisor], limit),
-        world.any_of([number > -limit, divisor < -1, divisor > -1]),
+        context.any_of([number > -limit, divisor < -1, divisor > -1]),
         # Towards zero: what is left has the sign of the number, and is smaller than the divisor.
         times >= 0,
         times <= large,
         large - times < small,
         # The product: `times` is `rounded` times `small`.
         rounded >= 0,
-        world.implies(small <= 1, rounded == times),
-        world.implies(small >= 2, rounded + rounded <= times),
-        world.implies(rounded <= 0, times == 0),
-        world.implies(times <= 0, rounded == 0),
+        context.implies(small <= 1, rounded == times),
+        context.implies(small >= 2, rounded + rounded <= times),
+        context.implies(rounded <= 0, times == 0),
+        context.implies(times <= 0, rounded == 0),
     ]
 
     def left(part: Term) -> Term:
         """Whether that is what a division downwards leaves."""
-        return world.all_of([part * divisor_sign >= 0, part * divisor_sign < small])
+        return context.all_of([part * divisor_sign >= 0, part * divisor_sign < small])
 
     cases = (
         [(value == quotient, number - multiple), (value == quotient - 1, number - multiple + divisor)]
         if op is Op.FLOORDIV
         else [(value == part, part) for part in (number - multiple, number - multiple + divisor)]
     )
-    right = world.any_of([world.all_of([case, left(part)]) for case, part in cases])
-    steps = [world.term(e, at) for root in (held, expansion.value) for e in nodes(root) if _is_step(e)]
-    return world.ask_linear(premises, world.all_of([*_inside([quotient, multiple, *steps], limit), right]), work)
+    right = context.any_of([context.all_of([case, left(part)]) for case, part in cases])
+    steps = [context.term(e, at) for root in (held, expansion.value) for e in nodes(root) if _is_step(e)]
+    return context.ask_linear(premises, context.all_of([*_inside([quotient, multiple, *steps], limit), right]), work)
 
 
 def _is_step(e: Expr) -> bool:

@@ -20,7 +20,7 @@ from attngen.ir.walk import nodes, substitute
 from attngen.plan import KernelPlan
 from attngen.plan.kernel import DISTANCE, Gather, LeafGradient, distance_index
 from attngen.plan.score.weights import Form
-from attngen.prove.algebra.assumptions import world
+from attngen.prove.algebra.assumptions import assumptions
 from attngen.prove.algebra.equality import derivative_is, equal
 from attngen.prove.algebra.sympy_door import Term, same
 from attngen.prove.algebra.terms import Reading
@@ -59,7 +59,7 @@ class _Gradients:
         self.plan = plan
         self.w = plan.weights
         self.n = attention.normalizer
-        self.world = world(attention)
+        self.assumptions = assumptions(attention)
         self.work = work
         # What stays of weight(s) when a reference point m is taken out of it.
         self.reference: Expr | None = None
@@ -77,7 +77,7 @@ class _Gradients:
         return (*claims, self._complete(leaves))
 
     def _is(self, planned: Expr, e: Expr, leaves: tuple[Expr, ...], factor: Expr | None = None) -> Verdict:
-        return derivative_is(planned, ((e, factor),), leaves, self.world, self.work.share())
+        return derivative_is(planned, ((e, factor),), leaves, self.assumptions, self.work.share())
 
     def _qk(self) -> Claim:
         verdict = self._is(mul(self.plan.d_factor, self.plan.d_pair), self.natural, (_QK,))
@@ -101,7 +101,7 @@ class _Gradients:
 
     def _leaves(self) -> dict[Term, _Leaf]:
         """Every float leaf of the definition and of the plan, by what it is: two spellings of one element are one."""
-        reading = Reading(self.world, self.work)
+        reading = Reading(self.assumptions, self.work)
         found: dict[Term, _Leaf] = {}
 
         def note(node: Scalar | Load) -> _Leaf:
@@ -217,7 +217,7 @@ class _Gradients:
         for mine, true in zip(planned, leaf.indices, strict=True):
             if any(isinstance(n, Symbol) and n.id in ("q", "k") for n in nodes(mine)):
                 return self._moves(leaf)
-            verdict = equal(substitute(mine, {DISTANCE: difference}), true, self.world, self.work.share())
+            verdict = equal(substitute(mine, {DISTANCE: difference}), true, self.assumptions, self.work.share())
             if not isinstance(verdict, Proved):
                 return verdict
         return Proved("sympy", (f"{text(leaf)} is a function of q - k",))
@@ -225,12 +225,12 @@ class _Gradients:
     def _moves(self, leaf: Load) -> Verdict:
         """The index at (q + d, k + d) against that at (q, k)."""
         moved: dict[Expr, Expr] = {build.index(i): add(build.index(i), build.index("D")) for i in ("q", "k")}
-        reading = Reading(self.world, self.work)
+        reading = Reading(self.assumptions, self.work)
         if all(same(reading.term(substitute(i, moved)), reading.term(i), self.work) for i in leaf.indices):
             return Unknown("structure", "the plan gives no function of q - k for this index")
         for i in leaf.indices:
             verdict = equal(
-                substitute(i, moved), i, self.world, self.work.share(), ("index of (q + D, k + D)", "of (q, k)")
+                substitute(i, moved), i, self.assumptions, self.work.share(), ("index of (q + D, k + D)", "of (q, k)")
             )
             if isinstance(verdict, Refuted):
                 return verdict

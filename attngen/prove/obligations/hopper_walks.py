@@ -15,7 +15,7 @@ from attngen.plan.hopper import HopperApart, HopperBackward, HopperForward
 from attngen.plan.mask.loops import Loops, Run
 from attngen.plan.mask.turns import Turns
 from attngen.plan.mask.walks import one_stretch, own
-from attngen.prove.integers.z3_door import World
+from attngen.prove.integers.z3_door import SolverContext
 from attngen.prove.obligations.tile_walks import hull_answer, share_answer, turns_answer, unmasked_answer
 from attngen.prove.obligations.turns import awaited_answer, order_answer
 from attngen.prove.obligations.walk_claims import WalkClaims
@@ -45,19 +45,21 @@ def _forward(claims: WalkClaims, forward: HopperForward) -> Iterator[Claim]:
     if (forward.share.first, forward.share.stop) != (None, None):
         sentence = f"{name}: the steps that a warpgroup skips take no tile that its own queries meet"
         mine = Run(own(stretch.start), own(stretch.stop)) if stretch is not None else Run("own_any_lo", "own_any_hi")
-        answer = share_answer(claims.world(), forward.walk, forward.share, mine, claims.work.part())
+        answer = share_answer(claims.context(), forward.walk, forward.share, mine, claims.work.part())
         yield claims.claim(f"{name}, share", sentence, answer)
     yield _unmasked(claims, name, forward.unmasked, _own(loops))
 
 
 def _backward(claims: WalkClaims, backward: HopperBackward) -> Iterator[Claim]:
     name, plan = "Hopper backward", claims.plan
-    answer = hull_answer(claims.world(), backward.hull, claims.work.part())
+    answer = hull_answer(claims.context(), backward.hull, claims.work.part())
     yield claims.claim(f"{name}, hull", f"{name}: the walk over queries covers every run", answer)
     yield _unmasked(claims, name, backward.unmasked, _own(plan.query_loops))
     if backward.lists is None:
         sentence = f"{name}: the tiles of keys that meet a tile of queries are consecutive"
-        yield claims.claim(TURNS, sentence, turns_answer(World(plan.attention), plan.queries, claims.work.part()))
+        yield claims.claim(
+            TURNS, sentence, turns_answer(SolverContext(plan.attention), plan.queries, claims.work.part())
+        )
 
 
 def _apart(claims: WalkClaims, apart: HopperApart) -> Iterator[Claim]:
@@ -70,16 +72,16 @@ def _apart(claims: WalkClaims, apart: HopperApart) -> Iterator[Claim]:
 
 
 def _unmasked(claims: WalkClaims, name: str, unmasked: tuple[Run, ...], full: tuple[Run, ...]) -> Claim:
-    answer = unmasked_answer(claims.world(), unmasked, full, claims.work.part())
+    answer = unmasked_answer(claims.context(), unmasked, full, claims.work.part())
     return claims.claim(f"{name}, mask", f"{name}: a tile without the mask lies in a run that needs none", answer)
 
 
 def _turns(claims: WalkClaims, turns: Turns) -> Iterator[Claim]:
     sentence = "Hopper backward: each tile of keys has one ticket, and the tickets of a head rise with the order"
-    answer = order_answer(claims.world(), turns, claims.work)
+    answer = order_answer(claims.context(), turns, claims.work)
     yield claims.claim("Hopper backward, order", sentence, answer)
     sentence = "Hopper backward: a tile of keys awaits the turn that the one before it in the order passes"
-    answer = awaited_answer(claims.world(), turns, claims.work)
+    answer = awaited_answer(claims.context(), turns, claims.work)
     yield claims.claim("Hopper backward, turn", sentence, answer)
 
 

@@ -25,7 +25,7 @@ from attngen.plan.kernel import KernelPlan, evaluated
 from attngen.prove.budget.work import Work
 from attngen.prove.integers.answers import Answer, Fails, Holds, Term
 from attngen.prove.integers.confirm import evaluated_at, reads_functions
-from attngen.prove.integers.z3_door import World
+from attngen.prove.integers.z3_door import SolverContext
 from attngen.prove.obligations.reads import read_claims
 from attngen.prove.verdict import Claim, Proved, Refuted, Unknown
 
@@ -47,13 +47,13 @@ def _rows(plan: KernelPlan, work: Work) -> Claim:
     sentence = "rows of q, k and v that are read without a comparison lie inside the sequence"
     for ranges, size, ends in ((plan.keys, "Sk", ("q0", "q1")), (plan.queries, "Sq", ("k0", "k1"))):
         for s in ranges.all:
-            world = World(without_facts(plan.attention))
-            at, first, last = world.free("position"), *(world.free(end) for end in ends)
-            answers = [world.free(t.bound(f"all_{end}").id) for t in ranges.tests for end in ("lo", "hi")]
+            context = SolverContext(without_facts(plan.attention))
+            at, first, last = context.free("position"), *(context.free(end) for end in ends)
+            answers = [context.free(t.bound(f"all_{end}").id) for t in ranges.tests for end in ("lo", "hi")]
             premises = [first >= 0, first <= last, *(a >= 0 for a in answers)]
-            premises += [world.term(s.lo) <= at, at < world.term(s.hi)]
-            inside = world.all_of([at >= 0, at < world.integer(size)])
-            answer = world.ask(premises, inside, work.part())
+            premises += [context.term(s.lo) <= at, at < context.term(s.hi)]
+            inside = context.all_of([at >= 0, at < context.integer(size)])
+            answer = context.ask(premises, inside, work.part())
             if isinstance(answer, Fails):
                 example = (f"at {answer.text()}", f"position {answer.values['position']} is outside 0 … {size} - 1")
                 return Claim("q, k, v", sentence, Refuted("z3", example, tuple(answer.values.items())))
@@ -74,10 +74,10 @@ def _claim(plan: KernelPlan, load: Load, access: Access | None, work: Work) -> C
             methods.append("compared in the kernel")
             continue
         index = load.indices[axis]
-        answer = _inside(World(checked(plan.attention)), _of_any_floats(index), tested, dim, work)
+        answer = _inside(SolverContext(checked(plan.attention)), _of_any_floats(index), tested, dim, work)
         if isinstance(answer, Fails) and _reads_floats(index):
             # Any int would do. Is it one that some floats give?
-            answer = _inside(World(checked(plan.attention)), index, tested, dim, work)
+            answer = _inside(SolverContext(checked(plan.attention)), index, tested, dim, work)
             if not isinstance(answer, Fails) or not _confirmed(answer, index, tested, dim):
                 reason = "nothing bounds the ints that are made of floats, and none was found that leaves the param"
                 return Claim(text, sentence, Unknown("z3", reason), span=load.span)
@@ -122,16 +122,17 @@ def _corner_claim(plan: KernelPlan, corner: Corner, work: Work) -> Claim:
     index = corner.load.indices[corner.axis]
     text = printing.expression(index)
     sentence = f"in a tile, `{text}` is least and greatest at the corners where the kernel looks"
-    world = World(checked(plan.attention))
-    at = {name: world.integer(name) for name in _POSITIONS}
-    ends = {end: world.free(end) for end in ("q0", "q1", "k0", "k1")}
+    context = SolverContext(checked(plan.attention))
+    at = {name: context.integer(name) for name in _POSITIONS}
+    ends = {end: context.free(end) for end in ("q0", "q1", "k0", "k1")}
     premises = [p for s in _POSITIONS for p in (ends[f"{s}0"] >= 0, ends[f"{s}0"] <= at[s], at[s] <= ends[f"{s}1"])]
     rises = {"q": corner.rises_in_q, "k": corner.rises_in_k}
-    value = world.term(index, at)
+    value = context.term(index, at)
     least, most = (
-        world.term(index, {s: ends[f"{s}{int(rises[s] == highest)}"] for s in _POSITIONS}) for highest in (False, True)
+        context.term(index, {s: ends[f"{s}{int(rises[s] == highest)}"] for s in _POSITIONS})
+        for highest in (False, True)
     )
-    answer = world.ask(premises, world.all_of([least <= value, value <= most]), work.part())
+    answer = context.ask(premises, context.all_of([least <= value, value <= most]), work.part())
     claim = partial(Claim, f"corners of `{text}`", sentence, span=corner.load.span)
     match answer:
         case Holds():
@@ -142,27 +143,27 @@ def _corner_claim(plan: KernelPlan, corner: Corner, work: Work) -> Claim:
             return claim(Unknown("z3", answer.reason))
 
 
-def _inside(world: World, index: Expr, tested: AxisAccess, dim: Expr, work: Work) -> Answer:
-    size = world.term(dim)
-    at = _overhanging(world)
-    premises = [p for name, p in _ranges(world) if name in at]
+def _inside(context: SolverContext, index: Expr, tested: AxisAccess, dim: Expr, work: Work) -> Answer:
+    size = context.term(dim)
+    at = _overhanging(context)
+    premises = [p for name, p in _ranges(context) if name in at]
     if tested.clamped and isinstance(index, Symbol) and index.id in _POSITIONS:
-        last = world.integer(_POSITIONS[index.id]) - 1
+        last = context.integer(_POSITIONS[index.id]) - 1
         position = at[index.id]
-        value = world.choose(position <= last, position, last)
+        value = context.choose(position <= last, position, last)
     else:
-        value = world.term(index, at)
+        value = context.term(index, at)
     wanted = [*([] if tested.low else [value >= 0]), *([] if tested.high else [value < size])]
-    return world.ask(premises, world.all_of(wanted), work.part())
+    return context.ask(premises, context.all_of(wanted), work.part())
 
 
-def _overhanging(world: World) -> dict[str, Term]:
-    return {name: world.free(name) for name in _POSITIONS}
+def _overhanging(context: SolverContext) -> dict[str, Term]:
+    return {name: context.free(name) for name in _POSITIONS}
 
 
-def _ranges(world: World) -> list[tuple[str, Term]]:
+def _ranges(context: SolverContext) -> list[tuple[str, Term]]:
     """Positions start at 0; a last tile may carry them past the end, as far as it likes."""
-    return [(name, world.free(name) >= 0) for name in _POSITIONS]
+    return [(name, context.free(name) >= 0) for name in _POSITIONS]
 
 
 def _shown(answer: Fails, load: Load, dim: Expr) -> list[tuple[str, int | float | bool]]:

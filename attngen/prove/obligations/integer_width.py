@@ -29,7 +29,7 @@ from attngen.prove.budget.work import QUESTION, Work
 from attngen.prove.integers.answers import Answer, Fails, Holds, Term
 from attngen.prove.integers.confirm import reads_functions
 from attngen.prove.integers.int_bounds import INT32, Ends, ends, known_ints
-from attngen.prove.integers.z3_door import World
+from attngen.prove.integers.z3_door import SolverContext
 from attngen.prove.obligations.divisions import expansion_answer
 from attngen.prove.obligations.saturation import CEILING, StandIns, saturation
 from attngen.prove.verdict import Claim, Proved, Refuted, Unknown, Verdict
@@ -125,12 +125,12 @@ def _fits(plan: KernelPlan, e: Apply, bits: int, work: Work, held: Mapping[Expr,
     found = ends(e, plan.choices.longest, held)
     if found is not None and -limit <= found[0] and found[1] < limit:
         return Holds()
-    world = World(plan.attention)
+    context = SolverContext(plan.attention)
     stand_ins = StandIns(plan)
     stored = stand_ins.in_place_of(e) if plan.choices.ints is WideInts.SATURATE else e
-    premises = [*known_ints(world, stored, plan.choices.longest), *stand_ins.known(world)]
-    value = world.term(stored)
-    return world.ask(premises, world.all_of([value < limit, value >= -limit]), work.part())
+    premises = [*known_ints(context, stored, plan.choices.longest), *stand_ins.known(context)]
+    value = context.term(stored)
+    return context.ask(premises, context.all_of([value < limit, value >= -limit]), work.part())
 
 
 def _quotient_fits(plan: KernelPlan, e: Apply, limit: int, work: Work, held: Mapping[Expr, Ends]) -> Answer:
@@ -140,22 +140,22 @@ def _quotient_fits(plan: KernelPlan, e: Apply, limit: int, work: Work, held: Map
         no_opposite = number[0] > -limit or divisor[0] > -1 or divisor[1] < -1
         if no_opposite:
             return Holds()
-    world = World(plan.attention)
+    context = SolverContext(plan.attention)
     stand_ins = StandIns(plan)
     stored = [stand_ins.in_place_of(a) if plan.choices.ints is WideInts.SATURATE else a for a in e.args]
-    premises = [t for a in stored for t in known_ints(world, a, plan.choices.longest)] + stand_ins.known(world)
-    a, c = (world.term(x) for x in stored)
-    conclusion = world.all_of([c >= -limit, c < limit, world.any_of([a > -limit, c < -1, c > -1])])
-    return world.ask(premises, conclusion, work.part())
+    premises = [t for a in stored for t in known_ints(context, a, plan.choices.longest)] + stand_ins.known(context)
+    a, c = (context.term(x) for x in stored)
+    conclusion = context.all_of([c >= -limit, c < limit, context.any_of([a > -limit, c < -1, c > -1])])
+    return context.ask(premises, conclusion, work.part())
 
 
 def _expansions(plan: KernelPlan, operations: list[Apply], wide: set[Expr], work: Work) -> Claim:
     """Of what these divisions are printed as."""
     count = f"each step of {len(operations)} divisions" if len(operations) > 1 else "each step of the division"
     sentence = f"{count} that rounds down stays in its register, and the last is the quotient or the remainder"
-    world = World(replace(plan.attention, params=(), assumes=()))  # no fact bears on it
+    context = SolverContext(replace(plan.attention, params=(), assumes=()))  # no fact bears on it
     for (op, bits), e in {(e.op, 64 if e in wide else 32): e for e in operations}.items():
-        answer = expansion_answer(world, op, bits, work.part(2 * QUESTION))
+        answer = expansion_answer(context, op, bits, work.part(2 * QUESTION))
         if not isinstance(answer, Holds):
             what = f"is printed with a step that leaves {bits} bits, or that does not round down"
             return Claim("divisions", sentence, _verdict(e, answer, what), span=e.span)
@@ -170,11 +170,11 @@ def _rounding(plan: KernelPlan, wide: set[Expr], work: Work, held: Mapping[Expr,
         found = ends(e, plan.choices.longest, held)
         if found is not None and found[0] >= low and found[1] <= high:
             continue
-        world = World(plan.attention)
-        premises = known_ints(world, e, plan.choices.longest)
-        value = world.term(e)
-        fits = world.all_of([value >= low, value <= high])
-        answer = world.ask(premises, fits, work.part())
+        context = SolverContext(plan.attention)
+        premises = known_ints(context, e, plan.choices.longest)
+        value = context.term(e)
+        fits = context.all_of([value >= low, value <= high])
+        answer = context.ask(premises, fits, work.part())
         if not isinstance(answer, Holds):
             verdict = _verdict(e, answer, "leaves 32 bits in tiles")
             return Claim("bounds of loops", _ROUNDING, verdict, span=plan.attention.mask.span)
@@ -204,9 +204,9 @@ def _has_facts(plan: KernelPlan, name: str) -> bool:
 
 def _says(plan: KernelPlan, e: Expr, conclusion: Callable[[Term], Term], work: Work) -> Answer:
     """Whether it follows from the `where`s."""
-    world = World(plan.attention)
-    premises = known_ints(world, e, plan.choices.longest)
-    return world.ask(premises, conclusion(world.term(e)), work.part(QUESTION // 2))
+    context = SolverContext(plan.attention)
+    premises = known_ints(context, e, plan.choices.longest)
+    return context.ask(premises, conclusion(context.term(e)), work.part(QUESTION // 2))
 
 
 def _exponents(plan: KernelPlan, powers: list[Apply], work: Work) -> dict[Expr, Ends]:
@@ -240,10 +240,10 @@ def _bound(plan: KernelPlan, e: Apply) -> str:
 def _divisions(plan: KernelPlan, operations: list[Apply], work: Work) -> Claim:
     sentence = f"each of {len(operations)} divisions that are done towards zero has no negative side"
     for e in operations:
-        world = World(plan.attention)
-        premises = known_ints(world, e, plan.choices.longest)
-        a, c = (world.term(x) for x in e.args)
-        answer = world.ask(premises, world.all_of([a >= 0, c > 0]), work.part())
+        context = SolverContext(plan.attention)
+        premises = known_ints(context, e, plan.choices.longest)
+        a, c = (context.term(x) for x in e.args)
+        answer = context.ask(premises, context.all_of([a >= 0, c > 0]), work.part())
         if not isinstance(answer, Holds):
             return Claim("divisions", sentence, _verdict(e, answer, "is done towards zero"), span=e.span)
     return Claim("divisions", sentence, Proved("z3"))

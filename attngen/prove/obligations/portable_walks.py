@@ -28,5 +28,5 @@ def portable_walks(claims: WalkClaims) -> Iterator[Claim]:
             yield claims.walk(f"walk of {walked}, {name}", sentence, walk, runs)
     if plan.split is not None:
         sentence = "forward, short queries: as many tiles are cut into pieces as the two walks over keys have"
-        answer = counts_answer(claims.world(), plan.split, plan.key_loops, claims.work.part())
+        answer = counts_answer(claims.context(), plan.split, plan.key_loops, claims.work.part())
         yield claims.claim("walk of keys, pieces", sentence, answer)

@@ -175,21 +175,21 @@ def _ask(
     never: bool = False,
 ) -> Answer:
     """Whether the index is inside for every allowed pair; with `never`, whether no pair is allowed at all."""
-    from attngen.prove.integers.z3_door import World
+    from attngen.prove.integers.z3_door import SolverContext
 
-    world = World(attention, zeros=False)
-    premises = [world.term(c) for c in (*read.conditions, *needs)]
-    premises += [world.integer(size) <= longest for size in ("Sq", "Sk")] if longest else []
-    at = world.term(read.index)
-    inside = world.all_of([at >= 0, at < world.term(read.dim)])
-    return world.ask(premises, world.any_of([]) if never else inside, work.part(_QUESTION))
+    context = SolverContext(attention, zeros=False)
+    premises = [context.term(c) for c in (*read.conditions, *needs)]
+    premises += [context.integer(size) <= longest for size in ("Sq", "Sk")] if longest else []
+    at = context.term(read.index)
+    inside = context.all_of([at >= 0, at < context.term(read.dim)])
+    return context.ask(premises, context.any_of([]) if never else inside, work.part(_QUESTION))
 
 
 def _follows(attention: Attention, premises: list[Expr], conclusion: Expr, work: Work) -> Answer:
-    from attngen.prove.integers.z3_door import World
+    from attngen.prove.integers.z3_door import SolverContext
 
-    world = World(attention)
-    return world.ask([world.term(p) for p in premises], world.term(conclusion), work.part(_QUESTION))
+    context = SolverContext(attention)
+    return context.ask([context.term(p) for p in premises], context.term(conclusion), work.part(_QUESTION))
 
 
 def _needed(attention: Attention, read: Read, known: list[Expr], work: Work) -> tuple[Expr, ...]:

@@ -22,7 +22,7 @@ from attngen.prove.budget.work import Work
 from attngen.prove.integers.answers import Answer, Fails, Holds, Term
 from attngen.prove.integers.confirm import reads_functions
 from attngen.prove.integers.int_bounds import Ends, ends, known_ints
-from attngen.prove.integers.z3_door import World
+from attngen.prove.integers.z3_door import SolverContext
 from attngen.prove.verdict import Claim, Proved, Refuted, Unknown, Verdict
 
 CEILING = 2**31 - 1
@@ -73,20 +73,20 @@ class StandIns:
         """`e` in whole numbers of any size."""
         return transform(e, self._product)
 
-    def known(self, world: World) -> list[Term]:
+    def known(self, context: SolverContext) -> list[Term]:
         """What holds of the symbols."""
         found: list[Term] = []
         for symbol, value in self.steps:
-            x, held = world.term(value), world.free(symbol.id)
+            x, held = context.term(value), context.free(symbol.id)
             found += [
-                world.implies(world.all_of([x < EXACT, x > -EXACT]), held == x),
-                world.implies(x >= EXACT, world.all_of([held >= EXACT, held <= CEILING])),
-                world.implies(x <= -EXACT, world.all_of([held <= -EXACT, held >= -CEILING])),
+                context.implies(context.all_of([x < EXACT, x > -EXACT]), held == x),
+                context.implies(x >= EXACT, context.all_of([held >= EXACT, held <= CEILING])),
+                context.implies(x <= -EXACT, context.all_of([held <= -EXACT, held >= -CEILING])),
             ]
         for e, symbol in self._products.items():
             reach = ends(e, self._longest)
             if reach is not None:
-                term = world.free(symbol.id)
+                term = context.free(symbol.id)
                 found += [term >= reach[0], term <= reach[1]]
         return found
 
@@ -191,18 +191,18 @@ def _same(plan: KernelPlan, o: _Observer, work: Work) -> Answer:
 
 
 def _asked(plan: KernelPlan, o: _Observer, work: Work, *, opaque: bool) -> Answer:
-    world = World(plan.attention)
+    context = SolverContext(plan.attention)
     stand_ins = StandIns(plan, opaque=opaque)
-    known = known_ints(world, o.e, plan.choices.longest)
+    known = known_ints(context, o.e, plan.choices.longest)
     by_name = {p.name: p for p in plan.attention.params}
     for load in (n for n in nodes(o.e) if isinstance(n, Load)):
         for dim in by_name[load.param].shape:
-            known += known_ints(world, dim, plan.choices.longest)
-    exact, held = world.term(stand_ins.exact(o.e)), world.term(stand_ins.in_place_of(o.e))
+            known += known_ints(context, dim, plan.choices.longest)
+    exact, held = context.term(stand_ins.exact(o.e)), context.term(stand_ins.in_place_of(o.e))
     same = [exact == held]
     if o.use is _Use.BOUND:
-        same += [world.all_of([x >= _BEYOND for x in (exact, held)]), world.all_of([x <= 0 for x in (exact, held)])]
-    return world.ask([*known, *stand_ins.known(world)], world.any_of(same), work.part())
+        same += [context.all_of([x >= _BEYOND for x in (exact, held)]), context.all_of([x <= 0 for x in (exact, held)])]
+    return context.ask([*known, *stand_ins.known(context)], context.any_of(same), work.part())
 
 
 def _tried(plan: KernelPlan, o: _Observer) -> Fails | None:

@@ -19,7 +19,7 @@ from attngen.ir.printing import expression as text
 from attngen.ir.walk import nodes, substitute
 from attngen.plan import KernelPlan
 from attngen.plan.score.weights import Form
-from attngen.prove.algebra.assumptions import World, world
+from attngen.prove.algebra.assumptions import Assumptions, assumptions
 from attngen.prove.algebra.equality import equal, quotient, sign_of
 from attngen.prove.budget.work import QUESTION, Work
 from attngen.prove.definition import definition
@@ -55,11 +55,11 @@ class _Laws:
 
     def __init__(self, attention: Attention, work: Work):
         self.n: Normalizer = attention.normalizer
-        self.world: World = world(attention)
+        self.assumptions: Assumptions = assumptions(attention)
         self.work = work
 
     def equal(self, a: Expr, b: Expr, names: tuple[str, str] = ("planned", "true")) -> Verdict:
-        return equal(a, b, self.world, self.work.share(), names)
+        return equal(a, b, self.assumptions, self.work.share(), names)
 
     def ordered(self, a: Expr, b: Expr, names: tuple[str, str] = ("planned", "true")) -> Verdict:
         """Equality for all reals, or else where s < m < n, which is all that a running maximum meets."""
@@ -85,7 +85,7 @@ class _Laws:
             ("weight(s, m) weight(s')", "weight(s', m) weight(s)"),
         )
         if isinstance(reference, Proved):
-            nonzero = never_vanishes(n, self.world)
+            nonzero = never_vanishes(n, self.assumptions)
             reference = nonzero if isinstance(nonzero, Refuted | Unknown) else reference
         still = self.equal(substitute(rescale, {_N: _M}), real(1.0), ("rescale(m, m)", "1"))
         wrong = any(isinstance(v, Refuted) for v in (homomorphism, chain, still))
@@ -123,7 +123,7 @@ class _Laws:
     def _law(self, subject: str, sentence: str, verdict: Verdict, where: Expr, fix: str, fold: bool = False) -> Claim:
         """A law of the stream lines. Where it fails, two tiles folded in numbers show what comes of it."""
         if fold and not isinstance(verdict, Proved):
-            example = fold_example(self.n, self.world)
+            example = fold_example(self.n, self.assumptions)
             if example is not None and isinstance(verdict, Refuted):
                 verdict = Refuted(example.by, (*example.example, *verdict.example), example.values + verdict.values)
             elif example is not None:
@@ -136,7 +136,7 @@ class _Laws:
         if self.n.stream_weight is None:
             return None
         moved, own = substitute(self.n.stream_weight, {_M: _N}), self.work.part(QUESTION // 5)
-        found = quotient(moved, self.n.stream_weight, ("m", "n"), self.world, own)
+        found = quotient(moved, self.n.stream_weight, ("m", "n"), self.assumptions, own)
         return None if found is None else f"write rescale(m, n) = {found}"
 
 
@@ -190,7 +190,7 @@ class _Streaming(_Laws):
             Claim(
                 "positive factor",
                 "the factor taken out of the score is positive, so the maximum may be taken without it",
-                sign_of(w.factor, self.world, zero=False, work=self.work.share()),
+                sign_of(w.factor, self.assumptions, zero=False, work=self.work.share()),
                 span=self.score.span,
             ),
         ]
@@ -216,7 +216,7 @@ class _Streaming(_Laws):
         if not any(isinstance(node, Literal) and math.isinf(node.value) for node in nodes(self.score)):
             return []
         sentence = "a score of -inf has the logit -inf, and weight 0"
-        verdict = sign_of(self.w.kappa, self.world, zero=False, work=self.work.share())
+        verdict = sign_of(self.w.kappa, self.assumptions, zero=False, work=self.work.share())
         fix = "mask such pairs instead" if isinstance(verdict, Refuted) else ""
         return [Claim("infinite scores", sentence, verdict, span=self.score.span, fix=fix)]
 
@@ -263,7 +263,7 @@ class _Streaming(_Laws):
             Claim(
                 "positive factor",
                 "kappa > 0: a state without keys is rescaled by exp2(-inf) = 0",
-                sign_of(w.factor, self.world, zero=False, work=self.work.share()),
+                sign_of(w.factor, self.assumptions, zero=False, work=self.work.share()),
                 span=n.rescale.span,
             ),
             Claim(
@@ -308,7 +308,7 @@ class _Streaming(_Laws):
         sentence = "the extra term enters as log E: exp(log E) = E"
         if w.log_extra is None:
             return [Claim("extra term", "there is no extra term", self.equal(real(0.0), wanted), span=wanted.span)]
-        verdict = sign_of(wanted, self.world, zero=True, work=self.work.share())
+        verdict = sign_of(wanted, self.assumptions, zero=True, work=self.work.share())
         fix = ""
         if isinstance(verdict, Proved):
             verdict = self.equal(exp(w.log_extra), wanted)

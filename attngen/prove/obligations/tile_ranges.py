@@ -37,7 +37,7 @@ from attngen.prove.algebra.sample_points import Undefined, points
 from attngen.prove.budget.work import QUESTION, Work
 from attngen.prove.integers.answers import Answer, Fails, Holds, Open, Term
 from attngen.prove.integers.confirm import reads_functions
-from attngen.prove.integers.z3_door import World
+from attngen.prove.integers.z3_door import SolverContext
 from attngen.prove.obligations.hopper_walks import hopper_walks
 from attngen.prove.obligations.portable_walks import portable_walks
 from attngen.prove.obligations.tile_walks import loops_answer, pieces_answer, starts_answer
@@ -72,7 +72,7 @@ def _pieces(plan: KernelPlan, found: Split, work: Work) -> Claim:
         "forward, short queries: each walked tile of keys is in one piece, in the loop that has or lacks the mask"
     )
     bare = replace(plan.attention, params=(), assumes=())  # no fact bears on it, and some are hard to reckon with
-    answer = pieces_answer(World(bare), found, work.part())
+    answer = pieces_answer(SolverContext(bare), found, work.part())
     return Claim("keys, pieces", sentence, _plain_verdict(answer), span=plan.attention.mask.span)
 
 
@@ -83,7 +83,7 @@ def _possible(attention: Attention, work: Work) -> Claim:
     span = facts[0].span if facts else attention.mask.span
     if not facts or _satisfied(attention, facts):
         return Claim("facts", sentence, Proved("trial"), span=span)
-    answer = World(attention).possible(work.part())
+    answer = SolverContext(attention).possible(work.part())
     if isinstance(answer, Fails):
         invented = any(reads_functions(fact) for fact in facts)
         unknown = Unknown("z3", "it knows nothing of the functions in the facts, and no numbers tried satisfy them")
@@ -115,11 +115,13 @@ def _same_mask(attention: Attention, plan: KernelPlan, work: Work) -> Claim:
     names: dict[Expr, Expr] = {
         index(a): index(b) for a, b in zip(attention.sizes, plan.attention.sizes, strict=True) if a != b
     }
-    world = World(plan.attention)
-    own, planned = substitute(attention.mask, names), world.term(plan.attention.mask)
-    finite = world.minus_infinity() < world.term(substitute(attention.score, names))
-    given = world.term(own)
-    answer = world.ask([], world.any_of([planned == given, planned == world.all_of([given, finite])]), work.part())
+    context = SolverContext(plan.attention)
+    own, planned = substitute(attention.mask, names), context.term(plan.attention.mask)
+    finite = context.minus_infinity() < context.term(substitute(attention.score, names))
+    given = context.term(own)
+    answer = context.ask(
+        [], context.any_of([planned == given, planned == context.all_of([given, finite])]), work.part()
+    )
     sentence = "the mask that the kernels apply is the file's, pairs with a score of -inf left out"
     verdict: Verdict
     if isinstance(answer, Holds) or own == plan.attention.mask:
@@ -160,59 +162,59 @@ class _Direction:
 
     # ------------------------------------------------------------ positions
 
-    def pair(self, world: World) -> tuple[list[Term], Term]:
+    def pair(self, context: SolverContext) -> tuple[list[Term], Term]:
         """Premises that put a pair's held position into a tile; and the walked position, of which nothing is known."""
-        first, last = world.integer(f"{self.held}0"), world.integer(f"{self.held}1")
-        own, at = world.integer(self.held), world.free(self.axis)
-        return [first >= 0, first <= own, own <= last, last < world.integer(self.held_size)], at
+        first, last = context.integer(f"{self.held}0"), context.integer(f"{self.held}1")
+        own, at = context.integer(self.held), context.free(self.axis)
+        return [first >= 0, first <= own, own <= last, last < context.integer(self.held_size)], at
 
-    def answers(self, world: World, at: Term, *, every: bool) -> list[Term]:
+    def answers(self, context: SolverContext, at: Term, *, every: bool) -> list[Term]:
         """What a data test's answer means for the pair (as `data_test` shows)."""
         found: list[Term] = []
         for t in self.ranges.tests:
-            row, col = world.term(t.row), world.term(t.col)
+            row, col = context.term(t.row), context.term(t.col)
             holds = row == col if t.equal else row <= col
-            low, high = (world.integer(t.bound(f"{'all' if every else 'any'}_{end}").id) for end in ("lo", "hi"))
-            inside = world.all_of([low <= at, at < high])
-            found.append(world.implies(inside, holds) if every else world.implies(holds, inside))
+            low, high = (context.integer(t.bound(f"{'all' if every else 'any'}_{end}").id) for end in ("lo", "hi"))
+            inside = context.all_of([low <= at, at < high])
+            found.append(context.implies(inside, holds) if every else context.implies(holds, inside))
         return found
 
-    def answered(self, world: World) -> list[Term]:
+    def answered(self, context: SolverContext) -> list[Term]:
         """What every answer of a data test is like: runs of tiles from 0 on, perhaps empty."""
         found: list[Term] = []
         for t in self.ranges.tests:
             for which in ("any", "all"):
-                low, high = (world.integer(t.bound(f"{which}_{end}").id) for end in ("lo", "hi"))
+                low, high = (context.integer(t.bound(f"{which}_{end}").id) for end in ("lo", "hi"))
                 found += [low >= 0, low <= high]
         return found
 
     def covers(self) -> Claim:
-        world = World(self.plan.attention)
-        premises, at = self.pair(world)
-        premises += [at >= 0, at < world.integer(self.size), world.term(self.mask)]
-        premises += self.answers(world, at, every=False)
-        stretches = [world.all_of([world.term(s.lo) <= at, at < world.term(s.hi)]) for s in self.ranges.any]
+        context = SolverContext(self.plan.attention)
+        premises, at = self.pair(context)
+        premises += [at >= 0, at < context.integer(self.size), context.term(self.mask)]
+        premises += self.answers(context, at, every=False)
+        stretches = [context.all_of([context.term(s.lo) <= at, at < context.term(s.hi)]) for s in self.ranges.any]
         what = "query" if self.held == "q" else "key"
         return self.decide(
             f"{self.name}, any",
             f"{LOOPS[self.axis]}: no allowed pair of a tile is outside `any` (no {what} loses a pair)",
-            partial(world.ask, premises, world.any_of(stretches)),
-            world,
+            partial(context.ask, premises, context.any_of(stretches)),
+            context,
             lambda setting, first, last, q, k: self.trial.lost(setting, first, last, q, k),
             lambda work: self.trial.search_ranges(None, work),
         )
 
     def full(self, number: int) -> Claim:
-        world = World(self.plan.attention)
-        premises, at = self.pair(world)
+        context = SolverContext(self.plan.attention)
+        premises, at = self.pair(context)
         s = self.ranges.all[number]
-        premises += [world.term(s.lo) <= at, at < world.term(s.hi), *self.answers(world, at, every=True)]
-        inside = world.all_of([at >= 0, at < world.integer(self.size)])
+        premises += [context.term(s.lo) <= at, at < context.term(s.hi), *self.answers(context, at, every=True)]
+        inside = context.all_of([at >= 0, at < context.integer(self.size)])
         return self.decide(
             f"{self.name}, all" + (f" {number + 1}" if len(self.ranges.all) > 1 else ""),
             f"{LOOPS[self.axis]}: every pair of a tile with a stretch of `all` is allowed, and inside the sequence",
-            partial(world.ask, premises, world.all_of([inside, world.term(self.mask)])),
-            world,
+            partial(context.ask, premises, context.all_of([inside, context.term(self.mask)])),
+            context,
             lambda setting, first, last, q, k: self.trial.wrong(number, setting, first, last, q, k),
             lambda work: self.trial.search_ranges(number, work),
         )
@@ -221,17 +223,17 @@ class _Direction:
 
     def data_test(self, t: DataTest) -> Claim:
         """Values of the two sides stand for themselves: any row's and any column's between their tiles' extremes."""
-        world = World(self.plan.attention)
-        here, there = world.unknown("here", t.row.type), world.unknown("there", t.row.type)
+        context = SolverContext(self.plan.attention)
+        here, there = context.unknown("here", t.row.type), context.unknown("there", t.row.type)
         names = ("here_least", "here_most", "there_least", "there_most")
-        least, most, low, high = ends = [world.unknown(name, t.row.type) for name in names]
+        least, most, low, high = ends = [context.unknown(name, t.row.type) for name in names]
         between = [least <= here, here <= most, low <= there, there <= high]
         row, col = (here, there) if self.axis == "k" else (there, here)
         holds = row == col if t.equal else row <= col
         at: dict[str, Term] = dict(zip(names, ends, strict=True))
-        can, must = world.term(t.can(self.axis), at), world.term(t.must(self.axis), at)
-        conclusion = world.all_of([world.implies(holds, can), world.implies(must, holds)])
-        answer = world.ask(between, conclusion, self.work.part())
+        can, must = context.term(t.can(self.axis), at), context.term(t.must(self.axis), at)
+        conclusion = context.all_of([context.implies(holds, can), context.implies(must, holds)])
+        answer = context.ask(between, conclusion, self.work.part())
         sentence = f"{LOOPS[self.axis]}: what the extremes of two tiles say of `{t.name}` holds for each of their pairs"
         verdict = _plain_verdict(answer)
         if isinstance(verdict, Proved) and max(_roundings(t.row), _roundings(t.col)) > 1:
@@ -243,15 +245,17 @@ class _Direction:
             f"{LOOPS[self.axis]}: each tile of {self.name} that meets `any` is walked, none twice, "
             "none before the first, and without the mask only inside `all`"
         )
-        bare = World(without_facts(self.plan.attention))  # rows before the first would be read
+        bare = SolverContext(without_facts(self.plan.attention))  # rows before the first would be read
         answer = starts_answer(bare, self.ranges, self.pair(bare)[0], self.work.part())
         if isinstance(answer, Holds):
-            world = World(self.plan.attention)
-            premises, _ = self.pair(world)
-            answer = loops_answer(World(self.plan.attention), self.ranges, self.loops, self.work.part(3 * QUESTION))
+            context = SolverContext(self.plan.attention)
+            premises, _ = self.pair(context)
+            answer = loops_answer(
+                SolverContext(self.plan.attention), self.ranges, self.loops, self.work.part(3 * QUESTION)
+            )
             if isinstance(answer, Fails):  # it may hold for these stretches, if not for any
-                premises += self.answered(world)
-                answer = loops_answer(world, self.ranges, self.loops, self.work.part(3 * QUESTION // 2), premises)
+                premises += self.answered(context)
+                answer = loops_answer(context, self.ranges, self.loops, self.work.part(3 * QUESTION // 2), premises)
         if isinstance(answer, Holds):
             return Claim(f"{self.name}, loops", sentence, Proved("z3"), span=self.mask.span)
         example = self.trial.search_loops(self.work.part(TRIAL))
@@ -269,14 +273,14 @@ class _Direction:
         subject: str,
         sentence: str,
         ask: Callable[[Work], Answer],
-        world: World,
+        context: SolverContext,
         confirm: Callable[[Setting, int, int, int, int], Example | None],
         search: Callable[[Work], Example | None],
     ) -> Claim:
         answer = ask(self.work.part(5 * QUESTION))
         claim = partial(Claim, subject, sentence, span=self.mask.span)
         if isinstance(answer, Holds):
-            return claim(Proved(f"z3, {world.queries} {'query' if world.queries == 1 else 'queries'}"))
+            return claim(Proved(f"z3, {context.queries} {'query' if context.queries == 1 else 'queries'}"))
         example = search(self.work.part(TRIAL))
         if example is None and isinstance(answer, Fails) and not params_with_dims(self.plan.attention, self.mask):
             example = self.confirmed(answer.values, confirm)

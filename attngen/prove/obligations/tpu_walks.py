@@ -14,7 +14,7 @@ from attngen.ir.checked import without_facts
 from attngen.plan.mask.walks import unrolled
 from attngen.prove.budget.work import Work
 from attngen.prove.integers.answers import Answer, Holds
-from attngen.prove.integers.z3_door import World
+from attngen.prove.integers.z3_door import SolverContext
 from attngen.prove.obligations.tile_walks import extent_answer, inside_answer, joined_answer
 from attngen.prove.obligations.tpu_steps import (
     grid_answer,
@@ -35,14 +35,16 @@ def tpu_walks(claims: WalkClaims) -> Iterator[Claim]:
     yield from _walks_of_runs(claims)
     walks = claims.plan.tpu_walks
 
-    def claim(subject: str, sentence: str, value: _Value, ask: Callable[[World, _Value, Work], Answer]) -> Claim:
+    def claim(
+        subject: str, sentence: str, value: _Value, ask: Callable[[SolverContext, _Value, Work], Answer]
+    ) -> Claim:
         """The claim about a value that is the same for every spec."""
         work = claims.work
         if _SHOWN.get(value, work.left + 1) <= work.left:
             work.charge(_SHOWN[value])
             return claims.claim(subject, sentence, Holds())
         spent = work.spent
-        answer = ask(claims.world(), value, work.part())
+        answer = ask(claims.context(), value, work.part())
         if isinstance(answer, Holds):
             _SHOWN[value] = work.spent - spent
         return claims.claim(subject, sentence, answer)
@@ -60,7 +62,7 @@ def tpu_walks(claims: WalkClaims) -> Iterator[Claim]:
 
 def _walks_of_runs(claims: WalkClaims) -> Iterator[Claim]:
     plan, walks = claims.plan, claims.plan.tpu_walks
-    world, planned = claims.world(), World(without_facts(plan.attention))
+    context, planned = claims.context(), SolverContext(without_facts(plan.attention))
     for walked, runs, ranges, loops in (
         ("keys", walks.keys, plan.keys, plan.key_loops),
         ("queries", walks.queries, plan.queries, plan.query_loops),
@@ -74,10 +76,10 @@ def _walks_of_runs(claims: WalkClaims) -> Iterator[Claim]:
             yield claims.walk(f"TPU walk of {walked}, {name}", sentence, walk, own)
         brought = unrolled(walks.numbering, (*runs.unmasked, *runs.masked))
         sentence = f"TPU: the tile of {walked} that the grid brings is the one that the step takes"
-        answer = joined_answer(world, brought, unmasked, masked, claims.work.part())
+        answer = joined_answer(context, brought, unmasked, masked, claims.work.part())
         yield claims.claim(f"TPU grid, {walked}", sentence, answer)
         sentence = f"TPU: no walked tile of {walked} begins behind the sequence, so the grid has a step for each"
         answer = inside_answer(planned, ranges, claims.work.part())
         if isinstance(answer, Holds):
-            answer = extent_answer(world, ranges, loops, claims.work.part())
+            answer = extent_answer(context, ranges, loops, claims.work.part())
         yield claims.claim(f"TPU grid, extent of {walked}", sentence, answer)

@@ -18,14 +18,14 @@ from attngen.ir.walk import nodes, substitute
 from attngen.plan.mask.turns import Turns
 from attngen.prove.budget.work import Work
 from attngen.prove.integers.answers import Answer, Fails, Holds, Open, Term
-from attngen.prove.integers.z3_door import World
+from attngen.prove.integers.z3_door import SolverContext
 from attngen.prove.search.small_tickets import wrong_ticket
 
 _SHOWN: dict[Turns, int] = {}
 """Orders that are shown, and the units that it took: nothing of a spec bears on them, and each proof pays for them."""
 
 
-def order_answer(world: World, turns: Turns, work: Work) -> Answer:
+def order_answer(context: SolverContext, turns: Turns, work: Work) -> Answer:
     """Whether each ticket is a tile of a head, no two are the same, and the tickets of a head rise with the order.
 
     Where z3 does not show a step, small sizes are tried: a step can fail without harm.
@@ -34,7 +34,7 @@ def order_answer(world: World, turns: Turns, work: Work) -> Answer:
         work.charge(_SHOWN[turns])
         return Holds()
     spent = work.spent
-    asked = _Questions(world, turns, work)
+    asked = _Questions(context, turns, work)
     few = asked.value(turns.few, asked.sizes) >= 1
     asked.follows(few, *asked.known, kept=False)
     one = asked.ticket("one")
@@ -51,10 +51,10 @@ def order_answer(world: World, turns: Turns, work: Work) -> Answer:
     apart = one["item"] - one["i"] == other["item"] - other["i"]
     rest = one["i"] - one["order"] * width == other["i"] - other["order"] * width
     asked.show(apart, rest)
-    asked.follows(world.implies(one["order"] == other["order"], one["item"] == other["item"]), apart, rest)
+    asked.follows(context.implies(one["order"] == other["order"], one["item"] == other["item"]), apart, rest)
     ends = [x for t in (one, other) for x in (t["order"] * width <= t["i"], t["i"] < t["order"] * width + width)]
     rising = asked.rising(one, other, "order", width)
-    asked.follows(world.implies(one["order"] < other["order"], one["item"] < other["item"]), apart, *ends, *rising)
+    asked.follows(context.implies(one["order"] < other["order"], one["item"] < other["item"]), apart, *ends, *rising)
     if isinstance(asked.answer, Holds):
         _SHOWN[turns] = work.spent - spent
         return asked.answer
@@ -62,26 +62,26 @@ def order_answer(world: World, turns: Turns, work: Work) -> Answer:
     return Open("z3 does not show it, and small sizes show no mistake") if found is None else Fails(found)
 
 
-def awaited_answer(world: World, turns: Turns, work: Work) -> Answer:
+def awaited_answer(context: SolverContext, turns: Turns, work: Work) -> Answer:
     """Whether each place in the order is a tile; and whether a tile that is not the first awaits the turn that the one
     before it passes, and no other's, and takes that one for the tile before it, whichever way its group goes."""
-    n_tiles, order, other = (world.free(name) for name in ("n_tiles", "order", "other order"))
+    n_tiles, order, other = (context.free(name) for name in ("n_tiles", "order", "other order"))
     premises = [order >= 1, order < n_tiles, other >= 0, other < n_tiles]
     names = {"n_tiles": n_tiles, "order": order}
     earlier = {"n_tiles": n_tiles, "order": order - 1}
-    passed = world.term(turns.passed, {"order": other})
+    passed = context.term(turns.passed, {"order": other})
     inside: list[Term] = []
-    conclusion = [(passed == world.term(turns.awaited, names)) == (other == order - 1), passed >= 1]
+    conclusion = [(passed == context.term(turns.awaited, names)) == (other == order - 1), passed >= 1]
     for tile, before in (
         (turns.tile.onwards, turns.before.onwards),
         (turns.tile.backwards, turns.before.backwards),
     ):
-        before_it = world.term(before, {**names, "tile": world.term(tile, names)})
-        conclusion.append(before_it == world.term(tile, earlier))
-        at = world.term(tile, {"n_tiles": n_tiles, "order": other})
+        before_it = context.term(before, {**names, "tile": context.term(tile, names)})
+        conclusion.append(before_it == context.term(tile, earlier))
+        at = context.term(tile, {"n_tiles": n_tiles, "order": other})
         inside += [at >= 0, at < n_tiles]
-    answer = world.ask_linear([other >= 0, other < n_tiles], world.all_of(inside), work)
-    return world.ask_linear(premises, world.all_of(conclusion), work) if isinstance(answer, Holds) else answer
+    answer = context.ask_linear([other >= 0, other < n_tiles], context.all_of(inside), work)
+    return context.ask_linear(premises, context.all_of(conclusion), work) if isinstance(answer, Holds) else answer
 
 
 Names = dict[str, Term]
@@ -90,9 +90,9 @@ Names = dict[str, Term]
 class _Questions:
     """What is known, and the answer to all that was asked so far."""
 
-    def __init__(self, world: World, turns: Turns, work: Work):
-        self.world, self.turns, self.work = world, turns, work
-        self.sizes = {name: world.free(name) for name in ("n_tiles", "heads", "together")}
+    def __init__(self, context: SolverContext, turns: Turns, work: Work):
+        self.context, self.turns, self.work = context, turns, work
+        self.sizes = {name: context.free(name) for name in ("n_tiles", "heads", "together")}
         self.known: list[Term] = [size >= 1 for size in self.sizes.values()]
         self.answer: Answer = Holds()
         self.quotients: list[tuple[Term, Term, Term]] = []
@@ -102,7 +102,7 @@ class _Questions:
         """Asks for each, one after the other, unless that was `shown`; each is a premise of those after it."""
         for conclusion in conclusions:
             if isinstance(self.answer, Holds) and not self.shown:
-                self.answer = self.world.ask_core(self.known, conclusion, self.work)
+                self.answer = self.context.ask_core(self.known, conclusion, self.work)
             self.known.append(conclusion)
 
     def follows(self, conclusion: Term, *reasons: Term, kept: bool = True) -> None:
@@ -110,7 +110,7 @@ class _Questions:
         `kept`: it is a premise of what comes after."""
         self.show(*(r for r in reasons if not any(r.eq(k) for k in self.known)))
         if isinstance(self.answer, Holds):
-            self.answer = self.world.ask_core(reasons, conclusion, self.work)
+            self.answer = self.context.ask_core(reasons, conclusion, self.work)
             self.known += [conclusion] if kept else []
 
     def rising(self, one: Names, other: Names, name: str, factor: Term) -> list[Term]:
@@ -118,7 +118,7 @@ class _Questions:
         self.show(factor >= 1)
         found: list[Term] = []
         for a, b in ((one[name], other[name]), (other[name], one[name])):
-            found.append(self.world.implies(a < b, a * factor + factor <= b * factor))
+            found.append(self.context.implies(a < b, a * factor + factor <= b * factor))
             self.follows(found[-1], factor >= 1)
         return found
 
@@ -130,30 +130,30 @@ class _Questions:
             self.show(c >= 1)
             name = f"quotient {len(self.quotients)}"
             known = (q for x, y, q in self.quotients if x.eq(a) and y.eq(c))
-            q = next(known, self.world.free(name))
+            q = next(known, self.context.free(name))
             self.quotients.append((a, c, q))
             self.known += [q * c <= a, a < q * c + c]
             found[name] = q if node.op is Op.FLOORDIV else a - q * c
             e = substitute(e, {node: index(name)})
-        return self.world.term(e, found)
+        return self.context.term(e, found)
 
     def ticket(self, name: str, shown: bool = False) -> Names:
         """What the steps bind for a ticket, each shown to be inside its bounds. `shown`: as it is of any other."""
         self.shown = shown
-        item = self.world.free(f"item of {name}")
+        item = self.context.free(f"item of {name}")
         tiles, heads, together = (self.sizes[n] for n in ("n_tiles", "heads", "together"))
         found = {**self.sizes, "item": item}
         first_quotient = len(self.quotients)
         self.known += [item >= 0, item < tiles * heads]
         for step in self.turns.steps:
-            bound = self.world.free(f"{step.name} of {name}")
+            bound = self.context.free(f"{step.name} of {name}")
             self.known.append(bound == self.value(step.value, found))
             found[step.name] = bound
         first, width, i, order = (found[n] for n in ("first", "width", "i", "order"))
         self.show(first >= 0, first < heads, width >= 1, width <= together, first + width <= heads)
         self.show(i >= 0, i < tiles * width, order >= 0, order < tiles)
         found["group"] = self.quotients[first_quotient][2] if self.quotients[first_quotient:] else first
-        found["head"] = self.world.free(f"head of {name}")
+        found["head"] = self.context.free(f"head of {name}")
         self.known.append(found["head"] == self.value(self.turns.head, found))
         self.show(first <= found["head"], found["head"] < first + width)
         self.shown = False

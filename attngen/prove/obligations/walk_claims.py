@@ -11,7 +11,7 @@ from attngen.plan.mask.loops import Run
 from attngen.plan.mask.walks import Walk
 from attngen.prove.budget.work import Work
 from attngen.prove.integers.answers import Answer, Fails, Holds
-from attngen.prove.integers.z3_door import World
+from attngen.prove.integers.z3_door import SolverContext
 from attngen.prove.obligations.tile_walks import walk_answer
 from attngen.prove.verdict import Claim, Proved, Refuted, Unknown, Verdict
 
@@ -31,8 +31,8 @@ class WalkClaims:
         """No fact bears on walks of any runs."""
         return replace(self.plan.attention, params=(), assumes=())
 
-    def world(self) -> World:
-        return World(self.bare)
+    def context(self) -> SolverContext:
+        return SolverContext(self.bare)
 
     def claim(self, subject: str, sentence: str, answer: Answer) -> Claim:
         return Claim(subject, sentence, _verdict(answer), span=self.plan.attention.mask.span)
@@ -40,7 +40,7 @@ class WalkClaims:
     def walk(self, subject: str, sentence: str, walk: Walk, runs: tuple[Run, ...]) -> Claim:
         """The claim that the walk takes each tile of the runs once, and no other."""
         if (walk, runs) not in self.answers:
-            self.answers[walk, runs] = walk_answer(self.world(), walk, runs, self.work.part())
+            self.answers[walk, runs] = walk_answer(self.context(), walk, runs, self.work.part())
         return self.claim(subject, f"{sentence} takes each tile of its runs once", self.answers[walk, runs])
 
 

@@ -12,7 +12,7 @@ from attngen.plan.kernel import KernelPlan
 from attngen.prove.budget.work import Work
 from attngen.prove.integers.answers import Fails, Holds
 from attngen.prove.integers.confirm import reads_functions
-from attngen.prove.integers.z3_door import World
+from attngen.prove.integers.z3_door import SolverContext
 from attngen.prove.verdict import Claim, Proved, Refuted, Unknown, Verdict
 
 
@@ -29,8 +29,8 @@ def some_pair(attention: Attention, plan: KernelPlan, work: Work) -> Claim:
     elif is_literal(mask, False):
         verdict = nothing
     else:
-        world = World(plan.attention)
-        answer = world.ask([world.term(mask)], world.any_of([]), work.part())
+        context = SolverContext(plan.attention)
+        answer = context.ask([context.term(mask)], context.any_of([]), work.part())
         match answer:
             case Holds():
                 verdict = nothing

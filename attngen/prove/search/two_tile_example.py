@@ -1,7 +1,7 @@
 """The streamed recurrence in numbers over two tiles, beside the definition: the counterexample that a reader checks.
 
-Takes a normalizer and its world, gives `Refuted` with scores, a tiling, the streamed result and the defined one; None
-where no pair of scores tells them apart.
+Takes a normalizer and its assumptions, returns `Refuted` with scores, a tiling, the streamed result and the defined
+one; None where no pair of scores tells them apart.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 from attngen.ir.attention import Normalizer
 from attngen.ir.nodes import Apply, Expr, Op
-from attngen.prove.algebra.assumptions import World
+from attngen.prove.algebra.assumptions import Assumptions
 from attngen.prove.algebra.equality import at
 from attngen.prove.algebra.sample_points import Point, Undefined, clearly_different, mp, number, numbers
 from attngen.prove.verdict import Proved, Refuted, Unknown, Verdict
@@ -22,11 +22,11 @@ def _at(point: Point, e: Expr, **symbols: Any) -> Any:
     return Point({**point.symbols, **symbols}, point.scalars, point.params, point.seed).value(e)
 
 
-def fold_example(n: Normalizer, world: World) -> Refuted | None:
+def fold_example(n: Normalizer, assumptions: Assumptions) -> Refuted | None:
     """Two keys with values 1 and 0, in tiles of 1: the first weight over the denominator, both ways."""
     if not n.shift or n.stream_weight is None or n.rescale is None:
         return None
-    for point in world.points[:3]:
+    for point in assumptions.points[:3]:
         for pair in _PAIRS:
             try:
                 found = _run(n, point, mp.mpf(pair[0]), mp.mpf(pair[1]))
@@ -79,12 +79,12 @@ def _run(n: Normalizer, point: Point, first: Any, second: Any) -> Refuted | None
     )
 
 
-def never_vanishes(n: Normalizer, world: World) -> Verdict:
+def never_vanishes(n: Normalizer, assumptions: Assumptions) -> Verdict:
     """Whether weight(s, m) / weight(s) is not 0 at one m: rescale(m, n) carries that to every other."""
     assert n.stream_weight is not None
     if isinstance(n.stream_weight, Apply) and n.stream_weight.op in (Op.EXP, Op.EXP2):
         return Proved("structure", ("weight(s, m) is an exponential",))
-    for point in world.points:
+    for point in assumptions.points:
         try:
             stream, weight = point.value(n.stream_weight), point.value(n.weight)
         except (Undefined, OverflowError):

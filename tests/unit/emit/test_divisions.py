@@ -25,7 +25,7 @@ from attngen.ir.nodes import Op, Scalar, Type
 from attngen.plan import plan
 from attngen.plan.ints.divisions import DIVISOR, EXPANSIONS, QUOTIENT, REMAINDER
 from attngen.prove.budget.work import Work
-from attngen.prove.integers.z3_door import World
+from attngen.prove.integers.z3_door import SolverContext
 from attngen.prove.obligations.divisions import expansion_answer
 from attngen.prove.obligations.integer_width import integer_width
 from attngen.prove.verdict import Proved, Refuted
@@ -162,7 +162,7 @@ def test_a_wrong_expansion_is_not_proved(what: str, monkeypatch: pytest.MonkeyPa
 
 def test_the_expansions_are_proved_at_both_widths() -> None:
     for op, bits in itertools.product(EXPANSIONS, (32, 64)):
-        assert type(expansion_answer(World(BARE), op, bits, Work())).__name__ == "Holds"
+        assert type(expansion_answer(SolverContext(BARE), op, bits, Work())).__name__ == "Holds"
 
 
 def test_a_division_of_the_least_int_by_minus_one_is_wide() -> None:

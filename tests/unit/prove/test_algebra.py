@@ -16,7 +16,7 @@ from attngen.ir.evaluate import evaluate
 from attngen.ir.nodes import Expr, Load, Op, Scalar, Symbol, Type
 from attngen.ir.printing import expression as text
 from attngen.ir.walk import children, nodes, rebuild
-from attngen.prove.algebra.assumptions import World, world
+from attngen.prove.algebra.assumptions import Assumptions, assumptions
 from attngen.prove.algebra.equality import equal, sign_of, slope_at
 from attngen.prove.algebra.sample_points import Undefined, mp
 from attngen.prove.algebra.sympy_door import LN2, constant, sp
@@ -38,7 +38,7 @@ def compared(left: str, right: str, *more: str) -> Verdict:
     """Equality of two scores."""
     attention = analysed("\n".join([DECLARED, *more, f"score = ({left}) - 2 * ({right})"]))
     first, second = children(attention.score)
-    return equal(first, children(second)[1], world(attention), Work().share())
+    return equal(first, children(second)[1], assumptions(attention), Work().share())
 
 
 EQUAL = [
@@ -151,7 +151,7 @@ def test_different(left: str, right: str) -> None:
 def test_no_time_is_unknown_or_refuted_by_a_point() -> None:
     attention = analysed(DECLARED + "score = qk * a - a * qk\n")
     left, right = children(attention.score)
-    verdict = equal(left, right, world(attention), Work(Budget(effort=0.0)))
+    verdict = equal(left, right, assumptions(attention), Work(Budget(effort=0.0)))
     assert isinstance(verdict, Unknown) and "--effort" in verdict.reason
 
 
@@ -213,7 +213,7 @@ def test_a_recognised_constant_is_within_rounding(value: float) -> None:
 def test_signs(e: str, zero: bool, kind: type) -> None:
     attention = analysed(f"{DECLARED}score = qk * scale * ({e})\n".replace("scale * (scale", "(scale"))
     inner = children(attention.score)[1]
-    assert isinstance(sign_of(inner, World(attention, True), zero=zero, work=Work()), kind)
+    assert isinstance(sign_of(inner, Assumptions(attention, True), zero=zero, work=Work()), kind)
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_signs(e: str, zero: bool, kind: type) -> None:
     ],
 )
 def test_the_scale_is_positive_where_the_launcher_can_turn_its_sign(score: str, positive: bool) -> None:
-    assert world(analysed(f"{DECLARED}score = {score}\n")).positive_scale == positive
+    assert assumptions(analysed(f"{DECLARED}score = {score}\n")).positive_scale == positive
 
 
 # ---------------------------------------------------------------- points
@@ -242,7 +242,7 @@ def test_the_scale_is_positive_where_the_launcher_can_turn_its_sign(score: str, 
 def test_points_satisfy_the_facts() -> None:
     facts = "param lo: f32 where lo < -1\nparam t: int[n] where 0 <= t < Sk\nassume Sq == Sk\nassume Sk % 32 == 0\n"
     attention = analysed(f"{DECLARED}{facts}assume w <= 8\nscore = qk + lo + tab[h, t[q]] + c\n")
-    found = world(attention).points
+    found = assumptions(attention).points
     assert len(found) == 24
     for point in found:
         at = point.symbols
@@ -256,7 +256,7 @@ def test_points_satisfy_the_facts() -> None:
 
 def test_slopes_in_numbers() -> None:
     attention = analysed(DECLARED + "score = c * tanh(qk / c) + abs(a) * qk ** 2\n")
-    for point in world(attention).points:
+    for point in assumptions(attention).points:
         slope = slope_at(point, attention.score, (Symbol("qk", Type.FLOAT),))
         x, c, a = point.symbols["qk"], point.scalars["c"], point.scalars["a"]
         assert abs(slope - (1 - mp.tanh(x / c) ** 2 + 2 * abs(a) * x)) < 1e-12
@@ -353,7 +353,7 @@ def test_nothing_false_is_shown_of_random_expressions(block: int) -> None:
         e = _drawn(rng, 3)
         for right in (True, False):
             other = _respelt(rng, e) if right else _mutated(rng, e)
-            verdict = equal(e, other, world(attention), Work().share())
+            verdict = equal(e, other, assumptions(attention), Work().share())
             gap = _difference(e, other, number)
             outcomes[type(verdict)] += 1
             if isinstance(verdict, Proved):
@@ -379,11 +379,11 @@ def test_nothing_false_is_shown_of_random_derivatives(block: int) -> None:
     for number in range(25):
         e = _drawn(rng, 3)
         right = derivative(e, leaf) or real(0.0)
-        verdict = derivative_is(right, ((e, None),), (leaf,), world(attention), Work().share())
+        verdict = derivative_is(right, ((e, None),), (leaf,), assumptions(attention), Work().share())
         assert not isinstance(verdict, Refuted), (text(e), text(right), verdict)
         unknown += isinstance(verdict, Unknown)
         wrong = _mutated(rng, right)
-        verdict = derivative_is(wrong, ((e, None),), (leaf,), world(attention), Work().share())
+        verdict = derivative_is(wrong, ((e, None),), (leaf,), assumptions(attention), Work().share())
         if isinstance(verdict, Proved):
             assert _difference(right, wrong, number) < 1e-6, (text(e), text(right), text(wrong))
     assert unknown <= 2
@@ -391,8 +391,8 @@ def test_nothing_false_is_shown_of_random_derivatives(block: int) -> None:
 
 def test_a_reading_gives_one_symbol_to_one_thing() -> None:
     attention = analysed(DECLARED + "score = tab[h, q - k + w] + tab[h, w - k + q] * floor(qk) + float(floor(qk))\n")
-    reading = Reading(world(attention), Work())
+    reading = Reading(assumptions(attention), Work())
     loads = [reading.term(n) for n in nodes(attention.score) if isinstance(n, Load)]
     assert len(loads) == 2 and loads[0] == loads[1]
     with pytest.raises(Undefined):
-        world(attention).points[0].value(Symbol("row_max", Type.FLOAT))
+        assumptions(attention).points[0].value(Symbol("row_max", Type.FLOAT))

@@ -18,7 +18,7 @@ from attngen.plan.mask.loops import Assigned, Rounded
 from attngen.plan.split import Split
 from attngen.prove.budget.work import Work
 from attngen.prove.integers.answers import Fails, Holds
-from attngen.prove.integers.z3_door import World
+from attngen.prove.integers.z3_door import SolverContext
 from attngen.prove.obligations.tile_ranges import tile_ranges
 from attngen.prove.obligations.tile_walks import pieces_answer
 from attngen.prove.verdict import Proved, Refuted
@@ -104,7 +104,7 @@ def test_no_wrong_mutant_is_proved(body: str) -> None:
     attention, _, split = given(body)
     refuted = proved = 0
     for what, mutant in mutants(split):
-        answer = pieces_answer(World(attention), mutant, Work().part())
+        answer = pieces_answer(SolverContext(attention), mutant, Work().part())
         if isinstance(answer, Holds):
             assert is_right(mutant), what
             proved += 1

@@ -20,14 +20,14 @@ from attngen.ir.build import add, mul, real
 from attngen.ir.nodes import Scalar, Type
 from attngen.plan.kernel import KernelPlan
 from attngen.prove.algebra import equality
-from attngen.prove.algebra.assumptions import world
+from attngen.prove.algebra.assumptions import assumptions
 from attngen.prove.algebra.equality import equal
 from attngen.prove.algebra.sympy_door import sp
 from attngen.prove.algebra.term_size import price
 from attngen.prove.budget.watchdog import OutOfTime
 from attngen.prove.budget.work import OBLIGATION, Budget, OutOfWork, Work
 from attngen.prove.integers.answers import Holds, Open
-from attngen.prove.integers.z3_door import World
+from attngen.prove.integers.z3_door import SolverContext
 from attngen.prove.obligations.tile_ranges import tile_ranges
 from attngen.prove.proof import Proof, prove
 from attngen.prove.search.tile_search import Trial
@@ -171,7 +171,7 @@ def test_z3_is_ended_by_its_steps_and_says_so() -> None:
     attention, _ = planned("mask = causal")
     work, answers = Work(), list[object]()
     for _ in range(2):
-        question = World(attention)
+        question = SolverContext(attention)
         x, y, z = (question.free(name) for name in "xyz")
         part = work.part(20_000)
         fermat = [x >= 2, y >= 2, z >= 2, x * x * x + y * y * y == z * z * z]
@@ -184,21 +184,21 @@ def test_z3_is_ended_by_its_steps_and_says_so() -> None:
 def test_the_units_of_a_question_are_its_own_though_z3_reports_those_of_a_context() -> None:
     attention, _ = planned("mask = causal")
 
-    def units(question: World) -> int:
+    def units(question: SolverContext) -> int:
         work = Work()
         x = question.free("x")
         assert isinstance(question.ask([x >= 3], x >= 2, work), Holds)
         return work.spent
 
-    same = World(attention)
+    same = SolverContext(attention)
     first = units(same)
     assert 0 < units(same) < 2 * first
-    assert units(World(attention)) == first
+    assert units(SolverContext(attention)) == first
 
 
 def test_z3_is_ended_by_the_clock_and_says_so() -> None:
     attention, _ = planned("mask = causal")
-    question = World(attention)
+    question = SolverContext(attention)
     x, y, z = (question.free(name) for name in "xyz")
     fermat = [x >= 2, y >= 2, z >= 2, x * x * x + y * y * y == z * z * z]
     answer = question.ask(fermat, question.any_of([]), Work(Budget(effort=400.0, timeout=0.2)))
@@ -211,7 +211,7 @@ def test_sympy_is_refused_what_it_could_not_multiply_out() -> None:
     attention, _ = planned(HARD)
     e, a, c = attention.score, Scalar("a", Type.FLOAT), Scalar("c", Type.FLOAT)
     work = Work(Budget(timeout=1e6))
-    verdict = equal(mul(e, add(a, c)), add(mul(e, a), mul(e, c)), world(attention), work)
+    verdict = equal(mul(e, add(a, c)), add(mul(e, a), mul(e, c)), assumptions(attention), work)
     assert isinstance(verdict, Unknown) and OutOfWork.reason in verdict.reason
     assert work.left > 0  # what was refused costs nothing
 
@@ -233,7 +233,7 @@ def test_the_clock_ends_sympy_and_the_claim_says_that_it_was_the_clock(monkeypat
 
     monkeypatch.setattr(equality, "same", endless)
     e = attention.score
-    verdict = equal(mul(e, real(3.0)), add(mul(e, real(2.0)), e), world(attention), Work(Budget(timeout=0.2)))
+    verdict = equal(mul(e, real(3.0)), add(mul(e, real(2.0)), e), assumptions(attention), Work(Budget(timeout=0.2)))
     assert isinstance(verdict, Unknown) and OutOfTime.reason in verdict.reason
     assert OutOfWork.reason not in verdict.reason
 
