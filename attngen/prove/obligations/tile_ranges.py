@@ -47,7 +47,7 @@ from attngen.prove.verdict import Claim, Proved, Refuted, Unknown, Verdict
 
 if TYPE_CHECKING:
     from attngen.prove.search.small_settings import Setting
-    from attngen.prove.search.tile_search import Example, Trial
+    from attngen.prove.search.tile_search import Example, TileSearch
 
 LOOPS = {"k": "forward and dQ", "q": "dK/dV"}
 WALKED = {"k": "keys", "q": "queries"}
@@ -149,10 +149,10 @@ class _Direction:
         self.held_size = "Sq" if self.axis == "k" else "Sk"
 
     @cached_property
-    def trial(self) -> Trial:
-        from attngen.prove.search.tile_search import Trial
+    def trial(self) -> TileSearch:
+        from attngen.prove.search.tile_search import TileSearch
 
-        return Trial(self.plan.attention, self.mask, self.ranges, self.loops)
+        return TileSearch(self.plan.attention, self.mask, self.ranges, self.loops)
 
     def claims(self) -> list[Claim]:
         found = [self.covers()]

@@ -51,7 +51,7 @@ class Held:
 
 
 @dataclass
-class Trial:
+class TileSearch:
     """One direction of one plan."""
 
     attention: Attention

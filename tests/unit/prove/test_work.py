@@ -30,7 +30,7 @@ from attngen.prove.integers.answers import Holds, Open
 from attngen.prove.integers.z3_door import SolverContext
 from attngen.prove.obligations.tile_ranges import tile_ranges
 from attngen.prove.proof import Proof, prove
-from attngen.prove.search.tile_search import Trial
+from attngen.prove.search.tile_search import TileSearch
 from attngen.prove.verdict import Proved, Unknown
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -241,14 +241,14 @@ def test_the_clock_ends_sympy_and_the_claim_says_that_it_was_the_clock(monkeypat
 def test_a_search_does_less_with_less_work_and_not_with_less_time(monkeypatch: pytest.MonkeyPatch) -> None:
     _, plan = planned("mask = k <= q")
     tried: list[int] = []
-    original = Trial._try
+    original = TileSearch._try
 
-    def counted(trial: Trial, *args: object) -> object:
+    def counted(trial: TileSearch, *args: object) -> object:
         tried[-1] += 1
         return original(trial, *args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Trial, "_try", counted)
-    trial = Trial(plan.attention, plan.attention.mask, plan.keys, plan.key_loops)
+    monkeypatch.setattr(TileSearch, "_try", counted)
+    trial = TileSearch(plan.attention, plan.attention.mask, plan.keys, plan.key_loops)
     for effort, times in ((1.0, 1.0), (1.0, 10.0), (0.001, 1.0)):
         with monkeypatch.context() as patch:
             faster(patch, times)
