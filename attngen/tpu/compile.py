@@ -145,7 +145,7 @@ def compile_for(request: Request) -> Outcome:
             [sys.executable, "-m", "attngen.tpu.worker"],
             input=pickle.dumps(request),
             capture_output=True,
-            env=_environment(dumps if request.schedule else None),
+            env=environment(dumps if request.schedule else None),
             check=False,
         )
         if finished.returncode < 0:  # libtpu aborts where a check of its own fails
@@ -168,7 +168,7 @@ def _last_words(said: str) -> str:
     return (fatal or said.strip().splitlines() or [""])[-1]
 
 
-def _environment(dumps: Path | None) -> Mapping[str, str]:
+def environment(dumps: Path | None) -> Mapping[str, str]:
     flags = [_IN_HBM]
     if dumps is not None:
         flags += [

@@ -46,14 +46,6 @@ class ParamView:
         return (f"{self.name}_ptr", *self.strides) if self.by_pointer else (self.name,)
 
     @property
-    def host_arguments(self) -> tuple[str, ...]:
-        """What the launcher passes for `kernel_arguments`."""
-        if self.by_pointer:
-            return (self.name, *(f"{self.name}.stride({axis})" for axis in range(self.rank)))
-        # A bool as an int: the interpreter takes no bools, and kernels read 0 or 1.
-        return (f"int({self.name})",) if self.type == "bool" else (self.name,)
-
-    @property
     def annotation(self) -> str:
         """The type in the custom operator's schema."""
         return "Tensor" if self.by_pointer else self.type

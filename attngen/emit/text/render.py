@@ -50,7 +50,7 @@ def condition(text: str) -> str:
 
 
 @functools.cache
-def _environment() -> jinja2.Environment:
+def environment() -> jinja2.Environment:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(resources.root() / "templates"),
         undefined=jinja2.StrictUndefined,
@@ -67,7 +67,7 @@ def _environment() -> jinja2.Environment:
 
 def render(template: str, context: dict[str, Any]) -> str:
     """The template's text, with runs of blank lines brought to two at the top level and one inside."""
-    text = _environment().get_template(template).render(context)
+    text = environment().get_template(template).render(context)
     text = re.sub(r"\n{4,}", "\n\n\n", text)
     text = re.sub(r"\n{3,}(?=[ \t])", "\n\n", text)
     return text.rstrip("\n") + "\n"

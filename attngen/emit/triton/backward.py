@@ -70,7 +70,6 @@ def backward_view(frame: Frame) -> BackwardView:
     return BackwardView(
         "delta" in rows,
         tuple(f"{row}_ptr" for row in rows),
-        rows,
         tuple(names),
         " * inv_den" if "den" in rows else "",
         flags,

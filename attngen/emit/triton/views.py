@@ -213,7 +213,6 @@ class BackwardView:
 
     has_delta: bool
     row_pointers: tuple[str, ...]
-    row_tensors: tuple[str, ...]
     row_names: tuple[str, ...]
     normalised: str
     flags: tuple[str, ...]
