@@ -87,12 +87,18 @@ def _is_tile_size(size: Any) -> bool:
 # ---------------------------------------------------------------- the chain
 
 
-def analyse(source: Source, consts: Mapping[str, Const] | None = None) -> Attention:
-    """The closed, typed attention that a spec defines, `consts` in the place of its own. Raises `SpecError`."""
+def analyse(
+    source: Source, consts: Mapping[str, Const] | None = None, tile: tuple[int, int] | None = None
+) -> Attention:
+    """The closed, typed attention that a spec defines, `consts` and `tile` in the place of its own. Raises `SpecError`.
+
+    No later stage asks whose tile it is: what is planned and proved is what is emitted.
+    """
     from attngen.analyse import analyse as analyse_module
     from attngen.syntax.parser import parse
 
-    return analyse_module(parse(source), source, dict(consts or {}))
+    found = analyse_module(parse(source), source, dict(consts or {}))
+    return found if tile is None else replace(found, tile=tile)
 
 
 def plan(attention: Attention, target: str = "triton") -> KernelPlan:
@@ -106,10 +112,13 @@ def plan(attention: Attention, target: str = "triton") -> KernelPlan:
 
 
 def checked_plan(
-    source: Source, consts: Mapping[str, Const] | None = None, target: str = "triton"
+    source: Source,
+    consts: Mapping[str, Const] | None = None,
+    target: str = "triton",
+    tile: tuple[int, int] | None = None,
 ) -> tuple[Attention, KernelPlan]:
     """A spec and its plan. Raises `SpecError` with the line quoted, `Refuted` where what cannot be planned is wrong."""
-    spec = analyse(source, consts)
+    spec = analyse(source, consts, tile)
     try:
         return spec, plan(spec, target)
     except SpecError as error:  # the planner sees no text: the line is quoted here
@@ -167,10 +176,11 @@ def check(
     consts: Mapping[str, Const] | None = None,
     *,
     target: str = "triton",
+    tile: tuple[int, int] | None = None,
     budget: Budget | None = None,
 ) -> Proof:
     """The proof of what `compile` would emit, whatever its verdicts. Raises `SpecError` for a spec that is wrong."""
-    return prove(*checked_plan(source, consts, target), budget)[0]
+    return prove(*checked_plan(source, consts, target, tile), budget)[0]
 
 
 def explain(spec: Attention, emitted: KernelPlan, proof: Proof, form: Literal["text", "md", "tex"]) -> str:
@@ -200,7 +210,7 @@ def build(
     from attngen.prove.budget.work import Budget
     from attngen.prove.verdict import ALL_PROVED
 
-    spec, planned = checked_plan(source, consts, options.target)
+    spec, planned = checked_plan(source, consts, options.target, options.tile)
 
     def hoped_for() -> str:
         return emit(planned, source.text, options, ALL_PROVED)
@@ -259,16 +269,17 @@ def stage(
         case "ir":
             from attngen.ir import printing
 
-            return printing.attention(analyse(source, consts))
+            return printing.attention(analyse(source, consts, options.tile))
         case "plan":
             from attngen.plan.printing import plan_text
 
-            return plan_text(checked_plan(source, consts, options.target)[1])
+            return plan_text(checked_plan(source, consts, options.target, options.tile)[1])
         case "proof":
             from attngen.prove.budget.work import Budget
             from attngen.prove.report import proof_text
 
-            return proof_text(check(source, consts, target=options.target, budget=Budget(effort)))
+            found = check(source, consts, target=options.target, tile=options.tile, budget=Budget(effort))
+            return proof_text(found)
         case "source":
             return build(source, options, consts, allow_unproved, fork=fork, strict=strict, effort=effort).source
         case _:

@@ -7,7 +7,7 @@ target: `attngen bench` uses it.
 from __future__ import annotations
 
 from attngen.emit.options import Options, Tuned, TunedGpu
-from attngen.errors import UsageError
+from attngen.errors import InternalError, UsageError
 from attngen.plan import KernelPlan, WideInts
 
 
@@ -41,6 +41,8 @@ def emit(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ...] =
 
     Raises UsageError for no such target.
     """
+    if options.tile not in (None, plan.attention.tile):
+        raise InternalError(f"the plan was made for the tile {plan.attention.tile}, not for {options.tile}")
     proof = (*proof, *(f"needs {need.text}" for need in plan.needs))
     if options.target == "triton":
         from attngen.emit.triton.module import emit_triton

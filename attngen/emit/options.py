@@ -41,7 +41,8 @@ class TunedGpu:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """`tile` overrides the spec's own (queries, keys); `precision` ("ieee" or "tf32") is of float32 products.
+    """`tile`, (queries, keys), takes the place of the spec's own before anything is planned: `emit` refuses a plan that
+    was made for another one. `precision` ("ieee" or "tf32") is of float32 products.
 
     The next four are for the Triton target and say what a file is for; it holds nothing else. `arch`: "auto" for every
     chip (the file picks by the card that it meets), a chip's name for that one, "portable" for every chip without the

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -54,9 +54,9 @@ def analysed(text: str, **consts: bool | int | float) -> Attention:
 
 @functools.lru_cache(maxsize=64)
 def compiled(text: str, tile: tuple[int, int] = (16, 16)) -> Compiled:
-    attention = analysed(text)
+    attention = replace(analysed(text), tile=tile)
     planned = plan(attention, reserved("triton"))
-    source = emit(planned, text, Options(tile=tile))
+    source = emit(planned, text, Options())
     return Compiled(attention, planned, source, getattr(load(source, attention.name), attention.name))
 
 

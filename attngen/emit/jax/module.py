@@ -61,7 +61,7 @@ class _Emitter:
         self.operands = operand_views(plan, self.params, self.names, self.leaves)
         self.names.take(*(f"sum_{v.name}" for v in self.operands))
         self.by_expr = {v.operand.expr: v for v in self.operands}
-        self.tile = options.tile or self.attention.tile or PORTABLE
+        self.tile = self.attention.tile or PORTABLE
         w = plan.weights
         direct = w.form is Form.DIRECT
         self.weight_view = WeightView(

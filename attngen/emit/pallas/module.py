@@ -111,7 +111,7 @@ class _Emitter:
         dkdv, dkdv_sums = self.backward(Level.COLUMN, queries, (Extent.COLUMN,))
         fused, fused_sums = self.backward(Level.COLUMN, queries, _WITH_COLUMNS)
         door = public_function.door(self.plan, self.params, self.sizes, self.leaves, public_function.PALLAS)
-        table = tpu_tiles.table(self.options.tile or self.attention.tile)
+        table = tpu_tiles.table(self.attention.tile)
         for t in self.options.tuned:
             table[t.chip, t.itemsize] = tpu_tiles.row(t.forward, t.dkdv, t.dq)
         context: dict[str, Any] = {
@@ -158,9 +158,10 @@ class _Emitter:
         a = self.attention
         # The text stands in comments, whose lines Python ends at these characters and no others.
         lines = re.split(r"\r\n|\r|\n", self.text.strip("\r\n"))
-        tile = self.options.tile or a.tile
         options = ["target=pallas", f"precision={self.options.precision}"]
-        options += [f"{name}={value}" for name, value in a.consts] + ([f"tile={tile[0]}x{tile[1]}"] if tile else [])
+        options += [f"{name}={value}" for name, value in a.consts] + (
+            [f"tile={a.tile[0]}x{a.tile[1]}"] if a.tile else []
+        )
         options += [f"tuned={t.chip}/{8 * t.itemsize}" for t in self.options.tuned]
         return PallasHeader(
             a.name,

@@ -57,7 +57,7 @@ class _Emitter:
         self.attention = plan.attention
         self.params = views(self.attention, Names(reserved() | set(self.attention.sizes)))
         self.leaves = Leaves(plan, self.params)
-        self.tile = options.tile or self.attention.tile or PORTABLE
+        self.tile = self.attention.tile or PORTABLE
         w = plan.weights
         direct = w.form is Form.DIRECT
         self.weight_view = WeightView(

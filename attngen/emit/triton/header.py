@@ -22,12 +22,12 @@ TileRow: TypeAlias = tuple[tuple[str, int, int], tuple[tuple[int, ...], ...]]
 """(chip, bytes of an element, head dim rounded up), and the tiles of the forward, dK/dV and dQ kernels."""
 
 
-def tile_table(plan: KernelPlan, options: Options, own: tuple[int, int] | None) -> list[TileRow]:
+def tile_table(plan: KernelPlan, options: Options) -> list[TileRow]:
     """The table of tile sizes: the planner's rows, what was timed in the place of some, and no chip, dtype or head dim
     that the file is not for."""
     rows = {
         (r.chip, r.itemsize, r.head_block): tuple(tuple(t) for t in (r.forward, r.dkdv, r.dq))
-        for r in table(own, plan.burden, loads_of(plan))
+        for r in table(plan.attention.tile, plan.burden, loads_of(plan))
     }
     for t in options.tuned_gpu:
         key = t.chip, t.itemsize, t.head_block
@@ -86,9 +86,8 @@ def header(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ...]
     # The text stands in comments, whose lines Python ends at these characters and no others.
     lines = re.split(r"\r\n|\r|\n", text.strip("\r\n"))
     consts = [f"{name}={value}" for name, value in a.consts]
-    tile = options.tile or a.tile
     said = ["target=triton", f"precision={options.precision}", *consts]
-    said += [f"tile={tile[0]}x{tile[1]}"] if tile else []
+    said += [f"tile={a.tile[0]}x{a.tile[1]}"] if a.tile else []
     said += [f"arch={options.arch}"] if options.arch != "auto" else []
     said += [f"head_dim={options.head_dim[0]}/{options.head_dim[1]}"] if options.head_dim else []
     said += [f"dtype={options.dtype}"] if options.dtype else []

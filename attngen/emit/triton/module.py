@@ -57,7 +57,6 @@ from attngen.plan.kernel import Gather, KernelPlan
 from attngen.plan.levels import Level
 from attngen.plan.score.weights import Form
 from attngen.plan.split import CUT
-from attngen.plan.tiles.hopper import hopper_plan
 
 
 def emit_triton(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ...] = ()) -> str:
@@ -94,11 +93,10 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
     key_tests, query_tests = (tuple(t for t in tests if t.axis == axis) for axis in "kq")
     key_pointers, query_pointers = (tuple(p for t in found for p in t.pointers) for found in (key_tests, query_tests))
     gradients = gradient_views(plan, frame.params, {p.name: p.host_lines for p in pair_gradients})
-    tile = options.tile or plan.attention.tile
     hopper = _hopper_views(frame, options, forward, weights, key_tests, dq, dkdv, dq_sums, backward, gradients)
     fast_bwd, apart = hopper.fast_bwd, hopper.apart
-    split = split_view(frame, options, weights, kernel, keys, tile, key_pointers)
-    tiles = tile_table(plan, options, tile)
+    split = split_view(frame, options, weights, kernel, keys, key_pointers)
+    tiles = tile_table(plan, options)
     registers = register_limits(plan, tiles)
     counts_apart = apart is not None and bool(tests)
     counts = fast_bwd is not None or counts_apart
@@ -237,7 +235,7 @@ def _hopper_views(
 ) -> _HopperViews:
     """Nothing where the file is meant for other chips."""
     plan, params = frame.plan, frame.params
-    hopper = plan.hopper if options.tile is None else hopper_plan(plan, options.tile)
+    hopper = plan.hopper
     if hopper is None or options.arch == "portable" or not options.holds("sm_90", 2):
         return _HopperViews()
     if options.head_dim is not None:

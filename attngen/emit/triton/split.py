@@ -89,11 +89,9 @@ def split_view(
     weights: WeightView,
     kernel: KernelView,
     keys: RangeView,
-    tile: tuple[int, int] | None,
     key_pointers: tuple[str, ...],
 ) -> SplitView | None:
-    """None where queries are never so much shorter than keys. `tile`: the spec's own. `key_pointers`: what answers data
-    tests."""
+    """None where queries are never so much shorter than keys. `key_pointers`: what answers data tests."""
     plan = frame.plan
     split = plan.split
     if split is None:
@@ -146,7 +144,7 @@ def split_view(
         finish=finish_view(weights, merge),
         table=tuple(
             (key, share.row)
-            for key, share in shares(tile, plan.burden, loads_of(plan).chosen).items()
+            for key, share in shares(plan.attention.tile, plan.burden, loads_of(plan).chosen).items()
             if options.holds(*key)
         ),
     )

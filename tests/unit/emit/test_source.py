@@ -16,9 +16,11 @@ from hypothesis import HealthCheck, example, given, settings
 from property import grammar
 from property.kernels import analysed
 
+from attngen import api
 from attngen.emit import Options, emit
-from attngen.errors import UsageError
+from attngen.errors import InternalError, Source, UsageError
 from attngen.plan import plan
+from attngen.plan.tiles.hopper import hopper_plan
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 HOSTILE = {
@@ -149,9 +151,11 @@ normalizer = softmax(sink = slope[h])
 PROGRAM = """
 import sys
 from attngen.analyse import analyse
+from attngen import api
 from attngen.emit import Options, emit
 from attngen.errors import Source
 from attngen.plan import plan
+from attngen.plan.tiles.hopper import hopper_plan
 from attngen.syntax.parser import parse
 source = Source(sys.stdin.read(), "spec.attn")
 sys.stdout.write(emit(plan(analyse(parse(source), source, {})), source.text, Options()))
@@ -176,12 +180,19 @@ def test_the_bytes_do_not_depend_on_the_process() -> None:
 
 def test_options_change_the_operator() -> None:
     text = "attention subject\n"
-    planned = plan(analysed(text))
     headers = {
-        emit(planned, text, o).split("attngen::subject_")[1][:12]
+        api.build(Source(text), o).source.split("attngen::subject_")[1][:12]
         for o in (Options(), Options(precision="tf32"), Options(tile=(32, 32)))
     }
     assert len(headers) == 3
+
+
+def test_what_is_proved_is_what_a_tile_of_ones_own_emits() -> None:
+    chosen = api.build(Source("attention subject\nmask = causal\n"), Options(tile=(128, 64)))
+    assert chosen.plan.attention.tile == (128, 64) and chosen.plan.hopper is not None
+    assert chosen.plan.hopper == hopper_plan(chosen.plan, (128, 64))
+    with pytest.raises(InternalError, match="made for the tile None"):
+        emit(plan(analysed("attention subject\n")), "", Options(tile=(128, 64)))
 
 
 def test_an_unknown_target_is_a_usage_error() -> None:
