@@ -9,27 +9,6 @@ from attngen.emit.text.params import ParamView
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
-    name: str
-    title: str
-    summary: str
-    spec_lines: tuple[str, ...]
-    digest: str  # of the spec's text
-    options: str
-    proof: tuple[str, ...]  # comment lines: what was proved
-
-
-@dataclass(frozen=True, slots=True)
-class WeightView:
-    """The form of the weights, as the templates need it."""
-
-    exponential: bool
-    shift: bool
-    sums: bool
-    saves_den: bool
-
-
-@dataclass(frozen=True, slots=True)
 class TilesView:
     """The function that gives the tiles of one loop: its arguments and lines, its runs, and what it returns."""
 

@@ -7,14 +7,11 @@ ends. What params give, the operands, is prepared outside the differentiated cor
 
 from __future__ import annotations
 
-import hashlib
-import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, assert_never
+from typing import Any
 
 from attngen.emit.arrays.tile_code import TileCode, free_names, tile_code
-from attngen.emit.arrays.views import Header, WeightView
 from attngen.emit.jax.names import reserved
 from attngen.emit.jax.sums import BY_ROWS, sum_view
 from attngen.emit.jax.views import PassView, TestView, TilesView
@@ -22,10 +19,13 @@ from attngen.emit.jax_shared import public_function
 from attngen.emit.jax_shared.expressions import Leaf, Printer, division_helpers
 from attngen.emit.jax_shared.operands import Leaves, operand_views, size_names
 from attngen.emit.options import Options
+from attngen.emit.text.header import Header, consts, header, tile
+from attngen.emit.text.loop_steps import step_lines
 from attngen.emit.text.names import Names
 from attngen.emit.text.params import views
 from attngen.emit.text.prune import without_unused, without_unused_definitions
 from attngen.emit.text.render import render
+from attngen.emit.text.weights import weight_view
 from attngen.ir import printing
 from attngen.ir.nodes import Expr, Load, Scalar, Symbol, Type
 from attngen.ir.walk import nodes, reads
@@ -34,7 +34,7 @@ from attngen.plan.ints.facts import scale_use
 from attngen.plan.kernel import KernelPlan
 from attngen.plan.levels import Level, level_of
 from attngen.plan.mask.data_tests import DataTest
-from attngen.plan.mask.loops import Assigned, Loops, Ordered, Rounded, Step
+from attngen.plan.mask.loops import Loops, Rounded
 from attngen.plan.operands import Extent
 from attngen.plan.score.weights import Form
 from attngen.plan.tiles.portable import PORTABLE
@@ -62,14 +62,7 @@ class _Emitter:
         self.names.take(*(f"sum_{v.name}" for v in self.operands))
         self.by_expr = {v.operand.expr: v for v in self.operands}
         self.tile = self.attention.tile or PORTABLE
-        w = plan.weights
-        direct = w.form is Form.DIRECT
-        self.weight_view = WeightView(
-            exponential=w.form is Form.EXPONENTIAL,
-            shift=not direct,
-            sums=w.sums,
-            saves_den=direct and w.sums,
-        )
+        self.weight_view = weight_view(plan)
 
     # ------------------------------------------------------------ the module
 
@@ -111,22 +104,13 @@ class _Emitter:
         return without_unused_definitions(without_unused(render("jax/module.py.j2", context)))
 
     def header(self) -> Header:
-        a = self.attention
-        # The text stands in comments, whose lines Python ends at these characters and no others.
-        lines = re.split(r"\r\n|\r|\n", self.text.strip("\r\n"))
-        options = [
-            "target=jax",
-            f"precision={self.options.precision}",
-            *(f"{name}={value}" for name, value in a.consts),
-        ]
-        return Header(
-            a.name,
-            f"{a.name}: tiled attention in plain JAX, forward and backward.",
-            f"Attention `{a.name}`, tile by tile, differentiable in every float argument but the scale.",
-            tuple(f"#     {line}".rstrip() for line in lines),
-            hashlib.sha256(self.text.encode()).hexdigest(),
-            " ".join([*options, f"tile={self.tile[0]}x{self.tile[1]}"]),
-            proof=tuple(f"# {line}" for line in self.proof),
+        return header(
+            self.attention.name,
+            self.text,
+            title="tiled attention in plain JAX, forward and backward.",
+            summary="tile by tile, differentiable in every float argument but the scale.",
+            said=["target=jax", f"precision={self.options.precision}", *consts(self.attention), *tile(self.tile)],
+            proof=self.proof,
         )
 
     def positions(self, axes: str) -> tuple[str, ...]:
@@ -239,7 +223,7 @@ class _Emitter:
         printer = Printer(self.plan.choices, self.bound_leaf)
         block = "TILE_K" if found.axis == "k" else "TILE_Q"
         side = "key" if found.axis == "k" else "query"
-        lines = tuple(_step(step, printer, block) for step in found.steps)
+        lines = step_lines(found.steps, rounded=lambda s: _rounded(s, printer, block), text=printer.text)
         read = free_names(lines)
         answers = [f"{t.name}_{end}" for t in found.tests for end in _ENDS]
         others = ("at_b", "at_h", "scale", *(v.name for v in self.operands))
@@ -267,20 +251,8 @@ class _Emitter:
         )
 
 
-def _step(step: Step, printer: Printer, block: str) -> str:
-    match step:
-        case Rounded():
-            text = printer.text(step.bound)
-            if reads(step.bound, "b", "h", "hkv", "scale") or any(
-                isinstance(n, Scalar | Load) for n in nodes(step.bound)
-            ):
-                text = f"{'_greatest' if step.up else '_least'}({text})"
-            return f"{step.name} = {'_up' if step.up else '_down'}({text}, {block})"
-        case Assigned():
-            return f"{step.name} = {printer.text(step.value)}"
-        case Ordered():
-            a, b = step.first, step.second
-            names = f"{a.start}, {a.stop}, {b.start}, {b.stop}"
-            return f"{names} = _sorted_runs({names})"
-        case _:
-            assert_never(step)
+def _rounded(step: Rounded, printer: Printer, block: str) -> str:
+    text = printer.text(step.bound)
+    if reads(step.bound, "b", "h", "hkv", "scale") or any(isinstance(n, Scalar | Load) for n in nodes(step.bound)):
+        text = f"{'_greatest' if step.up else '_least'}({text})"
+    return f"{'_up' if step.up else '_down'}({text}, {block})"

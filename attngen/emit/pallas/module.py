@@ -6,7 +6,6 @@ in the plan or here; the templates only place it.
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -20,19 +19,20 @@ from attngen.emit.pallas.kernel_code import KernelWriter, Number, PallasCode
 from attngen.emit.pallas.names import reserved
 from attngen.emit.pallas.views import (
     PairSum,
-    PallasHeader,
     RangesView,
     RowInput,
     RowsView,
     Sum,
     TestView,
     WalksView,
-    WeightView,
 )
+from attngen.emit.text.header import Header, consts, header, tile
+from attngen.emit.text.loop_steps import step_lines
 from attngen.emit.text.names import Names
 from attngen.emit.text.params import views
 from attngen.emit.text.prune import without_unused, without_unused_definitions
 from attngen.emit.text.render import render
+from attngen.emit.text.weights import weight_view
 from attngen.errors import InternalError
 from attngen.ir import printing
 from attngen.ir.build import real
@@ -43,7 +43,7 @@ from attngen.plan.ints.facts import scale_use
 from attngen.plan.kernel import Gather, KernelPlan, LeafGradient
 from attngen.plan.levels import Level
 from attngen.plan.mask.data_tests import DataTest
-from attngen.plan.mask.loops import Assigned, Loops, Ordered, Rounded, Step
+from attngen.plan.mask.loops import Loops, Rounded, Step
 from attngen.plan.mask.tpu_walks import Runs, TpuWalks
 from attngen.plan.operands import Extent, expressions, outside_of_indices
 from attngen.plan.score.fold_factor import folded
@@ -71,6 +71,7 @@ class LaunchView:
     held_bytes: int
     pair_bytes: int  # of operands that each pair has a cell of
     tile_bytes: int  # of values in flight, for each pair of a tile
+    crossable: bool  # wide matrix units may have keys down and queries across
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,16 +92,7 @@ class _Emitter:
         self.leaves = Leaves(plan, self.params, self.sizes)
         self.operands = operand_views(plan, self.params, self.names, self.leaves)
         self.by_expr = {v.operand.expr: v for v in self.operands}
-        w = plan.weights
-        direct = w.form is Form.DIRECT
-        self.weight_view = WeightView(
-            exponential=w.form is Form.EXPONENTIAL,
-            shift=not direct,
-            sums=w.sums,
-            saves_den=direct and w.sums,
-            saves_exact=w.sums and bool(plan.gradients),
-            crossable=w.form is Form.EXPONENTIAL and plan.attention.dropout is None,
-        )
+        self.weight_view = weight_view(plan)
 
     # ------------------------------------------------------------ the module
 
@@ -154,24 +146,18 @@ class _Emitter:
         }
         return without_unused_definitions(without_unused(render("pallas/module.py.j2", context)))
 
-    def header(self) -> PallasHeader:
+    def header(self) -> Header:
         a = self.attention
-        # The text stands in comments, whose lines Python ends at these characters and no others.
-        lines = re.split(r"\r\n|\r|\n", self.text.strip("\r\n"))
-        options = ["target=pallas", f"precision={self.options.precision}"]
-        options += [f"{name}={value}" for name, value in a.consts] + (
-            [f"tile={a.tile[0]}x{a.tile[1]}"] if a.tile else []
-        )
-        options += [f"tuned={t.chip}/{8 * t.itemsize}" for t in self.options.tuned]
-        return PallasHeader(
-            a.name,
-            f"{a.name}: fused attention for TPUs, forward and backward, in Pallas.",
-            f"Attention `{a.name}`, fused, differentiable in every float argument but the scale.",
-            tuple(f"#     {line}".rstrip() for line in lines),
-            hashlib.sha256(self.text.encode()).hexdigest(),
-            " ".join(options),
-            _PRECISION[self.options.precision],
-            tuple(f"# {line}" for line in self.proof),
+        said = ["target=pallas", f"precision={self.options.precision}", *consts(a), *tile(a.tile)]
+        said += [f"tuned={t.chip}/{8 * t.itemsize}" for t in self.options.tuned]
+        return header(
+            self.attention.name,
+            self.text,
+            title="fused attention for TPUs, forward and backward, in Pallas.",
+            summary="fused, differentiable in every float argument but the scale.",
+            said=said,
+            proof=self.proof,
+            precision=_PRECISION[self.options.precision],
         )
 
     def launch(self) -> LaunchView:
@@ -182,6 +168,7 @@ class _Emitter:
             held_bytes=4 * 128 * (4 + len(extents)),
             pair_bytes=4 * extents.count(Extent.PAIR),
             tile_bytes=4 * 6,
+            crossable=self.weights.form is Form.EXPONENTIAL and self.attention.dropout is None,
         )
 
     def spread(self) -> SpreadView:
@@ -341,7 +328,7 @@ class _Emitter:
                     return f"({view.name} != 0)" if e.type is Type.BOOL else view.name
 
         printer = Printer(self.plan.choices, leaf)
-        lines = tuple(_step(step, printer) for step in found.steps)
+        lines = _steps(found.steps, printer)
         views = tuple(self.test(t, found.axis) for t in found.tests)
         answers = tuple(f"{t.name}_{end}" for t in found.tests for end in _ENDS)
         return RangesView(
@@ -376,18 +363,11 @@ class _Emitter:
         )
 
 
-def _step(step: Step, printer: Printer) -> str:
-    match step:
-        case Rounded():
-            return f"{step.name} = {'_up' if step.up else '_down'}({printer.text(step.bound)}, block)"
-        case Assigned():
-            return f"{step.name} = {printer.text(step.value)}"
-        case Ordered():
-            a, b = step.first, step.second
-            names = f"{a.start}, {a.stop}, {b.start}, {b.stop}"
-            return f"{names} = _sorted_runs({names})"
-        case _:
-            assert_never(step)
+def _steps(steps: Iterable[Step], printer: Printer) -> tuple[str, ...]:
+    def rounded(step: Rounded) -> str:
+        return f"{'_up' if step.up else '_down'}({printer.text(step.bound)}, block)"
+
+    return step_lines(steps, rounded=rounded, text=printer.text)
 
 
 def _name(e: Leaf) -> str:
@@ -402,7 +382,7 @@ def _walks(walks: TpuWalks, printer: Printer) -> WalksView:
     return WalksView(
         length=printer.text(walks.numbering.length),
         first=printer.text(walks.numbering.first),
-        steps=tuple(_step(step, printer) for step in walks.numbering.steps),
+        steps=_steps(walks.numbering.steps, printer),
         needed=printer.text(grid.needed),
         suffice=printer.text(grid.suffice),
         number=printer.text(grid.number),

@@ -11,18 +11,6 @@ from attngen.emit.pallas.kernel_code import Number
 
 
 @dataclass(frozen=True, slots=True)
-class PallasHeader:
-    name: str
-    title: str
-    summary: str
-    spec_lines: tuple[str, ...]
-    digest: str  # of the spec's text
-    options: str
-    precision: str  # of float32 products, as lax.Precision names it
-    proof: tuple[str, ...]  # comment lines: what was proved
-
-
-@dataclass(frozen=True, slots=True)
 class TestView:
     """A data test: what is compared, and where a program finds its answer in the flat table."""
 
@@ -91,18 +79,6 @@ class WalksView:
     straight_unmasked: str
     straight_masked: str
     pairs: str
-
-
-@dataclass(frozen=True, slots=True)
-class WeightView:
-    """The form of the weights, as the templates need it."""
-
-    exponential: bool
-    shift: bool
-    sums: bool
-    saves_den: bool
-    saves_exact: bool  # out before it is rounded, for the gradients of params
-    crossable: bool  # wide matrix units may have keys down and queries across
 
 
 @dataclass(frozen=True, slots=True)

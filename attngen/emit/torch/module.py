@@ -6,18 +6,18 @@ algorithm as loops over slices, all batches and heads at a time, its backward pa
 
 from __future__ import annotations
 
-import hashlib
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from attngen.emit.arrays.tile_code import TileCode, free_names, tile_code
-from attngen.emit.arrays.views import DoorView, Header, TestView, WeightView
+from attngen.emit.arrays.views import DoorView, TestView
 from attngen.emit.options import Options
+from attngen.emit.text.header import Header, consts, header, tile
 from attngen.emit.text.names import Names
 from attngen.emit.text.params import views
 from attngen.emit.text.prune import without_unused, without_unused_definitions
 from attngen.emit.text.render import render
+from attngen.emit.text.weights import weight_view
 from attngen.emit.torch.leaves import Leaves
 from attngen.emit.torch.names import reserved
 from attngen.emit.torch.param_gradients import gradient_views, leaf_views
@@ -58,14 +58,7 @@ class _Emitter:
         self.params = views(self.attention, Names(reserved() | set(self.attention.sizes)))
         self.leaves = Leaves(plan, self.params)
         self.tile = self.attention.tile or PORTABLE
-        w = plan.weights
-        direct = w.form is Form.DIRECT
-        self.weight_view = WeightView(
-            exponential=w.form is Form.EXPONENTIAL,
-            shift=not direct,
-            sums=w.sums,
-            saves_den=direct and w.sums,
-        )
+        self.weight_view = weight_view(plan)
 
     def module(self) -> str:
         masked = self.forward().masked
@@ -114,19 +107,13 @@ class _Emitter:
         return without_unused_definitions(without_unused(render("torch/module.py.j2", context)))
 
     def header(self) -> Header:
-        a = self.attention
-        # The text stands in comments, whose lines Python ends at these characters and no others.
-        lines = re.split(r"\r\n|\r|\n", self.text.strip("\r\n"))
-        consts = [f"{name}={value}" for name, value in a.consts]
-        options = ["target=torch", *consts, f"tile={self.tile[0]}x{self.tile[1]}"]
-        return Header(
-            a.name,
-            f"{a.name}: tiled attention in plain PyTorch, forward and backward.",
-            f"Attention `{a.name}`, tile by tile, differentiable in every float argument.",
-            tuple(f"#     {line}".rstrip() for line in lines),
-            hashlib.sha256(self.text.encode()).hexdigest(),
-            " ".join(options),
-            proof=tuple(f"# {line}" for line in self.proof),
+        return header(
+            self.attention.name,
+            self.text,
+            title="tiled attention in plain PyTorch, forward and backward.",
+            summary="tile by tile, differentiable in every float argument.",
+            said=["target=torch", *consts(self.attention), *tile(self.tile)],
+            proof=self.proof,
         )
 
     # ------------------------------------------------------------ loops

@@ -6,19 +6,23 @@ for all: the hull of `any`, what all have of `full`, since all heads are worked 
 
 from __future__ import annotations
 
-from typing import assert_never
-
 from attngen.emit.arrays.tile_code import free_names
 from attngen.emit.arrays.views import TilesView
+from attngen.emit.text.loop_steps import step_lines
 from attngen.emit.torch.leaves import Leaves
 from attngen.emit.torch_shared import expressions as host_expressions
 from attngen.ir.nodes import Apply, Expr, Load, Op, Scalar, Type
 from attngen.ir.walk import nodes, reads
-from attngen.plan.mask.loops import ZERO, Assigned, Loops, Ordered, Rounded, Run, Step
+from attngen.plan.mask.loops import ZERO, Loops, Ordered, Rounded, Run
 
 
 def tiles_view(found: Loops, leaves: Leaves, *, masked: bool) -> TilesView:
-    lines = tuple(_line(step, leaves) for step in found.steps)
+    lines = step_lines(
+        found.steps,
+        rounded=lambda step: _rounded(step, leaves),
+        text=lambda e: host_expressions.python(e, _Same()),
+        ordered=_ordered,
+    )
     full, partial = _tiles(found.full), _tiles(found.partial)
     if masked:
         visited = " + ".join(
@@ -40,18 +44,15 @@ def _tiles(runs: tuple[Run, ...]) -> str:
     return ", ".join(f"*range({r.stop if r.start == ZERO else f'{r.start}, {r.stop}'})" for r in runs)
 
 
-def _line(step: Step, leaves: Leaves) -> str:
-    match step:
-        case Rounded():
-            text = _bound(step.bound, step.up, leaves)
-            return f"{step.name} = {f'({text} + TILE_K - 1)' if step.up else f'max({text}, 0)'} // TILE_K"
-        case Assigned():
-            return f"{step.name} = {host_expressions.python(step.value, _Same())}"
-        case Ordered(a, b):
-            pairs = f"({a.start}, {a.stop}), ({b.start}, {b.stop})"
-            return f"{pairs} = sorted([{pairs}])"
-        case _:
-            assert_never(step)
+def _rounded(step: Rounded, leaves: Leaves) -> str:
+    text = _bound(step.bound, step.up, leaves)
+    return f"{f'({text} + TILE_K - 1)' if step.up else f'max({text}, 0)'} // TILE_K"
+
+
+def _ordered(step: Ordered) -> str:
+    a, b = step.first, step.second
+    pairs = f"({a.start}, {a.stop}), ({b.start}, {b.stop})"
+    return f"{pairs} = sorted([{pairs}])"
 
 
 class _Same(dict[str, str]):

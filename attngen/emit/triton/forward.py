@@ -7,6 +7,7 @@ kernels of short queries share its parts.
 from __future__ import annotations
 
 from attngen.emit.text.render import bracket
+from attngen.emit.text.weights import WeightView
 from attngen.emit.triton.frame import Frame
 from attngen.emit.triton.kernel_code import KernelCode
 from attngen.emit.triton.kernels import kept_view
@@ -16,7 +17,6 @@ from attngen.emit.triton.views import (
     ForwardView,
     KeptView,
     KernelView,
-    WeightView,
     WeighView,
     loop_views,
 )

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import textwrap
 from typing import TypeAlias
 
 from attngen.emit.options import Options, TunedGpu
-from attngen.emit.triton.views import Header
+from attngen.emit.text.header import Header, consts, header, tile
 from attngen.plan.footprint import loads_of
 from attngen.plan.hopper import ApartSkeleton, BackwardSkeleton
 from attngen.plan.kernel import KernelPlan
@@ -81,13 +80,9 @@ def _columns(row: tuple[int | bool | str, ...]) -> str:
     return "x".join(str(int(x)) if isinstance(x, bool) else str(x) for x in row)
 
 
-def header(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ...]) -> Header:
+def triton_header(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ...]) -> Header:
     a = plan.attention
-    # The text stands in comments, whose lines Python ends at these characters and no others.
-    lines = re.split(r"\r\n|\r|\n", text.strip("\r\n"))
-    consts = [f"{name}={value}" for name, value in a.consts]
-    said = ["target=triton", f"precision={options.precision}", *consts]
-    said += [f"tile={a.tile[0]}x{a.tile[1]}"] if a.tile else []
+    said = ["target=triton", f"precision={options.precision}", *consts(a), *tile(a.tile)]
     said += [f"arch={options.arch}"] if options.arch != "auto" else []
     said += [f"head_dim={options.head_dim[0]}/{options.head_dim[1]}"] if options.head_dim else []
     said += [f"dtype={options.dtype}"] if options.dtype else []
@@ -98,15 +93,13 @@ def header(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ...]
     key = hashlib.sha256("\n".join([text, *said]).encode()).hexdigest()
     passes = "forward" if options.forward else "forward and backward"
     gradients = "without gradients" if options.forward else "differentiable in every float argument"
-    title = f"{a.name}: fused attention for GPUs, {passes}, in Triton."
-    return Header(
+    return header(
         a.name,
-        title,
-        f"Attention `{a.name}`, fused, {gradients}.",
-        tuple(f"#     {line}".rstrip() for line in lines),
-        hashlib.sha256(text.encode()).hexdigest(),
-        f"attngen::{a.name}_{key[:12]}",
-        " ".join(said),
-        options.precision,
-        tuple(f"# {line}" for line in proof),
+        text,
+        title=f"fused attention for GPUs, {passes}, in Triton.",
+        summary=f"fused, {gradients}.",
+        said=said,
+        proof=proof,
+        precision=options.precision,
+        operator=f"attngen::{a.name}_{key[:12]}",
     )

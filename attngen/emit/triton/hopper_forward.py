@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from attngen.emit.options import TunedGpu
+from attngen.emit.text.weights import WeightView
 from attngen.emit.triton.expressions import Printer
 from attngen.emit.triton.frame import Frame
 from attngen.emit.triton.hopper import ListView, assigned_lines, list_view, unspecialized
 from attngen.emit.triton.kernel_code import KernelCode, free_names
 from attngen.emit.triton.kernels import kept_view
-from attngen.emit.triton.views import KeptView, KernelView, TestView, WeightView
+from attngen.emit.triton.views import KeptView, KernelView, TestView
 from attngen.plan.hopper import HopperForward
 from attngen.plan.mask.loops import Loops
 from attngen.plan.mask.walks import Share, outside, own

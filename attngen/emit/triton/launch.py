@@ -9,12 +9,13 @@ from dataclasses import dataclass
 
 from attngen.emit.text.facts import FactsView
 from attngen.emit.text.params import ParamView
+from attngen.emit.text.weights import WeightView
 from attngen.emit.torch_shared.checks import check_lines
 from attngen.emit.torch_shared.facts import torch_facts
 from attngen.emit.torch_shared.leaves import host_names
 from attngen.emit.torch_shared.public_function import bound_sizes, conversions, param_doc, zeros
 from attngen.emit.triton.param_gradients import GradientView
-from attngen.emit.triton.views import BackwardView, WeightView
+from attngen.emit.triton.views import BackwardView
 from attngen.plan.ints.facts import ScaleUse, scale_use
 from attngen.plan.kernel import KernelPlan
 

@@ -14,13 +14,14 @@ from attngen.emit.text.fold import without_dead_branches
 from attngen.emit.text.long_lines import without_long_lines
 from attngen.emit.text.prune import without_unused, without_unused_definitions, without_unused_imports
 from attngen.emit.text.render import render
+from attngen.emit.text.weights import WeightView, weight_view
 from attngen.emit.torch_shared.leaves import AXES
 from attngen.emit.triton.backward import backward_code, backward_view, pair_gradient, with_factors
 from attngen.emit.triton.data_tests import test_view
 from attngen.emit.triton.expressions import division_helpers
 from attngen.emit.triton.forward import forward_view
 from attngen.emit.triton.frame import Frame, frame_of
-from attngen.emit.triton.header import header, places, register_limits, tile_table
+from attngen.emit.triton.header import places, register_limits, tile_table, triton_header
 from attngen.emit.triton.hopper import (
     GluonApartView,
     GluonBackwardView,
@@ -49,13 +50,11 @@ from attngen.emit.triton.views import (
     RangesView,
     RowValuesView,
     TestView,
-    WeightView,
 )
 from attngen.errors import InternalError
 from attngen.plan.ints.facts import scale_use
 from attngen.plan.kernel import Gather, KernelPlan
 from attngen.plan.levels import Level
-from attngen.plan.score.weights import Form
 from attngen.plan.split import CUT
 
 
@@ -76,7 +75,7 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
     if options.forward:
         plan = replace(plan, gradients=())
     frame = frame_of(plan)
-    weights = _weight_view(plan, options.forward)
+    weights = weight_view(plan, forward=options.forward)
     forward = forward_code(frame)
     backward = backward_view(frame)
     dq_sums = row_sums(plan, frame.params, Gather.HEAD, Gather.ROW)
@@ -154,7 +153,7 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
         ),
         "takes_fast": takes_fast,
         "scope": scope_view(options),
-        "a": header(plan, text, options, proof),
+        "a": triton_header(plan, text, options, proof),
         "longest_bits": plan.choices.longest_bits,
         "scale_use": scale_use(plan.attention),
         "w": weights,
@@ -339,16 +338,3 @@ def _hopper_backward(
         return []
     shared = (Part(template="gluon/rings.py.j2"), Part(template="gluon/pairs.py.j2", code=dkdv))
     return [Section("backward, for compute capability 9.0", (*shared, *parts))]
-
-
-def _weight_view(plan: KernelPlan, forward: bool) -> WeightView:
-    """`forward`: nothing is saved for a backward pass."""
-    w = plan.weights
-    direct = w.form is Form.DIRECT
-    return WeightView(
-        exponential=w.form is Form.EXPONENTIAL,
-        shift=not direct,
-        sums=w.sums,
-        saves_den=direct and w.sums and not forward,
-        saves_rest=w.sums and bool(plan.gradients),
-    )

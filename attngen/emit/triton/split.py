@@ -12,11 +12,12 @@ from dataclasses import dataclass, replace
 from attngen.emit.options import Options
 from attngen.emit.text.params import ParamView
 from attngen.emit.text.render import bracket
+from attngen.emit.text.weights import WeightView
 from attngen.emit.triton.forward import finish_view, rescaling, seed_pointer, state_names
 from attngen.emit.triton.frame import Frame
 from attngen.emit.triton.kernel_code import KernelCode, KernelWriter
 from attngen.emit.triton.tile_loops import RangeView, in_brackets, plain_lines
-from attngen.emit.triton.views import EntryView, FinishView, KernelView, LoopView, WeightView, loop_views
+from attngen.emit.triton.views import EntryView, FinishView, KernelView, LoopView, loop_views
 from attngen.ir.build import TRUE
 from attngen.ir.nodes import Expr
 from attngen.plan import passes

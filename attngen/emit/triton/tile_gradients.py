@@ -7,6 +7,7 @@ Takes the module's frame, the kernels' `KernelCode` and the sums that gradients 
 from __future__ import annotations
 
 from attngen.emit.text.render import bracket
+from attngen.emit.text.weights import WeightView
 from attngen.emit.triton.forward import KEEP, load_lines, range_line, seed_line, seed_pointer, terms
 from attngen.emit.triton.frame import Frame
 from attngen.emit.triton.kernel_code import KernelCode
@@ -23,7 +24,6 @@ from attngen.emit.triton.views import (
     RowValuesView,
     SlopeView,
     SumView,
-    WeightView,
     loop_views,
 )
 

@@ -7,12 +7,12 @@ its two loops. All arithmetic is on scalars.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import assert_never
 
+from attngen.emit.text.loop_steps import step_lines
 from attngen.emit.text.render import bracket
 from attngen.emit.triton.expressions import Printer
 from attngen.plan.mask.data_tests import DataTest
-from attngen.plan.mask.loops import Assigned, Loops, Ordered, Rounded, Run, Step
+from attngen.plan.mask.loops import Loops, Rounded, Run, Step
 from attngen.plan.mask.walks import TwoWalks, Walk, length
 
 
@@ -56,19 +56,10 @@ def _walk_view(walk: Walk, printer: Printer) -> WalkView:
 
 def plain_lines(steps: tuple[Step, ...], printer: Printer, block: str) -> tuple[str, ...]:
     """The steps, in order; `block` is the name of the size that bounds are rounded to."""
-    return tuple(_line(step, printer, block) for step in steps)
 
+    def rounded(step: Rounded) -> str:
+        text, strength = printer.definition(step.bound)
+        tiles = f"tl.cdiv({text}, {block})" if step.up else f"{text if strength > 6 else f'({text})'} // {block}"
+        return f"tl.cast({tiles}, tl.int32)"
 
-def _line(step: Step, printer: Printer, block: str) -> str:
-    match step:
-        case Rounded():
-            text, strength = printer.definition(step.bound)
-            tiles = f"tl.cdiv({text}, {block})" if step.up else f"{text if strength > 6 else f'({text})'} // {block}"
-            return f"{step.name} = tl.cast({tiles}, tl.int32)"
-        case Assigned():
-            return f"{step.name} = {printer.definition(step.value)[0]}"
-        case Ordered(a, b):
-            names = f"{a.start}, {a.stop}, {b.start}, {b.stop}"
-            return f"{names} = _sorted_runs({names})"
-        case _:
-            assert_never(step)
+    return step_lines(steps, rounded=rounded, text=lambda e: printer.definition(e)[0])

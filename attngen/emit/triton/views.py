@@ -21,30 +21,6 @@ STRIDES = tuple(f"{x}_stride_{axis}" for x in "qkv" for axis in "bhs")
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
-    name: str
-    title: str
-    summary: str
-    spec_lines: tuple[str, ...]
-    digest: str  # of the spec's text
-    operator: str  # the custom operator's name, unique to text and options
-    options: str
-    precision: str
-    proof: tuple[str, ...]  # comment lines: what was proved
-
-
-@dataclass(frozen=True, slots=True)
-class WeightView:
-    """The form of the weights, as the templates need it."""
-
-    exponential: bool
-    shift: bool
-    sums: bool
-    saves_den: bool
-    saves_rest: bool  # what out loses in rounding, for the gradients of params
-
-
-@dataclass(frozen=True, slots=True)
 class KernelView:
     """What all main kernels share: arguments, the order in which programs take tiles, whether a function asks if it
     may be approximate (`fast`), and the params (`flags`) whose gradients a call may leave out."""
