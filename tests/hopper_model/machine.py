@@ -326,8 +326,8 @@ class Kernel:
 
 def argument(x: Any) -> Any:
     if isinstance(x, torch.Tensor):
-        assert x.is_contiguous()
-        return Pointer(memory(x).reshape(-1))
+        last = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
+        return Pointer(memory(x.as_strided((last + 1 if x.numel() else 0,), (1,))))
     if isinstance(x, bool | Descriptor) or x is None:
         return x
     return Tile(typed(x, None))

@@ -37,7 +37,7 @@ def forward_view(
     rest = ("rest_ptr",) if weights.saves_rest else ()
     pointers = ("out_ptr", "lse_ptr", *den, *rest, *seed_pointer(frame), *key_pointers)
     return ForwardView(
-        entry=kernel.entry(pointers, more=("PRECISE",) if weights.saves_rest else ()),
+        entry=kernel.entry(pointers, ("out",), more=("PRECISE",) if weights.saves_rest else ()),
         order=kernel.order,
         weigh=_weigh_view(frame, code, weights),
         tile_lines=(*seed_line(frame), *code.head_lines, *code.held_lines),

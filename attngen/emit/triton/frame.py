@@ -13,12 +13,14 @@ from attngen.emit.triton.expressions import Printer
 from attngen.emit.triton.kernel_code import free_names
 from attngen.emit.triton.names import reserved
 from attngen.emit.triton.tile_loops import RangeView, range_view
-from attngen.emit.triton.views import KernelView, RangeFunctionView
+from attngen.emit.triton.views import KernelView, RangeFunctionView, strides
 from attngen.ir.nodes import Expr
 from attngen.ir.walk import reads, symbols
 from attngen.plan.kernel import Gather, KernelPlan
 
 SIZE_ARGUMENTS = ("Hq", "Hkv", "Sq", "Sk")
+STRIDED = ("q", "k", "v", "out", "d_out", "dq", "dk", "dv")
+"""The tensors whose rows may lie anywhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +37,7 @@ class Frame:
         unspecialized = [*self.sizes]
         for p in self.params:
             unspecialized += p.strides[:-1] if p.by_pointer else [p.name]
-        for x in "qkv":
-            unspecialized += [f"{x}_stride_{axis}" for axis in "bhs"]
+        unspecialized += strides(*STRIDED)
         return KernelView(
             self.arguments,
             unspecialized,

@@ -182,7 +182,7 @@ def call_view(plan: KernelPlan, parts: CallParts) -> CallView:
         ),
         output_lines=(
             *(("den = torch.empty_like(lse)",) if w.saves_den else ()),
-            *(("rest = torch.empty_like(out) if precise else None",) if w.saves_rest else ()),
+            *(("rest = q.new_empty(out.shape) if precise else None",) if w.saves_rest else ()),
         ),
         outputs=kept,
         output_types=("Tensor",) * len(kept),
@@ -191,14 +191,14 @@ def call_view(plan: KernelPlan, parts: CallParts) -> CallView:
         operator_lines=_operator_lines(inputs, kept),
         fake_outputs=("out", "lse", *(_fake(name) for name in kept[2:])),
         backward_parameters=(
-            *("known", "q", "k", "v", "d_out", "dq", "dk", "dv"),
+            *("known", "strides", "q", "k", "v", "d_out", "dq", "dk", "dv"),
             *(("has_d_lse",) if delta else ()),
             *precise,
             *needed,
             *(("usual",) if parts.usual else ()),
         ),
         backward_arguments=(
-            *("known", "q", "k", "v", "d_out", "dq", "dk", "dv"),
+            *("known", "strides", "q", "k", "v", "d_out", "dq", "dk", "dv"),
             *(("d_lse is not None",) if delta else ()),
             *(("rest.numel() > 0",) if precise else ()),
             *needed,
@@ -210,6 +210,8 @@ def call_view(plan: KernelPlan, parts: CallParts) -> CallView:
         ),
         backward_key=(
             *(f"{x}.data_ptr() % 16" for x in (*kept, "d_out")),
+            "out.stride()",
+            "d_out.stride()",
             *(("d_lse is None or (d_lse.dtype, d_lse.data_ptr() % 16)",) if delta else ()),
             *decides,
             *(("rest.numel() > 0",) if precise else ()),
@@ -250,9 +252,7 @@ def call_view(plan: KernelPlan, parts: CallParts) -> CallView:
             *(_empty_or(g, g.sum) for g in gradients if g.sum),
             *(line for g in gradients if g.lines for line in _if_needed(g)),
         ),
-        totals_of_none=("else:", *(f"    {totals[g.total]}" for g in gradients if g.sum))
-        if any(g.sum for g in gradients)
-        else (),
+        totals_of_none=tuple(totals[g.total] for g in gradients if g.sum),
         fake_totals=tuple(
             _empty_or(g, f"{g.param}.new_empty({g.param}.shape, dtype=torch.float32)") for g in gradients
         ),
@@ -370,7 +370,7 @@ def _operator_lines(inputs: Lines, kept: Lines) -> Lines:
 
 
 def _fake(name: str) -> str:
-    return "torch.empty_like(lse)" if name == "den" else "torch.empty_like(out) if precise else out.new_empty(0)"
+    return "torch.empty_like(lse)" if name == "den" else "out.new_empty(out.shape if precise else 0)"
 
 
 def _unlearned(w: WeightView) -> Lines:
@@ -384,7 +384,7 @@ def _unlearned(w: WeightView) -> Lines:
 _PAIR_LINES = (
     "pairs = known.pairs.get(key)",
     "if pairs is None:",
-    "    pairs = known.pairs[key] = _pair_launches(known, q, k, v, d_out)",
+    "    pairs = known.pairs[key] = _pair_launches(known, strides, q, k, v, d_out)",
 )
 
 

@@ -16,6 +16,7 @@ from attngen.emit.triton.views import BackwardView, TestView
 
 _DIMS = ("D=D", "Dv=Dv")
 _PORTABLE = ("**known.constants", "BQ=BQ", "BK=BK")
+_PORTABLE_BACKWARD = ('**{**known.constants, "ALIGN": align}', "BQ=BQ", "BK=BK")
 _PORTABLE_OPTIONS = ("num_warps=warps", "num_stages=stages")
 _HOPPER = ("**known.wide", "BQ=BQ", "BK=BK")
 _LISTS = (*_DIMS, "BQ=BQ", "BK=BK", "FAST=True")
@@ -92,6 +93,7 @@ def _split(split: SplitView, tests: tuple[TestView, ...], rounding: tuple[str, .
         constants=(
             *_DIMS,
             f"PIECES={cut.merged}",
+            'ALIGN=known.constants["ALIGN"]',
             *rounding,
             f"num_warps={cut.merging_warps}",
         ),
@@ -221,14 +223,15 @@ def _rows(kernels: BackwardKernels, *, counters: str, terms: bool = False) -> tu
     return (
         Launch(
             kernel="_rows_kernel",
-            grid="_ceil(B * Hq * Sq, 32)",
+            grid="_ceil(Sq, 32) * B * Hq",
             constants=(
                 "Dv=Dv",
                 "ROWS=32",
+                "ALIGN=align",
                 f"HAS_D_LSE={'has_d_lse' if bwd.has_delta else 'False'}",
                 *(("PRECISE=precise",) if kernels.precise else ()),
             ),
-            scalars=("n_rows=B * Hq * Sq", *(f"{name}=None" for name in none)),
+            scalars=tuple(f"{name}=None" for name in none),
             buffers=(
                 *(() if left_out else (f"{name}=((B, Hq, Sq), torch.float32)" for name in results)),
                 *(("terms=((B, Hq, Sq, 16), torch.bfloat16)",) if terms else ()),
@@ -263,7 +266,9 @@ def _whole(kernels: BackwardKernels, view: GluonBackwardView) -> Way:
         counters="" if view.lists is not None else later,
     )
     collect = Launch(
-        kernel="_collect_dq_kernel", grid="n_parts", constants=(*_DIMS, 'BLOCK_D=known.wide["BLOCK_D"]', "BQ=BQ")
+        kernel="_collect_dq_kernel",
+        grid="n_parts",
+        constants=(*_DIMS, 'BLOCK_D=known.wide["BLOCK_D"]', "BQ=BQ", "ALIGN=align"),
     )
     lists = _lists(
         "_list_walks_kernel",
@@ -369,7 +374,7 @@ def _portable_dkdv(kernels: BackwardKernels) -> Way:
     launch = Launch(
         kernel="_dkdv_kernel",
         grid="_ceil(Sk, BK) * B * Hkv",
-        constants=(*_PORTABLE, *kernels.flags, *_PORTABLE_OPTIONS),
+        constants=(*_PORTABLE_BACKWARD, *kernels.flags, *_PORTABLE_OPTIONS),
         tiles=(*_tiles("BQ", "q", "d_out"), *_tiles("BK", "k", "v")),
         tiled="tma",
         buffers=tuple(f"{s.name}=((B, Hq, Sk), torch.float32)" for s in kernels.dkdv_sums),
@@ -384,7 +389,7 @@ def _portable_dq(kernels: BackwardKernels) -> Way:
     launch = Launch(
         kernel="_dq_kernel",
         grid="_ceil(Sq, BQ) * B * Hq",
-        constants=(*_PORTABLE, *kernels.flags, *_PORTABLE_OPTIONS),
+        constants=(*_PORTABLE_BACKWARD, *kernels.flags, *_PORTABLE_OPTIONS),
         tiles=(*_tiles("BQ", "q", "d_out"), *_tiles("BK", "k", "v")),
         tiled="tma",
         buffers=_dq_sums(kernels, "BQ"),

@@ -244,7 +244,14 @@ def _way(
     launch = Launch(
         kernel=f"_{name}_kernel",
         grid=f"({grid})",
-        constants=("**known.constants", "BQ=BQ", "BK=BK", *constants, "num_warps=warps", "num_stages=1"),
+        constants=(
+            '**{**known.constants, "ALIGN": align}',
+            "BQ=BQ",
+            "BK=BK",
+            *constants,
+            "num_warps=warps",
+            "num_stages=1",
+        ),
         tiles=("q=BQ", "d_out=BQ", "k=BK", "v=BK"),
         tiled="tma",
         buffers=buffers,

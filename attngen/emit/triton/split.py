@@ -17,7 +17,7 @@ from attngen.emit.triton.forward import finish_view, rescaling, seed_pointer, st
 from attngen.emit.triton.frame import Frame
 from attngen.emit.triton.kernel_code import KernelCode, KernelWriter
 from attngen.emit.triton.tile_loops import RangeView, in_brackets, plain_lines
-from attngen.emit.triton.views import EntryView, FinishView, KernelView, LoopView, loop_views
+from attngen.emit.triton.views import EntryView, FinishView, KernelView, LoopView, loop_views, strides
 from attngen.ir.build import TRUE
 from attngen.ir.nodes import Expr
 from attngen.plan import passes
@@ -136,8 +136,14 @@ def split_view(
         merge=merge,
         merge_entry=EntryView(
             unspecialized=unspecialized,
-            operands=("parts_ptr", *(f"{x}_ptr" for x in (*outputs, *rest)), "pieces", *kernel.arguments),
-            constants=("D", "Dv", "PIECES", *(("PRECISE",) if rest else ())),
+            operands=(
+                "parts_ptr",
+                *(f"{x}_ptr" for x in (*outputs, *rest)),
+                "pieces",
+                *kernel.arguments,
+                *strides("out"),
+            ),
+            constants=("D", "Dv", "PIECES", "ALIGN", *(("PRECISE",) if rest else ())),
         ),
         rescale=rescaling("row_max - shift", factor),
         weight=rescaling("part_max - shift", factor),

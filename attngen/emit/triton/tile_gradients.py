@@ -25,6 +25,7 @@ from attngen.emit.triton.views import (
     SlopeView,
     SumView,
     loop_views,
+    strides,
 )
 
 _ROWS = "tl.zeros([BQ], tl.float32)"
@@ -44,7 +45,7 @@ def dq_view(
     names = tuple(s.name for s in sums)
     pointers = (*bwd.row_pointers, "dq_ptr", *(s.pointer for s in sums), *seed_pointer(frame), *key_pointers)
     return DqView(
-        entry=kernel.entry(("d_out_ptr", *pointers), bwd.flags),
+        entry=kernel.entry(("d_out_ptr", *pointers), ("d_out", "dq"), bwd.flags),
         order=kernel.order,
         code=code,
         slope=row_slope(frame, code, bwd, weights),
@@ -81,7 +82,7 @@ def dkdv_view(
         checked = bwd.row_loads("row + rows", "rows < Sq", "[None, :]", code.results["kappa"])
         row_lines = ("if MASKED:", *_indented(checked), "else:", *_indented(known))
     return DkdvView(
-        entry=kernel.entry(("d_out_ptr", *pointers), bwd.flags),
+        entry=kernel.entry(("d_out_ptr", *pointers), ("d_out", "dk", "dv"), bwd.flags),
         order=kernel.key_order,
         code=code,
         slope=_column_slope(frame, code, bwd, weights),
@@ -116,7 +117,7 @@ def pair_kernel_view(
         pair=pair,
         body=f"triton/pairs/{pair.gather}.py.j2",
         summary=f"d loss / d {pair.text}, for every pair of a tile{', and the index' if scatters else ''}.",
-        entry=kernel.entry(pointers, more=("MEASURE",) if scatters else ()),
+        entry=kernel.entry(pointers, ("d_out",), more=("MEASURE",) if scatters else ()),
         slope=row_slope(frame, code, bwd, weights, pair_only=True),
         held=("q", "d_out", *bwd.row_names, *terms(code)),
         seed_lines=seed_line(frame),
@@ -137,7 +138,8 @@ def row_values_view(
     operands = (
         *(("lse_ptr", "scaled_lse_ptr") if bwd.has_lse else ()),
         *(("out_ptr", *rest, "d_out_ptr", "d_lse_ptr", "delta_ptr") if bwd.has_delta else ()),
-        "n_rows",
+        *("Hq", "Sq"),
+        *(strides("out", "d_out") if bwd.has_delta else ()),
         *(("counters_ptr", "n_counters") if counters else ()),
         *(("terms_ptr", "scale") if terms else ()),
     )
@@ -148,9 +150,9 @@ def row_values_view(
     )
     return RowValuesView(
         entry=EntryView(
-            unspecialized=str(["n_rows", *(("n_counters",) if counters else ())]),
+            unspecialized='["n_counters", *UNSPECIALIZED]' if counters else "UNSPECIALIZED",
             operands=operands,
-            constants=("Dv", "ROWS", "HAS_D_LSE", *(("PRECISE",) if rest else ())),
+            constants=("Dv", "ROWS", "ALIGN", "HAS_D_LSE", *(("PRECISE",) if rest else ())),
         ),
         summary="; ".join(values),
         lse=bwd.has_lse,
@@ -164,7 +166,7 @@ def row_values_view(
 
 
 def _row_store(name: str, value: str, optional: bool) -> tuple[str, ...]:
-    store = f"tl.store({name}_ptr + rows, {value}, mask=rows < n_rows)"
+    store = f"tl.store({name}_ptr + row + rows, {value}, mask=rows < Sq)"
     return (f"if {name}_ptr is not None:", f"    {store}") if optional else (store,)
 
 

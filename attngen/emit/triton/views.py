@@ -17,7 +17,10 @@ from attngen.emit.triton.tile_loops import RangeView
 if TYPE_CHECKING:
     from attngen.emit.triton.param_gradients import PairView
 
-STRIDES = tuple(f"{x}_stride_{axis}" for x in "qkv" for axis in "bhs")
+
+def strides(*tensors: str) -> tuple[str, ...]:
+    """The arguments that say where the rows of these tensors are."""
+    return tuple(f"{x}_stride_{axis}" for x in tensors for axis in "bhs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +40,19 @@ class KernelView:
         """The fields of `_Tiling`, short of the flags: what functions of a tile are compiled for."""
         return ("D", "Dv", "BQ", "BK", *(("FAST",) if self.fast else ()))
 
-    def entry(self, pointers: tuple[str, ...], flags: tuple[str, ...] = (), more: tuple[str, ...] = ()) -> EntryView:
-        """A kernel that reads q, k and v: `pointers` stand between these and the arguments that all have. `flags` and
-        `more` are constants of its own, of which functions of a tile read the flags."""
+    def entry(
+        self,
+        pointers: tuple[str, ...],
+        strided: tuple[str, ...] = (),
+        flags: tuple[str, ...] = (),
+        more: tuple[str, ...] = (),
+    ) -> EntryView:
+        """A kernel that reads q, k and v: `pointers` stand between these and the arguments that all have. `strided` are
+        further tensors of rows. `flags` and `more` are constants of its own, of which functions of a tile read the
+        flags."""
         fast = ("FAST",) if self.fast else ()
         return EntryView(
-            operands=("q_ptr", "k_ptr", "v_ptr", *pointers, *self.arguments, *STRIDES),
+            operands=("q_ptr", "k_ptr", "v_ptr", *pointers, *self.arguments, *strides("q", "k", "v", *strided)),
             constants=("D", "Dv", "BQ", "BK", "ALIGN", *fast, *flags, *more),
             tiling=f"_Tiling({', '.join((*self.tiling, *flags))})",
         )

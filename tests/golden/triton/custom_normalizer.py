@@ -186,7 +186,9 @@ _Tiling = namedtuple("_Tiling", "D Dv BQ BK GRAD_TEMPERATURE GRAD_ESCAPE", defau
 
 # Sizes and strides: a kernel isn't compiled again for one that is 1 or a multiple of 16.
 UNSPECIALIZED = ['Hq', 'Hkv', 'Sq', 'Sk', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b', 'k_stride_h',
-    'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s']
+    'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s', 'out_stride_b', 'out_stride_h', 'out_stride_s',
+    'd_out_stride_b', 'd_out_stride_h', 'd_out_stride_s', 'dq_stride_b', 'dq_stride_h', 'dq_stride_s', 'dk_stride_b',
+    'dk_stride_h', 'dk_stride_s', 'dv_stride_b', 'dv_stride_h', 'dv_stride_s']
 
 
 @triton.constexpr_function
@@ -216,12 +218,12 @@ def _load_rows(rows, start, ROWS: tl.constexpr, COLS: tl.constexpr, CHECKED: tl.
 
 
 @triton.jit
-def _store_rows(base, values, start, stop, COLS: tl.constexpr):
-    """Stores rows start … of one head, which are contiguous there, in the type of the memory."""
+def _store_rows(rows, values, start, COLS: tl.constexpr):
+    """Stores rows start … of one head, in the type of the memory."""
     row = tl.arange(0, values.shape[0])[:, None]
     col = tl.arange(0, values.shape[1])[None, :]
-    cells = base + tl.cast(start, tl.int64) * COLS + row * COLS + col
-    tl.store(cells, values.to(base.dtype.element_ty), mask=(row < stop - start) & (col < COLS))
+    cells = rows.base + tl.cast(start, tl.int64) * rows.stride + row * rows.stride + col
+    tl.store(cells, values.to(rows.base.dtype.element_ty), mask=(row < rows.stop - start) & (col < COLS))
 
 
 @triton.jit
@@ -340,7 +342,7 @@ def _finish(state, extra):
 def _forward_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, rest_ptr, scale, Hq, Hkv, Sq, Sk, temperature_ptr, temperature_stride_0,
     escape_ptr, escape_stride_0, q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b,
-    v_stride_h, v_stride_s,
+    v_stride_h, v_stride_s, out_stride_b, out_stride_h, out_stride_s,
     D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ALIGN: tl.constexpr, PRECISE: tl.constexpr,
 ):
     """One tile of queries of one head: walks the tiles of keys that it can meet."""
@@ -368,10 +370,11 @@ def _forward_kernel(
         state = _attend_tile(state, held, k_rows, v_rows, (full_hi + step) * BK, tiling, True)
     acc, lse = _finish(state, head_term_3)
     row = (batch * tl.cast(Hq, tl.int64) + head) * Sq
-    _store_rows(out_ptr + row * Dv, acc, q0, Sq, Dv)
+    out_rows = _head_rows(out_ptr, batch, head, (out_stride_b, out_stride_h, out_stride_s), Sq, ALIGN)
+    _store_rows(out_rows, acc, q0, Dv)
     if PRECISE:
         rounded = acc.to(out_ptr.dtype.element_ty).to(tl.float32)
-        _store_rows(rest_ptr + row * Dv, acc - rounded, q0, Sq, Dv)
+        _store_rows(_Rows(rest_ptr + row * Dv, batch, head, Sq, Dv), acc - rounded, q0, Dv)
     rows = q0 + tl.arange(0, BQ)
     tl.store(lse_ptr + row + rows, lse, mask=rows < Sq)
 
@@ -431,8 +434,8 @@ def _split_kernel(
 @triton.jit(do_not_specialize=["pieces", *UNSPECIALIZED])
 def _merge_kernel(
     parts_ptr, out_ptr, lse_ptr, rest_ptr, pieces, scale, Hq, Hkv, Sq, Sk, temperature_ptr, temperature_stride_0,
-    escape_ptr, escape_stride_0,
-    D: tl.constexpr, Dv: tl.constexpr, PIECES: tl.constexpr, PRECISE: tl.constexpr,
+    escape_ptr, escape_stride_0, out_stride_b, out_stride_h, out_stride_s,
+    D: tl.constexpr, Dv: tl.constexpr, PIECES: tl.constexpr, ALIGN: tl.constexpr, PRECISE: tl.constexpr,
 ):
     """One query of one head: merges the sums of its pieces, PIECES at a time, by the rule of the online softmax."""
     BQ: tl.constexpr = 1
@@ -460,10 +463,11 @@ def _merge_kernel(
         acc = acc * rescale[:, None] + tl.sum(part * weight[:, None], 0)[None, :]
     acc, lse = _finish((acc, row_max, row_sum), head_term)
     row = (batch * tl.cast(Hq, tl.int64) + head) * Sq
-    _store_rows(out_ptr + row * Dv, acc, q0, Sq, Dv)
+    out_rows = _head_rows(out_ptr, batch, head, (out_stride_b, out_stride_h, out_stride_s), Sq, ALIGN)
+    _store_rows(out_rows, acc, q0, Dv)
     if PRECISE:
         rounded = acc.to(out_ptr.dtype.element_ty).to(tl.float32)
-        _store_rows(rest_ptr + row * Dv, acc - rounded, q0, Sq, Dv)
+        _store_rows(_Rows(rest_ptr + row * Dv, batch, head, Sq, Dv), acc - rounded, q0, Dv)
     rows = q0 + tl.arange(0, BQ)
     tl.store(lse_ptr + row + rows, lse, mask=rows < Sq)
 
@@ -1092,10 +1096,11 @@ def _hopper_forward_kernel(
 # ---------------------------------------------------------------- backward
 
 
-@triton.jit(do_not_specialize=['n_rows', 'n_counters'])
+@triton.jit(do_not_specialize=["n_counters", *UNSPECIALIZED])
 def _rows_kernel(
-    lse_ptr, scaled_lse_ptr, out_ptr, rest_ptr, d_out_ptr, d_lse_ptr, delta_ptr, n_rows, counters_ptr, n_counters,
-    Dv: tl.constexpr, ROWS: tl.constexpr, HAS_D_LSE: tl.constexpr, PRECISE: tl.constexpr,
+    lse_ptr, scaled_lse_ptr, out_ptr, rest_ptr, d_out_ptr, d_lse_ptr, delta_ptr, Hq, Sq, out_stride_b, out_stride_h,
+    out_stride_s, d_out_stride_b, d_out_stride_h, d_out_stride_s, counters_ptr, n_counters,
+    Dv: tl.constexpr, ROWS: tl.constexpr, ALIGN: tl.constexpr, HAS_D_LSE: tl.constexpr, PRECISE: tl.constexpr,
 ):
     """What every pair of a row reads, once a row: the log-sum-exp to base 2, inf for rows that met no key; delta.
 
@@ -1105,20 +1110,24 @@ def _rows_kernel(
         # What later kernels count with: as many cells as programs clear, at most, since a tile has 64 rows.
         at = tl.cast(tl.program_id(0), tl.int64) * (4 * ROWS) + tl.arange(0, 4 * ROWS)
         tl.store(counters_ptr + at, tl.zeros([4 * ROWS], tl.int32), mask=at < n_counters)
-    start = tl.program_id(0) * ROWS
-    rows = start + tl.arange(0, ROWS)
-    lse = tl.load(lse_ptr + rows, mask=rows < n_rows, other=0.0)
-    tl.store(scaled_lse_ptr + rows, tl.where(lse == float("-inf"), float("inf"), lse * LOG2E), mask=rows < n_rows)
-    base = tl.cast(start, tl.int64) * Dv
-    left = n_rows - start
-    out = _load_rows(_Rows(out_ptr + base, 0, 0, left, Dv), 0, ROWS, Dv, True).to(tl.float32)
+    n_tiles = tl.cdiv(Sq, ROWS)
+    q0 = tl.program_id(0) % n_tiles * ROWS
+    batch = tl.program_id(0) // n_tiles // Hq
+    head = tl.program_id(0) // n_tiles % Hq
+    row = (batch * tl.cast(Hq, tl.int64) + head) * Sq
+    rows = q0 + tl.arange(0, ROWS)
+    lse = tl.load(lse_ptr + row + rows, mask=rows < Sq, other=0.0)
+    tl.store(scaled_lse_ptr + row + rows, tl.where(lse == float("-inf"), float("inf"), lse * LOG2E), mask=rows < Sq)
+    out_rows = _head_rows(out_ptr, batch, head, (out_stride_b, out_stride_h, out_stride_s), Sq, ALIGN)
+    d_out_rows = _head_rows(d_out_ptr, batch, head, (d_out_stride_b, d_out_stride_h, d_out_stride_s), Sq, ALIGN)
+    out = _load_rows(out_rows, q0, ROWS, Dv, True).to(tl.float32)
     if PRECISE:
-        out += _load_rows(_Rows(rest_ptr + base, 0, 0, left, Dv), 0, ROWS, Dv, True).to(tl.float32)
-    d_out = _load_rows(_Rows(d_out_ptr + base, 0, 0, left, Dv), 0, ROWS, Dv, True).to(tl.float32)
+        out += _load_rows(_Rows(rest_ptr + row * Dv, batch, head, Sq, Dv), q0, ROWS, Dv, True).to(tl.float32)
+    d_out = _load_rows(d_out_rows, q0, ROWS, Dv, True).to(tl.float32)
     delta = tl.sum(out * d_out, 1)
     if HAS_D_LSE:
-        delta -= tl.load(d_lse_ptr + rows, mask=rows < n_rows, other=0.0)
-    tl.store(delta_ptr + rows, delta, mask=rows < n_rows)
+        delta -= tl.load(d_lse_ptr + row + rows, mask=rows < Sq, other=0.0)
+    tl.store(delta_ptr + row + rows, delta, mask=rows < Sq)
 
 
 @triton.jit
@@ -1155,7 +1164,8 @@ def _dq_tile(state, held, k_rows, v_rows, k0, tiling: tl.constexpr, MASKED: tl.c
 def _dq_kernel(
     q_ptr, k_ptr, v_ptr, d_out_ptr, lse_ptr, delta_ptr, dq_ptr, sum_temperature_ptr, sum_escape_ptr, scale, Hq, Hkv, Sq,
     Sk, temperature_ptr, temperature_stride_0, escape_ptr, escape_stride_0, q_stride_b, q_stride_h, q_stride_s,
-    k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s,
+    k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s, d_out_stride_b, d_out_stride_h,
+    d_out_stride_s, dq_stride_b, dq_stride_h, dq_stride_s,
     D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ALIGN: tl.constexpr,
     GRAD_TEMPERATURE: tl.constexpr, GRAD_ESCAPE: tl.constexpr,
 ):
@@ -1169,7 +1179,7 @@ def _dq_kernel(
     q_rows = _head_rows(q_ptr, batch, head, (q_stride_b, q_stride_h, q_stride_s), Sq, ALIGN)
     k_rows = _head_rows(k_ptr, batch, kv_head, (k_stride_b, k_stride_h, k_stride_s), Sk, ALIGN)
     v_rows = _head_rows(v_ptr, batch, kv_head, (v_stride_b, v_stride_h, v_stride_s), Sk, ALIGN)
-    d_out_rows = _head_rows(d_out_ptr, batch, head, (tl.cast(Hq, tl.int64) * Sq * Dv, Sq * Dv, Dv), Sq, 1)
+    d_out_rows = _head_rows(d_out_ptr, batch, head, (d_out_stride_b, d_out_stride_h, d_out_stride_s), Sq, ALIGN)
     row = (batch * tl.cast(Hq, tl.int64) + head) * Sq
     q = _load_rows(q_rows, q0, BQ, D, True)
     d_out = _load_rows(d_out_rows, q0, BQ, Dv, True)
@@ -1193,7 +1203,8 @@ def _dq_kernel(
     for step in tl.range(any_hi - full_hi):
         state = _dq_tile(state, held, k_rows, v_rows, (full_hi + step) * BK, tiling, True)
     dq, sum_temperature, sum_escape = state
-    _store_rows(dq_ptr + row * D, dq * head_term_8, q0, Sq, D)
+    dq_rows = _head_rows(dq_ptr, batch, head, (dq_stride_b, dq_stride_h, dq_stride_s), Sq, ALIGN)
+    _store_rows(dq_rows, dq * head_term_8, q0, D)
     if GRAD_TEMPERATURE:
         sum_temperature += tl.reshape(-delta * tl.exp2(head_term_7 - row_lse) * head_term_6, [BQ])
         tl.store(sum_temperature_ptr + (batch * Hq + head) * tl.cdiv(Sq, BQ) + q0 // BQ,
@@ -1241,7 +1252,8 @@ def _dkdv_tile(state, held, q_rows, d_out_rows, q0, tiling: tl.constexpr, MASKED
 def _dkdv_kernel(
     q_ptr, k_ptr, v_ptr, d_out_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr, scale, Hq, Hkv, Sq, Sk, temperature_ptr,
     temperature_stride_0, escape_ptr, escape_stride_0, q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h,
-    k_stride_s, v_stride_b, v_stride_h, v_stride_s,
+    k_stride_s, v_stride_b, v_stride_h, v_stride_s, d_out_stride_b, d_out_stride_h, d_out_stride_s, dk_stride_b,
+    dk_stride_h, dk_stride_s, dv_stride_b, dv_stride_h, dv_stride_s,
     D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ALIGN: tl.constexpr,
     GRAD_TEMPERATURE: tl.constexpr, GRAD_ESCAPE: tl.constexpr,
 ):
@@ -1262,7 +1274,7 @@ def _dkdv_kernel(
         head = kv_head * group + member
         row = (batch * tl.cast(Hq, tl.int64) + head) * Sq
         q_rows = _head_rows(q_ptr, batch, head, (q_stride_b, q_stride_h, q_stride_s), Sq, ALIGN)
-        d_out_rows = _head_rows(d_out_ptr, batch, head, (tl.cast(Hq, tl.int64) * Sq * Dv, Sq * Dv, Dv), Sq, 1)
+        d_out_rows = _head_rows(d_out_ptr, batch, head, (d_out_stride_b, d_out_stride_h, d_out_stride_s), Sq, ALIGN)
         head_term = 1.0 / tl.cast(tl.load(temperature_ptr + tl.cast(head, tl.int64) * temperature_stride_0), tl.float32)
         head_term_2 = scale * (head_term * 1.4426950408889634)
         head_term_3 = scale * head_term
@@ -1276,9 +1288,10 @@ def _dkdv_kernel(
             at = tl.where(step < (full_lo - any_lo), at, full_hi + step - (full_lo - any_lo))
             state = _dkdv_tile(state, held, q_rows, d_out_rows, at * BQ, tiling, True)
         dk, dv = state
-    column = (batch * tl.cast(Hkv, tl.int64) + kv_head) * Sk
-    _store_rows(dk_ptr + column * D, dk, k0, Sk, D)
-    _store_rows(dv_ptr + column * Dv, dv, k0, Sk, Dv)
+    dk_rows = _head_rows(dk_ptr, batch, kv_head, (dk_stride_b, dk_stride_h, dk_stride_s), Sk, ALIGN)
+    dv_rows = _head_rows(dv_ptr, batch, kv_head, (dv_stride_b, dv_stride_h, dv_stride_s), Sk, ALIGN)
+    _store_rows(dk_rows, dk, k0, D)
+    _store_rows(dv_rows, dv, k0, Dv)
 
 
 # ---------------------------------------------------------------- backward, for compute capability 9.0
@@ -1656,11 +1669,13 @@ def _add_dq_tiles(item, rings, turns, work, call, config: gl.constexpr):
 
 
 @triton.jit(do_not_specialize=['Hq', 'Hkv', 'Sq', 'Sk', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b',
-    'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
+    'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s', 'out_stride_b', 'out_stride_h',
+    'out_stride_s', 'd_out_stride_b', 'd_out_stride_h', 'd_out_stride_s', 'dq_stride_b', 'dq_stride_h', 'dq_stride_s',
+    'dk_stride_b', 'dk_stride_h', 'dk_stride_s', 'dv_stride_b', 'dv_stride_h', 'dv_stride_s'])
 def _collect_dq_kernel(
     dq_parts_ptr, turns_ptr, dq_ptr, scale, Hq, Hkv, Sq, Sk, temperature_ptr, temperature_stride_0, escape_ptr,
-    escape_stride_0,
-    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BQ: tl.constexpr,
+    escape_stride_0, dq_stride_b, dq_stride_h, dq_stride_s,
+    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BQ: tl.constexpr, ALIGN: tl.constexpr,
 ):
     """A tile of dQ from the order in which threads held it to that of the tensor."""
     part = tl.cast(tl.program_id(0), tl.int64)
@@ -1669,7 +1684,9 @@ def _collect_dq_kernel(
     held = tl.load(dq_parts_ptr + part * (BQ * BLOCK_D) + tl.arange(0, BQ * BLOCK_D), mask=met, other=0.0)
     parts = tl.reshape(held, [BQ // 64, BLOCK_D // 64, 4, 8, 8, 4, 2, 2])
     dq = tl.reshape(tl.permute(parts, [0, 2, 6, 4, 1, 3, 5, 7]), [BQ, BLOCK_D])
-    _store_rows(dq_ptr + part // n_tiles * Sq * D, dq, part % n_tiles * BQ, Sq, D)
+    i = part // n_tiles
+    dq_rows = _head_rows(dq_ptr, i // Hq, i % Hq, (dq_stride_b, dq_stride_h, dq_stride_s), Sq, ALIGN)
+    _store_rows(dq_rows, dq, part % n_tiles * BQ, D)
 
 
 @gluon.jit
@@ -2445,6 +2462,20 @@ def _near(x: Tensor) -> Tensor:
     return x if x.stride(3) == 1 and x.stride(2) < 2**23 else x.contiguous()
 
 
+def _like(x: Tensor, cols: int) -> tuple[tuple, tuple]:
+    """Shape (B, H, S, cols) and strides of a result that lies in memory as `x` does: heads inside rows, or rows inside
+    heads.
+    """
+    B, H, S, _ = x.shape
+    inside = x.stride(1) < x.stride(2)
+    return (B, H, S, cols), (H * S * cols, cols, H * cols, 1) if inside else (H * S * cols, S * cols, cols, 1)
+
+
+def _strides(**tensors: tuple[int, ...]) -> dict[str, int]:
+    """The strides of tensors, by the names of the kernels' parameters."""
+    return {f"{name}_stride_{axis}": n for name, found in tensors.items() for axis, n in zip("bhs", found)}
+
+
 def _has_tma(*tensors: Tensor) -> bool:
     """Whether the chip has a copy engine for tiles that can read these tensors. float32 is multiplied in registers."""
     return _chip(tensors[0].device) in ("sm_90", "sm_100") and all(
@@ -2560,9 +2591,9 @@ class _Known:
         self.near = near[0] is q and near[1] is k and near[2] is v
         self.shape = B, Hq, Hkv, Sq, Sk, D, Dv
         # Shape and strides of the results, kept so that they are allocated quickly.
-        self.out = (B, Hq, Sq, Dv), (Hq * Sq * Dv, Sq * Dv, Dv, 1)
+        self.out = _like(q, Dv)
         self.lse = (B, Hq, Sq), (Hq * Sq, Sq, 1)
-        strides = {f"{name}_stride_{axis}": n for name, x in zip("qkv", near) for axis, n in zip("bhs", x.stride())}
+        strides = _strides(q=near[0].stride(), k=near[1].stride(), v=near[2].stride(), out=self.out[1])
         self.values = dict(strides, Hq=Hq, Hkv=Hkv, Sq=Sq, Sk=Sk, temperature_stride_0=temperature.stride(0),
             escape_stride_0=escape.stride(0))
         self.constants = dict(D=D, Dv=Dv, ALIGN=math.gcd(16, *strides.values()))
@@ -2646,7 +2677,8 @@ def _forward_launches(known, q, k, v, out, precise) -> tuple:
             dict(**known.constants, BQ=BQ, BK=BK, num_warps=warps, num_stages=stages),
             tiles=dict(k=BK, v=BK) if tma else {}, scalars=dict(pieces=pieces),
             buffers=dict(parts=((B * Hq * Sq * pieces * (_padded(Dv) + 4),), torch.float32))),
-            _Launch(_merge_kernel, B * Hq * Sq, dict(D=D, Dv=Dv, PIECES=16, PRECISE=precise, num_warps=4)),)
+            _Launch(_merge_kernel, B * Hq * Sq,
+                dict(D=D, Dv=Dv, PIECES=16, ALIGN=known.constants["ALIGN"], PRECISE=precise, num_warps=4)),)
     if (row := _hopper(HOPPER, q, k, v, out)) is not None:
         row = HopperRow(*row)
         BQ, BK = row.BQ, row.BK
@@ -2674,7 +2706,7 @@ def _attend(q, k, v, temperature, escape, scale, precise, known=None):
         q, k, v = _near(q), _near(k), _near(v)
     out = q.new_empty_strided(*known.out)
     lse = q.new_empty_strided(*known.lse, dtype=torch.float32)
-    rest = torch.empty_like(out) if precise else None
+    rest = q.new_empty(out.shape) if precise else None
     if out.numel():
         key = (precise,)
         launches = known.forward.get(key)
@@ -2691,7 +2723,8 @@ def _attend(q, k, v, temperature, escape, scale, precise, known=None):
 @torch.library.custom_op("attngen::custom_normalizer_dc5d93cf60f8", mutates_args=())
 def _forward(q: Tensor, k: Tensor, v: Tensor, temperature: Tensor, escape: Tensor, scale: float,
     precise: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-    """out (B, Hq, Sq, Dv) in q's dtype; lse (B, Hq, Sq) in float32; if precise, what out lost in rounding."""
+    """out (B, Hq, Sq, Dv) in q's dtype and layout; lse (B, Hq, Sq) in float32; if precise, what out lost in rounding.
+    """
     out, lse, rest = _attend(q, k, v, temperature, escape, scale, precise)
     return out, lse, out.new_empty(0) if rest is None else rest
 
@@ -2699,20 +2732,21 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, temperature: Tensor, escape: Tenso
 @_forward.register_fake
 def _(q, k, v, temperature, escape, scale, precise=False):
     lse = q.new_empty(q.shape[:3], dtype=torch.float32)
-    out = q.new_empty((*lse.shape, v.shape[3]))
-    return out, lse, torch.empty_like(out) if precise else out.new_empty(0)
+    out = q.new_empty_strided(*_like(q, v.shape[3]))
+    return out, lse, out.new_empty(out.shape if precise else 0)
 
 
-def _backward_launches(known, q, k, v, d_out, dq, dk, dv, has_d_lse, precise, needed) -> tuple:
+def _backward_launches(known, strides, q, k, v, d_out, dq, dk, dv, has_d_lse, precise, needed) -> tuple:
     """How the backward pass is launched in calls of one layout."""
     B, Hq, Hkv, Sq, Sk, D, Dv = known.shape
+    align = math.gcd(known.constants["ALIGN"], *strides.values())
     if not needed[0] and not needed[1] and (row := _hopper(HOPPER_BACKWARD, q, k, v, d_out, dk, dv)) is not None:
         row = HopperBackwardRow(*row)
         BQ, BK = row.BQ, row.BK
         n_tiles, n_parts = _ceil(Sk, BK), _ceil(Sq, BQ) * B * Hq
         n_work, n_cells = n_tiles * B * Hkv, _ceil(n_parts, 4) * 4
-        return (_Launch(_rows_kernel, _ceil(B * Hq * Sq, 32),
-            dict(Dv=Dv, ROWS=32, HAS_D_LSE=has_d_lse, PRECISE=precise), scalars=dict(n_rows=B * Hq * Sq),
+        return (_Launch(_rows_kernel, _ceil(Sq, 32) * B * Hq,
+            dict(Dv=Dv, ROWS=32, ALIGN=align, HAS_D_LSE=has_d_lse, PRECISE=precise),
             buffers=dict(lse=((B, Hq, Sq), torch.float32), delta=((B, Hq, Sq), torch.float32)),
             names=dict(lse="natural_lse", scaled_lse="lse"), counters=dict(queue=n_cells, turns=n_cells)),
             _Launch(_hopper_backward_kernel, min(n_work, _multiprocessors(q.device)),
@@ -2720,13 +2754,13 @@ def _backward_launches(known, q, k, v, d_out, dq, dk, dv, has_d_lse, precise, ne
                 SPARE=row.SPARE), tiles=dict(q=BQ, d_out=BQ, k=BK // 2, v=BK // 2, dk=BK // 2, dv=BK // 2),
                 scalars=dict(n_work=n_work, together=max(row.together, row.ahead // n_tiles)),
                 buffers=dict(dq_parts=((n_parts * BQ * known.wide["BLOCK_D"],), torch.float32))),
-            _Launch(_collect_dq_kernel, n_parts, dict(D=D, Dv=Dv, BLOCK_D=known.wide["BLOCK_D"], BQ=BQ)),)
+            _Launch(_collect_dq_kernel, n_parts, dict(D=D, Dv=Dv, BLOCK_D=known.wide["BLOCK_D"], BQ=BQ, ALIGN=align)),)
     tma = _has_tma(q, k, v, d_out)
     apart = _hopper(HOPPER_APART, q, k, v, d_out, dq, dk, dv)
     BQ, BK, warps, stages = _tiles(q, v)[1]
     by_keys = (_Launch(_dkdv_kernel, _ceil(Sk, BK) * B * Hkv,
-        dict(**known.constants, BQ=BQ, BK=BK, GRAD_TEMPERATURE=needed[0], GRAD_ESCAPE=needed[1], num_warps=warps,
-        num_stages=stages), tiles=dict(q=BQ, d_out=BQ, k=BK, v=BK) if tma else {}),)
+        dict(**{**known.constants, "ALIGN": align}, BQ=BQ, BK=BK, GRAD_TEMPERATURE=needed[0], GRAD_ESCAPE=needed[1],
+        num_warps=warps, num_stages=stages), tiles=dict(q=BQ, d_out=BQ, k=BK, v=BK) if tma else {}),)
     if apart is not None:
         row = HopperDkdvRow(*apart[0])
         BQ, BK = row.BQ, row.BK
@@ -2736,8 +2770,8 @@ def _backward_launches(known, q, k, v, d_out, dq, dk, dv, has_d_lse, precise, ne
             tiles=dict(q=BQ, d_out=BQ, k=BK, v=BK, dk=BK, dv=BK), scalars=dict(n_work=n_work, together=row.together)),)
     BQ, BK, warps, stages = _tiles(q, v)[2]
     by_rows = (_Launch(_dq_kernel, _ceil(Sq, BQ) * B * Hq,
-        dict(**known.constants, BQ=BQ, BK=BK, GRAD_TEMPERATURE=needed[0], GRAD_ESCAPE=needed[1], num_warps=warps,
-        num_stages=stages), tiles=dict(q=BQ, d_out=BQ, k=BK, v=BK) if tma else {},
+        dict(**{**known.constants, "ALIGN": align}, BQ=BQ, BK=BK, GRAD_TEMPERATURE=needed[0], GRAD_ESCAPE=needed[1],
+        num_warps=warps, num_stages=stages), tiles=dict(q=BQ, d_out=BQ, k=BK, v=BK) if tma else {},
         buffers=dict(sum_temperature=((B, Hq, _ceil(Sq, BQ)), torch.float32),
         sum_escape=((B, Hq, _ceil(Sq, BQ)), torch.float32))),)
     if apart is not None:
@@ -2751,8 +2785,8 @@ def _backward_launches(known, q, k, v, d_out, dq, dk, dv, has_d_lse, precise, ne
             scalars=dict(n_work=n_work, together=row.together),
             buffers=dict(sum_temperature=((B, Hq, _ceil(Sq, 64)), torch.float32),
             sum_escape=((B, Hq, _ceil(Sq, 64)), torch.float32))),)
-    return (_Launch(_rows_kernel, _ceil(B * Hq * Sq, 32), dict(Dv=Dv, ROWS=32, HAS_D_LSE=has_d_lse, PRECISE=precise),
-        scalars=dict(n_rows=B * Hq * Sq),
+    return (_Launch(_rows_kernel, _ceil(Sq, 32) * B * Hq,
+        dict(Dv=Dv, ROWS=32, ALIGN=align, HAS_D_LSE=has_d_lse, PRECISE=precise),
         buffers=dict(lse=((B, Hq, Sq), torch.float32), delta=((B, Hq, Sq), torch.float32)),
         names=dict(lse="natural_lse", scaled_lse="lse")),
         *by_keys,
@@ -2764,29 +2798,30 @@ def _gradients(d_out: Tensor, d_lse: Tensor | None, q: Tensor, k: Tensor, v: Ten
     Tensor, Tensor, Tensor]:
     """The gradients of q, k, v and of the float params, empty where not needed."""
     known = _known(q, k, v, temperature, escape)
+    dq, dk, dv = (x.new_empty_strided(*_like(x, x.shape[3])) for x in (q, k, v))
     if not known.near:
         q, k, v = _near(q), _near(k), _near(v)
-    d_out = d_out.contiguous()
-    some = q.numel()
-    new = torch.empty_like if some else torch.zeros_like
-    dq, dk, dv = (new(x, memory_format=torch.contiguous_format) for x in (q, k, v))
-    if some:
+    out, d_out = _near(out), _near(d_out)
+    if q.numel():
         d_lse = d_lse if d_lse is None else d_lse.contiguous()
         # Hooks on saved tensors may hand them back from anywhere.
-        key = (out.data_ptr() % 16, lse.data_ptr() % 16, rest.data_ptr() % 16, d_out.data_ptr() % 16,
-            d_lse is None or (d_lse.dtype, d_lse.data_ptr() % 16), rest.numel() > 0, tuple(needed))
-        launches = known.backward.get(key)
-        if launches is None:
-            launches = known.backward[key] = _backward_launches(known, q, k, v, d_out, dq, dk, dv, d_lse is not None,
-                rest.numel() > 0, needed)
-        values = dict(known.values, q=q, k=k, v=v, d_out=d_out, dq=dq, dk=dk, dv=dv, d_lse=d_lse, out=out, rest=rest,
-            natural_lse=lse, temperature=temperature, escape=escape, scale=scale)
+        key = (out.data_ptr() % 16, lse.data_ptr() % 16, rest.data_ptr() % 16, d_out.data_ptr() % 16, out.stride(),
+            d_out.stride(), d_lse is None or (d_lse.dtype, d_lse.data_ptr() % 16), rest.numel() > 0, tuple(needed))
+        if key not in known.backward:
+            strides = _strides(out=out.stride(), d_out=d_out.stride(), dq=dq.stride(), dk=dk.stride(), dv=dv.stride())
+            known.backward[key] = (strides,
+                _backward_launches(known, strides, q, k, v, d_out, dq, dk, dv, d_lse is not None, rest.numel() > 0,
+                needed))
+        strides, launches = known.backward[key]
+        values = dict(known.values, **strides, q=q, k=k, v=v, d_out=d_out, dq=dq, dk=dk, dv=dv, d_lse=d_lse, out=out,
+            rest=rest, natural_lse=lse, temperature=temperature, escape=escape, scale=scale)
         with torch.cuda.device_of(q):
             for launch in launches:
                 launch(values)
             total_temperature = values["sum_temperature"].sum((0, -1)) if needed[0] else temperature.new_empty(0)
             total_escape = values["sum_escape"].sum((0, -1)) if needed[1] else escape.new_empty(0)
     else:
+        dq, dk, dv = dq.zero_(), dk.zero_(), dv.zero_()
         total_temperature = (torch.zeros_like(temperature, dtype=torch.float32) if needed[0]
             else temperature.new_empty(0))
         total_escape = torch.zeros_like(escape, dtype=torch.float32) if needed[1] else escape.new_empty(0)
@@ -2803,7 +2838,7 @@ def _(ctx, *gradients):
 
 @_backward.register_fake
 def _(d_out, d_lse, q, k, v, temperature, escape, out, lse, rest, scale, needed):
-    dq, dk, dv = (x.new_empty(x.shape) for x in (q, k, v))
+    dq, dk, dv = (x.new_empty_strided(*_like(x, x.shape[3])) for x in (q, k, v))
     total_temperature = (temperature.new_empty(temperature.shape, dtype=torch.float32) if needed[0]
         else temperature.new_empty(0))
     total_escape = escape.new_empty(escape.shape, dtype=torch.float32) if needed[1] else escape.new_empty(0)
@@ -3005,9 +3040,9 @@ def custom_normalizer(
     dropout_seed is accepted for the sake of a common signature, and has no effect.
     check looks at every element that a fact is about, and waits for the device to do so.
 
-    Returns out (B, Hq, Sq, Dv) in q's dtype, and with return_lse also the log-sum-exp (B, Hq, Sq), natural, float32.
-    A query that may attend to no key has a zero row in the result and zero gradients in q, k and v. Raises ValueError
-    if an argument does not fit.
+    Returns out (B, Hq, Sq, Dv) in q's dtype and layout, and with return_lse also the log-sum-exp (B, Hq, Sq), natural,
+    float32. A query that may attend to no key has a zero row in the result and zero gradients in q, k and v. Raises
+    ValueError if an argument does not fit.
     """
     if check:
         _check(q, k, v, temperature, escape, scale)

@@ -161,7 +161,9 @@ _Tiling = namedtuple("_Tiling", "D Dv BQ BK")
 
 # Sizes and strides: a kernel isn't compiled again for one that is 1 or a multiple of 16.
 UNSPECIALIZED = ['B', 'Hq', 'Hkv', 'Sq', 'Sk', 'ids_stride_0', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b',
-    'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s']
+    'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s', 'out_stride_b', 'out_stride_h',
+    'out_stride_s', 'd_out_stride_b', 'd_out_stride_h', 'd_out_stride_s', 'dq_stride_b', 'dq_stride_h', 'dq_stride_s',
+    'dk_stride_b', 'dk_stride_h', 'dk_stride_s', 'dv_stride_b', 'dv_stride_h', 'dv_stride_s']
 
 
 @triton.constexpr_function
@@ -191,12 +193,12 @@ def _load_rows(rows, start, ROWS: tl.constexpr, COLS: tl.constexpr, CHECKED: tl.
 
 
 @triton.jit
-def _store_rows(base, values, start, stop, COLS: tl.constexpr):
-    """Stores rows start … of one head, which are contiguous there, in the type of the memory."""
+def _store_rows(rows, values, start, COLS: tl.constexpr):
+    """Stores rows start … of one head, in the type of the memory."""
     row = tl.arange(0, values.shape[0])[:, None]
     col = tl.arange(0, values.shape[1])[None, :]
-    cells = base + tl.cast(start, tl.int64) * COLS + row * COLS + col
-    tl.store(cells, values.to(base.dtype.element_ty), mask=(row < stop - start) & (col < COLS))
+    cells = rows.base + tl.cast(start, tl.int64) * rows.stride + row * rows.stride + col
+    tl.store(cells, values.to(rows.base.dtype.element_ty), mask=(row < rows.stop - start) & (col < COLS))
 
 
 @triton.jit
@@ -400,7 +402,7 @@ def _finish(state, factor):
 def _forward_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, key_test0_least_ptr, key_test0_most_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr,
     ids_stride_0, ids_stride_1, q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b,
-    v_stride_h, v_stride_s,
+    v_stride_h, v_stride_s, out_stride_b, out_stride_h, out_stride_s,
     D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ALIGN: tl.constexpr,
 ):
     """One tile of queries of one head: walks the tiles of keys that it can meet."""
@@ -435,7 +437,8 @@ def _forward_kernel(
         state = _attend_tile(state, held, k_rows, v_rows, at * BK, tiling, True)
     acc, lse = _finish(state, logit_scale)
     row = (batch * tl.cast(Hq, tl.int64) + head) * Sq
-    _store_rows(out_ptr + row * Dv, acc, q0, Sq, Dv)
+    out_rows = _head_rows(out_ptr, batch, head, (out_stride_b, out_stride_h, out_stride_s), Sq, ALIGN)
+    _store_rows(out_rows, acc, q0, Dv)
     rows = q0 + tl.arange(0, BQ)
     tl.store(lse_ptr + row + rows, lse, mask=rows < Sq)
 
@@ -603,7 +606,9 @@ def _list_key_runs(
 
 
 @triton.jit(do_not_specialize=['B', 'Hq', 'Hkv', 'Sq', 'Sk', 'ids_stride_0', 'q_stride_b', 'q_stride_h', 'q_stride_s',
-    'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
+    'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s', 'out_stride_b', 'out_stride_h',
+    'out_stride_s', 'd_out_stride_b', 'd_out_stride_h', 'd_out_stride_s', 'dq_stride_b', 'dq_stride_h', 'dq_stride_s',
+    'dk_stride_b', 'dk_stride_h', 'dk_stride_s', 'dv_stride_b', 'dv_stride_h', 'dv_stride_s'])
 def _list_key_runs_kernel(
     lists_ptr, counts_ptr, key_test0_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
     D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ROWS: tl.constexpr, FAST: tl.constexpr,
@@ -1126,11 +1131,11 @@ def _three_parts(x):
     return first, second, (x - second.to(tl.float32)).to(tl.bfloat16)
 
 
-@triton.jit(do_not_specialize=['n_rows', 'n_counters'])
+@triton.jit(do_not_specialize=["n_counters", *UNSPECIALIZED])
 def _rows_kernel(
-    lse_ptr, scaled_lse_ptr, out_ptr, d_out_ptr, d_lse_ptr, delta_ptr, n_rows, counters_ptr, n_counters, terms_ptr,
-    scale,
-    Dv: tl.constexpr, ROWS: tl.constexpr, HAS_D_LSE: tl.constexpr,
+    lse_ptr, scaled_lse_ptr, out_ptr, d_out_ptr, d_lse_ptr, delta_ptr, Hq, Sq, out_stride_b, out_stride_h, out_stride_s,
+    d_out_stride_b, d_out_stride_h, d_out_stride_s, counters_ptr, n_counters, terms_ptr, scale,
+    Dv: tl.constexpr, ROWS: tl.constexpr, ALIGN: tl.constexpr, HAS_D_LSE: tl.constexpr,
 ):
     """What every pair of a row reads, once a row: the log-sum-exp to base 2, inf for rows that met no key; delta.
 
@@ -1143,20 +1148,24 @@ def _rows_kernel(
         # What later kernels count with: as many cells as programs clear, at most, since a tile has 64 rows.
         at = tl.cast(tl.program_id(0), tl.int64) * (4 * ROWS) + tl.arange(0, 4 * ROWS)
         tl.store(counters_ptr + at, tl.zeros([4 * ROWS], tl.int32), mask=at < n_counters)
-    start = tl.program_id(0) * ROWS
-    rows = start + tl.arange(0, ROWS)
-    lse = tl.load(lse_ptr + rows, mask=rows < n_rows, other=0.0)
+    n_tiles = tl.cdiv(Sq, ROWS)
+    q0 = tl.program_id(0) % n_tiles * ROWS
+    batch = tl.program_id(0) // n_tiles // Hq
+    head = tl.program_id(0) // n_tiles % Hq
+    row = (batch * tl.cast(Hq, tl.int64) + head) * Sq
+    rows = q0 + tl.arange(0, ROWS)
+    lse = tl.load(lse_ptr + row + rows, mask=rows < Sq, other=0.0)
     if scaled_lse_ptr is not None:
-        tl.store(scaled_lse_ptr + rows, tl.where(lse == float("-inf"), float("inf"), lse * LOG2E), mask=rows < n_rows)
-    base = tl.cast(start, tl.int64) * Dv
-    left = n_rows - start
-    out = _load_rows(_Rows(out_ptr + base, 0, 0, left, Dv), 0, ROWS, Dv, True).to(tl.float32)
-    d_out = _load_rows(_Rows(d_out_ptr + base, 0, 0, left, Dv), 0, ROWS, Dv, True).to(tl.float32)
+        tl.store(scaled_lse_ptr + row + rows, tl.where(lse == float("-inf"), float("inf"), lse * LOG2E), mask=rows < Sq)
+    out_rows = _head_rows(out_ptr, batch, head, (out_stride_b, out_stride_h, out_stride_s), Sq, ALIGN)
+    d_out_rows = _head_rows(d_out_ptr, batch, head, (d_out_stride_b, d_out_stride_h, d_out_stride_s), Sq, ALIGN)
+    out = _load_rows(out_rows, q0, ROWS, Dv, True).to(tl.float32)
+    d_out = _load_rows(d_out_rows, q0, ROWS, Dv, True).to(tl.float32)
     delta = tl.sum(out * d_out, 1)
     if HAS_D_LSE:
-        delta -= tl.load(d_lse_ptr + rows, mask=rows < n_rows, other=0.0)
+        delta -= tl.load(d_lse_ptr + row + rows, mask=rows < Sq, other=0.0)
     if delta_ptr is not None:
-        tl.store(delta_ptr + rows, delta, mask=rows < n_rows)
+        tl.store(delta_ptr + row + rows, delta, mask=rows < Sq)
     if terms_ptr is not None:
         # A row that met no key gets what makes its weights zero; finite, since the factors of other terms are zeros.
         reference = tl.where(lse == float("-inf"), float("inf"), lse) / -scale
@@ -1166,8 +1175,8 @@ def _rows_kernel(
         parts = _three_parts(-delta) + _three_parts(reference)
         for i in tl.static_range(6):
             terms = tl.where(place == i, parts[i][:, None], terms)
-        at = (tl.cast(rows, tl.int64) * 16)[:, None] + place
-        tl.store(terms_ptr + at, terms, mask=(rows < n_rows)[:, None])
+        at = ((row + rows) * 16)[:, None] + place
+        tl.store(terms_ptr + at, terms, mask=(rows < Sq)[:, None])
 
 
 @triton.jit
@@ -1197,7 +1206,8 @@ def _dq_tile(dq, held, k_rows, v_rows, k0, tiling: tl.constexpr, MASKED: tl.cons
 def _dq_kernel(
     q_ptr, k_ptr, v_ptr, d_out_ptr, lse_ptr, delta_ptr, dq_ptr, key_test0_least_ptr, key_test0_most_ptr, scale, B, Hq,
     Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h,
-    k_stride_s, v_stride_b, v_stride_h, v_stride_s,
+    k_stride_s, v_stride_b, v_stride_h, v_stride_s, d_out_stride_b, d_out_stride_h, d_out_stride_s, dq_stride_b,
+    dq_stride_h, dq_stride_s,
     D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ALIGN: tl.constexpr,
 ):
     """One tile of queries of one head: walks the same tiles of keys as the forward kernel."""
@@ -1210,7 +1220,7 @@ def _dq_kernel(
     q_rows = _head_rows(q_ptr, batch, head, (q_stride_b, q_stride_h, q_stride_s), Sq, ALIGN)
     k_rows = _head_rows(k_ptr, batch, kv_head, (k_stride_b, k_stride_h, k_stride_s), Sk, ALIGN)
     v_rows = _head_rows(v_ptr, batch, kv_head, (v_stride_b, v_stride_h, v_stride_s), Sk, ALIGN)
-    d_out_rows = _head_rows(d_out_ptr, batch, head, (tl.cast(Hq, tl.int64) * Sq * Dv, Sq * Dv, Dv), Sq, 1)
+    d_out_rows = _head_rows(d_out_ptr, batch, head, (d_out_stride_b, d_out_stride_h, d_out_stride_s), Sq, ALIGN)
     row = (batch * tl.cast(Hq, tl.int64) + head) * Sq
     q = _load_rows(q_rows, q0, BQ, D, True)
     d_out = _load_rows(d_out_rows, q0, BQ, Dv, True)
@@ -1236,7 +1246,8 @@ def _dq_kernel(
         at = any_lo + step
         at = tl.where(step < (full_lo - any_lo), at, full_hi + step - (full_lo - any_lo))
         dq = _dq_tile(dq, held, k_rows, v_rows, at * BK, tiling, True)
-    _store_rows(dq_ptr + row * D, dq * scale, q0, Sq, D)
+    dq_rows = _head_rows(dq_ptr, batch, head, (dq_stride_b, dq_stride_h, dq_stride_s), Sq, ALIGN)
+    _store_rows(dq_rows, dq * scale, q0, D)
 
 
 @triton.jit
@@ -1276,7 +1287,8 @@ def _dkdv_tile(state, held, q_rows, d_out_rows, q0, tiling: tl.constexpr, MASKED
 def _dkdv_kernel(
     q_ptr, k_ptr, v_ptr, d_out_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr, query_test0_least_ptr, query_test0_most_ptr,
     scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, q_stride_b, q_stride_h, q_stride_s, k_stride_b,
-    k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s,
+    k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s, d_out_stride_b, d_out_stride_h, d_out_stride_s,
+    dk_stride_b, dk_stride_h, dk_stride_s, dv_stride_b, dv_stride_h, dv_stride_s,
     D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ALIGN: tl.constexpr,
 ):
     """One tile of keys of one key/value head: walks the tiles of queries that meet it, of every head of the group."""
@@ -1296,7 +1308,7 @@ def _dkdv_kernel(
         head = kv_head * group + member
         row = (batch * tl.cast(Hq, tl.int64) + head) * Sq
         q_rows = _head_rows(q_ptr, batch, head, (q_stride_b, q_stride_h, q_stride_s), Sq, ALIGN)
-        d_out_rows = _head_rows(d_out_ptr, batch, head, (tl.cast(Hq, tl.int64) * Sq * Dv, Sq * Dv, Dv), Sq, 1)
+        d_out_rows = _head_rows(d_out_ptr, batch, head, (d_out_stride_b, d_out_stride_h, d_out_stride_s), Sq, ALIGN)
         logit_scale = scale * 1.4426950408889634
         k_safe = tl.minimum(k_idx, Sk - 1)
         col_term = tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0 + tl.cast(k_safe, tl.int64) * ids_stride_1)
@@ -1316,9 +1328,10 @@ def _dkdv_kernel(
             at = tl.where(step < (full_lo - any_lo), at, full_hi + step - (full_lo - any_lo))
             state = _dkdv_tile(state, held, q_rows, d_out_rows, at * BQ, tiling, True)
         dk, dv = state
-    column = (batch * tl.cast(Hkv, tl.int64) + kv_head) * Sk
-    _store_rows(dk_ptr + column * D, dk * scale, k0, Sk, D)
-    _store_rows(dv_ptr + column * Dv, dv, k0, Sk, Dv)
+    dk_rows = _head_rows(dk_ptr, batch, kv_head, (dk_stride_b, dk_stride_h, dk_stride_s), Sk, ALIGN)
+    dv_rows = _head_rows(dv_ptr, batch, kv_head, (dv_stride_b, dv_stride_h, dv_stride_s), Sk, ALIGN)
+    _store_rows(dk_rows, dk * scale, k0, D)
+    _store_rows(dv_rows, dv, k0, Dv)
 
 
 # ---------------------------------------------------------------- backward, for compute capability 9.0
@@ -1523,7 +1536,9 @@ def _list_walks(
 
 
 @triton.jit(do_not_specialize=['B', 'Hq', 'Hkv', 'Sq', 'Sk', 'ids_stride_0', 'q_stride_b', 'q_stride_h', 'q_stride_s',
-    'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
+    'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s', 'out_stride_b', 'out_stride_h',
+    'out_stride_s', 'd_out_stride_b', 'd_out_stride_h', 'd_out_stride_s', 'dq_stride_b', 'dq_stride_h', 'dq_stride_s',
+    'dk_stride_b', 'dk_stride_h', 'dk_stride_s', 'dv_stride_b', 'dv_stride_h', 'dv_stride_s'])
 def _list_walks_kernel(
     walks_ptr, met_ptr, counts_ptr, query_test0_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
     D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, FAST: tl.constexpr,
@@ -1784,10 +1799,13 @@ def _add_dq_tiles(item, rings, turns, work, call, config: gl.constexpr):
 
 
 @triton.jit(do_not_specialize=['B', 'Hq', 'Hkv', 'Sq', 'Sk', 'ids_stride_0', 'q_stride_b', 'q_stride_h', 'q_stride_s',
-    'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
+    'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s', 'out_stride_b', 'out_stride_h',
+    'out_stride_s', 'd_out_stride_b', 'd_out_stride_h', 'd_out_stride_s', 'dq_stride_b', 'dq_stride_h', 'dq_stride_s',
+    'dk_stride_b', 'dk_stride_h', 'dk_stride_s', 'dv_stride_b', 'dv_stride_h', 'dv_stride_s'])
 def _collect_dq_kernel(
-    dq_parts_ptr, turns_ptr, dq_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
-    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BQ: tl.constexpr,
+    dq_parts_ptr, turns_ptr, dq_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, dq_stride_b,
+    dq_stride_h, dq_stride_s,
+    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BQ: tl.constexpr, ALIGN: tl.constexpr,
 ):
     """A tile of dQ from the order in which threads held it to that of the tensor."""
     part = tl.cast(tl.program_id(0), tl.int64)
@@ -1796,7 +1814,9 @@ def _collect_dq_kernel(
     held = tl.load(dq_parts_ptr + part * (BQ * BLOCK_D) + tl.arange(0, BQ * BLOCK_D), mask=met, other=0.0)
     parts = tl.reshape(held, [BQ // 64, BLOCK_D // 64, 4, 8, 8, 4, 2, 2])
     dq = tl.reshape(tl.permute(parts, [0, 2, 6, 4, 1, 3, 5, 7]), [BQ, BLOCK_D])
-    _store_rows(dq_ptr + part // n_tiles * Sq * D, dq * scale, part % n_tiles * BQ, Sq, D)
+    i = part // n_tiles
+    dq_rows = _head_rows(dq_ptr, i // Hq, i % Hq, (dq_stride_b, dq_stride_h, dq_stride_s), Sq, ALIGN)
+    _store_rows(dq_rows, dq * scale, part % n_tiles * BQ, D)
 
 
 @gluon.jit
@@ -2071,7 +2091,9 @@ def _list_queries_met(
 
 
 @triton.jit(do_not_specialize=['B', 'Hq', 'Hkv', 'Sq', 'Sk', 'ids_stride_0', 'q_stride_b', 'q_stride_h', 'q_stride_s',
-    'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
+    'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s', 'out_stride_b', 'out_stride_h',
+    'out_stride_s', 'd_out_stride_b', 'd_out_stride_h', 'd_out_stride_s', 'dq_stride_b', 'dq_stride_h', 'dq_stride_s',
+    'dk_stride_b', 'dk_stride_h', 'dk_stride_s', 'dv_stride_b', 'dv_stride_h', 'dv_stride_s'])
 def _list_queries_met_kernel(
     walks_ptr, counts_ptr, query_test0_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
     D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, FAST: tl.constexpr,
@@ -2423,7 +2445,9 @@ def _list_keys_met(
 
 
 @triton.jit(do_not_specialize=['B', 'Hq', 'Hkv', 'Sq', 'Sk', 'ids_stride_0', 'q_stride_b', 'q_stride_h', 'q_stride_s',
-    'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s'])
+    'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s', 'out_stride_b', 'out_stride_h',
+    'out_stride_s', 'd_out_stride_b', 'd_out_stride_h', 'd_out_stride_s', 'dq_stride_b', 'dq_stride_h', 'dq_stride_s',
+    'dk_stride_b', 'dk_stride_h', 'dk_stride_s', 'dv_stride_b', 'dv_stride_h', 'dv_stride_s'])
 def _list_keys_met_kernel(
     walks_ptr, counts_ptr, key_test0_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
     D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, FAST: tl.constexpr,
@@ -2638,6 +2662,20 @@ def _near(x: Tensor) -> Tensor:
     return x if x.stride(3) == 1 and x.stride(2) < 2**23 else x.contiguous()
 
 
+def _like(x: Tensor, cols: int) -> tuple[tuple, tuple]:
+    """Shape (B, H, S, cols) and strides of a result that lies in memory as `x` does: heads inside rows, or rows inside
+    heads.
+    """
+    B, H, S, _ = x.shape
+    inside = x.stride(1) < x.stride(2)
+    return (B, H, S, cols), (H * S * cols, cols, H * cols, 1) if inside else (H * S * cols, S * cols, cols, 1)
+
+
+def _strides(**tensors: tuple[int, ...]) -> dict[str, int]:
+    """The strides of tensors, by the names of the kernels' parameters."""
+    return {f"{name}_stride_{axis}": n for name, found in tensors.items() for axis, n in zip("bhs", found)}
+
+
 def _has_tma(*tensors: Tensor) -> bool:
     """Whether the chip has a copy engine for tiles that can read these tensors. float32 is multiplied in registers."""
     return _chip(tensors[0].device) in ("sm_90", "sm_100") and all(
@@ -2753,9 +2791,9 @@ class _Known:
         self.near = near[0] is q and near[1] is k and near[2] is v
         self.shape = B, Hq, Hkv, Sq, Sk, D, Dv
         # Shape and strides of the results, kept so that they are allocated quickly.
-        self.out = (B, Hq, Sq, Dv), (Hq * Sq * Dv, Sq * Dv, Dv, 1)
+        self.out = _like(q, Dv)
         self.lse = (B, Hq, Sq), (Hq * Sq, Sq, 1)
-        strides = {f"{name}_stride_{axis}": n for name, x in zip("qkv", near) for axis, n in zip("bhs", x.stride())}
+        strides = _strides(q=near[0].stride(), k=near[1].stride(), v=near[2].stride(), out=self.out[1])
         self.values = dict(strides, B=B, Hq=Hq, Hkv=Hkv, Sq=Sq, Sk=Sk, ids_stride_0=ids.stride(0),
             ids_stride_1=ids.stride(1))
         self.constants = dict(D=D, Dv=Dv, ALIGN=math.gcd(16, *strides.values()))
@@ -2855,29 +2893,30 @@ def _attend(q, k, v, ids, scale, known=None):
 
 @torch.library.custom_op("attngen::documents_35d672b39300", mutates_args=())
 def _forward(q: Tensor, k: Tensor, v: Tensor, ids: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """out (B, Hq, Sq, Dv) in q's dtype; lse (B, Hq, Sq) in float32."""
+    """out (B, Hq, Sq, Dv) in q's dtype and layout; lse (B, Hq, Sq) in float32."""
     return _attend(q, k, v, ids, scale)
 
 
 @_forward.register_fake
 def _(q, k, v, ids, scale):
     lse = q.new_empty(q.shape[:3], dtype=torch.float32)
-    out = q.new_empty((*lse.shape, v.shape[3]))
+    out = q.new_empty_strided(*_like(q, v.shape[3]))
     return out, lse
 
 
-def _backward_launches(known, q, k, v, d_out, dq, dk, dv, has_d_lse, usual) -> tuple:
+def _backward_launches(known, strides, q, k, v, d_out, dq, dk, dv, has_d_lse, usual) -> tuple:
     """How the backward pass is launched in calls of one layout."""
     B, Hq, Hkv, Sq, Sk, D, Dv = known.shape
+    align = math.gcd(known.constants["ALIGN"], *strides.values())
     if usual and (row := _hopper(HOPPER_BACKWARD, q, k, v, d_out, dk, dv)) is not None:
         row = HopperBackwardRow(*row)
         BQ, BK = row.BQ, row.BK
         n_tiles, n_parts = _ceil(Sk, BK), _ceil(Sq, BQ) * B * Hq
         n_work, n_cells = n_tiles * B * Hkv, _ceil(n_parts, 4) * 4
         n_lists = 3 * n_tiles * B
-        return (_Launch(_rows_kernel, _ceil(B * Hq * Sq, 32), dict(Dv=Dv, ROWS=32, HAS_D_LSE=has_d_lse),
-            scalars=dict(n_rows=B * Hq * Sq, lse=None, delta=None),
-            buffers=dict(terms=((B, Hq, Sq, 16), torch.bfloat16)), names=dict(lse="natural_lse", scaled_lse="lse"),
+        return (_Launch(_rows_kernel, _ceil(Sq, 32) * B * Hq, dict(Dv=Dv, ROWS=32, ALIGN=align, HAS_D_LSE=has_d_lse),
+            scalars=dict(lse=None, delta=None), buffers=dict(terms=((B, Hq, Sq, 16), torch.bfloat16)),
+            names=dict(lse="natural_lse", scaled_lse="lse"),
             counters=dict(queue=n_cells, turns=n_cells, met=2 * n_cells)),
             _Launch(_list_walks_kernel, n_lists + _ceil(Sq, BQ) * B, dict(D=D, Dv=Dv, BQ=BQ, BK=BK, FAST=True),
                 buffers=dict(walks=((n_lists, 4), torch.int32), query_test0=((2, *(_ceil(Sq, BQ), B, 1)), torch.int64)),
@@ -2887,7 +2926,7 @@ def _backward_launches(known, q, k, v, d_out, dq, dk, dv, has_d_lse, usual) -> t
                 SPARE=row.SPARE), tiles=dict(q=BQ, d_out=BQ, terms=BQ, k=BK // 2, v=BK // 2, dk=BK // 2, dv=BK // 2),
                 scalars=dict(n_work=n_work, together=max(row.together, row.ahead // n_tiles)),
                 buffers=dict(dq_parts=((n_parts * BQ * known.wide["BLOCK_D"],), torch.float32))),
-            _Launch(_collect_dq_kernel, n_parts, dict(D=D, Dv=Dv, BLOCK_D=known.wide["BLOCK_D"], BQ=BQ)),)
+            _Launch(_collect_dq_kernel, n_parts, dict(D=D, Dv=Dv, BLOCK_D=known.wide["BLOCK_D"], BQ=BQ, ALIGN=align)),)
     tma = _has_tma(q, k, v, d_out)
     apart = _hopper(HOPPER_APART, q, k, v, d_out, dq, dk, dv)
     BQ, BK, warps, stages = _tiles(q, v)[1]
@@ -2895,7 +2934,7 @@ def _backward_launches(known, q, k, v, d_out, dq, dk, dv, has_d_lse, usual) -> t
         buffers=dict(query_test0_least=((_ceil(Sq, BQ), B, 1), torch.int64),
         query_test0_most=((_ceil(Sq, BQ), B, 1), torch.int64))),
         _Launch(_dkdv_kernel, _ceil(Sk, BK) * B * Hkv,
-            dict(**known.constants, BQ=BQ, BK=BK, num_warps=warps, num_stages=stages),
+            dict(**{**known.constants, "ALIGN": align}, BQ=BQ, BK=BK, num_warps=warps, num_stages=stages),
             tiles=dict(q=BQ, d_out=BQ, k=BK, v=BK) if tma else {}),)
     if apart is not None:
         row = HopperDkdvRow(*apart[0])
@@ -2915,7 +2954,7 @@ def _backward_launches(known, q, k, v, d_out, dq, dk, dv, has_d_lse, usual) -> t
         buffers=dict(key_test0_least=((_ceil(Sk, BK), B, 1), torch.int64),
         key_test0_most=((_ceil(Sk, BK), B, 1), torch.int64))),
         _Launch(_dq_kernel, _ceil(Sq, BQ) * B * Hq,
-            dict(**known.constants, BQ=BQ, BK=BK, num_warps=warps, num_stages=stages),
+            dict(**{**known.constants, "ALIGN": align}, BQ=BQ, BK=BK, num_warps=warps, num_stages=stages),
             tiles=dict(q=BQ, d_out=BQ, k=BK, v=BK) if tma else {}),)
     if apart is not None:
         row = HopperDqRow(*apart[1])
@@ -2930,9 +2969,8 @@ def _backward_launches(known, q, k, v, d_out, dq, dk, dv, has_d_lse, usual) -> t
                 dict(**known.wide, BQ=BQ, BK=BK, K_STAGES=row.K_STAGES, V_STAGES=row.V_STAGES, SPARE=row.SPARE),
                 tiles=dict(q=BQ // 2, d_out=BQ // 2, dq=BQ // 2, k=BK, v=BK),
                 scalars=dict(n_work=n_work, together=row.together)),)
-    return (_Launch(_rows_kernel, _ceil(B * Hq * Sq, 32), dict(Dv=Dv, ROWS=32, HAS_D_LSE=has_d_lse),
-        scalars=dict(n_rows=B * Hq * Sq, terms=None),
-        buffers=dict(lse=((B, Hq, Sq), torch.float32), delta=((B, Hq, Sq), torch.float32)),
+    return (_Launch(_rows_kernel, _ceil(Sq, 32) * B * Hq, dict(Dv=Dv, ROWS=32, ALIGN=align, HAS_D_LSE=has_d_lse),
+        scalars=dict(terms=None), buffers=dict(lse=((B, Hq, Sq), torch.float32), delta=((B, Hq, Sq), torch.float32)),
         names=dict(lse="natural_lse", scaled_lse="lse"),
         counters=dict(query_counts=4, key_counts=4) if apart is not None else {}),
         *by_keys,
@@ -2943,27 +2981,28 @@ def _gradients(d_out: Tensor, d_lse: Tensor | None, q: Tensor, k: Tensor, v: Ten
     lse: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of q, k, v."""
     known = _known(q, k, v, ids)
+    dq, dk, dv = (x.new_empty_strided(*_like(x, x.shape[3])) for x in (q, k, v))
     if not known.near:
         q, k, v = _near(q), _near(k), _near(v)
-    d_out = d_out.contiguous()
-    some = q.numel() and k.numel()
-    new = torch.empty_like if some else torch.zeros_like
-    dq, dk, dv = (new(x, memory_format=torch.contiguous_format) for x in (q, k, v))
-    if some:
+    out, d_out = _near(out), _near(d_out)
+    if q.numel() and k.numel():
         usual = 1e-18 < scale < 1e18  # so that log-sum-exps can be divided by it
         d_lse = d_lse if d_lse is None else d_lse.contiguous()
         # Hooks on saved tensors may hand them back from anywhere.
-        key = (out.data_ptr() % 16, lse.data_ptr() % 16, d_out.data_ptr() % 16,
+        key = (out.data_ptr() % 16, lse.data_ptr() % 16, d_out.data_ptr() % 16, out.stride(), d_out.stride(),
             d_lse is None or (d_lse.dtype, d_lse.data_ptr() % 16), usual)
-        launches = known.backward.get(key)
-        if launches is None:
-            launches = known.backward[key] = _backward_launches(known, q, k, v, d_out, dq, dk, dv, d_lse is not None,
-                usual)
-        values = dict(known.values, q=q, k=k, v=v, d_out=d_out, dq=dq, dk=dk, dv=dv, d_lse=d_lse, out=out,
+        if key not in known.backward:
+            strides = _strides(out=out.stride(), d_out=d_out.stride(), dq=dq.stride(), dk=dk.stride(), dv=dv.stride())
+            known.backward[key] = (strides,
+                _backward_launches(known, strides, q, k, v, d_out, dq, dk, dv, d_lse is not None, usual))
+        strides, launches = known.backward[key]
+        values = dict(known.values, **strides, q=q, k=k, v=v, d_out=d_out, dq=dq, dk=dk, dv=dv, d_lse=d_lse, out=out,
             natural_lse=lse, ids=ids, scale=scale)
         with torch.cuda.device_of(q):
             for launch in launches:
                 launch(values)
+    else:
+        dq, dk, dv = dq.zero_(), dk.zero_(), dv.zero_()
     return dq, dk, dv
 
 
@@ -2977,7 +3016,7 @@ def _(ctx, *gradients):
 
 @_backward.register_fake
 def _(d_out, d_lse, q, k, v, ids, out, lse, scale):
-    dq, dk, dv = (x.new_empty(x.shape) for x in (q, k, v))
+    dq, dk, dv = (x.new_empty_strided(*_like(x, x.shape[3])) for x in (q, k, v))
     return dq, dk, dv
 
 
@@ -3144,9 +3183,9 @@ def documents(
     dropout_seed is accepted for the sake of a common signature, and has no effect.
     check is accepted for the sake of a common signature: here every call checks all facts.
 
-    Returns out (B, Hq, Sq, Dv) in q's dtype, and with return_lse also the log-sum-exp (B, Hq, Sq), natural, float32.
-    A query that may attend to no key has a zero row in the result and zero gradients in q, k and v. Raises ValueError
-    if an argument does not fit.
+    Returns out (B, Hq, Sq, Dv) in q's dtype and layout, and with return_lse also the log-sum-exp (B, Hq, Sq), natural,
+    float32. A query that may attend to no key has a zero row in the result and zero gradients in q, k and v. Raises
+    ValueError if an argument does not fit.
     """
     return _call(q, k, v, ids, scale, return_lse, dropout_seed)
 

@@ -167,7 +167,9 @@ _Tiling = namedtuple("_Tiling", "D Dv BQ BK GRAD_BIAS", defaults=(False, ))
 
 # Sizes and strides: a kernel isn't compiled again for one that is 1 or a multiple of 16.
 UNSPECIALIZED = ['Hq', 'Hkv', 'Sq', 'Sk', 'bias_stride_0', 'bias_stride_1', 'q_stride_b', 'q_stride_h', 'q_stride_s',
-    'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s']
+    'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s', 'out_stride_b', 'out_stride_h',
+    'out_stride_s', 'd_out_stride_b', 'd_out_stride_h', 'd_out_stride_s', 'dq_stride_b', 'dq_stride_h', 'dq_stride_s',
+    'dk_stride_b', 'dk_stride_h', 'dk_stride_s', 'dv_stride_b', 'dv_stride_h', 'dv_stride_s']
 
 
 @triton.constexpr_function
@@ -197,12 +199,12 @@ def _load_rows(rows, start, ROWS: tl.constexpr, COLS: tl.constexpr, CHECKED: tl.
 
 
 @triton.jit
-def _store_rows(base, values, start, stop, COLS: tl.constexpr):
-    """Stores rows start … of one head, which are contiguous there, in the type of the memory."""
+def _store_rows(rows, values, start, COLS: tl.constexpr):
+    """Stores rows start … of one head, in the type of the memory."""
     row = tl.arange(0, values.shape[0])[:, None]
     col = tl.arange(0, values.shape[1])[None, :]
-    cells = base + tl.cast(start, tl.int64) * COLS + row * COLS + col
-    tl.store(cells, values.to(base.dtype.element_ty), mask=(row < stop - start) & (col < COLS))
+    cells = rows.base + tl.cast(start, tl.int64) * rows.stride + row * rows.stride + col
+    tl.store(cells, values.to(rows.base.dtype.element_ty), mask=(row < rows.stop - start) & (col < COLS))
 
 
 @triton.jit
@@ -343,7 +345,7 @@ def _finish(state):
 def _forward_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, rest_ptr, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1,
     bias_stride_2, q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h,
-    v_stride_s,
+    v_stride_s, out_stride_b, out_stride_h, out_stride_s,
     D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ALIGN: tl.constexpr, PRECISE: tl.constexpr,
 ):
     """One tile of queries of one head: walks the tiles of keys that it can meet."""
@@ -370,10 +372,11 @@ def _forward_kernel(
         state = _attend_tile(state, held, k_rows, v_rows, (any_lo + step) * BK, tiling, True)
     acc, lse = _finish(state)
     row = (batch * tl.cast(Hq, tl.int64) + head) * Sq
-    _store_rows(out_ptr + row * Dv, acc, q0, Sq, Dv)
+    out_rows = _head_rows(out_ptr, batch, head, (out_stride_b, out_stride_h, out_stride_s), Sq, ALIGN)
+    _store_rows(out_rows, acc, q0, Dv)
     if PRECISE:
         rounded = acc.to(out_ptr.dtype.element_ty).to(tl.float32)
-        _store_rows(rest_ptr + row * Dv, acc - rounded, q0, Sq, Dv)
+        _store_rows(_Rows(rest_ptr + row * Dv, batch, head, Sq, Dv), acc - rounded, q0, Dv)
     rows = q0 + tl.arange(0, BQ)
     tl.store(lse_ptr + row + rows, lse, mask=rows < Sq)
 
@@ -977,29 +980,34 @@ def _hopper_forward_kernel(
 # ---------------------------------------------------------------- backward
 
 
-@triton.jit(do_not_specialize=['n_rows'])
+@triton.jit(do_not_specialize=UNSPECIALIZED)
 def _rows_kernel(
-    lse_ptr, scaled_lse_ptr, out_ptr, rest_ptr, d_out_ptr, d_lse_ptr, delta_ptr, n_rows,
-    Dv: tl.constexpr, ROWS: tl.constexpr, HAS_D_LSE: tl.constexpr, PRECISE: tl.constexpr,
+    lse_ptr, scaled_lse_ptr, out_ptr, rest_ptr, d_out_ptr, d_lse_ptr, delta_ptr, Hq, Sq, out_stride_b, out_stride_h,
+    out_stride_s, d_out_stride_b, d_out_stride_h, d_out_stride_s,
+    Dv: tl.constexpr, ROWS: tl.constexpr, ALIGN: tl.constexpr, HAS_D_LSE: tl.constexpr, PRECISE: tl.constexpr,
 ):
     """What every pair of a row reads, once a row: the log-sum-exp to base 2, inf for rows that met no key; delta.
 
     delta = rowsum(d_out * out) - d_lse is what a pair subtracts from d_out . v (Dao et al., 2022).
     """
-    start = tl.program_id(0) * ROWS
-    rows = start + tl.arange(0, ROWS)
-    lse = tl.load(lse_ptr + rows, mask=rows < n_rows, other=0.0)
-    tl.store(scaled_lse_ptr + rows, tl.where(lse == float("-inf"), float("inf"), lse * LOG2E), mask=rows < n_rows)
-    base = tl.cast(start, tl.int64) * Dv
-    left = n_rows - start
-    out = _load_rows(_Rows(out_ptr + base, 0, 0, left, Dv), 0, ROWS, Dv, True).to(tl.float32)
+    n_tiles = tl.cdiv(Sq, ROWS)
+    q0 = tl.program_id(0) % n_tiles * ROWS
+    batch = tl.program_id(0) // n_tiles // Hq
+    head = tl.program_id(0) // n_tiles % Hq
+    row = (batch * tl.cast(Hq, tl.int64) + head) * Sq
+    rows = q0 + tl.arange(0, ROWS)
+    lse = tl.load(lse_ptr + row + rows, mask=rows < Sq, other=0.0)
+    tl.store(scaled_lse_ptr + row + rows, tl.where(lse == float("-inf"), float("inf"), lse * LOG2E), mask=rows < Sq)
+    out_rows = _head_rows(out_ptr, batch, head, (out_stride_b, out_stride_h, out_stride_s), Sq, ALIGN)
+    d_out_rows = _head_rows(d_out_ptr, batch, head, (d_out_stride_b, d_out_stride_h, d_out_stride_s), Sq, ALIGN)
+    out = _load_rows(out_rows, q0, ROWS, Dv, True).to(tl.float32)
     if PRECISE:
-        out += _load_rows(_Rows(rest_ptr + base, 0, 0, left, Dv), 0, ROWS, Dv, True).to(tl.float32)
-    d_out = _load_rows(_Rows(d_out_ptr + base, 0, 0, left, Dv), 0, ROWS, Dv, True).to(tl.float32)
+        out += _load_rows(_Rows(rest_ptr + row * Dv, batch, head, Sq, Dv), q0, ROWS, Dv, True).to(tl.float32)
+    d_out = _load_rows(d_out_rows, q0, ROWS, Dv, True).to(tl.float32)
     delta = tl.sum(out * d_out, 1)
     if HAS_D_LSE:
-        delta -= tl.load(d_lse_ptr + rows, mask=rows < n_rows, other=0.0)
-    tl.store(delta_ptr + rows, delta, mask=rows < n_rows)
+        delta -= tl.load(d_lse_ptr + row + rows, mask=rows < Sq, other=0.0)
+    tl.store(delta_ptr + row + rows, delta, mask=rows < Sq)
 
 
 @triton.jit
@@ -1033,7 +1041,7 @@ def _dq_tile(dq, held, k_rows, v_rows, k0, tiling: tl.constexpr, MASKED: tl.cons
 def _dq_kernel(
     q_ptr, k_ptr, v_ptr, d_out_ptr, lse_ptr, delta_ptr, dq_ptr, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0,
     bias_stride_1, bias_stride_2, q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b,
-    v_stride_h, v_stride_s,
+    v_stride_h, v_stride_s, d_out_stride_b, d_out_stride_h, d_out_stride_s, dq_stride_b, dq_stride_h, dq_stride_s,
     D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ALIGN: tl.constexpr, GRAD_BIAS: tl.constexpr,
 ):
     """One tile of queries of one head: walks the same tiles of keys as the forward kernel."""
@@ -1046,7 +1054,7 @@ def _dq_kernel(
     q_rows = _head_rows(q_ptr, batch, head, (q_stride_b, q_stride_h, q_stride_s), Sq, ALIGN)
     k_rows = _head_rows(k_ptr, batch, kv_head, (k_stride_b, k_stride_h, k_stride_s), Sk, ALIGN)
     v_rows = _head_rows(v_ptr, batch, kv_head, (v_stride_b, v_stride_h, v_stride_s), Sk, ALIGN)
-    d_out_rows = _head_rows(d_out_ptr, batch, head, (tl.cast(Hq, tl.int64) * Sq * Dv, Sq * Dv, Dv), Sq, 1)
+    d_out_rows = _head_rows(d_out_ptr, batch, head, (d_out_stride_b, d_out_stride_h, d_out_stride_s), Sq, ALIGN)
     row = (batch * tl.cast(Hq, tl.int64) + head) * Sq
     q = _load_rows(q_rows, q0, BQ, D, True)
     d_out = _load_rows(d_out_rows, q0, BQ, Dv, True)
@@ -1065,7 +1073,8 @@ def _dq_kernel(
     any_lo, any_hi = _key_tiles(q0, q1, Sk, BK)
     for step in tl.range(any_hi - any_lo):
         dq = _dq_tile(dq, held, k_rows, v_rows, (any_lo + step) * BK, tiling, True)
-    _store_rows(dq_ptr + row * D, dq * scale, q0, Sq, D)
+    dq_rows = _head_rows(dq_ptr, batch, head, (dq_stride_b, dq_stride_h, dq_stride_s), Sq, ALIGN)
+    _store_rows(dq_rows, dq * scale, q0, D)
 
 
 @triton.jit
@@ -1111,7 +1120,8 @@ def _dkdv_tile(state, held, q_rows, d_out_rows, q0, tiling: tl.constexpr, MASKED
 def _dkdv_kernel(
     q_ptr, k_ptr, v_ptr, d_out_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0,
     bias_stride_1, bias_stride_2, q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b,
-    v_stride_h, v_stride_s,
+    v_stride_h, v_stride_s, d_out_stride_b, d_out_stride_h, d_out_stride_s, dk_stride_b, dk_stride_h, dk_stride_s,
+    dv_stride_b, dv_stride_h, dv_stride_s,
     D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ALIGN: tl.constexpr, GRAD_BIAS: tl.constexpr,
 ):
     """One tile of keys of one key/value head: walks the tiles of queries that meet it, of every head of the group."""
@@ -1131,7 +1141,7 @@ def _dkdv_kernel(
         head = kv_head * group + member
         row = (batch * tl.cast(Hq, tl.int64) + head) * Sq
         q_rows = _head_rows(q_ptr, batch, head, (q_stride_b, q_stride_h, q_stride_s), Sq, ALIGN)
-        d_out_rows = _head_rows(d_out_ptr, batch, head, (tl.cast(Hq, tl.int64) * Sq * Dv, Sq * Dv, Dv), Sq, 1)
+        d_out_rows = _head_rows(d_out_ptr, batch, head, (d_out_stride_b, d_out_stride_h, d_out_stride_s), Sq, ALIGN)
         head_term = scale * 1.4426950408889634
         head_term_2 = Sk // 32 - 1 - 3
         y_k = k_idx // 32
@@ -1149,9 +1159,10 @@ def _dkdv_kernel(
                 any3_lo + step - ((any0_hi - any0_lo) + (any1_hi - any1_lo) + (any2_hi - any2_lo)))
             state = _dkdv_tile(state, held, q_rows, d_out_rows, at * BQ, tiling, True)
         dk, dv = state
-    column = (batch * tl.cast(Hkv, tl.int64) + kv_head) * Sk
-    _store_rows(dk_ptr + column * D, dk * scale, k0, Sk, D)
-    _store_rows(dv_ptr + column * Dv, dv, k0, Sk, Dv)
+    dk_rows = _head_rows(dk_ptr, batch, kv_head, (dk_stride_b, dk_stride_h, dk_stride_s), Sk, ALIGN)
+    dv_rows = _head_rows(dv_ptr, batch, kv_head, (dv_stride_b, dv_stride_h, dv_stride_s), Sk, ALIGN)
+    _store_rows(dk_rows, dk * scale, k0, D)
+    _store_rows(dv_rows, dv, k0, Dv)
 
 
 @triton.jit
@@ -1188,7 +1199,8 @@ def _sum_bias_tile(held, k_rows, v_rows, k0, tiling: tl.constexpr, MASKED: tl.co
 def _sum_bias_kernel(
     q_ptr, k_ptr, v_ptr, d_out_ptr, lse_ptr, delta_ptr, cells_ptr, cell_stride_0, cell_stride_1, cell_stride_2,
     largest_ptr, unit_ptr, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, q_stride_b,
-    q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s,
+    q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s, d_out_stride_b,
+    d_out_stride_h, d_out_stride_s,
     D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ALIGN: tl.constexpr, MEASURE: tl.constexpr,
 ):
     """One tile of queries of one head. Adds into cells of 64-bit integers, in units of `unit`: any order gives the same
@@ -1205,7 +1217,7 @@ def _sum_bias_kernel(
         for head in tl.range(tl.program_id(2), tl.program_id(2) + 1):
             kv_head = head // group
             row = (batch * tl.cast(Hq, tl.int64) + head) * Sq
-            d_out_rows = _head_rows(d_out_ptr, batch, head, (tl.cast(Hq, tl.int64) * Sq * Dv, Sq * Dv, Dv), Sq, 1)
+            d_out_rows = _head_rows(d_out_ptr, batch, head, (d_out_stride_b, d_out_stride_h, d_out_stride_s), Sq, ALIGN)
             q_rows = _head_rows(q_ptr, batch, head, (q_stride_b, q_stride_h, q_stride_s), Sq, ALIGN)
             k_rows = _head_rows(k_ptr, batch, kv_head, (k_stride_b, k_stride_h, k_stride_s), Sk, ALIGN)
             v_rows = _head_rows(v_ptr, batch, kv_head, (v_stride_b, v_stride_h, v_stride_s), Sk, ALIGN)
@@ -1883,6 +1895,20 @@ def _near(x: Tensor) -> Tensor:
     return x if x.stride(3) == 1 and x.stride(2) < 2**23 else x.contiguous()
 
 
+def _like(x: Tensor, cols: int) -> tuple[tuple, tuple]:
+    """Shape (B, H, S, cols) and strides of a result that lies in memory as `x` does: heads inside rows, or rows inside
+    heads.
+    """
+    B, H, S, _ = x.shape
+    inside = x.stride(1) < x.stride(2)
+    return (B, H, S, cols), (H * S * cols, cols, H * cols, 1) if inside else (H * S * cols, S * cols, cols, 1)
+
+
+def _strides(**tensors: tuple[int, ...]) -> dict[str, int]:
+    """The strides of tensors, by the names of the kernels' parameters."""
+    return {f"{name}_stride_{axis}": n for name, found in tensors.items() for axis, n in zip("bhs", found)}
+
+
 def _has_tma(*tensors: Tensor) -> bool:
     """Whether the chip has a copy engine for tiles that can read these tensors. float32 is multiplied in registers."""
     return _chip(tensors[0].device) in ("sm_90", "sm_100") and all(
@@ -1994,9 +2020,9 @@ class _Known:
         self.near = near[0] is q and near[1] is k and near[2] is v
         self.shape = B, Hq, Hkv, Sq, Sk, D, Dv
         # Shape and strides of the results, kept so that they are allocated quickly.
-        self.out = (B, Hq, Sq, Dv), (Hq * Sq * Dv, Sq * Dv, Dv, 1)
+        self.out = _like(q, Dv)
         self.lse = (B, Hq, Sq), (Hq * Sq, Sq, 1)
-        strides = {f"{name}_stride_{axis}": n for name, x in zip("qkv", near) for axis, n in zip("bhs", x.stride())}
+        strides = _strides(q=near[0].stride(), k=near[1].stride(), v=near[2].stride(), out=self.out[1])
         self.values = dict(strides, Hq=Hq, Hkv=Hkv, Sq=Sq, Sk=Sk, bias_stride_0=bias.stride(0),
             bias_stride_1=bias.stride(1), bias_stride_2=bias.stride(2))
         self.constants = dict(D=D, Dv=Dv, ALIGN=math.gcd(16, *strides.values()))
@@ -2074,7 +2100,7 @@ def _attend(q, k, v, bias, scale, precise, known=None):
         q, k, v = _near(q), _near(k), _near(v)
     out = q.new_empty_strided(*known.out)
     lse = q.new_empty_strided(*known.lse, dtype=torch.float32)
-    rest = torch.empty_like(out) if precise else None
+    rest = q.new_empty(out.shape) if precise else None
     if out.numel():
         key = (precise,)
         launches = known.forward.get(key)
@@ -2091,7 +2117,8 @@ def _attend(q, k, v, bias, scale, precise, known=None):
 @torch.library.custom_op("attngen::natten_2d_e86b02d6c7c5", mutates_args=())
 def _forward(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float, precise: bool = False) -> tuple[Tensor,
     Tensor, Tensor]:
-    """out (B, Hq, Sq, Dv) in q's dtype; lse (B, Hq, Sq) in float32; if precise, what out lost in rounding."""
+    """out (B, Hq, Sq, Dv) in q's dtype and layout; lse (B, Hq, Sq) in float32; if precise, what out lost in rounding.
+    """
     out, lse, rest = _attend(q, k, v, bias, scale, precise)
     return out, lse, out.new_empty(0) if rest is None else rest
 
@@ -2099,19 +2126,20 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float, precis
 @_forward.register_fake
 def _(q, k, v, bias, scale, precise=False):
     lse = q.new_empty(q.shape[:3], dtype=torch.float32)
-    out = q.new_empty((*lse.shape, v.shape[3]))
-    return out, lse, torch.empty_like(out) if precise else out.new_empty(0)
+    out = q.new_empty_strided(*_like(q, v.shape[3]))
+    return out, lse, out.new_empty(out.shape if precise else 0)
 
 
-def _backward_launches(known, q, k, v, d_out, dq, dk, dv, has_d_lse, precise, needed) -> tuple:
+def _backward_launches(known, strides, q, k, v, d_out, dq, dk, dv, has_d_lse, precise, needed) -> tuple:
     """How the backward pass is launched in calls of one layout."""
     B, Hq, Hkv, Sq, Sk, _D, Dv = known.shape
+    align = math.gcd(known.constants["ALIGN"], *strides.values())
     tma = _has_tma(q, k, v, d_out)
     apart = _hopper(HOPPER_APART, q, k, v, d_out, dq, dk, dv)
     BQ, BK, warps, stages = _tiles(q, v)[1]
     by_keys = (_Launch(_dkdv_kernel, _ceil(Sk, BK) * B * Hkv,
-        dict(**known.constants, BQ=BQ, BK=BK, GRAD_BIAS=needed[0], num_warps=warps, num_stages=stages),
-        tiles=dict(q=BQ, d_out=BQ, k=BK, v=BK) if tma else {}),)
+        dict(**{**known.constants, "ALIGN": align}, BQ=BQ, BK=BK, GRAD_BIAS=needed[0], num_warps=warps,
+        num_stages=stages), tiles=dict(q=BQ, d_out=BQ, k=BK, v=BK) if tma else {}),)
     if apart is not None:
         row = HopperDkdvRow(*apart[0])
         BQ, BK = row.BQ, row.BK
@@ -2121,8 +2149,8 @@ def _backward_launches(known, q, k, v, d_out, dq, dk, dv, has_d_lse, precise, ne
             tiles=dict(q=BQ, d_out=BQ, k=BK, v=BK, dk=BK, dv=BK), scalars=dict(n_work=n_work, together=row.together)),)
     BQ, BK, warps, stages = _tiles(q, v)[2]
     by_rows = (_Launch(_dq_kernel, _ceil(Sq, BQ) * B * Hq,
-        dict(**known.constants, BQ=BQ, BK=BK, GRAD_BIAS=needed[0], num_warps=warps, num_stages=stages),
-        tiles=dict(q=BQ, d_out=BQ, k=BK, v=BK) if tma else {}),)
+        dict(**{**known.constants, "ALIGN": align}, BQ=BQ, BK=BK, GRAD_BIAS=needed[0], num_warps=warps,
+        num_stages=stages), tiles=dict(q=BQ, d_out=BQ, k=BK, v=BK) if tma else {}),)
     if apart is not None:
         row = HopperDqRow(*apart[1])
         BQ, BK = row.BQ, row.BK
@@ -2131,28 +2159,29 @@ def _backward_launches(known, q, k, v, d_out, dq, dk, dv, has_d_lse, precise, ne
             dict(**known.wide, BQ=BQ, BK=BK, K_STAGES=row.K_STAGES, V_STAGES=row.V_STAGES, SPARE=row.SPARE,
             GRAD_BIAS=needed[0]), tiles=dict(q=BQ // 2, d_out=BQ // 2, dq=BQ // 2, k=BK, v=BK),
             scalars=dict(n_work=n_work, together=row.together)),)
-    return (_Launch(_rows_kernel, _ceil(B * Hq * Sq, 32), dict(Dv=Dv, ROWS=32, HAS_D_LSE=has_d_lse, PRECISE=precise),
-        scalars=dict(n_rows=B * Hq * Sq),
+    return (_Launch(_rows_kernel, _ceil(Sq, 32) * B * Hq,
+        dict(Dv=Dv, ROWS=32, ALIGN=align, HAS_D_LSE=has_d_lse, PRECISE=precise),
         buffers=dict(lse=((B, Hq, Sq), torch.float32), delta=((B, Hq, Sq), torch.float32)),
         names=dict(lse="natural_lse", scaled_lse="lse")),
         *by_keys,
         *by_rows,)
 
 
-def _pair_launches(known: _Known, q: Tensor, k: Tensor, v: Tensor, d_out: Tensor) -> dict[str, tuple]:
+def _pair_launches(known: _Known, strides, q: Tensor, k: Tensor, v: Tensor, d_out: Tensor) -> dict[str, tuple]:
     """How kernels that gather a param's gradient over pairs are launched in calls of one layout."""
     B, Hq, _Hkv, Sq, _Sk, _D, _Dv = known.shape
+    align = math.gcd(known.constants["ALIGN"], *strides.values())
     tma = _has_tma(q, k, v, d_out)
     pairs = {}
     BQ, BK, warps, _ = _tiles(q, v)[2]
     pairs["sum_bias "
         "measured"] = (_Launch(_sum_bias_kernel, (_ceil(Sq, BQ), B, Hq),
-        dict(**known.constants, BQ=BQ, BK=BK, MEASURE=True, num_warps=warps, num_stages=1),
+        dict(**{**known.constants, "ALIGN": align}, BQ=BQ, BK=BK, MEASURE=True, num_warps=warps, num_stages=1),
         tiles=dict(q=BQ, d_out=BQ, k=BK, v=BK) if tma else {},
         buffers=dict(largest=((_ceil(Sq, BQ), B, Hq), torch.float32))),)
     BQ, BK, warps, _ = _tiles(q, v)[2]
     pairs["sum_bias"] = (_Launch(_sum_bias_kernel, (_ceil(Sq, BQ), B, Hq),
-        dict(**known.constants, BQ=BQ, BK=BK, MEASURE=False, num_warps=warps, num_stages=1),
+        dict(**{**known.constants, "ALIGN": align}, BQ=BQ, BK=BK, MEASURE=False, num_warps=warps, num_stages=1),
         tiles=dict(q=BQ, d_out=BQ, k=BK, v=BK) if tma else {}),)
     return pairs
 
@@ -2161,31 +2190,31 @@ def _gradients(d_out: Tensor, d_lse: Tensor | None, q: Tensor, k: Tensor, v: Ten
     lse: Tensor, rest: Tensor, scale: float, needed: list[bool]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The gradients of q, k, v and of the float params, empty where not needed."""
     known = _known(q, k, v, bias)
+    dq, dk, dv = (x.new_empty_strided(*_like(x, x.shape[3])) for x in (q, k, v))
     if not known.near:
         q, k, v = _near(q), _near(k), _near(v)
-    d_out = d_out.contiguous()
-    some = q.numel() and k.numel()
-    new = torch.empty_like if some else torch.zeros_like
-    dq, dk, dv = (new(x, memory_format=torch.contiguous_format) for x in (q, k, v))
+    out, d_out = _near(out), _near(d_out)
     B, Hq, _Hkv, Sq, Sk, _D, _Dv = known.shape
     total_bias = torch.zeros_like(bias, dtype=torch.float32) if needed[0] else bias.new_empty(0)
-    if some:
+    if q.numel() and k.numel():
         d_lse = d_lse if d_lse is None else d_lse.contiguous()
         # Hooks on saved tensors may hand them back from anywhere.
-        key = (out.data_ptr() % 16, lse.data_ptr() % 16, rest.data_ptr() % 16, d_out.data_ptr() % 16,
-            d_lse is None or (d_lse.dtype, d_lse.data_ptr() % 16), rest.numel() > 0, tuple(needed))
-        launches = known.backward.get(key)
-        if launches is None:
-            launches = known.backward[key] = _backward_launches(known, q, k, v, d_out, dq, dk, dv, d_lse is not None,
-                rest.numel() > 0, needed)
-        values = dict(known.values, q=q, k=k, v=v, d_out=d_out, dq=dq, dk=dk, dv=dv, d_lse=d_lse, out=out, rest=rest,
-            natural_lse=lse, bias=bias, scale=scale)
+        key = (out.data_ptr() % 16, lse.data_ptr() % 16, rest.data_ptr() % 16, d_out.data_ptr() % 16, out.stride(),
+            d_out.stride(), d_lse is None or (d_lse.dtype, d_lse.data_ptr() % 16), rest.numel() > 0, tuple(needed))
+        if key not in known.backward:
+            strides = _strides(out=out.stride(), d_out=d_out.stride(), dq=dq.stride(), dk=dk.stride(), dv=dv.stride())
+            known.backward[key] = (strides,
+                _backward_launches(known, strides, q, k, v, d_out, dq, dk, dv, d_lse is not None, rest.numel() > 0,
+                needed))
+        strides, launches = known.backward[key]
+        values = dict(known.values, **strides, q=q, k=k, v=v, d_out=d_out, dq=dq, dk=dk, dv=dv, d_lse=d_lse, out=out,
+            rest=rest, natural_lse=lse, bias=bias, scale=scale)
         with torch.cuda.device_of(q):
             for launch in launches:
                 launch(values)
             pairs = known.pairs.get(key)
             if pairs is None:
-                pairs = known.pairs[key] = _pair_launches(known, q, k, v, d_out)
+                pairs = known.pairs[key] = _pair_launches(known, strides, q, k, v, d_out)
             if needed[0]:
                 cells = torch.zeros(total_bias.shape, dtype=torch.int64, device=q.device)
                 unit = torch.ones((), dtype=torch.float32, device=q.device)
@@ -2202,6 +2231,8 @@ def _gradients(d_out: Tensor, d_lse: Tensor | None, q: Tensor, k: Tensor, v: Ten
                 for launch in pairs["sum_bias"]:
                     launch(values)
                 total_bias += (cells.double() * unit).float()
+    else:
+        dq, dk, dv = dq.zero_(), dk.zero_(), dv.zero_()
     return dq, dk, dv, total_bias
 
 
@@ -2215,7 +2246,7 @@ def _(ctx, *gradients):
 
 @_backward.register_fake
 def _(d_out, d_lse, q, k, v, bias, out, lse, rest, scale, needed):
-    dq, dk, dv = (x.new_empty(x.shape) for x in (q, k, v))
+    dq, dk, dv = (x.new_empty_strided(*_like(x, x.shape[3])) for x in (q, k, v))
     total_bias = bias.new_empty(bias.shape, dtype=torch.float32) if needed[0] else bias.new_empty(0)
     return dq, dk, dv, total_bias
 
@@ -2396,9 +2427,9 @@ def natten_2d(
     dropout_seed is accepted for the sake of a common signature, and has no effect.
     check is accepted for the sake of a common signature: here every call checks all facts.
 
-    Returns out (B, Hq, Sq, Dv) in q's dtype, and with return_lse also the log-sum-exp (B, Hq, Sq), natural, float32.
-    A query that may attend to no key has a zero row in the result and zero gradients in q, k and v. Raises ValueError
-    if an argument does not fit.
+    Returns out (B, Hq, Sq, Dv) in q's dtype and layout, and with return_lse also the log-sum-exp (B, Hq, Sq), natural,
+    float32. A query that may attend to no key has a zero row in the result and zero gradients in q, k and v. Raises
+    ValueError if an argument does not fit.
     """
     return _call(q, k, v, bias, scale, return_lse, dropout_seed)
 

@@ -107,7 +107,9 @@ _Tiling = namedtuple("_Tiling", "D Dv BQ BK")
 
 # Sizes and strides: a kernel isn't compiled again for one that is 1 or a multiple of 16.
 UNSPECIALIZED = ['Hq', 'Hkv', 'Sq', 'Sk', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b', 'k_stride_h',
-    'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s']
+    'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s', 'out_stride_b', 'out_stride_h', 'out_stride_s',
+    'd_out_stride_b', 'd_out_stride_h', 'd_out_stride_s', 'dq_stride_b', 'dq_stride_h', 'dq_stride_s', 'dk_stride_b',
+    'dk_stride_h', 'dk_stride_s', 'dv_stride_b', 'dv_stride_h', 'dv_stride_s']
 
 
 @triton.constexpr_function
@@ -137,12 +139,12 @@ def _load_rows(rows, start, ROWS: tl.constexpr, COLS: tl.constexpr, CHECKED: tl.
 
 
 @triton.jit
-def _store_rows(base, values, start, stop, COLS: tl.constexpr):
-    """Stores rows start … of one head, which are contiguous there, in the type of the memory."""
+def _store_rows(rows, values, start, COLS: tl.constexpr):
+    """Stores rows start … of one head, in the type of the memory."""
     row = tl.arange(0, values.shape[0])[:, None]
     col = tl.arange(0, values.shape[1])[None, :]
-    cells = base + tl.cast(start, tl.int64) * COLS + row * COLS + col
-    tl.store(cells, values.to(base.dtype.element_ty), mask=(row < stop - start) & (col < COLS))
+    cells = rows.base + tl.cast(start, tl.int64) * rows.stride + row * rows.stride + col
+    tl.store(cells, values.to(rows.base.dtype.element_ty), mask=(row < rows.stop - start) & (col < COLS))
 
 
 @triton.jit
@@ -227,7 +229,7 @@ def _finish(acc):
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def _forward_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, scale, Hq, Hkv, Sq, Sk, q_stride_b, q_stride_h, q_stride_s, k_stride_b,
-    k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s,
+    k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s, out_stride_b, out_stride_h, out_stride_s,
     D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ALIGN: tl.constexpr,
 ):
     """One tile of queries of one head: walks the tiles of keys that it can meet."""
@@ -249,7 +251,8 @@ def _forward_kernel(
         acc = _attend_tile(acc, held, k_rows, v_rows, (full_hi + step) * BK, tiling, True)
     acc, lse = _finish(acc)
     row = (batch * tl.cast(Hq, tl.int64) + head) * Sq
-    _store_rows(out_ptr + row * Dv, acc, q0, Sq, Dv)
+    out_rows = _head_rows(out_ptr, batch, head, (out_stride_b, out_stride_h, out_stride_s), Sq, ALIGN)
+    _store_rows(out_rows, acc, q0, Dv)
     rows = q0 + tl.arange(0, BQ)
     tl.store(lse_ptr + row + rows, lse, mask=rows < Sq)
 
@@ -300,8 +303,8 @@ def _split_kernel(
 
 @triton.jit(do_not_specialize=["pieces", *UNSPECIALIZED])
 def _merge_kernel(
-    parts_ptr, out_ptr, lse_ptr, pieces, scale, Hq, Hkv, Sq, Sk,
-    D: tl.constexpr, Dv: tl.constexpr, PIECES: tl.constexpr,
+    parts_ptr, out_ptr, lse_ptr, pieces, scale, Hq, Hkv, Sq, Sk, out_stride_b, out_stride_h, out_stride_s,
+    D: tl.constexpr, Dv: tl.constexpr, PIECES: tl.constexpr, ALIGN: tl.constexpr,
 ):
     """One query of one head: merges the sums of its pieces, PIECES at a time, by the rule of the online softmax."""
     BQ: tl.constexpr = 1
@@ -318,7 +321,8 @@ def _merge_kernel(
         acc += tl.sum(part, 0)[None, :]
     acc, lse = _finish(acc)
     row = (batch * tl.cast(Hq, tl.int64) + head) * Sq
-    _store_rows(out_ptr + row * Dv, acc, q0, Sq, Dv)
+    out_rows = _head_rows(out_ptr, batch, head, (out_stride_b, out_stride_h, out_stride_s), Sq, ALIGN)
+    _store_rows(out_rows, acc, q0, Dv)
     rows = q0 + tl.arange(0, BQ)
     tl.store(lse_ptr + row + rows, lse, mask=rows < Sq)
 
@@ -350,7 +354,8 @@ def _dq_tile(dq, held, k_rows, v_rows, k0, tiling: tl.constexpr, MASKED: tl.cons
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def _dq_kernel(
     q_ptr, k_ptr, v_ptr, d_out_ptr, dq_ptr, scale, Hq, Hkv, Sq, Sk, q_stride_b, q_stride_h, q_stride_s, k_stride_b,
-    k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s,
+    k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s, d_out_stride_b, d_out_stride_h, d_out_stride_s,
+    dq_stride_b, dq_stride_h, dq_stride_s,
     D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ALIGN: tl.constexpr,
 ):
     """One tile of queries of one head: walks the same tiles of keys as the forward kernel."""
@@ -361,8 +366,7 @@ def _dq_kernel(
     q_rows = _head_rows(q_ptr, batch, head, (q_stride_b, q_stride_h, q_stride_s), Sq, ALIGN)
     k_rows = _head_rows(k_ptr, batch, kv_head, (k_stride_b, k_stride_h, k_stride_s), Sk, ALIGN)
     v_rows = _head_rows(v_ptr, batch, kv_head, (v_stride_b, v_stride_h, v_stride_s), Sk, ALIGN)
-    d_out_rows = _head_rows(d_out_ptr, batch, head, (tl.cast(Hq, tl.int64) * Sq * Dv, Sq * Dv, Dv), Sq, 1)
-    row = (batch * tl.cast(Hq, tl.int64) + head) * Sq
+    d_out_rows = _head_rows(d_out_ptr, batch, head, (d_out_stride_b, d_out_stride_h, d_out_stride_s), Sq, ALIGN)
     q = _load_rows(q_rows, q0, BQ, D, True)
     d_out = _load_rows(d_out_rows, q0, BQ, Dv, True)
     head_term = tl.log(tl.cast(Sk, tl.float32))
@@ -373,7 +377,8 @@ def _dq_kernel(
         dq = _dq_tile(dq, held, k_rows, v_rows, step * BK, tiling, False)
     for step in tl.range(any_hi - full_hi):
         dq = _dq_tile(dq, held, k_rows, v_rows, (full_hi + step) * BK, tiling, True)
-    _store_rows(dq_ptr + row * D, dq * scale, q0, Sq, D)
+    dq_rows = _head_rows(dq_ptr, batch, head, (dq_stride_b, dq_stride_h, dq_stride_s), Sq, ALIGN)
+    _store_rows(dq_rows, dq * scale, q0, D)
 
 
 @triton.jit
@@ -405,7 +410,8 @@ def _dkdv_tile(state, held, q_rows, d_out_rows, q0, tiling: tl.constexpr, MASKED
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def _dkdv_kernel(
     q_ptr, k_ptr, v_ptr, d_out_ptr, dk_ptr, dv_ptr, scale, Hq, Hkv, Sq, Sk, q_stride_b, q_stride_h, q_stride_s,
-    k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s,
+    k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s, d_out_stride_b, d_out_stride_h,
+    d_out_stride_s, dk_stride_b, dk_stride_h, dk_stride_s, dv_stride_b, dv_stride_h, dv_stride_s,
     D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ALIGN: tl.constexpr,
 ):
     """One tile of keys of one key/value head: walks the tiles of queries that meet it, of every head of the group."""
@@ -422,7 +428,7 @@ def _dkdv_kernel(
     for member in range(group):
         head = kv_head * group + member
         q_rows = _head_rows(q_ptr, batch, head, (q_stride_b, q_stride_h, q_stride_s), Sq, ALIGN)
-        d_out_rows = _head_rows(d_out_ptr, batch, head, (tl.cast(Hq, tl.int64) * Sq * Dv, Sq * Dv, Dv), Sq, 1)
+        d_out_rows = _head_rows(d_out_ptr, batch, head, (d_out_stride_b, d_out_stride_h, d_out_stride_s), Sq, ALIGN)
         head_term = tl.log(tl.cast(Sk, tl.float32))
         held = (k, v, scale, head_term)
         state = (dk, dv)
@@ -432,9 +438,10 @@ def _dkdv_kernel(
         for step in tl.range(any_hi - full_hi):
             state = _dkdv_tile(state, held, q_rows, d_out_rows, (full_hi + step) * BQ, tiling, True)
         dk, dv = state
-    column = (batch * tl.cast(Hkv, tl.int64) + kv_head) * Sk
-    _store_rows(dk_ptr + column * D, dk * scale, k0, Sk, D)
-    _store_rows(dv_ptr + column * Dv, dv, k0, Sk, Dv)
+    dk_rows = _head_rows(dk_ptr, batch, kv_head, (dk_stride_b, dk_stride_h, dk_stride_s), Sk, ALIGN)
+    dv_rows = _head_rows(dv_ptr, batch, kv_head, (dv_stride_b, dv_stride_h, dv_stride_s), Sk, ALIGN)
+    _store_rows(dk_rows, dk * scale, k0, D)
+    _store_rows(dv_rows, dv, k0, Dv)
 
 
 # ---------------------------------------------------------------- on the host
@@ -477,6 +484,20 @@ def _tiles(q: Tensor, v: Tensor) -> tuple[tuple[int, int, int, int], ...]:
 def _near(x: Tensor) -> Tensor:
     """`x` itself if its rows are contiguous and near each other, else a copy."""
     return x if x.stride(3) == 1 and x.stride(2) < 2**23 else x.contiguous()
+
+
+def _like(x: Tensor, cols: int) -> tuple[tuple, tuple]:
+    """Shape (B, H, S, cols) and strides of a result that lies in memory as `x` does: heads inside rows, or rows inside
+    heads.
+    """
+    B, H, S, _ = x.shape
+    inside = x.stride(1) < x.stride(2)
+    return (B, H, S, cols), (H * S * cols, cols, H * cols, 1) if inside else (H * S * cols, S * cols, cols, 1)
+
+
+def _strides(**tensors: tuple[int, ...]) -> dict[str, int]:
+    """The strides of tensors, by the names of the kernels' parameters."""
+    return {f"{name}_stride_{axis}": n for name, found in tensors.items() for axis, n in zip("bhs", found)}
 
 
 def _has_tma(*tensors: Tensor) -> bool:
@@ -567,9 +588,9 @@ class _Known:
         self.near = near[0] is q and near[1] is k and near[2] is v
         self.shape = B, Hq, Hkv, Sq, Sk, D, Dv
         # Shape and strides of the results, kept so that they are allocated quickly.
-        self.out = (B, Hq, Sq, Dv), (Hq * Sq * Dv, Sq * Dv, Dv, 1)
+        self.out = _like(q, Dv)
         self.lse = (B, Hq, Sq), (Hq * Sq, Sq, 1)
-        strides = {f"{name}_stride_{axis}": n for name, x in zip("qkv", near) for axis, n in zip("bhs", x.stride())}
+        strides = _strides(q=near[0].stride(), k=near[1].stride(), v=near[2].stride(), out=self.out[1])
         self.values = dict(strides, Hq=Hq, Hkv=Hkv, Sq=Sq, Sk=Sk)
         self.constants = dict(D=D, Dv=Dv, ALIGN=math.gcd(16, *strides.values()))
         self.fits = set()
@@ -627,7 +648,8 @@ def _forward_launches(known, q, k, v, out) -> tuple:
             dict(**known.constants, BQ=BQ, BK=BK, num_warps=warps, num_stages=stages),
             tiles=dict(k=BK, v=BK) if tma else {}, scalars=dict(pieces=pieces),
             buffers=dict(parts=((B * Hq * Sq * pieces * (_padded(Dv) + 4),), torch.float32))),
-            _Launch(_merge_kernel, B * Hq * Sq, dict(D=D, Dv=Dv, PIECES=16, num_warps=4)),)
+            _Launch(_merge_kernel, B * Hq * Sq,
+                dict(D=D, Dv=Dv, PIECES=16, ALIGN=known.constants["ALIGN"], num_warps=4)),)
     tma = _has_tma(q, k, v)
     BQ, BK, warps, stages = _tiles(q, v)[0]
     return (_Launch(_forward_kernel, _ceil(Sq, BQ) * B * Hq,
@@ -656,28 +678,29 @@ def _attend(q, k, v, scale, known=None):
 
 @torch.library.custom_op("attngen::sigmoid_5619add89845", mutates_args=())
 def _forward(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """out (B, Hq, Sq, Dv) in q's dtype; lse (B, Hq, Sq) in float32."""
+    """out (B, Hq, Sq, Dv) in q's dtype and layout; lse (B, Hq, Sq) in float32."""
     return _attend(q, k, v, scale)
 
 
 @_forward.register_fake
 def _(q, k, v, scale):
     lse = q.new_empty(q.shape[:3], dtype=torch.float32)
-    out = q.new_empty((*lse.shape, v.shape[3]))
+    out = q.new_empty_strided(*_like(q, v.shape[3]))
     return out, lse
 
 
-def _backward_launches(known, q, k, v, d_out, dq, dk, dv) -> tuple:
+def _backward_launches(known, strides, q, k, v, d_out, dq, dk, dv) -> tuple:
     """How the backward pass is launched in calls of one layout."""
     B, Hq, Hkv, Sq, Sk, _D, _Dv = known.shape
+    align = math.gcd(known.constants["ALIGN"], *strides.values())
     tma = _has_tma(q, k, v, d_out)
     BQ, BK, warps, stages = _tiles(q, v)[1]
     by_keys = (_Launch(_dkdv_kernel, _ceil(Sk, BK) * B * Hkv,
-        dict(**known.constants, BQ=BQ, BK=BK, num_warps=warps, num_stages=stages),
+        dict(**{**known.constants, "ALIGN": align}, BQ=BQ, BK=BK, num_warps=warps, num_stages=stages),
         tiles=dict(q=BQ, d_out=BQ, k=BK, v=BK) if tma else {}),)
     BQ, BK, warps, stages = _tiles(q, v)[2]
     by_rows = (_Launch(_dq_kernel, _ceil(Sq, BQ) * B * Hq,
-        dict(**known.constants, BQ=BQ, BK=BK, num_warps=warps, num_stages=stages),
+        dict(**{**known.constants, "ALIGN": align}, BQ=BQ, BK=BK, num_warps=warps, num_stages=stages),
         tiles=dict(q=BQ, d_out=BQ, k=BK, v=BK) if tma else {}),)
     return (*by_keys,
         *by_rows,)
@@ -687,22 +710,24 @@ def _gradients(d_out: Tensor, d_lse: Tensor | None, q: Tensor, k: Tensor, v: Ten
     scale: float) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of q, k, v."""
     known = _known(q, k, v)
+    dq, dk, dv = (x.new_empty_strided(*_like(x, x.shape[3])) for x in (q, k, v))
     if not known.near:
         q, k, v = _near(q), _near(k), _near(v)
-    d_out = d_out.contiguous()
-    some = q.numel() and k.numel()
-    new = torch.empty_like if some else torch.zeros_like
-    dq, dk, dv = (new(x, memory_format=torch.contiguous_format) for x in (q, k, v))
-    if some:
+    out, d_out = _near(out), _near(d_out)
+    if q.numel() and k.numel():
         # Hooks on saved tensors may hand them back from anywhere.
-        key = out.data_ptr() % 16, lse.data_ptr() % 16, d_out.data_ptr() % 16
-        launches = known.backward.get(key)
-        if launches is None:
-            launches = known.backward[key] = _backward_launches(known, q, k, v, d_out, dq, dk, dv)
-        values = dict(known.values, q=q, k=k, v=v, d_out=d_out, dq=dq, dk=dk, dv=dv, out=out, lse=lse, scale=scale)
+        key = out.data_ptr() % 16, lse.data_ptr() % 16, d_out.data_ptr() % 16, out.stride(), d_out.stride()
+        if key not in known.backward:
+            strides = _strides(out=out.stride(), d_out=d_out.stride(), dq=dq.stride(), dk=dk.stride(), dv=dv.stride())
+            known.backward[key] = strides, _backward_launches(known, strides, q, k, v, d_out, dq, dk, dv)
+        strides, launches = known.backward[key]
+        values = dict(known.values, **strides, q=q, k=k, v=v, d_out=d_out, dq=dq, dk=dk, dv=dv, out=out, lse=lse,
+            scale=scale)
         with torch.cuda.device_of(q):
             for launch in launches:
                 launch(values)
+    else:
+        dq, dk, dv = dq.zero_(), dk.zero_(), dv.zero_()
     return dq, dk, dv
 
 
@@ -716,7 +741,7 @@ def _(ctx, *gradients):
 
 @_backward.register_fake
 def _(d_out, d_lse, q, k, v, out, lse, scale):
-    dq, dk, dv = (x.new_empty(x.shape) for x in (q, k, v))
+    dq, dk, dv = (x.new_empty_strided(*_like(x, x.shape[3])) for x in (q, k, v))
     return dq, dk, dv
 
 
@@ -870,9 +895,9 @@ def sigmoid(
     dropout_seed is accepted for the sake of a common signature, and has no effect.
     check is accepted for the sake of a common signature: here every call checks all facts.
 
-    Returns out (B, Hq, Sq, Dv) in q's dtype, and with return_lse also the log-sum-exp (B, Hq, Sq), natural, float32.
-    A query that may attend to no key has a zero row in the result and zero gradients in q, k and v. Raises ValueError
-    if an argument does not fit.
+    Returns out (B, Hq, Sq, Dv) in q's dtype and layout, and with return_lse also the log-sum-exp (B, Hq, Sq), natural,
+    float32. A query that may attend to no key has a zero row in the result and zero gradients in q, k and v. Raises
+    ValueError if an argument does not fit.
     """
     return _call(q, k, v, scale, return_lse, dropout_seed)
 

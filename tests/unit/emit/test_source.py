@@ -210,4 +210,4 @@ def test_functions_of_portable_kernels_are_short_and_take_few_arguments(name: st
     assert {"_attend_tile", "_dq_tile", "_dkdv_tile", "_forward_kernel"} <= found.keys()
     assert not [n for n, f in found.items() if not n.endswith("_kernel") and len(f.args.args) > 12]
     assert not [n for n, f in found.items() if (f.end_lineno or 0) - f.lineno >= 80]
-    assert name != "causal" or len(found["_forward_kernel"].args.args) <= 24
+    assert name != "causal" or len(found["_forward_kernel"].args.args) <= 27
