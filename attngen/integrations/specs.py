@@ -1,0 +1,107 @@
+"""The specs of the adapters: what a model asks of its attention, as a typed choice, and the choice as a spec's text.
+
+Takes choices, returns text and kernels. Knows no library; each adapter reads its library's calls and makes the choice.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+from attngen.api import Kernel
+from attngen.api import compile as compile_spec
+from attngen.runtime import cache
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """One attention of the adapters. The kernel of a choice takes exactly the params that `text` declares.
+
+    `window` counts keys: causal, a query sees its own key and the `window - 1` before it; else, the keys at most
+    `window` away. `chunk` allows pairs within one chunk of that many positions. `documents` takes ids of tokens
+    instead of packed tensors.
+    """
+
+    causal: bool = True
+    window: int | None = None
+    chunk: int | None = None
+    softcap: float | None = None
+    sinks: bool = False
+    dropout: bool = False
+    documents: bool = False
+
+    def name(self) -> str:
+        """What profilers call the kernels."""
+        parts = {
+            "windowed": self.window,
+            "chunked": self.chunk,
+            "softcap": self.softcap,
+            "sinks": self.sinks,
+            "dropout": self.dropout,
+            "documents": self.documents,
+        }
+        return "_".join(["causal" if self.causal else "full", *(part for part, chosen in parts.items() if chosen)])
+
+    def text(self) -> str:
+        """The spec. Positions are those of one sequence, whose last query is at its last key."""
+        params: list[str] = []
+        mask: list[str] = []
+        if self.causal and self.window is None:
+            mask.append("causal")
+        elif self.causal:
+            mask.append(f"sliding_window({self.window})")
+        elif self.window is not None:
+            mask.append(f"abs(q + Sk - Sq - k) <= {self.window}")
+        if self.chunk is not None and self.documents:
+            params.append("param position: int[B, Sk]  # of a token in its document")
+            mask.append(f"position[b, q] // {self.chunk} == position[b, k] // {self.chunk}")
+        elif self.chunk is not None:
+            params.append("param first: int[B]  # the position of the sequence's first stored key")
+            mask.append(f"(q + Sk - Sq + first[b]) // {self.chunk} == (k + first[b]) // {self.chunk}")
+        if self.documents:
+            params.append("param ids: int[B, Sk]  # which document a token belongs to")
+            mask.append("same_document(ids)")
+        if self.sinks:
+            params.append("param sink: f32[Hq]")
+        if self.dropout:
+            params.append("param p: f32 where 0 <= p < 1")
+        lines = [f"attention {self.name()}", *params]
+        if self.softcap is not None:
+            lines.append(f"score = softcap(qk * scale, {float(self.softcap)!r})")
+        lines.append(f"mask = {' and '.join(mask) or 'true'}")
+        if self.sinks:
+            lines.append("normalizer = softmax(sink = sink[h])")
+        if self.dropout:
+            lines.append("dropout = p")
+        if self.documents:
+            lines.append("assume Sq == Sk")
+        return "\n".join(lines) + "\n"
+
+
+class _Kernels:
+    """Every kernel of this process, as an attribute named by its spec and target.
+
+    Attributes, since `torch.compile` reads each when it comes to it. It would copy a dict at the first read, without
+    the kernels of later layers.
+    """
+
+
+def _compiled(spec: str, target: str) -> str:
+    """The attribute of a kernel, which is compiled if this is the first call."""
+    name = f"{target}_{cache.digest(spec)}"
+    with _COMPILING:
+        if not hasattr(_Kernels, name):
+            kernel = compile_spec(spec, target)
+            _ = kernel.function  # loaded here: without a GPU that turns Triton's interpreter on
+            setattr(_Kernels, name, kernel)
+    return name
+
+
+# `torch.compile` calls this function instead of tracing into it, as `torch.compiler.assume_constant_result` has it.
+_compiled._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
+_COMPILING = threading.Lock()
+
+
+def compiled(choice: Choice, target: str) -> Kernel:
+    """The kernel of a choice, compiled once a process."""
+    return getattr(_Kernels, _compiled(choice.text(), target))

@@ -1,0 +1,221 @@
+"""attngen's kernels as an attention implementation of transformers 5.
+
+    from attngen.integrations import transformers as attngen_transformers
+
+    attngen_transformers.register()
+    model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="attngen")
+
+One kernel is compiled for each attention that the model's layers ask for (causal or not, its window, soft cap, chunks,
+sinks, dropout), at the first call. What a call asks for and attngen does not have raises `UsageError`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface, AttentionMaskInterface
+
+from attngen.api import Kernel
+from attngen.api import compile as compile_spec
+from attngen.errors import UsageError
+from attngen.integrations.masks import Mask, make
+from attngen.integrations.specs import Choice, compiled
+
+Call = Mapping[str, Any]
+Params = Callable[[torch.nn.Module, Call], Mapping[str, Any]]
+
+CARRIED = ("sliding_window", "softcap", "s_aux")
+"""Keywords of a call that change its result, and that a spec of one's own gets through `params` alone."""
+
+READ = frozenset(
+    {*CARRIED, "dropout", "scaling", "is_causal", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"}
+)
+
+HARMLESS = frozenset(
+    {
+        # The mask function has read these.
+        "position_ids",
+        "cache_position",
+        "token_type_ids",
+        "mm_token_type_ids",
+        # For what a model does beside its attention.
+        "position_embeddings",
+        "num_items_in_batch",
+        "use_cache",
+        "output_hidden_states",
+        "output_router_logits",
+        "logits_to_keep",
+        "return_dict",
+        "deterministic",
+    }
+)
+"""Keywords that transformers hands to every attention, and that do not change what it computes."""
+
+
+def register(
+    name: str = "attngen",
+    spec: str | os.PathLike[str] | Kernel | None = None,
+    params: Params | None = None,
+    *,
+    target: str = "triton",
+) -> None:
+    """Register attngen under `name`, for `attn_implementation=name` and `model.set_attn_implementation(name)`.
+
+    `spec` is an attention of your own, for every layer: a path, a text, or a compiled `Kernel`. Its positions are those
+    of one sequence: padding, packing and caches are taken care of. `params(module, call)` returns its params for one
+    call, from the attention module and the keywords of the call (`scaling`, `sliding_window`, `softcap`, `s_aux`, …);
+    what it returns replaces nothing else. Without `params`, a call that has a window, a soft cap, sinks or dropout is
+    refused, since nothing would hand them to the spec.
+    """
+    if not re.fullmatch(r"[A-Za-z_]\w*", name) or any(part in name for part in ("flash", "sdpa", "flex", "eager")):
+        raise UsageError(f"name {name!r} means something else to transformers: choose a plain name, such as 'attngen'")
+    if spec is None and params is not None:
+        raise UsageError("params= are those of a spec of your own: pass spec= too")
+    own = spec if spec is None or isinstance(spec, Kernel) else compile_spec(spec, target)
+    if own is not None:
+        _ = own.function  # loaded here: without a GPU that turns Triton's interpreter on
+    for registry, entry in ((AttentionInterface, _Attention(own, params, target)), (AttentionMaskInterface, make)):
+        cast(Any, registry).register(name, entry)
+
+
+@dataclass(frozen=True)
+class _Attention:
+    """What the registry holds: one call per layer and forward pass."""
+
+    own: Kernel | None
+    params: Params | None
+    target: str
+
+    def __call__(
+        self,
+        module: torch.nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Any = None,
+        **call: Any,
+    ) -> tuple[Tensor, None]:
+        """query (B, Hq, Sq, D), key (B, Hkv, Sk, D), value (B, Hkv, Sk, Dv) -> (B, Sq, Hq, Dv), and no weights."""
+        self._refuse_unknown(call)
+        sizes = (query.shape[0], 1, query.shape[2], key.shape[2])
+        mask = _without_mask(module, call, sizes) if attention_mask is None else attention_mask
+        if not isinstance(mask, Mask):
+            raise UsageError(
+                f"attention_mask is {_described(mask)}; attngen takes 2-D padding masks, (batch, positions), which the "
+                "model turns into what its layers need. For another mask write a spec, and register it with spec="
+            )
+        if mask.shape != sizes:
+            raise UsageError(f"the mask is for (batch, 1, queries, keys) {mask.shape}, the call has {sizes}")
+        mask = _packed_by_call(mask, call, query.device)
+        kernel, params = self._kernel(module, query, mask, call)
+        arguments = {"scale": call.get("scaling"), **params}
+        if mask.cu_seqlens is not None and not (self.own is None and mask.choice.documents):
+            return _packed(kernel, query, key, value, mask.cu_seqlens, call, arguments), None
+        return kernel(query, key, value, **arguments, **mask.lengths).transpose(1, 2).contiguous(), None
+
+    def _refuse_unknown(self, call: Call) -> None:
+        """Raises for what the adapter does not know, and for what would get lost on the way to a spec of one's own."""
+        for name, given in call.items():
+            if given is None or given is False or name in HARMLESS:
+                continue
+            if name in ("cache", "block_table"):
+                raise UsageError(f"{name}: attngen has no continuous batching yet; generate in batches")
+            if name not in READ and self.params is None:
+                raise UsageError(f"the model passes {name}={_described(given)} to its attention, unknown to attngen")
+            if name in CARRIED and self.own is not None and self.params is None:
+                raise UsageError(_lost(f"{name}={_described(given)}"))
+
+    def _kernel(self, module: torch.nn.Module, query: Tensor, mask: Mask, call: Call) -> tuple[Kernel, dict[str, Any]]:
+        dropout = call.get("dropout") or 0.0
+        if self.own is not None:
+            for what in ("window", "chunk"):
+                if self.params is None and getattr(mask.choice, what) is not None:
+                    raise UsageError(_lost(f"a mask with a {what} of {getattr(mask.choice, what)}"))
+            if self.params is None and dropout:
+                raise UsageError(_lost(f"dropout={dropout}"))
+            if mask.kv_offset > 0:
+                raise UsageError(
+                    f"the cache of a sliding layer has dropped its first {mask.kv_offset} keys, and a spec of your own "
+                    "counts positions from the first: pass past_key_values=DynamicCache(), which keeps every key"
+                )
+            return self.own, {} if self.params is None else dict(self.params(module, call))
+        sinks = call.get("s_aux")
+        choice = replace(mask.choice, softcap=call.get("softcap"), sinks=sinks is not None, dropout=dropout > 0)
+        params: dict[str, Any] = dict(mask.params)
+        if sinks is not None:
+            params["sink"] = sinks.float()
+        if dropout > 0:
+            params["p"] = dropout
+        return compiled(choice, self.target), params
+
+
+def _without_mask(module: torch.nn.Module, call: Call, sizes: tuple[int, int, int, int]) -> Mask:
+    """The mask of a model that makes none: causal or not, as the call or the module says, with the call's window."""
+    given = call.get("is_causal")
+    causal = bool(getattr(module, "is_causal", True) if given is None else given)
+    queries, keys = sizes[2:]
+    if causal and queries not in (1, keys) and call.get("cu_seq_lens_q") is None:
+        raise UsageError(f"{queries} queries of {keys} keys, causal, without a mask: which keys they see is not said")
+    choice = Choice(causal=causal, window=call.get("sliding_window"))
+    return Mask(choice=choice, shape=sizes, kv_offset=0, lengths={}, cu_seqlens=None, params={})
+
+
+def _packed_by_call(mask: Mask, call: Call, device: torch.device) -> Mask:
+    """The mask, checked against the keywords that say the same, and with the offsets that the call has."""
+    choice, window, causal = mask.choice, call.get("sliding_window"), call.get("is_causal")
+    if choice.causal and window is not None and window != choice.window:
+        raise UsageError(f"the call has sliding_window={window}, and the model's mask has {choice.window or 'none'}")
+    if causal is not None and bool(causal) != choice.causal:
+        raise UsageError(
+            f"the call has is_causal={causal}, and the model's mask is {'' if choice.causal else 'not '}causal"
+        )
+    offsets = call.get("cu_seq_lens_q")
+    if offsets is None:
+        return mask
+    if mask.lengths:
+        raise UsageError("cu_seq_lens_q and padding in one call: leave the attention_mask out")
+    if mask.choice.chunk is not None and mask.cu_seqlens is not None:
+        return mask  # says the same, and knows where the chunks of each sequence begin
+    cu_seqlens = torch.as_tensor(offsets, dtype=torch.int32, device=device)
+    params = {} if mask.choice.chunk is None else {"first": torch.zeros_like(cu_seqlens[1:])}
+    return replace(mask, choice=replace(mask.choice, documents=False), cu_seqlens=cu_seqlens, params=params)
+
+
+def _packed(
+    kernel: Kernel, query: Tensor, key: Tensor, value: Tensor, cu_seqlens: Tensor, call: Call, arguments: Call
+) -> Tensor:
+    """The sequences of all batch rows, one after the other: (B, H, S, D) -> (B, Sq, Hq, Dv)."""
+    batch, _, queries, _ = query.shape
+    q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))
+    keys = call.get("cu_seq_lens_k")
+    longest = {f"max_seqlen_{side}": call.get(f"max_length_{side}") for side in "qk"}
+    out: Tensor = cast(Any, kernel).varlen(
+        q,
+        k,
+        v,
+        cu_seqlens_q=cu_seqlens,
+        cu_seqlens_k=None if keys is None else torch.as_tensor(keys, dtype=torch.int32, device=query.device),
+        **{name: hint for name, hint in longest.items() if isinstance(hint, int)},
+        **arguments,
+    )
+    return out.reshape(batch, queries, *out.shape[1:])
+
+
+def _lost(what: str) -> str:
+    return (
+        f"the model asks for {what}, and nothing hands it to your spec: pass params=, a function of (module, call) "
+        "that returns the params of the spec"
+    )
+
+
+def _described(given: Any) -> str:
+    if isinstance(given, Tensor):
+        return f"a tensor {list(given.shape)}"
+    text = repr(given)
+    return text if len(text) <= 60 else f"a {type(given).__name__}"

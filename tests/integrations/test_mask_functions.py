@@ -1,0 +1,106 @@
+"""The mask functions that transformers builds are read for what they compute; any other one is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from transformers import masking_utils as hf
+
+from attngen.errors import UsageError
+from attngen.integrations.mask_functions import Pattern, read
+
+IDS = torch.tensor([[0, 0, 0, 1, 1]])
+POSITION = torch.tensor([[0, 1, 2, 0, 1]])
+START = torch.tensor([2])
+KEEP = torch.tensor([[False, True, True, True, True]])
+
+KNOWN: dict[str, tuple[Callable[[], Any], Pattern]] = {
+    "causal": (lambda: hf.causal_mask_function, Pattern(causal=True)),
+    "full": (lambda: hf.bidirectional_mask_function, Pattern()),
+    "window": (lambda: hf.sliding_window_causal_mask_function(5), Pattern(causal=True, window=5)),
+    "distance": (lambda: hf.sliding_window_bidirectional_mask_function(5), Pattern(distance=5)),
+    "chunks": (
+        lambda: hf.chunked_causal_mask_function(4, START),
+        Pattern(causal=True, chunk=4, chunk_start=START),
+    ),
+    "packed": (
+        lambda: hf.packed_sequence_compatibility_function(hf.causal_mask_function, POSITION, IDS),
+        Pattern(causal=True, ids=IDS, position=POSITION),
+    ),
+    "packed window": (
+        lambda: hf.packed_sequence_compatibility_function(hf.sliding_window_causal_mask_function(5), POSITION, IDS),
+        Pattern(causal=True, window=5, ids=IDS, position=POSITION),
+    ),
+    "packed chunks": (
+        lambda: hf.packed_sequence_compatibility_function(hf.chunked_causal_mask_function(4, START), POSITION, IDS),
+        Pattern(causal=True, chunk=4, chunk_start=START, ids=IDS, position=POSITION),
+    ),
+    "padding": (
+        lambda: hf.and_masks(hf.causal_mask_function, hf.padding_mask_function(KEEP)),
+        Pattern(causal=True, padding=KEEP),
+    ),
+}
+
+
+def assert_same(found: Pattern, expected: Pattern) -> None:
+    for name in Pattern.__dataclass_fields__:
+        a, b = getattr(found, name), getattr(expected, name)
+        assert torch.equal(a, b) if isinstance(b, torch.Tensor) else a == b, name
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_known(name: str) -> None:
+    make, expected = KNOWN[name]
+    assert_same(read(make()), expected)
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_known_while_torch_compile_traces(name: str) -> None:
+    make, expected = KNOWN[name]
+    torch._dynamo.reset()
+    assert_same(torch.compile(lambda: read(make()), fullgraph=True, backend="eager")(), expected)
+
+
+UNKNOWN: dict[str, tuple[Callable[..., Any], str]] = {
+    "union": (
+        hf.or_masks(hf.causal_mask_function, hf.blockwise_overlay(IDS)),
+        r"\(\(k <= q\) \| \(\(tensor\[1, 5\]\[b, q\] == tensor\[1, 5\]\[b, k\]\) & \(tensor\[1, 5\]\[b, q\] >= 0\)\)\)",
+    ),
+    "strictly causal": (lambda b, h, q, k: k < q, r"`\(k < q\)`"),
+    "a window without its causal half": (hf.sliding_window_overlay(5), r"`\(k > \(q - 5\)\)`"),
+    "causal by distance": (
+        hf.and_masks(hf.sliding_window_bidirectional_overlay(5), hf.causal_mask_function),
+        r"abs\(\(q - k\)\) <= 5",
+    ),
+    "two windows": (
+        hf.and_masks(hf.sliding_window_causal_mask_function(5), hf.sliding_window_causal_mask_function(4)),
+        r"q - 5.*q - 4",
+    ),
+    "positions of no sequence": (
+        hf.remap_positions_for_packed_sequence(hf.causal_mask_function, POSITION),
+        r"tensor\[1, 5\]\[b, k\] <= tensor\[1, 5\]\[b, q\]",
+    ),
+    "two kinds of position": (
+        hf.and_masks(
+            hf.packed_sequence_compatibility_function(hf.causal_mask_function, POSITION, IDS),
+            hf.sliding_window_overlay(5),
+        ),
+        r"k > \(q - 5\)",
+    ),
+    "heads": (lambda b, h, q, k: (k <= q) & (h == 0), r"h == 0"),
+    "keys at other queries": (lambda b, h, q, k: IDS[b, k] == IDS[b, q], r"tensor\[1, 5\]\[b, k\] == "),
+    "a call of PyTorch's": (lambda b, h, q, k: torch.ones_like(q), "calls ones_like"),
+    "a method": (lambda b, h, q, k: q.float() >= k, r"calls `\.float`"),
+    "a branch": (lambda b, h, q, k: k if q else q, "branches on an index"),
+    "a constant": (lambda b, h, q, k: True, "`True`"),
+}
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_unknown(name: str) -> None:
+    function, shown = UNKNOWN[name]
+    with pytest.raises(UsageError, match=shown):
+        read(function)

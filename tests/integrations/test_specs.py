@@ -1,0 +1,77 @@
+"""Every attention that an adapter may choose compiles, which proves it, and equals its formula."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+import torch
+
+from attngen.integrations.specs import Choice, compiled
+
+CHOICES = [
+    Choice(causal=causal, window=window, chunk=chunk, softcap=softcap, sinks=sinks, documents=documents)
+    for causal, window, chunk, softcap, sinks, documents in product(
+        (True, False), (None, 5), (None, 4), (None, 2.0), (False, True), (False, True)
+    )
+    if chunk is None or causal
+]
+
+
+def formula(
+    choice: Choice, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, params: dict[str, torch.Tensor]
+) -> torch.Tensor:
+    queries, keys = q.shape[2], k.shape[2]
+    query = torch.arange(queries)[:, None] + keys - queries
+    key = torch.arange(keys)
+    allowed = torch.ones(1, queries, keys, dtype=torch.bool)
+    if choice.causal:
+        allowed = allowed & (key <= query)
+    if choice.window is not None:
+        distance = query - key
+        allowed = allowed & (distance < choice.window if choice.causal else distance.abs() <= choice.window)
+    if choice.chunk is not None:
+        place = params["position"] if choice.documents else key + params["first"][:, None]
+        chunk = place // choice.chunk
+        allowed = allowed & (chunk[:, -queries:, None] == chunk[:, None])
+    if choice.documents:
+        allowed = allowed & (params["ids"][:, :, None] == params["ids"][:, None])
+    scores = q.double() @ k.double().mT / q.shape[3] ** 0.5
+    if choice.softcap is not None:
+        scores = choice.softcap * (scores / choice.softcap).tanh()
+    scores = scores.masked_fill(~allowed[:, None], -torch.inf)
+    if choice.sinks:
+        sink = params["sink"].double()[None, :, None, None].expand(*scores.shape[:3], 1)
+        return torch.cat([scores, sink], -1).softmax(-1)[..., :-1] @ v.double()
+    return scores.softmax(-1) @ v.double()
+
+
+@pytest.mark.parametrize("choice", CHOICES, ids=lambda choice: choice.name() + f"_{choice.window}_{choice.chunk}")
+def test_choice(choice: Choice) -> None:
+    torch.manual_seed(0)
+    keys, queries = 13, 13 if choice.documents else 9
+    q, k, v = (torch.randn(2, 2, length, 16) for length in (queries, keys, keys))
+    params: dict[str, torch.Tensor] = {}
+    if choice.sinks:
+        params["sink"] = torch.randn(2)
+    if choice.chunk is not None and choice.documents:
+        params["position"] = torch.tensor([[*range(6), *range(7)], [*range(13)]], dtype=torch.int32)
+    elif choice.chunk is not None:
+        params["first"] = torch.tensor([0, 3], dtype=torch.int32)
+    if choice.documents:
+        params["ids"] = torch.tensor([[0] * 6 + [1] * 7, [0] * 13], dtype=torch.int32)
+    expected = formula(choice, q, k, v, params)
+    found = compiled(choice, "torch")(q, k, v, **params)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_choice_is_compiled_once() -> None:
+    assert compiled(Choice(window=3), "torch") is compiled(Choice(window=3), "torch")
+
+
+@pytest.mark.parametrize("choice", [Choice(causal=False, window=5), Choice(chunk=4, window=5, sinks=True)])
+def test_choice_in_triton(choice: Choice) -> None:
+    q, k, v = (torch.randn(2, 2, 20, 16) for _ in range(3))
+    params = {"sink": torch.randn(2), "first": torch.tensor([0, 3], dtype=torch.int32)} if choice.sinks else {}
+    found = compiled(choice, "triton")(q, k, v, **params)
+    torch.testing.assert_close(found.double(), formula(choice, q, k, v, params), rtol=1e-5, atol=1e-5)

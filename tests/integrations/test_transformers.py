@@ -1,0 +1,202 @@
+"""Models of transformers with attngen's attention equal the same models with their own: dense batches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from integrations.models import KINDS, assert_close, both, gradients, tiny, tokens
+from torch.nn import functional as F
+from transformers import AttentionInterface
+from transformers import masking_utils as hf
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from attngen.errors import UsageError
+from attngen.integrations.masks import make
+from attngen.integrations.transformers import register
+
+register(target="torch")
+register("attngen_triton")
+
+
+def logits(model: Any) -> torch.Tensor:
+    return model(tokens()).logits
+
+
+def loss(model: Any) -> torch.Tensor:
+    return model(tokens(), labels=tokens()).loss
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_forward_and_gradients(kind: str) -> None:
+    model = tiny(kind)
+    with torch.no_grad():
+        assert_close(*both(model, logits))
+    assert_close(*both(model, lambda m: gradients(m, loss)))
+
+
+@pytest.mark.parametrize("kind", ["gemma2", "gpt_oss"])
+def test_forward_and_gradients_of_triton(kind: str) -> None:
+    model = tiny(kind)
+    assert_close(*both(model, lambda m: gradients(m, loss), "attngen_triton"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_generate_with_a_growing_cache(kind: str) -> None:
+    """12 tokens past a prompt that is longer than the window: the caches of sliding layers have dropped keys."""
+
+    def run(model: Any) -> Any:
+        found = model.generate(
+            tokens(), max_new_tokens=12, do_sample=False, return_dict_in_generate=True, output_logits=True
+        )
+        return {"tokens": found.sequences.float(), "logits": torch.stack(found.logits)}
+
+    assert_close(*both(tiny(kind), run))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradient_checkpointing(kind: str) -> None:
+    model = tiny(kind).train()
+    for reentrant in (True, False):
+        model.activation_checkpointing_enable({"use_reentrant": reentrant})
+        assert_close(*both(model, lambda m: gradients(m, loss)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bf16(kind: str) -> None:
+    """No further from the model in float32 than its own attention in bfloat16, rounding apart."""
+    exact = logits(tiny(kind))
+    ours, theirs = both(tiny(kind).bfloat16(), logits)
+    scale = exact.abs().max()
+    error, own_error = ((x.float() - exact).abs().max() / scale for x in (ours, theirs))
+    assert ours.dtype == torch.bfloat16
+    assert error <= 1.5 * own_error + 0.01
+
+
+def test_bf16_gradients_of_sinks() -> None:
+    """gpt-oss passes its sinks in the model's dtype, and their gradients come back in it."""
+    exact = gradients(tiny("gpt_oss"), loss)
+    ours, theirs = both(tiny("gpt_oss").bfloat16(), lambda m: gradients(m, loss), "attngen_triton")
+    sinks = [name for name in exact if name.endswith("sinks")]
+    assert len(sinks) == 2
+    for name in sinks:
+        assert ours[name].dtype == torch.bfloat16
+        error, own_error = ((x[name].float() - exact[name]).abs().max() for x in (ours, theirs))
+        assert error <= 1.5 * own_error + 0.02 * exact[name].abs().max()
+
+
+@pytest.mark.parametrize(("kind", "name"), [*((kind, "attngen") for kind in KINDS), ("gemma2", "attngen_triton")])
+def test_torch_compile(kind: str, name: str) -> None:
+    """The whole model is one graph, masks and all. Tracing cannot see that nothing is packed, so ids are passed."""
+    model = tiny(kind)
+    expected = gradients(model, loss)
+    model.set_attn_implementation(name)
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda ids: model(ids, labels=ids).loss, fullgraph=True, backend="aot_eager")
+    assert_close(gradients(model, lambda _: compiled(tokens())), expected)
+
+
+def test_dropout_is_drawn_in_training_only() -> None:
+    model = tiny("llama", attention_dropout=0.5).train()
+    model.set_attn_implementation("attngen_triton")
+    with torch.no_grad():
+        first, second = logits(model), logits(model)
+        torch.manual_seed(3)
+        third = logits(model)
+        torch.manual_seed(3)
+        assert_close(logits(model), third, 0)
+        assert not torch.allclose(first, second)
+        assert_close(*both(model.eval(), logits))
+
+
+class Layer(torch.nn.Module):
+    """An attention module, as far as the adapter looks at it."""
+
+    is_causal = True
+
+
+def attend(*, queries: int = 6, keys: int = 6, name: str = "attngen", mask: Any = None, **call: Any) -> torch.Tensor:
+    q, k, v = (torch.randn(2, 2, length, 16) for length in (queries, keys, keys))
+    return ALL_ATTENTION_FUNCTIONS[name](Layer(), q, k, v, mask, **call)[0]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        ({"position_bias": torch.zeros(1)}, r"position_bias=a tensor \[1\] .* unknown to attngen"),
+        ({"output_attentions": True}, "output_attentions=True .* unknown"),
+        ({"cache": object()}, "no continuous batching"),
+        ({"mask": torch.zeros(2, 1, 6, 6)}, r"attention_mask is a tensor \[2, 1, 6, 6\]; attngen takes 2-D"),
+        ({"queries": 3}, "3 queries of 6 keys, causal, without a mask"),
+        ({"mask": make(2, 6, 6), "keys": 8}, "the mask is for .* \\(2, 1, 6, 6\\), the call has \\(2, 1, 6, 8\\)"),
+        ({"mask": make(2, 6, 6), "sliding_window": 4}, "sliding_window=4, and the model's mask has none"),
+        ({"mask": make(2, 6, 6), "is_causal": False}, "is_causal=False, and the model's mask is causal"),
+    ],
+)
+def test_what_it_does_not_understand_is_refused(call: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        attend(**call)
+
+
+@pytest.mark.parametrize("name", ["sdpa", "my_flash", "eager", "paged|attngen", "who/attngen"])
+def test_names_that_transformers_reads_are_refused(name: str) -> None:
+    with pytest.raises(UsageError, match="means something else to transformers"):
+        register(name)
+
+
+def test_without_a_mask_the_module_says_whether_it_is_causal() -> None:
+    q, k, v = (torch.randn(2, 2, 6, 16) for _ in range(3))
+    run = ALL_ATTENTION_FUNCTIONS["attngen"]
+    causal, full = (F.scaled_dot_product_attention(q, k, v, is_causal=flag).transpose(1, 2) for flag in (True, False))
+    assert_close(run(Layer(), q, k, v)[0], causal)
+    assert_close(run(Layer(), q, k, v, is_causal=False)[0], full)
+
+
+# ---------------------------------------------------------------- a spec of one's own
+
+ALIBI = "attention own_alibi\nparam slope: f32[Hq]\nscore = qk * scale + alibi(slope)\nmask = causal\n"
+
+
+def test_a_spec_of_ones_own_gets_its_params_from_the_module() -> None:
+    model = tiny("llama")
+    for layer in model.model.layers:
+        layer.self_attn.slope = torch.nn.Parameter(torch.tensor([0.5, 0.25, 0.1, 0.0]))
+    register("own", ALIBI, lambda module, call: {"slope": module.slope}, target="torch")
+
+    def alibi(module: Any, query: Any, key: Any, value: Any, mask: Any, scaling: float, **_: Any) -> Any:
+        place = torch.arange(query.shape[2])
+        scores = query @ key.repeat_interleave(2, 1).mT * scaling - module.slope[:, None, None] * (
+            place[:, None] - place
+        )
+        weights = scores.masked_fill(place > place[:, None], -torch.inf).softmax(-1)
+        return (weights @ value.repeat_interleave(2, 1)).transpose(1, 2), None
+
+    AttentionInterface.register("own_formula", alibi)
+    ours, theirs = {}, {}
+    for name, found in (("own", ours), ("own_formula", theirs)):
+        model.set_attn_implementation(name)
+        found.update(gradients(model, loss))
+    assert "model.layers.0.self_attn.slope" in theirs
+    assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        ({"softcap": 3.0}, "softcap=3.0, and nothing hands it to your spec: pass params="),
+        ({"s_aux": torch.zeros(2)}, r"s_aux=a tensor \[2\], and nothing"),
+        ({"dropout": 0.1}, "dropout=0.1, and nothing"),
+        ({"mask": make(2, 6, 6, mask_function=hf.sliding_window_causal_mask_function(4))}, "a mask with a window of 4"),
+        ({"mask": make(2, 6, 6, 3, 3)}, "dropped its first 3 keys"),
+    ],
+)
+def test_nothing_gets_lost_on_the_way_to_a_spec_of_ones_own(call: dict[str, Any], message: str) -> None:
+    register("own_causal", "attention own_causal\nmask = causal\n", target="torch")
+    with pytest.raises(UsageError, match=message):
+        attend(name="own_causal", **call)
+
+
+def test_params_without_a_spec_are_refused() -> None:
+    with pytest.raises(UsageError, match="pass spec= too"):
+        register(params=lambda module, call: {})
