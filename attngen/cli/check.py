@@ -71,6 +71,7 @@ def run(args: Namespace) -> int:
         return _explain(args.specs[0], consts, args.target, _budget(args), args.output)
     holds = True
     documents: list[object] = []
+    noted: dict[str, list[str]] = {}
     for spec in args.specs:
         source = files.read_source(spec)
         with terminal.working(f"proving {source.name}"):
@@ -81,7 +82,9 @@ def run(args: Namespace) -> int:
 
             documents.append({"file": source.name, **to_json(proof)})
         else:
-            _print(proof, source)
+            _print(proof, source, noted if len(args.specs) > 1 else None)
+    for note, names in noted.items():
+        print(f"note on {', '.join(names)}: {note}")
     if args.json:
         terminal.put(json.dumps(documents if len(documents) != 1 else documents[0], indent=2) + "\n")
     return 0 if holds else 1
@@ -93,13 +96,19 @@ def _budget(args: Namespace) -> Budget:
     return Budget(args.effort, args.timeout)
 
 
-def _print(proof: Proof, source: Source) -> None:
-    from attngen.prove.report import details
+def _print(proof: Proof, source: Source, noted: dict[str, list[str]] | None = None) -> None:
+    """`noted` takes the notes, by what they say, of a proof that is one of several."""
+    from attngen.prove.report import details, notes
 
     out = terminal.console(sys.stdout)
     out.print(_table(proof))
     for line in details(proof, source):
         print(line)
+    for note in notes(proof):
+        if noted is None:
+            print(f"note: {note}")
+        else:
+            noted.setdefault(note, []).append(proof.name)
     count = sum(len(s.claims) for s in proof.shown)
     if proof.holds and not proof.unknown:
         time = "from the cache" if proof.cached else f"in {proof.seconds:.2f} s"

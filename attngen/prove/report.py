@@ -64,7 +64,7 @@ def _row(s: Shown, cached: bool) -> Row:
 
 
 def details(proof: Proof, source: Source) -> tuple[str, ...]:
-    """What a reader must know beside the table: what is refuted and unknown, what was dropped, and the notes."""
+    """What a reader must know beside the table: what is refuted and unknown, and what was dropped."""
     told = _telling(proof)
     lines = [_diagnostic(o, c, source).render() for o, c in told]
     more = len(proof.refuted or proof.refused) - len(told)
@@ -77,8 +77,12 @@ def details(proof: Proof, source: Source) -> tuple[str, ...]:
     lines += [f"given up: {what}" for what in proof.dropped]
     lines += [f"needs {need}: every call checks it" for need in proof.needs]
     lines += [d.line("warning") for d in warnings(proof, source)]
-    notes = dict.fromkeys(c.note for s in proof.shown for c in s.claims if c.note)
-    return (*lines, *(f"note: {note}" for note in notes))
+    return tuple(lines)
+
+
+def notes(proof: Proof) -> tuple[str, ...]:
+    """What the claims rest on, or leave open."""
+    return tuple(dict.fromkeys(c.note for s in proof.shown for c in s.claims if c.note))
 
 
 def diagnostics(proof: Proof, source: Source) -> list[Diagnostic]:

@@ -15,7 +15,7 @@ from dataclasses import replace
 from attngen.errors import NOWHERE, Span
 from attngen.ir import build, printing, walk
 from attngen.ir.attention import Attention
-from attngen.ir.nodes import MOST_SHIFTED, Apply, Expr, Literal, Load, Op, Scalar, Type
+from attngen.ir.nodes import INDICES, MOST_SHIFTED, Apply, Expr, Literal, Load, Op, Scalar, Type
 from attngen.plan.kernel import KernelPlan
 from attngen.plan.score.weights import Form, S
 from attngen.prove.budget.watchdog import OutOfTime
@@ -100,7 +100,8 @@ def _undefined(a: Attention, node: Apply, witness: Witness | None) -> Claim:
             divisor = printing.expression(node.args[1])
             sentence, wrong = f"the divisor of `{text}` is never 0", "divides by 0"
             fault = f"the divisor of `{text}` can be 0"
-            fix = _fix_for(a, node.args[1], "> 0") or f"guard it: `… if {divisor} > 0 else …`"
+            fix = _fix_for(a, node.args[1], "> 0") or _least_size(node.args[1])
+            fix = fix or f"guard it: `… if {divisor} > 0 else …`"
         case Op.SHIFT_RIGHT:
             sentence = f"the shift of `{text}` is by 0 to {MOST_SHIFTED}"
             wrong, fix = "shifts by more, or by less than 0", "take its low bits: `… & 31`"
@@ -128,6 +129,22 @@ def _fix_for(a: Attention, e: Expr, fact: str) -> str:
     if isinstance(e, Scalar | Load):
         return f"add `where {e.param} {fact}`"
     return ""
+
+
+_LONGEST = 4096
+
+
+def _least_size(divisor: Expr) -> str:
+    """The `assume` from which on a divisor that reads one size, and nothing else, is positive."""
+    from attngen.ir.evaluate import evaluate
+
+    match sorted(walk.symbols(divisor)):
+        case [size] if size not in INDICES and not walk.params(divisor):
+            values = [int(evaluate(divisor, {size: n}, {})) for n in range(1, _LONGEST + 1)]
+            least = max((n for n, value in enumerate(values, 1) if value <= 0), default=0) + 1
+            return f"add `assume {size} >= {least}`" if 1 < least <= _LONGEST // 2 else ""
+        case _:
+            return ""
 
 
 # ---------------------------------------------------------------- scores

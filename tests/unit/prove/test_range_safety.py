@@ -383,3 +383,20 @@ def test_the_size_of_inputs_is_part_of_the_claim(body: str, limits: str) -> None
     spec = api.analyse(Source(f"attention a\n{body}\n"))
     notes = [c.note for c in range_safety(spec, api.plan(spec), Work()) if c.note]
     assert any("range-safety is claimed for" in note and limits in note for note in notes), notes
+
+
+@pytest.mark.parametrize(
+    ("divisor", "fix"),
+    [
+        ("(Sq // 2)", "add `assume Sq >= 2`"),
+        ("(Sq - 5)", "add `assume Sq >= 6`"),
+        ("(Sq // 5000)", "guard it"),
+        ("(Sq - Sk)", "guard it"),
+        ("n", None),  # a scalar that divides gets its own fact
+        ("(n - 1)", "guard it"),
+    ],
+)
+def test_a_divisor_that_is_0_for_short_sequences_asks_for_longer_ones(divisor: str, fix: str | None) -> None:
+    found = claims("halves", f"param n: int\nmask = k % {divisor} == 0 or n > 9")
+    failed = [c for c in found if not isinstance(c.verdict, Proved)]
+    assert bool(failed) == (fix is not None) and (fix is None or failed[0].fix.startswith(fix))
