@@ -19,6 +19,7 @@ from attngen import files
 from attngen.errors import Refuted, Source, SpecError, SpecWarning, Unproved, UsageError
 from attngen.ir.attention import Attention
 from attngen.runtime import forked
+from attngen.signature import PublicSignature
 from attngen.tune import keys as tile_keys
 from attngen.vocabulary import DTYPES, PRECISIONS, SOURCE_ARCHITECTURES, STAGES, TARGETS, Const, Precision
 
@@ -460,6 +461,7 @@ class Kernel:
     proof: Proof | None = field(default=None)
     """What was proved of the plan, obligation by obligation (`attngen.prove.proof.Proof`)."""
     _function: Callable[..., Any] = field(init=False)
+    __signature__ = PublicSignature()
 
     @property
     def name(self) -> str:

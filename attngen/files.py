@@ -1,4 +1,4 @@
-"""Reading specs and writing results. Takes paths, gives text; a file is written whole or not at all."""
+"""Reading specs and arrays, and writing results. Takes paths, gives text; a file is written whole or not at all."""
 
 from __future__ import annotations
 
@@ -9,8 +9,12 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 from attngen.errors import Source, UsageError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 _LONGEST = 4_000_000  # far above what the parser takes: keeps a device or a video out of memory
 
@@ -37,6 +41,22 @@ def read_source(path: str | os.PathLike[str]) -> Source:
         line = data.count(b"\n", 0, error.start) + 1
         raise UsageError(f"{name} is no UTF-8 text: byte 0x{data[error.start]:02x} on line {line}") from error
     return Source(text, name)
+
+
+def read_array(path: str) -> NDArray[Any]:
+    """The array that `numpy.save` wrote. A file without one raises `UsageError`; nothing in it is executed."""
+    import numpy as np
+
+    try:
+        found: Any = np.load(path, allow_pickle=False)
+    except OSError as error:
+        raise UsageError(f"can't read {path}: {reason(error)}") from error
+    except (ValueError, EOFError) as error:
+        raise UsageError(f"{path} is no array that numpy.save wrote") from error
+    if not isinstance(found, np.ndarray):
+        found.close()
+        raise UsageError(f"{path} has several arrays: save one, with numpy.save")
+    return cast("NDArray[Any]", found)
 
 
 def write(path: str | os.PathLike[str], data: str | bytes) -> None:

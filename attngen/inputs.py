@@ -82,6 +82,22 @@ def _sizes_text(sizes: Mapping[str, int]) -> str:
     return ", ".join(f"{name}={value}" for name, value in sizes.items())
 
 
+def sizes_of(attention: Attention, data: Mapping[str, Array]) -> dict[str, int]:
+    """The sizes that the shapes of tensor params say. Raises `UsageError` where they say two."""
+    found: dict[str, int] = {}
+    for name, value in data.items():
+        param = _named(attention, name)
+        dims = ", ".join(map(printing.expression, param.shape))
+        if param.is_scalar:
+            raise UsageError(f"param `{name}` is a scalar; only tensors can be given data")
+        if value.ndim != len(param.shape) or 0 in value.shape:
+            raise UsageError(f"param `{name}` has the shape ({dims}), and its data {value.shape}")
+        for dim, n in zip(param.shape, value.shape, strict=True):
+            if isinstance(dim, Symbol) and found.setdefault(dim.id, n) != n:
+                raise UsageError(f"the data say both {dim.id} = {found[dim.id]} and {dim.id} = {n}")
+    return found
+
+
 # ---------------------------------------------------------------- params
 
 
@@ -90,34 +106,33 @@ def examples(
     sizes: Mapping[str, int],
     given: Mapping[str, bool | int | float] | None = None,
     *,
+    data: Mapping[str, Array] | None = None,
     only: Collection[str] | None = None,
     seed: int = 0,
     ints: Ints = Ints.TELLING,
 ) -> dict[str, Value]:
-    """A value for every param: `given` ones as they are, the others drawn. Tensors are NumPy arrays.
+    """A value for every param: `given` scalars and tensors of `data` as they are, the others drawn. Tensors are NumPy
+    arrays.
 
     `only` leaves out all params but those named (a dense bias that a picture of the mask has no use for, say).
     `ints` other than `TELLING` concern the params of `far_ints`, and of a tensor some elements.
     Every value is representable in the param's storage. Raises `UsageError` for a given value that doesn't fit, and
     where no value that fulfils the facts is found.
     """
-    given = dict(given or {})
-    names = {p.name for p in attention.params}
+    given, data = dict(given or {}), dict(data or {})
     for name in given:
-        if name not in names:
-            raise UsageError(
-                f"{attention.name} has no param `{name}`" + (f"; it has {_listed(names)}" if names else "")
-            )
-        if not attention.param(name).is_scalar:
+        if not _named(attention, name).is_scalar:
             raise UsageError(f"param `{name}` is a tensor; only scalars can be given a value")
     rng = np.random.default_rng(seed)
     values: dict[str, Value] = {}
-    wanted = [p for p in attention.params if only is None or p.name in only or p.name in given]
+    wanted = [p for p in attention.params if only is None or p.name in {*only, *given, *data}]
     far = frozenset[str]() if ints is Ints.TELLING else far_ints(attention)
     for param in sorted(wanted, key=lambda p: not p.is_scalar):  # facts about tensors may read scalars
         facts = _facts(attention, param, values)
         if param.name in given:
             values[param.name] = _given(param, given[param.name], facts, sizes, values)
+        elif param.name in data:
+            values[param.name] = _given_tensor(param, data[param.name], facts, sizes, values)
         elif param.is_scalar:
             candidates = _scalar_candidates(param.storage, max(sizes["Sq"], sizes["Sk"]))
             candidates = _by_size(candidates, facts, ints) if param.name in far else candidates
@@ -169,6 +184,13 @@ def _by_size(candidates: Array, facts: Sequence[Expr], ints: Ints) -> Array:
     return np.array(sorted(inside, reverse=ints is Ints.GREATEST), np.int64)
 
 
+def _named(attention: Attention, name: str) -> Param:
+    names = {p.name for p in attention.params}
+    if name not in names:
+        raise UsageError(f"{attention.name} has no param `{name}`" + (f"; it has {_listed(names)}" if names else ""))
+    return attention.param(name)
+
+
 def _listed(names: Collection[str]) -> str:
     return ", ".join(f"`{name}`" for name in sorted(names))
 
@@ -203,6 +225,32 @@ def _given(
         if not _holds(param, value, [fact], sizes, known):
             raise UsageError(f"param `{param.name}` = {value!r} breaks `{printing.expression(fact)}`")
     return float(value) if param.type is Type.FLOAT else value
+
+
+_KINDS = {Type.BOOL: "bu", Type.INT: "iu", Type.FLOAT: "f"}
+"""What NumPy calls the kinds of numbers that data may have. A bool may come as bytes."""
+
+
+def _given_tensor(
+    param: Param, value: Array, facts: Sequence[Expr], sizes: Mapping[str, int], known: Mapping[str, Value]
+) -> Array:
+    shape = tuple(int(evaluate(dim, sizes, {})) for dim in param.shape)
+    dims = ", ".join(map(printing.expression, param.shape))
+    if value.shape != shape:
+        raise UsageError(f"param `{param.name}` must have shape ({dims}) = {shape}, and its data have {value.shape}")
+    if value.dtype.kind not in _KINDS[param.type] or (param.type is Type.BOOL and value.dtype.itemsize != 1):
+        raise UsageError(f"param `{param.name}` is {param.storage.value}, and its data are {value.dtype}")
+    whole = {Type.BOOL: np.bool_, Type.INT: np.int64, Type.FLOAT: np.float64}[param.type]
+    kept = round_to(param.storage, value.astype(whole))
+    if param.type is Type.INT and not np.array_equal(kept, value):
+        raise UsageError(f"param `{param.name}` is {param.storage.value}, and its data do not fit in it")
+    for fact in facts:
+        wrong = np.argwhere(~_holds(param, kept, [fact], sizes, known))
+        if len(wrong):
+            at = tuple(map(int, wrong[0]))
+            said = f"`{param.name}` at {at} is {kept[at]}, which breaks `{printing.expression(fact)}`"
+            raise UsageError(f"the data of param {said}")
+    return kept
 
 
 def _scalar_candidates(storage: Storage, length: int) -> Array:

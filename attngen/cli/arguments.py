@@ -70,7 +70,25 @@ def param(p: ArgumentParser) -> None:
     )
 
 
+def data(p: ArgumentParser) -> None:
+    p.add_argument(
+        "--data",
+        type=data_file,
+        action="append",
+        default=[],
+        metavar="NAME=FILE.npy",
+        help="values of a tensor param, as numpy.save writes them (default: invented ones)",
+    )
+
+
 # ---------------------------------------------------------------- words
+
+
+def data_file(word: str) -> tuple[str, str]:
+    name, equals, path = word.partition("=")
+    if not (equals and name.isidentifier() and path):
+        raise ArgumentTypeError(f"{word!r} names no data; write NAME=FILE.npy, such as ids=documents.npy")
+    return name, path
 
 
 def one_size_each(argv: Sequence[str]) -> list[str]:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import sys
 from argparse import Namespace
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from attngen import api, files, terminal
 from attngen.cli import arguments, output, shapes
 from attngen.cli.parser import Commands
+from attngen.errors import UsageError
 
 if TYPE_CHECKING:
+    from attngen.ir.attention import Attention
     from attngen.show.survey import Survey
 
 
@@ -18,10 +21,10 @@ def add(table: Commands) -> None:
     p = table.add_parser(
         "show",
         usage="attngen show [-h] SPEC [--size NAME=INT …] [--tile Q,K] [-D NAME=VALUE] [--param NAME=VALUE]\n"
-        "                    [--batch N] [--head N] [-o FILE.png|FILE.svg]",
+        "                    [--data NAME=FILE.npy …] [--batch N] [--head N] [-o FILE.png|FILE.svg]",
         help="draw the mask and the tiles that are skipped",
         description="Draws a spec's mask with its tiles: skipped, partly masked, or full.\n"
-        "Params get example values; scalars can be set.",
+        "Params get invented values; scalars can be set, and tensors read from files.",
         example="attngen show examples/sliding_window.attn -D window=24 --size Sq=96 Sk=96 --tile 16,16",
     )
     arguments.spec(p)
@@ -36,6 +39,7 @@ def add(table: Commands) -> None:
     p.add_argument("--tile", type=arguments.tile, metavar="Q,K", help="tile sizes (default: the spec's, or small ones)")
     arguments.define(p)
     arguments.param(p)
+    arguments.data(p)
     p.add_argument("--batch", type=arguments.index, default=0, metavar="N", help="batch entry to draw (default: 0)")
     p.add_argument("--head", type=arguments.index, default=0, metavar="N", help="query head to draw (default: 0)")
     p.add_argument("-o", "--output", metavar="FILE", help="a picture, .png or .svg, instead of the terminal")
@@ -72,7 +76,11 @@ def _survey(args: Namespace) -> Survey:
     planned = api.plan(spec)
     length = inputs.telling_length(spec)
     wanted = {"B": 1, "Hq": 1, "Hkv": 1, "Sq": length, "Sk": length, "D": 64, "Dv": 64}
+    data = {name: files.read_array(path) for name, path in args.data}
     asked = dict(args.size)
+    for size, length in inputs.sizes_of(spec, data).items():
+        if asked.setdefault(size, length) != length:
+            raise UsageError(f"--size {size}={asked[size]} contradicts the data, which say {size} = {length}")
     wanted |= shapes.wanted(spec, wanted, asked)
     # Which batch and head is looked at says how many there must be.
     wanted["B"] = max(wanted["B"], args.batch + 1) if "B" not in asked else wanted["B"]
@@ -81,10 +89,20 @@ def _survey(args: Namespace) -> Survey:
     shapes.check_heads(wanted)
     sizes = inputs.settle(api.callable_spec(spec, planned), wanted, fixed=asked)
     needed = walk.params(spec.mask)
-    values = inputs.examples(spec, sizes, dict(args.param), only=needed)
+    values = inputs.examples(spec, sizes, dict(args.param), data=data, only=needed)
+    _say_invented(spec, [name for name in values if name not in {*data, *dict(args.param)}])
     tile = args.tile or _tile(spec.tile, max(sizes["Sq"], sizes["Sk"]))
     with terminal.working("solving the tiles"):
         return survey(planned, sizes, values, tile=tile, batch=args.batch, head=args.head)
+
+
+def _say_invented(spec: Attention, names: Collection[str]) -> None:
+    """The picture is of values that nobody gave: how to give one's own."""
+    tensors = [name for name in names if not spec.param(name).is_scalar]
+    scalars = [name for name in names if spec.param(name).is_scalar]
+    ways = [f"--data {name}=FILE.npy" for name in tensors] + [f"--param {name}=VALUE" for name in scalars]
+    if ways:
+        terminal.note(f"values of {', '.join((*tensors, *scalars))} are invented: give yours with {' '.join(ways)}")
 
 
 def _tile(own: tuple[int, int] | None, length: int) -> tuple[int, int]:

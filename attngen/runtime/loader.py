@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import inspect
 import linecache
 import os
 import sys
@@ -46,8 +47,16 @@ def prepare_interpreter() -> None:
         _SAID.append(True)
         warnings.warn(
             "no GPU found: attngen runs Triton kernels in Triton's interpreter, which is exact but slow",
-            stacklevel=5,
+            stacklevel=_callers_level(),
         )
+
+
+def _callers_level() -> int:
+    """Which caller of the function that asks is the first outside of attngen, and of PyTorch, whose compiler may have
+    come between."""
+    frames = inspect.stack(context=0)[1:]
+    packages = (str(f.frame.f_globals.get("__name__")).partition(".")[0] for f in frames)
+    return next((level for level, name in enumerate(packages, 1) if name not in ("attngen", "torch")), 1)
 
 
 def _check_numpy() -> None:

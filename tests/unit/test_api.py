@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import inspect
 import os
 import pickle
 import subprocess
@@ -16,7 +17,7 @@ import pytest
 import torch
 
 import attngen
-from attngen import Kernel, SpecError, Unproved, UsageError, api
+from attngen import Kernel, SpecError, Unproved, UsageError, api, vocabulary
 from attngen.errors import Source
 
 TEXT = "attention windowed\n\nconst window = 24\nparam slope: f32[Hq]\n\n"
@@ -129,6 +130,37 @@ def kernel() -> Kernel:
 def test_repr_shows_how_to_call_it(kernel: Kernel) -> None:
     assert repr(kernel) == "<attngen.Kernel windowed(q, k, v, *, slope) for triton>"
     assert repr(attngen.compile("attention a")) == "<attngen.Kernel a(q, k, v) for triton>"
+
+
+def test_a_kernels_signature_is_its_functions() -> None:
+    lines = ("param cap: f32 where cap > 0", "param n: int[B]", "score = softcap(qk, cap)", "mask = k < n[b]")
+    text = "\n".join(("attention limited", *lines, ""))
+    for target in vocabulary.TARGETS:
+        kernel = attngen.compile(text, target)
+        found = inspect.signature(kernel)
+        assert "_function" not in vars(kernel)  # nothing was loaded
+        assert found == inspect.signature(kernel.function)
+        assert [*found.parameters][:5] == ["q", "k", "v", "cap", "n"]
+    assert "q" not in inspect.signature(Kernel).parameters
+
+
+def test_where_there_is_no_gpu_is_said_at_the_callers_line() -> None:
+    """Not in PyTorch's compiler, which may have come between."""
+    code = (
+        "import torch, attngen, warnings\n"
+        f"attend = attngen.compile({TEXT!r}, tile=(16, 16))\n"
+        "x, slope = torch.randn(1, 2, 8, 16), torch.ones(2)\n"
+        "traced = torch.compile(lambda x: attend(x, x, x, slope=slope), backend='eager', fullgraph=True)\n"
+        "with warnings.catch_warnings(record=True) as seen:\n"
+        "    warnings.simplefilter('always')\n"
+        "    CALL\n"
+        "print([(w.filename, w.lineno) for w in seen if 'no GPU' in str(w.message)])\n"
+    )
+    plain = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    for call in ("traced(x)", "attend(x, x, x, slope=slope)"):
+        run = [sys.executable, "-c", code.replace("CALL", call)]
+        found = subprocess.run(run, env=plain, capture_output=True, text=True, check=True)
+        assert found.stdout == "[('<string>', 7)]\n", found
 
 
 def test_call_and_gradients(kernel: Kernel) -> None:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from attngen import vocabulary
@@ -389,6 +390,41 @@ def test_show_takes_consts_sizes_params_and_heads(tmp_path: Path, capsys: pytest
     assert "head 1 is out of range" in capsys.readouterr().err
     assert run(*argv, "--size", "S=1") == 2
     assert "has no size 'S'" in capsys.readouterr().err
+
+
+def test_show_draws_data_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, data, wrong = tmp_path / "p.attn", tmp_path / "ids.npy", tmp_path / "wrong.npy"
+    lines = ("param ids: int[B, Sk] where ids >= 0", "mask = ids[b, q] == ids[b, k]", "assume Sq == Sk")
+    path.write_text("\n".join(("attention p", *lines, "")))
+    np.save(data, np.repeat(np.arange(4, dtype=np.int32), 10)[None])
+    argv = ("show", str(path), "--tile", "16,16")
+    assert run(*argv) == 0
+    assert "values of ids are invented: give yours with --data ids=FILE.npy" in capsys.readouterr().err
+    assert run(*argv, "--data", f"ids={data}") == 0
+    said = capsys.readouterr()
+    assert "p: 40 queries" in said.out and "25.0% of the pairs" in said.out and "invented" not in said.err
+    np.save(wrong, np.array([[0, -1]]))
+    for given, message in {
+        f"ids={wrong}": "`ids` at (0, 1) is -1, which breaks `0 <= ids`",
+        f"ids={path}": "is no array that numpy.save wrote",
+        f"ids={tmp_path / 'none.npy'}": "no such file",
+        f"id={data}": "p has no param `id`; it has `ids`",
+        "ids": "names no data; write NAME=FILE.npy",
+    }.items():
+        assert run(*argv, "--data", given) == 2
+        assert message in capsys.readouterr().err
+    assert run(*argv, "--data", f"ids={data}", "--size", "Sk=41") == 2
+    assert "--size Sk=41 contradicts the data, which say Sk = 40" in capsys.readouterr().err
+
+
+def test_notes_are_told_once_whatever_the_number_of_specs(capsys: pytest.CaptureFixture[str]) -> None:
+    specs = [str(EXAMPLES / f"{name}.attn") for name in ("causal", "dilated", "sigmoid")]
+    assert run("check", *specs) == 0
+    notes = [line for line in capsys.readouterr().out.splitlines() if line.startswith("note on ")]
+    told = [line.partition(": ")[2] for line in notes]
+    assert len(told) == len(set(told)) and any(line.startswith("note on causal, dilated: ") for line in notes)
+    assert run("check", specs[0]) == 0
+    assert {line.removeprefix("note: ") for line in capsys.readouterr().out.splitlines()} & {*told}
 
 
 @pytest.mark.parametrize(("name", "start"), [("m.png", b"\x89PNG"), ("m.SVG", b"<?xml")])
