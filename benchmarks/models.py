@@ -13,29 +13,26 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import functools
-import importlib
-import importlib.util
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import report
+import saved
 from report import Result, say
+from saved import Files, Spec
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    import grouped
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent))  # this checkout's attngen, installed or not
-SPECS = {"causal": "attention causal\nmask = causal\n", "full": "attention full\n"}
+SPECS = {"causal": Spec("attention causal\nmask = causal\n"), "full": Spec("attention full\n")}
 PEERS = ("fa4", "fa3", "cudnn", "flex")
-TOLERANCE = 2e-2
-"""Relative error of bf16 results. Right kernels land between 2e-3 and 8e-3."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +46,26 @@ class Cell:
     Dv: int
 
     @property
+    def shape(self) -> grouped.Shape:
+        import grouped
+
+        return grouped.Shape(self.B, self.Hq, self.Hkv, self.N, self.N, self.D, self.Dv)
+
+    @property
+    def formula(self) -> grouped.Formula:
+        import grouped
+
+        return grouped.Formula(allowed=None if self.mask == "full" else lambda b, h, q, k: k <= q)
+
+    @property
+    def pairs(self) -> float:
+        """That a head allows."""
+        return self.N * self.N if self.mask == "full" else self.N * (self.N + 1) / 2
+
+    @property
     def key(self) -> str:
         dims = f"{self.D}" if self.Dv == self.D else f"{self.D}/{self.Dv}"
         return f"{self.mask}:{self.B}x{self.N}:{self.Hq}/{self.Hkv}:{dims}"
-
-    def flops(self, direction: str) -> float:
-        """2 B Hq N² (D + Dv) for the two products of the forward pass; backward has three with D and two with Dv."""
-        pairs = self.N * self.N if self.mask == "full" else self.N * (self.N + 1) / 2
-        width = self.D + self.Dv if direction == "forward" else 3 * self.D + 2 * self.Dv
-        return 2.0 * self.B * self.Hq * pairs * width
 
 
 def matrix() -> Iterator[Cell]:
@@ -77,191 +85,70 @@ def matrix() -> Iterator[Cell]:
                 yield Cell(mask, 16384 // N, Hq, Hkv, N, D, Dv)
 
 
-# ---- inputs and truth ------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Inputs:
-    """q, k, v and d_out as models hold them: views (B, H, S, D) of tensors that are (B, S, H, D) in memory."""
-
-    qkv: tuple[Tensor, Tensor, Tensor]
-    d_out: Tensor
-
-
-def inputs_of(cell: Cell, device: str, seed: int) -> Inputs:
-    import torch
-
-    generator = torch.Generator(device=device).manual_seed(seed)
-    dtype = torch.bfloat16 if device == "cuda" else torch.float16
-
-    def draw(heads: int, dim: int) -> Tensor:
-        shape = (cell.B, cell.N, heads, dim)
-        return torch.randn(shape, generator=generator, device=device).to(dtype).transpose(1, 2)
-
-    q, k, v, d_out = draw(cell.Hq, cell.D), draw(cell.Hkv, cell.D), draw(cell.Hkv, cell.Dv), draw(cell.Hq, cell.Dv)
-    return Inputs((q.requires_grad_(), k.requires_grad_(), v.requires_grad_()), d_out)
-
-
-def truth(cell: Cell, inputs: Inputs, rows: int = 1024) -> dict[str, Tensor]:
-    """Dense float32 of the last batch's last group of heads: out and dq (group, N, ·), dk and dv (N, ·)."""
-    import torch
-
-    group = cell.Hq // cell.Hkv
-    q, k, v = (x.detach()[-1].float() for x in inputs.qkv)
-    q, k, v = (x.requires_grad_() for x in (q[-group:].clone(), k[-1].clone(), v[-1].clone()))
-    d_out = inputs.d_out[-1, -group:].float()
-    keys = torch.arange(cell.N, device=q.device)
-    found: list[Tensor] = []
-    for start in range(0, cell.N, rows):
-        score = q[:, start : start + rows] @ k.T / math.sqrt(cell.D)
-        if cell.mask == "causal":
-            score = score.masked_fill(keys[None, :] > keys[start : start + rows, None], -math.inf)
-        out = torch.softmax(score, -1) @ v
-        out.backward(d_out[:, start : start + rows])
-        found.append(out.detach())
-    assert q.grad is not None and k.grad is not None and v.grad is not None
-    return {"out": torch.cat(found, 1), "dq": q.grad, "dk": k.grad, "dv": v.grad}
-
-
-def errors(cell: Cell, inputs: Inputs, expected: Mapping[str, Tensor], attend: Any, backward: bool) -> dict[str, float]:
-    """Relative errors by name; inf where an element of a whole tensor is not finite."""
-    import torch
-
-    group = cell.Hq // cell.Hkv
-    out = attend(*inputs.qkv)
-    found = {"out": out}
-    if backward:
-        found |= dict(zip(("dq", "dk", "dv"), torch.autograd.grad(out, inputs.qkv, inputs.d_out), strict=True))
-    worst: dict[str, float] = {}
-    for name, x in found.items():
-        part = x[-1, -group:] if name in ("out", "dq") else x[-1, -1]
-        gap = (part.detach().float() - expected[name]).norm() / expected[name].norm()
-        worst[name] = float(gap) if bool(torch.isfinite(x).all()) else math.inf
-    return worst
-
-
 # ---- contenders ------------------------------------------------------------------------------------------------------
 
 
-def fa3() -> Any:
-    """FlashAttention 3's forward pass, which is all that its package for inference has."""
-    from attngen.bench.race import Contender
+def builds(cell: Cell, files: Files, peers: Sequence[str], device: str) -> dict[str, grouped.Build]:
+    """attngen first, then the peers that are here."""
+    import flash
 
-    sys.modules["flash_attn_config"] = importlib.import_module("fa3_fwd_config")
-    function: Callable[..., Any] = importlib.import_module("fa3_fwd_interface").flash_attn_func
-
-    def made(causal: bool) -> Any:
-        def attend(q: Any, k: Any, v: Any) -> Any:
-            found = function(*(x.detach().transpose(1, 2) for x in (q, k, v)), causal=causal)
-            return (found if hasattr(found, "transpose") else found[0]).transpose(1, 2)
-
-        return Contender("fa3", attend)
-
-    return made
-
-
-def contender(name: str, cell: Cell, kernels: Path, device: str) -> Any:
     from attngen.bench import contenders
     from attngen.bench.race import Contender
 
-    causal, grouped = cell.mask == "causal", cell.Hq != cell.Hkv
-    match name:
-        case "attngen":
-            function = load(kernels, cell.mask)
-            return Contender("attngen", lambda q, k, v: function(q, k, v))
-        case "fa4":
-            return contenders.fa4({"causal": causal})
-        case "fa3":
-            return fa3()(causal)
-        case "cudnn":
-            return contenders.scaled("cudnn", causal=causal, device=device, grouped=grouped)
-        case _:
-            allowed = (lambda b, h, q, k: k <= q) if causal else None
-            shape = (cell.B, cell.Hq, cell.N, cell.N)
-            return contenders.flex(None, allowed, shape, batches=None, heads=None, device=device, grouped=grouped)
-
-
-@functools.cache
-def load(kernels: Path, mask: str) -> Callable[..., Any]:
-    spec = importlib.util.spec_from_file_location(f"attngen_models_{mask}", kernels / f"{mask}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # before it runs: triton looks modules up by name
-    spec.loader.exec_module(module)
-    return getattr(module, mask)
-
-
-def present(name: str, device: str) -> bool:
-    from attngen.bench.contenders import has_fa4
-
-    match name:
-        case "fa4":
-            return device == "cuda" and has_fa4()
-        case "fa3":
-            return device == "cuda" and importlib.util.find_spec("fa3_fwd_interface") is not None
-        case _:
-            return device == "cuda"
+    causal, shared = cell.mask == "causal", cell.Hq != cell.Hkv
+    function = files.dense(cell.mask)
+    shape = (cell.B, cell.Hq, cell.N, cell.N)
+    allowed = cell.formula.allowed
+    found: dict[str, grouped.Build] = {
+        "attngen": lambda: Contender("attngen", lambda q, k, v: function(q, k, v)),
+        "fa4": lambda: contenders.fa4({"causal": causal}),
+        "fa3": lambda: flash.dense_fa3(causal=causal),
+        "cudnn": lambda: contenders.scaled("cudnn", causal=causal, device=device, grouped=shared),
+        "flex": lambda: contenders.flex(None, allowed, shape, batches=None, heads=None, device=device, grouped=shared),
+    }
+    here = {"fa4": flash.has_fa4(), "fa3": flash.has_fa3(), "cudnn": True, "flex": True}
+    return {n: build for n, build in found.items() if n == "attngen" or (n in peers and here[n] and device == "cuda")}
 
 
 # ---- the run ---------------------------------------------------------------------------------------------------------
 
 
-def measure(cell: Cell, args: argparse.Namespace, seed: int) -> Result:
-    from attngen.bench import clock
-    from attngen.bench.race import MISTAKES, Turns, failure, graph, race
+def prepared(cell: Cell, args: argparse.Namespace, peers: Sequence[str]) -> grouped.Race:
+    import grouped
+    import torch
 
-    inputs = inputs_of(cell, args.device, seed)
-    expected = truth(cell, inputs)
-    records: dict[str, dict[str, Any]] = {}
-    ready: dict[str, Any] = {}
+    dtype = torch.bfloat16 if args.device == "cuda" else torch.float16  # Triton's interpreter multiplies bf16 wrongly
+    inputs = grouped.draw(cell.shape, args.device, dtype, args.seed)
+    made = builds(cell, Files.at(args.kernels), peers, args.device)
+    return grouped.Race(cell.key, cell.shape, cell.formula, inputs, made, cell.pairs)
 
-    def failed(name: str, error: Exception) -> str:
-        say(f"{cell.key} {name} FAILED: {error}")
-        return failure(f"{cell.key}, {name}", error, args.device)
 
-    for name in ("attngen", *(p for p in args.peers if present(p, args.device))):
-        try:
-            made = contender(name, cell, args.kernels, args.device)
-            started = time.perf_counter()
-            with made.scope():
-                worst = errors(cell, inputs, expected, made.attend, backward=name != "fa3")
-            right = all(error <= TOLERANCE for error in worst.values())
-            first_s = round(time.perf_counter() - started, 3)
-            records[name] = {"right": right, "errors": worst, "first_call_s": first_s}
-        except MISTAKES as error:
-            records[name] = {"failure": failed(name, error)}
-            continue
-        if right:
-            ready[name] = made
-    del expected
-    for direction in report.DIRECTIONS:
-        racing = {n: made for n, made in ready.items() if direction == "forward" or n != "fa3"}
-        work = functools.partial(_work, inputs, direction, graph)
-        turns = Turns(args.device, args.rounds, 10.0 if args.device == "cuda" else 0.0, args.rep)
-        outcome = race(racing, work, turns, failed)
-        for name in racing:
-            if name in outcome.failures:
-                records[name]["failure"] = outcome.failures[name]
-                del ready[name]
-            else:
-                timing = clock.summary(outcome.samples[name])
-                records[name][direction] = timing.record(cell.flops(direction), outcome.graph_ms.get(name))
+def measure(cell: Cell, args: argparse.Namespace) -> Result:
+    import grouped
+
+    from attngen.bench.race import Turns
+
+    turns = Turns(args.device, args.rounds, 10.0 if args.device == "cuda" else 0.0, args.rep)
+    records = grouped.run(prepared(cell, args, args.peers), turns)
     return {"key": cell.key, **asdict(cell), "contenders": records}
 
 
-def _work(inputs: Inputs, direction: str, graph: Any, made: Any) -> Callable[[], object]:
-    return graph(made, inputs.qkv, inputs.d_out, direction)
+def chosen(args: argparse.Namespace) -> list[Cell]:
+    """The cells whose key starts with one of `--only`, in which `*` stands for anything."""
+    cells = [Cell("causal", 2, 4, 2, 64, 16, 16)] if args.device == "cpu" else list(matrix())
+    return [c for c in cells if not args.only or any(fnmatchcase(c.key, only + "*") for only in args.only)]
 
 
 def run(args: argparse.Namespace) -> int:
-    import hashlib
-
+    import grouped
     from gpu import software
 
     from attngen.bench.race import DeviceLostError
 
+    grouped.keep_caches()
+    started, note = time.monotonic(), ""
     machine, versions = software(args.device)
-    digests = {m: hashlib.sha256((args.kernels / f"{m}.py").read_bytes()).hexdigest()[:16] for m in SPECS}
+    digests = Files.at(args.kernels).digests()
     result: Result = {
         "machine": machine, "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "versions": versions, "rep_ms": args.rep, "rounds": args.rounds, "kernels": digests, "cells": [],
@@ -271,16 +158,18 @@ def run(args: argparse.Namespace) -> int:
         if (kept["machine"], kept["versions"], kept["kernels"]) == (machine, versions, digests):
             result["cells"] = kept["cells"]
     done = {c["key"] for c in result["cells"]}
-    cells = [Cell("causal", 2, 4, 2, 64, 16, 16)] if args.device == "cpu" else matrix()
-    started, note = time.monotonic(), ""
+    cells = [c for c in chosen(args) if c.key not in done]
+    if args.workers and cells:
+        passed = ["--kernels", str(args.kernels), "--only", *(c.key for c in cells)]
+        spent = grouped.warm(Path(__file__).resolve(), passed, args.workers, args.budget / 3)
+        say(f"{args.workers} processes compiled for {spent:.0f} s")
+        result["warmed"] = True  # so first_call_s is of filled caches
     for cell in cells:
-        if cell.key in done or (args.only and not any(cell.key.startswith(only) for only in args.only)):
-            continue
         if time.monotonic() - started > args.budget:
             note = f"stopped at the budget of {args.budget:.0f} s before {cell.key}: the same command continues"
             break
         try:
-            result["cells"].append(measure(cell, args, args.seed))
+            result["cells"].append(measure(cell, args))
         except DeviceLostError as error:
             note = f"stopped: the device is lost {error}"
             break
@@ -290,6 +179,21 @@ def run(args: argparse.Namespace) -> int:
     if note:
         print(note)
     return 1 if note else 0
+
+
+def warm(args: argparse.Namespace) -> int:
+    """The share of one process: whole families of cells (heads, dims and mask), which have kernels in common."""
+    import grouped
+
+    grouped.keep_caches()
+    index, count = grouped.sliced(args.slice)
+    families: dict[tuple[object, ...], list[Cell]] = {}
+    for cell in chosen(args):
+        families.setdefault((cell.mask, cell.Hq, cell.Hkv, cell.D), []).append(cell)
+    for family in list(families.values())[index::count]:
+        for cell in family:
+            grouped.first_calls(prepared(cell, args, ("fa4", "flex")), args.device)
+    return 0
 
 
 # ---- what is shown ---------------------------------------------------------------------------------------------------
@@ -337,11 +241,37 @@ def table(result: Result) -> str:
                     f"attngen / {peer}, {direction}: geometric mean {mean:.2f}, least {min(found):.2f}, "
                     f"most {max(found):.2f} over {len(found)} cells"
                 )
+    lines += summary(result)
     for cell in result["cells"]:
         for name, record in cell["contenders"].items():
             if "failure" in record or not record["right"]:
                 lines.append(f"  {cell['key']} {name}: {record.get('failure') or record['errors']}")
     return "\n".join(lines)
+
+
+def over(cell: Result, peers: Sequence[str], direction: str) -> float | None:
+    """attngen's speed over the fastest of these peers."""
+    found = [r for peer in peers if (r := report.ratio(cell, peer, direction)) is not None]
+    return min(found) if found else None
+
+
+def summary(result: Result, least: int = 5) -> list[str]:
+    """The claims of the matrix, each as a geometric mean, and the cells that are least by name."""
+    grouped_causal = [c for c in result["cells"] if c["mask"] == "causal" and c["Hq"] != c["Hkv"]]
+    claims = (
+        ("forward over the better of FlashAttention 3 and 4", result["cells"], ("fa3", "fa4"), "forward"),
+        ("backward, grouped heads, causal, over FlashAttention 4", grouped_causal, ("fa4",), "backward"),
+        ("backward over FlashAttention 4", result["cells"], ("fa4",), "backward"),
+    )
+    lines: list[str] = []
+    for title, cells, peers, direction in claims:
+        ratios = {c["key"]: r for c in cells if (r := over(c, peers, direction)) is not None}
+        if ratios:
+            behind = sum(r < 1.0 for r in ratios.values())
+            mean = report.geometric_mean(ratios.values())
+            lines.append(f"{title}: geometric mean {mean:.3f}, {behind} of {len(ratios)} cells below 1.00; the least:")
+            lines += [f"  {key} x{ratios[key]:.3f}" for key in sorted(ratios, key=ratios.__getitem__)[:least]]
+    return lines
 
 
 def draw(result: Result, path: Path) -> None:
@@ -370,34 +300,43 @@ def draw(result: Result, path: Path) -> None:
     plt.close(figure)
 
 
-def main(argv: list[str]) -> int:
+def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = top.add_subparsers(dest="command", required=True)
     p = commands.add_parser("prepare", help="compile the specs into a directory (needs attngen)")
     p.add_argument("directory", type=Path)
-    p = commands.add_parser("run", help="measure, or continue a run")
-    p.add_argument("--kernels", type=Path, required=True, metavar="DIR", help="what `prepare` wrote")
-    p.add_argument("-o", "--output", type=Path, default=HERE / "models.json", help="the JSON (%(default)s)")
-    p.add_argument("--only", nargs="+", default=[], metavar="KEY", help="cells whose key starts so: causal:2x8192:32/8")
-    p.add_argument("--peers", nargs="*", choices=PEERS, default=PEERS)
-    p.add_argument("--budget", type=float, default=500.0, metavar="S", help="no cell starts later (%(default)s)")
-    p.add_argument("--rep", type=float, default=60.0, metavar="MS", help="milliseconds a measurement (%(default)s)")
-    p.add_argument("--rounds", type=int, default=3, help="turns that a measurement is split into (%(default)s)")
-    p.add_argument("--seed", type=int, default=0)
-    p.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: a dry run without peers")
+    for name, text in (("run", "measure, or continue a run"), ("warm", "fill the compilers' caches, a part of it")):
+        p = commands.add_parser(name, help=text)
+        p.add_argument("--kernels", type=Path, required=True, metavar="DIR", help="what `prepare` wrote")
+        p.add_argument(
+            "--only", nargs="+", default=[], metavar="KEY", help="keys that start so; * is anything: causal:*:32/8"
+        )
+        p.add_argument("--seed", type=int, default=0)
+        p.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: a dry run without peers")
+        if name == "warm":
+            p.add_argument("--slice", default="0/1", metavar="I/N", help="this process's share")
+            continue
+        p.add_argument("-o", "--output", type=Path, default=HERE / "models.json", help="the JSON (%(default)s)")
+        p.add_argument("--peers", nargs="*", choices=PEERS, default=PEERS)
+        p.add_argument("--workers", type=int, default=0, help="processes that compile everything beforehand")
+        p.add_argument("--budget", type=float, default=500.0, metavar="S", help="no cell starts later (%(default)s)")
+        p.add_argument("--rep", type=float, default=45.0, metavar="MS", help="milliseconds a measurement (%(default)s)")
+        p.add_argument("--rounds", type=int, default=3, help="turns that a measurement is split into (%(default)s)")
     for name in ("table", "plot"):
         p = commands.add_parser(name)
         p.add_argument("file", type=Path, nargs="?", default=HERE / "models.json")
-    args = top.parse_args(argv)
+    return top
+
+
+def main(argv: list[str]) -> int:
+    args = parser().parse_args(argv)
     match args.command:
         case "prepare":
-            import attngen
-
-            args.directory.mkdir(parents=True, exist_ok=True)
-            for mask, text in SPECS.items():
-                attngen.compile(text).save(args.directory / f"{mask}.py")
+            saved.prepare(args.directory, SPECS)
         case "run":
             return run(args)
+        case "warm":
+            return warm(args)
         case "table":
             print(table(report.read(args.file)))
         case _:

@@ -1,0 +1,570 @@
+"""Training steps of transformers' models on random weights, by attngen's kernels and by the models' own attention.
+
+    python benchmarks/steps.py prepare build/steps             # where attngen is
+    python benchmarks/steps.py run --kernels build/steps       # on the GPU: torch, triton and transformers suffice
+    python benchmarks/steps.py table                           # afterwards, anywhere
+
+A model is measured by eager PyTorch and by torch.compile (inductor), each beside sdpa (eager attention where sdpa lacks
+what the model needs) and flex_attention. First each contender takes a step in a process of its own, with empty caches:
+`first_s`. There its loss and gradients on a shorter sequence are compared with the model in float32 by eager attention.
+Those that are right are then timed in turns in one process, which finds their compiled kernels in the caches.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import copy
+import datetime
+import functools
+import json
+import math
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import report
+import saved
+from report import Result, say
+from saved import Files, Spec, example
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+HERE = Path(__file__).resolve().parent
+WAYS = ("eager", "inductor")
+SLACK, LEAST = 1.5, 5e-3
+"""A contender is right if its error is at most SLACK times that of the model's own attention, or LEAST."""
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """`config` is the transformers class and its arguments; `peers` are the implementations beside attngen, the model's
+    own first; `checked` is the length that is compared with float32."""
+
+    family: str
+    config: Mapping[str, Any]
+    B: int
+    S: int
+    peers: tuple[str, ...]
+    checked: int
+    window: int | None = None
+
+    @property
+    def key(self) -> str:
+        return f"{self.family}:{self.B}x{self.S}"
+
+
+LLAMA = {
+    "num_hidden_layers": 8, "hidden_size": 2048, "intermediate_size": 8192, "vocab_size": 32000,
+    "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 65536,
+}  # fmt: skip
+GEMMA2 = {
+    "num_hidden_layers": 6, "hidden_size": 2304, "intermediate_size": 9216, "vocab_size": 32000,
+    "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "query_pre_attn_scalar": 256,
+    "sliding_window": 4096, "attn_logit_softcapping": 50.0,
+}  # fmt: skip
+GPT_OSS = {
+    "num_hidden_layers": 6, "hidden_size": 2880, "intermediate_size": 2880, "vocab_size": 32000,
+    "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64, "num_local_experts": 32,
+    "num_experts_per_tok": 4, "sliding_window": 128,
+}  # fmt: skip
+MODELS = (
+    Model("llama", LLAMA, 1, 32768, ("sdpa", "flex_attention"), 1024),
+    Model("gemma2", GEMMA2, 1, 8192, ("eager", "flex_attention"), 5120, window=4096),
+    Model("gpt_oss", GPT_OSS, 1, 16384, ("flex_attention",), 1024, window=128),
+    Model("llama", LLAMA, 2, 8192, ("sdpa", "flex_attention"), 1024),
+)
+ASKED = {"llama:1x32768": ("sdpa", 1.09), "gemma2:1x8192": ("flex_attention", 1.6), "gpt_oss:1x16384": ("flex_attention", 1.15)}  # fmt: skip  # noqa: E501
+"""What a step owes, by eager PyTorch, over the implementation named."""
+SMALL = {
+    "num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 64, "vocab_size": 64, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16,
+}  # fmt: skip
+DRY_WINDOW = 16
+
+
+def dry(model: Model) -> Model:
+    """A tiny one for the CPU, where FlexAttention has no backward pass."""
+    small = {**model.config, **SMALL}
+    if model.window is not None:
+        small["sliding_window"] = DRY_WINDOW
+    if "num_local_experts" in small:
+        small |= {"num_local_experts": 4, "num_experts_per_tok": 2}
+    if "query_pre_attn_scalar" in small:
+        small["query_pre_attn_scalar"] = 16
+    peers = tuple(p for p in model.peers if p != "flex_attention") or ("eager",)
+    return replace(model, config=small, B=1, S=40, peers=peers, checked=40, window=model.window and DRY_WINDOW)
+
+
+# ---- attngen's side --------------------------------------------------------------------------------------------------
+
+
+def windowed(spec: Spec, name: str) -> Spec:
+    """The same with a sliding window in place of the causal mask."""
+    (mask,) = (line for line in spec.text.split("\n") if line.startswith("mask"))
+    return Spec(spec.text.replace(mask, "mask = sliding_window(window)").rstrip() + f"\nconst window = {name}\n")
+
+
+def specs(*, small: bool) -> dict[str, Spec]:
+    """One for each layer type of each model, named FAMILY and FAMILY_window."""
+    windows = {m.family: DRY_WINDOW if small else m.window for m in MODELS if m.window is not None}
+    gemma2, gpt_oss = example("softcap", cap=50.0), example("sink")
+    return {
+        "llama": example("causal"),
+        "gemma2": gemma2,
+        "gemma2_window": replace(windowed(gemma2, str(windows["gemma2"])), consts={"cap": 50.0}),
+        "gpt_oss": gpt_oss,
+        "gpt_oss_window": windowed(gpt_oss, str(windows["gpt_oss"])),
+    }
+
+
+def register(model: Model, kernels: Path) -> None:
+    """Registers `attngen` as an attention of transformers, by the generated files of this model's layers.
+
+    transformers makes no mask for a name that its masks do not know, so the masks are those of the specs; a mask that
+    comes nevertheless is refused.
+    """
+    from transformers import AttentionInterface
+
+    files = Files.at(kernels)
+    plain = files.dense(model.family)
+    windowed_function = files.dense(f"{model.family}_window") if model.window is not None else None
+
+    def attend(
+        module: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        scaling: float | None = None,
+        dropout: float = 0.0,
+        sliding_window: int | None = None,
+        softcap: float | None = None,
+        s_aux: Tensor | None = None,
+        **_: Any,
+    ) -> tuple[Tensor, None]:
+        wanted = (model.family == "gemma2", model.family == "gpt_oss")
+        if attention_mask is not None or dropout or (softcap is not None, s_aux is not None) != wanted:
+            raise ValueError(f"the kernels of {model.family} have no such mask, dropout, soft cap or sink")
+        function = plain
+        if sliding_window is not None:
+            if windowed_function is None or sliding_window != model.window:
+                raise ValueError(f"no kernel of {model.family} has a window of {sliding_window}")
+            function = windowed_function
+        params = {} if s_aux is None else {"sink": s_aux.float()}
+        return function(query, key, value, scale=scaling, **params).transpose(1, 2), None
+
+    AttentionInterface.register("attngen", attend)
+
+
+# ---- one step --------------------------------------------------------------------------------------------------------
+
+
+def built(model: Model, device: str) -> Any:
+    """The model in training mode, on random weights that are the same in every process."""
+    import torch
+    import transformers
+
+    made = {
+        "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
+        "gemma2": (transformers.Gemma2Config, transformers.Gemma2ForCausalLM),
+        "gpt_oss": (transformers.GptOssConfig, transformers.GptOssForCausalLM),
+    }[model.family]
+    config = made[0](**model.config, use_cache=False, attention_dropout=0.0, pad_token_id=0)
+    config._attn_implementation = "eager"
+    torch.manual_seed(0)
+    with torch.device(device):
+        network = made[1](config)
+    network = network.to(device=device, dtype=torch.bfloat16 if device == "cuda" else torch.float32)
+    if model.family == "gpt_oss":
+        with torch.no_grad():  # they begin at whatever the memory held, or at one value: draw them
+            for layer in network.model.layers:
+                layer.self_attn.sinks.normal_()
+    return network.train()
+
+
+def tokens(model: Model, length: int, device: str) -> Tensor:
+    import torch
+
+    generator = torch.Generator(device=device).manual_seed(1)
+    return torch.randint(1, model.config["vocab_size"], (model.B, length), generator=generator, device=device)
+
+
+def switch(network: Any, implementation: str) -> None:
+    network.set_attn_implementation(implementation)
+    assert network.config._attn_implementation == implementation
+
+
+def step(call: Callable[..., Any], network: Any, ids: Tensor, between: Callable[[], None] = lambda: None) -> Tensor:
+    """Forward, `between`, backward; gradients are fresh. Returns the loss."""
+    network.zero_grad(set_to_none=True)
+    loss = call(input_ids=ids, labels=ids).loss
+    between()
+    loss.backward()
+    return loss.detach()
+
+
+def gradients(network: Any) -> dict[str, Tensor]:
+    return {name: p.grad.detach().float() for name, p in network.named_parameters() if p.grad is not None}
+
+
+def distance(found: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> float:
+    """`||found - right|| / ||right||` over all parameters together; inf where one lacks a gradient."""
+    if found.keys() != right.keys():
+        return math.inf
+    gap = sum(float((found[n] - right[n]).double().square().sum()) for n in right)
+    return math.sqrt(gap / sum(float(x.double().square().sum()) for x in right.values()))
+
+
+def check(model: Model, network: Any, implementation: str, device: str) -> dict[str, float]:
+    """Relative errors of loss and gradients on the shorter sequence, against float32 by eager attention."""
+    ids = tokens(model, model.checked, device)
+    switch(network, implementation)
+    loss = step(network, network, ids)
+    found = gradients(network)
+    network.zero_grad(set_to_none=True)
+    exact = copy.deepcopy(network).float()
+    switch(exact, "eager")
+    if hasattr(exact, "set_experts_implementation"):
+        with contextlib.suppress(ValueError):  # of models without experts
+            exact.set_experts_implementation("eager")
+    right_loss = step(exact, exact, ids)
+    return {
+        "loss": abs(float(loss) - float(right_loss)) / float(right_loss),
+        "gradients": distance(found, gradients(exact)),
+    }
+
+
+def compiled(network: Any, way: str) -> Callable[..., Any]:
+    import torch
+
+    if way == "eager":
+        return network
+    found: Any = torch.compile(network, dynamic=False)
+    return found
+
+
+def wait(device: str) -> None:
+    import torch
+
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def first(model: Model, implementation: str, way: str, kernels: Path, device: str) -> dict[str, Any]:
+    """The first step's seconds, and, of eager PyTorch, the errors."""
+    register(model, kernels)
+    network = built(model, device)
+    ids = tokens(model, model.S, device)
+    switch(network, implementation)
+    (network.lm_head.weight @ network.lm_head.weight.T[:, :8]).sum().item()  # the libraries' own start is not counted
+    wait(device)
+    started = time.perf_counter()
+    step(compiled(network, way), network, ids)
+    wait(device)
+    found: dict[str, Any] = {"first_s": round(time.perf_counter() - started, 2)}
+    network.zero_grad(set_to_none=True)
+    if way == "eager":
+        found["errors"] = check(model, network, implementation, device)
+    return found
+
+
+# ---- steps in turns --------------------------------------------------------------------------------------------------
+
+
+def timed(call: Callable[..., Any], network: Any, ids: Tensor, device: str) -> tuple[float, float]:
+    """Milliseconds of the forward and of the backward pass."""
+    import torch
+
+    if device != "cuda":
+        at = [time.perf_counter()]
+        step(call, network, ids, lambda: at.append(time.perf_counter()))
+        at.append(time.perf_counter())
+        return (at[1] - at[0]) * 1e3, (at[2] - at[1]) * 1e3
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(3)]
+    events[0].record()
+    step(call, network, ids, events[1].record)
+    events[2].record()
+    torch.cuda.synchronize()
+    return events[0].elapsed_time(events[1]), events[1].elapsed_time(events[2])
+
+
+def race(model: Model, names: Sequence[str], args: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """Of contenders `IMPLEMENTATION WAY`: medians, peak memory beside the weights, and the gradients' distance from the
+    first contender's, all in one process."""
+    import torch
+
+    from attngen.bench.race import MISTAKES
+
+    register(model, args.kernels)
+    network = built(model, args.device)
+    ids = tokens(model, model.S, args.device)
+    calls = {way: compiled(network, way) for way in WAYS}
+    records: dict[str, dict[str, Any]] = {}
+    reference: dict[str, Tensor] | None = None
+    works: dict[str, Callable[[], tuple[float, float]]] = {}
+    held = torch.cuda.memory_allocated() if args.device == "cuda" else 0
+    for name in names:
+        implementation, way = name.split()
+        switch(network, implementation)
+        try:
+            loss = float(step(calls[way], network, ids))
+            found = gradients(network)
+            reference = found if reference is None else reference
+            records[name] = {"loss": loss, "apart": distance(found, reference)}
+            del found
+            if args.device == "cuda":
+                network.zero_grad(set_to_none=True)
+                torch.cuda.synchronize()
+                torch.cuda.reset_peak_memory_stats()
+                step(calls[way], network, ids)
+                records[name]["peak_bytes"] = torch.cuda.max_memory_allocated() - held - _bytes(reference)
+        except MISTAKES as error:
+            records[name] = {"failure": f"{type(error).__name__}: {str(error).strip().splitlines()[0][:300]}"}
+            continue
+        works[name] = functools.partial(timed, calls[way], network, ids, args.device)
+    reference = None
+    samples: dict[str, list[tuple[float, float]]] = {name: [] for name in works}
+    for turn in range(args.rounds):
+        for name in list(works)[:: 1 if turn % 2 == 0 else -1]:
+            switch(network, name.split()[0])
+            works[name]()
+            samples[name] += [works[name]() for _ in range(args.steps)]
+    for name, spent in samples.items():
+        records[name] |= {
+            "forward_ms": statistics.median(f for f, _ in spent),
+            "backward_ms": statistics.median(b for _, b in spent),
+            "step_ms": statistics.median(f + b for f, b in spent),
+            "least_ms": min(f + b for f, b in spent),
+            "steps": len(spent),
+        }
+    return records
+
+
+def _bytes(reference: Mapping[str, Tensor] | None) -> int:
+    return sum(x.nbytes for x in (reference or {}).values())
+
+
+# ---- the run ---------------------------------------------------------------------------------------------------------
+
+
+def contenders(model: Model, ways: Sequence[str]) -> list[str]:
+    return [f"{implementation} {way}" for way in ways for implementation in (*model.peers, "attngen")]
+
+
+def child(args: argparse.Namespace) -> Any:
+    """One process's part: a first step, or the race; the answer as JSON in `--answer`."""
+    (model,) = (m for m in models(args.device) if m.key == args.model)
+    if args.first:
+        implementation, way = args.first.split()
+        found: Any = first(model, implementation, way, args.kernels, args.device)
+    else:
+        found = race(model, args.race, args)
+    args.answer.write_text(json.dumps(found), encoding="utf-8")
+    return found
+
+
+def models(device: str) -> list[Model]:
+    if device == "cuda":
+        return list(MODELS)
+    return list({m.key: m for m in map(dry, MODELS)}.values())
+
+
+def ask(args: argparse.Namespace, model: Model, rest: Sequence[str], folder: Path, caches: Path) -> Any:
+    """A child's command and environment, and where its answer will be."""
+    answer = folder / "answer.json"
+    command = [
+        sys.executable, str(Path(__file__).resolve()), "child", "--model", model.key, "--kernels", str(args.kernels),
+        "--device", args.device, "--rounds", str(args.rounds), "--steps", str(args.steps), "--answer", str(answer),
+        *rest,
+    ]  # fmt: skip
+    places = {"TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"), "TRITON_CACHE_DIR": str(caches / "triton")}
+    return command, {**os.environ, **places}, answer
+
+
+def answered(process: subprocess.Popen[bytes], answer: Path, limit: float) -> Any:
+    """What a child answered, or why there is nothing."""
+    try:
+        process.wait(timeout=limit)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        return {"failure": f"took over {limit:.0f} s"}
+    return json.loads(answer.read_text()) if answer.exists() else {"failure": f"exit status {process.returncode}"}
+
+
+def first_steps(args: argparse.Namespace, model: Model, names: Sequence[str], folder: Path) -> dict[str, Any]:
+    """Each contender's, in processes of their own, `--together` at a time, each with empty caches. The caches are
+    merged afterwards into `folder/all`."""
+    found: dict[str, Any] = {}
+    for i in range(0, len(names), args.together):
+        running: dict[str, Any] = {}
+        for name in names[i : i + args.together]:
+            own = folder / name.replace(" ", "-")
+            own.mkdir(parents=True)
+            command, environment, answer = ask(args, model, ["--first", name], own, own / "caches")
+            running[name] = (subprocess.Popen(command, env=environment), answer)
+        for name, (process, answer) in running.items():
+            found[name] = answered(process, answer, args.limit)
+            say(f"{model.key} {name}, first step: {found[name]}")
+    for name in names:
+        caches = folder / name.replace(" ", "-") / "caches"
+        if caches.exists():
+            shutil.copytree(caches, folder / "all", dirs_exist_ok=True)
+    return found
+
+
+def right(model: Model, found: Mapping[str, Any], name: str) -> bool:
+    """Whether its loss and gradients are as near to float32 as those of the model's own attention, by eager PyTorch."""
+    implementation = name.split()[0]
+    own, base = (found.get(f"{x} eager", {}).get("errors") for x in (implementation, model.peers[0]))
+    if own is None or base is None:
+        return own is None and "failure" not in found[name]  # a run of inductor alone has nothing to compare with
+    return all(own[x] <= max(SLACK * base[x], LEAST) for x in base)
+
+
+def measure(model: Model, args: argparse.Namespace) -> Result:
+    names = contenders(model, args.ways)
+    with tempfile.TemporaryDirectory(prefix="attngen-steps-") as temporary:
+        folder = Path(temporary)
+        records = first_steps(args, model, names, folder)
+        for name in names:
+            if "failure" not in records[name]:
+                records[name]["right"] = right(model, records, name)
+        ready = [n for n in names if records[n].get("right")]
+        own = folder / "race"
+        own.mkdir()
+        command, environment, answer = ask(args, model, ["--race", *ready], own, folder / "all")
+        timings = answered(subprocess.Popen(command, env=environment), answer, args.limit)
+    if "failure" in timings:
+        say(f"{model.key}: {timings['failure']}")
+    for name, found in timings.items():
+        if name in records:
+            records[name] |= found
+    return {
+        "key": model.key, "family": model.family, "config": dict(model.config), "B": model.B, "S": model.S,
+        "checked": model.checked, "together": args.together, "contenders": records,
+    }  # fmt: skip
+
+
+def run(args: argparse.Namespace) -> int:
+    import transformers
+    from gpu import software
+
+    started, note = time.monotonic(), ""
+    machine, versions = software(args.device)
+    versions["transformers"] = transformers.__version__
+    result: Result = {
+        "machine": machine, "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "versions": versions, "kernels": Files.at(args.kernels).digests(), "cells": [],
+    }  # fmt: skip
+    if args.output.exists():
+        kept = report.read(args.output)
+        if all(kept[x] == result[x] for x in ("machine", "versions", "kernels")):
+            result["cells"] = kept["cells"]
+    done = {c["key"] for c in result["cells"]}
+    for model in models(args.device):
+        if model.key in done or (args.only and not any(model.key.startswith(o) for o in args.only)):
+            continue
+        if time.monotonic() - started > args.budget:
+            note = f"stopped at the budget of {args.budget:.0f} s before {model.key}: the same command continues"
+            break
+        result["cells"].append(measure(model, args))
+        report.write(args.output, result)
+        say(table({**result, "cells": result["cells"][-1:]}))
+    print(table(result))
+    if note:
+        print(note)
+    failed = [n for c in result["cells"] for n, r in c["contenders"].items() if "failure" in r or not r.get("right")]
+    return 1 if note or failed else 0
+
+
+# ---- what is shown ---------------------------------------------------------------------------------------------------
+
+
+def table(result: Result) -> str:
+    """A row a contender: the step, forward and backward in milliseconds, peak memory, the first step's seconds."""
+    rows = [["model", "attention", "", "step ms", "forward", "backward", "peak GiB", "first s", "attngen x"]]
+    for cell in result["cells"]:
+        for name, record in cell["contenders"].items():
+            implementation, way = name.split()
+            if "step_ms" not in record:
+                why = record.get("failure") or ("wrong" if record.get("right") is False else "not timed")
+                rows.append([cell["key"], implementation, way, why, "", "", "", str(record.get("first_s", "")), ""])
+                continue
+            ours = cell["contenders"].get(f"attngen {way}", {}).get("step_ms")
+            peak = record.get("peak_bytes")
+            rows.append(
+                [
+                    cell["key"],
+                    implementation,
+                    way,
+                    *(f"{record[x]:.1f}" for x in ("step_ms", "forward_ms", "backward_ms")),
+                    "" if peak is None else f"{peak / 2**30:.2f}",
+                    f"{record['first_s']:.1f}",
+                    "" if ours is None or implementation == "attngen" else f"x{record['step_ms'] / ours:.2f}",
+                ]
+            )
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = ["  ".join(text.ljust(w) for text, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+    for cell in result["cells"]:
+        if cell["key"] in ASKED:
+            peer, asked = ASKED[cell["key"]]
+            steps = [cell["contenders"].get(f"{n} eager", {}).get("step_ms") for n in (peer, "attngen")]
+            if None not in steps:
+                ratio = steps[0] / steps[1]
+                mark = "" if ratio >= asked else "  <"
+                lines.append(f"{cell['key']} over {peer}: x{ratio:.2f}, asked {asked:.2f}{mark}")
+    return "\n".join([*lines, f"{result['machine']}, {result['date']}; x = the peer's step over attngen's"])
+
+
+def main(argv: list[str]) -> int:
+    top = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = top.add_subparsers(dest="command", required=True)
+    p = commands.add_parser("prepare", help="compile the specs into a directory (needs attngen)")
+    p.add_argument("directory", type=Path)
+    p.add_argument("--dry", action="store_true", help="for a dry run")
+    for name in ("run", "child"):
+        p = commands.add_parser(name, help="measure, or continue a run" if name == "run" else "what `run` starts")
+        p.add_argument("--kernels", type=Path, required=True, metavar="DIR", help="what `prepare` wrote")
+        p.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: a dry run of tiny models")
+        p.add_argument("--rounds", type=int, default=3, help="turns of each contender (%(default)s)")
+        p.add_argument("--steps", type=int, default=3, help="steps of a turn (%(default)s)")
+        if name == "child":
+            p.add_argument("--model", required=True)
+            p.add_argument("--first")
+            p.add_argument("--race", nargs="*", default=[])
+            p.add_argument("--answer", type=Path, required=True)
+            continue
+        p.add_argument("-o", "--output", type=Path, default=HERE / "steps.json", help="the JSON (%(default)s)")
+        p.add_argument("--only", nargs="+", default=[], metavar="KEY", help="models whose key starts so: gemma2")
+        p.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
+        p.add_argument("--together", type=int, default=1, help="first steps at the same time (%(default)s)")
+        p.add_argument("--limit", type=float, default=240.0, metavar="S", help="of one process (%(default)s)")
+        p.add_argument("--budget", type=float, default=450.0, metavar="S", help="no model starts later (%(default)s)")
+    p = commands.add_parser("table")
+    p.add_argument("file", type=Path, nargs="?", default=HERE / "steps.json")
+    args = top.parse_args(argv)
+    match args.command:
+        case "prepare":
+            saved.prepare(args.directory, specs(small=args.dry))
+        case "run":
+            return run(args)
+        case "child":
+            child(args)
+        case _:
+            print(table(report.read(args.file)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
