@@ -1,14 +1,16 @@
 """Short queries against a long cache: attngen's split walk beside its unsplit kernel, SDPA and FlexAttention.
 
-`sdpa` is `scaled_dot_product_attention` as it comes, `flash2` with FlashAttention 2 for its only backend.
+`sdpa` is `scaled_dot_product_attention` as it comes, `flash2` with FlashAttention 2 for its only backend. `fa3` is
+FlashAttention 3's split-KV, where the package fa3-fwd is here.
 
     python benchmarks/gpu.py prepare build/kernels                               # where attngen is installed
     python benchmarks/decode.py --kernels build/kernels -o "$OUT/decode.json"    # on a GPU
 
-bfloat16, Hq = 32, Hkv = 8, D = 128; every contender is checked against dense float32 first, and attngen's bits over ten
-runs. `ms` is the median over runs of `triton.testing.do_bench`, which clears the L2 cache; `graph_ms` the same of a
-CUDA graph's replay, `host_us` what a call takes of the host where calls follow each other. `of_copy` is the bytes of K
-and V over `graph_ms`, as a share of what a large `torch.copy_` moves (read and written) in the same run.
+bfloat16, D = 128, Hq = 32 and Hkv = 8 unless the key says otherwise; every contender is checked against dense float32
+first, and attngen's bits over ten runs. `ms` is the median over runs of `triton.testing.do_bench`, which clears the L2
+cache; `graph_ms` the same of a CUDA graph's replay, `host_us` what a call takes of the host where calls follow each
+other. `of_copy` is the bytes of K and V over `graph_ms`, as a share of what a large `torch.copy_` moves (read and
+written) in the same run.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import flash
 import peers
 import torch
 import triton
@@ -43,10 +46,13 @@ class Shape:
     B: int
     Sq: int
     Sk: int
+    Hq: int = HQ
+    Hkv: int = HKV
 
     @property
     def key(self) -> str:
-        return f"{self.variant}:B{self.B}:Sq{self.Sq}:Sk{self.Sk}"
+        heads = "" if (self.Hq, self.Hkv) == (HQ, HKV) else f":{self.Hq}/{self.Hkv}"
+        return f"{self.variant}:B{self.B}:Sq{self.Sq}:Sk{self.Sk}{heads}"
 
 
 SHAPES = (
@@ -62,6 +68,17 @@ SHAPES = (
     Shape("softcap", 8, 1, 32768),
     Shape("sliding_window", 8, 1, 32768),
 )
+SERVED = (
+    Shape("full", 64, 1, 4096),
+    Shape("full", 128, 1, 2048, 64, 8),
+    Shape("full", 32, 1, 8192, 16, 16),
+    Shape("causal", 8, 4, 16384, 64, 8),
+    Shape("causal", 32, 4, 8192, 16, 16),
+    Shape("full", 1, 1, 131072),
+    Shape("causal", 4, 512, 16384),
+)
+"""Shapes that servers run, beside FlashAttention 3's split-KV alone: caches (B, S, H, D) in memory. The first five were
+slower than it."""
 WITH_FLEX = SHAPES[:3] + SHAPES[4:5] + SHAPES[8:]
 Modifier = Any  # an elementwise function of (score,) b, h, q, k, as FlexAttention takes them
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -102,11 +119,11 @@ class Case:
     def dense(self) -> Tensor:
         """In float32, a batch at a time."""
         q, k, v = self.qkv
-        h, i, j = (torch.arange(n, device=q.device) for n in (HQ, self.shape.Sq, self.shape.Sk))
+        h, i, j = (torch.arange(n, device=q.device) for n in (self.shape.Hq, self.shape.Sq, self.shape.Sk))
         score, allowed = self.score(), self.allowed()
         out = torch.empty(q.shape, device=q.device)
         for b in range(q.shape[0]):
-            keys, values = (x[b].float().repeat_interleave(HQ // HKV, 0) for x in (k, v))
+            keys, values = (x[b].float().repeat_interleave(self.shape.Hq // self.shape.Hkv, 0) for x in (k, v))
             s = score(q[b].float() @ keys.mT * D**-0.5, b, h[:, None, None], i[:, None], j)
             out[b] = s.masked_fill(~allowed(b, h, i[:, None], j), -torch.inf).softmax(-1) @ values
         return out
@@ -114,9 +131,15 @@ class Case:
 
 def case_of(shape: Shape, kernels: peers.Kernels) -> Case:
     torch.manual_seed(0)
-    sizes = ((HQ, shape.Sq), (HKV, shape.Sk), (HKV, shape.Sk))
-    q, k, v = (torch.randn(shape.B, h, s, D, device="cuda", dtype=torch.bfloat16) for h, s in sizes)
-    params = {"slope": 2.0 ** -torch.arange(1, HQ + 1, device="cuda").float()} if shape.variant == "alibi" else {}
+    sizes = ((shape.Hq, shape.Sq), (shape.Hkv, shape.Sk), (shape.Hkv, shape.Sk))
+
+    def draw(h: int, s: int) -> Tensor:
+        if shape in SERVED:
+            return torch.randn(shape.B, s, h, D, device="cuda", dtype=torch.bfloat16).transpose(1, 2)
+        return torch.randn(shape.B, h, s, D, device="cuda", dtype=torch.bfloat16)
+
+    q, k, v = (draw(*size) for size in sizes)
+    params = {"slope": 2.0 ** -torch.arange(1, shape.Hq + 1, device="cuda").float()} if shape.variant == "alibi" else {}
     return Case(shape, (q, k, v), params, kernels.settings.window, kernels.settings.cap)
 
 
@@ -133,6 +156,18 @@ def flex(case: Case) -> Attend:
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+
+
+def split_kv(case: Case) -> Attend:
+    """FlashAttention 3, which chooses the number of splits."""
+    function, causal = flash.fa3().flash_attn_with_kvcache, case.shape.variant == "causal"
+    lengths = torch.full((case.shape.B,), case.shape.Sk, dtype=torch.int32, device="cuda")
+
+    def attend(*qkv: Tensor) -> Tensor:
+        q, k, v = (x.transpose(1, 2) for x in qkv)
+        return function(q, k, v, cache_seqlens=lengths, causal=causal).transpose(1, 2)
+
+    return attend
 
 
 def measured(case: Case, attend: Attend, want: Tensor, copy: float, *, repeats: int = 0) -> dict[str, Any]:
@@ -170,15 +205,19 @@ def cell(shape: Shape, kernels: peers.Kernels, copy: float, *, with_flex: bool) 
 
     found = {"attngen": measured(case, attend, want, copy, repeats=10)}
     launches = [x for known in module._READY.values() for ready in known.forward.values() for x in ready]
-    (found["attngen"]["pieces"],) = [x.scalars["pieces"] for x in launches if "pieces" in x.scalars]
-    own = module._pieces
-    module._READY.clear()
-    module._pieces = lambda *_: 0
-    found["unsplit"] = measured(case, attend, want, copy)
-    module._pieces = own
-    module._READY.clear()
+    scalars = [x.scalars for x in launches if hasattr(x, "scalars")]
+    found["attngen"]["pieces"] = max((s["pieces"] for s in scalars if "pieces" in s), default=0)
+    if shape not in SERVED:
+        own = module._pieces
+        module._READY.clear()
+        module._pieces = lambda *_: 0
+        found["unsplit"] = measured(case, attend, want, copy)
+        module._pieces = own
+        module._READY.clear()
     others: list[tuple[str, Callable[[], tuple[Attend, Any]]]] = []
-    if shape.variant == "full" or (shape.variant == "causal" and shape.Sq == 1):
+    if shape.variant in ("full", "causal") and flash.has_fa3():
+        others.append(("fa3", lambda: (split_kv(case), nullcontext())))
+    if shape not in SERVED and (shape.variant == "full" or (shape.variant == "causal" and shape.Sq == 1)):
         others.append(("sdpa", lambda: (sdpa, nullcontext())))
         others.append(("flash2", lambda: (sdpa, sdpa_kernel(SDPBackend.FLASH_ATTENTION))))
     if with_flex:
@@ -226,12 +265,13 @@ def main() -> int:
     p = argparse.ArgumentParser(prog="decode.py", description=__doc__)
     p.add_argument("--kernels", type=Path, required=True, metavar="DIR", help="what `gpu.py prepare` wrote")
     p.add_argument("--only", metavar="VARIANT", help="its shapes alone, put into what OUTPUT holds")
+    p.add_argument("--served", action="store_true", help="the shapes beside FlashAttention 3 alone")
     p.add_argument("--budget", type=float, default=600.0, metavar="S", help="no FlexAttention once so much is spent")
     p.add_argument("-o", "--output", type=Path, help="the JSON")
     args = p.parse_args()
     started = time.perf_counter()
     kernels = peers.Kernels.at(args.kernels)
-    variants = {s.variant for s in SHAPES}
+    variants = {s.variant for s in (*SHAPES, *SERVED)}
     copy = copy_rate()
     print(f"copy: {copy:.2f} TB/s")
     if args.only:
@@ -247,12 +287,13 @@ def main() -> int:
             "kernels": {name: digest for name, digest in kernels.digests().items() if name in variants},
             "shape": {"Hq": HQ, "Hkv": HKV, "D": D, "dtype": "bfloat16"},
             "copy_tb_s": copy,
-            "host_us": host(kernels),
+            "host_us": host(kernels) if not args.served else {},
             "cells": [],
         }
         print("host, us a call:", ", ".join(f"{name} {us:.1f}" for name, us in result["host_us"].items()))
     failed = False
-    for shape in sorted(SHAPES, key=lambda s: s in WITH_FLEX):  # FlexAttention compiles for seconds: last
+    shapes = SERVED if args.served else (*SERVED, *SHAPES)
+    for shape in sorted(shapes, key=lambda s: s in WITH_FLEX):  # FlexAttention compiles for seconds: last
         if args.only not in (None, shape.variant):
             continue
         flexible = shape in WITH_FLEX and time.perf_counter() - started < args.budget

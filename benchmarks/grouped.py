@@ -23,12 +23,15 @@ from report import say
 from torch import Tensor
 
 from attngen.bench import clock
-from attngen.bench.race import MISTAKES, Contender, Turns, failure, graph, race
+from attngen.bench import race as racing
+from attngen.bench.race import Contender, Turns, failure, graph, race
 
 DIRECTIONS = ("forward", "backward")
 TOLERANCE = 2e-2
 """Relative error of results in half precision. Right kernels land between 2e-3 and 8e-3 in bf16."""
 FORWARD_ONLY = ("fa3",)
+MISTAKES = (*racing.MISTAKES, ImportError)
+"""What a contender may raise without ending the run; a peer's package may lack something, too."""
 Modifier = Callable[..., Any]
 
 
@@ -199,10 +202,10 @@ def run(cell: Race, turns: Turns) -> dict[str, dict[str, Any]]:
     """The records of all contenders: everything checked first, then everything timed in turns."""
     ready, records = settle(cell, turns)
     for direction in DIRECTIONS:
-        racing = {n: made for n, made in ready.items() if direction == "forward" or n not in FORWARD_ONLY}
+        taking = {n: made for n, made in ready.items() if direction == "forward" or n not in FORWARD_ONLY}
         timed = functools.partial(work, cell.inputs, direction)
-        outcome = race(racing, timed, turns, functools.partial(failed, cell.key, turns.device))
-        for name in racing:
+        outcome = race(taking, timed, turns, functools.partial(failed, cell.key, turns.device))
+        for name in taking:
             if name in outcome.failures:
                 records[name]["failure"] = outcome.failures[name]
                 del ready[name]

@@ -4,6 +4,7 @@
 
 Microseconds of the host's clock a call, over calls in a row of a problem so small that the card waits. `launch` is
 `kernel[grid](…)` with the arguments that the call makes; `operator` the custom operator, which torch.compile calls.
+`peers` has the same of FlexAttention, compiled once for this shape, and of FlashAttention 4, where its package is here.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from typing import Any
 
 import peers
 import torch
-from cells import FULL_SIZE, Cell, make_inputs
+import torch._functorch.config as functorch
+from cells import FULL_SIZE, Cell, Inputs, make_inputs, mask_mod, score_mod
 
 CASES = (Cell("causal", 64, 128, 128, 128), Cell("causal", 128, 128, 128, 256), Cell("alibi", 64, 128, 128, 128))
 
@@ -75,6 +77,7 @@ def measure(cell: Cell, kernels: peers.Kernels) -> dict[str, Any]:
     def backward() -> object:
         return torch.autograd.grad(out, [*inputs.qkv, *learned], inputs.grad_out, retain_graph=True)
 
+    rivals = {name: host_us(attend, inputs) for name, attend in peers_of(cell, inputs).items()}
     times = {
         "launch": microseconds(launch),
         "call": microseconds(lambda: attend(q, k, v)),
@@ -83,7 +86,37 @@ def measure(cell: Cell, kernels: peers.Kernels) -> dict[str, Any]:
         "call with gradients": microseconds(lambda: attend(*inputs.qkv)),
         "backward": microseconds(backward, calls=100),
     }
-    return {"key": cell.key, "us": times, "call / launch": times["call"] / times["launch"]}
+    return {"key": cell.key, "us": times, "call / launch": times["call"] / times["launch"], "peers": rivals}
+
+
+def peers_of(cell: Cell, inputs: Inputs) -> dict[str, Callable[..., Any]]:
+    """Who has the variant, ready to be called with q, k, v."""
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    torch._dynamo.reset()
+    functorch.donated_buffer = False  # or it refuses retain_graph
+    change, allowed = (of(cell.variant, FULL_SIZE, inputs.params) for of in (score_mod, mask_mod))
+    mask = None if allowed is None else create_block_mask(allowed, None, None, cell.N, cell.N, device="cuda")
+    compiled: Any = torch.compile(flex_attention, dynamic=False, fullgraph=True)
+    found: dict[str, Callable[..., Any]] = {
+        "flex": lambda q, k, v: compiled(q, k, v, score_mod=change, block_mask=mask),
+    }
+    if peers.applies("fa4", cell, device="cuda"):
+        found["fa4"] = peers.fa4(cell, FULL_SIZE).attend
+    return found
+
+
+def host_us(attend: Callable[..., Any], inputs: Inputs) -> dict[str, float]:
+    """Of a call without gradients, of one with, and of its backward pass."""
+    plain = tuple(x.detach() for x in inputs.qkv)
+    out = attend(*inputs.qkv)
+    return {
+        "call": microseconds(lambda: attend(*plain)),
+        "call with gradients": microseconds(lambda: attend(*inputs.qkv)),
+        "backward": microseconds(
+            lambda: torch.autograd.grad(out, inputs.qkv, inputs.grad_out, retain_graph=True), calls=100
+        ),
+    }
 
 
 def main() -> int:
@@ -94,12 +127,20 @@ def main() -> int:
     kernels = peers.Kernels.at(args.kernels)
     found = [measure(cell, kernels) for cell in CASES]
     for record in found:
+        for name, us in record["peers"].items():
+            beside = ", ".join(f"{what} {t:.1f} ({t / record['us'][what]:.2f} of attngen's)" for what, t in us.items())
+            print(f"{record['key']} {name}: {beside}")
         said = ", ".join(f"{name} {us:.1f}" for name, us in record["us"].items())
         print(f"{record['key']}: {said} us; call / launch {record['call / launch']:.2f}")
     if args.output:
         date = datetime.now(UTC).date().isoformat()
         rounded = [
-            {**r, "us": {n: round(us, 1) for n, us in r["us"].items()}, "call / launch": round(r["call / launch"], 2)}
+            {
+                **r,
+                "us": {n: round(us, 1) for n, us in r["us"].items()},
+                "call / launch": round(r["call / launch"], 2),
+                "peers": {p: {n: round(us, 1) for n, us in own.items()} for p, own in r["peers"].items()},
+            }
             for r in found
         ]
         result = {"machine": torch.cuda.get_device_name(), "date": date, "torch": torch.__version__, "cases": rounded}
