@@ -95,7 +95,8 @@ def peers_of(cell: Cell, inputs: Inputs) -> dict[str, Callable[..., Any]]:
 
     torch._dynamo.reset()
     functorch.donated_buffer = False  # or it refuses retain_graph
-    change, allowed = (of(cell.variant, FULL_SIZE, inputs.params) for of in (score_mod, mask_mod))
+    change = score_mod(cell.variant, FULL_SIZE, inputs.params)
+    allowed = mask_mod(cell.variant, FULL_SIZE, inputs.params)
     mask = None if allowed is None else create_block_mask(allowed, None, None, cell.N, cell.N, device="cuda")
     compiled: Any = torch.compile(flex_attention, dynamic=False, fullgraph=True)
     found: dict[str, Callable[..., Any]] = {
