@@ -292,6 +292,8 @@ ASSEMBLY: dict[str, Callable[..., Any]] = {
     "_unpacked_wide": lambda pairs, dtype, layout: unpacked(pairs, dtype, layout).to(np.float32),
     "_load_pairs": lambda start, least, most, offsets, FAST: (start + offsets).load(),
     "_tanh": lambda x, FAST: Tile(np.tanh(x.values)),
+    "_log": lambda x, FAST: Tile(np.log(x.values)),
+    "_log2": lambda x, FAST: Tile(np.log2(x.values)),
 }
 """Functions that are assembly, or change the bits' type."""
 

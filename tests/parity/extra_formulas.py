@@ -68,6 +68,18 @@ def event_order(q: Tensor, k: Tensor, v: Tensor, scale: float, *, seen: Tensor, 
     return normalized(products(q, k) * scale, mask, heads(q, v))
 
 
+def causal_lengths(q: Tensor, k: Tensor, v: Tensor, scale: float, *, n: Tensor) -> Result:
+    mask = (formulas.behind(q, k) >= 0) & (grid(q, k)[1] < n[:, None, None, None])
+    return normalized(products(q, k) * scale, mask, heads(q, v))
+
+
+def log_distance(q: Tensor, k: Tensor, v: Tensor, scale: float, *, g: Tensor) -> Result:
+    i, j = grid(q, k)
+    score = products(q, k) * scale
+    score = score - g[:, None, None] * torch.log1p((i - j).abs().to(score.dtype))
+    return normalized(score, formulas.behind(q, k) >= 0, heads(q, v))
+
+
 def packed_bias(
     q: Tensor, k: Tensor, v: Tensor, scale: float, *, doc: Tensor, shared: Tensor, offset: Tensor
 ) -> Result:

@@ -94,6 +94,18 @@ mask = doc_q[b, q] == doc_k[b, k] or doc_k[b, k] == 0
             "born": d.ints(0, 50, d.case.batch, d.case.columns),
         },
     ),
+    extra(
+        "causal_lengths",
+        "param n: int[B]\nmask = causal and k < n[b]\n",
+        f.causal_lengths,
+        lambda d: {"n": d.ints(-1, d.case.columns + 2, d.case.batch)},
+    ),
+    extra(
+        "log_distance",
+        "param g: f32[Hq]\nscore = qk * scale - g[h] * log(1 + abs(q - k))\nmask = causal\n",
+        f.log_distance,
+        lambda d: {"g": d.uniform(0.05, 0.9, d.case.heads)},
+    ),
     extra("nothing", "mask = false\n", f.nothing),
     extra(
         "rounding",

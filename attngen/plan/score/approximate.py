@@ -10,27 +10,39 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 
 from attngen.ir.nodes import Apply, Expr, Literal, Op, Type
 from attngen.ir.walk import nodes
 from attngen.plan.levels import Level, level_of
 
 
+class Per(StrEnum):
+    """What an error is relative to: the function's value; 1, which bounds the function; the larger of both."""
+
+    VALUE = "the value"
+    ONE = "1"
+    LARGER = "the value, or of 1 where that is larger"
+
+
 @dataclass(frozen=True, slots=True)
 class Approximation:
-    """`error` is the largest, relative to the value or, where `absolute`, to 1, which bounds the function."""
+    """`error` is the largest, relative to `per`."""
 
     instruction: str
     error: float
-    absolute: bool
+    per: Per
     source: str
 
 
 _GUIDE = "CUDA C++ Programming Guide, {}; the reduction to one period adds 2**-21, for arguments below 2**22"
+_LOG2 = "PTX ISA 9.7.3, lg2: 2**-22, from 1/2 to 2 absolute, else of the value"
 APPROXIMATIONS: Mapping[Op, Approximation] = {
-    Op.TANH: Approximation("tanh.approx.f32", 2.0**-11, False, "PTX ISA 9.7.3, tanh"),
-    Op.SIN: Approximation("sin.approx.f32", 2.0**-20, True, _GUIDE.format("__sinf: 2**-21.4")),
-    Op.COS: Approximation("cos.approx.f32", 2.0**-20, True, _GUIDE.format("__cosf: 2**-21.2")),
+    Op.TANH: Approximation("tanh.approx.f32", 2.0**-11, Per.VALUE, "PTX ISA 9.7.3, tanh"),
+    Op.SIN: Approximation("sin.approx.f32", 2.0**-20, Per.ONE, _GUIDE.format("__sinf: 2**-21.4")),
+    Op.COS: Approximation("cos.approx.f32", 2.0**-20, Per.ONE, _GUIDE.format("__cosf: 2**-21.2")),
+    Op.LOG: Approximation("lg2.approx.f32", 2.0**-21, Per.LARGER, f"{_LOG2}; the product with ln 2 adds 2**-24"),
+    Op.LOG2: Approximation("lg2.approx.f32", 2.0**-22, Per.LARGER, _LOG2),
 }
 """What a target that has them prints in the place of a function, for half precision on NVIDIA's chips."""
 

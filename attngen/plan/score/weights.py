@@ -171,16 +171,34 @@ def scaled(e: Expr, factor: Expr) -> Expr:
             case Op.NEG:
                 return neg(scaled(a, factor))
             case Op.MUL if per_head(b):
-                return mul(a, mul(b, factor)) if not _is_sum(a) else scaled(a, mul(b, factor))
+                return _product(a, mul(b, factor)) if not _is_sum(a) else scaled(a, mul(b, factor))
             case Op.MUL if per_head(a):
-                return mul(b, mul(a, factor)) if not _is_sum(b) else scaled(b, mul(a, factor))
+                return _product(b, mul(a, factor)) if not _is_sum(b) else scaled(b, mul(a, factor))
             case Op.DIV if per_head(b):
                 return scaled(a, div(factor, b))
             case Op.SELECT:
                 return build.select(a, scaled(b, factor), scaled(c, factor))
             case _:
                 pass
-    return mul(e, factor)
+    return _product(e, factor)
+
+
+def _product(e: Expr, factor: Expr) -> Expr:
+    """e * factor, where `log(x) * log2(e)` is log2(x): chips have logarithms to base 2."""
+    rest = _without_log2e(factor) if isinstance(e, Apply) and e.op is Op.LOG else None
+    return mul(e, factor) if rest is None or not isinstance(e, Apply) else mul(apply(Op.LOG2, *e.args), rest)
+
+
+def _without_log2e(factor: Expr) -> Expr | None:
+    """The factor divided by log2(e), where it is a product with it."""
+    match factor:
+        case Literal(value=value):
+            return real(1.0) if value == LOG2E else None
+        case Apply(op=Op.MUL, args=(a, b)):
+            left, right = _without_log2e(a), _without_log2e(b)
+            return mul(left, b) if left is not None else None if right is None else mul(a, right)
+        case _:
+            return None
 
 
 def _is_sum(e: Expr) -> bool:

@@ -15,7 +15,7 @@ from attngen.ir import printing
 from attngen.ir.nodes import Apply, Expr, Literal, Op
 from attngen.ir.walk import nodes
 from attngen.plan.kernel import KernelPlan, decisions, numbers
-from attngen.plan.score.approximate import APPROXIMATIONS, ROUNDING
+from attngen.plan.score.approximate import APPROXIMATIONS, ROUNDING, Per
 from attngen.prove.search.wording import span_of
 from attngen.prove.verdict import Claim, Proved, Refuted, Verdict
 
@@ -30,7 +30,7 @@ def approximations(plan: KernelPlan) -> Iterator[Claim]:
         by_op.setdefault(e.op, []).append(e)
     for op, uses in by_op.items():
         found = APPROXIMATIONS[op]
-        size = f"2**{log2(found.error):g}" + ("" if found.absolute else " of the value")
+        size = f"2**{log2(found.error):g}" + ("" if found.per is Per.ONE else f" of {found.per}")
         finest = min(ROUNDING.values())
         sentence = f"{op.value} by {found.instruction} is off by at most {size}, no more than fp16 rounds"
         rounding = " and ".join(f"{dtype} rounds by 2**{log2(error):g}" for dtype, error in ROUNDING.items())

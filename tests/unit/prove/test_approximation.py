@@ -13,6 +13,7 @@ from attngen.aot.compile import compile_kernels
 from attngen.errors import Source
 from attngen.ir.attention import Attention
 from attngen.ir.nodes import Apply, Op
+from attngen.ir.walk import nodes
 from attngen.plan import KernelPlan
 from attngen.plan.score import approximate as approximate_plan
 from attngen.plan.score.approximate import APPROXIMATIONS
@@ -30,6 +31,23 @@ def planned(text: str, target: str = "triton") -> tuple[Attention, KernelPlan]:
 def claims(spec: Attention, plan: KernelPlan) -> list[Claim]:
     found = prove(spec, plan).of(Obligation.RANGE_SAFETY).claims
     return [c for c in found if c.subject.startswith("approximate")]
+
+
+LOGS = (
+    "attention logs\nparam g: f32[Hq]\nscore = qk * scale - g[h] * log(1 + abs(q - k)) + 0.5 * log2(2 + abs(q - k))\n"
+)
+
+
+def test_logarithms_of_a_pair_are_approximate_and_proved() -> None:
+    """Where logits are in base 2, natural logarithms are, too: the factor log2 e goes into that of the head."""
+    spec, plan = planned(LOGS)
+    assert {n.op for n in nodes(plan.weights.unit) if isinstance(n, Apply)} & {Op.LOG, Op.LOG2} == {Op.LOG2}
+    assert {e.op for e in plan.choices.approximate} == {Op.LOG, Op.LOG2}  # log: of the gradient of g
+    found = claims(spec, plan)
+    assert {c.subject for c in found} == {"approximate log", "approximate log2"}
+    assert all(isinstance(c.verdict, Proved) and "lg2.approx.f32" in c.note for c in found)
+    proof = prove(spec, plan)
+    assert not proof.refuted and not proof.unknown
 
 
 def test_waves_of_a_pair_are_approximate_and_proved() -> None:
@@ -54,15 +72,27 @@ def test_other_targets_approximate_nothing(target: str) -> None:
         "attention a\nscore = qk * scale + sign(sin(qk) - 0.5)\n",
         "attention a\nscore = qk * scale + sqrt(1.5 + tanh(qk))\n",
         "attention a\nscore = qk * scale / (1.5 + tanh(qk))\n",
+        "attention a\nscore = qk * scale + float(floor(log(1 + abs(q - k))))\n",
+        "attention a\nscore = qk * scale / (1.5 + log(1 + abs(q - k)))\n",
         "attention a\nlet x = tanh(qk)\nscore = x if x > 0.5 else 2.0 * x\n",
     ],
-    ids=["mask", "condition", "floor", "sign", "root", "divisor", "compared and added"],
+    ids=[
+        "mask",
+        "condition",
+        "floor",
+        "sign",
+        "root",
+        "divisor",
+        "floor of a log",
+        "divided by a log",
+        "compared and added",
+    ],
 )
 def test_what_decides_is_exact(text: str) -> None:
     spec, plan = planned(text)
     assert plan.choices.approximate == ()
     assert claims(spec, plan) == []
-    assert not re.search(r"_(tanh|sin|cos)\(.*, FAST\)", attngen.compile(text).source)
+    assert not re.search(r"_(tanh|sin|cos|log|log2)\(.*, FAST\)", attngen.compile(text).source)
 
 
 @pytest.mark.parametrize(
