@@ -12,12 +12,14 @@ SHARED_MEMORY = {"sm_80": 163, "sm_86": 99, "sm_90": 227, "sm_100": 227, "gfx942
 class Burden(StrEnum):
     """What a kernel has to bear beside the products: it decides between tiles of the same speed otherwise.
 
-    light: the score reads no position, the mask no data. score: it does, and a larger tile would not keep its values in
-    registers. pairs: so it reads a param, by more than the distance. data: tiles are skipped by what tensors hold, so
-    runs are short. random: dropout, whose bits take more registers than the products.
+    light: the score reads no position, the mask no data. ends: so, but for numbers of a batch or head, by which a
+    portable kernel's larger tile would not keep its values in registers. score: it does. pairs: so it reads a param, by
+    more than the distance. data: tiles are skipped by what tensors hold, so runs are short. random: dropout, whose bits
+    take more registers than the products.
     """
 
     LIGHT = "light"
+    ENDS = "ends"
     SCORE = "score"
     PAIRS = "pairs"
     DATA = "data"

@@ -106,7 +106,10 @@ class KernelPlan:
         if self.keys.tests or self.queries.tests:
             return Burden.DATA
         plain = self.weights.form is Form.EXPONENTIAL and a.dropout is None and not reads(a.score, "q", "k")
-        return Burden.LIGHT if plain and not loads(a.mask) else Burden.SCORE
+        data = max((level_of(e) for e in loads(a.mask)), default=None)
+        if not plain or (data is not None and data is not Level.HEAD):
+            return Burden.SCORE
+        return Burden.LIGHT if data is None else Burden.ENDS
 
 
 def portable(

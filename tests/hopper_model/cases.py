@@ -79,6 +79,14 @@ def drawn(
     return torch.randn(*shape, generator=generator).to(dtype).transpose(1, 2)
 
 
+SHAPED = {
+    "lengths": "attention lengths\n\nparam n: int[B] where n >= 0\n\nmask = causal and k < n[b]\n",
+    "backwards": "attention backwards\n\nmask = q + k < Sk\n",
+    "logarithm": "attention logarithm\n\nparam g: f32[Hq]\n\n"
+    "score = qk * scale - g[h] * log(1 + abs(q - k))\nmask = causal\n",
+}
+"""What no example has: ends that move back as keys move on, beside others or alone; a logarithm of each pair."""
+
 _LISTED = {
     "a head's own": "param at: int[Hq, Sk]\nmask = at[h, q] <= at[h, k]\nassume Sq == Sk\n",
     "a batch's and a head's": "param at: int[B, Hq, Sk]\nmask = at[b, h, q] == at[b, h, k]\nassume Sq == Sk\n",

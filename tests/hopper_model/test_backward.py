@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from attngen import reference
-from hopper_model.cases import EXAMPLES, FAR, LISTED, UNCLAMPED, Change, case, relative, text_of
+from hopper_model.cases import EXAMPLES, FAR, LISTED, SHAPED, UNCLAMPED, Change, case, relative, text_of
 from hopper_model.numbers import FaultError, Tile, plain
 from hopper_model.schedule import USUAL, Schedule
 
@@ -23,6 +23,7 @@ SUMMED = [
     "alibi",
     "causal",
     "chunked",
+    "cross_attention",
     "custom_normalizer",
     "documents",
     "full_bias",
@@ -203,6 +204,15 @@ def test_tiles_of_keys_from_the_last_to_the_first(name: str, heads: tuple[int, i
     sizes = (*heads, 400, 400) if name in SQUARE else (*heads, 300, 400)
     errors, launched = gradients(text_of(name), (dim, dim), sizes, changes=changes)
     assert {"_hopper_backward_kernel", "_collect_dq_kernel"} <= set(launched)
+    assert all(e <= 8e-3 for e in errors.values()), errors
+
+
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("name", SHAPED)
+def test_masks_and_scores_that_no_example_has(name: str, dim: int) -> None:
+    """Nothing is listed: the tiles of keys that meet a tile of queries are consecutive."""
+    errors, launched = gradients(SHAPED[name], (dim, dim), (2, 4, 2, 200, 333))
+    assert launched == ["_rows_kernel", "_hopper_backward_kernel", "_collect_dq_kernel"]
     assert all(e <= 8e-3 for e in errors.values()), errors
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from attngen import reference
-from hopper_model.cases import EXAMPLES, FAR, LISTED, UNCLAMPED, Change, case, relative, text_of
+from hopper_model.cases import EXAMPLES, FAR, LISTED, SHAPED, UNCLAMPED, Change, case, relative, text_of
 from hopper_model.numbers import FaultError
 from hopper_model.schedule import USUAL, Schedule
 
@@ -55,6 +55,12 @@ def test_examples(name: str) -> None:
     """Several items a program, of heads in groups."""
     sizes = (1, 4, 2, 200, 333) if name not in SQUARE else (1, 2, 1, 260, 260)
     error, lse_error = forward(text_of(name), (128, 128), sizes)
+    assert error <= 1e-3 and lse_error <= 1e-4
+
+
+@pytest.mark.parametrize("name", SHAPED)
+def test_masks_and_scores_that_no_example_has(name: str) -> None:
+    error, lse_error = forward(SHAPED[name], (128, 128), (2, 4, 2, 200, 333))
     assert error <= 1e-3 and lse_error <= 1e-4
 
 

@@ -58,6 +58,9 @@ MORE: Mapping[str, str] = {
     "sorted_documents": "param first: int[B, Sq]\nparam second: int[B, Sk]\nmask = first[b, q] == second[b, k]",
     "times": "param t: f32[B, Sk]\nparam span: f32 where span > 0\nassume Sq == Sk\n"
     "mask = 0 <= t[b, q] - t[b, k] < span",
+    "lengths": "param n: int[B] where n >= 0\nmask = k < n[b]",
+    "causal_lengths": "param n: int[B] where n >= 0\nmask = causal and k < n[b]",
+    "apart_from": "param c: int\nmask = q <= abs(k - c)",
     "padded": "param valid: bool[B, Sk]\nmask = causal and valid[b, k]",
     "row_limit": "param last: int[B, Sq]\nmask = k <= last[b, q]",
     "learned_softcap": "param cap: f32 where cap > 0.5\nscore = softcap(qk * scale, cap)",

@@ -9,7 +9,7 @@ here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -181,7 +181,7 @@ def _fastest(plan: KernelPlan) -> Mapping[tuple[int, int], Skeleton]:
             return {}
         case Burden.PAIRS:
             return _PAIRS
-        case Burden.LIGHT | Burden.SCORE | Burden.DATA:
+        case Burden.LIGHT | Burden.ENDS | Burden.SCORE | Burden.DATA:
             if plan.weights.form is not Form.EXPONENTIAL or pairs or not plan.key_loops.full:
                 return {}
             if plan.burden is Burden.DATA:
@@ -192,7 +192,7 @@ def _fastest(plan: KernelPlan) -> Mapping[tuple[int, int], Skeleton]:
 def _narrow(plan: KernelPlan) -> Mapping[tuple[int, int], Skeleton]:
     """At head dim 64, where what is done for a pair beside its products counts twice as much as at 128."""
     two, three = ({(64, 64): make(128, ordered=True)} for make in (_two, _three))
-    if plan.burden is not Burden.LIGHT:
+    if plan.burden not in (Burden.LIGHT, Burden.ENDS):
         return {} if is_dear_for_pairs(plan.weights.unit) else two
     if is_dear(plan.weights.unit):
         return {}
@@ -223,7 +223,7 @@ def backward_skeletons(plan: KernelPlan, own: tuple[int, int] | None) -> Mapping
     """
     heavy = plan.burden is Burden.RANDOM or plan.weights.form is not Form.EXPONENTIAL
     some_whole = plan.key_loops.full and plan.query_loops.full
-    if own is not None or heavy or not some_whole or sum(not _leads(s) for s in plan.queries.any) != 1:
+    if own is not None or heavy or not some_whole or len(_own_stretches(plan.queries)) != 1:
         return {}
     if _heads_differ_in_keys(plan):
         return {}
@@ -271,41 +271,61 @@ def in_turn(plan: KernelPlan) -> bool:
     """Whether the tiles of keys that meet a tile of queries are consecutive: each waits for the one before it, else
     for whom a list names.
 
-    They are where the queries are one stretch whose ends never move back as keys move on. The kernel walks the hull of
-    several: its start never moves back where one stretch, up to the last query, does not, and the others are all
-    queries as long as keys come early enough, and none from then on.
+    Keys meet a tile of queries where a stretch begins before the tile's end, and ends behind its start. Where each end
+    of a lone stretch never moves back as keys move on, or never moves on, either holds up to some key, or from some key
+    on. The kernel walks the hull of several: its start never moves back where one stretch, up to the last query, does
+    not, and the others are all queries as long as keys come early enough, and none from then on.
     """
     if plan.queries.tests:
         return False
-    stretches = [s for s in plan.queries.any if not _leads(s)]
+    stretches = _own_stretches(plan.queries)
     if len(stretches) != 1:
         return False
-    last = stretches[0].hi == SQ or len(plan.queries.any) == 1
-    return last and _rises(stretches[0].lo) and _rises(stretches[0].hi)
+    (found,) = stretches
+    if len(plan.queries.any) == 1:
+        ends = (*_parts(found.lo, Op.MAX), *_parts(found.hi, Op.MIN))
+        return all(_moves(end, 1) or _moves(end, -1) for end in ends)
+    return found.hi == SQ and _moves(found.lo, 1)
+
+
+def _own_stretches(queries: TileRanges) -> tuple[Segment, ...]:
+    """The stretches of queries but for those that early keys add; or the only one."""
+    return queries.any if len(queries.any) == 1 else tuple(s for s in queries.any if not _leads(s))
+
+
+def _parts(e: Expr, op: Op) -> Iterator[Expr]:
+    """The terms of which `e` is the largest, or the least: where it is before a place, all, or any, of them are."""
+    if isinstance(e, Apply) and e.op is op:
+        for a in e.args:
+            yield from _parts(a, op)
+    else:
+        yield e
 
 
 def _leads(stretch: Segment) -> bool:
     """Whether a stretch of queries is `all if early else nothing`, where no early keys come after others."""
+    starts = isinstance(stretch.lo, Literal) and stretch.lo.value == 0
     match stretch.hi:
-        case Apply(
-            op=Op.MIN, args=(a, Apply(op=Op.SELECT, args=(Apply(op=Op.LT, args=(late, limit)), b, Literal(value=0))))
-        ):
-            starts = isinstance(stretch.lo, Literal) and stretch.lo.value == 0
-            return starts and a == b == SQ and not reads(limit, "k0", "k1") and _rises(late)
+        case Apply(op=Op.MIN, args=(a, Apply(op=Op.SELECT, args=(_, b, _)) as early)):
+            return starts and a == b == SQ and _moves(early, -1)
         case _:
             return False
 
 
-def _rises(e: Expr) -> bool:
-    """Whether `e` is known never to fall as the tile of keys k0 … k1 moves on."""
+def _moves(e: Expr, way: int) -> bool:
+    """Whether `e` is known never to fall (`way` 1), or never to rise (-1), as the tile of keys k0 … k1 moves on."""
     if not reads(e, "k0", "k1"):
         return True
-    if isinstance(e, Apply) and e.op in (Op.MIN, Op.MAX):
-        return all(_rises(a) for a in e.args)
-    terms, _ = linear(e)
+    match e:
+        case Apply(op=Op.MIN | Op.MAX):
+            return all(_moves(a, way) for a in e.args)
+        case Apply(op=Op.SELECT, args=(Apply(op=Op.LT, args=(late, limit)), b, Literal(value=0))):
+            return way == -1 and b == SQ and not reads(limit, "k0", "k1") and _moves(late, 1)
+        case _:
+            terms, _ = linear(e)
     if len(terms) == 1 and terms[0][0] == e:  # a symbol, or nothing that is known
-        return not isinstance(e, Apply)
-    return all(not reads(t, "k0", "k1") or (c > 0 and _rises(t)) for t, c in terms)
+        return way == 1 and isinstance(e, Symbol)
+    return all(_moves(t, way if c > 0 else -way) for t, c in terms)
 
 
 # ---------------------------------------------------------------- backward, dK/dV and dQ apart

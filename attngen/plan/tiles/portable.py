@@ -162,7 +162,7 @@ def best(chip: str, itemsize: int, head_block: int, burden: Burden, gathered: bo
             return Tile(128, 32, 8, 2), Tile(32, 64, 8, 2) if wide else Tile(64, 64, 8, 2), Tile(64, 64, 8, 2)
         case "sm_90", Burden.PAIRS:
             return Tile(128, 64, 8, 2), Tile(16, 64, 4, 1) if wide else Tile(32, 64, 4, 1), Tile(64, 64, 8, 2)
-        case "sm_90", Burden.SCORE if wide:
+        case "sm_90", Burden.ENDS | Burden.SCORE if wide:
             return Tile(64, 64, 4, 1), Tile(32, 64, 4, 2), dq
         case "sm_90", Burden.DATA if wide:
             return Tile(64, 64, 4, 1), dkdv, Tile(64, 64, 4, 2)
@@ -170,7 +170,7 @@ def best(chip: str, itemsize: int, head_block: int, burden: Burden, gathered: bo
             return forward, dkdv, Tile(64, 32, 8, 2)
         case "sm_80" | "sm_86", Burden.PAIRS if not wide:
             return forward, dkdv, Tile(64, 64, 8, 2)
-        case "sm_100", Burden.SCORE if wide:
+        case "sm_100", Burden.ENDS | Burden.SCORE if wide:
             return forward, Tile(64, 64, 4, 1), dq
         case "sm_100", Burden.RANDOM:
             return Tile(128, 64, 8, 1), dkdv, dq

@@ -245,8 +245,9 @@ def unmasked_answer(context: SolverContext, unmasked: tuple[Run, ...], full: tup
 def turns_answer(context: SolverContext, ranges: TileRanges, work: Work) -> Answer:
     """Whether the tiles that meet a given tile of the other axis are consecutive.
 
-    They are if neither end of what a tile meets moves back from one tile to a later one. Of several stretches that is
-    asked of all that are not empty, and no tile between two that meet some may meet none.
+    Of one stretch: if a tile of any width at any place meets two held tiles, it meets each between them. Of several:
+    neither end of the hull of those that are not empty moves back from one held tile to a later one, and none between
+    two that meet some meets none.
     """
     places = [(context.free(f"first {n}"), context.free(f"last {n}")) for n in range(3)]
     size = context.integer("Sk" if ranges.axis == "q" else "Sq")
@@ -254,23 +255,29 @@ def turns_answer(context: SolverContext, ranges: TileRanges, work: Work) -> Answ
     premises += [a <= b for a, b in places]
     premises += [before[1] < after[0] for before, after in pairwise(places)]
     held = "k" if ranges.axis == "q" else "q"
-    zero = context.number(0)
 
-    def ends(place: tuple[Term, Term]) -> tuple[Term, Term, Term]:
+    def stretches(place: tuple[Term, Term]) -> list[tuple[Term, Term]]:
         at = {f"{held}0": place[0], f"{held}1": place[1]}
         for t in ranges.tests:  # each tile has answers of its own, of which nothing is known
             for name in ("any_lo", "any_hi", "all_lo", "all_hi"):
                 at[t.bound(name).id] = context.free(f"{name} of {t.name} at {place[0]}")
-        stretches = [(context.term(s.lo, at), context.term(s.hi, at)) for s in ranges.any]
-        if len(stretches) == 1:
-            return *stretches[0], context.all_of([])
-        first, stop = context.number(BEYOND), zero
+        return [(context.term(s.lo, at), context.term(s.hi, at)) for s in ranges.any]
+
+    found = [stretches(place) for place in places]
+    if len(ranges.any) == 1:
+        first, width = context.free("first"), context.free("width")
+        met = [context.all_of([lo < first + width, first < hi]) for ((lo, hi),) in found]
+        between = context.implies(context.all_of([met[0], met[2]]), met[1])
+        return context.ask([*premises, first >= 0, width >= 1], between, work)
+
+    def hull(stretches: list[tuple[Term, Term]]) -> tuple[Term, Term, Term]:
+        first, stop = context.number(BEYOND), context.number(0)
         for lo, hi in stretches:
             first = context.choose(context.all_of([lo < hi, lo < first]), lo, first)
             stop = context.choose(context.all_of([lo < hi, stop < hi]), hi, stop)
         return first, stop, context.any_of([lo < hi for lo, hi in stretches])
 
-    (a, a_stop, a_some), (b, b_stop, b_some), (_, _, c_some) = (ends(place) for place in places)
+    (a, a_stop, a_some), (b, b_stop, b_some), (_, _, c_some) = (hull(s) for s in found)
     ordered = context.implies(context.all_of([a_some, b_some]), context.all_of([a <= b, a_stop <= b_stop]))
     conclusion = context.all_of([ordered, context.implies(context.all_of([a_some, c_some]), b_some)])
     return context.ask(premises, conclusion, work)

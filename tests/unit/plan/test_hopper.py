@@ -10,6 +10,7 @@ from property.kernels import analysed
 
 from attngen import inputs
 from attngen.plan import plan
+from attngen.plan.chips import Burden
 from attngen.plan.simulate import SKIPPED, classify
 from attngen.plan.tiles.hopper import (
     apart_skeletons,
@@ -25,7 +26,17 @@ from attngen.plan.tiles.hopper_trials import barriers
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 NAMES = sorted(path.stem for path in EXAMPLES.glob("*.attn"))
-SERVED = {"alibi", "causal", "custom_normalizer", "full_bias", "mla", "prefix_lm", "relative_bias", "sink"}
+SERVED = {
+    "alibi",
+    "causal",
+    "cross_attention",
+    "custom_normalizer",
+    "full_bias",
+    "mla",
+    "prefix_lm",
+    "relative_bias",
+    "sink",
+}
 SERVED |= {"sliding_window", "softcap", "softmax1", "windowed_alibi"}
 LISTED = {"chunked", "documents"}
 LENGTHS = ((300, 300), (70, 260), (260, 70), (1, 500), (500, 1), (129, 128))
@@ -176,7 +187,11 @@ def test_tiles_of_keys_that_take_turns_are_consecutive(name: str) -> None:
         ("true", True),
         ("causal", True),
         ("q - k < 64 and q >= k", True),
-        ("q + k < Sk", False),  # as keys move on, queries move back
+        ("q + k < Sk", True),  # as keys move on, the end moves back
+        ("q - k <= 5 and q + k >= 9", True),  # the start moves back, the end moves on
+        ("q <= abs(k - 5)", False),  # the end moves back, then on
+        ("k < n[b]", True),  # all queries as long as keys come early
+        ("causal and k < n[b]", True),
         ("causal or k < 5", True),  # all queries as long as keys come early, then causal
         ("causal or k > 5", False),
         ("causal or q < 5", False),  # two stretches
@@ -184,5 +199,14 @@ def test_tiles_of_keys_that_take_turns_are_consecutive(name: str) -> None:
         ("q // 7 == k // 7", False),  # not known to rise
     ],
 )
-def test_stretches_that_never_move_back(mask: str, expected: bool) -> None:
-    assert in_turn(plan(analysed(f"attention a\n\nmask = {mask}\n"))) == expected
+def test_tiles_of_keys_that_meet_a_tile_of_queries_are_consecutive(mask: str, expected: bool) -> None:
+    assert in_turn(plan(analysed(f"attention a\n\nparam n: int[B]\nmask = {mask}\n"))) == expected
+
+
+def test_lengths_take_the_rows_of_full_masks() -> None:
+    lengths, full = (
+        plan(analysed(f"attention a\n\nparam n: int[B]\nmask = {mask}\n")) for mask in ("k < n[b]", "true")
+    )
+    assert (lengths.burden, full.burden) == (Burden.ENDS, Burden.LIGHT)
+    assert skeletons(lengths, None) == skeletons(full, None)
+    assert backward_skeletons(lengths, None) == backward_skeletons(full, None) != {}
