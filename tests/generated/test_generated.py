@@ -110,7 +110,7 @@ def test_a_scale_of_any_sign(kernel: attngen.Kernel) -> None:
         ({"cap": -1.0}, "cap must satisfy 0.* < cap, not -1.0"),
         ({"cap": torch.rand(2)}, "cap must be a number or a 0-dimensional float tensor, not Tensor"),
         ({"window": 0}, "window must satisfy 1 <= window, not 0"),
-        ({"window": 1.5}, "window must be an int, not float"),
+        ({"window": 1.5}, "window must be an int or a 0-dimensional int tensor, not float"),
         ({"q": torch.rand(1, 2, 20)}, r"q must have 4 dimensions .* not shape \(1, 2, 20\)"),
         ({"k": torch.rand(1, 2, 21, 16)}, r"k must have .* \(1, 2, 20, 16\), not \(1, 2, 21, 16\)"),
         ({"v": torch.rand(2, 2, 20, 16)}, r"v must have q's batch 1, not 2"),

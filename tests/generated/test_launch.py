@@ -143,7 +143,7 @@ def test_kernels_that_test_data_are_kept_and_data_is_not(monkeypatch: pytest.Mon
     assert counts[0] == counts[1]
 
 
-@pytest.mark.parametrize("window", [0, 2.0, True, "8", [8], torch.tensor(8)], ids=str)
+@pytest.mark.parametrize("window", [0, 2.0, True, "8", [8], torch.tensor([8])], ids=str)
 def test_a_known_layout_is_no_excuse(kernel: attngen.Kernel, window: Any) -> None:
     q, k, v = qkv()
     slope = torch.rand(2)

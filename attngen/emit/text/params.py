@@ -1,7 +1,8 @@
 """Run-time parameters as the generated code names them: kernel arguments, host arguments, strides.
 
 Takes the attention's params and sizes, gives frozen views. A param `slope: f32[Hq]` becomes the kernel arguments
-`slope_ptr, slope_stride_0`; a float scalar `cap` becomes `cap_ptr`, read once a program; ints go by value.
+`slope_ptr, slope_stride_0`; a float scalar `cap` becomes `cap_ptr`, read once a program; so does an int `n`, but
+`n_ptr` may be the int itself. An int with a fact, which the host checks, goes by value.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ class ParamView:
     storage: str
     dtypes: tuple[str, ...]
     by_pointer: bool  # tensors and float scalars; int and bool scalars are passed by value
+    either: bool  # an int that kernels take by value, or read where a tensor of no dimensions holds it
 
     @property
     def strides(self) -> tuple[str, ...]:
@@ -43,7 +45,24 @@ class ParamView:
 
     @property
     def kernel_arguments(self) -> tuple[str, ...]:
-        return (f"{self.name}_ptr", *self.strides) if self.by_pointer else (self.name,)
+        return (f"{self.name}_ptr", *self.strides) if self.by_pointer or self.either else (self.name,)
+
+    @property
+    def unspecialized(self) -> tuple[str, ...]:
+        """The kernel arguments whose value is no reason to compile again."""
+        return self.strides[:-1] if self.by_pointer else self.kernel_arguments
+
+    @property
+    def place(self) -> str:
+        """On the host, where a call gave a tensor for an int: that tensor, else None."""
+        return f"{self.name}_at"
+
+    @property
+    def load_lines(self) -> tuple[str, ...]:
+        """Bind a scalar that a kernel does not get by value, or perhaps does not."""
+        if self.rank or not (self.by_pointer or self.either):
+            return ()
+        return (f"{self.name} = {'_int_at' if self.either else 'tl.load'}({self.name}_ptr)",)
 
     @property
     def annotation(self) -> str:
@@ -52,7 +71,7 @@ class ParamView:
 
     @property
     def public_annotation(self) -> str:
-        return "Tensor" if self.rank else {"float": "float | Tensor", "int": "int", "bool": "bool"}[self.type]
+        return "Tensor" if self.rank else {"float": "float | Tensor", "int": "int | Tensor", "bool": "bool"}[self.type]
 
 
 MOST_LEAVES = 64
@@ -63,7 +82,7 @@ def derived(name: str, rank: int) -> tuple[str, ...]:
     """Every name that generated code makes of a param's: its pointer and strides, and those of its gradient."""
     strides = (f"{name}_stride_{axis}" for axis in range(rank))
     sums = (f"sum_{name}_{number}" for number in range(1, MOST_LEAVES))
-    return (f"{name}_ptr", *strides, f"GRAD_{name.upper()}", f"total_{name}", f"sum_{name}", *sums)
+    return (f"{name}_ptr", f"{name}_at", *strides, f"GRAD_{name.upper()}", f"total_{name}", f"sum_{name}", *sums)
 
 
 def view(param: Param, names: Names) -> ParamView:
@@ -76,6 +95,7 @@ def view(param: Param, names: Names) -> ParamView:
         param.storage.value,
         tuple(f"torch.{d}" for d in DTYPES[param.storage]),
         pointer,
+        param.is_scalar and param.type is Type.INT and param.where is None,
     )
 
 

@@ -87,16 +87,16 @@ def _tensor(view: ParamView, param: Param, names: dict[str, str], sizes: tuple[s
 
 def _scalar(view: ParamView) -> list[str]:
     name, key = view.name, view.keyword
-    number = f"isinstance({name}, (int, float)) and not isinstance({name}, bool)"
     match view.type:
         case "float":
+            number = f"isinstance({name}, (int, float, numbers.Real)) and not isinstance({name}, bool)"
             tensor = f"isinstance({name}, Tensor) and {name}.dim() == 0 and {name}.is_floating_point()"
-            wanted, fits = "a number or a 0-dimensional float tensor", f"({number}) or ({tensor})"
+            wanted, fits = "a number or a 0-dimensional float tensor", f"(({number}) or ({tensor}))"
         case "int":
-            wanted, fits = "an int", f"isinstance({name}, (int, torch.SymInt)) and not isinstance({name}, bool)"
+            wanted, fits = "an int or a 0-dimensional int tensor", f"_is_int({name})"
         case _:
             wanted, fits = "a bool", f"isinstance({name}, bool)"
-    return _refuse(f"not ({fits})", f"{key} must be {wanted}, not {{type({name}).__name__}}")
+    return _refuse(f"not {fits}", f"{key} must be {wanted}, not {{type({name}).__name__}}")
 
 
 def _span(plan: KernelPlan, view: ParamView) -> list[str]:

@@ -35,8 +35,12 @@ def bound_sizes(plan: KernelPlan, params: tuple[ParamView, ...]) -> list[str]:
     return lines
 
 
-def conversions(params: tuple[ParamView, ...], number: str) -> tuple[str, ...]:
-    """Lines that make a tensor of each float scalar; `number` is what to call for one that is none."""
+def conversions(params: tuple[ParamView, ...], number: str, *, in_memory: bool = False) -> tuple[str, ...]:
+    """Lines that make a tensor of each float scalar, and an int of each int scalar.
+
+    `number` is what to call for a float that is no tensor. `in_memory`: kernels can read an int that a tensor holds, if
+    it needs no check at the call.
+    """
     lines: list[str] = []
     for p in params:
         if p.rank == 0 and p.type == "float":
@@ -46,6 +50,11 @@ def conversions(params: tuple[ParamView, ...], number: str) -> tuple[str, ...]:
                 "else:",
                 f"    {p.name} = {number.format(p.name)}",
             ]
+        elif p.either and in_memory:
+            given = f"({p.name}, None) if type({p.name}) is int else _int_or_place({p.name}, q.device)"
+            lines.append(f"{p.name}, {p.place} = {given}")
+        elif p.rank == 0 and p.type == "int":
+            lines += [f"if type({p.name}) is not int:", f'    {p.name} = _whole("{p.keyword}", {p.name})']
     return tuple(lines)
 
 
@@ -53,11 +62,9 @@ def param_doc(plan: KernelPlan, p: ParamView) -> str:
     param = plan.attention.param(p.keyword)
     shape = f" ({', '.join(map(printing.expression, param.shape))})" if param.shape else ""
     kind = (
-        "a number or 0-dimensional tensor"
-        if not p.rank and p.type == "float"
-        else words(p.dtypes)
+        words(p.dtypes)
         if p.rank
-        else p.type
+        else {"float": "a number or 0-dimensional tensor", "int": "an int or 0-dimensional tensor"}.get(p.type, p.type)
     )
     where = f", where {printing.expression(param.where)}" if param.where is not None else ""
     return f"{p.keyword}{shape}: {kind}{where}."

@@ -42,9 +42,8 @@ def test_view(frame: Frame, t: DataTest, axis: str) -> TestView:
     printer = frame.printer()
     text = printer.text(walked)
     read = free_names([text])
-    scalars = (p.name for p in frame.params if p.by_pointer and p.rank == 0 and p.name in read)
     lines = (
-        *(f"{name} = tl.load({name}_ptr)" for name in scalars),
+        *(line for p in frame.params if p.name in read for line in p.load_lines),
         *((f"{position[0]}_safe = tl.minimum({position}, {size} - 1)",) if f"{position[0]}_safe" in read else ()),
     )
     is_float = walked.type is Type.FLOAT

@@ -36,7 +36,7 @@ class Frame:
     def kernel_view(self) -> KernelView:
         unspecialized = [*self.sizes]
         for p in self.params:
-            unspecialized += p.strides[:-1] if p.by_pointer else [p.name]
+            unspecialized += p.unspecialized
         unspecialized += strides(*STRIDED)
         return KernelView(
             self.arguments,
@@ -88,7 +88,7 @@ class Frame:
             return ()
         read = free_names(view.lines)
         ends = ("q0", "q1") if view.axis == "k" else ("k0", "k1")
-        scalars = tuple(p.name for p in self.params if p.by_pointer and p.rank == 0)
+        scalars = tuple(p.name for p in self.params if p.load_lines)
         tests = tuple(f"{t.name}_{which}" for t in view.tests for which in ("any_lo", "any_hi", "all_lo", "all_hi"))
         return tuple(n for n in (*ends, *tests, *scalars, *self.known) if n in read)
 

@@ -66,7 +66,7 @@ def unspecialized(params: tuple[ParamView, ...], sizes: tuple[str, ...]) -> list
     """The arguments whose value, were it 1 or a multiple of 16, is no reason to compile again."""
     found = [*sizes]
     for p in params:
-        found += p.strides[:-1] if p.by_pointer else [p.name]
+        found += p.unspecialized
     return found
 
 

@@ -152,9 +152,7 @@ class KernelWriter:
         body = [*score, *weight, *masked, *texts.values(), allowed, *used_by_template]
         everything = [*head, *held, *tested, *body, *outer.values(), *range_arguments]
         read = free_names(everything)
-        scalars = [
-            f"{p.name} = tl.load({p.name}_ptr)" for p in self.params if p.by_pointer and p.rank == 0 and p.name in read
-        ]
+        scalars = [line for p in self.params if p.name in read for line in p.load_lines]
         head = scalars + head
         bound = _bound_names([*head, *held])
         available = dict.fromkeys([*known, *bound, *(a for p in self.params for a in p.kernel_arguments)])

@@ -114,10 +114,11 @@ def call_view(plan: KernelPlan, parts: CallParts) -> CallView:
     pointers = tuple(p.name for p in params if p.by_pointer)
     seed, typed_seed = (("seed",), ("seed: Tensor",)) if attention.dropout is not None else ((), ())
     precise = ("precise",) if w.saves_rest else ()
+    places = tuple(p.place for p in params if p.either)
     needed = ("needed",) if gradients else ()
     kept = ("out", "lse", *(("den",) if w.saves_den else ()), *(("rest",) if w.saves_rest else ()))
-    saved = ("q", "k", "v", *pointers, *kept, *seed)
-    inputs = (*arguments, "scale", *seed, *precise)
+    saved = ("q", "k", "v", *pointers, *kept, *seed, *places)
+    inputs = (*arguments, "scale", *seed, *precise, *places)
     facts = torch_facts(plan, params, host_names(attention, params))
     checks = check_lines(plan, params)
     decides = (*(d for p in params for d in _deciding(p)), *(f"{s}.data_ptr() % 16" for s in seed))
@@ -127,9 +128,7 @@ def call_view(plan: KernelPlan, parts: CallParts) -> CallView:
     requires_grad = " or ".join(f"{x}.requires_grad" for x in ("q", "k", "v", *pointers))
     scalars = tuple(p.name for p in params if not p.rank)
     laid_out = ("q", "k", "v", *(p.name for p in params if p.rank))
-    param_values = tuple(
-        f"{p.name}={f'int({p.name})' if p.type == 'bool' and not p.by_pointer else p.name}" for p in params
-    )
+    param_values = tuple(f"{p.name}={_value(p)}" for p in params)
     call_seed = ("dropout_seed",) if seed else ()
     delta = ("d_lse",) if bwd.has_delta else ()
     totals = {g.total: _empty_or(g, f"torch.zeros_like({g.param}, dtype=torch.float32)") for g in gradients}
@@ -152,7 +151,7 @@ def call_view(plan: KernelPlan, parts: CallParts) -> CallView:
         check_lines=checks,
         convert_lines=_convert_lines(plan, params, laid_out, call_seed, learned if w.saves_rest else ""),
         numbers=any(not p.rank and p.by_pointer for p in params),
-        call_inputs=(*arguments, "float(scale)", *call_seed, *precise),
+        call_inputs=(*arguments, "float(scale)", *call_seed, *precise, *places),
         refusals=_refusals(requires_grad) if parts.forward_only else (),
         requires_grad=requires_grad,
         results=("out", "lse", *(("*_",) if len(kept) > 2 else ())),
@@ -169,8 +168,15 @@ def call_view(plan: KernelPlan, parts: CallParts) -> CallView:
             "scale: float",
             *typed_seed,
             *(("precise: bool = False",) if precise else ()),
+            *(f"{place}: Tensor | None = None" for place in places),
         ),
-        fake_inputs=(*arguments, "scale", *seed, *(("precise=False",) if precise else ())),
+        fake_inputs=(
+            *arguments,
+            "scale",
+            *seed,
+            *(("precise=False",) if precise else ()),
+            *(f"{place}=None" for place in places),
+        ),
         forward_arguments=("known", "q", "k", "v", "out", *precise),
         forward_key=f"({', '.join(forward_key)}{',' if len(forward_key) == 1 else ''})",
         forward_values=(
@@ -231,14 +237,16 @@ def call_view(plan: KernelPlan, parts: CallParts) -> CallView:
             "ctx.scale",
             *seed,
             *needed,
+            *places,
         ),
         typed_cotangents=(
             *("d_out: Tensor", "d_lse: Tensor | None", *typed, *typed_params),
             *(f"{x}: Tensor" for x in kept),
             *("scale: float", *typed_seed),
             *(("needed: list[bool]",) if needed else ()),
+            *(f"{place}: Tensor | None" for place in places),
         ),
-        cotangents=("d_out", "d_lse", *arguments, *kept, "scale", *seed, *needed),
+        cotangents=("d_out", "d_lse", *arguments, *kept, "scale", *seed, *needed, *places),
         nonempty="q.numel()" if parts.sums_of_none else "q.numel() and k.numel()",
         gradient_types=("Tensor",) * (3 + len(gradients)),
         gradient_doc=" and of the float params, empty where not needed" if gradients else "",
@@ -259,7 +267,7 @@ def call_view(plan: KernelPlan, parts: CallParts) -> CallView:
         saved_inputs=(
             *("q", "k", "v"),
             *(p.name if p.by_pointer else f"ctx.param_{p.name}" for p in params),
-            *("ctx.scale", *seed, *(("_",) if precise else ())),
+            *("ctx.scale", *seed, *(("_",) if precise else ()), *places),
         ),
         saved=saved,
         unlearned=_unlearned(w),
@@ -273,7 +281,7 @@ def call_view(plan: KernelPlan, parts: CallParts) -> CallView:
         returned_gradients=(
             *("dq", "dk", "dv"),
             *(by_position[3 + i].total if 3 + i in by_position else zeros(p, i) for i, p in enumerate(params)),
-            *(("None",) * (1 + len(seed) + len(precise))),
+            *(("None",) * (1 + len(seed) + len(precise) + len(places))),
         ),
     )
 
@@ -282,7 +290,17 @@ def _deciding(p: ParamView) -> tuple[str, ...]:
     """What of a scalar decides which compiled kernel is launched: its address, or how many bits it needs."""
     if p.rank or p.type == "bool":
         return ()
-    return (f"{p.name}.data_ptr() % 16",) if p.by_pointer else (f"-(2**31) <= {p.name} < 2**31", f"{p.name} < 2**63")
+    if p.by_pointer:
+        return (f"{p.name}.data_ptr() % 16",)
+    place = (f"{p.place} is None or {p.place}.dtype",) if p.either else ()
+    return (f"-(2**31) <= {p.name} < 2**31", f"{p.name} < 2**63", *place)
+
+
+def _value(p: ParamView) -> str:
+    """What kernels get for a param."""
+    if p.either:
+        return f"{p.name} if {p.place} is None else {p.place}"
+    return f"int({p.name})" if p.type == "bool" and not p.by_pointer else p.name
 
 
 # ---------------------------------------------------------------- the public function
@@ -315,7 +333,7 @@ def _fact_checks(params: tuple[ParamView, ...]) -> Lines:
 
 def _watched_scalars(params: tuple[ParamView, ...], seed: tuple[str, ...]) -> Lines:
     """Scalars that may be given as tensors."""
-    found = (*(p.name for p in params if not p.rank and p.by_pointer), *seed)
+    found = (*(p.name for p in params if not p.rank and p.type != "bool"), *seed)
     return (f"*(x for x in ({', '.join(found)},) if isinstance(x, Tensor))",) if found else ()
 
 
@@ -331,7 +349,7 @@ def _convert_lines(
     plan: KernelPlan, params: tuple[ParamView, ...], laid_out: Lines, seed: tuple[str, ...], learned: str
 ) -> Lines:
     """`learned`: whether some param needs a gradient, where the kernels are told."""
-    lines = [*conversions(params, "_number({}, q.device, known is not None)")]
+    lines = [*conversions(params, "_number({}, q.device, known is not None)", in_memory=True)]
     if plan.facts.scale_positive:
         lines += [
             "if scale <= 0.0:",

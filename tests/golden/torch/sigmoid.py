@@ -24,7 +24,6 @@ It needs torch alone, and runs on any device that torch has. `sigmoid` is differ
 
 from __future__ import annotations
 
-import math
 from typing import NoReturn
 
 import torch
