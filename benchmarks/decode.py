@@ -161,7 +161,7 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def split_kv(case: Case) -> Attend:
     """FlashAttention 3, which chooses the number of splits."""
     function, causal = flash.fa3().flash_attn_with_kvcache, case.shape.variant == "causal"
-    lengths = torch.full((case.shape.B,), case.shape.Sk, dtype=torch.int32, device="cuda")
+    lengths = torch.full((case.shape.B,), case.shape.Sk, dtype=torch.int32, device=case.qkv[0].device)
 
     def attend(*qkv: Tensor) -> Tensor:
         q, k, v = (x.transpose(1, 2) for x in qkv)

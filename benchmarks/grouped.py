@@ -248,7 +248,9 @@ def warm(script: Path, argv: Sequence[str], workers: int, limit: float) -> float
         return 0.0
     started = time.monotonic()
     command = [sys.executable, str(script), "warm", *argv]
-    running = [subprocess.Popen([*command, "--slice", f"{i}/{workers}"]) for i in range(workers)]
+    environment = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "1"}  # or each starts a pool of its own
+    slices = [f"{i}/{workers}" for i in range(workers)]
+    running = [subprocess.Popen([*command, "--slice", own], env=environment) for own in slices]
     for process in running:
         try:
             process.wait(timeout=max(1.0, limit - (time.monotonic() - started)))

@@ -229,7 +229,7 @@ def fa4(inputs: Inputs) -> Contender | None:
         case "sliding_window":
             options["window_size"] = (inputs.window - 1, 0)
         case "sink":
-            options["learnable_sink"] = inputs.params["sink"].bfloat16()
+            options["learnable_sink"] = inputs.params["sink"]
         case _:
             pass
     function, cu, longest = flash.fa4().flash_attn_varlen_func, inputs.cu, max(inputs.lengths)

@@ -4,17 +4,16 @@
     python benchmarks/steps.py run --kernels build/steps       # on the GPU: torch, triton and transformers suffice
     python benchmarks/steps.py table                           # afterwards, anywhere
 
-A model is measured by eager PyTorch and by torch.compile (inductor), each beside sdpa (eager attention where sdpa lacks
-what the model needs) and flex_attention. First each contender takes a step in a process of its own, with empty caches:
-`first_s`. There loss and gradients of two layers on a shorter sequence are compared with float32 by eager attention.
-Those that are right are then timed in turns in one process, which finds their compiled kernels in the caches.
+A model is measured by eager PyTorch, then by torch.compile (inductor), each beside sdpa (eager attention where sdpa
+lacks what the model needs) and flex_attention. First each contender takes a step in a process of its own, with empty
+caches: `first_s`. There loss and gradients of two layers on a shorter sequence are compared with float32 by eager
+attention. Those that are right are then timed in turns in one process, which finds their kernels in the caches.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
-import functools
 import json
 import os
 import shutil
@@ -54,8 +53,12 @@ if TYPE_CHECKING:
 HERE = Path(__file__).resolve().parent
 SLACK, LEAST = 1.5, 5e-3
 """A contender is right if its error is at most SLACK times that of the model's own attention, or LEAST."""
-ASKED = {"llama:1x32768": ("sdpa", 1.09), "gemma2:1x8192": ("flex_attention", 1.6), "gpt_oss:1x16384": ("flex_attention", 1.15)}  # fmt: skip  # noqa: E501
-"""What a step owes, by eager PyTorch, over the implementation named."""
+ASKED = {
+    "llama:1x32768:eager": ("sdpa", 1.09),
+    "gemma2:1x8192:eager": ("flex_attention", 1.6),
+    "gpt_oss:1x16384:eager": ("flex_attention", 1.15),
+}
+"""What a step owes over the implementation named."""
 
 
 # ---- steps in turns --------------------------------------------------------------------------------------------------
@@ -79,24 +82,22 @@ def timed(call: Callable[..., Any], network: Any, ids: Tensor, device: str) -> t
 
 
 def race(model: Model, names: Sequence[str], args: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """Of contenders `IMPLEMENTATION WAY`: medians, peak memory beside the weights, and the gradients' distance from the
-    first contender's, all in one process."""
+    """Of implementations: medians, peak memory beside the weights, and the gradients' distance from those of the first
+    one, all in one process."""
     import torch
     from grouped import MISTAKES
 
     register(model, args.kernels)
     network = built(model, args.device)
     ids = tokens(model, model.S, args.device)
-    calls = {way: compiled(network, way) for way in WAYS}
+    call = compiled(network, args.way)
     records: dict[str, dict[str, Any]] = {}
     reference: dict[str, Tensor] | None = None
-    works: dict[str, Callable[[], tuple[float, float]]] = {}
     held = torch.cuda.memory_allocated() if args.device == "cuda" else 0
     for name in names:
-        implementation, way = name.split()
-        switch(network, implementation)
+        switch(network, name)
         try:
-            loss = float(step(calls[way], network, ids))
+            loss = float(step(call, network, ids))
             found = gradients(network)
             reference = found if reference is None else reference
             records[name] = {"loss": loss, "apart": distance(found, reference)}
@@ -105,19 +106,18 @@ def race(model: Model, names: Sequence[str], args: argparse.Namespace) -> dict[s
                 network.zero_grad(set_to_none=True)
                 torch.cuda.synchronize()
                 torch.cuda.reset_peak_memory_stats()
-                step(calls[way], network, ids)
+                step(call, network, ids)
                 records[name]["peak_bytes"] = torch.cuda.max_memory_allocated() - held - _bytes(reference)
         except MISTAKES as error:
             records[name] = {"failure": f"{type(error).__name__}: {str(error).strip().splitlines()[0][:300]}"}
-            continue
-        works[name] = functools.partial(timed, calls[way], network, ids, args.device)
     reference = None
-    samples: dict[str, list[tuple[float, float]]] = {name: [] for name in works}
+    ready = [n for n in names if "failure" not in records[n]]
+    samples: dict[str, list[tuple[float, float]]] = {name: [] for name in ready}
     for turn in range(args.rounds):
-        for name in list(works)[:: 1 if turn % 2 == 0 else -1]:
-            switch(network, name.split()[0])
-            works[name]()
-            samples[name] += [works[name]() for _ in range(args.steps)]
+        for name in ready[:: 1 if turn % 2 == 0 else -1]:
+            switch(network, name)
+            timed(call, network, ids, args.device)
+            samples[name] += [timed(call, network, ids, args.device) for _ in range(args.steps)]
     for name, spent in samples.items():
         records[name] |= {
             "forward_ms": statistics.median(f for f, _ in spent),
@@ -136,16 +136,11 @@ def _bytes(reference: Mapping[str, Tensor] | None) -> int:
 # ---- the run ---------------------------------------------------------------------------------------------------------
 
 
-def contenders(model: Model, ways: Sequence[str]) -> list[str]:
-    return [f"{implementation} {way}" for way in ways for implementation in (*model.peers, "attngen")]
-
-
 def child(args: argparse.Namespace) -> Any:
     """One process's part: a first step, or the race; the answer as JSON in `--answer`."""
     (model,) = (m for m in models(args.device) if m.key == args.model)
     if args.first:
-        implementation, way = args.first.split()
-        found: Any = first(model, implementation, way, args.kernels, args.device)
+        found: Any = first(model, args.first, args.way, args.kernels, args.device)
     else:
         found = race(model, args.race, args)
     args.answer.write_text(json.dumps(found), encoding="utf-8")
@@ -158,8 +153,8 @@ def models(device: str) -> list[Model]:
     return list({m.key: m for m in map(dry, MODELS)}.values())
 
 
-def ask(args: argparse.Namespace, model: Model, rest: Sequence[str], folder: Path, caches: Path) -> Any:
-    """A child's command and environment, and where its answer will be."""
+def started(args: argparse.Namespace, model: Model, rest: Sequence[str], folder: Path, caches: Path) -> Any:
+    """A child, and where its answer will be."""
     answer = folder / "answer.json"
     command = [
         sys.executable, str(Path(__file__).resolve()), "child", "--model", model.key, "--kernels", str(args.kernels),
@@ -167,7 +162,7 @@ def ask(args: argparse.Namespace, model: Model, rest: Sequence[str], folder: Pat
         *rest,
     ]  # fmt: skip
     places = {"TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"), "TRITON_CACHE_DIR": str(caches / "triton")}
-    return command, {**os.environ, **places}, answer
+    return subprocess.Popen(command, env={**os.environ, **places}), answer
 
 
 def answered(process: subprocess.Popen[bytes], answer: Path, limit: float) -> Any:
@@ -181,67 +176,65 @@ def answered(process: subprocess.Popen[bytes], answer: Path, limit: float) -> An
     return json.loads(answer.read_text()) if answer.exists() else {"failure": f"exit status {process.returncode}"}
 
 
-def first_steps(args: argparse.Namespace, model: Model, names: Sequence[str], folder: Path) -> dict[str, Any]:
-    """Each contender's, in processes of their own, `--together` at a time, each with empty caches. The caches are
+def first_steps(args: argparse.Namespace, model: Model, way: str, names: Sequence[str], folder: Path) -> dict[str, Any]:
+    """Each implementation's, in processes of their own, `--together` at a time, each with empty caches. The caches are
     merged afterwards into `folder/all`."""
     found: dict[str, Any] = {}
     for i in range(0, len(names), args.together):
         running: dict[str, Any] = {}
         for name in names[i : i + args.together]:
-            own = folder / name.replace(" ", "-")
+            own = folder / name
             own.mkdir(parents=True)
-            command, environment, answer = ask(args, model, ["--first", name], own, own / "caches")
-            running[name] = (subprocess.Popen(command, env=environment), answer)
+            running[name] = started(args, model, ["--way", way, "--first", name], own, own / "caches")
         for name, (process, answer) in running.items():
             found[name] = answered(process, answer, args.limit)
-            say(f"{model.key} {name}, first step: {found[name]}")
+            say(f"{model.key} {name} {way}, first step: {found[name]}")
     for name in names:
-        caches = folder / name.replace(" ", "-") / "caches"
-        if caches.exists():
-            shutil.copytree(caches, folder / "all", dirs_exist_ok=True)
+        if (folder / name / "caches").exists():
+            shutil.copytree(folder / name / "caches", folder / "all", dirs_exist_ok=True)
     return found
 
 
 def right(model: Model, found: Mapping[str, Any], name: str) -> bool:
-    """Whether its loss and gradients are as near to float32 as those of the model's own attention, by eager PyTorch."""
-    implementation = name.split()[0]
-    own, base = (found.get(f"{x} eager", {}).get("errors") for x in (implementation, model.peers[0]))
+    """Whether its loss and gradients are as near to float32 as those of the model's own attention."""
+    own, base = (found[n].get("errors") for n in (name, model.peers[0]))
     if own is None or base is None:
-        return own is None and "failure" not in found[name]  # a run of inductor alone has nothing to compare with
+        return False
     return all(own[x] <= max(SLACK * base[x], LEAST) for x in base)
 
 
-def measure(model: Model, args: argparse.Namespace) -> Result:
-    names = contenders(model, args.ways)
+def measure(model: Model, way: str, args: argparse.Namespace) -> Result:
+    names = [*model.peers, "attngen"]
     with tempfile.TemporaryDirectory(prefix="attngen-steps-") as temporary:
         folder = Path(temporary)
-        records = first_steps(args, model, names, folder)
+        records = first_steps(args, model, way, names, folder)
         for name in names:
             if "failure" not in records[name]:
                 records[name]["right"] = right(model, records, name)
         ready = [n for n in names if records[n].get("right")]
         own = folder / "race"
         own.mkdir()
-        command, environment, answer = ask(args, model, ["--race", *ready], own, folder / "all")
-        timings = answered(subprocess.Popen(command, env=environment), answer, args.limit)
+        process, answer = started(args, model, ["--way", way, "--race", *ready], own, folder / "all")
+        timings = answered(process, answer, args.limit)
     if "failure" in timings:
-        say(f"{model.key}: {timings['failure']}")
+        say(f"{model.key} {way}: {timings['failure']}")
+        timings = dict.fromkeys(ready, timings)
     for name, found in timings.items():
-        if name in records:
-            records[name] |= found
+        records[name] |= found
     return {
-        "key": model.key, "family": model.family, "config": dict(model.config), "B": model.B, "S": model.S,
-        "checked": model.checked, "together": args.together, "contenders": records,
+        "key": f"{model.key}:{way}", "family": model.family, "config": dict(model.config), "B": model.B, "S": model.S,
+        "way": way, "checked": model.checked, "together": args.together, "contenders": records,
     }  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
-    import transformers
+    from importlib.metadata import version
+
     from gpu import software
 
-    started, note = time.monotonic(), ""
+    began, note = time.monotonic(), ""
     machine, versions = software(args.device)
-    versions["transformers"] = transformers.__version__
+    versions["transformers"] = version("transformers")
     result: Result = {
         "machine": machine, "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "versions": versions, "kernels": Files.at(args.kernels).digests(), "cells": [],
@@ -251,13 +244,14 @@ def run(args: argparse.Namespace) -> int:
         if all(kept[x] == result[x] for x in ("machine", "versions", "kernels")):
             result["cells"] = kept["cells"]
     done = {c["key"] for c in result["cells"]}
-    for model in models(args.device):
-        if model.key in done or (args.only and not any(model.key.startswith(o) for o in args.only)):
+    for model, way in ((model, way) for way in args.ways for model in models(args.device)):
+        key = f"{model.key}:{way}"
+        if key in done or (args.only and not any(key.startswith(o) for o in args.only)):
             continue
-        if time.monotonic() - started > args.budget:
-            note = f"stopped at the budget of {args.budget:.0f} s before {model.key}: the same command continues"
+        if time.monotonic() - began > args.budget:
+            note = f"stopped at the budget of {args.budget:.0f} s before {key}: the same command continues"
             break
-        result["cells"].append(measure(model, args))
+        result["cells"].append(measure(model, way, args))
         report.write(args.output, result)
         say(table({**result, "cells": result["cells"][-1:]}))
     print(table(result))
@@ -271,26 +265,25 @@ def run(args: argparse.Namespace) -> int:
 
 
 def table(result: Result) -> str:
-    """A row a contender: the step, forward and backward in milliseconds, peak memory, the first step's seconds."""
-    rows = [["model", "attention", "", "step ms", "forward", "backward", "peak GiB", "first s", "attngen x"]]
+    """A row an implementation: step, forward and backward in milliseconds, peak memory, the first step's seconds."""
+    rows = [["model", "attention", "step ms", "forward", "backward", "peak GiB", "first s", "attngen x"]]
     for cell in result["cells"]:
+        ours = cell["contenders"]["attngen"].get("step_ms")
         for name, record in cell["contenders"].items():
-            implementation, way = name.split()
+            first_s = f"{record['first_s']:.1f}" if "first_s" in record else ""
             if "step_ms" not in record:
                 why = record.get("failure") or ("wrong" if record.get("right") is False else "not timed")
-                rows.append([cell["key"], implementation, way, why, "", "", "", str(record.get("first_s", "")), ""])
+                rows.append([cell["key"], name, why, "", "", "", first_s, ""])
                 continue
-            ours = cell["contenders"].get(f"attngen {way}", {}).get("step_ms")
             peak = record.get("peak_bytes")
             rows.append(
                 [
                     cell["key"],
-                    implementation,
-                    way,
+                    name,
                     *(f"{record[x]:.1f}" for x in ("step_ms", "forward_ms", "backward_ms")),
                     "" if peak is None else f"{peak / 2**30:.2f}",
-                    f"{record['first_s']:.1f}",
-                    "" if ours is None or implementation == "attngen" else f"x{record['step_ms'] / ours:.2f}",
+                    first_s,
+                    "" if ours is None or name == "attngen" else f"x{record['step_ms'] / ours:.2f}",
                 ]
             )
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
@@ -298,7 +291,7 @@ def table(result: Result) -> str:
     for cell in result["cells"]:
         if cell["key"] in ASKED:
             peer, asked = ASKED[cell["key"]]
-            steps = [cell["contenders"].get(f"{n} eager", {}).get("step_ms") for n in (peer, "attngen")]
+            steps = [cell["contenders"].get(n, {}).get("step_ms") for n in (peer, "attngen")]
             if None not in steps:
                 ratio = steps[0] / steps[1]
                 mark = "" if ratio >= asked else "  <"
@@ -320,6 +313,7 @@ def main(argv: list[str]) -> int:
         p.add_argument("--steps", type=int, default=3, help="steps of a turn (%(default)s)")
         if name == "child":
             p.add_argument("--model", required=True)
+            p.add_argument("--way", choices=WAYS, default=WAYS[0])
             p.add_argument("--first")
             p.add_argument("--race", nargs="*", default=[])
             p.add_argument("--answer", type=Path, required=True)

@@ -39,7 +39,7 @@ def test_a_tiny_model_agrees_with_eager_attention(tmp_path: Path, model: str) ->
     saved.prepare(tmp_path, found)
     answer = tmp_path / "answer.json"
     argv = ("child", "--model", model, "--kernels", str(tmp_path), "--device", "cpu", "--answer", str(answer))
-    script("steps.py", *argv, "--first", "attngen eager")
+    script("steps.py", *argv, "--first", "attngen")
     errors = json.loads(answer.read_text())["errors"]
     assert errors["loss"] < 1e-6 and errors["gradients"] < 1e-5
 
@@ -49,9 +49,9 @@ def test_a_race_of_a_tiny_model(tmp_path: Path) -> None:
     saved.prepare(tmp_path, {"llama": step_models.specs(small=True)["llama"]})
     answer = tmp_path / "answer.json"
     argv = ("child", "--model", "llama:1x40", "--kernels", str(tmp_path), "--device", "cpu", "--answer", str(answer))
-    script("steps.py", *argv, "--rounds", "1", "--steps", "1", "--race", "sdpa eager", "attngen eager")
+    script("steps.py", *argv, "--rounds", "1", "--steps", "1", "--race", "sdpa", "attngen")
     found = json.loads(answer.read_text())
-    assert found["attngen eager"]["apart"] < 1e-5 and found["sdpa eager"]["apart"] == 0
+    assert found["attngen"]["apart"] < 1e-5 and found["sdpa"]["apart"] == 0
     assert all(r["step_ms"] >= r["backward_ms"] > 0 for r in found.values())
 
 
@@ -73,11 +73,11 @@ def test_right_is_as_near_as_the_models_own_attention() -> None:
 
     def found(loss: float, gradients: float) -> dict[str, Any]:
         errors = {"loss": loss, "gradients": gradients}
-        return {"sdpa eager": {"errors": {"loss": 1e-3, "gradients": 1e-2}}, "attngen eager": {"errors": errors}}
+        return {"sdpa": {"errors": {"loss": 1e-3, "gradients": 1e-2}}, "attngen": {"errors": errors}}
 
-    assert steps.right(model, found(4e-3, 1.4e-2), "attngen eager")
-    assert not steps.right(model, found(1e-3, 2e-2), "attngen eager")
-    assert not steps.right(model, found(1e-3, float("nan")), "attngen eager")
+    assert steps.right(model, found(4e-3, 1.4e-2), "attngen")
+    assert not steps.right(model, found(1e-3, 2e-2), "attngen")
+    assert not steps.right(model, found(1e-3, float("nan")), "attngen")
 
 
 def test_the_table_says_how_many_times_as_fast() -> None:
@@ -85,12 +85,14 @@ def test_the_table_says_how_many_times_as_fast() -> None:
         return {"right": True, "first_s": 1.0, "step_ms": ms, "forward_ms": ms / 3, "backward_ms": ms / 1.5}
 
     contenders = {
-        "sdpa eager": record(110.0),
-        "attngen eager": record(100.0),
-        "flex_attention eager": {"failure": "out of memory"},
+        "sdpa": record(110.0),
+        "attngen": record(100.0),
+        "flex_attention": {"failure": "out of memory"},
     }
-    text = steps.table({"machine": "m", "date": "d", "cells": [{"key": "llama:1x32768", "contenders": contenders}]})
-    assert "llama:1x32768 over sdpa: x1.10, asked 1.09" in text and "<" not in text
+    text = steps.table(
+        {"machine": "m", "date": "d", "cells": [{"key": "llama:1x32768:eager", "contenders": contenders}]}
+    )
+    assert "llama:1x32768:eager over sdpa: x1.10, asked 1.09" in text and "<" not in text
     assert "out of memory" in text
 
 
