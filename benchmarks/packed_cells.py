@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,13 +79,14 @@ def by_documents(spec: Spec) -> Spec:
 
 def specs(window: int) -> dict[str, Spec]:
     consts: dict[str, dict[str, int | float]] = {"sliding_window": {"window": window}, "softcap": {"cap": CAP}}
-    found = {variant: example(variant, **consts.get(variant, {})) for variant in VARIANTS}
-    return {**found, **{f"{variant}_documents": by_documents(spec) for variant, spec in found.items()}}
+    plain = {variant: example(variant, **consts.get(variant, {})) for variant in VARIANTS}
+    found = {v: replace(spec, geometry=("packed", "lengths")) for v, spec in plain.items()}
+    return {**found, **{f"{v}_documents": by_documents(spec) for v, spec in plain.items()}}
 
 
 def prepare(directory: Path, *, dry: bool) -> None:
     """`NAME.py` with the packed and lengths geometry where the compiler has them, and `NAME_documents.py`."""
-    saved.prepare(directory, specs(DRY_WINDOW if dry else WINDOW), geometry=("packed", "lengths"))
+    saved.prepare(directory, specs(DRY_WINDOW if dry else WINDOW))
 
 
 # ---- inputs and truth ------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import importlib.util
 import inspect
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -25,28 +25,29 @@ EXAMPLES = ROOT / "examples"
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """A spec's text, and the constants that it is compiled with. `facts` is for whoever loads the file."""
+    """A spec's text, and the constants that it is compiled with. `geometry`: functions to make beside the dense one.
+    `facts` is for whoever loads the file."""
 
     text: str
     consts: Mapping[str, int | float] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
+    geometry: tuple[str, ...] = ()
 
 
 def example(name: str, **consts: int | float) -> Spec:
     return Spec((EXAMPLES / f"{name}.attn").read_text(encoding="utf-8"), consts)
 
 
-def prepare(directory: Path, specs: Mapping[str, Spec], *, geometry: Sequence[str] = ()) -> None:
-    """Compiles each spec to `directory/NAME.py`. `geometry` names the functions to make beside the dense one; a
-    compiler that has no geometries makes the dense one alone."""
+def prepare(directory: Path, specs: Mapping[str, Spec]) -> None:
+    """Compiles each spec to `directory/NAME.py`. A compiler that has no geometries makes the dense function alone."""
     import attngen
 
     directory.mkdir(parents=True, exist_ok=True)
     compiled: Callable[..., Any] = attngen.compile
-    known = geometry and "geometry" in inspect.signature(attngen.compile).parameters
-    extra = {"geometry": ("dense", *geometry)} if known else {}
+    known = "geometry" in inspect.signature(attngen.compile).parameters
     manifest: dict[str, dict[str, Any]] = {}
     for name, spec in specs.items():
+        extra = {"geometry": ("dense", *spec.geometry)} if known and spec.geometry else {}
         kernel = compiled(spec.text, target="triton", consts=dict(spec.consts), **extra)
         kernel.save(directory / f"{name}.py")
         manifest[name] = {"function": kernel.name, **spec.facts}

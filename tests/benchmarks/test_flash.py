@@ -21,6 +21,7 @@ import flash  # noqa: E402
 import grouped  # noqa: E402
 import models  # noqa: E402
 import packed_cells as cells  # noqa: E402
+import shrink  # noqa: E402
 
 WINDOW = 24
 
@@ -102,3 +103,17 @@ def test_a_served_cache(variant: str) -> None:
     q, k, v = (torch.randn(2, s, h, decode.D).transpose(1, 2) for s, h in ((3, 8), (40, 2), (40, 2)))
     case = decode.Case(shape, (q, k, v), {}, 1024, 50.0)
     torch.testing.assert_close(decode.split_kv(case)(q, k, v), case.dense())
+
+
+def test_a_peers_library_loses_the_code_of_another_architecture() -> None:
+    def entry(arch: int, code: bytes) -> bytes:
+        head = bytearray(64)
+        shrink.ENTRY.pack_into(head, 0, 2, 257, 64, len(code))
+        head[shrink.ARCH_AT : shrink.ARCH_AT + 4] = arch.to_bytes(4, "little")
+        return bytes(head) + code
+
+    both = entry(80, b"old " * 8) + entry(90, b"new " * 8)
+    library = b"\x7fELF" + shrink.WRAPPER.pack(shrink.MAGIC, 1, 16, len(both)) + both + b"tail"
+    found, count = shrink.without_code(library, 80)
+    assert count == 1 and len(found) == len(library)
+    assert b"old" not in found and found == library.replace(b"old " * 8, bytes(32))
