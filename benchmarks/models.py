@@ -68,19 +68,22 @@ class Cell:
         return f"{self.mask}:{self.B}x{self.N}:{self.Hq}/{self.Hkv}:{dims}"
 
 
+HEADS = (
+    (32, 8, 128, 128),
+    (64, 8, 128, 128),
+    (16, 16, 128, 128),
+    (28, 4, 128, 128),
+    (32, 1, 128, 128),
+    (64, 8, 64, 64),
+    (8, 4, 256, 256),
+    (16, 16, 192, 128),
+)
+
+
 def matrix() -> Iterator[Cell]:
-    """16,384 tokens a cell, the cells that models run most first."""
-    for Hq, Hkv, D, Dv in (
-        (32, 8, 128, 128),
-        (64, 8, 128, 128),
-        (16, 16, 128, 128),
-        (28, 4, 128, 128),
-        (32, 1, 128, 128),
-        (64, 8, 64, 64),
-        (8, 4, 256, 256),
-        (16, 16, 192, 128),
-    ):
-        for N in (8192, 2048, 16384, 4096, 1024, 512):
+    """16,384 tokens a cell; all heads and dims at the lengths that models run most, then at the others."""
+    for N in (8192, 4096, 16384, 2048, 1024, 512):
+        for Hq, Hkv, D, Dv in HEADS:
             for mask in ("causal", "full"):
                 yield Cell(mask, 16384 // N, Hq, Hkv, N, D, Dv)
 
