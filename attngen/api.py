@@ -9,26 +9,25 @@ import json
 import math
 import os
 import warnings
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from attngen import files
 from attngen.errors import Refuted, Source, SpecError, SpecWarning, Unproved, UsageError
 from attngen.ir.attention import Attention
+from attngen.kernel import Kernel
 from attngen.runtime import forked
-from attngen.signature import PublicSignature
 from attngen.tune import keys as tile_keys
-from attngen.vocabulary import DTYPES, PRECISIONS, SOURCE_ARCHITECTURES, STAGES, TARGETS, Const, Precision
+from attngen.vocabulary import DTYPES, GEOMETRIES, PRECISIONS, SOURCE_ARCHITECTURES, STAGES, TARGETS, Const, Precision
 
 if TYPE_CHECKING:
     from attngen.aot.compile import Artifact
     from attngen.bench.run import Subject
     from attngen.cost.model import Cost
     from attngen.emit import Options, Tuned, TunedGpu
-    from attngen.ir.evaluate import Array
     from attngen.plan import KernelPlan
     from attngen.prove.budget.work import Budget
     from attngen.prove.proof import Proof
@@ -44,6 +43,7 @@ def options(
     head_dim: int | tuple[int, int] | None = None,
     dtype: str | None = None,
     forward: bool = False,
+    geometry: tuple[str, ...] = ("dense",),
 ) -> Options:
     """What a caller chooses beside the spec, checked (see `compile`). `tuned` is what `tiling.tpu_tiles` reads, or
     `tiling.gpu_tiles`."""
@@ -64,6 +64,11 @@ def options(
         raise UsageError(f"no dtype {dtype!r}; there are {', '.join(DTYPES)}")
     if target != "triton" and (dims or dtype or forward):
         raise UsageError(f"head_dim, dtype and forward can be chosen for target triton only, not for {target}")
+    unknown = next((kind for kind in geometry if kind not in GEOMETRIES), None)
+    if unknown is not None:
+        raise UsageError(f"no geometry {unknown!r}; there are {', '.join(GEOMETRIES)}")
+    if target != "triton" and set(geometry) - {"dense"}:
+        raise UsageError(f"{target} has the geometry dense alone; the others are for target triton")
     tpu = tuple(t for t in tuned if isinstance(t, Tuned))
     gpu = tuple(t for t in tuned if isinstance(t, TunedGpu))
     if tuned and (target != ("pallas" if tpu else "triton") or tile is not None):
@@ -76,6 +81,7 @@ def options(
         head_dim=dims,
         dtype=dtype,
         forward=forward,
+        geometry=tuple(kind for kind in GEOMETRIES if kind in ("dense", *geometry)),
         tuned=tpu,
         tuned_gpu=gpu,
     )
@@ -222,7 +228,14 @@ def build(
         text = written() if emitted is planned and proof.summary() == ALL_PROVED else None
     if text is None:
         text = emit(emitted, source.text, options, proof.summary())
-    return Kernel(spec=callable_spec(spec, emitted), plan=emitted, source=text, target=options.target, proof=proof)
+    return Kernel(
+        spec=callable_spec(spec, emitted),
+        plan=emitted,
+        source=text,
+        target=options.target,
+        proof=proof,
+        made=(source.text, options),
+    )
 
 
 def _accepted(spec: Attention, proof: Proof, source: Source, allow_unproved: Collection[str], strict: bool) -> Proof:
@@ -387,6 +400,7 @@ def compile(
     head_dim: int | tuple[int, int] | None = None,
     dtype: str | None = None,
     forward: bool = False,
+    geometry: Collection[str] = ("dense",),
     tiles: str | os.PathLike[str] | None = None,
     shape: Mapping[str, int] | None = None,
     consts: Mapping[str, Const] | None = None,
@@ -403,6 +417,8 @@ def compile(
     every chip's tile sizes and own kernels, and the function picks by the card; a chip's name, such as "sm_90", holds
     that chip's alone; "portable" holds every chip's tile sizes and the kernels that run on all of them. `head_dim`: of
     q and k and of v, one int or two. `dtype`: "fp16", "bf16" or "fp32". `forward`: without a backward pass.
+    `geometry`: which functions it holds, for target triton: "dense" always, "lengths" for sequences that are a part of
+    a batch row, "packed" for sequences that follow one another; a `Kernel` compiles a missing one at its first call.
     `tiles` is a file that `attngen tune` wrote, `shape` sizes that say which of its shapes is meant, where there are
     several.
     Every obligation of the plan is proved first: what is false raises `Refuted`, with a counterexample, and what is not
@@ -423,7 +439,7 @@ def compile(
     text = spec if isinstance(spec, str) and ("\n" in spec or spec.lstrip().startswith("attention ")) else None
     source = Source(text) if text is not None else files.read_source(Path(spec))
     tuned = () if tiles is None else _tuned(source, overrides, target, files.read_source(Path(tiles)), shape or {})
-    chosen = options(target, precision, tile, arch, tuned, head_dim, dtype, forward)
+    chosen = options(target, precision, tile, arch, tuned, head_dim, dtype, forward, tuple(geometry))
     return build(source, chosen, overrides, allow_unproved, strict=strict, effort=effort)
 
 
@@ -438,92 +454,3 @@ def _tuned(
             return tile_keys.tpu_tiles(source, spec, file, shape)
         case _:
             raise UsageError(f"tiles are tuned for triton and pallas, not for {target}")
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class Kernel:
-    """One compiled attention: call it as the generated function, `kernel(q, k, v, *, PARAM=…, scale=None, …)`.
-
-    q (B, Hq, Sq, D), k (B, Hkv, Sk, D), v (B, Hkv, Sk, Dv), tensors of one dtype on one device; gives out
-    (B, Hq, Sq, Dv), with `return_lse=True` also lse (B, Hq, Sq). Pallas: JAX arrays, heads behind lengths, as in
-    `jax.nn.dot_product_attention`: q (B, Sq, Hq, D), out (B, Sq, Hq, Dv); lse as before. Differentiable in q, k, v and
-    every float param. The generated file is loaded at the first call. On a machine without a GPU (or a TPU) Triton's
-    (or Pallas') runs in its interpreter. Wrong arguments raise `UsageError`.
-    """
-
-    spec: Attention
-    """The closed, typed attention (`attngen.ir`); its `assume`s include what every call checks of sizes."""
-    plan: KernelPlan
-    """What the planner decided."""
-    source: str
-    """The generated file: standalone, and yours to keep."""
-    target: str = field(default="triton")
-    proof: Proof | None = field(default=None)
-    """What was proved of the plan, obligation by obligation (`attngen.prove.proof.Proof`)."""
-    _function: Callable[..., Any] = field(init=False)
-    __signature__ = PublicSignature()
-
-    @property
-    def name(self) -> str:
-        return self.spec.name
-
-    def __call__(self, *operands: Any, **arguments: Any) -> Any:
-        self._load()
-        try:
-            return self._function(*operands, **arguments)
-        except TypeError as error:
-            # Python raises it here, and no deeper, where the function has no such argument or one is missing.
-            if error.__traceback__ is None or error.__traceback__.tb_next is not None:
-                raise
-            raise UsageError(str(error)) from error
-
-    @property
-    def function(self) -> Callable[..., Any]:
-        """The generated function itself, loaded when it is first asked for."""
-        self._load()
-        return self._function
-
-    def _load(self) -> None:
-        if "_function" not in self.__dict__:
-            from attngen.runtime.loader import load
-
-            module = load(self.source, self.name, self.target)
-            vars(module)["_Refusal"] = UsageError
-            object.__setattr__(self, "_function", getattr(module, self.name))
-
-    # `torch.compile` calls `_load` instead of tracing into it. `torch.compiler.assume_constant_result` sets the same,
-    # but needs torch. `_function` is read only after `_load`: else `torch.compile` would guard that it is missing.
-    _load._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
-
-    def reference(
-        self,
-        q: Any,
-        k: Any,
-        v: Any,
-        *,
-        scale: float | None = None,
-        return_lse: bool = False,
-        dropout_seed: int | None = None,
-        **params: Any,
-    ) -> Array | tuple[Array, Array]:
-        """The same result by the definition: dense, float64, NumPy. Takes arrays or tensors, in the target's order."""
-        from attngen.reference import evaluate
-
-        heads_inside = self.target in ("pallas", "jax")
-        if heads_inside:
-            q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))
-        result = evaluate(self.spec, q, k, v, params=params, scale=scale, dropout_seed=dropout_seed)
-        out = result.out.swapaxes(1, 2) if heads_inside else result.out
-        return (out, result.lse) if return_lse else out
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the generated file, whole or not at all."""
-        files.write(path, self.source)
-
-    def __repr__(self) -> str:
-        params = "".join(f", {p.name}" for p in self.spec.params)
-        return f"<attngen.Kernel {self.name}(q, k, v{', *' if params else ''}{params}) for {self.target}>"
-
-    def __reduce__(self) -> tuple[type[Kernel], tuple[Attention, KernelPlan, str, str, Proof | None]]:
-        # The loaded function belongs to this process; another one loads its own.
-        return Kernel, (self.spec, self.plan, self.source, self.target, self.proof)

@@ -49,6 +49,8 @@ class Options:
     kernels that some have for themselves. `head_dim`: (of q and k, of v), or all up to 256. `dtype`: of q, k and v, or
     all. `forward`: without a backward pass. Triton's interpreter always runs the file.
 
+    `geometry`: the functions that it has, see `plan.geometry`; dense is always among them.
+
     `tuned` has at most one entry for a TPU and bytes of an element; `tuned_gpu` one for a GPU, bytes of an element and
     head dim.
     """
@@ -58,6 +60,7 @@ class Options:
     head_dim: tuple[int, int] | None = None
     dtype: str | None = None
     forward: bool = False
+    geometry: tuple[str, ...] = ("dense",)
     precision: str = "ieee"
     tile: tuple[int, int] | None = None
     tuned: tuple[Tuned, ...] = ()

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from attngen.ir.attention import Attention
+from attngen.plan.geometry import GEOMETRIES
 from attngen.plan.ints.width import WideInts
 from attngen.plan.kernel import KernelPlan, portable
 from attngen.plan.tiles.hopper import hopper_plan
@@ -26,7 +27,9 @@ def plan(
 ) -> KernelPlan:
     """The whole plan; `kernel.portable` describes the arguments. Raises SpecError where a normalizer has no plan.
 
-    `hopper`: with the kernels of compute capability 9.0.
+    `hopper`: with the kernels of compute capability 9.0, and the geometries of sequences, which the same target has.
     """
     found = portable(attention, reserved, ints, approximates)
-    return replace(found, hopper=hopper_plan(found, found.attention.tile)) if hopper else found
+    if not hopper:
+        return found
+    return replace(found, hopper=hopper_plan(found, found.attention.tile), geometries=GEOMETRIES)

@@ -17,6 +17,7 @@ from attngen.ir.build import add, mul, real
 from attngen.ir.nodes import Apply, Expr, Literal, Load, Op, Scalar, Symbol, Type
 from attngen.ir.walk import loads, nodes, reads
 from attngen.plan.chips import Burden
+from attngen.plan.geometry import Geometry
 from attngen.plan.hopper import HopperPlan
 from attngen.plan.ints.choices import Choices, choices
 from attngen.plan.ints.facts import Facts, facts
@@ -94,6 +95,7 @@ class KernelPlan:
     choices: Choices  # guards, widths and divisions of single operations
     hopper: HopperPlan | None = None  # the kernels of compute capability 9.0, where the target has some
     needs: tuple[Need, ...] = ()  # what every call checks of its sizes: with it all reads are inside
+    geometries: tuple[Geometry, ...] = ()  # how sequences find their rows, where they are no whole rows of a batch
 
     @property
     def burden(self) -> Burden:

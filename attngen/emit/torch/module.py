@@ -22,7 +22,7 @@ from attngen.emit.torch.leaves import Leaves
 from attngen.emit.torch.names import reserved
 from attngen.emit.torch.param_gradients import gradient_views, leaf_views
 from attngen.emit.torch.tile_loops import tiles_view
-from attngen.emit.torch_shared.checks import check_lines
+from attngen.emit.torch_shared.checks import check_lines, size_checks
 from attngen.emit.torch_shared.facts import torch_facts
 from attngen.emit.torch_shared.leaves import host_names
 from attngen.emit.torch_shared.public_function import bound_sizes, conversions, param_doc, zeros
@@ -204,7 +204,7 @@ class _Emitter:
         return "".join(f", {totals.get(p.name, zeros(p, number))}" for number, p in enumerate(self.params))
 
     def door(self) -> DoorView:
-        checks = check_lines(self.plan, self.params, spans=False)
+        checks = (*check_lines(self.plan, self.params, spans=False), *size_checks(self.plan, self.params))
         return DoorView(
             self.params,
             "".join(f", {p.keyword}" for p in self.params),

@@ -19,7 +19,7 @@ from attngen.plan.levels import Level, level_of
 
 
 def check_lines(plan: KernelPlan, params: tuple[ParamView, ...], *, spans: bool = True) -> tuple[str, ...]:
-    """The lines, in the order of the params; then their `where`s, the `assume`s about sizes, and the plan's needs.
+    """The lines, in the order of the params; then their `where`s. What is asked of sizes: see `size_checks`.
 
     `spans`: the target computes offsets in 32 bits, and tensors that span more are refused.
     """
@@ -38,6 +38,14 @@ def check_lines(plan: KernelPlan, params: tuple[ParamView, ...], *, spans: bool 
             text = host_expressions.python(param.where, names)
             message = f"{view.keyword} must satisfy {printing.expression(param.where)}, not {{{view.name}}}"
             lines += _refuse(f"_readable({view.name}) and not ({text})", message)
+    return tuple(lines)
+
+
+def size_checks(plan: KernelPlan, params: tuple[ParamView, ...]) -> tuple[str, ...]:
+    """The lines that test the `assume`s about sizes, and the plan's needs."""
+    attention = plan.attention
+    names = host_names(attention, params)
+    lines: list[str] = []
     for fact in attention.assumes:
         if _about_sizes(fact, attention.sizes):
             text = host_expressions.python(fact, names)

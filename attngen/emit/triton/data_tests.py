@@ -24,13 +24,15 @@ def held_tests(frame: Frame, found: Loops) -> tuple[HeldTest, ...]:
     for t in found.tests:
         held, walked = (t.row, t.col) if found.axis == "k" else (t.col, t.row)
         batch, head = reads(walked, "b"), reads(walked, "h", "hkv")
+        batch = batch or frame.place.prefix != ""
         leading = {
             (True, True): "(batch * Hq + head)", (True, False): "batch", (False, True): "head",
             (False, False): "0",
         }[batch, head]  # fmt: skip
         code = 0 if t.equal else 1 if found.axis == "k" else 2
         tiles = f"tl.cdiv({size}, {block})"
-        tests.append(HeldTest(t.name, f"{axis_name}_{t.name}", f"{leading} * {tiles}", held, tiles, block, code))
+        offset = f"{leading} * tl.cdiv({frame.place.rows[found.axis]}, {block})"
+        tests.append(HeldTest(t.name, f"{axis_name}_{t.name}", offset, held, tiles, block, code))
     return tuple(tests)
 
 

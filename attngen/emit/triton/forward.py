@@ -37,8 +37,8 @@ def forward_view(
     rest = ("rest_ptr",) if weights.saves_rest else ()
     pointers = ("out_ptr", "lse_ptr", *den, *rest, *seed_pointer(frame), *key_pointers)
     return ForwardView(
-        entry=kernel.entry(pointers, ("out",), more=("PRECISE",) if weights.saves_rest else ()),
-        order=kernel.order,
+        entry=kernel.entry(pointers, ("out",), more=("PRECISE",) if weights.saves_rest else (), place=frame.place),
+        place=frame.place.of("out"),
         weigh=_weigh_view(frame, code, weights),
         tile_lines=(*seed_line(frame), *code.head_lines, *code.held_lines),
         walk_lines=(*code.test_lines, *range_line(keys, code, "_key_tiles", "BK")),

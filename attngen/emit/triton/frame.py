@@ -13,7 +13,7 @@ from attngen.emit.triton.expressions import Printer
 from attngen.emit.triton.kernel_code import free_names
 from attngen.emit.triton.names import reserved
 from attngen.emit.triton.tile_loops import RangeView, range_view
-from attngen.emit.triton.views import KernelView, RangeFunctionView, strides
+from attngen.emit.triton.views import KernelView, PlaceView, RangeFunctionView, strides
 from attngen.ir.nodes import Expr
 from attngen.ir.walk import reads, symbols
 from attngen.plan.kernel import Gather, KernelPlan
@@ -25,9 +25,11 @@ STRIDED = ("q", "k", "v", "out", "d_out", "dq", "dk", "dv")
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """`arguments` are the kernels', of which `sizes` are sizes; `known` are the names that a kernel has of itself."""
+    """`arguments` are the kernels', of which `sizes` are sizes; `known` are the names that a kernel has of itself;
+    `place` says where the rows of its sequence are."""
 
     plan: KernelPlan
+    place: PlaceView
     params: tuple[ParamView, ...]
     sizes: tuple[str, ...]
     arguments: tuple[str, ...]
@@ -41,12 +43,6 @@ class Frame:
         return KernelView(
             self.arguments,
             unspecialized,
-            "_busy_tiles_first(tl.cdiv(Sq, BQ), Hq, True)"
-            if self.plan.longest_first
-            else "_head_after_head(tl.cdiv(Sq, BQ), Hq)",
-            "_busy_tiles_first(tl.cdiv(Sk, BK), Hkv, False)"
-            if self.plan.growing_keys
-            else "_head_after_head(tl.cdiv(Sk, BK), Hkv)",
         )
 
     def printer(self) -> Printer:
@@ -93,6 +89,20 @@ class Frame:
         return tuple(n for n in (*ends, *tests, *scalars, *self.known) if n in read)
 
 
+def dense_place(plan: KernelPlan) -> PlaceView:
+    """Every row of a batch is a sequence."""
+    queries, keys = "tl.cdiv(Sq, BQ), Hq", "tl.cdiv(Sk, BK), Hkv"
+    order = f"_busy_tiles_first({queries}, True)" if plan.longest_first else f"_head_after_head({queries})"
+    key_order = f"_busy_tiles_first({keys}, False)" if plan.growing_keys else f"_head_after_head({keys})"
+    return PlaceView(
+        query_lines=(f"tile, batch, head = {order}",),
+        key_lines=(f"tile, batch, kv_head = {key_order}",),
+        row="(batch * tl.cast(Hq, tl.int64) + head) * Sq",
+        column="(batch * tl.cast(Hq, tl.int64) + head) * Sk",
+        rows={"q": "Sq", "k": "Sk"},
+    )
+
+
 def frame_of(plan: KernelPlan) -> Frame:
     attention = plan.attention
     params = views(attention, Names(reserved() | set(attention.sizes)))
@@ -102,7 +112,7 @@ def frame_of(plan: KernelPlan) -> Frame:
     sizes = (*(("B",) if used_b else ()), *SIZE_ARGUMENTS, *attention.sizes)
     arguments = ("scale", *sizes, *(a for p in params for a in p.kernel_arguments))
     known = ("batch", "head", "kv_head", "D", "Dv", "FAST", *arguments)
-    return Frame(plan, params, sizes, arguments, known)
+    return Frame(plan, dense_place(plan), params, sizes, arguments, known)
 
 
 def _every_expression(plan: KernelPlan) -> list[Expr]:

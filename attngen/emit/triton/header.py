@@ -87,6 +87,7 @@ def triton_header(plan: KernelPlan, text: str, options: Options, proof: tuple[st
     said += [f"head_dim={options.head_dim[0]}/{options.head_dim[1]}"] if options.head_dim else []
     said += [f"dtype={options.dtype}"] if options.dtype else []
     said += ["forward"] if options.forward else []
+    said += [f"geometry={','.join(options.geometry)}"] if options.geometry != ("dense",) else []
     for t in options.tuned_gpu:
         tuned = "/".join("x".join(map(str, part)) if part else "own" for part in (t.forward, t.dkdv, t.dq))
         said.append(f"tuned={t.chip}/{8 * t.itemsize}/{t.head_block}:{tuned}{_rows(t)}")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from attngen.emit.text.facts import FactsView
 from attngen.emit.text.params import ParamView
 from attngen.emit.text.weights import WeightView
-from attngen.emit.torch_shared.checks import check_lines
+from attngen.emit.torch_shared.checks import check_lines, size_checks
 from attngen.emit.torch_shared.facts import torch_facts
 from attngen.emit.torch_shared.leaves import host_names
 from attngen.emit.torch_shared.public_function import bound_sizes, conversions, param_doc, zeros
@@ -38,6 +38,7 @@ class CallView:
     laid_out: Lines  # the tensors whose layout decides how kernels are launched
     fit_lines: Lines
     check_lines: Lines
+    size_checks: Lines  # what is asked of a sequence's sizes
     convert_lines: Lines
     numbers: bool  # whether scalars become tensors
     call_inputs: Lines
@@ -78,6 +79,7 @@ class CallView:
     totals_of_none: Lines
     fake_totals: Lines
     # autograd
+    deciding: Lines  # what of scalars and the seed decides how kernels are launched
     saved_inputs: Lines
     saved: Lines
     unlearned: Lines
@@ -149,6 +151,7 @@ def call_view(plan: KernelPlan, parts: CallParts) -> CallView:
         laid_out=laid_out,
         fit_lines=_fit_lines(scalars),
         check_lines=checks,
+        size_checks=size_checks(plan, params),
         convert_lines=_convert_lines(plan, params, laid_out, call_seed, learned if w.saves_rest else ""),
         numbers=any(not p.rank and p.by_pointer for p in params),
         call_inputs=(*arguments, "float(scale)", *call_seed, *precise, *places),
@@ -264,6 +267,7 @@ def call_view(plan: KernelPlan, parts: CallParts) -> CallView:
         fake_totals=tuple(
             _empty_or(g, f"{g.param}.new_empty({g.param}.shape, dtype=torch.float32)") for g in gradients
         ),
+        deciding=decides,
         saved_inputs=(
             *("q", "k", "v"),
             *(p.name if p.by_pointer else f"ctx.param_{p.name}" for p in params),

@@ -5,7 +5,7 @@ Takes the views of the kernels, returns `ForwardLaunches` and `BackwardLaunches`
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from attngen.emit.triton.hopper import GluonApartView, GluonBackwardView
 from attngen.emit.triton.hopper_forward import GluonView
@@ -404,4 +404,56 @@ def _dq_sums(kernels: BackwardKernels, rows: str) -> tuple[str, ...]:
     """A number for each row, or for so many rows together."""
     return tuple(
         f"{s.name}=((B, Hq, {'Sq' if s.per_row else f'_ceil(Sq, {rows})'}), torch.float32)" for s in kernels.dq_sums
+    )
+
+
+# ---------------------------------------------------------------- sequences that begin and end anywhere
+
+_SEQUENCE = ('**{**known.constants, "ALIGN": align}', "BQ=BQ", "BK=BK", "PACKED=packed")
+
+
+def _each(tests: tuple[TestView, ...]) -> tuple[Launch, ...]:
+    """Each sequence has extremes of its own."""
+    return tests_apart(tuple(replace(t, per_batch=True) for t in tests), "sequence_")
+
+
+def sequence_forward(*, tests: tuple[TestView, ...], precise: bool, registers: bool) -> Way:
+    rounding = ("PRECISE=precise",) if precise else ()
+    limit = ("**_registers(q, BQ, BK, warps, stages)",) if registers else ()
+    launch = Launch(
+        kernel="_sequence_forward_kernel",
+        grid="_slots(Sq, BQ, B, packed) * Hq",
+        constants=(*_SEQUENCE, *rounding, *_PORTABLE_OPTIONS, *limit),
+    )
+    return Way(bind=("BQ, BK, warps, stages = _tiles(q, v)[0]",), launches=(*_each(tests), launch))
+
+
+def sequence_backward(kernels: BackwardKernels) -> tuple[tuple[str, Way], ...]:
+    """What each row needs, dK and dV, dQ, in order."""
+    rows = tuple(
+        replace(
+            launch,
+            grid="_ceil(Sq, 32) * P * Hq",
+            scalars=("terms=None",) if kernels.whole is not None and kernels.whole.row_terms else (),
+            buffers=tuple(text.replace("(B, ", "(P, ") for text in launch.buffers),
+        )
+        for launch in _rows(kernels, counters="")
+    )
+    by_keys = Launch(
+        kernel="_sequence_dkdv_kernel",
+        grid="_slots(Sk, BK, B, packed) * Hkv",
+        constants=(*_SEQUENCE, *kernels.flags, *_PORTABLE_OPTIONS),
+        zeros=tuple(f"{s.name}=(P, Hq, Sk)" for s in kernels.dkdv_sums),
+    )
+    by_rows = Launch(
+        kernel="_sequence_dq_kernel",
+        grid="_slots(Sq, BQ, B, packed) * Hq",
+        constants=(*_SEQUENCE, *kernels.flags, *_PORTABLE_OPTIONS),
+        zeros=tuple(f"{s.name}={'(P, Hq, Sq)' if s.per_row else '(B, Hq, _ceil(Sq, BQ))'}" for s in kernels.dq_sums),
+    )
+    tiles = "BQ, BK, warps, stages = _tiles(q, v)[{}]".format
+    return (
+        *((("rows", Way(launches=rows)),) if rows else ()),
+        ("by_keys", Way(bind=(tiles(1),), launches=(*_each(kernels.query_tests), by_keys))),
+        ("by_rows", Way(bind=(tiles(2),), launches=(*_each(kernels.key_tests), by_rows))),
     )

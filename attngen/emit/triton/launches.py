@@ -29,6 +29,7 @@ class Launch:
     scalars: tuple[str, ...] = ()
     buffers: tuple[str, ...] = ()
     counters: str = ""
+    zeros: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
 
     @property
@@ -36,6 +37,7 @@ class Launch:
         groups = (
             ("scalars", self.scalars),
             ("buffers", self.buffers),
+            ("zeros", self.zeros),
             ("names", self.names),
         )
         tiles = f"tiles=dict({', '.join(self.tiles)})" + (f" if {self.tiled} else {{}}" if self.tiled else "")
@@ -62,11 +64,11 @@ class Way:
         return (*self.before, *(launch.text for launch in self.launches), *self.after)
 
 
-def tests_apart(tests: tuple[TestView, ...]) -> tuple[Launch, ...]:
-    """Kernels of their own that find the extremes of data in each tile."""
+def tests_apart(tests: tuple[TestView, ...], prefix: str = "") -> tuple[Launch, ...]:
+    """Kernels of their own that find the extremes of data in each tile. `prefix`: see `PlaceView`."""
     return tuple(
         Launch(
-            kernel=f"_{t.name}_kernel",
+            kernel=f"_{prefix}{t.name}_kernel",
             grid=_grid(t),
             constants=(f"TILE={_tile(t)}",),
             buffers=tuple(f"{t.name}_{end}=({_grid(t)}, {t.dtype})" for end in ("least", "most")),

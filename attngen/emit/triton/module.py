@@ -16,10 +16,9 @@ from attngen.emit.text.prune import without_unused, without_unused_definitions, 
 from attngen.emit.text.render import render
 from attngen.emit.text.weights import WeightView, weight_view
 from attngen.emit.torch_shared.leaves import AXES
-from attngen.emit.triton.backward import backward_code, backward_view, pair_gradient, with_factors
+from attngen.emit.triton.backward import backward_view, pair_gradient, with_factors
 from attngen.emit.triton.data_tests import test_view
 from attngen.emit.triton.expressions import division_helpers
-from attngen.emit.triton.forward import forward_view
 from attngen.emit.triton.frame import Frame, frame_of
 from attngen.emit.triton.header import places, register_limits, tile_table, triton_header
 from attngen.emit.triton.hopper import (
@@ -33,19 +32,26 @@ from attngen.emit.triton.hopper import (
 )
 from attngen.emit.triton.hopper_forward import GluonView, gluon_view
 from attngen.emit.triton.kernel_code import KernelCode
-from attngen.emit.triton.kernels import forward_code, kept_view, kernel_code
+from attngen.emit.triton.kernels import kept_view, kernel_code
 from attngen.emit.triton.launch import CallParts, call_view
 from attngen.emit.triton.launch_passes import BackwardKernels, backward_launches, forward_launches
 from attngen.emit.triton.names import reserved
 from attngen.emit.triton.narrowed import by_kernel, everywhere
-from attngen.emit.triton.param_gradients import GradientView, RowSum, gradient_views, row_sums
+from attngen.emit.triton.param_gradients import GradientView, RowSum, gradient_views
+from attngen.emit.triton.portable import PortableViews, codes_of, portable_views
 from attngen.emit.triton.scope import scope_view
+from attngen.emit.triton.sequence_call import SequenceParts, sequence_call_view
+from attngen.emit.triton.sequences import refuse_sequences, sequence_place, sequence_view
 from attngen.emit.triton.split import split_view
-from attngen.emit.triton.tile_gradients import dkdv_view, dq_view, pair_kernel_view, row_values_view
+from attngen.emit.triton.tile_gradients import pair_kernel_view, row_values_view
 from attngen.emit.triton.turns import TurnsView, turns_view
 from attngen.emit.triton.views import (
     BackwardView,
+    DkdvView,
+    DqView,
+    ForwardView,
     HelpersView,
+    KernelView,
     PairKernelView,
     RangesView,
     RowValuesView,
@@ -53,7 +59,7 @@ from attngen.emit.triton.views import (
 )
 from attngen.errors import InternalError
 from attngen.plan.ints.facts import scale_use
-from attngen.plan.kernel import Gather, KernelPlan
+from attngen.plan.kernel import KernelPlan
 from attngen.plan.levels import Level
 from attngen.plan.split import CUT
 
@@ -76,21 +82,17 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
         plan = replace(plan, gradients=())
     frame = frame_of(plan)
     weights = weight_view(plan, forward=options.forward)
-    forward = forward_code(frame)
-    backward = backward_view(frame)
-    dq_sums = row_sums(plan, frame.params, Gather.HEAD, Gather.ROW)
-    dkdv_sums = row_sums(plan, frame.params, Gather.COLUMN)
-    dq, dq_sums = backward_code(frame, Level.ROW, dq_sums)
-    dkdv, dkdv_sums = backward_code(frame, Level.COLUMN, dkdv_sums)
-    backward = with_factors(frame, backward, dq, dkdv)
+    codes = codes_of(frame)
+    forward, dq, dkdv, dq_sums, dkdv_sums = codes.forward, codes.dq, codes.dkdv, codes.dq_sums, codes.dkdv_sums
+    backward = with_factors(frame, backward_view(frame), dq, dkdv)
     keys, queries = frame.key_ranges(), frame.query_ranges()
     tests = tuple(test_view(frame, t, r.axis) for r in (plan.keys, plan.queries) for t in r.tests)
     pair_gradients = tuple(pair_gradient(frame, g) for g in plan.gradients if g.gather not in AXES)
-    codes = (forward, *(() if options.forward else (dq, dkdv, *(g.code for g in pair_gradients))))
-    takes_fast = any(code.reads("FAST") for code in codes)
+    of_pairs = tuple(g.code for g in pair_gradients)
+    takes_fast = any(code.reads("FAST") for code in (forward, *(() if options.forward else (dq, dkdv, *of_pairs))))
     kernel = replace(frame.kernel_view(), fast=takes_fast, flags=() if options.forward else backward.flags)
     key_tests, query_tests = (tuple(t for t in tests if t.axis == axis) for axis in "kq")
-    key_pointers, query_pointers = (tuple(p for t in found for p in t.pointers) for found in (key_tests, query_tests))
+    key_pointers = tuple(p for t in key_tests for p in t.pointers)
     gradients = gradient_views(plan, frame.params, {p.name: p.host_lines for p in pair_gradients})
     hopper = _hopper_views(frame, options, forward, weights, key_tests, dq, dkdv, dq_sums, backward, gradients)
     fast_bwd, apart = hopper.fast_bwd, hopper.apart
@@ -99,20 +101,19 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
     registers = register_limits(plan, tiles)
     counts_apart = apart is not None and bool(tests)
     counts = fast_bwd is not None or counts_apart
-    launched = backward_launches(
-        BackwardKernels(
-            bwd=backward,
-            whole=fast_bwd,
-            apart=apart,
-            counts_apart=counts_apart,
-            key_tests=key_tests,
-            query_tests=query_tests,
-            dq_sums=dq_sums,
-            dkdv_sums=dkdv_sums,
-            pairs=pair_gradients,
-            precise=weights.saves_rest,
-        )
+    kernels = BackwardKernels(
+        bwd=backward,
+        whole=fast_bwd,
+        apart=apart,
+        counts_apart=counts_apart,
+        key_tests=key_tests,
+        query_tests=query_tests,
+        dq_sums=dq_sums,
+        dkdv_sums=dkdv_sums,
+        pairs=pair_gradients,
+        precise=weights.saves_rest,
     )
+    launched = backward_launches(kernels)
     row_values = row_values_view(
         backward,
         weights,
@@ -123,6 +124,37 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
     pair_kernels = tuple(
         pair_kernel_view(frame, g, backward, weights, kernel, keys, key_pointers) for g in pair_gradients
     )
+    portable = portable_views(frame, codes, backward, weights, kernel)
+    sequences = _sequence_views(frame, options, backward, weights, kernel)
+    call = call_view(
+        plan,
+        CallParts(
+            params=frame.params,
+            sizes=frame.sizes,
+            weights=weights,
+            bwd=backward,
+            gradients=gradients,
+            pairs=bool(pair_gradients),
+            own=hopper.fast is not None,
+            usual=launched.usual,
+            sums_of_none=any(s.d_extra is not None for s in dq_sums),
+            forward_only=options.forward,
+        ),
+    )
+    seq = None
+    if sequences is not None:
+        parts = SequenceParts(
+            geometry=options.geometry,
+            params=frame.params,
+            weights=weights,
+            bwd=backward,
+            gradients=gradients,
+            kernels=kernels,
+            key_tests=key_tests,
+            registers=bool(registers),
+            backward=not options.forward,
+        )
+        seq = sequence_call_view(plan, call, parts)
     return {
         "helpers": HelpersView(
             tiling=kernel.tiling,
@@ -132,9 +164,9 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
             divisions=division_helpers(plan.choices),
         ),
         "ranges": RangesView(functions=frame.range_functions(), tests=tests, arguments=kernel.arguments),
-        "forward": forward_view(frame, forward, weights, kernel, keys, key_pointers),
-        "dq": dq_view(frame, dq, backward, weights, kernel, keys, key_pointers, dq_sums),
-        "dkdv": dkdv_view(frame, dkdv, backward, weights, kernel, queries, query_pointers, dkdv_sums),
+        "forward": portable.forward,
+        "dq": portable.dq,
+        "dkdv": portable.dkdv,
         "row_values": row_values,
         "versions": ("gluon/versions.py.j2",) if hopper.some else (),
         "sections": _sections(
@@ -145,6 +177,8 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
             dkdv_sums,
             key_tests,
             query_tests,
+            portable,
+            sequences,
             split is not None,
             row_values,
             pair_kernels,
@@ -173,21 +207,10 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
         "query_tests": query_tests,
         "bwd": backward,
         "dropout": plan.attention.dropout is not None,
-        "call": call_view(
-            plan,
-            CallParts(
-                params=frame.params,
-                sizes=frame.sizes,
-                weights=weights,
-                bwd=backward,
-                gradients=gradients,
-                pairs=bool(pair_gradients),
-                own=hopper.fast is not None,
-                usual=launched.usual,
-                sums_of_none=any(s.d_extra is not None for s in dq_sums),
-                forward_only=options.forward,
-            ),
-        ),
+        "call": call,
+        "seq": seq,
+        "sequence": sequence_view(frame) if sequences is not None else None,
+        "exported": repr([f"{plan.attention.name}{end}" for end in _endings(options)]).replace("'", '"'),
         "forward_launches": forward_launches(
             split=split,
             fast=hopper.fast,
@@ -203,6 +226,23 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
         "tiles": places(tiles),
         "registers": registers,
     }
+
+
+def _endings(options: Options) -> tuple[str, ...]:
+    """Of the public functions' names, in order."""
+    endings = {"dense": "", "packed": "_varlen", "lengths": "_lengths"}
+    return tuple(end for kind, end in endings.items() if kind in options.geometry)
+
+
+def _sequence_views(
+    frame: Frame, options: Options, backward: BackwardView, weights: WeightView, kernel: KernelView
+) -> PortableViews | None:
+    """The portable kernels once more, for sequences, where the file holds some."""
+    if options.geometry == ("dense",):
+        return None
+    refuse_sequences(frame.plan)
+    own = replace(frame, place=sequence_place(frame))
+    return portable_views(own, codes_of(own), backward, weights, kernel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,6 +306,7 @@ class Part:
     walk: WalkView | None = None
     tests: tuple[TestView, ...] = ()
     pair_kernel: PairKernelView | None = None
+    own: ForwardView | DqView | DkdvView | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,6 +323,8 @@ def _sections(
     dkdv_sums: tuple[RowSum, ...],
     key_tests: tuple[TestView, ...],
     query_tests: tuple[TestView, ...],
+    portable: PortableViews,
+    sequences: PortableViews | None,
     split: bool,
     row_values: RowValuesView | None,
     pair_kernels: tuple[PairKernelView, ...],
@@ -293,8 +336,22 @@ def _sections(
     found = [
         Section("helpers", (Part(template="triton/helpers.py.j2"),)),
         Section("which tiles meet", (Part(template="triton/tile_ranges.py.j2"),)),
-        Section("forward", (Part(template="triton/forward.py.j2", code=forward),)),
+        Section(
+            "forward",
+            (Part(template="triton/attend_tile.py.j2"), Part(template="triton/forward.py.j2", own=portable.forward)),
+        ),
     ]
+    if sequences is not None:
+        found.append(
+            Section(
+                "forward, sequences that begin and end anywhere",
+                (
+                    Part(template="triton/sequence_rows.py.j2"),
+                    Part(template="triton/sequence_tests.py.j2"),
+                    Part(template="triton/forward.py.j2", own=sequences.forward),
+                ),
+            )
+        )
     if split:
         found.append(Section("forward, short queries", (Part(template="triton/split.py.j2"),)))
     if hopper.some:
@@ -307,12 +364,20 @@ def _sections(
                 "backward",
                 (
                     *((Part(template="triton/backward_delta.py.j2"),) if row_values is not None else ()),
-                    Part(template="triton/backward_dq.py.j2"),
-                    Part(template="triton/backward_dkdv.py.j2"),
+                    Part(template="triton/dq_tile.py.j2"),
+                    Part(template="triton/backward_dq.py.j2", own=portable.dq),
+                    Part(template="triton/dkdv_tile.py.j2"),
+                    Part(template="triton/backward_dkdv.py.j2", own=portable.dkdv),
                     *(Part(template="triton/pair_gradient.py.j2", pair_kernel=g) for g in pair_kernels),
                 ),
             )
         )
+        if sequences is not None:
+            parts = (
+                Part(template="triton/backward_dq.py.j2", own=sequences.dq),
+                Part(template="triton/backward_dkdv.py.j2", own=sequences.dkdv),
+            )
+            found.append(Section("backward, sequences that begin and end anywhere", parts))
         found += _hopper_backward(dq, dkdv, dq_sums, dkdv_sums, key_tests, query_tests, hopper)
     return (*found, Section("on the host", (Part(template="triton/launch.py.j2"),)))
 

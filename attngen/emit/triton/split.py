@@ -108,7 +108,7 @@ def split_view(
     )
     outputs = ("out", "lse", *(("den",) if weights.saves_den else ()))
     rest = ("rest",) if weights.saves_rest else ()
-    entry = kernel.entry(("parts_ptr", *seed_pointer(frame), *key_pointers, "pieces"))
+    entry = kernel.entry(("parts_ptr", *seed_pointer(frame), *key_pointers, "pieces"), place=frame.place)
     unspecialized = '["pieces", *UNSPECIALIZED]'
     merge = _merge(plan, frame.params, frame.known)
     factor = merge.results["factor"]

@@ -21,6 +21,7 @@ from attngen.emit.triton.views import (
     EntryView,
     KernelView,
     PairKernelView,
+    PlaceView,
     RowValuesView,
     SlopeView,
     SumView,
@@ -45,8 +46,8 @@ def dq_view(
     names = tuple(s.name for s in sums)
     pointers = (*bwd.row_pointers, "dq_ptr", *(s.pointer for s in sums), *seed_pointer(frame), *key_pointers)
     return DqView(
-        entry=kernel.entry(("d_out_ptr", *pointers), ("d_out", "dq"), bwd.flags),
-        order=kernel.order,
+        entry=kernel.entry(("d_out_ptr", *pointers), ("d_out", "dq"), bwd.flags, place=frame.place),
+        place=frame.place.of("d_out", "dq"),
         code=code,
         slope=row_slope(frame, code, bwd, weights),
         state=("dq", *names),
@@ -58,7 +59,7 @@ def dq_view(
         walk_lines=(*code.test_lines, *range_line(keys, code, "_key_tiles", "BK")),
         loops=loop_views(keys),
         factor=bwd.dq_factor,
-        sum_lines=tuple(line for s in sums for line in _row_sum_lines(s)),
+        sum_lines=tuple(line for s in sums for line in _row_sum_lines(frame.place, s)),
     )
 
 
@@ -82,8 +83,8 @@ def dkdv_view(
         checked = bwd.row_loads("row + rows", "rows < Sq", "[None, :]", code.results["kappa"])
         row_lines = ("if MASKED:", *_indented(checked), "else:", *_indented(known))
     return DkdvView(
-        entry=kernel.entry(("d_out_ptr", *pointers), ("d_out", "dk", "dv"), bwd.flags),
-        order=kernel.key_order,
+        entry=kernel.entry(("d_out_ptr", *pointers), ("d_out", "dk", "dv"), bwd.flags, place=frame.place),
+        place=frame.place.of("d_out", "dk", "dv"),
         code=code,
         slope=_column_slope(frame, code, bwd, weights),
         state=("dk", "dv", *names),
@@ -96,7 +97,7 @@ def dkdv_view(
         walk_lines=(*code.test_lines, *range_line(queries, code, "_query_tiles", "BQ")),
         loops=loop_views(queries),
         factor=bwd.dk_factor,
-        sum_lines=tuple(line for s in sums for line in _column_sum_lines(s)),
+        sum_lines=tuple(line for s in sums for line in _column_sum_lines(frame.place, s)),
     )
 
 
@@ -117,7 +118,7 @@ def pair_kernel_view(
         pair=pair,
         body=f"triton/pairs/{pair.gather}.py.j2",
         summary=f"d loss / d {pair.text}, for every pair of a tile{', and the index' if scatters else ''}.",
-        entry=kernel.entry(pointers, ("d_out",), more=("MEASURE",) if scatters else ()),
+        entry=kernel.entry(pointers, ("d_out",), more=("MEASURE",) if scatters else (), place=frame.place),
         slope=row_slope(frame, code, bwd, weights, pair_only=True),
         held=("q", "d_out", *bwd.row_names, *terms(code)),
         seed_lines=seed_line(frame),
@@ -257,18 +258,18 @@ def _sum_views(sums: tuple[RowSum, ...]) -> tuple[SumView, ...]:
     return tuple(SumView(name=s.name, flag=s.flag, contribution=s.contribution) for s in sums)
 
 
-def _row_sum_lines(s: RowSum) -> tuple[str, ...]:
+def _row_sum_lines(place: PlaceView, s: RowSum) -> tuple[str, ...]:
     extra = (f"    {s.name} += tl.reshape({s.extra}, [BQ])",) if s.extra else ()
     if s.per_row:
         store = f"tl.store({s.pointer} + row + rows, {s.name}, mask=rows < Sq)"
     else:
-        cell = f"{s.pointer} + (batch * Hq + head) * tl.cdiv(Sq, BQ) + q0 // BQ"
+        cell = f"{s.pointer} + (batch * Hq + head) * tl.cdiv({place.rows['q']}, BQ) + q0 // BQ"
         store = f"tl.store({cell}, tl.sum(tl.where(rows < Sq, {s.name}, 0.0), 0))"
     return (f"if {s.flag}:", *extra, f"    {store}")
 
 
-def _column_sum_lines(s: RowSum) -> tuple[str, ...]:
-    cell = f"{s.pointer} + (batch * tl.cast(Hq, tl.int64) + head) * Sk + columns"
+def _column_sum_lines(place: PlaceView, s: RowSum) -> tuple[str, ...]:
+    cell = f"{s.pointer} + {place.column} + columns"
     return (
         f"if {s.flag}:",
         "    columns = k0 + tl.arange(0, BK)",

@@ -6,7 +6,8 @@ Each holds text or flags that were chosen in `emit.triton` or in the plan.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from attngen.emit.text.divisions import HelperView
@@ -25,13 +26,11 @@ def strides(*tensors: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class KernelView:
-    """What all main kernels share: arguments, the order in which programs take tiles, whether a function asks if it
-    may be approximate (`fast`), and the params (`flags`) whose gradients a call may leave out."""
+    """What all main kernels share: arguments, whether a function asks if it may be approximate (`fast`), and the params
+    (`flags`) whose gradients a call may leave out."""
 
     arguments: tuple[str, ...]
     unspecialized: list[str]
-    order: str
-    key_order: str
     fast: bool = False
     flags: tuple[str, ...] = ()
 
@@ -46,16 +45,53 @@ class KernelView:
         strided: tuple[str, ...] = (),
         flags: tuple[str, ...] = (),
         more: tuple[str, ...] = (),
+        *,
+        place: PlaceView,
     ) -> EntryView:
         """A kernel that reads q, k and v: `pointers` stand between these and the arguments that all have. `strided` are
         further tensors of rows. `flags` and `more` are constants of its own, of which functions of a tile read the
         flags."""
         fast = ("FAST",) if self.fast else ()
         return EntryView(
-            operands=("q_ptr", "k_ptr", "v_ptr", *pointers, *self.arguments, *strides("q", "k", "v", *strided)),
-            constants=("D", "Dv", "BQ", "BK", "ALIGN", *fast, *flags, *more),
+            operands=(
+                "q_ptr",
+                "k_ptr",
+                "v_ptr",
+                *pointers,
+                *place.operands,
+                *self.arguments,
+                *strides("q", "k", "v", *strided),
+            ),
+            constants=("D", "Dv", "BQ", "BK", "ALIGN", *fast, *flags, *more, *place.constants),
             tiling=f"_Tiling({', '.join((*self.tiling, *flags))})",
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlaceView:
+    """Where the rows of a program's sequence are.
+
+    `prefix` begins the names of the kernels, which have `operands` and `constants` more. The lines bind which tile of
+    which sequence and head a program takes, and rebind sizes and pointers to that sequence: `query_lines` in a kernel
+    that holds a tile of queries, `key_lines` in one that holds keys. `row` and `column` are the numbers of a head's
+    first query and first key among those of all, `rows` by axis how many rows the tensor has, and `moved` by tensor the
+    line that moves its pointer to the sequence.
+    """
+
+    prefix: str = ""
+    operands: tuple[str, ...] = ()
+    constants: tuple[str, ...] = ()
+    query_lines: tuple[str, ...]
+    key_lines: tuple[str, ...]
+    row: str
+    column: str
+    rows: Mapping[str, str]
+    moved: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    def of(self, *tensors: str) -> PlaceView:
+        """With the lines that move the pointers of a kernel's tensors to its sequence."""
+        lines = tuple(self.moved[x] for x in ("q", "k", "v", *tensors) if x in self.moved)
+        return replace(self, query_lines=(*self.query_lines, *lines), key_lines=(*self.key_lines, *lines))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +190,7 @@ class ForwardView:
     """What `forward.py.j2` reads. `tile_lines` bind what the tile of queries has, `walk_lines` the ends of its walk."""
 
     entry: EntryView
-    order: str
+    place: PlaceView
     weigh: WeighView
     tile_lines: tuple[str, ...]
     walk_lines: tuple[str, ...]
@@ -287,7 +323,7 @@ class DqView(StateView):
     """
 
     entry: EntryView
-    order: str
+    place: PlaceView
     code: KernelCode
     slope: SlopeView
     zeros: tuple[str, ...]
@@ -307,7 +343,7 @@ class DkdvView(StateView):
     on the head."""
 
     entry: EntryView
-    order: str
+    place: PlaceView
     code: KernelCode
     slope: SlopeView
     zeros: tuple[str, ...]

@@ -27,6 +27,7 @@ from attngen.prove.integers.answers import Answer, Fails, Holds, Term
 from attngen.prove.integers.confirm import evaluated_at, reads_functions
 from attngen.prove.integers.z3_door import SolverContext
 from attngen.prove.obligations.reads import read_claims
+from attngen.prove.obligations.sequences import sequence_claims
 from attngen.prove.verdict import Claim, Proved, Refuted, Unknown
 
 _POSITIONS = {"q": "Sq", "k": "Sk"}
@@ -39,7 +40,8 @@ def index_bounds(attention: Attention, plan: KernelPlan, work: Work) -> tuple[Cl
     claims = {load: _claim(plan, load, known.get(load), work) for load in needed}
     rows = _rows(plan, work)
     corners = [_corner_claim(plan, c, work) for c in plan.choices.corners]
-    return (rows, *claims.values(), *corners, *read_claims(attention, plan, work))
+    sequences = sequence_claims(without_facts(plan.attention), plan, work)
+    return (rows, *claims.values(), *corners, *read_claims(attention, plan, work), *sequences)
 
 
 def _rows(plan: KernelPlan, work: Work) -> Claim:

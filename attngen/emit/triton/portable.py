@@ -1,0 +1,65 @@
+"""The portable kernels of a module: their code, and the views that their templates read, for one place of the rows.
+
+Takes the module's frame, whose `place` says where a sequence's rows are, and what all kernels share; returns the views
+of the forward, dQ and dK/dV kernels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from attngen.emit.text.weights import WeightView
+from attngen.emit.triton.backward import backward_code
+from attngen.emit.triton.forward import forward_view
+from attngen.emit.triton.frame import Frame
+from attngen.emit.triton.kernel_code import KernelCode
+from attngen.emit.triton.kernels import forward_code
+from attngen.emit.triton.param_gradients import RowSum, row_sums
+from attngen.emit.triton.tile_gradients import dkdv_view, dq_view
+from attngen.emit.triton.views import BackwardView, DkdvView, DqView, ForwardView, KernelView
+from attngen.plan.kernel import Gather
+from attngen.plan.levels import Level
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Codes:
+    """The code of the three kernels, and the sums of params' gradients that the last two keep."""
+
+    forward: KernelCode
+    dq: KernelCode
+    dkdv: KernelCode
+    dq_sums: tuple[RowSum, ...]
+    dkdv_sums: tuple[RowSum, ...]
+
+
+def codes_of(frame: Frame) -> Codes:
+    dq, dq_sums = backward_code(frame, Level.ROW, row_sums(frame.plan, frame.params, Gather.HEAD, Gather.ROW))
+    dkdv, dkdv_sums = backward_code(frame, Level.COLUMN, row_sums(frame.plan, frame.params, Gather.COLUMN))
+    return Codes(forward=forward_code(frame), dq=dq, dkdv=dkdv, dq_sums=dq_sums, dkdv_sums=dkdv_sums)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PortableViews:
+    forward: ForwardView
+    dq: DqView
+    dkdv: DkdvView
+
+
+def portable_views(
+    frame: Frame, codes: Codes, backward: BackwardView, weights: WeightView, kernel: KernelView
+) -> PortableViews:
+    keys, queries = frame.key_ranges(), frame.query_ranges()
+    of_keys, of_queries = (
+        tuple(p for t in ranges.tests for p in extremes(axis, t.name))
+        for axis, ranges in (("key", frame.plan.keys), ("query", frame.plan.queries))
+    )
+    return PortableViews(
+        forward=forward_view(frame, codes.forward, weights, kernel, keys, of_keys),
+        dq=dq_view(frame, codes.dq, backward, weights, kernel, keys, of_keys, codes.dq_sums),
+        dkdv=dkdv_view(frame, codes.dkdv, backward, weights, kernel, queries, of_queries, codes.dkdv_sums),
+    )
+
+
+def extremes(axis: str, test: str) -> tuple[str, str]:
+    """The pointers to the least and greatest values of a data test."""
+    return f"{axis}_{test}_least_ptr", f"{axis}_{test}_most_ptr"

@@ -1,0 +1,164 @@
+"""A compiled attention that can be called: the generated file's functions, loaded and compiled when first asked for.
+
+Takes what `api.build` made; gives the functions of every geometry, the float64 reference, and the source.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from attngen import files
+from attngen.errors import UsageError
+from attngen.ir.attention import Attention
+from attngen.signature import PublicSignature
+from attngen.vocabulary import GEOMETRIES
+
+if TYPE_CHECKING:
+    from attngen.emit import Options
+    from attngen.ir.evaluate import Array
+    from attngen.plan import KernelPlan
+    from attngen.prove.proof import Proof
+
+_BOUNDS = ("q_start", "q_stop", "k_start", "k_stop")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Kernel:
+    """One compiled attention: call it as the generated function, `kernel(q, k, v, *, PARAM=…, scale=None, …)`.
+
+    q (B, Hq, Sq, D), k (B, Hkv, Sk, D), v (B, Hkv, Sk, Dv), tensors of one dtype on one device; gives out
+    (B, Hq, Sq, Dv), with `return_lse=True` also lse (B, Hq, Sq). Pallas: JAX arrays, heads behind lengths, as in
+    `jax.nn.dot_product_attention`: q (B, Sq, Hq, D), out (B, Sq, Hq, Dv); lse as before. Differentiable in q, k, v and
+    every float param. With q_start, q_stop, k_start or k_stop (int32, (B,)) a sequence is the rows start … stop - 1 of
+    its batch row; the other rows are 0 in out and -inf in lse, and reach nothing. The generated file is loaded at the
+    first call. On a machine without a GPU (or a TPU) Triton's (or Pallas') runs in its interpreter. Wrong arguments
+    raise `UsageError`.
+    """
+
+    spec: Attention
+    """The closed, typed attention (`attngen.ir`); its `assume`s include what every call checks of sizes."""
+    plan: KernelPlan
+    """What the planner decided."""
+    source: str
+    """The generated file: standalone, and yours to keep."""
+    target: str = field(default="triton")
+    proof: Proof | None = field(default=None)
+    """What was proved of the plan, obligation by obligation (`attngen.prove.proof.Proof`)."""
+    made: tuple[str, Options] | None = field(default=None)
+    """The spec's text, and the options of the file: from them the functions of other geometries are compiled."""
+    _function: Callable[..., Any] = field(init=False)
+    _varlen: Callable[..., Any] = field(init=False)
+    _lengths: Callable[..., Any] = field(init=False)
+    __signature__ = PublicSignature()
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    def __call__(self, *operands: Any, **arguments: Any) -> Any:
+        if any(arguments.get(name) is not None for name in _BOUNDS):
+            self._load_lengths()
+            return _called(self._lengths, operands, arguments)
+        self._load()
+        return _called(self._function, operands, {n: x for n, x in arguments.items() if n not in _BOUNDS})
+
+    def varlen(self, *operands: Any, **arguments: Any) -> Any:
+        """The same over packed sequences, `kernel.varlen(q, k, v, *, cu_seqlens_q, PARAM=…, …)`.
+
+        q (Tq, Hq, D), k (Tk, Hkv, D), v (Tk, Hkv, Dv): the rows of all sequences follow one another. Sequence b has the
+        queries cu_seqlens_q[b] … cu_seqlens_q[b + 1] - 1 and the keys that cu_seqlens_k says (without it the same), of
+        which it sees the first seqused_k[b] if that is given; all three int32, (B + 1,) and (B,), read on the device.
+        Gives out (Tq, Hq, Dv), with `return_lse=True` also lse (Hq, Tq), float32. A param with an element for each row
+        has the rows of all sequences, without the dimension B. For target triton; compiled at the first call.
+        """
+        self._load_varlen()
+        return _called(self._varlen, operands, arguments)
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        """The generated function itself, loaded when it is first asked for."""
+        self._load()
+        return self._function
+
+    def _load(self) -> None:
+        if "_function" not in self.__dict__:
+            object.__setattr__(self, "_function", self._loaded(self.source, ""))
+
+    def _load_varlen(self) -> None:
+        if "_varlen" not in self.__dict__:
+            object.__setattr__(self, "_varlen", self._loaded(self.with_geometry("packed"), "_varlen"))
+
+    def _load_lengths(self) -> None:
+        if "_lengths" not in self.__dict__:
+            object.__setattr__(self, "_lengths", self._loaded(self.with_geometry("lengths"), "_lengths"))
+
+    # `torch.compile` calls these instead of tracing into them. `torch.compiler.assume_constant_result` sets the same,
+    # but needs torch. What they set is read only after them: else `torch.compile` would guard that it is missing.
+    for _loads in (_load, _load_varlen, _load_lengths):
+        _loads._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
+    del _loads
+
+    def _loaded(self, source: str, ending: str) -> Callable[..., Any]:
+        from attngen.runtime.loader import load
+
+        module = load(source, self.name, self.target)
+        vars(module)["_Refusal"] = UsageError
+        return getattr(module, f"{self.name}{ending}")
+
+    def with_geometry(self, kind: str) -> str:
+        """The source of a file that has this geometry, too: this kernel's own where it does."""
+        from attngen.emit import emit
+
+        if self.made is None or self.target != "triton":
+            raise UsageError(f"{self.name}: the geometry {kind} is for kernels that were compiled for target triton")
+        text, options = self.made
+        if kind in options.geometry:
+            return self.source
+        wider = replace(options, geometry=tuple(g for g in GEOMETRIES if g == kind or g in options.geometry))
+        return emit(self.plan, text, wider, self.proof.summary() if self.proof is not None else ())
+
+    def reference(
+        self,
+        q: Any,
+        k: Any,
+        v: Any,
+        *,
+        scale: float | None = None,
+        return_lse: bool = False,
+        dropout_seed: int | None = None,
+        **params: Any,
+    ) -> Array | tuple[Array, Array]:
+        """The same result by the definition: dense, float64, NumPy. Takes arrays or tensors, in the target's order."""
+        from attngen.reference import evaluate
+
+        heads_inside = self.target in ("pallas", "jax")
+        if heads_inside:
+            q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))
+        result = evaluate(self.spec, q, k, v, params=params, scale=scale, dropout_seed=dropout_seed)
+        out = result.out.swapaxes(1, 2) if heads_inside else result.out
+        return (out, result.lse) if return_lse else out
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the generated file, whole or not at all."""
+        files.write(path, self.source)
+
+    def __repr__(self) -> str:
+        params = "".join(f", {p.name}" for p in self.spec.params)
+        return f"<attngen.Kernel {self.name}(q, k, v{', *' if params else ''}{params}) for {self.target}>"
+
+    def __reduce__(self) -> tuple[type[Kernel], tuple[Any, ...]]:
+        # The loaded functions belong to this process; another one loads its own.
+        return Kernel, (self.spec, self.plan, self.source, self.target, self.proof, self.made)
+
+
+def _called(function: Callable[..., Any], operands: tuple[Any, ...], arguments: dict[str, Any]) -> Any:
+    try:
+        return function(*operands, **arguments)
+    except TypeError as error:
+        # Python raises it here, and no deeper, where the function has no such argument or one is missing.
+        if error.__traceback__ is None or error.__traceback__.tb_next is not None:
+            raise
+        raise UsageError(str(error)) from error

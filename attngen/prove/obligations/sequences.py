@@ -1,0 +1,109 @@
+"""Where the rows of sequences are, as formulas: the geometries of a plan, for any offsets and any number of sequences.
+
+Two claims for each. `rows`: whatever the call says, no row outside the tensor is read or stored; and if it says where
+sequences begin and end, a sequence has these rows and no others. `slots`: no two tiles have one slot, and every tile
+has one. Divisors are put in, one tile size after the other.
+"""
+
+from __future__ import annotations
+
+from attngen.ir.attention import Attention
+from attngen.ir.build import integer
+from attngen.ir.nodes import Expr
+from attngen.ir.walk import substitute
+from attngen.plan.geometry import BEGIN, TILE, Geometry
+from attngen.plan.kernel import KernelPlan
+from attngen.prove.budget.work import Work
+from attngen.prove.integers.answers import Answer, Fails, Holds, Term
+from attngen.prove.integers.z3_door import SolverContext
+from attngen.prove.verdict import Claim, Proved, Refuted, Unknown, Verdict
+
+TILES = (16, 32, 64, 128, 256)
+"""Rows of a tile, in any table."""
+
+
+def sequence_claims(bare: Attention, plan: KernelPlan, work: Work) -> list[Claim]:
+    """`bare`: the attention without facts, which have no bearing."""
+    claims: list[Claim] = []
+    for g in plan.geometries:
+        rows = "whatever offsets a call gives, a sequence's rows are inside the tensor, and are those that it names"
+        slots = "each tile of each sequence has a slot, and no two have the same"
+        name = g.kind.value
+        claims.append(Claim(f"{name}, rows", rows, _verdict(_rows(SolverContext(bare), g, work.part()))))
+        claims.append(Claim(f"{name}, slots", slots, _verdict(_slots(bare, g, work.part()))))
+    return claims
+
+
+def _rows(context: SolverContext, g: Geometry, work: Work) -> Answer:
+    names = {name: context.free(name) for name in ("start", "stop", "total")}
+    start, stop, total = names.values()
+    names["begin"] = begin = context.term(g.begin, names)
+    first, size = context.term(g.first, names), context.term(g.size, names)
+    inside = context.all_of(
+        [
+            *(begin >= 0, begin <= total, first >= 0, size >= 0),
+            context.implies(total >= 1, first < total),
+            context.implies(size >= 1, first + size <= total),
+        ]
+    )
+    answer = context.ask_linear([total >= 0], inside, work)
+    if not isinstance(answer, Holds):
+        return answer
+    kept = [start >= 0, start <= stop, stop <= total]
+    own = context.all_of([size == stop - start, begin == start, context.implies(size >= 1, first == start)])
+    return context.ask_linear(kept, own, work)
+
+
+def _slots(bare: Attention, g: Geometry, work: Work) -> Answer:
+    """Of two sequences, the first tile of the later one is behind the last tile of the earlier; and a bound."""
+    answer: Answer = Holds()
+    for tile in TILES:
+        context = SolverContext(bare)
+        total, count, at = (context.free(name) for name in ("total", "n_sequences", "tile of a sequence"))
+        one, other = (_Sequence(context, g, name, total, count, tile) for name in ("one", "other"))
+        apart = [one.number < other.number, one.stop <= other.start] if g.packed else [one.number + 1 == other.number]
+        walked = [total >= 1, count >= 1, at >= 0, at * tile < one.size, *one.known]
+        bound = context.term(_with(g.slots, tile), {"total": total, "n_sequences": count})
+        asked: list[tuple[list[Term], Term]] = [
+            ([*walked, *other.known, *apart], one.slot + at < other.slot),
+            (walked, context.all_of([one.slot + at >= 0, one.slot + at < bound])),
+        ]
+        if g.packed:  # a program looks for its sequence by halves
+            asked.append(([*one.known, *other.known, *apart], one.slot < other.slot))
+        for premises, conclusion in asked:
+            answer = context.ask([*premises, one.number + 1 <= count], conclusion, work)
+            if not isinstance(answer, Holds):
+                return answer
+    return answer
+
+
+def _with(e: Expr, tile: int) -> Expr:
+    return substitute(e, {TILE: integer(tile)})
+
+
+class _Sequence:
+    """A sequence as the call describes it, under its promise that offsets do not fall and stay inside."""
+
+    def __init__(self, context: SolverContext, g: Geometry, name: str, total: Term, count: Term, tile: int):
+        self.number, self.start, self.stop = (context.free(f"{name} {what}") for what in ("number", "start", "stop"))
+        names = {"start": self.start, "stop": self.stop, "total": total, "sequence": self.number}
+        names[BEGIN.id] = context.term(g.begin, names)
+        self.size = context.term(g.size, names)
+        self.slot = context.term(_with(g.slot, tile), names)
+        self.known = [
+            self.number >= 0,
+            self.number < count,
+            self.start >= 0,
+            self.start <= self.stop,
+            self.stop <= total,
+        ]
+
+
+def _verdict(answer: Answer) -> Verdict:
+    match answer:
+        case Holds():
+            return Proved("z3")
+        case Fails():
+            return Refuted("z3", (f"not at {answer.text()}",), tuple(answer.values.items()))
+        case _:
+            return Unknown("z3", answer.reason)

@@ -1,0 +1,153 @@
+"""Packed sequences, and sequences that are a part of a batch row, against the definition of each by itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import attngen
+from attngen.errors import UsageError
+from sequences.ragged import CROSS, SELF, errors, lengths, packed, ragged
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+SQUARE = ("documents", "window_global")
+"""Examples whose sequences have as many queries as keys."""
+ELSEWHERE = ("relative_bias", "t5_bias", "full_bias", "natten_2d")
+"""Examples whose gradients are summed over pairs, or whose params have an element for each: see below."""
+TOLERANCE = 2e-5
+ENDS = torch.tensor([0, 12]).int()
+
+BIASED = """attention biased
+param column: f32[B, Sk]
+param row: f32[B, Hq, Sq]
+param n: int[B]
+score = qk * scale + column[b, k] * row[b, h, q]
+mask = k < n[b] or k == q
+"""
+SINK = "attention s\nparam sink: f32[Hq]\nmask = causal\nnormalizer = softmax(sink = sink[h])\n"
+STEPPED = "attention stepped\nparam when: f32[B, Sk]\nmask = when[b, k] <= when[b, q] and k <= q\nassume Sq == Sk\n"
+SPECS = {p.stem: str(p) for p in sorted(EXAMPLES.glob("*.attn")) if p.stem not in ELSEWHERE}
+SPECS |= {"biased": BIASED, "sink by head": SINK, "times": STEPPED}
+
+
+@pytest.mark.parametrize("kind", [packed, lengths])
+@pytest.mark.parametrize("spec", SPECS)
+def test_each_sequence_is_what_it_is_by_itself(spec: str, kind: object) -> None:
+    """out, lse and every gradient; rows beside a sequence hold NaN, and so do their cotangents."""
+    kernel = attngen.compile(SPECS[spec])
+    for own in (SELF,) if spec in (*SQUARE, "times") else (SELF, CROSS):
+        made = ragged(kernel, own)
+        found = errors(kernel, made, kind(made), seed=3 if spec == "dropout" else None)
+        assert all(e <= TOLERANCE for e in found.values()), (own, found)
+
+
+@pytest.mark.parametrize("spec", ["relative_bias", "t5_bias"])
+def test_a_gradient_that_is_summed_over_pairs_is_refused(spec: str) -> None:
+    kernel = attngen.compile(EXAMPLES / f"{spec}.attn")
+    made = ragged(kernel, SELF)
+    call = packed(made)
+    found = errors(kernel, made, call, learn=False)
+    assert all(e <= TOLERANCE for e in found.values()), found
+    call.params["table"].requires_grad_()
+    with pytest.raises(UsageError, match=r"the gradient of table is summed over pairs .* declare it `fixed`"):
+        kernel.varlen(*call.operands, **call.params, **call.bounds)
+
+
+def test_a_param_for_each_pair_is_refused() -> None:
+    kernel = attngen.compile(EXAMPLES / "full_bias.attn")
+    x = torch.zeros(4, 2, 16)
+    with pytest.raises(UsageError, match="an element for each pair of a query and a key"):
+        kernel.varlen(x, x, x, cu_seqlens_q=torch.tensor([0, 4], dtype=torch.int32))
+
+
+def _causal() -> tuple[attngen.Kernel, torch.Tensor, torch.Tensor]:
+    return attngen.compile("attention c\nmask = causal\n"), torch.randn(12, 2, 16), torch.tensor([0, 5, 12]).int()
+
+
+def test_keys_that_are_used() -> None:
+    kernel, x, offsets = _causal()
+    used = torch.tensor([3, 0]).int()
+    out = kernel.varlen(x, x, x, cu_seqlens_q=offsets, seqused_k=used, check=True)
+    y = x.transpose(0, 1)[None]
+    torch.testing.assert_close(out[:5], kernel(y[:, :, :5], y[:, :, :3], y[:, :, :3])[0].transpose(0, 1))
+    assert (out[5:] == 0).all()
+
+
+def test_a_result_has_a_place() -> None:
+    kernel, x, offsets = _causal()
+    place = torch.full_like(x, 7.0)
+    assert kernel.varlen(x, x, x, cu_seqlens_q=offsets, out=place) is place
+    assert torch.equal(place, kernel.varlen(x, x, x, cu_seqlens_q=offsets))
+
+
+@pytest.mark.parametrize("offsets", [[0, 9, 4], [-5, 3, 12], [0, 5, 2**31 - 1], [7, 7, 7], [40, 50, 60]])
+def test_wrong_offsets_read_and_write_nothing_outside(offsets: list[int]) -> None:
+    """They cannot be seen without waiting for the device. `check` names the sequence."""
+    kernel, x, _ = _causal()
+    given = torch.tensor(offsets).int()
+    leaf = x.clone().requires_grad_()
+    out = kernel.varlen(leaf, x, x, cu_seqlens_q=given)
+    assert out.shape == x.shape and out.isfinite().all()
+    out.sum().backward()
+    if offsets != [7, 7, 7]:
+        with pytest.raises(UsageError, match=r"sequence \d has the rows .* of q, which has 12"):
+            kernel.varlen(x, x, x, cu_seqlens_q=given, check=True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"cu_seqlens_q": torch.tensor([0, 5, 12])}, "cu_seqlens_q must be an int32 tensor"),
+        ({"cu_seqlens_q": torch.tensor([0]).int()}, "cu_seqlens_q must be an int32 tensor"),
+        ({"cu_seqlens_q": ENDS, "cu_seqlens_k": torch.tensor([0, 5, 12]).int()}, "cu_seqlens_k must have"),
+        ({"cu_seqlens_q": ENDS, "block_table": torch.zeros(1, 1).int()}, "block_table"),
+        ({}, "cu_seqlens_q"),
+    ],
+)  # fmt: skip
+def test_messages(arguments: dict[str, torch.Tensor], message: str) -> None:
+    kernel, x, _ = _causal()
+    with pytest.raises(UsageError, match=message):
+        kernel.varlen(x, x, x, **arguments)
+
+
+def test_a_param_with_the_name_of_an_argument_is_refused_by_that_geometry_alone() -> None:
+    kernel = attngen.compile("attention c\nparam seqused_k: int\nmask = k < seqused_k\n")
+    x = torch.randn(1, 2, 12, 16)
+    stop = torch.tensor([7]).int()
+    out = kernel(x, x, x, seqused_k=9, k_stop=stop)
+    torch.testing.assert_close(out, kernel(x, x, x, seqused_k=7))
+    with pytest.raises(UsageError, match="`seqused_k` has the name of an argument of the geometry packed"):
+        kernel.varlen(x[0], x[0], x[0], seqused_k=9, cu_seqlens_q=torch.tensor([0, 2]).int())
+
+
+def test_one_file_with_every_geometry() -> None:
+    kernel = attngen.compile("attention c\nmask = causal\n", geometry=("packed", "lengths"))
+    assert '__all__ = ["c", "c_varlen", "c_lengths"]' in kernel.source
+    x, offsets = torch.randn(12, 2, 16), torch.tensor([0, 5, 12]).int()
+    assert kernel.varlen(x, x, x, cu_seqlens_q=offsets).shape == x.shape
+    with pytest.raises(UsageError, match="no geometry 'pagedd'; there are dense, lengths, packed"):
+        attngen.compile("attention c\nmask = causal\n", geometry=("pagedd",))
+
+
+def test_under_the_compiler() -> None:
+    kernel, x, offsets = _causal()
+    x.requires_grad_()
+    kernel.varlen(x, x, x, cu_seqlens_q=offsets)
+    found = torch.compile(lambda y: kernel.varlen(y, y, y, cu_seqlens_q=offsets), fullgraph=True, backend="aot_eager")(
+        x
+    )
+    (compiled,) = torch.autograd.grad(found.square().sum(), x)
+    (plain,) = torch.autograd.grad(kernel.varlen(x, x, x, cu_seqlens_q=offsets).square().sum(), x)
+    torch.testing.assert_close(compiled, plain)
+
+
+def test_needs_hold_for_each_sequence() -> None:
+    """Where the sizes break what a read needs, that read is 0; `check` says so."""
+    kernel = attngen.compile("attention needy\nparam seq: int[B, Sk]\nmask = seq[b, q] >= k\n")
+    x = torch.randn(6, 2, 16)
+    seq, q_at, k_at = torch.arange(6).int(), torch.tensor([0, 4, 6]).int(), torch.tensor([0, 2, 6]).int()
+    assert kernel.varlen(x, x, x, seq=seq, cu_seqlens_q=q_at, cu_seqlens_k=k_at).isfinite().all()
+    with pytest.raises(UsageError, match="needs Sq <= Sk"):
+        kernel.varlen(x, x, x, seq=seq, cu_seqlens_q=q_at, cu_seqlens_k=k_at, check=True)

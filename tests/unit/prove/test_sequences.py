@@ -1,0 +1,58 @@
+"""The geometries of sequences: what is claimed of them is proved, and every wrong edit is refuted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from attngen import api
+from attngen.errors import Source
+from attngen.ir.build import add, floordiv, integer, maximum, minimum, mul, sub
+from attngen.ir.nodes import Expr
+from attngen.plan.geometry import BEGIN, GEOMETRIES, SEQUENCE, SEQUENCES, START, STOP, TILE, TOTAL, Geometry
+from attngen.plan.kernel import KernelPlan
+from attngen.prove.budget.work import Work
+from attngen.prove.obligations.sequences import sequence_claims
+from attngen.prove.verdict import Proved, Refuted
+
+ONE = integer(1)
+LENGTHS, PACKED = GEOMETRIES
+WRONG: dict[str, tuple[Geometry, str, Expr]] = {
+    "a negative offset": (PACKED, "begin", minimum(START, TOTAL)),
+    "an offset behind the end": (PACKED, "begin", maximum(START, integer(0))),
+    "the first row behind the end": (PACKED, "first", BEGIN),
+    "the first row before the tensor": (PACKED, "first", minimum(BEGIN, sub(TOTAL, ONE))),
+    "another sequence's row": (PACKED, "first", maximum(minimum(sub(BEGIN, ONE), sub(TOTAL, ONE)), integer(0))),
+    "rows behind the end": (PACKED, "size", sub(maximum(STOP, BEGIN), BEGIN)),
+    "fewer rows than none": (PACKED, "size", sub(minimum(STOP, TOTAL), BEGIN)),
+    "one row too many": (LENGTHS, "size", add(sub(minimum(maximum(STOP, BEGIN), TOTAL), BEGIN), ONE)),
+    "one row too few": (LENGTHS, "size", sub(minimum(maximum(sub(STOP, ONE), BEGIN), TOTAL), BEGIN)),
+    "shared slots": (PACKED, "slot", floordiv(BEGIN, TILE)),
+    "slots without order": (PACKED, "slot", add(floordiv(BEGIN, mul(integer(2), TILE)), SEQUENCE)),
+    "slots rounded up": (PACKED, "slot", sub(floordiv(BEGIN, TILE), SEQUENCE)),
+    "no slot for the last": (PACKED, "slots", sub(add(floordiv(TOTAL, TILE), SEQUENCES), ONE)),
+    "no slot for the ragged end": (PACKED, "slots", floordiv(TOTAL, TILE)),
+    "a slot too few of each": (LENGTHS, "slot", mul(SEQUENCE, floordiv(TOTAL, TILE))),
+    "no slots for ragged ends": (LENGTHS, "slots", mul(SEQUENCES, floordiv(TOTAL, TILE))),
+}  # fmt: skip
+
+
+def _plan() -> KernelPlan:
+    return api.checked_plan(Source("attention c\nmask = causal\n"))[1]
+
+
+def test_what_is_claimed_is_proved() -> None:
+    plan = _plan()
+    claims = sequence_claims(plan.attention, plan, Work())
+    assert [c.subject for c in claims] == ["lengths, rows", "lengths, slots", "packed, rows", "packed, slots"]
+    assert all(isinstance(c.verdict, Proved) for c in claims)
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_geometry_is_refuted(name: str) -> None:
+    plan = _plan()
+    geometry, part, wrong = WRONG[name]
+    edited = replace(plan, geometries=(replace(geometry, **{part: wrong}),))
+    claims = sequence_claims(plan.attention, edited, Work())
+    assert any(isinstance(c.verdict, Refuted) for c in claims), claims
