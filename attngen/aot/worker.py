@@ -93,6 +93,26 @@ def call_once(module: Any, request: Request, *, learned: bool = True) -> None:
         torch.autograd.grad((out, lse), leaves, (torch.zeros_like(out), torch.zeros_like(lse)), allow_unused=True)
 
 
+def sequences(module: Any, request: Request, *, packed: bool) -> None:
+    """Forward and backward, of sequences that are a part of a batch row or that follow one another."""
+    call = request.calls[0]
+    size = call.sizes
+    dtype = TORCH_DTYPES[request.dtype]
+
+    def zeros(heads: str, length: str, dim: str) -> Any:
+        shape = (size[length], size[heads], size[dim]) if packed else (size["B"], size[heads], size[length], size[dim])
+        return torch.zeros(shape, dtype=dtype, requires_grad=True)
+
+    q, k, v = zeros("Hq", "Sq", "D"), zeros("Hkv", "Sk", "D"), zeros("Hkv", "Sk", "Dv")
+    params = [_argument(storage, value, learned=False) for storage, value in call.params]
+    seed = [torch.zeros((), dtype=torch.int64)] if request.seeded else []
+    ends = torch.zeros(size["B"] + 1, dtype=torch.int32)
+    bounds = {f"{side}_{end}": x for side in "qk" for end, x in (("start", ends[:-1]), ("stop", ends[1:]))}
+    out, *_ = module._sequences(q, k, v, *params, size["D"] ** -0.5, *seed, **bounds, packed=packed)
+    if out.requires_grad:
+        gradients(out, [q, k, v])
+
+
 def gradients(out: Any, leaves: list[Any]) -> None:
     """The backward pass of a training step, whose loss reads `out` alone."""
     torch.autograd.grad(out, leaves, torch.zeros_like(out), allow_unused=True)
@@ -215,6 +235,10 @@ def main() -> None:
         launches += recorded_launches(lambda: call_once(module, request))
     for call in request.calls[1:]:
         launches += recorded_launches(partial(forward, module, request, call))
+    if hasattr(module, "_sequences"):
+        rows = any(getattr(value, "shape", ()) for _, value in request.calls[0].params)
+        for packed in (False,) if rows else (False, True):  # packed params have other shapes
+            launches += recorded_launches(partial(sequences, module, request, packed=packed))
     artifacts = [artifact(name, kernel, request) for name, kernel in numbered(launches)]
     with os.fdopen(answer, "wb") as stream:
         pickle.dump(artifacts, stream)

@@ -148,6 +148,14 @@ def head_dim(word: str) -> tuple[int, int]:
     return dims
 
 
+def geometries(word: str) -> tuple[str, ...]:
+    kinds = tuple(word.split(","))
+    wrong = next((kind for kind in kinds if kind not in vocabulary.GEOMETRIES), None)
+    if wrong is not None:
+        raise ArgumentTypeError(f"no geometry {wrong!r}; there are {', '.join(vocabulary.GEOMETRIES)}")
+    return kinds
+
+
 def seconds(word: str) -> float:
     if not re.fullmatch(r"\d{1,5}(\.\d{1,6})?", word) or float(word) == 0:
         raise ArgumentTypeError(f"{word!r} is no time; write seconds, such as 2.5")

@@ -65,6 +65,12 @@ def add(table: Commands) -> None:
         metavar="D[/Dv]",
         help="source: the only head dims that the file is for. Binary stages: their head dims (default: 64)",
     )
+    p.add_argument(
+        "--geometry",
+        type=arguments.geometries,
+        metavar="KIND[,KIND]",
+        help="source: functions for sequences, too: packed (NAME_varlen), lengths (NAME_lengths)",
+    )
     p.add_argument("--forward", action="store_true", help="leave out the backward pass")
     p.add_argument("--chip", choices=vocabulary.TPUS, help="TPU of mosaic, hlo and schedule (default: v5e)")
     arguments.shape(p)
@@ -111,7 +117,7 @@ def _tuned(args: Namespace) -> tuple[Tuned, ...] | tuple[TunedGpu, ...]:
 
 
 def _write_stage(args: Namespace, tuned: tuple[Tuned, ...] | tuple[TunedGpu, ...]) -> int:
-    for flag in ("arch", "dtype", "head_dim", "forward"):
+    for flag in ("arch", "dtype", "head_dim", "forward", "geometry"):
         if args.emit != "source" and getattr(args, flag):
             kinds = ", ".join(("source", *vocabulary.BINARIES))
             raise UsageError(f"--{flag.replace('_', '-')} goes with --emit {kinds}, not with {args.emit}")
@@ -126,6 +132,7 @@ def _write_stage(args: Namespace, tuned: tuple[Tuned, ...] | tuple[TunedGpu, ...
         head_dim=args.head_dim,
         dtype=args.dtype,
         forward=args.forward,
+        geometry=args.geometry or ("dense",),
     )
     source, consts = files.read_source(args.spec), dict(args.define)
     text = api.stage(

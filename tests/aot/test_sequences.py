@@ -1,0 +1,27 @@
+"""The kernels of sequences, through the real compilers of every chip."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import attngen
+from attngen.aot.compile import compile_kernels
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100", "gfx942"])
+@pytest.mark.parametrize("name", ["causal", "documents", "alibi", "softcap"])
+def test_kernels_of_sequences_compile(name: str, arch: str) -> None:
+    kernel = attngen.compile(EXAMPLES / f"{name}.attn", geometry=("packed", "lengths"), arch="portable")
+    kind = "hsaco" if arch == "gfx942" else "cubin"
+    found = compile_kernels(kernel.source, kernel.spec, arch=arch, dtype="bf16", head_dim=(64, 64), kind=kind)
+    own = {a.kernel: a for a in found if a.kernel.startswith("sequence_")}
+    wanted = {"sequence_forward", "sequence_dq", "sequence_dkdv"}
+    wanted |= {"sequence_key_test0", "sequence_query_test0"} if name == "documents" else set()
+    assert wanted <= own.keys()
+    dense = {a.kernel: a for a in found}
+    for part in ("forward", "dq", "dkdv"):
+        assert own[f"sequence_{part}"].registers <= dense[part].registers + 48
