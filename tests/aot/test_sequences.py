@@ -24,4 +24,4 @@ def test_kernels_of_sequences_compile(name: str, arch: str) -> None:
     assert wanted <= own.keys()
     dense = {a.kernel: a for a in found}
     for part in ("forward", "dq", "dkdv"):
-        assert own[f"sequence_{part}"].registers <= dense[part].registers + 48
+        assert (own[f"sequence_{part}"].loop_spills or 0) <= (dense[part].loop_spills or 0)
