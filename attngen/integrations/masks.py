@@ -32,8 +32,8 @@ class Mask:
     """Which pairs, where every batch row (or packed sequence) is a sequence of its own."""
     shape: tuple[int, int, int, int]
     """Batch, 1, queries, keys: the shape of the mask that this stands for."""
-    kv_offset: int
-    """The position of the first stored key: the cache of a sliding layer has dropped those before it."""
+    dropped: bool
+    """Whether the first stored key is not the sequence's first: the cache of a sliding layer drops keys."""
     lengths: dict[str, Tensor]
     """`q_start`, `q_stop`, `k_start`, `k_stop`, (batch,) int32 each; empty where each batch row is a whole sequence."""
     cu_seqlens: Tensor | None
@@ -52,7 +52,7 @@ class Mask:
         return Mask(
             choice=self.choice,
             shape=self.shape,
-            kv_offset=self.kv_offset,
+            dropped=self.dropped,
             lengths={name: tensor.to(device) for name, tensor in self.lengths.items()},
             cu_seqlens=None if self.cu_seqlens is None else self.cu_seqlens.to(device),
             params={name: tensor.to(device) for name, tensor in self.params.items()},
@@ -68,10 +68,13 @@ def make(
     mask_function: MaskFunction = causal_mask_function,
     attention_mask: Tensor | Mask | None = None,
     device: Any = "cpu",
+    allow_is_causal_skip: bool = True,
     **_: Any,
 ) -> Mask:
     """The mask of a forward pass. Query i stands at position `q_offset + i`, key j at `kv_offset + j`; `attention_mask`
-    (batch, positions) is false for padding. The other arguments are for masks that hold pairs.
+    (batch, positions) is false for padding. `allow_is_causal_skip` is false where a static cache is decoded from: the
+    next step must find the same kind of mask, or compiled code is compiled again. The other arguments are for masks
+    that hold pairs.
 
     Raises `UsageError` for a `mask_function` that `mask_functions.read` does not know, and for padding inside a
     sequence.
@@ -84,7 +87,8 @@ def make(
         padding = pattern.padding if padding is None else padding & pattern.padding
     if padding is not None and padding.ndim != 2:
         raise UsageError(f"attention_mask {list(padding.shape)} must be 2-D, (batch, positions), for attngen")
-    rows = _Rows(batch_size, q_length, kv_length, q_offset, kv_offset, device)
+    steady = pattern.causal and q_length == 1 and not allow_is_causal_skip
+    rows = _Rows(batch_size, q_length, kv_length, q_offset, kv_offset, device, steady)
     if pattern.ids is None:
         return rows.padded(pattern, padding)
     if padding is not None:
@@ -102,18 +106,21 @@ class _Rows:
     q_offset: int | Tensor
     kv_offset: int
     device: Any
+    steady: bool
+    """Padding always becomes lengths, and no value is read on the host."""
 
     def padded(self, pattern: Pattern, padding: Tensor | None) -> Mask:
         aligned = pattern.causal or pattern.distance is not None
         seen = self.q_offset - self.kv_offset  # stored keys before the first query
         lengths: dict[str, Tensor] = {}
         whole = not aligned or (isinstance(seen, int) and seen + self.q_length == self.kv_length)
+        whole = whole and not self.steady
         start, stop, full = self._stretch(padding)
         if not (whole and full):
             k_start = (start - self.kv_offset).clamp(0, self.kv_length)
             k_stop = (stop - self.kv_offset).clamp(0, self.kv_length)
             if aligned:
-                k_stop = torch.minimum(k_stop, torch.as_tensor(seen + self.q_length, device=self.device))
+                k_stop = k_stop.clamp(max=seen + self.q_length)
                 k_start = torch.minimum(k_start, k_stop)
                 q_start, q_stop = ((x - seen).clamp(0, self.q_length) for x in (k_start, k_stop))
             else:
@@ -135,7 +142,7 @@ class _Rows:
         stop = start + padding.sum(-1)
         position = torch.arange(padding.shape[1], device=padding.device)
         adjacent = (padding == ((position >= start[:, None]) & (position < stop[:, None]))).all(-1)
-        if _is_tracing(padding):
+        if self.steady or _is_tracing(padding):
             _assert(adjacent.all(), _HOLE)
             return start, stop, False
         facts = torch.cat([padding[:, self.kv_offset : end].all()[None], adjacent])
@@ -181,7 +188,7 @@ class _Rows:
         return Mask(
             choice=Choice(causal=pattern.causal, window=window, chunk=pattern.chunk, documents=documents),
             shape=(self.batch, 1, self.q_length, self.kv_length),
-            kv_offset=self.kv_offset,
+            dropped=self.kv_offset > 0,
             lengths=lengths or {},
             cu_seqlens=cu_seqlens,
             params=params,

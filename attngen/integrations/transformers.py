@@ -139,14 +139,15 @@ class _Attention:
                     raise UsageError(_lost(f"a mask with a {what} of {getattr(mask.choice, what)}"))
             if self.params is None and dropout:
                 raise UsageError(_lost(f"dropout={dropout}"))
-            if mask.kv_offset > 0:
+            if mask.dropped:
                 raise UsageError(
-                    f"the cache of a sliding layer has dropped its first {mask.kv_offset} keys, and a spec of your own "
-                    "counts positions from the first: pass past_key_values=DynamicCache(), which keeps every key"
+                    "the cache of a sliding layer has dropped its first keys, and a spec of your own counts positions "
+                    "from the first: pass past_key_values=DynamicCache(), which keeps every key"
                 )
             return self.own, {} if self.params is None else dict(self.params(module, call))
         sinks = call.get("s_aux")
-        choice = replace(mask.choice, softcap=call.get("softcap"), sinks=sinks is not None, dropout=dropout > 0)
+        softcap = call.get("softcap") or None  # 0 is none, as for FlashAttention
+        choice = replace(mask.choice, softcap=softcap, sinks=sinks is not None, dropout=dropout > 0)
         params: dict[str, Any] = dict(mask.params)
         if sinks is not None:
             params["sink"] = sinks.float()
@@ -162,14 +163,17 @@ def _without_mask(module: torch.nn.Module, call: Call, sizes: tuple[int, int, in
     queries, keys = sizes[2:]
     if causal and queries not in (1, keys) and call.get("cu_seq_lens_q") is None:
         raise UsageError(f"{queries} queries of {keys} keys, causal, without a mask: which keys they see is not said")
-    choice = Choice(causal=causal, window=call.get("sliding_window"))
-    return Mask(choice=choice, shape=sizes, kv_offset=0, lengths={}, cu_seqlens=None, params={})
+    window = call.get("sliding_window")
+    if window is not None and not causal:
+        raise UsageError(f"sliding_window={window}, not causal, without a mask: which keys a query sees is not said")
+    choice = Choice(causal=causal, window=window)
+    return Mask(choice=choice, shape=sizes, dropped=False, lengths={}, cu_seqlens=None, params={})
 
 
 def _packed_by_call(mask: Mask, call: Call, device: torch.device) -> Mask:
     """The mask, checked against the keywords that say the same, and with the offsets that the call has."""
     choice, window, causal = mask.choice, call.get("sliding_window"), call.get("is_causal")
-    if choice.causal and window is not None and window != choice.window:
+    if window is not None and (choice.window is None or (choice.causal and window != choice.window)):
         raise UsageError(f"the call has sliding_window={window}, and the model's mask has {choice.window or 'none'}")
     if causal is not None and bool(causal) != choice.causal:
         raise UsageError(
@@ -177,6 +181,8 @@ def _packed_by_call(mask: Mask, call: Call, device: torch.device) -> Mask:
         )
     offsets = call.get("cu_seq_lens_q")
     if offsets is None:
+        if call.get("cu_seq_lens_k") is not None:
+            raise UsageError("cu_seq_lens_k without cu_seq_lens_q: both say where sequences begin")
         return mask
     if mask.lengths:
         raise UsageError("cu_seq_lens_q and padding in one call: leave the attention_mask out")
@@ -195,7 +201,7 @@ def _packed(
     q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))
     keys = call.get("cu_seq_lens_k")
     longest = {f"max_seqlen_{side}": call.get(f"max_length_{side}") for side in "qk"}
-    out: Tensor = cast(Any, kernel).varlen(
+    out: Tensor = kernel.varlen(
         q,
         k,
         v,

@@ -38,6 +38,11 @@ KINDS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
         },
     ),
     "qwen3": (hf.Qwen3Config, hf.Qwen3ForCausalLM, {}),
+    "llama4": (
+        hf.Llama4TextConfig,
+        hf.Llama4ForCausalLM,
+        {"attention_chunk_size": 8, "num_local_experts": 2, "intermediate_size_mlp": 32},
+    ),
 }
 
 

@@ -86,15 +86,38 @@ def test_bf16_gradients_of_sinks() -> None:
         assert error <= 1.5 * own_error + 0.02 * exact[name].abs().max()
 
 
-@pytest.mark.parametrize(("kind", "name"), [*((kind, "attngen") for kind in KINDS), ("gemma2", "attngen_triton")])
-def test_torch_compile(kind: str, name: str) -> None:
-    """The whole model is one graph, masks and all. Tracing cannot see that nothing is packed, so ids are passed."""
-    model = tiny(kind)
+@pytest.mark.parametrize(
+    ("kind", "name", "use_cache"),
+    [
+        *((kind, "attngen", True) for kind in KINDS if kind != "llama4"),
+        *((kind, "attngen_triton", False) for kind in KINDS),
+    ],
+)
+def test_torch_compile(kind: str, name: str, use_cache: bool) -> None:
+    """The whole model is one graph, masks and all. Without a cache, `position_ids` might pack sequences, which tracing
+    cannot see, so the ids of tokens are passed. (PyTorch as a target cannot be traced where tiles depend on data.)"""
+    model = tiny(kind, num_hidden_layers=2 if use_cache else 1)
     expected = gradients(model, loss)
     model.set_attn_implementation(name)
     torch._dynamo.reset()
-    compiled = torch.compile(lambda ids: model(ids, labels=ids).loss, fullgraph=True, backend="aot_eager")
-    assert_close(gradients(model, lambda _: compiled(tokens())), expected)
+
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def run(ids: torch.Tensor) -> torch.Tensor:
+        return model(ids, labels=ids, use_cache=use_cache).loss
+
+    assert_close(gradients(model, lambda _: run(tokens())), expected)
+
+
+@pytest.mark.parametrize("kind", ["gemma2", "llama4"])
+def test_torch_compile_sees_packed_sequences(kind: str) -> None:
+    position = torch.stack([torch.cat([torch.arange(n) for n in pieces]) for pieces in ((5, 9, 6), (20,))])
+    model = tiny(kind)
+    with torch.no_grad():
+        expected = model(tokens(), position_ids=position, use_cache=False).logits
+        model.set_attn_implementation("attngen_triton")
+        torch._dynamo.reset()
+        run = torch.compile(model, fullgraph=True, backend="aot_eager")
+        assert_close(run(tokens(), position_ids=position, use_cache=False).logits, expected)
 
 
 def test_dropout_is_drawn_in_training_only() -> None:
@@ -131,6 +154,12 @@ def attend(*, queries: int = 6, keys: int = 6, name: str = "attngen", mask: Any 
         ({"queries": 3}, "3 queries of 6 keys, causal, without a mask"),
         ({"mask": make(2, 6, 6), "keys": 8}, "the mask is for .* \\(2, 1, 6, 6\\), the call has \\(2, 1, 6, 8\\)"),
         ({"mask": make(2, 6, 6), "sliding_window": 4}, "sliding_window=4, and the model's mask has none"),
+        ({"is_causal": False, "sliding_window": 4}, "sliding_window=4, not causal, without a mask"),
+        ({"cu_seq_lens_k": torch.tensor([0, 6])}, "cu_seq_lens_k without cu_seq_lens_q"),
+        (
+            {"mask": make(2, 6, 6, mask_function=hf.bidirectional_mask_function), "sliding_window": 4},
+            "the model's mask has none",
+        ),
         ({"mask": make(2, 6, 6), "is_causal": False}, "is_causal=False, and the model's mask is causal"),
     ],
 )
@@ -188,7 +217,7 @@ def test_a_spec_of_ones_own_gets_its_params_from_the_module() -> None:
         ({"s_aux": torch.zeros(2)}, r"s_aux=a tensor \[2\], and nothing"),
         ({"dropout": 0.1}, "dropout=0.1, and nothing"),
         ({"mask": make(2, 6, 6, mask_function=hf.sliding_window_causal_mask_function(4))}, "a mask with a window of 4"),
-        ({"mask": make(2, 6, 6, 3, 3)}, "dropped its first 3 keys"),
+        ({"mask": make(2, 6, 6, 3, 3)}, "has dropped its first keys"),
     ],
 )
 def test_nothing_gets_lost_on_the_way_to_a_spec_of_ones_own(call: dict[str, Any], message: str) -> None:

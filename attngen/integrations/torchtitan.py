@@ -1,0 +1,132 @@
+"""attngen's kernels as the packed attention of torchtitan: a module in the place of its `VarlenInnerAttention`.
+
+    attention = VarlenAttention("alibi.attn", params={"slope": torch.nn.Parameter(slopes)})
+    out = attention(q, k, v, attention_metadata=metadata)
+
+torchtitan itself is not needed. A model of torchtitan's holds it inside a module that its configuration builds:
+
+    class Alibi(VarlenInnerAttention):
+        def __init__(self, config):
+            super().__init__(config)
+            self.inner = VarlenAttention("alibi.attn", params=...)
+
+        def forward(self, *operands, **keywords):
+            return self.inner(*operands, **keywords)
+
+q (T, Hq, D), k (T, Hkv, D), v (T, Hkv, Dv) hold the tokens of all documents, one after the other, and the metadata says
+where each begins.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+from attngen.api import Kernel
+from attngen.api import compile as compile_spec
+from attngen.errors import UsageError
+from attngen.integrations.specs import Choice, compiled
+
+
+class Metadata(Protocol):
+    """Where documents begin: torchtitan's `VarlenAttentionMetadata` (`VarlenMetadata` in older releases)."""
+
+    @property
+    def cu_seq_q(self) -> Tensor: ...
+    @property
+    def cu_seq_k(self) -> Tensor: ...
+    @property
+    def max_q(self) -> int | float: ...
+    @property
+    def max_k(self) -> int | float: ...
+
+
+class VarlenAttention(nn.Module):
+    """Attention within each document of packed tensors.
+
+    `spec` is an attention of your own: a path, a text, or a compiled `Kernel`. `params` are its params: an
+    `nn.Parameter` is trained with the model, another tensor is a buffer, and any other value is passed as it is.
+    Without a spec, `window_size` says which keys a query sees, as in torchtitan: so many before its own and so many
+    after it, -1 for all of them.
+    """
+
+    def __init__(
+        self,
+        spec: str | os.PathLike[str] | Kernel | None = None,
+        params: Mapping[str, Any] | None = None,
+        *,
+        window_size: tuple[int, int] = (-1, 0),
+        target: str = "triton",
+    ) -> None:
+        super().__init__()
+        if spec is not None and window_size != (-1, 0):
+            raise UsageError("window_size belongs to the attention without a spec: write the window into the spec")
+        if spec is None:
+            self.kernel = compiled(_windowed(window_size), target)
+        else:
+            self.kernel = spec if isinstance(spec, Kernel) else compile_spec(spec, target)
+        _ = self.kernel.function  # loaded here: without a GPU that turns Triton's interpreter on
+        self.constants: dict[str, Any] = {}
+        declared = {param.name for param in self.kernel.spec.params}
+        for name, value in (params or {}).items():
+            if name not in declared:
+                raise UsageError(
+                    f"{self.kernel.name} has no param {name!r}; it has {', '.join(sorted(declared)) or 'none'}"
+                )
+            if isinstance(value, nn.Parameter):
+                self.register_parameter(name, value)
+            elif isinstance(value, Tensor):
+                self.register_buffer(name, value)
+            else:
+                self.constants[name] = value
+
+    def forward(
+        self,
+        q_THK: Tensor,
+        k_THK: Tensor,
+        v_THV: Tensor,
+        *,
+        attention_metadata: Metadata | None = None,
+        attention_masks: Metadata | None = None,
+        scale: float | None = None,
+        out_transform: Callable[[Tensor, Tensor], Tensor] | None = None,
+        **kwargs: Any,
+    ) -> Tensor:
+        """The output (T, Hq, Dv), or what `out_transform` makes of it and of lse (T, Hq).
+
+        The metadata is `attention_metadata`, in older releases `attention_masks`. Other keywords are params of the
+        spec; `enable_gqa` goes without saying.
+        """
+        metadata = attention_masks if attention_metadata is None else attention_metadata
+        if metadata is None:
+            raise UsageError("attention_metadata is missing: it says where the documents begin")
+        given = {name: value for name, value in kwargs.items() if name != "enable_gqa" and value is not None}
+        longest = {"max_seqlen_q": metadata.max_q, "max_seqlen_k": metadata.max_k}
+        found: Any = self.kernel.varlen(
+            q_THK,
+            k_THK,
+            v_THV,
+            cu_seqlens_q=metadata.cu_seq_q,
+            cu_seqlens_k=metadata.cu_seq_k,
+            **{name: hint for name, hint in longest.items() if isinstance(hint, int)},
+            scale=scale,
+            return_lse=out_transform is not None,
+            **{**self.constants, **dict(self.named_parameters()), **dict(self.named_buffers()), **given},
+        )
+        if out_transform is None:
+            return found
+        return out_transform(found[0], found[1].mT)
+
+
+def _windowed(window_size: tuple[int, int]) -> Choice:
+    before, after = window_size
+    if before >= -1 and after == 0:
+        return Choice(window=None if before == -1 else before + 1)
+    if before == after >= -1:
+        return Choice(causal=False, window=None if before == -1 else before)
+    raise UsageError(
+        f"window_size {window_size} must be (n, 0) or (n, n), -1 for no limit; for another mask pass a spec"
+    )
