@@ -103,6 +103,15 @@ def test_train_gpt(tmp_path: Path) -> None:
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
+def test_finetune_transformers() -> None:
+    assert "slopes of layer 1" in script("finetune_transformers.py", "--steps", "2")
+
+
+def test_train_packed() -> None:
+    """Two processes, whose weights FSDP2 shards."""
+    assert "2 processes; losses of packed documents" in script("train_packed.py", "--steps", "1")
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("options", [[], ["--bf16"]], ids=["fp32", "bf16"])
 def test_train_gpt_at_its_real_size(tmp_path: Path, options: list[str]) -> None:
