@@ -105,7 +105,7 @@ class Kernel:
         from attngen.runtime.loader import load
 
         module = load(source, self.name, self.target)
-        vars(module)["_Refusal"] = UsageError
+        vars(module).update(_Refusal=UsageError, _CALLER=7)
         return getattr(module, f"{self.name}{ending}")
 
     def with_geometry(self, kind: str) -> str:

@@ -289,7 +289,7 @@ def test_wrong_arguments_are_usage_errors_and_value_errors(
         ((q, k, v), {}, TypeError, "slope"),
         ((q, k), {"slope": slope}, TypeError, "'v'"),
         ((q, k, v[..., 0]), {"slope": slope}, ValueError, "v must have 4 dimensions"),
-        ((q, k, v), {"slope": slope[:1]}, ValueError, "slope"),
+        ((q, k, v), {"slope": slope[[0, 1, 1]]}, ValueError, "slope"),
         ((q, None, v), {"slope": slope}, ValueError, "k must be"),
         ((q, k, v), {"slope": slope, "scale": "2"}, ValueError, "scale must be .* number, not '2'"),
         ((q, k, v), {"slope": slope, "scale": [1.0]}, ValueError, "scale must be .* number, not "),

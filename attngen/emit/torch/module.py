@@ -207,6 +207,8 @@ class _Emitter:
         checks = (*check_lines(self.plan, self.params, spans=False), *size_checks(self.plan, self.params))
         return DoorView(
             self.params,
+            ("q", "k", "v", *(p.name for p in self.params if p.rank)),
+            ("q", "k", "v", *(p.keyword for p in self.params if p.rank)),
             "".join(f", {p.keyword}" for p in self.params),
             checks,
             conversions(self.params, "torch.full((), {}, dtype=torch.float32, device=q.device)"),

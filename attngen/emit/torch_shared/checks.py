@@ -82,15 +82,9 @@ def _tensor(view: ParamView, param: Param, names: dict[str, str], sizes: tuple[s
         if isinstance(dim, Symbol) and dim.id in sizes and dim.id not in bound:
             bound.add(dim.id)
             lines.append(f"{dim.id} = {name}.shape[{axis}]")
-    shape = ", ".join(host_expressions.python(d, names) for d in param.shape)
-    wanted = f"({shape},)"
-    return [
-        *lines,
-        *_refuse(
-            f"tuple({name}.shape) != {wanted}",
-            f"{key} must have shape ({dims}) = {{{wanted}}}, not {{tuple({name}.shape)}}",
-        ),
-    ]
+    wanted = f"({', '.join(host_expressions.python(d, names) for d in param.shape)},)"
+    spread = f'    {name} = _spread("{key}", {name}, {wanted}, "{dims}")'
+    return [*lines, f"if tuple({name}.shape) != {wanted}:", spread]
 
 
 def _scalar(view: ParamView) -> list[str]:

@@ -17,6 +17,9 @@ from attngen.plan.hopper import ApartSkeleton, BackwardSkeleton
 from attngen.plan.kernel import KernelPlan
 from attngen.plan.tiles.portable import registers, table
 
+OPERATORS = "2"
+"""Part of the operators' names, by which PyTorch's compiler keeps from run to run what it compiled: another number
+where the arguments change, or the shapes, dtypes or layout of the results."""
 TileRow: TypeAlias = tuple[tuple[str, int, int], tuple[tuple[int, ...], ...]]
 """(chip, bytes of an element, head dim rounded up), and the tiles of the forward, dK/dV and dQ kernels."""
 
@@ -91,7 +94,7 @@ def triton_header(plan: KernelPlan, text: str, options: Options, proof: tuple[st
     for t in options.tuned_gpu:
         tuned = "/".join("x".join(map(str, part)) if part else "own" for part in (t.forward, t.dkdv, t.dq))
         said.append(f"tuned={t.chip}/{8 * t.itemsize}/{t.head_block}:{tuned}{_rows(t)}")
-    key = hashlib.sha256("\n".join([text, *said]).encode()).hexdigest()
+    key = hashlib.sha256("\n".join([text, *said, OPERATORS]).encode()).hexdigest()
     passes = "forward" if options.forward else "forward and backward"
     gradients = "without gradients" if options.forward else "differentiable in every float argument"
     return header(

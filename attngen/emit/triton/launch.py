@@ -130,7 +130,7 @@ def call_view(plan: KernelPlan, parts: CallParts) -> CallView:
     requires_grad = " or ".join(f"{x}.requires_grad" for x in ("q", "k", "v", *pointers))
     scalars = tuple(p.name for p in params if not p.rank)
     laid_out = ("q", "k", "v", *(p.name for p in params if p.rank))
-    param_values = tuple(f"{p.name}={_value(p)}" for p in params)
+    param_values = tuple(f"{p.name}={kernel_value(p)}" for p in params)
     call_seed = ("dropout_seed",) if seed else ()
     delta = ("d_lse",) if bwd.has_delta else ()
     totals = {g.total: _empty_or(g, f"torch.zeros_like({g.param}, dtype=torch.float32)") for g in gradients}
@@ -300,7 +300,7 @@ def _deciding(p: ParamView) -> tuple[str, ...]:
     return (f"-(2**31) <= {p.name} < 2**31", f"{p.name} < 2**63", *place)
 
 
-def _value(p: ParamView) -> str:
+def kernel_value(p: ParamView) -> str:
     """What kernels get for a param."""
     if p.either:
         return f"{p.name} if {p.place} is None else {p.place}"
@@ -332,7 +332,8 @@ def _docs(plan: KernelPlan, params: tuple[ParamView, ...], facts: FactsView) -> 
 
 def _fact_checks(params: tuple[ParamView, ...]) -> Lines:
     public = ", ".join(("q", "k", "v", *(p.keyword for p in params)))
-    return ("if check:", f"    _check({public}, scale)", f"    _check_facts({public})")
+    tensors = ", ".join(("q", "k", "v", *(p.keyword for p in params if p.rank)))
+    return ("if check:", f"    {tensors} = _check({public}, scale)", f"    _check_facts({public})")
 
 
 def _watched_scalars(params: tuple[ParamView, ...], seed: tuple[str, ...]) -> Lines:

@@ -13,7 +13,7 @@ from attngen.emit.text.weights import WeightView
 from attngen.emit.torch_shared import expressions as host_expressions
 from attngen.emit.torch_shared.leaves import AXES, leaf_name, summed
 from attngen.emit.torch_shared.public_function import param_doc
-from attngen.emit.triton.launch import CallView
+from attngen.emit.triton.launch import CallView, kernel_value
 from attngen.emit.triton.launch_passes import BackwardKernels, sequence_backward, sequence_forward
 from attngen.emit.triton.launches import Way
 from attngen.emit.triton.param_gradients import GradientView
@@ -124,9 +124,7 @@ def sequence_call_view(plan: KernelPlan, call: CallView, parts: SequenceParts) -
     laid_out = ("q", "k", "v", *(p.name for p in ranked))
     expanded = _expanded(plan, params)
     kept = call.outputs
-    param_values = tuple(
-        f"{p.name}={f'int({p.name})' if p.type == 'bool' and not p.by_pointer else p.name}" for p in params
-    )
+    param_values = tuple(f"{p.name}={kernel_value(p)}" for p in params)
     seed = ("seed",) if plan.attention.dropout is not None else ()
     backward_arguments = (
         *(("d_lse is not None",) if delta else ()),

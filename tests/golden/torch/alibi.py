@@ -26,7 +26,7 @@ It needs torch alone, and runs on any device that torch has. `alibi` is differen
 from __future__ import annotations
 
 import math
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -234,7 +234,7 @@ def _refuse(message: str) -> NoReturn:
 
 
 def _check(q, k, v, slope, scale):
-    """One clear message for what does not fit, before anything is computed."""
+    """One clear message for what does not fit, before anything is computed; the tensors, where sizes of 1 are repeated."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor):
             _refuse(f"{name} must be a torch.Tensor, not {type(x).__name__}")
@@ -247,6 +247,7 @@ def _check(q, k, v, slope, scale):
         if x.device != q.device:
             _refuse(f"{name} must be on q's device {q.device}, not {x.device}")
     B, Hq, Sq, D = q.shape
+    k, v = (x.expand(B, -1, -1, -1) if x.shape[0] == 1 != B else x for x in (k, v))
     Hkv, Sk, Dv = v.shape[1:]
     if k.shape != (B, Hkv, Sk, D):
         _refuse(f"k must have q's batch and head dim, and v's heads and length, {(B, Hkv, Sk, D)}, not {tuple(k.shape)}")
@@ -267,7 +268,8 @@ def _check(q, k, v, slope, scale):
     if slope.dim() != 1:
         _refuse(f"slope must have 1 dimension (Hq), not shape {tuple(slope.shape)}")
     if tuple(slope.shape) != (Hq,):
-        _refuse(f"slope must have shape (Hq) = {(Hq,)}, not {tuple(slope.shape)}")
+        slope = _spread("slope", slope, (Hq,), "Hq")
+    return q, k, v, slope
 
 
 def _scale_number(scale) -> float:
@@ -278,6 +280,19 @@ def _scale_number(scale) -> float:
     except (TypeError, ValueError, OverflowError):
         pass
     _refuse(f"scale must be a number, not {scale!r}")
+
+
+def _spread(name: str, x: Tensor, shape: tuple[int, ...], dims: str) -> Tensor:
+    """`x` in this shape, its dimensions of size 1 repeated, in no memory."""
+    if any(have not in (1, want) for have, want in zip(x.shape, shape, strict=True)):
+        _refuse(f"{name} must have shape ({dims}) = {shape}, not {tuple(x.shape)}")
+    return x.expand(shape)
+
+
+def _in_autocast(x: Any, kind: str) -> Any:
+    """`x` as autocast hands it to scaled_dot_product_attention: in its dtype, but for float64."""
+    fits = isinstance(x, Tensor) and x.is_floating_point() and x.dtype is not torch.float64 and x.device.type == kind
+    return x.to(torch.get_autocast_dtype(kind)) if fits else x
 
 
 def _scaled(q: Tensor, scale: Tensor) -> tuple[Tensor, float]:
@@ -320,6 +335,10 @@ def alibi(
 
 
 def _call(q, k, v, slope, scale, return_lse, dropout_seed):
+    if isinstance(q, Tensor) and not q.is_meta and torch.is_autocast_enabled(q.device.type):
+        q, k, v = (_in_autocast(x, q.device.type) for x in (q, k, v))
+        with torch.autocast(q.device.type, enabled=False):  # products here are in float32
+            return _call(q, k, v, slope, scale, return_lse, dropout_seed)
     if scale is None:
         try:
             scale = q.shape[-1] ** -0.5
@@ -327,7 +346,7 @@ def _call(q, k, v, slope, scale, return_lse, dropout_seed):
             scale = 1.0  # `_check` refuses this call
     elif not isinstance(scale, float | Tensor):
         scale = _scale_number(scale)
-    _check(q, k, v, slope, scale)
+    q, k, v, slope = _check(q, k, v, slope, scale)
     if isinstance(scale, Tensor):
         q, scale = _scaled(q, scale)
     if scale <= 0.0:

@@ -23,7 +23,7 @@ It needs torch alone, and runs on any device that torch has. `causal` is differe
 from __future__ import annotations
 
 import math
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -208,7 +208,7 @@ def _refuse(message: str) -> NoReturn:
 
 
 def _check(q, k, v, scale):
-    """One clear message for what does not fit, before anything is computed."""
+    """One clear message for what does not fit, before anything is computed; the tensors, where sizes of 1 are repeated."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor):
             _refuse(f"{name} must be a torch.Tensor, not {type(x).__name__}")
@@ -221,6 +221,7 @@ def _check(q, k, v, scale):
         if x.device != q.device:
             _refuse(f"{name} must be on q's device {q.device}, not {x.device}")
     B, Hq, Sq, D = q.shape
+    k, v = (x.expand(B, -1, -1, -1) if x.shape[0] == 1 != B else x for x in (k, v))
     Hkv, Sk, Dv = v.shape[1:]
     if k.shape != (B, Hkv, Sk, D):
         _refuse(f"k must have q's batch and head dim, and v's heads and length, {(B, Hkv, Sk, D)}, not {tuple(k.shape)}")
@@ -232,6 +233,7 @@ def _check(q, k, v, scale):
         _refuse(f"head dims must be 1 at the least, not {D} and {Dv}")
     if max(Sq, Sk) >= 2**27:
         _refuse(f"sequences must be shorter than 2**27 = {2**27}, not {max(Sq, Sk)}")
+    return q, k, v
 
 
 def _scale_number(scale) -> float:
@@ -242,6 +244,12 @@ def _scale_number(scale) -> float:
     except (TypeError, ValueError, OverflowError):
         pass
     _refuse(f"scale must be a number, not {scale!r}")
+
+
+def _in_autocast(x: Any, kind: str) -> Any:
+    """`x` as autocast hands it to scaled_dot_product_attention: in its dtype, but for float64."""
+    fits = isinstance(x, Tensor) and x.is_floating_point() and x.dtype is not torch.float64 and x.device.type == kind
+    return x.to(torch.get_autocast_dtype(kind)) if fits else x
 
 
 def _scaled(q: Tensor, scale: Tensor) -> tuple[Tensor, float]:
@@ -282,6 +290,10 @@ def causal(
 
 
 def _call(q, k, v, scale, return_lse, dropout_seed):
+    if isinstance(q, Tensor) and not q.is_meta and torch.is_autocast_enabled(q.device.type):
+        q, k, v = (_in_autocast(x, q.device.type) for x in (q, k, v))
+        with torch.autocast(q.device.type, enabled=False):  # products here are in float32
+            return _call(q, k, v, scale, return_lse, dropout_seed)
     if scale is None:
         try:
             scale = q.shape[-1] ** -0.5
@@ -289,7 +301,7 @@ def _call(q, k, v, scale, return_lse, dropout_seed):
             scale = 1.0  # `_check` refuses this call
     elif not isinstance(scale, float | Tensor):
         scale = _scale_number(scale)
-    _check(q, k, v, scale)
+    q, k, v = _check(q, k, v, scale)
     if isinstance(scale, Tensor):
         q, scale = _scaled(q, scale)
     if scale <= 0.0:

@@ -37,7 +37,7 @@ It needs torch alone, and runs on any device that torch has. `custom_normalizer`
 from __future__ import annotations
 
 import math
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -259,7 +259,7 @@ def _refuse(message: str) -> NoReturn:
 
 
 def _check(q, k, v, temperature, escape, scale):
-    """One clear message for what does not fit, before anything is computed."""
+    """One clear message for what does not fit, before anything is computed; the tensors, where sizes of 1 are repeated."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor):
             _refuse(f"{name} must be a torch.Tensor, not {type(x).__name__}")
@@ -272,6 +272,7 @@ def _check(q, k, v, temperature, escape, scale):
         if x.device != q.device:
             _refuse(f"{name} must be on q's device {q.device}, not {x.device}")
     B, Hq, Sq, D = q.shape
+    k, v = (x.expand(B, -1, -1, -1) if x.shape[0] == 1 != B else x for x in (k, v))
     Hkv, Sk, Dv = v.shape[1:]
     if k.shape != (B, Hkv, Sk, D):
         _refuse(f"k must have q's batch and head dim, and v's heads and length, {(B, Hkv, Sk, D)}, not {tuple(k.shape)}")
@@ -292,7 +293,7 @@ def _check(q, k, v, temperature, escape, scale):
     if temperature.dim() != 1:
         _refuse(f"temperature must have 1 dimension (Hq), not shape {tuple(temperature.shape)}")
     if tuple(temperature.shape) != (Hq,):
-        _refuse(f"temperature must have shape (Hq) = {(Hq,)}, not {tuple(temperature.shape)}")
+        temperature = _spread("temperature", temperature, (Hq,), "Hq")
     if not isinstance(escape, Tensor):
         _refuse(f"escape must be a torch.Tensor, not {type(escape).__name__}")
     if escape.dtype not in (torch.float32, torch.float16, torch.bfloat16, torch.float64,):
@@ -302,7 +303,8 @@ def _check(q, k, v, temperature, escape, scale):
     if escape.dim() != 1:
         _refuse(f"escape must have 1 dimension (Hq), not shape {tuple(escape.shape)}")
     if tuple(escape.shape) != (Hq,):
-        _refuse(f"escape must have shape (Hq) = {(Hq,)}, not {tuple(escape.shape)}")
+        escape = _spread("escape", escape, (Hq,), "Hq")
+    return q, k, v, temperature, escape
 
 
 def _scale_number(scale) -> float:
@@ -313,6 +315,19 @@ def _scale_number(scale) -> float:
     except (TypeError, ValueError, OverflowError):
         pass
     _refuse(f"scale must be a number, not {scale!r}")
+
+
+def _spread(name: str, x: Tensor, shape: tuple[int, ...], dims: str) -> Tensor:
+    """`x` in this shape, its dimensions of size 1 repeated, in no memory."""
+    if any(have not in (1, want) for have, want in zip(x.shape, shape, strict=True)):
+        _refuse(f"{name} must have shape ({dims}) = {shape}, not {tuple(x.shape)}")
+    return x.expand(shape)
+
+
+def _in_autocast(x: Any, kind: str) -> Any:
+    """`x` as autocast hands it to scaled_dot_product_attention: in its dtype, but for float64."""
+    fits = isinstance(x, Tensor) and x.is_floating_point() and x.dtype is not torch.float64 and x.device.type == kind
+    return x.to(torch.get_autocast_dtype(kind)) if fits else x
 
 
 def _scaled(q: Tensor, scale: Tensor) -> tuple[Tensor, float]:
@@ -369,12 +384,16 @@ def custom_normalizer(
     A query that may attend to no key has a zero row in the result and zero gradients in q, k and v. Raises ValueError if an argument does not fit.
     """
     if check:
-        _check(q, k, v, temperature, escape, scale)
+        q, k, v, temperature, escape = _check(q, k, v, temperature, escape, scale)
         _check_facts(q, k, v, temperature, escape)
     return _call(q, k, v, temperature, escape, scale, return_lse, dropout_seed)
 
 
 def _call(q, k, v, temperature, escape, scale, return_lse, dropout_seed):
+    if isinstance(q, Tensor) and not q.is_meta and torch.is_autocast_enabled(q.device.type):
+        q, k, v = (_in_autocast(x, q.device.type) for x in (q, k, v))
+        with torch.autocast(q.device.type, enabled=False):  # products here are in float32
+            return _call(q, k, v, temperature, escape, scale, return_lse, dropout_seed)
     if scale is None:
         try:
             scale = q.shape[-1] ** -0.5
@@ -382,7 +401,7 @@ def _call(q, k, v, temperature, escape, scale, return_lse, dropout_seed):
             scale = 1.0  # `_check` refuses this call
     elif not isinstance(scale, float | Tensor):
         scale = _scale_number(scale)
-    _check(q, k, v, temperature, escape, scale)
+    q, k, v, temperature, escape = _check(q, k, v, temperature, escape, scale)
     if isinstance(scale, Tensor):
         q, scale = _scaled(q, scale)
     if scale <= 0.0:

@@ -2369,6 +2369,7 @@ _READY: dict[tuple, _Known] = {}  # by layout
 _ZEROS: dict[tuple[int, int], list[Tensor]] = {}  # by device and stream
 _PLAIN = (Tensor, torch.nn.Parameter)
 _Refusal = ValueError  # an `attngen.Kernel` puts its own kind of ValueError here
+_CALLER = 5  # how many calls up a warning points: two more for an `attngen.Kernel`
 
 
 def _ceil(n: int, d: int) -> int:
@@ -2419,7 +2420,8 @@ def _strides(**tensors: tuple[int, ...]) -> dict[str, int]:
 def _has_tma(*tensors: Tensor) -> bool:
     """Whether the chip has a copy engine for tiles that can read these tensors. float32 is multiplied in registers."""
     return _chip(tensors[0].device) in ("sm_90", "sm_100") and all(
-        x.numel() > 0 and x.element_size() == 2 and x.data_ptr() % 16 == 0 and all(n % 8 == 0 for n in x.stride()[:3])
+        x.numel() > 0 and x.element_size() == 2 and x.data_ptr() % 16 == 0
+        and all(0 < n and n % 8 == 0 for n in x.stride()[:3])
         for x in tensors
     )
 
@@ -2659,7 +2661,7 @@ def _attend(q, k, v, slope, scale, precise, known=None):
     return out, lse, rest
 
 
-@torch.library.custom_op("attngen::alibi_6b380efae374", mutates_args=())
+@torch.library.custom_op("attngen::alibi_78e5b06bdec3", mutates_args=())
 def _forward(q: Tensor, k: Tensor, v: Tensor, slope: Tensor, scale: float, precise: bool = False) -> tuple[Tensor,
     Tensor, Tensor]:
     """out (B, Hq, Sq, Dv) in q's dtype and layout; lse (B, Hq, Sq) in float32; if precise, what out lost in rounding.
@@ -2760,7 +2762,7 @@ def _gradients(d_out: Tensor, d_lse: Tensor | None, q: Tensor, k: Tensor, v: Ten
     return dq, dk, dv, total_slope
 
 
-_backward = torch.library.custom_op("attngen::alibi_6b380efae374_backward", _gradients, mutates_args=())
+_backward = torch.library.custom_op("attngen::alibi_78e5b06bdec3_backward", _gradients, mutates_args=())
 
 
 @_backward.register_autograd
@@ -2866,7 +2868,8 @@ def _refuse(message: str) -> NoReturn:
 
 
 def _check(q, k, v, slope, scale):
-    """One clear message for what does not fit, before anything is launched."""
+    """One clear message for what does not fit, before anything is launched; the tensors, where sizes of 1 are repeated.
+    """
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor):
             _refuse(f"{name} must be a torch.Tensor, not {type(x).__name__}")
@@ -2878,7 +2881,8 @@ def _check(q, k, v, slope, scale):
             _refuse(f"{name} must have q's dtype {q.dtype}, not {x.dtype}")
         if x.device != q.device:
             _refuse(f"{name} must be on q's device {q.device}, not {x.device}")
-    B, Hq, _Sq, D = q.shape
+    B, Hq, Sq, D = q.shape
+    k, v = (x.expand(B, -1, -1, -1) if x.shape[0] == 1 != B else x for x in (k, v))
     Hkv, Sk, Dv = v.shape[1:]
     if k.shape != (B, Hkv, Sk, D):
         _refuse(f"k must have q's batch and head dim, and v's heads and length, {(B, Hkv, Sk, D)}, not "
@@ -2900,8 +2904,19 @@ def _check(q, k, v, slope, scale):
     if slope.dim() != 1:
         _refuse(f"slope must have 1 dimension (Hq), not shape {tuple(slope.shape)}")
     if tuple(slope.shape) != (Hq,):
-        _refuse(f"slope must have shape (Hq) = {(Hq,)}, not {tuple(slope.shape)}")
+        slope = _spread("slope", slope, (Hq,), "Hq")
     _refuse_tangents(q, k, v, slope, scale)
+    if 1 < Sq < Hq and Sk < Hkv and all(x.stride(1) > x.stride(2)
+        for x in (q, k)) and not torch.compiler.is_compiling():
+        _warn_of_order()
+    return q, k, v, slope
+
+
+@functools.cache
+def _warn_of_order() -> None:
+    """Says once that there are more heads than positions, in the order in which other libraries have lengths first."""
+    warnings.warn("alibi: are there more heads than positions? q, k and v must be (batch, heads, length, head dim): "
+        "transpose what is (batch, length, heads, head dim), as in q.transpose(1, 2)", stacklevel=_CALLER)
 
 
 def _scale_number(scale) -> float:
@@ -2912,6 +2927,19 @@ def _scale_number(scale) -> float:
     except (TypeError, ValueError, OverflowError):
         pass
     _refuse(f"scale must be a number, not {scale!r}")
+
+
+def _spread(name: str, x: Tensor, shape: tuple[int, ...], dims: str) -> Tensor:
+    """`x` in this shape, its dimensions of size 1 repeated, in no memory."""
+    if any(have not in (1, want) for have, want in zip(x.shape, shape, strict=True)):
+        _refuse(f"{name} must have shape ({dims}) = {shape}, not {tuple(x.shape)}")
+    return x.expand(shape)
+
+
+def _in_autocast(x: Any, kind: str) -> Any:
+    """`x` as autocast hands it to scaled_dot_product_attention: in its dtype, but for float64."""
+    fits = isinstance(x, Tensor) and x.is_floating_point() and x.dtype is not torch.float64 and x.device.type == kind
+    return x.to(torch.get_autocast_dtype(kind)) if fits else x
 
 
 def _scaled(q: Tensor, scale: Tensor) -> tuple[Tensor, float]:
@@ -2949,13 +2977,17 @@ def alibi(
 
 
 def _call(q, k, v, slope, scale, return_lse, dropout_seed):
+    if isinstance(q, Tensor) and not q.is_meta and torch.is_autocast_enabled(q.device.type):
+        q, k, v = (_in_autocast(x, q.device.type) for x in (q, k, v))
+        with torch.autocast(q.device.type, enabled=False):
+            return _call(q, k, v, slope, scale, return_lse, dropout_seed)
     if scale is None:
         try:
             scale = q.shape[-1] ** -0.5
         except (AttributeError, IndexError, ZeroDivisionError):
             scale = 1.0  # `_check` refuses this call
     elif isinstance(scale, Tensor):
-        _check(q, k, v, slope, scale)
+        q, k, v, slope = _check(q, k, v, slope, scale)
         q, scale = _scaled(q, scale)
     elif type(scale) is not float:
         scale = _scale_number(scale)
@@ -2965,7 +2997,7 @@ def _call(q, k, v, slope, scale, return_lse, dropout_seed):
         known = _READY.get(_layout(q, k, v, slope))
         fit = float(scale)
     if known is None or fit is None or fit not in known.fits:
-        _check(q, k, v, slope, scale)
+        q, k, v, slope = _check(q, k, v, slope, scale)
         if alone and not q.is_meta:
             known = known or _known(q, k, v, slope)
             if len(known.fits) >= 1024:

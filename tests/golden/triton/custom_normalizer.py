@@ -2429,6 +2429,7 @@ _READY: dict[tuple, _Known] = {}  # by layout
 _ZEROS: dict[tuple[int, int], list[Tensor]] = {}  # by device and stream
 _PLAIN = (Tensor, torch.nn.Parameter)
 _Refusal = ValueError  # an `attngen.Kernel` puts its own kind of ValueError here
+_CALLER = 5  # how many calls up a warning points: two more for an `attngen.Kernel`
 
 
 def _ceil(n: int, d: int) -> int:
@@ -2479,7 +2480,8 @@ def _strides(**tensors: tuple[int, ...]) -> dict[str, int]:
 def _has_tma(*tensors: Tensor) -> bool:
     """Whether the chip has a copy engine for tiles that can read these tensors. float32 is multiplied in registers."""
     return _chip(tensors[0].device) in ("sm_90", "sm_100") and all(
-        x.numel() > 0 and x.element_size() == 2 and x.data_ptr() % 16 == 0 and all(n % 8 == 0 for n in x.stride()[:3])
+        x.numel() > 0 and x.element_size() == 2 and x.data_ptr() % 16 == 0
+        and all(0 < n and n % 8 == 0 for n in x.stride()[:3])
         for x in tensors
     )
 
@@ -2720,7 +2722,7 @@ def _attend(q, k, v, temperature, escape, scale, precise, known=None):
     return out, lse, rest
 
 
-@torch.library.custom_op("attngen::custom_normalizer_dc5d93cf60f8", mutates_args=())
+@torch.library.custom_op("attngen::custom_normalizer_89e8d512437c", mutates_args=())
 def _forward(q: Tensor, k: Tensor, v: Tensor, temperature: Tensor, escape: Tensor, scale: float,
     precise: bool = False) -> tuple[Tensor, Tensor, Tensor]:
     """out (B, Hq, Sq, Dv) in q's dtype and layout; lse (B, Hq, Sq) in float32; if precise, what out lost in rounding.
@@ -2828,7 +2830,7 @@ def _gradients(d_out: Tensor, d_lse: Tensor | None, q: Tensor, k: Tensor, v: Ten
     return dq, dk, dv, total_temperature, total_escape
 
 
-_backward = torch.library.custom_op("attngen::custom_normalizer_dc5d93cf60f8_backward", _gradients, mutates_args=())
+_backward = torch.library.custom_op("attngen::custom_normalizer_89e8d512437c_backward", _gradients, mutates_args=())
 
 
 @_backward.register_autograd
@@ -2938,7 +2940,8 @@ def _refuse(message: str) -> NoReturn:
 
 
 def _check(q, k, v, temperature, escape, scale):
-    """One clear message for what does not fit, before anything is launched."""
+    """One clear message for what does not fit, before anything is launched; the tensors, where sizes of 1 are repeated.
+    """
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor):
             _refuse(f"{name} must be a torch.Tensor, not {type(x).__name__}")
@@ -2950,7 +2953,8 @@ def _check(q, k, v, temperature, escape, scale):
             _refuse(f"{name} must have q's dtype {q.dtype}, not {x.dtype}")
         if x.device != q.device:
             _refuse(f"{name} must be on q's device {q.device}, not {x.device}")
-    B, Hq, _Sq, D = q.shape
+    B, Hq, Sq, D = q.shape
+    k, v = (x.expand(B, -1, -1, -1) if x.shape[0] == 1 != B else x for x in (k, v))
     Hkv, Sk, Dv = v.shape[1:]
     if k.shape != (B, Hkv, Sk, D):
         _refuse(f"k must have q's batch and head dim, and v's heads and length, {(B, Hkv, Sk, D)}, not "
@@ -2972,7 +2976,7 @@ def _check(q, k, v, temperature, escape, scale):
     if temperature.dim() != 1:
         _refuse(f"temperature must have 1 dimension (Hq), not shape {tuple(temperature.shape)}")
     if tuple(temperature.shape) != (Hq,):
-        _refuse(f"temperature must have shape (Hq) = {(Hq,)}, not {tuple(temperature.shape)}")
+        temperature = _spread("temperature", temperature, (Hq,), "Hq")
     if not isinstance(escape, Tensor):
         _refuse(f"escape must be a torch.Tensor, not {type(escape).__name__}")
     if escape.dtype not in (torch.float32, torch.float16, torch.bfloat16, torch.float64,):
@@ -2982,8 +2986,19 @@ def _check(q, k, v, temperature, escape, scale):
     if escape.dim() != 1:
         _refuse(f"escape must have 1 dimension (Hq), not shape {tuple(escape.shape)}")
     if tuple(escape.shape) != (Hq,):
-        _refuse(f"escape must have shape (Hq) = {(Hq,)}, not {tuple(escape.shape)}")
+        escape = _spread("escape", escape, (Hq,), "Hq")
     _refuse_tangents(q, k, v, temperature, escape, scale)
+    if 1 < Sq < Hq and Sk < Hkv and all(x.stride(1) > x.stride(2)
+        for x in (q, k)) and not torch.compiler.is_compiling():
+        _warn_of_order()
+    return q, k, v, temperature, escape
+
+
+@functools.cache
+def _warn_of_order() -> None:
+    """Says once that there are more heads than positions, in the order in which other libraries have lengths first."""
+    warnings.warn("custom_normalizer: are there more heads than positions? q, k and v must be (batch, heads, length, "
+        "head dim): transpose what is (batch, length, heads, head dim), as in q.transpose(1, 2)", stacklevel=_CALLER)
 
 
 def _scale_number(scale) -> float:
@@ -2994,6 +3009,19 @@ def _scale_number(scale) -> float:
     except (TypeError, ValueError, OverflowError):
         pass
     _refuse(f"scale must be a number, not {scale!r}")
+
+
+def _spread(name: str, x: Tensor, shape: tuple[int, ...], dims: str) -> Tensor:
+    """`x` in this shape, its dimensions of size 1 repeated, in no memory."""
+    if any(have not in (1, want) for have, want in zip(x.shape, shape, strict=True)):
+        _refuse(f"{name} must have shape ({dims}) = {shape}, not {tuple(x.shape)}")
+    return x.expand(shape)
+
+
+def _in_autocast(x: Any, kind: str) -> Any:
+    """`x` as autocast hands it to scaled_dot_product_attention: in its dtype, but for float64."""
+    fits = isinstance(x, Tensor) and x.is_floating_point() and x.dtype is not torch.float64 and x.device.type == kind
+    return x.to(torch.get_autocast_dtype(kind)) if fits else x
 
 
 def _scaled(q: Tensor, scale: Tensor) -> tuple[Tensor, float]:
@@ -3045,19 +3073,23 @@ def custom_normalizer(
     ValueError if an argument does not fit.
     """
     if check:
-        _check(q, k, v, temperature, escape, scale)
+        q, k, v, temperature, escape = _check(q, k, v, temperature, escape, scale)
         _check_facts(q, k, v, temperature, escape)
     return _call(q, k, v, temperature, escape, scale, return_lse, dropout_seed)
 
 
 def _call(q, k, v, temperature, escape, scale, return_lse, dropout_seed):
+    if isinstance(q, Tensor) and not q.is_meta and torch.is_autocast_enabled(q.device.type):
+        q, k, v = (_in_autocast(x, q.device.type) for x in (q, k, v))
+        with torch.autocast(q.device.type, enabled=False):
+            return _call(q, k, v, temperature, escape, scale, return_lse, dropout_seed)
     if scale is None:
         try:
             scale = q.shape[-1] ** -0.5
         except (AttributeError, IndexError, ZeroDivisionError):
             scale = 1.0  # `_check` refuses this call
     elif isinstance(scale, Tensor):
-        _check(q, k, v, temperature, escape, scale)
+        q, k, v, temperature, escape = _check(q, k, v, temperature, escape, scale)
         q, scale = _scaled(q, scale)
     elif type(scale) is not float:
         scale = _scale_number(scale)
@@ -3067,7 +3099,7 @@ def _call(q, k, v, temperature, escape, scale, return_lse, dropout_seed):
         known = _READY.get(_layout(q, k, v, temperature, escape))
         fit = float(scale)
     if known is None or fit is None or fit not in known.fits:
-        _check(q, k, v, temperature, escape, scale)
+        q, k, v, temperature, escape = _check(q, k, v, temperature, escape, scale)
         if alone and not q.is_meta:
             known = known or _known(q, k, v, temperature, escape)
             if len(known.fits) >= 1024:

@@ -2629,6 +2629,7 @@ _READY: dict[tuple, _Known] = {}  # by layout
 _ZEROS: dict[tuple[int, int], list[Tensor]] = {}  # by device and stream
 _PLAIN = (Tensor, torch.nn.Parameter)
 _Refusal = ValueError  # an `attngen.Kernel` puts its own kind of ValueError here
+_CALLER = 5  # how many calls up a warning points: two more for an `attngen.Kernel`
 
 
 def _ceil(n: int, d: int) -> int:
@@ -2679,7 +2680,8 @@ def _strides(**tensors: tuple[int, ...]) -> dict[str, int]:
 def _has_tma(*tensors: Tensor) -> bool:
     """Whether the chip has a copy engine for tiles that can read these tensors. float32 is multiplied in registers."""
     return _chip(tensors[0].device) in ("sm_90", "sm_100") and all(
-        x.numel() > 0 and x.element_size() == 2 and x.data_ptr() % 16 == 0 and all(n % 8 == 0 for n in x.stride()[:3])
+        x.numel() > 0 and x.element_size() == 2 and x.data_ptr() % 16 == 0
+        and all(0 < n and n % 8 == 0 for n in x.stride()[:3])
         for x in tensors
     )
 
@@ -2891,7 +2893,7 @@ def _attend(q, k, v, ids, scale, known=None):
     return out, lse
 
 
-@torch.library.custom_op("attngen::documents_35d672b39300", mutates_args=())
+@torch.library.custom_op("attngen::documents_9fe7098178ca", mutates_args=())
 def _forward(q: Tensor, k: Tensor, v: Tensor, ids: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     """out (B, Hq, Sq, Dv) in q's dtype and layout; lse (B, Hq, Sq) in float32."""
     return _attend(q, k, v, ids, scale)
@@ -3006,7 +3008,7 @@ def _gradients(d_out: Tensor, d_lse: Tensor | None, q: Tensor, k: Tensor, v: Ten
     return dq, dk, dv
 
 
-_backward = torch.library.custom_op("attngen::documents_35d672b39300_backward", _gradients, mutates_args=())
+_backward = torch.library.custom_op("attngen::documents_9fe7098178ca_backward", _gradients, mutates_args=())
 
 
 @_backward.register_autograd
@@ -3106,7 +3108,8 @@ def _refuse(message: str) -> NoReturn:
 
 
 def _check(q, k, v, ids, scale):
-    """One clear message for what does not fit, before anything is launched."""
+    """One clear message for what does not fit, before anything is launched; the tensors, where sizes of 1 are repeated.
+    """
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor):
             _refuse(f"{name} must be a torch.Tensor, not {type(x).__name__}")
@@ -3119,6 +3122,7 @@ def _check(q, k, v, ids, scale):
         if x.device != q.device:
             _refuse(f"{name} must be on q's device {q.device}, not {x.device}")
     B, Hq, Sq, D = q.shape
+    k, v = (x.expand(B, -1, -1, -1) if x.shape[0] == 1 != B else x for x in (k, v))
     Hkv, Sk, Dv = v.shape[1:]
     if k.shape != (B, Hkv, Sk, D):
         _refuse(f"k must have q's batch and head dim, and v's heads and length, {(B, Hkv, Sk, D)}, not "
@@ -3140,10 +3144,21 @@ def _check(q, k, v, ids, scale):
     if ids.dim() != 2:
         _refuse(f"ids must have 2 dimensions (B, Sk), not shape {tuple(ids.shape)}")
     if tuple(ids.shape) != (B, Sk,):
-        _refuse(f"ids must have shape (B, Sk) = {(B, Sk,)}, not {tuple(ids.shape)}")
+        ids = _spread("ids", ids, (B, Sk,), "B, Sk")
     if not (Sq == Sk):
         _refuse(f"the specification assumes Sq == Sk; here Sk = {Sk}, Sq = {Sq}")
     _refuse_tangents(q, k, v, ids, scale)
+    if 1 < Sq < Hq and Sk < Hkv and all(x.stride(1) > x.stride(2)
+        for x in (q, k)) and not torch.compiler.is_compiling():
+        _warn_of_order()
+    return q, k, v, ids
+
+
+@functools.cache
+def _warn_of_order() -> None:
+    """Says once that there are more heads than positions, in the order in which other libraries have lengths first."""
+    warnings.warn("documents: are there more heads than positions? q, k and v must be (batch, heads, length, head "
+        "dim): transpose what is (batch, length, heads, head dim), as in q.transpose(1, 2)", stacklevel=_CALLER)
 
 
 def _scale_number(scale) -> float:
@@ -3154,6 +3169,19 @@ def _scale_number(scale) -> float:
     except (TypeError, ValueError, OverflowError):
         pass
     _refuse(f"scale must be a number, not {scale!r}")
+
+
+def _spread(name: str, x: Tensor, shape: tuple[int, ...], dims: str) -> Tensor:
+    """`x` in this shape, its dimensions of size 1 repeated, in no memory."""
+    if any(have not in (1, want) for have, want in zip(x.shape, shape, strict=True)):
+        _refuse(f"{name} must have shape ({dims}) = {shape}, not {tuple(x.shape)}")
+    return x.expand(shape)
+
+
+def _in_autocast(x: Any, kind: str) -> Any:
+    """`x` as autocast hands it to scaled_dot_product_attention: in its dtype, but for float64."""
+    fits = isinstance(x, Tensor) and x.is_floating_point() and x.dtype is not torch.float64 and x.device.type == kind
+    return x.to(torch.get_autocast_dtype(kind)) if fits else x
 
 
 def _scaled(q: Tensor, scale: Tensor) -> tuple[Tensor, float]:
@@ -3191,13 +3219,17 @@ def documents(
 
 
 def _call(q, k, v, ids, scale, return_lse, dropout_seed):
+    if isinstance(q, Tensor) and not q.is_meta and torch.is_autocast_enabled(q.device.type):
+        q, k, v = (_in_autocast(x, q.device.type) for x in (q, k, v))
+        with torch.autocast(q.device.type, enabled=False):
+            return _call(q, k, v, ids, scale, return_lse, dropout_seed)
     if scale is None:
         try:
             scale = q.shape[-1] ** -0.5
         except (AttributeError, IndexError, ZeroDivisionError):
             scale = 1.0  # `_check` refuses this call
     elif isinstance(scale, Tensor):
-        _check(q, k, v, ids, scale)
+        q, k, v, ids = _check(q, k, v, ids, scale)
         q, scale = _scaled(q, scale)
     elif type(scale) is not float:
         scale = _scale_number(scale)
@@ -3207,7 +3239,7 @@ def _call(q, k, v, ids, scale, return_lse, dropout_seed):
         known = _READY.get(_layout(q, k, v, ids))
         fit = float(scale)
     if known is None or fit is None or fit not in known.fits:
-        _check(q, k, v, ids, scale)
+        q, k, v, ids = _check(q, k, v, ids, scale)
         if alone and not q.is_meta:
             known = known or _known(q, k, v, ids)
             if len(known.fits) >= 1024:

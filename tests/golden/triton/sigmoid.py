@@ -25,8 +25,10 @@ graph break.
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
+import warnings
 from collections import namedtuple
 from typing import Any, NoReturn
 
@@ -453,6 +455,7 @@ _MULTIPROCESSORS: dict[torch.device, int] = {torch.device("cpu"): 8}
 _READY: dict[tuple, _Known] = {}  # by layout
 _PLAIN = (Tensor, torch.nn.Parameter)
 _Refusal = ValueError  # an `attngen.Kernel` puts its own kind of ValueError here
+_CALLER = 5  # how many calls up a warning points: two more for an `attngen.Kernel`
 
 
 def _ceil(n: int, d: int) -> int:
@@ -503,7 +506,8 @@ def _strides(**tensors: tuple[int, ...]) -> dict[str, int]:
 def _has_tma(*tensors: Tensor) -> bool:
     """Whether the chip has a copy engine for tiles that can read these tensors. float32 is multiplied in registers."""
     return _chip(tensors[0].device) in ("sm_90", "sm_100") and all(
-        x.numel() > 0 and x.element_size() == 2 and x.data_ptr() % 16 == 0 and all(n % 8 == 0 for n in x.stride()[:3])
+        x.numel() > 0 and x.element_size() == 2 and x.data_ptr() % 16 == 0
+        and all(0 < n and n % 8 == 0 for n in x.stride()[:3])
         for x in tensors
     )
 
@@ -676,7 +680,7 @@ def _attend(q, k, v, scale, known=None):
     return out, lse
 
 
-@torch.library.custom_op("attngen::sigmoid_5619add89845", mutates_args=())
+@torch.library.custom_op("attngen::sigmoid_a09993bf4ff9", mutates_args=())
 def _forward(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     """out (B, Hq, Sq, Dv) in q's dtype and layout; lse (B, Hq, Sq) in float32."""
     return _attend(q, k, v, scale)
@@ -731,7 +735,7 @@ def _gradients(d_out: Tensor, d_lse: Tensor | None, q: Tensor, k: Tensor, v: Ten
     return dq, dk, dv
 
 
-_backward = torch.library.custom_op("attngen::sigmoid_5619add89845_backward", _gradients, mutates_args=())
+_backward = torch.library.custom_op("attngen::sigmoid_a09993bf4ff9_backward", _gradients, mutates_args=())
 
 
 @_backward.register_autograd
@@ -831,7 +835,8 @@ def _refuse(message: str) -> NoReturn:
 
 
 def _check(q, k, v, scale):
-    """One clear message for what does not fit, before anything is launched."""
+    """One clear message for what does not fit, before anything is launched; the tensors, where sizes of 1 are repeated.
+    """
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor):
             _refuse(f"{name} must be a torch.Tensor, not {type(x).__name__}")
@@ -843,7 +848,8 @@ def _check(q, k, v, scale):
             _refuse(f"{name} must have q's dtype {q.dtype}, not {x.dtype}")
         if x.device != q.device:
             _refuse(f"{name} must be on q's device {q.device}, not {x.device}")
-    B, Hq, _Sq, D = q.shape
+    B, Hq, Sq, D = q.shape
+    k, v = (x.expand(B, -1, -1, -1) if x.shape[0] == 1 != B else x for x in (k, v))
     Hkv, Sk, Dv = v.shape[1:]
     if k.shape != (B, Hkv, Sk, D):
         _refuse(f"k must have q's batch and head dim, and v's heads and length, {(B, Hkv, Sk, D)}, not "
@@ -857,6 +863,17 @@ def _check(q, k, v, scale):
     if q.device.type not in ("cuda", "cpu", "meta"):
         _refuse(f"q must be on a GPU, or on the CPU under TRITON_INTERPRET=1, not on {q.device}")
     _refuse_tangents(q, k, v, scale)
+    if 1 < Sq < Hq and Sk < Hkv and all(x.stride(1) > x.stride(2)
+        for x in (q, k)) and not torch.compiler.is_compiling():
+        _warn_of_order()
+    return q, k, v
+
+
+@functools.cache
+def _warn_of_order() -> None:
+    """Says once that there are more heads than positions, in the order in which other libraries have lengths first."""
+    warnings.warn("sigmoid: are there more heads than positions? q, k and v must be (batch, heads, length, head dim): "
+        "transpose what is (batch, length, heads, head dim), as in q.transpose(1, 2)", stacklevel=_CALLER)
 
 
 def _scale_number(scale) -> float:
@@ -867,6 +884,12 @@ def _scale_number(scale) -> float:
     except (TypeError, ValueError, OverflowError):
         pass
     _refuse(f"scale must be a number, not {scale!r}")
+
+
+def _in_autocast(x: Any, kind: str) -> Any:
+    """`x` as autocast hands it to scaled_dot_product_attention: in its dtype, but for float64."""
+    fits = isinstance(x, Tensor) and x.is_floating_point() and x.dtype is not torch.float64 and x.device.type == kind
+    return x.to(torch.get_autocast_dtype(kind)) if fits else x
 
 
 def _scaled(q: Tensor, scale: Tensor) -> tuple[Tensor, float]:
@@ -903,13 +926,17 @@ def sigmoid(
 
 
 def _call(q, k, v, scale, return_lse, dropout_seed):
+    if isinstance(q, Tensor) and not q.is_meta and torch.is_autocast_enabled(q.device.type):
+        q, k, v = (_in_autocast(x, q.device.type) for x in (q, k, v))
+        with torch.autocast(q.device.type, enabled=False):
+            return _call(q, k, v, scale, return_lse, dropout_seed)
     if scale is None:
         try:
             scale = q.shape[-1] ** -0.5
         except (AttributeError, IndexError, ZeroDivisionError):
             scale = 1.0  # `_check` refuses this call
     elif isinstance(scale, Tensor):
-        _check(q, k, v, scale)
+        q, k, v = _check(q, k, v, scale)
         q, scale = _scaled(q, scale)
     elif type(scale) is not float:
         scale = _scale_number(scale)
@@ -919,7 +946,7 @@ def _call(q, k, v, scale, return_lse, dropout_seed):
         known = _READY.get(_layout(q, k, v))
         fit = float(scale)
     if known is None or fit is None or fit not in known.fits:
-        _check(q, k, v, scale)
+        q, k, v = _check(q, k, v, scale)
         if alone and not q.is_meta:
             known = known or _known(q, k, v)
             if len(known.fits) >= 1024:
