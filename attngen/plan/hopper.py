@@ -1,7 +1,7 @@
 """What the kernels of compute capability 9.0 do: a value of the plan, which targets print and the prover checks.
 
-`tiles.hopper` builds it. Each kernel has a table by (head dim of Q and K, head dim of V), each rounded up to 64, 128 or
-256, and the walks that it takes.
+`tiles.hopper` builds it. Each kernel has a table by (head dim of Q and K, head dim of V), each rounded up (`rounded`),
+and the walks that it takes.
 """
 
 from __future__ import annotations
@@ -135,6 +135,12 @@ class Dims(NamedTuple):
     v: int
 
 
+def rounded(head_dim: tuple[int, int]) -> Dims:
+    """To a power of two, or to 192 beside values of 128, as models with latent attention have them."""
+    dims = Dims(*(max(64, 1 << (d - 1).bit_length()) for d in head_dim))
+    return Dims(192, 128) if head_dim[0] <= 192 and dims == (256, 128) else dims
+
+
 class Lists(NamedTuple):
     """Tests of data list which tiles a tile of the other axis meets, in a kernel of their own: once for all batches and
     heads that cannot differ in it."""
@@ -209,7 +215,7 @@ class HopperPlan:
     def for_head_dim(self, head_dim: tuple[int, int]) -> HopperPlan:
         """The kernels that tensors of this head dim, of Q and K, and of V, can use."""
         qk, v = head_dim
-        dims = Dims(*(max(64, 1 << (d - 1).bit_length()) for d in head_dim))
+        dims = rounded(head_dim)
         forward, backward, apart = self.forward, self.backward, self.apart
         if max(head_dim) <= 32 or v % 8:  # the copy engine writes rows of 16 bytes
             forward = backward = apart = None

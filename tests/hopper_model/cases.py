@@ -87,6 +87,12 @@ SHAPED = {
 }
 """What no example has: ends that move back as keys move on, beside others or alone; a logarithm of each pair."""
 
+LANDMARKS = (
+    "attention landmarks\n\nparam mark: bool[B, Sk]\n\n"
+    "mask = 0 <= q - k < 100 or (mark[b, k] and causal)\nassume Sq == Sk\n"
+)
+"""Two stretches of queries that begin together, one of which data may empty."""
+
 _LISTED = {
     "a head's own": "param at: int[Hq, Sk]\nmask = at[h, q] <= at[h, k]\nassume Sq == Sk\n",
     "a batch's and a head's": "param at: int[B, Hq, Sk]\nmask = at[b, h, q] == at[b, h, k]\nassume Sq == Sk\n",

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from attngen import reference
-from hopper_model.cases import EXAMPLES, FAR, LISTED, SHAPED, UNCLAMPED, Change, case, relative, text_of
+from hopper_model.cases import EXAMPLES, FAR, LANDMARKS, LISTED, SHAPED, UNCLAMPED, Change, case, relative, text_of
 from hopper_model.numbers import FaultError, Tile, plain
 from hopper_model.schedule import USUAL, Schedule
 
@@ -45,7 +45,7 @@ def gradients(
     changes: Sequence[Change] = (),
     steep: float = 1.0,
     schedule: Schedule = USUAL,
-    **params: int,
+    **params: Any,
 ) -> tuple[dict[str, float], list[str]]:
     """Relative errors by name against the definition, and the kernels that ran. `changes`: of the source, all over;
     `steep`: what queries are multiplied by."""
@@ -213,6 +213,17 @@ def test_masks_and_scores_that_no_example_has(name: str, dim: int) -> None:
     """Nothing is listed: the tiles of keys that meet a tile of queries are consecutive."""
     errors, launched = gradients(SHAPED[name], (dim, dim), (2, 4, 2, 200, 333))
     assert launched == ["_rows_kernel", "_hopper_backward_kernel", "_collect_dq_kernel"]
+    assert all(e <= 8e-3 for e in errors.values()), errors
+
+
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("marked", [(), (3,), (3, 150, 151, 299)], ids=str)
+def test_stretches_of_queries_that_begin_together(dim: int, marked: tuple[int, ...]) -> None:
+    """Some tiles of keys meet a window of queries, some all behind them."""
+    mark = np.zeros((2, 420), bool)
+    mark[:, list(marked)] = True
+    errors, launched = gradients(LANDMARKS, (dim, dim), (2, 4, 2, 420, 420), mark=mark)
+    assert launched == ["_rows_kernel", "_list_walks_kernel", "_hopper_backward_kernel", "_collect_dq_kernel"]
     assert all(e <= 8e-3 for e in errors.values()), errors
 
 

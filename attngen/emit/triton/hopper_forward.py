@@ -25,6 +25,7 @@ from attngen.plan.score.weights import Form
 
 _CONVERTED = "gl.convert_layout(weight.to(config.dtype), weight_layout)"
 _TILES = ("BLOCK_D", "BLOCK_DV", "BQ", "BK", "STAGES", "SCHEDULE", "ORDERED", "OUT_APART", "PIPELINED")
+_DERIVED = ("Q_COLS", "K_COLS", "K_PARTS", "PARTS", "SHARE", "ORDER", "dtype", "qk_layout")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,7 +182,7 @@ def gluon_view(
         outputs=outputs,
         call=(*listed, *frame.arguments),
         arguments=("queue_ptr", "n_work", "together", *listed, *frame.arguments),
-        config=(*_read_by(code, kept, rest), *_TILES, *rest, "PARTS", "SHARE", "ORDER", "dtype", "qk_layout"),
+        config=(*_read_by(code, kept, rest), *_TILES[1:], *rest, *_DERIVED),
         constants=("D", "Dv", *_TILES, "REGISTERS", "SPARE", "FAST", *rest),
         unspecialized=["n_work", "together", *unspecialized(frame.params, frame.sizes)],
         lists=lists,

@@ -110,7 +110,7 @@ def _hopper(fast: GluonView, tests: tuple[TestView, ...], results: int, rounding
     forward = Launch(
         kernel="_hopper_forward_kernel",
         grid='n_work if row.SCHEDULE == "once" else min(n_work, _multiprocessors(q.device))',
-        constants=(*_HOPPER, *row, *rounding),
+        constants=('**{**known.wide, "BLOCK_D": _columns(D, Dv)[0]}', "BQ=BQ", "BK=BK", *row, *rounding),
         tiles=(*_tiles("64", "q", "out"), *_tiles("BK", "k", "v")),
         scalars=("n_work=n_work", "together=max(row.together, row.ahead // n_tiles)"),
     )

@@ -33,7 +33,8 @@ def by_kernel(
 ) -> dict[str, dict[str, Cell]]:
     found: dict[str, dict[str, Cell]] = {}
     if forward is not None:
-        found["_hopper_forward_kernel"] = _shared(_FORWARD, (row for _, row in forward.table))
+        blocks: dict[str, Cell] = {"BLOCK_D": forward.table[0][0][0]} if len(forward.table) == 1 else {}
+        found["_hopper_forward_kernel"] = _shared(_FORWARD, (row for _, row in forward.table)) | blocks
     if backward is not None:
         found["_hopper_backward_kernel"] = _shared(_BACKWARD, (row for _, row in backward.table))
     if apart is not None:

@@ -1,10 +1,9 @@
 """The kernels of compute capability 9.0: how their warpgroups share the work, by head dims and by burden.
 
-Takes what a kernel bears beside the products, gives tables by (head dim of Q and K, head dim of V), each rounded up to
-64, 128 or 256: of `Skeleton`s for the forward kernel, of `BackwardSkeleton`s for the one that gives dQ, dK and dV, of
-`ApartSkeleton`s for the two that do so where one cannot.
-Every entry compiles without spilling weights or sums (`tests/aot`); among those that do, the fastest on an H200 stands
-here.
+Takes what a kernel bears beside the products, gives tables by (head dim of Q and K, head dim of V), each rounded up
+(`plan.hopper.rounded`): of `Skeleton`s for the forward kernel, of `BackwardSkeleton`s for the one that gives dQ, dK and
+dV, of `ApartSkeleton`s for the two that do so where one cannot. Every entry compiles without spilling weights or sums
+(`tests/aot`); among those that do, the fastest on an H200 stands here.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any, TypeVar
 
 from attngen.ir.build import is_literal
 from attngen.ir.nodes import Apply, Expr, Literal, Op, Symbol, Type
-from attngen.ir.walk import loads, reads
+from attngen.ir.walk import loads, reads, substitute
 from attngen.plan.chips import Burden
 from attngen.plan.hopper import (
     ApartSkeleton,
@@ -32,7 +31,7 @@ from attngen.plan.hopper import (
     Schedule,
     Skeleton,
 )
-from attngen.plan.ints.linear import linear
+from attngen.plan.ints.linear import from_linear, linear
 from attngen.plan.kernel import Gather, KernelPlan
 from attngen.plan.levels import Level, is_dear, is_dear_for_pairs, level_of
 from attngen.plan.mask.loops import Loops, Run
@@ -43,7 +42,6 @@ from attngen.plan.mask.walks import hull, own, share, walk
 from attngen.plan.score.weights import Form
 
 _Row = TypeVar("_Row", Skeleton, BackwardSkeleton, ApartSkeleton)
-HEAD_BLOCKS = (64, 128, 256)
 SLACK = 8
 """Weights are exponentials of scores less a reference. The forward kernel makes them with the one it has, and looks for
 the maximum only where a thread's sum of a tile's weights passes 2**SLACK: almost no tile does, and sums are rarely
@@ -70,11 +68,12 @@ def _three(keys: int, **changes: Any) -> Skeleton:
 
 _MIDDLE = {dims: _two(128, ordered=True) for dims in ((64, 128), (128, 64), (128, 128))}
 _WIDE = {dims: _two(64, ordered=True, schedule=Schedule.ONCE, out_apart=False) for dims in ((256, 128), (256, 256))}
+_LATENT = {(192, 128): _two(128, ordered=True, out_apart=False)}
 _PAIRS = {dims: _two(64, pipelined=False) for dims in ((64, 64), *_MIDDLE)}
 _TESTED = {
     (64, 64): _three(64, ordered=True),
     **{dims: _two(64, stages=4) for dims in _MIDDLE},
-    **{dims: replace(wide, ordered=False) for dims, wide in _WIDE.items()},
+    **{dims: replace(_WIDE[256, 128], ordered=False) for dims in (*_WIDE, (192, 128))},
 }
 """Where data decides which tiles meet, an edge cuts many of them, so that small tiles waste less; and the data of 128
 keys, in 64 bits or of two kinds, would not fit beside scores, sums and weights. Four stages leave no barriers for
@@ -141,8 +140,10 @@ def skeletons(plan: KernelPlan, own: tuple[int, int] | None) -> Mapping[tuple[in
         rows = {dims: replace(s, together=8, ahead=ahead) for dims, s in rows.items()}
         if not plan.keys.tests:  # keys and values of two heads of 16,384 tokens are 34 MB, of the cache's 50
             rows |= {dims: replace(rows[dims], together=2, ahead=128) for dims in _WIDE if dims in rows}
-    elif _begins_late(plan):  # neighbours share few keys: eight heads at a time cost the cache little
-        rows = {dims: replace(s, together=8) for dims, s in rows.items()}
+        if plan.burden is Burden.ENDS and (64, 64) in rows:  # so few tiles of keys that turns cost more than they give
+            rows |= {(64, 64): replace(rows[64, 64], ahead=0, ordered=False)}
+    elif _begins_late(plan):  # neighbours share few keys: many heads at a time cost the cache little
+        rows = {dims: replace(s, together=32 if dims == (64, 64) else 8) for dims, s in rows.items()}
     if own is None:
         return rows
     queries, keys = own
@@ -186,7 +187,7 @@ def _fastest(plan: KernelPlan) -> Mapping[tuple[int, int], Skeleton]:
                 return {}
             if plan.burden is Burden.DATA:
                 return _TESTED
-            return {**_narrow(plan), **_MIDDLE, **_WIDE}
+            return {**_narrow(plan), **_MIDDLE, **_LATENT, **_WIDE}
 
 
 def _narrow(plan: KernelPlan) -> Mapping[tuple[int, int], Skeleton]:
@@ -198,7 +199,10 @@ def _narrow(plan: KernelPlan) -> Mapping[tuple[int, int], Skeleton]:
         return {}
     if not _begins_late(plan):
         return three
-    return two if len(plan.keys.any) == 1 else {}
+    if len(plan.keys.any) > 1:
+        return {}
+    # Windows of any width: a short one wastes less of small tiles, and a long one loses less to them with three.
+    return {(64, 64): _three(64, stages=3)} if plan.burden is Burden.ENDS else two
 
 
 def _begins_late(plan: KernelPlan) -> bool:
@@ -218,12 +222,16 @@ _BACKWARD = {
 def backward_skeletons(plan: KernelPlan, own: tuple[int, int] | None) -> Mapping[tuple[int, int], BackwardSkeleton]:
     """Where dQ, dK and dV come from one kernel; elsewhere, and where the spec has its `own` tile, from portable ones.
 
-    The weights are exponentials, some tiles need no mask, and a tile of keys meets one stretch of queries, or all. A
-    param's element whose place is dear to compute for every pair, or is chosen by q . k, leaves too few registers.
+    The weights are exponentials, some tiles need no mask unless a param names each pair, and a tile of keys meets one
+    stretch of queries, or all, or several that begin together, which leave no gap. A param's element whose place is
+    dear to compute for every pair, or is chosen by q . k, leaves too few registers.
     """
     heavy = plan.burden is Burden.RANDOM or plan.weights.form is not Form.EXPONENTIAL
     some_whole = plan.key_loops.full and plan.query_loops.full
-    if own is not None or heavy or not some_whole or len(_own_stretches(plan.queries)) != 1:
+    named = any(level_of(e) is Level.PAIR for e in loads(plan.attention.mask))
+    if own is not None or heavy or not (some_whole or named):
+        return {}
+    if len(_own_stretches(plan.queries)) != 1 and not _begin_together(plan.queries):
         return {}
     if _heads_differ_in_keys(plan):
         return {}
@@ -231,13 +239,14 @@ def backward_skeletons(plan: KernelPlan, own: tuple[int, int] | None) -> Mapping
     if any(is_dear(i) or reads(i, "qk") for e in pairs for i in e.indices):
         return {}
     # What is held beside the weights, a factor for each pair or its param, takes the registers of half a tile.
-    beside = pairs or not isinstance(plan.d_pair, Literal)
+    beside = pairs or named or not isinstance(plan.d_pair, Literal)
     narrow = replace(_BACKWARD[64, 64], queries=64 if beside else 128)
     wide = _BACKWARD[128, 128]
-    if plan.growing_keys and len(plan.queries.any) == 1:  # each tile of keys begins at other queries
+    # Each tile of keys begins at other queries.
+    if (plan.growing_keys and len(plan.queries.any) == 1) or _begin_together(plan.queries):
         room = beside or row_terms(plan)  # for the few registers that going backwards takes
         narrow = replace(narrow, backwards=True) if room else replace(narrow, together=64)
-        wide = replace(wide, backwards=True)
+        wide = replace(wide, backwards=True, together=2 if len(plan.queries.any) == 1 else 16)
     elif not in_turn(plan):  # neighbours wait for each other from their start to their end
         narrow, wide = replace(narrow, together=64), replace(wide, together=64)
     elif plan.growing_keys:  # under a prefix many begin at the first queries, and wait for each other there
@@ -291,6 +300,21 @@ def in_turn(plan: KernelPlan) -> bool:
 def _own_stretches(queries: TileRanges) -> tuple[Segment, ...]:
     """The stretches of queries but for those that early keys add; or the only one."""
     return queries.any if len(queries.any) == 1 else tuple(s for s in queries.any if not _leads(s))
+
+
+def _begin_together(queries: TileRanges) -> bool:
+    """Whether several stretches begin at the same query, which depends on the keys, where both sequences are as long;
+    data may empty some. That leaves no gap between them, or one of the difference in length: a matter of time alone.
+    """
+    answers = {t.bound(name) for t in queries.tests for name in ("any_lo", "any_hi")}
+    equal: dict[Expr, Expr] = {Symbol("Sk", Type.INT): SQ}
+
+    def start(s: Segment) -> frozenset[Expr]:
+        parts = (p for p in _parts(s.lo, Op.MAX) if p not in answers)
+        return frozenset(from_linear(*linear(substitute(p, equal))) for p in parts)
+
+    starts = {start(s) for s in queries.any}
+    return len(queries.any) > 1 and len(starts) == 1 and any(reads(s.lo, "k0") for s in queries.any)
 
 
 def _parts(e: Expr, op: Op) -> Iterator[Expr]:
@@ -349,7 +373,7 @@ def apart_skeletons(plan: KernelPlan, own: tuple[int, int] | None) -> Mapping[tu
     if _heads_differ_in_keys(plan):
         return {}
     unequal = ApartSkeleton(_DKDV, replace(_DQ, value_stages=2))
-    return {(256, 256): ApartSkeleton(_DKDV, _DQ), (256, 128): unequal, (128, 256): unequal}
+    return {(256, 256): ApartSkeleton(_DKDV, _DQ), **dict.fromkeys(((192, 128), (256, 128), (128, 256)), unequal)}
 
 
 def sums_beside_dkdv(plan: KernelPlan) -> tuple[str, ...]:

@@ -4,9 +4,10 @@ Takes the rows that `plan.hopper` gives a spec for two head dims, gives a first 
 one thing changed, and, of the first round's times, a second one that puts together what was faster apart. All fit the
 chip: its shared memory, its barriers and its registers. Timing is the business of `runtime.tune`.
 
-In numbers, for head dims up to 64, 128 and 256: the first round has at most 19, 16 and 11 rows of the forward kernel; 7
-of the backward kernel; above head dim 128 no more than 5 and 8 of dK/dV and dQ, where they have a kernel each. The
-second has at most five of the forward kernel and three of each other. All combinations would be some hundreds.
+In numbers, for head dims up to 64, 128, 192 and 256: the first round has at most 20, 16, 14 and 11 rows of the forward
+kernel; 7 of the backward kernel; above head dim 128 no more than 5 and 8 of dK/dV and dQ, where they have a kernel
+each. The second has at most five of the forward kernel and three of each other. All combinations would be some
+hundreds.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from dataclasses import dataclass, fields, replace
 from typing import assert_never
 
 from attngen.plan.chips import SHARED_MEMORY
-from attngen.plan.hopper import ApartSkeleton, BackwardSkeleton, DkdvSkeleton, DqSkeleton, Schedule, Skeleton
+from attngen.plan.hopper import ApartSkeleton, BackwardSkeleton, DkdvSkeleton, DqSkeleton, Schedule, Skeleton, rounded
 from attngen.plan.kernel import KernelPlan
-from attngen.plan.tiles.hopper import HEAD_BLOCKS, apart_skeletons, backward_skeletons, row_terms, skeletons
+from attngen.plan.tiles.hopper import apart_skeletons, backward_skeletons, row_terms, skeletons
 
 Row = Skeleton | BackwardSkeleton | DkdvSkeleton | DqSkeleton
 KINDS: Mapping[str, type[Row]] = {
@@ -95,12 +96,6 @@ def rows_of(plan: KernelPlan, own: tuple[int, int] | None, head_dims: tuple[int,
     )
 
 
-def rounded(head_dims: tuple[int, int]) -> tuple[int, int]:
-    """Beyond the last of `HEAD_BLOCKS` no table has a row."""
-    d, dv = (next((block for block in HEAD_BLOCKS if n <= block), 1 << (n - 1).bit_length()) for n in head_dims)
-    return d, dv
-
-
 # ---------------------------------------------------------------- what fits
 
 
@@ -154,12 +149,12 @@ def shared_bytes(row: Row, dims: tuple[int, int], terms: bool = False) -> int:
     """What the kernel asks for at two bytes an element, as the templates allocate it, less `SCRATCH`. `terms`: whether
     rows have some (`row_terms`).
     """
-    d, dv = dims
+    d, dv = 1 << (dims[0] - 1).bit_length(), dims[1]
     both = 2 * (d + dv)
     match row:
-        case Skeleton():
+        case Skeleton():  # keys alone come in parts where their columns are no power of two
             place = 2 * (d if row.out_apart else max(d, dv)) + (2 * dv if row.out_apart else 0)
-            return row.queries * place + row.stages * row.keys * both
+            return row.queries * place + 2 * row.stages * row.keys * (dims[0] + dv)
         case BackwardSkeleton():
             # K, V and dK, which has no room of its own where it has 128 columns, beside terms; dS of two tiles.
             held = row.keys * (both + (0 if terms and d == 128 else 2 * d))

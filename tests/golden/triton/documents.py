@@ -127,6 +127,7 @@ HOPPER = {
     (128, 128): (128, 64, 4, True, False, 240, 24, 8, 512, 'queue', True),
     (256, 128): (128, 64, 2, True, False, 240, 24, 8, 512, 'once', False),
     (256, 256): (128, 64, 2, True, False, 240, 24, 8, 512, 'once', False),
+    (192, 128): (128, 64, 2, True, False, 240, 24, 8, 512, 'once', False),
 }
 
 # The backward kernel of compute capability 9.0, likewise: queries, keys, stages, whether dO is awaited before the
@@ -146,6 +147,7 @@ HopperDkdvRow = namedtuple("HopperDkdvRow", "BQ BK STAGES AHEAD together SPARE")
 HopperDqRow = namedtuple("HopperDqRow", "BQ BK K_STAGES V_STAGES together SPARE")
 HOPPER_APART = {
     (256, 256): ((64, 64, 2, 1, 1, 24), (128, 64, 2, 1, 1, 24)),
+    (192, 128): ((64, 64, 2, 1, 1, 24), (128, 64, 2, 2, 1, 24)),
     (256, 128): ((64, 64, 2, 1, 1, 24), (128, 64, 2, 2, 1, 24)),
     (128, 256): ((64, 64, 2, 1, 1, 24), (128, 64, 2, 2, 1, 24)),
 }
@@ -507,7 +509,8 @@ def _unpacked(pairs, dtype: gl.constexpr, layout: gl.constexpr):
 _Work = namedtuple("_Work", "notes queue_ptr n_work together")
 _Call = namedtuple("_Call", "lists_ptr scale B Hq Hkv Sq Sk ids_ptr ids_stride_0 ids_stride_1")
 _Config = namedtuple("_Config",
-    "BLOCK_D BLOCK_DV BQ BK STAGES SCHEDULE ORDERED OUT_APART PIPELINED PARTS SHARE ORDER dtype qk_layout")
+    "BLOCK_DV BQ BK STAGES SCHEDULE ORDERED OUT_APART PIPELINED Q_COLS K_COLS K_PARTS PARTS SHARE ORDER "
+    "dtype qk_layout")
 _Results = namedtuple("_Results", "desc tiles lse_ptr")
 _Walk = namedtuple("_Walk", "turn n_steps first stop any_lo own_full_lo own_full_hi")
 
@@ -661,8 +664,10 @@ def _load_tiles(q_desc, k_desc, v_desc, q_ring, k_ring, v_ring, work, call, conf
                 stage = (turn + step) % config.STAGES
                 if turn + step >= config.STAGES:
                     _barrier_sync(k_ring.FREE + stage, config.SHARE, 1)
-                mbarrier.expect(k_ring.ready.index(stage), k_desc.block_type.nbytes)
-                _COPY_IN(k_desc, [batch, kv_head, at * BK, 0], k_ring.ready.index(stage), k_ring.tiles.index(stage))
+                mbarrier.expect(k_ring.ready.index(stage), config.K_PARTS * k_desc.block_type.nbytes)
+                for part in gl.static_range(config.K_PARTS):
+                    k_tile = k_ring.tiles.index(stage * config.K_PARTS + part)
+                    _COPY_IN(k_desc, [batch, kv_head, at * BK, part * config.K_COLS], k_ring.ready.index(stage), k_tile)
                 k0 = at * BK
             else:
                 k0 = 0
@@ -673,7 +678,7 @@ def _load_tiles(q_desc, k_desc, v_desc, q_ring, k_ring, v_ring, work, call, conf
                     if config.SCHEDULE == "queue":
                         _publish_item(work.notes, 2 * part + (round & 1), item, tile, batch, head)
                     mbarrier.expect(q_ring.ready.index(part), q_desc.block_type.nbytes)
-                    q_tile = _REINTERPRET(q_ring.tiles.index(part), q_desc.dtype, [1, 1, 64, config.BLOCK_D],
+                    q_tile = _REINTERPRET(q_ring.tiles.index(part), q_desc.dtype, [1, 1, 64, config.Q_COLS],
                         q_desc.layout)
                     _COPY_IN(q_desc, [batch, head, q0 + part * 64, 0], q_ring.ready.index(part), q_tile)
             else:
@@ -867,6 +872,17 @@ def _release_tile(turn, k_ring, v_ring, config: gl.constexpr, PART: gl.constexpr
 
 
 @gluon.jit
+def _scores(q, k_ring, stage, no_scores, config: gl.constexpr):
+    """Starts the product of queries and a tile of keys, by the parts of its columns."""
+    token = no_scores
+    for part in gl.static_range(config.K_PARTS):
+        k = k_ring.tiles.index(stage * config.K_PARTS + part).reshape([config.BK, config.K_COLS]).permute((1, 0))
+        q_part = q if config.K_PARTS == 1 else q.slice(part * config.K_COLS, config.K_COLS, dim=1)
+        token = warpgroup_mma(q_part, k, token, use_acc=part > 0, is_async=True)
+    return token
+
+
+@gluon.jit
 def _attend_overlapped(
     acc, row_sum, row_max, q, q_ring, k_ring, v_ring, walk, terms, config: gl.constexpr, PART: gl.constexpr
 ):
@@ -880,8 +896,7 @@ def _attend_overlapped(
     stage = (turn + first) % config.STAGES
     phase = (turn + first) // config.STAGES & 1
     mbarrier.wait(k_ring.ready.index(stage), phase)
-    k = k_ring.tiles.index(stage).reshape([BK, config.BLOCK_D]).permute((1, 0))
-    qk_token = warpgroup_mma(q, k, no_scores, use_acc=False, is_async=True)
+    qk_token = _scores(q, k_ring, stage, no_scores, config)
     qk = warpgroup_mma_wait(0, deps=(qk_token,))
     _barrier_arrive(k_ring.FREE + stage, config.SHARE, 4)
     (weight, rescale, row_sum, row_max) = _weigh(row_sum, row_max, qk, at * BK,
@@ -896,8 +911,7 @@ def _attend_overlapped(
         mbarrier.wait(k_ring.ready.index(stage), phase)
         if config.ORDERED:
             _barrier_sync(config.ORDER + PART, 256, 4)
-        k = k_ring.tiles.index(stage).reshape([BK, config.BLOCK_D]).permute((1, 0))
-        qk_token = warpgroup_mma(q, k, no_scores, use_acc=False, is_async=True)
+        qk_token = _scores(q, k_ring, stage, no_scores, config)
         mbarrier.wait(v_ring.ready.index(v_stage), v_phase)
         acc_token = warpgroup_mma(p, v_ring.tiles.index(v_stage).reshape([BK, config.BLOCK_DV]), acc, is_async=True)
         if config.ORDERED:
@@ -936,8 +950,7 @@ def _attend_in_turn(
         mbarrier.wait(k_ring.ready.index(stage), phase)
         if config.ORDERED:
             _barrier_sync(config.ORDER + PART, 256, 4)
-        k = k_ring.tiles.index(stage).reshape([BK, config.BLOCK_D]).permute((1, 0))
-        qk_token = warpgroup_mma(q, k, no_scores, use_acc=False, is_async=True)
+        qk_token = _scores(q, k_ring, stage, no_scores, config)
         if config.ORDERED:
             _barrier_arrive(config.ORDER + (PART + 1) % config.PARTS, 256, 4)
         qk = warpgroup_mma_wait(0, deps=(qk_token,))
@@ -982,7 +995,7 @@ def _attend_tiles(results, q_ring, k_ring, v_ring, work, call, config: gl.conste
     _lists_ptr, scale, _B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1 = call
     BQ: gl.constexpr = config.BQ
     BK: gl.constexpr = config.BK
-    q_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, config.BLOCK_D], config.dtype)
+    q_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, config.Q_COLS], config.dtype)
     acc_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, config.BLOCK_DV, 16])
     rows_layout: gl.constexpr = gl.SliceLayout(1, config.qk_layout)
     no_scores = gl.zeros([64, BK], gl.float32, layout=config.qk_layout)
@@ -1013,7 +1026,7 @@ def _attend_tiles(results, q_ring, k_ring, v_ring, work, call, config: gl.conste
         acc = gl.zeros([64, config.BLOCK_DV], gl.float32, layout=acc_layout)
         row_sum, row_max = _no_key_yet(no_scores)
         mbarrier.wait(q_ring.ready.index(PART), round & 1)
-        q = _REINTERPRET(q_ring.tiles.index(PART), config.dtype, [64, config.BLOCK_D], q_layout)
+        q = _REINTERPRET(q_ring.tiles.index(PART), config.dtype, [64, config.Q_COLS], q_layout)
         for step in range(own_first):
             _release_tile(turn + step, k_ring, v_ring, config, PART)
         if config.PIPELINED:
@@ -1073,14 +1086,18 @@ def _hopper_forward_kernel(
     Q_FREE: gl.constexpr = V_FREE + STAGES
     ORDER: gl.constexpr = Q_FREE + PARTS
     gl.static_assert(ORDER + (PARTS if ORDERED else 0) <= 16)
-    Q_COLS: gl.constexpr = BLOCK_D if OUT_APART or BLOCK_D > BLOCK_DV else BLOCK_DV
+    # Tiles have powers of two; 192 columns of keys come in three parts, so that products have no others.
+    Q_COLS: gl.constexpr = 256 if BLOCK_D == 192 else BLOCK_D
+    K_COLS: gl.constexpr = 64 if BLOCK_D == 192 else BLOCK_D
+    K_PARTS: gl.constexpr = BLOCK_D // K_COLS
+    Q_PLACE: gl.constexpr = Q_COLS if OUT_APART or Q_COLS > BLOCK_DV else BLOCK_DV
     dtype: gl.constexpr = out_desc.dtype
     qk_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BK, 16])
-    config: gl.constexpr = _Config(BLOCK_D, BLOCK_DV, BQ, BK, STAGES, SCHEDULE, ORDERED, OUT_APART, PIPELINED, PARTS,
-        SHARE, ORDER, dtype,
-        qk_layout)
-    q_tiles = gl.allocate_shared_memory(dtype, [PARTS, 1, 1, 64, Q_COLS], q_desc.layout)
-    k_tiles = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, BK, BLOCK_D], k_desc.layout)
+    config: gl.constexpr = _Config(BLOCK_DV, BQ, BK, STAGES, SCHEDULE, ORDERED, OUT_APART, PIPELINED, Q_COLS, K_COLS,
+        K_PARTS, PARTS, SHARE,
+        ORDER, dtype, qk_layout)
+    q_tiles = gl.allocate_shared_memory(dtype, [PARTS, 1, 1, 64, Q_PLACE], q_desc.layout)
+    k_tiles = gl.allocate_shared_memory(dtype, [STAGES * K_PARTS, 1, 1, BK, K_COLS], k_desc.layout)
     v_tiles = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, BK, BLOCK_DV], v_desc.layout)
     out_tiles = gl.allocate_shared_memory(dtype, [PARTS, 1, 1, 64, BLOCK_DV], out_desc.layout) if OUT_APART else q_tiles
     notes = gl.allocate_shared_memory(gl.int32, [8 * PARTS, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
@@ -2696,12 +2713,18 @@ def _knows_gluon() -> bool:
     return GLUON_KNOWN
 
 
+def _columns(D: int, Dv: int) -> tuple[int, int]:
+    """Head dims as these tables have them: rounded up."""
+    dims = max(64, _padded(D)), max(64, _padded(Dv))
+    return (192, 128) if D <= 192 and dims == (256, 128) else dims
+
+
 def _hopper(table: dict, q: Tensor, k: Tensor, v: Tensor, *others: Tensor) -> tuple | None:
     """The row of a table of compute capability 9.0, where its kernels can run."""
     D, Dv = q.shape[3], v.shape[3]
     if max(D, Dv) <= 32 or _chip(q.device) != "sm_90" or not _has_tma(q, k, v, *others) or not _knows_gluon():
         return None
-    return table.get((max(64, _padded(D)), max(64, _padded(Dv))))
+    return table.get(_columns(D, Dv))
 
 
 def _multiprocessors(device: torch.device) -> int:
@@ -2774,6 +2797,8 @@ class _Launch:
         block, sizes = [1, 1, self.tiles[name], _padded(x.shape[3])], (list(x.shape), list(x.stride()))
         if "q_desc" in self.kernel.arg_names:
             block[3] = 16 if name == "terms" else max(64, block[3])
+            if name == "k" and self.options["BLOCK_D"] == 192:
+                block[3] = 64  # in parts: a tile has powers of two
             element = gl.float16 if x.dtype is torch.float16 else gl.bfloat16
             layout: Any = gl.NVMMASharedLayout.get_default_for(block, element)
             return HopperDescriptor(x, *sizes, block, layout)
@@ -2859,9 +2884,9 @@ def _forward_launches(known, q, k, v, out) -> tuple:
                 names=dict(counts="queue")),
             _Launch(_hopper_forward_kernel,
                 n_work if row.SCHEDULE == "once" else min(n_work, _multiprocessors(q.device)),
-                dict(**known.wide, BQ=BQ, BK=BK, STAGES=row.STAGES, SCHEDULE=row.SCHEDULE, ORDERED=row.ORDERED,
-                OUT_APART=row.OUT_APART, PIPELINED=row.PIPELINED, REGISTERS=row.REGISTERS, SPARE=row.SPARE),
-                tiles=dict(q=64, out=64, k=BK, v=BK),
+                dict(**{**known.wide, "BLOCK_D": _columns(D, Dv)[0]}, BQ=BQ, BK=BK, STAGES=row.STAGES,
+                SCHEDULE=row.SCHEDULE, ORDERED=row.ORDERED, OUT_APART=row.OUT_APART, PIPELINED=row.PIPELINED,
+                REGISTERS=row.REGISTERS, SPARE=row.SPARE), tiles=dict(q=64, out=64, k=BK, v=BK),
                 scalars=dict(n_work=n_work, together=max(row.together, row.ahead // n_tiles))),)
     tma = _has_tma(q, k, v)
     BQ, BK, warps, stages = _tiles(q, v)[0]

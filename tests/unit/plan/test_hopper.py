@@ -22,7 +22,7 @@ from attngen.plan.tiles.hopper import (
     sums_beside,
     sums_beside_dkdv,
 )
-from attngen.plan.tiles.hopper_trials import barriers
+from attngen.plan.tiles.hopper_trials import barriers, fits
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 NAMES = sorted(path.stem for path in EXAMPLES.glob("*.attn"))
@@ -67,7 +67,7 @@ def test_whose_lists_are_whose(lines: str, apart: tuple[bool, bool]) -> None:
 def test_the_forward_kernel_where_data_decides() -> None:
     """Not for masks of many stretches, whose ends do not fit in registers."""
     rows = skeletons(plan(analysed(text_of("documents"))), None)
-    assert set(rows) == {(64, 64), (64, 128), (128, 64), (128, 128), (256, 128), (256, 256)}
+    assert set(rows) == {(64, 64), (64, 128), (128, 64), (128, 128), (192, 128), (256, 128), (256, 256)}
     begin = "attention a\n\nparam ids: int[B, Sk]\nassume Sq == Sk\nlet same = ids[b, q] == ids[b, k]\n"
     assert skeletons(plan(analysed(f"{begin}mask = same or k < 9\n")), None)
     assert not skeletons(plan(analysed(f"{begin}mask = same or k < 9 or abs(q - k) < 5\n")), None)
@@ -137,7 +137,7 @@ def test_scores_of_q_and_k_alone_take_the_log_sum_exp_off_with_a_product() -> No
 @pytest.mark.parametrize("name", NAMES)
 def test_above_head_dim_128_every_mask_is_served(name: str) -> None:
     rows = apart_skeletons(plan(analysed(text_of(name))), None)
-    assert set(rows) == (set() if name in {"dropout", "sigmoid"} else {(256, 256), (256, 128), (128, 256)})
+    assert set(rows) == (set() if name in {"dropout", "sigmoid"} else {(256, 256), (256, 128), (192, 128), (128, 256)})
     for (dim, v_dim), row in rows.items():
         assert row.dkdv.queries == row.dkdv.keys == row.dq.keys == 64 and row.dq.queries == 128
         tiles = (2 + row.dq.key_stages) * 64 * dim + (2 + row.dq.value_stages) * 64 * v_dim
@@ -201,6 +201,40 @@ def test_tiles_of_keys_that_take_turns_are_consecutive(name: str) -> None:
 )
 def test_tiles_of_keys_that_meet_a_tile_of_queries_are_consecutive(mask: str, expected: bool) -> None:
     assert in_turn(plan(analysed(f"attention a\n\nparam n: int[B]\nmask = {mask}\n"))) == expected
+
+
+def test_a_mask_whose_pairs_a_param_names_has_a_backward_kernel() -> None:
+    """Though no tile goes without it; in tiles of 64 queries, since each pair's place takes registers."""
+    named = plan(analysed("attention a\n\nparam seen: bool[Sq, Sk]\nmask = seen[q, k]\n"))
+    assert {dims: row.queries for dims, row in backward_skeletons(named, None).items()} == {
+        (64, 64): 64,
+        (128, 128): 64,
+    }
+    assert not backward_skeletons(plan(analysed(text_of("dilated"))), None)
+
+
+def test_latent_attention_has_rows_of_its_own() -> None:
+    """Keys of 192 columns come in parts: tiles of 128 keys fit, and no product has columns that are not there."""
+    for name in NAMES:
+        planned = plan(analysed(text_of(name)))
+        own, padded = (skeletons(planned, None).get(dims) for dims in ((192, 128), (256, 128)))
+        assert (own is None) == (padded is None)
+        assert own is None or (fits(own, (192, 128)) and not (own.keys == 128 and fits(own, (256, 128))))
+
+
+@pytest.mark.parametrize(
+    ("mask", "served"),
+    [
+        ("0 <= q - k < 64 or (mark[b, k] and causal)", True),
+        ("0 <= q - k < 64 or (mark[b, k] and q > k)", False),  # one query later
+        ("0 <= q - k < 64 or q - k >= 999", False),  # with a gap between
+        ("q < 64 or (mark[b, k] and q < 999)", False),  # all begin at the first query, and so would nobody wait
+    ],
+)
+def test_stretches_of_queries_that_begin_together(mask: str, served: bool) -> None:
+    planned = plan(analysed(f"attention a\n\nparam mark: bool[B, Sk]\nmask = {mask}\nassume Sq == Sk\n"))
+    rows = backward_skeletons(planned, None)
+    assert {row.backwards for row in rows.values()} == ({True} if served else set())
 
 
 def test_lengths_take_the_rows_of_full_masks() -> None:
