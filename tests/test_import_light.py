@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-HEAVY = ("torch", "triton", "jax", "sympy", "z3", "numpy", "lark", "jinja2", "rich", "matplotlib")
+HEAVY = ("torch", "transformers", "triton", "jax", "sympy", "z3", "numpy", "lark", "jinja2", "rich", "matplotlib")
 
 
 def run(code: str) -> str:

@@ -185,6 +185,17 @@ def test_torch_compile_with_offsets() -> None:
     assert_close(logits_and_gradients(model, lambda _: run(tokens(1), use_cache=False, **arguments).logits), expected)
 
 
+def test_torch_compile_sees_packed_sequences_for_a_spec_of_ones_own() -> None:
+    """How many there are it does not see: as many as tokens, the last ones empty."""
+    register("own_rows", "attention own_rows\nmask = causal\n", target=TARGET)
+    model = tiny("llama", num_hidden_layers=1)
+    expected = logits_and_gradients(model, apart)
+    model.set_attn_implementation("own_rows")
+    run = compiled(model)
+    arguments = packed_arguments("position_ids")
+    assert_close(logits_and_gradients(model, lambda _: run(tokens(1), use_cache=False, **arguments).logits), expected)
+
+
 def test_torch_compile_with_padding() -> None:
     model = tiny("mistral", num_hidden_layers=1)
     mask = padding("left", (14, 9))
