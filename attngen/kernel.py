@@ -6,9 +6,9 @@ Takes what `api.build` made; gives the functions of every geometry, the float64 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from attngen import files
 from attngen.errors import UsageError
@@ -19,6 +19,7 @@ from attngen.vocabulary import GEOMETRIES
 if TYPE_CHECKING:
     from attngen.emit import Options
     from attngen.ir.evaluate import Array
+    from attngen.ir.pieces import Piece
     from attngen.plan import KernelPlan
     from attngen.prove.proof import Proof
 
@@ -119,6 +120,124 @@ class Kernel:
             return self.source
         wider = replace(options, geometry=tuple(g for g in GEOMETRIES if g == kind or g in options.geometry))
         return emit(self.plan, text, wider, self.proof.summary() if self.proof is not None else ())
+
+    def piece(self, *, each: bool = False) -> tuple[Piece, Kernel]:
+        """The kernel of a piece of a longer sequence (`ir.pieces`), compiled and proved when it is first asked for."""
+        from attngen import chain, pieces
+
+        kept = self.__dict__.setdefault("_pieces", {})
+        if each not in kept:
+            if self.made is None:
+                raise UsageError(f"{self.name}: pieces are for kernels that `attngen.compile` made")
+            text, options = self.made
+            made = pieces.make(self.name, self.spec, text, options, each=each)
+            own = Kernel(
+                spec=chain.callable_spec(made.piece.own, made.plan),
+                plan=made.plan,
+                source=made.source,
+                target=self.target,
+                proof=made.proof,
+                made=(made.text, options),
+            )
+            kept[each] = made.piece, own
+        return kept[each]
+
+    def partial(
+        self,
+        q: Any,
+        k: Any,
+        v: Any,
+        *,
+        q_offset: Any,
+        k_offset: Any,
+        Sq: Any,
+        Sk: Any,
+        cu_seqlens_q: Any = None,
+        cu_seqlens_k: Any = None,
+        scale: Any = None,
+        **params: Any,
+    ) -> tuple[Any, Any]:
+        """What queries get from some of a sequence's keys: out (float32) and lse, to be merged with other parts.
+
+        q holds positions q_offset, q_offset + 1, … of a sequence of Sq queries, k and v those from k_offset on, of Sk
+        keys; (B, H, S, D), or packed with cu_seqlens_q, where the four numbers may be int32 tensors, one for each
+        sequence. Params with an element for each row are those of the whole sequence. The denominator's own term (a
+        sink) is left out: `finish` adds it, once. For target triton. Raises `UsageError` where a gradient is wanted.
+        """
+        from attngen import pieces
+
+        place = pieces.Place(
+            q_offset=q_offset, k_offset=k_offset, Sq=Sq, Sk=Sk, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k
+        )
+        return pieces.partial(self, (q, k, v), place, scale, params)
+
+    def merge(self, parts: Sequence[tuple[Any, Any]]) -> tuple[Any, Any]:
+        """(out, lse) of parts of the same queries, whose keys are disjoint, in any order and grouping."""
+        from attngen import pieces
+
+        return pieces.merge(self, parts)
+
+    def finish(self, out: Any, lse: Any, **params: Any) -> tuple[Any, Any]:
+        """(out, lse) with the denominator's own term, which one of all merged parts must get, once."""
+        from attngen import pieces
+
+        return pieces.finish(self, (out, lse), params)
+
+    def partial_backward(
+        self,
+        q: Any,
+        k: Any,
+        v: Any,
+        d_out: Any,
+        out: Any,
+        lse: Any,
+        *,
+        q_offset: Any,
+        k_offset: Any,
+        Sq: Any,
+        Sk: Any,
+        cu_seqlens_q: Any = None,
+        cu_seqlens_k: Any = None,
+        d_lse: Any = None,
+        scale: Any = None,
+        accumulate: tuple[Any, Any, Any] | None = None,
+        **params: Any,
+    ) -> tuple[Any, Any, Any, dict[str, Any]]:
+        """(dq, dk, dv, {param: gradient}) in float32, of what this piece contributes to the finished `out` and `lse`.
+
+        Params that require a gradient get one. `accumulate`: float32 tensors to which dq, dk and dv are added in place;
+        they are returned. The gradients of all pieces, and of `finish_backward`, add up to those of the whole.
+        """
+        from attngen import pieces
+
+        place = pieces.Place(
+            q_offset=q_offset, k_offset=k_offset, Sq=Sq, Sk=Sk, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k
+        )
+        return pieces.partial_backward(self, (q, k, v), (d_out, d_lse), (out, lse), place, scale, params, accumulate)
+
+    def finish_backward(self, d_out: Any, out: Any, lse: Any, *, d_lse: Any = None, **params: Any) -> dict[str, Any]:
+        """{param: gradient} of the denominator's own term, in float32, from the finished `out` and `lse`."""
+        from attngen import pieces
+
+        return pieces.finish_backward(self, (d_out, d_lse), (out, lse), params)
+
+    def visits(
+        self, q_range: tuple[int, int], k_range: tuple[int, int], Sq: int, Sk: int, **params: Any
+    ) -> Literal["none", "some", "all"]:
+        """Whether queries start … stop - 1 of `q_range` may attend to no key of `k_range`, to some, or all to all.
+
+        On the host. "none" and "all" are certain; a mask that reads data of rows is looked at pair by pair if its
+        params are given as CPU tensors and the area has at most 2**26 pairs, and is "some" otherwise.
+        """
+        from attngen.visits import visits
+
+        return visits(self, q_range, k_range, (Sq, Sk), params)
+
+    def work(self, q_range: tuple[int, int], k_range: tuple[int, int], Sq: int, Sk: int, **params: Any) -> int:
+        """Pairs of a head: at least those that may attend, at most the area. See `visits`."""
+        from attngen.visits import work
+
+        return work(self, q_range, k_range, (Sq, Sk), params)
 
     def reference(
         self,

@@ -1,0 +1,293 @@
+"""Attention by pieces: partial results of stretches of a sequence, how they are merged, and their gradients.
+
+Takes a `Kernel` and what its methods `partial`, `merge`, `finish`, `partial_backward` and `finish_backward` were
+called with. A piece is a kernel of its own, of the spec that `ir.pieces` makes. Merging is the monoid that
+the obligation `streaming` shows of the running sums. Tensors are PyTorch's; nothing waits for a device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from attngen import chain
+from attngen.errors import UsageError
+from attngen.ir.pieces import Piece, piece_of
+from attngen.ir.walk import params as read_params
+from attngen.ir.walk import reads
+
+if TYPE_CHECKING:
+    from attngen.emit import Options
+    from attngen.ir.attention import Attention
+    from attngen.plan import KernelPlan
+    from attngen.prove.proof import Proof
+
+Part = tuple[Any, Any]
+"""out and lse."""
+
+
+class Kernel(Protocol):
+    """What is asked of a kernel here."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def spec(self) -> Attention: ...
+    @property
+    def plan(self) -> KernelPlan: ...
+    def __call__(self, *operands: Any, **arguments: Any) -> Any: ...
+    def varlen(self, *operands: Any, **arguments: Any) -> Any: ...
+    def piece(self, *, each: bool = False) -> tuple[Piece, Kernel]: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Made:
+    """A piece's attention, what is emitted of it, and the file."""
+
+    piece: Piece
+    plan: KernelPlan
+    proof: Proof
+    text: str
+    source: str
+
+
+def make(name: str, spec: Attention, text: str, options: Options, *, each: bool) -> Made:
+    """The piece of a spec, planned, proved and emitted like any other; `text` is the spec as written."""
+    from attngen.emit import emit
+
+    if options.target != "triton":
+        raise UsageError(f"{name}: pieces are for kernels that were compiled for target triton")
+    if spec.dropout is not None:
+        raise UsageError(f"{name}: pieces of a spec with dropout are not supported yet")
+    piece = piece_of(spec, each=each)
+    proof, emitted = chain.prove(piece.own, chain.plan(piece.own))
+    if not proof.holds:
+        doubtful = ", ".join(claim.subject for _, claim in (*proof.refuted, *proof.refused))
+        raise UsageError(f"{name}: what a piece computes is not proved: {doubtful}")
+    text = f"{text}\n# A piece of a longer sequence{', of each sequence another' if each else ''}.\n"
+    return Made(piece=piece, plan=emitted, proof=proof, text=text, source=emit(emitted, text, options, proof.summary()))
+
+
+# ---------------------------------------------------------------- forward
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a piece is: each number an int, or an int32 tensor with one for each sequence."""
+
+    q_offset: Any
+    k_offset: Any
+    Sq: Any
+    Sk: Any
+    cu_seqlens_q: Any = None
+    cu_seqlens_k: Any = None
+
+    @property
+    def numbers(self) -> tuple[Any, ...]:
+        return self.q_offset, self.k_offset, self.Sq, self.Sk
+
+    @property
+    def each(self) -> bool:
+        return any(getattr(x, "ndim", 0) for x in self.numbers)
+
+
+def partial(kernel: Kernel, operands: Sequence[Any], place: Place, scale: Any, params: Mapping[str, Any]) -> Part:
+    import torch
+
+    if torch.is_grad_enabled() and any(_learns(x) for x in (*operands, *params.values())):
+        raise UsageError(
+            f"{kernel.name}: partial is not differentiable by autograd: call it under torch.no_grad(), and "
+            "partial_backward for the gradients"
+        )
+    with torch.no_grad():
+        out, lse = _run(kernel, operands, place, scale, params)
+    return out.float(), lse
+
+
+def _learns(x: Any) -> bool:
+    return bool(getattr(x, "requires_grad", False))
+
+
+def _run(kernel: Kernel, operands: Sequence[Any], place: Place, scale: Any, params: Mapping[str, Any]) -> Part:
+    known = {p.name for p in kernel.spec.params}
+    unknown = next((name for name in params if name not in known), None)
+    if unknown is not None:
+        raise UsageError(f"{kernel.name}: no param {unknown!r}; there are {', '.join(sorted(known)) or 'none'}")
+    piece, own_kernel = kernel.piece(each=place.each)
+    own = {p.name for p in piece.own.params}
+    given = {name: value for name, value in params.items() if name in own}
+    names = (piece.q_offset, piece.k_offset, piece.q_size, piece.k_size)
+    count = operands[0].shape[0] if place.cu_seqlens_q is None else place.cu_seqlens_q.numel() - 1
+    given |= {
+        n: _number(x, count, operands[0].device, each=place.each) for n, x in zip(names, place.numbers, strict=True)
+    }
+    if place.cu_seqlens_q is None:
+        return own_kernel(*operands, **given, scale=scale, return_lse=True)
+    offsets = {"cu_seqlens_q": place.cu_seqlens_q, "cu_seqlens_k": place.cu_seqlens_k}
+    return own_kernel.varlen(*operands, **given, **offsets, scale=scale, return_lse=True)
+
+
+def _number(x: Any, count: int, device: Any, *, each: bool) -> Any:
+    import torch
+
+    if not each:
+        return x
+    return x if getattr(x, "ndim", 0) else torch.full((count,), x, dtype=torch.int32, device=device)
+
+
+def merge(kernel: Kernel, parts: Sequence[Part]) -> Part:
+    import torch
+
+    if not parts:
+        raise UsageError(f"{kernel.name}: merge needs at least one part (out, lse)")
+    outs = torch.stack([out for out, _ in parts])
+    lses = torch.stack([lse for _, lse in parts])
+    if not kernel.spec.normalizer.sums:
+        return outs.sum(0), lses[0]
+    lse = torch.logsumexp(lses, 0)
+    shares = torch.where(lses == float("-inf"), 0.0, torch.exp(lses - lse))
+    return (outs * _by_rows(shares)).sum(0), lse
+
+
+def _by_rows(x: Any) -> Any:
+    """A number for each row, (…, Hq, Sq), beside rows: packed rows have their heads inside, (…, Tq, Hq, Dv)."""
+    return (x.transpose(-1, -2) if x.ndim == 3 else x).unsqueeze(-1)
+
+
+def _beside(x: Any) -> Any:
+    """The same for one part, where lse is (Hq, Tq) or (B, Hq, Sq)."""
+    return (x.transpose(-1, -2) if x.ndim == 2 else x).unsqueeze(-1)
+
+
+def finish(kernel: Kernel, part: Part, params: Mapping[str, Any]) -> Part:
+    import torch
+
+    out, lse = part
+    own = _own_term(kernel, lse, params)
+    if own is None:
+        return out, lse
+    whole = torch.logaddexp(lse, own.detach())
+    share = torch.where(lse == float("-inf"), 0.0, torch.exp(lse - whole))
+    return out * _beside(share), whole
+
+
+def _own_term(kernel: Kernel, lse: Any, params: Mapping[str, Any]) -> Any:
+    """The logarithm of the denominator's own term, like `lse`; None where there is none."""
+    import torch
+
+    from attngen.emit.torch_shared import expressions
+    from attngen.ir.build import apply, is_literal
+    from attngen.ir.nodes import Op
+
+    w = kernel.plan.weights
+    term = w.log_extra
+    if term is None and w.extra is not None and not is_literal(w.extra, 0):
+        term = apply(Op.LOG, w.extra)
+    if term is None:
+        return None
+    heads = lse.shape[-2]
+    values = {n: torch.as_tensor(params[n], device=lse.device) for n in read_params(term) if _given(kernel, n, params)}
+    values = {n: x.float() if x.is_floating_point() else x for n, x in values.items()}
+    names = {"b": "at_b", "h": "at_h", "hkv": "at_h", "like": "like", **{n: f"values[{n!r}]" for n in values}}
+    if reads(term, "hkv"):
+        raise UsageError(f"{kernel.name}: the denominator's own term reads `hkv`: write it by `h`")
+    found: dict[str, Any] = {
+        "values": values,
+        "torch": torch,
+        "_element": _element,
+        "at_h": torch.arange(heads, device=lse.device).reshape(1, heads, 1),
+        "at_b": torch.arange(lse.shape[0], device=lse.device).reshape(-1, 1, 1),
+        "like": lse.new_zeros(()),
+    }
+    result = torch.as_tensor(eval(expressions.torch(term, names), found), device=lse.device).float()
+    result = result.reshape(result.shape[1:]) if result.ndim == 3 and lse.ndim == 2 else result
+    return result.expand(lse.shape)
+
+
+def _element(x: Any, *index: Any) -> Any:
+    return x[index]
+
+
+def _given(kernel: Kernel, name: str, params: Mapping[str, Any]) -> bool:
+    if name not in params:
+        raise UsageError(f"{kernel.name}: {name} is missing: the denominator's own term reads it")
+    return True
+
+
+# ---------------------------------------------------------------- backward
+
+
+def partial_backward(
+    kernel: Kernel,
+    operands: Sequence[Any],
+    cotangents: tuple[Any, Any],
+    results: Part,
+    place: Place,
+    scale: Any,
+    params: Mapping[str, Any],
+    accumulate: tuple[Any, Any, Any] | None,
+) -> tuple[Any, Any, Any, dict[str, Any]]:
+    """The piece is computed again, and differentiated with cotangents that make its weights those of the whole.
+
+    The whole's weight of a pair is c = exp(own lse - lse) times the piece's own. With d_out' = c d_out, and d_lse' such
+    that rowsum(d_out' out') - d_lse' = c (rowsum(d_out out) - d_lse), each dS is that of the whole.
+    """
+    import torch
+
+    d_out, d_lse = cotangents
+    out, lse = results
+    leaves: list[Any] = [x.detach().requires_grad_() for x in operands]
+    learned: dict[str, Any] = {n: x.detach().requires_grad_() for n, x in params.items() if _learns(x)}
+    with torch.enable_grad():
+        own, own_lse = _run(kernel, leaves, place, scale, {**params, **learned})
+    d_out = torch.where(_beside(lse) == float("-inf"), 0.0, d_out.float())
+    delta = _sums(d_out * out.float(), lse)
+    delta = delta if d_lse is None else delta - torch.where(lse == float("-inf"), 0.0, d_lse)
+    if kernel.spec.normalizer.sums:
+        c = torch.where(own_lse.detach() == float("-inf"), 0.0, torch.exp(own_lse.detach() - lse))
+        c = torch.where(lse == float("-inf"), 0.0, c)
+        own_d = (d_out * _beside(c)).to(own.dtype)
+        own_d_lse = _sums(own_d.float() * own.detach().float(), lse) - c * delta
+        outputs, given = (own, own_lse), (own_d, own_d_lse)
+    else:
+        outputs, given = (own,), (d_out.to(own.dtype),)
+    wanted = [*leaves, *learned.values()]
+    slopes: Any = torch.autograd.grad(outputs, wanted, given, allow_unused=True)
+    found = [_of(g, x) for g, x in zip(slopes, wanted, strict=True)]
+    gradients = dict(zip(learned, found[3:], strict=True))
+    if accumulate is None:
+        return found[0], found[1], found[2], gradients
+    for total, g in zip(accumulate, found[:3], strict=True):
+        total.add_(g)
+    return *accumulate, gradients
+
+
+def _sums(x: Any, lse: Any) -> Any:
+    """The sum of each row, like `lse`."""
+    total = x.sum(-1)
+    return total.transpose(0, 1) if lse.ndim == 2 else total
+
+
+def finish_backward(
+    kernel: Kernel, cotangents: tuple[Any, Any], results: Part, params: Mapping[str, Any]
+) -> dict[str, Any]:
+    import torch
+
+    d_out, d_lse = cotangents
+    out, lse = results
+    learned: dict[str, Any] = {n: x.detach().requires_grad_() for n, x in params.items() if _learns(x)}
+    with torch.enable_grad():
+        own = _own_term(kernel, lse, {**params, **learned})
+    if own is None or not own.requires_grad:
+        return {n: torch.zeros_like(x, dtype=torch.float32) for n, x in learned.items()}
+    share = torch.where(lse == float("-inf"), 0.0, torch.exp(own.detach() - lse))
+    slope = -_sums(d_out.float() * out.float(), lse)
+    slope = slope if d_lse is None else slope + d_lse
+    slopes: Any = torch.autograd.grad(own, [*learned.values()], share * slope, allow_unused=True)
+    return {n: _of(g, x) for g, (n, x) in zip(slopes, learned.items(), strict=True)}
+
+
+def _of(gradient: Any, x: Any) -> Any:
+    """A gradient in float32; zeros where the result does not depend on `x`."""
+    return x.new_zeros(x.shape).float() if gradient is None else gradient.float()
