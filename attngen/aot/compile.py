@@ -34,10 +34,13 @@ DTYPES = ("fp16", "bf16", "fp32")
 KINDS = {"ttir": ("cuda", "hip"), "ttgir": ("cuda", "hip"), "ptx": ("cuda",), "cubin": ("cuda",), "hsaco": ("hip",)}
 """What there is, and for which backends."""
 
-SIZES = {"B": 2, "Hq": 4, "Hkv": 2, "Sq": 256, "Sk": 256}
-"""An ordinary call: groups of query heads, more than one of everything. Lengths and strides are no part of a binary."""
+SIZES = {"B": 2, "Hq": 4, "Hkv": 4, "Sq": 256, "Sk": 256}
+"""An ordinary call: more than one of everything. Lengths and strides are no part of a binary."""
 
-SHORT = {**SIZES, "Sq": 2, "Sk": 4096}
+GROUPED = {**SIZES, "Hkv": 2}
+"""A call whose query heads share keys: the backward kernel for Hopper GPUs has a form for it."""
+
+SHORT = {**GROUPED, "Sq": 2, "Sk": 4096}
 """A call of few queries: what a file has for these is compiled too."""
 
 
@@ -70,7 +73,8 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What the worker is told, pickled: plain values and arrays alone."""
+    """What the worker is told, pickled: plain values and arrays alone. `calls`: the ordinary one first, then those that
+    are made forward alone; `grouped`: one whose query heads share keys."""
 
     source: str
     name: str
@@ -78,15 +82,16 @@ class Request:
     target: tuple[str, int | str, int]
     kind: str
     dtype: str
-    calls: tuple[Call, ...]  # the ordinary one first
+    calls: tuple[Call, ...]
     seeded: bool
+    grouped: Call | None = None
 
 
 def compile_kernels(
     source: str, attention: Attention, *, arch: str, dtype: str, head_dim: tuple[int, int], kind: str
 ) -> list[Artifact]:
     """Every kernel that one forward and one backward call of the generated function launches, in that order; then those
-    of a forward call of few queries.
+    of a call whose query heads share keys, and of a forward call of few queries.
 
     `head_dim` is (D, Dv); every gradient is asked for. A kernel that is launched in several forms comes several times,
     numbered. Raises UsageError for what does not exist or does not fit the spec's own facts.
@@ -103,12 +108,15 @@ def compile_kernels(
     for package in ("torch", "triton"):
         if importlib.util.find_spec(package) is None:
             raise UsageError(f"binaries need {package}: pip install 'attngen[{package}]'")
-    calls = [_call(attention, SIZES, head_dim)]
+    calls, grouped = [_call(attention, SIZES, head_dim)], None
+    if "\ndef _hopper_backward_kernel(" in source:
+        with suppress(UsageError):  # its facts may ask for as many heads of keys as of queries
+            grouped = _call(attention, GROUPED, head_dim)
     if "\ndef _split_kernel(" in source:
         with suppress(UsageError):  # its facts may leave no room for a short call
             calls.append(_call(attention, SHORT, head_dim))
     seeded = attention.dropout is not None
-    return _in_worker(Request(source, attention.name, arch, TARGETS[arch], kind, dtype, tuple(calls), seeded))
+    return _in_worker(Request(source, attention.name, arch, TARGETS[arch], kind, dtype, tuple(calls), seeded, grouped))
 
 
 def request(

@@ -83,12 +83,12 @@ STORAGES = {
 }
 
 
-def call_once(module: Any, request: Request, *, learned: bool = True) -> None:
+def call_once(module: Any, request: Request, call: Call | None = None, *, learned: bool = True) -> None:
     """Forward and backward, with the gradients of q, k, v and, if `learned`, the float params, through out and lse.
 
     Calls the operator below the public function, which would hand bfloat16 on a CPU to the interpreter as float32.
     """
-    out, lse, leaves = forward(module, request, request.calls[0], learned=learned)
+    out, lse, leaves = forward(module, request, call or request.calls[0], learned=learned)
     if hasattr(module, "_backward"):  # else the file was made with --forward
         torch.autograd.grad((out, lse), leaves, (torch.zeros_like(out), torch.zeros_like(lse)), allow_unused=True)
 
@@ -229,6 +229,8 @@ def main() -> None:
     own = [getattr(module, name) for name in ("HOPPER", "HOPPER_BACKWARD", "HOPPER_APART") if hasattr(module, name)]
     if own:  # params that want a gradient may have taken the portable kernels
         launches += recorded_launches(lambda: call_once(module, request, learned=False))
+        if request.grouped is not None:
+            launches += recorded_launches(lambda: call_once(module, request, request.grouped, learned=False))
         for table in own:  # what the chip's own kernels stand in for, too
             table.clear()
         module._READY.clear()

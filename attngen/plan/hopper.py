@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import NamedTuple, TypeVar
 
 from attngen.plan.mask.loops import Run
+from attngen.plan.mask.shares import Shares, Wanted
 from attngen.plan.mask.turns import Turns
 from attngen.plan.mask.walks import Hull, Share, Walk
 
@@ -171,7 +172,8 @@ class HopperBackward:
 
     lists: who waits for whom is listed, where tiles of keys that meet one tile of queries are not consecutive; None:
     each waits for the one before it. row_terms: products take a row's log-sum-exp off its scores, and its delta off dP.
-    `elsewhere`: the params for whose gradients the portable kernels run.
+    `elsewhere`: the params for whose gradients the portable kernels run. `grouped`: how many heads of items there are
+    where query heads share keys.
     """
 
     rows: tuple[tuple[Dims, BackwardSkeleton], ...]
@@ -180,6 +182,7 @@ class HopperBackward:
     lists: Lists | None
     row_terms: bool
     elsewhere: tuple[str, ...]
+    grouped: Wanted
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,13 +207,15 @@ class HopperApart:
 @dataclass(frozen=True, slots=True)
 class HopperPlan:
     """`slack`: by how many powers of two the forward kernel's reference may lag behind the maximum; 0: it does not.
-    `turns`: the order in which programs of the backward kernels take tiles, and add to dQ."""
+    `turns`: the order in which programs of the backward kernels take tiles, and add to dQ; `shares`: which of the query
+    heads that share keys an item of theirs walks."""
 
     slack: int
     forward: HopperForward | None
     backward: HopperBackward | None
     apart: HopperApart | None
     turns: Turns
+    shares: Shares
 
     def for_head_dim(self, head_dim: tuple[int, int]) -> HopperPlan:
         """The kernels that tensors of this head dim, of Q and K, and of V, can use."""

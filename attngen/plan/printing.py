@@ -249,6 +249,9 @@ def _hopper(plan: HopperPlan) -> Iterator[str]:
         yield f"    dQ is added in turn: {order}"
         yield from (f"    {s.name} = {expression(s.value)}" for s in plan.turns.steps)
         yield f"    head = {expression(plan.turns.head)}"
+        parts = (expression(e) for e in (plan.shares.share, plan.shares.shares, plan.shares.first, plan.shares.stop))
+        yield f"    query heads that share keys: {expression(b.grouped.heads)} heads of items are wanted"
+        yield "    share {} of {}: members {} … {} - 1".format(*parts)
         yield from _elsewhere(b.elsewhere)
         yield from _rows(b.rows)
     if plan.apart is not None:

@@ -54,7 +54,7 @@ def test_it_fits_and_keeps_to_registers(name: str, dims: tuple[int, int]) -> Non
     assert ("hopper_forward" in found) == has_row
     assert ("list_key_runs" in found) == (has_row and bool(kernel.plan.keys.tests))
     has_backward = blocks in backward_skeletons(kernel.plan, kernel.spec.tile)
-    assert ("hopper_backward" in found) == ("collect_dq" in found) == has_backward
+    assert ("hopper_backward" in found) == ("collect" in found) == has_backward
     assert {"forward", "dkdv", "dq"} <= found.keys()  # those for all cards are there, too
     assert not refused(found, "sm_90")
     has_apart = blocks in apart_skeletons(kernel.plan, kernel.spec.tile)

@@ -11,13 +11,13 @@ import torch
 from hopper_model.cases import Change, case, text_of
 from hopper_model.numbers import FaultError
 from hopper_model.schedule import Schedule
-from hopper_model.test_backward import BACKWARDS, gradients
+from hopper_model.test_backward import BACKWARDS, WHOLE, gradients
 
 DIMS = (128, 128)
 ALL = 64
 """More programs than there are items: each takes one."""
 SPECS: dict[str, tuple[str, tuple[int, int, int, int, int], Sequence[Change]]] = {
-    "one group of heads": ("causal", (1, 2, 1, 130, 400), ()),
+    "one group of heads": ("causal", (1, 2, 1, 130, 400), [WHOLE]),
     "groups from the last tile to the first": ("causal", (5, 1, 1, 130, 300), [BACKWARDS]),
     "tiles that data lists": ("documents", (5, 1, 1, 200, 200), [BACKWARDS]),
 }

@@ -31,12 +31,14 @@ from attngen.prove.obligations.reads import with_needs
 from attngen.prove.verdict import Obligation
 from mutation.corpus import Spec
 from mutation.edits import edits, replaced
+from mutation.shares import edited_shares
 from mutation.tpu_walks import run_edits, step_edits
 from mutation.turns import edited_turns
 from mutation.walk_mutants import hopper_edits, portable_edits
 
 KINDS = (
-    "normalizer", "ranges", "loops", "walks", "tpu", "tpu steps", "hopper", "turns", "derivatives", "loads", "widths",
+    "normalizer", "ranges", "loops", "walks", "tpu", "tpu steps", "hopper", "turns", "shares", "derivatives", "loads",
+    "widths",
     "hoisting", "folding",
 )  # fmt: skip
 
@@ -96,6 +98,7 @@ def mutants(spec: Spec) -> Iterator[Mutant]:
     yield from of.tpu()
     yield from of.hopper()
     yield from of.turns()
+    yield from of.shares()
     yield from of.derivatives()
     yield from of.loads()
     yield from of.widths()
@@ -178,6 +181,14 @@ class _Mutants:
             for what, made in edited_turns(hopper.turns):
                 found = replace(self.plan, hopper=replace(hopper, turns=made))
                 yield self._made("turns", what, found, Obligation.TILE_RANGES)
+
+    def shares(self) -> Iterator[Mutant]:
+        """One edit of which query heads an item walks, or of where its sums are: these are the same for all specs."""
+        hopper = self.plan.hopper
+        if self.name == "causal" and hopper is not None:
+            for what, made in edited_shares(hopper.shares):
+                found = replace(self.plan, hopper=replace(hopper, shares=made))
+                yield self._made("shares", what, found, Obligation.TILE_RANGES)
 
     # ------------------------------------------------------------ (c) derivatives
 
@@ -300,7 +311,7 @@ def _question(kind: str, attention: Attention, made: KernelPlan) -> tuple[Hashab
             return made.key_walks, made.query_walks, made.split
         case "tpu" | "tpu steps":
             return made.tpu_walks, made.key_loops.runs, made.query_loops.runs
-        case "hopper" | "turns":
+        case "hopper" | "turns" | "shares":
             return made.hopper, made.queries
         case "loads" | "widths":
             return attention.mask, attention.score, attention.params, made.choices, made.attention.mask, made.weights

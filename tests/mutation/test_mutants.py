@@ -37,6 +37,7 @@ PER_KIND = {
     "tpu steps": 20,
     "hopper": 36,
     "turns": 14,
+    "shares": 20,
     "derivatives": 24,
     "loads": 16,
     "widths": 10,

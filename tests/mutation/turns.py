@@ -21,7 +21,7 @@ from attngen.plan.mask.turns import Turns
 from mutation.edits import Edit, edits
 
 
-def _off_by_one(e: Expr) -> Iterator[Edit]:
+def off_by_one(e: Expr) -> Iterator[Edit]:
     yield from edits(e)
     yield f"{text(e)} + 1", add(e, integer(1))
     yield f"{text(e)} - 1", sub(e, integer(1))
@@ -29,16 +29,16 @@ def _off_by_one(e: Expr) -> Iterator[Edit]:
 
 def edited_turns(t: Turns) -> Iterator[tuple[str, Turns]]:
     for n, s in enumerate(t.steps):
-        for what, e in _off_by_one(s.value):
+        for what, e in off_by_one(s.value):
             yield f"{s.name}: {what}", replace(t, steps=(*t.steps[:n], Assigned(s.name, e), *t.steps[n + 1 :]))
     for field in ("few", "head", "awaited", "passed"):
-        for what, e in _off_by_one(getattr(t, field)):
+        for what, e in off_by_one(getattr(t, field)):
             yield f"{field}: {what}", replace(t, **{field: e})
     for what, e in edits(t.back):
         yield f"back: {what}", replace(t, back=e)
     for field, way in product(("tile", "before"), ("onwards", "backwards")):
         given = getattr(t, field)
-        for what, e in _off_by_one(getattr(given, way)):
+        for what, e in off_by_one(getattr(given, way)):
             yield f"{field} {way}: {what}", replace(t, **{field: replace(given, **{way: e})})
 
 

@@ -17,12 +17,13 @@ from attngen.emit.text.render import bracket
 from attngen.emit.triton.expressions import Printer
 from attngen.emit.triton.kernel_code import KernelCode
 from attngen.emit.triton.param_gradients import GradientView, RowSum
+from attngen.emit.triton.shares import host_lines
 from attngen.plan.hopper import (
     ApartSkeleton,
     BackwardSkeleton,
     Dims,
     HopperApart,
-    HopperBackward,
+    HopperPlan,
     ListedWalk,
     Lists,
 )
@@ -121,7 +122,8 @@ class GluonBackwardView:
     the last to the first; `row_terms`: products take a row's log-sum-exp off its scores, and its delta off dP.
 
     `elsewhere` are the params (their positions among the gradients) that make the portable kernels run when their
-    gradient is wanted.
+    gradient is wanted. The lines `shared` bind how query heads that share keys are divided among items. onwards: such
+    heads take tiles of keys from the first to the last.
     """
 
     unspecialized: list[str]
@@ -133,6 +135,8 @@ class GluonBackwardView:
     row_terms: bool
     masked: str
     elsewhere: tuple[int, ...]
+    shared: tuple[str, ...]
+    onwards: bool
     table: tuple[tuple[tuple[int, int], tuple[int | bool, ...]], ...]
 
     @property
@@ -157,7 +161,7 @@ class GluonBackwardView:
 
 
 def gluon_backward_view(
-    backward: HopperBackward | None,
+    hopper: HopperPlan,
     printer: Printer,
     params: tuple[ParamView, ...],
     sizes: tuple[str, ...],
@@ -165,6 +169,7 @@ def gluon_backward_view(
     tuned: tuple[TunedGpu, ...] = (),
 ) -> GluonBackwardView | None:
     """None where the plan has no row. `tuned`: see `gluon_view`."""
+    backward = hopper.backward
     if backward is None:
         return None
     planned = dict(backward.rows)
@@ -181,8 +186,8 @@ def gluon_backward_view(
     rows = ("terms_desc",) if backward.row_terms else ("lse_ptr", "delta_ptr")
     lists = ("walks_ptr", "met_ptr") if backward.lists else ()
     return GluonBackwardView(
-        unspecialized=["n_work", "together", *unspecialized(params, sizes)],
-        work=(*rows, "dq_parts_ptr", "turns_ptr", "queue_ptr", "n_work", "together", *lists),
+        unspecialized=["n_work", "together", "span", *unspecialized(params, sizes)],
+        work=(*rows, "dq_parts_ptr", "parts_ptr", "turns_ptr", "queue_ptr", "n_work", "together", "span", *lists),
         walk=assigned_lines(backward.hull.steps, printer),
         runs=("first", "stop", *(name.removeprefix("own_") for name in ends)),
         lists=list_view(backward.lists),
@@ -190,6 +195,8 @@ def gluon_backward_view(
         row_terms=backward.row_terms,
         masked=printer.text(outside(backward.unmasked)),
         elsewhere=_positions(gradients, params, backward.elsewhere),
+        shared=host_lines(hopper.shares, backward.grouped),
+        onwards=backward.grouped.onwards,
         table=tuple(((key[0], key[1]), skeleton.row) for key, skeleton in table.items()),
     )
 

@@ -256,19 +256,20 @@ def _whole(kernels: BackwardKernels, view: GluonBackwardView) -> Way:
     backward = Launch(
         kernel="_hopper_backward_kernel",
         grid="min(n_work, _multiprocessors(q.device))",
-        constants=(*_HOPPER, *_of_row("STAGES", "EARLY", "BACKWARDS", "SPARE")),
+        constants=(*_HOPPER, *_of_row("STAGES", "EARLY", "SPARE"), "BACKWARDS=backwards", "SHARED=shares > 1"),
         tiles=(
             *_tiles("BQ", "q", "d_out", *(("terms",) if view.row_terms else ())),
             *_tiles("BK // 2", "k", "v", "dk", "dv"),
         ),
-        scalars=("n_work=n_work", "together=max(row.together, row.ahead // n_tiles)"),
-        buffers=('dq_parts=((n_parts * BQ * known.wide["BLOCK_D"],), torch.float32)',),
+        scalars=("n_work=n_work", "together=together", "span=span if shares > 1 else None", "parts=None"),
+        buffers=('dq_parts=((n_parts * BQ * blocks["BLOCK_D"],), torch.float32)', "**parts"),
         counters="" if view.lists is not None else later,
     )
     collect = Launch(
-        kernel="_collect_dq_kernel",
-        grid="n_parts",
-        constants=(*_DIMS, 'BLOCK_D=known.wide["BLOCK_D"]', "BQ=BQ", "ALIGN=align"),
+        kernel="_collect_kernel",
+        grid="n_parts + (2 * n_tiles * heads if shares > 1 else 0)",
+        constants=(*_DIMS, "**blocks", "BQ=BQ", "BK=BK", "SHARED=shares > 1", "ALIGN=align"),
+        scalars=("n_parts=n_parts",),
     )
     lists = _lists(
         "_list_walks_kernel",
@@ -279,6 +280,7 @@ def _whole(kernels: BackwardKernels, view: GluonBackwardView) -> Way:
         some=view.lists is not None,
     )
     n_lists = () if view.lists is None else (f"n_lists = 3 * n_tiles{view.lists.times}",)
+    alone = "max(row.together, row.ahead // n_tiles), row.BACKWARDS"
     found = "(row := _hopper(HOPPER_BACKWARD, q, k, v, d_out, dk, dv)) is not None"
     return Way(
         when=_unless(f"usual and {found}" if view.row_terms else found, view.elsewhere),
@@ -286,7 +288,11 @@ def _whole(kernels: BackwardKernels, view: GluonBackwardView) -> Way:
             "row = HopperBackwardRow(*row)",
             _BLOCKS,
             "n_tiles, n_parts = _ceil(Sk, BK), _ceil(Sq, BQ) * B * Hq",
-            "n_work, n_cells = n_tiles * B * Hkv, _ceil(n_parts, 4) * 4",
+            *view.shared,
+            f"together, backwards = {f'(wanted, False) if span > 1 else ({alone})' if view.onwards else alone}",
+            "n_work, n_cells = n_tiles * heads * shares, _ceil(n_parts, 4) * 4",
+            'blocks = {name: known.wide[name] for name in ("BLOCK_D", "BLOCK_DV")}',
+            'parts = {"parts": ((n_work * BK * sum(blocks.values()),), torch.float32)} if shares > 1 else {}',
             *n_lists,
         ),
         launches=(

@@ -42,6 +42,7 @@ from attngen.emit.triton.portable import PortableViews, codes_of, portable_views
 from attngen.emit.triton.scope import scope_view
 from attngen.emit.triton.sequence_call import SequenceParts, sequence_call_view
 from attngen.emit.triton.sequences import refuse_sequences, sequence_place, sequence_view
+from attngen.emit.triton.shares import SharesView, shares_view
 from attngen.emit.triton.split import split_view
 from attngen.emit.triton.tile_gradients import pair_kernel_view, row_values_view
 from attngen.emit.triton.turns import TurnsView, turns_view
@@ -198,6 +199,7 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
         "fast_bwd": fast_bwd,
         "apart": apart,
         "pair": hopper.pair,
+        "shares": hopper.shares,
         "turns": hopper.turns,
         "split": split,
         "keys": keys,
@@ -254,6 +256,7 @@ class _HopperViews:
     apart: GluonApartView | None = None
     pair: GluonPairView | None = None
     turns: TurnsView | None = None
+    shares: SharesView | None = None
 
     @property
     def some(self) -> bool:
@@ -284,7 +287,7 @@ def _hopper_views(
     tuned = tuple(t for t in options.tuned_gpu if (t.chip, t.itemsize) == ("sm_90", 2))
     mask = kernel_code(frame, Level.COLUMN, {}, {})
     printer = frame.printer()
-    fast_bwd = gluon_backward_view(hopper.backward, printer, params, frame.sizes, gradients, tuned)
+    fast_bwd = gluon_backward_view(hopper, printer, params, frame.sizes, gradients, tuned)
     return _HopperViews(
         gluon_view(frame, hopper.forward, forward, weights, key_tests, tuned),
         fast_bwd,
@@ -293,6 +296,7 @@ def _hopper_views(
         ),
         gluon_pair_view(dkdv, mask, backward.dk_factor_in_tile),
         turns_view(hopper.turns, printer),
+        shares_view(hopper.shares, printer),
     )
 
 

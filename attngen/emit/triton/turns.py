@@ -39,16 +39,18 @@ class TurnsView:
     their_turn: str
 
 
+def plainly(printer: Printer, *values: Expr) -> Printer:
+    """The printer for values whose ints are not negative: their divisions need no helper."""
+    divisions = {e for v in values for e in nodes(v) if isinstance(e, Apply) and e.op in (Op.FLOORDIV, Op.MOD)}
+    return replace(printer, choices=replace(printer.choices, plain_divisions=frozenset(divisions)))
+
+
 def turns_view(turns: Turns, printer: Printer) -> TurnsView:
-    values = (turns.few, turns.back, turns.head, *(s.value for s in turns.steps))
-    divisions = {
-        e for v in values for e in nodes(v) if isinstance(e, Apply) and e.op in (Op.FLOORDIV, Op.MOD)
-    }  # of ints that are not negative
-    choices = replace(printer.choices, plain_divisions=frozenset(divisions))
+    plain = plainly(printer, turns.few, turns.back, turns.head, *(s.value for s in turns.steps))
 
     def text(e: Expr, **names: str) -> str:
         bound = {ORDER: names.get("order", "order"), HEADS: names.get("heads", "heads")}
-        return replace(printer, choices=choices, names={**printer.names, **bound}).text(e)
+        return replace(plain, names={**plain.names, **bound}).text(e)
 
     def directed(d: Directed, order: str = "order") -> DirectedView:
         return DirectedView(text(d.onwards, order=order), text(d.backwards, order=order))

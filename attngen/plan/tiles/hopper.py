@@ -37,6 +37,7 @@ from attngen.plan.levels import Level, is_dear, is_dear_for_pairs, level_of
 from attngen.plan.mask.loops import Loops, Run
 from attngen.plan.mask.ranges import TileRanges
 from attngen.plan.mask.segments import Segment
+from attngen.plan.mask.shares import Wanted, shares
 from attngen.plan.mask.turns import turns
 from attngen.plan.mask.walks import hull, own, share, walk
 from attngen.plan.score.weights import Form
@@ -102,6 +103,7 @@ def hopper_plan(plan: KernelPlan, tile: tuple[int, int] | None, consecutive: boo
         None if consecutive and in_turn(plan) else listed(plan.queries),
         row_terms(plan),
         sums_beside(plan),
+        grouped(plan),
     )
     apart = HopperApart(
         _rows(apart_skeletons(plan, tile)),
@@ -115,6 +117,7 @@ def hopper_plan(plan: KernelPlan, tile: tuple[int, int] | None, consecutive: boo
         backward if backward.rows and queries.names else None,
         apart if apart.rows and queries.names and keys.names else None,
         turns(),
+        shares(),
     )
 
 
@@ -252,6 +255,19 @@ def backward_skeletons(plan: KernelPlan, own: tuple[int, int] | None) -> Mapping
     elif plan.growing_keys:  # under a prefix many begin at the first queries, and wait for each other there
         narrow, wide = replace(narrow, together=64), replace(wide, together=16)
     return {(64, 64): narrow, (128, 128): wide}
+
+
+def grouped(plan: KernelPlan) -> Wanted:
+    """How many heads of items the backward kernel wants where query heads share keys.
+
+    Enough items for 132 multiprocessors, at least. Where a tile of keys meets fewer queries than the one before it,
+    programs that walk several members drift apart, until the queries of all members are live, more than the cache
+    holds. They stay together where neighbours begin at the last queries at once, and wait for each other. Four or eight
+    neighbours wait a short time, and read queries from the cache: those are 32 or 16 heads in turn.
+    """
+    if plan.growing_keys and len(plan.queries.any) == 1:
+        return Wanted(items=1024, least=16, most=32, onwards=True)
+    return Wanted(items=128, least=1, most=64, onwards=False)
 
 
 def _heads_differ_in_keys(plan: KernelPlan) -> bool:

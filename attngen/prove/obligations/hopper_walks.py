@@ -3,7 +3,8 @@
 Takes a plan, returns a claim for each walk that its `HopperPlan` holds: a walk takes each tile of its runs once; the
 steps that a warpgroup skips take no tile that its own rows meet; a hull covers every run; a tile goes without the mask
 only where it needs none; where each program waits for the one before it, the programs that add to a tile of dQ are
-consecutive; and a program waits only for lower tickets. That the runs themselves are right is what the claims about
+consecutive; a program waits only for lower tickets; and each query head is in one share of its group, whose sums are
+added once. That the runs themselves are right is what the claims about
 loops say.
 """
 
@@ -13,9 +14,11 @@ from collections.abc import Iterator
 
 from attngen.plan.hopper import HopperApart, HopperBackward, HopperForward
 from attngen.plan.mask.loops import Loops, Run
+from attngen.plan.mask.shares import Shares
 from attngen.plan.mask.turns import Turns
 from attngen.plan.mask.walks import one_stretch, own
 from attngen.prove.integers.z3_door import SolverContext
+from attngen.prove.obligations.shares import members_answer, parts_answer
 from attngen.prove.obligations.tile_walks import hull_answer, share_answer, turns_answer, unmasked_answer
 from attngen.prove.obligations.turns import awaited_answer, order_answer
 from attngen.prove.obligations.walk_claims import WalkClaims
@@ -34,6 +37,7 @@ def hopper_walks(claims: WalkClaims) -> Iterator[Claim]:
     if found.backward is not None:
         yield from _backward(claims, found.backward)
         yield from _turns(claims, found.turns)
+        yield from _shares(claims, found.shares)
     if found.apart is not None:
         yield from _apart(claims, found.apart)
 
@@ -83,6 +87,15 @@ def _turns(claims: WalkClaims, turns: Turns) -> Iterator[Claim]:
     sentence = "Hopper backward: a tile of keys awaits the turn that the one before it in the order passes"
     answer = awaited_answer(claims.context(), turns, claims.work)
     yield claims.claim("Hopper backward, turn", sentence, answer)
+
+
+def _shares(claims: WalkClaims, shares: Shares) -> Iterator[Claim]:
+    sentence = "Hopper backward: each query head that shares keys is in one share, and each share has one"
+    answer = members_answer(claims.context(), shares, claims.work)
+    yield claims.claim("Hopper backward, members", sentence, answer)
+    sentence = "Hopper backward: the sums of each tile of keys of each share are written in one place, and added once"
+    answer = parts_answer(claims.context(), shares, claims.work)
+    yield claims.claim("Hopper backward, parts", sentence, answer)
 
 
 def _own(loops: Loops) -> tuple[Run, ...]:

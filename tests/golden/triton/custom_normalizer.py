@@ -1424,14 +1424,32 @@ def _unpacked_wide(pairs, dtype: gl.constexpr, layout: gl.constexpr):
 _BackwardRings = namedtuple("_BackwardRings", "k v q d_out rows ds note")
 _Turns = namedtuple("_Turns", "ready added passed")
 _BackwardResults = namedtuple("_BackwardResults", "dk_desc dv_desc dk_tiles")
-_BackwardWork = namedtuple("_BackwardWork", "lse_ptr delta_ptr dq_parts_ptr turns_ptr queue_ptr n_work together")
+_BackwardWork = namedtuple("_BackwardWork",
+    "lse_ptr delta_ptr dq_parts_ptr parts_ptr turns_ptr queue_ptr n_work together span")
 _BackwardConfig = namedtuple("_BackwardConfig",
-    "D Dv BLOCK_D BLOCK_DV BQ BK STAGES EARLY BACKWARDS TURNS DS_STAGES DK_OVER_DS FAST")
+    "D Dv BLOCK_D BLOCK_DV BQ BK STAGES EARLY BACKWARDS SHARED TURNS DS_STAGES DK_OVER_DS FAST")
 
 
 @gluon.jit
-def _walked_item(item, n_tiles, n_heads, work, config: gl.constexpr):
-    """(tile, its place in the order, whether that is backwards, batch, head) of an item.
+def _members(head, work, call, config: gl.constexpr):
+    """(batch, head of keys, first member, the one behind the last): which query heads an item of this head walks."""
+    group = call.Hq // call.Hkv
+    kv_head = head
+    start = 0
+    end = group
+    if config.SHARED:
+        span = work.span
+        shares = (group + span - 1) // span
+        share = head % shares
+        kv_head = head // shares
+        start = share * span
+        end = tl.minimum(share * span + span, group)
+    return kv_head // call.Hkv, kv_head % call.Hkv, start, end
+
+
+@gluon.jit
+def _walked_item(item, n_tiles, work, config: gl.constexpr):
+    """(tile, its place in the order, whether that is backwards, head) of an item.
 
     Where tiles of keys meet fewer queries from one to the next, or such as lie along a diagonal, as with documents,
     each tile from the last to the first begins at queries that none before it has met, so few wait for the turn; but
@@ -1449,7 +1467,7 @@ def _walked_item(item, n_tiles, n_heads, work, config: gl.constexpr):
     back = (first + together < heads) & config.BACKWARDS
     tile = gl.where(back, n_tiles - 1 - order, order)
     head = first + i % width
-    return tile, order, back, head // n_heads, head % n_heads
+    return tile, order, back, head
 
 
 @gluon.jit
@@ -1491,10 +1509,11 @@ def _load_backward_tiles(q_desc, k_desc, v_desc, d_out_desc, item, rings, work, 
     round = 0
     group = call.Hq // call.Hkv
     while item < work.n_work:
-        tile, _order, back, batch, kv_head = _walked_item(item, n_tiles, call.Hkv, work, config)
+        tile, _order, back, item_head = _walked_item(item, n_tiles, work, config)
+        batch, kv_head, start, end = _members(item_head, work, call, config)
         k0 = tile * BK
         _fetch_halves(k_desc, rings.k, batch, kv_head, k0, round, BK // 2)
-        for member in range(group):
+        for member in range(start, end):
             head = kv_head * group + member
             lse_tiles, delta_tiles = rings.rows
             row = (batch * tl.cast(call.Hq, gl.int64) + head) * call.Sq
@@ -1510,11 +1529,11 @@ def _load_backward_tiles(q_desc, k_desc, v_desc, d_out_desc, item, rings, work, 
                 lse_tiles.index(stage).store(row_lse)
                 delta_tiles.index(stage).store(-delta)
                 mbarrier.arrive(rings.q.ready.index(stage), count=1)
-                if (member == 0) & (step == 0):
+                if (member == start) & (step == 0):
                     _fetch_halves(v_desc, rings.v, batch, kv_head, k0, round, BK // 2)
                 _fetch(d_out_desc, rings.d_out, stage, batch, head, q0)
                 turn += 1
-            if (member == 0) & (n_steps == 0):
+            if (member == start) & (n_steps == 0):
                 _fetch_halves(v_desc, rings.v, batch, kv_head, k0, round, BK // 2)
         item = gl.atomic_add(work.queue_ptr, 1, sem="relaxed") if gl.num_programs(0) < work.n_work else work.n_work
         if round > 0:
@@ -1582,8 +1601,9 @@ def _await_turns(item, rings, turns, work, call, config: gl.constexpr):
     round = 0
     group = call.Hq // call.Hkv
     while item < work.n_work:
-        tile, order, back, batch, kv_head = _walked_item(item, n_tiles, call.Hkv, work, config)
-        for member in range(group):
+        tile, order, back, item_head = _walked_item(item, n_tiles, work, config)
+        batch, kv_head, start, end = _members(item_head, work, call, config)
+        for member in range(start, end):
             head = kv_head * group + member
             cells = work.turns_ptr + (batch * call.Hq + head) * ((call.Sq + config.BQ - 1) // config.BQ)
             (first, stop, _full_lo, _full_hi) = _query_runs(_tile_before(tile, n_tiles, back), batch, head, kv_head,
@@ -1610,8 +1630,9 @@ def _pass_turns(item, rings, turns, work, call, config: gl.constexpr):
     round = 0
     group = call.Hq // call.Hkv
     while item < work.n_work:
-        tile, order, back, batch, kv_head = _walked_item(item, n_tiles, call.Hkv, work, config)
-        for member in range(group):
+        tile, order, back, item_head = _walked_item(item, n_tiles, work, config)
+        batch, kv_head, start, end = _members(item_head, work, call, config)
+        for member in range(start, end):
             head = kv_head * group + member
             cells = work.turns_ptr + (batch * call.Hq + head) * ((call.Sq + config.BQ - 1) // config.BQ)
             first, stop, _full_lo, _full_hi = _query_runs(tile, batch, head, kv_head, work, call, config, 0)
@@ -1638,9 +1659,10 @@ def _add_dq_tiles(item, rings, turns, work, call, config: gl.constexpr):
     round = 0
     group = call.Hq // call.Hkv
     while item < work.n_work:
-        tile, order, back, batch, kv_head = _walked_item(item, n_tiles, call.Hkv, work, config)
+        tile, order, back, item_head = _walked_item(item, n_tiles, work, config)
+        batch, kv_head, start, end = _members(item_head, work, call, config)
         mbarrier.wait(rings.k.ready, round & 1)
-        for member in range(group):
+        for member in range(start, end):
             head = kv_head * group + member
             (first, stop, _full_lo, _full_hi) = _query_runs(_tile_before(tile, n_tiles, back), batch, head, kv_head,
                 work, call, config, 0)
@@ -1682,27 +1704,6 @@ def _add_dq_tiles(item, rings, turns, work, call, config: gl.constexpr):
         mbarrier.arrive(rings.k.FREE, count=1)
         item = _next_item(rings.note, round, 4)
         round += 1
-
-
-@triton.jit(do_not_specialize=['Hq', 'Hkv', 'Sq', 'Sk', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b',
-    'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s', 'out_stride_b', 'out_stride_h',
-    'out_stride_s', 'd_out_stride_b', 'd_out_stride_h', 'd_out_stride_s', 'dq_stride_b', 'dq_stride_h', 'dq_stride_s',
-    'dk_stride_b', 'dk_stride_h', 'dk_stride_s', 'dv_stride_b', 'dv_stride_h', 'dv_stride_s'])
-def _collect_dq_kernel(
-    dq_parts_ptr, turns_ptr, dq_ptr, scale, Hq, Hkv, Sq, Sk, temperature_ptr, temperature_stride_0, escape_ptr,
-    escape_stride_0, dq_stride_b, dq_stride_h, dq_stride_s,
-    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BQ: tl.constexpr, ALIGN: tl.constexpr,
-):
-    """A tile of dQ from the order in which threads held it to that of the tensor."""
-    part = tl.cast(tl.program_id(0), tl.int64)
-    n_tiles = tl.cdiv(Sq, BQ)
-    met = tl.load(turns_ptr + part) > 0  # else no tile of keys has written here
-    held = tl.load(dq_parts_ptr + part * (BQ * BLOCK_D) + tl.arange(0, BQ * BLOCK_D), mask=met, other=0.0)
-    parts = tl.reshape(held, [BQ // 64, BLOCK_D // 64, 4, 8, 8, 4, 2, 2])
-    dq = tl.reshape(tl.permute(parts, [0, 2, 6, 4, 1, 3, 5, 7]), [BQ, BLOCK_D])
-    i = part // n_tiles
-    dq_rows = _head_rows(dq_ptr, i // Hq, i % Hq, (dq_stride_b, dq_stride_h, dq_stride_s), Sq, ALIGN)
-    _store_rows(dq_rows, dq, part % n_tiles * BQ, D)
 
 
 @gluon.jit
@@ -1794,14 +1795,15 @@ def _differentiate_tiles(results, item, rings, work, call, config: gl.constexpr,
     round = 0
     group = Hq // Hkv
     while item < work.n_work:
-        tile, _order, back, batch, kv_head = _walked_item(item, n_tiles, Hkv, work, config)
+        tile, _order, back, item_head = _walked_item(item, n_tiles, work, config)
+        batch, kv_head, start, end = _members(item_head, work, call, config)
         k0 = tile * config.BK + PART * HALF
         k_idx = (k0 + gl.arange(0, HALF, layout=gl.SliceLayout(1, pair_layout)))[:, None]
         dk = gl.zeros([HALF, config.BLOCK_D], gl.float32, layout=dk_layout)
         dv = gl.zeros([HALF, config.BLOCK_DV], gl.float32, layout=dv_layout)
         mbarrier.wait(rings.k.ready, round & 1)
         mbarrier.wait(rings.v.ready, round & 1)
-        for member in range(group):
+        for member in range(start, end):
             head = kv_head * group + member
             first, stop, _full_lo, _full_hi = _query_runs(tile, batch, head, kv_head, work, call, config, 0)
             (own_first, own_stop, own_full_lo, own_full_hi) = _query_runs(tile, batch, head, kv_head, work, call,
@@ -1830,35 +1832,114 @@ def _differentiate_tiles(results, item, rings, work, call, config: gl.constexpr,
                 _release_queries(turn + step - end, rings, config, PART)
             turn += stop - first - end
 
-        # dV takes the place of this half of the values; the copy engine clips both results.
         mbarrier.arrive(rings.k.FREE, count=1)
-        dv_place = rings.v.tiles.index(PART)
-        dv_place.reshape([HALF, config.BLOCK_DV]).store(dv.to(dtype))
-        dk = dk
-        if config.DK_OVER_DS:
-            for place in gl.static_range(config.DS_STAGES):
-                used = (turn + config.DS_STAGES - 1 - place) // config.DS_STAGES  # so many tiles of dS have been there
-                mbarrier.wait(rings.ds.FREE.index(place), (used & 1) ^ 1)
-        dk_place = results.dk_tiles.index(PART)
-        dk_place.reshape([HALF, config.BLOCK_D]).store(dk.to(dtype))
-        fence_async_shared()
-        _BARRIER()
-        _COPY_OUT(results.dv_desc, [batch, kv_head, k0, 0], dv_place)
-        _COPY_OUT(results.dk_desc, [batch, kv_head, k0, 0], dk_place)
-        item = _next_item(rings.note, round, 4)
-        tma.store_wait(0)
+        if config.SHARED:
+            _store_parts(dk, dv, 2 * _part(item_head, tile, n_tiles) + PART, work, config)
+            item = _next_item(rings.note, round, 4)
+        else:
+            # dV takes the place of this half of the values; the copy engine clips both results.
+            dv_place = rings.v.tiles.index(PART)
+            dv_place.reshape([HALF, config.BLOCK_DV]).store(dv.to(dtype))
+            dk = dk
+            if config.DK_OVER_DS:
+                for place in gl.static_range(config.DS_STAGES):
+                    used = ((turn + config.DS_STAGES - 1
+                        - place) // config.DS_STAGES)  # so many tiles of dS have been there
+                    mbarrier.wait(rings.ds.FREE.index(place), (used & 1) ^ 1)
+            dk_place = results.dk_tiles.index(PART)
+            dk_place.reshape([HALF, config.BLOCK_D]).store(dk.to(dtype))
+            fence_async_shared()
+            _BARRIER()
+            _COPY_OUT(results.dv_desc, [batch, kv_head, k0, 0], dv_place)
+            _COPY_OUT(results.dk_desc, [batch, kv_head, k0, 0], dk_place)
+            item = _next_item(rings.note, round, 4)
+            tma.store_wait(0)
         mbarrier.arrive(rings.v.FREE, count=1)
         round += 1
 
 
-@gluon.jit(do_not_specialize=['n_work', 'together', 'Hq', 'Hkv', 'Sq', 'Sk'])
+@triton.jit
+def _part(head, tile, n_tiles):
+    """The place of what an item has summed."""
+    head = tl.cast(head, tl.int64)
+    return head * n_tiles + tile
+
+
+@gluon.jit
+def _store_parts(dk, dv, half, work, config: gl.constexpr):
+    """What an item has summed for half a tile of keys, for `_collect_kernel`."""
+    cells = work.parts_ptr + half * (64 * (config.BLOCK_D + config.BLOCK_DV))
+    _store_sums(cells, dk, config.BLOCK_D)
+    _store_sums(cells + 64 * config.BLOCK_D, dv, config.BLOCK_DV)
+
+
+@gluon.jit
+def _store_sums(cells, x, WIDTH: gl.constexpr):
+    """A part of dK or dV, in the order in which threads hold it."""
+    held = x.reshape([4, 2, 8, WIDTH // 8, 4, 2]).permute((0, 3, 2, 4, 1, 5)).reshape([64 * WIDTH])
+    gl.store(cells + gl.arange(0, 64 * WIDTH, layout=held.type.layout), held)
+
+
+@triton.jit
+def _added_parts(cells, kv_head, tile, n_tiles, shares, PART: tl.constexpr, WIDTH: tl.constexpr):
+    """The sum of the parts of all shares, in their order, and from the order in which threads held it to that of rows.
+    """
+    cells += tl.arange(0, 64 * WIDTH)
+    total = tl.zeros([64 * WIDTH], tl.float32)
+    for share in range(shares):
+        total += tl.load(cells + _part(kv_head * shares + share, tile, n_tiles) * PART)
+    return tl.reshape(tl.permute(tl.reshape(total, [4, WIDTH // 8, 8, 4, 2, 2]), [0, 4, 2, 1, 3, 5]), [64, WIDTH])
+
+
+@triton.jit(do_not_specialize=["n_parts", "span", *UNSPECIALIZED])
+def _collect_kernel(
+    dq_parts_ptr, turns_ptr, dq_ptr, parts_ptr, dk_ptr, dv_ptr, n_parts, span, scale, Hq, Hkv, Sq, Sk, temperature_ptr,
+    temperature_stride_0, escape_ptr, escape_stride_0,
+    dq_stride_b, dq_stride_h, dq_stride_s, dk_stride_b, dk_stride_h, dk_stride_s, dv_stride_b, dv_stride_h, dv_stride_s,
+    D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BQ: tl.constexpr,
+    BK: tl.constexpr,
+    SHARED: tl.constexpr, ALIGN: tl.constexpr,
+):
+    """A tile of dQ from the order in which threads held it to that of the tensor. SHARED: also dK and dV of half a tile
+    of keys, as sums of the parts that items have left.
+    """
+    part = tl.cast(tl.program_id(0), tl.int64)
+    if part < n_parts:
+        n_tiles = tl.cdiv(Sq, BQ)
+        met = tl.load(turns_ptr + part) > 0  # else no tile of keys has written here
+        held = tl.load(dq_parts_ptr + part * (BQ * BLOCK_D) + tl.arange(0, BQ * BLOCK_D), mask=met, other=0.0)
+        parts = tl.reshape(held, [BQ // 64, BLOCK_D // 64, 4, 8, 8, 4, 2, 2])
+        dq = tl.reshape(tl.permute(parts, [0, 2, 6, 4, 1, 3, 5, 7]), [BQ, BLOCK_D])
+        i = part // n_tiles
+        dq_rows = _head_rows(dq_ptr, i // Hq, i % Hq, (dq_stride_b, dq_stride_h, dq_stride_s), Sq, ALIGN)
+        _store_rows(dq_rows, dq, part % n_tiles * BQ, D)
+    elif SHARED:
+        half = tl.program_id(0) - n_parts
+        n_tiles = tl.cdiv(Sk, BK)
+        tile = half // 2 % n_tiles
+        kv_head = half // (2 * n_tiles)
+        group = Hq // Hkv
+        shares = (group + span - 1) // span
+        PART: tl.constexpr = 128 * (BLOCK_D + BLOCK_DV)
+        cells = parts_ptr + half % 2 * (PART // 2)
+        k0 = tile * BK + half % 2 * 64
+        dk = _added_parts(cells, kv_head, tile, n_tiles, shares, PART, BLOCK_D)
+        dk_rows = _head_rows(dk_ptr, kv_head // Hkv, kv_head % Hkv, (dk_stride_b, dk_stride_h, dk_stride_s), Sk, ALIGN)
+        _store_rows(dk_rows, dk, k0, D)
+        dv = _added_parts(cells + 64 * BLOCK_D, kv_head, tile, n_tiles, shares, PART, BLOCK_DV)
+        dv_rows = _head_rows(dv_ptr, kv_head // Hkv, kv_head % Hkv, (dv_stride_b, dv_stride_h, dv_stride_s), Sk, ALIGN)
+        _store_rows(dv_rows, dv, k0, Dv)
+
+
+@gluon.jit(do_not_specialize=['n_work', 'together', 'span', 'Hq', 'Hkv', 'Sq', 'Sk'])
 def _hopper_backward_kernel(
-    q_desc, k_desc, v_desc, d_out_desc, dk_desc, dv_desc, lse_ptr, delta_ptr, dq_parts_ptr, turns_ptr, queue_ptr,
-    n_work, together, scale, Hq, Hkv, Sq, Sk,
-    temperature_ptr, temperature_stride_0, escape_ptr, escape_stride_0,
+    q_desc, k_desc, v_desc, d_out_desc, dk_desc, dv_desc, lse_ptr, delta_ptr, dq_parts_ptr, parts_ptr, turns_ptr,
+    queue_ptr, n_work, together, span, scale, Hq, Hkv, Sq,
+    Sk, temperature_ptr, temperature_stride_0, escape_ptr, escape_stride_0,
     D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr,
     BK: gl.constexpr,
-    STAGES: gl.constexpr, EARLY: gl.constexpr, BACKWARDS: gl.constexpr, SPARE: gl.constexpr, FAST: gl.constexpr,
+    STAGES: gl.constexpr, EARLY: gl.constexpr, BACKWARDS: gl.constexpr, SHARED: gl.constexpr, SPARE: gl.constexpr,
+    FAST: gl.constexpr,
 ):
     """dK and dV of one tile of keys, and its part of dQ, which is added after those of the tiles before it.
 
@@ -1875,13 +1956,14 @@ def _hopper_backward_kernel(
     FREE: gl.constexpr = READ + 1
     gl.static_assert(FREE + STAGES <= 16)
     DK_OVER_DS: gl.constexpr = False  # beside terms there is no room for dK
+    gl.static_assert(BK == 128)
     HALF: gl.constexpr = BK // 2
     dtype: gl.constexpr = q_desc.dtype
     ds_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([HALF, BQ], dtype)
-    work = _BackwardWork(lse_ptr, delta_ptr, dq_parts_ptr, turns_ptr, queue_ptr, n_work, together)
+    work = _BackwardWork(lse_ptr, delta_ptr, dq_parts_ptr, parts_ptr, turns_ptr, queue_ptr, n_work, together, span)
     call = _BackwardCall(scale, Hq, Hkv, Sq, Sk, temperature_ptr, temperature_stride_0, escape_ptr, escape_stride_0)
-    config: gl.constexpr = _BackwardConfig(D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, EARLY, BACKWARDS, TURNS, DS_STAGES,
-        DK_OVER_DS, FAST)
+    config: gl.constexpr = _BackwardConfig(D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, EARLY, BACKWARDS, SHARED, TURNS,
+        DS_STAGES, DK_OVER_DS, FAST)
     k_tiles = gl.allocate_shared_memory(dtype, [2, 1, 1, HALF, BLOCK_D], k_desc.layout)
     v_tiles = gl.allocate_shared_memory(dtype, [2, 1, 1, HALF, BLOCK_DV], v_desc.layout)
     q_tiles = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, BQ, BLOCK_D], q_desc.layout)
@@ -2526,6 +2608,14 @@ def _hopper(table: dict, q: Tensor, k: Tensor, v: Tensor, *others: Tensor) -> tu
     return table.get(_columns(D, Dv))
 
 
+def _span(group: int, heads: int, wanted: int) -> int:
+    """How many of the query heads that share keys a program walks one after the other: all, or, where there are fewer
+    `heads` of keys than are `wanted`, so many fewer that there are enough; each as many.
+    """
+    most = max(1, min(group, group * heads // wanted))
+    return next(n for n in range(most, 0, -1) if group % n == 0)
+
+
 def _multiprocessors(device: torch.device) -> int:
     if device not in _MULTIPROCESSORS:
         _MULTIPROCESSORS[device] = torch.cuda.get_device_properties(device).multi_processor_count
@@ -2770,17 +2860,26 @@ def _backward_launches(known, strides, q, k, v, d_out, dq, dk, dv, has_d_lse, pr
         row = HopperBackwardRow(*row)
         BQ, BK = row.BQ, row.BK
         n_tiles, n_parts = _ceil(Sk, BK), _ceil(Sq, BQ) * B * Hq
-        n_work, n_cells = n_tiles * B * Hkv, _ceil(n_parts, 4) * 4
+        heads, group, wanted = B * Hkv, Hq // Hkv, max(16, min(32, 1024 // n_tiles))
+        span = _span(group, heads, wanted)
+        shares = (group + span - 1) // span
+        together, backwards = (wanted, False) if span > 1 else (max(row.together, row.ahead // n_tiles), row.BACKWARDS)
+        n_work, n_cells = n_tiles * heads * shares, _ceil(n_parts, 4) * 4
+        blocks = {name: known.wide[name] for name in ("BLOCK_D", "BLOCK_DV")}
+        parts = {"parts": ((n_work * BK * sum(blocks.values()),), torch.float32)} if shares > 1 else {}
         return (_Launch(_rows_kernel, _ceil(Sq, 32) * B * Hq,
             dict(Dv=Dv, ROWS=32, ALIGN=align, HAS_D_LSE=has_d_lse, PRECISE=precise),
             buffers=dict(lse=((B, Hq, Sq), torch.float32), delta=((B, Hq, Sq), torch.float32)),
             names=dict(lse="natural_lse", scaled_lse="lse"), counters=dict(queue=n_cells, turns=n_cells)),
             _Launch(_hopper_backward_kernel, min(n_work, _multiprocessors(q.device)),
-                dict(**known.wide, BQ=BQ, BK=BK, STAGES=row.STAGES, EARLY=row.EARLY, BACKWARDS=row.BACKWARDS,
-                SPARE=row.SPARE), tiles=dict(q=BQ, d_out=BQ, k=BK // 2, v=BK // 2, dk=BK // 2, dv=BK // 2),
-                scalars=dict(n_work=n_work, together=max(row.together, row.ahead // n_tiles)),
-                buffers=dict(dq_parts=((n_parts * BQ * known.wide["BLOCK_D"],), torch.float32))),
-            _Launch(_collect_dq_kernel, n_parts, dict(D=D, Dv=Dv, BLOCK_D=known.wide["BLOCK_D"], BQ=BQ, ALIGN=align)),)
+                dict(**known.wide, BQ=BQ, BK=BK, STAGES=row.STAGES, EARLY=row.EARLY, SPARE=row.SPARE,
+                BACKWARDS=backwards, SHARED=shares > 1),
+                tiles=dict(q=BQ, d_out=BQ, k=BK // 2, v=BK // 2, dk=BK // 2, dv=BK // 2),
+                scalars=dict(n_work=n_work, together=together, span=span if shares > 1 else None, parts=None),
+                buffers=dict(dq_parts=((n_parts * BQ * blocks["BLOCK_D"],), torch.float32), **parts)),
+            _Launch(_collect_kernel, n_parts + (2 * n_tiles * heads if shares > 1 else 0),
+                dict(D=D, Dv=Dv, **blocks, BQ=BQ, BK=BK, SHARED=shares > 1, ALIGN=align),
+                scalars=dict(n_parts=n_parts)),)
     tma = _has_tma(q, k, v, d_out)
     apart = _hopper(HOPPER_APART, q, k, v, d_out, dq, dk, dv)
     BQ, BK, warps, stages = _tiles(q, v)[1]

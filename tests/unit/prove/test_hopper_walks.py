@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from mutation.shares import wrong_shares
 from mutation.turns import wrong_turns
 from property.kernels import analysed
 
@@ -14,6 +15,7 @@ from attngen.emit import Options, emit
 from attngen.ir.build import add, index, integer, sub
 from attngen.plan import KernelPlan, plan
 from attngen.plan.mask.loops import Assigned
+from attngen.plan.mask.shares import Shares
 from attngen.plan.mask.turns import Turns
 from attngen.prove.budget.work import Work
 from attngen.prove.fallback import weakened
@@ -88,6 +90,25 @@ def test_a_program_that_waits_for_a_higher_ticket_is_refuted(what: str, edit: Ca
     assert found.hopper is not None
     wrong = replace(found, hopper=replace(found.hopper, turns=edit(found.hopper.turns)))
     assert wrong_turns(wrong) and not wrong_turns(found)
+    assert refuted(wrong) == {f"Hopper backward, {what}"}
+
+
+@pytest.mark.parametrize(
+    ("what", "edit"),
+    [
+        ("members", lambda s: replace(s, stop=add(s.first, index("span")))),
+        ("members", lambda s: replace(s, shares=add(s.shares, integer(1)))),
+        ("members", lambda s: replace(s, first=index("share"))),
+        ("parts", lambda s: replace(s, share=integer(0))),
+        ("parts", lambda s: replace(s, part=index("head"))),
+        ("parts", lambda s: replace(s, head_of=add(index("kv_head"), index("share")))),
+    ],
+)
+def test_a_query_head_that_is_summed_twice_or_never_is_refuted(what: str, edit: Callable[[Shares], Shares]) -> None:
+    found = planned("causal")
+    assert found.hopper is not None
+    wrong = replace(found, hopper=replace(found.hopper, shares=edit(found.hopper.shares)))
+    assert wrong_shares(wrong) and not wrong_shares(found)
     assert refuted(wrong) == {f"Hopper backward, {what}"}
 
 

@@ -1,0 +1,46 @@
+"""Which query heads an item of the backward kernel of compute capability 9.0 walks, as text for kernels and the host.
+
+Takes the plan's `Shares` and `Wanted`, returns a `SharesView` and the lines of the launcher.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from attngen.emit.torch_shared.expressions import python
+from attngen.emit.triton.expressions import Printer
+from attngen.emit.triton.turns import plainly
+from attngen.ir.nodes import Expr, Symbol
+from attngen.ir.walk import nodes
+from attngen.plan.mask.shares import Shares, Wanted
+
+
+@dataclass(frozen=True, slots=True)
+class SharesView:
+    """The fields of `Shares` that kernels read; `span` is handed to them."""
+
+    shares: str
+    kv_head: str
+    share: str
+    first: str
+    stop: str
+    part: str
+    head_of: str
+
+
+def shares_view(shares: Shares, printer: Printer) -> SharesView:
+    fields = (shares.shares, shares.kv_head, shares.share, shares.first, shares.stop, shares.part, shares.head_of)
+    return SharesView(*map(plainly(printer, *fields).text, fields))
+
+
+def host_lines(shares: Shares, wanted: Wanted) -> tuple[str, ...]:
+    """Lines that bind `heads`, how many heads of keys there are in all batches; `wanted`, `span` and `shares`."""
+    return (
+        f"heads, group, wanted = B * Hkv, Hq // Hkv, {_host(wanted.heads)}",
+        "span = _span(group, heads, wanted)",
+        f"shares = {_host(shares.shares)}",
+    )
+
+
+def _host(e: Expr) -> str:
+    return python(e, {s.id: s.id for s in nodes(e) if isinstance(s, Symbol)})

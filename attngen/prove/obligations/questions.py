@@ -1,0 +1,69 @@
+"""Questions to z3 that build on each other: what is shown is a premise of what is asked next.
+
+Divisors may be unknowns: each quotient is an unknown with its definition, q * c <= a < q * c + c.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from attngen.ir.build import index
+from attngen.ir.nodes import Apply, Expr, Op
+from attngen.ir.walk import nodes, substitute
+from attngen.prove.budget.work import Work
+from attngen.prove.integers.answers import Answer, Holds, Term
+from attngen.prove.integers.z3_door import SolverContext
+
+Names = dict[str, Term]
+
+
+class Questions:
+    """What is known, and the answer to all that was asked so far."""
+
+    def __init__(self, context: SolverContext, sizes: Iterable[str], work: Work):
+        """`sizes`: names of ints that are at least 1."""
+        self.context, self.work = context, work
+        self.sizes = {name: context.free(name) for name in sizes}
+        self.known: list[Term] = [size >= 1 for size in self.sizes.values()]
+        self.answer: Answer = Holds()
+        self.quotients: list[tuple[Term, Term, Term]] = []
+        self.shown = False
+
+    def show(self, *conclusions: Term) -> None:
+        """Asks for each, one after the other, unless that was `shown`; each is a premise of those after it."""
+        for conclusion in conclusions:
+            if isinstance(self.answer, Holds) and not self.shown:
+                self.answer = self.context.ask_core(self.known, conclusion, self.work)
+            self.known.append(conclusion)
+
+    def follows(self, conclusion: Term, *reasons: Term, kept: bool = True) -> None:
+        """Asks for the reasons, and then what follows of them alone: among all that is known z3 would not find it.
+        `kept`: it is a premise of what comes after."""
+        self.show(*(r for r in reasons if not any(r.eq(k) for k in self.known)))
+        if isinstance(self.answer, Holds):
+            self.answer = self.context.ask_core(reasons, conclusion, self.work)
+            self.known += [conclusion] if kept else []
+
+    def rising(self, one: Names, other: Names, name: str, factor: Term) -> list[Term]:
+        """What products with a factor of at least 1 keep of an order."""
+        self.show(factor >= 1)
+        found: list[Term] = []
+        for a, b in ((one[name], other[name]), (other[name], one[name])):
+            found.append(self.context.implies(a < b, a * factor + factor <= b * factor))
+            self.follows(found[-1], factor >= 1)
+        return found
+
+    def value(self, e: Expr, names: Names) -> Term:
+        """The value of `e`, whose divisors are shown to be positive."""
+        found = dict(names)
+        for node in [n for n in nodes(e) if isinstance(n, Apply) and n.op in (Op.FLOORDIV, Op.MOD)]:
+            a, c = (self.value(x, names) for x in node.args)
+            self.show(c >= 1)
+            name = f"quotient {len(self.quotients)}"
+            known = (q for x, y, q in self.quotients if x.eq(a) and y.eq(c))
+            q = next(known, self.context.free(name))
+            self.quotients.append((a, c, q))
+            self.known += [q * c <= a, a < q * c + c]
+            found[name] = q if node.op is Op.FLOORDIV else a - q * c
+            e = substitute(e, {node: index(name)})
+        return self.context.term(e, found)
