@@ -28,10 +28,10 @@ def padding(side: str, lengths: tuple[int, int]) -> Tensor:
 
 
 def generate(model: Any, **arguments: Any) -> Any:
-    """Six tokens behind a prompt of five: on the way, the caches of sliding layers become full, and a chunk begins."""
+    """Four tokens behind a prompt of five: on the way, the caches of sliding layers become full, and a chunk begins."""
     ids = tokens(2, 5)
     found = model.generate(
-        ids, max_new_tokens=6, do_sample=False, return_dict_in_generate=True, output_logits=True, **arguments
+        ids, max_new_tokens=4, do_sample=False, return_dict_in_generate=True, output_logits=True, **arguments
     )
     return {"tokens": found.sequences.float(), "logits": torch.stack(found.logits)}
 
@@ -66,7 +66,9 @@ def test_generate(kind: str, cache: str, padded: bool) -> None:
     arguments: dict[str, Any] = {"cache_implementation": cache}
     if padded:
         arguments["attention_mask"] = padding("left", (5, 3))
-    assert_close(*both(tiny(kind), lambda m: generate(m, **arguments), "attngen_rows"))
+    layers = 1 if kind in ("llama", "mistral", "qwen3") else 2  # these are all alike
+    model = tiny(kind, num_hidden_layers=layers)
+    assert_close(*both(model, lambda m: generate(m, **arguments), "attngen_rows"))
 
 
 def test_generate_with_beams_and_a_prompt_in_pieces() -> None:
