@@ -28,10 +28,10 @@ def padding(side: str, lengths: tuple[int, int]) -> Tensor:
 
 
 def generate(model: Any, **arguments: Any) -> Any:
-    """Four tokens behind a prompt of five: on the way, the caches of sliding layers become full, and a chunk begins."""
+    """Five tokens behind a prompt of five: on the way, the caches of sliding layers become full, and a chunk begins."""
     ids = tokens(2, 5)
     found = model.generate(
-        ids, max_new_tokens=4, do_sample=False, return_dict_in_generate=True, output_logits=True, **arguments
+        ids, max_new_tokens=5, do_sample=False, return_dict_in_generate=True, output_logits=True, **arguments
     )
     return {"tokens": found.sequences.float(), "logits": torch.stack(found.logits)}
 
