@@ -1,0 +1,162 @@
+"""Tensors that are spread over several devices: batches and heads of a kernel's call stay where they are.
+
+`register(kernel)` tells PyTorch's DTensor how the kernel's operators may be cut, forward and backward. An axis is cut
+where a device needs no other's part: the spec reads its index only to find a param's own cell. The gradient of a param
+that all devices have is then a sum over them, which DTensor takes when it is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from attngen.errors import UsageError
+from attngen.ir.attention import Attention
+from attngen.ir.nodes import Apply, Expr, Load, Symbol
+from attngen.ir.walk import symbols
+
+if TYPE_CHECKING:
+    from attngen.kernel import Kernel
+
+Strategy: TypeAlias = "list[tuple[list[Any], list[Any]]]"
+Way: TypeAlias = "Callable[[Kernel, Any, Sequence[Any]], Strategy]"
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """A dimension of q, k, v and of the results: what indexes it, by the size of what is indexed."""
+
+    dimension: int
+    indices: tuple[tuple[str, str], ...]
+
+
+AXES = (Axis(0, (("B", "b"),)), Axis(1, (("Hq", "h"), ("Hkv", "hkv"))))
+
+
+def register(kernel: Kernel) -> None:
+    """Calls of `kernel` take DTensors from now on. For target triton; needs torch 2.6 or newer.
+
+    q, k and v, and the params, are DTensors of one mesh (numbers stay numbers). What is cut along another dimension
+    than batches or heads, or may not be cut, is gathered first. Raises `UsageError` for another target.
+    """
+    import sys
+
+    from torch.distributed.tensor.experimental import register_sharding
+
+    if kernel.target != "triton":
+        raise UsageError(f"{kernel.name}: DTensors are taken by kernels for target triton, not for {kernel.target}")
+    module = sys.modules[kernel.function.__module__]
+    ways = {"_forward": _forward_strategy, "_backward": _backward_strategy}
+    for name, way in ways.items():
+        if hasattr(module, name):  # a file for inference has no backward pass
+            operator = getattr(module, name)._opoverload
+            register_sharding(operator)(partial(_strategy, way, kernel, operator))
+
+
+def cut_params(spec: Attention, axis: Axis) -> dict[str, int] | None:
+    """Which dimension of each param is cut with the axis; None where the axis may not be cut."""
+    index_of = dict(axis.indices)
+    cut: dict[str, int] = {}
+    for param in spec.params:
+        sized = [i for i, dim in enumerate(param.shape) if symbols(dim) & index_of.keys()]
+        if len(sized) > 1 or any(not isinstance(param.shape[i], Symbol) for i in sized):
+            return None
+        cut.update((param.name, i) for i in sized)
+    alone = spec.dropout is None  # it counts batches and heads
+    return cut if alone and all(_is_local(e, spec, index_of) for e in _expressions(spec)) else None
+
+
+def _is_local(e: Expr, spec: Attention, index_of: dict[str, str]) -> bool:
+    """Whether it reads the axis only where an index finds the param's own cell."""
+    match e:
+        case Symbol():
+            return e.id not in {*index_of, *index_of.values()}
+        case Load():
+            sizes = (dim.id if isinstance(dim, Symbol) else "" for dim in spec.param(e.param).shape)
+            return all(
+                (isinstance(i, Symbol) and i.id == index_of[size]) if size in index_of else _is_local(i, spec, index_of)
+                for i, size in zip(e.indices, sizes, strict=True)
+            )
+        case Apply():
+            return all(_is_local(a, spec, index_of) for a in e.args)
+        case _:
+            return True
+
+
+def _expressions(spec: Attention) -> Iterator[Expr]:
+    n = spec.normalizer
+    found = (spec.score, spec.mask, n.weight, n.extra, n.stream_weight, n.rescale)
+    yield from (e for e in found if e is not None)
+    yield from spec.assumes
+
+
+# ---------------------------------------------------------------- placements
+
+
+def _strategy(way: Way, kernel: Kernel, operator: Any, *given: Any) -> Strategy:
+    return way(kernel, operator, given)
+
+
+def _named(operator: Any, given: Sequence[Any], spec: Attention) -> dict[str, Any]:
+    """The arguments by name; params, which stand behind v, by their users' names."""
+    names = [a.name for a in operator._schema.arguments]
+    behind = names.index("v") + 1
+    names[behind : behind + len(spec.params)] = [p.name for p in spec.params]
+    return dict(zip(names, given, strict=False))
+
+
+def _placed(given: dict[str, Any], cut: dict[str, int] | None, dimension: int) -> list[Any]:
+    """Where each argument lies: tensors by rows and heads are cut, params where `cut` says so, the rest is whole."""
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec
+
+    def place(name: str, x: Any) -> Any:
+        if not isinstance(x, DTensorSpec):
+            return None
+        if cut is None or x.ndim == 0:
+            return Replicate()
+        if name in _BY_HEADS and x.ndim > 1:
+            return Shard(dimension)
+        return Shard(cut[name]) if name in cut else Replicate()
+
+    return [place(name, x) for name, x in given.items()]
+
+
+_BY_HEADS = ("q", "k", "v", "out", "lse", "den", "rest", "d_out", "d_lse")
+
+
+def _forward_strategy(kernel: Kernel, operator: Any, given: Sequence[Any]) -> Strategy:
+    from torch.distributed.tensor import Replicate, Shard
+
+    named = _named(operator, given, kernel.spec)
+    results = len(operator._schema.returns)
+    whole: list[Any] = [Replicate()] * results
+    found: Strategy = [(whole, _placed(named, None, 0))]
+    for axis in AXES:
+        cut = cut_params(kernel.spec, axis)
+        if cut is not None:
+            outputs: list[Any] = [Shard(axis.dimension)] * results
+            if "precise" in (a.name for a in operator._schema.arguments) and not named.get("precise", False):
+                outputs[-1] = Replicate()  # nothing is in it
+            found.append((outputs, _placed(named, cut, axis.dimension)))
+    return found
+
+
+def _backward_strategy(kernel: Kernel, operator: Any, given: Sequence[Any]) -> Strategy:
+    from torch.distributed.tensor import Partial, Replicate, Shard
+
+    named = _named(operator, given, kernel.spec)
+    learned = [p.name for p in kernel.spec.params if any(g.param == p.name for g in kernel.plan.gradients)]
+    whole: list[Any] = [Replicate()] * (3 + len(learned))
+    found: Strategy = [(whole, _placed(named, None, 0))]
+    for axis in AXES:
+        cut = cut_params(kernel.spec, axis)
+        if cut is not None:
+            outputs: list[Any] = [Shard(axis.dimension)] * 3
+            for name, asked in zip(learned, named.get("needed", ()), strict=True):
+                own = Shard(cut[name]) if name in cut else Partial()
+                outputs.append(own if asked else Replicate())  # what is not asked for is empty
+            found.append((outputs, _placed(named, cut, axis.dimension)))
+    return found
