@@ -216,7 +216,7 @@ def test_tiles_of_keys_from_the_last_to_the_first(name: str, heads: tuple[int, i
 def test_masks_and_scores_that_no_example_has(name: str, dim: int) -> None:
     """Nothing is listed: the tiles of keys that meet a tile of queries are consecutive."""
     errors, launched = gradients(SHAPED[name], (dim, dim), (2, 4, 2, 200, 333))
-    assert launched == ["_rows_kernel", "_hopper_backward_kernel", "_collect_dq_kernel"]
+    assert launched == ["_rows_kernel", "_hopper_backward_kernel", "_collect_kernel"]
     assert all(e <= 8e-3 for e in errors.values()), errors
 
 
@@ -227,7 +227,7 @@ def test_stretches_of_queries_that_begin_together(dim: int, marked: tuple[int, .
     mark = np.zeros((2, 420), bool)
     mark[:, list(marked)] = True
     errors, launched = gradients(LANDMARKS, (dim, dim), (2, 4, 2, 420, 420), mark=mark)
-    assert launched == ["_rows_kernel", "_list_walks_kernel", "_hopper_backward_kernel", "_collect_dq_kernel"]
+    assert launched == ["_rows_kernel", "_list_walks_kernel", "_hopper_backward_kernel", "_collect_kernel"]
     assert all(e <= 8e-3 for e in errors.values()), errors
 
 
