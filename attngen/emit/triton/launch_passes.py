@@ -423,15 +423,14 @@ def _each(tests: tuple[TestView, ...]) -> tuple[Launch, ...]:
     return tests_apart(tuple(replace(t, per_batch=True) for t in tests), "sequence_")
 
 
-def sequence_forward(*, tests: tuple[TestView, ...], precise: bool, registers: bool) -> Way:
-    rounding = ("PRECISE=precise",) if precise else ()
-    limit = ("**_registers(q, BQ, BK, warps, stages)",) if registers else ()
+def sequence_forward(*, tests: tuple[TestView, ...], precise: bool) -> Way:
+    """No limit of registers: pointers take more than descriptors, and what does not fit would spill."""
     launch = Launch(
         kernel="_sequence_forward_kernel",
         grid="_slots(Sq, BQ, B, packed) * Hq",
-        constants=(*_SEQUENCE, *rounding, *_PORTABLE_OPTIONS, *limit),
+        constants=(*_SEQUENCE, *(("PRECISE=precise",) if precise else ()), *_PORTABLE_OPTIONS),
     )
-    return Way(bind=("BQ, BK, warps, stages = _tiles(q, v)[0]",), launches=(*_each(tests), launch))
+    return Way(bind=("BQ, BK, warps, stages = _sequence_tiles(q, v)[0]",), launches=(*_each(tests), launch))
 
 
 def sequence_backward(kernels: BackwardKernels) -> tuple[tuple[str, Way], ...]:
@@ -457,7 +456,7 @@ def sequence_backward(kernels: BackwardKernels) -> tuple[tuple[str, Way], ...]:
         constants=(*_SEQUENCE, *kernels.flags, *_PORTABLE_OPTIONS),
         zeros=tuple(f"{s.name}={'(P, Hq, Sq)' if s.per_row else '(B, Hq, _ceil(Sq, BQ))'}" for s in kernels.dq_sums),
     )
-    tiles = "BQ, BK, warps, stages = _tiles(q, v)[{}]".format
+    tiles = "BQ, BK, warps, stages = _sequence_tiles(q, v)[{}]".format
     return (
         *((("rows", Way(launches=rows)),) if rows else ()),
         ("by_keys", Way(bind=(tiles(1),), launches=(*_each(kernels.query_tests), by_keys))),

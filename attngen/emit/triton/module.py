@@ -152,7 +152,6 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
             gradients=gradients,
             kernels=kernels,
             key_tests=key_tests,
-            registers=bool(registers),
             backward=not options.forward,
         )
         seq = sequence_call_view(plan, call, parts)

@@ -108,7 +108,6 @@ class SequenceParts:
     gradients: tuple[GradientView, ...]
     kernels: BackwardKernels
     key_tests: tuple[TestView, ...]
-    registers: bool
     backward: bool
 
 
@@ -156,7 +155,7 @@ def sequence_call_view(plan: KernelPlan, call: CallView, parts: SequenceParts) -
         fake_inputs=(*call.fake_inputs, *(f"{b}=None" for b in BOUNDS), "packed=False"),
         fake_outputs=("out", "lse", *(_empty(name, "precise", "0") for name in kept[2:])),
         output_lines=tuple(f"{name} = {_empty(name, 'precise', 'None')}" for name in kept[2:]),
-        forward=sequence_forward(tests=parts.key_tests, precise=w.saves_rest, registers=parts.registers),
+        forward=sequence_forward(tests=parts.key_tests, precise=w.saves_rest),
         forward_values=(
             *(f"{x}={x}" for x in kept[1:] if x != "rest"),
             *(("rest=rest if precise else out",) if precise else ()),
