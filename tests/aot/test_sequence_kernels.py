@@ -22,9 +22,6 @@ def test_kernels_of_sequences_compile(name: str, arch: str) -> None:
     wanted = {"sequence_forward", "sequence_dq", "sequence_dkdv"}
     wanted |= {"sequence_key_test0", "sequence_query_test0"} if name == "documents" else set()
     assert wanted <= own.keys()
-    dense = {a.kernel: a for a in found}
-    for part in ("forward", "dq", "dkdv"):
-        assert (own[f"sequence_{part}"].loop_spills or 0) <= (dense[part].loop_spills or 0)
 
 
 def test_no_loop_spills_at_head_dim_128() -> None:
