@@ -146,7 +146,7 @@ def hopper_shown(found: Mapping[str, Any], top: int = 5) -> str:
     lines = [
         f"{found['card']}, ms in",
         *(f"  {case}" for case in found["cases"]),
-        f"  {found['kernel']}, {found['dims']}:",
+        f"  {found['kernel']}, {tuple(found['dims'])}:",
     ]
     for i, score in enumerate(found["ranking"][:top]):
         times = " ".join(f"{m:8.3f}" for m in score["ms"])
