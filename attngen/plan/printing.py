@@ -14,6 +14,7 @@ from attngen.ir import build
 from attngen.ir.nodes import Expr, Symbol, Type
 from attngen.ir.printing import expression
 from attngen.plan.footprint import loads_of
+from attngen.plan.geometry import START, STOP, TOTAL, Geometry
 from attngen.plan.hopper import ApartSkeleton, BackwardSkeleton, Dims, HopperPlan, Lists, Skeleton
 from attngen.plan.ints.facts import Bounds, Facts
 from attngen.plan.kernel import KernelPlan, LeafGradient
@@ -49,12 +50,19 @@ def plan_text(plan: KernelPlan) -> str:
         *((("approximate in half precision", _approximate(plan)),) if plan.choices.approximate else ()),
         (f"tiles on {CHIP}", _tiles(plan)),
         *((("kernels of compute capability 9.0", _hopper(plan.hopper)),) if plan.hopper is not None else ()),
+        *((("sequences", (line for g in plan.geometries for line in _geometry(g))),) if plan.geometries else ()),
         ("kernels of a TPU", _tpu(plan.tpu_walks)),
     )
     lines = [f"plan {plan.attention.name}"]
     for title, content in sections:
         lines += ["", title, *(f"    {line}" for line in list(content) or ["none"])]
     return "\n".join(lines) + "\n"
+
+
+def _geometry(g: Geometry) -> Iterator[str]:
+    yield f"{g.kind.value}, of {START.id}, {STOP.id} and {TOTAL.id}:"
+    for name in ("begin", "first", "size", "slot", "slots"):
+        yield f"    {name} = {expression(getattr(g, name))}"
 
 
 def _named(*parts: tuple[str, Expr | None]) -> Iterator[str]:

@@ -53,7 +53,25 @@ def test_a_whole_plan() -> None:
     )
     above, below = text.split(f"tiles on {CHIP}\n")
     tiles, other = below.split("\nkernels of compute capability 9.0\n")
-    hopper, tpu = other.split("\nkernels of a TPU\n")
+    hopper, others = other.split("\nsequences\n")
+    sequences, tpu = others.split("\nkernels of a TPU\n")
+    assert (
+        sequences
+        == """\
+    lengths, of start, stop and total:
+        begin = min(max(start, 0), total)
+        first = max(min(begin, total - 1), 0)
+        size = min(max(stop, begin), total) - begin
+        slot = sequence * ((total + tile - 1) // tile)
+        slots = n_sequences * ((total + tile - 1) // tile)
+    packed, of start, stop and total:
+        begin = min(max(start, 0), total)
+        first = max(min(begin, total - 1), 0)
+        size = min(max(stop, begin), total) - begin
+        slot = begin // tile + sequence
+        slots = total // tile + n_sequences
+"""
+    )
     assert (
         above
         == """\
@@ -269,7 +287,7 @@ def test_every_example_prints(path: Path) -> None:
     text = plan_text(api.plan(spec))
     found = sections(text)
     assert text.startswith(f"plan {spec.name}\n") and text.endswith("\n") and not text.endswith("\n\n")
-    assert len(found) == 13 + ("approximate in half precision" in found) and all(found.values())
+    assert len(found) == 14 + ("approximate in half precision" in found) and all(found.values())
     for param in spec.params:
         has_gradient = any(line.startswith((f"{param.name}:", f"{param.name}[")) for line in found["gradients"])
         in_scores = param.type is Type.FLOAT and (spec.dropout is None or param.name not in walk.params(spec.dropout))
