@@ -38,11 +38,13 @@ class Ints(StrEnum):
 # ---------------------------------------------------------------- sizes
 
 
-def settle(attention: Attention, wanted: Mapping[str, int], fixed: Collection[str] = ()) -> dict[str, int]:
+def settle(
+    attention: Attention, wanted: Mapping[str, int], fixed: Collection[str] = (), *, empty: bool = False
+) -> dict[str, int]:
     """The sizes closest to `wanted` that fulfil every `assume` about sizes alone; those named in `fixed` stay.
 
     `wanted` gives every one of the language's sizes; a size bound at the call is taken as long as the keys unless it is
-    given. Raises `UsageError` where nothing near fits.
+    given. Sizes are at least 1, or with `empty` 0. Raises `UsageError` where nothing near fits.
     """
     target = {name: wanted.get(name, wanted["Sk"]) for name in (*SIZES, *attention.sizes)}
     facts = [fact for fact in attention.assumes if not walk.params(fact) and walk.symbols(fact) <= set(target)]
@@ -51,7 +53,7 @@ def settle(attention: Attention, wanted: Mapping[str, int], fixed: Collection[st
         groups = build.apply(Op.MOD, build.index("Hq"), build.index("Hkv"))
         facts.append(build.apply(Op.EQ, groups, build.integer(0)))
     budget = int(_GRID ** (1 / max(len(free), 1)))
-    choices = [_near(target[name], target.values(), budget) for name in free]
+    choices = [_near(target[name], target.values(), budget, 0 if empty else 1) for name in free]
     env: dict[str, Any] = dict(target)
     distance: Array = np.zeros(())
     for axis, (name, values) in enumerate(zip(free, choices, strict=True)):
@@ -69,13 +71,13 @@ def settle(attention: Attention, wanted: Mapping[str, int], fixed: Collection[st
     return target | {name: int(values[i]) for name, values, i in zip(free, choices, best, strict=True)}
 
 
-def _near(value: int, others: Iterable[int], budget: int) -> Array:
-    """At most `budget` sizes to try in the place of `value`, the likely ones first."""
+def _near(value: int, others: Iterable[int], budget: int, least: int) -> Array:
+    """At most `budget` sizes to try in the place of `value`, none below `least`, the likely ones first."""
     around = (value + sign * step for step in range(1, 9) for sign in (1, -1))
     round_numbers = (16 * i for i in range(1, 129))
     powers = (2**i for i in range(13))
     likely = chain([value], others, around, round_numbers, powers, range(1, 4097))
-    return np.array(list(dict.fromkeys(x for x in likely if x > 0))[: max(budget, 1)], np.int64)
+    return np.array(list(dict.fromkeys(x for x in likely if x >= least))[: max(budget, 1)], np.int64)
 
 
 def _sizes_text(sizes: Mapping[str, int]) -> str:

@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -20,13 +20,13 @@ from attngen.api import Kernel, build
 from attngen.emit import Options
 from attngen.errors import Source, UsageError
 from attngen.inputs import Ints
-from attngen.ir.attention import Attention
+from attngen.ir.attention import Attention, Param
 from attngen.ir.evaluate import Array
 from attngen.ir.nodes import Storage, Type
 from attngen.vocabulary import Const
 
 TOLERANCE = {"fp32": 2e-5, "fp16": 2e-2, "bf16": 2e-2}
-_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 _STORAGE = {
     "f32": "float32",
     "f16": "float16",
@@ -37,7 +37,7 @@ _STORAGE = {
     "i8": "int8",
     "i16": "int16",
 }
-_SEED = 0x1234_5678_9ABC  # above 2**32: both words of the key count
+SEED = 0x1234_5678_9ABC  # above 2**32: both words of the key count
 
 Results: TypeAlias = Mapping[str, Array]
 
@@ -45,12 +45,13 @@ Results: TypeAlias = Mapping[str, Array]
 @dataclass(frozen=True, slots=True)
 class Case:
     """One shape, one dtype, and what is special about it. `note` says so in a word or two. `ints`: how int params are
-    drawn."""
+    drawn. `lengths`: queries and keys of each sequence, of which `sizes` has the longest; none for dense tensors."""
 
     note: str
     dtype: str
     sizes: tuple[tuple[str, int], ...]
     ints: Ints = Ints.TELLING
+    lengths: tuple[tuple[int, int], ...] = ()
 
     @property
     def size(self) -> dict[str, int]:
@@ -60,7 +61,10 @@ class Case:
         s = self.size
         heads = f"{s['Hq']}" if s["Hq"] == s["Hkv"] else f"{s['Hq']}/{s['Hkv']}"
         dims = f"{s['D']}" if s["D"] == s["Dv"] else f"{s['D']}/{s['Dv']}"
-        return f"B={s['B']} H={heads} Sq={s['Sq']} Sk={s['Sk']} D={dims}"
+        rows = {name: f"{s[name]}" for name in ("Sq", "Sk")}
+        for name, own in zip(rows, zip(*self.lengths, strict=True), strict=False):
+            rows[name] = f"{min(own)}…{max(own)}"
+        return f"B={s['B']} H={heads} Sq={rows['Sq']} Sk={rows['Sk']} D={dims}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +80,12 @@ class Comparison:
     @property
     def passed(self) -> bool:
         return self.error <= self.tolerance  # a NaN fails
+
+
+class Comparing(Protocol):
+    """A geometry's comparison: `compare` is that of dense tensors."""
+
+    def __call__(self, kernel: Kernel, case: Case, device: str, *, coarse: bool) -> Iterator[Comparison]: ...
 
 
 def _sizes(text: str) -> dict[str, int]:
@@ -139,7 +149,7 @@ def choose_device(wanted: str, target: str = "triton") -> str:
         if wanted == "cuda" and backend != "gpu":
             raise UsageError("JAX has no CUDA or ROCm device here; use --device cpu")
         return "cpu" if wanted == "cpu" or backend == "cpu" else backend
-    available = _torch().cuda.is_available()
+    available = pytorch().cuda.is_available()
     if wanted == "cuda" and not available:
         raise UsageError("no CUDA or ROCm device is here; use --device cpu")
     if wanted != "cpu" and available:
@@ -154,7 +164,12 @@ def jax_device_name() -> str:
 
 
 def verify(
-    source: Source, cases: Iterable[Case], device: str, options: Options, consts: Mapping[str, Const]
+    source: Source,
+    cases: Iterable[Case],
+    device: str,
+    options: Options,
+    consts: Mapping[str, Const],
+    comparing: Comparing,
 ) -> Iterator[tuple[Comparison, ...]]:
     """Compile a spec and compare it, case by case. The tile is the options', else what `tile_for` says."""
     kernels: dict[tuple[int, int] | None, Kernel] = {}
@@ -162,10 +177,10 @@ def verify(
         tile = options.tile or tile_for(case, device)
         if tile not in kernels:
             kernels[tile] = build(source, replace(options, tile=tile), consts)
-        yield tuple(compare(kernels[tile], case, device, coarse=options.precision != "ieee"))
+        yield tuple(comparing(kernels[tile], case, device, coarse=options.precision != "ieee"))
 
 
-def _torch() -> Any:
+def pytorch() -> Any:
     try:
         import torch
     except ImportError as error:
@@ -184,14 +199,20 @@ def _jax() -> Any:
 def compare(kernel: Kernel, case: Case, device: str, *, coarse: bool = False, seed: int = 0) -> Iterator[Comparison]:
     """Run one case, forward and backward, and compare every result. `coarse`: its fp32 products are rounded."""
     spec = kernel.spec
-    dropout_seed = _SEED if spec.dropout is not None else None
+    dropout_seed = SEED if spec.dropout is not None else None
     if kernel.target in ("pallas", "jax"):
         operands, params, cotangents = _draw_arrays(spec, case, seed)
         measured = _run_arrays(kernel, operands, params, cotangents, dropout_seed)
     else:
         operands, params, cotangents = _draw(spec, case, device, seed)
         measured = _run(kernel, operands, params, cotangents, dropout_seed)
-    expected = _expect(spec, operands, params, cotangents, dropout_seed)
+    yield from judge(spec, case, measured, _expect(spec, operands, params, cotangents, dropout_seed), coarse=coarse)
+
+
+def judge(
+    spec: Attention, case: Case, measured: Results, expected: Results, *, coarse: bool = False
+) -> Iterator[Comparison]:
+    """One comparison for each expected result."""
     for name, value in expected.items():
         # The gradient of a param comes in the param's own storage.
         halved = any(name == f"d {p.name}" and p.storage in (Storage.F16, Storage.BF16) for p in spec.params)
@@ -225,10 +246,10 @@ def _draw(
     spec: Attention, case: Case, device: str, seed: int
 ) -> tuple[dict[str, Any], dict[str, Any], tuple[Any, Any]]:
     """q, k, v, the params (tensors and numbers) and the cotangents of out and lse."""
-    torch = _torch()
+    torch = pytorch()
     s = case.size
     rng = np.random.default_rng(seed)
-    dtype = getattr(torch, _DTYPES[case.dtype])
+    dtype = getattr(torch, DTYPES[case.dtype])
 
     def tensor(*shape: int, type: Any = dtype) -> Any:
         return torch.from_numpy(rng.standard_normal(shape)).to(type).to(device)
@@ -243,15 +264,19 @@ def _draw(
     values = inputs.examples(spec, s, seed=seed, ints=case.ints)
     params: dict[str, Any] = {}
     for p in spec.params:
-        if p.is_scalar and p.type is not Type.FLOAT:
-            params[p.name] = values[p.name]
-        else:  # float scalars are tensors too: their gradient is wanted
-            storage = _STORAGE[p.storage.value]
-            storage = storage if case.ints is Ints.TELLING else storage.replace("int64", "int32")
-            params[p.name] = torch.tensor(values[p.name]).to(getattr(torch, storage)).to(device)
+        params[p.name] = as_param(p, values[p.name], case, device)
     for leaf in (*operands.values(), *(params[p.name] for p in spec.params if p.learns)):
         leaf.requires_grad_()
     return operands, params, (d_out, d_lse)
+
+
+def as_param(param: Param, value: Any, case: Case, device: str) -> Any:
+    """A tensor, or a number for scalars but floats: the gradient of a float is wanted."""
+    if param.is_scalar and param.type is not Type.FLOAT:
+        return value
+    storage = _STORAGE[param.storage.value]
+    storage = storage if case.ints is Ints.TELLING else storage.replace("int64", "int32")
+    return pytorch().tensor(value).to(getattr(pytorch(), storage)).to(device)
 
 
 def _run(
@@ -263,10 +288,10 @@ def _run(
 ) -> Results:
     extra = {} if dropout_seed is None else {"dropout_seed": dropout_seed}
     out, lse = kernel(**operands, **params, **extra, return_lse=True)
-    _torch().autograd.backward((out, lse), cotangents)
+    pytorch().autograd.backward((out, lse), cotangents)
     leaves = {**operands, **{p.name: params[p.name] for p in kernel.spec.params if p.learns}}
     # torch has None for the gradient of what the result does not depend on.
-    gradients = {f"d {n}": _torch().zeros_like(x) if x.grad is None else x.grad for n, x in leaves.items()}
+    gradients = {f"d {n}": pytorch().zeros_like(x) if x.grad is None else x.grad for n, x in leaves.items()}
     results = {"out": out, "lse": lse, **gradients}
     return {name: x.detach().double().cpu().numpy() for name, x in results.items()}
 
@@ -277,7 +302,7 @@ def _draw_arrays(spec: Attention, case: Case, seed: int) -> tuple[dict[str, Any]
     s = case.size
     rng = np.random.default_rng(seed)
 
-    def array(*shape: int, dtype: str = _DTYPES[case.dtype]) -> Any:
+    def array(*shape: int, dtype: str = DTYPES[case.dtype]) -> Any:
         return jnp.asarray(rng.standard_normal(shape), dtype)
 
     operands = {

@@ -5,16 +5,20 @@ from __future__ import annotations
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from attngen import api, files, terminal, vocabulary
 from attngen.cli import arguments
 from attngen.cli.parser import Commands
+from attngen.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from attngen.cli.comparison import Comparison
+    from attngen.cli.comparison import Case, Comparing, Comparison
+    from attngen.ir.attention import Attention
+    from attngen.plan import KernelPlan
 
 
 def add(table: Commands) -> None:
@@ -33,6 +37,14 @@ def add(table: Commands) -> None:
         default="auto",
         help="where to run (default: a GPU or TPU if there is one); cpu is the target's interpreter",
     )
+    p.add_argument(
+        "--geometry",
+        type=arguments.geometries,
+        default=("dense",),
+        metavar="KIND[,KIND]",
+        help="where the rows of a sequence are: dense, lengths, packed (default: dense). Both others have uneven "
+        "sequences, with rows of NaN beside them",
+    )
     arguments.define(p)
     arguments.kernel_options(p)
     p.set_defaults(run=run)
@@ -41,20 +53,56 @@ def add(table: Commands) -> None:
 def run(args: Namespace) -> int:
     from attngen.cli import comparison
 
-    source = files.read_source(args.spec)
-    consts = dict(args.define)
+    source, consts = files.read_source(args.spec), dict(args.define)
     spec = api.analyse(source, consts)
     device = comparison.choose_device(args.device, args.target)
-    cases = comparison.cases(api.callable_spec(spec, api.plan(spec, args.target)), device, args.target)
-    for name, value in comparison.beyond(spec, cases):
-        terminal.note(f"no sequence here is as long as `{name}` = {value}: try -D {name}=… as well")
-    options = api.options(args.target, args.precision, args.tile)
-    compared = comparison.verify(source, cases, device, options, consts)
-    results = list(terminal.progress(f"verifying {spec.name}", compared, len(cases)))
+    planned = api.plan(spec, args.target)
+    spec = api.callable_spec(spec, planned)
+    statuses: list[int] = []
+    for geometry in args.geometry:
+        options = api.options(args.target, args.precision, args.tile, geometry=(geometry,))
+        try:
+            cases, comparing = _chosen(spec, device, args.target, geometry)
+            compared = comparison.verify(source, cases, device, options, consts, comparing)
+            label = spec.name if geometry == "dense" else f"{spec.name}, {geometry}"
+            results = list(terminal.progress(f"verifying {label}", compared, len(cases)))
+        except UsageError as error:  # what this geometry refuses
+            if len(args.geometry) == 1:
+                raise
+            terminal.note(f"{geometry}: {error}")
+            continue
+        if geometry != "dense":
+            _say_unlearned(planned, geometry)
+        for name, value in comparison.beyond(spec, cases):
+            terminal.note(f"no sequence here is as long as `{name}` = {value}: try -D {name}=… as well")
+        statuses.append(_report(f"{label} on {_device_name(device, args.target)}", results))
+    if not statuses:
+        raise UsageError(f"{spec.name}: every geometry asked for refuses it")
+    return max(statuses)
+
+
+def _chosen(spec: Attention, device: str, target: str, geometry: str) -> tuple[tuple[Case, ...], Comparing]:
+    from attngen.cli import comparison, sequences
+
+    if geometry == "dense":
+        return comparison.cases(spec, device, target), comparison.compare
+    return sequences.cases(spec, device), partial(sequences.compare, geometry=geometry)
+
+
+def _say_unlearned(planned: KernelPlan, geometry: str) -> None:
+    from attngen.cli import sequences
+
+    for name in sequences.unlearned(planned):
+        why = "is summed over pairs, which is done for dense tensors only"
+        terminal.note(f"{geometry}: the gradient of `{name}` {why}: not compared")
+
+
+def _report(title: str, results: Sequence[tuple[Comparison, ...]]) -> int:
+    """Print the table and the verdict; the exit status."""
     table, failed = _comparison_table(results)
     empty = [row[0].case for row in results if all(c.zeros for c in row if c.result == "out")]
     out = terminal.console(sys.stdout)
-    out.print(f"{spec.name} on {_device_name(device, args.target)}: errors against the float64 reference")
+    out.print(f"{title}: errors against the float64 reference")
     out.print(table)
     if failed:
         print(terminal.paint(f"NOT verified: {failed} of the results are over their tolerance", "red", sys.stdout))
@@ -66,7 +114,7 @@ def run(args: Namespace) -> int:
     for case in empty:
         terminal.note(f"the mask admits no pair at {case.shape()}: both sides are zero there")
     count = sum(map(len, results))
-    print(terminal.paint(f"verified: {count} results of {len(cases)} cases within tolerance", "green", sys.stdout))
+    print(terminal.paint(f"verified: {count} results of {len(results)} cases within tolerance", "green", sys.stdout))
     return 0
 
 

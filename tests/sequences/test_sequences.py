@@ -8,15 +8,19 @@ import pytest
 import torch
 
 import attngen
+from attngen.cli import sequences
+from attngen.cli.comparison import Case
 from attngen.errors import UsageError
-from sequences.ragged import CROSS, SELF, errors, lengths, packed, ragged
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SQUARE = ("documents", "window_global")
 """Examples whose sequences have as many queries as keys."""
 ELSEWHERE = ("relative_bias", "t5_bias", "full_bias", "natten_2d")
 """Examples whose gradients are summed over pairs, or whose params have an element for each: see below."""
-TOLERANCE = 2e-5
+SIZES = (("Hq", 4), ("Hkv", 2), ("D", 16), ("Dv", 24))
+SELF = ((5, 5), (0, 0), (37, 37), (1, 1), (70, 70), (16, 16))
+"""(queries, keys) of each sequence."""
+CROSS = ((5, 9), (0, 4), (37, 20), (3, 0), (70, 130), (1, 64), (40, 40))
 ENDS = torch.tensor([0, 12]).int()
 
 BIASED = """attention biased
@@ -32,27 +36,34 @@ SPECS = {p.stem: str(p) for p in sorted(EXAMPLES.glob("*.attn")) if p.stem not i
 SPECS |= {"biased": BIASED, "sink by head": SINK, "times": STEPPED}
 
 
-@pytest.mark.parametrize("kind", [packed, lengths])
+def drawn(kernel: attngen.Kernel, lengths: sequences.Lengths) -> Case:
+    return sequences.settled(kernel.spec, Case("drawn", "fp32", SIZES, lengths=lengths))
+
+
+@pytest.mark.parametrize("geometry", ["packed", "lengths"])
 @pytest.mark.parametrize("spec", SPECS)
-def test_each_sequence_is_what_it_is_by_itself(spec: str, kind: object) -> None:
+def test_each_sequence_is_what_it_is_by_itself(spec: str, geometry: str) -> None:
     """out, lse and every gradient; rows beside a sequence hold NaN, and so do their cotangents."""
     kernel = attngen.compile(SPECS[spec])
     for own in (SELF,) if spec in (*SQUARE, "times") else (SELF, CROSS):
-        made = ragged(kernel, own)
-        found = errors(kernel, made, kind(made), seed=3 if spec == "dropout" else None)
-        assert all(e <= TOLERANCE for e in found.values()), (own, found)
+        case = drawn(kernel, own)
+        assert case.lengths == own
+        found = list(sequences.compare(kernel, case, "cpu", geometry=geometry, check=True))
+        assert all(c.passed for c in found), found
+        assert len(found) == 5 + sum(p.learns for p in kernel.spec.params)
 
 
 @pytest.mark.parametrize("spec", ["relative_bias", "t5_bias"])
 def test_a_gradient_that_is_summed_over_pairs_is_refused(spec: str) -> None:
     kernel = attngen.compile(EXAMPLES / f"{spec}.attn")
-    made = ragged(kernel, SELF)
-    call = packed(made)
-    found = errors(kernel, made, call, learn=False)
-    assert all(e <= TOLERANCE for e in found.values()), found
+    case = drawn(kernel, SELF)
+    assert sequences.unlearned(kernel.plan) == ("table",)
+    found = list(sequences.compare(kernel, case, "cpu", geometry="packed", check=True))
+    assert [c.result for c in found] == ["out", "lse", "d q", "d k", "d v"] and all(c.passed for c in found), found
+    call = sequences.packed(sequences.draw(kernel.spec, case), "cpu")
     call.params["table"].requires_grad_()
     with pytest.raises(UsageError, match=r"the gradient of table is summed over pairs .* declare it `fixed`"):
-        kernel.varlen(*call.operands, **call.params, **call.bounds)
+        kernel.varlen(**call.operands, **call.params, **call.bounds)
 
 
 def test_a_param_for_each_pair_is_refused() -> None:
