@@ -14,6 +14,8 @@ ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")])
 RECIPES = re.findall(r"^## (.*?)\n.*?^```python\n(.*?)^```", (ROOT / "docs/recipes.md").read_text(), re.M | re.S)
 
+FRONT_PAGE = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
+
 
 def anchors(page: Path) -> set[str]:
     """The headings of a page, as GitHub names them in links."""
@@ -41,7 +43,17 @@ def test_every_path_exists(page: Path) -> None:
 
 @pytest.mark.parametrize("code", [pytest.param(code, id=title) for title, code in RECIPES])
 def test_every_recipe_runs(code: str, tmp_path: Path) -> None:
+    run(code, tmp_path)
+
+
+@pytest.mark.parametrize("code", FRONT_PAGE)
+def test_the_front_page_runs(code: str, tmp_path: Path) -> None:
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    run(code, tmp_path)
+
+
+def run(code: str, folder: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-c", code]
-    result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
