@@ -54,7 +54,7 @@ def piece_of(attention: Attention, *, each: bool) -> Piece:
     score, mask = whole(attention.score), whole(attention.mask)
     n = replace(attention.normalizer, extra=None)
     read = {name for e in (score, mask, n.weight, n.stream_weight, n.rescale) if e is not None for name in params(e)}
-    dims = {index(size): index(name) for size, name in rows.items()}
+    dims: dict[Expr, Expr] = {index(size): index(name) for size, name in rows.items()}
     kept = [replace(p, shape=tuple(substitute(d, dims) for d in p.shape)) for p in attention.params if p.name in read]
     bound = [name for name in rows.values() if any(name in symbols(d) for p in kept for d in p.shape)]
     offsets = [_param(name, each) for name in names]
