@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -131,6 +132,10 @@ def test_a_param_with_the_name_of_an_argument_is_refused_by_that_geometry_alone(
     torch.testing.assert_close(out, kernel(x, x, x, seqused_k=7))
     with pytest.raises(UsageError, match="`seqused_k` has the name of an argument of the geometry packed"):
         kernel.varlen(x[0], x[0], x[0], seqused_k=9, cu_seqlens_q=torch.tensor([0, 2]).int())
+    checked = attngen.compile("attention c\nparam check: int\nmask = k < check\n")
+    assert checked(x, x, x, check=9).shape == x.shape
+    with pytest.raises(UsageError, match="`check` has the name of an argument of the geometry lengths"):
+        checked(x, x, x, check=9, k_stop=stop)
 
 
 def test_one_file_with_every_geometry() -> None:
@@ -162,3 +167,58 @@ def test_needs_hold_for_each_sequence() -> None:
     assert kernel.varlen(x, x, x, seq=seq, cu_seqlens_q=q_at, cu_seqlens_k=k_at).isfinite().all()
     with pytest.raises(UsageError, match="needs Sq <= Sk"):
         kernel.varlen(x, x, x, seq=seq, cu_seqlens_q=q_at, cu_seqlens_k=k_at, check=True)
+
+
+TOLD = """attention told
+param seq: int[B, Sk] where 0 <= seq and seq < Sk
+param w: int where w <= Sk
+param n: int[B] where n <= Sk
+mask = seq[b, k] <= q and k < n[b] + w
+assume Sq <= Sk
+assume seq[b, 0] <= n[b]
+"""
+
+
+_SAID = {"seq": ((0, 1, 2, 3, 4), (0, 1, 2)), "n": (5, 3), "w": 2, "keys": (5, 3)}
+"""What is right: two sequences, of 4 and 3 queries."""
+
+
+@pytest.mark.parametrize("geometry", ["packed", "lengths"])
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        ({}, None),
+        (
+            {"seq": ((0, 1, 2, 3, 4), (0, 1, 3))},
+            r"sequence 1: seq\[1, 2\] is 3, and must satisfy 0 <= seq and seq < Sk",
+        ),
+        ({"n": (5, 4)}, r"sequence 1: n\[1\] is 4, and must satisfy n <= Sk"),
+        ({"n": (5, -1)}, r"sequence 1: the specification assumes seq\[b, 0\] <= n\[b\]; not so at b = 1"),
+        ({"w": 4}, r"sequence 1: w must satisfy w <= Sk, not 4"),
+        ({"keys": (3, 3), "n": (3, 3)}, r"sequence 0: the specification assumes Sq <= Sk; here Sk = 3, Sq = 4"),
+    ],
+)
+def test_facts_hold_for_each_sequence(broken: dict[str, Any], message: str | None, geometry: str) -> None:
+    """Each breaks a fact of one sequence, and none of the tensors' own sizes. Rows of no sequence break them all."""
+    kernel, said = attngen.compile(TOLD), _SAID | broken
+    rows = [torch.tensor(own).int() for own in said["seq"]]
+    given: dict[str, Any] = {"n": torch.tensor(said["n"]).int(), "w": said["w"], "check": True}
+    if geometry == "packed":
+        shape: tuple[int, ...] = (4, 16)
+        given |= {"seq": torch.cat([*rows, torch.tensor([-9]).int()]), "seqused_k": torch.tensor(said["keys"]).int()}
+        given |= {"cu_seqlens_q": torch.tensor([0, 4, 7]).int(), "cu_seqlens_k": torch.tensor([0, 5, 8]).int()}
+        q, k = torch.randn(7, *shape), torch.randn(9, *shape)
+    else:
+        start = torch.tensor([1, 0]).int()
+        seq = torch.full((2, 7), -9).int()
+        for b, own in enumerate(rows):
+            seq[b, start[b] : start[b] + len(own)] = own
+        given |= {"seq": seq, "q_stop": torch.tensor([4, 3]).int(), "k_start": start}
+        given["k_stop"] = start + torch.tensor(said["keys"]).int()
+        q, k = torch.randn(2, 4, 5, 16), torch.randn(2, 4, 7, 16)
+    function = kernel.varlen if geometry == "packed" else kernel
+    if message is None:
+        assert function(q, k, k, **given).isfinite().all()
+    else:
+        with pytest.raises(UsageError, match=message):
+            function(q, k, k, **given)

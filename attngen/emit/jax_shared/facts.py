@@ -23,8 +23,12 @@ def jax_facts(plan: KernelPlan, views: tuple[ParamView, ...], sizes: Mapping[str
     if {"b", "h", "hkv"} & read:
         lines += ["at_b, at_h = jnp.arange(size.B)[:, None], jnp.arange(size.Hq)[None, :]"]
     casts = {Storage.F16: ".astype(jnp.float32)", Storage.BF16: ".astype(jnp.float32)"}
-    target = Target(partial(_jax_text, plan), lambda name, storage: f"jnp.asarray({name}){casts.get(storage, '')}")
-    return facts_view(plan, views, names, lines, target, "(size.B, size.Hq)", traced=True)
+    target = Target(
+        partial(_jax_text, plan),
+        lambda name, storage: f"jnp.asarray({name}){casts.get(storage, '')}",
+        "(size.B, size.Hq)",
+    )
+    return facts_view(plan, views, names, lines, target, traced=True)
 
 
 def _jax_text(plan: KernelPlan, e: Expr, names: Mapping[str, str]) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from attngen.emit.text.params import ParamView
 from attngen.ir import printing
+from attngen.ir.attention import Param
 from attngen.ir.nodes import Expr, Load, Storage, Symbol, Type
 from attngen.ir.walk import nodes, params, reads
 from attngen.plan.kernel import KernelPlan
@@ -24,10 +25,26 @@ class FactsView:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """How a target says it: `expression` prints one, `element` gives a tensor's values in a type to compute in."""
+    """How a target says it: `expression` prints one, `element` gives a tensor's values in a type to compute in.
+    `heads`: the shape of batches and heads. `sequence`: the variable that says whose elements are looked at, where they
+    are not those of every sequence; messages then begin with it."""
 
     expression: Callable[[Expr, Mapping[str, str]], str]
     element: Callable[[str, Storage], str]
+    heads: str
+    sequence: str | None = None
+
+    @property
+    def subject(self) -> str:
+        return "" if self.sequence is None else f"sequence {{{self.sequence}}}: "
+
+    def elements(self, view: ParamView, param: Param) -> tuple[str, str]:
+        """The elements of a param, and the place `at` in them as indices of the whole."""
+        batch = next((i for i, d in enumerate(param.shape) if d == Symbol("B", Type.INT)), None)
+        if self.sequence is None or batch is None:
+            return view.name, "at"
+        one = self.sequence
+        return f"{view.name}.narrow({batch}, {one}, 1)", f"(*at[:{batch}], {one}, *at[{batch + 1}:])"
 
 
 def facts_view(
@@ -36,7 +53,6 @@ def facts_view(
     names: Mapping[str, str],
     lines: list[str],
     target: Target,
-    heads: str,
     *,
     traced: bool,
 ) -> FactsView:
@@ -47,22 +63,25 @@ def facts_view(
         if param.where is not None and (not param.is_scalar or traced or param.type is Type.FLOAT):
             needed |= dict.fromkeys([view.name, *(names[name] for name in params(param.where))])
         if param.where is not None and not param.is_scalar:
-            own = {**names, param.name: target.element(view.name, param.storage)}
+            elements, at = target.elements(view, param)
+            own = {**names, param.name: target.element(elements, param.storage)}
+            place = f"{view.keyword}[{{', '.join(map(str, {at}))}}]"
+            broken = f"{target.subject}{place} is {{{elements}[at].item()}}"
             lines += [
-                f"at = _broken({target.expression(param.where, own)}, {view.name}.shape)",
+                f"at = _broken({target.expression(param.where, own)}, {elements}.shape)",
                 "if at is not None:",
-                f"    _refuse(f\"{view.keyword}[{{', '.join(map(str, at))}}] is {{{view.name}[at].item()}}, "
-                f'and must satisfy {printing.expression(param.where)}")',
+                f'    _refuse(f"{broken}, and must satisfy {printing.expression(param.where)}")',
             ]
     for fact in attention.assumes:
         if any(isinstance(n, Load) for n in nodes(fact)):
             needed |= dict.fromkeys(names[name] for name in params(fact))
             per_head = reads(fact, "h", "hkv")
-            place = "b = {at[0]}" + (", h = {at[1]}" if per_head else "")
-            message = f"the specification assumes {printing.expression(fact)}"
+            batch = "{at[0]}" if target.sequence is None else f"{{{target.sequence}}}"
+            place = f"b = {batch}" + (", h = {at[1]}" if per_head else "")
+            message = f"{target.subject}the specification assumes {printing.expression(fact)}"
             at_heads = reads(fact, "b", "h", "hkv")
             lines += [
-                f"at = _broken({target.expression(fact, names)}, {heads})",
+                f"at = _broken({target.expression(fact, names)}, {target.heads})",
                 "if at is not None:",
                 f'    _refuse(f"{message}; not so at {place}")'
                 if at_heads

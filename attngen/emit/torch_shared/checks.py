@@ -13,7 +13,7 @@ from attngen.emit.torch_shared.leaves import host_names
 from attngen.ir import printing
 from attngen.ir.attention import Param
 from attngen.ir.nodes import SIZES, Expr, Load, Symbol
-from attngen.ir.walk import nodes, symbols
+from attngen.ir.walk import nodes, reads, symbols
 from attngen.plan.kernel import KernelPlan
 from attngen.plan.levels import Level, level_of
 
@@ -33,25 +33,37 @@ def check_lines(plan: KernelPlan, params: tuple[ParamView, ...], *, spans: bool 
             lines += _span(plan, view) if spans else []
         else:
             lines += _scalar(view)
-    for view, param in zip(params, attention.params, strict=True):
-        if param.is_scalar and param.where is not None:
-            text = host_expressions.python(param.where, names)
-            message = f"{view.keyword} must satisfy {printing.expression(param.where)}, not {{{view.name}}}"
-            lines += _refuse(f"_readable({view.name}) and not ({text})", message)
+    return (*lines, *_scalar_facts(plan, params, about_lengths=False))
+
+
+def _scalar_facts(
+    plan: KernelPlan, params: tuple[ParamView, ...], subject: str = "", *, about_lengths: bool
+) -> tuple[str, ...]:
+    """The lines that test the `where`s of scalars: those that read lengths, or the others."""
+    lines: list[str] = []
+    names = host_names(plan.attention, params)
+    for view, param in zip(params, plan.attention.params, strict=True):
+        if not param.is_scalar or param.where is None or reads(param.where, "Sq", "Sk") is not about_lengths:
+            continue
+        text = host_expressions.python(param.where, names)
+        message = f"{subject}{view.keyword} must satisfy {printing.expression(param.where)}, not {{{view.name}}}"
+        lines += _refuse(f"_readable({view.name}) and not ({text})", message)
     return tuple(lines)
 
 
-def size_checks(plan: KernelPlan, params: tuple[ParamView, ...]) -> tuple[str, ...]:
-    """The lines that test the `assume`s about sizes, and the plan's needs."""
+def size_checks(plan: KernelPlan, params: tuple[ParamView, ...], subject: str = "") -> tuple[str, ...]:
+    """The lines that test what is said of sizes: `where`s of scalars, `assume`s, and the plan's needs. Messages begin
+    with `subject`."""
     attention = plan.attention
     names = host_names(attention, params)
-    lines: list[str] = []
+    lines = list(_scalar_facts(plan, params, subject, about_lengths=True))
     for fact in attention.assumes:
         if _about_sizes(fact, attention.sizes):
             text = host_expressions.python(fact, names)
             values = ", ".join(f"{size} = {{{size}}}" for size in sorted(symbols(fact)))
-            lines += _refuse(f"not ({text})", f"the specification assumes {printing.expression(fact)}; here {values}")
-    return (*lines, *need_lines(plan, names))
+            message = f"{subject}the specification assumes {printing.expression(fact)}; here {values}"
+            lines += _refuse(f"not ({text})", message)
+    return (*lines, *need_lines(plan, names, subject))
 
 
 def _refuse(condition: str, message: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""What  and the sizes of a call are held against, on tensors of torch; sizes alike in every target."""
+"""What elements and the sizes of a call are held against, on tensors of torch; sizes alike in every target."""
 
 from __future__ import annotations
 
@@ -12,18 +12,21 @@ from attngen.ir.walk import params, symbols
 from attngen.plan.kernel import KernelPlan
 
 
-def need_lines(plan: KernelPlan, names: Mapping[str, str]) -> tuple[str, ...]:
-    """For each comparison of sizes that keeps reads inside: the call is refused without it."""
+def need_lines(plan: KernelPlan, names: Mapping[str, str], subject: str = "") -> tuple[str, ...]:
+    """For each comparison of sizes that keeps reads inside: the call is refused without it. See `size_checks`."""
     lines: list[str] = []
     for need in plan.needs:
         values = ", ".join(f"{shown} = {{{names[planned]}}}" for shown, planned in need.sizes)
-        message = f"needs {need.text}, or a tensor would be read outside; here {values}"
+        message = f"{subject}needs {need.text}, or a tensor would be read outside; here {values}"
         lines += [f"if not ({host_expressions.python(need.condition, names)}):", f'    _refuse(f"{message}")']
     return tuple(lines)
 
 
-def torch_facts(plan: KernelPlan, views: tuple[ParamView, ...], names: Mapping[str, str]) -> FactsView:
-    """Every name stands for a tensor, so that the fact is computed on tensors alone."""
+def torch_facts(
+    plan: KernelPlan, views: tuple[ParamView, ...], names: Mapping[str, str], sequence: str | None = None
+) -> FactsView:
+    """Every name stands for a tensor, so that the fact is computed on tensors alone. `sequence`: see `Target`; tensors
+    then have the rows of this sequence."""
     facts = about_elements(plan)
     read = {name for fact in facts for name in symbols(fact)}
     read |= {"b", "h"} & read and {"B", "Hq"}
@@ -37,8 +40,13 @@ def torch_facts(plan: KernelPlan, views: tuple[ParamView, ...], names: Mapping[s
         if param.is_scalar and any(param.name in params(fact) for fact in facts):
             lines.append(f"{view.name} = torch.as_tensor({view.name})")
     if {"b", "h", "hkv"} & read:
-        lines += ["at_b = torch.arange(q.shape[0], device=q.device)[:, None]"]
+        every, one = (
+            "torch.arange(q.shape[0], device=q.device)[:, None]",
+            f"torch.tensor([[{sequence}]], device=q.device)",
+        )
+        lines += [f"at_b = {every if sequence is None else one}"]
         lines += ["at_h = torch.arange(q.shape[1], device=q.device)[None, :]"]
     casts = {Storage.INT: ".long()", Storage.F16: ".float()", Storage.BF16: ".float()"}
-    target = Target(host_expressions.torch, lambda name, storage: name + casts.get(storage, ""))
-    return facts_view(plan, views, names, lines, target, "(q.shape[0], q.shape[1])", traced=False)
+    heads = f"({'q.shape[0]' if sequence is None else 1}, q.shape[1])"
+    target = Target(host_expressions.torch, lambda name, storage: name + casts.get(storage, ""), heads, sequence)
+    return facts_view(plan, views, names, lines, target, traced=False)

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from attngen.emit.text.params import ParamView
 from attngen.emit.text.weights import WeightView
 from attngen.emit.torch_shared import expressions as host_expressions
-from attngen.emit.torch_shared.leaves import AXES, leaf_name, summed
+from attngen.emit.torch_shared.checks import size_checks
+from attngen.emit.torch_shared.facts import torch_facts
+from attngen.emit.torch_shared.leaves import AXES, host_names, leaf_name, summed
 from attngen.emit.torch_shared.public_function import param_doc
 from attngen.emit.triton.launch import CallView, kernel_value
 from attngen.emit.triton.launch_passes import BackwardKernels, sequence_backward, sequence_forward
@@ -45,8 +47,8 @@ _LENGTHS = tuple(f"{name}: Tensor | None = None" for name in BOUNDS)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceCallView:
     """Names and lines of the host, as in `CallView`. `slots` are the texts of how many slots there are, packed and not.
-    `expanded`: lines that give a param with rows its batch again. `size_checks`: what `check=True` asks of each
-    sequence's sizes; `facts`: what it asks of elements."""
+    `expanded`: lines that give a param with rows its batch again. `whole`: parameters of `_check_each`, `one`: what it
+    gives to `_check_one`, the rows of one sequence; `size_checks` and `facts`: what that asks of sizes and elements."""
 
     packed: bool
     lengths: bool
@@ -64,6 +66,7 @@ class SequenceCallView:
     arguments: Lines
     rank_checks: Lines
     expanded: Lines
+    one: Lines
     facts: Lines
     sizes: Lines
     size_checks: Lines
@@ -139,15 +142,16 @@ def sequence_call_view(plan: KernelPlan, call: CallView, parts: SequenceParts) -
         packed_docs=_docs(plan, call, params, packed=True),
         lengths_docs=_docs(plan, call, params, packed=False),
         public_arguments=call.public_arguments,
-        call_parameters=("q", "k", "v", *names, "bounds", "sizes", "scale", "dropout_seed", "packed"),
+        call_parameters=("q", "k", "v", *names, "bounds", "rows", "scale", "dropout_seed", "packed"),
         refusals=(*call.refusals, *_unsummed(plan, params, gradients)),
         op_arguments=(*call.call_inputs, *(f'bounds["{b}"]' for b in BOUNDS), "packed"),
         arguments=("q", "k", "v", *names),
         rank_checks=_rank_checks(plan, params),
         expanded=expanded,
-        facts=(f"_check_facts({', '.join(('q', 'k', 'v', *names))})",) if call.facts.params else (),
+        one=("q[:, :, of_q]", "k[:, :, of_k]", "v[:, :, of_k]", *_rows_of_one(plan, params)),
+        facts=torch_facts(plan, params, host_names(plan.attention, params), "b").lines,
         sizes=call.size_lines,
-        size_checks=call.size_checks,
+        size_checks=size_checks(plan, params, "sequence {b}: "),
         laid_out=laid_out,
         known=(*(f'found["{x}"]' for x in "qkv"), *(p.name for p in ranked)),
         inputs=(*call.inputs, *BOUNDS, "packed"),
@@ -202,7 +206,8 @@ def _slots(plan: KernelPlan) -> tuple[str, str]:
 
 
 def _refuse_names(plan: KernelPlan, geometry: tuple[str, ...]) -> None:
-    own = {"packed": _PACKED, "lengths": _LENGTHS}
+    check = _COMMON[-1:]
+    own = {"packed": (*_PACKED, *check), "lengths": (*_LENGTHS, *check)}
     for kind in geometry:
         taken = {text.split(":")[0] for text in own.get(kind, ())}
         clash = next((p.name for p in plan.attention.params if p.name in taken), None)
@@ -240,6 +245,15 @@ def _expanded(plan: KernelPlan, params: tuple[ParamView, ...]) -> Lines:
             shape = ", ".join("count" if i == batch else "-1" for i in range(view.rank))
             lines.append(f"{view.name} = {view.name}.unsqueeze({batch}).expand({shape}) if packed else {view.name}")
     return tuple(lines)
+
+
+def _rows_of_one(plan: KernelPlan, params: tuple[ParamView, ...]) -> Lines:
+    """Each param with the rows of one sequence."""
+    found: list[str] = []
+    for view, param in zip(params, plan.attention.params, strict=True):
+        own = ["of_q" if "Sq" in symbols(d) else "of_k" if "Sk" in symbols(d) else ":" for d in param.shape]
+        found.append(f"{view.name}[{', '.join(own)}]" if set(own) - {":"} else view.name)
+    return tuple(found)
 
 
 def _rank_checks(plan: KernelPlan, params: tuple[ParamView, ...]) -> Lines:
