@@ -229,15 +229,15 @@ class Kernel:
         On the host. "none" and "all" are certain; a mask that reads data of rows is looked at pair by pair if its
         params are given as CPU tensors and the area has at most 2**26 pairs, and is "some" otherwise.
         """
-        from attngen.visits import visits
+        from attngen.visits import Case, visits
 
-        return visits(self, q_range, k_range, (Sq, Sk), params)
+        return visits(self, q_range, k_range, Case(sizes=(Sq, Sk), params=params))
 
     def work(self, q_range: tuple[int, int], k_range: tuple[int, int], Sq: int, Sk: int, **params: Any) -> int:
         """Pairs of a head: at least those that may attend, at most the area. See `visits`."""
-        from attngen.visits import work
+        from attngen.visits import Case, work
 
-        return work(self, q_range, k_range, (Sq, Sk), params)
+        return work(self, q_range, k_range, Case(sizes=(Sq, Sk), params=params))
 
     def reference(
         self,

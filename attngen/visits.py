@@ -1,16 +1,20 @@
 """What a stretch of queries needs of a stretch of keys: nothing, some of it or all, and how many pairs.
 
-Takes a kernel's plan and spec, and params on the host; evaluates the plan's stretches in NumPy. A mask that reads data
-of rows is evaluated pair by pair, up to a limit.
+Takes a kernel's plan and spec, and params on the host; evaluates the plan's stretches in NumPy, for each query alone. A
+mask that reads data of rows is evaluated pair by pair, up to a limit; beyond it, a comparison of row data with column
+data is answered by the hull of the keys for which it holds.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
-from typing import Any, Literal, Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from attngen.ir.attention import Attention
 from attngen.ir.evaluate import evaluate
@@ -18,9 +22,11 @@ from attngen.ir.nodes import Symbol
 from attngen.ir.walk import params as read_params
 from attngen.ir.walk import symbols
 from attngen.plan import KernelPlan
+from attngen.plan.mask.data_tests import DataTest
 
 Range = tuple[int, int]
 """Positions start … stop - 1."""
+Rows: TypeAlias = npt.NDArray[np.int64]
 
 
 class Planned(Protocol):
@@ -34,25 +40,40 @@ class Planned(Protocol):
 
 _MOST = 2**26
 """Pairs that are looked at one by one."""
+_MOST_OF_ALL = 2**22
+"""The same where every query of a sequence is asked about."""
+_AT_ONCE = 2**18
+"""Rows that are looked at together."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """What a mask is asked about: a sequence's Sq and Sk, and what else it reads, as far as it is known on the host."""
+
+    sizes: Range
+    params: Mapping[str, Any]
+    extents: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Sizes beside Sq and Sk, by name: B, Hq, Hkv, D, Dv."""
+    batch: int | None = None
+    """The number of the only sequence that is meant; None: all."""
 
 
 def visits(
     kernel: Planned,
     q_range: Range,
     k_range: Range,
-    sizes: Range,
-    params: Mapping[str, Any],
+    case: Case,
 ) -> Literal["none", "some", "all"]:
     area = _area(q_range, k_range)
     if area == 0:
         return "none"
-    data = _data(kernel, params)
+    data = _data(kernel, case)
     if data is None:
         return "some"
     if _reads_rows(kernel) and area <= _MOST:
-        allowed = _pairs(kernel, q_range, k_range, sizes, data)
+        allowed = _pairs(kernel, np.arange(*q_range), k_range, case, data)
         return "all" if allowed.all() else "some" if allowed.any() else "none"
-    ends = _rows(kernel, q_range, sizes, data)
+    ends = _rows(kernel, np.arange(*q_range), case, data)
     if not _covered(kernel, "any", ends, data, k_range).any():
         return "none"
     return "all" if (_covered(kernel, "all", ends, data, k_range) == k_range[1] - k_range[0]).all() else "some"
@@ -62,35 +83,157 @@ def work(
     kernel: Planned,
     q_range: Range,
     k_range: Range,
-    sizes: Range,
-    params: Mapping[str, Any],
+    case: Case,
 ) -> int:
     area = _area(q_range, k_range)
-    data = _data(kernel, params) if area else None
+    data = _data(kernel, case) if area else None
     if data is None:
         return area
     if _reads_rows(kernel) and area <= _MOST:
-        return int(_pairs(kernel, q_range, k_range, sizes, data).sum((-1, -2)).max())
-    counts = _covered(kernel, "any", _rows(kernel, q_range, sizes, data), data, k_range)
+        return int(_pairs(kernel, np.arange(*q_range), k_range, case, data).sum((-1, -2)).max())
+    counts = _covered(kernel, "any", _rows(kernel, np.arange(*q_range), case, data), data, k_range)
     return int(np.broadcast_to(counts, (*counts.shape[:-1], q_range[1] - q_range[0])).sum(-1).max())
 
 
-def _rows(kernel: Planned, q_range: Range, sizes: Range, data: Mapping[str, Any]) -> dict[str, Any]:
+def row_work(kernel: Planned, case: Case) -> npt.NDArray[np.float64]:
+    """Keys that each query may attend to, at least: the mean over batches and heads. See `needed`."""
+    rows, keys = case.sizes
+    data = _data(kernel, case)
+    if data is None:
+        return np.full(rows, float(keys))
+    found = [np.empty(0)]
+    for part in _spans((0, rows)):
+        if _exact(kernel, case):
+            counts = _pairs(kernel, np.arange(*part), (0, keys), case, data).sum(-1)
+        else:
+            counts = _covered(kernel, "any", _rows(kernel, np.arange(*part), case, data), data, (0, keys))
+        counts = np.broadcast_to(counts, (*counts.shape[:-1], part[1] - part[0]))
+        found.append(counts.reshape(-1, part[1] - part[0]).mean(0, dtype=np.float64))
+    return np.concatenate(found)
+
+
+def needed(kernel: Planned, q_ranges: Sequence[Range], case: Case) -> list[tuple[Range, ...]]:
+    """For each range of queries, stretches of keys that hold every key to which some of them may attend: ascending,
+    apart.
+
+    All keys, where the mask reads what `case` does not know. A narrow gap counts as needed, so that stretches are few.
+    """
+    keys = case.sizes[1]
+    data = _data(kernel, case)
+    if data is None:
+        return [((0, keys),) if _area(r, (0, keys)) else () for r in q_ranges]
+    found: list[list[Range]] = [[] for _ in q_ranges]
+    parts = [(i, part) for i, r in enumerate(q_ranges) for part in _spans(r)]
+    while parts:
+        here, count = [parts.pop(0)], 0
+        while parts and (count := count + here[-1][1][1] - here[-1][1][0]) < _AT_ONCE:
+            here.append(parts.pop(0))
+        rows = np.concatenate([np.arange(*part) for _, part in here])
+        if _exact(kernel, case):
+            seen = _pairs(kernel, rows, (0, keys), case, data)
+            at = 0
+            for i, (start, stop) in here:
+                own = np.flatnonzero(seen[..., at : at + stop - start, :].reshape(-1, keys).any(0))
+                found[i] += _union(own, own + 1)
+                at += stop - start
+        else:
+            lows, highs = _ends(kernel, "any", _rows(kernel, rows, case, data), data, (0, keys))
+            lows, highs = (np.broadcast_to(x, (*x.shape[:-1], len(rows))) for x in (lows, highs))
+            at = 0
+            for i, (start, stop) in here:
+                own = slice(at, at + stop - start)
+                found[i] += _union(lows[..., own].reshape(-1), highs[..., own].reshape(-1))
+                at += stop - start
+    return [tuple(_few(_joined(ranges), keys)) for ranges in found]
+
+
+def _exact(kernel: Planned, case: Case) -> bool:
+    return _reads_rows(kernel) and case.sizes[0] * case.sizes[1] <= _MOST_OF_ALL
+
+
+def _spans(rows: Range) -> list[Range]:
+    return [(start, min(start + _AT_ONCE, rows[1])) for start in range(*rows, _AT_ONCE)]
+
+
+def _union(lows: Any, highs: Any) -> list[Range]:
+    lows, highs = lows[lows < highs], highs[lows < highs]
+    if not lows.size:
+        return []
+    order = np.argsort(lows, kind="stable")
+    lows, reach = lows[order], np.maximum.accumulate(highs[order])
+    first = np.concatenate([[True], lows[1:] > reach[:-1]])
+    last = np.concatenate([first[1:], [True]])
+    return [(int(a), int(b)) for a, b in zip(lows[first], reach[last], strict=True)]
+
+
+def _joined(ranges: list[Range]) -> list[Range]:
+    lows, highs = np.array(ranges, np.int64).reshape(-1, 2).T
+    return _union(lows, highs)
+
+
+def _few(ranges: list[Range], size: int) -> list[Range]:
+    """At most eight, with gaps that are worth another kernel: a tile at least, or a 64th of a short sequence."""
+    gaps = sorted((b[0] - a[1] for a, b in pairwise(ranges)), reverse=True)
+    least = max(min(128, size // 64), gaps[7] if len(gaps) > 7 else 0)
+    found = ranges[:1]
+    for start, stop in ranges[1:]:
+        if start - found[-1][1] <= least:
+            found[-1] = found[-1][0], stop
+        else:
+            found.append((start, stop))
+    return found
+
+
+def _rows(kernel: Planned, rows: Rows, case: Case, data: Mapping[str, Any]) -> dict[str, Any]:
     """Each query is a tile of its own: its stretches are exact where the mask can be solved for the key."""
-    rows = np.arange(*q_range, dtype=np.int64)
-    return {**_env(kernel, sizes, data), "q0": rows, "q1": rows}
+    env = _env(kernel, case, data) | {"q0": rows, "q1": rows}
+    for test in kernel.plan.keys.tests:
+        env |= _hull(test, {**env, "q": rows, "k": np.arange(case.sizes[1], dtype=np.int64)}, data)
+    return env
+
+
+def _hull(test: DataTest, env: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
+    """For each row, from the first to the last key for which the test holds: a row's value is sought among the keys'
+    values in order, each with the first and the last key that has it, or has one as great (`<=`)."""
+    row, col = (evaluate(e, env, data, np.float32) for e in (test.row, test.col))
+    shape = np.broadcast_shapes(row.shape[:-1], col.shape[:-1])
+    row, col = np.broadcast_to(row, (*shape, row.shape[-1])), np.broadcast_to(col, (*shape, col.shape[-1]))
+    low, high = np.empty(row.shape, np.int64), np.empty(row.shape, np.int64)
+    for at in np.ndindex(*shape):
+        order = np.argsort(col[at], kind="stable")
+        values = col[at][order]
+        left = np.searchsorted(values, row[at], "left")
+        if test.equal:
+            right = np.searchsorted(values, row[at], "right")
+            first, last = np.append(order, 0)[left], order[right - 1]
+        else:
+            right = np.full(left.shape, len(values))
+            first = np.append(np.minimum.accumulate(order[::-1])[::-1], 0)[left]
+            last = np.append(np.maximum.accumulate(order[::-1])[::-1], 0)[left]
+        some = left < right
+        low[at], high[at] = np.where(some, first, 0), np.where(some, last + 1, 0)
+    return {test.bound("any_lo").id: low, test.bound("any_hi").id: high}
 
 
 def _area(q_range: Range, k_range: Range) -> int:
     return max(0, q_range[1] - q_range[0]) * max(0, k_range[1] - k_range[0])
 
 
-def _data(kernel: Planned, params: Mapping[str, Any]) -> dict[str, Any] | None:
+_OF_INDEX = {"b": "B", "h": "Hq", "hkv": "Hkv"}
+
+
+def _data(kernel: Planned, case: Case) -> dict[str, Any] | None:
     """What the mask reads, in NumPy; None where something is missing."""
-    needed = read_params(kernel.spec.mask)
-    if any(name not in params for name in needed):
+    mask = kernel.spec.mask
+    read = read_params(mask)
+    if any(name not in case.params for name in read):
         return None
-    return {n: x.detach().cpu().numpy() if hasattr(x, "detach") else x for n, x in params.items() if n in needed}
+    sizes = {d.id for p in kernel.spec.params if p.name in read for d in p.shape if isinstance(d, Symbol)}
+    missing = {_OF_INDEX.get(name, name) for name in symbols(mask)} & {"B", "Hq", "Hkv", "D", "Dv"}
+    missing -= {*sizes, *case.extents} | ({"B"} if case.batch is not None and "B" not in symbols(mask) else set())
+    if missing:
+        return None
+    return {n: x.detach().cpu().numpy() if hasattr(x, "detach") else x for n, x in case.params.items() if n in read}
 
 
 def _reads_rows(kernel: Planned) -> bool:
@@ -103,9 +246,10 @@ def _reads_rows(kernel: Planned) -> bool:
     )
 
 
-def _env(kernel: Planned, sizes: Range, data: Mapping[str, Any]) -> dict[str, Any]:
-    """Batches and heads along the first axes, as many as the mask's params have."""
-    found: dict[str, int] = {"B": 1, "Hq": 1, "Hkv": 1, "D": 1, "Dv": 1, "Sq": sizes[0], "Sk": sizes[1]}
+def _env(kernel: Planned, case: Case, data: Mapping[str, Any]) -> dict[str, Any]:
+    """Batches and heads along the first axes, as many as are known: `_data` sees to it that the mask reads no more."""
+    found: dict[str, int] = {"B": 1, "Hq": 1, "Hkv": 1, "D": 1, "Dv": 1, **case.extents}
+    found |= {"Sq": case.sizes[0], "Sk": case.sizes[1]}
     for p in kernel.spec.params:
         for axis, d in enumerate(p.shape if p.name in data else ()):
             if isinstance(d, Symbol) and d.id not in ("Sq", "Sk"):
@@ -115,47 +259,51 @@ def _env(kernel: Planned, sizes: Range, data: Mapping[str, Any]) -> dict[str, An
     found |= {renamed[name]: found[name] for name in renamed if name in found}
     heads = np.arange(found["Hq"])[:, None]
     return found | {
-        "b": np.arange(found["B"])[:, None, None],
+        "b": np.arange(found["B"])[:, None, None] if case.batch is None else np.full((1, 1, 1), case.batch),
         "h": heads,
         "hkv": heads // (found["Hq"] // found["Hkv"]),
     }
 
 
-def _pairs(kernel: Planned, q_range: Range, k_range: Range, sizes: Range, data: Mapping[str, Any]) -> Any:
-    env = _env(kernel, sizes, data)
+def _pairs(kernel: Planned, rows: Rows, k_range: Range, case: Case, data: Mapping[str, Any]) -> Any:
+    env = _env(kernel, case, data)
     env = env | {name: env[name][..., None] for name in ("b", "h", "hkv")}
-    q, k = np.arange(*q_range)[:, None], np.arange(*k_range)[None, :]
+    q, k = rows[:, None], np.arange(*k_range)[None, :]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         allowed = evaluate(kernel.spec.mask, {**env, "q": q, "k": k}, data)
     return np.broadcast_to(allowed, (*np.shape(allowed)[:-2], q.shape[0], k.shape[1]))
 
 
-def _covered(kernel: Planned, which: str, env: Mapping[str, Any], data: Mapping[str, Any], k_range: Range) -> Any:
-    """How many keys of the range are in the stretches `any` or `all`, by batch, head and row."""
+def _ends(
+    kernel: Planned, which: str, env: Mapping[str, Any], data: Mapping[str, Any], k_range: Range
+) -> tuple[Any, Any]:
+    """The stretches `any` or `all`, cut to the range: where they begin and end, (stretch, batch, head, row), by rows in
+    the order in which they begin."""
     ranges = kernel.plan.keys
     unknown = {t.bound(f"all_{end}").id for t in ranges.tests for end in ("lo", "hi")}
-    open_ends = {t.bound("any_lo").id: 0 for t in ranges.tests} | {
-        t.bound("any_hi").id: env["Sk"] for t in ranges.tests
-    }
     ends: list[tuple[Any, Any]] = []
     for s in getattr(ranges, which):
         if unknown & (symbols(s.lo) | symbols(s.hi)):
             continue
-        known = {**env, **open_ends}
-        low, high = (evaluate(e, known, data) for e in (s.lo, s.hi))
+        low, high = (evaluate(e, env, data) for e in (s.lo, s.hi))
         low = np.maximum(low, k_range[0])
         ends.append((low, np.maximum(np.minimum(high, k_range[1]), low)))
     if not ends:
-        return np.zeros(1, np.int64)
-    bounds = np.stack(np.broadcast_arrays(*(end for own in ends for end in own)))
+        return np.zeros((1, 1), np.int64), np.zeros((1, 1), np.int64)
+    bounds = np.stack([np.atleast_1d(x) for x in np.broadcast_arrays(*(end for own in ends for end in own))])
     lows, highs = bounds[::2], bounds[1::2]
     order = np.argsort(lows, 0, kind="stable")
-    lows, highs = np.take_along_axis(lows, order, 0), np.take_along_axis(highs, order, 0)
+    return np.take_along_axis(lows, order, 0), np.take_along_axis(highs, order, 0)
+
+
+def _covered(kernel: Planned, which: str, env: Mapping[str, Any], data: Mapping[str, Any], k_range: Range) -> Any:
+    """How many keys of the range are in the stretches `any` or `all`, by batch, head and row."""
+    lows, highs = _ends(kernel, which, env, data, k_range)
     reach = np.full(lows.shape[1:], k_range[0])
     total = np.zeros(lows.shape[1:], np.int64)
     for low, high in zip(lows, highs, strict=True):
         begin = np.maximum(low, reach)
         total += np.maximum(high - begin, 0)
         reach = np.maximum(reach, high)
-    return np.atleast_1d(total)
+    return total

@@ -21,6 +21,11 @@ def test_import_loads_nothing_heavy(module: str) -> None:
     assert run(code).strip() == "[]"
 
 
+def test_layouts_and_schedules_load_no_framework() -> None:
+    code = f"import sys, attngen.distributed; print([m for m in {HEAVY!r} if m in sys.modules])"
+    assert run(code).strip() == "['numpy']"
+
+
 def test_import_loads_little_at_all() -> None:
     """The package itself and what of the standard library it reads: each module more is paid by every program."""
     code = "import sys; before = set(sys.modules); import attngen; print(len(set(sys.modules) - before))"

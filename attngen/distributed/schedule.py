@@ -1,0 +1,242 @@
+"""What each rank computes and receives, round by round.
+
+Takes a kernel's visits, a layout, sequences and an exchange; returns a `Schedule`. Every rank makes the same one from
+the same arguments, so no rank asks another. Plain Python and NumPy: `context` runs it, `plan-parallel` prints it, and
+the prover checks it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from attngen.distributed.layout import Layout, Range, Ranges, joined
+from attngen.errors import UsageError
+from attngen.visits import Case, Planned, needed
+from attngen.visits import row_work as _row_work
+
+Exchange = Literal["ring", "gather", "heads"]
+EXCHANGES: tuple[Exchange, ...] = ("ring", "gather", "heads")
+
+
+@dataclass(frozen=True, slots=True)
+class Sequences:
+    """Where sequences begin and end among the rows of queries and of keys: sequence b has the queries
+    q[b] … q[b + 1] - 1. Dense tensors have one for the whole batch, packed tensors (`packed`) one after the other."""
+
+    q: tuple[int, ...]
+    k: tuple[int, ...]
+    packed: bool
+
+    def __post_init__(self) -> None:
+        for name, ends in (("queries", self.q), ("keys", self.k)):
+            if not ends or ends[0] or any(a > b for a, b in pairwise(ends)):
+                raise UsageError(f"offsets of {name} must begin with 0 and never fall: {_shown(ends)}")
+        if len(self.q) != len(self.k):
+            raise UsageError(f"{len(self.q) - 1} sequences of queries and {len(self.k) - 1} of keys")
+
+    @classmethod
+    def dense(cls, Sq: int, Sk: int | None = None) -> Sequences:
+        return cls((0, Sq), (0, Sq if Sk is None else Sk), packed=False)
+
+    @classmethod
+    def of_offsets(cls, q: Sequence[int], k: Sequence[int] | None = None) -> Sequences:
+        """Packed: `cu_seqlens_q` and `cu_seqlens_k`, on the host."""
+        return cls(tuple(map(int, q)), tuple(map(int, q if k is None else k)), packed=True)
+
+    @property
+    def count(self) -> int:
+        return len(self.q) - 1
+
+    def sizes(self, b: int) -> tuple[int, int]:
+        """Sq and Sk of a sequence."""
+        return self.q[b + 1] - self.q[b], self.k[b + 1] - self.k[b]
+
+
+class Piece(NamedTuple):
+    """Queries and keys of one sequence, in its positions, that a group computes with one kernel."""
+
+    sequence: int
+    q: Range
+    k: Range
+
+
+class Transfer(NamedTuple):
+    """Rows of K and V that one group sends to another; in the backward pass their gradients go back."""
+
+    source: int
+    target: int
+    rows: Ranges
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """In a round a group has the keys that it holds, and those of the round's transfers to it: it needs them for the
+    round's pieces, and no others."""
+
+    transfers: tuple[Transfer, ...]
+    pieces: tuple[tuple[Piece, ...], ...]
+    """By group."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """A group is `heads` ranks that follow one another: rank r is member r % heads of group r // heads. The members
+    exchange rows for heads (all to all), so that each has all rows of its group, for its own share of the heads. Then
+    groups exchange keys in rounds. With heads = 1 each rank is a group, and no heads are exchanged."""
+
+    q_layout: Layout
+    """Who holds which queries, by rank."""
+    k_layout: Layout
+    sequences: Sequences
+    heads: int
+    rounds: tuple[Round, ...]
+
+    @property
+    def ranks(self) -> int:
+        return self.q_layout.ranks
+
+    @property
+    def groups(self) -> int:
+        return self.ranks // self.heads
+
+    def received(self, group: int) -> int:
+        """Rows of K and V that a group receives in all rounds."""
+        own = (t for r in self.rounds for t in r.transfers if t.target == group)
+        return sum(stop - start for t in own for start, stop in t.rows)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Masked:
+    """What a mask reads beside positions, on the host: see `attngen.visits.Case`. What is missing costs transfers and
+    balance, never a result."""
+
+    params: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    extents: Mapping[str, int] = field(default_factory=dict[str, int])
+
+    def case(self, sequences: Sequences, b: int) -> Case:
+        return Case(
+            sizes=sequences.sizes(b), params=self.params, extents=self.extents, batch=b if sequences.packed else None
+        )
+
+
+def row_work(kernel: Planned, sequences: Sequences, masked: Masked = Masked()) -> npt.NDArray[np.float64]:
+    """Keys that each row of queries may attend to: the work that `layout.balanced` balances."""
+    found = [np.empty(0)]
+    known: dict[tuple[int, int], npt.NDArray[np.float64]] = {}
+    for b in range(sequences.count):
+        sizes = sequences.sizes(b)
+        if sizes not in known:
+            work = _row_work(kernel, masked.case(sequences, b))
+            if _same_for_all(kernel):
+                known[sizes] = work
+            found.append(work)
+        else:
+            found.append(known[sizes])
+    return np.concatenate(found)
+
+
+def _same_for_all(kernel: Planned) -> bool:
+    """Whether sequences of the same sizes have the same mask."""
+    from attngen.ir.walk import reads
+
+    return not reads(kernel.spec.mask, "b")
+
+
+def schedule(
+    kernel: Planned,
+    q_layout: Layout,
+    sequences: Sequences,
+    exchange: Exchange = "ring",
+    *,
+    k_layout: Layout | None = None,
+    heads: int = 1,
+    masked: Masked = Masked(),
+) -> Schedule:
+    """`k_layout`: where keys lie, if not where queries do. `heads`: how many ranks share a group's heads; with the
+    exchange "heads" all ranks do."""
+    k_layout = q_layout if k_layout is None else k_layout
+    heads = q_layout.ranks if exchange == "heads" else heads
+    _check(q_layout, k_layout, sequences, exchange, heads)
+    q_groups, k_groups = q_layout.grouped(heads), k_layout.grouped(heads)
+    holders = k_groups.holders()
+    rounds: dict[int, list[list[Piece]]] = defaultdict(lambda: [[] for _ in range(q_groups.ranks)])
+    rows: dict[int, dict[tuple[int, int], list[Range]]] = defaultdict(lambda: defaultdict(list))
+    asked: dict[int, list[tuple[int, Range]]] = defaultdict(list)
+    for group, own in enumerate(q_groups.stretches):
+        for b, q in _cut(own, sequences.q):
+            asked[b].append((group, q))
+    for b, of_groups in sorted(asked.items()):
+        first = sequences.k[b]
+        keys = needed(kernel, [q for _, q in of_groups], masked.case(sequences, b))
+        for (group, q), stretches in zip(of_groups, keys, strict=True):
+            for start, stop in stretches:
+                for low, high, source in _held(holders, (first + start, first + stop)):
+                    turn = (group - source) % q_groups.ranks if exchange == "ring" else 0
+                    if source != group:
+                        rows[turn][source, group].append((low, high))
+                    if exchange == "ring":
+                        _add(rounds[turn][group], Piece(b, q, (low - first, high - first)))
+                if exchange != "ring":
+                    rounds[0][group].append(Piece(b, q, (start, stop)))
+    made = [
+        Round(
+            transfers=tuple(Transfer(*pair, joined(r)) for pair, r in sorted(rows[turn].items())),
+            pieces=tuple(map(tuple, rounds[turn])),
+        )
+        for turn in sorted(rounds)
+    ]
+    return Schedule(q_layout=q_layout, k_layout=k_layout, sequences=sequences, heads=heads, rounds=tuple(made))
+
+
+def _check(q_layout: Layout, k_layout: Layout, sequences: Sequences, exchange: Exchange, heads: int) -> None:
+    if exchange not in EXCHANGES:
+        raise UsageError(f"no exchange {exchange!r}; there are {', '.join(EXCHANGES)}")
+    if q_layout.ranks != k_layout.ranks:
+        raise UsageError(f"queries lie on {q_layout.ranks} ranks and keys on {k_layout.ranks}")
+    for name, layout, ends in (("queries", q_layout, sequences.q), ("keys", k_layout, sequences.k)):
+        if layout.total != ends[-1]:
+            raise UsageError(f"the layout of {name} has {layout.total} rows, and the sequences have {ends[-1]}")
+    if heads < 1:
+        raise UsageError(f"heads must be at least 1, not {heads}")
+
+
+def _add(pieces: list[Piece], piece: Piece) -> None:
+    """The last piece goes on where the same queries need the keys that follow."""
+    last = pieces[-1] if pieces else None
+    if last is not None and last[:2] == piece[:2] and last.k[1] == piece.k[0]:
+        pieces[-1] = last._replace(k=(last.k[0], piece.k[1]))
+    else:
+        pieces.append(piece)
+
+
+def _cut(own: Ranges, ends: Sequence[int]) -> Iterator[tuple[int, Range]]:
+    """Stretches of rows cut where sequences begin: (sequence, positions)."""
+    for start, stop in own:
+        b = bisect_right(ends, start) - 1
+        while b < len(ends) - 1 and ends[b] < stop:
+            low, high = max(start, ends[b]), min(stop, ends[b + 1])
+            if low < high:
+                yield b, (low - ends[b], high - ends[b])
+            b += 1
+
+
+def _held(holders: Sequence[tuple[int, int, int]], rows: Range) -> Iterator[tuple[int, int, int]]:
+    """Rows by the stretches that hold them: (start, stop, who)."""
+    at = bisect_right(holders, (rows[0], 2**62, 0)) - 1
+    while at < len(holders) and holders[at][0] < rows[1]:
+        start, stop, who = holders[at]
+        if max(start, rows[0]) < min(stop, rows[1]):
+            yield max(start, rows[0]), min(stop, rows[1]), who
+        at += 1
+
+
+def _shown(ends: Sequence[int]) -> str:
+    return ", ".join(map(str, ends[:8])) + (", …" if len(ends) > 8 else "")

@@ -1,0 +1,138 @@
+"""Schedules: every allowed pair is computed on one rank, whose keys lie there or arrive in that round."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import attngen
+from attngen.distributed import Layout, Schedule, Sequences, balanced, contiguous, headtail, row_work, schedule
+from attngen.distributed.schedule import Exchange, Masked
+from attngen.errors import UsageError
+from attngen.ir.evaluate import evaluate
+
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
+CUT = (0, 13, 13, 60, 61, 95)
+"""Sequences of any length, an empty one among them."""
+IDS = np.repeat(np.arange(5), np.diff(CUT))[None]
+MASKS: dict[str, tuple[str, dict[str, Any]]] = {
+    "causal": ("mask = causal", {}),
+    "window": ("mask = 0 <= q - k < 9", {}),
+    "prefix": ("param prefix: int\nmask = k <= q or k < prefix", {"prefix": 21}),
+    "everything": ("mask = true", {}),
+    "dilated": ("mask = causal and (q - k) % 5 == 0", {}),
+    "chunked": ("mask = causal and q // 16 == k // 16", {}),
+    "global": ("mask = abs(q - k) <= 4 or q < 3 or k < 3\nassume Sq == Sk", {}),
+    "documents": ("param ids: int[B, Sk]\nmask = causal and same_document(ids)\nassume Sq == Sk", {"ids": IDS}),
+    "by head": ("mask = k <= q and q - k < 4 * (h + 1)", {}),
+}
+
+
+def allowed(kernel: attngen.Kernel, sequences: Sequences, params: dict[str, Any]) -> np.ndarray:
+    """(rows of queries, rows of keys), some head."""
+    found = np.zeros((sequences.q[-1], sequences.k[-1]), bool)
+    for b in range(sequences.count):
+        Sq, Sk = sequences.sizes(b)
+        env = {"q": np.arange(Sq)[:, None], "k": np.arange(Sk), "Sq": Sq, "Sk": Sk, "b": 0, "h": 3}
+        own = np.broadcast_to(evaluate(kernel.spec.mask, env, params), (Sq, Sk))
+        found[sequences.q[b] : sequences.q[b + 1], sequences.k[b] : sequences.k[b + 1]] = own
+    return found
+
+
+def computed(s: Schedule) -> np.ndarray:
+    """How often each pair is computed; on the way, that keys are there, and nothing arrives in vain."""
+    ends = s.sequences
+    times = np.zeros((ends.q[-1], ends.k[-1]), int)
+    queries, keys = s.q_layout.grouped(s.heads), s.k_layout.grouped(s.heads)
+    for r in s.rounds:
+        for group, pieces in enumerate(r.pieces):
+            arrived = [rows for t in r.transfers if t.target == group for rows in t.rows]
+            assert len({t.source for t in r.transfers if t.target == group}) <= (1 if len(s.rounds) > 1 else s.groups)
+            there, used = np.zeros(ends.k[-1], bool), np.zeros(ends.k[-1], bool)
+            for a, b in (*keys.stretches[group], *arrived):
+                assert not there[a:b].any(), "keys arrive that are there"
+                there[a:b] = True
+            mine = np.zeros(ends.q[-1], bool)
+            for a, b in queries.stretches[group]:
+                mine[a:b] = True
+            for b, (q0, q1), (k0, k1) in pieces:
+                assert 0 <= q0 < q1 <= ends.sizes(b)[0] and 0 <= k0 < k1 <= ends.sizes(b)[1]
+                rows, columns = slice(ends.q[b] + q0, ends.q[b] + q1), slice(ends.k[b] + k0, ends.k[b] + k1)
+                assert there[columns].all() and mine[rows].all()
+                used[columns] = True
+                times[rows, columns] += 1
+            assert all(used[a:b].all() for a, b in arrived)
+    return times
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("packed", [False, True])
+def test_each_allowed_pair_is_computed_once(mask: str, packed: bool) -> None:
+    text, params = MASKS[mask]
+    if packed and "ids" in params:
+        pytest.skip("documents are the sequences of packed tensors")
+    kernel = attngen.compile(f"attention a\n{text}\n")
+    sequences = Sequences.of_offsets(CUT) if packed else Sequences.dense(95)
+    masked = Masked(params=params, extents={"Hq": 4})
+    right = allowed(kernel, sequences, params)
+    work = row_work(kernel, sequences, masked)
+    assert (work >= (right.sum(1) if mask != "by head" else 0)).all()
+    exchanges: tuple[tuple[Exchange, int], ...] = (("ring", 1), ("gather", 1), ("ring", 2), ("gather", 2), ("heads", 1))
+    for layout in (contiguous(95, 4), headtail(95, 4), balanced(work, 4, sequences.q), contiguous(95, 4).divided(1)):
+        for exchange, heads in exchanges:
+            made = schedule(kernel, layout, sequences, exchange, heads=heads, masked=masked)
+            times = computed(made)
+            assert times.max() <= 1 and (times[right] == 1).all()
+
+
+def test_a_window_needs_its_neighbour_alone() -> None:
+    kernel = attngen.compile("attention a\nmask = 0 <= q - k < 9\n")
+    ring = schedule(kernel, contiguous(96, 4), Sequences.dense(96))
+    assert len(ring.rounds) == 2
+    assert [(t.source, t.target, t.rows) for t in ring.rounds[1].transfers] == [
+        (0, 1, ((16, 24),)), (1, 2, ((40, 48),)), (2, 3, ((64, 72),)),
+    ]  # fmt: skip
+    assert [ring.received(g) for g in range(4)] == [0, 8, 8, 8]
+    gathered = schedule(kernel, contiguous(96, 4), Sequences.dense(96), "gather")
+    assert gathered.rounds[0].pieces[2] == ((0, (48, 72), (40, 72)),)
+
+
+def test_documents_send_only_what_crosses() -> None:
+    kernel = attngen.compile("attention a\nmask = causal\n")
+    ring = schedule(kernel, contiguous(95, 4), Sequences.of_offsets((0, 23, 40, 71, 95)))
+    crossing = [(t.source, t.target, t.rows) for r in ring.rounds for t in r.transfers]
+    assert crossing == [(1, 2, ((40, 47),))]
+
+
+def test_what_is_unknown_costs_transfers_alone() -> None:
+    text, params = MASKS["documents"]
+    kernel = attngen.compile(f"attention a\n{text}\n")
+    blind = schedule(kernel, contiguous(95, 4), Sequences.dense(95))
+    knowing = schedule(kernel, contiguous(95, 4), Sequences.dense(95), masked=Masked(params=params))
+    assert sum(map(knowing.received, range(4))) < sum(map(blind.received, range(4)))
+    by_head = attngen.compile(f"attention a\n{MASKS['by head'][0]}\n")
+    assert (computed(schedule(by_head, contiguous(95, 4), Sequences.dense(95))) == 1).all()
+
+
+def test_queries_and_keys_may_lie_differently() -> None:
+    kernel = attngen.compile("attention a\nmask = causal\n")
+    made = schedule(
+        kernel, contiguous(30, 3), Sequences.dense(30, 50), k_layout=headtail(50, 3), masked=Masked(params={})
+    )
+    times = computed(made)
+    assert times.max() == 1 and (times[allowed(kernel, Sequences.dense(30, 50), {})] == 1).all()
+
+
+def test_mistakes_are_refused() -> None:
+    kernel = attngen.compile("attention a\n")
+    with pytest.raises(UsageError, match="the layout of queries has 8 rows, and the sequences have 9"):
+        schedule(kernel, contiguous(8, 2), Sequences.dense(9))
+    with pytest.raises(UsageError, match="no exchange 'rign'; there are ring, gather, heads"):
+        schedule(kernel, contiguous(8, 2), Sequences.dense(8), "rign")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="offsets of queries must begin with 0 and never fall: 0, 4, 3"):
+        Sequences.of_offsets((0, 4, 3))
+    with pytest.raises(UsageError, match="queries lie on 2 ranks and keys on 1"):
+        schedule(kernel, contiguous(8, 2), Sequences.dense(8), k_layout=Layout((((0, 8),),)))
