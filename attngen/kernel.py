@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -108,6 +109,17 @@ class Kernel:
         module = load(source, self.name, self.target)
         vars(module).update(_Refusal=UsageError, _CALLER=7)
         return getattr(module, f"{self.name}{ending}")
+
+    def with_results(self, out: Any, lse: Any) -> AbstractContextManager[None]:
+        """A context in which this kernel's calls return these results and compute nothing: for their gradients."""
+        from attngen.plan.score.weights import Form
+        from attngen.runtime.results import Results, known
+
+        packed = lse.ndim == 2
+        (self._load_varlen if packed else self._load)()
+        w = self.plan.weights
+        results = Results(out, lse, saves_den=w.sums and w.form is Form.DIRECT)
+        return known(self._varlen if packed else self._function, results)
 
     def with_geometry(self, kind: str) -> str:
         """The source of a file that has this geometry, too: this kernel's own where it does."""

@@ -8,6 +8,7 @@ the obligation `streaming` shows of the running sums. Tensors are PyTorch's; not
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -38,6 +39,7 @@ class Kernel(Protocol):
     def plan(self) -> KernelPlan: ...
     def __call__(self, *operands: Any, **arguments: Any) -> Any: ...
     def varlen(self, *operands: Any, **arguments: Any) -> Any: ...
+    def with_results(self, out: Any, lse: Any) -> AbstractContextManager[None]: ...
     def piece(self, *, each: bool = False) -> tuple[Piece, Kernel]: ...
 
 
@@ -109,7 +111,15 @@ def _learns(x: Any) -> bool:
     return bool(getattr(x, "requires_grad", False))
 
 
-def _run(kernel: Kernel, operands: Sequence[Any], place: Place, scale: Any, params: Mapping[str, Any]) -> Part:
+def _run(
+    kernel: Kernel,
+    operands: Sequence[Any],
+    place: Place,
+    scale: Any,
+    params: Mapping[str, Any],
+    results: Part | None = None,
+) -> Part:
+    """`results`: out and lse where they are known, and only gradients are wanted."""
     known = {p.name for p in kernel.spec.params}
     unknown = next((name for name in params if name not in known), None)
     if unknown is not None:
@@ -122,10 +132,12 @@ def _run(kernel: Kernel, operands: Sequence[Any], place: Place, scale: Any, para
     given |= {
         n: _number(x, count, operands[0].device, each=place.each) for n, x in zip(names, place.numbers, strict=True)
     }
-    if place.cu_seqlens_q is None:
-        return own_kernel(*operands, **given, scale=scale, return_lse=True)
-    offsets = {"cu_seqlens_q": place.cu_seqlens_q, "cu_seqlens_k": place.cu_seqlens_k}
-    return own_kernel.varlen(*operands, **given, **offsets, scale=scale, return_lse=True)
+    function = own_kernel
+    if place.cu_seqlens_q is not None:
+        function = own_kernel.varlen
+        given |= {"cu_seqlens_q": place.cu_seqlens_q, "cu_seqlens_k": place.cu_seqlens_k}
+    with nullcontext() if results is None else own_kernel.with_results(*results):
+        return function(*operands, **given, scale=scale, return_lse=True)
 
 
 def _number(x: Any, count: int, device: Any, *, each: bool) -> Any:
@@ -228,32 +240,19 @@ def partial_backward(
     params: Mapping[str, Any],
     accumulate: tuple[Any, Any, Any] | None,
 ) -> tuple[Any, Any, Any, dict[str, Any]]:
-    """The piece is computed again, and differentiated with cotangents that make its weights those of the whole.
-
-    The whole's weight of a pair is c = exp(own lse - lse) times the piece's own. With d_out' = c d_out, and d_lse' such
-    that rowsum(d_out' out') - d_lse' = c (rowsum(d_out out) - d_lse), each dS is that of the whole.
-    """
+    """The backward pass of the piece, with out and lse of the whole in place of its own: then weights exp(score - lse)
+    and rowsum(d_out out) are those of the whole, and so is each dS. No forward kernel runs."""
     import torch
 
     d_out, d_lse = cotangents
-    out, lse = results
     leaves: list[Any] = [x.detach().requires_grad_() for x in operands]
     learned: dict[str, Any] = {n: x.detach().requires_grad_() for n, x in params.items() if _learns(x)}
     with torch.enable_grad():
-        own, own_lse = _run(kernel, leaves, place, scale, {**params, **learned})
-    d_out = torch.where(_beside(lse) == float("-inf"), 0.0, d_out.float())
-    delta = _sums(d_out * out.float(), lse)
-    delta = delta if d_lse is None else delta - torch.where(lse == float("-inf"), 0.0, d_lse)
-    if kernel.spec.normalizer.sums:
-        c = torch.where(own_lse.detach() == float("-inf"), 0.0, torch.exp(own_lse.detach() - lse))
-        c = torch.where(lse == float("-inf"), 0.0, c)
-        own_d = (d_out * _beside(c)).to(own.dtype)
-        own_d_lse = _sums(own_d.float() * own.detach().float(), lse) - c * delta
-        outputs, given = (own, own_lse), (own_d, own_d_lse)
-    else:
-        outputs, given = (own,), (d_out.to(own.dtype),)
+        own = _run(kernel, leaves, place, scale, {**params, **learned}, results)
+    given = (d_out.to(own[0].dtype), d_lse)
+    outputs = own if kernel.spec.normalizer.sums and d_lse is not None else own[:1]
     wanted = [*leaves, *learned.values()]
-    slopes: Any = torch.autograd.grad(outputs, wanted, given, allow_unused=True)
+    slopes: Any = torch.autograd.grad(outputs, wanted, given[: len(outputs)], allow_unused=True)
     found = [_of(g, x) for g, x in zip(slopes, wanted, strict=True)]
     gradients = dict(zip(learned, found[3:], strict=True))
     if accumulate is None:

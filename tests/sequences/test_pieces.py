@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,10 @@ SPECS["sink by head"] = "attention s\nparam sink: f32[Hq]\nmask = causal\nnormal
 SPECS["biased by row"] = (
     "attention r\nparam column: f32[B, Sk]\nparam row: f32[Sq]\n"
     "score = qk * scale + column[b, k] * row[q]\nmask = causal\n"
+)
+SPECS["direct"] = (
+    "attention d\nparam slope: f32[Hq]\nnormalizer relu {\n    weight(s) = max(s, 0)\n    denominator = sum + 1\n"
+    "    shift = none\n}\nscore = qk * scale - slope[h]\nmask = causal\nnormalizer = relu\n"
 )
 CUTS = ((0, 13, 14, 64, 80), (0, 20, 20, 51, 80))
 """Where queries and where keys are cut."""
@@ -96,6 +101,47 @@ def test_pieces_add_up_to_the_whole(spec: str) -> None:
 def _most(right: Any, found: torch.Tensor) -> float:
     right = np.asarray(right, np.float64).reshape(found.shape)
     return float(np.abs(right - found.detach().numpy()).max() / max(1.0, np.abs(right).max()))
+
+
+def test_gradients_launch_no_forward_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = attngen.compile("attention counted\nparam slope: f32[Hq]\nscore = qk - slope[h] * float(q - k)\n")
+    q, k, v = torch.randn(3, 1, 2, 40, 16)
+    place: dict[str, Any] = {"q_offset": 0, "k_offset": 40, "Sq": 80, "Sk": 80, "slope": torch.rand(2)}
+    launched: list[str] = []
+    names = vars(sys.modules[kernel.piece()[1].function.__module__])
+    call = names["_Launch"].__call__
+    monkeypatch.setattr(names["_Launch"], "__call__", lambda x, values: (launched.append(_kernel(x)), call(x, values)))
+    out, lse = kernel.finish(*kernel.partial(q, k, v, **place), slope=place["slope"])
+    assert launched == ["_forward_kernel"]
+    place["slope"].requires_grad_()
+    kernel.partial_backward(q, k, v, torch.ones_like(out), out, lse, **place)
+    assert launched[1:] == ["_rows_kernel", "_dkdv_kernel", "_dq_kernel"]
+    assert not out.requires_grad and not lse.requires_grad
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_gradients_in_half_precision(packed: bool) -> None:
+    """Of learned params too, which need what rounding takes from out."""
+    kernel = attngen.compile("attention s\nparam slope: f32[Hq]\nscore = qk - slope[h] * float(q - k)\nmask = causal\n")
+    generator = torch.Generator().manual_seed(2)
+    whole = [torch.randn(1, 2, 80, 16, generator=generator).half() for _ in range(4)]
+    q, k, v, d_out = [x[0].transpose(0, 1).contiguous() for x in whole] if packed else whole
+    slope = torch.tensor([0.02, 0.1], requires_grad=True)
+    cu, dim = torch.tensor([0, 80], dtype=torch.int32), 0 if packed else 2
+    right = kernel.varlen(q, k, v, slope=slope, cu_seqlens_q=cu) if packed else kernel(q, k, v, slope=slope)
+    (wanted,) = torch.autograd.grad(right, slope, d_out)
+    given: dict[str, Any] = {"q_offset": 0, "Sq": 80, "Sk": 80, "slope": slope}
+    if packed:
+        given |= {"cu_seqlens_q": cu, "cu_seqlens_k": torch.tensor([0, 40], dtype=torch.int32)}
+    keys = [(40 * i, k.narrow(dim, 40 * i, 40), v.narrow(dim, 40 * i, 40)) for i in range(2)]
+    with torch.no_grad():
+        out, lse = kernel.merge([kernel.partial(q, x, y, k_offset=at, **given) for at, x, y in keys])
+    found = [kernel.partial_backward(q, x, y, d_out, out, lse, k_offset=at, **given)[3]["slope"] for at, x, y in keys]
+    assert _most(wanted, found[0] + found[1]) < 1e-3
+
+
+def _kernel(launch: Any) -> str:
+    return next(x.fn.__name__ for x in vars(launch).values() if hasattr(x, "fn"))
 
 
 def test_packed_pieces_each_begin_elsewhere() -> None:
