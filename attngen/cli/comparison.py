@@ -204,9 +204,9 @@ def compare(kernel: Kernel, case: Case, device: str, *, coarse: bool = False, se
         operands, params, cotangents = _draw_arrays(spec, case, seed)
         measured = _run_arrays(kernel, operands, params, cotangents, dropout_seed)
     else:
-        operands, params, cotangents = _draw(spec, case, device, seed)
+        operands, params, cotangents = drawn(spec, case, device, seed)
         measured = _run(kernel, operands, params, cotangents, dropout_seed)
-    yield from judge(spec, case, measured, _expect(spec, operands, params, cotangents, dropout_seed), coarse=coarse)
+    yield from judge(spec, case, measured, expected(spec, operands, params, cotangents, dropout_seed), coarse=coarse)
 
 
 def judge(
@@ -242,7 +242,7 @@ def error(measured: Array, expected: Array) -> float:
     return float(np.abs(measured[finite] - expected[finite]).max()) / largest
 
 
-def _draw(
+def drawn(
     spec: Attention, case: Case, device: str, seed: int
 ) -> tuple[dict[str, Any], dict[str, Any], tuple[Any, Any]]:
     """q, k, v, the params (tensors and numbers) and the cotangents of out and lse."""
@@ -346,13 +346,14 @@ def _run_arrays(
     return {name: np.asarray(x, np.float64) for name, x in results.items()}
 
 
-def _expect(
+def expected(
     spec: Attention,
     operands: Mapping[str, Any],
     params: Mapping[str, Any],
     cotangents: tuple[Any, Any],
-    dropout_seed: int | None,
+    dropout_seed: int | None = None,
 ) -> Results:
+    """The definition's results and gradients, of what `drawn` gave."""
     arguments: dict[str, Any] = {"params": params, "dropout_seed": dropout_seed}
     forward = reference.evaluate(spec, **operands, **arguments)
     q, k, v = (operands[name] for name in "qkv")

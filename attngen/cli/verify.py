@@ -39,11 +39,11 @@ def add(table: Commands) -> None:
     )
     p.add_argument(
         "--geometry",
-        type=arguments.geometries,
+        type=arguments.compared,
         default=("dense",),
         metavar="KIND[,KIND]",
-        help="where the rows of a sequence are: dense, lengths, packed (default: dense). Both others have uneven "
-        "sequences, with rows of NaN beside them",
+        help="where the rows of a sequence are: dense, lengths, packed, pieces (default: dense). Lengths and packed have "
+        "uneven sequences, with rows of NaN beside them; pieces are stretches of dense tensors, merged",
     )
     arguments.define(p)
     arguments.kernel_options(p)
@@ -60,7 +60,8 @@ def run(args: Namespace) -> int:
     spec = api.callable_spec(spec, planned)
     statuses: list[int] = []
     for geometry in args.geometry:
-        options = api.options(args.target, args.precision, args.tile, geometry=(geometry,))
+        own = () if geometry == "pieces" else (geometry,)
+        options = api.options(args.target, args.precision, args.tile, geometry=own)
         try:
             cases, comparing = _chosen(spec, device, args.target, geometry)
             compared = comparison.verify(source, cases, device, options, consts, comparing)
@@ -71,7 +72,7 @@ def run(args: Namespace) -> int:
                 raise
             terminal.note(f"{geometry}: {error}")
             continue
-        if geometry != "dense":
+        if geometry in ("lengths", "packed"):
             _say_unlearned(planned, geometry)
         for name, value in comparison.beyond(spec, cases):
             terminal.note(f"no sequence here is as long as `{name}` = {value}: try -D {name}=… as well")
@@ -82,10 +83,11 @@ def run(args: Namespace) -> int:
 
 
 def _chosen(spec: Attention, device: str, target: str, geometry: str) -> tuple[tuple[Case, ...], Comparing]:
-    from attngen.cli import comparison, sequences
+    from attngen.cli import comparison, pieces, sequences
 
-    if geometry == "dense":
-        return comparison.cases(spec, device, target), comparison.compare
+    if geometry in ("dense", "pieces"):
+        cases = comparison.cases(spec, device, target)
+        return cases, comparison.compare if geometry == "dense" else pieces.compare
     return sequences.cases(spec, device), partial(sequences.compare, geometry=geometry)
 
 
