@@ -1,7 +1,7 @@
-"""Runs a compiled kernel piece by piece, merges and differentiates, and compares with the float64 reference of the whole.
+"""Runs a compiled kernel piece by piece, merges and differentiates, and compares with the float64 reference.
 
-Takes a `Kernel` and a `Case` of dense tensors; gives one `Comparison` for each result, as `comparison` does. Queries and
-keys are cut at uneven places, one stretch of keys is empty, and parts are merged in two steps and out of order.
+Takes a `Kernel` and a `Case` of dense tensors; gives one `Comparison` for each result, as `comparison` does. Queries
+and keys are cut at uneven places, one stretch of keys is empty, and parts are merged in two steps and out of order.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ def _run(
     q, k, v = (operands[name].detach() for name in "qkv")
     plain = {n: x.detach() if isinstance(x, torch.Tensor) else x for n, x in params.items()}
     sums = {f"d {n}": torch.zeros_like(x, dtype=torch.float32) for n, x in zip("qkv", (q, k, v), strict=True)}
-    sums |= {f"d {p.name}": torch.zeros_like(plain[p.name], dtype=torch.float32) for p in kernel.spec.params if p.learns}
+    sums |= {
+        f"d {p.name}": torch.zeros_like(plain[p.name], dtype=torch.float32) for p in kernel.spec.params if p.learns
+    }
     sizes = {"Sq": q.shape[2], "Sk": k.shape[2]}
     found: list[tuple[Any, Any]] = []
     for queries in cuts(sizes["Sq"], empty=False):

@@ -42,8 +42,8 @@ def add(table: Commands) -> None:
         type=arguments.compared,
         default=("dense",),
         metavar="KIND[,KIND]",
-        help="where the rows of a sequence are: dense, lengths, packed, pieces (default: dense). Lengths and packed have "
-        "uneven sequences, with rows of NaN beside them; pieces are stretches of dense tensors, merged",
+        help="where the rows of a sequence are: dense, lengths, packed, pieces (default: dense). Lengths and packed "
+        "have uneven sequences, with rows of NaN beside them; pieces are stretches of dense tensors, merged",
     )
     arguments.define(p)
     arguments.kernel_options(p)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from itertools import pairwise
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ import pytest
 import torch
 
 import attngen
-from attngen import reference
+from attngen.cli import main as cli
+from attngen.cli import pieces, sequences
+from attngen.cli.comparison import Case
 from attngen.errors import UsageError
-from sequences.ragged import ragged
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SPECS = {
@@ -33,69 +35,60 @@ SPECS["direct"] = (
     "attention d\nparam slope: f32[Hq]\nnormalizer relu {\n    weight(s) = max(s, 0)\n    denominator = sum + 1\n"
     "    shift = none\n}\nscore = qk * scale - slope[h]\nmask = causal\nnormalizer = relu\n"
 )
-CUTS = ((0, 13, 14, 64, 80), (0, 20, 20, 51, 80))
-"""Where queries and where keys are cut."""
-
-
-def _whole(spec: str) -> tuple[attngen.Kernel, list[torch.Tensor], dict[str, Any]]:
-    kernel = attngen.compile(SPECS[spec])
-    made = ragged(kernel, ((80, 80),))
-    q, k, v = (torch.tensor(x[0][None]) for x in (made.q, made.k, made.v))
-    params: dict[str, Any] = {}
-    for name, x in made.params.items():
-        params[name] = torch.tensor(np.float32(x) if x.dtype == np.float64 else x) if isinstance(x, np.ndarray) else x
-        if isinstance(params[name], torch.Tensor) and params[name].is_floating_point():
-            params[name].requires_grad_()
-    return kernel, [q, k, v], params
+SIZES = (("B", 1), ("Hq", 4), ("Hkv", 2), ("D", 16), ("Dv", 24))
 
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_pieces_add_up_to_the_whole(spec: str) -> None:
-    kernel, (q, k, v), params = _whole(spec)
-    plain = {n: x.detach() if isinstance(x, torch.Tensor) else x for n, x in params.items()}
-    arrays = {n: x.numpy() if isinstance(x, torch.Tensor) else x for n, x in plain.items()}
-    exact = [x.double().numpy() for x in (q, k, v)]
-    right = reference.evaluate(kernel.spec, *exact, params=arrays)
-    d_out, d_lse = torch.randn(*right.out.shape), torch.randn(*right.lse.shape)
-    finite = np.isfinite(right.lse)
-    slopes = reference.gradients(
-        kernel.spec, *exact, d_out.double().numpy(), np.where(finite, d_lse.numpy(), 0.0), params=arrays
-    )
-    dk, dv = torch.zeros_like(k), torch.zeros_like(v)
-    dq: list[torch.Tensor] = []
-    totals = {n: torch.zeros_like(x) for n, x in params.items() if isinstance(x, torch.Tensor) and x.requires_grad}
-    outs, lses = [], []
-    for q0, q1 in pairwise(CUTS[0]):
-        rows = q[:, :, q0:q1]
-        places = [{"q_offset": q0, "k_offset": k0, "Sq": 80, "Sk": 80} for k0, _ in pairwise(CUTS[1])]
-        ends = list(pairwise(CUTS[1]))
-        parts = [
-            kernel.partial(rows, k[:, :, k0:k1], v[:, :, k0:k1], **place, **plain)
-            for place, (k0, k1) in zip(places, ends, strict=True)
-        ]
-        halves = [kernel.merge(parts[2:]), kernel.merge([parts[1], parts[0]])]
-        out, lse = kernel.finish(*kernel.merge(halves), **plain)
-        assert out.dtype == torch.float32
-        outs.append(out)
-        lses.append(lse)
-        given = {"d_lse": d_lse[:, :, q0:q1], **params}
-        own = torch.zeros_like(rows)
-        for place, (k0, k1) in zip(places, ends, strict=True):
-            sums = (own, dk[:, :, k0:k1], dv[:, :, k0:k1])
-            *_, found = kernel.partial_backward(
-                rows, k[:, :, k0:k1], v[:, :, k0:k1], d_out[:, :, q0:q1], out, lse, **place, **given, accumulate=sums
-            )
-            for name, g in found.items():
-                totals[name] += g
-        for name, g in kernel.finish_backward(d_out[:, :, q0:q1], out, lse, **given).items():
-            totals[name] += g
-        dq.append(own)
-    out, lse = torch.cat(outs, 2), torch.cat(lses, 2)
-    assert (np.isfinite(lse.numpy()) == finite).all()
-    wrong = {"out": _most(right.out, out), "lse": _most(right.lse[finite], lse[torch.tensor(finite)])}
-    wrong |= {n: _most(getattr(slopes, n), g) for n, g in zip("qkv", (torch.cat(dq, 2), dk, dv), strict=True)}
-    wrong |= {n: _most(slopes.params[n], g) for n, g in totals.items()}
-    assert all(e <= 3e-5 for e in wrong.values()), wrong
+    """out, lse and every gradient, as `attngen verify --geometry pieces` compares them."""
+    kernel = attngen.compile(SPECS[spec])
+    found = list(pieces.compare(kernel, Case("pieces", "fp32", (*SIZES, ("Sq", 80), ("Sk", 80))), "cpu"))
+    assert all(c.passed for c in found), found
+    assert len(found) == 5 + sum(p.learns for p in kernel.spec.params)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5, 80])
+def test_cuts_are_each_position_once(rows: int) -> None:
+    for empty in (False, True):
+        found = pieces.cuts(rows, empty=empty)
+        assert [at for start, stop in found for at in range(start, stop)] == list(range(rows))
+        assert not empty or any(start == stop for start, stop in found)
+
+
+def _sink(method: str, change: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What fails of a sink's pieces where a step is `change(whole step, its arguments)`."""
+    whole = getattr(attngen.Kernel, method)
+    monkeypatch.setattr(attngen.Kernel, method, lambda self, *a, **given: change(partial(whole, self), *a, **given))
+    kernel = attngen.compile(SPECS["sink by head"])
+    case = Case("wrong", "fp32", (*SIZES, ("Sq", 40), ("Sk", 40)))
+    return [c.result for c in pieces.compare(kernel, case, "cpu") if not c.passed]
+
+
+@pytest.mark.parametrize(
+    ("method", "change", "seen_in"),
+    [
+        ("merge", lambda merge, parts: merge([parts[0], *parts]), {"out", "lse", "d q"}),
+        ("merge", lambda merge, parts: merge(parts[:-1]), {"out", "lse", "d v"}),
+        ("finish", lambda finish, *part, **given: finish(*finish(*part, **given), **given), {"out", "lse", "d sink"}),
+        ("finish", lambda finish, *part, **_: part, {"out", "lse", "d sink"}),
+        ("finish_backward", lambda step, *x, **given: {n: 2 * g for n, g in step(*x, **given).items()}, {"d sink"}),
+        ("partial", lambda step, *x, k_offset, **at: step(*x, k_offset=max(0, k_offset - 1), **at), {"out", "d k"}),
+        ("partial_backward", lambda step, *x, d_lse, **at: step(*x, **at), {"d q", "d k"}),
+    ],
+)  # fmt: skip
+def test_a_step_that_is_wrong_fails(
+    method: str, change: Callable[..., Any], seen_in: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert seen_in <= set(_sink(method, change, monkeypatch))
+
+
+def test_command(capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(EXAMPLES / "dropout.attn")
+    assert cli.main(["verify", path, "--device", "cpu", "--geometry", "pieces"]) == 2
+    assert "pieces of a spec with dropout are not supported yet" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["verify", path, "--geometry", "paged"])
+    assert "there are dense, lengths, packed, pieces" in capsys.readouterr().err
 
 
 def _most(right: Any, found: torch.Tensor) -> float:
@@ -147,11 +140,11 @@ def _kernel(launch: Any) -> str:
 def test_packed_pieces_each_begin_elsewhere() -> None:
     kernel = attngen.compile("attention c\nmask = 0 <= q - k + Sk - Sq < 9\n")
     lengths, cut = ((20, 30), (7, 7)), (11, 3)
-    made = ragged(kernel, lengths)
+    made = sequences.draw(kernel.spec, sequences.settled(kernel.spec, Case("two", "fp32", SIZES[1:], lengths=lengths)))
     whole = [kernel.reference(*(x[b][None] for x in (made.q, made.k, made.v)))[0] for b in range(2)]
 
-    def packed(parts: list[Any]) -> torch.Tensor:
-        return torch.tensor(np.concatenate([x.transpose(1, 0, 2) for x in parts]))
+    def packed(parts: Sequence[Any]) -> torch.Tensor:
+        return torch.tensor(np.concatenate([x.transpose(1, 0, 2) for x in parts]), dtype=torch.float32)
 
     def ends(sizes: list[int]) -> torch.Tensor:
         return torch.tensor(np.cumsum([0, *sizes]), dtype=torch.int32)
