@@ -16,6 +16,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from attngen.errors import UsageError
 from attngen.ir.attention import Attention
 from attngen.ir.evaluate import evaluate
 from attngen.ir.nodes import Symbol
@@ -145,6 +146,25 @@ def needed(kernel: Planned, q_ranges: Sequence[Range], case: Case) -> list[tuple
                 found[i] += _union(lows[..., own].reshape(-1), highs[..., own].reshape(-1))
                 at += stop - start
     return [tuple(_few(_joined(ranges), keys)) for ranges in found]
+
+
+def stretches(kernel: Planned, rows: Rows, case: Case) -> tuple[Any, Any] | None:
+    """Where the plan's stretches `any` begin and end for each of these queries, (stretch, batch, head, row): no key
+    outside is allowed. None, where the mask reads what `case` does not know."""
+    data = _data(kernel, case)
+    if data is None:
+        return None
+    lows, highs = _ends(kernel, "any", _rows(kernel, rows, case, data), data, (0, case.sizes[1]))
+    return tuple(np.broadcast_to(x, (*x.shape[:-1], len(rows))) for x in (lows, highs))  # pyright: ignore[reportReturnType]
+
+
+def pairs(kernel: Planned, rows: Rows, k_range: Range, case: Case) -> Any:
+    """The mask by its definition, (batch, head, row, key); it may read only what `case` knows."""
+    data = _data(kernel, case)
+    if data is None:
+        raise UsageError(f"{kernel.spec.name}: the mask reads more than is given")
+    allowed = _pairs(kernel, rows, k_range, case, data)
+    return allowed.reshape((1,) * (4 - allowed.ndim) + allowed.shape)
 
 
 def _exact(kernel: Planned, case: Case) -> bool:
