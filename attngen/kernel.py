@@ -154,6 +154,16 @@ class Kernel:
             kept[each] = made.piece, own
         return kept[each]
 
+    def _pieces_module(self) -> Any:
+        """The module that computes with pieces of this target's arrays."""
+        if self.target in ("pallas", "jax"):
+            from attngen import jax_pieces
+
+            return jax_pieces
+        from attngen import pieces
+
+        return pieces
+
     def partial(
         self,
         q: Any,
@@ -174,26 +184,23 @@ class Kernel:
         q holds positions q_offset, q_offset + 1, … of a sequence of Sq queries, k and v those from k_offset on, of Sk
         keys; (B, H, S, D), or packed with cu_seqlens_q, where the four numbers may be int32 tensors, one for each
         sequence. Params with an element for each row are those of the whole sequence. The denominator's own term (a
-        sink) is left out: `finish` adds it, once. For target triton. Raises `UsageError` where a gradient is wanted.
+        sink) is left out: `finish` adds it, once. For targets triton, pallas and jax; of JAX, arrays are (B, S, H, D),
+        not packed, and the four numbers may be traced. Raises `UsageError` where a gradient is wanted.
         """
-        from attngen import pieces
+        from attngen.pieces import Place
 
-        place = pieces.Place(
+        place = Place(
             q_offset=q_offset, k_offset=k_offset, Sq=Sq, Sk=Sk, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k
         )
-        return pieces.partial(self, (q, k, v), place, scale, params)
+        return self._pieces_module().partial(self, (q, k, v), place, scale, params)
 
     def merge(self, parts: Sequence[tuple[Any, Any]]) -> tuple[Any, Any]:
         """(out, lse) of parts of the same queries, whose keys are disjoint, in any order and grouping."""
-        from attngen import pieces
-
-        return pieces.merge(self, parts)
+        return self._pieces_module().merge(self, parts)
 
     def finish(self, out: Any, lse: Any, **params: Any) -> tuple[Any, Any]:
         """(out, lse) with the denominator's own term, which one of all merged parts must get, once."""
-        from attngen import pieces
-
-        return pieces.finish(self, (out, lse), params)
+        return self._pieces_module().finish(self, (out, lse), params)
 
     def partial_backward(
         self,
@@ -217,21 +224,23 @@ class Kernel:
     ) -> tuple[Any, Any, Any, dict[str, Any]]:
         """(dq, dk, dv, {param: gradient}) in float32, of what this piece contributes to the finished `out` and `lse`.
 
-        Params that require a gradient get one. `accumulate`: float32 tensors to which dq, dk and dv are added in place;
-        they are returned. The gradients of all pieces, and of `finish_backward`, add up to those of the whole.
+        Params that require a gradient get one, in JAX every float param. `accumulate`: float32 tensors to which dq, dk
+        and dv are added in place, in JAX arrays whose sums are new; the sums are returned. The gradients of all pieces,
+        and of `finish_backward`, add up to those of the whole.
         """
-        from attngen import pieces
+        from attngen.pieces import Place
 
-        place = pieces.Place(
+        place = Place(
             q_offset=q_offset, k_offset=k_offset, Sq=Sq, Sk=Sk, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k
         )
-        return pieces.partial_backward(self, (q, k, v), (d_out, d_lse), (out, lse), place, scale, params, accumulate)
+        results = (out, lse)
+        return self._pieces_module().partial_backward(
+            self, (q, k, v), (d_out, d_lse), results, place, scale, params, accumulate
+        )
 
     def finish_backward(self, d_out: Any, out: Any, lse: Any, *, d_lse: Any = None, **params: Any) -> dict[str, Any]:
         """{param: gradient} of the denominator's own term, in float32, from the finished `out` and `lse`."""
-        from attngen import pieces
-
-        return pieces.finish_backward(self, (d_out, d_lse), (out, lse), params)
+        return self._pieces_module().finish_backward(self, (d_out, d_lse), (out, lse), params)
 
     def visits(
         self, q_range: tuple[int, int], k_range: tuple[int, int], Sq: int, Sk: int, **params: Any

@@ -2,7 +2,8 @@
 
 Takes a `Kernel` and what its methods `partial`, `merge`, `finish`, `partial_backward` and `finish_backward` were
 called with. A piece is a kernel of its own, of the spec that `ir.pieces` makes. Merging is the monoid that
-the obligation `streaming` shows of the running sums. Tensors are PyTorch's; nothing waits for a device.
+the obligation `streaming` shows of the running sums. Tensors are PyTorch's, and `jax_pieces` has the same for JAX's
+arrays; nothing waits for a device.
 """
 
 from __future__ import annotations
@@ -17,15 +18,13 @@ from attngen.errors import UsageError
 from attngen.ir.pieces import Piece, piece_of
 from attngen.ir.walk import params as read_params
 from attngen.ir.walk import reads
+from attngen.part_sums import Arrays, Part, own_term
 
 if TYPE_CHECKING:
     from attngen.emit import Options
     from attngen.ir.attention import Attention
     from attngen.plan import KernelPlan
     from attngen.prove.proof import Proof
-
-Part = tuple[Any, Any]
-"""out and lse."""
 
 
 class Kernel(Protocol):
@@ -37,6 +36,8 @@ class Kernel(Protocol):
     def spec(self) -> Attention: ...
     @property
     def plan(self) -> KernelPlan: ...
+    @property
+    def function(self) -> Any: ...
     def __call__(self, *operands: Any, **arguments: Any) -> Any: ...
     def varlen(self, *operands: Any, **arguments: Any) -> Any: ...
     def with_results(self, out: Any, lse: Any) -> AbstractContextManager[None]: ...
@@ -58,8 +59,8 @@ def make(name: str, spec: Attention, text: str, options: Options, *, each: bool)
     """The piece of a spec, planned, proved and emitted like any other; `text` is the spec as written."""
     from attngen.emit import emit
 
-    if options.target != "triton":
-        raise UsageError(f"{name}: pieces are for kernels that were compiled for target triton")
+    if options.target not in ("triton", "pallas", "jax"):
+        raise UsageError(f"{name}: pieces are for kernels that were compiled for target triton, pallas or jax")
     if spec.dropout is not None:
         raise UsageError(f"{name}: pieces of a spec with dropout are not supported yet")
     piece = piece_of(spec, each=each)
@@ -120,10 +121,7 @@ def _run(
     results: Part | None = None,
 ) -> Part:
     """`results`: out and lse where they are known, and only gradients are wanted."""
-    known = {p.name for p in kernel.spec.params}
-    unknown = next((name for name in params if name not in known), None)
-    if unknown is not None:
-        raise UsageError(f"{kernel.name}: no param {unknown!r}; there are {', '.join(sorted(known)) or 'none'}")
+    checked_params(kernel, params)
     piece, own_kernel = kernel.piece(each=place.each)
     own = {p.name for p in piece.own.params}
     given = {name: value for name, value in params.items() if name in own}
@@ -140,6 +138,21 @@ def _run(
         return function(*operands, **given, scale=scale, return_lse=True)
 
 
+def checked_params(kernel: Kernel, params: Mapping[str, Any]) -> None:
+    """Raises `UsageError` for a param that the kernel does not have."""
+    known = {p.name for p in kernel.spec.params}
+    unknown = next((name for name in params if name not in known), None)
+    if unknown is not None:
+        raise UsageError(f"{kernel.name}: no param {unknown!r}; there are {', '.join(sorted(known)) or 'none'}")
+
+
+def required(kernel: Kernel, name: str, params: Mapping[str, Any], why: str) -> Any:
+    """A param's value. Raises `UsageError` where it is missing."""
+    if name not in params:
+        raise UsageError(f"{kernel.name}: {name} is missing: {why}")
+    return params[name]
+
+
 def _number(x: Any, count: int, device: Any, *, each: bool) -> Any:
     import torch
 
@@ -149,39 +162,21 @@ def _number(x: Any, count: int, device: Any, *, each: bool) -> Any:
 
 
 def merge(kernel: Kernel, parts: Sequence[Part]) -> Part:
-    import torch
-
     if not parts:
         raise UsageError(f"{kernel.name}: merge needs at least one part (out, lse)")
-    outs = torch.stack([out for out, _ in parts])
-    lses = torch.stack([lse for _, lse in parts])
-    if not kernel.spec.normalizer.sums:
-        return outs.sum(0), lses[0]
-    lse = torch.logsumexp(lses, 0)
-    shares = torch.where(lses == float("-inf"), 0.0, torch.exp(lses - lse))
-    return (outs * _by_rows(shares)).sum(0), lse
+    return _arrays(parts[0][1]).merged(parts, sums=kernel.spec.normalizer.sums)
 
 
-def _by_rows(x: Any) -> Any:
-    """A number for each row, (…, Hq, Sq), beside rows: packed rows have their heads inside, (…, Tq, Hq, Dv)."""
-    return (x.transpose(-1, -2) if x.ndim == 3 else x).unsqueeze(-1)
+def _arrays(lse: Any) -> Arrays:
+    """Packed rows have their heads inside: out is (Tq, Hq, Dv), lse (Hq, Tq)."""
+    import torch
 
-
-def _beside(x: Any) -> Any:
-    """The same for one part, where lse is (Hq, Tq) or (B, Hq, Sq)."""
-    return (x.transpose(-1, -2) if x.ndim == 2 else x).unsqueeze(-1)
+    return Arrays(torch.exp, torch.where, torch.logaddexp, lse.ndim == 2)
 
 
 def finish(kernel: Kernel, part: Part, params: Mapping[str, Any]) -> Part:
-    import torch
-
-    out, lse = part
-    own = _own_term(kernel, lse, params)
-    if own is None:
-        return out, lse
-    whole = torch.logaddexp(lse, own.detach())
-    share = torch.where(lse == float("-inf"), 0.0, torch.exp(lse - whole))
-    return out * _beside(share), whole
+    own = _own_term(kernel, part[1], params)
+    return part if own is None else _arrays(part[1]).finished(part, own.detach())
 
 
 def _own_term(kernel: Kernel, lse: Any, params: Mapping[str, Any]) -> Any:
@@ -189,17 +184,13 @@ def _own_term(kernel: Kernel, lse: Any, params: Mapping[str, Any]) -> Any:
     import torch
 
     from attngen.emit.torch_shared import expressions
-    from attngen.ir.build import apply, is_literal
-    from attngen.ir.nodes import Op
 
-    w = kernel.plan.weights
-    term = w.log_extra
-    if term is None and w.extra is not None and not is_literal(w.extra, 0):
-        term = apply(Op.LOG, w.extra)
+    term = own_term(kernel.plan.weights)
     if term is None:
         return None
     heads = lse.shape[-2]
-    values = {n: torch.as_tensor(params[n], device=lse.device) for n in read_params(term) if _given(kernel, n, params)}
+    why = "the denominator's own term reads it"
+    values = {n: torch.as_tensor(required(kernel, n, params, why), device=lse.device) for n in read_params(term)}
     values = {n: x.float() if x.is_floating_point() else x for n, x in values.items()}
     names = {"b": "at_b", "h": "at_h", "hkv": "at_h", "like": "like", **{n: f"values[{n!r}]" for n in values}}
     if reads(term, "hkv"):
@@ -219,12 +210,6 @@ def _own_term(kernel: Kernel, lse: Any, params: Mapping[str, Any]) -> Any:
 
 def _element(x: Any, *index: Any) -> Any:
     return x[index]
-
-
-def _given(kernel: Kernel, name: str, params: Mapping[str, Any]) -> bool:
-    if name not in params:
-        raise UsageError(f"{kernel.name}: {name} is missing: the denominator's own term reads it")
-    return True
 
 
 # ---------------------------------------------------------------- backward
@@ -262,12 +247,6 @@ def partial_backward(
     return *accumulate, gradients
 
 
-def _sums(x: Any, lse: Any) -> Any:
-    """The sum of each row, like `lse`."""
-    total = x.sum(-1)
-    return total.transpose(0, 1) if lse.ndim == 2 else total
-
-
 def finish_backward(
     kernel: Kernel, cotangents: tuple[Any, Any], results: Part, params: Mapping[str, Any]
 ) -> dict[str, Any]:
@@ -280,10 +259,8 @@ def finish_backward(
         own = _own_term(kernel, lse, {**params, **learned})
     if own is None or not own.requires_grad:
         return {n: torch.zeros_like(x, dtype=torch.float32) for n, x in learned.items()}
-    share = torch.where(lse == float("-inf"), 0.0, torch.exp(own.detach() - lse))
-    slope = -_sums(d_out.float() * out.float(), lse)
-    slope = slope if d_lse is None else slope + d_lse
-    slopes: Any = torch.autograd.grad(own, [*learned.values()], share * slope, allow_unused=True)
+    slope = _arrays(lse).own_slope((d_out.float(), d_lse), (out.float(), lse), own.detach())
+    slopes: Any = torch.autograd.grad(own, [*learned.values()], slope, allow_unused=True)
     return {n: _of(g, x) for g, (n, x) in zip(slopes, learned.items(), strict=True)}
 
 

@@ -14,6 +14,7 @@ from attngen.ir import printing
 from attngen.ir.attention import Param
 from attngen.ir.nodes import SIZES, Expr, Load, Storage, Symbol, Type
 from attngen.ir.walk import nodes, symbols
+from attngen.ir.walk import params as read_params
 from attngen.plan.kernel import KernelPlan
 
 _DTYPES = {s: tuple("jnp.bool_" if d == "bool" else f"jnp.{d}" for d in found) for s, found in DTYPES.items()}
@@ -40,7 +41,10 @@ def check_lines(plan: KernelPlan, params: tuple[ParamView, ...], sizes: Mapping[
         if _about_sizes(fact, attention.sizes):
             text = host_expressions.python(fact, names)
             values = ", ".join(f"{size} = {{{names[size]}}}" for size in sorted(symbols(fact)))
-            lines += _refuse(f"not ({text})", f"the specification assumes {printing.expression(fact)}; here {values}")
+            traced = "".join(f"_readable({names[name]}) and " for name in sorted(read_params(fact)))
+            lines += _refuse(
+                f"{traced}not ({text})", f"the specification assumes {printing.expression(fact)}; here {values}"
+            )
     return (*lines, *need_lines(plan, names))
 
 

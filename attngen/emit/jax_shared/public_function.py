@@ -62,7 +62,7 @@ PALLAS = Accepted(
     scale_note="The kernels take a positive scale",
     attend_lines=(
         "config = _configured(size, q.dtype, floats, data, return_lse)._replace(spread=spread)",
-        "out, lse = _attend(config, q, k, v, floats, data)",
+        "out, lse = attend(config, q, k, v, floats, data)",
     ),
 )
 JAX = Accepted(
@@ -72,7 +72,7 @@ JAX = Accepted(
     dims_text="1 at the least",
     action="computed",
     scale_note="A positive scale is folded into the exponent",
-    attend_lines=("out, lse = _attend(size, q, k, v, floats, data)",),
+    attend_lines=("out, lse = attend(size, q, k, v, floats, data)",),
 )
 
 

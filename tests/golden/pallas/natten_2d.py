@@ -1601,7 +1601,8 @@ def natten_2d(
     return _call(q, k, v, bias, scale, return_lse, dropout_seed)
 
 
-def _call(q, k, v, bias, scale, return_lse, dropout_seed):
+def _call(q, k, v, bias, scale, return_lse, dropout_seed, attend=_attend):
+    """`attend` is the differentiated core; attngen has another one for pieces of a longer sequence."""
     if scale is None:
         scale = q.shape[-1] ** -0.5 if hasattr(q, "shape") and len(q.shape) and q.shape[-1] else 1.0
     size = _check(q, k, v, bias, scale)
@@ -1613,11 +1614,11 @@ def _call(q, k, v, bias, scale, return_lse, dropout_seed):
         number = lax.stop_gradient(jnp.where(scale == 0.0, 1.0, jnp.abs(scale)))
         q, scale = (q.astype(jnp.float32) * (scale / number)).astype(q.dtype), number
     scale = jnp.asarray(scale, jnp.float32)
-    compute = functools.partial(_computed, size, return_lse)
+    compute = functools.partial(_computed, attend, size, return_lse)
     return _on_mesh(compute, return_lse, q, k, v, bias, scale)
 
 
-def _computed(size, return_lse, spread, q, k, v, bias, scale):
+def _computed(attend, size, return_lse, spread, q, k, v, bias, scale):
     """The result, once the arguments are checked and converted. Each param is brought to the arrays that are read of it."""
     B = size.B
     Hq = size.Hq
@@ -1635,7 +1636,7 @@ def _computed(size, return_lse, spread, q, k, v, bias, scale):
         out, lse = jnp.zeros((B, Sq, Hq, Dv), q.dtype), jnp.broadcast_to(jnp.asarray(-jnp.inf, jnp.float32), (B, Hq, Sq, 1))[..., 0]
     else:
         config = _configured(size, q.dtype, floats, data, return_lse)._replace(spread=spread)
-        out, lse = _attend(config, q, k, v, floats, data)
+        out, lse = attend(config, q, k, v, floats, data)
     return (out, lse) if return_lse else out
 
 

@@ -1,0 +1,218 @@
+"""Attention by pieces for the targets that print JAX: `pieces`, over JAX arrays and for functions that are traced.
+
+Takes a `Kernel` of target jax or pallas and what its methods `partial`, `merge`, `finish`, `partial_backward` and
+`finish_backward` were called with; the numbers of a `Place` may be traced. A generated module differentiates one core,
+`_attend`. A piece runs the same module with a core of its own, which gives out in float32 or, backward, starts from the
+finished results: then the weights that are computed again, exp(s - lse), are already those of the whole.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from attngen.errors import UsageError
+from attngen.ir.nodes import Load, Scalar, Symbol
+from attngen.ir.walk import params as read_params
+from attngen.ir.walk import reads
+from attngen.part_sums import Arrays, Part, own_term
+from attngen.pieces import Kernel, Place, checked_params, required
+from attngen.plan.score.weights import Form
+
+jax: Any = importlib.import_module("jax")
+jnp: Any = importlib.import_module("jax.numpy")
+
+if TYPE_CHECKING:
+    from attngen.emit.jax_shared.expressions import Leaf
+
+Core = Callable[..., tuple[Any, Any]]
+"""In place of a module's `_attend`: (configuration, q, k, v, floats, data) to (out, lse)."""
+
+
+def _arrays() -> Arrays:
+    return Arrays(jnp.exp, jnp.where, jnp.logaddexp, heads_inside=True)
+
+
+# ---------------------------------------------------------------- forward
+
+
+def partial(kernel: Kernel, operands: Sequence[Any], place: Place, scale: Any, params: Mapping[str, Any]) -> Part:
+    module = _module(kernel, place)
+
+    def core(config: Any, q: Any, k: Any, v: Any, floats: Any, data: Any) -> Part:
+        q, k, v, floats = _constant(kernel)((q, k, v, floats))
+        _, saved = module["_attend_forward"](config, q, k, v, floats, data)
+        return saved[5], saved[6]  # what the backward pass takes: behind the arguments, out and lse
+
+    out, lse = _run(kernel, module, core, operands, place, scale, params)
+    return out.astype(jnp.float32), lse
+
+
+def _constant(kernel: Kernel) -> Callable[[Any], Any]:
+    """The identity, which nobody may differentiate."""
+
+    @jax.custom_jvp
+    def constant(x: Any) -> Any:
+        return x
+
+    def refused(*_: Any) -> Any:
+        raise UsageError(
+            f"{kernel.name}: partial is not differentiable by JAX: call partial_backward for the gradients"
+        )
+
+    constant.defjvp(refused)
+    return constant
+
+
+def _module(kernel: Kernel, place: Place) -> Mapping[str, Any]:
+    """What the piece's generated module defines."""
+    if place.cu_seqlens_q is not None:
+        raise UsageError(f"{kernel.name}: packed pieces are for kernels that were compiled for target triton")
+    _, own = kernel.piece(each=place.each)
+    return own.function.__globals__
+
+
+def _run(
+    kernel: Kernel,
+    module: Mapping[str, Any],
+    core: Core,
+    operands: Sequence[Any],
+    place: Place,
+    scale: Any,
+    params: Mapping[str, Any],
+) -> Part:
+    checked_params(kernel, params)
+    piece, _ = kernel.piece(each=place.each)
+    names = (piece.q_offset, piece.k_offset, piece.q_size, piece.k_size)
+    numbers = [
+        jnp.broadcast_to(jnp.asarray(x, jnp.int32), operands[0].shape[:1]) if place.each else x for x in place.numbers
+    ]
+    found = {**params, **dict(zip(names, numbers, strict=True))}
+    own = [required(kernel, p.name, found, "the piece reads it") for p in piece.own.params]
+    return module["_call"](*operands, *own, scale, True, None, core)
+
+
+def merge(kernel: Kernel, parts: Sequence[Part]) -> Part:
+    if not parts:
+        raise UsageError(f"{kernel.name}: merge needs at least one part (out, lse)")
+    return _arrays().merged(parts, sums=kernel.spec.normalizer.sums)
+
+
+def finish(kernel: Kernel, part: Part, params: Mapping[str, Any]) -> Part:
+    own = _own_term(kernel, part[1], params)
+    return part if own is None else _arrays().finished(part, own)
+
+
+def _own_term(kernel: Kernel, lse: Any, params: Mapping[str, Any]) -> Any:
+    """The logarithm of the denominator's own term, like `lse`; None where there is none."""
+    from attngen.emit.jax_shared.expressions import Printer
+
+    term = own_term(kernel.plan.weights)
+    if term is None:
+        return None
+    if reads(term, "hkv"):
+        raise UsageError(f"{kernel.name}: the denominator's own term reads `hkv`: write it by `h`")
+    why = "the denominator's own term reads it"
+    values = {n: jnp.asarray(required(kernel, n, params, why)) for n in read_params(term)}
+    values = {n: x.astype(jnp.float32) if jnp.issubdtype(x.dtype, jnp.floating) else x for n, x in values.items()}
+
+    def leaf(e: Leaf) -> str:
+        match e:
+            case Symbol():
+                return f"at_{e.id}"
+            case Scalar():
+                return f"values[{e.param!r}]"
+            case Load():
+                return f"values[{e.param!r}][{', '.join(map(printer.text, e.indices))}]"
+
+    printer = Printer(kernel.plan.choices, leaf)
+    found: dict[str, Any] = {
+        **kernel.function.__globals__,
+        "values": values,
+        "at_h": jnp.arange(lse.shape[1]).reshape(1, -1, 1),
+        "at_b": jnp.arange(lse.shape[0]).reshape(-1, 1, 1),
+    }
+    result = eval(printer.text(term), found)
+    return jnp.broadcast_to(jnp.asarray(result, jnp.float32), lse.shape)
+
+
+# ---------------------------------------------------------------- backward
+
+
+def partial_backward(
+    kernel: Kernel,
+    operands: Sequence[Any],
+    cotangents: tuple[Any, Any],
+    results: Part,
+    place: Place,
+    scale: Any,
+    params: Mapping[str, Any],
+    accumulate: tuple[Any, Any, Any] | None,
+) -> tuple[Any, Any, Any, dict[str, Any]]:
+    module = _module(kernel, place)
+    out, lse = results
+    d_out, d_lse = cotangents
+    d_lse = jnp.zeros_like(lse) if d_lse is None else jnp.where(lse == -jnp.inf, 0.0, d_lse)
+    learned = {n: jnp.asarray(x) for n, x in params.items() if _learns(x)}
+    w = kernel.plan.weights
+    saves_den = w.form is Form.DIRECT and w.sums
+    core = functools.partial(_from_finished(module, saves_den=saves_den), (out, lse))
+
+    def whole(operands: Sequence[Any], learned: Mapping[str, Any]) -> Part:
+        return _run(kernel, module, core, operands, place, scale, {**params, **learned})
+
+    (own, _), pull = jax.vjp(whole, tuple(jnp.asarray(x) for x in operands), learned)
+    (dq, dk, dv), gradients = pull((jnp.asarray(d_out).astype(own.dtype), d_lse))
+    found = [x.astype(jnp.float32) for x in (dq, dk, dv)]
+    if accumulate is not None:
+        found = [total + x for total, x in zip(accumulate, found, strict=True)]
+    return found[0], found[1], found[2], {n: g.astype(jnp.float32) for n, g in gradients.items()}
+
+
+def _learns(x: Any) -> bool:
+    return hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.floating)
+
+
+def _from_finished(module: Mapping[str, Any], *, saves_den: bool) -> Callable[..., tuple[Any, Any]]:
+    """A core that computes nothing: its results are given, and its gradients those of what the piece adds to them."""
+
+    @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+    def core(config: Any, q: Any, k: Any, v: Any, floats: Any, data: Any, out: Any, lse: Any) -> Part:
+        return out.astype(q.dtype), lse
+
+    def forward(config: Any, *saved: Any) -> tuple[Part, tuple[Any, ...]]:
+        return core(config, *saved), saved
+
+    def backward(config: Any, saved: tuple[Any, ...], cotangents: Part) -> tuple[Any, ...]:
+        *_, out, lse = saved
+        den = (jnp.where(lse == -jnp.inf, 1.0, jnp.exp(lse)),) if saves_den else ()
+        gradients = module["_attend_backward"](config, (*saved, *den), cotangents)
+        return *gradients, jnp.zeros_like(out), jnp.zeros_like(lse)
+
+    core.defvjp(forward, backward)
+
+    def attend(finished: Part, config: Any, *arguments: Any) -> Part:
+        return core(config, *module["_alike"](*arguments, *finished))
+
+    return attend
+
+
+def finish_backward(
+    kernel: Kernel, cotangents: tuple[Any, Any], results: Part, params: Mapping[str, Any]
+) -> dict[str, Any]:
+    d_out, d_lse = cotangents
+    out, lse = results
+    learned = {n: jnp.asarray(x) for n, x in params.items() if _learns(x)}
+    none = {n: jnp.zeros(x.shape, jnp.float32) for n, x in learned.items()}
+    if own_term(kernel.plan.weights) is None:
+        return none
+
+    def term(learned: Mapping[str, Any]) -> Any:
+        return _own_term(kernel, lse, {**params, **learned})
+
+    own, pull = jax.vjp(term, learned)
+    slope = _arrays().own_slope((d_out.astype(jnp.float32), d_lse), (out.astype(jnp.float32), lse), own)
+    (gradients,) = pull(slope)
+    return {n: g.astype(jnp.float32) for n, g in gradients.items()}

@@ -1,0 +1,70 @@
+"""How parts of a result are merged and finished, over the arrays of any library: PyTorch's tensors, JAX's arrays.
+
+A part has `out` and `lse` of the same queries over keys of its own. lse is the logarithm of the part's denominator, so
+a part's share of a whole is exp(own lse - whole lse): the monoid that the obligation `streaming` shows of running sums.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+from attngen.ir.build import apply, is_literal
+from attngen.ir.nodes import Expr, Op
+from attngen.plan.score.weights import Weights
+
+Part = tuple[Any, Any]
+"""out and lse."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrays:
+    """A library's functions. `heads_inside`: heads are behind rows in out, (…, S, H, Dv), while lse is (…, H, S)."""
+
+    exp: Callable[[Any], Any]
+    where: Callable[[Any, Any, Any], Any]
+    logaddexp: Callable[[Any, Any], Any]
+    heads_inside: bool
+
+    def beside(self, x: Any) -> Any:
+        """Numbers like lse beside rows like out's."""
+        return (x.swapaxes(-1, -2) if self.heads_inside else x)[..., None]
+
+    def sums(self, x: Any) -> Any:
+        """The sum of each row like out's, like lse."""
+        total = x.sum(-1)
+        return total.swapaxes(-1, -2) if self.heads_inside else total
+
+    def share(self, lse: Any, whole: Any) -> Any:
+        return self.where(lse == float("-inf"), 0.0, self.exp(lse - whole))
+
+    def merged(self, parts: Sequence[Part], *, sums: bool) -> Part:
+        """Of one part or more. `sums`: whether the normalizer divides; without, results add up."""
+        lse = parts[0][1]
+        if not sums:
+            return reduce(operator.add, (out for out, _ in parts)), lse
+        lse = reduce(self.logaddexp, (own for _, own in parts))
+        return reduce(operator.add, (out * self.beside(self.share(own, lse)) for out, own in parts)), lse
+
+    def finished(self, part: Part, own: Any) -> Part:
+        """`own`: the logarithm of the denominator's own term, like lse."""
+        out, lse = part
+        whole = self.logaddexp(lse, own)
+        return out * self.beside(self.share(lse, whole)), whole
+
+    def own_slope(self, cotangents: tuple[Any, Any], whole: Part, own: Any) -> Any:
+        """The gradient of `own` from those of the finished results; that of lse may be None."""
+        d_out, d_lse = cotangents
+        out, lse = whole
+        slope = -self.sums(d_out * out)
+        return self.share(own, lse) * (slope if d_lse is None else slope + d_lse)
+
+
+def own_term(w: Weights) -> Expr | None:
+    """The logarithm of the denominator's own term; None where there is none."""
+    if w.log_extra is None and w.extra is not None and not is_literal(w.extra, 0):
+        return apply(Op.LOG, w.extra)
+    return w.log_extra

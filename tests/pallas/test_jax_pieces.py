@@ -1,0 +1,139 @@
+"""Pieces of a sequence in JAX, merged and finished, against the whole in float64: out, lse and every gradient."""
+
+from __future__ import annotations
+
+import functools
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import attngen
+from attngen import inputs, reference
+from attngen.errors import UsageError
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*no TPU found:UserWarning")
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+SPECS = {
+    name: str(EXAMPLES / f"{name}.attn")
+    for name in (
+        *("alibi", "causal", "chunked", "custom_normalizer", "dilated", "documents", "prefix_lm", "sigmoid", "sink"),
+        *("sliding_window", "softcap", "softmax1", "windowed_alibi", "window_global", "full_bias"),
+    )
+}
+SPECS["biased by row"] = (
+    "attention r\nparam column: f32[B, Sk]\nparam row: f32[Sq]\n"
+    "score = qk * scale + column[b, k] * row[q]\nmask = causal\n"
+)
+SPECS["plain sum"] = (
+    "attention p\nparam escape: f32[Hq] where 0 < escape and escape < 9\n"
+    "normalizer soft(e) {\n    weight(s) = sigmoid(s)\n    denominator = sum + e\n    shift = none\n}\n"
+    "mask = causal\nnormalizer = soft(e = escape[h])\n"
+)
+SIZES = {"B": 2, "Hq": 4, "Hkv": 2, "Sq": 40, "Sk": 40, "D": 8, "Dv": 12}
+CUTS = ((0, 20, 40), (0, 20, 20, 40))
+"""Where queries and where keys are cut."""
+
+
+def _whole(spec: str, target: str) -> tuple[attngen.Kernel, list[jax.Array], dict[str, Any]]:
+    kernel = attngen.compile(SPECS[spec], target, tile=(16, 16) if target == "jax" else None)
+    rng = np.random.default_rng(0)
+    sizes = inputs.settle(kernel.spec, SIZES, fixed=set(SIZES))
+    params = inputs.examples(kernel.spec, sizes, seed=0)
+    params = {n: np.float32(x) if np.result_type(x) == np.float64 else x for n, x in params.items()}
+    shapes = (sizes["Hq"], sizes["D"]), (sizes["Hkv"], sizes["D"]), (sizes["Hkv"], sizes["Dv"])
+    return kernel, [jnp.asarray(rng.standard_normal((2, 40, *s)), jnp.float32) for s in shapes], params
+
+
+def _most(right: Any, found: Any) -> float:
+    right, found = np.asarray(right, np.float64), np.asarray(found, np.float64)
+    return float(np.abs(right.reshape(found.shape) - found).max() / max(1.0, np.abs(right).max()))
+
+
+@pytest.mark.parametrize("target", ["jax", "pallas"])
+@pytest.mark.parametrize("spec", SPECS)
+def test_pieces_in_jax_add_up_to_the_whole(spec: str, target: str) -> None:
+    kernel, (q, k, v), params = _whole(spec, target)
+    exact = [np.asarray(x, np.float64).swapaxes(1, 2) for x in (q, k, v)]
+    right = reference.evaluate(kernel.spec, *exact, params=params)
+    rng = np.random.default_rng(1)
+    d_out, d_lse = rng.standard_normal(right.out.shape), rng.standard_normal(right.lse.shape)
+    finite = np.isfinite(right.lse)
+    slopes = reference.gradients(kernel.spec, *exact, d_out, np.where(finite, d_lse, 0.0), params=params)
+    d_out, d_lse = jnp.asarray(d_out, jnp.float32).swapaxes(1, 2), jnp.asarray(d_lse, jnp.float32)
+    partial = jax.jit(functools.partial(kernel.partial, Sq=40, Sk=40, **params))
+    backward = jax.jit(functools.partial(kernel.partial_backward, Sq=40, Sk=40, **params))
+    dk, dv, dq, totals = jnp.zeros_like(k), jnp.zeros_like(v), [], {}
+    outs, lses = [], []
+    for q0, q1 in pairwise(CUTS[0]):
+        ends = list(pairwise(CUTS[1]))
+        parts = [partial(q[:, q0:q1], k[:, k0:k1], v[:, k0:k1], q_offset=q0, k_offset=k0) for k0, k1 in ends]
+        halves = [kernel.merge(parts[2:]), kernel.merge([parts[1], parts[0]])]
+        out, lse = kernel.finish(*kernel.merge(halves), **params)
+        assert out.dtype == lse.dtype == jnp.float32
+        outs.append(out)
+        lses.append(lse)
+        own = jnp.zeros_like(q[:, q0:q1])
+        for k0, k1 in ends:
+            sums = own, dk[:, k0:k1], dv[:, k0:k1]
+            own, own_dk, own_dv, found = backward(
+                q[:, q0:q1], k[:, k0:k1], v[:, k0:k1], d_out[:, q0:q1], out, lse, d_lse=d_lse[:, :, q0:q1],
+                q_offset=q0, k_offset=k0, accumulate=sums,
+            )  # fmt: skip
+            dk, dv = dk.at[:, k0:k1].set(own_dk), dv.at[:, k0:k1].set(own_dv)
+            totals = {n: g + totals.get(n, 0.0) for n, g in found.items()}
+        for n, g in kernel.finish_backward(d_out[:, q0:q1], out, lse, d_lse=d_lse[:, :, q0:q1], **params).items():
+            totals[n] += g
+        dq.append(own)
+    out, lse = jnp.concatenate(outs, 1), jnp.concatenate(lses, 2)
+    assert (np.isfinite(lse) == finite).all()
+    wrong = {"out": _most(right.out.swapaxes(1, 2), out), "lse": _most(right.lse[finite], lse[finite])}
+    wrong |= {
+        n: _most(getattr(slopes, n).swapaxes(1, 2), g)
+        for n, g in zip("qkv", (jnp.concatenate(dq, 1), dk, dv), strict=True)
+    }
+    wrong |= {n: _most(slopes.params[n], g) for n, g in totals.items()}
+    assert set(totals) == set(slopes.params)
+    assert all(e <= 3e-5 for e in wrong.values()), wrong
+
+
+def test_bfloat16_parts_are_not_rounded_and_gradients_start_from_finished_results() -> None:
+    kernel = attngen.compile(SPECS["causal"], "jax", tile=(16, 16))
+    q, k, v = (jnp.asarray(np.random.default_rng(i).standard_normal((1, 16, 1, 8)), jnp.bfloat16) for i in range(3))
+    out, lse = kernel.partial(q, k, v, q_offset=0, k_offset=0, Sq=16, Sk=16)
+    wide = kernel.partial(*(x.astype(jnp.float32) for x in (q, k, v)), q_offset=0, k_offset=0, Sq=16, Sk=16)
+    np.testing.assert_allclose(out, wide[0], atol=1e-6)
+    place = {"q_offset": 0, "k_offset": 0, "Sq": 16, "Sk": 16}
+    forward = jax.make_jaxpr(functools.partial(kernel.partial, **place))(q, k, v)
+    backward = jax.make_jaxpr(functools.partial(kernel.partial_backward, **place))(q, k, v, out, out, lse)
+    assert " log " in str(forward) and " log " not in str(backward), "the forward pass takes the logarithm of its sums"
+
+
+def test_numbers_for_each_batch_row() -> None:
+    kernel = attngen.compile(SPECS["causal"], "jax", tile=(16, 16))
+    q, k, v = (jnp.asarray(np.random.default_rng(i).standard_normal((2, 24, 1, 8)), jnp.float32) for i in range(3))
+    place = {"Sq": jnp.asarray([24, 16]), "Sk": jnp.asarray([24, 16])}
+    out, _ = kernel.partial(q[:, :8], k[:, :16], v[:, :16], q_offset=jnp.asarray([16, 8]), k_offset=0, **place)
+    for b, (q0, n) in enumerate(((16, 24), (8, 16))):
+        own = slice(b, b + 1)
+        right = kernel.partial(q[own, :8], k[own, :16], v[own, :16], q_offset=q0, k_offset=0, Sq=n, Sk=n)
+        np.testing.assert_allclose(out[own], right[0], atol=1e-6)
+
+
+def test_what_a_piece_in_jax_refuses() -> None:
+    kernel = attngen.compile(SPECS["sink"], "jax", tile=(16, 16))
+    x, place = jnp.ones((1, 8, 2, 4)), {"q_offset": 0, "k_offset": 0, "Sq": 8, "Sk": 8}
+    with pytest.raises(UsageError, match="partial is not differentiable by JAX"):
+        jax.grad(lambda q: kernel.partial(q, x, x, **place)[0].sum())(x)
+    with pytest.raises(UsageError, match="packed pieces are for"):
+        kernel.partial(x, x, x, cu_seqlens_q=jnp.asarray([0, 8]), **place)
+    with pytest.raises(UsageError, match="sink is missing: the denominator's own term reads it"):
+        kernel.finish(x, jnp.ones((1, 2, 8)))
+    with pytest.raises(UsageError, match="no param 'slope'"):
+        kernel.partial(x, x, x, slope=1.0, **place)
+    with pytest.raises(UsageError, match=r"assumes .*k_offset"):
+        kernel.partial(x, x, x, **{**place, "k_offset": 4})
