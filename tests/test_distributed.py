@@ -12,7 +12,7 @@ import torch.multiprocessing as mp
 import attngen
 from attngen import api
 from attngen.errors import Source, UsageError
-from attngen.integrations.dtensor import AXES, cut_params
+from attngen.ir.axes import AXES, cut_params
 
 TILTED = (
     "attention tilted\nparam slope: f32[Hq]\nparam shift: f32[B]\nparam bias: f32[Sk]\n"

@@ -6,7 +6,7 @@ the sequence's dimension, or of the tokens' dimension of packed sequences.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -80,7 +80,7 @@ def length(ranges: Ranges) -> int:
     return sum(stop - start for start, stop in ranges)
 
 
-def joined(ranges: Collection[Range], gap: int = 0) -> Ranges:
+def joined(ranges: Iterable[Range], gap: int = 0) -> Ranges:
     """The union of ranges; two with at most `gap` rows between them become one."""
     found: list[Range] = []
     for start, stop in sorted(r for r in ranges if r[0] < r[1]):

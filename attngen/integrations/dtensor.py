@@ -7,32 +7,19 @@ that all devices have is then a sum over them, which DTensor takes when it is as
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from attngen.errors import UsageError
 from attngen.ir.attention import Attention
-from attngen.ir.nodes import Apply, Expr, Load, Symbol
-from attngen.ir.walk import symbols
+from attngen.ir.axes import AXES, cut_params
 
 if TYPE_CHECKING:
     from attngen.kernel import Kernel
 
 Strategy: TypeAlias = "list[tuple[list[Any], list[Any]]]"
 Way: TypeAlias = "Callable[[Kernel, Any, Sequence[Any]], Strategy]"
-
-
-@dataclass(frozen=True, slots=True)
-class Axis:
-    """A dimension of q, k, v and of the results: what indexes it, by the size of what is indexed."""
-
-    dimension: int
-    indices: tuple[tuple[str, str], ...]
-
-
-AXES = (Axis(0, (("B", "b"),)), Axis(1, (("Hq", "h"), ("Hkv", "hkv"))))
 
 
 def register(kernel: Kernel) -> None:
@@ -53,43 +40,6 @@ def register(kernel: Kernel) -> None:
         if hasattr(module, name):  # a file for inference has no backward pass
             operator = getattr(module, name)._opoverload
             register_sharding(operator)(partial(_strategy, way, kernel, operator))
-
-
-def cut_params(spec: Attention, axis: Axis) -> dict[str, int] | None:
-    """Which dimension of each param is cut with the axis; None where the axis may not be cut."""
-    index_of = dict(axis.indices)
-    cut: dict[str, int] = {}
-    for param in spec.params:
-        sized = [i for i, dim in enumerate(param.shape) if symbols(dim) & index_of.keys()]
-        if len(sized) > 1 or any(not isinstance(param.shape[i], Symbol) for i in sized):
-            return None
-        cut.update((param.name, i) for i in sized)
-    alone = spec.dropout is None  # it counts batches and heads
-    return cut if alone and all(_is_local(e, spec, index_of) for e in _expressions(spec)) else None
-
-
-def _is_local(e: Expr, spec: Attention, index_of: dict[str, str]) -> bool:
-    """Whether it reads the axis only where an index finds the param's own cell."""
-    match e:
-        case Symbol():
-            return e.id not in {*index_of, *index_of.values()}
-        case Load():
-            sizes = (dim.id if isinstance(dim, Symbol) else "" for dim in spec.param(e.param).shape)
-            return all(
-                (isinstance(i, Symbol) and i.id == index_of[size]) if size in index_of else _is_local(i, spec, index_of)
-                for i, size in zip(e.indices, sizes, strict=True)
-            )
-        case Apply():
-            return all(_is_local(a, spec, index_of) for a in e.args)
-        case _:
-            return True
-
-
-def _expressions(spec: Attention) -> Iterator[Expr]:
-    n = spec.normalizer
-    found = (spec.score, spec.mask, n.weight, n.extra, n.stream_weight, n.rescale)
-    yield from (e for e in found if e is not None)
-    yield from spec.assumes
 
 
 # ---------------------------------------------------------------- placements

@@ -57,7 +57,7 @@ def piece_of(attention: Attention, *, each: bool) -> Piece:
     dims: dict[Expr, Expr] = {index(size): index(name) for size, name in rows.items()}
     kept = [replace(p, shape=tuple(substitute(d, dims) for d in p.shape)) for p in attention.params if p.name in read]
     bound = [name for name in rows.values() if any(name in symbols(d) for p in kept for d in p.shape)]
-    offsets = [_param(name, each) for name in names]
+    offsets = [_param(name, each, least=int(each and i > 1)) for i, name in enumerate(names)]
     assumes = [whole(fact) for fact in attention.assumes if set(params(fact)) <= read]
     if not each:
         for offset, rows_here, size in ((q, index("Sq"), q_size), (k, index("Sk"), k_size)):
@@ -77,9 +77,10 @@ def piece_of(attention: Attention, *, each: bool) -> Piece:
     return Piece(own=own, q_offset=names[0], k_offset=names[1], q_size=names[2], k_size=names[3], each=each)
 
 
-def _param(name: str, each: bool) -> Param:
+def _param(name: str, each: bool, least: int) -> Param:
+    """`least` is 1 for the sizes of sequences: where a pair is, there is a row. It says nothing of empty sequences."""
     value = Scalar(name, Type.INT)
-    fact = conjunction(apply(Op.LE, integer(0), value), apply(Op.LT, value, integer(LONGEST)))
+    fact = conjunction(apply(Op.LE, integer(least), value), apply(Op.LT, value, integer(LONGEST)))
     return Param(name, Storage.INT, (Symbol("B", Type.INT),) if each else (), fact)
 
 

@@ -1,0 +1,145 @@
+"""Rows and heads that ranks send each other, with torch.distributed.
+
+Rows travel point to point: a message holds rows of K and of V, one tensor after the other, flat. Heads travel all to
+all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from attngen.distributed.layout import Ranges
+
+_dist = cast(Any, dist)
+
+
+@dataclass(frozen=True)
+class Link:
+    """Groups that exchange rows: their process group, the number of the own one, and the dimension of rows."""
+
+    group: Any
+    rank: int
+    rows: int
+    """2 in (B, H, S, D), 0 in (T, H, D)."""
+
+    def taken(self, x: Tensor, ranges: Ranges) -> Tensor:
+        """Rows of `x`: a view where they are one stretch."""
+        parts = [x.narrow(self.rows, start, stop - start) for start, stop in ranges]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, self.rows)
+
+    def sized(self, x: Tensor, rows: int) -> list[int]:
+        return [rows if d == self.rows else n for d, n in enumerate(x.shape)]
+
+
+@dataclass
+class Pending:
+    """Messages on the way. What is sent is kept until it has left."""
+
+    works: list[Any] = field(default_factory=list[Any])
+    sent: list[Tensor] = field(default_factory=list[Tensor])
+    received: dict[int, list[Tensor]] = field(default_factory=dict[int, list[Tensor]])
+
+    def wait(self) -> dict[int, list[Tensor]]:
+        for work in self.works:
+            work.wait()
+        self.works.clear()
+        self.sent.clear()
+        return self.received
+
+
+def post(
+    link: Link, send: Mapping[int, Sequence[Tensor]], receive: Mapping[int, int], like: Sequence[Tensor], dtype: Any
+) -> Pending:
+    """Begins to send tensors to groups, and to receive so many rows of each of `like` from groups, in this dtype."""
+    found = Pending()
+    if not send and not receive:
+        return found
+    operations: list[Any] = []
+    for target, tensors in sorted(send.items()):
+        flat: Any = torch.cat([x.reshape(-1).to(dtype) for x in tensors])
+        found.sent.append(flat)
+        operations.append(dist.P2POp(dist.isend, flat, dist.get_global_rank(link.group, target), link.group))
+    for source, rows in sorted(receive.items()):
+        shapes = [link.sized(x, rows) for x in like]
+        counts = [torch.Size(shape).numel() for shape in shapes]
+        flat: Any = like[0].new_empty(sum(counts), dtype=dtype)
+        found.received[source] = [x.view(shape) for x, shape in zip(flat.split(counts), shapes, strict=True)]
+        operations.append(dist.P2POp(dist.irecv, flat, dist.get_global_rank(link.group, source), link.group))
+    found.works += dist.batch_isend_irecv(operations)
+    return found
+
+
+# ---------------------------------------------------------------- heads
+
+
+@dataclass(frozen=True)
+class Heads:
+    """The members of a group: each has some rows of all heads, or all rows of its own heads.
+
+    `rows`: how many rows each member holds. `order`: the group's rows, which ascend, as rows of the members' tensors
+    one after the other; `inverse`: the other way round.
+    """
+
+    group: Any
+    member: int
+    dim: int
+    rows: tuple[int, ...]
+    order: Ranges
+    inverse: Ranges
+
+    @property
+    def count(self) -> int:
+        return len(self.rows)
+
+    def gathered(self, x: Tensor, heads: Sequence[Sequence[int]]) -> Tensor:
+        """The member's own heads of all rows of the group; `heads` are those of each member."""
+        blocks = [picked(x, 1, own) for own in heads]
+        shapes = [self._sized(blocks[self.member], rows) for rows in self.rows]
+        parts = self._exchanged(blocks, shapes)
+        return self._moved(torch.cat(parts, self.dim), self.order)
+
+    def scattered(self, x: Tensor, heads: Sequence[Sequence[int]]) -> list[Tensor]:
+        """The other way: by member, its heads of the own rows."""
+        blocks: tuple[Tensor, ...] = cast(Any, self._moved(x, self.inverse)).split(list(self.rows), self.dim)
+        mine = self.rows[self.member]
+        shapes = [
+            [len(own) if d == 1 else mine if d == self.dim else n for d, n in enumerate(x.shape)] for own in heads
+        ]
+        return self._exchanged(blocks, shapes)
+
+    def _sized(self, x: Tensor, rows: int) -> list[int]:
+        return [rows if d == self.dim else n for d, n in enumerate(x.shape)]
+
+    def _moved(self, x: Tensor, order: Ranges) -> Tensor:
+        if len(order) <= 1:
+            return x
+        return torch.cat([x.narrow(self.dim, start, stop - start) for start, stop in order], self.dim)
+
+    def _exchanged(self, blocks: Sequence[Tensor], shapes: Sequence[Sequence[int]]) -> list[Tensor]:
+        sent = torch.cat([b.reshape(-1) for b in blocks])
+        counts = [torch.Size(shape).numel() for shape in shapes]
+        received: Any = sent.new_empty(sum(counts))
+        _dist.all_to_all_single(received, sent, counts, [b.numel() for b in blocks], group=self.group)
+        return [x.view(shape) for x, shape in zip(received.split(counts), shapes, strict=True)]
+
+
+def picked(x: Tensor, dim: int, numbers: Sequence[int]) -> Tensor:
+    """Entries of a dimension: a view where they follow one another."""
+    if list(numbers) == list(range(numbers[0], numbers[0] + len(numbers))):
+        return x.narrow(dim, numbers[0], len(numbers))
+    return x.index_select(dim, torch.tensor(list(numbers), device=x.device))
+
+
+def add_picked(total: Tensor, dim: int, numbers: Sequence[int], x: Tensor) -> None:
+    """Adds to entries of a dimension what was picked from there, in order, so that the bits repeat."""
+    if list(numbers) == list(range(numbers[0], numbers[0] + len(numbers))):
+        total.narrow(dim, numbers[0], len(numbers)).add_(x)
+        return
+    for i, number in enumerate(numbers):
+        total.select(dim, number).add_(x.select(dim, i))

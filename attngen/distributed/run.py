@@ -1,0 +1,302 @@
+"""The forward and the backward pass of one rank, as its steps say: a kernel's pieces, merged, and messages meanwhile.
+
+Takes steps (`program`), a link, and tensors with the rows of the own group; returns out and lse, or gradients. Knows
+nothing of autograd, heads of other members, or how the steps came about. K and V of the next step are on their way
+while a step is computed. In the backward pass the gradients of K and V go home in float32, and whoever holds the rows
+adds them in the order of steps and groups, so that the bits repeat.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attngen.distributed.layout import Ranges
+from attngen.distributed.messages import Link, Pending, add_picked, picked, post
+from attngen.distributed.program import Call, Part, Step
+from attngen.distributed.schedule import Sequences
+from attngen.errors import UsageError
+from attngen.ir.axes import BATCHES, cut_params
+from attngen.ir.nodes import Symbol
+from attngen.ir.walk import symbols
+from attngen.kernel import Kernel
+
+
+@dataclass(frozen=True)
+class Run:
+    """What stays the same from call to call of one placement."""
+
+    kernel: Kernel
+    steps: tuple[Step, ...]
+    sequences: Sequences
+    link: Link
+    numbers: dict[tuple[int, torch.device], dict[str, Tensor]] = field(default_factory=dict[Any, Any])
+    """Offsets of the calls with several sequences, on the device."""
+
+
+def reads_rows(kernel: Kernel) -> list[str]:
+    """Params with an element for each row."""
+    return [p.name for p in kernel.spec.params if any(symbols(d) & {"Sq", "Sk"} for d in p.shape)]
+
+
+# ---------------------------------------------------------------- passes
+
+
+def forward(run: Run, q: Tensor, k: Tensor, v: Tensor, scale: float | None, params: Mapping[str, Any]) -> Any:
+    """out (float32) and lse of the group's queries, finished."""
+    kernel, link = run.kernel, run.link
+    sums = kernel.spec.normalizer.sums
+    packed = run.sequences.packed
+    out = q.new_zeros((*q.shape[:-1], v.shape[-1]), dtype=torch.float32)
+    lse = q.new_full(_lse_shape(q), float("-inf") if sums else 0.0, dtype=torch.float32)
+    messages = _fetch(run, 0, k, v)
+    for i, step in enumerate(run.steps):
+        arrived, messages = messages.wait(), _fetch(run, i + 1, k, v)
+        held = {link.rank: [k, v], **arrived}
+        for call in step.calls:
+            keys, values = (_keys(link, held, call.k, n) for n in (0, 1))
+            used = _Params(run, call, params)
+            operands, place = used.operands(link.taken(q, call.q), keys, values)
+            part = used.back(*kernel.partial(*operands, **place, scale=scale, **used.given))
+            at = 0
+            for start, stop in call.q:
+                own = (
+                    out.narrow(link.rows, start, stop - start),
+                    lse.narrow(1 if packed else 2, start, stop - start),
+                )
+                new = (
+                    part[0].narrow(link.rows, at, stop - start),
+                    part[1].narrow(1 if packed else 2, at, stop - start),
+                )
+                _absorb(own, new, first=call.first, sums=sums)
+                at += stop - start
+    messages.wait()
+    return kernel.finish(out, lse, **params)
+
+
+def backward(
+    run: Run,
+    operands: tuple[Tensor, Tensor, Tensor],
+    cotangents: tuple[Tensor, Tensor | None],
+    results: tuple[Tensor, Tensor],
+    scale: float | None,
+    params: Mapping[str, Any],
+) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
+    """Gradients of the group's q, k and v, in float32, and what this group adds to those of learned params."""
+    link, (q, k, v) = run.link, operands
+    d_out, d_lse = cotangents
+    out, lse = results
+    rows_of_lse = 1 if run.sequences.packed else 2
+    dq, dk, dv = (torch.zeros_like(x, dtype=torch.float32, memory_format=torch.contiguous_format) for x in operands)
+    learned = {n: x for n, x in params.items() if isinstance(x, Tensor) and x.requires_grad}
+    totals = {n: torch.zeros_like(x, dtype=torch.float32) for n, x in learned.items()}
+    messages, homeward = _fetch(run, 0, k, v), Pending()
+    going: tuple[tuple[int, Ranges], ...] = ()
+    for i, step in enumerate(run.steps):
+        arrived, messages = messages.wait(), _fetch(run, i + 1, k, v)
+        held = {link.rank: [k, v], **arrived}
+        slopes = {link.rank: [dk, dv]}
+        for source, tensors in arrived.items():
+            slopes[source] = [torch.zeros_like(x, dtype=torch.float32) for x in tensors]
+        for call in step.calls:
+            used = _Params(run, call, params)
+            rows = [link.taken(x, call.q) for x in (q, d_out, out)]
+            row_lse, row_d_lse = (
+                None if x is None else torch.cat([x.narrow(rows_of_lse, a, b - a) for a, b in call.q], rows_of_lse)
+                for x in (lse, d_lse)
+            )
+            keys, values = (_keys(link, held, call.k, n) for n in (0, 1))
+            own, place = used.operands(rows[0], keys, values)
+            d_rows, o_rows = used.rows(rows[1]), used.rows(rows[2])
+            g_q, g_k, g_v, g_params = run.kernel.partial_backward(
+                *own, d_rows, o_rows, used.lse(row_lse), d_lse=used.lse(row_d_lse), **place, scale=scale, **used.given
+            )
+            _add_rows(link, dq, call.q, used.rows_back(g_q))
+            for n, g in enumerate((g_k, g_v)):
+                _add_parts(link, slopes, call.k, n, used.rows_back(g))
+            for name, g in g_params.items():
+                used.add(totals[name], name, g)
+        _bring_home(link, homeward.wait(), going, dk, dv)
+        going = step.send
+        homeward = post(
+            link,
+            {source: slopes[source] for source, _ in step.receive},
+            {target: sum(b - a for a, b in rows) for target, rows in step.send},
+            (dk, dv),
+            torch.float32,
+        )
+    messages.wait()
+    _bring_home(link, homeward.wait(), going, dk, dv)
+    if learned:
+        for name, g in run.kernel.finish_backward(d_out, out, lse, d_lse=d_lse, **params).items():
+            totals[name] += g
+    return dq, dk, dv, totals
+
+
+def _fetch(run: Run, i: int, k: Tensor, v: Tensor) -> Pending:
+    """Begins what the step needs: K and V to whoever needs the own rows, and those of others."""
+    if i >= len(run.steps):
+        return Pending()
+    link, step = run.link, run.steps[i]
+    send = {target: [link.taken(x, rows) for x in (k, v)] for target, rows in step.send}
+    return post(link, send, dict(step.receive), (k, v), k.dtype)
+
+
+def _bring_home(
+    link: Link, arrived: Mapping[int, list[Tensor]], sent: tuple[tuple[int, Ranges], ...], dk: Tensor, dv: Tensor
+) -> None:
+    for target, rows in sent:
+        for total, g in zip((dk, dv), arrived[target], strict=True):
+            _add_rows(link, total, rows, g)
+
+
+# ---------------------------------------------------------------- rows
+
+
+def _lse_shape(q: Tensor) -> tuple[int, ...]:
+    return (q.shape[1], q.shape[0]) if q.ndim == 3 else tuple(q.shape[:3])
+
+
+def _keys(link: Link, held: Mapping[int, list[Tensor]], parts: tuple[Part, ...], n: int) -> Tensor:
+    found = [held[p.source][n].narrow(link.rows, p.start, p.stop - p.start) for p in parts]
+    return found[0] if len(found) == 1 else torch.cat(found, link.rows)
+
+
+def _add_rows(link: Link, total: Tensor, ranges: Ranges, g: Tensor) -> None:
+    at = 0
+    for start, stop in ranges:
+        total.narrow(link.rows, start, stop - start).add_(g.narrow(link.rows, at, stop - start))
+        at += stop - start
+
+
+def _add_parts(link: Link, slopes: Mapping[int, list[Tensor]], parts: tuple[Part, ...], n: int, g: Tensor) -> None:
+    at = 0
+    for p in parts:
+        total = slopes[p.source][n].narrow(link.rows, p.start, p.stop - p.start)
+        total.add_(g.narrow(link.rows, at, p.stop - p.start))
+        at += p.stop - p.start
+
+
+def _absorb(own: tuple[Tensor, Tensor], new: tuple[Tensor, Tensor], *, first: bool, sums: bool) -> None:
+    """Merges a part into what is there, in place: `pieces.merge` of two."""
+    (out, lse), (new_out, new_lse) = own, new
+    if first:
+        out.copy_(new_out)
+        lse.copy_(new_lse)
+        return
+    if not sums:
+        out.add_(new_out)
+        return
+    whole = torch.logaddexp(lse, new_lse)
+    shares = (torch.where(x == float("-inf"), 0.0, torch.exp(x - whole)) for x in (lse, new_lse))
+    kept, added = ((x.transpose(0, 1) if x.ndim == 2 else x).unsqueeze(-1) for x in shares)
+    out.mul_(kept).addcmul_(new_out, added)
+    lse.copy_(whole)
+
+
+# ---------------------------------------------------------------- params
+
+
+class _Params:
+    """A call's arguments: of which sequences it has the params, and where its pieces lie.
+
+    A call with one piece of a packed tensor is a dense one with B = 1.
+    """
+
+    def __init__(self, run: Run, call: Call, params: Mapping[str, Any]) -> None:
+        self.run, self.call = run, call
+        self.packed = run.sequences.packed
+        self.single = self.packed and len(call.pieces) == 1
+        self.given = {n: self._own(n, x) for n, x in params.items()}
+
+    def operands(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor], dict[str, Any]]:
+        call, ends = self.call, self.run.sequences
+        if not self.packed or self.single:
+            (piece,) = call.pieces
+            Sq, Sk = ends.sizes(piece.sequence)
+            place = {"q_offset": piece.q[0], "k_offset": piece.k[0], "Sq": Sq, "Sk": Sk}
+            return (self.rows(q), self.rows(k), self.rows(v)), place
+        key = id(call), q.device
+        if key not in self.run.numbers:
+            sizes = [ends.sizes(p.sequence) for p in call.pieces]
+            numbers = {
+                "q_offset": [p.q[0] for p in call.pieces], "k_offset": [p.k[0] for p in call.pieces],
+                "Sq": [n for n, _ in sizes], "Sk": [n for _, n in sizes],
+                "cu_seqlens_q": call.q_offsets, "cu_seqlens_k": call.k_offsets,
+            }  # fmt: skip
+            self.run.numbers[key] = {n: torch.tensor(x, dtype=torch.int32, device=q.device) for n, x in numbers.items()}
+        return (q, k, v), dict(self.run.numbers[key])
+
+    def rows(self, x: Tensor) -> Tensor:
+        """(T, H, D) as (1, H, T, D) where the call is dense."""
+        return x.transpose(0, 1).unsqueeze(0) if self.single else x
+
+    def rows_back(self, x: Tensor) -> Tensor:
+        return x.squeeze(0).transpose(0, 1) if self.single else x
+
+    def lse(self, x: Any) -> Any:
+        return x.unsqueeze(0) if self.single and x is not None else x
+
+    def back(self, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
+        return self.rows_back(out), lse.squeeze(0) if self.single else lse
+
+    def add(self, total: Tensor, name: str, g: Tensor) -> None:
+        """Adds the gradient of a call's own part of a param."""
+        if not self.packed or not g.ndim:
+            total.add_(g)
+            return
+        dims = sized(self.run.kernel, name)
+        if self._by_rows(dims):
+            self._narrowed(total, dims).add_(g)
+        elif "B" in dims:
+            add_picked(total, dims.index("B"), [p.sequence for p in self.call.pieces], g)
+        else:
+            total.add_(g)
+
+    def _own(self, name: str, x: Any) -> Any:
+        if not self.packed or not isinstance(x, Tensor) or not x.ndim:
+            return x
+        dims = sized(self.run.kernel, name)
+        if self._by_rows(dims):
+            own = self._narrowed(x, dims)
+        elif "B" in dims:
+            own = picked(x, dims.index("B"), [p.sequence for p in self.call.pieces])
+        else:
+            return x
+        return own.detach().requires_grad_(x.requires_grad) if x.is_floating_point() else own
+
+    @staticmethod
+    def _by_rows(dims: list[str]) -> bool:
+        return bool({"Sq", "Sk"} & {*dims})
+
+    def _narrowed(self, x: Tensor, dims: list[str]) -> Tensor:
+        """A sequence's rows of a param of all sequences, with a dimension for the batch: a view."""
+        ends, b = self.run.sequences, self.call.pieces[0].sequence
+        x = x.unsqueeze(dims.index("B"))
+        for d, name in enumerate(dims):
+            if name in ("Sq", "Sk"):
+                of = ends.q if name == "Sq" else ends.k
+                x = x.narrow(d, of[b], of[b + 1] - of[b])
+        return x
+
+
+def sized(kernel: Kernel, name: str) -> list[str]:
+    """A param's dimensions by their sizes' names."""
+    return [d.id if isinstance(d, Symbol) else "" for d in kernel.spec.param(name).shape]
+
+
+def check_packed(kernel: Kernel) -> None:
+    """What packed sequences cannot have where a call knows some of them alone."""
+    if cut_params(kernel.spec, BATCHES) is None:
+        raise UsageError(f"{kernel.name}: the spec reads the batch's number: packed sequences are not told apart")
+    extra = kernel.spec.normalizer.extra
+    if extra is not None and symbols(extra) & {"b"}:
+        raise UsageError(f"{kernel.name}: the denominator's own term reads `b`, which packed sequences do not support")
+    for name in reads_rows(kernel):
+        dims = sized(kernel, name)
+        if "B" not in dims or {"Sq", "Sk"} <= {*dims}:
+            raise UsageError(f"{kernel.name}: {name} has rows of one sequence: packed sequences do not share them")
