@@ -187,6 +187,18 @@ def lengths(word: str) -> tuple[int, ...]:
     return tuple(int(n) for n in word.split(","))
 
 
+def positive(word: str) -> int:
+    if not re.fullmatch(r"\d{1,6}", word) or int(word) == 0:
+        raise ArgumentTypeError(f"{word!r} is no number of ranks; write 1, 2, …")
+    return int(word)
+
+
+def gigabytes(word: str) -> float:
+    if not re.fullmatch(r"\d{1,6}(\.\d{1,6})?", word) or float(word) == 0:
+        raise ArgumentTypeError(f"{word!r} is no rate; write gigabytes a second, such as 50")
+    return float(word)
+
+
 def index(word: str) -> int:
     if not re.fullmatch(r"\d{1,6}", word):
         raise ArgumentTypeError(f"{word!r} is no index; write 0, 1, …")

@@ -15,7 +15,20 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from attngen import terminal
-from attngen.cli import arguments, bench, check, compile, completion, cost, examples, fmt, show, tune, verify
+from attngen.cli import (
+    arguments,
+    bench,
+    check,
+    compile,
+    completion,
+    cost,
+    examples,
+    fmt,
+    plan_parallel,
+    show,
+    tune,
+    verify,
+)
 from attngen.cli.parser import Commands, Parser
 from attngen.errors import InternalError, Refuted, SpecError, Unproved, UsageError
 
@@ -61,7 +74,7 @@ def parser() -> ArgumentParser:
     table: Commands = top.add_subparsers(
         title="commands", metavar="COMMAND", dest="command", required=True, parser_class=Parser
     )
-    for command in (compile, examples, fmt, show, check, verify, cost, tune, bench, completion):
+    for command in (compile, examples, fmt, show, check, verify, cost, plan_parallel, tune, bench, completion):
         command.add(table)
     return top
 

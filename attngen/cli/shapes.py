@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
+from attngen import terminal
 from attngen.errors import UsageError
 
 if TYPE_CHECKING:
@@ -42,3 +43,12 @@ def settled(spec: Attention, asked: Mapping[str, int]) -> dict[str, int]:
 def of_length(sizes: Mapping[str, int], keys: int) -> dict[str, int]:
     """`sizes` with so many keys, and queries in proportion."""
     return {**sizes, "Sq": max(1, sizes["Sq"] * keys // sizes["Sk"]), "Sk": keys}
+
+
+def say_invented(spec: Attention, names: Collection[str]) -> None:
+    """What is shown is of values that nobody gave: how to give one's own."""
+    tensors = [name for name in names if not spec.param(name).is_scalar]
+    scalars = [name for name in names if spec.param(name).is_scalar]
+    ways = [f"--data {name}=FILE.npy" for name in tensors] + [f"--param {name}=VALUE" for name in scalars]
+    if ways:
+        terminal.note(f"values of {', '.join((*tensors, *scalars))} are invented: give yours with {' '.join(ways)}")

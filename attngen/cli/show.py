@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from argparse import Namespace
-from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from attngen import api, files, terminal
@@ -13,7 +12,6 @@ from attngen.cli.parser import Commands
 from attngen.errors import UsageError
 
 if TYPE_CHECKING:
-    from attngen.ir.attention import Attention
     from attngen.show.survey import Survey
 
 
@@ -90,19 +88,10 @@ def _survey(args: Namespace) -> Survey:
     sizes = inputs.settle(api.callable_spec(spec, planned), wanted, fixed=asked)
     needed = walk.params(spec.mask)
     values = inputs.examples(spec, sizes, dict(args.param), data=data, only=needed)
-    _say_invented(spec, [name for name in values if name not in {*data, *dict(args.param)}])
+    shapes.say_invented(spec, [name for name in values if name not in {*data, *dict(args.param)}])
     tile = args.tile or _tile(spec.tile, max(sizes["Sq"], sizes["Sk"]))
     with terminal.working("solving the tiles"):
         return survey(planned, sizes, values, tile=tile, batch=args.batch, head=args.head)
-
-
-def _say_invented(spec: Attention, names: Collection[str]) -> None:
-    """The picture is of values that nobody gave: how to give one's own."""
-    tensors = [name for name in names if not spec.param(name).is_scalar]
-    scalars = [name for name in names if spec.param(name).is_scalar]
-    ways = [f"--data {name}=FILE.npy" for name in tensors] + [f"--param {name}=VALUE" for name in scalars]
-    if ways:
-        terminal.note(f"values of {', '.join((*tensors, *scalars))} are invented: give yours with {' '.join(ways)}")
 
 
 def _tile(own: tuple[int, int] | None, length: int) -> tuple[int, int]:

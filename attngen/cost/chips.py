@@ -65,7 +65,8 @@ class Chip:
 
     Rates a second: `matrix` of bf16 and fp16 products (a multiply-add is two operations), `matrix_fp32` of float32
     products at float32's accuracy, `vector` of single operations (a multiply-add instruction is one), `special` of
-    exponentials and the like. `arch` is a GPU's row of the plan's table of tile sizes, `tpu` a TPU's.
+    exponentials and the like. `link`: bytes a second that leave the chip for other chips, and as many arrive; half of a
+    sheet's figure for both directions. `arch` is a GPU's row of the plan's table of tile sizes, `tpu` a TPU's.
     """
 
     name: str
@@ -82,6 +83,7 @@ class Chip:
     arch: str | None = None
     tpu: str | None = None
     array: Array | None = None
+    link: Figure | None = None
 
     def matrix_rate(self, dtype: str) -> Figure:
         return self.matrix_fp32 if dtype == "fp32" else self.matrix
@@ -101,6 +103,7 @@ def _nvidia(
     l2_source: str,
     memory: float,
     bandwidth: float,
+    nvlink: float,
     sheet: str,
 ) -> Chip:
     """`lanes` of fp32 a multiprocessor; 16 special functions a clock and multiprocessor on all of these."""
@@ -118,6 +121,7 @@ def _nvidia(
         Memory("L2", Figure(l2, l2_source), 1, None),
         Memory("HBM", Figure(memory, sheet), 1, Figure(bandwidth, sheet)),
         arch,
+        link=Figure(nvlink / 2, f"{sheet}: NVLink, both directions together twice as much"),
     )
 
 
@@ -134,6 +138,7 @@ def _tpu(
     memory: float,
     bandwidth: float,
     clock: float,
+    ici: float | None = None,
 ) -> Chip:
     """`page` is the sheet's name where it is not the chip's; `mxus` and `vmem_mib` of one core; `clock` in Hz: the
     peak over the cells, each of which makes one product a cycle in arrays of 128 x 128 and two in those of 256 x 256
@@ -155,6 +160,7 @@ def _tpu(
         None,
         name,
         Array(side, side, cores * mxus),
+        None if ici is None else Figure(ici / 2, f"{sheet}: bidirectional inter-chip interconnect, twice as much"),
     )
 
 
@@ -162,22 +168,22 @@ CHIPS: tuple[Chip, ...] = (
     _nvidia(
         "a100", "NVIDIA A100 80 GB SXM", "sm_80",
         cores=108, lanes=64, shared_kib=163, matrix=312e12, fp32=19.5e12,
-        l2=40 * MIB, l2_source=_AMPERE, memory=80e9, bandwidth=2.039e12, sheet=_A100,
+        l2=40 * MIB, l2_source=_AMPERE, memory=80e9, bandwidth=2.039e12, nvlink=600e9, sheet=_A100,
     ),
     _nvidia(
         "h100", "NVIDIA H100 SXM", "sm_90",
         cores=132, lanes=128, shared_kib=227, matrix=989.4e12, fp32=66.9e12,
-        l2=50 * MIB, l2_source=_HOPPER, memory=80e9, bandwidth=3.35e12, sheet=_H100,
+        l2=50 * MIB, l2_source=_HOPPER, memory=80e9, bandwidth=3.35e12, nvlink=900e9, sheet=_H100,
     ),
     _nvidia(
         "h200", "NVIDIA H200 SXM", "sm_90",
         cores=132, lanes=128, shared_kib=227, matrix=989.4e12, fp32=66.9e12,
-        l2=50 * MIB, l2_source=_HOPPER, memory=141e9, bandwidth=4.8e12, sheet=_H200,
+        l2=50 * MIB, l2_source=_HOPPER, memory=141e9, bandwidth=4.8e12, nvlink=900e9, sheet=_H200,
     ),
     _nvidia(
         "b200", "NVIDIA B200", "sm_100",
         cores=148, lanes=128, shared_kib=227, matrix=2.25e15, fp32=75e12,
-        l2=126 * MIB, l2_source=_CUDA, memory=180e9, bandwidth=8e12, sheet=_B200,
+        l2=126 * MIB, l2_source=_CUDA, memory=180e9, bandwidth=8e12, nvlink=1.8e12, sheet=_B200,
     ),
     Chip(
         "mi300x", "AMD Instinct MI300X", 304,
@@ -194,15 +200,15 @@ CHIPS: tuple[Chip, ...] = (
     ),
     _tpu(
         "v5e", "Google TPU v5e", cores=1, mxus=4, side=128, vmem_mib=128,
-        matrix=197e12, memory=16 * GIB, bandwidth=819e9, clock=1.5e9,
+        matrix=197e12, memory=16 * GIB, bandwidth=819e9, clock=1.5e9, ici=400e9,
     ),
     _tpu(
         "v5p", "Google TPU v5p", cores=2, mxus=4, side=128, vmem_mib=64,
-        matrix=459e12, memory=95 * GIB, bandwidth=2.765e12, clock=1.75e9,
+        matrix=459e12, memory=95 * GIB, bandwidth=2.765e12, clock=1.75e9, ici=1.2e12,
     ),
     _tpu(
         "v6e", "Google TPU v6e", cores=1, mxus=2, side=256, vmem_mib=128,
-        matrix=918e12, memory=32 * GIB, bandwidth=1.6e12, clock=1.75e9,
+        matrix=918e12, memory=32 * GIB, bandwidth=1.6e12, clock=1.75e9, ici=800e9,
     ),
     _tpu(
         "7x", "Google TPU7x (Ironwood)", page="tpu7x", cores=2, mxus=2, side=256, vmem_mib=64,

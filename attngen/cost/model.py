@@ -114,6 +114,20 @@ def cost(
     return _Model(plan, chip, dtype, sizes, params, tile).cost()
 
 
+def pair_seconds(
+    plan: KernelPlan, chip: Chip, dtype: Dtype, sizes: Mapping[str, int], pairs: float
+) -> tuple[float, float]:
+    """What so many pairs of a head take forward and backward, without the mask and without memory: a bound from below
+    for long stretches, whose K and V stay in a memory near the cores."""
+    model, found = _Model(plan, chip, dtype, sizes, {}, None), {"forward": 0.0, "backward": 0.0}
+    for loop in model.loops():
+        if loop.planned:
+            each = model.pair_cost(loop).every
+            matrix, count = 2 * loop.products, Count(each.vector, each.special)
+            found[loop.direction] += pairs * model.roofline(matrix, count, Moved(0, 0), Moved(0, 0))[0]
+    return found["forward"], found["backward"]
+
+
 def _kernel(loop: Loop) -> Literal["forward", "dkdv", "dq"]:
     """The kernel of the plan's tables that has this loop's tiles."""
     if loop.direction == "forward":

@@ -153,6 +153,7 @@ def data(cost: Cost) -> dict[str, Any]:
         "vector": chip.vector,
         "special": chip.special,
         "registers": chip.registers,
+        "link": chip.link,
     }
     return {
         "attention": cost.name,

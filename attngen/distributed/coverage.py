@@ -45,7 +45,7 @@ _SENTENCES = {
 
 def coverage(kernel: Planned, schedule: Schedule, masked: Masked = _NOTHING) -> tuple[Claim, ...]:
     """The four claims, in the order above. Each claim is about groups of ranks; members of a group share its heads."""
-    work = _Pieces.of(schedule)
+    work = Pieces.of(schedule)
     computed = _computed(schedule, work)
     once = _once(schedule, work, computed)
     complete: Verdict = Unknown("ranges", "rests on once")
@@ -59,7 +59,7 @@ def coverage(kernel: Planned, schedule: Schedule, masked: Masked = _NOTHING) -> 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Pieces:
+class Pieces:
     """All pieces of a schedule: their round, group and sequence, queries as rows and keys as positions."""
 
     turn: Ints
@@ -73,7 +73,7 @@ class _Pieces:
     """The row of the sequence's first key."""
 
     @classmethod
-    def of(cls, s: Schedule) -> _Pieces:
+    def of(cls, s: Schedule) -> Pieces:
         flat = np.fromiter(
             (
                 x
@@ -138,7 +138,7 @@ def _owned(layout: Layout) -> tuple[Ints, Ints, Ints]:
 # ---------------------------------------------------------------- held, used
 
 
-def _held(s: Schedule, work: _Pieces) -> Verdict:
+def _held(s: Schedule, work: Pieces) -> Verdict:
     ends = [np.array(ends, np.int64) for ends in (s.sequences.q, s.sequences.k)]
     b = work.sequence
     inside = (work.q0 >= ends[0][b]) & (work.q1 <= ends[0][b + 1])
@@ -162,7 +162,7 @@ def _held(s: Schedule, work: _Pieces) -> Verdict:
     return Proved("ranges")
 
 
-def _used(s: Schedule, work: _Pieces) -> Verdict:
+def _used(s: Schedule, work: Pieces) -> Verdict:
     holders = _Union.of(*_owned(s.k_layout.grouped(s.heads)))
     for turn, r in enumerate(s.rounds):
         sent = _sent(r)
@@ -191,7 +191,7 @@ def _used(s: Schedule, work: _Pieces) -> Verdict:
     return Proved("ranges")
 
 
-def _turn(work: _Pieces, turn: int) -> Ints:
+def _turn(work: Pieces, turn: int) -> Ints:
     """The numbers of a round's pieces, which are in the order of rounds."""
     first, last = (int(x) for x in np.searchsorted(work.turn, (turn, turn + 1)))
     return np.arange(first, last)
@@ -203,7 +203,7 @@ def _sent(r: Round) -> Ints:
     return flat.reshape(-1, 4)
 
 
-def _refuted(s: Schedule, work: _Pieces, wrong: npt.NDArray[np.bool_], why: str) -> Refuted:
+def _refuted(s: Schedule, work: Pieces, wrong: npt.NDArray[np.bool_], why: str) -> Refuted:
     at = int(np.flatnonzero(wrong)[0])
     values = _values(rank=work.group[at] * s.heads, sequence=work.sequence[at], q=work.q0[at], k=work.k0[at])
     return Refuted("ranges", (f"a piece {why}: {work.shown(at, s)}",), values)
@@ -227,7 +227,7 @@ class _Computed:
     """Entries: this piece computes this block."""
 
 
-def _computed(s: Schedule, work: _Pieces) -> _Computed:
+def _computed(s: Schedule, work: Pieces) -> _Computed:
     bounds = np.array(s.sequences.q, np.int64)
     own = bounds[work.sequence], bounds[work.sequence + 1]
     start, stop = (np.clip(x, *own) for x in (work.q0, work.q1))
@@ -240,7 +240,7 @@ def _computed(s: Schedule, work: _Pieces) -> _Computed:
     return _Computed(ends=ends, block=block[order], piece=piece[order])
 
 
-def _once(s: Schedule, work: _Pieces, computed: _Computed) -> Verdict:
+def _once(s: Schedule, work: Pieces, computed: _Computed) -> Verdict:
     low, high = (computed.block * _BIG + np.maximum(k, 0)[computed.piece] for k in (work.k0, work.k1))
     kept = np.flatnonzero(low < high)
     again = np.flatnonzero(low[kept][1:] < np.maximum.accumulate(high[kept])[:-1])
@@ -257,7 +257,7 @@ def _once(s: Schedule, work: _Pieces, computed: _Computed) -> Verdict:
 
 
 def _complete(kernel: Planned, s: Schedule, computed: _Computed, masked: Masked) -> Verdict:
-    work = _Pieces.of(s)
+    work = Pieces.of(s)
     done = _Union.of(computed.block, work.k0[computed.piece], work.k1[computed.piece])
     looker = _Looker(kernel, done, _MOST)
     exact = False

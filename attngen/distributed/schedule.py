@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from attngen.distributed.layout import Layout, Range, Ranges, joined
+from attngen.distributed.layout import Layout, Range, Ranges, balanced, contiguous, headtail, joined
 from attngen.errors import UsageError
 from attngen.visits import Case, Planned, needed
 from attngen.visits import row_work as _row_work
@@ -141,6 +141,37 @@ def row_work(kernel: Planned, sequences: Sequences, masked: Masked = Masked()) -
         else:
             found.append(known[sizes])
     return np.concatenate(found)
+
+
+LayoutName = Literal["auto", "contiguous", "headtail"]
+LAYOUTS: tuple[LayoutName, ...] = ("auto", "contiguous", "headtail")
+
+
+def named_layout(
+    name: LayoutName,
+    kernel: Planned,
+    sequences: Sequences,
+    ranks: int,
+    *,
+    heads: int = 1,
+    masked: Masked = Masked(),
+) -> Layout:
+    """Who holds which queries; "auto" balances the mask's work over groups of `heads` ranks."""
+    total = sequences.q[-1]
+    if ranks < 1 or heads < 1 or ranks % heads:
+        raise UsageError(f"{ranks} ranks are not whole groups of {heads}")
+    groups = ranks // heads
+    match name:
+        case "contiguous":
+            return contiguous(total, ranks)
+        case "headtail":
+            return headtail(total, groups).divided(heads)
+        case "auto":
+            if groups == 1:
+                return contiguous(total, ranks)
+            return balanced(row_work(kernel, sequences, masked), groups, sequences.q).divided(heads)
+        case _:
+            raise UsageError(f"layout {name!r} is not known; there are {', '.join(LAYOUTS)}")
 
 
 def _same_for_all(kernel: Planned) -> bool:
