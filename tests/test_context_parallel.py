@@ -3,171 +3,242 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
 import attngen
+from attngen import inputs
+from attngen.distributed import Layout
+from attngen.distributed.autograd import shared_heads
+from attngen.errors import UsageError
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
-TILE = (16, 16)
+SMALL = {
+    "chunked": {"chunk": 16},
+    "sliding_window": {"window": 11},
+    "window_global": {"radius": 5, "globals": 3},
+    "windowed_alibi": {"window": 11},
+    "natten_2d": {"width": 7, "radius": 1},
+    "relative_bias": {"radius": 7},
+}
+"""Consts of examples for short sequences."""
+OWN = {
+    "sink_by_head": "attention s\nparam sink: f32[Hq]\nmask = causal\nnormalizer = softmax(sink = sink[h])\n",
+    "by_row": (
+        "attention r\nparam column: f32[B, Sk]\nparam row: f32[Sq]\n"
+        "score = qk * scale + column[b, k] * row[q]\nmask = causal\n"
+    ),
+    "by_everything": (
+        "attention e\nparam slope: f32[Hq]\nparam key: f32[B, Hq, Sk]\nparam shift: f32[B]\n"
+        "score = qk * scale - slope[h] * float(q - k) + key[b, h, k] * shift[b]\nmask = 0 <= q - k < 30\n"
+    ),
+    "by_kv_head": "attention g\nparam slope: f32[Hkv]\nscore = qk * scale - slope[hkv] * float(q - k)\nmask = causal\n",
+    "by_sequence": (
+        "attention y\nparam slope: f32[Hq]\nparam shift: f32[B]\n"
+        "score = qk * scale - slope[h] * float(q - k) * shift[b]\nmask = causal\n"
+    ),
+}
+ROWS = 49
+CU = (0, 9, 9, 30, 32, 49)
 
 
 @dataclass(frozen=True)
 class Case:
     spec: str
-    rows: int = 61
-    cu: tuple[int, ...] | None = None
+    ranks: int = 2
     exchange: str = "ring"
-    layout: str = "auto"
+    layout: str | Layout = "auto"
     mesh: tuple[int, int] | None = None
+    packed: bool = False
     heads: tuple[int, int] = (4, 2)
+    keys: int = ROWS
     over: tuple[str, ...] = ()
     """Params that every rank knows on the host."""
 
-
-OWN = {
-    "sink by head": "attention s\nparam sink: f32[Hq]\nmask = causal\nnormalizer = softmax(sink = sink[h])\n",
-    "biased by row": (
-        "attention r\nparam column: f32[B, Sk]\nparam row: f32[Sq]\n"
-        "score = qk * scale + column[b, k] * row[q]\nmask = causal\n"
-    ),
-    "by everything": (
-        "attention e\nparam slope: f32[Hq]\nparam key: f32[B, Hq, Sk]\nparam shift: f32[B]\n"
-        "score = qk * scale - slope[h] * float(q - k) + key[b, h, k] * shift[b]\nmask = 0 <= q - k < 30\n"
-    ),
-    "by kv head": "attention g\nparam slope: f32[Hkv]\nscore = qk * scale - slope[hkv] * float(q - k)\nmask = causal\n",
-    "by sequence": (
-        "attention y\nparam slope: f32[Hq]\nparam shift: f32[B]\n"
-        "score = qk * scale - slope[h] * float(q - k) * shift[b]\nmask = causal\n"
-    ),
-}
-CU = (0, 9, 9, 38, 40, 61)
+    def __str__(self) -> str:
+        words = (self.spec, self.exchange, f"{self.mesh or self.ranks}", "packed" if self.packed else "dense")
+        return "-".join((*words, self.layout if isinstance(self.layout, str) else "own"))
 
 
-def cases(ranks: int) -> Iterator[Case]:
-    yield Case("causal")
-    yield Case("alibi", exchange="gather", layout="headtail")
-    yield Case("sink by head", cu=CU)
-    yield Case("by everything", cu=CU, layout="headtail", exchange="gather")
-    yield Case("by everything", exchange="heads", layout="headtail")
-    yield Case("by kv head", exchange="heads")
-    yield Case("sigmoid", exchange="heads", cu=CU)
-    if ranks == 4:
-        yield Case("by everything", mesh=(2, 2), cu=CU)
-        yield Case("alibi", mesh=(2, 2), exchange="gather")
-        yield Case("by sequence", cu=CU, layout="contiguous")
-        yield Case("sliding_window", cu=CU, layout="headtail")
-        yield Case("documents", over=("ids",))
-        yield Case("prefix_lm", over=("prefix",), heads=(2, 1))
-        yield Case("biased by row", layout="headtail")
+OF_EXAMPLES = [
+    Case(e, over=("ids",) if e == "documents" else ("prefix",) if e == "prefix_lm" else ())
+    for e in sorted(p.stem for p in EXAMPLES.glob("*.attn"))
+    if e != "dropout"
+]
+UNEVEN = Layout((((0, 3), (40, 49)), ((3, 31),), (), ((31, 40),)))
+DENSE = [
+    Case("causal", 3, layout="contiguous", keys=71),
+    Case("causal", 4, layout=UNEVEN),
+    Case("alibi", 2, "gather", "headtail"),
+    Case("by_row", 3, layout="headtail"),
+    Case("documents", 4, "gather", over=("ids",)),
+]
+PACKED = [
+    Case("by_everything", 2, "gather", "headtail", packed=True),
+    Case("by_sequence", 3, layout="contiguous", packed=True),
+    Case("by_sequence", 2, "gather", packed=True, heads=(2, 1)),
+    Case("sink_by_head", 4, packed=True, heads=(2, 1)),
+    Case("sliding_window", 4, layout="headtail", packed=True, heads=(2, 1)),
+]
+HEADS = [
+    Case("alibi", 4, "gather", mesh=(2, 2)),
+    Case("by_everything", 2, "heads", "headtail"),
+    Case("by_everything", 4, mesh=(2, 2), packed=True),
+    Case("by_kv_head", 2, "heads"),
+    Case("by_kv_head", 4, "heads"),
+    Case("by_row", 4, "gather", mesh=(2, 2), layout="headtail"),
+    Case("sigmoid", 2, "heads", packed=True),
+    Case("sink_by_head", 4, "heads", heads=(4, 1)),
+]
+EIGHT = [
+    Case("softmax1", 8, heads=(2, 1)),
+    Case("windowed_alibi", 8, "heads", heads=(8, 2)),
+    Case("windowed_alibi", 8, mesh=(4, 2), packed=True),
+]
 
 
 @cache
 def compiled(spec: str) -> attngen.Kernel:
-    text = OWN.get(spec) or (EXAMPLES / f"{spec}.attn").read_text().replace("window = 1024", "window = 11")
-    return attngen.compile(text, tile=TILE)
+    return attngen.compile(OWN.get(spec, EXAMPLES / f"{spec}.attn"), tile=(16, 16), **SMALL.get(spec, {}))
 
 
-def made(case: Case) -> dict[str, Any]:
-    """The whole tensors, and what one process makes of them."""
-    kernel = compiled(case.spec)
-    Hq, Hkv = case.heads
+@dataclass(frozen=True)
+class Right:
+    """Whole tensors, and what one process makes of them."""
+
+    x: dict[str, torch.Tensor]
+    params: dict[str, Any]
+    results: tuple[torch.Tensor, torch.Tensor]
+    slopes: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def loss(self, results: tuple[torch.Tensor, torch.Tensor], cut: Callable[..., torch.Tensor]) -> torch.Tensor:
+        found = torch.zeros(())
+        for i, (y, whole) in enumerate(zip(results, self.results, strict=True)):
+            weights = torch.randn(whole.shape, generator=torch.Generator().manual_seed(i))
+            found = found + (y * cut(weights, i)).masked_fill(~y.isfinite(), 0.0).sum()
+        return found
+
+
+def right(case: Case) -> Right:
+    kernel, (Hq, Hkv) = compiled(case.spec), case.heads
+    B = len(CU) - 1 if case.packed else 1
     generator = torch.Generator().manual_seed(1)
-    shapes = {"q": (2, Hq, case.rows, 16), "k": (2, Hkv, case.rows, 16), "v": (2, Hkv, case.rows, 12)}
-    x = {n: torch.randn(shape, generator=generator) for n, shape in shapes.items()}
-    sizes = {"B": 2 if case.cu is None else len(case.cu) - 1, "Hq": Hq, "Hkv": Hkv, "Sq": case.rows, "Sk": case.rows}
+    sizes = {"B": B, "Hq": Hq, "Hkv": Hkv, "Sq": ROWS, "Sk": case.keys, "D": 16, "Dv": 12}
+    drawn = inputs.examples(kernel.spec, sizes, seed=2)
+    x = {
+        "q": torch.randn(1, Hq, ROWS, 16, generator=generator),
+        "k": torch.randn(1, Hkv, case.keys, 16, generator=generator),
+        "v": torch.randn(1, Hkv, case.keys, 12, generator=generator),
+    }
     params: dict[str, Any] = {}
     for p in kernel.spec.params:
-        names = [getattr(d, "id", "") for d in p.shape]
-        if case.cu is not None and {"Sq", "Sk"} & {*names}:
-            names.remove("B")
-        shape = [sizes[n] for n in names]
-        if p.name == "ids":
-            params[p.name] = (torch.arange(case.rows) // 17).int().expand(2, -1).contiguous()
-        elif not shape:
-            params[p.name] = 13 if p.name in ("prefix", "window") else 0.7
-        else:
-            params[p.name] = torch.rand(shape, generator=generator).requires_grad_()
-    if case.cu is not None:
+        dims = [getattr(d, "id", "") for d in p.shape]
+        value = drawn[p.name]
+        if case.packed and {"Sq", "Sk"} & {*dims}:
+            value = np.asarray(value)[0]
+        y = torch.tensor(value) if p.shape else value
+        y = y.float() if isinstance(y, torch.Tensor) and y.dtype == torch.float64 else y
+        params[p.name] = y.requires_grad_() if isinstance(y, torch.Tensor) and y.is_floating_point() else y
+    if case.packed:
         x = {n: y[0].transpose(0, 1).contiguous() for n, y in x.items()}
     leaves = {n: y.requires_grad_() for n, y in x.items()}
-    if case.cu is None:
-        out, lse = kernel(**leaves, **params, return_lse=True)
-    else:
-        cu = torch.tensor(case.cu, dtype=torch.int32)
-        out, lse = kernel.varlen(**leaves, **params, cu_seqlens_q=cu, return_lse=True)
-    d_out, d_lse = (torch.randn(y.shape, generator=generator) for y in (out, lse))
+    offsets = {"cu_seqlens_q": torch.tensor(CU, dtype=torch.int32)} if case.packed else {}
+    out, lse = (kernel.varlen if case.packed else kernel)(**leaves, **params, **offsets, return_lse=True)
+    plain = {n: y.detach() for n, y in leaves.items()}
+    found = Right(plain, params, (out.detach(), lse.detach()))
     learned = {n: p for n, p in params.items() if isinstance(p, torch.Tensor) and p.requires_grad}
-    loss = (out * d_out).sum() + (lse * d_lse).masked_fill(lse == float("-inf"), 0.0).sum()
-    slopes = torch.autograd.grad(loss, [*leaves.values(), *learned.values()])
-    found = dict(zip([*leaves, *learned], slopes, strict=True))
-    return {
-        "case": case, "x": {n: y.detach() for n, y in leaves.items()}, "params": params, "d_out": d_out, "d_lse": d_lse,
-        "out": out.detach(), "lse": lse.detach(), "slopes": found,
-    }  # fmt: skip
+    slopes = torch.autograd.grad(found.loss((out, lse), lambda y, _: y), [*leaves.values(), *learned.values()])
+    found.slopes.update(zip([*leaves, *learned], slopes, strict=True))
+    return found
 
 
-def check(right: dict[str, Any]) -> None:
+def check(case: Case, wanted: Right) -> None:
     from attngen.distributed.context import context_parallel
 
-    case: Case = right["case"]
-    kernel = compiled(case.spec)
     mesh = dist.init_device_mesh("cpu", case.mesh) if case.mesh else None
-    attend = context_parallel(kernel, mesh, case.layout, case.exchange)  # type: ignore[arg-type]
-    params = {n: p.clone().detach().requires_grad_(p.requires_grad) if isinstance(p, torch.Tensor) else p
-              for n, p in right["params"].items()}  # fmt: skip
+    attend = context_parallel(compiled(case.spec), mesh, case.layout, case.exchange)  # type: ignore[arg-type]
+    params = {
+        n: p.detach().clone().requires_grad_(p.requires_grad) if isinstance(p, torch.Tensor) else p
+        for n, p in wanted.params.items()
+    }
     host = {n: params.pop(n) for n in case.over}
-    where = {"cu_seqlens": case.cu} if case.cu is not None else {"Sq": case.rows}
-    here = attend.over(**where, **host)  # type: ignore[arg-type]
-    dim = 2 if case.cu is None else 0
-    rows_of_lse = 2 if case.cu is None else 1
-    local = {n: here.shard(x, dim).requires_grad_() for n, x in right["x"].items()}
-    out, lse = here(**local, **params, return_lse=True)
-    torch.testing.assert_close(out, here.shard(right["out"], dim), rtol=2e-5, atol=2e-5)
-    torch.testing.assert_close(lse, here.shard(right["lse"], rows_of_lse), rtol=2e-5, atol=2e-5)
-    torch.testing.assert_close(here.unshard(out, dim), right["out"], rtol=2e-5, atol=2e-5)
-    d_out, d_lse = here.shard(right["d_out"], dim), here.shard(right["d_lse"], rows_of_lse)
-    loss = (out * d_out).sum() + (lse * d_lse).masked_fill(lse == float("-inf"), 0.0).sum()
+    where: Mapping[str, Any] = {"cu_seqlens": CU} if case.packed else {"Sq": ROWS, "Sk": case.keys}
+    here = attend.over(**where, **host)
+    rows = (0, 1) if case.packed else (2, 2)
+    local = {n: here.shard(x, rows[0], keys=n != "q").requires_grad_() for n, x in wanted.x.items()}
+    results = here(**local, **params, return_lse=True)
+    for y, whole, dim in zip(results, wanted.results, rows, strict=True):
+        torch.testing.assert_close(y, here.shard(whole, dim), rtol=2e-5, atol=2e-5)
+    torch.testing.assert_close(here.unshard(results[0], rows[0]), wanted.results[0], rtol=2e-5, atol=2e-5)
     learned = {n: p for n, p in params.items() if isinstance(p, torch.Tensor) and p.requires_grad}
+    loss = wanted.loss(results, lambda y, i: here.shard(y, rows[i]))
     found = torch.autograd.grad(loss, [*local.values(), *learned.values()])
     for name, g in zip([*local, *learned], found, strict=True):
-        wanted = right["slopes"][name]
-        wanted = here.shard(wanted, dim) if name in local else wanted
-        most = max(1.0, float(wanted.abs().max())) if wanted.numel() else 1.0
-        torch.testing.assert_close(g / most, wanted / most, rtol=2e-5, atol=2e-5, msg=lambda m, n=name: f"{n}: {m}")
+        whole = wanted.slopes[name]
+        most = max(1.0, float(whole.abs().max()))
+        own = here.shard(whole, rows[0], keys=name != "q") if name in local else whole
+        torch.testing.assert_close(g / most, own / most, rtol=2e-5, atol=2e-5, msg=lambda m, n=name: f"{n}: {m}")
 
 
-def worker(rank: int, ranks: int, folder: str, cases: list[dict[str, Any]]) -> None:
+def process(rank: int, ranks: int, folder: str, work: Callable[..., None], arguments: tuple[Any, ...]) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
-    for right in cases:
-        try:
-            check(right)
-        except BaseException as error:
-            raise AssertionError(f"rank {rank}: {right['case']}") from error
+    work(*arguments)
     Path(folder, f"done {rank}").touch()
     dist.barrier()
-    os._exit(0)
+    os._exit(0)  # without the interpreter's end, in which gloo's threads abort the process now and then
 
 
-def run(folder: Path, ranks: int, chosen: list[Case]) -> None:
-    """Processes are forked, with all kernels compiled."""
-    cases = [made(case) for case in chosen]
-    for case in chosen:
-        for each in {False, case.cu is not None}:
-            _ = compiled(case.spec).piece(each=each)[1].function
-    mp.start_processes(worker, (ranks, str(folder), cases), nprocs=ranks, start_method="fork")
+def in_processes(folder: Path, ranks: int, work: Callable[..., None], *arguments: Any) -> None:
+    """Processes are forked, with everything compiled that this one has compiled."""
+    mp.start_processes(process, (ranks, str(folder), work, arguments), nprocs=ranks, start_method="fork")
     assert len([*folder.glob("done *")]) == ranks
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_ranks_add_up_to_one_process(ranks: int, tmp_path: Path) -> None:
-    run(tmp_path, ranks, [*cases(ranks)])
+def equal_to_one_process(case: Case, folder: Path) -> None:
+    wanted = right(case)
+    for each in {False, case.packed}:
+        _ = compiled(case.spec).piece(each=each)[1].function
+    in_processes(folder, case.ranks, check, case, wanted)
+
+
+@pytest.mark.parametrize("case", OF_EXAMPLES, ids=str)
+def test_examples_on_two_ranks(case: Case, tmp_path: Path) -> None:
+    equal_to_one_process(case, tmp_path)
+
+
+@pytest.mark.parametrize("case", DENSE, ids=str)
+def test_keys_are_sent(case: Case, tmp_path: Path) -> None:
+    equal_to_one_process(case, tmp_path)
+
+
+@pytest.mark.parametrize("case", PACKED, ids=str)
+def test_packed_sequences(case: Case, tmp_path: Path) -> None:
+    equal_to_one_process(case, tmp_path)
+
+
+@pytest.mark.parametrize("case", HEADS, ids=str)
+def test_heads_are_exchanged(case: Case, tmp_path: Path) -> None:
+    equal_to_one_process(case, tmp_path)
+
+
+@pytest.mark.parametrize("case", EIGHT, ids=str)
+def test_eight_ranks(case: Case, tmp_path: Path) -> None:
+    equal_to_one_process(case, tmp_path)
+
+
+def test_heads_are_shared_out() -> None:
+    assert shared_heads(4, 2, 2) == ([[0, 1], [2, 3]], [[0], [1]])
+    assert shared_heads(4, 1, 4) == ([[0], [1], [2], [3]], [[0], [0], [0], [0]])
+    assert shared_heads(12, 3, 2) == ([[*range(6)], [*range(6, 12)]], [[0, 0, 1], [1, 2, 2]])
+    with pytest.raises(UsageError, match=r"6 heads cannot be shared out equally among 4 ranks: use exchange='ring'"):
+        shared_heads(6, 2, 4)

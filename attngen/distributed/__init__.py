@@ -6,8 +6,14 @@ and its region need torch, `attngen.distributed.jax` needs JAX.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from attngen.distributed.layout import Layout, balanced, contiguous, headtail
 from attngen.distributed.schedule import Piece, Round, Schedule, Sequences, Transfer, row_work, schedule
+
+if TYPE_CHECKING:
+    from attngen.distributed.context import context_parallel
+    from attngen.distributed.region import context_parallel_region
 
 __all__ = [
     "Layout",
@@ -17,8 +23,22 @@ __all__ = [
     "Sequences",
     "Transfer",
     "balanced",
+    "context_parallel",
+    "context_parallel_region",
     "contiguous",
     "headtail",
     "row_work",
     "schedule",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name == "context_parallel":
+        from attngen.distributed.context import context_parallel
+
+        return context_parallel
+    if name == "context_parallel_region":
+        from attngen.distributed.region import context_parallel_region
+
+        return context_parallel_region
+    raise AttributeError(f"module 'attngen.distributed' has no attribute {name!r}")

@@ -12,7 +12,7 @@ those of `Kernel.partial`; their order is fixed, and so are the bits. For target
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, TypeAlias, TypeVar, cast
@@ -23,11 +23,13 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from attngen.distributed.autograd import Attention, Call, Way
+from attngen.distributed.groups import Groups, groups_of
 from attngen.distributed.layout import Layout, Ranges, balanced, contiguous, headtail, length
 from attngen.distributed.messages import Heads, Link
 from attngen.distributed.program import local, steps
+from attngen.distributed.rows import Rows
 from attngen.distributed.run import Run, check_packed, reads_rows
-from attngen.distributed.schedule import EXCHANGES, Exchange, Masked, Schedule, Sequences, row_work, schedule
+from attngen.distributed.schedule import Exchange, Masked, Schedule, Sequences, row_work, schedule
 from attngen.errors import UsageError
 from attngen.ir.axes import HEADS, cut_params
 from attngen.ir.walk import params as read_params
@@ -64,8 +66,6 @@ def context_parallel(
     Learned params are the same on all ranks. Their gradient is the whole one on each of them; with "own" it is this
     rank's part, as that of any other weight of a model, for whoever adds gradients up over ranks (FSDP, DDP).
     """
-    if exchange not in EXCHANGES:
-        raise UsageError(f"exchange {exchange!r} is not known; there are {', '.join(EXCHANGES)}")
     if isinstance(layout, str) and layout not in ("auto", "contiguous", "headtail"):
         raise UsageError(f"layout {layout!r} is not known; there are auto, contiguous, headtail, or a Layout")
     if kernel.target != "triton":
@@ -74,32 +74,13 @@ def context_parallel(
         raise UsageError(f"{kernel.name}: dropout is not supported on several ranks yet: leave it out of the spec")
     if param_gradients not in ("whole", "own"):
         raise UsageError(f"param_gradients {param_gradients!r} is not known; there are whole, own")
-    across, within = _groups(group, exchange)
-    if within is not None and cut_params(kernel.spec, HEADS) is None:
+    groups = groups_of(group, exchange)
+    if groups.heads > 1 and cut_params(kernel.spec, HEADS) is None:
         raise UsageError(
             f"{kernel.name}: the spec reads a head's number other than to find a param's cell, so heads cannot be "
             "exchanged: use exchange='ring' or 'gather' on a mesh of one dimension"
         )
-    return Attend(kernel, layout, exchange, across, within, param_gradients == "whole")
-
-
-def _groups(group: Any, exchange: Exchange) -> tuple[Any, Any]:
-    """The groups along which keys and values, and heads, are exchanged; None where there is one rank."""
-    if isinstance(group, DeviceMesh):
-        if group.ndim == 2:
-            if exchange == "heads":
-                raise UsageError("on a mesh of two dimensions heads are exchanged along the last: use ring or gather")
-            return group.get_group(0), group.get_group(1)
-        if group.ndim != 1:
-            raise UsageError(f"the mesh has {group.ndim} dimensions: give a slice of one or two")
-        group = group.get_group()
-    group = dist.group.WORLD if group is None else group
-    return (None, group) if exchange == "heads" else (group, None)
-
-
-def _place(group: Any) -> tuple[int, int]:
-    """The own number and how many ranks there are."""
-    return (0, 1) if group is None else (dist.get_rank(group), dist.get_world_size(group))
+    return Attend(kernel, layout, exchange, groups, param_gradients == "whole")
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,19 +90,9 @@ class Attend:
     kernel: Kernel
     layout: LayoutName | Layout
     exchange: Exchange
-    across: Any
-    within: Any
+    groups: Groups
     whole_gradients: bool
     _kept: OrderedDict[Any, Placed] = field(default_factory=OrderedDict[Any, Any])
-
-    @property
-    def ranks(self) -> int:
-        return _place(self.across)[1] * _place(self.within)[1]
-
-    @property
-    def rank(self) -> int:
-        """The own number in layouts and schedules."""
-        return _place(self.across)[0] * _place(self.within)[1] + _place(self.within)[0]
 
     def over(
         self,
@@ -138,7 +109,7 @@ class Attend:
         the last one ends. `params`: what the mask reads, numbers and CPU tensors, for balance and to send less; calls
         take them from here. Nothing of this may wait for a device: it is what a data loader knows.
         """
-        sequences = _sequences(Sq, Sk, cu_seqlens, cu_seqlens_k)
+        sequences = sequences_of(Sq, Sk, cu_seqlens, cu_seqlens_k)
         known = {p.name for p in self.kernel.spec.params}
         for name, x in params.items():
             if name not in known:
@@ -157,7 +128,7 @@ class Attend:
         if sequences.packed:
             check_packed(self.kernel)
         masked = Masked(params=params)
-        q_layout = self._layout(sequences, masked)
+        q_layout = laid_out(self.layout, sequences, self.groups, lambda: row_work(self.kernel, sequences, masked))
         same = sequences.q == sequences.k
         return Placed(
             attend=self,
@@ -167,25 +138,11 @@ class Attend:
                 q_layout,
                 sequences,
                 self.exchange,
-                k_layout=q_layout if same else contiguous(sequences.k[-1], self.ranks),
-                heads=_place(self.within)[1],
+                k_layout=q_layout if same else contiguous(sequences.k[-1], self.groups.ranks),
+                heads=self.groups.heads,
                 masked=masked,
             ),
         )
-
-    def _layout(self, sequences: Sequences, masked: Masked) -> Layout:
-        total, heads = sequences.q[-1], _place(self.within)[1]
-        groups = self.ranks // heads
-        if isinstance(self.layout, Layout):
-            if (self.layout.ranks, self.layout.total) != (self.ranks, total):
-                have = f"{self.layout.total} rows on {self.layout.ranks} ranks"
-                raise UsageError(f"the layout has {have}, and there are {total} rows on {self.ranks} ranks")
-            return self.layout
-        if self.layout == "headtail":
-            return headtail(total, groups).divided(heads)
-        if self.layout == "contiguous" or groups == 1:
-            return contiguous(total, self.ranks)
-        return balanced(row_work(self.kernel, sequences, masked), groups, sequences.q).divided(heads)
 
     def __call__(
         self,
@@ -209,7 +166,24 @@ class Attend:
         return here(q, k, v, **arguments)
 
 
-def _sequences(Sq: int | None, Sk: int | None, cu: Offsets | None, cu_k: Offsets | None) -> Sequences:
+def laid_out(layout: LayoutName | Layout, sequences: Sequences, groups: Groups, work: Callable[[], Any]) -> Layout:
+    """The layout of a batch's queries. Members of a group have its rows together; `work` gives that of each row."""
+    total, ranks = sequences.q[-1], groups.ranks
+    if isinstance(layout, Layout):
+        if (layout.ranks, layout.total) != (ranks, total):
+            have = f"{layout.total} rows on {layout.ranks} ranks"
+            raise UsageError(f"the layout has {have}, and there are {total} rows on {ranks} ranks")
+        return layout
+    count = ranks // groups.heads
+    if layout == "headtail":
+        return headtail(total, count).divided(groups.heads)
+    if layout == "contiguous" or count == 1:
+        return contiguous(total, ranks)
+    return balanced(work(), count, sequences.q).divided(groups.heads)
+
+
+def sequences_of(Sq: int | None, Sk: int | None, cu: Offsets | None, cu_k: Offsets | None) -> Sequences:
+    """What callers say of a batch's rows."""
     if (Sq is None) == (cu is None):
         raise UsageError("say how many rows all ranks have together: Sq=, or cu_seqlens= for packed sequences")
     if cu is None:
@@ -245,35 +219,24 @@ class Placed:
     """What calls get beside what they are given."""
     _on_device: dict[tuple[str, torch.device], Tensor] = field(default_factory=dict[Any, Any])
 
-    @property
-    def rank(self) -> int:
-        return self.attend.rank
-
-    def rows(self, *, keys: bool = False) -> Ranges:
-        """The rows of this rank, as ranges of the whole."""
-        return (self.schedule.k_layout if keys else self.schedule.q_layout).stretches[self.rank]
+    def rows(self, *, keys: bool = False) -> Rows:
+        """The rows of this rank, of queries or of keys."""
+        s, groups = self.schedule, self.attend.groups
+        layout, ends = (s.k_layout, s.sequences.k) if keys else (s.q_layout, s.sequences.q)
+        return Rows(layout, groups.rank, ends, groups.all)
 
     def shard(self, x: Tensor, dim: int, *, keys: bool = False) -> Tensor:
         """This rank's rows of a tensor that has all of them along `dim`."""
-        ends = self.schedule.sequences.k if keys else self.schedule.sequences.q
-        if x.shape[dim] != ends[-1]:
-            raise UsageError(f"dimension {dim} has {x.shape[dim]} rows, and the sequences have {ends[-1]}")
-        parts = [x.narrow(dim, start, stop - start) for start, stop in self.rows(keys=keys)]
-        return torch.cat(parts, dim) if parts else x.narrow(dim, 0, 0)
+        return self.rows(keys=keys).shard(x, dim)
 
     def unshard(self, x: Tensor, dim: int, *, keys: bool = False) -> Tensor:
         """All rows, on every rank, of a tensor of which each rank has its own. Its gradient is that of the own rows, so
         all ranks must compute the same from it."""
-        layout = self.schedule.k_layout if keys else self.schedule.q_layout
-        self._check_rows("x", x, dim, layout)
-        return cast(Any, _Unshard).apply(x, dim % x.ndim, layout, self)
+        return self.rows(keys=keys).unshard(x, dim)
 
     def positions(self, device: Any = None) -> Tensor:
         """The position of each of this rank's rows in its sequence (int64)."""
-        ends = torch.tensor(self.schedule.sequences.q)
-        rows = [torch.arange(start, stop) for start, stop in self.rows()]
-        found = torch.cat(rows) if rows else torch.empty(0, dtype=torch.int64)
-        return (found - ends[torch.searchsorted(ends, found, right=True) - 1]).to(device)
+        return self.rows().positions(device)
 
     def __call__(
         self,
@@ -296,13 +259,11 @@ class Placed:
     @_outside_of_graphs
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, scale: Any, return_lse: bool, given: Mapping[str, Any]) -> Any:
         packed = self.schedule.sequences.packed
-        for name, x, layout in (
-            ("q", q, self.schedule.q_layout), ("k", k, self.schedule.k_layout), ("v", v, self.schedule.k_layout),
-        ):  # fmt: skip
+        for name, x in (("q", q), ("k", k), ("v", v)):
             if x.ndim != (3 if packed else 4):
                 kind = "3 dimensions (rows, heads, head dim)" if packed else "4 (batch, heads, rows, head dim)"
                 raise UsageError(f"{name} must have {kind}, not shape {tuple(x.shape)}")
-            self._check_rows(name, x, self.dim, layout)
+            self.rows(keys=name != "q").check(name, x, self.dim)
         if isinstance(scale, Tensor):
             if scale.requires_grad:
                 raise UsageError("scale must be a number on several ranks: multiply q by a scale that learns")
@@ -324,13 +285,6 @@ class Placed:
             self._on_device[name, device] = x.to(device)
         return self._on_device[name, device]
 
-    def _check_rows(self, name: str, x: Tensor, dim: int, layout: Layout) -> None:
-        rows = layout.rows(self.rank)
-        if x.shape[dim] != rows:
-            raise UsageError(
-                f"{name} has {x.shape[dim]} rows, and rank {self.rank} has {rows} of {layout.total}: cut it with shard"
-            )
-
     @cached_property
     def dim(self) -> int:
         """The dimension of rows."""
@@ -338,24 +292,23 @@ class Placed:
 
     @cached_property
     def way(self) -> Way:
-        attend, sequences = self.attend, self.schedule.sequences
-        group = _place(attend.across)[0]
-        own = steps(self.schedule, group, together=sequences.packed and not reads_rows(attend.kernel))
+        attend, sequences, groups = self.attend, self.schedule.sequences, self.attend.groups
+        own = steps(self.schedule, groups.group, together=sequences.packed and not reads_rows(attend.kernel))
         return Way(
-            Run(attend.kernel, own, sequences, Link(attend.across, group, self.dim)),
-            heads=(self._heads(self.schedule.q_layout), self._heads(self.schedule.k_layout))
-            if _place(attend.within)[1] > 1
-            else None,
-            groups=tuple(g for g in (attend.across, attend.within) if g is not None and attend.whole_gradients),
+            Run(attend.kernel, own, sequences, Link(groups.across, groups.group, self.dim)),
+            heads=None
+            if groups.heads == 1
+            else (self._heads(self.schedule.q_layout), self._heads(self.schedule.k_layout)),
+            groups=groups.all if attend.whole_gradients else (),
         )
 
     def _heads(self, layout: Layout) -> Heads:
-        (group, _), (member, count) = _place(self.attend.across), _place(self.attend.within)
-        members = layout.stretches[group * count : (group + 1) * count]
-        whole = layout.grouped(count).stretches[group]
+        groups = self.attend.groups
+        members = layout.stretches[groups.group * groups.heads : (groups.group + 1) * groups.heads]
+        whole = layout.grouped(groups.heads).stretches[groups.group]
         return Heads(
-            self.attend.within,
-            member,
+            groups.within,
+            groups.member,
             self.dim,
             rows=tuple(map(length, members)),
             order=tuple(r for part in whole for r in _found_in(members, part)),
@@ -374,34 +327,3 @@ def _found_in(members: Sequence[Ranges], part: tuple[int, int]) -> list[tuple[in
                 found.append((start, (before + start - low, before + stop - low)))
             before += high - low
     return [r for _, r in sorted(found)]
-
-
-class _Unshard(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, *given: Any) -> Any:
-        x, dim, layout, placed = given
-        ctx.dim, ctx.rows, ctx.attend = dim, layout.stretches[placed.rank], placed.attend
-        most = max(layout.rows(r) for r in range(layout.ranks))
-        shape = list(x.shape)
-        shape[dim] = most - shape[dim]
-        parts = [torch.cat([x, x.new_zeros(shape)], dim).contiguous()]
-        for group in (placed.attend.within, placed.attend.across):
-            if group is not None:
-                count = dist.get_world_size(group)
-                found = [torch.empty_like(parts[0]) for _ in range(count * len(parts))]
-                for i, part in enumerate(parts):
-                    _dist.all_gather(found[i :: len(parts)], part, group=group)
-                parts = found
-        stretches = [
-            (start, parts[r].narrow(dim, a, b - a))
-            for r, own in enumerate(layout.stretches)
-            for start, stop in own
-            for a, b in local(own, ((start, stop),))
-        ]
-        return torch.cat([part for _, part in sorted(stretches, key=lambda s: s[0])], dim) if stretches else x
-
-    @staticmethod
-    def backward(ctx: Any, *slopes: Any) -> Any:
-        (g,) = slopes
-        parts = [g.narrow(ctx.dim, start, stop - start) for start, stop in ctx.rows]
-        return torch.cat(parts, ctx.dim) if parts else g.narrow(ctx.dim, 0, 0), None, None, None

@@ -1,0 +1,99 @@
+"""Context parallelism for models that one cannot edit: a region in which attngen's adapters attend over all ranks.
+
+    with context_parallel_region(group, 4096) as region:
+        tokens, positions = region.shard(tokens, 1), region.positions()
+        loss = model(tokens, position_ids=positions[None]).loss
+        loss.backward()
+
+One layout holds for all layers, whatever their kernels. The adapters of `attngen.integrations` look here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from attngen.distributed.context import LayoutName, Offsets, Placed, context_parallel, laid_out, sequences_of
+from attngen.distributed.groups import groups_of
+from attngen.distributed.layout import Layout
+from attngen.distributed.rows import Rows
+from attngen.distributed.schedule import Exchange, Sequences
+from attngen.kernel import Kernel
+
+_REGIONS: list[Region] = []
+"""The innermost last. Of the process, not of a thread: autograd computes checkpoints again in threads of its own."""
+
+
+@dataclass(frozen=True, eq=False)
+class Region:
+    """A batch whose rows lie on ranks. Called with a kernel, and q, k and v of this rank's rows."""
+
+    group: Any
+    exchange: Exchange
+    sequences: Sequences
+    rows: Rows
+    param_gradients: Literal["whole", "own"]
+    _placed: dict[int, tuple[Kernel, Placed]] = field(default_factory=dict[int, tuple[Kernel, Placed]])
+
+    def shard(self, x: Tensor, dim: int) -> Tensor:
+        """This rank's rows of a tensor that has all of them along `dim`."""
+        return self.rows.shard(x, dim)
+
+    def unshard(self, x: Tensor, dim: int) -> Tensor:
+        """All rows, on every rank: see `Placed.unshard`."""
+        return self.rows.unshard(x, dim)
+
+    def positions(self, device: Any = None) -> Tensor:
+        """The position of each of this rank's rows in its sequence (int64)."""
+        return self.rows.positions(device)
+
+    def __call__(self, kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, **arguments: Any) -> Any:
+        if id(kernel) not in self._placed:
+            attend = context_parallel(
+                kernel, self.group, self.rows.layout, self.exchange, param_gradients=self.param_gradients
+            )
+            s = self.sequences
+            self._placed[id(kernel)] = kernel, attend.over(cu_seqlens=s.q) if s.packed else attend.over(s.q[-1])
+        return self._placed[id(kernel)][1](q, k, v, **arguments)
+
+
+@contextmanager
+def context_parallel_region(
+    group: dist.ProcessGroup | DeviceMesh | None = None,
+    Sq: int | None = None,
+    *,
+    cu_seqlens: Offsets | None = None,
+    layout: LayoutName | Layout = "auto",
+    exchange: Exchange = "ring",
+    param_gradients: Literal["whole", "own"] = "whole",
+) -> Generator[Region]:
+    """A region for one batch: `Sq` rows of all ranks together, or packed sequences. Inside it, attngen's adapters take
+    the rows of this rank. A backward pass that computes checkpoints again belongs inside.
+
+    "auto" balances a causal mask. See `context_parallel` for the rest.
+    """
+    sequences, groups = sequences_of(Sq, None, cu_seqlens, None), groups_of(group, exchange)
+    made = laid_out(layout, sequences, groups, lambda: _causal_work(sequences))
+    rows = Rows(made, groups.rank, sequences.q, groups.all)
+    region = Region(group, exchange, sequences, rows, param_gradients)
+    _REGIONS.append(region)
+    try:
+        yield region
+    finally:
+        _REGIONS.remove(region)
+
+
+def current_region() -> Region | None:
+    """The innermost region, where there is one."""
+    return _REGIONS[-1] if _REGIONS else None
+
+
+def _causal_work(sequences: Sequences) -> Any:
+    return np.concatenate([np.arange(sequences.sizes(b)[0]) + 1.0 for b in range(sequences.count)])
