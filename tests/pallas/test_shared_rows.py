@@ -1,0 +1,110 @@
+"""Attention inside `shard_map` over rows that devices share: equal to one device, forward and every gradient."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, Mesh, PartitionSpec
+from pallas.shared_rows import CASES, SPECS, worst
+
+import attngen
+from attngen.distributed import Layout
+from attngen.distributed.jax import Attend, context_parallel
+from attngen.errors import UsageError
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*no TPU found:UserWarning")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_four_devices_equal_one(case: str) -> None:
+    found = worst(CASES[case])
+    assert all(e <= 2e-5 for e in found.values()), found
+
+
+def test_eight_devices_equal_one() -> None:
+    cases = ["causal", "documents", "window, pallas"]
+    ran = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("shared_rows.py")), "8", *cases],
+        capture_output=True, text=True, check=True, env={**os.environ, "JAX_PLATFORMS": "cpu"},
+    )  # fmt: skip
+    errors = [float(line) for line in ran.stdout.split()]
+    assert len(errors) == len(cases) and max(errors) <= 2e-5, errors
+
+
+def mesh(*shape: int) -> Mesh:
+    names = ("rows", "heads")[: len(shape)]
+    return jax.make_mesh(shape, names, axis_types=(AxisType.Auto,) * len(shape))
+
+
+def causal(**options: Any) -> Attend:
+    return context_parallel(attngen.compile("attention c\nmask = causal\n", "jax"), mesh(4), "rows", **options)
+
+
+def test_a_window_asks_the_neighbours_alone() -> None:
+    attend = context_parallel(attngen.compile(SPECS["window"], "jax"), mesh(4), "rows", "contiguous")
+    rounds = attend.over(128).schedule.rounds
+    assert [[(t.source, t.target) for t in r.transfers] for r in rounds] == [[], [(0, 1), (1, 2), (2, 3)]]
+
+    def run(q: jax.Array, given: dict[str, jax.Array]) -> jax.Array:
+        return attend.over(128)(q, q, q, **given)
+
+    rows = PartitionSpec(None, "rows")
+    x, given = jnp.ones((1, 128, 2, 8)), {"slope": jnp.ones(2), "sink": jnp.ones(2)}
+    shared = jax.shard_map(run, mesh=mesh(4), in_specs=(rows, PartitionSpec()), out_specs=rows)
+    text = str(jax.make_jaxpr(shared)(x, given))
+    assert text.count("ppermute[") == 2 and "perm=((0, 1), (1, 2), (2, 3))" in text.replace("\n", " ")
+
+
+def test_shard_unshard_and_positions() -> None:
+    here = causal(layout="headtail").over(32)
+    x = jnp.arange(64).reshape(2, 32)
+    np.testing.assert_array_equal(here.unshard(here.shard(x, 1), 1), x)
+    rows = PartitionSpec("rows")
+    at = jax.jit(jax.shard_map(here.positions, mesh=mesh(4), in_specs=(), out_specs=rows))()
+    np.testing.assert_array_equal(at, here.shard(jnp.arange(32), 0))
+    np.testing.assert_array_equal(at[:8], [0, 1, 2, 3, 28, 29, 30, 31])
+
+
+def test_results_keep_their_dtype_and_repeat() -> None:
+    here = causal().over(64)
+    rows = PartitionSpec(None, "rows")
+    run = jax.jit(jax.shard_map(lambda q: here(q, q, q), mesh=mesh(4), in_specs=rows, out_specs=rows))
+    q = jnp.asarray(np.random.default_rng(0).standard_normal((1, 64, 2, 8)), jnp.bfloat16)
+    first, second = (jax.grad(lambda q: (run(q).astype(jnp.float32) ** 2).sum())(q) for _ in range(2))
+    assert run(q).dtype == first.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(first, second)
+
+
+def test_what_is_refused() -> None:
+    jax_causal = attngen.compile("attention c\nmask = causal\n", "jax")
+    with pytest.raises(UsageError, match="for target jax or pallas, not for triton"):
+        context_parallel(attngen.compile("attention c\nmask = causal\n"), mesh(4), "rows")
+    with pytest.raises(UsageError, match="the mesh has no axis 'context'; there are rows"):
+        context_parallel(jax_causal, mesh(4), "context")
+    with pytest.raises(UsageError, match="exchange 'star' is not known"):
+        context_parallel(jax_causal, mesh(4), "rows", exchange="star")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(UsageError, match="give one axis"):
+        context_parallel(jax_causal, mesh(2, 2), ("rows", "heads"), exchange="heads")
+    with pytest.raises(UsageError, match="heads cannot be exchanged"):
+        by_head = attngen.compile("attention b\nscore = qk * scale / float(h + 1)\nmask = causal\n", "jax")
+        context_parallel(by_head, mesh(4), "rows", exchange="heads")
+    with pytest.raises(UsageError, match="30 rows are not the same number on each of 4 ranks: pad the sequence"):
+        causal().over(30)
+    with pytest.raises(UsageError, match="in at most 16 blocks of equal size"):
+        causal(layout=Layout((((0, 1), (41, 80)), ((1, 41),), ((80, 120),), ((120, 160),)))).over(160)
+    with pytest.raises(UsageError, match="no param 'window'"):
+        causal().over(32, window=3)
+    with pytest.raises(UsageError, match="q has 32 rows, and each of 4 devices has 8: call this inside shard_map"):
+        x = jnp.ones((1, 32, 2, 8))
+        causal().over(32)(x, x, x)
+    with pytest.raises(UsageError, match="scale must be a number"):
+        x = jnp.ones((1, 8, 2, 8))
+        causal().over(32)(x, x, x, scale=jnp.asarray(0.5))
