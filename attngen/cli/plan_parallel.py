@@ -120,6 +120,7 @@ def run(args: Namespace) -> int:
 def _report(args: Namespace) -> Report:
     from attngen.distributed.coverage import coverage
     from attngen.distributed.estimate import estimate
+    from attngen.distributed.layout import contiguous
     from attngen.distributed.report import Report
     from attngen.distributed.schedule import named_layout, row_work, schedule
 
@@ -139,9 +140,10 @@ def _report(args: Namespace) -> Report:
     if not proof.holds:
         raise UsageError(f"{spec.name}: not proved; `attngen check` says what is missing")
     subject = _Subject(spec, planned)
-    layout = named_layout(args.layout, subject, sequences, args.ranks, heads=heads, masked=masked)
-    made = schedule(subject, layout, sequences, args.exchange, heads=heads, masked=masked)
     work = row_work(subject, sequences, masked)
+    layout = named_layout(args.layout, sequences, args.ranks, lambda: work, heads=heads)
+    keys = layout if sequences.q == sequences.k else contiguous(sequences.k[-1], args.ranks)
+    made = schedule(subject, layout, sequences, args.exchange, k_layout=keys, heads=heads, masked=masked)
     return Report(
         name=spec.name,
         layout=args.layout,

@@ -24,18 +24,27 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from attngen.distributed.autograd import Attention, Call, Way
 from attngen.distributed.groups import Groups, groups_of
-from attngen.distributed.layout import Layout, Ranges, balanced, contiguous, headtail, length
+from attngen.distributed.layout import Layout, Ranges, contiguous, length
 from attngen.distributed.messages import Heads, Link
 from attngen.distributed.program import local, steps
 from attngen.distributed.rows import Rows
 from attngen.distributed.run import Run, check_packed, reads_rows
-from attngen.distributed.schedule import Exchange, Masked, Schedule, Sequences, row_work, schedule
+from attngen.distributed.schedule import (
+    LAYOUTS,
+    Exchange,
+    LayoutName,
+    Masked,
+    Schedule,
+    Sequences,
+    named_layout,
+    row_work,
+    schedule,
+)
 from attngen.errors import UsageError
 from attngen.ir.axes import HEADS, cut_params
 from attngen.ir.walk import params as read_params
 from attngen.kernel import Kernel
 
-LayoutName = Literal["auto", "contiguous", "headtail"]
 _F = TypeVar("_F")
 _dist = cast(Any, dist)
 Offsets: TypeAlias = "Sequence[int] | Tensor"
@@ -66,8 +75,8 @@ def context_parallel(
     Learned params are the same on all ranks. Their gradient is the whole one on each of them; with "own" it is this
     rank's part, as that of any other weight of a model, for whoever adds gradients up over ranks (FSDP, DDP).
     """
-    if isinstance(layout, str) and layout not in ("auto", "contiguous", "headtail"):
-        raise UsageError(f"layout {layout!r} is not known; there are auto, contiguous, headtail, or a Layout")
+    if isinstance(layout, str) and layout not in LAYOUTS:
+        raise UsageError(f"layout {layout!r} is not known; there are {', '.join(LAYOUTS)}, or a Layout")
     if kernel.target != "triton":
         raise UsageError(f"{kernel.name}: on torch.distributed, kernels are for target triton, not for {kernel.target}")
     if kernel.spec.dropout is not None:
@@ -174,12 +183,7 @@ def laid_out(layout: LayoutName | Layout, sequences: Sequences, groups: Groups, 
             have = f"{layout.total} rows on {layout.ranks} ranks"
             raise UsageError(f"the layout has {have}, and there are {total} rows on {ranks} ranks")
         return layout
-    count = ranks // groups.heads
-    if layout == "headtail":
-        return headtail(total, count).divided(groups.heads)
-    if layout == "contiguous" or count == 1:
-        return contiguous(total, ranks)
-    return balanced(work(), count, sequences.q).divided(groups.heads)
+    return named_layout(layout, sequences, ranks, work, heads=groups.heads)
 
 
 def sequences_of(Sq: int | None, Sk: int | None, cu: Offsets | None, cu_k: Offsets | None) -> Sequences:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
@@ -148,15 +148,9 @@ LAYOUTS: tuple[LayoutName, ...] = ("auto", "contiguous", "headtail")
 
 
 def named_layout(
-    name: LayoutName,
-    kernel: Planned,
-    sequences: Sequences,
-    ranks: int,
-    *,
-    heads: int = 1,
-    masked: Masked = Masked(),
+    name: LayoutName, sequences: Sequences, ranks: int, work: Callable[[], npt.NDArray[Any]], *, heads: int = 1
 ) -> Layout:
-    """Who holds which queries; "auto" balances the mask's work over groups of `heads` ranks."""
+    """Who holds which queries; "auto" balances the `work` of each row over groups of `heads` ranks."""
     total = sequences.q[-1]
     if ranks < 1 or heads < 1 or ranks % heads:
         raise UsageError(f"{ranks} ranks are not whole groups of {heads}")
@@ -169,7 +163,7 @@ def named_layout(
         case "auto":
             if groups == 1:
                 return contiguous(total, ranks)
-            return balanced(row_work(kernel, sequences, masked), groups, sequences.q).divided(heads)
+            return balanced(work(), groups, sequences.q).divided(heads)
         case _:
             raise UsageError(f"layout {name!r} is not known; there are {', '.join(LAYOUTS)}")
 

@@ -90,6 +90,12 @@ def test_packed_lengths_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert sum(r["pairs"] for r in found["by_rank"]) == 8 * sum(n * (n + 1) // 2 for n in (300, 50, 1000))
 
 
+def test_more_keys_than_queries(capsys: pytest.CaptureFixture[str]) -> None:
+    found = _data(capsys, CAUSAL, "--ranks", "3", "--shape", "Sq=300", "Sk=1000")
+    assert sum(r["pairs"] for r in found["by_rank"]) == 8 * (300 * 700 + 300 * 301 // 2)
+    assert [own["keys"] for own in found["by_rank"]] == [[[0, 333]], [[333, 666]], [[666, 1000]]]
+
+
 def test_a_schedule_that_is_not_proved_has_status_1(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
