@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -13,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+from processes import in_processes
 
 import attngen
 from attngen import inputs
@@ -187,21 +186,6 @@ def check(case: Case, wanted: Right) -> None:
         most = max(1.0, float(whole.abs().max()))
         own = here.shard(whole, rows[0], keys=name != "q") if name in local else whole
         torch.testing.assert_close(g / most, own / most, rtol=2e-5, atol=2e-5, msg=lambda m, n=name: f"{n}: {m}")
-
-
-def process(rank: int, ranks: int, folder: str, work: Callable[..., None], arguments: tuple[Any, ...]) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
-    work(*arguments)
-    Path(folder, f"done {rank}").touch()
-    dist.barrier()
-    os._exit(0)  # without the interpreter's end, in which gloo's threads abort the process now and then
-
-
-def in_processes(folder: Path, ranks: int, work: Callable[..., None], *arguments: Any) -> None:
-    """Processes are forked, with everything compiled that this one has compiled."""
-    mp.start_processes(process, (ranks, str(folder), work, arguments), nprocs=ranks, start_method="fork")
-    assert len([*folder.glob("done *")]) == ranks
 
 
 def equal_to_one_process(case: Case, folder: Path) -> None:

@@ -21,14 +21,12 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from attngen.distributed.context import LayoutName, Offsets, Placed, context_parallel, laid_out, sequences_of
+from attngen.distributed.current import REGIONS
 from attngen.distributed.groups import groups_of
 from attngen.distributed.layout import Layout
 from attngen.distributed.rows import Rows
 from attngen.distributed.schedule import Exchange, Sequences
 from attngen.kernel import Kernel
-
-_REGIONS: list[Region] = []
-"""The innermost last. Of the process, not of a thread: autograd computes checkpoints again in threads of its own."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,16 +81,11 @@ def context_parallel_region(
     made = laid_out(layout, sequences, groups, lambda: _causal_work(sequences))
     rows = Rows(made, groups.rank, sequences.q, groups.all)
     region = Region(group, exchange, sequences, rows, param_gradients)
-    _REGIONS.append(region)
+    REGIONS.append(region)
     try:
         yield region
     finally:
-        _REGIONS.remove(region)
-
-
-def current_region() -> Region | None:
-    """The innermost region, where there is one."""
-    return _REGIONS[-1] if _REGIONS else None
+        REGIONS.remove(region)
 
 
 def _causal_work(sequences: Sequences) -> Any:

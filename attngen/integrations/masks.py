@@ -11,7 +11,7 @@ sequences as the ids of their tokens.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -19,9 +19,13 @@ from torch.nn import functional as F
 from transformers.masking_utils import causal_mask_function
 from transformers.utils import import_utils
 
+from attngen.distributed.current import current_region
 from attngen.errors import UsageError
 from attngen.integrations.mask_functions import MaskFunction, Pattern, read
 from attngen.integrations.specs import Choice
+
+if TYPE_CHECKING:
+    from attngen.distributed.region import Region
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -76,6 +80,8 @@ def make(
     next step must find the same kind of mask, or compiled code is compiled again. The other arguments are for masks
     that hold pairs.
 
+    In a region of context parallelism the rows are those of one rank, and where sequences begin is the region's matter.
+
     Raises `UsageError` for a `mask_function` that `mask_functions.read` does not know, and for padding inside a
     sequence.
     """
@@ -87,6 +93,9 @@ def make(
         padding = pattern.padding if padding is None else padding & pattern.padding
     if padding is not None and padding.ndim != 2:
         raise UsageError(f"attention_mask {list(padding.shape)} must be 2-D, (batch, positions), for attngen")
+    region = current_region()
+    if region is not None:
+        return _in_region(region, (batch_size, q_length, kv_length), pattern, padding, device)
     steady = pattern.causal and q_length == 1 and not allow_is_causal_skip
     rows = _Rows(batch_size, q_length, kv_length, q_offset, kv_offset, device, steady)
     if pattern.ids is None:
@@ -94,6 +103,23 @@ def make(
     if padding is not None:
         raise UsageError("attention_mask and packed sequences in one call: leave the attention_mask out")
     return rows.packed(pattern, pattern.ids)
+
+
+def _in_region(
+    region: Region, sizes: tuple[int, int, int], pattern: Pattern, padding: Tensor | None, device: Any
+) -> Mask:
+    if padding is not None:
+        raise UsageError(
+            "attention_mask in context_parallel_region: leave it out, and pack sequences of different lengths"
+        )
+    count = region.sequences.count if region.sequences.packed else sizes[0]
+    params: dict[str, Tensor] = {}
+    if pattern.chunk is not None:
+        params["first"] = torch.zeros(count, dtype=torch.int32, device=device)
+    window = pattern.window if pattern.causal else pattern.distance
+    choice = Choice(causal=pattern.causal, window=window, chunk=pattern.chunk)
+    shape = sizes[0], 1, *sizes[1:]
+    return Mask(choice=choice, shape=shape, dropped=False, lengths={}, cu_seqlens=None, params=params)
 
 
 @dataclass(frozen=True, slots=True)

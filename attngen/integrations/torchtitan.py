@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from attngen.api import Kernel
 from attngen.api import compile as compile_spec
+from attngen.distributed.current import current_region
 from attngen.errors import UsageError
 from attngen.integrations.specs import Choice, compiled
 
@@ -98,27 +99,35 @@ class VarlenAttention(nn.Module):
         """The output (T, Hq, Dv), or what `out_transform` makes of it and of lse (T, Hq).
 
         The metadata is `attention_metadata`, in older releases `attention_masks`. Other keywords are params of the
-        spec; `enable_gqa` goes without saying.
+        spec; `enable_gqa` goes without saying. Inside `attngen.distributed.context_parallel_region` tensors have the
+        rows of one rank, and the region says where documents begin.
         """
-        metadata = attention_masks if attention_metadata is None else attention_metadata
-        if metadata is None:
-            raise UsageError("attention_metadata is missing: it says where the documents begin")
         given = {name: value for name, value in kwargs.items() if name != "enable_gqa" and value is not None}
-        longest = {"max_seqlen_q": metadata.max_q, "max_seqlen_k": metadata.max_k}
-        found: Any = self.kernel.varlen(
-            q_THK,
-            k_THK,
-            v_THV,
-            cu_seqlens_q=metadata.cu_seq_q,
-            cu_seqlens_k=metadata.cu_seq_k,
-            **{name: hint for name, hint in longest.items() if isinstance(hint, int)},
-            scale=scale,
-            return_lse=out_transform is not None,
-            **{**self.constants, **dict(self.named_parameters()), **dict(self.named_buffers()), **given},
-        )
+        params = {**self.constants, **dict(self.named_parameters()), **dict(self.named_buffers()), **given}
+        arguments = {"scale": scale, "return_lse": out_transform is not None, **params}
+        region = current_region()
+        if region is None:
+            metadata = attention_masks if attention_metadata is None else attention_metadata
+            found: Any = self._varlen((q_THK, k_THK, v_THV), metadata, arguments)
+        else:
+            found = region(self.kernel, q_THK, k_THK, v_THV, **arguments)
         if out_transform is None:
             return found
         return out_transform(found[0], found[1].mT)
+
+    def _varlen(
+        self, operands: tuple[Tensor, Tensor, Tensor], metadata: Metadata | None, arguments: Mapping[str, Any]
+    ) -> Any:
+        if metadata is None:
+            raise UsageError("attention_metadata is missing: it says where the documents begin")
+        longest = {"max_seqlen_q": metadata.max_q, "max_seqlen_k": metadata.max_k}
+        return self.kernel.varlen(
+            *operands,
+            cu_seqlens_q=metadata.cu_seq_q,
+            cu_seqlens_k=metadata.cu_seq_k,
+            **{name: hint for name, hint in longest.items() if isinstance(hint, int)},
+            **arguments,
+        )
 
 
 def _windowed(window_size: tuple[int, int]) -> Choice:

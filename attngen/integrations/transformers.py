@@ -7,6 +7,8 @@
 
 One kernel is compiled for each attention that the model's layers ask for (causal or not, its window, soft cap, chunks,
 sinks, dropout), at the first call. What a call asks for and attngen does not have raises `UsageError`.
+
+Inside `attngen.distributed.context_parallel_region` the model gets the rows of one rank, and attends over all ranks.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -23,9 +25,13 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from attngen.api import Kernel
 from attngen.api import compile as compile_spec
+from attngen.distributed.current import current_region
 from attngen.errors import UsageError
 from attngen.integrations.masks import Mask, make
 from attngen.integrations.specs import Choice, compiled
+
+if TYPE_CHECKING:
+    from attngen.distributed.region import Region
 
 Call = Mapping[str, Any]
 Params = Callable[[torch.nn.Module, Call], Mapping[str, Any]]
@@ -112,9 +118,13 @@ class _Attention:
             )
         if mask.shape != sizes:
             raise UsageError(f"the mask is for (batch, 1, queries, keys) {mask.shape}, the call has {sizes}")
-        mask = _packed_by_call(mask, call, query.device)
+        region = current_region()
+        if region is None:
+            mask = _packed_by_call(mask, call, query.device)
         kernel, params = self._kernel(module, query, mask, call)
         arguments = {"scale": call.get("scaling"), **params}
+        if region is not None:
+            return _in_region(region, kernel, (query, key, value), arguments), None
         if mask.cu_seqlens is not None and not (self.own is None and mask.choice.documents):
             return _packed(kernel, query, key, value, mask.cu_seqlens, call, arguments), None
         return kernel(query, key, value, **arguments, **mask.lengths).transpose(1, 2).contiguous(), None
@@ -191,6 +201,16 @@ def _packed_by_call(mask: Mask, call: Call, device: torch.device) -> Mask:
     cu_seqlens = torch.as_tensor(offsets, dtype=torch.int32, device=device)
     params = {} if mask.choice.chunk is None else {"first": torch.zeros_like(cu_seqlens[1:])}
     return replace(mask, choice=replace(mask.choice, documents=False), cu_seqlens=cu_seqlens, params=params)
+
+
+def _in_region(region: Region, kernel: Kernel, operands: tuple[Tensor, Tensor, Tensor], arguments: Call) -> Tensor:
+    """Rows of one rank: (B, H, S, D) -> (B, S, Hq, Dv)."""
+    if not region.sequences.packed:
+        return region(kernel, *operands, **arguments).transpose(1, 2).contiguous()
+    if operands[0].shape[0] != 1:
+        raise UsageError(f"packed sequences are one batch row in a region, not {operands[0].shape[0]}")
+    q, k, v = (x[0].transpose(0, 1) for x in operands)
+    return region(kernel, q, k, v, **arguments)[None]
 
 
 def _packed(
