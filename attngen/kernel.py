@@ -247,8 +247,8 @@ class Kernel:
     ) -> Literal["none", "some", "all"]:
         """Whether queries start … stop - 1 of `q_range` may attend to no key of `k_range`, to some, or all to all.
 
-        On the host. "none" and "all" are certain; a mask that reads data of rows is looked at pair by pair if its
-        params are given as CPU tensors and the area has at most 2**26 pairs, and is "some" otherwise.
+        On the host. "none" and "all" are certain, and the answer is exact for areas of at most 2**26 pairs, if params
+        that the mask reads are given, as CPU tensors. "some" where they are not.
         """
         from attngen.visits import Case, visits
 

@@ -1,14 +1,14 @@
 """What a stretch of queries needs of a stretch of keys: nothing, some of it or all, and how many pairs.
 
 Takes a kernel's plan and spec, and params on the host; evaluates the plan's stretches in NumPy, for each query alone. A
-mask that reads data of rows is evaluated pair by pair, up to a limit; beyond it, a comparison of row data with column
-data is answered by the hull of the keys for which it holds.
+mask that reads data of rows, or that stretches do not solve exactly, is evaluated pair by pair, up to a limit; beyond
+it, a comparison of row data with column data is answered by the hull of the keys for which it holds.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Literal, Protocol, TypeAlias
@@ -71,13 +71,20 @@ def visits(
     data = _data(kernel, case)
     if data is None:
         return "some"
-    if _reads_rows(kernel) and area <= _MOST:
-        allowed = _pairs(kernel, np.arange(*q_range), k_range, case, data)
-        return "all" if allowed.all() else "some" if allowed.any() else "none"
-    ends = _rows(kernel, np.arange(*q_range), case, data)
-    if not _covered(kernel, "any", ends, data, k_range).any():
-        return "none"
-    return "all" if (_covered(kernel, "all", ends, data, k_range) == k_range[1] - k_range[0]).all() else "some"
+    if area > _MOST or not _reads_rows(kernel):
+        least, most = _bounds(kernel, q_range, k_range, case, data)
+        if not most.any():
+            return "none"
+        if (least == k_range[1] - k_range[0]).all():
+            return "all"
+        if area > _MOST or bool((least == most).all()):
+            return "some"
+    found: set[bool] = set()
+    for allowed in _blocks(kernel, q_range, k_range, case, data):
+        found |= {bool(allowed.any()), bool(allowed.all())}
+        if len(found) == 2:
+            return "some"
+    return "all" if found == {True} else "none"
 
 
 def work(
@@ -90,10 +97,25 @@ def work(
     data = _data(kernel, case) if area else None
     if data is None:
         return area
-    if _reads_rows(kernel) and area <= _MOST:
-        return int(_pairs(kernel, np.arange(*q_range), k_range, case, data).sum((-1, -2)).max())
-    counts = _covered(kernel, "any", _rows(kernel, np.arange(*q_range), case, data), data, k_range)
-    return int(np.broadcast_to(counts, (*counts.shape[:-1], q_range[1] - q_range[0])).sum(-1).max())
+    if area > _MOST or not _reads_rows(kernel):
+        least, most = _bounds(kernel, q_range, k_range, case, data)
+        if area > _MOST or bool((least == most).all()):
+            return int(np.broadcast_to(most, (*most.shape[:-1], q_range[1] - q_range[0])).sum(-1).max())
+    counts = [allowed.sum((-1, -2)) for allowed in _blocks(kernel, q_range, k_range, case, data)]
+    return int(np.max(np.sum(counts, 0)))
+
+
+def _bounds(kernel: Planned, q_range: Range, k_range: Range, case: Case, data: Mapping[str, Any]) -> tuple[Any, Any]:
+    """By row, how many keys are certainly allowed, and how many may be. The same, where the mask is solved exactly."""
+    ends = _rows(kernel, np.arange(*q_range), case, data)
+    return _covered(kernel, "all", ends, data, k_range), _covered(kernel, "any", ends, data, k_range)
+
+
+def _blocks(kernel: Planned, q_range: Range, k_range: Range, case: Case, data: Mapping[str, Any]) -> Iterator[Any]:
+    """The mask by its definition, some rows at a time."""
+    rows = max(1, _AT_ONCE // (k_range[1] - k_range[0]))
+    for start in range(*q_range, rows):
+        yield _pairs(kernel, np.arange(start, min(start + rows, q_range[1])), k_range, case, data)
 
 
 def row_work(kernel: Planned, case: Case) -> npt.NDArray[np.float64]:
