@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from attngen import files
 from attngen.errors import UsageError
@@ -51,9 +51,10 @@ class Kernel:
     """What was proved of the plan, obligation by obligation (`attngen.prove.proof.Proof`)."""
     made: tuple[str, Options] | None = field(default=None)
     """The spec's text, and the options of the file: from them the functions of other geometries are compiled."""
-    _function: Callable[..., Any] = field(init=False)
-    _varlen: Callable[..., Any] = field(init=False)
-    _lengths: Callable[..., Any] = field(init=False)
+    # None until they are loaded: FSDP reads every field of a module's arguments.
+    _function: Callable[..., Any] = field(init=False, default=cast(Any, None))
+    _varlen: Callable[..., Any] = field(init=False, default=cast(Any, None))
+    _lengths: Callable[..., Any] = field(init=False, default=cast(Any, None))
     __signature__ = PublicSignature()
 
     @property

@@ -107,6 +107,12 @@ def test_finetune_transformers() -> None:
     assert "slopes of layer 1" in script("finetune_transformers.py", "--steps", "2")
 
 
+@pytest.mark.parametrize("options", [("--steps", "3"), ("--steps", "1", "--processes", "4", "--batches", "2")])
+def test_long_context(options: tuple[str, ...]) -> None:
+    printed = script("long_context.py", *options)
+    assert "75 rows on 2 processes" in printed and "losses differ from those of one process by" in printed
+
+
 def test_train_packed() -> None:
     """Two processes, whose weights FSDP2 shards."""
     assert "2 processes; losses of packed documents" in script("train_packed.py", "--steps", "1")

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, TypeAlias, TypeVar, cast
 
@@ -89,19 +88,28 @@ def context_parallel(
             f"{kernel.name}: the spec reads a head's number other than to find a param's cell, so heads cannot be "
             "exchanged: use exchange='ring' or 'gather' on a mesh of one dimension"
         )
-    return Attend(kernel, layout, exchange, groups, param_gradients == "whole")
+    return Attend(kernel, layout, exchange, groups, whole_gradients=param_gradients == "whole")
 
 
-@dataclass(frozen=True, eq=False)
 class Attend:
-    """See `context_parallel`. Called as `attend(q, k, v, Sq=…)`, or with `cu_seqlens`, it is `over(…)` and the call."""
+    """See `context_parallel`. Called as `attend(q, k, v, Sq=…)`, or with `cu_seqlens`, it is `over(…)` and the call.
 
-    kernel: Kernel
-    layout: LayoutName | Layout
-    exchange: Exchange
-    groups: Groups
-    whole_gradients: bool
-    _kept: OrderedDict[Any, Placed] = field(default_factory=OrderedDict[Any, Any])
+    No dataclass, nor is `Placed`: FSDP would look for tensors in its fields when a module is called with it.
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        layout: LayoutName | Layout,
+        exchange: Exchange,
+        groups: Groups,
+        *,
+        whole_gradients: bool,
+    ) -> None:
+        self.kernel, self.groups, self.whole_gradients = kernel, groups, whole_gradients
+        self.layout: LayoutName | Layout = layout
+        self.exchange: Exchange = exchange
+        self._kept: OrderedDict[Any, Placed] = OrderedDict()
 
     def over(
         self,
@@ -141,7 +149,7 @@ class Attend:
         same = sequences.q == sequences.k
         return Placed(
             attend=self,
-            params=dict(params),
+            params=params,
             schedule=schedule(
                 self.kernel,
                 q_layout,
@@ -212,16 +220,13 @@ def _fingerprint(x: Any) -> Any:
     return (tuple(x.shape), x.contiguous().numpy().tobytes()) if isinstance(x, Tensor) else x
 
 
-@dataclass(frozen=True, eq=False)
 class Placed:
     """A batch whose rows lie on ranks, as `schedule` says. It cuts tensors, and is called like the kernel, on local
-    rows."""
+    rows; `params` are what calls get beside what they are given."""
 
-    attend: Attend
-    schedule: Schedule
-    params: dict[str, Any]
-    """What calls get beside what they are given."""
-    _on_device: dict[tuple[str, torch.device], Tensor] = field(default_factory=dict[Any, Any])
+    def __init__(self, attend: Attend, schedule: Schedule, params: Mapping[str, Any]) -> None:
+        self.attend, self.schedule, self.params = attend, schedule, dict(params)
+        self._on_device: dict[tuple[str, torch.device], Tensor] = {}
 
     def rows(self, *, keys: bool = False) -> Rows:
         """The rows of this rank, of queries or of keys."""

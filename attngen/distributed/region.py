@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -28,17 +27,17 @@ from attngen.distributed.rows import Rows
 from attngen.distributed.schedule import Exchange, Sequences
 from attngen.kernel import Kernel
 
+Gradients = Literal["whole", "own"]
 
-@dataclass(frozen=True, eq=False)
+
 class Region:
     """A batch whose rows lie on ranks. Called with a kernel, and q, k and v of this rank's rows."""
 
-    group: Any
-    exchange: Exchange
-    sequences: Sequences
-    rows: Rows
-    param_gradients: Literal["whole", "own"]
-    _placed: dict[int, tuple[Kernel, Placed]] = field(default_factory=dict[int, tuple[Kernel, Placed]])
+    def __init__(self, group: Any, exchange: Exchange, sequences: Sequences, rows: Rows, gradients: Gradients) -> None:
+        self.group, self.sequences, self.rows = group, sequences, rows
+        self.exchange: Exchange = exchange
+        self.param_gradients: Gradients = gradients
+        self._placed: dict[int, tuple[Kernel, Placed]] = {}
 
     def shard(self, x: Tensor, dim: int) -> Tensor:
         """This rank's rows of a tensor that has all of them along `dim`."""
@@ -70,7 +69,7 @@ def context_parallel_region(
     cu_seqlens: Offsets | None = None,
     layout: LayoutName | Layout = "auto",
     exchange: Exchange = "ring",
-    param_gradients: Literal["whole", "own"] = "whole",
+    param_gradients: Gradients = "whole",
 ) -> Generator[Region]:
     """A region for one batch: `Sq` rows of all ranks together, or packed sequences. Inside it, attngen's adapters take
     the rows of this rank. A backward pass that computes checkpoints again belongs inside.
