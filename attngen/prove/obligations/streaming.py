@@ -17,6 +17,7 @@ from attngen.ir.build import add, apply, div, mul, neg, real, sub
 from attngen.ir.nodes import Expr, Literal, Op, Symbol, Type
 from attngen.ir.printing import expression as text
 from attngen.ir.walk import nodes, substitute
+from attngen.part_sums import own_term
 from attngen.plan import KernelPlan
 from attngen.plan.score.weights import Form
 from attngen.prove.algebra.assumptions import Assumptions, assumptions
@@ -24,6 +25,7 @@ from attngen.prove.algebra.equality import equal, quotient, sign_of
 from attngen.prove.budget.work import QUESTION, Work
 from attngen.prove.definition import definition
 from attngen.prove.obligations import lemmas
+from attngen.prove.obligations.merging import merging
 from attngen.prove.search.two_tile_example import fold_example, never_vanishes
 from attngen.prove.verdict import Claim, Proved, Refuted, Unknown, Verdict, flag
 
@@ -347,7 +349,21 @@ class _Streaming(_Laws):
             _rests("tiles", "folding any tiling gives the sums of the definition", induction, premises, n),
             _rests("finish", "what the kernel writes is sum weight v / denominator, and its logarithm", finish,
                    premises, n),
+            self._merge(premises),
         ]  # fmt: skip
+
+    def _merge(self, premises: tuple[Claim, ...]) -> Claim:
+        """Parts whose kernels leave the own term out, and the own term that `finish` adds."""
+        sentence = "parts of a row's keys, merged and finished once, give the whole, empty parts too"
+        found = merging(sums=self.n.sums)
+        own = own_term(self.w)
+        if isinstance(found, Proved):
+            wanted = self.n.extra or real(0.0)
+            verdict = self.equal(real(0.0) if own is None else exp(own), wanted if self.n.sums else real(0.0))
+            found = found if isinstance(verdict, Proved) else verdict
+        if isinstance(found, Proved):
+            return _rests("merge", sentence, found.steps, premises, self.n)
+        return Claim("merge", sentence, found, span=self.n.span)
 
 
 def _rests(
