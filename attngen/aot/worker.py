@@ -93,9 +93,20 @@ def call_once(module: Any, request: Request, call: Call | None = None, *, learne
         torch.autograd.grad((out, lse), leaves, (torch.zeros_like(out), torch.zeros_like(lse)), allow_unused=True)
 
 
-def sequences(module: Any, request: Request, *, packed: bool) -> None:
+def of_sequences(module: Any, request: Request) -> list[tuple[str, Any]]:
+    """The launches for sequences, where the file has them: packed ones, too, unless their params have other shapes."""
+    if not hasattr(module, "_sequences"):
+        return []
+    rows = any(getattr(value, "shape", ()) for _, value in request.calls[0].params)
+    found: list[tuple[str, Any]] = []
+    for packed in (False,) if rows else (False, True):
+        for call in (request.calls[0], *((request.grouped,) if request.grouped is not None else ())):
+            found += recorded_launches(partial(sequences, module, request, call, packed=packed))
+    return found
+
+
+def sequences(module: Any, request: Request, call: Call, *, packed: bool) -> None:
     """Forward and backward, of sequences that are a part of a batch row or that follow one another."""
-    call = request.calls[0]
     size = call.sizes
     dtype = TORCH_DTYPES[request.dtype]
 
@@ -231,16 +242,14 @@ def main() -> None:
         launches += recorded_launches(lambda: call_once(module, request, learned=False))
         if request.grouped is not None:
             launches += recorded_launches(lambda: call_once(module, request, request.grouped, learned=False))
+        launches += of_sequences(module, request)
         for table in own:  # what the chip's own kernels stand in for, too
             table.clear()
         module._READY.clear()
         launches += recorded_launches(lambda: call_once(module, request))
     for call in request.calls[1:]:
         launches += recorded_launches(partial(forward, module, request, call))
-    if hasattr(module, "_sequences"):
-        rows = any(getattr(value, "shape", ()) for _, value in request.calls[0].params)
-        for packed in (False,) if rows else (False, True):  # packed params have other shapes
-            launches += recorded_launches(partial(sequences, module, request, packed=packed))
+    launches += of_sequences(module, request)
     artifacts = [artifact(name, kernel, request) for name, kernel in numbered(launches)]
     with os.fdopen(answer, "wb") as stream:
         pickle.dump(artifacts, stream)

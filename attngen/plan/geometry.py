@@ -11,8 +11,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from attngen.ir.build import add, floordiv, index, integer, maximum, minimum, mul, sub
-from attngen.ir.nodes import Expr
+from attngen.ir.build import (
+    add,
+    apply,
+    conjunction,
+    disjunction,
+    floordiv,
+    index,
+    integer,
+    maximum,
+    minimum,
+    mul,
+    sub,
+)
+from attngen.ir.nodes import Expr, Op
 
 START, STOP, TOTAL = index("start"), index("stop"), index("total")
 """What the call says of a sequence: its first row, and the row behind its last one; and how many rows a tensor has."""
@@ -20,6 +32,10 @@ BEGIN = index("begin")
 """The first row, brought inside the tensor."""
 TILE, SEQUENCE, SEQUENCES = index("tile"), index("sequence"), index("n_sequences")
 """Rows of a tile; a sequence's number, and how many there are."""
+OWN, TILES, OWN_TILES = index("own"), index("tiles"), index("own_tiles")
+"""A sequence, how many tiles another one has, and how many it has itself."""
+SIZE, ROW = index("size"), index("start")
+"""How many rows a sequence has, and the first one of a tile."""
 
 
 class Kind(Enum):
@@ -36,6 +52,10 @@ class Geometry:
     read. `first` is where position 0 is, which has a row even if the sequence has none. `slot` is the number of the
     sequence's first tile among those of all, and `slots` how many numbers there are. A sequence of a packed tensor
     finds its number without a sum over the others.
+
+    `before`: whether the tiles of `sequence` are listed before those of `own`, where a kernel lists them; the longest
+    sequences come first. `within`: how many rows there are from a tile's first on; the copy engine reads zeros behind
+    them, and stores nothing there.
     """
 
     kind: Kind
@@ -44,6 +64,8 @@ class Geometry:
     size: Expr
     slot: Expr
     slots: Expr
+    before: Expr
+    within: Expr
 
     @property
     def packed(self) -> bool:
@@ -61,6 +83,10 @@ def geometry(kind: Kind) -> Geometry:
         size=sub(minimum(maximum(STOP, BEGIN), TOTAL), BEGIN),
         slot=add(floordiv(BEGIN, TILE), SEQUENCE) if packed else mul(SEQUENCE, tiles),
         slots=add(floordiv(TOTAL, TILE), SEQUENCES) if packed else mul(SEQUENCES, tiles),
+        before=disjunction(
+            apply(Op.LT, OWN_TILES, TILES), conjunction(apply(Op.EQ, OWN_TILES, TILES), apply(Op.LT, SEQUENCE, OWN))
+        ),
+        within=maximum(sub(SIZE, ROW), zero),
     )
 
 

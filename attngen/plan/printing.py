@@ -61,7 +61,7 @@ def plan_text(plan: KernelPlan) -> str:
 
 def _geometry(g: Geometry) -> Iterator[str]:
     yield f"{g.kind.value}, of {START.id}, {STOP.id} and {TOTAL.id}:"
-    for name in ("begin", "first", "size", "slot", "slots"):
+    for name in ("begin", "first", "size", "slot", "slots", "before", "within"):
         yield f"    {name} = {expression(getattr(g, name))}"
 
 

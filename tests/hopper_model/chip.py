@@ -7,7 +7,7 @@ it began. Whoever waits lets other tasks run (`schedule`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -217,6 +217,14 @@ class Descriptor:
         self.base, self.shape, self.strides, self.block, self.layout = base, shape, strides, block, layout
 
     @property
+    def values(self) -> np.ndarray:
+        """The tensor's own memory; flat where addresses say where a tile is, as those of sequences' rows."""
+        if len(self.block) == self.base.dim():
+            return memory(self.base)
+        last = sum((size - 1) * stride for size, stride in zip(self.base.shape, self.base.stride(), strict=True))
+        return memory(self.base.as_strided((last + 1,), (1,)))
+
+    @property
     def dtype(self) -> np.dtype:
         return memory(self.base).dtype
 
@@ -224,13 +232,31 @@ class Descriptor:
     def block_type(self) -> Any:
         return type("Block", (), {"nbytes": int(np.prod(self.block)) * 2})
 
-    def overlap(self, start: list[Any]) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
+    def overlap(self, start: Sequence[Any]) -> tuple[Any, Any]:
         """What of a tile lies in the tensor: there, and in the tile."""
         starts = [int(n) for n in start]
-        assert min(starts) >= 0
+        assert min(starts) >= 0 and max(starts) < 2**31
+        if len(self.block) != self.base.dim():
+            return self._addressed(starts)
         lengths = [max(min(b, n - s), 0) for s, b, n in zip(starts, self.block, self.base.shape, strict=True)]
         there = tuple(slice(s, s + n) for s, n in zip(starts, lengths, strict=True))
         return there, tuple(slice(0, n) for n in lengths)
+
+    def _addressed(self, starts: list[int]) -> tuple[Any, Any]:
+        """The same by addresses, which wrap at 64 bits. An address outside of the tensor's memory is a fault."""
+        address, inside = np.zeros((), np.uint64), np.ones((), bool)
+        for axis, (first, size, stride, rows) in enumerate(
+            zip(starts, self.shape, self.strides, self.block, strict=True)
+        ):
+            assert 0 < size < 2**31 and stride * 2 < 2**40
+            index = np.arange(first, first + rows).reshape(-1, *[1] * (len(starts) - 1 - axis))
+            address = address + index.astype(np.uint64) * np.uint64(stride)
+            inside = inside & (index < size)
+        here = np.broadcast_to(inside, self.block)
+        there = np.broadcast_to(address, self.block)[here].astype(np.int64)
+        if there.size and (there.min() < 0 or there.max() >= self.values.size):
+            raise FaultError(f"the copy engine at {there.min()} or {there.max()} of {self.values.size}")
+        return there, here
 
 
 class Copies:
@@ -245,7 +271,7 @@ class Copies:
 
         def later() -> None:
             place.values[...] = 0
-            place.values[here] = memory(desc.base)[there]
+            place.values[here] = desc.values[there]
             single(barrier).arrive(0, -place.values.nbytes)
 
         program().launch.later(f"the copy engine, for {own().name}", later)
@@ -255,8 +281,8 @@ class Copies:
         if not own().fenced:
             raise FaultError("no fence between a store and the copy engine")
         there, here = desc.overlap(start)
-        program().written.write(own(), memory(desc.base), there)
-        memory(desc.base)[there] = place.values[here]
+        program().written.write(own(), desc.values, there)
+        desc.values[there] = place.values[here]
         own().copied.append((place, place.values.tobytes()))
 
     @staticmethod

@@ -71,6 +71,10 @@ def unspecialized(params: tuple[ParamView, ...], sizes: tuple[str, ...]) -> list
     return found
 
 
+PLACES = {False: "places_dense", True: "places_listed"}
+"""The template of where an item's rows are, by whether it may be a tile of a sequence."""
+
+
 # ---------------------------------------------------------------- backward
 
 
@@ -122,8 +126,9 @@ class GluonBackwardView:
     the last to the first; `row_terms`: products take a row's log-sum-exp off its scores, and its delta off dP.
 
     `elsewhere` are the params (their positions among the gradients) that make the portable kernels run when their
-    gradient is wanted. The lines `shared` bind how query heads that share keys are divided among items. onwards: such
-    heads take tiles of keys from the first to the last.
+    gradient is wanted. The lines `shared` bind how query heads that share keys are divided among items, `listed_shared`
+    where items are tiles of all sequences. onwards: such
+    heads take tiles of keys from the first to the last. `sequences`: whether it also takes tiles of sequences.
     """
 
     unspecialized: list[str]
@@ -136,8 +141,15 @@ class GluonBackwardView:
     masked: str
     elsewhere: tuple[int, ...]
     shared: tuple[str, ...]
+    listed_shared: tuple[str, ...]
     onwards: bool
+    sequences: bool
     table: tuple[tuple[tuple[int, int], tuple[int | bool, ...]], ...]
+
+    @property
+    def places(self) -> str:
+        """The template of where an item's rows are."""
+        return PLACES[self.sequences]
 
     @property
     def rows(self) -> str:
@@ -167,8 +179,10 @@ def gluon_backward_view(
     sizes: tuple[str, ...],
     gradients: tuple[GradientView, ...],
     tuned: tuple[TunedGpu, ...] = (),
+    *,
+    sequences: bool,
 ) -> GluonBackwardView | None:
-    """None where the plan has no row. `tuned`: see `gluon_view`."""
+    """None where the plan has no row. `tuned` and `sequences`: see `gluon_view`."""
     backward = hopper.backward
     if backward is None:
         return None
@@ -186,7 +200,11 @@ def gluon_backward_view(
     rows = ("terms_desc",) if backward.row_terms else ("lse_ptr", "delta_ptr")
     lists = ("walks_ptr", "met_ptr") if backward.lists else ()
     return GluonBackwardView(
-        unspecialized=["n_work", "together", "span", *unspecialized(params, sizes)],
+        unspecialized=[
+            *("n_work", "together", "span"),
+            *(("q_slots", "k_slots") if sequences and not backward.lists else ()),
+            *unspecialized(params, sizes),
+        ],
         work=(*rows, "dq_parts_ptr", "parts_ptr", "turns_ptr", "queue_ptr", "n_work", "together", "span", *lists),
         walk=assigned_lines(backward.hull.steps, printer),
         runs=("first", "stop", *(name.removeprefix("own_") for name in ends)),
@@ -196,7 +214,9 @@ def gluon_backward_view(
         masked=printer.text(outside(backward.unmasked)),
         elsewhere=_positions(gradients, params, backward.elsewhere),
         shared=host_lines(hopper.shares, backward.grouped),
+        listed_shared=host_lines(hopper.shares, backward.grouped, "Hkv"),
         onwards=backward.grouped.onwards,
+        sequences=sequences and not backward.lists,
         table=tuple(((key[0], key[1]), skeleton.row) for key, skeleton in table.items()),
     )
 

@@ -14,7 +14,7 @@ from attngen.emit.options import TunedGpu
 from attngen.emit.text.weights import WeightView
 from attngen.emit.triton.expressions import Printer
 from attngen.emit.triton.frame import Frame
-from attngen.emit.triton.hopper import ListView, assigned_lines, list_view, unspecialized
+from attngen.emit.triton.hopper import PLACES, ListView, assigned_lines, list_view, unspecialized
 from attngen.emit.triton.kernel_code import KernelCode, free_names
 from attngen.emit.triton.kernels import kept_view
 from attngen.emit.triton.views import KeptView, KernelView, TestView
@@ -79,7 +79,7 @@ class GluonView:
     The lines `at` bind the tile of `step`, of which there are `n_steps`; `masked` says whether this warpgroup's own
     queries need a mask there. `walked` are the ends that these two read. `terms` are what the weights of a tile read
     beside its scores. `lists`: whose lists there are, where data decides. `slack`: by how many powers of two the
-    reference of weights may lag behind their maximum, or 0.
+    reference of weights may lag behind their maximum, or 0. `sequences`: whether it also takes tiles of sequences.
     """
 
     code: KernelCode
@@ -107,7 +107,13 @@ class GluonView:
     slack: int
     saves_den: bool
     saves_rest: bool
+    sequences: bool
     table: tuple[tuple[tuple[int, int], tuple[int | bool | str, ...]], ...]
+
+    @property
+    def places(self) -> str:
+        """The template of where an item's rows are."""
+        return PLACES[self.sequences]
 
     @property
     def clamped_ends(self) -> tuple[str, ...]:
@@ -151,11 +157,14 @@ def gluon_view(
     weights: WeightView,
     tests: tuple[TestView, ...],
     tuned: tuple[TunedGpu, ...] = (),
+    *,
+    sequences: bool,
 ) -> GluonView | None:
     """None where no query has a key, so that there is nothing to be fast at, and where the plan has no row. `tests` are
     those of keys.
 
     `tuned`: rows that were timed here, in the place of the planner's; and where the portable kernel was faster, none.
+    `sequences`: the file has other geometries, too; the kernel serves them where no data decides which tiles meet.
     """
     if forward is None or not forward.walk.runs:
         return None
@@ -167,6 +176,10 @@ def gluon_view(
     plan, printer = frame.plan, frame.printer()
     assert plan.hopper is not None
     lists = list_view(forward.lists)
+    sequences = sequences and lists is None
+    own = ("items_ptr", "q_slots") if sequences else ()
+    flags = ("RAGGED", "PACKED") if sequences else ()
+    call = "own" if sequences else "call"
     at = assigned_lines(forward.walk.at, printer)
     masked = printer.text(outside(forward.unmasked))
     kept = kept_view(frame)
@@ -181,10 +194,10 @@ def gluon_view(
         test_pointers=tuple(p for t in tests for p in t.pointers),
         outputs=outputs,
         call=(*listed, *frame.arguments),
-        arguments=("queue_ptr", "n_work", "together", *listed, *frame.arguments),
-        config=(*_read_by(code, kept, rest), *_TILES[1:], *rest, *_DERIVED),
-        constants=("D", "Dv", *_TILES, "REGISTERS", "SPARE", "FAST", *rest),
-        unspecialized=["n_work", "together", *unspecialized(frame.params, frame.sizes)],
+        arguments=("queue_ptr", "n_work", "together", *own, *listed, *frame.arguments),
+        config=(*_read_by(code, kept, rest), *_TILES[1:], *rest, *_DERIVED, *flags),
+        constants=("D", "Dv", *_TILES, "REGISTERS", "SPARE", "FAST", *rest, *flags[1:]),
+        unspecialized=["n_work", "together", *own[1:], *unspecialized(frame.params, frame.sizes)],
         lists=lists,
         longest_first=plan.longest_first,
         key_runs="gluon/key_runs_listed.py.j2" if lists else "gluon/key_runs.py.j2",
@@ -194,11 +207,12 @@ def gluon_view(
         walked=_read(_either(plan.key_loops), [*at, masked]),
         terms=_terms(code, kept),
         masked=masked,
-        share=_share_view(forward.share, plan.key_loops, printer),
+        share=_share_view(forward.share, plan.key_loops, printer, call),
         form=_form_view(plan.weights.form, weights, code),
         slack=plan.hopper.slack,
         saves_den=weights.saves_den,
         saves_rest=weights.saves_rest,
+        sequences=sequences,
         table=tuple(((key[0], key[1]), skeleton.row) for key, skeleton in table.items()),
     )
 
@@ -230,12 +244,13 @@ def _terms(code: KernelCode, kept: KeptView | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*ours, *code.arguments, *cleared))) or ("Sk",)
 
 
-def _share_view(share: Share, loops: Loops, printer: Printer) -> ShareView:
+def _share_view(share: Share, loops: Loops, printer: Printer, call: str) -> ShareView:
+    """`call`: the name of what an item's call gives."""
     first, stop = ("" if e is None else printer.text(e) for e in (share.first, share.stop))
     bound: list[str] = []
     if loops.full or first or stop:
         own_ends = ", ".join(own(name) for name in loops.names)
-        bound += [f"{own_ends} = _key_runs(q0, batch, head, kv_head, call, config, 64)"]
+        bound += [f"{own_ends} = _key_runs(q0, batch, head, kv_head, {call}, config, 64)"]
     if first:
         bound += [f"own_first = tl.maximum(tl.minimum({first}, n_steps - 1), 0)"]
     if stop:

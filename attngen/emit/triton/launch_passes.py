@@ -5,7 +5,7 @@ Takes the views of the kernels, returns `ForwardLaunches` and `BackwardLaunches`
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from attngen.emit.triton.hopper import GluonApartView, GluonBackwardView
 from attngen.emit.triton.hopper_forward import GluonView
@@ -17,10 +17,11 @@ from attngen.emit.triton.views import BackwardView, TestView
 _DIMS = ("D=D", "Dv=Dv")
 _PORTABLE = ("**known.constants", "BQ=BQ", "BK=BK")
 _PORTABLE_BACKWARD = ('**{**known.constants, "ALIGN": align}', "BQ=BQ", "BK=BK")
-_PORTABLE_OPTIONS = ("num_warps=warps", "num_stages=stages")
+PORTABLE_OPTIONS = ("num_warps=warps", "num_stages=stages")
 _HOPPER = ("**known.wide", "BQ=BQ", "BK=BK")
 _LISTS = (*_DIMS, "BQ=BQ", "BK=BK", "FAST=True")
-_BLOCKS = "BQ, BK = row.BQ, row.BK"
+BLOCKS = "BQ, BK = row.BQ, row.BK"
+BOUNDS = ("q_start", "q_stop", "k_start", "k_stop")
 
 
 def _of_row(*names: str) -> tuple[str, ...]:
@@ -54,7 +55,7 @@ def forward_launches(
     """`tests` are those of keys. `results`: how many numbers describe a tile's walk. `precise`: whether kernels have
     the constant PRECISE; `registers`: whether the module limits those of its tiles."""
     rounding = ("PRECISE=precise",) if precise else ()
-    options = (*rounding, *_PORTABLE_OPTIONS)
+    options = (*rounding, *PORTABLE_OPTIONS)
     limit = ("**_registers(q, BQ, BK, warps, stages)",) if registers else ()
     portable = Launch(
         kernel="_forward_kernel",
@@ -81,7 +82,7 @@ def _split(split: SplitView, tests: tuple[TestView, ...], rounding: tuple[str, .
     pieces = Launch(
         kernel="_split_kernel",
         grid=f"_ceil({rows}, BQ) * B * {heads} * pieces",
-        constants=(*_PORTABLE, *_PORTABLE_OPTIONS),
+        constants=(*_PORTABLE, *PORTABLE_OPTIONS),
         tiles=_tiles("BK", "k", "v"),
         tiled="tma",
         scalars=("pieces=pieces",),
@@ -105,17 +106,33 @@ def _split(split: SplitView, tests: tuple[TestView, ...], rounding: tuple[str, .
     )
 
 
-def _hopper(fast: GluonView, tests: tuple[TestView, ...], results: int, rounding: tuple[str, ...]) -> Way:
+def _geometry(*, listed: bool, packed: str, none: tuple[str, ...] = ()) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Constants and scalars of a kernel that may also take tiles of sequences, where it does; `none`: what it has to be
+    given where it takes none."""
+    if not listed:
+        return (), ()
+    return (f"PACKED={packed}",), tuple(f"{name}=None" for name in none)
+
+
+def hopper_forward(fast: GluonView, rounding: tuple[str, ...], *, sequences: bool) -> Launch:
+    """`sequences`: of tiles of sequences."""
     row = _of_row("STAGES", "SCHEDULE", "ORDERED", "OUT_APART", "PIPELINED", "REGISTERS", "SPARE")
-    forward = Launch(
+    none = () if sequences else ("items", "q_slots")
+    flags, absent = _geometry(listed=fast.sequences, packed=str(sequences and "packed"), none=none)
+    return Launch(
         kernel="_hopper_forward_kernel",
         grid='n_work if row.SCHEDULE == "once" else min(n_work, _multiprocessors(q.device))',
-        constants=('**{**known.wide, "BLOCK_D": _columns(D, Dv)[0]}', "BQ=BQ", "BK=BK", *row, *rounding),
+        constants=('**{**known.wide, "BLOCK_D": _columns(D, Dv)[0]}', "BQ=BQ", "BK=BK", *row, *rounding, *flags),
         tiles=(*_tiles("64", "q", "out"), *_tiles("BK", "k", "v")),
-        scalars=("n_work=n_work", "together=max(row.together, row.ahead // n_tiles)"),
+        scalars=("n_work=n_work", "together=max(row.together, row.ahead // n_tiles)", *absent),
+        ragged=sequences,
     )
+
+
+def _hopper(fast: GluonView, tests: tuple[TestView, ...], results: int, rounding: tuple[str, ...]) -> Way:
+    forward = hopper_forward(fast, rounding, sequences=False)
     when = "(row := _hopper(HOPPER, q, k, v, out)) is not None"
-    bind = ("row = HopperRow(*row)", _BLOCKS, "n_tiles = _ceil(Sq, BQ)", "n_work = n_tiles * B * Hq")
+    bind = ("row = HopperRow(*row)", BLOCKS, "n_tiles = _ceil(Sq, BQ)", "n_work = n_tiles * B * Hq")
     if fast.lists is None:
         taken = '*((_queue,) if row.SCHEDULE == "queue" else ())'
         return Way(when=when, bind=bind, before=(taken,), launches=(forward,))
@@ -193,7 +210,7 @@ def backward_launches(kernels: BackwardKernels) -> BackwardLaunches:
             "tma = _has_tma(q, k, v, d_out)",
             *((f"apart = _hopper(HOPPER_APART, {tensors})",) if apart is not None else ()),
         ),
-        first=Way(launches=_rows(kernels, counters=counters), after=("*by_keys", "*by_rows")),
+        first=Way(launches=row_launches(kernels, counters=counters), after=("*by_keys", "*by_rows")),
         parts=(
             Part(
                 name="by_keys",
@@ -211,7 +228,7 @@ def backward_launches(kernels: BackwardKernels) -> BackwardLaunches:
     )
 
 
-def _rows(kernels: BackwardKernels, *, counters: str, terms: bool = False) -> tuple[Launch, ...]:
+def row_launches(kernels: BackwardKernels, *, counters: str, terms: bool = False) -> tuple[Launch, ...]:
     """`terms`: the log-sum-exp and delta go into a row's terms, and elsewhere only where pairs are summed."""
     if not kernels.has_rows:
         return ()
@@ -246,30 +263,35 @@ def _unless(when: str, elsewhere: tuple[int, ...]) -> str:
     return " and ".join((*(f"not needed[{i}]" for i in elsewhere), when))
 
 
-def _whole(kernels: BackwardKernels, view: GluonBackwardView) -> Way:
-    """One kernel makes dQ, dK and dV."""
+def whole_launches(kernels: BackwardKernels, view: GluonBackwardView, *, sequences: bool) -> tuple[Launch, ...]:
+    """One kernel makes dQ, dK and dV. `sequences`: of tiles of sequences."""
     cells = ["queue=n_cells", "turns=n_cells"]
     if view.lists is not None:
         cells.append("met=2 * n_cells")
     counters = f"dict({', '.join(cells)})"
     later = "" if kernels.has_rows else counters
+    of_items, of_parts = ("items", "q_slots", "k_slots"), (*BOUNDS, "n_sequences", "q_slots", "k_slots")
+    packed = str(sequences and "packed")
+    flags, absent = _geometry(listed=view.sequences, packed=packed, none=() if sequences else of_items)
+    _, missing = _geometry(listed=view.sequences, packed=packed, none=() if sequences else of_parts)
     backward = Launch(
         kernel="_hopper_backward_kernel",
         grid="min(n_work, _multiprocessors(q.device))",
-        constants=(*_HOPPER, *_of_row("STAGES", "EARLY", "SPARE"), "BACKWARDS=backwards", "SHARED=shares > 1"),
+        constants=(*_HOPPER, *_of_row("STAGES", "EARLY", "SPARE"), "BACKWARDS=backwards", "SHARED=shares > 1", *flags),
         tiles=(
             *_tiles("BQ", "q", "d_out", *(("terms",) if view.row_terms else ())),
             *_tiles("BK // 2", "k", "v", "dk", "dv"),
         ),
-        scalars=("n_work=n_work", "together=together", "span=span if shares > 1 else None", "parts=None"),
+        scalars=("n_work=n_work", "together=together", "span=span if shares > 1 else None", "parts=None", *absent),
         buffers=('dq_parts=((n_parts * BQ * blocks["BLOCK_D"],), torch.float32)', "**parts"),
         counters="" if view.lists is not None else later,
+        ragged=sequences,
     )
     collect = Launch(
         kernel="_collect_kernel",
         grid="n_parts + (2 * n_tiles * heads if shares > 1 else 0)",
-        constants=(*_DIMS, "**blocks", "BQ=BQ", "BK=BK", "SHARED=shares > 1", "ALIGN=align"),
-        scalars=("n_parts=n_parts",),
+        constants=(*_DIMS, "**blocks", "BQ=BQ", "BK=BK", "SHARED=shares > 1", "ALIGN=align", *flags),
+        scalars=("n_parts=n_parts", *missing),
     )
     lists = _lists(
         "_list_walks_kernel",
@@ -279,28 +301,36 @@ def _whole(kernels: BackwardKernels, view: GluonBackwardView) -> Way:
         counters=later,
         some=view.lists is not None,
     )
+    return (*row_launches(kernels, counters=counters, terms=view.row_terms), *lists, backward, collect)
+
+
+def whole_lines(view: GluonBackwardView, shared: tuple[str, ...], n_tiles: str, n_parts: str) -> tuple[str, ...]:
+    """What `whole_launches` reads; `n_tiles` of keys, `n_parts` of dQ."""
     n_lists = () if view.lists is None else (f"n_lists = 3 * n_tiles{view.lists.times}",)
     alone = "max(row.together, row.ahead // n_tiles), row.BACKWARDS"
-    found = "(row := _hopper(HOPPER_BACKWARD, q, k, v, d_out, dk, dv)) is not None"
+    return (
+        "row = HopperBackwardRow(*row)",
+        BLOCKS,
+        f"n_tiles, n_parts = {n_tiles}, {n_parts}",
+        *shared,
+        f"together, backwards = {f'(wanted, False) if span > 1 else ({alone})' if view.onwards else alone}",
+        "n_work, n_cells = n_tiles * heads * shares, _ceil(n_parts, 4) * 4",
+        'blocks = {name: known.wide[name] for name in ("BLOCK_D", "BLOCK_DV")}',
+        'parts = {"parts": ((n_work * BK * sum(blocks.values()),), torch.float32)} if shares > 1 else {}',
+        *n_lists,
+    )
+
+
+def whole_when(view: GluonBackwardView, found: str) -> str:
+    """When the kernel of all three may run, whose row is `found`."""
+    return _unless(f"usual and {found}" if view.row_terms else found, view.elsewhere)
+
+
+def _whole(kernels: BackwardKernels, view: GluonBackwardView) -> Way:
     return Way(
-        when=_unless(f"usual and {found}" if view.row_terms else found, view.elsewhere),
-        bind=(
-            "row = HopperBackwardRow(*row)",
-            _BLOCKS,
-            "n_tiles, n_parts = _ceil(Sk, BK), _ceil(Sq, BQ) * B * Hq",
-            *view.shared,
-            f"together, backwards = {f'(wanted, False) if span > 1 else ({alone})' if view.onwards else alone}",
-            "n_work, n_cells = n_tiles * heads * shares, _ceil(n_parts, 4) * 4",
-            'blocks = {name: known.wide[name] for name in ("BLOCK_D", "BLOCK_DV")}',
-            'parts = {"parts": ((n_work * BK * sum(blocks.values()),), torch.float32)} if shares > 1 else {}',
-            *n_lists,
-        ),
-        launches=(
-            *_rows(kernels, counters=counters, terms=view.row_terms),
-            *lists,
-            backward,
-            collect,
-        ),
+        when=whole_when(view, "(row := _hopper(HOPPER_BACKWARD, q, k, v, d_out, dk, dv)) is not None"),
+        bind=whole_lines(view, view.shared, "_ceil(Sk, BK)", "_ceil(Sq, BQ) * B * Hq"),
+        launches=whole_launches(kernels, view, sequences=False),
     )
 
 
@@ -340,7 +370,7 @@ def _hopper_dkdv(kernels: BackwardKernels, view: GluonApartView) -> Way:
         tiles=(*_tiles("BQ", "q", "d_out"), *_tiles("BK", "k", "v", "dk", "dv")),
         scalars=("n_work=n_work", "together=row.together"),
     )
-    bind = ["row = HopperDkdvRow(*apart[0])", _BLOCKS, "n_work = _ceil(Sk, BK) * B * Hkv"]
+    bind = ["row = HopperDkdvRow(*apart[0])", BLOCKS, "n_work = _ceil(Sk, BK) * B * Hkv"]
     if walk.lists is not None:
         bind.append(f"n_lists = _ceil(Sk, BK){walk.lists.times}")
     when = _unless("apart is not None", view.elsewhere)
@@ -370,7 +400,7 @@ def _hopper_dq(kernels: BackwardKernels, view: GluonApartView) -> Way:
         scalars=("n_work=n_work", "together=row.together"),
         buffers=_dq_sums(kernels, "64"),
     )
-    bind = ["row = HopperDqRow(*apart[1])", _BLOCKS, "n_work = _ceil(Sq, BQ) * B * Hq"]
+    bind = ["row = HopperDqRow(*apart[1])", BLOCKS, "n_work = _ceil(Sq, BQ) * B * Hq"]
     if walk.lists is not None:
         bind.append(f"n_lists = _ceil(Sq, BQ){walk.lists.times}")
     return Way(when="apart is not None", bind=tuple(bind), launches=(*lists, launch))
@@ -380,7 +410,7 @@ def _portable_dkdv(kernels: BackwardKernels) -> Way:
     launch = Launch(
         kernel="_dkdv_kernel",
         grid="_ceil(Sk, BK) * B * Hkv",
-        constants=(*_PORTABLE_BACKWARD, *kernels.flags, *_PORTABLE_OPTIONS),
+        constants=(*_PORTABLE_BACKWARD, *kernels.flags, *PORTABLE_OPTIONS),
         tiles=(*_tiles("BQ", "q", "d_out"), *_tiles("BK", "k", "v")),
         tiled="tma",
         buffers=tuple(f"{s.name}=((B, Hq, Sk), torch.float32)" for s in kernels.dkdv_sums),
@@ -395,7 +425,7 @@ def _portable_dq(kernels: BackwardKernels) -> Way:
     launch = Launch(
         kernel="_dq_kernel",
         grid="_ceil(Sq, BQ) * B * Hq",
-        constants=(*_PORTABLE_BACKWARD, *kernels.flags, *_PORTABLE_OPTIONS),
+        constants=(*_PORTABLE_BACKWARD, *kernels.flags, *PORTABLE_OPTIONS),
         tiles=(*_tiles("BQ", "q", "d_out"), *_tiles("BK", "k", "v")),
         tiled="tma",
         buffers=_dq_sums(kernels, "BQ"),
@@ -410,55 +440,4 @@ def _dq_sums(kernels: BackwardKernels, rows: str) -> tuple[str, ...]:
     """A number for each row, or for so many rows together."""
     return tuple(
         f"{s.name}=((B, Hq, {'Sq' if s.per_row else f'_ceil(Sq, {rows})'}), torch.float32)" for s in kernels.dq_sums
-    )
-
-
-# ---------------------------------------------------------------- sequences that begin and end anywhere
-
-_SEQUENCE = ('**{**known.constants, "ALIGN": align}', "BQ=BQ", "BK=BK", "PACKED=packed")
-
-
-def _each(tests: tuple[TestView, ...]) -> tuple[Launch, ...]:
-    """Each sequence has extremes of its own."""
-    return tests_apart(tuple(replace(t, per_batch=True) for t in tests), "sequence_")
-
-
-def sequence_forward(*, tests: tuple[TestView, ...], precise: bool) -> Way:
-    """No limit of registers: pointers take more than descriptors, and what does not fit would spill."""
-    launch = Launch(
-        kernel="_sequence_forward_kernel",
-        grid="_slots(Sq, BQ, B, packed) * Hq",
-        constants=(*_SEQUENCE, *(("PRECISE=precise",) if precise else ()), *_PORTABLE_OPTIONS),
-    )
-    return Way(bind=("BQ, BK, warps, stages = _sequence_tiles(q, v)[0]",), launches=(*_each(tests), launch))
-
-
-def sequence_backward(kernels: BackwardKernels) -> tuple[tuple[str, Way], ...]:
-    """What each row needs, dK and dV, dQ, in order."""
-    rows = tuple(
-        replace(
-            launch,
-            grid="_ceil(Sq, 32) * P * Hq",
-            scalars=("terms=None",) if kernels.whole is not None and kernels.whole.row_terms else (),
-            buffers=tuple(text.replace("(B, ", "(P, ") for text in launch.buffers),
-        )
-        for launch in _rows(kernels, counters="")
-    )
-    by_keys = Launch(
-        kernel="_sequence_dkdv_kernel",
-        grid="_slots(Sk, BK, B, packed) * Hkv",
-        constants=(*_SEQUENCE, *kernels.flags, *_PORTABLE_OPTIONS),
-        zeros=tuple(f"{s.name}=(P, Hq, Sk)" for s in kernels.dkdv_sums),
-    )
-    by_rows = Launch(
-        kernel="_sequence_dq_kernel",
-        grid="_slots(Sq, BQ, B, packed) * Hq",
-        constants=(*_SEQUENCE, *kernels.flags, *_PORTABLE_OPTIONS),
-        zeros=tuple(f"{s.name}={'(P, Hq, Sq)' if s.per_row else '(B, Hq, _ceil(Sq, BQ))'}" for s in kernels.dq_sums),
-    )
-    tiles = "BQ, BK, warps, stages = _sequence_tiles(q, v)[{}]".format
-    return (
-        *((("rows", Way(launches=rows)),) if rows else ()),
-        ("by_keys", Way(bind=(tiles(1),), launches=(*_each(kernels.query_tests), by_keys))),
-        ("by_rows", Way(bind=(tiles(2),), launches=(*_each(kernels.key_tests), by_rows))),
     )

@@ -18,7 +18,7 @@ class Launch:
     """`constants` are those of the kernel and of Triton, as keywords. `tiles`: the rows of the tiles in which a
     descriptor reads a tensor, where `tiled` holds (always, if empty). `scalars`: values by name. `buffers`: shapes and
     dtypes of tensors that are allocated first. `counters`: names and numbers of ints that the kernel clears for later
-    ones. `names`: what a parameter takes that has another name.
+    ones. `names`: what a parameter takes that has another name. `ragged`: descriptors are of sequences' rows.
     """
 
     kernel: str
@@ -31,6 +31,7 @@ class Launch:
     counters: str = ""
     zeros: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
+    ragged: bool = False
 
     @property
     def text(self) -> str:
@@ -44,6 +45,7 @@ class Launch:
         found = [tiles] if self.tiles else []
         found += [f"{name}=dict({', '.join(entries)})" for name, entries in groups if entries]
         found += [f"counters={self.counters}"] if self.counters else []
+        found += ["ragged=True"] if self.ragged else []
         constants = f"dict({', '.join(self.constants)})"
         return f"_Launch({', '.join((self.kernel, self.grid, constants, *found))})"
 

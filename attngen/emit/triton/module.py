@@ -22,6 +22,7 @@ from attngen.emit.triton.expressions import division_helpers
 from attngen.emit.triton.frame import Frame, frame_of
 from attngen.emit.triton.header import places, register_limits, tile_table, triton_header
 from attngen.emit.triton.hopper import (
+    PLACES,
     GluonApartView,
     GluonBackwardView,
     GluonPairView,
@@ -151,6 +152,8 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
             bwd=backward,
             gradients=gradients,
             kernels=kernels,
+            fast=hopper.fast,
+            listed=hopper.sequences,
             key_tests=key_tests,
             backward=not options.forward,
         )
@@ -196,6 +199,7 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
         "f": forward,
         "fast": hopper.fast,
         "fast_bwd": fast_bwd,
+        "ring_places": hopper.ring_places,
         "apart": apart,
         "pair": hopper.pair,
         "shares": hopper.shares,
@@ -222,6 +226,7 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
         ),
         "backward_launches": None if options.forward else launched,
         "hopper": hopper.some,
+        "listed": hopper.sequences,
         "counters": ("empty" if backward.has_delta or backward.has_lse else "zeros") if counts else "",
         "interpreted": CUT.interpreted,
         "tiles": places(tiles),
@@ -258,6 +263,15 @@ class _HopperViews:
     shares: SharesView | None = None
 
     @property
+    def ring_places(self) -> str:
+        """The template of where rows are, for what the backward kernels share."""
+        return PLACES[self.fast_bwd is not None and self.fast_bwd.sequences]
+
+    @property
+    def sequences(self) -> bool:
+        return any(view is not None and view.sequences for view in (self.fast, self.fast_bwd))
+
+    @property
     def some(self) -> bool:
         return any(view is not None for view in (self.fast, self.fast_bwd, self.apart))
 
@@ -286,9 +300,10 @@ def _hopper_views(
     tuned = tuple(t for t in options.tuned_gpu if (t.chip, t.itemsize) == ("sm_90", 2))
     mask = kernel_code(frame, Level.COLUMN, {}, {})
     printer = frame.printer()
-    fast_bwd = gluon_backward_view(hopper, printer, params, frame.sizes, gradients, tuned)
+    sequences = options.geometry != ("dense",)
+    fast_bwd = gluon_backward_view(hopper, printer, params, frame.sizes, gradients, tuned, sequences=sequences)
     return _HopperViews(
-        gluon_view(frame, hopper.forward, forward, weights, key_tests, tuned),
+        gluon_view(frame, hopper.forward, forward, weights, key_tests, tuned, sequences=sequences),
         fast_bwd,
         gluon_apart_view(
             plan, hopper.apart, printer, dq, dq_sums, params, backward.flags, frame.sizes, gradients, tuned
@@ -358,9 +373,10 @@ def _sections(
     if split:
         found.append(Section("forward, short queries", (Part(template="triton/split.py.j2"),)))
     if hopper.some:
-        shared = Part(template="gluon/helpers.py.j2")
+        shared = [Part(template="gluon/helpers.py.j2")]
+        shared += [Part(template="gluon/sequences.py.j2")] if hopper.sequences else []
         own = (Part(template="gluon/forward.py.j2", code=forward),) if hopper.fast is not None else ()
-        found.append(Section("forward, for compute capability 9.0", (shared, *own)))
+        found.append(Section("forward, for compute capability 9.0", (*shared, *own)))
     if backward:
         found.append(
             Section(

@@ -15,10 +15,12 @@ from attngen.emit.torch_shared.checks import size_checks
 from attngen.emit.torch_shared.facts import torch_facts
 from attngen.emit.torch_shared.leaves import AXES, host_names, leaf_name, summed
 from attngen.emit.torch_shared.public_function import param_doc
+from attngen.emit.triton.hopper_forward import GluonView
 from attngen.emit.triton.launch import CallView, kernel_value
-from attngen.emit.triton.launch_passes import BackwardKernels, sequence_backward, sequence_forward
+from attngen.emit.triton.launch_passes import BOUNDS, BackwardKernels
 from attngen.emit.triton.launches import Way
 from attngen.emit.triton.param_gradients import GradientView
+from attngen.emit.triton.sequence_launches import sequence_backward, sequence_forward, sequence_whole
 from attngen.emit.triton.sequences import geometries, needs_batch
 from attngen.emit.triton.views import BackwardView, TestView
 from attngen.errors import UsageError
@@ -28,7 +30,6 @@ from attngen.plan.kernel import KernelPlan
 
 Lines = tuple[str, ...]
 
-BOUNDS = ("q_start", "q_stop", "k_start", "k_stop")
 _COMMON = (
     "scale: float | Tensor | None = None",
     "return_lse: bool = False",
@@ -78,12 +79,14 @@ class SequenceCallView:
     fake_inputs: Lines
     fake_outputs: Lines
     output_lines: Lines
+    forward_ways: tuple[Way, ...]
     forward: Way
     forward_values: Lines
     forward_key: Lines
     operator_lines: Lines
     launch_arguments: Lines
     # the backward pass
+    whole: tuple[Way, ...]
     backward: tuple[tuple[str, Way], ...]
     backward_lines: Lines
     backward_values: Lines
@@ -102,7 +105,8 @@ class SequenceCallView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceParts:
-    """What `sequence_call_view` takes beside the plan and the dense call."""
+    """What `sequence_call_view` takes beside the plan and the dense call. `listed`: kernels of compute capability 9.0
+    take tiles of sequences."""
 
     geometry: tuple[str, ...]
     params: tuple[ParamView, ...]
@@ -110,6 +114,8 @@ class SequenceParts:
     bwd: BackwardView
     gradients: tuple[GradientView, ...]
     kernels: BackwardKernels
+    fast: GluonView | None
+    listed: bool
     key_tests: tuple[TestView, ...]
     backward: bool
 
@@ -123,6 +129,11 @@ def sequence_call_view(plan: KernelPlan, call: CallView, parts: SequenceParts) -
     precise = ("precise",) if w.saves_rest else ()
     needed = ("needed",) if gradients else ()
     delta = parts.bwd.has_delta
+    forward_ways, forward = sequence_forward(
+        parts.fast, listed=parts.listed, tests=parts.key_tests, precise=w.saves_rest
+    )
+    whole = sequence_whole(parts.kernels) if parts.backward else ()
+    usual = ("usual",) if any("usual" in way.when for way in whole) else ()
     laid_out = ("q", "k", "v", *(p.name for p in ranked))
     expanded = _expanded(plan, params)
     kept = call.outputs
@@ -132,6 +143,7 @@ def sequence_call_view(plan: KernelPlan, call: CallView, parts: SequenceParts) -
         *(("d_lse is not None",) if delta else ()),
         *(("rest.numel() > 0",) if precise else ()),
         *needed,
+        *usual,
     )
     return SequenceCallView(
         packed="packed" in parts.geometry,
@@ -159,7 +171,8 @@ def sequence_call_view(plan: KernelPlan, call: CallView, parts: SequenceParts) -
         fake_inputs=(*call.fake_inputs, *(f"{b}=None" for b in BOUNDS), "packed=False"),
         fake_outputs=("out", "lse", *(_empty(name, "precise", "0") for name in kept[2:])),
         output_lines=tuple(f"{name} = {_empty(name, 'precise', 'None')}" for name in kept[2:]),
-        forward=sequence_forward(tests=parts.key_tests, precise=w.saves_rest),
+        forward_ways=forward_ways,
+        forward=forward,
         forward_values=(
             *(f"{x}={x}" for x in kept[1:] if x != "rest"),
             *(("rest=rest if precise else out",) if precise else ()),
@@ -169,8 +182,12 @@ def sequence_call_view(plan: KernelPlan, call: CallView, parts: SequenceParts) -
         forward_key=('"forward"', 'values["key"]', *call.deciding, *precise),
         operator_lines=_operator_lines(call),
         launch_arguments=precise,
-        backward=sequence_backward(parts.kernels) if parts.backward else (),
-        backward_lines=("d_lse = d_lse if d_lse is None else d_lse.contiguous()",) if delta else (),
+        whole=whole,
+        backward=sequence_backward(parts.kernels, listed=parts.listed) if parts.backward else (),
+        backward_lines=(
+            *(("usual = 1e-18 < scale < 1e18  # so that log-sum-exps can be divided by it",) if usual else ()),
+            *(("d_lse = d_lse if d_lse is None else d_lse.contiguous()",) if delta else ()),
+        ),
         backward_values=(
             *(f"{x}={x}" for x in (*(("d_lse",) if delta else ()), *kept[1:]) if x != "lse"),
             "natural_lse=lse" if parts.bwd.has_lse else "lse=lse",
@@ -183,8 +200,9 @@ def sequence_call_view(plan: KernelPlan, call: CallView, parts: SequenceParts) -
             *(f"{x}.data_ptr() % 16" for x in kept[1:]),
             *(("rest.numel() > 0",) if precise else ()),
             *(("tuple(needed)",) if needed else ()),
+            *usual,
         ),
-        backward_parameters=(*(("has_d_lse",) if delta else ()), *precise, *needed),
+        backward_parameters=(*(("has_d_lse",) if delta else ()), *precise, *needed, *usual),
         backward_arguments=backward_arguments,
         typed_cotangents=(*call.typed_cotangents, *(f"{b}: Tensor | None" for b in BOUNDS), "packed: bool"),
         cotangents=(*call.cotangents, *BOUNDS, "packed"),

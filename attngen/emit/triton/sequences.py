@@ -7,6 +7,7 @@ the rest of the kernel is that of dense tensors.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -26,13 +27,19 @@ _OF_QUERIES, _OF_KEYS = ("q", "out", "d_out", "dq"), ("k", "v", "dk", "dv")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceView:
     """Texts of the plan's geometry, over `start`, `stop`, `total`, and for tiles over `begin`, `tile`, `sequence`.
-    `operands` are those of kernels of sequences, `extreme_lines` begin a kernel that looks for extremes, by axis."""
+    `before`: whether `sequence` is listed before `own`; `within`: how many rows are left from `start` on; `late`: the
+    last tiles of queries have most work. The lines `moved` move params to a sequence's first rows. `operands` are those
+    of kernels of sequences, `extreme_lines` begin a kernel that looks for extremes, by axis."""
 
     begin: str
     first: str
     size: str
     packed_slot: str
     lengths_slot: str
+    before: str
+    within: str
+    late: bool
+    moved: tuple[str, ...]
     operands: tuple[str, ...]
     extreme_lines: Mapping[str, tuple[str, ...]]
 
@@ -40,7 +47,8 @@ class SequenceView:
 def geometries(plan: KernelPlan) -> tuple[Geometry, Geometry]:
     """Of sequences that are a part of a batch row, and of packed ones. They differ in the number of a tile alone."""
     lengths, packed = plan.geometries
-    if (lengths.begin, lengths.first, lengths.size) != (packed.begin, packed.first, packed.size):
+    shared = operator.attrgetter("begin", "first", "size", "before", "within")
+    if shared(lengths) != shared(packed):
         raise InternalError("one kernel serves both geometries, whose rows are found in different ways")
     return lengths, packed
 
@@ -54,6 +62,10 @@ def sequence_view(frame: Frame) -> SequenceView:
         size=printer.text(packed.size),
         packed_slot=printer.text(packed.slot),
         lengths_slot=printer.text(lengths.slot),
+        before=printer.text(packed.before),
+        within=printer.text(packed.within),
+        late=frame.plan.longest_first,
+        moved=_moved_params(frame),
         operands=OPERANDS,
         extreme_lines={axis: _extreme_lines(frame, axis) for axis in "qk"},
     )

@@ -33,10 +33,10 @@ def shares_view(shares: Shares, printer: Printer) -> SharesView:
     return SharesView(*map(plainly(printer, *fields).text, fields))
 
 
-def host_lines(shares: Shares, wanted: Wanted) -> tuple[str, ...]:
-    """Lines that bind `heads`, how many heads of keys there are in all batches; `wanted`, `span` and `shares`."""
+def host_lines(shares: Shares, wanted: Wanted, heads: str = "B * Hkv") -> tuple[str, ...]:
+    """Lines that bind `heads`, how many heads of keys have tiles of their own; `wanted`, `span` and `shares`."""
     return (
-        f"heads, group, wanted = B * Hkv, Hq // Hkv, {_host(wanted.heads)}",
+        f"heads, group, wanted = {heads}, Hq // Hkv, {_host(wanted.heads)}",
         "span = _span(group, heads, wanted)",
         f"shares = {_host(shares.shares)}",
     )

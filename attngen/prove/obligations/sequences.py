@@ -1,14 +1,16 @@
 """Where the rows of sequences are, as formulas: the geometries of a plan, for any offsets and any number of sequences.
 
-Two claims for each. `rows`: whatever the call says, no row outside the tensor is read or stored; and if it says where
+Four claims for each. `rows`: whatever the call says, no row outside the tensor is read or stored; and if it says where
 sequences begin and end, a sequence has these rows and no others. `slots`: no two tiles have one slot, and every tile
-has one. Divisors are put in, one tile size after the other.
+has one. `list`: of two sequences one is listed before the other, the same one for all programs that ask, so each tile
+has a place of its own. `copies`: what the copy engine reads and stores of a tile are the sequence's own rows, and all
+of them. Divisors are put in, one tile size after the other.
 """
 
 from __future__ import annotations
 
 from attngen.ir.attention import Attention
-from attngen.ir.build import integer
+from attngen.ir.build import integer, literal
 from attngen.ir.nodes import Expr
 from attngen.ir.walk import substitute
 from attngen.plan.geometry import BEGIN, TILE, Geometry
@@ -31,6 +33,10 @@ def sequence_claims(bare: Attention, plan: KernelPlan, work: Work) -> list[Claim
         name = g.kind.value
         claims.append(Claim(f"{name}, rows", rows, _verdict(_rows(SolverContext(bare), g, work.part()))))
         claims.append(Claim(f"{name}, slots", slots, _verdict(_slots(bare, g, work.part()))))
+        order = "sequences are listed one after the other, so that each tile has a place of its own"
+        claims.append(Claim(f"{name}, list", order, _verdict(_listed(SolverContext(bare), g, work.part()))))
+        copies = "a copy of a tile has the sequence's own rows, all of them and no others"
+        claims.append(Claim(f"{name}, copies", copies, _verdict(_copies(SolverContext(bare), g, work.part()))))
     return claims
 
 
@@ -75,6 +81,43 @@ def _slots(bare: Attention, g: Geometry, work: Work) -> Answer:
             if not isinstance(answer, Holds):
                 return answer
     return answer
+
+
+def _listed(context: SolverContext, g: Geometry, work: Work) -> Answer:
+    """A strict total order of sequences: the sum of the tiles of those before is then a place of one's own."""
+    number = {name: context.free(f"number of {name}") for name in "abc"}
+    tiles = {name: context.free(f"tiles of {name}") for name in "abc"}
+
+    def before(one: str, other: str) -> Term:
+        names = {"sequence": number[one], "tiles": tiles[one], "own": number[other], "own_tiles": tiles[other]}
+        return context.term(g.before, names)
+
+    def neither(*terms: Term) -> Term:
+        return context.all_of(context.implies(x, context.term(literal(False))) for x in terms)
+
+    apart = [number["a"] < number["b"]]
+    one = context.any_of([before("a", "b"), before("b", "a")])
+    both = context.all_of([before("a", "b"), before("b", "a")])
+    asked: list[tuple[list[Term], Term]] = [
+        ([number["a"] == number["b"], tiles["a"] == tiles["b"]], neither(before("a", "b"))),
+        (apart, context.all_of([one, neither(both)])),
+        ([before("a", "b"), before("b", "c")], before("a", "c")),
+    ]
+    answer: Answer = Holds()
+    for premises, conclusion in asked:
+        answer = context.ask_linear(premises, conclusion, work)
+        if not isinstance(answer, Holds):
+            return answer
+    return answer
+
+
+def _copies(context: SolverContext, g: Geometry, work: Work) -> Answer:
+    names = {name: context.free(name) for name in ("size", "start")}
+    size, start = names.values()
+    within = context.term(g.within, names)
+    some = context.implies(start < size, start + within == size)
+    none = context.implies(start >= size, within == 0)
+    return context.ask_linear([size >= 0, start >= 0], context.all_of([some, none, within >= 0]), work)
 
 
 def _with(e: Expr, tile: int) -> Expr:

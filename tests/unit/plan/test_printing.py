@@ -64,12 +64,16 @@ def test_a_whole_plan() -> None:
         size = min(max(stop, begin), total) - begin
         slot = sequence * ((total + tile - 1) // tile)
         slots = n_sequences * ((total + tile - 1) // tile)
+        before = own_tiles < tiles or own_tiles == tiles and sequence < own
+        within = max(size - start, 0)
     packed, of start, stop and total:
         begin = min(max(start, 0), total)
         first = max(min(begin, total - 1), 0)
         size = min(max(stop, begin), total) - begin
         slot = begin // tile + sequence
         slots = total // tile + n_sequences
+        before = own_tiles < tiles or own_tiles == tiles and sequence < own
+        within = max(size - start, 0)
 """
     )
     assert (

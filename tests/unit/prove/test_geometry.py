@@ -8,14 +8,30 @@ import pytest
 
 from attngen import api
 from attngen.errors import Source
-from attngen.ir.build import add, floordiv, integer, maximum, minimum, mul, sub
-from attngen.ir.nodes import Expr
-from attngen.plan.geometry import BEGIN, GEOMETRIES, SEQUENCE, SEQUENCES, START, STOP, TILE, TOTAL, Geometry
+from attngen.ir.build import add, apply, disjunction, floordiv, integer, maximum, minimum, mul, sub
+from attngen.ir.nodes import Expr, Op
+from attngen.plan.geometry import (
+    BEGIN,
+    GEOMETRIES,
+    OWN,
+    OWN_TILES,
+    ROW,
+    SEQUENCE,
+    SEQUENCES,
+    SIZE,
+    START,
+    STOP,
+    TILE,
+    TILES,
+    TOTAL,
+    Geometry,
+)
 from attngen.plan.kernel import KernelPlan
 from attngen.prove.budget.work import Work
 from attngen.prove.obligations.sequences import sequence_claims
 from attngen.prove.verdict import Proved, Refuted
 
+CLAIMS = ("rows", "slots", "list", "copies")
 ONE = integer(1)
 LENGTHS, PACKED = GEOMETRIES
 WRONG: dict[str, tuple[Geometry, str, Expr]] = {
@@ -35,6 +51,13 @@ WRONG: dict[str, tuple[Geometry, str, Expr]] = {
     "no slot for the ragged end": (PACKED, "slots", floordiv(TOTAL, TILE)),
     "a slot too few of each": (LENGTHS, "slot", mul(SEQUENCE, floordiv(TOTAL, TILE))),
     "no slots for ragged ends": (LENGTHS, "slots", mul(SEQUENCES, floordiv(TOTAL, TILE))),
+    "equal sequences side by side": (PACKED, "before", apply(Op.LT, OWN_TILES, TILES)),
+    "each before the other": (PACKED, "before", apply(Op.LE, OWN_TILES, TILES)),
+    "in no order": (LENGTHS, "before", disjunction(apply(Op.LT, OWN_TILES, TILES), apply(Op.LT, SEQUENCE, OWN))),
+    "rows of the next sequence": (PACKED, "within", SIZE),
+    "rows before the sequence": (PACKED, "within", sub(SIZE, ROW)),
+    "a row is left out": (LENGTHS, "within", maximum(sub(sub(SIZE, ROW), ONE), integer(0))),
+    "a row behind the end": (PACKED, "within", maximum(add(sub(SIZE, ROW), ONE), integer(0))),
 }  # fmt: skip
 
 
@@ -45,7 +68,7 @@ def _plan() -> KernelPlan:
 def test_what_is_claimed_is_proved() -> None:
     plan = _plan()
     claims = sequence_claims(plan.attention, plan, Work())
-    assert [c.subject for c in claims] == ["lengths, rows", "lengths, slots", "packed, rows", "packed, slots"]
+    assert [c.subject for c in claims] == [f"{kind}, {claim}" for kind in ("lengths", "packed") for claim in CLAIMS]
     assert all(isinstance(c.verdict, Proved) for c in claims)
 
 

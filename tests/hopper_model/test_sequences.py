@@ -1,0 +1,116 @@
+"""Tiles of sequences in the kernels of compute capability 9.0, by their own launcher, on a model of the chip.
+
+Rows beside a sequence hold NaN, and so do their cotangents; results there are compared, too (`attngen.cli.sequences`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+import attngen
+from attngen.cli import sequences
+from attngen.cli.comparison import Case
+from attngen.runtime.loader import execute
+from hopper_model import machine
+from hopper_model.cases import EXAMPLES, Change, text_of
+from hopper_model.numbers import FaultError
+from hopper_model.schedule import USUAL, Schedule
+
+FORWARD = ["_before_forward_kernel", "_hopper_forward_kernel"]
+BACKWARD = ["_rows_kernel", "_before_backward_kernel", "_hopper_backward_kernel", "_collect_kernel"]
+UNEVEN = ((5, 9), (0, 40), (70, 30), (3, 0), (130, 260), (64, 128))
+"""(queries, keys) of each sequence: none on either side, fewer and more, tiles that end with the sequence."""
+SQUARE = ((70, 70), (0, 0), (1, 1), (130, 130))
+SPECS = {
+    "full": "attention full\nmask = true\n",
+    "keys": "attention keys\nparam bias: f32[B, Sk]\nparam n: int[B]\n"
+    "score = qk * scale + bias[b, k]\nmask = k < n[b]\n",
+    **{path.stem: text_of(path.stem) for path in EXAMPLES.glob("*.attn")},
+}
+
+
+def slow(*values: Any) -> Any:
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
+def errors(
+    name: str,
+    D: int,
+    geometry: str,
+    lengths: sequences.Lengths = UNEVEN,
+    heads: tuple[int, int] = (4, 2),
+    changes: Sequence[Change] = (),
+    schedule: Schedule = USUAL,
+) -> list[str]:
+    """The results that are wrong, of a call and its gradients. Gradients of params take portable kernels."""
+    text = re.sub(r"^(param \w+: f32(\[.*\])?)", r"\1 fixed", SPECS[name], flags=re.MULTILINE)
+    kernel = attngen.compile(text, consts={"window": 100} if "const window " in SPECS[name] else {})
+    source = kernel.with_geometry(geometry)
+    for change in changes:
+        assert change[0] in source, change[0]
+        source = source.replace(*change)
+    module = execute(source, kernel.name)
+    launched = machine.install(module, schedule)
+    function: Callable[..., Any] = getattr(module, f"{kernel.name}{'_varlen' if geometry == 'packed' else '_lengths'}")
+    object.__setattr__(kernel, "_varlen" if geometry == "packed" else "_lengths", function)
+    sizes = (("Hq", heads[0]), ("Hkv", heads[1]), ("D", D), ("Dv", D))
+    case = sequences.settled(kernel.spec, Case("model", "fp16", sizes, lengths=lengths))
+    found = list(sequences.compare(kernel, case, "cpu", geometry=geometry, check=False))
+    assert launched == [*FORWARD, *BACKWARD]
+    return [f"{c.result}: {c.error:.3g}" for c in found if not c.passed]
+
+
+@pytest.mark.parametrize("geometry", ["packed", "lengths"])
+@pytest.mark.parametrize(
+    ("name", "D"),
+    [("causal", 128), ("alibi", 64), ("keys", 128)]
+    + [slow(n, 128) for n in ("full", "sliding_window", "softcap", "softmax1", "chunked")]
+    + [slow(n, 64) for n in ("causal", "full", "sink", "keys")],
+)
+def test_each_sequence_is_what_it_is_by_itself(name: str, D: int, geometry: str) -> None:
+    assert not errors(name, D, geometry)
+
+
+@pytest.mark.parametrize("heads", [(8, 1), slow((1, 1)), slow((12, 3))])
+def test_heads_that_share_keys(heads: tuple[int, int]) -> None:
+    assert not errors("causal", 128, "packed", SQUARE, heads)
+
+
+def test_many_sequences_are_listed_in_blocks() -> None:
+    lengths = (*((0, 0),) * 129, (1, 1), (170, 170))
+    assert not errors("causal", 64, "packed", lengths, (1, 1))
+
+
+CHANGES = {
+    "a copy behind the sequence's end": ("within = tl.maximum(size - start, 0)", "within = size - start + 64"),
+    "another sequence's tile": ("item = items_ptr + 8 * (order + 1)", "item = items_ptr + 8 * (order // 2 + 1)"),
+    "results beside a sequence stay": ("_clear(out_ptr, sequence, head, strides, behind, stop, Dv, ALIGN)", "pass"),
+    "a row of the wrong sequence": ("rows.total + rows.first\n", "rows.total\n"),
+    "parts of sequences in one place": ("n_slots + _slot_of(", "0 * n_slots + 0 * _slot_of("),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_wrong_edit_is_seen(name: str) -> None:
+    try:
+        wrong = errors("causal", 128, "packed", SQUARE, (2, 1), (CHANGES[name],))
+    except FaultError:
+        return
+    assert wrong, name
+
+
+def test_tensors_that_the_copy_engine_cannot_read_take_portable_kernels() -> None:
+    """Odd strides between heads; a batch that is no multiple of rows behind the one before it."""
+    kernel = attngen.compile(SPECS["causal"], geometry=("packed", "lengths"))
+    module: Any = execute(kernel.source, kernel.name)
+    machine.install(module)
+    x = torch.zeros(2, 40, 2, 64, dtype=torch.float16).transpose(1, 2)
+    assert module._batch_rows(x) == 40
+    assert module._batch_rows(x, torch.zeros(2, 2, 40, 64, dtype=torch.float16)) is None
+    assert module._batch_rows(x[..., :60].contiguous()) is None
+    assert module._batch_rows(torch.zeros(2, 2, 40, 64)) is None
