@@ -36,7 +36,7 @@ def lowered(request: Request) -> Lowered | Refused:
     known: Any = importlib.import_module("attngen.tpu.known")
     mosaic: Any = importlib.import_module("jax._src.pallas.mosaic.error_handling")
     device = topologies.get_topology_desc(platform="tpu", topology_name=request.chip.topology).devices[0]
-    _name_chip(device)
+    name_chip(device)
     placed = jax.sharding.SingleDeviceSharding(device)
     module, _, name = request.entry.partition(":")
     build = getattr(importlib.import_module(module), name)
@@ -59,7 +59,7 @@ def lowered(request: Request) -> Lowered | Refused:
     return Lowered(hlo, _mosaic(text) if request.mosaic else (), signatures, temporary)
 
 
-def _name_chip(device: Any) -> None:
+def name_chip(device: Any) -> None:
     """Kernels that ask for the chip while they are traced get the one that is compiled for, not this machine's."""
     information: Any = importlib.import_module("jax._src.pallas.mosaic.tpu_info")
     information.get_device_kind = lambda: device.device_kind
