@@ -41,6 +41,8 @@ OWN = {
         "score = qk * scale - slope[h] * float(q - k) + key[b, h, k] * shift[b]\nmask = 0 <= q - k < 30\n"
     ),
     "by_kv_head": "attention g\nparam slope: f32[Hkv]\nscore = qk * scale - slope[hkv] * float(q - k)\nmask = causal\n",
+    "by_head": "attention h\nmask = q - k < 8 * (h + 1)\n",
+    "by_batch": "attention b\nmask = q - k < 8 * (b + 1)\n",
     "by_sequence": (
         "attention y\nparam slope: f32[Hq]\nparam shift: f32[B]\n"
         "score = qk * scale - slope[h] * float(q - k) * shift[b]\nmask = causal\n"
@@ -218,6 +220,74 @@ def test_heads_are_exchanged(case: Case, tmp_path: Path) -> None:
 @pytest.mark.parametrize("case", EIGHT, ids=str)
 def test_eight_ranks(case: Case, tmp_path: Path) -> None:
     equal_to_one_process(case, tmp_path)
+
+
+def other_claims() -> None:
+    """What does not show in one forward and backward pass."""
+    from attngen.distributed.context import context_parallel
+
+    kernel = compiled("alibi")
+    generator = torch.Generator().manual_seed(5)
+    whole = [torch.randn(1, heads, ROWS, 16, generator=generator) for heads in (4, 2, 2)]
+
+    def gradients(attend: Any, around: Any = None) -> list[torch.Tensor]:
+        here = attend.over(ROWS)
+        own, slope = (
+            [here.shard(x, 2).requires_grad_() for x in whole],
+            torch.rand(4, generator=generator.manual_seed(7)),
+        )
+        slope.requires_grad_()
+        function = (lambda q, k, v, s: here(q * 2, k, v, slope=s).sin()) if around is None else around(here)
+        return [*torch.autograd.grad(function(*own, slope).sum(), [*own, slope])]
+
+    attend = context_parallel(kernel)
+    first, second = gradients(attend), gradients(attend)
+    assert all((a == b).all() for a, b in zip(first, second, strict=True)), "the bits repeat"
+
+    def block(here: Any) -> Any:
+        return torch.compile(lambda q, k, v, s: here(q * 2, k, v, slope=s).sin(), backend="aot_eager")
+
+    for a, b in zip(first, gradients(attend, block), strict=True):
+        torch.testing.assert_close(a, b)
+    own = gradients(context_parallel(kernel, param_gradients="own"))[3]
+    assert (own - first[3]).abs().max() > 1e-3
+    dist.all_reduce(own)
+    torch.testing.assert_close(own, first[3])
+
+    here = attend.over(ROWS)
+    local = [here.shard(x, 2) for x in whole]
+    slope = torch.ones(4)
+    half = here(*(x.half() for x in local), slope=slope)
+    torch.testing.assert_close(half.float(), here(*local, slope=slope), rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(attend(*local, Sq=ROWS, slope=slope), here(*local, slope=slope))
+    with torch.autocast("cpu", torch.float16):
+        assert here(*local, slope=slope).dtype == torch.float16
+    q = local[0].clone().requires_grad_()
+    (g,) = torch.autograd.grad(here(q, *local[1:], slope=slope).sum(), q, create_graph=True)
+    with pytest.raises(UsageError, match="a second derivative is not computed"):
+        g.sum().backward()
+    for error, call in {
+        r"q has 49 rows, and rank \d has 2\d of 49: cut it with shard": lambda: here(whole[0], *local[1:], slope=slope),
+        r"q must have 4 \(batch, heads, rows, head dim\)": lambda: here(local[0][0], *local[1:], slope=slope),
+        "say how many rows all ranks have": lambda: attend(*local, slope=slope),
+        "no param 'slop'": lambda: attend.over(ROWS, slop=3),
+        "layout has 8 rows on 2 ranks": lambda: context_parallel(kernel, layout=Layout((((0, 8),), ()))).over(9),
+        "layout 'zigzag' is not known": lambda: context_parallel(kernel, layout="zigzag"),  # type: ignore[arg-type]
+        "exchange 'star' is not known": lambda: context_parallel(kernel, exchange="star"),  # type: ignore[arg-type]
+        "dropout is not supported on several ranks": lambda: context_parallel(compiled("dropout")),
+        "scale must be a number": lambda: here(*local, slope=slope, scale=torch.ones((), requires_grad=True)),
+        "reads a head's number": lambda: context_parallel(compiled("by_head"), exchange="heads"),
+        "reads the batch's number": lambda: context_parallel(compiled("by_batch")).over(cu_seqlens=[0, ROWS]),
+    }.items():
+        with pytest.raises(UsageError, match=error):
+            call()
+
+
+def test_bits_graphs_gradients_and_mistakes(tmp_path: Path) -> None:
+    for spec in ("alibi", "dropout", "by_head", "by_batch"):
+        _ = compiled(spec).function
+    _ = compiled("alibi").piece()[1].function
+    in_processes(tmp_path, 2, other_claims)
 
 
 def test_heads_are_shared_out() -> None:

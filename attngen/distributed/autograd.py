@@ -44,6 +44,27 @@ class Call:
     others: Mapping[str, Any]
 
 
+def _slopes(ctx: Any, *cotangents: Any) -> Any:
+    d_out, d_lse = cotangents
+    q, k, v, out, lse, *tensors = ctx.saved_tensors
+    call, split = ctx.call, ctx.split
+    if d_out is None and d_lse is None:
+        return (None,) * (4 + len(tensors))
+    with torch.autocast(q.device.type, enabled=False):
+        d_out = torch.zeros(split.local(out), dtype=q.dtype, device=q.device) if d_out is None else d_out
+        d_out, d_lse = split.gathered_slopes(d_out, d_lse)
+        learned = {n for n, asked in zip(call.names, ctx.needs_input_grad[4:], strict=True) if asked}
+        params = {**call.others, **dict(zip(call.names, tensors, strict=True))}
+        own = {n: x.detach().requires_grad_() if n in learned else x for n, x in split.params(params).items()}
+        dq, dk, dv, found = backward(call.way.run, (q, k, v), (d_out, d_lse), (out, lse), call.scale, own)
+        dq, dk, dv = split.rows(dq.to(q.dtype)), split.key_rows(dk, k.dtype), split.key_rows(dv, v.dtype)
+        slopes = split.whole_slopes({n: params[n] for n in learned}, found)
+        if slopes:
+            _add_over_ranks(call.way.groups, slopes)
+    given = (slopes[n].to(params[n].dtype) if n in slopes else None for n in call.names)
+    return None, dq, dk, dv, *given
+
+
 class Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *given: Any) -> Any:
@@ -63,26 +84,24 @@ class Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> Any:
-        d_out, d_lse = cotangents
-        q, k, v, out, lse, *tensors = ctx.saved_tensors
-        call, split = ctx.call, ctx.split
-        if torch.is_grad_enabled():
-            raise UsageError(f"{split.kernel.name}: a second derivative is not computed")
-        if d_out is None and d_lse is None:
-            return (None,) * (4 + len(tensors))
-        with torch.autocast(q.device.type, enabled=False):
-            d_out = torch.zeros(split.local(out), dtype=q.dtype, device=q.device) if d_out is None else d_out
-            d_out, d_lse = split.gathered_slopes(d_out, d_lse)
-            learned = {n for n, asked in zip(call.names, ctx.needs_input_grad[4:], strict=True) if asked}
-            params = {**call.others, **dict(zip(call.names, tensors, strict=True))}
-            own = {n: x.detach().requires_grad_() if n in learned else x for n, x in split.params(params).items()}
-            dq, dk, dv, found = backward(call.way.run, (q, k, v), (d_out, d_lse), (out, lse), call.scale, own)
-            dq, dk, dv = split.rows(dq.to(q.dtype)), split.key_rows(dk, k.dtype), split.key_rows(dv, v.dtype)
-            slopes = split.whole_slopes({n: params[n] for n in learned}, found)
-            if slopes:
-                _add_over_ranks(call.way.groups, slopes)
-        given = (slopes[n].to(params[n].dtype) if n in slopes else None for n in call.names)
-        return None, dq, dk, dv, *given
+        with torch.no_grad():
+            found = _slopes(ctx, *cotangents)
+        if not torch.is_grad_enabled():
+            return found
+        anchor = torch.zeros((), requires_grad=True)
+        return tuple(None if g is None else cast(Any, _Once).apply(g, anchor) for g in found)
+
+
+class _Once(torch.autograd.Function):
+    """Gradients that are asked for with `create_graph=True`: they can be used, and their derivative is refused."""
+
+    @staticmethod
+    def forward(ctx: Any, *given: Any) -> Any:
+        return given[0].view_as(given[0])
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Any) -> Any:
+        raise UsageError("context_parallel: a second derivative is not computed")
 
 
 class _Split:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
+import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -49,8 +50,22 @@ class Groups:
         return tuple(g for g in (self.within, self.across) if g is not None)
 
 
+_BEGUN: set[str] = set()
+
+
 def groups_of(group: Any, exchange: Exchange) -> Groups:
-    """`group`: a process group, a mesh of one dimension, one of two (across, within), or None for all processes."""
+    """`group`: a process group, a mesh of one dimension, one of two (across, within), or None for all processes. A call
+    of all ranks."""
+    found = _groups_of(group, exchange)
+    if found.across is not None and found.across.group_name not in _BEGUN:
+        _BEGUN.add(found.across.group_name)
+        if "nccl" in str(dist.get_backend(found.across)):
+            # The first messages of a group of NCCL's must be of all its ranks, and not every rank sends rows.
+            cast(Any, dist).all_reduce(torch.zeros(1, device="cuda"), group=found.across)
+    return found
+
+
+def _groups_of(group: Any, exchange: Exchange) -> Groups:
     if exchange not in EXCHANGES:
         raise UsageError(f"exchange {exchange!r} is not known; there are {', '.join(EXCHANGES)}")
     if isinstance(group, DeviceMesh):
