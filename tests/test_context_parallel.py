@@ -290,6 +290,41 @@ def test_bits_graphs_gradients_and_mistakes(tmp_path: Path) -> None:
     in_processes(tmp_path, 2, other_claims)
 
 
+def of_dtensors(case: Case, wanted: Right, heads: int) -> None:
+    """Heads (or batches) are cut along one dimension of the mesh, rows along the other."""
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    from attngen.distributed.context import context_parallel
+
+    mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("context", "tensor"))
+    attend = context_parallel(compiled(case.spec), mesh["context"])
+    here = attend.over(cu_seqlens=CU) if case.packed else attend.over(ROWS)
+    rows = 0 if case.packed else 2
+    tensor = mesh["tensor"]
+    x = {n: here.shard(y, rows) for n, y in wanted.x.items()}
+    spread = {n: distribute_tensor(y, tensor, [Shard(heads)]).requires_grad_() for n, y in x.items()}
+    params = {
+        n: distribute_tensor(p.detach(), tensor, [Replicate()]).requires_grad_() for n, p in wanted.params.items()
+    }
+    results = here(**spread, **params, return_lse=True)
+    whole = [y.full_tensor() for y in results]
+    torch.testing.assert_close(whole[0], here.shard(wanted.results[0], rows), rtol=2e-5, atol=2e-5)
+    loss = wanted.loss((whole[0], whole[1]), lambda y, i: here.shard(y, rows if rows or not i else 1))
+    found = torch.autograd.grad(loss, [*spread.values(), *params.values()])
+    for name, g in zip([*spread, *params], found, strict=True):
+        right = wanted.slopes[name]
+        right = here.shard(right, rows) if name in spread else right
+        torch.testing.assert_close(g.full_tensor(), right, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_dtensors_of_heads(packed: bool, tmp_path: Path) -> None:
+    case = Case("by_everything", 4, packed=packed)
+    wanted = right(case)
+    _ = compiled(case.spec).piece()[1].function
+    in_processes(tmp_path, 4, of_dtensors, case, wanted, 1)
+
+
 def test_heads_are_shared_out() -> None:
     assert shared_heads(4, 2, 2) == ([[0, 1], [2, 3]], [[0], [1]])
     assert shared_heads(4, 1, 4) == ([[0], [1], [2], [3]], [[0], [0], [0], [0]])

@@ -17,9 +17,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from attngen.distributed.messages import Heads, add_picked, picked
-from attngen.distributed.run import Run, backward, forward, sized
+from attngen.distributed.run import Run, backward, forward, head_dims, sized
 from attngen.errors import UsageError
-from attngen.ir.axes import HEADS, cut_params
 
 _dist = cast(Any, dist)
 
@@ -172,14 +171,11 @@ class _Split:
     def _cut(self, name: str) -> tuple[int, list[int]] | None:
         if self.q_heads is None:
             return None
-        cut = cut_params(self.kernel.spec, HEADS) or {}
+        cut = head_dims(self.kernel, packed=self.packed) or {}
         if name not in cut:
             return None
-        size = self.kernel.spec.param(name).shape[cut[name]]
-        of = self.of_k if getattr(size, "id", "") == "Hkv" else self.of_q
-        dims = sized(self.kernel, name)
-        dropped = self.packed and {"Sq", "Sk"} & {*dims} and "B" in dims[: cut[name]]
-        return cut[name] - bool(dropped), of[self.q_heads.member]
+        of = self.of_k if "Hkv" in sized(self.kernel, name) else self.of_q
+        return cut[name], of[self.q_heads.member]
 
     def _by_rows(self, lse: Tensor) -> Tensor:
         """(H, T) as (T, H, 1), (B, H, S) as (B, H, S, 1)."""

@@ -39,6 +39,7 @@ from attngen.distributed.schedule import (
     row_work,
     schedule,
 )
+from attngen.distributed.tensors import on_own_parts
 from attngen.errors import UsageError
 from attngen.ir.axes import HEADS, cut_params
 from attngen.ir.walk import params as read_params
@@ -259,7 +260,7 @@ class Placed:
         **params: Any,
     ) -> Any:
         """out of this rank's queries in q's dtype, and with `return_lse` lse. Tensors are as for `kernel`, or its
-        `varlen`, with the rows of this rank alone.
+        `varlen`, with the rows of this rank alone; DTensors may be cut along batches and heads.
 
         Params are whole on every rank, those with an element for each row too. `dropout_seed` has no effect.
         """
@@ -281,9 +282,13 @@ class Placed:
         if torch.is_autocast_enabled(kind):
             q, k, v = (x.to(torch.get_autocast_dtype(kind)) for x in (q, k, v))
         params = {**{n: self._moved(n, q.device) for n in self.params}, **given}
-        tensors = {n: x for n, x in params.items() if isinstance(x, Tensor)}
-        call = Call(self.way, scale, tuple(tensors), {n: x for n, x in params.items() if n not in tensors})
-        out, lse = cast(Any, Attention).apply(call, q, k, v, *tensors.values())
+
+        def attended(q: Tensor, k: Tensor, v: Tensor, params: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+            tensors = {n: x for n, x in params.items() if isinstance(x, Tensor)}
+            call = Call(self.way, scale, tuple(tensors), {n: x for n, x in params.items() if n not in tensors})
+            return cast(Any, Attention).apply(call, q, k, v, *tensors.values())
+
+        out, lse = on_own_parts(self.attend.kernel, attended, (q, k, v), params)
         return (out, lse) if return_lse else out
 
     def _moved(self, name: str, device: torch.device) -> Any:

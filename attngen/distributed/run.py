@@ -20,7 +20,7 @@ from attngen.distributed.messages import Link, Pending, add_picked, picked, post
 from attngen.distributed.program import Call, Part, Step
 from attngen.distributed.schedule import Sequences
 from attngen.errors import UsageError
-from attngen.ir.axes import BATCHES, cut_params
+from attngen.ir.axes import BATCHES, HEADS, cut_params
 from attngen.ir.nodes import Symbol
 from attngen.ir.walk import symbols
 from attngen.kernel import Kernel
@@ -41,6 +41,16 @@ class Run:
 def reads_rows(kernel: Kernel) -> list[str]:
     """Params with an element for each row."""
     return [p.name for p in kernel.spec.params if any(symbols(d) & {"Sq", "Sk"} for d in p.shape)]
+
+
+def head_dims(kernel: Kernel, *, packed: bool) -> dict[str, int] | None:
+    """Which dimension of each param is cut with heads; None where heads may not be cut. Packed sequences' params with
+    an element for each row have no dimension B."""
+    cut = cut_params(kernel.spec, HEADS)
+    if cut is None or not packed:
+        return cut
+    dims = {name: sized(kernel, name) for name in cut}
+    return {n: d - ("B" in dims[n][:d] and bool({"Sq", "Sk"} & {*dims[n]})) for n, d in cut.items()}
 
 
 # ---------------------------------------------------------------- passes
