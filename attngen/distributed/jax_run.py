@@ -159,8 +159,11 @@ def _gathered(way: Way, own: tuple[Any, Any]) -> Fetched:
 
 
 def _turns(way: Way, k: Any, v: Any, state: Any, compute: Callable[[Fetched, Any], Any]) -> Any:
-    """compute(fetched, state) turn by turn. The next turn's keys set out when the turn before this one is computed, so
-    that one turn's keys are under way at a time."""
+    """compute(fetched, state) turn by turn. The next turn's keys set out when the turn before this one is computed.
+
+    The barriers say so: without them the compiler starts all transfers at once, and keeps what the forward pass fetched
+    for the backward pass, which takes memory for all keys.
+    """
     fetches = [functools.partial(_gathered, way)]
     if way.turns is not None:
         fetches = [functools.partial(_moved, way, turn) for turn in way.turns]
