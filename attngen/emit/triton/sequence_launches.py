@@ -69,7 +69,7 @@ def sequence_forward(
     if fast is None or not fast.sequences:
         return (), portable
     way = Way(
-        when=_FOUND.format("HOPPER", 'values["out"]', ""),
+        when=_FOUND.format("HOPPER", "out", ""),
         bind=(
             "row, q_rows, k_rows = found",
             "row = HopperRow(*row)",
@@ -90,7 +90,7 @@ def sequence_whole(kernels: BackwardKernels) -> tuple[Way, ...]:
     view = kernels.whole
     if view is None or not view.sequences:
         return ()
-    found = _FOUND.format("HOPPER_BACKWARD", 'values["d_out"]', ', values["dk"], values["dv"]')
+    found = _FOUND.format("HOPPER_BACKWARD", "d_out", ", dk, dv")
     few = "_slots(Sq, 64, B, packed) <= 30 * _ceil(Sq, 32) * P and P * Hq * Sq < 2**30"
     rows, *rest = whole_launches(kernels, view, sequences=True)
     return (
