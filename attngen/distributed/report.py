@@ -130,6 +130,9 @@ def _summary(report: Report) -> Iterator[str]:
     received = float(e.received[0].mean())
     share = f", {received / e.gathered:.1%} of fetching all keys of other ranks" if e.gathered and s.heads == 1 else ""
     yield f"bytes: {size(int(received))} received a rank forward{share}; {size(int(e.received[1].mean()))} backward"
+    most_of = (f"rank {int(x.argmax())} {does} most, {size(int(x.max()))}" for does, x in
+               (("receives", e.received[0]), ("sends", e.sent[0])))  # fmt: skip
+    yield f"forward, {' and '.join(most_of)}"
     m = report.machine
     rate = f"{m.chip.title}, {m.dtype}, {amount(m.link, 'B/s')} each way"
     times = (f"{d} {time(float(x.max()))}" for d, x in zip(("forward", "backward"), e.seconds, strict=True))

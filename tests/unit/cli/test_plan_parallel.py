@@ -82,6 +82,14 @@ def test_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert "proved: held, once, complete, used" in said
 
 
+def test_a_rank_whose_keys_many_need_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    """All queries see the first keys, which the first rank holds."""
+    assert cli.main(["plan-parallel", CAUSAL, "--ranks", "4", "--layout", "contiguous", "--shape", "Sq=1000"]) == 0
+    most = f"{750 * 8 * 256 * 2 / 2**20:.4g} MiB"
+    wanted = f"forward, rank 3 receives most, {most} and rank 0 sends most, {most}"
+    assert wanted in capsys.readouterr().out
+
+
 def test_packed_lengths_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "lengths.npy"
     np.save(path, np.array([300, 0, 50, 1000]))
