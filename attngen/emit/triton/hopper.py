@@ -214,7 +214,7 @@ def gluon_backward_view(
         masked=printer.text(outside(backward.unmasked)),
         elsewhere=_positions(gradients, params, backward.elsewhere),
         shared=host_lines(hopper.shares, backward.grouped),
-        listed_shared=host_lines(hopper.shares, backward.grouped, "Hkv"),
+        listed_shared=host_lines(hopper.shares, backward.grouped, sequences=True),
         onwards=backward.grouped.onwards,
         sequences=sequences and not backward.lists,
         table=tuple(((key[0], key[1]), skeleton.row) for key, skeleton in table.items()),

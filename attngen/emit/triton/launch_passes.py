@@ -304,16 +304,20 @@ def whole_launches(kernels: BackwardKernels, view: GluonBackwardView, *, sequenc
     return (*row_launches(kernels, counters=counters, terms=view.row_terms), *lists, backward, collect)
 
 
-def whole_lines(view: GluonBackwardView, shared: tuple[str, ...], n_tiles: str, n_parts: str) -> tuple[str, ...]:
-    """What `whole_launches` reads; `n_tiles` of keys, `n_parts` of dQ."""
+def whole_lines(view: GluonBackwardView, n_tiles: str, n_parts: str, *, sequences: bool) -> tuple[str, ...]:
+    """What `whole_launches` reads; `n_tiles` of keys, `n_parts` of dQ. `sequences`: these are of all sequences together,
+    and how many heads take tiles in turn depends on how many a sequence has (`docs/log`, "Hopper: sequences")."""
     n_lists = () if view.lists is None else (f"n_lists = 3 * n_tiles{view.lists.times}",)
-    alone = "max(row.together, row.ahead // n_tiles), row.BACKWARDS"
+    alone = f"max(row.together, row.ahead // {'each' if sequences else 'n_tiles'}), row.BACKWARDS"
+    order = f"(wanted, False) if span > 1 else ({alone})" if view.onwards else alone
+    short = ("each = max(1, n_tiles // B)", "short = row.BACKWARDS and Hq > Hkv and each < 16") if sequences else ()
     return (
         "row = HopperBackwardRow(*row)",
         BLOCKS,
         f"n_tiles, n_parts = {n_tiles}, {n_parts}",
-        *shared,
-        f"together, backwards = {f'(wanted, False) if span > 1 else ({alone})' if view.onwards else alone}",
+        *short,
+        *(view.listed_shared if sequences else view.shared),
+        f"together, backwards = {'(2, True) if short else ' if sequences else ''}{order}",
         "n_work, n_cells = n_tiles * heads * shares, _ceil(n_parts, 4) * 4",
         'blocks = {name: known.wide[name] for name in ("BLOCK_D", "BLOCK_DV")}',
         'parts = {"parts": ((n_work * BK * sum(blocks.values()),), torch.float32)} if shares > 1 else {}',
@@ -329,7 +333,7 @@ def whole_when(view: GluonBackwardView, found: str) -> str:
 def _whole(kernels: BackwardKernels, view: GluonBackwardView) -> Way:
     return Way(
         when=whole_when(view, "(row := _hopper(HOPPER_BACKWARD, q, k, v, d_out, dk, dv)) is not None"),
-        bind=whole_lines(view, view.shared, "_ceil(Sk, BK)", "_ceil(Sq, BQ) * B * Hq"),
+        bind=whole_lines(view, "_ceil(Sk, BK)", "_ceil(Sq, BQ) * B * Hq", sequences=False),
         launches=whole_launches(kernels, view, sequences=False),
     )
 

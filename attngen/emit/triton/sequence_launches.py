@@ -98,7 +98,7 @@ def sequence_whole(kernels: BackwardKernels) -> tuple[Way, ...]:
             when=f"{few} and {whole_when(view, found)}",
             bind=(
                 "row, q_rows, k_rows = found",
-                *_first(whole_lines(view, view.listed_shared, "k_slots", "q_slots * Hq")),
+                *_first(whole_lines(view, "k_slots", "q_slots * Hq", sequences=True)),
             ),
             launches=(_of_rows(rows), _before("backward", "Hq", listed=True, tile="BK"), *rest),
         ),

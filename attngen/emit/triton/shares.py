@@ -33,11 +33,12 @@ def shares_view(shares: Shares, printer: Printer) -> SharesView:
     return SharesView(*map(plainly(printer, *fields).text, fields))
 
 
-def host_lines(shares: Shares, wanted: Wanted, heads: str = "B * Hkv") -> tuple[str, ...]:
-    """Lines that bind `heads`, how many heads of keys have tiles of their own; `wanted`, `span` and `shares`."""
+def host_lines(shares: Shares, wanted: Wanted, *, sequences: bool = False) -> tuple[str, ...]:
+    """Lines that bind `heads`, how many heads of keys have tiles of their own; `wanted`, `span` and `shares`. Of
+    `sequences` that are `short` many are walked at a time, so that heads can stay together."""
     return (
-        f"heads, group, wanted = {heads}, Hq // Hkv, {_host(wanted.heads)}",
-        "span = _span(group, heads, wanted)",
+        f"heads, group, wanted = {'Hkv' if sequences else 'B * Hkv'}, Hq // Hkv, {_host(wanted.heads)}",
+        f"span = {'group if short else ' if sequences else ''}_span(group, heads, wanted)",
         f"shares = {_host(shares.shares)}",
     )
 
