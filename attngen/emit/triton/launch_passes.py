@@ -306,7 +306,7 @@ def whole_launches(kernels: BackwardKernels, view: GluonBackwardView, *, sequenc
 
 def whole_lines(view: GluonBackwardView, n_tiles: str, n_parts: str, *, sequences: bool) -> tuple[str, ...]:
     """What `whole_launches` reads; `n_tiles` of keys, `n_parts` of dQ. `sequences`: these are of all sequences
-    together, and how many heads take tiles in turn depends on how many a sequence has (`docs/log`, "Hopper: sequences")."""
+    together; how many heads take tiles in turn depends on how many one has (`docs/log`, "Hopper: sequences")."""
     n_lists = () if view.lists is None else (f"n_lists = 3 * n_tiles{view.lists.times}",)
     alone = f"max(row.together, row.ahead // {'each' if sequences else 'n_tiles'}), row.BACKWARDS"
     order = f"(wanted, False) if span > 1 else ({alone})" if view.onwards else alone

@@ -13,8 +13,6 @@ from functools import lru_cache
 from itertools import product
 from typing import Any
 
-import numpy as np
-
 from attngen.part_sums import Arrays, Part
 from attngen.prove.algebra.sympy_door import Term, same, sp
 from attngen.prove.budget.work import Work
@@ -91,30 +89,65 @@ def _part(i: int, empty: bool, sums: bool) -> Part:
     return (_row(sp.Integer(0)), _lse(-sp.oo)) if empty else (_row(a / z), _lse(sp.log(z)))
 
 
-def _lse(x: Term) -> Any:
-    """lse of one head's one row."""
-    return np.array([[x]], object)
+class _Cell:
+    """One term as an array, of one row and one column, whichever its axes are."""
+
+    def __init__(self, term: Any):
+        self.term = term
+
+    def item(self) -> Any:
+        return self.term
+
+    def __getitem__(self, _: object) -> _Cell:
+        return self
+
+    def swapaxes(self, *_: int) -> _Cell:
+        return self
+
+    def sum(self, *_: int) -> _Cell:
+        return self
+
+    def __eq__(self, other: object) -> Any:
+        return self.term == _term(other)
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType]
+
+    def __neg__(self) -> _Cell:
+        return _Cell(-self.term)
+
+    def __add__(self, other: Any) -> _Cell:
+        return _Cell(self.term + _term(other))
+
+    def __sub__(self, other: Any) -> _Cell:
+        return _Cell(self.term - _term(other))
+
+    def __mul__(self, other: Any) -> _Cell:
+        return _Cell(self.term * _term(other))
+
+    def __truediv__(self, other: Any) -> _Cell:
+        return _Cell(self.term / _term(other))
+
+    __radd__, __rmul__ = __add__, __mul__
 
 
-def _row(x: Term) -> Any:
-    """out of one head's one row, with one column."""
-    return np.array([[[x]]], object)
+def _term(x: Any) -> Any:
+    return x.term if isinstance(x, _Cell) else x
+
+
+_lse = _row = _Cell
 
 
 def _each(function: Callable[[Term], Term]) -> Callable[[Any], Any]:
-    return np.vectorize(function, otypes=[object])
+    return lambda x: _Cell(function(_term(x)))
 
 
 def _where(condition: Any, one: Any, other: Any) -> Any:
-    return np.where(np.asarray(condition, np.bool_), one, other)
+    return _Cell(_term(one if condition else other))
 
 
 def _logaddexp(x: Any, y: Any) -> Any:
-    def add(a: Term, b: Term) -> Term:
-        total = sp.exp(a) + sp.exp(b)
-        return -sp.oo if total == 0 else sp.log(total)
-
-    return np.vectorize(add, otypes=[object])(x, y)
+    total = sp.exp(_term(x)) + sp.exp(_term(y))
+    return _Cell(-sp.oo if total == 0 else sp.log(total))
 
 
 def _is(part: Part, out: Term, lse: Term) -> bool:
