@@ -246,6 +246,8 @@ def main() -> None:
         for table in own:  # what the chip's own kernels stand in for, too
             table.clear()
         module._READY.clear()
+        if hasattr(module, "_LAID_OUT"):
+            module._LAID_OUT.clear()
         launches += recorded_launches(lambda: call_once(module, request))
     for call in request.calls[1:]:
         launches += recorded_launches(partial(forward, module, request, call))
