@@ -83,13 +83,6 @@ UNKNOWN: dict[str, tuple[Callable[..., Any], str]] = {
         hf.remap_positions_for_packed_sequence(hf.causal_mask_function, POSITION),
         r"tensor\[1, 5\]\[b, k\] <= tensor\[1, 5\]\[b, q\]",
     ),
-    "two kinds of position": (
-        hf.and_masks(
-            hf.packed_sequence_compatibility_function(hf.causal_mask_function, POSITION, IDS),
-            hf.sliding_window_overlay(5),
-        ),
-        r"k > \(q - 5\)",
-    ),
     "heads": (lambda b, h, q, k: (k <= q) & (h == 0), r"h == 0"),
     "keys at other queries": (lambda b, h, q, k: IDS[b, k] == IDS[b, q], r"tensor\[1, 5\]\[b, k\] == "),
     "a call of PyTorch's": (lambda b, h, q, k: torch.ones_like(q), "calls ones_like"),

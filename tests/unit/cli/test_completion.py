@@ -52,6 +52,7 @@ def bash(*words: str) -> list[str]:
                 "check",
                 "verify",
                 "cost",
+                "plan-parallel",
                 "tune",
                 "bench",
                 "completion",

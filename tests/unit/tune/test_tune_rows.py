@@ -146,7 +146,9 @@ def asserted(template: str, **values: int) -> bool:
     text = (Path(__file__).parents[3] / "templates" / "gluon" / f"{template}.py.j2").read_text(encoding="utf-8")
     before, condition = re.search(r"(.*)gl\.static_assert\((.* <= 16)\)", text, re.DOTALL).groups()  # type: ignore[union-attr]
     known: dict[str, int] = dict(values)
-    lines = re.findall(r"^    ([A-Z_]+): gl\.constexpr = ([A-Z0-9_ +/*]+)$", before.split("_kernel(")[-1], re.MULTILINE)
+    lines = re.findall(
+        r"^(?:\{\{.*\}\})?    ([A-Z_]+): gl\.constexpr = ([A-Z0-9_ +/*]+)$", before.split("_kernel(")[-1], re.MULTILINE
+    )
     for name, value in lines:
         known[name] = eval(value, {}, known)
     return bool(eval(condition, {}, known))
