@@ -17,6 +17,13 @@ POSITION = torch.tensor([[0, 1, 2, 0, 1]])
 START = torch.tensor([2])
 KEEP = torch.tensor([[False, True, True, True, True]])
 
+
+def packed(mask_function: Callable[..., Any], *, first: bool = False) -> Any:
+    """As transformers makes it, up to 5.23 and, with positions `first`, from 5.24 on."""
+    parts = [hf.packed_sequence_mask_function(IDS), hf.remap_positions_for_packed_sequence(mask_function, POSITION)]
+    return hf.and_masks(*(reversed(parts) if first else parts))
+
+
 KNOWN: dict[str, tuple[Callable[[], Any], Pattern]] = {
     "causal": (lambda: hf.causal_mask_function, Pattern(causal=True)),
     "full": (lambda: hf.bidirectional_mask_function, Pattern()),
@@ -27,15 +34,19 @@ KNOWN: dict[str, tuple[Callable[[], Any], Pattern]] = {
         Pattern(causal=True, chunk=4, chunk_start=START),
     ),
     "packed": (
-        lambda: hf.packed_sequence_compatibility_function(hf.causal_mask_function, POSITION, IDS),
+        lambda: packed(hf.causal_mask_function),
+        Pattern(causal=True, ids=IDS, position=POSITION),
+    ),
+    "packed, positions first": (
+        lambda: packed(hf.causal_mask_function, first=True),
         Pattern(causal=True, ids=IDS, position=POSITION),
     ),
     "packed window": (
-        lambda: hf.packed_sequence_compatibility_function(hf.sliding_window_causal_mask_function(5), POSITION, IDS),
+        lambda: packed(hf.sliding_window_causal_mask_function(5)),
         Pattern(causal=True, window=5, ids=IDS, position=POSITION),
     ),
     "packed chunks": (
-        lambda: hf.packed_sequence_compatibility_function(hf.chunked_causal_mask_function(4, START), POSITION, IDS),
+        lambda: packed(hf.chunked_causal_mask_function(4, START)),
         Pattern(causal=True, chunk=4, chunk_start=START, ids=IDS, position=POSITION),
     ),
     "padding": (
@@ -82,6 +93,10 @@ UNKNOWN: dict[str, tuple[Callable[..., Any], str]] = {
     "positions of no sequence": (
         hf.remap_positions_for_packed_sequence(hf.causal_mask_function, POSITION),
         r"tensor\[1, 5\]\[b, k\] <= tensor\[1, 5\]\[b, q\]",
+    ),
+    "two kinds of position": (
+        hf.and_masks(packed(hf.causal_mask_function), hf.sliding_window_overlay(5)),
+        r"k > \(q - 5\)",
     ),
     "heads": (lambda b, h, q, k: (k <= q) & (h == 0), r"h == 0"),
     "keys at other queries": (lambda b, h, q, k: IDS[b, k] == IDS[b, q], r"tensor\[1, 5\]\[b, k\] == "),
