@@ -104,6 +104,32 @@ def test_a_wrong_edit_is_seen(name: str) -> None:
     assert wrong, name
 
 
+def fault(ends: list[int], *change: str, rows: int = 70) -> str:
+    """Of a call and its gradients with these offsets; none where programs only write the same place."""
+    kernel = attngen.compile(SPECS["causal"], geometry=("packed",))
+    source = kernel.source.replace(*change) if change else kernel.source
+    module: Any = execute(source, kernel.name)
+    machine.install(module)
+    x = torch.ones(rows, 1, 64, dtype=torch.float16, requires_grad=True)
+    try:
+        out = getattr(module, f"{kernel.name}_varlen")(x, x, x, cu_seqlens_q=torch.tensor(ends, dtype=torch.int32))
+        torch.autograd.grad(out, x, torch.ones_like(out))
+    except FaultError as error:
+        return "" if "a race" in str(error) else str(error)
+    return ""
+
+
+@pytest.mark.parametrize("ends", [[0, 70, 0, 70, 0, 70], [0, 60, 20, 70], [0, -5, 900, 70]], ids=str)
+def test_offsets_that_fall_end_without_a_fault(ends: list[int]) -> None:
+    """Tiles of sequences that overlap have no room in the list, and their turns no order: nothing may hang."""
+    assert not fault(ends)
+
+
+def test_a_list_of_sequences_that_overlap_would_be_a_fault() -> None:
+    assert "place" in fault([0, 700] * 40, "(overlaps > 0,", "(overlaps < 0,", rows=700)
+    assert not fault([0, 700] * 40, rows=700)
+
+
 def test_tensors_that_the_copy_engine_cannot_read_take_portable_kernels() -> None:
     """Odd strides between heads; a batch that is no multiple of rows behind the one before it."""
     kernel = attngen.compile(SPECS["causal"], geometry=("packed", "lengths"))

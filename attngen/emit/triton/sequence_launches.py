@@ -30,7 +30,7 @@ def _each(tests: tuple[TestView, ...]) -> tuple[Launch, ...]:
     return tests_apart(tuple(replace(t, per_batch=True) for t in tests), "sequence_")
 
 
-def _before(which: str, heads: str, *, listed: bool, tile: str = "") -> Launch:
+def _before(which: str, *, listed: bool, tile: str = "") -> Launch:
     """The kernel that clears what no sequence has, and lists the tiles of sequences, which another one takes,
     `tile` rows each. `listed`: kernels of this file may want a list."""
     forward = which == "forward"
@@ -42,7 +42,7 @@ def _before(which: str, heads: str, *, listed: bool, tile: str = "") -> Launch:
     items = (f"items=((8 * {slots} + 8,), torch.int32)", *(("queue=((4,), torch.int32)",) if forward else ()))
     return Launch(
         kernel=f"_before_{which}_kernel",
-        grid=f"(B, {heads}, 1)",
+        grid="(B, Hq, 1)",
         constants=(*dims, *sizes, "PACKED=packed", "ALIGN=align", "num_warps=4"),
         scalars=own if tile else none,
         buffers=items if tile else (),
@@ -64,7 +64,7 @@ def sequence_forward(
         grid="_slots(Sq, BQ, B, packed) * Hq",
         constants=(*_SEQUENCE, *rounding, *PORTABLE_OPTIONS),
     )
-    begin = _before("forward", "Hq", listed=listed)
+    begin = _before("forward", listed=listed)
     portable = Way(bind=("BQ, BK, warps, stages = _sequence_tiles(q, v)[0]",), launches=(begin, *_each(tests), launch))
     if fast is None or not fast.sequences:
         return (), portable
@@ -78,7 +78,7 @@ def sequence_forward(
             "n_tiles, n_work = q_slots, q_slots * Hq",
         ),
         launches=(
-            _before("forward", "Hq", listed=True, tile="BQ"),
+            _before("forward", listed=True, tile="BQ"),
             hopper_forward(fast, rounding, sequences=True),
         ),
     )
@@ -100,7 +100,7 @@ def sequence_whole(kernels: BackwardKernels) -> tuple[Way, ...]:
                 "row, q_rows, k_rows = found",
                 *_first(whole_lines(view, "k_slots", "q_slots * Hq", sequences=True)),
             ),
-            launches=(_of_rows(rows), _before("backward", "Hq", listed=True, tile="BK"), *rest),
+            launches=(_of_rows(rows), _before("backward", listed=True, tile="BK"), *rest),
         ),
     )
 
@@ -135,7 +135,7 @@ def sequence_backward(kernels: BackwardKernels, *, listed: bool) -> tuple[tuple[
     )
     tiles = "BQ, BK, warps, stages = _sequence_tiles(q, v)[{}]".format
     return (
-        ("outside", Way(launches=(_before("backward", "Hq", listed=listed),))),
+        ("outside", Way(launches=(_before("backward", listed=listed),))),
         *((("rows", Way(launches=rows)),) if rows else ()),
         ("by_keys", Way(bind=(tiles(1),), launches=(*_each(kernels.query_tests), by_keys))),
         ("by_rows", Way(bind=(tiles(2),), launches=(*_each(kernels.key_tests), by_rows))),
