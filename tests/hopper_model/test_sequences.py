@@ -104,10 +104,10 @@ def test_a_wrong_edit_is_seen(name: str) -> None:
     assert wrong, name
 
 
-def fault(ends: list[int], *change: str, rows: int = 70) -> str:
+def fault(ends: list[int], change: Change | None = None, rows: int = 70) -> str:
     """Of a call and its gradients with these offsets; none where programs only write the same place."""
     kernel = attngen.compile(SPECS["causal"], geometry=("packed",))
-    source = kernel.source.replace(*change) if change else kernel.source
+    source = kernel.source if change is None else kernel.source.replace(*change)
     module: Any = execute(source, kernel.name)
     machine.install(module)
     x = torch.ones(rows, 1, 64, dtype=torch.float16, requires_grad=True)
@@ -126,7 +126,7 @@ def test_offsets_that_fall_end_without_a_fault(ends: list[int]) -> None:
 
 
 def test_a_list_of_sequences_that_overlap_would_be_a_fault() -> None:
-    assert "place" in fault([0, 700] * 40, "(overlaps > 0,", "(overlaps < 0,", rows=700)
+    assert "place" in fault([0, 700] * 40, ("(overlaps > 0,", "(overlaps < 0,"), rows=700)
     assert not fault([0, 700] * 40, rows=700)
 
 

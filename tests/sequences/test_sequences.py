@@ -222,3 +222,22 @@ def test_facts_hold_for_each_sequence(broken: dict[str, Any], message: str | Non
     else:
         with pytest.raises(UsageError, match=message):
             function(q, k, k, **given)
+
+
+def test_what_one_call_has_passed_is_checked_again_in_another() -> None:
+    """Layouts and numbers that passed are remembered: others are not taken for them."""
+    kernel = attngen.compile(
+        "attention a\nparam n: int where n >= 1\nparam bias: f32[B, Sk]\n"
+        "score = qk * scale + bias[b, k]\nmask = 0 <= q - k < n\n",
+        tile=(16, 16),
+    )
+    x = torch.randn(12, 2, 16)
+    right: dict[str, Any] = {"cu_seqlens_q": torch.tensor([0, 5, 12]).int(), "n": 3, "bias": torch.zeros(12)}
+    first = kernel.varlen(x, x, x, **right)
+    for wrong in ({"n": 0}, {"n": 2.5}, {"bias": torch.zeros(11)}, {"bias": torch.zeros(12).int()}):
+        with pytest.raises(UsageError, match=next(iter(wrong))):
+            kernel.varlen(x, x, x, **right | wrong)
+    with pytest.raises(UsageError, match="q must be float16"):
+        kernel.varlen(x.double(), x, x, **right)
+    assert torch.equal(kernel.varlen(x, x, x, **right), first)
+    assert not torch.equal(kernel.varlen(x, x, x, **right | {"n": 1}), first)
