@@ -27,7 +27,7 @@ logarithm is lse: -inf where that is 0, or there is none. A row whose denominato
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -174,7 +174,8 @@ class _Pass:
             return 1.0
         p = np.float32(evaluate_expression(self.attention.dropout, env, self.params))
         threshold = int(float(p) * 2.0**32)
-        draws = philox((env["k"], env["q"], env["h"], env["b"]), seed)[0]
+        counter = [evaluate_expression(e, env, self.params) for e in self.attention.counter.values()]
+        draws = philox(counter, seed)[0]
         return np.where(draws >= threshold, 1.0 / (1.0 - float(p)), 0.0)
 
     def result(self) -> Result:
@@ -218,7 +219,7 @@ class _Pass:
         return x.reshape(x.shape[0], self.q.shape[1], *x.shape[3:])
 
 
-def philox(counter: tuple[Any, Any, Any, Any], seed: int, rounds: int = 10) -> tuple[Array, Array, Array, Array]:
+def philox(counter: Sequence[Any], seed: int, rounds: int = 10) -> tuple[Array, Array, Array, Array]:
     """Philox4x32 (Salmon et al., 2011): four words for each counter, as uint32 values in uint64 arrays.
 
     The counters' words are ints or arrays that broadcast; the key is the seed's low word, then its high word.

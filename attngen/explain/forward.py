@@ -354,7 +354,7 @@ def _finish(at: Setting) -> Step:
 
 def _dropout(at: Setting, p: Math) -> Step:
     keep = n.minus(ONE, p)
-    word = n.operator("Philox", KEY, QUERY, SYMBOLS["h"], SYMBOLS["b"], n.roman("seed"))
+    word = n.operator("Philox", *map(at.write, at.attention.counter.values()), n.roman("seed"))
     drawn = n.compared(word, (">=", n.product(p, n.power(n.atom("2"), n.atom("32")))))
     normalised = "Weights are dropped after they are normalised: {sum} counts every pair, the numerator those kept. "
     return Step(

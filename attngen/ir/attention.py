@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from attngen.errors import NOWHERE, Span
+from attngen.ir.build import add, index, integer
 from attngen.ir.nodes import Expr, Storage, Type
+
+_ZERO = integer(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +63,23 @@ class Normalizer:
 
 
 @dataclass(frozen=True, slots=True)
+class Origin:
+    """Where dropout counts a pair's key, query, head and sequence from: each index as itself plus this int.
+
+    Whether a weight is dropped is a function of the seed and the four sums. A piece of a longer sequence counts from
+    where it begins there, so it drops what the whole drops.
+    """
+
+    k: Expr = _ZERO
+    q: Expr = _ZERO
+    h: Expr = _ZERO
+    b: Expr = _ZERO
+
+    def mapped(self, f: Callable[[Expr], Expr]) -> Origin:
+        return Origin(f(self.k), f(self.q), f(self.h), f(self.b))
+
+
+@dataclass(frozen=True, slots=True)
 class Attention:
     """A whole spec. `sizes` are the fresh dims bound at the call, in the order of their first use."""
 
@@ -72,6 +93,15 @@ class Attention:
     dropout: Expr | None  # float, over scalar params; its value is in [0, 1)
     tile: tuple[int, int] | None  # (query rows, key columns), or None for auto
     assumes: tuple[Expr, ...]  # facts about sizes and params
+    origin: Origin = Origin()  # of what dropout counts, if there is some
 
     def param(self, name: str) -> Param:
         return next(p for p in self.params if p.name == name)
+
+    @property
+    def counter(self) -> dict[str, Expr]:
+        """What dropout counts a pair as, by index, in the order of Philox's words; empty without dropout."""
+        if self.dropout is None:
+            return {}
+        o = self.origin
+        return {i: add(index(i), first) for i, first in (("k", o.k), ("q", o.q), ("h", o.h), ("b", o.b))}

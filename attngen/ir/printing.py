@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import assert_never
 
-from attngen.ir.attention import Attention, Normalizer, Param
+from attngen.ir.attention import Attention, Normalizer, Origin, Param
 from attngen.ir.nodes import Apply, Expr, Literal, Load, Op, Scalar, Symbol, Type
 
 # Binding strength, as language.md has it; a higher number binds closer.
@@ -110,6 +110,7 @@ def attention(a: Attention) -> str:
     lines += [f"assume {expression(fact)}" for fact in a.assumes]
     lines += [f"score = {expression(a.score)}", f"mask = {expression(a.mask)}", normalizer(a.normalizer)]
     if a.dropout is not None:
-        lines.append(f"dropout = {expression(a.dropout)}")
+        counter = f", counted as ({', '.join(map(expression, a.counter.values()))})" if a.origin != Origin() else ""
+        lines.append(f"dropout = {expression(a.dropout)}{counter}")
     lines.append("tile auto" if a.tile is None else f"tile q = {a.tile[0]}, k = {a.tile[1]}")
     return "\n".join(lines) + "\n"

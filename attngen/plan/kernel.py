@@ -180,7 +180,7 @@ def with_loops(plan: KernelPlan, keys: Loops, queries: Loops) -> KernelPlan:
 def evaluated(plan: KernelPlan) -> tuple[Expr, ...]:
     """Every expression that some kernel of the plan evaluates, loop bounds and data tests included."""
     found = [plan.attention.mask, *numbers(plan), *(g.leaf for g in plan.gradients)]
-    found += [d for p in plan.attention.params for d in p.shape]
+    found += [*plan.attention.counter.values(), *(d for p in plan.attention.params for d in p.shape)]
     return (*found, *_bounds(plan))
 
 

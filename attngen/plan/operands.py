@@ -95,4 +95,4 @@ def expressions(plan: KernelPlan) -> Iterable[Expr]:
     given = [w.stream, w.rescale, w.slope, w.log_extra, w.extra, a.dropout]
     given += [part for g in plan.gradients for part in (g.pair, g.weight, g.extra)]
     always = [w.unit, w.factor, w.natural, w.kappa, a.mask, plan.d_factor, plan.d_pair]
-    return [*always, *(e for e in given if e is not None)]
+    return [*always, *(e for e in given if e is not None), *a.counter.values()]

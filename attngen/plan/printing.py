@@ -11,6 +11,7 @@ from dataclasses import fields
 from typing import assert_never
 
 from attngen.ir import build
+from attngen.ir.attention import Origin
 from attngen.ir.nodes import Expr, Symbol, Type
 from attngen.ir.printing import expression
 from attngen.plan.footprint import loads_of
@@ -137,6 +138,8 @@ def _weights(w: Weights) -> Iterator[str]:
 def _dropout(plan: KernelPlan) -> Iterator[str]:
     if plan.attention.dropout is not None:
         yield f"normalised, then kept with probability 1 - {expression(plan.attention.dropout)}, by Philox of the pair"
+    if plan.attention.origin != Origin():
+        yield f"a pair is counted as ({', '.join(map(expression, plan.attention.counter.values()))})"
 
 
 # ---------------------------------------------------------------- ranges

@@ -44,4 +44,5 @@ def definition(attention: Attention, plan: KernelPlan) -> Attention:
         ),
         dropout=perhaps(attention.dropout),
         assumes=tuple(map(moved, attention.assumes)),
+        origin=attention.origin.mapped(moved),
     )

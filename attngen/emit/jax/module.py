@@ -152,6 +152,7 @@ class _Emitter:
 
     def write(self, held: Level, results: Mapping[str, Expr], outside: Mapping[str, Expr]) -> TileCode:
         names = self.names.copy()
+        results = {**results, **{f"counted_{i}": e for i, e in self.attention.counter.items()}}
         code = tile_code(self.printer(), names, held, results, self.attention.mask, outside, whole_loads=True)
         whole = {
             name: f"jnp.broadcast_to({code.results[name]}, qk.shape)"

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from attngen.emit.jax_shared.expressions import Leaf, Printer
 from attngen.emit.jax_shared.operands import Leaves, OperandView, cell
 from attngen.emit.text.names import Names
-from attngen.ir.build import TRUE
+from attngen.ir.attention import Origin
+from attngen.ir.build import TRUE, is_literal
 from attngen.ir.nodes import Expr, Load, Scalar, Symbol, Type
 from attngen.ir.walk import nodes, reads
 from attngen.plan.kernel import KernelPlan
@@ -73,8 +74,9 @@ class PallasCode:
         """With empty texts for results that this variant does not have, so that templates may ask for them."""
         return replace(self, results={**dict.fromkeys(names, ""), **self.results})
 
-    def with_dropout(self) -> PallasCode:
-        """With what the comparison with random bits needs of the probability, where there is one."""
+    def with_dropout(self, o: Origin) -> PallasCode:
+        """With what the comparison with random bits needs of the probability, where there is one, and what a tile is
+        counted from."""
         drop = self.results.get("drop")
         if drop is None:
             return self
@@ -82,7 +84,10 @@ class PallasCode:
             f"threshold = _threshold({drop})",
             f"inv_keep = 1.0 / (1.0 - {drop})",
         )
-        return replace(self, number_lines=(*self.number_lines, *lines))
+        places = (("batch", "b", o.b), ("head", "h", o.h), ("q0", "q", o.q), ("k0", "k", o.k))
+        counted = (at if is_literal(e, 0) else f"{at} + {self.results[f'first_{i}']}" for at, i, e in places)
+        results = {**self.results, "counted": ", ".join(counted)}
+        return replace(self, number_lines=(*self.number_lines, *lines), results=results)
 
     @property
     def number_refs(self) -> list[str]:

@@ -194,12 +194,15 @@ class _Emitter:
         if factor is not None:
             outside = {"fold": named(factor, "logit_scale"), **outside}
         if self.attention.dropout is not None:
-            outside = {**outside, "drop": self.attention.dropout}
+            o = self.attention.origin
+            first = {"first_b": o.b, "first_h": o.h, "first_q": o.q, "first_k": o.k}
+            outside = {**outside, "drop": self.attention.dropout, **first}
         writer = KernelWriter(self.plan, self.operands, self.leaves, self.names, held, across=across)
         for number in ranges.numbers:
             writer.numbers.setdefault(number.name, number)
         code = writer.write(results, self.attention.mask, outside)
-        return code.with_dropout().with_results("fold", "log2_extra", "extra", "factor", "kappa", "d_factor")
+        code = code.with_dropout(self.attention.origin)
+        return code.with_results("fold", "log2_extra", "extra", "factor", "kappa", "d_factor")
 
     def folds(self) -> bool:
         """Whether q or k may have the factor of q . k inside: not where a param's gradient is summed along rows.

@@ -124,6 +124,7 @@ class _Emitter:
         outside = {**outside, **{t.name: t.row for t in self.plan.key_loops.tests}}
         if self.attention.dropout is not None:
             outside["drop"] = self.attention.dropout
+        results = {**results, **{f"counted_{i}": e for i, e in self.attention.counter.items()}}
         code = tile_code(self.leaves.printer(), names, Level.ROW, results, self.attention.mask, outside)
         whole = {
             name: f"torch.as_tensor({code.results[name]}, dtype=torch.float32, device=q.device).expand(qk.shape)"

@@ -21,7 +21,6 @@ from attngen.emit.triton.views import (
     loop_views,
 )
 
-KEEP = "_keep(seed, batch, head, q_idx, k_idx, threshold)"
 SEED_LINE = "seed = tl.load(seed_ptr)"
 
 
@@ -60,16 +59,27 @@ def _weigh_view(frame: Frame, code: KernelCode, weights: WeightView) -> WeighVie
         lines = ("ref = shift[:, None]", *code.weight_lines, f"weight = {stream}", *masked)
     else:
         lines = (*code.weight_lines, f"weight = {stream}")
-    dropped = (f"weight = tl.where({KEEP}, weight * inv_keep, 0.0)",)
     return WeighView(
         code=code,
         state=state_names(weights),
         held=("q", *terms(code)),
         rescale=rescaling("row_max - shift", factor) if weights.shift else "",
         weight_lines=lines,
-        dropout_lines=dropped if frame.plan.attention.dropout is not None else (),
+        dropout_lines=_dropout_lines(frame, code),
         value_lines=load_lines("v", "Dv", kept_view(frame)),
     )
+
+
+def _dropout_lines(frame: Frame, code: KernelCode) -> tuple[str, ...]:
+    if frame.plan.attention.dropout is None:
+        return ()
+    return (f"weight = tl.where({keep(code)}, weight * inv_keep, 0.0)",)
+
+
+def keep(code: KernelCode) -> str:
+    """Whether dropout keeps a pair."""
+    batch, head, query, key = (code.results[f"counted_{i}"] for i in "bhqk")
+    return f"_keep(seed, {batch}, {head}, {query}, {key}, threshold)"
 
 
 def finish_view(weights: WeightView, code: KernelCode) -> FinishView:

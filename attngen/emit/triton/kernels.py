@@ -43,9 +43,10 @@ def kernel_code(frame: Frame, held: Level, results: dict[str, Expr], outside: di
     known = (*position, *frame.known)
     extra: tuple[str, ...] = ()
     if frame.plan.attention.dropout is not None:
-        outside = {**outside, "drop": frame.plan.attention.dropout}
+        counted = {f"counted_{i}": e for i, e in frame.plan.attention.counter.items()}
+        results, outside = {**results, **counted}, {**outside, "drop": frame.plan.attention.dropout}
         known = (*known, "seed", "threshold", "inv_keep")
-        extra = ("_keep(seed, batch, head, q_idx, k_idx, threshold) * inv_keep",)
+        extra = ("seed, threshold, inv_keep",)
     kept = kept_view(frame) if held is Level.ROW else None
     if kept is not None:
         extra = (*extra, f"_kept_keys({', '.join(kept.arguments)})")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from attngen.emit.text.render import bracket
 from attngen.emit.text.weights import WeightView
-from attngen.emit.triton.forward import KEEP, load_lines, range_line, seed_line, seed_pointer, terms
+from attngen.emit.triton.forward import keep, load_lines, range_line, seed_line, seed_pointer, terms
 from attngen.emit.triton.frame import Frame
 from attngen.emit.triton.kernel_code import KernelCode
 from attngen.emit.triton.kernels import kept_view
@@ -190,7 +190,9 @@ def row_slope(
         weight = "slope_p"
         slope = f"slope_p = {bracket(code.results['slope'])}{bwd.normalised}"
         lines = (f"x = {code.results['logit']}", *code.weight_lines, slope)
-    dropped = (f"dp = tl.where({KEEP}, dp * inv_keep, 0.0)",) if frame.plan.attention.dropout is not None else ()
+    dropped: tuple[str, ...] = ()
+    if frame.plan.attention.dropout is not None:
+        dropped = (f"dp = tl.where({keep(code)}, dp * inv_keep, 0.0)",)
     ds, ds_lines = ("", ()) if pair_only else _ds(code, "")
     return SlopeView(
         weight=weight,
@@ -213,15 +215,15 @@ def _column_slope(frame: Frame, code: KernelCode, bwd: BackwardView, weights: We
         slope = f"{bracket(code.results['slope'])}{bwd.normalised}"
         g_lines = (f"g = {slope} * dp", "if MASKED:", "    g = tl.where(allowed, g, 0.0)")
     if frame.plan.attention.dropout is not None:
-        keep: tuple[str, ...] = (f"keep = {KEEP}",)
+        drawn: tuple[str, ...] = (f"keep = {keep(code)}",)
         kept, dropped = "tl.where(keep, p * inv_keep, 0.0)", ("dp = tl.where(keep, dp * inv_keep, 0.0)",)
     else:
-        keep, kept, dropped = (), "p", ()
+        drawn, kept, dropped = (), "p", ()
     ds, ds_lines = _ds(code, bwd.dk_factor_in_tile)
     return SlopeView(
         weight="p",
         weight_lines=lines,
-        value_lines=(*keep, f"dv = tl.dot({kept}.to(d_out.dtype), d_out, dv, input_precision=PRECISION)"),
+        value_lines=(*drawn, f"dv = tl.dot({kept}.to(d_out.dtype), d_out, dv, input_precision=PRECISION)"),
         dp_lines=(*dropped, *_less_delta(bwd)),
         ds_lines=(*g_lines, *ds_lines),
         ds=ds,

@@ -62,4 +62,5 @@ def with_safe_sizes(attention: Attention, taken: Callable[[str], bool]) -> Atten
         ),
         dropout=moved_or_none(attention.dropout),
         assumes=tuple(map(moved, attention.assumes)),
+        origin=attention.origin.mapped(moved),
     )

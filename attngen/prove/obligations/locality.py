@@ -104,6 +104,15 @@ def locality(attention: Attention, plan: KernelPlan) -> tuple[Claim, ...]:
                 span=defined.dropout.span,
             )
         )
+        o = defined.origin
+        claims.append(
+            Claim(
+                "dropout's counter",
+                "k, q and h are counted from ints that all pairs of a sequence share, so each pair has its own bits",
+                _all(_only(first, {"b"}) for first in (o.k, o.q, o.h, o.b)),
+                span=defined.dropout.span,
+            )
+        )
     return tuple(claims)
 
 
@@ -155,7 +164,7 @@ def _all(verdicts: Iterable[Verdict]) -> Verdict:
 
 
 def _planned_attention(defined: Attention, planned: Attention) -> Verdict:
-    parts = ("name", "params", "sizes", "score", "normalizer", "dropout", "assumes")
+    parts = ("name", "params", "sizes", "score", "normalizer", "dropout", "assumes", "origin")
     changed = [part for part in parts if getattr(defined, part) != getattr(planned, part)]
     if changed:
         return Refuted("structure", tuple(f"the plan's {part} is not the file's" for part in changed))

@@ -125,7 +125,7 @@ def _reads(attention: Attention) -> tuple[Read, ...]:
     n, mask = attention.normalizer, (attention.mask,)
     roots = [(attention.score, mask), (attention.mask, mask)]
     roots += [(e, mask) for e in (n.weight, n.stream_weight, n.rescale) if e is not None]
-    roots += [(e, ()) for e in (n.extra, attention.dropout) if e is not None]
+    roots += [(e, ()) for e in (n.extra, attention.dropout, *attention.counter.values()) if e is not None]
     found: dict[Read, None] = {}
     seen: set[tuple[int, tuple[Expr, ...]]] = set()
     for root, conditions in roots:

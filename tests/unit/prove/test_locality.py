@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from property.kernels import analysed
 
-from attngen.ir.attention import Attention
-from attngen.ir.build import add, apply, index, mul, real
+from attngen.ir.attention import Attention, Origin
+from attngen.ir.build import add, apply, index, mul, neg, real
 from attngen.ir.nodes import Expr, Load, Op, Symbol, Type
 from attngen.plan import KernelPlan, plan
 from attngen.plan.levels import Binding, Level, Schedule, schedule
@@ -93,7 +93,7 @@ def test_the_derivatives_factor_is_one_a_head() -> None:
     assert list(refuted(locality(attention, replace(p, d_factor=flt("qk"))))) == ["factor"]
 
 
-@pytest.mark.parametrize("part", ["score", "dropout", "params", "normalizer"])
+@pytest.mark.parametrize("part", ["score", "dropout", "params", "normalizer", "origin"])
 def test_a_plan_of_another_attention_is_refuted(part: str) -> None:
     attention, p = planned(TEXT)
     n = p.attention.normalizer
@@ -102,9 +102,21 @@ def test_a_plan_of_another_attention_is_refuted(part: str) -> None:
         "dropout": real(0.5),
         "params": p.attention.params[1:],
         "normalizer": replace(n, weight=apply(Op.EXP2, flt("s"))),
+        "origin": Origin(q=index("Sk")),
     }[part]
     mutant = replace(p, attention=replace(p.attention, **{part: wrong}))
     assert "the plan's attention" in refuted(locality(attention, mutant))
+
+
+@pytest.mark.parametrize("of", ["k", "q", "h", "b"])
+def test_what_dropout_counts_from_is_the_same_for_all_pairs(of: str) -> None:
+    attention, p = planned(TEXT)
+    for wrong in (neg(index("k")), index("q"), index("h")):
+        origin = Origin(**{of: wrong})
+        mutant = replace(p, attention=replace(p.attention, origin=origin))
+        found = refuted(locality(replace(attention, origin=origin), mutant))
+        assert list(found) == ["dropout's counter"]
+        assert "reads" in found["dropout's counter"].example[0]
 
 
 def test_a_mask_that_reads_the_maximum_is_refuted() -> None:
