@@ -18,7 +18,7 @@ from attngen.ir.nodes import Load, Scalar, Symbol
 from attngen.ir.walk import params as read_params
 from attngen.ir.walk import reads
 from attngen.part_sums import Arrays, Part, own_term
-from attngen.pieces import Kernel, Place, checked_params, required
+from attngen.pieces import Kernel, Place, check_seed, checked_params, required
 from attngen.plan.score.weights import Form
 
 jax: Any = importlib.import_module("jax")
@@ -84,14 +84,14 @@ def _run(
     params: Mapping[str, Any],
 ) -> Part:
     checked_params(kernel, params)
+    check_seed(kernel, place)
     piece, _ = kernel.piece(each=place.each)
-    names = (piece.q_offset, piece.k_offset, piece.q_size, piece.k_size)
     numbers = [
         jnp.broadcast_to(jnp.asarray(x, jnp.int32), operands[0].shape[:1]) if place.each else x for x in place.numbers
     ]
-    found = {**params, **dict(zip(names, numbers, strict=True))}
+    found = {**params, **dict(zip(piece.numbers, numbers, strict=False))}
     own = [required(kernel, p.name, found, "the piece reads it") for p in piece.own.params]
-    return module["_call"](*operands, *own, scale, True, None, core)
+    return module["_call"](*operands, *own, scale, True, place.dropout_seed, core)
 
 
 def merge(kernel: Kernel, parts: Sequence[Part]) -> Part:

@@ -178,6 +178,9 @@ class Kernel:
         cu_seqlens_q: Any = None,
         cu_seqlens_k: Any = None,
         scale: Any = None,
+        dropout_seed: Any = None,
+        h_offset: Any = 0,
+        b_offset: Any = 0,
         **params: Any,
     ) -> tuple[Any, Any]:
         """What queries get from some of a sequence's keys: out (float32) and lse, to be merged with other parts.
@@ -187,12 +190,17 @@ class Kernel:
         sequence. Params with an element for each row are those of the whole sequence. The denominator's own term (a
         sink) is left out: `finish` adds it, once. For targets triton, pallas and jax; of JAX, arrays are (B, S, H, D),
         not packed, and the four numbers may be traced. Raises `UsageError` where a gradient is wanted.
+
+        Dropout needs `dropout_seed`, the same for all pieces; they drop what the whole drops. If the piece's heads or
+        sequences are not the whole's first, `h_offset` and `b_offset` say how many come before: ints, or int32 tensors
+        with a number for each sequence.
         """
         from attngen.pieces import Place
 
         place = Place(
-            q_offset=q_offset, k_offset=k_offset, Sq=Sq, Sk=Sk, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k
-        )
+            q_offset=q_offset, k_offset=k_offset, Sq=Sq, Sk=Sk, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
+            h_offset=h_offset, b_offset=b_offset, dropout_seed=dropout_seed,
+        )  # fmt: skip
         return self._pieces_module().partial(self, (q, k, v), place, scale, params)
 
     def merge(self, parts: Sequence[tuple[Any, Any]]) -> tuple[Any, Any]:
@@ -220,6 +228,9 @@ class Kernel:
         cu_seqlens_k: Any = None,
         d_lse: Any = None,
         scale: Any = None,
+        dropout_seed: Any = None,
+        h_offset: Any = 0,
+        b_offset: Any = 0,
         accumulate: tuple[Any, Any, Any] | None = None,
         **params: Any,
     ) -> tuple[Any, Any, Any, dict[str, Any]]:
@@ -232,8 +243,9 @@ class Kernel:
         from attngen.pieces import Place
 
         place = Place(
-            q_offset=q_offset, k_offset=k_offset, Sq=Sq, Sk=Sk, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k
-        )
+            q_offset=q_offset, k_offset=k_offset, Sq=Sq, Sk=Sk, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
+            h_offset=h_offset, b_offset=b_offset, dropout_seed=dropout_seed,
+        )  # fmt: skip
         results = (out, lse)
         return self._pieces_module().partial_backward(
             self, (q, k, v), (d_out, d_lse), results, place, scale, params, accumulate

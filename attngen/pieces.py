@@ -61,8 +61,6 @@ def make(name: str, spec: Attention, text: str, options: Options, *, each: bool)
 
     if options.target not in ("triton", "pallas", "jax"):
         raise UsageError(f"{name}: pieces are for kernels that were compiled for target triton, pallas or jax")
-    if spec.dropout is not None:
-        raise UsageError(f"{name}: pieces of a spec with dropout are not supported yet")
     piece = piece_of(spec, each=each)
     proof, emitted = chain.prove(piece.own, chain.plan(piece.own))
     if not proof.holds:
@@ -77,7 +75,8 @@ def make(name: str, spec: Attention, text: str, options: Options, *, each: bool)
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where a piece is: each number an int, or an int32 tensor with one for each sequence."""
+    """Where a piece is: each number an int, or an int32 tensor with one for each sequence. `h_offset` and `b_offset`:
+    heads and sequences of the whole before the piece's; dropout counts them, and draws from `dropout_seed`."""
 
     q_offset: Any
     k_offset: Any
@@ -85,10 +84,14 @@ class Place:
     Sk: Any
     cu_seqlens_q: Any = None
     cu_seqlens_k: Any = None
+    h_offset: Any = 0
+    b_offset: Any = 0
+    dropout_seed: Any = None
 
     @property
     def numbers(self) -> tuple[Any, ...]:
-        return self.q_offset, self.k_offset, self.Sq, self.Sk
+        """In the order of `Piece.numbers`; without dropout that has the first four."""
+        return self.q_offset, self.k_offset, self.Sq, self.Sk, self.h_offset, self.b_offset
 
     @property
     def each(self) -> bool:
@@ -125,17 +128,24 @@ def _run(
     piece, own_kernel = kernel.piece(each=place.each)
     own = {p.name for p in piece.own.params}
     given = {name: value for name, value in params.items() if name in own}
-    names = (piece.q_offset, piece.k_offset, piece.q_size, piece.k_size)
+    check_seed(kernel, place)
     count = operands[0].shape[0] if place.cu_seqlens_q is None else place.cu_seqlens_q.numel() - 1
     given |= {
-        n: _number(x, count, operands[0].device, each=place.each) for n, x in zip(names, place.numbers, strict=True)
+        n: _number(x, count, operands[0].device, each=place.each)
+        for n, x in zip(piece.numbers, place.numbers, strict=False)
     }
     function = own_kernel
     if place.cu_seqlens_q is not None:
         function = own_kernel.varlen
         given |= {"cu_seqlens_q": place.cu_seqlens_q, "cu_seqlens_k": place.cu_seqlens_k}
     with nullcontext() if results is None else own_kernel.with_results(*results):
-        return function(*operands, **given, scale=scale, return_lse=True)
+        return function(*operands, **given, scale=scale, return_lse=True, dropout_seed=place.dropout_seed)
+
+
+def check_seed(kernel: Kernel, place: Place) -> None:
+    """Raises `UsageError` where dropout has nothing to draw from: pieces that draw their own would not be one whole."""
+    if kernel.spec.dropout is not None and place.dropout_seed is None:
+        raise UsageError(f"{kernel.name}: dropout_seed is missing: all pieces of a call draw from the same one")
 
 
 def checked_params(kernel: Kernel, params: Mapping[str, Any]) -> None:

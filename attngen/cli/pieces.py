@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 
-from attngen.cli.comparison import Case, Comparison, Results, drawn, expected, judge, pytorch
+from attngen.cli.comparison import SEED, Case, Comparison, Results, drawn, expected, judge, pytorch
 from attngen.kernel import Kernel
 
 Range = tuple[int, int]
@@ -25,12 +25,18 @@ def cuts(rows: int, *, empty: bool) -> tuple[Range, ...]:
 def compare(kernel: Kernel, case: Case, device: str, *, coarse: bool = False, seed: int = 0) -> Iterator[Comparison]:
     """Run one case in pieces, forward and backward, and compare every result."""
     operands, params, cotangents = drawn(kernel.spec, case, device, seed)
-    measured = _run(kernel, operands, params, cotangents)
-    yield from judge(kernel.spec, case, measured, expected(kernel.spec, operands, params, cotangents), coarse=coarse)
+    dropout_seed = None if kernel.spec.dropout is None else SEED
+    measured = _run(kernel, operands, params, cotangents, dropout_seed)
+    right = expected(kernel.spec, operands, params, cotangents, dropout_seed)
+    yield from judge(kernel.spec, case, measured, right, coarse=coarse)
 
 
 def _run(
-    kernel: Kernel, operands: Mapping[str, Any], params: Mapping[str, Any], cotangents: tuple[Any, Any]
+    kernel: Kernel,
+    operands: Mapping[str, Any],
+    params: Mapping[str, Any],
+    cotangents: tuple[Any, Any],
+    dropout_seed: int | None,
 ) -> Results:
     torch = pytorch()
     q, k, v = (operands[name].detach() for name in "qkv")
@@ -40,11 +46,12 @@ def _run(
         f"d {p.name}": torch.zeros_like(plain[p.name], dtype=torch.float32) for p in kernel.spec.params if p.learns
     }
     sizes = {"Sq": q.shape[2], "Sk": k.shape[2]}
+    whole = {**sizes, "dropout_seed": dropout_seed}
     found: list[tuple[Any, Any]] = []
     for queries in cuts(sizes["Sq"], empty=False):
         of_q = slice(*queries)
         places = [
-            (slice(*keys), {"q_offset": queries[0], "k_offset": keys[0], **sizes})
+            (slice(*keys), {"q_offset": queries[0], "k_offset": keys[0], **whole})
             for keys in cuts(sizes["Sk"], empty=True)
         ]
         parts = [kernel.partial(q[:, :, of_q], k[:, :, of_k], v[:, :, of_k], **at, **plain) for of_k, at in places]

@@ -21,7 +21,18 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SPECS = {
     name: str(EXAMPLES / f"{name}.attn")
     for name in (
-        *("alibi", "causal", "chunked", "custom_normalizer", "dilated", "documents", "prefix_lm", "sigmoid", "sink"),
+        *(
+            "alibi",
+            "causal",
+            "chunked",
+            "custom_normalizer",
+            "dilated",
+            "documents",
+            "dropout",
+            "prefix_lm",
+            "sigmoid",
+            "sink",
+        ),
         *("sliding_window", "softcap", "softmax1", "windowed_alibi", "window_global", "full_bias"),
     )
 }
@@ -34,6 +45,12 @@ SPECS["plain sum"] = (
     "normalizer soft(e) {\n    weight(s) = sigmoid(s)\n    denominator = sum + e\n    shift = none\n}\n"
     "mask = causal\nnormalizer = soft(e = escape[h])\n"
 )
+SPECS["dropout, a sink"] = (
+    "attention s\nparam slope: f32[Hq]\nparam sink: f32[Hq]\nparam p: f32 where 0 <= p < 1\n"
+    "score = qk * scale - slope[h] * (q - k)\nmask = abs(q - k) < 20\n"
+    "normalizer = softmax(sink = sink[h])\ndropout = p\n"
+)
+SEED = 2**40 + 9
 SIZES = {"B": 2, "Hq": 4, "Hkv": 2, "Sq": 40, "Sk": 40, "D": 8, "Dv": 12}
 CUTS = ((0, 20, 40), (0, 20, 20, 40))
 """Where queries and where keys are cut."""
@@ -59,14 +76,16 @@ def _most(right: Any, found: Any) -> float:
 def test_pieces_in_jax_add_up_to_the_whole(spec: str, target: str) -> None:
     kernel, (q, k, v), params = _whole(spec, target)
     exact = [np.asarray(x, np.float64).swapaxes(1, 2) for x in (q, k, v)]
-    right = reference.evaluate(kernel.spec, *exact, params=params)
+    drops = kernel.spec.dropout is not None
+    seed = {"dropout_seed": SEED} if drops else {}
+    right = reference.evaluate(kernel.spec, *exact, params=params, **seed)
     rng = np.random.default_rng(1)
     d_out, d_lse = rng.standard_normal(right.out.shape), rng.standard_normal(right.lse.shape)
     finite = np.isfinite(right.lse)
-    slopes = reference.gradients(kernel.spec, *exact, d_out, np.where(finite, d_lse, 0.0), params=params)
+    slopes = reference.gradients(kernel.spec, *exact, d_out, np.where(finite, d_lse, 0.0), params=params, **seed)
     d_out, d_lse = jnp.asarray(d_out, jnp.float32).swapaxes(1, 2), jnp.asarray(d_lse, jnp.float32)
-    partial = jax.jit(functools.partial(kernel.partial, Sq=40, Sk=40, **params))
-    backward = jax.jit(functools.partial(kernel.partial_backward, Sq=40, Sk=40, **params))
+    partial = jax.jit(functools.partial(kernel.partial, Sq=40, Sk=40, **params, **seed))
+    backward = jax.jit(functools.partial(kernel.partial_backward, Sq=40, Sk=40, **params, **seed))
     dk, dv, dq, totals = jnp.zeros_like(k), jnp.zeros_like(v), [], {}
     outs, lses = [], []
     for q0, q1 in pairwise(CUTS[0]):
@@ -99,6 +118,23 @@ def test_pieces_in_jax_add_up_to_the_whole(spec: str, target: str) -> None:
     wrong |= {n: _most(slopes.params[n], g) for n, g in totals.items()}
     assert set(totals) == set(slopes.params)
     assert all(e <= 3e-5 for e in wrong.values()), wrong
+
+
+@pytest.mark.parametrize("target", ["jax", "pallas"])
+def test_pieces_of_some_heads_and_sequences_drop_what_the_whole_drops(target: str) -> None:
+    kernel, (q, k, v), params = _whole("dropout", target)
+    params |= {"dropout_seed": SEED}
+    right = kernel(q, k, v, **params)[:, 20:, 2:]
+    rows, heads = slice(20, 40), slice(2, 4)
+    place = {"q_offset": 20, "k_offset": 0, "Sq": 40, "Sk": 40, "h_offset": 2}
+
+    def piece(b: slice, **given: Any) -> Any:
+        return kernel.partial(q[b, rows, heads], k[b, :, 1:], v[b, :, 1:], **place, **params, **given)[0]
+
+    assert _most(right, piece(slice(0, 2))) < 1e-6
+    assert _most(right[1:], piece(slice(1, 2), b_offset=1)) < 1e-6
+    assert _most(right[::-1], piece(slice(None, None, -1), b_offset=jnp.asarray([1, -1]))) < 1e-6
+    assert _most(right[1:], piece(slice(1, 2))) > 0.1, "without its number, a sequence drops other weights"
 
 
 def test_bfloat16_parts_are_not_rounded_and_gradients_start_from_finished_results() -> None:
@@ -137,3 +173,6 @@ def test_what_a_piece_in_jax_refuses() -> None:
         kernel.partial(x, x, x, slope=1.0, **place)
     with pytest.raises(UsageError, match=r"assumes .*k_offset"):
         kernel.partial(x, x, x, **{**place, "k_offset": 4})
+    dropped = attngen.compile(SPECS["dropout"], "jax", tile=(16, 16))
+    with pytest.raises(UsageError, match="dropout_seed is missing: all pieces of a call draw from the same one"):
+        dropped.partial(x, x, x, p=0.1, **place)

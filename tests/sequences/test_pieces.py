@@ -22,7 +22,18 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SPECS = {
     name: str(EXAMPLES / f"{name}.attn")
     for name in (
-        *("alibi", "causal", "chunked", "custom_normalizer", "dilated", "documents", "prefix_lm", "sigmoid", "sink"),
+        *(
+            "alibi",
+            "causal",
+            "chunked",
+            "custom_normalizer",
+            "dilated",
+            "documents",
+            "dropout",
+            "prefix_lm",
+            "sigmoid",
+            "sink",
+        ),
         *("sliding_window", "softcap", "softmax1", "windowed_alibi", "window_global"),
     )
 }
@@ -35,6 +46,12 @@ SPECS["direct"] = (
     "attention d\nparam slope: f32[Hq]\nnormalizer relu {\n    weight(s) = max(s, 0)\n    denominator = sum + 1\n"
     "    shift = none\n}\nscore = qk * scale - slope[h]\nmask = causal\nnormalizer = relu\n"
 )
+SPECS["dropout, a sink"] = (
+    "attention s\nparam slope: f32[Hq]\nparam sink: f32[Hq]\nparam p: f32 where 0 <= p < 1\n"
+    "score = qk * scale - slope[h] * (q - k)\nmask = abs(q - k) < 40\n"
+    "normalizer = softmax(sink = sink[h])\ndropout = p\n"
+)
+SPECS["dropout, no sum"] = "attention n\nmask = causal\nnormalizer = sigmoid\ndropout = 0.25\n"
 SIZES = (("B", 1), ("Hq", 4), ("Hkv", 2), ("D", 16), ("Dv", 24))
 
 
@@ -84,8 +101,8 @@ def test_a_step_that_is_wrong_fails(
 
 def test_command(capsys: pytest.CaptureFixture[str]) -> None:
     path = str(EXAMPLES / "dropout.attn")
-    assert cli.main(["verify", path, "--device", "cpu", "--geometry", "pieces"]) == 2
-    assert "pieces of a spec with dropout are not supported yet" in capsys.readouterr().err
+    assert cli.main(["verify", path, "--device", "cpu", "--geometry", "pieces"]) == 0
+    assert "36 results of 6 cases within tolerance" in capsys.readouterr().out
     with pytest.raises(SystemExit, match="2"):
         cli.main(["verify", path, "--geometry", "paged"])
     assert "there are dense, lengths, packed, pieces" in capsys.readouterr().err
@@ -171,14 +188,64 @@ def test_packed_pieces_each_begin_elsewhere() -> None:
         assert _most(rows.transpose(1, 0, 2), out[at_q[b] : at_q[b + 1]]) <= 2e-5
 
 
-def test_autograd_and_dropout_are_refused() -> None:
+DROPPED = {"p": 0.4, "dropout_seed": 2**40 + 5}
+
+
+def test_pieces_of_some_heads_and_sequences_drop_what_the_whole_drops() -> None:
+    kernel = attngen.compile(SPECS["dropout"])
+    q, k, v, d_out = torch.randn(4, 3, 4, 33, 16, generator=torch.Generator().manual_seed(3))
+    whole = [x.clone().requires_grad_() for x in (q, k, v)]
+    right, lse = kernel(*whole, **DROPPED, return_lse=True)
+    slopes = torch.autograd.grad(right, whole, d_out)
+    lse = lse.detach()
+    own = slice(1, 3), slice(2, 4)
+    place: dict[str, Any] = {"Sq": 33, "Sk": 33, "q_offset": 5, "h_offset": 2, **DROPPED}
+    tensor = torch.tensor([1, 1], dtype=torch.int32)
+    for b_offset in (1, tensor):
+        cut = [(at, *(x[own][:, :, at : at + 20] for x in (k, v))) for at in (0, 20)]
+        parts = [kernel.partial(q[own][:, :, 5:], x, y, k_offset=at, b_offset=b_offset, **place) for at, x, y in cut]
+        assert _most(right[own][:, :, 5:].detach(), kernel.merge(parts)[0]) < 1e-6
+        rows = [x[own][:, :, 5:] for x in (d_out, right.detach(), lse)]
+        found = [
+            kernel.partial_backward(q[own][:, :, 5:], x, y, *rows, k_offset=at, b_offset=b_offset, **place)
+            for at, x, y in cut
+        ]
+        assert _most(slopes[0][own][:, :, 5:], found[0][0] + found[1][0]) < 1e-5
+    everywhere = kernel.partial(q[own], k[own], v[own], q_offset=0, k_offset=0, Sq=33, Sk=33, **DROPPED)[0]
+    assert _most(right[own].detach(), everywhere) > 0.1, "without offsets, other weights are dropped"
+
+
+def test_packed_pieces_say_which_sequences_they_are() -> None:
+    kernel = attngen.compile(SPECS["dropout"])
+    whole = torch.randn(3, 1, 2, 16, 16, generator=torch.Generator().manual_seed(4))
+    q, k, v = (x.expand(3, -1, -1, -1) for x in whole)
+    right = kernel(q, k, v, **DROPPED)
+
+    def packed(x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([x[b].transpose(0, 1) for b in (2, 0)])
+
+    ends = torch.tensor([0, 16, 32], dtype=torch.int32)
+    numbers = torch.tensor([2, -1], dtype=torch.int32)  # sequences 2 and 0, in this order
+    place: dict[str, Any] = {"q_offset": 0, "k_offset": 0, "Sq": 16, "Sk": 16, "b_offset": numbers, **DROPPED}
+    out, _ = kernel.partial(*map(packed, (q, k, v)), **place, cu_seqlens_q=ends, cu_seqlens_k=ends)
+    assert _most(packed(right), out) < 1e-6
+    assert _most(right[0], right[2]) > 0.1
+
+
+def test_dropout_wants_a_seed() -> None:
+    kernel = attngen.compile(SPECS["dropout"])
+    x, place = torch.randn(1, 2, 8, 16), {"q_offset": 0, "k_offset": 0, "Sq": 8, "Sk": 8}
+    with pytest.raises(UsageError, match="dropout_seed is missing: all pieces of a call draw from the same one"):
+        kernel.partial(x, x, x, p=0.1, **place)
+    with pytest.raises(UsageError, match="dropout_seed is missing"):
+        kernel.partial_backward(x, x, x, x, x, torch.zeros(1, 2, 8), p=0.1, **place)
+
+
+def test_autograd_is_refused() -> None:
     kernel = attngen.compile("attention c\nmask = causal\n")
     x = torch.randn(1, 2, 8, 16, requires_grad=True)
     with pytest.raises(UsageError, match="partial is not differentiable by autograd"):
         kernel.partial(x, x, x, q_offset=0, k_offset=0, Sq=8, Sk=8)
-    dropped = attngen.compile(EXAMPLES / "dropout.attn")
-    with torch.no_grad(), pytest.raises(UsageError, match="dropout"):
-        dropped.partial(x, x, x, q_offset=0, k_offset=0, Sq=8, Sk=8, rate=0.1)
 
 
 def test_a_piece_behind_the_end_is_refused() -> None:

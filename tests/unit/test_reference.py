@@ -21,6 +21,7 @@ from attngen.errors import UsageError
 from attngen.ir import build
 from attngen.ir.attention import Attention, Normalizer, Param
 from attngen.ir.nodes import Apply, Expr, Load, Op, Scalar, Storage, Symbol, Type
+from attngen.ir.pieces import piece_of
 
 # ---------------------------------------------------------------- specs by hand
 
@@ -544,6 +545,21 @@ def test_dropout_drops_by_threshold_after_normalising_and_leaves_lse():
     share = np.exp(score) / np.exp(score).sum(-1, keepdims=True)
     agree(result, ((share * keep / (1 - p)) @ v, np.log(np.exp(score).sum(-1))))
     assert abs(keep.mean() - 0.7) < 0.03
+
+
+def test_a_piece_drops_what_the_whole_drops():
+    q, k, v = inputs(Sq=40, Sk=30)
+    attention, seed = spec(dropout="0.3"), 2**40 + 17
+    whole = reference.evaluate(attention, q, k, v, dropout_seed=seed).out
+    piece = piece_of(attention, each=False)
+    place = dict(zip(piece.numbers, (25, 0, 40, 30, 1, 1), strict=True))
+    own = [x[1:, 1:, first:] for x, first in ((q, 25), (k, 0), (v, 0))]
+    np.testing.assert_allclose(
+        reference.evaluate(piece.own, *own, params=place, dropout_seed=seed).out, whole[1:, 1:, 25:], rtol=1e-12
+    )
+    place = dict(zip(piece.numbers, (24, 0, 40, 30, 1, 1), strict=True))
+    other = reference.evaluate(piece.own, *own, params=place, dropout_seed=seed).out
+    assert np.abs(other - whole[1:, 1:, 25:]).max() > 0.1
 
 
 def test_no_seed_or_no_probability_means_no_dropout():

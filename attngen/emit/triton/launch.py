@@ -347,6 +347,7 @@ def _fit_lines(scalars: tuple[str, ...]) -> Lines:
     if not scalars:
         return ("fit = float(scale)",)
     numbers = " and ".join(f"type({x}) in _NUMBERS" for x in scalars)
+    numbers = numbers if len(numbers) < 100 else f"({numbers})"  # where a long line may be broken
     return (f"if {numbers}:", f"    fit = float(scale), {', '.join(f'type({x}), {x}' for x in scalars)}")
 
 

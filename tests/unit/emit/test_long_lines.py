@@ -81,3 +81,10 @@ def test_examples_have_no_long_line(name: str) -> None:
     source = attngen.compile(ROOT / "examples" / f"{name}.attn").source
     ours = [line for line in source.split("\n") if not line.startswith("#     ")]  # those are the spec's
     assert longest("\n".join(ours)) <= WIDTH
+
+
+def test_a_piece_has_no_long_line() -> None:
+    """It has a scalar for each number that says where it is."""
+    piece, kernel = attngen.compile(ROOT / "examples" / "dropout.attn").piece()
+    assert len(piece.numbers) == 6
+    assert longest(kernel.source) <= WIDTH

@@ -11,8 +11,9 @@ import pytest
 
 from attngen import api
 from attngen.errors import Source
-from attngen.ir import walk
+from attngen.ir import printing, walk
 from attngen.ir.nodes import Type
+from attngen.ir.pieces import piece_of
 from attngen.plan.kernel import KernelPlan
 from attngen.plan.printing import CHIP, plan_text
 from attngen.plan.tiles.portable import HEAD_BLOCKS
@@ -250,6 +251,10 @@ def test_direct_weights() -> None:
 def test_dropout() -> None:
     lines = sections(plan_text(planned("attention thin\ndropout = 0.25\n")))["weights: exponential"]
     assert lines[-1] == "normalised, then kept with probability 1 - 0.25, by Philox of the pair"
+    piece = piece_of(api.analyse(Source("attention thin\ndropout = 0.25\n")), each=True).own
+    lines = sections(plan_text(api.plan(piece)))["weights: exponential"]
+    assert lines[-1] == "a pair is counted as (k + k_offset[b], q + q_offset[b], h + h_offset[b], b + b_offset[b])"
+    assert "dropout = 0.25, counted as (k + k_offset[b], q + q_offset[b]" in printing.attention(piece)
 
 
 def test_shifted_weights() -> None:
