@@ -84,7 +84,7 @@ def _run(
     params: Mapping[str, Any],
 ) -> Part:
     checked_params(kernel, params)
-    check_seed(kernel, place)
+    check_seed(kernel, place.dropout_seed)
     piece, _ = kernel.piece(each=place.each)
     numbers = [
         jnp.broadcast_to(jnp.asarray(x, jnp.int32), operands[0].shape[:1]) if place.each else x for x in place.numbers

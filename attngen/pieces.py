@@ -128,7 +128,7 @@ def _run(
     piece, own_kernel = kernel.piece(each=place.each)
     own = {p.name for p in piece.own.params}
     given = {name: value for name, value in params.items() if name in own}
-    check_seed(kernel, place)
+    check_seed(kernel, place.dropout_seed)
     count = operands[0].shape[0] if place.cu_seqlens_q is None else place.cu_seqlens_q.numel() - 1
     given |= {
         n: _number(x, count, operands[0].device, each=place.each)
@@ -142,9 +142,9 @@ def _run(
         return function(*operands, **given, scale=scale, return_lse=True, dropout_seed=place.dropout_seed)
 
 
-def check_seed(kernel: Kernel, place: Place) -> None:
+def check_seed(kernel: Kernel, seed: Any) -> None:
     """Raises `UsageError` where dropout has nothing to draw from: pieces that draw their own would not be one whole."""
-    if kernel.spec.dropout is not None and place.dropout_seed is None:
+    if kernel.spec.dropout is not None and seed is None:
         raise UsageError(f"{kernel.name}: dropout_seed is missing: all pieces of a call draw from the same one")
 
 

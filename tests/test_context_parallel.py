@@ -48,6 +48,12 @@ OWN = {
         "score = qk * scale - slope[h] * float(q - k) * shift[b]\nmask = causal\n"
     ),
 }
+OWN["dropped"] = (
+    "attention d\nparam slope: f32[Hq]\nparam key: f32[B, Hq, Sk]\nparam sink: f32[Hq]\nparam p: f32 where 0 <= p < 1\n"
+    "score = qk * scale - slope[h] * float(q - k) + key[b, h, k]\nmask = 0 <= q - k < 30\n"
+    "normalizer = softmax(sink = sink[h])\ndropout = p\n"
+)
+SEED = 2**40 + 3
 ROWS = 49
 CU = (0, 9, 9, 30, 32, 49)
 
@@ -62,6 +68,7 @@ class Case:
     packed: bool = False
     heads: tuple[int, int] = (4, 2)
     keys: int = ROWS
+    batch: int = 1
     over: tuple[str, ...] = ()
     """Params that every rank knows on the host."""
 
@@ -73,7 +80,6 @@ class Case:
 OF_EXAMPLES = [
     Case(e, over=("ids",) if e == "documents" else ("prefix",) if e == "prefix_lm" else ())
     for e in sorted(p.stem for p in EXAMPLES.glob("*.attn"))
-    if e != "dropout"
 ]
 UNEVEN = Layout((((0, 3), (40, 49)), ((3, 31),), (), ((31, 40),)))
 DENSE = [
@@ -99,6 +105,15 @@ HEADS = [
     Case("by_row", 4, "gather", mesh=(2, 2), layout="headtail"),
     Case("sigmoid", 2, "heads", packed=True),
     Case("sink_by_head", 4, "heads", heads=(4, 1)),
+]
+DROPPED = [
+    Case("dropout", 3, "gather"),
+    Case("dropout", 2, packed=True),
+    Case("dropout", 4, mesh=(2, 2), packed=True),
+    Case("dropped", 2, "heads"),
+    Case("dropped", 3, layout="contiguous", packed=True),
+    Case("dropped", 4, "gather", mesh=(2, 2)),
+    Case("dropped", 4, "heads", heads=(4, 1), packed=True),
 ]
 EIGHT = [
     Case("softmax1", 8, heads=(2, 1)),
@@ -131,14 +146,14 @@ class Right:
 
 def right(case: Case) -> Right:
     kernel, (Hq, Hkv) = compiled(case.spec), case.heads
-    B = len(CU) - 1 if case.packed else 1
+    B = len(CU) - 1 if case.packed else case.batch
     generator = torch.Generator().manual_seed(1)
     sizes = {"B": B, "Hq": Hq, "Hkv": Hkv, "Sq": ROWS, "Sk": case.keys, "D": 16, "Dv": 12}
     drawn = inputs.examples(kernel.spec, sizes, seed=2)
     x = {
-        "q": torch.randn(1, Hq, ROWS, 16, generator=generator),
-        "k": torch.randn(1, Hkv, case.keys, 16, generator=generator),
-        "v": torch.randn(1, Hkv, case.keys, 12, generator=generator),
+        "q": torch.randn(case.batch, Hq, ROWS, 16, generator=generator),
+        "k": torch.randn(case.batch, Hkv, case.keys, 16, generator=generator),
+        "v": torch.randn(case.batch, Hkv, case.keys, 12, generator=generator),
     }
     params: dict[str, Any] = {}
     for p in kernel.spec.params:
@@ -153,7 +168,8 @@ def right(case: Case) -> Right:
         x = {n: y[0].transpose(0, 1).contiguous() for n, y in x.items()}
     leaves = {n: y.requires_grad_() for n, y in x.items()}
     offsets = {"cu_seqlens_q": torch.tensor(CU, dtype=torch.int32)} if case.packed else {}
-    out, lse = (kernel.varlen if case.packed else kernel)(**leaves, **params, **offsets, return_lse=True)
+    call = kernel.varlen if case.packed else kernel
+    out, lse = call(**leaves, **params, **offsets, return_lse=True, dropout_seed=SEED)
     plain = {n: y.detach() for n, y in leaves.items()}
     found = Right(plain, params, (out.detach(), lse.detach()))
     learned = {n: p for n, p in params.items() if isinstance(p, torch.Tensor) and p.requires_grad}
@@ -176,7 +192,7 @@ def check(case: Case, wanted: Right) -> None:
     here = attend.over(**where, **host)
     rows = (0, 1) if case.packed else (2, 2)
     local = {n: here.shard(x, rows[0], keys=n != "q").requires_grad_() for n, x in wanted.x.items()}
-    results = here(**local, **params, return_lse=True)
+    results = here(**local, **params, return_lse=True, dropout_seed=SEED)
     for y, whole, dim in zip(results, wanted.results, rows, strict=True):
         torch.testing.assert_close(y, here.shard(whole, dim), rtol=2e-5, atol=2e-5)
     torch.testing.assert_close(here.unshard(results[0], rows[0]), wanted.results[0], rtol=2e-5, atol=2e-5)
@@ -214,6 +230,11 @@ def test_packed_sequences(case: Case, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("case", HEADS, ids=str)
 def test_heads_are_exchanged(case: Case, tmp_path: Path) -> None:
+    equal_to_one_process(case, tmp_path)
+
+
+@pytest.mark.parametrize("case", DROPPED, ids=str)
+def test_dropout_is_that_of_one_process(case: Case, tmp_path: Path) -> None:
     equal_to_one_process(case, tmp_path)
 
 
@@ -274,7 +295,7 @@ def other_claims() -> None:
         "layout has 8 rows on 2 ranks": lambda: context_parallel(kernel, layout=Layout((((0, 8),), ()))).over(9),
         "layout 'zigzag' is not known": lambda: context_parallel(kernel, layout="zigzag"),  # type: ignore[arg-type]
         "exchange 'star' is not known": lambda: context_parallel(kernel, exchange="star"),  # type: ignore[arg-type]
-        "dropout is not supported on several ranks": lambda: context_parallel(compiled("dropout")),
+        "dropout_seed is missing": lambda: context_parallel(compiled("dropout")).over(ROWS)(*local, p=0.1),
         "scale must be a number": lambda: here(*local, slope=slope, scale=torch.ones((), requires_grad=True)),
         "reads a head's number": lambda: context_parallel(compiled("by_head"), exchange="heads"),
         "reads the batch's number": lambda: context_parallel(compiled("by_batch")).over(cu_seqlens=[0, ROWS]),
@@ -290,7 +311,7 @@ def test_bits_graphs_gradients_and_mistakes(tmp_path: Path) -> None:
     in_processes(tmp_path, 2, other_claims)
 
 
-def of_dtensors(case: Case, wanted: Right, heads: int) -> None:
+def of_dtensors(case: Case, wanted: Right, dim: int) -> None:
     """Heads (or batches) are cut along one dimension of the mesh, rows along the other."""
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
@@ -302,27 +323,36 @@ def of_dtensors(case: Case, wanted: Right, heads: int) -> None:
     rows = 0 if case.packed else 2
     tensor = mesh["tensor"]
     x = {n: here.shard(y, rows) for n, y in wanted.x.items()}
-    spread = {n: distribute_tensor(y, tensor, [Shard(heads)]).requires_grad_() for n, y in x.items()}
+    spread = {n: distribute_tensor(y, tensor, [Shard(dim)]).requires_grad_() for n, y in x.items()}
     params = {
-        n: distribute_tensor(p.detach(), tensor, [Replicate()]).requires_grad_() for n, p in wanted.params.items()
+        n: distribute_tensor(p.detach(), tensor, [Replicate()]).requires_grad_() if isinstance(p, torch.Tensor) else p
+        for n, p in wanted.params.items()
     }
-    results = here(**spread, **params, return_lse=True)
+    results = here(**spread, **params, return_lse=True, dropout_seed=SEED)
     whole = [y.full_tensor() for y in results]
     torch.testing.assert_close(whole[0], here.shard(wanted.results[0], rows), rtol=2e-5, atol=2e-5)
     loss = wanted.loss((whole[0], whole[1]), lambda y, i: here.shard(y, rows if rows or not i else 1))
-    found = torch.autograd.grad(loss, [*spread.values(), *params.values()])
-    for name, g in zip([*spread, *params], found, strict=True):
+    learned = {n: p for n, p in params.items() if isinstance(p, torch.Tensor)}
+    found = torch.autograd.grad(loss, [*spread.values(), *learned.values()])
+    for name, g in zip([*spread, *learned], found, strict=True):
         right = wanted.slopes[name]
         right = here.shard(right, rows) if name in spread else right
         torch.testing.assert_close(g.full_tensor(), right, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("packed", [False, True])
-def test_dtensors_of_heads(packed: bool, tmp_path: Path) -> None:
-    case = Case("by_everything", 4, packed=packed)
+CUT = [
+    (1, Case("by_everything", 4)),
+    (1, Case("by_everything", 4, packed=True)),
+    (1, Case("dropped", 4)),
+    (0, Case("dropped", 4, batch=2)),
+]
+
+
+@pytest.mark.parametrize(("dim", "case"), CUT, ids=str)
+def test_dtensors_of_heads_and_batches(dim: int, case: Case, tmp_path: Path) -> None:
     wanted = right(case)
     _ = compiled(case.spec).piece()[1].function
-    in_processes(tmp_path, 4, of_dtensors, case, wanted, 1)
+    in_processes(tmp_path, 4, of_dtensors, case, wanted, dim)
 
 
 def test_heads_are_shared_out() -> None:

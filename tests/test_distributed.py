@@ -128,7 +128,7 @@ def test_a_module_of_fsdp2_has_its_gradients(tmp_path: Path) -> None:
         ("mask = b == 0 or k <= q", None, {}),
         ("mask = h < Hq // 2 or k <= q", {}, None),
         ("param t: f32[Hq]\nscore = qk + t[0]\nassume Hq >= 1", {}, None),
-        ("dropout = 0.5", None, None),
+        ("dropout = 0.5", {}, {}),
     ],
 )
 def test_what_may_be_cut(lines: str, batches: dict[str, int] | None, heads: dict[str, int] | None) -> None:

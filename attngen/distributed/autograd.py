@@ -8,7 +8,7 @@ results. Derivatives of gradients are not computed.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import gcd
 from typing import Any, cast
 
@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from attngen.distributed.messages import Heads, add_picked, picked
-from attngen.distributed.run import Run, backward, forward, head_dims, sized
+from attngen.distributed.run import Drawn, Run, backward, forward, head_dims, sized
 from attngen.errors import UsageError
 
 _dist = cast(Any, dist)
@@ -39,6 +39,7 @@ class Call:
 
     way: Way
     scale: float | None
+    drawn: Drawn
     names: tuple[str, ...]
     others: Mapping[str, Any]
 
@@ -55,7 +56,9 @@ def _slopes(ctx: Any, *cotangents: Any) -> Any:
         learned = {n for n, asked in zip(call.names, ctx.needs_input_grad[4:], strict=True) if asked}
         params = {**call.others, **dict(zip(call.names, tensors, strict=True))}
         own = {n: x.detach().requires_grad_() if n in learned else x for n, x in split.params(params).items()}
-        dq, dk, dv, found = backward(call.way.run, (q, k, v), (d_out, d_lse), (out, lse), call.scale, own)
+        dq, dk, dv, found = backward(
+            call.way.run, (q, k, v), (d_out, d_lse), (out, lse), call.scale, own, split.drawn(call.drawn)
+        )
         dq, dk, dv = split.rows(dq.to(q.dtype)), split.key_rows(dk, k.dtype), split.key_rows(dv, v.dtype)
         slopes = split.whole_slopes({n: params[n] for n in learned}, found)
         if slopes:
@@ -73,7 +76,7 @@ class Attention(torch.autograd.Function):
             split = _Split(call.way, q, k)
             params = {**call.others, **dict(zip(call.names, tensors, strict=True))}
             q, k, v = split.gathered(q, k, v)
-            out, lse = forward(call.way.run, q, k, v, call.scale, split.params(params))
+            out, lse = forward(call.way.run, q, k, v, call.scale, split.params(params), split.drawn(call.drawn))
             ctx.call, ctx.split = call, split
             exact = any(ctx.needs_input_grad[4:])  # a sum over all pairs needs what rounding takes from out
             ctx.save_for_backward(q, k, v, out if exact else out.to(q.dtype), lse, *tensors)
@@ -157,6 +160,12 @@ class _Split:
     def params(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """Params of the own heads."""
         return {n: picked(x, *own) if (own := self._cut(n)) else x for n, x in params.items()}
+
+    def drawn(self, whole: Drawn) -> Drawn:
+        """What the own heads' dropout draws from."""
+        if self.q_heads is None:
+            return whole
+        return replace(whole, heads=whole.heads + self.of_q[self.q_heads.member][0])
 
     def whole_slopes(self, params: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Gradients of whole params: zeros beside the own heads."""

@@ -6,7 +6,7 @@
     out = here(q, k, v, slope=slope)                 # q, k, v of these rows; differentiable
 
 A kernel's pieces are computed where their queries lie, and merged; what is sent is decided by a `Schedule`. Pieces are
-those of `Kernel.partial`; their order is fixed, and so are the bits. For target triton, without dropout.
+those of `Kernel.partial`; their order is fixed, and so are the bits. For target triton.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from attngen.distributed.layout import Layout, Ranges, contiguous, length
 from attngen.distributed.messages import Heads, Link
 from attngen.distributed.program import local, steps
 from attngen.distributed.rows import Rows
-from attngen.distributed.run import Run, check_packed, reads_rows
+from attngen.distributed.run import Drawn, Run, check_packed, reads_rows
 from attngen.distributed.schedule import (
     LAYOUTS,
     Exchange,
@@ -44,6 +44,7 @@ from attngen.errors import UsageError
 from attngen.ir.axes import HEADS, cut_params
 from attngen.ir.walk import params as read_params
 from attngen.kernel import Kernel
+from attngen.pieces import check_seed
 
 _F = TypeVar("_F")
 _dist = cast(Any, dist)
@@ -79,8 +80,6 @@ def context_parallel(
         raise UsageError(f"layout {layout!r} is not known; there are {', '.join(LAYOUTS)}, or a Layout")
     if kernel.target != "triton":
         raise UsageError(f"{kernel.name}: on torch.distributed, kernels are for target triton, not for {kernel.target}")
-    if kernel.spec.dropout is not None:
-        raise UsageError(f"{kernel.name}: dropout is not supported on several ranks yet: leave it out of the spec")
     if param_gradients not in ("whole", "own"):
         raise UsageError(f"param_gradients {param_gradients!r} is not known; there are whole, own")
     groups = groups_of(group, exchange)
@@ -262,12 +261,16 @@ class Placed:
         """out of this rank's queries in q's dtype, and with `return_lse` lse. Tensors are as for `kernel`, or its
         `varlen`, with the rows of this rank alone; DTensors may be cut along batches and heads.
 
-        Params are whole on every rank, those with an element for each row too. `dropout_seed` has no effect.
+        Params are whole on every rank, those with an element for each row too. Dropout needs `dropout_seed`, the same
+        on every rank: with it, what one process drops is dropped.
         """
-        return self._attend(q, k, v, scale, return_lse, params)
+        return self._attend(q, k, v, scale, return_lse, dropout_seed, params)
 
     @_outside_of_graphs
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, scale: Any, return_lse: bool, given: Mapping[str, Any]) -> Any:
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, scale: Any, return_lse: bool, seed: Any, given: Mapping[str, Any]
+    ) -> Any:
+        check_seed(self.attend.kernel, seed)
         packed = self.schedule.sequences.packed
         for name, x in (("q", q), ("k", k), ("v", v)):
             if x.ndim != (3 if packed else 4):
@@ -283,9 +286,12 @@ class Placed:
             q, k, v = (x.to(torch.get_autocast_dtype(kind)) for x in (q, k, v))
         params = {**{n: self._moved(n, q.device) for n in self.params}, **given}
 
-        def attended(q: Tensor, k: Tensor, v: Tensor, params: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+        def attended(
+            q: Tensor, k: Tensor, v: Tensor, params: Mapping[str, Any], before: tuple[int, int]
+        ) -> tuple[Tensor, Tensor]:
             tensors = {n: x for n, x in params.items() if isinstance(x, Tensor)}
-            call = Call(self.way, scale, tuple(tensors), {n: x for n, x in params.items() if n not in tensors})
+            drawn = Drawn(seed, heads=before[1], sequences=before[0])
+            call = Call(self.way, scale, drawn, tuple(tensors), {n: x for n, x in params.items() if n not in tensors})
             return cast(Any, Attention).apply(call, q, k, v, *tensors.values())
 
         out, lse = on_own_parts(self.attend.kernel, attended, (q, k, v), params)

@@ -38,6 +38,15 @@ class Run:
     """Offsets of the calls with several sequences, on the device."""
 
 
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """What dropout draws from: its seed, and how many heads and sequences of the whole come before the tensors' own."""
+
+    seed: Any = None
+    heads: int = 0
+    sequences: int = 0
+
+
 def reads_rows(kernel: Kernel) -> list[str]:
     """Params with an element for each row."""
     return [p.name for p in kernel.spec.params if any(symbols(d) & {"Sq", "Sk"} for d in p.shape)]
@@ -56,7 +65,9 @@ def head_dims(kernel: Kernel, *, packed: bool) -> dict[str, int] | None:
 # ---------------------------------------------------------------- passes
 
 
-def forward(run: Run, q: Tensor, k: Tensor, v: Tensor, scale: float | None, params: Mapping[str, Any]) -> Any:
+def forward(
+    run: Run, q: Tensor, k: Tensor, v: Tensor, scale: float | None, params: Mapping[str, Any], drawn: Drawn
+) -> Any:
     """out (float32) and lse of the group's queries, finished."""
     kernel, link = run.kernel, run.link
     sums = kernel.spec.normalizer.sums
@@ -69,7 +80,7 @@ def forward(run: Run, q: Tensor, k: Tensor, v: Tensor, scale: float | None, para
         held = {link.rank: [k, v], **arrived}
         for call in step.calls:
             keys, values = (_keys(link, held, call.k, n) for n in (0, 1))
-            used = _Params(run, call, params)
+            used = _Params(run, call, params, drawn)
             operands, place = used.operands(link.taken(q, call.q), keys, values)
             part = used.back(*kernel.partial(*operands, **place, scale=scale, **used.given))
             at = 0
@@ -95,6 +106,7 @@ def backward(
     results: tuple[Tensor, Tensor],
     scale: float | None,
     params: Mapping[str, Any],
+    drawn: Drawn,
 ) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
     """Gradients of the group's q, k and v, in float32, and what this group adds to those of learned params."""
     link, (q, k, v) = run.link, operands
@@ -113,7 +125,7 @@ def backward(
         for source, tensors in arrived.items():
             slopes[source] = [torch.zeros_like(x, dtype=torch.float32) for x in tensors]
         for call in step.calls:
-            used = _Params(run, call, params)
+            used = _Params(run, call, params, drawn)
             rows = [link.taken(x, call.q) for x in (q, d_out, out)]
             row_lse, row_d_lse = (
                 None if x is None else torch.cat([x.narrow(rows_of_lse, a, b - a) for a, b in call.q], rows_of_lse)
@@ -217,8 +229,8 @@ class _Params:
     A call with one piece of a packed tensor is a dense one with B = 1.
     """
 
-    def __init__(self, run: Run, call: Call, params: Mapping[str, Any]) -> None:
-        self.run, self.call = run, call
+    def __init__(self, run: Run, call: Call, params: Mapping[str, Any], drawn: Drawn) -> None:
+        self.run, self.call, self.drawn = run, call, drawn
         self.packed = run.sequences.packed
         self.single = self.packed and len(call.pieces) == 1
         self.given = {n: self._own(n, x) for n, x in params.items()}
@@ -229,7 +241,8 @@ class _Params:
             (piece,) = call.pieces
             Sq, Sk = ends.sizes(piece.sequence)
             place = {"q_offset": piece.q[0], "k_offset": piece.k[0], "Sq": Sq, "Sk": Sk}
-            return (self.rows(q), self.rows(k), self.rows(v)), place
+            first = piece.sequence if self.single else self.drawn.sequences
+            return (self.rows(q), self.rows(k), self.rows(v)), {**place, **self._counted(first)}
         key = id(call), q.device
         if key not in self.run.numbers:
             sizes = [ends.sizes(p.sequence) for p in call.pieces]
@@ -237,9 +250,14 @@ class _Params:
                 "q_offset": [p.q[0] for p in call.pieces], "k_offset": [p.k[0] for p in call.pieces],
                 "Sq": [n for n, _ in sizes], "Sk": [n for _, n in sizes],
                 "cu_seqlens_q": call.q_offsets, "cu_seqlens_k": call.k_offsets,
+                "b_offset": [p.sequence - i for i, p in enumerate(call.pieces)],
             }  # fmt: skip
             self.run.numbers[key] = {n: torch.tensor(x, dtype=torch.int32, device=q.device) for n, x in numbers.items()}
-        return (q, k, v), dict(self.run.numbers[key])
+        found = dict(self.run.numbers[key])
+        return (q, k, v), {**found, **self._counted(found["b_offset"])}
+
+    def _counted(self, sequences: Any) -> dict[str, Any]:
+        return {"dropout_seed": self.drawn.seed, "h_offset": self.drawn.heads, "b_offset": sequences}
 
     def rows(self, x: Tensor) -> Tensor:
         """(T, H, D) as (1, H, T, D) where the call is dense."""

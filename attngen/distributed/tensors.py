@@ -17,7 +17,8 @@ from attngen.errors import UsageError
 from attngen.ir.axes import BATCHES, cut_params
 from attngen.kernel import Kernel
 
-Function = Callable[[Tensor, Tensor, Tensor, Mapping[str, Any]], tuple[Tensor, Tensor]]
+Function = Callable[[Tensor, Tensor, Tensor, Mapping[str, Any], tuple[int, int]], tuple[Tensor, Tensor]]
+"""Of q, k, v, params, and how many batches and heads of the whole come before those of q."""
 
 
 def on_own_parts(
@@ -26,7 +27,7 @@ def on_own_parts(
     """`function` of the rank's own parts of q, k, v and params; out and lse as they are cut, if anything is."""
     q = operands[0]
     if not any(isinstance(x, DTensor) for x in (*operands, *params.values())):
-        return function(*operands, params)
+        return function(*operands, params, (0, 0))
     if not isinstance(q, DTensor):
         raise UsageError("a param is a DTensor, and q is none: make q, k and v DTensors, or hand over param.to_local()")
     for name, x in zip("kv", operands[1:], strict=True):
@@ -34,7 +35,8 @@ def on_own_parts(
             raise UsageError(f"{name} must be a DTensor that is cut as q is: {q.placements}")
     cuts = [_cut_of(kernel, place, q.ndim) for place in q.placements]
     own = {name: _own(name, x, q, cuts) for name, x in params.items()}
-    out, lse = function(*_local(operands), own)
+    before = (0 if q.ndim == 3 else _before(q, 0)), _before(q, 1)
+    out, lse = function(*_local(operands), own, before)
     # lse of packed tensors is (heads, rows)
     of_lse = [Shard(0) if q.ndim == 3 and isinstance(p, Shard) else p for p in q.placements]
     return cast(Any, DTensor).from_local(out, q.device_mesh, q.placements), cast(Any, DTensor).from_local(
@@ -45,6 +47,17 @@ def on_own_parts(
 def _local(operands: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     q, k, v = (cast(Any, x).to_local() for x in operands)
     return q, k, v
+
+
+def _before(x: DTensor, dim: int) -> int:
+    """How many entries of a dimension other ranks have before those of this one. Parts are those of `torch.chunk`."""
+    first, size = 0, x.shape[dim]
+    for i, place in enumerate(x.placements):
+        if isinstance(place, Shard) and cast(Any, place).dim == dim:
+            part = -(-size // x.device_mesh.size(i))
+            start = min(part * x.device_mesh.get_local_rank(i), size)
+            first, size = first + start, min(part, size - start)
+    return first
 
 
 def _cut_of(kernel: Kernel, place: Any, ndim: int) -> dict[str, int] | None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from attngen.errors import UsageError
 from attngen.ir.attention import Attention
-from attngen.ir.axes import AXES, cut_params
+from attngen.ir.axes import AXES, Axis, cut_params
 
 if TYPE_CHECKING:
     from attngen.kernel import Kernel
@@ -47,6 +47,11 @@ def register(kernel: Kernel) -> None:
 
 def _strategy(way: Way, kernel: Kernel, operator: Any, *given: Any) -> Strategy:
     return way(kernel, operator, given)
+
+
+def _cut(spec: Attention, axis: Axis) -> dict[str, int] | None:
+    """Where params are cut with an axis; None where it is not, nor with dropout, which counts batches and heads."""
+    return None if spec.dropout is not None else cut_params(spec, axis)
 
 
 def _named(operator: Any, given: Sequence[Any], spec: Attention) -> dict[str, Any]:
@@ -85,7 +90,7 @@ def _forward_strategy(kernel: Kernel, operator: Any, given: Sequence[Any]) -> St
     whole: list[Any] = [Replicate()] * results
     found: Strategy = [(whole, _placed(named, None, 0))]
     for axis in AXES:
-        cut = cut_params(kernel.spec, axis)
+        cut = _cut(kernel.spec, axis)
         if cut is not None:
             outputs: list[Any] = [Shard(axis.dimension)] * results
             if "precise" in (a.name for a in operator._schema.arguments) and not named.get("precise", False):
@@ -102,7 +107,7 @@ def _backward_strategy(kernel: Kernel, operator: Any, given: Sequence[Any]) -> S
     whole: list[Any] = [Replicate()] * (3 + len(learned))
     found: Strategy = [(whole, _placed(named, None, 0))]
     for axis in AXES:
-        cut = cut_params(kernel.spec, axis)
+        cut = _cut(kernel.spec, axis)
         if cut is not None:
             outputs: list[Any] = [Shard(axis.dimension)] * 3
             for name, asked in zip(learned, named.get("needed", ()), strict=True):

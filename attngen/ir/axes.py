@@ -28,7 +28,10 @@ AXES = BATCHES, HEADS
 
 
 def cut_params(spec: Attention, axis: Axis) -> dict[str, int] | None:
-    """Which dimension of each param is cut with the axis; None where the axis may not be cut."""
+    """Which dimension of each param is cut with the axis; None where the axis may not be cut.
+
+    Dropout counts batches and heads: a part's begin with those before it (`attention.Origin`).
+    """
     index_of = dict(axis.indices)
     cut: dict[str, int] = {}
     for param in spec.params:
@@ -36,8 +39,7 @@ def cut_params(spec: Attention, axis: Axis) -> dict[str, int] | None:
         if len(sized) > 1 or any(not isinstance(param.shape[i], Symbol) for i in sized):
             return None
         cut.update((param.name, i) for i in sized)
-    alone = spec.dropout is None  # it counts batches and heads
-    return cut if alone and all(_is_local(e, spec, index_of) for e in _expressions(spec)) else None
+    return cut if all(_is_local(e, spec, index_of) for e in _expressions(spec)) else None
 
 
 def _is_local(e: Expr, spec: Attention, index_of: dict[str, str]) -> bool:
