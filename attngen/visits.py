@@ -230,7 +230,10 @@ def _rows(kernel: Planned, rows: Rows, case: Case, data: Mapping[str, Any]) -> d
     """Each query is a tile of its own: its stretches are exact where the mask can be solved for the key."""
     env = _env(kernel, case, data) | {"q0": rows, "q1": rows}
     for test in kernel.plan.keys.tests:
-        env |= _hull(test, {**env, "q": rows, "k": np.arange(case.sizes[1], dtype=np.int64)}, data)
+        if test.of_pairs:  # whose rows are as long as the sequence
+            env |= {test.bound("any_lo").id: np.zeros_like(rows), test.bound("any_hi").id: rows * 0 + case.sizes[1]}
+        else:
+            env |= _hull(test, {**env, "q": rows, "k": np.arange(case.sizes[1], dtype=np.int64)}, data)
     return env
 
 

@@ -285,6 +285,11 @@ def big_sum(under: Math | Sequence[Math], body: Math) -> Math:
     return Math(rf"\sum_{{{tex}}} {body.tex_at(TERM)}", f"Σ_{{{text}}} {body.text_at(RATIO)}", BIG, BIG)
 
 
+def both(a: Math, b: Math) -> Math:
+    """Two conditions, one beside the other."""
+    return Math(rf"{a.tex},\, {b.tex}", f"{a.text}, {b.text}")
+
+
 def extreme(which: str, under: Math, body: Math) -> Math:
     """`max` or `min` over what stands under it."""
     return Math(

@@ -155,7 +155,9 @@ def _test(at: Setting, test: DataTest, ranges: TileRanges) -> Iterator[Formula]:
     symbols = _answers(ranges)
     row, col = at.write(in_order(test.row)), at.write(in_order(test.col))
     walked = n.compared(KEY if ranges.axis == "k" else QUERY, ("in", _TILE))
-    rows, cols = (_held(ranges), walked) if ranges.axis == "k" else (walked, _held(ranges))
+    held = _held(ranges)
+    walked = n.both(held, walked) if test.of_pairs else walked
+    rows, cols = (held, walked) if ranges.axis == "k" else (walked, held)
     least_row, most_row = n.extreme("min", rows, row), n.extreme("max", rows, row)
     least_col, most_col = n.extreme("min", cols, col), n.extreme("max", cols, col)
     if test.equal:

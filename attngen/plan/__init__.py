@@ -27,9 +27,10 @@ def plan(
 ) -> KernelPlan:
     """The whole plan; `kernel.portable` describes the arguments. Raises SpecError where a normalizer has no plan.
 
-    `hopper`: with the kernels of compute capability 9.0, and the geometries of sequences, which the same target has.
+    `hopper`: with the kernels of compute capability 9.0, those that read bools of pairs ahead, and the geometries of
+    sequences, which the same target has.
     """
-    found = portable(attention, reserved, ints, approximates)
+    found = portable(attention, reserved, ints, approximates, reads_pairs=hopper)
     if not hopper:
         return found
     return replace(found, hopper=hopper_plan(found, found.attention.tile), geometries=GEOMETRIES)

@@ -13,7 +13,7 @@ from enum import StrEnum
 
 from attngen.ir import build
 from attngen.ir.attention import Attention, Param
-from attngen.ir.build import add, mul, real
+from attngen.ir.build import add, index, mul, real
 from attngen.ir.nodes import Apply, Expr, Literal, Load, Op, Scalar, Symbol, Type
 from attngen.ir.walk import loads, nodes, reads
 from attngen.plan.chips import Burden
@@ -119,9 +119,10 @@ def portable(
     reserved: frozenset[str] = frozenset(),
     ints: WideInts = WideInts.BITS_64,
     approximates: bool = False,
+    reads_pairs: bool = False,
 ) -> KernelPlan:
     """`reserved` are the target's own names: sizes that the spec calls so get others. `ints`: how wide its ints are.
-    `approximates`: it has the instructions of `plan.approximate`.
+    `approximates`: it has the instructions of `plan.approximate`; `reads_pairs`: kernels that read pairs' bools ahead.
 
     Raises SpecError where a normalizer's stream has a form that cannot be planned.
     """
@@ -132,8 +133,9 @@ def portable(
         # A score of -inf counts as masked. Exponentials give it weight 0 by themselves; other weights might not.
         finite = build.apply(Op.LT, real(-math.inf), attention.score)
         attention = replace(attention, mask=build.conjunction(attention.mask, finite))
-    keys = tile_ranges(attention.mask, "k", known)
-    queries = tile_ranges(attention.mask, "q", known)
+    named = _named_pairs(attention) if reads_pairs else frozenset[str]()
+    keys = tile_ranges(attention.mask, "k", known, named=named)
+    queries = tile_ranges(attention.mask, "q", known, named=named)
     key_loops, query_loops = loops(keys), loops(queries)
     kept = keeps_key(attention.mask)
     d_factor, d_pair = split_factor(derivative(form.natural, Symbol("qk", Type.FLOAT)) or real(0.0))
@@ -202,6 +204,11 @@ def _bounds(plan: KernelPlan) -> Iterator[Expr]:
     for ranges in (plan.keys, plan.queries):
         yield from (e for t in ranges.tests for e in (t.row, t.col))
         yield from (e for s in (*ranges.any, *ranges.all) for e in (s.lo, s.hi))
+
+
+def _named_pairs(attention: Attention) -> frozenset[str]:
+    """The params that have an element of their own for each pair."""
+    return frozenset(p.name for p in attention.params if {index("Sq"), index("Sk")} <= set(p.shape))
 
 
 def _may_be_infinite(score: Expr) -> bool:

@@ -19,7 +19,7 @@ from attngen.plan.geometry import START, STOP, TOTAL, Geometry
 from attngen.plan.hopper import ApartSkeleton, BackwardSkeleton, Dims, HopperPlan, Lists, Skeleton
 from attngen.plan.ints.facts import Bounds, Facts
 from attngen.plan.kernel import KernelPlan, LeafGradient
-from attngen.plan.mask.data_tests import DataTest
+from attngen.plan.mask.data_tests import UNIT, DataTest
 from attngen.plan.mask.loops import Assigned, Ordered, Rounded, Run
 from attngen.plan.mask.ranges import TileRanges
 from attngen.plan.mask.segments import Segment
@@ -190,10 +190,10 @@ def _segments(kind: str, segments: tuple[Segment, ...]) -> Iterator[str]:
 def _test(test: DataTest, axis: str) -> str:
     held, walked = ("queries", "keys") if axis == "k" else ("keys", "queries")
     sign = "==" if test.equal else "<="
-    return (
-        f"{test.name}: {expression(test.row)} {sign} {expression(test.col)}, "
-        f"from the extremes of each tile of {walked} and of the tile of {held}"
-    )
+    whose = f"each tile of {walked} and of the tile of {held}"
+    if test.of_pairs:
+        whose = f"pairs, of each tile of {walked} and each {UNIT} {held} that the tile touches"
+    return f"{test.name}: {expression(test.row)} {sign} {expression(test.col)}, from the extremes of {whose}"
 
 
 # ---------------------------------------------------------------- gradients, order, tiles

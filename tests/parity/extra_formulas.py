@@ -193,6 +193,15 @@ def minus_infinity(q: Tensor, k: Tensor, v: Tensor, scale: float, *, valid: Tens
     return normalized(products(q, k) * scale, valid[:, None, :, :], heads(q, v))
 
 
+def named_pairs(q: Tensor, k: Tensor, v: Tensor, scale: float, *, seen: Tensor) -> Result:
+    return normalized(products(q, k) * scale, seen, heads(q, v))
+
+
+def named_pairs_by_head(q: Tensor, k: Tensor, v: Tensor, scale: float, *, bad: Tensor, near: Tensor) -> Result:
+    mask = formulas.lower_triangle(q, k) & (near.transpose(1, 2) | ~bad)
+    return normalized(products(q, k) * scale, mask, heads(q, v))
+
+
 # ---------------------------------------------------------------- normalizers
 
 

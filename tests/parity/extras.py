@@ -34,6 +34,14 @@ def bools(d: Draw, *shape: int, share: float = 0.7) -> Tensor:
     return torch.rand(shape, generator=d.generator) < share
 
 
+def blocks(d: Draw, *shape: int) -> Tensor:
+    """Blocks of 20 rows and 24 columns, half of them whole and the others empty but for a few elements."""
+    *leading, rows, columns = shape
+    found = bools(d, *leading, rows // 20 + 1, columns // 24 + 1, share=0.5)
+    wide = found.repeat_interleave(20, -2).repeat_interleave(24, -1)[..., :rows, :columns]
+    return wide ^ bools(d, *shape, share=0.01)
+
+
 EXTRAS: tuple[Variant, ...] = (
     extra(
         "runtime_window",
@@ -237,6 +245,22 @@ score = qk * scale * group[hkv] + everyone[q, k] + each[b, h, q, k]
         "param valid: bool[B, Sq, Sk]\nscore = qk * scale if valid[b, q, k] else -inf\n",
         f.minus_infinity,
         lambda d: {"valid": bools(d, d.case.batch, d.case.rows, d.case.columns, share=0.2)},
+    ),
+    extra(
+        "named_pairs",
+        "param seen: bool[Sq, Sk]\nmask = seen[q, k]\n",
+        f.named_pairs,
+        lambda d: {"seen": blocks(d, d.case.rows, d.case.columns)},
+    ),
+    extra(
+        "named_pairs_by_head",
+        "param bad: bool[B, Hq, Sq, Sk]\nparam near: bool[Hq, Sk, Sq]\n"
+        "mask = causal and (near[h, k, q] or not bad[b, h, q, k])\n",
+        f.named_pairs_by_head,
+        lambda d: {
+            "bad": blocks(d, d.case.batch, d.case.heads, d.case.rows, d.case.columns),
+            "near": bools(d, d.case.heads, d.case.columns, d.case.rows, share=0.02),
+        },
     ),
     extra(
         "relu_squared",

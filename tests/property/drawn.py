@@ -29,6 +29,7 @@ DECLARATIONS = {
     "col": "bf16[Hq, Sk]",
     "cap": "f32 where cap > 0.5",
     "bias": "f32",
+    "named": "bool[B, Sq, Sk]",
 }
 
 
@@ -68,7 +69,15 @@ def mask_values(sizes: dict[str, int], seed: int) -> dict[str, Any]:
         "col": (r.integers(-64, 64, (Hq, Sk)) / 64).astype(np.float32),  # exact in bfloat16
         "cap": float(r.uniform(0.75, 3.0)),
         "bias": float(r.uniform(-1, 1)),
+        "named": r.random((B, Sq, Sk)) < 0.1 if r.random() < 0.3 else _blocks(r, (B, Sq, Sk), (24, 40)),
     }
+
+
+def _blocks(r: np.random.Generator, shape: tuple[int, int, int], block: tuple[int, int]) -> Any:
+    """Half of the blocks, which differ from batch to batch."""
+    B, Sq, Sk = shape
+    found = r.random((B, Sq // block[0] + 1, Sk // block[1] + 1)) < 0.5
+    return found.repeat(block[0], 1).repeat(block[1], 2)[:, :Sq, :Sk]
 
 
 ATOMS = [
@@ -76,7 +85,8 @@ ATOMS = [
     "q + Sk - Sq - k < 64", "abs(q - k) <= 70", "k < 70", "k >= 64", "q < 77", "q >= 50", "k < lengths[b]",
     "q + k < Sk", "q + k >= 90", "k < c", "q - k < window[h]", "k % 2 == 0", "(q - k) % 3 == 0", "q // 32 == k // 32",
     "ids[b, k] == 2", "seg[b, q] == ids[b, k]", "seg[b, q] >= ids[b, k]", "valid[b, k]", "alive[b, q]", "flag",
-    "0 <= t[b, q] - t[b, k] < span", "t[b, q] <= t[b, k]", "col[h, q] <= col[h, k]", "h % 2 == 0", "true",
+    "0 <= t[b, q] - t[b, k] < span", "t[b, q] <= t[b, k]", "col[h, q] <= col[h, k]", "named[b, q, k]", "h % 2 == 0",
+    "true",
 ]  # fmt: skip
 SCORES = [
     "qk * scale",

@@ -9,17 +9,25 @@ import re
 
 from attngen.emit.triton.frame import Frame
 from attngen.emit.triton.kernel_code import HeldTest, free_names
-from attngen.emit.triton.views import TestView
+from attngen.emit.triton.test_views import TestView
 from attngen.ir import printing
 from attngen.ir.nodes import Type
 from attngen.ir.walk import reads
-from attngen.plan.mask.data_tests import DataTest
+from attngen.plan.mask.data_tests import UNIT, DataTest
 from attngen.plan.mask.loops import Loops
+
+_EXTREMES = {
+    "float32": ('float("-inf")', 'float("inf")'),
+    "int64": ("-9223372036854775807", "9223372036854775807"),
+    "int32": ("-1", "2"),
+}
+"""What is no value of a side: less than all, and greater. Ints of 32 bits are bools."""
 
 
 def held_tests(frame: Frame, found: Loops) -> tuple[HeldTest, ...]:
     """What a kernel asks of each of its loops' tests."""
     axis_name, size, block = ("key", "Sk", "BK") if found.axis == "k" else ("query", "Sq", "BQ")
+    first, last, held_size = ("q0", "q1", "Sq") if found.axis == "k" else ("k0", "k1", "Sk")
     tests: list[HeldTest] = []
     for t in found.tests:
         held, walked = (t.row, t.col) if found.axis == "k" else (t.col, t.row)
@@ -32,32 +40,41 @@ def held_tests(frame: Frame, found: Loops) -> tuple[HeldTest, ...]:
         code = 0 if t.equal else 1 if found.axis == "k" else 2
         tiles = f"tl.cdiv({size}, {block})"
         offset = f"{leading} * tl.cdiv({frame.place.rows[found.axis]}, {block})"
-        tests.append(HeldTest(t.name, f"{axis_name}_{t.name}", offset, held, tiles, block, code))
+        units = None
+        if t.of_pairs:
+            units = (f"{first} // {UNIT}", f"{last} // {UNIT}")
+            offset = f"{leading} * tl.cdiv({held_size}, {UNIT}) * {tiles}"
+        tests.append(HeldTest(t.name, f"{axis_name}_{t.name}", offset, held, tiles, block, code, units))
     return tuple(tests)
 
 
 def test_view(frame: Frame, t: DataTest, axis: str) -> TestView:
     """The small kernel for the tiles of `axis`."""
     walked = t.col if axis == "k" else t.row
-    position, size, what = ("k_idx", "Sk", "keys") if axis == "k" else ("q_idx", "Sq", "queries")
     test = f"{'key' if axis == 'k' else 'query'}_{t.name}"
     printer = frame.printer()
     text = printer.text(walked)
     read = free_names([text])
     lines = (
         *(line for p in frame.params if p.name in read for line in p.load_lines),
-        *((f"{position[0]}_safe = tl.minimum({position}, {size} - 1)",) if f"{position[0]}_safe" in read else ()),
+        *(f"{at}_safe = tl.minimum({at}_idx, S{at} - 1)" for at in "qk" if f"{at}_safe" in read),
     )
-    is_float = walked.type is Type.FLOAT
-    wide = "float32" if is_float else "int64"
+    wide = "float32" if walked.type is Type.FLOAT else "int32" if t.of_pairs else "int64"
+    lowest, highest = _EXTREMES[wide]
     return TestView(
-        test, axis, printing.expression(walked), what, (f"{test}_least_ptr", f"{test}_most_ptr"), position, size,
-        lines,
-        f"tl.full([TILE], {text}, tl.{wide})" if _is_number(text) else f"tl.cast({text}, tl.{wide})",
-        'float("-inf")' if is_float else "-9223372036854775807",
-        'float("inf")' if is_float else "9223372036854775807",
-        f"torch.{wide}", reads(walked, "b"), reads(walked, "h", "hkv"),
-    )  # fmt: skip
+        name=test,
+        axis=axis,
+        text=printing.expression(walked),
+        pointers=(f"{test}_least_ptr", f"{test}_most_ptr"),
+        lines=lines,
+        value=f"tl.full([TILE], {text}, tl.{wide})" if _is_number(text) else f"tl.cast({text}, tl.{wide})",
+        lowest=lowest,
+        highest=highest,
+        dtype=f"torch.{wide}",
+        per_batch=reads(walked, "b"),
+        per_head=reads(walked, "h", "hkv"),
+        of_pairs=t.of_pairs,
+    )
 
 
 def _is_number(text: str) -> bool:

@@ -17,7 +17,8 @@ from attngen.emit.triton.frame import Frame
 from attngen.emit.triton.hopper import PLACES, ListView, assigned_lines, list_view, unspecialized
 from attngen.emit.triton.kernel_code import KernelCode, free_names
 from attngen.emit.triton.kernels import kept_view
-from attngen.emit.triton.views import KeptView, KernelView, TestView
+from attngen.emit.triton.test_views import TestView
+from attngen.emit.triton.views import KeptView, KernelView
 from attngen.plan.hopper import HopperForward
 from attngen.plan.mask.loops import Loops
 from attngen.plan.mask.walks import Share, outside, own

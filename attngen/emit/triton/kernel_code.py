@@ -57,7 +57,8 @@ class KernelCode:
 
 @dataclass(frozen=True, slots=True)
 class HeldTest:
-    """A data test as a kernel answers it: the held side's expression, and where the walked tiles' extremes are."""
+    """A data test as a kernel answers it: the held side's expression, and where the walked tiles' extremes are.
+    `units`: the first and last unit that the held tile touches, where extremes are of pairs."""
 
     name: str
     pointer: str
@@ -66,12 +67,19 @@ class HeldTest:
     tiles: str
     block: str
     test: int
+    units: tuple[str, str] | None = None
 
     def lines(self, text: str, inside: str) -> tuple[str, ...]:
         limit = 2**63 - 1
         wide = text if self.held.type is Type.FLOAT else f"tl.cast({text}, tl.int64)"
         low, high = ('float("-inf")', 'float("inf")') if self.held.type is Type.FLOAT else (f"-{limit}", str(limit))
         bounds = ", ".join(f"{self.name}_{which}" for which in ("any_lo", "any_hi", "all_lo", "all_hi"))
+        if self.units is not None:
+            return (
+                f"{self.name}_tile = {self.offset}",
+                f"{bounds} = _matching_pairs({self.pointer}_least_ptr + {self.name}_tile, {self.pointer}_most_ptr + "
+                f"{self.name}_tile, {text}, {', '.join(self.units)}, {self.tiles}, {self.block}, {self.test})",
+            )
         # Test and mask round floats differently: the test is a little wider, and never skips what the mask allows.
         wider = (
             (

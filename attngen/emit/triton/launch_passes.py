@@ -12,7 +12,8 @@ from attngen.emit.triton.hopper_forward import GluonView
 from attngen.emit.triton.launches import Launch, Way, tests_apart, tests_count, tests_within
 from attngen.emit.triton.param_gradients import PairView, RowSum
 from attngen.emit.triton.split import SplitView
-from attngen.emit.triton.views import BackwardView, TestView
+from attngen.emit.triton.test_views import TestView
+from attngen.emit.triton.views import BackwardView
 
 _DIMS = ("D=D", "Dv=Dv")
 _PORTABLE = ("**known.constants", "BQ=BQ", "BK=BK")
@@ -136,10 +137,11 @@ def _hopper(fast: GluonView, tests: tuple[TestView, ...], results: int, rounding
     if fast.lists is None:
         taken = '*((_queue,) if row.SCHEDULE == "queue" else ())'
         return Way(when=when, bind=bind, before=(taken,), launches=(forward,))
+    warps = 4 if any(t.of_pairs for t in tests) else 1
     lists = Launch(
         kernel="_list_key_runs_kernel",
         grid=f"n_lists{tests_count(tests)}",
-        constants=(*_DIMS, "BQ=BQ", "BK=BK", "ROWS=_padded(BQ)", "FAST=True", "num_warps=1"),
+        constants=(*_DIMS, "BQ=BQ", "BK=BK", "ROWS=_padded(BQ)", "FAST=True", f"num_warps={warps}"),
         buffers=(f"lists=((n_lists, {results}), torch.int32)", *tests_within(tests)),
         names=('counts="queue"',),
     )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from attngen.emit.triton.views import TestView
+    from attngen.emit.triton.test_views import TestView
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +95,7 @@ def _tile(t: TestView) -> str:
 
 
 def _tiles(t: TestView) -> str:
-    return f"_ceil({t.size}, {_tile(t)})"
+    return " * ".join((f"_ceil({t.size}, {_tile(t)})", *t.units("_ceil")))
 
 
 def _grid(t: TestView) -> str:

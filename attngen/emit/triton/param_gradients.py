@@ -13,7 +13,7 @@ from attngen.emit.text.precedence import times
 from attngen.emit.torch_shared.leaves import AXES, flat_index, leaf_name, scattered, summed
 from attngen.emit.triton.kernel_code import KernelCode
 from attngen.emit.triton.launches import Launch, Way, tests_apart
-from attngen.emit.triton.views import TestView
+from attngen.emit.triton.test_views import TestView
 from attngen.ir import printing
 from attngen.ir.nodes import Expr, Load, Symbol
 from attngen.ir.walk import reads

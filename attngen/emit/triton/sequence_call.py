@@ -22,7 +22,8 @@ from attngen.emit.triton.launches import Way
 from attngen.emit.triton.param_gradients import GradientView
 from attngen.emit.triton.sequence_launches import sequence_backward, sequence_forward, sequence_whole
 from attngen.emit.triton.sequences import geometries, needs_batch
-from attngen.emit.triton.views import BackwardView, TestView
+from attngen.emit.triton.test_views import TestView
+from attngen.emit.triton.views import BackwardView
 from attngen.errors import UsageError
 from attngen.ir import printing
 from attngen.ir.walk import symbols

@@ -20,7 +20,7 @@ from attngen.emit.triton.launch_passes import (
     whole_when,
 )
 from attngen.emit.triton.launches import Launch, Way, tests_apart
-from attngen.emit.triton.views import TestView
+from attngen.emit.triton.test_views import TestView
 
 _SEQUENCE = ('**{**known.constants, "ALIGN": align}', "BQ=BQ", "BK=BK", "PACKED=packed")
 

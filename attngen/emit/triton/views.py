@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from attngen.emit.text.divisions import HelperView
 from attngen.emit.text.render import bracket
 from attngen.emit.triton.kernel_code import KernelCode
+from attngen.emit.triton.test_views import TestView
 from attngen.emit.triton.tile_loops import RangeView
 
 if TYPE_CHECKING:
@@ -387,49 +388,3 @@ class RowValuesView:
     counters: bool
     store_lse: tuple[str, ...]
     store_delta: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class TestView:
-    """The small kernel that finds the extremes of a data vector in each tile: of each batch and of each head, where the
-    vector differs from batch to batch and from head to head."""
-
-    name: str
-    axis: str
-    text: str
-    what: str
-    pointers: tuple[str, ...]
-    index: str
-    size: str
-    lines: tuple[str, ...]
-    value: str
-    lowest: str
-    highest: str
-    dtype: str
-    per_batch: bool
-    per_head: bool
-
-    @property
-    def batches(self) -> str:
-        return "B" if self.per_batch else "1"
-
-    @property
-    def heads(self) -> str:
-        return "Hq" if self.per_head else "1"
-
-    @property
-    def count(self) -> str:
-        """How many tiles there are in all; a batch and a head have `n_tiles`."""
-        return " * ".join(("n_tiles", *(("B",) if self.per_batch else ()), *(("Hq",) if self.per_head else ())))
-
-    @property
-    def place(self) -> str:
-        """Tile, batch and head of the tile `number` of all, and how many tiles and heads there are."""
-        rest = "number // n_tiles"
-        batch, head = {
-            (True, True): (f"{rest} // Hq", f"{rest} % Hq"),
-            (True, False): (rest, "0"),
-            (False, True): ("0", rest),
-            (False, False): ("0", "0"),
-        }[self.per_batch, self.per_head]
-        return f"number % n_tiles, {batch}, {head}, n_tiles, {self.heads}"

@@ -1,7 +1,8 @@
 """Comparisons of row data with column data, answered at run time from the least and greatest value of each tile.
 
 Takes a comparison of a mask, gives the two `Sides` of the `DataTest` that decides it: what depends on q, and what on k.
-Which tiles an answer leaves is the business of `ranges`.
+A bool that a param holds for each pair is compared with a constant; its least and greatest values are those of each
+`UNIT` of held positions with each walked tile. Which tiles an answer leaves is the business of `ranges`.
 """
 
 from __future__ import annotations
@@ -15,10 +16,14 @@ from attngen.ir.nodes import Apply, Expr, Literal, Load, Op, Symbol, Type
 from attngen.ir.walk import nodes, reads
 from attngen.plan.ints.linear import additive, total
 
+UNIT = 64
+"""So many held positions, from a multiple of this on, share the extremes of pairs: a tile asks all that it touches."""
+
 
 @dataclass(frozen=True, slots=True)
 class DataTest:
     """`row <= col` or (`equal`) `row == col`, where `row` reads q and `col` reads k, each with a load in it or plain.
+    Or the side that is walked reads both, and the other is a constant (`of_pairs`).
 
     In bounds, its answer for axis `k` stands as the symbols `NAME_any_lo`, `NAME_any_hi`, `NAME_all_lo`, `NAME_all_hi`
     (positions): the hull of the tiles in which the test can hold for some pair, and a run of tiles, perhaps empty, in
@@ -32,6 +37,10 @@ class DataTest:
 
     def bound(self, which: str) -> Symbol:
         return Symbol(f"{self.name}_{which}", Type.INT)
+
+    @property
+    def of_pairs(self) -> bool:
+        return any(reads(e, "q") and reads(e, "k") for e in (self.row, self.col))
 
     def can(self, axis: str) -> Expr:
         """Whether the test can hold between the held tile's values, from `here_least` to `here_most`, and those of a

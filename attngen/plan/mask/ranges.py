@@ -8,8 +8,8 @@ The rules: a comparison is brought to the form `c * t + rest <= 0` with one term
 (`//` by a positive divisor, abs, min, max) down to the axis itself, which gives a half-line whose end is bounded over
 the held tile (`extremes`): `any` takes the looser end, `all` the tighter. `and` meets, `or` joins. Whatever does not
 fit gives `any` = everything, `all` = nothing, which is always true. Comparisons of row data with column data are left
-to `data_tests`. A comparison whose ints a condition on the axis chooses (`lifting`) becomes one of two, under that
-condition.
+to `data_tests`, and so are the elements of `named` params: bools for each pair, which kernels of the target read ahead.
+A comparison whose ints a condition on the axis chooses (`lifting`) becomes one of two, under that condition.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class TileRanges:
     tests: tuple[DataTest, ...]
 
 
-def tile_ranges(mask: Expr, axis: str, facts: Facts) -> TileRanges:
+def tile_ranges(mask: Expr, axis: str, facts: Facts, *, named: frozenset[str] = frozenset()) -> TileRanges:
     """The ranges of `axis` for a tile of the other axis. The ends of the sequences are always among the conditions."""
-    solver = _Solver(axis, facts)
+    solver = _Solver(axis, facts, named)
     inside = Pair((Segment(integer(0), solver.size),), (Segment(integer(0), solver.size),))
     found = meet(inside, solver.solve(mask))
     some, every = (tuple(_in_positions(s, solver.size, facts) for s in segments) for segments in (found.any, found.all))
@@ -59,8 +59,9 @@ def ends(axis: str) -> tuple[Symbol, Symbol]:
 
 
 class _Solver:
-    def __init__(self, axis: str, facts: Facts):
+    def __init__(self, axis: str, facts: Facts, named: frozenset[str]):
         self.axis = axis
+        self.named = named
         self.other = "q" if axis == "k" else "k"
         self.size = index("Sk" if axis == "k" else "Sq")
         self.held = HeldTile(self.other, *ends(axis), facts)
@@ -117,9 +118,12 @@ class _Solver:
 
     def flag(self, c: Load, number: Expr) -> Pair:
         """A bool load as a data test: where `number`, 0 or 1 and made of it, is 1."""
-        if reads(c, "q") and reads(c, "k"):
-            return self.unknown()
-        if reads(c, "k"):
+        of_keys = reads(c, "k")
+        if of_keys and reads(c, "q"):
+            if c.param not in self.named or not {index("q"), index("k")} <= set(c.indices):
+                return self.unknown()
+            of_keys = self.axis == "k"
+        if of_keys:
             return self.data_test(integer(1), number, equal=False)
         return self.data_test(sub(integer(1), number), integer(0), equal=False)
 

@@ -11,7 +11,7 @@ from property.kernels import analysed
 
 from attngen.errors import Span
 from attngen.ir.attention import Attention
-from attngen.ir.build import add, integer
+from attngen.ir.build import add, integer, sub
 from attngen.ir.evaluate import evaluate
 from attngen.ir.nodes import Apply, Op
 from attngen.ir.walk import nodes
@@ -80,6 +80,8 @@ UNSEEN = {
     "rational slope": ("mask = q * 2 >= k * 3",),
     "checkerboard": ("mask = (q // 4) % 2 == (k // 4) % 2",),
     "strided": ("param w: int where w > 0", "mask = k // w <= q // w and k % w < 3"),
+    "named pairs": ("param seen: bool[Sq, Sk]", "mask = seen[q, k]"),
+    "pairs that are not named": ("param bad: bool[B, Hq, Sq, Sk]", "mask = causal and not bad[b, h, q, k]"),
     "valid keys": ("param valid: bool[B, Sk]", "mask = valid[b, k] and causal"),
     "corners": ("mask = max(q, k) < 7 or min(q, k) > 11",),
     "neighbouring chunks": ("param c: int where c >= 1", "mask = (q + Sk - Sq) // c - k // c <= 2 and causal"),
@@ -133,6 +135,28 @@ def test_a_bound_off_by_a_little_loses_or_adds_a_pair(lines: tuple[str, ...], ki
     inside = int(evaluate(moved.lo, env, scalars)) <= env["k"] < int(evaluate(moved.hi, env, scalars))
     assert env["q0"] <= env["q"] <= env["q1"]
     assert allowed != inside or not 0 <= env["k"] < env["Sk"]
+
+
+@pytest.mark.parametrize("axis", ["keys", "queries"])
+@pytest.mark.parametrize("wrong", ["some for all", "all for some", "a constant", "the other bools"])
+def test_wrong_answers_of_named_pairs_are_refuted(wrong: str, axis: str) -> None:
+    """Whole tiles taken for all that are met, or the reverse; a comparison that always holds, or of turned bools."""
+    attention = spec("param seen: bool[Sq, Sk]", "mask = seen[q, k]")
+    planned = plan(attention)
+    found = planned.keys if axis == "keys" else planned.queries
+    (test,) = found.tests
+    if wrong == "some for all":
+        found = replace(found, all=found.any)
+    elif wrong == "all for some":
+        found = replace(found, any=found.all)
+    elif wrong == "a constant":
+        found = replace(found, tests=(replace(test, row=integer(0), col=test.col if axis == "keys" else integer(1)),))
+    else:
+        turned = {"row": sub(integer(1), test.row)} if axis == "queries" else {"col": sub(integer(1), test.col)}
+        found = replace(found, tests=(replace(test, **turned),))
+    keys, queries = (found, planned.queries) if axis == "keys" else (planned.keys, found)
+    mutant = with_loops(replace(planned, keys=keys, queries=queries, hopper=None), loops(keys), loops(queries))
+    assert {c.subject for c in refuted(tile_ranges(attention, mutant, Work()))} & {f"{axis}, any", f"{axis}, all"}
 
 
 def test_a_mask_that_is_not_the_files_is_refuted() -> None:

@@ -1,0 +1,82 @@
+"""Bools of named pairs by the kernels of compute capability 9.0, on the model of the chip: tiles that hold none are
+skipped, and whole ones go without the mask."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from hopper_model.test_backward import gradients
+from hopper_model.test_forward import forward
+
+Bools = npt.NDArray[np.bool_]
+
+BEGIN = "attention pairs\n\n"
+SPECS = {
+    "everyone's": "param anc: bool[Sq, Sk]\nmask = anc[q, k]\n",
+    "a head's own": "param anc: bool[Hq, Sq, Sk]\nmask = not anc[h, q, k]\n",
+    "a batch's and a group's": "param anc: bool[B, Hkv, Sk, Sq]\nmask = anc[b, hkv, k, q] and k <= q\n",
+    "or the first keys": "param anc: bool[B, Sq, Sk]\nmask = anc[b, q, k] or k < 20\n",
+}
+SPECS = {whose: BEGIN + body for whose, body in SPECS.items()}
+
+
+def tree(rows: int, columns: int) -> Bools:
+    """Drafts in four branches, one after the other, behind a common prompt."""
+    q, k = np.arange(rows)[:, None], np.arange(columns)[None, :]
+    branch = np.random.default_rng(3).integers(0, 4, max(rows, columns))
+    half = columns // 2
+    return (k <= q) & ((k < half) | (branch[:rows, None] == branch[None, :columns]))
+
+
+def blocks(rows: int, columns: int) -> Bools:
+    """Whole blocks off the grid of tiles, with gaps between; rows and columns that meet nothing."""
+    drawn = np.random.default_rng(4).random((rows // 50 + 1, columns // 70 + 1)) < 0.4
+    found = np.repeat(np.repeat(drawn, 50, 0), 70, 1)[:rows, :columns]
+    found[rows // 3 : rows // 2] = False
+    found[:, columns // 4 : columns // 2] = False
+    return found
+
+
+def rare(rows: int, columns: int) -> Bools:
+    return np.random.default_rng(5).random((rows, columns)) < 2 / columns
+
+
+PATTERNS = {"tree": tree, "blocks": blocks, "rare": rare}
+
+
+def drawn(whose: str, pattern: str, sizes: tuple[int, int, int, int, int]) -> Bools:
+    """Elements of the spec's param, others for each batch and head."""
+    B, Hq, Hkv, Sq, Sk = sizes
+    leading = {"everyone's": (), "a head's own": (Hq,), "a batch's and a group's": (B, Hkv)}.get(whose, (B,))
+    found = PATTERNS[pattern](Sq, Sk)
+    each = np.stack([np.roll(found, 40 * n, 0) for n in range(int(np.prod(leading)))])
+    if whose == "a head's own":
+        each = ~each
+    if whose == "a batch's and a group's":
+        each = each.swapaxes(1, 2)
+    return each.reshape(*leading, *each.shape[1:])
+
+
+def cases() -> list[tuple[str, str]]:
+    return [("everyone's", p) for p in PATTERNS] + [(w, "blocks") for w in SPECS if w != "everyone's"]
+
+
+@pytest.mark.parametrize(("whose", "pattern"), cases())
+@pytest.mark.parametrize("dim", [64, 128])
+def test_results(whose: str, pattern: str, dim: int) -> None:
+    """Ragged: no length is a multiple of a tile; rows that meet no key."""
+    sizes = (2, 4, 2, 333, 460)
+    error, lse_error = forward(SPECS[whose], (dim, dim), sizes, anc=drawn(whose, pattern, sizes))
+    assert error <= 1e-3 and lse_error <= 1e-4
+
+
+@pytest.mark.parametrize(("whose", "pattern"), cases())
+@pytest.mark.parametrize("dim", [64, 128, 256])
+def test_gradients(whose: str, pattern: str, dim: int) -> None:
+    sizes = (2, 4, 2, 333, 460)
+    errors, launched = gradients(SPECS[whose], (dim, dim), sizes, anc=drawn(whose, pattern, sizes))
+    lists = {"_list_queries_met_kernel", "_list_keys_met_kernel"} if dim == 256 else {"_list_walks_kernel"}
+    assert lists <= set(launched)
+    assert all(e <= 8e-3 for e in errors.values()), errors
