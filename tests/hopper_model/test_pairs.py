@@ -66,8 +66,8 @@ def cases() -> list[tuple[str, str]]:
 @pytest.mark.parametrize(("whose", "pattern"), cases())
 @pytest.mark.parametrize("dim", [64, 128])
 def test_results(whose: str, pattern: str, dim: int) -> None:
-    """Ragged: no length is a multiple of a tile; rows that meet no key."""
-    sizes = (2, 4, 2, 333, 460)
+    """Ragged: parts of the last tiles lie beyond the tensor; rows that meet no key."""
+    sizes = (2, 4, 2, 300, 420)
     error, lse_error = forward(SPECS[whose], (dim, dim), sizes, anc=drawn(whose, pattern, sizes))
     assert error <= 1e-3 and lse_error <= 1e-4
 
@@ -75,7 +75,7 @@ def test_results(whose: str, pattern: str, dim: int) -> None:
 @pytest.mark.parametrize(("whose", "pattern"), cases())
 @pytest.mark.parametrize("dim", [64, 128, 256])
 def test_gradients(whose: str, pattern: str, dim: int) -> None:
-    sizes = (2, 4, 2, 333, 460)
+    sizes = (2, 4, 2, 300, 420)
     errors, launched = gradients(SPECS[whose], (dim, dim), sizes, anc=drawn(whose, pattern, sizes))
     lists = {"_list_queries_met_kernel", "_list_keys_met_kernel"} if dim == 256 else {"_list_walks_kernel"}
     assert lists <= set(launched)

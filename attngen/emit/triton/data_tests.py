@@ -42,7 +42,8 @@ def held_tests(frame: Frame, found: Loops) -> tuple[HeldTest, ...]:
         offset = f"{leading} * tl.cdiv({frame.place.rows[found.axis]}, {block})"
         units = None
         if t.of_pairs:
-            units = (f"{first} // {UNIT}", f"{last} // {UNIT}")
+            # A part of a tile may begin beyond the tensor.
+            units = (f"tl.minimum({first}, {last}) // {UNIT}", f"{last} // {UNIT}")
             offset = f"{leading} * tl.cdiv({held_size}, {UNIT}) * {tiles}"
         tests.append(HeldTest(t.name, f"{axis_name}_{t.name}", offset, held, tiles, block, code, units))
     return tuple(tests)
