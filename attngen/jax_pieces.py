@@ -70,7 +70,7 @@ def _module(kernel: Kernel, place: Place) -> Mapping[str, Any]:
     """What the piece's generated module defines."""
     if place.cu_seqlens_q is not None:
         raise UsageError(f"{kernel.name}: packed pieces are for kernels that were compiled for target triton")
-    _, own = kernel.piece(each=place.each)
+    _, own = kernel.piece(each=place.each, clipped=place.clipped)
     return own.function.__globals__
 
 
@@ -85,7 +85,7 @@ def _run(
 ) -> Part:
     checked_params(kernel, params)
     check_seed(kernel, place.dropout_seed)
-    piece, _ = kernel.piece(each=place.each)
+    piece, _ = kernel.piece(each=place.each, clipped=place.clipped)
     numbers = [
         jnp.broadcast_to(jnp.asarray(x, jnp.int32), operands[0].shape[:1]) if place.each else x for x in place.numbers
     ]

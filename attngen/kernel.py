@@ -134,16 +134,16 @@ class Kernel:
         wider = replace(options, geometry=tuple(g for g in GEOMETRIES if g == kind or g in options.geometry))
         return emit(self.plan, text, wider, self.proof.summary() if self.proof is not None else ())
 
-    def piece(self, *, each: bool = False) -> tuple[Piece, Kernel]:
+    def piece(self, *, each: bool = False, clipped: bool = False) -> tuple[Piece, Kernel]:
         """The kernel of a piece of a longer sequence (`ir.pieces`), compiled and proved when it is first asked for."""
         from attngen import chain, pieces
 
         kept = self.__dict__.setdefault("_pieces", {})
-        if each not in kept:
+        if (each, clipped) not in kept:
             if self.made is None:
                 raise UsageError(f"{self.name}: pieces are for kernels that `attngen.compile` made")
             text, options = self.made
-            made = pieces.make(self.name, self.spec, text, options, each=each)
+            made = pieces.make(self.name, self.spec, text, options, each=each, clipped=clipped)
             own = Kernel(
                 spec=chain.callable_spec(made.piece.own, made.plan),
                 plan=made.plan,
@@ -152,8 +152,8 @@ class Kernel:
                 proof=made.proof,
                 made=(made.text, options),
             )
-            kept[each] = made.piece, own
-        return kept[each]
+            kept[each, clipped] = made.piece, own
+        return kept[each, clipped]
 
     def _pieces_module(self) -> Any:
         """The module that computes with pieces of this target's arrays."""

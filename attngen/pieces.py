@@ -41,7 +41,7 @@ class Kernel(Protocol):
     def __call__(self, *operands: Any, **arguments: Any) -> Any: ...
     def varlen(self, *operands: Any, **arguments: Any) -> Any: ...
     def with_results(self, out: Any, lse: Any) -> AbstractContextManager[None]: ...
-    def piece(self, *, each: bool = False) -> tuple[Piece, Kernel]: ...
+    def piece(self, *, each: bool = False, clipped: bool = False) -> tuple[Piece, Kernel]: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,13 +55,13 @@ class Made:
     source: str
 
 
-def make(name: str, spec: Attention, text: str, options: Options, *, each: bool) -> Made:
+def make(name: str, spec: Attention, text: str, options: Options, *, each: bool, clipped: bool = False) -> Made:
     """The piece of a spec, planned, proved and emitted like any other; `text` is the spec as written."""
     from attngen.emit import emit
 
     if options.target not in ("triton", "pallas", "jax"):
         raise UsageError(f"{name}: pieces are for kernels that were compiled for target triton, pallas or jax")
-    piece = piece_of(spec, each=each)
+    piece = piece_of(spec, each=each, clipped=clipped)
     proof, emitted = chain.prove(piece.own, chain.plan(piece.own))
     if not proof.holds:
         doubtful = ", ".join(claim.subject for _, claim in (*proof.refuted, *proof.refused))
@@ -87,6 +87,8 @@ class Place:
     h_offset: Any = 0
     b_offset: Any = 0
     dropout_seed: Any = None
+    clipped: bool = False
+    """Whether there are rows before the sequence, or behind it, which are left out (in JAX)."""
 
     @property
     def numbers(self) -> tuple[Any, ...]:

@@ -33,8 +33,11 @@ class Piece:
     each: bool
 
 
-def piece_of(attention: Attention, *, each: bool) -> Piece:
-    """`each`: see `Piece`. Where sequences differ, no param has an element for each row of the whole."""
+def piece_of(attention: Attention, *, each: bool, clipped: bool = False) -> Piece:
+    """`each`: see `Piece`. Where sequences differ, no param has an element for each row of the whole.
+
+    `clipped`: the piece may have rows before the sequence and behind it, which it leaves out.
+    """
     taken = {p.name for p in attention.params} | {name for name, _ in attention.consts} | set(attention.sizes)
     kinds = (*_PLACE, *(_COUNTED if attention.dropout is not None else ()))
     names = [_fresh(name, taken) for name in kinds]
@@ -53,6 +56,10 @@ def piece_of(attention: Attention, *, each: bool) -> Piece:
         return substitute(e, moved)
 
     score, mask = whole(attention.score), whole(attention.mask)
+    if clipped:
+        sides = (add(index("q"), q), q_size), (add(index("k"), k), k_size)
+        inside = (apply(op, a, b) for at, size in sides for op, a, b in ((Op.LE, integer(0), at), (Op.LT, at, size)))
+        mask = conjunction(*inside, mask)
     n = replace(attention.normalizer, extra=None)
     kept = (score, mask, attention.dropout, n.weight, n.stream_weight, n.rescale)
     read = {name for e in kept if e is not None for name in params(e)}
@@ -61,10 +68,11 @@ def piece_of(attention: Attention, *, each: bool) -> Piece:
         replace(p, shape=tuple(substitute(d, dims) for d in p.shape)) for p in attention.params if p.name in read
     ]
     bound = [name for name in rows.values() if any(name in symbols(d) for p in own_params for d in p.shape)]
-    offsets = [_param(name, each, least=_least(kind, each)) for kind, name in zip(kinds, names, strict=True)]
+    least = (_least(kind, each, clipped) for kind in kinds)
+    offsets = [_param(name, each, own) for name, own in zip(names, least, strict=True)]
     assumes = [whole(fact) for fact in attention.assumes if set(params(fact)) <= read]
     if not each:
-        for offset, rows_here, size in ((q, index("Sq"), q_size), (k, index("Sk"), k_size)):
+        for offset, rows_here, size in () if clipped else ((q, index("Sq"), q_size), (k, index("Sk"), k_size)):
             assumes.append(apply(Op.LE, add(offset, rows_here), size))
         whole_rows = zip(rows.values(), (q_size, k_size), strict=True)
         assumes += [apply(Op.EQ, index(name), size) for name, size in whole_rows if name in bound]
@@ -82,11 +90,13 @@ def piece_of(attention: Attention, *, each: bool) -> Piece:
     return Piece(own=own, numbers=tuple(names), each=each)
 
 
-def _least(kind: str, each: bool) -> int:
+def _least(kind: str, each: bool, clipped: bool) -> int:
     """Sizes of sequences are at least 1: where a pair is, there is a row. It says nothing of empty sequences. The
     sequences of a call may be any of the whole's, so one of them may have a lower number there."""
     if kind == "b_offset":
         return -LONGEST if each else 0
+    if kind in ("q_offset", "k_offset"):
+        return -LONGEST if clipped else 0
     return int(each and kind in ("q_size", "k_size"))
 
 
