@@ -7,26 +7,37 @@
     out = here(q, k, v, slope=slope)                 # differentiable
 
 A kernel's pieces are computed where their queries lie, and merged. For targets jax and pallas, without dropout. All
-devices run one program, so their stretches are equal blocks (`blocks`); JAX itself asks that a device's rows are as
-many as any other's.
+devices run one program, so they hold equal blocks of rows (`blocks`). `shard` fills the last blocks up: rows behind the
+last one of the sequence are padding, which no query sees and which has no gradient.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from attngen.distributed import jax_heads
-from attngen.distributed.blocks import Blocks, balanced_blocks, blocks, turns
+from attngen.distributed.blocks import (
+    Blocks,
+    Turn,
+    balanced_blocks,
+    blocks,
+    contiguous_blocks,
+    headtail_blocks,
+    turns,
+)
 from attngen.distributed.jax_run import Way, attention
-from attngen.distributed.layout import Layout, contiguous, headtail
+from attngen.distributed.layout import Layout
 from attngen.distributed.schedule import EXCHANGES, Exchange, Masked, Schedule, Sequences, row_work, schedule
 from attngen.errors import UsageError
+from attngen.ir.axes import expressions
 from attngen.ir.walk import params as read_params
+from attngen.ir.walk import reads, symbols
 from attngen.kernel import Kernel
 
 jax: Any = importlib.import_module("jax")
@@ -34,6 +45,7 @@ jnp: Any = importlib.import_module("jax.numpy")
 lax: Any = importlib.import_module("jax.lax")
 
 LayoutName = Literal["auto", "contiguous", "headtail"]
+Offsets = Sequence[int] | npt.NDArray[Any]
 
 
 def context_parallel(
@@ -47,9 +59,9 @@ def context_parallel(
 
     `layout` says who holds which rows: "auto" balances the mask's work in as few blocks as will do, "contiguous" and
     "headtail" are what they say, and a `Layout` is your own. `exchange`: "ring" sends each device the keys that its
-    queries need, in turns, each while the one before is computed; "gather" fetches all keys at once; "heads" exchanges
-    rows for heads (Ulysses). Two axes do both: rows lie along them as along one, keys move along the first, and heads
-    are exchanged along the second.
+    queries need, in turns, each while the one before is computed; "gather" fetches the same keys at once; "heads"
+    exchanges rows for heads (Ulysses). Two axes do both: rows lie along them as along one, keys move along the first,
+    and heads are exchanged along the second.
 
     Params are the same on all devices. JAX sums their gradients over the axis, as for anything that devices share.
     """
@@ -96,56 +108,93 @@ class Attend:
     def ranks(self) -> int:
         return self.sizes[0] * self.sizes[1]
 
-    def over(self, Sq: int, *, Sk: int | None = None, **params: Any) -> Placed:
-        """A batch's rows on their devices. `Sq` (and `Sk`, if it is another): rows of all devices together. `params`:
-        what the mask reads, as numbers and NumPy arrays, for balance and to send less. A mask that reads what is not
-        given here is taken to allow every pair."""
+    def over(
+        self,
+        Sq: int | None = None,
+        *,
+        Sk: int | None = None,
+        cu_seqlens: Offsets | None = None,
+        cu_seqlens_k: Offsets | None = None,
+        **params: Any,
+    ) -> Placed:
+        """A batch's rows on their devices. `Sq` (and `Sk`, if it is another): rows of all devices together, any number.
+        Packed: `cu_seqlens`, where sequences begin and the last one ends. `params`: what the mask reads, as numbers and
+        NumPy arrays, for balance and to send less. A mask that reads what is not given here is taken to allow every
+        pair."""
         known = {p.name for p in self.kernel.spec.params}
         unknown = next((name for name in params if name not in known), None)
         if unknown is not None:
             raise UsageError(f"{self.kernel.name}: no param {unknown!r}; there are {', '.join(known) or 'none'}")
-        traced = next((n for n, x in params.items() if isinstance(x, jax.core.Tracer)), None)
+        said = {"cu_seqlens": cu_seqlens, "cu_seqlens_k": cu_seqlens_k, **params}
+        traced = next((n for n, x in said.items() if isinstance(x, jax.core.Tracer)), None)
         if traced is not None:
             raise UsageError(f"{traced}: give it as a NumPy array, or leave it out of over(…): here it is traced")
+        sequences = _sequences(Sq, Sk, cu_seqlens, cu_seqlens_k)
         given = {n: np.asarray(x) if hasattr(x, "shape") else x for n, x in params.items()}
-        key = Sq, Sk, *((n, _fingerprint(x)) for n, x in sorted(given.items()))
+        key = sequences, *((n, _fingerprint(x)) for n, x in sorted(given.items()))
         if key not in self._kept:
-            self._kept[key] = self._placed(Sequences.dense(Sq, Sk), Masked(params=given))
+            self._kept[key] = self._placed(sequences, Masked(params=given))
         return self._kept[key]
 
     def _placed(self, sequences: Sequences, masked: Masked) -> Placed:
         """Groups hold blocks; the devices of a group share its rows out evenly."""
-        members = self.sizes[1]
-        q_layout = self._layout(sequences, masked)
+        if sequences.packed:
+            _check_packed(self.kernel)
+        groups, members = self.sizes
+        q_blocks = self._blocks(sequences, masked)
         same = sequences.q == sequences.k
-        k_layout = q_layout if same else contiguous(sequences.k[-1], self.ranks)
-        q_blocks, k_blocks = (blocks(x.grouped(members)) for x in (q_layout, k_layout))
-        for own in (q_blocks, k_blocks):
-            if own.each * own.size % members:
-                raise UsageError(f"{own.rows} rows are not the same number on {self.ranks} devices: pad the sequence")
+        k_blocks = q_blocks if same else contiguous_blocks(sequences.k[-1], groups, members)
+        q_layout, k_layout = q_blocks.layout(members), k_blocks.layout(members)
         made = schedule(
             self.kernel, q_layout, sequences, self.exchange, k_layout=k_layout, heads=members, masked=masked
         )
-        return Placed(self, made, q_blocks, k_blocks)
+        return Placed(self, made, q_blocks, k_blocks, turns(made, q_blocks, k_blocks))
 
-    def _layout(self, sequences: Sequences, masked: Masked) -> Layout:
+    def _blocks(self, sequences: Sequences, masked: Masked) -> Blocks:
         total, (groups, members) = sequences.q[-1], self.sizes
         if isinstance(self.layout, Layout):
             if (self.layout.ranks, self.layout.total) != (self.ranks, total):
                 have = f"{self.layout.total} rows on {self.layout.ranks} devices"
                 raise UsageError(f"the layout has {have}, and there are {total} rows on {self.ranks} devices")
-            return self.layout
-        if self.layout == "headtail":
-            return headtail(total, groups).divided(members)
+            return blocks(self.layout, members)
         if self.layout == "contiguous" or groups == 1:
-            return contiguous(total, self.ranks)
-        return balanced_blocks(row_work(self.kernel, sequences, masked), groups).divided(members)
+            return contiguous_blocks(total, groups, members)
+        if self.layout == "headtail":
+            return headtail_blocks(total, groups, members)
+        return balanced_blocks(row_work(self.kernel, sequences, masked), groups, members)
 
     def __call__(self, q: Any, k: Any, v: Any, **arguments: Any) -> Any:
         read = read_params(self.kernel.spec.mask)
         known = {n: x for n, x in arguments.items() if n in read and not isinstance(x, jax.core.Tracer)}
         Sq, Sk = (x.shape[1] * self.ranks for x in (q, k))
         return self.over(Sq, Sk=None if Sk == Sq else Sk, **known)(q, k, v, **arguments)
+
+
+def _sequences(Sq: int | None, Sk: int | None, cu: Offsets | None, cu_k: Offsets | None) -> Sequences:
+    """What callers say of a batch's rows."""
+    if (Sq is None) == (cu is None):
+        raise UsageError("say how many rows all devices have together: Sq, or cu_seqlens= for packed sequences")
+    if Sq is not None:
+        if cu_k is not None:
+            raise UsageError("cu_seqlens_k goes with cu_seqlens")
+        return Sequences.dense(Sq, Sk)
+    if Sk is not None:
+        raise UsageError("Sk goes with Sq: packed sequences have cu_seqlens_k")
+    ends = (None if x is None else [int(n) for n in np.asarray(x)] for x in (cu, cu_k))
+    return Sequences.of_offsets(*ends)  # pyright: ignore[reportArgumentType]
+
+
+def _check_packed(kernel: Kernel) -> None:
+    """Pieces of packed sequences know the sequence's positions and length, and no more."""
+    spec = kernel.spec
+    sized = next((p.name for p in spec.params if any(symbols(d) & {"B", "Sq", "Sk"} for d in p.shape)), None)
+    if sized is not None:
+        raise UsageError(
+            f"{kernel.name}: {sized} has an element for each row or sequence, which packed sequences in JAX do not "
+            "support: lay them out as one sequence, and let the mask compare ids of documents"
+        )
+    if any(reads(e, "b", "B") for e in expressions(spec)):
+        raise UsageError(f"{kernel.name}: the spec reads `b`, which packed sequences in JAX do not support")
 
 
 def _fingerprint(x: Any) -> Any:
@@ -162,28 +211,35 @@ class Placed:
     schedule: Schedule
     q_blocks: Blocks
     k_blocks: Blocks
+    turns: tuple[Turn, ...]
 
-    def shard(self, x: Any, dim: int, *, keys: bool = False) -> Any:
-        """The rows along `dim` in the order in which devices hold them: cut evenly, each gets its own. Outside
-        `shard_map`."""
-        return jnp.take(x, self._order(x, dim, keys), dim)
+    def shard(self, x: Any, dim: int, *, keys: bool = False, fill: Any = 0) -> Any:
+        """The rows along `dim` in the order in which devices hold them: cut evenly, each gets its own. `fill`: what
+        rows of padding have. Outside `shard_map`."""
+        own = self._own(keys)
+        if x.shape[dim] != own.total:
+            raise UsageError(f"dimension {dim} has {x.shape[dim]} rows, and the sequence has {own.total}")
+        return jnp.take(x, jnp.asarray(own.order()), dim, mode="fill", fill_value=fill)
 
     def unshard(self, x: Any, dim: int, *, keys: bool = False) -> Any:
-        """The inverse of `shard`."""
-        return jnp.take(x, self._order(x, dim, keys).argsort(), dim)
+        """The inverse of `shard`, without padding."""
+        own = self._own(keys)
+        if x.shape[dim] != own.rows:
+            raise UsageError(f"dimension {dim} has {x.shape[dim]} rows, and the devices have {own.rows}")
+        return jnp.take(x, own.order().argsort()[: own.total], dim)
 
-    def _order(self, x: Any, dim: int, keys: bool) -> Any:
-        order = (self.k_blocks if keys else self.q_blocks).order()
-        if x.shape[dim] != len(order):
-            raise UsageError(f"dimension {dim} has {x.shape[dim]} rows, and the sequence has {len(order)}")
-        return order
+    def _own(self, keys: bool) -> Blocks:
+        return self.k_blocks if keys else self.q_blocks
 
     def positions(self, *, keys: bool = False) -> Any:
-        """The position of each of this device's rows in the sequence (int32). Inside `shard_map`."""
-        own = self.k_blocks if keys else self.q_blocks
-        order = own.order().reshape(self.attend.ranks, -1).astype(np.int32)
+        """The position of each of this device's rows in its sequence (int32), -1 for padding. Inside `shard_map`."""
+        own, s = self._own(keys), self.schedule.sequences
+        ends = np.asarray(s.k if keys else s.q)
+        rows = own.order()
+        at = rows - ends[np.clip(np.searchsorted(ends, rows, "right") - 1, 0, max(0, s.count - 1))]
+        table = np.where(rows < own.total, at, -1).reshape(self.attend.ranks, -1).astype(np.int32)
         axes = tuple(a for a in (self.attend.across, self.attend.within) if a is not None)
-        return jnp.asarray(order)[lax.axis_index(axes)]
+        return jnp.asarray(table)[lax.axis_index(axes)]
 
     def __call__(
         self,
@@ -196,39 +252,61 @@ class Placed:
         dropout_seed: Any = None,
         **params: Any,
     ) -> Any:
-        """out (B, S, Hq, Dv) of this device's queries in q's dtype, and with `return_lse` lse (B, Hq, S).
+        """out (B, S, Hq, Dv) of this device's queries in q's dtype, and with `return_lse` lse (B, Hq, S). Packed: q
+        (T, Hq, D), out (T, Hq, Dv), lse (Hq, T). Rows of padding have 0 in out and -inf in lse.
 
         Params are whole on every device, those with an element for each row too. `dropout_seed` has no effect.
         """
+        packed = self.schedule.sequences.packed
         for name, x, own in (("q", q, self.q_blocks), ("k", k, self.k_blocks), ("v", v, self.k_blocks)):
-            if x.ndim != 4:
-                raise UsageError(f"{name} must have 4 dimensions (batch, rows, heads, head dim), not shape {x.shape}")
-            if x.shape[1] * self.attend.ranks != own.rows:
+            if x.ndim != 4 - packed:
+                axes = (
+                    "3 dimensions (rows, heads, head dim)" if packed else "4 dimensions (batch, rows, heads, head dim)"
+                )
+                raise UsageError(f"{name} must have {axes}, not shape {x.shape}")
+            if x.shape[-3] * self.attend.ranks != own.rows:
                 have = f"each of {self.attend.ranks} devices has {own.rows // self.attend.ranks}"
-                raise UsageError(f"{name} has {x.shape[1]} rows, and {have}: call this inside shard_map")
+                raise UsageError(f"{name} has {x.shape[-3]} rows, and {have}: call this inside shard_map")
         if scale is not None and hasattr(scale, "shape"):
             raise UsageError("scale must be a number on several devices: multiply q by a scale that learns")
         arrays = {n: jnp.asarray(x) for n, x in params.items() if hasattr(x, "shape")}
         numbers = {n: x for n, x in params.items() if n not in arrays}
+        q, k, v = (self._real(x[None] if packed else x, keys) for x, keys in ((q, False), (k, True), (v, True)))
+        out, lse = self._attended(q, k, v, arrays, scale, numbers)
+        out, lse = self._real(out, False), self._real(lse.swapaxes(1, 2), False, -jnp.inf).swapaxes(1, 2)
+        out, lse = (x[0] if packed else x for x in (out, lse))
+        return (out, lse) if return_lse else out
+
+    def _real(self, x: Any, keys: bool, other: float = 0.0) -> Any:
+        """`x` (B, S, …) with a number in rows of padding, whose own values and gradients reach nothing."""
+        if not self._own(keys).padded:
+            return x
+        real = self.positions(keys=keys) >= 0
+        return jnp.where(real.reshape(-1, *(1,) * (x.ndim - 2)), x, jnp.asarray(other, x.dtype))
+
+    def _attended(
+        self, q: Any, k: Any, v: Any, arrays: dict[str, Any], scale: float | None, numbers: Mapping[str, Any]
+    ) -> tuple[Any, Any]:
         attend, operands = self.attend, (q, k, v)
         if attend.within is not None:
             operands, arrays = jax_heads.exchanged(attend.kernel, attend.within, operands, arrays)
-        if attend.across is None:
+        if attend.across is None and not self.schedule.sequences.packed:
+            ends = self.q_blocks.total, self.k_blocks.total, self.k_blocks.total
+            operands = (x[:, :end] for x, end in zip(operands, ends, strict=True))
             out, lse = attend.kernel(*operands, **arrays, **numbers, scale=scale, return_lse=True)
+            behind = 0, self.q_blocks.rows - self.q_blocks.total
+            out = jnp.pad(out, ((0, 0), behind, (0, 0), (0, 0)))
+            lse = jnp.pad(lse, ((0, 0), (0, 0), behind))
         else:
-            out, lse = attention(self._way(attend.across, scale, numbers), *operands, arrays)
-        if attend.within is not None:
-            out, lse = jax_heads.returned(attend.within, out, lse)
-        return (out, lse) if return_lse else out
-
-    def _way(self, axis: str, scale: float | None, numbers: Mapping[str, Any]) -> Way:
-        ring = self.attend.exchange == "ring"
-        return Way(
-            kernel=self.attend.kernel,
-            axis=axis,
-            q_blocks=self.q_blocks,
-            k_blocks=self.k_blocks,
-            turns=turns(self.schedule, self.q_blocks, self.k_blocks) if ring else None,
-            scale=scale,
-            numbers=numbers,
-        )
+            way = Way(
+                kernel=attend.kernel,
+                axis=attend.across,
+                sequences=self.schedule.sequences,
+                q_blocks=self.q_blocks,
+                k_blocks=self.k_blocks,
+                turns=self.turns,
+                scale=scale,
+                numbers=numbers,
+            )
+            out, lse = attention(way, *operands, arrays)
+        return (out, lse) if attend.within is None else jax_heads.returned(attend.within, out, lse)

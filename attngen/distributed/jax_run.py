@@ -10,12 +10,17 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from attngen.distributed.blocks import Blocks, Turn
+import numpy as np
+
+from attngen import jax_pieces
+from attngen.distributed.blocks import Blocks, Move, Turn
+from attngen.distributed.schedule import Sequences
 from attngen.kernel import Kernel
+from attngen.pieces import Place
 
 jax: Any = importlib.import_module("jax")
 jnp: Any = importlib.import_module("jax.numpy")
@@ -26,29 +31,40 @@ Params = dict[str, Any]
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Way:
-    """`turns` of a ring; None: all keys are gathered first. `numbers`: params that are Python numbers."""
+    """`axis`: None where one rank has everything. `numbers`: params that are Python numbers."""
 
     kernel: Kernel
-    axis: str
+    axis: str | None
+    sequences: Sequences
     q_blocks: Blocks
     k_blocks: Blocks
-    turns: tuple[Turn, ...] | None
+    turns: tuple[Turn, ...]
     scale: float | None
     numbers: Mapping[str, Any]
 
-    def place(self, q_block: Any, k_offset: Any) -> dict[str, Any]:
-        """Where a piece is, and what it gets beside arrays."""
-        sizes = {"Sq": self.q_blocks.rows, "Sk": self.k_blocks.rows}
-        q_offset = _own(self, self.q_blocks.held)[q_block] * self.q_blocks.size
-        return {"q_offset": q_offset, "k_offset": k_offset, **sizes, "scale": self.scale, **self.numbers}
+    def place(self, q_block: Any, number: Any, sequence: Any) -> Place:
+        """Where a piece is: of queries, a block of this rank; of keys, the block of that number."""
+        s, at = self.sequences, (_own(self, self.q_blocks.held)[q_block], number)
+        offsets = [n * own.size for n, own in zip(at, (self.q_blocks, self.k_blocks), strict=True)]
+        if not s.packed:
+            (Sq, Sk), clipped = s.sizes(0), self.q_blocks.padded or self.k_blocks.padded
+        else:
+            ends = [jnp.asarray(np.asarray(x, np.int32)) for x in (s.q, s.k)]
+            offsets = [x - first[sequence] for x, first in zip(offsets, ends, strict=True)]
+            (Sq, Sk), clipped = (x[sequence + 1] - x[sequence] for x in ends), True
+        return Place(q_offset=offsets[0], k_offset=offsets[1], Sq=Sq, Sk=Sk, clipped=clipped)
 
     def q_rows(self, x: Any, block: Any, axis: int = 1) -> Any:
         return _rows(x, block, self.q_blocks.size, axis)
 
+    def k_rows(self, x: Any, block: Any) -> Any:
+        return _rows(x, block, self.k_blocks.size)
+
 
 def attention(way: Way, q: Any, k: Any, v: Any, params: Params) -> tuple[Any, Any]:
     """out in q's dtype, and lse. Differentiable in q, k, v and every float param, of which ranks hold the same."""
-    axes = frozenset({way.axis}).union(*(jax.typeof(x).manual_axis_type.varying for x in (q, k, v, *params.values())))
+    own: frozenset[str] = frozenset(() if way.axis is None else (way.axis,))
+    axes = own.union(*(jax.typeof(x).manual_axis_type.varying for x in (q, k, v, *params.values())))
     q, k, v, params = jax.tree.map(functools.partial(_varying, axes), (q, k, v, params))
     floats = {n: x for n, x in params.items() if jnp.issubdtype(x.dtype, jnp.floating)}
     return _attend(way, q, k, v, floats, {n: x for n, x in params.items() if n not in floats})
@@ -66,7 +82,7 @@ def _like(x: Any, shape: tuple[int, ...], value: float = 0.0) -> Any:
 
 def _own(way: Way, table: Any) -> Any:
     """A table's row for this rank."""
-    return jnp.asarray(table)[lax.axis_index(way.axis)]
+    return jnp.asarray(table)[0 if way.axis is None else lax.axis_index(way.axis)]
 
 
 def _rows(x: Any, block: Any, size: int, axis: int = 1) -> Any:
@@ -84,78 +100,67 @@ def _add(x: Any, rows: Any, block: Any) -> Any:
 # ---------------------------------------------------------------- where keys come from
 
 
-Visit = Callable[[Any, Any, Any, Any], Any]
-"""(state, block of queries, where the keys begin in what was fetched, their position) to state."""
+def _moved(way: Way, move: Move, x: Any) -> Any:
+    """Keys or values like `x`, this rank's own, as a move brings them."""
+    if not move.pairs:
+        return x
+    sent = _own(way, move.sent)
+    parts = [way.k_rows(x, sent[i]) for i in range(move.slots)]
+    return lax.ppermute(jnp.concatenate(parts, 1), way.axis, move.pairs)
+
+
+def _home(way: Way, move: Move, x: Any) -> Any:
+    """Gradients of what a move brought to this rank's share of their sum, like its own keys."""
+    if not move.pairs:
+        return x
+    x = lax.ppermute(x, way.axis, [(target, source) for source, target in move.pairs])
+    sent = _own(way, move.sent)
+    total = _like(x, (x.shape[0], way.k_blocks.each * way.k_blocks.size, *x.shape[2:]))
+    for i in range(move.slots):  # a slot that is not sent holds zeros
+        total = _add(total, way.k_rows(x, i), sent[i])
+    return total
 
 
 @dataclass(frozen=True, eq=False)
 class Fetched:
-    """Keys and values that are here, and `each(visit, state)`: a call for each piece that this rank computes."""
+    """Keys and values of a turn that are here."""
 
+    turn: Turn
     k: Any
     v: Any
-    length: int
-    """Keys of a piece."""
-    each: Callable[[Visit, Any], Any]
-    home: Callable[[Any], Any]
-    """Gradients like k or v to this rank's own part of the sum over ranks, like its own keys."""
 
 
-def _moved(way: Way, turn: Turn, own: tuple[Any, Any]) -> Fetched:
-    size = way.k_blocks.size
-    sent = _own(way, turn.sent)
-
-    def moved(x: Any) -> Any:
-        parts = [_rows(x, sent[i], size) for i in range(turn.sent.shape[1])]
-        return lax.ppermute(jnp.concatenate(parts, 1), way.axis, turn.pairs)
-
-    def home(x: Any) -> Any:
-        x = lax.ppermute(x, way.axis, [(target, source) for source, target in turn.pairs])
-        total = _like(x, (x.shape[0], way.k_blocks.each * size, *x.shape[2:]))
-        for i in range(turn.sent.shape[1]):  # a slot that is not sent holds zeros
-            total = _add(total, _rows(x, i, size), sent[i])
-        return total
-
-    def each(visit: Visit, state: Any) -> Any:
-        pieces = _own(way, turn.pieces)
-
-        def one(i: Any, state: Any) -> Any:
-            q_block, slot, number = (pieces[i, j] for j in range(3))
-            return visit(state, q_block, slot * size, number * size)
-
-        if turn.pieces.shape[1] == 1 and turn.counts.all():
-            return one(0, state)
-        return lax.fori_loop(0, _own(way, turn.counts), one, state)
-
-    k, v = (moved(x) for x in own) if turn.pairs else own
-    return Fetched(k, v, size, each, home if turn.pairs else lambda x: x)
+def _fetched(way: Way, turn: Turn, own: tuple[Any, Any]) -> Fetched:
+    k, v = ([_moved(way, move, x) for move in turn.moves] for x in own)
+    return Fetched(turn, _joined(k), _joined(v))
 
 
-def _gathered(way: Way, own: tuple[Any, Any]) -> Fetched:
-    """All keys in the order of their positions."""
-    order = way.k_blocks.held.reshape(-1)
-    size = way.k_blocks.size
+def _joined(parts: Sequence[Any]) -> Any:
+    return parts[0] if len(parts) == 1 else jnp.concatenate(parts, 1)
 
-    def dealt(x: Any, numbers: Any) -> Any:
-        """Blocks in another order."""
-        parts = x.reshape(x.shape[0], -1, size, *x.shape[2:])
-        return parts[:, numbers].reshape(x.shape)
 
-    def whole(x: Any) -> Any:
-        return dealt(lax.all_gather(x, way.axis, axis=1, tiled=True), order.argsort())
+def _all_home(way: Way, turn: Turn, x: Any) -> Any:
+    """Gradients of a turn's keys: what moved first is added first."""
+    ends = np.cumsum([move.slots * way.k_blocks.size for move in turn.moves])
+    parts = jnp.split(x, ends[:-1], 1)
+    return functools.reduce(jnp.add, (_home(way, move, own) for move, own in zip(turn.moves, parts, strict=True)))
 
-    def home(x: Any) -> Any:
-        return lax.psum_scatter(dealt(x, order), way.axis, scatter_dimension=1, tiled=True)
 
-    def each(visit: Visit, state: Any) -> Any:
-        def one(q_block: Any, state: Any) -> Any:
-            return visit(state, q_block, 0, 0)
+Visit = Callable[[Any, Any, Any, Place], Any]
+"""(state, block of queries, slot of the block of keys, where they are) to state."""
 
-        blocks = way.q_blocks.each
-        return one(0, state) if blocks == 1 else lax.fori_loop(0, blocks, one, state)
 
-    k, v = (whole(x) for x in own)
-    return Fetched(k, v, k.shape[1], each, home)
+def _each(way: Way, turn: Turn, visit: Visit, state: Any) -> Any:
+    """A call for each piece of a turn that this rank computes."""
+    pieces = _own(way, turn.pieces)
+
+    def one(i: Any, state: Any) -> Any:
+        q_block, slot, number, sequence = (pieces[i, j] for j in range(4))
+        return visit(state, q_block, slot, way.place(q_block, number, sequence))
+
+    if turn.pieces.shape[1] == 1 and turn.counts.all():
+        return one(0, state)
+    return lax.fori_loop(0, _own(way, turn.counts), one, state)
 
 
 def _turns(way: Way, k: Any, v: Any, state: Any, compute: Callable[[Fetched, Any], Any]) -> Any:
@@ -164,15 +169,12 @@ def _turns(way: Way, k: Any, v: Any, state: Any, compute: Callable[[Fetched, Any
     The barriers say so: without them the compiler starts all transfers at once, and keeps what the forward pass fetched
     for the backward pass, which takes memory for all keys.
     """
-    fetches = [functools.partial(_gathered, way)]
-    if way.turns is not None:
-        fetches = [functools.partial(_moved, way, turn) for turn in way.turns]
-    if not fetches:
+    if not way.turns:
         return state
-    ready = fetches[0]((k, v))
-    for following in fetches[1:]:
+    ready = _fetched(way, way.turns[0], (k, v))
+    for following in way.turns[1:]:
         k, v, state = lax.optimization_barrier((k, v, state))
-        coming = following((k, v))
+        coming = _fetched(way, following, (k, v))
         state = compute(ready, state)
         ready = coming
     return compute(ready, state)
@@ -186,59 +188,59 @@ def _forward(way: Way, q: Any, k: Any, v: Any, params: Params) -> tuple[Any, Any
     nothing = float("-inf") if kernel.spec.normalizer.sums else 0.0
 
     def compute(keys: Fetched, state: Any) -> Any:
-        def visit(state: Any, q_block: Any, at: Any, k_offset: Any) -> Any:
+        def visit(state: Any, q_block: Any, slot: Any, place: Place) -> Any:
             out, lse = state
-            own_k, own_v = (lax.dynamic_slice_in_dim(x, at, keys.length, 1) for x in (keys.k, keys.v))
-            part = kernel.partial(way.q_rows(q, q_block), own_k, own_v, **way.place(q_block, k_offset), **params)
+            operands = way.q_rows(q, q_block), *(way.k_rows(x, slot) for x in (keys.k, keys.v))
+            part = jax_pieces.partial(kernel, operands, place, way.scale, params)
             part = kernel.merge([(way.q_rows(out, q_block), way.q_rows(lse, q_block, 2)), part])
             return _put(out, part[0], q_block), _put(lse, part[1], q_block, 2)
 
-        return keys.each(visit, state)
+        return _each(way, keys.turn, visit, state)
 
     state = _like(q, (batch, rows, heads, v.shape[3])), _like(q, (batch, heads, rows), nothing)
     out, lse = _turns(way, k, v, state, compute)
-    return kernel.finish(out, lse, **params, **way.numbers)
+    return kernel.finish(out, lse, **params)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attend(way: Way, q: Any, k: Any, v: Any, floats: Params, data: Params) -> tuple[Any, Any]:
-    out, lse = _forward(way, q, k, v, {**floats, **data})
+    out, lse = _forward(way, q, k, v, {**floats, **data, **way.numbers})
     return out.astype(q.dtype), lse
 
 
 def _attend_forward(way: Way, q: Any, k: Any, v: Any, floats: Params, data: Params) -> Any:
-    out, lse = _forward(way, q, k, v, {**floats, **data})
+    out, lse = _forward(way, q, k, v, {**floats, **data, **way.numbers})
     return (out.astype(q.dtype), lse), (q, k, v, floats, data, out, lse)
 
 
 def _attend_backward(way: Way, saved: Any, cotangents: tuple[Any, Any]) -> Any:
     q, k, v, floats, data, out, lse = saved
     d_out, d_lse = cotangents
-    kernel, params = way.kernel, {**floats, **data}
+    kernel, params = way.kernel, {**floats, **data, **way.numbers}
     homes: list[tuple[Any, Any]] = []
 
     def compute(keys: Fetched, state: Any) -> Any:
-        def visit(state: Any, q_block: Any, at: Any, k_offset: Any) -> Any:
+        def visit(state: Any, q_block: Any, slot: Any, place: Place) -> Any:
             dq, dk, dv, totals = state
-            own_k, own_v = (lax.dynamic_slice_in_dim(x, at, keys.length, 1) for x in (keys.k, keys.v))
-            place = way.place(q_block, k_offset)
-            q_own, d_own, out_own = (way.q_rows(x, q_block) for x in (q, d_out, out))
-            lse_own, place["d_lse"] = (way.q_rows(x, q_block, 2) for x in (lse, d_lse))
-            found = kernel.partial_backward(q_own, own_k, own_v, d_own, out_own, lse_own, **place, **params)
-            block = at // keys.length
-            sums = (_add(x, g, b) for x, g, b in zip((dq, dk, dv), found[:3], (q_block, block, block), strict=True))
+            operands = way.q_rows(q, q_block), *(way.k_rows(x, slot) for x in (keys.k, keys.v))
+            cotangents = way.q_rows(d_out, q_block), way.q_rows(d_lse, q_block, 2)
+            results = way.q_rows(out, q_block), way.q_rows(lse, q_block, 2)
+            found = jax_pieces.partial_backward(
+                kernel, operands, cotangents, results, place, way.scale, params, accumulate=None
+            )
+            sums = (_add(x, g, b) for x, g, b in zip((dq, dk, dv), found[:3], (q_block, slot, slot), strict=True))
             return *sums, {n: x + found[3][n] for n, x in totals.items()}
 
         dq, totals = state
         zeros = (_like(x, x.shape) for x in (keys.k, keys.v))
-        dq, *found, totals = keys.each(visit, (dq, *zeros, totals))
-        homes.append(tuple(keys.home(x) for x in found))
+        dq, *found, totals = _each(way, keys.turn, visit, (dq, *zeros, totals))
+        homes.append(tuple(_all_home(way, keys.turn, x) for x in found))
         return dq, totals
 
     state = _like(q, q.shape), {n: _like(q, x.shape) for n, x in floats.items()}
     dq, totals = _turns(way, k, v, state, compute)
     dk, dv = (functools.reduce(jnp.add, own) for own in zip(*homes, strict=True)) if homes else (0.0 * k, 0.0 * v)
-    more = kernel.finish_backward(d_out, out, lse, d_lse=d_lse, **params, **way.numbers)
+    more = kernel.finish_backward(d_out, out, lse, d_lse=d_lse, **params)
     gradients = {n: (totals[n] + more[n]).astype(x.dtype) for n, x in floats.items()}
     return dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype), gradients, None
 

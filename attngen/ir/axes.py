@@ -39,7 +39,7 @@ def cut_params(spec: Attention, axis: Axis) -> dict[str, int] | None:
         if len(sized) > 1 or any(not isinstance(param.shape[i], Symbol) for i in sized):
             return None
         cut.update((param.name, i) for i in sized)
-    return cut if all(_is_local(e, spec, index_of) for e in _expressions(spec)) else None
+    return cut if all(_is_local(e, spec, index_of) for e in expressions(spec)) else None
 
 
 def _is_local(e: Expr, spec: Attention, index_of: dict[str, str]) -> bool:
@@ -59,7 +59,8 @@ def _is_local(e: Expr, spec: Attention, index_of: dict[str, str]) -> bool:
             return True
 
 
-def _expressions(spec: Attention) -> Iterator[Expr]:
+def expressions(spec: Attention) -> Iterator[Expr]:
+    """All that a call evaluates."""
     n = spec.normalizer
     found = (spec.score, spec.mask, n.weight, n.extra, n.stream_weight, n.rescale)
     yield from (e for e in found if e is not None)

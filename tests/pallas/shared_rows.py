@@ -9,6 +9,7 @@ import os
 import sys
 import warnings
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,9 @@ class Case:
     """Devices along each axis; all along one where it is empty."""
     sizes: dict[str, int] = field(default_factory=dict[str, int])
     dtype: Any = jnp.float32
+    ends: tuple[int, ...] = ()
+    """Of packed sequences: where they begin, and where the last one ends."""
+    key_ends: tuple[int, ...] = ()
 
 
 CASES = {
@@ -65,6 +69,21 @@ CASES = {
     "biased on two axes, gathered, pallas": Case("biased", "pallas", "gather", mesh=(2, 2)),
     "sigmoid": Case("sigmoid"),
     "custom normalizer": Case("custom_normalizer", exchange="gather", layout="headtail"),
+    "any length": Case("causal", sizes={"Sq": 117, "Sk": 117}),
+    "any length, pallas": Case("window", "pallas", layout="headtail", sizes={"Sq": 101, "Sk": 101}),
+    "any length, gathered": Case("biased", exchange="gather", sizes={"Sq": 117, "Sk": 117}),
+    "any length by heads": Case("biased", exchange="heads", sizes={"Hq": 8, "Sq": 117, "Sk": 117}),
+    "any length on two axes": Case("documents", mesh=(2, 2), sizes={"Sq": 75, "Sk": 75}),
+    "any length of keys": Case("window", sizes={"Sq": 31, "Sk": 95}),
+    "fewer rows than devices": Case("sigmoid", sizes={"Sq": 3, "Sk": 2}),
+    "a layout in which one device has less": Case(
+        "biased", layout=Layout((((0, 16), (64, 75)), ((16, 32),), ((32, 64),), ())), sizes={"Sq": 75, "Sk": 75}
+    ),
+    "packed": Case("alibi", ends=(0, 50, 53, 53, 90, 117)),
+    "packed, gathered, pallas": Case("window", "pallas", "gather", ends=(0, 50, 53, 96)),
+    "packed by heads": Case("window", exchange="heads", ends=(0, 50, 53, 117)),
+    "packed on two axes": Case("window", mesh=(2, 2), layout="headtail", ends=(0, 33, 64)),
+    "packed, other keys than queries": Case("causal", ends=(0, 9, 31, 40), key_ends=(0, 20, 55, 77)),
     "other keys than queries": Case("causal", sizes={"Sq": 32, "Sk": 96}),
     "own layout": Case("prefix_lm", layout=Layout((((0, 16), (48, 64)), ((16, 48),), ((64, 96),), ((96, 128),)))),
 }
@@ -82,26 +101,40 @@ def worst(case: Case) -> dict[str, float]:
     arrays = {n: jnp.asarray(x) for n, x in params.items() if np.ndim(x)}
     numbers = {n: x.item() if hasattr(x, "item") else x for n, x in params.items() if n not in arrays}
     rng = np.random.default_rng(0)
+    ends, key_ends = case.ends, case.key_ends or case.ends
+    if ends:
+        sizes |= {"Sq": ends[-1], "Sk": key_ends[-1]}
+    batch = () if ends else (sizes["B"],)
     shapes = (
-        (sizes["B"], rows, sizes[heads], sizes[dim])
+        (*batch, rows, sizes[heads], sizes[dim])
         for rows, heads, dim in ((sizes["Sq"], "Hq", "D"), (sizes["Sk"], "Hkv", "D"), (sizes["Sk"], "Hkv", "Dv"))
     )
     operands = dict(zip("qkv", (jnp.asarray(rng.standard_normal(s), case.dtype) for s in shapes), strict=True))
     attend = context_parallel(kernel, mesh, names[0] if len(names) == 1 else names, case.layout, case.exchange)
     host = {n: x for n, x in params.items() if n in arrays and not jnp.issubdtype(arrays[n].dtype, jnp.floating)}
-    here = attend.over(sizes["Sq"], Sk=sizes["Sk"], **host, **numbers)
-    rows, by_head = P(None, names), P(None, None, names)
+    if ends:
+        here = attend.over(cu_seqlens=ends, cu_seqlens_k=key_ends, **host, **numbers)
+    else:
+        here = attend.over(sizes["Sq"], Sk=sizes["Sk"], **host, **numbers)
+    at = len(batch)
+    rows, by_head = P(*(None,) * at, names), P(*(None,) * at, None, names)
 
     def alone(q: Any, k: Any, v: Any, given: Any) -> Any:
-        return kernel(q, k, v, **given, **numbers, return_lse=True)
+        if not ends:
+            return kernel(q, k, v, **given, **numbers, return_lse=True)
+        places = ((slice(*a), slice(*b)) for a, b in zip(pairwise(ends), pairwise(key_ends), strict=True))
+        found = [kernel(q[None, a], k[None, b], v[None, b], **given, **numbers, return_lse=True) for a, b in places]
+        out, lse = zip(*found, strict=True)
+        return jnp.concatenate(out, 1)[0], jnp.concatenate(lse, 2)[0]
 
     def shared(q: Any, k: Any, v: Any, given: Any) -> Any:
         run = jax.shard_map(
             lambda q, k, v, given: here(q, k, v, **given, **numbers, return_lse=True),
             mesh=mesh, in_specs=(rows, rows, rows, P()), out_specs=(rows, by_head),
         )  # fmt: skip
-        out, lse = run(here.shard(q, 1), *(here.shard(x, 1, keys=True) for x in (k, v)), given)
-        return here.unshard(out, 1), here.unshard(lse, 2)
+        k, v = (here.shard(x, at, keys=True, fill=jnp.nan) for x in (k, v))
+        out, lse = run(here.shard(q, at, fill=jnp.nan), k, v, given)
+        return here.unshard(out, at), here.unshard(lse, at + 1)
 
     def results(attend: Any) -> dict[str, Any]:
         learned = {n: x for n, x in arrays.items() if jnp.issubdtype(x.dtype, jnp.floating)}

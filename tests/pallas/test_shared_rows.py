@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +18,7 @@ from pallas.shared_rows import CASES, SPECS, worst
 
 import attngen
 from attngen.distributed import Layout
-from attngen.distributed.jax import Attend, context_parallel
+from attngen.distributed.jax import Attend, Placed, context_parallel
 from attngen.errors import UsageError
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*no TPU found:UserWarning")
@@ -29,8 +30,10 @@ def test_four_devices_equal_one(case: str) -> None:
     assert all(e <= 2e-5 for e in found.values()), found
 
 
-def test_eight_devices_equal_one() -> None:
-    cases = ["causal", "documents", "window, pallas"]
+@pytest.mark.parametrize(
+    "cases", [("causal", "documents", "window, pallas"), ("any length", "any length, gathered", "packed")]
+)
+def test_eight_devices_equal_one(cases: tuple[str, ...]) -> None:
     ran = subprocess.run(
         [sys.executable, str(Path(__file__).with_name("shared_rows.py")), "8", *cases],
         capture_output=True, text=True, check=True, env={**os.environ, "JAX_PLATFORMS": "cpu"},
@@ -63,6 +66,24 @@ def test_a_window_asks_the_neighbours_alone() -> None:
     assert text.count("ppermute[") == 2 and "perm=((0, 1), (1, 2), (2, 3))" in text.replace("\n", " ")
 
 
+def test_gather_sends_what_is_needed_at_once() -> None:
+    """A window needs one neighbour's keys, and a causal mask half of what all devices have."""
+    rows = PartitionSpec(None, "rows")
+    x, given = jnp.ones((1, 120, 2, 8)), {"slope": jnp.ones(2), "sink": jnp.ones(2)}
+    window = context_parallel(attngen.compile(SPECS["window"], "jax"), mesh(4), "rows", "contiguous", "gather")
+
+    def permutes(here: Placed, **given: jax.Array) -> list[str]:
+        run = jax.shard_map(lambda q: here(q, q, q, **given), mesh=mesh(4), in_specs=rows, out_specs=rows)
+        text = str(jax.make_jaxpr(run)(x)).replace("\n", " ")
+        assert "all_gather" not in text and "optimization_barrier" not in text
+        return re.findall(r"perm=\(((?:\(\d+, \d+\)[, ]*)+)\)", text)
+
+    assert permutes(window.over(120), **given) == ["(0, 1), (1, 2), (2, 3)"] * 2
+    here = causal(layout="contiguous", exchange="gather").over(120)
+    assert sum(move.count("(") for move in permutes(here)) == 2 * (3 + 2 + 1)
+    assert len(here.turns) == 1
+
+
 def test_shard_unshard_and_positions() -> None:
     here = causal(layout="headtail").over(32)
     x = jnp.arange(64).reshape(2, 32)
@@ -71,6 +92,43 @@ def test_shard_unshard_and_positions() -> None:
     at = jax.jit(jax.shard_map(here.positions, mesh=mesh(4), in_specs=(), out_specs=rows))()
     np.testing.assert_array_equal(at, here.shard(jnp.arange(32), 0))
     np.testing.assert_array_equal(at[:8], [0, 1, 2, 3, 28, 29, 30, 31])
+
+
+def test_rows_of_padding() -> None:
+    """Five rows on four devices: the last one has none. A sequence's positions begin again with 0."""
+    here, x = causal().over(5), jnp.arange(5) + 10
+    np.testing.assert_array_equal(here.shard(x, 0, fill=-100), [10, 11, 12, 13, 14, -100, -100, -100])
+    np.testing.assert_array_equal(here.unshard(here.shard(x, 0), 0), x)
+    rows = PartitionSpec("rows")
+    at = jax.shard_map(here.positions, mesh=mesh(4), in_specs=(), out_specs=rows)()
+    np.testing.assert_array_equal(at, [0, 1, 2, 3, 4, -1, -1, -1])
+    packed = causal(layout="contiguous").over(cu_seqlens=np.asarray([0, 3, 3, 7]))
+    at = jax.shard_map(packed.positions, mesh=mesh(4), in_specs=(), out_specs=rows)()
+    np.testing.assert_array_equal(at, [0, 1, 2, 0, 1, 2, 3, -1])
+
+
+@pytest.mark.parametrize("spec", ["causal", "window"])
+def test_padding_has_no_gradient_and_no_effect(spec: str) -> None:
+    """Rows of padding hold NaN, and so do the gradients of their results."""
+    kernel = attngen.compile(SPECS.get(spec, "attention c\nmask = causal\n"), "jax", tile=(16, 16))
+    here = context_parallel(kernel, mesh(4), "rows", "contiguous").over(37)
+    given = {"slope": jnp.ones(2), "sink": jnp.ones(2)} if spec == "window" else {}
+    rows, by_head = PartitionSpec(None, "rows"), PartitionSpec(None, None, "rows")
+    run = jax.shard_map(
+        lambda q, k, v, given: here(q, k, v, **given, return_lse=True),
+        mesh=mesh(4), in_specs=(rows, rows, rows, PartitionSpec()), out_specs=(rows, by_head),
+    )  # fmt: skip
+    run = jax.jit(run)
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((3, 1, 37, 2, 8)), jnp.float32)
+    found = []
+    for other in (0.0, jnp.nan):
+        (out, lse), pull = jax.vjp(run, *(here.shard(own, 1, fill=other) for own in x), given)
+        assert not out[:, 37:].any() and (lse[..., 37:] == -jnp.inf).all()
+        slopes = jnp.ones_like(out).at[:, 37:].set(other), jnp.ones_like(lse).at[..., 37:].set(other)
+        dq, dk, dv, more = pull(slopes)
+        assert not any(own[:, 37:].any() for own in (dq, dk, dv))
+        found.append((out, lse, dq, dk, dv, more))
+    jax.tree.map(np.testing.assert_array_equal, *found)
 
 
 def test_results_keep_their_dtype_and_repeat() -> None:
@@ -96,12 +154,20 @@ def test_what_is_refused() -> None:
     with pytest.raises(UsageError, match="heads cannot be exchanged"):
         by_head = attngen.compile("attention b\nscore = qk * scale / float(h + 1)\nmask = causal\n", "jax")
         context_parallel(by_head, mesh(4), "rows", exchange="heads")
-    with pytest.raises(UsageError, match="30 rows are not the same number on each of 4 ranks: pad the sequence"):
-        causal().over(30)
-    with pytest.raises(UsageError, match="in at most 16 blocks of equal size"):
+    with pytest.raises(UsageError, match="at most 16 blocks of equal size"):
         causal(layout=Layout((((0, 1), (41, 80)), ((1, 41),), ((80, 120),), ((120, 160),)))).over(160)
     with pytest.raises(UsageError, match="no param 'window'"):
         causal().over(32, window=3)
+    with pytest.raises(UsageError, match="say how many rows all devices have together"):
+        causal().over()
+    with pytest.raises(UsageError, match="cu_seqlens_k goes with cu_seqlens"):
+        causal().over(32, cu_seqlens_k=[0, 32])
+    with pytest.raises(UsageError, match="column has an element for each row or sequence"):
+        biased = attngen.compile(SPECS["biased"], "jax")
+        context_parallel(biased, mesh(4), "rows").over(cu_seqlens=[0, 32])
+    with pytest.raises(UsageError, match=r"q must have 3 dimensions \(rows, heads, head dim\)"):
+        x = jnp.ones((1, 8, 2, 8))
+        causal().over(cu_seqlens=[0, 32])(x, x, x)
     with pytest.raises(UsageError, match="q has 32 rows, and each of 4 devices has 8: call this inside shard_map"):
         x = jnp.ones((1, 32, 2, 8))
         causal().over(32)(x, x, x)
