@@ -94,6 +94,11 @@ def _run(
     return module["_call"](*operands, *own, scale, True, place.dropout_seed, core)
 
 
+def seed_words(kernel: Kernel, seed: Any) -> Any:
+    """A seed as generated modules take it, as an array."""
+    return kernel.function.__globals__["_seed"](seed)
+
+
 def merge(kernel: Kernel, parts: Sequence[Part]) -> Part:
     if not parts:
         raise UsageError(f"{kernel.name}: merge needs at least one part (out, lse)")

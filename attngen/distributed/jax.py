@@ -6,7 +6,7 @@
     # inside shard_map over "context", of which q, k and v have their rows (axis 1):
     out = here(q, k, v, slope=slope)                 # differentiable
 
-A kernel's pieces are computed where their queries lie, and merged. For targets jax and pallas, without dropout. All
+A kernel's pieces are computed where their queries lie, and merged. For targets jax and pallas. All
 devices run one program, so they hold equal blocks of rows (`blocks`). `shard` fills the last blocks up: rows behind the
 last one of the sequence are padding, which no query sees and which has no gradient.
 """
@@ -39,6 +39,7 @@ from attngen.ir.axes import expressions
 from attngen.ir.walk import params as read_params
 from attngen.ir.walk import reads, symbols
 from attngen.kernel import Kernel
+from attngen.pieces import check_seed
 
 jax: Any = importlib.import_module("jax")
 jnp: Any = importlib.import_module("jax.numpy")
@@ -69,8 +70,6 @@ def context_parallel(
         raise UsageError(
             f"{kernel.name}: over shard_map, kernels are for target jax or pallas, not for {kernel.target}"
         )
-    if kernel.spec.dropout is not None:
-        raise UsageError(f"{kernel.name}: dropout is not supported on several ranks yet: leave it out of the spec")
     axes = (axis,) if isinstance(axis, str) else tuple(axis)
     unknown = next((a for a in axes if a not in mesh.shape), None)
     if unknown is not None:
@@ -250,13 +249,18 @@ class Placed:
         scale: float | None = None,
         return_lse: bool = False,
         dropout_seed: Any = None,
+        h_offset: Any = 0,
+        b_offset: Any = 0,
         **params: Any,
     ) -> Any:
         """out (B, S, Hq, Dv) of this device's queries in q's dtype, and with `return_lse` lse (B, Hq, S). Packed: q
         (T, Hq, D), out (T, Hq, Dv), lse (Hq, T). Rows of padding have 0 in out and -inf in lse.
 
-        Params are whole on every device, those with an element for each row too. `dropout_seed` has no effect.
+        Params are whole on every device, those with an element for each row too. Dropout needs `dropout_seed`, the same
+        on every device: with it, what one device drops is dropped. Where another axis of the mesh cuts heads or
+        batches, `h_offset` and `b_offset` say how many come before those of this device.
         """
+        check_seed(self.attend.kernel, dropout_seed)
         packed = self.schedule.sequences.packed
         for name, x, own in (("q", q, self.q_blocks), ("k", k, self.k_blocks), ("v", v, self.k_blocks)):
             if x.ndim != 4 - packed:
@@ -272,7 +276,10 @@ class Placed:
         arrays = {n: jnp.asarray(x) for n, x in params.items() if hasattr(x, "shape")}
         numbers = {n: x for n, x in params.items() if n not in arrays}
         q, k, v = (self._real(x[None] if packed else x, keys) for x, keys in ((q, False), (k, True), (v, True)))
-        out, lse = self._attended(q, k, v, arrays, scale, numbers)
+        drawn: dict[str, Any] = {}
+        if self.attend.kernel.spec.dropout is not None:
+            drawn = {"dropout_seed": dropout_seed, "h_offset": h_offset, "b_offset": b_offset}
+        out, lse = self._attended(q, k, v, arrays, scale, numbers, drawn)
         out, lse = self._real(out, False), self._real(lse.swapaxes(1, 2), False, -jnp.inf).swapaxes(1, 2)
         out, lse = (x[0] if packed else x for x in (out, lse))
         return (out, lse) if return_lse else out
@@ -285,12 +292,21 @@ class Placed:
         return jnp.where(real.reshape(-1, *(1,) * (x.ndim - 2)), x, jnp.asarray(other, x.dtype))
 
     def _attended(
-        self, q: Any, k: Any, v: Any, arrays: dict[str, Any], scale: float | None, numbers: Mapping[str, Any]
+        self,
+        q: Any,
+        k: Any,
+        v: Any,
+        arrays: dict[str, Any],
+        scale: float | None,
+        numbers: Mapping[str, Any],
+        drawn: dict[str, Any],
     ) -> tuple[Any, Any]:
         attend, operands = self.attend, (q, k, v)
         if attend.within is not None:
             operands, arrays = jax_heads.exchanged(attend.kernel, attend.within, operands, arrays)
-        if attend.across is None and not self.schedule.sequences.packed:
+            before = lax.axis_index(attend.within) * operands[0].shape[2]
+            drawn = {n: x + before if n == "h_offset" else x for n, x in drawn.items()}
+        if attend.across is None and not self.schedule.sequences.packed and not drawn:
             ends = self.q_blocks.total, self.k_blocks.total, self.k_blocks.total
             operands = (x[:, :end] for x, end in zip(operands, ends, strict=True))
             out, lse = attend.kernel(*operands, **arrays, **numbers, scale=scale, return_lse=True)
@@ -308,5 +324,5 @@ class Placed:
                 scale=scale,
                 numbers=numbers,
             )
-            out, lse = attention(way, *operands, arrays)
+            out, lse = attention(way, *operands, arrays, drawn)
         return (out, lse) if attend.within is None else jax_heads.returned(attend.within, out, lse)

@@ -42,7 +42,7 @@ class Way:
     scale: float | None
     numbers: Mapping[str, Any]
 
-    def place(self, q_block: Any, number: Any, sequence: Any) -> Place:
+    def place(self, q_block: Any, number: Any, sequence: Any, drawn: Params) -> Place:
         """Where a piece is: of queries, a block of this rank; of keys, the block of that number."""
         s, at = self.sequences, (_own(self, self.q_blocks.held)[q_block], number)
         offsets = [n * own.size for n, own in zip(at, (self.q_blocks, self.k_blocks), strict=True)]
@@ -52,7 +52,8 @@ class Way:
             ends = [jnp.asarray(np.asarray(x, np.int32)) for x in (s.q, s.k)]
             offsets = [x - first[sequence] for x, first in zip(offsets, ends, strict=True)]
             (Sq, Sk), clipped = (x[sequence + 1] - x[sequence] for x in ends), True
-        return Place(q_offset=offsets[0], k_offset=offsets[1], Sq=Sq, Sk=Sk, clipped=clipped)
+            drawn = {n: x + sequence if n == "b_offset" else x for n, x in drawn.items()}
+        return Place(q_offset=offsets[0], k_offset=offsets[1], Sq=Sq, Sk=Sk, clipped=clipped, **drawn)
 
     def q_rows(self, x: Any, block: Any, axis: int = 1) -> Any:
         return _rows(x, block, self.q_blocks.size, axis)
@@ -61,13 +62,19 @@ class Way:
         return _rows(x, block, self.k_blocks.size)
 
 
-def attention(way: Way, q: Any, k: Any, v: Any, params: Params) -> tuple[Any, Any]:
-    """out in q's dtype, and lse. Differentiable in q, k, v and every float param, of which ranks hold the same."""
+def attention(way: Way, q: Any, k: Any, v: Any, params: Params, drawn: Params) -> tuple[Any, Any]:
+    """out in q's dtype, and lse. Differentiable in q, k, v and every float param, of which ranks hold the same.
+
+    `drawn`: with dropout, its seed, and how many heads and sequences of the whole come before those of q.
+    """
+    drawn = {
+        n: jax_pieces.seed_words(way.kernel, x) if n == "dropout_seed" else jnp.asarray(x) for n, x in drawn.items()
+    }
     own: frozenset[str] = frozenset(() if way.axis is None else (way.axis,))
-    axes = own.union(*(jax.typeof(x).manual_axis_type.varying for x in (q, k, v, *params.values())))
-    q, k, v, params = jax.tree.map(functools.partial(_varying, axes), (q, k, v, params))
+    axes = own.union(*(jax.typeof(x).manual_axis_type.varying for x in (q, k, v, *params.values(), *drawn.values())))
+    q, k, v, params, drawn = jax.tree.map(functools.partial(_varying, axes), (q, k, v, params, drawn))
     floats = {n: x for n, x in params.items() if jnp.issubdtype(x.dtype, jnp.floating)}
-    return _attend(way, q, k, v, floats, {n: x for n, x in params.items() if n not in floats})
+    return _attend(way, q, k, v, floats, {n: x for n, x in params.items() if n not in floats}, drawn)
 
 
 def _varying(axes: frozenset[str], x: Any) -> Any:
@@ -150,13 +157,13 @@ Visit = Callable[[Any, Any, Any, Place], Any]
 """(state, block of queries, slot of the block of keys, where they are) to state."""
 
 
-def _each(way: Way, turn: Turn, visit: Visit, state: Any) -> Any:
+def _each(way: Way, turn: Turn, drawn: Params, visit: Visit, state: Any) -> Any:
     """A call for each piece of a turn that this rank computes."""
     pieces = _own(way, turn.pieces)
 
     def one(i: Any, state: Any) -> Any:
         q_block, slot, number, sequence = (pieces[i, j] for j in range(4))
-        return visit(state, q_block, slot, way.place(q_block, number, sequence))
+        return visit(state, q_block, slot, way.place(q_block, number, sequence, drawn))
 
     if turn.pieces.shape[1] == 1 and turn.counts.all():
         return one(0, state)
@@ -183,7 +190,7 @@ def _turns(way: Way, k: Any, v: Any, state: Any, compute: Callable[[Fetched, Any
 # ---------------------------------------------------------------- forward and backward
 
 
-def _forward(way: Way, q: Any, k: Any, v: Any, params: Params) -> tuple[Any, Any]:
+def _forward(way: Way, q: Any, k: Any, v: Any, params: Params, drawn: Params) -> tuple[Any, Any]:
     kernel, (batch, rows, heads, _) = way.kernel, q.shape
     nothing = float("-inf") if kernel.spec.normalizer.sums else 0.0
 
@@ -195,7 +202,7 @@ def _forward(way: Way, q: Any, k: Any, v: Any, params: Params) -> tuple[Any, Any
             part = kernel.merge([(way.q_rows(out, q_block), way.q_rows(lse, q_block, 2)), part])
             return _put(out, part[0], q_block), _put(lse, part[1], q_block, 2)
 
-        return _each(way, keys.turn, visit, state)
+        return _each(way, keys.turn, drawn, visit, state)
 
     state = _like(q, (batch, rows, heads, v.shape[3])), _like(q, (batch, heads, rows), nothing)
     out, lse = _turns(way, k, v, state, compute)
@@ -203,18 +210,18 @@ def _forward(way: Way, q: Any, k: Any, v: Any, params: Params) -> tuple[Any, Any
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(way: Way, q: Any, k: Any, v: Any, floats: Params, data: Params) -> tuple[Any, Any]:
-    out, lse = _forward(way, q, k, v, {**floats, **data, **way.numbers})
+def _attend(way: Way, q: Any, k: Any, v: Any, floats: Params, data: Params, drawn: Params) -> tuple[Any, Any]:
+    out, lse = _forward(way, q, k, v, {**floats, **data, **way.numbers}, drawn)
     return out.astype(q.dtype), lse
 
 
-def _attend_forward(way: Way, q: Any, k: Any, v: Any, floats: Params, data: Params) -> Any:
-    out, lse = _forward(way, q, k, v, {**floats, **data, **way.numbers})
-    return (out.astype(q.dtype), lse), (q, k, v, floats, data, out, lse)
+def _attend_forward(way: Way, q: Any, k: Any, v: Any, floats: Params, data: Params, drawn: Params) -> Any:
+    out, lse = _forward(way, q, k, v, {**floats, **data, **way.numbers}, drawn)
+    return (out.astype(q.dtype), lse), (q, k, v, floats, data, drawn, out, lse)
 
 
 def _attend_backward(way: Way, saved: Any, cotangents: tuple[Any, Any]) -> Any:
-    q, k, v, floats, data, out, lse = saved
+    q, k, v, floats, data, drawn, out, lse = saved
     d_out, d_lse = cotangents
     kernel, params = way.kernel, {**floats, **data, **way.numbers}
     homes: list[tuple[Any, Any]] = []
@@ -233,7 +240,7 @@ def _attend_backward(way: Way, saved: Any, cotangents: tuple[Any, Any]) -> Any:
 
         dq, totals = state
         zeros = (_like(x, x.shape) for x in (keys.k, keys.v))
-        dq, *found, totals = _each(way, keys.turn, visit, (dq, *zeros, totals))
+        dq, *found, totals = _each(way, keys.turn, drawn, visit, (dq, *zeros, totals))
         homes.append(tuple(_all_home(way, keys.turn, x) for x in found))
         return dq, totals
 
@@ -242,7 +249,7 @@ def _attend_backward(way: Way, saved: Any, cotangents: tuple[Any, Any]) -> Any:
     dk, dv = (functools.reduce(jnp.add, own) for own in zip(*homes, strict=True)) if homes else (0.0 * k, 0.0 * v)
     more = kernel.finish_backward(d_out, out, lse, d_lse=d_lse, **params)
     gradients = {n: (totals[n] + more[n]).astype(x.dtype) for n, x in floats.items()}
-    return dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype), gradients, None
+    return dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype), gradients, None, None
 
 
 _attend.defvjp(_attend_forward, _attend_backward)

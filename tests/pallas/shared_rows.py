@@ -26,11 +26,17 @@ from attngen.distributed import Layout
 from attngen.distributed.jax import context_parallel
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+SEED = 2**40 + 11
 P = jax.sharding.PartitionSpec
 SPECS = {
     "window": (
         "attention w\nparam slope: f32[Hq]\nparam sink: f32[Hq]\nscore = qk * scale + alibi(slope)\n"
         "mask = sliding_window(16)\nnormalizer = softmax(sink = sink[h])\n"
+    ),
+    "dropped": (
+        "attention d\nparam slope: f32[Hq]\nparam sink: f32[Hq]\nparam p: f32 where 0 <= p < 1\n"
+        "score = qk * scale + alibi(slope)\nmask = sliding_window(40)\nnormalizer = softmax(sink = sink[h])\n"
+        "dropout = p\n"
     ),
     "biased": (
         "attention r\nparam column: f32[B, Sk]\nparam row: f32[Sq]\nparam by_head: f32[Hkv, Sk]\n"
@@ -85,6 +91,11 @@ CASES = {
     "packed on two axes": Case("window", mesh=(2, 2), layout="headtail", ends=(0, 33, 64)),
     "packed, other keys than queries": Case("causal", ends=(0, 9, 31, 40), key_ends=(0, 20, 55, 77)),
     "other keys than queries": Case("causal", sizes={"Sq": 32, "Sk": 96}),
+    "dropped": Case("dropped"),
+    "dropped, any length, pallas": Case("dropped", "pallas", "gather", sizes={"Sq": 101, "Sk": 101}),
+    "dropped by heads": Case("dropped", exchange="heads"),
+    "dropped on two axes, packed": Case("dropped", mesh=(2, 2), ends=(0, 33, 64)),
+    "dropped by heads, packed, pallas": Case("dropped", "pallas", "heads", ends=(0, 50, 53, 117)),
     "own layout": Case("prefix_lm", layout=Layout((((0, 16), (48, 64)), ((16, 48),), ((64, 96),), ((96, 128),)))),
 }
 
@@ -121,15 +132,18 @@ def worst(case: Case) -> dict[str, float]:
 
     def alone(q: Any, k: Any, v: Any, given: Any) -> Any:
         if not ends:
-            return kernel(q, k, v, **given, **numbers, return_lse=True)
+            return kernel(q, k, v, **given, **numbers, return_lse=True, dropout_seed=SEED)
         places = ((slice(*a), slice(*b)) for a, b in zip(pairwise(ends), pairwise(key_ends), strict=True))
-        found = [kernel(q[None, a], k[None, b], v[None, b], **given, **numbers, return_lse=True) for a, b in places]
+        found: list[Any] = []
+        for n, (a, b) in enumerate(places):  # as number n of a batch, by which dropout counts it
+            own = (jnp.broadcast_to(x, (n + 1, *x.shape)) for x in (q[a], k[b], v[b]))
+            found.append([x[n] for x in kernel(*own, **given, **numbers, return_lse=True, dropout_seed=SEED)])
         out, lse = zip(*found, strict=True)
-        return jnp.concatenate(out, 1)[0], jnp.concatenate(lse, 2)[0]
+        return jnp.concatenate(out, 0), jnp.concatenate(lse, 1)
 
     def shared(q: Any, k: Any, v: Any, given: Any) -> Any:
         run = jax.shard_map(
-            lambda q, k, v, given: here(q, k, v, **given, **numbers, return_lse=True),
+            lambda q, k, v, given: here(q, k, v, **given, **numbers, return_lse=True, dropout_seed=SEED),
             mesh=mesh, in_specs=(rows, rows, rows, P()), out_specs=(rows, by_head),
         )  # fmt: skip
         k, v = (here.shard(x, at, keys=True, fill=jnp.nan) for x in (k, v))

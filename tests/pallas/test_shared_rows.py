@@ -51,6 +51,26 @@ def causal(**options: Any) -> Attend:
     return context_parallel(attngen.compile("attention c\nmask = causal\n", "jax"), mesh(4), "rows", **options)
 
 
+def test_dropout_takes_a_traced_seed_and_wants_one() -> None:
+    kernel = attngen.compile("attention d\nmask = causal\ndropout = 0.5\n", "jax", tile=(16, 16))
+    here = context_parallel(kernel, mesh(2, 2), ("rows", "heads")).over(32)
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((1, 32, 2, 8)), jnp.float32)
+    rows = PartitionSpec(None, ("rows", "heads"))
+
+    def run(seed: Any) -> Any:
+        return jax.shard_map(
+            lambda x, seed: here(x, x, x, dropout_seed=seed, b_offset=3),
+            mesh=mesh(2, 2), in_specs=(rows, PartitionSpec()), out_specs=rows,
+        )(here.shard(x, 1), seed)  # fmt: skip
+
+    for seed in (7, jnp.asarray([7, 1], jnp.uint32)):
+        whole = kernel(*(jnp.broadcast_to(x, (4, *x.shape[1:])),) * 3, dropout_seed=seed)[3:]
+        found = here.unshard(jax.jit(run)(jnp.asarray(seed)), 1)
+        np.testing.assert_allclose(found, whole, rtol=1e-5, atol=1e-5)
+    with pytest.raises(UsageError, match="dropout_seed is missing"):
+        here(x, x, x)
+
+
 def test_a_window_asks_the_neighbours_alone() -> None:
     attend = context_parallel(attngen.compile(SPECS["window"], "jax"), mesh(4), "rows", "contiguous")
     rounds = attend.over(128).schedule.rounds
