@@ -63,6 +63,22 @@ def test_it_fits_and_keeps_to_registers(name: str, dims: tuple[int, int]) -> Non
         assert found[kind].loop_spills <= MORE.get((name, dims, kind.removesuffix("_2")), SPILLS)
 
 
+@pytest.mark.parametrize("dims", [(64, 64), *(pytest.param(d, marks=pytest.mark.slow) for d in DIMS[1:4])], ids=str)
+def test_bools_of_named_pairs_are_words(dims: tuple[int, int]) -> None:
+    """A thread reads a word for eight of its pairs, and no byte; what kernels of both passes hold fits in registers."""
+    kernel = attngen.compile("attention named\n\nparam seen: bool[Sq, Sk]\nmask = seen[q, k]\n")
+    found = binaries(kernel, "sm_90", dims, kind="ptx")
+    assert not refused(found, "sm_90")
+    kinds = [k for k in found if k.startswith(("hopper_forward", "hopper_backward", "hopper_dkdv"))]
+    assert kinds and all(found[k].loop_spills <= SPILLS for k in kinds)
+    for kind in kinds:
+        text = found[kind].data
+        assert isinstance(text, str)
+        assert "ld.global.b8" not in text and "ld.global.b32" in text
+    listed = found["list_key_runs"].data
+    assert isinstance(listed, str) and "ld.global.b8" in listed
+
+
 @pytest.mark.parametrize(
     ("dtype", "name"), [("bf16", "causal"), pytest.param("fp16", "causal", marks=pytest.mark.slow)]
 )

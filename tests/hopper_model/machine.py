@@ -165,6 +165,10 @@ class Language:
         return x.reshape(*shape)
 
     @staticmethod
+    def trans(x: Tile) -> Tile:
+        return Tile(x.values.T)
+
+    @staticmethod
     def permute(x: Tile, order: list[int]) -> Tile:
         return x.permute(tuple(order))
 

@@ -3,10 +3,13 @@ skipped, and whole ones go without the mask."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import pytest
 
+from hopper_model.cases import Change
 from hopper_model.test_backward import gradients
 from hopper_model.test_forward import forward
 
@@ -59,12 +62,23 @@ def drawn(whose: str, pattern: str, sizes: tuple[int, int, int, int, int]) -> Bo
     return each.reshape(*leading, *each.shape[1:])
 
 
-def cases() -> list[tuple[str, str]]:
-    return [("everyone's", p) for p in PATTERNS] + [(w, "blocks") for w in SPECS if w != "everyone's"]
+ALWAYS = {
+    ("everyone's", "tree", 64),
+    ("everyone's", "blocks", 128),
+    ("a head's own", "blocks", 64),
+    ("a batch's and a group's", "blocks", 128),
+    ("or the first keys", "blocks", 64),
+    ("everyone's", "rare", 256),
+}
 
 
-@pytest.mark.parametrize(("whose", "pattern"), cases())
-@pytest.mark.parametrize("dim", [64, 128])
+def cases() -> list[Any]:
+    patterns = [("everyone's", p) for p in PATTERNS] + [(w, "blocks") for w in SPECS if w != "everyone's"]
+    every = [(*case, dim) for case in patterns for dim in (64, 128, 256)]
+    return [pytest.param(*c, marks=() if c in ALWAYS else pytest.mark.slow) for c in every]
+
+
+@pytest.mark.parametrize(("whose", "pattern", "dim"), cases())
 def test_results(whose: str, pattern: str, dim: int) -> None:
     """Ragged: parts of the last tiles lie beyond the tensor; rows that meet no key."""
     sizes = (2, 4, 2, 300, 420)
@@ -72,11 +86,48 @@ def test_results(whose: str, pattern: str, dim: int) -> None:
     assert error <= 1e-3 and lse_error <= 1e-4
 
 
-@pytest.mark.parametrize(("whose", "pattern"), cases())
-@pytest.mark.parametrize("dim", [64, 128, 256])
+@pytest.mark.parametrize(("whose", "pattern", "dim"), cases())
 def test_gradients(whose: str, pattern: str, dim: int) -> None:
     sizes = (2, 4, 2, 300, 420)
     errors, launched = gradients(SPECS[whose], (dim, dim), sizes, anc=drawn(whose, pattern, sizes))
     lists = {"_list_queries_met_kernel", "_list_keys_met_kernel"} if dim == 256 else {"_list_walks_kernel"}
     assert lists <= set(launched)
     assert all(e <= 8e-3 for e in errors.values()), errors
+
+
+WRONG_BITS: dict[str, Change] = {
+    "a row further": ("rows = tl.minimum(row + gl", "rows = tl.minimum(row + 1 + gl"),
+    "a word further": ("cols = col // 32 + gl", "cols = col // 32 + 1 + gl"),
+    "a bit further": ("(bit & 6)) & (1", "(bit & 6)) & (2"),
+    "another head's": ("tl.cast(head, tl.int64) * ((", "tl.cast(head ^ 1, tl.int64) * (("),
+    "another unit's": ("tl.cast(cell // n_tiles, tl.int64) * ROWS", "tl.cast(cell // n_tiles ^ 1, tl.int64) * ROWS"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG_BITS)
+def test_wrong_bits_are_seen(what: str) -> None:
+    """In both passes."""
+    sizes, whose = (1, 2, 2, 256, 256), "a head's own"
+    anc = drawn(whose, "blocks", sizes)
+    error, _ = forward(SPECS[whose], (64, 64), sizes, [WRONG_BITS[what]], anc=anc)
+    errors, _ = gradients(SPECS[whose], (64, 64), sizes, changes=[WRONG_BITS[what]], anc=anc)
+    assert error > 0.02 and max(errors.values()) > 0.05
+
+
+WRONG_ANSWERS: dict[str, Change] = {
+    "a tile fewer": ("tl.where(can, t + 1, 0)", "tl.where(can, t, 0)"),
+    "whole where some are": ("must = there & (most <= low)", "must = there & (most <= high)"),
+    "the first unit's alone": (
+        "for unit in tl.range(first + 1, last + 1)",
+        "for unit in tl.range(first + 1, first + 1)",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", WRONG_ANSWERS)
+def test_wrong_answers_are_seen(what: str) -> None:
+    sizes = (1, 2, 2, 300, 420)
+    error, _ = forward(
+        SPECS["everyone's"], (64, 64), sizes, [WRONG_ANSWERS[what]], anc=drawn("everyone's", "tree", sizes)
+    )
+    assert error > 0.02

@@ -11,7 +11,7 @@ from attngen.emit.triton.frame import Frame
 from attngen.emit.triton.kernel_code import HeldTest, free_names
 from attngen.emit.triton.test_views import TestView
 from attngen.ir import printing
-from attngen.ir.nodes import Type
+from attngen.ir.nodes import Expr, Type
 from attngen.ir.walk import reads
 from attngen.plan.mask.data_tests import UNIT, DataTest
 from attngen.plan.mask.loops import Loops
@@ -31,12 +31,7 @@ def held_tests(frame: Frame, found: Loops) -> tuple[HeldTest, ...]:
     tests: list[HeldTest] = []
     for t in found.tests:
         held, walked = (t.row, t.col) if found.axis == "k" else (t.col, t.row)
-        batch, head = reads(walked, "b"), reads(walked, "h", "hkv")
-        batch = batch or frame.place.prefix != ""
-        leading = {
-            (True, True): "(batch * Hq + head)", (True, False): "batch", (False, True): "head",
-            (False, False): "0",
-        }[batch, head]  # fmt: skip
+        leading = lists_of(walked, every_batch=frame.place.prefix != "")
         code = 0 if t.equal else 1 if found.axis == "k" else 2
         tiles = f"tl.cdiv({size}, {block})"
         offset = f"{leading} * tl.cdiv({frame.place.rows[found.axis]}, {block})"
@@ -47,6 +42,15 @@ def held_tests(frame: Frame, found: Loops) -> tuple[HeldTest, ...]:
             offset = f"{leading} * tl.cdiv({held_size}, {UNIT}) * {tiles}"
         tests.append(HeldTest(t.name, f"{axis_name}_{t.name}", offset, held, tiles, block, code, units))
     return tuple(tests)
+
+
+def lists_of(walked: Expr, *, every_batch: bool = False) -> str:
+    """The number of a batch and head among those that may differ in a side's extremes."""
+    batch, head = every_batch or reads(walked, "b"), reads(walked, "h", "hkv")
+    return {
+        (True, True): "(batch * Hq + head)", (True, False): "batch", (False, True): "head",
+        (False, False): "0",
+    }[batch, head]  # fmt: skip
 
 
 def test_view(frame: Frame, t: DataTest, axis: str) -> TestView:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from attngen.emit.triton.data_tests import held_tests
 from attngen.emit.triton.frame import Frame
 from attngen.emit.triton.kernel_code import KernelCode, KernelWriter, free_names
+from attngen.emit.triton.pair_words import PairWords
 from attngen.emit.triton.views import KeptView
 from attngen.ir.build import TRUE
 from attngen.ir.nodes import Expr
@@ -18,13 +19,13 @@ from attngen.plan import passes
 from attngen.plan.levels import Level, level_of
 
 
-def forward_code(frame: Frame) -> KernelCode:
-    """A pair's logit and weight, and what the end of the pass reads of the denominator."""
+def forward_code(frame: Frame, words: tuple[PairWords, ...] = ()) -> KernelCode:
+    """A pair's logit and weight, and what the end of the pass reads of the denominator. `words`: see `kernel_code`."""
     found = passes.forward(frame.plan)
     outside = dict(found.head)
     factor = outside.pop("factor", None)  # read in the tile function
     results = {**found.pair, **({} if factor is None else {"factor": factor})}
-    return padded(kernel_code(frame, Level.ROW, results, outside), "log2_extra", "extra", "factor")
+    return padded(kernel_code(frame, Level.ROW, results, outside, words), "log2_extra", "extra", "factor")
 
 
 def padded(code: KernelCode, *names: str) -> KernelCode:
@@ -32,13 +33,22 @@ def padded(code: KernelCode, *names: str) -> KernelCode:
     return replace(code, results={**dict.fromkeys(names, ""), **code.results})
 
 
-def kernel_code(frame: Frame, held: Level, results: dict[str, Expr], outside: dict[str, Expr]) -> KernelCode:
-    """The kernel that holds a row of tiles, or a column: `results` are of a pair, those `outside` of the kernel."""
+def kernel_code(
+    frame: Frame,
+    held: Level,
+    results: dict[str, Expr],
+    outside: dict[str, Expr],
+    words: tuple[PairWords, ...] = (),
+) -> KernelCode:
+    """The kernel that holds a row of tiles, or a column: `results` are of a pair, those `outside` of the kernel. The
+    mask takes the bools of `words` from these."""
     by_rows = held is Level.ROW
     found, ranges = (
         (frame.plan.key_loops, frame.key_ranges()) if by_rows else (frame.plan.query_loops, frame.query_ranges())
     )
     writer = KernelWriter(frame.plan, frame.params, held)
+    for w in words:
+        writer.printer.bind(w.load, w.element)
     position = ("q0", "q1", "q_idx") if held is Level.ROW else ("k0", "k1", "k_idx")
     known = (*position, *frame.known)
     extra: tuple[str, ...] = ()
@@ -50,6 +60,7 @@ def kernel_code(frame: Frame, held: Level, results: dict[str, Expr], outside: di
     kept = kept_view(frame) if held is Level.ROW else None
     if kept is not None:
         extra = (*extra, f"_kept_keys({', '.join(kept.arguments)})")
+    extra = (*extra, *(w.found for w in words))
     code = writer.write(
         results,
         frame.plan.attention.mask,
@@ -59,7 +70,12 @@ def kernel_code(frame: Frame, held: Level, results: dict[str, Expr], outside: di
         range_arguments=frame.range_names(ranges),
         tests=held_tests(frame, found),
     )
-    code = replace(code, results={**code.results, **_whole(code, results)})
+    code = replace(
+        code,
+        results={**code.results, **_whole(code, results)},
+        head_lines=(*code.head_lines, *(line for w in words for line in w.begin)),
+        mask_lines=(*(f"{w.pairs} = {w.found}" for w in words), *code.mask_lines),
+    )
     if frame.plan.attention.dropout is None:
         return code
     drop = code.results["drop"]

@@ -12,7 +12,7 @@ from attngen.emit.triton.hopper_forward import GluonView
 from attngen.emit.triton.launches import Launch, Way, tests_apart, tests_count, tests_within
 from attngen.emit.triton.param_gradients import PairView, RowSum
 from attngen.emit.triton.split import SplitView
-from attngen.emit.triton.test_views import TestView
+from attngen.emit.triton.test_views import TestView, with_bits
 from attngen.emit.triton.views import BackwardView
 
 _DIMS = ("D=D", "Dv=Dv")
@@ -68,7 +68,7 @@ def forward_launches(
     return ForwardLaunches(
         ways=(
             *((_split(split, tests, rounding),) if split is not None else ()),
-            *((_hopper(fast, tests, results, rounding),) if fast is not None else ()),
+            *((_hopper(fast, results, rounding),) if fast is not None else ()),
         ),
         otherwise=Way(
             bind=("tma = _has_tma(q, k, v)", "BQ, BK, warps, stages = _tiles(q, v)[0]"),
@@ -130,13 +130,14 @@ def hopper_forward(fast: GluonView, rounding: tuple[str, ...], *, sequences: boo
     )
 
 
-def _hopper(fast: GluonView, tests: tuple[TestView, ...], results: int, rounding: tuple[str, ...]) -> Way:
+def _hopper(fast: GluonView, results: int, rounding: tuple[str, ...]) -> Way:
     forward = hopper_forward(fast, rounding, sequences=False)
     when = "(row := _hopper(HOPPER, q, k, v, out)) is not None"
     bind = ("row = HopperRow(*row)", BLOCKS, "n_tiles = _ceil(Sq, BQ)", "n_work = n_tiles * B * Hq")
     if fast.lists is None:
         taken = '*((_queue,) if row.SCHEDULE == "queue" else ())'
         return Way(when=when, bind=bind, before=(taken,), launches=(forward,))
+    tests = fast.tests
     warps = 4 if any(t.of_pairs for t in tests) else 1
     lists = Launch(
         kernel="_list_key_runs_kernel",
@@ -298,7 +299,7 @@ def whole_launches(kernels: BackwardKernels, view: GluonBackwardView, *, sequenc
     lists = _lists(
         "_list_walks_kernel",
         len(view.runs),
-        kernels.query_tests,
+        with_bits(kernels.query_tests),
         counts="queue",
         counters=later,
         some=view.lists is not None,
@@ -341,7 +342,14 @@ def _whole(kernels: BackwardKernels, view: GluonBackwardView) -> Way:
 
 
 def _lists(
-    kernel: str, width: int, tests: tuple[TestView, ...], *, counts: str, counters: str, some: bool
+    kernel: str,
+    width: int,
+    tests: tuple[TestView, ...],
+    *,
+    counts: str,
+    counters: str,
+    some: bool,
+    scalars: tuple[str, ...] = (),
 ) -> tuple[Launch, ...]:
     """The kernel that lists which tiles another one walks, by `width` numbers each, where there is `some`."""
     if not some:
@@ -351,6 +359,7 @@ def _lists(
             kernel=kernel,
             grid=f"n_lists{tests_count(tests)}",
             constants=_LISTS,
+            scalars=scalars,
             buffers=(f"walks=((n_lists, {width}), torch.int32)", *tests_within(tests)),
             names=(f'counts="{counts}"',),
             counters=counters,
@@ -364,7 +373,7 @@ def _hopper_dkdv(kernels: BackwardKernels, view: GluonApartView) -> Way:
     lists = _lists(
         "_list_queries_met_kernel",
         len(walk.ends),
-        kernels.query_tests,
+        with_bits(kernels.query_tests),
         counts="query_counts",
         counters=counters,
         some=walk.lists is not None,
@@ -386,6 +395,7 @@ def _hopper_dkdv(kernels: BackwardKernels, view: GluonApartView) -> Way:
 def _hopper_dq(kernels: BackwardKernels, view: GluonApartView) -> Way:
     walk = view.keys
     counters = "" if kernels.has_rows else "dict(key_counts=4)"
+    unread = tuple(f"{t.name}_words=None" for t in with_bits(kernels.query_tests) if t.words)
     lists = _lists(
         "_list_keys_met_kernel",
         len(walk.ends),
@@ -393,6 +403,7 @@ def _hopper_dq(kernels: BackwardKernels, view: GluonApartView) -> Way:
         counts="key_counts",
         counters=counters,
         some=walk.lists is not None,
+        scalars=unread,
     )
     launch = Launch(
         kernel="_hopper_dq_kernel",
@@ -403,7 +414,7 @@ def _hopper_dq(kernels: BackwardKernels, view: GluonApartView) -> Way:
             *kernels.flags,
         ),
         tiles=(*_tiles("BQ // 2", "q", "d_out", "dq"), *_tiles("BK", "k", "v")),
-        scalars=("n_work=n_work", "together=row.together"),
+        scalars=("n_work=n_work", "together=row.together", *unread),
         buffers=_dq_sums(kernels, "64"),
     )
     bind = ["row = HopperDqRow(*apart[1])", BLOCKS, "n_work = _ceil(Sq, BQ) * B * Hq"]

@@ -33,11 +33,12 @@ from attngen.emit.triton.hopper import (
 )
 from attngen.emit.triton.hopper_forward import GluonView, gluon_view
 from attngen.emit.triton.kernel_code import KernelCode
-from attngen.emit.triton.kernels import kept_view, kernel_code
+from attngen.emit.triton.kernels import forward_code, kept_view, kernel_code
 from attngen.emit.triton.launch import CallParts, call_view
 from attngen.emit.triton.launch_passes import BackwardKernels, backward_launches, forward_launches
 from attngen.emit.triton.names import reserved
 from attngen.emit.triton.narrowed import by_kernel, everywhere
+from attngen.emit.triton.pair_words import pair_words, with_words
 from attngen.emit.triton.param_gradients import GradientView, RowSum, gradient_views
 from attngen.emit.triton.portable import PortableViews, codes_of, portable_views
 from attngen.emit.triton.scope import scope_view
@@ -45,6 +46,7 @@ from attngen.emit.triton.sequence_call import SequenceParts, sequence_call_view
 from attngen.emit.triton.sequences import refuse_sequences, sequence_place, sequence_view
 from attngen.emit.triton.shares import SharesView, shares_view
 from attngen.emit.triton.split import split_view
+from attngen.emit.triton.test_views import TestView, with_bits
 from attngen.emit.triton.tile_gradients import pair_kernel_view, row_values_view
 from attngen.emit.triton.turns import TurnsView, turns_view
 from attngen.emit.triton.views import (
@@ -57,7 +59,6 @@ from attngen.emit.triton.views import (
     PairKernelView,
     RangesView,
     RowValuesView,
-    TestView,
 )
 from attngen.errors import InternalError
 from attngen.plan.ints.facts import scale_use
@@ -86,6 +87,9 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
     weights = weight_view(plan, forward=options.forward)
     codes = codes_of(frame)
     forward, dq, dkdv, dq_sums, dkdv_sums = codes.forward, codes.dq, codes.dkdv, codes.dq_sums, codes.dkdv_sums
+    key_words, query_words = pair_words(frame, plan.key_loops), pair_words(frame, plan.query_loops)
+    packing, query_packing = with_words(frame, key_words), with_words(frame, query_words)
+    packed_forward = forward_code(packing, key_words) if key_words else forward
     backward = with_factors(frame, backward_view(frame), dq, dkdv)
     keys, queries = frame.key_ranges(), frame.query_ranges()
     tests = tuple(test_view(frame, t, r.axis) for r in (plan.keys, plan.queries) for t in r.tests)
@@ -96,7 +100,12 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
     key_tests, query_tests = (tuple(t for t in tests if t.axis == axis) for axis in "kq")
     key_pointers = tuple(p for t in key_tests for p in t.pointers)
     gradients = gradient_views(plan, frame.params, {p.name: p.host_lines for p in pair_gradients})
-    hopper = _hopper_views(frame, options, forward, weights, key_tests, dq, dkdv, dq_sums, backward, gradients)
+    mask = kernel_code(query_packing, Level.COLUMN, {}, {}, query_words)
+    hopper = _hopper_views(
+        packing, options, packed_forward, weights, with_bits(key_tests), dq, dkdv, mask, dq_sums, backward, gradients
+    )
+    if hopper.some:
+        tests = with_bits(tests)
     fast_bwd, apart = hopper.fast_bwd, hopper.apart
     split = split_view(frame, options, weights, kernel, keys, key_pointers)
     tiles = tile_table(plan, options)
@@ -173,7 +182,7 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
         "row_values": row_values,
         "versions": ("gluon/versions.py.j2",) if hopper.some else (),
         "sections": _sections(
-            forward,
+            packed_forward,
             dq,
             dkdv,
             dq_sums,
@@ -194,7 +203,7 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
         "longest_bits": plan.choices.longest_bits,
         "scale_use": scale_use(plan.attention),
         "w": weights,
-        "kernel": kernel,
+        "kernels": {False: kernel, True: replace(kernel, arguments=query_packing.arguments)},
         "kept": kept_view(frame),
         "f": forward,
         "fast": hopper.fast,
@@ -209,7 +218,7 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
         "queries": queries,
         "query_pointers": "".join(f"{p}, " for t in query_tests for p in t.pointers),
         "tests": tests,
-        "query_tests": query_tests,
+        "query_tests": with_bits(query_tests),
         "bwd": backward,
         "dropout": plan.attention.dropout is not None,
         "call": call,
@@ -284,11 +293,13 @@ def _hopper_views(
     key_tests: tuple[TestView, ...],
     dq: KernelCode,
     dkdv: KernelCode,
+    mask: KernelCode,
     dq_sums: tuple[RowSum, ...],
     backward: BackwardView,
     gradients: tuple[GradientView, ...],
 ) -> _HopperViews:
-    """Nothing where the file is meant for other chips."""
+    """Nothing where the file is meant for other chips. `frame` is that of the forward kernel; `mask` the code of the
+    mask alone, of a tile with keys down."""
     plan, params = frame.plan, frame.params
     hopper = plan.hopper
     if hopper is None or options.arch == "portable" or not options.holds("sm_90", 2):
@@ -298,7 +309,6 @@ def _hopper_views(
     if options.forward:
         hopper = replace(hopper, backward=None, apart=None)
     tuned = tuple(t for t in options.tuned_gpu if (t.chip, t.itemsize) == ("sm_90", 2))
-    mask = kernel_code(frame, Level.COLUMN, {}, {})
     printer = frame.printer()
     sequences = options.geometry != ("dense",)
     fast_bwd = gluon_backward_view(hopper, printer, params, frame.sizes, gradients, tuned, sequences=sequences)
@@ -329,8 +339,11 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Section:
+    """`words`: its kernels take those of tests of pairs, by keys."""
+
     title: str
     parts: tuple[Part, ...]
+    words: bool = False
 
 
 def _sections(
@@ -414,11 +427,10 @@ def _hopper_backward(
     if hopper.fast_bwd is not None:
         parts.append(Part(template="gluon/backward.py.j2", code=dkdv))
     if hopper.apart is not None:
-        parts.append(
-            Part(template="gluon/dkdv.py.j2", code=dkdv, sums=dkdv_sums, walk=hopper.apart.queries, tests=query_tests)
-        )
+        walk, tests = hopper.apart.queries, with_bits(query_tests)
+        parts.append(Part(template="gluon/dkdv.py.j2", code=dkdv, sums=dkdv_sums, walk=walk, tests=tests))
         parts.append(Part(template="gluon/dq.py.j2", code=dq, sums=dq_sums, walk=hopper.apart.keys, tests=key_tests))
     if not parts:
         return []
     shared = (Part(template="gluon/rings.py.j2"), Part(template="gluon/pairs.py.j2", code=dkdv))
-    return [Section("backward, for compute capability 9.0", (*shared, *parts))]
+    return [Section("backward, for compute capability 9.0", (*shared, *parts), words=True)]

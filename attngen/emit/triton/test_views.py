@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from attngen.emit.text.render import bracket
 from attngen.plan.mask.data_tests import UNIT
@@ -12,7 +12,7 @@ from attngen.plan.mask.data_tests import UNIT
 class TestView:
     """The kernel finds the extremes of a data vector in each tile of the `walked` axis: of each batch and of each head,
     where the vector differs from batch to batch and from head to head. of_pairs: of a matrix, in each such tile beside
-    each unit of the other axis.
+    each unit of the other axis; `words`: its bools are packed, too, in a kernel that wants them.
     """
 
     name: str
@@ -27,6 +27,7 @@ class TestView:
     per_batch: bool
     per_head: bool
     of_pairs: bool
+    words: bool = False
 
     @property
     def size(self) -> str:
@@ -77,6 +78,21 @@ class TestView:
     def heads(self) -> str:
         return "Hq" if self.per_head else "1"
 
+    @property
+    def returned(self) -> tuple[str, ...]:
+        """What a kernel packs: the number of a tile among all, and its bools as 0 or 1, none of them outside."""
+        return ("return cell, tl.where(inside, value, 0)",) if self.words else ()
+
+    @property
+    def taken(self) -> str:
+        return "cell, pairs = " if self.words else ""
+
+    @property
+    def packing(self) -> tuple[str, ...]:
+        """Lines that pack them, unit positions down."""
+        pairs = "pairs" if self.axis == "k" else "tl.trans(pairs)"
+        return (f"_store_words({self.name}_words_ptr, cell, {pairs}, n_tiles)",) if self.words else ()
+
     def units(self, ceil: str) -> tuple[str, ...]:
         """How many tiles there are for each walked one, as a factor; `ceil` is the division's name."""
         return (f"{ceil}({'Sq' if self.axis == 'k' else 'Sk'}, {UNIT})",) if self.of_pairs else ()
@@ -103,3 +119,8 @@ class TestView:
             (False, False): ("0", "0"),
         }[self.per_batch, self.per_head]
         return f"number % {tiles}, {batch}, {head}, {self.tiles}, {self.heads}"
+
+
+def with_bits(tests: tuple[TestView, ...]) -> tuple[TestView, ...]:
+    """The tests of a kernel that packs the bools of pairs."""
+    return tuple(replace(t, words=t.of_pairs) for t in tests)

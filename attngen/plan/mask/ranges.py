@@ -118,14 +118,14 @@ class _Solver:
 
     def flag(self, c: Load, number: Expr) -> Pair:
         """A bool load as a data test: where `number`, 0 or 1 and made of it, is 1."""
-        of_keys = reads(c, "k")
-        if of_keys and reads(c, "q"):
-            if c.param not in self.named or not {index("q"), index("k")} <= set(c.indices):
-                return self.unknown()
-            of_keys = self.axis == "k"
-        if of_keys:
+        pair, opposite = reads(c, "q") and reads(c, "k"), sub(integer(1), number)
+        if pair and (c.param not in self.named or not {index("q"), index("k")} <= set(c.indices)):
+            return self.unknown()
+        if pair and self.axis == "q":  # read by the walked side
+            return self.data_test(from_linear(*linear(opposite)), integer(0), equal=False)
+        if reads(c, "k"):
             return self.data_test(integer(1), number, equal=False)
-        return self.data_test(sub(integer(1), number), integer(0), equal=False)
+        return self.data_test(opposite, integer(0), equal=False)
 
     def row_condition(self, c: Expr) -> Pair:
         """A condition that the axis does not enter: all of the axis, or nothing of it."""

@@ -183,14 +183,25 @@ def _fastest(plan: KernelPlan) -> Mapping[tuple[int, int], Skeleton]:
     match plan.burden:
         case Burden.RANDOM:
             return {}
-        case Burden.PAIRS:
+        case Burden.PAIRS if pairs or not reads_bits(plan) or is_dear(plan.weights.unit):
             return _PAIRS
+        case Burden.PAIRS:
+            return {(64, 64): _three(128, ordered=True), **_MIDDLE, **_LATENT, **_WIDE}
         case Burden.LIGHT | Burden.ENDS | Burden.SCORE | Burden.DATA:
             if plan.weights.form is not Form.EXPONENTIAL or pairs or not plan.key_loops.full:
                 return {}
             if plan.burden is Burden.DATA:
                 return _TESTED
             return {**_narrow(plan), **_MIDDLE, **_LATENT, **_WIDE}
+
+
+def reads_bits(plan: KernelPlan) -> bool:
+    """Whether the elements of pairs that a mask of exponential weights reads are bools that the kernels have as bits, a
+    few words a thread, once tests of them tell which tiles need the mask."""
+    found = {e for t in plan.keys.tests if t.of_pairs for side in (t.row, t.col) for e in loads(side)}
+    named = [e for e in loads(plan.attention.mask) if level_of(e) is Level.PAIR]
+    tested = bool(plan.key_loops.full and plan.query_loops.full)
+    return tested and plan.weights.form is Form.EXPONENTIAL and bool(named) and found.issuperset(named)
 
 
 def _narrow(plan: KernelPlan) -> Mapping[tuple[int, int], Skeleton]:
@@ -242,7 +253,7 @@ def backward_skeletons(plan: KernelPlan, own: tuple[int, int] | None) -> Mapping
     if any(is_dear(i) or reads(i, "qk") for e in pairs for i in e.indices):
         return {}
     # What is held beside the weights, a factor for each pair or its param, takes the registers of half a tile.
-    beside = pairs or named or not isinstance(plan.d_pair, Literal)
+    beside = pairs or (named and not reads_bits(plan)) or not isinstance(plan.d_pair, Literal)
     narrow = replace(_BACKWARD[64, 64], queries=64 if beside else 128)
     wide = _BACKWARD[128, 128]
     # Each tile of keys begins at other queries.

@@ -204,13 +204,27 @@ def test_tiles_of_keys_that_meet_a_tile_of_queries_are_consecutive(mask: str, ex
 
 
 def test_a_mask_whose_pairs_a_param_names_has_a_backward_kernel() -> None:
-    """Though no tile goes without it; in tiles of 64 queries, since each pair's place takes registers."""
-    named = plan(analysed("attention a\n\nparam seen: bool[Sq, Sk]\nmask = seen[q, k]\n"))
-    assert {dims: row.queries for dims, row in backward_skeletons(named, None).items()} == {
-        (64, 64): 64,
-        (128, 128): 64,
-    }
+    """Though no tile goes without it; in tiles of 64 queries, since each pair's place takes registers. Bools, which
+    are read as bits, do not."""
+    for param, mask, queries in (("int", "seen[q, k] > 0", 64), ("bool", "seen[q, k]", 128)):
+        named = plan(analysed(f"attention a\n\nparam seen: {param}[Sq, Sk]\nmask = {mask}\n"))
+        rows = backward_skeletons(named, None)
+        assert {dims: row.queries for dims, row in rows.items()} == {(64, 64): queries, (128, 128): 64}
     assert not backward_skeletons(plan(analysed(text_of("dilated"))), None)
+
+
+@pytest.mark.parametrize(
+    ("mask", "bits"),
+    [("seen[q, k]", True), ("causal and not seen[q, k]", True), ("seen[q, k] or far[q, k] > 2", False)],
+)
+def test_bools_of_pairs_that_are_read_as_bits_take_the_rows_of_plain_masks(mask: str, bits: bool) -> None:
+    params = "param seen: bool[Sq, Sk]\n" + ("" if bits else "param far: int[Sq, Sk]\n")
+    named, plain = (
+        skeletons(plan(analysed(f"attention a\n\n{text}\n")), None)
+        for text in (f"{params}mask = {mask}", "mask = true")
+    )
+    for dims, row in plain.items():
+        assert (dims in named and (named[dims].queries, named[dims].keys) == (row.queries, row.keys)) == bits
 
 
 def test_latent_attention_has_rows_of_its_own() -> None:
