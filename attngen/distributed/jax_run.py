@@ -116,18 +116,6 @@ def _moved(way: Way, move: Move, x: Any) -> Any:
     return lax.ppermute(jnp.concatenate(parts, 1), way.axis, move.pairs)
 
 
-def _home(way: Way, move: Move, x: Any) -> Any:
-    """Gradients of what a move brought to this rank's share of their sum, like its own keys."""
-    if not move.pairs:
-        return x
-    x = lax.ppermute(x, way.axis, [(target, source) for source, target in move.pairs])
-    sent = _own(way, move.sent)
-    total = _like(x, (x.shape[0], way.k_blocks.each * way.k_blocks.size, *x.shape[2:]))
-    for i in range(move.slots):  # a slot that is not sent holds zeros
-        total = _add(total, way.k_rows(x, i), sent[i])
-    return total
-
-
 @dataclass(frozen=True, eq=False)
 class Fetched:
     """Keys and values of a turn that are here."""
@@ -146,11 +134,24 @@ def _joined(parts: Sequence[Any]) -> Any:
     return parts[0] if len(parts) == 1 else jnp.concatenate(parts, 1)
 
 
-def _all_home(way: Way, turn: Turn, x: Any) -> Any:
-    """Gradients of a turn's keys: what moved first is added first."""
+def _sent_home(way: Way, turn: Turn, x: Any) -> list[Any]:
+    """Gradients of a turn's keys, move by move, where they arrive."""
     ends = np.cumsum([move.slots * way.k_blocks.size for move in turn.moves])
-    parts = jnp.split(x, ends[:-1], 1)
-    return functools.reduce(jnp.add, (_home(way, move, own) for move, own in zip(turn.moves, parts, strict=True)))
+    back = ([(target, source) for source, target in move.pairs] for move in turn.moves)
+    parts = zip(jnp.split(x, ends[:-1], 1), back, strict=True)
+    return [lax.ppermute(own, way.axis, pairs) if pairs else own for own, pairs in parts]
+
+
+def _arrived(way: Way, turn: Turn, total: Any, parts: Sequence[Any]) -> Any:
+    """The sum for this rank's own keys, with what a turn sent home."""
+    for move, x in zip(turn.moves, parts, strict=True):
+        if not move.pairs:
+            total = total + x
+            continue
+        sent = _own(way, move.sent)
+        for i in range(move.slots):  # a slot that is not sent holds zeros
+            total = _add(total, way.k_rows(x, i), sent[i])
+    return total
 
 
 Visit = Callable[[Any, Any, Any, Place], Any]
@@ -170,21 +171,30 @@ def _each(way: Way, turn: Turn, drawn: Params, visit: Visit, state: Any) -> Any:
     return lax.fori_loop(0, _own(way, turn.counts), one, state)
 
 
-def _turns(way: Way, k: Any, v: Any, state: Any, compute: Callable[[Fetched, Any], Any]) -> Any:
-    """compute(fetched, state) turn by turn. The next turn's keys set out when the turn before this one is computed.
+Compute = Callable[[Fetched, Any], tuple[Any, Any]]
+"""(keys, state) to the state, and what a turn sends home."""
+
+
+def _turns(
+    way: Way, turns: Sequence[Turn], own: tuple[Any, Any], state: Any, compute: Compute, add: Callable[..., Any]
+) -> Any:
+    """The state after all turns. While a turn is computed, the keys of the next one are on their way, and what the one
+    before sends home, which add(state, turn, what) puts into the state afterwards.
 
     The barriers say so: without them the compiler starts all transfers at once, and keeps what the forward pass fetched
-    for the backward pass, which takes memory for all keys.
+    for the backward pass, which takes memory for all keys; and it sends nothing home before all turns are computed.
     """
-    if not way.turns:
+    if not turns:
         return state
-    ready = _fetched(way, way.turns[0], (k, v))
-    for following in way.turns[1:]:
-        k, v, state = lax.optimization_barrier((k, v, state))
-        coming = _fetched(way, following, (k, v))
-        state = compute(ready, state)
+    coming, late = _fetched(way, turns[0], own), None
+    for following in (*turns[1:], None):
         ready = coming
-    return compute(ready, state)
+        if following is not None:
+            own, state = lax.optimization_barrier((own, state))
+            coming = _fetched(way, following, own)
+        state, leaving = compute(ready, state)
+        state, late = state if late is None else add(state, *late), (ready.turn, leaving)
+    return add(state, *late)
 
 
 # ---------------------------------------------------------------- forward and backward
@@ -194,7 +204,7 @@ def _forward(way: Way, q: Any, k: Any, v: Any, params: Params, drawn: Params) ->
     kernel, (batch, rows, heads, _) = way.kernel, q.shape
     nothing = float("-inf") if kernel.spec.normalizer.sums else 0.0
 
-    def compute(keys: Fetched, state: Any) -> Any:
+    def compute(keys: Fetched, state: Any) -> tuple[Any, None]:
         def visit(state: Any, q_block: Any, slot: Any, place: Place) -> Any:
             out, lse = state
             operands = way.q_rows(q, q_block), *(way.k_rows(x, slot) for x in (keys.k, keys.v))
@@ -202,10 +212,10 @@ def _forward(way: Way, q: Any, k: Any, v: Any, params: Params, drawn: Params) ->
             part = kernel.merge([(way.q_rows(out, q_block), way.q_rows(lse, q_block, 2)), part])
             return _put(out, part[0], q_block), _put(lse, part[1], q_block, 2)
 
-        return _each(way, keys.turn, drawn, visit, state)
+        return _each(way, keys.turn, drawn, visit, state), None
 
     state = _like(q, (batch, rows, heads, v.shape[3])), _like(q, (batch, heads, rows), nothing)
-    out, lse = _turns(way, k, v, state, compute)
+    out, lse = _turns(way, way.turns, (k, v), state, compute, lambda state, *_: state)
     return kernel.finish(out, lse, **params)
 
 
@@ -224,9 +234,8 @@ def _attend_backward(way: Way, saved: Any, cotangents: tuple[Any, Any]) -> Any:
     q, k, v, floats, data, drawn, out, lse = saved
     d_out, d_lse = cotangents
     kernel, params = way.kernel, {**floats, **data, **way.numbers}
-    homes: list[tuple[Any, Any]] = []
 
-    def compute(keys: Fetched, state: Any) -> Any:
+    def compute(keys: Fetched, state: Any) -> tuple[Any, Any]:
         def visit(state: Any, q_block: Any, slot: Any, place: Place) -> Any:
             dq, dk, dv, totals = state
             operands = way.q_rows(q, q_block), *(way.k_rows(x, slot) for x in (keys.k, keys.v))
@@ -238,15 +247,19 @@ def _attend_backward(way: Way, saved: Any, cotangents: tuple[Any, Any]) -> Any:
             sums = (_add(x, g, b) for x, g, b in zip((dq, dk, dv), found[:3], (q_block, slot, slot), strict=True))
             return *sums, {n: x + found[3][n] for n, x in totals.items()}
 
-        dq, totals = state
+        dq, *sums, totals = state
         zeros = (_like(x, x.shape) for x in (keys.k, keys.v))
         dq, *found, totals = _each(way, keys.turn, drawn, visit, (dq, *zeros, totals))
-        homes.append(tuple(_all_home(way, keys.turn, x) for x in found))
-        return dq, totals
+        return (dq, *sums, totals), [_sent_home(way, keys.turn, x) for x in found]
 
-    state = _like(q, q.shape), {n: _like(q, x.shape) for n, x in floats.items()}
-    dq, totals = _turns(way, k, v, state, compute)
-    dk, dv = (functools.reduce(jnp.add, own) for own in zip(*homes, strict=True)) if homes else (0.0 * k, 0.0 * v)
+    def add(state: Any, turn: Turn, sent: Any) -> Any:
+        dq, *sums, totals = state
+        return dq, *(_arrived(way, turn, x, own) for x, own in zip(sums, sent, strict=True)), totals
+
+    # Own keys come last: then the last gradients go home while a kernel runs, too.
+    turns = sorted(way.turns, key=lambda turn: not any(move.pairs for move in turn.moves))
+    state = *(_like(x, x.shape) for x in (q, k, v)), {n: _like(q, x.shape) for n, x in floats.items()}
+    dq, dk, dv, totals = _turns(way, turns, (k, v), state, compute, add)
     more = kernel.finish_backward(d_out, out, lse, d_lse=d_lse, **params)
     gradients = {n: (totals[n] + more[n]).astype(x.dtype) for n, x in floats.items()}
     return dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype), gradients, None, None

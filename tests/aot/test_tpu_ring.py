@@ -83,5 +83,6 @@ def test_keys_move_while_kernels_compute(chip: str, topology: str, spec: str, la
     found = moves(ran.stdout)
     out, home = ([m for m in found if m.homeward is homeward] for homeward in (False, True))
     assert len(out) == 4 * turns, "K and V, forward and backward"
-    assert all(move.kernels for move in out), found  # libtpu decides about the others
+    assert all(move.kernels for move in out), found
     assert len(home) == 2 * turns
+    assert sum(move.kernels > 0 for move in home) >= len(home) - 1, found  # libtpu decides about the last one
