@@ -186,18 +186,26 @@ def _turns(
     """
     if not turns:
         return state
-    coming, late = _fetched(way, turns[0], own), None
+    coming = _fetched(way, turns[0], own)
+    leaving: list[tuple[Turn, Any]] = []
     for following in (*turns[1:], None):
         ready = coming
         if following is not None:
             own, state = lax.optimization_barrier((own, state))
             coming = _fetched(way, following, own)
-        state, leaving = compute(ready, state)
-        state, late = state if late is None else add(state, *late), (ready.turn, leaving)
-    return add(state, *late)
+        state, sent = compute(ready, state)
+        for before in leaving:
+            state = add(state, *before)
+        leaving = [(ready.turn, sent)]
+    return add(state, *leaving[0])
 
 
 # ---------------------------------------------------------------- forward and backward
+
+
+def _kept(state: Any, *_: Any) -> Any:
+    """The forward pass sends nothing home."""
+    return state
 
 
 def _forward(way: Way, q: Any, k: Any, v: Any, params: Params, drawn: Params) -> tuple[Any, Any]:
@@ -215,7 +223,7 @@ def _forward(way: Way, q: Any, k: Any, v: Any, params: Params, drawn: Params) ->
         return _each(way, keys.turn, drawn, visit, state), None
 
     state = _like(q, (batch, rows, heads, v.shape[3])), _like(q, (batch, heads, rows), nothing)
-    out, lse = _turns(way, way.turns, (k, v), state, compute, lambda state, *_: state)
+    out, lse = _turns(way, way.turns, (k, v), state, compute, _kept)
     return kernel.finish(out, lse, **params)
 
 
