@@ -82,7 +82,7 @@ def _slots(k_blocks: Blocks, turns: Sequence[Turn]) -> Verdict:
         for rank, own in enumerate(turn.pieces):
             here = _arrived(k_blocks, turn, rank)
             for _, slot, number, _ in own[: turn.counts[rank]].tolist():
-                holds: int | None = here[slot] if slot < len(here) else None
+                holds = here[int(slot)] if slot < len(here) else None
                 if holds != number:
                     what = "nothing" if holds is None else f"block {holds}"
                     line = f"turn {at}, rank {rank}: slot {slot} holds {what}, and the mask sees block {number}"
