@@ -62,7 +62,7 @@ def make(name: str, spec: Attention, text: str, options: Options, *, each: bool,
     if options.target not in ("triton", "pallas", "jax"):
         raise UsageError(f"{name}: pieces are for kernels that were compiled for target triton, pallas or jax")
     piece = piece_of(spec, each=each, clipped=clipped)
-    proof, emitted = chain.prove(piece.own, chain.plan(piece.own))
+    proof, emitted = chain.prove(piece.own, chain.plan(piece.own, options.target))
     if not proof.holds:
         doubtful = ", ".join(claim.subject for _, claim in (*proof.refuted, *proof.refused))
         raise UsageError(f"{name}: what a piece computes is not proved: {doubtful}")

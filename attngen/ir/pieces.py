@@ -18,8 +18,8 @@ from attngen.ir.walk import params, substitute, symbols
 
 _PLACE = ("q_offset", "k_offset", "q_size", "k_size")
 _COUNTED = ("h_offset", "b_offset")
-LONGEST = 2**30
-"""Positions of a whole sequence are below this."""
+LONGEST = 2**28
+"""Positions of a whole sequence are below this: sums of a few fit 32 bits, which is all that a TPU has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ import pytest
 import attngen
 from attngen import inputs, reference
 from attngen.errors import UsageError
+from attngen.prove.verdict import Obligation
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*no TPU found:UserWarning")
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -176,3 +177,15 @@ def test_what_a_piece_in_jax_refuses() -> None:
     dropped = attngen.compile(SPECS["dropout"], "jax", tile=(16, 16))
     with pytest.raises(UsageError, match="dropout_seed is missing: all pieces of a call draw from the same one"):
         dropped.partial(x, x, x, p=0.1, **place)
+
+
+def test_ints_of_pieces_fit_32_bits() -> None:
+    """JAX has no more. Sums of positions and offsets fit; a product that would saturate, with another answer, is
+    refused."""
+    for spec in ("causal", "sliding_window"):
+        for clipped in (False, True):
+            _, own = attngen.compile(SPECS[spec], "pallas").piece(clipped=clipped)
+            assert own.proof is not None and own.plan.keys.all
+            assert [c.subject for c in own.proof.of(Obligation.INTEGER_WIDTH).claims] == ["32 bits"]
+    with pytest.raises(UsageError, match="not proved: saturation"):
+        attngen.compile("attention c\nmask = k * 100 <= q * 100\n", "pallas").piece()
