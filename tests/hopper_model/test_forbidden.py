@@ -17,6 +17,7 @@ CAUSAL = "attention causal_lengths\nparam n: int[B]\nmask = causal and k < n[b]\
 WINDOW = "attention window_lengths\nparam n: int[B]\nmask = 0 <= q - k < 150 and k < n[b]\nassume Sq == Sk\n"
 LENGTHS = "attention lengths\nparam n: int[B]\nmask = k < n[b]\n"
 PADDING = "attention padding\nparam keep: bool[B, Sk]\nmask = keep[b, k]\n"
+NAMED = "attention named\nparam keep: bool[B, Sk]\nparam seen: bool[Sq, Sk]\nmask = keep[b, k] and seen[q, k]\n"
 DOCUMENTS = (
     "attention padded_documents\nparam ids: int[B, Sk]\nmask = same_document(ids) and ids[b, k] >= 0\nassume Sq == Sk\n"
 )
@@ -82,6 +83,8 @@ def slow(*values: object) -> object:
     ("text", "dims", "sizes"),
     [
         (CAUSAL, (128, 128), (1, 2, 1, 200, 200)),
+        (NAMED, (64, 64), (2, 2, 1, 200, 140)),
+        slow(NAMED, (128, 128), (2, 2, 1, 200, 140)),
         slow(LENGTHS, (64, 64), (1, 2, 1, 260, 200)),
         slow(LENGTHS, (128, 64), (2, 2, 1, 260, 200)),
         slow(CAUSAL, (256, 256), (2, 1, 1, 200, 200)),
@@ -99,6 +102,8 @@ def test_reach_no_result(text: str, dims: tuple[int, int], sizes: Sizes) -> None
     [
         (CAUSAL, (64, 64), (1, 2, 1, 200, 200)),
         (PADDING, (256, 256), (1, 1, 1, 70, 130)),
+        (NAMED, (64, 64), (2, 2, 1, 140, 130)),
+        slow(NAMED, (128, 128), (2, 2, 1, 140, 130)),
         slow(CAUSAL, (128, 128), (2, 2, 1, 200, 200)),
         slow(WINDOW, (128, 128), (1, 2, 1, 300, 300)),
         slow(DOCUMENTS, (256, 256), (1, 1, 1, 200, 200)),

@@ -95,6 +95,23 @@ def test_gradients(whose: str, pattern: str, dim: int) -> None:
     assert all(e <= 8e-3 for e in errors.values()), errors
 
 
+TWO = BEGIN + "param near: bool[Hq, Sk, Sq]\nparam anc: bool[B, Sq, Sk]\nmask = near[h, k, q] or not anc[b, q, k]\n"
+TWO_TESTS = TWO.replace("mask = near[h, k, q] or not", "mask = near[h, k, q] and k < Sk - 9 and not")
+
+
+@pytest.mark.parametrize("dim", [64, pytest.param(256, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("text", [TWO, TWO_TESTS], ids=["one test", "two tests"])
+def test_two_params(text: str, dim: int) -> None:
+    """By heads and by batches; with words of their own where another condition stands between."""
+    sizes = (2, 4, 2, 300, 420)
+    near = drawn("a head's own", "blocks", sizes).swapaxes(1, 2)
+    given = {"near": ~near, "anc": ~drawn("or the first keys", "tree", sizes)}
+    error, lse_error = forward(text, (dim, dim), sizes, **given)
+    assert error <= 1e-3 and lse_error <= 1e-4
+    errors, _ = gradients(text, (dim, dim), sizes, **given)
+    assert all(e <= 8e-3 for e in errors.values()), errors
+
+
 WRONG_BITS: dict[str, Change] = {
     "a row further": ("rows = tl.minimum(row + gl", "rows = tl.minimum(row + 1 + gl"),
     "a word further": ("cols = col // 32 + gl", "cols = col // 32 + 1 + gl"),

@@ -76,6 +76,12 @@ EVERY = (
         lambda d: {"keep": torch.rand(d.case.heads, d.case.columns, generator=d.generator) < 0.6},
         lambda given: tensor(given, "keep")[None],
     ),
+    Forbidding(
+        "padding_and_pairs",
+        "param keep: bool[B, Sk]\nparam seen: bool[Sq, Sk]\nmask = keep[b, k] and seen[q, k]\n",
+        lambda d: {**padding(d), "seen": torch.rand(d.case.rows, d.case.columns, generator=d.generator) < 0.8},
+        kept,
+    ),
     Forbidding("first_keys", "mask = k < 21\n", lambda d: {}, lambda given: places(given) < 21),
     Forbidding(
         "padded_documents",

@@ -48,7 +48,7 @@ def kernel_code(
     )
     writer = KernelWriter(frame.plan, frame.params, held)
     for w in words:
-        writer.printer.bind(w.load, w.element)
+        writer.printer.bind(w.meant, w.text)
     position = ("q0", "q1", "q_idx") if held is Level.ROW else ("k0", "k1", "k_idx")
     known = (*position, *frame.known)
     extra: tuple[str, ...] = ()

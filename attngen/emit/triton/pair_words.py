@@ -11,21 +11,20 @@ from dataclasses import dataclass, replace
 
 from attngen.emit.triton.data_tests import lists_of
 from attngen.emit.triton.frame import Frame
-from attngen.ir.build import integer
-from attngen.ir.nodes import Apply, Expr, Load, Op
-from attngen.ir.walk import nodes
+from attngen.errors import InternalError
+from attngen.ir.nodes import Apply, Expr, Literal, Op
 from attngen.plan.mask.data_tests import UNIT, DataTest
 from attngen.plan.mask.loops import Loops
 
 
 @dataclass(frozen=True, slots=True)
 class PairWords:
-    """The bits of the test called `test` stand for the element `load`, or, if `turned`, for its opposite. The lines
+    """The bits of the test called `test` stand for the condition `meant`, or, if `turned`, for its opposite. The lines
     `begin` find a head's words, once; `found` is the text of a tile's bools.
     """
 
     test: str
-    load: Load
+    meant: Expr
     turned: bool
     begin: tuple[str, ...]
     found: str
@@ -43,8 +42,8 @@ class PairWords:
         return f"{self.test}_pairs"
 
     @property
-    def element(self) -> str:
-        """The element, by the bools of the tile."""
+    def text(self) -> str:
+        """The condition, by the bools of the tile."""
         return f"({self.pairs} == 0)" if self.turned else self.pairs
 
 
@@ -61,7 +60,7 @@ def with_words(frame: Frame, words: Iterable[PairWords]) -> Frame:
 
 def _words(frame: Frame, t: DataTest, axis: str) -> PairWords:
     walked = t.col if axis == "k" else t.row
-    load, turned = _element(walked)
+    meant, turned = _condition(walked)
     held, size, block = ("Sq", "Sk", "BK") if axis == "k" else ("Sk", "Sq", "BQ")
     test = f"{'key' if axis == 'k' else 'query'}_{t.name}"
     stride = f"({size} + {block} - 1) // {block} * ({block} // 32)"
@@ -70,14 +69,19 @@ def _words(frame: Frame, t: DataTest, axis: str) -> PairWords:
     like, rows, columns = ("qk", "q0", "k0") if axis == "k" else ("like", "k0", "q0")
     return PairWords(
         test,
-        load,
+        meant,
         turned,
         (f"{test}_words = {test}_words_ptr{first}",),
         f"_named_pairs({like}, {test}_words, {rows}, {held} - 1, {columns}, {stride})",
     )
 
 
-def _element(side: Expr) -> tuple[Load, bool]:
-    """The only bool that a test of pairs reads, and whether the test is of its opposite: `1 - int(...)`."""
-    (load,) = (n for n in nodes(side) if isinstance(n, Load))
-    return load, side != Apply(Op.TO_INT, (load,), integer(0).type)
+def _condition(side: Expr) -> tuple[Expr, bool]:
+    """The condition of a test of pairs, and whether the test is of its opposite."""
+    match side:
+        case Apply(op=Op.TO_INT, args=(condition,)):
+            return condition, False
+        case Apply(op=Op.SUB, args=(Literal(value=1), Apply(op=Op.TO_INT, args=(condition,)))):
+            return condition, True
+        case _:
+            raise InternalError(f"no test of pairs: {side}")

@@ -79,6 +79,8 @@ class _Solver:
     def solve(self, c: Expr) -> Pair:
         if not reads(c, self.axis) and not reads_data(c, self.other):
             return self.row_condition(c)
+        if self.of_pairs(c):
+            return self.pairs(c)
         if isinstance(c, Apply):
             match c.op:
                 case Op.AND:
@@ -118,14 +120,28 @@ class _Solver:
 
     def flag(self, c: Load, number: Expr) -> Pair:
         """A bool load as a data test: where `number`, 0 or 1 and made of it, is 1."""
-        pair, opposite = reads(c, "q") and reads(c, "k"), sub(integer(1), number)
-        if pair and (c.param not in self.named or not {index("q"), index("k")} <= set(c.indices)):
+        if reads(c, "q") and reads(c, "k"):
             return self.unknown()
-        if pair and self.axis == "q":  # read by the walked side
-            return self.data_test(from_linear(*linear(opposite)), integer(0), equal=False)
         if reads(c, "k"):
             return self.data_test(integer(1), number, equal=False)
-        return self.data_test(opposite, integer(0), equal=False)
+        return self.data_test(sub(integer(1), number), integer(0), equal=False)
+
+    def of_pairs(self, c: Expr) -> bool:
+        """Whether a condition is made of elements of named params alone."""
+        match c:
+            case Load():
+                return c.param in self.named and {index("q"), index("k")} <= set(c.indices)
+            case Apply(op=Op.AND | Op.OR | Op.NOT):
+                return all(self.of_pairs(a) for a in c.args)
+            case _:
+                return False
+
+    def pairs(self, c: Expr) -> Pair:
+        """Such a condition as one data test, whose walked side reads it."""
+        number = build.apply(Op.TO_INT, c)
+        if self.axis == "k":
+            return self.data_test(integer(1), number, equal=False)
+        return self.data_test(sub(integer(1), number), integer(0), equal=False)
 
     def row_condition(self, c: Expr) -> Pair:
         """A condition that the axis does not enter: all of the axis, or nothing of it."""
