@@ -165,20 +165,24 @@ def build(
     With `fork` a copy of this process writes the file while this one proves, in the hope that all will be proved.
     """
     from attngen.emit import emit
+    from attngen.piece_file import with_pieces
     from attngen.prove.budget.work import Budget
     from attngen.prove.verdict import ALL_PROVED
 
     spec, planned = checked_plan(source, consts, options.target, options.tile)
 
+    def written_out(emitted: KernelPlan, proved: tuple[str, ...]) -> str:
+        return with_pieces(emit(emitted, source.text, options, proved), spec, emitted, source.text, options)
+
     def hoped_for() -> str:
-        return emit(planned, source.text, options, ALL_PROVED)
+        return written_out(planned, ALL_PROVED)
 
     with forked.begun(hoped_for) if fork else nullcontext(lambda: None) as written:
         proof, emitted = prove(spec, planned, Budget(effort))
         proof = _accepted(spec, proof, source, allow_unproved, strict)
         text = written() if emitted is planned and proof.summary() == ALL_PROVED else None
     if text is None:
-        text = emit(emitted, source.text, options, proof.summary())
+        text = written_out(emitted, proof.summary())
     return Kernel(
         spec=callable_spec(spec, emitted),
         plan=emitted,
@@ -369,7 +373,8 @@ def compile(
     that chip's alone; "portable" holds every chip's tile sizes and the kernels that run on all of them. `head_dim`: of
     q and k and of v, one int or two. `dtype`: "fp16", "bf16" or "fp32". `forward`: without a backward pass.
     `geometry`: which functions it holds, for target triton: "dense" always, "lengths" for sequences that are a part of
-    a batch row, "packed" for sequences that follow one another; a `Kernel` compiles a missing one at its first call.
+    a batch row, "packed" for sequences that follow one another, "pieces" for stretches of a longer sequence; a `Kernel`
+    compiles a missing one at its first call.
     `tiles` is a file that `attngen tune` wrote, `shape` sizes that say which of its shapes is meant, where there are
     several.
     Every obligation of the plan is proved first: what is false raises `Refuted`, with a counterexample, and what is not

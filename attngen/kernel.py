@@ -131,7 +131,8 @@ class Kernel:
         text, options = self.made
         if kind in options.geometry:
             return self.source
-        wider = replace(options, geometry=tuple(g for g in GEOMETRIES if g == kind or g in options.geometry))
+        kept = {kind, *options.geometry} - {"pieces"}
+        wider = replace(options, geometry=tuple(g for g in GEOMETRIES if g in kept))
         return emit(self.plan, text, wider, self.proof.summary() if self.proof is not None else ())
 
     def piece(self, *, each: bool = False, clipped: bool = False) -> tuple[Piece, Kernel]:

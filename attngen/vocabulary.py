@@ -16,8 +16,9 @@ BINARIES = ("ttir", "ttgir", "ptx", "cubin", "hsaco")
 ARCHITECTURES = ("sm_80", "sm_86", "sm_90", "sm_100", "gfx942")
 SOURCE_ARCHITECTURES = ("auto", "portable", *ARCHITECTURES)
 """For which chips a file may hold kernels of their own: every chip, none, one."""
-GEOMETRIES = ("dense", "lengths", "packed")
-"""Where the rows of a sequence are: a batch row, a part of one, or one after the other (`plan.geometry`)."""
+GEOMETRIES = ("dense", "lengths", "packed", "pieces")
+"""Where the rows of a sequence are: a batch row, a part of one, or one after the other (`plan.geometry`). In pieces
+they are a stretch of a longer sequence (`ir.pieces`)."""
 DTYPES = ("fp16", "bf16", "fp32")
 TPU_STAGES = ("mosaic", "hlo", "schedule")
 TPUS = ("v4", "v5e", "v5p", "v6e", "7x")

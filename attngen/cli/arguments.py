@@ -148,17 +148,12 @@ def head_dim(word: str) -> tuple[int, int]:
     return dims
 
 
-def geometries(word: str, known: tuple[str, ...] = vocabulary.GEOMETRIES) -> tuple[str, ...]:
+def geometries(word: str) -> tuple[str, ...]:
     kinds = tuple(word.split(","))
-    wrong = next((kind for kind in kinds if kind not in known), None)
+    wrong = next((kind for kind in kinds if kind not in vocabulary.GEOMETRIES), None)
     if wrong is not None:
-        raise ArgumentTypeError(f"no geometry {wrong!r}; there are {', '.join(known)}")
+        raise ArgumentTypeError(f"no geometry {wrong!r}; there are {', '.join(vocabulary.GEOMETRIES)}")
     return kinds
-
-
-def compared(word: str) -> tuple[str, ...]:
-    """What `verify` compares: the geometries, and pieces of dense tensors."""
-    return geometries(word, (*vocabulary.GEOMETRIES, "pieces"))
 
 
 def seconds(word: str) -> float:

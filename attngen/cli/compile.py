@@ -69,7 +69,7 @@ def add(table: Commands) -> None:
         "--geometry",
         type=arguments.geometries,
         metavar="KIND[,KIND]",
-        help="source: functions for sequences, too: packed (NAME_varlen), lengths (NAME_lengths)",
+        help="source: more functions: packed (NAME_varlen), lengths (NAME_lengths), pieces (NAME_partial and others)",
     )
     p.add_argument("--forward", action="store_true", help="leave out the backward pass")
     p.add_argument("--chip", choices=vocabulary.TPUS, help="TPU of mosaic, hlo and schedule (default: v5e)")

@@ -39,7 +39,7 @@ def add(table: Commands) -> None:
     )
     p.add_argument(
         "--geometry",
-        type=arguments.compared,
+        type=arguments.geometries,
         default=("dense",),
         metavar="KIND[,KIND]",
         help="where the rows of a sequence are: dense, lengths, packed, pieces (default: dense). Lengths and packed "

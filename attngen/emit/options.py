@@ -49,7 +49,8 @@ class Options:
     kernels that some have for themselves. `head_dim`: (of q and k, of v), or all up to 256. `dtype`: of q, k and v, or
     all. `forward`: without a backward pass. Triton's interpreter always runs the file.
 
-    `geometry`: the functions that it has, see `plan.geometry`; dense is always among them.
+    `geometry`: the functions that it has, see `plan.geometry`; dense is always among them. `emit` writes no pieces:
+    those are joined to what it writes.
 
     `tuned` has at most one entry for a TPU and bytes of an element; `tuned_gpu` one for a GPU, bytes of an element and
     head dim.
@@ -70,6 +71,11 @@ class Options:
     def chip(self) -> str | None:
         """The one chip that the file is for."""
         return None if self.arch in ("auto", "portable") else self.arch
+
+    @property
+    def sequences(self) -> bool:
+        """Whether some kernels find out where their sequence is."""
+        return not {"lengths", "packed"}.isdisjoint(self.geometry)
 
     def holds(self, chip: str, itemsize: int) -> bool:
         """Whether the file is for this chip and elements of so many bytes. Triton's interpreter, "cpu", always counts:

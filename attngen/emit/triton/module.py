@@ -253,7 +253,7 @@ def _sequence_views(
     frame: Frame, options: Options, backward: BackwardView, weights: WeightView, kernel: KernelView
 ) -> PortableViews | None:
     """The portable kernels once more, for sequences, where the file holds some."""
-    if options.geometry == ("dense",):
+    if not options.sequences:
         return None
     refuse_sequences(frame.plan)
     own = replace(frame, place=sequence_place(frame))
@@ -310,7 +310,7 @@ def _hopper_views(
         hopper = replace(hopper, backward=None, apart=None)
     tuned = tuple(t for t in options.tuned_gpu if (t.chip, t.itemsize) == ("sm_90", 2))
     printer = frame.printer()
-    sequences = options.geometry != ("dense",)
+    sequences = options.sequences
     fast_bwd = gluon_backward_view(hopper, printer, params, frame.sizes, gradients, tuned, sequences=sequences)
     return _HopperViews(
         gluon_view(frame, hopper.forward, forward, weights, key_tests, tuned, sequences=sequences),

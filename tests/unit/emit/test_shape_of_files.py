@@ -34,7 +34,7 @@ SIZES = {
 
 def test_templates_decide_no_more_than_they_did() -> None:
     environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True)
-    paths = [p for folder in ("triton", "gluon") for p in sorted((ROOT / "templates" / folder).rglob("*.j2"))]
+    paths = [p for folder in ("triton", "gluon", "pieces") for p in sorted((ROOT / "templates" / folder).rglob("*.j2"))]
     found = [environment.parse(path.read_text(encoding="utf-8")) for path in paths]
     ifs = sum(1 for template in found for _ in template.find_all(nodes.If))
     choices = sum(1 for template in found for _ in template.find_all(nodes.CondExpr))
