@@ -47,6 +47,8 @@ lax: Any = importlib.import_module("jax.lax")
 
 LayoutName = Literal["auto", "contiguous", "headtail"]
 Offsets = Sequence[int] | npt.NDArray[Any]
+_KEPT = 16
+"""Batches whose tables are kept, for calls that say the same again."""
 
 
 def context_parallel(
@@ -132,6 +134,8 @@ class Attend:
         given = {n: np.asarray(x) if hasattr(x, "shape") else x for n, x in params.items()}
         key = sequences, *((n, _fingerprint(x)) for n, x in sorted(given.items()))
         if key not in self._kept:
+            if len(self._kept) == _KEPT:
+                del self._kept[next(iter(self._kept))]
             self._kept[key] = self._placed(sequences, Masked(params=given))
         return self._kept[key]
 
