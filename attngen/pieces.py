@@ -108,9 +108,16 @@ def partial(kernel: Kernel, operands: Sequence[Any], place: Place, scale: Any, p
             f"{kernel.name}: partial is not differentiable by autograd: call it under torch.no_grad(), and "
             "partial_backward for the gradients"
         )
-    with torch.no_grad():
-        out, lse = _run(kernel, operands, place, scale, params)
+    out, lse = part(kernel, operands, place, scale, params)
     return out.float(), lse
+
+
+def part(kernel: Kernel, operands: Sequence[Any], place: Place, scale: Any, params: Mapping[str, Any]) -> Part:
+    """`partial`, out as the kernel stores it, in the dtype of q."""
+    import torch
+
+    with torch.no_grad():
+        return _run(kernel, operands, place, scale, params)
 
 
 def _learns(x: Any) -> bool:
@@ -187,11 +194,11 @@ def _arrays(lse: Any) -> Arrays:
 
 
 def finish(kernel: Kernel, part: Part, params: Mapping[str, Any]) -> Part:
-    own = _own_term(kernel, part[1], params)
+    own = own_part(kernel, part[1], params)
     return part if own is None else _arrays(part[1]).finished(part, own.detach())
 
 
-def _own_term(kernel: Kernel, lse: Any, params: Mapping[str, Any]) -> Any:
+def own_part(kernel: Kernel, lse: Any, params: Mapping[str, Any]) -> Any:
     """The logarithm of the denominator's own term, like `lse`; None where there is none."""
     import torch
 
@@ -237,8 +244,30 @@ def partial_backward(
     params: Mapping[str, Any],
     accumulate: tuple[Any, Any, Any] | None,
 ) -> tuple[Any, Any, Any, dict[str, Any]]:
-    """The backward pass of the piece, with out and lse of the whole in place of its own: then weights exp(score - lse)
-    and rowsum(d_out out) are those of the whole, and so is each dS. No forward kernel runs."""
+    found, gradients = slopes(kernel, operands, cotangents, results, place, scale, params)
+    if accumulate is None:
+        dq, dk, dv = (_of(g, x) for g, x in zip(found, operands, strict=True))
+        return dq, dk, dv, gradients
+    for total, g in zip(accumulate, found, strict=True):
+        if g is not None:
+            total.add_(g)
+    return *accumulate, gradients
+
+
+def slopes(
+    kernel: Kernel,
+    operands: Sequence[Any],
+    cotangents: tuple[Any, Any],
+    results: Part,
+    place: Place,
+    scale: Any,
+    params: Mapping[str, Any],
+) -> tuple[tuple[Any, Any, Any], dict[str, Any]]:
+    """Gradients of q, k and v as the kernel stores them (None: zeros), and those of params.
+
+    The backward pass of the piece, with out and lse of the whole in place of its own: then weights exp(score - lse)
+    and rowsum(d_out out) are those of the whole, and so is each dS. No forward kernel runs.
+    """
     import torch
 
     d_out, d_lse = cotangents
@@ -249,14 +278,9 @@ def partial_backward(
     given = (d_out.to(own[0].dtype), d_lse)
     outputs = own if kernel.spec.normalizer.sums and d_lse is not None else own[:1]
     wanted = [*leaves, *learned.values()]
-    slopes: Any = torch.autograd.grad(outputs, wanted, given[: len(outputs)], allow_unused=True)
-    found = [_of(g, x) for g, x in zip(slopes, wanted, strict=True)]
-    gradients = dict(zip(learned, found[3:], strict=True))
-    if accumulate is None:
-        return found[0], found[1], found[2], gradients
-    for total, g in zip(accumulate, found[:3], strict=True):
-        total.add_(g)
-    return *accumulate, gradients
+    found: Any = torch.autograd.grad(outputs, wanted, given[: len(outputs)], allow_unused=True)
+    gradients = {n: _of(g, x) for g, (n, x) in zip(found[3:], learned.items(), strict=True)}
+    return (found[0], found[1], found[2]), gradients
 
 
 def finish_backward(
@@ -268,12 +292,12 @@ def finish_backward(
     out, lse = results
     learned: dict[str, Any] = {n: x.detach().requires_grad_() for n, x in params.items() if _learns(x)}
     with torch.enable_grad():
-        own = _own_term(kernel, lse, {**params, **learned})
+        own = own_part(kernel, lse, {**params, **learned})
     if own is None or not own.requires_grad:
         return {n: torch.zeros_like(x, dtype=torch.float32) for n, x in learned.items()}
     slope = _arrays(lse).own_slope((d_out.float(), d_lse), (out.float(), lse), own.detach())
-    slopes: Any = torch.autograd.grad(own, [*learned.values()], slope, allow_unused=True)
-    return {n: _of(g, x) for g, (n, x) in zip(slopes, learned.items(), strict=True)}
+    found: Any = torch.autograd.grad(own, [*learned.values()], slope, allow_unused=True)
+    return {n: _of(g, x) for g, (n, x) in zip(found, learned.items(), strict=True)}
 
 
 def _of(gradient: Any, x: Any) -> Any:

@@ -8,7 +8,7 @@ it, a comparison of row data with column data is answered by the hull of the key
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Literal, Protocol, TypeAlias
@@ -168,6 +168,26 @@ def needed(kernel: Planned, q_ranges: Sequence[Range], case: Case) -> list[tuple
                 found[i] += _union(lows[..., own].reshape(-1), highs[..., own].reshape(-1))
                 at += stop - start
     return [tuple(_few(_joined(ranges), keys)) for ranges in found]
+
+
+def seeing(kernel: Planned, q_range: Range, case: Case) -> Callable[[Range], Range] | None:
+    """A function that says of a range of keys which queries of `q_range` may attend to some of it: from the first to
+    the last. None, where stretches do not say: the mask reads data of rows, or what `case` does not know."""
+    if _reads_rows(kernel):
+        return None
+    ends = stretches(kernel, np.arange(*q_range), case)
+    if ends is None:
+        return None
+    lows, highs = (x.reshape(-1, x.shape[-1]) for x in ends)
+    first, last = (list(zip(lows[:, i].tolist(), highs[:, i].tolist(), strict=True)) for i in (0, -1))
+
+    def narrowed(keys: Range) -> Range:
+        if all(any(max(low, keys[0]) < min(high, keys[1]) for low, high in row) for row in (first, last)):
+            return q_range
+        own = np.flatnonzero((np.maximum(lows, keys[0]) < np.minimum(highs, keys[1])).any(0))
+        return (q_range[0] + int(own[0]), q_range[0] + int(own[-1]) + 1) if own.size else (q_range[0], q_range[0])
+
+    return narrowed
 
 
 def stretches(kernel: Planned, rows: Rows, case: Case) -> tuple[Any, Any] | None:

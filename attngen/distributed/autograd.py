@@ -76,10 +76,11 @@ class Attention(torch.autograd.Function):
             split = _Split(call.way, q, k)
             params = {**call.others, **dict(zip(call.names, tensors, strict=True))}
             q, k, v = split.gathered(q, k, v)
-            out, lse = forward(call.way.run, q, k, v, call.scale, split.params(params), split.drawn(call.drawn))
-            ctx.call, ctx.split = call, split
             exact = any(ctx.needs_input_grad[4:])  # a sum over all pairs needs what rounding takes from out
-            ctx.save_for_backward(q, k, v, out if exact else out.to(q.dtype), lse, *tensors)
+            drawn = split.drawn(call.drawn)
+            out, lse = forward(call.way.run, q, k, v, call.scale, split.params(params), drawn, exact=exact)
+            ctx.call, ctx.split = call, split
+            ctx.save_for_backward(q, k, v, out, lse, *tensors)
             ctx.set_materialize_grads(False)
             out, lse = split.rows(out.to(q.dtype)), split.rows_of_lse(lse)
             return out, lse.view_as(lse)

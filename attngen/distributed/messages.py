@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from attngen.distributed.layout import Ranges
+from attngen.distributed.layout import Ranges, length
 
 _dist = cast(Any, dist)
 
@@ -37,12 +37,36 @@ class Link:
         return [rows if d == self.rows else n for d, n in enumerate(x.shape)]
 
 
+class Message(NamedTuple):
+    """Tensors that travel as one: they are views of `flat`."""
+
+    flat: Tensor
+    tensors: list[Tensor]
+
+    @classmethod
+    def empty(cls, shapes: Sequence[Sequence[int]], like: Tensor, dtype: Any) -> Message:
+        counts = [torch.Size(shape).numel() for shape in shapes]
+        flat: Any = like.new_empty(sum(counts), dtype=dtype)
+        return cls(flat, [x.view(shape) for x, shape in zip(flat.split(counts), shapes, strict=True)])
+
+    @classmethod
+    def of(cls, link: Link, tensors: Sequence[Tensor], ranges: Ranges) -> Message:
+        """These rows of tensors, copied."""
+        found = cls.empty([link.sized(x, length(ranges)) for x in tensors], tensors[0], tensors[0].dtype)
+        for own, x in zip(found.tensors, tensors, strict=True):
+            at = 0
+            for start, stop in ranges:
+                own.narrow(link.rows, at, stop - start).copy_(x.narrow(link.rows, start, stop - start))
+                at += stop - start
+        return found
+
+
 @dataclass
 class Pending:
     """Messages on the way. What is sent is kept until it has left."""
 
     works: list[Any] = field(default_factory=list[Any])
-    sent: list[Tensor] = field(default_factory=list[Tensor])
+    sent: list[Message] = field(default_factory=list[Message])
     received: dict[int, list[Tensor]] = field(default_factory=dict[int, list[Tensor]])
 
     def wait(self) -> dict[int, list[Tensor]]:
@@ -54,22 +78,18 @@ class Pending:
 
 
 def post(
-    link: Link, send: Mapping[int, Sequence[Tensor]], receive: Mapping[int, int], like: Sequence[Tensor], dtype: Any
+    link: Link, send: Mapping[int, Message], receive: Mapping[int, int], like: Sequence[Tensor], dtype: Any
 ) -> Pending:
-    """Begins to send tensors to groups, and to receive so many rows of each of `like` from groups, in this dtype."""
+    """Begins to send messages to groups, and to receive so many rows of each of `like` from groups, in this dtype."""
     found = Pending()
     if not send and not receive:
         return found
     operations: list[Any] = []
-    for target, tensors in sorted(send.items()):
-        flat: Any = torch.cat([x.reshape(-1).to(dtype) for x in tensors])
-        found.sent.append(flat)
-        operations.append(dist.P2POp(dist.isend, flat, dist.get_global_rank(link.group, target), link.group))
+    for target, message in sorted(send.items()):
+        found.sent.append(message)
+        operations.append(dist.P2POp(dist.isend, message.flat, dist.get_global_rank(link.group, target), link.group))
     for source, rows in sorted(receive.items()):
-        shapes = [link.sized(x, rows) for x in like]
-        counts = [torch.Size(shape).numel() for shape in shapes]
-        flat: Any = like[0].new_empty(sum(counts), dtype=dtype)
-        found.received[source] = [x.view(shape) for x, shape in zip(flat.split(counts), shapes, strict=True)]
+        flat, found.received[source] = Message.empty([link.sized(x, rows) for x in like], like[0], dtype)
         operations.append(dist.P2POp(dist.irecv, flat, dist.get_global_rank(link.group, source), link.group))
     found.works += dist.batch_isend_irecv(operations)
     return found

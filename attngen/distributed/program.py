@@ -6,8 +6,8 @@ Python; `run` carries it out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from attngen.distributed.layout import Range, Ranges, common, joined, length
@@ -32,7 +32,9 @@ class Call:
     k: tuple[Part, ...]
     """Where the keys of the pieces lie, in their order."""
     first: bool
-    """Whether no call before it has computed some of these queries."""
+    """Whether no call before it computes some of these queries."""
+    last: bool
+    """Whether no call after it does."""
 
     @property
     def q_offsets(self) -> tuple[int, ...]:
@@ -59,15 +61,13 @@ def steps(schedule: Schedule, group: int, *, together: bool) -> tuple[Step, ...]
     own_k = schedule.k_layout.grouped(schedule.heads).stretches[group]
     ends = schedule.sequences
     found: list[Step] = []
-    covered: Ranges = ()
     for r in schedule.rounds:
         held = {group: own_k, **{t.source: t.rows for t in r.transfers if t.target == group}}
         calls: list[Call] = []
         for pieces in _calls(r.pieces[group], together):
             q = joined(part for p in pieces for part in _local(own_q, _moved(p.q, ends.q[p.sequence])))
             k = _merged(x for p in pieces for x in _parts(held, _moved(p.k, ends.k[p.sequence])))
-            calls.append(Call(pieces, q, k, first=not common(covered, q)))
-            covered = joined((*covered, *q))
+            calls.append(Call(pieces, q, k, first=False, last=False))
         send = tuple(
             (t.target, tuple(x for rows in t.rows for x in _local(own_k, rows)))
             for t in r.transfers
@@ -75,7 +75,33 @@ def steps(schedule: Schedule, group: int, *, together: bool) -> tuple[Step, ...]
         )
         receive = tuple((t.source, length(t.rows)) for t in r.transfers if t.target == group)
         found.append(Step(send, receive, tuple(calls)))
-    return tuple(found)
+    firsts = _unseen(call for step in found for call in step.calls)
+    lasts = _unseen(call for step in reversed(found) for call in reversed(step.calls))
+    return tuple(
+        replace(step, calls=tuple(replace(c, first=id(c) in firsts, last=id(c) in lasts) for c in step.calls))
+        for step in found
+    )
+
+
+def outside(calls: Iterable[Call], rows: int) -> Ranges:
+    """Rows of the group's queries that none of these calls computes."""
+    found: list[Range] = []
+    at = 0
+    for start, stop in (*joined(r for call in calls for r in call.q), (rows, rows)):
+        found.append((at, start))
+        at = stop
+    return joined(found)
+
+
+def _unseen(calls: Iterable[Call]) -> set[int]:
+    """The calls, by `id`, none of whose queries are those of a call before them."""
+    found: set[int] = set()
+    covered: Ranges = ()
+    for call in calls:
+        if not common(covered, call.q):
+            found.add(id(call))
+        covered = joined((*covered, *call.q))
+    return found
 
 
 def local(own: Ranges, rows: Ranges) -> Ranges:

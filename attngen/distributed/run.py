@@ -15,15 +15,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attngen import pieces
 from attngen.distributed.layout import Ranges
-from attngen.distributed.messages import Link, Pending, add_picked, picked, post
-from attngen.distributed.program import Call, Part, Step
+from attngen.distributed.messages import Link, Message, Pending, add_picked, picked, post
+from attngen.distributed.program import Call, Part, Step, outside
 from attngen.distributed.schedule import Sequences
 from attngen.errors import UsageError
 from attngen.ir.axes import BATCHES, HEADS, cut_params
 from attngen.ir.nodes import Symbol
 from attngen.ir.walk import symbols
 from attngen.kernel import Kernel
+from attngen.part_sums import own_term
+from attngen.pieces import Place
 
 
 @dataclass(frozen=True)
@@ -66,14 +69,19 @@ def head_dims(kernel: Kernel, *, packed: bool) -> dict[str, int] | None:
 
 
 def forward(
-    run: Run, q: Tensor, k: Tensor, v: Tensor, scale: float | None, params: Mapping[str, Any], drawn: Drawn
-) -> Any:
-    """out (float32) and lse of the group's queries, finished."""
+    run: Run,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float | None,
+    params: Mapping[str, Any],
+    drawn: Drawn,
+    *,
+    exact: bool,
+) -> tuple[Tensor, Tensor]:
+    """out and lse of the group's queries, finished; out in the dtype of q, or where it must be `exact` in float32."""
     kernel, link = run.kernel, run.link
-    sums = kernel.spec.normalizer.sums
-    packed = run.sequences.packed
-    out = q.new_zeros((*q.shape[:-1], v.shape[-1]), dtype=torch.float32)
-    lse = q.new_full(_lse_shape(q), float("-inf") if sums else 0.0, dtype=torch.float32)
+    total = _Total(run, q, v, torch.float32 if exact or own_term(kernel.plan.weights) is not None else q.dtype)
     messages = _fetch(run, 0, k, v)
     for i, step in enumerate(run.steps):
         arrived, messages = messages.wait(), _fetch(run, i + 1, k, v)
@@ -82,21 +90,68 @@ def forward(
             keys, values = (_keys(link, held, call.k, n) for n in (0, 1))
             used = _Params(run, call, params, drawn)
             operands, place = used.operands(link.taken(q, call.q), keys, values)
-            part = used.back(*kernel.partial(*operands, **place, scale=scale, **used.given))
-            at = 0
-            for start, stop in call.q:
-                own = (
-                    out.narrow(link.rows, start, stop - start),
-                    lse.narrow(1 if packed else 2, start, stop - start),
-                )
-                new = (
-                    part[0].narrow(link.rows, at, stop - start),
-                    part[1].narrow(1 if packed else 2, at, stop - start),
-                )
-                _absorb(own, new, first=call.first, sums=sums)
-                at += stop - start
+            total.absorb(call, *used.back(*pieces.part(kernel, operands, place, scale, used.given)))
     messages.wait()
-    return kernel.finish(out, lse, **params)
+    out, lse = total.finished(pieces.own_part(kernel, total.lse, params))
+    return (out if exact else out.to(q.dtype)), lse
+
+
+class _Total:
+    """What the calls so far give. Rows of the only call that computes them are stored as they come; others are summed
+    in float32, and stored with the last of their calls."""
+
+    def __init__(self, run: Run, q: Tensor, v: Tensor, dtype: torch.dtype) -> None:
+        self.run, self.packed = run, run.sequences.packed
+        self.rows, self.lse_rows = run.link.rows, 1 if self.packed else 2
+        self.divides = run.kernel.spec.normalizer.sums
+        shape = (*q.shape[:-1], v.shape[-1])
+        calls = [call for step in run.steps for call in step.calls]
+        once = dtype == torch.float32 or all(c.first and c.last for c in calls)
+        self.out = q.new_empty(shape, dtype=dtype)
+        self.sums = self.out if once else q.new_empty(shape, dtype=torch.float32)
+        self.lse = q.new_empty(_lse_shape(q), dtype=torch.float32)
+        size = q.shape[self.rows]
+        for start, stop in outside((c for c in calls if c.first), size):
+            self.sums.narrow(self.rows, start, stop - start).zero_()
+            self.lse.narrow(self.lse_rows, start, stop - start).fill_(float("-inf") if self.divides else 0.0)
+        self.unfinished = () if self.sums is self.out else outside((c for c in calls if c.last), size)
+
+    def absorb(self, call: Call, out: Tensor, lse: Tensor) -> None:
+        into = self.out if call.last else self.sums
+        at = 0
+        for start, stop in call.q:
+            size = stop - start
+            new, new_lse = out.narrow(self.rows, at, size), lse.narrow(self.lse_rows, at, size)
+            target, own_lse = into.narrow(self.rows, start, size), self.lse.narrow(self.lse_rows, start, size)
+            if call.first:
+                target.copy_(new)
+                own_lse.copy_(new_lse)
+            else:
+                self.merge(target, self.sums.narrow(self.rows, start, size), own_lse, new, new_lse)
+            at += size
+
+    def finished(self, own: Tensor | None) -> tuple[Tensor, Tensor]:
+        """out and lse, with the logarithm of the denominator's own term, where it has one."""
+        for start, stop in self.unfinished:
+            self.out.narrow(self.rows, start, stop - start).copy_(self.sums.narrow(self.rows, start, stop - start))
+        if own is not None:
+            self.merge(self.out, self.out, self.lse, None, own)
+        return self.out, self.lse
+
+    def merge(self, into: Tensor, kept: Tensor, lse: Tensor, new: Tensor | None, new_lse: Tensor) -> None:
+        if into.device.type == "cpu":
+            new = torch.zeros_like(kept) if new is None else new
+            out, whole = pieces.merge(self.run.kernel, [(kept, lse), (new, new_lse)])
+            into.copy_(out)
+            lse.copy_(whole)
+            return
+        from attngen.runtime.merging import merge_into
+
+        if self.packed:
+            into, kept = (x.transpose(0, 1).unsqueeze(0) for x in (into, kept))
+            new = None if new is None else new.transpose(0, 1).unsqueeze(0)
+            lse, new_lse = lse.unsqueeze(0), new_lse.unsqueeze(0)
+        merge_into(into, kept, lse, new, new_lse, sums=self.divides)
 
 
 def backward(
@@ -121,9 +176,10 @@ def backward(
     for i, step in enumerate(run.steps):
         arrived, messages = messages.wait(), _fetch(run, i + 1, k, v)
         held = {link.rank: [k, v], **arrived}
-        slopes = {link.rank: [dk, dv]}
-        for source, tensors in arrived.items():
-            slopes[source] = [torch.zeros_like(x, dtype=torch.float32) for x in tensors]
+        away = {n: Message.empty([x.shape for x in xs], xs[0], torch.float32) for n, xs in arrived.items()}
+        for message in away.values():
+            message.flat.zero_()
+        slopes = {link.rank: [dk, dv], **{n: message.tensors for n, message in away.items()}}
         for call in step.calls:
             used = _Params(run, call, params, drawn)
             rows = [link.taken(x, call.q) for x in (q, d_out, out)]
@@ -134,19 +190,22 @@ def backward(
             keys, values = (_keys(link, held, call.k, n) for n in (0, 1))
             own, place = used.operands(rows[0], keys, values)
             d_rows, o_rows = used.rows(rows[1]), used.rows(rows[2])
-            g_q, g_k, g_v, g_params = run.kernel.partial_backward(
-                *own, d_rows, o_rows, used.lse(row_lse), d_lse=used.lse(row_d_lse), **place, scale=scale, **used.given
+            slopes_of_lse, whole = used.lse(row_d_lse), (o_rows, used.lse(row_lse))
+            (g_q, *g_keys), g_params = pieces.slopes(
+                run.kernel, own, (d_rows, slopes_of_lse), whole, place, scale, used.given
             )
-            _add_rows(link, dq, call.q, used.rows_back(g_q))
-            for n, g in enumerate((g_k, g_v)):
-                _add_parts(link, slopes, call.k, n, used.rows_back(g))
+            if g_q is not None:
+                _add_rows(link, dq, call.q, used.rows_back(g_q))
+            for n, g in enumerate(g_keys):
+                if g is not None:
+                    _add_parts(link, slopes, call.k, n, used.rows_back(g))
             for name, g in g_params.items():
                 used.add(totals[name], name, g)
         _bring_home(link, homeward.wait(), going, dk, dv)
         going = step.send
         homeward = post(
             link,
-            {source: slopes[source] for source, _ in step.receive},
+            away,
             {target: sum(b - a for a, b in rows) for target, rows in step.send},
             (dk, dv),
             torch.float32,
@@ -164,7 +223,7 @@ def _fetch(run: Run, i: int, k: Tensor, v: Tensor) -> Pending:
     if i >= len(run.steps):
         return Pending()
     link, step = run.link, run.steps[i]
-    send = {target: [link.taken(x, rows) for x in (k, v)] for target, rows in step.send}
+    send = {target: Message.of(link, (k, v), rows) for target, rows in step.send}
     return post(link, send, dict(step.receive), (k, v), k.dtype)
 
 
@@ -203,23 +262,6 @@ def _add_parts(link: Link, slopes: Mapping[int, list[Tensor]], parts: tuple[Part
         at += p.stop - p.start
 
 
-def _absorb(own: tuple[Tensor, Tensor], new: tuple[Tensor, Tensor], *, first: bool, sums: bool) -> None:
-    """Merges a part into what is there, in place: `pieces.merge` of two."""
-    (out, lse), (new_out, new_lse) = own, new
-    if first:
-        out.copy_(new_out)
-        lse.copy_(new_lse)
-        return
-    if not sums:
-        out.add_(new_out)
-        return
-    whole = torch.logaddexp(lse, new_lse)
-    shares = (torch.where(x == float("-inf"), 0.0, torch.exp(x - whole)) for x in (lse, new_lse))
-    kept, added = ((x.transpose(0, 1) if x.ndim == 2 else x).unsqueeze(-1) for x in shares)
-    out.mul_(kept).addcmul_(new_out, added)
-    lse.copy_(whole)
-
-
 # ---------------------------------------------------------------- params
 
 
@@ -235,14 +277,14 @@ class _Params:
         self.single = self.packed and len(call.pieces) == 1
         self.given = {n: self._own(n, x) for n, x in params.items()}
 
-    def operands(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor], dict[str, Any]]:
+    def operands(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor], Place]:
         call, ends = self.call, self.run.sequences
         if not self.packed or self.single:
             (piece,) = call.pieces
             Sq, Sk = ends.sizes(piece.sequence)
-            place = {"q_offset": piece.q[0], "k_offset": piece.k[0], "Sq": Sq, "Sk": Sk}
             first = piece.sequence if self.single else self.drawn.sequences
-            return (self.rows(q), self.rows(k), self.rows(v)), {**place, **self._counted(first)}
+            place = Place(q_offset=piece.q[0], k_offset=piece.k[0], Sq=Sq, Sk=Sk, **self._counted(first))
+            return (self.rows(q), self.rows(k), self.rows(v)), place
         key = id(call), q.device
         if key not in self.run.numbers:
             sizes = [ends.sizes(p.sequence) for p in call.pieces]
@@ -253,8 +295,8 @@ class _Params:
                 "b_offset": [p.sequence - i for i, p in enumerate(call.pieces)],
             }  # fmt: skip
             self.run.numbers[key] = {n: torch.tensor(x, dtype=torch.int32, device=q.device) for n, x in numbers.items()}
-        found = dict(self.run.numbers[key])
-        return (q, k, v), {**found, **self._counted(found["b_offset"])}
+        found = self.run.numbers[key]
+        return (q, k, v), Place(**{**found, **self._counted(found["b_offset"])})
 
     def _counted(self, sequences: Any) -> dict[str, Any]:
         return {"dropout_seed": self.drawn.seed, "h_offset": self.drawn.heads, "b_offset": sequences}

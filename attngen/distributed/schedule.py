@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from attngen.distributed.layout import Layout, Range, Ranges, balanced, contiguous, headtail, joined
 from attngen.errors import UsageError
-from attngen.visits import Case, Planned, needed
+from attngen.visits import Case, Planned, needed, seeing
 from attngen.visits import row_work as _row_work
 
 Exchange = Literal["ring", "gather", "heads"]
@@ -200,15 +200,18 @@ def schedule(
             asked[b].append((group, q))
     for b, of_groups in sorted(asked.items()):
         first = sequences.k[b]
-        keys = needed(kernel, [q for _, q in of_groups], masked.case(sequences, b))
+        case = masked.case(sequences, b)
+        keys = needed(kernel, [q for _, q in of_groups], case)
         for (group, q), stretches in zip(of_groups, keys, strict=True):
+            narrowed = seeing(kernel, q, case) if exchange == "ring" else None
             for start, stop in stretches:
                 for low, high, source in _held(holders, (first + start, first + stop)):
                     turn = (group - source) % q_groups.ranks if exchange == "ring" else 0
                     if source != group:
                         rows[turn][source, group].append((low, high))
                     if exchange == "ring":
-                        _add(rounds[turn][group], Piece(b, q, (low - first, high - first)))
+                        k = (low - first, high - first)
+                        _add(rounds[turn][group], Piece(b, narrowed(k) if narrowed is not None else q, k))
                 if exchange != "ring":
                     rounds[0][group].append(Piece(b, q, (start, stop)))
     made = [
