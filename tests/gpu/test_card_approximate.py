@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 
 ALL = """attention waves
 let gap = float(abs(q - k))
-score = qk * scale + tanh(qk) + sin(gap) + cos(gap) + log(1.5 + gap) + log2(2.5 + gap)
+score = qk * scale + tanh(qk) + sin(gap) + cos(gap) + tanh(log(1.5 + gap)) + log2(2.5 + gap)
 """
 EXACT = {Op.TANH: torch.tanh, Op.SIN: torch.sin, Op.COS: torch.cos, Op.LOG: torch.log, Op.LOG2: torch.log2}
 

@@ -136,3 +136,11 @@ def test_mistakes_are_refused() -> None:
         Sequences.of_offsets((0, 4, 3))
     with pytest.raises(UsageError, match="queries lie on 2 ranks and keys on 1"):
         schedule(kernel, contiguous(8, 2), Sequences.dense(8), k_layout=Layout((((0, 8),),)))
+
+
+def test_queries_that_see_nothing_of_a_round_are_not_computed_in_it() -> None:
+    kernel = attngen.compile("attention w\nmask = 0 <= q - k < 9\n")
+    made = schedule(kernel, contiguous(95, 3), Sequences.dense(95))
+    (away,) = (r for r in made.rounds if r.transfers)
+    assert [p.q for own in away.pieces for p in own] == [(32, 40), (64, 72)]
+    assert [p.k for own in away.pieces for p in own] == [(24, 32), (56, 64)]

@@ -1,0 +1,55 @@
+"""The kernel that merges parts in one pass, in Triton's interpreter, beside `Arrays.merged`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from attngen.part_sums import Arrays
+from attngen.runtime.merging import merge_into
+
+ARRAYS = Arrays(torch.exp, torch.where, torch.logaddexp, heads_inside=False)
+
+
+def parts(dim: int, *, heads_inside: bool) -> list[tuple[Any, Any]]:
+    """Two parts of (2, 3, 21, dim); some rows have no keys in the first, in the second, or in both."""
+    generator = torch.Generator().manual_seed(0)
+    found: list[tuple[Any, Any]] = []
+    for empty in (slice(0, 5), slice(3, 9)):
+        out = torch.randn((2, 21, 3, dim), generator=generator).transpose(1, 2)
+        out = out if heads_inside else out.contiguous()
+        lse = 4 * torch.randn((2, 3, 21), generator=generator)
+        out[:, :, empty], lse[:, :, empty] = 0.0, float("-inf")
+        found.append((out, lse))
+    return found
+
+
+@pytest.mark.parametrize("sums", [True, False])
+@pytest.mark.parametrize(("dim", "heads_inside"), [(16, False), (24, True)])
+def test_two_parts_are_merged_as_by_the_formula(dim: int, heads_inside: bool, sums: bool) -> None:
+    first, second = parts(dim, heads_inside=heads_inside)
+    expected = ARRAYS.merged([first, second], sums=sums)
+    (kept, lse), (new, new_lse) = first, second
+    into = torch.full_like(kept, torch.nan)
+    merge_into(into, kept, lse, new, new_lse, sums=sums)
+    torch.testing.assert_close(into, expected[0], rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(lse, expected[1], rtol=1e-6, atol=1e-6)
+    assert not sums or torch.equal(lse == float("-inf"), expected[1] == float("-inf"))
+
+
+def test_a_part_may_add_to_the_denominator_alone_and_in_place() -> None:
+    (out, lse), (_, own) = parts(8, heads_inside=False)
+    expected = ARRAYS.finished((out, lse), own)
+    merge_into(out, out, lse, None, own, sums=True)
+    torch.testing.assert_close(out, expected[0], rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(lse, expected[1], rtol=1e-6, atol=1e-6)
+
+
+def test_the_sum_is_stored_in_another_dtype() -> None:
+    first, second = parts(32, heads_inside=False)
+    expected = ARRAYS.merged([first, second], sums=True)[0]
+    into = torch.empty_like(first[0], dtype=torch.bfloat16)
+    merge_into(into, *first, second[0].bfloat16(), second[1], sums=True)
+    torch.testing.assert_close(into.float(), expected, rtol=1e-2, atol=1e-2)
