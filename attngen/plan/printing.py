@@ -23,6 +23,7 @@ from attngen.plan.mask.data_tests import UNIT, DataTest
 from attngen.plan.mask.loops import Assigned, Ordered, Rounded, Run
 from attngen.plan.mask.ranges import TileRanges
 from attngen.plan.mask.segments import Segment
+from attngen.plan.mask.shares import CACHED
 from attngen.plan.mask.tpu_walks import TpuWalks
 from attngen.plan.mask.walks import TwoWalks, Walk, outside
 from attngen.plan.score.approximate import APPROXIMATIONS
@@ -255,6 +256,8 @@ def _hopper(plan: HopperPlan) -> Iterator[str]:
         parts = (expression(e) for e in (plan.shares.share, plan.shares.shares, plan.shares.first, plan.shares.stop))
         yield f"    query heads that share keys: {expression(b.grouped.heads)} heads of items are wanted"
         yield "    share {} of {}: members {} … {} - 1".format(*parts)
+        if b.grouped.far:
+            yield f"    heads with more than {CACHED} bytes of Q, dO and dQ: onwards, {b.grouped.far} in turn"
         yield from _elsewhere(b.elsewhere)
         yield from _rows(b.rows)
     if plan.apart is not None:

@@ -29,6 +29,7 @@ from attngen.plan.hopper import (
 )
 from attngen.plan.kernel import KernelPlan
 from attngen.plan.mask.loops import ZERO, Assigned, Loops
+from attngen.plan.mask.shares import Wanted
 from attngen.plan.mask.walks import outside
 
 
@@ -127,8 +128,8 @@ class GluonBackwardView:
 
     `elsewhere` are the params (their positions among the gradients) that make the portable kernels run when their
     gradient is wanted. The lines `shared` bind how query heads that share keys are divided among items, `listed_shared`
-    where items are tiles of all sequences. onwards: such
-    heads take tiles of keys from the first to the last. `sequences`: whether it also takes tiles of sequences.
+    where items are tiles of all sequences; `wanted`: how many heads those are, and in which order tiles of keys are
+    taken. `sequences`: whether it also takes tiles of sequences.
     """
 
     unspecialized: list[str]
@@ -142,7 +143,7 @@ class GluonBackwardView:
     elsewhere: tuple[int, ...]
     shared: tuple[str, ...]
     listed_shared: tuple[str, ...]
-    onwards: bool
+    wanted: Wanted
     sequences: bool
     table: tuple[tuple[tuple[int, int], tuple[int | bool, ...]], ...]
 
@@ -215,7 +216,7 @@ def gluon_backward_view(
         elsewhere=_positions(gradients, params, backward.elsewhere),
         shared=host_lines(hopper.shares, backward.grouped),
         listed_shared=host_lines(hopper.shares, backward.grouped, sequences=True),
-        onwards=backward.grouped.onwards,
+        wanted=backward.grouped,
         sequences=sequences and not backward.lists,
         table=tuple(((key[0], key[1]), skeleton.row) for key, skeleton in table.items()),
     )

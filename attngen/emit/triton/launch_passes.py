@@ -14,6 +14,7 @@ from attngen.emit.triton.param_gradients import PairView, RowSum
 from attngen.emit.triton.split import SplitView
 from attngen.emit.triton.test_views import TestView, with_bits
 from attngen.emit.triton.views import BackwardView
+from attngen.plan.mask.shares import CACHED
 
 _DIMS = ("D=D", "Dv=Dv")
 _PORTABLE = ("**known.constants", "BQ=BQ", "BK=BK")
@@ -311,8 +312,13 @@ def whole_lines(view: GluonBackwardView, n_tiles: str, n_parts: str, *, sequence
     """What `whole_launches` reads; `n_tiles` of keys, `n_parts` of dQ. `sequences`: these are of all sequences
     together; how many heads take tiles in turn depends on how many one has (`docs/log`, "Hopper: sequences")."""
     n_lists = () if view.lists is None else (f"n_lists = 3 * n_tiles{view.lists.times}",)
-    alone = f"max(row.together, row.ahead // {'each' if sequences else 'n_tiles'}), row.BACKWARDS"
-    order = f"(wanted, False) if span > 1 else ({alone})" if view.onwards else alone
+    order, onwards = f"max(row.together, row.ahead // {'each' if sequences else 'n_tiles'}), row.BACKWARDS", ()
+    if view.wanted.onwards:
+        usual = "wanted if span > 1 else 0"
+        far = f"{view.wanted.far} if {'each * BK' if sequences else 'Sq'} * (6 * D + 2 * Dv) > {CACHED} else "
+        onwards = (f"onwards = {far}{usual}",) if view.wanted.far else ()
+        when = "onwards" if onwards else "span > 1"
+        order = f"({when if onwards else 'wanted'}, False) if {when} else ({order})"
     short = ("each = max(1, n_tiles // B)", "short = row.BACKWARDS and Hq > Hkv and each < 16") if sequences else ()
     return (
         "row = HopperBackwardRow(*row)",
@@ -320,7 +326,9 @@ def whole_lines(view: GluonBackwardView, n_tiles: str, n_parts: str, *, sequence
         f"n_tiles, n_parts = {n_tiles}, {n_parts}",
         *short,
         *(view.listed_shared if sequences else view.shared),
-        f"together, backwards = {'(2, True) if short else ' if sequences else ''}{order}",
+        *onwards,
+        f"together, backwards = {order}",
+        *(("if short:", "    together, backwards = 2, True") if sequences else ()),
         "n_work, n_cells = n_tiles * heads * shares, _ceil(n_parts, 4) * 4",
         'blocks = {name: known.wide[name] for name in ("BLOCK_D", "BLOCK_DV")}',
         'parts = {"parts": ((n_work * BK * sum(blocks.values()),), torch.float32)} if shares > 1 else {}',

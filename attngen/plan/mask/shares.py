@@ -22,16 +22,23 @@ N_TILES, GROUP, SPAN, SHARES = (index(name) for name in ("n_tiles", "group", "sp
 HEAD, KV_HEAD, SHARE, TILE = (index(name) for name in ("head", "kv_head", "share", "tile"))
 
 
+CACHED = 24 * 2**20
+"""Bytes of a head's rows that stay in the cache. Neighbours that begin at queries of their own, and walk to the end,
+read rows of more that have left it (`docs/log`, "Hopper: long sequences")."""
+
+
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """How many heads of items a call wants: so many that there are about `items` tiles of keys, at least `least` and at
     most `most`. onwards: items of several members take tiles of keys from the first to the last, so many heads in turn.
+    far: where a head's rows of Q, dO and dQ have more than `CACHED` bytes, all do, so many heads in turn; 0: never.
     """
 
     items: int
     least: int
     most: int
     onwards: bool
+    far: int = 0
 
     @property
     def heads(self) -> Expr:

@@ -277,7 +277,8 @@ def grouped(plan: KernelPlan) -> Wanted:
     neighbours wait a short time, and read queries from the cache: those are 32 or 16 heads in turn.
     """
     if plan.growing_keys and len(plan.queries.any) == 1:
-        return Wanted(items=1024, least=16, most=32, onwards=True)
+        to_the_end = not plan.queries.tests and plan.queries.any[0].hi == Symbol("Sq", Type.INT)
+        return Wanted(items=1024, least=16, most=32, onwards=True, far=4 if to_the_end else 0)
     return Wanted(items=128, least=1, most=64, onwards=False)
 
 
