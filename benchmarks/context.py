@@ -73,9 +73,9 @@ class Cell:
                 return n * (n + 1) // 2
 
 
-CELLS = [Cell(m, n, h) for n in (32768, 131072) for m in KERNEL_OF for h in ((32, 8), (64, 8))]
+CELLS = [Cell(m, n, h) for h in ((32, 8), (64, 8)) for n in (32768, 131072) for m in KERNEL_OF]
 CELLS += [Cell(m, 262144, (32, 8)) for m in KERNEL_OF]
-SMALL = [Cell(m, 16384, (8, 4)) for m in KERNEL_OF]
+SMALL = [Cell(m, 131072, (8, 2)) for m in KERNEL_OF]
 """What warms caches, all masks side by side."""
 D = 128
 
@@ -327,7 +327,8 @@ def measure(cell: Cell, directory: Path, names: list[str], reps: float) -> dict[
         torch.cuda.empty_cache()
     rows = cell.tokens * (dist.get_world_size() - 1) // dist.get_world_size()
     found["gather all"] = {"bytes": rows * cell.heads[1] * 2 * D * 2}
-    found["agree"] = agreement(sums)
+    if len(sums) > 1:
+        found["agree"] = agreement(sums)
     return found
 
 
@@ -436,6 +437,8 @@ def on_ranks(rank: int, ranks: int, port: int, cells: list[Cell], args: Any, sha
 def write(path: str, results: dict[str, Any]) -> None:
     import torch
 
+    before = json.loads(Path(path).read_text(encoding="utf-8"))["cells"] if Path(path).exists() else {}
+    results = {**before, **{key: {**before.get(key, {}), **found} for key, found in results.items()}}
     machine = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}, torch {torch.__version__}"
     report = {"machine": machine, "command": "python benchmarks/context.py run", "cells": results}
     Path(path).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
@@ -469,7 +472,7 @@ def main() -> None:
     own.add_argument("--kernels", required=True)
     own.add_argument("--ranks", type=int, default=2)
     own.add_argument("--ways", default="one card,ring,gather,zigzag,torch")
-    own.add_argument("--only", default="", help="words that a cell's key must contain, one of them")
+    own.add_argument("--only", default="", help="words of which a cell's key must contain one")
     own.add_argument("--rep", type=float, default=0.4, help="seconds for each measurement")
     own.add_argument("--budget", type=float, default=1e9, help="seconds after which no cell is begun")
     own.add_argument("--cold", action="store_true", help="warm no caches first")

@@ -48,10 +48,12 @@ class Call:
 @dataclass(frozen=True, slots=True)
 class Step:
     """`send`: to which group which of the own rows of K and V; `receive`: from which group how many rows. There is one
-    for each round, with nothing in it perhaps: so all ranks send and receive in one order."""
+    for each round, with nothing in it perhaps: so all ranks send and receive in one order. `early`: calls that need
+    nothing of what is received, and are computed while it is on its way; then `calls`."""
 
     send: tuple[tuple[int, Ranges], ...]
     receive: tuple[tuple[int, int], ...]
+    early: tuple[Call, ...]
     calls: tuple[Call, ...]
 
 
@@ -74,13 +76,15 @@ def steps(schedule: Schedule, group: int, *, together: bool) -> tuple[Step, ...]
             if t.source == group
         )
         receive = tuple((t.source, length(t.rows)) for t in r.transfers if t.target == group)
-        found.append(Step(send, receive, tuple(calls)))
-    firsts = _unseen(call for step in found for call in step.calls)
-    lasts = _unseen(call for step in reversed(found) for call in reversed(step.calls))
-    return tuple(
-        replace(step, calls=tuple(replace(c, first=id(c) in firsts, last=id(c) in lasts) for c in step.calls))
-        for step in found
-    )
+        early = tuple(c for c in calls if receive and all(part.source == group for part in c.k))
+        found.append(Step(send, receive, early, tuple(c for c in calls if c not in early)))
+    firsts = _unseen(call for step in found for call in (*step.early, *step.calls))
+    lasts = _unseen(call for step in reversed(found) for call in reversed((*step.early, *step.calls)))
+
+    def placed(calls: Iterable[Call]) -> tuple[Call, ...]:
+        return tuple(replace(c, first=id(c) in firsts, last=id(c) in lasts) for c in calls)
+
+    return tuple(replace(step, early=placed(step.early), calls=placed(step.calls)) for step in found)
 
 
 def outside(calls: Iterable[Call], rows: int) -> Ranges:

@@ -8,7 +8,7 @@ adds them in the order of steps and groups, so that the bits repeat.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -83,14 +83,18 @@ def forward(
     kernel, link = run.kernel, run.link
     total = _Total(run, q, v, torch.float32 if exact or own_term(kernel.plan.weights) is not None else q.dtype)
     messages = _fetch(run, 0, k, v)
-    for i, step in enumerate(run.steps):
-        arrived, messages = messages.wait(), _fetch(run, i + 1, k, v)
-        held = {link.rank: [k, v], **arrived}
-        for call in step.calls:
+
+    def compute(calls: Sequence[Call], held: Mapping[int, list[Tensor]]) -> None:
+        for call in calls:
             keys, values = (_keys(link, held, call.k, n) for n in (0, 1))
             used = _Params(run, call, params, drawn)
             operands, place = used.operands(link.taken(q, call.q), keys, values)
             total.absorb(call, *used.back(*pieces.part(kernel, operands, place, scale, used.given)))
+
+    for i, step in enumerate(run.steps):
+        compute(step.early, {link.rank: [k, v]})
+        arrived, messages = messages.wait(), _fetch(run, i + 1, k, v)
+        compute(step.calls, {link.rank: [k, v], **arrived})
     messages.wait()
     out, lse = total.finished(pieces.own_part(kernel, total.lse, params))
     return (out if exact else out.to(q.dtype)), lse
@@ -105,7 +109,7 @@ class _Total:
         self.rows, self.lse_rows = run.link.rows, 1 if self.packed else 2
         self.divides = run.kernel.spec.normalizer.sums
         shape = (*q.shape[:-1], v.shape[-1])
-        calls = [call for step in run.steps for call in step.calls]
+        calls = [call for step in run.steps for call in (*step.early, *step.calls)]
         once = dtype == torch.float32 or all(c.first and c.last for c in calls)
         self.out = q.new_empty(shape, dtype=dtype)
         self.sums = self.out if once else q.new_empty(shape, dtype=torch.float32)
@@ -173,14 +177,9 @@ def backward(
     totals = {n: torch.zeros_like(x, dtype=torch.float32) for n, x in learned.items()}
     messages, homeward = _fetch(run, 0, k, v), Pending()
     going: tuple[tuple[int, Ranges], ...] = ()
-    for i, step in enumerate(run.steps):
-        arrived, messages = messages.wait(), _fetch(run, i + 1, k, v)
-        held = {link.rank: [k, v], **arrived}
-        away = {n: Message.empty([x.shape for x in xs], xs[0], torch.float32) for n, xs in arrived.items()}
-        for message in away.values():
-            message.flat.zero_()
-        slopes = {link.rank: [dk, dv], **{n: message.tensors for n, message in away.items()}}
-        for call in step.calls:
+
+    def compute(calls: Sequence[Call], held: Mapping[int, list[Tensor]], slopes: Mapping[int, list[Tensor]]) -> None:
+        for call in calls:
             used = _Params(run, call, params, drawn)
             rows = [link.taken(x, call.q) for x in (q, d_out, out)]
             row_lse, row_d_lse = (
@@ -201,6 +200,15 @@ def backward(
                     _add_parts(link, slopes, call.k, n, used.rows_back(g))
             for name, g in g_params.items():
                 used.add(totals[name], name, g)
+
+    for i, step in enumerate(run.steps):
+        compute(step.early, {link.rank: [k, v]}, {link.rank: [dk, dv]})
+        arrived, messages = messages.wait(), _fetch(run, i + 1, k, v)
+        away = {n: Message.empty([x.shape for x in xs], xs[0], torch.float32) for n, xs in arrived.items()}
+        for message in away.values():
+            message.flat.zero_()
+        slopes = {link.rank: [dk, dv], **{n: message.tensors for n, message in away.items()}}
+        compute(step.calls, {link.rank: [k, v], **arrived}, slopes)
         _bring_home(link, homeward.wait(), going, dk, dv)
         going = step.send
         homeward = post(
