@@ -319,7 +319,8 @@ def whole_lines(view: GluonBackwardView, n_tiles: str, n_parts: str, *, sequence
         onwards = (f"onwards = {far}{usual}",) if view.wanted.far else ()
         when = "onwards" if onwards else "span > 1"
         order = f"({when if onwards else 'wanted'}, False) if {when} else ({order})"
-    short = ("each = max(1, n_tiles // B)", "short = row.BACKWARDS and Hq > Hkv and each < 16") if sequences else ()
+    few = f"short = row.BACKWARDS and Hq > Hkv and each < {view.wanted.few}"
+    short = ("each = max(1, n_tiles // B)", few) if sequences else ()
     return (
         "row = HopperBackwardRow(*row)",
         BLOCKS,

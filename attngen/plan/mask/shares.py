@@ -32,6 +32,8 @@ class Wanted:
     """How many heads of items a call wants: so many that there are about `items` tiles of keys, at least `least` and at
     most `most`. onwards: items of several members take tiles of keys from the first to the last, so many heads in turn.
     far: where a head's rows of Q, dO and dQ have more than `CACHED` bytes, all do, so many heads in turn; 0: never.
+    few: sequences with fewer tiles of keys, in the mean, are walked by whole groups, two heads in turn, if tiles of
+    keys are taken backwards.
     """
 
     items: int
@@ -39,6 +41,7 @@ class Wanted:
     most: int
     onwards: bool
     far: int = 0
+    few: int = 16
 
     @property
     def heads(self) -> Expr:
