@@ -37,7 +37,7 @@ class Run:
     steps: tuple[Step, ...]
     sequences: Sequences
     link: Link
-    numbers: dict[tuple[int, torch.device], dict[str, Tensor]] = field(default_factory=dict[Any, Any])
+    numbers: dict[tuple[int, torch.device], dict[str, Any]] = field(default_factory=dict[Any, Any])
     """Offsets of the calls with several sequences, on the device."""
 
 

@@ -256,7 +256,7 @@ def _hopper(plan: HopperPlan) -> Iterator[str]:
         parts = (expression(e) for e in (plan.shares.share, plan.shares.shares, plan.shares.first, plan.shares.stop))
         yield f"    query heads that share keys: {expression(b.grouped.heads)} heads of items are wanted"
         yield "    share {} of {}: members {} … {} - 1".format(*parts)
-        yield f"    sequences of fewer than {b.grouped.few} tiles: groups whole, 2 heads in turn, where tiles go backwards"
+        yield f"    sequences of fewer than {b.grouped.few} tiles: whole groups, 2 heads in turn, if backwards"
         if b.grouped.far:
             yield f"    heads with more than {CACHED} bytes of Q, dO and dQ: onwards, {b.grouped.far} in turn"
         yield from _elsewhere(b.elsewhere)

@@ -4,6 +4,9 @@ Takes out (B, H, S, D), its last dimension contiguous, and lse (B, H, S) of the 
 ranks merge a part in each round, where PyTorch's operators would read and write the sums five times.
 """
 
+# pyright: basic, reportArgumentType=false
+# Triton's language has no types.
+
 from __future__ import annotations
 
 from typing import Any
