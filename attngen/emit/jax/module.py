@@ -58,7 +58,7 @@ class _Emitter:
         self.params = views(self.attention, self.names)
         self.sizes = size_names(plan, self.names)
         self.leaves = Leaves(plan, self.params, self.sizes)
-        self.operands = operand_views(plan, self.params, self.names, self.leaves)
+        self.operands = operand_views(plan, self.params, self.names, self.leaves, spread_pairs=True)
         self.names.take(*(f"sum_{v.name}" for v in self.operands))
         self.by_expr = {v.operand.expr: v for v in self.operands}
         self.tile = self.attention.tile or PORTABLE

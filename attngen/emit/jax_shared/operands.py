@@ -113,16 +113,17 @@ class Leaves:
 
 
 def operand_views(
-    plan: KernelPlan, params: tuple[ParamView, ...], names: Names, leaves: Leaves
+    plan: KernelPlan, params: tuple[ParamView, ...], names: Names, leaves: Leaves, *, spread_pairs: bool
 ) -> tuple[OperandView, ...]:
-    """Binds each operand to a name of its own in `leaves`."""
+    """Binds each operand to a name of its own in `leaves`. Params of pairs and key heads are repeated for the heads
+    that share keys with `spread_pairs`; without, kernels find their group's."""
     found: list[OperandView] = []
     for o in operands(plan):
         e = o.expr
         if o.extent is Extent.DISTANCE and isinstance(e, Load):
             text = leaves.along_distance(e)
         else:
-            text = leaves.element(e, spread=o.extent is not Extent.PAIR)
+            text = leaves.element(e, spread=spread_pairs or o.extent is not Extent.PAIR)
         name = names.fresh(f"{leaves.params[e.param]}_{_suffix(o)}")
         found.append(OperandView(name, o, e.type is Type.FLOAT, text))
     for view in found:

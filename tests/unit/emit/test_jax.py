@@ -53,6 +53,17 @@ def test_corners_of_the_language(body: str) -> None:
     check(f"attention a\n{body}\n")
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        "param w: f32[Hkv, Sq, Sk]\nscore = qk * scale + w[hkv, q, k]",
+        "param near: bool[Hkv, Sk, Sq]\nparam bad: bool[B, Hq, Sq, Sk]\nmask = near[hkv, k, q] or bad[b, h, q, k]",
+    ],
+)
+def test_params_of_pairs_are_shared_by_the_heads_that_share_keys(body: str) -> None:
+    check(f"attention a\n{body}\n", B=2, Hq=4, Hkv=2)
+
+
 SPEC = "attention a\nparam slope: f32[Hq]\nscore = qk * scale + alibi(slope)\nmask = sliding_window(40)\n"
 
 
