@@ -212,12 +212,15 @@ def schedule(
             narrowed = seeing(kernel, q, case) if exchange == "ring" else None
             for start, stop in stretches:
                 for low, high, source in _held(holders, (first + start, first + stop)):
+                    k = (low - first, high - first)
+                    own = q if narrowed is None else narrowed(k)
+                    if own[0] == own[1]:  # a gap that `needed` bridges
+                        continue
                     turn = (group - source) % q_groups.ranks if exchange == "ring" else 0
                     if source != group:
                         rows[turn][source, group].append((low, high))
                     if exchange == "ring":
-                        k = (low - first, high - first)
-                        _add(rounds[turn][group], Piece(b, narrowed(k) if narrowed is not None else q, k))
+                        _add(rounds[turn][group], Piece(b, own, k))
                 if exchange != "ring":
                     rounds[0][group].append(Piece(b, q, (start, stop)))
     made = [

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 
@@ -24,7 +25,7 @@ def _merge_kernel(
     SUMS: tl.constexpr, NEW: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr,
 ):  # fmt: skip
     s = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
-    h, b = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    h, b = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     d = tl.arange(0, DIM)
     here = s < rows
     cells = here[:, None] & (d < dim)[None, :]
@@ -46,6 +47,7 @@ def _merge_kernel(
         out = out * (kept_share * scale)[:, None]
         if NEW:
             out += new * (new_share * scale)[:, None]
+        tl.debug_barrier()  # other warps of the program read these rows' lse, too
         tl.store(lse_at, top + tl.log(total), mask=here)
     else:
         if NEW:
@@ -64,8 +66,9 @@ def merge_into(into: Any, kept: Any, lse: Any, new: Any, new_lse: Any, *, sums: 
     if not into.numel():
         return
     new_out = kept if new is None else new
-    _merge_kernel[(triton.cdiv(rows, _ROWS), heads, batches)](
-        into, kept, new_out, lse, new_lse, rows, dim,
-        *(x.stride()[:3] for x in (into, kept, new_out, lse, new_lse)),
-        SUMS=sums, NEW=new is not None, ROWS=_ROWS, DIM=triton.next_power_of_2(dim),
-    )  # fmt: skip
+    with torch.cuda.device_of(into):
+        _merge_kernel[(triton.cdiv(rows, _ROWS), heads, batches)](
+            into, kept, new_out, lse, new_lse, rows, dim,
+            *(x.stride()[:3] for x in (into, kept, new_out, lse, new_lse)),
+            SUMS=sums, NEW=new is not None, ROWS=_ROWS, DIM=triton.next_power_of_2(dim),
+        )  # fmt: skip

@@ -144,3 +144,12 @@ def test_queries_that_see_nothing_of_a_round_are_not_computed_in_it() -> None:
     (away,) = (r for r in made.rounds if r.transfers)
     assert [p.q for own in away.pieces for p in own] == [(31, 39), (63, 71)]
     assert [p.k for own in away.pieces for p in own] == [(23, 31), (55, 63)]
+
+
+def test_keys_in_a_gap_are_neither_sent_nor_computed() -> None:
+    kernel = attngen.compile("attention g\nmask = 0 <= k < 8 or 16 <= k < 80\n")
+    layout = Layout((((0, 8), (16, 512)), ((8, 16),)))
+    made = schedule(kernel, layout, Sequences.dense(512))
+    assert all(p.q[0] < p.q[1] and p.k[0] < p.k[1] for r in made.rounds for own in r.pieces for p in own)
+    assert all(t.target == 1 for r in made.rounds for t in r.transfers)
+    assert {p.k for r in made.rounds for p in r.pieces[0]} == {(0, 8), (16, 80)}
