@@ -44,7 +44,7 @@ from attngen.errors import UsageError
 from attngen.ir.axes import HEADS, cut_params
 from attngen.ir.walk import params as read_params
 from attngen.kernel import Kernel
-from attngen.pieces import check_seed
+from attngen.pieces import check_seed, checked_params
 
 _F = TypeVar("_F")
 _dist = cast(Any, dist)
@@ -127,10 +127,8 @@ class Attend:
         take them from here. Nothing of this may wait for a device: it is what a data loader knows.
         """
         sequences = sequences_of(Sq, Sk, cu_seqlens, cu_seqlens_k)
-        known = {p.name for p in self.kernel.spec.params}
+        checked_params(self.kernel, params)
         for name, x in params.items():
-            if name not in known:
-                raise UsageError(f"{self.kernel.name}: no param {name!r}; there are {', '.join(known) or 'none'}")
             if isinstance(x, Tensor) and x.device.type != "cpu":
                 raise UsageError(f"{name}: give it on the CPU, as a data loader has it, not on {x.device}")
         key = sequences, *((n, _fingerprint(x)) for n, x in sorted(params.items()))

@@ -39,7 +39,7 @@ from attngen.ir.axes import expressions
 from attngen.ir.walk import params as read_params
 from attngen.ir.walk import reads, symbols
 from attngen.kernel import Kernel
-from attngen.pieces import check_seed
+from attngen.pieces import check_seed, checked_params
 
 jax: Any = importlib.import_module("jax")
 jnp: Any = importlib.import_module("jax.numpy")
@@ -122,10 +122,7 @@ class Attend:
         Packed: `cu_seqlens`, where sequences begin and the last one ends. `params`: what the mask reads, as numbers and
         NumPy arrays, for balance and to send less. A mask that reads what is not given here is taken to allow every
         pair."""
-        known = {p.name for p in self.kernel.spec.params}
-        unknown = next((name for name in params if name not in known), None)
-        if unknown is not None:
-            raise UsageError(f"{self.kernel.name}: no param {unknown!r}; there are {', '.join(known) or 'none'}")
+        checked_params(self.kernel, params)
         said = {"cu_seqlens": cu_seqlens, "cu_seqlens_k": cu_seqlens_k, **params}
         traced = next((n for n, x in said.items() if isinstance(x, jax.core.Tracer)), None)
         if traced is not None:
