@@ -24,7 +24,7 @@ HEAD, KV_HEAD, SHARE, TILE = (index(name) for name in ("head", "kv_head", "share
 
 CACHED = 24 * 2**20
 """Bytes of a head's rows that stay in the cache. Neighbours that begin at queries of their own, and walk to the end,
-read rows of more that have left it (`docs/log`, "Hopper: long sequences")."""
+read rows of more that have left it (`docs/log`, "Long sequences")."""
 
 
 @dataclass(frozen=True, slots=True)
