@@ -25,17 +25,25 @@ aligned += [(kernel.arg_names.index(n), i) for n in strides for i in range(2 if 
 types |= dict.fromkeys(constants, "constexpr")
 attrs = {at: [["tt.divisibility", 16]] for at in aligned}
 source = ASTSource(kernel, {n: types[n] for n in kernel.arg_names}, constexprs=constants, attrs=attrs)
-print(triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["ptx"])
+print(triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm[sys.argv[2]])
 """
+
+
+def compiled(dim: int, form: str) -> str:
+    environment = {n: x for n, x in os.environ.items() if n != "TRITON_INTERPRET"}
+    command = [sys.executable, "-c", PROGRAM, str(dim), form]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
 
 
 @pytest.mark.parametrize("dim", [64, 128])
 def test_a_barrier_stands_between_reading_and_storing_lse(dim: int) -> None:
-    environment = {n: x for n, x in os.environ.items() if n != "TRITON_INTERPRET"}
-    command = [sys.executable, "-c", PROGRAM, str(dim)]
-    ptx = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
-    found = re.findall(r"(ld\.global|st\.global|bar\.sync)", ptx)
+    found = re.findall(r"(ld\.global|st\.global|bar\.sync)", compiled(dim, "ptx"))
     assert found.count("bar.sync") >= 1
     barrier = len(found) - 1 - found[::-1].index("bar.sync")
     assert "ld.global" not in found[barrier:]
     assert "st.global" not in found[:barrier]
+
+
+def test_places_of_heads_have_64_bits() -> None:
+    products = re.findall(r"arith\.muli %\w+, %(\w+) .*: i32", compiled(64, "ttir"))
+    assert [name for name in products if "strides" in name] == []

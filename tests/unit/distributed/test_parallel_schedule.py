@@ -10,6 +10,7 @@ import pytest
 
 import attngen
 from attngen.distributed import Layout, Schedule, Sequences, balanced, contiguous, headtail, row_work, schedule
+from attngen.distributed.program import steps
 from attngen.distributed.schedule import Exchange, Masked
 from attngen.errors import UsageError
 from attngen.ir.evaluate import evaluate
@@ -153,3 +154,12 @@ def test_keys_in_a_gap_are_neither_sent_nor_computed() -> None:
     assert all(p.q[0] < p.q[1] and p.k[0] < p.k[1] for r in made.rounds for own in r.pieces for p in own)
     assert all(t.target == 1 for r in made.rounds for t in r.transfers)
     assert {p.k for r in made.rounds for p in r.pieces[0]} == {(0, 8), (16, 80)}
+
+
+def test_a_gather_computes_first_what_needs_no_keys_of_others() -> None:
+    kernel = attngen.compile("attention w\nmask = 0 <= q - k < 100\n")
+    made = schedule(kernel, contiguous(4096, 2), Sequences.dense(4096), "gather")
+    (step,) = steps(made, 1, together=False)
+    assert [c.pieces[0].q for c in step.early] == [(2147, 4096)]
+    assert [c.pieces[0].q for c in step.calls] == [(2048, 2147)]
+    assert [c.pieces[0].k for c in step.calls] == [(1949, 2147)]
