@@ -258,7 +258,9 @@ def _hopper(plan: HopperPlan) -> Iterator[str]:
         yield "    share {} of {}: members {} … {} - 1".format(*parts)
         yield f"    sequences of fewer than {b.grouped.few} tiles: whole groups, 2 heads in turn, if backwards"
         if b.grouped.far:
-            yield f"    heads with more than {CACHED} bytes of Q, dO and dQ: onwards, {b.grouped.far} in turn"
+            broad = ", a quarter where keys are half again as many" if b.grouped.onwards else ""
+            far = f"2 to {b.grouped.far}" if b.grouped.far > 2 else "2"
+            yield f"    heads with more than {CACHED} bytes of Q, dO and dQ{broad}: onwards, {far} in turn"
         yield from _elsewhere(b.elsewhere)
         yield from _rows(b.rows)
     if plan.apart is not None:

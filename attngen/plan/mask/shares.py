@@ -31,7 +31,8 @@ read rows of more that have left it (`docs/log`, "Long sequences")."""
 class Wanted:
     """How many heads of items a call wants: so many that there are about `items` tiles of keys, at least `least` and at
     most `most`. onwards: items of several members take tiles of keys from the first to the last, so many heads in turn.
-    far: where a head's rows of Q, dO and dQ have more than `CACHED` bytes, all do, so many heads in turn; 0: never.
+    far: where a head's rows of Q, dO and dQ have more than `CACHED` bytes, all do, so many heads in turn, and 2 where
+    they have three times as many; 0: never. If `onwards`, a quarter is enough where keys are half again as many.
     few: sequences with fewer tiles of keys, in the mean, are walked by whole groups, two heads in turn, if tiles of
     keys are taken backwards.
     """

@@ -279,7 +279,7 @@ def grouped(plan: KernelPlan) -> Wanted:
     if plan.growing_keys and len(plan.queries.any) == 1:
         to_the_end = not plan.queries.tests and plan.queries.any[0].hi == Symbol("Sq", Type.INT)
         return Wanted(items=1024, least=16, most=32, onwards=True, far=4 if to_the_end else 0)
-    return Wanted(items=128, least=1, most=64, onwards=False)
+    return Wanted(items=128, least=1, most=64, onwards=False, far=2 if plan.growing_keys and in_turn(plan) else 0)
 
 
 def _heads_differ_in_keys(plan: KernelPlan) -> bool:
