@@ -87,6 +87,9 @@ DENSE = [
     Case("causal", 4, layout=UNEVEN),
     Case("alibi", 2, "gather", "headtail"),
     Case("by_row", 3, layout="headtail"),
+    Case("sliding_window", 3, "gather", "headtail"),
+    Case("sliding_window", 3, "gather", "headtail", batch=2),
+    Case("sliding_window", 3, layout="headtail", batch=2),
     Case("documents", 4, "gather", over=("ids",)),
 ]
 PACKED = [

@@ -57,9 +57,10 @@ def _slopes(ctx: Any, *cotangents: Any) -> Any:
         params = {**call.others, **dict(zip(call.names, tensors, strict=True))}
         own = {n: x.detach().requires_grad_() if n in learned else x for n, x in split.params(params).items()}
         dq, dk, dv, found = backward(
-            call.way.run, (q, k, v), (d_out, d_lse), (out, lse), call.scale, own, split.drawn(call.drawn)
-        )
-        dq, dk, dv = split.rows(dq.to(q.dtype)), split.key_rows(dk, k.dtype), split.key_rows(dv, v.dtype)
+            call.way.run, (q, k, v), (d_out, d_lse), (out, lse), call.scale, own, split.drawn(call.drawn),
+            exact=split.k_heads is not None,
+        )  # fmt: skip
+        dq, dk, dv = split.rows(dq), split.key_rows(dk, k.dtype), split.key_rows(dv, v.dtype)
         slopes = split.whole_slopes({n: params[n] for n in learned}, found)
         if slopes:
             _add_over_ranks(call.way.groups, slopes)

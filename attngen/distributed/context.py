@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, Literal, TypeAlias, TypeVar, cast
 
@@ -25,9 +26,9 @@ from attngen.distributed.autograd import Attention, Call, Way
 from attngen.distributed.groups import Groups, groups_of
 from attngen.distributed.layout import Layout, Ranges, contiguous, length
 from attngen.distributed.messages import Heads, Link
-from attngen.distributed.program import local, steps
+from attngen.distributed.program import fewer_together, local, steps
 from attngen.distributed.rows import Rows
-from attngen.distributed.run import Drawn, Run, check_packed, reads_rows
+from attngen.distributed.run import Drawn, Run, check_packed, has_one_batch, reads_rows
 from attngen.distributed.schedule import (
     LAYOUTS,
     Exchange,
@@ -288,9 +289,15 @@ class Placed:
             q: Tensor, k: Tensor, v: Tensor, params: Mapping[str, Any], before: tuple[int, int]
         ) -> tuple[Tensor, Tensor]:
             tensors = {n: x for n, x in params.items() if isinstance(x, Tensor)}
+            learns = any(x.requires_grad for x in tensors.values())
+            lone = self._lone if q.shape[0] == 1 and not learns and max(q.shape[-1], v.shape[-1]) <= 128 else None
             drawn = Drawn(seed, heads=before[1], sequences=before[0])
-            call = Call(self.way, scale, drawn, tuple(tensors), {n: x for n, x in params.items() if n not in tensors})
-            return cast(Any, Attention).apply(call, q, k, v, *tensors.values())
+            way = (lone or self).way
+            call = Call(way, scale, drawn, tuple(tensors), {n: x for n, x in params.items() if n not in tensors})
+            if lone is not None:
+                q, k, v = (x.squeeze(0).transpose(0, 1) for x in (q, k, v))
+            out, lse = cast(Any, Attention).apply(call, q, k, v, *tensors.values())
+            return (out, lse) if lone is None else (out.transpose(0, 1).unsqueeze(0), lse.unsqueeze(0))
 
         out, lse = on_own_parts(self.attend.kernel, attended, (q, k, v), params)
         return (out, lse) if return_lse else out
@@ -319,6 +326,19 @@ class Placed:
             else (self._heads(self.schedule.q_layout), self._heads(self.schedule.k_layout)),
             groups=groups.all if attend.whole_gradients else (),
         )
+
+    @cached_property
+    def _lone(self) -> Placed | None:
+        """A batch of one sequence as packed rows, where several of its pieces then make one call, and the kernels of
+        packed sequences are as fast: not if data decides which tiles are met, nor for head dims beyond 128 or
+        gradients of params."""
+        kernel, sequences = self.attend.kernel, self.schedule.sequences
+        slower = bool(kernel.plan.keys.tests) or kernel.spec.dropout is not None or kernel.target != "triton"
+        if sequences.packed or slower or reads_rows(kernel) or not has_one_batch(kernel):
+            return None
+        if not fewer_together(self.schedule):  # the same on all ranks: they send each other rows as they lie
+            return None
+        return Placed(self.attend, replace(self.schedule, sequences=replace(sequences, packed=True)), self.params)
 
     def _heads(self, layout: Layout) -> Heads:
         groups = self.attend.groups

@@ -29,12 +29,16 @@ class Link:
     """2 in (B, H, S, D), 0 in (T, H, D)."""
 
     def taken(self, x: Tensor, ranges: Ranges) -> Tensor:
-        """Rows of `x`: a view where they are one stretch."""
-        parts = [x.narrow(self.rows, start, stop - start) for start, stop in ranges]
-        return parts[0] if len(parts) == 1 else torch.cat(parts, self.rows)
+        return taken(x, ranges, self.rows)
 
     def sized(self, x: Tensor, rows: int) -> list[int]:
         return [rows if d == self.rows else n for d, n in enumerate(x.shape)]
+
+
+def taken(x: Tensor, ranges: Ranges, dim: int) -> Tensor:
+    """Rows of `x`: a view where they are one stretch."""
+    parts = [x.narrow(dim, start, stop - start) for start, stop in ranges]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
 
 
 class Message(NamedTuple):

@@ -6,8 +6,8 @@ Python; `run` carries it out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from attngen.distributed.layout import Range, Ranges, common, joined, length
@@ -31,10 +31,6 @@ class Call:
     """Rows of the group's queries."""
     k: tuple[Part, ...]
     """Where the keys of the pieces lie, in their order."""
-    first: bool
-    """Whether no call before it computes some of these queries."""
-    last: bool
-    """Whether no call after it does."""
 
     @property
     def q_offsets(self) -> tuple[int, ...]:
@@ -57,6 +53,23 @@ class Step:
     calls: tuple[Call, ...]
 
 
+class Backward(NamedTuple):
+    """The order of the backward pass. Gradients of K and V that go home are in float32, twice what was fetched: so the
+    own keys come last, while they travel, but for the `first` call of several, which hides the fetching. `remote`: for
+    each step."""
+
+    first: tuple[Call, ...]
+    remote: tuple[tuple[Call, ...], ...]
+    rest: tuple[Call, ...]
+
+    @classmethod
+    def of(cls, steps: tuple[Step, ...]) -> Backward:
+        own = tuple(c for s in steps for c in (s.early if s.receive else s.calls))
+        remote = tuple(s.calls if s.receive else () for s in steps)
+        cut = 1 if len(own) > 1 and any(remote) else 0
+        return cls(own[:cut], remote, own[cut:])
+
+
 def steps(schedule: Schedule, group: int, *, together: bool) -> tuple[Step, ...]:
     """`together`: whether one call may have the pieces of several sequences."""
     own_q = schedule.q_layout.grouped(schedule.heads).stretches[group]
@@ -69,7 +82,7 @@ def steps(schedule: Schedule, group: int, *, together: bool) -> tuple[Step, ...]
         for pieces in _calls(r.pieces[group], together):
             q = joined(part for p in pieces for part in _local(own_q, _moved(p.q, ends.q[p.sequence])))
             k = _merged(x for p in pieces for x in _parts(held, _moved(p.k, ends.k[p.sequence])))
-            calls.append(Call(pieces, q, k, first=False, last=False))
+            calls.append(Call(pieces, q, k))
         send = tuple(
             (t.target, tuple(x for rows in t.rows for x in _local(own_k, rows)))
             for t in r.transfers
@@ -78,34 +91,12 @@ def steps(schedule: Schedule, group: int, *, together: bool) -> tuple[Step, ...]
         receive = tuple((t.source, length(t.rows)) for t in r.transfers if t.target == group)
         early = tuple(c for c in calls if receive and all(part.source == group for part in c.k))
         found.append(Step(send, receive, early, tuple(c for c in calls if c not in early)))
-    firsts = _unseen(call for step in found for call in (*step.early, *step.calls))
-    lasts = _unseen(call for step in reversed(found) for call in reversed((*step.early, *step.calls)))
-
-    def placed(calls: Iterable[Call]) -> tuple[Call, ...]:
-        return tuple(replace(c, first=id(c) in firsts, last=id(c) in lasts) for c in calls)
-
-    return tuple(replace(step, early=placed(step.early), calls=placed(step.calls)) for step in found)
+    return tuple(found)
 
 
-def outside(calls: Iterable[Call], rows: int) -> Ranges:
-    """Rows of the group's queries that none of these calls computes."""
-    found: list[Range] = []
-    at = 0
-    for start, stop in (*joined(r for call in calls for r in call.q), (rows, rows)):
-        found.append((at, start))
-        at = stop
-    return joined(found)
-
-
-def _unseen(calls: Iterable[Call]) -> set[int]:
-    """The calls, by `id`, none of whose queries are those of a call before them."""
-    found: set[int] = set()
-    covered: Ranges = ()
-    for call in calls:
-        if not common(covered, call.q):
-            found.add(id(call))
-        covered = joined((*covered, *call.q))
-    return found
+def fewer_together(schedule: Schedule) -> bool:
+    """Whether some group has fewer calls where a call may have several pieces."""
+    return any(len(_calls(pieces, True)) < len(pieces) for r in schedule.rounds for pieces in r.pieces)
 
 
 def local(own: Ranges, rows: Ranges) -> Ranges:

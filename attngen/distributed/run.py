@@ -2,14 +2,15 @@
 
 Takes steps (`program`), a link, and tensors with the rows of the own group; returns out and lse, or gradients. Knows
 nothing of autograd, heads of other members, or how the steps came about. K and V of the next step are on their way
-while a step is computed. In the backward pass the gradients of K and V go home in float32, and whoever holds the rows
-adds them in the order of steps and groups, so that the bits repeat.
+while a step is computed. In the backward pass the gradients of K and V go home in float32, while the own keys are
+computed, and whoever holds the rows adds them in the order of steps and groups, so that the bits repeat.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -17,16 +18,16 @@ from torch import Tensor
 
 from attngen import pieces
 from attngen.distributed.layout import Ranges
-from attngen.distributed.messages import Link, Message, Pending, add_picked, picked, post
-from attngen.distributed.program import Call, Part, Step, outside
+from attngen.distributed.messages import Link, Message, Pending, add_picked, picked, post, taken
+from attngen.distributed.program import Backward, Call, Part, Step
 from attngen.distributed.schedule import Sequences
+from attngen.distributed.sums import Adds, Place, Sum, adds_of, placed, plus
 from attngen.errors import UsageError
 from attngen.ir.axes import BATCHES, HEADS, cut_params
 from attngen.ir.nodes import Symbol
 from attngen.ir.walk import symbols
 from attngen.kernel import Kernel
 from attngen.part_sums import own_term
-from attngen.pieces import Place
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,52 @@ class Run:
     link: Link
     numbers: dict[tuple[int, torch.device], dict[str, Any]] = field(default_factory=dict[Any, Any])
     """Offsets of the calls with several sequences, on the device."""
+    kept: dict[tuple[int, int], Addends] = field(default_factory=dict[Any, Any])
+
+    def addends(self, queries: int, keys: int) -> Addends:
+        """What the sums over calls get, in their order; the group has so many rows."""
+        if (queries, keys) not in self.kept:
+            self.kept[queries, keys] = _addends(self, queries, keys)
+        return self.kept[queries, keys]
+
+    @cached_property
+    def backward(self) -> Backward:
+        return Backward.of(self.steps)
+
+
+@dataclass(frozen=True)
+class Addends:
+    """Of the own queries, in each pass, of the own keys, and, step by step, of the keys that come from a group."""
+
+    forward: Adds
+    queries: Adds
+    keys: Adds
+    away: tuple[dict[int, Adds], ...]
+
+
+def _addends(run: Run, queries: int, keys: int) -> Addends:
+    """As `backward` goes through the steps: what others computed of the own keys comes home a step later."""
+    first, remote, rest = run.backward
+    rank = run.link.rank
+    ahead = [placed(c.q) for s in run.steps for c in (*s.early, *s.calls)]
+    of_q = [placed(c.q) for calls in (first, *remote, rest) for c in calls]
+    of_k = [_places(c.k, rank) for c in first]
+    going: tuple[tuple[int, Ranges], ...] = ()
+    away = list[dict[int, Adds]]()
+    for step, calls in zip(run.steps, remote, strict=True):
+        of_k += [*(_places(c.k, rank) for c in calls), *(placed(rows) for _, rows in going)]
+        going = step.send
+        of_others = {n: [p for c in calls if (p := _places(c.k, n))] for n, _ in step.receive}
+        away.append({n: adds_of(rows, of_others[n]) for n, rows in step.receive})
+    of_k += [*(_places(c.k, rank) for c in rest), *(placed(rows) for _, rows in going)]
+    of_k = [own for own in of_k if own]
+    return Addends(adds_of(queries, ahead), adds_of(queries, of_q), adds_of(keys, of_k), tuple(away))
+
+
+def _places(parts: tuple[Part, ...], source: int) -> list[Place]:
+    """Where the rows of a group are among a call's keys."""
+    whole = placed((p.start, p.stop) for p in parts)
+    return [place for p, place in zip(parts, whole, strict=True) if p.source == source]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,58 +136,59 @@ def forward(
             keys, values = (_keys(link, held, call.k, n) for n in (0, 1))
             used = _Params(run, call, params, drawn)
             operands, place = used.operands(link.taken(q, call.q), keys, values)
-            total.absorb(call, *used.back(*pieces.part(kernel, operands, place, scale, used.given)))
+            total.absorb(*used.back(*pieces.part(kernel, operands, place, scale, used.given)))
 
     for i, step in enumerate(run.steps):
         compute(step.early, {link.rank: [k, v]})
         arrived, messages = messages.wait(), _fetch(run, i + 1, k, v)
         compute(step.calls, {link.rank: [k, v], **arrived})
     messages.wait()
-    out, lse = total.finished(pieces.own_part(kernel, total.lse, params))
+    out, lse = total.finished(params)
     return (out if exact else out.to(q.dtype)), lse
 
 
 class _Total:
-    """What the calls so far give. Rows of the only call that computes them are stored as they come; others are summed
-    in float32, and stored with the last of their calls."""
+    """What the calls so far give: out, and the lse of its rows. What needs no merging is stored as it comes."""
 
     def __init__(self, run: Run, q: Tensor, v: Tensor, dtype: torch.dtype) -> None:
         self.run, self.packed = run, run.sequences.packed
-        self.rows, self.lse_rows = run.link.rows, 1 if self.packed else 2
+        self.lse_rows = 1 if self.packed else 2
         self.divides = run.kernel.spec.normalizer.sums
-        shape = (*q.shape[:-1], v.shape[-1])
-        calls = [call for step in run.steps for call in (*step.early, *step.calls)]
-        once = dtype == torch.float32 or all(c.first and c.last for c in calls)
-        self.out = q.new_empty(shape, dtype=dtype)
-        self.sums = self.out if once else q.new_empty(shape, dtype=torch.float32)
-        self.lse = q.new_empty(_lse_shape(q), dtype=torch.float32)
-        size = q.shape[self.rows]
-        for start, stop in outside((c for c in calls if c.first), size):
-            self.sums.narrow(self.rows, start, stop - start).zero_()
-            self.lse.narrow(self.lse_rows, start, stop - start).fill_(float("-inf") if self.divides else 0.0)
-        self.unfinished = () if self.sums is self.out else outside((c for c in calls if c.last), size)
+        rows = run.link.rows
+        self.adds = run.addends(q.shape[rows], v.shape[rows]).forward
+        self.sum = Sum(self.adds, rows, lambda dtype: q.new_empty((*q.shape[:-1], v.shape[-1]), dtype=dtype), dtype)
+        self.new_lse = lambda: q.new_empty(_lse_shape(q), dtype=torch.float32)
+        self.lse: Tensor | None = None
 
-    def absorb(self, call: Call, out: Tensor, lse: Tensor) -> None:
-        into = self.out if call.last else self.sums
-        at = 0
-        for start, stop in call.q:
-            size = stop - start
-            new, new_lse = out.narrow(self.rows, at, size), lse.narrow(self.lse_rows, at, size)
-            target, own_lse = into.narrow(self.rows, start, size), self.lse.narrow(self.lse_rows, start, size)
-            if call.first:
-                target.copy_(new)
-                own_lse.copy_(new_lse)
-            else:
-                self.merge(target, self.sums.narrow(self.rows, start, size), own_lse, new, new_lse)
-            at += size
+    def absorb(self, out: Tensor, lse: Tensor) -> None:
+        """The next call's."""
 
-    def finished(self, own: Tensor | None) -> tuple[Tensor, Tensor]:
+        def joined(into: Tensor, kept: Tensor, new: Tensor, place: Place) -> None:
+            self.merge(into, kept, self._lse(place), new, lse.narrow(self.lse_rows, place.at, place.stop - place.start))
+
+        stored = self.sum.add(out, joined)
+        if self.sum.out is out:
+            self.lse = lse
+        for place, *_ in () if self.sum.out is out else stored:
+            self._lse(place).copy_(lse.narrow(self.lse_rows, place.at, place.stop - place.start))
+
+    def _lse(self, place: Place) -> Tensor:
+        return self._begun().narrow(self.lse_rows, place.start, place.stop - place.start)
+
+    def _begun(self) -> Tensor:
+        if self.lse is None:
+            self.lse = self.new_lse()
+            for start, stop in self.adds.none:
+                self.lse.narrow(self.lse_rows, start, stop - start).fill_(float("-inf") if self.divides else 0.0)
+        return self.lse
+
+    def finished(self, params: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
         """out and lse, with the logarithm of the denominator's own term, where it has one."""
-        for start, stop in self.unfinished:
-            self.out.narrow(self.rows, start, stop - start).copy_(self.sums.narrow(self.rows, start, stop - start))
+        out, lse = self.sum.result(), self._begun()
+        own = pieces.own_part(self.run.kernel, lse, params)
         if own is not None:
-            self.merge(self.out, self.out, self.lse, None, own)
-        return self.out, self.lse
+            self.merge(out, out, lse, None, own)
+        return out, lse
 
     def merge(self, into: Tensor, kept: Tensor, lse: Tensor, new: Tensor | None, new_lse: Tensor) -> None:
         if into.device.type == "cpu":
@@ -166,64 +214,77 @@ def backward(
     scale: float | None,
     params: Mapping[str, Any],
     drawn: Drawn,
+    *,
+    exact: bool,
 ) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
-    """Gradients of the group's q, k and v, in float32, and what this group adds to those of learned params."""
+    """Gradients of the group's q, k and v, those of k and v in float32 where they must be `exact`, and what this group
+    adds to those of learned params."""
     link, (q, k, v) = run.link, operands
     d_out, d_lse = cotangents
     out, lse = results
-    rows_of_lse = 1 if run.sequences.packed else 2
-    dq, dk, dv = (torch.zeros_like(x, dtype=torch.float32, memory_format=torch.contiguous_format) for x in operands)
+    addends = run.addends(q.shape[link.rows], k.shape[link.rows])
+    dq = _gradient(link, addends.queries, q, q.dtype)
+    own = [_gradient(link, addends.keys, x, torch.float32 if exact else x.dtype) for x in (k, v)]
     learned = {n: x for n, x in params.items() if isinstance(x, Tensor) and x.requires_grad}
     totals = {n: torch.zeros_like(x, dtype=torch.float32) for n, x in learned.items()}
     messages, homeward = _fetch(run, 0, k, v), Pending()
     going: tuple[tuple[int, Ranges], ...] = ()
 
-    def compute(calls: Sequence[Call], held: Mapping[int, list[Tensor]], slopes: Mapping[int, list[Tensor]]) -> None:
+    def compute(calls: Sequence[Call], held: Mapping[int, list[Tensor]], slopes: Mapping[int, Sequence[Sum]]) -> None:
         for call in calls:
             used = _Params(run, call, params, drawn)
             rows = [link.taken(x, call.q) for x in (q, d_out, out)]
-            row_lse, row_d_lse = (
-                None if x is None else torch.cat([x.narrow(rows_of_lse, a, b - a) for a, b in call.q], rows_of_lse)
-                for x in (lse, d_lse)
-            )
+            row_lse, row_d_lse = (None if x is None else taken(x, call.q, -1) for x in (lse, d_lse))
             keys, values = (_keys(link, held, call.k, n) for n in (0, 1))
-            own, place = used.operands(rows[0], keys, values)
+            given, place = used.operands(rows[0], keys, values)
             d_rows, o_rows = used.rows(rows[1]), used.rows(rows[2])
             slopes_of_lse, whole = used.lse(row_d_lse), (o_rows, used.lse(row_lse))
-            (g_q, *g_keys), g_params = pieces.slopes(
-                run.kernel, own, (d_rows, slopes_of_lse), whole, place, scale, used.given
+            found, g_params = pieces.slopes(run.kernel, given, (d_rows, slopes_of_lse), whole, place, scale, used.given)
+            g_q, *g_keys = (
+                used.rows_back(torch.zeros_like(x) if g is None else g) for g, x in zip(found, given, strict=True)
             )
-            if g_q is not None:
-                _add_rows(link, dq, call.q, used.rows_back(g_q))
-            for n, g in enumerate(g_keys):
-                if g is not None:
-                    _add_parts(link, slopes, call.k, n, used.rows_back(g))
+            dq.add(g_q, plus)
+            for source in dict.fromkeys(p.source for p in call.k):
+                for total, g in zip(slopes[source], g_keys, strict=True):
+                    total.add(g, plus)
             for name, g in g_params.items():
                 used.add(totals[name], name, g)
 
+    def come_home() -> None:
+        arrived = homeward.wait()
+        for target, _ in going:
+            for total, g in zip(own, arrived[target], strict=True):
+                total.add(g, plus)
+
+    first, remote, rest = run.backward
     for i, step in enumerate(run.steps):
-        compute(step.early, {link.rank: [k, v]}, {link.rank: [dk, dv]})
+        if step.receive:
+            compute(first, {link.rank: [k, v]}, {link.rank: own})
+            first = ()
         arrived, messages = messages.wait(), _fetch(run, i + 1, k, v)
         away = {n: Message.empty([x.shape for x in xs], xs[0], torch.float32) for n, xs in arrived.items()}
-        for message in away.values():
-            message.flat.zero_()
-        slopes = {link.rank: [dk, dv], **{n: message.tensors for n, message in away.items()}}
-        compute(step.calls, {link.rank: [k, v], **arrived}, slopes)
-        _bring_home(link, homeward.wait(), going, dk, dv)
+        sums = {n: [_gradient(link, addends.away[i][n], x, x.dtype, x) for x in m.tensors] for n, m in away.items()}
+        compute(remote[i], {link.rank: [k, v], **arrived}, {link.rank: own, **sums})
+        come_home()
         going = step.send
         homeward = post(
             link,
             away,
             {target: sum(b - a for a, b in rows) for target, rows in step.send},
-            (dk, dv),
+            (k, v),
             torch.float32,
         )
+    compute(rest, {link.rank: [k, v]}, {link.rank: own})
     messages.wait()
-    _bring_home(link, homeward.wait(), going, dk, dv)
+    come_home()
     if learned:
         for name, g in run.kernel.finish_backward(d_out, out, lse, d_lse=d_lse, **params).items():
             totals[name] += g
-    return dq, dk, dv, totals
+    return dq.result(), own[0].result(), own[1].result(), totals
+
+
+def _gradient(link: Link, adds: Adds, x: Tensor, dtype: torch.dtype, out: Tensor | None = None) -> Sum:
+    return Sum(adds, link.rows, lambda dtype: torch.empty_like(x, dtype=dtype), dtype, out)
 
 
 def _fetch(run: Run, i: int, k: Tensor, v: Tensor) -> Pending:
@@ -233,14 +294,6 @@ def _fetch(run: Run, i: int, k: Tensor, v: Tensor) -> Pending:
     link, step = run.link, run.steps[i]
     send = {target: Message.of(link, (k, v), rows) for target, rows in step.send}
     return post(link, send, dict(step.receive), (k, v), k.dtype)
-
-
-def _bring_home(
-    link: Link, arrived: Mapping[int, list[Tensor]], sent: tuple[tuple[int, Ranges], ...], dk: Tensor, dv: Tensor
-) -> None:
-    for target, rows in sent:
-        for total, g in zip((dk, dv), arrived[target], strict=True):
-            _add_rows(link, total, rows, g)
 
 
 # ---------------------------------------------------------------- rows
@@ -253,21 +306,6 @@ def _lse_shape(q: Tensor) -> tuple[int, ...]:
 def _keys(link: Link, held: Mapping[int, list[Tensor]], parts: tuple[Part, ...], n: int) -> Tensor:
     found = [held[p.source][n].narrow(link.rows, p.start, p.stop - p.start) for p in parts]
     return found[0] if len(found) == 1 else torch.cat(found, link.rows)
-
-
-def _add_rows(link: Link, total: Tensor, ranges: Ranges, g: Tensor) -> None:
-    at = 0
-    for start, stop in ranges:
-        total.narrow(link.rows, start, stop - start).add_(g.narrow(link.rows, at, stop - start))
-        at += stop - start
-
-
-def _add_parts(link: Link, slopes: Mapping[int, list[Tensor]], parts: tuple[Part, ...], n: int, g: Tensor) -> None:
-    at = 0
-    for p in parts:
-        total = slopes[p.source][n].narrow(link.rows, p.start, p.stop - p.start)
-        total.add_(g.narrow(link.rows, at, p.stop - p.start))
-        at += p.stop - p.start
 
 
 # ---------------------------------------------------------------- params
@@ -285,13 +323,13 @@ class _Params:
         self.single = self.packed and len(call.pieces) == 1
         self.given = {n: self._own(n, x) for n, x in params.items()}
 
-    def operands(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor], Place]:
+    def operands(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor], pieces.Place]:
         call, ends = self.call, self.run.sequences
         if not self.packed or self.single:
             (piece,) = call.pieces
             Sq, Sk = ends.sizes(piece.sequence)
             first = piece.sequence if self.single else self.drawn.sequences
-            place = Place(q_offset=piece.q[0], k_offset=piece.k[0], Sq=Sq, Sk=Sk, **self._counted(first))
+            place = pieces.Place(q_offset=piece.q[0], k_offset=piece.k[0], Sq=Sq, Sk=Sk, **self._counted(first))
             return (self.rows(q), self.rows(k), self.rows(v)), place
         key = id(call), q.device
         if key not in self.run.numbers:
@@ -304,7 +342,7 @@ class _Params:
             }  # fmt: skip
             self.run.numbers[key] = {n: torch.tensor(x, dtype=torch.int32, device=q.device) for n, x in numbers.items()}
         found = self.run.numbers[key]
-        return (q, k, v), Place(**{**found, **self._counted(found["b_offset"])})
+        return (q, k, v), pieces.Place(**{**found, **self._counted(found["b_offset"])})
 
     def _counted(self, sequences: Any) -> dict[str, Any]:
         return {"dropout_seed": self.drawn.seed, "h_offset": self.drawn.heads, "b_offset": sequences}
@@ -367,13 +405,16 @@ def sized(kernel: Kernel, name: str) -> list[str]:
     return [d.id if isinstance(d, Symbol) else "" for d in kernel.spec.param(name).shape]
 
 
+def has_one_batch(kernel: Kernel) -> bool:
+    """Whether nothing depends on the batch's number but elements of params."""
+    extra = kernel.spec.normalizer.extra
+    return cut_params(kernel.spec, BATCHES) is not None and (extra is None or "b" not in symbols(extra))
+
+
 def check_packed(kernel: Kernel) -> None:
     """What packed sequences cannot have where a call knows some of them alone."""
-    if cut_params(kernel.spec, BATCHES) is None:
+    if not has_one_batch(kernel):
         raise UsageError(f"{kernel.name}: the spec reads the batch's number: packed sequences are not told apart")
-    extra = kernel.spec.normalizer.extra
-    if extra is not None and symbols(extra) & {"b"}:
-        raise UsageError(f"{kernel.name}: the denominator's own term reads `b`, which packed sequences do not support")
     for name in reads_rows(kernel):
         dims = sized(kernel, name)
         if "B" not in dims or {"Sq", "Sk"} <= {*dims}:

@@ -17,15 +17,13 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from attngen.distributed.layout import Layout, Range, Ranges, balanced, common, contiguous, headtail, joined
+from attngen.distributed.layout import Layout, Range, Ranges, balanced, contiguous, headtail, joined
 from attngen.errors import UsageError
 from attngen.visits import Case, Planned, needed, seeing
 from attngen.visits import row_work as _row_work
 
 Exchange = Literal["ring", "gather", "heads"]
 EXCHANGES: tuple[Exchange, ...] = ("ring", "gather", "heads")
-_LEAST = 512
-"""Queries that are worth a call of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,10 +201,6 @@ def schedule(
     for b, of_groups in sorted(asked.items()):
         first = sequences.k[b]
         case = masked.case(sequences, b)
-        if exchange != "ring":
-            of_groups = [
-                (g, part) for g, q in of_groups for part in _parts(kernel, q, case, k_groups.stretches[g], first)
-            ]
         keys = needed(kernel, [q for _, q in of_groups], case)
         for (group, q), stretches in zip(of_groups, keys, strict=True):
             narrowed = seeing(kernel, q, case) if exchange == "ring" else None
@@ -231,22 +225,6 @@ def schedule(
         for turn in sorted(rounds)
     ]
     return Schedule(q_layout=q_layout, k_layout=k_layout, sequences=sequences, heads=heads, rounds=tuple(made))
-
-
-def _parts(kernel: Planned, q: Range, case: Case, held: Ranges, first: int) -> list[Range]:
-    """A stretch of queries cut into those that may need keys of other groups, from the first to the last, and those
-    before and after, which are computed while the keys are on their way. `held`: the keys that the own group holds, of
-    which the sequence's begin with `first`."""
-    narrowed = seeing(kernel, q, case)
-    if narrowed is None:
-        return [q]
-    rows = (first, first + case.sizes[1])
-    edges = [rows[0], *(end for r in common(held, (rows,)) for end in r), rows[1]]
-    met = [narrowed((a - first, b - first)) for a, b in zip(edges[::2], edges[1::2], strict=True) if a < b]
-    start = min((a for a, b in met if a < b), default=q[1])
-    stop = max((b for a, b in met if a < b), default=q[1])
-    cut = [q[0], start if start - q[0] >= _LEAST else q[0], stop if q[1] - stop >= _LEAST else q[1], q[1]]
-    return [(a, b) for a, b in pairwise(cut) if a < b]
 
 
 def _check(q_layout: Layout, k_layout: Layout, sequences: Sequences, exchange: Exchange, heads: int) -> None:

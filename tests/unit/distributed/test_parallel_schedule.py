@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import pytest
 
 import attngen
 from attngen.distributed import Layout, Schedule, Sequences, balanced, contiguous, headtail, row_work, schedule
-from attngen.distributed.program import steps
+from attngen.distributed.layout import Range
+from attngen.distributed.program import Backward, Call, fewer_together, steps
 from attngen.distributed.schedule import Exchange, Masked
 from attngen.errors import UsageError
 from attngen.ir.evaluate import evaluate
@@ -157,9 +159,33 @@ def test_keys_in_a_gap_are_neither_sent_nor_computed() -> None:
 
 
 def test_a_gather_computes_first_what_needs_no_keys_of_others() -> None:
-    kernel = attngen.compile("attention w\nmask = 0 <= q - k < 100\n")
-    made = schedule(kernel, contiguous(4096, 2), Sequences.dense(4096), "gather")
-    (step,) = steps(made, 1, together=False)
-    assert [c.pieces[0].q for c in step.early] == [(2147, 4096)]
-    assert [c.pieces[0].q for c in step.calls] == [(2048, 2147)]
-    assert [c.pieces[0].k for c in step.calls] == [(1949, 2147)]
+    kernel = attngen.compile("attention c\nmask = causal\n")
+    made = schedule(kernel, headtail(4096, 2), Sequences.dense(4096), "gather")
+    (step,) = steps(made, 0, together=False)
+    assert [(c.pieces[0].q, c.pieces[0].k) for c in step.early] == [((0, 1024), (0, 1024))]
+    assert [(c.pieces[0].q, c.pieces[0].k) for c in step.calls] == [((3072, 4096), (0, 4096))]
+
+
+def of(calls: Iterable[Call]) -> list[tuple[Range, Range]]:
+    return [(p.q, p.k) for call in calls for p in call.pieces]
+
+
+def test_the_backward_pass_hides_what_is_fetched_and_what_goes_home() -> None:
+    kernel = attngen.compile("attention c\nmask = causal\n")
+    made = schedule(kernel, headtail(4096, 2), Sequences.dense(4096))
+    first, remote, rest = Backward.of(steps(made, 0, together=False))
+    assert of(first) == [((0, 1024), (0, 1024))]
+    assert [of(calls) for calls in remote] == [[], [((3072, 4096), (1024, 3072))]]
+    assert of(rest) == [((3072, 4096), (0, 1024)), ((3072, 4096), (3072, 4096))]
+    first, remote, rest = Backward.of(steps(made, 1, together=False))
+    assert not first and of(rest) == [((1024, 3072), (1024, 3072))]  # what goes home is twice what is fetched
+
+
+@pytest.mark.parametrize(("mask", "fewer"), [("0 <= q - k < 100", True), ("causal", False)])
+def test_stretches_whose_keys_do_not_meet_can_be_one_call(mask: str, fewer: bool) -> None:
+    made = schedule(
+        attngen.compile(f"attention t\nmask = {mask}\n"), headtail(4096, 2), Sequences.dense(4096), "gather"
+    )
+    assert fewer_together(made) == fewer
+    own = steps(made, 0, together=True)
+    assert [len(c.pieces) for step in own for c in (*step.early, *step.calls)] == ([2] if fewer else [1, 1])
