@@ -89,8 +89,9 @@ def prepare(directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     for name, text in SPECS.items():
         kernel = attngen.compile(text, target="triton", geometry=("dense", "packed"))
-        pieces = {each: kernel.piece(each=each) for each in ((False, True) if name == "causal" else (False,))}
-        pieces = {each: (piece, replace(own, proof=None)) for each, (piece, own) in pieces.items()}
+        for each in (False, True):
+            kernel.piece(each=each)
+        pieces = {of: (piece, replace(own, proof=None)) for of, (piece, own) in kernel.__dict__["_pieces"].items()}
         with open(directory / f"{name}.pickle", "wb") as file:
             pickle.dump((replace(kernel, proof=None), pieces), file)  # the GPU's machine may have no z3
 
@@ -129,8 +130,7 @@ def of_attngen(cell: Cell, whole: tuple[Any, Any, Any], kernel: Any, exchange: A
     here = attend.over(cu_seqlens=cell.offsets()) if packed else attend.over(cell.tokens)
 
     def cut(x: Any) -> Any:
-        x = x[0].transpose(0, 1) if packed else x
-        return here.shard(x, 0 if packed else 2).contiguous()
+        return here.shard(x[0].transpose(0, 1), 0).contiguous() if packed else rows_outside(here.shard(x, 2))
 
     rank = torch.distributed.get_rank()
     a_row = cell.heads[1] * 2 * D * 2
@@ -141,6 +141,11 @@ def of_attngen(cell: Cell, whole: tuple[Any, Any, Any], kernel: Any, exchange: A
         sent=here.schedule.received(rank) * a_row,
         least=least_rows(kernel, here.schedule, rank) * a_row,
     )
+
+
+def rows_outside(x: Any) -> Any:
+    """(B, H, S, D), in memory (B, S, H, D), as models have it."""
+    return x.transpose(1, 2).contiguous().transpose(1, 2)
 
 
 def least_rows(kernel: Any, schedule: Any, rank: int) -> int:
@@ -274,8 +279,8 @@ def of_one_card(cell: Cell, whole: tuple[Any, Any, Any], kernel: Any) -> Way:
     packed = cell.mask == "documents"
 
     def cut(x: Any) -> Any:
-        x = x[:, : x.shape[1] // world].contiguous()
-        return x[0].transpose(0, 1).contiguous() if packed else x
+        x = x[:, : x.shape[1] // world]
+        return x[0].transpose(0, 1).contiguous() if packed else rows_outside(x)
 
     if not packed:
         return Way(kernel, cut, tuple(cut(x) for x in whole))
