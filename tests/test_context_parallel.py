@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from processes import in_processes
+from torch.utils.checkpoint import checkpoint
 
 import attngen
 from attngen import inputs
@@ -246,6 +247,30 @@ def test_eight_ranks(case: Case, tmp_path: Path) -> None:
     equal_to_one_process(case, tmp_path)
 
 
+def one_seed_for_all(whole: list[torch.Tensor]) -> None:
+    """Without a seed, what is dropped is what the first rank draws, also where checkpoints compute it again."""
+    from attngen.distributed.context import context_parallel
+
+    kernel = compiled("dropout")
+    here = context_parallel(kernel).over(ROWS)
+    local = [here.shard(x, 2).requires_grad_() for x in whole]
+
+    def dropped(*x: torch.Tensor) -> torch.Tensor:
+        return here(*x, p=0.3).sin()
+
+    for call in (dropped, lambda *x: checkpoint(dropped, *x, use_reentrant=False)):
+        torch.manual_seed(dist.get_rank())
+        out = here.unshard(call(*local), 2)
+        found = torch.autograd.grad(out.sum() / dist.get_world_size(), local)
+        torch.manual_seed(0)
+        leaves = [x.clone().requires_grad_() for x in whole]
+        one = kernel(*leaves, p=0.3, dropout_seed=torch.randint(0, 2**62, (), dtype=torch.int64)).sin()
+        torch.testing.assert_close(out, one, rtol=2e-5, atol=2e-5)
+        right = torch.autograd.grad(one.sum() / dist.get_world_size(), leaves)
+        for g, whole_g in zip(found, right, strict=True):
+            torch.testing.assert_close(g, here.shard(whole_g, 2), rtol=2e-5, atol=2e-5)
+
+
 def other_claims() -> None:
     """What does not show in one forward and backward pass."""
     from attngen.distributed.context import context_parallel
@@ -278,6 +303,7 @@ def other_claims() -> None:
     dist.all_reduce(own)
     torch.testing.assert_close(own, first[3])
 
+    one_seed_for_all(whole)
     here = attend.over(ROWS)
     local = [here.shard(x, 2) for x in whole]
     slope = torch.ones(4)
@@ -298,7 +324,6 @@ def other_claims() -> None:
         "layout has 8 rows on 2 ranks": lambda: context_parallel(kernel, layout=Layout((((0, 8),), ()))).over(9),
         "layout 'zigzag' is not known": lambda: context_parallel(kernel, layout="zigzag"),  # type: ignore[arg-type]
         "exchange 'star' is not known": lambda: context_parallel(kernel, exchange="star"),  # type: ignore[arg-type]
-        "dropout_seed is missing": lambda: context_parallel(compiled("dropout")).over(ROWS)(*local, p=0.1),
         "scale must be a number": lambda: here(*local, slope=slope, scale=torch.ones((), requires_grad=True)),
         "reads a head's number": lambda: context_parallel(compiled("by_head"), exchange="heads"),
         "reads the batch's number": lambda: context_parallel(compiled("by_batch")).over(cu_seqlens=[0, ROWS]),

@@ -45,7 +45,7 @@ from attngen.errors import UsageError
 from attngen.ir.axes import HEADS, cut_params
 from attngen.ir.walk import params as read_params
 from attngen.kernel import Kernel
-from attngen.pieces import check_seed, checked_params
+from attngen.pieces import checked_params
 
 _F = TypeVar("_F")
 _dist = cast(Any, dist)
@@ -260,8 +260,8 @@ class Placed:
         """out of this rank's queries in q's dtype, and with `return_lse` lse. Tensors are as for `kernel`, or its
         `varlen`, with the rows of this rank alone; DTensors may be cut along batches and heads.
 
-        Params are whole on every rank, those with an element for each row too. Dropout needs `dropout_seed`, the same
-        on every rank: with it, what one process drops is dropped.
+        Params are whole on every rank, those with an element for each row too. Dropout drops what one process drops
+        with `dropout_seed`, the same on every rank; without it, the first rank's generator draws one for all.
         """
         return self._attend(q, k, v, scale, return_lse, dropout_seed, params)
 
@@ -269,7 +269,8 @@ class Placed:
     def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, scale: Any, return_lse: bool, seed: Any, given: Mapping[str, Any]
     ) -> Any:
-        check_seed(self.attend.kernel, seed)
+        if seed is None and self.attend.kernel.spec.dropout is not None:
+            seed = self.attend.groups.drawn_seed(q.device)
         packed = self.schedule.sequences.packed
         for name, x in (("q", q), ("k", k), ("v", v)):
             if x.ndim != (3 if packed else 4):

@@ -49,6 +49,14 @@ class Groups:
         """That of neighbouring ranks first."""
         return tuple(g for g in (self.within, self.across) if g is not None)
 
+    def drawn_seed(self, device: Any) -> torch.Tensor:
+        """What the first rank's generator draws, on all ranks: a call of all. Checkpoints restore the generator, so
+        what is computed again draws the same."""
+        seed = torch.randint(0, 2**62, (), dtype=torch.int64, device=device)
+        for group in self.all:
+            cast(Any, dist).broadcast(seed, dist.get_global_rank(group, 0), group=group)
+        return seed
+
 
 _BEGUN: set[str] = set()
 

@@ -49,6 +49,28 @@ def test_a_model_of_transformers(kind: str, checkpoints: bool, tmp_path: Path) -
     in_processes(tmp_path, 2, of_model, model, x, right, checkpoints)
 
 
+def of_dropout(model: Any, x: torch.Tensor) -> None:
+    model.set_attn_implementation("attngen_region")
+    with context_parallel_region(Sq=LENGTH) as region, torch.no_grad():
+        own, positions = region.shard(x, 1), region.positions()[None].expand(x.shape[0], -1)
+
+        def logits(seed: int) -> torch.Tensor:
+            torch.manual_seed(seed if dist.get_rank() == 0 else 0)  # the first rank draws
+            return model(own, position_ids=positions, use_cache=False).logits
+
+        plain = model.eval() and logits(1)
+        first, again, other = model.train() and [logits(seed) for seed in (1, 1, 2)]
+    assert torch.equal(first, again)
+    assert (first - plain).abs().max() > 1e-4 and (first - other).abs().max() > 1e-4
+
+
+def test_a_model_with_dropout(tmp_path: Path) -> None:
+    model = tiny("llama")
+    for layer in model.model.layers:
+        layer.self_attn.attention_dropout = 0.3
+    in_processes(tmp_path, 2, of_dropout, model, tokens(2, LENGTH))
+
+
 def of_module(module: VarlenAttention, x: list[torch.Tensor], right: dict[str, torch.Tensor]) -> None:
     with context_parallel_region(cu_seqlens=CU, exchange="gather") as region:
         out = module(*(region.shard(y, 0) for y in x))
