@@ -43,6 +43,7 @@ OWN = {
     ),
     "by_kv_head": "attention g\nparam slope: f32[Hkv]\nscore = qk * scale - slope[hkv] * float(q - k)\nmask = causal\n",
     "by_head": "attention h\nmask = q - k < 8 * (h + 1)\n",
+    "symmetric": "attention y\nmask = abs(q - k) < 8\n",
     "by_batch": "attention b\nmask = q - k < 8 * (b + 1)\n",
     "by_sequence": (
         "attention y\nparam slope: f32[Hq]\nparam shift: f32[B]\n"
@@ -72,6 +73,8 @@ class Case:
     batch: int = 1
     over: tuple[str, ...] = ()
     """Params that every rank knows on the host."""
+    inside: bool = True
+    """Whether heads lie inside rows, in the memory of dense tensors."""
 
     def __str__(self) -> str:
         words = (self.spec, self.exchange, f"{self.mesh or self.ranks}", "packed" if self.packed else "dense")
@@ -89,6 +92,8 @@ DENSE = [
     Case("alibi", 2, "gather", "headtail"),
     Case("by_row", 3, layout="headtail"),
     Case("sliding_window", 3, "gather", "headtail"),
+    Case("sliding_window", 3, "gather", "headtail", inside=False),
+    Case("symmetric", 5, batch=2),
     Case("sliding_window", 3, "gather", "headtail", batch=2),
     Case("sliding_window", 3, layout="headtail", batch=2),
     Case("documents", 4, "gather", over=("ids",)),
@@ -195,8 +200,10 @@ def check(case: Case, wanted: Right) -> None:
     where: Mapping[str, Any] = {"cu_seqlens": CU} if case.packed else {"Sq": ROWS, "Sk": case.keys}
     here = attend.over(**where, **host)
     rows = (0, 1) if case.packed else (2, 2)
-    local = {n: here.shard(x, rows[0], keys=n != "q").requires_grad_() for n, x in wanted.x.items()}
+    laid = {n: x.transpose(1, 2).contiguous().transpose(1, 2) if case.inside else x for n, x in wanted.x.items()}
+    local = {n: here.shard(x, rows[0], keys=n != "q").requires_grad_() for n, x in laid.items()}
     results = here(**local, **params, return_lse=True, dropout_seed=SEED)
+    assert case.packed or (results[0].stride(1) < results[0].stride(2)) == (local["q"].stride(1) < local["q"].stride(2))
     for y, whole, dim in zip(results, wanted.results, rows, strict=True):
         torch.testing.assert_close(y, here.shard(whole, dim), rtol=2e-5, atol=2e-5)
     torch.testing.assert_close(here.unshard(results[0], rows[0]), wanted.results[0], rtol=2e-5, atol=2e-5)

@@ -291,7 +291,8 @@ class Placed:
         ) -> tuple[Tensor, Tensor]:
             tensors = {n: x for n, x in params.items() if isinstance(x, Tensor)}
             learns = any(x.requires_grad for x in tensors.values())
-            lone = self._lone if q.shape[0] == 1 and not learns and max(q.shape[-1], v.shape[-1]) <= 128 else None
+            fits = q.shape[0] == 1 and q.stride(1) < q.stride(2) and max(q.shape[-1], v.shape[-1]) <= 128
+            lone = self._lone if fits and not learns else None
             drawn = Drawn(seed, heads=before[1], sequences=before[0])
             way = (lone or self).way
             call = Call(way, scale, drawn, tuple(tensors), {n: x for n, x in params.items() if n not in tensors})
@@ -332,12 +333,12 @@ class Placed:
     def _lone(self) -> Placed | None:
         """A batch of one sequence as packed rows, where several of its pieces then make one call, and the kernels of
         packed sequences are as fast: not if data decides which tiles are met, nor for head dims beyond 128 or
-        gradients of params."""
+        gradients of params. Heads lie inside rows then, as in packed tensors, so that results lie as q does."""
         kernel, sequences = self.attend.kernel, self.schedule.sequences
         slower = bool(kernel.plan.keys.tests) or kernel.spec.dropout is not None or kernel.target != "triton"
         if sequences.packed or slower or reads_rows(kernel) or not has_one_batch(kernel):
             return None
-        if not fewer_together(self.schedule):  # the same on all ranks: they send each other rows as they lie
+        if not fewer_together(self.schedule):
             return None
         return Placed(self.attend, replace(self.schedule, sequences=replace(sequences, packed=True)), self.params)
 

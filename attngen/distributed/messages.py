@@ -42,7 +42,7 @@ def taken(x: Tensor, ranges: Ranges, dim: int) -> Tensor:
 
 
 class Message(NamedTuple):
-    """Tensors that travel as one: they are views of `flat`."""
+    """Tensors that travel as one: they are views of `flat`, rows outside heads, however the callers' own lie."""
 
     flat: Tensor
     tensors: list[Tensor]
@@ -51,7 +51,7 @@ class Message(NamedTuple):
     def empty(cls, shapes: Sequence[Sequence[int]], like: Tensor, dtype: Any) -> Message:
         counts = [torch.Size(shape).numel() for shape in shapes]
         flat: Any = like.new_empty(sum(counts), dtype=dtype)
-        return cls(flat, [x.view(shape) for x, shape in zip(flat.split(counts), shapes, strict=True)])
+        return cls(flat, [_rows_outside(x, shape) for x, shape in zip(flat.split(counts), shapes, strict=True)])
 
     @classmethod
     def of(cls, link: Link, tensors: Sequence[Tensor], ranges: Ranges) -> Message:
@@ -63,6 +63,13 @@ class Message(NamedTuple):
                 own.narrow(link.rows, at, stop - start).copy_(x.narrow(link.rows, start, stop - start))
                 at += stop - start
         return found
+
+
+def _rows_outside(flat: Tensor, shape: Sequence[int]) -> Tensor:
+    if len(shape) == 3:
+        return flat.view(shape)
+    B, H, S, D = shape
+    return flat.view(B, S, H, D).transpose(1, 2)
 
 
 @dataclass

@@ -53,21 +53,29 @@ class Step:
     calls: tuple[Call, ...]
 
 
+class Turn(NamedTuple):
+    """What the backward pass computes in a step: `own` before what is fetched is there, `remote` then."""
+
+    own: tuple[Call, ...]
+    remote: tuple[Call, ...]
+
+
 class Backward(NamedTuple):
     """The order of the backward pass. Gradients of K and V that go home are in float32, twice what was fetched: so the
-    own keys come last, while they travel, but for the `first` call of several, which hides the fetching. `remote`: for
-    each step."""
+    own keys come last, as the `rest`, while they travel, but for the first call of several, which hides fetching."""
 
-    first: tuple[Call, ...]
-    remote: tuple[tuple[Call, ...], ...]
+    turns: tuple[Turn, ...]
     rest: tuple[Call, ...]
 
     @classmethod
     def of(cls, steps: tuple[Step, ...]) -> Backward:
         own = tuple(c for s in steps for c in (s.early if s.receive else s.calls))
-        remote = tuple(s.calls if s.receive else () for s in steps)
-        cut = 1 if len(own) > 1 and any(remote) else 0
-        return cls(own[:cut], remote, own[cut:])
+        fetching = next((i for i, s in enumerate(steps) if s.receive), None)
+        cut = 1 if len(own) > 1 and fetching is not None else 0
+        turns = tuple(
+            Turn(own[:cut] if i == fetching else (), s.calls if s.receive else ()) for i, s in enumerate(steps)
+        )
+        return cls(turns, own[cut:])
 
 
 def steps(schedule: Schedule, group: int, *, together: bool) -> tuple[Step, ...]:

@@ -65,21 +65,33 @@ class Addends:
 
 def _addends(run: Run, queries: int, keys: int) -> Addends:
     """As `backward` goes through the steps: what others computed of the own keys comes home a step later."""
-    first, remote, rest = run.backward
+    turns, rest = run.backward
     rank = run.link.rank
     ahead = [placed(c.q) for s in run.steps for c in (*s.early, *s.calls)]
-    of_q = [placed(c.q) for calls in (first, *remote, rest) for c in calls]
-    of_k = [_places(c.k, rank) for c in first]
+    of_q = [placed(c.q) for calls in (*(calls for turn in turns for calls in turn), rest) for c in calls]
+    of_k, wide = list[list[Place]](), list[bool]()
+
+    def computed(calls: tuple[Call, ...]) -> None:
+        found = [own for c in calls if (own := _places(c.k, rank))]
+        of_k.extend(found)
+        wide.extend([False] * len(found))
+
+    def came_home(going: tuple[tuple[int, Ranges], ...]) -> None:
+        of_k.extend(placed(rows) for _, rows in going)
+        wide.extend([True] * len(going))
+
     going: tuple[tuple[int, Ranges], ...] = ()
     away = list[dict[int, Adds]]()
-    for step, calls in zip(run.steps, remote, strict=True):
-        of_k += [*(_places(c.k, rank) for c in calls), *(placed(rows) for _, rows in going)]
+    for step, turn in zip(run.steps, turns, strict=True):
+        computed(turn.own)
+        computed(turn.remote)
+        came_home(going)
         going = step.send
-        of_others = {n: [p for c in calls if (p := _places(c.k, n))] for n, _ in step.receive}
+        of_others = {n: [p for c in turn.remote if (p := _places(c.k, n))] for n, _ in step.receive}
         away.append({n: adds_of(rows, of_others[n]) for n, rows in step.receive})
-    of_k += [*(_places(c.k, rank) for c in rest), *(placed(rows) for _, rows in going)]
-    of_k = [own for own in of_k if own]
-    return Addends(adds_of(queries, ahead), adds_of(queries, of_q), adds_of(keys, of_k), tuple(away))
+    computed(rest)
+    came_home(going)
+    return Addends(adds_of(queries, ahead), adds_of(queries, of_q), adds_of(keys, of_k, wide), tuple(away))
 
 
 def _places(parts: tuple[Part, ...], source: int) -> list[Place]:
@@ -169,7 +181,7 @@ class _Total:
         stored = self.sum.add(out, joined)
         if self.sum.out is out:
             self.lse = lse
-        for place, *_ in () if self.sum.out is out else stored:
+        for place in () if self.sum.out is out else stored:
             self._lse(place).copy_(lse.narrow(self.lse_rows, place.at, place.stop - place.start))
 
     def _lse(self, place: Place) -> Tensor:
@@ -256,15 +268,13 @@ def backward(
             for total, g in zip(own, arrived[target], strict=True):
                 total.add(g, plus)
 
-    first, remote, rest = run.backward
-    for i, step in enumerate(run.steps):
-        if step.receive:
-            compute(first, {link.rank: [k, v]}, {link.rank: own})
-            first = ()
+    turns, rest = run.backward
+    for i, (step, turn) in enumerate(zip(run.steps, turns, strict=True)):
+        compute(turn.own, {link.rank: [k, v]}, {link.rank: own})
         arrived, messages = messages.wait(), _fetch(run, i + 1, k, v)
         away = {n: Message.empty([x.shape for x in xs], xs[0], torch.float32) for n, xs in arrived.items()}
         sums = {n: [_gradient(link, addends.away[i][n], x, x.dtype, x) for x in m.tensors] for n, m in away.items()}
-        compute(remote[i], {link.rank: [k, v], **arrived}, {link.rank: own, **sums})
+        compute(turn.remote, {link.rank: [k, v], **arrived}, {link.rank: own, **sums})
         come_home()
         going = step.send
         homeward = post(

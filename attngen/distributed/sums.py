@@ -1,15 +1,16 @@
 """Rows that several calls add to, kept without a pass over memory that is not needed.
 
-`adds_of` says, for each call, of which rows it is the first, a later or the last one to give something. Takes stretches
-of rows, no tensors. A `Sum` follows it with tensors: what the first call gives is stored as it is, in the result; a
-tensor that has all rows becomes the result. Only rows of more than two calls have a sum in float32 between. How two
-terms become one is the caller's.
+`adds_of` says, for each call, where the sum of its rows is kept before it and after it. Takes stretches of rows, no
+tensors. A `Sum` follows it with tensors: what the first call gives is stored as it is, in the result, and a tensor that
+has all rows becomes the result. Sums that the result's half precision would round are kept in float32 beside it until
+the last addend. How two terms become one is the caller's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from itertools import groupby, pairwise
 from typing import NamedTuple
 
@@ -27,12 +28,20 @@ class Place(NamedTuple):
     at: int
 
 
+class Where(Enum):
+    """Where the sum of some rows is kept: nowhere yet, in the result, or in float32 beside it."""
+
+    NOWHERE = "nowhere"
+    RESULT = "result"
+    BESIDE = "beside"
+
+
 class Stretch(NamedTuple):
-    """A place of an addend whose rows have the same addends before it, so many, and `last`: none after it."""
+    """A place of an addend, where the sum of its rows is kept before, and where after."""
 
     place: Place
-    before: int
-    last: bool
+    kept: Where
+    into: Where
 
 
 @dataclass(frozen=True)
@@ -54,29 +63,36 @@ def placed(ranges: Iterable[tuple[int, int]]) -> list[Place]:
     return found
 
 
-def adds_of(size: int, addends: Sequence[Sequence[Place]]) -> Adds:
+def adds_of(size: int, addends: Sequence[Sequence[Place]], wide: Sequence[bool] | None = None) -> Adds:
+    """`wide`: which addends are in float32, so that the result may not keep them before the others have come."""
+    wide = [False] * len(addends) if wide is None else wide
     ends = sorted({0, size, *(end for places in addends for p in places for end in p[:2])})
     cells = {start: i for i, start in enumerate(ends)}
-    total = [0] * len(ends)
-    for places in addends:
-        for p in places:
-            for i in range(cells[p.start], cells[p.stop]):
-                total[i] += 1
-    seen = [0] * len(ends)
+    left = [0] * len(ends)
+    for p in (p for places in addends for p in places):
+        for i in range(cells[p.start], cells[p.stop]):
+            left[i] += 1
+    none = tuple((a, b) for i, (a, b) in enumerate(pairwise(ends)) if a < b and not left[i])
+    kept = [Where.NOWHERE] * len(ends)
     stretches: list[tuple[Stretch, ...]] = []
-    for places in addends:
+    for places, exact in zip(addends, wide, strict=True):
         own: list[Stretch] = []
         for p in places:
             inside = range(cells[p.start], cells[p.stop])
-            for (before, last), group in groupby(inside, lambda i: (seen[i], seen[i] + 1 == total[i])):
+            into = {i: _into(kept[i], last=left[i] == 1, exact=exact) for i in inside}
+            for (before, after), group in groupby(inside, lambda i, into=into: (kept[i], into[i])):
                 of = list(group)
                 start, stop = ends[of[0]], ends[of[-1] + 1]
-                own.append(Stretch(Place(start, stop, p.at + start - p.start), before, last))
+                own.append(Stretch(Place(start, stop, p.at + start - p.start), before, after))
             for i in inside:
-                seen[i] += 1
+                kept[i], left[i] = into[i], left[i] - 1
         stretches.append(tuple(own))
-    none = tuple((a, b) for i, (a, b) in enumerate(pairwise(ends)) if a < b and not total[i])
     return Adds(size, tuple(stretches), none)
+
+
+def _into(kept: Where, *, last: bool, exact: bool) -> Where:
+    rounds = kept is not Where.NOWHERE or exact  # what is stored would lose bits in half precision
+    return Where.BESIDE if rounds and not last else Where.RESULT
 
 
 @dataclass
@@ -89,7 +105,7 @@ class Sum:
     """A new tensor for all rows."""
     dtype: torch.dtype
     out: Tensor | None = None
-    _between: Tensor | None = None
+    _beside: Tensor | None = None
     _turns: Iterator[tuple[Stretch, ...]] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -97,34 +113,33 @@ class Sum:
         if self.out is not None:
             self._clear(self.out)
 
-    def add(self, new: Tensor, joined: Callable[[Tensor, Tensor, Tensor, Place], None]) -> list[Stretch]:
+    def add(self, new: Tensor, joined: Callable[[Tensor, Tensor, Tensor, Place], None]) -> list[Place]:
         """The next addend. `joined(into, kept, new, place)` writes what `kept` and `new` are together, rows of a place,
-        to `into`, which may be `kept`. Gives the stretches that are stored as they are."""
+        to `into`, which may be `kept`. Gives the places whose rows had no addend before."""
         stretches = next(self._turns)
-        firsts = [s for s in stretches if not s.before]
+        firsts = [s.place for s in stretches if s.kept is Where.NOWHERE]
         if self.out is None and new.dtype == self.dtype and self._all(firsts) and new.shape[self.dim] == self.adds.size:
             self.out = new
             return firsts
-        out = self._begun()
-        for place, before, last in stretches:
+        for place, kept, into in stretches:
             start, stop, at = place
-            part, stored = new.narrow(self.dim, at, stop - start), out.narrow(self.dim, start, stop - start)
-            if not before:
-                stored.copy_(part)
-                continue
-            if self._between is None and not (before == 1 and last):
-                self._between = out if self.dtype == torch.float32 else self.like(torch.float32)
-            between = None if self._between is None else self._between.narrow(self.dim, start, stop - start)
-            kept, into = stored if before == 1 else between, stored if last else between
-            assert kept is not None and into is not None
-            joined(into, kept, part, place)
+            part, target = new.narrow(self.dim, at, stop - start), self._rows(into, place)
+            if kept is Where.NOWHERE:
+                target.copy_(part)
+            else:
+                joined(target, self._rows(kept, place), part, place)
         return firsts
 
-    def _all(self, stretches: Sequence[Stretch]) -> bool:
+    def _rows(self, where: Where, place: Place) -> Tensor:
+        whole = self._begun()
+        if where is Where.BESIDE and self.dtype != torch.float32:
+            self._beside = self.like(torch.float32) if self._beside is None else self._beside
+            whole = self._beside
+        return whole.narrow(self.dim, place.start, place.stop - place.start)
+
+    def _all(self, places: Sequence[Place]) -> bool:
         """Whether these are all rows, as they lie."""
-        return all(p.start == p.at for p, _, _ in stretches) and self.adds.size == sum(
-            p.stop - p.start for p, _, _ in stretches
-        )
+        return all(p.start == p.at for p in places) and self.adds.size == sum(p.stop - p.start for p in places)
 
     def _begun(self) -> Tensor:
         if self.out is None:

@@ -173,12 +173,12 @@ def of(calls: Iterable[Call]) -> list[tuple[Range, Range]]:
 def test_the_backward_pass_hides_what_is_fetched_and_what_goes_home() -> None:
     kernel = attngen.compile("attention c\nmask = causal\n")
     made = schedule(kernel, headtail(4096, 2), Sequences.dense(4096))
-    first, remote, rest = Backward.of(steps(made, 0, together=False))
-    assert of(first) == [((0, 1024), (0, 1024))]
-    assert [of(calls) for calls in remote] == [[], [((3072, 4096), (1024, 3072))]]
+    (_, turn), rest = Backward.of(steps(made, 0, together=False))
+    assert of(turn.own) == [((0, 1024), (0, 1024))]
+    assert of(turn.remote) == [((3072, 4096), (1024, 3072))]
     assert of(rest) == [((3072, 4096), (0, 1024)), ((3072, 4096), (3072, 4096))]
-    first, remote, rest = Backward.of(steps(made, 1, together=False))
-    assert not first and of(rest) == [((1024, 3072), (1024, 3072))]  # what goes home is twice what is fetched
+    turns, rest = Backward.of(steps(made, 1, together=False))
+    assert not any(turn.own for turn in turns) and of(rest) == [((1024, 3072), (1024, 3072))]
 
 
 @pytest.mark.parametrize(("mask", "fewer"), [("0 <= q - k < 100", True), ("causal", False)])

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attngen.distributed.sums import Adds, Place, Stretch, Sum, adds_of, placed, plus
+from attngen.distributed.sums import Adds, Place, Stretch, Sum, Where, adds_of, placed, plus
 
 SIZE = 12
 
@@ -72,7 +72,8 @@ def test_rows_in_another_order_are_copied() -> None:
 
 
 def test_rows_without_an_addend_are_known() -> None:
+    once = Where.NOWHERE, Where.RESULT
     assert adds_of(6, [placed([(1, 2)]), placed([(4, 6)])]) == Adds(
-        6, ((Stretch(Place(1, 2, 0), 0, True),), (Stretch(Place(4, 6, 0), 0, True),)), ((0, 1), (2, 4))
+        6, ((Stretch(Place(1, 2, 0), *once),), (Stretch(Place(4, 6, 0), *once),)), ((0, 1), (2, 4))
     )
     assert adds_of(0, []).none == ()
