@@ -380,6 +380,7 @@ CUT = [
     (1, Case("by_everything", 4, packed=True)),
     (1, Case("dropped", 4)),
     (0, Case("dropped", 4, batch=2)),
+    (0, Case("sliding_window", 4, batch=3)),
 ]
 
 

@@ -6,9 +6,10 @@ results are DTensors that are cut alike. Rows are no matter of DTensor's here: l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
+import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
@@ -37,11 +38,20 @@ def on_own_parts(
     own = {name: _own(name, x, q, cuts) for name, x in params.items()}
     before = (0 if q.ndim == 3 else _before(q, 0)), _before(q, 1)
     out, lse = function(*_local(operands), own, before)
-    # lse of packed tensors is (heads, rows)
-    of_lse = [Shard(0) if q.ndim == 3 and isinstance(p, Shard) else p for p in q.placements]
-    return cast(Any, DTensor).from_local(out, q.device_mesh, q.placements), cast(Any, DTensor).from_local(
-        lse, q.device_mesh, of_lse
+    packed = q.ndim == 3
+    of_lse = [Shard(0) if packed and isinstance(p, Shard) else p for p in q.placements]
+    return (
+        _whole(out, q, (*q.shape[:-1], out.shape[-1]), q.placements),
+        _whole(lse, q, (q.shape[1], q.shape[0]) if packed else q.shape[:3], of_lse),
     )
+
+
+def _whole(part: Tensor, q: DTensor, shape: tuple[int, ...], places: Sequence[Any]) -> Tensor:
+    """The DTensor of this shape that has the part here, and lies as it does. Parts may differ in size."""
+    inner, strides = 1, [0] * part.ndim
+    for d in sorted(range(part.ndim), key=lambda d: (part.stride(d), -d)):
+        strides[d], inner = inner, inner * shape[d]
+    return cast(Any, DTensor).from_local(part, q.device_mesh, places, shape=torch.Size(shape), stride=tuple(strides))
 
 
 def _local(operands: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
