@@ -21,7 +21,7 @@ from attngen.distributed.layout import Ranges
 from attngen.distributed.messages import Link, Message, Pending, add_picked, picked, post, taken
 from attngen.distributed.program import Backward, Call, Part, Step
 from attngen.distributed.schedule import Sequences
-from attngen.distributed.sums import Adds, Place, Sum, adds_of, placed, plus
+from attngen.distributed.sums import Adds, Stretch, Sum, adds_of, placed, plus
 from attngen.errors import UsageError
 from attngen.ir.axes import BATCHES, HEADS, cut_params
 from attngen.ir.nodes import Symbol
@@ -69,10 +69,10 @@ def _addends(run: Run, queries: int, keys: int) -> Addends:
     rank = run.link.rank
     ahead = [placed(c.q) for s in run.steps for c in (*s.early, *s.calls)]
     of_q = [placed(c.q) for calls in (*(calls for turn in turns for calls in turn), rest) for c in calls]
-    of_k, wide = list[list[Place]](), list[bool]()
+    of_k, wide = list[list[Stretch]](), list[bool]()
 
     def computed(calls: tuple[Call, ...]) -> None:
-        found = [own for c in calls if (own := _places(c.k, rank))]
+        found = [own for c in calls if (own := _rows_of(c.k, rank))]
         of_k.extend(found)
         wide.extend([False] * len(found))
 
@@ -87,17 +87,17 @@ def _addends(run: Run, queries: int, keys: int) -> Addends:
         computed(turn.remote)
         came_home(going)
         going = step.send
-        of_others = {n: [p for c in turn.remote if (p := _places(c.k, n))] for n, _ in step.receive}
+        of_others = {n: [p for c in turn.remote if (p := _rows_of(c.k, n))] for n, _ in step.receive}
         away.append({n: adds_of(rows, of_others[n]) for n, rows in step.receive})
     computed(rest)
     came_home(going)
     return Addends(adds_of(queries, ahead), adds_of(queries, of_q), adds_of(keys, of_k, wide), tuple(away))
 
 
-def _places(parts: tuple[Part, ...], source: int) -> list[Place]:
+def _rows_of(parts: tuple[Part, ...], source: int) -> list[Stretch]:
     """Where the rows of a group are among a call's keys."""
     whole = placed((p.start, p.stop) for p in parts)
-    return [place for p, place in zip(parts, whole, strict=True) if p.source == source]
+    return [stretch for p, stretch in zip(parts, whole, strict=True) if p.source == source]
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,17 +175,17 @@ class _Total:
     def absorb(self, out: Tensor, lse: Tensor) -> None:
         """The next call's."""
 
-        def joined(into: Tensor, kept: Tensor, new: Tensor, place: Place) -> None:
-            self.merge(into, kept, self._lse(place), new, lse.narrow(self.lse_rows, place.at, place.stop - place.start))
+        def joined(into: Tensor, kept: Tensor, new: Tensor, of: Stretch) -> None:
+            self.merge(into, kept, self._lse(of), new, lse.narrow(self.lse_rows, of.at, of.stop - of.start))
 
         stored = self.sum.add(out, joined)
         if self.sum.out is out:
             self.lse = lse
-        for place in () if self.sum.out is out else stored:
-            self._lse(place).copy_(lse.narrow(self.lse_rows, place.at, place.stop - place.start))
+        for of in () if self.sum.out is out else stored:
+            self._lse(of).copy_(lse.narrow(self.lse_rows, of.at, of.stop - of.start))
 
-    def _lse(self, place: Place) -> Tensor:
-        return self._begun().narrow(self.lse_rows, place.start, place.stop - place.start)
+    def _lse(self, of: Stretch) -> Tensor:
+        return self._begun().narrow(self.lse_rows, of.start, of.stop - of.start)
 
     def _begun(self) -> Tensor:
         if self.lse is None:

@@ -20,7 +20,7 @@ from torch import Tensor
 from attngen.distributed.layout import Ranges
 
 
-class Place(NamedTuple):
+class Stretch(NamedTuple):
     """Rows start … stop - 1 of the sum, which lie from row `at` on in what is added."""
 
     start: int
@@ -36,10 +36,10 @@ class Where(Enum):
     BESIDE = "beside"
 
 
-class Stretch(NamedTuple):
-    """A place of an addend, where the sum of its rows is kept before, and where after."""
+class Store(NamedTuple):
+    """What becomes of a stretch of an addend: where the sum of its rows is kept before, and where after."""
 
-    place: Place
+    stretch: Stretch
     kept: Where
     into: Where
 
@@ -49,21 +49,21 @@ class Adds:
     """The addends of `size` rows, in their order, and the rows that have none."""
 
     size: int
-    stretches: tuple[tuple[Stretch, ...], ...]
+    stores: tuple[tuple[Store, ...], ...]
     none: Ranges
 
 
-def placed(ranges: Iterable[tuple[int, int]]) -> list[Place]:
+def placed(ranges: Iterable[tuple[int, int]]) -> list[Stretch]:
     """Ranges that lie one after the other in what is added."""
-    found: list[Place] = []
+    found: list[Stretch] = []
     at = 0
     for start, stop in ranges:
-        found.append(Place(start, stop, at))
+        found.append(Stretch(start, stop, at))
         at += stop - start
     return found
 
 
-def adds_of(size: int, addends: Sequence[Sequence[Place]], wide: Sequence[bool] | None = None) -> Adds:
+def adds_of(size: int, addends: Sequence[Sequence[Stretch]], wide: Sequence[bool] | None = None) -> Adds:
     """`wide`: which addends are in float32, so that the result may not keep them before the others have come."""
     wide = [False] * len(addends) if wide is None else wide
     ends = sorted({0, size, *(end for places in addends for p in places for end in p[:2])})
@@ -74,20 +74,20 @@ def adds_of(size: int, addends: Sequence[Sequence[Place]], wide: Sequence[bool] 
             left[i] += 1
     none = tuple((a, b) for i, (a, b) in enumerate(pairwise(ends)) if a < b and not left[i])
     kept = [Where.NOWHERE] * len(ends)
-    stretches: list[tuple[Stretch, ...]] = []
+    stores: list[tuple[Store, ...]] = []
     for places, exact in zip(addends, wide, strict=True):
-        own: list[Stretch] = []
+        own: list[Store] = []
         for p in places:
             inside = range(cells[p.start], cells[p.stop])
             into = {i: _into(kept[i], last=left[i] == 1, exact=exact) for i in inside}
             for (before, after), group in groupby(inside, lambda i, into=into: (kept[i], into[i])):
                 of = list(group)
                 start, stop = ends[of[0]], ends[of[-1] + 1]
-                own.append(Stretch(Place(start, stop, p.at + start - p.start), before, after))
+                own.append(Store(Stretch(start, stop, p.at + start - p.start), before, after))
             for i in inside:
                 kept[i], left[i] = into[i], left[i] - 1
-        stretches.append(tuple(own))
-    return Adds(size, tuple(stretches), none)
+        stores.append(tuple(own))
+    return Adds(size, tuple(stores), none)
 
 
 def _into(kept: Where, *, last: bool, exact: bool) -> Where:
@@ -106,40 +106,40 @@ class Sum:
     dtype: torch.dtype
     out: Tensor | None = None
     _beside: Tensor | None = None
-    _turns: Iterator[tuple[Stretch, ...]] = field(init=False)
+    _turns: Iterator[tuple[Store, ...]] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._turns = iter(self.adds.stretches)
+        self._turns = iter(self.adds.stores)
         if self.out is not None:
             self._clear(self.out)
 
-    def add(self, new: Tensor, joined: Callable[[Tensor, Tensor, Tensor, Place], None]) -> list[Place]:
-        """The next addend. `joined(into, kept, new, place)` writes what `kept` and `new` are together, rows of a place,
-        to `into`, which may be `kept`. Gives the places whose rows had no addend before."""
-        stretches = next(self._turns)
-        firsts = [s.place for s in stretches if s.kept is Where.NOWHERE]
+    def add(self, new: Tensor, joined: Callable[[Tensor, Tensor, Tensor, Stretch], None]) -> list[Stretch]:
+        """The next addend. `joined(into, kept, new, stretch)` writes what `kept` and `new` are together, rows of a
+        stretch, to `into`, which may be `kept`. Gives the stretches whose rows had no addend before."""
+        stores = next(self._turns)
+        firsts = [s.stretch for s in stores if s.kept is Where.NOWHERE]
         if self.out is None and new.dtype == self.dtype and self._all(firsts) and new.shape[self.dim] == self.adds.size:
             self.out = new
             return firsts
-        for place, kept, into in stretches:
-            start, stop, at = place
-            part, target = new.narrow(self.dim, at, stop - start), self._rows(into, place)
+        for stretch, kept, into in stores:
+            start, stop, at = stretch
+            part, target = new.narrow(self.dim, at, stop - start), self._rows(into, stretch)
             if kept is Where.NOWHERE:
                 target.copy_(part)
             else:
-                joined(target, self._rows(kept, place), part, place)
+                joined(target, self._rows(kept, stretch), part, stretch)
         return firsts
 
-    def _rows(self, where: Where, place: Place) -> Tensor:
+    def _rows(self, where: Where, of: Stretch) -> Tensor:
         whole = self._begun()
         if where is Where.BESIDE and self.dtype != torch.float32:
             self._beside = self.like(torch.float32) if self._beside is None else self._beside
             whole = self._beside
-        return whole.narrow(self.dim, place.start, place.stop - place.start)
+        return whole.narrow(self.dim, of.start, of.stop - of.start)
 
-    def _all(self, places: Sequence[Place]) -> bool:
+    def _all(self, stretches: Sequence[Stretch]) -> bool:
         """Whether these are all rows, as they lie."""
-        return all(p.start == p.at for p in places) and self.adds.size == sum(p.stop - p.start for p in places)
+        return all(p.start == p.at for p in stretches) and self.adds.size == sum(p.stop - p.start for p in stretches)
 
     def _begun(self) -> Tensor:
         if self.out is None:
@@ -156,6 +156,6 @@ class Sum:
         return self._begun()
 
 
-def plus(into: Tensor, kept: Tensor, new: Tensor, place: Place) -> None:
+def plus(into: Tensor, kept: Tensor, new: Tensor, _: Stretch) -> None:
     """The sum of two, computed in float32."""
     torch.add(kept.float(), new, out=into)

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attngen.distributed.sums import Adds, Place, Stretch, Sum, Where, adds_of, placed, plus
+from attngen.distributed.sums import Adds, Store, Stretch, Sum, Where, adds_of, placed, plus
 
 SIZE = 12
 
@@ -22,16 +22,16 @@ def new_memory_is_nan() -> Iterator[None]:
 
 
 @st.composite
-def addends(draw: st.DrawFn) -> list[list[Place]]:
+def addends(draw: st.DrawFn) -> list[list[Stretch]]:
     """Of each, ascending places that do not meet, with rows of another's between them."""
-    found: list[list[Place]] = []
+    found: list[list[Stretch]] = []
     for _ in range(draw(st.integers(0, 5))):
         ends = sorted(draw(st.lists(st.integers(0, SIZE), min_size=2, max_size=6, unique=True)))
         ranges = list(zip(ends[::2], ends[1::2], strict=False))
-        places, at = list[Place](), 0
+        places, at = list[Stretch](), 0
         for start, stop in ranges:
             at += draw(st.integers(0, 2))
-            places.append(Place(start, stop, at))
+            places.append(Stretch(start, stop, at))
             at += stop - start
         found.append(places)
     return found
@@ -39,7 +39,7 @@ def addends(draw: st.DrawFn) -> list[list[Place]]:
 
 @settings(deadline=None, max_examples=200)
 @given(addends(), st.sampled_from([torch.float16, torch.float32]), st.booleans())
-def test_each_row_is_the_sum_of_its_addends(adds: list[list[Place]], dtype: torch.dtype, given_out: bool) -> None:
+def test_each_row_is_the_sum_of_its_addends(adds: list[list[Stretch]], dtype: torch.dtype, given_out: bool) -> None:
     generator = torch.Generator().manual_seed(len(adds))
     out = torch.full((2, SIZE), torch.nan, dtype=dtype) if given_out else None
     total = Sum(adds_of(SIZE, adds), 1, lambda dtype: torch.empty((2, SIZE), dtype=dtype), dtype, out)
@@ -65,7 +65,7 @@ def test_what_has_all_rows_becomes_the_result_and_others_are_added_in_place() ->
 
 
 def test_rows_in_another_order_are_copied() -> None:
-    adds = adds_of(4, [[Place(0, 2, 2), Place(2, 4, 0)]])
+    adds = adds_of(4, [[Stretch(0, 2, 2), Stretch(2, 4, 0)]])
     total = Sum(adds, 0, lambda dtype: torch.empty(4, dtype=dtype), torch.float16)
     total.add(torch.tensor([1.0, 2.0, 3.0, 4.0]).half(), plus)
     assert total.result().tolist() == [3.0, 4.0, 1.0, 2.0]
@@ -74,6 +74,6 @@ def test_rows_in_another_order_are_copied() -> None:
 def test_rows_without_an_addend_are_known() -> None:
     once = Where.NOWHERE, Where.RESULT
     assert adds_of(6, [placed([(1, 2)]), placed([(4, 6)])]) == Adds(
-        6, ((Stretch(Place(1, 2, 0), *once),), (Stretch(Place(4, 6, 0), *once),)), ((0, 1), (2, 4))
+        6, ((Store(Stretch(1, 2, 0), *once),), (Store(Stretch(4, 6, 0), *once),)), ((0, 1), (2, 4))
     )
     assert adds_of(0, []).none == ()
