@@ -73,8 +73,8 @@ class Case:
     batch: int = 1
     over: tuple[str, ...] = ()
     """Params that every rank knows on the host."""
-    inside: bool = True
-    """Whether heads lie inside rows, in the memory of dense tensors."""
+    inside: bool | None = True
+    """Whether heads lie inside rows, in the memory of dense tensors; None: on the first rank alone."""
 
     def __str__(self) -> str:
         words = (self.spec, self.exchange, f"{self.mesh or self.ranks}", "packed" if self.packed else "dense")
@@ -93,6 +93,7 @@ DENSE = [
     Case("by_row", 3, layout="headtail"),
     Case("sliding_window", 3, "gather", "headtail"),
     Case("sliding_window", 3, "gather", "headtail", inside=False),
+    Case("sliding_window", 2, "ring", "headtail", inside=None),
     Case("symmetric", 5, batch=2),
     Case("sliding_window", 3, "gather", "headtail", batch=2),
     Case("sliding_window", 3, layout="headtail", batch=2),
@@ -200,9 +201,11 @@ def check(case: Case, wanted: Right) -> None:
     where: Mapping[str, Any] = {"cu_seqlens": CU} if case.packed else {"Sq": ROWS, "Sk": case.keys}
     here = attend.over(**where, **host)
     rows = (0, 1) if case.packed else (2, 2)
-    laid = {n: x.transpose(1, 2).contiguous().transpose(1, 2) if case.inside else x for n, x in wanted.x.items()}
+    inside = dist.get_rank() == 0 if case.inside is None else case.inside
+    laid = {n: x.transpose(1, 2).contiguous().transpose(1, 2) if inside else x for n, x in wanted.x.items()}
     local = {n: here.shard(x, rows[0], keys=n != "q").requires_grad_() for n, x in laid.items()}
     results = here(**local, **params, return_lse=True, dropout_seed=SEED)
+    assert case.inside is not None or here._lone is not None, "what is chosen by how q lies"
     assert case.packed or (results[0].stride(1) < results[0].stride(2)) == (local["q"].stride(1) < local["q"].stride(2))
     for y, whole, dim in zip(results, wanted.results, rows, strict=True):
         torch.testing.assert_close(y, here.shard(whole, dim), rtol=2e-5, atol=2e-5)

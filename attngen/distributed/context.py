@@ -333,12 +333,14 @@ class Placed:
     def _lone(self) -> Placed | None:
         """A batch of one sequence as packed rows, where several of its pieces then make one call, and the kernels of
         packed sequences are as fast: not if data decides which tiles are met, nor for head dims beyond 128 or
-        gradients of params. Heads lie inside rows then, as in packed tensors, so that results lie as q does."""
+        gradients of params. Heads lie inside rows then, as in packed tensors, so that results lie as q does.
+
+        Ranks may choose differently: rows travel alike. Heads do not, so where they are exchanged none does it."""
         kernel, sequences = self.attend.kernel, self.schedule.sequences
         slower = bool(kernel.plan.keys.tests) or kernel.spec.dropout is not None or kernel.target != "triton"
         if sequences.packed or slower or reads_rows(kernel) or not has_one_batch(kernel):
             return None
-        if not fewer_together(self.schedule):
+        if self.attend.groups.heads > 1 or not fewer_together(self.schedule):
             return None
         return Placed(self.attend, replace(self.schedule, sequences=replace(sequences, packed=True)), self.params)
 

@@ -66,24 +66,24 @@ def placed(ranges: Iterable[tuple[int, int]]) -> list[Stretch]:
 def adds_of(size: int, addends: Sequence[Sequence[Stretch]], wide: Sequence[bool] | None = None) -> Adds:
     """`wide`: which addends are in float32, so that the result may not keep them before the others have come."""
     wide = [False] * len(addends) if wide is None else wide
-    ends = sorted({0, size, *(end for places in addends for p in places for end in p[:2])})
+    ends = sorted({0, size, *(end for own in addends for s in own for end in s[:2])})
     cells = {start: i for i, start in enumerate(ends)}
     left = [0] * len(ends)
-    for p in (p for places in addends for p in places):
-        for i in range(cells[p.start], cells[p.stop]):
+    for s in (s for own in addends for s in own):
+        for i in range(cells[s.start], cells[s.stop]):
             left[i] += 1
     none = tuple((a, b) for i, (a, b) in enumerate(pairwise(ends)) if a < b and not left[i])
     kept = [Where.NOWHERE] * len(ends)
     stores: list[tuple[Store, ...]] = []
-    for places, exact in zip(addends, wide, strict=True):
+    for stretches, exact in zip(addends, wide, strict=True):
         own: list[Store] = []
-        for p in places:
-            inside = range(cells[p.start], cells[p.stop])
+        for s in stretches:
+            inside = range(cells[s.start], cells[s.stop])
             into = {i: _into(kept[i], last=left[i] == 1, exact=exact) for i in inside}
             for (before, after), group in groupby(inside, lambda i, into=into: (kept[i], into[i])):
                 of = list(group)
                 start, stop = ends[of[0]], ends[of[-1] + 1]
-                own.append(Store(Stretch(start, stop, p.at + start - p.start), before, after))
+                own.append(Store(Stretch(start, stop, s.at + start - s.start), before, after))
             for i in inside:
                 kept[i], left[i] = into[i], left[i] - 1
         stores.append(tuple(own))
