@@ -202,8 +202,10 @@ def check(case: Case, wanted: Right) -> None:
     here = attend.over(**where, **host)
     rows = (0, 1) if case.packed else (2, 2)
     inside = dist.get_rank() == 0 if case.inside is None else case.inside
-    laid = {n: x.transpose(1, 2).contiguous().transpose(1, 2) if inside else x for n, x in wanted.x.items()}
-    local = {n: here.shard(x, rows[0], keys=n != "q").requires_grad_() for n, x in laid.items()}
+    cut = {n: here.shard(x, rows[0], keys=n != "q") for n, x in wanted.x.items()}
+    if inside and not case.packed:
+        cut = {n: x.transpose(1, 2).contiguous().transpose(1, 2) for n, x in cut.items()}
+    local = {n: x.requires_grad_() for n, x in cut.items()}
     results = here(**local, **params, return_lse=True, dropout_seed=SEED)
     assert case.inside is not None or here._lone is not None, "what is chosen by how q lies"
     assert case.packed or (results[0].stride(1) < results[0].stride(2)) == (local["q"].stride(1) < local["q"].stride(2))

@@ -168,7 +168,7 @@ class _Total:
         self.divides = run.kernel.spec.normalizer.sums
         rows = run.link.rows
         self.adds = run.addends(q.shape[rows], v.shape[rows]).forward
-        self.sum = Sum(self.adds, rows, lambda dtype: q.new_empty((*q.shape[:-1], v.shape[-1]), dtype=dtype), dtype)
+        self.sum = Sum(self.adds, rows, lambda dtype: _like(q, v.shape[-1], dtype), dtype)
         self.new_lse = lambda: q.new_empty(_lse_shape(q), dtype=torch.float32)
         self.lse: Tensor | None = None
 
@@ -307,6 +307,14 @@ def _fetch(run: Run, i: int, k: Tensor, v: Tensor) -> Pending:
 
 
 # ---------------------------------------------------------------- rows
+
+
+def _like(x: Tensor, cols: int, dtype: torch.dtype) -> Tensor:
+    """A new tensor that lies in memory as `x` does: heads inside rows, or rows inside heads."""
+    if x.ndim == 4 and x.stride(1) < x.stride(2):
+        B, H, S, _ = x.shape
+        return x.new_empty((B, S, H, cols), dtype=dtype).transpose(1, 2)
+    return x.new_empty((*x.shape[:-1], cols), dtype=dtype)
 
 
 def _lse_shape(q: Tensor) -> tuple[int, ...]:
