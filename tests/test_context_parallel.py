@@ -208,7 +208,8 @@ def check(case: Case, wanted: Right) -> None:
     local = {n: x.requires_grad_() for n, x in cut.items()}
     results = here(**local, **params, return_lse=True, dropout_seed=SEED)
     assert case.inside is not None or here._lone is not None, "what is chosen by how q lies"
-    assert case.packed or (results[0].stride(1) < results[0].stride(2)) == (local["q"].stride(1) < local["q"].stride(2))
+    if not (case.packed or case.mesh or case.exchange == "heads"):  # heads that travelled lie rows inside heads
+        assert (results[0].stride(1) < results[0].stride(2)) == (local["q"].stride(1) < local["q"].stride(2))
     for y, whole, dim in zip(results, wanted.results, rows, strict=True):
         torch.testing.assert_close(y, here.shard(whole, dim), rtol=2e-5, atol=2e-5)
     torch.testing.assert_close(here.unshard(results[0], rows[0]), wanted.results[0], rtol=2e-5, atol=2e-5)
