@@ -1,8 +1,8 @@
 """The attention of one rank as one function of autograd.
 
 Takes what stays the same from call to call (`Way`), local q, k and v, and params; heads are exchanged here, before and
-after the steps of `run`. Saves what the rank's group has of q, k and v for the rank's own heads, and their finished
-results. Derivatives of gradients are not computed.
+after the steps of `run`. Saves what the rank's group has of q, k and v for the rank's own heads, their finished
+results, and the keys that arrived last. Derivatives of gradients are not computed.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ def _slopes(ctx: Any, *cotangents: Any) -> Any:
     d_out, d_lse = cotangents
     q, k, v, out, lse, *tensors = ctx.saved_tensors
     call, split = ctx.call, ctx.split
+    kept = {source: [tensors.pop(0), tensors.pop(0)] for source in ctx.kept}
     if d_out is None and d_lse is None:
         return (None,) * (4 + len(tensors))
     with torch.autocast(q.device.type, enabled=False):
@@ -57,7 +58,7 @@ def _slopes(ctx: Any, *cotangents: Any) -> Any:
         params = {**call.others, **dict(zip(call.names, tensors, strict=True))}
         own = {n: x.detach().requires_grad_() if n in learned else x for n, x in split.params(params).items()}
         dq, dk, dv, found = backward(
-            call.way.run, (q, k, v), (d_out, d_lse), (out, lse), call.scale, own, split.drawn(call.drawn),
+            call.way.run, (q, k, v), (d_out, d_lse), (out, lse), kept, call.scale, own, split.drawn(call.drawn),
             exact=split.k_heads is not None,
         )  # fmt: skip
         dq, dk, dv = split.rows(dq), split.key_rows(dk, k.dtype), split.key_rows(dv, v.dtype)
@@ -79,9 +80,9 @@ class Attention(torch.autograd.Function):
             q, k, v = split.gathered(q, k, v)
             exact = any(ctx.needs_input_grad[4:])  # a sum over all pairs needs what rounding takes from out
             drawn = split.drawn(call.drawn)
-            out, lse = forward(call.way.run, q, k, v, call.scale, split.params(params), drawn, exact=exact)
-            ctx.call, ctx.split = call, split
-            ctx.save_for_backward(q, k, v, out, lse, *tensors)
+            out, lse, kept = forward(call.way.run, q, k, v, call.scale, split.params(params), drawn, exact=exact)
+            ctx.call, ctx.split, ctx.kept = call, split, tuple(kept)
+            ctx.save_for_backward(q, k, v, out, lse, *(x for own in kept.values() for x in own), *tensors)
             ctx.set_materialize_grads(False)
             out, lse = split.rows(out.to(q.dtype)), split.rows_of_lse(lse)
             return out, lse.view_as(lse)

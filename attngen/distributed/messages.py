@@ -17,6 +17,9 @@ from torch import Tensor
 from attngen.distributed.layout import Ranges, length
 
 _dist = cast(Any, dist)
+_HEAD_START = 20_000
+"""Cycles, some ten microseconds, in which a message begins. A kernel that was there before would hold all
+multiprocessors to its end, and those who wait for the message would lose some of theirs (`docs/log`)."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +106,8 @@ def post(
         flat, found.received[source] = Message.empty([link.sized(x, rows) for x in like], like[0], dtype)
         operations.append(dist.P2POp(dist.irecv, flat, dist.get_global_rank(link.group, source), link.group))
     found.works += dist.batch_isend_irecv(operations)
+    if like[0].is_cuda:
+        cast(Any, torch.cuda)._sleep(_HEAD_START)
     return found
 
 

@@ -45,37 +45,44 @@ class Call:
 class Step:
     """`send`: to which group which of the own rows of K and V; `receive`: from which group how many rows. There is one
     for each round, with nothing in it perhaps: so all ranks send and receive in one order. `early`: calls that need
-    nothing of what is received, and are computed while it is on its way; then `calls`."""
+    nothing of what is received, and are computed while it is on its way; then `calls`.
+
+    The backward pass goes through the steps from the last to the first. What arrives last is `kept` for it, if these
+    are no more rows than the own ones: `again` is what has to be sent once more."""
 
     send: tuple[tuple[int, Ranges], ...]
     receive: tuple[tuple[int, int], ...]
     early: tuple[Call, ...]
     calls: tuple[Call, ...]
+    kept: bool
+    again: tuple[tuple[int, Ranges], ...]
+
+    @property
+    def remote(self) -> tuple[Call, ...]:
+        """Calls that need keys of others, which the backward pass computes in this step."""
+        return self.calls if self.receive else ()
 
 
 class Turn(NamedTuple):
-    """What the backward pass computes in a step: `own` before what is fetched is there, `remote` then."""
+    """What the backward pass computes at a time, `calls`, and then adds: what came home of the keys of the steps
+    `home`. `step`: whose calls these are; None for those that need own keys alone."""
 
-    own: tuple[Call, ...]
-    remote: tuple[Call, ...]
+    step: Step | None
+    calls: tuple[Call, ...]
+    home: tuple[Step, ...]
 
 
-class Backward(NamedTuple):
-    """The order of the backward pass. Gradients of K and V that go home are in float32, twice what was fetched: so the
-    own keys come last, as the `rest`, while they travel, but for the first call of several, which hides fetching."""
-
-    turns: tuple[Turn, ...]
-    rest: tuple[Call, ...]
-
-    @classmethod
-    def of(cls, steps: tuple[Step, ...]) -> Backward:
-        own = tuple(c for s in steps for c in (s.early if s.receive else s.calls))
-        fetching = next((i for i, s in enumerate(steps) if s.receive), None)
-        cut = 1 if len(own) > 1 and fetching is not None else 0
-        turns = tuple(
-            Turn(own[:cut] if i == fetching else (), s.calls if s.receive else ()) for i, s in enumerate(steps)
-        )
-        return cls(turns, own[cut:])
+def turns(steps: tuple[Step, ...]) -> tuple[Turn, ...]:
+    """The order of the backward pass. Gradients of K and V go home in float32, twice what was fetched, and are awaited
+    when something was computed meanwhile: the own keys at the latest, which come last."""
+    found: list[Turn] = []
+    going: list[Step] = []
+    for step in reversed(steps):
+        home = tuple(going) if step.remote else ()
+        found.append(Turn(step, step.remote, home))
+        going = [*(going if not home else ()), step]
+    own = tuple(c for s in steps for c in (s.early if s.receive else s.calls))
+    return (*found, Turn(None, own, tuple(going)))
 
 
 def steps(schedule: Schedule, group: int, *, together: bool) -> tuple[Step, ...]:
@@ -83,8 +90,9 @@ def steps(schedule: Schedule, group: int, *, together: bool) -> tuple[Step, ...]
     own_q = schedule.q_layout.grouped(schedule.heads).stretches[group]
     own_k = schedule.k_layout.grouped(schedule.heads).stretches[group]
     ends = schedule.sequences
+    keeping = [_keeping(schedule, g) for g in range(schedule.groups)]
     found: list[Step] = []
-    for r in schedule.rounds:
+    for i, r in enumerate(schedule.rounds):
         held = {group: own_k, **{t.source: t.rows for t in r.transfers if t.target == group}}
         calls: list[Call] = []
         for pieces in _calls(r.pieces[group], together):
@@ -98,8 +106,17 @@ def steps(schedule: Schedule, group: int, *, together: bool) -> tuple[Step, ...]
         )
         receive = tuple((t.source, length(t.rows)) for t in r.transfers if t.target == group)
         early = tuple(c for c in calls if receive and all(part.source == group for part in c.k))
-        found.append(Step(send, receive, early, tuple(c for c in calls if c not in early)))
+        again = tuple((target, rows) for target, rows in send if keeping[target] != i)
+        found.append(Step(send, receive, early, tuple(c for c in calls if c not in early), keeping[group] == i, again))
     return tuple(found)
+
+
+def _keeping(schedule: Schedule, group: int) -> int | None:
+    """The round whose keys a group keeps."""
+    rounds = [sum(length(t.rows) for t in r.transfers if t.target == group) for r in schedule.rounds]
+    last = max((i for i, rows in enumerate(rounds) if rows), default=None)
+    own = length(schedule.k_layout.grouped(schedule.heads).stretches[group])
+    return last if last is not None and rounds[last] <= own else None
 
 
 def fewer_together(schedule: Schedule) -> bool:

@@ -2,24 +2,25 @@
 
 Takes steps (`program`), a link, and tensors with the rows of the own group; returns out and lse, or gradients. Knows
 nothing of autograd, heads of other members, or how the steps came about. K and V of the next step are on their way
-while a step is computed. In the backward pass the gradients of K and V go home in float32, while the own keys are
-computed, and whoever holds the rows adds them in the order of steps and groups, so that the bits repeat.
+while a step is computed. The backward pass goes through the steps from the last to the first, begins with what was kept
+of the last one, and computes the own keys at the end, while gradients of K and V go home in float32. Whoever holds the
+rows adds them in the order of steps and groups, so that the bits repeat.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from attngen import pieces
-from attngen.distributed.layout import Ranges
+from attngen.distributed.layout import length
 from attngen.distributed.messages import Link, Message, Pending, add_picked, picked, post, taken
-from attngen.distributed.program import Backward, Call, Part, Step
+from attngen.distributed.program import Call, Part, Step, Turn, turns
 from attngen.distributed.schedule import Sequences
 from attngen.distributed.sums import Adds, Stretch, Sum, adds_of, placed, plus
 from attngen.errors import UsageError
@@ -28,6 +29,9 @@ from attngen.ir.nodes import Symbol
 from attngen.ir.walk import symbols
 from attngen.kernel import Kernel
 from attngen.part_sums import own_term
+
+Held: TypeAlias = dict[int, list[Tensor]]
+"""K and V of groups, by their number."""
 
 
 @dataclass(frozen=True)
@@ -49,13 +53,14 @@ class Run:
         return self.kept[queries, keys]
 
     @cached_property
-    def backward(self) -> Backward:
-        return Backward.of(self.steps)
+    def turns(self) -> tuple[Turn, ...]:
+        return turns(self.steps)
 
 
 @dataclass(frozen=True)
 class Addends:
-    """Of the own queries, in each pass, of the own keys, and, step by step, of the keys that come from a group."""
+    """Of the own queries, in each pass, of the own keys, and, by the steps of the backward pass, of the keys that come
+    from a group."""
 
     forward: Adds
     queries: Adds
@@ -64,33 +69,19 @@ class Addends:
 
 
 def _addends(run: Run, queries: int, keys: int) -> Addends:
-    """As `backward` goes through the steps: what others computed of the own keys comes home a step later."""
-    turns, rest = run.backward
+    """As `forward` goes through the steps, and `backward` through the turns."""
     rank = run.link.rank
     ahead = [placed(c.q) for s in run.steps for c in (*s.early, *s.calls)]
-    of_q = [placed(c.q) for calls in (*(calls for turn in turns for calls in turn), rest) for c in calls]
-    of_k, wide = list[list[Stretch]](), list[bool]()
-
-    def computed(calls: tuple[Call, ...]) -> None:
-        found = [own for c in calls if (own := _rows_of(c.k, rank))]
-        of_k.extend(found)
-        wide.extend([False] * len(found))
-
-    def came_home(going: tuple[tuple[int, Ranges], ...]) -> None:
-        of_k.extend(placed(rows) for _, rows in going)
-        wide.extend([True] * len(going))
-
-    going: tuple[tuple[int, Ranges], ...] = ()
-    away = list[dict[int, Adds]]()
-    for step, turn in zip(run.steps, turns, strict=True):
-        computed(turn.own)
-        computed(turn.remote)
-        came_home(going)
-        going = step.send
-        of_others = {n: [p for c in turn.remote if (p := _rows_of(c.k, n))] for n, _ in step.receive}
-        away.append({n: adds_of(rows, of_others[n]) for n, rows in step.receive})
-    computed(rest)
-    came_home(going)
+    of_q = [placed(c.q) for turn in run.turns for c in turn.calls]
+    of_k, wide, away = list[list[Stretch]](), list[bool](), list[dict[int, Adds]]()
+    for turn in run.turns:
+        computed = [rows for c in turn.calls if (rows := _rows_of(c.k, rank))]
+        home = [placed(rows) for step in turn.home for _, rows in step.send]
+        of_k += [*computed, *home]
+        wide += [False] * len(computed) + [True] * len(home)
+        sources = turn.step.receive if turn.step is not None else ()
+        of_others = {n: [p for c in turn.calls if (p := _rows_of(c.k, n))] for n, _ in sources}
+        away.append({n: adds_of(rows, of_others[n]) for n, rows in sources})
     return Addends(adds_of(queries, ahead), adds_of(queries, of_q), adds_of(keys, of_k, wide), tuple(away))
 
 
@@ -137,13 +128,14 @@ def forward(
     drawn: Drawn,
     *,
     exact: bool,
-) -> tuple[Tensor, Tensor]:
-    """out and lse of the group's queries, finished; out in the dtype of q, or where it must be `exact` in float32."""
+) -> tuple[Tensor, Tensor, Held]:
+    """out and lse of the group's queries, finished; out in the dtype of q, or where it must be `exact` in float32. And
+    the keys and values of others that `backward` wants to have kept."""
     kernel, link = run.kernel, run.link
     total = _Total(run, q, v, torch.float32 if exact or own_term(kernel.plan.weights) is not None else q.dtype)
-    messages = _fetch(run, 0, k, v)
+    messages, kept = _fetch(run, run.steps, 0, (k, v)), Held()
 
-    def compute(calls: Sequence[Call], held: Mapping[int, list[Tensor]]) -> None:
+    def compute(calls: Sequence[Call], held: Held) -> None:
         for call in calls:
             keys, values = (_keys(link, held, call.k, n) for n in (0, 1))
             used = _Params(run, call, params, drawn)
@@ -152,11 +144,12 @@ def forward(
 
     for i, step in enumerate(run.steps):
         compute(step.early, {link.rank: [k, v]})
-        arrived, messages = messages.wait(), _fetch(run, i + 1, k, v)
+        arrived, messages = messages.wait(), _fetch(run, run.steps, i + 1, (k, v))
         compute(step.calls, {link.rank: [k, v], **arrived})
+        kept = arrived if step.kept else kept
     messages.wait()
     out, lse = total.finished(params)
-    return (out if exact else out.to(q.dtype)), lse
+    return (out if exact else out.to(q.dtype)), lse, kept
 
 
 class _Total:
@@ -174,15 +167,20 @@ class _Total:
 
     def absorb(self, out: Tensor, lse: Tensor) -> None:
         """The next call's."""
+        merged: list[Stretch] = []
 
         def joined(into: Tensor, kept: Tensor, new: Tensor, of: Stretch) -> None:
             self.merge(into, kept, self._lse(of), new, lse.narrow(self.lse_rows, of.at, of.stop - of.start))
+            merged.append(of)
 
-        stored = self.sum.add(out, joined)
-        if self.sum.out is out:
+        firsts = self.sum.add(out, joined)
+        if self.sum.result() is out:
+            for of in merged:
+                lse.narrow(self.lse_rows, of.at, of.stop - of.start).copy_(self._lse(of))
             self.lse = lse
-        for of in () if self.sum.out is out else stored:
-            self._lse(of).copy_(lse.narrow(self.lse_rows, of.at, of.stop - of.start))
+        else:
+            for of in firsts:
+                self._lse(of).copy_(lse.narrow(self.lse_rows, of.at, of.stop - of.start))
 
     def _lse(self, of: Stretch) -> Tensor:
         return self._begun().narrow(self.lse_rows, of.start, of.stop - of.start)
@@ -223,6 +221,7 @@ def backward(
     operands: tuple[Tensor, Tensor, Tensor],
     cotangents: tuple[Tensor, Tensor | None],
     results: tuple[Tensor, Tensor],
+    kept: Held,
     scale: float | None,
     params: Mapping[str, Any],
     drawn: Drawn,
@@ -230,7 +229,7 @@ def backward(
     exact: bool,
 ) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
     """Gradients of the group's q, k and v, those of k and v in float32 where they must be `exact`, and what this group
-    adds to those of learned params."""
+    adds to those of learned params. `kept`: by `forward`."""
     link, (q, k, v) = run.link, operands
     d_out, d_lse = cotangents
     out, lse = results
@@ -239,10 +238,10 @@ def backward(
     own = [_gradient(link, addends.keys, x, torch.float32 if exact else x.dtype) for x in (k, v)]
     learned = {n: x for n, x in params.items() if isinstance(x, Tensor) and x.requires_grad}
     totals = {n: torch.zeros_like(x, dtype=torch.float32) for n, x in learned.items()}
-    messages, homeward = _fetch(run, 0, k, v), Pending()
-    going: tuple[tuple[int, Ranges], ...] = ()
+    back = [replace(s, send=s.again, receive=() if s.kept else s.receive) for s in reversed(run.steps)]
+    messages, homeward = _fetch(run, back, 0, (k, v)), list[Pending]()
 
-    def compute(calls: Sequence[Call], held: Mapping[int, list[Tensor]], slopes: Mapping[int, Sequence[Sum]]) -> None:
+    def compute(calls: Sequence[Call], held: Held, slopes: Mapping[int, Sequence[Sum]]) -> None:
         for call in calls:
             used = _Params(run, call, params, drawn)
             rows = [link.taken(x, call.q) for x in (q, d_out, out)]
@@ -262,31 +261,20 @@ def backward(
             for name, g in g_params.items():
                 used.add(totals[name], name, g)
 
-    def come_home() -> None:
-        arrived = homeward.wait()
-        for target, _ in going:
-            for total, g in zip(own, arrived[target], strict=True):
-                total.add(g, plus)
-
-    turns, rest = run.backward
-    for i, (step, turn) in enumerate(zip(run.steps, turns, strict=True)):
-        compute(turn.own, {link.rank: [k, v]}, {link.rank: own})
-        arrived, messages = messages.wait(), _fetch(run, i + 1, k, v)
+    for i, turn in enumerate(run.turns):
+        arrived, messages = messages.wait(), _fetch(run, back, i + 1, (k, v))
+        arrived = kept if turn.step is not None and turn.step.kept else arrived
         away = {n: Message.empty([x.shape for x in xs], xs[0], torch.float32) for n, xs in arrived.items()}
         sums = {n: [_gradient(link, addends.away[i][n], x, x.dtype, x) for x in m.tensors] for n, m in away.items()}
-        compute(turn.remote, {link.rank: [k, v], **arrived}, {link.rank: own, **sums})
-        come_home()
-        going = step.send
-        homeward = post(
-            link,
-            away,
-            {target: sum(b - a for a, b in rows) for target, rows in step.send},
-            (k, v),
-            torch.float32,
-        )
-    compute(rest, {link.rank: [k, v]}, {link.rank: own})
-    messages.wait()
-    come_home()
+        compute(turn.calls, {link.rank: [k, v], **arrived}, {link.rank: own, **sums})
+        for step in turn.home:
+            come = homeward.pop(0).wait()
+            for target, _ in step.send:
+                for total, g in zip(own, come[target], strict=True):
+                    total.add(g, plus)
+        if turn.step is not None:
+            going = {target: length(rows) for target, rows in turn.step.send}
+            homeward.append(post(link, away, going, (k, v), torch.float32))
     if learned:
         for name, g in run.kernel.finish_backward(d_out, out, lse, d_lse=d_lse, **params).items():
             totals[name] += g
@@ -297,13 +285,12 @@ def _gradient(link: Link, adds: Adds, x: Tensor, dtype: torch.dtype, out: Tensor
     return Sum(adds, link.rows, lambda dtype: torch.empty_like(x, dtype=dtype), dtype, out)
 
 
-def _fetch(run: Run, i: int, k: Tensor, v: Tensor) -> Pending:
-    """Begins what the step needs: K and V to whoever needs the own rows, and those of others."""
-    if i >= len(run.steps):
+def _fetch(run: Run, steps: Sequence[Step], i: int, own: tuple[Tensor, Tensor]) -> Pending:
+    """Begins what a step needs: K and V to whoever needs the own rows, and those of others."""
+    if i >= len(steps):
         return Pending()
-    link, step = run.link, run.steps[i]
-    send = {target: Message.of(link, (k, v), rows) for target, rows in step.send}
-    return post(link, send, dict(step.receive), (k, v), k.dtype)
+    send = {target: Message.of(run.link, own, rows) for target, rows in steps[i].send}
+    return post(run.link, send, dict(steps[i].receive), own, own[0].dtype)
 
 
 # ---------------------------------------------------------------- rows
@@ -321,7 +308,7 @@ def _lse_shape(q: Tensor) -> tuple[int, ...]:
     return (q.shape[1], q.shape[0]) if q.ndim == 3 else tuple(q.shape[:3])
 
 
-def _keys(link: Link, held: Mapping[int, list[Tensor]], parts: tuple[Part, ...], n: int) -> Tensor:
+def _keys(link: Link, held: Held, parts: tuple[Part, ...], n: int) -> Tensor:
     found = [held[p.source][n].narrow(link.rows, p.start, p.stop - p.start) for p in parts]
     return found[0] if len(found) == 1 else torch.cat(found, link.rows)
 

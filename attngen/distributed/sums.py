@@ -8,8 +8,8 @@ the last addend. How two terms become one is the caller's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from itertools import groupby, pairwise
 from typing import NamedTuple
@@ -95,67 +95,64 @@ def _into(kept: Where, *, last: bool, exact: bool) -> Where:
     return Where.BESIDE if rounds and not last else Where.RESULT
 
 
-@dataclass
 class Sum:
-    """Rows along `dim`, once all addends have come. `out`: where they are wanted, if anywhere."""
+    """Rows along `dim`, once all addends have come, in `dtype`. `like` makes a tensor for all rows; `out`: where they
+    are wanted, if anywhere."""
 
-    adds: Adds
-    dim: int
-    like: Callable[[torch.dtype], Tensor]
-    """A new tensor for all rows."""
-    dtype: torch.dtype
-    out: Tensor | None = None
-    _beside: Tensor | None = None
-    _turns: Iterator[tuple[Store, ...]] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._turns = iter(self.adds.stores)
-        if self.out is not None:
-            self._clear(self.out)
+    def __init__(
+        self, adds: Adds, dim: int, like: Callable[[torch.dtype], Tensor], dtype: torch.dtype, out: Tensor | None = None
+    ) -> None:
+        self.adds, self.dim, self.like, self.dtype = adds, dim, like, dtype
+        self.fixed = out is not None
+        self._held: dict[Where, Tensor] = {}
+        self._turns = iter(adds.stores)
+        if out is not None:
+            self._hold(out, cleared=False)
 
     def add(self, new: Tensor, joined: Callable[[Tensor, Tensor, Tensor, Stretch], None]) -> list[Stretch]:
-        """The next addend. `joined(into, kept, new, stretch)` writes what `kept` and `new` are together, rows of a
-        stretch, to `into`, which may be `kept`. Gives the stretches whose rows had no addend before."""
+        """The next addend, which becomes the result if it has all rows as they lie. `joined(into, kept, new, stretch)`
+        writes what `kept` and `new` are together, rows of a stretch, to `into`, which may be either of them. Gives the
+        stretches whose rows had no addend before."""
         stores = next(self._turns)
-        firsts = [s.stretch for s in stores if s.kept is Where.NOWHERE]
-        if self.out is None and new.dtype == self.dtype and self._all(firsts) and new.shape[self.dim] == self.adds.size:
-            self.out = new
-            return firsts
-        for stretch, kept, into in stores:
-            start, stop, at = stretch
-            part, target = new.narrow(self.dim, at, stop - start), self._rows(into, stretch)
-            if kept is Where.NOWHERE:
-                target.copy_(part)
+        before = dict(self._held)
+        if self._fits(new, stores):
+            self._hold(new, cleared=True)
+        for (start, stop, at), kept, into in stores:
+            whole, part = self._tensor(into), new.narrow(self.dim, at, stop - start)
+            if kept is not Where.NOWHERE:
+                old = before[kept].narrow(self.dim, start, stop - start)
+                joined(whole.narrow(self.dim, start, stop - start), old, part, Stretch(start, stop, at))
+            elif whole is not new:
+                whole.narrow(self.dim, start, stop - start).copy_(part)
+        return [s.stretch for s in stores if s.kept is Where.NOWHERE]
+
+    def _fits(self, new: Tensor, stores: Sequence[Store]) -> bool:
+        rows = [s.stretch for s in stores]
+        in_place = all(r.start == r.at for r in rows)
+        all_rows = self.adds.size == new.shape[self.dim] == sum(r.stop - r.start for r in rows)
+        return not self.fixed and new.dtype == self.dtype and in_place and all_rows
+
+    def _tensor(self, where: Where) -> Tensor:
+        if where not in self._held:
+            new = self.like(torch.float32 if where is Where.BESIDE else self.dtype)
+            if where is Where.BESIDE and self.dtype != torch.float32:
+                self._held[where] = new
             else:
-                joined(target, self._rows(kept, stretch), part, stretch)
-        return firsts
+                self._hold(new, cleared=False)
+        return self._held[where]
 
-    def _rows(self, where: Where, of: Stretch) -> Tensor:
-        whole = self._begun()
-        if where is Where.BESIDE and self.dtype != torch.float32:
-            self._beside = self.like(torch.float32) if self._beside is None else self._beside
-            whole = self._beside
-        return whole.narrow(self.dim, of.start, of.stop - of.start)
-
-    def _all(self, stretches: Sequence[Stretch]) -> bool:
-        """Whether these are all rows, as they lie."""
-        return all(p.start == p.at for p in stretches) and self.adds.size == sum(p.stop - p.start for p in stretches)
-
-    def _begun(self) -> Tensor:
-        if self.out is None:
-            self.out = self.like(self.dtype)
-            self._clear(self.out)
-        return self.out
-
-    def _clear(self, out: Tensor) -> None:
-        for start, stop in self.adds.none:
-            out.narrow(self.dim, start, stop - start).zero_()
+    def _hold(self, result: Tensor, *, cleared: bool) -> None:
+        self._held[Where.RESULT] = result
+        if self.dtype == torch.float32:
+            self._held[Where.BESIDE] = result
+        for start, stop in () if cleared else self.adds.none:
+            result.narrow(self.dim, start, stop - start).zero_()
 
     def result(self) -> Tensor:
         """All rows; zeros where there was no addend."""
-        return self._begun()
+        return self._tensor(Where.RESULT)
 
 
 def plus(into: Tensor, kept: Tensor, new: Tensor, _: Stretch) -> None:
     """The sum of two, computed in float32."""
-    torch.add(kept.float(), new, out=into)
+    torch.add(kept.float() if into.dtype == torch.float32 else kept, new, out=into)

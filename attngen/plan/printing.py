@@ -255,12 +255,14 @@ def _hopper(plan: HopperPlan) -> Iterator[str]:
         yield f"    head = {expression(plan.turns.head)}"
         parts = (expression(e) for e in (plan.shares.share, plan.shares.shares, plan.shares.first, plan.shares.stop))
         yield f"    query heads that share keys: {expression(b.grouped.heads)} heads of items are wanted"
+        if b.grouped.listed != b.grouped.heads:
+            yield f"    of several sequences: {expression(b.grouped.listed)}"
         yield "    share {} of {}: members {} … {} - 1".format(*parts)
         yield f"    sequences of fewer than {b.grouped.few} tiles: whole groups, 2 heads in turn, if backwards"
-        if b.grouped.far:
-            broad = ", a quarter where keys are half again as many" if b.grouped.onwards else ""
-            far = f"2 to {b.grouped.far}" if b.grouped.far > 2 else "2"
-            yield f"    heads with more than {CACHED} bytes of Q, dO and dQ{broad}: onwards, {far} in turn"
+        if b.grouped.onwards:
+            yield "    items of several members: onwards, so many heads in turn"
+        if b.grouped.long is not None:
+            yield f"    heads with size > {CACHED}: onwards, {expression(b.grouped.long)} in turn"
         yield from _elsewhere(b.elsewhere)
         yield from _rows(b.rows)
     if plan.apart is not None:

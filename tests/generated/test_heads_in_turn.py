@@ -3,38 +3,63 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 
 import attngen
 
-WANTED, K = 16, 1024
-USUAL = WANTED
-"""What items of several members take; nothing (0) where each has one, and under a prefix, is the row's order."""
-CAUSAL = {
-    (4 * K, 4 * K): USUAL,
-    (16 * K, 16 * K): USUAL,
-    (32 * K, 32 * K): 4,  # longer than the cache keeps
-    (64 * K, 64 * K): 2,
-    (256 * K, 256 * K): 2,
-    (8 * K, 32 * K): 4,  # half again as many keys as queries, and more
-    (16 * K, 24 * K): 4,
-    (16 * K, 20 * K): USUAL,
-    (16 * K, 8 * K): USUAL,
-    (4 * K, 64 * K): USUAL,  # too short to wait in so long a line
-}
+K = 1024
+ROW = (8, True)
+"""The order of the table, of 64 tiles of keys and more, in a call whose items have one member."""
 CASES = [
-    *(("causal", sizes, heads) for sizes, heads in CAUSAL.items()),
-    ("causal or k < 500", (16 * K, 24 * K), 0),
-    ("causal or k < 500", (32 * K, 32 * K), 2),
+    # causal, heads of keys and how many query heads share one, queries and keys: members of an item, heads in turn
+    ("causal", 8, 4, (4 * K, 4 * K), 2, (16, False)),
+    ("causal", 16, 2, (4 * K, 4 * K), 2, (16, False)),
+    ("causal", 8, 4, (8 * K, 8 * K), 4, (8, False)),
+    ("causal", 8, 4, (16 * K, 8 * K), 4, (8, False)),
+    ("causal", 4, 4, (16 * K, 16 * K), 2, (8, False)),
+    ("causal", 8, 4, (32 * K, 32 * K), 4, (4, False)),
+    ("causal", 8, 4, (128 * K, 128 * K), 4, (2, False)),
+    ("causal", 16, 1, (4 * K, 4 * K), 1, ROW),  # no keys are shared
+    ("causal", 16, 1, (32 * K, 32 * K), 1, (4, False)),
+    ("causal or k < 500", 8, 4, (16 * K, 24 * K), 4, (16, False)),
+    ("causal or k < 500", 8, 4, (32 * K, 32 * K), 4, (2, False)),
+    ("0 <= q - k < 500", 8, 4, (4 * K, 4 * K), 4, (8, False)),
+    ("0 <= q - k < 500", 2, 4, (4 * K, 1 * K), 1, (32, False)),
 ]
 
 
-@pytest.mark.parametrize(("mask", "sizes", "heads"), CASES, ids=str)
-def test_few_heads_take_turns_where_they_are_long(mask: str, sizes: tuple[int, int], heads: int) -> None:
+def order(source: str, heads: int, group: int, sizes: tuple[int, int]) -> tuple[int, tuple[int, bool]]:
+    """By the launcher's own lines."""
+    row = re.search(r"\nHopperBackwardRow = .*\nHOPPER_BACKWARD = \{(?:.|\n)*?\n\}", source)
+    lines = re.search(
+        r"\n( +BQ, BK = row.BQ, row.BK\n(?:.|\n)*?)\n +n_work, n_cells", source[source.index("_backward_launches") :]
+    )
+    span = re.search(r"\ndef _span(?:.|\n)*?\n\n", source)
+    assert row is not None and lines is not None and span is not None
+    names: dict[str, Any] = {"_ceil": lambda a, b: -(-a // b)}
+    exec("from collections import namedtuple\n" + row[0] + span[0], names)
+    names["row"] = names["HopperBackwardRow"](*names["HOPPER_BACKWARD"][128, 128])
+    Hq, Sq, Sk = heads * group, *sizes
+    exec(
+        "if True:\n" + lines[1],
+        names | {"B": 1, "Hq": Hq, "Hkv": heads, "Sq": Sq, "Sk": Sk, "D": 128, "Dv": 128},
+        names,
+    )
+    return names["span"], (names["together"], bool(names["backwards"]))
+
+
+@pytest.mark.parametrize(("mask", "heads", "group", "sizes", "members", "turns"), CASES, ids=str)
+def test_few_heads_take_turns_where_they_are_long(
+    mask: str, heads: int, group: int, sizes: tuple[int, int], members: int, turns: tuple[int, bool]
+) -> None:
     source = attngen.compile(f"attention t\nmask = {mask}\n", target="triton").source
-    found = re.search(r"\n( +size = Sq \* .*\n +onwards = (?:.|\n)*?)\n +together", source)
-    assert found is not None
-    names: dict[str, int] = {"Sq": sizes[0], "Sk": sizes[1], "D": 128, "Dv": 128, "wanted": WANTED, "span": 2}
-    exec("if True:\n" + found[1], names)  # the launcher's own lines
-    assert names["onwards"] == heads
+    assert order(source, heads, group, sizes) == (members, turns)
+
+
+def test_a_piece_of_a_window_has_many_items() -> None:
+    """Its tiles of keys meet few queries, or many."""
+    _, own = attngen.compile("attention t\nmask = 0 <= q - k < 4096\n", target="triton").piece()
+    assert order(own.source, 8, 4, (4 * K, 4 * K))[0] == 1
+    assert order(own.source, 8, 4, (16 * K, 16 * K))[0] == 4

@@ -29,7 +29,6 @@ from attngen.plan.hopper import (
 )
 from attngen.plan.kernel import KernelPlan
 from attngen.plan.mask.loops import ZERO, Assigned, Loops
-from attngen.plan.mask.shares import Wanted
 from attngen.plan.mask.walks import outside
 
 
@@ -127,9 +126,9 @@ class GluonBackwardView:
     the last to the first; `row_terms`: products take a row's log-sum-exp off its scores, and its delta off dP.
 
     `elsewhere` are the params (their positions among the gradients) that make the portable kernels run when their
-    gradient is wanted. The lines `shared` bind how query heads that share keys are divided among items, `listed_shared`
-    where items are tiles of all sequences; `wanted`: how many heads those are, and in which order tiles of keys are
-    taken. `sequences`: whether it also takes tiles of sequences.
+    gradient is wanted. The lines `shared` bind how query heads that share keys are divided among items, and in which
+    order these are taken; `listed_shared` where items are tiles of all sequences. `sequences`: whether it also takes
+    tiles of sequences.
     """
 
     unspecialized: list[str]
@@ -143,7 +142,6 @@ class GluonBackwardView:
     elsewhere: tuple[int, ...]
     shared: tuple[str, ...]
     listed_shared: tuple[str, ...]
-    wanted: Wanted
     sequences: bool
     table: tuple[tuple[tuple[int, int], tuple[int | bool, ...]], ...]
 
@@ -216,7 +214,6 @@ def gluon_backward_view(
         elsewhere=_positions(gradients, params, backward.elsewhere),
         shared=host_lines(hopper.shares, backward.grouped),
         listed_shared=host_lines(hopper.shares, backward.grouped, sequences=True),
-        wanted=backward.grouped,
         sequences=sequences and not backward.lists,
         table=tuple(((key[0], key[1]), skeleton.row) for key, skeleton in table.items()),
     )

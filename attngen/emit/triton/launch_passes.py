@@ -14,7 +14,6 @@ from attngen.emit.triton.param_gradients import PairView, RowSum
 from attngen.emit.triton.split import SplitView
 from attngen.emit.triton.test_views import TestView, with_bits
 from attngen.emit.triton.views import BackwardView
-from attngen.plan.mask.shares import CACHED, Wanted
 
 _DIMS = ("D=D", "Dv=Dv")
 _PORTABLE = ("**known.constants", "BQ=BQ", "BK=BK")
@@ -312,37 +311,16 @@ def whole_lines(view: GluonBackwardView, n_tiles: str, n_parts: str, *, sequence
     """What `whole_launches` reads; `n_tiles` of keys, `n_parts` of dQ. `sequences`: these are of all sequences
     together; how many heads take tiles in turn depends on how many one has (`docs/log`, "Hopper: sequences")."""
     n_lists = () if view.lists is None else (f"n_lists = 3 * n_tiles{view.lists.times}",)
-    order, onwards = f"max(row.together, row.ahead // {'each' if sequences else 'n_tiles'}), row.BACKWARDS", ()
-    if view.wanted.onwards or view.wanted.far:
-        usual = "wanted if span > 1 else 0" if view.wanted.onwards else "0"
-        onwards = _far_lines(view.wanted, usual, sequences=sequences) if view.wanted.far else ()
-        when = "onwards" if onwards else "span > 1"
-        order = f"({when if onwards else 'wanted'}, False) if {when} else ({order})"
-    few = f"short = row.BACKWARDS and Hq > Hkv and each < {view.wanted.few}"
-    short = ("each = max(1, n_tiles // B)", few) if sequences else ()
     return (
         "row = HopperBackwardRow(*row)",
         BLOCKS,
         f"n_tiles, n_parts = {n_tiles}, {n_parts}",
-        *short,
         *(view.listed_shared if sequences else view.shared),
-        *onwards,
-        f"together, backwards = {order}",
-        *(("if short:", "    together, backwards = 2, True") if sequences else ()),
         "n_work, n_cells = n_tiles * heads * shares, _ceil(n_parts, 4) * 4",
         'blocks = {name: known.wide[name] for name in ("BLOCK_D", "BLOCK_DV")}',
         'parts = {"parts": ((n_work * BK * sum(blocks.values()),), torch.float32)} if shares > 1 else {}',
         *n_lists,
     )
-
-
-def _far_lines(wanted: Wanted, usual: str, *, sequences: bool) -> tuple[str, ...]:
-    """How many heads in turn take tiles of keys onwards: few, where what they read is long (`Wanted.far`)."""
-    size = f"size = {'each * BK' if sequences else 'Sq'} * (6 * D + 2 * Dv)"
-    few = f"max(2, min({wanted.far}, {6 * CACHED} // size))" if wanted.far > 2 else "2"
-    broad = wanted.onwards and not sequences
-    least = f"({CACHED // 4} if 2 * Sk >= 3 * Sq else {CACHED})" if broad else f"{CACHED}"
-    return size, f"onwards = {few} if size > {least} else {usual}"
 
 
 def whole_when(view: GluonBackwardView, found: str) -> str:

@@ -12,7 +12,7 @@ from attngen.emit.triton.expressions import Printer
 from attngen.emit.triton.turns import plainly
 from attngen.ir.nodes import Expr, Symbol
 from attngen.ir.walk import nodes
-from attngen.plan.mask.shares import Shares, Wanted
+from attngen.plan.mask.shares import CACHED, Shares, Wanted
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +34,28 @@ def shares_view(shares: Shares, printer: Printer) -> SharesView:
 
 
 def host_lines(shares: Shares, wanted: Wanted, *, sequences: bool = False) -> tuple[str, ...]:
-    """Lines that bind `heads`, how many heads of keys have tiles of their own; `wanted`, `span` and `shares`. Of
-    `sequences` that are `short` many are walked at a time, so that heads can stay together."""
+    """Lines that bind `heads`, how many heads of keys have tiles of their own; `wanted`, `span` and `shares`; and in
+    which order items are taken, `together` and `backwards`. Sequences have `each` tiles of keys in the mean; of those
+    that are `short` many are walked at a time, so that heads can stay together."""
+    tiles = "each" if sequences else "n_tiles"
+    heads = wanted.listed if sequences else wanted.heads
+    when, in_turn = ("span > 1",) * wanted.onwards, "wanted"
+    size: tuple[str, ...] = ()
+    if wanted.long is not None:
+        when, in_turn = (*when, f"size > {CACHED}"), in_turn if wanted.onwards else _host(wanted.long)
+        size = (f"size = {'each * BK' if sequences else 'Sq'} * (6 * D + 2 * Dv)",)
+    order = f"max(row.together, row.ahead // {tiles}), row.BACKWARDS"
+    if when:
+        order = f"({in_turn}, False) if {' or '.join(when)} else ({order})"
+    short = f"short = row.BACKWARDS and Hq > Hkv and each < {wanted.few}"
     return (
-        f"heads, group, wanted = {'Hkv' if sequences else 'B * Hkv'}, Hq // Hkv, {_host(wanted.heads)}",
+        *(("each = max(1, n_tiles // B)", short) if sequences else ()),
+        *size,
+        f"heads, group, wanted = {'Hkv' if sequences else 'B * Hkv'}, Hq // Hkv, {_host(heads)}",
         f"span = {'group if short else ' if sequences else ''}_span(group, heads, wanted)",
         f"shares = {_host(shares.shares)}",
+        f"together, backwards = {order}",
+        *(("if short:", "    together, backwards = 2, True") if sequences else ()),
     )
 
 

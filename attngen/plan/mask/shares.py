@@ -18,36 +18,44 @@ from dataclasses import dataclass
 from attngen.ir.build import add, apply, floordiv, index, integer, maximum, minimum, mul, sub
 from attngen.ir.nodes import Expr, Op
 
-N_TILES, GROUP, SPAN, SHARES = (index(name) for name in ("n_tiles", "group", "span", "shares"))
+N_TILES, GROUP, SPAN, SHARES, SIZE = (index(name) for name in ("n_tiles", "group", "span", "shares", "size"))
 HEAD, KV_HEAD, SHARE, TILE = (index(name) for name in ("head", "kv_head", "share", "tile"))
 
 
-CACHED = 24 * 2**20
-"""Bytes of a head's rows that stay in the cache. Neighbours that begin at queries of their own, and walk to the end,
-read rows of more that have left it (`docs/log`, "Long sequences")."""
+SHORT, CACHED, LIVE = 6 * 2**20, 24 * 2**20, 144 * 2**20
+"""Bytes of a head's rows of Q, dO and dQ: fewer than `SHORT` are read quickly from anywhere. More than `CACHED` have
+left the cache where neighbours begin at queries of their own and walk to the end. Those of all heads in turn should be
+at most `LIVE`: programs that begin late, because others hold their multiprocessors, walk apart from the rest from then
+on, and what each group reads comes from memory (`docs/log`, "Long sequences")."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """How many heads of items a call wants: so many that there are about `items` tiles of keys, at least `least` and at
-    most `most`. onwards: items of several members take tiles of keys from the first to the last, so many heads in turn.
-    far: where a head's rows of Q, dO and dQ have more than `CACHED` bytes, all do, so many heads in turn, and 2 where
-    they have three times as many; 0: never. If `onwards`, a quarter is enough where keys are half again as many.
-    few: sequences with fewer tiles of keys, in the mean, are walked by whole groups, two heads in turn, if tiles of
-    keys are taken backwards.
+    """How many `heads` of items a call wants, over `n_tiles`, the tiles of keys of a head, and `size`, the bytes of its
+    rows of Q, dO and dQ; `listed`: where items are tiles of several sequences, and a head's need not wait for each
+    other.
+
+    onwards: items of several members take tiles of keys from the first to the last, so many heads in turn. long: where
+    `size` is more than `CACHED`, all items do, so many heads in turn. few: sequences with fewer tiles of keys, in the
+    mean, are walked by whole groups, two heads in turn, if tiles of keys are taken backwards.
     """
 
-    items: int
-    least: int
-    most: int
+    heads: Expr
+    listed: Expr
     onwards: bool
-    far: int = 0
+    long: Expr | None = None
     few: int = 16
 
-    @property
-    def heads(self) -> Expr:
-        """Over `n_tiles`, how many tiles of keys a head has."""
-        return maximum(integer(self.least), minimum(integer(self.most), floordiv(integer(self.items), N_TILES)))
+
+def enough(items: int, *, least: int, most: int) -> Expr:
+    """As many heads as make about `items` tiles of keys."""
+    return maximum(integer(least), minimum(integer(most), floordiv(integer(items), N_TILES)))
+
+
+def together(*, listed: bool) -> Expr:
+    """As many heads as stay together: eight and fewer whose rows are `LIVE`, or sixteen short ones of one sequence."""
+    few = maximum(integer(2), minimum(integer(8), floordiv(integer(LIVE), SIZE)))
+    return few if listed else apply(Op.SELECT, apply(Op.LT, SIZE, integer(SHORT)), integer(16), few)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from attngen.ir.build import is_literal
+from attngen.ir.build import integer, is_literal
 from attngen.ir.nodes import Apply, Expr, Literal, Op, Symbol, Type
-from attngen.ir.walk import loads, reads, substitute
+from attngen.ir.walk import loads, params, reads, substitute
 from attngen.plan.chips import Burden
 from attngen.plan.hopper import (
     ApartSkeleton,
@@ -37,7 +37,7 @@ from attngen.plan.levels import Level, is_dear, is_dear_for_pairs, level_of
 from attngen.plan.mask.loops import Loops, Run
 from attngen.plan.mask.ranges import TileRanges
 from attngen.plan.mask.segments import Segment
-from attngen.plan.mask.shares import Wanted, shares
+from attngen.plan.mask.shares import Wanted, enough, shares, together
 from attngen.plan.mask.turns import turns
 from attngen.plan.mask.walks import hull, own, share, walk
 from attngen.plan.score.weights import Form
@@ -271,15 +271,20 @@ def backward_skeletons(plan: KernelPlan, own: tuple[int, int] | None) -> Mapping
 def grouped(plan: KernelPlan) -> Wanted:
     """How many heads of items the backward kernel wants where query heads share keys.
 
-    Enough items for 132 multiprocessors, at least. Where a tile of keys meets fewer queries than the one before it,
-    programs that walk several members drift apart, until the queries of all members are live, more than the cache
-    holds. They stay together where neighbours begin at the last queries at once, and wait for each other. Four or eight
-    neighbours wait a short time, and read queries from the cache: those are 32 or 16 heads in turn.
+    Enough items for 132 multiprocessors, at least; many times that where numbers of a call say which queries a key
+    meets first, as in pieces of a longer sequence: some tiles of keys may meet few queries then. Where a tile of keys
+    meets fewer queries than the one before it, programs that walk several members drift apart, until the queries of all
+    members are live, more than the cache holds. They stay together where neighbours begin at the last queries at once,
+    and wait for each other.
     """
     if plan.growing_keys and len(plan.queries.any) == 1:
-        to_the_end = not plan.queries.tests and plan.queries.any[0].hi == Symbol("Sq", Type.INT)
-        return Wanted(items=1024, least=16, most=32, onwards=True, far=4 if to_the_end else 0)
-    return Wanted(items=128, least=1, most=64, onwards=False, far=2 if plan.growing_keys and in_turn(plan) else 0)
+        if plan.queries.tests or plan.queries.any[0].hi != SQ:  # a tile meets few queries, however many there are
+            return Wanted(integer(16), integer(8), onwards=True)
+        dense = together(listed=False)
+        return Wanted(dense, together(listed=True), onwards=True, long=dense)
+    moved = any(params(run.lo) for run in plan.queries.any)
+    heads = enough(1024 if moved else 128, least=1, most=64)
+    return Wanted(heads, heads, onwards=False, long=integer(2) if plan.growing_keys and in_turn(plan) else None)
 
 
 def _heads_differ_in_keys(plan: KernelPlan) -> bool:

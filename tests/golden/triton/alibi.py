@@ -2799,13 +2799,13 @@ def _backward_launches(known, strides, q, k, v, d_out, dq, dk, dv, has_d_lse, pr
         row = HopperBackwardRow(*row)
         BQ, BK = row.BQ, row.BK
         n_tiles, n_parts = _ceil(Sk, BK), _ceil(Sq, BQ) * B * Hq
-        heads, group, wanted = B * Hkv, Hq // Hkv, max(16, min(32, 1024 // n_tiles))
+        size = Sq * (6 * D + 2 * Dv)
+        heads, group, wanted = B * Hkv, Hq // Hkv, ((16) if (size < 6291456) else (max(2, min(8, 150994944 // size))))
         span = _span(group, heads, wanted)
         shares = (group + span - 1) // span
-        size = Sq * (6 * D + 2 * Dv)
-        onwards = (max(2, min(4, 150994944 // size)) if size > (6291456 if 2 * Sk >= 3 * Sq else 25165824) else wanted
-            if span > 1 else 0)
-        together, backwards = (onwards, False) if onwards else (max(row.together, row.ahead // n_tiles), row.BACKWARDS)
+        (together,
+            backwards) = ((wanted, False) if span > 1 or size > 25165824
+            else (max(row.together, row.ahead // n_tiles), row.BACKWARDS))
         n_work, n_cells = n_tiles * heads * shares, _ceil(n_parts, 4) * 4
         blocks = {name: known.wide[name] for name in ("BLOCK_D", "BLOCK_DV")}
         parts = {"parts": ((n_work * BK * sum(blocks.values()),), torch.float32)} if shares > 1 else {}

@@ -3029,7 +3029,7 @@ def _backward_launches(known, strides, q, k, v, d_out, dq, dk, dv, has_d_lse, us
         row = HopperBackwardRow(*row)
         BQ, BK = row.BQ, row.BK
         n_tiles, n_parts = _ceil(Sk, BK), _ceil(Sq, BQ) * B * Hq
-        heads, group, wanted = B * Hkv, Hq // Hkv, max(16, min(32, 1024 // n_tiles))
+        heads, group, wanted = B * Hkv, Hq // Hkv, 16
         span = _span(group, heads, wanted)
         shares = (group + span - 1) // span
         together, backwards = (wanted, False) if span > 1 else (max(row.together, row.ahead // n_tiles), row.BACKWARDS)

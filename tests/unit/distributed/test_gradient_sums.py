@@ -36,9 +36,10 @@ class Sums:
         self.operands = [torch.zeros(self.shape(n)).to(dtype) for n in (rows[0], rows[1], rows[1])]
         self.expected = [torch.zeros(self.shape(n)) for n in (rows[0], rows[1], rows[1])]
         self.calls: list[Call] = []
-        self.away: list[dict[int, list[torch.Tensor]]] = []
-        """What goes home, step by step; `step` is the one that is computed."""
-        self.step = 0
+        self.steps = run_.steps[::-1]
+        self.away = [{n: [torch.zeros(self.shape(r)) for _ in "kv"] for n, r in s.receive} for s in self.steps]
+        """What goes home, step by step; `step` is the one that is computed, `fetched` counts those that were begun."""
+        self.step = self.fetched = 0
 
     def shape(self, rows: int) -> tuple[int, ...]:
         return (rows, HEADS, DIM) if self.dim == 0 else (1, HEADS, rows, DIM)
@@ -73,13 +74,15 @@ class Sums:
     def post(self, link: Link, send: dict[int, Message], receive: dict[int, int], like: Any, dtype: Any) -> Pending:
         received = {source: [self.drawn(rows, dtype) for _ in like] for source, rows in receive.items()}
         if dtype == self.dtype:  # K and V
-            self.away.append({n: [torch.zeros(self.shape(rows)) for _ in like] for n, rows in receive.items()})
+            step = self.steps[self.fetched]
+            assert [*send] == [n for n, _ in step.again] and receive == ({} if step.kept else dict(step.receive))
+            self.fetched += 1
             return Pending(received=received)
         assert self.away[self.step].keys() == send.keys()
         for target, message in send.items():
             for mine, right in zip(message.tensors, self.away[self.step][target], strict=True):
                 torch.testing.assert_close(mine, right)
-        for target, rows in self.run.steps[self.step].send:
+        for target, rows in self.steps[self.step].send:
             at = 0
             for start, stop in rows:
                 for n in (1, 2):
@@ -114,7 +117,9 @@ def sums_are_right(made: Any, packed: bool, monkeypatch: pytest.MonkeyPatch, ker
         monkeypatch.setattr(run.pieces, "slopes", sums.slopes)
         q, k, v = sums.operands
         lse = torch.zeros((HEADS, rows[0]) if packed else (1, HEADS, rows[0]))
-        *found, _ = run.backward(whole, (q, k, v), (q, None), (q, lse), None, {}, Drawn(), exact=False)
+        last = next((s for s in of_rank if s.kept), None)
+        kept = {n: [sums.drawn(r, sums.dtype) for _ in "kv"] for n, r in last.receive} if last is not None else {}
+        *found, _ = run.backward(whole, (q, k, v), (q, None), (q, lse), kept, None, {}, Drawn(), exact=False)
         assert len(sums.calls) == sum(len(s.early) + len(s.calls) for s in of_rank)
         for mine, right in zip(found, sums.expected, strict=True):
             assert mine.dtype == torch.float16

@@ -12,8 +12,8 @@ import pytest
 import attngen
 from attngen.distributed import Layout, Schedule, Sequences, balanced, contiguous, headtail, row_work, schedule
 from attngen.distributed.layout import Range
-from attngen.distributed.program import Backward, Call, fewer_together, steps
-from attngen.distributed.schedule import Exchange, Masked
+from attngen.distributed.program import Call, fewer_together, steps, turns
+from attngen.distributed.schedule import EXCHANGES, Exchange, Masked
 from attngen.errors import UsageError
 from attngen.ir.evaluate import evaluate
 
@@ -170,15 +170,40 @@ def of(calls: Iterable[Call]) -> list[tuple[Range, Range]]:
     return [(p.q, p.k) for call in calls for p in call.pieces]
 
 
-def test_the_backward_pass_hides_what_is_fetched_and_what_goes_home() -> None:
+def test_the_backward_pass_ends_with_the_own_keys() -> None:
     kernel = attngen.compile("attention c\nmask = causal\n")
-    made = schedule(kernel, headtail(4096, 2), Sequences.dense(4096))
-    (_, turn), rest = Backward.of(steps(made, 0, together=False))
-    assert of(turn.own) == [((0, 1024), (0, 1024))]
-    assert of(turn.remote) == [((3072, 4096), (1024, 3072))]
-    assert of(rest) == [((3072, 4096), (0, 1024)), ((3072, 4096), (3072, 4096))]
-    turns, rest = Backward.of(steps(made, 1, together=False))
-    assert not any(turn.own for turn in turns) and of(rest) == [((1024, 3072), (1024, 3072))]
+    own = steps(schedule(kernel, headtail(4096, 2), Sequences.dense(4096)), 0, together=False)
+    remote, nothing, last = turns(own)
+    assert of(remote.calls) == [((3072, 4096), (1024, 3072))] and not nothing.calls
+    assert of(last.calls) == [((0, 1024), (0, 1024)), ((3072, 4096), (0, 1024)), ((3072, 4096), (3072, 4096))]
+
+
+@pytest.mark.parametrize(("mask", "ranks"), [("causal", 4), ("0 <= q - k < 700", 8), ("q <= k", 5)])
+def test_gradients_come_home_while_something_is_computed(mask: str, ranks: int) -> None:
+    kernel = attngen.compile(f"attention t\nmask = {mask}\n")
+    made = schedule(kernel, headtail(4096, ranks), Sequences.dense(4096))
+    for group in range(ranks):
+        order = turns(steps(made, group, together=False))
+        assert [s for t in order for s in t.home] == [t.step for t in order if t.step is not None]
+        assert all(t.calls for t in order if t.home)
+
+
+@pytest.mark.parametrize(("mask", "ranks"), [("causal", 2), ("0 <= q - k < 700", 4), ("full", 4), ("full", 1)])
+@pytest.mark.parametrize("exchange", EXCHANGES[:2])
+def test_what_arrives_last_is_not_sent_again(mask: str, ranks: int, exchange: Exchange) -> None:
+    kernel = attngen.compile("attention t\n" if mask == "full" else f"attention t\nmask = {mask}\n")
+    made = schedule(kernel, contiguous(4096, ranks), Sequences.dense(4096), exchange)
+    by_rank = [steps(made, group, together=False) for group in range(ranks)]
+    for i in range(len(made.rounds)):
+        for group, own in enumerate(by_rank):
+            again = {g for g, s in enumerate(by_rank) if group in dict(s[i].again)}
+            needed = set() if own[i].kept else {source for source, _ in own[i].receive}
+            assert again == needed
+    for own in by_rank:
+        last = next((s for s in reversed(own) if s.receive), None)
+        kept = [s for s in own if s.kept]
+        fits = last is not None and sum(rows for _, rows in last.receive) <= 4096 // ranks
+        assert kept == ([last] if fits else [])
 
 
 @pytest.mark.parametrize(("mask", "fewer"), [("0 <= q - k < 100", True), ("causal", False)])
