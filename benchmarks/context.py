@@ -382,7 +382,8 @@ def timed(way: Way, d_out: Any, flops: float, reps: float) -> dict[str, Any]:
 
 
 def seconds(call: Callable[[], Any], reps: float) -> float:
-    """Of one call, the slowest rank's: the median of several calls, ranks starting together."""
+    """Of one call, the slowest rank's: the median of several rows of calls, as a model's layers make them, ranks
+    starting together."""
     import torch
     import torch.distributed as dist
 
@@ -393,17 +394,19 @@ def seconds(call: Callable[[], Any], reps: float) -> float:
     call()
     torch.cuda.synchronize()
     once = slowest(time.perf_counter() - begin)
+    calls = 4 if once < 0.05 else 1
     times = []
-    for _ in range(max(3, min(30, int(reps / once)))):
+    for _ in range(max(3, min(30, int(reps / once / calls)))):
         dist.barrier()
         torch.cuda.synchronize()
         start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda._sleep(2_000_000)  # about a millisecond: the call is queued before it begins
+        torch.cuda._sleep(2_000_000)  # about a millisecond: the first call is queued before it begins
         start.record()
-        call()
+        for _ in range(calls):
+            call()
         stop.record()
         torch.cuda.synchronize()
-        times.append(slowest(start.elapsed_time(stop) / 1e3))
+        times.append(slowest(start.elapsed_time(stop) / calls / 1e3))
     return statistics.median(times)
 
 

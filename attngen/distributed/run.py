@@ -210,10 +210,9 @@ class _Total:
         from attngen.runtime.merging import merge_into
 
         if self.packed:
-            into, kept = (x.transpose(0, 1).unsqueeze(0) for x in (into, kept))
-            new = None if new is None else new.transpose(0, 1).unsqueeze(0)
             lse, new_lse = lse.unsqueeze(0), new_lse.unsqueeze(0)
-        merge_into(into, kept, lse, new, new_lse, sums=self.divides)
+        new = None if new is None else _batched(new)
+        merge_into(_batched(into), _batched(kept), lse, new, new_lse, sums=self.divides)
 
 
 def backward(
@@ -254,10 +253,10 @@ def backward(
             g_q, *g_keys = (
                 used.rows_back(torch.zeros_like(x) if g is None else g) for g, x in zip(found, given, strict=True)
             )
-            dq.add(g_q, plus)
+            dq.add(g_q, _plus)
             for source in dict.fromkeys(p.source for p in call.k):
                 for total, g in zip(slopes[source], g_keys, strict=True):
-                    total.add(g, plus)
+                    total.add(g, _plus)
             for name, g in g_params.items():
                 used.add(totals[name], name, g)
 
@@ -271,7 +270,7 @@ def backward(
             come = homeward.pop(0).wait()
             for target, _ in step.send:
                 for total, g in zip(own, come[target], strict=True):
-                    total.add(g, plus)
+                    total.add(g, _plus)
         if turn.step is not None:
             going = {target: length(rows) for target, rows in turn.step.send}
             homeward.append(post(link, away, going, (k, v), torch.float32))
@@ -279,6 +278,15 @@ def backward(
         for name, g in run.kernel.finish_backward(d_out, out, lse, d_lse=d_lse, **params).items():
             totals[name] += g
     return dq.result(), own[0].result(), own[1].result(), totals
+
+
+def _plus(into: Tensor, kept: Tensor, new: Tensor, of: Stretch) -> None:
+    if into.device.type == "cpu":
+        plus(into, kept, new, of)
+        return
+    from attngen.runtime.merging import add_into
+
+    add_into(*map(_batched, (into, kept, new)))
 
 
 def _gradient(link: Link, adds: Adds, x: Tensor, dtype: torch.dtype, out: Tensor | None = None) -> Sum:
@@ -302,6 +310,11 @@ def _like(x: Tensor, cols: int, dtype: torch.dtype) -> Tensor:
         B, H, S, _ = x.shape
         return x.new_empty((B, S, H, cols), dtype=dtype).transpose(1, 2)
     return x.new_empty((*x.shape[:-1], cols), dtype=dtype)
+
+
+def _batched(x: Tensor) -> Tensor:
+    """(T, H, D) as (1, H, T, D)."""
+    return x.transpose(0, 1).unsqueeze(0) if x.ndim == 3 else x
 
 
 def _lse_shape(q: Tensor) -> tuple[int, ...]:

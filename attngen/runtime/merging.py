@@ -72,3 +72,8 @@ def merge_into(into: Any, kept: Any, lse: Any, new: Any, new_lse: Any, *, sums: 
             *(x.stride()[:3] for x in (into, kept, new_out, lse, new_lse)),
             SUMS=sums, NEW=new is not None, ROWS=_ROWS, DIM=triton.next_power_of_2(dim),
         )  # fmt: skip
+
+
+def add_into(into: Any, kept: Any, new: Any) -> None:
+    """Writes the sum of `kept` and `new`, computed in float32, to `into`, which may be either; each in any dtype."""
+    merge_into(into, kept, kept, new, new, sums=False)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from attngen.part_sums import Arrays
-from attngen.runtime.merging import merge_into
+from attngen.runtime.merging import add_into, merge_into
 
 ARRAYS = Arrays(torch.exp, torch.where, torch.logaddexp, heads_inside=False)
 
@@ -53,3 +53,16 @@ def test_the_sum_is_stored_in_another_dtype() -> None:
     into = torch.empty_like(first[0], dtype=torch.bfloat16)
     merge_into(into, *first, second[0].bfloat16(), second[1], sums=True)
     torch.testing.assert_close(into.float(), expected, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("heads_inside", [False, True])
+def test_sums_are_computed_in_float32_whatever_the_dtypes(heads_inside: bool) -> None:
+    (first, _), (second, _) = parts(24, heads_inside=heads_inside)
+    new = second.half()
+    for kept in (first.half(), first):
+        for dtype in (torch.float32, torch.float16):
+            into = torch.full_like(kept, torch.nan, dtype=dtype)
+            add_into(into, kept, new)
+            assert torch.equal(into, (kept.float() + new.float()).to(dtype))
+    add_into(new, first, new)
+    assert torch.equal(new, (first + second.half().float()).half())
