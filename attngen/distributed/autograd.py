@@ -2,7 +2,7 @@
 
 Takes what stays the same from call to call (`Way`), local q, k and v, and params; heads are exchanged here, before and
 after the steps of `run`. Saves what the rank's group has of q, k and v for the rank's own heads, their finished
-results, and the keys that arrived last. Derivatives of gradients are not computed.
+results, and the keys and values that arrived last. Derivatives of gradients are not computed.
 """
 
 from __future__ import annotations

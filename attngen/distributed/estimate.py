@@ -2,7 +2,8 @@
 
 Takes a plan, a schedule, the work of each row, sizes and a chip; returns `Estimate`, arrays by rank. A bound from
 below, not a prediction: a rank never waits for another, kernels run at the speed of their busiest unit, and messages of
-the next round are on their way while a round is computed.
+the next round are on their way while a round is computed. The backward pass goes through the rounds from the last to
+the first, and fetches nothing that was kept, as on torch.distributed; JAX fetches all again.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy.typing as npt
 from attngen.cost.chips import ITEMSIZE, Chip, Dtype
 from attngen.cost.model import pair_seconds
 from attngen.distributed.coverage import Pieces
-from attngen.distributed.layout import Layout
+from attngen.distributed.layout import Layout, length
 from attngen.distributed.schedule import Schedule
 from attngen.plan import KernelPlan
 
@@ -64,12 +65,12 @@ def estimate(
     inward, outward = _heads(s, batches * q_heads * item, sizes, key_row * item)
     found: list[tuple[Floats, Floats, Floats]] = []
     for backward in (False, True):
-        fetch = [x * (key_row * item) for x in (arrived, left)]
+        fetch = [x * (key_row * item) for x in (_rows_sent(s, again=True) if backward else (arrived, left))]
         home = [x * (key_row * 4.0 * backward) for x in (left, arrived)]  # dK and dV go home in float32
         busy = computed * per_pair[backward]
         wire = [np.maximum(*x) / machine.link for x in (fetch, home)]
         around = [np.maximum(*x) / machine.link for x in (inward, outward)]
-        groups = _rounds(busy, *wire)
+        groups = _rounds(*(x[::-1] if backward else x for x in (busy, *wire)))
         first, last = (inward, outward) if not backward else (outward[::-1], inward[::-1])
         received, sent = (np.repeat(fetch[i].sum(0) + home[i].sum(0), n) + first[i] + last[i] for i in (0, 1))
         found.append((received, sent, np.repeat(groups, n) + around[0] + around[1]))
@@ -103,12 +104,13 @@ def _shares(s: Schedule) -> Floats:
     return area / whole
 
 
-def _rows_sent(s: Schedule) -> tuple[Floats, Floats]:
-    """Rows of K and V that arrive at each group and leave it, by round."""
+def _rows_sent(s: Schedule, *, again: bool = False) -> tuple[Floats, Floats]:
+    """Rows of K and V that arrive at each group and leave it, by round; `again`: in the backward pass."""
     arrived, left = np.zeros((len(s.rounds), s.groups)), np.zeros((len(s.rounds), s.groups))
+    kept = s.kept() if again else (None,) * s.groups
     for turn, r in enumerate(s.rounds):
         for source, target, rows in r.transfers:
-            count = sum(b - a for a, b in rows)
+            count = 0 if kept[target] == turn else length(rows)
             arrived[turn, target] += count
             left[turn, source] += count
     return arrived, left

@@ -107,7 +107,8 @@ def post(
         operations.append(dist.P2POp(dist.irecv, flat, dist.get_global_rank(link.group, source), link.group))
     found.works += dist.batch_isend_irecv(operations)
     if like[0].is_cuda:
-        cast(Any, torch.cuda)._sleep(_HEAD_START)
+        with torch.cuda.device_of(like[0]):
+            cast(Any, torch.cuda)._sleep(_HEAD_START)
     return found
 
 

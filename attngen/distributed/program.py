@@ -47,8 +47,8 @@ class Step:
     for each round, with nothing in it perhaps: so all ranks send and receive in one order. `early`: calls that need
     nothing of what is received, and are computed while it is on its way; then `calls`.
 
-    The backward pass goes through the steps from the last to the first. What arrives last is `kept` for it, if these
-    are no more rows than the own ones: `again` is what has to be sent once more."""
+    The backward pass goes through the steps from the last to the first. What arrives last may be `kept` for it:
+    `again` is what has to be sent once more."""
 
     send: tuple[tuple[int, Ranges], ...]
     receive: tuple[tuple[int, int], ...]
@@ -73,16 +73,19 @@ class Turn(NamedTuple):
 
 
 def turns(steps: tuple[Step, ...]) -> tuple[Turn, ...]:
-    """The order of the backward pass. Gradients of K and V go home in float32, twice what was fetched, and are awaited
-    when something was computed meanwhile: the own keys at the latest, which come last."""
-    found: list[Turn] = []
-    going: list[Step] = []
-    for step in reversed(steps):
-        home = tuple(going) if step.remote else ()
-        found.append(Turn(step, step.remote, home))
-        going = [*(going if not home else ()), step]
+    """The order of the backward pass. Own keys come first in one call, if there are several and keys of others have to
+    be fetched, and else last. Gradients of K and V go home in float32, twice what was fetched, and are awaited when
+    something was computed meanwhile, or when those of two steps are on their way."""
     own = tuple(c for s in steps for c in (s.early if s.receive else s.calls))
-    return (*found, Turn(None, own, tuple(going)))
+    first = next((s for s in reversed(steps) if s.receive), None)
+    ahead = own[:1] if len(own) > 1 and first is not None and not first.kept else ()
+    found = [Turn(None, ahead, ())] if ahead else []
+    going: tuple[Step, ...] = ()
+    for step in reversed(steps):
+        home = going if step.remote or sum(1 for s in going if s.send) > 1 else ()
+        found.append(Turn(step, step.remote, home))
+        going = (*(going if not home else ()), step)
+    return (*found, Turn(None, own[len(ahead) :], going))
 
 
 def steps(schedule: Schedule, group: int, *, together: bool) -> tuple[Step, ...]:
@@ -90,7 +93,7 @@ def steps(schedule: Schedule, group: int, *, together: bool) -> tuple[Step, ...]
     own_q = schedule.q_layout.grouped(schedule.heads).stretches[group]
     own_k = schedule.k_layout.grouped(schedule.heads).stretches[group]
     ends = schedule.sequences
-    keeping = [_keeping(schedule, g) for g in range(schedule.groups)]
+    kept = schedule.kept()
     found: list[Step] = []
     for i, r in enumerate(schedule.rounds):
         held = {group: own_k, **{t.source: t.rows for t in r.transfers if t.target == group}}
@@ -106,17 +109,9 @@ def steps(schedule: Schedule, group: int, *, together: bool) -> tuple[Step, ...]
         )
         receive = tuple((t.source, length(t.rows)) for t in r.transfers if t.target == group)
         early = tuple(c for c in calls if receive and all(part.source == group for part in c.k))
-        again = tuple((target, rows) for target, rows in send if keeping[target] != i)
-        found.append(Step(send, receive, early, tuple(c for c in calls if c not in early), keeping[group] == i, again))
+        again = tuple((target, rows) for target, rows in send if kept[target] != i)
+        found.append(Step(send, receive, early, tuple(c for c in calls if c not in early), kept[group] == i, again))
     return tuple(found)
-
-
-def _keeping(schedule: Schedule, group: int) -> int | None:
-    """The round whose keys a group keeps."""
-    rounds = [sum(length(t.rows) for t in r.transfers if t.target == group) for r in schedule.rounds]
-    last = max((i for i, rows in enumerate(rounds) if rows), default=None)
-    own = length(schedule.k_layout.grouped(schedule.heads).stretches[group])
-    return last if last is not None and rounds[last] <= own else None
 
 
 def fewer_together(schedule: Schedule) -> bool:

@@ -251,7 +251,8 @@ def backward(
             slopes_of_lse, whole = used.lse(row_d_lse), (o_rows, used.lse(row_lse))
             found, g_params = pieces.slopes(run.kernel, given, (d_rows, slopes_of_lse), whole, place, scale, used.given)
             g_q, *g_keys = (
-                used.rows_back(torch.zeros_like(x) if g is None else g) for g, x in zip(found, given, strict=True)
+                used.rows_back(_like(x, x.shape[-1], x.dtype).zero_() if g is None else g)
+                for g, x in zip(found, given, strict=True)
             )
             dq.add(g_q, _plus)
             for source in dict.fromkeys(p.source for p in call.k):
@@ -260,9 +261,13 @@ def backward(
             for name, g in g_params.items():
                 used.add(totals[name], name, g)
 
+    fetched = 0
     for i, turn in enumerate(run.turns):
-        arrived, messages = messages.wait(), _fetch(run, back, i + 1, (k, v))
-        arrived = kept if turn.step is not None and turn.step.kept else arrived
+        arrived = Held()
+        if turn.step is not None:
+            fetched += 1
+            arrived, messages = messages.wait(), _fetch(run, back, fetched, (k, v))
+            arrived = kept if turn.step.kept else arrived
         away = {n: Message.empty([x.shape for x in xs], xs[0], torch.float32) for n, xs in arrived.items()}
         sums = {n: [_gradient(link, addends.away[i][n], x, x.dtype, x) for x in m.tensors] for n, m in away.items()}
         compute(turn.calls, {link.rank: [k, v], **arrived}, {link.rank: own, **sums})
@@ -290,7 +295,7 @@ def _plus(into: Tensor, kept: Tensor, new: Tensor, of: Stretch) -> None:
 
 
 def _gradient(link: Link, adds: Adds, x: Tensor, dtype: torch.dtype, out: Tensor | None = None) -> Sum:
-    return Sum(adds, link.rows, lambda dtype: torch.empty_like(x, dtype=dtype), dtype, out)
+    return Sum(adds, link.rows, lambda dtype: _like(x, x.shape[-1], dtype), dtype, out)
 
 
 def _fetch(run: Run, steps: Sequence[Step], i: int, own: tuple[Tensor, Tensor]) -> Pending:
@@ -305,7 +310,7 @@ def _fetch(run: Run, steps: Sequence[Step], i: int, own: tuple[Tensor, Tensor]) 
 
 
 def _like(x: Tensor, cols: int, dtype: torch.dtype) -> Tensor:
-    """A new tensor that lies in memory as `x` does: heads inside rows, or rows inside heads."""
+    """A new tensor that lies in memory as `x` does: heads inside rows, or rows inside heads; columns always inside."""
     if x.ndim == 4 and x.stride(1) < x.stride(2):
         B, H, S, _ = x.shape
         return x.new_empty((B, S, H, cols), dtype=dtype).transpose(1, 2)

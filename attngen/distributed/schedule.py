@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from attngen.distributed.layout import Layout, Range, Ranges, balanced, contiguous, headtail, joined
+from attngen.distributed.layout import Layout, Range, Ranges, balanced, contiguous, headtail, joined, length
 from attngen.errors import UsageError
 from attngen.visits import Case, Planned, needed, seeing
 from attngen.visits import row_work as _row_work
@@ -106,6 +106,18 @@ class Schedule:
     @property
     def groups(self) -> int:
         return self.ranks // self.heads
+
+    def kept(self) -> tuple[int | None, ...]:
+        """By group, the round whose keys and values it keeps for the backward pass, which begins with them: the last in
+        which it receives any, if these are no more rows than a group may hold. (On torch.distributed.)"""
+        arrived = np.zeros((len(self.rounds), self.groups), np.int64)
+        for i, r in enumerate(self.rounds):
+            for t in r.transfers:
+                arrived[i, t.target] += length(t.rows)
+        layout = self.k_layout.grouped(self.heads)
+        most = max(layout.rows(g) for g in range(self.groups))
+        last = (np.flatnonzero(of_group).max(initial=-1) for of_group in arrived.T)
+        return tuple(int(i) if i >= 0 and arrived[i, g] <= most else None for g, i in enumerate(last))
 
     def received(self, group: int) -> int:
         """Rows of K and V that a group receives in all rounds."""

@@ -254,15 +254,17 @@ def _hopper(plan: HopperPlan) -> Iterator[str]:
         yield from (f"    {s.name} = {expression(s.value)}" for s in plan.turns.steps)
         yield f"    head = {expression(plan.turns.head)}"
         parts = (expression(e) for e in (plan.shares.share, plan.shares.shares, plan.shares.first, plan.shares.stop))
-        yield f"    query heads that share keys: {expression(b.grouped.heads)} heads of items are wanted"
-        if b.grouped.listed != b.grouped.heads:
-            yield f"    of several sequences: {expression(b.grouped.listed)}"
+        if b.grouped.long is not None:
+            yield "    size: the bytes of a head's rows of Q, dO and dQ"
+        listed = "" if b.grouped.listed == b.grouped.heads else f"; {expression(b.grouped.listed)} of several sequences"
+        yield f"    query heads that share keys: {expression(b.grouped.heads)} heads of items are wanted{listed}"
         yield "    share {} of {}: members {} … {} - 1".format(*parts)
         yield f"    sequences of fewer than {b.grouped.few} tiles: whole groups, 2 heads in turn, if backwards"
         if b.grouped.onwards:
-            yield "    items of several members: onwards, so many heads in turn"
+            yield "    items of several members: onwards, as many heads in turn as are wanted"
         if b.grouped.long is not None:
-            yield f"    heads with size > {CACHED}: onwards, {expression(b.grouped.long)} in turn"
+            turns = "so many" if b.grouped.long == b.grouped.heads else expression(b.grouped.long)
+            yield f"    heads with size > {CACHED}: onwards, {turns} in turn"
         yield from _elsewhere(b.elsewhere)
         yield from _rows(b.rows)
     if plan.apart is not None:

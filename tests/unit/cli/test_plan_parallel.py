@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter, defaultdict
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,8 +35,8 @@ def test_work_and_bytes_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
     assert (first["holds"], second["holds"]) == ([[0, 500]], [[500, 1000]])
     assert first["pairs"] == 3 * 8 * 500 * 501 / 2 and second["pairs"] == 3 * 8 * (500 * 501 / 2 + 500 * 500)
     moved = 3 * 500 * 2 * (64 + 64) * 2
-    assert (first["received"], first["sent"]) == ([0, 2 * moved], [moved, moved])
-    assert (second["received"], second["sent"]) == ([moved, moved], [0, 2 * moved])
+    assert (first["received"], first["sent"]) == ([0, 2 * moved], [moved, 0])  # keys are kept, gradients are in float32
+    assert (second["received"], second["sent"]) == ([moved, 0], [0, 2 * moved])
     assert set(found["proof"]) == {"held", "once", "complete", "used"}
     assert all(c["verdict"] == "proved" for c in found["proof"].values())
 
@@ -56,10 +57,23 @@ def test_what_ranks_send_is_what_ranks_receive(exchange: str, capsys: pytest.Cap
     spec = str(EXAMPLES / "sliding_window.attn")
     found = _data(capsys, spec, "--ranks", "5", "--exchange", exchange, "-D", "window=256")
     rows = sum(b - a for r in found["rounds"] for t in r["transfers"] for a, b in t["rows"])
-    for direction in (0, 1):
+    arrived: dict[int, Counter[int]] = defaultdict(Counter)  # by rank and round
+    for i, r in enumerate(found["rounds"]):
+        for t in r["transfers"]:
+            arrived[t["target"]][i] += sum(b - a for a, b in t["rows"])
+    twice = sum(own.total() - own[max(own)] for own in arrived.values())  # what arrives last is kept
+    for direction, a_row in enumerate((2 * rows, 4 * rows + 2 * twice)):
         received, sent = (sum(own[way][direction] for own in found["by_rank"]) for way in ("received", "sent"))
-        assert received == sent == rows * 8 * 256 * (2 + 4 * direction)
+        assert received == sent == a_row * 8 * 256
     assert rows <= 4 * 255 * 2  # a window of 256 is not wider than a rank's rows
+
+
+def test_what_no_rank_keeps_is_fetched_again(capsys: pytest.CaptureFixture[str]) -> None:
+    """Four ranks, all pairs, at once: three times as many rows as a rank holds."""
+    shape = ("--shape", "Sq=1000", "Hq=8", "Hkv=2", "D=64", "--exchange", "gather", "--layout", "contiguous")
+    found = _data(capsys, str(EXAMPLES / "full_bias.attn"), "--ranks", "4", *shape)
+    moved = 750 * 2 * (64 + 64) * 2
+    assert all(r["received"] == [moved, 3 * moved] for r in found["by_rank"])
 
 
 def test_heads_are_exchanged(capsys: pytest.CaptureFixture[str]) -> None:

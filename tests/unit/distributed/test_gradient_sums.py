@@ -156,3 +156,22 @@ def test_what_comes_home_is_not_rounded_before_others_are_added() -> None:
     total.add(torch.tensor([1.0 + 2**-11]), plus)
     total.add(torch.tensor([2**-11]).half(), plus)
     assert total.result().item() == 1.0 + 2**-10
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_sums_have_their_columns_inside_wherever_those_of_tensors_lie(packed: bool) -> None:
+    """As the kernel that adds them reads them."""
+    from attngen.distributed.run import _batched, _gradient  # pyright: ignore[reportPrivateUsage]
+    from attngen.distributed.sums import adds_of, placed
+    from attngen.runtime.merging import add_into
+
+    shape, dim = ((9, DIM, HEADS), 0) if packed else ((1, HEADS, DIM, 9), 2)
+    x = torch.randn(shape).half().mT
+    adds = adds_of(9, [placed([(2, 7)]), placed([(0, 9)]), placed([(3, 5)])])
+    total = _gradient(Link(None, 0, dim), adds, x, torch.float16)
+    expected = torch.zeros(x.shape)
+    for start, stop in ((2, 7), (0, 9), (3, 5)):
+        part = torch.randn(x.shape).half().narrow(dim, start, stop - start).contiguous()
+        expected.narrow(dim, start, stop - start).add_(part.float())
+        total.add(part, lambda into, kept, new, _: add_into(*map(_batched, (into, kept, new))))
+    assert torch.equal(total.result(), expected.half())

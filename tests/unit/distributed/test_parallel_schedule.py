@@ -11,7 +11,7 @@ import pytest
 
 import attngen
 from attngen.distributed import Layout, Schedule, Sequences, balanced, contiguous, headtail, row_work, schedule
-from attngen.distributed.layout import Range
+from attngen.distributed.layout import Range, length
 from attngen.distributed.program import Call, fewer_together, steps, turns
 from attngen.distributed.schedule import EXCHANGES, Exchange, Masked
 from attngen.errors import UsageError
@@ -185,7 +185,27 @@ def test_gradients_come_home_while_something_is_computed(mask: str, ranks: int) 
     for group in range(ranks):
         order = turns(steps(made, group, together=False))
         assert [s for t in order for s in t.home] == [t.step for t in order if t.step is not None]
-        assert all(t.calls for t in order if t.home)
+        for turn in order:
+            assert turn.calls or sum(1 for s in turn.home if s.send) in (0, 2)  # no more than two are on their way
+
+
+@pytest.mark.parametrize(("ranks", "first"), [(2, False), (4, True)])
+def test_a_call_of_own_keys_hides_what_is_fetched_again(ranks: int, first: bool) -> None:
+    """On four ranks a gather brings more rows than a rank holds, so they are not kept."""
+    kernel = attngen.compile("attention t\n")
+    made = schedule(kernel, headtail(4096, ranks), Sequences.of_offsets([0, 50, 100, 4096]), "gather")
+    own = steps(made, 0, together=False)
+    order = turns(own)
+    assert (order[0].step is None and len(order[0].calls) == 1) == first
+    calls = [c for s in own for c in (*s.early, *s.calls)]
+    assert sorted(map(repr, calls)) == sorted(repr(c) for t in order for c in t.calls)
+
+
+def test_rows_that_ranks_do_not_divide_evenly_are_kept() -> None:
+    kernel = attngen.compile("attention t\n")
+    made = schedule(kernel, contiguous(4097, 2), Sequences.dense(4097))
+    assert {length(x) for x in made.k_layout.stretches} == {2048, 2049}
+    assert made.kept() == (1, 1)
 
 
 @pytest.mark.parametrize(("mask", "ranks"), [("causal", 2), ("0 <= q - k < 700", 4), ("full", 4), ("full", 1)])
@@ -202,7 +222,7 @@ def test_what_arrives_last_is_not_sent_again(mask: str, ranks: int, exchange: Ex
     for own in by_rank:
         last = next((s for s in reversed(own) if s.receive), None)
         kept = [s for s in own if s.kept]
-        fits = last is not None and sum(rows for _, rows in last.receive) <= 4096 // ranks
+        fits = last is not None and sum(rows for _, rows in last.receive) <= 4096 // ranks  # rows of every rank
         assert kept == ([last] if fits else [])
 
 

@@ -203,8 +203,10 @@ def test_kernels_of_compute_capability_9() -> None:
         "    a warpgroup's own steps, first = n_steps - own_any_hi",
     ]
     assert "    dQ is added in turn: each waits for the tile of keys before it" in lines
-    far = "    heads with more than 25165824 bytes of Q, dO and dQ"
-    assert f"{far}, a quarter where keys are half again as many: onwards, 2 to 4 in turn" in lines
+    few = "max(2, min(8, 150994944 // size))"
+    wanted = f"16 if size < 6291456 else {few} heads of items are wanted; {few} of several sequences"
+    assert f"    query heads that share keys: {wanted}" in lines
+    assert "    heads with size > 25165824: onwards, so many in turn" in lines
     assert sum(line.startswith("    head dims 128, 128: ") for line in lines) == 2
 
 
