@@ -73,8 +73,8 @@ class Turn(NamedTuple):
 
 
 def turns(steps: tuple[Step, ...]) -> tuple[Turn, ...]:
-    """The order of the backward pass. Own keys come first in one call, if there are several and keys of others have to
-    be fetched, and else last. Gradients of K and V go home in float32, twice what was fetched, and are awaited when
+    """The order of the backward pass. Calls of own keys come last, except that the first of several hides a fetch where
+    keys of others were not kept. Gradients of K and V go home in float32, twice what was fetched. They are awaited when
     something was computed meanwhile, or when those of two steps are on their way."""
     own = tuple(c for s in steps for c in (s.early if s.receive else s.calls))
     first = next((s for s in reversed(steps) if s.receive), None)
