@@ -16,7 +16,8 @@ CASES = [
     # causal, heads of keys and how many query heads share one, queries and keys: members of an item, heads in turn
     ("causal", 8, 4, (4 * K, 4 * K), 2, (16, False)),
     ("causal", 16, 2, (4 * K, 4 * K), 2, (16, False)),
-    ("causal", 8, 4, (8 * K, 8 * K), 4, (8, False)),
+    ("causal", 8, 4, (8 * K, 8 * K), 2, (16, False)),
+    ("causal", 8, 4, (12 * K, 12 * K), 4, (8, False)),
     ("causal", 8, 4, (16 * K, 8 * K), 4, (8, False)),
     ("causal", 4, 4, (16 * K, 16 * K), 2, (8, False)),
     ("causal", 8, 4, (32 * K, 32 * K), 4, (4, False)),
@@ -63,3 +64,9 @@ def test_a_piece_of_a_window_has_many_items() -> None:
     _, own = attngen.compile("attention t\nmask = 0 <= q - k < 4096\n", target="triton").piece()
     assert order(own.source, 8, 4, (4 * K, 4 * K))[0] == 1
     assert order(own.source, 8, 4, (16 * K, 16 * K))[0] == 4
+
+
+def test_all_tiles_of_a_piece_may_meet_all_queries() -> None:
+    _, own = attngen.compile("attention t\nmask = causal\n", target="triton").piece()
+    assert order(own.source, 8, 4, (4 * K, 8 * K)) == (2, (16, False))
+    assert order(own.source, 8, 4, (8 * K, 8 * K)) == (4, (8, False))

@@ -22,8 +22,9 @@ N_TILES, GROUP, SPAN, SHARES, SIZE = (index(name) for name in ("n_tiles", "group
 HEAD, KV_HEAD, SHARE, TILE = (index(name) for name in ("head", "kv_head", "share", "tile"))
 
 
-SHORT, CACHED, LIVE = 6 * 2**20, 24 * 2**20, 144 * 2**20
-"""Bytes of a head's rows of Q, dO and dQ: fewer than `SHORT` are read quickly from anywhere. More than `CACHED` have
+SHORT, CACHED, LIVE = 12 * 2**20, 24 * 2**20, 144 * 2**20
+"""Bytes of a head's rows of Q, dO and dQ: fewer than `SHORT` are read quickly from anywhere, if tiles of keys meet half
+of them in the mean. More than `CACHED` have
 left the cache where neighbours begin at queries of their own and walk to the end. Those of all heads in turn should be
 at most `LIVE`: programs that begin late, because others hold their multiprocessors, walk apart from the rest from then
 on, and what each group reads comes from memory (`docs/log`, "Long sequences")."""
@@ -52,10 +53,10 @@ def enough(items: int, *, least: int, most: int) -> Expr:
     return maximum(integer(least), minimum(integer(most), floordiv(integer(items), N_TILES)))
 
 
-def together(*, listed: bool) -> Expr:
-    """As many heads as stay together: eight and fewer whose rows are `LIVE`, or sixteen short ones of one sequence."""
+def together(short: int | None) -> Expr:
+    """As many heads as stay together: eight, fewer whose rows are `LIVE`, or sixteen with less than `short` bytes."""
     few = maximum(integer(2), minimum(integer(8), floordiv(integer(LIVE), SIZE)))
-    return few if listed else apply(Op.SELECT, apply(Op.LT, SIZE, integer(SHORT)), integer(16), few)
+    return few if short is None else apply(Op.SELECT, apply(Op.LT, SIZE, integer(short)), integer(16), few)
 
 
 @dataclass(frozen=True, slots=True)

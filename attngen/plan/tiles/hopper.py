@@ -37,7 +37,7 @@ from attngen.plan.levels import Level, is_dear, is_dear_for_pairs, level_of
 from attngen.plan.mask.loops import Loops, Run
 from attngen.plan.mask.ranges import TileRanges
 from attngen.plan.mask.segments import Segment
-from attngen.plan.mask.shares import Wanted, enough, shares, together
+from attngen.plan.mask.shares import SHORT, Wanted, enough, shares, together
 from attngen.plan.mask.turns import turns
 from attngen.plan.mask.walks import hull, own, share, walk
 from attngen.plan.score.weights import Form
@@ -277,12 +277,12 @@ def grouped(plan: KernelPlan) -> Wanted:
     members are live, more than the cache holds. They stay together where neighbours begin at the last queries at once,
     and wait for each other.
     """
+    moved = any(params(run.lo) for run in plan.queries.any)
     if plan.growing_keys and len(plan.queries.any) == 1:
         if plan.queries.tests or plan.queries.any[0].hi != SQ:  # a tile meets few queries, however many there are
             return Wanted(integer(16), integer(8), onwards=True)
-        dense = together(listed=False)
-        return Wanted(dense, together(listed=True), onwards=True, long=dense)
-    moved = any(params(run.lo) for run in plan.queries.any)
+        dense = together(SHORT // 2 if moved else SHORT)  # all tiles of a piece may meet all queries
+        return Wanted(dense, together(None), onwards=True, long=dense)
     heads = enough(1024 if moved else 128, least=1, most=64)
     return Wanted(heads, heads, onwards=False, long=integer(2) if plan.growing_keys and in_turn(plan) else None)
 
