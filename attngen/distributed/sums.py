@@ -107,7 +107,7 @@ class Sum:
         self._held: dict[Where, Tensor] = {}
         self._turns = iter(adds.stores)
         if out is not None:
-            self._hold(out, cleared=False)
+            self._hold(out)
 
     def add(self, new: Tensor, joined: Callable[[Tensor, Tensor, Tensor, Stretch], None]) -> list[Stretch]:
         """The next addend, which becomes the result if it has all rows as they lie. `joined(into, kept, new, stretch)`
@@ -116,7 +116,7 @@ class Sum:
         stores = next(self._turns)
         before = dict(self._held)
         if self._fits(new, stores):
-            self._hold(new, cleared=True)
+            self._hold(new)
         for (start, stop, at), kept, into in stores:
             whole, part = self._tensor(into), new.narrow(self.dim, at, stop - start)
             if kept is not Where.NOWHERE:
@@ -138,14 +138,14 @@ class Sum:
             if where is Where.BESIDE and self.dtype != torch.float32:
                 self._held[where] = new
             else:
-                self._hold(new, cleared=False)
+                self._hold(new)
         return self._held[where]
 
-    def _hold(self, result: Tensor, *, cleared: bool) -> None:
+    def _hold(self, result: Tensor) -> None:
         self._held[Where.RESULT] = result
         if self.dtype == torch.float32:
             self._held[Where.BESIDE] = result
-        for start, stop in () if cleared else self.adds.none:
+        for start, stop in self.adds.none:
             result.narrow(self.dim, start, stop - start).zero_()
 
     def result(self) -> Tensor:

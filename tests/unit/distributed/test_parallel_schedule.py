@@ -201,6 +201,18 @@ def test_a_call_of_own_keys_hides_what_is_fetched_again(ranks: int, first: bool)
     assert sorted(map(repr, calls)) == sorted(repr(c) for t in order for c in t.calls)
 
 
+def test_no_more_than_two_rounds_of_gradients_are_on_their_way() -> None:
+    """The first of eight ranks sends in every round and computes nothing but its own keys: its buffers stay few."""
+    kernel = attngen.compile("attention c\nmask = causal\n")
+    order = turns(steps(schedule(kernel, contiguous(4096, 8), Sequences.dense(4096)), 0, together=False))
+    going = 0
+    for turn in order:
+        going -= sum(1 for s in turn.home if s.send)
+        going += turn.step is not None and bool(turn.step.send)
+        assert 0 <= going <= 2
+    assert going == 0 and sum(1 for t in order if t.step is not None and t.step.send) == 7
+
+
 def test_rows_that_ranks_do_not_divide_evenly_are_kept() -> None:
     kernel = attngen.compile("attention t\n")
     made = schedule(kernel, contiguous(4097, 2), Sequences.dense(4097))
