@@ -52,6 +52,15 @@ def test_time_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["of_ideal"]["forward"] < 0.001
 
 
+def test_gradients_go_home_while_own_keys_are_computed(capsys: pytest.CaptureFixture[str]) -> None:
+    """Sending takes a hundredth of the backward pass, and nothing of its time."""
+    shape = ("--shape", "Sq=32768", "Hq=32", "Hkv=8", "D=128", "--link", "450", "--layout", "headtail")
+    found = _data(capsys, CAUSAL, "--ranks", "2", *shape)
+    wire = max(own["sent"][1] for own in found["by_rank"]) / 450e9
+    assert wire > 0.005 * max(own["seconds"][1] for own in found["by_rank"])
+    assert found["of_ideal"]["backward"] > 0.999
+
+
 @pytest.mark.parametrize("exchange", ["ring", "gather"])
 def test_what_ranks_send_is_what_ranks_receive(exchange: str, capsys: pytest.CaptureFixture[str]) -> None:
     spec = str(EXAMPLES / "sliding_window.attn")
