@@ -23,11 +23,10 @@ HEAD, KV_HEAD, SHARE, TILE = (index(name) for name in ("head", "kv_head", "share
 
 
 SHORT, CACHED, LIVE = 12 * 2**20, 24 * 2**20, 144 * 2**20
-"""Bytes of a head's rows of Q, dO and dQ: fewer than `SHORT` are read quickly from anywhere, if tiles of keys meet half
-of them in the mean. More than `CACHED` have
-left the cache where neighbours begin at queries of their own and walk to the end. Those of all heads in turn should be
-at most `LIVE`: programs that begin late, because others hold their multiprocessors, walk apart from the rest from then
-on, and what each group reads comes from memory (`docs/log`, "Long sequences")."""
+"""Bytes of a head's rows of Q, dO and dQ. Fewer than `SHORT` are read quickly from anywhere, if a tile of keys meets
+half of them in the mean. More than `CACHED` have left the cache where neighbours begin at queries of their own and walk
+to the end. Those of all heads in turn should be at most `LIVE`: programs that begin late, because others hold their
+multiprocessors, walk apart from the rest from then on, and both read from memory (`docs/log`, "Long sequences")."""
 
 
 @dataclass(frozen=True, slots=True)
