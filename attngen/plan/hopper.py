@@ -154,7 +154,7 @@ class Lists(NamedTuple):
 class HopperForward:
     """`walk` numbers the tiles of keys, backwards from the last where `backwards`; a warpgroup's own queries meet a
     tile at the steps of `share` alone. A tile outside of the runs `unmasked`, which are those of a warpgroup's own
-    queries, needs the mask.
+    queries, needs the mask. `of_sequences`: rows that packed sequences and lengths take in the place of these.
     """
 
     rows: tuple[tuple[Dims, Skeleton], ...]
@@ -163,6 +163,7 @@ class HopperForward:
     share: Share
     unmasked: tuple[Run, ...]
     lists: Lists | None
+    of_sequences: tuple[tuple[Dims, Skeleton], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +174,7 @@ class HopperBackward:
     lists: who waits for whom is listed, where tiles of keys that meet one tile of queries are not consecutive; None:
     each waits for the one before it. row_terms: products take a row's log-sum-exp off its scores, and its delta off dP.
     `elsewhere`: the params for whose gradients the portable kernels run. `grouped`: how many heads of items there are
-    where query heads share keys.
+    where query heads share keys. `of_sequences`: as for the forward kernel.
     """
 
     rows: tuple[tuple[Dims, BackwardSkeleton], ...]
@@ -183,6 +184,7 @@ class HopperBackward:
     row_terms: bool
     elsewhere: tuple[str, ...]
     grouped: Wanted
+    of_sequences: tuple[tuple[Dims, BackwardSkeleton], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,8 +230,10 @@ class HopperPlan:
             backward = apart = None
         return replace(
             self,
-            forward=forward and replace(forward, rows=_row_of(forward.rows, dims)),
-            backward=backward and replace(backward, rows=_row_of(backward.rows, dims)),
+            forward=forward
+            and replace(forward, rows=_row_of(forward.rows, dims), of_sequences=_row_of(forward.of_sequences, dims)),
+            backward=backward
+            and replace(backward, rows=_row_of(backward.rows, dims), of_sequences=_row_of(backward.of_sequences, dims)),
             apart=apart and replace(apart, rows=_row_of(apart.rows, dims)),
         )
 

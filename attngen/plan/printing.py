@@ -244,6 +244,7 @@ def _hopper(plan: HopperPlan) -> Iterator[str]:
             if e is not None:
                 yield f"    a warpgroup's own steps, {name} = {expression(e)}"
         yield from _rows(f.rows)
+        yield from _rows(f.of_sequences, "packed sequences and lengths, ")
     if plan.backward is not None:
         b = plan.backward
         yield f"backward, one kernel{': products take lse and delta off' if b.row_terms else ''}"
@@ -267,6 +268,7 @@ def _hopper(plan: HopperPlan) -> Iterator[str]:
             yield f"    heads with size > {CACHED}: onwards, {turns} in turn"
         yield from _elsewhere(b.elsewhere)
         yield from _rows(b.rows)
+        yield from _rows(b.of_sequences, "packed sequences and lengths, ")
     if plan.apart is not None:
         for name, found in (("dK/dV", plan.apart.queries), ("dQ", plan.apart.keys)):
             yield f"backward, {name} by itself"
@@ -293,12 +295,12 @@ def _elsewhere(params: tuple[str, ...]) -> Iterator[str]:
         yield f"    the portable kernels run for the gradients of {', '.join(params)}"
 
 
-def _rows(rows: Iterable[tuple[Dims, Skeleton | BackwardSkeleton | ApartSkeleton]]) -> Iterator[str]:
+def _rows(rows: Iterable[tuple[Dims, Skeleton | BackwardSkeleton | ApartSkeleton]], whose: str = "") -> Iterator[str]:
     for dims, row in rows:
         parts = (("dkdv ", row.dkdv), ("dq ", row.dq)) if isinstance(row, ApartSkeleton) else (("", row),)
         for name, part in parts:
             values = ", ".join(f"{f.name} {getattr(part, f.name)}" for f in fields(part))
-            yield f"    head dims {dims.qk}, {dims.v}: {name}{values}"
+            yield f"    {whose}head dims {dims.qk}, {dims.v}: {name}{values}"
 
 
 # ---------------------------------------------------------------- TPU

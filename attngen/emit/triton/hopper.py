@@ -71,6 +71,9 @@ def unspecialized(params: tuple[ParamView, ...], sizes: tuple[str, ...]) -> list
     return found
 
 
+SEQUENCES = "sequences"
+"""Stands in keys of tables after the head dims: a row for packed sequences and lengths."""
+
 PLACES = {False: "places_dense", True: "places_listed"}
 """The template of where an item's rows are, by whether it may be a tile of a sequence."""
 
@@ -143,7 +146,7 @@ class GluonBackwardView:
     shared: tuple[str, ...]
     listed_shared: tuple[str, ...]
     sequences: bool
-    table: tuple[tuple[tuple[int, int], tuple[int | bool, ...]], ...]
+    table: tuple[tuple[tuple[int | str, ...], tuple[int | bool, ...]], ...]
 
     @property
     def places(self) -> str:
@@ -192,16 +195,19 @@ def gluon_backward_view(
         for dims, row in rows.items()
         if dims in planned
     }
-    table = _backward_table(planned, known, tuned)
+    table: dict[tuple[int | str, ...], BackwardSkeleton] = {**_backward_table(planned, known, tuned)}
+    sequences = sequences and not backward.lists
     if not table:
         return None
+    if sequences:
+        table |= {(*dims, SEQUENCES): row for dims, row in backward.of_sequences}
     ends = dict.fromkeys(name for run in backward.unmasked for name in (run.start, run.stop) if name != ZERO)
     rows = ("terms_desc",) if backward.row_terms else ("lse_ptr", "delta_ptr")
     lists = ("walks_ptr", "met_ptr") if backward.lists else ()
     return GluonBackwardView(
         unspecialized=[
             *("n_work", "together", "span"),
-            *(("q_slots", "k_slots") if sequences and not backward.lists else ()),
+            *(("q_slots", "k_slots") if sequences else ()),
             *unspecialized(params, sizes),
         ],
         work=(*rows, "dq_parts_ptr", "parts_ptr", "turns_ptr", "queue_ptr", "n_work", "together", "span", *lists),
@@ -214,8 +220,8 @@ def gluon_backward_view(
         elsewhere=_positions(gradients, params, backward.elsewhere),
         shared=host_lines(hopper.shares, backward.grouped),
         listed_shared=host_lines(hopper.shares, backward.grouped, sequences=True),
-        sequences=sequences and not backward.lists,
-        table=tuple(((key[0], key[1]), skeleton.row) for key, skeleton in table.items()),
+        sequences=sequences,
+        table=tuple((tuple(key), skeleton.row) for key, skeleton in table.items()),
     )
 
 

@@ -14,12 +14,12 @@ from attngen.emit.options import TunedGpu
 from attngen.emit.text.weights import WeightView
 from attngen.emit.triton.expressions import Printer
 from attngen.emit.triton.frame import Frame
-from attngen.emit.triton.hopper import PLACES, ListView, assigned_lines, list_view, unspecialized
+from attngen.emit.triton.hopper import PLACES, SEQUENCES, ListView, assigned_lines, list_view, unspecialized
 from attngen.emit.triton.kernel_code import KernelCode, free_names
 from attngen.emit.triton.kernels import kept_view
 from attngen.emit.triton.test_views import TestView
 from attngen.emit.triton.views import KeptView, KernelView
-from attngen.plan.hopper import HopperForward
+from attngen.plan.hopper import HopperForward, Skeleton
 from attngen.plan.mask.loops import Loops
 from attngen.plan.mask.walks import Share, outside, own
 from attngen.plan.score.weights import Form
@@ -109,7 +109,7 @@ class GluonView:
     saves_den: bool
     saves_rest: bool
     sequences: bool
-    table: tuple[tuple[tuple[int, int], tuple[int | bool | str, ...]], ...]
+    table: tuple[tuple[tuple[int | str, ...], tuple[int | bool | str, ...]], ...]
 
     @property
     def places(self) -> str:
@@ -171,13 +171,17 @@ def gluon_view(
         return None
     slower = {t.head_block for t in tuned if t.forward}
     rows = {t.dims: t.row for t in tuned if t.row is not None}
-    table = {dims: rows.get(dims, row) for dims, row in forward.rows if max(dims) not in slower}
+    sequences = sequences and forward.lists is None
+    table: dict[tuple[int | str, ...], Skeleton] = {
+        dims: rows.get(dims, row) for dims, row in forward.rows if max(dims) not in slower
+    }
+    if sequences:
+        table |= {(*dims, SEQUENCES): row for dims, row in forward.of_sequences}
     if not table:
         return None
     plan, printer = frame.plan, frame.printer()
     assert plan.hopper is not None
     lists = list_view(forward.lists)
-    sequences = sequences and lists is None
     own = ("items_ptr", "q_slots") if sequences else ()
     flags = ("RAGGED", "PACKED") if sequences else ()
     call = "own" if sequences else "call"
@@ -214,7 +218,7 @@ def gluon_view(
         saves_den=weights.saves_den,
         saves_rest=weights.saves_rest,
         sequences=sequences,
-        table=tuple(((key[0], key[1]), skeleton.row) for key, skeleton in table.items()),
+        table=tuple((tuple(key), skeleton.row) for key, skeleton in table.items()),
     )
 
 

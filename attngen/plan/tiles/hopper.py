@@ -95,6 +95,7 @@ def hopper_plan(plan: KernelPlan, tile: tuple[int, int] | None, consecutive: boo
         share(keys, backwards=backwards),
         _own(keys),
         listed(plan.keys) if plan.keys.tests else None,
+        _changed(skeletons(plan, tile), skeletons(plan, tile, sequences=True)),
     )
     backward = HopperBackward(
         _rows(backward_skeletons(plan, tile)),
@@ -104,6 +105,7 @@ def hopper_plan(plan: KernelPlan, tile: tuple[int, int] | None, consecutive: boo
         row_terms(plan),
         sums_beside(plan),
         grouped(plan),
+        _changed(backward_skeletons(plan, tile), backward_skeletons(plan, tile, sequences=True)),
     )
     apart = HopperApart(
         _rows(apart_skeletons(plan, tile)),
@@ -125,19 +127,28 @@ def _rows(table: Mapping[tuple[int, int], _Row]) -> tuple[tuple[Dims, _Row], ...
     return tuple((Dims(*dims), row) for dims, row in table.items())
 
 
+def _changed(
+    dense: Mapping[tuple[int, int], _Row], other: Mapping[tuple[int, int], _Row]
+) -> tuple[tuple[Dims, _Row], ...]:
+    return _rows({dims: row for dims, row in other.items() if dense.get(dims) != row})
+
+
 def _own(loops: Loops) -> tuple[Run, ...]:
     return tuple(Run(own(r.start), own(r.stop)) for r in loops.full)
 
 
-def skeletons(plan: KernelPlan, own: tuple[int, int] | None) -> Mapping[tuple[int, int], Skeleton]:
+def skeletons(
+    plan: KernelPlan, own: tuple[int, int] | None, *, sequences: bool = False
+) -> Mapping[tuple[int, int], Skeleton]:
     """What is faster than the portable kernel; `own` is the spec's tile, which is kept, or no row is left.
 
     On the H200 the portable kernel's many small programs are faster where the work a tile of keys is not in the
     products: dropout, weights without a shift, masks that are tested in every tile, gathered biases by distance, and,
     at head dim 64 where data does not decide, functions like tanh of each pair, scaled weights, and windows beside
-    other stretches.
+    other stretches. With `sequences`, which are packed or have lengths, such functions are for these kernels, too: the
+    portable kernel finds its rows by pointers there.
     """
-    rows = dict(_fastest(plan))
+    rows = dict(_fastest(plan, sequences=sequences and own is None))
     if plan.longest_first:  # the long tiles of some heads, then shorter ones
         ahead = 512 if plan.keys.tests else 256  # data may leave long ones for later
         rows = {dims: replace(s, together=8, ahead=ahead) for dims, s in rows.items()}
@@ -176,7 +187,7 @@ def listed(walked: TileRanges) -> Lists:
     return Lists(any(reads(e, "b") for e in found), any(reads(e, "h", "hkv") for e in found))
 
 
-def _fastest(plan: KernelPlan) -> Mapping[tuple[int, int], Skeleton]:
+def _fastest(plan: KernelPlan, *, sequences: bool) -> Mapping[tuple[int, int], Skeleton]:
     if plan.keys.tests and len(plan.keys.any) > 2:  # a list's ends, in registers of their own, are too many
         return {}
     pairs = any(level_of(e) is Level.PAIR for e in loads(plan.weights.unit))
@@ -192,7 +203,7 @@ def _fastest(plan: KernelPlan) -> Mapping[tuple[int, int], Skeleton]:
                 return {}
             if plan.burden is Burden.DATA:
                 return _TESTED
-            return {**_narrow(plan), **_MIDDLE, **_LATENT, **_WIDE}
+            return {**_narrow(plan, sequences=sequences), **_MIDDLE, **_LATENT, **_WIDE}
 
 
 def reads_bits(plan: KernelPlan) -> bool:
@@ -204,9 +215,11 @@ def reads_bits(plan: KernelPlan) -> bool:
     return tested and plan.weights.form is Form.EXPONENTIAL and bool(named) and found.issuperset(named)
 
 
-def _narrow(plan: KernelPlan) -> Mapping[tuple[int, int], Skeleton]:
+def _narrow(plan: KernelPlan, *, sequences: bool) -> Mapping[tuple[int, int], Skeleton]:
     """At head dim 64, where what is done for a pair beside its products counts twice as much as at 128."""
     two, three = ({(64, 64): make(128, ordered=True)} for make in (_two, _three))
+    if is_dear_for_pairs(plan.weights.unit) and not _begins_late(plan):
+        return three if sequences else {}
     if plan.burden not in (Burden.LIGHT, Burden.ENDS):
         return {} if is_dear_for_pairs(plan.weights.unit) else two
     if is_dear(plan.weights.unit):
@@ -233,12 +246,15 @@ _BACKWARD = {
 }
 
 
-def backward_skeletons(plan: KernelPlan, own: tuple[int, int] | None) -> Mapping[tuple[int, int], BackwardSkeleton]:
+def backward_skeletons(
+    plan: KernelPlan, own: tuple[int, int] | None, *, sequences: bool = False
+) -> Mapping[tuple[int, int], BackwardSkeleton]:
     """Where dQ, dK and dV come from one kernel; elsewhere, and where the spec has its `own` tile, from portable ones.
 
     The weights are exponentials, some tiles need no mask unless a param names each pair, and a tile of keys meets one
     stretch of queries, or all, or several that begin together, which leave no gap. A param's element whose place is
-    dear to compute for every pair, or is chosen by q . k, leaves too few registers.
+    dear to compute for every pair, or is chosen by q . k, leaves too few registers. With `sequences`, which are packed
+    or have lengths, tiles have 64 queries: most sequences are short, and a tile beyond their ends is work for nothing.
     """
     heavy = plan.burden is Burden.RANDOM or plan.weights.form is not Form.EXPONENTIAL
     some_whole = plan.key_loops.full and plan.query_loops.full
@@ -254,11 +270,11 @@ def backward_skeletons(plan: KernelPlan, own: tuple[int, int] | None) -> Mapping
         return {}
     # What is held beside the weights, a factor for each pair or its param, takes the registers of half a tile.
     beside = pairs or (named and not reads_bits(plan)) or not isinstance(plan.d_pair, Literal)
-    narrow = replace(_BACKWARD[64, 64], queries=64 if beside else 128)
+    narrow = replace(_BACKWARD[64, 64], queries=64 if beside or sequences else 128)
     wide = _BACKWARD[128, 128]
     # Each tile of keys begins at other queries.
     if (plan.growing_keys and len(plan.queries.any) == 1) or _begin_together(plan.queries):
-        room = beside or row_terms(plan)  # for the few registers that going backwards takes
+        room = narrow.queries == 64 or row_terms(plan)  # for the few registers that going backwards takes
         narrow = replace(narrow, backwards=True) if room else replace(narrow, together=64)
         wide = replace(wide, backwards=True, together=2 if len(plan.queries.any) == 1 else 16)
     elif not in_turn(plan):  # neighbours wait for each other from their start to their end

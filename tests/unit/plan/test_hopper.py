@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from property.kernels import analysed
 
+import attngen
 from attngen import inputs
 from attngen.plan import plan
 from attngen.plan.chips import Burden
@@ -258,3 +263,34 @@ def test_lengths_take_the_rows_of_full_masks() -> None:
     assert (lengths.burden, full.burden) == (Burden.ENDS, Burden.LIGHT)
     assert skeletons(lengths, None) == skeletons(full, None)
     assert backward_skeletons(lengths, None) == backward_skeletons(full, None) != {}
+
+
+def test_sequences_have_rows_of_their_own_at_head_dim_64() -> None:
+    """Tiles of 64 queries in the backward pass; and this forward kernel for a soft cap, which dense calls lack."""
+    causal, capped = (plan(analysed(text_of(name))).hopper for name in ("causal", "softcap"))
+    assert causal is not None and causal.forward is not None and causal.backward is not None
+    assert causal.forward.of_sequences == ()
+    ((dims, row),) = causal.backward.of_sequences
+    assert row == replace(dict(causal.backward.rows)[dims], queries=64) and row.backwards
+    assert capped is not None and capped.forward is not None and capped.backward is not None
+    ((dims, forward),) = capped.forward.of_sequences
+    assert dims == (64, 64) and dims not in dict(capped.forward.rows) and forward.queries == 192
+    assert capped.backward.of_sequences == ()  # 64 queries in any case
+
+
+@pytest.mark.parametrize(("name", "table"), [("causal", "HOPPER_BACKWARD"), ("softcap", "HOPPER")])
+def test_packed_calls_look_there_first(name: str, table: str) -> None:
+    """A dense file has no such rows."""
+    key = (64, 64, "sequences")
+    dense = attngen.compile(text_of(name), target="triton")
+    assert key not in getattr(sys.modules[dense.function.__module__], table)
+    packed = attngen.compile(text_of(name), target="triton", geometry=("packed",))
+    module: Any = sys.modules[packed.function.__module__]
+    rows = getattr(module, table)
+    module._CHIPS[torch.device("cpu")] = "sm_90"
+    q, out = (torch.zeros(1, 1, 128, 64, dtype=torch.float16) for _ in range(2))
+    found = module._listed_row(rows, True, (q, out), (q, q))
+    assert found is not None and found[0] == rows[key]
+    wide = torch.zeros(1, 1, 128, 128, dtype=torch.float16)
+    found = module._listed_row(rows, True, (wide, wide), (wide, wide))
+    assert found is not None and found[0] == rows[128, 128]
