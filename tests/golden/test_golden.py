@@ -121,6 +121,16 @@ def test_generated_files_pass_the_linter(target: str, tmp_path: Path) -> None:
     assert result.returncode == 0, result.stdout
 
 
+@pytest.mark.parametrize("name", ["causal", "documents", "softcap"])
+def test_files_with_sequences_have_no_dead_or_hidden_name(name: str, tmp_path: Path) -> None:
+    text = (ROOT / "examples" / f"{name}.attn").read_text(encoding="utf-8")
+    path = tmp_path / f"{name}.py"
+    attngen.compile(text, target="triton", geometry=("dense", "lengths", "packed", "pieces")).save(path)
+    command = [sys.executable, "-m", "ruff", "check", "--isolated", "--no-cache", "--select", "F", str(path)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout
+
+
 def test_generated_bytes_do_not_depend_on_the_process(tmp_path: Path) -> None:
     """Another working folder, another name of the file, another order of hashing: the same bytes."""
     copy = tmp_path / "elsewhere.attn"

@@ -40,7 +40,7 @@ def check_lines(plan: KernelPlan, params: tuple[ParamView, ...], sizes: Mapping[
     for fact in attention.assumes:
         if _about_sizes(fact, attention.sizes):
             text = host_expressions.python(fact, names)
-            values = ", ".join(f"{size} = {{{names[size]}}}" for size in sorted(symbols(fact)))
+            values = ", ".join(f"{x} = {{{names[x]}}}" for x in sorted({*symbols(fact), *read_params(fact)}))
             traced = "".join(f"_readable({names[name]}) and " for name in sorted(read_params(fact)))
             lines += _refuse(
                 f"{traced}not ({text})", f"the specification assumes {printing.expression(fact)}; here {values}"

@@ -14,6 +14,7 @@ from attngen.ir import printing
 from attngen.ir.attention import Param
 from attngen.ir.nodes import SIZES, Expr, Load, Symbol
 from attngen.ir.walk import nodes, reads, symbols
+from attngen.ir.walk import params as read_params
 from attngen.plan.kernel import KernelPlan
 from attngen.plan.levels import Level, level_of
 
@@ -60,7 +61,7 @@ def size_checks(plan: KernelPlan, params: tuple[ParamView, ...], subject: str = 
     for fact in attention.assumes:
         if _about_sizes(fact, attention.sizes):
             text = host_expressions.python(fact, names)
-            values = ", ".join(f"{size} = {{{size}}}" for size in sorted(symbols(fact)))
+            values = ", ".join(f"{x} = {{{names[x]}}}" for x in sorted({*symbols(fact), *read_params(fact)}))
             message = f"{subject}the specification assumes {printing.expression(fact)}; here {values}"
             lines += _refuse(f"not ({text})", message)
     return (*lines, *need_lines(plan, names, subject))
