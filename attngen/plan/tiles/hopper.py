@@ -145,8 +145,8 @@ def skeletons(
     On the H200 the portable kernel's many small programs are faster where the work a tile of keys is not in the
     products: dropout, weights without a shift, masks that are tested in every tile, gathered biases by distance, and,
     at head dim 64 where data does not decide, functions like tanh of each pair, scaled weights, and windows beside
-    other stretches. With `sequences`, which are packed or have lengths, such functions are for these kernels, too: the
-    portable kernel finds its rows by pointers there.
+    other stretches. With `sequences`, which are packed or have lengths, such functions are for these kernels, too,
+    unless in a window: the portable kernel finds its rows by pointers there.
     """
     rows = dict(_fastest(plan, sequences=sequences and own is None))
     if plan.longest_first:  # the long tiles of some heads, then shorter ones

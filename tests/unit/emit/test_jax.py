@@ -129,3 +129,12 @@ def test_what_does_not_fit_is_refused(change: dict[str, jax.Array], message: str
     arguments = {n: jnp.ones((1, 5, 2, 4)) for n in "qkv"} | {"slope": jnp.ones(2)} | change
     with pytest.raises(ValueError, match=f"a: {message}"):
         kernel(**arguments)
+
+
+def test_a_refused_assume_names_sizes_and_params() -> None:
+    kernel = attngen.compile(
+        "attention a\nparam n: int\nassume n <= Sq\nscore = qk * scale\nmask = k < n\n", target="jax"
+    )
+    q = jnp.zeros((1, 8, 1, 16))
+    with pytest.raises(attngen.UsageError, match=r"assumes n <= Sq; here Sq = 8, n = 9$"):
+        kernel(q, q, q, n=9)

@@ -116,3 +116,12 @@ def test_what_does_not_fit_is_refused(change: dict[str, torch.Tensor], message: 
     given = {n: torch.ones(1, 2, 5, 4) for n in "qkv"} | {"slope": torch.ones(2)} | change
     with pytest.raises(ValueError, match=f"a: {message}"):
         kernel(**given)
+
+
+def test_a_refused_assume_names_sizes_and_params() -> None:
+    kernel = attngen.compile(
+        "attention a\nparam n: int\nassume n <= Sq\nscore = qk * scale\nmask = k < n\n", target="torch"
+    )
+    q = torch.zeros(1, 1, 8, 16)
+    with pytest.raises(attngen.UsageError, match=r"assumes n <= Sq; here Sq = 8, n = 9$"):
+        kernel(q, q, q, n=9)

@@ -272,6 +272,10 @@ def test_sequences_have_rows_of_their_own_at_head_dim_64() -> None:
     assert causal.forward.of_sequences == ()
     ((dims, row),) = causal.backward.of_sequences
     assert row == replace(dict(causal.backward.rows)[dims], queries=64) and row.backwards
+    alibi = plan(analysed(text_of("alibi"))).hopper
+    assert alibi is not None and alibi.backward is not None
+    ((dims, row),) = alibi.backward.of_sequences
+    assert row.backwards and not dict(alibi.backward.rows)[dims].backwards  # 64 queries leave the registers for it
     assert capped is not None and capped.forward is not None and capped.backward is not None
     ((dims, forward),) = capped.forward.of_sequences
     assert dims == (64, 64) and dims not in dict(capped.forward.rows) and forward.queries == 192
