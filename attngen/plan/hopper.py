@@ -14,6 +14,7 @@ from attngen.plan.mask.loops import Run
 from attngen.plan.mask.shares import Shares, Wanted
 from attngen.plan.mask.turns import Turns
 from attngen.plan.mask.walks import Hull, Share, Walk
+from attngen.plan.score.ramp import Ramp
 
 
 class Schedule(StrEnum):
@@ -155,6 +156,7 @@ class HopperForward:
     """`walk` numbers the tiles of keys, backwards from the last where `backwards`; a warpgroup's own queries meet a
     tile at the steps of `share` alone. A tile outside of the runs `unmasked`, which are those of a warpgroup's own
     queries, needs the mask. `of_sequences`: rows that packed sequences and lengths take in the place of these.
+    `ramp`: the logit as this kernel evaluates it, where that is not factor * unit.
     """
 
     rows: tuple[tuple[Dims, Skeleton], ...]
@@ -164,6 +166,7 @@ class HopperForward:
     unmasked: tuple[Run, ...]
     lists: Lists | None
     of_sequences: tuple[tuple[Dims, Skeleton], ...]
+    ramp: Ramp | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ from attngen.plan.mask.walks import TwoWalks, two_walks
 from attngen.plan.needs import Need
 from attngen.plan.score.approximate import approximate
 from attngen.plan.score.derivative import derivative
+from attngen.plan.score.ramp import Ramp
 from attngen.plan.score.weights import Form, M, Weights, split_factor, weights
 from attngen.plan.split import Split, split
 
@@ -96,6 +97,11 @@ class KernelPlan:
     hopper: HopperPlan | None = None  # the kernels of compute capability 9.0, where the target has some
     needs: tuple[Need, ...] = ()  # what every call checks of its sizes: with it all reads are inside
     geometries: tuple[Geometry, ...] = ()  # how sequences find their rows, where they are no whole rows of a batch
+
+    @property
+    def ramp(self) -> Ramp | None:
+        """The logit as the forward kernel of compute capability 9.0 evaluates it, where that is not factor * unit."""
+        return None if self.hopper is None or self.hopper.forward is None else self.hopper.forward.ramp
 
     @property
     def burden(self) -> Burden:
@@ -192,6 +198,8 @@ def numbers(plan: KernelPlan) -> tuple[Expr, ...]:
     found: list[Expr] = [w.unit, w.factor, w.natural, plan.d_factor, plan.d_pair]
     given = [w.stream, w.rescale, w.slope, w.log_extra, w.extra, plan.attention.dropout]
     given += [part for g in plan.gradients for part in (g.pair, g.weight, g.extra)]
+    ramp = plan.ramp
+    given += [] if ramp is None else [ramp.factor, ramp.unit, ramp.slope, ramp.row]
     return (*found, *(e for e in given if e is not None))
 
 

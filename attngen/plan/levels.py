@@ -56,7 +56,7 @@ def level_of(e: Expr, memo: dict[int, Level] | None = None) -> Level:
             found = Level.PAIR
         elif e.id == "q" or e.id.startswith("row_"):
             found = Level.ROW
-        elif e.id == "k":
+        elif e.id in ("k", "k0"):
             found = Level.COLUMN
         else:
             found = Level.HEAD

@@ -3,7 +3,7 @@
 Takes a plan, returns a `Pass`. Targets choose where an expression is computed and how it is printed. The names:
 
 * `unit`: the score of a pair, without the factor of the head (exponential form); `factor`: that factor, or, in the
-  shifted form, what differences of reference points are multiplied by before exp2.
+  shifted form, what differences of reference points are multiplied by before exp2; `slope` and `row`: see `Ramp`.
 * `logit`: the exponent of a pair to base 2 (exponential form), or its score.
 * `stream`: the weight of a pair, a function of its score x and of its row's reference point; `slope`: its derivative
   in x; `kappa`: what the log-sum-exp, to base 2, is divided by for the reference point of the backward pass.
@@ -61,6 +61,16 @@ def forward(plan: KernelPlan, *, scaled: bool = False) -> Pass:
             head["extra"] = w.extra
     head["log2_extra"] = _log2_extra(w)
     return Pass(pair, _present(head))
+
+
+def hopper_forward(plan: KernelPlan) -> Pass:
+    """Of the forward kernel of compute capability 9.0."""
+    found = forward(plan)
+    ramp = plan.ramp
+    if ramp is None:
+        return found
+    head = {**found.head, "factor": _factor(named(ramp.factor, "logit_scale")), "slope": ramp.slope}
+    return Pass({"unit": ramp.unit, "row": ramp.row}, _present(head))
 
 
 def backward(plan: KernelPlan, leaves: Iterable[tuple[str, LeafGradient]]) -> Pass:

@@ -239,6 +239,8 @@ def _hopper(plan: HopperPlan) -> Iterator[str]:
         yield f"forward{', from the last tile of keys' if f.backwards else ''}"
         if plan.slack:
             yield f"    the reference may lag behind the maximum by {plan.slack} powers of two"
+        if f.ramp is not None:
+            yield f"    logit = {expression(f.ramp.logit)}"
         yield from _walk(f.walk, f.unmasked, f.lists)
         for name, e in (("first", f.share.first), ("stop", f.share.stop)):
             if e is not None:

@@ -222,22 +222,34 @@ def unpacked(pairs: Tile, dtype: Any, _: object) -> Tile:
     return Tile(np.ascontiguousarray(pairs.values).view(np.uint16).view(element(dtype)))
 
 
-def lagging_weights(x: Tile, reference: Tile, factor: Any, dtype: Any) -> tuple[Tile, ...]:
-    """As the PTX does it, which `test_weights_ptx` takes at its word."""
+def lagging_weights(
+    x: Tile, reference: Tile, factor: Any, dtype: Any, slope: Any = None, ahead: Tile | None = None
+) -> tuple[Tile, ...]:
+    """As the PTX does it, which `test_weights_ptx` takes at its word. With a slope, references are logits."""
     f, was = np.float32(plain(factor)), reference.values[:, :1]
+    unit, scores = (f, x.values) if ahead is None else (np.float32(1.0), x.values * f + _rising(slope, ahead, 0.0))
 
     def made(shift: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        weights = np.exp2(x.values * f - shift * f, dtype=np.float32)
+        added = -shift * f if ahead is None else _rising(slope, ahead, shift)
+        exponents = x.values * f + added
+        weights = np.exp2(exponents, dtype=np.float32)
         return weights, weights.reshape(len(weights), -1, 4, 2).sum((1, 3))
 
     with np.errstate(all="ignore"):
         moves = ~(made(was)[1] <= 2.0**SLACK).all(1, keepdims=True)
-        becomes = np.where(moves, np.fmax(np.fmax.reduce(x.values, 1, keepdims=True), was), was)
+        becomes = np.where(moves, np.fmax(np.fmax.reduce(scores, 1, keepdims=True), was), was)
         shift = np.where(becomes == -np.inf, np.float32(0.0), becomes)
-        before = np.where(moves, np.exp2((was - shift) * f), np.float32(1.0))
+        before = np.where(moves, np.exp2((was - shift) * unit), np.float32(1.0))
         weights, sums = made(shift)
         four = np.ones((1, 4), np.float32)
         return packed(Tile(weights), dtype), Tile(sums), Tile(becomes * four), Tile(before * four)
+
+
+def _rising(slope: Any, ahead: Tile, shift: np.ndarray | float) -> np.ndarray:
+    """`ahead` of every key less the shift, from that of the first key that its thread has."""
+    keys = np.arange(ahead.values.shape[1])
+    firsts = keys // 2 % 4 * 2
+    return np.float32(plain(slope)) * (keys - firsts).astype(np.float32) + (ahead.values[:, firsts] - shift)
 
 
 def wanted(pointer: Pointer, mask: Any, *values: Any) -> np.ndarray:

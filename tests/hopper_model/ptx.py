@@ -52,6 +52,8 @@ def _pair(high: Register, low: Register, kind: type) -> Register:
 def _value(word: str, registers: Mapping[str, Register]) -> Register:
     if word.startswith("0f"):
         return np.full(LANES, np.uint32(int(word[2:], 16)).view(np.float32))
+    if re.fullmatch(r"\d+\.\d+", word):
+        return np.full(LANES, float(word), np.float32)
     if re.fullmatch(r"-?\d+", word):
         return np.full(LANES, int(word))
     return registers[word]

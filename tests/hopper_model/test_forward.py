@@ -252,7 +252,7 @@ FAULTS: dict[str, tuple[int, tuple[Change, ...]]] = {
     "nobody has the first turn": (64, ((FIRST_TURN, ""),)),
     "a warpgroup does not wait for its turn": (
         128,
-        ((f"        {TURN}        k = ", "        k = "),),
+        ((f"        {TURN}        qk_token = ", "        qk_token = "),),
     ),
     "a warpgroup keeps its turn": (128, ((f"        {NEXT_TURN}", ""),)),
     "a warpgroup keeps its turn, of three": (64, ((f"        {NEXT_TURN}", ""),)),

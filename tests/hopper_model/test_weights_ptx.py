@@ -25,15 +25,33 @@ ROWS = 16
 INF = float("inf")
 
 
-@pytest.fixture(scope="module")
-def text() -> Callable[..., str]:
-    kernel = attngen.compile(text_of("causal"))
+def text_by(name: str) -> Callable[..., str]:
+    kernel = attngen.compile(text_of(name))
     module: Any = execute(kernel.source, kernel.name)
     return lambda n, half: tl.constexpr(module._weights_ptx(n, half)).value
 
 
-def executed(text: Callable[..., str], kind: str, x: np.ndarray, refs: np.ndarray, factor: float) -> list[np.ndarray]:
-    """Weights, and of each row the four threads' sums, its reference, and what earlier sums are multiplied by."""
+@pytest.fixture(scope="module")
+def text() -> Callable[..., str]:
+    return text_by("causal")
+
+
+@pytest.fixture(scope="module")
+def ramped() -> Callable[..., str]:
+    return text_by("alibi")
+
+
+def executed(
+    text: Callable[..., str],
+    kind: str,
+    x: np.ndarray,
+    refs: np.ndarray,
+    factor: float,
+    slope: float = 0.0,
+    ahead: np.ndarray | None = None,
+) -> list[np.ndarray]:
+    """Weights, and of each row the four threads' sums, its reference, and what earlier sums are multiplied by. `ahead`
+    is that of each row's first key, where it grows by `slope` from key to key."""
     n = x.shape[1] // 4
     lanes, pairs = np.meshgrid(np.arange(ptx.LANES), np.arange(n), indexing="ij")
     row, col = lanes // 4 + 8 * (pairs % 2), pairs // 2 * 8 + lanes % 4 * 2
@@ -41,6 +59,10 @@ def executed(text: Callable[..., str], kind: str, x: np.ndarray, refs: np.ndarra
     given |= {5 * n + j: x[row, col + 1][:, j] for j in range(n)}
     given |= {6 * n + j: refs[row][:, j] for j in range(n)}
     given |= {7 * n + j: np.full(ptx.LANES, factor, np.float32) for j in range(n)}
+    if ahead is not None:
+        firsts = np.float32(slope) * (lanes % 4 * 2).astype(np.float32) + ahead[row]
+        given |= {8 * n + j: np.full(ptx.LANES, slope, np.float32) for j in range(n)}
+        given |= {9 * n + j: firsts[:, j] for j in range(n)}
     found = ptx.run(text(n, kind), given)
     weights = np.zeros(x.shape, np.float32)
     for j in range(n):
@@ -129,6 +151,49 @@ def test_it_is_what_the_model_says(
     np.testing.assert_allclose(found[3], wanted[3], rtol=1e-5)
     np.testing.assert_allclose(found[1], wanted[1], rtol=1e-3, atol=1e-30)
     np.testing.assert_allclose(found[0], wanted[0], rtol=1e-2, atol=1e-6)
+
+
+@pytest.mark.parametrize("change", CASES, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("keys", [64, 128])
+@pytest.mark.parametrize(("factor", "slope"), [(1.0, 0.7), (0.18, -0.02)])
+def test_a_ramp_is_what_the_model_says(
+    ramped: Callable[..., str], keys: int, kind: str, factor: float, slope: float, change: Callable[..., None]
+) -> None:
+    x, refs = drawn(keys, seed=keys)
+    change(x, refs)
+    ahead = -np.float32(slope) * (np.arange(ROWS, dtype=np.float32) + keys // 2)
+    found = executed(ramped, kind, x, refs, factor, slope, ahead)
+    place = np.arange(keys, dtype=np.float32)
+    tile = Tile(ahead[:, None] + np.float32(slope) * place)
+    reference = Tile(np.broadcast_to(refs[:, None], (ROWS, 4)))
+    _, *each = lagging_weights(Tile(x), reference, factor, KINDS[kind], slope, tile)
+    np.testing.assert_allclose(found[2], each[1].values, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(found[3], each[2].values, rtol=1e-4)
+    np.testing.assert_allclose(found[1], each[0].values, rtol=1e-3, atol=1e-30)
+    with np.errstate(all="ignore"):
+        after = np.where(found[2][:, :1] == -INF, np.float32(0.0), found[2][:, :1])
+        weights = np.exp2(x.astype(np.float64) * factor + ahead[:, None] + slope * place - after)
+    np.testing.assert_allclose(found[0], weights, rtol=1e-2, atol=1e-6)
+
+
+def test_a_ramp_streams_the_sums_of_the_definition(ramped: Callable[..., str]) -> None:
+    """Far from the first key, too, where what is ahead is large beside its steps."""
+    refs, total = np.full(ROWS, -INF, np.float32), np.zeros(ROWS)
+    slope, seen = 0.25, []
+    for i in reversed(range(12)):
+        x = drawn(64, i)[0]
+        ahead = np.float32(slope) * (64 * i - 767 - 40_000 * (np.arange(ROWS) % 2)).astype(np.float32)
+        _, sums, after, before = executed(ramped, "bf16", x, refs, 0.5, slope, ahead)
+        total = total * before[:, 0] + sums.sum(1, dtype=np.float64)
+        assert (sums <= 2.0**SLACK).all() and (before <= 1).all() and (after == after[:, :1]).all()
+        refs = after[:, 0]
+        seen.append(0.5 * x.astype(np.float64) + ahead[:, None] + slope * np.arange(64))
+    s = np.concatenate(seen, 1)
+    top = s.max(1)
+    np.testing.assert_allclose(
+        refs + np.log2(total), top + np.log2(np.exp2(s - top[:, None]).sum(1)), rtol=1e-6, atol=1e-4
+    )
 
 
 def test_it_streams_the_sums_of_the_definition(text: Callable[..., str]) -> None:

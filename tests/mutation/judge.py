@@ -24,6 +24,7 @@ from attngen.prove.verdict import Claim, Obligation, Proved, Refuted, Unknown
 from mutation import reading
 from mutation.machine import wrong_numbers, wrong_stream
 from mutation.mutants import Mutant
+from mutation.ramps import wrong_ramp
 from mutation.shares import wrong_shares
 from mutation.taken_walks import wrong_hopper, wrong_portable
 from mutation.tpu_walks import wrong_tpu
@@ -107,6 +108,8 @@ def broken(mutant: Mutant, attention: Attention, plan: KernelPlan | None) -> str
             return wrong_turns(plan)
         case "shares":
             return wrong_shares(plan)
+        case "ramps":
+            return wrong_ramp(attention, plan)
         case "derivatives" | "folding":
             return wrong_numbers(attention, plan)
         case "loads" if Obligation.INDEX_BOUNDS in mutant.obligations:

@@ -31,6 +31,7 @@ from attngen.prove.obligations.reads import with_needs
 from attngen.prove.verdict import Obligation
 from mutation.corpus import Spec
 from mutation.edits import edits, replaced
+from mutation.ramps import edited_ramps
 from mutation.shares import edited_shares
 from mutation.tpu_walks import run_edits, step_edits
 from mutation.turns import edited_turns
@@ -39,7 +40,7 @@ from mutation.walk_mutants import hopper_edits, portable_edits
 KINDS = (
     "normalizer", "ranges", "loops", "walks", "tpu", "tpu steps", "hopper", "turns", "shares", "derivatives", "loads",
     "widths",
-    "hoisting", "folding",
+    "hoisting", "folding", "ramps",
 )  # fmt: skip
 
 STREAM = (Obligation.STREAMING, Obligation.RANGE_SAFETY)
@@ -104,6 +105,7 @@ def mutants(spec: Spec) -> Iterator[Mutant]:
     yield from of.widths()
     yield from of.hoisting()
     yield from of.folding()
+    yield from of.ramps()
 
 
 def planned_anyhow(attention: Attention) -> KernelPlan | None:
@@ -189,6 +191,10 @@ class _Mutants:
             for what, made in edited_shares(hopper.shares):
                 found = replace(self.plan, hopper=replace(hopper, shares=made))
                 yield self._made("shares", what, found, Obligation.TILE_RANGES)
+
+    def ramps(self) -> Iterator[Mutant]:
+        for what, made in edited_ramps(self.plan):
+            yield self._made("ramps", what, made, Obligation.LOCALITY, *STREAM)
 
     # ------------------------------------------------------------ (c) derivatives
 
@@ -313,6 +319,8 @@ def _question(kind: str, attention: Attention, made: KernelPlan) -> tuple[Hashab
             return made.tpu_walks, made.key_loops.runs, made.query_loops.runs
         case "hopper" | "turns" | "shares":
             return made.hopper, made.queries
+        case "ramps":
+            return made.ramp, attention.mask, attention.score, attention.params, attention.assumes
         case "loads" | "widths":
             return attention.mask, attention.score, attention.params, made.choices, made.attention.mask, made.weights
         case _:

@@ -43,6 +43,7 @@ PER_KIND = {
     "widths": 10,
     "hoisting": 12,
     "folding": 16,
+    "ramps": 30,
 }
 SEED = int(os.environ.get("ATTNGEN_MUTANTS_SEED", "0"))
 

@@ -242,7 +242,7 @@ def _read_by(code: KernelCode, kept: KeptView | None, rest: tuple[str, ...]) -> 
 
 def _terms(code: KernelCode, kept: KeptView | None) -> tuple[str, ...]:
     """What the functions of a tile unpack: at least one name."""
-    texts = (code.results.get(name, "") for name in ("unit", "stream", "factor"))
+    texts = (code.results.get(name, "") for name in ("unit", "stream", "factor", "slope", "row"))
     read = free_names([*code.score_lines, *code.weight_lines, *code.mask_lines, *texts, code.allowed])
     ours = tuple(name for name in ("batch", "kv_head", "Sk") if name in read or (name == "Sk" and "k1" in read))
     cleared = tuple(name for name in (kept.arguments if kept else ()) if name not in ("D", "Dv"))
@@ -277,7 +277,8 @@ def _share_view(share: Share, loops: Loops, printer: Printer, call: str) -> Shar
 
 
 def _form_view(form: Form, weights: WeightView, code: KernelCode) -> FormView:
-    factor = code.results["factor"] or "1.0"
+    ramp = "slope" in code.results  # then references are logits
+    factor = "1.0" if ramp else code.results["factor"] or "1.0"
     log2_extra, extra = code.results["log2_extra"], code.results["extra"]
     match form:
         case Form.EXPONENTIAL | Form.SHIFTED:
@@ -285,7 +286,7 @@ def _form_view(form: Form, weights: WeightView, code: KernelCode) -> FormView:
             state = ("row_sum", "row_max")
             empty = 'row_max == float("-inf")' if exponential else '(row_max == float("-inf")) | (row_sum == 0.0)'
             return FormView(
-                template=f"gluon/weights/{'lagging' if exponential else 'shifted'}.py.j2",
+                template=f"gluon/weights/{('ramped' if ramp else 'lagging') if exponential else 'shifted'}.py.j2",
                 state=state,
                 begin=("row_sum, row_max = _no_key_yet(no_scores)",),
                 weighed=("weight", "rescale", *state),

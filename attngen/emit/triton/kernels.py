@@ -19,12 +19,13 @@ from attngen.plan import passes
 from attngen.plan.levels import Level, level_of
 
 
-def forward_code(frame: Frame, words: tuple[PairWords, ...] = ()) -> KernelCode:
-    """A pair's logit and weight, and what the end of the pass reads of the denominator. `words`: see `kernel_code`."""
-    found = passes.forward(frame.plan)
-    outside = dict(found.head)
-    factor = outside.pop("factor", None)  # read in the tile function
-    results = {**found.pair, **({} if factor is None else {"factor": factor})}
+def forward_code(frame: Frame, words: tuple[PairWords, ...] = (), *, found: passes.Pass | None = None) -> KernelCode:
+    """A pair's logit and weight, and what the end of the pass reads of the denominator. `words`: see `kernel_code`.
+    `found`: what is evaluated, if it is not what portable kernels evaluate."""
+    found = found or passes.forward(frame.plan)
+    inside = {name: e for name, e in found.head.items() if name in ("factor", "slope")}  # read in the tile function
+    outside = {name: e for name, e in found.head.items() if name not in inside}
+    results = {**found.pair, **inside}
     return padded(kernel_code(frame, Level.ROW, results, outside, words), "log2_extra", "extra", "factor")
 
 

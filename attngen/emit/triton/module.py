@@ -61,6 +61,7 @@ from attngen.emit.triton.views import (
     RowValuesView,
 )
 from attngen.errors import InternalError
+from attngen.plan import passes
 from attngen.plan.ints.facts import scale_use
 from attngen.plan.kernel import KernelPlan
 from attngen.plan.levels import Level
@@ -89,7 +90,7 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
     forward, dq, dkdv, dq_sums, dkdv_sums = codes.forward, codes.dq, codes.dkdv, codes.dq_sums, codes.dkdv_sums
     key_words, query_words = pair_words(frame, plan.key_loops), pair_words(frame, plan.query_loops)
     packing, query_packing = with_words(frame, key_words), with_words(frame, query_words)
-    packed_forward = forward_code(packing, key_words) if key_words else forward
+    hopper_forward = forward_code(packing, key_words, found=passes.hopper_forward(plan))
     backward = with_factors(frame, backward_view(frame), dq, dkdv)
     keys, queries = frame.key_ranges(), frame.query_ranges()
     tests = tuple(test_view(frame, t, r.axis) for r in (plan.keys, plan.queries) for t in r.tests)
@@ -102,7 +103,7 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
     gradients = gradient_views(plan, frame.params, {p.name: p.host_lines for p in pair_gradients})
     mask = kernel_code(query_packing, Level.COLUMN, {}, {}, query_words)
     hopper = _hopper_views(
-        packing, options, packed_forward, weights, with_bits(key_tests), dq, dkdv, mask, dq_sums, backward, gradients
+        packing, options, hopper_forward, weights, with_bits(key_tests), dq, dkdv, mask, dq_sums, backward, gradients
     )
     if hopper.some:
         tests = with_bits(tests)
@@ -182,7 +183,7 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
         "row_values": row_values,
         "versions": ("gluon/versions.py.j2",) if hopper.some else (),
         "sections": _sections(
-            packed_forward,
+            hopper_forward,
             dq,
             dkdv,
             dq_sums,

@@ -230,21 +230,21 @@ def converted_early(e: Expr) -> Expr:
     """
 
     def conversion(node: Expr) -> Expr | None:
-        if isinstance(node, Apply) and node.op is Op.TO_FLOAT and _is_distance(node.args[0]):
+        if isinstance(node, Apply) and node.op is Op.TO_FLOAT and is_distance(node.args[0]):
             return _in_floats(node.args[0])
         return None
 
     return transform(e, conversion)
 
 
-def _is_distance(e: Expr) -> bool:
+def is_distance(e: Expr) -> bool:
     """Whether `e` is made of positions and lengths by operations that commute with the conversion to float."""
     if isinstance(e, Symbol):
         return e.id in ("q", "k", "Sq", "Sk")
     if isinstance(e, Literal):
         return e.type is Type.INT and abs(e.value) < 2**16
     commutes = (Op.ADD, Op.SUB, Op.NEG, Op.ABS, Op.MIN, Op.MAX)
-    return isinstance(e, Apply) and e.op in commutes and all(_is_distance(a) for a in e.args)
+    return isinstance(e, Apply) and e.op in commutes and all(is_distance(a) for a in e.args)
 
 
 def _in_floats(e: Expr) -> Expr:

@@ -40,6 +40,7 @@ from attngen.plan.mask.segments import Segment
 from attngen.plan.mask.shares import SHORT, Wanted, enough, shares, together
 from attngen.plan.mask.turns import turns
 from attngen.plan.mask.walks import hull, own, share, walk
+from attngen.plan.score.ramp import Ramp, ramp
 from attngen.plan.score.weights import Form
 
 _Row = TypeVar("_Row", Skeleton, BackwardSkeleton, ApartSkeleton)
@@ -96,6 +97,7 @@ def hopper_plan(plan: KernelPlan, tile: tuple[int, int] | None, consecutive: boo
         _own(keys),
         listed(plan.keys) if plan.keys.tests else None,
         _changed(skeletons(plan, tile), skeletons(plan, tile, sequences=True)),
+        _ramp(plan) if slack else None,
     )
     backward = HopperBackward(
         _rows(backward_skeletons(plan, tile)),
@@ -121,6 +123,10 @@ def hopper_plan(plan: KernelPlan, tile: tuple[int, int] | None, consecutive: boo
         turns(),
         shares(),
     )
+
+
+def _ramp(plan: KernelPlan) -> Ramp | None:
+    return ramp(plan.weights, plan.attention.mask, plan.facts)
 
 
 def _rows(table: Mapping[tuple[int, int], _Row]) -> tuple[tuple[Dims, _Row], ...]:
@@ -220,9 +226,11 @@ def _narrow(plan: KernelPlan, *, sequences: bool) -> Mapping[tuple[int, int], Sk
     two, three = ({(64, 64): make(128, ordered=True)} for make in (_two, _three))
     if is_dear_for_pairs(plan.weights.unit) and not _begins_late(plan):
         return three if sequences else {}
-    if plan.burden not in (Burden.LIGHT, Burden.ENDS):
+    rising = _ramp(plan)
+    unit = plan.weights.unit if rising is None else rising.unit
+    if plan.burden not in (Burden.LIGHT, Burden.ENDS) and unit != QK:
         return {} if is_dear_for_pairs(plan.weights.unit) else two
-    if is_dear(plan.weights.unit):
+    if is_dear(unit):
         return {}
     if not _begins_late(plan):
         return three

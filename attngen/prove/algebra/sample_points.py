@@ -128,6 +128,7 @@ def _point(
     head = seed % sizes["Hq"]
     symbols: dict[str, Number] = {**sizes, "b": seed % 2, "h": head, "hkv": head // groups}
     symbols["q"], symbols["k"] = (seed * 5 + 2) % queries, (seed * 3 + 1) % keys
+    symbols["k0"] = symbols["k"] // 4 * 4
     symbols["qk"] = mp.mpf(pick(_REALS, 1))
     symbols["scale"] = mp.mpf(pick(_POSITIVE if positive_scale else _REALS, 2))
     first = mp.mpf(pick(_REALS, 3))

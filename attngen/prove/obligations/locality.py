@@ -8,7 +8,7 @@ common to a head may wait until after it, if it is positive; dropout comes after
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from attngen.ir.attention import Attention
 from attngen.ir.nodes import INDICES, SIZES, Apply, Expr, Op, Symbol, Type
@@ -16,6 +16,7 @@ from attngen.ir.printing import expression as text
 from attngen.ir.walk import nodes, substitute
 from attngen.plan import KernelPlan
 from attngen.plan.levels import Level, schedule
+from attngen.plan.score.ramp import Ramp
 from attngen.plan.score.weights import Form
 from attngen.prove.definition import definition
 from attngen.prove.verdict import Claim, Proved, Refuted, Verdict
@@ -67,6 +68,7 @@ def locality(attention: Attention, plan: KernelPlan) -> tuple[Claim, ...]:
             _all(_only(e, head) for e in (w.factor, w.kappa, plan.d_factor)),
             span=defined.score.span,
         ),
+        *_rising(plan.ramp, pair, head, defined),
         Claim(
             "weight",
             "a weight reads its own score and the reference point, and what is the head's",
@@ -114,6 +116,15 @@ def locality(attention: Attention, plan: KernelPlan) -> tuple[Claim, ...]:
             )
         )
     return tuple(claims)
+
+
+def _rising(ramp: Ramp | None, pair: set[str], head: set[str], defined: Attention) -> Iterator[Claim]:
+    """Of the logit that rises from key to key."""
+    if ramp is not None:
+        parts = ((ramp.unit, pair), (ramp.row, head | {"q", "k0"}), (ramp.factor, head), (ramp.slope, head))
+        sentence = "a logit that rises from key to key has one slope for a head, and a row's part that reads no key"
+        found = _all([_only(e, allowed) for e, allowed in parts])
+        yield Claim("rising logit", sentence, found, span=defined.score.span)
 
 
 def _only(e: Expr, allowed: set[str]) -> Verdict:

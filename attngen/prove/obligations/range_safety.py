@@ -158,7 +158,10 @@ def _score(questions: Finiteness, plan: KernelPlan) -> Iterator[Claim]:
     yield _finite_claim(a, "score", sentence, a.score, found)
     if not isinstance(found, Holds):
         return
-    for name, e, conditions in (("logit", w.unit, (a.mask,)), ("logit's factor", w.factor, ())):
+    evaluated = [("logit", w.unit, (a.mask,)), ("logit's factor", w.factor, ())]
+    if plan.ramp is not None:
+        evaluated += [("rising logit", plan.ramp.logit, (a.mask,)), ("rising part of the logit", plan.ramp.rising, ())]
+    for name, e, conditions in evaluated:
         if e != a.score and not isinstance(e, Literal):
             sentence = f"the {name} that the kernel evaluates is finite: {printing.expression(e)}"
             yield _finite_claim(a, name, sentence, e, questions.finite(e, conditions))

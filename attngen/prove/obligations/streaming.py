@@ -26,6 +26,7 @@ from attngen.prove.budget.work import QUESTION, Work
 from attngen.prove.definition import definition
 from attngen.prove.obligations import lemmas
 from attngen.prove.obligations.merging import merging
+from attngen.prove.obligations.ramps import ramps
 from attngen.prove.search.two_tile_example import fold_example, never_vanishes
 from attngen.prove.verdict import Claim, Proved, Refuted, Unknown, Verdict, flag
 
@@ -149,6 +150,7 @@ class _Streaming(_Laws):
         super().__init__(attention, work)
         self.score = attention.score
         self.w = plan.weights
+        self.plan = plan
 
     # ------------------------------------------------------------ what the plan streams
 
@@ -211,6 +213,7 @@ class _Streaming(_Laws):
                 span=n.weight.span,
             )
         )
+        claims += ramps(self.plan, self.assumptions, self.work)
         return claims + self._infinite_scores() + self._extra_term()
 
     def _infinite_scores(self) -> list[Claim]:

@@ -23,6 +23,7 @@ from attngen.prove.intervals.ingredients import without_loads
 from attngen.prove.intervals.input_boxes import Box
 
 _SHAPES = ((1, 1), (2, 2), (2, 3), (3, 2), (4, 4), (1, 5), (8, 8), (40, 40), (100, 300), (1000, 1000), (100000, 100000))
+_TILE = 64
 _PER_SHAPE = 800
 
 
@@ -99,7 +100,10 @@ class Sampler:
         q = leaves[build.index("q")] = self._positions(sizes["Sq"], n)
         near = np.clip(q + rng.integers(-3, 4, n), 0, sizes["Sk"] - 1)
         far = self._positions(sizes["Sk"], n)
-        leaves[build.index("k")] = np.where(rng.random(n) < 0.4, near, far)
+        k = leaves[build.index("k")] = np.where(rng.random(n) < 0.4, near, far)
+        for axis, at in (("q", q), ("k", k)):  # the first and the last of a tile
+            leaves[build.index(f"{axis}0")] = at // _TILE * _TILE
+            leaves[build.index(f"{axis}1")] = at // _TILE * _TILE + _TILE - 1
         box = self.box
         leaves[Symbol("qk", Type.FLOAT)] = self._floats(box.qk, n)
         scale = self._floats(box.scale, n)
