@@ -87,6 +87,17 @@ SHAPED = {
 }
 """What no example has: ends that move back as keys move on, beside others or alone; a logarithm of each pair."""
 
+RISING = {
+    "with a sink": "score = qk * scale + alibi(g)\nmask = causal\nnormalizer = softmax(sink = g[h])\n",
+    "towards later keys": "score = qk * scale - g[h] * abs(q - k)\nmask = q <= k\n",
+    "under a soft cap": "score = 5.0 * tanh(qk * scale / 5.0) + 3.0 * g[h] * (k - q)\nmask = causal and q - k < 90\n",
+    "without a mask": "score = qk * scale + g[h] * (k - q) + q * 0.01\n",
+    "of documents": "param ids: int[B, Sk]\nscore = qk * scale + alibi(g)\nmask = causal and ids[b, q] == ids[b, k]\n"
+    "assume Sq == Sk\n",
+}
+RISING = {name: f"attention rising\n\nparam g: f32[Hq]\n{body}" for name, body in RISING.items()}
+"""Logits that change by the same amount from key to key."""
+
 LANDMARKS = (
     "attention landmarks\n\nparam mark: bool[B, Sk]\n\n"
     "mask = 0 <= q - k < 100 or (mark[b, k] and causal)\nassume Sq == Sk\n"

@@ -11,7 +11,19 @@ import pytest
 import torch
 
 from attngen import reference
-from hopper_model.cases import EXAMPLES, FAR, LISTED, SHAPED, UNCLAMPED, Change, case, relative, text_of
+from hopper_model.cases import (
+    EXAMPLES,
+    FAR,
+    LISTED,
+    RISING,
+    SHAPED,
+    UNCLAMPED,
+    Change,
+    case,
+    compiled,
+    relative,
+    text_of,
+)
 from hopper_model.numbers import FaultError
 from hopper_model.schedule import USUAL, Schedule
 
@@ -61,6 +73,15 @@ def test_examples(name: str) -> None:
 @pytest.mark.parametrize("name", SHAPED)
 def test_masks_and_scores_that_no_example_has(name: str) -> None:
     error, lse_error = forward(SHAPED[name], (128, 128), (2, 4, 2, 200, 333))
+    assert error <= 1e-3 and lse_error <= 1e-4
+
+
+@pytest.mark.parametrize(
+    ("name", "dim"), [*((name, 128) for name in RISING), ("with a sink", 64), ("of documents", 64)]
+)
+def test_logits_that_rise_from_key_to_key(name: str, dim: int) -> None:
+    assert compiled(RISING[name]).plan.ramp is not None
+    error, lse_error = forward(RISING[name], (dim, dim), (2, 4, 2, 200, 200 if "Sq == Sk" in RISING[name] else 333))
     assert error <= 1e-3 and lse_error <= 1e-4
 
 

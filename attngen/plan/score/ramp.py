@@ -49,6 +49,7 @@ def ramp(weights: Weights, mask: Expr, facts: Facts) -> Ramp | None:
     if weights.form is not Form.EXPONENTIAL:
         return None
     distances: dict[Expr, Summands] = {}  # by what each is multiplied by
+    terms: dict[Expr, Summands] = {}  # likewise
     others: Summands = []
     for term, sign in additive(scaled(weights.unit, weights.factor), real(0.0)):
         factor, rest = split_factor(term)
@@ -57,10 +58,14 @@ def ramp(weights: Weights, mask: Expr, facts: Facts) -> Ramp | None:
             others.append((term, sign))
         else:
             factor, own = _unsigned(factor)
+            terms.setdefault(factor, []).append((term, sign))
             distances.setdefault(factor, []).extend((e, s * sign * own) for e, s in additive(place, integer(0)))
-    if len(distances) != 1:
+    rising = [factor for factor, parts in distances.items() if any(reads(e, "k") for e, _ in parts)]
+    if len(rising) != 1:
         return None
-    ((slope, parts),) = distances.items()
+    (slope,) = rising
+    parts = distances[slope]
+    others += [found for factor, own in terms.items() if factor != slope for found in own]
     keys = [s for e, s in parts if e == _K]
     away = [(e, s) for e, s in parts if e != _K]
     rest = total(others, Type.FLOAT)
