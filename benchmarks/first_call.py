@@ -4,7 +4,8 @@
     python benchmarks/first_call.py run --kernels build/first  # on the GPU
 
 Each example runs twice, in a new process each time; the second finds what the first compiled. Python's start, torch's
-and the GPU's are not counted, nor is the import of the generated file (`load`). `--together` runs several examples at
+and the GPU's are not counted (torch's first backward pass that is given a gradient imports sympy, 2 to 3 s), nor is the
+import of the generated file (`load`). `--together` runs several examples at
 once, which a machine with many cores hardly feels; one alone is what a user waits for.
 """
 
@@ -196,6 +197,8 @@ def main(argv: list[str]) -> int:
             if args.device == "cuda":
                 x = torch.randn(256, 256, device="cuda", dtype=torch.bfloat16)
                 (x @ x).sum().item()  # the GPU's own start
+            y = torch.ones(1, requires_grad=True, device=args.device)
+            torch.autograd.grad(y * 2, y, torch.ones_like(y))  # torch's own
             print(json.dumps(call(Files.at(args.kernels), args.name, args.dim, args.device)))
     return 0
 

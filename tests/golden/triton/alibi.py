@@ -31,6 +31,7 @@ import math
 import operator
 import warnings
 from collections import namedtuple
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NoReturn
 
 import torch
@@ -2644,6 +2645,26 @@ class _Launch:
         return TensorDescriptor(x, *sizes, block)
 
 
+def _compiled(launches: tuple, values: dict) -> tuple:
+    """The launches, with kernels that were compiled side by side: one after the other takes as long as all of them."""
+    if len(launches) == 1 or not isinstance(launches[0].kernel, triton.JITFunction):
+        return launches
+    values, device, kernels = dict(values), values["q"].device, []
+
+    def load(kernel) -> Any:
+        with torch.cuda.device(device):  # to have its launcher is to have it on the device
+            return getattr(kernel, "result", lambda: kernel)().run
+
+    with ThreadPoolExecutor() as pool, torch.cuda.device(device):
+        with triton.AsyncCompileMode(pool):
+            for x in launches:
+                x.launch = lambda *operands, x=x: kernels.append(x.kernel.warmup(*operands, grid=x.grid, **x.options))
+                x(values)
+                del x.launch
+        list(pool.map(load, kernels))
+    return launches
+
+
 class _Known:
     """What is known of calls of one layout: values that are the same in all, scalars that passed the checks, launches.
     """
@@ -2774,11 +2795,11 @@ def _attend(q, k, v, slope_2, scale, precise, known=None):
     rest = q.new_empty(out.shape) if precise else None
     if out.numel():
         key = (precise,)
-        launches = known.forward.get(key)
-        if launches is None:
-            launches = known.forward[key] = _forward_launches(known, q, k, v, out, precise)
         values = dict(known.values, q=q, k=k, v=v, out=out, lse=lse, rest=rest if precise else out, slope_2=slope_2,
             scale=scale, own=own, queue=None)
+        launches = known.forward.get(key)
+        if launches is None:
+            launches = known.forward[key] = _compiled(_forward_launches(known, q, k, v, out, precise), values)
         with torch.cuda.device_of(q):
             for launch in launches:
                 launch(values)
@@ -2880,14 +2901,15 @@ def _gradients(d_out: Tensor, d_lse: Tensor | None, q: Tensor, k: Tensor, v: Ten
         # Hooks on saved tensors may hand them back from anywhere.
         key = (out.data_ptr() % 16, lse.data_ptr() % 16, rest.data_ptr() % 16, d_out.data_ptr() % 16, out.stride(),
             d_out.stride(), d_lse is None or (d_lse.dtype, d_lse.data_ptr() % 16), rest.numel() > 0, tuple(needed))
-        if key not in known.backward:
-            strides = _strides(out=out.stride(), d_out=d_out.stride(), dq=dq.stride(), dk=dk.stride(), dv=dv.stride())
-            known.backward[key] = (strides,
-                _backward_launches(known, strides, q, k, v, d_out, dq, dk, dv, d_lse is not None, rest.numel() > 0,
-                needed))
-        strides, launches = known.backward[key]
+        strides, launches = known.backward.get(key, (None, ()))
+        strides = (strides
+            or _strides(out=out.stride(), d_out=d_out.stride(), dq=dq.stride(), dk=dk.stride(), dv=dv.stride()))
         values = dict(known.values, **strides, q=q, k=k, v=v, d_out=d_out, dq=dq, dk=dk, dv=dv, d_lse=d_lse, out=out,
             rest=rest, natural_lse=lse, slope_2=slope_2, scale=scale)
+        if not launches:
+            launches = _compiled(_backward_launches(known, strides, q, k, v, d_out, dq, dk, dv, d_lse is not None,
+                rest.numel() > 0, needed), values)
+            known.backward[key] = strides, launches
         with torch.cuda.device_of(q):
             for launch in launches:
                 launch(values)

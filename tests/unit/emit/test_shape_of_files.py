@@ -24,10 +24,10 @@ LINES, ARGUMENTS = 80, 12
 WIDE = {"_list_key_runs", "_list_walks", "_list_queries_met", "_list_keys_met"}
 """Functions that take more: bodies of kernels, with all that the kernels take."""
 SIZES = {
-    "": 3050,
-    "--arch portable": 1070,
-    "--arch sm_90 --head-dim 128": 2455,
-    "--arch sm_90 --head-dim 128 --forward": 1420,
+    "": 3070,
+    "--arch portable": 1090,
+    "--arch sm_90 --head-dim 128": 2470,
+    "--arch sm_90 --head-dim 128 --forward": 1440,
 }
 """Lines of causal's file at most, by option. The aims are 1,900, 850, 1,600 and 900."""
 
