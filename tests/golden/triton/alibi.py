@@ -2647,7 +2647,8 @@ class _Launch:
 
 def _compiled(launches: tuple, values: dict) -> tuple:
     """The launches, with kernels that were compiled side by side: one after the other takes as long as all of them."""
-    if len(launches) == 1 or not isinstance(launches[0].kernel, triton.JITFunction):
+    own = [x for x in launches if isinstance(x, _Launch)]
+    if len(own) == 1 or not isinstance(own[0].kernel, triton.JITFunction):
         return launches
     values, device, kernels = dict(values), values["q"].device, []
 
@@ -2657,9 +2658,11 @@ def _compiled(launches: tuple, values: dict) -> tuple:
 
     with ThreadPoolExecutor() as pool, torch.cuda.device(device):
         with triton.AsyncCompileMode(pool):
-            for x in launches:
+            for x in own:
                 x.launch = lambda *operands, x=x: kernels.append(x.kernel.warmup(*operands, grid=x.grid, **x.options))
+            for x in launches:
                 x(values)
+            for x in own:
                 del x.launch
         list(pool.map(load, kernels))
     return launches
