@@ -220,12 +220,17 @@ def _output(*command: str) -> str:
 # ---------------------------------------------------------------- the process
 
 
+def _one_at_a_time(launches: tuple[Any, ...], values: dict[str, Any]) -> tuple[Any, ...]:
+    """In place of compiling a call's kernels beforehand: each is recorded when it is launched."""
+    return launches
+
+
 def module_for(request: Request) -> Any:
     """The generated module; what it launches in this process from now on is compiled for the chip that is named."""
     triton.runtime.driver.set_active(NamedChip(request.target))
     module: Any = execute(request.source, request.name)
     module._CHIPS[torch.device("cpu")] = request.arch
-    module._compiled = lambda launches, values: launches  # one at a time, each recorded
+    module._compiled = _one_at_a_time
     if hasattr(module, "_MULTIPROCESSORS"):
         module._MULTIPROCESSORS[torch.device("cpu")] = 132
     return module
