@@ -220,7 +220,7 @@ def _output(*command: str) -> str:
 # ---------------------------------------------------------------- the process
 
 
-def _one_at_a_time(launches: tuple[Any, ...], values: dict[str, Any]) -> tuple[Any, ...]:
+def _one_at_a_time(launches: tuple[Any, ...], *_: Any) -> tuple[Any, ...]:
     """In place of compiling a call's kernels beforehand: each is recorded when it is launched."""
     return launches
 

@@ -30,38 +30,66 @@ asked = pickle.load(sys.stdin.buffer)
 worker.execute = executed
 module = worker.module_for(asked)
 (module._compiled,) = compiled  # which the worker goes without
-torch.cuda.device = lambda device: nullcontext()
-ready, launched = [], []
+torch.cuda.device, torch.cuda.is_current_stream_capturing = lambda device: nullcontext(), lambda: False
+ready, launched, first = [], [], []
 CompiledKernel._init_handles = lambda kernel: ready.append(kernel.name)
 
+warm = module._Launch.launch
+
 def launch(own, *operands):
+    if module._WARMED.get() is not None:
+        warm(own, *operands)
+        return
     kernels = own.kernel.device_caches[0][0]
     before = len(kernels)
     own.kernel.run(*operands, grid=own.grid, warmup=True, **own.options)
     launched.append((own.kernel.__name__, len(kernels) == before))
 
 module._Launch.launch = launch
-worker.call_once(module, asked, learned=False)
-sys.stdout.buffer.write(pickle.dumps((ready, launched)))
+if sys.argv[1] == "learning call":
+    apply = module._Attention.apply
+    module._forward = lambda q, k, v, *given: apply(q, k, v, *given, module._known(q, k, v, *given[:-1]))
+forward = module._forward
+
+def counted(*inputs):
+    results = forward(*inputs)
+    first.append(len(ready))
+    return results
+
+module._forward = counted
+out, _, leaves = worker.forward(module, asked, asked.calls[0], learned=False)
+worker.gradients(out, leaves)
+sys.stdout.buffer.write(pickle.dumps((ready, launched, *first)))
 """
-TOGETHER = {
+FORWARD = {"causal": ["_hopper_forward_kernel"], "documents": ["_list_key_runs_kernel", "_hopper_forward_kernel"]}
+BACKWARD = {
     "causal": ["_rows_kernel", "_hopper_backward_kernel", "_collect_kernel"],
-    "documents": [
-        *("_list_key_runs_kernel", "_hopper_forward_kernel"),
-        *("_rows_kernel", "_list_walks_kernel", "_hopper_backward_kernel", "_collect_kernel"),
-    ],
+    "documents": ["_rows_kernel", "_list_walks_kernel", "_hopper_backward_kernel", "_collect_kernel"],
 }
-"""Of passes that launch more than one."""
 
 
-@pytest.mark.parametrize("name", TOGETHER)
-def test_what_is_compiled_beforehand_is_what_is_launched(name: str) -> None:
+def kernels(name: str, way: str) -> tuple[list[str], list[tuple[str, bool]], int]:
+    """Kernels that were compiled beforehand; those launched, and whether each was ready; how many the forward pass had."""
     made = build(name)
     sizes = {**GROUPED, "D": 128, "Dv": 128}
     asked = request(made.source, made.spec, arch="sm_90", dtype="bf16", sizes=sizes, target=TARGETS["sm_90"])
     environment = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    command = [sys.executable, "-c", SCRIPT]
-    done = subprocess.run(command, input=pickle.dumps(asked), capture_output=True, env=environment, check=True)
-    ready, launched = pickle.loads(done.stdout)
-    assert sorted(ready) == sorted(TOGETHER[name])
-    assert [kernel for kernel, known in launched if known] == TOGETHER[name]
+    command = [sys.executable, "-c", SCRIPT, way]
+    done = subprocess.run(command, input=pickle.dumps(asked), stdout=subprocess.PIPE, env=environment, check=True)
+    return pickle.loads(done.stdout)
+
+
+@pytest.mark.parametrize("name", FORWARD)
+def test_what_is_compiled_beforehand_is_what_is_launched(name: str) -> None:
+    ready, launched, first = kernels(name, "operator")
+    assert sorted(ready[:first]) == sorted(FORWARD[name])
+    assert sorted(ready[first:]) == sorted(BACKWARD[name])
+    assert launched == [(kernel, True) for kernel in FORWARD[name] + BACKWARD[name]]
+
+
+@pytest.mark.parametrize("name", FORWARD)
+def test_a_call_that_learns_compiles_its_backward_pass_with_the_forward_pass(name: str) -> None:
+    ready, launched, first = kernels(name, "learning call")
+    assert sorted(ready[:first]) == sorted(FORWARD[name] + BACKWARD[name])
+    assert ready[first:] == []
+    assert launched == [(kernel, True) for kernel in FORWARD[name] + BACKWARD[name]]

@@ -31,7 +31,9 @@ import math
 import operator
 import warnings
 from collections import namedtuple
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 from typing import Any, NoReturn
 
 import torch
@@ -2581,6 +2583,7 @@ def _registers(q: Tensor, *tile: int) -> dict[str, int]:
 
 
 _NONE: dict[str, Any] = {}
+_WARMED: ContextVar[list | None] = ContextVar("kernels of launches that are to compile and not to run", default=None)
 
 
 class _Launch:
@@ -2629,6 +2632,9 @@ class _Launch:
         if self.run is not None:
             self.run(*operands, *self.constants)
             return
+        if (warmed := _WARMED.get()) is not None:
+            warmed.append(self.kernel.warmup(*operands, grid=self.grid, **self.options))
+            return
         compiled = self.kernel[self.grid](*operands, **self.options)
         if compiled is not None:  # as under the interpreter
             self.run = compiled[self.grid]
@@ -2645,26 +2651,34 @@ class _Launch:
         return TensorDescriptor(x, *sizes, block)
 
 
-def _compiled(launches: tuple, values: dict) -> tuple:
-    """The launches, with kernels that were compiled side by side: one after the other takes as long as all of them."""
-    own = [x for x in launches if isinstance(x, _Launch)]
-    if len(own) < 2 or not isinstance(own[0].kernel, triton.JITFunction):
+def _compiled(launches: tuple, values: dict, ahead: Callable | None = None) -> tuple:
+    """The launches, with kernels that were compiled side by side: one after the other takes as long as all of them.
+
+    `ahead` is a backward pass, whose kernels are compiled with these; what fails there fails again when it is run.
+    """
+    if _WARMED.get() is not None or not isinstance(launches[-1].kernel, triton.JITFunction):
         return launches
-    values, device, kernels = dict(values), values["q"].device, []
+    values, device = dict(values), values["q"].device
 
     def load(kernel) -> Any:
         with torch.cuda.device(device):  # to have its launcher is to have it on the device
             return getattr(kernel, "result", lambda: kernel)().run
 
-    with ThreadPoolExecutor() as pool, torch.cuda.device(device):
-        with triton.AsyncCompileMode(pool, ignore_errors=True):  # `load` raises them, when the mode has ended
-            for x in own:
-                x.launch = lambda *operands, x=x: kernels.append(x.kernel.warmup(*operands, grid=x.grid, **x.options))
-            for x in launches:
-                x(values)
-            for x in own:
-                del x.launch
-        list(pool.map(load, kernels))
+    token = _WARMED.set(warmed := [])
+    try:
+        with ThreadPoolExecutor() as pool, torch.cuda.device(device):
+            with triton.AsyncCompileMode(pool, ignore_errors=True):  # `load` raises them
+                for x in launches:
+                    x(values)
+                wanted = [pool.submit(load, kernel) for kernel in warmed]
+                if ahead is not None and not torch.cuda.is_current_stream_capturing():
+                    ahead()
+                    for kernel in warmed[len(wanted):]:
+                        pool.submit(load, kernel)
+            for x in wanted:
+                x.result()
+    finally:
+        _WARMED.reset(token)
     return launches
 
 
@@ -2787,8 +2801,10 @@ def _forward_launches(known, q, k, v, out, precise) -> tuple:
         **_registers(q, BQ, BK, warps, stages)), tiles=dict(q=BQ, k=BK, v=BK) if tma else {}),)
 
 
-def _attend(q, k, v, slope_2, scale, precise, known=None):
-    """What the operator computes. A call that needs no operator knows the layout of its tensors already."""
+def _attend(q, k, v, slope_2, scale, precise, known=None, learn=None):
+    """What the operator computes. A call that needs no operator knows the layout of its tensors already. `learn` is the
+    backward pass of its results, whose kernels are compiled with these.
+    """
     own = known is not None
     known = known or _known(q, k, v, slope_2)
     if not known.near:
@@ -2802,7 +2818,8 @@ def _attend(q, k, v, slope_2, scale, precise, known=None):
             scale=scale, own=own, queue=None)
         launches = known.forward.get(key)
         if launches is None:
-            launches = known.forward[key] = _compiled(_forward_launches(known, q, k, v, out, precise), values)
+            ahead = learn and functools.partial(learn, out, lse, rest)
+            launches = known.forward[key] = _compiled(_forward_launches(known, q, k, v, out, precise), values, ahead)
         with torch.cuda.device_of(q):
             for launch in launches:
                 launch(values)
@@ -2947,8 +2964,8 @@ def _save(ctx, inputs, output):
     ctx.save_for_backward(q, k, v, slope_2, out, lse, rest)
 
 
-def _differentiate(ctx, d_out, d_lse, *_):
-    q, k, v, slope_2, out, lse, rest = ctx.saved_tensors
+def _differentiate(ctx, d_out, d_lse, *_, saved=None):
+    q, k, v, slope_2, out, lse, rest = saved or ctx.saved_tensors
     d_out = torch.zeros_like(out) if d_out is None else d_out
     rest = out.new_empty(0) if rest is None else rest
     needed = [ctx.needs_input_grad[3]]
@@ -2970,7 +2987,11 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, *inputs):
-        output = _attend(*inputs)
+        def learn(*output):
+            _save(ctx, inputs[:-1], output)
+            _differentiate(ctx, torch.empty_like(output[0]), None, saved=ctx.to_save)
+
+        output = _attend(*inputs, learn=learn)
         _save(ctx, inputs[:-1], output)
         return output
 
