@@ -69,7 +69,7 @@ BACKWARD = {
 
 
 def kernels(name: str, way: str) -> tuple[list[str], list[tuple[str, bool]], int]:
-    """Kernels that were compiled beforehand; those launched, and whether each was ready; how many the forward pass had."""
+    """Kernels compiled beforehand; those launched, and whether each was ready; how many the forward pass compiled."""
     made = build(name)
     sizes = {**GROUPED, "D": 128, "Dv": 128}
     asked = request(made.source, made.spec, arch="sm_90", dtype="bf16", sizes=sizes, target=TARGETS["sm_90"])
