@@ -22,6 +22,7 @@ from attngen.ir.build import (
     maximum,
     minimum,
     mul,
+    select,
     sub,
 )
 from attngen.ir.nodes import Expr, Op
@@ -34,6 +35,11 @@ TILE, SEQUENCE, SEQUENCES = index("tile"), index("sequence"), index("n_sequences
 """Rows of a tile; a sequence's number, and how many there are."""
 OWN, TILES, OWN_TILES = index("own"), index("tiles"), index("own_tiles")
 """A sequence, how many tiles another one has, and how many it has itself."""
+EARLIER, RANK, LEAST, MOST = index("earlier"), index("rank"), index("least"), index("most")
+"""Of the sequences listed before one: how many tiles they have, how many they are, and the fewest tiles of one; and the
+most tiles of one listed behind it."""
+ORDER = index("order")
+"""A tile's number among those of its sequence, in the order of the list."""
 SIZE, ROW = index("size"), index("start")
 """How many rows a sequence has, and the first one of a tile."""
 
@@ -54,8 +60,9 @@ class Geometry:
     finds its number without a sum over the others.
 
     `before`: whether the tiles of `sequence` are listed before those of `own`, where a kernel lists them; the longest
-    sequences come first. `within`: how many rows there are from a tile's first on; the copy engine reads zeros behind
-    them, and stores nothing there.
+    sequences come first. `paired`: a tile's place where the tiles of two sequences alternate, as long as both have
+    some. Programs side by side then have half as many neighbours that they wait for. `within`: how many rows there are
+    from a tile's first on; the copy engine reads zeros behind them, and stores nothing there.
     """
 
     kind: Kind
@@ -65,6 +72,7 @@ class Geometry:
     slot: Expr
     slots: Expr
     before: Expr
+    paired: Expr
     within: Expr
 
     @property
@@ -85,6 +93,11 @@ def geometry(kind: Kind) -> Geometry:
         slots=add(floordiv(TOTAL, TILE), SEQUENCES) if packed else mul(SEQUENCES, tiles),
         before=disjunction(
             apply(Op.LT, OWN_TILES, TILES), conjunction(apply(Op.EQ, OWN_TILES, TILES), apply(Op.LT, SEQUENCE, OWN))
+        ),
+        paired=select(
+            apply(Op.EQ, apply(Op.MOD, RANK, integer(2)), zero),
+            add(add(EARLIER, ORDER), minimum(ORDER, MOST)),
+            add(sub(EARLIER, LEAST), add(mul(integer(2), ORDER), one)),
         ),
         within=maximum(sub(SIZE, ROW), zero),
     )

@@ -63,7 +63,7 @@ def plan_text(plan: KernelPlan) -> str:
 
 def _geometry(g: Geometry) -> Iterator[str]:
     yield f"{g.kind.value}, of {START.id}, {STOP.id} and {TOTAL.id}:"
-    for name in ("begin", "first", "size", "slot", "slots", "before", "within"):
+    for name in ("begin", "first", "size", "slot", "slots", "before", "paired", "within"):
         yield f"    {name} = {expression(getattr(g, name))}"
 
 
@@ -263,6 +263,7 @@ def _hopper(plan: HopperPlan) -> Iterator[str]:
         yield f"    query heads that share keys: {expression(b.grouped.heads)} heads of items are wanted{listed}"
         yield "    share {} of {}: members {} … {} - 1".format(*parts)
         yield f"    sequences of fewer than {b.grouped.few} tiles: whole groups, 2 heads in turn, if backwards"
+        yield f"    tiles of two sequences alternate: {'always' if b.grouped.paired else 'of these alone'}"
         if b.grouped.onwards:
             yield "    items of several members: onwards, as many heads in turn as are wanted"
         if b.grouped.long is not None:

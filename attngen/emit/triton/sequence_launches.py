@@ -35,7 +35,8 @@ def _before(which: str, *, listed: bool, tile: str = "") -> Launch:
     `tile` rows each. `listed`: kernels of this file may want a list."""
     forward = which == "forward"
     dims = ("Dv=Dv",) if forward else ("D=D", "Dv=Dv")
-    sizes = (f"TILE={tile or 16}",) if listed else ()
+    order = () if forward else (f"PAIRED={'paired' if tile else False}",)
+    sizes = (f"TILE={tile or 16}", *order) if listed else ()
     slots = "q_slots" if forward else "k_slots"
     none = ("items=None", *(("queue=None",) if forward else ()), "q_rows=None", "k_rows=None") if listed else ()
     own = ("q_rows=q_rows", "k_rows=k_rows", "q_slots=q_slots", "k_slots=k_slots")

@@ -37,6 +37,7 @@ class SequenceView:
     packed_slot: str
     lengths_slot: str
     before: str
+    paired: str
     within: str
     late: bool
     moved: tuple[str, ...]
@@ -47,7 +48,7 @@ class SequenceView:
 def geometries(plan: KernelPlan) -> tuple[Geometry, Geometry]:
     """Of sequences that are a part of a batch row, and of packed ones. They differ in the number of a tile alone."""
     lengths, packed = plan.geometries
-    shared = operator.attrgetter("begin", "first", "size", "before", "within")
+    shared = operator.attrgetter("begin", "first", "size", "before", "paired", "within")
     if shared(lengths) != shared(packed):
         raise InternalError("one kernel serves both geometries, whose rows are found in different ways")
     return lengths, packed
@@ -63,6 +64,7 @@ def sequence_view(frame: Frame) -> SequenceView:
         packed_slot=printer.text(packed.slot),
         lengths_slot=printer.text(lengths.slot),
         before=printer.text(packed.before),
+        paired=printer.text(packed.paired),
         within=printer.text(packed.within),
         late=frame.plan.longest_first,
         moved=_moved_params(frame),

@@ -36,7 +36,7 @@ def shares_view(shares: Shares, printer: Printer) -> SharesView:
 def host_lines(shares: Shares, wanted: Wanted, *, sequences: bool = False) -> tuple[str, ...]:
     """Lines that bind `heads`, how many heads of keys have tiles of their own; `wanted`, `span` and `shares`; and in
     which order items are taken, `together` and `backwards`. Sequences have `each` tiles of keys in the mean; of those
-    that are `short` many are walked at a time, so that heads can stay together."""
+    that are `short` many are walked at a time, so that heads can stay together; of `paired` ones tiles alternate."""
     tiles = "each" if sequences else "n_tiles"
     heads = wanted.listed if sequences else wanted.heads
     when, in_turn = ("span > 1",) * wanted.onwards, "wanted"
@@ -55,7 +55,11 @@ def host_lines(shares: Shares, wanted: Wanted, *, sequences: bool = False) -> tu
         f"span = {'group if short else ' if sequences else ''}_span(group, heads, wanted)",
         f"shares = {_host(shares.shares)}",
         f"together, backwards = {order}",
-        *(("if short:", "    together, backwards = 2, True") if sequences else ()),
+        *(
+            (f"paired = {wanted.paired or 'short'}", "if short:", "    together, backwards = 2, True")
+            if sequences
+            else ()
+        ),
     )
 
 

@@ -37,7 +37,8 @@ class Wanted:
 
     onwards: items of several members take tiles of keys from the first to the last, so many heads in turn. long: where
     `size` is more than `CACHED`, all items do, so many heads in turn. few: sequences with fewer tiles of keys, in the
-    mean, are walked by whole groups, two heads in turn, if tiles of keys are taken backwards.
+    mean, are walked by whole groups, two heads in turn, if tiles of keys are taken backwards. paired: the tiles of two
+    sequences alternate, also of `few` tiles and more: for tiles of keys that wait for each other from their start.
     """
 
     heads: Expr
@@ -45,6 +46,7 @@ class Wanted:
     onwards: bool
     long: Expr | None = None
     few: int = 16
+    paired: bool = False
 
 
 def enough(items: int, *, least: int, most: int) -> Expr:

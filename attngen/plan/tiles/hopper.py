@@ -306,7 +306,7 @@ def grouped(plan: KernelPlan) -> Wanted:
         if plan.queries.tests or plan.queries.any[0].hi != SQ:  # a tile meets few queries, however many there are
             return Wanted(integer(16), integer(8), onwards=True)
         dense = together(SHORT // 2 if moved else SHORT)  # all tiles of a piece may meet all queries
-        return Wanted(dense, together(None), onwards=True, long=dense)
+        return Wanted(dense, together(None), onwards=True, long=dense, paired=True)
     heads = enough(1024 if moved else 128, least=1, most=64)
     return Wanted(heads, heads, onwards=False, long=integer(2) if plan.growing_keys and in_turn(plan) else None)
 

@@ -1,10 +1,11 @@
 """Where the rows of sequences are, as formulas: the geometries of a plan, for any offsets and any number of sequences.
 
-Four claims for each. `rows`: whatever the call says, no row outside the tensor is read or stored; and if it says where
+Five claims for each. `rows`: whatever the call says, no row outside the tensor is read or stored; and if it says where
 sequences begin and end, a sequence has these rows and no others. `slots`: no two tiles have one slot, and every tile
 has one. `list`: of two sequences one is listed before the other, the same one for all programs that ask, so each tile
-has a place of its own. `copies`: what the copy engine reads and stores of a tile are the sequence's own rows, and all
-of them. Divisors are put in, one tile size after the other.
+has a place of its own. `pairs`: so it is where the tiles of two sequences alternate, and each comes behind those of its
+sequence that it waits for. `copies`: what the copy engine reads and stores of a tile are the sequence's own rows, and
+all of them. Divisors are put in, one tile size after the other.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ def sequence_claims(bare: Attention, plan: KernelPlan, work: Work) -> list[Claim
         claims.append(Claim(f"{name}, slots", slots, _verdict(_slots(bare, g, work.part()))))
         order = "sequences are listed one after the other, so that each tile has a place of its own"
         claims.append(Claim(f"{name}, list", order, _verdict(_listed(SolverContext(bare), g, work.part()))))
+        pairs = "where tiles of two sequences alternate, each has a place of its own, behind its neighbour before it"
+        claims.append(Claim(f"{name}, pairs", pairs, _verdict(_paired(SolverContext(bare), g, work.part()))))
         copies = "a copy of a tile has the sequence's own rows, all of them and no others"
         claims.append(Claim(f"{name}, copies", copies, _verdict(_copies(SolverContext(bare), g, work.part()))))
     return claims
@@ -106,6 +109,34 @@ def _listed(context: SolverContext, g: Geometry, work: Work) -> Answer:
     answer: Answer = Holds()
     for premises, conclusion in asked:
         answer = context.ask_linear(premises, conclusion, work)
+        if not isinstance(answer, Holds):
+            return answer
+    return answer
+
+
+def _paired(context: SolverContext, g: Geometry, work: Work) -> Answer:
+    """Two sequences that follow each other in the list, `longer` tiles and `shorter`; the last one may be alone."""
+    names = ("earlier", "pairs before", "longer", "shorter", "at", "later", "other")
+    earlier, pairs, longer, shorter, at, later, other = (context.free(name) for name in names)
+
+    def place(order: Term, *, first: bool) -> Term:
+        of_first = {"earlier": earlier, "rank": 2 * pairs, "least": context.free("least"), "most": shorter}
+        of_second = {"earlier": earlier + longer, "rank": 2 * pairs + 1, "least": longer, "most": context.free("most")}
+        return context.term(g.paired, {**(of_first if first else of_second), "order": order})
+
+    one, two = place(at, first=True), place(other, first=False)
+    known = [earlier >= 0, pairs >= 0, shorter >= 0, shorter <= longer, at >= 0, at < longer]
+    both = [*known, other >= 0, other < shorter]
+    apart = context.implies(one == two, context.term(literal(False)))
+    asked: list[tuple[list[Term], Term]] = [
+        (known, context.all_of([one >= earlier, one < earlier + longer + shorter])),
+        (both, context.all_of([two >= earlier, two < earlier + longer + shorter, apart])),
+        ([*known, at < later, later < longer], one < place(later, first=True)),
+        ([*both, at < other], place(at, first=False) < two),
+    ]
+    answer: Answer = Holds()
+    for premises, conclusion in asked:
+        answer = context.ask(premises, conclusion, work)
         if not isinstance(answer, Holds):
             return answer
     return answer

@@ -66,6 +66,7 @@ def test_a_whole_plan() -> None:
         slot = sequence * ((total + tile - 1) // tile)
         slots = n_sequences * ((total + tile - 1) // tile)
         before = own_tiles < tiles or own_tiles == tiles and sequence < own
+        paired = earlier + order + min(order, most) if rank % 2 == 0 else earlier - least + (2 * order + 1)
         within = max(size - start, 0)
     packed, of start, stop and total:
         begin = min(max(start, 0), total)
@@ -74,6 +75,7 @@ def test_a_whole_plan() -> None:
         slot = begin // tile + sequence
         slots = total // tile + n_sequences
         before = own_tiles < tiles or own_tiles == tiles and sequence < own
+        paired = earlier + order + min(order, most) if rank % 2 == 0 else earlier - least + (2 * order + 1)
         within = max(size - start, 0)
 """
     )

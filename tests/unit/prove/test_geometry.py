@@ -8,13 +8,18 @@ import pytest
 
 from attngen import api
 from attngen.errors import Source
-from attngen.ir.build import add, apply, disjunction, floordiv, integer, maximum, minimum, mul, sub
+from attngen.ir.build import add, apply, disjunction, floordiv, integer, maximum, minimum, mul, select, sub
 from attngen.ir.nodes import Expr, Op
 from attngen.plan.geometry import (
     BEGIN,
+    EARLIER,
     GEOMETRIES,
+    LEAST,
+    MOST,
+    ORDER,
     OWN,
     OWN_TILES,
+    RANK,
     ROW,
     SEQUENCE,
     SEQUENCES,
@@ -31,9 +36,12 @@ from attngen.prove.budget.work import Work
 from attngen.prove.obligations.sequences import sequence_claims
 from attngen.prove.verdict import Proved, Refuted
 
-CLAIMS = ("rows", "slots", "list", "copies")
+CLAIMS = ("rows", "slots", "list", "pairs", "copies")
 ONE = integer(1)
 LENGTHS, PACKED = GEOMETRIES
+EVEN = apply(Op.EQ, apply(Op.MOD, RANK, integer(2)), integer(0))
+FIRST = add(add(EARLIER, ORDER), minimum(ORDER, MOST))
+SECOND = add(sub(EARLIER, LEAST), add(mul(integer(2), ORDER), ONE))
 WRONG: dict[str, tuple[Geometry, str, Expr]] = {
     "a negative offset": (PACKED, "begin", minimum(START, TOTAL)),
     "an offset behind the end": (PACKED, "begin", maximum(START, integer(0))),
@@ -54,6 +62,12 @@ WRONG: dict[str, tuple[Geometry, str, Expr]] = {
     "equal sequences side by side": (PACKED, "before", apply(Op.LT, OWN_TILES, TILES)),
     "each before the other": (PACKED, "before", apply(Op.LE, OWN_TILES, TILES)),
     "in no order": (LENGTHS, "before", disjunction(apply(Op.LT, OWN_TILES, TILES), apply(Op.LT, SEQUENCE, OWN))),
+    "pairs over one another": (PACKED, "paired", select(EVEN, add(EARLIER, mul(integer(2), ORDER)), SECOND)),
+    "pairs that share places": (PACKED, "paired", select(EVEN, FIRST, sub(SECOND, ONE))),
+    "pairs turned about": (LENGTHS, "paired", select(EVEN, SECOND, FIRST)),
+    "a second one behind both": (LENGTHS, "paired", select(EVEN, FIRST, add(SECOND, LEAST))),
+    "a pair backwards": (PACKED, "paired", select(EVEN, FIRST, sub(EARLIER, mul(integer(2), ORDER)))),
+    "all of a pair's tiles in one place": (PACKED, "paired", EARLIER),
     "rows of the next sequence": (PACKED, "within", SIZE),
     "rows before the sequence": (PACKED, "within", sub(SIZE, ROW)),
     "a row is left out": (LENGTHS, "within", maximum(sub(sub(SIZE, ROW), ONE), integer(0))),
