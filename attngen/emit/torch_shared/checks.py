@@ -102,6 +102,7 @@ def _tensor(view: ParamView, param: Param, names: dict[str, str], sizes: tuple[s
 
 def _scalar(view: ParamView) -> list[str]:
     name, key = view.name, view.keyword
+    more: list[str] = []
     match view.type:
         case "float":
             number = f"isinstance({name}, (int, float, numbers.Real)) and not isinstance({name}, bool)"
@@ -109,9 +110,11 @@ def _scalar(view: ParamView) -> list[str]:
             wanted, fits = "a number or a 0-dimensional float tensor", f"(({number}) or ({tensor}))"
         case "int":
             wanted, fits = "an int or a 0-dimensional int tensor", f"_is_int({name})"
+            wide = f"isinstance({name}, int) and not -(2**63) <= {name} < 2**63"
+            more = _refuse(wide, f"{key} must be an int of 64 bits, not {{{name}}}")
         case _:
             wanted, fits = "a bool", f"isinstance({name}, bool)"
-    return _refuse(f"not {fits}", f"{key} must be {wanted}, not {{type({name}).__name__}}")
+    return [*_refuse(f"not {fits}", f"{key} must be {wanted}, not {{type({name}).__name__}}"), *more]
 
 
 def _span(plan: KernelPlan, view: ParamView) -> list[str]:
