@@ -8,8 +8,8 @@ pair is allowed hold none.
 
 from __future__ import annotations
 
-from attngen.ir.build import TRUE, conjunction, disjunction
-from attngen.ir.nodes import Apply, Expr, Literal, Op
+from attngen.ir.build import TRUE, apply, conjunction, disjunction
+from attngen.ir.nodes import Apply, Expr, Literal, Op, Type
 from attngen.ir.walk import reads
 
 
@@ -28,5 +28,23 @@ def _implied(e: Expr) -> Expr:
             return conjunction(*(_implied(part) for part in e.args))
         case Apply(op=Op.OR):
             return disjunction(*(_implied(part) for part in e.args))
+        case Apply(op=Op.SELECT, args=(condition, then, otherwise)):
+            cases = (condition, then), (apply(Op.NOT, condition), otherwise)
+            return disjunction(*(_implied(conjunction(*case)) for case in cases))
+        case Apply(op=Op.LT | Op.LE, args=(a, b)) if a.type is Type.INT:
+            return _ordered(e.op, a, b)
+        case _:
+            return TRUE
+
+
+def _ordered(op: Op, a: Expr, b: Expr) -> Expr:
+    """The same of a comparison of ints: a < min(b, c) is a < b and a < c, and so on."""
+    match a, b:
+        case Apply(op=Op.MIN | Op.MAX as extreme, args=parts), _:
+            found = [_implied(apply(op, part, b)) for part in parts]
+            return conjunction(*found) if extreme is Op.MAX else disjunction(*found)
+        case _, Apply(op=Op.MIN | Op.MAX as extreme, args=parts):
+            found = [_implied(apply(op, a, part)) for part in parts]
+            return conjunction(*found) if extreme is Op.MIN else disjunction(*found)
         case _:
             return TRUE

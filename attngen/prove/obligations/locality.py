@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from attngen.ir.attention import Attention
+from attngen.ir.build import apply, conjunction, disjunction
 from attngen.ir.nodes import INDICES, SIZES, Apply, Expr, Op, Symbol, Type
 from attngen.ir.printing import expression as text
 from attngen.ir.walk import nodes, substitute
@@ -150,6 +151,9 @@ def _implies(a: Expr, b: Expr) -> bool:
     """By the rules of sequents: what is known on the left is split until it holds, literally, what is wanted."""
     if a == b:
         return True
+    plain = _unfolded(a), _unfolded(b)
+    if plain != (a, b):
+        return _implies(*plain)
     match a, b:
         case _, Apply(op=Op.AND):
             return all(_implies(a, part) for part in b.args)
@@ -162,6 +166,21 @@ def _implies(a: Expr, b: Expr) -> bool:
             return any(_implies(part, b) for part in a.args)
         case _:
             return False
+
+
+def _unfolded(e: Expr) -> Expr:
+    """The same condition: a choice as two cases, an int below the lesser of two as below both."""
+    match e:
+        case Apply(op=Op.SELECT, args=(c, then, otherwise)):
+            return disjunction(conjunction(c, then), conjunction(apply(Op.NOT, c), otherwise))
+        case Apply(op=Op.LT | Op.LE, args=(a, Apply(op=Op.MIN | Op.MAX, args=parts) as b)) if a.type is Type.INT:
+            found = [apply(e.op, a, part) for part in parts]
+            return conjunction(*found) if b.op is Op.MIN else disjunction(*found)
+        case Apply(op=Op.LT | Op.LE, args=(Apply(op=Op.MIN | Op.MAX, args=parts) as a, b)) if b.type is Type.INT:
+            found = [apply(e.op, part, b) for part in parts]
+            return conjunction(*found) if a.op is Op.MAX else disjunction(*found)
+        case _:
+            return e
 
 
 def _all(verdicts: Iterable[Verdict]) -> Verdict:
