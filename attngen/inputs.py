@@ -137,12 +137,12 @@ def examples(
             values[param.name] = _given_tensor(param, data[param.name], facts, sizes, values)
         elif param.is_scalar:
             candidates = _scalar_candidates(param.storage, max(sizes["Sq"], sizes["Sk"]))
-            candidates = _by_size(candidates, facts, ints) if param.name in far else candidates
+            candidates = _by_size(param.storage, candidates, facts, ints) if param.name in far else candidates
             values[param.name] = _first(param, candidates, facts, sizes, values).item()
         else:
             value = _tensor(attention, param, facts, sizes, values, rng)
             if param.name in far:
-                ends = _by_size(np.zeros(1, np.int64), facts, ints)
+                ends = _by_size(param.storage, np.zeros(1, np.int64), facts, ints)
                 ends = ends[_holds(param, ends, facts, sizes, values)][:_ENDS]
                 value = (
                     np.where(rng.random(value.shape) < 0.25, rng.choice(ends, value.shape), value)
@@ -172,18 +172,24 @@ def far_ints(attention: Attention) -> frozenset[str]:
 
 
 _ENDS = 8
-"""So many values at an end of 32 bits are drawn from."""
+"""So many values at an end of the storage are drawn from."""
 
 
-def _by_size(candidates: Array, facts: Sequence[Expr], ints: Ints) -> Array:
-    """The candidates, powers of two, the facts' constants and the ends of 32 bits, from the end that is asked for."""
+def _by_size(storage: Storage, candidates: Array, facts: Sequence[Expr], ints: Ints) -> Array:
+    """The candidates, powers of two, the facts' constants and the storage's ends, from the end that is asked for."""
+    low, high = _int_ends(storage)
     stated = (n.value for fact in facts for n in walk.nodes(fact) if isinstance(n, Literal) and n.type is Type.INT)
     near_facts = {int(value) + step for value in stated for step in (-1, 0, 1)}
     powers = {sign * 2**i + step for i in range(31) for sign in (1, -1) for step in (-1, 0, 1)}
-    at_ends = {end for step in range(64) for end in (2**31 - 1 - step, -(2**31) + step)}
+    at_ends = {end for step in range(64) for end in (high - step, low + step)}
     found = {*candidates.tolist(), *powers, *near_facts, *at_ends}
-    inside = [x for x in found if -(2**31) <= x < 2**31]
+    inside = [x for x in found if low <= x <= high]
     return np.array(sorted(inside, reverse=ints is Ints.GREATEST), np.int64)
+
+
+def _int_ends(storage: Storage) -> tuple[int, int]:
+    assert storage.ends is not None
+    return storage.ends
 
 
 def _named(attention: Attention, name: str) -> Param:
@@ -262,7 +268,9 @@ def _scalar_candidates(storage: Storage, length: int) -> Array:
             return np.array([True, False])
         case Type.INT:
             likely = [length // 4, length // 3, length // 2, 3, 2, 4, 8, 16, 1, 0, length, length - 1, -1]
-            return np.array([*likely, *range(2 * length), *range(-1, -65, -1)], np.int64)
+            low, high = _int_ends(storage)
+            found = np.array([*likely, *range(2 * length), *range(-1, -65, -1)], np.int64)
+            return found[(found >= low) & (found <= high)]
         case Type.FLOAT:
             likely = [0.5, 1.0, 2.0, 0.25, 0.125, 4.0, 8.0, 16.0, 32.0, 64.0, 0.0, -0.5, -1.0, -2.0, -8.0]
             fine = [i / 64 for i in range(-640, 641)]
@@ -304,6 +312,7 @@ def _tensor(
                 drafts = [rng.integers(0, 4, shape)]
             else:
                 drafts = [rng.integers(length // 2, length + 1, shape), rng.integers(0, 4, shape)]
+            drafts = [np.clip(draft, *_int_ends(param.storage)) for draft in drafts]
         case Type.BOOL:
             ends = rng.integers((shape[-1] + 1) // 2, shape[-1] + 1, (*shape[:-1], 1))
             drafts = [np.arange(shape[-1]) < ends] if along else [rng.random(shape) < 0.75]

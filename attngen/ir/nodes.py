@@ -42,6 +42,14 @@ class Storage(StrEnum):
             case Storage.BOOL:
                 return Type.BOOL
 
+    @property
+    def ends(self) -> tuple[int, int] | None:
+        """The least and the greatest element of ints; those of `int` in a register of 32 bits."""
+        bits = {Storage.INT: 32, Storage.U8: 8, Storage.I8: 8, Storage.I16: 16}.get(self)
+        if bits is None:
+            return None
+        return (0, 2**bits - 1) if self is Storage.U8 else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+
 
 class Op(StrEnum):
     """Every operation. Argument and result types stand behind each."""

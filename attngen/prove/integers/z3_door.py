@@ -22,7 +22,7 @@ import z3
 
 from attngen.errors import InternalError
 from attngen.ir.attention import Attention, Param
-from attngen.ir.nodes import Apply, Expr, Literal, Load, Op, Scalar, Symbol, Type
+from attngen.ir.nodes import Apply, Expr, Literal, Load, Op, Scalar, Storage, Symbol, Type
 from attngen.ir.walk import symbols
 from attngen.prove.budget.watchdog import OutOfTime
 from attngen.prove.budget.work import OutOfWork, Work
@@ -133,6 +133,9 @@ class SolverContext:
         indices = [self.term(i, at) for i in e.indices]
         inside = [z3.And(i >= 0, i < self.term(d)) for i, d in zip(indices, param.shape, strict=True)]
         element = self._function(f"param {e.param}", [self._sort(Type.INT)] * len(indices), e.type)(*indices)
+        if param.storage is not Storage.INT and param.storage.ends is not None:
+            low, high = param.storage.ends
+            self._facts.append(z3.And(element >= low, element <= high))
         if param.where is not None:
             fact = self._where(param, element)
             self._facts.append(z3.Implies(z3.And(inside), fact))
@@ -244,17 +247,29 @@ class SolverContext:
                 | Op.SIN
                 | Op.COS
                 | Op.ERF
-                | Op.SHIFT_RIGHT
-                | Op.BIT_AND
-                | Op.BIT_OR
-                | Op.BIT_XOR
             ):
                 return self._opaque(e, args)
+            case Op.SHIFT_RIGHT | Op.BIT_AND | Op.BIT_OR | Op.BIT_XOR:
+                return self._bits(e, a, b)
             case _:
                 assert_never(e.op)
 
     def _opaque(self, e: Apply, args: list[Term]) -> Term:
         return self._function(f"op {e.op.value}", [t.sort() for t in args], e.type)(*args)
+
+    def _bits(self, e: Apply, a: Term, b: Term) -> Term:
+        """An operation on bits, of which its sign and its size are known alone."""
+        bits = self._opaque(e, [a, b])
+        neither = z3.And(a >= 0, b >= 0)
+        match e.op:
+            case Op.SHIFT_RIGHT:
+                toward_zero = z3.If(a >= 0, z3.And(bits >= 0, bits <= a), z3.And(bits < 0, bits >= a))
+                self._facts.append(z3.Implies(b >= 0, toward_zero))
+            case Op.BIT_AND:
+                self._facts += [z3.Implies(x >= 0, z3.And(bits >= 0, bits <= x)) for x in (a, b)]
+            case _:
+                self._facts.append(z3.Implies(neither, z3.And(bits >= 0, bits <= a + b)))
+        return bits
 
     # ------------------------------------------------------------ floor division
 

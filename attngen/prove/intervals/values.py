@@ -131,16 +131,11 @@ class Values(ABC):
         match storage:
             case Storage.F32 | Storage.F16 | Storage.BF16:  # a call may bring any float dtype
                 return i.between(-self.box.param, self.box.param)
-            case Storage.INT:
-                return i.between(-(2**31), 2**31 - 1)
-            case Storage.U8:
-                return i.between(0, 255)
-            case Storage.I8:
-                return i.between(-128, 127)
-            case Storage.I16:
-                return i.between(-(2**15), 2**15 - 1)
             case Storage.BOOL:
                 return i.ANY_BOOL_AS_INT
+            case _:
+                assert storage.ends is not None
+                return i.between(*storage.ends)
 
     def _load(self, e: Load) -> Interval:
         element = self._element(e.param)
