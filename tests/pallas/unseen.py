@@ -98,7 +98,7 @@ def patches(q: Tensor, k: Tensor, v: Tensor, scale: float, *, c: int, power: int
     x = products(q, k) * scale
     bent = torch.where((i + j) % 3 == 0, x, x.abs() ** int(power) * x.sign() ** int(power))
     weights = torch.sigmoid(bent * gate[:, None, :, None] - math.log(8)) * mask
-    return weights @ heads(q, v), unit_denominator(weights, mask)
+    return weights @ heads(q, v), unit_denominator(weights)
 
 
 def staircase(q: Tensor, k: Tensor, v: Tensor, scale: float, *, last: Tensor, first: Tensor, deep: bool) -> Result:

@@ -1038,7 +1038,7 @@ SPREADS = True, True  # whether devices may share batches and heads: not where t
 def _spread(run, config, counts, inside, outside):
     """run(config, inside, outside): a pair of tuples of arrays, for a pair. Arrays inside have their heads third, those
     outside second. On a mesh each device has batches and heads of its own: of explicit axes those of q. What else XLA
-    spreads it can cut where kernels are interpreted; kernels for a TPU it refuses. `counts`: the arrays inside that are
+    spreads it can cut in Pallas' own interpreter; kernels for a TPU, and its interpreter, it refuses. `counts`: arrays inside that are
     taken, and that are returned.
     """
     if config.spread is not None:
@@ -1046,7 +1046,7 @@ def _spread(run, config, counts, inside, outside):
         mesh = jax.sharding.get_abstract_mesh()
         own, taken, returned = _cut(run, config, mesh, *config.spread, (inside, outside), results)
         return jax.shard_map(own, in_specs=taken, out_specs=returned, check_vma=False)(inside, outside)
-    if not config.interpret or jax.sharding.get_abstract_mesh().manual_axes:
+    if config.interpret is not True or jax.sharding.get_abstract_mesh().manual_axes:
         return run(config, inside, outside)
     if _readable(inside[0]):
         if len(inside[0].sharding.device_set) == 1:
