@@ -53,7 +53,8 @@ def options(
         raise UsageError(f"no target {target!r}; there is {', '.join(TARGETS)}")
     if precision not in PRECISIONS:
         raise UsageError(f"no precision {precision!r}; there are {', '.join(PRECISIONS)}")
-    if tile is not None and not (len(tile) == 2 and all(_is_tile_size(size) for size in tile)):
+    pair = isinstance(cast(Any, tile), tuple | list) and len(cast(Any, tile)) == 2
+    if tile is not None and not (pair and all(_is_tile_size(size) for size in tile)):
         raise UsageError(f"tile {tile!r} must be two powers of two from 16 to 512: (query rows, key columns)")
     if arch not in SOURCE_ARCHITECTURES:
         raise UsageError(f"no architecture {arch!r}; there are {', '.join(SOURCE_ARCHITECTURES)}")
@@ -64,7 +65,7 @@ def options(
         raise UsageError(f"no dtype {dtype!r}; there are {', '.join(DTYPES)}")
     if target != "triton" and (dims or dtype or forward):
         raise UsageError(f"head_dim, dtype and forward can be chosen for target triton only, not for {target}")
-    unknown = next((kind for kind in geometry if kind not in GEOMETRIES), None)
+    unknown = next((kind for kind in _names("geometry", geometry) if kind not in GEOMETRIES), None)
     if unknown is not None:
         raise UsageError(f"no geometry {unknown!r}; there are {', '.join(GEOMETRIES)}")
     if target != "triton" and set(geometry) - {"dense"}:
@@ -85,6 +86,13 @@ def options(
         tuned=tpu,
         tuned_gpu=gpu,
     )
+
+
+def _names(argument: str, given: Any) -> Collection[str]:
+    """Several names. One alone would be taken for its letters."""
+    if isinstance(given, str) or not isinstance(given, Collection):
+        raise UsageError(f"{argument} {given!r} must be a list or a tuple of names: [{given!r}]")
+    return cast(Collection[str], given)
 
 
 def _is_tile_size(size: Any) -> bool:
@@ -201,7 +209,7 @@ def _accepted(spec: Attention, proof: Proof, source: Source, allow_unproved: Col
     from attngen.prove.verdict import Obligation
 
     names = [o.value for o in Obligation]
-    for name in allow_unproved:
+    for name in _names("allow_unproved", allow_unproved):
         if name not in names:
             raise UsageError(f"no obligation {name!r}; there are {', '.join(names)}")
     proof = replace(proof, allowed=tuple(o for o in Obligation if o.value in allow_unproved))
@@ -383,6 +391,14 @@ def compile(
     and a param that nothing reads are a `SpecWarning`; with `strict` they are `Refuted`.
     Raises `SpecError` for a wrong spec, `UsageError` for wrong arguments. No device is touched before the first call.
     """
+    if not isinstance(cast(Any, spec), str | os.PathLike):
+        raise UsageError(f"a spec is a path or its text, not {type(spec).__name__}")
+    if isinstance(spec, str) and not spec.strip():
+        raise UsageError("the spec is empty: give a path, or its text")
+    if consts is not None and not isinstance(cast(Any, consts), Mapping):
+        raise UsageError(f"consts must be a dict of numbers by name, not {type(consts).__name__}")
+    if tiles is not None and not isinstance(cast(Any, tiles), str | os.PathLike):
+        raise UsageError(f"tiles must be the path of a file that `attngen tune` wrote, not {type(tiles).__name__}")
     twice = sorted(set(consts or {}) & set(const_overrides))
     if twice:
         raise UsageError(f"const {twice[0]!r} is given twice")
@@ -395,7 +411,9 @@ def compile(
     text = spec if isinstance(spec, str) and ("\n" in spec or spec.lstrip().startswith("attention ")) else None
     source = Source(text) if text is not None else files.read_source(Path(spec))
     tuned = () if tiles is None else _tuned(source, overrides, target, files.read_source(Path(tiles)), shape or {})
-    chosen = options(target, precision, tile, arch, tuned, head_dim, dtype, forward, tuple(geometry))
+    chosen = options(
+        target, precision, tile, arch, tuned, head_dim, dtype, forward, tuple(_names("geometry", geometry))
+    )
     return build(source, chosen, overrides, allow_unproved, strict=strict, effort=effort)
 
 

@@ -61,14 +61,16 @@ class Kernel:
     def name(self) -> str:
         return self.spec.name
 
-    def __call__(self, *operands: Any, **arguments: Any) -> Any:
-        if any(arguments.get(name) is not None for name in _BOUNDS):
+    def __call__(self, /, *operands: Any, **arguments: Any) -> Any:
+        bounds = [name for name in _BOUNDS if arguments.get(name) is not None]
+        if bounds and not any(p.name in bounds for p in self.spec.params):
             self._load_lengths()
             return _called(self._lengths, operands, arguments)
         self._load()
-        return _called(self._function, operands, {n: x for n, x in arguments.items() if n not in _BOUNDS})
+        given = {n: x for n, x in arguments.items() if n not in _BOUNDS or n in bounds}
+        return _called(self._function, operands, given)
 
-    def varlen(self, *operands: Any, **arguments: Any) -> Any:
+    def varlen(self, /, *operands: Any, **arguments: Any) -> Any:
         """The same over packed sequences, `kernel.varlen(q, k, v, *, cu_seqlens_q, PARAM=…, …)`.
 
         q (Tq, Hq, D), k (Tk, Hkv, D), v (Tk, Hkv, Dv): the rows of all sequences follow one another. Sequence b has the

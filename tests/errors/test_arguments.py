@@ -1,0 +1,44 @@
+"""Wrong arguments of `attngen.compile`, and params whose names are those of arguments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import attngen
+from attngen.errors import UsageError
+
+CAUSAL = "attention a\nmask = causal\n"
+WRONG: dict[str, tuple[Any, dict[str, Any], str]] = {
+    "a number": (3, {}, "a spec is a path or its text, not int"),
+    "bytes": (b"attention a", {}, "a spec is a path or its text, not bytes"),
+    "nothing": ("", {}, "the spec is empty: give a path, or its text"),
+    "one size": (CAUSAL, {"tile": 16}, "tile 16 must be two powers of two"),
+    "a letter's geometry": (CAUSAL, {"geometry": "packed"}, "geometry 'packed' must be a list or a tuple of names"),
+    "a geometry's number": (CAUSAL, {"geometry": 3}, "geometry 3 must be a list or a tuple of names"),
+    "a letter's obligation": (CAUSAL, {"allow_unproved": "streaming"}, "allow_unproved 'streaming' must be a list"),
+    "listed consts": (CAUSAL, {"consts": [1]}, "consts must be a dict of numbers by name, not list"),
+    "numbered tiles": (CAUSAL, {"tiles": 3}, "tiles must be the path of a file"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_argument_is_named(name: str) -> None:
+    spec, arguments, message = WRONG[name]
+    with pytest.raises(UsageError) as raised:
+        attngen.compile(spec, **arguments)
+    assert str(raised.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("declared", "mask", "value"),
+    [("self: int", "k < self", 3), ("q_start: int[B]", "k < q_start[b]", torch.tensor([3]))],
+)
+def test_a_param_may_have_the_name_of_an_argument(declared: str, mask: str, value: object) -> None:
+    kernel = attngen.compile(f"attention a\nparam {declared}\nmask = {mask}\n")
+    q, k, v = torch.randn(3, 1, 1, 8, 16, generator=torch.Generator().manual_seed(0)).unbind()
+    out = kernel(q, k, v, **{declared.partition(":")[0]: value})
+    right = torch.nn.functional.scaled_dot_product_attention(q, k[:, :, :3], v[:, :, :3])
+    torch.testing.assert_close(out, right)
