@@ -265,6 +265,15 @@ def test_lengths_take_the_rows_of_full_masks() -> None:
     assert backward_skeletons(lengths, None) == backward_skeletons(full, None) != {}
 
 
+@pytest.mark.parametrize(
+    ("mask", "paired"),
+    [("causal", True), ("causal and q - k < 64", False), ("true", False), ("k <= q or k < 9", False)],
+)
+def test_tiles_of_two_sequences_alternate_where_neighbours_wait_from_their_start(mask: str, paired: bool) -> None:
+    hopper = plan(analysed(f"attention subject\nmask = {mask}\n")).hopper
+    assert hopper is not None and hopper.backward is not None and hopper.backward.grouped.paired == paired
+
+
 def test_sequences_have_rows_of_their_own_at_head_dim_64() -> None:
     """Tiles of 64 queries in the backward pass; and this forward kernel for a soft cap, which dense calls lack."""
     causal, capped = (plan(analysed(text_of(name))).hopper for name in ("causal", "softcap"))
