@@ -43,7 +43,7 @@ def options(
     head_dim: int | tuple[int, int] | None = None,
     dtype: str | None = None,
     forward: bool = False,
-    geometry: tuple[str, ...] = ("dense",),
+    geometry: Collection[str] = ("dense",),
 ) -> Options:
     """What a caller chooses beside the spec, checked (see `compile`). `tuned` is what `tiling.tpu_tiles` reads, or
     `tiling.gpu_tiles`."""
@@ -411,9 +411,7 @@ def compile(
     text = spec if isinstance(spec, str) and ("\n" in spec or spec.lstrip().startswith("attention ")) else None
     source = Source(text) if text is not None else files.read_source(Path(spec))
     tuned = () if tiles is None else _tuned(source, overrides, target, files.read_source(Path(tiles)), shape or {})
-    chosen = options(
-        target, precision, tile, arch, tuned, head_dim, dtype, forward, tuple(_names("geometry", geometry))
-    )
+    chosen = options(target, precision, tile, arch, tuned, head_dim, dtype, forward, geometry)
     return build(source, chosen, overrides, allow_unproved, strict=strict, effort=effort)
 
 

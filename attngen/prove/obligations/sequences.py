@@ -115,7 +115,9 @@ def _listed(context: SolverContext, g: Geometry, work: Work) -> Answer:
 
 
 def _paired(context: SolverContext, g: Geometry, work: Work) -> Answer:
-    """Two sequences that follow each other in the list, `longer` tiles and `shorter`; the last one may be alone."""
+    """Two sequences that follow each other in the list, `longer` tiles and `shorter`; the last one may be alone. The list
+    is in the order of their tiles, so that `least` and `most` are those of the neighbours.
+    """
     names = ("earlier", "pairs before", "longer", "shorter", "at", "later", "other")
     earlier, pairs, longer, shorter, at, later, other = (context.free(name) for name in names)
 
@@ -125,10 +127,12 @@ def _paired(context: SolverContext, g: Geometry, work: Work) -> Answer:
         return context.term(g.paired, {**(of_first if first else of_second), "order": order})
 
     one, two = place(at, first=True), place(other, first=False)
+    free = {name: context.free(name) for name in ("sequence", "tiles", "own", "own_tiles")}
     known = [earlier >= 0, pairs >= 0, shorter >= 0, shorter <= longer, at >= 0, at < longer]
     both = [*known, other >= 0, other < shorter]
     apart = context.implies(one == two, context.term(literal(False)))
     asked: list[tuple[list[Term], Term]] = [
+        ([context.term(g.before, free)], free["tiles"] >= free["own_tiles"]),
         (known, context.all_of([one >= earlier, one < earlier + longer + shorter])),
         (both, context.all_of([two >= earlier, two < earlier + longer + shorter, apart])),
         ([*known, at < later, later < longer], one < place(later, first=True)),

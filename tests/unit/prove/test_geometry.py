@@ -62,6 +62,7 @@ WRONG: dict[str, tuple[Geometry, str, Expr]] = {
     "equal sequences side by side": (PACKED, "before", apply(Op.LT, OWN_TILES, TILES)),
     "each before the other": (PACKED, "before", apply(Op.LE, OWN_TILES, TILES)),
     "in no order": (LENGTHS, "before", disjunction(apply(Op.LT, OWN_TILES, TILES), apply(Op.LT, SEQUENCE, OWN))),
+    "pairs by number": (PACKED, "before", apply(Op.LT, SEQUENCE, OWN)),
     "pairs over one another": (PACKED, "paired", select(EVEN, add(EARLIER, mul(integer(2), ORDER)), SECOND)),
     "pairs that share places": (PACKED, "paired", select(EVEN, FIRST, sub(SECOND, ONE))),
     "pairs turned about": (LENGTHS, "paired", select(EVEN, SECOND, FIRST)),
