@@ -115,8 +115,8 @@ def _listed(context: SolverContext, g: Geometry, work: Work) -> Answer:
 
 
 def _paired(context: SolverContext, g: Geometry, work: Work) -> Answer:
-    """Two sequences that follow each other in the list, `longer` tiles and `shorter`; the last one may be alone. The list
-    is in the order of their tiles, so that `least` and `most` are those of the neighbours.
+    """Two sequences that follow each other in the list, `longer` tiles and `shorter`; the last one may be alone. The
+    list is in the order of their tiles, so that `least` and `most` are those of the neighbours.
     """
     names = ("earlier", "pairs before", "longer", "shorter", "at", "later", "other")
     earlier, pairs, longer, shorter, at, later, other = (context.free(name) for name in names)
