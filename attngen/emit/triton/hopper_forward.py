@@ -119,7 +119,7 @@ class GluonView:
     @property
     def clamped_ends(self) -> tuple[str, ...]:
         """None beyond the last tile."""
-        return tuple(f"tl.minimum({name}, last + 1)" for name in self.ends)
+        return tuple(f"tl.minimum({name}, stop)" for name in self.ends)
 
     @property
     def unpacked_terms(self) -> str:

@@ -578,14 +578,14 @@ def _noted_item(notes, slot):
 @gluon.jit
 def _key_runs(q0, batch, head, kv_head, call, config: gl.constexpr, ROWS: gl.constexpr):
     """The tiles of keys that ROWS queries from q0 on meet, as `_key_tiles` has them; none beyond the last, since the
-    first is walked even where there is none.
+    first is walked even where there is none. A part of a tile whose queries all lie past the end meets none.
     """
     _scale, _Hq, _Hkv, Sq, Sk, _slope_2_ptr, _slope_2_stride_0 = call
     BK: gl.constexpr = config.BK
     q1 = tl.minimum(q0 + ROWS, Sq) - 1
-    last = (Sk - 1) // BK
+    stop = tl.where(q0 < Sq, (Sk - 1) // BK + 1, 0)
     full_hi, any_hi = _key_tiles(q0, q1, Sq, Sk, BK)
-    return tl.minimum(full_hi, last + 1), tl.minimum(any_hi, last + 1)
+    return tl.minimum(full_hi, stop), tl.minimum(any_hi, stop)
 
 
 @gluon.jit
@@ -1994,11 +1994,10 @@ def _queries_met(k0, batch, head, kv_head, work, call, config: gl.constexpr):
     _scale, _Hq, _Hkv, Sq, Sk, _slope_2_ptr, _slope_2_stride_0 = call
     BQ: gl.constexpr = config.BQ
     BK: gl.constexpr = config.BK
-    last = (Sq - 1) // BQ
+    stop = (Sq - 1) // BQ + 1
     k1 = tl.minimum(k0 + BK, Sk) - 1
     full_lo, full_hi, any_lo, any_hi = _query_tiles(k0, k1, Sq, Sk, BQ)
-    return (tl.minimum(full_lo, last + 1), tl.minimum(full_hi, last + 1), tl.minimum(any_lo, last + 1),
-        tl.minimum(any_hi, last + 1))
+    return tl.minimum(full_lo, stop), tl.minimum(full_hi, stop), tl.minimum(any_lo, stop), tl.minimum(any_hi, stop)
 
 
 @gluon.jit
@@ -2285,10 +2284,10 @@ def _keys_met(q0, batch, head, kv_head, work, call, config: gl.constexpr):
     _scale, _Hq, _Hkv, Sq, Sk, _slope_2_ptr, _slope_2_stride_0 = call
     BQ: gl.constexpr = config.BQ
     BK: gl.constexpr = config.BK
-    last = (Sk - 1) // BK
+    stop = (Sk - 1) // BK + 1
     q1 = tl.minimum(q0 + BQ, Sq) - 1
     full_hi, any_hi = _key_tiles(q0, q1, Sq, Sk, BK)
-    return tl.minimum(full_hi, last + 1), tl.minimum(any_hi, last + 1)
+    return tl.minimum(full_hi, stop), tl.minimum(any_hi, stop)
 
 
 @gluon.jit

@@ -584,15 +584,16 @@ def _list_key_runs(
     D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ROWS: tl.constexpr, FAST: tl.constexpr,
 ):
     """For each tile of queries, and for each 64 of it, which tiles of keys they meet, and which of them need no mask;
-    none beyond the last, since the first is walked even where there is none.
+    none beyond the last, since the first is walked even where there is none. A part whose queries all lie past the end
+    meets none.
     """
     PARTS: tl.constexpr = BQ // 64
     n_tiles = tl.cdiv(Sq, BQ)
     tile = item // (1 + PARTS)
     part = item % (1 + PARTS)
     batch = tile // n_tiles
-    last = (Sk - 1) // BK
     q0 = tile % n_tiles * BQ + tl.maximum(part - 1, 0) * 64
+    stop = tl.where(q0 < Sq, (Sk - 1) // BK + 1, 0)
     q1 = tl.minimum(q0 + tl.where(part == 0, BQ, 64), Sq) - 1
     q_idx = (q0 + tl.arange(0, ROWS))[:, None]
     row_term_2 = tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0 + tl.cast(q_idx, tl.int64) * ids_stride_1,
@@ -605,10 +606,10 @@ def _list_key_runs(
     (full_lo, full_hi, any_lo, any_hi) = _key_tiles(q0, q1, test0_any_lo, test0_any_hi, test0_all_lo, test0_all_hi, Sq,
         Sk, BK)
     ends = lists_ptr + item * 4
-    tl.store(ends + 0, tl.minimum(full_lo, last + 1))
-    tl.store(ends + 1, tl.minimum(full_hi, last + 1))
-    tl.store(ends + 2, tl.minimum(any_lo, last + 1))
-    tl.store(ends + 3, tl.minimum(any_hi, last + 1))
+    tl.store(ends + 0, tl.minimum(full_lo, stop))
+    tl.store(ends + 1, tl.minimum(full_hi, stop))
+    tl.store(ends + 2, tl.minimum(any_lo, stop))
+    tl.store(ends + 3, tl.minimum(any_hi, stop))
 
 
 @triton.jit(do_not_specialize=['B', 'Hq', 'Hkv', 'Sq', 'Sk', 'ids_stride_0', 'q_stride_b', 'q_stride_h', 'q_stride_s',
@@ -2154,14 +2155,13 @@ def _queries_met(k0, batch, head, kv_head, work, call, config: gl.constexpr):
     _scale, _B, _Hq, _Hkv, Sq, Sk, _ids_ptr, _ids_stride_0, _ids_stride_1 = call
     BQ: gl.constexpr = config.BQ
     BK: gl.constexpr = config.BK
-    last = (Sq - 1) // BQ
+    stop = (Sq - 1) // BQ + 1
     walk = work.walks_ptr + (batch * ((Sk + BK - 1) // BK) + k0 // BK) * 4
     full_lo = gl.load(walk + 0)
     full_hi = gl.load(walk + 1)
     any_lo = gl.load(walk + 2)
     any_hi = gl.load(walk + 3)
-    return (tl.minimum(full_lo, last + 1), tl.minimum(full_hi, last + 1), tl.minimum(any_lo, last + 1),
-        tl.minimum(any_hi, last + 1))
+    return tl.minimum(full_lo, stop), tl.minimum(full_hi, stop), tl.minimum(any_lo, stop), tl.minimum(any_hi, stop)
 
 
 @triton.jit
@@ -2508,14 +2508,13 @@ def _keys_met(q0, batch, head, kv_head, work, call, config: gl.constexpr):
     _scale, _B, _Hq, _Hkv, Sq, Sk, _ids_ptr, _ids_stride_0, _ids_stride_1 = call
     BQ: gl.constexpr = config.BQ
     BK: gl.constexpr = config.BK
-    last = (Sk - 1) // BK
+    stop = (Sk - 1) // BK + 1
     walk = work.walks_ptr + (batch * ((Sq + BQ - 1) // BQ) + q0 // BQ) * 4
     full_lo = gl.load(walk + 0)
     full_hi = gl.load(walk + 1)
     any_lo = gl.load(walk + 2)
     any_hi = gl.load(walk + 3)
-    return (tl.minimum(full_lo, last + 1), tl.minimum(full_hi, last + 1), tl.minimum(any_lo, last + 1),
-        tl.minimum(any_hi, last + 1))
+    return tl.minimum(full_lo, stop), tl.minimum(full_hi, stop), tl.minimum(any_lo, stop), tl.minimum(any_hi, stop)
 
 
 @triton.jit

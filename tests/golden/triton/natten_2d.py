@@ -502,14 +502,14 @@ def _noted_item(notes, slot):
 @gluon.jit
 def _key_runs(q0, batch, head, kv_head, call, config: gl.constexpr, ROWS: gl.constexpr):
     """The tiles of keys that ROWS queries from q0 on meet, as `_key_tiles` has them; none beyond the last, since the
-    first is walked even where there is none.
+    first is walked even where there is none. A part of a tile whose queries all lie past the end meets none.
     """
     _scale, _Hq, _Hkv, Sq, Sk, _bias_ptr, _bias_stride_0, _bias_stride_1, _bias_stride_2 = call
     BK: gl.constexpr = config.BK
     q1 = tl.minimum(q0 + ROWS, Sq) - 1
-    last = (Sk - 1) // BK
+    stop = tl.where(q0 < Sq, (Sk - 1) // BK + 1, 0)
     any_lo, any_hi = _key_tiles(q0, q1, Sk, BK)
-    return tl.minimum(any_lo, last + 1), tl.minimum(any_hi, last + 1)
+    return tl.minimum(any_lo, stop), tl.minimum(any_hi, stop)
 
 
 @gluon.jit
@@ -1411,12 +1411,11 @@ def _queries_met(k0, batch, head, kv_head, work, call, config: gl.constexpr):
     _scale, _Hq, _Hkv, Sq, Sk, _bias_ptr, _bias_stride_0, _bias_stride_1, _bias_stride_2 = call
     BQ: gl.constexpr = config.BQ
     BK: gl.constexpr = config.BK
-    last = (Sq - 1) // BQ
+    stop = (Sq - 1) // BQ + 1
     k1 = tl.minimum(k0 + BK, Sk) - 1
     any0_lo, any0_hi, any1_lo, any1_hi, any2_lo, any2_hi, any3_lo, any3_hi = _query_tiles(k0, k1, Sq, Sk, BQ)
-    return (tl.minimum(any0_lo, last + 1), tl.minimum(any0_hi, last + 1), tl.minimum(any1_lo, last + 1),
-        tl.minimum(any1_hi, last + 1), tl.minimum(any2_lo, last + 1), tl.minimum(any2_hi, last + 1),
-        tl.minimum(any3_lo, last + 1), tl.minimum(any3_hi, last + 1))
+    return (tl.minimum(any0_lo, stop), tl.minimum(any0_hi, stop), tl.minimum(any1_lo, stop), tl.minimum(any1_hi, stop),
+        tl.minimum(any2_lo, stop), tl.minimum(any2_hi, stop), tl.minimum(any3_lo, stop), tl.minimum(any3_hi, stop))
 
 
 @gluon.jit
@@ -1717,10 +1716,10 @@ def _keys_met(q0, batch, head, kv_head, work, call, config: gl.constexpr):
     _scale, _Hq, _Hkv, Sq, Sk, _bias_ptr, _bias_stride_0, _bias_stride_1, _bias_stride_2 = call
     BQ: gl.constexpr = config.BQ
     BK: gl.constexpr = config.BK
-    last = (Sk - 1) // BK
+    stop = (Sk - 1) // BK + 1
     q1 = tl.minimum(q0 + BQ, Sq) - 1
     any_lo, any_hi = _key_tiles(q0, q1, Sk, BK)
-    return tl.minimum(any_lo, last + 1), tl.minimum(any_hi, last + 1)
+    return tl.minimum(any_lo, stop), tl.minimum(any_hi, stop)
 
 
 @gluon.jit
