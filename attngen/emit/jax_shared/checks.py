@@ -48,8 +48,11 @@ def check_lines(plan: KernelPlan, params: tuple[ParamView, ...], sizes: Mapping[
     return (*lines, *need_lines(plan, names))
 
 
-def convert_lines(attention_params: tuple[Param, ...], params: tuple[ParamView, ...]) -> tuple[str, ...]:
-    """Lines that make an array of each param."""
+def convert_lines(
+    attention_params: tuple[Param, ...], params: tuple[ParamView, ...], sizes: Mapping[str, str]
+) -> tuple[str, ...]:
+    """Lines that make an array of each param, with its dims of size 1 repeated."""
+    names = {name: f"size.{own}" for name, own in {**{s: s for s in SIZES}, **sizes}.items()}
     lines: list[str] = []
     for view, param in zip(params, attention_params, strict=True):
         if param.is_scalar and param.type is Type.INT:
@@ -63,7 +66,13 @@ def convert_lines(attention_params: tuple[Param, ...], params: tuple[ParamView, 
             lines.append(f"{view.name} = jnp.asarray({view.name}, jnp.bool_)")
         else:
             lines.append(f"{view.name} = jnp.asarray({view.name})")
+        if param.shape:
+            lines.append(f"{view.name} = jnp.broadcast_to({view.name}, {_shape(param, names)})")
     return tuple(lines)
+
+
+def _shape(param: Param, names: Mapping[str, str]) -> str:
+    return f"({', '.join(host_expressions.python(d, names) for d in param.shape)},)"
 
 
 def doc(param: Param) -> str:
@@ -112,11 +121,11 @@ def _tensor(
         if isinstance(dim, Symbol) and dim.id in sizes and dim.id not in bound:
             bound.add(dim.id)
             lines.append(f"{names[dim.id]} = {name}.shape[{axis}]")
-    wanted = f"({', '.join(host_expressions.python(d, names) for d in param.shape)},)"
+    wanted = _shape(param, names)
     return [
         *lines,
         *_refuse(
-            f"tuple({name}.shape) != {wanted}",
+            f"not all(n in (1, m) for n, m in zip({name}.shape, {wanted}, strict=True))",
             f"{key} must have shape ({dims}) = {{{wanted}}}, not {{tuple({name}.shape)}}",
         ),
     ]

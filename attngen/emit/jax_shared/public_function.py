@@ -120,7 +120,7 @@ def door(
         plain_params="".join(f", {p.name}" for p in params),
         public_arguments="".join(f", {p.keyword}" for p in params),
         check_lines=checks.check_lines(plan, params, sizes),
-        convert_lines=checks.convert_lines(given, params),
+        convert_lines=checks.convert_lines(given, params, sizes),
         param_docs=tuple(checks.doc(p) for p in given),
         call_positions=(*PAIRS_AT, *(PRODUCTS if chosen_by_products(plan) else ())),
         keeps="" if plan.keeps_key is None else leaves.printer().text(plan.keeps_key),

@@ -462,10 +462,10 @@ def _check(q, k, v, slope, scale):
             _refuse(f"{name} has shape {tuple(x.shape)}: only the batch may be symbolic; export one function for each length")
     B, Sq, Hq, D = q.shape
     _, Sk, Hkv, Dv = v.shape
-    if tuple(k.shape) != (B, Sk, Hkv, D):
-        _refuse(f"k must have q's batch and head dim, and v's heads and length, {(B, Sk, Hkv, D)}, not {tuple(k.shape)}")
-    if v.shape[0] != B:
-        _refuse(f"v must have q's batch {B}, not {v.shape[0]}")
+    if tuple(k.shape[1:]) != (Sk, Hkv, D) or k.shape[0] not in (1, B):
+        _refuse(f"k must have q's batch (or 1) and head dim, and v's heads and length, {(B, Sk, Hkv, D)}, not {tuple(k.shape)}")
+    if v.shape[0] not in (1, B):
+        _refuse(f"v must have q's batch {B} (or 1), not {v.shape[0]}")
     if Hq % Hkv if Hkv else Hq:
         _refuse(f"q's {Hq} heads must be a multiple of the {Hkv} heads of k and v")
     if D == 0 or Dv == 0:
@@ -480,7 +480,7 @@ def _check(q, k, v, slope, scale):
         _refuse(f"slope must be float32 or float16 or bfloat16 or float64, not {slope.dtype}")
     if len(slope.shape) != 1:
         _refuse(f"slope must have 1 dimension (Hq), not shape {tuple(slope.shape)}")
-    if tuple(slope.shape) != (Hq,):
+    if not all(n in (1, m) for n, m in zip(slope.shape, (Hq,), strict=True)):
         _refuse(f"slope must have shape (Hq) = {(Hq,)}, not {tuple(slope.shape)}")
     return Size(B, Hq, Hkv, Sq, Sk, D, Dv)
 
@@ -515,8 +515,9 @@ def _call(q, k, v, slope, scale, return_lse, dropout_seed, attend=_attend):
     if scale is None:
         scale = q.shape[-1] ** -0.5 if hasattr(q, "shape") and len(q.shape) and q.shape[-1] else 1.0
     size = _check(q, k, v, slope, scale)
-    q, k, v = jnp.asarray(q), jnp.asarray(k), jnp.asarray(v)
+    q, k, v = jnp.asarray(q), *(jnp.broadcast_to(x, (size.B, *x.shape[1:])) for x in (k, v))
     slope = jnp.asarray(slope)
+    slope = jnp.broadcast_to(slope, (size.Hq,))
     if not isinstance(scale, int | float) or scale <= 0:
         # A positive scale is folded into the exponent; its sign, or its being zero, goes into q, and with it its gradient.
         scale = jnp.asarray(scale, jnp.float32)

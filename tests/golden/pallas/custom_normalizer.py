@@ -1436,10 +1436,10 @@ def _check(q, k, v, temperature, escape, scale):
             _refuse(f"{name} has shape {tuple(x.shape)}: only the batch may be symbolic; export one function for each length")
     B, Sq, Hq, D = q.shape
     _, Sk, Hkv, Dv = v.shape
-    if tuple(k.shape) != (B, Sk, Hkv, D):
-        _refuse(f"k must have q's batch and head dim, and v's heads and length, {(B, Sk, Hkv, D)}, not {tuple(k.shape)}")
-    if v.shape[0] != B:
-        _refuse(f"v must have q's batch {B}, not {v.shape[0]}")
+    if tuple(k.shape[1:]) != (Sk, Hkv, D) or k.shape[0] not in (1, B):
+        _refuse(f"k must have q's batch (or 1) and head dim, and v's heads and length, {(B, Sk, Hkv, D)}, not {tuple(k.shape)}")
+    if v.shape[0] not in (1, B):
+        _refuse(f"v must have q's batch {B} (or 1), not {v.shape[0]}")
     if Hq % Hkv if Hkv else Hq:
         _refuse(f"q's {Hq} heads must be a multiple of the {Hkv} heads of k and v")
     if not (0 < D <= 256 and 0 < Dv <= 256):
@@ -1454,7 +1454,7 @@ def _check(q, k, v, temperature, escape, scale):
         _refuse(f"temperature must be float32 or float16 or bfloat16 or float64, not {temperature.dtype}")
     if len(temperature.shape) != 1:
         _refuse(f"temperature must have 1 dimension (Hq), not shape {tuple(temperature.shape)}")
-    if tuple(temperature.shape) != (Hq,):
+    if not all(n in (1, m) for n, m in zip(temperature.shape, (Hq,), strict=True)):
         _refuse(f"temperature must have shape (Hq) = {(Hq,)}, not {tuple(temperature.shape)}")
     if not (hasattr(escape, "shape") and hasattr(escape, "dtype")):
         _refuse(f"escape must be an array, not {type(escape).__name__}")
@@ -1462,7 +1462,7 @@ def _check(q, k, v, temperature, escape, scale):
         _refuse(f"escape must be float32 or float16 or bfloat16 or float64, not {escape.dtype}")
     if len(escape.shape) != 1:
         _refuse(f"escape must have 1 dimension (Hq), not shape {tuple(escape.shape)}")
-    if tuple(escape.shape) != (Hq,):
+    if not all(n in (1, m) for n, m in zip(escape.shape, (Hq,), strict=True)):
         _refuse(f"escape must have shape (Hq) = {(Hq,)}, not {tuple(escape.shape)}")
     return Size(B, Hq, Hkv, Sq, Sk, D, Dv)
 
@@ -1516,9 +1516,11 @@ def _call(q, k, v, temperature, escape, scale, return_lse, dropout_seed, attend=
     if scale is None:
         scale = q.shape[-1] ** -0.5 if hasattr(q, "shape") and len(q.shape) and q.shape[-1] else 1.0
     size = _check(q, k, v, temperature, escape, scale)
-    q, k, v = jnp.asarray(q), jnp.asarray(k), jnp.asarray(v)
+    q, k, v = jnp.asarray(q), *(jnp.broadcast_to(x, (size.B, *x.shape[1:])) for x in (k, v))
     temperature = jnp.asarray(temperature)
+    temperature = jnp.broadcast_to(temperature, (size.Hq,))
     escape = jnp.asarray(escape)
+    escape = jnp.broadcast_to(escape, (size.Hq,))
     if not isinstance(scale, int | float) or scale <= 0:
         # The kernels take a positive scale; its sign, or its being zero, goes into q, and with it its gradient.
         scale = jnp.asarray(scale, jnp.float32)
