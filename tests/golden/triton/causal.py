@@ -1586,15 +1586,42 @@ def _pass_turns(item, rings, turns, work, call, config: gl.constexpr):
 
 
 @gluon.jit
+def _add_dq_tile(part, joins, turn, rings, turns, work, config: gl.constexpr):
+    """Adds the product of dS and keys to the tile `part` of dQ, or stores it there where nobody has before."""
+    PIECES: gl.constexpr = config.BQ * config.BLOCK_D // 4096  # of 64 x 64: a thread has registers for one at a time
+    no_dq = gl.zeros([64, 64], gl.float32, layout=gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16]))
+    stage = turn % config.DS_STAGES
+    _barrier_sync(rings.ds.ready + stage, 384, 4)
+    for piece in gl.static_range(PIECES):
+        dq_token = warpgroup_mma_init(no_dq)
+        for half in gl.static_range(2):
+            k_half = rings.k.tiles.index(half).reshape([config.BK // 2, config.BLOCK_D])
+            ds_half = rings.ds.tiles.index(half * config.DS_STAGES + stage)
+            if config.BLOCK_D == 128:
+                k_half = k_half.slice(piece * 64, 64, dim=1)
+            elif config.BQ == 128:
+                ds_half = ds_half.slice(piece * 64, 64, dim=1)
+            dq_token = warpgroup_mma(ds_half.permute((1, 0)), k_half, dq_token, use_acc=half > 0, is_async=True)
+        dq = warpgroup_mma_wait(0, deps=(dq_token,))
+        if piece == PIECES - 1:
+            mbarrier.arrive(rings.ds.FREE.index(stage), count=1)
+        if piece == 0:
+            mbarrier.wait(turns.ready.index(turn % config.TURNS), turn // config.TURNS & 1)
+        held = dq.reshape([4, 2, 8, 8, 4, 2]).permute((0, 3, 2, 4, 1, 5)).reshape([4096])  # as threads hold it
+        cells = (work.dq_parts_ptr + part * (config.BQ * config.BLOCK_D)
+            + (piece * 4096 + gl.arange(0, 4096, layout=held.type.layout)))
+        if joins:
+            gl.atomic_add(cells, held, sem="relaxed")  # in turn: nobody else adds to these cells now
+        else:
+            gl.store(cells, held)
+
+
+@gluon.jit
 def _add_dq_tiles(item, rings, turns, work, call, config: gl.constexpr):
     """The consumer warpgroup that multiplies dS and keys, and adds what it gets to dQ when its turn has come. Those
     that make dS wait for it only where they are two tiles ahead.
     """
-    BQ: gl.constexpr = config.BQ
-    BK: gl.constexpr = config.BK
-    PIECES: gl.constexpr = BQ * config.BLOCK_D // 4096  # of 64 x 64: a thread has registers for one at a time
-    no_dq = gl.zeros([64, 64], gl.float32, layout=gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16]))
-    n_tiles = (call.Sk + BK - 1) // BK
+    n_tiles = (call.Sk + config.BK - 1) // config.BK
     turn = 0
     round = 0
     group = call.Hq // call.Hkv
@@ -1611,34 +1638,8 @@ def _add_dq_tiles(item, rings, turns, work, call, config: gl.constexpr):
             first, stop, _full_lo, _full_hi = _query_runs(tile, batch, head, kv_head, work, call, config, 0)
             for step in range(stop - first):
                 at = _place(step, first, stop, back)
-                joins = (at >= first_before) & (at < stop_before)
-                stage = turn % config.DS_STAGES
-                _barrier_sync(rings.ds.ready + stage, 384, 4)
-                part = (batch * tl.cast(call.Hq, gl.int64) + head) * ((call.Sq + BQ - 1) // BQ) + at
-                for piece in gl.static_range(PIECES):
-                    dq_token = warpgroup_mma_init(no_dq)
-                    for half in gl.static_range(2):
-                        k_half = rings.k.tiles.index(half).reshape([BK // 2, config.BLOCK_D])
-                        ds_half = rings.ds.tiles.index(half * config.DS_STAGES + stage)
-                        if config.BLOCK_D == 128:
-                            k_half = k_half.slice(piece * 64, 64, dim=1)
-                        elif BQ == 128:
-                            ds_half = ds_half.slice(piece * 64, 64, dim=1)
-                        dq_token = warpgroup_mma(ds_half.permute((1, 0)), k_half, dq_token, use_acc=half > 0,
-                            is_async=True)
-                    dq = warpgroup_mma_wait(0, deps=(dq_token,))
-                    if piece == PIECES - 1:
-                        mbarrier.arrive(rings.ds.FREE.index(stage), count=1)
-                    if piece == 0:
-                        mbarrier.wait(turns.ready.index(turn % config.TURNS), turn // config.TURNS & 1)
-                    held = dq.reshape([4, 2, 8, 8, 4, 2]).permute((0, 3, 2, 4, 1,
-                        5)).reshape([4096])  # as threads hold it
-                    cells = (work.dq_parts_ptr + part * (BQ * config.BLOCK_D)
-                        + (piece * 4096 + gl.arange(0, 4096, layout=held.type.layout)))
-                    if joins:
-                        gl.atomic_add(cells, held, sem="relaxed")  # in turn: nobody else adds to these cells now
-                    else:
-                        gl.store(cells, held)
+                part = (batch * tl.cast(call.Hq, gl.int64) + head) * ((call.Sq + config.BQ - 1) // config.BQ) + at
+                _add_dq_tile(part, (at >= first_before) & (at < stop_before), turn, rings, turns, work, config)
                 mbarrier.arrive(turns.added.index(turn % config.TURNS), count=1)
                 turn += 1
         mbarrier.arrive(rings.k.FREE, count=1)
