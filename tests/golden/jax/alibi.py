@@ -480,7 +480,7 @@ def _check(q, k, v, slope, scale):
         _refuse(f"slope must be float32 or float16 or bfloat16 or float64, not {slope.dtype}")
     if len(slope.shape) != 1:
         _refuse(f"slope must have 1 dimension (Hq), not shape {tuple(slope.shape)}")
-    if not all(n in (1, m) for n, m in zip(slope.shape, (Hq,), strict=True)):
+    if not all(i in (1, n) for i, n in zip(slope.shape, (Hq,), strict=True)):
         _refuse(f"slope must have shape (Hq) = {(Hq,)}, not {tuple(slope.shape)}")
     return Size(B, Hq, Hkv, Sq, Sk, D, Dv)
 

@@ -507,7 +507,7 @@ def _check(q, k, v, temperature, escape, scale):
         _refuse(f"temperature must be float32 or float16 or bfloat16 or float64, not {temperature.dtype}")
     if len(temperature.shape) != 1:
         _refuse(f"temperature must have 1 dimension (Hq), not shape {tuple(temperature.shape)}")
-    if not all(n in (1, m) for n, m in zip(temperature.shape, (Hq,), strict=True)):
+    if not all(i in (1, n) for i, n in zip(temperature.shape, (Hq,), strict=True)):
         _refuse(f"temperature must have shape (Hq) = {(Hq,)}, not {tuple(temperature.shape)}")
     if not (hasattr(escape, "shape") and hasattr(escape, "dtype")):
         _refuse(f"escape must be an array, not {type(escape).__name__}")
@@ -515,7 +515,7 @@ def _check(q, k, v, temperature, escape, scale):
         _refuse(f"escape must be float32 or float16 or bfloat16 or float64, not {escape.dtype}")
     if len(escape.shape) != 1:
         _refuse(f"escape must have 1 dimension (Hq), not shape {tuple(escape.shape)}")
-    if not all(n in (1, m) for n, m in zip(escape.shape, (Hq,), strict=True)):
+    if not all(i in (1, n) for i, n in zip(escape.shape, (Hq,), strict=True)):
         _refuse(f"escape must have shape (Hq) = {(Hq,)}, not {tuple(escape.shape)}")
     return Size(B, Hq, Hkv, Sq, Sk, D, Dv)
 

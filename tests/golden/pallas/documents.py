@@ -1443,7 +1443,7 @@ def _check(q, k, v, ids, scale):
         _refuse(f"ids must be int32 or int64, not {ids.dtype}")
     if len(ids.shape) != 2:
         _refuse(f"ids must have 2 dimensions (B, Sk), not shape {tuple(ids.shape)}")
-    if not all(n in (1, m) for n, m in zip(ids.shape, (B, Sk,), strict=True)):
+    if not all(i in (1, n) for i, n in zip(ids.shape, (B, Sk,), strict=True)):
         _refuse(f"ids must have shape (B, Sk) = {(B, Sk,)}, not {tuple(ids.shape)}")
     if not (Sq == Sk):
         _refuse(f"the specification assumes Sq == Sk; here Sk = {Sk}, Sq = {Sq}")

@@ -1565,7 +1565,7 @@ def _check(q, k, v, bias, scale):
         _refuse(f"bias must be float32 or float16 or bfloat16 or float64, not {bias.dtype}")
     if len(bias.shape) != 3:
         _refuse(f"bias must have 3 dimensions (Hq, 13, 13), not shape {tuple(bias.shape)}")
-    if not all(n in (1, m) for n, m in zip(bias.shape, (Hq, 13, 13,), strict=True)):
+    if not all(i in (1, n) for i, n in zip(bias.shape, (Hq, 13, 13,), strict=True)):
         _refuse(f"bias must have shape (Hq, 13, 13) = {(Hq, 13, 13,)}, not {tuple(bias.shape)}")
     if not (Sq == Sk):
         _refuse(f"the specification assumes Sq == Sk; here Sk = {Sk}, Sq = {Sq}")
