@@ -204,15 +204,22 @@ class Kernel:
             q_offset=q_offset, k_offset=k_offset, Sq=Sq, Sk=Sk, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
             h_offset=h_offset, b_offset=b_offset, dropout_seed=dropout_seed,
         )  # fmt: skip
-        return self._pieces_module().partial(self, (q, k, v), place, scale, params)
+        module = self._pieces_module()
+        place.check(module.checks(self), (q, k, v))
+        return module.partial(self, (q, k, v), place, scale, params)
 
     def merge(self, parts: Sequence[tuple[Any, Any]]) -> tuple[Any, Any]:
         """(out, lse) of parts of the same queries, whose keys are disjoint, in any order and grouping."""
-        return self._pieces_module().merge(self, parts)
+        module = self._pieces_module()
+        module.checks(self).check_parts(parts)
+        return module.merge(self, parts)
 
     def finish(self, out: Any, lse: Any, **params: Any) -> tuple[Any, Any]:
         """(out, lse) with the denominator's own term, which one of all merged parts must get, once."""
-        return self._pieces_module().finish(self, (out, lse), params)
+        module = self._pieces_module()
+        module.checks(self).check_part(out, lse)
+        module.checked_params(self, params)
+        return module.finish(self, (out, lse), params)
 
     def partial_backward(
         self,
@@ -249,14 +256,23 @@ class Kernel:
             q_offset=q_offset, k_offset=k_offset, Sq=Sq, Sk=Sk, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
             h_offset=h_offset, b_offset=b_offset, dropout_seed=dropout_seed,
         )  # fmt: skip
-        results = (out, lse)
-        return self._pieces_module().partial_backward(
-            self, (q, k, v), (d_out, d_lse), results, place, scale, params, accumulate
-        )
+        module = self._pieces_module()
+        checks, operands = module.checks(self), (q, k, v)
+        place.check(checks, operands)
+        checks.check_results(operands, out, lse)
+        checks.check_gradient(d_out, d_lse, out, lse)
+        if accumulate is not None:
+            checks.check_sums(accumulate, operands)
+        return module.partial_backward(self, operands, (d_out, d_lse), (out, lse), place, scale, params, accumulate)
 
     def finish_backward(self, d_out: Any, out: Any, lse: Any, *, d_lse: Any = None, **params: Any) -> dict[str, Any]:
         """{param: gradient} of the denominator's own term, in float32, from the finished `out` and `lse`."""
-        return self._pieces_module().finish_backward(self, (d_out, d_lse), (out, lse), params)
+        module = self._pieces_module()
+        checks = module.checks(self)
+        checks.check_part(out, lse)
+        checks.check_gradient(d_out, d_lse, out, lse)
+        module.checked_params(self, params)
+        return module.finish_backward(self, (d_out, d_lse), (out, lse), params)
 
     def visits(
         self, q_range: tuple[int, int], k_range: tuple[int, int], Sq: int, Sk: int, **params: Any
@@ -266,15 +282,15 @@ class Kernel:
         On the host. "none" and "all" are certain, and the answer is exact for areas of at most 2**26 pairs, if params
         that the mask reads are given, as CPU tensors. "some" where they are not.
         """
-        from attngen.visits import Case, visits
+        from attngen.visits import asked, visits
 
-        return visits(self, q_range, k_range, Case(sizes=(Sq, Sk), params=params))
+        return visits(self, q_range, k_range, asked(self, q_range, k_range, Sq, Sk, params))
 
     def work(self, q_range: tuple[int, int], k_range: tuple[int, int], Sq: int, Sk: int, **params: Any) -> int:
         """Pairs of a head: at least those that may attend, at most the area. See `visits`."""
-        from attngen.visits import Case, work
+        from attngen.visits import asked, work
 
-        return work(self, q_range, k_range, Case(sizes=(Sq, Sk), params=params))
+        return work(self, q_range, k_range, asked(self, q_range, k_range, Sq, Sk, params))
 
     def reference(
         self,
