@@ -5,11 +5,12 @@ Takes what `api.build` made; gives the functions of every geometry, the float64 
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, cast
 
 from attngen import files
 from attngen.errors import UsageError
@@ -23,6 +24,27 @@ if TYPE_CHECKING:
     from attngen.ir.pieces import Piece
     from attngen.plan import KernelPlan
     from attngen.prove.proof import Proof
+
+_Own = ParamSpec("_Own")
+_Result = TypeVar("_Result")
+
+
+def _of_pieces(method: Callable[_Own, _Result]) -> Callable[_Own, _Result]:
+    """A method that takes params by name: one with the name of an argument of its own is refused."""
+    code = method.__code__
+    arguments = frozenset(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
+
+    @functools.wraps(method)
+    def called(*operands: _Own.args, **given: _Own.kwargs) -> _Result:
+        kernel = cast(Kernel, operands[0])
+        clash = next((p.name for p in kernel.spec.params if p.name in arguments), None)
+        if clash is not None:
+            said = f"the param `{clash}` has the name of an argument of {method.__name__}: rename it in the spec"
+            raise UsageError(f"{kernel.name}: {said}")
+        return method(*operands, **given)
+
+    return called
+
 
 _BOUNDS = ("q_start", "q_stop", "k_start", "k_stop")
 
@@ -168,6 +190,7 @@ class Kernel:
 
         return pieces
 
+    @_of_pieces
     def partial(
         self,
         q: Any,
@@ -214,6 +237,7 @@ class Kernel:
         module.checks(self).check_parts(parts)
         return module.merge(self, parts)
 
+    @_of_pieces
     def finish(self, out: Any, lse: Any, **params: Any) -> tuple[Any, Any]:
         """(out, lse) with the denominator's own term, which one of all merged parts must get, once."""
         module = self._pieces_module()
@@ -221,6 +245,7 @@ class Kernel:
         module.checked_params(self, params)
         return module.finish(self, (out, lse), params)
 
+    @_of_pieces
     def partial_backward(
         self,
         q: Any,
@@ -265,6 +290,7 @@ class Kernel:
             checks.check_sums(accumulate, operands)
         return module.partial_backward(self, operands, (d_out, d_lse), (out, lse), place, scale, params, accumulate)
 
+    @_of_pieces
     def finish_backward(self, d_out: Any, out: Any, lse: Any, *, d_lse: Any = None, **params: Any) -> dict[str, Any]:
         """{param: gradient} of the denominator's own term, in float32, from the finished `out` and `lse`."""
         module = self._pieces_module()
@@ -274,6 +300,7 @@ class Kernel:
         module.checked_params(self, params)
         return module.finish_backward(self, (d_out, d_lse), (out, lse), params)
 
+    @_of_pieces
     def visits(
         self, q_range: tuple[int, int], k_range: tuple[int, int], Sq: int, Sk: int, **params: Any
     ) -> Literal["none", "some", "all"]:
@@ -286,6 +313,7 @@ class Kernel:
 
         return visits(self, q_range, k_range, asked(self, q_range, k_range, Sq, Sk, params))
 
+    @_of_pieces
     def work(self, q_range: tuple[int, int], k_range: tuple[int, int], Sq: int, Sk: int, **params: Any) -> int:
         """Pairs of a head: at least those that may attend, at most the area. See `visits`."""
         from attngen.visits import asked, work

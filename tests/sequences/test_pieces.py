@@ -344,6 +344,18 @@ def _empty(mask: str) -> attngen.Kernel:
         return attngen.compile(f"attention c\nmask = {mask}\n")
 
 
+@pytest.mark.parametrize(
+    "param, refusing", [("out", "finish"), ("lse", "finish_backward"), ("q_offset", "partial"), ("q_range", "visits")]
+)
+def test_a_param_with_the_name_of_an_argument_is_refused(param: str, refusing: str) -> None:
+    kernel = attngen.compile(f"attention c\nparam {param}: int where {param} > 0\nmask = 0 <= q - k < {param}\n")
+    said = f"c: the param `{param}` has the name of an argument of {refusing}: rename it in the spec"
+    x = torch.ones(1, 2, 8, 16)
+    with pytest.raises(UsageError, match=said):
+        getattr(kernel, refusing)(x, x, x, **{param: 3})
+    assert kernel(x, x, x, **{param: 3}).shape == x.shape
+
+
 def test_what_visits_refuse() -> None:
     kernel = attngen.compile("attention v\nparam n: int[B]\nparam w: int where w > 0\nmask = q - k < w or k < n[b]\n")
     n, whole = torch.ones(2, dtype=torch.int64), (0, 8)
