@@ -163,7 +163,7 @@ def seconds(word: str) -> float:
 
 
 def effort(word: str) -> float:
-    if not re.fullmatch(r"\d{1,4}(\.\d{1,6})?", word) or float(word) == 0:
+    if not re.fullmatch(r"\d{1,6}(\.\d{1,6})?", word) or float(word) == 0:
         raise ArgumentTypeError(f"{word!r} is no effort; write a multiple of the default, such as 4 or 0.5")
     return float(word)
 
