@@ -29,7 +29,7 @@ def add(table: Commands) -> None:
     p.add_argument(
         "--size",
         type=arguments.size,
-        action="append",
+        action=arguments.OnceEach,
         default=[],
         metavar="NAME=INT",
         help="sizes: Sq, Sk, B, Hq, … (default: lengths at which the mask shows)",

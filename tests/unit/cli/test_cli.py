@@ -102,6 +102,9 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (("compile", "a.attn", "-D", "window"), "'window' is no assignment; write NAME=VALUE"),
         (("compile", "a.attn", "-D", "window=wide"), "the value of window must be a number, true or false"),
         (("compile", "a.attn", "-D", "window=" + "9" * 5000), "the value of window must be a number"),
+        (("compile", "a.attn", "-D", "window=1", "-D", "window=2"), "argument -D: window is given twice"),
+        (("show", "a.attn", "--param", "n=1", "--param", "n=1"), "argument --param: n is given twice"),
+        (("cost", "a.attn", "--chip", "h200", "--shape", "Sq=1", "Sq=2"), "argument --shape: Sq is given twice"),
         (("compile", "missing.attn"), "can't read missing.attn: no such file"),
         (("compile", str(ROOT)), "is a directory"),
         (("fmt",), "required: FILE"),
@@ -384,7 +387,7 @@ def test_show_takes_consts_sizes_params_and_heads(tmp_path: Path, capsys: pytest
     argv = ("show", str(path), "--size", "Sq=32", "--head", "1", "-D", "c=1", "--param", "n=8")
     assert run(*argv) == 0
     assert "25.0% of the pairs" in capsys.readouterr().out
-    assert run(*argv, "--param", "n=-1") == 2
+    assert run(*argv[:-1], "n=-1") == 2
     assert "`n` = -1 breaks" in capsys.readouterr().err
     assert run(*argv, "--size", "Hq=1") == 2
     assert "head 1 is out of range" in capsys.readouterr().err
