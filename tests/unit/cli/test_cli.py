@@ -490,3 +490,29 @@ def test_source_is_utf_8_in_any_locale(tmp_path: Path) -> None:
     env = {**os.environ, "PYTHONIOENCODING": "ascii", "LC_ALL": "C"}
     done = subprocess.run([sys.executable, "-m", "attngen", "fmt", str(path)], capture_output=True, env=env)
     assert done.returncode == 0 and "é → ∑" in done.stdout.decode()
+
+
+@pytest.mark.parametrize(
+    ("text", "sizes", "message"),
+    [
+        (
+            "mask = causal",
+            ("Sq=100000000", "Sk=100000000"),
+            "Sq = 100000000 and Sk = 100000000 have .* tiles of 128 x 64, .*: --size Sq=1048576 Sk=1048576 works",
+        ),
+        ("param ids: int[B, Sk]\nmask = same_document(ids)", ("Sq=65536",), ".*: --size Sq=32768 Sk=32768 works"),
+        (
+            "param bias: bool[Hq, Sq, Sk]\nmask = bias[h, q, k]",
+            ("Sq=16384", "Sk=16384"),
+            r"param `bias` \(Hq, Sq, Sk\) would have 268,435,456 elements, .* at most 67,108,864",
+        ),
+    ],
+)
+def test_sizes_that_fit_no_picture_are_refused(
+    text: str, sizes: tuple[str, ...], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "long.attn"
+    path.write_text(f"attention long\n{text}\n")
+    assert run("show", str(path), "--size", *sizes) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and re.search(message, said.err)
