@@ -516,3 +516,13 @@ def test_sizes_that_fit_no_picture_are_refused(
     assert run("show", str(path), "--size", *sizes) == 2
     said = capsys.readouterr()
     assert said.out == "" and re.search(message, said.err)
+
+
+def test_check_warns_as_compile_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "idle.attn"
+    path.write_text("attention idle\nparam rest: f32\nmask = causal\n")
+    assert run("compile", str(path)) == 0
+    warning = capsys.readouterr().err.strip()
+    assert warning.startswith(f"{path}:2:1: warning[unused-param]: ")
+    assert run("check", str(path)) == 0
+    assert warning in capsys.readouterr().out.splitlines()
