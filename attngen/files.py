@@ -38,8 +38,10 @@ def read_source(path: str | os.PathLike[str]) -> Source:
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise UsageError(f"{name} is no UTF-8 text: byte 0x{data[error.start]:02x} on line {line}") from error
+        rest = error.object  # without a mark
+        before = rest[: error.start].decode("utf-8").split("\n")
+        where, byte = f"{name}:{len(before)}:{len(before[-1]) + 1}", f"byte 0x{rest[error.start]:02x}"
+        raise UsageError(f"{where}: the file is no UTF-8 text, here it has the {byte}; save it as UTF-8") from error
     return Source(text, name)
 
 

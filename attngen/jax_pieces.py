@@ -13,12 +13,15 @@ import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from attngen.errors import UsageError
 from attngen.ir.nodes import Load, Scalar, Symbol
 from attngen.ir.walk import params as read_params
 from attngen.ir.walk import reads
 from attngen.part_sums import Arrays, Part, own_term
-from attngen.pieces import Kernel, Place, check_seed, checked_params, required
+from attngen.piece_arguments import Checks
+from attngen.pieces import Kernel, Place, check_seed, checked_params, required, term_shapes
 from attngen.plan.score.weights import Form
 
 jax: Any = importlib.import_module("jax")
@@ -33,6 +36,18 @@ Core = Callable[..., tuple[Any, Any]]
 
 def _arrays() -> Arrays:
     return Arrays(jnp.exp, jnp.where, jnp.logaddexp, heads_inside=True)
+
+
+def checks(kernel: Kernel) -> Checks:
+    return Checks(
+        name=kernel.name,
+        kinds=(jax.Array, np.ndarray),
+        noun="an array",
+        is_float=lambda dtype: bool(jnp.issubdtype(dtype, jnp.floating)),
+        is_float32=lambda dtype: dtype == jnp.float32,
+        packed=False,
+        heads_inside=True,
+    )
 
 
 # ---------------------------------------------------------------- forward
@@ -68,8 +83,6 @@ def _constant(kernel: Kernel) -> Callable[[Any], Any]:
 
 def _module(kernel: Kernel, place: Place) -> Mapping[str, Any]:
     """What the piece's generated module defines."""
-    if place.cu_seqlens_q is not None:
-        raise UsageError(f"{kernel.name}: packed pieces are for kernels that were compiled for target triton")
     _, own = kernel.piece(each=place.each, clipped=place.clipped)
     return own.function.__globals__
 
@@ -100,8 +113,6 @@ def seed_words(kernel: Kernel, seed: Any) -> Any:
 
 
 def merge(kernel: Kernel, parts: Sequence[Part]) -> Part:
-    if not parts:
-        raise UsageError(f"{kernel.name}: merge needs at least one part (out, lse)")
     return _arrays().merged(parts, sums=kernel.spec.normalizer.sums)
 
 
@@ -120,7 +131,10 @@ def _own_term(kernel: Kernel, lse: Any, params: Mapping[str, Any]) -> Any:
     if reads(term, "hkv"):
         raise UsageError(f"{kernel.name}: the denominator's own term reads `hkv`: write it by `h`")
     why = "the denominator's own term reads it"
-    values = {n: jnp.asarray(required(kernel, n, params, why)) for n in read_params(term)}
+    given = {n: required(kernel, n, params, why) for n in read_params(term)}
+    shapes = term_shapes(kernel, given, lse)
+    values = {n: jnp.asarray(x) for n, x in given.items()}
+    values = {n: jnp.broadcast_to(x, shapes[n]) if n in shapes else x for n, x in values.items()}
     values = {n: x.astype(jnp.float32) if jnp.issubdtype(x.dtype, jnp.floating) else x for n, x in values.items()}
 
     def leaf(e: Leaf) -> str:

@@ -5,11 +5,12 @@ Takes what `api.build` made; gives the functions of every geometry, the float64 
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, cast
 
 from attngen import files
 from attngen.errors import UsageError
@@ -23,6 +24,27 @@ if TYPE_CHECKING:
     from attngen.ir.pieces import Piece
     from attngen.plan import KernelPlan
     from attngen.prove.proof import Proof
+
+_Own = ParamSpec("_Own")
+_Result = TypeVar("_Result")
+
+
+def _of_pieces(method: Callable[_Own, _Result]) -> Callable[_Own, _Result]:
+    """A method that takes params by name: one with the name of an argument of its own is refused."""
+    code = method.__code__
+    arguments = frozenset(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
+
+    @functools.wraps(method)
+    def called(*operands: _Own.args, **given: _Own.kwargs) -> _Result:
+        kernel = cast(Kernel, operands[0])
+        clash = next((p.name for p in kernel.spec.params if p.name in arguments), None)
+        if clash is not None:
+            said = f"the param `{clash}` has the name of an argument of {method.__name__}: rename it in the spec"
+            raise UsageError(f"{kernel.name}: {said}")
+        return method(*operands, **given)
+
+    return called
+
 
 _BOUNDS = ("q_start", "q_stop", "k_start", "k_stop")
 
@@ -168,6 +190,7 @@ class Kernel:
 
         return pieces
 
+    @_of_pieces
     def partial(
         self,
         q: Any,
@@ -204,16 +227,25 @@ class Kernel:
             q_offset=q_offset, k_offset=k_offset, Sq=Sq, Sk=Sk, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
             h_offset=h_offset, b_offset=b_offset, dropout_seed=dropout_seed,
         )  # fmt: skip
-        return self._pieces_module().partial(self, (q, k, v), place, scale, params)
+        module = self._pieces_module()
+        place.check(module.checks(self), (q, k, v))
+        return module.partial(self, (q, k, v), place, scale, params)
 
     def merge(self, parts: Sequence[tuple[Any, Any]]) -> tuple[Any, Any]:
         """(out, lse) of parts of the same queries, whose keys are disjoint, in any order and grouping."""
-        return self._pieces_module().merge(self, parts)
+        module = self._pieces_module()
+        module.checks(self).check_parts(parts)
+        return module.merge(self, parts)
 
+    @_of_pieces
     def finish(self, out: Any, lse: Any, **params: Any) -> tuple[Any, Any]:
         """(out, lse) with the denominator's own term, which one of all merged parts must get, once."""
-        return self._pieces_module().finish(self, (out, lse), params)
+        module = self._pieces_module()
+        module.checks(self).check_part(out, lse)
+        module.checked_params(self, params)
+        return module.finish(self, (out, lse), params)
 
+    @_of_pieces
     def partial_backward(
         self,
         q: Any,
@@ -249,15 +281,26 @@ class Kernel:
             q_offset=q_offset, k_offset=k_offset, Sq=Sq, Sk=Sk, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
             h_offset=h_offset, b_offset=b_offset, dropout_seed=dropout_seed,
         )  # fmt: skip
-        results = (out, lse)
-        return self._pieces_module().partial_backward(
-            self, (q, k, v), (d_out, d_lse), results, place, scale, params, accumulate
-        )
+        module = self._pieces_module()
+        checks, operands = module.checks(self), (q, k, v)
+        place.check(checks, operands)
+        checks.check_results(operands, out, lse)
+        checks.check_gradient(d_out, d_lse, out, lse)
+        if accumulate is not None:
+            checks.check_sums(accumulate, operands)
+        return module.partial_backward(self, operands, (d_out, d_lse), (out, lse), place, scale, params, accumulate)
 
+    @_of_pieces
     def finish_backward(self, d_out: Any, out: Any, lse: Any, *, d_lse: Any = None, **params: Any) -> dict[str, Any]:
         """{param: gradient} of the denominator's own term, in float32, from the finished `out` and `lse`."""
-        return self._pieces_module().finish_backward(self, (d_out, d_lse), (out, lse), params)
+        module = self._pieces_module()
+        checks = module.checks(self)
+        checks.check_part(out, lse)
+        checks.check_gradient(d_out, d_lse, out, lse)
+        module.checked_params(self, params)
+        return module.finish_backward(self, (d_out, d_lse), (out, lse), params)
 
+    @_of_pieces
     def visits(
         self, q_range: tuple[int, int], k_range: tuple[int, int], Sq: int, Sk: int, **params: Any
     ) -> Literal["none", "some", "all"]:
@@ -266,15 +309,16 @@ class Kernel:
         On the host. "none" and "all" are certain, and the answer is exact for areas of at most 2**26 pairs, if params
         that the mask reads are given, as CPU tensors. "some" where they are not.
         """
-        from attngen.visits import Case, visits
+        from attngen.visits import asked, visits
 
-        return visits(self, q_range, k_range, Case(sizes=(Sq, Sk), params=params))
+        return visits(self, q_range, k_range, asked(self, q_range, k_range, Sq, Sk, params))
 
+    @_of_pieces
     def work(self, q_range: tuple[int, int], k_range: tuple[int, int], Sq: int, Sk: int, **params: Any) -> int:
         """Pairs of a head: at least those that may attend, at most the area. See `visits`."""
-        from attngen.visits import Case, work
+        from attngen.visits import asked, work
 
-        return work(self, q_range, k_range, Case(sizes=(Sq, Sk), params=params))
+        return work(self, q_range, k_range, asked(self, q_range, k_range, Sq, Sk, params))
 
     def reference(
         self,

@@ -19,6 +19,7 @@ from attngen.ir.pieces import Piece, piece_of
 from attngen.ir.walk import params as read_params
 from attngen.ir.walk import reads
 from attngen.part_sums import Arrays, Part, own_term
+from attngen.piece_arguments import Checks, check_known, check_params
 
 if TYPE_CHECKING:
     from attngen.emit import Options
@@ -70,6 +71,20 @@ def make(name: str, spec: Attention, text: str, options: Options, *, each: bool,
     return Made(piece=piece, plan=emitted, proof=proof, text=text, source=emit(emitted, text, options, proof.summary()))
 
 
+def checks(kernel: Kernel) -> Checks:
+    import torch
+
+    return Checks(
+        name=kernel.name,
+        kinds=(torch.Tensor,),
+        noun="a torch.Tensor",
+        is_float=lambda dtype: dtype.is_floating_point,
+        is_float32=lambda dtype: dtype is torch.float32,
+        packed=True,
+        heads_inside=False,
+    )
+
+
 # ---------------------------------------------------------------- forward
 
 
@@ -94,6 +109,13 @@ class Place:
     def numbers(self) -> tuple[Any, ...]:
         """In the order of `Piece.numbers`; without dropout that has the first four."""
         return self.q_offset, self.k_offset, self.Sq, self.Sk, self.h_offset, self.b_offset
+
+    def check(self, checks: Checks, operands: Sequence[Any]) -> None:
+        """Raises `UsageError` for an argument that does not fit."""
+        ends = ("cu_seqlens_q", "cu_seqlens_k")
+        numbers = ("q_offset", "k_offset", "Sq", "Sk", "h_offset", "b_offset")
+        found = ({name: getattr(self, name) for name in names} for names in (numbers, ends))
+        checks.check_piece(operands, *found)
 
     @property
     def each(self) -> bool:
@@ -159,10 +181,7 @@ def check_seed(kernel: Kernel, seed: Any) -> None:
 
 def checked_params(kernel: Kernel, params: Mapping[str, Any]) -> None:
     """Raises `UsageError` for a param that the kernel does not have."""
-    known = {p.name for p in kernel.spec.params}
-    unknown = next((name for name in params if name not in known), None)
-    if unknown is not None:
-        raise UsageError(f"{kernel.name}: no param {unknown!r}; there are {', '.join(sorted(known)) or 'none'}")
+    check_known(kernel.name, kernel.spec.params, params)
 
 
 def required(kernel: Kernel, name: str, params: Mapping[str, Any], why: str) -> Any:
@@ -181,8 +200,6 @@ def _number(x: Any, count: int, device: Any, *, each: bool) -> Any:
 
 
 def merge(kernel: Kernel, parts: Sequence[Part]) -> Part:
-    if not parts:
-        raise UsageError(f"{kernel.name}: merge needs at least one part (out, lse)")
     return _arrays(parts[0][1]).merged(parts, sums=kernel.spec.normalizer.sums)
 
 
@@ -209,7 +226,10 @@ def own_part(kernel: Kernel, lse: Any, params: Mapping[str, Any]) -> Any:
         return None
     heads = lse.shape[-2]
     why = "the denominator's own term reads it"
-    values = {n: torch.as_tensor(required(kernel, n, params, why), device=lse.device) for n in read_params(term)}
+    given = {n: required(kernel, n, params, why) for n in read_params(term)}
+    shapes = term_shapes(kernel, given, lse)
+    values = {n: torch.as_tensor(x, device=lse.device) for n, x in given.items()}
+    values = {n: x.expand(shapes[n]) if n in shapes else x for n, x in values.items()}
     values = {n: x.float() if x.is_floating_point() else x for n, x in values.items()}
     names = {"b": "at_b", "h": "at_h", "hkv": "at_h", "like": "like", **{n: f"values[{n!r}]" for n in values}}
     if reads(term, "hkv"):
@@ -225,6 +245,12 @@ def own_part(kernel: Kernel, lse: Any, params: Mapping[str, Any]) -> Any:
     result = torch.as_tensor(eval(expressions.torch(term, names), found), device=lse.device).float()
     result = result.reshape(result.shape[1:]) if result.ndim == 3 and lse.ndim == 2 else result
     return result.expand(lse.shape)
+
+
+def term_shapes(kernel: Kernel, given: Mapping[str, Any], lse: Any) -> dict[str, tuple[int, ...]]:
+    """Of the tensors that the denominator's own term reads. Raises `UsageError` where one does not fit."""
+    sizes = {"Hq": lse.shape[-2], **({"B": lse.shape[0]} if lse.ndim == 3 else {})}
+    return check_params(kernel.name, kernel.spec.params, given, sizes)
 
 
 def _element(x: Any, *index: Any) -> Any:

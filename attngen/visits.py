@@ -17,11 +17,13 @@ import numpy as np
 import numpy.typing as npt
 
 from attngen.errors import UsageError
+from attngen.ir import printing
 from attngen.ir.attention import Attention
-from attngen.ir.evaluate import evaluate
+from attngen.ir.evaluate import as_array, evaluate
 from attngen.ir.nodes import Symbol
 from attngen.ir.walk import params as read_params
 from attngen.ir.walk import symbols
+from attngen.piece_arguments import check_known, check_params, check_stretch
 from attngen.plan import KernelPlan
 from attngen.plan.mask.data_tests import DataTest
 
@@ -57,6 +59,27 @@ class Case:
     """Sizes beside Sq and Sk, by name: B, Hq, Hkv, D, Dv."""
     batch: int | None = None
     """The number of the only sequence that is meant; None: all."""
+
+
+def asked(kernel: Planned, q_range: Any, k_range: Any, Sq: Any, Sk: Any, params: Mapping[str, Any]) -> Case:
+    """The case of a call, where a param may be None. Raises `UsageError` for an argument that does not fit."""
+    spec = kernel.spec
+    check_known(spec.name, spec.params, params)
+    check_stretch(spec.name, "q_range", q_range, "Sq", Sq)
+    check_stretch(spec.name, "k_range", k_range, "Sk", Sk)
+    sizes: dict[str, int] = {"Sq": Sq, "Sk": Sk}
+    given = {n: x for n, x in params.items() if x is not None and n in read_params(spec.mask)}
+    shapes = check_params(spec.name, spec.params, given, sizes)
+    values = {n: as_array(x, spec.param(n).type) for n, x in given.items()}
+    values = {n: np.broadcast_to(x, shapes[n]) if n in shapes else x for n, x in values.items()}
+    for p in spec.params:
+        if p.name not in values or not p.is_scalar or p.where is None:
+            continue
+        known = {*read_params(p.where)} <= {*values} and symbols(p.where) <= {*sizes}
+        if known and not evaluate(p.where, sizes, values).all():
+            fact = printing.expression(p.where)
+            raise UsageError(f"{spec.name}: {p.name} must satisfy {fact}, not {values[p.name].item()}")
+    return Case(sizes=(Sq, Sk), params=values)
 
 
 def visits(

@@ -7,12 +7,24 @@ what to write instead. Which command takes what stands in `cli`.
 from __future__ import annotations
 
 import re
-from argparse import ArgumentParser, ArgumentTypeError
+from argparse import Action, ArgumentError, ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Sequence
+from typing import Any
 
 from attngen import vocabulary
 
 # ---------------------------------------------------------------- options
+
+
+class OnceEach(Action):
+    """Collects (name, value), no name twice."""
+
+    def __call__(self, parser: ArgumentParser, namespace: Namespace, values: Any, option_string: str | None = None):
+        found: list[tuple[str, object]] = getattr(namespace, self.dest)
+        name: str = values[0]
+        if any(name == known for known, _ in found):
+            raise ArgumentError(self, f"{name} is given twice: give it once")
+        setattr(namespace, self.dest, [*found, values])
 
 
 def spec(p: ArgumentParser) -> None:
@@ -23,7 +35,7 @@ def shape(p: ArgumentParser) -> None:
     p.add_argument(
         "--shape",
         type=size,
-        action="append",
+        action=OnceEach,
         default=[],
         metavar="NAME=INT",
         help="sizes: B, Hq, Hkv, Sq, Sk, D, Dv, … (default: B=1, Hq=8, Sq=4096, D=128)",
@@ -35,7 +47,7 @@ def define(p: ArgumentParser) -> None:
         "-D",
         dest="define",
         type=assignment,
-        action="append",
+        action=OnceEach,
         default=[],
         metavar="NAME=VALUE",
         help="override a const (repeatable)",
@@ -63,7 +75,7 @@ def param(p: ArgumentParser) -> None:
     p.add_argument(
         "--param",
         type=assignment,
-        action="append",
+        action=OnceEach,
         default=[],
         metavar="NAME=VALUE",
         help="value of a scalar param (default: an example that its `where` allows)",
@@ -74,7 +86,7 @@ def data(p: ArgumentParser) -> None:
     p.add_argument(
         "--data",
         type=data_file,
-        action="append",
+        action=OnceEach,
         default=[],
         metavar="NAME=FILE.npy",
         help="values of a tensor param, as numpy.save writes them (default: invented ones)",
@@ -163,7 +175,7 @@ def seconds(word: str) -> float:
 
 
 def effort(word: str) -> float:
-    if not re.fullmatch(r"\d{1,4}(\.\d{1,6})?", word) or float(word) == 0:
+    if not re.fullmatch(r"\d{1,6}(\.\d{1,6})?", word) or float(word) == 0:
         raise ArgumentTypeError(f"{word!r} is no effort; write a multiple of the default, such as 4 or 0.5")
     return float(word)
 

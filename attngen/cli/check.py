@@ -82,7 +82,7 @@ def run(args: Namespace) -> int:
 
             documents.append({"file": source.name, **to_json(proof)})
         else:
-            _print(proof, source, noted if len(args.specs) > 1 else None)
+            _print(proof, source, consts, noted if len(args.specs) > 1 else None)
     for note, names in noted.items():
         print(f"note on {', '.join(names)}: {note}")
     if args.json:
@@ -96,14 +96,17 @@ def _budget(args: Namespace) -> Budget:
     return Budget(args.effort, args.timeout)
 
 
-def _print(proof: Proof, source: Source, noted: dict[str, list[str]] | None = None) -> None:
+def _print(proof: Proof, source: Source, consts: dict[str, Const], noted: dict[str, list[str]] | None = None) -> None:
     """`noted` takes the notes, by what they say, of a proof that is one of several."""
+    from attngen.analyse.unused import unused_params
     from attngen.prove.report import details, notes
 
     out = terminal.console(sys.stdout)
     out.print(_table(proof))
     for line in details(proof, source):
         print(line)
+    for found in unused_params(api.analyse(source, consts), source):
+        print(found.line("warning"))
     for note in notes(proof):
         if noted is None:
             print(f"note: {note}")
@@ -152,7 +155,7 @@ def _explain(path: str, consts: dict[str, Const], target: str, budget: Budget, o
         spec, planned = api.checked_plan(source, consts, target)
         proof, emitted = api.prove(spec, planned, budget)
     if not proof.holds:
-        _print(proof, source)
+        _print(proof, source, consts)
         return 1
     text = api.explain(spec, emitted, proof, form)
     if output is None:

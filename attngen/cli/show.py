@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from argparse import Namespace
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 from attngen import api, files, terminal
@@ -12,6 +14,8 @@ from attngen.cli.parser import Commands
 from attngen.errors import UsageError
 
 if TYPE_CHECKING:
+    from attngen.ir.attention import Attention
+    from attngen.plan import KernelPlan
     from attngen.show.survey import Survey
 
 
@@ -29,7 +33,7 @@ def add(table: Commands) -> None:
     p.add_argument(
         "--size",
         type=arguments.size,
-        action="append",
+        action=arguments.OnceEach,
         default=[],
         metavar="NAME=INT",
         help="sizes: Sq, Sk, B, Hq, … (default: lengths at which the mask shows)",
@@ -87,11 +91,43 @@ def _survey(args: Namespace) -> Survey:
     shapes.check_heads(wanted)
     sizes = inputs.settle(api.callable_spec(spec, planned), wanted, fixed=asked)
     needed = walk.params(spec.mask)
+    tile = args.tile or _tile(spec.tile, max(sizes["Sq"], sizes["Sk"]))
+    _check_sizes(spec, planned, sizes, {*needed} - {*data}, tile)
     values = inputs.examples(spec, sizes, dict(args.param), data=data, only=needed)
     shapes.say_invented(spec, [name for name in values if name not in {*data, *dict(args.param)}])
-    tile = args.tile or _tile(spec.tile, max(sizes["Sq"], sizes["Sk"]))
     with terminal.working("solving the tiles"):
         return survey(planned, sizes, values, tile=tile, batch=args.batch, head=args.head)
+
+
+_MOST_TILES = 2**28
+_MOST_LOOKED_AT = 2**18
+"""Where data decide, each pair of tiles is looked at."""
+_MOST_ELEMENTS = 2**26
+
+
+def _check_sizes(
+    spec: Attention, planned: KernelPlan, sizes: Mapping[str, int], invented: Collection[str], tile: tuple[int, int]
+) -> None:
+    """Raises `UsageError` for sizes whose picture would take minutes, or more memory than there is."""
+    from attngen.ir import printing
+    from attngen.ir.evaluate import evaluate
+
+    most = _MOST_LOOKED_AT if planned.keys.tests else _MOST_TILES
+    queries, keys = (-(-sizes[size] // step) for size, step in zip(("Sq", "Sk"), tile, strict=True))
+    if queries * keys > most:
+        works = 2 ** int(math.log2(most * tile[0] * tile[1]) / 2)
+        raise UsageError(
+            f"Sq = {sizes['Sq']} and Sk = {sizes['Sk']} have {queries * keys:,} tiles of {tile[0]} x {tile[1]}, and a "
+            f"picture of this mask at most {most:,}: --size Sq={works} Sk={works} works"
+        )
+    for param in spec.params:
+        elements = math.prod(int(evaluate(dim, sizes, {})) for dim in param.shape)
+        if param.name in invented and elements > _MOST_ELEMENTS:
+            dims = ", ".join(map(printing.expression, param.shape))
+            raise UsageError(
+                f"param `{param.name}` ({dims}) would have {elements:,} elements, and a picture is drawn with at most "
+                f"{_MOST_ELEMENTS:,} for each param: take smaller sizes with --size"
+            )
 
 
 def _tile(own: tuple[int, int] | None, length: int) -> tuple[int, int]:

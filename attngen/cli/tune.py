@@ -63,7 +63,8 @@ def run(args: Namespace) -> int:
             raise UsageError("--chip names a TPU; --target triton tunes for the GPU that is here")
         return _tune_on_gpu(args)
     if args.chip is None:
-        raise UsageError(f"--target pallas needs a TPU: --chip {', '.join(vocabulary.TPUS)}")
+        chips = ", ".join(vocabulary.TPUS)
+        raise UsageError(f"say what to tune for: --target triton for the GPU that is here, or a TPU: --chip {chips}")
     if args.budget is not None:
         raise UsageError("--budget goes with --target triton")
     if args.own:

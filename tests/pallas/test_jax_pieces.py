@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -172,8 +173,36 @@ def test_what_a_piece_in_jax_refuses() -> None:
         kernel.finish(x, jnp.ones((1, 2, 8)))
     with pytest.raises(UsageError, match="no param 'slope'"):
         kernel.partial(x, x, x, slope=1.0, **place)
-    with pytest.raises(UsageError, match=r"assumes .*k_offset"):
+    with pytest.raises(UsageError, match="k does not fit: its 8 rows from k_offset = 4 on pass the end"):
         kernel.partial(x, x, x, **{**place, "k_offset": 4})
+    lse, sink = jnp.ones((1, 2, 8)), jnp.ones(2)
+    for said, call in {
+        "parts[0] must be a pair (out, lse), not ArrayImpl": lambda: kernel.merge((x, lse)),
+        "out of parts[1] must have shape (1, 8, 2, 4), that of parts[0], not (1, 8, 2, 1)": (
+            lambda: kernel.merge([(x, lse), (x[..., :1], lse)])
+        ),
+        "no param 'foo'": lambda: kernel.finish(x, lse, sink=sink, foo=1),
+        "sink must have shape (Hq) = (2,), not (3,)": lambda: kernel.finish(x, lse, sink=jnp.ones(3)),
+        "lse must have shape (1, 2, 8), that of out without its head dim": lambda: kernel.finish(
+            x, lse[:, :1], sink=sink
+        ),
+        "q must be an array, not NoneType": lambda: kernel.partial(None, x, x, **place),
+        "Sk must be an int, or an array with an int for each": lambda: kernel.partial(x, x, x, **{**place, "Sk": 8.0}),
+        "q_offset must hold ints, not float32": lambda: kernel.partial(x, x, x, **{**place, "q_offset": jnp.zeros(1)}),
+        "d_lse must have shape (1, 2, 8), that of lse": (
+            lambda: kernel.partial_backward(x, x, x, x, x, lse, **place, sink=sink, d_lse=lse[:, :1])
+        ),
+        "accumulate[2] must be float32, not bfloat16": (
+            lambda: kernel.partial_backward(
+                x, x, x, x, x, lse, **place, sink=sink, accumulate=(x, x, x.astype(jnp.bfloat16))
+            )
+        ),
+        "d_out must have shape (1, 8, 2, 4), that of out": (
+            lambda: kernel.finish_backward(x[:, :1], x, lse, sink=sink)
+        ),
+    }.items():
+        with pytest.raises(UsageError, match=re.escape(said)):
+            call()
     dropped = attngen.compile(SPECS["dropout"], "jax", tile=(16, 16))
     with pytest.raises(UsageError, match="dropout_seed is missing: all pieces of a call draw from the same one"):
         dropped.partial(x, x, x, p=0.1, **place)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import functools
+import re
 import sys
 from functools import cache
 from pathlib import Path
@@ -181,6 +183,34 @@ def test_what_a_file_refuses() -> None:
     }.items():
         with pytest.raises(ValueError, match=error):
             call()
+    out, lse = file["partial"](x, x, x, **place, dropout_seed=1)
+    back = functools.partial(file["partial_backward"], x, x, x, **place, dropout_seed=1)
+    for error, call in {
+        "parts must be a list of pairs": lambda: file["merge"]((out, lse)),
+        "lse of parts[0] must be a tensor of floats (1, 2, 8), out of parts[0] without": (
+            lambda: file["merge"]([(out, lse[:, :1])])
+        ),
+        "out of parts[1] must be a tensor of floats (1, 2, 8, 16), as in parts[0], not (1, 1, 8, 16)": (
+            lambda: file["merge"]([(out, lse), (out[:, :1], lse[:, :1])])
+        ),
+        "lse must be a tensor of floats (1, 2, 8)": lambda: file["finish"](out, None),
+        "lse must be a tensor of floats (1, 2, 8), out without": lambda: back(x, out, lse[..., :4]),
+        "out must be a tensor of floats (1, 2, 8, 16), like q": lambda: back(x, out[:, :1], lse),
+        "d_out must be a tensor of floats (1, 2, 8, 16), like out, not (1, 2, 8, 1)": lambda: back(
+            x[..., :1], out, lse
+        ),
+        "d_lse must be a tensor of floats": lambda: back(x, out, lse, d_lse=1.0),
+        "accumulate[0] must be float32": lambda: back(x, out, lse, accumulate=(x.half(), x, x)),
+        "d_out must be a tensor of floats": lambda: file["finish_backward"](None, out, lse),
+    }.items():
+        with pytest.raises(ValueError, match=re.escape(error)):
+            call()
+    kernel, file = made("sink by head", "pieces")
+    sink = {"slope": torch.ones(2), "p": 0.0}
+    with pytest.raises(ValueError, match=re.escape("sink must have shape (Hq) = (2,), not (3,)")):
+        file["finish"](out, lse, sink=torch.ones(3), **sink)
+    one = torch.full((1,), 0.5)
+    same(file["finish"](out, lse, sink=one, **sink), kernel.finish(out, lse, sink=one.repeat(2), **sink))
     with pytest.raises(UsageError, match="the param `d_out` has the name of an argument of the geometry pieces"):
         attngen.compile("attention a\nparam d_out: f32[Hq]\nscore = qk + d_out[h]\n", geometry=("pieces",))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -251,8 +252,68 @@ def test_autograd_is_refused() -> None:
 def test_a_piece_behind_the_end_is_refused() -> None:
     kernel = attngen.compile("attention c\nmask = causal\n")
     x = torch.randn(1, 2, 8, 16)
-    with pytest.raises(UsageError, match=r"assumes .*k_offset"):
+    said = "k does not fit: its 8 rows from k_offset = 4 on pass the end of the sequence, Sk = 8"
+    with pytest.raises(UsageError, match=said):
         kernel.partial(x, x, x, q_offset=0, k_offset=4, Sq=8, Sk=8)
+
+
+def test_what_pieces_refuse() -> None:
+    """One message with the argument's name, before anything is launched: a kernel would read past the end of a short
+    lse."""
+    kernel = attngen.compile("attention s\nparam sink: f32[Hq]\nmask = causal\nnormalizer = softmax(sink = sink[h])\n")
+    x, sink = torch.randn(1, 2, 8, 16), torch.randn(2)
+    place: dict[str, Any] = {"q_offset": 0, "k_offset": 0, "Sq": 8, "Sk": 8}
+    out, lse = kernel.partial(x, x, x, **place)
+
+    def back(d_out: Any = x, out: Any = out, lse: Any = lse, **more: Any) -> Any:
+        return kernel.partial_backward(x, x, x, d_out, out, lse, **{**place, **more})
+
+    for said, call in {
+        "merge needs at least one part": lambda: kernel.merge([]),
+        "parts must be a list of pairs (out, lse), not Tensor": lambda: kernel.merge(x),
+        "parts[0] must be a pair (out, lse), not Tensor": lambda: kernel.merge((out, lse)),
+        "parts[1] must be a pair (out, lse), not a tuple of 3": lambda: kernel.merge([(out, lse), (out, lse, lse)]),
+        "lse of parts[0] must have shape (1, 2, 8), that of out of parts[0] without its head dim, not (1, 1, 8)": (
+            lambda: kernel.merge([(out, lse[:, :1])])
+        ),
+        "out of parts[1] must have shape (1, 2, 8, 16), that of parts[0], not (1, 1, 8, 16)": (
+            lambda: kernel.merge([(out, lse), (out[:, :1], lse[:, :1])])
+        ),
+        "out of parts[0] must hold floats, not torch.int64": lambda: kernel.merge([(out.long(), lse)]),
+        "no param 'foo'; there are sink": lambda: kernel.finish(out, lse, sink=sink, foo=1),
+        "sink must have shape (Hq) = (2,), not (3,)": lambda: kernel.finish(out, lse, sink=torch.ones(3)),
+        "sink must have 1 dimension (Hq), not float": lambda: kernel.finish(out, lse, sink=1.0),
+        "lse must be a torch.Tensor, not NoneType": lambda: kernel.finish(out, None, sink=sink),
+        "q must be a torch.Tensor, not NoneType": lambda: kernel.partial(None, x, x, **place),
+        "Sq must be an int, or a torch.Tensor with an int": lambda: kernel.partial(x, x, x, **{**place, "Sq": "8"}),
+        "h_offset must be from 0 to 268435455, not -1": lambda: kernel.partial(x, x, x, **place, h_offset=-1),
+        "k_offset must have one int for each sequence, shape (1,), not (2,)": (
+            lambda: kernel.partial(x, x, x, **{**place, "k_offset": torch.zeros(2, dtype=torch.int32)})
+        ),
+        "k_offset must hold ints, not torch.float32": (
+            lambda: kernel.partial(x, x, x, **{**place, "k_offset": torch.zeros(1)})
+        ),
+        "cu_seqlens_q must be a torch.Tensor, not a list of 2": (
+            lambda: kernel.partial(x[0], x[0], x[0], **place, cu_seqlens_q=[0, 2])
+        ),
+        "cu_seqlens_k goes with cu_seqlens_q": lambda: kernel.partial(x, x, x, **place, cu_seqlens_k=sink.int()),
+        "d_out must have shape (1, 2, 8, 16), that of out, not (1, 2, 4, 16)": lambda: back(x[:, :, :4]),
+        "out must have shape (1, 2, 8, 16), q's with the head dim of v, not (1, 1, 8, 16)": lambda: back(out=x[:, :1]),
+        "lse must have shape (1, 2, 8), q's without its head dim, not (1, 2, 4)": lambda: back(lse=lse[:, :, :4]),
+        "lse must be float32, not torch.float16": lambda: back(lse=lse.half()),
+        "d_lse must be a torch.Tensor, not float": lambda: back(d_lse=1.0),
+        "accumulate must be three float32": lambda: back(accumulate=(x, x)),
+        "accumulate[1] must have shape (1, 2, 8, 16), that of k, not (2, 2, 8, 16)": (
+            lambda: back(accumulate=(x, x.repeat(2, 1, 1, 1), x))
+        ),
+        "accumulate[0] must be float32, not torch.float16": lambda: back(accumulate=(x.half(), x, x)),
+        "d_out must have shape (1, 2, 8, 16), that of out, not (1, 2, 1, 16)": (
+            lambda: kernel.finish_backward(x[:, :, :1], out, lse, sink=sink)
+        ),
+    }.items():
+        with pytest.raises(UsageError, match=re.escape(f"s: {said}")):
+            call()
+    torch.testing.assert_close(kernel.finish(out, lse, sink=sink[:1]), kernel.finish(out, lse, sink=sink[:1].repeat(2)))
 
 
 @pytest.mark.parametrize(
@@ -281,6 +342,39 @@ def test_visits_and_work(mask: str) -> None:
 def _empty(mask: str) -> attngen.Kernel:
     with pytest.warns(attngen.SpecWarning):
         return attngen.compile(f"attention c\nmask = {mask}\n")
+
+
+@pytest.mark.parametrize(
+    "param, refusing", [("out", "finish"), ("lse", "finish_backward"), ("q_offset", "partial"), ("q_range", "visits")]
+)
+def test_a_param_with_the_name_of_an_argument_is_refused(param: str, refusing: str) -> None:
+    kernel = attngen.compile(f"attention c\nparam {param}: int where {param} > 0\nmask = 0 <= q - k < {param}\n")
+    said = f"c: the param `{param}` has the name of an argument of {refusing}: rename it in the spec"
+    x = torch.ones(1, 2, 8, 16)
+    with pytest.raises(UsageError, match=said):
+        getattr(kernel, refusing)(x, x, x, **{param: 3})
+    assert kernel(x, x, x, **{param: 3}).shape == x.shape
+
+
+def test_what_visits_refuse() -> None:
+    kernel = attngen.compile("attention v\nparam n: int[B]\nparam w: int where w > 0\nmask = q - k < w or k < n[b]\n")
+    n, whole = torch.ones(2, dtype=torch.int64), (0, 8)
+    for said, q_range, k_range, Sq, more in (
+        ("q_range must be a pair of ints (start, stop), not 8", 8, whole, 8, {}),
+        ("k_range must be a pair of ints (start, stop), not (0.0, 8)", whole, (0.0, 8), 8, {}),
+        ("q_range must lie between 0 and Sq = 8, not be (0, 9)", (0, 9), whole, 8, {}),
+        ("k_range must lie between 0 and Sk = 8, not be (-1, 8)", whole, (-1, 8), 8, {}),
+        ("Sq must be an int from 0 up, not -8", whole, whole, -8, {}),
+        ("no param 'foo'; there are n, w", whole, whole, 8, {"foo": 1}),
+        ("n must have 1 dimension (B), not int", whole, whole, 8, {"n": 1}),
+        ("w must be an int, not 2.5", whole, whole, 8, {"w": 2.5}),
+        ("w must be one int, not shape (2,)", whole, whole, 8, {"w": n}),
+        ("w must satisfy 0 < w, not 0", whole, whole, 8, {"w": 0}),
+    ):
+        for ask in kernel.visits, kernel.work:
+            with pytest.raises(UsageError, match=re.escape(f"v: {said}")):
+                ask(q_range, k_range, Sq, 8, **{"n": n, "w": 2, **more})  # pyright: ignore[reportArgumentType]
+    assert kernel.visits(whole, whole, 8, 8, n=None, w=2) == kernel.visits(whole, whole, 8, 8, w=2) == "some"
 
 
 def test_visits_of_documents() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,20 @@ def test_a_result_has_a_place() -> None:
     place = torch.full_like(x, 7.0)
     assert kernel.varlen(x, x, x, cu_seqlens_q=offsets, out=place) is place
     assert torch.equal(place, kernel.varlen(x, x, x, cu_seqlens_q=offsets))
+
+
+def test_a_place_that_does_not_fit_is_refused() -> None:
+    """`copy_` would repeat the result, or round it."""
+    kernel, x, ends = _causal()
+    for place, have in (
+        (x.repeat(2, 1, 1, 1), rf"{re.escape(str((2, *x.shape)))}, torch.float32 on cpu"),
+        (x.half(), rf"{re.escape(str(tuple(x.shape)))}, torch.float16 on cpu"),
+        ([1.0], "list"),
+    ):
+        with pytest.raises(
+            UsageError, match=rf"out must be a tensor \(\d+, \d+, \d+\), torch.float32 on cpu, not {have}"
+        ):
+            kernel.varlen(x, x, x, cu_seqlens_q=ends, out=place)
 
 
 @pytest.mark.parametrize("offsets", [[0, 9, 4], [-5, 3, 12], [0, 5, 2**31 - 1], [7, 7, 7], [40, 50, 60]])

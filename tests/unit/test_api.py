@@ -302,6 +302,20 @@ def test_wrong_arguments_are_usage_errors_and_value_errors(
 
 
 @pytest.mark.parametrize("target", ["triton", "torch", "jax", "pallas"])
+@pytest.mark.parametrize("scale", [float("nan"), float("inf"), -float("inf")])
+def test_a_scale_is_finite(target: str, scale: float) -> None:
+    kernel = attngen.compile("attention scaled\nmask = causal\n", target)
+    given = [x.swapaxes(1, 2).numpy() if target in ("pallas", "jax") else x for x in operands(20)]
+    with pytest.raises(UsageError, match=f"scale must be a finite number, not {scale}"):
+        kernel(*given, scale=scale)
+    if target == "triton":
+        packed = [x[0].transpose(0, 1) for x in given]
+        ends = torch.tensor([0, packed[0].shape[0]], dtype=torch.int32)
+        with pytest.raises(UsageError, match=f"scale must be a finite number, not {scale}"):
+            kernel.varlen(*packed, cu_seqlens_q=ends, scale=scale)
+
+
+@pytest.mark.parametrize("target", ["triton", "torch", "jax", "pallas"])
 @pytest.mark.parametrize("seed", ["1", 1.5, 2**70])
 def test_a_seed_is_an_int(target: str, seed: object) -> None:
     kernel = attngen.compile("attention seeded\nparam p: f32 where 0 <= p < 1\ndropout = p\n", target)

@@ -24,7 +24,11 @@ def test_reads_utf_8_with_or_without_a_mark(tmp_path: Path) -> None:
     [
         (lambda p: None, "no such file"),
         (lambda p: p.mkdir(), "is a directory"),
-        (lambda p: p.write_bytes(b"attention a\n# \xff\n"), "no UTF-8 text: byte 0xff on line 2"),
+        (
+            lambda p: p.write_bytes(b"attention a\n# \xc3\xa9 \xff\n"),
+            "a.attn:2:5: the file is no UTF-8 text, .* the byte 0xff",
+        ),
+        (lambda p: p.write_bytes(b"\xef\xbb\xbfattn\xe9"), "a.attn:1:5: the file is no UTF-8 text"),
     ],
 )
 def test_unreadable_file(tmp_path: Path, make, message: str) -> None:  # type: ignore[no-untyped-def]

@@ -18,6 +18,7 @@ from attngen.emit.torch_shared import expressions as host_expressions
 from attngen.emit.triton.names import reserved
 from attngen.errors import UsageError
 from attngen.ir.attention import Attention
+from attngen.ir.build import index
 from attngen.ir.nodes import Expr, Symbol
 from attngen.ir.pieces import Piece
 from attngen.ir.walk import params as read_params
@@ -218,11 +219,22 @@ def _own_lines(spec: Attention, term: Expr | None) -> Lines:
         "heads = lse.shape[-2]",
         f"values = {{n: torch.as_tensor(params[n], device=lse.device) for n in {read!r}}}",
         "values = {n: x.float() if x.is_floating_point() else x for n, x in values.items()}",
+        *(line for name in read if spec.param(name).shape == (index("Hq"),) for line in _by_head(name)),
         "at_h = torch.arange(heads, device=lse.device).reshape(1, heads, 1)",
         "at_b = torch.arange(lse.shape[0], device=lse.device).reshape(-1, 1, 1)",
         f"own = torch.as_tensor({host_expressions.torch(term, names)}, device=lse.device).float()",
         "own = own.reshape(own.shape[1:]) if own.dim() == 3 and lse.dim() == 2 else own",
         "return own.expand(lse.shape)",
+    )
+
+
+def _by_head(param: str) -> Lines:
+    """A number for each head, or one for all."""
+    value = f"values[{param!r}]"
+    return (
+        f"if {value}.dim() != 1 or {value}.shape[0] not in (1, heads):",
+        f'    _refuse(f"{param} must have shape (Hq) = ({{heads}},), not {{tuple({value}.shape)}}")',
+        f"{value} = {value}.expand(heads)",
     )
 
 

@@ -27,10 +27,22 @@ class Budget:
     timeout: float = 600.0
 
 
+def out_of_work(effort: float) -> str:
+    """What a reader is told, who gave this effort."""
+    more = (
+        "`--effort 4` allows four times the default"
+        if effort < 4
+        else f"`--effort {4 * effort:g}` allows four times as much"
+    )
+    return f"its proof needs more work than it may take; {more}"
+
+
 class OutOfWork(Exception):
     """The next step costs more than is left."""
 
-    reason = "its proof needs more work than it may take; `--effort 4` allows four times the default"
+    def __init__(self, effort: float = 1.0):
+        super().__init__()
+        self.reason = out_of_work(effort)
 
 
 class Clock:
@@ -73,7 +85,7 @@ class Work:
     def spend(self, units: int) -> None:
         """Pays for a step before it is taken. Raises `OutOfWork`, and takes nothing, where too little is left."""
         if units > self.left:
-            raise OutOfWork
+            raise OutOfWork(self.effort)
         self.charge(units)
 
     def charge(self, units: int) -> None:

@@ -25,7 +25,7 @@ from attngen.ir.attention import Attention, Param
 from attngen.ir.nodes import Apply, Expr, Literal, Load, Op, Scalar, Storage, Symbol, Type
 from attngen.ir.walk import symbols
 from attngen.prove.budget.watchdog import OutOfTime
-from attngen.prove.budget.work import OutOfWork, Work
+from attngen.prove.budget.work import Work, out_of_work
 from attngen.prove.integers.answers import Answer, Fails, Holds, Open, Term, element_name
 from attngen.prove.integers.quotient_laws import Quotient, laws, products
 
@@ -390,7 +390,7 @@ class SolverContext:
         if result == z3.sat:
             return Fails(self._values(solver.model()))
         if taken >= limit:
-            return Open(OutOfWork.reason)
+            return Open(out_of_work(work.effort))
         return Open(str(solver.reason_unknown()) if work.clock.left else OutOfTime.reason)
 
     def _values(self, model: Any) -> dict[str, int | float | bool]:

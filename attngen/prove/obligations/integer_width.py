@@ -19,7 +19,7 @@ from dataclasses import replace
 
 from attngen.ir import printing
 from attngen.ir.checked import checked
-from attngen.ir.nodes import Apply, Expr, Literal, Load, Op, Scalar, Type
+from attngen.ir.nodes import MOST_SHIFTED, Apply, Expr, Literal, Load, Op, Scalar, Type
 from attngen.ir.walk import children, nodes, params
 from attngen.plan.ints.divisions import is_division, shift
 from attngen.plan.ints.width import FARTHEST, LARGEST_TILE, WideInts
@@ -242,6 +242,9 @@ def _divisions(plan: KernelPlan, operations: list[Apply], work: Work) -> Claim:
     for e in operations:
         context = SolverContext(plan.attention)
         premises = known_ints(context, e, plan.choices.longest)
+        # A shift by anything else has no value: `range-safety` is about it.
+        shifts = (x.args[1] for x in nodes(e) if isinstance(x, Apply) and x.op is Op.SHIFT_RIGHT)
+        premises += [context.all_of([n >= 0, n <= MOST_SHIFTED]) for n in map(context.term, shifts)]
         a, c = (context.term(x) for x in e.args)
         answer = context.ask(premises, context.all_of([a >= 0, c > 0]), work.part())
         if not isinstance(answer, Holds):

@@ -15,7 +15,7 @@ from dataclasses import replace
 from attngen.errors import NOWHERE, Span
 from attngen.ir import build, printing, walk
 from attngen.ir.attention import Attention
-from attngen.ir.nodes import INDICES, MOST_SHIFTED, Apply, Expr, Literal, Load, Op, Scalar, Type
+from attngen.ir.nodes import INDICES, MOST_SHIFTED, Apply, Expr, Literal, Load, Op, Scalar, Symbol, Type
 from attngen.plan.kernel import KernelPlan
 from attngen.plan.score.weights import Form, S
 from attngen.prove.budget.watchdog import OutOfTime
@@ -104,7 +104,7 @@ def _undefined(a: Attention, node: Apply, witness: Witness | None) -> Claim:
             fix = fix or f"guard it: `… if {divisor} > 0 else …`"
         case Op.SHIFT_RIGHT:
             sentence = f"the shift of `{text}` is by 0 to {MOST_SHIFTED}"
-            wrong, fix = "shifts by more, or by less than 0", "take its low bits: `… & 31`"
+            wrong, fix = "shifts by more, or by less than 0", _fix_for_shift(node.args[1])
             fault = f"`{text}` can shift by less than 0 or by more than {MOST_SHIFTED}"
         case Op.POW:
             sentence, wrong = f"the exponent of `{text}` is never negative", "has a negative exponent, and no int value"
@@ -129,6 +129,15 @@ def _fix_for(a: Attention, e: Expr, fact: str) -> str:
     if isinstance(e, Scalar | Load):
         return f"add `where {e.param} {fact}`"
     return ""
+
+
+def _fix_for_shift(amount: Expr) -> str:
+    text = printing.expression(amount)
+    inside = text if isinstance(amount, Symbol | Scalar | Load) else f"({text})"
+    masked = f"`… >> ({inside} & {MOST_SHIFTED})`"
+    if isinstance(amount, Scalar | Load):
+        masked = f"`where 0 <= {amount.param} <= {MOST_SHIFTED}` where it is declared, or {masked}"
+    return f"nothing bounds `{text}` to 0 … {MOST_SHIFTED}: write {masked}"
 
 
 _LONGEST = 4096
@@ -201,18 +210,23 @@ def _number(x: float) -> str:
     return "NaN" if x != x else f"{x:g}"
 
 
+_ABOVE_ZERO = "keep what is under the root above 0: max(…, 1e-6)"
+
+
 def _fix(a: Attention, w: Witness) -> str:
     if not isinstance(w.node, Apply):
         return "a score of +inf has no weight; write -inf for a pair that shall not count"
     match w.node.op:
+        case Op.DIV if isinstance(w.node.args[1], Apply) and w.node.args[1].op in (Op.SQRT, Op.RSQRT):
+            return _fix_for(a, w.node.args[1].args[0], "> 0") or _ABOVE_ZERO  # the derivative of a root
         case Op.DIV:
             return _fix_for(a, w.node.args[1], "> 0") or "keep the divisor from 0: max(…, 1e-6), or mask such pairs"
         case Op.LOG | Op.LOG2:
             part = w.node.args[0]
             return _fix_for(a, part, "> 0") or "keep its argument positive: max(…, 1e-6), or mask such pairs"
         case Op.SQRT | Op.RSQRT:
-            strict = "> 0" if w.node.op is Op.RSQRT else ">= 0"
-            return _fix_for(a, w.node.args[0], strict) or "keep what is under the root from below 0"
+            # At 0 a root has a value, and no derivative.
+            return _fix_for(a, w.node.args[0], "> 0") or _ABOVE_ZERO
         case Op.EXP | Op.EXP2:
             return "bound the exponent: min(…, 80)"
         case Op.POW if w.operands[0] != 0:

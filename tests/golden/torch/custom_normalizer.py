@@ -308,13 +308,13 @@ def _check(q, k, v, temperature, escape, scale):
 
 
 def _scale_number(scale) -> float:
-    """A scale that is neither a float nor a tensor: an int, or a number of NumPy's."""
+    """A scale that is neither a finite float nor a tensor: an int, or a number of NumPy's."""
     try:
-        if not isinstance(scale, str | bytes):
+        if not isinstance(scale, str | bytes) and abs(float(scale)) < torch.inf:
             return float(scale)
     except (TypeError, ValueError, OverflowError):
         pass
-    _refuse(f"scale must be a number, not {scale!r}")
+    _refuse(f"scale must be a finite number, not {scale!r}")
 
 
 def _spread(name: str, x: Tensor, shape: tuple[int, ...], dims: str) -> Tensor:
@@ -399,7 +399,7 @@ def _call(q, k, v, temperature, escape, scale, return_lse, dropout_seed):
             scale = q.shape[-1] ** -0.5
         except (AttributeError, IndexError, ZeroDivisionError):
             scale = 1.0  # `_check` refuses this call
-    elif not isinstance(scale, float | Tensor):
+    elif not isinstance(scale, Tensor) and (type(scale) is not float or not abs(scale) < torch.inf):
         scale = _scale_number(scale)
     q, k, v, temperature, escape = _check(q, k, v, temperature, escape, scale)
     if isinstance(scale, Tensor):

@@ -2474,13 +2474,13 @@ def _warn_of_order() -> None:
 
 
 def _scale_number(scale) -> float:
-    """A scale that is neither a float nor a tensor: an int, or a number of NumPy's."""
+    """A scale that is neither a finite float nor a tensor: an int, or a number of NumPy's."""
     try:
-        if not isinstance(scale, str | bytes):
+        if not isinstance(scale, str | bytes) and abs(float(scale)) < torch.inf:
             return float(scale)
     except (TypeError, ValueError, OverflowError):
         pass
-    _refuse(f"scale must be a number, not {scale!r}")
+    _refuse(f"scale must be a finite number, not {scale!r}")
 
 
 def _spread(name: str, x: Tensor, shape: tuple[int, ...], dims: str) -> Tensor:
@@ -2543,7 +2543,7 @@ def _call(q, k, v, bias, scale, return_lse, dropout_seed):
     elif isinstance(scale, Tensor):
         q, k, v, bias = _check(q, k, v, bias, scale)
         q, scale = _scaled(q, scale)
-    elif type(scale) is not float:
+    elif type(scale) is not float or not abs(scale) < torch.inf:
         scale = _scale_number(scale)
     known = fit = None
     alone = _unwatched(q, k, v, bias)

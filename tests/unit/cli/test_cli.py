@@ -102,6 +102,9 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (("compile", "a.attn", "-D", "window"), "'window' is no assignment; write NAME=VALUE"),
         (("compile", "a.attn", "-D", "window=wide"), "the value of window must be a number, true or false"),
         (("compile", "a.attn", "-D", "window=" + "9" * 5000), "the value of window must be a number"),
+        (("compile", "a.attn", "-D", "window=1", "-D", "window=2"), "argument -D: window is given twice"),
+        (("show", "a.attn", "--param", "n=1", "--param", "n=1"), "argument --param: n is given twice"),
+        (("cost", "a.attn", "--chip", "h200", "--shape", "Sq=1", "Sq=2"), "argument --shape: Sq is given twice"),
         (("compile", "missing.attn"), "can't read missing.attn: no such file"),
         (("compile", str(ROOT)), "is a directory"),
         (("fmt",), "required: FILE"),
@@ -384,7 +387,7 @@ def test_show_takes_consts_sizes_params_and_heads(tmp_path: Path, capsys: pytest
     argv = ("show", str(path), "--size", "Sq=32", "--head", "1", "-D", "c=1", "--param", "n=8")
     assert run(*argv) == 0
     assert "25.0% of the pairs" in capsys.readouterr().out
-    assert run(*argv, "--param", "n=-1") == 2
+    assert run(*argv[:-1], "n=-1") == 2
     assert "`n` = -1 breaks" in capsys.readouterr().err
     assert run(*argv, "--size", "Hq=1") == 2
     assert "head 1 is out of range" in capsys.readouterr().err
@@ -487,3 +490,39 @@ def test_source_is_utf_8_in_any_locale(tmp_path: Path) -> None:
     env = {**os.environ, "PYTHONIOENCODING": "ascii", "LC_ALL": "C"}
     done = subprocess.run([sys.executable, "-m", "attngen", "fmt", str(path)], capture_output=True, env=env)
     assert done.returncode == 0 and "é → ∑" in done.stdout.decode()
+
+
+@pytest.mark.parametrize(
+    ("text", "sizes", "message"),
+    [
+        (
+            "mask = causal",
+            ("Sq=100000000", "Sk=100000000"),
+            "Sq = 100000000 and Sk = 100000000 have .* tiles of 128 x 64, .*: --size Sq=1048576 Sk=1048576 works",
+        ),
+        ("param ids: int[B, Sk]\nmask = same_document(ids)", ("Sq=65536",), ".*: --size Sq=32768 Sk=32768 works"),
+        (
+            "param bias: bool[Hq, Sq, Sk]\nmask = bias[h, q, k]",
+            ("Sq=16384", "Sk=16384"),
+            r"param `bias` \(Hq, Sq, Sk\) would have 268,435,456 elements, .* at most 67,108,864",
+        ),
+    ],
+)
+def test_sizes_that_fit_no_picture_are_refused(
+    text: str, sizes: tuple[str, ...], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "long.attn"
+    path.write_text(f"attention long\n{text}\n")
+    assert run("show", str(path), "--size", *sizes) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and re.search(message, said.err)
+
+
+def test_check_warns_as_compile_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "idle.attn"
+    path.write_text("attention idle\nparam rest: f32\nmask = causal\n")
+    assert run("compile", str(path)) == 0
+    warning = capsys.readouterr().err.strip()
+    assert warning.startswith(f"{path}:2:1: warning[unused-param]: ")
+    assert run("check", str(path)) == 0
+    assert warning in capsys.readouterr().out.splitlines()

@@ -13,7 +13,7 @@ from counted import calls
 from numeric_specs import RIGHT, WRONG
 
 from attngen import api, reference
-from attngen.errors import Source
+from attngen.errors import NOWHERE, Source
 from attngen.ir import build, printing, walk
 from attngen.ir.attention import Attention
 from attngen.ir.evaluate import evaluate
@@ -24,6 +24,7 @@ from attngen.plan.tiles import hopper
 from attngen.prove.budget.watchdog import OutOfTime
 from attngen.prove.budget.work import Budget, OutOfWork, Work
 from attngen.prove.obligations.range_safety import range_safety
+from attngen.prove.report import diagnostics
 from attngen.prove.verdict import Claim, Proved, Refuted, Unknown
 
 EXAMPLES = sorted((Path(__file__).parents[3] / "examples").glob("*.attn"))
@@ -336,7 +337,7 @@ def test_what_a_condition_keeps_from_zero_is_stated() -> None:
 
 @pytest.mark.parametrize(
     ("budget", "reason"),
-    [(Budget(effort=1e-6), OutOfWork.reason), (Budget(timeout=1e-6), OutOfTime.reason)],
+    [(Budget(effort=1e-6), OutOfWork().reason), (Budget(timeout=1e-6), OutOfTime.reason)],
 )
 def test_out_of_work_or_time_is_unknown_and_says_which(budget: Budget, reason: str) -> None:
     verdict = range_safety(*planned("f", WRONG["divides_by_distance"][0]), Work(budget))[-1].verdict
@@ -400,3 +401,48 @@ def test_a_divisor_that_is_0_for_short_sequences_asks_for_longer_ones(divisor: s
     found = claims("halves", f"param n: int\nmask = k % {divisor} == 0 or n > 9")
     failed = [c for c in found if not isinstance(c.verdict, Proved)]
     assert bool(failed) == (fix is not None) and (fix is None or failed[0].fix.startswith(fix))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "fix", "right"),
+    [
+        (
+            "mask = (k >> h) & 1 == 0",
+            "nothing bounds `h` to 0 … 31: write `… >> (h & 31)`",
+            "mask = (k >> (h & 31)) & 1 == 0",
+        ),
+        (
+            "mask = (q >> k + 1) & 1 == 0",
+            "nothing bounds `k + 1` to 0 … 31: write `… >> ((k + 1) & 31)`",
+            "mask = (q >> ((k + 1) & 31)) & 1 == 0",
+        ),
+        (
+            "param s: int[Hq]\nmask = (k >> s[h]) & 1 == 0",
+            "nothing bounds `s[h]` to 0 … 31: write `where 0 <= s <= 31` where it is declared, or `… >> (s[h] & 31)`",
+            "param s: int[Hq] where 0 <= s <= 31\nmask = (k >> s[h]) & 1 == 0",
+        ),
+        (
+            "score = sqrt(qk)",
+            "keep what is under the root above 0: max(…, 1e-6)",
+            "score = sqrt(max(qk, 1e-6))",
+        ),
+        (
+            "score = sqrt(abs(qk))",
+            "keep what is under the root above 0: max(…, 1e-6)",
+            "score = sqrt(max(abs(qk), 1e-6))",
+        ),
+        ("param x: f32\nscore = qk * sqrt(x)", "add `where x > 0`", "param x: f32 where x > 0\nscore = qk * sqrt(x)"),
+        (
+            "param x: f32 where x >= 0\nscore = qk * sqrt(x)",
+            "add `where x > 0`",
+            "param x: f32 where x > 0\nscore = qk * sqrt(x)",
+        ),
+    ],
+)
+def test_what_is_advised_is_accepted(wrong: str, fix: str, right: str) -> None:
+    """By every obligation; and the mistake is told at its place alone."""
+    proof = api.check(Source(f"attention a\n{wrong}\n"))
+    told = diagnostics(proof, Source(""))
+    assert [d.fix for d in told] == [fix]
+    assert told[0].span != NOWHERE
+    assert api.check(Source(f"attention a\n{right}\n")).holds

@@ -177,8 +177,8 @@ def test_z3_is_ended_by_its_steps_and_says_so() -> None:
         fermat = [x >= 2, y >= 2, z >= 2, x * x * x + y * y * y == z * z * z]
         answers.append(question.ask(fermat, question.any_of([]), part))
         assert part.left == 0
-    assert answers == [Open(OutOfWork.reason)] * 2
-    assert "--effort" in OutOfWork.reason and "clock" not in OutOfWork.reason
+    assert answers == [Open(OutOfWork().reason)] * 2
+    assert "--effort" in OutOfWork().reason and "clock" not in OutOfWork().reason
 
 
 def test_the_units_of_a_question_are_its_own_though_z3_reports_those_of_a_context() -> None:
@@ -212,7 +212,7 @@ def test_sympy_is_refused_what_it_could_not_multiply_out() -> None:
     e, a, c = attention.score, Scalar("a", Type.FLOAT), Scalar("c", Type.FLOAT)
     work = Work(Budget(timeout=1e6))
     verdict = equal(mul(e, add(a, c)), add(mul(e, a), mul(e, c)), assumptions(attention), work)
-    assert isinstance(verdict, Unknown) and OutOfWork.reason in verdict.reason
+    assert isinstance(verdict, Unknown) and OutOfWork().reason in verdict.reason
     assert work.left > 0  # what was refused costs nothing
 
 
@@ -235,7 +235,7 @@ def test_the_clock_ends_sympy_and_the_claim_says_that_it_was_the_clock(monkeypat
     e = attention.score
     verdict = equal(mul(e, real(3.0)), add(mul(e, real(2.0)), e), assumptions(attention), Work(Budget(timeout=0.2)))
     assert isinstance(verdict, Unknown) and OutOfTime.reason in verdict.reason
-    assert OutOfWork.reason not in verdict.reason
+    assert OutOfWork().reason not in verdict.reason
 
 
 def test_a_search_does_less_with_less_work_and_not_with_less_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,3 +255,10 @@ def test_a_search_does_less_with_less_work_and_not_with_less_time(monkeypatch: p
             tried.append(0)
             assert trial.search_ranges(None, Work(Budget(effort=effort)).part(3_000_000)) is None
     assert tried[0] == tried[1] > tried[2] > 0
+
+
+@pytest.mark.parametrize(("effort", "more"), [(1e-6, "4"), (1.0, "4"), (3.9, "4"), (4.0, "16"), (6.5, "26")])
+def test_more_effort_is_advised_than_was_given(effort: float, more: str) -> None:
+    with pytest.raises(OutOfWork) as caught:
+        Work(Budget(effort)).spend(2**60)
+    assert f"`--effort {more}` allows four times" in caught.value.reason

@@ -227,7 +227,7 @@ def test_the_bench_sets_a_tile_checks_it_and_puts_the_tables_back(monkeypatch: p
     ("words", "message"),
     [
         (["--target", "triton", "--chip", "v6e"], "--chip names a TPU"),
-        ([], "--target pallas needs a TPU: --chip v4, v5e"),
+        ([], "say what to tune for: --target triton for the GPU that is here, or a TPU: --chip v4, v5e"),
         (["--chip", "v6e", "--budget", "3"], "--budget goes with --target triton"),
         (["--chip", "v6e", "--own"], "--own goes with --target triton"),
         (["--target", "triton", "--shape", "X=3"], "has no size 'X'"),
