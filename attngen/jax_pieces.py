@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attngen.errors import UsageError
-from attngen.ir.nodes import Load, Scalar, Symbol
+from attngen.ir.nodes import Load, Scalar, Symbol, Type
 from attngen.ir.walk import params as read_params
-from attngen.ir.walk import reads
-from attngen.part_sums import Arrays, Part, own_term
+from attngen.part_sums import Arrays, Part, own_term, readable_term
 from attngen.piece_arguments import Checks
-from attngen.pieces import Kernel, Place, check_seed, checked_params, required, term_shapes
+from attngen.pieces import Kernel, Place, check_seed, checked_params, over_rows, required, term_shapes
 from attngen.plan.score.weights import Form
 
 jax: Any = importlib.import_module("jax")
@@ -102,7 +101,7 @@ def _run(
     numbers = [
         jnp.broadcast_to(jnp.asarray(x, jnp.int32), operands[0].shape[:1]) if place.each else x for x in place.numbers
     ]
-    found = {**params, **dict(zip(piece.numbers, numbers, strict=False))}
+    found = {**over_rows(kernel, params, place), **dict(zip(piece.numbers, numbers, strict=False))}
     own = [required(kernel, p.name, found, "the piece reads it") for p in piece.own.params]
     return module["_call"](*operands, *own, scale, True, place.dropout_seed, core)
 
@@ -125,17 +124,16 @@ def _own_term(kernel: Kernel, lse: Any, params: Mapping[str, Any]) -> Any:
     """The logarithm of the denominator's own term, like `lse`; None where there is none."""
     from attngen.emit.jax_shared.expressions import Printer
 
-    term = own_term(kernel.plan.weights)
+    term = readable_term(kernel.name, kernel.plan.weights)
     if term is None:
         return None
-    if reads(term, "hkv"):
-        raise UsageError(f"{kernel.name}: the denominator's own term reads `hkv`: write it by `h`")
     why = "the denominator's own term reads it"
     given = {n: required(kernel, n, params, why) for n in read_params(term)}
     shapes = term_shapes(kernel, given, lse)
     values = {n: jnp.asarray(x) for n, x in given.items()}
     values = {n: jnp.broadcast_to(x, shapes[n]) if n in shapes else x for n, x in values.items()}
-    values = {n: x.astype(jnp.float32) if jnp.issubdtype(x.dtype, jnp.floating) else x for n, x in values.items()}
+    types = {p.name: _DTYPES[p.type] for p in kernel.spec.params}
+    values = {n: x.astype(types[n]) for n, x in values.items()}
 
     def leaf(e: Leaf) -> str:
         match e:
@@ -144,17 +142,31 @@ def _own_term(kernel: Kernel, lse: Any, params: Mapping[str, Any]) -> Any:
             case Scalar():
                 return f"values[{e.param!r}]"
             case Load():
-                return f"values[{e.param!r}][{', '.join(map(printer.text, e.indices))}]"
+                return f"_element(values[{e.param!r}], {', '.join(map(printer.text, e.indices))})"
 
     printer = Printer(kernel.plan.choices, leaf)
     found: dict[str, Any] = {
         **kernel.function.__globals__,
         "values": values,
+        "_element": _element,
+        "at_Hq": lse.shape[1],
         "at_h": jnp.arange(lse.shape[1]).reshape(1, -1, 1),
         "at_b": jnp.arange(lse.shape[0]).reshape(-1, 1, 1),
     }
     result = eval(printer.text(term), found)
     return jnp.broadcast_to(jnp.asarray(result, jnp.float32), lse.shape)
+
+
+_DTYPES = {Type.FLOAT: jnp.float32, Type.INT: jnp.int32, Type.BOOL: jnp.bool_}
+"""What kernels compute with: small ints would wrap around."""
+
+
+def _element(x: Any, *index: Any) -> Any:
+    """x[index], which is 0 outside the array."""
+    at = jnp.broadcast_arrays(*map(jnp.asarray, index))
+    ends: list[tuple[Any, int]] = list(zip(at, x.shape, strict=True))
+    inside: Any = functools.reduce(jnp.logical_and, ((i >= 0) & (i < size) for i, size in ends))
+    return jnp.where(inside, x[tuple(jnp.clip(i, 0, max(size - 1, 0)) for i, size in ends)], jnp.zeros((), x.dtype))
 
 
 # ---------------------------------------------------------------- backward

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
+from attngen.errors import UsageError
 from attngen.ir.build import apply, is_literal
 from attngen.ir.nodes import Expr, Op
+from attngen.ir.walk import symbols
 from attngen.plan.score.weights import Weights
 
 Part = tuple[Any, Any]
@@ -61,6 +63,21 @@ class Arrays:
         out, lse = whole
         slope = -self.sums(d_out * out)
         return self.share(own, lse) * (slope if d_lse is None else slope + d_lse)
+
+
+_KNOWN = {"b", "h", "Hq"}
+
+
+def readable_term(name: str, w: Weights) -> Expr | None:
+    """`own_term` of the spec `name`. Raises `UsageError` where it reads what functions of parts are not told."""
+    term = own_term(w)
+    unknown = [] if term is None else sorted(symbols(term) - _KNOWN)
+    if unknown:
+        raise UsageError(
+            f"{name}: the denominator's own term reads `{unknown[0]}`, which functions of parts are not told: "
+            "give it as a param with a number for each head"
+        )
+    return term
 
 
 def own_term(w: Weights) -> Expr | None:

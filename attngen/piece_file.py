@@ -35,7 +35,8 @@ def with_pieces(source: str, spec: Attention, plan: KernelPlan, text: str, optio
     titles = {"_piece": "pieces of longer sequences", "_each": "pieces of packed sequences, and with numbers for each"}
     for ending, one in made.items():
         source = joined(source, one.source, ending, titles[ending])
-    host = pieces_module(spec, plan, {end: one.piece for end, one in made.items()}, forward=options.forward)
+    own_pieces = {end: one.piece for end, one in made.items()}
+    host = pieces_module(spec, plan, own_pieces, made["_piece"].plan, forward=options.forward)
     source = followed(source, host, "pieces of longer sequences, on the host")
     exported += [f'"{spec.name}{end}"' for end in endings(made, forward=options.forward)]
     source = f"{source}\n\n\n__all__ = [{', '.join(exported)}]\n"

@@ -8,17 +8,20 @@ arrays; nothing waits for a device.
 
 from __future__ import annotations
 
+import functools
+import importlib
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from attngen import chain
 from attngen.errors import UsageError
+from attngen.ir.nodes import Symbol, Type
 from attngen.ir.pieces import Piece, piece_of
 from attngen.ir.walk import params as read_params
 from attngen.ir.walk import reads
-from attngen.part_sums import Arrays, Part, own_term
+from attngen.part_sums import Arrays, Part, readable_term
 from attngen.piece_arguments import Checks, check_known, check_params
 
 if TYPE_CHECKING:
@@ -158,7 +161,7 @@ def _run(
     checked_params(kernel, params)
     piece, own_kernel = kernel.piece(each=place.each)
     own = {p.name for p in piece.own.params}
-    given = {name: value for name, value in params.items() if name in own}
+    given = {name: value for name, value in over_rows(kernel, params, place).items() if name in own}
     check_seed(kernel, place.dropout_seed)
     count = operands[0].shape[0] if place.cu_seqlens_q is None else place.cu_seqlens_q.numel() - 1
     given |= {
@@ -182,6 +185,29 @@ def check_seed(kernel: Kernel, seed: Any) -> None:
 def checked_params(kernel: Kernel, params: Mapping[str, Any]) -> None:
     """Raises `UsageError` for a param that the kernel does not have."""
     check_known(kernel.name, kernel.spec.params, params)
+
+
+def over_rows(kernel: Kernel, params: Mapping[str, Any], place: Place) -> dict[str, Any]:
+    """The params, of which one element for all rows of a sequence is repeated."""
+    lengths = {"Sq": place.Sq, "Sk": place.Sk}
+    found = dict(params)
+    for p in kernel.spec.params:
+        shape = tuple(getattr(params.get(p.name), "shape", ()))
+        if len(shape) != len(p.shape):
+            continue  # the piece refuses it
+        rows = [
+            lengths.get(d.id) if n == 1 and isinstance(d, Symbol) else None for d, n in zip(p.shape, shape, strict=True)
+        ]
+        if any(isinstance(n, int) for n in rows):
+            wanted = [n if isinstance(n, int) else have for n, have in zip(rows, shape, strict=True)]
+            found[p.name] = _arrays_of(found[p.name]).broadcast_to(found[p.name], wanted)
+    return found
+
+
+def _arrays_of(x: Any) -> Any:
+    """The library whose array this is."""
+    name = type(x).__module__.partition(".")[0]
+    return importlib.import_module("torch" if name == "torch" else "jax.numpy")
 
 
 def required(kernel: Kernel, name: str, params: Mapping[str, Any], why: str) -> Any:
@@ -221,30 +247,40 @@ def own_part(kernel: Kernel, lse: Any, params: Mapping[str, Any]) -> Any:
 
     from attngen.emit.torch_shared import expressions
 
-    term = own_term(kernel.plan.weights)
+    term = readable_term(kernel.name, kernel.plan.weights)
     if term is None:
         return None
+    if lse.ndim == 2 and reads(term, "b"):
+        raise UsageError(
+            f"{kernel.name}: the denominator's own term reads `b`, and packed rows do not say whose they are: "
+            "finish each sequence by itself"
+        )
     heads = lse.shape[-2]
     why = "the denominator's own term reads it"
     given = {n: required(kernel, n, params, why) for n in read_params(term)}
     shapes = term_shapes(kernel, given, lse)
     values = {n: torch.as_tensor(x, device=lse.device) for n, x in given.items()}
     values = {n: x.expand(shapes[n]) if n in shapes else x for n, x in values.items()}
-    values = {n: x.float() if x.is_floating_point() else x for n, x in values.items()}
-    names = {"b": "at_b", "h": "at_h", "hkv": "at_h", "like": "like", **{n: f"values[{n!r}]" for n in values}}
-    if reads(term, "hkv"):
-        raise UsageError(f"{kernel.name}: the denominator's own term reads `hkv`: write it by `h`")
+    types = {p.name: p.type for p in kernel.spec.params}
+    values = {n: _widened(x, types[n]) for n, x in values.items()}
+    names = {"b": "at_b", "h": "at_h", "Hq": "heads", "device": "device", **{n: f"values[{n!r}]" for n in values}}
     found: dict[str, Any] = {
         "values": values,
         "torch": torch,
         "_element": _element,
+        "heads": heads,
+        "device": lse.device,
         "at_h": torch.arange(heads, device=lse.device).reshape(1, heads, 1),
         "at_b": torch.arange(lse.shape[0], device=lse.device).reshape(-1, 1, 1),
-        "like": lse.new_zeros(()),
     }
     result = torch.as_tensor(eval(expressions.torch(term, names), found), device=lse.device).float()
     result = result.reshape(result.shape[1:]) if result.ndim == 3 and lse.ndim == 2 else result
     return result.expand(lse.shape)
+
+
+def _widened(x: Any, kind: Type) -> Any:
+    """As kernels compute with it: small ints would wrap around."""
+    return x.float() if kind is Type.FLOAT else x.long() if kind is Type.INT else x.bool()
 
 
 def term_shapes(kernel: Kernel, given: Mapping[str, Any], lse: Any) -> dict[str, tuple[int, ...]]:
@@ -254,7 +290,13 @@ def term_shapes(kernel: Kernel, given: Mapping[str, Any], lse: Any) -> dict[str,
 
 
 def _element(x: Any, *index: Any) -> Any:
-    return x[index]
+    """x[index], which is 0 outside the tensor."""
+    import torch
+
+    at: Any = cast(Any, torch).broadcast_tensors(*(torch.as_tensor(i, device=x.device) for i in index))
+    ends: list[tuple[Any, int]] = list(zip(at, x.shape, strict=True))
+    inside: Any = functools.reduce(torch.logical_and, ((i >= 0) & (i < size) for i, size in ends))
+    return torch.where(inside, x[tuple(i.clamp(0, max(size - 1, 0)) for i, size in ends)], x.new_zeros(()))
 
 
 # ---------------------------------------------------------------- backward

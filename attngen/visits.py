@@ -321,7 +321,24 @@ def _data(kernel: Planned, case: Case) -> dict[str, Any] | None:
     missing -= {*sizes, *case.extents} | ({"B"} if case.batch is not None and "B" not in symbols(mask) else set())
     if missing:
         return None
-    return {n: x.detach().cpu().numpy() if hasattr(x, "detach") else x for n, x in case.params.items() if n in read}
+    given = {n: x.detach().cpu().numpy() if hasattr(x, "detach") else x for n, x in case.params.items() if n in read}
+    return _repeated(kernel, case, given)
+
+
+def _repeated(kernel: Planned, case: Case, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The params, whose dims of size 1 are repeated as often as others say."""
+    sizes = {"Sq": case.sizes[0], "Sk": case.sizes[1]}
+    shapes = {p.name: p.shape for p in kernel.spec.params if p.name in given and p.shape}
+    for name, dims in shapes.items():
+        for d, length in zip(dims, np.shape(given[name]), strict=True):
+            if isinstance(d, Symbol) and d.id not in ("Sq", "Sk"):
+                sizes[d.id] = max(sizes.get(d.id, 1), length)
+    repeated = dict(given)
+    for name, dims in shapes.items():
+        own = zip(dims, np.shape(given[name]), strict=True)
+        wanted = [sizes[d.id] if n == 1 and isinstance(d, Symbol) else n for d, n in own]
+        repeated[name] = np.broadcast_to(given[name], wanted)
+    return repeated
 
 
 def _reads_rows(kernel: Planned) -> bool:

@@ -8,7 +8,7 @@ from functools import partial
 
 from attngen.emit.jax_shared.expressions import Printer
 from attngen.emit.text.facts import FactsView, Target, about_elements, facts_view
-from attngen.emit.text.params import ParamView
+from attngen.emit.text.params import SMALL_INTS, ParamView
 from attngen.ir.nodes import SIZES, Expr, Load, Scalar, Storage, Symbol
 from attngen.ir.walk import symbols
 from attngen.plan.kernel import KernelPlan
@@ -22,6 +22,8 @@ def jax_facts(plan: KernelPlan, views: tuple[ParamView, ...], sizes: Mapping[str
     lines: list[str] = []
     if {"b", "h", "hkv"} & read:
         lines += ["at_b, at_h = jnp.arange(size.B)[:, None], jnp.arange(size.Hq)[None, :]"]
+    small = [v.name for v, p in zip(views, plan.attention.params, strict=True) if p.storage in SMALL_INTS]
+    lines += [f"{name} = jnp.asarray({name}, jnp.int32)" for name in small]
     casts = {Storage.F16: ".astype(jnp.float32)", Storage.BF16: ".astype(jnp.float32)"}
     target = Target(
         partial(_jax_text, plan),

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from attngen.emit.text.facts import FactsView, Target, about_elements, bound_by, facts_view
 from attngen.emit.text.params import ParamView
 from attngen.emit.torch_shared import expressions as host_expressions
-from attngen.ir.nodes import SIZES, Storage
+from attngen.ir.nodes import SIZES, Storage, Type
 from attngen.ir.walk import params, symbols
 from attngen.plan.kernel import KernelPlan
 
@@ -37,8 +37,11 @@ def torch_facts(
         f"{names[size]} = torch.tensor({places[size]})" for size in (*SIZES, *plan.attention.sizes) if size in read
     ]
     for view, param in zip(views, plan.attention.params, strict=True):
-        if param.is_scalar and any(param.name in params(fact) for fact in facts):
-            lines.append(f"{view.name} = torch.as_tensor({view.name})")
+        if any(param.name in params(fact) for fact in facts):
+            if param.is_scalar:
+                lines.append(f"{view.name} = torch.as_tensor({view.name})")
+            elif param.type is Type.INT:  # small ones would wrap around
+                lines.append(f"{view.name} = {view.name}.long()")
     if {"b", "h", "hkv"} & read:
         every, one = (
             "torch.arange(q.shape[0], device=q.device)[:, None]",
@@ -46,7 +49,7 @@ def torch_facts(
         )
         lines += [f"at_b = {every if sequence is None else one}"]
         lines += ["at_h = torch.arange(q.shape[1], device=q.device)[None, :]"]
-    casts = {Storage.INT: ".long()", Storage.F16: ".float()", Storage.BF16: ".float()"}
+    casts = {Storage.F16: ".float()", Storage.BF16: ".float()"}
     heads = f"({'q.shape[0]' if sequence is None else 1}, q.shape[1])"
     target = Target(host_expressions.torch, lambda name, storage: name + casts.get(storage, ""), heads, sequence)
     return facts_view(plan, views, names, lines, target, traced=False)

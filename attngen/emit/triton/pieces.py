@@ -19,11 +19,11 @@ from attngen.emit.triton.names import reserved
 from attngen.errors import UsageError
 from attngen.ir.attention import Attention
 from attngen.ir.build import index
-from attngen.ir.nodes import Expr, Symbol
+from attngen.ir.nodes import Expr, Symbol, Type
 from attngen.ir.pieces import Piece
 from attngen.ir.walk import params as read_params
 from attngen.ir.walk import reads, symbols
-from attngen.part_sums import own_term
+from attngen.part_sums import readable_term
 from attngen.plan.kernel import KernelPlan
 from attngen.plan.mask.segments import Segment
 
@@ -90,9 +90,11 @@ class PieceFileView:
     count_lines: Lines
 
 
-def pieces_module(spec: Attention, plan: KernelPlan, pieces: dict[str, Piece], *, forward: bool) -> str:
-    """`pieces`: by the ending of their modules, `_piece` and perhaps `_each`."""
-    view = _view(spec, plan, pieces, forward=forward)
+def pieces_module(
+    spec: Attention, plan: KernelPlan, pieces: dict[str, Piece], of_piece: KernelPlan, *, forward: bool
+) -> str:
+    """`pieces`: by the ending of their modules, `_piece` and perhaps `_each`; `of_piece`: the plan of the first."""
+    view = _view(spec, plan, pieces, of_piece, forward=forward)
     return without_unused(render("pieces/module.py.j2", {"pieces": view}))
 
 
@@ -102,16 +104,18 @@ def endings(pieces: Iterable[str], *, forward: bool) -> Lines:
     return ("_partial", "_merge", "_finish", *later, "_visits", "_work")
 
 
-def _view(spec: Attention, plan: KernelPlan, pieces: dict[str, Piece], *, forward: bool) -> PieceFileView:
+def _view(
+    spec: Attention, plan: KernelPlan, pieces: dict[str, Piece], of_piece: KernelPlan, *, forward: bool
+) -> PieceFileView:
     clash = next((p.name for p in spec.params if p.name in _ARGUMENTS), None)
     if clash is not None:
         raise UsageError(f"the param `{clash}` has the name of an argument of the geometry pieces: rename it")
     params = views(spec, Names(reserved() | set(spec.sizes)))
     piece = pieces["_piece"]
     read = tuple(p.name for p in piece.own.params if p.name not in piece.numbers)
-    term = own_term(plan.weights)
+    term = readable_term(spec.name, plan.weights)
     in_term = () if term is None else read_params(term)
-    weights = weight_view(plan, forward=forward)
+    weights = weight_view(of_piece, forward=forward)
     finish = _keywords(params, in_term)
     at_visits = _keywords(params, ())
     sums = spec.normalizer.sums
@@ -211,14 +215,14 @@ def _outputs(*, sums: bool) -> str:
 def _own_lines(spec: Attention, term: Expr | None) -> Lines:
     if term is None:
         return ("return None",)
-    if reads(term, "hkv"):
-        raise UsageError(f"{spec.name}: the denominator's own term reads `hkv`: write it by `h`")
     read = read_params(term)
-    names = {"b": "at_b", "h": "at_h", "device": "lse.device", **{n: f'values["{n}"]' for n in read}}
+    names = {"b": "at_b", "h": "at_h", "Hq": "heads", "device": "lse.device", **{n: f'values["{n}"]' for n in read}}
+    refusal = f"the denominator's own term reads `b`, and packed rows do not say whose they are: {_ONE_BY_ONE}"
     return (
+        *(("if lse.dim() == 2:", f'    _refuse("{refusal}")') if reads(term, "b") else ()),
         "heads = lse.shape[-2]",
         f"values = {{n: torch.as_tensor(params[n], device=lse.device) for n in {read!r}}}",
-        "values = {n: x.float() if x.is_floating_point() else x for n, x in values.items()}",
+        *(f'values["{n}"] = values["{n}"].{_WIDENED[spec.param(n).type]}()' for n in read),
         *(line for name in read if spec.param(name).shape == (index("Hq"),) for line in _by_head(name)),
         "at_h = torch.arange(heads, device=lse.device).reshape(1, heads, 1)",
         "at_b = torch.arange(lse.shape[0], device=lse.device).reshape(-1, 1, 1)",
@@ -226,6 +230,11 @@ def _own_lines(spec: Attention, term: Expr | None) -> Lines:
         "own = own.reshape(own.shape[1:]) if own.dim() == 3 and lse.dim() == 2 else own",
         "return own.expand(lse.shape)",
     )
+
+
+_ONE_BY_ONE = "finish each sequence by itself"
+_WIDENED = {Type.FLOAT: "float", Type.INT: "long", Type.BOOL: "bool"}
+"""As kernels compute with it: small ints would wrap around."""
 
 
 def _by_head(param: str) -> Lines:
@@ -274,6 +283,7 @@ def _mask_lines(spec: Attention) -> Lines:
         f"params = {{n: None if params[n] is None else torch.as_tensor(params[n]) for n in {read!r}}}",
         'if any(x is None or x.device.type != "cpu" for x in params.values()):',
         "    return None",
+        *(f'params["{n}"] = params["{n}"].long()' for n in read if spec.param(n).type is Type.INT),
     )
 
 
@@ -296,7 +306,17 @@ def _unknown(spec: Attention) -> bool:
 
 
 def _size_lines(spec: Attention) -> Lines:
-    return tuple(f'size["{size}"] = params["{param}"].shape[{i}]' for size, param, i in _mask_sizes(spec))
+    found = _mask_sizes(spec)
+    sizes = dict.fromkeys(size for size, _, _ in found)
+    lengths = {
+        own: ", ".join(f'params["{param}"].shape[{i}]' for size, param, i in found if size == own) for own in sizes
+    }
+    lines = [f'size["{size}"] = {f"max({text})" if ", " in text else text}' for size, text in lengths.items()]
+    for p in spec.params:
+        if p.name in read_params(spec.mask) and p.shape:  # dims of size 1 are repeated
+            dims = ", ".join(f'int(size["{d.id}"])' if isinstance(d, Symbol) else "-1" for d in p.shape)
+            lines.append(f'params["{p.name}"] = params["{p.name}"].expand({dims})')
+    return tuple(lines)
 
 
 def _reads_rows(spec: Attention, plan: KernelPlan) -> bool:
