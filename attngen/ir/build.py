@@ -109,6 +109,8 @@ def _identity(op: Op, args: tuple[Expr, ...]) -> Expr | None:
         case Op.DIV | Op.FLOORDIV | Op.POW:
             if b is not None and is_literal(b, 1):
                 return a
+            if op is Op.FLOORDIV and (a, b) == (index("h"), _GROUP):
+                return index("hkv")
         case Op.NEG:
             if isinstance(a, Apply) and a.op is Op.NEG:
                 return a.args[0]
@@ -185,6 +187,10 @@ def fold(op: Op, v: tuple[bool | int | float, ...], type: Type) -> bool | int | 
     if isinstance(value, float) and math.isnan(value):
         return None
     return value
+
+
+_GROUP = Apply(Op.FLOORDIV, (Symbol("Hq", Type.INT), Symbol("Hkv", Type.INT)), Type.INT)
+"""How many query heads share one of keys."""
 
 
 def _fold(op: Op, v: tuple[bool | int | float, ...], type: Type) -> bool | int | float | None:

@@ -22,6 +22,7 @@ import z3
 
 from attngen.errors import InternalError
 from attngen.ir.attention import Attention, Param
+from attngen.ir.axes import expressions
 from attngen.ir.nodes import Apply, Expr, Literal, Load, Op, Scalar, Storage, Symbol, Type
 from attngen.ir.walk import symbols
 from attngen.prove.budget.watchdog import OutOfTime
@@ -53,6 +54,7 @@ class SolverContext:
         self._quotients: list[Quotient] = []
         self._facts: list[Term] = []
         self.queries = 0
+        self._reads_groups = any("Hkv" in symbols(e) for e in expressions(attention))
         for fact in attention.assumes:
             self._facts.append(self.term(fact))
         for param in attention.params:
@@ -75,8 +77,10 @@ class SolverContext:
                 size = {"b": "B", "h": "Hq", "hkv": "Hkv", "q": "Sq", "k": "Sk"}[name]
                 self._facts += [term >= 0, term < self.integer(size)]
             case "Hq":
-                # Heads come in equal groups; that Hq is a multiple of Hkv is needed by no claim so far.
-                self._facts += [term >= 1, term >= self.integer("Hkv")]
+                shared = self.integer("Hkv")  # heads come in equal groups
+                self._facts += [term >= 1, term >= shared]
+                if self._reads_groups:  # a remainder by a variable is dear
+                    self._facts.append(term % shared == 0)
             case _ if name in ("B", "Hkv", "Sq", "Sk", "D", "Dv") or name in self.attention.sizes:
                 self._facts.append(term >= 1)
             case _:
