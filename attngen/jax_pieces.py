@@ -101,7 +101,7 @@ def _run(
     numbers = [
         jnp.broadcast_to(jnp.asarray(x, jnp.int32), operands[0].shape[:1]) if place.each else x for x in place.numbers
     ]
-    found = {**over_rows(kernel, params, place), **dict(zip(piece.numbers, numbers, strict=False))}
+    found = {**over_rows(kernel, params, place, jnp.broadcast_to), **dict(zip(piece.numbers, numbers, strict=False))}
     own = [required(kernel, p.name, found, "the piece reads it") for p in piece.own.params]
     return module["_call"](*operands, *own, scale, True, place.dropout_seed, core)
 

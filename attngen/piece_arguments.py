@@ -206,7 +206,7 @@ def _size(dim: Expr, own: int, known: dict[str, int]) -> int:
     """A dimension's size; where nothing has said it before, the array's own."""
     match dim:
         case Symbol(id=name):
-            return own if own == 1 and name not in known else known.setdefault(name, own)
+            return known.setdefault(name, own)
         case Literal(value=int(size)):
             return size
         case _:

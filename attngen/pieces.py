@@ -9,8 +9,8 @@ arrays; nothing waits for a device.
 from __future__ import annotations
 
 import functools
-import importlib
-from collections.abc import Mapping, Sequence
+import numbers
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -161,7 +161,7 @@ def _run(
     checked_params(kernel, params)
     piece, own_kernel = kernel.piece(each=place.each)
     own = {p.name for p in piece.own.params}
-    given = {name: value for name, value in over_rows(kernel, params, place).items() if name in own}
+    given = {name: value for name, value in over_rows(kernel, params, place, _expanded).items() if name in own}
     check_seed(kernel, place.dropout_seed)
     count = operands[0].shape[0] if place.cu_seqlens_q is None else place.cu_seqlens_q.numel() - 1
     given |= {
@@ -187,27 +187,30 @@ def checked_params(kernel: Kernel, params: Mapping[str, Any]) -> None:
     check_known(kernel.name, kernel.spec.params, params)
 
 
-def over_rows(kernel: Kernel, params: Mapping[str, Any], place: Place) -> dict[str, Any]:
-    """The params, of which one element for all rows of a sequence is repeated."""
+def over_rows(
+    kernel: Kernel, params: Mapping[str, Any], place: Place, broadcast_to: Callable[[Any, Sequence[int]], Any]
+) -> dict[str, Any]:
+    """The params, of which one element for all rows of a sequence is repeated. Raises `UsageError` where nobody knows
+    here how often. `broadcast_to` is that of the arrays' library."""
     lengths = {"Sq": place.Sq, "Sk": place.Sk}
     found = dict(params)
     for p in kernel.spec.params:
-        shape = tuple(getattr(params.get(p.name), "shape", ()))
-        if len(shape) != len(p.shape):
-            continue  # the piece refuses it
-        rows = [
-            lengths.get(d.id) if n == 1 and isinstance(d, Symbol) else None for d, n in zip(p.shape, shape, strict=True)
-        ]
-        if any(isinstance(n, int) for n in rows):
-            wanted = [n if isinstance(n, int) else have for n, have in zip(rows, shape, strict=True)]
-            found[p.name] = _arrays_of(found[p.name]).broadcast_to(found[p.name], wanted)
+        own: tuple[int, ...] = tuple(getattr(params.get(p.name), "shape", ()))
+        wanted: list[Any] = list(own)
+        for i, d in enumerate(p.shape if len(wanted) == len(p.shape) else ()):  # else the piece refuses it
+            if wanted[i] == 1 and isinstance(d, Symbol) and d.id in lengths:
+                length = lengths[d.id]
+                if not isinstance(length, numbers.Integral):
+                    mend = f"give {d.id} as an int, or {p.name} whole"
+                    raise UsageError(f"{kernel.name}: {p.name} has one element for all of {d.id}: {mend}")
+                wanted[i] = int(length)
+        if tuple(wanted) != own:
+            found[p.name] = broadcast_to(params[p.name], wanted)
     return found
 
 
-def _arrays_of(x: Any) -> Any:
-    """The library whose array this is."""
-    name = type(x).__module__.partition(".")[0]
-    return importlib.import_module("torch" if name == "torch" else "jax.numpy")
+def _expanded(x: Any, shape: Sequence[int]) -> Any:
+    return x.expand(*shape) if hasattr(x, "expand") else x  # else the piece refuses it
 
 
 def required(kernel: Kernel, name: str, params: Mapping[str, Any], why: str) -> Any:

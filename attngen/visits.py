@@ -18,8 +18,9 @@ import numpy.typing as npt
 
 from attngen.errors import UsageError
 from attngen.ir import printing
-from attngen.ir.attention import Attention
+from attngen.ir.attention import Attention, Param
 from attngen.ir.evaluate import as_array, evaluate
+from attngen.ir.nodes import Literal as Number
 from attngen.ir.nodes import Symbol
 from attngen.ir.walk import params as read_params
 from attngen.ir.walk import symbols
@@ -326,19 +327,30 @@ def _data(kernel: Planned, case: Case) -> dict[str, Any] | None:
 
 
 def _repeated(kernel: Planned, case: Case, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The params, whose dims of size 1 are repeated as often as others say."""
+    """The params, whose dims of size 1 are repeated as often as others say, or a number in the spec."""
     sizes = {"Sq": case.sizes[0], "Sk": case.sizes[1]}
-    shapes = {p.name: p.shape for p in kernel.spec.params if p.name in given and p.shape}
-    for name, dims in shapes.items():
-        for d, length in zip(dims, np.shape(given[name]), strict=True):
+    params = [p for p in kernel.spec.params if p.name in given and p.shape]
+    for p in params:
+        own = np.shape(given[p.name])
+        if len(own) != len(p.shape):
+            raise UsageError(f"{kernel.spec.name}: {p.name} must have {len(p.shape)} dimensions, not shape {own}")
+        for d, length in zip(p.shape, own, strict=True):
             if isinstance(d, Symbol) and d.id not in ("Sq", "Sk"):
                 sizes[d.id] = max(sizes.get(d.id, 1), length)
-    repeated = dict(given)
-    for name, dims in shapes.items():
-        own = zip(dims, np.shape(given[name]), strict=True)
-        wanted = [sizes[d.id] if n == 1 and isinstance(d, Symbol) else n for d, n in own]
-        repeated[name] = np.broadcast_to(given[name], wanted)
-    return repeated
+    return {**given, **{p.name: np.broadcast_to(given[p.name], _wanted(p, given, sizes)) for p in params}}
+
+
+def _wanted(p: Param, given: Mapping[str, Any], sizes: Mapping[str, int]) -> list[int]:
+    found: list[int] = []
+    for d, n in zip(p.shape, np.shape(given[p.name]), strict=True):
+        match d:
+            case Symbol() if n == 1:
+                found.append(sizes[d.id])
+            case Number() if n == 1:
+                found.append(int(d.value))
+            case _:
+                found.append(n)
+    return found
 
 
 def _reads_rows(kernel: Planned) -> bool:

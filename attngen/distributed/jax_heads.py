@@ -42,7 +42,7 @@ def exchanged(
     moved = (lax.all_to_all(x, axis, split_axis=2, concat_axis=1, tiled=True) for x in (q, k, v))
     own = dict(params)
     for name, dim in (cut_params(kernel.spec, HEADS) or {}).items():
-        if name in own:
+        if name in own and own[name].shape[dim] != 1:  # one is for all heads
             size = kernel.spec.param(name).shape[dim]
             of_keys = isinstance(size, Symbol) and size.id == "Hkv"
             x = jnp.repeat(own[name], copies, dim) if of_keys and copies > 1 else own[name]

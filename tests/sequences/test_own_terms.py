@@ -141,3 +141,47 @@ def test_facts_of_small_ints_do_not_wrap_around(target: str, fact: str, value: i
     else:
         with pytest.raises(UsageError, match=r"t\[0\] is 16, and must satisfy"):
             kernel(*operands, t=t, check=True)
+
+
+ONE_FOR_ALL = {
+    "batch and heads": ("param t: f32[B, Hq]", "t[b, h]", [(1, 1), (2, 1), (1, 2)]),
+    "a number": ("const n = 2\nparam t: f32[n]", "t[h % n]", [(1,)]),
+}
+
+
+@pytest.mark.parametrize("what", ONE_FOR_ALL)
+def test_one_number_for_all_is_repeated(what: str) -> None:
+    lines, term, shapes = ONE_FOR_ALL[what]
+    kernel = attngen.compile(HEAD.format(params=lines, term=term), geometry=("dense", "pieces"))
+    module: Any = execute(kernel.source, "own")
+    operands = [x.repeat(2, 1, 1, 1) * torch.tensor([1.0, 0.5]).reshape(2, 1, 1, 1) for x in drawn()]
+    for shape in shapes:
+        params = {"t": torch.linspace(1.0, 3.0, shape[0] * shape[-1] if len(shape) > 1 else 1).reshape(shape)}
+        out, _ = kernel(*operands, **params, return_lse=True)
+        for functions, name in ((kernel, ""), (module, "own_")):
+            assert float((joined(functions, name, operands, params, 2)[0] - out).abs().max()) <= 2e-5
+    if what == "batch and heads":
+        with pytest.raises(ValueError, match=r"t must have shape \(B, Hq\)"):
+            joined(module, "own_", operands, {"t": torch.ones(3, 2)}, 2)
+
+
+def test_a_param_of_a_number_is_repeated_where_pieces_are_chosen() -> None:
+    kernel = attngen.compile(
+        "attention own\n\nconst n = 4\nparam on: bool[n]\n\nmask = causal and on[k % n]\n", geometry=("dense", "pieces")
+    )
+    module: Any = execute(kernel.source, "own")
+    one = torch.tensor([True])
+    assert module.own_visits((3, 8), (1, 4), 8, 8, on=one) == kernel.visits((3, 8), (1, 4), 8, 8, on=one) == "all"
+    assert module.own_work((3, 8), (1, 4), 8, 8, on=one) == kernel.work((3, 8), (1, 4), 8, 8, on=one) == 15
+
+
+def test_rows_of_one_element_need_a_length() -> None:
+    text = "attention own\n\nparam t: f32[Hq, Sq]\n\nscore = qk * scale + t[h, q] * k / 8\nmask = causal\n"
+    kernel = attngen.compile(text, geometry=("dense", "pieces"))
+    module: Any = execute(kernel.source, "own")
+    params = {"t": torch.ones(1, 1)}
+    whole, _ = kernel(*drawn(), **params, return_lse=True)
+    for functions, name in ((kernel, ""), (module, "own_")):
+        assert float((joined(functions, name, drawn(), params, 2)[0] - whole).abs().max()) <= 2e-5
+    with pytest.raises(UsageError, match="t has one element for all of Sq: give Sq as an int, or t whole"):
+        kernel.partial(*drawn(), q_offset=0, k_offset=0, Sq=torch.tensor([20], dtype=torch.int32), Sk=20, **params)

@@ -6,7 +6,7 @@ Takes the plan and the spec of the whole, and its pieces; returns the source of 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from attngen.emit.text.names import Names
@@ -17,9 +17,9 @@ from attngen.emit.text.weights import weight_view
 from attngen.emit.torch_shared import expressions as host_expressions
 from attngen.emit.triton.names import reserved
 from attngen.errors import UsageError
-from attngen.ir.attention import Attention
-from attngen.ir.build import index
-from attngen.ir.nodes import Expr, Symbol, Type
+from attngen.ir import printing
+from attngen.ir.attention import Attention, Param
+from attngen.ir.nodes import Expr, Literal, Symbol, Type
 from attngen.ir.pieces import Piece
 from attngen.ir.walk import params as read_params
 from attngen.ir.walk import reads, symbols
@@ -59,6 +59,7 @@ class PieceFileView:
     name: str
     numbers: Lines
     read: Lines
+    rows: tuple[tuple[str, str], ...]
     # signatures
     place: Lines
     placed: str
@@ -124,6 +125,7 @@ def _view(
         name=spec.name,
         numbers=piece.numbers,
         read=read,
+        rows=tuple((p.name, dims) for p in spec.params if p.name in read and (dims := _row_dims(p))),
         place=_PLACE,
         placed=f"({', '.join(_PLACED)})",
         keywords=_keywords(params, read),
@@ -169,6 +171,12 @@ _NOT_EACH = (
 def _keywords(params: tuple[ParamView, ...], required: Iterable[str]) -> Lines:
     needed = {*required}
     return tuple(f"{p.keyword}: {p.public_annotation}{'' if p.keyword in needed else ' | None = None'}" for p in params)
+
+
+def _row_dims(param: Param) -> str:
+    """What an element for all rows of a sequence is repeated to; nothing where it has no such dim."""
+    lengths = {"Sq": "int(place.numbers[2])", "Sk": "int(place.numbers[3])"}
+    return _dims(param, lengths) if {"Sq", "Sk"} & {d.id for d in param.shape if isinstance(d, Symbol)} else ""
 
 
 def _seed_lines(spec: Attention) -> Lines:
@@ -223,7 +231,7 @@ def _own_lines(spec: Attention, term: Expr | None) -> Lines:
         "heads = lse.shape[-2]",
         f"values = {{n: torch.as_tensor(params[n], device=lse.device) for n in {read!r}}}",
         *(f'values["{n}"] = values["{n}"].{_WIDENED[spec.param(n).type]}()' for n in read),
-        *(line for name in read if spec.param(name).shape == (index("Hq"),) for line in _by_head(name)),
+        *(line for p in spec.params if p.name in read and p.shape for line in _fitting(p, batch=reads(term, "b"))),
         "at_h = torch.arange(heads, device=lse.device).reshape(1, heads, 1)",
         "at_b = torch.arange(lse.shape[0], device=lse.device).reshape(-1, 1, 1)",
         f"own = torch.as_tensor({host_expressions.torch(term, names)}, device=lse.device).float()",
@@ -237,13 +245,16 @@ _WIDENED = {Type.FLOAT: "float", Type.INT: "long", Type.BOOL: "bool"}
 """As kernels compute with it: small ints would wrap around."""
 
 
-def _by_head(param: str) -> Lines:
-    """A number for each head, or one for all."""
-    value = f"values[{param!r}]"
+def _fitting(param: Param, *, batch: bool) -> Lines:
+    """Refuses another shape, and repeats dims of size 1. `batch`: parts have one."""
+    names = {"Hq": "heads", **({"B": "lse.shape[0]"} if batch else {})}
+    value, wanted = f"values[{param.name!r}]", [_dim(d, names) for d in param.shape]
+    shown = ", ".join(map(printing.expression, param.shape))
+    checks = [f"{value}.shape[{i}] in (1, {dim})" for i, dim in enumerate(wanted) if dim != "-1"]
     return (
-        f"if {value}.dim() != 1 or {value}.shape[0] not in (1, heads):",
-        f'    _refuse(f"{param} must have shape (Hq) = ({{heads}},), not {{tuple({value}.shape)}}")',
-        f"{value} = {value}.expand(heads)",
+        f"if not ({' and '.join([f'{value}.dim() == {len(wanted)}', *checks])}):",
+        f'    _refuse(f"{param.name} must have shape ({shown}), not {{tuple({value}.shape)}}")',
+        f"{value} = {value}.expand({', '.join(wanted)})",
     )
 
 
@@ -314,9 +325,24 @@ def _size_lines(spec: Attention) -> Lines:
     lines = [f'size["{size}"] = {f"max({text})" if ", " in text else text}' for size, text in lengths.items()]
     for p in spec.params:
         if p.name in read_params(spec.mask) and p.shape:  # dims of size 1 are repeated
-            dims = ", ".join(f'int(size["{d.id}"])' if isinstance(d, Symbol) else "-1" for d in p.shape)
-            lines.append(f'params["{p.name}"] = params["{p.name}"].expand({dims})')
+            names = {d.id: f'int(size["{d.id}"])' for d in p.shape if isinstance(d, Symbol)}
+            lines.append(f'params["{p.name}"] = params["{p.name}"].expand({_dims(p, names)})')
     return tuple(lines)
+
+
+def _dims(param: Param, names: Mapping[str, str]) -> str:
+    """The dims that its dims of size 1 are expanded to; `names` has the sizes that are known."""
+    return ", ".join(_dim(d, names) for d in param.shape)
+
+
+def _dim(dim: Expr, names: Mapping[str, str]) -> str:
+    match dim:
+        case Symbol():
+            return names.get(dim.id, "-1")
+        case Literal():
+            return repr(dim.value)
+        case _:
+            return "-1"
 
 
 def _reads_rows(spec: Attention, plan: KernelPlan) -> bool:

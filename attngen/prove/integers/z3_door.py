@@ -76,6 +76,8 @@ class SolverContext:
             case "b" | "h" | "hkv" | "q" | "k":
                 size = {"b": "B", "h": "Hq", "hkv": "Hkv", "q": "Sq", "k": "Sk"}[name]
                 self._facts += [term >= 0, term < self.integer(size)]
+                if name == "hkv":
+                    self._tell_group(term)
             case "Hq":
                 shared = self.integer("Hkv")  # heads come in equal groups
                 self._facts += [term >= 1, term >= shared]
@@ -85,6 +87,14 @@ class SolverContext:
                 self._facts.append(term >= 1)
             case _:
                 pass
+
+    def _tell_group(self, shared: Term) -> None:
+        """What `hkv` is to `h`: with the size of a group, whose products are dear, only where the spec reads `Hkv`."""
+        head = self.integer("h")
+        self._facts.append(shared <= head)
+        if self._reads_groups:
+            size = self.integer("Hq") / self.integer("Hkv")
+            self._facts += [size >= 1, shared * size <= head, head < (shared + 1) * size]
 
     def term(self, e: Expr, at: Mapping[str, Term] | None = None) -> Term:
         """`e` as a z3 term; `at` gives terms for symbols by name."""

@@ -11,7 +11,10 @@ TEXT = "attention groups\n\nparam t: f32[{size}]\n\nscore = qk * scale + t[{inde
 
 
 @pytest.mark.parametrize("target", ["triton", "jax"])
-@pytest.mark.parametrize(("size", "index"), [("Hkv", "h // (Hq // Hkv)"), ("1", "Hq % Hkv")])
+@pytest.mark.parametrize(
+    ("size", "index"),
+    [("Hkv", "h // (Hq // Hkv)"), ("1", "Hq % Hkv"), ("Hq", "h - h // (Hq // Hkv)"), ("Hq", "h - hkv")],
+)
 def test_groups_are_equal(size: str, index: str, target: str) -> None:
     attngen.compile(TEXT.format(size=size, index=index), target=target)
 
