@@ -417,7 +417,7 @@ FAULTS = {
     "dS is given back under dQ's product": (
         128,
         (DS_GIVEN_BACK, "pass"),
-        (DQ_DONE, f"{DS_GIVEN_BACK}\n{20 * ' '}{DQ_DONE}"),
+        (DQ_DONE, f"{DS_GIVEN_BACK}\n{8 * ' '}{DQ_DONE}"),
     ),
     "a product reads dS without a fence": (
         128,

@@ -83,7 +83,7 @@ FAULTS: dict[str, tuple[str, Sequence[Change]]] = {
     ),
     "does not wait": ("a race", [(AWAITED, "pass")]),
     "adds before its turn has come": ("a race", [(READY, "pass")]),
-    "passes the turn before it adds": ("a race", [(ADDED, "pass"), (THERE, f"{THERE}\n{16 * ' '}{ADDED}")]),
+    "passes the turn before it adds": ("a race", [(ADDED, "pass"), (THERE, f"{THERE}\n{4 * ' '}{ADDED}")]),
     "passes the turn without being told": ("a race", [(TOLD, "pass")]),
     "one tile keeps its turn": ("deadlock", [(PASSED, f"{PASSED} if order != 1 else None")]),
     "a tile keeps the turn of its last step": (

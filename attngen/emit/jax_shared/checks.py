@@ -125,7 +125,7 @@ def _tensor(
     return [
         *lines,
         *_refuse(
-            f"not all(i in (1, n) for i, n in zip({name}.shape, {wanted}, strict=True))",
+            f"not all(n[0] in (1, n[1]) for n in zip({name}.shape, {wanted}, strict=True))",
             f"{key} must have shape ({dims}) = {{{wanted}}}, not {{tuple({name}.shape)}}",
         ),
     ]

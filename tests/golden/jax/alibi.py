@@ -463,7 +463,7 @@ def _check(q, k, v, slope, scale):
     B, Sq, Hq, D = q.shape
     _, Sk, Hkv, Dv = v.shape
     if tuple(k.shape[1:]) != (Sk, Hkv, D) or k.shape[0] not in (1, B):
-        _refuse(f"k must have q's batch (or 1) and head dim, and v's heads and length, {(B, Sk, Hkv, D)}, not {tuple(k.shape)}")
+        _refuse(f"k must have q's batch and head dim, and v's heads and length, {(B, Sk, Hkv, D)}, not {tuple(k.shape)}")
     if v.shape[0] not in (1, B):
         _refuse(f"v must have q's batch {B} (or 1), not {v.shape[0]}")
     if Hq % Hkv if Hkv else Hq:
@@ -482,7 +482,7 @@ def _check(q, k, v, slope, scale):
         _refuse(f"slope must be float32 or float16 or bfloat16 or float64, not {slope.dtype}")
     if len(slope.shape) != 1:
         _refuse(f"slope must have 1 dimension (Hq), not shape {tuple(slope.shape)}")
-    if not all(i in (1, n) for i, n in zip(slope.shape, (Hq,), strict=True)):
+    if not all(n[0] in (1, n[1]) for n in zip(slope.shape, (Hq,), strict=True)):
         _refuse(f"slope must have shape (Hq) = {(Hq,)}, not {tuple(slope.shape)}")
     return Size(B, Hq, Hkv, Sq, Sk, D, Dv)
 

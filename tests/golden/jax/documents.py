@@ -520,7 +520,7 @@ def _check(q, k, v, ids, scale):
     B, Sq, Hq, D = q.shape
     _, Sk, Hkv, Dv = v.shape
     if tuple(k.shape[1:]) != (Sk, Hkv, D) or k.shape[0] not in (1, B):
-        _refuse(f"k must have q's batch (or 1) and head dim, and v's heads and length, {(B, Sk, Hkv, D)}, not {tuple(k.shape)}")
+        _refuse(f"k must have q's batch and head dim, and v's heads and length, {(B, Sk, Hkv, D)}, not {tuple(k.shape)}")
     if v.shape[0] not in (1, B):
         _refuse(f"v must have q's batch {B} (or 1), not {v.shape[0]}")
     if Hq % Hkv if Hkv else Hq:
@@ -539,7 +539,7 @@ def _check(q, k, v, ids, scale):
         _refuse(f"ids must be int32 or int64, not {ids.dtype}")
     if len(ids.shape) != 2:
         _refuse(f"ids must have 2 dimensions (B, Sk), not shape {tuple(ids.shape)}")
-    if not all(i in (1, n) for i, n in zip(ids.shape, (B, Sk,), strict=True)):
+    if not all(n[0] in (1, n[1]) for n in zip(ids.shape, (B, Sk,), strict=True)):
         _refuse(f"ids must have shape (B, Sk) = {(B, Sk,)}, not {tuple(ids.shape)}")
     if not (Sq == Sk):
         _refuse(f"the specification assumes Sq == Sk; here Sk = {Sk}, Sq = {Sq}")

@@ -518,7 +518,7 @@ def _check(q, k, v, bias, scale):
     B, Sq, Hq, D = q.shape
     _, Sk, Hkv, Dv = v.shape
     if tuple(k.shape[1:]) != (Sk, Hkv, D) or k.shape[0] not in (1, B):
-        _refuse(f"k must have q's batch (or 1) and head dim, and v's heads and length, {(B, Sk, Hkv, D)}, not {tuple(k.shape)}")
+        _refuse(f"k must have q's batch and head dim, and v's heads and length, {(B, Sk, Hkv, D)}, not {tuple(k.shape)}")
     if v.shape[0] not in (1, B):
         _refuse(f"v must have q's batch {B} (or 1), not {v.shape[0]}")
     if Hq % Hkv if Hkv else Hq:
@@ -537,7 +537,7 @@ def _check(q, k, v, bias, scale):
         _refuse(f"bias must be float32 or float16 or bfloat16 or float64, not {bias.dtype}")
     if len(bias.shape) != 3:
         _refuse(f"bias must have 3 dimensions (Hq, 13, 13), not shape {tuple(bias.shape)}")
-    if not all(i in (1, n) for i, n in zip(bias.shape, (Hq, 13, 13,), strict=True)):
+    if not all(n[0] in (1, n[1]) for n in zip(bias.shape, (Hq, 13, 13,), strict=True)):
         _refuse(f"bias must have shape (Hq, 13, 13) = {(Hq, 13, 13,)}, not {tuple(bias.shape)}")
     if not (Sq == Sk):
         _refuse(f"the specification assumes Sq == Sk; here Sk = {Sk}, Sq = {Sq}")

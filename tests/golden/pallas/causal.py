@@ -1325,7 +1325,7 @@ def _check(q, k, v, scale):
     B, Sq, Hq, D = q.shape
     _, Sk, Hkv, Dv = v.shape
     if tuple(k.shape[1:]) != (Sk, Hkv, D) or k.shape[0] not in (1, B):
-        _refuse(f"k must have q's batch (or 1) and head dim, and v's heads and length, {(B, Sk, Hkv, D)}, not {tuple(k.shape)}")
+        _refuse(f"k must have q's batch and head dim, and v's heads and length, {(B, Sk, Hkv, D)}, not {tuple(k.shape)}")
     if v.shape[0] not in (1, B):
         _refuse(f"v must have q's batch {B} (or 1), not {v.shape[0]}")
     if Hq % Hkv if Hkv else Hq:

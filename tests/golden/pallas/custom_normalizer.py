@@ -1437,7 +1437,7 @@ def _check(q, k, v, temperature, escape, scale):
     B, Sq, Hq, D = q.shape
     _, Sk, Hkv, Dv = v.shape
     if tuple(k.shape[1:]) != (Sk, Hkv, D) or k.shape[0] not in (1, B):
-        _refuse(f"k must have q's batch (or 1) and head dim, and v's heads and length, {(B, Sk, Hkv, D)}, not {tuple(k.shape)}")
+        _refuse(f"k must have q's batch and head dim, and v's heads and length, {(B, Sk, Hkv, D)}, not {tuple(k.shape)}")
     if v.shape[0] not in (1, B):
         _refuse(f"v must have q's batch {B} (or 1), not {v.shape[0]}")
     if Hq % Hkv if Hkv else Hq:
@@ -1456,7 +1456,7 @@ def _check(q, k, v, temperature, escape, scale):
         _refuse(f"temperature must be float32 or float16 or bfloat16 or float64, not {temperature.dtype}")
     if len(temperature.shape) != 1:
         _refuse(f"temperature must have 1 dimension (Hq), not shape {tuple(temperature.shape)}")
-    if not all(i in (1, n) for i, n in zip(temperature.shape, (Hq,), strict=True)):
+    if not all(n[0] in (1, n[1]) for n in zip(temperature.shape, (Hq,), strict=True)):
         _refuse(f"temperature must have shape (Hq) = {(Hq,)}, not {tuple(temperature.shape)}")
     if not (hasattr(escape, "shape") and hasattr(escape, "dtype")):
         _refuse(f"escape must be an array, not {type(escape).__name__}")
@@ -1464,7 +1464,7 @@ def _check(q, k, v, temperature, escape, scale):
         _refuse(f"escape must be float32 or float16 or bfloat16 or float64, not {escape.dtype}")
     if len(escape.shape) != 1:
         _refuse(f"escape must have 1 dimension (Hq), not shape {tuple(escape.shape)}")
-    if not all(i in (1, n) for i, n in zip(escape.shape, (Hq,), strict=True)):
+    if not all(n[0] in (1, n[1]) for n in zip(escape.shape, (Hq,), strict=True)):
         _refuse(f"escape must have shape (Hq) = {(Hq,)}, not {tuple(escape.shape)}")
     return Size(B, Hq, Hkv, Sq, Sk, D, Dv)
 
