@@ -37,10 +37,10 @@ _SUMS = ("for j in range(4, 2 * n)]", "for j in ()]")
 _TEST = ('*passed, "or.pred a, a, b; vote.sync.any.pred a, a, -1; @!a bra.uni done;"', '"bra.uni done;"')
 _RESCALING = ("acc = _rescaled(acc, rescale)", "acc = acc")
 _WEIGHTS_AGAIN = ("p = tl.exp2(qk * logit_scale - row_lse)", "p = qk * logit_scale - row_lse")
-_ADDING = ("if joins:\n                        gl.atomic_add", "if turn < -1:\n                        gl.atomic_add")
+_ADDING = ("if joins:\n            gl.atomic_add", "if turn < -1:\n            gl.atomic_add")
 _FIRST_PARTS = (
-    "else:\n                        gl.store(cells, held)",
-    "elif turn < -1:\n                        gl.store(cells, held)",
+    "else:\n            gl.store(cells, held)",
+    "elif turn < -1:\n            gl.store(cells, held)",
 )
 _TURNS = (("setp.ne.s32 p, v, $2;", "setp.ne.s32 p, v, v;"),)
 
