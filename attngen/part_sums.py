@@ -66,6 +66,9 @@ class Arrays:
 
 
 _KNOWN = {"b", "h", "Hq"}
+OF_PACKED_ROWS = (
+    "the denominator's own term reads `b`, and packed rows do not say whose they are: finish each sequence by itself"
+)
 
 
 def readable_term(name: str, w: Weights) -> Expr | None:

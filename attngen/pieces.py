@@ -21,7 +21,7 @@ from attngen.ir.nodes import Symbol, Type
 from attngen.ir.pieces import Piece, piece_of
 from attngen.ir.walk import params as read_params
 from attngen.ir.walk import reads
-from attngen.part_sums import Arrays, Part, readable_term
+from attngen.part_sums import OF_PACKED_ROWS, Arrays, Part, readable_term
 from attngen.piece_arguments import Checks, check_known, check_params
 
 if TYPE_CHECKING:
@@ -254,10 +254,7 @@ def own_part(kernel: Kernel, lse: Any, params: Mapping[str, Any]) -> Any:
     if term is None:
         return None
     if lse.ndim == 2 and reads(term, "b"):
-        raise UsageError(
-            f"{kernel.name}: the denominator's own term reads `b`, and packed rows do not say whose they are: "
-            "finish each sequence by itself"
-        )
+        raise UsageError(f"{kernel.name}: {OF_PACKED_ROWS}")
     heads = lse.shape[-2]
     why = "the denominator's own term reads it"
     given = {n: required(kernel, n, params, why) for n in read_params(term)}

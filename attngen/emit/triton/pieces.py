@@ -23,7 +23,7 @@ from attngen.ir.nodes import Expr, Literal, Symbol, Type
 from attngen.ir.pieces import Piece
 from attngen.ir.walk import params as read_params
 from attngen.ir.walk import reads, symbols
-from attngen.part_sums import readable_term
+from attngen.part_sums import OF_PACKED_ROWS, readable_term
 from attngen.plan.kernel import KernelPlan
 from attngen.plan.mask.segments import Segment
 
@@ -59,7 +59,7 @@ class PieceFileView:
     name: str
     numbers: Lines
     read: Lines
-    rows: tuple[tuple[str, str], ...]
+    rows: tuple[tuple[str, Lines], ...]
     # signatures
     place: Lines
     placed: str
@@ -173,10 +173,12 @@ def _keywords(params: tuple[ParamView, ...], required: Iterable[str]) -> Lines:
     return tuple(f"{p.keyword}: {p.public_annotation}{'' if p.keyword in needed else ' | None = None'}" for p in params)
 
 
-def _row_dims(param: Param) -> str:
-    """What an element for all rows of a sequence is repeated to; nothing where it has no such dim."""
+def _row_dims(param: Param) -> tuple[str, ...]:
+    """To what dims of `x` one element for all rows of a sequence is repeated; none where the param has no such dim."""
     lengths = {"Sq": "int(place.numbers[2])", "Sk": "int(place.numbers[3])"}
-    return _dims(param, lengths) if {"Sq", "Sk"} & {d.id for d in param.shape if isinstance(d, Symbol)} else ""
+    found = [lengths.get(d.id) if isinstance(d, Symbol) else None for d in param.shape]
+    dims = ("-1" if n is None else f"{n} if x.shape[{i}] == 1 else -1" for i, n in enumerate(found))
+    return tuple(dims) if any(found) else ()
 
 
 def _seed_lines(spec: Attention) -> Lines:
@@ -225,9 +227,8 @@ def _own_lines(spec: Attention, term: Expr | None) -> Lines:
         return ("return None",)
     read = read_params(term)
     names = {"b": "at_b", "h": "at_h", "Hq": "heads", "device": "lse.device", **{n: f'values["{n}"]' for n in read}}
-    refusal = f"the denominator's own term reads `b`, and packed rows do not say whose they are: {_ONE_BY_ONE}"
     return (
-        *(("if lse.dim() == 2:", f'    _refuse("{refusal}")') if reads(term, "b") else ()),
+        *(("if lse.dim() == 2:", f'    _refuse("{OF_PACKED_ROWS}")') if reads(term, "b") else ()),
         "heads = lse.shape[-2]",
         f"values = {{n: torch.as_tensor(params[n], device=lse.device) for n in {read!r}}}",
         *(f'values["{n}"] = values["{n}"].{_WIDENED[spec.param(n).type]}()' for n in read),
@@ -240,7 +241,6 @@ def _own_lines(spec: Attention, term: Expr | None) -> Lines:
     )
 
 
-_ONE_BY_ONE = "finish each sequence by itself"
 _WIDENED = {Type.FLOAT: "float", Type.INT: "long", Type.BOOL: "bool"}
 """As kernels compute with it: small ints would wrap around."""
 

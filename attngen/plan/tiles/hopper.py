@@ -236,9 +236,8 @@ def _narrow(plan: KernelPlan, *, sequences: bool) -> Mapping[tuple[int, int], Sk
         return {(64, 64): _three(64, ordered=True)} if rising is not None and sequences else three
     if len(plan.keys.any) > 1:
         return {}
-    if (
-        plan.burden is Burden.ENDS
-    ):  # of any width: a short one wastes less of small tiles, a long one loses less with three
+    # Windows of any width: small tiles waste less of a short one, and three warpgroups cost a long one less.
+    if plan.burden is Burden.ENDS:
         return {(64, 64): _three(64, stages=3)}
     return {(64, 64): _three(128)} if sequences else two
 
