@@ -249,11 +249,13 @@ def _fitting(param: Param, *, batch: bool) -> Lines:
     """Refuses another shape, and repeats dims of size 1. `batch`: parts have one."""
     names = {"Hq": "heads", **({"B": "lse.shape[0]"} if batch else {})}
     value, wanted = f"values[{param.name!r}]", [_dim(d, names) for d in param.shape]
-    shown = ", ".join(map(printing.expression, param.shape))
+    shown = f"({', '.join(map(printing.expression, param.shape))})"
+    if "-1" not in wanted:
+        shown += f" = {{({', '.join(wanted)},)}}"
     checks = [f"{value}.shape[{i}] in (1, {dim})" for i, dim in enumerate(wanted) if dim != "-1"]
     return (
         f"if not ({' and '.join([f'{value}.dim() == {len(wanted)}', *checks])}):",
-        f'    _refuse(f"{param.name} must have shape ({shown}), not {{tuple({value}.shape)}}")',
+        f'    _refuse(f"{param.name} must have shape {shown}, not {{tuple({value}.shape)}}")',
         f"{value} = {value}.expand({', '.join(wanted)})",
     )
 
