@@ -34,6 +34,11 @@ def expression(e: Expr) -> str:
     return _expression(e)[0]
 
 
+def factor(e: Expr) -> str:
+    """`e` as it stands before `/`."""
+    return _at(e, _TERM)
+
+
 def _at(e: Expr, strength: int) -> str:
     text, own = _expression(e)
     return text if own >= strength else f"({text})"

@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import NamedTuple, TypeVar
 
 from attngen.plan.mask.loops import Run
+from attngen.plan.mask.parts import HullPart, Limit
 from attngen.plan.mask.shares import Shares, Wanted
 from attngen.plan.mask.turns import Turns
 from attngen.plan.mask.walks import Hull, Share, Walk
@@ -155,14 +156,16 @@ class Lists(NamedTuple):
 class HopperForward:
     """`walk` numbers the tiles of keys, backwards from the last where `backwards`; a warpgroup's own queries meet a
     tile at the steps of `share` alone. A tile outside of the runs `unmasked`, which are those of a warpgroup's own
-    queries, needs the mask. `of_sequences`: rows that packed sequences and lengths take in the place of these.
-    `ramp`: the logit as this kernel evaluates it, where that is not factor * unit.
+    queries, needs the mask. `limit` is put on the ends of all queries' runs, and on those of a warpgroup's own.
+    `of_sequences`: rows that packed sequences and lengths take in the place of these. `ramp`: the logit as this kernel
+    evaluates it, where that is not factor * unit.
     """
 
     rows: tuple[tuple[Dims, Skeleton], ...]
     walk: Walk
     backwards: bool
     share: Share
+    limit: Limit
     unmasked: tuple[Run, ...]
     lists: Lists | None
     of_sequences: tuple[tuple[Dims, Skeleton], ...]
@@ -172,7 +175,8 @@ class HopperForward:
 @dataclass(frozen=True, slots=True)
 class HopperBackward:
     """One kernel for dQ, dK and dV. A program walks `hull`, the tiles of queries that its keys meet and those between
-    them; a tile outside of the runs `unmasked`, which are those of a warpgroup's half of the keys, needs the mask.
+    them, and a warpgroup takes `part` of its steps; a tile outside of the runs `unmasked`, which are those of a
+    warpgroup's half of the keys, needs the mask.
 
     lists: who waits for whom is listed, where tiles of keys that meet one tile of queries are not consecutive; None:
     each waits for the one before it. row_terms: products take a row's log-sum-exp off its scores, and its delta off dP.
@@ -182,6 +186,7 @@ class HopperBackward:
 
     rows: tuple[tuple[Dims, BackwardSkeleton], ...]
     hull: Hull
+    part: HullPart
     unmasked: tuple[Run, ...]
     lists: Lists | None
     row_terms: bool
@@ -192,9 +197,11 @@ class HopperBackward:
 
 @dataclass(frozen=True, slots=True)
 class ListedWalk:
-    """A walk, which of its tiles need no mask, and whose lists name its ends where tests of data decide."""
+    """A walk, the limit of its ends, which of its tiles need no mask, and whose lists name its ends where tests of data
+    decide."""
 
     walk: Walk
+    limit: Limit
     unmasked: tuple[Run, ...]
     lists: Lists | None
 

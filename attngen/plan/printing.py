@@ -13,14 +13,15 @@ from typing import assert_never
 from attngen.ir import build
 from attngen.ir.attention import Origin
 from attngen.ir.nodes import Expr, Symbol, Type
-from attngen.ir.printing import expression
+from attngen.ir.printing import expression, factor
 from attngen.plan.footprint import loads_of
 from attngen.plan.geometry import START, STOP, TOTAL, Geometry
 from attngen.plan.hopper import ApartSkeleton, BackwardSkeleton, Dims, HopperPlan, Lists, Skeleton
 from attngen.plan.ints.facts import Bounds, Facts
 from attngen.plan.kernel import KernelPlan, LeafGradient
 from attngen.plan.mask.data_tests import UNIT, DataTest
-from attngen.plan.mask.loops import Assigned, Ordered, Rounded, Run
+from attngen.plan.mask.loops import Assigned, Loops, Ordered, Rounded, Run, Step
+from attngen.plan.mask.parts import Limit
 from attngen.plan.mask.ranges import TileRanges
 from attngen.plan.mask.segments import Segment
 from attngen.plan.mask.shares import CACHED
@@ -40,8 +41,14 @@ def plan_text(plan: KernelPlan) -> str:
     sections = (
         ("facts", _facts(plan.facts)),
         (f"weights: {plan.weights.form.value}", [*_weights(plan.weights), *_dropout(plan)]),
-        ("forward, dQ: the keys that the queries q0 … q1 meet", [*_ranges(plan.keys), *_two_walks(plan.key_walks)]),
-        ("dK/dV: the queries that the keys k0 … k1 meet", [*_ranges(plan.queries), *_two_walks(plan.query_walks)]),
+        (
+            "forward, dQ: the keys that the queries q0 … q1 meet",
+            [*_ranges(plan.keys), *_walked(plan.key_loops, plan.key_walks)],
+        ),
+        (
+            "dK/dV: the queries that the keys k0 … k1 meet",
+            [*_ranges(plan.queries), *_walked(plan.query_loops, plan.query_walks)],
+        ),
         ("asked of a key alone: rows of K and V that break it reach nothing", _kept(plan)),
         ("forward, short queries: number `piece` of `pieces` of that walk", _split(plan.split)),
         ("d natural / d qk = factor * pair", _named(("factor", plan.d_factor), ("pair", plan.d_pair))),
@@ -153,8 +160,9 @@ def _ranges(ranges: TileRanges) -> Iterator[str]:
     yield from _segments("all", ranges.all)
 
 
-def _two_walks(walks: TwoWalks) -> Iterator[str]:
-    """A walk is of tiles: `at` is the one of step `step`."""
+def _walked(loops: Loops, walks: TwoWalks) -> Iterator[str]:
+    """The steps that make runs of tiles; and a walk of these, in which `at` is the tile of step `step`."""
+    yield from _steps(loops.steps, "tile")
     for name, walk in (("without a mask", walks.unmasked), ("with the mask", walks.masked)):
         if walk.runs:
             yield f"{name}: n_steps = {expression(walk.n_steps)}"
@@ -166,16 +174,7 @@ def _split(found: Split | None) -> Iterator[str]:
     if found is None:
         return
     yield f"a tile holds the rows of {'all heads that share keys' if found.packed else 'one head'}"
-    for step in (*found.counts, *found.steps):
-        match step:
-            case Rounded():
-                yield f"{step.name} = {expression(step.bound)} / pieces, rounded {'up' if step.up else 'down'}"
-            case Assigned():
-                yield f"{step.name} = {expression(step.value)}"
-            case Ordered():
-                yield f"{step.first.start}, {step.second.start} in order"
-            case _:
-                assert_never(step)
+    yield from _steps((*found.counts, *found.steps), "pieces")
     for name, run in (("without a mask", found.full), ("with the mask", found.partial)):
         if run is not None:
             yield f"{name}: {expression(run[0])} … {expression(run[1])}"
@@ -245,12 +244,19 @@ def _hopper(plan: HopperPlan) -> Iterator[str]:
         for name, e in (("first", f.share.first), ("stop", f.share.stop)):
             if e is not None:
                 yield f"    a warpgroup's own steps, {name} = {expression(e)}"
+        yield from _limit(f.limit)
         yield from _rows(f.rows)
         yield from _rows(f.of_sequences, "packed sequences and lengths, ")
     if plan.backward is not None:
         b = plan.backward
         yield f"backward, one kernel{': products take lse and delta off' if b.row_terms else ''}"
         yield from (f"    {s.name} = {expression(s.value)}" for s in b.hull.steps)
+        yield "    a warpgroup's own steps, where tiles of keys are taken onwards; or backwards"
+        yield from (f"        {s.name} = {expression(s.value)}" for s in b.part.bound)
+        for name, value in (("at", b.part.at), ("begin", b.part.begin)):
+            yield f"        {name} = {expression(value.onwards)}; or {expression(value.backwards)}"
+        yield f"        end = {expression(b.part.end)}"
+        yield from (f"        {s.name} = {expression(s.value)}" for s in b.part.cut)
         yield f"    masked: {expression(outside(b.unmasked))}"
         order = "each waits for the tile of keys before it" if b.lists is None else _lists(b.lists)
         yield f"    dQ is added in turn: {order}"
@@ -276,6 +282,7 @@ def _hopper(plan: HopperPlan) -> Iterator[str]:
         for name, found in (("dK/dV", plan.apart.queries), ("dQ", plan.apart.keys)):
             yield f"backward, {name} by itself"
             yield from _walk(found.walk, found.unmasked, found.lists)
+            yield from _limit(found.limit)
         yield from _elsewhere(plan.apart.elsewhere)
         yield from _rows(plan.apart.rows)
 
@@ -286,6 +293,10 @@ def _walk(walk: Walk, unmasked: tuple[Run, ...], lists: Lists | None) -> Iterato
     yield f"    masked: {expression(outside(unmasked))}"
     if lists is not None:
         yield f"    its ends are {_lists(lists)}"
+
+
+def _limit(limit: Limit) -> Iterator[str]:
+    yield from (f"    {line}" for line in _steps((*limit.steps, *limit.ends), "tile"))
 
 
 def _lists(lists: Lists) -> str:
@@ -324,14 +335,14 @@ def _tpu(walks: TpuWalks) -> Iterator[str]:
     yield from _indented(("number", grid.number), ("where `at` lies", grid.brought))
     yield from _indented(("unmasked", grid.unmasked), ("masked", grid.masked), ("as its step", grid.own))
     yield "a loop of `count` steps, `unroll` of them, j = 0 …, in each round i"
-    yield f"    {_rounded(rounds.rounds)}"
+    yield f"    {_rounded(rounds.rounds, 'unroll')}"
     yield from _indented(("step", rounds.step), ("one by one from", rounds.rest))
     yield "masked tiles in vector memory: a loop, and the last one"
     resident = walks.resident
     yield from _indented(("looped", resident.looped), ("last", resident.last))
     yield from _indented(("the last one if", resident.some), ("no tile if", resident.none))
     yield "where n_full and n_partial are known: unmasked tiles in a loop, then all that are left, by number i"
-    yield f"    {_rounded(straight.rounds)}"
+    yield f"    {_rounded(straight.rounds, 'unroll')}"
     yield from _indented(("looped", straight.looped), ("left", straight.left))
     yield from _indented(("unmasked step", straight.unmasked), ("masked step", straight.masked))
     yield "a gradient for each pair: its tile is summed if, for some run"
@@ -342,5 +353,20 @@ def _indented(*parts: tuple[str, Expr]) -> Iterator[str]:
     yield from (f"    {line}" for line in _named(*parts))
 
 
-def _rounded(step: Rounded) -> str:
-    return f"{step.name} = {expression(step.bound)} / unroll, rounded {'up' if step.up else 'down'}"
+def _steps(steps: tuple[Step, ...], unit: str) -> Iterator[str]:
+    for step in steps:
+        match step:
+            case Rounded():
+                yield _rounded(step, unit)
+            case Assigned():
+                yield f"{step.name} = {expression(step.value)}"
+            case Ordered():
+                yield f"{step.first.start}, {step.second.start} in order"
+            case _:
+                assert_never(step)
+
+
+def _rounded(step: Rounded, unit: str) -> str:
+    clamped = ", brought to the tiles that there are" if step.clamped else ""
+    way = "up" if step.up else "down"
+    return f"{step.name} = {factor(step.bound)} / {unit}, rounded {way}{clamped}"

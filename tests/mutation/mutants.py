@@ -259,6 +259,14 @@ class _Mutants:
             made = replace(self.plan, choices=replace(c, plain_divisions=(*c.plain_divisions, e)))
             yield self._made("widths", f"{text(e)} towards zero", made, Obligation.INTEGER_WIDTH)
 
+        for field in ("key_loops", "query_loops"):
+            found = getattr(self.plan, field)
+            for at, step in enumerate(found.steps):
+                if isinstance(step, Rounded) and step.clamped:
+                    steps = (*found.steps[:at], replace(step, clamped=False), *found.steps[at + 1 :])
+                    made = replace(self.plan, **{field: replace(found, steps=steps)})
+                    yield self._made("widths", f"{field}: {step.name} not clamped", made, Obligation.INTEGER_WIDTH)
+
     # ------------------------------------------------------------ (e) hoisting
 
     def hoisting(self) -> Iterator[Mutant]:

@@ -66,7 +66,7 @@ def walk(
         env.update(_answers(test, axis, env, drawn.params, firsts, held_size, size, walked_tile))
     tiles = len(firsts)
     any_, all_ = (_stretches(s, env, drawn.params, tiles) for s in (ranges.any, ranges.all))
-    runs = _runs(loops, env, drawn.params, walked_tile, tiles)
+    runs = _runs(loops, env, drawn.params, size, walked_tile, tiles)
     for number, (first, last) in enumerate(zip(firsts.tolist(), lasts.tolist(), strict=True)):
         rows = grid[first : last + 1]
         problem = _claims(axis, any_[number], all_[number], rows, first)
@@ -123,7 +123,7 @@ def _claims(axis: str, any_: Ends, all_: Ends, rows: np.ndarray, first: int) -> 
 
 
 def _runs(
-    loops: Loops, env: Mapping[str, Any], params: Mapping[str, Any], tile: int, tiles: int
+    loops: Loops, env: Mapping[str, Any], params: Mapping[str, Any], size: int, tile: int, tiles: int
 ) -> list[list[tuple[int, int, bool]]]:
     """The runs of each held tile."""
     names: dict[str, np.ndarray] = {ZERO: np.zeros(tiles, np.int64)}
@@ -132,7 +132,8 @@ def _runs(
             case Rounded():
                 more = tile - 1 if step.up else 0
                 bounds = _ints(step.bound, env, params, tiles)
-                names[step.name] = np.array([int((bound + more) / tile) for bound in bounds])  # towards 0, as C divides
+                rounded = np.array([int((bound + more) / tile) for bound in bounds])  # towards 0, as C divides
+                names[step.name] = np.clip(rounded, 0, -(-size // tile)) if step.clamped else rounded
             case Assigned():
                 names[step.name] = np.array(_ints(step.value, names, {}, tiles))
             case Ordered(a, b):

@@ -18,6 +18,8 @@ from attngen.emit.triton.expressions import Printer
 from attngen.emit.triton.kernel_code import KernelCode
 from attngen.emit.triton.param_gradients import GradientView, RowSum
 from attngen.emit.triton.shares import host_lines
+from attngen.emit.triton.tile_loops import plain_lines
+from attngen.emit.triton.turns import DirectedView, directed_view
 from attngen.plan.hopper import (
     ApartSkeleton,
     BackwardSkeleton,
@@ -29,6 +31,7 @@ from attngen.plan.hopper import (
 )
 from attngen.plan.kernel import KernelPlan
 from attngen.plan.mask.loops import ZERO, Assigned, Loops
+from attngen.plan.mask.parts import HullPart, Limit
 from attngen.plan.mask.walks import outside
 
 
@@ -121,10 +124,47 @@ def _factor(code: KernelCode) -> str:
     return f" * {bracket(d_pair)}" if d_pair else ""
 
 
+@dataclass(frozen=True, slots=True)
+class LimitView:
+    """`lines` bind `stop`; `ends` are the ends of runs, brought to it."""
+
+    lines: tuple[str, ...]
+    ends: tuple[str, ...]
+
+
+def limit_view(found: Limit, printer: Printer, block: str) -> LimitView:
+    """`block` is the name of the walked tile's size."""
+    return LimitView(plain_lines(found.steps, printer, block), tuple(printer.text(e.value) for e in found.ends))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HullPartView:
+    """The steps `begin` … `end` - 1 of a hull, over the own ends that `bound` binds; `at` is the tile of `step`, where
+    tiles of keys are taken onwards or backwards. The lines `cut` leave no run without the mask where the end cuts it.
+    """
+
+    at: DirectedView
+    bound: tuple[str, ...]
+    begin: DirectedView
+    end: str
+    cut: tuple[str, ...]
+
+
+def _hull_part_view(part: HullPart, printer: Printer) -> HullPartView:
+    return HullPartView(
+        at=directed_view(part.at, printer),
+        bound=assigned_lines(part.bound, printer),
+        begin=directed_view(part.begin, printer),
+        end=printer.text(part.end),
+        cut=assigned_lines(part.cut, printer),
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GluonBackwardView:
     """`work` are the pointers and counts that the kernel takes after its descriptors. The lines `walk` make a head's
-    tiles of queries `first … stop - 1`; `masked` says whether the one at `at` needs a mask, by the names of `runs`;
+    tiles of queries `first … stop - 1`, of which a warpgroup's half of the keys takes its `part`; `masked` says whether
+    the one at `at` needs a mask, by the names of `runs`;
     `lists`: whose there are, where a kernel of its own writes them down; `backwards`: tiles of keys may be taken from
     the last to the first; `row_terms`: products take a row's log-sum-exp off its scores, and its delta off dP.
 
@@ -137,6 +177,7 @@ class GluonBackwardView:
     unspecialized: list[str]
     work: tuple[str, ...]
     walk: tuple[str, ...]
+    part: HullPartView
     runs: tuple[str, ...]
     lists: ListView | None
     backwards: bool
@@ -212,6 +253,7 @@ def gluon_backward_view(
         ],
         work=(*rows, "dq_parts_ptr", "parts_ptr", "turns_ptr", "queue_ptr", "n_work", "together", "span", *lists),
         walk=assigned_lines(backward.hull.steps, printer),
+        part=_hull_part_view(backward.part, printer),
         runs=("first", "stop", *(name.removeprefix("own_") for name in ends)),
         lists=list_view(backward.lists),
         backwards=any(skeleton.backwards for skeleton in table.values()),
@@ -271,7 +313,8 @@ _KEYS = AxisView(name="keys", start="k0", stop="k1", index="k_idx", size="Sk", t
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WalkView:
     """The tiles of `walked` that one kernel walks: the lines `at` bind that of `step`, of which there are `n_steps`, by
-    the ends of runs, `ends`, which `function` returns for a tile of `held`; `masked` says whether it needs a mask.
+    the ends of runs, `ends`, which `function` returns for a tile of `held`, brought to their `limit`; `masked` says
+    whether it needs a mask.
     `lists`: whose there are, where data decides, and a kernel of its own, `lister`, writes the ends down for each tile
     that is held.
     """
@@ -279,6 +322,7 @@ class WalkView:
     held: AxisView
     walked: AxisView
     ends: tuple[str, ...]
+    limit: LimitView
     at: tuple[str, ...]
     n_steps: str
     masked: str
@@ -298,6 +342,7 @@ def _walk_view(found: ListedWalk, loops: Loops, printer: Printer, held: AxisView
         held=held,
         walked=walked,
         ends=loops.names,
+        limit=limit_view(found.limit, printer, walked.tile),
         at=assigned_lines(found.walk.at, printer),
         n_steps=printer.text(found.walk.n_steps),
         masked=_in_brackets(printer.text(outside(found.unmasked))),

@@ -14,7 +14,16 @@ from attngen.emit.options import TunedGpu
 from attngen.emit.text.weights import WeightView
 from attngen.emit.triton.expressions import Printer
 from attngen.emit.triton.frame import Frame
-from attngen.emit.triton.hopper import PLACES, SEQUENCES, ListView, assigned_lines, list_view, unspecialized
+from attngen.emit.triton.hopper import (
+    PLACES,
+    SEQUENCES,
+    LimitView,
+    ListView,
+    assigned_lines,
+    limit_view,
+    list_view,
+    unspecialized,
+)
 from attngen.emit.triton.kernel_code import KernelCode, free_names
 from attngen.emit.triton.kernels import kept_view
 from attngen.emit.triton.test_views import TestView
@@ -76,7 +85,8 @@ class GluonView:
     """`call` and `config` are the fields of what travels together, `outputs` the pointers through which results are
     stored; `arguments` and `constants` are those of the kernel.
 
-    `key_runs` is the template of the function that returns `ends`, the ends of runs of tiles of keys, for some queries.
+    `key_runs` is the template of the function that returns `ends`, the ends of runs of tiles of keys, for some queries,
+    and brings them to their `limit`.
     The lines `at` bind the tile of `step`, of which there are `n_steps`; `masked` says whether this warpgroup's own
     queries need a mask there. `walked` are the ends that these two read. `terms` are what the weights of a tile read
     beside its scores. `lists`: whose lists there are, where data decides. `slack`: by how many powers of two the
@@ -98,6 +108,7 @@ class GluonView:
     longest_first: bool
     key_runs: str
     ends: tuple[str, ...]
+    limit: LimitView
     at: tuple[str, ...]
     n_steps: str
     walked: tuple[str, ...]
@@ -115,11 +126,6 @@ class GluonView:
     def places(self) -> str:
         """The template of where an item's rows are."""
         return PLACES[self.sequences]
-
-    @property
-    def clamped_ends(self) -> tuple[str, ...]:
-        """None beyond the last tile."""
-        return tuple(f"tl.minimum({name}, stop)" for name in self.ends)
 
     @property
     def unpacked_terms(self) -> str:
@@ -207,6 +213,7 @@ def gluon_view(
         longest_first=plan.longest_first,
         key_runs="gluon/key_runs_listed.py.j2" if lists else "gluon/key_runs.py.j2",
         ends=plan.key_loops.names,
+        limit=limit_view(forward.limit, printer, "BK"),
         at=at,
         n_steps=printer.text(forward.walk.n_steps),
         walked=_read(_either(plan.key_loops), [*at, masked]),
@@ -256,10 +263,7 @@ def _share_view(share: Share, loops: Loops, printer: Printer, call: str) -> Shar
     if loops.full or first or stop:
         own_ends = ", ".join(own(name) for name in loops.names)
         bound += [f"{own_ends} = _key_runs(q0, batch, head, kv_head, {call}, config, 64)"]
-    if first:
-        bound += [f"own_first = tl.maximum(tl.minimum({first}, n_steps - 1), 0)"]
-    if stop:
-        bound += [f"own_stop = tl.maximum(tl.minimum({stop}, n_steps), {'own_first + 1' if first else '1'})"]
+    bound += [f"{name} = {value}" for name, value in (("own_first", first), ("own_stop", stop)) if value]
 
     def released(steps: str) -> tuple[str, ...]:
         return f"for step in range({steps}):", "    _release_tile(turn + step, k_ring, v_ring, config, PART)"

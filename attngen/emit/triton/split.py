@@ -122,7 +122,7 @@ def split_view(
         heads="Hkv" if split.packed else "Hq",
         entry=replace(entry, unspecialized=unspecialized),
         place_lines=_PACKED if split.packed else _ALONE,
-        piece_lines=(*counts, *plain_lines(split.steps, printer, "pieces", "pieces")),
+        piece_lines=(*counts, *plain_lines(split.steps, printer, "pieces")),
         loops=loop_views(keys, ends(split.full), ends(split.partial)),
         parts=tuple(
             PartView(

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from attngen.emit.text.loop_steps import step_lines
 from attngen.emit.text.render import bracket
 from attngen.emit.triton.expressions import Printer
-from attngen.ir.walk import params
 from attngen.plan.mask.data_tests import DataTest
 from attngen.plan.mask.loops import Loops, Rounded, Run, Step
 from attngen.plan.mask.walks import TwoWalks, Walk, length
@@ -39,7 +38,7 @@ class RangeView:
 
 def range_view(found: Loops, walks: TwoWalks, printer: Printer, block: str) -> RangeView:
     """`block` is the name of the walked tile's size."""
-    lines = plain_lines(found.steps, printer, block, f"tl.cdiv(S{found.axis}, {block})")
+    lines = plain_lines(found.steps, printer, block, f"S{found.axis}")
     unmasked, masked = (_walk_view(w, printer) for w in (walks.unmasked, walks.masked))
     return RangeView(found.axis, lines, found.names, unmasked, masked, found.tests)
 
@@ -55,15 +54,14 @@ def _walk_view(walk: Walk, printer: Printer) -> WalkView:
     return WalkView(printer.text(walk.n_steps), tuple(f"{s.name} = {printer.text(s.value)}" for s in walk.at))
 
 
-def plain_lines(steps: tuple[Step, ...], printer: Printer, block: str, n_tiles: str) -> tuple[str, ...]:
-    """The steps, in order; `block` is the name of the size that bounds are rounded to. A bound that a param decides may
-    be any number of 64 bits, and is brought to those of the `n_tiles` there are before it is one of 32."""
+def plain_lines(steps: tuple[Step, ...], printer: Printer, block: str, size: str = "") -> tuple[str, ...]:
+    """The steps, in order; `block` is the name of what bounds are rounded to, `size` that of the walked length."""
 
     def rounded(step: Rounded) -> str:
         text, strength = printer.definition(step.bound)
         tiles = f"tl.cdiv({text}, {block})" if step.up else f"{text if strength > 6 else f'({text})'} // {block}"
-        if params(step.bound):
-            tiles = f"tl.minimum(tl.maximum({tiles}, 0), {n_tiles})"
+        if step.clamped:
+            tiles = f"tl.minimum(tl.maximum({tiles}, 0), tl.cdiv({size}, {block}))"
         return f"tl.cast({tiles}, tl.int32)"
 
     return step_lines(steps, rounded=rounded, text=lambda e: printer.definition(e)[0])

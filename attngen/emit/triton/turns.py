@@ -19,6 +19,10 @@ class DirectedView:
     backwards: str
 
 
+def directed_view(d: Directed, printer: Printer) -> DirectedView:
+    return DirectedView(printer.text(d.onwards), printer.text(d.backwards))
+
+
 @dataclass(frozen=True, slots=True)
 class TurnsView:
     """The fields of `Turns`, the last of its steps apart, as `order`. `key_steps`: the steps where the number of heads
@@ -48,12 +52,11 @@ def plainly(printer: Printer, *values: Expr) -> Printer:
 def turns_view(turns: Turns, printer: Printer) -> TurnsView:
     plain = plainly(printer, turns.few, turns.back, turns.head, *(s.value for s in turns.steps))
 
-    def text(e: Expr, **names: str) -> str:
-        bound = {ORDER: names.get("order", "order"), HEADS: names.get("heads", "heads")}
-        return replace(plain, names={**plain.names, **bound}).text(e)
+    def named(order: str = "order", heads: str = "heads") -> Printer:
+        return replace(plain, names={**plain.names, ORDER: order, HEADS: heads})
 
-    def directed(d: Directed, order: str = "order") -> DirectedView:
-        return DirectedView(text(d.onwards, order=order), text(d.backwards, order=order))
+    def text(e: Expr, **names: str) -> str:
+        return named(**names).text(e)
 
     *steps, last = turns.steps
     return TurnsView(
@@ -63,10 +66,10 @@ def turns_view(turns: Turns, printer: Printer) -> TurnsView:
         order=text(last.value),
         back=text(turns.back),
         head=text(turns.head),
-        tile=directed(turns.tile),
-        before=directed(turns.before),
+        tile=directed_view(turns.tile, named()),
+        before=directed_view(turns.before, named()),
         awaited=text(turns.awaited),
         passed=text(turns.passed),
-        their_tile=directed(turns.tile, "others"),
+        their_tile=directed_view(turns.tile, named("others")),
         their_turn=text(turns.passed, order="others"),
     )

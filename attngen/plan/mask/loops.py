@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from attngen.ir.build import index, integer, maximum, minimum
 from attngen.ir.nodes import Expr, Literal, Type
-from attngen.ir.walk import nodes
+from attngen.ir.walk import nodes, params
 from attngen.plan.mask.data_tests import DataTest
 from attngen.plan.mask.ranges import TileRanges
 from attngen.plan.mask.segments import Segment
@@ -32,11 +32,16 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Rounded:
-    """`name` = the position `bound` in tiles, rounded up or down (towards 0 where it is negative)."""
+    """`name` = the position `bound` in tiles, rounded up or down (towards 0 where it is negative).
+
+    clamped: brought to 0 … the number of tiles of the walked axis. Params decide such a bound, which may be any int of
+    64 bits, whatever a spec says of them; tiles are counted in 32.
+    """
 
     name: str
     bound: Expr
     up: bool
+    clamped: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +134,8 @@ def _runs(name: str, segments: tuple[Segment, ...], steps: list[Step], *, inner:
         if isinstance(s.lo, Literal) and s.lo.value <= 0 and len(segments) == 1:
             low = ZERO
         else:
-            steps.append(Rounded(low, s.lo, up=inner))
-        steps.append(Rounded(high, s.hi, up=not inner))
+            steps.append(Rounded(low, s.lo, up=inner, clamped=bool(params(s.lo))))
+        steps.append(Rounded(high, s.hi, up=not inner, clamped=bool(params(s.hi))))
         steps.append(Assigned(high, maximum(index(high), _tile(low))))
         runs.append(Run(low, high))
     if len(runs) > 1:

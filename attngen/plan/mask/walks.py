@@ -6,7 +6,7 @@ same names for a part of the held tile. Targets print them; `prove.obligations.t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from attngen.ir.build import add, apply, conjunction, disjunction, index, integer, maximum, minimum, sub
@@ -16,6 +16,7 @@ from attngen.plan.mask.loops import ZERO, Assigned, Loops, Run
 
 STEP, N_STEPS, AT = index("step"), index("n_steps"), index("at")
 LO, HI, START, PASSED = index("lo"), index("hi"), index("start"), index("passed")
+OWN_FIRST = index("own_first")
 ZERO_TILES = integer(0)
 BEYOND = 2**30
 """A tile after the last of any sequence."""
@@ -25,13 +26,15 @@ BEYOND = 2**30
 class Walk:
     """The tiles of `runs`, each at one step: the assignments `at` make the tile of `step`, of which there are
     `n_steps`. A later assignment reads what an earlier one has bound. `inverse` is, for each run, the step that
-    takes its tile `at`.
+    takes its tile `at`. `least`: where the runs have fewer tiles, so many steps are taken all the same, and take tiles
+    that need the mask.
     """
 
     runs: tuple[Run, ...]
     n_steps: Expr
     at: tuple[Assigned, ...]
     inverse: tuple[Expr, ...]
+    least: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +61,9 @@ class TwoWalks:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The steps `first` … `stop` - 1 of a walk, outside of which a warpgroup's own rows meet no tile. None: the walk's
-    own first step, or its end. `pipelined`: warpgroups that overlap their own products skip the others, too.
+    """The steps `first` … `stop` - 1 of a walk, at least one, outside of which a warpgroup's own rows meet no tile.
+    None: the walk's own first step, or its end. `stop` is over `own_first`, the value of `first`. `pipelined`:
+    warpgroups that overlap their own products skip the others, too.
     """
 
     first: Expr | None
@@ -165,19 +169,34 @@ def walk(loops: Loops, *, backwards: bool = False) -> Walk:
     return Walk(runs, n_steps, (Assigned("at", at),), (inverse,) * len(runs))
 
 
+def at_least_one(walk: Walk) -> Walk:
+    """A walk for a kernel whose first step has no case of its own for rows that meet no tile."""
+    return replace(walk, n_steps=maximum(walk.n_steps, integer(1)), least=1)
+
+
 def share(loops: Loops, *, backwards: bool) -> Share:
-    """All steps where a walk has several stretches, whose tiles are numbered through, and where it begins late without
-    a list that says when."""
+    """The share of a walk of at least one step. All steps where a walk has several stretches, whose tiles are numbered
+    through, and where it begins late without a list that says when."""
     stretch, listed = one_stretch(loops), bool(loops.tests)
     if stretch is None or not (listed or (stretch.start == ZERO and loops.full)):
         return WHOLE
     start, stop = tile(stretch.start), index(own(stretch.stop))
     if stretch.start == ZERO:
-        return Share(sub(N_STEPS, stop), None, True) if backwards else Share(None, stop, listed)
+        return Share(_begin(sub(N_STEPS, stop)), None, True) if backwards else Share(None, _end(stop, None), listed)
     first, end = sub(index(own(stretch.start)), start), sub(stop, start)
     if backwards:
         first, end = sub(N_STEPS, end), sub(N_STEPS, first)
-    return Share(first, end, listed)
+    return Share(_begin(first), _end(end, OWN_FIRST), listed)
+
+
+def _begin(step: Expr) -> Expr:
+    """That step, or the nearest of the walk."""
+    return maximum(minimum(step, sub(N_STEPS, integer(1))), ZERO_TILES)
+
+
+def _end(step: Expr, first: Expr | None) -> Expr:
+    """What follows the last step of a share that begins with `first`, or with the walk."""
+    return maximum(minimum(step, N_STEPS), integer(1) if first is None else add(first, integer(1)))
 
 
 def hull(loops: Loops) -> Hull:

@@ -35,11 +35,12 @@ from attngen.plan.ints.linear import from_linear, linear
 from attngen.plan.kernel import Gather, KernelPlan
 from attngen.plan.levels import Level, is_dear, is_dear_for_pairs, level_of
 from attngen.plan.mask.loops import Loops, Run
+from attngen.plan.mask.parts import hull_part, limit
 from attngen.plan.mask.ranges import TileRanges
 from attngen.plan.mask.segments import Segment
 from attngen.plan.mask.shares import SHORT, Wanted, enough, shares, together
 from attngen.plan.mask.turns import turns
-from attngen.plan.mask.walks import hull, own, share, walk
+from attngen.plan.mask.walks import at_least_one, hull, own, share, walk
 from attngen.plan.score.ramp import Ramp, ramp
 from attngen.plan.score.weights import Form
 
@@ -91,9 +92,10 @@ def hopper_plan(plan: KernelPlan, tile: tuple[int, int] | None, consecutive: boo
     backwards = _from_the_diagonal(plan)
     forward = HopperForward(
         _rows(skeletons(plan, tile)),
-        walk(keys, backwards=backwards),
+        at_least_one(walk(keys, backwards=backwards)),
         backwards,
         share(keys, backwards=backwards),
+        limit(keys, of_parts=True),
         _own(keys),
         listed(plan.keys) if plan.keys.tests else None,
         _changed(skeletons(plan, tile), skeletons(plan, tile, sequences=True)),
@@ -102,6 +104,7 @@ def hopper_plan(plan: KernelPlan, tile: tuple[int, int] | None, consecutive: boo
     backward = HopperBackward(
         _rows(backward_skeletons(plan, tile)),
         hull(queries),
+        hull_part(_own(queries)),
         _own(queries),
         None if consecutive and in_turn(plan) else listed(plan.queries),
         row_terms(plan),
@@ -111,8 +114,8 @@ def hopper_plan(plan: KernelPlan, tile: tuple[int, int] | None, consecutive: boo
     )
     apart = HopperApart(
         _rows(apart_skeletons(plan, tile)),
-        ListedWalk(walk(queries), queries.full, listed(plan.queries) if plan.queries.tests else None),
-        ListedWalk(walk(keys), keys.full, listed(plan.keys) if plan.keys.tests else None),
+        _apart_walk(queries, plan.queries),
+        _apart_walk(keys, plan.keys),
         sums_beside_dkdv(plan),
     )
     return HopperPlan(
@@ -123,6 +126,10 @@ def hopper_plan(plan: KernelPlan, tile: tuple[int, int] | None, consecutive: boo
         turns(),
         shares(),
     )
+
+
+def _apart_walk(loops: Loops, walked: TileRanges) -> ListedWalk:
+    return ListedWalk(at_least_one(walk(loops)), limit(loops), loops.full, listed(walked) if walked.tests else None)
 
 
 def _ramp(plan: KernelPlan) -> Ramp | None:

@@ -1,11 +1,11 @@
 """The walks of the kernels of compute capability 9.0, as claims of `tile-ranges`.
 
 Takes a plan, returns a claim for each walk that its `HopperPlan` holds: a walk takes each tile of its runs once; the
-steps that a warpgroup skips take no tile that its own rows meet; a hull covers every run; a tile goes without the mask
-only where it needs none; where each program waits for the one before it, the programs that add to a tile of dQ are
-consecutive; a program waits only for lower tickets; and each query head is in one share of its group, whose sums are
-added once. That the runs themselves are right is what the claims about
-loops say.
+steps that a warpgroup skips take no tile that its own rows meet; ends brought to the end of the sequence lose no tile;
+a hull covers every run, and a warpgroup takes what its own rows meet of it; a tile goes without the mask only where it
+needs none; where each program waits for the one before it, the programs that add to a tile of dQ are consecutive; a
+program waits only for lower tickets; and each query head is in one share of its group, whose sums are added once. That
+the runs themselves are right is what the claims about loops say.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ from collections.abc import Iterator
 
 from attngen.plan.hopper import HopperApart, HopperBackward, HopperForward
 from attngen.plan.mask.loops import Loops, Run
+from attngen.plan.mask.parts import Limit
 from attngen.plan.mask.shares import Shares
 from attngen.plan.mask.turns import Turns
 from attngen.plan.mask.walks import one_stretch, own
 from attngen.prove.integers.z3_door import SolverContext
+from attngen.prove.obligations.part_walks import cut_answer, hull_part_answer, limit_answer
 from attngen.prove.obligations.shares import members_answer, parts_answer
 from attngen.prove.obligations.tile_walks import hull_answer, share_answer, turns_answer, unmasked_answer
 from attngen.prove.obligations.turns import awaited_answer, order_answer
@@ -51,13 +53,26 @@ def _forward(claims: WalkClaims, forward: HopperForward) -> Iterator[Claim]:
         mine = Run(own(stretch.start), own(stretch.stop)) if stretch is not None else Run("own_any_lo", "own_any_hi")
         answer = share_answer(claims.context(), forward.walk, forward.share, mine, claims.work.part())
         yield claims.claim(f"{name}, share", sentence, answer)
+    yield _limit(claims, name, forward.limit, loops)
     yield _unmasked(claims, name, forward.unmasked, _own(loops))
+
+
+def _limit(claims: WalkClaims, name: str, limit: Limit, loops: Loops) -> Claim:
+    answer = limit_answer(claims.context(), limit, loops.axis, loops.runs, claims.work.part())
+    sentence = f"{name}: ends of runs brought to the end of the sequence leave its tiles in the runs that they are in"
+    return claims.claim(f"{name}, end", sentence, answer)
 
 
 def _backward(claims: WalkClaims, backward: HopperBackward) -> Iterator[Claim]:
     name, plan = "Hopper backward", claims.plan
     answer = hull_answer(claims.context(), backward.hull, claims.work.part())
     yield claims.claim(f"{name}, hull", f"{name}: the walk over queries covers every run", answer)
+    answer = hull_part_answer(claims.context(), backward.part, claims.work.part())
+    sentence = f"{name}: a warpgroup takes each tile of the walk that its own keys meet, and passes over the others"
+    yield claims.claim(f"{name}, part", sentence, answer)
+    answer = cut_answer(claims.context(), backward.part, backward.unmasked, claims.work.part())
+    sentence = f"{name}: keys that the end of the sequence cuts meet no tile without the mask"
+    yield claims.claim(f"{name}, end", sentence, answer)
     yield _unmasked(claims, name, backward.unmasked, _own(plan.query_loops))
     if backward.lists is None:
         sentence = f"{name}: the tiles of keys that meet a tile of queries are consecutive"
@@ -72,6 +87,7 @@ def _apart(claims: WalkClaims, apart: HopperApart) -> Iterator[Claim]:
         ("Hopper dQ", "keys", apart.keys, claims.plan.key_loops),
     ):
         yield claims.walk(f"{name}, walk", f"{name}: the walk over {walked}", found.walk, loops.runs)
+        yield _limit(claims, name, found.limit, loops)
         yield _unmasked(claims, name, found.unmasked, loops.full)
 
 

@@ -163,9 +163,15 @@ def _expansions(plan: KernelPlan, operations: list[Apply], wide: set[Expr], work
 
 
 def _rounding(plan: KernelPlan, wide: set[Expr], work: Work, held: Mapping[Expr, Ends]) -> Claim:
-    """A bound is rounded up to a tile in its own width, and becomes a number of tiles in 32 bits."""
-    steps = (s for loops in (plan.key_loops, plan.query_loops) for s in loops.steps)
-    for e in dict.fromkeys(s.bound for s in steps if isinstance(s, Rounded)):
+    """A bound is rounded up to a tile in its own width, and becomes a number of tiles in 32 bits. One that params
+    decide does so whatever they hold, since it is brought to the tiles that there are.
+    """
+    steps = [s for loops in (plan.key_loops, plan.query_loops) for s in loops.steps if isinstance(s, Rounded)]
+    for s in steps:
+        if params(s.bound) and not s.clamped:
+            reason = f"`{printing.expression(s.bound)}`: nothing brings it to the tiles of a tensor, whatever it reads"
+            return Claim("bounds of loops", _ROUNDING, Unknown("structure", reason), span=plan.attention.mask.span)
+    for e in dict.fromkeys(s.bound for s in steps):
         low, high = (-FARTHEST, FARTHEST) if e in wide else (-(2**31), 2**31 - LARGEST_TILE)
         found = ends(e, plan.choices.longest, held)
         if found is not None and found[0] >= low and found[1] <= high:

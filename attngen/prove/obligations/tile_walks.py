@@ -18,7 +18,7 @@ from typing import assert_never
 from attngen.errors import InternalError
 from attngen.ir.nodes import Apply, Expr, Literal, Op
 from attngen.ir.walk import nodes, symbols
-from attngen.plan.mask.loops import ZERO, Assigned, Loops, Ordered, Rounded, Run
+from attngen.plan.mask.loops import ZERO, Assigned, Loops, Ordered, Rounded, Run, Step
 from attngen.plan.mask.ranges import TileRanges
 from attngen.plan.mask.segments import Segment
 from attngen.plan.mask.walks import BEYOND, Hull, Share, Walk, outside
@@ -36,9 +36,10 @@ def loops_answer(
     That no stretch starts before 0 is a premise here. The stretches' ends are arbitrary, or, given what holds of the
     held tile in this context (`tile_of`), the planned ones.
     """
-    executed = _Executed(context, planned=tile_of is not None)
-    first, width, size, end = executed.first, executed.width, context.free("size"), executed.end
-    premises = [*(tile_of or []), first >= 0, size >= 1, first < size, *executed.run(loops)]
+    size = context.free("size")
+    executed = Executed(context, size, planned=tile_of is not None)
+    first, width, end = executed.first, executed.width, executed.end
+    premises = [*(tile_of or []), first >= 0, size >= 1, first < size, *executed.run(loops.steps)]
     names, walked = executed.names, executed.walked
 
     def meets(s: Segment) -> Term:
@@ -49,6 +50,8 @@ def loops_answer(
         return context.all_of([end(s.lo) <= first, first + width <= end(s.hi)])
 
     premises += [end(s.lo) >= 0 for s in ranges.any]
+    clamped = {s.bound for s in loops.steps if isinstance(s, Rounded) and s.clamped}
+    premises += [end(e) <= size for e in clamped]
     premises += [context.implies(end(s.lo) < end(s.hi), end(s.lo) >= 0) for s in ranges.all]
     runs = (*loops.full, *loops.partial)
     full, visits = walked(loops.full), walked(runs)
@@ -68,9 +71,9 @@ def loops_answer(
 
 def extent_answer(context: SolverContext, ranges: TileRanges, loops: Loops, work: Work) -> Answer:
     """Whether no walked tile begins behind the sequence, given that no stretch ends behind it (`inside_answer`)."""
-    executed = _Executed(context, planned=False)
     size = context.free("size")
-    premises = [executed.first >= size, size >= 0, *executed.run(loops)]
+    executed = Executed(context, size, planned=False)
+    premises = [executed.first >= size, size >= 0, *executed.run(loops.steps)]
     premises += [executed.end(s.hi) <= size for s in (*ranges.any, *ranges.all)]
     visited = context.any_of(executed.walked((*loops.full, *loops.partial)))
     return context.ask_linear(premises, context.implies(visited, context.any_of([])), work)
@@ -82,12 +85,12 @@ def inside_answer(context: SolverContext, ranges: TileRanges, work: Work) -> Ans
     return context.ask([], context.all_of([context.term(s.hi) <= size for s in (*ranges.any, *ranges.all)]), work)
 
 
-class _Executed:
+class Executed:
     """The steps of loops, executed for one `tile` of the walked axis, which begins at position `first`."""
 
-    def __init__(self, context: SolverContext, *, planned: bool):
-        """`planned`: the stretches' ends are those of the plan; else they are arbitrary."""
-        self.context, self.planned = context, planned
+    def __init__(self, context: SolverContext, size: Term, *, planned: bool):
+        """`size`: of the walked axis. `planned`: the stretches' ends are those of the plan; else they are arbitrary."""
+        self.context, self.size, self.planned = context, size, planned
         self.tile, self.first, self.width = (context.free(name) for name in ("tile", "first", "width"))
         self.names: dict[str, Term] = {ZERO: context.number(0)}
         self._ends: dict[Expr, Term] = {}
@@ -100,12 +103,12 @@ class _Executed:
             self._ends[bound] = self.context.term(bound) if self.planned else self.context.free(free)
         return self._ends[bound]
 
-    def run(self, loops: Loops) -> list[Term]:
+    def run(self, steps: tuple[Step, ...]) -> list[Term]:
         """Binds the names; returns what rounding says of the tile."""
         context, names = self.context, self.names
         premises = [self.tile >= 0, self.width >= 1]
         rounded: list[tuple[bool, Term, Term]] = []
-        for step in loops.steps:
+        for step in steps:
             match step:
                 case Rounded():
                     at, number = self.end(step.bound), context.free(f"{step.name} rounded")
@@ -113,7 +116,7 @@ class _Executed:
                     premises.append((self.tile < number) == inside)
                     premises.append(context.implies(at >= 0, number >= 0))
                     rounded.append((step.up, at, number))
-                    names[step.name] = number
+                    names[step.name] = self._clamped(number, premises) if step.clamped else number
                 case Assigned():
                     names[step.name] = context.term(step.value, names)
                 case Ordered(a, b):
@@ -128,12 +131,18 @@ class _Executed:
                 premises.append(context.implies(at_a <= at_b, a <= b))
         return premises
 
+    def _clamped(self, number: Term, premises: list[Term]) -> Term:
+        context, n_tiles = self.context, self.context.free("number of tiles")
+        premises += [n_tiles >= 0, (self.tile < n_tiles) == (self.first < self.size)]
+        number = context.choose(number < 0, context.number(0), number)
+        return context.choose(number < n_tiles, number, n_tiles)
+
     def walked(self, runs: tuple[Run, ...]) -> list[Term]:
         names, tile = self.names, self.tile
         return [self.context.all_of([names[r.start] <= tile, tile < names[r.stop]]) for r in runs]
 
 
-class _Ends:
+class Ends:
     """Arbitrary ends of runs, of which `loops_answer` shows that they are in order and not before 0."""
 
     def __init__(self, context: SolverContext, runs: Iterable[Run]):
@@ -167,17 +176,21 @@ class _Ends:
 
 
 def walk_answer(context: SolverContext, walk: Walk, runs: tuple[Run, ...], work: Work) -> Answer:
-    """Whether each tile of the runs has a step, and there are as many steps as tiles.
+    """Whether each tile of the runs has a step, and there are as many steps as tiles, or the `least` of the walk.
 
     So no step takes another tile, and no two take the same, since the runs have no tile in common (`loops_answer`).
+    Where there are more steps than tiles, each takes a tile that is not before the first.
     """
-    ends = _Ends(context, runs)
+    ends = Ends(context, runs)
     tile, step, tiles = context.free("tile"), context.free("step"), context.number(0)
     n_steps = ends.value(walk.n_steps)
     at = ends.after(walk.at, step=step, n_steps=n_steps).get("at", context.free("at"))
     for run in runs:
         tiles = tiles + ends[run.stop] - ends[run.start]
-    answer = context.ask_linear(ends.premises, n_steps == tiles, work)
+    least = context.number(walk.least)
+    answer = context.ask_linear(ends.premises, n_steps == context.choose(tiles < least, least, tiles), work)
+    if walk.least and isinstance(answer, Holds):
+        answer = context.ask_linear([*ends.premises, step >= 0, step < n_steps], at >= 0, work)
     inverse = dict(zip(walk.runs, walk.inverse, strict=True))
     for run in runs:
         if not isinstance(answer, Holds):
@@ -192,7 +205,7 @@ def walk_answer(context: SolverContext, walk: Walk, runs: tuple[Run, ...], work:
 
 def joined_answer(context: SolverContext, joined: Walk, first: Walk, then: Walk, work: Work) -> Answer:
     """Whether `joined` takes the tiles that `first` takes, step by step, and after them those of `then`."""
-    ends = _Ends(context, joined.runs)
+    ends = Ends(context, joined.runs)
     step = context.free("step")
     passed, left = ends.value(first.n_steps), ends.value(then.n_steps)
 
@@ -209,21 +222,24 @@ def joined_answer(context: SolverContext, joined: Walk, first: Walk, then: Walk,
 
 
 def share_answer(context: SolverContext, walk: Walk, share: Share, stretch: Run, work: Work) -> Answer:
-    """Whether the steps outside of `share` take no tile that a part of the held tile meets: none of `stretch`."""
-    ends = _Ends(context, walk.runs)
+    """Whether the steps outside of `share` take no tile that a part of the held tile meets: none of `stretch`; and the
+    share is in order, and inside the walk."""
+    ends = Ends(context, walk.runs)
     step = context.free("step")
     n_steps = ends.value(walk.n_steps)
     at = ends.after(walk.at, step=step, n_steps=n_steps)["at"]
-    mine = [context.all_of([ends[stretch.start] <= at, at < ends[stretch.stop]])]
-    first = [] if share.first is None else [ends.value(share.first, n_steps=n_steps) <= step]
-    stop = [] if share.stop is None else [step < ends.value(share.stop, n_steps=n_steps)]
-    premises = [*ends.premises, step >= 0, step < n_steps, *mine]
-    return context.ask_linear(premises, context.all_of([*first, *stop]), work)
+    mine = context.all_of([ends[stretch.start] <= at, at < ends[stretch.stop]])
+    first = context.number(0) if share.first is None else ends.value(share.first, n_steps=n_steps)
+    stop = n_steps if share.stop is None else ends.value(share.stop, n_steps=n_steps, own_first=first)
+    ordered = [first >= 0, first < stop, stop <= n_steps]
+    premises = [*ends.premises, step >= 0, step < n_steps]
+    taken = context.implies(mine, context.all_of([first <= step, step < stop]))
+    return context.ask_linear(premises, context.all_of([*ordered, taken]), work)
 
 
 def hull_answer(context: SolverContext, hull: Hull, work: Work) -> Answer:
     """Whether each tile of the runs lies between the hull's ends, and these are in order and not before 0."""
-    ends = _Ends(context, hull.runs)
+    ends = Ends(context, hull.runs)
     found = ends.after(hull.steps)
     tile = context.free("tile")
     premises = [*ends.premises, *(ends[r.stop] <= BEYOND for r in hull.runs)]
@@ -236,7 +252,7 @@ def hull_answer(context: SolverContext, hull: Hull, work: Work) -> Answer:
 
 def unmasked_answer(context: SolverContext, unmasked: tuple[Run, ...], full: tuple[Run, ...], work: Work) -> Answer:
     """Whether a tile that goes without the mask lies in a run that needs none."""
-    ends = _Ends(context, full)
+    ends = Ends(context, full)
     at = context.free("at")
     masked = ends.value(outside(unmasked), at=at)
     return context.ask_linear([*ends.premises, at >= 0], context.any_of([masked, ends.inside(at, full)]), work)
@@ -290,7 +306,7 @@ def starts_answer(context: SolverContext, ranges: TileRanges, premises: list[Ter
 
 def counts_answer(context: SolverContext, split: Split, loops: Loops, work: Work) -> Answer:
     """Whether `n_full` is the number of tiles that need no mask, and `n_walked` that of all."""
-    ends = _Ends(context, loops.runs)
+    ends = Ends(context, loops.runs)
     found = ends.after(split.counts)
 
     def tiles(runs: tuple[Run, ...]) -> Term:

@@ -267,7 +267,7 @@ class TileSearch:
                     return found
         return None
 
-    def _runs(self, setting: Setting, env: Mapping[str, Any], n: int, tile: int) -> dict[str, Ints]:
+    def _runs(self, setting: Setting, env: Mapping[str, Any], n: int, size: int, tile: int) -> dict[str, Ints]:
         """The plan's steps, executed for n held tiles."""
         names: dict[str, Ints] = {ZERO: np.zeros(n, np.int64)}
         for step in self.loops.steps:
@@ -275,7 +275,8 @@ class TileSearch:
                 case Rounded():
                     at = self._bound(step.bound, env, setting, n)
                     numerator = at + tile - 1 if step.up else at
-                    names[step.name] = np.sign(numerator) * (np.abs(numerator) // tile)
+                    rounded = np.sign(numerator) * (np.abs(numerator) // tile)
+                    names[step.name] = np.clip(rounded, 0, -(-size // tile)) if step.clamped else rounded
                 case Assigned():
                     names[step.name] = np.broadcast_to(evaluate(step.value, names, {}), (n,)).astype(np.int64)
                 case Ordered(a, b):
@@ -288,7 +289,7 @@ class TileSearch:
         n = len(held.first)
         env = self.env(setting, **{f"{self.held}0": held.first, f"{self.held}1": held.last})
         env |= self.answers(setting, held, size, tile)
-        names = self._runs(setting, env, n, tile)
+        names = self._runs(setting, env, n, size, tile)
         tiles = np.arange(-(-size // tile) + 2)
 
         def visits(runs: tuple[Any, ...]) -> Ints:

@@ -583,7 +583,8 @@ def _key_runs(q0, batch, head, kv_head, call, config: gl.constexpr, ROWS: gl.con
     _scale, _Hq, _Hkv, Sq, Sk, _slope_2_ptr, _slope_2_stride_0 = call
     BK: gl.constexpr = config.BK
     q1 = tl.minimum(q0 + ROWS, Sq) - 1
-    stop = tl.where(q0 < Sq, (Sk - 1) // BK + 1, 0)
+    last = tl.cast((Sk - 1) // BK, tl.int32)
+    stop = tl.where(q0 < Sq, last + 1, 0)
     full_hi, any_hi = _key_tiles(q0, q1, Sq, Sk, BK)
     return tl.minimum(full_hi, stop), tl.minimum(any_hi, stop)
 
@@ -1782,8 +1783,8 @@ def _differentiate_tiles(results, item, rings, work, call, config: gl.constexpr,
                 config, 1 + PART)
             own_first = tl.minimum(tl.maximum(own_first, first), stop)
             own_stop = tl.minimum(tl.maximum(own_stop, own_first), stop)
-            own_full_lo = gl.where(k0 + HALF > Sk, 0, own_full_lo)  # keys that the end cuts need a mask everywhere
-            own_full_hi = gl.where(k0 + HALF > Sk, 0, own_full_hi)  # keys that the end cuts need a mask everywhere
+            own_full_lo = tl.where(Sk < k0 + HALF, 0, own_full_lo)
+            own_full_hi = tl.where(Sk < k0 + HALF, 0, own_full_hi)
             begin = gl.where(back, own_first - first, stop - own_stop)
             end = begin + own_stop - own_first
             for step in range(begin):
@@ -1995,7 +1996,8 @@ def _queries_met(k0, batch, head, kv_head, work, call, config: gl.constexpr):
     _scale, _Hq, _Hkv, Sq, Sk, _slope_2_ptr, _slope_2_stride_0 = call
     BQ: gl.constexpr = config.BQ
     BK: gl.constexpr = config.BK
-    stop = (Sq - 1) // BQ + 1
+    last = tl.cast((Sq - 1) // BQ, tl.int32)
+    stop = last + 1
     k1 = tl.minimum(k0 + BK, Sk) - 1
     full_lo, full_hi, any_lo, any_hi = _query_tiles(k0, k1, Sq, Sk, BQ)
     return tl.minimum(full_lo, stop), tl.minimum(full_hi, stop), tl.minimum(any_lo, stop), tl.minimum(any_hi, stop)
@@ -2285,7 +2287,8 @@ def _keys_met(q0, batch, head, kv_head, work, call, config: gl.constexpr):
     _scale, _Hq, _Hkv, Sq, Sk, _slope_2_ptr, _slope_2_stride_0 = call
     BQ: gl.constexpr = config.BQ
     BK: gl.constexpr = config.BK
-    stop = (Sk - 1) // BK + 1
+    last = tl.cast((Sk - 1) // BK, tl.int32)
+    stop = last + 1
     q1 = tl.minimum(q0 + BQ, Sq) - 1
     full_hi, any_hi = _key_tiles(q0, q1, Sq, Sk, BK)
     return tl.minimum(full_hi, stop), tl.minimum(any_hi, stop)

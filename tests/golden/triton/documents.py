@@ -593,7 +593,8 @@ def _list_key_runs(
     part = item % (1 + PARTS)
     batch = tile // n_tiles
     q0 = tile % n_tiles * BQ + tl.maximum(part - 1, 0) * 64
-    stop = tl.where(q0 < Sq, (Sk - 1) // BK + 1, 0)
+    last = tl.cast((Sk - 1) // BK, tl.int32)
+    stop = tl.where(q0 < Sq, last + 1, 0)
     q1 = tl.minimum(q0 + tl.where(part == 0, BQ, 64), Sq) - 1
     q_idx = (q0 + tl.arange(0, ROWS))[:, None]
     row_term_2 = tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0 + tl.cast(q_idx, tl.int64) * ids_stride_1,
@@ -1945,8 +1946,8 @@ def _differentiate_tiles(results, item, rings, work, call, config: gl.constexpr,
                 config, 1 + PART)
             own_first = tl.minimum(tl.maximum(own_first, first), stop)
             own_stop = tl.minimum(tl.maximum(own_stop, own_first), stop)
-            own_full_lo = gl.where(k0 + HALF > Sk, 0, own_full_lo)  # keys that the end cuts need a mask everywhere
-            own_full_hi = gl.where(k0 + HALF > Sk, 0, own_full_hi)  # keys that the end cuts need a mask everywhere
+            own_full_lo = tl.where(Sk < k0 + HALF, 0, own_full_lo)
+            own_full_hi = tl.where(Sk < k0 + HALF, 0, own_full_hi)
             begin = gl.where(back, own_first - first, stop - own_stop)
             end = begin + own_stop - own_first
             for step in range(begin):
@@ -2157,7 +2158,8 @@ def _queries_met(k0, batch, head, kv_head, work, call, config: gl.constexpr):
     _scale, _B, _Hq, _Hkv, Sq, Sk, _ids_ptr, _ids_stride_0, _ids_stride_1 = call
     BQ: gl.constexpr = config.BQ
     BK: gl.constexpr = config.BK
-    stop = (Sq - 1) // BQ + 1
+    last = tl.cast((Sq - 1) // BQ, tl.int32)
+    stop = last + 1
     walk = work.walks_ptr + (batch * ((Sk + BK - 1) // BK) + k0 // BK) * 4
     full_lo = gl.load(walk + 0)
     full_hi = gl.load(walk + 1)
@@ -2510,7 +2512,8 @@ def _keys_met(q0, batch, head, kv_head, work, call, config: gl.constexpr):
     _scale, _B, _Hq, _Hkv, Sq, Sk, _ids_ptr, _ids_stride_0, _ids_stride_1 = call
     BQ: gl.constexpr = config.BQ
     BK: gl.constexpr = config.BK
-    stop = (Sk - 1) // BK + 1
+    last = tl.cast((Sk - 1) // BK, tl.int32)
+    stop = last + 1
     walk = work.walks_ptr + (batch * ((Sq + BQ - 1) // BQ) + q0 // BQ) * 4
     full_lo = gl.load(walk + 0)
     full_hi = gl.load(walk + 1)

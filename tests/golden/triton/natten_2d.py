@@ -507,7 +507,8 @@ def _key_runs(q0, batch, head, kv_head, call, config: gl.constexpr, ROWS: gl.con
     _scale, _Hq, _Hkv, Sq, Sk, _bias_ptr, _bias_stride_0, _bias_stride_1, _bias_stride_2 = call
     BK: gl.constexpr = config.BK
     q1 = tl.minimum(q0 + ROWS, Sq) - 1
-    stop = tl.where(q0 < Sq, (Sk - 1) // BK + 1, 0)
+    last = tl.cast((Sk - 1) // BK, tl.int32)
+    stop = tl.where(q0 < Sq, last + 1, 0)
     any_lo, any_hi = _key_tiles(q0, q1, Sk, BK)
     return tl.minimum(any_lo, stop), tl.minimum(any_hi, stop)
 
@@ -1411,7 +1412,8 @@ def _queries_met(k0, batch, head, kv_head, work, call, config: gl.constexpr):
     _scale, _Hq, _Hkv, Sq, Sk, _bias_ptr, _bias_stride_0, _bias_stride_1, _bias_stride_2 = call
     BQ: gl.constexpr = config.BQ
     BK: gl.constexpr = config.BK
-    stop = (Sq - 1) // BQ + 1
+    last = tl.cast((Sq - 1) // BQ, tl.int32)
+    stop = last + 1
     k1 = tl.minimum(k0 + BK, Sk) - 1
     any0_lo, any0_hi, any1_lo, any1_hi, any2_lo, any2_hi, any3_lo, any3_hi = _query_tiles(k0, k1, Sq, Sk, BQ)
     return (tl.minimum(any0_lo, stop), tl.minimum(any0_hi, stop), tl.minimum(any1_lo, stop), tl.minimum(any1_hi, stop),
@@ -1716,7 +1718,8 @@ def _keys_met(q0, batch, head, kv_head, work, call, config: gl.constexpr):
     _scale, _Hq, _Hkv, Sq, Sk, _bias_ptr, _bias_stride_0, _bias_stride_1, _bias_stride_2 = call
     BQ: gl.constexpr = config.BQ
     BK: gl.constexpr = config.BK
-    stop = (Sk - 1) // BK + 1
+    last = tl.cast((Sk - 1) // BK, tl.int32)
+    stop = last + 1
     q1 = tl.minimum(q0 + BQ, Sq) - 1
     any_lo, any_hi = _key_tiles(q0, q1, Sk, BK)
     return tl.minimum(any_lo, stop), tl.minimum(any_hi, stop)

@@ -99,6 +99,11 @@ weights: exponential
 forward, dQ: the keys that the queries q0 … q1 meet
     any: 0 … min(Sk, q1 + 1)
     all: 0 … min(Sk, q0 + 1)
+    any_hi = min(Sk, q1 + 1) / tile, rounded up
+    any_hi = max(any_hi, 0)
+    full_hi = min(Sk, q0 + 1) / tile, rounded down
+    full_hi = max(full_hi, 0)
+    full_hi = min(max(full_hi, 0), any_hi)
     without a mask: n_steps = full_hi
         at = step
     with the mask: n_steps = any_hi - full_hi
@@ -107,6 +112,14 @@ forward, dQ: the keys that the queries q0 … q1 meet
 dK/dV: the queries that the keys k0 … k1 meet
     any: max(0, k0) … Sq
     all: max(0, k1) … Sq
+    any_lo = max(0, k0) / tile, rounded down
+    any_hi = Sq / tile, rounded up
+    any_hi = max(any_hi, any_lo)
+    full_lo = max(0, k1) / tile, rounded up
+    full_hi = Sq / tile, rounded down
+    full_hi = max(full_hi, full_lo)
+    full_lo = min(max(full_lo, any_lo), any_hi)
+    full_hi = min(max(full_hi, full_lo), any_hi)
     without a mask: n_steps = full_hi - full_lo
         at = full_lo + step
     with the mask: n_steps = full_lo - any_lo + (any_hi - full_hi)
@@ -196,13 +209,27 @@ ints
 
 def test_kernels_of_compute_capability_9() -> None:
     lines = sections(plan_text(planned("attention a\nmask = causal\n")))["kernels of compute capability 9.0"]
-    assert lines[:6] == [
+    assert lines[:10] == [
         "forward, from the last tile of keys",
         "    the reference may lag behind the maximum by 8 powers of two",
-        "    n_steps = any_hi",
+        "    n_steps = max(any_hi, 1)",
         "    at = n_steps - 1 - step",
         "    masked: own_full_hi <= at",
-        "    a warpgroup's own steps, first = n_steps - own_any_hi",
+        "    a warpgroup's own steps, first = max(min(n_steps - own_any_hi, n_steps - 1), 0)",
+        "    last = (Sk - 1) / tile, rounded down",
+        "    stop = last + 1 if q0 < Sq else 0",
+        "    full_hi = min(full_hi, stop)",
+        "    any_hi = min(any_hi, stop)",
+    ]
+    part = lines.index("    a warpgroup's own steps, where tiles of keys are taken onwards; or backwards")
+    assert lines[part + 1 : part + 8] == [
+        "        own_first = min(max(own_first, first), stop)",
+        "        own_stop = min(max(own_stop, own_first), stop)",
+        "        at = stop - 1 - step; or first + step",
+        "        begin = stop - own_stop; or own_first - first",
+        "        end = begin + own_stop - own_first",
+        "        own_full_lo = 0 if Sk < k0 + HALF else own_full_lo",
+        "        own_full_hi = 0 if Sk < k0 + HALF else own_full_hi",
     ]
     assert "    dQ is added in turn: each waits for the tile of keys before it" in lines
     few = "max(2, min(8, 150994944 // size))"
@@ -220,7 +247,7 @@ def test_data_tests_segments_and_absent_gradients() -> None:
     assert keys[0].startswith("test0: ids[b, q] == ")
     assert keys[0].endswith("from the extremes of each tile of keys and of the tile of queries")
     assert [line.split(":")[0] for line in keys[1:5]] == ["any", "any", "all", "all"]
-    assert all("test0_any_lo" in line and "test0_any_hi" in line for line in keys if line.startswith("any"))
+    assert all("test0_any_lo" in line and "test0_any_hi" in line for line in keys if line.startswith("any:"))
     queries = found["dK/dV: the queries that the keys k0 … k1 meet"]
     assert queries[0].endswith("from the extremes of each tile of queries and of the tile of keys")
     assert found["gradients"] == ["none"]
@@ -233,6 +260,8 @@ def test_what_cannot_be_solved_says_so() -> None:
     assert found["forward, dQ: the keys that the queries q0 … q1 meet"] == [
         "any: 0 … Sk",
         "all: nothing",
+        "any_hi = Sk / tile, rounded up",
+        "any_hi = max(any_hi, 0)",
         "with the mask: n_steps = any_hi",
         "    at = step",
     ]

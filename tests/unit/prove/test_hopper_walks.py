@@ -15,8 +15,9 @@ from attngen.emit import Options, emit
 from attngen.ir.build import add, index, integer, sub
 from attngen.plan import KernelPlan, plan
 from attngen.plan.mask.loops import Assigned
+from attngen.plan.mask.parts import HullPart, Limit
 from attngen.plan.mask.shares import Shares
-from attngen.plan.mask.turns import Turns
+from attngen.plan.mask.turns import Directed, Turns
 from attngen.prove.budget.work import Work
 from attngen.prove.fallback import weakened
 from attngen.prove.obligations.hopper_walks import TURNS, hopper_walks
@@ -70,6 +71,52 @@ def test_a_hull_that_lacks_its_last_run_is_refuted() -> None:
     backward = found.hopper.backward
     wrong = replace(backward, hull=replace(backward.hull, steps=(*backward.hull.steps[:-2], backward.hull.steps[-1])))
     assert refuted(replace(found, hopper=replace(found.hopper, backward=wrong))) == {"Hopper backward, hull"}
+
+
+def moved(d: Directed, by: int) -> Directed:
+    return Directed(add(d.onwards, integer(by)), add(d.backwards, integer(by)))
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda part: replace(part, at=moved(part.at, 1)),
+        lambda part: replace(part, begin=moved(part.begin, 1)),
+        lambda part: replace(part, end=sub(part.end, integer(1))),
+        lambda part: replace(part, bound=part.bound[1:]),
+        lambda part: replace(part, begin=Directed(part.begin.backwards, part.begin.onwards)),
+    ],
+)
+def test_a_half_of_the_keys_that_lacks_a_tile_is_refuted(edit: Callable[[HullPart], HullPart]) -> None:
+    found = planned("sliding_window")
+    assert found.hopper is not None and found.hopper.backward is not None
+    wrong = replace(found.hopper.backward, part=edit(found.hopper.backward.part))
+    assert refuted(replace(found, hopper=replace(found.hopper, backward=wrong))) == {"Hopper backward, part"}
+
+
+def test_keys_behind_the_end_that_go_without_the_mask_are_refuted() -> None:
+    found = planned("sliding_window")
+    assert found.hopper is not None and found.hopper.backward is not None
+    part = found.hopper.backward.part
+    wrong = replace(found.hopper.backward, part=replace(part, cut=part.cut[:1]))
+    assert refuted(replace(found, hopper=replace(found.hopper, backward=wrong))) == {"Hopper backward, end"}
+
+
+@pytest.mark.parametrize("name", ["causal", "sliding_window", "documents", "prefix_lm"])
+@pytest.mark.parametrize("off", [-1, 1])
+def test_a_limit_that_is_off_by_a_tile_is_refuted(name: str, off: int) -> None:
+    found = planned(name)
+    assert found.hopper is not None
+    forward, apart = found.hopper.forward, found.hopper.apart
+    assert forward is not None and apart is not None
+
+    def wrong(limit: Limit) -> Limit:
+        return replace(limit, steps=(*limit.steps, Assigned("stop", add(index("stop"), integer(off)))))
+
+    changed = replace(forward, limit=wrong(forward.limit))
+    assert refuted(replace(found, hopper=replace(found.hopper, forward=changed))) == {"Hopper forward, end"}
+    keys = replace(apart, keys=replace(apart.keys, limit=wrong(apart.keys.limit)))
+    assert refuted(replace(found, hopper=replace(found.hopper, apart=keys))) == {"Hopper dQ, end"}
 
 
 @pytest.mark.parametrize(

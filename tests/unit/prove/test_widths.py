@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from attngen.errors import Source
 from attngen.ir.build import index, integer
 from attngen.plan import plan
 from attngen.plan.ints.width import EXACT
+from attngen.plan.mask.loops import Rounded
 from attngen.plan.mask.segments import Segment
 from attngen.prove.budget.work import Work
 from attngen.prove.obligations.integer_width import integer_width
@@ -53,6 +56,18 @@ def test_what_fits_or_may_saturate_is_proved(lines: tuple[str, ...], target: str
     found, longest = claims(target, *lines)
     assert [c for c in found if not isinstance(c.verdict, Proved)] == []
     assert longest >= 2**24
+
+
+@pytest.mark.parametrize("field", ["key_loops", "query_loops"])
+def test_a_bound_that_a_param_decides_is_brought_to_the_tiles(field: str) -> None:
+    planned = plan(api.analyse(Source("attention a\nparam n: int[B]\nmask = k < n[b] and q < n[b]\n")))
+    steps = getattr(planned, field).steps
+    assert any(isinstance(s, Rounded) and s.clamped for s in steps)
+    loose = tuple(replace(s, clamped=False) if isinstance(s, Rounded) else s for s in steps)
+    wrong = replace(planned, **{field: replace(getattr(planned, field), steps=loose)})
+    unproved = [c for c in integer_width(wrong, Work()) if not isinstance(c.verdict, Proved)]
+    assert [c.subject for c in unproved] == ["bounds of loops"]
+    assert all(isinstance(c.verdict, Proved) for c in integer_width(planned, Work()))
 
 
 RASTER = """param w: int where w > 0
@@ -190,7 +205,7 @@ NEAR_THE_ENDS = st.one_of(
 
 
 @example(26188825, 82, 2)  # 2**31 and a little more, which float32 has below it
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(NEAR_THE_ENDS, NEAR_THE_ENDS, st.integers(0, 8))
 def test_saturating_arithmetic_is_what_the_prover_takes_it_for(helpers, a: int, b: int, n: int) -> None:  # type: ignore[no-untyped-def]
     x, y = jnp.int32(a), jnp.int32(b)
