@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 sys.path.insert(0, str(Path(__file__).parent))
 pytest_plugins = ("sampling",)
@@ -30,8 +30,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Drawn tests that name no number of their own take `--draws`: hypothesis has it before they are collected."""
-    settings.register_profile("draws", max_examples=config.getoption("--draws"), deadline=None, database=None)
+    """Drawn tests that name no number of their own take `--draws`: hypothesis has it before they are collected. No test
+    fails because the machine is slow."""
+    settings.register_profile(
+        "draws",
+        max_examples=config.getoption("--draws"),
+        deadline=None,
+        database=None,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
     settings.load_profile("draws")
 
 

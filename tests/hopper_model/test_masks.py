@@ -18,7 +18,6 @@ from hopper_model.test_backward import gradients
 from hopper_model.test_forward import forward
 
 QUIET = settings(
-    deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
     phases=[Phase.explicit, Phase.reuse, Phase.generate],  # shrinking takes minutes: each step compiles
 )
@@ -41,9 +40,14 @@ drawn = given(masks, scores, st.sampled_from([64, 128, 256]), shapes)
 
 
 def served(mask: str, score: str, dim: int, tables: tuple[str, ...]) -> str:
-    """The file, where the chip's own kernels run it at all: the model has no others."""
+    """The spec, where the chip's own kernels run it at all: the model has no others."""
     text = spec(f"score = {score}", f"mask = {mask}")
-    module: Any = execute(attngen.compile(text).source, "drawn")
+    try:
+        source = attngen.compile(text).source
+    except attngen.Refuted as refuted:
+        assume("error[index-bounds]" not in str(refuted))  # a query's element is read where there are fewer keys
+        raise
+    module: Any = execute(source, "drawn")
     assume(any((dim, dim) in getattr(module, table, {}) for table in tables))
     return text
 

@@ -79,7 +79,6 @@ def draw(tally: Tally, name: str, part: int) -> None:
     @seed(SEED + part)
     @settings(
         max_examples=PART,
-        deadline=None,
         database=None,
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import sympy
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attngen.ir.evaluate import Tape, evaluate
@@ -18,7 +18,6 @@ from attngen.plan.score.derivative import derivative
 from property import grammar
 from property.kernels import analysed
 
-QUIET = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 SIZES = {"B": 2, "Hq": 4, "Hkv": 2, "Sq": 7, "Sk": 9, "D": 16, "Dv": 16}
 QK = Symbol("qk", Type.FLOAT)
 
@@ -59,14 +58,14 @@ def check_against_tape(score: str, seed: int) -> None:
         assert math.isclose(total, want, rel_tol=1e-9, abs_tol=1e-9), f"d score / d {name}: {total}, tape {want}"
 
 
-@settings(QUIET, max_examples=150)
+@settings(max_examples=150)
 @given(grammar.scores, st.integers(0, 999))
 def test_derivatives_are_those_of_the_tape(score: str, seed: int) -> None:
     check_against_tape(score, seed)
 
 
 @pytest.mark.slow
-@settings(QUIET, max_examples=5000)
+@settings(max_examples=5000)
 @given(grammar.scores, st.integers(0, 999))
 def test_derivatives_are_those_of_the_tape_at_length(score: str, seed: int) -> None:
     check_against_tape(score, seed)
@@ -141,7 +140,7 @@ def _grow(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
     )
 
 
-@settings(QUIET, max_examples=40)
+@settings(max_examples=40)
 @given(st.recursive(_smooth_atoms, _grow, max_leaves=4), st.integers(0, 999))
 def test_smooth_derivatives_are_those_of_sympy(score: str, seed: int) -> None:
     e = analysed(grammar.spec(f"score = {score}")).score

@@ -15,7 +15,6 @@ from property import grammar
 from property.kernels import STORAGE, Sizes, compiled, errors, largest_score, leaf
 
 QUIET = settings(
-    deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
     phases=[Phase.explicit, Phase.reuse, Phase.generate],  # shrinking takes minutes: each step compiles
 )

@@ -15,7 +15,7 @@ from attngen.plan.tiles.hopper import in_turn
 from property import grammar
 from property.kernels import analysed
 
-QUIET = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+QUIET = settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 
 
 @st.composite

@@ -122,7 +122,7 @@ def test_conditions_are_joined_and_not_compared(mask: str) -> None:
         assert not conditions_compared(emit(plan(analysed(text)), text, Options()))
 
 
-@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 @given(grammar.masks, grammar.scores)
 @example("k <= q and not (q + k < Sk)", "qk * scale")  # listed for the backward pass, and not by data
 def test_drawn_conditions_are_joined_and_names_are_bound(mask: str, score: str) -> None:

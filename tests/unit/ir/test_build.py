@@ -226,7 +226,7 @@ environments = st.fixed_dictionaries({name: GIVEN[t] for t, names in NAMES.items
 
 @pytest.mark.parametrize(("op", "args", "type"), OPERATIONS, ids=lambda x: getattr(x, "name", None))
 def test_apply_agrees_with_a_naive_evaluator(op: Op, args: tuple[Type, ...], type: Type) -> None:
-    @settings(max_examples=300 if op is Op.NOT else 60, deadline=None, database=None)
+    @settings(max_examples=300 if op is Op.NOT else 60, database=None)
     @given(node(op, args, type, 2), st.lists(environments, min_size=4, max_size=4))
     def agrees(e: Expr, envs: list[dict[str, Value]]) -> None:
         built = rebuilt(e)

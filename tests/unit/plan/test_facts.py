@@ -74,7 +74,7 @@ def test_positive(params: tuple[str, ...], text: str, positive: bool) -> None:
     assert known.is_positive(e) is positive
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(grammar.ints, st.integers(0, 99))
 def test_bounds_hold(text: str, seed: int) -> None:
     attention = analysed(grammar.spec(f"score = qk + float({text})"))

@@ -185,7 +185,7 @@ def test_constants_are_recognised(value: float, term: object) -> None:
 
 
 @given(st.floats(1e-3, 1e3))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_a_recognised_constant_is_within_rounding(value: float) -> None:
     term = constant(value).subs(LN2, sp.log(2)).evalf(30)
     assert abs(float(term - sp.Float(value, 30))) <= 2e-15 * value

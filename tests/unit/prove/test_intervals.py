@@ -259,7 +259,7 @@ def _contains(found: Interval, value: float) -> bool:
     return found.low <= value <= found.high and (abs(value) >= found.away or found.zero)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(floats, st.lists(conditions, max_size=2), st.integers(0, 2**32 - 1))
 def test_what_is_evaluated_lies_in_the_interval(text: str, facts: list[str], seed: int) -> None:
     """Every node of every drawn score is a case: some 4,000 expressions, at 60 points each."""
@@ -301,7 +301,7 @@ def _near_zero(a: Attention, env: dict[str, Any], params: dict[str, Any]) -> Any
     return close
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(ints, st.lists(_comparison, max_size=3), st.integers(0, 2**32 - 1))
 def test_ints_and_the_truth_of_conditions(text: str, facts: list[str], seed: int) -> None:
     a = spec(f"score = float({text})\nmask = {' and '.join(f'({f})' for f in facts if 'qk' not in f) or 'true'}\n")

@@ -100,7 +100,7 @@ def divides_by_zero(e: Expr) -> bool:
     return False
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=250)
 @given(float_expressions)
 @example(build.neg(build.sub(Scalar("a", Type.FLOAT), build.neg(Scalar("bee", Type.FLOAT)))))
 @example(build.div(build.div(Scalar("a", Type.FLOAT), Scalar("bee", Type.FLOAT)), Scalar("bee", Type.FLOAT)))
@@ -123,7 +123,7 @@ def magnitude(e: Expr) -> float:
     return max(own if math.isfinite(own) else 0.0, inner)
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=250)
 @given(int_expressions)
 def test_an_int_expression_reads_back_tidied_or_not(e: Expr) -> None:
     assume(not divides_by_zero(e))

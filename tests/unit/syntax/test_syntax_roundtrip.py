@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attngen.errors import NOWHERE as S
@@ -74,7 +74,7 @@ STATEMENTS = st.one_of(
     st.builds(ast.Assume, EXPRESSIONS, span=st.just(S)),
 )
 MODULES = st.builds(ast.Module, tuples(STATEMENTS, 0, 6))
-QUICK = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+QUICK = settings(max_examples=150)
 
 
 @given(MODULES)
