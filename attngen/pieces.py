@@ -145,6 +145,11 @@ def part(kernel: Kernel, operands: Sequence[Any], place: Place, scale: Any, para
         return _run(kernel, operands, place, scale, params)
 
 
+def _leaves(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Those that learn, in float32, so that their gradients are."""
+    return {n: x.detach().float().requires_grad_() for n, x in params.items() if _learns(x)}
+
+
 def _learns(x: Any) -> bool:
     return bool(getattr(x, "requires_grad", False))
 
@@ -340,7 +345,7 @@ def slopes(
 
     d_out, d_lse = cotangents
     leaves: list[Any] = [x.detach().requires_grad_() for x in operands]
-    learned: dict[str, Any] = {n: x.detach().requires_grad_() for n, x in params.items() if _learns(x)}
+    learned: dict[str, Any] = _leaves(params)
     with torch.enable_grad():
         own = _run(kernel, leaves, place, scale, {**params, **learned}, results)
     given = (d_out.to(own[0].dtype), d_lse)
@@ -358,7 +363,7 @@ def finish_backward(
 
     d_out, d_lse = cotangents
     out, lse = results
-    learned: dict[str, Any] = {n: x.detach().requires_grad_() for n, x in params.items() if _learns(x)}
+    learned: dict[str, Any] = _leaves(params)
     with torch.enable_grad():
         own = own_part(kernel, lse, {**params, **learned})
     if own is None or not own.requires_grad:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Literal, Protocol, TypeAlias
 
@@ -19,11 +19,12 @@ import numpy.typing as npt
 from attngen.errors import UsageError
 from attngen.ir import printing
 from attngen.ir.attention import Attention, Param
+from attngen.ir.build import integer
 from attngen.ir.evaluate import as_array, evaluate
+from attngen.ir.nodes import Expr, Load, Symbol
 from attngen.ir.nodes import Literal as Number
-from attngen.ir.nodes import Symbol
 from attngen.ir.walk import params as read_params
-from attngen.ir.walk import symbols
+from attngen.ir.walk import symbols, transform
 from attngen.piece_arguments import check_known, check_params, check_stretch
 from attngen.plan import KernelPlan
 from attngen.plan.mask.data_tests import DataTest
@@ -58,8 +59,6 @@ class Case:
     params: Mapping[str, Any]
     extents: Mapping[str, int] = field(default_factory=dict[str, int])
     """Sizes beside Sq and Sk, by name: B, Hq, Hkv, D, Dv."""
-    batch: int | None = None
-    """The number of the only sequence that is meant; None: all."""
 
 
 def asked(kernel: Planned, q_range: Any, k_range: Any, Sq: Any, Sk: Any, params: Mapping[str, Any]) -> Case:
@@ -286,7 +285,7 @@ def _hull(test: DataTest, env: Mapping[str, Any], data: Mapping[str, Any]) -> di
     values in order, each with the first and the last key that has it, or has one as great (`<=`)."""
     row, col = (evaluate(e, env, data, np.float32) for e in (test.row, test.col))
     shape = np.broadcast_shapes(row.shape[:-1], col.shape[:-1])
-    row, col = np.broadcast_to(row, (*shape, row.shape[-1])), np.broadcast_to(col, (*shape, col.shape[-1]))
+    row, col = (np.broadcast_to(x, (*shape, len(env[axis]))) for axis, x in (("q", row), ("k", col)))
     low, high = np.empty(row.shape, np.int64), np.empty(row.shape, np.int64)
     for at in np.ndindex(*shape):
         order = np.argsort(col[at], kind="stable")
@@ -317,27 +316,33 @@ def _data(kernel: Planned, case: Case) -> dict[str, Any] | None:
     read = read_params(mask)
     if any(name not in case.params for name in read):
         return None
-    sizes = {d.id for p in kernel.spec.params if p.name in read for d in p.shape if isinstance(d, Symbol)}
-    missing = {_OF_INDEX.get(name, name) for name in symbols(mask)} & {"B", "Hq", "Hkv", "D", "Dv"}
-    missing -= {*sizes, *case.extents} | ({"B"} if case.batch is not None and "B" not in symbols(mask) else set())
-    if missing:
-        return None
-    given = {n: x.detach().cpu().numpy() if hasattr(x, "detach") else x for n, x in case.params.items() if n in read}
-    return _repeated(kernel, case, given)
-
-
-def _repeated(kernel: Planned, case: Case, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The params, whose dims of size 1 are repeated as often as others say, or a number in the spec."""
-    sizes = {"Sq": case.sizes[0], "Sk": case.sizes[1]}
+    given = {n: as_array(x, kernel.spec.param(n).type) for n, x in case.params.items() if n in read}
+    sizes = {**case.extents, "Sq": case.sizes[0], "Sk": case.sizes[1]}
     params = [p for p in kernel.spec.params if p.name in given and p.shape]
     for p in params:
         own = np.shape(given[p.name])
         if len(own) != len(p.shape):
             raise UsageError(f"{kernel.spec.name}: {p.name} must have {len(p.shape)} dimensions, not shape {own}")
         for d, length in zip(p.shape, own, strict=True):
-            if isinstance(d, Symbol) and d.id not in ("Sq", "Sk"):
-                sizes[d.id] = max(sizes.get(d.id, 1), length)
+            if isinstance(d, Symbol) and length != 1 and d.id not in ("Sq", "Sk"):
+                sizes[d.id] = length
+    if {_OF_INDEX.get(name, name) for name in _told_apart(mask, given)} & {"B", "Hq", "Hkv", "D", "Dv"} - sizes.keys():
+        return None
     return {**given, **{p.name: np.broadcast_to(given[p.name], _wanted(p, given, sizes)) for p in params}}
+
+
+def _told_apart(mask: Expr, given: Mapping[str, Any]) -> frozenset[str]:
+    """The symbols on which the mask depends, where one element of a param stands for all of a dimension. The sizes of
+    the others do not matter."""
+
+    def one_for_all(e: Expr) -> Expr | None:
+        if not isinstance(e, Load):
+            return None
+        lengths = np.shape(given[e.param])
+        kept = (integer(0) if n == 1 else transform(i, one_for_all) for i, n in zip(e.indices, lengths, strict=True))
+        return replace(e, indices=tuple(kept))
+
+    return symbols(transform(mask, one_for_all))
 
 
 def _wanted(p: Param, given: Mapping[str, Any], sizes: Mapping[str, int]) -> list[int]:
@@ -345,7 +350,7 @@ def _wanted(p: Param, given: Mapping[str, Any], sizes: Mapping[str, int]) -> lis
     for d, n in zip(p.shape, np.shape(given[p.name]), strict=True):
         match d:
             case Symbol() if n == 1:
-                found.append(sizes[d.id])
+                found.append(sizes.get(d.id, 1))
             case Number() if n == 1:
                 found.append(int(d.value))
             case _:
@@ -376,7 +381,7 @@ def _env(kernel: Planned, case: Case, data: Mapping[str, Any]) -> dict[str, Any]
     found |= {renamed[name]: found[name] for name in renamed if name in found}
     heads = np.arange(found["Hq"])[:, None]
     return found | {
-        "b": np.arange(found["B"])[:, None, None] if case.batch is None else np.full((1, 1, 1), case.batch),
+        "b": np.arange(found["B"])[:, None, None],
         "h": heads,
         "hkv": heads // (found["Hq"] // found["Hkv"]),
     }

@@ -162,7 +162,7 @@ class _Split:
 
     def params(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """Params of the own heads."""
-        return {n: picked(x, *own) if (own := self._cut(n)) else x for n, x in params.items()}
+        return {n: picked(x, *own) if (own := self._cut(n, x)) else x for n, x in params.items()}
 
     def drawn(self, whole: Drawn) -> Drawn:
         """What the own heads' dropout draws from."""
@@ -174,17 +174,18 @@ class _Split:
         """Gradients of whole params: zeros beside the own heads."""
         slopes: dict[str, Tensor] = {}
         for name, x in params.items():
-            own = self._cut(name)
+            own = self._cut(name, x)
             slopes[name] = found[name] if own is None else torch.zeros_like(x, dtype=torch.float32)
             if own is not None:
                 add_picked(slopes[name], *own, found[name])
         return slopes
 
-    def _cut(self, name: str) -> tuple[int, list[int]] | None:
+    def _cut(self, name: str, x: Any) -> tuple[int, list[int]] | None:
+        """Along which dimension a param is cut, and the own heads. One element for all heads is not."""
         if self.q_heads is None:
             return None
         cut = head_dims(self.kernel, packed=self.packed) or {}
-        if name not in cut:
+        if name not in cut or x.shape[cut[name]] == 1:
             return None
         of = self.of_k if "Hkv" in sized(self.kernel, name) else self.of_q
         return cut[name], of[self.q_heads.member]

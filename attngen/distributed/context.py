@@ -36,6 +36,7 @@ from attngen.distributed.schedule import (
     Masked,
     Schedule,
     Sequences,
+    check_packed_params,
     named_layout,
     row_work,
     schedule,
@@ -132,9 +133,14 @@ class Attend:
         for name, x in params.items():
             if isinstance(x, Tensor) and x.device.type != "cpu":
                 raise UsageError(f"{name}: give it on the CPU, as a data loader has it, not on {x.device}")
+            if isinstance(x, Tensor) and x.requires_grad:
+                raise UsageError(f"{name}: give over(…) its values, {name}.detach(), and itself to the call")
+        if sequences.packed:
+            check_packed_params(self.kernel.spec, sequences, params)
         key = sequences, *((n, _fingerprint(x)) for n, x in sorted(params.items()))
         if key not in self._kept:
-            self._kept[key] = self._placed(sequences, params)
+            own = {n: x.clone() if isinstance(x, Tensor) else x for n, x in params.items()}  # theirs may change
+            self._kept[key] = self._placed(sequences, own)
             if len(self._kept) > _KEPT:
                 self._kept.popitem(last=False)
         self._kept.move_to_end(key)
@@ -174,7 +180,7 @@ class Attend:
     ) -> Any:
         read = read_params(self.kernel.spec.mask)
         masking = {
-            name: x
+            name: x.detach() if isinstance(x, Tensor) else x
             for name, x in arguments.items()
             if name in read and not (isinstance(x, Tensor) and x.device.type != "cpu")
         }
@@ -216,7 +222,9 @@ def _numbers(name: str, x: Offsets) -> list[int]:
 
 
 def _fingerprint(x: Any) -> Any:
-    return (tuple(x.shape), x.contiguous().numpy().tobytes()) if isinstance(x, Tensor) else x
+    if not isinstance(x, Tensor):
+        return x
+    return x.dtype, tuple(x.shape), x.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 class Placed:
@@ -285,6 +293,8 @@ class Placed:
         if torch.is_autocast_enabled(kind):
             q, k, v = (x.to(torch.get_autocast_dtype(kind)) for x in (q, k, v))
         params = {**{n: self._moved(n, q.device) for n in self.params}, **given}
+        if packed:
+            check_packed_params(self.attend.kernel.spec, self.schedule.sequences, params)
 
         def attended(
             q: Tensor, k: Tensor, v: Tensor, params: Mapping[str, Any], before: tuple[int, int]

@@ -283,7 +283,7 @@ class _Looker:
 
     def sequence(self, b: int, ends: Ints, blocks: range, sequences: Sequences, masked: Masked) -> Verdict | bool:
         """False: no query's stretch reaches a key that is left out. True: some do, and the mask forbids these keys."""
-        case, first = masked.case(sequences, b), sequences.q[b]
+        case, first = masked.case(self.kernel.spec, sequences, b), sequences.q[b]
         looked = False
         for low in range(first, sequences.q[b + 1], _AT_ONCE):
             rows = np.arange(low, min(low + _AT_ONCE, sequences.q[b + 1]))
@@ -300,12 +300,13 @@ class _Looker:
                 return Unknown("ranges", f"sequence {b}: keys are left out, and what the mask reads is not given")
             looked = True
             for at in np.unique(block[open_rows]):
-                found = self._pairs(b, rows[open_rows & (block == at)] - first, int(at), case)
+                own = rows[open_rows & (block == at)] - first
+                found = self._pairs(b, own, int(at), case, packed=sequences.packed)
                 if found is not None:
                     return found
         return looked
 
-    def _pairs(self, b: int, rows: Ints, block: int, case: Case) -> Verdict | None:
+    def _pairs(self, b: int, rows: Ints, block: int, case: Case, *, packed: bool) -> Verdict | None:
         """The mask itself, on the keys that are left out for these rows of a block."""
         for start, stop in self._left_out(block, case.sizes[1]):
             for low in range(start, stop, _AT_ONCE):
@@ -320,8 +321,7 @@ class _Looker:
                     if allowed.any():
                         batch, head, i, j = (int(x) for x in np.argwhere(allowed)[0])
                         q, k = int(own[i]), keys[0] + j
-                        batch = b if case.batch is not None else batch
-                        where = f"sequence {b}" if case.batch is not None else f"batch {batch}"
+                        batch, where = (b, f"sequence {b}") if packed else (batch, f"batch {batch}")
                         line = f"{where}, head {head}: the mask allows key {k} to query {q}, and no rank computes them"
                         return Refuted("pairs", (line,), _values(sequence=b, b=batch, h=head, q=q, k=k))
         return None

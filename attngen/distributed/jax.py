@@ -33,7 +33,16 @@ from attngen.distributed.blocks import (
 )
 from attngen.distributed.jax_run import Way, attention
 from attngen.distributed.layout import Layout
-from attngen.distributed.schedule import EXCHANGES, Exchange, Masked, Schedule, Sequences, row_work, schedule
+from attngen.distributed.schedule import (
+    EXCHANGES,
+    Exchange,
+    Masked,
+    Schedule,
+    Sequences,
+    check_packed_params,
+    row_work,
+    schedule,
+)
 from attngen.errors import UsageError
 from attngen.ir.axes import expressions
 from attngen.ir.walk import params as read_params
@@ -128,7 +137,9 @@ class Attend:
         if traced is not None:
             raise UsageError(f"{traced}: give it as a NumPy array, or leave it out of over(…): here it is traced")
         sequences = _sequences(Sq, Sk, cu_seqlens, cu_seqlens_k)
-        given = {n: np.asarray(x) if hasattr(x, "shape") else x for n, x in params.items()}
+        given = {n: np.array(x) if hasattr(x, "shape") else x for n, x in params.items()}  # theirs may change
+        if sequences.packed:
+            check_packed_params(self.kernel.spec, sequences, given)
         key = sequences, *((n, _fingerprint(x)) for n, x in sorted(given.items()))
         if key not in self._kept:
             if len(self._kept) == _KEPT:

@@ -21,11 +21,10 @@ from attngen import pieces
 from attngen.distributed.layout import length
 from attngen.distributed.messages import Link, Message, Pending, add_picked, picked, post, taken
 from attngen.distributed.program import Call, Part, Step, Turn, turns
-from attngen.distributed.schedule import Sequences
+from attngen.distributed.schedule import Sequences, dim_names
 from attngen.distributed.sums import Adds, Stretch, Sum, adds_of, placed, plus
 from attngen.errors import UsageError
 from attngen.ir.axes import BATCHES, HEADS, cut_params
-from attngen.ir.nodes import Symbol
 from attngen.ir.walk import symbols
 from attngen.kernel import Kernel
 from attngen.part_sums import own_term
@@ -425,7 +424,7 @@ class _Params:
 
 def sized(kernel: Kernel, name: str) -> list[str]:
     """A param's dimensions by their sizes' names."""
-    return [d.id if isinstance(d, Symbol) else "" for d in kernel.spec.param(name).shape]
+    return dim_names(kernel.spec.param(name))
 
 
 def has_one_batch(kernel: Kernel) -> bool:

@@ -19,6 +19,9 @@ import numpy.typing as npt
 
 from attngen.distributed.layout import Layout, Range, Ranges, balanced, contiguous, headtail, joined, length
 from attngen.errors import UsageError
+from attngen.ir.attention import Attention, Param
+from attngen.ir.evaluate import as_array
+from attngen.ir.nodes import Symbol
 from attngen.visits import Case, Planned, needed, seeing
 from attngen.visits import row_work as _row_work
 
@@ -133,10 +136,54 @@ class Masked:
     params: Mapping[str, Any] = field(default_factory=dict[str, Any])
     extents: Mapping[str, int] = field(default_factory=dict[str, int])
 
-    def case(self, sequences: Sequences, b: int) -> Case:
-        return Case(
-            sizes=sequences.sizes(b), params=self.params, extents=self.extents, batch=b if sequences.packed else None
-        )
+    def case(self, spec: Attention, sequences: Sequences, b: int) -> Case:
+        """What is asked of sequence `b`. One of several that are packed is a batch by itself."""
+        if not sequences.packed:
+            return Case(sizes=sequences.sizes(b), params=self.params, extents=self.extents)
+        params = {n: _of_sequence(spec.param(n), x, sequences, b) for n, x in self.params.items()}
+        extents = {name: n for name, n in self.extents.items() if name != "B"}
+        return Case(sizes=sequences.sizes(b), params=params, extents=extents)
+
+
+def _of_sequence(p: Param, x: Any, sequences: Sequences, b: int) -> Any:
+    """A param's part for one of packed sequences, with a batch of one."""
+    dims = dim_names(p)
+    if "B" not in dims:
+        return x
+    at = dims.index("B")
+    x = as_array(x, p.type)
+    if {"Sq", "Sk"}.isdisjoint(dims):
+        return x[(slice(None),) * at + (slice(b, b + 1),)]
+    x = np.expand_dims(x, at)
+    for i, name in enumerate(dims):
+        ends = {"Sq": sequences.q, "Sk": sequences.k}.get(name)
+        if ends is not None:
+            x = x[(slice(None),) * i + (slice(ends[b], ends[b + 1]),)]
+    return x
+
+
+def dim_names(p: Param) -> list[str]:
+    """A param's dimensions by their sizes' names; "" for a number."""
+    return [d.id if isinstance(d, Symbol) else "" for d in p.shape]
+
+
+def check_packed_params(spec: Attention, sequences: Sequences, params: Mapping[str, Any]) -> None:
+    """Raises `UsageError` for a param that does not fit packed sequences: rows of all of them, without a batch, or an
+    element for each."""
+    for p in spec.params:
+        shape, dims = getattr(params.get(p.name), "shape", None), dim_names(p)
+        if shape is None or "B" not in dims:
+            continue
+        lengths = {"B": sequences.count, "Sq": sequences.q[-1], "Sk": sequences.k[-1]}
+        if not {"Sq", "Sk"}.isdisjoint(dims):
+            dims.remove("B")
+        wanted = [str(lengths.get(name, name or "number")) for name in dims]
+        fits = len(shape) == len(dims) and all(lengths.get(d, n) == n for d, n in zip(dims, shape, strict=True))
+        if not fits:
+            raise UsageError(
+                f"{spec.name}: {p.name} must have shape ({', '.join(wanted)}), not {tuple(shape)}: sequences are "
+                "packed, and sizes of 1 are not repeated for them: expand them before"
+            )
 
 
 def row_work(kernel: Planned, sequences: Sequences, masked: Masked = Masked()) -> npt.NDArray[np.float64]:
@@ -146,7 +193,7 @@ def row_work(kernel: Planned, sequences: Sequences, masked: Masked = Masked()) -
     for b in range(sequences.count):
         sizes = sequences.sizes(b)
         if sizes not in known:
-            work = _row_work(kernel, masked.case(sequences, b))
+            work = _row_work(kernel, masked.case(kernel.spec, sequences, b))
             if _same_for_all(kernel):
                 known[sizes] = work
             found.append(work)
@@ -212,7 +259,7 @@ def schedule(
             asked[b].append((group, q))
     for b, of_groups in sorted(asked.items()):
         first = sequences.k[b]
-        case = masked.case(sequences, b)
+        case = masked.case(kernel.spec, sequences, b)
         keys = needed(kernel, [q for _, q in of_groups], case)
         for (group, q), stretches in zip(of_groups, keys, strict=True):
             narrowed = seeing(kernel, q, case) if exchange == "ring" else None

@@ -7,7 +7,7 @@ Takes the plan and the spec of the whole, and its pieces; returns the source of 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from attngen.emit.text.names import Names
 from attngen.emit.text.params import ParamView, views
@@ -19,10 +19,10 @@ from attngen.emit.triton.names import reserved
 from attngen.errors import UsageError
 from attngen.ir import printing
 from attngen.ir.attention import Attention, Param
-from attngen.ir.nodes import Expr, Literal, Symbol, Type
+from attngen.ir.nodes import Expr, Literal, Load, Symbol, Type
 from attngen.ir.pieces import Piece
 from attngen.ir.walk import params as read_params
-from attngen.ir.walk import reads, symbols
+from attngen.ir.walk import reads, symbols, transform
 from attngen.part_sums import OF_PACKED_ROWS, readable_term
 from attngen.plan.kernel import KernelPlan
 from attngen.plan.mask.segments import Segment
@@ -329,7 +329,24 @@ def _size_lines(spec: Attention) -> Lines:
         if p.name in read_params(spec.mask) and p.shape:  # dims of size 1 are repeated
             names = {d.id: f'int(size["{d.id}"])' for d in p.shape if isinstance(d, Symbol)}
             lines.append(f'params["{p.name}"] = params["{p.name}"].expand({_dims(p, names)})')
+    apart = [f'size["{size}"]' for size in sizes if size in _told_apart(spec.mask, spec)]
+    if apart:
+        lines += [f"if 1 in ({', '.join(apart)},):  # perhaps one element for all of them", "    return None"]
     return tuple(lines)
+
+
+def _told_apart(mask: Expr, spec: Attention) -> frozenset[str]:
+    """The sizes whose number matters to the mask, even where params have one element for all of an axis."""
+
+    def of_cell(e: Expr) -> Expr | None:
+        if not isinstance(e, Load):
+            return None
+        dims = [d.id if isinstance(d, Symbol) else "" for d in spec.param(e.param).shape]
+        own = zip(e.indices, dims, strict=True)
+        kept = [i for i, d in own if not (isinstance(i, Symbol) and _OF_INDEX.get(i.id, "") == d)]
+        return replace(e, indices=tuple(transform(i, of_cell) for i in kept))
+
+    return frozenset(_OF_INDEX.get(name, name) for name in symbols(transform(mask, of_cell)))
 
 
 def _dims(param: Param, names: Mapping[str, str]) -> str:
