@@ -330,7 +330,18 @@ def _question(kind: str, attention: Attention, made: KernelPlan) -> tuple[Hashab
         case "ramps":
             return made.ramp, attention.mask, attention.score, attention.params, attention.assumes
         case "loads" | "widths":
-            return attention.mask, attention.score, attention.params, made.choices, made.attention.mask, made.weights
+            clamps = [
+                s.clamped for own in (made.key_loops, made.query_loops) for s in own.steps if isinstance(s, Rounded)
+            ]
+            return (
+                tuple(clamps),
+                attention.mask,
+                attention.score,
+                attention.params,
+                made.choices,
+                made.attention.mask,
+                made.weights,
+            )
         case _:
             derived = made.d_factor, made.d_pair, made.gradients
             return attention.score, attention.normalizer, attention.params, attention.assumes, made.weights, *derived

@@ -166,7 +166,7 @@ def _limited(limit: Limit, loops: Loops, ends: Ends, r: Random) -> str:
     """Tiles of a sequence that leave a run, and those outside of it that stay in one."""
     start, held, walked, width = ("q0", "Sq", "Sk", "BK") if loops.axis == "k" else ("k0", "Sk", "Sq", "BQ")
     sizes = {start: r.randint(0, 12), held: r.randint(1, 12), walked: r.randint(1, 40), width: r.randint(1, 9)}
-    names = {**ends, **sizes}
+    names = {"q1": r.randint(0, 12), "k1": r.randint(0, 12), **ends, **sizes}
     for step in limit.steps:
         if isinstance(step, Rounded):
             bound = _value(step.bound, names)
@@ -201,7 +201,8 @@ def _half(part: HullPart, r: Random) -> str:
 
 def _cut_off(part: HullPart, unmasked: tuple[Run, ...], ends: Ends, r: Random) -> str:
     """Whether a half that the end cuts goes without the mask somewhere."""
-    sizes = {"k0": r.randint(0, 12), "HALF": r.randint(1, 9), "Sk": r.randint(1, 16)}
+    most = {"k0": 12, "k1": 12, "HALF": 9, "Sk": 16, "Sq": 16}
+    sizes = {name: r.randint(int(name not in ("k0", "k1")), n) for name, n in most.items()}
     found = _after(part.cut, {**ends, **sizes})
     some = [at for at in range(12) if not evaluate(outside(unmasked), {**found, "at": at}, {})]
     return f"tiles {some} go without the mask, {sizes}" if some and sizes["k0"] + sizes["HALF"] > sizes["Sk"] else ""
