@@ -14,7 +14,7 @@ from processes import in_processes
 from torch import Tensor
 
 import attngen
-from attngen.distributed import context_parallel
+from attngen.distributed import Layout, context_parallel
 from attngen.errors import UsageError
 from attngen.runtime.loader import load
 
@@ -160,6 +160,18 @@ def learns(text: str) -> None:
 
 def test_a_param_that_learns_and_masks(tmp_path: Path) -> None:
     on_two_ranks(LEVEL, tmp_path, learns)
+
+
+def refused_by_all(text: str) -> None:
+    """Also by a rank that has no row: it would wait for the others' sums."""
+    here = context_parallel(compiled(text), layout=Layout((((0, ROWS),), ()))).over(cu_seqlens=CU)
+    a = torch.ones(2, requires_grad=True)
+    with pytest.raises(UsageError, match=r"the gradient of a is summed over pairs .*: pass a\.detach\(\)"):
+        here(*(here.shard(x, 0) for x in whole(packed=True)), a=a)
+
+
+def test_a_gradient_that_packed_tensors_lack_is_refused_by_every_rank(tmp_path: Path) -> None:
+    on_two_ranks("attention g\nparam a: f32[Hkv]\nscore = qk * scale * a[hkv]\n", tmp_path, refused_by_all)
 
 
 @pytest.mark.parametrize("of_file", [False, True])

@@ -15,7 +15,7 @@ import numpy as np
 
 from attngen import inputs, reference
 from attngen.cli.comparison import DTYPES, SEED, Case, Comparison, as_param, judge, pytorch
-from attngen.emit.torch_shared.leaves import AXES, summed
+from attngen.emit.torch_shared.leaves import unsummed
 from attngen.errors import UsageError
 from attngen.inputs import Ints
 from attngen.ir import walk
@@ -23,7 +23,6 @@ from attngen.ir.attention import Attention, Param
 from attngen.ir.evaluate import Array
 from attngen.ir.nodes import Symbol, Type
 from attngen.kernel import Kernel
-from attngen.plan import KernelPlan
 
 Lengths: TypeAlias = tuple[tuple[int, int], ...]
 """(queries, keys) of each sequence."""
@@ -103,20 +102,6 @@ def _fulfilling(attention: Attention, case: Case) -> Case:
     sizes = case.size | {name: max(own[i] for own in lengths) for i, name in enumerate(("Sq", "Sk"))}
     note = case.note if lengths == case.lengths else f"{case.note}, longer"
     return replace(case, note=note, sizes=tuple(sizes.items()), lengths=lengths)
-
-
-# ---------------------------------------------------------------- what a geometry refuses
-
-
-def unlearned(plan: KernelPlan) -> tuple[str, ...]:
-    """The params whose gradient is summed over pairs or chosen cells, which only the dense geometry does."""
-    found = dict.fromkeys(
-        g.param
-        for g in plan.gradients
-        if g.gather not in AXES
-        or summed(plan.attention, g.leaf, AXES[g.gather], "x", tiles=len(AXES[g.gather]) == 2) is None
-    )
-    return tuple(found)
 
 
 # ---------------------------------------------------------------- sequences
@@ -320,7 +305,7 @@ def compare(
     let the call look at what it is given."""
     call = CALLS[geometry](draw(kernel.spec, case, seed), device)
     dropout_seed = SEED if kernel.spec.dropout is not None else None
-    learned = [p.name for p in kernel.spec.params if p.learns and p.name not in unlearned(kernel.plan)]
+    learned = [p.name for p in kernel.spec.params if p.learns and p.name not in unsummed(kernel.plan)]
     measured, cotangents = _run(kernel, call, learned, dropout_seed, seed, check)
     yield from judge(kernel.spec, case, measured, _expect(call, cotangents, learned, dropout_seed), coarse=coarse)
 

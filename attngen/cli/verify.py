@@ -92,9 +92,9 @@ def _chosen(spec: Attention, device: str, target: str, geometry: str) -> tuple[t
 
 
 def _say_unlearned(planned: KernelPlan, geometry: str) -> None:
-    from attngen.cli import sequences
+    from attngen.emit.torch_shared.leaves import unsummed
 
-    for name in sequences.unlearned(planned):
+    for name in unsummed(planned):
         why = "is summed over pairs, which is done for dense tensors only"
         terminal.note(f"{geometry}: the gradient of `{name}` {why}: not compared")
 

@@ -42,6 +42,7 @@ from attngen.distributed.schedule import (
     schedule,
 )
 from attngen.distributed.tensors import on_own_parts
+from attngen.emit.torch_shared.leaves import unsummed
 from attngen.errors import UsageError
 from attngen.ir.axes import HEADS, cut_params
 from attngen.ir.walk import params as read_params
@@ -294,7 +295,7 @@ class Placed:
             q, k, v = (x.to(torch.get_autocast_dtype(kind)) for x in (q, k, v))
         params = {**{n: self._moved(n, q.device) for n in self.params}, **given}
         if packed:
-            check_packed_params(self.attend.kernel.spec, self.schedule.sequences, params)
+            self._check_packed(params)
 
         def attended(
             q: Tensor, k: Tensor, v: Tensor, params: Mapping[str, Any], before: tuple[int, int]
@@ -313,6 +314,17 @@ class Placed:
 
         out, lse = on_own_parts(self.attend.kernel, attended, (q, k, v), params)
         return (out, lse) if return_lse else out
+
+    def _check_packed(self, params: Mapping[str, Any]) -> None:
+        """Refuses on every rank, whatever rows it has: else those that have none would wait for the others."""
+        kernel = self.attend.kernel
+        check_packed_params(kernel.spec, self.schedule.sequences, params)
+        for name in unsummed(kernel.plan) if torch.is_grad_enabled() else ():
+            if getattr(params.get(name), "requires_grad", False):
+                raise UsageError(
+                    f"{kernel.name}: the gradient of {name} is summed over pairs or chosen cells, which is done for "
+                    f"dense tensors only: pass {name}.detach(), or declare it `fixed`"
+                )
 
     def _moved(self, name: str, device: torch.device) -> Any:
         x = self.params[name]

@@ -106,3 +106,14 @@ def flat_index(
     lines.append(f"exists = torch.as_tensor({' & '.join(inside)}, device=q.device)")
     lines.append(f"cell = torch.as_tensor({flat}, device=q.device)")
     return lines, "exists", "cell"
+
+
+def unsummed(plan: KernelPlan) -> tuple[str, ...]:
+    """The params whose gradient is summed over pairs or chosen cells, which only the dense geometry does."""
+    found = dict.fromkeys(
+        g.param
+        for g in plan.gradients
+        if g.gather not in AXES
+        or summed(plan.attention, g.leaf, AXES[g.gather], "x", tiles=len(AXES[g.gather]) == 2) is None
+    )
+    return tuple(found)
