@@ -199,7 +199,7 @@ def numbers(plan: KernelPlan) -> tuple[Expr, ...]:
     given = [w.stream, w.rescale, w.slope, w.log_extra, w.extra, plan.attention.dropout]
     given += [part for g in plan.gradients for part in (g.pair, g.weight, g.extra)]
     ramp = plan.ramp
-    given += [] if ramp is None else [ramp.factor, ramp.unit, ramp.slope, ramp.row]
+    given += [] if ramp is None else [ramp.factor, ramp.unit, ramp.rise, ramp.row]
     return (*found, *(e for e in given if e is not None))
 
 

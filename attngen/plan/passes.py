@@ -3,7 +3,7 @@
 Takes a plan, returns a `Pass`. Targets choose where an expression is computed and how it is printed. The names:
 
 * `unit`: the score of a pair, without the factor of the head (exponential form); `factor`: that factor, or, in the
-  shifted form, what differences of reference points are multiplied by before exp2; `slope` and `row`: see `Ramp`.
+  shifted form, what differences of reference points are multiplied by before exp2; `rise` and `row`: see `Ramp`.
 * `logit`: the exponent of a pair to base 2 (exponential form), or its score.
 * `stream`: the weight of a pair, a function of its score x and of its row's reference point; `slope`: its derivative
   in x; `kappa`: what the log-sum-exp, to base 2, is divided by for the reference point of the backward pass.
@@ -69,7 +69,7 @@ def hopper_forward(plan: KernelPlan) -> Pass:
     ramp = plan.ramp
     if ramp is None:
         return found
-    head = {**found.head, "factor": _factor(named(ramp.factor, "logit_scale")), "slope": ramp.slope}
+    head = {**found.head, "factor": _factor(named(ramp.factor, "logit_scale")), "rise": ramp.rise}
     return Pass({"unit": ramp.unit, "row": ramp.row}, _present(head))
 
 

@@ -21,7 +21,7 @@ def edited_ramps(plan: KernelPlan) -> Iterator[tuple[str, KernelPlan]]:
     hopper, ramp = plan.hopper, plan.ramp
     if hopper is None or hopper.forward is None or ramp is None:
         return
-    for field in ("factor", "unit", "slope", "row"):
+    for field in ("factor", "unit", "rise", "row"):
         for what, e in edits(getattr(ramp, field)):
             made = replace(hopper.forward, ramp=replace(ramp, **{field: e}))
             yield f"{field}: {what}", replace(plan, hopper=replace(hopper, forward=made))

@@ -249,7 +249,7 @@ def _read_by(code: KernelCode, kept: KeptView | None, rest: tuple[str, ...]) -> 
 
 def _terms(code: KernelCode, kept: KeptView | None) -> tuple[str, ...]:
     """What the functions of a tile unpack: at least one name."""
-    texts = (code.results.get(name, "") for name in ("unit", "stream", "factor", "slope", "row"))
+    texts = (code.results.get(name, "") for name in ("unit", "stream", "factor", "rise", "row"))
     read = free_names([*code.score_lines, *code.weight_lines, *code.mask_lines, *texts, code.allowed])
     ours = tuple(name for name in ("batch", "kv_head", "Sk") if name in read or (name == "Sk" and "k1" in read))
     cleared = tuple(name for name in (kept.arguments if kept else ()) if name not in ("D", "Dv"))
@@ -281,7 +281,7 @@ def _share_view(share: Share, loops: Loops, printer: Printer, call: str) -> Shar
 
 
 def _form_view(form: Form, weights: WeightView, code: KernelCode) -> FormView:
-    ramp = "slope" in code.results  # then references are logits
+    ramp = "rise" in code.results  # then references are logits
     factor = "1.0" if ramp else code.results["factor"] or "1.0"
     log2_extra, extra = code.results["log2_extra"], code.results["extra"]
     match form:

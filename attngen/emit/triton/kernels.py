@@ -23,7 +23,7 @@ def forward_code(frame: Frame, words: tuple[PairWords, ...] = (), *, found: pass
     """A pair's logit and weight, and what the end of the pass reads of the denominator. `words`: see `kernel_code`.
     `found`: what is evaluated, if it is not what portable kernels evaluate."""
     found = found or passes.forward(frame.plan)
-    inside = {name: e for name, e in found.head.items() if name in ("factor", "slope")}  # read in the tile function
+    inside = {name: e for name, e in found.head.items() if name in ("factor", "rise")}  # read in the tile function
     outside = {name: e for name, e in found.head.items() if name not in inside}
     results = {**found.pair, **inside}
     return padded(kernel_code(frame, Level.ROW, results, outside, words), "log2_extra", "extra", "factor")

@@ -24,13 +24,13 @@ Summands = list[tuple[Expr, int]]
 
 @dataclass(frozen=True, slots=True)
 class Ramp:
-    """What `logit` is made of, where k0 is the first key of a tile. `factor`, which is positive, and `slope` are the
+    """What `logit` is made of, where k0 is the first key of a tile. `factor`, which is positive, and `rise` are the
     head's; `row` is free of the key.
     """
 
     factor: Expr
     unit: Expr
-    slope: Expr
+    rise: Expr
     row: Expr
 
     @property
@@ -41,7 +41,7 @@ class Ramp:
     @property
     def rising(self) -> Expr:
         """What `logit` has beside its unit."""
-        return add(mul(apply(Op.TO_FLOAT, sub(_K, _K0)), self.slope), self.row)
+        return add(mul(apply(Op.TO_FLOAT, sub(_K, _K0)), self.rise), self.row)
 
 
 def ramp(weights: Weights, mask: Expr, facts: Facts) -> Ramp | None:
@@ -63,19 +63,19 @@ def ramp(weights: Weights, mask: Expr, facts: Facts) -> Ramp | None:
     rising = [factor for factor, parts in distances.items() if any(reads(e, "k") for e, _ in parts)]
     if len(rising) != 1:
         return None
-    (slope,) = rising
-    parts = distances[slope]
-    others += [found for factor, own in terms.items() if factor != slope for found in own]
+    (rise,) = rising
+    parts = distances[rise]
+    others += [found for factor, own in terms.items() if factor != rise for found in own]
     keys = [s for e, s in parts if e == _K]
     away = [(e, s) for e, s in parts if e != _K]
     rest = total(others, Type.FLOAT)
     if len(keys) != 1 or any(reads(e, "k") for e, _ in away) or not reads(rest, "qk"):
         return None
-    (step,) = keys  # slope * step * (k - the other parts)
+    (step,) = keys  # rise * step * (k - the other parts)
     distance = sub(_K0, total([(e, -step * s) for e, s in away], Type.INT))
-    slope = slope if step > 0 else neg(slope)
+    rise = rise if step > 0 else neg(rise)
     factor, unit = leading_factor(rest, facts)
-    return Ramp(factor, unit, slope, mul(apply(Op.TO_FLOAT, distance), slope))
+    return Ramp(factor, unit, rise, mul(apply(Op.TO_FLOAT, distance), rise))
 
 
 def _unsigned(factor: Expr) -> tuple[Expr, int]:

@@ -122,7 +122,7 @@ def locality(attention: Attention, plan: KernelPlan) -> tuple[Claim, ...]:
 def _rising(ramp: Ramp | None, pair: set[str], head: set[str], defined: Attention) -> Iterator[Claim]:
     """Of the logit that rises from key to key."""
     if ramp is not None:
-        parts = ((ramp.unit, pair), (ramp.row, head | {"q", "k0"}), (ramp.factor, head), (ramp.slope, head))
+        parts = ((ramp.unit, pair), (ramp.row, head | {"q", "k0"}), (ramp.factor, head), (ramp.rise, head))
         sentence = "a logit that rises from key to key has one slope for a head, and a row's part that reads no key"
         found = _all([_only(e, allowed) for e, allowed in parts])
         yield Claim("rising logit", sentence, found, span=defined.score.span)

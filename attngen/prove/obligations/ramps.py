@@ -27,7 +27,7 @@ def ramps(plan: KernelPlan, assumptions: Assumptions, work: Work) -> Iterator[Cl
     if ramp is None:
         return
     span = plan.attention.score.span
-    sentence = "where the mask allows a pair, the Hopper kernel's factor unit + slope (k - k0) + row is its logit"
+    sentence = "where the mask allows a pair, the Hopper kernel's factor unit + rise (k - k0) + row is its logit"
     yield Claim("rising logit", sentence, equal(ramp.logit, _logit(plan, work), assumptions, work.share()), span=span)
     sentence = "the factor of what does not rise from key to key is positive, so -inf stays -inf"
     positive = sign_of(ramp.factor, assumptions, zero=False, work=work.share())

@@ -177,7 +177,7 @@ HOPPER_APART = {
 # The rows of one head of a tensor: where they are, by a pointer or by a descriptor of all heads; how many, how far
 # apart. And what functions of a tile are compiled for.
 _Rows = namedtuple("_Rows", "base batch head stop stride")
-_Tiling = namedtuple("_Tiling", "D Dv BQ BK GRAD_SLOPE_2", defaults=(False, ))
+_Tiling = namedtuple("_Tiling", "D Dv BQ BK GRAD_SLOPE", defaults=(False, ))
 
 # Sizes and strides: a kernel isn't compiled again for one that is 1 or a multiple of 16.
 UNSPECIALIZED = ['Hq', 'Hkv', 'Sq', 'Sk', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b', 'k_stride_h',
@@ -329,7 +329,7 @@ def _finish(state):
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def _forward_kernel(
-    q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, rest_ptr, scale, Hq, Hkv, Sq, Sk, slope_2_ptr, slope_2_stride_0, q_stride_b,
+    q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, rest_ptr, scale, Hq, Hkv, Sq, Sk, slope_ptr, slope_stride_0, q_stride_b,
     q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s, out_stride_b,
     out_stride_h, out_stride_s,
     D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ALIGN: tl.constexpr, PRECISE: tl.constexpr,
@@ -346,7 +346,7 @@ def _forward_kernel(
     v_rows = _head_rows(v_ptr, batch, kv_head, (v_stride_b, v_stride_h, v_stride_s), Sk, ALIGN)
     q = _load_rows(q_rows, q0, BQ, D, True)
     head_term = scale * 1.4426950408889634
-    head_term_2 = (-tl.cast(tl.load(slope_2_ptr + tl.cast(head, tl.int64) * slope_2_stride_0),
+    head_term_2 = (-tl.cast(tl.load(slope_ptr + tl.cast(head, tl.int64) * slope_stride_0),
         tl.float32) * 1.4426950408889634)
     row_term = q_idx + Sk - Sq
     row_term_2 = tl.cast(row_term, tl.float32)
@@ -373,8 +373,8 @@ def _forward_kernel(
 
 @triton.jit(do_not_specialize=["pieces", *UNSPECIALIZED])
 def _split_kernel(
-    q_ptr, k_ptr, v_ptr, parts_ptr, pieces, scale, Hq, Hkv, Sq, Sk, slope_2_ptr, slope_2_stride_0, q_stride_b,
-    q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s,
+    q_ptr, k_ptr, v_ptr, parts_ptr, pieces, scale, Hq, Hkv, Sq, Sk, slope_ptr, slope_stride_0, q_stride_b, q_stride_h,
+    q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s,
     D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ALIGN: tl.constexpr,
 ):
     """One piece of the walk of one tile, whose rows are the queries of all heads that share keys."""
@@ -397,7 +397,7 @@ def _split_kernel(
     q_rows = _head_rows(q_ptr, batch, head, (q_stride_b, q_stride_h, q_stride_s), Sq, ALIGN)
     q = tl.load(q_rows.base + q_idx * q_rows.stride + col, mask=(q_idx < Sq) & (col < D), other=0.0)
     head_term = scale * 1.4426950408889634
-    head_term_2 = (-tl.cast(tl.load(slope_2_ptr + tl.cast(head, tl.int64) * slope_2_stride_0),
+    head_term_2 = (-tl.cast(tl.load(slope_ptr + tl.cast(head, tl.int64) * slope_stride_0),
         tl.float32) * 1.4426950408889634)
     row_term = q_idx + Sk - Sq
     row_term_2 = tl.cast(row_term, tl.float32)
@@ -423,7 +423,7 @@ def _split_kernel(
 
 @triton.jit(do_not_specialize=["pieces", *UNSPECIALIZED])
 def _merge_kernel(
-    parts_ptr, out_ptr, lse_ptr, rest_ptr, pieces, scale, Hq, Hkv, Sq, Sk, slope_2_ptr, slope_2_stride_0, out_stride_b,
+    parts_ptr, out_ptr, lse_ptr, rest_ptr, pieces, scale, Hq, Hkv, Sq, Sk, slope_ptr, slope_stride_0, out_stride_b,
     out_stride_h, out_stride_s,
     D: tl.constexpr, Dv: tl.constexpr, PIECES: tl.constexpr, ALIGN: tl.constexpr, PRECISE: tl.constexpr,
 ):
@@ -521,7 +521,7 @@ def _unpacked(pairs, dtype: gl.constexpr, layout: gl.constexpr):
 # What travels together, beside rings. Where the next items are noted and counted. What a call gives every function.
 # What the kernel is compiled for. Where results go. Which tiles of keys a warpgroup walks.
 _Work = namedtuple("_Work", "notes queue_ptr n_work together")
-_Call = namedtuple("_Call", "scale Hq Hkv Sq Sk slope_2_ptr slope_2_stride_0")
+_Call = namedtuple("_Call", "scale Hq Hkv Sq Sk slope_ptr slope_stride_0")
 _Config = namedtuple("_Config",
     "Dv BLOCK_DV BQ BK STAGES SCHEDULE ORDERED OUT_APART PIPELINED PRECISE Q_COLS K_COLS K_PARTS PARTS "
     "SHARE ORDER dtype qk_layout")
@@ -580,7 +580,7 @@ def _key_runs(q0, batch, head, kv_head, call, config: gl.constexpr, ROWS: gl.con
     """The tiles of keys that ROWS queries from q0 on meet, as `_key_tiles` has them; none beyond the last, since the
     first is walked even where there is none. A part of a tile whose queries all lie past the end meets none.
     """
-    _scale, _Hq, _Hkv, Sq, Sk, _slope_2_ptr, _slope_2_stride_0 = call
+    _scale, _Hq, _Hkv, Sq, Sk, _slope_ptr, _slope_stride_0 = call
     BK: gl.constexpr = config.BK
     q1 = tl.minimum(q0 + ROWS, Sq) - 1
     last = tl.cast((Sk - 1) // BK, tl.int32)
@@ -592,7 +592,7 @@ def _key_runs(q0, batch, head, kv_head, call, config: gl.constexpr, ROWS: gl.con
 @gluon.jit
 def _load_tiles(q_desc, k_desc, v_desc, q_ring, k_ring, v_ring, work, call, config: gl.constexpr):
     """The producer, one warp: fetches queries, keys and values of every tile, as far ahead as there is room."""
-    _scale, Hq, Hkv, Sq, _Sk, _slope_2_ptr, _slope_2_stride_0 = call
+    _scale, Hq, Hkv, Sq, _Sk, _slope_ptr, _slope_stride_0 = call
     BQ: gl.constexpr = config.BQ
     BK: gl.constexpr = config.BK
     turn = 0
@@ -661,11 +661,11 @@ def _weights_ptx(n, half):
     row's reference and the warp makes them again. A row that has no reference yet, -inf, has no such sum.
     """
     operands = ([f"${i * n + j}" for j in range(n)] for i in range(10))
-    weights, sums, refs, before, low, high, was, factor, slope, ahead = operands
+    weights, sums, refs, before, low, high, was, factor, rise, ahead = operands
     scores = [x for pair in zip(low, high, strict=True) for x in pair]
     row = [j // 2 % 2 for j in range(2 * n)]
     passed = [f"setp.gtu.f32 {p}, {sums[r]}, 0f{127 + 8 << 23:08X};" for r, p in enumerate("ab")]
-    f, g = factor[0], slope[0]
+    f, g = factor[0], rise[0]
     place = [f"{j // 4 * 8 + j % 2}.0" for j in range(2 * n)]  # of a key, after the thread's first
 
     make = [f"sub.f32 m{r}, {ahead[r]}, u{r};" for r in (0, 1)]
@@ -732,9 +732,9 @@ def _across(rows, like, EACH: gl.constexpr):
 
 
 @gluon.jit
-def _lagging_weights(x, reference, factor, dtype: gl.constexpr, slope, ahead):
+def _lagging_weights(x, reference, factor, dtype: gl.constexpr, rise, ahead):
     """2**(factor x + ahead - reference), packed; by thread their sums, the rows' reference from here on, and what
-    earlier sums are multiplied by. `ahead` grows by `slope` from key to key: it is read at each thread's first key
+    earlier sums are multiplied by. `ahead` grows by `rise` from key to key: it is read at each thread's first key
     alone.
     """
     ahead = _firsts(ahead.reshape([64, x.shape[1] // 2, 2]).split()[0])
@@ -743,7 +743,7 @@ def _lagging_weights(x, reference, factor, dtype: gl.constexpr, slope, ahead):
     weight, sums, references, rescale = gl.inline_asm_elementwise(
         _weights_ptx(COUNT, "bf16" if dtype == gl.bfloat16 else "f16"), _weights_constraints(COUNT),
         [low, high, _across(reference, low, 1), gl.full(low.shape, factor, gl.float32, layout=low.type.layout),
-         gl.full(low.shape, slope, gl.float32, layout=low.type.layout), _across(ahead, low, 1)],
+         gl.full(low.shape, rise, gl.float32, layout=low.type.layout), _across(ahead, low, 1)],
         dtype=(gl.int32, gl.float32, gl.float32, gl.float32), is_pure=False, pack=COUNT,
     )
     return weight, _firsts(sums), _firsts(references), _firsts(rescale)
@@ -925,7 +925,7 @@ def _attend_in_turn(
 @gluon.jit
 def _store_tile(acc, lse, place, results, q_ring, call, config: gl.constexpr, PART: gl.constexpr):
     """Stores the results of 64 queries. `place`: their batch, head, first query and all."""
-    _scale, Hq, _Hkv, Sq, _Sk, _slope_2_ptr, _slope_2_stride_0 = call
+    _scale, Hq, _Hkv, Sq, _Sk, _slope_ptr, _slope_stride_0 = call
     batch, head, q0, rows = place
     Dv: gl.constexpr = config.Dv
     row = (batch * tl.cast(Hq, gl.int64) + head) * Sq
@@ -952,7 +952,7 @@ def _store_tile(acc, lse, place, results, q_ring, call, config: gl.constexpr, PA
 @gluon.jit
 def _attend_tiles(results, q_ring, k_ring, v_ring, work, call, config: gl.constexpr, PART: gl.constexpr):
     """A consumer, one warpgroup: its 64 queries of every tile."""
-    scale, Hq, Hkv, Sq, Sk, slope_2_ptr, slope_2_stride_0 = call
+    scale, Hq, Hkv, Sq, Sk, slope_ptr, slope_stride_0 = call
     BQ: gl.constexpr = config.BQ
     BK: gl.constexpr = config.BK
     q_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, config.Q_COLS], config.dtype)
@@ -976,7 +976,7 @@ def _attend_tiles(results, q_ring, k_ring, v_ring, work, call, config: gl.conste
         own_first = tl.maximum(tl.minimum(n_steps - own_any_hi, n_steps - 1), 0)
         rows = q0 + gl.arange(0, 64, layout=rows_layout)
         q_idx = rows[:, None]
-        head_term = (tl.cast(tl.load(slope_2_ptr + tl.cast(head, tl.int64) * slope_2_stride_0),
+        head_term = (tl.cast(tl.load(slope_ptr + tl.cast(head, tl.int64) * slope_stride_0),
             tl.float32) * 1.4426950408889634)
         logit_scale = scale * 1.4426950408889634
         row_term = q_idx + Sk - Sq
@@ -1024,8 +1024,8 @@ def _attend_tiles(results, q_ring, k_ring, v_ring, work, call, config: gl.conste
 
 @gluon.jit(do_not_specialize=['n_work', 'together', 'Hq', 'Hkv', 'Sq', 'Sk'])
 def _hopper_forward_kernel(
-    q_desc, k_desc, v_desc, out_desc, lse_ptr, rest_ptr, queue_ptr, n_work, together, scale, Hq, Hkv, Sq, Sk,
-    slope_2_ptr, slope_2_stride_0,
+    q_desc, k_desc, v_desc, out_desc, lse_ptr, rest_ptr, queue_ptr, n_work, together, scale, Hq, Hkv, Sq, Sk, slope_ptr,
+    slope_stride_0,
     D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr,
     BK: gl.constexpr,
     STAGES: gl.constexpr, SCHEDULE: gl.constexpr, ORDERED: gl.constexpr, OUT_APART: gl.constexpr,
@@ -1068,7 +1068,7 @@ def _hopper_forward_kernel(
         mbarrier.init(v_ring.ready.index(i), count=1)
     fence_async_shared()
     work = _Work(notes, queue_ptr, n_work, together)
-    call = _Call(scale, Hq, Hkv, Sq, Sk, slope_2_ptr, slope_2_stride_0)
+    call = _Call(scale, Hq, Hkv, Sq, Sk, slope_ptr, slope_stride_0)
     results = _Results(out_desc, out_tiles, lse_ptr, rest_ptr)
     if PARTS == 2:
         gl.warp_specialize(
@@ -1133,7 +1133,7 @@ def _rows_kernel(
 @triton.jit
 def _dq_tile(state, held, k_rows, v_rows, k0, tiling: tl.constexpr, MASKED: tl.constexpr):
     """Adds to dQ what the keys k0 … k0 + BK - 1 contribute."""
-    dq, sum_slope_2 = state
+    dq, sum_slope = state
     q, d_out, row_lse, delta, head_term, head_term_2, row_term, row_term_2 = held
     k_idx = (k0 + tl.arange(0, tiling.BK))[None, :]
     k = _load_rows(k_rows, k0, tiling.BK, tiling.D, MASKED)
@@ -1148,25 +1148,25 @@ def _dq_tile(state, held, k_rows, v_rows, k0, tiling: tl.constexpr, MASKED: tl.c
         p = tl.where(allowed, p, 0.0)
     dp = dp - delta
     g = p * dp
-    if tiling.GRAD_SLOPE_2:
+    if tiling.GRAD_SLOPE:
         contribution = g * (-1.0 * term)
         if MASKED:
             contribution = tl.where(allowed, contribution, 0.0)
-        sum_slope_2 += tl.sum(contribution, 1)
+        sum_slope += tl.sum(contribution, 1)
     dq = tl.dot(g.to(k.dtype), k, dq, input_precision=PRECISION)
-    return dq, sum_slope_2
+    return dq, sum_slope
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def _dq_kernel(
-    q_ptr, k_ptr, v_ptr, d_out_ptr, lse_ptr, delta_ptr, dq_ptr, sum_slope_2_ptr, scale, Hq, Hkv, Sq, Sk, slope_2_ptr,
-    slope_2_stride_0, q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h,
+    q_ptr, k_ptr, v_ptr, d_out_ptr, lse_ptr, delta_ptr, dq_ptr, sum_slope_ptr, scale, Hq, Hkv, Sq, Sk, slope_ptr,
+    slope_stride_0, q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h,
     v_stride_s, d_out_stride_b, d_out_stride_h, d_out_stride_s, dq_stride_b, dq_stride_h, dq_stride_s,
     D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ALIGN: tl.constexpr,
-    GRAD_SLOPE_2: tl.constexpr,
+    GRAD_SLOPE: tl.constexpr,
 ):
     """One tile of queries of one head: walks the same tiles of keys as the forward kernel."""
-    tiling: tl.constexpr = _Tiling(D, Dv, BQ, BK, GRAD_SLOPE_2)
+    tiling: tl.constexpr = _Tiling(D, Dv, BQ, BK, GRAD_SLOPE)
     tile, batch, head = _busy_tiles_first(tl.cdiv(Sq, BQ), Hq, True)
     kv_head = head // (Hq // Hkv)
     q0 = tile * BQ
@@ -1181,7 +1181,7 @@ def _dq_kernel(
     d_out = _load_rows(d_out_rows, q0, BQ, Dv, True)
     rows = q0 + tl.arange(0, BQ)
     head_term = scale * 1.4426950408889634
-    head_term_2 = (-tl.cast(tl.load(slope_2_ptr + tl.cast(head, tl.int64) * slope_2_stride_0),
+    head_term_2 = (-tl.cast(tl.load(slope_ptr + tl.cast(head, tl.int64) * slope_stride_0),
         tl.float32) * 1.4426950408889634)
     row_lse = tl.load(lse_ptr + row + rows, mask=rows < Sq, other=float("inf"))[:, None]
     delta = tl.load(delta_ptr + row + rows, mask=rows < Sq, other=0.0)[:, None]
@@ -1194,12 +1194,12 @@ def _dq_kernel(
         state = _dq_tile(state, held, k_rows, v_rows, step * BK, tiling, False)
     for step in tl.range(any_hi - full_hi):
         state = _dq_tile(state, held, k_rows, v_rows, (full_hi + step) * BK, tiling, True)
-    dq, sum_slope_2 = state
+    dq, sum_slope = state
     dq_rows = _head_rows(dq_ptr, batch, head, (dq_stride_b, dq_stride_h, dq_stride_s), Sq, ALIGN)
     _store_rows(dq_rows, dq * scale, q0, D)
-    if GRAD_SLOPE_2:
-        tl.store(sum_slope_2_ptr + (batch * Hq + head) * tl.cdiv(Sq, BQ) + q0 // BQ,
-            tl.sum(tl.where(rows < Sq, sum_slope_2, 0.0), 0))
+    if GRAD_SLOPE:
+        tl.store(sum_slope_ptr + (batch * Hq + head) * tl.cdiv(Sq, BQ) + q0 // BQ,
+            tl.sum(tl.where(rows < Sq, sum_slope, 0.0), 0))
 
 
 @triton.jit
@@ -1235,15 +1235,15 @@ def _dkdv_tile(state, held, q_rows, d_out_rows, q0, tiling: tl.constexpr, MASKED
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def _dkdv_kernel(
-    q_ptr, k_ptr, v_ptr, d_out_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr, scale, Hq, Hkv, Sq, Sk, slope_2_ptr,
-    slope_2_stride_0, q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h,
+    q_ptr, k_ptr, v_ptr, d_out_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr, scale, Hq, Hkv, Sq, Sk, slope_ptr,
+    slope_stride_0, q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h,
     v_stride_s, d_out_stride_b, d_out_stride_h, d_out_stride_s, dk_stride_b, dk_stride_h, dk_stride_s, dv_stride_b,
     dv_stride_h, dv_stride_s,
     D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ALIGN: tl.constexpr,
-    GRAD_SLOPE_2: tl.constexpr,
+    GRAD_SLOPE: tl.constexpr,
 ):
     """One tile of keys of one key/value head: walks the tiles of queries that meet it, of every head of the group."""
-    tiling: tl.constexpr = _Tiling(D, Dv, BQ, BK, GRAD_SLOPE_2)
+    tiling: tl.constexpr = _Tiling(D, Dv, BQ, BK, GRAD_SLOPE)
     tile, batch, kv_head = _busy_tiles_first(tl.cdiv(Sk, BK), Hkv, False)
     k0 = tile * BK
     k1 = tl.minimum(k0 + BK, Sk) - 1
@@ -1261,7 +1261,7 @@ def _dkdv_kernel(
         q_rows = _head_rows(q_ptr, batch, head, (q_stride_b, q_stride_h, q_stride_s), Sq, ALIGN)
         d_out_rows = _head_rows(d_out_ptr, batch, head, (d_out_stride_b, d_out_stride_h, d_out_stride_s), Sq, ALIGN)
         head_term = scale * 1.4426950408889634
-        head_term_2 = (-tl.cast(tl.load(slope_2_ptr + tl.cast(head, tl.int64) * slope_2_stride_0),
+        head_term_2 = (-tl.cast(tl.load(slope_ptr + tl.cast(head, tl.int64) * slope_stride_0),
             tl.float32) * 1.4426950408889634)
         col_term = tl.cast(k_idx, tl.float32)
         held = (k, v, row, lse_ptr, delta_ptr, k_idx, Sk, head_term, head_term_2, col_term)
@@ -1285,7 +1285,7 @@ def _dkdv_kernel(
 
 # What travels together. What a call gives every function; beside it, each kernel has a tuple for the pointers and
 # counts of its own work, and one for what it is compiled for.
-_BackwardCall = namedtuple("_BackwardCall", "scale Hq Hkv Sq Sk slope_2_ptr slope_2_stride_0")
+_BackwardCall = namedtuple("_BackwardCall", "scale Hq Hkv Sq Sk slope_ptr slope_stride_0")
 
 
 @gluon.jit
@@ -1339,7 +1339,7 @@ def _kept_bits(like, q0, k0, batch, head, kv_head, call, config: gl.constexpr, B
     """All bits of the packed pairs that the mask allows, none of the others. Positions are computed anew: kept for it,
     they would not fit in registers.
     """
-    _scale, _Hq, _Hkv, Sq, Sk, _slope_2_ptr, _slope_2_stride_0 = call
+    _scale, _Hq, _Hkv, Sq, Sk, _slope_ptr, _slope_stride_0 = call
     BQ: gl.constexpr = config.BQ
     layout: gl.constexpr = like.type.layout
     q_idx = _opaque(q0 + gl.arange(0, BQ, layout=gl.SliceLayout(0, layout)))[None, :]
@@ -1460,7 +1460,7 @@ def _query_runs(tile, batch, head, kv_head, work, call, config: gl.constexpr, SH
     """The tiles of queries that a tile of keys meets, or a half of it: first … stop - 1; and which of them need no
     mask. SHARE: 0 for all its keys, 1 for the first half, 2 for the second.
     """
-    _scale, _Hq, _Hkv, Sq, Sk, _slope_2_ptr, _slope_2_stride_0 = call
+    _scale, _Hq, _Hkv, Sq, Sk, _slope_ptr, _slope_stride_0 = call
     BQ: gl.constexpr = config.BQ
     BK: gl.constexpr = config.BK
     k0 = tile * BK + (BK // 2 if SHARE == 2 else 0)
@@ -1757,7 +1757,7 @@ def _differentiate_tiles(results, item, rings, work, call, config: gl.constexpr,
 
     What the others compute fills the gaps of this one. dS of both meets in shared memory, for the warpgroup of dQ.
     """
-    scale, Hq, Hkv, Sq, Sk, slope_2_ptr, slope_2_stride_0 = call
+    scale, Hq, Hkv, Sq, Sk, slope_ptr, slope_stride_0 = call
     HALF: gl.constexpr = config.BK // 2
     dtype: gl.constexpr = results.dk_desc.dtype
     pair_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, config.BQ, 16])
@@ -1791,7 +1791,7 @@ def _differentiate_tiles(results, item, rings, work, call, config: gl.constexpr,
                 _release_queries(turn + step, rings, config, PART)
             turn += begin
             head_term = scale * 1.4426950408889634
-            head_term_2 = (-tl.cast(tl.load(slope_2_ptr + tl.cast(head, tl.int64) * slope_2_stride_0),
+            head_term_2 = (-tl.cast(tl.load(slope_ptr + tl.cast(head, tl.int64) * slope_stride_0),
                 tl.float32) * 1.4426950408889634)
             col_term = tl.cast(k_idx, tl.float32)
             terms = (Sq, Sk, head_term, head_term_2, col_term)
@@ -1866,8 +1866,8 @@ def _added_parts(cells, kv_head, tile, n_tiles, shares, PART: tl.constexpr, WIDT
 
 @triton.jit(do_not_specialize=["n_parts", "span", *UNSPECIALIZED])
 def _collect_kernel(
-    dq_parts_ptr, turns_ptr, dq_ptr, parts_ptr, dk_ptr, dv_ptr, n_parts, span, scale, Hq, Hkv, Sq, Sk, slope_2_ptr,
-    slope_2_stride_0,
+    dq_parts_ptr, turns_ptr, dq_ptr, parts_ptr, dk_ptr, dv_ptr, n_parts, span, scale, Hq, Hkv, Sq, Sk, slope_ptr,
+    slope_stride_0,
     dq_stride_b, dq_stride_h, dq_stride_s, dk_stride_b, dk_stride_h, dk_stride_s, dv_stride_b, dv_stride_h, dv_stride_s,
     D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BQ: tl.constexpr,
     BK: tl.constexpr,
@@ -1908,7 +1908,7 @@ def _collect_kernel(
 def _hopper_backward_kernel(
     q_desc, k_desc, v_desc, d_out_desc, dk_desc, dv_desc, lse_ptr, delta_ptr, dq_parts_ptr, parts_ptr, turns_ptr,
     queue_ptr, n_work, together, span, scale, Hq, Hkv, Sq,
-    Sk, slope_2_ptr, slope_2_stride_0,
+    Sk, slope_ptr, slope_stride_0,
     D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr,
     BK: gl.constexpr,
     STAGES: gl.constexpr, EARLY: gl.constexpr, BACKWARDS: gl.constexpr, SHARED: gl.constexpr, SPARE: gl.constexpr,
@@ -1934,7 +1934,7 @@ def _hopper_backward_kernel(
     dtype: gl.constexpr = q_desc.dtype
     ds_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([HALF, BQ], dtype)
     work = _BackwardWork(lse_ptr, delta_ptr, dq_parts_ptr, parts_ptr, turns_ptr, queue_ptr, n_work, together, span)
-    call = _BackwardCall(scale, Hq, Hkv, Sq, Sk, slope_2_ptr, slope_2_stride_0)
+    call = _BackwardCall(scale, Hq, Hkv, Sq, Sk, slope_ptr, slope_stride_0)
     config: gl.constexpr = _BackwardConfig(D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, EARLY, BACKWARDS, SHARED, TURNS,
         DS_STAGES, DK_OVER_DS, FAST)
     k_tiles = gl.allocate_shared_memory(dtype, [2, 1, 1, HALF, BLOCK_D], k_desc.layout)
@@ -1993,7 +1993,7 @@ def _queries_met(k0, batch, head, kv_head, work, call, config: gl.constexpr):
     """The tiles of queries that BK keys from k0 on meet, as `_query_tiles` has them; none beyond the last, since the
     first is walked even where there is none.
     """
-    _scale, _Hq, _Hkv, Sq, Sk, _slope_2_ptr, _slope_2_stride_0 = call
+    _scale, _Hq, _Hkv, Sq, Sk, _slope_ptr, _slope_stride_0 = call
     BQ: gl.constexpr = config.BQ
     BK: gl.constexpr = config.BK
     last = tl.cast((Sq - 1) // BQ, tl.int32)
@@ -2106,7 +2106,7 @@ def _weigh_query_tiles(dv_desc, rings, work, call, config: gl.constexpr):
 
     The next scores follow on dV's product at once; while this one weighs them, the other's products run.
     """
-    scale, Hq, Hkv, Sq, Sk, slope_2_ptr, slope_2_stride_0 = call
+    scale, Hq, Hkv, Sq, Sk, slope_ptr, slope_stride_0 = call
     BQ: gl.constexpr = config.BQ
     BK: gl.constexpr = config.BK
     STAGES: gl.constexpr = config.STAGES
@@ -2125,7 +2125,7 @@ def _weigh_query_tiles(dv_desc, rings, work, call, config: gl.constexpr):
         head = kv_head * group + member
         full_lo, full_hi, any_lo, any_hi = _queries_met(k0, batch, head, kv_head, work, call, config)
         head_term = scale * 1.4426950408889634
-        head_term_2 = (-tl.cast(tl.load(slope_2_ptr + tl.cast(head, tl.int64) * slope_2_stride_0),
+        head_term_2 = (-tl.cast(tl.load(slope_ptr + tl.cast(head, tl.int64) * slope_stride_0),
             tl.float32) * 1.4426950408889634)
         col_term = tl.cast(k_idx, tl.float32)
         terms = (Sq, Sk, head_term, head_term_2, col_term)
@@ -2171,7 +2171,7 @@ def _differentiate_query_tiles(dk_desc, rings, work, call, config: gl.constexpr)
     """The consumer warpgroup that makes dP, from dO . v, and of it and the weights that it is handed dS and dK. It
     reads no score.
     """
-    scale, Hq, Hkv, _Sq, Sk, _slope_2_ptr, _slope_2_stride_0 = call
+    scale, Hq, Hkv, _Sq, Sk, _slope_ptr, _slope_stride_0 = call
     BQ: gl.constexpr = config.BQ
     BK: gl.constexpr = config.BK
     STAGES: gl.constexpr = config.STAGES
@@ -2223,7 +2223,7 @@ def _differentiate_query_tiles(dk_desc, rings, work, call, config: gl.constexpr)
 @gluon.jit(do_not_specialize=['n_work', 'together', 'Hq', 'Hkv', 'Sq', 'Sk'])
 def _hopper_dkdv_kernel(
     q_desc, k_desc, v_desc, d_out_desc, dk_desc, dv_desc, lse_ptr, delta_ptr, n_work, together, scale, Hq, Hkv, Sq, Sk,
-    slope_2_ptr, slope_2_stride_0,
+    slope_ptr, slope_stride_0,
     D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr,
     BK: gl.constexpr,
     STAGES: gl.constexpr, AHEAD: gl.constexpr, SPARE: gl.constexpr, FAST: gl.constexpr,
@@ -2261,7 +2261,7 @@ def _hopper_dkdv_kernel(
     rings = _DkdvRings(k_ring, v_ring, q_ring, d_out_ring, _Ring(handed, HANDED, TAKEN), lse_tiles, delta_tiles)
     fence_async_shared()
     work = _DkdvWork(lse_ptr, delta_ptr, n_work, together)
-    call = _BackwardCall(scale, Hq, Hkv, Sq, Sk, slope_2_ptr, slope_2_stride_0)
+    call = _BackwardCall(scale, Hq, Hkv, Sq, Sk, slope_ptr, slope_stride_0)
     config: gl.constexpr = _DkdvConfig(D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, STAGES, AHEAD, FAST)
     gl.warp_specialize(
         [
@@ -2275,8 +2275,8 @@ def _hopper_dkdv_kernel(
 
 
 _DqRings = namedtuple("_DqRings", "q d_out k v")
-_DqWork = namedtuple("_DqWork", "lse_ptr delta_ptr sum_slope_2_ptr n_work together")
-_DqConfig = namedtuple("_DqConfig", "D Dv BLOCK_D BLOCK_DV BQ BK K_STAGES V_STAGES GRAD_SLOPE_2 FAST")
+_DqWork = namedtuple("_DqWork", "lse_ptr delta_ptr sum_slope_ptr n_work together")
+_DqConfig = namedtuple("_DqConfig", "D Dv BLOCK_D BLOCK_DV BQ BK K_STAGES V_STAGES GRAD_SLOPE FAST")
 
 
 @gluon.jit
@@ -2284,7 +2284,7 @@ def _keys_met(q0, batch, head, kv_head, work, call, config: gl.constexpr):
     """The tiles of keys that BQ queries from q0 on meet, as `_key_tiles` has them; none beyond the last, since the
     first is walked even where there is none.
     """
-    _scale, _Hq, _Hkv, Sq, Sk, _slope_2_ptr, _slope_2_stride_0 = call
+    _scale, _Hq, _Hkv, Sq, Sk, _slope_ptr, _slope_stride_0 = call
     BQ: gl.constexpr = config.BQ
     BK: gl.constexpr = config.BK
     last = tl.cast((Sk - 1) // BK, tl.int32)
@@ -2348,7 +2348,7 @@ def _weigh_rows(qk, row_lse, batch, kv_head, k0, masked, terms, config: gl.const
 
 
 @gluon.jit
-def _add_contributions(sum_slope_2, qk, g, batch, kv_head, k0, masked, terms, config: gl.constexpr):
+def _add_contributions(sum_slope, qk, g, batch, kv_head, k0, masked, terms, config: gl.constexpr):
     """With what these keys add to the gradients of params. Positions are computed anew: kept, they would not fit in
     registers.
     """
@@ -2358,12 +2358,12 @@ def _add_contributions(sum_slope_2, qk, g, batch, kv_head, k0, masked, terms, co
     k_idx = (k0 + gl.arange(0, BK, layout=gl.SliceLayout(0, qk.type.layout)))[None, :]
     col_term = tl.cast(k_idx, tl.float32)
     term = tl.abs(row_term_2 - col_term)
-    if config.GRAD_SLOPE_2:
+    if config.GRAD_SLOPE:
         contribution = g * (-1.0 * term)
         if masked:
             contribution = tl.where(k_idx <= row_term, contribution, 0.0)
-        sum_slope_2 += tl.sum(contribution, 1)
-    return sum_slope_2
+        sum_slope += tl.sum(contribution, 1)
+    return sum_slope
 
 
 @gluon.jit
@@ -2378,7 +2378,7 @@ def _store_sum(pointer, values, rows, row, q0, part, Sq, EACH: gl.constexpr):
 @gluon.jit
 def _differentiate_key_tiles(dq_desc, rings, work, call, config: gl.constexpr, PART: gl.constexpr):
     """A consumer warpgroup: its 64 queries, one product after the other. What the other computes fills the gaps."""
-    scale, Hq, Hkv, Sq, Sk, slope_2_ptr, slope_2_stride_0 = call
+    scale, Hq, Hkv, Sq, Sk, slope_ptr, slope_stride_0 = call
     BQ: gl.constexpr = config.BQ
     BK: gl.constexpr = config.BK
     dtype: gl.constexpr = dq_desc.dtype
@@ -2399,12 +2399,12 @@ def _differentiate_key_tiles(dq_desc, rings, work, call, config: gl.constexpr, P
     row_lse = gl.load(work.lse_ptr + row + rows, mask=rows < Sq, other=float("inf"))[:, None]
     delta = gl.load(work.delta_ptr + row + rows, mask=rows < Sq, other=0.0)[:, None]
     head_term = scale * 1.4426950408889634
-    head_term_2 = (-tl.cast(tl.load(slope_2_ptr + tl.cast(head, tl.int64) * slope_2_stride_0),
+    head_term_2 = (-tl.cast(tl.load(slope_ptr + tl.cast(head, tl.int64) * slope_stride_0),
         tl.float32) * 1.4426950408889634)
     row_term = q_idx + Sk - Sq
     row_term_2 = tl.cast(row_term, tl.float32)
     terms = (Sk, head_term, head_term_2, row_term, row_term_2)
-    sum_slope_2 = gl.zeros([64], gl.float32, layout=rows_layout)
+    sum_slope = gl.zeros([64], gl.float32, layout=rows_layout)
     mbarrier.wait(rings.q.ready.index(PART), 0)
     for step in range(n_steps):
         stage = step % config.K_STAGES
@@ -2421,26 +2421,25 @@ def _differentiate_key_tiles(dq_desc, rings, work, call, config: gl.constexpr, P
         dp = warpgroup_mma_wait(0, deps=(dp_token,))
         _barrier_arrive(rings.v.FREE + v_stage, 288, 4)
         slopes = gl.convert_layout((p * (dp - delta)).to(dtype), gl.DotOperandLayout(0, dq_layout, 2))
-        if config.GRAD_SLOPE_2:
+        if config.GRAD_SLOPE:
             g = p * (dp - delta)
-            sum_slope_2 = _add_contributions(sum_slope_2, qk, g, batch, kv_head, at * BK, full_hi <= at, terms, config)
+            sum_slope = _add_contributions(sum_slope, qk, g, batch, kv_head, at * BK, full_hi <= at, terms, config)
         dq_token = warpgroup_mma(slopes, rings.k.tiles.index(stage).reshape([BK, config.BLOCK_D]), dq, is_async=True)
         dq, slopes = warpgroup_mma_wait(0, deps=(dq_token, slopes))
         _barrier_arrive(rings.k.FREE + stage, 288, 4)
-    if config.GRAD_SLOPE_2:
+    if config.GRAD_SLOPE:
         part = (batch * Hq + head) * ((Sq + 63) // 64) + q0 // 64
-        _store_sum(work.sum_slope_2_ptr, sum_slope_2, rows, row, q0, part, Sq, False)
+        _store_sum(work.sum_slope_ptr, sum_slope, rows, row, q0, part, Sq, False)
     _store_result(dq_desc, dq * scale, rings.q.tiles.index(PART), batch, head, q0, 64, config.BLOCK_D)
 
 
 @gluon.jit(do_not_specialize=['n_work', 'together', 'Hq', 'Hkv', 'Sq', 'Sk'])
 def _hopper_dq_kernel(
-    q_desc, k_desc, v_desc, d_out_desc, dq_desc, lse_ptr, delta_ptr, sum_slope_2_ptr, n_work, together, scale, Hq, Hkv,
-    Sq, Sk, slope_2_ptr, slope_2_stride_0,
+    q_desc, k_desc, v_desc, d_out_desc, dq_desc, lse_ptr, delta_ptr, sum_slope_ptr, n_work, together, scale, Hq, Hkv,
+    Sq, Sk, slope_ptr, slope_stride_0,
     D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr,
     BK: gl.constexpr,
-    K_STAGES: gl.constexpr, V_STAGES: gl.constexpr, SPARE: gl.constexpr, GRAD_SLOPE_2: gl.constexpr,
-    FAST: gl.constexpr,
+    K_STAGES: gl.constexpr, V_STAGES: gl.constexpr, SPARE: gl.constexpr, GRAD_SLOPE: gl.constexpr, FAST: gl.constexpr,
 ):
     """dQ of 128 queries, and what their pairs add to the gradients of params: two consumer warpgroups, 64 queries each,
     and a producer warp.
@@ -2459,9 +2458,9 @@ def _hopper_dq_kernel(
     v_ring = _Ring(v_tiles, _initialized(V_STAGES, 1), V_FREE)
     rings = _DqRings(_Ring(q_tiles, q_ready, None), _Ring(d_out_tiles, q_ready, None), k_ring, v_ring)
     fence_async_shared()
-    work = _DqWork(lse_ptr, delta_ptr, sum_slope_2_ptr, n_work, together)
-    call = _BackwardCall(scale, Hq, Hkv, Sq, Sk, slope_2_ptr, slope_2_stride_0)
-    config: gl.constexpr = _DqConfig(D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, K_STAGES, V_STAGES, GRAD_SLOPE_2, FAST)
+    work = _DqWork(lse_ptr, delta_ptr, sum_slope_ptr, n_work, together)
+    call = _BackwardCall(scale, Hq, Hkv, Sq, Sk, slope_ptr, slope_stride_0)
+    config: gl.constexpr = _DqConfig(D, Dv, BLOCK_D, BLOCK_DV, BQ, BK, K_STAGES, V_STAGES, GRAD_SLOPE, FAST)
     gl.warp_specialize(
         [
             (_differentiate_key_tiles, (dq_desc, rings, work, call, config, 0)),
@@ -2689,7 +2688,7 @@ class _Known:
     """What is known of calls of one layout: values that are the same in all, scalars that passed the checks, launches.
     """
 
-    def __init__(self, q, k, v, slope_2) -> None:
+    def __init__(self, q, k, v, slope) -> None:
         B, Hq, Sq, D = q.shape
         Hkv, Sk, Dv = v.shape[1:]
         if max(Sq, Sk) >= 2**27:  # here, where they are known: while tracing they may be symbols
@@ -2701,7 +2700,7 @@ class _Known:
         self.out = _like(q, Dv)
         self.lse = (B, Hq, Sq), (Hq * Sq, Sq, 1)
         strides = _strides(q=near[0].stride(), k=near[1].stride(), v=near[2].stride(), out=self.out[1])
-        self.values = dict(strides, Hq=Hq, Hkv=Hkv, Sq=Sq, Sk=Sk, slope_2_stride_0=slope_2.stride(0))
+        self.values = dict(strides, Hq=Hq, Hkv=Hkv, Sq=Sq, Sk=Sk, slope_stride_0=slope.stride(0))
         self.constants = dict(D=D, Dv=Dv, ALIGN=math.gcd(16, *strides.values()))
         self.wide = dict(D=D, Dv=Dv, BLOCK_D=max(64, _padded(D)), BLOCK_DV=max(64, _padded(Dv)), FAST=True, num_warps=4)
         self.fits = set()
@@ -2804,12 +2803,12 @@ def _forward_launches(known, q, k, v, out, precise) -> tuple:
         **_registers(q, BQ, BK, warps, stages)), tiles=dict(q=BQ, k=BK, v=BK) if tma else {}),)
 
 
-def _attend(q, k, v, slope_2, scale, precise, known=None, learn=None):
+def _attend(q, k, v, slope, scale, precise, known=None, learn=None):
     """What the operator computes. A call that needs no operator knows the layout of its tensors already. `learn` is the
     backward pass of its results, whose kernels are compiled with these.
     """
     own = known is not None
-    known = known or _known(q, k, v, slope_2)
+    known = known or _known(q, k, v, slope)
     if not known.near:
         q, k, v = _near(q), _near(k), _near(v)
     out = q.new_empty_strided(*known.out)
@@ -2817,7 +2816,7 @@ def _attend(q, k, v, slope_2, scale, precise, known=None, learn=None):
     rest = q.new_empty(out.shape) if precise else None
     if out.numel():
         key = (precise,)
-        values = dict(known.values, q=q, k=k, v=v, out=out, lse=lse, rest=rest if precise else out, slope_2=slope_2,
+        values = dict(known.values, q=q, k=k, v=v, out=out, lse=lse, rest=rest if precise else out, slope=slope,
             scale=scale, own=own, queue=None)
         launches = known.forward.get(key)
         if launches is None:
@@ -2830,16 +2829,16 @@ def _attend(q, k, v, slope_2, scale, precise, known=None, learn=None):
 
 
 @torch.library.custom_op("attngen::alibi_78e5b06bdec3", mutates_args=())
-def _forward(q: Tensor, k: Tensor, v: Tensor, slope_2: Tensor, scale: float, precise: bool = False) -> tuple[Tensor,
+def _forward(q: Tensor, k: Tensor, v: Tensor, slope: Tensor, scale: float, precise: bool = False) -> tuple[Tensor,
     Tensor, Tensor]:
     """out (B, Hq, Sq, Dv) in q's dtype and layout; lse (B, Hq, Sq) in float32; if precise, what out lost in rounding.
     """
-    out, lse, rest = _attend(q, k, v, slope_2, scale, precise)
+    out, lse, rest = _attend(q, k, v, slope, scale, precise)
     return out, lse, out.new_empty(0) if rest is None else rest
 
 
 @_forward.register_fake
-def _(q, k, v, slope_2, scale, precise=False):
+def _(q, k, v, slope, scale, precise=False):
     lse = q.new_empty(q.shape[:3], dtype=torch.float32)
     out = q.new_empty_strided(*_like(q, v.shape[3]))
     return out, lse, out.new_empty(out.shape if precise else 0)
@@ -2880,7 +2879,7 @@ def _backward_launches(known, strides, q, k, v, d_out, dq, dk, dv, has_d_lse, pr
     apart = _hopper(HOPPER_APART, q, k, v, d_out, dq, dk, dv)
     BQ, BK, warps, stages = _tiles(q, v)[1]
     by_keys = (_Launch(_dkdv_kernel, _ceil(Sk, BK) * B * Hkv,
-        dict(**{**known.constants, "ALIGN": align}, BQ=BQ, BK=BK, GRAD_SLOPE_2=needed[0], num_warps=warps,
+        dict(**{**known.constants, "ALIGN": align}, BQ=BQ, BK=BK, GRAD_SLOPE=needed[0], num_warps=warps,
         num_stages=stages), tiles=dict(q=BQ, d_out=BQ, k=BK, v=BK) if tma else {}),)
     if apart is not None:
         row = HopperDkdvRow(*apart[0])
@@ -2891,18 +2890,18 @@ def _backward_launches(known, strides, q, k, v, d_out, dq, dk, dv, has_d_lse, pr
             tiles=dict(q=BQ, d_out=BQ, k=BK, v=BK, dk=BK, dv=BK), scalars=dict(n_work=n_work, together=row.together)),)
     BQ, BK, warps, stages = _tiles(q, v)[2]
     by_rows = (_Launch(_dq_kernel, _ceil(Sq, BQ) * B * Hq,
-        dict(**{**known.constants, "ALIGN": align}, BQ=BQ, BK=BK, GRAD_SLOPE_2=needed[0], num_warps=warps,
+        dict(**{**known.constants, "ALIGN": align}, BQ=BQ, BK=BK, GRAD_SLOPE=needed[0], num_warps=warps,
         num_stages=stages), tiles=dict(q=BQ, d_out=BQ, k=BK, v=BK) if tma else {},
-        buffers=dict(sum_slope_2=((B, Hq, _ceil(Sq, BQ)), torch.float32))),)
+        buffers=dict(sum_slope=((B, Hq, _ceil(Sq, BQ)), torch.float32))),)
     if apart is not None:
         row = HopperDqRow(*apart[1])
         BQ, BK = row.BQ, row.BK
         n_work = _ceil(Sq, BQ) * B * Hq
         by_rows = (_Launch(_hopper_dq_kernel, n_work,
             dict(**known.wide, BQ=BQ, BK=BK, K_STAGES=row.K_STAGES, V_STAGES=row.V_STAGES, SPARE=row.SPARE,
-            GRAD_SLOPE_2=needed[0]), tiles=dict(q=BQ // 2, d_out=BQ // 2, dq=BQ // 2, k=BK, v=BK),
+            GRAD_SLOPE=needed[0]), tiles=dict(q=BQ // 2, d_out=BQ // 2, dq=BQ // 2, k=BK, v=BK),
             scalars=dict(n_work=n_work, together=row.together),
-            buffers=dict(sum_slope_2=((B, Hq, _ceil(Sq, 64)), torch.float32))),)
+            buffers=dict(sum_slope=((B, Hq, _ceil(Sq, 64)), torch.float32))),)
     return (_Launch(_rows_kernel, _ceil(Sq, 32) * B * Hq,
         dict(Dv=Dv, ROWS=32, ALIGN=align, HAS_D_LSE=has_d_lse, PRECISE=precise),
         buffers=dict(lse=((B, Hq, Sq), torch.float32), delta=((B, Hq, Sq), torch.float32)),
@@ -2911,10 +2910,10 @@ def _backward_launches(known, strides, q, k, v, d_out, dq, dk, dv, has_d_lse, pr
         *by_rows,)
 
 
-def _gradients(d_out: Tensor, d_lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, slope_2: Tensor, out: Tensor,
+def _gradients(d_out: Tensor, d_lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, slope: Tensor, out: Tensor,
     lse: Tensor, rest: Tensor, scale: float, needed: list[bool]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The gradients of q, k, v and of the float params, empty where not needed."""
-    known = _known(q, k, v, slope_2)
+    known = _known(q, k, v, slope)
     dq, dk, dv = (x.new_empty_strided(*_like(x, x.shape[3])) for x in (q, k, v))
     if not known.near:
         q, k, v = _near(q), _near(k), _near(v)
@@ -2928,7 +2927,7 @@ def _gradients(d_out: Tensor, d_lse: Tensor | None, q: Tensor, k: Tensor, v: Ten
         strides = (strides
             or _strides(out=out.stride(), d_out=d_out.stride(), dq=dq.stride(), dk=dk.stride(), dv=dv.stride()))
         values = dict(known.values, **strides, q=q, k=k, v=v, d_out=d_out, dq=dq, dk=dk, dv=dv, d_lse=d_lse, out=out,
-            rest=rest, natural_lse=lse, slope_2=slope_2, scale=scale)
+            rest=rest, natural_lse=lse, slope=slope, scale=scale)
         if not launches:
             launches = _compiled(_backward_launches(known, strides, q, k, v, d_out, dq, dk, dv, d_lse is not None,
                 rest.numel() > 0, needed), values)
@@ -2936,11 +2935,11 @@ def _gradients(d_out: Tensor, d_lse: Tensor | None, q: Tensor, k: Tensor, v: Ten
         with torch.cuda.device_of(q):
             for launch in launches:
                 launch(values)
-            total_slope_2 = values["sum_slope_2"].sum((0, -1)) if needed[0] else slope_2.new_empty(0)
+            total_slope = values["sum_slope"].sum((0, -1)) if needed[0] else slope.new_empty(0)
     else:
         dq, dk, dv = dq.zero_(), dk.zero_(), dv.zero_()
-        total_slope_2 = torch.zeros_like(slope_2, dtype=torch.float32) if needed[0] else slope_2.new_empty(0)
-    return dq, dk, dv, total_slope_2
+        total_slope = torch.zeros_like(slope, dtype=torch.float32) if needed[0] else slope.new_empty(0)
+    return dq, dk, dv, total_slope
 
 
 _backward = torch.library.custom_op("attngen::alibi_78e5b06bdec3_backward", _gradients, mutates_args=())
@@ -2952,23 +2951,23 @@ def _(ctx, *gradients):
 
 
 @_backward.register_fake
-def _(d_out, d_lse, q, k, v, slope_2, out, lse, rest, scale, needed):
+def _(d_out, d_lse, q, k, v, slope, out, lse, rest, scale, needed):
     dq, dk, dv = (x.new_empty_strided(*_like(x, x.shape[3])) for x in (q, k, v))
-    total_slope_2 = slope_2.new_empty(slope_2.shape, dtype=torch.float32) if needed[0] else slope_2.new_empty(0)
-    return dq, dk, dv, total_slope_2
+    total_slope = slope.new_empty(slope.shape, dtype=torch.float32) if needed[0] else slope.new_empty(0)
+    return dq, dk, dv, total_slope
 
 
 def _save(ctx, inputs, output):
-    q, k, v, slope_2, ctx.scale, _ = inputs
+    q, k, v, slope, ctx.scale, _ = inputs
     out, lse, rest = output
     if rest is not None:
         ctx.mark_non_differentiable(rest)
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(q, k, v, slope_2, out, lse, rest)
+    ctx.save_for_backward(q, k, v, slope, out, lse, rest)
 
 
 def _differentiate(ctx, d_out, d_lse, *_, saved=None):
-    q, k, v, slope_2, out, lse, rest = saved or ctx.saved_tensors
+    q, k, v, slope, out, lse, rest = saved or ctx.saved_tensors
     d_out = torch.zeros_like(out) if d_out is None else d_out
     rest = out.new_empty(0) if rest is None else rest
     needed = [ctx.needs_input_grad[3]]
@@ -2977,9 +2976,9 @@ def _differentiate(ctx, d_out, d_lse, *_, saved=None):
     if not apart:
         _refuse_tangents(d_out, d_lse, q, k, v)
     backward = _gradients if apart else _backward
-    dq, dk, dv, total_slope_2 = backward(d_out, d_lse, q, k, v, slope_2, out, lse, rest, ctx.scale, needed)
-    total_slope_2 = total_slope_2.to(slope_2.dtype) if needed[0] else None
-    return dq, dk, dv, total_slope_2, None, None
+    dq, dk, dv, total_slope = backward(d_out, d_lse, q, k, v, slope, out, lse, rest, ctx.scale, needed)
+    total_slope = total_slope.to(slope.dtype) if needed[0] else None
+    return dq, dk, dv, total_slope, None, None
 
 
 _forward.register_autograd(_differentiate, setup_context=_save)
@@ -3052,7 +3051,7 @@ def _refuse(message: str) -> NoReturn:
     raise _Refusal(f"alibi: {message}")
 
 
-def _check(q, k, v, slope_2, scale):
+def _check(q, k, v, slope, scale):
     """One clear message for what does not fit, before anything is launched; the tensors, where sizes of 1 are repeated.
     """
     for name, x in (("q", q), ("k", k), ("v", v)):
@@ -3080,21 +3079,21 @@ def _check(q, k, v, slope_2, scale):
         _refuse(f"head dims must be from 1 to 256, not {D} and {Dv}")
     if q.device.type not in ("cuda", "cpu", "meta"):
         _refuse(f"q must be on a GPU, or on the CPU under TRITON_INTERPRET=1, not on {q.device}")
-    if not isinstance(slope_2, Tensor):
-        _refuse(f"slope must be a torch.Tensor, not {type(slope_2).__name__}")
-    if slope_2.dtype not in (torch.float32, torch.float16, torch.bfloat16, torch.float64,):
-        _refuse(f"slope must be float32 or float16 or bfloat16 or float64, not {slope_2.dtype}")
-    if slope_2.device != q.device:
-        _refuse(f"slope must be on q's device {q.device}, not {slope_2.device}")
-    if slope_2.dim() != 1:
-        _refuse(f"slope must have 1 dimension (Hq), not shape {tuple(slope_2.shape)}")
-    if tuple(slope_2.shape) != (Hq,):
-        slope_2 = _spread("slope", slope_2, (Hq,), "Hq")
-    _refuse_tangents(q, k, v, slope_2, scale)
+    if not isinstance(slope, Tensor):
+        _refuse(f"slope must be a torch.Tensor, not {type(slope).__name__}")
+    if slope.dtype not in (torch.float32, torch.float16, torch.bfloat16, torch.float64,):
+        _refuse(f"slope must be float32 or float16 or bfloat16 or float64, not {slope.dtype}")
+    if slope.device != q.device:
+        _refuse(f"slope must be on q's device {q.device}, not {slope.device}")
+    if slope.dim() != 1:
+        _refuse(f"slope must have 1 dimension (Hq), not shape {tuple(slope.shape)}")
+    if tuple(slope.shape) != (Hq,):
+        slope = _spread("slope", slope, (Hq,), "Hq")
+    _refuse_tangents(q, k, v, slope, scale)
     if 1 < Sq < Hq and Sk < Hkv and all(x.stride(1) > x.stride(2)
         for x in (q, k)) and not torch.compiler.is_compiling():
         _warn_of_order()
-    return q, k, v, slope_2
+    return q, k, v, slope
 
 
 @functools.cache
@@ -3161,47 +3160,47 @@ def alibi(
     return _call(q, k, v, slope, scale, return_lse, dropout_seed)
 
 
-def _call(q, k, v, slope_2, scale, return_lse, dropout_seed):
+def _call(q, k, v, slope, scale, return_lse, dropout_seed):
     if isinstance(q, Tensor) and not q.is_meta and torch.is_autocast_enabled(q.device.type):
         q, k, v = (_in_autocast(x, q.device.type) for x in (q, k, v))
         with torch.autocast(q.device.type, enabled=False):
-            return _call(q, k, v, slope_2, scale, return_lse, dropout_seed)
+            return _call(q, k, v, slope, scale, return_lse, dropout_seed)
     if scale is None:
         try:
             scale = q.shape[-1] ** -0.5
         except (AttributeError, IndexError, ZeroDivisionError):
             scale = 1.0  # `_check` refuses this call
     elif isinstance(scale, Tensor):
-        q, k, v, slope_2 = _check(q, k, v, slope_2, scale)
+        q, k, v, slope = _check(q, k, v, slope, scale)
         q, scale = _scaled(q, scale)
     elif type(scale) is not float or not abs(scale) < torch.inf:
         scale = _scale_number(scale)
     known = fit = None
-    alone = _unwatched(q, k, v, slope_2)
+    alone = _unwatched(q, k, v, slope)
     if alone:
-        known = _READY.get(_layout(q, k, v, slope_2))
+        known = _READY.get(_layout(q, k, v, slope))
         fit = float(scale)
     if known is None or fit is None or fit not in known.fits:
-        q, k, v, slope_2 = _check(q, k, v, slope_2, scale)
+        q, k, v, slope = _check(q, k, v, slope, scale)
         if alone and not q.is_meta:
-            known = known or _known(q, k, v, slope_2)
+            known = known or _known(q, k, v, slope)
             if len(known.fits) >= 1024:
                 known.fits.clear()
             known.fits.add(fit)
     if q.dtype is torch.bfloat16 and q.is_cpu:
         # Triton's interpreter has no bfloat16 products: it computes in float32.
-        out, lse = _call(q.float(), k.float(), v.float(), slope_2, scale, True, dropout_seed)
+        out, lse = _call(q.float(), k.float(), v.float(), slope, scale, True, dropout_seed)
         return (out.bfloat16(), lse) if return_lse else out.bfloat16()
     if scale <= 0.0:
         # The kernels take a positive scale; its sign, or its being zero, goes into q.
         q, scale = (-q, -scale) if scale < 0.0 else (q * 0.0, 1.0)
-        known = known and _known(q, k, v, slope_2)
+        known = known and _known(q, k, v, slope)
     # A param's gradient sums over all pairs: in half precision it needs what rounding takes from out.
-    precise = torch.is_grad_enabled() and (slope_2.requires_grad) and q.dtype is not torch.float32
-    inputs = (q, k, v, slope_2, float(scale), precise)
+    precise = torch.is_grad_enabled() and (slope.requires_grad) and q.dtype is not torch.float32
+    inputs = (q, k, v, slope, float(scale), precise)
     if known is None:
         out, lse, *_ = _forward(*inputs)
-    elif torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad or slope_2.requires_grad):
+    elif torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad or slope.requires_grad):
         out, lse, *_ = _Attention.apply(*inputs, known)
     else:
         out, lse, *_ = _attend(*inputs, known)
