@@ -202,7 +202,7 @@ def _printed_bounds(planned: KernelPlan, case: Drawn, loops: Loops) -> str:
     pairs = _exact(planned, case, planned.attention.mask, grid, np.tile(case.elements, LENGTH)).reshape(LENGTH, LENGTH)
     pairs = pairs if loops.axis == "k" else pairs.T
     block, held = ("BK", "q") if loops.axis == "k" else ("BQ", "k")
-    steps = plain_lines(loops.steps, _printer(planned), block, f"tl.cdiv(S{loops.axis}, {block})")
+    steps = plain_lines(loops.steps, _printer(planned), block, f"S{loops.axis}")
     lines = compile("\n".join(steps), "bounds", "exec")
     sizes = {"Sq": Register(LENGTH), "Sk": Register(LENGTH), block: TILE}
     for first in range(0, LENGTH, TILE):
