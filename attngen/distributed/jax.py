@@ -39,7 +39,6 @@ from attngen.distributed.schedule import (
     Masked,
     Schedule,
     Sequences,
-    check_packed_params,
     row_work,
     schedule,
 )
@@ -138,8 +137,6 @@ class Attend:
             raise UsageError(f"{traced}: give it as a NumPy array, or leave it out of over(…): here it is traced")
         sequences = _sequences(Sq, Sk, cu_seqlens, cu_seqlens_k)
         given = {n: np.array(x) if hasattr(x, "shape") else x for n, x in params.items()}  # theirs may change
-        if sequences.packed:
-            check_packed_params(self.kernel.spec, sequences, given)
         key = sequences, *((n, _fingerprint(x)) for n, x in sorted(given.items()))
         if key not in self._kept:
             if len(self._kept) == _KEPT:
