@@ -190,6 +190,9 @@ def test_one_element_for_all_says_nothing_of_their_number(of_file: bool) -> None
     visits, work = functions(LENGTHS)
     assert visits((0, 8), (10, 20), ROWS, ROWS, n=one) == "none"
     assert work((0, 8), (0, 4), ROWS, ROWS, n=one) == 8 * 4 - 6
+    visits, work = functions("attention t\nparam t: f32[64]\nmask = t[h % 64] > 0.0\n")
+    assert visits((0, 8), (0, 8), ROWS, ROWS, t=torch.arange(64.0)) == "some"  # nobody says how many heads there are
+    assert work((0, 8), (0, 8), ROWS, ROWS, t=torch.arange(64.0)) == 8 * 8
 
 
 @pytest.mark.parametrize(

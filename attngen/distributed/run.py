@@ -21,7 +21,7 @@ from attngen import pieces
 from attngen.distributed.layout import length
 from attngen.distributed.messages import Link, Message, Pending, add_picked, picked, post, taken
 from attngen.distributed.program import Call, Part, Step, Turn, turns
-from attngen.distributed.schedule import Sequences, dim_names
+from attngen.distributed.schedule import Sequences
 from attngen.distributed.sums import Adds, Stretch, Sum, adds_of, placed, plus
 from attngen.errors import UsageError
 from attngen.ir.axes import BATCHES, HEADS, cut_params
@@ -424,7 +424,7 @@ class _Params:
 
 def sized(kernel: Kernel, name: str) -> list[str]:
     """A param's dimensions by their sizes' names."""
-    return dim_names(kernel.spec.param(name))
+    return kernel.spec.param(name).dim_names
 
 
 def has_one_batch(kernel: Kernel) -> bool:

@@ -21,7 +21,6 @@ from attngen.distributed.layout import Layout, Range, Ranges, balanced, contiguo
 from attngen.errors import UsageError
 from attngen.ir.attention import Attention, Param
 from attngen.ir.evaluate import as_array
-from attngen.ir.nodes import Symbol
 from attngen.visits import Case, Planned, needed, seeing
 from attngen.visits import row_work as _row_work
 
@@ -147,7 +146,7 @@ class Masked:
 
 def _of_sequence(p: Param, x: Any, sequences: Sequences, b: int) -> Any:
     """A param's part for one of packed sequences, with a batch of one."""
-    dims = dim_names(p)
+    dims = p.dim_names
     if "B" not in dims:
         return x
     at = dims.index("B")
@@ -162,16 +161,11 @@ def _of_sequence(p: Param, x: Any, sequences: Sequences, b: int) -> Any:
     return x
 
 
-def dim_names(p: Param) -> list[str]:
-    """A param's dimensions by their sizes' names; "" for a number."""
-    return [d.id if isinstance(d, Symbol) else "" for d in p.shape]
-
-
 def check_packed_params(spec: Attention, sequences: Sequences, params: Mapping[str, Any]) -> None:
     """Raises `UsageError` for a param that does not fit packed sequences: rows of all of them, without a batch, or an
     element for each."""
     for p in spec.params:
-        shape, dims = getattr(params.get(p.name), "shape", None), dim_names(p)
+        shape, dims = getattr(params.get(p.name), "shape", None), p.dim_names
         if shape is None or "B" not in dims:
             continue
         lengths = {"B": sequences.count, "Sq": sequences.q[-1], "Sk": sequences.k[-1]}

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from attngen.errors import NOWHERE, Span
 from attngen.ir.build import add, index, integer
-from attngen.ir.nodes import Expr, Storage, Type
+from attngen.ir.nodes import Expr, Storage, Symbol, Type
 
 _ZERO = integer(0)
 
@@ -35,6 +35,11 @@ class Param:
     def learns(self) -> bool:
         """Whether it has a gradient."""
         return self.type is Type.FLOAT and not self.fixed
+
+    @property
+    def dim_names(self) -> list[str]:
+        """Its dimensions by their sizes' names; "" for what is not a size."""
+        return [d.id if isinstance(d, Symbol) else "" for d in self.shape]
 
     @property
     def is_scalar(self) -> bool:

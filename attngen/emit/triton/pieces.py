@@ -341,8 +341,7 @@ def _told_apart(mask: Expr, spec: Attention) -> frozenset[str]:
     def of_cell(e: Expr) -> Expr | None:
         if not isinstance(e, Load):
             return None
-        dims = [d.id if isinstance(d, Symbol) else "" for d in spec.param(e.param).shape]
-        own = zip(e.indices, dims, strict=True)
+        own = zip(e.indices, spec.param(e.param).dim_names, strict=True)
         kept = [i for i, d in own if not (isinstance(i, Symbol) and _OF_INDEX.get(i.id, "") == d)]
         return replace(e, indices=tuple(transform(i, of_cell) for i in kept))
 
