@@ -215,6 +215,7 @@ def test_a_short_query_is_split_of_itself() -> None:
     assert module._pieces(*shapes(1, 64)) > 1
     assert module._pieces(*shapes(16, 4096)) > 1
     assert module._pieces(*shapes(1, 4096, batch=64)) == 1  # whole rounds already; heads share what is read
+    assert module._pieces(*shapes(1, 4096, batch=8)) == 2  # four rounds of programs, not two
     assert module._pieces(*shapes(1, 63)) == 0
     assert module._pieces(*shapes(32, 4096)) == 0
     assert module._pieces(*shapes(4096, 4096)) == 0
