@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -77,6 +78,7 @@ def install(directory: Path) -> None:
 
     triton.runtime.driver.set_active(Driver())
     torch.cuda.is_current_stream_capturing = lambda: False
+    torch.cuda.device = lambda _: nullcontext()
     torch.cuda.current_stream = lambda _=None: SimpleNamespace(cuda_stream=0)  # which older files ask for
 
 
