@@ -263,5 +263,5 @@ def _jax_module() -> dict[str, Any]:
     views = SimpleNamespace(form=None)
     context = {"divisions": jax_helpers(empty.choices), "w": views, "dropout": False, "operands": ()}
     scope: dict[str, Any] = {"jnp": jnp, "lax": lax, "LOG2E": 1.4426950408889634}
-    exec(render("pallas/arithmetic.py.j2", context), scope)
+    exec(render("jax_shared/arithmetic.py.j2", context), scope)
     return scope

@@ -24,9 +24,6 @@ MOST_BITS = 27
 _FEWEST_BITS = 10
 """A limit below 2**10 would be no use: then the prover refuses the file."""
 
-EXACT = 2**31 - 2048
-"""What saturating arithmetic gives exactly: it watches for the end of 32 bits in float32, which rounds."""
-
 
 LARGEST_TILE = 512
 """Positions of a tile, at most."""
@@ -48,7 +45,7 @@ def longest(expressions: Iterable[Expr], facts: Facts, ints: WideInts) -> int:
     An index may saturate: no tensor has an element so far out. Where params without bounds take part it is left open.
     """
     saturates = ints is WideInts.SATURATE
-    limit = float(EXACT) if saturates else 2.0**63
+    limit = 2.0**31 if saturates else 2.0**63
     roots = tuple(expressions)
     counted = [e for e in _outside_indices(roots) if _widens(e) and _is_bounded(e, facts, saturates)]
     # What becomes a float has to be exact. Elsewhere what saturates may do so by a large param.

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 from attngen.errors import UsageError
-from attngen.ir.nodes import FLOAT_FUNCTIONS, Apply, Expr, Load, Op
-from attngen.ir.walk import nodes
-from attngen.prove.integers.answers import Fails
+from attngen.ir.nodes import FLOAT_FUNCTIONS, Apply, Expr, Load, Op, Symbol
+from attngen.ir.walk import nodes, transform
+from attngen.prove.integers.answers import Fails, element_name
 
 
 def reads_functions(e: Expr) -> bool:
@@ -17,12 +17,13 @@ def reads_functions(e: Expr) -> bool:
 
 def evaluated_at(answer: Fails, e: Expr) -> int | None:
     """The value of an int expression at z3's values; None where these do not say all that it reads."""
-    if any(isinstance(n, Load) for n in nodes(e)):
+    elements = {n: Symbol(element_name(n), n.type) for n in nodes(e) if isinstance(n, Load)}
+    if any(symbol.id not in answer.values for symbol in elements.values()):
         return None
     from attngen.ir.evaluate import evaluate  # with NumPy, which is not loaded for what z3 shows
 
     at = {**answer.values, "inf": math.inf}
     try:
-        return int(evaluate(e, at, at))
+        return int(evaluate(transform(e, elements.get), at, at))
     except UsageError:
         return None

@@ -160,6 +160,10 @@ class SolverContext:
         nothing = {Type.BOOL: False, Type.INT: 0, Type.FLOAT: 0}[e.type]
         return z3.If(z3.And(inside), element, self._sort(e.type).cast(nothing))
 
+    def show(self, e: Load) -> None:
+        """Has answers give this element's value, too."""
+        self._names[element_name(e)] = self.term(e)
+
     def _where(self, param: Param, element: Term) -> Term:
         assert param.where is not None
         name = f"param {param.name}"

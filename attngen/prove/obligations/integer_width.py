@@ -31,7 +31,7 @@ from attngen.prove.integers.confirm import reads_functions
 from attngen.prove.integers.int_bounds import INT32, Ends, ends, known_ints
 from attngen.prove.integers.z3_door import SolverContext
 from attngen.prove.obligations.divisions import expansion_answer
-from attngen.prove.obligations.saturation import CEILING, StandIns, saturation
+from attngen.prove.obligations.saturation import StandIns, saturation
 from attngen.prove.verdict import Claim, Proved, Refuted, Unknown, Verdict
 
 _ARITHMETIC = (Op.ADD, Op.SUB, Op.MUL, Op.NEG, Op.ABS, Op.POW, Op.FLOORDIV, Op.MOD)
@@ -52,7 +52,7 @@ def integer_width(plan: KernelPlan, work: Work) -> tuple[Claim, ...]:
     held = _params(plan, operations, work) | _exponents(plan, powers, work)
     wide = set[Expr]() if plan.choices.ints is WideInts.SATURATE else _wide(plan, operations)
     if plan.choices.ints is WideInts.SATURATE:
-        inside = {**held, **dict.fromkeys(plan.choices.wide, (-CEILING, CEILING))}
+        inside = {**held, **dict.fromkeys(plan.choices.wide, INT32)}
         claims = [_stays(plan, [e for e in arithmetic if e not in inside], 32, work, inside)]
         claims += saturation(plan, work, held)
     else:

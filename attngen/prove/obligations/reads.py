@@ -19,7 +19,7 @@ from attngen.ir import build, printing
 from attngen.ir.attention import Attention
 from attngen.ir.build import conjunction
 from attngen.ir.nodes import SIZES, Apply, Expr, Literal, Load, Op, Scalar, Symbol, Type
-from attngen.ir.walk import children, nodes, symbols, transform
+from attngen.ir.walk import children, nodes, symbols
 from attngen.plan.kernel import KernelPlan
 from attngen.plan.needs import LENGTHS, candidates, joined, need
 from attngen.prove.budget.work import Work
@@ -251,9 +251,4 @@ def _confirmed(found: Fails, read: Read, needs: tuple[Expr, ...]) -> bool:
     at, size = evaluated_at(found, read.index), evaluated_at(found, read.dim)
     if at is None or size is None or 0 <= at < size:
         return False
-    return bool(evaluated_at(found, without_loads(conjunction(*read.conditions, *needs))))
-
-
-def without_loads(e: Expr) -> Expr:
-    """`e` with a symbol for each element, under the name that z3's values have for it."""
-    return transform(e, lambda n: Symbol(element_name(n), n.type) if isinstance(n, Load) else None)
+    return bool(evaluated_at(found, conjunction(*read.conditions, *needs)))

@@ -2,8 +2,8 @@
 
 Takes the plan's choice of operations that saturate, gives a claim for each place where such an int meets the rest of
 the kernel: a comparison, an index, a loop's bound, a conversion to float. Each is the same as with whole numbers of any
-size, for every input that the `where`s allow. Nothing is assumed of how a target saturates but this: below 2**31 - 2048
-the result is exact, from there on it is no smaller than that, and likewise below zero.
+size, for every input that the `where`s allow. An operation that saturates gives its value, or the end of 32 bits that
+is nearest to it (`templates/jax_shared/arithmetic.py.j2`).
 """
 
 from __future__ import annotations
@@ -20,15 +20,14 @@ from attngen.ir.walk import children, nodes, rebuild, transform
 from attngen.plan.kernel import KernelPlan, evaluated
 from attngen.prove.budget.work import Work
 from attngen.prove.integers.answers import Answer, Fails, Holds, Term
-from attngen.prove.integers.confirm import reads_functions
-from attngen.prove.integers.int_bounds import Ends, ends, known_ints
+from attngen.prove.integers.confirm import evaluated_at, reads_functions
+from attngen.prove.integers.int_bounds import INT32, Ends, ends, known_ints
 from attngen.prove.integers.z3_door import SolverContext
 from attngen.prove.verdict import Claim, Proved, Refuted, Unknown, Verdict
 
-CEILING = 2**31 - 1
 _TRIALS = 20_000
 _SIZES = ("B", "Hq", "Hkv", "Sq", "Sk", "D", "Dv")
-EXACT = 2**31 - 2048
+_LOW, _HIGH = INT32
 _BEYOND = 2**30
 """Past every sequence: where a bound lies here or there beyond it does not matter."""
 
@@ -79,9 +78,9 @@ class StandIns:
         for symbol, value in self.steps:
             x, held = context.term(value), context.free(symbol.id)
             found += [
-                context.implies(context.all_of([x < EXACT, x > -EXACT]), held == x),
-                context.implies(x >= EXACT, context.all_of([held >= EXACT, held <= CEILING])),
-                context.implies(x <= -EXACT, context.all_of([held <= -EXACT, held >= -CEILING])),
+                context.implies(context.all_of([x <= _HIGH, x >= _LOW]), held == x),
+                context.implies(x > _HIGH, held == _HIGH),
+                context.implies(x < _LOW, held == _LOW),
             ]
         for e, symbol in self._products.items():
             reach = ends(e, self._longest)
@@ -91,8 +90,9 @@ class StandIns:
         return found
 
     def _stand_in(self, e: Expr) -> Expr | None:
-        if isinstance(e, Literal) and e.type is Type.INT and abs(e.value) > CEILING:
-            return replace(e, value=max(-CEILING, min(CEILING, e.value)))
+        if _is_far(e):
+            assert isinstance(e, Literal)
+            return replace(e, value=max(_LOW, min(_HIGH, e.value)))
         if e not in self._wide:
             return None
         found = self._held.get(e)
@@ -171,14 +171,16 @@ def _bounds(plan: KernelPlan) -> Iterator[tuple[str, list[_Observer]]]:
 def _far(e: Expr, plan: KernelPlan) -> list[Expr]:
     """What in it may saturate."""
     found = set(plan.choices.wide)
-    return [
-        n for n in nodes(e) if n in found or (isinstance(n, Literal) and n.type is Type.INT and abs(n.value) > CEILING)
-    ]
+    return [n for n in nodes(e) if n in found or _is_far(n)]
+
+
+def _is_far(e: Expr) -> bool:
+    return isinstance(e, Literal) and e.type is Type.INT and not _LOW <= e.value <= _HIGH
 
 
 def _all_fit(operations: Sequence[Expr], plan: KernelPlan, known: Mapping[Expr, Ends]) -> bool:
     reach = [ends(e, plan.choices.longest, known) for e in operations]
-    return all(r is not None and max(map(abs, r)) < EXACT for r in reach)
+    return all(r is not None and r[0] >= _LOW and r[1] <= _HIGH for r in reach)
 
 
 def _same(plan: KernelPlan, o: _Observer, work: Work) -> Answer:
@@ -196,6 +198,7 @@ def _asked(plan: KernelPlan, o: _Observer, work: Work, *, opaque: bool) -> Answe
     known = known_ints(context, o.e, plan.choices.longest)
     by_name = {p.name: p for p in plan.attention.params}
     for load in (n for n in nodes(o.e) if isinstance(n, Load)):
+        context.show(load)
         for dim in by_name[load.param].shape:
             known += known_ints(context, dim, plan.choices.longest)
     exact, held = context.term(stand_ins.exact(o.e)), context.term(stand_ins.in_place_of(o.e))
@@ -221,7 +224,7 @@ def _tried(plan: KernelPlan, o: _Observer) -> Fails | None:
         exact = evaluate(o.e, env, params)
         for symbol, value in stand_ins.steps:
             x = evaluate(value, env, params)
-            env = {**env, symbol.id: np.where(abs(x) < EXACT, x, np.sign(x) * CEILING)}
+            env = {**env, symbol.id: np.clip(x, _LOW, _HIGH)}
         held = evaluate(held_expression, env, params)
     except UsageError:
         return None
@@ -257,13 +260,13 @@ def _samples(plan: KernelPlan) -> tuple[dict[str, Any], dict[str, Any]]:
         env[f"{axis}0"] = env[axis]
         env[f"{axis}1"] = np.minimum(env[axis] + 63, env[size] - 1)
     env |= {name: random.standard_normal(_TRIALS) for name in ("qk", "scale")}
-    pool = [sign * x for x in (0, 1, 2, 7, 1000, 2**16, 46341, 2**30, EXACT, CEILING) for sign in (1, -1)]
+    pool = [sign * x for x in (0, 1, 2, 7, 1000, 2**16, 46341, 2**30, _HIGH - 2047, _HIGH) for sign in (1, -1)]
     params = {
         p.name: random.standard_normal(_TRIALS)
         if p.type is Type.FLOAT
         else random.random(_TRIALS) < 0.5
         if p.type is Type.BOOL
-        else ints(pool, -CEILING, 2**31)
+        else ints(pool, _LOW, 2**31)
         for p in plan.attention.params
         if p.is_scalar
     }
@@ -284,8 +287,11 @@ def _verdict(plan: KernelPlan, e: Expr, answer: Answer) -> Verdict:
         case Fails():
             values = {n: x for n, x in answer.values.items() if not n.startswith("saturated ")}
             at = Fails(values).text()
-            far = printing.expression(_far(e, plan)[-1])
-            lines = (f"at {at}", f"`{far}` leaves 32 bits, all that this target's ints have, and `{text}` differs")
+            inner = [*reversed(_far(e, plan))]
+            known = [(n, evaluated_at(answer, n)) for n in inner]
+            far = next((n for n, x in known if x is not None and not _LOW <= x <= _HIGH), inner[0])
+            what = f"`{printing.expression(far)}` leaves 32 bits, all that this target's ints have"
+            lines = (f"at {at}", f"{what}, and `{text}` differs")
             return Refuted("z3", lines, tuple(values.items()))
         case _:
             return Unknown("z3", f"`{text}`: {answer.reason}")

@@ -15,7 +15,6 @@ from attngen.emit import Options, emit, reserved, wide_ints
 from attngen.errors import Source
 from attngen.ir.build import index, integer
 from attngen.plan import plan
-from attngen.plan.ints.width import EXACT
 from attngen.plan.mask.loops import Rounded
 from attngen.plan.mask.segments import Segment
 from attngen.prove.budget.work import Work
@@ -198,7 +197,7 @@ def helpers(request: pytest.FixtureRequest):  # type: ignore[no-untyped-def]
 
 
 NEAR_THE_ENDS = st.one_of(
-    st.integers(-(2**31) + 1, 2**31 - 1),
+    st.integers(-(2**31), 2**31 - 1),
     st.builds(lambda e, d, s: s * (2**e + d), st.integers(8, 30), st.integers(-700, 700), st.sampled_from([-1, 1])),
     st.builds(lambda d, s: s * (2**31 - 1 - d), st.integers(0, 3000), st.sampled_from([-1, 1])),
 )
@@ -215,12 +214,34 @@ def test_saturating_arithmetic_is_what_the_prover_takes_it_for(helpers, a: int, 
         (helpers._mul(x, y), a * b),
         (helpers._saturating_power(x, jnp.int32(n)), a**n),
     ):
-        found = int(given_)
-        if abs(exact) < EXACT:
-            assert found == exact
-        else:
-            assert found * exact > 0
-            assert abs(found) >= EXACT
+        assert int(given_) == max(-(2**31), min(2**31 - 1, exact))
+
+
+@pytest.mark.parametrize("target", ["jax", "pallas"])
+@pytest.mark.parametrize("mask", ["k < off[b] + n[b]", "off[b] <= k < off[b] + n[b]", "k - off[b] < n[b]"])
+def test_a_stretch_of_keys_by_any_two_ints_needs_no_bounds(target: str, mask: str) -> None:
+    found, _ = claims(target, "param off: int[B]", "param n: int[B]", f"mask = {mask}")
+    assert {c.subject: type(c.verdict) for c in found if c.subject in ("32 bits", "saturation")} == {
+        "32 bits": Proved,
+        "saturation": Proved,
+    }
+    assert not any(isinstance(c.verdict, Refuted) for c in found)  # a range of tiles may go unused
+
+
+def test_a_refusal_gives_the_elements_and_the_operation_that_leaves() -> None:
+    lines = "param pos: int[B, Sk]", "score = qk - float(abs(pos[b, q] - pos[b, k]))", "assume Sq == Sk"
+    found, _ = claims("jax", *lines)
+    (verdict,) = (c.verdict for c in found if isinstance(c.verdict, Refuted))
+    values = dict(verdict.values)
+    assert abs(values["pos[b, q]"] - values["pos[b, k]"]) >= 2**31
+    assert verdict.example[1].startswith("`pos[b, q] - pos[b, k]` leaves 32 bits")
+    found, _ = claims("jax", "param m: int", "mask = (k * m + q) // 4 % 3 != 1")
+    (verdict,) = (c.verdict for c in found if isinstance(c.verdict, Refuted))
+    values = dict(verdict.values)
+    inner, outer = values["k"] * values["m"], values["k"] * values["m"] + values["q"]
+    far = "k * m" if abs(inner) >= 2**31 else "k * m + q"
+    assert abs(outer) >= 2**31 - 1
+    assert verdict.example[1].startswith(f"`{far}` leaves 32 bits")
 
 
 @pytest.mark.parametrize("mask", ["k - q < n ** 3", "(k + n ** 3) // 2 <= q"])
