@@ -163,6 +163,63 @@ def test_a_scale_in_jax(target: str) -> None:
         jax.grad(lambda scale: attngen.compile(ELSEWHERE, target)(q, k, v, scale=scale).sum())(0.5)
 
 
+# ---------------------------------------------------------------- transforms of torch.func
+
+
+def gradient(function: Callable[..., torch.Tensor], q: torch.Tensor, slope: torch.Tensor) -> Any:
+    return torch.func.grad(lambda q, slope: function(q, slope).square().sum(), argnums=(0, 1))(q, slope)
+
+
+def pulled_back(function: Callable[..., torch.Tensor], q: torch.Tensor, slope: torch.Tensor) -> Any:
+    out, pull = torch.func.vjp(function, q, slope)
+    return pull(torch.ones_like(out))
+
+
+def reverse_jacobian(function: Callable[..., torch.Tensor], q: torch.Tensor, slope: torch.Tensor) -> Any:
+    return torch.func.jacrev(lambda slope: function(q, slope).sum((0, 1, 3)))(slope)
+
+
+def of_each_sample(function: Callable[..., torch.Tensor], q: torch.Tensor, slope: torch.Tensor) -> Any:
+    own = torch.func.grad(lambda slope, q: function(q, slope).square().sum())
+    return torch.func.vmap(own, in_dims=(None, 0))(slope, torch.stack([q, 2 * q]))
+
+
+def of_a_batch(function: Callable[..., torch.Tensor], q: torch.Tensor, slope: torch.Tensor) -> Any:
+    many = torch.func.vmap(lambda q: function(q, slope))
+    return torch.func.grad(lambda q: many(q).square().sum())(torch.stack([q, 2 * q]))
+
+
+@pytest.mark.parametrize("transform", [gradient, pulled_back, reverse_jacobian, of_each_sample, of_a_batch])
+def test_transforms_of_torch_func_find_gradients(kernel: attngen.Kernel, transform: Callable[..., Any]) -> None:
+    given = {name: x.detach() if name != "cap" else x for name, x in operands(6).items()}
+    q, k, v, slope, cap = (given[name] for name in ("q", "k", "v", "slope", "cap"))
+
+    found = transform(lambda q, slope: kernel(q, k, v, slope=slope, cap=cap), q, slope)
+    wanted = transform(lambda q, slope: dense(q, k, v, slope, cap, q.shape[3] ** -0.5), q, slope)
+    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
+
+
+def test_a_transform_of_a_transform_is_refused(kernel: attngen.Kernel) -> None:
+    given = {name: x.detach() if name != "cap" else x for name, x in operands(6).items()}
+    q = given.pop("q")
+    inner = torch.func.grad(lambda q: kernel(q=q, **given).square().sum())
+    with pytest.raises(UsageError, match="a second derivative is not computed"):
+        torch.func.grad(lambda q: inner(q).sum())(q)
+
+
+def test_transforms_of_packed_sequences() -> None:
+    kernel = attngen.compile("attention subject\nmask = causal\n")
+    q, k, v = (torch.randn(9, 2, 16) for _ in "qkv")
+    offsets = torch.tensor([0, 4, 9], dtype=torch.int32)
+
+    def loss(q: torch.Tensor) -> torch.Tensor:
+        return kernel.varlen(q, k, v, cu_seqlens_q=offsets).square().sum()
+
+    leaf = q.clone().requires_grad_()
+    loss(leaf).backward()
+    assert torch.equal(torch.func.grad(loss)(q), leaf.grad)
+
+
 # ---------------------------------------------------------------- derivatives that are not computed
 
 

@@ -68,3 +68,17 @@ def test_its_denominator_is_what_is_added_to_the_sum(text: str, target: str) -> 
         np.testing.assert_allclose(found[1][0, :, -1], alone, rtol=TOLERANCE, atol=TOLERANCE)
         if params:
             assert (np.abs(back.params["e"]) > 1e-3).all()
+
+
+@pytest.mark.parametrize("param", ["c: f32[B, Hkv, Sk]", "c: f32[Hq, 3]"])
+def test_a_param_that_keys_read_has_no_gradient_where_there_is_no_key(param: str) -> None:
+    import torch
+
+    read = "c[b, hkv, k]" if "Sk" in param else "c[h, k % 3]"
+    for target in ("torch", "triton"):
+        kernel = attngen.compile(f"attention subject\nparam {param}\nscore = qk * scale + {read}\n", target)
+        q, kv = torch.randn(1, 2, 4, 16, requires_grad=True), torch.randn(1, 1, 0, 16)
+        c = torch.zeros((1, 1, 0) if "Sk" in param else (2, 3), requires_grad=True)
+        out = kernel(q, kv, kv, c=c)
+        out.sum().backward()
+        assert not out.any() and not q.grad.any() and not c.grad.any()

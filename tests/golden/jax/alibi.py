@@ -65,6 +65,10 @@ def _max(a, b):
     return max(a, b) if isinstance(a, int | float) and isinstance(b, int | float) else jnp.maximum(a, b)
 
 
+def _float(x):
+    return jnp.where(x, 1.0, 0.0) if jnp.result_type(x) == jnp.bool_ else jnp.asarray(x, jnp.float32)
+
+
 def _down(x, tile):
     """A position in tiles, rounded down; before the first tile is in it."""
     return _max(x, 0) // tile
@@ -73,10 +77,6 @@ def _down(x, tile):
 def _up(x, tile):
     """A position in tiles, rounded up."""
     return x // tile + (x % tile + tile - 1) // tile
-
-
-def _float(x):
-    return jnp.where(x, 1.0, 0.0) if jnp.result_type(x) == jnp.bool_ else jnp.asarray(x, jnp.float32)
 
 
 def _heads_first(x, tile):

@@ -123,6 +123,14 @@ def _max(a, b):
     return max(a, b) if isinstance(a, int | float) and isinstance(b, int | float) else jnp.maximum(a, b)
 
 
+def _float(x):
+    return jnp.where(x, 1.0, 0.0) if jnp.result_type(x) == jnp.bool_ else jnp.asarray(x, jnp.float32)
+
+
+def _log2(x):
+    return jnp.log(x) * LOG2E
+
+
 def _down(x, block):
     """x // block, rounded down; `block` is a power of two."""
     return x >> (block.bit_length() - 1)
@@ -131,14 +139,6 @@ def _down(x, block):
 def _up(x, block):
     """x / block, rounded up; `block` is a power of two. Right for every int of 32 bits."""
     return (x >> (block.bit_length() - 1)) + ((x & (block - 1)) + block - 1 >> (block.bit_length() - 1))
-
-
-def _float(x):
-    return jnp.where(x, 1.0, 0.0) if jnp.result_type(x) == jnp.bool_ else jnp.asarray(x, jnp.float32)
-
-
-def _log2(x):
-    return jnp.log(x) * LOG2E
 
 
 def _share(i, n, m):

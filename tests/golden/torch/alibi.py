@@ -194,16 +194,39 @@ def _backward(d_out, d_lse, q, k, v, slope, out, lse, scale, needed):
 # ---------------------------------------------------------------- the function
 
 
+def _one_by_one(name: str) -> staticmethod:
+    """How `torch.func.vmap` calls the function of that name: once for each element of the batch."""
+    def rule(info, in_dims, *inputs):
+        def slices(i):
+            return [x if not isinstance(x, Tensor) or d is None else x.select(d, i) for x, d in zip(inputs, in_dims)]
+
+        results = zip(*(globals()[name].apply(*slices(i)) for i in range(info.batch_size)))
+        stacked = tuple(None if found[0] is None else torch.stack(found) for found in results)
+        return stacked, tuple(None if x is None else 0 for x in stacked)
+
+    return staticmethod(rule)
+
+
 class _Attention(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, q, k, v, slope, scale):
-        out, lse = _forward(q, k, v, slope, scale)
-        ctx.save_for_backward(q, k, v, slope, out, lse)
-        ctx.scale = scale
-        return out.to(q.dtype), lse
+    vmap = _one_by_one("_Attention")
 
     @staticmethod
-    def backward(ctx, d_out, d_lse):
+    def forward(q, k, v, slope, scale):
+        out, lse = _forward(q, k, v, slope, scale)
+        exact = out.new_empty(0) if q.dtype is torch.float32 else out  # which cannot be two of the results
+        return out.to(q.dtype), lse, exact
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        q, k, v, slope, scale = inputs
+        out, lse, exact = output
+        ctx.mark_non_differentiable(exact)
+        out = out if q.dtype is torch.float32 else exact
+        ctx.save_for_backward(q, k, v, slope, out, lse)
+        ctx.scale = scale
+
+    @staticmethod
+    def backward(ctx, d_out, d_lse, *_):
         q, k, v, slope, out, lse = ctx.saved_tensors
         needed = [ctx.needs_input_grad[3]]
         dq, dk, dv, total_slope = (_Gradients.apply if torch.is_grad_enabled() else _backward)(
@@ -217,9 +240,15 @@ class _Attention(torch.autograd.Function):
 class _Gradients(torch.autograd.Function):
     """The backward pass where somebody may want a second derivative."""
 
+    vmap = _one_by_one("_Gradients")
+
     @staticmethod
-    def forward(ctx, *inputs):
+    def forward(*inputs):
         return _backward(*inputs)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
 
     @staticmethod
     def backward(ctx, *gradients):
@@ -352,7 +381,7 @@ def _call(q, k, v, slope, scale, return_lse, dropout_seed):
     if scale <= 0.0:
         # A positive scale is folded into the exponent; its sign, or its being zero, goes into q.
         q, scale = (-q, -scale) if scale < 0.0 else (q * 0.0, 1.0)
-    out, lse = _Attention.apply(q, k, v, slope, float(scale))
+    out, lse, *_ = _Attention.apply(q, k, v, slope, float(scale))
     return (out, lse) if return_lse else out
 
 

@@ -108,7 +108,8 @@ def _gathered(values: Tensor, inside: Tensor, flat: Tensor, size: int) -> Tensor
     """The sum of the values that share a cell of `flat`. Summed as integers, so the order cannot change the bits."""
     inside, flat = inside.expand(values.shape), flat.expand(values.shape)
     values = torch.where(inside, values, 0.0).double()
-    _, exponent = torch.frexp(values.abs().amax().clamp(min=1e-300))
+    least = values.new_full((1,), 1e-300)  # where there is no value, or none but zeros
+    _, exponent = torch.frexp(torch.cat((values.abs().flatten(), least)).amax())
     unit = torch.ldexp(torch.ones((), dtype=torch.float64, device=values.device), exponent - (62 - values.numel().bit_length()))
     cells = torch.zeros(size, dtype=torch.int64, device=values.device)
     cells.index_add_(0, torch.where(inside, flat, 0).flatten(), torch.round(values / unit).long().flatten())
@@ -245,16 +246,39 @@ def _backward(d_out, d_lse, q, k, v, bias, out, lse, scale, needed):
 # ---------------------------------------------------------------- the function
 
 
+def _one_by_one(name: str) -> staticmethod:
+    """How `torch.func.vmap` calls the function of that name: once for each element of the batch."""
+    def rule(info, in_dims, *inputs):
+        def slices(i):
+            return [x if not isinstance(x, Tensor) or d is None else x.select(d, i) for x, d in zip(inputs, in_dims)]
+
+        results = zip(*(globals()[name].apply(*slices(i)) for i in range(info.batch_size)))
+        stacked = tuple(None if found[0] is None else torch.stack(found) for found in results)
+        return stacked, tuple(None if x is None else 0 for x in stacked)
+
+    return staticmethod(rule)
+
+
 class _Attention(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, q, k, v, bias, scale):
-        out, lse = _forward(q, k, v, bias, scale)
-        ctx.save_for_backward(q, k, v, bias, out, lse)
-        ctx.scale = scale
-        return out.to(q.dtype), lse
+    vmap = _one_by_one("_Attention")
 
     @staticmethod
-    def backward(ctx, d_out, d_lse):
+    def forward(q, k, v, bias, scale):
+        out, lse = _forward(q, k, v, bias, scale)
+        exact = out.new_empty(0) if q.dtype is torch.float32 else out  # which cannot be two of the results
+        return out.to(q.dtype), lse, exact
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        q, k, v, bias, scale = inputs
+        out, lse, exact = output
+        ctx.mark_non_differentiable(exact)
+        out = out if q.dtype is torch.float32 else exact
+        ctx.save_for_backward(q, k, v, bias, out, lse)
+        ctx.scale = scale
+
+    @staticmethod
+    def backward(ctx, d_out, d_lse, *_):
         q, k, v, bias, out, lse = ctx.saved_tensors
         needed = [ctx.needs_input_grad[3]]
         dq, dk, dv, total_bias = (_Gradients.apply if torch.is_grad_enabled() else _backward)(
@@ -268,9 +292,15 @@ class _Attention(torch.autograd.Function):
 class _Gradients(torch.autograd.Function):
     """The backward pass where somebody may want a second derivative."""
 
+    vmap = _one_by_one("_Gradients")
+
     @staticmethod
-    def forward(ctx, *inputs):
+    def forward(*inputs):
         return _backward(*inputs)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
 
     @staticmethod
     def backward(ctx, *gradients):
@@ -409,7 +439,7 @@ def _call(q, k, v, bias, scale, return_lse, dropout_seed):
     if scale <= 0.0:
         # A positive scale is folded into the exponent; its sign, or its being zero, goes into q.
         q, scale = (-q, -scale) if scale < 0.0 else (q * 0.0, 1.0)
-    out, lse = _Attention.apply(q, k, v, bias, float(scale))
+    out, lse, *_ = _Attention.apply(q, k, v, bias, float(scale))
     return (out, lse) if return_lse else out
 
 

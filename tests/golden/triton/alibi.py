@@ -2736,7 +2736,8 @@ def _pieces(q: Tensor, k: Tensor, v: Tensor) -> int:
         return 0
     programs = _ceil(Hq // Hkv * Sq, BQ) * B * Hkv
     counts = [programs * n for n in range(1, min(128, _ceil(Sk, 2 * BK)) + 1)]
-    busy = [count / (_ceil(count, slots) * slots) for count in counts]  # the share of the card that works
+    # The share of the card that works. Two rounds of programs begin and end together, and memory waits between them.
+    busy = [n / (_ceil(n, slots) * slots) * (0.85 if slots < n <= 2 * slots else 1.0) for n in counts]
     return 1 + next(i for i, share in enumerate(busy) if share >= 0.9 * max(busy))
 
 
@@ -2945,9 +2946,11 @@ def _gradients(d_out: Tensor, d_lse: Tensor | None, q: Tensor, k: Tensor, v: Ten
 _backward = torch.library.custom_op("attngen::alibi_78e5b06bdec3_backward", _gradients, mutates_args=())
 
 
-@_backward.register_autograd
-def _(ctx, *gradients):
+def _refuse_second(ctx, *gradients):
     _refuse("a second derivative is not computed")
+
+
+_backward.register_autograd(_refuse_second)
 
 
 @_backward.register_fake
@@ -2955,6 +2958,20 @@ def _(d_out, d_lse, q, k, v, slope, out, lse, rest, scale, needed):
     dq, dk, dv = (x.new_empty_strided(*_like(x, x.shape[3])) for x in (q, k, v))
     total_slope = slope.new_empty(slope.shape, dtype=torch.float32) if needed[0] else slope.new_empty(0)
     return dq, dk, dv, total_slope
+
+
+def _transformable(operator, save, differentiate) -> Callable:
+    """`operator`, also for transforms of `torch.func`, which do not find the gradients of operators."""
+    class Transformed(torch.autograd.Function):
+        generate_vmap_rule = True
+        setup_context = staticmethod(save)
+        backward = staticmethod(differentiate)
+
+        @staticmethod
+        def forward(*inputs):
+            return operator(*inputs)
+
+    return lambda *inputs: (Transformed.apply if _is_transformed() else operator)(*inputs)
 
 
 def _save(ctx, inputs, output):
@@ -2975,13 +2992,15 @@ def _differentiate(ctx, d_out, d_lse, *_, saved=None):
     apart = not (torch.is_grad_enabled() or q.is_meta) and _unwatched(d_out, q, k, v)
     if not apart:
         _refuse_tangents(d_out, d_lse, q, k, v)
-    backward = _gradients if apart else _backward
+    backward = _gradients if apart else _backward_operator
     dq, dk, dv, total_slope = backward(d_out, d_lse, q, k, v, slope, out, lse, rest, ctx.scale, needed)
     total_slope = total_slope.to(slope.dtype) if needed[0] else None
     return dq, dk, dv, total_slope, None, None
 
 
 _forward.register_autograd(_differentiate, setup_context=_save)
+_forward_operator = _transformable(_forward, _save, _differentiate)
+_backward_operator = _transformable(_backward, lambda *_: None, _refuse_second)
 
 
 class _Attention(torch.autograd.Function):
@@ -3026,6 +3045,12 @@ def _unwatched(*tensors: Tensor) -> bool:
         if type(x) not in _PLAIN or x.is_neg() or x._is_zerotensor():
             return False
     return True
+
+
+def _is_transformed() -> bool:
+    """Whether a transform of `torch.func` is active."""
+    return (_HAS_PRIVATE_NAMES and not torch.compiler.is_compiling()
+        and _FUNCTORCH.peek_interpreter_stack() is not None)
 
 
 def _may_have_tangent(x: Tensor) -> bool:
@@ -3199,7 +3224,7 @@ def _call(q, k, v, slope, scale, return_lse, dropout_seed):
     precise = torch.is_grad_enabled() and (slope.requires_grad) and q.dtype is not torch.float32
     inputs = (q, k, v, slope, float(scale), precise)
     if known is None:
-        out, lse, *_ = _forward(*inputs)
+        out, lse, *_ = _forward_operator(*inputs)
     elif torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad or slope.requires_grad):
         out, lse, *_ = _Attention.apply(*inputs, known)
     else:

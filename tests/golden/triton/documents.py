@@ -3182,15 +3182,31 @@ def _gradients(d_out: Tensor, d_lse: Tensor | None, q: Tensor, k: Tensor, v: Ten
 _backward = torch.library.custom_op("attngen::documents_9fe7098178ca_backward", _gradients, mutates_args=())
 
 
-@_backward.register_autograd
-def _(ctx, *gradients):
+def _refuse_second(ctx, *gradients):
     _refuse("a second derivative is not computed")
+
+
+_backward.register_autograd(_refuse_second)
 
 
 @_backward.register_fake
 def _(d_out, d_lse, q, k, v, ids, out, lse, scale):
     dq, dk, dv = (x.new_empty_strided(*_like(x, x.shape[3])) for x in (q, k, v))
     return dq, dk, dv
+
+
+def _transformable(operator, save, differentiate) -> Callable:
+    """`operator`, also for transforms of `torch.func`, which do not find the gradients of operators."""
+    class Transformed(torch.autograd.Function):
+        generate_vmap_rule = True
+        setup_context = staticmethod(save)
+        backward = staticmethod(differentiate)
+
+        @staticmethod
+        def forward(*inputs):
+            return operator(*inputs)
+
+    return lambda *inputs: (Transformed.apply if _is_transformed() else operator)(*inputs)
 
 
 def _save(ctx, inputs, output):
@@ -3207,12 +3223,14 @@ def _differentiate(ctx, d_out, d_lse, *_, saved=None):
     apart = not (torch.is_grad_enabled() or q.is_meta) and _unwatched(d_out, q, k, v)
     if not apart:
         _refuse_tangents(d_out, d_lse, q, k, v)
-    backward = _gradients if apart else _backward
+    backward = _gradients if apart else _backward_operator
     dq, dk, dv = backward(d_out, d_lse, q, k, v, ids, out, lse, ctx.scale)
     return dq, dk, dv, None, None
 
 
 _forward.register_autograd(_differentiate, setup_context=_save)
+_forward_operator = _transformable(_forward, _save, _differentiate)
+_backward_operator = _transformable(_backward, lambda *_: None, _refuse_second)
 
 
 class _Attention(torch.autograd.Function):
@@ -3257,6 +3275,12 @@ def _unwatched(*tensors: Tensor) -> bool:
         if type(x) not in _PLAIN or x.is_neg() or x._is_zerotensor():
             return False
     return True
+
+
+def _is_transformed() -> bool:
+    """Whether a transform of `torch.func` is active."""
+    return (_HAS_PRIVATE_NAMES and not torch.compiler.is_compiling()
+        and _FUNCTORCH.peek_interpreter_stack() is not None)
 
 
 def _may_have_tangent(x: Tensor) -> bool:
@@ -3430,7 +3454,7 @@ def _call(q, k, v, ids, scale, return_lse, dropout_seed):
         known = known and _known(q, k, v, ids)
     inputs = (q, k, v, ids, float(scale))
     if known is None:
-        out, lse = _forward(*inputs)
+        out, lse = _forward_operator(*inputs)
     elif torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad or ids.requires_grad):
         out, lse = _Attention.apply(*inputs, known)
     else:

@@ -668,7 +668,8 @@ def _pieces(q: Tensor, k: Tensor, v: Tensor) -> int:
         return 0
     programs = _ceil(Hq // Hkv * Sq, BQ) * B * Hkv
     counts = [programs * n for n in range(1, min(128, _ceil(Sk, 2 * BK)) + 1)]
-    busy = [count / (_ceil(count, slots) * slots) for count in counts]  # the share of the card that works
+    # The share of the card that works. Two rounds of programs begin and end together, and memory waits between them.
+    busy = [n / (_ceil(n, slots) * slots) * (0.85 if slots < n <= 2 * slots else 1.0) for n in counts]
     return 1 + next(i for i, share in enumerate(busy) if share >= 0.9 * max(busy))
 
 
@@ -781,15 +782,31 @@ def _gradients(d_out: Tensor, d_lse: Tensor | None, q: Tensor, k: Tensor, v: Ten
 _backward = torch.library.custom_op("attngen::sigmoid_a09993bf4ff9_backward", _gradients, mutates_args=())
 
 
-@_backward.register_autograd
-def _(ctx, *gradients):
+def _refuse_second(ctx, *gradients):
     _refuse("a second derivative is not computed")
+
+
+_backward.register_autograd(_refuse_second)
 
 
 @_backward.register_fake
 def _(d_out, d_lse, q, k, v, out, lse, scale):
     dq, dk, dv = (x.new_empty_strided(*_like(x, x.shape[3])) for x in (q, k, v))
     return dq, dk, dv
+
+
+def _transformable(operator, save, differentiate) -> Callable:
+    """`operator`, also for transforms of `torch.func`, which do not find the gradients of operators."""
+    class Transformed(torch.autograd.Function):
+        generate_vmap_rule = True
+        setup_context = staticmethod(save)
+        backward = staticmethod(differentiate)
+
+        @staticmethod
+        def forward(*inputs):
+            return operator(*inputs)
+
+    return lambda *inputs: (Transformed.apply if _is_transformed() else operator)(*inputs)
 
 
 def _save(ctx, inputs, output):
@@ -806,12 +823,14 @@ def _differentiate(ctx, d_out, d_lse, *_, saved=None):
     apart = not (torch.is_grad_enabled() or q.is_meta) and _unwatched(d_out, q, k, v)
     if not apart:
         _refuse_tangents(d_out, d_lse, q, k, v)
-    backward = _gradients if apart else _backward
+    backward = _gradients if apart else _backward_operator
     dq, dk, dv = backward(d_out, d_lse, q, k, v, out, lse, ctx.scale)
     return dq, dk, dv, None
 
 
 _forward.register_autograd(_differentiate, setup_context=_save)
+_forward_operator = _transformable(_forward, _save, _differentiate)
+_backward_operator = _transformable(_backward, lambda *_: None, _refuse_second)
 
 
 class _Attention(torch.autograd.Function):
@@ -856,6 +875,12 @@ def _unwatched(*tensors: Tensor) -> bool:
         if type(x) not in _PLAIN or x.is_neg() or x._is_zerotensor():
             return False
     return True
+
+
+def _is_transformed() -> bool:
+    """Whether a transform of `torch.func` is active."""
+    return (_HAS_PRIVATE_NAMES and not torch.compiler.is_compiling()
+        and _FUNCTORCH.peek_interpreter_stack() is not None)
 
 
 def _may_have_tangent(x: Tensor) -> bool:
@@ -1009,7 +1034,7 @@ def _call(q, k, v, scale, return_lse, dropout_seed):
         known = known and _known(q, k, v)
     inputs = (q, k, v, float(scale))
     if known is None:
-        out, lse = _forward(*inputs)
+        out, lse = _forward_operator(*inputs)
     elif torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         out, lse = _Attention.apply(*inputs, known)
     else:
