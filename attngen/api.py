@@ -50,7 +50,7 @@ def options(
     from attngen.emit import Options, Tuned, TunedGpu
 
     if target not in TARGETS:
-        raise UsageError(f"no target {target!r}; there is {', '.join(TARGETS)}")
+        raise UsageError(f"no target {target!r}; there are {', '.join(TARGETS)}")
     if precision not in PRECISIONS:
         raise UsageError(f"no precision {precision!r}; there are {', '.join(PRECISIONS)}")
     pair = isinstance(cast(Any, tile), tuple | list) and len(cast(Any, tile)) == 2
@@ -59,10 +59,12 @@ def options(
     if arch not in SOURCE_ARCHITECTURES:
         raise UsageError(f"no architecture {arch!r}; there are {', '.join(SOURCE_ARCHITECTURES)}")
     dims = (head_dim, head_dim) if isinstance(head_dim, int) else head_dim
-    if dims is not None and not (len(dims) == 2 and all(type(d) is int and 0 < d <= 256 for d in dims)):
+    pair = isinstance(cast(Any, dims), tuple | list) and len(cast(Any, dims)) == 2
+    if dims is not None and not (pair and all(type(d) is int and 0 < d <= 256 for d in dims)):
         raise UsageError(f"head_dim {head_dim!r} must be an int from 1 to 256, or two: (of q and k, of v)")
     if dtype is not None and dtype not in DTYPES:
         raise UsageError(f"no dtype {dtype!r}; there are {', '.join(DTYPES)}")
+    _flag("forward", forward)
     if target != "triton" and (dims or dtype or forward):
         raise UsageError(f"head_dim, dtype and forward can be chosen for target triton only, not for {target}")
     unknown = next((kind for kind in _names("geometry", geometry) if kind not in GEOMETRIES), None)
@@ -93,6 +95,11 @@ def _names(argument: str, given: Any) -> Collection[str]:
     if isinstance(given, str) or not isinstance(given, Collection):
         raise UsageError(f"{argument} {given!r} must be a list or a tuple of names: [{given!r}]")
     return cast(Collection[str], given)
+
+
+def _flag(argument: str, given: Any) -> None:
+    if not isinstance(given, bool):
+        raise UsageError(f"{argument} must be True or False, not {given!r}")
 
 
 def _is_tile_size(size: Any) -> bool:
@@ -404,9 +411,14 @@ def compile(
         raise UsageError(f"const {twice[0]!r} is given twice")
     overrides = {**(consts or {}), **const_overrides}
     for name, value in overrides.items():
+        if not isinstance(cast(Any, name), str):
+            raise UsageError(f"consts must be a dict of numbers by name, and {name!r} is no name")
         if not isinstance(cast(Any, value), bool | int | float):
             raise UsageError(f"const {name!r} must be a bool, an int or a float, not {value!r}")
-    if not isinstance(cast(Any, effort), int | float) or not 0 < effort < math.inf:
+    if shape is not None and (tiles is None or not isinstance(cast(Any, shape), Mapping)):
+        raise UsageError("shape is a dict of sizes that says which shape of `tiles` is meant: pass tiles=, too")
+    _flag("strict", strict)
+    if not isinstance(cast(Any, effort), int | float) or isinstance(effort, bool) or not 0 < effort < math.inf:
         raise UsageError(f"effort {effort!r} must be a positive number: a multiple of the default work")
     text = spec if isinstance(spec, str) and ("\n" in spec or spec.lstrip().startswith("attention ")) else None
     source = Source(text) if text is not None else files.read_source(Path(spec))

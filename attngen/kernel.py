@@ -152,6 +152,8 @@ class Kernel:
 
         if self.made is None or self.target != "triton":
             raise UsageError(f"{self.name}: the geometry {kind} is for kernels that were compiled for target triton")
+        if kind not in GEOMETRIES:
+            raise UsageError(f"no geometry {kind!r}; there are {', '.join(GEOMETRIES)}")
         text, options = self.made
         if kind in options.geometry:
             return self.source
@@ -343,6 +345,8 @@ class Kernel:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the generated file, whole or not at all."""
+        if not isinstance(cast(Any, path), str | os.PathLike):
+            raise UsageError(f"path must be the path of a file to write, not {path!r}")
         files.write(path, self.source)
 
     def __repr__(self) -> str:

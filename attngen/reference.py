@@ -284,7 +284,7 @@ def _bind(attention: Attention, given: Mapping[str, Any], env: dict[str, Any]) -
     missing = [p.name for p in attention.params if p.name not in given]
     if missing:
         raise UsageError(f"{attention.name} needs param {', '.join(f'`{name}`' for name in missing)}")
-    bound = {p.name: as_array(given[p.name], p.type) for p in attention.params}
+    bound = {p.name: _param(p, given[p.name]) for p in attention.params}
     for p in attention.params:
         if bound[p.name].ndim != len(p.shape):
             raise UsageError(f"param `{p.name}` has {bound[p.name].ndim} dimensions; expected {len(p.shape)}")
@@ -294,6 +294,14 @@ def _bind(attention: Attention, given: Mapping[str, Any], env: dict[str, Any]) -
     for p in attention.params:
         _check_shape(p, bound[p.name].shape, env)
     return bound
+
+
+def _param(p: Param, value: Any) -> Array:
+    try:
+        return as_array(value, p.type)
+    except (TypeError, ValueError) as error:
+        kind = f"of {p.type.value}s" if p.shape else f"a {p.type.value}"
+        raise UsageError(f"param `{p.name}` must be {kind}, not {value!r}") from error
 
 
 def _check_shape(p: Param, shape: tuple[int, ...], env: Mapping[str, Any]) -> None:

@@ -155,8 +155,8 @@ def head_dim(word: str) -> tuple[int, int]:
     if match is None:
         raise ArgumentTypeError(f"{word!r} is no head dim; write D or D/Dv, such as 192/128")
     dims = int(match[1]), int(match[2] or match[1])
-    if not all(8 <= dim <= 256 for dim in dims):
-        raise ArgumentTypeError(f"{word!r}: head dims run from 8 to 256")
+    if not all(1 <= dim <= 256 for dim in dims):
+        raise ArgumentTypeError(f"{word!r}: head dims run from 1 to 256")
     return dims
 
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from torch import Tensor, nn
 
@@ -69,6 +69,10 @@ class VarlenAttention(nn.Module):
             self.kernel = compiled(_windowed(window_size), target)
         else:
             self.kernel = spec if isinstance(spec, Kernel) else compile_spec(spec, target)
+        if self.kernel.target != "triton":
+            raise UsageError(f"packed sequences are for kernels of target triton, not {self.kernel.target}")
+        if params is not None and not isinstance(cast(Any, params), Mapping):
+            raise UsageError(f"params must be a dict of the spec's params by name, not {type(params).__name__}")
         _ = self.kernel.function  # loaded here: without a GPU that turns Triton's interpreter on
         self.constants: dict[str, Any] = {}
         declared = {param.name for param in self.kernel.spec.params}
@@ -77,6 +81,8 @@ class VarlenAttention(nn.Module):
                 raise UsageError(
                     f"{self.kernel.name} has no param {name!r}; it has {', '.join(sorted(declared)) or 'none'}"
                 )
+            if isinstance(value, Tensor) and hasattr(self, name):
+                raise UsageError(f"param {name!r}: an nn.Module has an attribute of that name; rename it in the spec")
             if isinstance(value, nn.Parameter):
                 self.register_parameter(name, value)
             elif isinstance(value, Tensor):
@@ -118,8 +124,11 @@ class VarlenAttention(nn.Module):
     def _varlen(
         self, operands: tuple[Tensor, Tensor, Tensor], metadata: Metadata | None, arguments: Mapping[str, Any]
     ) -> Any:
-        if metadata is None:
-            raise UsageError("attention_metadata is missing: it says where the documents begin")
+        if metadata is None or not hasattr(metadata, "cu_seq_q"):
+            raise UsageError(
+                "attention_metadata must say where the documents begin, by cu_seq_q, cu_seq_k, max_q and max_k; it is "
+                f"{'missing' if metadata is None else type(metadata).__name__}"
+            )
         longest = {"max_seqlen_q": metadata.max_q, "max_seqlen_k": metadata.max_k}
         return self.kernel.varlen(
             *operands,
@@ -131,11 +140,12 @@ class VarlenAttention(nn.Module):
 
 
 def _windowed(window_size: tuple[int, int]) -> Choice:
-    before, after = window_size
+    pair = isinstance(cast(Any, window_size), tuple | list) and len(cast(Any, window_size)) == 2
+    before, after = window_size if pair and all(type(n) is int for n in window_size) else (-2, -2)
     if before >= -1 and after == 0:
         return Choice(window=None if before == -1 else before + 1)
     if before == after >= -1:
         return Choice(causal=False, window=None if before == -1 else before)
     raise UsageError(
-        f"window_size {window_size} must be (n, 0) or (n, n), -1 for no limit; for another mask pass a spec"
+        f"window_size {window_size!r} must be (n, 0) or (n, n), -1 for no limit; for another mask pass a spec"
     )

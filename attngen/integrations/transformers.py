@@ -79,10 +79,17 @@ def register(
     what it returns replaces nothing else. Without `params`, a call that has a window, a soft cap, sinks or dropout is
     refused, since nothing would hand them to the spec.
     """
-    if not re.fullmatch(r"[A-Za-z_]\w*", name) or any(part in name for part in ("flash", "sdpa", "flex", "eager")):
-        raise UsageError(f"name {name!r} means something else to transformers: choose a plain name, such as 'attngen'")
+    if not isinstance(cast(Any, name), str) or not re.fullmatch(r"[A-Za-z_]\w*", name):
+        raise UsageError(f"name {name!r} must be letters, digits and underscores, such as 'attngen'")
+    if any(part in name for part in ("flash", "sdpa", "flex", "eager")):
+        raise UsageError(f"name {name!r} means something else to transformers: choose another, such as 'attngen'")
+    if params is not None and not callable(cast(Any, params)):
+        raise UsageError(f"params must be a function of (module, call) that returns a dict, not {params!r}")
     if spec is None and params is not None:
         raise UsageError("params= are those of a spec of your own: pass spec= too")
+    chosen = spec.target if isinstance(spec, Kernel) else target
+    if chosen not in ("triton", "torch"):
+        raise UsageError(f"transformers' models are PyTorch's: target must be triton or torch, not {chosen}")
     own = spec if spec is None or isinstance(spec, Kernel) else compile_spec(spec, target)
     if own is not None:
         _ = own.function  # loaded here: without a GPU that turns Triton's interpreter on
@@ -154,7 +161,7 @@ class _Attention:
                     "the cache of a sliding layer has dropped its first keys, and a spec of your own counts positions "
                     "from the first: pass past_key_values=DynamicCache(), which keeps every key"
                 )
-            return self.own, {} if self.params is None else dict(self.params(module, call))
+            return self.own, {} if self.params is None else _checked(self.own, self.params(module, call))
         sinks = call.get("s_aux")
         softcap = call.get("softcap") or None  # 0 is none, as for FlashAttention
         choice = replace(mask.choice, softcap=softcap, sinks=sinks is not None, dropout=dropout > 0)
@@ -164,6 +171,18 @@ class _Attention:
         if dropout > 0:
             params["p"] = dropout
         return compiled(choice, self.target), params
+
+
+def _checked(kernel: Kernel, given: Any) -> dict[str, Any]:
+    """What `params` returned: params of the spec, and nothing that a call takes beside them."""
+    if not isinstance(given, Mapping):
+        raise UsageError(f"params must return a dict of {kernel.name}'s params, not {_described(given)}")
+    params = dict(cast(Mapping[str, Any], given))
+    declared = [p.name for p in kernel.spec.params]
+    other = next((name for name in params if name not in declared), None)
+    if other is not None:
+        raise UsageError(f"params returned {other!r}; {kernel.name} has the params {', '.join(declared) or 'none'}")
+    return params
 
 
 def _without_mask(module: torch.nn.Module, call: Call, sizes: tuple[int, int, int, int]) -> Mask:
