@@ -300,7 +300,7 @@ def _param(p: Param, value: Any) -> Array:
     try:
         return as_array(value, p.type)
     except (TypeError, ValueError) as error:
-        kind = f"of {p.type.value}s" if p.shape else f"a {p.type.value}"
+        kind = "of numbers" if p.shape else "an int" if p.type is Type.INT else f"a {p.type.value}"
         raise UsageError(f"param `{p.name}` must be {kind}, not {value!r}") from error
 
 

@@ -124,11 +124,11 @@ class VarlenAttention(nn.Module):
     def _varlen(
         self, operands: tuple[Tensor, Tensor, Tensor], metadata: Metadata | None, arguments: Mapping[str, Any]
     ) -> Any:
-        if metadata is None or not hasattr(metadata, "cu_seq_q"):
-            raise UsageError(
-                "attention_metadata must say where the documents begin, by cu_seq_q, cu_seq_k, max_q and max_k; it is "
-                f"{'missing' if metadata is None else type(metadata).__name__}"
-            )
+        if metadata is None:
+            raise UsageError("attention_metadata is missing: it says where the documents begin")
+        if not hasattr(metadata, "cu_seq_q"):
+            kind = type(metadata).__name__
+            raise UsageError(f"attention_metadata must have cu_seq_q, cu_seq_k, max_q and max_k, and is a {kind}")
         longest = {"max_seqlen_q": metadata.max_q, "max_seqlen_k": metadata.max_k}
         return self.kernel.varlen(
             *operands,

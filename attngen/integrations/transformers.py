@@ -79,9 +79,9 @@ def register(
     what it returns replaces nothing else. Without `params`, a call that has a window, a soft cap, sinks or dropout is
     refused, since nothing would hand them to the spec.
     """
-    if not isinstance(cast(Any, name), str) or not re.fullmatch(r"[A-Za-z_]\w*", name):
+    if not isinstance(cast(Any, name), str) or not re.fullmatch(r"[A-Za-z_][\w|/]*", name):
         raise UsageError(f"name {name!r} must be letters, digits and underscores, such as 'attngen'")
-    if any(part in name for part in ("flash", "sdpa", "flex", "eager")):
+    if any(part in name for part in ("|", "/", "flash", "sdpa", "flex", "eager")):
         raise UsageError(f"name {name!r} means something else to transformers: choose another, such as 'attngen'")
     if params is not None and not callable(cast(Any, params)):
         raise UsageError(f"params must be a function of (module, call) that returns a dict, not {params!r}")

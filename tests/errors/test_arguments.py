@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -21,7 +22,28 @@ WRONG: dict[str, tuple[Any, dict[str, Any], str]] = {
     "a letter's obligation": (CAUSAL, {"allow_unproved": "streaming"}, "allow_unproved 'streaming' must be a list"),
     "listed consts": (CAUSAL, {"consts": [1]}, "consts must be a dict of numbers by name, not list"),
     "numbered tiles": (CAUSAL, {"tiles": 3}, "tiles must be the path of a file"),
+    "a number's const": (CAUSAL, {"consts": {1: 2}}, "consts must be a dict of numbers by name, and 1 is no name"),
+    "half a head dim": (CAUSAL, {"head_dim": 64.0}, "head_dim 64.0 must be an int from 1 to 256"),
+    "an answer to forward": (CAUSAL, {"forward": "no"}, "forward must be True or False, not 'no'"),
+    "an answer to strict": (CAUSAL, {"strict": "a"}, "strict must be True or False, not 'a'"),
+    "an answer to effort": (CAUSAL, {"effort": True}, "effort True must be a positive number"),
+    "a shape of no tiles": (CAUSAL, {"shape": {"Sq": 4}}, "shape is a dict of sizes that says which shape of `tiles`"),
+    "another target": (CAUSAL, {"target": "x"}, "no target 'x'; there are triton, pallas, torch, jax"),
 }
+
+
+def test_a_wrong_argument_of_a_kernel_is_named() -> None:
+    kernel = attngen.compile("attention a\nparam n: int\nmask = k < n\n")
+    q = torch.zeros(1, 1, 4, 16)
+    calls: list[tuple[Callable[[], object], str]] = [
+        (lambda: kernel.save(5), "path must be the path of a file to write, not 5"),  # type: ignore[arg-type]
+        (lambda: kernel.with_geometry("zzz"), "no geometry 'zzz'; there are dense, lengths, packed, pieces"),
+        (lambda: kernel.reference(q, q, q, n="x"), "param `n` must be an int, not 'x'"),
+    ]
+    for call, message in calls:
+        with pytest.raises(UsageError) as raised:
+            call()
+        assert str(raised.value) == message
 
 
 @pytest.mark.parametrize("name", WRONG)

@@ -103,3 +103,15 @@ def test_mistakes() -> None:
         VarlenAttention("attention a\nmask = causal\n", window_size=(3, 0))
     with pytest.raises(UsageError, match="has no param 'slope'; it has none"):
         VarlenAttention(params={"slope": 1.0}, target=TARGET)
+    for window in (5, None, "ab", (1.5, 0)):
+        with pytest.raises(UsageError, match=r"window_size .* must be"):
+            VarlenAttention(window_size=window)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="params must be a dict of the spec's params by name, not int"):
+        VarlenAttention("attention a\nmask = causal\n", params=5)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="must have cu_seq_q, cu_seq_k, max_q and max_k, and is a int"):
+        attention(*operands(), attention_metadata=5)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="kernels of target triton, not torch"):
+        VarlenAttention(target="torch")
+    named = "attention a\nparam forward: f32[Hq]\nscore = qk * scale + forward[h]\n"
+    with pytest.raises(UsageError, match=r"param 'forward': an nn\.Module has an attribute of that name"):
+        VarlenAttention(named, {"forward": torch.nn.Parameter(torch.zeros(2))}, target=TARGET)

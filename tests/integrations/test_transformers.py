@@ -12,6 +12,7 @@ from transformers import AttentionInterface
 from transformers import masking_utils as hf
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+import attngen
 from attngen.errors import UsageError
 from attngen.integrations.masks import make
 from attngen.integrations.transformers import register
@@ -229,3 +230,33 @@ def test_nothing_gets_lost_on_the_way_to_a_spec_of_ones_own(call: dict[str, Any]
 def test_params_without_a_spec_are_refused() -> None:
     with pytest.raises(UsageError, match="pass spec= too"):
         register(params=lambda module, call: {})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"name": 1}, "name 1 must be letters, digits and underscores"),
+        ({"name": "a b"}, "name 'a b' must be letters, digits and underscores"),
+        ({"name": "own_flash"}, "means something else to transformers"),
+        ({"spec": ALIBI, "params": 5}, "params must be a function of"),
+        ({"target": "pallas"}, "target must be triton or torch, not pallas"),
+        ({"spec": attngen.compile(ALIBI, "jax")}, "target must be triton or torch, not jax"),
+    ],
+)
+def test_what_cannot_be_registered(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        register(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"scale": 2.0}, "params returned 'scale'; own_alibi has the params slope"),
+        ({"slope": torch.zeros(2), "return_lse": True}, "params returned 'return_lse'"),
+        (None, "params must return a dict of own_alibi's params, not None"),
+    ],
+)
+def test_params_return_params_of_the_spec(given: Any, message: str) -> None:
+    register("own_params", ALIBI, lambda module, call: given, target="torch")
+    with pytest.raises(UsageError, match=message):
+        attend(name="own_params")

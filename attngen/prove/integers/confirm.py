@@ -17,13 +17,16 @@ def reads_functions(e: Expr) -> bool:
 
 def evaluated_at(answer: Fails, e: Expr) -> int | None:
     """The value of an int expression at z3's values; None where these do not say all that it reads."""
-    elements = {n: Symbol(element_name(n), n.type) for n in nodes(e) if isinstance(n, Load)}
-    if any(symbol.id not in answer.values for symbol in elements.values()):
+    if any(element_name(n) not in answer.values for n in nodes(e) if isinstance(n, Load)):
         return None
     from attngen.ir.evaluate import evaluate  # with NumPy, which is not loaded for what z3 shows
 
     at = {**answer.values, "inf": math.inf}
     try:
-        return int(evaluate(transform(e, elements.get), at, at))
+        return int(evaluate(transform(e, _element), at, at))
     except UsageError:
         return None
+
+
+def _element(e: Expr) -> Expr | None:
+    return Symbol(element_name(e), e.type) if isinstance(e, Load) else None
