@@ -270,6 +270,8 @@ def _hopper(plan: HopperPlan) -> Iterator[str]:
         yield "    share {} of {}: members {} … {} - 1".format(*parts)
         yield f"    sequences of fewer than {b.grouped.few} tiles: whole groups, 2 heads in turn, if backwards"
         yield f"    tiles of two sequences alternate: {'always' if b.grouped.paired else 'of these alone'}"
+        if b.grouped.whole:
+            yield "    items of several members: each counts as so many heads in turn"
         if b.grouped.onwards:
             yield "    items of several members: onwards, as many heads in turn as are wanted"
         if b.grouped.long is not None:

@@ -24,7 +24,7 @@ _PYTHON = {
     Op.COS: "math.cos({})", Op.ERF: "math.erf({})", Op.TO_FLOAT: "float({})", Op.TO_INT: "int({})",
     Op.SHIFT_RIGHT: "(({}) >> ({}))",
     Op.FLOOR: "math.floor({})", Op.CEIL: "math.ceil({})", Op.NOT: "not ({})", Op.NEG: "-({})",
-    Op.SELECT: "({1}) if ({0}) else ({2})", Op.SIGN: "(({0}) > 0) - (({0}) < 0)", Op.POW: "({}) ** ({})",
+    Op.SIGN: "(({0}) > 0) - (({0}) < 0)", Op.POW: "({}) ** ({})",
 }  # fmt: skip
 _TORCH = {
     Op.ABS: "abs({})", Op.MIN: "torch.minimum({}, {})", Op.MAX: "torch.maximum({}, {})", Op.EXP: "torch.exp({})",
@@ -74,7 +74,10 @@ def _apply(e: Apply, names: Mapping[str, str], *, tensors: bool) -> Text:
         return infix(sign, strength, args[0], args[1], chain=strength == 1)
     if e.op in (Op.AND, Op.OR):
         sign = {Op.AND: "&", Op.OR: "|"}[e.op] if tensors else e.op.value
-        return f" {sign} ".join(f"({t})" for t, _ in args), 0
+        return f" {sign} ".join(f"({t})" if tensors or strength < 1 else t for t, strength in args), 0
+    if e.op is Op.SELECT and not tensors:
+        condition, first = (f"({t})" if strength < 0 else t for t, strength in args[:2])
+        return f"{first} if {condition} else {args[2][0]}", -1
     texts = [a[0] for a in args]
     if tensors and e.op in (Op.MIN, Op.MAX, Op.SELECT):
         first = 1 if e.op is Op.SELECT else 0

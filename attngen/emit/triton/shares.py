@@ -44,7 +44,8 @@ def host_lines(shares: Shares, wanted: Wanted, *, sequences: bool = False) -> tu
     if wanted.long is not None:
         when, in_turn = (*when, f"size > {CACHED}"), in_turn if wanted.onwards else _host(wanted.long)
         size = (f"size = {'each * BK' if sequences else 'Sq'} * (6 * D + 2 * Dv)",)
-    order = f"max(row.together, row.ahead // {tiles}), row.BACKWARDS"
+    items = f"({tiles} * span)" if wanted.whole and not sequences else tiles
+    order = f"max(row.together, row.ahead // {items}), row.BACKWARDS"
     if when:
         order = f"({in_turn}, False) if {' or '.join(when)} else ({order})"
     short = f"short = row.BACKWARDS and Hq > Hkv and each < {wanted.few}"

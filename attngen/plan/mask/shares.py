@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from attngen.ir.build import add, apply, floordiv, index, integer, maximum, minimum, mul, sub
-from attngen.ir.nodes import Expr, Op
+from attngen.ir.build import add, apply, conjunction, floordiv, index, integer, maximum, minimum, mul, sub
+from attngen.ir.nodes import Expr, Op, Symbol, Type
 
 N_TILES, GROUP, SPAN, SHARES, SIZE = (index(name) for name in ("n_tiles", "group", "span", "shares", "size"))
 HEAD, KV_HEAD, SHARE, TILE = (index(name) for name in ("head", "kv_head", "share", "tile"))
@@ -27,6 +27,8 @@ SHORT, CACHED, LIVE = 12 * 2**20, 24 * 2**20, 144 * 2**20
 half of them in the mean. More than `CACHED` have left the cache where neighbours begin at queries of their own and walk
 to the end. Those of all heads in turn should be at most `LIVE`: programs that begin late, because others hold their
 multiprocessors, walk apart from the rest from then on, and both read from memory (`docs/log`, "Long sequences")."""
+PARTS, _PART = 2**30, 4 * 128
+"""Bytes of a call's parts, at most, where each item has one member; and of a part, in float32, for one column."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,7 @@ class Wanted:
     `size` is more than `CACHED`, all items do, so many heads in turn. few: sequences with fewer tiles of keys, in the
     mean, are walked by whole groups, two heads in turn, if tiles of keys are taken backwards. paired: the tiles of two
     sequences alternate, also of `few` tiles and more: for tiles of keys that wait for each other from their start.
+    whole: every tile of keys meets all queries, so an item of several members counts as so many heads in turn.
     """
 
     heads: Expr
@@ -47,6 +50,7 @@ class Wanted:
     long: Expr | None = None
     few: int = 16
     paired: bool = False
+    whole: bool = False
 
 
 def enough(items: int, *, least: int, most: int) -> Expr:
@@ -57,7 +61,23 @@ def enough(items: int, *, least: int, most: int) -> Expr:
 def together(short: int | None) -> Expr:
     """As many heads as stay together: eight, fewer whose rows are `LIVE`, or sixteen with less than `short` bytes."""
     few = maximum(integer(2), minimum(integer(8), floordiv(integer(LIVE), SIZE)))
-    return few if short is None else apply(Op.SELECT, apply(Op.LT, SIZE, integer(short)), integer(16), few)
+    return few if short is None else _either(apply(Op.LT, SIZE, integer(short)), integer(16), few)
+
+
+def alone(otherwise: Expr) -> Expr:
+    """All query heads, so that an item has one member, and tiles of keys are taken as where no heads share keys. But
+    where heads have few tiles of keys, the parts of so many items would cost more than that gains: 32 heads. And where
+    parts would take more than `PARTS`, or rows have left the cache: `otherwise`."""
+    members = mul(Symbol("B", Type.INT), Symbol("Hq", Type.INT))
+    width = add(Symbol("D", Type.INT), Symbol("Dv", Type.INT))
+    parts = mul(mul(members, N_TILES), mul(integer(_PART), width))
+    far, few = apply(Op.LT, integer(CACHED), SIZE), apply(Op.LT, N_TILES, integer(32))
+    large = conjunction(apply(Op.NOT, few), apply(Op.LT, integer(PARTS), parts))
+    return _either(apply(Op.OR, far, large), otherwise, _either(few, integer(32), members))
+
+
+def _either(condition: Expr, first: Expr, second: Expr) -> Expr:
+    return apply(Op.SELECT, condition, first, second)
 
 
 @dataclass(frozen=True, slots=True)

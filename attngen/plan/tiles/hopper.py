@@ -38,7 +38,7 @@ from attngen.plan.mask.loops import Loops, Run
 from attngen.plan.mask.parts import hull_part, limit
 from attngen.plan.mask.ranges import TileRanges
 from attngen.plan.mask.segments import Segment
-from attngen.plan.mask.shares import SHORT, Wanted, enough, shares, together
+from attngen.plan.mask.shares import SHORT, Wanted, alone, enough, shares, together
 from attngen.plan.mask.turns import turns
 from attngen.plan.mask.walks import at_least_one, hull, own, share, walk
 from attngen.plan.score.ramp import Ramp, ramp
@@ -314,10 +314,12 @@ def grouped(plan: KernelPlan) -> Wanted:
     if plan.growing_keys and len(plan.queries.any) == 1:
         if plan.queries.tests or plan.queries.any[0].hi != SQ:  # a tile meets few queries, however many there are
             return Wanted(integer(16), integer(8), onwards=True)
-        dense = together(SHORT // 2 if moved else SHORT)  # all tiles of a piece may meet all queries
+        # All tiles of a piece may meet all queries.
+        dense = together(SHORT // 2) if moved else alone(together(SHORT))
         return Wanted(dense, together(None), onwards=True, long=dense, paired=True)
     heads = enough(1024 if moved else 128, least=1, most=64)
-    return Wanted(heads, heads, onwards=False, long=integer(2) if plan.growing_keys and in_turn(plan) else None)
+    long = integer(2) if plan.growing_keys and in_turn(plan) else None
+    return Wanted(heads, heads, onwards=False, long=long, whole=plan.queries.any == (Segment(integer(0), SQ),))
 
 
 def _heads_differ_in_keys(plan: KernelPlan) -> bool:

@@ -2765,7 +2765,9 @@ def _backward_launches(known, strides, q, k, v, d_out, dq, dk, dv, has_d_lse, us
         BQ, BK = row.BQ, row.BK
         n_tiles, n_parts = _ceil(Sk, BK), _ceil(Sq, BQ) * B * Hq
         size = Sq * (6 * D + 2 * Dv)
-        heads, group, wanted = B * Hkv, Hq // Hkv, ((16) if (size < 12582912) else (max(2, min(8, 150994944 // size))))
+        (heads, group, wanted) = (B * Hkv, Hq // Hkv,
+            (16 if size < 12582912 else max(2, min(8, 150994944 // size))) if 25165824 < size
+            or (32 <= n_tiles and 1073741824 < B * Hq * n_tiles * (512 * (D + Dv))) else 32 if n_tiles < 32 else B * Hq)
         span = _span(group, heads, wanted)
         shares = (group + span - 1) // span
         (together,

@@ -24,7 +24,7 @@ LINES, ARGUMENTS = 80, 12
 WIDE = {"_list_key_runs", "_list_walks", "_list_queries_met", "_list_keys_met"}
 """Functions that take more: bodies of kernels, with all that the kernels take."""
 SIZES = {
-    "": 3115,
+    "": 3117,
     "--arch portable": 1137,
     "--arch sm_90 --head-dim 128": 2520,
     "--arch sm_90 --head-dim 128 --forward": 1460,
