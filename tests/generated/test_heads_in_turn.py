@@ -10,22 +10,31 @@ import pytest
 import attngen
 
 K = 1024
-ROW = (8, True)
-"""The order of the table, of 64 tiles of keys and more, in a call whose items have one member."""
 CASES = [
     # causal, heads of keys and how many query heads share one, queries and keys: members of an item, heads in turn
-    ("causal", 8, 4, (4 * K, 4 * K), 2, (16, False)),
-    ("causal", 16, 2, (4 * K, 4 * K), 2, (16, False)),
-    ("causal", 8, 4, (8 * K, 8 * K), 2, (16, False)),
-    ("causal", 8, 4, (12 * K, 12 * K), 4, (8, False)),
-    ("causal", 8, 4, (16 * K, 8 * K), 4, (8, False)),
-    ("causal", 4, 4, (16 * K, 16 * K), 2, (8, False)),
+    ("causal", 8, 4, (1 * K, 1 * K), 1, (32, True)),
+    ("causal", 16, 8, (2 * K, 2 * K), 4, (32, False)),
+    ("causal", 64, 8, (2 * K, 2 * K), 8, (32, False)),
+    ("causal", 8, 4, (4 * K, 4 * K), 1, (8, True)),
+    ("causal", 16, 2, (4 * K, 4 * K), 1, (8, True)),
+    ("causal", 8, 4, (8 * K, 8 * K), 1, (4, True)),
+    ("causal", 8, 4, (12 * K, 12 * K), 1, (2, True)),
+    ("causal", 8, 4, (16 * K, 8 * K), 1, (4, True)),
+    ("causal", 4, 4, (16 * K, 16 * K), 1, (2, True)),
+    ("causal", 8, 8, (16 * K, 16 * K), 1, (2, True)),  # 1 GiB of parts, no more
+    ("causal", 16, 8, (16 * K, 16 * K), 8, (8, False)),
+    ("causal", 16, 16, (4 * K, 4 * K), 1, (8, True)),
+    ("causal", 32, 16, (4 * K, 4 * K), 16, (16, False)),
+    ("causal", 8, 4, (32 * K, 1 * K), 4, (4, False)),  # rows that have left the cache
     ("causal", 8, 4, (32 * K, 32 * K), 4, (4, False)),
     ("causal", 8, 4, (128 * K, 128 * K), 4, (2, False)),
-    ("causal", 16, 1, (4 * K, 4 * K), 1, ROW),  # no keys are shared
+    ("causal", 16, 1, (4 * K, 4 * K), 1, (8, True)),  # no keys are shared
     ("causal", 16, 1, (32 * K, 32 * K), 1, (4, False)),
     ("causal or k < 500", 8, 4, (16 * K, 24 * K), 4, (16, False)),
     ("causal or k < 500", 8, 4, (32 * K, 32 * K), 4, (2, False)),
+    ("true", 16, 8, (1 * K, 1 * K), 8, (4, False)),  # each item counts as eight heads
+    ("true", 16, 8, (8 * K, 8 * K), 8, (2, False)),
+    ("true", 16, 1, (1 * K, 1 * K), 1, (32, False)),
     ("0 <= q - k < 500", 8, 4, (4 * K, 4 * K), 4, (8, False)),
     ("0 <= q - k < 500", 2, 4, (4 * K, 1 * K), 1, (32, False)),
 ]

@@ -233,7 +233,9 @@ def test_kernels_of_compute_capability_9() -> None:
     ]
     assert "    dQ is added in turn: each waits for the tile of keys before it" in lines
     few = "max(2, min(8, 150994944 // size))"
-    wanted = f"16 if size < 12582912 else {few} heads of items are wanted; {few} of several sequences"
+    large = "25165824 < size or 32 <= n_tiles and 1073741824 < B * Hq * n_tiles * (512 * (D + Dv))"
+    heads = f"(16 if size < 12582912 else {few}) if {large} else 32 if n_tiles < 32 else B * Hq"
+    wanted = f"{heads} heads of items are wanted; {few} of several sequences"
     assert f"    query heads that share keys: {wanted}" in lines
     assert "    heads with size > 25165824: onwards, so many in turn" in lines
     assert sum(line.startswith("    head dims 128, 128: ") for line in lines) == 2
