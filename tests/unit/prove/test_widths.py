@@ -228,6 +228,12 @@ def test_a_stretch_of_keys_by_any_two_ints_needs_no_bounds(target: str, mask: st
     assert not any(isinstance(c.verdict, Refuted) for c in found)  # a range of tiles may go unused
 
 
+@pytest.mark.parametrize("end", ["2147483647", "-2147483648"])
+def test_what_stays_at_an_end_equals_that_end(end: str) -> None:
+    found, _ = claims("jax", "param n: int", "param m: int", f"mask = n + m == {end}")
+    assert any(isinstance(c.verdict, Refuted) for c in found)
+
+
 def test_a_refusal_gives_the_elements_and_the_operation_that_leaves() -> None:
     lines = "param pos: int[B, Sk]", "score = qk - float(abs(pos[b, q] - pos[b, k]))", "assume Sq == Sk"
     found, _ = claims("jax", *lines)
