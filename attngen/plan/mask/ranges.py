@@ -183,11 +183,14 @@ class _Solver:
         if len(own) != 1:
             return None
         term, factor = own[0]
-        rest = from_linear([(t, c) for t, c in terms if not reads(t, self.axis)], constant)
+        rest = [(t, c) for t, c in terms if not reads(t, self.axis)]
+        if factor == -1:
+            return self.peel_at_least(term, from_linear(rest, constant))
+        opposite = from_linear([(t, -c) for t, c in rest], -constant)
         if factor > 0:  # t <= floor(-rest / factor)
-            return self.peel_at_most(term, floordiv(neg(rest), integer(factor)))
+            return self.peel_at_most(term, floordiv(opposite, integer(factor)))
         # t >= ceil(rest / -factor)
-        return self.peel_at_least(term, neg(floordiv(neg(rest), integer(-factor))))
+        return self.peel_at_least(term, neg(floordiv(opposite, integer(-factor))))
 
     def peel_at_most(self, t: Expr, limit: Expr) -> Pair | None:
         """`t <= limit`, where `limit` is free of the axis."""
@@ -195,11 +198,7 @@ class _Solver:
             spread = self.held.extremes(limit)
             if spread is None:
                 return None
-            one = integer(1)
-            return Pair(
-                (Segment(integer(0), add(spread[1], one)),),
-                (Segment(integer(0), add(spread[0], one)),),
-            )
+            return Pair((Segment(integer(0), _next(spread[1])),), (Segment(integer(0), _next(spread[0])),))
         if not isinstance(t, Apply):
             return None
         a = t.args[0]
@@ -288,3 +287,9 @@ class _Solver:
             (Segment(test.bound("any_lo"), test.bound("any_hi")),),
             (Segment(test.bound("all_lo"), test.bound("all_hi")),),
         )
+
+
+def _next(e: Expr) -> Expr:
+    """`e + 1`; of `n - 1` that is `n`, which leaves no register."""
+    terms, constant = linear(e)
+    return from_linear(terms, 0) if terms and constant == -1 else add(e, integer(1))
