@@ -77,7 +77,7 @@ def test_wrong_consts() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"target": "cuda"}, "no target 'cuda'; there is triton, pallas, torch, jax"),
+        ({"target": "cuda"}, "no target 'cuda'; there are triton, pallas, torch, jax"),
         ({"precision": "fp8"}, "no precision 'fp8'; there are ieee, tf32"),
         ({"tile": (24, 16)}, "two powers of two from 16 to 512"),
         ({"tile": (16,)}, "two powers of two"),

@@ -95,7 +95,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         ),
         (("compile", "a.attn", "--emit", "ptx", "--arch", "portable"), "--emit ptx needs a chip: --arch sm_80, sm_86"),
         (("compile", "a.attn", "--emit", "ptx", "--target", "jax"), "by Triton's compiler: leave out --target jax"),
-        (("compile", "a.attn", "--emit", "ptx", "--head-dim", "512"), "head dims run from 8 to 256"),
+        (("compile", "a.attn", "--emit", "ptx", "--head-dim", "512"), "head dims run from 1 to 256"),
         (("compile", "a.attn", "--emit", "ptx", "--head-dim", "a"), "'a' is no head dim; write D or D/Dv"),
         (("compile", "a.attn", "--tile", "16"), "'16' is no tile; write Q,K"),
         (("compile", "a.attn", "--tile", "24,16"), "powers of two"),
