@@ -38,8 +38,8 @@ CASES = {
         0,
     ),
     ("prefix_lm(n)", "k", "param n: int"): (
-        ["0 … min(Sk, q1 + Sk - Sq + 1)", "0 … min(Sk, -(1 - n) + 1)"],
-        ["0 … min(Sk, q0 + Sk - Sq + 1)", "0 … min(Sk, -(1 - n) + 1)"],
+        ["0 … min(Sk, q1 + Sk - Sq + 1)", "0 … min(Sk, n)"],
+        ["0 … min(Sk, q0 + Sk - Sq + 1)", "0 … min(Sk, n)"],
         0,
     ),
     ("prefix_lm(n)", "q", "param n: int"): (
@@ -59,18 +59,18 @@ CASES = {
         0,
     ),
     ("q - k < (16 if k < 10 else 64)", "q"): (
-        ["0 … min(Sq, k1 + (16 if k1 - 10 < 0 else 64) - 1 + 1)"],
-        ["0 … min(Sq, k0 + (16 if k1 - 10 < 0 else 16 if k0 - 10 < 0 else 64) - 1 + 1)"],
+        ["0 … min(Sq, k1 + (16 if k1 - 10 < 0 else 64))"],
+        ["0 … min(Sq, k0 + (16 if k1 - 10 < 0 else 16 if k0 - 10 < 0 else 64))"],
         0,
     ),
     ("chunked(c)", "k", "param c: int where c >= 1"): (
-        ["max(0, (q0 + Sk - Sq) // c * c) … min(min(Sk, q1 + Sk - Sq + 1), (q1 + Sk - Sq) // c * c + c - 1 + 1)"],
-        ["max(0, (q1 + Sk - Sq) // c * c) … min(min(Sk, q0 + Sk - Sq + 1), (q0 + Sk - Sq) // c * c + c - 1 + 1)"],
+        ["max(0, (q0 + Sk - Sq) // c * c) … min(min(Sk, q1 + Sk - Sq + 1), (q1 + Sk - Sq) // c * c + c)"],
+        ["max(0, (q1 + Sk - Sq) // c * c) … min(min(Sk, q0 + Sk - Sq + 1), (q0 + Sk - Sq) // c * c + c)"],
         0,
     ),
     ("chunked(c)", "q", "param c: int where c >= 1"): (
-        ["max(max(0, k0 + Sq - Sk), k0 // c * c + Sq - Sk) … min(Sq, Sq + k1 // c * c + c - Sk - 1 + 1)"],
-        ["max(max(0, k1 + Sq - Sk), k1 // c * c + Sq - Sk) … min(Sq, Sq + k0 // c * c + c - Sk - 1 + 1)"],
+        ["max(max(0, k0 + Sq - Sk), k0 // c * c + Sq - Sk) … min(Sq, Sq + k1 // c * c + c - Sk)"],
+        ["max(max(0, k1 + Sq - Sk), k1 // c * c + Sq - Sk) … min(Sq, Sq + k0 // c * c + c - Sk)"],
         0,
     ),
     ("dilated(3)", "k"): (["0 … Sk"], [], 0),
@@ -86,8 +86,8 @@ CASES = {
         1,
     ),
     ("k < lengths[b]", "k", "param lengths: int[B]"): (
-        ["0 … min(Sk, -(1 - lengths[b]) + 1)"],
-        ["0 … min(Sk, -(1 - lengths[b]) + 1)"],
+        ["0 … min(Sk, lengths[b])"],
+        ["0 … min(Sk, lengths[b])"],
         0,
     ),
     ("k < lengths[b]", "q", "param lengths: int[B]"): (
