@@ -21,6 +21,9 @@ Range = tuple[int, int]
 Ranges = tuple[Range, ...]
 """Ascending, none empty, and no two that touch."""
 
+TILE = 128
+"""Rows of queries and of keys in a kernel's tiles. Where a piece's first query and first key lie whole tiles apart, a
+diagonal of the mask cuts one tile of keys for each tile of queries, and else two."""
 OVERLOAD = 0.02
 """How much more than the mean `balanced` lets a rank work."""
 
@@ -151,7 +154,10 @@ def balanced(work: npt.NDArray[Any], ranks: int, bounds: Collection[int] = ()) -
     falls = np.zeros(total + 1, np.bool_)
     falls[1:-1] = np.diff(work) < 0
     falls[[0, -1]] = True
-    falls[[b for b in bounds if 0 <= b <= total]] = True
+    starts = np.array(sorted({0, *(b for b in bounds if 0 <= b <= total)}))
+    falls[starts] = True
+    at = np.arange(total + 1)
+    tiled = (at - starts[np.searchsorted(starts, at, "right") - 1]) % TILE == 0
     mean = float(work.sum()) / ranks
     found: list[Ranges] = [()] * ranks
 
@@ -162,7 +168,7 @@ def balanced(work: npt.NDArray[Any], ranks: int, bounds: Collection[int] = ()) -
         here = count // 2
         rows = length(own)
         size = rows * here // count
-        start = _window(own, size, (here, count - here), mean, work, falls)
+        start = _window(own, size, (here, count - here), mean, work, falls, tiled)
         if start + size <= rows:
             inside = section(own, start, start + size)
             outside = section(own, 0, start) + section(own, start + size, rows)
@@ -177,9 +183,15 @@ def balanced(work: npt.NDArray[Any], ranks: int, bounds: Collection[int] = ()) -
 
 
 def _window(
-    own: Ranges, size: int, counts: Range, mean: float, work: npt.NDArray[Any], falls: npt.NDArray[np.bool_]
+    own: Ranges,
+    size: int,
+    counts: Range,
+    mean: float,
+    work: npt.NDArray[Any],
+    falls: npt.NDArray[np.bool_],
+    tiled: npt.NDArray[np.bool_],
 ) -> int:
-    """Where the window of `size` rows begins, in the circle of the rows of `own`."""
+    """Where the window of `size` rows begins, in the circle of the rows of `own`: if it can, where a tile begins."""
     sums = np.concatenate([[0.0], np.cumsum(np.concatenate([work[a:b] for a, b in own]))])
     rows, whole = len(sums) - 1, float(sums[-1])
     start = np.arange(rows)
@@ -196,7 +208,8 @@ def _window(
     cuts = 2 - begins[start].astype(np.int8) - begins[stop]
     least = min(float(load.min()), whole / (sum(counts) * mean))
     cuts[load > max(1 + OVERLOAD, least)] = 3
-    return int(np.lexsort((load, cuts))[0])
+    apart = (cuts < 3) & ~np.concatenate([tiled[a:b] for a, b in own])
+    return int(np.lexsort((load, apart, cuts))[0])
 
 
 def _checked(ranks: int) -> None:

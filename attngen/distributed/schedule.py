@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from attngen.distributed.layout import Layout, Range, Ranges, balanced, contiguous, headtail, joined, length
+from attngen.distributed.layout import TILE, Layout, Range, Ranges, balanced, contiguous, headtail, joined, length
 from attngen.errors import UsageError
 from attngen.ir.attention import Attention, Param
 from attngen.ir.evaluate import as_array
@@ -257,7 +257,7 @@ def schedule(
         keys = needed(kernel, [q for _, q in of_groups], case)
         for (group, q), stretches in zip(of_groups, keys, strict=True):
             narrowed = seeing(kernel, q, case) if exchange == "ring" else None
-            for start, stop in stretches:
+            for start, stop in _aligned(stretches, q[0], first, holders):
                 for low, high, source in _held(holders, (first + start, first + stop)):
                     k = (low - first, high - first)
                     own = q if narrowed is None else narrowed(k)
@@ -299,6 +299,20 @@ def _add(pieces: list[Piece], piece: Piece) -> None:
         pieces[-1] = last._replace(k=(last.k[0], piece.k[1]))
     else:
         pieces.append(piece)
+
+
+def _aligned(
+    stretches: Sequence[Range], q: int, first: int, holders: Sequence[tuple[int, int, int]]
+) -> Iterator[Range]:
+    """Stretches of keys that begin whole tiles from the query `q`, if that is at most an eighth more of the same
+    holder's keys. `first`: the row of the sequence's first key."""
+    reach = 0
+    for start, stop in stretches:
+        low, high, _ = holders[bisect_right(holders, (first + start, 2**62, 0)) - 1]
+        before = (start - q) % TILE
+        fits = before <= min((min(stop, high - first) - start) // 8, start - max(reach, low - first))
+        yield (start - before if fits else start), stop
+        reach = stop
 
 
 def _cut(own: Ranges, ends: Sequence[int]) -> Iterator[tuple[int, Range]]:

@@ -11,7 +11,7 @@ import pytest
 
 import attngen
 from attngen.distributed import Layout, Schedule, Sequences, balanced, contiguous, headtail, row_work, schedule
-from attngen.distributed.layout import Range, length
+from attngen.distributed.layout import TILE, Range, length
 from attngen.distributed.program import Call, fewer_together, steps, turns
 from attngen.distributed.schedule import EXCHANGES, Exchange, Masked
 from attngen.errors import UsageError
@@ -246,3 +246,18 @@ def test_stretches_whose_keys_do_not_meet_can_be_one_call(mask: str, fewer: bool
     assert fewer_together(made) == fewer
     own = steps(made, 0, together=True)
     assert [len(c.pieces) for step in own for c in (*step.early, *step.calls)] == ([2] if fewer else [1, 1])
+
+
+@pytest.mark.parametrize("exchange", ["ring", "gather"])
+def test_pieces_begin_whole_tiles_apart(exchange: Exchange) -> None:
+    """A window's 4,095 keys before a query are 4,096 for it. What would be more than an eighth more is not sent."""
+    sequences, window = Sequences.of_offsets((0, 70, 32838)), "attention window\nmask = 0 <= q - k < 4096"
+    kernel = attngen.compile(window)
+    layout = balanced(row_work(kernel, sequences), 2, sequences.q)
+    found = schedule(kernel, layout, sequences, exchange)
+    long = [p for r in found.rounds for own in r.pieces for p in own if p.sequence == 1]
+    assert len(long) >= 3 and all((p.q[0] - p.k[0]) % TILE == 0 for p in long)
+    assert any(length(t.rows) == 4096 for r in found.rounds for t in r.transfers)
+    narrow = attngen.compile(window.replace("4096", "300"))
+    kept = schedule(narrow, contiguous(32838, 2), sequences, exchange)
+    assert sum(length(t.rows) for r in kept.rounds for t in r.transfers) == 299
