@@ -2515,14 +2515,15 @@ class _Launch:
 
     def __init__(self, kernel, grid, options, tiles=_NONE, scalars=_NONE, buffers=_NONE, counters=_NONE,
         names=_NONE) -> None:
-        self.kernel, self.options, self.buffers = kernel, options, buffers
+        self.kernel, self.options, self.tiles, self.buffers = kernel, options, tiles, buffers
         self.grid = grid if isinstance(grid, tuple) else (grid, 1, 1)
-        self.tiles = tiles
-        self.counters, self.scalars = counters, {"counters": None, "n_counters": sum(counters.values()), **scalars}
+        self.counters = {x: sum([*counters.values()][:i]) for i, x in enumerate(counters)}  # where each begins
+        self.scalars = {"counters": None, "n_counters": sum(counters.values()), **scalars}
         given = [x.removesuffix("_ptr").removesuffix("_desc") for x in kernel.arg_names if x not in options]
-        self.operands = operator.itemgetter(*(names.get(x, x) for x in given))
+        given = [names.get(x, x) for x in given]
+        self.operands, self.places = operator.itemgetter(*given), [given.index(x) for x in tiles]
         self.constants = [options[x] for x in kernel.arg_names if x in options]
-        self.idle: list[dict] = []  # descriptors without their tensors, so that their memory can be freed
+        self.idle: list[list] = []  # descriptors without their tensors, so that their memory can be freed
         self.run = None
 
     def __call__(self, values: dict) -> None:
@@ -2531,18 +2532,17 @@ class _Launch:
             values[name] = values["q"].new_empty(shape, dtype=dtype)
         if self.counters:
             cells = values["counters"] = values["q"].new_empty(self.scalars["n_counters"], dtype=torch.int32)
-            values.update(zip(self.counters, cells.split([*self.counters.values()])))
-        if not self.tiles:
-            self.launch(*self.operands(values))
-            return
+            for name, start in self.counters.items():
+                values[name] = cells[start:] if start else cells
+        operands = [*self.operands(values)]
         try:
             tiles = self.idle.pop()
         except IndexError:  # the first call, or another thread is here, too
-            tiles = {name: self.descriptor(name, values[name]) for name in self.tiles}
-        for name, tile in tiles.items():
-            tile.base = values[name]
-        self.launch(*self.operands({**values, **tiles}))
-        for tile in tiles.values():
+            tiles = [self.descriptor(name, values[name]) for name in self.tiles]
+        for i, tile in zip(self.places, tiles):
+            tile.base, operands[i] = operands[i], tile
+        self.launch(*operands)
+        for tile in tiles:
             tile.base = None
         self.idle.append(tiles)
 
@@ -2824,10 +2824,10 @@ def _gradients(d_out: Tensor, d_lse: Tensor | None, q: Tensor, k: Tensor, v: Ten
     scale: float) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of q, k, v."""
     known = _known(q, k, v)
-    dq, dk, dv = (x.new_empty_strided(*_like(x, x.shape[3])) for x in (q, k, v))
     if not known.near:
         q, k, v = _near(q), _near(k), _near(v)
     out, d_out = _near(out), _near(d_out)
+    dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
     if q.numel() and k.numel():
         usual = 1e-18 < scale < 1e18  # so that log-sum-exps can be divided by it
         d_lse = d_lse if d_lse is None else d_lse.contiguous()
@@ -2863,7 +2863,7 @@ _backward.register_autograd(_refuse_second)
 
 @_backward.register_fake
 def _(d_out, d_lse, q, k, v, out, lse, scale):
-    dq, dk, dv = (x.new_empty_strided(*_like(x, x.shape[3])) for x in (q, k, v))
+    dq, dk, dv = (torch.empty_like(_near(x)) for x in (q, k, v))
     return dq, dk, dv
 
 

@@ -1990,31 +1990,29 @@ class _Launch:
     """
 
     def __init__(self, kernel, grid, options, tiles=_NONE, scalars=_NONE, buffers=_NONE, names=_NONE) -> None:
-        self.kernel, self.options, self.buffers = kernel, options, buffers
+        self.kernel, self.options, self.tiles, self.buffers = kernel, options, tiles, buffers
         self.grid = grid if isinstance(grid, tuple) else (grid, 1, 1)
-        self.tiles = tiles
         self.scalars = scalars
         given = [x.removesuffix("_ptr").removesuffix("_desc") for x in kernel.arg_names if x not in options]
-        self.operands = operator.itemgetter(*(names.get(x, x) for x in given))
+        given = [names.get(x, x) for x in given]
+        self.operands, self.places = operator.itemgetter(*given), [given.index(x) for x in tiles]
         self.constants = [options[x] for x in kernel.arg_names if x in options]
-        self.idle: list[dict] = []  # descriptors without their tensors, so that their memory can be freed
+        self.idle: list[list] = []  # descriptors without their tensors, so that their memory can be freed
         self.run = None
 
     def __call__(self, values: dict) -> None:
         values.update(self.scalars)
         for name, (shape, dtype) in self.buffers.items():
             values[name] = values["q"].new_empty(shape, dtype=dtype)
-        if not self.tiles:
-            self.launch(*self.operands(values))
-            return
+        operands = [*self.operands(values)]
         try:
             tiles = self.idle.pop()
         except IndexError:  # the first call, or another thread is here, too
-            tiles = {name: self.descriptor(name, values[name]) for name in self.tiles}
-        for name, tile in tiles.items():
-            tile.base = values[name]
-        self.launch(*self.operands({**values, **tiles}))
-        for tile in tiles.values():
+            tiles = [self.descriptor(name, values[name]) for name in self.tiles]
+        for i, tile in zip(self.places, tiles):
+            tile.base, operands[i] = operands[i], tile
+        self.launch(*operands)
+        for tile in tiles:
             tile.base = None
         self.idle.append(tiles)
 
@@ -2258,10 +2256,10 @@ def _gradients(d_out: Tensor, d_lse: Tensor | None, q: Tensor, k: Tensor, v: Ten
     lse: Tensor, rest: Tensor, scale: float, needed: list[bool]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The gradients of q, k, v and of the float params, empty where not needed."""
     known = _known(q, k, v, bias)
-    dq, dk, dv = (x.new_empty_strided(*_like(x, x.shape[3])) for x in (q, k, v))
     if not known.near:
         q, k, v = _near(q), _near(k), _near(v)
     out, d_out = _near(out), _near(d_out)
+    dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
     B, Hq, _Hkv, Sq, Sk, _D, _Dv = known.shape
     total_bias = torch.zeros_like(bias, dtype=torch.float32) if needed[0] else bias.new_empty(0)
     if q.numel() and k.numel():
@@ -2317,7 +2315,7 @@ _backward.register_autograd(_refuse_second)
 
 @_backward.register_fake
 def _(d_out, d_lse, q, k, v, bias, out, lse, rest, scale, needed):
-    dq, dk, dv = (x.new_empty_strided(*_like(x, x.shape[3])) for x in (q, k, v))
+    dq, dk, dv = (torch.empty_like(_near(x)) for x in (q, k, v))
     total_bias = bias.new_empty(bias.shape, dtype=torch.float32) if needed[0] else bias.new_empty(0)
     return dq, dk, dv, total_bias
 

@@ -542,31 +542,29 @@ class _Launch:
     """
 
     def __init__(self, kernel, grid, options, tiles=_NONE, scalars=_NONE, buffers=_NONE, names=_NONE) -> None:
-        self.kernel, self.options, self.buffers = kernel, options, buffers
+        self.kernel, self.options, self.tiles, self.buffers = kernel, options, tiles, buffers
         self.grid = grid if isinstance(grid, tuple) else (grid, 1, 1)
-        self.tiles = tiles
         self.scalars = scalars
         given = [x.removesuffix("_ptr").removesuffix("_desc") for x in kernel.arg_names if x not in options]
-        self.operands = operator.itemgetter(*(names.get(x, x) for x in given))
+        given = [names.get(x, x) for x in given]
+        self.operands, self.places = operator.itemgetter(*given), [given.index(x) for x in tiles]
         self.constants = [options[x] for x in kernel.arg_names if x in options]
-        self.idle: list[dict] = []  # descriptors without their tensors, so that their memory can be freed
+        self.idle: list[list] = []  # descriptors without their tensors, so that their memory can be freed
         self.run = None
 
     def __call__(self, values: dict) -> None:
         values.update(self.scalars)
         for name, (shape, dtype) in self.buffers.items():
             values[name] = values["q"].new_empty(shape, dtype=dtype)
-        if not self.tiles:
-            self.launch(*self.operands(values))
-            return
+        operands = [*self.operands(values)]
         try:
             tiles = self.idle.pop()
         except IndexError:  # the first call, or another thread is here, too
-            tiles = {name: self.descriptor(name, values[name]) for name in self.tiles}
-        for name, tile in tiles.items():
-            tile.base = values[name]
-        self.launch(*self.operands({**values, **tiles}))
-        for tile in tiles.values():
+            tiles = [self.descriptor(name, values[name]) for name in self.tiles]
+        for i, tile in zip(self.places, tiles):
+            tile.base, operands[i] = operands[i], tile
+        self.launch(*operands)
+        for tile in tiles:
             tile.base = None
         self.idle.append(tiles)
 
@@ -756,10 +754,10 @@ def _gradients(d_out: Tensor, d_lse: Tensor | None, q: Tensor, k: Tensor, v: Ten
     scale: float) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of q, k, v."""
     known = _known(q, k, v)
-    dq, dk, dv = (x.new_empty_strided(*_like(x, x.shape[3])) for x in (q, k, v))
     if not known.near:
         q, k, v = _near(q), _near(k), _near(v)
     out, d_out = _near(out), _near(d_out)
+    dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
     if q.numel() and k.numel():
         # Hooks on saved tensors may hand them back from anywhere.
         key = out.data_ptr() % 16, lse.data_ptr() % 16, d_out.data_ptr() % 16, out.stride(), d_out.stride()
@@ -791,7 +789,7 @@ _backward.register_autograd(_refuse_second)
 
 @_backward.register_fake
 def _(d_out, d_lse, q, k, v, out, lse, scale):
-    dq, dk, dv = (x.new_empty_strided(*_like(x, x.shape[3])) for x in (q, k, v))
+    dq, dk, dv = (torch.empty_like(_near(x)) for x in (q, k, v))
     return dq, dk, dv
 
 
