@@ -246,22 +246,20 @@ def _backward(d_out, d_lse, q, k, v, bias, out, lse, scale, needed):
 # ---------------------------------------------------------------- the function
 
 
-def _one_by_one(name: str) -> staticmethod:
-    """How `torch.func.vmap` calls the function of that name: once for each element of the batch."""
-    def rule(info, in_dims, *inputs):
+class _OneByOne(torch.autograd.Function):
+    """A function that `torch.func.vmap` calls once for each element of the batch."""
+
+    @classmethod
+    def vmap(cls, info, in_dims, *inputs):
         def slices(i):
             return [x if not isinstance(x, Tensor) or d is None else x.select(d, i) for x, d in zip(inputs, in_dims)]
 
-        results = zip(*(globals()[name].apply(*slices(i)) for i in range(info.batch_size)))
+        results = zip(*(cls.apply(*slices(i)) for i in range(info.batch_size)))
         stacked = tuple(None if found[0] is None else torch.stack(found) for found in results)
         return stacked, tuple(None if x is None else 0 for x in stacked)
 
-    return staticmethod(rule)
 
-
-class _Attention(torch.autograd.Function):
-    vmap = _one_by_one("_Attention")
-
+class _Attention(_OneByOne):
     @staticmethod
     def forward(q, k, v, bias, scale):
         out, lse = _forward(q, k, v, bias, scale)
@@ -289,10 +287,8 @@ class _Attention(torch.autograd.Function):
         return dq, dk, dv, total_bias, None
 
 
-class _Gradients(torch.autograd.Function):
+class _Gradients(_OneByOne):
     """The backward pass where somebody may want a second derivative."""
-
-    vmap = _one_by_one("_Gradients")
 
     @staticmethod
     def forward(*inputs):
