@@ -96,13 +96,13 @@ def write_all(files: Mapping[str, str | bytes]) -> None:
 def _stage(name: str, data: bytes, ready: list[tuple[str, str]]) -> None:
     place = os.path.realpath(name)
     try:
-        mode = os.stat(place).st_mode
+        mode = os.stat(name).st_mode  # /dev/stdout leads to a pipe that has no path
     except FileNotFoundError:
         mode = None
     if mode is not None and stat.S_ISDIR(mode):
         raise IsADirectoryError(21, "it is a folder")
     if mode is not None and not stat.S_ISREG(mode):
-        Path(place).write_bytes(data)
+        Path(name).write_bytes(data)
         return
     handle, temporary = tempfile.mkstemp(prefix=f".{os.path.basename(place)}.", dir=os.path.dirname(place))
     ready.append((temporary, place))

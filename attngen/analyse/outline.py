@@ -23,6 +23,8 @@ _MODULES = frozenset({"torch", "triton", "tl", "math", "jax", "jnp", "pl", "pltp
 _CONSTANTS = frozenset({"TILES", "PRECISION", "LOG2E", "LN2", "Tensor", "TensorDescriptor", "NoReturn"})
 """What else a generated module holds; its own functions begin with an underscore."""
 
+_CALLED = frozenset({"_call", "_check", "_check_facts", "_sequence_call", "_into", "_packed_bounds", "_bounds_of_rows"})
+"""What the generated functions call, and an argument of that name would hide."""
 _ARGUMENTS = frozenset({"q", "k", "v", "scale", "return_lse", "dropout_seed"})
 """The arguments that every generated function has."""
 
@@ -139,6 +141,8 @@ def _check_param_name(param: ast.Param, named: Mapping[str, Named], report: Repo
         message = f"`{param.name}` is a word of Python, so no argument of the generated function can have this name"
     elif param.name in _ARGUMENTS:
         message = f"every generated function has an argument `{param.name}` already"
+    elif param.name in _CALLED:
+        message = f"the generated function calls `{param.name}`, which an argument of that name would hide"
     else:
         return
     report.error("reserved-name", message, param.name_span, _another(param.name, named))

@@ -71,6 +71,14 @@ def test_device_is_written_to_directly() -> None:
     assert not Path(os.devnull).is_file()
 
 
+def test_pipe_is_written_to_directly() -> None:
+    read, written = os.pipe()
+    files.write(f"/dev/fd/{written}", "text")
+    os.close(written)
+    with os.fdopen(read) as pipe:
+        assert pipe.read() == "text"
+
+
 def test_all_or_none(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("old")
     with pytest.raises(UsageError, match=r"can't write .*missing/b: no such file"):

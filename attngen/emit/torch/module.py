@@ -28,7 +28,7 @@ from attngen.emit.torch_shared.leaves import host_names
 from attngen.emit.torch_shared.public_function import bound_sizes, conversions, param_doc, zeros
 from attngen.errors import InternalError, UsageError
 from attngen.ir import printing
-from attngen.ir.nodes import Expr
+from attngen.ir.nodes import SIZES, Expr
 from attngen.plan import passes
 from attngen.plan.ints.facts import scale_use
 from attngen.plan.kernel import KernelPlan
@@ -182,7 +182,9 @@ class _Emitter:
         value = self.leaves.printer().text(t.col)
         read = free_names([value])
         arguments = tuple(
-            n for n in ("q", "Sk", "batch", "head", "kv_head", *self.leaves.names()) if n in read | {"q", "Sk"}
+            n
+            for n in ("q", *SIZES, "batch", "head", "kv_head", "scale", *self.leaves.names())
+            if n in read | {"q", "Sk"}
         )
         return TestView(t.name, printing.expression(t.col), arguments, (), value)
 

@@ -11,12 +11,15 @@ from attngen.emit.torch_shared import expressions as host_expressions
 from attngen.emit.torch_shared.facts import need_lines
 from attngen.emit.torch_shared.leaves import host_names
 from attngen.ir import printing
-from attngen.ir.attention import Param
-from attngen.ir.nodes import SIZES, Expr, Load, Symbol
+from attngen.ir.attention import Attention, Param
+from attngen.ir.nodes import SIZES, Apply, Expr, Load, Op, Symbol, Type
 from attngen.ir.walk import nodes, reads, symbols
 from attngen.ir.walk import params as read_params
 from attngen.plan.kernel import KernelPlan
 from attngen.plan.levels import Level, level_of
+
+_GROWING = (Op.ADD, Op.SUB, Op.MUL, Op.POW, Op.NEG, Op.ABS)
+"""Operations whose result may need more bits than their operands."""
 
 
 def check_lines(plan: KernelPlan, params: tuple[ParamView, ...], *, spans: bool = True) -> tuple[str, ...]:
@@ -28,12 +31,13 @@ def check_lines(plan: KernelPlan, params: tuple[ParamView, ...], *, spans: bool 
     lines: list[str] = []
     names = host_names(attention, params)
     bound: set[str] = set()
+    computed = _computed_with(attention)
     for view, param in zip(params, attention.params, strict=True):
         if view.rank:
             lines += _tensor(view, param, names, attention.sizes, bound)
             lines += _span(plan, view) if spans else []
         else:
-            lines += _scalar(view)
+            lines += _scalar(view, 32 if param.name in computed else 64)
     return (*lines, *_scalar_facts(plan, params, about_lengths=False))
 
 
@@ -100,7 +104,15 @@ def _tensor(view: ParamView, param: Param, names: dict[str, str], sizes: tuple[s
     return [*lines, f"if tuple({name}.shape) != {wanted}:", spread]
 
 
-def _scalar(view: ParamView) -> list[str]:
+def _computed_with(attention: Attention) -> set[str]:
+    """Params in sums, products and powers of ints, which fit 64 bits if the params have 32: so the prover assumes."""
+    n = attention.normalizer
+    read = (attention.score, attention.mask, n.weight, n.extra, attention.dropout)
+    operations = (e for x in read if x is not None for e in nodes(x) if isinstance(e, Apply) and e.type is Type.INT)
+    return {name for e in operations if e.op in _GROWING for name in read_params(e)}
+
+
+def _scalar(view: ParamView, bits: int) -> list[str]:
     name, key = view.name, view.keyword
     more: list[str] = []
     match view.type:
@@ -110,8 +122,9 @@ def _scalar(view: ParamView) -> list[str]:
             wanted, fits = "a number or a 0-dimensional float tensor", f"(({number}) or ({tensor}))"
         case "int":
             wanted, fits = "an int or a 0-dimensional int tensor", f"_is_int({name})"
-            wide = f"isinstance({name}, int) and not -(2**63) <= {name} < 2**63"
-            more = _refuse(wide, f"{key} must be an int of 64 bits, not {{{name}}}")
+            wide = f"isinstance({name}, int) and not -(2**{bits - 1}) <= {name} < 2**{bits - 1}"
+            why = ", since the spec computes with it" if bits == 32 else ""
+            more = _refuse(wide, f"{key} must be an int of {bits} bits{why}, not {{{name}}}")
         case _:
             wanted, fits = "a bool", f"isinstance({name}, bool)"
     return [*_refuse(f"not {fits}", f"{key} must be {wanted}, not {{type({name}).__name__}}"), *more]

@@ -227,7 +227,7 @@ def scale_use(attention: Attention) -> ScaleUse:
 
 
 def enters_as_product(attention: Attention) -> bool:
-    """Whether q . k and the scale enter the score as `qk * scale` alone.
+    """Whether q . k and the scale enter the attention as `qk * scale` in the score alone.
 
     Then a scale of -s is a scale of s with q negated, and a scale of 0 is a scale of 1 with q zeroed.
     """
@@ -237,5 +237,5 @@ def enters_as_product(attention: Attention) -> bool:
         attention.score, {Apply(Op.MUL, pair, Type.FLOAT): product for pair in ((qk, scale), (scale, qk))}
     )
     n = attention.normalizer
-    others = (rest, n.weight, n.extra, n.stream_weight, n.rescale)
+    others = (rest, attention.mask, n.weight, n.extra, n.stream_weight, n.rescale)
     return not any(reads(e, "qk", "scale") for e in others if e is not None)

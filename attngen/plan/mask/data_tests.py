@@ -82,8 +82,8 @@ class Sides:
 def sides(c: Apply, axis: str, other: str) -> Sides | None:
     """The sides of a comparison whose difference falls into a part of q and a part of k, one of them with data."""
     left, right = c.args
-    if left.type is Type.BOOL or c.op is Op.NE or reads(c, "qk"):
-        return None
+    if left.type is Type.BOOL or c.op is Op.NE or reads(c, "qk", "D", "Dv"):
+        return None  # a kernel that finds extremes knows no head dims
     parts = additive(left, right)
     if any(isinstance(t, Literal) and not math.isfinite(t.value) for t, _ in parts):
         return None  # moved to the other side, infinity less infinity would be no number

@@ -90,7 +90,7 @@ def scale_enters_as_product(attention: Attention) -> bool:
         return e not in (qk, scale) and all(alone(c) for c in walk.children(e))
 
     n = attention.normalizer
-    others = (n.weight, n.extra, n.stream_weight, n.rescale)
+    others = (attention.mask, n.weight, n.extra, n.stream_weight, n.rescale)
     return alone(attention.score) and not any(walk.reads(e, "qk", "scale") for e in others if e is not None)
 
 

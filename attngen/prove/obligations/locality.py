@@ -60,7 +60,7 @@ def locality(attention: Attention, plan: KernelPlan) -> tuple[Claim, ...]:
         Claim(
             "mask",
             "the mask of (q, k) reads that pair alone",
-            _only(plan.attention.mask, pair - {"qk", "scale"} if w.form is Form.EXPONENTIAL else pair),
+            _only(plan.attention.mask, pair - {"qk", *({"scale"} if plan.facts.scale_positive else ())}),
             span=defined.mask.span,
         ),
         Claim(
