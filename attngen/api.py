@@ -71,7 +71,7 @@ def options(
     if unknown is not None:
         raise UsageError(f"no geometry {unknown!r}; there are {', '.join(GEOMETRIES)}")
     if target != "triton" and set(geometry) - {"dense"}:
-        raise UsageError(f"{target} has the geometry dense alone; the others are for target triton")
+        raise UsageError(f"a {target} file has the geometry dense alone; files of target triton have the others")
     tpu = tuple(t for t in tuned if isinstance(t, Tuned))
     gpu = tuple(t for t in tuned if isinstance(t, TunedGpu))
     if tuned and (target != ("pallas" if tpu else "triton") or tile is not None):

@@ -237,7 +237,8 @@ def finish_backward(
     out, lse = results
     learned = {n: jnp.asarray(x) for n, x in params.items() if _learns(x)}
     none = {n: jnp.zeros(x.shape, jnp.float32) for n, x in learned.items()}
-    if own_term(kernel.plan.weights) is None:
+    own_log = own_term(kernel.plan.weights)
+    if own_log is None or not learned.keys() & read_params(own_log):
         return none
 
     def term(learned: Mapping[str, Any]) -> Any:

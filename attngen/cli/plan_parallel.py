@@ -170,7 +170,7 @@ def _machine(args: Namespace) -> Machine:
 def _call(args: Namespace, spec: Attention) -> tuple[Sequences, Mapping[str, int], Masked]:
     """Sequences, sizes, and what the mask reads."""
     from attngen import inputs
-    from attngen.distributed.schedule import Masked, Sequences
+    from attngen.distributed.schedule import Masked, Sequences, check_packed
     from attngen.ir import walk
     from attngen.ir.walk import symbols
 
@@ -184,6 +184,7 @@ def _call(args: Namespace, spec: Attention) -> tuple[Sequences, Mapping[str, int
         rows = [p.name for p in spec.params if p.name in needed and any(symbols(d) & {"Sq", "Sk"} for d in p.shape)]
         if rows:
             raise UsageError(f"the mask reads {rows[0]}, which has an element for each row: leave --lengths out")
+        check_packed(spec)
         lengths = _read_lengths(args.lengths)
         ends = [0]
         for n in lengths:

@@ -28,7 +28,7 @@ from attngen.distributed.layout import Layout, Ranges, contiguous, length
 from attngen.distributed.messages import Heads, Link
 from attngen.distributed.program import fewer_together, local, steps
 from attngen.distributed.rows import Rows
-from attngen.distributed.run import Drawn, Run, check_packed, has_one_batch, reads_rows
+from attngen.distributed.run import Drawn, Run
 from attngen.distributed.schedule import (
     LAYOUTS,
     Exchange,
@@ -36,8 +36,11 @@ from attngen.distributed.schedule import (
     Masked,
     Schedule,
     Sequences,
+    check_packed,
     check_packed_params,
+    has_one_batch,
     named_layout,
+    reads_rows,
     row_work,
     schedule,
 )
@@ -149,7 +152,7 @@ class Attend:
 
     def _placed(self, sequences: Sequences, params: Mapping[str, Any]) -> Placed:
         if sequences.packed:
-            check_packed(self.kernel)
+            check_packed(self.kernel.spec)
         masked = Masked(params=params)
         q_layout = laid_out(self.layout, sequences, self.groups, lambda: row_work(self.kernel, sequences, masked))
         same = sequences.q == sequences.k
@@ -342,7 +345,7 @@ class Placed:
     @cached_property
     def way(self) -> Way:
         attend, sequences, groups = self.attend, self.schedule.sequences, self.attend.groups
-        own = steps(self.schedule, groups.group, together=sequences.packed and not reads_rows(attend.kernel))
+        own = steps(self.schedule, groups.group, together=sequences.packed and not reads_rows(attend.kernel.spec))
         return Way(
             Run(attend.kernel, own, sequences, Link(groups.across, groups.group, self.dim)),
             heads=None
@@ -360,7 +363,7 @@ class Placed:
         Ranks may choose differently: rows travel alike. Heads do not, so where they are exchanged none does it."""
         kernel, sequences = self.attend.kernel, self.schedule.sequences
         slower = bool(kernel.plan.keys.tests) or kernel.spec.dropout is not None or kernel.target != "triton"
-        if sequences.packed or slower or reads_rows(kernel) or not has_one_batch(kernel):
+        if sequences.packed or slower or reads_rows(kernel.spec) or not has_one_batch(kernel.spec):
             return None
         if self.attend.groups.heads > 1 or not fewer_together(self.schedule):
             return None

@@ -23,9 +23,7 @@ from attngen.distributed.messages import Link, Message, Pending, add_picked, pic
 from attngen.distributed.program import Call, Part, Step, Turn, turns
 from attngen.distributed.schedule import Sequences
 from attngen.distributed.sums import Adds, Stretch, Sum, adds_of, placed, plus
-from attngen.errors import UsageError
-from attngen.ir.axes import BATCHES, HEADS, cut_params
-from attngen.ir.walk import symbols
+from attngen.ir.axes import HEADS, cut_params
 from attngen.kernel import Kernel
 from attngen.part_sums import own_term
 
@@ -97,11 +95,6 @@ class Drawn:
     seed: Any = None
     heads: int = 0
     sequences: int = 0
-
-
-def reads_rows(kernel: Kernel) -> list[str]:
-    """Params with an element for each row."""
-    return [p.name for p in kernel.spec.params if any(symbols(d) & {"Sq", "Sk"} for d in p.shape)]
 
 
 def head_dims(kernel: Kernel, *, packed: bool) -> dict[str, int] | None:
@@ -425,19 +418,3 @@ class _Params:
 def sized(kernel: Kernel, name: str) -> list[str]:
     """A param's dimensions by their sizes' names."""
     return kernel.spec.param(name).dim_names
-
-
-def has_one_batch(kernel: Kernel) -> bool:
-    """Whether nothing depends on the batch's number but elements of params."""
-    extra = kernel.spec.normalizer.extra
-    return cut_params(kernel.spec, BATCHES) is not None and (extra is None or "b" not in symbols(extra))
-
-
-def check_packed(kernel: Kernel) -> None:
-    """What packed sequences cannot have where a call knows some of them alone."""
-    if not has_one_batch(kernel):
-        raise UsageError(f"{kernel.name}: the spec reads the batch's number: packed sequences are not told apart")
-    for name in reads_rows(kernel):
-        dims = sized(kernel, name)
-        if "B" not in dims or {"Sq", "Sk"} <= {*dims}:
-            raise UsageError(f"{kernel.name}: {name} has rows of one sequence: packed sequences do not share them")

@@ -20,7 +20,9 @@ import numpy.typing as npt
 from attngen.distributed.layout import TILE, Layout, Range, Ranges, balanced, contiguous, headtail, joined, length
 from attngen.errors import UsageError
 from attngen.ir.attention import Attention, Param
+from attngen.ir.axes import BATCHES, cut_params
 from attngen.ir.evaluate import as_array
+from attngen.ir.walk import symbols
 from attngen.visits import Case, Planned, needed, seeing
 from attngen.visits import row_work as _row_work
 
@@ -159,6 +161,27 @@ def _of_sequence(p: Param, x: Any, sequences: Sequences, b: int) -> Any:
         if ends is not None:
             x = x[(slice(None),) * i + (slice(ends[b], ends[b + 1]),)]
     return x
+
+
+def reads_rows(spec: Attention) -> list[str]:
+    """Params with an element for each row."""
+    return [p.name for p in spec.params if any(symbols(d) & {"Sq", "Sk"} for d in p.shape)]
+
+
+def has_one_batch(spec: Attention) -> bool:
+    """Whether nothing depends on the batch's number but elements of params."""
+    extra = spec.normalizer.extra
+    return cut_params(spec, BATCHES) is not None and (extra is None or "b" not in symbols(extra))
+
+
+def check_packed(spec: Attention) -> None:
+    """Raises `UsageError` for what packed sequences cannot have where a call knows some of them alone."""
+    if not has_one_batch(spec):
+        raise UsageError(f"{spec.name}: the spec reads the batch's number: packed sequences are not told apart")
+    for name in reads_rows(spec):
+        dims = spec.param(name).dim_names
+        if "B" not in dims or {"Sq", "Sk"} <= {*dims}:
+            raise UsageError(f"{spec.name}: {name} has rows of one sequence: packed sequences do not share them")
 
 
 def check_packed_params(spec: Attention, sequences: Sequences, params: Mapping[str, Any]) -> None:

@@ -347,3 +347,20 @@ def test_a_sequence_that_is_too_long_is_refused_when_it_comes() -> None:
     x = torch.zeros(1, 1, 1, 1).expand(1, 1, 2**27, 1)
     with pytest.raises(ValueError, match=r"sequences must be shorter than 2\*\*27, not 134217728 and 134217728"):
         kernel(x, x, x)
+
+
+def test_a_compiled_transform_finds_the_gradient_of_each_param() -> None:
+    kernel = attngen.compile(
+        "attention a\nparam s: f32[Hq]\nparam t: f32\nscore = qk * scale * t - s[h] * k\n", "torch"
+    )
+    given = operands()
+
+    def total(q: torch.Tensor, s: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        return torch.sin(kernel(q, given["k"].detach(), given["v"].detach(), s=s, t=t)).sum()
+
+    gradients = torch.func.grad(total, argnums=(0, 1, 2))
+    values = given["q"].detach(), torch.rand(2), torch.tensor(1.3)
+    compiled = torch.compile(gradients, backend="eager", fullgraph=True)
+    for a, b in zip(compiled(*values), gradients(*values), strict=True):
+        assert b.abs().max() > 0
+        torch.testing.assert_close(a, b)

@@ -74,6 +74,8 @@ CASES = {
     "window on two axes": Case("window", mesh=(2, 2)),
     "biased on two axes, gathered, pallas": Case("biased", "pallas", "gather", mesh=(2, 2)),
     "sigmoid": Case("sigmoid"),
+    "a constant term of the denominator": Case("softmax1"),
+    "a constant term of the denominator, gathered, pallas": Case("softmax1", "pallas", "gather"),
     "custom normalizer": Case("custom_normalizer", exchange="gather", layout="headtail"),
     "any length": Case("causal", sizes={"Sq": 117, "Sk": 117}),
     "any length, pallas": Case("window", "pallas", layout="headtail", sizes={"Sq": 101, "Sk": 101}),

@@ -250,7 +250,9 @@ class _Attention(_OneByOne):
     @staticmethod
     def backward(ctx, d_out, d_lse, *_):
         q, k, v, temperature, escape, out, lse = ctx.saved_tensors
-        needed = [ctx.needs_input_grad[3], ctx.needs_input_grad[4]]
+        # While torch.compile traces torch.func.grad, PyTorch does not say rightly which gradients are asked for.
+        traced = torch.compiler.is_compiling()
+        needed = [traced or ctx.needs_input_grad[3], traced or ctx.needs_input_grad[4]]
         dq, dk, dv, total_temperature, total_escape = (_Gradients.apply if torch.is_grad_enabled() else _backward)(
             d_out, d_lse, q, k, v, temperature, escape, out, lse, ctx.scale, needed,
         )

@@ -192,6 +192,8 @@ def test_data_of_rows_and_lengths(capsys: pytest.CaptureFixture[str]) -> None:
     documents = str(EXAMPLES / "documents.attn")
     assert cli.main(["plan-parallel", documents, "--ranks", "2", "--lengths", "4,5"]) == 2
     assert "the mask reads ids, which has an element for each row: leave --lengths out" in capsys.readouterr().err
+    assert cli.main(["plan-parallel", str(EXAMPLES / "full_bias.attn"), "--ranks", "2", "--lengths", "4,5"]) == 2
+    assert "bias has rows of one sequence: packed sequences do not share them" in capsys.readouterr().err
 
 
 def test_links_are_of_one_direction() -> None:
