@@ -158,6 +158,7 @@ def balanced(work: npt.NDArray[Any], ranks: int, bounds: Collection[int] = ()) -
     falls[starts] = True
     at = np.arange(total + 1)
     tiled = (at - starts[np.searchsorted(starts, at, "right") - 1]) % TILE == 0
+    marked = _Rows(work, falls, tiled)
     mean = float(work.sum()) / ranks
     found: list[Ranges] = [()] * ranks
 
@@ -168,7 +169,7 @@ def balanced(work: npt.NDArray[Any], ranks: int, bounds: Collection[int] = ()) -
         here = count // 2
         rows = length(own)
         size = rows * here // count
-        start = _window(own, size, (here, count - here), mean, work, falls, tiled)
+        start = _window(own, size, (here, count - here), mean, marked)
         if start + size <= rows:
             inside = section(own, start, start + size)
             outside = section(own, 0, start) + section(own, start + size, rows)
@@ -182,17 +183,18 @@ def balanced(work: npt.NDArray[Any], ranks: int, bounds: Collection[int] = ()) -
     return Layout(tuple(sorted(found)))
 
 
-def _window(
-    own: Ranges,
-    size: int,
-    counts: Range,
-    mean: float,
-    work: npt.NDArray[Any],
-    falls: npt.NDArray[np.bool_],
-    tiled: npt.NDArray[np.bool_],
-) -> int:
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """The work of each row; where work falls, or a sequence begins; and where a tile of its sequence begins."""
+
+    work: npt.NDArray[np.float64]
+    falls: npt.NDArray[np.bool_]
+    tiled: npt.NDArray[np.bool_]
+
+
+def _window(own: Ranges, size: int, counts: Range, mean: float, marked: _Rows) -> int:
     """Where the window of `size` rows begins, in the circle of the rows of `own`: if it can, where a tile begins."""
-    sums = np.concatenate([[0.0], np.cumsum(np.concatenate([work[a:b] for a, b in own]))])
+    sums = np.concatenate([[0.0], np.cumsum(np.concatenate([marked.work[a:b] for a, b in own]))])
     rows, whole = len(sums) - 1, float(sums[-1])
     start = np.arange(rows)
     stop = start + size
@@ -203,12 +205,12 @@ def _window(
     load = np.maximum(inside / fair[0], (whole - inside) / fair[1]) if mean else np.zeros(rows)
     if load[0] <= 1 + OVERLOAD:
         return 0
-    begins = np.concatenate([falls[a:b] for a, b in own] + [[True]])
+    begins = np.concatenate([marked.falls[a:b] for a, b in own] + [[True]])
     begins[np.cumsum([0] + [b - a for a, b in own])] = True
     cuts = 2 - begins[start].astype(np.int8) - begins[stop]
     least = min(float(load.min()), whole / (sum(counts) * mean))
     cuts[load > max(1 + OVERLOAD, least)] = 3
-    apart = (cuts < 3) & ~np.concatenate([tiled[a:b] for a, b in own])
+    apart = (cuts < 3) & ~np.concatenate([marked.tiled[a:b] for a, b in own])
     return int(np.lexsort((load, apart, cuts))[0])
 
 
