@@ -1,4 +1,4 @@
-"""Masks that read sizes beside data, or the scale; ints of over 32 bits; params named as functions of the module."""
+"""Masks that read sizes beside data, or the scale; ints too far from 0; params named as functions of the module."""
 
 from __future__ import annotations
 
@@ -55,13 +55,23 @@ def test_a_mask_that_reads_the_scale(target: str, normalizer: str, scale: float)
 
 
 @pytest.mark.parametrize("target", ["torch", "triton"])
-@pytest.mark.parametrize("mask", ["k < n + q", "k >= q - n", "k <= n * n"])
-def test_ints_that_are_computed_with_have_32_bits(target: str, mask: str) -> None:
-    text = f"attention wide\nparam n: int\nmask = {mask}\n"
-    for n in (2**31, -(2**31) - 1, 2**63 - 1):
-        with pytest.raises(UsageError, match=f"n must be an int of 32 bits, since the spec computes with it, not {n}"):
-            seen(target, text, n=n)
-    assert seen(target, text, n=2**31 - 1) == [list(range(KEYS))] * QUERIES
+@pytest.mark.parametrize(
+    ("mask", "bits", "why"),
+    [
+        ("k < n + q", 62, "adds to it"),
+        ("k >= q - n", 62, "adds to it"),
+        ("k <= n * n", 31, "multiplies it"),
+        ("k <= n + m", 31, "adds it to another"),
+        ("k <= abs(n)", 62, "turns its sign"),
+    ],
+)
+def test_ints_that_64_bits_do_not_hold_are_refused(target: str, mask: str, bits: int, why: str) -> None:
+    text = f"attention wide\nparam n: int\nparam m: int\nmask = {mask}\n"
+    for n in (2**bits, -(2**bits) - 1, 2**63 - 1):
+        message = rf"n must be between -2\*\*{bits} and 2\*\*{bits} - 1, since the spec {why}, not {n}"
+        with pytest.raises(UsageError, match=message):
+            seen(target, text, n=n, m=0)
+    assert seen(target, text, n=2**bits - 1, m=0) == [list(range(KEYS))] * QUERIES
     assert seen(target, "attention far\nparam n: int\nmask = k < n\n", n=2**63 - 1) == [list(range(KEYS))] * QUERIES
 
 

@@ -98,4 +98,4 @@ def test_command_says_verified(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 def test_command_for_another_target(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["verify", str(EXAMPLES / "causal.attn"), "--target", "torch", "--geometry", "packed"]) == 2
-    assert "the others are for target triton" in capsys.readouterr().err
+    assert "files of target triton have the others" in capsys.readouterr().err

@@ -18,9 +18,6 @@ from attngen.ir.walk import params as read_params
 from attngen.plan.kernel import KernelPlan
 from attngen.plan.levels import Level, level_of
 
-_GROWING = (Op.ADD, Op.SUB, Op.MUL, Op.POW, Op.NEG, Op.ABS)
-"""Operations whose result may need more bits than their operands."""
-
 
 def check_lines(plan: KernelPlan, params: tuple[ParamView, ...], *, spans: bool = True) -> tuple[str, ...]:
     """The lines, in the order of the params; then their `where`s. What is asked of sizes: see `size_checks`.
@@ -31,13 +28,13 @@ def check_lines(plan: KernelPlan, params: tuple[ParamView, ...], *, spans: bool 
     lines: list[str] = []
     names = host_names(attention, params)
     bound: set[str] = set()
-    computed = _computed_with(attention)
+    limits = _limits(attention)
     for view, param in zip(params, attention.params, strict=True):
         if view.rank:
             lines += _tensor(view, param, names, attention.sizes, bound)
             lines += _span(plan, view) if spans else []
         else:
-            lines += _scalar(view, 32 if param.name in computed else 64)
+            lines += _scalar(view, limits.get(param.name))
     return (*lines, *_scalar_facts(plan, params, about_lengths=False))
 
 
@@ -104,15 +101,28 @@ def _tensor(view: ParamView, param: Param, names: dict[str, str], sizes: tuple[s
     return [*lines, f"if tuple({name}.shape) != {wanted}:", spread]
 
 
-def _computed_with(attention: Attention) -> set[str]:
-    """Params in sums, products and powers of ints, which fit 64 bits if the params have 32: so the prover assumes."""
+def _limits(attention: Attention) -> dict[str, tuple[int, str]]:
+    """How far from 0 an int may be, as a power of 2, and why: of what the spec computes with, so that 64 bits hold the
+    results. Positions are below 2**27."""
     n = attention.normalizer
-    read = (attention.score, attention.mask, n.weight, n.extra, attention.dropout)
-    operations = (e for x in read if x is not None for e in nodes(x) if isinstance(e, Apply) and e.type is Type.INT)
-    return {name for e in operations if e.op in _GROWING for name in read_params(e)}
+    found: dict[str, tuple[int, str]] = {}
+    for e in (attention.score, attention.mask, n.weight, n.extra, attention.dropout):
+        for node in nodes(e) if e is not None else ():
+            match node:
+                case Apply(op=Op.MUL | Op.POW, type=Type.INT):
+                    limit = 31, "multiplies it"
+                case Apply(op=Op.ADD | Op.SUB, type=Type.INT, args=(a, b)):
+                    limit = (31, "adds it to another") if read_params(a) and read_params(b) else (62, "adds to it")
+                case Apply(op=Op.NEG | Op.ABS, type=Type.INT):
+                    limit = 62, "turns its sign"
+                case _:
+                    continue
+            for name in read_params(node):
+                found[name] = min(found.get(name, limit), limit)
+    return found
 
 
-def _scalar(view: ParamView, bits: int) -> list[str]:
+def _scalar(view: ParamView, limit: tuple[int, str] | None) -> list[str]:
     name, key = view.name, view.keyword
     more: list[str] = []
     match view.type:
@@ -122,9 +132,10 @@ def _scalar(view: ParamView, bits: int) -> list[str]:
             wanted, fits = "a number or a 0-dimensional float tensor", f"(({number}) or ({tensor}))"
         case "int":
             wanted, fits = "an int or a 0-dimensional int tensor", f"_is_int({name})"
-            wide = f"isinstance({name}, int) and not -(2**{bits - 1}) <= {name} < 2**{bits - 1}"
-            why = ", since the spec computes with it" if bits == 32 else ""
-            more = _refuse(wide, f"{key} must be an int of {bits} bits{why}, not {{{name}}}")
+            bits, why = limit or (63, "")
+            what = f"between -2**{bits} and 2**{bits} - 1, since the spec {why}" if limit else "an int of 64 bits"
+            wide = f"isinstance({name}, int) and not -(2**{bits}) <= {name} < 2**{bits}"
+            more = _refuse(wide, f"{key} must be {what}, not {{{name}}}")
         case _:
             wanted, fits = "a bool", f"isinstance({name}, bool)"
     return [*_refuse(f"not {fits}", f"{key} must be {wanted}, not {{type({name}).__name__}}"), *more]
