@@ -165,8 +165,9 @@ def skeletons(
     if plan.longest_first:  # the long tiles of some heads, then shorter ones
         ahead = 512 if plan.keys.tests else 256  # data may leave long ones for later
         rows = {dims: replace(s, together=8, ahead=ahead) for dims, s in rows.items()}
-        if not plan.keys.tests:  # keys and values of two heads of 16,384 tokens are 34 MB, of the cache's 50
-            rows |= {dims: replace(rows[dims], together=2, ahead=128) for dims in _WIDE if dims in rows}
+        if not plan.keys.tests:  # keys and values of four heads of 8,192 tokens are 34 MB, of the cache's 50
+            few = {"together": 4, "ahead": 128, "schedule": Schedule.QUEUE}
+            rows |= {dims: replace(rows[dims], **few) for dims in _WIDE if dims in rows}
         if plan.burden is Burden.ENDS and (64, 64) in rows:  # so few tiles of keys that turns cost more than they give
             rows |= {(64, 64): replace(rows[64, 64], ahead=0, ordered=False)}
     elif _begins_late(plan):  # neighbours share few keys: many heads at a time cost the cache little

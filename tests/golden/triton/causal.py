@@ -141,8 +141,8 @@ HOPPER = {
     (128, 64): (128, 128, 2, True, True, 240, 24, 8, 256, 'queue', True),
     (128, 128): (128, 128, 2, True, True, 240, 24, 8, 256, 'queue', True),
     (192, 128): (128, 128, 2, True, True, 240, 24, 8, 256, 'queue', False),
-    (256, 128): (128, 64, 2, True, True, 240, 24, 2, 128, 'once', False),
-    (256, 256): (128, 64, 2, True, True, 240, 24, 2, 128, 'once', False),
+    (256, 128): (128, 64, 2, True, True, 240, 24, 4, 128, 'queue', False),
+    (256, 256): (128, 64, 2, True, True, 240, 24, 4, 128, 'queue', False),
 }
 
 # The backward kernel of compute capability 9.0, likewise: queries, keys, stages, whether dO is awaited before the
