@@ -32,7 +32,9 @@ from overhead import launches
 NOTHING = r"""
 #include "cuda.h"
 #include <string.h>
+CUresult cuDriverGetVersion(int *version) { *version = 13000; return 0; }
 CUresult cuCtxGetCurrent(CUcontext *c) { *c = (CUcontext)1; return 0; }
+CUresult cuCtxGetDevice(CUdevice *d) { *d = 0; return 0; }
 CUresult cuCtxSetCurrent(CUcontext c) { return 0; }
 CUresult cuDeviceGet(CUdevice *d, int i) { *d = i; return 0; }
 CUresult cuDevicePrimaryCtxRetain(CUcontext *c, CUdevice d) { *c = (CUcontext)1; return 0; }
@@ -40,6 +42,8 @@ CUresult cuGetErrorString(CUresult r, const char **s) { *s = "none"; return 0; }
 CUresult cuPointerGetAttribute(void *p, CUpointer_attribute a, CUdeviceptr x) { *(CUdeviceptr *)p = x; return 0; }
 CUresult cuDeviceGetAttribute(int *x, CUdevice_attribute a, CUdevice d) { *x = 232448; return 0; }
 CUresult cuModuleLoadData(CUmodule *m, const void *image) { *m = (CUmodule)1; return 0; }
+CUresult cuModuleUnload(CUmodule m) { return 0; }
+CUresult cuStreamIsCapturing(CUstream s, CUstreamCaptureStatus *is) { *is = 0; return 0; }
 CUresult cuModuleGetFunction(CUfunction *f, CUmodule m, const char *name) { *f = (CUfunction)1; return 0; }
 CUresult cuFuncGetAttribute(int *x, CUfunction_attribute a, CUfunction f) { *x = 1024; return 0; }
 CUresult cuFuncSetAttribute(CUfunction f, CUfunction_attribute a, int x) { return 0; }

@@ -207,35 +207,6 @@ def test_the_second_launch_passes_what_the_first_one_named(module: ModuleType) -
     assert compiled.calls == [((7, 1, 1), ("y", 1, 64, True), {})]
 
 
-def test_descriptors_of_a_layout_hold_no_tensor(module: ModuleType) -> None:
-    """They are used again by the next call, but not by one that comes while they are in use."""
-    from triton.tools.tensor_descriptor import TensorDescriptor
-
-    seen: list[TensorDescriptor] = []
-    again = torch.full((1, 2, 32, 16), 3.0).half()
-
-    class Kernel:
-        arg_names = ("q_ptr", "k_ptr")
-
-        def __getitem__(self, grid: tuple[int, ...]) -> Any:
-            return self.launch
-
-        def launch(self, q: TensorDescriptor, k: torch.Tensor, **_: Any) -> None:
-            seen.append(q)
-            assert isinstance(q, TensorDescriptor) and q.base is k
-            assert (list(q.shape), list(q.block_shape)) == ([1, 2, 32, 16], [1, 1, 8, 16])
-            if len(seen) == 2:
-                launch({"q": again, "k": again})
-            assert q.base is k
-
-    launch = module._Launch(Kernel(), 1, {"num_warps": 4}, tiles={"q": 8})
-    for _ in range(3):
-        x = torch.randn(1, 2, 32, 16).half()
-        launch({"q": x, "k": x})
-        assert all(q.base is None for q in seen)
-    assert len(seen) == 4 and seen[0] is seen[1] and seen[2] is not seen[1] and seen[3] in (seen[1], seen[2])
-
-
 def test_a_seed_of_any_width_is_read_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiled kernels are kept by what they were first called with, which says nothing of the seed's width."""
     dropped = attngen.compile("attention dropped\ndropout = 0.5\n", tile=(16, 16))

@@ -29,11 +29,13 @@ from __future__ import annotations
 import functools
 import math
 import operator
+import sys
 import warnings
 from collections import namedtuple
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import torch
@@ -41,13 +43,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 from torch.autograd import forward_ad
+from triton import knobs
 from triton.runtime import driver
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-# The kernels for Hopper cards are written in Gluon, whose names differ between Triton's releases. They are tested with
-# Triton 3.6 to 3.9. With another release the portable kernels run.
-GLUON_RELEASES = ((3, 6), (3, 9))
-GLUON_KNOWN = GLUON_RELEASES[0] <= tuple(map(int, triton.__version__.split(".")[:2])) <= GLUON_RELEASES[1]
+# The releases of Triton whose private names are known: this file is tested with 3.6 to 3.9.
+RELEASES = ((3, 6), (3, 9))
+KNOWN = RELEASES[0] <= tuple(map(int, triton.__version__.split(".")[:2])) <= RELEASES[1]
+
+# The kernels for Hopper cards are written in Gluon. With releases that are not known the portable kernels run.
+GLUON_KNOWN = KNOWN
 try:
     from triton.experimental import gluon
     from triton.experimental.gluon import language as gl
@@ -2796,7 +2801,7 @@ def _has_tma(*tensors: Tensor) -> bool:
 def _knows_gluon() -> bool:
     """Whether the kernels for Hopper cards are made for this release of Triton; if not, says so once."""
     if not GLUON_KNOWN:
-        first, last = (f"{major}.{minor}" for major, minor in GLUON_RELEASES)
+        first, last = (f"{major}.{minor}" for major, minor in RELEASES)
         warnings.warn(f"documents: its kernels for Hopper cards know Triton {first} to {last}, not "
             f"{triton.__version__}; the portable kernels run", stacklevel=2)
     return GLUON_KNOWN
@@ -2846,8 +2851,8 @@ class _Launch:
 
     `options`: the kernel's constants and Triton's. `tiles`: rows of the tiles in which tensors are read. `scalars`:
     more values. `buffers`: shapes and dtypes of tensors to allocate. `counters`: sizes of ints to clear for later
-    kernels. `names`: what a parameter takes that has another name. The compiled kernel is kept: Triton takes longer to
-    look it up than to launch it.
+    kernels. `names`: what a parameter takes that has another name. `run` launches the compiled kernel again: Triton
+    takes longer to look it up than to launch it.
     """
 
     def __init__(self, kernel, grid, options, tiles=_NONE, scalars=_NONE, buffers=_NONE, counters=_NONE,
@@ -2858,9 +2863,8 @@ class _Launch:
         self.scalars = {"counters": None, "n_counters": sum(counters.values()), **scalars}
         given = [x.removesuffix("_ptr").removesuffix("_desc") for x in kernel.arg_names if x not in options]
         given = [names.get(x, x) for x in given]
-        self.operands, self.places = operator.itemgetter(*given), [given.index(x) for x in tiles]
+        self.operands, self.places = operator.itemgetter(*given), {given.index(x): x for x in tiles}
         self.constants = [options[x] for x in kernel.arg_names if x in options]
-        self.idle: list[list] = []  # descriptors without their tensors, so that their memory can be freed
         self.run = None
 
     def __call__(self, values: dict) -> None:
@@ -2872,27 +2876,21 @@ class _Launch:
             for name, start in self.counters.items():
                 values[name] = cells[start:] if start else cells
         operands = [*self.operands(values)]
-        try:
-            tiles = self.idle.pop()
-        except IndexError:  # the first call, or another thread is here, too
-            tiles = [self.descriptor(name, values[name]) for name in self.tiles]
-        for i, tile in zip(self.places, tiles):
-            tile.base, operands[i] = operands[i], tile
+        watched = knobs.runtime.launch_enter_hook  # by a profiler, which Triton tells of its launches
+        if self.run is not None and not getattr(watched, "calls", watched):
+            self.run(operands)
+            return
+        for i, name in self.places.items():
+            operands[i] = self.descriptor(name, operands[i])
         self.launch(*operands)
-        for tile in tiles:
-            tile.base = None
-        self.idle.append(tiles)
 
     def launch(self, *operands) -> None:
-        if self.run is not None:
-            self.run(*operands, *self.constants)
-            return
         if (warmed := _WARMED.get()) is not None:
             warmed.append(self.kernel.warmup(*operands, grid=self.grid, **self.options))
             return
         compiled = self.kernel[self.grid](*operands, **self.options)
         if compiled is not None:  # as under the interpreter
-            self.run = compiled[self.grid]
+            self.run = _launcher(compiled, self.grid, {i: operands[i] for i in self.places}, self.constants)
 
     def descriptor(self, name: str, x: Tensor):
         block, sizes = [1, 1, self.tiles[name], _padded(x.shape[3])], (list(x.shape), list(x.stride()))
@@ -2904,6 +2902,50 @@ class _Launch:
             layout: Any = gl.NVMMASharedLayout.get_default_for(block, element)
             return HopperDescriptor(x, *sizes, block, layout)
         return TensorDescriptor(x, *sizes, block)
+
+
+def _launcher(compiled, grid: tuple, tiles: dict, constants: list) -> Callable | None:
+    """Launches a kernel beneath Triton's Python, which takes longer than the launch itself. `tiles`: its descriptors,
+    by the places of their operands; what Triton makes of one is kept by address. Where private names may differ Triton
+    launches the kernel, after it has made descriptors (None).
+    """
+    launcher: Any = getattr(compiled, "run", None)
+    metas: Any = [None]
+    if KNOWN and type(launcher).__name__ == "CudaLauncher" and not (launcher.global_scratch_size
+            or launcher.profile_scratch_size or getattr(launcher, "gsan_enabled", False)):
+        metas = tiles and (getattr(compiled.metadata, "tensordesc_meta", None) or [None])
+    if None in metas:
+        return None if tiles else lambda operands: compiled[grid](*operands, *constants)
+    described = sys.modules[type(launcher).__module__].make_tensordesc_arg
+    more = [None] * (described.__code__.co_argcount - 2)
+    for tile in tiles.values():
+        tile.base = None  # so that its memory can be freed
+    found: list[tuple] = [(i, tile, meta, {}) for (i, tile), meta in zip(sorted(tiles.items()), metas)]
+    active: Any = driver.active
+    scratch, watched = (None, None), (compiled.packed_metadata, None, None, None)
+    begin = compiled.function, launcher.launch_cooperative_grid, launcher.launch_pdl
+    if older := triton.__version__.startswith("3.6."):
+        begin, launch = (*begin, *scratch, *watched), launcher.launch
+        if tiles:
+            launch = launch.__closure__[launch.__code__.co_freevars.index("launcher")].cell_contents
+    else:
+        begin = (*begin, *watched, *scratch, launcher.arg_annotations, launcher.kernel_signature)
+        launch = active.utils.launch
+
+    def run(operands: list) -> None:
+        for i, tile, meta, by_address in reversed(found):  # each takes more places than one
+            address = operands[i].data_ptr()
+            parts = by_address.get(address)
+            if parts is None:
+                if len(by_address) >= 256:
+                    by_address.clear()
+                parts = by_address[address] = described(replace(tile, base=operands[i]), meta, *more)
+            operands[i:i + 1] = parts
+        operands += constants
+        stream = active.get_current_stream(active.get_current_device())
+        launch(*grid, stream, *begin, *(operands if older else (operands,)))
+
+    return run
 
 
 def _compiled(launches: tuple, values: dict, ahead: Callable | None = None) -> tuple:
