@@ -78,10 +78,12 @@ def accesses(expressions: Iterable[Expr], params: Iterable[Param], facts: Facts)
 
 
 def corner(load: Load) -> Corner | None:
-    """None where no index, or more than one, differs from pair to pair, or where it goes both ways."""
+    """None where no index, or more than one, differs from pair to pair, or where it goes both ways or reads q . k."""
     levels = [level_of(i) for i in load.indices]
     pairs = [axis for axis, level in enumerate(levels) if level is Level.PAIR]
     if len(pairs) != 1 or any(level not in (Level.PAIR, Level.HEAD) for level in levels):
+        return None
+    if reads(load.indices[pairs[0]], "qk"):  # no corner of a tile has its extreme
         return None
     rises = [slope(load.indices[pairs[0]], s) for s in ("q", "k")]
     return None if None in rises else Corner(load, pairs[0], rises[0] == 1, rises[1] == 1)
