@@ -6,7 +6,6 @@ derivative of the score, and how each float param's gradient is gathered. Target
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -135,10 +134,6 @@ def portable(
     attention = with_safe_sizes(attention, lambda name: name in reserved or planner_takes(name))
     known = facts(attention)
     form = weights(attention, known)
-    if form.form is not Form.EXPONENTIAL and _may_be_infinite(attention.score):
-        # A score of -inf counts as masked. Exponentials give it weight 0 by themselves; other weights might not.
-        finite = build.apply(Op.LT, real(-math.inf), attention.score)
-        attention = replace(attention, mask=build.conjunction(attention.mask, finite))
     named = _named_pairs(attention) if reads_pairs else frozenset[str]()
     keys = tile_ranges(attention.mask, "k", known, named=named)
     queries = tile_ranges(attention.mask, "q", known, named=named)
@@ -217,11 +212,6 @@ def _bounds(plan: KernelPlan) -> Iterator[Expr]:
 def _named_pairs(attention: Attention) -> frozenset[str]:
     """The params that have an element of their own for each pair."""
     return frozenset(p.name for p in attention.params if {index("Sq"), index("Sk")} <= set(p.shape))
-
-
-def _may_be_infinite(score: Expr) -> bool:
-    """Whether the score holds an infinite constant, as in `-inf if … else …`."""
-    return any(isinstance(n, Literal) and math.isinf(n.value) for n in nodes(score))
 
 
 def _leaf_gradients(attention: Attention, form: Weights) -> list[LeafGradient]:

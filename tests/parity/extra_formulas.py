@@ -244,6 +244,11 @@ def sigmoid_masked(q: Tensor, k: Tensor, v: Tensor, scale: float, *, offset: Ten
     return weights @ heads(q, v), unit_denominator(weights)
 
 
+def sigmoid_infinite(q: Tensor, k: Tensor, v: Tensor, scale: float, *, valid: Tensor) -> Result:
+    weights = torch.sigmoid(products(q, k) * scale) * valid[:, None, :, :]
+    return weights @ heads(q, v), unit_denominator(weights)
+
+
 def dropout_everywhere(
     q: Tensor, k: Tensor, v: Tensor, scale: float, *, sink: Tensor, p: float, dropout_seed: int
 ) -> Result:

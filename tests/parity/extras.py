@@ -353,6 +353,12 @@ normalizer = softmax(sink = sink[h])
         dropout=True,
     ),
     extra(
+        "sigmoid_infinite",
+        "param valid: bool[B, Sq, Sk]\nscore = qk * scale if valid[b, q, k] else -inf\nnormalizer = sigmoid\n",
+        f.sigmoid_infinite,
+        lambda d: {"valid": bools(d, d.case.batch, d.case.rows, d.case.columns, share=0.2)},
+    ),
+    extra(
         "sigmoid_dropout",
         "const p = 0.25\nscore = qk * scale - 1.0\nnormalizer = sigmoid\ndropout = p\n",
         f.sigmoid_dropout,

@@ -346,9 +346,6 @@ class SolverContext:
         """A value of that name, of which nothing is known."""
         return self._constant(name, type)
 
-    def minus_infinity(self) -> Term:
-        return self._constant("-inf", Type.FLOAT)
-
     def _true(self) -> Term:
         return z3.BoolVal(True, self._context)
 

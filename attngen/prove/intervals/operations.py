@@ -404,12 +404,13 @@ def bits(a: Interval, b: Interval) -> Interval:
 
 def _int_power(a: Interval, n: Interval) -> Interval:
     undefined = a.nan or n.nan or n.low < 0
-    low_n, high_n = max(n.low, 0), min(max(n.high, 0), 64)
+    low_n, high_n = (min(max(x, 0), 2.0**53) for x in (n.low, n.high))
     if not a.has_finite:
         return replace(EMPTY, nan=undefined)
     bases = [x for x in (a.low, a.high, -1, 0, 1) if a.low <= x <= a.high]
     exponents = [k for k in (low_n, low_n + 1, high_n - 1, high_n) if low_n <= k <= high_n]
-    values = [x**k for x in bases for k in exponents]
+    # From 64 on only the parity matters: powers of 0, 1 and -1 repeat, and no int holds those of others.
+    values = [x ** int(k if k < 64 else 64 + k % 2) for x in bases for k in exponents]
     return _ints(min(values), max(values), nan=undefined)
 
 

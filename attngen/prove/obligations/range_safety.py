@@ -240,6 +240,24 @@ def _fix(a: Attention, w: Witness) -> str:
 # ---------------------------------------------------------------- the rest
 
 
+def _infinite_scores(questions: Finiteness, plan: KernelPlan) -> Iterator[Claim]:
+    """A score of -inf, where the spec writes one, counts as masked. That of an exponential is the streaming's claim."""
+    a, w = plan.attention, plan.weights
+    written = any(isinstance(node, Literal) and math.isinf(node.value) for node in walk.nodes(a.score))
+    if w.form is Form.EXPONENTIAL or not written:
+        return
+    sentence = "a score of -inf has weight 0, and passes on no gradient"
+    parts = [walk.substitute(e, {S: build.real(-math.inf)}) for e in (w.stream, w.slope) if e is not None]
+    found = questions.true(build.conjunction(*(build.apply(Op.EQ, e, build.real(0.0)) for e in parts)))
+    verdict: Verdict = Proved(BY)
+    if isinstance(found, Witness):
+        verdict = Refuted(BY, example(found, ("the weight of a score of -inf is not 0",)), found.named())
+    elif found is None:
+        verdict = Unknown(BY, nothing_found)
+    fix = "" if isinstance(verdict, Proved) else "mask such pairs instead"
+    yield Claim("infinite scores", sentence, verdict, span=a.score.span, fix=fix)
+
+
 def _factor(questions: Finiteness, plan: KernelPlan) -> Iterator[Claim]:
     """The logit's factor, and a shifted weight's kappa, are positive: the maximum is that of the exponents."""
     w = plan.weights
@@ -378,6 +396,7 @@ def _is_log(log: Expr, extra: Expr) -> bool:
 _CHECKS: tuple[tuple[str, _Check], ...] = (
     ("domain", _domain),
     ("score", _score),
+    ("infinite scores", _infinite_scores),
     ("factor", _factor),
     ("extra term", _extra),
     ("exponents", _exponents),

@@ -111,18 +111,14 @@ def _satisfied(attention: Attention, facts: list[Expr]) -> bool:
 
 
 def _same_mask(attention: Attention, plan: KernelPlan, work: Work) -> Claim:
-    """The plan may rename sizes and mask pairs whose score is -inf, which have weight 0; nothing else."""
+    """The plan may rename sizes, and nothing else."""
     names: dict[Expr, Expr] = {
         index(a): index(b) for a, b in zip(attention.sizes, plan.attention.sizes, strict=True) if a != b
     }
     context = SolverContext(plan.attention)
     own, planned = substitute(attention.mask, names), context.term(plan.attention.mask)
-    finite = context.minus_infinity() < context.term(substitute(attention.score, names))
-    given = context.term(own)
-    answer = context.ask(
-        [], context.any_of([planned == given, planned == context.all_of([given, finite])]), work.part()
-    )
-    sentence = "the mask that the kernels apply is the file's, pairs with a score of -inf left out"
+    answer = context.ask([], planned == context.term(own), work.part())
+    sentence = "the mask that the kernels apply is the file's"
     verdict: Verdict
     if isinstance(answer, Holds) or own == plan.attention.mask:
         verdict = Proved("z3")

@@ -97,6 +97,7 @@ RIGHT: dict[str, str] = {
     "    denominator = sum\n    shift = none\n}\nnormalizer = n",
     "stable_softplus_weight": "normalizer n {\n    weight(s) = max(s, 0.0) + log(1.0 + exp(-abs(s)))\n"
     "    denominator = sum\n    shift = none\n}\nnormalizer = n",
+    "masked_sigmoid": "score = (0.0 if qk > 0.0 else -inf) + tanh(qk * scale)\nnormalizer = sigmoid",
     "masked_relu": "score = qk * scale if k <= q else -inf\nnormalizer n {\n    weight(s) = max(s, 0.0)\n"
     "    denominator = sum\n    shift = none\n}\nnormalizer = n",
     "dropout_half": "param p: f32 where 0 <= p < 1\ndropout = p / 2",
@@ -139,6 +140,11 @@ WRONG: dict[str, tuple[str, str]] = {
     "decay_of_any_sign": ("param r: f32[Hq]\nscore = qk * scale * exp(-r[h] * abs(q - k))", "score"),
     # infinities
     "plus_infinity": ("score = inf if k == 0 else qk * scale", "score"),
+    "infinity_that_counts": (
+        "score = qk * scale if k <= q else -inf\nnormalizer n {\n    weight(s) = 2.0 + tanh(s)\n    denominator = sum\n"
+        "    shift = none\n}\nnormalizer = n",
+        "infinite scores",
+    ),
     "infinity_times_zero": ("score = qk * scale + -inf * float(k > q)", "score"),
     "infinity_minus_infinity": ("score = (inf if k == 0 else 0.0) + (-inf if q == 0 else 0.0) + qk", "score"),
     # ints

@@ -327,6 +327,9 @@ def test_ints_and_the_truth_of_conditions(text: str, facts: list[str], seed: int
         (op.floor_mod(i.between(-7, 7), i.between(2, 5)), 0, 4),
         (op.absolute(i.between(-7, 3)), 0, 7),
         (op.power(i.between(-2, 3), i.point(2), ints=True), 0, 9),
+        (op.power(i.between(-1, 1), i.point(65), ints=True), -1, 1),
+        (op.power(i.point(-1), i.point(10**6), ints=True), 1, 1),
+        (op.power(i.between(0, 1), i.between(70, 90), ints=True), 0, 1),
         (op.square(i.between(-3.0, 2.0)), 0, 9),
     ],
 )

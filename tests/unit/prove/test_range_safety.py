@@ -146,6 +146,8 @@ def _goes_wrong(subject: str, plan: KernelPlan, values: dict[str, Any]) -> bool:
         case "slope":
             assert w.slope is not None
             return not math.isfinite(_value(walk.substitute(w.slope, {S: w.unit}), values))
+        case "infinite scores":
+            return _value(walk.substitute(w.stream, {S: build.real(-math.inf)}), values) != 0
         case "derivatives":
             parts = [
                 plan.d_factor,
