@@ -65,8 +65,8 @@ def options(
     if dtype is not None and dtype not in DTYPES:
         raise UsageError(f"no dtype {dtype!r}; there are {', '.join(DTYPES)}")
     _flag("forward", forward)
-    if target != "triton" and (dims or dtype or forward):
-        raise UsageError(f"head_dim, dtype and forward can be chosen for target triton only, not for {target}")
+    if target != "triton" and (arch != "auto" or dims or dtype or forward):
+        raise UsageError(f"arch, head_dim, dtype and forward can be chosen for target triton only, not for {target}")
     unknown = next((kind for kind in _names("geometry", geometry) if kind not in GEOMETRIES), None)
     if unknown is not None:
         raise UsageError(f"no geometry {unknown!r}; there are {', '.join(GEOMETRIES)}")

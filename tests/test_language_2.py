@@ -90,10 +90,13 @@ def test_small_ints_do_not_wrap(storage: str) -> None:
     assert (found - want).abs().max() < 1e-5
 
 
-def test_a_bool_may_come_as_bytes() -> None:
-    kernel = attngen.compile("attention kept\nparam keep: bool[B, Sk]\nmask = keep[b, k]\n")
+@pytest.mark.parametrize("target", ["triton", "torch"])
+@pytest.mark.parametrize("line", ["mask = keep[b, k]", "mask = not keep[b, k]", "score = qk + float(keep[b, k])"])
+def test_a_bool_may_come_as_bytes(target: str, line: str) -> None:
+    """Any byte but 0 is true."""
+    kernel = attngen.compile(f"attention kept\nparam keep: bool[B, Sk]\n{line}\n", target=target)
     q, k, v = (torch.randn(2, 1, 5, 16) for _ in range(3))
-    keep = torch.tensor([[1, 0, 1, 1, 0], [0, 1, 1, 0, 1]], dtype=torch.uint8)
+    keep = torch.tensor([[1, 0, 2, 255, 0], [0, 1, 4, 0, 1]], dtype=torch.uint8)
     assert torch.equal(kernel(q, k, v, keep=keep), kernel(q, k, v, keep=keep.bool()))
 
 

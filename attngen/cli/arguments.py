@@ -196,7 +196,7 @@ def lengths(word: str) -> tuple[int, ...]:
 
 def positive(word: str) -> int:
     if not re.fullmatch(r"\d{1,6}", word) or int(word) == 0:
-        raise ArgumentTypeError(f"{word!r} is no number of ranks; write 1, 2, …")
+        raise ArgumentTypeError(f"{word!r} is no number of ranks; write one from 1 to 999999")
     return int(word)
 
 

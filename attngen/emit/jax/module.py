@@ -42,7 +42,7 @@ from attngen.plan.tiles.portable import PORTABLE
 _ENDS = ("any_lo", "any_hi", "all_lo", "all_hi")
 _ROW_NAMES = {"lse": "row_lse", "den": "inv_den", "delta": "delta"}
 _PRECISION = {"ieee": "HIGHEST", "tf32": "DEFAULT"}
-_POSITIONS = {"b": "at_b", "h": "at_h", "hkv": "(at_h // (Hq // Hkv))", "q": "q_idx", "k": "k_idx"}
+_POSITIONS = {"b": "at_b", "h": "at_h", "hkv": "(at_h // (Hq // max(Hkv, 1)))", "q": "q_idx", "k": "k_idx"}
 
 
 def emit_jax(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ...] = ()) -> str:

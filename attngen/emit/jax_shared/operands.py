@@ -19,7 +19,7 @@ from attngen.plan.kernel import DISTANCE, KernelPlan, distance_index
 from attngen.plan.operands import Extent, Operand, operands
 
 _AXES = {"b": 0, "h": 1, "hkv": 1, "q": 2, "k": 3}
-_POSITIONS = {"b": "at_b", "h": "at_h", "hkv": "(at_h // (Hq // Hkv))", "q": "at_q", "k": "at_k", "qk": "qk"}
+_POSITIONS = {"b": "at_b", "h": "at_h", "hkv": "(at_h // (Hq // max(Hkv, 1)))", "q": "at_q", "k": "at_k", "qk": "qk"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class Leaves:
             lengths = ", ".join(sizes[a] for a in axes)
             comma = "," if len(axes) == 1 else ""
             text = f"_by_axes({name}, ({at}{comma}), ({lengths}{comma}))"
-            return f"jnp.repeat({text}, Hq // Hkv, 1)" if spread and "hkv" in axes else text
+            return f"jnp.repeat({text}, Hq // max(Hkv, 1), 1)" if spread and "hkv" in axes else text
         return self.gathered(name, e.indices)
 
     def gathered(self, name: str, indices: tuple[Expr, ...]) -> str:

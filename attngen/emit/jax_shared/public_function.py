@@ -31,7 +31,7 @@ PAIRS_AT = (
 """Lines that bind the positions along each axis, for expressions on the host."""
 PRODUCTS = (
     "# An index reads the products themselves: all of them at once.",
-    'qk = jnp.einsum("bqhd,bkhd->bhqk", q, jnp.repeat(k, Hq // Hkv, 2), precision=PRECISION, '
+    'qk = jnp.einsum("bqhd,bkhd->bhqk", q, jnp.repeat(k, Hq // max(Hkv, 1), 2), precision=PRECISION, '
     "preferred_element_type=jnp.float32)",
 )
 """Lines that bind q . k for every pair, where an element of a param is chosen by it."""

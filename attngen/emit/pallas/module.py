@@ -317,7 +317,7 @@ class _Emitter:
                         plain[name] = (name, f"at_{e.id}")
                         return name
                     if e.id == "hkv":
-                        plain["kv_head"] = ("_share(head, Hq, Hkv)", "(at_h // (Hq // Hkv))")
+                        plain["kv_head"] = ("_share(head, Hq, Hkv)", "(at_h // (Hq // max(Hkv, 1)))")
                         return "kv_head"
                     if e.id == "scale":
                         numbers["scale"] = Number("scale", "scale", "0")

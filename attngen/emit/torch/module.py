@@ -214,7 +214,10 @@ class _Emitter:
             ("q", "k", "v", *(p.keyword for p in self.params if p.rank)),
             "".join(f", {p.keyword}" for p in self.params),
             checks,
-            conversions(self.params, "torch.full((), {}, dtype=torch.float32, device=q.device)"),
+            (
+                *conversions(self.params, "torch.full((), {}, dtype=torch.float32, device=q.device)"),
+                *(f"{p.name} = {p.name}.bool()" for p in self.params if p.rank and p.type == "bool"),  # from uint8
+            ),
             tuple(param_doc(self.plan, p) for p in self.params),
             self.plan.facts.scale_positive,
             any("_readable(" in line for line in checks),

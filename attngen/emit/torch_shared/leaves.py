@@ -81,7 +81,7 @@ def host_names(attention: Attention, params: tuple[ParamView, ...]) -> dict[str,
     names = {s: s for s in (*SIZES, *attention.sizes)}
     names.update({p.keyword: p.name for p in params})
     names.update({axis: f"at_{axis}" for axis in ("b", "h", "q", "k", "distance")})
-    names.update(hkv="(at_h // (Hq // Hkv))", device="q.device", scale="scale")
+    names.update(hkv="(at_h // (Hq // max(Hkv, 1)))", device="q.device", scale="scale")
     return names
 
 
