@@ -205,11 +205,10 @@ class _Emitter:
         return code.with_results("fold", "log2_extra", "extra", "factor", "kappa", "d_factor")
 
     def folds(self) -> bool:
-        """Whether q or k may have the factor of q . k inside: not where a param's gradient is summed along rows.
+        """Whether q may have the factor of q . k inside: not where a param's gradient is summed along rows.
 
-        A row's derivatives add up to nothing as long as both passes have the same scores. In half precision the forward
-        pass rounds q times the factor, and the backward pass k; what is left, times the row's position, was 7e-2 of
-        such a gradient.
+        q times the factor is rounded to q's dtype, alike in every kernel. In bfloat16 what a row's derivatives lose by
+        it, times the row's position, was 0.57 of such a gradient where logits had a deviation of 100, 0.003 without.
         """
         return not any(g.pair is not None and self.by_expr[g.leaf].extent in _ALONG_ROWS for g in self.plan.gradients)
 
