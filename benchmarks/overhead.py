@@ -10,6 +10,7 @@ Microseconds of the host's clock a call, over calls in a row of a problem so sma
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import statistics
 import sys
@@ -49,7 +50,8 @@ def launches(module: Any, call: Callable[[], object]) -> list[Callable[[], objec
     launch = kind.launch
 
     def noted(own: Any, *arguments: Any) -> None:
-        found.append(lambda: own.kernel[own.grid](*arguments, **own.options))
+        kept = [copy.copy(x) if hasattr(x, "base") else x for x in arguments]  # descriptors are let go
+        found.append(lambda: own.kernel[own.grid](*kept, **own.options))
         launch(own, *arguments)
 
     kind.launch, kind.run = noted, property(lambda own: None, lambda own, run: None)  # else they go beneath Triton
