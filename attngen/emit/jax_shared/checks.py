@@ -55,7 +55,7 @@ def convert_lines(
     names = {name: f"size.{own}" for name, own in {**{s: s for s in SIZES}, **sizes}.items()}
     lines: list[str] = []
     for view, param in zip(params, attention_params, strict=True):
-        if param.is_scalar and param.type is Type.INT:
+        if param.storage is Storage.INT or (param.is_scalar and param.type is Type.INT):
             lines.append(f"{view.name} = _as_int({view.name})")
         elif param.is_scalar:
             dtype = "jnp.float32" if param.type is Type.FLOAT else "jnp.bool_"

@@ -54,6 +54,16 @@ class Size(NamedTuple):
 # ---------------------------------------------------------------- helpers
 
 
+def _in_32_bits(function):
+    """What JAX computes in 32 bits, also where jax_enable_x64 is set."""
+    @functools.wraps(function)
+    def narrow(*given, **named):
+        with jax.enable_x64(False):
+            return function(*given, **named)
+
+    return narrow
+
+
 def _min(a, b):
     return min(a, b) if isinstance(a, int | float) and isinstance(b, int | float) else jnp.minimum(a, b)
 
@@ -370,11 +380,13 @@ def _attend(size, q, k, v, floats, data):
     return out.astype(q.dtype), lse
 
 
+@_in_32_bits
 def _attend_forward(size, q, k, v, floats, data):
     out, lse = _forward(size, q, k, v, floats, data)
     return (out.astype(q.dtype), lse), (q, k, v, floats, data, out, lse)
 
 
+@_in_32_bits
 def _attend_backward(size, saved, cotangents):
     q, k, v, floats, data, out, lse = saved
     d_out, d_lse = cotangents
@@ -473,6 +485,7 @@ def _call(q, k, v, scale, return_lse, dropout_seed, attend=_attend):
     return _on_mesh(compute, return_lse, q, k, v, scale)
 
 
+@_in_32_bits
 def _computed(attend, size, return_lse, spread, q, k, v, scale):
     """The result, once the arguments are checked and converted. Each param is brought to the arrays that are read of it."""
     B = size.B

@@ -57,6 +57,25 @@ class Size(NamedTuple):
 # ---------------------------------------------------------------- helpers
 
 
+def _in_32_bits(function):
+    """What JAX computes in 32 bits, also where jax_enable_x64 is set."""
+    @functools.wraps(function)
+    def narrow(*given, **named):
+        with jax.enable_x64(False):
+            return function(*given, **named)
+
+    return narrow
+
+
+def _as_int(x):
+    """An int, or ints, of 32 bits; what is larger is taken for the largest."""
+    if isinstance(x, int):
+        x = max(-(2**31), min(2**31 - 1, x))
+    elif jnp.iinfo(x.dtype).max >= 2**31:
+        x = x.clip(max(jnp.iinfo(x.dtype).min, -(2**31)), 2**31 - 1)
+    return jnp.asarray(x, jnp.int32)
+
+
 def _min(a, b):
     return min(a, b) if isinstance(a, int | float) and isinstance(b, int | float) else jnp.minimum(a, b)
 
@@ -463,11 +482,13 @@ def _attend(size, q, k, v, floats, data):
     return out.astype(q.dtype), lse
 
 
+@_in_32_bits
 def _attend_forward(size, q, k, v, floats, data):
     out, lse = _forward(size, q, k, v, floats, data)
     return (out.astype(q.dtype), lse), (q, k, v, floats, data, out, lse)
 
 
+@_in_32_bits
 def _attend_backward(size, saved, cotangents):
     q, k, v, floats, data, out, lse = saved
     d_out, d_lse = cotangents
@@ -577,7 +598,7 @@ def _call(q, k, v, ids, scale, return_lse, dropout_seed, attend=_attend):
         scale = q.shape[-1] ** -0.5 if hasattr(q, "shape") and len(q.shape) and q.shape[-1] else 1.0
     size = _check(q, k, v, ids, scale)
     q, k, v = jnp.asarray(q), *(jnp.broadcast_to(x, (size.B, *x.shape[1:])) for x in (k, v))
-    ids = jnp.asarray(ids)
+    ids = _as_int(ids)
     ids = jnp.broadcast_to(ids, (size.B, size.Sk,))
     if not isinstance(scale, int | float) or scale <= 0:
         # A positive scale is folded into the exponent; its sign, or its being zero, goes into q, and with it its gradient.
@@ -589,6 +610,7 @@ def _call(q, k, v, ids, scale, return_lse, dropout_seed, attend=_attend):
     return _on_mesh(compute, return_lse, q, k, v, ids, scale)
 
 
+@_in_32_bits
 def _computed(attend, size, return_lse, spread, q, k, v, ids, scale):
     """The result, once the arguments are checked and converted. Each param is brought to the arrays that are read of it."""
     B = size.B

@@ -74,6 +74,16 @@ class Size(NamedTuple):
 # ---------------------------------------------------------------- helpers
 
 
+def _in_32_bits(function):
+    """What JAX computes in 32 bits, also where jax_enable_x64 is set."""
+    @functools.wraps(function)
+    def narrow(*given, **named):
+        with jax.enable_x64(False):
+            return function(*given, **named)
+
+    return narrow
+
+
 def _min(a, b):
     return min(a, b) if isinstance(a, int | float) and isinstance(b, int | float) else jnp.minimum(a, b)
 
@@ -462,11 +472,13 @@ def _attend(size, q, k, v, floats, data):
     return out.astype(q.dtype), lse
 
 
+@_in_32_bits
 def _attend_forward(size, q, k, v, floats, data):
     out, lse = _forward(size, q, k, v, floats, data)
     return (out.astype(q.dtype), lse), (q, k, v, floats, data, out, lse)
 
 
+@_in_32_bits
 def _attend_backward(size, saved, cotangents):
     q, k, v, floats, data, out, lse = saved
     d_out, d_lse = cotangents
@@ -591,6 +603,7 @@ def _call(q, k, v, bias, scale, return_lse, dropout_seed, attend=_attend):
     return _on_mesh(compute, return_lse, q, k, v, bias, scale)
 
 
+@_in_32_bits
 def _computed(attend, size, return_lse, spread, q, k, v, bias, scale):
     """The result, once the arguments are checked and converted. Each param is brought to the arrays that are read of it."""
     B = size.B

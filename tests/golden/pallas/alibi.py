@@ -115,6 +115,16 @@ class Config(NamedTuple):
 # ---------------------------------------------------------------- helpers
 
 
+def _in_32_bits(function):
+    """What JAX computes in 32 bits, also where jax_enable_x64 is set."""
+    @functools.wraps(function)
+    def narrow(*given, **named):
+        with jax.enable_x64(False):
+            return function(*given, **named)
+
+    return narrow
+
+
 def _min(a, b):
     return min(a, b) if isinstance(a, int | float) and isinstance(b, int | float) else jnp.minimum(a, b)
 
@@ -1318,6 +1328,7 @@ def _first_order(x):
 _first_order.defjvp(lambda *_: _refuse("a second derivative is not computed"))
 
 
+@_in_32_bits
 def _attend_forward(config, q, k, v, floats, data):
     q, k, v, floats = _first_order((q, k, v, floats))
     (out,), rows = _spread(_forward_saving, config, (3, 1), (q, k, v), (floats, data))
@@ -1339,6 +1350,7 @@ def _backward_whole(config, inside, outside):
     return (dq, dk, dv), (_alike(q, gradients)[1],)
 
 
+@_in_32_bits
 def _attend_backward(config, saved, cotangents):
     q, k, v, floats, data, out, lse = saved
     d_out, d_lse = _first_order(cotangents)
@@ -1459,6 +1471,7 @@ def _call(q, k, v, slope, scale, return_lse, dropout_seed, attend=_attend):
     return _on_mesh(compute, return_lse, q, k, v, slope, scale)
 
 
+@_in_32_bits
 def _computed(attend, size, return_lse, spread, q, k, v, slope, scale):
     """The result, once the arguments are checked and converted. Each param is brought to the arrays that are read of it."""
     B = size.B

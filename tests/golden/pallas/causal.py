@@ -112,6 +112,16 @@ class Config(NamedTuple):
 # ---------------------------------------------------------------- helpers
 
 
+def _in_32_bits(function):
+    """What JAX computes in 32 bits, also where jax_enable_x64 is set."""
+    @functools.wraps(function)
+    def narrow(*given, **named):
+        with jax.enable_x64(False):
+            return function(*given, **named)
+
+    return narrow
+
+
 def _min(a, b):
     return min(a, b) if isinstance(a, int | float) and isinstance(b, int | float) else jnp.minimum(a, b)
 
@@ -808,7 +818,7 @@ def _dq(config, q, k, v, d_out, lse, delta, floats, data):
 
 
 def _dkdv_kernel(
-    logit_scale_ref, scale_ref, q_ref, k_ref, v_ref, d_out_ref, lse_ref, delta_ref, dk_ref, dv_ref, k_s, dk_s, dv_s,
+    logit_scale_ref, scale_ref, q_ref, k_ref, v_ref, d_out_ref, lse_ref, delta_ref, dk_ref, dv_ref, dk_s, dv_s,
     *, size, tile,
 ):
     """One tile of keys meets the tiles of one head's queries that can see it."""
@@ -825,7 +835,6 @@ def _dkdv_kernel(
     scale = scale_ref[0]
 
     def start():
-        k_s[...] = (k_ref[...].astype(jnp.float32) * logit_scale).astype(k_s.dtype)
         dk_s[...] = jnp.zeros_like(dk_s)
         dv_s[...] = jnp.zeros_like(dv_s)
 
@@ -835,7 +844,8 @@ def _dkdv_kernel(
         q_idx = q0 + lax.broadcasted_iota(jnp.int32, (1, BQ), 1)
         q = _chunk(q_ref, walked, BQ)
         d_out = _chunk(d_out_ref, walked, BQ)
-        qk = _by_transposed(k_s[...], q)
+        scaled = (q.astype(jnp.float32) * logit_scale).astype(q.dtype)  # as the forward pass has it
+        qk = _by_transposed(k_ref[...], scaled)
         dp = _by_transposed(v_ref[...], d_out)
         row_lse = lse_ref[walked]
         delta = delta_ref[walked]
@@ -889,7 +899,7 @@ def _dkdv(config, q, k, v, d_out, lse, delta, floats, data):
         functools.partial(_dkdv_kernel, size=size, tile=tile), config, tile, n_tiles, numbers,
         [cut.walked(_heads_first(q, BQ)), cut.held(_heads_first(k, BK)), cut.held(_heads_first(v, BK)), cut.walked(_heads_first(d_out, BQ)), cut.walked_vector(_vectors(lse[..., None], 2, BQ, jnp.inf)), cut.walked_vector(_vectors(delta[..., None], 2, BQ, 0.0))],
         [((B, Hq, n_tiles * BK, D), dtype, cut.held), ((B, Hq, n_tiles * BK, Dv), dtype, cut.held)],
-        [((BK, D), k.dtype), ((BK, D), jnp.float32), ((BK, Dv), jnp.float32)],
+        [((BK, D), jnp.float32), ((BK, Dv), jnp.float32)],
     )
     gradients = {}
     dk, dv = (x.reshape(B, Hkv, Hq // Hkv, *x.shape[2:]).sum(2).astype(k.dtype) for x in (dk, dv))
@@ -897,8 +907,8 @@ def _dkdv(config, q, k, v, d_out, lse, delta, floats, data):
 
 
 def _backward_kernel(
-    logit_scale_ref, scale_ref, q_ref, k_ref, v_ref, d_out_ref, lse_ref, delta_ref, dk_ref, dv_ref, dq_ref, k_s,
-    dk_s, dv_s,
+    logit_scale_ref, scale_ref, q_ref, k_ref, v_ref, d_out_ref, lse_ref, delta_ref, dk_ref, dv_ref, dq_ref, dk_s,
+    dv_s,
     *, size, tile,
 ):
     """One tile of keys meets the tiles of one head's queries that can see it, and adds to all of their gradients."""
@@ -915,7 +925,6 @@ def _backward_kernel(
     scale = scale_ref[0]
 
     def start():
-        k_s[...] = (k_ref[...].astype(jnp.float32) * logit_scale).astype(k_s.dtype)
         @pl.when(held == 0)
         def _():
             dq_ref[...] = jnp.zeros_like(dq_ref)
@@ -929,7 +938,8 @@ def _backward_kernel(
         q_idx = q0 + lax.broadcasted_iota(jnp.int32, (1, BQ), 1)
         q = _chunk(q_ref, walked, BQ)
         d_out = _chunk(d_out_ref, walked, BQ)
-        qk = _by_transposed(k_s[...], q)
+        scaled = (q.astype(jnp.float32) * logit_scale).astype(q.dtype)  # as the forward pass has it
+        qk = _by_transposed(k_ref[...], scaled)
         dp = _by_transposed(v_ref[...], d_out)
         row_lse = lse_ref[walked]
         delta = delta_ref[walked]
@@ -986,7 +996,7 @@ def _backward(config, q, k, v, d_out, lse, delta, floats, data):
         functools.partial(_backward_kernel, size=size, tile=tile), config, tile, n_tiles, numbers,
         [cut.walked(_heads_first(q, BQ)), cut.held(_heads_first(k, BK)), cut.held(_heads_first(v, BK)), cut.walked(_heads_first(d_out, BQ)), cut.walked_vector(_vectors(lse[..., None], 2, BQ, jnp.inf)), cut.walked_vector(_vectors(delta[..., None], 2, BQ, 0.0))],
         [((B, Hq, n_tiles * BK, D), dtype, cut.held), ((B, Hq, n_tiles * BK, Dv), dtype, cut.held), ((B, Hq, _up(Sq, BQ) * BQ, D), jnp.float32, cut.whole)],
-        [((BK, D), k.dtype), ((BK, D), jnp.float32), ((BK, Dv), jnp.float32)],
+        [((BK, D), jnp.float32), ((BK, Dv), jnp.float32)],
         ordered=True,
     )
     gradients = {}
@@ -1260,6 +1270,7 @@ def _first_order(x):
 _first_order.defjvp(lambda *_: _refuse("a second derivative is not computed"))
 
 
+@_in_32_bits
 def _attend_forward(config, q, k, v, floats, data):
     q, k, v, floats = _first_order((q, k, v, floats))
     (out,), rows = _spread(_forward_saving, config, (3, 1), (q, k, v), (floats, data))
@@ -1281,6 +1292,7 @@ def _backward_whole(config, inside, outside):
     return (dq, dk, dv), (_alike(q, gradients)[1],)
 
 
+@_in_32_bits
 def _attend_backward(config, saved, cotangents):
     q, k, v, floats, data, out, lse = saved
     d_out, d_lse = _first_order(cotangents)
@@ -1380,6 +1392,7 @@ def _call(q, k, v, scale, return_lse, dropout_seed, attend=_attend):
     return _on_mesh(compute, return_lse, q, k, v, scale)
 
 
+@_in_32_bits
 def _computed(attend, size, return_lse, spread, q, k, v, scale):
     """The result, once the arguments are checked and converted. Each param is brought to the arrays that are read of it."""
     B = size.B

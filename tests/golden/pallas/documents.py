@@ -114,6 +114,25 @@ class Config(NamedTuple):
 # ---------------------------------------------------------------- helpers
 
 
+def _in_32_bits(function):
+    """What JAX computes in 32 bits, also where jax_enable_x64 is set."""
+    @functools.wraps(function)
+    def narrow(*given, **named):
+        with jax.enable_x64(False):
+            return function(*given, **named)
+
+    return narrow
+
+
+def _as_int(x):
+    """An int, or ints, of 32 bits; what is larger is taken for the largest."""
+    if isinstance(x, int):
+        x = max(-(2**31), min(2**31 - 1, x))
+    elif jnp.iinfo(x.dtype).max >= 2**31:
+        x = x.clip(max(jnp.iinfo(x.dtype).min, -(2**31)), 2**31 - 1)
+    return jnp.asarray(x, jnp.int32)
+
+
 def _min(a, b):
     return min(a, b) if isinstance(a, int | float) and isinstance(b, int | float) else jnp.minimum(a, b)
 
@@ -902,7 +921,7 @@ def _dq(config, q, k, v, d_out, lse, delta, floats, data):
 
 def _dkdv_kernel(
     logit_scale_ref, scale_ref, query_test0_ref, q_ref, k_ref, v_ref, d_out_ref, lse_ref, delta_ref, ids_bk_ref,
-    ids_bq_ref, dk_ref, dv_ref, k_s, dk_s, dv_s,
+    ids_bq_ref, dk_ref, dv_ref, dk_s, dv_s,
     *, size, tile,
 ):
     """One tile of keys meets the tiles of one head's queries that can see it."""
@@ -922,7 +941,6 @@ def _dkdv_kernel(
     col_term = _held(ids_bk_ref[...])
 
     def start():
-        k_s[...] = (k_ref[...].astype(jnp.float32) * logit_scale).astype(k_s.dtype)
         dk_s[...] = jnp.zeros_like(dk_s)
         dv_s[...] = jnp.zeros_like(dv_s)
 
@@ -932,7 +950,8 @@ def _dkdv_kernel(
         q_idx = q0 + lax.broadcasted_iota(jnp.int32, (1, BQ), 1)
         q = _chunk(q_ref, walked, BQ)
         d_out = _chunk(d_out_ref, walked, BQ)
-        qk = _by_transposed(k_s[...], q)
+        scaled = (q.astype(jnp.float32) * logit_scale).astype(q.dtype)  # as the forward pass has it
+        qk = _by_transposed(k_ref[...], scaled)
         dp = _by_transposed(v_ref[...], d_out)
         row_lse = lse_ref[walked]
         delta = delta_ref[walked]
@@ -990,7 +1009,7 @@ def _dkdv(config, q, k, v, d_out, lse, delta, floats, data):
         functools.partial(_dkdv_kernel, size=size, tile=tile), config, tile, n_tiles, numbers,
         [cut.walked(_heads_first(q, BQ)), cut.held(_heads_first(k, BK)), cut.held(_heads_first(v, BK)), cut.walked(_heads_first(d_out, BQ)), cut.walked_vector(_vectors(lse[..., None], 2, BQ, jnp.inf)), cut.walked_vector(_vectors(delta[..., None], 2, BQ, 0.0)), cut.held_vector(_vectors(ids_bk, 3, BK)), cut.walked_vector(_vectors(ids_bq, 2, BQ))],
         [((B, Hq, n_tiles * BK, D), dtype, cut.held), ((B, Hq, n_tiles * BK, Dv), dtype, cut.held)],
-        [((BK, D), k.dtype), ((BK, D), jnp.float32), ((BK, Dv), jnp.float32)],
+        [((BK, D), jnp.float32), ((BK, Dv), jnp.float32)],
     )
     gradients = {}
     dk, dv = (x.reshape(B, Hkv, Hq // Hkv, *x.shape[2:]).sum(2).astype(k.dtype) for x in (dk, dv))
@@ -999,7 +1018,7 @@ def _dkdv(config, q, k, v, d_out, lse, delta, floats, data):
 
 def _backward_kernel(
     logit_scale_ref, scale_ref, query_test0_ref, q_ref, k_ref, v_ref, d_out_ref, lse_ref, delta_ref, ids_bk_ref,
-    ids_bq_ref, dk_ref, dv_ref, dq_ref, k_s, dk_s, dv_s,
+    ids_bq_ref, dk_ref, dv_ref, dq_ref, dk_s, dv_s,
     *, size, tile,
 ):
     """One tile of keys meets the tiles of one head's queries that can see it, and adds to all of their gradients."""
@@ -1019,7 +1038,6 @@ def _backward_kernel(
     col_term = _held(ids_bk_ref[...])
 
     def start():
-        k_s[...] = (k_ref[...].astype(jnp.float32) * logit_scale).astype(k_s.dtype)
         @pl.when(held == 0)
         def _():
             dq_ref[...] = jnp.zeros_like(dq_ref)
@@ -1033,7 +1051,8 @@ def _backward_kernel(
         q_idx = q0 + lax.broadcasted_iota(jnp.int32, (1, BQ), 1)
         q = _chunk(q_ref, walked, BQ)
         d_out = _chunk(d_out_ref, walked, BQ)
-        qk = _by_transposed(k_s[...], q)
+        scaled = (q.astype(jnp.float32) * logit_scale).astype(q.dtype)  # as the forward pass has it
+        qk = _by_transposed(k_ref[...], scaled)
         dp = _by_transposed(v_ref[...], d_out)
         row_lse = lse_ref[walked]
         delta = delta_ref[walked]
@@ -1094,7 +1113,7 @@ def _backward(config, q, k, v, d_out, lse, delta, floats, data):
         functools.partial(_backward_kernel, size=size, tile=tile), config, tile, n_tiles, numbers,
         [cut.walked(_heads_first(q, BQ)), cut.held(_heads_first(k, BK)), cut.held(_heads_first(v, BK)), cut.walked(_heads_first(d_out, BQ)), cut.walked_vector(_vectors(lse[..., None], 2, BQ, jnp.inf)), cut.walked_vector(_vectors(delta[..., None], 2, BQ, 0.0)), cut.held_vector(_vectors(ids_bk, 3, BK)), cut.walked_vector(_vectors(ids_bq, 2, BQ))],
         [((B, Hq, n_tiles * BK, D), dtype, cut.held), ((B, Hq, n_tiles * BK, Dv), dtype, cut.held), ((B, Hq, _up(Sq, BQ) * BQ, D), jnp.float32, cut.whole)],
-        [((BK, D), k.dtype), ((BK, D), jnp.float32), ((BK, Dv), jnp.float32)],
+        [((BK, D), jnp.float32), ((BK, Dv), jnp.float32)],
         ordered=True,
     )
     gradients = {}
@@ -1352,6 +1371,7 @@ def _first_order(x):
 _first_order.defjvp(lambda *_: _refuse("a second derivative is not computed"))
 
 
+@_in_32_bits
 def _attend_forward(config, q, k, v, floats, data):
     q, k, v, floats = _first_order((q, k, v, floats))
     (out,), rows = _spread(_forward_saving, config, (3, 1), (q, k, v), (floats, data))
@@ -1373,6 +1393,7 @@ def _backward_whole(config, inside, outside):
     return (dq, dk, dv), (_alike(q, gradients)[1],)
 
 
+@_in_32_bits
 def _attend_backward(config, saved, cotangents):
     q, k, v, floats, data, out, lse = saved
     d_out, d_lse = _first_order(cotangents)
@@ -1483,7 +1504,7 @@ def _call(q, k, v, ids, scale, return_lse, dropout_seed, attend=_attend):
         scale = q.shape[-1] ** -0.5 if hasattr(q, "shape") and len(q.shape) and q.shape[-1] else 1.0
     size = _check(q, k, v, ids, scale)
     q, k, v = jnp.asarray(q), *(jnp.broadcast_to(x, (size.B, *x.shape[1:])) for x in (k, v))
-    ids = jnp.asarray(ids)
+    ids = _as_int(ids)
     ids = jnp.broadcast_to(ids, (size.B, size.Sk,))
     if not isinstance(scale, int | float) or scale <= 0:
         # The kernels take a positive scale; its sign, or its being zero, goes into q, and with it its gradient.
@@ -1495,6 +1516,7 @@ def _call(q, k, v, ids, scale, return_lse, dropout_seed, attend=_attend):
     return _on_mesh(compute, return_lse, q, k, v, ids, scale)
 
 
+@_in_32_bits
 def _computed(attend, size, return_lse, spread, q, k, v, ids, scale):
     """The result, once the arguments are checked and converted. Each param is brought to the arrays that are read of it."""
     B = size.B
