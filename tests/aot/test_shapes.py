@@ -11,7 +11,8 @@ import ast
 import pytest
 from aot.chips import binaries, build, refused
 
-from attngen.aot.compile import TARGETS
+import attngen
+from attngen.aot.compile import TARGETS, compile_kernels
 from attngen.plan.chips import SHARED_MEMORY
 from attngen.plan.footprint import loads_of
 from attngen.plan.tiles.portable import KERNELS, Tile, shared_bytes
@@ -76,6 +77,22 @@ def test_no_launch_is_refused(
     for which, numbers in zip(KERNELS, tiles, strict=True):
         bound = shared_bytes(which, Tile(*numbers), chip, itemsize, block, loads_of(kernel.plan))
         assert found[which].shared <= bound <= SHARED_MEMORY[chip] * 1024, which
+
+
+TWO_BIASES = """
+attention two_biases
+const radius = 7
+const offsets = 2 * radius + 1
+param bias: f32[Hq, Sq, Sk]
+param table: f32[Hq, offsets]
+score = qk * scale + bias[h, q, k] + relative_bias(table, radius)
+"""
+
+
+def test_elements_that_pairs_share_compile_beside_those_of_each_pair() -> None:
+    kernel = attngen.compile(TWO_BIASES, forward=True, head_dim=64, dtype="bf16")
+    found = compile_kernels(kernel.source, kernel.spec, arch="sm_90", dtype="bf16", head_dim=(64, 64), kind="cubin")
+    assert "hopper_forward" in {a.kernel for a in found}
 
 
 def tiles_in(source: str) -> dict[tuple[str, int, int], tuple[tuple[int, int, int, int], ...]]:

@@ -72,7 +72,10 @@ def _three(keys: int, **changes: Any) -> Skeleton:
 _MIDDLE = {dims: _two(128, ordered=True) for dims in ((64, 128), (128, 64), (128, 128))}
 _WIDE = {dims: _two(64, ordered=True, schedule=Schedule.ONCE, out_apart=False) for dims in ((256, 128), (256, 256))}
 _LATENT = {(192, 128): _two(128, ordered=True, out_apart=False)}
-_PAIRS = {dims: _two(64, pipelined=False) for dims in ((64, 64), *_MIDDLE)}
+_PAIRS = {
+    **{dims: _two(64, pipelined=False) for dims in ((64, 64), *_MIDDLE)},
+    **{dims: replace(_WIDE[256, 256], pipelined=False, ordered=False) for dims in (*_LATENT, *_WIDE)},
+}
 _TESTED = {
     (64, 64): _three(64, ordered=True),
     **{dims: _two(64, stages=4) for dims in _MIDDLE},
@@ -156,10 +159,10 @@ def skeletons(
     """What is faster than the portable kernel; `own` is the spec's tile, which is kept, or no row is left.
 
     On the H200 the portable kernel's many small programs are faster where the work a tile of keys is not in the
-    products: dropout, weights without a shift, masks that are tested in every tile, gathered biases by distance, and,
-    at head dim 64 where data does not decide, functions like tanh of each pair, scaled weights, and windows beside
-    other stretches. With `sequences`, which are packed or have lengths, such functions are for these kernels, too,
-    unless in a window: the portable kernel finds its rows by pointers there.
+    products: with dropout; up to head dim 128, weights without a shift and gathered biases by distance; at head dim 64,
+    masks that are tested in every tile, and, where data does not decide, functions like tanh of each pair, scaled
+    weights, and windows beside other stretches. With `sequences`, which are packed or have lengths, such functions are
+    for these kernels, too, unless in a window: the portable kernel finds its rows by pointers there.
     """
     rows = dict(_fastest(plan, sequences=sequences and own is None))
     if plan.longest_first:  # the long tiles of some heads, then shorter ones
@@ -213,10 +216,15 @@ def _fastest(plan: KernelPlan, *, sequences: bool) -> Mapping[tuple[int, int], S
         case Burden.PAIRS:
             return {(64, 64): _three(128, ordered=True), **_MIDDLE, **_LATENT, **_WIDE}
         case Burden.LIGHT | Burden.ENDS | Burden.SCORE | Burden.DATA:
-            if plan.weights.form is not Form.EXPONENTIAL or pairs or not plan.key_loops.full:
-                return {}
+            exponential, some_whole = plan.weights.form is Form.EXPONENTIAL, bool(plan.key_loops.full)
             if plan.burden is Burden.DATA:
-                return _TESTED
+                return _TESTED if exponential and some_whole and not pairs else {}
+            if not exponential:
+                return {(192, 128): _PAIRS[192, 128], **_WIDE}
+            if pairs:
+                return {**_LATENT, **_WIDE}
+            if not some_whole:
+                return {**_MIDDLE, **_LATENT, **_WIDE}
             return {**_narrow(plan, sequences=sequences), **_MIDDLE, **_LATENT, **_WIDE}
 
 
@@ -271,8 +279,8 @@ def backward_skeletons(
 
     The weights are exponentials, some tiles need no mask unless a param names each pair, and a tile of keys meets one
     stretch of queries, or all, or several that begin together, which leave no gap. A param's element whose place is
-    dear to compute for every pair, or is chosen by q . k, leaves too few registers. With `sequences`, which are packed
-    or have lengths, tiles have 64 queries: most sequences are short, and a tile beyond their ends is work for nothing.
+    chosen by q . k leaves too few registers. With `sequences`, which are packed or have lengths, tiles have 64 queries:
+    most sequences are short, and a tile beyond their ends is work for nothing.
     """
     heavy = plan.burden is Burden.RANDOM or plan.weights.form is not Form.EXPONENTIAL
     some_whole = plan.key_loops.full and plan.query_loops.full
@@ -284,7 +292,7 @@ def backward_skeletons(
     if _heads_differ_in_keys(plan):
         return {}
     pairs = [e for e in loads(plan.weights.unit) if level_of(e) is Level.PAIR]
-    if any(is_dear(i) or reads(i, "qk") for e in pairs for i in e.indices):
+    if any(reads(i, "qk") for e in pairs for i in e.indices):
         return {}
     # What is held beside the weights, a factor for each pair or its param, takes the registers of half a tile.
     beside = pairs or (named and not reads_bits(plan)) or not isinstance(plan.d_pair, Literal)

@@ -151,6 +151,9 @@ HOPPER = {
     (64, 128): (128, 64, 2, False, False, 240, 24, 8, 0, 'queue', True),
     (128, 64): (128, 64, 2, False, False, 240, 24, 8, 0, 'queue', True),
     (128, 128): (128, 64, 2, False, False, 240, 24, 8, 0, 'queue', True),
+    (192, 128): (128, 64, 2, False, False, 240, 24, 8, 0, 'once', False),
+    (256, 128): (128, 64, 2, False, False, 240, 24, 8, 0, 'once', False),
+    (256, 256): (128, 64, 2, False, False, 240, 24, 8, 0, 'once', False),
 }
 
 # And where dK and dV, and dQ, have a kernel each. Of dK/dV: queries, keys, stages, by how many tiles the warpgroup of

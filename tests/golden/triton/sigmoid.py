@@ -50,6 +50,31 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 RELEASES = ((3, 6), (3, 9))
 KNOWN = RELEASES[0] <= tuple(map(int, triton.__version__.split(".")[:2])) <= RELEASES[1]
 
+# The kernels for Hopper cards are written in Gluon. With releases that are not known the portable kernels run.
+GLUON_KNOWN = KNOWN
+try:
+    from triton.experimental import gluon
+    from triton.experimental.gluon import language as gl
+    from triton.experimental.gluon.language.nvidia.hopper import (
+        fence_async_shared,
+        mbarrier,
+        tma,
+        warpgroup_mma,
+        warpgroup_mma_wait,
+    )
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as HopperDescriptor
+
+    # As Triton 3.7 and newer name it, and else as 3.6 does: the barrier of a warpgroup's threads, shared memory seen as
+    # of another type and shape, and the copy engine into shared memory and out of it.
+    _BARRIER = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
+    _SHARED = gl.shared_memory_descriptor
+    _REINTERPRET = _SHARED.reinterpret if hasattr(_SHARED, "reinterpret") else _SHARED._reinterpret
+    _COPY_IN = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
+    _COPY_OUT = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global
+except (ImportError, AttributeError):
+    GLUON_KNOWN = False
+    gluon, gl = triton, tl  # the kernels are read, and never compiled
+
 PRECISION = tl.constexpr("ieee")  # of float32 products; half precision is exact in the product
 
 # Tile sizes by (chip, bytes of an element, head dim rounded up): forward, dK/dV and dQ kernels, each
@@ -107,6 +132,17 @@ SPLIT = {
     ('gfx942', 4): (64, 128, 4096, 4, 1, 2),
     ('cpu', 2): (64, 64, 8192, 4, 1, 1),
     ('cpu', 4): (64, 64, 8192, 4, 1, 1),
+}
+
+# The forward kernel of compute capability 9.0 by (head dim of q and k, of v, rounded up): queries, keys, stages,
+# whether a warpgroup overlaps its own products, whether warpgroups start theirs in turn, registers of a thread that
+# computes and of one that fetches, heads whose tiles are taken in turn, at least, and tiles of queries of all these
+# heads, whether programs stay for more than one tile, and whether results have a place of their own.
+HopperRow = namedtuple("HopperRow", "BQ BK STAGES PIPELINED ORDERED REGISTERS SPARE together ahead SCHEDULE OUT_APART")
+HOPPER = {
+    (192, 128): (128, 64, 2, False, False, 240, 24, 1, 0, 'once', False),
+    (256, 128): (128, 64, 2, True, True, 240, 24, 1, 0, 'once', False),
+    (256, 256): (128, 64, 2, True, True, 240, 24, 1, 0, 'once', False),
 }
 
 
@@ -340,6 +376,466 @@ def _merge_kernel(
     tl.store(lse_ptr + row + rows, lse, mask=rows < Sq)
 
 
+# ---------------------------------------------------------------- forward, for compute capability 9.0
+
+
+# A ring of tiles in shared memory: the tiles, a barrier for each that says that it has arrived, and the first of the
+# hardware barriers that say that a place is free.
+_Ring = namedtuple("_Ring", "tiles ready FREE")
+
+
+@gluon.jit
+def _opaque(item):
+    """`item`, unknown to the compiler: what is computed from it anew need not be kept in registers until then."""
+    return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [item], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def _barrier_arrive(number, THREADS: gl.constexpr, WARPS: gl.constexpr):
+    """Tells the THREADS that share a barrier of the program's sixteen that these warps have arrived; they go on."""
+    each: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
+    gl.inline_asm_elementwise(
+        "bar.arrive $1, $2; mov.b32 $0, $1;",
+        "=r,r,r",
+        [number + gl.full([32 * WARPS], 0, gl.int32, layout=each),
+            gl.full([32 * WARPS], THREADS, gl.int32, layout=each)],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@gluon.jit
+def _barrier_sync(number, THREADS: gl.constexpr, WARPS: gl.constexpr):
+    """As `_barrier_arrive`, and returns when all of them have come. What they wrote before is seen from then on."""
+    each: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
+    gl.inline_asm_elementwise(
+        "bar.sync $1, $2; mov.b32 $0, $1;",
+        "=r,r,r",
+        [number + gl.full([32 * WARPS], 0, gl.int32, layout=each),
+            gl.full([32 * WARPS], THREADS, gl.int32, layout=each)],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@gluon.jit
+def _publish(note, item):
+    """Publishes the next item. What follows in this warp comes after it."""
+    note.store(gl.full([1], item, gl.int32, layout=gl.BlockedLayout([1], [32], [1], [0])))
+    _BARRIER()
+
+
+# What travels together, beside rings. Where the next items are noted and counted. What a call gives every function.
+# What the kernel is compiled for. Where results go. Which tiles of keys a warpgroup walks.
+_Work = namedtuple("_Work", "notes queue_ptr n_work together")
+_Call = namedtuple("_Call", "scale Hq Hkv Sq Sk")
+_Config = namedtuple("_Config",
+    "BLOCK_DV BQ BK STAGES SCHEDULE ORDERED OUT_APART PIPELINED Q_COLS K_COLS K_PARTS PARTS SHARE ORDER "
+    "dtype qk_layout")
+_Results = namedtuple("_Results", "desc tiles lse_ptr")
+_Walk = namedtuple("_Walk", "turn n_steps first stop own_full_hi")
+
+
+@gluon.jit
+def _pin_order(n_steps):
+    """A loop that is never entered, though the compiler cannot know: it moves no wait for a product up across it."""
+    gl.inline_asm_elementwise(
+        "{ .reg .pred p; wait: setp.ge.s32 p, $1, 0; @p bra.uni go; nanosleep.u32 100; bra.uni wait; go: mov.b32 $0, "
+        "$1; }",
+        "=r,r",
+        [gl.full([128], n_steps, gl.int32, layout=gl.BlockedLayout([1], [32], [4], [0]))],
+        dtype=gl.int32, is_pure=False, pack=1,
+    )
+
+
+@gluon.jit
+def _work_item(item, n_tiles, n_heads, n_work, together):
+    """(tile, batch, head) of an item: tile by tile, `together` heads at a time, so that they share the cache."""
+    first = item // (n_tiles * together) * together
+    width = tl.minimum(n_work // n_tiles - first, together)
+    i = item - first * n_tiles
+    tile = i // width
+    i = first + i % width
+    return tile, i // n_heads, i % n_heads
+
+
+@gluon.jit
+def _publish_item(notes, slot, item, tile, batch, head):
+    """Tells a warpgroup its next item, and what that is: its own divisions would take longer than this."""
+    one: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    notes.index(4 * slot + 1).store(gl.full([1], tile, gl.int32, layout=one))
+    notes.index(4 * slot + 2).store(gl.full([1], batch, gl.int32, layout=one))
+    notes.index(4 * slot + 3).store(gl.full([1], head, gl.int32, layout=one))
+    _publish(notes.index(4 * slot), item)
+
+
+@gluon.jit
+def _noted(notes, i):
+    return tl.max(notes.index(i).load(gl.BlockedLayout([1], [32], [4], [0])), 0)
+
+
+@gluon.jit
+def _noted_item(notes, slot):
+    """(tile, batch, head) of the item noted there."""
+    return _noted(notes, 4 * slot + 1), _noted(notes, 4 * slot + 2), _noted(notes, 4 * slot + 3)
+
+
+@gluon.jit
+def _key_runs(q0, batch, head, kv_head, call, config: gl.constexpr, ROWS: gl.constexpr):
+    """The tiles of keys that ROWS queries from q0 on meet, as `_key_tiles` has them; none beyond the last, since the
+    first is walked even where there is none. A part of a tile whose queries all lie past the end meets none.
+    """
+    _scale, _Hq, _Hkv, Sq, Sk = call
+    BK: gl.constexpr = config.BK
+    last = tl.cast((Sk - 1) // BK, tl.int32)
+    stop = tl.where(q0 < Sq, last + 1, 0)
+    full_hi, any_hi = _key_tiles(Sk, BK)
+    return tl.minimum(full_hi, stop), tl.minimum(any_hi, stop)
+
+
+@gluon.jit
+def _load_tiles(q_desc, k_desc, v_desc, q_ring, k_ring, v_ring, work, call, config: gl.constexpr):
+    """The producer, one warp: fetches queries, keys and values of every tile, as far ahead as there is room."""
+    _scale, Hq, Hkv, Sq, _Sk = call
+    BQ: gl.constexpr = config.BQ
+    BK: gl.constexpr = config.BK
+    turn = 0
+    round = 0
+    n_tiles = (Sq + BQ - 1) // BQ
+    item = gl.program_id(0)
+    while item < work.n_work:
+        tile, batch, head = _work_item(item, n_tiles, Hq, work.n_work, work.together)
+        kv_head = head // (Hq // Hkv)
+        q0 = tile * BQ
+        _full_hi, any_hi = _key_runs(q0, batch, head, kv_head, call, config, BQ)
+        n_steps = tl.maximum(any_hi, 1)
+        v0 = 0
+        for step in range(n_steps + 1):
+            if step < n_steps:
+                at = step
+                stage = (turn + step) % config.STAGES
+                if turn + step >= config.STAGES:
+                    _barrier_sync(k_ring.FREE + stage, config.SHARE, 1)
+                mbarrier.expect(k_ring.ready.index(stage), config.K_PARTS * k_desc.block_type.nbytes)
+                for part in gl.static_range(config.K_PARTS):
+                    k_tile = k_ring.tiles.index(stage * config.K_PARTS + part)
+                    _COPY_IN(k_desc, [batch, kv_head, at * BK, part * config.K_COLS], k_ring.ready.index(stage), k_tile)
+                k0 = at * BK
+            else:
+                k0 = 0
+            if step == 0:
+                for part in gl.static_range(config.PARTS):
+                    if round > 0:
+                        _barrier_sync(q_ring.FREE + part, 160, 1)
+                    if config.SCHEDULE == "queue":
+                        _publish_item(work.notes, 2 * part + (round & 1), item, tile, batch, head)
+                    mbarrier.expect(q_ring.ready.index(part), q_desc.block_type.nbytes)
+                    q_tile = _REINTERPRET(q_ring.tiles.index(part), q_desc.dtype, [1, 1, 64, config.Q_COLS],
+                        q_desc.layout)
+                    _COPY_IN(q_desc, [batch, head, q0 + part * 64, 0], q_ring.ready.index(part), q_tile)
+            else:
+                stage = (turn + step - 1) % config.STAGES
+                if turn + step > config.STAGES:
+                    _barrier_sync(v_ring.FREE + stage, config.SHARE, 1)
+                mbarrier.expect(v_ring.ready.index(stage), v_desc.block_type.nbytes)
+                _COPY_IN(v_desc, [batch, kv_head, v0, 0], v_ring.ready.index(stage), v_ring.tiles.index(stage))
+            v0 = k0
+        turn += n_steps
+        round += 1
+        item = (gl.num_programs(0) + gl.atomic_add(work.queue_ptr, 1, sem="relaxed") if config.SCHEDULE == "queue"
+            else work.n_work)
+    if config.SCHEDULE == "queue":
+        for part in gl.static_range(config.PARTS):
+            if round > 0:
+                _barrier_sync(q_ring.FREE + part, 160, 1)
+            _publish_item(work.notes, 2 * part + (round & 1), work.n_work, 0, 0, 0)
+            mbarrier.arrive(q_ring.ready.index(part), count=1)
+    for last in range(tl.minimum(turn, config.STAGES)):
+        _barrier_sync(k_ring.FREE + (turn - 1 - last) % config.STAGES, config.SHARE, 1)
+        _barrier_sync(v_ring.FREE + (turn - 1 - last) % config.STAGES, config.SHARE, 1)
+
+
+@gluon.jit
+def _weigh(qk, k0, masked, terms, config: gl.constexpr):
+    """The weights of 64 queries for the keys k0 … k0 + BK - 1. `terms`: what does not depend on the key."""
+    Sk, scale, head_term = terms
+    BK: gl.constexpr = config.BK
+    k_idx = (k0 + gl.arange(0, BK, layout=gl.SliceLayout(0, qk.type.layout)))[None, :]
+    x = qk * scale - head_term
+    weight = tl.sigmoid(x)
+    if masked:
+        weight = tl.where((k_idx < Sk), weight, 0.0)
+    return weight
+
+
+@gluon.jit
+def _normalized(acc, rows_layout: gl.constexpr):
+    """The rows of the result, and zeros: no denominator has a logarithm."""
+    return acc, gl.zeros([64], gl.float32, layout=rows_layout)
+
+
+@gluon.jit
+def _release_tile(turn, k_ring, v_ring, config: gl.constexpr, PART: gl.constexpr):
+    """Gives a tile back that none of this warpgroup's queries meets, as soon as it is there."""
+    stage = turn % config.STAGES
+    phase = turn // config.STAGES & 1
+    mbarrier.wait(k_ring.ready.index(stage), phase)
+    if config.ORDERED:
+        _barrier_sync(config.ORDER + PART, 256, 4)
+        _barrier_arrive(config.ORDER + (PART + 1) % config.PARTS, 256, 4)
+    _barrier_arrive(k_ring.FREE + stage, config.SHARE, 4)
+    mbarrier.wait(v_ring.ready.index(stage), phase)
+    _barrier_arrive(v_ring.FREE + stage, config.SHARE, 4)
+
+
+@gluon.jit
+def _scores(q, k_ring, stage, no_scores, config: gl.constexpr):
+    """Starts the product of queries and a tile of keys, by the parts of its columns."""
+    token = no_scores
+    for part in gl.static_range(config.K_PARTS):
+        k = k_ring.tiles.index(stage * config.K_PARTS + part).reshape([config.BK, config.K_COLS]).permute((1, 0))
+        q_part = q if config.K_PARTS == 1 else q.slice(part * config.K_COLS, config.K_COLS, dim=1)
+        token = warpgroup_mma(q_part, k, token, use_acc=part > 0, is_async=True)
+    return token
+
+
+@gluon.jit
+def _attend_overlapped(
+    acc, q, q_ring, k_ring, v_ring, walk, terms, config: gl.constexpr, PART: gl.constexpr
+):
+    """A tile's products where PIPELINED: the next scores are under way while these are weighed."""
+    turn, n_steps, first, stop, own_full_hi = walk
+    BK: gl.constexpr = config.BK
+    weight_layout: gl.constexpr = gl.DotOperandLayout(0, acc.type.layout, 2)
+    no_scores = gl.zeros([64, BK], gl.float32, layout=config.qk_layout)
+    step = first
+    at = step
+    stage = (turn + first) % config.STAGES
+    phase = (turn + first) // config.STAGES & 1
+    mbarrier.wait(k_ring.ready.index(stage), phase)
+    qk_token = _scores(q, k_ring, stage, no_scores, config)
+    qk = warpgroup_mma_wait(0, deps=(qk_token,))
+    _barrier_arrive(k_ring.FREE + stage, config.SHARE, 4)
+    weight = _weigh(qk, at * BK, own_full_hi <= at, terms, config)
+    p = gl.convert_layout(weight.to(config.dtype), weight_layout)
+    for step in range(first + 1, stop):
+        at = step
+        v_stage = stage
+        v_phase = phase
+        stage = (turn + step) % config.STAGES
+        phase = (turn + step) // config.STAGES & 1
+        mbarrier.wait(k_ring.ready.index(stage), phase)
+        if config.ORDERED:
+            _barrier_sync(config.ORDER + PART, 256, 4)
+        qk_token = _scores(q, k_ring, stage, no_scores, config)
+        mbarrier.wait(v_ring.ready.index(v_stage), v_phase)
+        acc_token = warpgroup_mma(p, v_ring.tiles.index(v_stage).reshape([BK, config.BLOCK_DV]), acc, is_async=True)
+        if config.ORDERED:
+            _barrier_arrive(config.ORDER + (PART + 1) % config.PARTS, 256, 4)
+        qk = warpgroup_mma_wait(1, deps=(qk_token,))
+        _barrier_arrive(k_ring.FREE + stage, config.SHARE, 4)
+        weight = _weigh(qk, at * BK, own_full_hi <= at, terms, config)
+        _pin_order(n_steps)
+        acc, p = warpgroup_mma_wait(0, deps=(acc_token, p))
+        _barrier_arrive(v_ring.FREE + v_stage, config.SHARE, 4)
+        p = gl.convert_layout(weight.to(config.dtype), weight_layout)
+    if config.OUT_APART and config.SCHEDULE != "once":  # the next queries come during the last product
+        _barrier_arrive(q_ring.FREE + PART, 160, 4)
+    mbarrier.wait(v_ring.ready.index(stage), phase)
+    acc_token = warpgroup_mma(p, v_ring.tiles.index(stage).reshape([BK, config.BLOCK_DV]), acc, is_async=True)
+    acc, p = warpgroup_mma_wait(0, deps=(acc_token, p))
+    _barrier_arrive(v_ring.FREE + stage, config.SHARE, 4)
+    return acc
+
+
+@gluon.jit
+def _attend_in_turn(
+    acc, q, q_ring, k_ring, v_ring, walk, terms, config: gl.constexpr, PART: gl.constexpr
+):
+    """A tile's products one after the other: the other warpgroups fill the gaps."""
+    turn, _n_steps, first, stop, own_full_hi = walk
+    BK: gl.constexpr = config.BK
+    weight_layout: gl.constexpr = gl.DotOperandLayout(0, acc.type.layout, 2)
+    no_scores = gl.zeros([64, BK], gl.float32, layout=config.qk_layout)
+    for step in range(first, stop):
+        at = step
+        stage = (turn + step) % config.STAGES
+        phase = (turn + step) // config.STAGES & 1
+        mbarrier.wait(k_ring.ready.index(stage), phase)
+        if config.ORDERED:
+            _barrier_sync(config.ORDER + PART, 256, 4)
+        qk_token = _scores(q, k_ring, stage, no_scores, config)
+        if config.ORDERED:
+            _barrier_arrive(config.ORDER + (PART + 1) % config.PARTS, 256, 4)
+        qk = warpgroup_mma_wait(0, deps=(qk_token,))
+        _barrier_arrive(k_ring.FREE + stage, config.SHARE, 4)
+        weight = _weigh(qk, at * BK, own_full_hi <= at, terms, config)
+        p = gl.convert_layout(weight.to(config.dtype), weight_layout)
+        mbarrier.wait(v_ring.ready.index(stage), phase)
+        acc_token = warpgroup_mma(p, v_ring.tiles.index(stage).reshape([BK, config.BLOCK_DV]), acc, is_async=True)
+        acc, p = warpgroup_mma_wait(0, deps=(acc_token, p))
+        _barrier_arrive(v_ring.FREE + stage, config.SHARE, 4)
+    if config.OUT_APART and config.SCHEDULE != "once":
+        _barrier_arrive(q_ring.FREE + PART, 160, 4)
+    return acc
+
+
+@gluon.jit
+def _store_tile(acc, lse, place, results, q_ring, call, config: gl.constexpr, PART: gl.constexpr):
+    """Stores the results of 64 queries. `place`: their batch, head, first query and all."""
+    _scale, Hq, _Hkv, Sq, _Sk = call
+    batch, head, q0, rows = place
+    row = (batch * tl.cast(Hq, gl.int64) + head) * Sq
+    gl.store(results.lse_ptr + row + rows, lse, mask=rows < Sq)
+    out = acc.to(config.dtype)
+    # The copy engine clips the result to the tensor. Without a place of its own it takes that of the queries.
+    if config.OUT_APART:
+        out_tile = results.tiles.index(PART)
+        tma.store_wait(0)
+    else:
+        out_tile = _REINTERPRET(q_ring.tiles.index(PART), config.dtype, [1, 1, 64, config.BLOCK_DV],
+            results.desc.layout)
+    out_tile.reshape([64, config.BLOCK_DV]).store(out)
+    fence_async_shared()
+    _BARRIER()
+    _COPY_OUT(results.desc, [batch, head, q0, 0], out_tile)
+
+
+@gluon.jit
+def _attend_tiles(results, q_ring, k_ring, v_ring, work, call, config: gl.constexpr, PART: gl.constexpr):
+    """A consumer, one warpgroup: its 64 queries of every tile."""
+    scale, Hq, Hkv, Sq, Sk = call
+    BQ: gl.constexpr = config.BQ
+    q_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, config.Q_COLS], config.dtype)
+    acc_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, config.BLOCK_DV, 16])
+    rows_layout: gl.constexpr = gl.SliceLayout(1, config.qk_layout)
+    turn = 0
+    round = 0
+    n_tiles = (Sq + BQ - 1) // BQ
+    item = gl.program_id(0)
+    tile, batch, head = _work_item(item, n_tiles, Hq, work.n_work, work.together)
+    if config.ORDERED and PART == config.PARTS - 1:
+        _barrier_arrive(config.ORDER, 256, 4)
+    while item < work.n_work:
+        kv_head = head // (Hq // Hkv)
+        q0 = tile * BQ
+        _full_hi, any_hi = _key_runs(q0, batch, head, kv_head, call, config, BQ)
+        n_steps = tl.maximum(any_hi, 1)
+        q0 += PART * 64
+        own_full_hi, own_any_hi = _key_runs(q0, batch, head, kv_head, call, config, 64)
+        own_stop = tl.maximum(tl.minimum(own_any_hi, n_steps), 1)
+        head_term = tl.log(tl.cast(Sk, tl.float32))
+        terms = (Sk, scale, head_term)
+
+        acc = gl.zeros([64, config.BLOCK_DV], gl.float32, layout=acc_layout)
+        mbarrier.wait(q_ring.ready.index(PART), round & 1)
+        q = _REINTERPRET(q_ring.tiles.index(PART), config.dtype, [64, config.Q_COLS], q_layout)
+        if config.PIPELINED:
+            walk = _Walk(turn, n_steps, 0, n_steps, own_full_hi)
+            acc = _attend_overlapped(acc, q, q_ring, k_ring, v_ring, walk, terms, config, PART)
+        else:
+            walk = _Walk(turn, n_steps, 0, own_stop, own_full_hi)
+            acc = _attend_in_turn(acc, q, q_ring, k_ring, v_ring, walk, terms, config, PART)
+            for step in range(own_stop, n_steps):
+                _release_tile(turn + step, k_ring, v_ring, config, PART)
+        turn += n_steps
+        round += 1
+
+        if config.SCHEDULE == "queue":
+            tile, batch, head = _noted_item(work.notes, 2 * PART + (round - 1 & 1))
+        else:
+            tile, batch, head = _work_item(_opaque(item), n_tiles, Hq, work.n_work, work.together)
+        q0 = tile * BQ + PART * 64
+        place = batch, head, q0, q0 + gl.arange(0, 64, layout=rows_layout)
+        acc, lse = _normalized(acc, rows_layout)
+        _store_tile(acc, lse, place, results, q_ring, call, config, PART)
+        if config.SCHEDULE == "once":
+            item = work.n_work
+        else:
+            if not config.OUT_APART:
+                tma.store_wait(0)
+                _barrier_arrive(q_ring.FREE + PART, 160, 4)
+            mbarrier.wait(q_ring.ready.index(PART), round & 1)
+            slot = 2 * PART + (round & 1)
+            item = _noted(work.notes, 4 * slot)
+            tile, batch, head = _noted_item(work.notes, slot)
+    if config.ORDERED and PART == 0:
+        _barrier_sync(config.ORDER, 256, 4)
+    tma.store_wait(0)
+
+
+@gluon.jit(do_not_specialize=['n_work', 'together', 'Hq', 'Hkv', 'Sq', 'Sk'])
+def _hopper_forward_kernel(
+    q_desc, k_desc, v_desc, out_desc, lse_ptr, queue_ptr, n_work, together, scale, Hq, Hkv, Sq, Sk,
+    D: gl.constexpr, Dv: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_DV: gl.constexpr, BQ: gl.constexpr,
+    BK: gl.constexpr,
+    STAGES: gl.constexpr, SCHEDULE: gl.constexpr, ORDERED: gl.constexpr, OUT_APART: gl.constexpr,
+    PIPELINED: gl.constexpr, REGISTERS: gl.constexpr, SPARE: gl.constexpr, FAST: gl.constexpr,
+):
+    """The forward pass by consumers, warpgroups with 64 queries each, and a producer, a warp that fetches for all of
+    them.
+    """
+    PARTS: gl.constexpr = BQ // 64
+    SHARE: gl.constexpr = 32 + 2 * BQ  # the threads that share a tile of keys or values
+    # Of the sixteen barriers of a program Triton has the first six. These tell that a place is free, and whose turn
+    # it is.
+    K_FREE: gl.constexpr = 6
+    V_FREE: gl.constexpr = K_FREE + STAGES
+    Q_FREE: gl.constexpr = V_FREE + STAGES
+    ORDER: gl.constexpr = Q_FREE + PARTS
+    gl.static_assert(ORDER + (PARTS if ORDERED else 0) <= 16)
+    # Tiles have powers of two; 192 columns of keys come in three parts, so that products have no others.
+    Q_COLS: gl.constexpr = 256 if BLOCK_D == 192 else BLOCK_D
+    K_COLS: gl.constexpr = 64 if BLOCK_D == 192 else BLOCK_D
+    K_PARTS: gl.constexpr = BLOCK_D // K_COLS
+    Q_PLACE: gl.constexpr = Q_COLS if OUT_APART or Q_COLS > BLOCK_DV else BLOCK_DV
+    dtype: gl.constexpr = out_desc.dtype
+    qk_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BK, 16])
+    config: gl.constexpr = _Config(BLOCK_DV, BQ, BK, STAGES, SCHEDULE, ORDERED, OUT_APART, PIPELINED, Q_COLS, K_COLS,
+        K_PARTS, PARTS, SHARE,
+        ORDER, dtype, qk_layout)
+    q_tiles = gl.allocate_shared_memory(dtype, [PARTS, 1, 1, 64, Q_PLACE], q_desc.layout)
+    k_tiles = gl.allocate_shared_memory(dtype, [STAGES * K_PARTS, 1, 1, BK, K_COLS], k_desc.layout)
+    v_tiles = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, BK, BLOCK_DV], v_desc.layout)
+    out_tiles = gl.allocate_shared_memory(dtype, [PARTS, 1, 1, 64, BLOCK_DV], out_desc.layout) if OUT_APART else q_tiles
+    notes = gl.allocate_shared_memory(gl.int32, [8 * PARTS, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    q_ring = _Ring(q_tiles, gl.allocate_shared_memory(gl.int64, [PARTS, 1], mbarrier.MBarrierLayout()), Q_FREE)
+    k_ring = _Ring(k_tiles, gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout()), K_FREE)
+    v_ring = _Ring(v_tiles, gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout()), V_FREE)
+    for i in gl.static_range(PARTS):
+        mbarrier.init(q_ring.ready.index(i), count=1)
+    for i in gl.static_range(STAGES):
+        mbarrier.init(k_ring.ready.index(i), count=1)
+        mbarrier.init(v_ring.ready.index(i), count=1)
+    fence_async_shared()
+    work = _Work(notes, queue_ptr, n_work, together)
+    call = _Call(scale, Hq, Hkv, Sq, Sk)
+    results = _Results(out_desc, out_tiles, lse_ptr)
+    if PARTS == 2:
+        gl.warp_specialize(
+            [
+                (_attend_tiles, (results, q_ring, k_ring, v_ring, work, call, config, 0)),
+                (_attend_tiles, (results, q_ring, k_ring, v_ring, work, call, config, 1)),
+                (_load_tiles, (q_desc, k_desc, v_desc, q_ring, k_ring, v_ring, work, call, config)),
+            ],
+            [4, 1],
+            [REGISTERS, SPARE],
+        )
+    else:
+        gl.warp_specialize(
+            [
+                (_attend_tiles, (results, q_ring, k_ring, v_ring, work, call, config, 0)),
+                (_attend_tiles, (results, q_ring, k_ring, v_ring, work, call, config, 1)),
+                (_attend_tiles, (results, q_ring, k_ring, v_ring, work, call, config, 2)),
+                (_load_tiles, (q_desc, k_desc, v_desc, q_ring, k_ring, v_ring, work, call, config)),
+            ],
+            [4, 4, 1],
+            [REGISTERS, REGISTERS, SPARE],
+        )
+
+
 # ---------------------------------------------------------------- backward
 
 
@@ -464,6 +960,7 @@ def _dkdv_kernel(
 _CHIPS: dict[torch.device, str] = {torch.device("cpu"): "cpu"}
 _MULTIPROCESSORS: dict[torch.device, int] = {torch.device("cpu"): 8}
 _READY: dict[tuple, _Known] = {}  # by layout
+_ZEROS: dict[tuple[int, int], list[Tensor]] = {}  # by device and stream
 _PLAIN = (Tensor, torch.nn.Parameter)
 _Refusal = ValueError  # an `attngen.Kernel` puts its own kind of ValueError here
 _CALLER = 5  # how many calls up a warning points: two more for an `attngen.Kernel`
@@ -521,6 +1018,30 @@ def _has_tma(*tensors: Tensor) -> bool:
         and all(0 < n and n % 8 == 0 for n in x.stride()[:3])
         for x in tensors
     )
+
+
+@functools.cache
+def _knows_gluon() -> bool:
+    """Whether the kernels for Hopper cards are made for this release of Triton; if not, says so once."""
+    if not GLUON_KNOWN:
+        first, last = (f"{major}.{minor}" for major, minor in RELEASES)
+        warnings.warn(f"sigmoid: its kernels for Hopper cards know Triton {first} to {last}, not {triton.__version__}; "
+            f"the portable kernels run", stacklevel=2)
+    return GLUON_KNOWN
+
+
+def _columns(D: int, Dv: int) -> tuple[int, int]:
+    """Head dims as these tables have them: rounded up."""
+    dims = max(64, _padded(D)), max(64, _padded(Dv))
+    return (192, 128) if D <= 192 and dims == (256, 128) else dims
+
+
+def _hopper(table: dict, q: Tensor, k: Tensor, v: Tensor, *others: Tensor) -> tuple | None:
+    """The row of a table of compute capability 9.0, where its kernels can run."""
+    D, Dv = q.shape[3], v.shape[3]
+    if max(D, Dv) <= 32 or _chip(q.device) != "sm_90" or not _has_tma(q, k, v, *others) or not _knows_gluon():
+        return None
+    return table.get(_columns(D, Dv))
 
 
 def _multiprocessors(device: torch.device) -> int:
@@ -582,6 +1103,13 @@ class _Launch:
 
     def descriptor(self, name: str, x: Tensor):
         block, sizes = [1, 1, self.tiles[name], _padded(x.shape[3])], (list(x.shape), list(x.stride()))
+        if "q_desc" in self.kernel.arg_names:
+            block[3] = 16 if name == "terms" else max(64, block[3])
+            if name == "k" and self.options["BLOCK_D"] == 192:
+                block[3] = 64  # in parts: a tile has powers of two
+            element = gl.float16 if x.dtype is torch.float16 else gl.bfloat16
+            layout: Any = gl.NVMMASharedLayout.get_default_for(block, element)
+            return HopperDescriptor(x, *sizes, block, layout)
         return TensorDescriptor(x, *sizes, block)
 
 
@@ -678,6 +1206,7 @@ class _Known:
         strides = _strides(q=near[0].stride(), k=near[1].stride(), v=near[2].stride(), out=self.out[1])
         self.values = dict(strides, Hq=Hq, Hkv=Hkv, Sq=Sq, Sk=Sk)
         self.constants = dict(D=D, Dv=Dv, ALIGN=math.gcd(16, *strides.values()))
+        self.wide = dict(D=D, Dv=Dv, BLOCK_D=max(64, _padded(D)), BLOCK_DV=max(64, _padded(Dv)), FAST=True, num_warps=4)
         self.fits = set()
         self.forward, self.backward = {}, {}
 
@@ -724,6 +1253,30 @@ def _split_tile(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, int, int, int]:
     return min(_padded(Hq // Hkv * Sq), most_rows, longest), min(most_keys, longest), warps, stages
 
 
+def _stream(device: torch.device) -> int | None:
+    """The stream that calls share things by; None on the CPU, on another device than the current one, and where a CUDA
+    graph is captured: what its replays use they have to fill themselves.
+    """
+    if device.type == "cpu" or device.index != torch.cuda.current_device() or torch.cuda.is_current_stream_capturing():
+        return None
+    active: Any = driver.active
+    return active.get_current_stream(device.index)
+
+
+def _queue(values: dict) -> None:
+    """Four zeros to count from: a call's `own` are from a stock that one fill makes for a thousand calls."""
+    device = values["q"].device
+    stream = _stream(device) if values["own"] else None
+    if stream is None:
+        values["queue"] = torch.zeros(4, dtype=torch.int32, device=device)
+        return
+    try:
+        values["queue"] = _ZEROS[device.index, stream].pop()
+    except (KeyError, IndexError):
+        zeros = torch.zeros((1024, 4), dtype=torch.int32, device=device)
+        values["queue"], *_ZEROS[device.index, stream] = zeros.unbind()
+
+
 def _forward_launches(known, q, k, v, out) -> tuple:
     """How the forward pass is launched in calls of one layout."""
     B, Hq, Hkv, Sq, _Sk, D, Dv = known.shape
@@ -736,6 +1289,18 @@ def _forward_launches(known, q, k, v, out) -> tuple:
             buffers=dict(parts=((B * Hq * Sq * pieces * (_padded(Dv) + 4),), torch.float32))),
             _Launch(_merge_kernel, B * Hq * Sq,
                 dict(D=D, Dv=Dv, PIECES=16, ALIGN=known.constants["ALIGN"], num_warps=4)),)
+    if (row := _hopper(HOPPER, q, k, v, out)) is not None:
+        row = HopperRow(*row)
+        BQ, BK = row.BQ, row.BK
+        n_tiles = _ceil(Sq, BQ)
+        n_work = n_tiles * B * Hq
+        return (*((_queue,) if row.SCHEDULE == "queue" else ()),
+            _Launch(_hopper_forward_kernel,
+                n_work if row.SCHEDULE == "once" else min(n_work, _multiprocessors(q.device)),
+                dict(**{**known.wide, "BLOCK_D": _columns(D, Dv)[0]}, BQ=BQ, BK=BK, STAGES=row.STAGES,
+                SCHEDULE=row.SCHEDULE, ORDERED=row.ORDERED, OUT_APART=row.OUT_APART, PIPELINED=row.PIPELINED,
+                REGISTERS=row.REGISTERS, SPARE=row.SPARE), tiles=dict(q=64, out=64, k=BK, v=BK),
+                scalars=dict(n_work=n_work, together=max(row.together, row.ahead // n_tiles))),)
     tma = _has_tma(q, k, v)
     BQ, BK, warps, stages = _tiles(q, v)[0]
     return (_Launch(_forward_kernel, _ceil(Sq, BQ) * B * Hq,
@@ -747,6 +1312,7 @@ def _attend(q, k, v, scale, known=None, learn=None):
     """What the operator computes. A call that needs no operator knows the layout of its tensors already. `learn` is the
     backward pass of its results, whose kernels are compiled with these.
     """
+    own = known is not None
     known = known or _known(q, k, v)
     if not known.near:
         q, k, v = _near(q), _near(k), _near(v)
@@ -754,7 +1320,7 @@ def _attend(q, k, v, scale, known=None, learn=None):
     lse = q.new_empty_strided(*known.lse, dtype=torch.float32)
     if out.numel():
         key = ()
-        values = dict(known.values, q=q, k=k, v=v, out=out, lse=lse, scale=scale)
+        values = dict(known.values, q=q, k=k, v=v, out=out, lse=lse, scale=scale, own=own, queue=None)
         launches = known.forward.get(key)
         if launches is None:
             ahead = learn and functools.partial(learn, out, lse)
