@@ -334,6 +334,7 @@ def other_claims() -> None:
         r"q must have 4 \(batch, heads, rows, head dim\)": lambda: here(local[0][0], *local[1:], slope=slope),
         "say how many rows all ranks have": lambda: attend(*local, slope=slope),
         "no param 'slop'": lambda: attend.over(ROWS, slop=3),
+        "cu_seqlens must be ints, not 5.7": lambda: attend.over(cu_seqlens=[0, 5.7, ROWS]),  # type: ignore[list-item]
         "layout has 8 rows on 2 ranks": lambda: context_parallel(kernel, layout=Layout((((0, 8),), ()))).over(9),
         "layout 'zigzag' is not known": lambda: context_parallel(kernel, layout="zigzag"),  # type: ignore[arg-type]
         "exchange 'star' is not known": lambda: context_parallel(kernel, exchange="star"),  # type: ignore[arg-type]

@@ -42,6 +42,7 @@ from attngen.distributed.schedule import (
     named_layout,
     reads_rows,
     row_work,
+    same_as_said,
     schedule,
 )
 from attngen.distributed.tensors import on_own_parts
@@ -296,6 +297,7 @@ class Placed:
         kind = q.device.type
         if torch.is_autocast_enabled(kind):
             q, k, v = (x.to(torch.get_autocast_dtype(kind)) for x in (q, k, v))
+        same_as_said(self.params, given)
         params = {**{n: self._moved(n, q.device) for n in self.params}, **given}
         if packed:
             self._check_packed(params)

@@ -40,6 +40,7 @@ from attngen.distributed.schedule import (
     Schedule,
     Sequences,
     row_work,
+    same_as_said,
     schedule,
 )
 from attngen.errors import UsageError
@@ -156,7 +157,7 @@ class Attend:
         made = schedule(
             self.kernel, q_layout, sequences, self.exchange, k_layout=k_layout, heads=members, masked=masked
         )
-        return Placed(self, made, q_blocks, k_blocks, turns(made, q_blocks, k_blocks))
+        return Placed(self, made, q_blocks, k_blocks, turns(made, q_blocks, k_blocks), masked.params)
 
     def _blocks(self, sequences: Sequences, masked: Masked) -> Blocks:
         total, (groups, members) = sequences.q[-1], self.sizes
@@ -188,7 +189,7 @@ def _sequences(Sq: int | None, Sk: int | None, cu: Offsets | None, cu_k: Offsets
         return Sequences.dense(Sq, Sk)
     if Sk is not None:
         raise UsageError("Sk goes with Sq: packed sequences have cu_seqlens_k")
-    ends = (None if x is None else [int(n) for n in np.asarray(x)] for x in (cu, cu_k))
+    ends = (None if x is None else [*x] for x in (cu, cu_k))
     return Sequences.of_offsets(*ends)  # pyright: ignore[reportArgumentType]
 
 
@@ -220,6 +221,7 @@ class Placed:
     q_blocks: Blocks
     k_blocks: Blocks
     turns: tuple[Turn, ...]
+    params: Mapping[str, Any]
 
     def shard(self, x: Any, dim: int, *, keys: bool = False, fill: Any = 0) -> Any:
         """The rows along `dim` in the order in which devices hold them: cut evenly, each gets its own. `fill`: what
@@ -280,8 +282,11 @@ class Placed:
             if x.shape[-3] * self.attend.ranks != own.rows:
                 have = f"each of {self.attend.ranks} devices has {own.rows // self.attend.ranks}"
                 raise UsageError(f"{name} has {x.shape[-3]} rows, and {have}: call this inside shard_map")
-        if scale is not None and hasattr(scale, "shape"):
+        if isinstance(scale, jax.core.Tracer):
             raise UsageError("scale must be a number on several devices: multiply q by a scale that learns")
+        if scale is not None and getattr(scale, "shape", None) == ():
+            scale = float(scale)
+        same_as_said(self.params, params)
         arrays = {n: jnp.asarray(x) for n, x in params.items() if hasattr(x, "shape")}
         numbers = {n: x for n, x in params.items() if n not in arrays}
         q, k, v = (self._real(x[None] if packed else x, keys) for x, keys in ((q, False), (k, True), (v, True)))

@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from numbers import Integral, Number
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -53,6 +54,10 @@ class Sequences:
     @classmethod
     def of_offsets(cls, q: Sequence[int], k: Sequence[int] | None = None) -> Sequences:
         """Packed: `cu_seqlens_q` and `cu_seqlens_k`, on the host."""
+        for name, x in (("cu_seqlens", q), ("cu_seqlens_k", k or ())):
+            wrong = next((n for n in x if not isinstance(n, Integral)), None)
+            if wrong is not None:
+                raise UsageError(f"{name} must be ints, not {wrong}")
         return cls(tuple(map(int, q)), tuple(map(int, q if k is None else k)), packed=True)
 
     @property
@@ -127,6 +132,14 @@ class Schedule:
         """Rows of K and V that a group receives in all rounds."""
         own = (t for r in self.rounds for t in r.transfers if t.target == group)
         return sum(stop - start for t in own for start, stop in t.rows)
+
+
+def same_as_said(said: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """Raises UsageError where a call gives another number than the layout was made with."""
+    for name in said.keys() & given.keys():
+        a, b = said[name], given[name]
+        if isinstance(a, Number) and isinstance(b, Number) and a != b:
+            raise UsageError(f"{name} is {b} here, and over(…) was given {a}: both must be the same")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -193,4 +193,10 @@ def test_what_is_refused() -> None:
         causal().over(32)(x, x, x)
     with pytest.raises(UsageError, match="scale must be a number"):
         x = jnp.ones((1, 8, 2, 8))
-        causal().over(32)(x, x, x, scale=jnp.asarray(0.5))
+        jax.jit(lambda scale: causal().over(32)(x, x, x, scale=scale))(0.5)
+    with pytest.raises(UsageError, match=r"cu_seqlens must be ints, not 5\.7"):
+        causal().over(cu_seqlens=[0, 5.7, 16])  # type: ignore[list-item]
+    with pytest.raises(UsageError, match=r"n is 16 here, and over\(…\) was given 0: both must be the same"):
+        x = jnp.ones((1, 8, 2, 8))
+        prefix = attngen.compile("attention a\nparam n: int where n >= 0\nmask = k <= q or k < n\n", "jax")
+        context_parallel(prefix, mesh(4), "rows").over(32, n=0)(x, x, x, n=16)

@@ -207,6 +207,8 @@ def listed(walked: TileRanges) -> Lists:
 def _fastest(plan: KernelPlan, *, sequences: bool) -> Mapping[tuple[int, int], Skeleton]:
     if plan.keys.tests and len(plan.keys.any) > 2:  # a list's ends, in registers of their own, are too many
         return {}
+    if not (plan.key_loops.full or plan.key_loops.partial):  # no query has a key
+        return {}
     pairs = any(level_of(e) is Level.PAIR for e in loads(plan.weights.unit))
     match plan.burden:
         case Burden.RANDOM:

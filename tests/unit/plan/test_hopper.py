@@ -127,6 +127,13 @@ def test_wide_heads_have_rows_of_their_own(name: str, least: int) -> None:
     assert {(192, 128), (256, 128), (256, 256)} <= set(rows) and min(map(max, rows)) == least
 
 
+@pytest.mark.parametrize("score", ["qk * scale", "qk * scale + bias[h, q, k]"])
+def test_without_a_key_there_is_nothing_to_be_fast_at(score: str) -> None:
+    text = f"attention a\nparam bias: f32[Hq, Sq, Sk]\nscore = {score}\nmask = not (true)\n"
+    assert not skeletons(plan(analysed(text)), None)
+    attngen.compile(text)  # which raises what is refuted
+
+
 BACKWARDS = {"alibi", "causal", "custom_normalizer", "documents", "mla", "sink", "softcap", "softmax1"}
 
 
