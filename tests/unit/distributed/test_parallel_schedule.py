@@ -8,9 +8,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import torch.distributed as dist
 
 import attngen
-from attngen.distributed import Layout, Schedule, Sequences, balanced, contiguous, headtail, row_work, schedule
+from attngen.distributed import (
+    Layout,
+    Schedule,
+    Sequences,
+    balanced,
+    context_parallel,
+    contiguous,
+    headtail,
+    row_work,
+    schedule,
+)
 from attngen.distributed.layout import TILE, Range, length
 from attngen.distributed.program import Call, fewer_together, steps, turns
 from attngen.distributed.schedule import EXCHANGES, Exchange, Masked
@@ -261,3 +273,17 @@ def test_pieces_begin_whole_tiles_apart(exchange: Exchange) -> None:
     narrow = attngen.compile(window.replace("4096", "300"))
     kept = schedule(narrow, contiguous(32838, 2), sequences, exchange)
     assert sum(length(t.rows) for r in kept.rounds for t in r.transfers) == 299
+
+
+def test_a_call_repeats_the_numbers_of_over() -> None:
+    """On one rank: what the layout was made with is what the kernel computes with."""
+    kernel = attngen.compile("attention a\nparam n: int where n >= 0\nmask = k <= q or k < n\n", tile=(16, 16))
+    q = torch.randn(1, 1, 8, 16)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        here = context_parallel(kernel, layout="contiguous").over(8, n=3)
+        torch.testing.assert_close(here(q, q, q, n=3), kernel(q, q, q, n=3))
+        with pytest.raises(UsageError, match=r"n is 4 here, and over\(…\) was given 3"):
+            here(q, q, q, n=4)
+    finally:
+        dist.destroy_process_group()
