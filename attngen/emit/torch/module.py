@@ -80,7 +80,6 @@ class _Emitter:
             test_lines=tuple(
                 f"key_{t.name}_least, key_{t.name}_most = _key_{t.name}({', '.join(t.arguments)})" for t in tests
             ),
-            held_tests=self.held_tests(),
             key_loop=f"{keys.loop} in _key_tiles({', '.join(keys.arguments)})",
             forward=forward,
             backward=backward,
@@ -133,8 +132,8 @@ class _Emitter:
         }
         empty = dict.fromkeys(_OPTIONAL, "")
         return TileCode(
-            code.head_lines, code.held_lines, code.score_lines, code.weight_lines, code.mask_lines,
-            {**empty, **code.results, **whole}, code.allowed,
+            code.head_lines, (*code.held_lines, *self.held_tests(code)), code.score_lines, code.weight_lines,
+            code.mask_lines, {**empty, **code.results, **whole}, code.allowed,
         )  # fmt: skip
 
     def forward(self) -> TileCode:
@@ -188,9 +187,8 @@ class _Emitter:
         )
         return TestView(t.name, printing.expression(t.col), arguments, (), value)
 
-    def held_tests(self) -> tuple[str, ...]:
-        """Lines that answer the data tests for the tile that is held."""
-        code = self.forward()
+    def held_tests(self, code: TileCode) -> tuple[str, ...]:
+        """Lines that answer the data tests for the tile that is held, by the names of this pass."""
         lines: list[str] = []
         for t in self.plan.key_loops.tests:
             bounds = ", ".join(f"{t.name}_{which}" for which in ("any_lo", "any_hi", "all_lo", "all_hi"))
