@@ -143,9 +143,9 @@ def choose_device(wanted: str, target: str = "triton") -> str:
     if target == "pallas":
         if wanted == "cuda":
             raise UsageError("the Pallas target runs on TPUs, or on the CPU in Pallas' interpreter; use --device cpu")
-        return "tpu" if wanted == "auto" and _jax().default_backend() == "tpu" else "cpu"
+        return "tpu" if wanted == "auto" and the_jax().default_backend() == "tpu" else "cpu"
     if target == "jax":
-        backend = _jax().default_backend()
+        backend = the_jax().default_backend()
         if wanted == "cuda" and backend != "gpu":
             raise UsageError("JAX has no CUDA or ROCm device here; use --device cpu")
         return "cpu" if wanted == "cpu" or backend == "cpu" else backend
@@ -160,7 +160,7 @@ def choose_device(wanted: str, target: str = "triton") -> str:
 
 
 def jax_device_name() -> str:
-    return str(_jax().devices()[0].device_kind)
+    return str(the_jax().devices()[0].device_kind)
 
 
 def verify(
@@ -188,7 +188,7 @@ def pytorch() -> Any:
     return torch
 
 
-def _jax() -> Any:
+def the_jax() -> Any:
     try:
         import jax
     except ImportError as error:
@@ -200,13 +200,18 @@ def compare(kernel: Kernel, case: Case, device: str, *, coarse: bool = False, se
     """Run one case, forward and backward, and compare every result. `coarse`: its fp32 products are rounded."""
     spec = kernel.spec
     dropout_seed = SEED if spec.dropout is not None else None
-    if kernel.target in ("pallas", "jax"):
-        operands, params, cotangents = _draw_arrays(spec, case, seed)
+    if takes_arrays(kernel):
+        operands, params, cotangents = draw_arrays(spec, case, seed)
         measured = _run_arrays(kernel, operands, params, cotangents, dropout_seed)
     else:
         operands, params, cotangents = drawn(spec, case, device, seed)
         measured = _run(kernel, operands, params, cotangents, dropout_seed)
     yield from judge(spec, case, measured, expected(spec, operands, params, cotangents, dropout_seed), coarse=coarse)
+
+
+def takes_arrays(kernel: Kernel) -> bool:
+    """Whether the kernel takes JAX's arrays, (batch, length, heads, head dim)."""
+    return kernel.target in ("pallas", "jax")
 
 
 def judge(
@@ -296,9 +301,9 @@ def _run(
     return {name: x.detach().double().cpu().numpy() for name, x in results.items()}
 
 
-def _draw_arrays(spec: Attention, case: Case, seed: int) -> tuple[dict[str, Any], dict[str, Any], tuple[Any, Any]]:
+def draw_arrays(spec: Attention, case: Case, seed: int) -> tuple[dict[str, Any], dict[str, Any], tuple[Any, Any]]:
     """The same for JAX: arrays in the reference's order, (batch, heads, length, head dim)."""
-    jnp = _jax().numpy
+    jnp = the_jax().numpy
     s = case.size
     rng = np.random.default_rng(seed)
 
@@ -330,7 +335,7 @@ def _run_arrays(
     cotangents: tuple[Any, Any],
     dropout_seed: int | None,
 ) -> Results:
-    jax = _jax()
+    jax = the_jax()
     extra = {} if dropout_seed is None else {"dropout_seed": dropout_seed}
     floats = {p.name: params[p.name] for p in kernel.spec.params if p.learns}
 

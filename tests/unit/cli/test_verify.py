@@ -10,7 +10,7 @@ import torch
 
 import attngen
 from attngen import Kernel, api
-from attngen.cli import comparison
+from attngen.cli import comparison, pieces
 from attngen.cli import main as cli
 from attngen.cli.comparison import Case, compare, error
 from attngen.errors import Source
@@ -183,6 +183,17 @@ def test_pallas_kernels_are_compared_too() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*no TPU found:UserWarning")
+def test_pieces_of_arrays_are_compared_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """JAX's arrays have another order of axes than PyTorch's tensors, and are not added to in place."""
+    text = "attention learned\nparam w: f32[Hq]\nscore = qk * scale * w[h]\nmask = causal\n"
+    kernel = attngen.compile(text, "jax")
+    case = Case("small", "fp32", (("B", 1), ("Hq", 2), ("Hkv", 1), ("Sq", 13), ("Sk", 17), ("D", 16), ("Dv", 8)))
+    found = {c.result: c for c in pieces.compare(kernel, case, "cpu")}
+    assert found.keys() == {"out", "lse", "d q", "d k", "d v", "d w"} and all(c.passed for c in found.values())
+    monkeypatch.setattr(pieces, "cuts", lambda rows, *, empty: ((0, 3), (3, 5), (5, 5), (5, rows - 1)))
+    assert not all(c.passed for c in pieces.compare(kernel, case, "cpu") if c.result == "d k")
+
+
 @pytest.mark.parametrize("target", ["torch", "jax", "pallas"])
 def test_sums_over_queries_take_nothing_from_beyond_the_tensor(target: str) -> None:
     """There the score has no value. Triton: `property/test_kernels.py`."""
