@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import NamedTuple, TypeVar
 
+from attngen.ir.nodes import Expr, Load
 from attngen.plan.mask.loops import Run
 from attngen.plan.mask.parts import HullPart, Limit
 from attngen.plan.mask.shares import Shares, Wanted
@@ -153,12 +154,22 @@ class Lists(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class Fetched:
+    """Elements of pairs that the copy engine brings in tiles, where it can read the tensor and there is room, so that
+    no thread waits for its own. A tile begins at the element `place` of the tensor, where q0 and k0 are its first query
+    and key; its queries and keys are the tensor's last two axes."""
+
+    load: Load
+    place: tuple[Expr, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class HopperForward:
     """`walk` numbers the tiles of keys, backwards from the last where `backwards`; a warpgroup's own queries meet a
     tile at the steps of `share` alone. A tile outside of the runs `unmasked`, which are those of a warpgroup's own
     queries, needs the mask. `limit` is put on the ends of all queries' runs, and on those of a warpgroup's own.
     `of_sequences`: rows that packed sequences and lengths take in the place of these. `ramp`: the logit as this kernel
-    evaluates it, where that is not factor * unit.
+    evaluates it, where that is not factor * unit. `fetched`: elements of pairs that come with the tiles of keys.
     """
 
     rows: tuple[tuple[Dims, Skeleton], ...]
@@ -170,6 +181,7 @@ class HopperForward:
     lists: Lists | None
     of_sequences: tuple[tuple[Dims, Skeleton], ...]
     ramp: Ramp | None
+    fetched: Fetched | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,12 +18,13 @@ there.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from attngen.ir.build import is_literal, mul, real
 from attngen.ir.nodes import Expr, Symbol, Type
 from attngen.ir.walk import named, substitute
+from attngen.plan.hopper import Fetched
 from attngen.plan.kernel import KernelPlan, LeafGradient
 from attngen.plan.score.weights import LOG2E, Form, M, S, Weights
 
@@ -39,10 +40,12 @@ Row: TypeAlias = Literal["lse", "den", "delta"]
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """`pair`: what is evaluated for each pair; `head`: what is evaluated once for a head."""
+    """`pair`: what is evaluated for each pair; `head`: what is evaluated once for a head. `fetched`: elements of pairs
+    that come by tiles."""
 
     pair: Mapping[str, Expr]
     head: Mapping[str, Expr]
+    fetched: Fetched | None = None
 
 
 def forward(plan: KernelPlan, *, scaled: bool = False) -> Pass:
@@ -66,11 +69,14 @@ def forward(plan: KernelPlan, *, scaled: bool = False) -> Pass:
 def hopper_forward(plan: KernelPlan) -> Pass:
     """Of the forward kernel of compute capability 9.0."""
     found = forward(plan)
-    ramp = plan.ramp
-    if ramp is None:
+    kernels = plan.hopper
+    if kernels is None or kernels.forward is None:
         return found
+    ramp, fetched = kernels.forward.ramp, kernels.forward.fetched
+    if ramp is None:
+        return replace(found, fetched=fetched)
     head = {**found.head, "factor": _factor(named(ramp.factor, "logit_scale")), "rise": ramp.rise}
-    return Pass({"unit": ramp.unit, "row": ramp.row}, _present(head))
+    return Pass({"unit": ramp.unit, "row": ramp.row}, _present(head), fetched)
 
 
 def backward(plan: KernelPlan, leaves: Iterable[tuple[str, LeafGradient]]) -> Pass:

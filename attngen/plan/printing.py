@@ -240,6 +240,9 @@ def _hopper(plan: HopperPlan) -> Iterator[str]:
             yield f"    the reference may lag behind the maximum by {plan.slack} powers of two"
         if f.ramp is not None:
             yield f"    logit = {expression(f.ramp.logit)}"
+        if f.fetched is not None:
+            place = ", ".join(map(expression, f.fetched.place))
+            yield f"    tiles of `{expression(f.fetched.load)}` come with those of keys, from ({place}) on"
         yield from _walk(f.walk, f.unmasked, f.lists)
         for name, e in (("first", f.share.first), ("stop", f.share.stop)):
             if e is not None:

@@ -230,7 +230,7 @@ class Descriptor:
 
     @property
     def block_type(self) -> Any:
-        return type("Block", (), {"nbytes": int(np.prod(self.block)) * 2})
+        return type("Block", (), {"nbytes": int(np.prod(self.block)) * self.dtype.itemsize})
 
     def overlap(self, start: Sequence[Any]) -> tuple[Any, Any]:
         """What of a tile lies in the tensor: there, and in the tile."""

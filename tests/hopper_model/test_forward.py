@@ -85,6 +85,37 @@ def test_logits_that_rise_from_key_to_key(name: str, dim: int) -> None:
     assert error <= 1e-3 and lse_error <= 1e-4
 
 
+PAIRS = {
+    "a head's": "attention a\nparam bias: f32[Hq, Sq, Sk]\nscore = qk * scale + bias[h, q, k]\n",
+    "everybody's": "attention b\nparam bias: f32[Sq, Sk]\nscore = qk * scale + bias[q, k]\nmask = causal\n",
+    "a batch row's": "attention c\nparam bias: f32[B, 2, Sq, Sk]\nscore = tanh(qk * scale + bias[b, 1, q, k])\n"
+    "mask = k != 3 or bias[b, 1, q, k] > 0.0\n",
+    "without a maximum": "attention d\nparam bias: f32[Hkv, Sq, Sk]\nscore = qk * scale + bias[hkv, q, k]\n"
+    "normalizer positive {\nweight(s) = max(s, 0.0)\ndenominator = sum + 1\nshift = none\n}\nnormalizer = positive\n",
+}
+
+
+@pytest.mark.parametrize("keys", [336, 333])
+@pytest.mark.parametrize("name", PAIRS)
+def test_tiles_of_pairs(name: str, keys: int) -> None:
+    """They come with the keys where rows lie 16 bytes apart; else threads load their own elements. float32 alike."""
+    sizes = (2, 4, 2, 200, keys)
+    made = case(PAIRS[name], (128, 128) if "head" in name else (64, 64), sizes, torch.float16)
+    out, lse = getattr(made.module, made.kernel.name)(made.q, made.k, made.v, return_lse=True, **made.given)
+    (known,) = made.module._READY.values()
+    ((*_, launch),) = known.forward.values()
+    assert launch.options["FETCHES"] == (keys == 336) and made.launched == ["_hopper_forward_kernel"]
+    right = made.truth()
+    assert relative(out, right.out) <= 1e-3 and float(np.abs(lse.double().numpy() - right.lse).max()) <= 1e-4
+
+
+@pytest.mark.parametrize("wrong", ["[head, q0, at * BK]", "[head, q0 + part * 64, 0]", "[0, q0 + part * 64, at * BK]"])
+def test_a_tile_of_pairs_that_comes_from_elsewhere_is_seen(wrong: str) -> None:
+    change = "[head, q0 + part * 64, at * BK]", wrong
+    error, _ = forward(PAIRS["a head's"], (128, 128), (1, 4, 2, 200, 336), [change])
+    assert error > 0.1
+
+
 DIMS = [(64, 64), (128, 128), (256, 256), (192, 128), slow((64, 128)), slow((72, 120))]
 SIZES = [(1, 4, 2, 300, 200), (1, 2, 2, 130, 1), (2, 3, 1, 129, 193), slow((1, 2, 1, 200, 900)), slow((1, 1, 1, 1, 1))]
 

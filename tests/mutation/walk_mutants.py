@@ -12,6 +12,7 @@ from dataclasses import replace
 from attngen.ir.build import add, integer, sub
 from attngen.ir.nodes import Expr
 from attngen.ir.printing import expression as text
+from attngen.plan.hopper import Fetched
 from attngen.plan.kernel import KernelPlan
 from attngen.plan.mask.loops import Assigned, Rounded, Run
 from attngen.plan.mask.parts import HullPart, Limit
@@ -67,6 +68,7 @@ def hopper_edits(plan: KernelPlan) -> Iterator[tuple[str, KernelPlan]]:
             ]
         forward += [(f"limit: {what}", replace(f, limit=x)) for what, x in _limits(f.limit)]
         forward += [(what, replace(f, unmasked=runs)) for what, runs in _unmasked(f.unmasked, "own_")]
+        forward += [(f"fetched: {what}", replace(f, fetched=x)) for what, x in _fetched(f.fetched)]
         for what, made in forward:
             yield f"forward, {what}", replace(plan, hopper=replace(own, forward=made))
     if own.backward is not None:
@@ -100,6 +102,14 @@ def _tile_edits(e: Expr) -> Iterator[tuple[str, Expr]]:
     yield from edits(e)
     yield f"{text(e)} + 1", add(e, integer(1))
     yield f"{text(e)} - 1", sub(e, integer(1))
+
+
+def _fetched(own: Fetched | None) -> Iterator[tuple[str, Fetched]]:
+    if own is None:
+        return
+    for axis, e in enumerate(own.place):
+        for what, other in (("one further on", add(e, integer(1))), ("another axis", own.place[axis - 1])):
+            yield f"axis {axis}, {what}", replace(own, place=(*own.place[:axis], other, *own.place[axis + 1 :]))
 
 
 def _walks(walk: Walk) -> Iterator[tuple[str, Walk]]:

@@ -57,12 +57,14 @@ _CALLS = {
 
 @dataclass
 class Printer:
-    """`names` maps bound expressions to identifiers; `params` to the identifiers of each param (see `emit.params`)."""
+    """`names` maps bound expressions to identifiers; `params` to the identifiers of each param (see `emit.params`).
+    `fetched`: the load whose tile is there as `pairs`, where the kernel's constant FETCHES holds."""
 
     choices: Choices
     params: Mapping[str, Param]
     param_names: Mapping[str, str]
     names: dict[Expr, str] = field(default_factory=dict[Expr, str])
+    fetched: Load | None = None
 
     def text(self, e: Expr) -> str:
         return self._print(e)[0]
@@ -215,6 +217,8 @@ class Printer:
             ends = [self._along(e, axis, text, Level.HEAD) for text in (least, most)]
             own = self._along(e, axis, self._index(e, axis), Level.PAIR)
             text = f"_load_pairs({pointer} + {self.offset(e, without=axis)}, {', '.join(ends)}, {own}, FAST)"
+        if e == self.fetched:
+            text = f"pairs if config.FETCHES else {text}"
         match e.type:
             case Type.FLOAT:
                 return atom(f"tl.cast({text}, tl.float32)")

@@ -7,7 +7,7 @@ The expressions are Triton's own text, which Gluon takes as it is; Gluon adds la
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import assert_never
 
 from attngen.emit.options import TunedGpu
@@ -28,7 +28,8 @@ from attngen.emit.triton.kernel_code import KernelCode, free_names
 from attngen.emit.triton.kernels import kept_view
 from attngen.emit.triton.test_views import TestView
 from attngen.emit.triton.views import KeptView, KernelView
-from attngen.plan.hopper import HopperForward, Skeleton
+from attngen.ir.nodes import Symbol, Type
+from attngen.plan.hopper import Fetched, HopperForward, Skeleton
 from attngen.plan.mask.loops import Loops
 from attngen.plan.mask.walks import Share, outside, own
 from attngen.plan.score.weights import Form
@@ -81,6 +82,20 @@ class ShareView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FetchedView:
+    """The param `param`, of pairs, whose tiles come with those of keys where the kernel's constant FETCHES holds, and
+    `place`, where the tile of a warpgroup begins in the tensor, for the producer."""
+
+    param: str
+    place: tuple[str, ...]
+
+    @property
+    def box(self) -> str:
+        """The shape of a tile."""
+        return ", ".join([*["1"] * (len(self.place) - 2), "64", "BK"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GluonView:
     """`call` and `config` are the fields of what travels together, `outputs` the pointers through which results are
     stored; `arguments` and `constants` are those of the kernel.
@@ -91,6 +106,7 @@ class GluonView:
     queries need a mask there. `walked` are the ends that these two read. `terms` are what the weights of a tile read
     beside its scores. `lists`: whose lists there are, where data decides. `slack`: by how many powers of two the
     reference of weights may lag behind their maximum, or 0. `sequences`: whether it also takes tiles of sequences.
+    `fetched`: elements of pairs that come by tiles, if any do.
     """
 
     code: KernelCode
@@ -121,6 +137,22 @@ class GluonView:
     saves_rest: bool
     sequences: bool
     table: tuple[tuple[tuple[int | str, ...], tuple[int | bool | str, ...]], ...]
+    fetched: FetchedView | None
+
+    @property
+    def descriptors(self) -> tuple[str, ...]:
+        """What the producer reads tensors by."""
+        return ("q_desc", "k_desc", "v_desc", *(("pairs_desc",) if self.fetched else ()))
+
+    @property
+    def elements(self) -> str:
+        """The template of how elements of pairs come."""
+        return "elements_fetched" if self.fetched else "elements_loaded"
+
+    @property
+    def scored(self) -> tuple[str, ...]:
+        """A tile's products, and what else of its pairs is there."""
+        return ("qk", *(("pairs",) if self.fetched else ()))
 
     @property
     def places(self) -> str:
@@ -196,6 +228,8 @@ def gluon_view(
     kept = kept_view(frame)
     rest = ("PRECISE",) if weights.saves_rest else ()
     listed = ("lists_ptr",) if lists else ()
+    fetched = _fetched_view(forward.fetched, printer, frame)
+    fetches = ("FETCHES",) if fetched else ()
     outputs = ("lse_ptr", *(("den_ptr",) if weights.saves_den else ()), *(("rest_ptr",) if weights.saves_rest else ()))
     return GluonView(
         code=code,
@@ -206,8 +240,8 @@ def gluon_view(
         outputs=outputs,
         call=(*listed, *frame.arguments),
         arguments=("queue_ptr", "n_work", "together", *own, *listed, *frame.arguments),
-        config=(*_read_by(code, kept, rest), *_TILES[1:], *rest, *_DERIVED, *flags),
-        constants=("D", "Dv", *_TILES, "REGISTERS", "SPARE", "FAST", *rest, *flags[1:]),
+        config=(*_read_by(code, kept, rest), *_TILES[1:], *rest, *_DERIVED, *fetches, *flags),
+        constants=("D", "Dv", *_TILES, "REGISTERS", "SPARE", "FAST", *rest, *fetches, *flags[1:]),
         unspecialized=["n_work", "together", *own[1:], *unspecialized(frame.params, frame.sizes)],
         lists=lists,
         longest_first=plan.longest_first,
@@ -226,7 +260,17 @@ def gluon_view(
         saves_rest=weights.saves_rest,
         sequences=sequences,
         table=tuple((tuple(key), skeleton.row) for key, skeleton in table.items()),
+        fetched=fetched,
     )
+
+
+def _fetched_view(fetched: Fetched | None, printer: Printer, frame: Frame) -> FetchedView | None:
+    if fetched is None:
+        return None
+    names = {Symbol("q0", Type.INT): "q0 + part * 64", Symbol("k0", Type.INT): "at * BK"}
+    own = replace(printer, names={**printer.names, **names})
+    param = next(p.name for p in frame.params if p.keyword == fetched.load.param)
+    return FetchedView(param=param, place=tuple(own.text(e) for e in fetched.place))
 
 
 def _either(loops: Loops) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from attngen.emit.triton.kernel_code import KernelCode, KernelWriter, free_names
 from attngen.emit.triton.pair_words import PairWords
 from attngen.emit.triton.views import KeptView
 from attngen.ir.build import TRUE
-from attngen.ir.nodes import Expr
+from attngen.ir.nodes import Expr, Load
 from attngen.plan import passes
 from attngen.plan.levels import Level, level_of
 
@@ -23,10 +23,11 @@ def forward_code(frame: Frame, words: tuple[PairWords, ...] = (), *, found: pass
     """A pair's logit and weight, and what the end of the pass reads of the denominator. `words`: see `kernel_code`.
     `found`: what is evaluated, if it is not what portable kernels evaluate."""
     found = found or passes.forward(frame.plan)
+    fetched = None if found.fetched is None else found.fetched.load
     inside = {name: e for name, e in found.head.items() if name in ("factor", "rise")}  # read in the tile function
     outside = {name: e for name, e in found.head.items() if name not in inside}
     results = {**found.pair, **inside}
-    return padded(kernel_code(frame, Level.ROW, results, outside, words), "log2_extra", "extra", "factor")
+    return padded(kernel_code(frame, Level.ROW, results, outside, words, fetched), "log2_extra", "extra", "factor")
 
 
 def padded(code: KernelCode, *names: str) -> KernelCode:
@@ -40,14 +41,16 @@ def kernel_code(
     results: dict[str, Expr],
     outside: dict[str, Expr],
     words: tuple[PairWords, ...] = (),
+    fetched: Load | None = None,
 ) -> KernelCode:
     """The kernel that holds a row of tiles, or a column: `results` are of a pair, those `outside` of the kernel. The
-    mask takes the bools of `words` from these."""
+    mask takes the bools of `words` from these. `fetched`: see `Printer`."""
     by_rows = held is Level.ROW
     found, ranges = (
         (frame.plan.key_loops, frame.key_ranges()) if by_rows else (frame.plan.query_loops, frame.query_ranges())
     )
     writer = KernelWriter(frame.plan, frame.params, held)
+    writer.printer.fetched = fetched
     for w in words:
         writer.printer.bind(w.meant, w.text)
     position = ("q0", "q1", "q_idx") if held is Level.ROW else ("k0", "k1", "k_idx")

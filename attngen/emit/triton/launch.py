@@ -92,7 +92,8 @@ class CallView:
 class CallParts:
     """What `call_view` takes beside the plan. `sizes`: those that kernels take. `pairs`: see `CallView`. `own`: whether
     a kernel counts from zeros; `usual`: whether backward launches depend on the size of the scale; `sums_of_none`:
-    whether a param has a gradient where there are no keys."""
+    whether a param has a gradient where there are no keys; `fetched`: the param of which tiles come with those of keys,
+    or none."""
 
     params: tuple[ParamView, ...]
     sizes: tuple[str, ...]
@@ -104,6 +105,7 @@ class CallParts:
     usual: bool
     sums_of_none: bool
     forward_only: bool
+    fetched: str
 
 
 def call_view(plan: KernelPlan, parts: CallParts) -> CallView:
@@ -162,6 +164,7 @@ def call_view(plan: KernelPlan, parts: CallParts) -> CallView:
         layout_values=(
             *(f"{size}={size}" for size in parts.sizes),
             *(f"{s}={p.name}.stride({i})" for p in params if p.by_pointer for i, s in enumerate(p.strides)),
+            *((f"fetched=_fetched({parts.fetched})",) if parts.fetched else ()),
         ),
         pairs=parts.pairs,
         inputs=inputs,

@@ -120,12 +120,27 @@ def hopper_forward(fast: GluonView, rounding: tuple[str, ...], *, sequences: boo
     row = _of_row("STAGES", "SCHEDULE", "ORDERED", "OUT_APART", "PIPELINED", "REGISTERS", "SPARE")
     none = () if sequences else ("items", "q_slots")
     flags, absent = _geometry(listed=fast.sequences, packed=str(sequences and "packed"), none=none)
+    fetched = fast.fetched
+    fetches = (f"FETCHES={not sequences and 'fetches'}",) if fetched else ()
     return Launch(
         kernel="_hopper_forward_kernel",
         grid='n_work if row.SCHEDULE == "once" else min(n_work, _multiprocessors(q.device))',
-        constants=('**{**known.wide, "BLOCK_D": _columns(D, Dv)[0]}', "BQ=BQ", "BK=BK", *row, *rounding, *flags),
-        tiles=(*_tiles("64", "q", "out"), *_tiles("BK", "k", "v")),
+        constants=(
+            '**{**known.wide, "BLOCK_D": _columns(D, Dv)[0]}',
+            "BQ=BQ",
+            "BK=BK",
+            *row,
+            *rounding,
+            *fetches,
+            *flags,
+        ),
+        tiles=(
+            *_tiles("64", "q", "out"),
+            *_tiles("BK", "k", "v"),
+            *(("**(dict(pairs=64) if fetches else {})",) if fetched and not sequences else ()),
+        ),
         scalars=("n_work=n_work", "together=max(row.together, row.ahead // n_tiles)", *absent),
+        names=(f'pairs="{fetched.param}"',) if fetched else (),
         ragged=sequences,
     )
 
@@ -134,6 +149,7 @@ def _hopper(fast: GluonView, results: int, rounding: tuple[str, ...]) -> Way:
     forward = hopper_forward(fast, rounding, sequences=False)
     when = "(row := _hopper(HOPPER, q, k, v, out)) is not None"
     bind = ("row = HopperRow(*row)", BLOCKS, "n_tiles = _ceil(Sq, BQ)", "n_work = n_tiles * B * Hq")
+    bind += ("fetches = _fetches(row, known)",) if fast.fetched else ()
     if fast.lists is None:
         taken = '*((_queue,) if row.SCHEDULE == "queue" else ())'
         return Way(when=when, bind=bind, before=(taken,), launches=(forward,))

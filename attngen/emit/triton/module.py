@@ -153,6 +153,7 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
             usual=launched.usual,
             sums_of_none=any(s.d_extra is not None for s in dq_sums),
             forward_only=options.forward,
+            fetched=hopper.fetched,
         ),
     )
     seq = None
@@ -278,6 +279,10 @@ class _HopperViews:
     def ring_places(self) -> str:
         """The template of where rows are, for what the backward kernels share."""
         return PLACES[self.fast_bwd is not None and self.fast_bwd.sequences]
+
+    @property
+    def fetched(self) -> str:
+        return self.fast.fetched.param if self.fast is not None and self.fast.fetched is not None else ""
 
     @property
     def sequences(self) -> bool:

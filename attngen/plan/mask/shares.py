@@ -42,6 +42,8 @@ class Wanted:
     mean, are walked by whole groups, two heads in turn, if tiles of keys are taken backwards. paired: the tiles of two
     sequences alternate, also of `few` tiles and more: for tiles of keys that wait for each other from their start.
     whole: every tile of keys meets all queries, so an item of several members counts as so many heads in turn.
+    listed_turn: of sequences, how many heads of items of several members take tiles in turn, if not as many as are
+    wanted; then sequences are unlike, and a long one is walked by few heads at a time whatever the mean is.
     """
 
     heads: Expr
@@ -51,6 +53,7 @@ class Wanted:
     few: int = 16
     paired: bool = False
     whole: bool = False
+    listed_turn: Expr | None = None
 
 
 def enough(items: int, *, least: int, most: int) -> Expr:
@@ -58,10 +61,10 @@ def enough(items: int, *, least: int, most: int) -> Expr:
     return maximum(integer(least), minimum(integer(most), floordiv(integer(items), N_TILES)))
 
 
-def together(short: int | None) -> Expr:
+def together(short: int) -> Expr:
     """As many heads as stay together: eight, fewer whose rows are `LIVE`, or sixteen with less than `short` bytes."""
     few = maximum(integer(2), minimum(integer(8), floordiv(integer(LIVE), SIZE)))
-    return few if short is None else _either(apply(Op.LT, SIZE, integer(short)), integer(16), few)
+    return _either(apply(Op.LT, SIZE, integer(short)), integer(16), few)
 
 
 def alone(otherwise: Expr) -> Expr:
@@ -74,6 +77,19 @@ def alone(otherwise: Expr) -> Expr:
     far, few = apply(Op.LT, integer(CACHED), SIZE), apply(Op.LT, N_TILES, integer(32))
     large = conjunction(apply(Op.NOT, few), apply(Op.LT, integer(PARTS), parts))
     return _either(apply(Op.OR, far, large), otherwise, _either(few, integer(32), members))
+
+
+def listed_alone() -> Expr:
+    """Of sequences: all query heads, or fewer, so that the parts take no more than `PARTS`; two, where the rows of one
+    in the mean have left the cache."""
+    width = add(Symbol("D", Type.INT), Symbol("Dv", Type.INT))
+    room = floordiv(integer(PARTS), mul(N_TILES, mul(integer(_PART), width)))
+    return _either(apply(Op.LT, integer(CACHED), SIZE), integer(2), maximum(integer(2), room))
+
+
+def few_in_turn() -> Expr:
+    """As many heads of items as walk eight query heads, at least two, and no more than are wanted."""
+    return maximum(integer(2), minimum(index("wanted"), floordiv(integer(8), SPAN)))
 
 
 def _either(condition: Expr, first: Expr, second: Expr) -> Expr:

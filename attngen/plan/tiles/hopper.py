@@ -22,6 +22,7 @@ from attngen.plan.hopper import (
     Dims,
     DkdvSkeleton,
     DqSkeleton,
+    Fetched,
     HopperApart,
     HopperBackward,
     HopperForward,
@@ -38,7 +39,7 @@ from attngen.plan.mask.loops import Loops, Run
 from attngen.plan.mask.parts import hull_part, limit
 from attngen.plan.mask.ranges import TileRanges
 from attngen.plan.mask.segments import Segment
-from attngen.plan.mask.shares import SHORT, Wanted, alone, enough, shares, together
+from attngen.plan.mask.shares import SHORT, Wanted, alone, enough, few_in_turn, listed_alone, shares, together
 from attngen.plan.mask.turns import turns
 from attngen.plan.mask.walks import at_least_one, hull, own, share, walk
 from attngen.plan.score.ramp import Ramp, ramp
@@ -50,6 +51,7 @@ SLACK = 8
 the maximum only where a thread's sum of a tile's weights passes 2**SLACK: almost no tile does, and sums are rarely
 rescaled. Weights are at most 256, which fp16 holds."""
 SQ = Symbol("Sq", Type.INT)
+B, H, HKV, Q, K = (Symbol(name, Type.INT) for name in ("b", "h", "hkv", "q", "k"))
 QK, SCALE = Symbol("qk", Type.FLOAT), Symbol("scale", Type.FLOAT)
 
 
@@ -103,6 +105,7 @@ def hopper_plan(plan: KernelPlan, tile: tuple[int, int] | None, consecutive: boo
         listed(plan.keys) if plan.keys.tests else None,
         _changed(skeletons(plan, tile), skeletons(plan, tile, sequences=True)),
         _ramp(plan) if slack else None,
+        _fetched(plan),
     )
     backward = HopperBackward(
         _rows(backward_skeletons(plan, tile)),
@@ -137,6 +140,19 @@ def _apart_walk(loops: Loops, walked: TileRanges) -> ListedWalk:
 
 def _ramp(plan: KernelPlan) -> Ramp | None:
     return ramp(plan.weights, plan.attention.mask, plan.facts)
+
+
+def _fetched(plan: KernelPlan) -> Fetched | None:
+    """The only float of pairs that scores read, if its last two indices are the query and the key, and the others
+    places of batches and heads. An instruction would read eight rows of it, and wait for them after the scores."""
+    found = [e for e in dict.fromkeys(loads(plan.weights.unit)) if level_of(e) is Level.PAIR]
+    if len(found) != 1 or found[0].type is not Type.FLOAT or plan.choices.access(found[0]).guarded:
+        return None
+    leading, last = found[0].indices[:-2], found[0].indices[-2:]
+    simple = all(isinstance(i, Literal) or i in (B, H, HKV) for i in leading)
+    if last != (Q, K) or not simple or len(leading) > 3:  # the copy engine knows five axes
+        return None
+    return Fetched(found[0], (*leading, Symbol("q0", Type.INT), Symbol("k0", Type.INT)))
 
 
 def _rows(table: Mapping[tuple[int, int], _Row]) -> tuple[tuple[Dims, _Row], ...]:
@@ -327,7 +343,7 @@ def grouped(plan: KernelPlan) -> Wanted:
             return Wanted(integer(16), integer(8), onwards=True)
         # All tiles of a piece may meet all queries.
         dense = together(SHORT // 2) if moved else alone(together(SHORT))
-        return Wanted(dense, together(None), onwards=True, long=dense, paired=True)
+        return Wanted(dense, listed_alone(), onwards=True, long=dense, paired=True, listed_turn=few_in_turn())
     heads = enough(1024 if moved else 128, least=1, most=64)
     long = integer(2) if plan.growing_keys and in_turn(plan) else None
     return Wanted(heads, heads, onwards=False, long=long, whole=plan.queries.any == (Segment(integer(0), SQ),))

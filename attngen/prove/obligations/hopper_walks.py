@@ -3,15 +3,17 @@
 Takes a plan, returns a claim for each walk that its `HopperPlan` holds: a walk takes each tile of its runs once; the
 steps that a warpgroup skips take no tile that its own rows meet; ends brought to the end of the sequence lose no tile;
 a hull covers every run, and a warpgroup takes what its own rows meet of it; a tile goes without the mask only where it
-needs none; where each program waits for the one before it, the programs that add to a tile of dQ are consecutive; a
-program waits only for lower tickets; and each query head is in one share of its group, whose sums are added once. That
-the runs themselves are right is what the claims about loops say.
+needs none; a tile of pairs that is fetched holds the elements that a score reads; where each program waits for the one
+before it, the programs that add to a tile of dQ are consecutive; a program waits only for lower tickets; and each
+query head is in one share of its group, whose sums are added once. That the runs themselves are right is what the
+claims about loops say.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from attngen.ir.printing import expression
 from attngen.plan.hopper import HopperApart, HopperBackward, HopperForward
 from attngen.plan.mask.loops import Loops, Run
 from attngen.plan.mask.parts import Limit
@@ -21,7 +23,13 @@ from attngen.plan.mask.walks import one_stretch, own
 from attngen.prove.integers.z3_door import SolverContext
 from attngen.prove.obligations.part_walks import cut_answer, hull_part_answer, limit_answer
 from attngen.prove.obligations.shares import members_answer, parts_answer
-from attngen.prove.obligations.tile_walks import hull_answer, share_answer, turns_answer, unmasked_answer
+from attngen.prove.obligations.tile_walks import (
+    fetched_answer,
+    hull_answer,
+    share_answer,
+    turns_answer,
+    unmasked_answer,
+)
 from attngen.prove.obligations.turns import awaited_answer, order_answer
 from attngen.prove.obligations.walk_claims import WalkClaims
 from attngen.prove.verdict import Claim
@@ -55,6 +63,11 @@ def _forward(claims: WalkClaims, forward: HopperForward) -> Iterator[Claim]:
         yield claims.claim(f"{name}, share", sentence, answer)
     yield _limit(claims, name, forward.limit, loops)
     yield _unmasked(claims, name, forward.unmasked, _own(loops))
+    if forward.fetched is not None:
+        text = expression(forward.fetched.load)
+        sentence = f"{name}: the elements of a tile that is fetched are `{text}` of its queries and keys"
+        answer = fetched_answer(SolverContext(claims.plan.attention), forward.fetched, claims.work.part())
+        yield claims.claim(f"{name}, pairs", sentence, answer)
 
 
 def _limit(claims: WalkClaims, name: str, limit: Limit, loops: Loops) -> Claim:

@@ -18,6 +18,7 @@ from typing import assert_never
 from attngen.errors import InternalError
 from attngen.ir.nodes import Apply, Expr, Literal, Op
 from attngen.ir.walk import nodes, symbols
+from attngen.plan.hopper import Fetched
 from attngen.plan.mask.loops import ZERO, Assigned, Loops, Ordered, Rounded, Run, Step
 from attngen.plan.mask.ranges import TileRanges
 from attngen.plan.mask.segments import Segment
@@ -256,6 +257,18 @@ def unmasked_answer(context: SolverContext, unmasked: tuple[Run, ...], full: tup
     at = context.free("at")
     masked = ends.value(outside(unmasked), at=at)
     return context.ask_linear([*ends.premises, at >= 0], context.any_of([masked, ends.inside(at, full)]), work)
+
+
+def fetched_answer(context: SolverContext, fetched: Fetched, work: Work) -> Answer:
+    """Whether element (i, j) of a fetched tile is the one that query i and key j of the tile read."""
+    q0, k0, i, j = (context.free(name) for name in ("q0", "k0", "i", "j"))
+    at = {"q0": q0, "k0": k0, "q": q0 + i, "k": k0 + j}
+    *leading, row, column = (
+        context.term(index, at) - context.term(first, at)
+        for index, first in zip(fetched.load.indices, fetched.place, strict=True)
+    )
+    conclusion = context.all_of([*(x == 0 for x in leading), row == i, column == j])
+    return context.ask_linear([x >= 0 for x in (q0, k0, i, j)], conclusion, work)
 
 
 def turns_answer(context: SolverContext, ranges: TileRanges, work: Work) -> Answer:

@@ -2660,8 +2660,8 @@ class _Launch:
         self.counters = {x: sum([*counters.values()][:i]) for i, x in enumerate(counters)}  # where each begins
         self.scalars = {"counters": None, "n_counters": sum(counters.values()), **scalars}
         given = [x.removesuffix("_ptr").removesuffix("_desc") for x in kernel.arg_names if x not in options]
-        given = [names.get(x, x) for x in given]
-        self.operands, self.places = operator.itemgetter(*given), {given.index(x): x for x in tiles}
+        self.operands = operator.itemgetter(*[names.get(x, x) for x in given])
+        self.places = {given.index(x): x for x in tiles}
         self.constants = [options[x] for x in kernel.arg_names if x in options]
         self.run = None
 

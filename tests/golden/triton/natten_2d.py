@@ -2002,8 +2002,8 @@ class _Launch:
         self.grid = grid if isinstance(grid, tuple) else (grid, 1, 1)
         self.scalars = scalars
         given = [x.removesuffix("_ptr").removesuffix("_desc") for x in kernel.arg_names if x not in options]
-        given = [names.get(x, x) for x in given]
-        self.operands, self.places = operator.itemgetter(*given), {given.index(x): x for x in tiles}
+        self.operands = operator.itemgetter(*[names.get(x, x) for x in given])
+        self.places = {given.index(x): x for x in tiles}
         self.constants = [options[x] for x in kernel.arg_names if x in options]
         self.run = None
 

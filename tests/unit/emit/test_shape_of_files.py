@@ -16,7 +16,7 @@ from attngen.cli.main import main
 
 ROOT = Path(__file__).resolve().parents[3]
 EXAMPLES = ("causal", "alibi", "documents")
-IFS, CHOICES = 74, 35
+IFS, CHOICES = 75, 36
 """`if` and `elif` statements, and conditional expressions, in templates/triton and templates/gluon: 110 at most."""
 
 LINES, ARGUMENTS = 80, 12
