@@ -77,7 +77,8 @@ def register(
     of one sequence: padding, packing and caches are taken care of. `params(module, call)` returns its params for one
     call, from the attention module and the keywords of the call (`scaling`, `sliding_window`, `softcap`, `s_aux`, …);
     what it returns replaces nothing else. Without `params`, a call that has a window, a soft cap, sinks or dropout is
-    refused, since nothing would hand them to the spec.
+    refused, since nothing would hand them to the spec. `target` is triton, or torch, for tensors without padding,
+    packing or a cache.
     """
     if not isinstance(cast(Any, name), str) or not re.fullmatch(r"[A-Za-z_][\w|/]*", name):
         raise UsageError(f"name {name!r} must be letters, digits and underscores, such as 'attngen'")
@@ -129,6 +130,11 @@ class _Attention:
         if region is None:
             mask = _packed_by_call(mask, call, query.device)
         kernel, params = self._kernel(module, query, mask, call)
+        if kernel.target == "torch" and (mask.lengths or mask.cu_seqlens is not None):
+            raise UsageError(
+                f"{kernel.name}: a batch with padding, packed sequences or a cache needs target triton: "
+                'pass target="triton" to register, or a Kernel of that target as spec='
+            )
         arguments = {"scale": call.get("scaling"), **params}
         if region is not None:
             return _in_region(region, kernel, (query, key, value), arguments), None

@@ -140,7 +140,10 @@ class Dims(NamedTuple):
 
 
 def rounded(head_dim: tuple[int, int]) -> Dims:
-    """To a power of two, or to 192 beside values of 128, as models with latent attention have them."""
+    """To a power of two, 64 at least unless both are at most 32, or to 192 beside values of 128, as models with latent
+    attention have them."""
+    if max(head_dim) <= 32:
+        return Dims(32, 32)
     dims = Dims(*(max(64, 1 << (d - 1).bit_length()) for d in head_dim))
     return Dims(192, 128) if head_dim[0] <= 192 and dims == (256, 128) else dims
 
@@ -246,7 +249,7 @@ class HopperPlan:
         qk, v = head_dim
         dims = rounded(head_dim)
         forward, backward, apart = self.forward, self.backward, self.apart
-        if max(head_dim) <= 32 or v % 8:  # the copy engine writes rows of 16 bytes
+        if v % 8:  # the copy engine writes rows of 16 bytes
             forward = backward = apart = None
         if qk % 8:
             backward = apart = None

@@ -139,11 +139,21 @@ def test_the_parts_of_the_backward_kernels_above_head_dim_128() -> None:
 
 
 @pytest.mark.parametrize(
-    ("chip", "dims", "dtype"), [("sm_90", (32, 32), "bf16"), ("sm_90", (64, 20), "bf16"), ("sm_80", (64, 64), "bf16")]
+    ("chip", "dims", "dtype"), [("sm_90", (20, 20), "bf16"), ("sm_90", (64, 20), "bf16"), ("sm_80", (64, 64), "bf16")]
 )
 def test_elsewhere_the_portable_kernel_runs(chip: str, dims: tuple[int, int], dtype: str) -> None:
     found = binaries(build("causal"), chip, dims, dtype, "ttgir")  # which `test_kinds` looks into
     assert "forward" in found and not any("hopper" in name for name in found)
+
+
+def test_up_to_head_dim_32_the_kernels_of_the_chip_are_backward_and_for_pairs() -> None:
+    assert {n for n in binaries(build("causal"), "sm_90", (32, 32), kind="ptx") if "hopper" in n} == {
+        "hopper_backward",
+        "hopper_backward_2",
+    }
+    found = binaries(build("full_bias"), "sm_90", (32, 16), kind="ptx")
+    assert {"hopper_forward", "hopper_backward"} <= found.keys()
+    assert all(x.loop_spills <= SPILLS for n, x in found.items() if "hopper" in n)
 
 
 def test_who_wants_no_kernel_of_a_chip_gets_none() -> None:

@@ -211,6 +211,18 @@ def test_a_spec_of_ones_own_gets_its_params_from_the_module() -> None:
     assert_close(ours, theirs)
 
 
+def test_target_torch_says_what_padding_needs() -> None:
+    model = tiny("llama")
+    register("own_dense", "attention own_dense\nmask = causal\n", target="torch")
+    model.set_attn_implementation("own_dense")
+    ids = torch.ones(2, 5, dtype=torch.long)
+    mask = torch.tensor([[0, 1, 1, 1, 1], [1, 1, 1, 1, 1]])
+    with pytest.raises(
+        UsageError, match=r'own_dense: a batch with padding, .* needs target triton: pass target="triton"'
+    ):
+        model(ids, attention_mask=mask)
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [

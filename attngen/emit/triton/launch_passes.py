@@ -126,7 +126,7 @@ def hopper_forward(fast: GluonView, rounding: tuple[str, ...], *, sequences: boo
         kernel="_hopper_forward_kernel",
         grid='n_work if row.SCHEDULE == "once" else min(n_work, _multiprocessors(q.device))',
         constants=(
-            '**{**known.wide, "BLOCK_D": _columns(D, Dv)[0]}',
+            '**{**known.wide, "BLOCK_D": max(64, _columns(D, Dv)[0])}',
             "BQ=BQ",
             "BK=BK",
             *row,

@@ -75,7 +75,7 @@ _MIDDLE = {dims: _two(128, ordered=True) for dims in ((64, 128), (128, 64), (128
 _WIDE = {dims: _two(64, ordered=True, schedule=Schedule.ONCE, out_apart=False) for dims in ((256, 128), (256, 256))}
 _LATENT = {(192, 128): _two(128, ordered=True, out_apart=False)}
 _PAIRS = {
-    **{dims: _two(64, pipelined=False) for dims in ((64, 64), *_MIDDLE)},
+    **{dims: _two(64, pipelined=False) for dims in ((32, 32), (64, 64), *_MIDDLE)},
     **{dims: replace(_WIDE[256, 256], pipelined=False, ordered=False) for dims in (*_LATENT, *_WIDE)},
 }
 _TESTED = {
@@ -175,10 +175,11 @@ def skeletons(
     """What is faster than the portable kernel; `own` is the spec's tile, which is kept, or no row is left.
 
     On the H200 the portable kernel's many small programs are faster where the work a tile of keys is not in the
-    products: with dropout; up to head dim 128, weights without a shift and gathered biases by distance; at head dim 64,
-    masks that are tested in every tile, and, where data does not decide, functions like tanh of each pair, scaled
-    weights, and windows beside other stretches. With `sequences`, which are packed or have lengths, such functions are
-    for these kernels, too, unless in a window: the portable kernel finds its rows by pointers there.
+    products: with dropout; up to head dim 32, but for elements of pairs; up to head dim 128, weights without a shift
+    and gathered biases by distance; at head dim 64, masks that are tested in every tile, and, where data does not
+    decide, functions like tanh of each pair, scaled weights, and windows beside other stretches. With `sequences`,
+    which are packed or have lengths, such functions are for these kernels, too, unless in a window: the portable kernel
+    finds its rows by pointers there.
     """
     rows = dict(_fastest(plan, sequences=sequences and own is None))
     if plan.longest_first:  # the long tiles of some heads, then shorter ones
@@ -232,7 +233,8 @@ def _fastest(plan: KernelPlan, *, sequences: bool) -> Mapping[tuple[int, int], S
         case Burden.PAIRS if pairs or not reads_bits(plan) or is_dear(plan.weights.unit):
             return _PAIRS
         case Burden.PAIRS:
-            return {(64, 64): _three(128, ordered=True), **_MIDDLE, **_LATENT, **_WIDE}
+            small = {dims: _three(128, ordered=True) for dims in ((32, 32), (64, 64))}
+            return {**small, **_MIDDLE, **_LATENT, **_WIDE}
         case Burden.LIGHT | Burden.ENDS | Burden.SCORE | Burden.DATA:
             exponential, some_whole = plan.weights.form is Form.EXPONENTIAL, bool(plan.key_loops.full)
             if plan.burden is Burden.DATA:
@@ -325,7 +327,7 @@ def backward_skeletons(
         narrow, wide = replace(narrow, together=64), replace(wide, together=64)
     elif plan.growing_keys:  # under a prefix many begin at the first queries, and wait for each other there
         narrow, wide = replace(narrow, together=64), replace(wide, together=16)
-    return {(64, 64): narrow, (128, 128): wide}
+    return {(32, 32): narrow, (64, 64): narrow, (128, 128): wide}
 
 
 def grouped(plan: KernelPlan) -> Wanted:

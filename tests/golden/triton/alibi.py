@@ -159,6 +159,7 @@ HOPPER = {
 # enough.
 HopperBackwardRow = namedtuple("HopperBackwardRow", "BQ BK STAGES EARLY together ahead SPARE BACKWARDS")
 HOPPER_BACKWARD = {
+    (32, 32): (128, 128, 3, False, 64, 512, 24, False),
     (64, 64): (128, 128, 3, False, 64, 512, 24, False),
     (128, 128): (64, 128, 3, True, 2, 256, 24, True),
 }
@@ -2557,13 +2558,13 @@ def _knows_gluon() -> bool:
 def _columns(D: int, Dv: int) -> tuple[int, int]:
     """Head dims as these tables have them: rounded up."""
     dims = max(64, _padded(D)), max(64, _padded(Dv))
-    return (192, 128) if D <= 192 and dims == (256, 128) else dims
+    return (32, 32) if max(D, Dv) <= 32 else (192, 128) if D <= 192 and dims == (256, 128) else dims
 
 
 def _hopper(table: dict, q: Tensor, k: Tensor, v: Tensor, *others: Tensor) -> tuple | None:
     """The row of a table of compute capability 9.0, where its kernels can run."""
     D, Dv = q.shape[3], v.shape[3]
-    if max(D, Dv) <= 32 or _chip(q.device) != "sm_90" or not _has_tma(q, k, v, *others) or not _knows_gluon():
+    if _chip(q.device) != "sm_90" or not _has_tma(q, k, v, *others) or not _knows_gluon():
         return None
     return table.get(_columns(D, Dv))
 
@@ -2835,7 +2836,7 @@ def _forward_launches(known, q, k, v, out, precise) -> tuple:
         return (*((_queue,) if row.SCHEDULE == "queue" else ()),
             _Launch(_hopper_forward_kernel,
                 n_work if row.SCHEDULE == "once" else min(n_work, _multiprocessors(q.device)),
-                dict(**{**known.wide, "BLOCK_D": _columns(D, Dv)[0]}, BQ=BQ, BK=BK, STAGES=row.STAGES,
+                dict(**{**known.wide, "BLOCK_D": max(64, _columns(D, Dv)[0])}, BQ=BQ, BK=BK, STAGES=row.STAGES,
                 SCHEDULE=row.SCHEDULE, ORDERED=row.ORDERED, OUT_APART=row.OUT_APART, PIPELINED=row.PIPELINED,
                 REGISTERS=row.REGISTERS, SPARE=row.SPARE, PRECISE=precise), tiles=dict(q=64, out=64, k=BK, v=BK),
                 scalars=dict(n_work=n_work, together=max(row.together, row.ahead // n_tiles))),)
