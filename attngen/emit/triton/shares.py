@@ -46,8 +46,10 @@ def host_lines(shares: Shares, wanted: Wanted, *, sequences: bool = False) -> tu
         size = (f"size = {'each * BK' if sequences else 'Sq'} * (6 * D + 2 * Dv)",)
     items = f"({tiles} * span)" if wanted.whole and not sequences else tiles
     order = f"max(row.together, row.ahead // {items}), row.BACKWARDS"
+    if sequences and wanted.paired:  # sequences are unlike, and the mean says little of the longest
+        order = "row.together, row.BACKWARDS"
     if sequences and wanted.listed_turn is not None:
-        in_turn, order = _host(wanted.listed_turn), "row.together, row.BACKWARDS"
+        in_turn = _host(wanted.listed_turn)
     if when:
         order = f"({in_turn}, False) if {' or '.join(when)} else ({order})"
     short = f"short = row.BACKWARDS and Hq > Hkv and each < {wanted.few}"

@@ -43,7 +43,7 @@ class Wanted:
     sequences alternate, also of `few` tiles and more: for tiles of keys that wait for each other from their start.
     whole: every tile of keys meets all queries, so an item of several members counts as so many heads in turn.
     listed_turn: of sequences, how many heads of items of several members take tiles in turn, if not as many as are
-    wanted; then sequences are unlike, and a long one is walked by few heads at a time whatever the mean is.
+    wanted: stretches of sequences that ranks hold are unlike, and long ones want few heads at a time.
     """
 
     heads: Expr
@@ -61,10 +61,10 @@ def enough(items: int, *, least: int, most: int) -> Expr:
     return maximum(integer(least), minimum(integer(most), floordiv(integer(items), N_TILES)))
 
 
-def together(short: int) -> Expr:
+def together(short: int | None) -> Expr:
     """As many heads as stay together: eight, fewer whose rows are `LIVE`, or sixteen with less than `short` bytes."""
     few = maximum(integer(2), minimum(integer(8), floordiv(integer(LIVE), SIZE)))
-    return _either(apply(Op.LT, SIZE, integer(short)), integer(16), few)
+    return few if short is None else _either(apply(Op.LT, SIZE, integer(short)), integer(16), few)
 
 
 def alone(otherwise: Expr) -> Expr:

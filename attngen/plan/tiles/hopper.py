@@ -345,7 +345,9 @@ def grouped(plan: KernelPlan) -> Wanted:
             return Wanted(integer(16), integer(8), onwards=True)
         # All tiles of a piece may meet all queries.
         dense = together(SHORT // 2) if moved else alone(together(SHORT))
-        return Wanted(dense, listed_alone(), onwards=True, long=dense, paired=True, listed_turn=few_in_turn())
+        if moved:
+            return Wanted(dense, listed_alone(), onwards=True, long=dense, paired=True, listed_turn=few_in_turn())
+        return Wanted(dense, together(None), onwards=True, long=dense, paired=True)
     heads = enough(1024 if moved else 128, least=1, most=64)
     long = integer(2) if plan.growing_keys and in_turn(plan) else None
     return Wanted(heads, heads, onwards=False, long=long, whole=plan.queries.any == (Segment(integer(0), SQ),))
