@@ -6,7 +6,7 @@ Queries and keys are cut at uneven places, one stretch of keys is empty; parts a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -38,12 +38,12 @@ def cuts(rows: int, *, empty: bool) -> tuple[Range, ...]:
 
 def compare(kernel: Kernel, case: Case, device: str, *, coarse: bool = False, seed: int = 0) -> Iterator[Comparison]:
     """Run one case in pieces, forward and backward, and compare every result."""
-    arrays = takes_arrays(kernel)
-    operands, params, cotangents = (
-        draw_arrays(kernel.spec, case, seed) if arrays else drawn(kernel.spec, case, device, seed)
-    )
+    if takes_arrays(kernel):
+        operands, params, cotangents = draw_arrays(kernel.spec, case, seed)
+    else:
+        operands, params, cotangents = drawn(kernel.spec, case, device, seed)
     dropout_seed = None if kernel.spec.dropout is None else SEED
-    measured = (_run_arrays if arrays else _run)(kernel, operands, params, cotangents, dropout_seed)
+    measured = _run(kernel, operands, params, cotangents, dropout_seed)
     right = expected(kernel.spec, operands, params, cotangents, dropout_seed)
     yield from judge(kernel.spec, case, measured, right, coarse=coarse)
 
@@ -55,46 +55,23 @@ def _run(
     cotangents: tuple[Any, Any],
     dropout_seed: int | None,
 ) -> Results:
-    torch = pytorch()
-    operands = {n: x.detach() for n, x in operands.items()}
-    sums = {n: torch.zeros_like(x, dtype=torch.float32) for n, x in operands.items()}
-    found = _in_pieces(kernel, operands, params, cotangents, sums, dropout_seed, torch.cat, axis=2)
-    return {n: x.detach().double().cpu().numpy() for n, x in found.items()}
+    arrays = takes_arrays(kernel)
+    numeric = the_jax().numpy if arrays else pytorch()
+    axis = 1 if arrays else 2  # of an operand's positions
 
+    def turned(x: Any) -> Any:
+        """(batch, heads, length, head dim) as the kernel has it, and back."""
+        return x.swapaxes(1, 2) if arrays else x
 
-def _run_arrays(
-    kernel: Kernel,
-    operands: Mapping[str, Any],
-    params: Mapping[str, Any],
-    cotangents: tuple[Any, Any],
-    dropout_seed: int | None,
-) -> Results:
-    jnp = the_jax().numpy
-    operands = {n: x.swapaxes(1, 2) for n, x in operands.items()}
-    sums = {n: jnp.zeros_like(x, dtype=jnp.float32) for n, x in operands.items()}
-    d_out, d_lse = cotangents
-    cotangents = d_out.swapaxes(1, 2), d_lse
-    found = _in_pieces(kernel, operands, params, cotangents, sums, dropout_seed, jnp.concatenate, axis=1)
-    rows = ("out", *(f"d {n}" for n in operands))
-    return {n: np.asarray(x.swapaxes(1, 2) if n in rows else x, np.float64) for n, x in found.items()}
+    def alone(x: Any) -> Any:
+        return x.detach() if hasattr(x, "detach") else x
 
-
-def _in_pieces(
-    kernel: Kernel,
-    operands: Mapping[str, Any],
-    params: Mapping[str, Any],
-    cotangents: tuple[Any, Any],
-    sums: dict[str, Any],
-    dropout_seed: int | None,
-    joined: Callable[..., Any],
-    *,
-    axis: int,
-) -> dict[str, Any]:
-    """`sums`: zeros like the operands, in float32; `joined` makes one array of several along an axis; `axis`: that of
-    positions in an operand."""
+    operands = {n: turned(alone(x)) for n, x in operands.items()}
+    sums = {n: numeric.zeros_like(x, dtype=numeric.float32) for n, x in operands.items()}
+    cotangents = turned(cotangents[0]), cotangents[1]
     q, k, v = (operands[name] for name in "qkv")
-    plain = {n: x.detach() if hasattr(x, "detach") else x for n, x in params.items()}
-    learned = {p.name: plain[p.name] * 0.0 for p in kernel.spec.params if p.learns}
+    plain = {n: alone(x) for n, x in params.items()}
+    learned = {p.name: numeric.zeros_like(plain[p.name], dtype=numeric.float32) for p in kernel.spec.params if p.learns}
     sizes = {"Sq": q.shape[axis], "Sk": k.shape[axis]}
     whole = {**sizes, "dropout_seed": dropout_seed}
     found: list[tuple[Any, Any]] = []
@@ -122,10 +99,12 @@ def _in_pieces(
             *totals, gradients = kernel.partial_backward(
                 q[own_q], k[own_k], v[own_k], d_out, out, lse, **at, **params, d_lse=d_lse, accumulate=into
             )
-            if axis == 1:  # JAX's arrays are not added to in place
+            if arrays:  # which are not added to in place
                 for (n, own), total in zip(stretches.items(), totals, strict=True):
                     sums[n] = sums[n].at[own].set(total)
             add(gradients)
         add(kernel.finish_backward(d_out, out, lse, d_lse=d_lse, **params))
-    out, lse = (joined(x, at) for x, at in zip(zip(*found, strict=True), (axis, 2), strict=True))
-    return {"out": out, "lse": lse, **{f"d {n}": x for n, x in {**sums, **learned}.items()}}
+    out, lse = (numeric.concatenate(x, at) for x, at in zip(zip(*found, strict=True), (axis, 2), strict=True))
+    results = {"out": turned(out), "lse": lse, **{f"d {n}": turned(x) for n, x in sums.items()}}
+    results |= {f"d {n}": x for n, x in learned.items()}
+    return {n: np.asarray(x if arrays else alone(x).double().cpu(), np.float64) for n, x in results.items()}

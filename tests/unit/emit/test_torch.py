@@ -58,7 +58,6 @@ def test_the_attention_may_be_named_like_a_local(name: str) -> None:
         "param t: f32[3]\nscore = qk * scale + (t[q % 5] if q % 5 < 3 else 0.0)",
         "param flag: bool[B, Sq]\nmask = flag[b, q]",
         # The score's derivative in the param has row terms of its own, beside that of the mask's test.
-        "param w: f32[Hq]\nparam x: int[B, Sq]\nscore = qk * scale - w[h] * float(x[b, q])\nmask = k <= q + x[b, q]",
         "param w: f32[Hq]\nparam x: f32[B, Sq]\nscore = qk + w[h] * floor(x[b, q])\nmask = k <= q + int(x[b, q])",
         "param flag: bool\nmask = causal if flag else k >= q",
         "param at: int[B, Hq, Sk]\nmask = at[b, h, k] <= q",
