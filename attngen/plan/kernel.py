@@ -10,17 +10,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from attngen.ir import build
 from attngen.ir.attention import Attention, Param
 from attngen.ir.build import add, index, mul, real
-from attngen.ir.nodes import Apply, Expr, Literal, Load, Op, Scalar, Symbol, Type
-from attngen.ir.walk import loads, nodes, reads
+from attngen.ir.nodes import Expr, Load, Scalar, Symbol, Type
+from attngen.ir.walk import loads, nodes, reads, substitute
 from attngen.plan.chips import Burden
 from attngen.plan.geometry import Geometry
 from attngen.plan.hopper import HopperPlan
 from attngen.plan.ints.choices import Choices, choices
 from attngen.plan.ints.facts import Facts, facts
-from attngen.plan.ints.linear import from_linear, linear
 from attngen.plan.ints.renaming import planner_takes, with_safe_sizes
 from attngen.plan.ints.width import WideInts
 from attngen.plan.levels import Level, is_dear, level_of
@@ -32,6 +30,7 @@ from attngen.plan.mask.walks import TwoWalks, two_walks
 from attngen.plan.needs import Need
 from attngen.plan.score.approximate import approximate
 from attngen.plan.score.derivative import derivative
+from attngen.plan.score.distance import diagonals, distance_index
 from attngen.plan.score.ramp import Ramp
 from attngen.plan.score.weights import Form, M, Weights, split_factor, weights
 from attngen.plan.split import Split, split
@@ -92,6 +91,7 @@ class KernelPlan:
     gradients: tuple[LeafGradient, ...]
     longest_first: bool  # tiles of late queries meet more keys: start them first
     growing_keys: bool  # and the same for the tiles of keys, from the other end
+    diagonals: tuple[Expr, ...]  # parts of the score that are one for all pairs along a diagonal of a tile
     choices: Choices  # guards, widths and divisions of single operations
     hopper: HopperPlan | None = None  # the kernels of compute capability 9.0, where the target has some
     needs: tuple[Need, ...] = ()  # what every call checks of its sizes: with it all reads are inside
@@ -104,10 +104,19 @@ class KernelPlan:
 
     @property
     def burden(self) -> Burden:
+        return self.burden_of(self.weights.unit)
+
+    @property
+    def pair_unit(self) -> Expr:
+        """The weights' unit as kernels evaluate it that compute `diagonals` once for each of a tile's."""
+        by_distance = Symbol("by_distance", Type.FLOAT)
+        return substitute(self.weights.unit, dict.fromkeys(self.diagonals, by_distance))
+
+    def burden_of(self, unit: Expr) -> Burden:
         a = self.attention
         if a.dropout is not None:
             return Burden.RANDOM
-        pairs = [e for root in (self.weights.unit, a.mask) for e in loads(root) if level_of(e) is Level.PAIR]
+        pairs = [e for root in (unit, a.mask) for e in loads(root) if level_of(e) is Level.PAIR]
         if any(distance_index(e) is None or any(is_dear(i) for i in e.indices) for e in pairs):
             return Burden.PAIRS
         if self.keys.tests or self.queries.tests:
@@ -158,6 +167,7 @@ def portable(
         tuple(_leaf_gradients(attention, form)),
         longest_first=any(reads(s.hi, "q1") for s in keys.any) and not any(reads(s.lo, "q0") for s in keys.any),
         growing_keys=any(reads(s.lo, "k0") for s in queries.any) and not any(reads(s.hi, "k1") for s in queries.any),
+        diagonals=diagonals(form.unit),
         choices=choices((), attention, known, ints),
     )
     chosen = choices(evaluated(found), attention, known, ints)
@@ -270,63 +280,3 @@ def _gather(leaf: Scalar | Load) -> Gather:
     if distance_index(leaf) is not None:
         return Gather.DIAGONAL
     return Gather.SCATTER
-
-
-DISTANCE = Symbol("distance", Type.INT)
-"""q - k, in the index of a load whose gradient is gathered along diagonals."""
-
-
-def distance_index(leaf: Load) -> tuple[Expr, ...] | None:
-    """The indices as functions of `distance` = q - k, and of the head; None where they depend on q and k otherwise,
-    q . k among them: it differs from pair to pair whatever else the index reads."""
-    if any(loads(i) or reads(i, "qk") for i in leaf.indices):
-        return None
-    found: list[Expr] = []
-    for i in leaf.indices:
-        moved = _shifted(i)
-        if moved is None:
-            return None
-        found.append(moved if reads(i, "q", "k") else i)
-    return tuple(found)
-
-
-def _whole_numbers(e: Expr) -> Expr | None:
-    """A sum or difference of ints that has been brought to floats term by term (`converted_early`), in ints again."""
-    if not (isinstance(e, Apply) and e.type is Type.FLOAT and e.op in (Op.ADD, Op.SUB)):
-        return None
-    terms = [a.args[0] for a in e.args if isinstance(a, Apply) and a.op is Op.TO_FLOAT and a.args[0].type is Type.INT]
-    return build.apply(e.op, *terms) if len(terms) == len(e.args) else None
-
-
-def _shifted(e: Expr) -> Expr | None:
-    """`e` with q - k written as `distance`, if q and k enter through their difference alone."""
-    if not reads(e, "q", "k"):
-        return e
-    if isinstance(e, Symbol | Literal | Scalar | Load):
-        return None
-    if e.type is Type.INT:
-        terms, constant = linear(e)
-        if len(terms) > 1 or (terms and terms[0][0] != e):
-            q, k = Symbol("q", Type.INT), Symbol("k", Type.INT)
-            by_term = dict(terms)
-            factor = by_term.pop(q, 0)
-            if factor + by_term.pop(k, 0) != 0:
-                return None
-            rest: list[tuple[Expr, int]] = [(DISTANCE, factor)] if factor else []
-            for term, c in by_term.items():
-                inner = _shifted(term)
-                if inner is None:
-                    return None
-                rest.append((inner, c))
-            return from_linear(rest, constant)
-    whole = _whole_numbers(e)
-    if whole is not None:
-        inner = _shifted(whole)
-        return None if inner is None else build.apply(Op.TO_FLOAT, inner)
-    parts: list[Expr] = []
-    for a in e.args:
-        inner = _shifted(a)
-        if inner is None:
-            return None
-        parts.append(inner)
-    return build.apply(e.op, *parts)

@@ -7,7 +7,7 @@ is bound at the row even if it is used once, because the pair that uses it is ev
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -42,7 +42,7 @@ class Schedule:
         return tuple(b for b in self.bindings if b.level is level)
 
 
-_PAIR_SYMBOLS = {"qk", "x", "ref"}
+_PAIR_SYMBOLS = {"qk", "x", "ref", "by_distance"}
 
 
 def level_of(e: Expr, memo: dict[int, Level] | None = None) -> Level:
@@ -72,12 +72,14 @@ def level_of(e: Expr, memo: dict[int, Level] | None = None) -> Level:
 _NAMES = {Level.HEAD: "head_term", Level.ROW: "row_term", Level.COLUMN: "col_term", Level.PAIR: "term"}
 
 
-def schedule(results: Mapping[str, Expr]) -> Schedule:
-    """Bindings for `results`, in dependency order. Results themselves are bound only if another result uses them."""
+def schedule(results: Mapping[str, Expr], given: Collection[Expr] = ()) -> Schedule:
+    """Bindings for `results`, in dependency order. Results themselves are bound only if another result uses them.
+    `given`: what has a name already.
+    """
     levels: dict[int, Level] = {}
     uses: dict[Expr, int] = {}
     parents: dict[Expr, set[Level]] = {}
-    seen: set[Expr] = set()
+    seen: set[Expr] = set(given)
 
     def count(e: Expr) -> None:
         for child in children(e):
@@ -95,7 +97,7 @@ def schedule(results: Mapping[str, Expr]) -> Schedule:
             count(e)
 
     bindings: list[Binding] = []
-    bound: set[Expr] = set()
+    bound: set[Expr] = set(given)
 
     def visit(e: Expr) -> None:
         if e in bound:

@@ -13,8 +13,9 @@ from enum import StrEnum
 
 from attngen.ir.nodes import Apply, Expr, Literal, Load, Scalar, Symbol
 from attngen.ir.walk import reads
-from attngen.plan.kernel import KernelPlan, distance_index
+from attngen.plan.kernel import KernelPlan
 from attngen.plan.levels import Level, level_of
+from attngen.plan.score.distance import distance_index
 
 
 class Extent(StrEnum):

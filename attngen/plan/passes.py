@@ -41,11 +41,12 @@ Row: TypeAlias = Literal["lse", "den", "delta"]
 @dataclass(frozen=True, slots=True)
 class Pass:
     """`pair`: what is evaluated for each pair; `head`: what is evaluated once for a head. `fetched`: elements of pairs
-    that come by tiles."""
+    that come by tiles. `diagonals`: parts of the former that are computed once for each diagonal of a tile."""
 
     pair: Mapping[str, Expr]
     head: Mapping[str, Expr]
     fetched: Fetched | None = None
+    diagonals: tuple[Expr, ...] = ()
 
 
 def forward(plan: KernelPlan, *, scaled: bool = False) -> Pass:
@@ -74,13 +75,14 @@ def hopper_forward(plan: KernelPlan) -> Pass:
         return found
     ramp, fetched = kernels.forward.ramp, kernels.forward.fetched
     if ramp is None:
-        return replace(found, fetched=fetched)
+        return replace(found, fetched=fetched, diagonals=plan.diagonals)
     head = {**found.head, "factor": _factor(named(ramp.factor, "logit_scale")), "rise": ramp.rise}
-    return Pass({"unit": ramp.unit, "row": ramp.row}, _present(head), fetched)
+    return Pass({"unit": ramp.unit, "row": ramp.row}, _present(head), fetched, plan.diagonals)
 
 
-def backward(plan: KernelPlan, leaves: Iterable[tuple[str, LeafGradient]]) -> Pass:
-    """`leaves`: those whose gradients the pass sums, with their names."""
+def backward(plan: KernelPlan, leaves: Iterable[tuple[str, LeafGradient]], *, by_diagonal: bool = False) -> Pass:
+    """`leaves`: those whose gradients the pass sums, with their names. by_diagonal: by a kernel that computes
+    `diagonals`."""
     w = plan.weights
     leaves = tuple(leaves)
     pair: dict[str, Expr | None] = {"d_pair": _factor(plan.d_pair), "logit": _logit(w)}
@@ -96,7 +98,7 @@ def backward(plan: KernelPlan, leaves: Iterable[tuple[str, LeafGradient]]) -> Pa
         head[f"extra_{name}"] = _factor(g.extra)
     if any(g.extra is not None for _, g in leaves):
         head["log2_extra"] = _log2_extra(w)
-    return Pass(_present(pair), _present(head))
+    return Pass(_present(pair), _present(head), diagonals=plan.diagonals if by_diagonal else ())
 
 
 def rows(plan: KernelPlan) -> tuple[Row, ...]:

@@ -56,6 +56,7 @@ def plan_text(plan: KernelPlan) -> str:
         ("order", _order(plan)),
         *((("needs", (need.text for need in plan.needs)),) if plan.needs else ()),
         ("ints", _ints(plan)),
+        *((("one for each diagonal of a tile", map(expression, plan.diagonals)),) if plan.diagonals else ()),
         *((("approximate in half precision", _approximate(plan)),) if plan.choices.approximate else ()),
         (f"tiles on {CHIP}", _tiles(plan)),
         *((("kernels of compute capability 9.0", _hopper(plan.hopper)),) if plan.hopper is not None else ()),

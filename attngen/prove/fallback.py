@@ -16,14 +16,15 @@ from attngen.plan.mask.loops import loops
 from attngen.plan.mask.ranges import TileRanges
 from attngen.plan.mask.segments import Segment
 from attngen.plan.tiles.hopper import hopper_plan
+from attngen.prove.obligations.diagonals import DIAGONALS
 from attngen.prove.obligations.hopper_walks import TURNS
 from attngen.prove.verdict import Claim
 
 
 def can_do_without(claim: Claim) -> bool:
-    """Whether a plan can give up what a claim of `tile-ranges` or `integer-width` is about: a range, but not the mask,
-    the facts, or what the mask computes."""
-    return claim.subject.startswith(("keys, ", "queries, "))
+    """Whether a plan can give up what a claim of `tile-ranges` or `integer-width` is about: a range, or a value that
+    pairs share, but not the mask, the facts, or what the mask computes."""
+    return claim.subject == DIAGONALS or claim.subject.startswith(("keys, ", "queries, "))
 
 
 def weakened(plan: KernelPlan, unknown: Collection[Claim]) -> tuple[KernelPlan, tuple[str, ...]]:
@@ -32,6 +33,9 @@ def weakened(plan: KernelPlan, unknown: Collection[Claim]) -> tuple[KernelPlan, 
     subjects = {c.subject for c in unknown}
     keys = _without(plan.keys, "keys", subjects, dropped)
     queries = _without(plan.queries, "queries", subjects, dropped)
+    if DIAGONALS in subjects:
+        plan = replace(plan, diagonals=())
+        dropped.append("that pairs as far apart have one bias (each computes its own)")
     if not dropped and (TURNS not in subjects or plan.hopper is None or plan.hopper.backward is None):
         return plan, ()
     found = with_loops(replace(plan, keys=keys, queries=queries), loops(keys), loops(queries))

@@ -157,6 +157,11 @@ class Language:
         return Tile(np.min(x.values, axis=axis))
 
     @staticmethod
+    def gather(x: Tile, index: Tile, axis: int) -> Tile:
+        assert index.values.min() >= 0 and index.values.max() < x.shape[axis]
+        return Tile(np.take_along_axis(x.values, index.values, axis))
+
+    @staticmethod
     def cdiv(a: Any, b: Any) -> Any:
         return (a + (b - 1)) // b
 

@@ -27,10 +27,10 @@ from hopper_model.cases import (
 from hopper_model.numbers import FaultError
 from hopper_model.schedule import USUAL, Schedule
 
-ELSEWHERE = {"dilated", "dropout", "relative_bias", "sigmoid"}
+ELSEWHERE = {"dilated", "dropout", "sigmoid"}
 NAMES = sorted({path.stem for path in EXAMPLES.glob("*.attn")} - ELSEWHERE)
-ALWAYS = {"causal", "documents", "softcap", "window_global"}
-"""A plain one; one whose tiles data decides; one whose score bends; one of several stretches of keys."""
+ALWAYS = {"causal", "documents", "relative_bias", "softcap", "window_global"}
+"""A plain one; one whose tiles data decides; a bias by distance; one whose score bends; one of several stretches."""
 SQUARE = {"documents", "natten_2d", "window_global"}
 
 

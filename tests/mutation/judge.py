@@ -110,7 +110,7 @@ def broken(mutant: Mutant, attention: Attention, plan: KernelPlan | None) -> str
             return wrong_shares(plan)
         case "ramps":
             return wrong_ramp(attention, plan)
-        case "derivatives" | "folding":
+        case "derivatives" | "folding" | "diagonals":
             return wrong_numbers(attention, plan)
         case "loads" if Obligation.INDEX_BOUNDS in mutant.obligations:
             return reading.wrong_read(attention, plan)

@@ -18,8 +18,8 @@ from attngen import reference
 from attngen.errors import UsageError
 from attngen.ir.attention import Attention
 from attngen.ir.evaluate import Tape, evaluate
-from attngen.ir.nodes import Expr, Literal, Type
-from attngen.ir.walk import nodes
+from attngen.ir.nodes import Expr, Literal, Symbol, Type
+from attngen.ir.walk import nodes, substitute
 from attngen.plan.kernel import Gather, KernelPlan
 from attngen.plan.score.weights import Form
 from mutation.draws import Drawn, draws
@@ -119,11 +119,20 @@ def _pairs(plan: KernelPlan, x: Inputs, b: int, h: int) -> Pairs:
     qk = x.q[b, h] @ x.k[b, h // group].T
     at = {"q": np.arange(sq)[:, None], "k": np.arange(sk)[None, :]}
     env = x.drawn.env(b, h, **at, qk=qk, scale=x.scale)
+    along = {e: Symbol(f"along{i}", Type.FLOAT) for i, e in enumerate(plan.diagonals)}
+    env |= {s.id: _along(np.broadcast_to(evaluate(e, env, x.drawn.params), (sq, sk))) for e, s in along.items()}
     allowed = np.broadcast_to(evaluate(plan.attention.mask, env, x.drawn.params), (sq, sk))
-    unit = np.broadcast_to(evaluate(plan.weights.unit, env, x.drawn.params), (sq, sk))
+    unit = np.broadcast_to(evaluate(substitute(plan.weights.unit, along), env, x.drawn.params), (sq, sk))
     if not np.isfinite(unit[allowed]).all() and not _writes_infinity(plan.weights.unit):
         raise Wrong("a logit is not finite")
     return Pairs(env, allowed, unit)
+
+
+def _along(pairs: np.ndarray) -> np.ndarray:
+    """What every pair has that takes its value from where its diagonal begins."""
+    q, k = np.indices(pairs.shape)
+    first = np.minimum(q, k)
+    return pairs[q - first, k - first]
 
 
 def _writes_infinity(e: Expr) -> bool:

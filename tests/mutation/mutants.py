@@ -21,10 +21,11 @@ from attngen.ir.printing import expression as text
 from attngen.ir.walk import children, loads, nodes, rebuild, symbols
 from attngen.plan import plan
 from attngen.plan.kernel import Gather, KernelPlan, LeafGradient, evaluated, with_loops
-from attngen.plan.levels import Binding, Level, Schedule
+from attngen.plan.levels import Binding, Level, Schedule, level_of
 from attngen.plan.mask.loops import Assigned, Loops, Ordered, Rounded, Run, loops
 from attngen.plan.mask.ranges import TileRanges
 from attngen.plan.mask.segments import Segment
+from attngen.plan.score.distance import by_distance
 from attngen.plan.score.weights import LOG2E, Form, M, N
 from attngen.plan.tiles.hopper import hopper_plan
 from attngen.prove.obligations.reads import with_needs
@@ -40,7 +41,7 @@ from mutation.walk_mutants import hopper_edits, portable_edits
 KINDS = (
     "normalizer", "ranges", "loops", "walks", "tpu", "tpu steps", "hopper", "turns", "shares", "derivatives", "loads",
     "widths",
-    "hoisting", "folding", "ramps",
+    "hoisting", "folding", "ramps", "diagonals",
 )  # fmt: skip
 
 STREAM = (Obligation.STREAMING, Obligation.RANGE_SAFETY)
@@ -106,6 +107,7 @@ def mutants(spec: Spec) -> Iterator[Mutant]:
     yield from of.hoisting()
     yield from of.folding()
     yield from of.ramps()
+    yield from of.diagonals()
 
 
 def planned_anyhow(attention: Attention) -> KernelPlan | None:
@@ -195,6 +197,13 @@ class _Mutants:
     def ramps(self) -> Iterator[Mutant]:
         for what, made in edited_ramps(self.plan):
             yield self._made("ramps", what, made, Obligation.LOCALITY, *STREAM)
+
+    def diagonals(self) -> Iterator[Mutant]:
+        """A part of the score that differs along a diagonal is computed once for it."""
+        for e in dict.fromkeys(nodes(self.plan.weights.unit)):
+            if e.type is Type.FLOAT and level_of(e) is Level.PAIR and by_distance(e) is None:
+                made = replace(self.plan, diagonals=(*self.plan.diagonals, e))
+                yield self._made("diagonals", text(e), made, Obligation.TILE_RANGES)
 
     # ------------------------------------------------------------ (c) derivatives
 
@@ -327,6 +336,8 @@ def _question(kind: str, attention: Attention, made: KernelPlan) -> tuple[Hashab
             return made.tpu_walks, made.key_loops.runs, made.query_loops.runs
         case "hopper" | "turns" | "shares":
             return made.hopper, made.queries
+        case "diagonals":
+            return made.diagonals, attention.params, attention.assumes
         case "ramps":
             return made.ramp, attention.mask, attention.score, attention.params, attention.assumes
         case "loads" | "widths":

@@ -44,6 +44,7 @@ PER_KIND = {
     "hoisting": 12,
     "folding": 16,
     "ramps": 30,
+    "diagonals": 24,
 }
 SEED = int(os.environ.get("ATTNGEN_MUTANTS_SEED", "0"))
 

@@ -15,8 +15,9 @@ from attngen.emit.text.params import ParamView
 from attngen.errors import InternalError
 from attngen.ir.nodes import SIZES, Expr, Load, Scalar, Symbol, Type
 from attngen.ir.walk import nodes
-from attngen.plan.kernel import DISTANCE, KernelPlan, distance_index
+from attngen.plan.kernel import KernelPlan
 from attngen.plan.operands import Extent, Operand, operands
+from attngen.plan.score.distance import DISTANCE, distance_index
 
 _AXES = {"b": 0, "h": 1, "hkv": 1, "q": 2, "k": 3}
 _POSITIONS = {"b": "at_b", "h": "at_h", "hkv": "(at_h // (Hq // max(Hkv, 1)))", "q": "at_q", "k": "at_k", "qk": "qk"}

@@ -15,7 +15,8 @@ from attngen.emit.text.precedence import times
 from attngen.emit.torch.leaves import SLICES, Leaves, own_axes
 from attngen.emit.torch_shared.leaves import AXES, flat_index, leaf_name, reduced
 from attngen.ir.nodes import Load
-from attngen.plan.kernel import Gather, KernelPlan, LeafGradient, distance_index
+from attngen.plan.kernel import Gather, KernelPlan, LeafGradient
+from attngen.plan.score.distance import distance_index
 
 _SHAPES = {
     Gather.HEAD: "(B, Hq)",

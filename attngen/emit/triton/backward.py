@@ -27,14 +27,16 @@ _ROW_NAMES = {"lse": ("row_lse",), "den": ("inv_den",), "delta": ("delta",)}
 _OPTIONAL = ("logit", "stream", "slope", "kappa", "d_pair", "d_factor")
 
 
-def backward_code(frame: Frame, held: Level, sums: tuple[RowSum, ...]) -> tuple[KernelCode, tuple[RowSum, ...]]:
+def backward_code(
+    frame: Frame, held: Level, sums: tuple[RowSum, ...], *, by_diagonal: bool
+) -> tuple[KernelCode, tuple[RowSum, ...]]:
     """The dQ kernel's code (`held` is ROW) or the dK/dV kernel's, and the sums with what each pair gives to them."""
-    found = passes.backward(frame.plan, ((s.name, s.gradient) for s in sums))
+    found = passes.backward(frame.plan, ((s.name, s.gradient) for s in sums), by_diagonal=by_diagonal)
     results, outside = dict(found.pair), dict(found.head)
     in_tile = {"kappa": True, "d_factor": held is Level.COLUMN and not _factor_is_outer(frame)}
     for name in [n for n in in_tile if n in outside]:
         (results if in_tile[name] else outside)[name] = outside.pop(name)
-    code = padded(kernel_code(frame, held, results, outside), *_OPTIONAL)
+    code = padded(kernel_code(frame, held, replace(found, pair=results, head=outside)), *_OPTIONAL)
     return code, tuple(s.with_code(code, backward_view(frame).normalised) for s in sums)
 
 
@@ -42,14 +44,14 @@ def pair_gradient(frame: Frame, g: LeafGradient) -> PairView:
     """The kernel of one leaf whose index depends on the pair."""
     name = leaf_name(frame.plan, frame.params, g)
     own = replace(g, extra=None)  # a normalizer's arguments do not vary with the pair
-    found = passes.backward(frame.plan, ((name, own),))
+    found = passes.backward(frame.plan, ((name, own),), by_diagonal=True)
     results = {**found.pair, **{n: e for n, e in found.head.items() if n == "kappa"}}
     results.pop("d_pair", None)  # q . k has no gradient here
     row_sum = RowSum(name, "", g.param, per_row=False, gradient=own)
     if g.gather is Gather.SCATTER:
         assert isinstance(g.leaf, Load)
         results.update({f"index_{i}": index for i, index in enumerate(g.leaf.indices)})
-    code = padded(kernel_code(frame, Level.ROW, results, {}), *_OPTIONAL)
+    code = padded(kernel_code(frame, Level.ROW, replace(found, pair=results, head={})), *_OPTIONAL)
     row_sum = row_sum.with_code(code, backward_view(frame).normalised)
     runs = [f"(key_tile >= {r.start}) & (key_tile < {r.stop})" for r in frame.plan.key_loops.runs]
     tests = tuple(test_view(frame, t, "k") for t in frame.plan.keys.tests)

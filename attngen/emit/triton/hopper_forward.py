@@ -284,7 +284,7 @@ def _read(names: Iterable[str], lines: Iterable[str]) -> tuple[str, ...]:
 
 def _read_by(code: KernelCode, kept: KeptView | None, rest: tuple[str, ...]) -> tuple[str, ...]:
     """The constants that not every spec reads."""
-    lines = (code.head_lines, code.held_lines, code.score_lines, code.weight_lines, code.mask_lines)
+    lines = (code.head_lines, code.held_lines, code.along(), code.score_lines, code.weight_lines, code.mask_lines)
     texts = [*(line for part in lines for line in part), *code.results.values(), code.allowed, *code.range_arguments]
     names = ("D", "Dv", "FAST")
     read = {*_read(names, texts), *(kept.arguments if kept else ()), *(("Dv",) if rest else ())}
@@ -294,7 +294,7 @@ def _read_by(code: KernelCode, kept: KeptView | None, rest: tuple[str, ...]) -> 
 def _terms(code: KernelCode, kept: KeptView | None) -> tuple[str, ...]:
     """What the functions of a tile unpack: at least one name."""
     texts = (code.results.get(name, "") for name in ("unit", "stream", "factor", "rise", "row"))
-    read = free_names([*code.score_lines, *code.weight_lines, *code.mask_lines, *texts, code.allowed])
+    read = free_names([*code.along(), *code.score_lines, *code.weight_lines, *code.mask_lines, *texts, code.allowed])
     ours = tuple(name for name in ("batch", "kv_head", "Sk") if name in read or (name == "Sk" and "k1" in read))
     cleared = tuple(name for name in (kept.arguments if kept else ()) if name not in ("D", "Dv"))
     return tuple(dict.fromkeys((*ours, *code.arguments, *cleared))) or ("Sk",)

@@ -7,18 +7,39 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from attngen.emit.text.names import Names
 from attngen.emit.text.params import ParamView, derived
 from attngen.emit.triton.expressions import Printer
 from attngen.emit.triton.names import reserved
 from attngen.ir.build import TRUE, apply, conjunction
-from attngen.ir.nodes import Expr, Op, Type
-from attngen.ir.walk import nodes, reads
+from attngen.ir.nodes import Expr, Op, Symbol, Type
+from attngen.ir.walk import loads, nodes, reads
 from attngen.plan.kernel import KernelPlan
 from attngen.plan.levels import Binding, Level, schedule
 from attngen.plan.mask.pair_bound import Bounded, bounded
+
+
+@dataclass(frozen=True, slots=True)
+class Diagonals:
+    """What is one along each diagonal of a tile: `lines` bind what the `values`, by name, are made of, for the pairs
+    at which the diagonals begin."""
+
+    lines: tuple[str, ...] = ()
+    values: tuple[tuple[str, str], ...] = ()
+
+    def spread(self, edges: str, along: str, *, keys_down: bool) -> tuple[str, ...]:
+        """Lines of a function of a tile that bind the names for all pairs, by these functions of the file."""
+        if not self.values:
+            return ()
+        bound = (f"{name} = {along}({value}, qk, {keys_down})" for name, value in self.values)
+        return (f"{_EDGES} = {edges}(q0, k0, qk, {keys_down})", *self.lines, *bound)
+
+
+_EDGES = "edge_q, edge_k"
+_IN_TRITON = ("_tile_edges", "_along_diagonals")
+_IN_GLUON = ("_warpgroup_edges", "_along_warpgroup")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +53,7 @@ class KernelCode:
 
     head_lines: tuple[str, ...]
     held_lines: tuple[str, ...]
+    diagonals: Diagonals
     score_lines: tuple[str, ...]
     weight_lines: tuple[str, ...]  # read x, the score of the pair
     mask_lines: tuple[str, ...]
@@ -51,8 +73,16 @@ class KernelCode:
             self.mask_lines,
             self.test_lines,
         )
-        texts = (*(line for found in lines for line in found), *self.results.values(), self.allowed)
+        texts = (*(line for found in lines for line in found), *self.results.values(), self.allowed, *self.along())
         return name in free_names(text for text in texts if name in text)
+
+    def along(self, *, keys_down: bool = False) -> tuple[str, ...]:
+        """The lines that bind what is one along a diagonal, in Triton's functions of a tile."""
+        return self.diagonals.spread(*_IN_TRITON, keys_down=keys_down)
+
+    def along_in_gluon(self, *, keys_down: bool = False) -> tuple[str, ...]:
+        """The same in Gluon's."""
+        return self.diagonals.spread(*_IN_GLUON, keys_down=keys_down)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,13 +158,20 @@ class KernelWriter:
         outside: Mapping[str, Expr] | None = None,
         range_arguments: tuple[str, ...] = (),
         tests: tuple[HeldTest, ...] = (),
+        diagonals: tuple[Expr, ...] = (),
     ) -> KernelCode:
         """`known` are the names that the kernel has bound before these lines; `results` are read in the tile function,
-        those `outside` in the kernel itself; `used_by_template` is further code of the tile function."""
+        those `outside` in the kernel itself; `used_by_template` is further code of the tile function; `diagonals` are
+        parts of results that are computed once for each diagonal of a tile."""
         bounds = bounded(mask, "k" if self.held is Level.ROW else "q")
         outside = outside or {}
         outside = {**outside, **{t.name: t.held for t in tests}}
-        plan = schedule({**results, **_tested(bounds), **outside})
+        read_pairs = {n for e in results.values() for n in nodes(e)}
+        spread = {self.names.fresh("by_distance"): e for e in diagonals if e in read_pairs}
+        for name, e in spread.items():
+            self.printer.bind(e, name)
+        read = {**results, **_tested(bounds), **outside}
+        plan = schedule({**read, **self._guarded(read.values(), spread.values())}, tuple(spread.values()))
         ours: set[Expr] = set()
         for e in results.values():
             ours.update(nodes(e))
@@ -150,6 +187,7 @@ class KernelWriter:
             if b.level not in (Level.HEAD, self.held):
                 own = weight if reads(b.expr, "x", "ref") else score
                 (own if b.expr in ours else masked).append(self._line(b))
+        edges = self._edges(spread, head)
         texts = {name: self.printer.text(e) for name, e in results.items()}
         outer = {name: self.printer.text(e) for name, e in outside.items()}
         allowed = self._allowed(bounds)
@@ -157,7 +195,8 @@ class KernelWriter:
         tested = [line for t in tests for line in t.lines(outer.pop(t.name), f"{position} <= {last}")]
         # Positions kept inside the ragged last tile, and float scalars, are bound where they are read.
         self._safe_positions(held, score, masked, [*weight, *texts.values(), allowed], tested)
-        body = [*score, *weight, *masked, *texts.values(), allowed, *used_by_template]
+        at_edges = edges.spread(*_IN_TRITON, keys_down=False)
+        body = [*at_edges, *score, *weight, *masked, *texts.values(), allowed, *used_by_template]
         everything = [*head, *held, *tested, *body, *outer.values(), *range_arguments]
         read = free_names(everything)
         scalars = [line for p in self.params if p.name in read for line in p.load_lines]
@@ -166,10 +205,11 @@ class KernelWriter:
         available = dict.fromkeys([*known, *bound, *(a for p in self.params for a in p.kernel_arguments)])
         # What the tile function has of itself.
         own = {"D", "Dv", "batch"} | ({"Sk", "k_idx", "kv_head"} if self.held is Level.ROW else {"Sq", "q_idx", "head"})
-        inner = free_names(body) - own - _bound_names([*score, *weight, *masked]).keys()
+        inner = free_names(body) - own - _bound_names([*at_edges, *score, *weight, *masked]).keys()
         return KernelCode(
             tuple(head),
             tuple(held),
+            edges,
             tuple(score),
             tuple(weight),
             tuple(masked),
@@ -179,6 +219,33 @@ class KernelWriter:
             tuple(n for n in available if n in inner),
             range_arguments,
         )
+
+    def _guarded(self, expressions: Iterable[Expr], other: Iterable[Expr] = ()) -> dict[str, Expr]:
+        """The indices that are compared before an element is read, but for those of `other`, for the schedule: their
+        text stands several times."""
+        found = dict.fromkeys(e for root in expressions for e in loads(root))
+        for e in (e for root in other for e in loads(root)):
+            found.pop(e, None)
+        pairs = [(i, a) for e in found for i, a in zip(e.indices, self.plan.choices.access(e).axes, strict=True)]
+        return {f"index {n}": i for n, (i, a) in enumerate(pairs) if a.low or a.high}
+
+    def _edges(self, spread: Mapping[str, Expr], head: list[str]) -> Diagonals:
+        """What `spread` names, for the pairs at which diagonals begin; what a head decides of it is added to `head`."""
+        found = {e: name for e, name in self.printer.names.items() if not reads(e, "q", "k", "qk")}
+        here = {Symbol("q", Type.INT): "edge_q", Symbol("k", Type.INT): "edge_k"}
+        lone = replace(self.printer.choices, corners=())  # each thread has one or two elements
+        own = replace(self.printer, choices=lone, names={**found, **here})
+        lines: list[str] = []
+        for b in schedule({**spread, **self._guarded(spread.values())}).bindings:
+            if b.expr in own.names:
+                continue
+            name = self.names.fresh(b.name)
+            line = f"{name} = {own.definition(b.expr)[0]}"
+            (head if b.level is Level.HEAD else lines).append(line)
+            own.bind(b.expr, name)
+            if b.level is Level.HEAD:
+                self.printer.bind(b.expr, name)
+        return Diagonals(tuple(lines), tuple((name, own.text(e)) for name, e in spread.items()))
 
     def _allowed(self, bounds: Bounded) -> str:
         """The text of the mask inside the tensor's edge."""

@@ -14,7 +14,7 @@ from attngen.emit.triton.kernel_code import KernelCode, KernelWriter, free_names
 from attngen.emit.triton.pair_words import PairWords
 from attngen.emit.triton.views import KeptView
 from attngen.ir.build import TRUE
-from attngen.ir.nodes import Expr, Load
+from attngen.ir.nodes import Expr
 from attngen.plan import passes
 from attngen.plan.levels import Level, level_of
 
@@ -23,11 +23,11 @@ def forward_code(frame: Frame, words: tuple[PairWords, ...] = (), *, found: pass
     """A pair's logit and weight, and what the end of the pass reads of the denominator. `words`: see `kernel_code`.
     `found`: what is evaluated, if it is not what portable kernels evaluate."""
     found = found or passes.forward(frame.plan)
-    fetched = None if found.fetched is None else found.fetched.load
     inside = {name: e for name, e in found.head.items() if name in ("factor", "rise")}  # read in the tile function
     outside = {name: e for name, e in found.head.items() if name not in inside}
     results = {**found.pair, **inside}
-    return padded(kernel_code(frame, Level.ROW, results, outside, words, fetched), "log2_extra", "extra", "factor")
+    code = kernel_code(frame, Level.ROW, replace(found, pair=results, head=outside), words)
+    return padded(code, "log2_extra", "extra", "factor")
 
 
 def padded(code: KernelCode, *names: str) -> KernelCode:
@@ -38,19 +38,18 @@ def padded(code: KernelCode, *names: str) -> KernelCode:
 def kernel_code(
     frame: Frame,
     held: Level,
-    results: dict[str, Expr],
-    outside: dict[str, Expr],
+    evaluated: passes.Pass,
     words: tuple[PairWords, ...] = (),
-    fetched: Load | None = None,
 ) -> KernelCode:
-    """The kernel that holds a row of tiles, or a column: `results` are of a pair, those `outside` of the kernel. The
-    mask takes the bools of `words` from these. `fetched`: see `Printer`."""
+    """The kernel that holds a row of tiles, or a column, and what it evaluates in the function of a tile, and outside
+    of it. The mask takes the bools of `words` from these."""
+    results, outside = dict(evaluated.pair), dict(evaluated.head)
     by_rows = held is Level.ROW
     found, ranges = (
         (frame.plan.key_loops, frame.key_ranges()) if by_rows else (frame.plan.query_loops, frame.query_ranges())
     )
     writer = KernelWriter(frame.plan, frame.params, held)
-    writer.printer.fetched = fetched
+    writer.printer.fetched = None if evaluated.fetched is None else evaluated.fetched.load
     for w in words:
         writer.printer.bind(w.meant, w.text)
     position = ("q0", "q1", "q_idx") if held is Level.ROW else ("k0", "k1", "k_idx")
@@ -73,6 +72,7 @@ def kernel_code(
         outside=outside,
         range_arguments=frame.range_names(ranges),
         tests=held_tests(frame, found),
+        diagonals=evaluated.diagonals,
     )
     code = replace(
         code,

@@ -40,7 +40,7 @@ from attngen.emit.triton.names import reserved
 from attngen.emit.triton.narrowed import by_kernel, everywhere
 from attngen.emit.triton.pair_words import pair_words, with_words
 from attngen.emit.triton.param_gradients import GradientView, RowSum, gradient_views
-from attngen.emit.triton.portable import PortableViews, codes_of, portable_views
+from attngen.emit.triton.portable import Codes, PortableViews, codes_of, portable_views
 from attngen.emit.triton.scope import scope_view
 from attngen.emit.triton.sequence_call import SequenceParts, sequence_call_view
 from attngen.emit.triton.sequences import refuse_sequences, sequence_place, sequence_view
@@ -88,6 +88,7 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
     weights = weight_view(plan, forward=options.forward)
     codes = codes_of(frame)
     forward, dq, dkdv, dq_sums, dkdv_sums = codes.forward, codes.dq, codes.dkdv, codes.dq_sums, codes.dkdv_sums
+    hopper_codes = codes_of(frame, by_diagonal=True) if plan.diagonals else codes
     key_words, query_words = pair_words(frame, plan.key_loops), pair_words(frame, plan.query_loops)
     packing, query_packing = with_words(frame, key_words), with_words(frame, query_words)
     # Gluon has no pipeliner, from which an element that many pairs share is hidden elsewhere; it fails at how.
@@ -103,9 +104,9 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
     key_tests, query_tests = (tuple(t for t in tests if t.axis == axis) for axis in "kq")
     key_pointers = tuple(p for t in key_tests for p in t.pointers)
     gradients = gradient_views(plan, frame.params, {p.name: p.host_lines for p in pair_gradients})
-    mask = kernel_code(query_packing, Level.COLUMN, {}, {}, query_words)
+    mask = kernel_code(query_packing, Level.COLUMN, passes.Pass({}, {}), query_words)
     hopper = _hopper_views(
-        packing, options, hopper_forward, weights, with_bits(key_tests), dq, dkdv, mask, dq_sums, backward, gradients
+        packing, options, hopper_forward, weights, with_bits(key_tests), hopper_codes, mask, backward, gradients
     )
     if hopper.some:
         tests = with_bits(tests)
@@ -187,10 +188,7 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
         "versions": ("gluon/versions.py.j2",) if hopper.some else (),
         "sections": _sections(
             hopper_forward,
-            dq,
-            dkdv,
-            dq_sums,
-            dkdv_sums,
+            hopper_codes,
             key_tests,
             query_tests,
             portable,
@@ -299,15 +297,13 @@ def _hopper_views(
     forward: KernelCode,
     weights: WeightView,
     key_tests: tuple[TestView, ...],
-    dq: KernelCode,
-    dkdv: KernelCode,
+    codes: Codes,
     mask: KernelCode,
-    dq_sums: tuple[RowSum, ...],
     backward: BackwardView,
     gradients: tuple[GradientView, ...],
 ) -> _HopperViews:
-    """Nothing where the file is meant for other chips. `frame` is that of the forward kernel; `mask` the code of the
-    mask alone, of a tile with keys down."""
+    """Nothing where the file is meant for other chips. `frame` is that of the forward kernel, `codes` those of backward
+    kernels; `mask` the code of the mask alone, of a tile with keys down."""
     plan, params = frame.plan, frame.params
     hopper = plan.hopper
     if hopper is None or options.arch == "portable" or not options.holds("sm_90", 2):
@@ -324,9 +320,9 @@ def _hopper_views(
         gluon_view(frame, hopper.forward, forward, weights, key_tests, tuned, sequences=sequences),
         fast_bwd,
         gluon_apart_view(
-            plan, hopper.apart, printer, dq, dq_sums, params, backward.flags, frame.sizes, gradients, tuned
+            plan, hopper.apart, printer, codes.dq, codes.dq_sums, params, backward.flags, frame.sizes, gradients, tuned
         ),
-        gluon_pair_view(dkdv, mask, backward.dk_factor_in_tile),
+        gluon_pair_view(codes.dkdv, mask, backward.dk_factor_in_tile),
         turns_view(hopper.turns, printer),
         shares_view(hopper.shares, printer),
     )
@@ -356,10 +352,7 @@ class Section:
 
 def _sections(
     forward: KernelCode,
-    dq: KernelCode,
-    dkdv: KernelCode,
-    dq_sums: tuple[RowSum, ...],
-    dkdv_sums: tuple[RowSum, ...],
+    backward_codes: Codes,
     key_tests: tuple[TestView, ...],
     query_tests: tuple[TestView, ...],
     portable: PortableViews,
@@ -418,27 +411,24 @@ def _sections(
                 Part(template="triton/backward_dkdv.py.j2", own=sequences.dkdv),
             )
             found.append(Section("backward, sequences that begin and end anywhere", parts))
-        found += _hopper_backward(dq, dkdv, dq_sums, dkdv_sums, key_tests, query_tests, hopper)
+        found += _hopper_backward(backward_codes, key_tests, query_tests, hopper)
     return (*found, Section("on the host", (Part(template="triton/launch.py.j2"),)))
 
 
 def _hopper_backward(
-    dq: KernelCode,
-    dkdv: KernelCode,
-    dq_sums: tuple[RowSum, ...],
-    dkdv_sums: tuple[RowSum, ...],
+    codes: Codes,
     key_tests: tuple[TestView, ...],
     query_tests: tuple[TestView, ...],
     hopper: _HopperViews,
 ) -> list[Section]:
     parts: list[Part] = []
     if hopper.fast_bwd is not None:
-        parts.append(Part(template="gluon/backward.py.j2", code=dkdv))
+        parts.append(Part(template="gluon/backward.py.j2", code=codes.dkdv))
     if hopper.apart is not None:
-        walk, tests = hopper.apart.queries, with_bits(query_tests)
-        parts.append(Part(template="gluon/dkdv.py.j2", code=dkdv, sums=dkdv_sums, walk=walk, tests=tests))
-        parts.append(Part(template="gluon/dq.py.j2", code=dq, sums=dq_sums, walk=hopper.apart.keys, tests=key_tests))
+        walk, keys, tests = hopper.apart.queries, hopper.apart.keys, with_bits(query_tests)
+        parts.append(Part(template="gluon/dkdv.py.j2", code=codes.dkdv, sums=codes.dkdv_sums, walk=walk, tests=tests))
+        parts.append(Part(template="gluon/dq.py.j2", code=codes.dq, sums=codes.dq_sums, walk=keys, tests=key_tests))
     if not parts:
         return []
-    shared = (Part(template="gluon/rings.py.j2"), Part(template="gluon/pairs.py.j2", code=dkdv))
+    shared = (Part(template="gluon/rings.py.j2"), Part(template="gluon/pairs.py.j2", code=codes.dkdv))
     return [Section("backward, for compute capability 9.0", (*shared, *parts), words=True)]

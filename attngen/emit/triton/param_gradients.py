@@ -17,7 +17,8 @@ from attngen.emit.triton.test_views import TestView
 from attngen.ir import printing
 from attngen.ir.nodes import Expr, Load, Symbol
 from attngen.ir.walk import reads
-from attngen.plan.kernel import Gather, KernelPlan, LeafGradient, distance_index
+from attngen.plan.kernel import Gather, KernelPlan, LeafGradient
+from attngen.plan.score.distance import distance_index
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,9 +32,12 @@ class Codes:
     dkdv_sums: tuple[RowSum, ...]
 
 
-def codes_of(frame: Frame) -> Codes:
-    dq, dq_sums = backward_code(frame, Level.ROW, row_sums(frame.plan, frame.params, Gather.HEAD, Gather.ROW))
-    dkdv, dkdv_sums = backward_code(frame, Level.COLUMN, row_sums(frame.plan, frame.params, Gather.COLUMN))
+def codes_of(frame: Frame, *, by_diagonal: bool = False) -> Codes:
+    """by_diagonal: of backward kernels that compute once what is one along a diagonal of a tile."""
+    of_rows = row_sums(frame.plan, frame.params, Gather.HEAD, Gather.ROW)
+    of_columns = row_sums(frame.plan, frame.params, Gather.COLUMN)
+    dq, dq_sums = backward_code(frame, Level.ROW, of_rows, by_diagonal=by_diagonal)
+    dkdv, dkdv_sums = backward_code(frame, Level.COLUMN, of_columns, by_diagonal=by_diagonal)
     return Codes(forward=forward_code(frame), dq=dq, dkdv=dkdv, dq_sums=dq_sums, dkdv_sums=dkdv_sums)
 
 

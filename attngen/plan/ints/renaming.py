@@ -17,7 +17,7 @@ from attngen.ir.nodes import Expr
 from attngen.ir.walk import substitute
 
 _RUNS = re.compile(r"(any|full)[0-9]?_(lo|hi)|part[0-9]{2}_(lo|hi)")  # see `plan.loops`
-_PLANNER = frozenset({"s", "m", "n", "x", "ref", "q0", "q1", "k0", "k1", "distance"})
+_PLANNER = frozenset({"s", "m", "n", "x", "ref", "q0", "q1", "k0", "k1", "distance", "by_distance"})
 
 
 def planner_takes(name: str) -> bool:

@@ -145,7 +145,7 @@ def _ramp(plan: KernelPlan) -> Ramp | None:
 def _fetched(plan: KernelPlan) -> Fetched | None:
     """The only float of pairs that scores read, if its last two indices are the query and the key, and the others
     places of batches and heads. An instruction would read eight rows of it, and wait for them after the scores."""
-    found = [e for e in dict.fromkeys(loads(plan.weights.unit)) if level_of(e) is Level.PAIR]
+    found = [e for e in dict.fromkeys(loads(plan.pair_unit)) if level_of(e) is Level.PAIR]
     if len(found) != 1 or found[0].type is not Type.FLOAT or plan.choices.access(found[0]).guarded:
         return None
     leading, last = found[0].indices[:-2], found[0].indices[-2:]
@@ -188,7 +188,7 @@ def skeletons(
         if not plan.keys.tests:  # keys and values of four heads of 8,192 tokens are 34 MB, of the cache's 50
             few = {"together": 4, "ahead": 128, "schedule": Schedule.QUEUE}
             rows |= {dims: replace(rows[dims], **few) for dims in _WIDE if dims in rows}
-        if plan.burden is Burden.ENDS and (64, 64) in rows:  # so few tiles of keys that turns cost more than they give
+        if _burden(plan) is Burden.ENDS and (64, 64) in rows:  # turns cost more than they give for so few tiles
             rows |= {(64, 64): replace(rows[64, 64], ahead=0, ordered=False)}
     elif _begins_late(plan):  # neighbours share few keys: many heads at a time cost the cache little
         rows = {dims: replace(s, together=32 if dims == (64, 64) else 8) for dims, s in rows.items()}
@@ -226,18 +226,19 @@ def _fastest(plan: KernelPlan, *, sequences: bool) -> Mapping[tuple[int, int], S
         return {}
     if not (plan.key_loops.full or plan.key_loops.partial):  # no query has a key
         return {}
-    pairs = any(level_of(e) is Level.PAIR for e in loads(plan.weights.unit))
-    match plan.burden:
+    pairs = any(level_of(e) is Level.PAIR for e in loads(plan.pair_unit))
+    burden = _burden(plan)
+    match burden:
         case Burden.RANDOM:
             return {}
-        case Burden.PAIRS if pairs or not reads_bits(plan) or is_dear(plan.weights.unit):
+        case Burden.PAIRS if pairs or not reads_bits(plan) or is_dear(plan.pair_unit):
             return _PAIRS
         case Burden.PAIRS:
             small = {dims: _three(128, ordered=True) for dims in ((32, 32), (64, 64))}
             return {**small, **_MIDDLE, **_LATENT, **_WIDE}
         case Burden.LIGHT | Burden.ENDS | Burden.SCORE | Burden.DATA:
             exponential, some_whole = plan.weights.form is Form.EXPONENTIAL, bool(plan.key_loops.full)
-            if plan.burden is Burden.DATA:
+            if burden is Burden.DATA:
                 return _TESTED if exponential and some_whole and not pairs else {}
             if not exponential:
                 return {(192, 128): _PAIRS[192, 128], **_WIDE}
@@ -260,12 +261,14 @@ def reads_bits(plan: KernelPlan) -> bool:
 def _narrow(plan: KernelPlan, *, sequences: bool) -> Mapping[tuple[int, int], Skeleton]:
     """At head dim 64, where what is done for a pair beside its products counts twice as much as at 128."""
     two, three = ({(64, 64): make(128, ordered=True)} for make in (_two, _three))
-    if is_dear_for_pairs(plan.weights.unit) and not _begins_late(plan):
+    if is_dear_for_pairs(plan.pair_unit) and not _begins_late(plan):
         return {(64, 64): _three(128)} if sequences else {}
     rising = _ramp(plan)
-    unit = plan.weights.unit if rising is None else rising.unit
-    if plan.burden not in (Burden.LIGHT, Burden.ENDS) and unit != QK:
-        return {} if is_dear_for_pairs(plan.weights.unit) else two
+    unit = plan.pair_unit if rising is None else rising.unit
+    if _burden(plan) not in (Burden.LIGHT, Burden.ENDS) and unit != QK:
+        if is_dear_for_pairs(plan.pair_unit):
+            return {}
+        return {(32, 32): three[64, 64], **three} if plan.diagonals else two
     if is_dear(unit):
         return {}
     if not _begins_late(plan):  # sequences are short, and the code of small tiles is: a tenth faster at 1,024 tokens
@@ -273,9 +276,14 @@ def _narrow(plan: KernelPlan, *, sequences: bool) -> Mapping[tuple[int, int], Sk
     if len(plan.keys.any) > 1:
         return {}
     # Windows of any width: small tiles waste less of a short one, and three warpgroups cost a long one less.
-    if plan.burden is Burden.ENDS:
+    if _burden(plan) is Burden.ENDS:
         return {(64, 64): _three(64, stages=3)}
     return {(64, 64): _three(128)} if sequences else two
+
+
+def _burden(plan: KernelPlan) -> Burden:
+    """These kernels compute what a distance decides once for each diagonal of a tile."""
+    return plan.burden_of(plan.pair_unit)
 
 
 def _begins_late(plan: KernelPlan) -> bool:
@@ -311,11 +319,11 @@ def backward_skeletons(
         return {}
     if _heads_differ_in_keys(plan):
         return {}
-    pairs = [e for e in loads(plan.weights.unit) if level_of(e) is Level.PAIR]
+    pairs = [e for e in loads(plan.pair_unit) if level_of(e) is Level.PAIR]
     if any(reads(i, "qk") for e in pairs for i in e.indices):
         return {}
     # What is held beside the weights, a factor for each pair or its param, takes the registers of half a tile.
-    beside = pairs or (named and not reads_bits(plan)) or not isinstance(plan.d_pair, Literal)
+    beside = pairs or plan.diagonals or (named and not reads_bits(plan)) or not isinstance(plan.d_pair, Literal)
     narrow = replace(_BACKWARD[64, 64], queries=64 if beside or sequences else 128)
     wide = _BACKWARD[128, 128]
     # Each tile of keys begins at other queries.

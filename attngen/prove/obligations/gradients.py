@@ -18,7 +18,8 @@ from attngen.ir.nodes import COMPARISONS, Apply, Expr, Load, Op, Scalar, Symbol,
 from attngen.ir.printing import expression as text
 from attngen.ir.walk import nodes, substitute
 from attngen.plan import KernelPlan
-from attngen.plan.kernel import DISTANCE, Gather, LeafGradient, distance_index
+from attngen.plan.kernel import Gather, LeafGradient
+from attngen.plan.score.distance import DISTANCE, distance_index
 from attngen.plan.score.weights import Form
 from attngen.prove.algebra.assumptions import assumptions
 from attngen.prove.algebra.equality import derivative_is, equal

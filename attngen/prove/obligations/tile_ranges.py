@@ -38,6 +38,7 @@ from attngen.prove.budget.work import QUESTION, Work
 from attngen.prove.integers.answers import Answer, Fails, Holds, Open, Term
 from attngen.prove.integers.confirm import reads_functions
 from attngen.prove.integers.z3_door import SolverContext
+from attngen.prove.obligations.diagonals import diagonals
 from attngen.prove.obligations.hopper_walks import hopper_walks
 from attngen.prove.obligations.portable_walks import portable_walks
 from attngen.prove.obligations.tile_walks import loops_answer, pieces_answer, starts_answer
@@ -64,7 +65,7 @@ def tile_ranges(attention: Attention, plan: KernelPlan, work: Work) -> tuple[Cla
         claims.append(_pieces(plan, plan.split, work))
     asked = WalkClaims(plan, work)
     claims += [*portable_walks(asked), *tpu_walks(asked), *hopper_walks(asked)]
-    return tuple(claims)
+    return (*claims, *diagonals(plan, work))
 
 
 def _pieces(plan: KernelPlan, found: Split, work: Work) -> Claim:

@@ -1714,7 +1714,6 @@ def _differentiate_tile(dk, dv, turn, at, masked, rings, held, terms, call, conf
         mbarrier.wait(rings.d_out.ready.index(stage), turn // STAGES & 1)
     qk = warpgroup_mma_wait(0, deps=(qk_token,))
     weight = _weigh_again(qk, row_lse, batch, head, kv_head, at * BQ, k0, k_idx, terms, config, HALF, dtype)
-    row_delta = delta_tiles.index(stage).load(gl.SliceLayout(0, pair_layout))[None, :]
     if masked:
         kept = _kept_bits(no_pairs, at * BQ, k0, batch, head, kv_head, call, config, HALF)
         weight &= kept
@@ -1722,6 +1721,7 @@ def _differentiate_tile(dk, dv, turn, at, masked, rings, held, terms, call, conf
         mbarrier.wait(rings.d_out.ready.index(stage), turn // STAGES & 1)
     d_out = rings.d_out.tiles.index(stage).reshape([BQ, config.BLOCK_DV])
     v_rows = rings.v.tiles.index(PART + again).reshape([HALF, config.BLOCK_DV])
+    row_delta = delta_tiles.index(stage).load(gl.SliceLayout(0, pair_layout))[None, :]
     less_delta = gl.broadcast(row_delta, no_pairs)[0]  # dP starts at -delta, which takes no registers of its own
     dp_token = warpgroup_mma(v_rows, d_out.permute((1, 0)), less_delta, is_async=True)
     p = _unpacked(weight, dtype, gl.DotOperandLayout(0, dv.type.layout, 2))

@@ -322,11 +322,12 @@ def _attend_tile(state, held, k_rows, v_rows, k0, tiling: tl.constexpr, MASKED: 
     k = _load_rows(k_rows, k0, tiling.BK, tiling.D, MASKED)
     qk = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     y_k = k_idx // 32
+    term = y_k - y_q + 6
     x_k = k_idx % 32
+    term_2 = x_k - x_q + 6
     x = (qk * head_term
-        + tl.cast(tl.load(bias_ptr + tl.cast(head, tl.int64) * bias_stride_0 + (y_k - y_q + 6) * bias_stride_1
-        + (x_k - x_q + 6) * bias_stride_2,
-        mask=(y_k - y_q + 6 >= 0) & (y_k - y_q + 6 < 13) & (x_k - x_q + 6 >= 0) & (x_k - x_q + 6 < 13), other=0),
+        + tl.cast(tl.load(bias_ptr + tl.cast(head, tl.int64) * bias_stride_0 + term * bias_stride_1
+        + term_2 * bias_stride_2, mask=(term >= 0) & (term < 13) & (term_2 >= 0) & (term_2 < 13), other=0),
         tl.float32) * 1.4426950408889634)
     if MASKED:
         x = tl.where((k_idx < Sk) & (tl.abs(y_k - centre) <= 3) & (tl.abs(x_k - centre_2) <= 3), x, float("-inf"))
@@ -715,11 +716,12 @@ def _weigh(row_sum, row_max, qk, k0, masked, terms, config: gl.constexpr):
     BK: gl.constexpr = config.BK
     k_idx = (k0 + gl.arange(0, BK, layout=gl.SliceLayout(0, qk.type.layout)))[None, :]
     y_k = k_idx // 32
+    term = y_k - y_q + 6
     x_k = k_idx % 32
+    term_2 = x_k - x_q + 6
     x = (qk * head_term
-        + tl.cast(tl.load(bias_ptr + tl.cast(head, tl.int64) * bias_stride_0 + (y_k - y_q + 6) * bias_stride_1
-        + (x_k - x_q + 6) * bias_stride_2,
-        mask=(y_k - y_q + 6 >= 0) & (y_k - y_q + 6 < 13) & (x_k - x_q + 6 >= 0) & (x_k - x_q + 6 < 13), other=0),
+        + tl.cast(tl.load(bias_ptr + tl.cast(head, tl.int64) * bias_stride_0 + term * bias_stride_1
+        + term_2 * bias_stride_2, mask=(term >= 0) & (term < 13) & (term_2 >= 0) & (term_2 < 13), other=0),
         tl.float32) * 1.4426950408889634)
     if masked:
         _opaque(k0)  # else the compilers may make the mask for every tile
@@ -1050,11 +1052,12 @@ def _dq_tile(dq, held, k_rows, v_rows, k0, tiling: tl.constexpr, MASKED: tl.cons
     qk = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     dp = tl.dot(d_out, tl.trans(v), input_precision=PRECISION)
     y_k = k_idx // 32
+    term = y_k - y_q + 6
     x_k = k_idx % 32
+    term_2 = x_k - x_q + 6
     p = tl.exp2(qk * head_term
-        + tl.cast(tl.load(bias_ptr + tl.cast(head, tl.int64) * bias_stride_0 + (y_k - y_q + 6) * bias_stride_1
-        + (x_k - x_q + 6) * bias_stride_2,
-        mask=(y_k - y_q + 6 >= 0) & (y_k - y_q + 6 < 13) & (x_k - x_q + 6 >= 0) & (x_k - x_q + 6 < 13), other=0),
+        + tl.cast(tl.load(bias_ptr + tl.cast(head, tl.int64) * bias_stride_0 + term * bias_stride_1
+        + term_2 * bias_stride_2, mask=(term >= 0) & (term < 13) & (term_2 >= 0) & (term_2 < 13), other=0),
         tl.float32) * 1.4426950408889634 - row_lse)
     if MASKED:
         allowed = (k_idx < Sk) & (tl.abs(y_k - centre) <= 3) & (tl.abs(x_k - centre_2) <= 3)
@@ -1126,11 +1129,12 @@ def _dkdv_tile(state, held, q_rows, d_out_rows, q0, tiling: tl.constexpr, MASKED
         row_lse = tl.load(lse_ptr + row + rows)[None, :]
         delta = tl.load(delta_ptr + row + rows)[None, :]
     y_q = q_idx // 32
+    term = y_k - y_q + 6
     x_q = q_idx % 32
+    term_2 = x_k - x_q + 6
     p = tl.exp2(qk * head_term
-        + tl.cast(tl.load(bias_ptr + tl.cast(head, tl.int64) * bias_stride_0 + (y_k - y_q + 6) * bias_stride_1
-        + (x_k - x_q + 6) * bias_stride_2,
-        mask=(y_k - y_q + 6 >= 0) & (y_k - y_q + 6 < 13) & (x_k - x_q + 6 >= 0) & (x_k - x_q + 6 < 13), other=0),
+        + tl.cast(tl.load(bias_ptr + tl.cast(head, tl.int64) * bias_stride_0 + term * bias_stride_1
+        + term_2 * bias_stride_2, mask=(term >= 0) & (term < 13) & (term_2 >= 0) & (term_2 < 13), other=0),
         tl.float32) * 1.4426950408889634 - row_lse)
     if MASKED:
         centre = tl.minimum(tl.maximum(y_q, 3), head_term_2)
@@ -1373,11 +1377,12 @@ def _weigh_again(
     columns: gl.constexpr = gl.SliceLayout(0, qk.type.layout)
     q_idx = (q0 + gl.arange(0, BQ, layout=columns))[None, :]
     y_q = q_idx // 32
+    term = y_k - y_q + 6
     x_q = q_idx % 32
+    term_2 = x_k - x_q + 6
     p = tl.exp2(qk * head_term
-        + tl.cast(tl.load(bias_ptr + tl.cast(head, tl.int64) * bias_stride_0 + (y_k - y_q + 6) * bias_stride_1
-        + (x_k - x_q + 6) * bias_stride_2,
-        mask=(y_k - y_q + 6 >= 0) & (y_k - y_q + 6 < 13) & (x_k - x_q + 6 >= 0) & (x_k - x_q + 6 < 13), other=0),
+        + tl.cast(tl.load(bias_ptr + tl.cast(head, tl.int64) * bias_stride_0 + term * bias_stride_1
+        + term_2 * bias_stride_2, mask=(term >= 0) & (term < 13) & (term_2 >= 0) & (term_2 < 13), other=0),
         tl.float32) * 1.4426950408889634 - row_lse)
     weight = _packed(p, dtype)
     return weight
@@ -1778,11 +1783,12 @@ def _weigh_rows(qk, row_lse, batch, kv_head, k0, masked, terms, config: gl.const
     BK: gl.constexpr = config.BK
     k_idx = (k0 + gl.arange(0, BK, layout=gl.SliceLayout(0, qk.type.layout)))[None, :]
     y_k = k_idx // 32
+    term = y_k - y_q + 6
     x_k = k_idx % 32
+    term_2 = x_k - x_q + 6
     p = tl.exp2(qk * head_term
-        + tl.cast(tl.load(bias_ptr + tl.cast(head, tl.int64) * bias_stride_0 + (y_k - y_q + 6) * bias_stride_1
-        + (x_k - x_q + 6) * bias_stride_2,
-        mask=(y_k - y_q + 6 >= 0) & (y_k - y_q + 6 < 13) & (x_k - x_q + 6 >= 0) & (x_k - x_q + 6 < 13), other=0),
+        + tl.cast(tl.load(bias_ptr + tl.cast(head, tl.int64) * bias_stride_0 + term * bias_stride_1
+        + term_2 * bias_stride_2, mask=(term >= 0) & (term < 13) & (term_2 >= 0) & (term_2 < 13), other=0),
         tl.float32) * 1.4426950408889634 - row_lse)
     if masked:
         allowed = (k_idx < Sk) & (tl.abs(y_k - centre) <= 3) & (tl.abs(x_k - centre_2) <= 3)

@@ -6,8 +6,9 @@ import pytest
 from property.kernels import analysed
 
 from attngen.plan import plan
-from attngen.plan.kernel import Gather, KernelPlan, distance_index
+from attngen.plan.kernel import Gather, KernelPlan
 from attngen.plan.operands import Extent, operands
+from attngen.plan.score.distance import distance_index
 
 WITH_PRODUCTS = (
     ("f32[40]", "min(int(abs(qk)), 39)"),
