@@ -208,10 +208,19 @@ def build(
     )
 
 
+def require(proof: Proof, source: Source) -> None:
+    """Raises `Refuted` or `Unproved` where the plan may not be emitted."""
+    from attngen.prove.report import diagnostics
+
+    if proof.refuted:
+        raise Refuted(diagnostics(proof, source))
+    if proof.refused:
+        raise Unproved(diagnostics(proof, source))
+
+
 def _accepted(spec: Attention, proof: Proof, source: Source, allow_unproved: Collection[str], strict: bool) -> Proof:
     """The proof with what the user allows. Raises `Refuted` or `Unproved` where that is not enough."""
     from attngen.analyse.unused import unused_params
-    from attngen.prove.report import diagnostics
     from attngen.prove.report import warnings as doubts
     from attngen.prove.verdict import Obligation
 
@@ -220,10 +229,7 @@ def _accepted(spec: Attention, proof: Proof, source: Source, allow_unproved: Col
         if name not in names:
             raise UsageError(f"no obligation {name!r}; there are {', '.join(names)}")
     proof = replace(proof, allowed=tuple(o for o in Obligation if o.value in allow_unproved))
-    if proof.refuted:
-        raise Refuted(diagnostics(proof, source))
-    if proof.refused:
-        raise Unproved(diagnostics(proof, source))
+    require(proof, source)
     doubtful = [*unused_params(spec, source), *doubts(proof, source)]
     if doubtful and strict:
         raise Refuted(doubtful)

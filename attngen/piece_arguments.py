@@ -14,7 +14,7 @@ from typing import Any, cast
 from attngen.errors import UsageError
 from attngen.ir import printing
 from attngen.ir.attention import Param
-from attngen.ir.nodes import Expr, Literal, Symbol, Type
+from attngen.ir.nodes import SIZES, Expr, Literal, Symbol, Type
 from attngen.ir.pieces import LONGEST
 
 
@@ -198,6 +198,9 @@ def check_params(
             wanted = tuple(_size(d, n, known) for d, n in zip(p.shape, own, strict=True))
             if any(have not in (1, want) for have, want in zip(own, wanted, strict=True)):
                 raise UsageError(f"{name}: {p.name} must have shape ({dims}) = {wanted}, not {own}")
+            for dim, n in zip(p.shape, own, strict=True):
+                if n < 1 and isinstance(dim, Symbol) and dim.id not in SIZES:
+                    raise UsageError(f"{name}: {p.name} must have an element at least along {dim.id}, not shape {own}")
             shapes[p.name] = wanted
     return shapes
 

@@ -122,7 +122,7 @@ def one_size_each(argv: Sequence[str]) -> list[str]:
 def size(word: str) -> tuple[str, int]:
     name, equals, value = word.partition("=")
     if not (equals and name and re.fullmatch(r"[0-9]{1,9}", value) and int(value) > 0):
-        raise ArgumentTypeError(f"{word!r} is no size; write NAME=INT, such as Sq=96")
+        raise ArgumentTypeError(f"{word!r} is no size; write NAME=INT, such as Sq=96, from 1 to 999999999")
     return name, int(value)
 
 

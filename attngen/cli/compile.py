@@ -68,6 +68,7 @@ def add(table: Commands) -> None:
     p.add_argument(
         "--geometry",
         type=arguments.geometries,
+        action="extend",
         metavar="KIND[,KIND]",
         help="source: more functions: packed (NAME_varlen), lengths (NAME_lengths), pieces (NAME_partial and others)",
     )
@@ -132,7 +133,7 @@ def _write_stage(args: Namespace, tuned: tuple[Tuned, ...] | tuple[TunedGpu, ...
         head_dim=args.head_dim,
         dtype=args.dtype,
         forward=args.forward,
-        geometry=args.geometry or ("dense",),
+        geometry=tuple(dict.fromkeys(args.geometry or ("dense",))),
     )
     source, consts = files.read_source(args.spec), dict(args.define)
     text = api.stage(

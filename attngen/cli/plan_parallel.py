@@ -124,8 +124,10 @@ def _report(args: Namespace) -> Report:
     from attngen.distributed.report import Report
     from attngen.distributed.schedule import named_layout, row_work, schedule
 
-    spec = api.analyse(files.read_source(args.spec), dict(args.define))
-    planned = api.plan(spec)
+    source = files.read_source(args.spec)
+    spec, planned = api.checked_plan(source, dict(args.define))
+    proof, planned = api.prove(spec, planned)
+    api.require(proof, source)
     spec = api.callable_spec(spec, planned)
     sequences, sizes, masked = _call(args, spec)
     heads = args.ranks if args.exchange == "heads" else args.heads or 1
@@ -136,9 +138,6 @@ def _report(args: Namespace) -> Report:
     if sizes["Hq"] % heads:
         raise UsageError(f"Hq = {sizes['Hq']} heads cannot be shared out equally among {heads} ranks")
     machine = _machine(args)
-    proof, planned = api.prove(spec, planned)
-    if not proof.holds:
-        raise UsageError(f"{spec.name}: not proved; `attngen check` says what is missing")
     subject = _Subject(spec, planned)
     work = row_work(subject, sequences, masked)
     layout = named_layout(args.layout, sequences, args.ranks, lambda: work, heads=heads)

@@ -40,7 +40,7 @@ def add(table: Commands) -> None:
     p.add_argument(
         "--geometry",
         type=arguments.geometries,
-        default=("dense",),
+        action="extend",
         metavar="KIND[,KIND]",
         help="where the rows of a sequence are: dense, lengths, packed, pieces (default: dense). Lengths and packed "
         "have uneven sequences, with rows of NaN beside them; pieces are stretches of dense tensors, merged",
@@ -59,7 +59,8 @@ def run(args: Namespace) -> int:
     planned = api.plan(spec, args.target)
     spec = api.callable_spec(spec, planned)
     statuses: list[int] = []
-    for geometry in args.geometry:
+    geometries = tuple(dict.fromkeys(args.geometry or ("dense",)))
+    for geometry in geometries:
         own = () if geometry == "pieces" else (geometry,)
         options = api.options(args.target, args.precision, args.tile, geometry=own)
         try:
@@ -68,7 +69,7 @@ def run(args: Namespace) -> int:
             label = spec.name if geometry == "dense" else f"{spec.name}, {geometry}"
             results = list(terminal.progress(f"verifying {label}", compared, len(cases)))
         except UsageError as error:  # what this geometry refuses
-            if len(args.geometry) == 1:
+            if len(geometries) == 1:
                 raise
             terminal.note(f"{geometry}: {error}")
             continue

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from attngen.errors import UsageError
 from attngen.ir.walk import reads
 from attngen.plan import KernelPlan
 from attngen.plan.simulate import FULL, SKIPPED, classify
@@ -48,6 +49,10 @@ class Visits:
         return 1 - self.pairs / self.all_pairs if self.all_pairs else 0.0
 
 
+_MOST = 2**28
+"""Tiles of a head: 2 GiB of areas."""
+
+
 def visits(
     plan: KernelPlan, sizes: Mapping[str, int], params: Mapping[str, Any], tile: tuple[int, int], axis: str = "k"
 ) -> Visits:
@@ -57,6 +62,9 @@ def visits(
     heads = sizes["Hq"] if reads(mask, "h", "hkv") else 1
     group = sizes["Hq"] // sizes["Hkv"]
     queries, keys = _lengths(sizes["Sq"], tile[0]), _lengths(sizes["Sk"], tile[1])
+    if queries.size * keys.size > _MOST:
+        shape = f"{queries.size} x {keys.size} tiles of {tile[0]} x {tile[1]}"
+        raise UsageError(f"{shape} are more than are counted one by one, {_MOST}: say a shorter length")
     areas = queries[:, None] * keys[None, :]
     tiles = pairs = masked = walked_queries = walked_keys = seen_queries = seen_keys = 0
     for b in range(batches):

@@ -11,16 +11,19 @@ those of `Kernel.partial`; their order is fixed, and so are the bits. For target
 
 from __future__ import annotations
 
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, Literal, TypeAlias, TypeVar, cast
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 
 from attngen.distributed.autograd import Attention, Call, Way
 from attngen.distributed.groups import Groups, groups_of
@@ -36,8 +39,8 @@ from attngen.distributed.schedule import (
     Masked,
     Schedule,
     Sequences,
+    check_given,
     check_packed,
-    check_packed_params,
     has_one_batch,
     named_layout,
     reads_rows,
@@ -51,7 +54,6 @@ from attngen.errors import UsageError
 from attngen.ir.axes import HEADS, cut_params
 from attngen.ir.walk import params as read_params
 from attngen.kernel import Kernel
-from attngen.pieces import checked_params
 
 _F = TypeVar("_F")
 _dist = cast(Any, dist)
@@ -83,6 +85,8 @@ def context_parallel(
     Learned params are the same on all ranks. Their gradient is the whole one on each of them; with "own" it is this
     rank's part, as that of any other weight of a model, for whoever adds gradients up over ranks (FSDP, DDP).
     """
+    if not isinstance(kernel, Kernel):
+        raise UsageError(f"kernel must be what attngen.compile returns, not {type(kernel).__name__}")
     if isinstance(layout, str) and layout not in LAYOUTS:
         raise UsageError(f"layout {layout!r} is not known; there are {', '.join(LAYOUTS)}, or a Layout")
     if kernel.target != "triton":
@@ -134,14 +138,13 @@ class Attend:
         take them from here. Nothing of this may wait for a device: it is what a data loader knows.
         """
         sequences = sequences_of(Sq, Sk, cu_seqlens, cu_seqlens_k)
-        checked_params(self.kernel, params)
+        params = {n: torch.from_numpy(x) if isinstance(x, np.ndarray) else x for n, x in params.items()}
+        check_given(self.kernel.spec, sequences, params)
         for name, x in params.items():
             if isinstance(x, Tensor) and x.device.type != "cpu":
                 raise UsageError(f"{name}: give it on the CPU, as a data loader has it, not on {x.device}")
             if isinstance(x, Tensor) and x.requires_grad:
                 raise UsageError(f"{name}: give over(…) its values, {name}.detach(), and itself to the call")
-        if sequences.packed:
-            check_packed_params(self.kernel.spec, sequences, params)
         key = sequences, *((n, _fingerprint(x)) for n, x in sorted(params.items()))
         if key not in self._kept:
             own = {n: x.clone() if isinstance(x, Tensor) else x for n, x in params.items()}  # theirs may change
@@ -239,6 +242,7 @@ class Placed:
     def __init__(self, attend: Attend, schedule: Schedule, params: Mapping[str, Any]) -> None:
         self.attend, self.schedule, self.params = attend, schedule, dict(params)
         self._on_device: dict[tuple[str, torch.device], Tensor] = {}
+        self._compared: dict[str, tuple[weakref.ref[Tensor], int]] = {}
 
     def rows(self, *, keys: bool = False) -> Rows:
         """The rows of this rank, of queries or of keys."""
@@ -299,8 +303,10 @@ class Placed:
             q, k, v = (x.to(torch.get_autocast_dtype(kind)) for x in (q, k, v))
         same_as_said(self.params, given)
         params = {**{n: self._moved(n, q.device) for n in self.params}, **given}
+        self._check_same(given)
+        check_given(self.attend.kernel.spec, self.schedule.sequences, params)
         if packed:
-            self._check_packed(params)
+            self._check_unsummed(params)
 
         def attended(
             q: Tensor, k: Tensor, v: Tensor, params: Mapping[str, Any], before: tuple[int, int]
@@ -320,10 +326,23 @@ class Placed:
         out, lse = on_own_parts(self.attend.kernel, attended, (q, k, v), params)
         return (out, lse) if return_lse else out
 
-    def _check_packed(self, params: Mapping[str, Any]) -> None:
+    def _check_same(self, given: Mapping[str, Any]) -> None:
+        """Refuses tensors with other elements than `over` was given, by which rows are sent. Each tensor is compared
+        once, which waits for its device."""
+        for name in self.params.keys() & given.keys():
+            x, said = given[name], self.params[name]
+            if not isinstance(x, Tensor) or not isinstance(said, Tensor) or isinstance(x, DTensor):
+                continue
+            seen = self._compared.get(name)
+            if seen is not None and seen[0]() is x and seen[1] == x._version:
+                continue
+            if x.shape != said.shape or not torch.equal(x.detach().to(said.dtype), self._moved(name, x.device)):
+                raise UsageError(f"{name} has other elements here than over(…) was given: both must be the same")
+            self._compared[name] = weakref.ref(x), x._version
+
+    def _check_unsummed(self, params: Mapping[str, Any]) -> None:
         """Refuses on every rank, whatever rows it has: else those that have none would wait for the others."""
         kernel = self.attend.kernel
-        check_packed_params(kernel.spec, self.schedule.sequences, params)
         for name in unsummed(kernel.plan) if torch.is_grad_enabled() else ():
             if getattr(params.get(name), "requires_grad", False):
                 raise UsageError(

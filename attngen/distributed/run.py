@@ -23,6 +23,7 @@ from attngen.distributed.messages import Link, Message, Pending, add_picked, pic
 from attngen.distributed.program import Call, Part, Step, Turn, turns
 from attngen.distributed.schedule import Sequences
 from attngen.distributed.sums import Adds, Stretch, Sum, adds_of, placed, plus
+from attngen.errors import UsageError
 from attngen.ir.axes import HEADS, cut_params
 from attngen.kernel import Kernel
 from attngen.part_sums import own_term
@@ -134,12 +135,19 @@ def forward(
             operands, place = used.operands(link.taken(q, call.q), keys, values)
             total.absorb(*used.back(*pieces.part(kernel, operands, place, scale, used.given)))
 
-    for i, step in enumerate(run.steps):
-        compute(step.early, {link.rank: [k, v]})
-        arrived, messages = messages.wait(), _fetch(run, run.steps, i + 1, (k, v))
-        compute(step.calls, {link.rank: [k, v], **arrived})
-        kept = arrived if step.kept else kept
-    messages.wait()
+    sent = 1
+    try:
+        for i, step in enumerate(run.steps):
+            compute(step.early, {link.rank: [k, v]})
+            arrived, messages, sent = messages.wait(), _fetch(run, run.steps, i + 1, (k, v)), i + 2
+            compute(step.calls, {link.rank: [k, v], **arrived})
+            kept = arrived if step.kept else kept
+        messages.wait()
+    except UsageError:  # of this rank, perhaps: the others wait for its rows, and its next call is not to get theirs
+        messages.wait()
+        for i in range(sent, len(run.steps)):
+            _fetch(run, run.steps, i, (k, v)).wait()
+        raise
     out, lse = total.finished(params)
     return (out if exact else out.to(q.dtype)), lse, kept
 

@@ -24,6 +24,7 @@ from attngen.ir.attention import Attention, Param
 from attngen.ir.axes import BATCHES, cut_params
 from attngen.ir.evaluate import as_array
 from attngen.ir.walk import symbols
+from attngen.piece_arguments import check_known, check_params
 from attngen.visits import Case, Planned, needed, seeing
 from attngen.visits import row_work as _row_work
 
@@ -49,6 +50,9 @@ class Sequences:
 
     @classmethod
     def dense(cls, Sq: int, Sk: int | None = None) -> Sequences:
+        for name, n in (("Sq", Sq), ("Sk", Sq if Sk is None else Sk)):
+            if not isinstance(n, Integral) or isinstance(n, bool) or n < 0:
+                raise UsageError(f"{name} must be an int from 0 up, not {n!r}")
         return cls((0, Sq), (0, Sq if Sk is None else Sk), packed=False)
 
     @classmethod
@@ -140,6 +144,17 @@ def same_as_said(said: Mapping[str, Any], given: Mapping[str, Any]) -> None:
         a, b = said[name], given[name]
         if isinstance(a, Number) and isinstance(b, Number) and a != b:
             raise UsageError(f"{name} is {b} here, and over(…) was given {a}: both must be the same")
+
+
+def check_given(spec: Attention, sequences: Sequences, params: Mapping[str, Any]) -> None:
+    """Raises `UsageError` for a param that does not fit, before anything is sent: a rank that refuses one in the midst
+    of its messages leaves the others waiting. Packed rows: see `check_packed_params`."""
+    check_known(spec.name, spec.params, params)
+    sizes = {} if sequences.packed else {"Sq": sequences.q[-1], "Sk": sequences.k[-1]}
+    own = tuple(p for p in spec.params if p.is_scalar or not sequences.packed)
+    check_params(spec.name, own, params, sizes)
+    if sequences.packed:
+        check_packed_params(spec, sequences, params)
 
 
 @dataclass(frozen=True, kw_only=True)

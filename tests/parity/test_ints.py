@@ -98,3 +98,34 @@ def test_examples_of_small_ints_reach_the_ends_of_their_storage(storage: str, le
         assert isinstance(x, np.ndarray) and end in x and least <= x.min() and x.max() <= greatest
     n = examples(spec, sizes)["n"]
     assert isinstance(n, np.ndarray) and least <= n.min() and n.max() <= greatest
+
+
+WIDE = "param tab: f32[Hq, 10]\nscore = qk * scale + tab[h, {}]\n"
+TABLES = {
+    "param x: int[Sk]\n" + WIDE.format("(x[k] * 100003) % 10"): (torch.int32, 30_000, 100_000),
+    "param x: u8[Sk]\n" + WIDE.format("(x[k] * 3) % 10"): (torch.uint8, 0, 255),
+    "param x: i16[Sk]\n" + WIDE.format("(x[k] * 3) % 10"): (torch.int16, -32_000, 32_000),
+    "param x: i8[Sk]\nparam tab: f32[Hq, 300]\nscore = qk * scale + tab[h, x[k]]\n": (torch.int8, 0, 120),
+    "param x: u8[Sk]\nparam tab: f32[10]\nscore = qk * scale + tab[x[k]]\n": (torch.uint8, 0, 10),
+    "param x: u8[Sk]\nparam y: int[P]\nparam tab: f32[10]\nscore = qk * scale + tab[y[x[k]]]\n": (torch.uint8, 0, 40),
+}
+
+
+@pytest.mark.parametrize("target", ["torch", "triton"])
+@pytest.mark.parametrize("text", TABLES)
+def test_stored_ints_are_widened_before_they_choose_whose_gradient_it_is(text: str, target: str) -> None:
+    """In their own storage products would wrap, and PyTorch takes a tensor of uint8 as a mask."""
+    dtype, least, most = TABLES[text]
+    r = torch.Generator().manual_seed(0)
+    q, k, v, d_out = (torch.randn(1, h, S, 8, generator=r) for h in (2, 1, 1, 2))
+    x = torch.randint(least, most, (S,), generator=r, dtype=dtype)
+    more = {"y": torch.randint(0, 10, (S,), generator=r)} if "param y" in text else {}
+    shape = (2, 300) if "300" in text else (2, 10) if "Hq" in text else (10,)
+    found: list[torch.Tensor] = []
+    for words in (text, text.replace(": u8", ": int").replace(": i16", ": int").replace(": i8", ": int")):
+        tab = torch.linspace(-1, 1, 2 * 300)[: int(np.prod(shape))].reshape(shape).requires_grad_()
+        own = x if words is text else x.long()
+        attngen.compile(f"attention a\n{words}", target=target)(q, k, v, tab=tab, x=own, **more).backward(d_out)
+        assert tab.grad is not None
+        found.append(tab.grad)
+    assert found[1].abs().max() > 0.1 and torch.equal(*found)

@@ -121,6 +121,8 @@ def _tensor(
         if isinstance(dim, Symbol) and dim.id in sizes and dim.id not in bound:
             bound.add(dim.id)
             lines.append(f"{names[dim.id]} = {name}.shape[{axis}]")
+            message = f"{key} must have an element at least along {dim.id}, not shape {{tuple({name}.shape)}}"
+            lines += _refuse(f"{names[dim.id]} < 1", message)
     wanted = _shape(param, names)
     return [
         *lines,

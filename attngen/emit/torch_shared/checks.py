@@ -22,7 +22,8 @@ from attngen.plan.levels import Level, level_of
 def check_lines(plan: KernelPlan, params: tuple[ParamView, ...], *, spans: bool = True) -> tuple[str, ...]:
     """The lines, in the order of the params; then their `where`s. What is asked of sizes: see `size_checks`.
 
-    `spans`: the target computes offsets in 32 bits, and tensors that span more are refused.
+    `spans`: the target computes offsets in 32 bits, and tensors that span more are refused. Its kernels read elements
+    also where a length is 0: of what stands in for a tensor that has none.
     """
     attention = plan.attention
     lines: list[str] = []
@@ -33,6 +34,8 @@ def check_lines(plan: KernelPlan, params: tuple[ParamView, ...], *, spans: bool 
         if view.rank:
             lines += _tensor(view, param, names, attention.sizes, bound)
             lines += _span(plan, view) if spans else []
+            if spans and any(reads(dim, "Sq", "Sk") for dim in param.shape):
+                lines += ["if not (Sq and Sk):", f"    {view.name} = _stand_in({view.name})"]
         else:
             lines += _scalar(view, limits.get(param.name))
     return (*lines, *_scalar_facts(plan, params, about_lengths=False))
@@ -96,6 +99,8 @@ def _tensor(view: ParamView, param: Param, names: dict[str, str], sizes: tuple[s
         if isinstance(dim, Symbol) and dim.id in sizes and dim.id not in bound:
             bound.add(dim.id)
             lines.append(f"{dim.id} = {name}.shape[{axis}]")
+            message = f"{key} must have an element at least along {dim.id}, not shape {{tuple({name}.shape)}}"
+            lines += _refuse(f"{dim.id} < 1", message)
     wanted = f"({', '.join(host_expressions.python(d, names) for d in param.shape)},)"
     spread = f'    {name} = _spread("{key}", {name}, {wanted}, "{dims}")'
     return [*lines, f"if tuple({name}.shape) != {wanted}:", spread]

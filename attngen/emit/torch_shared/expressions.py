@@ -37,6 +37,10 @@ _TORCH = {
 }  # fmt: skip
 
 
+_WIDE = {Type.INT: ".long()", Type.FLOAT: ".float()", Type.BOOL: ""}
+"""Elements are stored as the caller has them: in 8 bits a product would wrap, and index a tensor as a mask."""
+
+
 def python(e: Expr, names: Mapping[str, str]) -> str:
     """`e` over Python numbers; `names` gives each symbol and scalar."""
     return _print(e, names, tensors=False)[0]
@@ -60,9 +64,8 @@ def _print(e: Expr, names: Mapping[str, str], *, tensors: bool) -> Text:
         case Load():
             if not tensors:
                 raise InternalError("a load in a check of scalars")
-            return atom(
-                f"_element({names[e.param]}, {', '.join(_print(i, names, tensors=True)[0] for i in e.indices)})"
-            )
+            place = ", ".join(_print(i, names, tensors=True)[0] for i in e.indices)
+            return atom(f"_element({names[e.param]}, {place}){_WIDE[e.type]}")
         case Apply():
             return _apply(e, names, tensors=tensors)
 

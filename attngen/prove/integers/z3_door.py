@@ -40,6 +40,10 @@ _MOST = 2**32 - 2
 """z3 takes no greater number; one more means no limit."""
 
 
+_WIDTHS = (8, 16, 24, 31)
+"""Of ints in two's complement, without the sign."""
+
+
 class SolverContext:
     """Everything that questions about one attention share."""
 
@@ -287,6 +291,11 @@ class SolverContext:
                 self._facts += [z3.Implies(x >= 0, z3.And(bits >= 0, bits <= x)) for x in (a, b)]
             case _:
                 self._facts.append(z3.Implies(neither, z3.And(bits >= 0, bits <= a + b)))
+        if e.op is not Op.SHIFT_RIGHT:
+            given = {int(x.value).bit_length() for x in e.args if isinstance(x, Literal)}
+            for width in sorted({*_WIDTHS, *given}):  # what both hold in so many bits, the result does
+                short = [z3.And(x >= -(2**width), x < 2**width) for x in (a, b, bits)]
+                self._facts.append(z3.Implies(z3.And(*short[:2]), short[2]))
         return bits
 
     # ------------------------------------------------------------ floor division

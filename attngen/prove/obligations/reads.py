@@ -193,16 +193,24 @@ def _follows(attention: Attention, premises: list[Expr], conclusion: Expr, work:
 
 
 def _needed(attention: Attention, read: Read, known: list[Expr], work: Work) -> tuple[Expr, ...]:
-    """The first candidate, or pair of them, with which every allowed pair reads inside, and some pair is allowed."""
+    """The first candidate, or pair of them, with which every allowed pair reads inside, and some pair is allowed.
+
+    Two sizes are compared first where that suffices without a known limit of one: `Sq <= 12` keeps `Sk <= Sq` below 16
+    as well, but `Sk <= 16` is what is meant.
+    """
     sizes = {*SIZES, *attention.sizes}
     tried = [c for c in candidates(read.index, read.dim) if symbols(c) <= sizes and c not in known]
     # Where z3 is at a loss without a comparison, it is not asked about each two of them.
     most = 2 if isinstance(_ask(attention, read, known, work), Fails) else 1
-    for more in [x for n in range(1, most + 1) for x in combinations(tried, n)]:
-        if isinstance(_ask(attention, read, [*known, *more], work), Holds):
-            possible = _ask(attention, read, [*known, *more], work, never=True)
+    more = [x for n in range(1, most + 1) for x in combinations(tried, n)]
+    plain = [c for c in known if len(symbols(c)) > 1]
+    ways = [(x, plain if any(len(symbols(c)) > 1 for c in x) else known) for x in more]
+    ways += [(x, known) for x, given in ways if given != known]
+    for x, given in ways:
+        if isinstance(_ask(attention, read, [*given, *x], work), Holds):
+            possible = _ask(attention, read, [*known, *x], work, never=True)
             if not isinstance(possible, Holds):
-                return more
+                return x
     return ()
 
 

@@ -111,9 +111,9 @@ def _gathered(values: Tensor, inside: Tensor, flat: Tensor, size: int) -> Tensor
     least = values.new_full((1,), 1e-300)  # where there is no value, or none but zeros
     _, exponent = torch.frexp(torch.cat((values.abs().flatten(), least)).amax())
     unit = torch.ldexp(torch.ones((), dtype=torch.float64, device=values.device), exponent - (62 - values.numel().bit_length()))
-    cells = torch.zeros(size, dtype=torch.int64, device=values.device)
-    cells.index_add_(0, torch.where(inside, flat, 0).flatten(), torch.round(values / unit).long().flatten())
-    return (cells.double() * unit).float()
+    cells = torch.zeros(size + 1, dtype=torch.int64, device=values.device)
+    cells.index_add_(0, torch.where(inside, flat, size).flatten(), torch.round(values / unit).long().flatten())
+    return (cells[:size].double() * unit).float()
 
 
 # ---------------------------------------------------------------- which tiles meet

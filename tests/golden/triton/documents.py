@@ -3387,6 +3387,8 @@ def _check(q, k, v, ids, scale):
         _refuse(f"ids must have 2 dimensions (B, Sk), not shape {tuple(ids.shape)}")
     if tuple(ids.shape) != (B, Sk,):
         ids = _spread("ids", ids, (B, Sk,), "B, Sk")
+    if not (Sq and Sk):
+        ids = _stand_in(ids)
     if not (Sq == Sk):
         _refuse(f"the specification assumes Sq == Sk; here Sk = {Sk}, Sq = {Sq}")
     _refuse_tangents(q, k, v, ids, scale)
@@ -3394,6 +3396,11 @@ def _check(q, k, v, ids, scale):
         for x in (q, k)) and not torch.compiler.is_compiling():
         _warn_of_order()
     return q, k, v, ids
+
+
+def _stand_in(x: Tensor) -> Tensor:
+    """A zero that every index finds, for a tensor without elements: no pair counts, but kernels begin to read."""
+    return x if x.numel() else x.sum().to(x.dtype).expand((1,) * x.dim())
 
 
 @functools.cache

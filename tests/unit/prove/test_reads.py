@@ -77,6 +77,10 @@ NEEDED = {
     "a size under a name that the planner has": (("param t: f32[n]", "score = qk + t[k]"), ["Sk <= n"]),
     "a head of the wrong kind": (("param t: f32[Hkv]", "normalizer = softmax(sink = t[h])"), ["Hq <= Hkv"]),
     "a mask that would forbid what it reads as false": (("param keep: bool[B, Sk]", "mask = keep[b, q]"), ["Sq <= Sk"]),
+    "two numbers, of which one keeps the other size below the other number": (
+        ("param ok: bool[12, 16]", "mask = ok[q, k]"),
+        ["Sq <= 12", "Sk <= 16"],
+    ),
 }
 
 
@@ -102,6 +106,11 @@ NOTHING_NEEDED = {
         "param t: f32[Sk]",
         "score = qk + t[k + 1]",
         "mask = k < n[b]",
+    ),
+    "bits of what is below a power of two": (
+        "param n: int where 0 <= n < 4",
+        "param t: f32[4]",
+        "score = qk * scale + t[n ^ 3]",
     ),
     "the pair is forbidden": ("param t: f32[Sk]", "score = qk + t[k + 1]", "mask = k + 1 < Sk"),
 }
