@@ -59,7 +59,7 @@ def run(args: Namespace) -> int:
     planned = api.plan(spec, args.target)
     spec = api.callable_spec(spec, planned)
     statuses: list[int] = []
-    geometries = tuple(dict.fromkeys(args.geometry or ("dense",)))
+    geometries: tuple[str, ...] = tuple(dict.fromkeys(args.geometry or ["dense"]))
     for geometry in geometries:
         own = () if geometry == "pieces" else (geometry,)
         options = api.options(args.target, args.precision, args.tile, geometry=own)

@@ -85,7 +85,7 @@ def context_parallel(
     Learned params are the same on all ranks. Their gradient is the whole one on each of them; with "own" it is this
     rank's part, as that of any other weight of a model, for whoever adds gradients up over ranks (FSDP, DDP).
     """
-    if not isinstance(kernel, Kernel):
+    if not isinstance(cast(object, kernel), Kernel):
         raise UsageError(f"kernel must be what attngen.compile returns, not {type(kernel).__name__}")
     if isinstance(layout, str) and layout not in LAYOUTS:
         raise UsageError(f"layout {layout!r} is not known; there are {', '.join(LAYOUTS)}, or a Layout")
@@ -138,7 +138,7 @@ class Attend:
         take them from here. Nothing of this may wait for a device: it is what a data loader knows.
         """
         sequences = sequences_of(Sq, Sk, cu_seqlens, cu_seqlens_k)
-        params = {n: torch.from_numpy(x) if isinstance(x, np.ndarray) else x for n, x in params.items()}
+        params = {n: cast(Any, torch).from_numpy(x) if isinstance(x, np.ndarray) else x for n, x in params.items()}
         check_given(self.kernel.spec, sequences, params)
         for name, x in params.items():
             if isinstance(x, Tensor) and x.device.type != "cpu":

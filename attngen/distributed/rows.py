@@ -31,7 +31,7 @@ class Rows:
         return self.layout.stretches[self.rank]
 
     def shard(self, x: Tensor, dim: int) -> Tensor:
-        if not isinstance(x, Tensor):
+        if not isinstance(cast(object, x), Tensor):
             raise UsageError(f"x must be a torch.Tensor, not {type(x).__name__}")
         if type(dim) is not int or not -x.ndim <= dim < x.ndim:
             raise UsageError(f"dim must be one of the tensor's {x.ndim} dimensions, not {dim!r}")

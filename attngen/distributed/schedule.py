@@ -24,7 +24,7 @@ from attngen.ir.attention import Attention, Param
 from attngen.ir.axes import BATCHES, cut_params
 from attngen.ir.evaluate import as_array
 from attngen.ir.walk import symbols
-from attngen.piece_arguments import check_known, check_params
+from attngen.piece_arguments import check_known, check_params, is_int
 from attngen.visits import Case, Planned, needed, seeing
 from attngen.visits import row_work as _row_work
 
@@ -51,7 +51,7 @@ class Sequences:
     @classmethod
     def dense(cls, Sq: int, Sk: int | None = None) -> Sequences:
         for name, n in (("Sq", Sq), ("Sk", Sq if Sk is None else Sk)):
-            if not isinstance(n, Integral) or isinstance(n, bool) or n < 0:
+            if not is_int(n) or n < 0:
                 raise UsageError(f"{name} must be an int from 0 up, not {n!r}")
         return cls((0, Sq), (0, Sq if Sk is None else Sk), packed=False)
 
