@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import NamedTuple, TypeVar
 
 from attngen.ir.nodes import Expr, Load
+from attngen.ir.walk import reads
 from attngen.plan.mask.loops import Run
 from attngen.plan.mask.parts import HullPart, Limit
 from attngen.plan.mask.shares import Shares, Wanted
@@ -164,6 +165,11 @@ class Fetched:
 
     load: Load
     place: tuple[Expr, ...]
+
+    @property
+    def of_all_batches(self) -> bool:
+        """Whether all batches read the same elements: one after the other they find them in the cache."""
+        return not reads(self.load, "b")
 
 
 @dataclass(frozen=True, slots=True)

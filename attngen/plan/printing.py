@@ -244,6 +244,8 @@ def _hopper(plan: HopperPlan) -> Iterator[str]:
         if f.fetched is not None:
             place = ", ".join(map(expression, f.fetched.place))
             yield f"    tiles of `{expression(f.fetched.load)}` come with those of keys, from ({place}) on"
+            if f.fetched.of_all_batches:
+                yield "    of a tile of queries, all batches of a head are taken one after the other"
         yield from _walk(f.walk, f.unmasked, f.lists)
         for name, e in (("first", f.share.first), ("stop", f.share.stop)):
             if e is not None:

@@ -84,10 +84,11 @@ class ShareView:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchedView:
     """The param `param`, of pairs, whose tiles come with those of keys where the kernel's constant FETCHES holds, and
-    `place`, where the tile of a warpgroup begins in the tensor, for the producer."""
+    `place`, where the tile of a warpgroup begins in the tensor, for the producer. `of_all_batches`: see `Fetched`."""
 
     param: str
     place: tuple[str, ...]
+    of_all_batches: bool
 
     @property
     def box(self) -> str:
@@ -138,6 +139,12 @@ class GluonView:
     sequences: bool
     table: tuple[tuple[tuple[int | str, ...], tuple[int | bool | str, ...]], ...]
     fetched: FetchedView | None
+
+    @property
+    def batch_and_head(self) -> str:
+        """Those of the head that is number `i` of all."""
+        by_batches = self.fetched is not None and self.fetched.of_all_batches
+        return "i % n_batches, i // n_batches" if by_batches else "i // n_heads, i % n_heads"
 
     @property
     def descriptors(self) -> tuple[str, ...]:
@@ -270,7 +277,9 @@ def _fetched_view(fetched: Fetched | None, printer: Printer, frame: Frame) -> Fe
     names = {Symbol("q0", Type.INT): "q0 + part * 64", Symbol("k0", Type.INT): "at * BK"}
     own = replace(printer, names={**printer.names, **names})
     param = next(p.name for p in frame.params if p.keyword == fetched.load.param)
-    return FetchedView(param=param, place=tuple(own.text(e) for e in fetched.place))
+    return FetchedView(
+        param=param, place=tuple(own.text(e) for e in fetched.place), of_all_batches=fetched.of_all_batches
+    )
 
 
 def _either(loops: Loops) -> tuple[str, ...]:

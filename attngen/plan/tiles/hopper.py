@@ -182,6 +182,9 @@ def skeletons(
     finds its rows by pointers there.
     """
     rows = dict(_fastest(plan, sequences=sequences and own is None))
+    fetched = _fetched(plan)
+    if fetched is not None and fetched.of_all_batches and (32, 32) in rows:  # eight batches, or heads
+        rows |= {(32, 32): replace(rows[32, 32], together=8)}
     if plan.longest_first:  # the long tiles of some heads, then shorter ones
         ahead = 512 if plan.keys.tests else 256  # data may leave long ones for later
         rows = {dims: replace(s, together=8, ahead=ahead) for dims, s in rows.items()}
