@@ -221,3 +221,44 @@ def test_a_param_of_half_precision_has_its_gradient_in_float32() -> None:
     found = [kernel.finish_backward(out.cos(), out, lse, s=s.requires_grad_())["s"] for s in (exact, exact.float())]
     assert found[0].dtype == torch.float32
     torch.testing.assert_close(*found, rtol=0, atol=0)
+
+
+BOTH = (
+    "attention both\nparam ids: int[B, Sk]\nparam n: int\n"
+    "mask = k <= q and ids[b, k] == ids[b, q] and q - k < n\nassume Sq == Sk\n"
+)
+
+
+def refused_and_right(text: str, exchange: Any) -> None:
+    """A refusal on every rank leaves no message behind: the next call is right, and does not wait."""
+    kernel, full = compiled(text), whole()
+    ids = torch.arange(ROWS)[None].expand(2, -1) // 20
+    right = kernel(*full, ids=ids, n=9)
+    here = context_parallel(kernel, layout="contiguous", exchange=exchange).over(ROWS, ids=ids)
+    local = [here.shard(x, 2) for x in full]
+    for wrong, message in (({"n": 3.5}, "n must be an int"), ({"n": 9, "ids": ids * 0}, "other elements here")):
+        with pytest.raises(UsageError, match=message):
+            here(*local, **wrong)
+        with torch.inference_mode():
+            found = here(*local, ids=ids.clone(), n=9)
+        torch.testing.assert_close(here.unshard(found.clone(), 2), right, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("exchange", ["ring", "gather"])
+def test_after_a_refusal_the_next_call_is_right(exchange: str, tmp_path: Path) -> None:
+    on_two_ranks(BOTH, tmp_path, refused_and_right, exchange)
+
+
+@pytest.mark.parametrize(
+    ("rows", "given", "message"),
+    [
+        (3.0, {}, "Sq must be an int from 0 up"),
+        ("8", {}, "Sq must be an int from 0 up"),
+        (ROWS, {"ids": torch.zeros(1, 7, dtype=torch.int32)}, "ids must have shape"),
+        (ROWS, {"n": 3.5}, "n must be an int"),
+        (ROWS, {"n": None}, "n must be an int"),
+    ],
+)
+def test_what_over_refuses(rows: Any, given: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        context_parallel(compiled(BOTH)).over(rows, **given)

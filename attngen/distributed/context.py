@@ -333,12 +333,12 @@ class Placed:
             x, said = given[name], self.params[name]
             if not isinstance(x, Tensor) or not isinstance(said, Tensor) or isinstance(x, DTensor):
                 continue
-            seen = self._compared.get(name)
-            if seen is not None and seen[0]() is x and seen[1] == x._version:
+            seen, version = self._compared.get(name), 0 if x.is_inference() else x._version
+            if seen is not None and seen[0]() is x and seen[1] == version:
                 continue
             if x.shape != said.shape or not torch.equal(x.detach().to(said.dtype), self._moved(name, x.device)):
                 raise UsageError(f"{name} has other elements here than over(…) was given: both must be the same")
-            self._compared[name] = weakref.ref(x), x._version
+            self._compared[name] = weakref.ref(x), version
 
     def _check_unsummed(self, params: Mapping[str, Any]) -> None:
         """Refuses on every rank, whatever rows it has: else those that have none would wait for the others."""
