@@ -199,3 +199,33 @@ def test_data_of_rows_and_lengths(capsys: pytest.CaptureFixture[str]) -> None:
 def test_links_are_of_one_direction() -> None:
     link = chip("h200").link
     assert link is not None and link.value == 450e9
+
+
+def test_a_spec_that_needs_a_comparison_of_sizes_is_proved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spec = tmp_path / "d.attn"
+    spec.write_text("attention d\nparam ids: int[B, Sk]\nmask = causal and same_document(ids)\n", encoding="utf-8")
+    assert cli.main(["plan-parallel", str(spec), "--ranks", "2", "--shape", "Sq=32"]) == 0
+    assert "proved: held, once, complete, used" in capsys.readouterr().out
+
+
+def test_a_refuted_spec_ends_with_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spec = tmp_path / "r.attn"
+    spec.write_text("attention r\nparam t: f32[4]\nscore = qk + t[q - k - 9]\nmask = causal\n", encoding="utf-8")
+    assert cli.main(["plan-parallel", str(spec), "--ranks", "2", "--shape", "Sq=32"]) == 1
+    assert "outside" in capsys.readouterr().err
+
+
+def test_more_tiles_than_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spec = tmp_path / "c.attn"
+    spec.write_text("attention c\nmask = causal\n", encoding="utf-8")
+    assert cli.main(["cost", str(spec), "--chip", "h200", "--shape", "Sq=99999999"]) == 2
+    assert "say a shorter length" in capsys.readouterr().err
+
+
+def test_geometries_may_be_given_one_by_one(tmp_path: Path) -> None:
+    spec, out = tmp_path / "c.attn", tmp_path / "c.py"
+    spec.write_text("attention c\nmask = causal\n", encoding="utf-8")
+    words = ["compile", str(spec), "--geometry", "packed", "--geometry", "lengths", "-o", str(out)]
+    assert cli.main(words) == 0
+    text = out.read_text(encoding="utf-8")
+    assert "\ndef c_varlen(" in text and "\ndef c_lengths(" in text
