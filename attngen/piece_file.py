@@ -24,7 +24,7 @@ def with_pieces(source: str, spec: Attention, plan: KernelPlan, text: str, optio
     from attngen.emit.text.joined import followed, joined
     from attngen.emit.text.long_lines import without_long_lines
     from attngen.emit.text.prune import without_unused_definitions, without_unused_imports
-    from attngen.emit.triton.pieces import endings, pieces_module
+    from attngen.emit.triton.sequences.pieces import endings, pieces_module
 
     own = replace(options, geometry=("dense",))
     made = {"_piece": pieces.make(spec.name, spec, text, own, each=False)}

@@ -15,7 +15,7 @@ def reserved(target: str) -> frozenset[str]:
     """The names that a target's templates bind or read, which sizes of a spec must not have in the plan."""
     match target:
         case "triton":
-            from attngen.emit.triton.names import reserved as triton
+            from attngen.emit.triton.code.names import reserved as triton
 
             return triton()
         case "torch":

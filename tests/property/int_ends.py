@@ -23,8 +23,8 @@ from attngen.emit import reserved, wide_ints
 from attngen.emit.jax_shared.expressions import Printer as JaxPrinter
 from attngen.emit.jax_shared.expressions import division_helpers as jax_helpers
 from attngen.emit.text.render import render
-from attngen.emit.triton.expressions import Printer, division_helpers
-from attngen.emit.triton.tile_loops import plain_lines
+from attngen.emit.triton.code.expressions import Printer, division_helpers
+from attngen.emit.triton.code.tile_loops import plain_lines
 from attngen.ir.evaluate import evaluate
 from attngen.ir.nodes import Apply, Expr, Load, Scalar, Symbol
 from attngen.ir.walk import nodes, substitute

@@ -1,7 +1,7 @@
 """The Triton target: a `KernelPlan` laid out as the views that `templates/triton/` reads.
 
 Takes the plan, the spec's text and the options, gives the source of a standalone module. Every choice stands in the
-plan or in the views, which the modules `triton_*` make; here they meet, and the templates only place them.
+plan or in the views, which the rooms beside this module make; here they meet, and the templates only place them.
 """
 
 from __future__ import annotations
@@ -16,12 +16,11 @@ from attngen.emit.text.prune import without_unused, without_unused_definitions, 
 from attngen.emit.text.render import render
 from attngen.emit.text.weights import WeightView, weight_view
 from attngen.emit.torch_shared.leaves import AXES
-from attngen.emit.triton.backward import backward_view, pair_gradient, with_factors
-from attngen.emit.triton.data_tests import test_view
-from attngen.emit.triton.expressions import division_helpers
-from attngen.emit.triton.frame import Frame, frame_of
-from attngen.emit.triton.header import places, register_limits, tile_table, triton_header
-from attngen.emit.triton.hopper import (
+from attngen.emit.triton.code.expressions import division_helpers
+from attngen.emit.triton.code.kernel_code import KernelCode
+from attngen.emit.triton.code.names import reserved
+from attngen.emit.triton.code.test_views import TestView, with_bits
+from attngen.emit.triton.hopper.backward import (
     PLACES,
     GluonApartView,
     GluonBackwardView,
@@ -31,25 +30,24 @@ from attngen.emit.triton.hopper import (
     gluon_backward_view,
     gluon_pair_view,
 )
-from attngen.emit.triton.hopper_forward import GluonView, gluon_view
-from attngen.emit.triton.kernel_code import KernelCode
-from attngen.emit.triton.kernels import forward_code, kept_view, kernel_code
-from attngen.emit.triton.launch import CallParts, call_view
-from attngen.emit.triton.launch_passes import BackwardKernels, backward_launches, forward_launches
-from attngen.emit.triton.names import reserved
-from attngen.emit.triton.narrowed import by_kernel, everywhere
-from attngen.emit.triton.pair_words import pair_words, with_words
-from attngen.emit.triton.param_gradients import GradientView, RowSum, gradient_views
-from attngen.emit.triton.portable import Codes, PortableViews, codes_of, portable_views
-from attngen.emit.triton.scope import scope_view
-from attngen.emit.triton.sequence_call import SequenceParts, sequence_call_view
-from attngen.emit.triton.sequences import refuse_sequences, sequence_place, sequence_view
-from attngen.emit.triton.shares import SharesView, shares_view
-from attngen.emit.triton.split import split_view
-from attngen.emit.triton.test_views import TestView, with_bits
-from attngen.emit.triton.tile_gradients import pair_kernel_view, row_values_view
-from attngen.emit.triton.turns import TurnsView, turns_view
-from attngen.emit.triton.views import (
+from attngen.emit.triton.hopper.forward import GluonView, gluon_view
+from attngen.emit.triton.hopper.narrowed import by_kernel, everywhere
+from attngen.emit.triton.hopper.shares import SharesView, shares_view
+from attngen.emit.triton.hopper.turns import TurnsView, turns_view
+from attngen.emit.triton.host.call import CallParts, call_view
+from attngen.emit.triton.host.header import places, register_limits, tile_table, triton_header
+from attngen.emit.triton.host.passes import BackwardKernels, backward_launches, forward_launches
+from attngen.emit.triton.host.scope import scope_view
+from attngen.emit.triton.portable.backward import backward_view, pair_gradient, with_factors
+from attngen.emit.triton.portable.data_tests import test_view
+from attngen.emit.triton.portable.frame import Frame, frame_of
+from attngen.emit.triton.portable.kernels import forward_code, kept_view, kernel_code
+from attngen.emit.triton.portable.pair_words import pair_words, with_words
+from attngen.emit.triton.portable.param_gradients import GradientView, RowSum, gradient_views
+from attngen.emit.triton.portable.passes import Codes, PortableViews, codes_of, portable_views
+from attngen.emit.triton.portable.split import split_view
+from attngen.emit.triton.portable.tile_gradients import pair_kernel_view, row_values_view
+from attngen.emit.triton.portable.views import (
     BackwardView,
     DkdvView,
     DqView,
@@ -60,6 +58,8 @@ from attngen.emit.triton.views import (
     RangesView,
     RowValuesView,
 )
+from attngen.emit.triton.sequences.call import SequenceParts, sequence_call_view
+from attngen.emit.triton.sequences.rows import refuse_sequences, sequence_place, sequence_view
 from attngen.errors import InternalError
 from attngen.plan import passes
 from attngen.plan.ints.facts import scale_use
@@ -185,7 +185,7 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
         "dq": portable.dq,
         "dkdv": portable.dkdv,
         "row_values": row_values,
-        "versions": ("gluon/versions.py.j2",) if hopper.some else (),
+        "versions": ("triton/hopper/versions.py.j2",) if hopper.some else (),
         "sections": _sections(
             hopper_forward,
             hopper_codes,
@@ -330,7 +330,7 @@ def _hopper_views(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """A template that the file includes, and the views that are called differently in each."""
+    """A template of `templates/triton/` that the file includes, and the views that are called differently in each."""
 
     template: str
     code: KernelCode | None = None
@@ -366,11 +366,14 @@ def _sections(
 ) -> tuple[Section, ...]:
     """What the file holds behind its tables, in order."""
     found = [
-        Section("helpers", (Part(template="triton/helpers.py.j2"),)),
-        Section("which tiles meet", (Part(template="triton/tile_ranges.py.j2"),)),
+        Section("helpers", (Part(template="portable/helpers"),)),
+        Section("which tiles meet", (Part(template="portable/tile_ranges"),)),
         Section(
             "forward",
-            (Part(template="triton/attend_tile.py.j2"), Part(template="triton/forward.py.j2", own=portable.forward)),
+            (
+                Part(template="portable/attend_tile"),
+                Part(template="portable/forward", own=portable.forward),
+            ),
         ),
     ]
     if sequences is not None:
@@ -378,41 +381,41 @@ def _sections(
             Section(
                 "forward, sequences that begin and end anywhere",
                 (
-                    Part(template="triton/sequence_rows.py.j2"),
-                    Part(template="triton/sequence_tests.py.j2"),
-                    Part(template="triton/forward.py.j2", own=sequences.forward),
+                    Part(template="sequences/rows"),
+                    Part(template="sequences/tests"),
+                    Part(template="portable/forward", own=sequences.forward),
                 ),
             )
         )
     if split:
-        found.append(Section("forward, short queries", (Part(template="triton/split.py.j2"),)))
+        found.append(Section("forward, short queries", (Part(template="short_queries/kernels"),)))
     if hopper.some:
-        shared = [Part(template="gluon/helpers.py.j2")]
-        shared += [Part(template="gluon/sequences.py.j2")] if hopper.sequences else []
-        own = (Part(template="gluon/forward.py.j2", code=forward),) if hopper.fast is not None else ()
+        shared = [Part(template="hopper/helpers")]
+        shared += [Part(template="hopper/sequences")] if hopper.sequences else []
+        own = (Part(template="hopper/forward", code=forward),) if hopper.fast is not None else ()
         found.append(Section("forward, for compute capability 9.0", (*shared, *own)))
     if backward:
         found.append(
             Section(
                 "backward",
                 (
-                    *((Part(template="triton/backward_delta.py.j2"),) if row_values is not None else ()),
-                    Part(template="triton/dq_tile.py.j2"),
-                    Part(template="triton/backward_dq.py.j2", own=portable.dq),
-                    Part(template="triton/dkdv_tile.py.j2"),
-                    Part(template="triton/backward_dkdv.py.j2", own=portable.dkdv),
-                    *(Part(template="triton/pair_gradient.py.j2", pair_kernel=g) for g in pair_kernels),
+                    *((Part(template="portable/backward_delta"),) if row_values is not None else ()),
+                    Part(template="portable/dq_tile"),
+                    Part(template="portable/backward_dq", own=portable.dq),
+                    Part(template="portable/dkdv_tile"),
+                    Part(template="portable/backward_dkdv", own=portable.dkdv),
+                    *(Part(template="portable/pair_gradient", pair_kernel=g) for g in pair_kernels),
                 ),
             )
         )
         if sequences is not None:
             parts = (
-                Part(template="triton/backward_dq.py.j2", own=sequences.dq),
-                Part(template="triton/backward_dkdv.py.j2", own=sequences.dkdv),
+                Part(template="portable/backward_dq", own=sequences.dq),
+                Part(template="portable/backward_dkdv", own=sequences.dkdv),
             )
             found.append(Section("backward, sequences that begin and end anywhere", parts))
         found += _hopper_backward(backward_codes, key_tests, query_tests, hopper)
-    return (*found, Section("on the host", (Part(template="triton/launch.py.j2"),)))
+    return (*found, Section("on the host", (Part(template="host/module"),)))
 
 
 def _hopper_backward(
@@ -423,12 +426,12 @@ def _hopper_backward(
 ) -> list[Section]:
     parts: list[Part] = []
     if hopper.fast_bwd is not None:
-        parts.append(Part(template="gluon/backward.py.j2", code=codes.dkdv))
+        parts.append(Part(template="hopper/backward", code=codes.dkdv))
     if hopper.apart is not None:
         walk, keys, tests = hopper.apart.queries, hopper.apart.keys, with_bits(query_tests)
-        parts.append(Part(template="gluon/dkdv.py.j2", code=codes.dkdv, sums=codes.dkdv_sums, walk=walk, tests=tests))
-        parts.append(Part(template="gluon/dq.py.j2", code=codes.dq, sums=codes.dq_sums, walk=keys, tests=key_tests))
+        parts.append(Part(template="hopper/dkdv", code=codes.dkdv, sums=codes.dkdv_sums, walk=walk, tests=tests))
+        parts.append(Part(template="hopper/dq", code=codes.dq, sums=codes.dq_sums, walk=keys, tests=key_tests))
     if not parts:
         return []
-    shared = (Part(template="gluon/rings.py.j2"), Part(template="gluon/pairs.py.j2", code=codes.dkdv))
+    shared = (Part(template="hopper/rings"), Part(template="hopper/pairs", code=codes.dkdv))
     return [Section("backward, for compute capability 9.0", (*shared, *parts), words=True)]

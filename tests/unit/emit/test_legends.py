@@ -11,7 +11,7 @@ from jinja2 import meta
 from attngen.emit.text.render import environment
 
 TEMPLATES = Path(__file__).parents[3] / "templates"
-PATHS = [p for folder in ("triton", "gluon", "pieces") for p in sorted((TEMPLATES / folder).rglob("*.j2"))]
+PATHS = [p for folder in ("triton", "pieces") for p in sorted((TEMPLATES / folder).rglob("*.j2"))]
 
 
 def legend(text: str) -> set[str]:

@@ -12,7 +12,7 @@ from property.kernels import Sizes, analysed, errors
 from attngen.emit import Options, emit
 from attngen.emit.text.names import Names
 from attngen.emit.text.params import derived
-from attngen.emit.triton.names import reserved
+from attngen.emit.triton.code.names import reserved
 from attngen.errors import InternalError
 from attngen.plan import plan
 

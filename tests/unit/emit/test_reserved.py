@@ -9,7 +9,7 @@ from attngen.emit.jax.names import reserved as jax
 from attngen.emit.pallas.names import reserved as pallas
 from attngen.emit.text import reserved
 from attngen.emit.torch.names import reserved as torch
-from attngen.emit.triton.names import reserved as triton
+from attngen.emit.triton.code.names import reserved as triton
 
 TEMPLATE = '''{# of legends nothing: legend #}
 def _helper(alone):

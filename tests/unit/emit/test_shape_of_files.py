@@ -17,7 +17,7 @@ from attngen.cli.main import main
 ROOT = Path(__file__).resolve().parents[3]
 EXAMPLES = ("causal", "alibi", "documents")
 IFS, CHOICES = 75, 36
-"""`if` and `elif` statements, and conditional expressions, in templates/triton and templates/gluon: 110 at most."""
+"""`if` and `elif` statements, and conditional expressions, in templates/triton: 110 at most."""
 
 LINES, ARGUMENTS = 80, 12
 """A kernel, which the host launches, may take more arguments."""
@@ -34,7 +34,7 @@ SIZES = {
 
 def test_templates_decide_no_more_than_they_did() -> None:
     environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True)
-    paths = [p for folder in ("triton", "gluon", "pieces") for p in sorted((ROOT / "templates" / folder).rglob("*.j2"))]
+    paths = [p for folder in ("triton", "pieces") for p in sorted((ROOT / "templates" / folder).rglob("*.j2"))]
     found = [environment.parse(path.read_text(encoding="utf-8")) for path in paths]
     ifs = sum(1 for template in found for _ in template.find_all(nodes.If))
     choices = sum(1 for template in found for _ in template.find_all(nodes.CondExpr))

@@ -143,7 +143,7 @@ def test_what_does_not_fit_is_known() -> None:
 
 def asserted(template: str, **values: int) -> bool:
     """Whether the static assert of a kernel's barriers holds, by the template's own text."""
-    text = (Path(__file__).parents[3] / "templates" / "gluon" / f"{template}.py.j2").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[3] / "templates/triton/hopper" / f"{template}.py.j2").read_text(encoding="utf-8")
     before, condition = re.search(r"(.*)gl\.static_assert\((.* <= 16)\)", text, re.DOTALL).groups()  # type: ignore[union-attr]
     known: dict[str, int] = dict(values)
     lines = re.findall(

@@ -1,0 +1,34 @@
+"""Names of generated Triton files that nothing from a spec may have."""
+
+from __future__ import annotations
+
+import functools
+
+from attngen.emit.text.reserved import BUILTINS, PARTS, POSITIONS, RUNS, template_names, test_names
+
+_MOST_DIMS = 9
+_LINES = frozenset({
+    "above", "below", "cell", "cells", "check", "delta_ptr", "deltas", "distances", "dq_parts", "drop", "exists",
+    "exponent", "flat", "holds", "inside", "inv_den", "inv_keep", "k_safe", "key_counts", "key_tiles", "largest",
+    "last", "lists", "n_full", "n_walked", "natural_lse", "needed", "num_stages", "own_first", "own_stop", "pairs",
+    "precise", "q_safe", "query_counts", "query_tiles", "queue", "row_ref", "scaled_lse", "seed", "seed_ptr",
+    "side", "slope_p", "terms_desc", "threshold", "unit", "usual", "wrong", "PIPELINED", "SCHEDULE",
+})  # fmt: skip
+"""What the lines bind that are not in templates: kernels' code, launches, param gradients and checks."""
+
+
+@functools.cache
+def reserved() -> frozenset[str]:
+    """`tests/unit/emit` holds this against generated modules."""
+    ends = ("any_lo", "any_hi", "all_lo", "all_hi", "least", "most", "tile", "least_ptr", "most_ptr")
+    return (
+        template_names("triton")
+        | BUILTINS
+        | POSITIONS
+        | RUNS
+        | PARTS
+        | _LINES
+        | {f"own_{name}" for name in RUNS | PARTS}
+        | {f"{name}_{axis}" for name in ("index", "cell_stride") for axis in range(_MOST_DIMS)}
+        | test_names("", "key_", "query_", ends=("", "_ptr", *(f"_{end}" for end in ends)))
+    )

@@ -1,0 +1,417 @@
+"""The backward kernels of compute capability 9.0, beside the portable ones: what `templates/triton/hopper/` reads.
+
+Takes the plan, the kernels' code and the loops' ranges, as the Triton emitter has them, returns a `GluonBackwardView`,
+a `GluonApartView` and what both share, a `GluonPairView`. `hopper_forward` has the forward kernel.
+The expressions are Triton's own text, which Gluon takes as it is; Gluon adds layouts, shared memory and barriers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from attngen.emit.options import TunedGpu
+from attngen.emit.text.params import ParamView
+from attngen.emit.text.render import bracket
+from attngen.emit.triton.code.expressions import Printer
+from attngen.emit.triton.code.kernel_code import KernelCode
+from attngen.emit.triton.code.tile_loops import plain_lines
+from attngen.emit.triton.hopper.shares import host_lines
+from attngen.emit.triton.hopper.turns import DirectedView, directed_view
+from attngen.emit.triton.portable.param_gradients import GradientView, RowSum
+from attngen.plan.hopper import (
+    ApartSkeleton,
+    BackwardSkeleton,
+    Dims,
+    HopperApart,
+    HopperPlan,
+    ListedWalk,
+    Lists,
+)
+from attngen.plan.kernel import KernelPlan
+from attngen.plan.mask.loops import ZERO, Assigned, Loops
+from attngen.plan.mask.parts import HullPart, Limit
+from attngen.plan.mask.walks import outside
+
+
+@dataclass(frozen=True, slots=True)
+class ListView:
+    """Where a kernel of its own lists which tiles a tile of the other axis meets, once for all batches and heads that
+    do not differ in it. `times`: what the tiles of one list are multiplied by; `place`: the number of the list that a
+    batch and a head read; `batch` and `head`: for whom tile `tile`, counted through all lists, is listed.
+    """
+
+    times: str
+    place: str
+    batch: str
+    head: str
+
+
+def list_view(lists: Lists | None) -> ListView | None:
+    match lists:
+        case None:
+            return None
+        case True, True:
+            return ListView(" * B * Hq", "(batch * Hq + head)", "tile // n_tiles // Hq", "tile // n_tiles % Hq")
+        case True, False:
+            return ListView(" * B", "batch", "tile // n_tiles", "0")
+        case False, True:
+            return ListView(" * Hq", "head", "0", "tile // n_tiles")
+        case _:
+            return ListView("", "0", "0", "0")
+
+
+def assigned_lines(steps: tuple[Assigned, ...], printer: Printer) -> tuple[str, ...]:
+    return tuple(f"{s.name} = {printer.text(s.value)}" for s in steps)
+
+
+def unspecialized(params: tuple[ParamView, ...], sizes: tuple[str, ...]) -> list[str]:
+    """The arguments whose value, were it 1 or a multiple of 16, is no reason to compile again."""
+    found = [*sizes]
+    for p in params:
+        found += p.unspecialized
+    return found
+
+
+SEQUENCES = "sequences"
+"""Stands in keys of tables after the head dims: a row for packed sequences and lengths."""
+
+PLACES = {False: "places_dense", True: "places_listed"}
+"""The template of where an item's rows are, by whether it may be a tile of a sequence."""
+
+
+# ---------------------------------------------------------------- backward
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GluonPairView:
+    """What makes the weights of a tile, keys down and queries across.
+
+    `terms`, names of a tuple, are what the scores of a tile read beside its place; `mask` is the mask's code by itself.
+    `weights` are the names of the pairs' weights and, where it is not one, of that times what the score grows with
+    q . k, which `products` bind from `p`; the last of them makes dS.
+    """
+
+    terms: str
+    mask: KernelCode
+    products: tuple[tuple[str, str], ...]
+
+    @property
+    def weights(self) -> tuple[str, ...]:
+        return ("weight", *(name for name, _ in self.products))
+
+
+def gluon_pair_view(code: KernelCode, mask: KernelCode, factor: str) -> GluonPairView:
+    """`code` is the dK/dV kernel's, `mask` that of the mask alone, `factor` what dK needs in every tile."""
+    own = (a for a in code.arguments if a not in ("Sk", "k0", "k_idx", "kv_head"))
+    return GluonPairView(terms=_terms("Sq", "Sk", *own), mask=mask, products=_slope(_factor(code) + factor))
+
+
+def _terms(*names: str) -> str:
+    """The elements of a tuple, without those of the kernel's configuration."""
+    own = [name for name in names if name != "FAST"]
+    return ", ".join(own) + ("," if len(own) == 1 else "")
+
+
+def _slope(factor: str) -> tuple[tuple[str, str], ...]:
+    return (("slope_p", f"p{factor}"),) if factor else ()
+
+
+def _factor(code: KernelCode) -> str:
+    """What a pair's weight is multiplied by for its share of dS."""
+    d_pair = code.results["d_pair"]
+    return f" * {bracket(d_pair)}" if d_pair else ""
+
+
+@dataclass(frozen=True, slots=True)
+class LimitView:
+    """`lines` bind `stop`; `ends` are the ends of runs, brought to it."""
+
+    lines: tuple[str, ...]
+    ends: tuple[str, ...]
+
+
+def limit_view(found: Limit, printer: Printer, block: str) -> LimitView:
+    """`block` is the name of the walked tile's size."""
+    return LimitView(plain_lines(found.steps, printer, block), tuple(printer.text(e.value) for e in found.ends))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HullPartView:
+    """The steps `begin` … `end` - 1 of a hull, over the own ends that `bound` binds; `at` is the tile of `step`, where
+    tiles of keys are taken onwards or backwards. The lines `cut` leave no run without the mask where the end cuts it.
+    """
+
+    at: DirectedView
+    bound: tuple[str, ...]
+    begin: DirectedView
+    end: str
+    cut: tuple[str, ...]
+
+
+def _hull_part_view(part: HullPart, printer: Printer) -> HullPartView:
+    return HullPartView(
+        at=directed_view(part.at, printer),
+        bound=assigned_lines(part.bound, printer),
+        begin=directed_view(part.begin, printer),
+        end=printer.text(part.end),
+        cut=assigned_lines(part.cut, printer),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GluonBackwardView:
+    """`work` are the pointers and counts that the kernel takes after its descriptors. The lines `walk` make a head's
+    tiles of queries `first … stop - 1`, of which a warpgroup's half of the keys takes its `part`; `masked` says whether
+    the one at `at` needs a mask, by the names of `runs`;
+    `lists`: whose there are, where a kernel of its own writes them down; `backwards`: tiles of keys may be taken from
+    the last to the first; `row_terms`: products take a row's log-sum-exp off its scores, and its delta off dP.
+
+    `elsewhere` are the params (their positions among the gradients) that make the portable kernels run when their
+    gradient is wanted. The lines `shared` bind how query heads that share keys are divided among items, and in which
+    order these are taken; `listed_shared` where items are tiles of all sequences. `sequences`: whether it also takes
+    tiles of sequences.
+    """
+
+    unspecialized: list[str]
+    work: tuple[str, ...]
+    walk: tuple[str, ...]
+    part: HullPartView
+    runs: tuple[str, ...]
+    lists: ListView | None
+    backwards: bool
+    row_terms: bool
+    masked: str
+    elsewhere: tuple[int, ...]
+    shared: tuple[str, ...]
+    listed_shared: tuple[str, ...]
+    sequences: bool
+    table: tuple[tuple[tuple[int | str, ...], tuple[int | bool, ...]], ...]
+
+    @property
+    def places(self) -> str:
+        """The template of where an item's rows are."""
+        return PLACES[self.sequences]
+
+    @property
+    def rows(self) -> str:
+        """The template of what takes log-sum-exps and delta off."""
+        return "rows_in_products" if self.row_terms else "rows_in_threads"
+
+    @property
+    def turns(self) -> str:
+        """The template of who adds to a tile of dQ before a tile of keys."""
+        return "turns_listed" if self.lists else "turns_in_order"
+
+    @property
+    def dk_over_ds(self) -> str:
+        """Whether dK takes the shared memory of dS at its end: beside terms there is no other room for 128 columns."""
+        return "BLOCK_D == 128" if self.row_terms else "False"
+
+    @property
+    def row_arrivals(self) -> int:
+        """How often the producer arrives at the barrier of a tile of queries: again where it stores rows itself."""
+        return 1 if self.row_terms else 2
+
+
+def gluon_backward_view(
+    hopper: HopperPlan,
+    printer: Printer,
+    params: tuple[ParamView, ...],
+    sizes: tuple[str, ...],
+    gradients: tuple[GradientView, ...],
+    tuned: tuple[TunedGpu, ...] = (),
+    *,
+    sequences: bool,
+) -> GluonBackwardView | None:
+    """None where the plan has no row. `tuned` and `sequences`: see `gluon_view`."""
+    backward = hopper.backward
+    if backward is None:
+        return None
+    planned = dict(backward.rows)
+    rows = {t.dims: t.backward for t in tuned if isinstance(t.backward, BackwardSkeleton)}
+    known = {
+        dims: replace(row, backwards=row.backwards and planned[Dims(*dims)].backwards)
+        for dims, row in rows.items()
+        if dims in planned
+    }
+    table: dict[tuple[int | str, ...], BackwardSkeleton] = {**_backward_table(planned, known, tuned)}
+    sequences = sequences and not backward.lists
+    if not table:
+        return None
+    if sequences:
+        table |= {(*dims, SEQUENCES): row for dims, row in backward.of_sequences}
+    ends = dict.fromkeys(name for run in backward.unmasked for name in (run.start, run.stop) if name != ZERO)
+    rows = ("terms_desc",) if backward.row_terms else ("lse_ptr", "delta_ptr")
+    lists = ("walks_ptr", "met_ptr") if backward.lists else ()
+    return GluonBackwardView(
+        unspecialized=[
+            *("n_work", "together", "span"),
+            *(("q_slots", "k_slots") if sequences else ()),
+            *unspecialized(params, sizes),
+        ],
+        work=(*rows, "dq_parts_ptr", "parts_ptr", "turns_ptr", "queue_ptr", "n_work", "together", "span", *lists),
+        walk=assigned_lines(backward.hull.steps, printer),
+        part=_hull_part_view(backward.part, printer),
+        runs=("first", "stop", *(name.removeprefix("own_") for name in ends)),
+        lists=list_view(backward.lists),
+        backwards=any(skeleton.backwards for skeleton in table.values()),
+        row_terms=backward.row_terms,
+        masked=printer.text(outside(backward.unmasked)),
+        elsewhere=_positions(gradients, params, backward.elsewhere),
+        shared=host_lines(hopper.shares, backward.grouped),
+        listed_shared=host_lines(hopper.shares, backward.grouped, sequences=True),
+        sequences=sequences,
+        table=tuple((tuple(key), skeleton.row) for key, skeleton in table.items()),
+    )
+
+
+_Row = TypeVar("_Row", BackwardSkeleton, ApartSkeleton)
+
+
+def _backward_table(
+    planned: Mapping[Dims, _Row], timed: Mapping[tuple[int, int], _Row], tuned: tuple[TunedGpu, ...]
+) -> dict[tuple[int, int], _Row]:
+    slower = {t.dims for t in tuned if t.portable}
+    return {dims: timed.get(dims, row) for dims, row in planned.items() if dims not in slower}
+
+
+def _positions(
+    gradients: tuple[GradientView, ...], params: tuple[ParamView, ...], keywords: tuple[str, ...]
+) -> tuple[int, ...]:
+    names = {p.name for p in params if p.keyword in keywords}
+    return tuple(i for i, g in enumerate(gradients) if g.param in names)
+
+
+def _in_brackets(condition: str) -> str:
+    return f"({condition})" if " | " in condition else condition
+
+
+# ---------------------------------------------------------------- backward, dK/dV and dQ apart
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AxisView:
+    """An axis as a kernel names it. `start … stop` are the positions of a tile, `index` those of its elements, `size`
+    the length, `tile` that of a tile; `tiles` is the function that finds tiles of this axis.
+    """
+
+    name: str
+    start: str
+    stop: str
+    index: str
+    size: str
+    tile: str
+    tiles: str
+
+
+_QUERIES = AxisView(name="queries", start="q0", stop="q1", index="q_idx", size="Sq", tile="BQ", tiles="_query_tiles")
+_KEYS = AxisView(name="keys", start="k0", stop="k1", index="k_idx", size="Sk", tile="BK", tiles="_key_tiles")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WalkView:
+    """The tiles of `walked` that one kernel walks: the lines `at` bind that of `step`, of which there are `n_steps`, by
+    the ends of runs, `ends`, which `function` returns for a tile of `held`, brought to their `limit`; `masked` says
+    whether it needs a mask.
+    `lists`: whose there are, where data decides, and a kernel of its own, `lister`, writes the ends down for each tile
+    that is held.
+    """
+
+    held: AxisView
+    walked: AxisView
+    ends: tuple[str, ...]
+    limit: LimitView
+    at: tuple[str, ...]
+    n_steps: str
+    masked: str
+    lists: ListView | None
+
+    @property
+    def function(self) -> str:
+        return f"_{self.walked.name}_met"
+
+    @property
+    def lister(self) -> str:
+        return f"_list{self.function}"
+
+
+def _walk_view(found: ListedWalk, loops: Loops, printer: Printer, held: AxisView, walked: AxisView) -> WalkView:
+    return WalkView(
+        held=held,
+        walked=walked,
+        ends=loops.names,
+        limit=limit_view(found.limit, printer, walked.tile),
+        at=assigned_lines(found.walk.at, printer),
+        n_steps=printer.text(found.walk.n_steps),
+        masked=_in_brackets(printer.text(outside(found.unmasked))),
+        lists=list_view(found.lists),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GluonApartView:
+    """`dkdv_work` and `dq_work` are the pointers and counts that each kernel takes after its descriptors, `dq_config`
+    what the dQ kernel is compiled for. `item` is the number of a dQ program's tile; `dq_terms`, names of a tuple, are
+    what scores read there. `weights` are the names of the pairs' weights and, where it is not one, of that times what
+    the score grows with q . k, which `products` bind; the last of them makes dS. `summed`: whether it sums the gradient
+    of a param.
+    `elsewhere` as in `GluonBackwardView`, of the dK/dV kernel alone.
+    """
+
+    unspecialized: list[str]
+    queries: WalkView
+    keys: WalkView
+    dkdv_work: tuple[str, ...]
+    dq_work: tuple[str, ...]
+    dq_config: tuple[str, ...]
+    item: str
+    dq_terms: str
+    products: tuple[tuple[str, str], ...]
+    summed: str
+    elsewhere: tuple[int, ...]
+    table: tuple[tuple[tuple[int, int], tuple[tuple[int | bool, ...], ...]], ...]
+
+    @property
+    def weights(self) -> tuple[str, ...]:
+        return ("p", *(name for name, _ in self.products))
+
+
+def gluon_apart_view(
+    plan: KernelPlan,
+    apart: HopperApart | None,
+    printer: Printer,
+    dq: KernelCode,
+    sums: tuple[RowSum, ...],
+    params: tuple[ParamView, ...],
+    flags: tuple[str, ...],
+    sizes: tuple[str, ...],
+    gradients: tuple[GradientView, ...],
+    tuned: tuple[TunedGpu, ...] = (),
+) -> GluonApartView | None:
+    """`dq` is the dQ kernel's code, `sums` what it sums, if it is asked to by `flags`. None where the plan has no row.
+    `tuned`: see `gluon_view`.
+    """
+    if apart is None:
+        return None
+    rows = {t.dims: t.backward for t in tuned if isinstance(t.backward, ApartSkeleton)}
+    table = _backward_table(dict(apart.rows), rows, tuned)
+    if not table:
+        return None
+    work = ("lse_ptr", "delta_ptr"), ("n_work", "together")
+    sizes_of_tiles = ("D", "Dv", "BLOCK_D", "BLOCK_DV", "BQ", "BK")
+    return GluonApartView(
+        unspecialized=["n_work", "together", *unspecialized(params, sizes)],
+        queries=_walk_view(apart.queries, plan.query_loops, printer, _KEYS, _QUERIES),
+        keys=_walk_view(apart.keys, plan.key_loops, printer, _QUERIES, _KEYS),
+        dkdv_work=(*work[0], *work[1], *(("walks_ptr",) if apart.queries.lists else ())),
+        dq_work=(*work[0], *(s.pointer for s in sums), *work[1], *(("walks_ptr",) if apart.keys.lists else ())),
+        dq_config=(*sizes_of_tiles, "K_STAGES", "V_STAGES", *flags, "FAST"),
+        item="work.n_work - 1 - gl.program_id(0)" if plan.longest_first else "gl.program_id(0)",
+        dq_terms=_terms("Sk", *dq.arguments),
+        products=_slope(_factor(dq)),
+        summed=" or ".join(dict.fromkeys(f"config.{s.flag}" for s in sums)),
+        elsewhere=_positions(gradients, params, apart.elsewhere),
+        table=tuple(((key[0], key[1]), skeleton.row) for key, skeleton in table.items()),
+    )

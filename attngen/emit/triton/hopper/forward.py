@@ -1,0 +1,387 @@
+"""The forward kernel of compute capability 9.0, beside the portable one: what `hopper/forward.py.j2` reads.
+
+Takes the plan, the forward kernel's code and the loops' ranges, as the Triton emitter has them, returns a `GluonView`.
+The expressions are Triton's own text, which Gluon takes as it is; Gluon adds layouts, shared memory and barriers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import assert_never
+
+from attngen.emit.options import TunedGpu
+from attngen.emit.text.weights import WeightView
+from attngen.emit.triton.code.expressions import Printer
+from attngen.emit.triton.code.kernel_code import KernelCode, free_names
+from attngen.emit.triton.code.test_views import TestView
+from attngen.emit.triton.hopper.backward import (
+    PLACES,
+    SEQUENCES,
+    LimitView,
+    ListView,
+    assigned_lines,
+    limit_view,
+    list_view,
+    unspecialized,
+)
+from attngen.emit.triton.portable.frame import Frame
+from attngen.emit.triton.portable.kernels import kept_view
+from attngen.emit.triton.portable.views import KeptView, KernelView
+from attngen.ir.nodes import Symbol, Type
+from attngen.plan.hopper import Fetched, HopperForward, Skeleton
+from attngen.plan.mask.loops import Loops
+from attngen.plan.mask.walks import Share, outside, own
+from attngen.plan.score.weights import Form
+
+_CONVERTED = "gl.convert_layout(weight.to(config.dtype), weight_layout)"
+_TILES = ("BLOCK_D", "BLOCK_DV", "BQ", "BK", "STAGES", "SCHEDULE", "ORDERED", "OUT_APART", "PIPELINED")
+_DERIVED = ("Q_COLS", "K_COLS", "K_PARTS", "PARTS", "SHARE", "ORDER", "dtype", "qk_layout")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FormView:
+    """What depends on the form of the weights, whose functions are in `template`. `state` are the running numbers of a
+    row, `weighed` is what `_weigh` returns.
+
+    `begin` binds the state of rows that have met no key, and `rescale` brings earlier products to a new reference.
+    `operand` is the weights as the next product reads them. `_normalized` has the parameters `closing`, is called with
+    `closed`, and returns `normalized`. In it, `extra_lines` add the denominator's extra term, and `empty` says which
+    rows have met no key.
+    """
+
+    template: str
+    state: tuple[str, ...]
+    begin: tuple[str, ...]
+    weighed: tuple[str, ...]
+    rescale: tuple[str, ...]
+    operand: str
+    closing: tuple[str, ...]
+    closed: tuple[str, ...]
+    normalized: tuple[str, ...]
+    extra_lines: tuple[str, ...]
+    empty: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShareView:
+    """The steps of a tile's walk at which a warpgroup's own queries meet a tile: `first … stop - 1`, or up to
+    `overlapped_stop` where it overlaps its own products.
+
+    The lines `bound` bind these. `released_before` and `released_after` release the tiles of the other steps;
+    `released_in_turn` does so only where the warpgroup does not overlap its own products.
+    """
+
+    first: str
+    stop: str
+    overlapped_stop: str
+    bound: tuple[str, ...]
+    released_before: tuple[str, ...]
+    released_after: tuple[str, ...]
+    released_in_turn: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchedView:
+    """The param `param`, of pairs, whose tiles come with those of keys where the kernel's constant FETCHES holds, and
+    `place`, where the tile of a warpgroup begins in the tensor, for the producer. `of_all_batches`: see `Fetched`."""
+
+    param: str
+    place: tuple[str, ...]
+    of_all_batches: bool
+
+    @property
+    def box(self) -> str:
+        """The shape of a tile."""
+        return ", ".join([*["1"] * (len(self.place) - 2), "64", "BK"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GluonView:
+    """`call` and `config` are the fields of what travels together, `outputs` the pointers through which results are
+    stored; `arguments` and `constants` are those of the kernel.
+
+    `key_runs` is the template of the function that returns `ends`, the ends of runs of tiles of keys, for some queries,
+    and brings them to their `limit`.
+    The lines `at` bind the tile of `step`, of which there are `n_steps`; `masked` says whether this warpgroup's own
+    queries need a mask there. `walked` are the ends that these two read. `terms` are what the weights of a tile read
+    beside its scores. `lists`: whose lists there are, where data decides. `slack`: by how many powers of two the
+    reference of weights may lag behind their maximum, or 0. `sequences`: whether it also takes tiles of sequences.
+    `fetched`: elements of pairs that come by tiles, if any do.
+    """
+
+    code: KernelCode
+    kernel: KernelView
+    kept: KeptView | None
+    tests: tuple[TestView, ...]
+    test_pointers: tuple[str, ...]
+    outputs: tuple[str, ...]
+    call: tuple[str, ...]
+    arguments: tuple[str, ...]
+    config: tuple[str, ...]
+    constants: tuple[str, ...]
+    unspecialized: list[str]
+    lists: ListView | None
+    longest_first: bool
+    key_runs: str
+    ends: tuple[str, ...]
+    limit: LimitView
+    at: tuple[str, ...]
+    n_steps: str
+    walked: tuple[str, ...]
+    terms: tuple[str, ...]
+    masked: str
+    share: ShareView
+    form: FormView
+    slack: int
+    saves_den: bool
+    saves_rest: bool
+    sequences: bool
+    table: tuple[tuple[tuple[int | str, ...], tuple[int | bool | str, ...]], ...]
+    fetched: FetchedView | None
+
+    @property
+    def batch_and_head(self) -> str:
+        """Those of the head that is number `i` of all."""
+        by_batches = self.fetched is not None and self.fetched.of_all_batches
+        return "i % n_batches, i // n_batches" if by_batches else "i // n_heads, i % n_heads"
+
+    @property
+    def descriptors(self) -> tuple[str, ...]:
+        """What the producer reads tensors by."""
+        return ("q_desc", "k_desc", "v_desc", *(("pairs_desc",) if self.fetched else ()))
+
+    @property
+    def elements(self) -> str:
+        """The template of how elements of pairs come."""
+        return "elements_fetched" if self.fetched else "elements_loaded"
+
+    @property
+    def scored(self) -> tuple[str, ...]:
+        """A tile's products, and what else of its pairs is there."""
+        return ("qk", *(("pairs",) if self.fetched else ()))
+
+    @property
+    def places(self) -> str:
+        """The template of where an item's rows are."""
+        return PLACES[self.sequences]
+
+    @property
+    def unpacked_terms(self) -> str:
+        return f"{self.terms[0]}," if len(self.terms) == 1 else ", ".join(self.terms)
+
+    @property
+    def cleared(self) -> tuple[str, ...]:
+        """Unpacks what `clearing` reads."""
+        return (f"{self.unpacked_terms} = terms",) if self.kept else ()
+
+    @property
+    def clearing(self) -> str:
+        """Clears the rows of a tile of values whose keys no query may attend to."""
+        arguments = ", ".join(self.kept.arguments if self.kept else ())
+        values = "v_ring.tiles.index(stage).reshape([BK, config.BLOCK_DV])"
+        return f"_clear_rows({values}, at * BK, {arguments}, BK, config.BLOCK_DV)"
+
+    @property
+    def listed_ends(self) -> tuple[str, ...]:
+        return tuple(f"gl.load(ends{f' + {i}' if i else ''})" for i in range(len(self.ends)))
+
+    @property
+    def order(self) -> str:
+        return "the tiles with most work first" if self.longest_first else "tile by tile"
+
+    @property
+    def tile(self) -> str:
+        """The tile of queries that item `i` of `width` heads takes."""
+        return "n_tiles - 1 - i // width" if self.longest_first else "i // width"
+
+
+def gluon_view(
+    frame: Frame,
+    forward: HopperForward | None,
+    code: KernelCode,
+    weights: WeightView,
+    tests: tuple[TestView, ...],
+    tuned: tuple[TunedGpu, ...] = (),
+    *,
+    sequences: bool,
+) -> GluonView | None:
+    """None where no query has a key, so that there is nothing to be fast at, and where the plan has no row. `tests` are
+    those of keys.
+
+    `tuned`: rows that were timed here, in the place of the planner's; and where the portable kernel was faster, none.
+    `sequences`: the file has other geometries, too; the kernel serves them where no data decides which tiles meet.
+    """
+    if forward is None or not forward.walk.runs:
+        return None
+    slower = {t.head_block for t in tuned if t.forward}
+    rows = {t.dims: t.row for t in tuned if t.row is not None}
+    sequences = sequences and forward.lists is None
+    table: dict[tuple[int | str, ...], Skeleton] = {
+        dims: rows.get(dims, row) for dims, row in forward.rows if max(dims) not in slower
+    }
+    if sequences:
+        table |= {(*dims, SEQUENCES): row for dims, row in forward.of_sequences}
+    if not table:
+        return None
+    plan, printer = frame.plan, frame.printer()
+    assert plan.hopper is not None
+    lists = list_view(forward.lists)
+    own = ("items_ptr", "q_slots") if sequences else ()
+    flags = ("RAGGED", "PACKED") if sequences else ()
+    call = "own" if sequences else "call"
+    at = assigned_lines(forward.walk.at, printer)
+    masked = printer.text(outside(forward.unmasked))
+    kept = kept_view(frame)
+    rest = ("PRECISE",) if weights.saves_rest else ()
+    listed = ("lists_ptr",) if lists else ()
+    fetched = _fetched_view(forward.fetched, printer, frame)
+    fetches = ("FETCHES",) if fetched else ()
+    outputs = ("lse_ptr", *(("den_ptr",) if weights.saves_den else ()), *(("rest_ptr",) if weights.saves_rest else ()))
+    return GluonView(
+        code=code,
+        kernel=frame.kernel_view(),
+        kept=kept,
+        tests=tests,
+        test_pointers=tuple(p for t in tests for p in t.pointers),
+        outputs=outputs,
+        call=(*listed, *frame.arguments),
+        arguments=("queue_ptr", "n_work", "together", *own, *listed, *frame.arguments),
+        config=(*_read_by(code, kept, rest), *_TILES[1:], *rest, *_DERIVED, *fetches, *flags),
+        constants=("D", "Dv", *_TILES, "REGISTERS", "SPARE", "FAST", *rest, *fetches, *flags[1:]),
+        unspecialized=["n_work", "together", *own[1:], *unspecialized(frame.params, frame.sizes)],
+        lists=lists,
+        longest_first=plan.longest_first,
+        key_runs="triton/hopper/key_runs_listed.py.j2" if lists else "triton/hopper/key_runs.py.j2",
+        ends=plan.key_loops.names,
+        limit=limit_view(forward.limit, printer, "BK"),
+        at=at,
+        n_steps=printer.text(forward.walk.n_steps),
+        walked=_read(_either(plan.key_loops), [*at, masked]),
+        terms=_terms(code, kept),
+        masked=masked,
+        share=_share_view(forward.share, plan.key_loops, printer, call),
+        form=_form_view(plan.weights.form, weights, code),
+        slack=plan.hopper.slack,
+        saves_den=weights.saves_den,
+        saves_rest=weights.saves_rest,
+        sequences=sequences,
+        table=tuple((tuple(key), skeleton.row) for key, skeleton in table.items()),
+        fetched=fetched,
+    )
+
+
+def _fetched_view(fetched: Fetched | None, printer: Printer, frame: Frame) -> FetchedView | None:
+    if fetched is None:
+        return None
+    names = {Symbol("q0", Type.INT): "q0 + part * 64", Symbol("k0", Type.INT): "at * BK"}
+    own = replace(printer, names={**printer.names, **names})
+    param = next(p.name for p in frame.params if p.keyword == fetched.load.param)
+    return FetchedView(
+        param=param, place=tuple(own.text(e) for e in fetched.place), of_all_batches=fetched.of_all_batches
+    )
+
+
+def _either(loops: Loops) -> tuple[str, ...]:
+    return (*loops.names, *(own(name) for name in loops.names))
+
+
+def _read(names: Iterable[str], lines: Iterable[str]) -> tuple[str, ...]:
+    read = free_names(lines)
+    return tuple(name for name in names if name in read)
+
+
+def _read_by(code: KernelCode, kept: KeptView | None, rest: tuple[str, ...]) -> tuple[str, ...]:
+    """The constants that not every spec reads."""
+    lines = (code.head_lines, code.held_lines, code.along(), code.score_lines, code.weight_lines, code.mask_lines)
+    texts = [*(line for part in lines for line in part), *code.results.values(), code.allowed, *code.range_arguments]
+    names = ("D", "Dv", "FAST")
+    read = {*_read(names, texts), *(kept.arguments if kept else ()), *(("Dv",) if rest else ())}
+    return tuple(name for name in names if name in read)
+
+
+def _terms(code: KernelCode, kept: KeptView | None) -> tuple[str, ...]:
+    """What the functions of a tile unpack: at least one name."""
+    texts = (code.results.get(name, "") for name in ("unit", "stream", "factor", "rise", "row"))
+    read = free_names([*code.along(), *code.score_lines, *code.weight_lines, *code.mask_lines, *texts, code.allowed])
+    ours = tuple(name for name in ("batch", "kv_head", "Sk") if name in read or (name == "Sk" and "k1" in read))
+    cleared = tuple(name for name in (kept.arguments if kept else ()) if name not in ("D", "Dv"))
+    return tuple(dict.fromkeys((*ours, *code.arguments, *cleared))) or ("Sk",)
+
+
+def _share_view(share: Share, loops: Loops, printer: Printer, call: str) -> ShareView:
+    """`call`: the name of what an item's call gives."""
+    first, stop = ("" if e is None else printer.text(e) for e in (share.first, share.stop))
+    bound: list[str] = []
+    if loops.full or first or stop:
+        own_ends = ", ".join(own(name) for name in loops.names)
+        bound += [f"{own_ends} = _key_runs(q0, batch, head, kv_head, {call}, config, 64)"]
+    bound += [f"{name} = {value}" for name, value in (("own_first", first), ("own_stop", stop)) if value]
+
+    def released(steps: str) -> tuple[str, ...]:
+        return f"for step in range({steps}):", "    _release_tile(turn + step, k_ring, v_ring, config, PART)"
+
+    after = released("own_stop, n_steps") if stop else ()
+    return ShareView(
+        first="own_first" if first else "0",
+        stop="own_stop" if stop else "n_steps",
+        overlapped_stop="own_stop" if stop and share.pipelined else "n_steps",
+        bound=tuple(bound),
+        released_before=released("own_first") if first else (),
+        released_after=after if share.pipelined else (),
+        released_in_turn=() if share.pipelined else after,
+    )
+
+
+def _form_view(form: Form, weights: WeightView, code: KernelCode) -> FormView:
+    ramp = "rise" in code.results  # then references are logits
+    factor = "1.0" if ramp else code.results["factor"] or "1.0"
+    log2_extra, extra = code.results["log2_extra"], code.results["extra"]
+    match form:
+        case Form.EXPONENTIAL | Form.SHIFTED:
+            exponential = form is Form.EXPONENTIAL
+            state = ("row_sum", "row_max")
+            empty = 'row_max == float("-inf")' if exponential else '(row_max == float("-inf")) | (row_sum == 0.0)'
+            return FormView(
+                template=("ramped" if ramp else "lagging") if exponential else "shifted",
+                state=state,
+                begin=("row_sum, row_max = _no_key_yet(no_scores)",),
+                weighed=("weight", "rescale", *state),
+                rescale=("acc = _rescaled(acc, rescale)",),
+                operand="_unpacked(weight, config.dtype, weight_layout)" if exponential else _CONVERTED,
+                closing=("acc", *state, "factor", *(("extra",) if log2_extra else ())),
+                closed=("acc", *state, factor, *((log2_extra,) if log2_extra else ())),
+                normalized=("acc", "lse"),
+                extra_lines=("acc, row_sum, total = _with_extra(acc, row_sum, total, extra)",) if log2_extra else (),
+                empty='total == float("-inf")' if log2_extra else empty,
+            )
+        case Form.DIRECT if weights.sums:
+            return FormView(
+                template="summed",
+                state=("row_sum",),
+                begin=("row_sum = _no_key_yet(no_scores)",),
+                weighed=("weight", "row_sum"),
+                rescale=(),
+                operand=_CONVERTED,
+                closing=("acc", "row_sum", *(("extra",) if extra else ())),
+                closed=("acc", "row_sum", *((extra,) if extra else ())),
+                normalized=("acc", "lse", "den"),
+                extra_lines=("den += extra",) if extra else (),
+                empty="den == 0.0",
+            )
+        case Form.DIRECT:
+            return FormView(
+                template="alone",
+                state=(),
+                begin=(),
+                weighed=("weight",),
+                rescale=(),
+                operand=_CONVERTED,
+                closing=("acc",),
+                closed=("acc",),
+                normalized=("acc", "lse"),
+                extra_lines=(),
+                empty="",
+            )
+        case _:
+            assert_never(form)

@@ -1,0 +1,72 @@
+"""Which query heads an item of the backward kernel of compute capability 9.0 walks, as text for kernels and the host.
+
+Takes the plan's `Shares` and `Wanted`, returns a `SharesView` and the lines of the launcher.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from attngen.emit.torch_shared.expressions import python
+from attngen.emit.triton.code.expressions import Printer
+from attngen.emit.triton.hopper.turns import plainly
+from attngen.ir.nodes import Expr, Symbol
+from attngen.ir.walk import nodes
+from attngen.plan.mask.shares import CACHED, Shares, Wanted
+
+
+@dataclass(frozen=True, slots=True)
+class SharesView:
+    """The fields of `Shares` that kernels read; `span` is handed to them."""
+
+    shares: str
+    kv_head: str
+    share: str
+    first: str
+    stop: str
+    part: str
+    head_of: str
+
+
+def shares_view(shares: Shares, printer: Printer) -> SharesView:
+    fields = (shares.shares, shares.kv_head, shares.share, shares.first, shares.stop, shares.part, shares.head_of)
+    return SharesView(*map(plainly(printer, *fields).text, fields))
+
+
+def host_lines(shares: Shares, wanted: Wanted, *, sequences: bool = False) -> tuple[str, ...]:
+    """Lines that bind `heads`, how many heads of keys have tiles of their own; `wanted`, `span` and `shares`; and in
+    which order items are taken, `together` and `backwards`. Sequences have `each` tiles of keys in the mean; of those
+    that are `short` many are walked at a time, so that heads can stay together; of `paired` ones tiles alternate."""
+    tiles = "each" if sequences else "n_tiles"
+    heads = wanted.listed if sequences else wanted.heads
+    when, in_turn = ("span > 1",) * wanted.onwards, "wanted"
+    size: tuple[str, ...] = ()
+    if wanted.long is not None:
+        when, in_turn = (*when, f"size > {CACHED}"), in_turn if wanted.onwards else _host(wanted.long)
+        size = (f"size = {'each * BK' if sequences else 'Sq'} * (6 * D + 2 * Dv)",)
+    items = f"({tiles} * span)" if wanted.whole and not sequences else tiles
+    order = f"max(row.together, row.ahead // {items}), row.BACKWARDS"
+    if sequences and wanted.paired:  # sequences are unlike, and the mean says little of the longest
+        order = "row.together, row.BACKWARDS"
+    if sequences and wanted.listed_turn is not None:
+        in_turn = _host(wanted.listed_turn)
+    if when:
+        order = f"({in_turn}, False) if {' or '.join(when)} else ({order})"
+    short = f"short = row.BACKWARDS and Hq > Hkv and each < {wanted.few}"
+    return (
+        *(("each = max(1, n_tiles // B)", short) if sequences else ()),
+        *size,
+        f"heads, group, wanted = {'Hkv' if sequences else 'B * Hkv'}, Hq // Hkv, {_host(heads)}",
+        f"span = {'group if short else ' if sequences else ''}_span(group, heads, wanted)",
+        f"shares = {_host(shares.shares)}",
+        f"together, backwards = {order}",
+        *(
+            (f"paired = {wanted.paired or 'short'}", "if short:", "    together, backwards = 2, True")
+            if sequences
+            else ()
+        ),
+    )
+
+
+def _host(e: Expr) -> str:
+    return python(e, {s.id: s.id for s in nodes(e) if isinstance(s, Symbol)})

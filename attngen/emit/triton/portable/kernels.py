@@ -1,0 +1,116 @@
+"""The code of one Triton kernel, and that of the forward pass.
+
+Takes the module's frame and the results that a kernel needs, gives a `KernelCode`: the plan's expressions with the data
+tests that they ask, and dropout.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from attngen.emit.triton.code.kernel_code import KernelCode, KernelWriter, free_names
+from attngen.emit.triton.portable.data_tests import held_tests
+from attngen.emit.triton.portable.frame import Frame
+from attngen.emit.triton.portable.pair_words import PairWords
+from attngen.emit.triton.portable.views import KeptView
+from attngen.ir.build import TRUE
+from attngen.ir.nodes import Expr
+from attngen.plan import passes
+from attngen.plan.levels import Level, level_of
+
+
+def forward_code(frame: Frame, words: tuple[PairWords, ...] = (), *, found: passes.Pass | None = None) -> KernelCode:
+    """A pair's logit and weight, and what the end of the pass reads of the denominator. `words`: see `kernel_code`.
+    `found`: what is evaluated, if it is not what portable kernels evaluate."""
+    found = found or passes.forward(frame.plan)
+    inside = {name: e for name, e in found.head.items() if name in ("factor", "rise")}  # read in the tile function
+    outside = {name: e for name, e in found.head.items() if name not in inside}
+    results = {**found.pair, **inside}
+    code = kernel_code(frame, Level.ROW, replace(found, pair=results, head=outside), words)
+    return padded(code, "log2_extra", "extra", "factor")
+
+
+def padded(code: KernelCode, *names: str) -> KernelCode:
+    """`code` with empty texts for results that this variant does not have, so that templates may ask for them."""
+    return replace(code, results={**dict.fromkeys(names, ""), **code.results})
+
+
+def kernel_code(
+    frame: Frame,
+    held: Level,
+    evaluated: passes.Pass,
+    words: tuple[PairWords, ...] = (),
+) -> KernelCode:
+    """The kernel that holds a row of tiles, or a column, and what it evaluates in the function of a tile, and outside
+    of it. The mask takes the bools of `words` from these."""
+    results, outside = dict(evaluated.pair), dict(evaluated.head)
+    by_rows = held is Level.ROW
+    found, ranges = (
+        (frame.plan.key_loops, frame.key_ranges()) if by_rows else (frame.plan.query_loops, frame.query_ranges())
+    )
+    writer = KernelWriter(frame.plan, frame.params, held)
+    writer.printer.fetched = None if evaluated.fetched is None else evaluated.fetched.load
+    for w in words:
+        writer.printer.bind(w.meant, w.text)
+    position = ("q0", "q1", "q_idx") if held is Level.ROW else ("k0", "k1", "k_idx")
+    known = (*position, *frame.known)
+    extra: tuple[str, ...] = ()
+    if frame.plan.attention.dropout is not None:
+        counted = {f"counted_{i}": e for i, e in frame.plan.attention.counter.items()}
+        results, outside = {**results, **counted}, {**outside, "drop": frame.plan.attention.dropout}
+        known = (*known, "seed", "threshold", "inv_keep")
+        extra = ("seed, threshold, inv_keep",)
+    kept = kept_view(frame) if held is Level.ROW else None
+    if kept is not None:
+        extra = (*extra, f"_kept_keys({', '.join(kept.arguments)})")
+    extra = (*extra, *(w.found for w in words))
+    code = writer.write(
+        results,
+        frame.plan.attention.mask,
+        known=known,
+        used_by_template=extra,
+        outside=outside,
+        range_arguments=frame.range_names(ranges),
+        tests=held_tests(frame, found),
+        diagonals=evaluated.diagonals,
+    )
+    code = replace(
+        code,
+        results={**code.results, **_whole(code, results)},
+        head_lines=(*code.head_lines, *(line for w in words for line in w.begin)),
+        mask_lines=(*(f"{w.pairs} = {w.found}" for w in words), *code.mask_lines),
+    )
+    if frame.plan.attention.dropout is None:
+        return code
+    drop = code.results["drop"]
+    lines = (
+        f"drop = tl.cast({drop}, tl.float32)",
+        "threshold = tl.cast(tl.cast(drop * 4294967296.0, tl.int64), tl.uint32)",
+        "inv_keep = 1.0 / (1.0 - drop)",
+    )
+    return replace(code, head_lines=(*code.head_lines, *lines))
+
+
+def kept_view(frame: Frame) -> KeptView | None:
+    """The function that tells which rows of K and V matter; None where the mask forbids no key by itself."""
+    if frame.plan.keeps_key is None:
+        return None
+    known = ("k_idx", "batch", "head", "kv_head", "D", "Dv", *frame.arguments)
+    writer = KernelWriter(frame.plan, frame.params, Level.COLUMN)
+    code = writer.write({"kept": frame.plan.keeps_key}, TRUE, known=known)
+    lines = (*code.head_lines, *code.held_lines)
+    text = code.results["kept"]
+    read = free_names([*lines, text, "Sk"])
+    return KeptView(tuple(n for n in known[1:] if n in read), lines, text)
+
+
+def _whole(code: KernelCode, results: dict[str, Expr]) -> dict[str, str]:
+    """Logits and weights that are less than one number a pair, brought to the tile's shape, which sums run over.
+
+    A number takes its shape from the products: Gluon's tiles have a layout beside it, which no literal has.
+    """
+    found: dict[str, str] = {}
+    for name in ("unit", "logit", "stream"):
+        if name in results and level_of(results[name]) is not Level.PAIR:
+            found[name] = f"tl.where(qk == qk, {code.results[name]}, {code.results[name]})"
+    return found

@@ -1,0 +1,310 @@
+"""Gradients of float params on their way out: sums kept by the main kernels, and what the host does with them.
+
+Takes the plan's `LeafGradient`s, gives `RowSum`s (for the dQ and dK/dV templates), `GradientView`s (for the launcher)
+and `PairGradient`s (leaves whose index depends on the pair: kernels of their own).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from attngen.emit.text.params import ParamView
+from attngen.emit.text.precedence import times
+from attngen.emit.torch_shared.leaves import AXES, flat_index, leaf_name, scattered, summed
+from attngen.emit.triton.code.kernel_code import KernelCode
+from attngen.emit.triton.code.launches import Launch, Way, tests_apart
+from attngen.emit.triton.code.test_views import TestView
+from attngen.ir import printing
+from attngen.ir.nodes import Expr, Load, Symbol
+from attngen.ir.walk import reads
+from attngen.plan.kernel import Gather, KernelPlan, LeafGradient
+from attngen.plan.score.distance import distance_index
+
+
+@dataclass(frozen=True, slots=True)
+class RowSum:
+    """A running sum over the walked axis: one number for each held row (or column), kept beside dQ (or dK)."""
+
+    name: str
+    flag: str
+    param: str
+    per_row: bool
+    gradient: LeafGradient
+    contribution: str = ""
+    extra: str = ""
+
+    @property
+    def pointer(self) -> str:
+        return f"{self.name}_ptr"
+
+    @property
+    def d_extra(self) -> Expr | None:
+        return self.gradient.extra
+
+    def with_code(self, code: KernelCode, normalised: str) -> RowSum:
+        """With the texts that the kernel's code gives to the parts."""
+        g, texts = self.gradient, code.results
+        parts: list[str] = []
+        if g.pair is not None:
+            parts.append(times("g", texts.get(f"pair_{self.name}")))
+        if g.weight is not None:
+            parts.append(times("dp", texts.get(f"weight_{self.name}")) + normalised)
+        extra = ""
+        if g.extra is not None:
+            share = f"tl.exp2({texts['log2_extra']} - row_lse)" if "log2_extra" in texts else "inv_den"
+            extra = times(f"-delta * {share}", texts.get(f"extra_{self.name}"))
+        return replace(self, contribution=" + ".join(parts) or "g * 0.0", extra=extra)
+
+
+@dataclass(frozen=True, slots=True)
+class GradientView:
+    """One float param's gradient on the host, `total`, float32 and of the param's shape: it begins as `sum`, the first
+    leaf's part, or as zeros where no expression says that, and `lines` add what is missing.
+    """
+
+    param: str
+    total: str
+    number: int  # among the gradients
+    position: int  # among the function's inputs
+    sum: str
+    lines: tuple[str, ...]
+    scatters: bool
+
+
+def flag(param: ParamView) -> str:
+    return f"GRAD_{param.name.upper()}"
+
+
+def row_sums(plan: KernelPlan, params: tuple[ParamView, ...], *kinds: Gather) -> tuple[RowSum, ...]:
+    found: list[RowSum] = []
+    for g in plan.gradients:
+        if g.gather in kinds:
+            param = next(p for p in params if p.keyword == g.param)
+            name = leaf_name(plan, params, g)
+            found.append(RowSum(name, flag(param), param.name, g.gather is not Gather.HEAD, g))
+    return tuple(found)
+
+
+def gradient_views(
+    plan: KernelPlan, params: tuple[ParamView, ...], pair_lines: dict[str, tuple[str, ...]]
+) -> tuple[GradientView, ...]:
+    """`pair_lines` gives the launches of leaves that have kernels of their own, by leaf name."""
+    found: list[GradientView] = []
+    for position, view in enumerate(params):
+        own = [g for g in plan.gradients if g.param == view.keyword]
+        if not own:
+            continue
+        total = f"total_{view.name}"
+        lines: list[str] = []
+        first, scatters = "", False
+        for g in own:
+            name = leaf_name(plan, params, g)
+            if g.gather not in AXES:
+                lines += pair_lines[name]
+                scatters = True
+                continue
+            axes, tiles = AXES[g.gather], g.gather is Gather.HEAD
+            value = f'values["{name}"]'
+            text = summed(plan.attention, g.leaf, axes, value, tiles=tiles)
+            if text is None:
+                lines += scattered(plan.attention, params, g.leaf, axes, f"{value}.sum(-1)" if tiles else value, total)
+                scatters = True
+            elif g is own[0]:
+                first = text
+            else:
+                lines.append(f"{total} += {text}")
+        found.append(GradientView(view.name, total, len(found), 3 + position, first, tuple(lines), scatters))
+    return tuple(found)
+
+
+# ---------------------------------------------------------------- leaves with kernels of their own
+
+
+@dataclass(frozen=True, slots=True)
+class PairView:
+    """One kernel that `pair_gradient.py.j2` lays out; the texts are those of its `code`. `launches` are how it is
+    launched, by name, and `host_lines` do that and add what it gives to the gradient."""
+
+    name: str
+    gather: str
+    text: str
+    code: KernelCode
+    contribution: str
+    outputs: tuple[str, ...]
+    batches: str  # the batches and heads that one program sums over, as the bounds of a range
+    heads: str
+    batch: str
+    head: str
+    index: tuple[str, ...]  # what the tile function returns beside the contribution (scatter)
+    index_names: tuple[str, ...]
+    offset: str
+    inside: str
+    visited: str
+    host_lines: tuple[str, ...]
+    launches: tuple[tuple[str, Way], ...]
+
+
+def pair_view(
+    plan: KernelPlan,
+    params: tuple[ParamView, ...],
+    gradient: LeafGradient,
+    code: KernelCode,
+    contribution: str,
+    visited: str,
+    tests: tuple[TestView, ...],
+) -> PairView:
+    """`tests` are those of keys, which the kernel asks of its own tiles: they need not be those of dQ."""
+    leaf = gradient.leaf
+    assert isinstance(leaf, Load)
+    attention = plan.attention
+    name = leaf_name(plan, params, gradient)
+    total = f"total_{next(p.name for p in params if p.keyword == gradient.param)}"
+    per_batch, per_head = _reads_any(leaf, "b"), _reads_any(leaf, "h", "hkv")
+    sizes = [_kernel_size(d) for d in attention.param(leaf.param).shape]
+    strides = tuple(f"cell_stride_{i}" for i in range(len(sizes)))
+    outputs: tuple[str, ...]
+    host: list[str]
+    launches: tuple[tuple[str, Way], ...]
+    names: tuple[str, ...] = ()
+    texts = tuple(code.results.get(f"index_{i}", "0") for i in range(len(sizes)))
+    if gradient.gather is Gather.SCATTER:
+        outputs = ("cells_ptr", *strides, "largest_ptr", "unit_ptr")
+        names = tuple(f"index_{i}" for i in range(len(sizes)))
+        batches, heads = "tl.program_id(1), tl.program_id(1) + 1", "tl.program_id(2), tl.program_id(2) + 1"
+        host = _scatter_lines(name, total, len(sizes))
+        grid = "_ceil(Sq, BQ), B, Hq"
+        measure = _way(name, grid, tests, "MEASURE=True", buffers=(f"largest=(({grid}), torch.float32)",))
+        launches = ((f"{name} measured", measure), (name, _way(name, grid, (), "MEASURE=False")))
+        cells = names
+    elif gradient.gather is Gather.DENSE:
+        outputs = ("cells_ptr", *strides)
+        batches = "tl.program_id(1), tl.program_id(1) + 1" if per_batch else "0, B"
+        heads = _dense_heads(leaf)
+        host = _dense_lines(name, total, len(sizes))
+        heads_held = "Hq" if _reads_any(leaf, "h") else "Hkv" if _reads_any(leaf, "hkv") else "1"
+        grid = f"_ceil(Sq, BQ) * _ceil(Sk, BK), {'B' if per_batch else '1'}, {heads_held}"
+        launches = ((name, _way(name, grid, tests)),)
+        cells = tuple(_dense_index(i) for i in leaf.indices)
+    else:
+        outputs = ("above_ptr", "below_ptr")
+        batches = "tl.program_id(1), tl.program_id(1) + 1" if per_batch else "0, B"
+        heads = "tl.program_id(2), tl.program_id(2) + 1" if per_head else "0, Hq"
+        held = ("B" if per_batch else "1", "Hq" if per_head else "1")
+        host = _diagonal_lines(plan, params, leaf, name, total, held)
+        n_diagonals = "_ceil(Sq, BQ) + _ceil(Sk, BK) - 1"
+        ends = tuple(f"{end}=(({', '.join(held)}, {n_diagonals}, BQ), torch.float32)" for end in ("above", "below"))
+        square = ("BQ = BK = min(BQ, BK)",)
+        grid = f"{n_diagonals}, {', '.join(held)}"
+        launches = ((name, _way(name, grid, tests, buffers=ends, bind=square)),)
+        cells = ()
+    offset = " + ".join(f"tl.cast({i}, tl.int64) * {s}" for i, s in zip(cells, strides, strict=False))
+    inside = " & ".join(f"({i} >= 0) & ({i} < {n})" for i, n in zip(cells, sizes, strict=False))
+    return PairView(
+        name, gradient.gather.value, printing.expression(leaf), code, contribution, outputs, batches, heads,
+        "tl.program_id(1)" if per_batch else "0", _dense_head(leaf), texts if names else (), names, offset, inside,
+        visited, tuple(host), launches,
+    )  # fmt: skip
+
+
+def _reads_any(leaf: Load, *ids: str) -> bool:
+    return any(reads(i, *ids) for i in leaf.indices)
+
+
+def _kernel_size(size: Expr) -> str:
+    return printing.expression(size)
+
+
+def _dense_index(i: Expr) -> str:
+    assert isinstance(i, Symbol)
+    return {"q": "q_idx", "k": "k_idx", "b": "batch", "h": "head", "hkv": "kv_head"}[i.id]
+
+
+def _dense_heads(leaf: Load) -> str:
+    if _reads_any(leaf, "h"):
+        return "tl.program_id(2), tl.program_id(2) + 1"
+    if _reads_any(leaf, "hkv"):
+        return "tl.program_id(2) * group, (tl.program_id(2) + 1) * group"
+    return "0, Hq"
+
+
+def _dense_head(leaf: Load) -> str:
+    if _reads_any(leaf, "h"):
+        return "tl.program_id(2)"
+    return "tl.program_id(2) * group" if _reads_any(leaf, "hkv") else "0"
+
+
+def _way(
+    name: str,
+    grid: str,
+    tests: tuple[TestView, ...],
+    *constants: str,
+    buffers: tuple[str, ...] = (),
+    bind: tuple[str, ...] = (),
+) -> Way:
+    """How the kernel is launched: by dQ's tiles, or what `bind` makes of them."""
+    launch = Launch(
+        kernel=f"_{name}_kernel",
+        grid=f"({grid})",
+        constants=(
+            '**{**known.constants, "ALIGN": align}',
+            "BQ=BQ",
+            "BK=BK",
+            *constants,
+            "num_warps=warps",
+            "num_stages=1",
+        ),
+        tiles=("q=BQ", "d_out=BQ", "k=BK", "v=BK"),
+        tiled="tma",
+        buffers=buffers,
+    )
+    return Way(bind=("BQ, BK, warps, _ = _tiles(q, v)[2]", *bind), launches=(*tests_apart(tests), launch))
+
+
+def _run(name: str) -> tuple[str, ...]:
+    return (f'for launch in pairs["{name}"]:', "    launch(values)")
+
+
+def _cells(rank: int) -> str:
+    strides = ", ".join(f"cell_stride_{i}=cells.stride({i})" for i in range(rank))
+    return f"values.update(cells=cells, {strides})"
+
+
+def _dense_lines(name: str, total: str, rank: int) -> list[str]:
+    return [f"cells = torch.zeros_like({total})", _cells(rank), *_run(name), f"{total} += cells"]
+
+
+def _scatter_lines(name: str, total: str, rank: int) -> list[str]:
+    return [
+        f"cells = torch.zeros({total}.shape, dtype=torch.int64, device=q.device)",
+        "unit = torch.ones((), dtype=torch.float32, device=q.device)",
+        _cells(rank),
+        'values["unit"] = unit',
+        *_run(f"{name} measured"),
+        "# The unit is so small that rounding is lost in float32, and so large that the sum of all pairs fits 63 bits.",
+        '_, exponent = torch.frexp(values["largest"].amax().clamp(min=1e-30))',
+        "unit = torch.ldexp(torch.ones_like(unit), exponent - (62 - (B * Hq * Sq * Sk).bit_length()))",
+        'values["unit"] = unit',
+        *_run(name),
+        f"{total} += (cells.double() * unit).float()",
+    ]
+
+
+def _diagonal_lines(
+    plan: KernelPlan, params: tuple[ParamView, ...], leaf: Load, name: str, total: str, held: tuple[str, str]
+) -> list[str]:
+    """`held`: the batches and heads that are summed apart."""
+    batches, heads = held
+    indices = distance_index(leaf)
+    assert indices is not None
+    lines, inside, flat = flat_index(plan.attention, params, leaf, ("b", "h", "distance"), indices)
+    return [
+        *_run(name),
+        'above, below = values["above"], values["below"]',
+        "side = above.shape[3]",
+        "# A diagonal crosses two rows of tiles: above in one, below in the next.",
+        f"{name} = torch.nn.functional.pad(above, (0, 0, 1, 0)) + torch.nn.functional.pad(below, (0, 0, 0, 1))",
+        f"{name} = {name}.flatten(2)",
+        f"distances = torch.arange({name}.shape[2], device=q.device) - _ceil(Sk, side) * side",
+        *(line.replace("(B,", f"({batches},").replace("(Hq,", f"({heads},") for line in lines),
+        f"{total} += _gathered({name}, {inside}, {flat}, {total}.numel()).view({total}.shape)",
+    ]

@@ -1,0 +1,385 @@
+"""The host's functions for pieces of longer sequences, in a file that has kernels of pieces.
+
+Takes the plan and the spec of the whole, and its pieces; returns the source of a module that is joined to theirs
+(`text.joined`). The functions are those of `attngen.pieces` and `attngen.visits`, with what those look up written out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from attngen.emit.text.names import Names
+from attngen.emit.text.params import ParamView, views
+from attngen.emit.text.prune import without_unused
+from attngen.emit.text.render import render
+from attngen.emit.text.weights import weight_view
+from attngen.emit.torch_shared import expressions as host_expressions
+from attngen.emit.triton.code.names import reserved
+from attngen.errors import UsageError
+from attngen.ir import printing
+from attngen.ir.attention import Attention, Param
+from attngen.ir.nodes import Expr, Literal, Load, Symbol, Type
+from attngen.ir.pieces import Piece
+from attngen.ir.walk import params as read_params
+from attngen.ir.walk import reads, symbols, transform
+from attngen.part_sums import OF_PACKED_ROWS, readable_term
+from attngen.plan.kernel import KernelPlan
+from attngen.plan.mask.segments import Segment
+
+Lines = tuple[str, ...]
+
+_PLACE = (
+    *(f"{name}: int | Tensor" for name in ("q_offset", "k_offset", "Sq", "Sk")),
+    *(f"{name}: Tensor | None = None" for name in ("cu_seqlens_q", "cu_seqlens_k")),
+)
+_PLACED = ("q_offset", "k_offset", "Sq", "Sk", "h_offset", "b_offset")
+_OPTIONS = (
+    *(f"{name}: int | Tensor = 0" for name in ("h_offset", "b_offset")),
+    "scale: float | Tensor | None = None",
+    "dropout_seed: int | Tensor | None = None",
+)
+_ARGUMENTS = frozenset(
+    {*_PLACED, "cu_seqlens_q", "cu_seqlens_k", "out", "lse", "d_out", "d_lse", "accumulate", "q_range", "k_range"}
+)
+_MERGED = (
+    "def _merged(parts):",
+    "    lse = functools.reduce(torch.logaddexp, (own for _, own in parts))",
+    "    return functools.reduce(torch.add, (out * _beside(_share(own, lse)) for out, own in parts)), lse",
+)
+_ADDED = ("def _merged(parts):", "    return functools.reduce(torch.add, (out for out, _ in parts)), parts[0][1]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PieceFileView:
+    """Names and lines of the host's functions. `read`: params that a piece reads. `given`: all params by name, as a
+    dict. `function`: that of pieces with one number for all sequences; `each_lines`: others. `wrapped`: the forward
+    passes that may be left out. `stretches`: where the plan's are, `any` and `all`."""
+
+    name: str
+    numbers: Lines
+    read: Lines
+    rows: tuple[tuple[str, Lines], ...]
+    # signatures
+    place: Lines
+    placed: str
+    keywords: Lines
+    options: Lines
+    given: str
+    own_keywords: str
+    own_options: str
+    host_keywords: str
+    # lines
+    packed_doc: str
+    merge_lines: Lines
+    own_lines: Lines
+    seed_lines: Lines
+    function: str
+    each_lines: Lines
+    templates: Lines
+    # the backward pass
+    wrapped: Lines
+    name_lines: Lines
+    rest_lines: Lines
+    saved: str
+    outputs: str
+    # which pairs matter
+    mask_lines: Lines
+    size_lines: Lines
+    mask: str
+    stretches: tuple[str, str]
+    count_lines: Lines
+
+
+def pieces_module(
+    spec: Attention, plan: KernelPlan, pieces: dict[str, Piece], of_piece: KernelPlan, *, forward: bool
+) -> str:
+    """`pieces`: by the ending of their modules, `_piece` and perhaps `_each`; `of_piece`: the plan of the first."""
+    view = _view(spec, plan, pieces, of_piece, forward=forward)
+    return without_unused(render("pieces/module.py.j2", {"pieces": view}))
+
+
+def endings(pieces: Iterable[str], *, forward: bool) -> Lines:
+    """Of the public functions' names."""
+    later = () if forward else ("_partial_backward", "_finish_backward")
+    return ("_partial", "_merge", "_finish", *later, "_visits", "_work")
+
+
+def _view(
+    spec: Attention, plan: KernelPlan, pieces: dict[str, Piece], of_piece: KernelPlan, *, forward: bool
+) -> PieceFileView:
+    clash = next((p.name for p in spec.params if p.name in _ARGUMENTS), None)
+    if clash is not None:
+        raise UsageError(f"the param `{clash}` has the name of an argument of the geometry pieces: rename it")
+    params = views(spec, Names(reserved() | set(spec.sizes)))
+    piece = pieces["_piece"]
+    read = tuple(p.name for p in piece.own.params if p.name not in piece.numbers)
+    term = readable_term(spec.name, plan.weights)
+    in_term = () if term is None else read_params(term)
+    weights = weight_view(of_piece, forward=forward)
+    finish = _keywords(params, in_term)
+    at_visits = _keywords(params, ())
+    sums = spec.normalizer.sums
+    solved = not _reads_rows(spec, plan)
+    return PieceFileView(
+        name=spec.name,
+        numbers=piece.numbers,
+        read=read,
+        rows=tuple((p.name, dims) for p in spec.params if p.name in read and (dims := _row_dims(p))),
+        place=_PLACE,
+        placed=f"({', '.join(_PLACED)})",
+        keywords=_keywords(params, read),
+        options=_OPTIONS,
+        given="{" + ", ".join(f'"{p.keyword}": {p.keyword}' for p in params) + "}",
+        own_keywords="".join(f", {x}" for x in ("*", *finish)) if finish else "",
+        own_options="".join(f", {x}" for x in finish),
+        host_keywords="".join(f", {x}" for x in ("*", *at_visits)) if at_visits else "",
+        packed_doc=_PACKED_DOC if "_each" in pieces else "The four numbers are the same for all sequences.",
+        merge_lines=_MERGED if sums else _ADDED,
+        own_lines=_own_lines(spec, term),
+        seed_lines=_seed_lines(spec),
+        function=f"_{spec.name}_piece",
+        each_lines=_each_lines(spec.name) if "_each" in pieces else (_NOT_EACH,),
+        templates=tuple(
+            f"pieces/{name}.py.j2" for name in ("backward", "visits") if not (forward and name == "backward")
+        ),
+        wrapped=tuple(
+            f"{name} = _or_finished({name})"
+            for name in ("_attend_piece", *(("_attend_each", "_attend_sequences_each") if "_each" in pieces else ()))
+        ),
+        name_lines=_NAMES if weights.saves_rest else (),
+        rest_lines=_REST if weights.saves_rest else (),
+        saved=f"{', lse.exp()' if weights.saves_den else ''}{', rest' if weights.saves_rest else ''}",
+        outputs=_outputs(sums=sums),
+        mask_lines=_mask_lines(spec),
+        size_lines=_size_lines(spec),
+        mask=host_expressions.torch(spec.mask, _names(spec, plan, "rows", "keys")),
+        stretches=(_ends(spec, plan, plan.keys.any), _ends(spec, plan, plan.keys.all)) if solved else ("()", "()"),
+        count_lines=("return None",) if _unknown(spec) else (*_KNOWN, *(_SOLVED if solved else _LOOKED_AT)),
+    )
+
+
+_PACKED_DOC = (
+    "Tensors are (B, H, S, D), or packed with cu_seqlens_q. The numbers may be int32 tensors, one for each sequence."
+)
+_NOT_EACH = (
+    '_refuse("packed pieces, and numbers for each sequence, need a file made with --geometry packed,pieces, of a spec '
+    'without params that have an element for each row")'
+)
+
+
+def _keywords(params: tuple[ParamView, ...], required: Iterable[str]) -> Lines:
+    needed = {*required}
+    return tuple(f"{p.keyword}: {p.public_annotation}{'' if p.keyword in needed else ' | None = None'}" for p in params)
+
+
+def _row_dims(param: Param) -> tuple[str, ...]:
+    """To what dims of `x` one element for all rows of a sequence is repeated; none where the param has no such dim."""
+    lengths = {"Sq": "int(place.numbers[2])", "Sk": "int(place.numbers[3])"}
+    found = [lengths.get(d.id) if isinstance(d, Symbol) else None for d in param.shape]
+    dims = ("-1" if n is None else f"{n} if x.shape[{i}] == 1 else -1" for i, n in enumerate(found))
+    return tuple(dims) if any(found) else ()
+
+
+def _seed_lines(spec: Attention) -> Lines:
+    if spec.dropout is None:
+        return ()
+    return (
+        "if place.dropout_seed is None:",
+        '    _refuse("dropout_seed is missing: all pieces of a call draw from the same one")',
+    )
+
+
+def _each_lines(name: str) -> Lines:
+    return (
+        "ends = place.cu_seqlens_q",
+        "count = operands[0].shape[0] if ends is None else ends.numel() - 1",
+        "for n, x in numbers.items():",
+        "    if not (isinstance(x, Tensor) and x.dim()):",
+        "        numbers[n] = torch.full((count,), x, dtype=torch.int32, device=operands[0].device)",
+        "if ends is None:",
+        f"    return _{name}_each(*operands, **given, **numbers, **more)",
+        f"return _{name}_varlen_each(*operands, **given, **numbers, **more, cu_seqlens_q=ends, "
+        "cu_seqlens_k=place.cu_seqlens_k)",
+    )
+
+
+_NAMES = (
+    "names = attend.__code__.co_varnames[: attend.__code__.co_argcount]",
+    'precise = names.index("precise") - 1',
+)
+_REST = (
+    "rest = (out.float() - rounded.float()).to(q.dtype) if inputs[precise] else None",
+    "rest = rest if rest is None or rest.dim() == 4 else rest.transpose(0, 1).contiguous()",
+)
+
+
+def _outputs(*, sums: bool) -> str:
+    out = "own[:1], (d_out.to(own[0].dtype),)"
+    return f"({out}) if d_lse is None else (own, (d_out.to(own[0].dtype), d_lse))" if sums else out
+
+
+# ---------------------------------------------------------------- the denominator's own term
+
+
+def _own_lines(spec: Attention, term: Expr | None) -> Lines:
+    if term is None:
+        return ("return None",)
+    read = read_params(term)
+    names = {"b": "at_b", "h": "at_h", "Hq": "heads", "device": "lse.device", **{n: f'values["{n}"]' for n in read}}
+    return (
+        *(("if lse.dim() == 2:", f'    _refuse("{OF_PACKED_ROWS}")') if reads(term, "b") else ()),
+        "heads = lse.shape[-2]",
+        f"values = {{n: torch.as_tensor(params[n], device=lse.device) for n in {read!r}}}",
+        *(f'values["{n}"] = values["{n}"].{_WIDENED[spec.param(n).type]}()' for n in read),
+        *(line for p in spec.params if p.name in read and p.shape for line in _fitting(p, batch=reads(term, "b"))),
+        "at_h = torch.arange(heads, device=lse.device).reshape(1, heads, 1)",
+        "at_b = torch.arange(lse.shape[0], device=lse.device).reshape(-1, 1, 1)",
+        f"own = torch.as_tensor({host_expressions.torch(term, names)}, device=lse.device).float()",
+        "own = own.reshape(own.shape[1:]) if own.dim() == 3 and lse.dim() == 2 else own",
+        "return own.expand(lse.shape)",
+    )
+
+
+_WIDENED = {Type.FLOAT: "float", Type.INT: "long", Type.BOOL: "bool"}
+"""As kernels compute with it: small ints would wrap around."""
+
+
+def _fitting(param: Param, *, batch: bool) -> Lines:
+    """Refuses another shape, and repeats dims of size 1. `batch`: parts have one."""
+    names = {"Hq": "heads", **({"B": "lse.shape[0]"} if batch else {})}
+    value, wanted = f"values[{param.name!r}]", [_dim(d, names) for d in param.shape]
+    shown = f"({', '.join(map(printing.expression, param.shape))})"
+    if "-1" not in wanted:
+        shown += f" = {{({', '.join(wanted)},)}}"
+    checks = [f"{value}.shape[{i}] in (1, {dim})" for i, dim in enumerate(wanted) if dim != "-1"]
+    return (
+        f"if not ({' and '.join([f'{value}.dim() == {len(wanted)}', *checks])}):",
+        f'    _refuse(f"{param.name} must have shape {shown}, not {{tuple({value}.shape)}}")',
+        f"{value} = {value}.expand({', '.join(wanted)})",
+    )
+
+
+# ---------------------------------------------------------------- which pairs matter
+
+
+_OF_INDEX = {"b": "B", "h": "Hq", "hkv": "Hkv"}
+_KNOWN = (
+    "found = _setting(Sq, Sk, params)",
+    "if found is None:",
+    "    return None",
+    "rows = torch.arange(*q_range).reshape(1, 1, -1, 1)",
+    "area = rows.numel() * (k_range[1] - k_range[0])",
+)
+_SOLVED = (
+    "size, own = found",
+    "some, every = _stretches(rows, size, own)",
+    "least, most = _covered(every, k_range), _covered(some, k_range)",
+    "if area > _MOST_PAIRS or bool((least == most).all()):",
+    "    return least, most",
+    "exact = _by_pairs(rows, k_range, size, own)",
+    "return exact, exact",
+)
+_LOOKED_AT = (
+    "if area > _MOST_PAIRS:",
+    "    return None",
+    "exact = _by_pairs(rows, k_range, *found)",
+    "return exact, exact",
+)
+
+
+def _mask_lines(spec: Attention) -> Lines:
+    read = read_params(spec.mask)
+    if not read:
+        return ()
+    return (
+        f"params = {{n: None if params[n] is None else torch.as_tensor(params[n]) for n in {read!r}}}",
+        'if any(x is None or x.device.type != "cpu" for x in params.values()):',
+        "    return None",
+        *(f'params["{n}"] = params["{n}"].long()' for n in read if spec.param(n).type is Type.INT),
+    )
+
+
+def _mask_sizes(spec: Attention) -> list[tuple[str, str, int]]:
+    """(size, param, dimension) of what the mask reads, but for Sq and Sk."""
+    read = read_params(spec.mask)
+    return [
+        (d.id, p.name, i)
+        for p in spec.params
+        if p.name in read
+        for i, d in enumerate(p.shape)
+        if isinstance(d, Symbol) and d.id not in ("Sq", "Sk")
+    ]
+
+
+def _unknown(spec: Attention) -> bool:
+    """Whether the mask reads a size that no param of it has."""
+    wanted = {_OF_INDEX.get(name, name) for name in symbols(spec.mask)} & {"B", "Hq", "Hkv", "D", "Dv"}
+    return bool(wanted - {size for size, _, _ in _mask_sizes(spec)})
+
+
+def _size_lines(spec: Attention) -> Lines:
+    found = _mask_sizes(spec)
+    sizes = dict.fromkeys(size for size, _, _ in found)
+    lengths = {
+        own: ", ".join(f'params["{param}"].shape[{i}]' for size, param, i in found if size == own) for own in sizes
+    }
+    lines = [f'size["{size}"] = {f"max({text})" if ", " in text else text}' for size, text in lengths.items()]
+    for p in spec.params:
+        if p.name in read_params(spec.mask) and p.shape:  # dims of size 1 are repeated
+            names = {d.id: f'int(size["{d.id}"])' for d in p.shape if isinstance(d, Symbol)}
+            lines.append(f'params["{p.name}"] = params["{p.name}"].expand({_dims(p, names)})')
+    apart = [f'size["{size}"]' for size in sizes if size in _told_apart(spec.mask, spec)]
+    if apart:
+        lines += [f"if 1 in ({', '.join(apart)},):  # perhaps one element for all of them", "    return None"]
+    return tuple(lines)
+
+
+def _told_apart(mask: Expr, spec: Attention) -> frozenset[str]:
+    """The sizes whose number matters to the mask, even where params have one element for all of an axis."""
+
+    def of_cell(e: Expr) -> Expr | None:
+        if not isinstance(e, Load):
+            return None
+        own = zip(e.indices, spec.param(e.param).dim_names, strict=True)
+        kept = [i for i, d in own if not (isinstance(i, Symbol) and _OF_INDEX.get(i.id, "") == d)]
+        return replace(e, indices=tuple(transform(i, of_cell) for i in kept))
+
+    return frozenset(_OF_INDEX.get(name, name) for name in symbols(transform(mask, of_cell)))
+
+
+def _dims(param: Param, names: Mapping[str, str]) -> str:
+    """The dims that its dims of size 1 are expanded to; `names` has the sizes that are known."""
+    return ", ".join(_dim(d, names) for d in param.shape)
+
+
+def _dim(dim: Expr, names: Mapping[str, str]) -> str:
+    match dim:
+        case Symbol():
+            return names.get(dim.id, "-1")
+        case Literal():
+            return repr(dim.value)
+        case _:
+            return "-1"
+
+
+def _reads_rows(spec: Attention, plan: KernelPlan) -> bool:
+    """Whether the mask reads data of rows, which the plan's stretches do not know."""
+    read = read_params(spec.mask)
+    return bool(plan.keys.tests) or any(
+        symbols(d) & {"Sq", "Sk"} for p in spec.params if p.name in read for d in p.shape
+    )
+
+
+def _names(spec: Attention, plan: KernelPlan, rows: str, keys: str) -> dict[str, str]:
+    sizes = {*spec.sizes, *plan.attention.sizes, "B", "Hq", "Hkv", "Sq", "Sk", "D", "Dv", "b", "h", "hkv"}
+    renamed = dict(zip(plan.attention.sizes, spec.sizes, strict=True))
+    found = {name: f'size["{renamed.get(name, name)}"]' for name in sizes}
+    found |= {p.name: f'params["{p.name}"]' for p in spec.params}
+    return {**found, "q": rows, "q0": rows, "q1": rows, "k": keys, "device": '"cpu"'}
+
+
+def _ends(spec: Attention, plan: KernelPlan, stretches: Iterable[Segment]) -> str:
+    names = _names(spec, plan, "rows", "keys")
+    texts = [f"({host_expressions.torch(s.lo, names)}, {host_expressions.torch(s.hi, names)})" for s in stretches]
+    return f"({', '.join(texts)}{',' if len(texts) == 1 else ''})"

@@ -1,0 +1,162 @@
+"""Sequences that begin and end anywhere: how a program of a portable kernel finds the rows of its own.
+
+Takes the module's frame, returns its `PlaceView`, and the `SequenceView` that `sequence_rows.py.j2` and the host read.
+In a kernel, `Sq` and `Sk` become those of its sequence, and every pointer to rows begins at the sequence's first, so
+the rest of the kernel is that of dense tensors.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from attngen.emit.triton.code.expressions import Printer
+from attngen.emit.triton.portable.frame import Frame
+from attngen.emit.triton.portable.views import PlaceView
+from attngen.errors import InternalError, UsageError
+from attngen.ir.nodes import Expr, Symbol
+from attngen.ir.walk import nodes, symbols
+from attngen.plan.geometry import Geometry
+from attngen.plan.kernel import KernelPlan
+
+OPERANDS = ("q_start_ptr", "q_stop_ptr", "k_start_ptr", "k_stop_ptr", "n_sequences")
+_OF_QUERIES, _OF_KEYS = ("q", "out", "d_out", "dq"), ("k", "v", "dk", "dv")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceView:
+    """Texts of the plan's geometry, over `start`, `stop`, `total`, and for tiles over `begin`, `tile`, `sequence`.
+    `before`: whether `sequence` is listed before `own`; `within`: how many rows are left from `start` on; `late`: the
+    last tiles of queries have most work. The lines `moved` move params to a sequence's first rows. `operands` are those
+    of kernels of sequences, `extreme_lines` begin a kernel that looks for extremes, by axis."""
+
+    begin: str
+    first: str
+    size: str
+    packed_slot: str
+    lengths_slot: str
+    before: str
+    paired: str
+    within: str
+    late: bool
+    moved: tuple[str, ...]
+    operands: tuple[str, ...]
+    extreme_lines: Mapping[str, tuple[str, ...]]
+
+
+def geometries(plan: KernelPlan) -> tuple[Geometry, Geometry]:
+    """Of sequences that are a part of a batch row, and of packed ones. They differ in the number of a tile alone."""
+    lengths, packed = plan.geometries
+    shared = operator.attrgetter("begin", "first", "size", "before", "paired", "within")
+    if shared(lengths) != shared(packed):
+        raise InternalError("one kernel serves both geometries, whose rows are found in different ways")
+    return lengths, packed
+
+
+def sequence_view(frame: Frame) -> SequenceView:
+    lengths, packed = geometries(frame.plan)
+    printer = _printer(frame)
+    return SequenceView(
+        begin=printer.text(packed.begin),
+        first=printer.text(packed.first),
+        size=printer.text(packed.size),
+        packed_slot=printer.text(packed.slot),
+        lengths_slot=printer.text(lengths.slot),
+        before=printer.text(packed.before),
+        paired=printer.text(packed.paired),
+        within=printer.text(packed.within),
+        late=frame.plan.longest_first,
+        moved=_moved_params(frame),
+        operands=OPERANDS,
+        extreme_lines={axis: _extreme_lines(frame, axis) for axis in "qk"},
+    )
+
+
+def _printer(frame: Frame) -> Printer:
+    """Sizes and tiles are at least 0, so divisions round down as they are."""
+    plain = frozenset(e for g in frame.plan.geometries for x in (g.slot, g.slots) for e in nodes(x))
+    printer = frame.printer()
+    return replace(printer, choices=replace(printer.choices, plain_divisions=plain))
+
+
+def sequence_place(frame: Frame) -> PlaceView:
+    sizes = ("total_q, total_k = Sq, Sk", *_own("q"), *_own("k"))
+
+    def lines(axis: str, block: str, heads: str, head: str) -> tuple[str, ...]:
+        return (
+            f"{head} = tl.program_id(0) % {heads}",
+            f"slot = tl.num_programs(0) // {heads} - 1 - tl.program_id(0) // {heads}",
+            f"tile, batch = _tile_of_slot(slot, {axis}_start_ptr, S{axis}, n_sequences, {block}, PACKED)",
+            *sizes,
+            f"if (tile < 0) | (tile * {block} >= S{axis}):",
+            "    return",
+            *_moved_params(frame),
+        )
+
+    head = "((0 if PACKED else batch) * tl.cast(Hq, tl.int64) + head)"
+    sides = (("q", _OF_QUERIES), ("k", _OF_KEYS))
+    return PlaceView(
+        prefix="sequence_",
+        operands=OPERANDS,
+        constants=("PACKED",),
+        query_lines=lines("q", "BQ", "Hq", "head"),
+        key_lines=lines("k", "BK", "Hkv", "kv_head"),
+        row=f"{head} * total_q + q_first",
+        column=f"{head} * total_k + k_first",
+        rows={"q": "total_q", "k": "total_k"},
+        moved={x: _moved(f"{x}_ptr", axis, f"{x}_stride_s", aligned=True) for axis, side in sides for x in side},
+    )
+
+
+def _extreme_lines(frame: Frame, axis: str) -> tuple[str, ...]:
+    """For the kernel that finds the extremes of data in a tile of a sequence, its program's second number."""
+    return (
+        "batch = tl.program_id(1)",
+        *("total_q, total_k = Sq, Sk", *_own("q"), *_own("k")),
+        f"if tl.program_id(0) * TILE >= S{axis}:",
+        "    return",
+        *_moved_params(frame),
+    )
+
+
+def _own(axis: str) -> tuple[str, ...]:
+    return (f"{axis}_first, S{axis} = _sequence_rows({axis}_start_ptr, {axis}_stop_ptr, batch, total_{axis})",)
+
+
+def _moved(pointer: str, axis: str, stride: str, *, aligned: bool = False) -> str:
+    step = f"({stride} // ALIGN * ALIGN)" if aligned else stride
+    return f"{pointer} += tl.cast({axis}_first, tl.int64) * {step}"
+
+
+def _moved_params(frame: Frame) -> tuple[str, ...]:
+    """A param that has an element for each row begins at the sequence's first."""
+    lines: list[str] = []
+    for view, param in zip(frame.params, frame.plan.attention.params, strict=True):
+        for axis, dim in enumerate(param.shape):
+            for name, rows in (("Sq", "q"), ("Sk", "k")):
+                if dim == Symbol(name, dim.type):
+                    lines.append(_moved(f"{view.name}_ptr", rows, view.strides[axis]))
+    return tuple(lines)
+
+
+def refuse_sequences(plan: KernelPlan) -> None:
+    """Raises UsageError where a param's shape has no meaning for sequences that share a tensor."""
+    for param in plan.attention.params:
+        rows = [d for d in param.shape if symbols(d) & {"Sq", "Sk"}]
+        if any(not isinstance(d, Symbol) for d in rows):
+            raise UsageError(
+                f"`{param.name}` has a dimension that is computed from a sequence's length: no geometry but dense has "
+                "a tensor of that shape. Make it a size of its own, or a const"
+            )
+        if len(rows) > 1:
+            raise UsageError(
+                f"`{param.name}` has an element for each pair of a query and a key, which sequences of different "
+                "lengths do not share: only the dense geometry takes it"
+            )
+
+
+def needs_batch(dims: tuple[Expr, ...]) -> bool:
+    """Whether a param has an element for each row of every sequence alike, which packed tensors cannot hold."""
+    rows = any(symbols(d) & {"Sq", "Sk"} for d in dims)
+    return rows and not any("B" in symbols(d) for d in dims)
