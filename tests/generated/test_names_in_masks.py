@@ -68,7 +68,7 @@ def test_a_mask_that_reads_the_scale(target: str, normalizer: str, scale: float)
 def test_ints_that_64_bits_do_not_hold_are_refused(target: str, mask: str, bits: int, why: str) -> None:
     text = f"attention wide\nparam n: int\nparam m: int\nmask = {mask}\n"
     for n in (2**bits, -(2**bits) - 1, 2**63 - 1):
-        message = rf"n must be between -2\*\*{bits} and 2\*\*{bits} - 1, since the spec {why}, not {n}"
+        message = rf"n must be between -2\*\*{bits} and 2\*\*{bits} - 1, since the kernel {why}, not {n}"
         with pytest.raises(UsageError, match=message):
             seen(target, text, n=n, m=0)
     assert seen(target, text, n=2**bits - 1, m=0) == [list(range(KEYS))] * QUERIES

@@ -56,7 +56,28 @@ def test_ints_far_outside_32_bits_lead_to_no_tile_outside(mask: str, tensor: boo
 def test_an_int_of_more_than_64_bits_is_refused(n: int) -> None:
     x = torch.zeros(1, 1, 8, 8)
     with pytest.raises(UsageError, match="n must be an int of 64 bits, not"):
-        attngen.compile("attention a\nparam n: int\nmask = k <= n\n")(x, x, x, n=n)
+        attngen.compile("attention a\nparam n: int\nscore = qk * scale + (1.0 if n == 3 else 2.0)\n")(x, x, x, n=n)
+
+
+@pytest.mark.parametrize("target", ["torch", "triton"])
+@pytest.mark.parametrize(
+    ("mask", "n", "low", "high"),
+    [
+        ("k <= n", 2**63 - 1, 62, 62),
+        ("k < n", -(2**63), 62, 63),
+        ("k - q < n", 2**63 - 1, 62, 62),
+        ("q - k < n", -(2**63), 62, 62),
+        ("k // 2 < n", 2**63 - 1, 31, 31),
+    ],
+)
+def test_an_int_that_takes_a_loop_beyond_64_bits_is_refused(
+    target: str, mask: str, n: int, low: int, high: int
+) -> None:
+    """The mask's own operations hold these ints; its loop bounds do not."""
+    x = torch.zeros(1, 1, 8, 8)
+    kernel = attngen.compile(f"attention a\nparam n: int\nmask = {mask}\n", target=target)
+    with pytest.raises(UsageError, match=rf"n must be between -2\*\*{low} and 2\*\*{high} - 1, since the kernel"):
+        kernel(x, x, x, n=n)
 
 
 @pytest.mark.parametrize("target", ["jax", "pallas"])

@@ -11,10 +11,11 @@ from attngen.emit.torch_shared import expressions as host_expressions
 from attngen.emit.torch_shared.facts import need_lines
 from attngen.emit.torch_shared.leaves import host_names
 from attngen.ir import printing
-from attngen.ir.attention import Attention, Param
-from attngen.ir.nodes import SIZES, Apply, Expr, Load, Op, Symbol, Type
+from attngen.ir.attention import Param
+from attngen.ir.nodes import SIZES, Expr, Load, Symbol
 from attngen.ir.walk import nodes, reads, symbols
 from attngen.ir.walk import params as read_params
+from attngen.plan.ints.reach import Reach
 from attngen.plan.kernel import KernelPlan
 from attngen.plan.levels import Level, level_of
 
@@ -29,7 +30,6 @@ def check_lines(plan: KernelPlan, params: tuple[ParamView, ...], *, spans: bool 
     lines: list[str] = []
     names = host_names(attention, params)
     bound: set[str] = set()
-    limits = _limits(attention)
     for view, param in zip(params, attention.params, strict=True):
         if view.rank:
             lines += _tensor(view, param, names, attention.sizes, bound)
@@ -37,7 +37,7 @@ def check_lines(plan: KernelPlan, params: tuple[ParamView, ...], *, spans: bool 
             if spans and any(reads(dim, "Sq", "Sk") for dim in param.shape):
                 lines += ["if not (Sq and Sk):", f"    {view.name} = _stand_in({view.name})"]
         else:
-            lines += _scalar(view, limits.get(param.name))
+            lines += _scalar(view, plan.choices.reach(param.name))
     return (*lines, *_scalar_facts(plan, params, about_lengths=False))
 
 
@@ -106,28 +106,7 @@ def _tensor(view: ParamView, param: Param, names: dict[str, str], sizes: tuple[s
     return [*lines, f"if tuple({name}.shape) != {wanted}:", spread]
 
 
-def _limits(attention: Attention) -> dict[str, tuple[int, str]]:
-    """How far from 0 an int may be, as a power of 2, and why: of what the spec computes with, so that 64 bits hold the
-    results. Positions are below 2**27."""
-    n = attention.normalizer
-    found: dict[str, tuple[int, str]] = {}
-    for e in (attention.score, attention.mask, n.weight, n.extra, attention.dropout):
-        for node in nodes(e) if e is not None else ():
-            match node:
-                case Apply(op=Op.MUL | Op.POW, type=Type.INT):
-                    limit = 31, "multiplies it"
-                case Apply(op=Op.ADD | Op.SUB, type=Type.INT, args=(a, b)):
-                    limit = (31, "adds it to another") if read_params(a) and read_params(b) else (62, "adds to it")
-                case Apply(op=Op.NEG | Op.ABS, type=Type.INT):
-                    limit = 62, "turns its sign"
-                case _:
-                    continue
-            for name in read_params(node):
-                found[name] = min(found.get(name, limit), limit)
-    return found
-
-
-def _scalar(view: ParamView, limit: tuple[int, str] | None) -> list[str]:
+def _scalar(view: ParamView, reach: Reach | None) -> list[str]:
     name, key = view.name, view.keyword
     more: list[str] = []
     match view.type:
@@ -137,9 +116,11 @@ def _scalar(view: ParamView, limit: tuple[int, str] | None) -> list[str]:
             wanted, fits = "a number or a 0-dimensional float tensor", f"(({number}) or ({tensor}))"
         case "int":
             wanted, fits = "an int or a 0-dimensional int tensor", f"_is_int({name})"
-            bits, why = limit or (63, "")
-            what = f"between -2**{bits} and 2**{bits} - 1, since the spec {why}" if limit else "an int of 64 bits"
-            wide = f"isinstance({name}, int) and not -(2**{bits}) <= {name} < 2**{bits}"
+            low, high = (reach.low, reach.high) if reach else (63, 63)
+            what = (
+                f"between -2**{low} and 2**{high} - 1, since the kernel {reach.why}" if reach else "an int of 64 bits"
+            )
+            wide = f"isinstance({name}, int) and not -(2**{low}) <= {name} < 2**{high}"
             more = _refuse(wide, f"{key} must be {what}, not {{{name}}}")
         case _:
             wanted, fits = "a bool", f"isinstance({name}, bool)"

@@ -18,6 +18,7 @@ from attngen.ir.walk import nodes
 from attngen.plan.ints.facts import Facts
 from attngen.plan.ints.facts import facts as read_facts
 from attngen.plan.ints.guards import Access, Corner, accesses, corner
+from attngen.plan.ints.reach import Reach, reaches
 from attngen.plan.ints.width import WideInts, longest, wide
 
 
@@ -26,7 +27,7 @@ class Choices:
     """`accesses`: how each load is guarded. `ints`: what the target does beyond 32 bits; `wide`: the operations that
     may get there; `longest`: sequences must be shorter, a power of two. `plain_divisions`: `//` and `%` of which
     neither side is negative, so that division towards zero is division downwards. `corners`: loads whose extreme
-    indices in a tile are known. `approximate`: functions that the target may compute by one approximate instruction."""
+    indices in a tile are known. `reaches`: how large ints of a call may be. `approximate`: functions that the target may compute by one approximate instruction."""
 
     accesses: tuple[Access, ...]
     ints: WideInts
@@ -34,6 +35,7 @@ class Choices:
     wide: tuple[Apply, ...]
     plain_divisions: tuple[Apply, ...]
     corners: tuple[Corner, ...]
+    reaches: tuple[Reach, ...]
     approximate: tuple[Apply, ...] = ()
 
     def access(self, load: Load) -> Access:
@@ -41,6 +43,9 @@ class Choices:
             if found.load == load:
                 return found
         raise InternalError(f"a load of `{load.param}` that the plan does not know")
+
+    def reach(self, param: str) -> Reach | None:
+        return next((r for r in self.reaches if r.param == param), None)
 
     @property
     def longest_bits(self) -> int:
@@ -68,4 +73,5 @@ def choices(expressions: Iterable[Expr], attention: Attention, facts: Facts, int
         wide(roots, facts, safe, below),
         tuple(dict.fromkeys(plain)),
         tuple(c for c in corners if c is not None),
+        reaches(roots, attention, safe) if ints is WideInts.BITS_64 else (),
     )

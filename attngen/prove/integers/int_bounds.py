@@ -97,8 +97,9 @@ def _combined(e: Apply, known: list[Ends]) -> Ends | None:
             return None
 
 
-def known_ints(context: SolverContext, e: Expr, longest: int) -> list[Term]:
-    """What holds of the ints that `e` reads; to be asked for before any term of `e` is."""
+def known_ints(context: SolverContext, e: Expr, longest: int, held: Mapping[Expr, Ends] | None = None) -> list[Term]:
+    """What holds of the ints that `e` reads; to be asked for before any term of `e` is. Params are ints of 32 bits, if
+    they are not among `held`."""
     found: list[Term] = []
     for node in nodes(e):
         match node:
@@ -109,14 +110,14 @@ def known_ints(context: SolverContext, e: Expr, longest: int) -> list[Term]:
                 if node.id not in POSITIONS and not signed(node.id):
                     found.append(term >= 1)
             case Scalar() | Load() if node.type is Type.INT:
-                found += _in_32_bits(context.term(node))
+                found += _between(context.term(node), (held or {}).get(node, INT32))
             case Apply(op=Op.TO_INT | Op.FLOOR | Op.CEIL) if node.args[0].type is Type.FLOAT and node is not e:
                 # What a conversion gives is in a 32-bit register; that the float fits it is `range-safety`'s.
-                found += _in_32_bits(context.term(node))
+                found += _between(context.term(node), INT32)
             case _:
                 pass
     return found
 
 
-def _in_32_bits(term: Term) -> list[Term]:
-    return [term <= INT32[1], term >= INT32[0]]
+def _between(term: Term, ends: Ends) -> list[Term]:
+    return [term <= ends[1], term >= ends[0]]

@@ -73,7 +73,36 @@ def integer_width(plan: KernelPlan, work: Work) -> tuple[Claim, ...]:
         claims.append(_expansions(plan, expanded, wide, work))
     if plan.choices.ints is WideInts.BITS_64:  # else they are shifted, which is right for every int
         claims.append(_rounding(plan, wide, work, held))
+    if plan.choices.ints is WideInts.BITS_64 and all(isinstance(c.verdict, Proved) for c in claims):
+        claims += _far(plan, operations, work, held)
     return tuple(claims)
+
+
+def _far(plan: KernelPlan, operations: Iterable[Apply], work: Work, held: Mapping[Expr, Ends]) -> list[Claim]:
+    """An int of a call may have 64 bits, where a kernel then computes in 64, too: those that the call lets through."""
+    far: dict[Expr, Ends] = {}
+    for p in plan.attention.params:
+        if p.is_scalar and p.type is Type.INT:
+            reach = plan.choices.reach(p.name)
+            low, high = held.get(Scalar(p.name, Type.INT), INT32)  # the call checks a `where`, too, which may say less
+            least = -(2 ** (63 if reach is None else reach.low)) if low == INT32[0] else low
+            most = 2 ** (63 if reach is None else reach.high) - 1 if high == INT32[1] else high
+            far[Scalar(p.name, Type.INT)] = least, most
+    own = [e for e in operations if any(far.get(n, INT32) != INT32 for n in nodes(e))]
+    if not own:
+        return []
+    sentence = "ints of a call that need more than 32 bits, up to what it lets through, leave 64 bits nowhere"
+    for e in own:
+        found = ends(e, plan.choices.longest, {**held, **far})
+        if found is not None and found[0] >= -(2**63) and found[1] < 2**63:
+            continue
+        context = SolverContext(plan.attention)
+        premises = known_ints(context, e, plan.choices.longest, far)
+        value = context.term(e)
+        answer = context.ask(premises, context.all_of([value < 2**63, value >= -(2**63)]), work.part())
+        if not isinstance(answer, Holds):
+            return [Claim("ints of a call", sentence, _verdict(e, answer, "leaves 64 bits"), span=e.span)]
+    return [Claim("ints of a call", sentence, Proved("intervals, z3"))]
 
 
 def _of_indices(plan: KernelPlan) -> set[Expr]:

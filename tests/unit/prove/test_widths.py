@@ -255,3 +255,19 @@ def test_a_power_of_an_unbounded_param_is_told_how_to_bound_it(mask: str) -> Non
     assert claim.span.line == 3
     bounded, _ = claims("triton", "param n: int where 0 <= n <= 100", f"mask = {mask}")
     assert all(isinstance(c.verdict, Proved) for c in bounded)
+
+
+@pytest.mark.parametrize("mask", ["k <= n", "k - q < n", "k < n", "k < n + m", "q * n < k", "k // 2 < n", "abs(n) < k"])
+def test_ints_beyond_what_a_call_lets_through_leave_64_bits(mask: str) -> None:
+    source = Source(f"attention subject\nparam n: int\nparam m: int\nmask = {mask}\n", "subject.attn")
+    planned = plan(api.analyse(source), reserved("triton"), wide_ints("triton"))
+    assert all(isinstance(c.verdict, Proved) for c in integer_width(planned, Work()))
+    assert planned.choices.reaches
+    for reach in planned.choices.reaches:
+        for field in ("low", "high"):
+            if getattr(reach, field) == 63:
+                continue
+            wider = tuple(replace(r, **{field: 63}) if r == reach else r for r in planned.choices.reaches)
+            edited = replace(planned, choices=replace(planned.choices, reaches=wider))
+            found = [c.verdict for c in integer_width(edited, Work()) if not isinstance(c.verdict, Proved)]
+            assert len(found) == 1 and isinstance(found[0], Refuted), (reach, field)
