@@ -27,7 +27,8 @@ class Choices:
     """`accesses`: how each load is guarded. `ints`: what the target does beyond 32 bits; `wide`: the operations that
     may get there; `longest`: sequences must be shorter, a power of two. `plain_divisions`: `//` and `%` of which
     neither side is negative, so that division towards zero is division downwards. `corners`: loads whose extreme
-    indices in a tile are known. `reaches`: how large ints of a call may be. `approximate`: functions that the target may compute by one approximate instruction."""
+    indices in a tile are known. `reaches`: how large ints of a call may be. `approximate`: functions that the target
+    may compute by one approximate instruction."""
 
     accesses: tuple[Access, ...]
     ints: WideInts
