@@ -162,13 +162,27 @@ def short(t: str) -> str:
     return t if len(t) <= 160 else f"{t[:157]}…"
 
 
+def _has_sign(e: Expr, assumptions: Assumptions, *, zero: bool, work: Work) -> bool:
+    """Whether e > 0, or e >= 0, follows from its parts' signs, or else from its terms'."""
+    follows = partial(_has_sign, assumptions=assumptions, zero=zero, work=work)
+    match e:
+        case Apply(op=Op.SELECT, args=(_, then, otherwise)):
+            return follows(then) and follows(otherwise)
+        case Apply(op=Op.MUL | Op.MIN, args=(a, b)) if follows(a) and follows(b):
+            return True
+        case Apply(op=Op.MAX, args=(a, b)) if follows(a) or follows(b):
+            return True
+        case _:
+            term = sp.factor_terms(expanded(Reading(assumptions, work).term(e), work))
+            return bool(term.is_positive or (zero and term.is_nonnegative))
+
+
 def sign_of(e: Expr, assumptions: Assumptions, *, zero: bool, work: Work) -> Verdict:
     """Whether e > 0, or e >= 0 where `zero` allows it, wherever the spec's facts hold."""
     reason = f"the sign of {text(e)} does not follow from the facts"
     try:
         with work.watched():
-            term = sp.factor_terms(expanded(Reading(assumptions, work).term(e), work))
-            if term.is_positive or (zero and term.is_nonnegative):
+            if _has_sign(e, assumptions, zero=zero, work=work):
                 return Proved("sympy")
     except (OutOfTime, OutOfWork) as stop:
         reason = f"{reason}: {stop.reason}"

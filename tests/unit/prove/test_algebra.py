@@ -208,6 +208,15 @@ def test_a_recognised_constant_is_within_rounding(value: float) -> None:
         ("a", True, Refuted),
         ("c - 1", True, Refuted),
         ("float(w)", False, Proved),
+        ("(c if h == 0 else exp(a))", False, Proved),
+        ("(c if h == 0 else a * a)", True, Proved),
+        ("(c if h == 0 else a * a)", False, Refuted),
+        ("(c if h == 0 else a)", True, Refuted),
+        ("max(a, c)", False, Proved),
+        ("max(a, low)", True, Refuted),
+        ("min(c, exp(a))", False, Proved),
+        ("min(c, a)", False, Refuted),
+        ("2.0 * max(a, c) * (1.0 if h == 0 else c)", False, Proved),
     ],
 )
 def test_signs(e: str, zero: bool, kind: type) -> None:
