@@ -114,7 +114,7 @@ def test_an_unknown_release_runs_the_portable_kernels_and_says_so_once(
 ) -> None:
     module: Any = under(version, monkeypatch)
     with pytest.warns(
-        UserWarning, match=rf"know Triton 3.6 to 3.9, not {re.escape(version)}; the portable kernels run"
+        UserWarning, match=rf"support Triton 3.6 to 3.9, not {re.escape(version)}; the portable kernels run"
     ):
         assert module._hopper(module.HOPPER, *halves()) is None
     with warnings.catch_warnings():

@@ -346,7 +346,7 @@ def _check(q, k, v, ids, scale):
 
 
 def _scale_number(scale) -> float:
-    """A scale that is neither a finite float nor a tensor: an int, or a number of NumPy's."""
+    """A scale that is no finite float and no tensor, as a float: an int, or a NumPy number."""
     try:
         if not isinstance(scale, str | bytes) and abs(float(scale)) < torch.inf:
             return float(scale)
@@ -356,14 +356,14 @@ def _scale_number(scale) -> float:
 
 
 def _spread(name: str, x: Tensor, shape: tuple[int, ...], dims: str) -> Tensor:
-    """`x` in this shape, its dimensions of size 1 repeated, in no memory."""
+    """`x` expanded to this shape along dimensions of size 1, without a copy."""
     if any(have not in (1, want) for have, want in zip(x.shape, shape, strict=True)):
         _refuse(f"{name} must have shape ({dims}) = {shape}, not {tuple(x.shape)}")
     return x.expand(shape)
 
 
 def _in_autocast(x: Any, kind: str) -> Any:
-    """`x` as autocast hands it to scaled_dot_product_attention: in its dtype, but for float64."""
+    """`x` in autocast's dtype, unless it is float64, as autocast does for scaled_dot_product_attention."""
     fits = isinstance(x, Tensor) and x.is_floating_point() and x.dtype is not torch.float64 and x.device.type == kind
     return x.to(torch.get_autocast_dtype(kind)) if fits else x
 

@@ -47,11 +47,11 @@ from triton import knobs
 from triton.runtime import driver
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-# The releases of Triton whose private names are known: this file is tested with 3.6 to 3.9.
+# The first and last release of Triton that this file is tested with, and whose private names it knows.
 RELEASES = ((3, 6), (3, 9))
 KNOWN = RELEASES[0] <= tuple(map(int, triton.__version__.split(".")[:2])) <= RELEASES[1]
 
-# The kernels for Hopper cards are written in Gluon. With releases that are not known the portable kernels run.
+# The kernels for Hopper GPUs are written in Gluon. Under an unknown release of Triton the portable kernels run.
 GLUON_KNOWN = KNOWN
 try:
     from triton.experimental import gluon
@@ -66,8 +66,8 @@ try:
     )
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as HopperDescriptor
 
-    # As Triton 3.7 and newer name it, and else as 3.6 does: the barrier of a warpgroup's threads, shared memory seen as
-    # of another type and shape, and the copy engine into shared memory and out of it.
+    # By the names of Triton 3.7, or else of 3.6: the barrier of a warpgroup, shared memory under another type and
+    # shape, and copies into shared memory and out of it.
     _BARRIER = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
     _SHARED = gl.shared_memory_descriptor
     _REINTERPRET = _SHARED.reinterpret if hasattr(_SHARED, "reinterpret") else _SHARED._reinterpret
@@ -81,8 +81,8 @@ PRECISION = tl.constexpr("ieee")  # of float32 products; half precision is exact
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
 
-# Tile sizes by (chip, bytes of an element, head dim rounded up): forward, dK/dV and dQ kernels, each
-# (queries, keys, warps, stages). None of them needs more shared memory than the chip has.
+# Tile sizes by (chip, bytes of an element, head dim rounded up): for the forward, dK/dV and dQ kernels, each (queries,
+# keys, warps, stages). All fit the chip's shared memory.
 TILES = {
     (chip, size, head_dim): row
     for row, places in (
@@ -117,12 +117,12 @@ TILES = {
     for head_dim in head_dims
 }
 
-# The most registers of a thread, by (head dim rounded up, queries, keys, warps, stages of the forward tile). With more,
-# one program fewer fits on a multiprocessor.
+# Register limits by (head dim rounded up, queries, keys, warps, stages of the forward tile), so that one more program
+# fits on a multiprocessor.
 REGISTERS: dict[tuple[int, ...], int] = {(128, 64, 128, 4, 1): 168, (128, 64, 64, 4, 1): 128}
 
-# Short queries, whose keys are cut into pieces, by (chip, bytes of an element): rows and keys of a tile at most,
-# elements of either, warps, stages, and how many programs a multiprocessor runs at a time.
+# Short queries by (chip, bytes of an element): the most rows, keys and elements of a tile, warps, stages, programs that
+# a multiprocessor runs at a time.
 SPLIT = {
     ('sm_80', 2): (64, 128, 8192, 4, 3, 2),
     ('sm_80', 4): (32, 32, 4096, 8, 1, 2),
@@ -138,10 +138,10 @@ SPLIT = {
     ('cpu', 4): (64, 64, 8192, 4, 1, 1),
 }
 
-# The forward kernel of compute capability 9.0 by (head dim of q and k, of v, rounded up): queries, keys, stages,
-# whether a warpgroup overlaps its own products, whether warpgroups start theirs in turn, registers of a thread that
-# computes and of one that fetches, heads whose tiles are taken in turn, at least, and tiles of queries of all these
-# heads, whether programs stay for more than one tile, and whether results have a place of their own.
+# The forward kernel for Hopper by head dims of (q and k, v), rounded up: queries, keys, stages, whether a warpgroup
+# overlaps its own products, whether warpgroups start products in turn, registers of a consumer thread and of a producer
+# thread, the fewest heads that share the cache and their tiles of queries, whether programs take several items, and
+# whether results have shared memory of their own.
 HopperRow = namedtuple("HopperRow", "BQ BK STAGES PIPELINED ORDERED REGISTERS SPARE together ahead SCHEDULE OUT_APART")
 HOPPER = {
     (64, 64): (192, 128, 2, False, True, 160, 32, 8, 256, 'queue', True),
@@ -153,10 +153,9 @@ HOPPER = {
     (256, 256): (128, 64, 2, True, True, 240, 24, 4, 128, 'queue', False),
 }
 
-# The backward kernel of compute capability 9.0, likewise: queries, keys, stages, whether dO is awaited before the
-# weights are made, heads whose tiles are taken in turn, at least, and tiles of keys of all these heads; registers of a
-# thread that fetches or waits; whether tiles of keys are taken from the last to the first, where there are heads
-# enough.
+# The backward kernel for Hopper, likewise: queries, keys, stages, whether weights wait for dO, the fewest heads that
+# share the cache and their tiles of keys, registers of a producer thread, and whether, with enough heads, tiles of keys
+# are taken from the last to the first.
 HopperBackwardRow = namedtuple("HopperBackwardRow", "BQ BK STAGES EARLY together ahead SPARE BACKWARDS")
 HOPPER_BACKWARD = {
     (32, 32): (128, 128, 3, False, 64, 512, 24, False),
@@ -164,9 +163,9 @@ HOPPER_BACKWARD = {
     (128, 128): (64, 128, 3, True, 2, 256, 24, True),
 }
 
-# And where dK and dV, and dQ, have a kernel each. Of dK/dV: queries, keys, stages, by how many tiles the warpgroup of
-# the weights may be ahead, heads whose tiles are taken in turn, registers of a thread that fetches. Of dQ: queries,
-# keys, stages of keys and of values, and the last two.
+# The backward kernels for larger head dims. dK/dV: queries, keys, stages, by how many tiles the warpgroup of the
+# weights may be ahead, heads that share the cache, registers of a producer thread. dQ: queries, keys, stages of keys
+# and of values, and the last two.
 HopperDkdvRow = namedtuple("HopperDkdvRow", "BQ BK STAGES AHEAD together SPARE")
 HopperDqRow = namedtuple("HopperDqRow", "BQ BK K_STAGES V_STAGES together SPARE")
 HOPPER_APART = {
@@ -180,12 +179,11 @@ HOPPER_APART = {
 # ---------------------------------------------------------------- helpers
 
 
-# The rows of one head of a tensor: where they are, by a pointer or by a descriptor of all heads; how many, how far
-# apart. And what functions of a tile are compiled for.
+# _Rows: the rows of one head (`base`: a pointer, or a descriptor of all heads). _Tiling: compile-time sizes of a tile.
 _Rows = namedtuple("_Rows", "base batch head stop stride")
 _Tiling = namedtuple("_Tiling", "D Dv BQ BK GRAD_SLOPE", defaults=(False, ))
 
-# Sizes and strides: a kernel isn't compiled again for one that is 1 or a multiple of 16.
+# Sizes and strides, for whose values Triton must not specialize a kernel.
 UNSPECIALIZED = ['Hq', 'Hkv', 'Sq', 'Sk', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b', 'k_stride_h',
     'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s', 'out_stride_b', 'out_stride_h', 'out_stride_s',
     'd_out_stride_b', 'd_out_stride_h', 'd_out_stride_s', 'dq_stride_b', 'dq_stride_h', 'dq_stride_s', 'dk_stride_b',
@@ -194,13 +192,13 @@ UNSPECIALIZED = ['Hq', 'Hkv', 'Sq', 'Sk', 'q_stride_b', 'q_stride_h', 'q_stride_
 
 @triton.constexpr_function
 def _block(cols):
-    """What a tile's columns are rounded up to: a power of two, 16 at least."""
+    """The columns of a tile: rounded up to a power of two, at least 16."""
     return max(16, triton.next_power_of_2(cols))
 
 
 @triton.jit
 def _load_rows(rows, start, ROWS: tl.constexpr, COLS: tl.constexpr, CHECKED: tl.constexpr):
-    """Rows start … start + ROWS - 1. Columns from COLS on are zero, and with CHECKED rows that do not exist."""
+    """Loads ROWS rows from `start` on. Columns from COLS on are zero and, if CHECKED, so are rows past the end."""
     if not isinstance(rows.base, tl.tensor):
         tile = tl.reshape(rows.base.load([rows.batch, rows.head, start, 0]), [ROWS, _block(COLS)])
     else:
@@ -220,7 +218,7 @@ def _load_rows(rows, start, ROWS: tl.constexpr, COLS: tl.constexpr, CHECKED: tl.
 
 @triton.jit
 def _store_rows(rows, values, start, COLS: tl.constexpr):
-    """Stores rows start … of one head, in the type of the memory."""
+    """Stores rows of one head from `start` on, in the tensor's dtype."""
     row = tl.arange(0, values.shape[0])[:, None]
     col = tl.arange(0, values.shape[1])[None, :]
     cells = rows.base + tl.cast(start, tl.int64) * rows.stride + row * rows.stride + col
@@ -229,7 +227,7 @@ def _store_rows(rows, values, start, COLS: tl.constexpr):
 
 @triton.jit
 def _head_rows(tensor, batch, head, strides, stop, ALIGN: tl.constexpr):
-    """The rows of one head, for `_load_rows`. The host has found the strides to be multiples of ALIGN."""
+    """The rows of one head. ALIGN divides the strides, as the host has checked."""
     stride_b, stride_h, stride_s = strides
     base = tensor
     if isinstance(tensor, tl.tensor):
@@ -241,9 +239,7 @@ def _head_rows(tensor, batch, head, strides, stop, ALIGN: tl.constexpr):
 
 @triton.jit
 def _busy_tiles_first(n_tiles, n_heads, LATE: tl.constexpr):
-    """(tile, batch, head) of this program: tiles with most work first, eight heads at a time, so that they share the
-    cache.
-    """
+    """(tile, batch, head) of this program: tiles with most work first, of eight heads that share the cache."""
     pid = tl.program_id(0)
     first = pid // (n_tiles * 8) * 8
     width = tl.minimum(tl.num_programs(0) // n_tiles - first, 8)
@@ -258,7 +254,7 @@ def _busy_tiles_first(n_tiles, n_heads, LATE: tl.constexpr):
 
 @triton.jit
 def _key_tiles(q0, q1, Sq, Sk, BK: tl.constexpr):
-    """The tiles that the queries q0 … q1 meet: `any` some pair is allowed, `full` every pair is: no mask there."""
+    """The tiles that the queries q0 … q1 meet: `any` may have an allowed pair, `full` need no mask."""
     q0 = tl.cast(q0, tl.int64)
     q1 = tl.cast(q1, tl.int64)
     any_hi = tl.cast(tl.cdiv(tl.minimum(Sk, q1 + Sk - Sq + 1), BK), tl.int32)
@@ -271,7 +267,7 @@ def _key_tiles(q0, q1, Sq, Sk, BK: tl.constexpr):
 
 @triton.jit
 def _query_tiles(k0, k1, Sq, Sk, BQ: tl.constexpr):
-    """The tiles that the keys k0 … k1 meet: `any` some pair is allowed, `full` every pair is: no mask there."""
+    """The tiles that the keys k0 … k1 meet: `any` may have an allowed pair, `full` need no mask."""
     k0 = tl.cast(k0, tl.int64)
     k1 = tl.cast(k1, tl.int64)
     any_lo = tl.cast(tl.maximum(0, k0 + Sq - Sk) // BQ, tl.int32)
@@ -299,7 +295,7 @@ def _no_keys(ROWS: tl.constexpr, COLS: tl.constexpr):
 
 @triton.jit
 def _attend_tile(state, held, k_rows, v_rows, k0, tiling: tl.constexpr, MASKED: tl.constexpr):
-    """Folds the keys k0 … k0 + BK - 1 into the state of a tile of queries. `held`: what does not depend on the key."""
+    """Folds the keys k0 … k0 + BK - 1 into a tile's state. `held`: values that do not depend on the key."""
     acc, row_max, row_sum = state
     q, head_term, head_term_2, row_term, row_term_2 = held
     k_idx = (k0 + tl.arange(0, tiling.BK))[None, :]
@@ -323,7 +319,7 @@ def _attend_tile(state, held, k_rows, v_rows, k0, tiling: tl.constexpr, MASKED: 
 
 @triton.jit
 def _finish(state):
-    """The results of rows whose keys have all been met."""
+    """The output rows and their log-sum-exp, from the final state."""
     acc, row_max, row_sum = state
     total = row_max
     empty = row_max == float("-inf")
@@ -340,7 +336,7 @@ def _forward_kernel(
     out_stride_h, out_stride_s,
     D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ALIGN: tl.constexpr, PRECISE: tl.constexpr,
 ):
-    """One tile of queries of one head: walks the tiles of keys that it can meet."""
+    """One tile of queries of one head: visits the tiles of keys that it meets."""
     tiling: tl.constexpr = _Tiling(D, Dv, BQ, BK)
     tile, batch, head = _busy_tiles_first(tl.cdiv(Sq, BQ), Hq, True)
     kv_head = head // (Hq // Hkv)
@@ -468,64 +464,52 @@ def _merge_kernel(
 # ---------------------------------------------------------------- forward, for compute capability 9.0
 
 
-# A ring of tiles in shared memory: the tiles, a barrier for each that says that it has arrived, and the first of the
-# hardware barriers that say that a place is free.
+# A ring of tiles in shared memory: the tiles, an mbarrier for each that completes when the tile has arrived, and the
+# number of the first hardware barrier that tells that a place is free.
 _Ring = namedtuple("_Ring", "tiles ready FREE")
 
 
 @gluon.jit
 def _opaque(item):
-    """`item`, unknown to the compiler: what is computed from it anew need not be kept in registers until then."""
+    """`item`, opaque to the compiler: values computed from it again do not stay in registers until then."""
     return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [item], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
 def _barrier_arrive(number, THREADS: gl.constexpr, WARPS: gl.constexpr):
-    """Tells the THREADS that share a barrier of the program's sixteen that these warps have arrived; they go on."""
+    """Arrives at hardware barrier `number`, which THREADS threads share, and goes on."""
     each: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
-    gl.inline_asm_elementwise(
-        "bar.arrive $1, $2; mov.b32 $0, $1;",
-        "=r,r,r",
-        [number + gl.full([32 * WARPS], 0, gl.int32, layout=each),
-            gl.full([32 * WARPS], THREADS, gl.int32, layout=each)],
-        dtype=gl.int32,
-        is_pure=False,
-        pack=1,
-    )
+    ids = number + gl.full([32 * WARPS], 0, gl.int32, layout=each)
+    threads = gl.full([32 * WARPS], THREADS, gl.int32, layout=each)
+    gl.inline_asm_elementwise("bar.arrive $1, $2; mov.b32 $0, $1;", "=r,r,r", [ids, threads], gl.int32, False, 1)
 
 
 @gluon.jit
 def _barrier_sync(number, THREADS: gl.constexpr, WARPS: gl.constexpr):
-    """As `_barrier_arrive`, and returns when all of them have come. What they wrote before is seen from then on."""
+    """Arrives at hardware barrier `number` and waits for all THREADS threads. Their earlier writes are then visible."""
     each: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
-    gl.inline_asm_elementwise(
-        "bar.sync $1, $2; mov.b32 $0, $1;",
-        "=r,r,r",
-        [number + gl.full([32 * WARPS], 0, gl.int32, layout=each),
-            gl.full([32 * WARPS], THREADS, gl.int32, layout=each)],
-        dtype=gl.int32,
-        is_pure=False,
-        pack=1,
-    )
+    ids = number + gl.full([32 * WARPS], 0, gl.int32, layout=each)
+    threads = gl.full([32 * WARPS], THREADS, gl.int32, layout=each)
+    gl.inline_asm_elementwise("bar.sync $1, $2; mov.b32 $0, $1;", "=r,r,r", [ids, threads], gl.int32, False, 1)
 
 
 @gluon.jit
 def _publish(note, item):
-    """Publishes the next item. What follows in this warp comes after it."""
+    """Publishes the next item, before anything that follows in this warp."""
     note.store(gl.full([1], item, gl.int32, layout=gl.BlockedLayout([1], [32], [1], [0])))
     _BARRIER()
 
 
 @gluon.jit
 def _unpacked(pairs, dtype: gl.constexpr, layout: gl.constexpr):
-    """What was packed, in half precision."""
+    """The packed pairs as a tile in half precision."""
     low = pairs.to(gl.int16).to(dtype, bitcast=True)
     high = (pairs >> 16).to(gl.int16).to(dtype, bitcast=True)
     return gl.convert_layout(gl.join(low, high).reshape([pairs.shape[0], pairs.shape[1] * 2]), layout)
 
 
-# What travels together, beside rings. Where the next items are noted and counted. What a call gives every function.
-# What the kernel is compiled for. Where results go. Which tiles of keys a warpgroup walks.
+# _Work: the next items, and how they are counted. _Call: the arguments of a call that every function takes. _Config:
+# compile-time constants. _Results: where results go. _Walk: the tiles of keys that a warpgroup visits.
 _Work = namedtuple("_Work", "notes queue_ptr n_work together")
 _Call = namedtuple("_Call", "scale Hq Hkv Sq Sk slope_ptr slope_stride_0")
 _Config = namedtuple("_Config",
@@ -537,20 +521,19 @@ _Walk = namedtuple("_Walk", "turn n_steps first stop own_full_hi")
 
 @gluon.jit
 def _pin_order(n_steps):
-    """A loop that is never entered, though the compiler cannot know: it moves no wait for a product up across it."""
+    """A loop that is never entered. The compiler cannot know that, so it moves no wait for a product above it."""
+    steps = gl.full([128], n_steps, gl.int32, layout=gl.BlockedLayout([1], [32], [4], [0]))
     gl.inline_asm_elementwise(
         "{ .reg .pred p; wait: setp.ge.s32 p, $1, 0; @p bra.uni go; nanosleep.u32 100; bra.uni wait; go: mov.b32 $0, "
         "$1; }",
-        "=r,r",
-        [gl.full([128], n_steps, gl.int32, layout=gl.BlockedLayout([1], [32], [4], [0]))],
-        dtype=gl.int32, is_pure=False, pack=1,
+        "=r,r", [steps], gl.int32, False, 1,
     )
 
 
 @gluon.jit
 def _work_item(item, n_tiles, n_heads, n_work, together):
-    """(tile, batch, head) of an item: the tiles with most work first, `together` heads at a time, so that they share
-    the cache.
+    """(tile, batch, head) of an item: the tiles with most work first, for `together` heads at a time, which share the
+    cache.
     """
     first = item // (n_tiles * together) * together
     width = tl.minimum(n_work // n_tiles - first, together)
@@ -562,7 +545,7 @@ def _work_item(item, n_tiles, n_heads, n_work, together):
 
 @gluon.jit
 def _publish_item(notes, slot, item, tile, batch, head):
-    """Tells a warpgroup its next item, and what that is: its own divisions would take longer than this."""
+    """Publishes a warpgroup's next item with its tile, batch and head, which takes less time than its own divisions."""
     one: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     notes.index(4 * slot + 1).store(gl.full([1], tile, gl.int32, layout=one))
     notes.index(4 * slot + 2).store(gl.full([1], batch, gl.int32, layout=one))
@@ -577,14 +560,14 @@ def _noted(notes, i):
 
 @gluon.jit
 def _noted_item(notes, slot):
-    """(tile, batch, head) of the item noted there."""
+    """(tile, batch, head) of the item that is published in this slot."""
     return _noted(notes, 4 * slot + 1), _noted(notes, 4 * slot + 2), _noted(notes, 4 * slot + 3)
 
 
 @gluon.jit
 def _key_runs(q0, batch, head, kv_head, call, config: gl.constexpr, ROWS: gl.constexpr):
-    """The tiles of keys that ROWS queries from q0 on meet, as `_key_tiles` has them; none beyond the last, since the
-    first is walked even where there is none. A part of a tile whose queries all lie past the end meets none.
+    """The tiles of keys that ROWS queries from q0 on meet (`_key_tiles`), up to the last tile, since every item visits
+    at least one. Queries past the end meet none.
     """
     _scale, _Hq, _Hkv, Sq, Sk, _slope_ptr, _slope_stride_0 = call
     BK: gl.constexpr = config.BK
@@ -597,7 +580,7 @@ def _key_runs(q0, batch, head, kv_head, call, config: gl.constexpr, ROWS: gl.con
 
 @gluon.jit
 def _load_tiles(q_desc, k_desc, v_desc, q_ring, k_ring, v_ring, work, call, config: gl.constexpr):
-    """The producer, one warp: fetches queries, keys and values of every tile, as far ahead as there is room."""
+    """The producer warp: fetches the queries, keys and values of every tile, as far ahead as the rings have room."""
     _scale, Hq, Hkv, Sq, _Sk, _slope_ptr, _slope_stride_0 = call
     BQ: gl.constexpr = config.BQ
     BK: gl.constexpr = config.BK
@@ -659,12 +642,11 @@ def _load_tiles(q_desc, k_desc, v_desc, q_ring, k_ring, v_ring, work, call, conf
 
 @gluon.constexpr_function
 def _weights_ptx(n, half):
-    """PTX for a thread's n pairs of scores of neighbours, of two rows in turn: their weights in pairs of `half`; and
-    for each row, as its first number, their sum, the row's reference, and what its earlier sums are to be multiplied
-    by.
+    """PTX for n pairs of neighbouring scores of a thread, of two rows in turn. Returns the weights in pairs of `half`,
+    and for each row its sum, its reference and the factor of its earlier sums, each as the row's first number.
 
-    Weights are made with the reference there is. Where a sum passes 2**8, or is no number, the maximum becomes the
-    row's reference and the warp makes them again. A row that has no reference yet, -inf, has no such sum.
+    Weights are computed with the current reference. If a sum exceeds 2**8 or is NaN, the maximum becomes the row's
+    reference, and the warp computes the weights again. So it is for a row without a reference yet (-inf).
     """
     operands = ([f"${i * n + j}" for j in range(n)] for i in range(10))
     weights, sums, refs, before, low, high, was, factor, rise, ahead = operands
@@ -684,7 +666,7 @@ def _weights_ptx(n, half):
 
     refer = []
     for r in (0, 1):
-        # The old reference, shuffled, so that no maximum can be had before it is wanted. Four maxima side by side.
+        # Shuffling the old reference keeps the compiler from computing maxima early. Four maxima run side by side.
         refer += [f"shfl.sync.bfly.b32 m{r}, {was[r]}, 0, 31, -1;"]
         for k, j in enumerate(j for j, at in enumerate(row) if at == r):
             y = f"w{k}" if k < 4 else "y"
@@ -707,7 +689,7 @@ def _weights_ptx(n, half):
         "again: @none bra.uni anew;", *make, "@second bra.uni done;",
         *passed, "or.pred a, a, b; vote.sync.any.pred a, a, -1; @!a bra.uni done;",
         "anew:", *refer,
-        # A shuffled 1: as a constant it would make the assembler write the code of the weights once more.
+        # With a constant 1, the assembler would duplicate the code of the weights, so it is shuffled.
         "mov.f32 y, 0f3F800000; shfl.sync.bfly.b32 y, y, 0, 31, -1; setp.ne.f32 second, y, 0f00000000;",
         "not.pred none, second; bra.uni again; done: }",
     ])
@@ -715,7 +697,7 @@ def _weights_ptx(n, half):
 
 @gluon.constexpr_function
 def _weights_constraints(n):
-    """Constraints: results, which are written before all is read, and operands."""
+    """Constraints: results (early clobber), then operands."""
     return ",".join(["=&r"] * n + ["=&f"] * (3 * n) + ["f"] * (6 * n))
 
 
@@ -726,13 +708,13 @@ def _one(a, b):
 
 @gluon.jit
 def _firsts(x):
-    """(64, 4): the first number of a row that each of its four threads has, of a tile of pairs."""
+    """(64, 4): the first number of each row that each of the row's four threads holds."""
     return tl.reduce(x.reshape([64, x.shape[1] // 4, 4]), 1, _one)
 
 
 @gluon.jit
 def _across(rows, like, EACH: gl.constexpr):
-    """What a row's four threads have, (64, 4), for each of their numbers, which lie together by EACH."""
+    """Spreads one number for each of a row's four threads, (64, 4), over all numbers of the thread, EACH at a time."""
     wide = rows.reshape([64, 1, 4, 1]).broadcast_to([64, like.shape[1] // (4 * EACH), 4, EACH]).reshape(like.shape)
     return gl.convert_layout(wide, like.type.layout)
 
@@ -757,8 +739,8 @@ def _lagging_weights(x, reference, factor, dtype: gl.constexpr, rise, ahead):
 
 @gluon.constexpr_function
 def _multiplied(n):
-    """PTX that multiplies n registers in place, unless all factors of the warp are 1. A thread has numbers of two rows,
-    which take turns after two columns.
+    """PTX that multiplies n registers in place, unless all factors of the warp are 1. Numbers of a thread's two rows
+    alternate every two columns.
     """
     test = f"setp.neu.f32 a, ${2 * n}, 0f3F800000; setp.neu.f32 b, ${2 * n + 2}, 0f3F800000; or.pred a, a, b;"
     products = " ".join(f"mul.f32 ${i}, ${i}, ${2 * n + i};" for i in range(n))
@@ -767,13 +749,13 @@ def _multiplied(n):
 
 @gluon.constexpr_function
 def _in_place(n):
-    """Constraints: n results, in whose registers the first n numbers come, and n factors."""
+    """Constraints: n results, n operands in the same registers, n factors."""
     return ",".join(["=f"] * n + [str(i) for i in range(n)] + ["f"] * n)
 
 
 @gluon.jit
 def _rescaled(acc, rescale):
-    """acc * rescale; a warp whose rows keep their reference goes past."""
+    """acc * rescale. A warp whose rows all keep their reference skips it."""
     COUNT: gl.constexpr = acc.shape[1] // 2
     return gl.inline_asm_elementwise(
         _multiplied(COUNT), _in_place(COUNT), [acc, _across(rescale, acc, 2)], dtype=gl.float32, is_pure=False,
@@ -783,15 +765,15 @@ def _rescaled(acc, rescale):
 
 @gluon.jit
 def _no_key_yet(no_scores):
-    """(row_sum, row_max) of rows that have met no key, for each of a row's four threads."""
+    """(row_sum, row_max) of rows without a key so far, for each of a row's four threads."""
     row_sum = _firsts(no_scores.reshape([64, no_scores.shape[1] // 2, 2]).split()[0])
     return row_sum, row_sum - float("inf")
 
 
 @gluon.jit
 def _weigh(row_sum, row_max, qk, k0, masked, terms, config: gl.constexpr):
-    """The weights of 64 queries for the keys k0 … k0 + BK - 1, packed, and the state of the rows with these keys.
-    `terms`: what does not depend on the key.
+    """The weights of 64 queries for the keys k0 … k0 + BK - 1, packed, and the rows' state after them. `terms`: values
+    that do not depend on the key.
     """
     head_term, logit_scale, row_term = terms
     BK: gl.constexpr = config.BK
@@ -822,7 +804,7 @@ def _normalized(acc, row_sum, row_max, factor, rows_layout: gl.constexpr):
 
 @gluon.jit
 def _release_tile(turn, k_ring, v_ring, config: gl.constexpr, PART: gl.constexpr):
-    """Gives a tile back that none of this warpgroup's queries meets, as soon as it is there."""
+    """Releases a tile that none of this warpgroup's queries meets, as soon as it has arrived."""
     stage = turn % config.STAGES
     phase = turn // config.STAGES & 1
     mbarrier.wait(k_ring.ready.index(stage), phase)
@@ -836,7 +818,7 @@ def _release_tile(turn, k_ring, v_ring, config: gl.constexpr, PART: gl.constexpr
 
 @gluon.jit
 def _scores(q, k_ring, stage, no_scores, config: gl.constexpr):
-    """Starts the product of queries and a tile of keys, by the parts of its columns."""
+    """Starts the product of queries and a tile of keys, part by part of the head dim."""
     token = no_scores
     for part in gl.static_range(config.K_PARTS):
         k = k_ring.tiles.index(stage * config.K_PARTS + part).reshape([config.BK, config.K_COLS]).permute((1, 0))
@@ -849,7 +831,8 @@ def _scores(q, k_ring, stage, no_scores, config: gl.constexpr):
 def _attend_overlapped(
     acc, row_sum, row_max, q, q_ring, k_ring, v_ring, walk, terms, config: gl.constexpr, PART: gl.constexpr
 ):
-    """A tile's products where PIPELINED: the next scores are under way while these are weighed."""
+    """The tiles of keys, PIPELINED: the product for the next scores runs while this warpgroup weighs the current ones.
+    """
     turn, n_steps, first, stop, own_full_hi = walk
     BK: gl.constexpr = config.BK
     weight_layout: gl.constexpr = gl.DotOperandLayout(0, acc.type.layout, 2)
@@ -886,7 +869,7 @@ def _attend_overlapped(
         _barrier_arrive(v_ring.FREE + v_stage, config.SHARE, 4)
         acc = _rescaled(acc, rescale)
         p = _unpacked(weight, config.dtype, weight_layout)
-    if config.OUT_APART and config.SCHEDULE != "once":  # the next queries come during the last product
+    if config.OUT_APART and config.SCHEDULE != "once":  # the next queries arrive during the last product
         _barrier_arrive(q_ring.FREE + PART, 160, 4)
     mbarrier.wait(v_ring.ready.index(stage), phase)
     acc_token = warpgroup_mma(p, v_ring.tiles.index(stage).reshape([BK, config.BLOCK_DV]), acc, is_async=True)
@@ -899,7 +882,7 @@ def _attend_overlapped(
 def _attend_in_turn(
     acc, row_sum, row_max, q, q_ring, k_ring, v_ring, walk, terms, config: gl.constexpr, PART: gl.constexpr
 ):
-    """A tile's products one after the other: the other warpgroups fill the gaps."""
+    """The tiles of keys, one product after the other. The other warpgroups fill the gaps."""
     turn, n_steps, first, stop, own_full_hi = walk
     BK: gl.constexpr = config.BK
     weight_layout: gl.constexpr = gl.DotOperandLayout(0, acc.type.layout, 2)
@@ -930,7 +913,7 @@ def _attend_in_turn(
 
 @gluon.jit
 def _store_tile(acc, lse, place, results, q_ring, call, config: gl.constexpr, PART: gl.constexpr):
-    """Stores the results of 64 queries. `place`: their batch, head, first query and all."""
+    """Stores the results of 64 queries. `place`: their batch, head, first position and positions."""
     _scale, Hq, _Hkv, Sq, _Sk, _slope_ptr, _slope_stride_0 = call
     batch, head, q0, rows = place
     Dv: gl.constexpr = config.Dv
@@ -942,7 +925,7 @@ def _store_tile(acc, lse, place, results, q_ring, call, config: gl.constexpr, PA
         out_col = gl.arange(0, config.BLOCK_DV, layout=gl.SliceLayout(0, acc.type.layout))[None, :]
         rest = (acc - out.to(gl.float32)).to(config.dtype)
         gl.store(results.rest_ptr + row * Dv + out_row * Dv + out_col, rest, mask=(out_row < Sq) & (out_col < Dv))
-    # The copy engine clips the result to the tensor. Without a place of its own it takes that of the queries.
+    # The copy engine clips the result to the tensor. Without shared memory of its own, it takes that of the queries.
     if config.OUT_APART:
         out_tile = results.tiles.index(PART)
         tma.store_wait(0)
@@ -957,7 +940,7 @@ def _store_tile(acc, lse, place, results, q_ring, call, config: gl.constexpr, PA
 
 @gluon.jit
 def _attend_tiles(results, q_ring, k_ring, v_ring, work, call, config: gl.constexpr, PART: gl.constexpr):
-    """A consumer, one warpgroup: its 64 queries of every tile."""
+    """A consumer warpgroup: 64 queries of every tile."""
     scale, Hq, Hkv, Sq, Sk, slope_ptr, slope_stride_0 = call
     BQ: gl.constexpr = config.BQ
     BK: gl.constexpr = config.BK
@@ -1037,19 +1020,16 @@ def _hopper_forward_kernel(
     STAGES: gl.constexpr, SCHEDULE: gl.constexpr, ORDERED: gl.constexpr, OUT_APART: gl.constexpr,
     PIPELINED: gl.constexpr, REGISTERS: gl.constexpr, SPARE: gl.constexpr, FAST: gl.constexpr, PRECISE: gl.constexpr,
 ):
-    """The forward pass by consumers, warpgroups with 64 queries each, and a producer, a warp that fetches for all of
-    them.
-    """
+    """The forward pass: consumer warpgroups of 64 queries each, and one producer warp."""
     PARTS: gl.constexpr = BQ // 64
     SHARE: gl.constexpr = 32 + 2 * BQ  # the threads that share a tile of keys or values
-    # Of the sixteen barriers of a program Triton has the first six. These tell that a place is free, and whose turn
-    # it is.
+    # Hardware barriers. Triton uses the first six of sixteen; these tell that a place is free, and whose turn it is.
     K_FREE: gl.constexpr = 6
     V_FREE: gl.constexpr = K_FREE + STAGES
     Q_FREE: gl.constexpr = V_FREE + STAGES
     ORDER: gl.constexpr = Q_FREE + PARTS
     gl.static_assert(ORDER + (PARTS if ORDERED else 0) <= 16)
-    # Tiles have powers of two; 192 columns of keys come in three parts, so that products have no others.
+    # Tile sizes are powers of two, so 192 columns of keys come in three parts.
     Q_COLS: gl.constexpr = 256 if BLOCK_D == 192 else BLOCK_D
     K_COLS: gl.constexpr = 64 if BLOCK_D == 192 else BLOCK_D
     K_PARTS: gl.constexpr = BLOCK_D // K_COLS
@@ -1108,12 +1088,12 @@ def _rows_kernel(
     out_stride_s, d_out_stride_b, d_out_stride_h, d_out_stride_s, counters_ptr, n_counters,
     Dv: tl.constexpr, ROWS: tl.constexpr, ALIGN: tl.constexpr, HAS_D_LSE: tl.constexpr, PRECISE: tl.constexpr,
 ):
-    """What every pair of a row reads, once a row: the log-sum-exp to base 2, inf for rows that met no key; delta.
+    """Values of a row that all of its pairs read: the log-sum-exp to base 2, inf for rows that met no key; delta.
 
     delta = rowsum(d_out * out) - d_lse is what a pair subtracts from d_out . v (Dao et al., 2022).
     """
     if counters_ptr is not None:
-        # What later kernels count with: as many cells as programs clear, at most, since a tile has 64 rows.
+        # Clears the counters of later kernels. Programs suffice for all of them, since a tile has at least 64 rows.
         at = tl.cast(tl.program_id(0), tl.int64) * (4 * ROWS) + tl.arange(0, 4 * ROWS)
         tl.store(counters_ptr + at, tl.zeros([4 * ROWS], tl.int32), mask=at < n_counters)
     n_tiles = tl.cdiv(Sq, ROWS)
@@ -1138,7 +1118,7 @@ def _rows_kernel(
 
 @triton.jit
 def _dq_tile(state, held, k_rows, v_rows, k0, tiling: tl.constexpr, MASKED: tl.constexpr):
-    """Adds to dQ what the keys k0 … k0 + BK - 1 contribute."""
+    """Adds the keys k0 … k0 + BK - 1 to dQ."""
     dq, sum_slope = state
     q, d_out, row_lse, delta, head_term, head_term_2, row_term, row_term_2 = held
     k_idx = (k0 + tl.arange(0, tiling.BK))[None, :]
@@ -1171,7 +1151,7 @@ def _dq_kernel(
     D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ALIGN: tl.constexpr,
     GRAD_SLOPE: tl.constexpr,
 ):
-    """One tile of queries of one head: walks the same tiles of keys as the forward kernel."""
+    """dQ of one tile of queries of one head: visits the same tiles of keys as the forward kernel."""
     tiling: tl.constexpr = _Tiling(D, Dv, BQ, BK, GRAD_SLOPE)
     tile, batch, head = _busy_tiles_first(tl.cdiv(Sq, BQ), Hq, True)
     kv_head = head // (Hq // Hkv)
@@ -1210,7 +1190,7 @@ def _dq_kernel(
 
 @triton.jit
 def _dkdv_tile(state, held, q_rows, d_out_rows, q0, tiling: tl.constexpr, MASKED: tl.constexpr):
-    """Adds to dK and dV what the queries q0 … q0 + BQ - 1 contribute. `held`: what does not depend on the query."""
+    """Adds the queries q0 … q0 + BQ - 1 to dK and dV. `held`: values that do not depend on the query."""
     dk, dv = state
     k, v, row, lse_ptr, delta_ptr, k_idx, Sk, head_term, head_term_2, col_term = held
     Sq = q_rows.stop
@@ -1219,7 +1199,7 @@ def _dkdv_tile(state, held, q_rows, d_out_rows, q0, tiling: tl.constexpr, MASKED
     q = _load_rows(q_rows, q0, tiling.BQ, tiling.D, MASKED)
     d_out = _load_rows(d_out_rows, q0, tiling.BQ, tiling.Dv, MASKED)
     qk = tl.dot(k, tl.trans(q), input_precision=PRECISION)
-    dp = tl.dot(v, tl.trans(d_out), input_precision=PRECISION)  # early: it runs while p is computed
+    dp = tl.dot(v, tl.trans(d_out), input_precision=PRECISION)  # early, so that it runs while p is computed
     if MASKED:
         row_lse = tl.load(lse_ptr + row + rows, mask=rows < Sq, other=float("inf"))[None, :]
         delta = tl.load(delta_ptr + row + rows, mask=rows < Sq, other=0.0)[None, :]
@@ -1248,7 +1228,7 @@ def _dkdv_kernel(
     D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ALIGN: tl.constexpr,
     GRAD_SLOPE: tl.constexpr,
 ):
-    """One tile of keys of one key/value head: walks the tiles of queries that meet it, of every head of the group."""
+    """dK and dV of one tile of keys of one KV head: visits the queries that it meets, head by head."""
     tiling: tl.constexpr = _Tiling(D, Dv, BQ, BK, GRAD_SLOPE)
     tile, batch, kv_head = _busy_tiles_first(tl.cdiv(Sk, BK), Hkv, False)
     k0 = tile * BK
@@ -1289,8 +1269,8 @@ def _dkdv_kernel(
 # ---------------------------------------------------------------- backward, for compute capability 9.0
 
 
-# What travels together. What a call gives every function; beside it, each kernel has a tuple for the pointers and
-# counts of its own work, and one for what it is compiled for.
+# The arguments of a call that every function takes. Each kernel also has a tuple of the pointers and counts of its
+# work, and one of its compile-time constants.
 _BackwardCall = namedtuple("_BackwardCall", "scale Hq Hkv Sq Sk slope_ptr slope_stride_0")
 
 
@@ -1301,7 +1281,7 @@ def _barriers(N: gl.constexpr):
 
 @gluon.jit
 def _initialized(N: gl.constexpr, ARRIVALS: gl.constexpr):
-    """N barriers, each of whose phases takes so many arrivals."""
+    """N mbarriers. A phase of each completes after ARRIVALS arrivals."""
     barriers = _barriers(N)
     for i in gl.static_range(N):
         mbarrier.init(barriers.index(i), count=ARRIVALS)
@@ -1310,7 +1290,7 @@ def _initialized(N: gl.constexpr, ARRIVALS: gl.constexpr):
 
 @gluon.jit
 def _acquire(ring, turn, STAGES: gl.constexpr):
-    """The place for a ring's next tile: waits until both consumers have released it."""
+    """Waits until both consumers have released the place of a ring's next tile, and returns its stage."""
     stage = turn % STAGES
     if turn >= STAGES:
         _barrier_sync(ring.FREE + stage, 288, 1)
@@ -1319,21 +1299,21 @@ def _acquire(ring, turn, STAGES: gl.constexpr):
 
 @gluon.jit
 def _fetch(desc, ring, stage, batch, head, start):
-    """Starts to copy a tile to a place that the producer has acquired."""
+    """Starts the copy of a tile to a place that the producer has acquired."""
     mbarrier.expect(ring.ready.index(stage), desc.block_type.nbytes)
     _COPY_IN(desc, [batch, head, start, 0], ring.ready.index(stage), ring.tiles.index(stage))
 
 
 @gluon.jit
 def _await_released(ring, turn, STAGES: gl.constexpr):
-    """Returns when the consumers have released the last tiles of a ring: their barriers must not be left waiting."""
+    """Waits until the consumers have released the last tiles of a ring, so that no barrier is left incomplete."""
     for last in range(tl.minimum(turn, STAGES)):
         _barrier_sync(ring.FREE + (turn - 1 - last) % STAGES, 288, 1)
 
 
 @gluon.jit
 def _key_item(item, n_tiles, n_heads, n_work, together):
-    """(tile, batch, head) of an item: tile by tile, `together` heads at a time."""
+    """(tile, batch, head) of an item. `together` heads advance tile by tile."""
     first = item // (n_tiles * together) * together
     width = tl.minimum(n_work // n_tiles - first, together)
     i = item - first * n_tiles
@@ -1342,8 +1322,8 @@ def _key_item(item, n_tiles, n_heads, n_work, together):
 
 @gluon.jit
 def _kept_bits(like, q0, k0, batch, head, kv_head, call, config: gl.constexpr, BK: gl.constexpr):
-    """All bits of the packed pairs that the mask allows, none of the others. Positions are computed anew: kept for it,
-    they would not fit in registers.
+    """All bits of each packed pair that the mask allows, and none of the others. Positions are computed again, because
+    there are no registers to keep them.
     """
     _scale, _Hq, _Hkv, Sq, Sk, _slope_ptr, _slope_stride_0 = call
     BQ: gl.constexpr = config.BQ
@@ -1360,9 +1340,9 @@ def _kept_bits(like, q0, k0, batch, head, kv_head, call, config: gl.constexpr, B
 def _weigh_again(
     qk, row_lse, batch, head, kv_head, q0, k0, k_idx, terms, config: gl.constexpr, BK: gl.constexpr, dtype: gl.constexpr
 ):
-    """The weights of a tile, keys down and queries across, from its scores and the rows' log-sum-exp; and times what
-    the score grows with q . k, where that is not one: packed, and of every pair, allowed or not. `terms`: what does not
-    depend on the query.
+    """The weights of a tile (rows are keys, columns are queries), from its scores and the log-sum-exp of each query;
+    where the score is not linear in q . k, also the weights times its derivative. Packed, and not yet masked. `terms`:
+    values that do not depend on the query.
     """
     Sq, Sk, head_term, head_term_2, col_term = terms
     BQ: gl.constexpr = config.BQ
@@ -1377,20 +1357,16 @@ def _weigh_again(
 
 @gluon.jit
 def _packed(x, dtype: gl.constexpr):
-    """Neighbours of a tile in half precision, two in a register: as tensors of 16 bits a loop would carry them apart.
+    """Packs neighbours of a tile in half precision into 32 bits. A loop would carry 16-bit tensors in a register each.
     """
     low, high = x.reshape([x.shape[0], x.shape[1] // 2, 2]).split()
-    return gl.inline_asm_elementwise(
-        "cvt.rn.bf16x2.f32 $0, $2, $1;" if dtype == gl.bfloat16 else "cvt.rn.f16x2.f32 $0, $2, $1;",
-        "=r,f,f",
-        [low, high],
-        dtype=gl.int32, is_pure=True, pack=1,
-    )
+    ASM: gl.constexpr = "cvt.rn.bf16x2.f32 $0, $2, $1;" if dtype == gl.bfloat16 else "cvt.rn.f16x2.f32 $0, $2, $1;"
+    return gl.inline_asm_elementwise(ASM, "=r,f,f", [low, high], gl.int32, True, 1)
 
 
 @gluon.jit
 def _unpacked_wide(pairs, dtype: gl.constexpr, layout: gl.constexpr):
-    """What was packed, in float32."""
+    """The packed pairs as a tile in float32."""
     if dtype == gl.bfloat16:
         low = (pairs << 16).to(gl.float32, bitcast=True)
         high = (pairs & -65536).to(gl.float32, bitcast=True)
@@ -1411,7 +1387,7 @@ _BackwardConfig = namedtuple("_BackwardConfig",
 
 @gluon.jit
 def _members(head, work, call, config: gl.constexpr):
-    """(batch, head of keys, first member, the one behind the last): which query heads an item of this head walks."""
+    """(batch, KV head, start, end): an item of this head visits the query heads start … end - 1 of the group."""
     group = call.Hq // call.Hkv
     kv_head = head
     start = 0
@@ -1428,12 +1404,11 @@ def _members(head, work, call, config: gl.constexpr):
 
 @gluon.jit
 def _walked_item(item, n_tiles, work, config: gl.constexpr):
-    """(tile, its place in the order, whether that is backwards, head) of an item.
+    """(tile of keys, its number in the order, whether the order is backwards, head) of an item.
 
-    Where tiles of keys meet fewer queries from one to the next, or such as lie along a diagonal, as with documents,
-    each tile from the last to the first begins at queries that none before it has met, so few wait for the turn; but
-    the longest may come last. So the last of the groups of heads goes the other way, and so do all where there are few,
-    which then are one.
+    Under a causal mask, and with documents, each tile from the last to the first begins at queries that no tile before
+    it has met, so few items wait for their turn. The longest tiles come last, so the last group of heads goes onwards,
+    and so do all heads if they are few.
     """
     heads = work.n_work // n_tiles
     together = work.together
@@ -1457,14 +1432,14 @@ def _place(step, first, stop, back):
 
 @gluon.jit
 def _tile_before(tile, n_tiles, back):
-    """Whose turn is before this one's; for the first itself."""
+    """The tile of keys before this one in the order; for the first one, itself."""
     return tl.minimum(tl.maximum(gl.where(back, tile + 1, tile - 1), 0), n_tiles - 1)
 
 
 @gluon.jit
 def _query_runs(tile, batch, head, kv_head, work, call, config: gl.constexpr, SHARE: gl.constexpr):
-    """The tiles of queries that a tile of keys meets, or a half of it: first … stop - 1; and which of them need no
-    mask. SHARE: 0 for all its keys, 1 for the first half, 2 for the second.
+    """The tiles of queries that a tile of keys meets, first … stop - 1, and which of them need no mask. SHARE: 0 for
+    the whole tile, 1 for its first half, 2 for its second.
     """
     _scale, _Hq, _Hkv, Sq, Sk, _slope_ptr, _slope_stride_0 = call
     BQ: gl.constexpr = config.BQ
@@ -1479,8 +1454,8 @@ def _query_runs(tile, batch, head, kv_head, work, call, config: gl.constexpr, SH
 
 @gluon.jit
 def _load_backward_tiles(q_desc, k_desc, v_desc, d_out_desc, item, rings, work, call, config: gl.constexpr):
-    """The producer warp: keys and values of an item once, queries and what belongs to them as far ahead as there is
-    room. It takes the next item when all of this one is on its way, and tells the others.
+    """The producer warp: fetches the keys and values of an item once, and queries and dO as far ahead as the rings have
+    room. It takes the next item when all copies of this one have started, and publishes it.
     """
     BK: gl.constexpr = config.BK
     n_tiles = (call.Sk + BK - 1) // BK
@@ -1527,8 +1502,8 @@ def _load_backward_tiles(q_desc, k_desc, v_desc, d_out_desc, item, rings, work, 
 
 @gluon.jit
 def _fetch_halves(desc, ring, batch, head, k0, round, HALF: gl.constexpr):
-    """Fetches keys, or values, of an item, when those of the item before are released: values after the first queries,
-    since dV of the item before is stored from their place.
+    """Fetches the keys, or the values, of an item, when those of the previous item are released. Values come after the
+    first queries, because dV of the previous item is stored from their place.
     """
     mbarrier.wait(ring.FREE, (round & 1) ^ 1)
     mbarrier.expect(ring.ready, 2 * desc.block_type.nbytes)
@@ -1538,7 +1513,7 @@ def _fetch_halves(desc, ring, batch, head, k0, round, HALF: gl.constexpr):
 
 @gluon.jit
 def _next_item(note, round, WARPS: gl.constexpr):
-    """What the producer has noted for after this round."""
+    """The item that the producer published for the next round."""
     mbarrier.wait(note.ready, round & 1)
     item = tl.max(note.tiles.load(gl.BlockedLayout([1], [32], [WARPS], [0])), 0)
     _barrier_arrive(note.FREE, 480, WARPS)
@@ -1547,34 +1522,30 @@ def _next_item(note, round, WARPS: gl.constexpr):
 
 @gluon.jit
 def _await_turn(turns, turn):
-    """Returns when the cell holds `turn`; what others have added before they wrote it is seen from then on."""
+    """Waits until the cell holds `turn`. What other programs added before they wrote it is then visible."""
     one: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    (address, number) = (turns.to(gl.int64) + gl.full([1], 0, gl.int64, layout=one),
+        turn + gl.full([1], 0, gl.int32, layout=one))
     gl.inline_asm_elementwise(
         "{ .reg .pred p; .reg .b32 v; again: ld.acquire.gpu.global.b32 v, [$1]; setp.ne.s32 p, v, $2; @p bra again; "
         "mov.b32 $0, v; }",
-        "=r,l,r",
-        [turns.to(gl.int64) + gl.full([1], 0, gl.int64, layout=one), turn + gl.full([1], 0, gl.int32, layout=one)],
-        dtype=gl.int32, is_pure=False, pack=1,
+        "=r,l,r", [address, number], gl.int32, False, 1,
     )
 
 
 @gluon.jit
 def _pass_turn(turns, turn):
-    """Writes `turn` into the cell, after everything that this program has added."""
+    """Writes `turn` into the cell, after everything that this program has added is visible."""
     one: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
-    gl.inline_asm_elementwise(
-        "st.release.gpu.global.b32 [$1], $2; mov.b32 $0, $2;",
-        "=r,l,r",
-        [turns.to(gl.int64) + gl.full([1], 0, gl.int64, layout=one), turn + gl.full([1], 0, gl.int32, layout=one)],
-        dtype=gl.int32, is_pure=False, pack=1,
-    )
+    (address, number) = (turns.to(gl.int64) + gl.full([1], 0, gl.int64, layout=one),
+        turn + gl.full([1], 0, gl.int32, layout=one))
+    asm: gl.constexpr = "st.release.gpu.global.b32 [$1], $2; mov.b32 $0, $2;"
+    gl.inline_asm_elementwise(asm, "=r,l,r", [address, number], gl.int32, False, 1)
 
 
 @gluon.jit
 def _await_turns(item, rings, turns, work, call, config: gl.constexpr):
-    """The warp that waits, for each tile of dQ, until the tile of keys before this one that walks it has added its
-    part.
-    """
+    """A warp that waits, for each tile of dQ, until the previous tile of keys in the order has added its part."""
     n_tiles = (call.Sk + config.BK - 1) // config.BK
     turn = 0
     round = 0
@@ -1603,7 +1574,7 @@ def _await_turns(item, rings, turns, work, call, config: gl.constexpr):
 
 @gluon.jit
 def _pass_turns(item, rings, turns, work, call, config: gl.constexpr):
-    """The warp that tells the next tile of keys, for each tile of dQ, that this one's part is added."""
+    """A warp that tells the next tile of keys in the order, for each tile of dQ, that this item's part is added."""
     n_tiles = (call.Sk + config.BK - 1) // config.BK
     turn = 0
     round = 0
@@ -1626,7 +1597,7 @@ def _pass_turns(item, rings, turns, work, call, config: gl.constexpr):
 
 @gluon.jit
 def _add_dq_tile(part, joins, turn, rings, turns, work, config: gl.constexpr):
-    """Adds the product of dS and keys to the tile `part` of dQ, or stores it there where nobody has before."""
+    """Adds the product of dS and keys to the tile `part` of dQ, or stores it if it is the first."""
     PIECES: gl.constexpr = config.BQ * config.BLOCK_D // 4096  # of 64 x 64: a thread has registers for one at a time
     no_dq = gl.zeros([64, 64], gl.float32, layout=gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16]))
     stage = turn % config.DS_STAGES
@@ -1657,8 +1628,8 @@ def _add_dq_tile(part, joins, turn, rings, turns, work, config: gl.constexpr):
 
 @gluon.jit
 def _add_dq_tiles(item, rings, turns, work, call, config: gl.constexpr):
-    """The consumer warpgroup that multiplies dS and keys, and adds what it gets to dQ when its turn has come. Those
-    that make dS wait for it only where they are two tiles ahead.
+    """The consumer warpgroup that multiplies dS by the keys, and adds the products to dQ when it is their turn. The
+    other consumers may be two tiles ahead of it.
     """
     n_tiles = (call.Sk + config.BK - 1) // config.BK
     turn = 0
@@ -1688,10 +1659,10 @@ def _add_dq_tiles(item, rings, turns, work, call, config: gl.constexpr):
 
 @gluon.jit
 def _differentiate_tile(dk, dv, turn, at, masked, rings, held, terms, call, config: gl.constexpr, PART: gl.constexpr):
-    """dK and dV with the tile of queries `at`, and its dS for dQ.
+    """Adds the tile of queries `at` to dK and dV, and stores its dS for dQ.
 
-    What threads read of shared memory they read before they start a product: behind it they would wait for what the
-    matrix units read. dS is stored when the products of dV, and of dK, which needs it in registers, are under way.
+    Threads read shared memory before they start a product, since later their reads would queue behind the product's. dS
+    is stored while the products of dV and dK run.
     """
     batch, head, kv_head, k0, k_idx = held
     BQ: gl.constexpr = config.BQ
@@ -1742,7 +1713,7 @@ def _differentiate_tile(dk, dv, turn, at, masked, rings, held, terms, call, conf
 
 @gluon.jit
 def _release_queries(turn, rings, config: gl.constexpr, PART: gl.constexpr):
-    """A tile of queries that this half of the keys does not meet, but the other may: its part of dS is zero."""
+    """Releases a tile of queries that only the other half of the keys may meet. Its part of dS is zero."""
     stage = turn % config.STAGES
     mbarrier.wait(rings.q.ready.index(stage), turn // config.STAGES & 1)
     mbarrier.wait(rings.d_out.ready.index(stage), turn // config.STAGES & 1)
@@ -1758,10 +1729,9 @@ def _release_queries(turn, rings, config: gl.constexpr, PART: gl.constexpr):
 
 @gluon.jit
 def _differentiate_tiles(results, item, rings, work, call, config: gl.constexpr, PART: gl.constexpr):
-    """A consumer warpgroup: its half of the keys. Tiles of queries are walked from the last to the first, or the other
-    way where tiles of keys are taken backwards.
-
-    What the others compute fills the gaps of this one. dS of both meets in shared memory, for the warpgroup of dQ.
+    """A consumer warpgroup: dK and dV of its half of the keys. It visits tiles of queries from the last to the first,
+    or from the first on where the order is backwards. dS of both halves goes through shared memory to the warpgroup of
+    dQ.
     """
     scale, Hq, Hkv, Sq, Sk, slope_ptr, slope_stride_0 = call
     HALF: gl.constexpr = config.BK // 2
@@ -1839,14 +1809,14 @@ def _differentiate_tiles(results, item, rings, work, call, config: gl.constexpr,
 
 @triton.jit
 def _part(head, tile, n_tiles):
-    """The place of what an item has summed."""
+    """The number of an item's partial sums of dK and dV."""
     head = tl.cast(head, tl.int64)
     return head * n_tiles + tile
 
 
 @gluon.jit
 def _store_parts(dk, dv, half, work, config: gl.constexpr):
-    """What an item has summed for half a tile of keys, for `_collect_kernel`."""
+    """Stores an item's partial sums for half a tile of keys, for `_collect_kernel`."""
     cells = work.parts_ptr + half * (64 * (config.BLOCK_D + config.BLOCK_DV))
     _store_sums(cells, dk, config.BLOCK_D)
     _store_sums(cells + 64 * config.BLOCK_D, dv, config.BLOCK_DV)
@@ -1854,15 +1824,14 @@ def _store_parts(dk, dv, half, work, config: gl.constexpr):
 
 @gluon.jit
 def _store_sums(cells, x, WIDTH: gl.constexpr):
-    """A part of dK or dV, in the order in which threads hold it."""
+    """Stores a part of dK or dV in the order in which threads hold it."""
     held = x.reshape([4, 2, 8, WIDTH // 8, 4, 2]).permute((0, 3, 2, 4, 1, 5)).reshape([64 * WIDTH])
     gl.store(cells + gl.arange(0, 64 * WIDTH, layout=held.type.layout), held)
 
 
 @triton.jit
 def _added_parts(cells, kv_head, tile, n_tiles, shares, PART: tl.constexpr, WIDTH: tl.constexpr):
-    """The sum of the parts of all shares, in their order, and from the order in which threads held it to that of rows.
-    """
+    """The sum of the parts of all shares, in a fixed order, brought from the order of threads to that of rows."""
     cells += tl.arange(0, 64 * WIDTH)
     total = tl.zeros([64 * WIDTH], tl.float32)
     for share in range(shares):
@@ -1879,13 +1848,13 @@ def _collect_kernel(
     BK: tl.constexpr,
     SHARED: tl.constexpr, ALIGN: tl.constexpr,
 ):
-    """A tile of dQ from the order in which threads held it to that of the tensor. SHARED: also dK and dV of half a tile
-    of keys, as sums of the parts that items have left.
+    """Brings a tile of dQ from the order of threads to that of the tensor. SHARED: also adds up the partial sums of dK
+    and dV for half a tile of keys.
     """
     part = tl.cast(tl.program_id(0), tl.int64)
     if part < n_parts:
         n_tiles = tl.cdiv(Sq, BQ)
-        met = tl.load(turns_ptr + part) > 0  # else no tile of keys has written here
+        met = tl.load(turns_ptr + part) > 0  # else no tile of keys has stored a part
         held = tl.load(dq_parts_ptr + part * (BQ * BLOCK_D) + tl.arange(0, BQ * BLOCK_D), mask=met, other=0.0)
         parts = tl.reshape(held, [BQ // 64, BLOCK_D // 64, 4, 8, 8, 4, 2, 2])
         dq = tl.reshape(tl.permute(parts, [0, 2, 6, 4, 1, 3, 5, 7]), [BQ, BLOCK_D])
@@ -1920,13 +1889,13 @@ def _hopper_backward_kernel(
     STAGES: gl.constexpr, EARLY: gl.constexpr, BACKWARDS: gl.constexpr, SHARED: gl.constexpr, SPARE: gl.constexpr,
     FAST: gl.constexpr,
 ):
-    """dK and dV of one tile of keys, and its part of dQ, which is added after those of the tiles before it.
+    """dK and dV of one tile of keys, and its part of dQ, which is added after those of the previous tiles in the order.
 
-    Programs take one item after the other, in order: the first that is not done waits for nobody who has not begun.
+    Programs take items in order, and an item waits only for items that have begun, so there is no deadlock.
     """
-    # Of the sixteen barriers of a program Triton has the first seven. DS_STAGES tell that dS is stored, one that the
-    # next item is read, STAGES that a place of queries is free.
-    # Four warpgroups share 512 registers a thread: two that make dS, one that makes dQ, one of single warps.
+    # Hardware barriers. Triton uses the first seven of sixteen; DS_STAGES tell that dS is stored, one that the next
+    # item is read, STAGES that a place of queries is free.
+    # Four warpgroups share 512 registers a thread: two for dS, one for dQ, one of single warps.
     HELD: gl.constexpr = 208
     TURNS: gl.constexpr = 2
     DS_STAGES: gl.constexpr = 2
@@ -1934,7 +1903,7 @@ def _hopper_backward_kernel(
     READ: gl.constexpr = DS_STORED + DS_STAGES
     FREE: gl.constexpr = READ + 1
     gl.static_assert(FREE + STAGES <= 16)
-    DK_OVER_DS: gl.constexpr = False  # beside terms there is no room for dK
+    DK_OVER_DS: gl.constexpr = False  # with terms, shared memory has no room for dK
     gl.static_assert(BK == 128)
     HALF: gl.constexpr = BK // 2
     dtype: gl.constexpr = q_desc.dtype
@@ -1996,9 +1965,7 @@ _DkdvConfig = namedtuple("_DkdvConfig", "D Dv BLOCK_D BLOCK_DV BQ BK STAGES AHEA
 
 @gluon.jit
 def _queries_met(k0, batch, head, kv_head, work, call, config: gl.constexpr):
-    """The tiles of queries that BK keys from k0 on meet, as `_query_tiles` has them; none beyond the last, since the
-    first is walked even where there is none.
-    """
+    """The tiles of queries that BK keys from k0 on meet (`_query_tiles`), up to the last tile."""
     _scale, _Hq, _Hkv, Sq, Sk, _slope_ptr, _slope_stride_0 = call
     BQ: gl.constexpr = config.BQ
     BK: gl.constexpr = config.BK
@@ -2011,7 +1978,8 @@ def _queries_met(k0, batch, head, kv_head, work, call, config: gl.constexpr):
 
 @gluon.jit
 def _load_query_tiles(q_desc, k_desc, v_desc, d_out_desc, rings, work, call, config: gl.constexpr):
-    """The producer warp: keys and values once, queries and what belongs to them as far ahead as there is room."""
+    """The producer warp: fetches keys and values once, queries, dO and row terms as far ahead as the rings have room.
+    """
     BQ: gl.constexpr = config.BQ
     BK: gl.constexpr = config.BK
     STAGES: gl.constexpr = config.STAGES
@@ -2052,8 +2020,7 @@ def _load_query_tiles(q_desc, k_desc, v_desc, d_out_desc, rings, work, call, con
 
 @gluon.jit
 def _as_handed(pairs):
-    """The packed pairs of a tile in the order in which threads hold them, four at a time: each thread moves 16 bytes.
-    """
+    """The packed pairs of a tile in the order of threads, four at a time, so that each thread moves 16 bytes."""
     rows: gl.constexpr = pairs.shape[0]
     cols: gl.constexpr = pairs.shape[1]
     parts = pairs.reshape([rows // 16, 2, 8, cols // 8, 2, 4])
@@ -2062,7 +2029,7 @@ def _as_handed(pairs):
 
 @gluon.jit
 def _hand_over(pairs, ring, turn, AHEAD: gl.constexpr):
-    """Leaves a tile's pairs to the other warpgroup, as soon as it has released their place."""
+    """Hands a tile's pairs to the other warpgroup, when it has released their place."""
     place = turn % AHEAD
     if turn >= AHEAD:
         _barrier_sync(ring.FREE + place, 256, 4)
@@ -2072,7 +2039,7 @@ def _hand_over(pairs, ring, turn, AHEAD: gl.constexpr):
 
 @gluon.jit
 def _take_over(like, ring, turn, AHEAD: gl.constexpr):
-    """The pairs that `_hand_over` has left, in the layout of `like`, which is that of the pairs there."""
+    """The pairs that `_hand_over` stored, in the layout of `like`."""
     rows: gl.constexpr = like.shape[0]
     cols: gl.constexpr = like.shape[1]
     wanted = _as_handed(like)
@@ -2085,11 +2052,11 @@ def _take_over(like, ring, turn, AHEAD: gl.constexpr):
 
 @gluon.jit
 def _start_product(held, part, walked, no_pairs, COLS: gl.constexpr):
-    """Starts the product of each row of a tile that stays with each of one that is walked."""
+    """Starts the product of the rows of a tile that stays and the rows of a tile that passes by."""
     dtype: gl.constexpr = walked.dtype
     shape: gl.constexpr = no_pairs.shape
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([shape[0], COLS], dtype)
-    # The address of what stays is computed anew: kept over a loop, it would not fit in registers.
+    # The address of the tile that stays is computed again, because there are no registers to keep it.
     rows = _REINTERPRET(held.index(part + _opaque(gl.to_tensor(0))), dtype, [shape[0], COLS], layout)
     columns = walked.reshape([shape[1], COLS]).permute((1, 0))
     return warpgroup_mma(rows, columns, no_pairs, use_acc=False, is_async=True)
@@ -2097,7 +2064,7 @@ def _start_product(held, part, walked, no_pairs, COLS: gl.constexpr):
 
 @gluon.jit
 def _store_result(desc, values, place, batch, head, start, ROWS: gl.constexpr, COLS: gl.constexpr):
-    """A warpgroup's result, through shared memory that it alone reads and is done with. The copy engine clips it."""
+    """Stores a warpgroup's result through shared memory that no other warp reads any more. The copy engine clips it."""
     own = _REINTERPRET(place, desc.dtype, [1, 1, ROWS, COLS], desc.layout)
     own.reshape([ROWS, COLS]).store(values.to(desc.dtype))
     fence_async_shared()
@@ -2108,9 +2075,8 @@ def _store_result(desc, values, place, batch, head, start, ROWS: gl.constexpr, C
 
 @gluon.jit
 def _weigh_query_tiles(dv_desc, rings, work, call, config: gl.constexpr):
-    """The consumer warpgroup that makes the weights, from q . k, and dV; what dS needs of them it hands over.
-
-    The next scores follow on dV's product at once; while this one weighs them, the other's products run.
+    """The consumer warpgroup for the weights and dV. It hands the other one what dS needs of the weights, whose
+    products run while this one computes weights.
     """
     scale, Hq, Hkv, Sq, Sk, slope_ptr, slope_stride_0 = call
     BQ: gl.constexpr = config.BQ
@@ -2174,9 +2140,7 @@ def _weigh_query_tiles(dv_desc, rings, work, call, config: gl.constexpr):
 
 @gluon.jit
 def _differentiate_query_tiles(dk_desc, rings, work, call, config: gl.constexpr):
-    """The consumer warpgroup that makes dP, from dO . v, and of it and the weights that it is handed dS and dK. It
-    reads no score.
-    """
+    """The consumer warpgroup for dP, dS and dK. It reads no score: it takes over the weights."""
     scale, Hq, Hkv, _Sq, Sk, _slope_ptr, _slope_stride_0 = call
     BQ: gl.constexpr = config.BQ
     BK: gl.constexpr = config.BK
@@ -2234,13 +2198,11 @@ def _hopper_dkdv_kernel(
     BK: gl.constexpr,
     STAGES: gl.constexpr, AHEAD: gl.constexpr, SPARE: gl.constexpr, FAST: gl.constexpr,
 ):
-    """dK and dV of one tile of keys: a consumer warpgroup for the weights and dV, one for dS and dK, and a producer
-    warp.
-
-    Both results, in float32, would not fit in the registers of one; so each has one, and half of the products.
+    """dK and dV of one tile of keys: a consumer warpgroup for the weights and dV, one for dS and dK, since the
+    registers of one do not hold both results, and a producer warp.
     """
-    # Of the sixteen barriers of a program Triton has the first six. These tell that a place of queries, and of dO, is
-    # free, and that weights are handed over, and taken.
+    # Hardware barriers. Triton uses the first six of sixteen; these tell that a place of queries, or of dO, is free,
+    # and that weights are handed over, or taken.
     Q_FREE: gl.constexpr = 6
     D_OUT_FREE: gl.constexpr = Q_FREE + STAGES
     HANDED: gl.constexpr = D_OUT_FREE + STAGES
@@ -2287,9 +2249,7 @@ _DqConfig = namedtuple("_DqConfig", "D Dv BLOCK_D BLOCK_DV BQ BK K_STAGES V_STAG
 
 @gluon.jit
 def _keys_met(q0, batch, head, kv_head, work, call, config: gl.constexpr):
-    """The tiles of keys that BQ queries from q0 on meet, as `_key_tiles` has them; none beyond the last, since the
-    first is walked even where there is none.
-    """
+    """The tiles of keys that BQ queries from q0 on meet (`_key_tiles`), up to the last tile."""
     _scale, _Hq, _Hkv, Sq, Sk, _slope_ptr, _slope_stride_0 = call
     BQ: gl.constexpr = config.BQ
     BK: gl.constexpr = config.BK
@@ -2302,7 +2262,7 @@ def _keys_met(q0, batch, head, kv_head, work, call, config: gl.constexpr):
 
 @gluon.jit
 def _load_tile(desc, ring, turn, batch, head, start, STAGES: gl.constexpr):
-    """Fetches a ring's next tile, as soon as both consumers have released its place."""
+    """Fetches a ring's next tile, when both consumers have released its place."""
     stage = turn % STAGES
     tile = ring.tiles.index(stage)
     ready = ring.ready.index(stage)
@@ -2314,7 +2274,7 @@ def _load_tile(desc, ring, turn, batch, head, start, STAGES: gl.constexpr):
 
 @gluon.jit
 def _load_key_tiles(q_desc, k_desc, v_desc, d_out_desc, rings, work, call, config: gl.constexpr):
-    """The producer warp: queries and dO once, keys and values as far ahead as there is room."""
+    """The producer warp: fetches queries and dO once, keys and values as far ahead as the rings have room."""
     BQ: gl.constexpr = config.BQ
     BK: gl.constexpr = config.BK
     (tile, batch, head) = _key_item(work.n_work - 1 - gl.program_id(0), (call.Sq + BQ - 1) // BQ, call.Hq, work.n_work,
@@ -2338,8 +2298,7 @@ def _load_key_tiles(q_desc, k_desc, v_desc, d_out_desc, rings, work, call, confi
 
 @gluon.jit
 def _weigh_rows(qk, row_lse, batch, kv_head, k0, masked, terms, config: gl.constexpr):
-    """The weights of 64 queries for the keys k0 … k0 + BK - 1; and times what the score grows with q . k, where that is
-    not one.
+    """The weights of 64 queries for the keys k0 … k0 + BK - 1; if the score is not linear, also times its derivative.
     """
     _Sk, head_term, head_term_2, row_term, row_term_2 = terms
     BK: gl.constexpr = config.BK
@@ -2355,9 +2314,7 @@ def _weigh_rows(qk, row_lse, batch, kv_head, k0, masked, terms, config: gl.const
 
 @gluon.jit
 def _add_contributions(sum_slope, qk, g, batch, kv_head, k0, masked, terms, config: gl.constexpr):
-    """With what these keys add to the gradients of params. Positions are computed anew: kept, they would not fit in
-    registers.
-    """
+    """Adds what these keys contribute to gradients of params. Positions are computed again, to save registers."""
     _Sk, _head_term, _head_term_2, row_term, row_term_2 = terms
     BK: gl.constexpr = config.BK
     k0 = _opaque(k0)
@@ -2374,7 +2331,8 @@ def _add_contributions(sum_slope, qk, g, batch, kv_head, k0, masked, terms, conf
 
 @gluon.jit
 def _store_sum(pointer, values, rows, row, q0, part, Sq, EACH: gl.constexpr):
-    """What 64 queries add to the gradient of a param: a number for EACH row, or one for all of them, the `part`-th."""
+    """Stores what 64 queries add to the gradient of a param: a number for EACH row, or the `part`-th sum of all rows.
+    """
     if EACH:
         gl.store(pointer + row + rows, values, mask=rows < Sq)
     else:
@@ -2383,7 +2341,7 @@ def _store_sum(pointer, values, rows, row, q0, part, Sq, EACH: gl.constexpr):
 
 @gluon.jit
 def _differentiate_key_tiles(dq_desc, rings, work, call, config: gl.constexpr, PART: gl.constexpr):
-    """A consumer warpgroup: its 64 queries, one product after the other. What the other computes fills the gaps."""
+    """A consumer warpgroup: 64 queries, one product after the other. The other consumer fills the gaps."""
     scale, Hq, Hkv, Sq, Sk, slope_ptr, slope_stride_0 = call
     BQ: gl.constexpr = config.BQ
     BK: gl.constexpr = config.BK
@@ -2447,10 +2405,8 @@ def _hopper_dq_kernel(
     BK: gl.constexpr,
     K_STAGES: gl.constexpr, V_STAGES: gl.constexpr, SPARE: gl.constexpr, GRAD_SLOPE: gl.constexpr, FAST: gl.constexpr,
 ):
-    """dQ of 128 queries, and what their pairs add to the gradients of params: two consumer warpgroups, 64 queries each,
-    and a producer warp.
-    """
-    # Of the sixteen barriers of a program Triton has the first six; these tell that a place is free.
+    """dQ of 128 queries, and their part of params' gradients: two consumer warpgroups, and a producer warp."""
+    # Hardware barriers. Triton uses the first six of sixteen; these tell that a place is free.
     K_FREE: gl.constexpr = 6
     V_FREE: gl.constexpr = K_FREE + K_STAGES
     gl.static_assert(V_FREE + V_STAGES <= 16)
@@ -2481,18 +2437,18 @@ def _hopper_dq_kernel(
 # ---------------------------------------------------------------- on the host
 
 
-# Kept from call to call. The CPU is Triton's interpreter, with as many multiprocessors as that is given.
+# Kept between calls. The CPU stands for Triton's interpreter, which counts as a chip of 8 multiprocessors.
 _CHIPS: dict[torch.device, str] = {torch.device("cpu"): "cpu"}
 _MULTIPROCESSORS: dict[torch.device, int] = {torch.device("cpu"): 8}
 _READY: dict[tuple, _Known] = {}  # by layout
 _ZEROS: dict[tuple[int, int], list[Tensor]] = {}  # by device and stream
 _PLAIN = (Tensor, torch.nn.Parameter)
-_Refusal = ValueError  # an `attngen.Kernel` puts its own kind of ValueError here
-_CALLER = 5  # how many calls up a warning points: two more for an `attngen.Kernel`
+_Refusal = ValueError  # an `attngen.Kernel` sets its own subclass
+_CALLER = 5  # the stack level of warnings; an `attngen.Kernel` adds 2
 
 
 def _ceil(n: int, d: int) -> int:
-    """n / d, rounded up, in a tenth of the time of Triton's own function."""
+    """n / d rounded up, ten times as fast as `triton.cdiv`."""
     return -(-n // d)
 
 
@@ -2502,7 +2458,7 @@ def _padded(n: int) -> int:
 
 
 def _chip(device: torch.device) -> str:
-    """The chip whose rows of the tables a device takes."""
+    """The chip whose table rows a device uses."""
     if device not in _CHIPS and torch.version.hip:
         _CHIPS[device] = "gfx942"
     elif device not in _CHIPS:
@@ -2518,14 +2474,12 @@ def _tiles(q: Tensor, v: Tensor) -> tuple[tuple[int, int, int, int], ...]:
 
 
 def _near(x: Tensor) -> Tensor:
-    """`x` itself if its rows are contiguous and near each other, else a copy."""
+    """`x` if its rows are contiguous and less than 2**23 elements apart, else a copy."""
     return x if x.stride(3) == 1 and x.stride(2) < 2**23 else x.contiguous()
 
 
 def _like(x: Tensor, cols: int) -> tuple[tuple, tuple]:
-    """Shape (B, H, S, cols) and strides of a result that lies in memory as `x` does: heads inside rows, or rows inside
-    heads.
-    """
+    """Shape (B, H, S, cols) of a result, and strides in the order of those of `x`: (B, S, H, D) or (B, H, S, D)."""
     B, H, S, _ = x.shape
     inside = x.stride(1) < x.stride(2)
     return (B, H, S, cols), (H * S * cols, cols, H * cols, 1) if inside else (H * S * cols, S * cols, cols, 1)
@@ -2537,7 +2491,7 @@ def _strides(**tensors: tuple[int, ...]) -> dict[str, int]:
 
 
 def _has_tma(*tensors: Tensor) -> bool:
-    """Whether the chip has a copy engine for tiles that can read these tensors. float32 is multiplied in registers."""
+    """Whether the chip has a tensor copy engine (TMA) that can read these tensors. Kernels load float32 by pointers."""
     return _chip(tensors[0].device) in ("sm_90", "sm_100") and all(
         x.numel() > 0 and x.element_size() == 2 and x.data_ptr() % 16 == 0
         and all(0 < n and n % 8 == 0 for n in x.stride()[:3])
@@ -2547,22 +2501,22 @@ def _has_tma(*tensors: Tensor) -> bool:
 
 @functools.cache
 def _knows_gluon() -> bool:
-    """Whether the kernels for Hopper cards are made for this release of Triton; if not, says so once."""
+    """Whether the Hopper kernels support this release of Triton. If not, warns once."""
     if not GLUON_KNOWN:
         first, last = (f"{major}.{minor}" for major, minor in RELEASES)
-        warnings.warn(f"alibi: its kernels for Hopper cards know Triton {first} to {last}, not {triton.__version__}; "
+        warnings.warn(f"alibi: its kernels for Hopper GPUs support Triton {first} to {last}, not {triton.__version__}; "
             f"the portable kernels run", stacklevel=2)
     return GLUON_KNOWN
 
 
 def _columns(D: int, Dv: int) -> tuple[int, int]:
-    """Head dims as these tables have them: rounded up."""
+    """Head dims rounded up to the keys of the Hopper tables."""
     dims = max(64, _padded(D)), max(64, _padded(Dv))
     return (32, 32) if max(D, Dv) <= 32 else (192, 128) if D <= 192 and dims == (256, 128) else dims
 
 
 def _hopper(table: dict, q: Tensor, k: Tensor, v: Tensor, *others: Tensor) -> tuple | None:
-    """The row of a table of compute capability 9.0, where its kernels can run."""
+    """The row of a Hopper table, or None where its kernel cannot run."""
     D, Dv = q.shape[3], v.shape[3]
     if _chip(q.device) != "sm_90" or not _has_tma(q, k, v, *others) or not _knows_gluon():
         return None
@@ -2570,8 +2524,8 @@ def _hopper(table: dict, q: Tensor, k: Tensor, v: Tensor, *others: Tensor) -> tu
 
 
 def _span(group: int, heads: int, wanted: int) -> int:
-    """How many of the query heads that share keys a program walks one after the other: all, or, where there are fewer
-    `heads` of keys than are `wanted`, so many fewer that there are enough; each as many.
+    """How many query heads of a group an item visits: the whole group, or, if there are fewer KV `heads` than `wanted`,
+    an equal share of it, so that there are enough items.
     """
     most = max(1, min(group, group * heads // wanted))
     return next(n for n in range(most, 0, -1) if group % n == 0)
@@ -2584,23 +2538,22 @@ def _multiprocessors(device: torch.device) -> int:
 
 
 def _registers(q: Tensor, *tile: int) -> dict[str, int]:
-    """The option that bounds a program's registers, where a tile is meant for several programs a multiprocessor."""
+    """The option that limits registers, for tiles of which several programs should fit on a multiprocessor."""
     half = q.element_size() == 2 and _chip(q.device) in ("sm_90", "sm_100")
     limit = REGISTERS.get((_padded(q.shape[3]), *tile)) if half else None
     return {} if limit is None else {"maxnreg": limit}
 
 
 _NONE: dict[str, Any] = {}
-_WARMED: ContextVar[list | None] = ContextVar("kernels of launches that are to compile and not to run", default=None)
+_WARMED: ContextVar[list | None] = ContextVar("kernels that launches compile and do not run", default=None)
 
 
 class _Launch:
-    """A kernel and how calls of one layout launch it. Its parameters are found by name among a call's `values`.
+    """A kernel, and how calls of one layout launch it. It finds its parameters by name among a call's `values`.
 
-    `options`: the kernel's constants and Triton's. `tiles`: rows of the tiles in which tensors are read. `scalars`:
-    more values. `buffers`: shapes and dtypes of tensors to allocate. `counters`: sizes of ints to clear for later
-    kernels. `names`: what a parameter takes that has another name. `run` launches the compiled kernel again: Triton
-    takes longer to look it up than to launch it.
+    `options`: constants of the kernel and of Triton. `tiles`: rows of a tile, by tensor. `scalars`: more values.
+    `buffers`: shapes and dtypes of tensors to allocate. `counters`: sizes of int32 counters for later kernels. `names`:
+    parameters that take a value of another name. `run`: launches the compiled kernel again, without Triton's lookup.
     """
 
     def __init__(self, kernel, grid, options, tiles=_NONE, scalars=_NONE, buffers=_NONE, counters=_NONE,
@@ -2624,7 +2577,7 @@ class _Launch:
             for name, start in self.counters.items():
                 values[name] = cells[start:] if start else cells
         operands = [*self.operands(values)]
-        watched = knobs.runtime.launch_enter_hook  # by a profiler, which Triton tells of its launches
+        watched = knobs.runtime.launch_enter_hook  # a profiler's, which Triton calls at each launch
         if self.run is not None and not getattr(watched, "calls", watched):
             self.run(operands)
             return
@@ -2645,7 +2598,7 @@ class _Launch:
         if "q_desc" in self.kernel.arg_names:
             block[3] = 16 if name == "terms" else max(64, block[3])
             if name == "k" and self.options["BLOCK_D"] == 192:
-                block[3] = 64  # in parts: a tile has powers of two
+                block[3] = 64  # in parts, since tile sizes are powers of two
             element = gl.float16 if x.dtype is torch.float16 else gl.bfloat16
             layout: Any = gl.NVMMASharedLayout.get_default_for(block, element)
             return HopperDescriptor(x, *sizes, block, layout)
@@ -2653,9 +2606,10 @@ class _Launch:
 
 
 def _launcher(compiled, grid: tuple, tiles: dict, constants: list) -> Callable | None:
-    """Launches a kernel beneath Triton's Python, which takes longer than the launch itself. `tiles`: its descriptors,
-    by the places of their operands; what Triton makes of one is kept by address. Where private names may differ Triton
-    launches the kernel, after it has made descriptors (None).
+    """A function that calls the compiled launcher directly, since Triton's Python takes longer than the launch.
+
+    `tiles`: its descriptors, by operand; their encoded forms are kept by address. None if the release of Triton may
+    have other private names: then Triton launches the kernel, with new descriptors.
     """
     launcher: Any = getattr(compiled, "run", None)
     metas: Any = [None]
@@ -2667,7 +2621,7 @@ def _launcher(compiled, grid: tuple, tiles: dict, constants: list) -> Callable |
     described = sys.modules[type(launcher).__module__].make_tensordesc_arg
     more = [None] * (described.__code__.co_argcount - 2)
     for tile in tiles.values():
-        tile.base = None  # so that its memory can be freed
+        tile.base = None  # so that the tensor can be freed
     found: list[tuple] = [(i, tile, meta, {}) for (i, tile), meta in zip(sorted(tiles.items()), metas)]
     active: Any = driver.active
     scratch, watched = (None, None), (compiled.packed_metadata, None, None, None)
@@ -2681,7 +2635,7 @@ def _launcher(compiled, grid: tuple, tiles: dict, constants: list) -> Callable |
         launch = active.utils.launch
 
     def run(operands: list) -> None:
-        for i, tile, meta, by_address in reversed(found):  # each takes more places than one
+        for i, tile, meta, by_address in reversed(found):  # each becomes several operands
             address = operands[i].data_ptr()
             parts = by_address.get(address)
             if parts is None:
@@ -2697,16 +2651,16 @@ def _launcher(compiled, grid: tuple, tiles: dict, constants: list) -> Callable |
 
 
 def _compiled(launches: tuple, values: dict, ahead: Callable | None = None) -> tuple:
-    """The launches, with kernels that were compiled side by side: one after the other takes as long as all of them.
+    """The launches, after their kernels were compiled in parallel.
 
-    `ahead` is a backward pass, whose kernels are compiled with these; what fails there fails again when it is run.
+    `ahead`: a backward pass whose kernels are compiled at the same time. An error in it is raised when it runs.
     """
     if _WARMED.get() is not None or not isinstance(launches[-1].kernel, triton.JITFunction):
         return launches
     values, device = dict(values), values["q"].device
 
     def load(kernel) -> Any:
-        with torch.cuda.device(device):  # to have its launcher is to have it on the device
+        with torch.cuda.device(device):  # the launcher loads the kernel
             return getattr(kernel, "result", lambda: kernel)().run
 
     token = _WARMED.set(warmed := [])
@@ -2728,18 +2682,17 @@ def _compiled(launches: tuple, values: dict, ahead: Callable | None = None) -> t
 
 
 class _Known:
-    """What is known of calls of one layout: values that are the same in all, scalars that passed the checks, launches.
-    """
+    """What calls of one layout share: values, scalars that passed the checks, launches."""
 
     def __init__(self, q, k, v, slope) -> None:
         B, Hq, Sq, D = q.shape
         Hkv, Sk, Dv = v.shape[1:]
-        if max(Sq, Sk) >= 2**27:  # here, where they are known: while tracing they may be symbols
+        if max(Sq, Sk) >= 2**27:  # not in `_check`: while tracing they may be symbols
             _refuse(f"sequences must be shorter than 2**27, not {Sq} and {Sk}: positions are computed in 32 bits")
         near = _near(q), _near(k), _near(v)
         self.near = near[0] is q and near[1] is k and near[2] is v
         self.shape = B, Hq, Hkv, Sq, Sk, D, Dv
-        # Shape and strides of the results, kept so that they are allocated quickly.
+        # Shapes and strides of the results.
         self.out = _like(q, Dv)
         self.lse = (B, Hq, Sq), (Hq * Sq, Sq, 1)
         strides = _strides(q=near[0].stride(), k=near[1].stride(), v=near[2].stride(), out=self.out[1])
@@ -2751,12 +2704,12 @@ class _Known:
 
 
 def _layout(*tensors: Tensor) -> tuple:
-    """What decides how kernels are launched: of tensors everything but the values, and addresses modulo 16."""
+    """What launches depend on: everything about the tensors but their values, with addresses modulo 16."""
     return tuple([(x.dtype, x.device, x.shape, x.stride(), x.data_ptr() % 16) for x in tensors])
 
 
 def _known(*tensors: Tensor) -> _Known:
-    """What is known of these tensors' layout, found out if they are the first of it."""
+    """The `_Known` of these tensors' layout."""
     layout = _layout(*tensors)
     if layout not in _READY:
         if len(_READY) >= 1024:
@@ -2766,9 +2719,8 @@ def _known(*tensors: Tensor) -> _Known:
 
 
 def _pieces(q: Tensor, k: Tensor, v: Tensor) -> int:
-    """Into how many pieces the keys of each tile of queries are cut; 0 where one kernel does it all.
-
-    Queries so short fill neither a tile nor the card. Shapes and the card alone decide, so the bits repeat.
+    """Into how many pieces the keys of each tile of queries are cut, or 0 for the ordinary kernel. The number depends
+    on the shapes and the GPU only, so the bits repeat.
     """
     B, Hq, Sq, _ = q.shape
     Hkv, Sk = k.shape[1:3]
@@ -2779,7 +2731,7 @@ def _pieces(q: Tensor, k: Tensor, v: Tensor) -> int:
         return 0
     programs = _ceil(Hq // Hkv * Sq, BQ) * B * Hkv
     counts = [programs * n for n in range(1, min(128, _ceil(Sk, 2 * BK)) + 1)]
-    # The share of the card that works. Two rounds of programs begin and end together, and memory waits between them.
+    # The share of the GPU that is busy. Between exactly two rounds of programs, memory idles.
     busy = [n / (_ceil(n, slots) * slots) * (0.85 if slots < n <= 2 * slots else 1.0) for n in counts]
     return 1 + next(i for i, share in enumerate(busy) if share >= 0.9 * max(busy))
 
@@ -2793,8 +2745,8 @@ def _split_tile(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, int, int, int]:
 
 
 def _stream(device: torch.device) -> int | None:
-    """The stream that calls share things by; None on the CPU, on another device than the current one, and where a CUDA
-    graph is captured: what its replays use they have to fill themselves.
+    """The stream whose calls may share tensors. None on the CPU, on a device that is not current, and while a CUDA
+    graph is captured, since each replay must fill its own.
     """
     if device.type == "cpu" or device.index != torch.cuda.current_device() or torch.cuda.is_current_stream_capturing():
         return None
@@ -2803,7 +2755,7 @@ def _stream(device: torch.device) -> int | None:
 
 
 def _queue(values: dict) -> None:
-    """Four zeros to count from: a call's `own` are from a stock that one fill makes for a thousand calls."""
+    """Adds a queue of four zeros to `values`, for an `own` call from a stock that one fill makes for 1,024 calls."""
     device = values["q"].device
     stream = _stream(device) if values["own"] else None
     if stream is None:
@@ -2817,7 +2769,7 @@ def _queue(values: dict) -> None:
 
 
 def _forward_launches(known, q, k, v, out, precise) -> tuple:
-    """How the forward pass is launched in calls of one layout."""
+    """The launches of the forward pass, for calls of one layout."""
     B, Hq, Hkv, Sq, _Sk, D, Dv = known.shape
     if pieces := _pieces(q, k, v):
         tma = _has_tma(k, v)
@@ -2889,7 +2841,7 @@ def _(q, k, v, slope, scale, precise=False):
 
 
 def _backward_launches(known, strides, q, k, v, d_out, dq, dk, dv, has_d_lse, precise, needed) -> tuple:
-    """How the backward pass is launched in calls of one layout."""
+    """The launches of the backward pass, for calls of one layout."""
     B, Hq, Hkv, Sq, Sk, D, Dv = known.shape
     align = math.gcd(known.constants["ALIGN"], *strides.values())
     if not needed[0] and (row := _hopper(HOPPER_BACKWARD, q, k, v, d_out, dk, dv)) is not None:
@@ -2966,7 +2918,7 @@ def _gradients(d_out: Tensor, d_lse: Tensor | None, q: Tensor, k: Tensor, v: Ten
     dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
     if q.numel() and k.numel():
         d_lse = d_lse if d_lse is None else d_lse.contiguous()
-        # Hooks on saved tensors may hand them back from anywhere.
+        # Hooks on saved tensors may return them at other addresses.
         key = (out.data_ptr() % 16, lse.data_ptr() % 16, rest.data_ptr() % 16, d_out.data_ptr() % 16, out.stride(),
             d_out.stride(), d_lse is None or (d_lse.dtype, d_lse.data_ptr() % 16), rest.numel() > 0, tuple(needed))
         strides, launches = known.backward.get(key, (None, ()))
@@ -3006,7 +2958,8 @@ def _(d_out, d_lse, q, k, v, slope, out, lse, rest, scale, needed):
 
 
 def _transformable(operator, save, differentiate) -> Callable:
-    """`operator`, also for transforms of `torch.func`, which do not find the gradients of operators."""
+    """`operator`, and under transforms of `torch.func` an autograd function, since they ignore an operator's formula.
+    """
     class Transformed(torch.autograd.Function):
         generate_vmap_rule = True
         setup_context = staticmethod(save)
@@ -3049,7 +3002,7 @@ _backward_operator = _transformable(_backward, lambda *_: None, _refuse_second)
 
 
 class _Attention(torch.autograd.Function):
-    """What the operator does, without its dispatch."""
+    """The operator without its dispatch."""
 
     @staticmethod
     def forward(ctx, *inputs):
@@ -3067,7 +3020,7 @@ class _Attention(torch.autograd.Function):
 
 
 _FUNCTORCH: Any = getattr(torch._C, "_functorch", None)
-_HAS_PRIVATE_NAMES = all(  # what is asked below, and PyTorch may not have: then every call goes through the operator
+_HAS_PRIVATE_NAMES = all(  # else every call goes through the operator
     hasattr(owner, name)
     for owner, names in (
         (torch._C, "_is_tracing _len_torch_dispatch_stack"),
@@ -3079,7 +3032,7 @@ _HAS_PRIVATE_NAMES = all(  # what is asked below, and PyTorch may not have: then
 
 
 def _unwatched(*tensors: Tensor) -> bool:
-    """Whether a call may do without the operator: no compiler, tracer, transform or tensor subclass is active."""
+    """Whether a call may skip the operator: no compiler, tracer, transform or tensor subclass is active."""
     if torch.compiler.is_compiling() or not _HAS_PRIVATE_NAMES:
         return False
     if torch._C._is_tracing() or torch._C._len_torch_dispatch_stack():
@@ -3099,7 +3052,8 @@ def _is_transformed() -> bool:
 
 
 def _may_have_tangent(x: Tensor) -> bool:
-    """Beneath a second transform of `torch.func`, and while torch.compile traces, nobody sees whether it has one."""
+    """Whether `x` has a tangent. True if it cannot be seen: beneath a second transform, or while torch.compile traces.
+    """
     if torch.compiler.is_compiling():
         return _HAS_PRIVATE_NAMES
     if not _HAS_PRIVATE_NAMES:
@@ -3110,7 +3064,7 @@ def _may_have_tangent(x: Tensor) -> bool:
 
 
 def _refuse_tangents(*arguments) -> None:
-    """The operators would drop tangents without an error."""
+    """Refuses forward-mode derivatives, which the operators would drop silently."""
     if _HAS_PRIVATE_NAMES and forward_ad._current_level < 0:
         return
     if any(isinstance(x, Tensor) and _may_have_tangent(x) for x in arguments):
@@ -3122,8 +3076,7 @@ def _refuse(message: str) -> NoReturn:
 
 
 def _check(q, k, v, slope, scale):
-    """One clear message for what does not fit, before anything is launched; the tensors, where sizes of 1 are repeated.
-    """
+    """Raises one clear error if an argument does not fit. Returns the tensors, with sizes of 1 expanded."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor):
             _refuse(f"{name} must be a torch.Tensor, not {type(x).__name__}")
@@ -3168,13 +3121,13 @@ def _check(q, k, v, slope, scale):
 
 @functools.cache
 def _warn_of_order() -> None:
-    """Says once that there are more heads than positions, in the order in which other libraries have lengths first."""
+    """Warns once of more heads than positions, as if q, k and v were (batch, length, heads, head dim)."""
     warnings.warn("alibi: are there more heads than positions? q, k and v must be (batch, heads, length, head dim): "
         "transpose what is (batch, length, heads, head dim), as in q.transpose(1, 2)", stacklevel=_CALLER)
 
 
 def _scale_number(scale) -> float:
-    """A scale that is neither a finite float nor a tensor: an int, or a number of NumPy's."""
+    """A scale that is no finite float and no tensor, as a float: an int, or a NumPy number."""
     try:
         if not isinstance(scale, str | bytes) and abs(float(scale)) < torch.inf:
             return float(scale)
@@ -3184,14 +3137,14 @@ def _scale_number(scale) -> float:
 
 
 def _spread(name: str, x: Tensor, shape: tuple[int, ...], dims: str) -> Tensor:
-    """`x` in this shape, its dimensions of size 1 repeated, in no memory."""
+    """`x` expanded to this shape along dimensions of size 1, without a copy."""
     if any(have not in (1, want) for have, want in zip(x.shape, shape, strict=True)):
         _refuse(f"{name} must have shape ({dims}) = {shape}, not {tuple(x.shape)}")
     return x.expand(shape)
 
 
 def _in_autocast(x: Any, kind: str) -> Any:
-    """`x` as autocast hands it to scaled_dot_product_attention: in its dtype, but for float64."""
+    """`x` in autocast's dtype, unless it is float64, as autocast does for scaled_dot_product_attention."""
     fits = isinstance(x, Tensor) and x.is_floating_point() and x.dtype is not torch.float64 and x.device.type == kind
     return x.to(torch.get_autocast_dtype(kind)) if fits else x
 
@@ -3258,7 +3211,7 @@ def _call(q, k, v, slope, scale, return_lse, dropout_seed):
                 known.fits.clear()
             known.fits.add(fit)
     if q.dtype is torch.bfloat16 and q.is_cpu:
-        # Triton's interpreter has no bfloat16 products: it computes in float32.
+        # Triton's interpreter has no bfloat16 products, so it computes in float32.
         out, lse = _call(q.float(), k.float(), v.float(), slope, scale, True, dropout_seed)
         return (out.bfloat16(), lse) if return_lse else out.bfloat16()
     if scale <= 0.0:

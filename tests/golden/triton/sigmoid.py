@@ -46,11 +46,11 @@ from triton import knobs
 from triton.runtime import driver
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-# The releases of Triton whose private names are known: this file is tested with 3.6 to 3.9.
+# The first and last release of Triton that this file is tested with, and whose private names it knows.
 RELEASES = ((3, 6), (3, 9))
 KNOWN = RELEASES[0] <= tuple(map(int, triton.__version__.split(".")[:2])) <= RELEASES[1]
 
-# The kernels for Hopper cards are written in Gluon. With releases that are not known the portable kernels run.
+# The kernels for Hopper GPUs are written in Gluon. Under an unknown release of Triton the portable kernels run.
 GLUON_KNOWN = KNOWN
 try:
     from triton.experimental import gluon
@@ -64,8 +64,8 @@ try:
     )
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as HopperDescriptor
 
-    # As Triton 3.7 and newer name it, and else as 3.6 does: the barrier of a warpgroup's threads, shared memory seen as
-    # of another type and shape, and the copy engine into shared memory and out of it.
+    # By the names of Triton 3.7, or else of 3.6: the barrier of a warpgroup, shared memory under another type and
+    # shape, and copies into shared memory and out of it.
     _BARRIER = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
     _SHARED = gl.shared_memory_descriptor
     _REINTERPRET = _SHARED.reinterpret if hasattr(_SHARED, "reinterpret") else _SHARED._reinterpret
@@ -77,8 +77,8 @@ except (ImportError, AttributeError):
 
 PRECISION = tl.constexpr("ieee")  # of float32 products; half precision is exact in the product
 
-# Tile sizes by (chip, bytes of an element, head dim rounded up): forward, dK/dV and dQ kernels, each
-# (queries, keys, warps, stages). None of them needs more shared memory than the chip has.
+# Tile sizes by (chip, bytes of an element, head dim rounded up): for the forward, dK/dV and dQ kernels, each (queries,
+# keys, warps, stages). All fit the chip's shared memory.
 TILES = {
     (chip, size, head_dim): row
     for row, places in (
@@ -113,12 +113,12 @@ TILES = {
     for head_dim in head_dims
 }
 
-# The most registers of a thread, by (head dim rounded up, queries, keys, warps, stages of the forward tile). With more,
-# one program fewer fits on a multiprocessor.
+# Register limits by (head dim rounded up, queries, keys, warps, stages of the forward tile), so that one more program
+# fits on a multiprocessor.
 REGISTERS: dict[tuple[int, ...], int] = {(128, 64, 128, 4, 1): 168, (128, 64, 64, 4, 1): 128}
 
-# Short queries, whose keys are cut into pieces, by (chip, bytes of an element): rows and keys of a tile at most,
-# elements of either, warps, stages, and how many programs a multiprocessor runs at a time.
+# Short queries by (chip, bytes of an element): the most rows, keys and elements of a tile, warps, stages, programs that
+# a multiprocessor runs at a time.
 SPLIT = {
     ('sm_80', 2): (64, 128, 8192, 4, 3, 2),
     ('sm_80', 4): (32, 32, 4096, 8, 1, 2),
@@ -134,10 +134,10 @@ SPLIT = {
     ('cpu', 4): (64, 64, 8192, 4, 1, 1),
 }
 
-# The forward kernel of compute capability 9.0 by (head dim of q and k, of v, rounded up): queries, keys, stages,
-# whether a warpgroup overlaps its own products, whether warpgroups start theirs in turn, registers of a thread that
-# computes and of one that fetches, heads whose tiles are taken in turn, at least, and tiles of queries of all these
-# heads, whether programs stay for more than one tile, and whether results have a place of their own.
+# The forward kernel for Hopper by head dims of (q and k, v), rounded up: queries, keys, stages, whether a warpgroup
+# overlaps its own products, whether warpgroups start products in turn, registers of a consumer thread and of a producer
+# thread, the fewest heads that share the cache and their tiles of queries, whether programs take several items, and
+# whether results have shared memory of their own.
 HopperRow = namedtuple("HopperRow", "BQ BK STAGES PIPELINED ORDERED REGISTERS SPARE together ahead SCHEDULE OUT_APART")
 HOPPER = {
     (192, 128): (128, 64, 2, False, False, 240, 24, 1, 0, 'once', False),
@@ -149,12 +149,11 @@ HOPPER = {
 # ---------------------------------------------------------------- helpers
 
 
-# The rows of one head of a tensor: where they are, by a pointer or by a descriptor of all heads; how many, how far
-# apart. And what functions of a tile are compiled for.
+# _Rows: the rows of one head (`base`: a pointer, or a descriptor of all heads). _Tiling: compile-time sizes of a tile.
 _Rows = namedtuple("_Rows", "base batch head stop stride")
 _Tiling = namedtuple("_Tiling", "D Dv BQ BK")
 
-# Sizes and strides: a kernel isn't compiled again for one that is 1 or a multiple of 16.
+# Sizes and strides, for whose values Triton must not specialize a kernel.
 UNSPECIALIZED = ['Hq', 'Hkv', 'Sq', 'Sk', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b', 'k_stride_h',
     'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s', 'out_stride_b', 'out_stride_h', 'out_stride_s',
     'd_out_stride_b', 'd_out_stride_h', 'd_out_stride_s', 'dq_stride_b', 'dq_stride_h', 'dq_stride_s', 'dk_stride_b',
@@ -163,13 +162,13 @@ UNSPECIALIZED = ['Hq', 'Hkv', 'Sq', 'Sk', 'q_stride_b', 'q_stride_h', 'q_stride_
 
 @triton.constexpr_function
 def _block(cols):
-    """What a tile's columns are rounded up to: a power of two, 16 at least."""
+    """The columns of a tile: rounded up to a power of two, at least 16."""
     return max(16, triton.next_power_of_2(cols))
 
 
 @triton.jit
 def _load_rows(rows, start, ROWS: tl.constexpr, COLS: tl.constexpr, CHECKED: tl.constexpr):
-    """Rows start … start + ROWS - 1. Columns from COLS on are zero, and with CHECKED rows that do not exist."""
+    """Loads ROWS rows from `start` on. Columns from COLS on are zero and, if CHECKED, so are rows past the end."""
     if not isinstance(rows.base, tl.tensor):
         tile = tl.reshape(rows.base.load([rows.batch, rows.head, start, 0]), [ROWS, _block(COLS)])
     else:
@@ -189,7 +188,7 @@ def _load_rows(rows, start, ROWS: tl.constexpr, COLS: tl.constexpr, CHECKED: tl.
 
 @triton.jit
 def _store_rows(rows, values, start, COLS: tl.constexpr):
-    """Stores rows start … of one head, in the type of the memory."""
+    """Stores rows of one head from `start` on, in the tensor's dtype."""
     row = tl.arange(0, values.shape[0])[:, None]
     col = tl.arange(0, values.shape[1])[None, :]
     cells = rows.base + tl.cast(start, tl.int64) * rows.stride + row * rows.stride + col
@@ -198,7 +197,7 @@ def _store_rows(rows, values, start, COLS: tl.constexpr):
 
 @triton.jit
 def _head_rows(tensor, batch, head, strides, stop, ALIGN: tl.constexpr):
-    """The rows of one head, for `_load_rows`. The host has found the strides to be multiples of ALIGN."""
+    """The rows of one head. ALIGN divides the strides, as the host has checked."""
     stride_b, stride_h, stride_s = strides
     base = tensor
     if isinstance(tensor, tl.tensor):
@@ -210,7 +209,7 @@ def _head_rows(tensor, batch, head, strides, stop, ALIGN: tl.constexpr):
 
 @triton.jit
 def _head_after_head(n_tiles, n_heads):
-    """(tile, batch, head) of this program: the tiles of one head together, so that they share its keys in the cache."""
+    """(tile, batch, head) of this program: one head after the other, so that its keys stay in the cache."""
     pid = tl.program_id(0)
     i = pid // n_tiles
     return pid % n_tiles, i // n_heads, i % n_heads
@@ -221,7 +220,7 @@ def _head_after_head(n_tiles, n_heads):
 
 @triton.jit
 def _key_tiles(Sk, BK: tl.constexpr):
-    """The tiles that the queries q0 … q1 meet: `any` some pair is allowed, `full` every pair is: no mask there."""
+    """The tiles that the queries q0 … q1 meet: `any` may have an allowed pair, `full` need no mask."""
     any_hi = tl.cast(tl.cdiv(Sk, BK), tl.int32)
     any_hi = tl.maximum(any_hi, 0)
     full_hi = tl.cast(Sk // BK, tl.int32)
@@ -232,7 +231,7 @@ def _key_tiles(Sk, BK: tl.constexpr):
 
 @triton.jit
 def _query_tiles(Sq, BQ: tl.constexpr):
-    """The tiles that the keys k0 … k1 meet: `any` some pair is allowed, `full` every pair is: no mask there."""
+    """The tiles that the keys k0 … k1 meet: `any` may have an allowed pair, `full` need no mask."""
     any_hi = tl.cast(tl.cdiv(Sq, BQ), tl.int32)
     any_hi = tl.maximum(any_hi, 0)
     full_hi = tl.cast(Sq // BQ, tl.int32)
@@ -253,7 +252,7 @@ def _no_keys(ROWS: tl.constexpr, COLS: tl.constexpr):
 
 @triton.jit
 def _attend_tile(acc, held, k_rows, v_rows, k0, tiling: tl.constexpr, MASKED: tl.constexpr):
-    """Folds the keys k0 … k0 + BK - 1 into the state of a tile of queries. `held`: what does not depend on the key."""
+    """Folds the keys k0 … k0 + BK - 1 into a tile's state. `held`: values that do not depend on the key."""
     q, scale, head_term = held
     Sk = k_rows.stop
     k_idx = (k0 + tl.arange(0, tiling.BK))[None, :]
@@ -270,7 +269,7 @@ def _attend_tile(acc, held, k_rows, v_rows, k0, tiling: tl.constexpr, MASKED: tl
 
 @triton.jit
 def _finish(acc):
-    """The results of rows whose keys have all been met."""
+    """The output rows and their log-sum-exp, from the final state."""
     lse = tl.zeros([acc.shape[0]], tl.float32)
     return acc, lse
 
@@ -281,7 +280,7 @@ def _forward_kernel(
     k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s, out_stride_b, out_stride_h, out_stride_s,
     D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ALIGN: tl.constexpr,
 ):
-    """One tile of queries of one head: walks the tiles of keys that it can meet."""
+    """One tile of queries of one head: visits the tiles of keys that it meets."""
     tiling: tl.constexpr = _Tiling(D, Dv, BQ, BK)
     tile, batch, head = _head_after_head(tl.cdiv(Sq, BQ), Hq)
     kv_head = head // (Hq // Hkv)
@@ -379,56 +378,44 @@ def _merge_kernel(
 # ---------------------------------------------------------------- forward, for compute capability 9.0
 
 
-# A ring of tiles in shared memory: the tiles, a barrier for each that says that it has arrived, and the first of the
-# hardware barriers that say that a place is free.
+# A ring of tiles in shared memory: the tiles, an mbarrier for each that completes when the tile has arrived, and the
+# number of the first hardware barrier that tells that a place is free.
 _Ring = namedtuple("_Ring", "tiles ready FREE")
 
 
 @gluon.jit
 def _opaque(item):
-    """`item`, unknown to the compiler: what is computed from it anew need not be kept in registers until then."""
+    """`item`, opaque to the compiler: values computed from it again do not stay in registers until then."""
     return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [item], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
 def _barrier_arrive(number, THREADS: gl.constexpr, WARPS: gl.constexpr):
-    """Tells the THREADS that share a barrier of the program's sixteen that these warps have arrived; they go on."""
+    """Arrives at hardware barrier `number`, which THREADS threads share, and goes on."""
     each: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
-    gl.inline_asm_elementwise(
-        "bar.arrive $1, $2; mov.b32 $0, $1;",
-        "=r,r,r",
-        [number + gl.full([32 * WARPS], 0, gl.int32, layout=each),
-            gl.full([32 * WARPS], THREADS, gl.int32, layout=each)],
-        dtype=gl.int32,
-        is_pure=False,
-        pack=1,
-    )
+    ids = number + gl.full([32 * WARPS], 0, gl.int32, layout=each)
+    threads = gl.full([32 * WARPS], THREADS, gl.int32, layout=each)
+    gl.inline_asm_elementwise("bar.arrive $1, $2; mov.b32 $0, $1;", "=r,r,r", [ids, threads], gl.int32, False, 1)
 
 
 @gluon.jit
 def _barrier_sync(number, THREADS: gl.constexpr, WARPS: gl.constexpr):
-    """As `_barrier_arrive`, and returns when all of them have come. What they wrote before is seen from then on."""
+    """Arrives at hardware barrier `number` and waits for all THREADS threads. Their earlier writes are then visible."""
     each: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
-    gl.inline_asm_elementwise(
-        "bar.sync $1, $2; mov.b32 $0, $1;",
-        "=r,r,r",
-        [number + gl.full([32 * WARPS], 0, gl.int32, layout=each),
-            gl.full([32 * WARPS], THREADS, gl.int32, layout=each)],
-        dtype=gl.int32,
-        is_pure=False,
-        pack=1,
-    )
+    ids = number + gl.full([32 * WARPS], 0, gl.int32, layout=each)
+    threads = gl.full([32 * WARPS], THREADS, gl.int32, layout=each)
+    gl.inline_asm_elementwise("bar.sync $1, $2; mov.b32 $0, $1;", "=r,r,r", [ids, threads], gl.int32, False, 1)
 
 
 @gluon.jit
 def _publish(note, item):
-    """Publishes the next item. What follows in this warp comes after it."""
+    """Publishes the next item, before anything that follows in this warp."""
     note.store(gl.full([1], item, gl.int32, layout=gl.BlockedLayout([1], [32], [1], [0])))
     _BARRIER()
 
 
-# What travels together, beside rings. Where the next items are noted and counted. What a call gives every function.
-# What the kernel is compiled for. Where results go. Which tiles of keys a warpgroup walks.
+# _Work: the next items, and how they are counted. _Call: the arguments of a call that every function takes. _Config:
+# compile-time constants. _Results: where results go. _Walk: the tiles of keys that a warpgroup visits.
 _Work = namedtuple("_Work", "notes queue_ptr n_work together")
 _Call = namedtuple("_Call", "scale Hq Hkv Sq Sk")
 _Config = namedtuple("_Config",
@@ -440,19 +427,18 @@ _Walk = namedtuple("_Walk", "turn n_steps first stop own_full_hi")
 
 @gluon.jit
 def _pin_order(n_steps):
-    """A loop that is never entered, though the compiler cannot know: it moves no wait for a product up across it."""
+    """A loop that is never entered. The compiler cannot know that, so it moves no wait for a product above it."""
+    steps = gl.full([128], n_steps, gl.int32, layout=gl.BlockedLayout([1], [32], [4], [0]))
     gl.inline_asm_elementwise(
         "{ .reg .pred p; wait: setp.ge.s32 p, $1, 0; @p bra.uni go; nanosleep.u32 100; bra.uni wait; go: mov.b32 $0, "
         "$1; }",
-        "=r,r",
-        [gl.full([128], n_steps, gl.int32, layout=gl.BlockedLayout([1], [32], [4], [0]))],
-        dtype=gl.int32, is_pure=False, pack=1,
+        "=r,r", [steps], gl.int32, False, 1,
     )
 
 
 @gluon.jit
 def _work_item(item, n_tiles, n_heads, n_work, together):
-    """(tile, batch, head) of an item: tile by tile, `together` heads at a time, so that they share the cache."""
+    """(tile, batch, head) of an item: tile by tile, for `together` heads at a time, which share the cache."""
     first = item // (n_tiles * together) * together
     width = tl.minimum(n_work // n_tiles - first, together)
     i = item - first * n_tiles
@@ -463,7 +449,7 @@ def _work_item(item, n_tiles, n_heads, n_work, together):
 
 @gluon.jit
 def _publish_item(notes, slot, item, tile, batch, head):
-    """Tells a warpgroup its next item, and what that is: its own divisions would take longer than this."""
+    """Publishes a warpgroup's next item with its tile, batch and head, which takes less time than its own divisions."""
     one: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     notes.index(4 * slot + 1).store(gl.full([1], tile, gl.int32, layout=one))
     notes.index(4 * slot + 2).store(gl.full([1], batch, gl.int32, layout=one))
@@ -478,14 +464,14 @@ def _noted(notes, i):
 
 @gluon.jit
 def _noted_item(notes, slot):
-    """(tile, batch, head) of the item noted there."""
+    """(tile, batch, head) of the item that is published in this slot."""
     return _noted(notes, 4 * slot + 1), _noted(notes, 4 * slot + 2), _noted(notes, 4 * slot + 3)
 
 
 @gluon.jit
 def _key_runs(q0, batch, head, kv_head, call, config: gl.constexpr, ROWS: gl.constexpr):
-    """The tiles of keys that ROWS queries from q0 on meet, as `_key_tiles` has them; none beyond the last, since the
-    first is walked even where there is none. A part of a tile whose queries all lie past the end meets none.
+    """The tiles of keys that ROWS queries from q0 on meet (`_key_tiles`), up to the last tile, since every item visits
+    at least one. Queries past the end meet none.
     """
     _scale, _Hq, _Hkv, Sq, Sk = call
     BK: gl.constexpr = config.BK
@@ -497,7 +483,7 @@ def _key_runs(q0, batch, head, kv_head, call, config: gl.constexpr, ROWS: gl.con
 
 @gluon.jit
 def _load_tiles(q_desc, k_desc, v_desc, q_ring, k_ring, v_ring, work, call, config: gl.constexpr):
-    """The producer, one warp: fetches queries, keys and values of every tile, as far ahead as there is room."""
+    """The producer warp: fetches the queries, keys and values of every tile, as far ahead as the rings have room."""
     _scale, Hq, Hkv, Sq, _Sk = call
     BQ: gl.constexpr = config.BQ
     BK: gl.constexpr = config.BK
@@ -559,7 +545,7 @@ def _load_tiles(q_desc, k_desc, v_desc, q_ring, k_ring, v_ring, work, call, conf
 
 @gluon.jit
 def _weigh(qk, k0, masked, terms, config: gl.constexpr):
-    """The weights of 64 queries for the keys k0 … k0 + BK - 1. `terms`: what does not depend on the key."""
+    """The weights of 64 queries for the keys k0 … k0 + BK - 1. `terms`: values that do not depend on the key."""
     Sk, scale, head_term = terms
     BK: gl.constexpr = config.BK
     k_idx = (k0 + gl.arange(0, BK, layout=gl.SliceLayout(0, qk.type.layout)))[None, :]
@@ -572,13 +558,13 @@ def _weigh(qk, k0, masked, terms, config: gl.constexpr):
 
 @gluon.jit
 def _normalized(acc, rows_layout: gl.constexpr):
-    """The rows of the result, and zeros: no denominator has a logarithm."""
+    """The rows of the result, and zeros for the log-sum-exp, since there is no denominator."""
     return acc, gl.zeros([64], gl.float32, layout=rows_layout)
 
 
 @gluon.jit
 def _release_tile(turn, k_ring, v_ring, config: gl.constexpr, PART: gl.constexpr):
-    """Gives a tile back that none of this warpgroup's queries meets, as soon as it is there."""
+    """Releases a tile that none of this warpgroup's queries meets, as soon as it has arrived."""
     stage = turn % config.STAGES
     phase = turn // config.STAGES & 1
     mbarrier.wait(k_ring.ready.index(stage), phase)
@@ -592,7 +578,7 @@ def _release_tile(turn, k_ring, v_ring, config: gl.constexpr, PART: gl.constexpr
 
 @gluon.jit
 def _scores(q, k_ring, stage, no_scores, config: gl.constexpr):
-    """Starts the product of queries and a tile of keys, by the parts of its columns."""
+    """Starts the product of queries and a tile of keys, part by part of the head dim."""
     token = no_scores
     for part in gl.static_range(config.K_PARTS):
         k = k_ring.tiles.index(stage * config.K_PARTS + part).reshape([config.BK, config.K_COLS]).permute((1, 0))
@@ -605,7 +591,8 @@ def _scores(q, k_ring, stage, no_scores, config: gl.constexpr):
 def _attend_overlapped(
     acc, q, q_ring, k_ring, v_ring, walk, terms, config: gl.constexpr, PART: gl.constexpr
 ):
-    """A tile's products where PIPELINED: the next scores are under way while these are weighed."""
+    """The tiles of keys, PIPELINED: the product for the next scores runs while this warpgroup weighs the current ones.
+    """
     turn, n_steps, first, stop, own_full_hi = walk
     BK: gl.constexpr = config.BK
     weight_layout: gl.constexpr = gl.DotOperandLayout(0, acc.type.layout, 2)
@@ -641,7 +628,7 @@ def _attend_overlapped(
         acc, p = warpgroup_mma_wait(0, deps=(acc_token, p))
         _barrier_arrive(v_ring.FREE + v_stage, config.SHARE, 4)
         p = gl.convert_layout(weight.to(config.dtype), weight_layout)
-    if config.OUT_APART and config.SCHEDULE != "once":  # the next queries come during the last product
+    if config.OUT_APART and config.SCHEDULE != "once":  # the next queries arrive during the last product
         _barrier_arrive(q_ring.FREE + PART, 160, 4)
     mbarrier.wait(v_ring.ready.index(stage), phase)
     acc_token = warpgroup_mma(p, v_ring.tiles.index(stage).reshape([BK, config.BLOCK_DV]), acc, is_async=True)
@@ -654,7 +641,7 @@ def _attend_overlapped(
 def _attend_in_turn(
     acc, q, q_ring, k_ring, v_ring, walk, terms, config: gl.constexpr, PART: gl.constexpr
 ):
-    """A tile's products one after the other: the other warpgroups fill the gaps."""
+    """The tiles of keys, one product after the other. The other warpgroups fill the gaps."""
     turn, _n_steps, first, stop, own_full_hi = walk
     BK: gl.constexpr = config.BK
     weight_layout: gl.constexpr = gl.DotOperandLayout(0, acc.type.layout, 2)
@@ -684,13 +671,13 @@ def _attend_in_turn(
 
 @gluon.jit
 def _store_tile(acc, lse, place, results, q_ring, call, config: gl.constexpr, PART: gl.constexpr):
-    """Stores the results of 64 queries. `place`: their batch, head, first query and all."""
+    """Stores the results of 64 queries. `place`: their batch, head, first position and positions."""
     _scale, Hq, _Hkv, Sq, _Sk = call
     batch, head, q0, rows = place
     row = (batch * tl.cast(Hq, gl.int64) + head) * Sq
     gl.store(results.lse_ptr + row + rows, lse, mask=rows < Sq)
     out = acc.to(config.dtype)
-    # The copy engine clips the result to the tensor. Without a place of its own it takes that of the queries.
+    # The copy engine clips the result to the tensor. Without shared memory of its own, it takes that of the queries.
     if config.OUT_APART:
         out_tile = results.tiles.index(PART)
         tma.store_wait(0)
@@ -705,7 +692,7 @@ def _store_tile(acc, lse, place, results, q_ring, call, config: gl.constexpr, PA
 
 @gluon.jit
 def _attend_tiles(results, q_ring, k_ring, v_ring, work, call, config: gl.constexpr, PART: gl.constexpr):
-    """A consumer, one warpgroup: its 64 queries of every tile."""
+    """A consumer warpgroup: 64 queries of every tile."""
     scale, Hq, Hkv, Sq, Sk = call
     BQ: gl.constexpr = config.BQ
     q_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, config.Q_COLS], config.dtype)
@@ -774,19 +761,16 @@ def _hopper_forward_kernel(
     STAGES: gl.constexpr, SCHEDULE: gl.constexpr, ORDERED: gl.constexpr, OUT_APART: gl.constexpr,
     PIPELINED: gl.constexpr, REGISTERS: gl.constexpr, SPARE: gl.constexpr, FAST: gl.constexpr,
 ):
-    """The forward pass by consumers, warpgroups with 64 queries each, and a producer, a warp that fetches for all of
-    them.
-    """
+    """The forward pass: consumer warpgroups of 64 queries each, and one producer warp."""
     PARTS: gl.constexpr = BQ // 64
     SHARE: gl.constexpr = 32 + 2 * BQ  # the threads that share a tile of keys or values
-    # Of the sixteen barriers of a program Triton has the first six. These tell that a place is free, and whose turn
-    # it is.
+    # Hardware barriers. Triton uses the first six of sixteen; these tell that a place is free, and whose turn it is.
     K_FREE: gl.constexpr = 6
     V_FREE: gl.constexpr = K_FREE + STAGES
     Q_FREE: gl.constexpr = V_FREE + STAGES
     ORDER: gl.constexpr = Q_FREE + PARTS
     gl.static_assert(ORDER + (PARTS if ORDERED else 0) <= 16)
-    # Tiles have powers of two; 192 columns of keys come in three parts, so that products have no others.
+    # Tile sizes are powers of two, so 192 columns of keys come in three parts.
     Q_COLS: gl.constexpr = 256 if BLOCK_D == 192 else BLOCK_D
     K_COLS: gl.constexpr = 64 if BLOCK_D == 192 else BLOCK_D
     K_PARTS: gl.constexpr = BLOCK_D // K_COLS
@@ -841,7 +825,7 @@ def _hopper_forward_kernel(
 
 @triton.jit
 def _dq_tile(dq, held, k_rows, v_rows, k0, tiling: tl.constexpr, MASKED: tl.constexpr):
-    """Adds to dQ what the keys k0 … k0 + BK - 1 contribute."""
+    """Adds the keys k0 … k0 + BK - 1 to dQ."""
     q, d_out, scale, head_term = held
     Sk = k_rows.stop
     k_idx = (k0 + tl.arange(0, tiling.BK))[None, :]
@@ -867,7 +851,7 @@ def _dq_kernel(
     dq_stride_b, dq_stride_h, dq_stride_s,
     D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ALIGN: tl.constexpr,
 ):
-    """One tile of queries of one head: walks the same tiles of keys as the forward kernel."""
+    """dQ of one tile of queries of one head: visits the same tiles of keys as the forward kernel."""
     tiling: tl.constexpr = _Tiling(D, Dv, BQ, BK)
     tile, batch, head = _head_after_head(tl.cdiv(Sq, BQ), Hq)
     kv_head = head // (Hq // Hkv)
@@ -892,7 +876,7 @@ def _dq_kernel(
 
 @triton.jit
 def _dkdv_tile(state, held, q_rows, d_out_rows, q0, tiling: tl.constexpr, MASKED: tl.constexpr):
-    """Adds to dK and dV what the queries q0 … q0 + BQ - 1 contribute. `held`: what does not depend on the query."""
+    """Adds the queries q0 … q0 + BQ - 1 to dK and dV. `held`: values that do not depend on the query."""
     dk, dv = state
     k, v, scale, head_term = held
     Sq = q_rows.stop
@@ -901,7 +885,7 @@ def _dkdv_tile(state, held, q_rows, d_out_rows, q0, tiling: tl.constexpr, MASKED
     q = _load_rows(q_rows, q0, tiling.BQ, tiling.D, MASKED)
     d_out = _load_rows(d_out_rows, q0, tiling.BQ, tiling.Dv, MASKED)
     qk = tl.dot(k, tl.trans(q), input_precision=PRECISION)
-    dp = tl.dot(v, tl.trans(d_out), input_precision=PRECISION)  # early: it runs while p is computed
+    dp = tl.dot(v, tl.trans(d_out), input_precision=PRECISION)  # early, so that it runs while p is computed
     x = qk * scale - head_term
     term = tl.sigmoid(x)
     p = term
@@ -923,7 +907,7 @@ def _dkdv_kernel(
     d_out_stride_s, dk_stride_b, dk_stride_h, dk_stride_s, dv_stride_b, dv_stride_h, dv_stride_s,
     D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ALIGN: tl.constexpr,
 ):
-    """One tile of keys of one key/value head: walks the tiles of queries that meet it, of every head of the group."""
+    """dK and dV of one tile of keys of one KV head: visits the queries that it meets, head by head."""
     tiling: tl.constexpr = _Tiling(D, Dv, BQ, BK)
     tile, batch, kv_head = _head_after_head(tl.cdiv(Sk, BK), Hkv)
     k0 = tile * BK
@@ -956,18 +940,18 @@ def _dkdv_kernel(
 # ---------------------------------------------------------------- on the host
 
 
-# Kept from call to call. The CPU is Triton's interpreter, with as many multiprocessors as that is given.
+# Kept between calls. The CPU stands for Triton's interpreter, which counts as a chip of 8 multiprocessors.
 _CHIPS: dict[torch.device, str] = {torch.device("cpu"): "cpu"}
 _MULTIPROCESSORS: dict[torch.device, int] = {torch.device("cpu"): 8}
 _READY: dict[tuple, _Known] = {}  # by layout
 _ZEROS: dict[tuple[int, int], list[Tensor]] = {}  # by device and stream
 _PLAIN = (Tensor, torch.nn.Parameter)
-_Refusal = ValueError  # an `attngen.Kernel` puts its own kind of ValueError here
-_CALLER = 5  # how many calls up a warning points: two more for an `attngen.Kernel`
+_Refusal = ValueError  # an `attngen.Kernel` sets its own subclass
+_CALLER = 5  # the stack level of warnings; an `attngen.Kernel` adds 2
 
 
 def _ceil(n: int, d: int) -> int:
-    """n / d, rounded up, in a tenth of the time of Triton's own function."""
+    """n / d rounded up, ten times as fast as `triton.cdiv`."""
     return -(-n // d)
 
 
@@ -977,7 +961,7 @@ def _padded(n: int) -> int:
 
 
 def _chip(device: torch.device) -> str:
-    """The chip whose rows of the tables a device takes."""
+    """The chip whose table rows a device uses."""
     if device not in _CHIPS and torch.version.hip:
         _CHIPS[device] = "gfx942"
     elif device not in _CHIPS:
@@ -993,14 +977,12 @@ def _tiles(q: Tensor, v: Tensor) -> tuple[tuple[int, int, int, int], ...]:
 
 
 def _near(x: Tensor) -> Tensor:
-    """`x` itself if its rows are contiguous and near each other, else a copy."""
+    """`x` if its rows are contiguous and less than 2**23 elements apart, else a copy."""
     return x if x.stride(3) == 1 and x.stride(2) < 2**23 else x.contiguous()
 
 
 def _like(x: Tensor, cols: int) -> tuple[tuple, tuple]:
-    """Shape (B, H, S, cols) and strides of a result that lies in memory as `x` does: heads inside rows, or rows inside
-    heads.
-    """
+    """Shape (B, H, S, cols) of a result, and strides in the order of those of `x`: (B, S, H, D) or (B, H, S, D)."""
     B, H, S, _ = x.shape
     inside = x.stride(1) < x.stride(2)
     return (B, H, S, cols), (H * S * cols, cols, H * cols, 1) if inside else (H * S * cols, S * cols, cols, 1)
@@ -1012,7 +994,7 @@ def _strides(**tensors: tuple[int, ...]) -> dict[str, int]:
 
 
 def _has_tma(*tensors: Tensor) -> bool:
-    """Whether the chip has a copy engine for tiles that can read these tensors. float32 is multiplied in registers."""
+    """Whether the chip has a tensor copy engine (TMA) that can read these tensors. Kernels load float32 by pointers."""
     return _chip(tensors[0].device) in ("sm_90", "sm_100") and all(
         x.numel() > 0 and x.element_size() == 2 and x.data_ptr() % 16 == 0
         and all(0 < n and n % 8 == 0 for n in x.stride()[:3])
@@ -1022,22 +1004,22 @@ def _has_tma(*tensors: Tensor) -> bool:
 
 @functools.cache
 def _knows_gluon() -> bool:
-    """Whether the kernels for Hopper cards are made for this release of Triton; if not, says so once."""
+    """Whether the Hopper kernels support this release of Triton. If not, warns once."""
     if not GLUON_KNOWN:
         first, last = (f"{major}.{minor}" for major, minor in RELEASES)
-        warnings.warn(f"sigmoid: its kernels for Hopper cards know Triton {first} to {last}, not {triton.__version__}; "
-            f"the portable kernels run", stacklevel=2)
+        warnings.warn(f"sigmoid: its kernels for Hopper GPUs support Triton {first} to {last}, not "
+            f"{triton.__version__}; the portable kernels run", stacklevel=2)
     return GLUON_KNOWN
 
 
 def _columns(D: int, Dv: int) -> tuple[int, int]:
-    """Head dims as these tables have them: rounded up."""
+    """Head dims rounded up to the keys of the Hopper tables."""
     dims = max(64, _padded(D)), max(64, _padded(Dv))
     return (32, 32) if max(D, Dv) <= 32 else (192, 128) if D <= 192 and dims == (256, 128) else dims
 
 
 def _hopper(table: dict, q: Tensor, k: Tensor, v: Tensor, *others: Tensor) -> tuple | None:
-    """The row of a table of compute capability 9.0, where its kernels can run."""
+    """The row of a Hopper table, or None where its kernel cannot run."""
     D, Dv = q.shape[3], v.shape[3]
     if _chip(q.device) != "sm_90" or not _has_tma(q, k, v, *others) or not _knows_gluon():
         return None
@@ -1051,23 +1033,22 @@ def _multiprocessors(device: torch.device) -> int:
 
 
 def _registers(q: Tensor, *tile: int) -> dict[str, int]:
-    """The option that bounds a program's registers, where a tile is meant for several programs a multiprocessor."""
+    """The option that limits registers, for tiles of which several programs should fit on a multiprocessor."""
     half = q.element_size() == 2 and _chip(q.device) in ("sm_90", "sm_100")
     limit = REGISTERS.get((_padded(q.shape[3]), *tile)) if half else None
     return {} if limit is None else {"maxnreg": limit}
 
 
 _NONE: dict[str, Any] = {}
-_WARMED: ContextVar[list | None] = ContextVar("kernels of launches that are to compile and not to run", default=None)
+_WARMED: ContextVar[list | None] = ContextVar("kernels that launches compile and do not run", default=None)
 
 
 class _Launch:
-    """A kernel and how calls of one layout launch it. Its parameters are found by name among a call's `values`.
+    """A kernel, and how calls of one layout launch it. It finds its parameters by name among a call's `values`.
 
-    `options`: the kernel's constants and Triton's. `tiles`: rows of the tiles in which tensors are read. `scalars`:
-    more values. `buffers`: shapes and dtypes of tensors to allocate. `names`: what a
-    parameter takes that has another name. `run` launches the compiled kernel again: Triton takes longer to look it up
-    than to launch it.
+    `options`: constants of the kernel and of Triton. `tiles`: rows of a tile, by tensor. `scalars`: more values.
+    `buffers`: shapes and dtypes of tensors to allocate. `names`: parameters
+    that take a value of another name. `run`: launches the compiled kernel again, without Triton's lookup.
     """
 
     def __init__(self, kernel, grid, options, tiles=_NONE, scalars=_NONE, buffers=_NONE, names=_NONE) -> None:
@@ -1085,7 +1066,7 @@ class _Launch:
         for name, (shape, dtype) in self.buffers.items():
             values[name] = values["q"].new_empty(shape, dtype=dtype)
         operands = [*self.operands(values)]
-        watched = knobs.runtime.launch_enter_hook  # by a profiler, which Triton tells of its launches
+        watched = knobs.runtime.launch_enter_hook  # a profiler's, which Triton calls at each launch
         if self.run is not None and not getattr(watched, "calls", watched):
             self.run(operands)
             return
@@ -1106,7 +1087,7 @@ class _Launch:
         if "q_desc" in self.kernel.arg_names:
             block[3] = 16 if name == "terms" else max(64, block[3])
             if name == "k" and self.options["BLOCK_D"] == 192:
-                block[3] = 64  # in parts: a tile has powers of two
+                block[3] = 64  # in parts, since tile sizes are powers of two
             element = gl.float16 if x.dtype is torch.float16 else gl.bfloat16
             layout: Any = gl.NVMMASharedLayout.get_default_for(block, element)
             return HopperDescriptor(x, *sizes, block, layout)
@@ -1114,9 +1095,10 @@ class _Launch:
 
 
 def _launcher(compiled, grid: tuple, tiles: dict, constants: list) -> Callable | None:
-    """Launches a kernel beneath Triton's Python, which takes longer than the launch itself. `tiles`: its descriptors,
-    by the places of their operands; what Triton makes of one is kept by address. Where private names may differ Triton
-    launches the kernel, after it has made descriptors (None).
+    """A function that calls the compiled launcher directly, since Triton's Python takes longer than the launch.
+
+    `tiles`: its descriptors, by operand; their encoded forms are kept by address. None if the release of Triton may
+    have other private names: then Triton launches the kernel, with new descriptors.
     """
     launcher: Any = getattr(compiled, "run", None)
     metas: Any = [None]
@@ -1128,7 +1110,7 @@ def _launcher(compiled, grid: tuple, tiles: dict, constants: list) -> Callable |
     described = sys.modules[type(launcher).__module__].make_tensordesc_arg
     more = [None] * (described.__code__.co_argcount - 2)
     for tile in tiles.values():
-        tile.base = None  # so that its memory can be freed
+        tile.base = None  # so that the tensor can be freed
     found: list[tuple] = [(i, tile, meta, {}) for (i, tile), meta in zip(sorted(tiles.items()), metas)]
     active: Any = driver.active
     scratch, watched = (None, None), (compiled.packed_metadata, None, None, None)
@@ -1142,7 +1124,7 @@ def _launcher(compiled, grid: tuple, tiles: dict, constants: list) -> Callable |
         launch = active.utils.launch
 
     def run(operands: list) -> None:
-        for i, tile, meta, by_address in reversed(found):  # each takes more places than one
+        for i, tile, meta, by_address in reversed(found):  # each becomes several operands
             address = operands[i].data_ptr()
             parts = by_address.get(address)
             if parts is None:
@@ -1158,16 +1140,16 @@ def _launcher(compiled, grid: tuple, tiles: dict, constants: list) -> Callable |
 
 
 def _compiled(launches: tuple, values: dict, ahead: Callable | None = None) -> tuple:
-    """The launches, with kernels that were compiled side by side: one after the other takes as long as all of them.
+    """The launches, after their kernels were compiled in parallel.
 
-    `ahead` is a backward pass, whose kernels are compiled with these; what fails there fails again when it is run.
+    `ahead`: a backward pass whose kernels are compiled at the same time. An error in it is raised when it runs.
     """
     if _WARMED.get() is not None or not isinstance(launches[-1].kernel, triton.JITFunction):
         return launches
     values, device = dict(values), values["q"].device
 
     def load(kernel) -> Any:
-        with torch.cuda.device(device):  # to have its launcher is to have it on the device
+        with torch.cuda.device(device):  # the launcher loads the kernel
             return getattr(kernel, "result", lambda: kernel)().run
 
     token = _WARMED.set(warmed := [])
@@ -1189,18 +1171,17 @@ def _compiled(launches: tuple, values: dict, ahead: Callable | None = None) -> t
 
 
 class _Known:
-    """What is known of calls of one layout: values that are the same in all, scalars that passed the checks, launches.
-    """
+    """What calls of one layout share: values, scalars that passed the checks, launches."""
 
     def __init__(self, q, k, v) -> None:
         B, Hq, Sq, D = q.shape
         Hkv, Sk, Dv = v.shape[1:]
-        if max(Sq, Sk) >= 2**27:  # here, where they are known: while tracing they may be symbols
+        if max(Sq, Sk) >= 2**27:  # not in `_check`: while tracing they may be symbols
             _refuse(f"sequences must be shorter than 2**27, not {Sq} and {Sk}: positions are computed in 32 bits")
         near = _near(q), _near(k), _near(v)
         self.near = near[0] is q and near[1] is k and near[2] is v
         self.shape = B, Hq, Hkv, Sq, Sk, D, Dv
-        # Shape and strides of the results, kept so that they are allocated quickly.
+        # Shapes and strides of the results.
         self.out = _like(q, Dv)
         self.lse = (B, Hq, Sq), (Hq * Sq, Sq, 1)
         strides = _strides(q=near[0].stride(), k=near[1].stride(), v=near[2].stride(), out=self.out[1])
@@ -1212,12 +1193,12 @@ class _Known:
 
 
 def _layout(*tensors: Tensor) -> tuple:
-    """What decides how kernels are launched: of tensors everything but the values, and addresses modulo 16."""
+    """What launches depend on: everything about the tensors but their values, with addresses modulo 16."""
     return tuple([(x.dtype, x.device, x.shape, x.stride(), x.data_ptr() % 16) for x in tensors])
 
 
 def _known(*tensors: Tensor) -> _Known:
-    """What is known of these tensors' layout, found out if they are the first of it."""
+    """The `_Known` of these tensors' layout."""
     layout = _layout(*tensors)
     if layout not in _READY:
         if len(_READY) >= 1024:
@@ -1227,9 +1208,8 @@ def _known(*tensors: Tensor) -> _Known:
 
 
 def _pieces(q: Tensor, k: Tensor, v: Tensor) -> int:
-    """Into how many pieces the keys of each tile of queries are cut; 0 where one kernel does it all.
-
-    Queries so short fill neither a tile nor the card. Shapes and the card alone decide, so the bits repeat.
+    """Into how many pieces the keys of each tile of queries are cut, or 0 for the ordinary kernel. The number depends
+    on the shapes and the GPU only, so the bits repeat.
     """
     B, Hq, Sq, _ = q.shape
     Hkv, Sk = k.shape[1:3]
@@ -1240,7 +1220,7 @@ def _pieces(q: Tensor, k: Tensor, v: Tensor) -> int:
         return 0
     programs = _ceil(Hq // Hkv * Sq, BQ) * B * Hkv
     counts = [programs * n for n in range(1, min(128, _ceil(Sk, 2 * BK)) + 1)]
-    # The share of the card that works. Two rounds of programs begin and end together, and memory waits between them.
+    # The share of the GPU that is busy. Between exactly two rounds of programs, memory idles.
     busy = [n / (_ceil(n, slots) * slots) * (0.85 if slots < n <= 2 * slots else 1.0) for n in counts]
     return 1 + next(i for i, share in enumerate(busy) if share >= 0.9 * max(busy))
 
@@ -1254,8 +1234,8 @@ def _split_tile(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, int, int, int]:
 
 
 def _stream(device: torch.device) -> int | None:
-    """The stream that calls share things by; None on the CPU, on another device than the current one, and where a CUDA
-    graph is captured: what its replays use they have to fill themselves.
+    """The stream whose calls may share tensors. None on the CPU, on a device that is not current, and while a CUDA
+    graph is captured, since each replay must fill its own.
     """
     if device.type == "cpu" or device.index != torch.cuda.current_device() or torch.cuda.is_current_stream_capturing():
         return None
@@ -1264,7 +1244,7 @@ def _stream(device: torch.device) -> int | None:
 
 
 def _queue(values: dict) -> None:
-    """Four zeros to count from: a call's `own` are from a stock that one fill makes for a thousand calls."""
+    """Adds a queue of four zeros to `values`, for an `own` call from a stock that one fill makes for 1,024 calls."""
     device = values["q"].device
     stream = _stream(device) if values["own"] else None
     if stream is None:
@@ -1278,7 +1258,7 @@ def _queue(values: dict) -> None:
 
 
 def _forward_launches(known, q, k, v, out) -> tuple:
-    """How the forward pass is launched in calls of one layout."""
+    """The launches of the forward pass, for calls of one layout."""
     B, Hq, Hkv, Sq, _Sk, D, Dv = known.shape
     if pieces := _pieces(q, k, v):
         tma = _has_tma(k, v)
@@ -1345,7 +1325,7 @@ def _(q, k, v, scale):
 
 
 def _backward_launches(known, strides, q, k, v, d_out, dq, dk, dv) -> tuple:
-    """How the backward pass is launched in calls of one layout."""
+    """The launches of the backward pass, for calls of one layout."""
     B, Hq, Hkv, Sq, Sk, _D, _Dv = known.shape
     align = math.gcd(known.constants["ALIGN"], *strides.values())
     tma = _has_tma(q, k, v, d_out)
@@ -1370,7 +1350,7 @@ def _gradients(d_out: Tensor, d_lse: Tensor | None, q: Tensor, k: Tensor, v: Ten
     out, d_out = _near(out), _near(d_out)
     dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
     if q.numel() and k.numel():
-        # Hooks on saved tensors may hand them back from anywhere.
+        # Hooks on saved tensors may return them at other addresses.
         key = out.data_ptr() % 16, lse.data_ptr() % 16, d_out.data_ptr() % 16, out.stride(), d_out.stride()
         strides, launches = known.backward.get(key, (None, ()))
         strides = (strides
@@ -1405,7 +1385,8 @@ def _(d_out, d_lse, q, k, v, out, lse, scale):
 
 
 def _transformable(operator, save, differentiate) -> Callable:
-    """`operator`, also for transforms of `torch.func`, which do not find the gradients of operators."""
+    """`operator`, and under transforms of `torch.func` an autograd function, since they ignore an operator's formula.
+    """
     class Transformed(torch.autograd.Function):
         generate_vmap_rule = True
         setup_context = staticmethod(save)
@@ -1443,7 +1424,7 @@ _backward_operator = _transformable(_backward, lambda *_: None, _refuse_second)
 
 
 class _Attention(torch.autograd.Function):
-    """What the operator does, without its dispatch."""
+    """The operator without its dispatch."""
 
     @staticmethod
     def forward(ctx, *inputs):
@@ -1461,7 +1442,7 @@ class _Attention(torch.autograd.Function):
 
 
 _FUNCTORCH: Any = getattr(torch._C, "_functorch", None)
-_HAS_PRIVATE_NAMES = all(  # what is asked below, and PyTorch may not have: then every call goes through the operator
+_HAS_PRIVATE_NAMES = all(  # else every call goes through the operator
     hasattr(owner, name)
     for owner, names in (
         (torch._C, "_is_tracing _len_torch_dispatch_stack"),
@@ -1473,7 +1454,7 @@ _HAS_PRIVATE_NAMES = all(  # what is asked below, and PyTorch may not have: then
 
 
 def _unwatched(*tensors: Tensor) -> bool:
-    """Whether a call may do without the operator: no compiler, tracer, transform or tensor subclass is active."""
+    """Whether a call may skip the operator: no compiler, tracer, transform or tensor subclass is active."""
     if torch.compiler.is_compiling() or not _HAS_PRIVATE_NAMES:
         return False
     if torch._C._is_tracing() or torch._C._len_torch_dispatch_stack():
@@ -1493,7 +1474,8 @@ def _is_transformed() -> bool:
 
 
 def _may_have_tangent(x: Tensor) -> bool:
-    """Beneath a second transform of `torch.func`, and while torch.compile traces, nobody sees whether it has one."""
+    """Whether `x` has a tangent. True if it cannot be seen: beneath a second transform, or while torch.compile traces.
+    """
     if torch.compiler.is_compiling():
         return _HAS_PRIVATE_NAMES
     if not _HAS_PRIVATE_NAMES:
@@ -1504,7 +1486,7 @@ def _may_have_tangent(x: Tensor) -> bool:
 
 
 def _refuse_tangents(*arguments) -> None:
-    """The operators would drop tangents without an error."""
+    """Refuses forward-mode derivatives, which the operators would drop silently."""
     if _HAS_PRIVATE_NAMES and forward_ad._current_level < 0:
         return
     if any(isinstance(x, Tensor) and _may_have_tangent(x) for x in arguments):
@@ -1516,8 +1498,7 @@ def _refuse(message: str) -> NoReturn:
 
 
 def _check(q, k, v, scale):
-    """One clear message for what does not fit, before anything is launched; the tensors, where sizes of 1 are repeated.
-    """
+    """Raises one clear error if an argument does not fit. Returns the tensors, with sizes of 1 expanded."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor):
             _refuse(f"{name} must be a torch.Tensor, not {type(x).__name__}")
@@ -1552,13 +1533,13 @@ def _check(q, k, v, scale):
 
 @functools.cache
 def _warn_of_order() -> None:
-    """Says once that there are more heads than positions, in the order in which other libraries have lengths first."""
+    """Warns once of more heads than positions, as if q, k and v were (batch, length, heads, head dim)."""
     warnings.warn("sigmoid: are there more heads than positions? q, k and v must be (batch, heads, length, head dim): "
         "transpose what is (batch, length, heads, head dim), as in q.transpose(1, 2)", stacklevel=_CALLER)
 
 
 def _scale_number(scale) -> float:
-    """A scale that is neither a finite float nor a tensor: an int, or a number of NumPy's."""
+    """A scale that is no finite float and no tensor, as a float: an int, or a NumPy number."""
     try:
         if not isinstance(scale, str | bytes) and abs(float(scale)) < torch.inf:
             return float(scale)
@@ -1568,7 +1549,7 @@ def _scale_number(scale) -> float:
 
 
 def _in_autocast(x: Any, kind: str) -> Any:
-    """`x` as autocast hands it to scaled_dot_product_attention: in its dtype, but for float64."""
+    """`x` in autocast's dtype, unless it is float64, as autocast does for scaled_dot_product_attention."""
     fits = isinstance(x, Tensor) and x.is_floating_point() and x.dtype is not torch.float64 and x.device.type == kind
     return x.to(torch.get_autocast_dtype(kind)) if fits else x
 
@@ -1634,7 +1615,7 @@ def _call(q, k, v, scale, return_lse, dropout_seed):
                 known.fits.clear()
             known.fits.add(fit)
     if q.dtype is torch.bfloat16 and q.is_cpu:
-        # Triton's interpreter has no bfloat16 products: it computes in float32.
+        # Triton's interpreter has no bfloat16 products, so it computes in float32.
         out, lse = _call(q.float(), k.float(), v.float(), scale, True, dropout_seed)
         return (out.bfloat16(), lse) if return_lse else out.bfloat16()
     if scale <= 0.0:
