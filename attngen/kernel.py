@@ -230,7 +230,7 @@ class Kernel:
             h_offset=h_offset, b_offset=b_offset, dropout_seed=dropout_seed,
         )  # fmt: skip
         module = self._pieces_module()
-        place.check(module.checks(self), (q, k, v))
+        place.check(module.checks(self), (q, k, v), self.spec, params)
         return module.partial(self, (q, k, v), place, scale, params)
 
     def merge(self, parts: Sequence[tuple[Any, Any]]) -> tuple[Any, Any]:
@@ -240,12 +240,18 @@ class Kernel:
         return module.merge(self, parts)
 
     @_of_pieces
-    def finish(self, out: Any, lse: Any, **params: Any) -> tuple[Any, Any]:
-        """(out, lse) with the denominator's own term, which one of all merged parts must get, once."""
+    def finish(self, out: Any, lse: Any, *, cu_seqlens_q: Any = None, **params: Any) -> tuple[Any, Any]:
+        """(out, lse) with the denominator's own term, which one of all merged parts must get, once.
+
+        Give the `cu_seqlens_q` of packed rows if some belong to no sequence: these get no such term, so their lse stays
+        -inf. Targets `jax` and `pallas` have no packed rows.
+        """
         module = self._pieces_module()
-        module.checks(self).check_part(out, lse)
+        checks = module.checks(self)
+        checks.check_part(out, lse)
+        checks.check_ends(lse, cu_seqlens_q)
         module.checked_params(self, params)
-        return module.finish(self, (out, lse), params)
+        return module.finish(self, (out, lse), params, *(() if cu_seqlens_q is None else (cu_seqlens_q,)))
 
     @_of_pieces
     def partial_backward(
@@ -285,7 +291,7 @@ class Kernel:
         )  # fmt: skip
         module = self._pieces_module()
         checks, operands = module.checks(self), (q, k, v)
-        place.check(checks, operands)
+        place.check(checks, operands, self.spec, params)
         checks.check_results(operands, out, lse)
         checks.check_gradient(d_out, d_lse, out, lse)
         if accumulate is not None:
@@ -293,14 +299,21 @@ class Kernel:
         return module.partial_backward(self, operands, (d_out, d_lse), (out, lse), place, scale, params, accumulate)
 
     @_of_pieces
-    def finish_backward(self, d_out: Any, out: Any, lse: Any, *, d_lse: Any = None, **params: Any) -> dict[str, Any]:
-        """{param: gradient} of the denominator's own term, in float32, from the finished `out` and `lse`."""
+    def finish_backward(
+        self, d_out: Any, out: Any, lse: Any, *, d_lse: Any = None, cu_seqlens_q: Any = None, **params: Any
+    ) -> dict[str, Any]:
+        """{param: gradient} of the denominator's own term, in float32, from the finished `out` and `lse`.
+
+        `cu_seqlens_q`: as in `finish`; the incoming gradients of rows that no sequence has are ignored.
+        """
         module = self._pieces_module()
         checks = module.checks(self)
         checks.check_part(out, lse)
         checks.check_gradient(d_out, d_lse, out, lse)
+        checks.check_ends(lse, cu_seqlens_q)
         module.checked_params(self, params)
-        return module.finish_backward(self, (d_out, d_lse), (out, lse), params)
+        ends = () if cu_seqlens_q is None else (cu_seqlens_q,)
+        return module.finish_backward(self, (d_out, d_lse), (out, lse), params, *ends)
 
     @_of_pieces
     def visits(

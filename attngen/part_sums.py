@@ -13,6 +13,8 @@ from functools import reduce
 from typing import Any
 
 from attngen.errors import UsageError
+from attngen.ir.attention import Attention
+from attngen.ir.axes import BATCHES, HEADS, cut_params
 from attngen.ir.build import apply, is_literal
 from attngen.ir.nodes import Expr, Op
 from attngen.ir.walk import symbols
@@ -69,6 +71,18 @@ _KNOWN = {"b", "h", "Hq"}
 OF_PACKED_ROWS = (
     "the denominator's own term reads `b`, and packed rows do not say whose they are: finish each sequence by itself"
 )
+
+
+def uncounted(spec: Attention) -> dict[str, str]:
+    """Why a piece must have all heads, or all sequences, of the whole, by the argument's name. A kernel counts its own
+    heads and sequences from 0."""
+    axes = {"h_offset": (HEADS, "`h` or `hkv`", "head"), "b_offset": (BATCHES, "`b`", "sequence")}
+    return {
+        name: f"{name} must be 0: the spec reads {index} otherwise than to find a param's own element, so each piece "
+        f"needs the {noun}s of the whole"
+        for name, (axis, index, noun) in axes.items()
+        if cut_params(spec, axis) is None
+    }
 
 
 def readable_term(name: str, w: Weights) -> Expr | None:

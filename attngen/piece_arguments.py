@@ -13,16 +13,18 @@ from typing import Any, cast
 
 from attngen.errors import UsageError
 from attngen.ir import printing
-from attngen.ir.attention import Param
+from attngen.ir.attention import Attention, Param
+from attngen.ir.build import index, integer
 from attngen.ir.nodes import SIZES, Expr, Literal, Symbol, Type
 from attngen.ir.pieces import LONGEST
+from attngen.ir.walk import substitute, symbols
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checks:
     """Of one kernel, over a library's arrays. `noun`: what messages call them. `is_float`, `is_float32`: of a dtype.
     `packed`: whether rows of sequences may follow one another, without a batch. `heads_inside`: (B, S, H, D), not
-    (B, H, S, D)."""
+    (B, H, S, D). `traced`: whether a compiler reads this code, which knows the spec's values less well than Python."""
 
     name: str
     kinds: tuple[type[Any], ...]
@@ -31,6 +33,7 @@ class Checks:
     is_float32: Callable[[Any], bool]
     packed: bool
     heads_inside: bool
+    traced: bool = False
 
     def refuse(self, message: str) -> UsageError:
         return UsageError(f"{self.name}: {message}")
@@ -90,8 +93,35 @@ class Checks:
         self.check_like("out", out, (*q.shape[:-1], v.shape[-1]), "q's with the head dim of v")
         self._check_lse("lse", lse, self._lse_shape(q.shape), "q's without its head dim")
 
+    def sizes(self, operands: Sequence[Any]) -> dict[str, int]:
+        """Sizes of dense operands, but for their lengths."""
+        (B, *q), (_, *v) = operands[0].shape, operands[2].shape
+        heads = 1 if self.heads_inside else 0
+        return {"B": B, "Hq": q[heads], "Hkv": v[heads], "D": q[-1], "Dv": v[-1]}
+
+    def check_facts(self, spec: Attention, sizes: Mapping[str, int], params: Mapping[str, Any]) -> None:
+        """The shapes of params, which are those of the whole sequence, and what the spec assumes of sizes."""
+        check_params(self.name, spec.params, {n: x for n, x in params.items() if x is not None}, sizes)
+        for fact in spec.assumes:
+            here = substitute(fact, {index(n): integer(size) for n, size in sizes.items()})
+            if isinstance(here, Literal) and not here.value:
+                values = ", ".join(f"{n} = {sizes[n]}" for n in sorted(symbols(fact)))
+                raise self.refuse(f"the specification assumes {printing.expression(fact)}; here {values}")
+
+    def check_ends(self, lse: Any, cu_seqlens_q: Any) -> None:
+        """Where the sequences of finished packed rows are; None if each row belongs to one."""
+        if cu_seqlens_q is None:
+            return
+        self.check_array("cu_seqlens_q", cu_seqlens_q)
+        if len(lse.shape) != 2:
+            raise self.refuse("cu_seqlens_q goes with packed rows: out (Tq, Hq, Dv) and lse (Hq, Tq)")
+        if len(cu_seqlens_q.shape) != 1 or not cu_seqlens_q.shape[0] or "int" not in str(cu_seqlens_q.dtype):
+            raise self.refuse(
+                f"cu_seqlens_q must hold ints, shape (B + 1,), not {tuple(cu_seqlens_q.shape)}, {cu_seqlens_q.dtype}"
+            )
+
     def check_sums(self, accumulate: Any, operands: Sequence[Any]) -> None:
-        """Where gradients are added to."""
+        """Where gradients are added to, in place."""
         if len(_values(accumulate)) != 3:
             raise self.refuse(
                 f"accumulate must be three float32 {self._plural}, for dq, dk and dv, not {_kind(accumulate)}"
@@ -100,6 +130,13 @@ class Checks:
             self.check_like(f"accumulate[{i}]", total, x.shape, f"that of {name}")
             if not self.is_float32(total.dtype):
                 raise self.refuse(f"accumulate[{i}] must be float32, not {total.dtype}")
+            if getattr(total, "requires_grad", False):
+                raise self.refuse(f"accumulate[{i}] must not require a gradient: it is added to in place")
+            strides = total.stride() if hasattr(total, "stride") else total.shape
+            if any(n > 1 and stride == 0 for n, stride in zip(total.shape, strides, strict=True)):
+                raise self.refuse(f"accumulate[{i}] must have memory for each element: clone what was expanded")
+        if len({id(total) for total in accumulate}) < 3:
+            raise self.refuse(f"accumulate must be three different {self._plural}, for dq, dk and dv")
 
     def check_piece(self, operands: Sequence[Any], place: Mapping[str, Any], ends: Mapping[str, Any]) -> None:
         """q, k, v and where they are. `place`: q_offset, k_offset, Sq, Sk and more, by name; `ends`: cu_seqlens_q and
@@ -181,7 +218,8 @@ def check_params(
     name: str, params: Sequence[Param], given: Mapping[str, Any], sizes: Mapping[str, int]
 ) -> dict[str, tuple[int, ...]]:
     """The shapes of the params that are given, whose dims of size 1 are repeated; `sizes` are those that are known."""
-    known, shapes = dict(sizes), dict[str, tuple[int, ...]]()
+    known = dict(sizes)
+    shapes: dict[str, tuple[int, ...]] = {}
     for p in params:
         if p.name not in given:
             continue

@@ -21,7 +21,7 @@ from attngen.ir.nodes import Symbol, Type
 from attngen.ir.pieces import Piece, piece_of
 from attngen.ir.walk import params as read_params
 from attngen.ir.walk import reads
-from attngen.part_sums import OF_PACKED_ROWS, Arrays, Part, readable_term
+from attngen.part_sums import OF_PACKED_ROWS, Arrays, Part, readable_term, uncounted
 from attngen.piece_arguments import Checks, check_known, check_params
 
 if TYPE_CHECKING:
@@ -85,6 +85,7 @@ def checks(kernel: Kernel) -> Checks:
         is_float32=lambda dtype: dtype is torch.float32,
         packed=True,
         heads_inside=False,
+        traced=torch.compiler.is_compiling(),
     )
 
 
@@ -113,12 +114,17 @@ class Place:
         """In the order of `Piece.numbers`; without dropout that has the first four."""
         return self.q_offset, self.k_offset, self.Sq, self.Sk, self.h_offset, self.b_offset
 
-    def check(self, checks: Checks, operands: Sequence[Any]) -> None:
+    def check(self, checks: Checks, operands: Sequence[Any], spec: Attention, params: Mapping[str, Any]) -> None:
         """Raises `UsageError` for an argument that does not fit."""
         ends = ("cu_seqlens_q", "cu_seqlens_k")
         numbers = ("q_offset", "k_offset", "Sq", "Sk", "h_offset", "b_offset")
         found = ({name: getattr(self, name) for name in names} for names in (numbers, ends))
         checks.check_piece(operands, *found)
+        for name, why in uncounted(spec).items():
+            if getattr(getattr(self, name), "ndim", 0) or getattr(self, name) != 0:
+                raise checks.refuse(why)
+        if self.cu_seqlens_q is None and not checks.traced and all(isinstance(n, int) for n in (self.Sq, self.Sk)):
+            checks.check_facts(spec, {**checks.sizes(operands), "Sq": self.Sq, "Sk": self.Sk}, params)
 
     @property
     def each(self) -> bool:
@@ -244,13 +250,14 @@ def _arrays(lse: Any) -> Arrays:
     return Arrays(torch.exp, torch.where, torch.logaddexp, lse.ndim == 2)
 
 
-def finish(kernel: Kernel, part: Part, params: Mapping[str, Any]) -> Part:
-    own = own_part(kernel, part[1], params)
+def finish(kernel: Kernel, part: Part, params: Mapping[str, Any], cu_seqlens_q: Any = None) -> Part:
+    own = own_part(kernel, part[1], params, cu_seqlens_q)
     return part if own is None else _arrays(part[1]).finished(part, own.detach())
 
 
-def own_part(kernel: Kernel, lse: Any, params: Mapping[str, Any]) -> Any:
-    """The logarithm of the denominator's own term, like `lse`; None where there is none."""
+def own_part(kernel: Kernel, lse: Any, params: Mapping[str, Any], cu_seqlens_q: Any = None) -> Any:
+    """The logarithm of the denominator's own term, like `lse`; None where there is none. Packed rows before
+    `cu_seqlens_q[0]`, and from `cu_seqlens_q[-1]` on, have none: they belong to no sequence."""
     import torch
 
     from attngen.emit.torch_shared import expressions
@@ -280,7 +287,10 @@ def own_part(kernel: Kernel, lse: Any, params: Mapping[str, Any]) -> Any:
     }
     result = torch.as_tensor(eval(expressions.torch(term, names), found), device=lse.device).float()
     result = result.reshape(result.shape[1:]) if result.ndim == 3 and lse.ndim == 2 else result
-    return result.expand(lse.shape)
+    if cu_seqlens_q is None:
+        return result.expand(lse.shape)
+    rows = torch.arange(lse.shape[-1], device=lse.device)
+    return torch.where((cu_seqlens_q[0] <= rows) & (rows < cu_seqlens_q[-1]), result, float("-inf"))
 
 
 def _widened(x: Any, kind: Type) -> Any:
@@ -357,7 +367,11 @@ def slopes(
 
 
 def finish_backward(
-    kernel: Kernel, cotangents: tuple[Any, Any], results: Part, params: Mapping[str, Any]
+    kernel: Kernel,
+    cotangents: tuple[Any, Any],
+    results: Part,
+    params: Mapping[str, Any],
+    cu_seqlens_q: Any = None,
 ) -> dict[str, Any]:
     import torch
 
@@ -365,7 +379,7 @@ def finish_backward(
     out, lse = results
     learned: dict[str, Any] = _leaves(params)
     with torch.enable_grad():
-        own = own_part(kernel, lse, {**params, **learned})
+        own = own_part(kernel, lse, {**params, **learned}, cu_seqlens_q)
     if own is None or not own.requires_grad:
         return {n: torch.zeros_like(x, dtype=torch.float32) for n, x in learned.items()}
     slope = _arrays(lse).own_slope((d_out.float(), d_lse), (out.float(), lse), own.detach())

@@ -18,6 +18,7 @@ from attngen.cli import main as cli
 from attngen.cli import pieces, sequences
 from attngen.cli.comparison import Case
 from attngen.errors import UsageError
+from attngen.runtime.loader import load
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SPECS = {
@@ -385,3 +386,56 @@ def test_visits_of_documents() -> None:
     assert kernel.visits((10, 20), (0, 10), 20, 20) == "some"
     assert kernel.work((10, 20), (5, 20), 20, 20, ids=ids) == 55
     assert kernel.work((10, 20), (5, 20), 20, 20) == 150
+
+
+# ---------------------------------------------------------------- rows of no sequence, heads of a whole
+
+
+SINK = "attention sunk\nparam sink: f32[Hq]\nmask = causal\nnormalizer = softmax(sink = sink[h])\n"
+
+
+@pytest.mark.parametrize("file", [False, True])
+def test_rows_of_no_sequence_get_no_term_of_their_own(file: bool) -> None:
+    kernel = attngen.compile(SINK, arch="portable", geometry=("packed", "pieces"))
+    finish, finish_backward = kernel.finish, kernel.finish_backward
+    if file:
+        module = load(kernel.source, kernel.name, "triton")
+        finish, finish_backward = module.sunk_finish, module.sunk_finish_backward
+    q, k, v = torch.randn(3, 8, 2, 16, generator=torch.Generator().manual_seed(0))
+    sink, ends = torch.tensor([0.5, -1.0], requires_grad=True), torch.tensor([0, 3, 6], dtype=torch.int32)
+    place = {"q_offset": 0, "k_offset": 0, "Sq": 3, "Sk": 3, "cu_seqlens_q": ends}
+    part = kernel.partial(q, k, v, **place, sink=sink.detach())
+    out, lse = finish(*part, sink=sink.detach(), cu_seqlens_q=ends)
+    whole, whole_lse = kernel.varlen(q, k, v, cu_seqlens_q=ends, sink=sink, return_lse=True)
+    torch.testing.assert_close(out, whole.detach(), rtol=1e-5, atol=1e-5)
+    assert torch.equal(lse[:, 6:], whole_lse[:, 6:]) and lse[:, 6:].eq(-torch.inf).all()
+    d_out, d_lse = torch.ones(8, 2, 16), torch.ones(2, 8)
+    (wanted,) = torch.autograd.grad((whole[:6].sum() + whole_lse[:, :6].sum()), sink)
+    d_out[6:], d_lse[:, 6:] = torch.nan, torch.nan
+    found = finish_backward(d_out, out, lse, d_lse=d_lse, sink=sink, cu_seqlens_q=ends)
+    torch.testing.assert_close(found["sink"], wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("spec", "argument"),
+    [("score = qk * scale - float(h) * float(abs(q - k))", "h_offset"), ("mask = k + b <= q", "b_offset")],
+)
+def test_heads_that_a_spec_counts_are_those_of_the_whole(spec: str, argument: str) -> None:
+    kernel = attngen.compile(f"attention counted\n{spec}\n", arch="portable", geometry=("dense", "pieces"))
+    module = load(kernel.source, kernel.name, "triton")
+    x = torch.zeros(1, 2, 6, 16)
+    place = {"q_offset": 0, "k_offset": 0, "Sq": 6, "Sk": 6}
+    for of_piece in (kernel.partial, module.counted_partial):
+        for number in (1, torch.tensor([1], dtype=torch.int32)):
+            with pytest.raises(ValueError, match=f"{argument} must be 0: the spec reads"):
+                of_piece(x, x, x, **place, **{argument: number})
+        of_piece(x, x, x, **place, **{argument: 0})
+
+
+def test_pieces_name_the_sizes_of_the_whole() -> None:
+    kernel = attngen.compile("attention biased\nparam t: f32[B, Sk]\nscore = qk + t[b, k]\nassume Sq <= Sk\n")
+    x = torch.zeros(1, 1, 5, 16)
+    with pytest.raises(UsageError, match=r"t must have shape \(B, Sk\) = \(1, 5\), not \(1, 4\)"):
+        kernel.partial(x, x, x, q_offset=0, k_offset=0, Sq=5, Sk=5, t=torch.zeros(1, 4))
+    with pytest.raises(UsageError, match="the specification assumes Sq <= Sk; here Sk = 3, Sq = 5"):
+        kernel.partial(x, x[:, :, :3], x[:, :, :3], q_offset=0, k_offset=0, Sq=5, Sk=3, t=torch.zeros(1, 3))

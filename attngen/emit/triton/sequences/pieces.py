@@ -23,7 +23,7 @@ from attngen.ir.nodes import Expr, Literal, Load, Symbol, Type
 from attngen.ir.pieces import Piece
 from attngen.ir.walk import params as read_params
 from attngen.ir.walk import reads, symbols, transform
-from attngen.part_sums import OF_PACKED_ROWS, readable_term
+from attngen.part_sums import OF_PACKED_ROWS, readable_term, uncounted
 from attngen.plan.kernel import KernelPlan
 from attngen.plan.mask.segments import Segment
 
@@ -66,13 +66,13 @@ class PieceFileView:
     keywords: Lines
     options: Lines
     given: str
-    own_keywords: str
     own_options: str
     host_keywords: str
     # lines
     packed_doc: str
     merge_lines: Lines
     own_lines: Lines
+    offset_lines: Lines
     seed_lines: Lines
     function: str
     each_lines: Lines
@@ -131,12 +131,12 @@ def _view(
         keywords=_keywords(params, read),
         options=_OPTIONS,
         given="{" + ", ".join(f'"{p.keyword}": {p.keyword}' for p in params) + "}",
-        own_keywords="".join(f", {x}" for x in ("*", *finish)) if finish else "",
         own_options="".join(f", {x}" for x in finish),
         host_keywords="".join(f", {x}" for x in ("*", *at_visits)) if at_visits else "",
         packed_doc=_PACKED_DOC if "_each" in pieces else "The four numbers are the same for all sequences.",
         merge_lines=_MERGED if sums else _ADDED,
         own_lines=_own_lines(spec, term),
+        offset_lines=_offset_lines(spec),
         seed_lines=_seed_lines(spec),
         function=f"_{spec.name}_piece",
         each_lines=_each_lines(spec.name) if "_each" in pieces else (_NOT_EACH,),
@@ -222,6 +222,15 @@ def _outputs(*, sums: bool) -> str:
 # ---------------------------------------------------------------- the denominator's own term
 
 
+def _offset_lines(spec: Attention) -> Lines:
+    """Heads and sequences that the spec counts are those of the whole."""
+    found: list[str] = []
+    for name, why in uncounted(spec).items():
+        number = f"place.numbers[{_PLACED.index(name)}]"
+        found += [f"if isinstance({number}, Tensor) or {number} != 0:", f'    _refuse("{why}")']
+    return tuple(found)
+
+
 def _own_lines(spec: Attention, term: Expr | None) -> Lines:
     if term is None:
         return ("return None",)
@@ -237,7 +246,10 @@ def _own_lines(spec: Attention, term: Expr | None) -> Lines:
         "at_b = torch.arange(lse.shape[0], device=lse.device).reshape(-1, 1, 1)",
         f"own = torch.as_tensor({host_expressions.torch(term, names)}, device=lse.device).float()",
         "own = own.reshape(own.shape[1:]) if own.dim() == 3 and lse.dim() == 2 else own",
-        "return own.expand(lse.shape)",
+        "if cu_seqlens_q is None:",
+        "    return own.expand(lse.shape)",
+        "rows = torch.arange(lse.shape[-1], device=lse.device)",
+        "return torch.where((cu_seqlens_q[0] <= rows) & (rows < cu_seqlens_q[-1]), own, -torch.inf)",
     )
 
 
