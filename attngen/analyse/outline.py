@@ -17,11 +17,23 @@ from attngen.analyse.scope import Binding, Builtin, Value
 from attngen.errors import Span
 from attngen.syntax import ast
 
-_MODULES = frozenset({"torch", "triton", "tl", "math", "jax", "jnp", "pl", "pltpu", "functools"})
+_IMPORTED = frozenset({
+    "Any", "Callable", "ContextVar", "HopperDescriptor", "NamedTuple", "NoReturn", "Primitive", "Sequence", "Tensor",
+    "TensorDescriptor", "ThreadPoolExecutor", "annotations", "batching", "custom_partitioning", "driver",
+    "fence_async_shared", "forward_ad", "functools", "gl", "gluon", "jax", "jnp", "knobs", "lax", "math", "mbarrier",
+    "mlir", "namedtuple", "numbers", "operator", "pl", "pltpu", "replace", "sys", "threading", "tl", "tma",
+    "torch", "triton", "warnings", "warpgroup_mma", "warpgroup_mma_init", "warpgroup_mma_wait",
+})  # fmt: skip
 """What generated modules import by these names."""
 
-_CONSTANTS = frozenset({"TILES", "PRECISION", "LOG2E", "LN2", "Tensor", "TensorDescriptor", "NoReturn"})
-"""What else a generated module holds; its own functions begin with an underscore."""
+_CONSTANTS = frozenset({
+    "AHEAD", "CHIP", "GLUON_KNOWN", "HOPPER", "HOPPER_APART", "HOPPER_BACKWARD", "HopperBackwardRow", "HopperDkdvRow",
+    "HopperDqRow", "HopperRow", "INTERPRET", "KNOWN", "LANES", "LN2", "LOG2E", "LOWEST", "PIECE", "PIECE_NUMBERS",
+    "PIECE_PARAMS", "PRECISION", "REGISTERS", "RELEASES", "SPLIT", "SPREADS", "STRAIGHT", "TILES", "TILE_K", "TILE_Q",
+    "TOGETHER", "UNSPECIALIZED", "VMEM", "WIDE",
+})  # fmt: skip
+"""What else a generated module holds; its own functions begin with an underscore. `tests/unit/emit` holds both lists
+against generated modules."""
 
 _CALLED = frozenset({"_call", "_check", "_check_facts", "_sequence_call", "_into", "_packed_bounds", "_bounds_of_rows"})
 """What the generated functions call, and an argument of that name would hide."""
@@ -95,7 +107,7 @@ def _attention(module: ast.Module, report: Report) -> str:
         message = "`attention` is not the first statement"
         report.error("missing-attention", message, found.span, "move this line to the top")
     name = found.name
-    taken = _MODULES | _CONSTANTS | {n for n in dir(builtins) if not n.startswith("_")}
+    taken = _IMPORTED | _CONSTANTS | {n for n in dir(builtins) if not n.startswith("_")}
     if keyword.iskeyword(name):
         message = f"`{name}` is a word of Python, so no function can have this name"
     elif name in taken or name.startswith("_"):

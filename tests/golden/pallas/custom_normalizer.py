@@ -39,7 +39,7 @@ from __future__ import annotations
 import functools
 import math
 import warnings
-from itertools import pairwise
+from itertools import pairwise as _pairwise
 from typing import NamedTuple, NoReturn
 
 import jax
@@ -242,7 +242,7 @@ def _numbered(step, runs):
     """The tile of iteration `step`, counting through the runs in order."""
     start, passed = runs[0][0], 0
     at = start + step
-    for (lo, hi), (start, _) in pairwise(runs):
+    for (lo, hi), (start, _) in _pairwise(runs):
         passed = passed + (hi - lo)
         at = jnp.where(step < passed, at, start + step - passed)
     return at

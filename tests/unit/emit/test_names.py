@@ -5,10 +5,14 @@ from __future__ import annotations
 import ast
 import builtins
 import itertools
+import re
+from pathlib import Path
+from typing import Any
 
 import pytest
 from property.kernels import Sizes, analysed, errors
 
+import attngen
 from attngen.emit import Options, emit
 from attngen.emit.text.names import Names
 from attngen.emit.text.params import derived
@@ -16,6 +20,7 @@ from attngen.emit.triton.code.names import reserved
 from attngen.errors import InternalError
 from attngen.plan import plan
 
+ROOT = Path(__file__).resolve().parents[3]
 SPECS = {
     "plain": "",
     "causal": "mask = causal",
@@ -188,3 +193,34 @@ def test_every_value_that_a_kernel_may_take_is_reserved(name: str) -> None:
     assert {"q", "delta"} <= given | taken
     own = {n for n in given | taken if "marker" in n.lower() or n in ("ids", *derived("ids", 2))}
     assert given | taken <= reserved() | own
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"geometry": ("dense", "packed", "lengths", "pieces")},
+        {"target": "torch"},
+        {"target": "jax"},
+        {"target": "pallas"},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("name", ["causal", "dropout", "sink", "t5_bias"])
+def test_no_attention_has_a_name_of_its_modules(name: str, options: dict[str, Any]) -> None:
+    try:
+        source = attngen.compile(ROOT / "examples" / f"{name}.attn", **options).source
+    except attngen.UsageError:
+        assert name == "t5_bias" and "geometry" in options  # a table's gradient is summed over pairs
+        return
+    tree = ast.parse(source)
+    imported = [a for n in ast.walk(tree) if isinstance(n, ast.Import | ast.ImportFrom) for a in n.names]
+    found = {(a.asname or a.name).split(".")[0] for a in imported}
+    assigned = [n for n in tree.body if isinstance(n, ast.Assign | ast.AnnAssign)]
+    found |= {t.id for n in assigned for t in (n.targets if isinstance(n, ast.Assign) else [n.target])
+              if isinstance(t, ast.Name)}  # fmt: skip
+    public = {re.sub("_(each|piece)$", "", n) for n in found if not n.startswith("_")}
+    assert {"torch", "jax"} & public
+    for own in sorted(public):
+        with pytest.raises(attngen.SpecError, match=rf"`{own}`"):
+            attngen.compile(f"attention {own}\nmask = causal\n")
