@@ -8,6 +8,7 @@ numbers, which only refute.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 from attngen.ir.build import mul, neg
 from attngen.ir.nodes import Apply, Expr, Op
 from attngen.ir.printing import expression as text
+from attngen.ir.walk import loads
 from attngen.prove.algebra.assumptions import Assumptions
 from attngen.prove.algebra.sample_points import Point, Undefined, clearly_different, mp, number, numbers
 from attngen.prove.algebra.sympy_door import Term, expanded, same, sp
@@ -22,9 +24,12 @@ from attngen.prove.algebra.term_size import price
 from attngen.prove.algebra.terms import Reading, Split, has_comparison
 from attngen.prove.budget.watchdog import OutOfTime
 from attngen.prove.budget.work import OutOfWork, Work
+from attngen.prove.intervals.input_boxes import LONGEST, Box
+from attngen.prove.intervals.ranges import ranges
 from attngen.prove.verdict import Proved, Refuted, Unknown, Verdict
 
 _CASES = 81
+_ANY_INPUT = Box(qk=math.inf, scale=math.inf, param=math.inf, tiny=0.0, length=LONGEST)
 
 Comparison = Callable[[Reading], tuple[Term, Term]]
 
@@ -164,17 +169,25 @@ def short(t: str) -> str:
 
 def _has_sign(e: Expr, assumptions: Assumptions, *, zero: bool, work: Work) -> bool:
     """Whether e > 0, or e >= 0, follows from its parts' signs, or else from its terms'."""
-    follows = partial(_has_sign, assumptions=assumptions, zero=zero, work=work)
+
+    def follows(part: Expr, zero: bool = zero) -> bool:
+        return _has_sign(part, assumptions, zero=zero, work=work)
+
     match e:
         case Apply(op=Op.SELECT, args=(_, then, otherwise)):
             return follows(then) and follows(otherwise)
         case Apply(op=Op.MUL | Op.MIN, args=(a, b)) if follows(a) and follows(b):
             return True
+        case Apply(op=Op.DIV, args=(a, b)) if follows(a) and follows(b, zero=False):
+            return True
         case Apply(op=Op.MAX, args=(a, b)) if follows(a) or follows(b):
             return True
         case _:
             term = sp.factor_terms(expanded(Reading(assumptions, work).term(e), work))
-            return bool(term.is_positive or (zero and term.is_nonnegative))
+            if term.is_positive or (zero and term.is_nonnegative):
+                return True
+            found = ranges(assumptions.attention, _ANY_INPUT, loads(e), scale_positive=assumptions.positive_scale).of(e)
+            return not (found.minus or found.masked) and (found.low > 0 or (zero and found.low >= 0))
 
 
 def sign_of(e: Expr, assumptions: Assumptions, *, zero: bool, work: Work) -> Verdict:

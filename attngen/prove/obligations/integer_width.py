@@ -223,11 +223,14 @@ def _params(plan: KernelPlan, operations: Iterable[Apply], work: Work) -> dict[E
         if e.type is not Type.INT or not _has_facts(plan, e.param):
             continue
         low, high = INT32
-        for bound in (1, 0, -(2**30)):
+        planned = plan.facts.params.get(e.param, (None, None))  # shown like any other bound
+        least, most = (int(x) if x is not None and INT32[0] < x < INT32[1] else None for x in planned)
+        for bound in (*(() if least is None else (least,)), 1, 0, -(2**30)):
             if low == INT32[0] and isinstance(_says(plan, e, lambda x, least=bound: x >= least, work), Holds):
                 low = bound
-        if isinstance(_says(plan, e, lambda x: x <= 2**30, work), Holds):
-            high = 2**30
+        for bound in (*(() if most is None else (most,)), 2**30):
+            if high == INT32[1] and isinstance(_says(plan, e, lambda x, most=bound: x <= most, work), Holds):
+                high = bound
         found[e] = (low, high)
     return found
 
@@ -264,6 +267,7 @@ def _bound(plan: KernelPlan, e: Apply) -> str:
         match power:
             case Apply(op=Op.POW, args=(Literal() as base, exponent)) if not isinstance(exponent, Literal):
                 number, n = printing.expression(base), printing.expression(exponent)
+                number = f"({number})" if number.startswith("-") else number
                 return f"bound the exponent: {number} ** min({n}, {_BOUND})"
             case Apply(op=Op.POW, args=(Scalar() as base, _), type=Type.INT) if base.param in unsaid:
                 return f"bound the base where it is declared: `where 0 <= {base.param} <= 100`"

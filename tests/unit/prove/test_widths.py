@@ -271,3 +271,14 @@ def test_ints_beyond_what_a_call_lets_through_leave_64_bits(mask: str) -> None:
             edited = replace(planned, choices=replace(planned.choices, reaches=wider))
             found = [c.verdict for c in integer_width(edited, Work()) if not isinstance(c.verdict, Proved)]
             assert len(found) == 1 and isinstance(found[0], Refuted), (reach, field)
+
+
+@pytest.mark.parametrize("target", ["triton", "jax"])
+def test_bounds_of_where_are_taken_as_they_are(target: str) -> None:
+    found, _ = claims(target, "param n: int where 1 <= n < 5", "score = qk * scale + abs(n) * (q - k)")
+    assert all(isinstance(c.verdict, Proved) for c in found)
+
+
+def test_a_negative_base_keeps_its_brackets() -> None:
+    found, _ = claims("triton", "param n: int where n >= 0", "mask = (-3) ** n > k")
+    assert [c.fix for c in found if c.fix] == ["bound the exponent: (-3) ** min(n, 16)"]
