@@ -14,7 +14,9 @@ from typing import assert_never
 from attngen.emit.text.precedence import Text, atom, infix, shifted_right
 from attngen.errors import InternalError
 from attngen.ir.nodes import FLOAT_FUNCTIONS, Apply, Expr, Literal, Load, Op, Scalar, Symbol, Type
+from attngen.ir.walk import loads
 from attngen.plan.ints.facts import Facts
+from attngen.plan.levels import Level, level_of
 
 Leaf = Symbol | Scalar | Load
 
@@ -64,8 +66,8 @@ class Printer:
     def _apply(self, e: Apply) -> Text:
         args = [self._print(a) for a in e.args]
         texts = [a[0] for a in args]
-        if e.op in FLOAT_FUNCTIONS and isinstance(e.args[0], Literal):  # what folding leaves, such as the log of -1
-            texts = [f"torch.tensor({texts[0]})"]
+        if e.op in FLOAT_FUNCTIONS and level_of(e) is Level.HEAD and not loads(e):  # of numbers, such as the scale
+            texts = [f"torch.as_tensor({texts[0]})"]
         if e.op in (Op.FLOORDIV, Op.MOD) and not self.facts.is_positive(e.args[1]):
             return atom(f"{'_floor_div' if e.op is Op.FLOORDIV else '_floor_mod'}({texts[0]}, {texts[1]})")
         if e.op in _INFIX:

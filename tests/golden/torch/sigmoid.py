@@ -85,7 +85,7 @@ def _forward(q, k, v, scale):
     lse = torch.full((B, Hq, Sq), 0.0, dtype=torch.float32, device=q.device)
     if q.numel() == 0:
         return out, lse
-    head_term = torch.log(_float(Sk))
+    head_term = torch.log(torch.as_tensor(_float(Sk)))
     for q0 in range(0, Sq, TILE_Q):
         q1 = min(q0 + TILE_Q, Sq) - 1
         q_tile = _tile(q, q0, q1, Hkv)
@@ -113,7 +113,7 @@ def _backward(d_out, d_lse, q, k, v, out, lse, scale):
     if q.numel() == 0:
         return dq, dk, dv
     d_out = d_out.float()
-    head_term = torch.log(_float(Sk))
+    head_term = torch.log(torch.as_tensor(_float(Sk)))
     for q0 in range(0, Sq, TILE_Q):
         q1 = min(q0 + TILE_Q, Sq) - 1
         q_tile, d_out_tile = _tile(q, q0, q1, Hkv), _tile(d_out, q0, q1, Hkv)

@@ -102,6 +102,9 @@ class Printer:
         texts = [a[0] for a in args]
         if e.op in _INFIX:
             sign, strength = _INFIX[e.op]
+            if e.type is Type.BOOL and e.args[0].type is Type.FLOAT and level_of(e) is Level.HEAD:
+                # Triton's interpreter keeps the result of such a comparison as a float, which `&` does not take.
+                return f"tl.where({infix(sign, strength, args[0], args[1], chain=False)[0]}, 1, 0) != 0", 1
             return infix(sign, strength, args[0], args[1], chain=strength == 1)
         if e in self.choices.approximate:
             return atom(f"_{e.op.value}({texts[0]}, FAST)")  # FAST is the kernel's own constant
