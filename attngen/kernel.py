@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, cast
@@ -77,6 +77,8 @@ class Kernel:
     _function: Callable[..., Any] = field(init=False, default=cast(Any, None))
     _varlen: Callable[..., Any] = field(init=False, default=cast(Any, None))
     _lengths: Callable[..., Any] = field(init=False, default=cast(Any, None))
+    _own_term: Callable[..., Any] = field(init=False, default=cast(Any, None))
+    _pieces: dict[tuple[bool, bool], tuple[Piece, Kernel]] = field(init=False, default=cast(Any, None))
     __signature__ = PublicSignature()
 
     @property
@@ -122,9 +124,20 @@ class Kernel:
         if "_lengths" not in self.__dict__:
             object.__setattr__(self, "_lengths", self._loaded(self.with_geometry("lengths"), "_lengths"))
 
+    def _load_own_term(self) -> None:
+        if "_own_term" not in self.__dict__:
+            from attngen.pieces import own_term_of
+
+            object.__setattr__(self, "_own_term", own_term_of(self.name, self.spec, self.plan))
+
+    def own_term(self) -> Callable[[Any, Mapping[str, Any], Any], Any]:
+        """The function that evaluates the denominator's own term, for `attngen.pieces`."""
+        self._load_own_term()
+        return self._own_term
+
     # `torch.compile` calls these instead of tracing into them. `torch.compiler.assume_constant_result` sets the same,
     # but needs torch. What they set is read only after them: else `torch.compile` would guard that it is missing.
-    for _loads in (_load, _load_varlen, _load_lengths):
+    for _loads in (_load, _load_varlen, _load_lengths, _load_own_term):
         _loads._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
     del _loads
 
@@ -163,24 +176,29 @@ class Kernel:
 
     def piece(self, *, each: bool = False, clipped: bool = False) -> tuple[Piece, Kernel]:
         """The kernel of a piece of a longer sequence (`ir.pieces`), compiled and proved when it is first asked for."""
+        self._load_piece(each, clipped)
+        return self._pieces[each, clipped]
+
+    def _load_piece(self, each: bool, clipped: bool) -> None:
         from attngen import chain, pieces
 
-        kept = self.__dict__.setdefault("_pieces", {})
-        if (each, clipped) not in kept:
-            if self.made is None:
-                raise UsageError(f"{self.name}: pieces are for kernels that `attngen.compile` made")
-            text, options = self.made
-            made = pieces.make(self.name, self.spec, text, options, each=each, clipped=clipped)
-            own = Kernel(
-                spec=chain.callable_spec(made.piece.own, made.plan),
-                plan=made.plan,
-                source=made.source,
-                target=self.target,
-                proof=made.proof,
-                made=(made.text, options),
-            )
-            kept[each, clipped] = made.piece, own
-        return kept[each, clipped]
+        if (each, clipped) in (self._pieces or {}):
+            return
+        if self.made is None:
+            raise UsageError(f"{self.name}: pieces are for kernels that `attngen.compile` made")
+        text, options = self.made
+        made = pieces.make(self.name, self.spec, text, options, each=each, clipped=clipped)
+        own = Kernel(
+            spec=chain.callable_spec(made.piece.own, made.plan),
+            plan=made.plan,
+            source=made.source,
+            target=self.target,
+            proof=made.proof,
+            made=(made.text, options),
+        )
+        object.__setattr__(self, "_pieces", {**(self._pieces or {}), (each, clipped): (made.piece, own)})
+
+    _load_piece._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
 
     def _pieces_module(self) -> Any:
         """The module that computes with pieces of this target's arrays."""

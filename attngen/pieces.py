@@ -17,11 +17,9 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from attngen import chain
 from attngen.errors import UsageError
-from attngen.ir.nodes import Symbol, Type
+from attngen.ir.nodes import Symbol
 from attngen.ir.pieces import Piece, piece_of
-from attngen.ir.walk import params as read_params
-from attngen.ir.walk import reads
-from attngen.part_sums import OF_PACKED_ROWS, Arrays, Part, readable_term, uncounted
+from attngen.part_sums import Arrays, Part, readable_term, uncounted
 from attngen.piece_arguments import Checks, check_known, check_params
 
 if TYPE_CHECKING:
@@ -46,6 +44,7 @@ class Kernel(Protocol):
     def varlen(self, *operands: Any, **arguments: Any) -> Any: ...
     def with_results(self, out: Any, lse: Any) -> AbstractContextManager[None]: ...
     def piece(self, *, each: bool = False, clipped: bool = False) -> tuple[Piece, Kernel]: ...
+    def own_term(self) -> Callable[[Any, Mapping[str, Any], Any], Any]: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,44 +257,22 @@ def finish(kernel: Kernel, part: Part, params: Mapping[str, Any], cu_seqlens_q: 
 def own_part(kernel: Kernel, lse: Any, params: Mapping[str, Any], cu_seqlens_q: Any = None) -> Any:
     """The logarithm of the denominator's own term, like `lse`; None where there is none. Packed rows before
     `cu_seqlens_q[0]`, and from `cu_seqlens_q[-1]` on, have none: they belong to no sequence."""
+    return kernel.own_term()(lse, params, cu_seqlens_q)
+
+
+def own_term_of(name: str, spec: Attention, plan: KernelPlan) -> Callable[[Any, Mapping[str, Any], Any], Any]:
+    """The function that evaluates the denominator's own term, of the lines that a generated file has for it."""
     import torch
 
-    from attngen.emit.torch_shared import expressions
+    from attngen.emit.torch_shared.own_term import own_lines
 
-    term = readable_term(kernel.name, kernel.plan.weights)
-    if term is None:
-        return None
-    if lse.ndim == 2 and reads(term, "b"):
-        raise UsageError(f"{kernel.name}: {OF_PACKED_ROWS}")
-    heads = lse.shape[-2]
-    why = "the denominator's own term reads it"
-    given = {n: required(kernel, n, params, why) for n in read_params(term)}
-    shapes = term_shapes(kernel, given, lse)
-    values = {n: torch.as_tensor(x, device=lse.device) for n, x in given.items()}
-    values = {n: x.expand(shapes[n]) if n in shapes else x for n, x in values.items()}
-    types = {p.name: p.type for p in kernel.spec.params}
-    values = {n: _widened(x, types[n]) for n, x in values.items()}
-    names = {"b": "at_b", "h": "at_h", "Hq": "heads", "device": "device", **{n: f"values[{n!r}]" for n in values}}
-    found: dict[str, Any] = {
-        "values": values,
-        "torch": torch,
-        "_element": _element,
-        "heads": heads,
-        "device": lse.device,
-        "at_h": torch.arange(heads, device=lse.device).reshape(1, heads, 1),
-        "at_b": torch.arange(lse.shape[0], device=lse.device).reshape(-1, 1, 1),
-    }
-    result = torch.as_tensor(eval(expressions.torch(term, names), found), device=lse.device).float()
-    result = result.reshape(result.shape[1:]) if result.ndim == 3 and lse.ndim == 2 else result
-    if cu_seqlens_q is None:
-        return result.expand(lse.shape)
-    rows = torch.arange(lse.shape[-1], device=lse.device)
-    return torch.where((cu_seqlens_q[0] <= rows) & (rows < cu_seqlens_q[-1]), result, float("-inf"))
+    def refuse(message: str) -> None:
+        raise UsageError(f"{name}: {message}")
 
-
-def _widened(x: Any, kind: Type) -> Any:
-    """As kernels compute with it: small ints would wrap around."""
-    return x.float() if kind is Type.FLOAT else x.long() if kind is Type.INT else x.bool()
+    lines = own_lines(spec, readable_term(name, plan.weights))
+    found: dict[str, Any] = {"torch": torch, "_refuse": refuse, "_element": _element}
+    exec("\n    ".join(("def own_term(lse, params, cu_seqlens_q):", *lines)), found)
+    return found["own_term"]
 
 
 def term_shapes(kernel: Kernel, given: Mapping[str, Any], lse: Any) -> dict[str, tuple[int, ...]]:

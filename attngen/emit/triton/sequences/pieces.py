@@ -15,15 +15,15 @@ from attngen.emit.text.prune import without_unused
 from attngen.emit.text.render import render
 from attngen.emit.text.weights import weight_view
 from attngen.emit.torch_shared import expressions as host_expressions
+from attngen.emit.torch_shared.own_term import own_lines, size_text
 from attngen.emit.triton.code.names import reserved
 from attngen.errors import UsageError
-from attngen.ir import printing
 from attngen.ir.attention import Attention, Param
-from attngen.ir.nodes import Expr, Literal, Load, Symbol, Type
+from attngen.ir.nodes import Expr, Load, Symbol, Type
 from attngen.ir.pieces import Piece
 from attngen.ir.walk import params as read_params
-from attngen.ir.walk import reads, symbols, transform
-from attngen.part_sums import OF_PACKED_ROWS, readable_term, uncounted
+from attngen.ir.walk import symbols, transform
+from attngen.part_sums import readable_term, uncounted
 from attngen.plan.kernel import KernelPlan
 from attngen.plan.mask.segments import Segment
 
@@ -135,7 +135,7 @@ def _view(
         host_keywords="".join(f", {x}" for x in ("*", *at_visits)) if at_visits else "",
         packed_doc=_PACKED_DOC if "_each" in pieces else "The four numbers are the same for all sequences.",
         merge_lines=_MERGED if sums else _ADDED,
-        own_lines=_own_lines(spec, term),
+        own_lines=own_lines(spec, term),
         offset_lines=_offset_lines(spec),
         seed_lines=_seed_lines(spec),
         function=f"_{spec.name}_piece",
@@ -231,47 +231,6 @@ def _offset_lines(spec: Attention) -> Lines:
     return tuple(found)
 
 
-def _own_lines(spec: Attention, term: Expr | None) -> Lines:
-    if term is None:
-        return ("return None",)
-    read = read_params(term)
-    names = {"b": "at_b", "h": "at_h", "Hq": "heads", "device": "lse.device", **{n: f'values["{n}"]' for n in read}}
-    return (
-        *(("if lse.dim() == 2:", f'    _refuse("{OF_PACKED_ROWS}")') if reads(term, "b") else ()),
-        "heads = lse.shape[-2]",
-        f"values = {{n: torch.as_tensor(params[n], device=lse.device) for n in {read!r}}}",
-        *(f'values["{n}"] = values["{n}"].{_WIDENED[spec.param(n).type]}()' for n in read),
-        *(line for p in spec.params if p.name in read and p.shape for line in _fitting(p, batch=reads(term, "b"))),
-        "at_h = torch.arange(heads, device=lse.device).reshape(1, heads, 1)",
-        "at_b = torch.arange(lse.shape[0], device=lse.device).reshape(-1, 1, 1)",
-        f"own = torch.as_tensor({host_expressions.torch(term, names)}, device=lse.device).float()",
-        "own = own.reshape(own.shape[1:]) if own.dim() == 3 and lse.dim() == 2 else own",
-        "if cu_seqlens_q is None:",
-        "    return own.expand(lse.shape)",
-        "rows = torch.arange(lse.shape[-1], device=lse.device)",
-        "return torch.where((cu_seqlens_q[0] <= rows) & (rows < cu_seqlens_q[-1]), own, -torch.inf)",
-    )
-
-
-_WIDENED = {Type.FLOAT: "float", Type.INT: "long", Type.BOOL: "bool"}
-"""As kernels compute with it: small ints would wrap around."""
-
-
-def _fitting(param: Param, *, batch: bool) -> Lines:
-    """Refuses another shape, and repeats dims of size 1. `batch`: parts have one."""
-    names = {"Hq": "heads", **({"B": "lse.shape[0]"} if batch else {})}
-    value, wanted = f"values[{param.name!r}]", [_dim(d, names) for d in param.shape]
-    shown = f"({', '.join(map(printing.expression, param.shape))})"
-    if "-1" not in wanted:
-        shown += f" = {{({', '.join(wanted)},)}}"
-    checks = [f"{value}.shape[{i}] in (1, {dim})" for i, dim in enumerate(wanted) if dim != "-1"]
-    return (
-        f"if not ({' and '.join([f'{value}.dim() == {len(wanted)}', *checks])}):",
-        f'    _refuse(f"{param.name} must have shape {shown}, not {{tuple({value}.shape)}}")',
-        f"{value} = {value}.expand({', '.join(wanted)})",
-    )
-
-
 # ---------------------------------------------------------------- which pairs matter
 
 
@@ -362,17 +321,7 @@ def _told_apart(mask: Expr, spec: Attention) -> frozenset[str]:
 
 def _dims(param: Param, names: Mapping[str, str]) -> str:
     """The dims that its dims of size 1 are expanded to; `names` has the sizes that are known."""
-    return ", ".join(_dim(d, names) for d in param.shape)
-
-
-def _dim(dim: Expr, names: Mapping[str, str]) -> str:
-    match dim:
-        case Symbol():
-            return names.get(dim.id, "-1")
-        case Literal():
-            return repr(dim.value)
-        case _:
-            return "-1"
+    return ", ".join(size_text(d, names) for d in param.shape)
 
 
 def _reads_rows(spec: Attention, plan: KernelPlan) -> bool:
