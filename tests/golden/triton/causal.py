@@ -63,8 +63,7 @@ try:
     )
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as HopperDescriptor
 
-    # By the names of Triton 3.7, or else of 3.6: the barrier of a warpgroup, shared memory under another type and
-    # shape, and copies into shared memory and out of it.
+    # Triton 3.7 renamed these functions. Each line takes the new name if it exists, else that of 3.6.
     _BARRIER = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
     _SHARED = gl.shared_memory_descriptor
     _REINTERPRET = _SHARED.reinterpret if hasattr(_SHARED, "reinterpret") else _SHARED._reinterpret
@@ -136,9 +135,10 @@ SPLIT = {
 }
 
 # The forward kernel for Hopper by head dims of (q and k, v), rounded up: queries, keys, stages, whether a warpgroup
-# overlaps its own products, whether warpgroups start products in turn, registers of a consumer thread and of a producer
-# thread, the fewest heads that share the cache and their tiles of queries, whether programs take several items, and
-# whether results have shared memory of their own.
+# overlaps its own products, whether warpgroups start products in turn, registers of a consumer and of a producer
+# thread. together: at least so many heads take their tiles in turn; ahead: or as many as have so many tiles in all.
+# SCHEDULE: `once`, a program takes one tile; `queue`, the next one until none is left. OUT_APART: results have shared
+# memory of their own.
 HopperRow = namedtuple("HopperRow", "BQ BK STAGES PIPELINED ORDERED REGISTERS SPARE together ahead SCHEDULE OUT_APART")
 HOPPER = {
     (64, 64): (192, 128, 2, False, True, 160, 32, 8, 256, 'queue', True),
@@ -150,9 +150,8 @@ HOPPER = {
     (256, 256): (128, 64, 2, True, True, 240, 24, 4, 128, 'queue', False),
 }
 
-# The backward kernel for Hopper, likewise: queries, keys, stages, whether weights wait for dO, the fewest heads that
-# share the cache and their tiles of keys, registers of a producer thread, and whether, with enough heads, tiles of keys
-# are taken from the last to the first.
+# The backward kernel for Hopper, likewise: queries, keys, stages, whether weights wait for dO, together, ahead,
+# registers of a producer thread, and whether, with enough heads, tiles of keys are taken from the last to the first.
 HopperBackwardRow = namedtuple("HopperBackwardRow", "BQ BK STAGES EARLY together ahead SPARE BACKWARDS")
 HOPPER_BACKWARD = {
     (32, 32): (128, 128, 3, False, 4, 512, 24, True),
@@ -161,8 +160,8 @@ HOPPER_BACKWARD = {
 }
 
 # The backward kernels for larger head dims. dK/dV: queries, keys, stages, by how many tiles the warpgroup of the
-# weights may be ahead, heads that share the cache, registers of a producer thread. dQ: queries, keys, stages of keys
-# and of values, and the last two.
+# weights may be ahead, heads that take tiles in turn, registers of a producer thread. dQ: queries, keys, stages of
+# keys, stages of values, heads that take tiles in turn, registers of a producer thread.
 HopperDkdvRow = namedtuple("HopperDkdvRow", "BQ BK STAGES AHEAD together SPARE")
 HopperDqRow = namedtuple("HopperDqRow", "BQ BK K_STAGES V_STAGES together SPARE")
 HOPPER_APART = {
@@ -236,7 +235,9 @@ def _head_rows(tensor, batch, head, strides, stop, ALIGN: tl.constexpr):
 
 @triton.jit
 def _busy_tiles_first(n_tiles, n_heads, LATE: tl.constexpr):
-    """(tile, batch, head) of this program: tiles with most work first, of eight heads that share the cache."""
+    """(tile, batch, head) of this program: eight heads at a time, whose K and V stay in the L2 cache, longest tiles
+    first.
+    """
     pid = tl.program_id(0)
     first = pid // (n_tiles * 8) * 8
     width = tl.minimum(tl.num_programs(0) // n_tiles - first, 8)
@@ -251,7 +252,7 @@ def _busy_tiles_first(n_tiles, n_heads, LATE: tl.constexpr):
 
 @triton.jit
 def _key_tiles(q0, q1, Sq, Sk, BK: tl.constexpr):
-    """The tiles that the queries q0 … q1 meet: `any` may have an allowed pair, `full` need no mask."""
+    """Runs of tiles for the queries q0 … q1: `any` may hold an allowed pair; in `full` every pair is allowed."""
     q0 = tl.cast(q0, tl.int64)
     q1 = tl.cast(q1, tl.int64)
     any_hi = tl.cast(tl.cdiv(tl.minimum(Sk, q1 + Sk - Sq + 1), BK), tl.int32)
@@ -264,7 +265,7 @@ def _key_tiles(q0, q1, Sq, Sk, BK: tl.constexpr):
 
 @triton.jit
 def _query_tiles(k0, k1, Sq, Sk, BQ: tl.constexpr):
-    """The tiles that the keys k0 … k1 meet: `any` may have an allowed pair, `full` need no mask."""
+    """Runs of tiles for the keys k0 … k1: `any` may hold an allowed pair; in `full` every pair is allowed."""
     k0 = tl.cast(k0, tl.int64)
     k1 = tl.cast(k1, tl.int64)
     any_lo = tl.cast(tl.maximum(0, k0 + Sq - Sk) // BQ, tl.int32)

@@ -82,8 +82,7 @@ try:
     )
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as HopperDescriptor
 
-    # By the names of Triton 3.7, or else of 3.6: the barrier of a warpgroup, shared memory under another type and
-    # shape, and copies into shared memory and out of it.
+    # Triton 3.7 renamed these functions. Each line takes the new name if it exists, else that of 3.6.
     _BARRIER = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
     _SHARED = gl.shared_memory_descriptor
     _REINTERPRET = _SHARED.reinterpret if hasattr(_SHARED, "reinterpret") else _SHARED._reinterpret
@@ -142,9 +141,10 @@ REGISTERS: dict[tuple[int, ...], int] = {(128, 64, 128, 4, 1): 168, (128, 64, 64
 
 
 # The forward kernel for Hopper by head dims of (q and k, v), rounded up: queries, keys, stages, whether a warpgroup
-# overlaps its own products, whether warpgroups start products in turn, registers of a consumer thread and of a producer
-# thread, the fewest heads that share the cache and their tiles of queries, whether programs take several items, and
-# whether results have shared memory of their own.
+# overlaps its own products, whether warpgroups start products in turn, registers of a consumer and of a producer
+# thread. together: at least so many heads take their tiles in turn; ahead: or as many as have so many tiles in all.
+# SCHEDULE: `once`, a program takes one tile; `queue`, the next one until none is left. OUT_APART: results have shared
+# memory of their own.
 HopperRow = namedtuple("HopperRow", "BQ BK STAGES PIPELINED ORDERED REGISTERS SPARE together ahead SCHEDULE OUT_APART")
 HOPPER = {
     (32, 32): (128, 64, 2, False, False, 240, 24, 8, 0, 'queue', True),
@@ -158,8 +158,8 @@ HOPPER = {
 }
 
 # The backward kernels for larger head dims. dK/dV: queries, keys, stages, by how many tiles the warpgroup of the
-# weights may be ahead, heads that share the cache, registers of a producer thread. dQ: queries, keys, stages of keys
-# and of values, and the last two.
+# weights may be ahead, heads that take tiles in turn, registers of a producer thread. dQ: queries, keys, stages of
+# keys, stages of values, heads that take tiles in turn, registers of a producer thread.
 HopperDkdvRow = namedtuple("HopperDkdvRow", "BQ BK STAGES AHEAD together SPARE")
 HopperDqRow = namedtuple("HopperDqRow", "BQ BK K_STAGES V_STAGES together SPARE")
 HOPPER_APART = {
@@ -252,7 +252,7 @@ def _sorted_runs(a_lo, a_hi, b_lo, b_hi):
 
 @triton.jit
 def _key_tiles(q0, q1, Sk, BK: tl.constexpr):
-    """The tiles that the queries q0 … q1 meet: `any` may have an allowed pair, `full` need no mask."""
+    """Runs of tiles for the queries q0 … q1: `any` may hold an allowed pair; in `full` every pair is allowed."""
     q0 = tl.cast(q0, tl.int64)
     q1 = tl.cast(q1, tl.int64)
     any_lo = tl.cast(tl.maximum(0, tl.minimum(tl.maximum(q0 // 32, 3), Sk // 32 - 1 - 3) * 32 - 96) // BK, tl.int32)
@@ -264,7 +264,7 @@ def _key_tiles(q0, q1, Sk, BK: tl.constexpr):
 
 @triton.jit
 def _query_tiles(k0, k1, Sq, Sk, BQ: tl.constexpr):
-    """The tiles that the keys k0 … k1 meet: `any` may have an allowed pair, `full` need no mask."""
+    """Runs of tiles for the keys k0 … k1: `any` may hold an allowed pair; in `full` every pair is allowed."""
     k0 = tl.cast(k0, tl.int64)
     k1 = tl.cast(k1, tl.int64)
     any0_lo = tl.cast(tl.maximum(0, k0 // 32 * 32 - 96) // BQ, tl.int32)

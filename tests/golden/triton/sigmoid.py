@@ -64,8 +64,7 @@ try:
     )
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as HopperDescriptor
 
-    # By the names of Triton 3.7, or else of 3.6: the barrier of a warpgroup, shared memory under another type and
-    # shape, and copies into shared memory and out of it.
+    # Triton 3.7 renamed these functions. Each line takes the new name if it exists, else that of 3.6.
     _BARRIER = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
     _SHARED = gl.shared_memory_descriptor
     _REINTERPRET = _SHARED.reinterpret if hasattr(_SHARED, "reinterpret") else _SHARED._reinterpret
@@ -135,9 +134,10 @@ SPLIT = {
 }
 
 # The forward kernel for Hopper by head dims of (q and k, v), rounded up: queries, keys, stages, whether a warpgroup
-# overlaps its own products, whether warpgroups start products in turn, registers of a consumer thread and of a producer
-# thread, the fewest heads that share the cache and their tiles of queries, whether programs take several items, and
-# whether results have shared memory of their own.
+# overlaps its own products, whether warpgroups start products in turn, registers of a consumer and of a producer
+# thread. together: at least so many heads take their tiles in turn; ahead: or as many as have so many tiles in all.
+# SCHEDULE: `once`, a program takes one tile; `queue`, the next one until none is left. OUT_APART: results have shared
+# memory of their own.
 HopperRow = namedtuple("HopperRow", "BQ BK STAGES PIPELINED ORDERED REGISTERS SPARE together ahead SCHEDULE OUT_APART")
 HOPPER = {
     (192, 128): (128, 64, 2, False, False, 240, 24, 1, 0, 'once', False),
@@ -220,7 +220,7 @@ def _head_after_head(n_tiles, n_heads):
 
 @triton.jit
 def _key_tiles(Sk, BK: tl.constexpr):
-    """The tiles that the queries q0 … q1 meet: `any` may have an allowed pair, `full` need no mask."""
+    """Runs of tiles for the queries q0 … q1: `any` may hold an allowed pair; in `full` every pair is allowed."""
     any_hi = tl.cast(tl.cdiv(Sk, BK), tl.int32)
     any_hi = tl.maximum(any_hi, 0)
     full_hi = tl.cast(Sk // BK, tl.int32)
@@ -231,7 +231,7 @@ def _key_tiles(Sk, BK: tl.constexpr):
 
 @triton.jit
 def _query_tiles(Sq, BQ: tl.constexpr):
-    """The tiles that the keys k0 … k1 meet: `any` may have an allowed pair, `full` need no mask."""
+    """Runs of tiles for the keys k0 … k1: `any` may hold an allowed pair; in `full` every pair is allowed."""
     any_hi = tl.cast(tl.cdiv(Sq, BQ), tl.int32)
     any_hi = tl.maximum(any_hi, 0)
     full_hi = tl.cast(Sq // BQ, tl.int32)

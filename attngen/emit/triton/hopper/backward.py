@@ -1,7 +1,7 @@
 """The backward kernels of compute capability 9.0, beside the portable ones: what `templates/triton/hopper/` reads.
 
 Takes the plan, the kernels' code and the loops' ranges, as the Triton emitter has them, returns a `GluonBackwardView`,
-a `GluonApartView` and what both share, a `GluonPairView`. `hopper_forward` has the forward kernel.
+a `GluonApartView` and what both share, a `GluonPairView`. `hopper/forward.py` has the forward kernel.
 The expressions are Triton's own text, which Gluon takes as it is; Gluon adds layouts, shared memory and barriers.
 """
 
