@@ -48,6 +48,15 @@ class Mask:
     # What models ask of a mask on its way to the layers.
     ndim = 4
 
+    def __getattr__(self, name: str) -> Any:
+        """A model that computes with the mask itself cannot be served by what stands for it."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise UsageError(
+            f"this model reads `{name}` of the attention mask, which attngen does not make: "
+            "use another attention implementation for this model"
+        )
+
     def contiguous(self) -> Mask:
         return self
 

@@ -42,3 +42,13 @@ def test_numbers_of_a_call(line: str, target: str) -> None:
     plain = {n: np.asarray(x) if isinstance(x, torch.Tensor) else x for n, x in given.items()}
     wanted = kernel.reference(*(x.numpy() for x in (q, k, v)), **plain)
     np.testing.assert_allclose(out.numpy(), wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("target", ["triton", "torch", "jax"])
+def test_a_bool_of_numpy_is_a_bool(target: str) -> None:
+    kernel = attngen.compile("attention chosen\nparam f: bool\nmask = k <= q or f\n", target=target)
+    x = torch.randn(1, 1, 9, 16, generator=torch.Generator().manual_seed(0))
+    operand = x.transpose(1, 2).numpy() if target == "jax" else x
+    for f in (True, False):
+        found, wanted = (np.asarray(kernel(operand, operand, operand, f=g)) for g in (np.bool_(f), f))
+        np.testing.assert_array_equal(found, wanted)

@@ -123,7 +123,7 @@ def _scalar(view: ParamView, reach: Reach | None) -> list[str]:
             wide = f"isinstance({name}, int) and not -(2**{low}) <= {name} < 2**{high}"
             more = _refuse(wide, f"{key} must be {what}, not {{{name}}}")
         case _:
-            wanted, fits = "a bool", f"isinstance({name}, bool)"
+            wanted, fits = "a bool", f'type({name}).__name__ in ("bool", "bool_")'  # Python's or NumPy's
     return [*_refuse(f"not {fits}", f"{key} must be {wanted}, not {{type({name}).__name__}}"), *more]
 
 

@@ -36,7 +36,7 @@ def bound_sizes(plan: KernelPlan, params: tuple[ParamView, ...]) -> list[str]:
 
 
 def conversions(params: tuple[ParamView, ...], number: str, *, in_memory: bool = False) -> tuple[str, ...]:
-    """Lines that make a tensor of each float scalar, and an int of each int scalar.
+    """Lines that make a tensor of each float scalar, an int of each int scalar, and a bool of each bool.
 
     `number` is what to call for a float that is no tensor. `in_memory`: kernels can read an int that a tensor holds, if
     it needs no check at the call.
@@ -55,6 +55,8 @@ def conversions(params: tuple[ParamView, ...], number: str, *, in_memory: bool =
             lines.append(f"{p.name}, {p.place} = {given}")
         elif p.rank == 0 and p.type == "int":
             lines += [f"if type({p.name}) is not int:", f'    {p.name} = _whole("{p.keyword}", {p.name})']
+        elif p.rank == 0:
+            lines.append(f"{p.name} = bool({p.name})")  # NumPy's, perhaps
     return tuple(lines)
 
 
