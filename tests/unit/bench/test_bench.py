@@ -44,7 +44,7 @@ HARD = {
     "chosen": "param c: f32 where c > 0\nlet s = qk * scale\nscore = min(s, c) if k % 2 == 0 else max(s, sin(k * 1.0))",
     "outside": "param t: f32[Sk]\nparam i: int[Sk]\nscore = qk * scale + t[i[k] - 2] + t[i[k] + Sk - 1]"
     " + (0.5 if Sq > 4 else 0.25)",
-    "numbers": "param w: int where w >= 1\nmask = min(q, k) < max(w, 8) and floor(float(k) / 2.0) <= q",
+    "of_numbers": "param w: int where w >= 1\nmask = min(q, k) < max(w, 8) and floor(float(k) / 2.0) <= q",
     "infinite": "score = qk * scale if k <= q else -inf",
     "lets": "let d = q - k\nlet e = d * d + d\nscore = qk * scale + float(e) * 0.001 - float(e) * float(d) * 0.0001",
 }
