@@ -439,3 +439,35 @@ def test_pieces_name_the_sizes_of_the_whole() -> None:
         kernel.partial(x, x, x, q_offset=0, k_offset=0, Sq=5, Sk=5, t=torch.zeros(1, 4))
     with pytest.raises(UsageError, match="the specification assumes Sq <= Sk; here Sk = 3, Sq = 5"):
         kernel.partial(x, x[:, :, :3], x[:, :, :3], q_offset=0, k_offset=0, Sq=5, Sk=3, t=torch.zeros(1, 3))
+
+
+def test_pieces_and_the_own_term_are_traced() -> None:
+    """The first call of a piece, and of `finish`, inside a compiled function."""
+    kernel = attngen.compile(SINK.replace("sunk", "traced"), arch="portable")
+    x, sink = torch.randn(1, 2, 5, 16, generator=torch.Generator().manual_seed(0)), torch.tensor([0.5, -1.0])
+    place = {"q_offset": 0, "k_offset": 0, "Sq": 5, "Sk": 5}
+
+    def whole(q: Any) -> Any:
+        return kernel.finish(*kernel.partial(q, x, x, **place, sink=sink), sink=sink)[0]
+
+    found = torch.compile(whole, backend="eager", fullgraph=True)(x)
+    torch.testing.assert_close(found, kernel(x, x, x, sink=sink), rtol=1e-5, atol=1e-5)
+
+
+def test_what_is_written_to_has_memory_of_its_own() -> None:
+    kernel = attngen.compile("attention plain\nmask = causal\n", arch="portable")
+    x, z = torch.zeros(1, 1, 5, 16), torch.zeros(1, 1, 5, 16)
+    place = {"q_offset": 0, "k_offset": 0, "Sq": 5, "Sk": 5}
+    out, lse = kernel.partial(x, x, x, **place)
+    flat = torch.zeros(1, 1, 1, 16).expand(1, 1, 5, 16)
+    for wrong, message in (
+        ((z.clone().requires_grad_(), z, z.clone()), r"accumulate\[0\] must not require a gradient"),
+        ((flat, z, z.clone()), r"accumulate\[0\] must have memory for each element"),
+        ((z, z, z), "accumulate must be three different torch.Tensors"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            kernel.partial_backward(x, x, x, x, out, lse, **place, accumulate=wrong)
+    rows, ends = torch.zeros(5, 1, 16), torch.tensor([0, 5], dtype=torch.int32)
+    for wrong_out in (torch.zeros(5, 1, 16, requires_grad=True), torch.zeros(1, 1, 16).expand(5, 1, 16)):
+        with pytest.raises(UsageError, match="out must be a tensor with memory for each element"):
+            kernel.varlen(rows, rows, rows, cu_seqlens_q=ends, out=wrong_out)
