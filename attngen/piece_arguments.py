@@ -24,7 +24,7 @@ from attngen.ir.walk import substitute, symbols
 class Checks:
     """Of one kernel, over a library's arrays. `noun`: what messages call them. `is_float`, `is_float32`: of a dtype.
     `packed`: whether rows of sequences may follow one another, without a batch. `heads_inside`: (B, S, H, D), not
-    (B, H, S, D). `traced`: whether a compiler reads this code, which knows the spec's values less well than Python."""
+    (B, H, S, D). `traced`: whether torch.compile traces this call: it cannot trace a look at the spec."""
 
     name: str
     kinds: tuple[type[Any], ...]

@@ -217,6 +217,8 @@ def test_a_recognised_constant_is_within_rounding(value: float) -> None:
         ("min(c, exp(a))", False, Proved),
         ("min(c, a)", False, Refuted),
         ("2.0 * max(a, c) * (1.0 if h == 0 else c)", False, Proved),
+        ("c / max(a, c)", False, Proved),
+        ("c / max(a, 0.0)", True, Unknown),  # the divisor may be 0
     ],
 )
 def test_signs(e: str, zero: bool, kind: type) -> None:
