@@ -283,7 +283,7 @@ def test_what_pieces_refuse() -> None:
         "out of parts[0] must hold floats, not torch.int64": lambda: kernel.merge([(out.long(), lse)]),
         "no param 'foo'; there are sink": lambda: kernel.finish(out, lse, sink=sink, foo=1),
         "sink must have shape (Hq) = (2,), not (3,)": lambda: kernel.finish(out, lse, sink=torch.ones(3)),
-        "sink must have 1 dimension (Hq), not float": lambda: kernel.finish(out, lse, sink=1.0),
+        "sink must be a torch.Tensor, not float": lambda: kernel.finish(out, lse, sink=1.0),
         "lse must be a torch.Tensor, not NoneType": lambda: kernel.finish(out, None, sink=sink),
         "q must be a torch.Tensor, not NoneType": lambda: kernel.partial(None, x, x, **place),
         "Sq must be an int, or a torch.Tensor with an int": lambda: kernel.partial(x, x, x, **{**place, "Sq": "8"}),

@@ -36,6 +36,15 @@ def own_lines(spec: Attention, term: Expr | None) -> Lines:
                 f'    _refuse("{n} is missing: the denominator\'s own term reads it")',
             )
         ),
+        *(
+            line
+            for n in read
+            if spec.param(n).shape
+            for line in (
+                f'if not isinstance(params["{n}"], torch.Tensor):',
+                f'    _refuse(f"{n} must be a torch.Tensor, not {{type(params[{n!r}]).__name__}}")',
+            )
+        ),
         "heads = lse.shape[-2]",
         f"values = {{n: torch.as_tensor(params[n], device=lse.device) for n in {read!r}}}",
         *(f'values["{n}"] = values["{n}"].{_WIDENED[spec.param(n).type]}()' for n in read),
