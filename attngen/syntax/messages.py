@@ -78,7 +78,9 @@ def explain(place: Place) -> Diagnostic:
     if place.expected == {"$END"}:
         behind = _describe(place.last) if place.last else "`}`"
         message = f"the statement should end behind {behind}: {_describe(place.found)} comes"
-        return place.error("syntax", message, "start the next statement on a line of its own")
+        swapped = place.found.text == "where" and place.last is not None and place.last.text == "fixed"
+        fix = "write `where …` before `fixed`" if swapped else "start the next statement on a line of its own"
+        return place.error("syntax", message, fix)
     if not place.before:
         return _no_statement(place)
     if place.wants_value:

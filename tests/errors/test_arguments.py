@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 import torch
 
@@ -44,6 +46,18 @@ def test_a_wrong_argument_of_a_kernel_is_named() -> None:
         with pytest.raises(UsageError) as raised:
             call()
         assert str(raised.value) == message
+
+
+@pytest.mark.parametrize("target", ["triton", "torch", "jax", "pallas"])
+def test_a_number_counts_as_float32_has_it(target: str) -> None:
+    """Kernels compute with float32: 1 - 1e-8 is 1 there, so a dropout of that keeps nothing."""
+    kernel = attngen.compile("attention a\nparam p: f32 where 0 <= p < 1\ndropout = p\n", target=target)
+    q = np.ones((1, 4, 4, 16), np.float32)
+    q = torch.from_numpy(q) if target in ("triton", "torch") else jnp.asarray(q)
+    for p, said in (1 - 1e-8, "p must satisfy .* not 1.0"), (-1e39, r"p must fit in float32, not -1e\+39"):
+        with pytest.raises(UsageError, match=said):
+            kernel(q, q, q, p=p, dropout_seed=0)
+    assert kernel(q, q, q, p=1 - 1e-7, dropout_seed=0).shape == q.shape
 
 
 @pytest.mark.parametrize("name", WRONG)

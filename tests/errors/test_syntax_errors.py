@@ -39,6 +39,7 @@ ONE_LINE = [
     ("score = 1 if", "missing-value", "if", "add a value"),
     ("mask = if a then b", "missing-value", "if", "write `A if CONDITION else B`"),
     ("param x: f32 where", "missing-value", "where", "add one"),
+    ("param x: f32 fixed where x > 0", "syntax", "where", "write `where …` before `fixed`"),
     ("assume", "missing-value", "assume", "add one"),
     ("score = 2 q", "missing-operator", "q", "write `*`"),
     ("score = (a)(b)", "missing-operator", "(b", "write `*` for a product"),

@@ -65,5 +65,4 @@ class DoorView:
     convert_lines: tuple[str, ...]
     param_docs: tuple[str, ...]
     signs_scale: bool
-    reads_scalars: bool
     facts: FactsView

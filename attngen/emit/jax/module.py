@@ -23,7 +23,7 @@ from attngen.emit.text.header import Header, consts, header, tile
 from attngen.emit.text.loop_steps import step_lines
 from attngen.emit.text.names import Names
 from attngen.emit.text.params import views
-from attngen.emit.text.prune import without_unused, without_unused_definitions
+from attngen.emit.text.prune import pruned
 from attngen.emit.text.render import render
 from attngen.emit.text.weights import weight_view
 from attngen.ir import printing
@@ -99,9 +99,8 @@ class _Emitter:
             "position_lines": self.positions("bhqk"),
             "prepare_lines": (*self.positions("bh"), *self.padding()),
             "door": door,
-            "needs_math": any("math." in line for line in door.check_lines),
         }
-        return without_unused_definitions(without_unused(render("jax/module.py.j2", context)))
+        return pruned(render("jax/module.py.j2", context))
 
     def header(self) -> Header:
         return header(

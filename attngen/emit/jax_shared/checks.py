@@ -144,4 +144,5 @@ def _scalar(view: ParamView, param: Param) -> list[str]:
             own, kind = f"isinstance({name}, bool)", "jnp.bool_"
     array = f'getattr({name}, "ndim", None) == 0 and jnp.issubdtype({name}.dtype, {kind})'
     wanted = f"{_SCALARS[param.type]}, or an array of no dimensions that holds one"
-    return _refuse(f"not (({own}) or ({array}))", f"{view.keyword} must be {wanted}, not {{type({name}).__name__}}")
+    lines = _refuse(f"not (({own}) or ({array}))", f"{view.keyword} must be {wanted}, not {{type({name}).__name__}}")
+    return [*lines, f'{name} = _single("{view.keyword}", {name})'] if param.type is Type.FLOAT else lines

@@ -30,7 +30,7 @@ from attngen.emit.text.header import Header, consts, header, tile
 from attngen.emit.text.loop_steps import step_lines
 from attngen.emit.text.names import Names
 from attngen.emit.text.params import views
-from attngen.emit.text.prune import without_unused, without_unused_definitions
+from attngen.emit.text.prune import pruned
 from attngen.emit.text.render import render
 from attngen.emit.text.weights import weight_view
 from attngen.errors import InternalError
@@ -144,7 +144,7 @@ class _Emitter:
             "ahead": tpu_tiles.AHEAD,
             "tiles": [(key, tuple((t.queries, t.keys, t.unroll) for t in row)) for key, row in table.items()],
         }
-        return without_unused_definitions(without_unused(render("pallas/module.py.j2", context)))
+        return pruned(render("pallas/module.py.j2", context))
 
     def header(self) -> Header:
         a = self.attention

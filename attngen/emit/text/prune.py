@@ -12,6 +12,11 @@ from collections import Counter
 from typing import Any, cast
 
 
+def pruned(source: str) -> str:
+    """A whole file's `source`, without everything that nothing in it reads."""
+    return without_unused_imports(without_unused_definitions(without_unused(source)))
+
+
 def without_unused(source: str) -> str:
     """`source` with every unread `name = expression` of its functions removed, and what only those had read."""
     unused: set[int] = set()

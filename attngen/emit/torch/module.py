@@ -15,7 +15,7 @@ from attngen.emit.options import Options
 from attngen.emit.text.header import Header, consts, header, tile
 from attngen.emit.text.names import Names
 from attngen.emit.text.params import views
-from attngen.emit.text.prune import without_unused, without_unused_definitions, without_unused_imports
+from attngen.emit.text.prune import pruned
 from attngen.emit.text.render import render
 from attngen.emit.text.weights import weight_view
 from attngen.emit.torch.leaves import Leaves
@@ -103,7 +103,7 @@ class _Emitter:
             door=self.door(),
             keeps=self.keeps(),
         )
-        return without_unused_imports(without_unused_definitions(without_unused(render("torch/module.py.j2", context))))
+        return pruned(render("torch/module.py.j2", context))
 
     def header(self) -> Header:
         return header(
@@ -218,6 +218,5 @@ class _Emitter:
             ),
             tuple(param_doc(self.plan, p) for p in self.params),
             self.plan.facts.scale_positive,
-            any("_readable(" in line for line in checks),
             torch_facts(self.plan, self.params, host_names(self.attention, self.params)),
         )

@@ -114,6 +114,7 @@ def _scalar(view: ParamView, reach: Reach | None) -> list[str]:
             number = f"isinstance({name}, (int, float, numbers.Real)) and not isinstance({name}, bool)"
             tensor = f"isinstance({name}, Tensor) and {name}.dim() == 0 and {name}.is_floating_point()"
             wanted, fits = "a number or a 0-dimensional float tensor", f"(({number}) or ({tensor}))"
+            more = [f'{name} = _single("{key}", {name})']
         case "int":
             wanted, fits = "an int or a 0-dimensional int tensor", f"_is_int({name})"
             low, high = (reach.low, reach.high) if reach else (63, 63)

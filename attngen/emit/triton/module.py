@@ -12,7 +12,7 @@ from typing import Any
 from attngen.emit.options import Options
 from attngen.emit.text.fold import without_dead_branches
 from attngen.emit.text.long_lines import without_long_lines
-from attngen.emit.text.prune import without_unused, without_unused_definitions, without_unused_imports
+from attngen.emit.text.prune import pruned
 from attngen.emit.text.render import render
 from attngen.emit.text.weights import WeightView, weight_view
 from attngen.emit.torch_shared.leaves import AXES
@@ -77,7 +77,7 @@ def emit_triton(plan: KernelPlan, text: str, options: Options, proof: tuple[str,
     if options.head_dim is not None:
         constants = by_kernel(context["fast"], context["fast_bwd"], context["apart"])
         source = without_dead_branches(source, everywhere(options.head_dim), constants)
-    return without_long_lines(without_unused_imports(without_unused_definitions(without_unused(source))))
+    return without_long_lines(pruned(source))
 
 
 def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ...]) -> dict[str, Any]:

@@ -242,7 +242,7 @@ class _Weights:
             return Claim("denominator", sentence, verdict, span=self.span)
         weight = found.at(walk.substitute(w.stream, {S: w.unit}) if w.form is Form.DIRECT else w.stream)
         lines = (
-            f"the weight is {weight:g}: with this key alone the denominator is negative, and lse = log of it is NaN",
+            f"the weight is {weight:g}: with enough such keys the denominator is negative, and lse = log of it is NaN",
         )
         fix = "make the weight non-negative, or write denominator = 1"
         named = (*found.named(), ("weight", weight))

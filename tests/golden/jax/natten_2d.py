@@ -541,7 +541,7 @@ def _check(q, k, v, bias, scale):
         _refuse(f"sequences must be shorter than 2**27 = {2**27}, not {max(Sq, Sk)}")
     if isinstance(scale, int | float) and not abs(scale) < jnp.inf:
         _refuse(f"scale must be a finite number, not {scale!r}")
-    if not (scale is None or isinstance(scale, int | float) or getattr(scale, "ndim", None) == 0):
+    if isinstance(scale, bool) or not (scale is None or isinstance(scale, int | float) or getattr(scale, "ndim", None) == 0):
         _refuse(f"scale must be one number, not {f'an array of shape {scale.shape}' if hasattr(scale, 'shape') else repr(scale)}")
     if not (hasattr(bias, "shape") and hasattr(bias, "dtype")):
         _refuse(f"bias must be an array, not {type(bias).__name__}")

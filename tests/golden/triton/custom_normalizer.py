@@ -3203,7 +3203,7 @@ def _warn_of_order() -> None:
 def _scale_number(scale) -> float:
     """A scale that is no finite float and no tensor, as a float: an int, or a NumPy number."""
     try:
-        if not isinstance(scale, str | bytes) and abs(float(scale)) < torch.inf:
+        if not isinstance(scale, str | bytes | bool) and abs(float(scale)) < torch.inf:
             return float(scale)
     except (TypeError, ValueError, OverflowError):
         pass
