@@ -50,7 +50,7 @@ demo: $(READY)
 
 # Processor seconds that a test function may take: see tests/sampling.py.
 test: BUDGET = 1
-gate: BUDGET = 6
+gate: BUDGET = 5
 # How many specs a drawn test draws.
 test: DRAWS = 30
 gate: DRAWS = 200

@@ -3,6 +3,8 @@
 Takes a kernel's plan and spec, and params on the host; evaluates the plan's stretches in NumPy, for each query alone. A
 mask that reads data of rows, or that stretches do not solve exactly, is evaluated pair by pair, up to a limit; beyond
 it, a comparison of row data with column data is answered by the hull of the keys for which it holds.
+
+Floats are float32, as in a kernel. Where a kernel may round otherwise (`ir.rounded`), a pair may be allowed.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from attngen.ir.build import integer
 from attngen.ir.evaluate import as_array, evaluate
 from attngen.ir.nodes import Expr, Load, Symbol
 from attngen.ir.nodes import Literal as Number
+from attngen.ir.rounded import bounds, varies
 from attngen.ir.walk import params as read_params
 from attngen.ir.walk import symbols, transform
 from attngen.piece_arguments import check_known, check_params, check_stretch
@@ -76,7 +79,7 @@ def asked(kernel: Planned, q_range: Any, k_range: Any, Sq: Any, Sk: Any, params:
         if p.name not in values or not p.is_scalar or p.where is None:
             continue
         known = {*read_params(p.where)} <= {*values} and symbols(p.where) <= {*sizes}
-        if known and not evaluate(p.where, sizes, values).all():
+        if known and not evaluate(p.where, sizes, values, np.float32).all():
             fact = printing.expression(p.where)
             raise UsageError(f"{spec.name}: {p.name} must satisfy {fact}, not {values[p.name].item()}")
     return Case(sizes=(Sq, Sk), params=values)
@@ -103,8 +106,8 @@ def visits(
         if area > _MOST or bool((least == most).all()):
             return "some"
     found: set[bool] = set()
-    for allowed in _blocks(kernel, q_range, k_range, case, data):
-        found |= {bool(allowed.any()), bool(allowed.all())}
+    for certain, possible in _blocks(kernel, q_range, k_range, case, data):
+        found |= {bool(possible.any()), bool(certain.all())}
         if len(found) == 2:
             return "some"
     return "all" if found == {True} else "none"
@@ -124,7 +127,7 @@ def work(
         least, most = _bounds(kernel, q_range, k_range, case, data)
         if area > _MOST or bool((least == most).all()):
             return int(np.broadcast_to(most, (*most.shape[:-1], q_range[1] - q_range[0])).sum(-1).max())
-    counts = [allowed.sum((-1, -2)) for allowed in _blocks(kernel, q_range, k_range, case, data)]
+    counts = [possible.sum((-1, -2)) for _, possible in _blocks(kernel, q_range, k_range, case, data)]
     return int(np.max(np.sum(counts, 0)))
 
 
@@ -134,11 +137,16 @@ def _bounds(kernel: Planned, q_range: Range, k_range: Range, case: Case, data: M
     return _covered(kernel, "all", ends, data, k_range), _covered(kernel, "any", ends, data, k_range)
 
 
-def _blocks(kernel: Planned, q_range: Range, k_range: Range, case: Case, data: Mapping[str, Any]) -> Iterator[Any]:
-    """The mask by its definition, some rows at a time."""
+def _blocks(
+    kernel: Planned, q_range: Range, k_range: Range, case: Case, data: Mapping[str, Any]
+) -> Iterator[tuple[Any, Any]]:
+    """The mask by its definition, some rows at a time: which pairs are certainly allowed, and which may be."""
+    certain, possible = bounds(kernel.spec.mask)
     rows = max(1, _AT_ONCE // (k_range[1] - k_range[0]))
     for start in range(*q_range, rows):
-        yield _pairs(kernel, np.arange(start, min(start + rows, q_range[1])), k_range, case, data)
+        own = np.arange(start, min(start + rows, q_range[1]))
+        found = _pairs(kernel, possible, own, k_range, case, data)
+        yield found if certain is possible else _pairs(kernel, certain, own, k_range, case, data), found
 
 
 def row_work(kernel: Planned, case: Case) -> npt.NDArray[np.float64]:
@@ -147,10 +155,11 @@ def row_work(kernel: Planned, case: Case) -> npt.NDArray[np.float64]:
     data = _data(kernel, case)
     if data is None:
         return np.full(rows, float(keys))
+    _, possible = bounds(kernel.spec.mask)
     found = [np.empty(0)]
     for part in _spans((0, rows)):
         if _exact(kernel, case):
-            counts = _pairs(kernel, np.arange(*part), (0, keys), case, data).sum(-1)
+            counts = _pairs(kernel, possible, np.arange(*part), (0, keys), case, data).sum(-1)
         else:
             counts = _covered(kernel, "any", _rows(kernel, np.arange(*part), case, data), data, (0, keys))
         counts = np.broadcast_to(counts, (*counts.shape[:-1], part[1] - part[0]))
@@ -166,8 +175,9 @@ def needed(kernel: Planned, q_ranges: Sequence[Range], case: Case) -> list[tuple
     """
     keys = case.sizes[1]
     data = _data(kernel, case)
-    if data is None:
+    if data is None or keys == 0:
         return [((0, keys),) if _area(r, (0, keys)) else () for r in q_ranges]
+    _, possible = bounds(kernel.spec.mask)
     found: list[list[Range]] = [[] for _ in q_ranges]
     parts = [(i, part) for i, r in enumerate(q_ranges) for part in _spans(r)]
     while parts:
@@ -176,7 +186,7 @@ def needed(kernel: Planned, q_ranges: Sequence[Range], case: Case) -> list[tuple
             here.append(parts.pop(0))
         rows = np.concatenate([np.arange(*part) for _, part in here])
         if _exact(kernel, case):
-            seen = _pairs(kernel, rows, (0, keys), case, data)
+            seen = _pairs(kernel, possible, rows, (0, keys), case, data)
             at = 0
             for i, (start, stop) in here:
                 own = np.flatnonzero(seen[..., at : at + stop - start, :].reshape(-1, keys).any(0))
@@ -224,11 +234,11 @@ def stretches(kernel: Planned, rows: Rows, case: Case) -> tuple[Any, Any] | None
 
 
 def pairs(kernel: Planned, rows: Rows, k_range: Range, case: Case) -> Any:
-    """The mask by its definition, (batch, head, row, key); it may read only what `case` knows."""
+    """Which pairs may be allowed, (batch, head, row, key), by the mask's definition; it may read what `case` knows."""
     data = _data(kernel, case)
     if data is None:
         raise UsageError(f"{kernel.spec.name}: the mask reads more than is given")
-    allowed = _pairs(kernel, rows, k_range, case, data)
+    allowed = _pairs(kernel, bounds(kernel.spec.mask)[1], rows, k_range, case, data)
     return allowed.reshape((1,) * (4 - allowed.ndim) + allowed.shape)
 
 
@@ -273,7 +283,7 @@ def _rows(kernel: Planned, rows: Rows, case: Case, data: Mapping[str, Any]) -> d
     """Each query is a tile of its own: its stretches are exact where the mask can be solved for the key."""
     env = _env(kernel, case, data) | {"q0": rows, "q1": rows}
     for test in kernel.plan.keys.tests:
-        if test.of_pairs:  # whose rows are as long as the sequence
+        if test.of_pairs or varies(test.row) or varies(test.col):  # rows of pairs are as long as the sequence
             env |= {test.bound("any_lo").id: np.zeros_like(rows), test.bound("any_hi").id: rows * 0 + case.sizes[1]}
         else:
             env |= _hull(test, {**env, "q": rows, "k": np.arange(case.sizes[1], dtype=np.int64)}, data)
@@ -387,13 +397,13 @@ def _env(kernel: Planned, case: Case, data: Mapping[str, Any]) -> dict[str, Any]
     }
 
 
-def _pairs(kernel: Planned, rows: Rows, k_range: Range, case: Case, data: Mapping[str, Any]) -> Any:
+def _pairs(kernel: Planned, mask: Expr, rows: Rows, k_range: Range, case: Case, data: Mapping[str, Any]) -> Any:
     env = _env(kernel, case, data)
     env = env | {name: env[name][..., None] for name in ("b", "h", "hkv")}
     q, k = rows[:, None], np.arange(*k_range)[None, :]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
-        allowed = evaluate(kernel.spec.mask, {**env, "q": q, "k": k}, data)
+        allowed = evaluate(mask, {**env, "q": q, "k": k}, data, np.float32)
     return np.broadcast_to(allowed, (*np.shape(allowed)[:-2], q.shape[0], k.shape[1]))
 
 
@@ -408,7 +418,11 @@ def _ends(
     for s in getattr(ranges, which):
         if unknown & (symbols(s.lo) | symbols(s.hi)):
             continue
-        low, high = (evaluate(e, env, data) for e in (s.lo, s.hi))
+        low, high = np.asarray(k_range[0]), np.asarray(k_range[1])
+        if not (varies(s.lo) or varies(s.hi)):
+            low, high = (evaluate(e, env, data, np.float32) for e in (s.lo, s.hi))
+        elif which == "all":
+            continue
         low = np.maximum(low, k_range[0])
         ends.append((low, np.maximum(np.minimum(high, k_range[1]), low)))
     if not ends:

@@ -1,8 +1,9 @@
 """A sample of the suite that fits a budget: always the same one, and every file is in it.
 
 `tests/costs.json` holds the processor seconds of one case of each test function that is not cheap. With `--budget S` a
-function runs as many of its cases as S seconds hold; one whose single case costs more is left out, unless its file has
-no cheaper function. Which cases run depends on their names alone. Functions that the table does not list run whole.
+function runs as many of its cases as S seconds hold, or all if it is marked `whole`; one whose single case costs more
+is left out, unless its file has no cheaper function. Which cases run depends on their names alone. Functions that the
+table does not list run whole.
 
 `pytest -n 0 --write-costs` measures the functions that run, and updates the table. It decides what a sample holds and
 nothing else: no test passes or fails by it.
@@ -14,7 +15,7 @@ import hashlib
 import json
 import os
 from collections import defaultdict
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Container, Generator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -33,8 +34,8 @@ def function(nodeid: str) -> str:
     return nodeid.split("[", 1)[0]
 
 
-def sample(nodeids: Sequence[str], costs: Mapping[str, float], budget: float) -> set[str]:
-    """Those of `nodeids` that run."""
+def sample(nodeids: Sequence[str], costs: Mapping[str, float], budget: float, whole: Container[str] = ()) -> set[str]:
+    """Those of `nodeids` that run. `whole`: functions of which all cases run, if one fits."""
     cases: dict[str, list[str]] = defaultdict(list)
     files: dict[str, list[str]] = defaultdict(list)
     for nodeid in nodeids:
@@ -47,7 +48,8 @@ def sample(nodeids: Sequence[str], costs: Mapping[str, float], budget: float) ->
         fitting = [n for n in names if costs.get(n, 0.0) <= budget]
         for name in fitting or [min(names, key=lambda n: costs.get(n, 0.0))]:
             cost = costs.get(name, 0.0)
-            count = max(1, int(budget / cost)) if cost else len(cases[name])
+            all_of_it = not cost or (name in whole and cost <= budget)
+            count = len(cases[name]) if all_of_it else max(1, int(budget / cost))
             found.update(sorted(cases[name], key=lambda n: hashlib.sha256(n.encode()).digest())[:count])
     return found
 
@@ -56,7 +58,8 @@ def sample(nodeids: Sequence[str], costs: Mapping[str, float], budget: float) ->
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     budget: float = config.getoption("--budget")
     if budget:
-        chosen = sample([i.nodeid for i in items], json.loads(TABLE.read_text()), budget)
+        whole = {function(i.nodeid) for i in items if i.get_closest_marker("whole")}
+        chosen = sample([i.nodeid for i in items], json.loads(TABLE.read_text()), budget, whole)
         config.hook.pytest_deselected(items=[i for i in items if i.nodeid not in chosen])
         items[:] = [i for i in items if i.nodeid in chosen]
 

@@ -24,6 +24,7 @@ from attngen.plan.ints.width import WideInts
 from attngen.plan.levels import Level, is_dear, level_of
 from attngen.plan.mask.key_mask import keeps_key
 from attngen.plan.mask.loops import Loops, loops
+from attngen.plan.mask.order import Order, in_turn, one_by_one
 from attngen.plan.mask.ranges import TileRanges, tile_ranges
 from attngen.plan.mask.tpu_walks import TpuWalks, tpu_walks
 from attngen.plan.mask.walks import TwoWalks, two_walks
@@ -85,6 +86,8 @@ class KernelPlan:
     key_walks: TwoWalks  # how the portable kernels number the tiles of those loops
     query_walks: TwoWalks
     tpu_walks: TpuWalks  # and how those of a TPU do
+    in_turn: Order  # which item is which tile: tiles of some heads in turn
+    one_by_one: Order  # and heads one after the other
     split: Split | None  # how short queries share the walk over keys
     d_factor: Expr  # d natural / d qk = d_factor (per head) * d_pair
     d_pair: Expr
@@ -161,6 +164,8 @@ def portable(
         two_walks(key_loops),
         two_walks(query_loops),
         tpu_walks(key_loops, query_loops),
+        in_turn(),
+        one_by_one(),
         split(attention, form, key_loops, kept),
         d_factor,
         d_pair,

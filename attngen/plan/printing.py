@@ -210,8 +210,13 @@ def _gradient(g: LeafGradient, form: Form) -> Iterator[str]:
 
 
 def _order(plan: KernelPlan) -> Iterator[str]:
-    yield f"tiles of queries: {'late ones first' if plan.longest_first else 'as they come'}"
-    yield f"tiles of keys: {'early ones first' if plan.growing_keys else 'as they come'}"
+    yield f"tiles of queries: {'late ones first, heads in turn' if plan.longest_first else 'heads one by one'}"
+    yield f"tiles of keys: {'early ones first, heads in turn' if plan.growing_keys else 'heads one by one'}"
+    for name, order in (("heads in turn", plan.in_turn), ("heads one by one", plan.one_by_one)):
+        yield name
+        yield from (f"    {s.name} = {expression(s.value)}" for s in order.steps)
+        yield f"    head = {expression(order.head)}"
+        yield f"    tile = {expression(order.tile.onwards)}; late ones first, {expression(order.tile.backwards)}"
 
 
 def _tiles(plan: KernelPlan) -> Iterator[str]:
@@ -268,8 +273,8 @@ def _hopper(plan: HopperPlan) -> Iterator[str]:
         yield f"    masked: {expression(outside(b.unmasked))}"
         order = "each waits for the tile of keys before it" if b.lists is None else _lists(b.lists)
         yield f"    dQ is added in turn: {order}"
-        yield from (f"    {s.name} = {expression(s.value)}" for s in plan.turns.steps)
-        yield f"    head = {expression(plan.turns.head)}"
+        yield f"    where heads are few, {expression(plan.turns.few)} of them go on together"
+        yield f"    a group goes backwards, if at all, where {expression(plan.turns.back)}"
         parts = (expression(e) for e in (plan.shares.share, plan.shares.shares, plan.shares.first, plan.shares.stop))
         if b.grouped.long is not None:
             yield "    size: the bytes of a head's rows of Q, dO and dQ"

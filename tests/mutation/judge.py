@@ -28,7 +28,7 @@ from mutation.ramps import wrong_ramp
 from mutation.shares import wrong_shares
 from mutation.taken_walks import wrong_hopper, wrong_portable
 from mutation.tpu_walks import wrong_tpu
-from mutation.turns import wrong_turns
+from mutation.turns import wrong_items, wrong_turns
 from mutation.walks import wrong_walk
 
 _PROVERS = dict(PROVERS)
@@ -104,6 +104,8 @@ def broken(mutant: Mutant, attention: Attention, plan: KernelPlan | None) -> str
             return wrong_tpu(plan)
         case "hopper":
             return wrong_hopper(attention, plan)
+        case "items":
+            return wrong_items(plan)
         case "turns":
             return wrong_turns(plan)
         case "shares":

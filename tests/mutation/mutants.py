@@ -35,12 +35,12 @@ from mutation.edits import edits, replaced
 from mutation.ramps import edited_ramps
 from mutation.shares import edited_shares
 from mutation.tpu_walks import run_edits, step_edits
-from mutation.turns import edited_turns
+from mutation.turns import edited_orders, edited_turns
 from mutation.walk_mutants import hopper_edits, portable_edits
 
 KINDS = (
-    "normalizer", "ranges", "loops", "walks", "tpu", "tpu steps", "hopper", "turns", "shares", "derivatives", "loads",
-    "widths",
+    "normalizer", "ranges", "loops", "walks", "tpu", "tpu steps", "hopper", "items", "turns", "shares", "derivatives",
+    "loads", "widths",
     "hoisting", "folding", "ramps", "diagonals",
 )  # fmt: skip
 
@@ -99,6 +99,7 @@ def mutants(spec: Spec) -> Iterator[Mutant]:
     yield from of.walks()
     yield from of.tpu()
     yield from of.hopper()
+    yield from of.items()
     yield from of.turns()
     yield from of.shares()
     yield from of.derivatives()
@@ -178,8 +179,14 @@ class _Mutants:
         for what, made in hopper_edits(self.plan):
             yield self._made("hopper", what, made, Obligation.TILE_RANGES)
 
+    def items(self) -> Iterator[Mutant]:
+        """One edit of the order of items: it is the same for all specs."""
+        if self.name == "causal":
+            for what, made in edited_orders(self.plan):
+                yield self._made("items", what, made, Obligation.TILE_RANGES)
+
     def turns(self) -> Iterator[Mutant]:
-        """One edit of the order of tickets, or of a turn: these are the same for all specs."""
+        """One edit of a turn: these are the same for all specs."""
         hopper = self.plan.hopper
         if self.name == "causal" and hopper is not None:
             for what, made in edited_turns(hopper.turns):
@@ -334,6 +341,8 @@ def _question(kind: str, attention: Attention, made: KernelPlan) -> tuple[Hashab
             return made.key_walks, made.query_walks, made.split
         case "tpu" | "tpu steps":
             return made.tpu_walks, made.key_loops.runs, made.query_loops.runs
+        case "items":
+            return made.in_turn, made.one_by_one
         case "hopper" | "turns" | "shares":
             return made.hopper, made.queries
         case "diagonals":

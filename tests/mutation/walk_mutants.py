@@ -15,8 +15,8 @@ from attngen.ir.printing import expression as text
 from attngen.plan.hopper import Fetched
 from attngen.plan.kernel import KernelPlan
 from attngen.plan.mask.loops import Assigned, Rounded, Run
+from attngen.plan.mask.order import Directed
 from attngen.plan.mask.parts import HullPart, Limit
-from attngen.plan.mask.turns import Directed
 from attngen.plan.mask.walks import Walk
 from attngen.plan.split import Split
 from mutation.edits import edits

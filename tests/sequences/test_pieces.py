@@ -340,6 +340,39 @@ def test_visits_and_work(mask: str) -> None:
                 assert kernel.work((q0, q1), (k0, k1), 24, 31) == own.sum()
 
 
+@pytest.mark.parametrize(
+    ("params", "mask", "values"),
+    [
+        ("param w: f32[Hq]", "k <= q and w[h] >= 0.7", {"w": torch.tensor([0.7, 0.3])}),
+        ("param w: f32", "k <= q and w >= 0.7", {"w": 0.7}),
+        ("param f: f32[Sk]", "k <= q and f[k] == 0.1", {"f": torch.full((40,), 0.1)}),
+        ("param t: f32[Sk]", "abs(t[q] - t[k]) <= 0.3", {"t": torch.arange(40) * 0.1}),
+        ("param t: f32[Hq]", "q - k < int(t[h] * 10.0) and q >= k", {"t": torch.tensor([0.7, 0.3])}),
+        ("param t: f32[Hq]", "q - k < int(min(exp(t[h]), 50.0)) and q >= k", {"t": torch.tensor([2.0, 3.0])}),
+        ("param t: f32[Hq]", "q >= k and not (exp(t[h]) * float(k) <= 20.0)", {"t": torch.tensor([0.0, 3.0])}),
+        ("param t: f32[Sk]", "(k <= q if log(t[k]) > 0.0 else k < 3)", {"t": torch.arange(40) * 0.1}),
+    ],
+)
+def test_floats_of_a_mask_are_those_of_a_kernel(params: str, mask: str, values: dict[str, Any]) -> None:
+    """In float64, 0.7 of float32 is below 0.7, so that no pair would be allowed. Where a kernel may round otherwise
+    than NumPy, nobody says that a pair is not allowed, or that it is."""
+    kernel = attngen.compile(f"attention c\n{params}\nmask = {mask}\nassume Sq == Sk\n")
+    x = torch.zeros(1, 2, 40, 16)
+    _, lse = kernel(x, x, x, **values, return_lse=True)
+    allowed = lse[0].exp().round()  # of equal scores: how many keys
+    whole, exact = (0, 40), "exp" not in mask and "log" not in mask
+    for q in range(40):
+        most = int(allowed[:, q].max())
+        found = kernel.work((q, q + 1), whole, 40, 40, **values)
+        assert found == most if exact else found >= most
+        visits = kernel.visits((q, q + 1), whole, 40, 40, **values)
+        assert (
+            visits == "some"
+            if 0 < int(allowed[:, q].sum()) < 80
+            else visits in ("some", "none" if most == 0 else "all")
+        )
+
+
 def _empty(mask: str) -> attngen.Kernel:
     with pytest.warns(attngen.SpecWarning):
         return attngen.compile(f"attention c\nmask = {mask}\n")

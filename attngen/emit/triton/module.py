@@ -19,6 +19,7 @@ from attngen.emit.torch_shared.leaves import AXES
 from attngen.emit.triton.code.expressions import division_helpers
 from attngen.emit.triton.code.kernel_code import KernelCode
 from attngen.emit.triton.code.names import reserved
+from attngen.emit.triton.code.orders import orders_view
 from attngen.emit.triton.code.test_views import TestView, with_bits
 from attngen.emit.triton.hopper.backward import (
     PLACES,
@@ -215,6 +216,7 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
         "pair": hopper.pair,
         "shares": hopper.shares,
         "turns": hopper.turns,
+        "orders": orders_view(plan, frame.printer()),
         "split": split,
         "keys": keys,
         "queries": queries,
@@ -323,7 +325,7 @@ def _hopper_views(
             plan, hopper.apart, printer, codes.dq, codes.dq_sums, params, backward.flags, frame.sizes, gradients, tuned
         ),
         gluon_pair_view(codes.dkdv, mask, backward.dk_factor_in_tile),
-        turns_view(hopper.turns, printer),
+        turns_view(plan.in_turn, hopper.turns, printer),
         shares_view(hopper.shares, printer),
     )
 

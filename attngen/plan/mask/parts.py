@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from attngen.ir.build import add, apply, index, integer, maximum, minimum, select, sub
 from attngen.ir.nodes import Expr, Op
 from attngen.plan.mask.loops import ZERO, Assigned, Loops, Rounded, Run, Step
-from attngen.plan.mask.turns import Directed
+from attngen.plan.mask.order import Directed
 from attngen.plan.mask.walks import STEP, own
 
 FIRST, LAST, STOP, BEGIN, HALF = (index(name) for name in ("first", "last", "stop", "begin", "HALF"))

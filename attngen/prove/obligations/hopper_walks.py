@@ -30,7 +30,7 @@ from attngen.prove.obligations.tile_walks import (
     turns_answer,
     unmasked_answer,
 )
-from attngen.prove.obligations.turns import awaited_answer, order_answer
+from attngen.prove.obligations.turns import awaited_answer, groups_answer
 from attngen.prove.obligations.walk_claims import WalkClaims
 from attngen.prove.verdict import Claim
 
@@ -110,11 +110,10 @@ def _unmasked(claims: WalkClaims, name: str, unmasked: tuple[Run, ...], full: tu
 
 
 def _turns(claims: WalkClaims, turns: Turns) -> Iterator[Claim]:
-    sentence = "Hopper backward: each tile of keys has one ticket, and the tickets of a head rise with the order"
-    answer = order_answer(claims.context(), turns, claims.work)
-    yield claims.claim("Hopper backward, order", sentence, answer)
+    sentence = "Hopper backward: a group has a head, and all of its tickets go one way"
+    yield claims.claim("Hopper backward, groups", sentence, groups_answer(claims.context(), turns, claims.work))
     sentence = "Hopper backward: a tile of keys awaits the turn that the one before it in the order passes"
-    answer = awaited_answer(claims.context(), turns, claims.work)
+    answer = awaited_answer(claims.context(), claims.plan.in_turn, turns, claims.work)
     yield claims.claim("Hopper backward, turn", sentence, answer)
 
 

@@ -5,9 +5,9 @@ Executes the plan's `Limit` and `HullPart` in z3, as `tile_walks` does walks.
 
 from __future__ import annotations
 
-from attngen.plan.mask.loops import Run
+from attngen.plan.mask.loops import Rounded, Run
+from attngen.plan.mask.order import Directed
 from attngen.plan.mask.parts import HullPart, Limit
-from attngen.plan.mask.turns import Directed
 from attngen.plan.mask.walks import outside, own
 from attngen.prove.budget.work import Work
 from attngen.prove.integers.answers import Answer, Holds, Term
@@ -24,7 +24,9 @@ def limit_answer(context: SolverContext, limit: Limit, axis: str, runs: tuple[Ru
     executed, ends = Executed(context, size, planned=True), Ends(context, runs)
     tile, first = executed.tile, executed.first
     premises = [*ends.premises, size >= 1, first >= 0, *executed.run(limit.steps)]
-    premises.append((tile <= executed.names["last"]) == (first < size))  # what rounding down says of that tile, too
+    for step in limit.steps:
+        if isinstance(step, Rounded) and not step.up:  # what rounding down says of the tile that it cuts, too
+            premises.append((tile <= executed.names[step.name]) == (first <= executed.end(step.bound)))
     before = {**executed.names, **{name: ends[name] for run in runs for name in (run.start, run.stop)}}
     after = {**before, **{s.name: context.term(s.value, before) for s in limit.ends}}
     is_row = context.integer(start) < context.integer(held)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from attngen.prove.obligations.orders import order_answer
 from attngen.prove.obligations.tile_walks import counts_answer
 from attngen.prove.obligations.walk_claims import WalkClaims
 from attngen.prove.verdict import Claim
@@ -16,6 +17,9 @@ from attngen.prove.verdict import Claim
 
 def portable_walks(claims: WalkClaims) -> Iterator[Claim]:
     plan = claims.plan
+    for name, order in (("in turn", plan.in_turn), ("one by one", plan.one_by_one)):
+        sentence = f"heads {name}: each tile of each head is one item, and the items of a head rise with the order"
+        yield claims.claim(f"items, {name}", sentence, order_answer(claims.context(), order, claims.work))
     for kernels, walked, loops, walks in (
         ("forward and dQ", "keys", plan.key_loops, plan.key_walks),
         ("dK/dV", "queries", plan.query_loops, plan.query_walks),

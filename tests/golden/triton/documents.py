@@ -222,17 +222,20 @@ def _head_rows(tensor, batch, head, strides, stop, ALIGN: tl.constexpr):
 
 
 @triton.jit
+def _in_turn(item, n_tiles, heads, together):
+    """(first head in turn, place in its head's order, head) of an item: `together` heads, which share the L2 cache."""
+    first = item // (n_tiles * together) * together
+    width = tl.minimum(heads - first, together)
+    i = item - first * n_tiles
+    order = i // width
+    return first, order, first + i % width
+
+
+@triton.jit
 def _busy_tiles_first(n_tiles, n_heads, LATE: tl.constexpr):
-    """(tile, batch, head) of this program: eight heads at a time, whose K and V stay in the L2 cache, longest tiles
-    first.
-    """
-    pid = tl.program_id(0)
-    first = pid // (n_tiles * 8) * 8
-    width = tl.minimum(tl.num_programs(0) // n_tiles - first, 8)
-    i = pid - first * n_tiles
-    tile = n_tiles - 1 - i // width if LATE else i // width
-    i = first + i % width
-    return tile, i // n_heads, i % n_heads
+    """(tile, batch, head) of this program: eight heads in turn, longest tiles first."""
+    _first, order, i = _in_turn(tl.program_id(0), n_tiles, tl.num_programs(0) // n_tiles, 8)
+    return n_tiles - 1 - order if LATE else order, i // n_heads, i % n_heads
 
 
 @triton.jit
@@ -522,15 +525,9 @@ def _pin_order(n_steps):
 
 @gluon.jit
 def _work_item(item, n_tiles, n_heads, n_work, together):
-    """(tile, batch, head) of an item: the tiles with most work first, for `together` heads at a time, which share the
-    cache.
-    """
-    first = item // (n_tiles * together) * together
-    width = tl.minimum(n_work // n_tiles - first, together)
-    i = item - first * n_tiles
-    tile = n_tiles - 1 - i // width
-    i = first + i % width
-    return tile, i // n_heads, i % n_heads
+    """(tile, batch, head) of an item: late tiles first, `together` heads in turn."""
+    _first, order, i = _in_turn(item, n_tiles, n_work // n_tiles, together)
+    return n_tiles - 1 - order, i // n_heads, i % n_heads
 
 
 @gluon.jit
@@ -1387,11 +1384,9 @@ def _await_released(ring, turn, STAGES: gl.constexpr):
 
 @gluon.jit
 def _key_item(item, n_tiles, n_heads, n_work, together):
-    """(tile, batch, head) of an item. `together` heads advance tile by tile."""
-    first = item // (n_tiles * together) * together
-    width = tl.minimum(n_work // n_tiles - first, together)
-    i = item - first * n_tiles
-    return i // width, (first + i % width) // n_heads, (first + i % width) % n_heads
+    """(tile, batch, head) of an item: `together` heads in turn."""
+    _first, order, i = _in_turn(item, n_tiles, n_work // n_tiles, together)
+    return order, i // n_heads, i % n_heads
 
 
 @gluon.jit
@@ -1487,13 +1482,9 @@ def _walked_item(item, n_tiles, work, config: gl.constexpr):
     together = work.together
     if config.BACKWARDS:
         together = tl.where(heads < 4 * together, heads, together)
-    first = item // (n_tiles * together) * together
-    width = tl.minimum(heads - first, together)
-    i = item - first * n_tiles
-    order = i // width
+    first, order, head = _in_turn(item, n_tiles, heads, together)
     back = (first + together < heads) & config.BACKWARDS
     tile = gl.where(back, n_tiles - 1 - order, order)
-    head = first + i % width
     return tile, order, back, head
 
 
@@ -3280,8 +3271,7 @@ def _is_transformed() -> bool:
 
 
 def _may_have_tangent(x: Tensor) -> bool:
-    """Whether `x` has a tangent. True if it cannot be seen: beneath a second transform, or while torch.compile traces.
-    """
+    """Whether `x` has a tangent, or may: none is seen beneath a second transform, nor while torch.compile traces."""
     if torch.compiler.is_compiling():
         return _HAS_PRIVATE_NAMES
     if not _HAS_PRIVATE_NAMES:

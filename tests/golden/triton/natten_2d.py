@@ -240,6 +240,16 @@ def _head_after_head(n_tiles, n_heads):
 
 
 @triton.jit
+def _in_turn(item, n_tiles, heads, together):
+    """(first head in turn, place in its head's order, head) of an item: `together` heads, which share the L2 cache."""
+    first = item // (n_tiles * together) * together
+    width = tl.minimum(heads - first, together)
+    i = item - first * n_tiles
+    order = i // width
+    return first, order, first + i % width
+
+
+@triton.jit
 def _sorted_runs(a_lo, a_hi, b_lo, b_hi):
     """Two runs of tiles, the one that starts first in front."""
     swap = b_lo < a_lo
@@ -465,13 +475,9 @@ def _pin_order(n_steps):
 
 @gluon.jit
 def _work_item(item, n_tiles, n_heads, n_work, together):
-    """(tile, batch, head) of an item: tile by tile, for `together` heads at a time, which share the cache."""
-    first = item // (n_tiles * together) * together
-    width = tl.minimum(n_work // n_tiles - first, together)
-    i = item - first * n_tiles
-    tile = i // width
-    i = first + i % width
-    return tile, i // n_heads, i % n_heads
+    """(tile, batch, head) of an item: tile by tile, `together` heads in turn."""
+    _first, order, i = _in_turn(item, n_tiles, n_work // n_tiles, together)
+    return order, i // n_heads, i % n_heads
 
 
 @gluon.jit
@@ -1320,11 +1326,9 @@ def _await_released(ring, turn, STAGES: gl.constexpr):
 
 @gluon.jit
 def _key_item(item, n_tiles, n_heads, n_work, together):
-    """(tile, batch, head) of an item. `together` heads advance tile by tile."""
-    first = item // (n_tiles * together) * together
-    width = tl.minimum(n_work // n_tiles - first, together)
-    i = item - first * n_tiles
-    return i // width, (first + i % width) // n_heads, (first + i % width) % n_heads
+    """(tile, batch, head) of an item: `together` heads in turn."""
+    _first, order, i = _in_turn(item, n_tiles, n_work // n_tiles, together)
+    return order, i // n_heads, i % n_heads
 
 
 @gluon.jit
@@ -1964,8 +1968,8 @@ class _Launch:
     """A kernel, and how calls of one layout launch it. It finds its parameters by name among a call's `values`.
 
     `options`: constants of the kernel and of Triton. `tiles`: rows of a tile, by tensor. `scalars`: more values.
-    `buffers`: shapes and dtypes of tensors to allocate. `names`: parameters
-    that take a value of another name. `run`: launches the compiled kernel again, without Triton's lookup.
+    `buffers`: shapes and dtypes of tensors to allocate. `names`: parameters that take a value of another name. `run`:
+    launches the compiled kernel again, without Triton's lookup.
     """
 
     def __init__(self, kernel, grid, options, tiles=_NONE, scalars=_NONE, buffers=_NONE, names=_NONE) -> None:
@@ -2431,8 +2435,7 @@ def _is_transformed() -> bool:
 
 
 def _may_have_tangent(x: Tensor) -> bool:
-    """Whether `x` has a tangent. True if it cannot be seen: beneath a second transform, or while torch.compile traces.
-    """
+    """Whether `x` has a tangent, or may: none is seen beneath a second transform, nor while torch.compile traces."""
     if torch.compiler.is_compiling():
         return _HAS_PRIVATE_NAMES
     if not _HAS_PRIVATE_NAMES:

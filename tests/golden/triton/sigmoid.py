@@ -215,6 +215,16 @@ def _head_after_head(n_tiles, n_heads):
     return pid % n_tiles, i // n_heads, i % n_heads
 
 
+@triton.jit
+def _in_turn(item, n_tiles, heads, together):
+    """(first head in turn, place in its head's order, head) of an item: `together` heads, which share the L2 cache."""
+    first = item // (n_tiles * together) * together
+    width = tl.minimum(heads - first, together)
+    i = item - first * n_tiles
+    order = i // width
+    return first, order, first + i % width
+
+
 # ---------------------------------------------------------------- which tiles meet
 
 
@@ -438,13 +448,9 @@ def _pin_order(n_steps):
 
 @gluon.jit
 def _work_item(item, n_tiles, n_heads, n_work, together):
-    """(tile, batch, head) of an item: tile by tile, for `together` heads at a time, which share the cache."""
-    first = item // (n_tiles * together) * together
-    width = tl.minimum(n_work // n_tiles - first, together)
-    i = item - first * n_tiles
-    tile = i // width
-    i = first + i % width
-    return tile, i // n_heads, i % n_heads
+    """(tile, batch, head) of an item: tile by tile, `together` heads in turn."""
+    _first, order, i = _in_turn(item, n_tiles, n_work // n_tiles, together)
+    return order, i // n_heads, i % n_heads
 
 
 @gluon.jit
@@ -1047,8 +1053,8 @@ class _Launch:
     """A kernel, and how calls of one layout launch it. It finds its parameters by name among a call's `values`.
 
     `options`: constants of the kernel and of Triton. `tiles`: rows of a tile, by tensor. `scalars`: more values.
-    `buffers`: shapes and dtypes of tensors to allocate. `names`: parameters
-    that take a value of another name. `run`: launches the compiled kernel again, without Triton's lookup.
+    `buffers`: shapes and dtypes of tensors to allocate. `names`: parameters that take a value of another name. `run`:
+    launches the compiled kernel again, without Triton's lookup.
     """
 
     def __init__(self, kernel, grid, options, tiles=_NONE, scalars=_NONE, buffers=_NONE, names=_NONE) -> None:
@@ -1208,9 +1214,7 @@ def _known(*tensors: Tensor) -> _Known:
 
 
 def _pieces(q: Tensor, k: Tensor, v: Tensor) -> int:
-    """Into how many pieces the keys of each tile of queries are cut, or 0 for the ordinary kernel. The number depends
-    on the shapes and the GPU only, so the bits repeat.
-    """
+    """How many pieces the keys of a tile are cut into, by shapes and GPU alone, so that bits repeat; 0: no pieces."""
     B, Hq, Sq, _ = q.shape
     Hkv, Sk = k.shape[1:3]
     BQ, BK, _, _ = _split_tile(q, k, v)
@@ -1474,8 +1478,7 @@ def _is_transformed() -> bool:
 
 
 def _may_have_tangent(x: Tensor) -> bool:
-    """Whether `x` has a tangent. True if it cannot be seen: beneath a second transform, or while torch.compile traces.
-    """
+    """Whether `x` has a tangent, or may: none is seen beneath a second transform, nor while torch.compile traces."""
     if torch.compiler.is_compiling():
         return _HAS_PRIVATE_NAMES
     if not _HAS_PRIVATE_NAMES:

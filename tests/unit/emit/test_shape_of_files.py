@@ -24,10 +24,10 @@ LINES, ARGUMENTS = 80, 12
 WIDE = {"_list_key_runs", "_list_walks", "_list_queries_met", "_list_keys_met"}
 """Functions that take more: bodies of kernels, with all that the kernels take."""
 SIZES = {
-    "": 3115,
+    "": 3103,
     "--arch portable": 1176,
-    "--arch sm_90 --head-dim 128": 2529,
-    "--arch sm_90 --head-dim 128 --forward": 1476,
+    "--arch sm_90 --head-dim 128": 2519,
+    "--arch sm_90 --head-dim 128 --forward": 1470,
 }
 """Lines of causal's file at most, by option. The aims are 1,900, 850, 1,600 and 900."""
 

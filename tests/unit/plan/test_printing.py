@@ -149,8 +149,19 @@ gradients
         d log extra = 1.0
 
 order
-    tiles of queries: late ones first
-    tiles of keys: early ones first
+    tiles of queries: late ones first, heads in turn
+    tiles of keys: early ones first, heads in turn
+    heads in turn
+        first = item // (n_tiles * together) * together
+        width = min(heads - first, together)
+        i = item - first * n_tiles
+        order = i // width
+        head = first + i % width
+        tile = order; late ones first, n_tiles - 1 - order
+    heads one by one
+        order = item % n_tiles
+        head = item // n_tiles
+        tile = order; late ones first, n_tiles - 1 - order
 
 ints
     sequences are shorter than 2**27
@@ -282,7 +293,13 @@ def test_direct_weights() -> None:
         "denominator = 1.0",
     ]
     assert found["gradients"] == ["bias: summed by head", "    d natural = 1.0"]
-    assert found["order"] == ["tiles of queries: as they come", "tiles of keys: as they come"]
+    assert found["order"][:2] == ["tiles of queries: heads one by one", "tiles of keys: heads one by one"]
+    assert found["order"][-4:] == [
+        "heads one by one",
+        "    order = item % n_tiles",
+        "    head = item // n_tiles",
+        "    tile = order; late ones first, n_tiles - 1 - order",
+    ]
 
 
 def test_dropout() -> None:

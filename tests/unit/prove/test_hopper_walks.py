@@ -8,19 +8,21 @@ from pathlib import Path
 
 import pytest
 from mutation.shares import wrong_shares
-from mutation.turns import wrong_turns
+from mutation.turns import wrong_items, wrong_turns
 from property.kernels import analysed
 
 from attngen.emit import Options, emit
 from attngen.ir.build import add, index, integer, sub
 from attngen.plan import KernelPlan, plan
 from attngen.plan.mask.loops import Assigned
+from attngen.plan.mask.order import Directed, Order
 from attngen.plan.mask.parts import HullPart, Limit
 from attngen.plan.mask.shares import Shares
-from attngen.plan.mask.turns import Directed, Turns
+from attngen.plan.mask.turns import Turns
 from attngen.prove.budget.work import Work
 from attngen.prove.fallback import weakened
 from attngen.prove.obligations.hopper_walks import TURNS, hopper_walks
+from attngen.prove.obligations.portable_walks import portable_walks
 from attngen.prove.obligations.walk_claims import WalkClaims
 from attngen.prove.verdict import Claim, Proved, Refuted, Unknown
 
@@ -34,7 +36,10 @@ def planned(name: str) -> KernelPlan:
 
 
 def refuted(found: KernelPlan) -> set[str]:
-    return {c.subject for c in hopper_walks(WalkClaims(found, Work())) if isinstance(c.verdict, Refuted)}
+    """Of the claims about items and Hopper's walks."""
+    asked = WalkClaims(found, Work())
+    claims = (*portable_walks(asked), *hopper_walks(asked))
+    return {c.subject for c in claims if isinstance(c.verdict, Refuted)}
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.stem)
@@ -122,14 +127,10 @@ def test_a_limit_that_is_off_by_a_tile_is_refuted(name: str, off: int) -> None:
 @pytest.mark.parametrize(
     ("what", "edit"),
     [
-        ("order", lambda t: replace(t, steps=(*t.steps[:-1], Assigned("order", sub(LAST, t.steps[-1].value))))),
-        ("order", lambda t: replace(t, steps=(*t.steps[:-1], Assigned("order", index("i"))))),
-        ("order", lambda t: replace(t, head=index("first"))),
-        ("order", lambda t: replace(t, few=integer(0))),
+        ("groups", lambda t: replace(t, few=integer(0))),
         ("turn", lambda t: replace(t, awaited=t.passed)),
         ("turn", lambda t: replace(t, passed=t.awaited)),
         ("turn", lambda t: replace(t, before=replace(t.before, backwards=t.before.onwards))),
-        ("turn", lambda t: replace(t, tile=replace(t.tile, backwards=index("order")))),
     ],
 )
 def test_a_program_that_waits_for_a_higher_ticket_is_refuted(what: str, edit: Callable[[Turns], Turns]) -> None:
@@ -138,6 +139,29 @@ def test_a_program_that_waits_for_a_higher_ticket_is_refuted(what: str, edit: Ca
     wrong = replace(found, hopper=replace(found.hopper, turns=edit(found.hopper.turns)))
     assert wrong_turns(wrong) and not wrong_turns(found)
     assert refuted(wrong) == {f"Hopper backward, {what}"}
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda o: replace(o, steps=(*o.steps[:-1], Assigned("order", sub(LAST, o.steps[-1].value)))),
+        lambda o: replace(o, steps=(*o.steps[:-1], Assigned("order", index("i")))),
+        lambda o: replace(o, head=index("first")),
+        lambda o: replace(o, tile=replace(o.tile, backwards=integer(0))),
+    ],
+)
+def test_an_item_that_is_taken_twice_or_too_early_is_refuted(edit: Callable[[Order], Order]) -> None:
+    found = planned("causal")
+    wrong = replace(found, in_turn=edit(found.in_turn))
+    assert wrong_items(wrong) and not wrong_items(found)
+    assert "items, in turn" in refuted(wrong)
+
+
+def test_a_tile_after_which_no_tile_waits_is_refuted() -> None:
+    found = planned("causal")
+    order = found.in_turn
+    wrong = replace(found, in_turn=replace(order, tile=replace(order.tile, backwards=index("order"))))
+    assert wrong_turns(wrong) and refuted(wrong) == {"Hopper backward, turn"}
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,9 @@ from attngen.emit.text.params import ParamView
 from attngen.emit.text.render import bracket
 from attngen.emit.triton.code.expressions import Printer
 from attngen.emit.triton.code.kernel_code import KernelCode
+from attngen.emit.triton.code.orders import DirectedView, directed_view
 from attngen.emit.triton.code.tile_loops import plain_lines
 from attngen.emit.triton.hopper.shares import host_lines
-from attngen.emit.triton.hopper.turns import DirectedView, directed_view
 from attngen.emit.triton.portable.param_gradients import GradientView, RowSum
 from attngen.plan.hopper import (
     ApartSkeleton,

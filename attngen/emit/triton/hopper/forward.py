@@ -186,15 +186,6 @@ class GluonView:
     def listed_ends(self) -> tuple[str, ...]:
         return tuple(f"gl.load(ends{f' + {i}' if i else ''})" for i in range(len(self.ends)))
 
-    @property
-    def order(self) -> str:
-        return "the tiles with most work first" if self.longest_first else "tile by tile"
-
-    @property
-    def tile(self) -> str:
-        """The tile of queries that item `i` of `width` heads takes."""
-        return "n_tiles - 1 - i // width" if self.longest_first else "i // width"
-
 
 def gluon_view(
     frame: Frame,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from attngen.emit.torch_shared.expressions import python
 from attngen.emit.triton.code.expressions import Printer
-from attngen.emit.triton.hopper.turns import plainly
+from attngen.emit.triton.code.orders import plainly
 from attngen.ir.nodes import Expr, Symbol
 from attngen.ir.walk import nodes
 from attngen.plan.mask.shares import CACHED, Shares, Wanted

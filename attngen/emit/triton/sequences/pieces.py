@@ -21,6 +21,7 @@ from attngen.errors import UsageError
 from attngen.ir.attention import Attention, Param
 from attngen.ir.nodes import Expr, Load, Symbol, Type
 from attngen.ir.pieces import Piece
+from attngen.ir.rounded import varies
 from attngen.ir.walk import params as read_params
 from attngen.ir.walk import symbols, transform
 from attngen.part_sums import readable_term, uncounted
@@ -259,6 +260,9 @@ _LOOKED_AT = (
 )
 
 
+_AS = {Type.INT: "long", Type.FLOAT: "float"}
+
+
 def _mask_lines(spec: Attention) -> Lines:
     read = read_params(spec.mask)
     if not read:
@@ -267,7 +271,7 @@ def _mask_lines(spec: Attention) -> Lines:
         f"params = {{n: None if params[n] is None else torch.as_tensor(params[n]) for n in {read!r}}}",
         'if any(x is None or x.device.type != "cpu" for x in params.values()):',
         "    return None",
-        *(f'params["{n}"] = params["{n}"].long()' for n in read if spec.param(n).type is Type.INT),
+        *(f'params["{n}"] = params["{n}"].{_AS[t]}()' for n in read if (t := spec.param(n).type) in _AS),
     )
 
 
@@ -284,7 +288,9 @@ def _mask_sizes(spec: Attention) -> list[tuple[str, str, int]]:
 
 
 def _unknown(spec: Attention) -> bool:
-    """Whether the mask reads a size that no param of it has."""
+    """Whether the mask reads a size that no param of it has, or floats that a kernel may round otherwise."""
+    if varies(spec.mask):
+        return True
     wanted = {_OF_INDEX.get(name, name) for name in symbols(spec.mask)} & {"B", "Hq", "Hkv", "D", "Dv"}
     return bool(wanted - {size for size, _, _ in _mask_sizes(spec)})
 

@@ -1,0 +1,60 @@
+"""Which item is which tile of which head, as text for kernels.
+
+Takes the plan's `Order`s, returns an `OrdersView`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from attngen.emit.triton.code.expressions import Printer
+from attngen.ir.nodes import Apply, Expr, Op
+from attngen.ir.walk import nodes
+from attngen.plan.kernel import KernelPlan
+from attngen.plan.mask.order import ITEM, Directed, Order
+
+
+@dataclass(frozen=True, slots=True)
+class DirectedView:
+    onwards: str
+    backwards: str
+
+
+@dataclass(frozen=True, slots=True)
+class OrdersView:
+    """Heads in turn: `steps` bind the place `order` of an item's tile in its head's order, `head` is counted over all
+    batches. `apart_order`, `apart_head`: those of the program `pid`, where heads come one by one. `tile`: of a place.
+    """
+
+    steps: tuple[str, ...]
+    head: str
+    apart_order: str
+    apart_head: str
+    tile: DirectedView
+
+
+def directed_view(d: Directed, printer: Printer) -> DirectedView:
+    return DirectedView(printer.text(d.onwards), printer.text(d.backwards))
+
+
+def plainly(printer: Printer, *values: Expr) -> Printer:
+    """The printer for values whose ints are not negative: their divisions need no helper."""
+    divisions = {e for v in values for e in nodes(v) if isinstance(e, Apply) and e.op in (Op.FLOORDIV, Op.MOD)}
+    return replace(printer, choices=replace(printer.choices, plain_divisions=frozenset(divisions)))
+
+
+def orders_view(plan: KernelPlan, printer: Printer) -> OrdersView:
+    def plain(order: Order) -> Printer:
+        return plainly(printer, order.head, *(s.value for s in order.steps))
+
+    turns, apart = plan.in_turn, plan.one_by_one
+    by_program = plain(apart)
+    by_program = replace(by_program, names={**by_program.names, ITEM: "pid"})
+    (place,) = apart.steps
+    return OrdersView(
+        tuple(f"{s.name} = {plain(turns).text(s.value)}" for s in turns.steps),
+        plain(turns).text(turns.head),
+        by_program.text(place.value),
+        by_program.text(apart.head),
+        directed_view(turns.tile, printer),
+    )

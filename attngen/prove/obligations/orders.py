@@ -1,0 +1,107 @@
+"""Orders of items as formulas, for any number of tiles, of heads, and of heads together.
+
+Executes the plan's `Order` in z3 for an item and for another. Divisors are unknowns, so each quotient is an unknown
+with its definition, q * c <= a < q * c + c. What follows of one step is asked for before it is a premise of the next.
+
+What is shown: every item is a tile of a head, and no two are the same, so each tile has an item, since there are as
+many. Of two tiles of a head, the lower in the order has the lower item, and both are in one group.
+"""
+
+from __future__ import annotations
+
+from attngen.plan.mask.order import Order
+from attngen.prove.budget.work import Work
+from attngen.prove.integers.answers import Answer, Fails, Holds, Open, Term
+from attngen.prove.integers.z3_door import SolverContext
+from attngen.prove.obligations.questions import Names, Questions
+from attngen.prove.search.small_items import wrong_item
+
+_SHOWN: dict[Order, int] = {}
+"""Orders that are shown, and the units that it took: nothing of a spec bears on them, and each proof pays for them."""
+
+
+def order_answer(context: SolverContext, order: Order, work: Work) -> Answer:
+    """Whether each item is a tile of a head, no two are the same, and the items of a head rise with the order.
+
+    Where z3 does not show a step, small sizes are tried: a step can fail without harm.
+    """
+    if _SHOWN.get(order, work.left + 1) <= work.left:
+        work.charge(_SHOWN[order])
+        return Holds()
+    spent = work.spent
+    asked = _Items(context, order, work)
+    one = asked.item("one")
+    other = asked.item("other", shown=True)
+    same = one["head"] == other["head"]
+    asked.known.append(same)
+    reasons = _of_one_group(asked, one, other) if "width" in one else asked.known
+    asked.follows(context.implies(one["order"] == other["order"], one["item"] == other["item"]), *reasons)
+    rising = asked.rising(one, other, "order", one["width"]) if "width" in one else []
+    asked.follows(context.implies(one["order"] < other["order"], one["item"] < other["item"]), *reasons, *rising)
+    answer = _tile_answer(context, order, work) if isinstance(asked.answer, Holds) else asked.answer
+    if isinstance(answer, Holds):
+        _SHOWN[order] = work.spent - spent
+        return answer
+    found = wrong_item(order)
+    return Open("z3 does not show it, and small sizes show no mistake") if found is None else Fails(found)
+
+
+def _of_one_group(asked: _Items, one: Names, other: Names) -> list[Term]:
+    """Shows that two items of a head belong to one group; returns what holds of their places within it."""
+    together, width = asked.sizes["together"], one["width"]
+    ends = [x for t in (one, other) for x in (t["first"] <= t["head"], t["head"] < t["first"] + together)]
+    groups = [t["first"] == t["group"] * together for t in (one, other)]
+    rising = asked.rising(one, other, "group", together)
+    asked.follows(one["first"] == other["first"], *ends, *groups, one["head"] == other["head"], *rising)
+    asked.show(width == other["width"])
+    apart = one["item"] - one["i"] == other["item"] - other["i"]
+    rest = one["i"] - one["order"] * width == other["i"] - other["order"] * width
+    asked.show(apart, rest)
+    inside = [x for t in (one, other) for x in (t["order"] * width <= t["i"], t["i"] < t["order"] * width + width)]
+    return [apart, rest, *inside]
+
+
+def _tile_answer(context: SolverContext, order: Order, work: Work) -> Answer:
+    """Whether each place is a tile, and no two are the same, whichever way they are taken."""
+    n_tiles, one, other = (context.free(name) for name in ("n_tiles", "order", "other order"))
+    conclusion: list[Term] = []
+    for way in (order.tile.onwards, order.tile.backwards):
+        tile, another = (context.term(way, {"n_tiles": n_tiles, "order": at}) for at in (one, other))
+        conclusion += [tile >= 0, tile < n_tiles, context.implies(tile == another, one == other)]
+    inside = [x for at in (one, other) for x in (at >= 0, at < n_tiles)]
+    return context.ask_linear(inside, context.all_of(conclusion), work)
+
+
+class _Items(Questions):
+    """Questions about items."""
+
+    def __init__(self, context: SolverContext, order: Order, work: Work):
+        super().__init__(context, ("n_tiles", "heads", "together"), work)
+        self.order = order
+
+    def item(self, name: str, shown: bool = False) -> Names:
+        """What the steps bind for an item, each shown to be inside its bounds. `shown`: as it is of any other."""
+        self.shown = shown
+        item = self.context.free(f"item of {name}")
+        tiles, heads, together = (self.sizes[n] for n in ("n_tiles", "heads", "together"))
+        found = {**self.sizes, "item": item}
+        first_quotient = len(self.quotients)
+        self.known += [item >= 0, item < tiles * heads]
+        for step in self.order.steps:
+            bound = self.context.free(f"{step.name} of {name}")
+            self.known.append(bound == self.value(step.value, found))
+            found[step.name] = bound
+        if "width" in found:
+            first, width, i = (found[n] for n in ("first", "width", "i"))
+            self.show(first >= 0, first < heads, width >= 1, width <= together, first + width <= heads)
+            self.show(i >= 0, i < tiles * width)
+            found["group"] = self.quotients[first_quotient][2] if self.quotients[first_quotient:] else first
+        self.show(found["order"] >= 0, found["order"] < tiles)
+        found["head"] = self.context.free(f"head of {name}")
+        self.known.append(found["head"] == self.value(self.order.head, found))
+        if "width" in found:
+            self.show(found["first"] <= found["head"], found["head"] < found["first"] + found["width"])
+        else:
+            self.show(found["head"] >= 0, found["head"] < heads)
+        self.shown = False
+        return found
