@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
 
 from attngen.distributed.autograd import Attention, Call, Way
 from attngen.distributed.groups import Groups, groups_of
@@ -40,6 +40,7 @@ from attngen.distributed.schedule import (
     Schedule,
     Sequences,
     check_given,
+    check_operands,
     check_packed,
     has_one_batch,
     named_layout,
@@ -87,7 +88,7 @@ def context_parallel(
     """
     if not isinstance(cast(object, kernel), Kernel):
         raise UsageError(f"kernel must be what attngen.compile returns, not {type(kernel).__name__}")
-    if isinstance(layout, str) and layout not in LAYOUTS:
+    if not isinstance(layout, Layout) and layout not in LAYOUTS:
         raise UsageError(f"layout {layout!r} is not known; there are {', '.join(LAYOUTS)}, or a Layout")
     if kernel.target != "triton":
         raise UsageError(f"{kernel.name}: on torch.distributed, kernels are for target triton, not for {kernel.target}")
@@ -223,7 +224,9 @@ def sequences_of(Sq: int | None, Sk: int | None, cu: Offsets | None, cu_k: Offse
 
 def _numbers(name: str, x: Offsets) -> list[int]:
     if not isinstance(x, Tensor):
-        return list(x)
+        return cast(Any, x)  # `Sequences` refuses what is no sequence of ints
+    if x.ndim != 1 or x.is_floating_point():
+        raise UsageError(f"{name} must be a sequence of ints, not a tensor of shape {tuple(x.shape)} and {x.dtype}")
     if x.device.type != "cpu":
         raise UsageError(f"{name}: give it on the CPU, as a data loader has it, not on {x.device}")
     return [int(n) for n in cast(Any, x).tolist()]
@@ -290,6 +293,8 @@ class Placed:
             seed = self.attend.groups.drawn_seed(q.device)
         packed = self.schedule.sequences.packed
         for name, x in (("q", q), ("k", k), ("v", v)):
+            if not isinstance(cast(object, x), Tensor):
+                raise UsageError(f"{name} must be a torch.Tensor, not {type(x).__name__}")
             if x.ndim != (3 if packed else 4):
                 kind = "3 dimensions (rows, heads, head dim)" if packed else "4 (batch, heads, rows, head dim)"
                 raise UsageError(f"{name} must have {kind}, not shape {tuple(x.shape)}")
@@ -301,9 +306,9 @@ class Placed:
         kind = q.device.type
         if torch.is_autocast_enabled(kind):
             q, k, v = (x.to(torch.get_autocast_dtype(kind)) for x in (q, k, v))
-        same_as_said(self.params, given)
-        params = {**{n: self._moved(n, q.device) for n in self.params}, **given}
+        check_operands(q, k, v, 1)
         self._check_same(given)
+        params = {**{n: self._as(n, q) for n in self.params if n not in given}, **given}
         check_given(self.attend.kernel.spec, self.schedule.sequences, params)
         if packed:
             self._check_unsummed(params)
@@ -327,18 +332,26 @@ class Placed:
         return (out, lse) if return_lse else out
 
     def _check_same(self, given: Mapping[str, Any]) -> None:
-        """Refuses tensors with other elements than `over` was given, by which rows are sent. Each tensor is compared
-        once, which waits for its device."""
+        """See `same_as_said`. Each tensor is compared once, which waits for its device; one that is cut is not."""
         for name in self.params.keys() & given.keys():
-            x, said = given[name], self.params[name]
-            if not isinstance(x, Tensor) or not isinstance(said, Tensor) or isinstance(x, DTensor):
-                continue
-            seen, version = self._compared.get(name), 0 if x.is_inference() else x._version
-            if seen is not None and seen[0]() is x and seen[1] == version:
-                continue
-            if x.shape != said.shape or not torch.equal(x.detach().to(said.dtype), self._moved(name, x.device)):
-                raise UsageError(f"{name} has other elements here than over(…) was given: both must be the same")
-            self._compared[name] = weakref.ref(x), version
+            x = given[name]
+            if isinstance(x, DTensor):
+                if not all(place.is_replicate() for place in x.placements):
+                    continue
+                x = cast(Tensor, cast(Any, x).to_local())
+            version = x._version if isinstance(x, Tensor) and not x.is_inference() else 0
+            seen = self._compared.get(name)
+            if seen is None or seen[0]() is not x or seen[1] != version:
+                if not self._is_same_there(name, x):
+                    same_as_said(self.attend.kernel.spec, self.params, {name: x})
+                self._compared |= {name: (weakref.ref(x), version)} if isinstance(x, Tensor) else {}
+
+    def _is_same_there(self, name: str, x: Any) -> bool:
+        """Whether a tensor on a GPU has the elements that `over` was given, by a comparison there."""
+        said = self.params[name]
+        if not isinstance(x, Tensor) or x.is_cpu or not isinstance(said, Tensor) or x.shape != said.shape:
+            return False
+        return torch.equal(x.detach().to(said.dtype), self._moved(name, x.device))
 
     def _check_unsummed(self, params: Mapping[str, Any]) -> None:
         """Refuses on every rank, whatever rows it has: else those that have none would wait for the others."""
@@ -349,6 +362,14 @@ class Placed:
                     f"{kernel.name}: the gradient of {name} is summed over pairs or chosen cells, which is done for "
                     f"dense tensors only: pass {name}.detach(), or declare it `fixed`"
                 )
+
+    def _as(self, name: str, q: Tensor) -> Any:
+        """What `over` was given, where `q` is, and a DTensor if that is one."""
+        x = self._moved(name, q.device)
+        if not isinstance(x, Tensor) or not x.ndim or not isinstance(q, DTensor):
+            return x
+        mesh = q.device_mesh
+        return cast(Any, DTensor).from_local(x, mesh, [Replicate()] * mesh.ndim, run_check=False)
 
     def _moved(self, name: str, device: torch.device) -> Any:
         x = self.params[name]

@@ -85,4 +85,6 @@ def _groups_of(group: Any, exchange: Exchange) -> Groups:
             raise UsageError(f"the mesh has {group.ndim} dimensions: give a slice of one or two")
         group = group.get_group()
     group = dist.group.WORLD if group is None else group
+    if not (group is None or isinstance(group, dist.ProcessGroup)):
+        raise UsageError(f"group must be a process group or a DeviceMesh, not {group!r}")
     return Groups(None, group) if exchange == "heads" else Groups(group, None)

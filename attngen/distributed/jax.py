@@ -16,7 +16,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +39,8 @@ from attngen.distributed.schedule import (
     Masked,
     Schedule,
     Sequences,
+    check_given,
+    check_operands,
     row_work,
     same_as_said,
     schedule,
@@ -48,7 +50,8 @@ from attngen.ir.axes import expressions
 from attngen.ir.walk import params as read_params
 from attngen.ir.walk import reads, symbols
 from attngen.kernel import Kernel
-from attngen.pieces import check_seed, checked_params
+from attngen.piece_arguments import check_known
+from attngen.pieces import check_seed
 
 jax: Any = importlib.import_module("jax")
 jnp: Any = importlib.import_module("jax.numpy")
@@ -77,17 +80,23 @@ def context_parallel(
 
     Params are the same on all devices. JAX sums their gradients over the axis, as for anything that devices share.
     """
+    if not isinstance(cast(object, kernel), Kernel):
+        raise UsageError(f"kernel must be what attngen.compile returns, not {type(kernel).__name__}")
     if kernel.target not in ("jax", "pallas"):
         raise UsageError(
             f"{kernel.name}: over shard_map, kernels are for target jax or pallas, not for {kernel.target}"
         )
-    axes = (axis,) if isinstance(axis, str) else tuple(axis)
+    if not isinstance(mesh, jax.sharding.Mesh | jax.sharding.AbstractMesh):
+        raise UsageError(f"mesh must be a jax.sharding.Mesh, not {type(mesh).__name__}")
+    axes: tuple[Any, ...] = tuple(axis) if isinstance(axis, tuple | list) else (axis,)
+    if len({*axes}) != len(axes):
+        raise UsageError(f"axis {axis!r}: name two different axes")
     unknown = next((a for a in axes if a not in mesh.shape), None)
     if unknown is not None:
         raise UsageError(f"the mesh has no axis {unknown!r}; there are {', '.join(mesh.shape)}")
     if exchange not in EXCHANGES:
         raise UsageError(f"exchange {exchange!r} is not known; there are {', '.join(EXCHANGES)}")
-    if isinstance(layout, str) and layout not in ("auto", "contiguous", "headtail"):
+    if not isinstance(layout, Layout) and layout not in ("auto", "contiguous", "headtail"):
         raise UsageError(f"layout {layout!r} is not known; there are auto, contiguous, headtail, or a Layout")
     if len(axes) != (1 if exchange == "heads" else len(axes)) or not 1 <= len(axes) <= 2:
         raise UsageError(f"axis {axis!r}: give one axis, or with exchange 'ring' or 'gather' two")
@@ -131,13 +140,14 @@ class Attend:
         Packed: `cu_seqlens`, where sequences begin and the last one ends. `params`: what the mask reads, as numbers and
         NumPy arrays, for balance and to send less. A mask that reads what is not given here is taken to allow every
         pair."""
-        checked_params(self.kernel, params)
+        check_known(self.kernel.name, self.kernel.spec.params, params)
         said = {"cu_seqlens": cu_seqlens, "cu_seqlens_k": cu_seqlens_k, **params}
         traced = next((n for n, x in said.items() if isinstance(x, jax.core.Tracer)), None)
         if traced is not None:
             raise UsageError(f"{traced}: give it as a NumPy array, or leave it out of over(…): here it is traced")
         sequences = _sequences(Sq, Sk, cu_seqlens, cu_seqlens_k)
         given = {n: np.array(x) if hasattr(x, "shape") else x for n, x in params.items()}  # theirs may change
+        check_given(self.kernel.spec, sequences, given)
         key = sequences, *((n, _fingerprint(x)) for n, x in sorted(given.items()))
         if key not in self._kept:
             if len(self._kept) == _KEPT:
@@ -206,6 +216,13 @@ def _check_packed(kernel: Kernel) -> None:
         raise UsageError(f"{kernel.name}: the spec reads `b`, which packed sequences in JAX do not support")
 
 
+def _check_dim(x: Any, dim: Any) -> None:
+    if not hasattr(x, "shape"):
+        raise UsageError(f"x must be an array, not {type(x).__name__}")
+    if type(dim) is not int or not -x.ndim <= dim < x.ndim:
+        raise UsageError(f"dim must be one of the array's {x.ndim} dimensions, not {dim!r}")
+
+
 def _fingerprint(x: Any) -> Any:
     """What is equal where values are; arrays are NumPy's."""
     return (x.shape, x.dtype.str, x.tobytes()) if hasattr(x, "shape") else x
@@ -227,13 +244,17 @@ class Placed:
         """The rows along `dim` in the order in which devices hold them: cut evenly, each gets its own. `fill`: what
         rows of padding have. Outside `shard_map`."""
         own = self._own(keys)
+        _check_dim(x, dim)
         if x.shape[dim] != own.total:
             raise UsageError(f"dimension {dim} has {x.shape[dim]} rows, and the sequence has {own.total}")
+        if not own.total:  # from which nothing can be taken
+            return jnp.full((*x.shape[:dim], own.rows, *x.shape[dim:][1:]), fill, x.dtype)
         return jnp.take(x, jnp.asarray(own.order()), dim, mode="fill", fill_value=fill)
 
     def unshard(self, x: Any, dim: int, *, keys: bool = False) -> Any:
         """The inverse of `shard`, without padding."""
         own = self._own(keys)
+        _check_dim(x, dim)
         if x.shape[dim] != own.rows:
             raise UsageError(f"dimension {dim} has {x.shape[dim]} rows, and the devices have {own.rows}")
         return jnp.take(x, own.order().argsort()[: own.total], dim)
@@ -286,7 +307,9 @@ class Placed:
             raise UsageError("scale must be a number on several devices: multiply q by a scale that learns")
         if scale is not None and getattr(scale, "shape", None) == ():
             scale = float(scale)
-        same_as_said(self.params, params)
+        check_operands(q, k, v, -2)
+        concrete = {n: x for n, x in params.items() if not isinstance(x, jax.core.Tracer)}
+        same_as_said(self.attend.kernel.spec, self.params, concrete)
         arrays = {n: jnp.asarray(x) for n, x in params.items() if hasattr(x, "shape")}
         numbers = {n: x for n, x in params.items() if n not in arrays}
         q, k, v = (self._real(x[None] if packed else x, keys) for x, keys in ((q, False), (k, True), (v, True)))

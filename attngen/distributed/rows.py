@@ -31,10 +31,7 @@ class Rows:
         return self.layout.stretches[self.rank]
 
     def shard(self, x: Tensor, dim: int) -> Tensor:
-        if not isinstance(cast(object, x), Tensor):
-            raise UsageError(f"x must be a torch.Tensor, not {type(x).__name__}")
-        if type(dim) is not int or not -x.ndim <= dim < x.ndim:
-            raise UsageError(f"dim must be one of the tensor's {x.ndim} dimensions, not {dim!r}")
+        _check_dim(x, dim)
         if x.shape[dim] != self.layout.total:
             raise UsageError(
                 f"dimension {dim} has {x.shape[dim]} rows, and all ranks have {self.layout.total} together"
@@ -42,6 +39,7 @@ class Rows:
         return _cut(x, dim, self.held)
 
     def unshard(self, x: Tensor, dim: int) -> Tensor:
+        _check_dim(x, dim)
         self.check("x", x, dim)
         return cast(Any, _Unshard).apply(x, dim % x.ndim, self)
 
@@ -55,6 +53,13 @@ class Rows:
         if x.shape[dim] != rows:
             held = f"rank {self.rank} has {rows} of {self.layout.total}"
             raise UsageError(f"{name} has {x.shape[dim]} rows, and {held}: cut it with shard")
+
+
+def _check_dim(x: Any, dim: Any) -> None:
+    if not isinstance(x, Tensor):
+        raise UsageError(f"x must be a torch.Tensor, not {type(x).__name__}")
+    if type(dim) is not int or not -x.ndim <= dim < x.ndim:
+        raise UsageError(f"dim must be one of the tensor's {x.ndim} dimensions, not {dim!r}")
 
 
 def _cut(x: Tensor, dim: int, ranges: Ranges) -> Tensor:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from numbers import Integral, Number
-from typing import Any, Literal, NamedTuple
+from numbers import Integral
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,7 @@ from attngen.errors import UsageError
 from attngen.ir.attention import Attention, Param
 from attngen.ir.axes import BATCHES, cut_params
 from attngen.ir.evaluate import as_array
+from attngen.ir.nodes import Type
 from attngen.ir.walk import symbols
 from attngen.piece_arguments import check_known, check_params, is_int
 from attngen.visits import Case, Planned, needed, seeing
@@ -53,12 +54,14 @@ class Sequences:
         for name, n in (("Sq", Sq), ("Sk", Sq if Sk is None else Sk)):
             if not is_int(n) or n < 0:
                 raise UsageError(f"{name} must be an int from 0 up, not {n!r}")
-        return cls((0, Sq), (0, Sq if Sk is None else Sk), packed=False)
+        return cls((0, int(Sq)), (0, int(Sq if Sk is None else Sk)), packed=False)
 
     @classmethod
     def of_offsets(cls, q: Sequence[int], k: Sequence[int] | None = None) -> Sequences:
         """Packed: `cu_seqlens_q` and `cu_seqlens_k`, on the host."""
         for name, x in (("cu_seqlens", q), ("cu_seqlens_k", k or ())):
+            if not isinstance(cast(object, x), Iterable):
+                raise UsageError(f"{name} must be a sequence of ints, not {x!r}")
             wrong = next((n for n in x if not isinstance(n, Integral)), None)
             if wrong is not None:
                 raise UsageError(f"{name} must be ints, not {wrong}")
@@ -138,12 +141,32 @@ class Schedule:
         return sum(stop - start for t in own for start, stop in t.rows)
 
 
-def same_as_said(said: Mapping[str, Any], given: Mapping[str, Any]) -> None:
-    """Raises UsageError where a call gives another number than the layout was made with."""
+def same_as_said(spec: Attention, said: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """Raises `UsageError` where a call gives other values than `over` was given, by which rows are sent. Both are on
+    the host. Floats are compared as float32, which kernels compute with."""
     for name in said.keys() & given.keys():
-        a, b = said[name], given[name]
-        if isinstance(a, Number) and isinstance(b, Number) and a != b:
-            raise UsageError(f"{name} is {b} here, and over(…) was given {a}: both must be the same")
+        type = spec.param(name).type
+        a, b = (as_array(x, type) for x in (said[name], given[name]))
+        a, b = (x.astype(np.float32) if type is Type.FLOAT else x for x in (a, b))
+        if a.shape != b.shape or not np.array_equal(a, b, equal_nan=type is Type.FLOAT):
+            if not a.ndim and not b.ndim:
+                raise UsageError(f"{name} is {b} here, and over(…) was given {a}: both must be the same")
+            raise UsageError(f"{name} has other elements here than over(…) was given: both must be the same")
+
+
+def check_operands(q: Any, k: Any, v: Any, heads: int) -> None:
+    """Raises `UsageError` for tensors that do not go together, as `check_given` does; `heads` is their dimension."""
+    for name, x in (("k", k), ("v", v)):
+        if x.dtype != q.dtype:
+            raise UsageError(f"{name} must have q's dtype {q.dtype}, not {x.dtype}")
+        if x.ndim == 4 and x.shape[0] not in (1, q.shape[0]):
+            raise UsageError(f"{name} must have q's batch {q.shape[0]}, not {x.shape[0]}")
+    if k.shape[-1] != q.shape[-1]:
+        raise UsageError(f"k must have q's head dim {q.shape[-1]}, not {k.shape[-1]}")
+    if v.shape[heads] != k.shape[heads]:
+        raise UsageError(f"v must have the {k.shape[heads]} heads of k, not {v.shape[heads]}")
+    if q.shape[heads] % k.shape[heads] if k.shape[heads] else q.shape[heads]:
+        raise UsageError(f"q's {q.shape[heads]} heads must be a multiple of the {k.shape[heads]} heads of k and v")
 
 
 def check_given(spec: Attention, sequences: Sequences, params: Mapping[str, Any]) -> None:

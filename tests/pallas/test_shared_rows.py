@@ -200,3 +200,28 @@ def test_what_is_refused() -> None:
         x = jnp.ones((1, 8, 2, 8))
         prefix = attngen.compile("attention a\nparam n: int where n >= 0\nmask = k <= q or k < n\n", "jax")
         context_parallel(prefix, mesh(4), "rows").over(32, n=0)(x, x, x, n=16)
+    with pytest.raises(UsageError, match=r"n is 16 here, and over\(…\) was given 0: both must be the same"):
+        context_parallel(prefix, mesh(4), "rows").over(32, n=0)(x, x, x, n=jnp.int32(16))
+    ids_of_keys = "attention d\nparam ids: int[B, Sk]\nmask = ids[b, q] == ids[b, k]\nassume Sq == Sk\n"
+    documents = context_parallel(attngen.compile(ids_of_keys, "jax"), mesh(4), "rows")
+    ids = np.zeros((1, 32), np.int32)
+    with pytest.raises(UsageError, match=r"ids must have shape \(B, Sk\) = \(1, 32\), not \(1, 30\)"):
+        documents.over(32, ids=ids[:, :30])
+    with pytest.raises(UsageError, match=r"ids has other elements here than over\(…\) was given"):
+        documents.over(32, ids=ids)(x, x, x, ids=ids + np.arange(32))
+    with pytest.raises(UsageError, match="v must have the 2 heads of k, not 4"):
+        causal(exchange="heads").over(32)(x, x, jnp.ones((1, 8, 4, 8)))
+    with pytest.raises(UsageError, match="name two different axes"):
+        context_parallel(jax_causal, mesh(4), ("rows", "rows"))
+    with pytest.raises(UsageError, match=r"mesh must be a jax\.sharding\.Mesh, not NoneType"):
+        context_parallel(jax_causal, None, "rows")
+    with pytest.raises(UsageError, match="dim must be one of the array's 4 dimensions, not 9"):
+        causal().over(32).shard(jnp.ones((1, 32, 2, 8)), 9)
+
+
+def test_no_rows_are_shared_out() -> None:
+    for here in causal().over(0), causal().over(5, Sk=0):
+        for keys, own in ((False, here.q_blocks), (True, here.k_blocks)):
+            shared = here.shard(jnp.ones((1, own.total, 2)), 1, keys=keys)
+            assert shared.shape == (1, own.rows, 2)
+            assert here.unshard(shared, 1, keys=keys).shape == (1, own.total, 2)

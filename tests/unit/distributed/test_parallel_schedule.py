@@ -275,6 +275,47 @@ def test_pieces_begin_whole_tiles_apart(exchange: Exchange) -> None:
     assert sum(length(t.rows) for r in kept.rounds for t in r.transfers) == 299
 
 
+def test_what_does_not_go_together_is_refused_before_messages() -> None:
+    """Each rank refuses it alone: one that has sent would leave the others waiting."""
+    kernel = attngen.compile("attention c\nmask = causal\n")
+    q = torch.randn(1, 2, 8, 16)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        for exchange in EXCHANGES:
+            here = context_parallel(kernel, exchange=exchange).over(torch.tensor(8))  # type: ignore[arg-type]
+            for said, operands in (
+                ("v must have the 2 heads of k, not 4", (q, q, q.repeat(1, 2, 1, 1))),
+                ("v must have q's dtype torch.float32, not torch.float16", (q, q, q.half())),
+                ("k must have q's head dim 16, not 8", (q, q[..., :8], q)),
+                ("k must have q's batch 1, not 2", (q, q.repeat(2, 1, 1, 1), q)),
+                ("q's 2 heads must be a multiple of the 4 heads", (q, *(q.repeat(1, 2, 1, 1),) * 2)),
+                ("q must be a torch.Tensor, not ndarray", (q.numpy(), q, q)),
+            ):
+                with pytest.raises(UsageError, match=said):
+                    here(*operands)  # type: ignore[arg-type]
+        attend = context_parallel(kernel)
+        for wrong in torch.tensor([0.0, 5.7, 8.0]), torch.tensor([[0, 8]]), 5:
+            with pytest.raises(UsageError, match="cu_seqlens must be a sequence of ints"):
+                attend.over(cu_seqlens=wrong)  # type: ignore[arg-type]
+        with pytest.raises(UsageError, match="dim must be one of the tensor's 4 dimensions, not 9"):
+            attend.over(8).unshard(q, 9)
+        with pytest.raises(UsageError, match="group must be a process group or a DeviceMesh, not 'world'"):
+            context_parallel(kernel, "world")  # type: ignore[arg-type]
+        with pytest.raises(UsageError, match="layout None is not known"):
+            context_parallel(kernel, layout=None)  # type: ignore[arg-type]
+    finally:
+        dist.destroy_process_group()
+
+
+def test_queries_without_keys_need_none() -> None:
+    kernel = attngen.compile("attention a\nparam a: int[B, Sq]\nparam c: int[B, Sk]\nmask = a[b, q] == c[b, k]\n")
+    said = {"a": np.zeros(7, np.int64), "c": np.zeros(6, np.int64)}
+    sequences = Sequences.of_offsets((0, 5, 6, 7), (0, 5, 6, 6))
+    made = schedule(kernel, contiguous(7, 2), sequences, k_layout=contiguous(6, 2), masked=Masked(params=said))
+    assert {p.sequence for r in made.rounds for own in r.pieces for p in own} == {0, 1}
+    assert row_work(kernel, sequences, Masked(params=said)).tolist() == [5.0] * 5 + [1.0, 0.0]
+
+
 def test_a_call_repeats_the_numbers_of_over() -> None:
     """On one rank: what the layout was made with is what the kernel computes with."""
     kernel = attngen.compile("attention a\nparam n: int where n >= 0\nmask = k <= q or k < n\n", tile=(16, 16))
@@ -283,7 +324,9 @@ def test_a_call_repeats_the_numbers_of_over() -> None:
     try:
         here = context_parallel(kernel, layout="contiguous").over(8, n=3)
         torch.testing.assert_close(here(q, q, q, n=3), kernel(q, q, q, n=3))
-        with pytest.raises(UsageError, match=r"n is 4 here, and over\(…\) was given 3"):
-            here(q, q, q, n=4)
+        for said, given in ((3, 4), (3, torch.tensor(4)), (torch.tensor(3), 4), (np.array(3), torch.tensor(4))):
+            here = context_parallel(kernel, layout="contiguous").over(8, n=said)
+            with pytest.raises(UsageError, match=r"n is 4 here, and over\(…\) was given 3"):
+                here(q, q, q, n=given)
     finally:
         dist.destroy_process_group()
