@@ -61,6 +61,9 @@ def prove(spec: Attention, planned: KernelPlan, budget: Budget | None = None) ->
     if dropped:
         # What is emitted is another plan, which is shown, too: it lacks nothing but what the first one lacks besides.
         again = prove_plan(spec, emitted, budget)
+        if proof.refused and not (again.refuted or again.unknown):
+            # The work went on what was dropped, and none was left for the rest.
+            return replace(again, dropped=dropped), emitted
         lacking = {(o, c.subject) for o, c in proof.refused}
         if again.refuted or any((o, c.subject) not in lacking for o, c in again.unknown):
             return again, emitted

@@ -116,6 +116,7 @@ class _Pass:
         env: dict[str, Any] = dict(_sizes(self.q, self.k, self.v))
         self.group = env["Hq"] // env["Hkv"]
         self.params = _bind(attention, params, env)
+        self.shapes = {name: np.shape(x) for name, x in params.items()}
         env["scale"] = 1.0 / math.sqrt(env["D"]) if scale is None else float(as_array(scale, Type.FLOAT))
         env |= _indices(env, self.group)
         full = tuple(env[size] for size in ("B", "Hq", "Sq", "Sk"))
@@ -208,7 +209,8 @@ class _Pass:
                 if name in d_params:  # a fixed param has no gradient
                     d_params[name] = d_params[name] + gradient
         d_k = (d_qk.swapaxes(-1, -2) @ self._grouped(self.q)).sum(axis=2)
-        return Gradients(self._merge(d_qk @ self.keys), d_k, d_v, d_params)
+        own = {name: _gathered(x, self.shapes[name]) for name, x in d_params.items()}
+        return Gradients(self._merge(d_qk @ self.keys), d_k, d_v, own)
 
     def _grouped(self, x: Array) -> Array:
         """(B, Hq, …) as (B, Hkv, Hq // Hkv, …)."""
@@ -291,9 +293,7 @@ def _bind(attention: Attention, given: Mapping[str, Any], env: dict[str, Any]) -
         for dim, size in zip(p.shape, bound[p.name].shape, strict=True):
             if isinstance(dim, Symbol) and dim.id in attention.sizes:
                 env.setdefault(dim.id, size)
-    for p in attention.params:
-        _check_shape(p, bound[p.name].shape, env)
-    return bound
+    return {p.name: _spread(p, bound[p.name], env) for p in attention.params}
 
 
 def _param(p: Param, value: Any) -> Array:
@@ -304,7 +304,15 @@ def _param(p: Param, value: Any) -> Array:
         raise UsageError(f"param `{p.name}` must be {kind}, not {value!r}") from error
 
 
-def _check_shape(p: Param, shape: tuple[int, ...], env: Mapping[str, Any]) -> None:
+def _gathered(x: Array, shape: tuple[int, ...]) -> Array:
+    """The gradient of a param of this shape, from that with its dims of size 1 repeated."""
+    repeated = tuple(i for i, (have, want) in enumerate(zip(x.shape, shape, strict=True)) if want == 1 != have)
+    return x.sum(repeated, keepdims=True)
+
+
+def _spread(p: Param, x: Array, env: Mapping[str, Any]) -> Array:
+    """A param with its dims of size 1 repeated."""
     expected = tuple(int(evaluate_expression(dim, env, {})) for dim in p.shape)
-    if shape != expected:
-        raise UsageError(f"param `{p.name}` has shape {shape}; expected {expected}")
+    if any(have not in (1, want) for have, want in zip(x.shape, expected, strict=True)):
+        raise UsageError(f"param `{p.name}` has shape {x.shape}; expected {expected}")
+    return np.broadcast_to(x, expected)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import attngen
-from attngen import api
+from attngen import api, reference
 from attngen.errors import Source
 
 PACKED = """attention packed
@@ -168,3 +168,17 @@ def test_a_shift_that_may_be_too_far_is_refused() -> None:
 
 def test_fixed_is_a_name_where_the_grammar_takes_one() -> None:
     assert "param fixed: f32" in ir("param fixed: f32 where fixed > 0 fixed\nscore = qk * fixed")
+
+
+def test_the_reference_repeats_dims_of_size_1() -> None:
+    """As kernels do, and the gradient has the shape that was given."""
+    kernel = attngen.compile("attention a\nparam a: f32[Hq, Sk]\nscore = qk * scale + a[h, k]\n", target="torch")
+    q, k, v = torch.randn(3, 1, 2, 12, 16)
+    a = torch.randn(1, 12, requires_grad=True)
+    out = kernel(q, k, v, a=a)
+    torch.testing.assert_close(out.double(), torch.from_numpy(kernel.reference(q, k, v, a=a)), rtol=1e-5, atol=1e-5)
+    out.sum().backward()
+    found = reference.gradients(kernel.spec, q, k, v, np.ones(out.shape), params={"a": a}).params["a"]
+    torch.testing.assert_close(a.grad.double(), torch.from_numpy(found), rtol=1e-4, atol=1e-5)
+    with pytest.raises(attngen.UsageError, match=r"param `a` has shape \(1, 11\); expected \(2, 12\)"):
+        kernel.reference(q, k, v, a=a[:, 1:])

@@ -125,6 +125,8 @@ class Converter:
             return x.expr
         text = self.text(scope).quote(x.node)
         mend = f"write int({text})" + ("" if x.type is Type.BOOL else f" or floor({text})")
+        if isinstance(x.node, ast.Binary) and x.node.op == "/":
+            mend = f"write `//` for the whole part of a quotient of ints, or {mend.removeprefix('write ')}"
         message = f"{_name(text)} is {_WORDS[x.type]}, and {needs} an int"
         self.error(scope, "type", message, x.node.span, fix or mend)
         return None

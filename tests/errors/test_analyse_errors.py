@@ -119,7 +119,7 @@ ONE = [
     ("mask = (⟪q + 0.5⟫) % 2 > 1", "type", "its left side is a float", "write (q + 0.5) - 2 * floor((q + 0.5) / 2)"),
     ("score = qk ** ⟪0.5⟫", "type", "the exponent of `**` must be an int", "exp(0.5 * log(qk))"),
     ("score = 2 ** ⟪scale⟫", "type", "the exponent of `**` must be an int", "exp(scale * log(2))"),
-    ("param t: f32[Sk]\nscore = t[⟪k / 2⟫]", "type", "an index of `t` must be an int", "int(k / 2) or floor(k / 2)"),
+    ("param t: f32[Sk]\nscore = t[⟪k / 2⟫]", "type", "an index of `t` must be an int", "write `//`"),
     ("param t: f32[2]\nscore = t[⟪causal⟫]", "type", "an index of `t` must be an int", "int(causal)"),
     # operators on bits
     ("mask = ⟪causal⟫ & (k < 3)", "type", "`causal` is a bool, and `&` takes the bits of ints", "write `and`"),

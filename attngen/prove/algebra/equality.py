@@ -88,8 +88,8 @@ def equal(
         with work.watched():
             opaque = Reading(assumptions, work)
             whole = same(opaque.term(a), opaque.term(b), work)
-            how = "sympy" if whole else in_cases(lambda r: (r.term(a), r.term(b)), assumptions, work, ties=ties)
-            how = how or _term_by_term(a, b, assumptions, work, ties)
+            how = "sympy" if whole else _term_by_term(a, b, assumptions, work, ties)
+            how = how or in_cases(lambda r: (r.term(a), r.term(b)), assumptions, work, ties=ties)
     except (OutOfTime, OutOfWork) as stop:
         how, reason = None, stop.reason
     else:

@@ -101,7 +101,7 @@ def _undefined(a: Attention, node: Apply, witness: Witness | None) -> Claim:
             sentence, wrong = f"the divisor of `{text}` is never 0", "divides by 0"
             fault = f"the divisor of `{text}` can be 0"
             fix = _fix_for(a, node.args[1], "> 0") or _least_size(node.args[1])
-            fix = fix or f"guard it: `… if {divisor} > 0 else …`"
+            fix = fix or f"guard it: `… if {divisor} != 0 else …`"
         case Op.SHIFT_RIGHT:
             sentence = f"the shift of `{text}` is by 0 to {MOST_SHIFTED}"
             wrong, fix = "shifts by more, or by less than 0", _fix_for_shift(node.args[1])
@@ -219,6 +219,8 @@ def _fix(a: Attention, w: Witness) -> str:
     match w.node.op:
         case Op.DIV if isinstance(w.node.args[1], Apply) and w.node.args[1].op in (Op.SQRT, Op.RSQRT):
             return _fix_for(a, w.node.args[1].args[0], "> 0") or _ABOVE_ZERO  # the derivative of a root
+        case Op.DIV if isinstance(w.node.args[1], Apply) and w.node.args[1].op is Op.TO_FLOAT:
+            return f"guard it: `… if {printing.expression(w.node.args[1].args[0])} != 0 else …`"
         case Op.DIV:
             return _fix_for(a, w.node.args[1], "> 0") or "keep the divisor from 0: max(…, 1e-6), or mask such pairs"
         case Op.LOG | Op.LOG2:

@@ -32,7 +32,11 @@ _BEYOND = 2**30
 """Past every sequence: where a bound lies here or there beyond it does not matter."""
 
 _COMPARISONS = (Op.LT, Op.LE, Op.EQ, Op.NE)
-FIX = "bound the int params by a `where`, or compile for a target with 64-bit ints (triton, torch)"
+_OTHER_TARGET = "or compile for a target with 64-bit ints (triton, torch)"
+_OF_PARAMS = f"bound the int params by a `where`, {_OTHER_TARGET}"
+_OF_POSITIONS = (
+    f"take remainders before products, (q % n) * …, or products of floats, float(q - k) ** 3, {_OTHER_TARGET}"
+)
 
 
 class _Use(Enum):
@@ -131,6 +135,7 @@ def saturation(plan: KernelPlan, work: Work, known: Mapping[Expr, Ends]) -> list
 
 def _claim(plan: KernelPlan, subject: str, uses: str, observers: Sequence[_Observer], work: Work) -> Claim:
     sentence = f"{uses} at the end of 32 bits is as with whole numbers of any size"
+    ints = [p for p in plan.attention.params if p.type is Type.INT]
     for o in observers:
         answer = _same(plan, o, work)
         if not isinstance(answer, Holds):
@@ -139,7 +144,7 @@ def _claim(plan: KernelPlan, subject: str, uses: str, observers: Sequence[_Obser
                 verdict = Unknown(
                     verdict.by, "; ".join(verdict.example)
                 )  # not the file is wrong: the range is not used
-            return Claim(subject, sentence, verdict, span=_span(o.e), fix=FIX)
+            return Claim(subject, sentence, verdict, span=_span(o.e), fix=_OF_PARAMS if ints else _OF_POSITIONS)
     return Claim(subject, sentence, Proved("z3"))
 
 

@@ -18,7 +18,7 @@ import torch
 from property.kernels import analysed
 
 import attngen
-from attngen import api
+from attngen import api, chain
 from attngen.cli import main as cli
 from attngen.errors import Refuted as RefutedSpec
 from attngen.errors import Source, Unproved, UsageError
@@ -303,6 +303,44 @@ def test_the_derivation_is_that_of_the_plan_that_is_emitted(
 
 
 # ---------------------------------------------------------------- budget
+
+
+DIFFUSION = """
+attention a
+param n: int where n > 0
+param blk: int where blk > 0
+let x0q = q >= n
+let x0k = k >= n
+let bq = (q - n) // blk if x0q else q // blk
+let bk = (k - n) // blk if x0k else k // blk
+mask = (bq == bk and x0q == x0k) or (bq > bk and x0k and not x0q) or (bq >= bk and x0k and x0q)
+"""
+"""Arriola et al., "Block Diffusion", ICLR 2025: noised blocks and those that are denoised already."""
+
+
+def test_work_that_went_on_what_is_dropped_is_not_lacking_for_the_rest() -> None:
+    """Walks are of any ranges. Where the ranges take all the work, those of the plan without them are shown."""
+    attention = analysed(DIFFUSION)
+    first = prove(attention, plan(attention), Budget(effort=0.3))
+    assert any(c.subject.startswith("walk of") for _, c in first.refused)
+    proof, emitted = chain.prove(attention, plan(attention), Budget(effort=0.3))
+    assert proof.holds and not proof.unknown and len(proof.dropped) == 2
+    assert not emitted.keys.all and not emitted.queries.all
+
+
+@pytest.mark.parametrize(
+    "score",
+    [
+        " + ".join(f"({x} if {axis} < {n} else 0)" for axis in "kqhb" for n, x in ((1, "a"), (2, "c"))),
+        "(t[b, k + 1] if k + 1 < Sk else 0.5) + (r[h, q - k] if 0 <= q - k < 5 else 0) "
+        "+ 0.01 * (a if k % 3 == 0 and q > 2 else c)",
+    ],
+)
+def test_terms_with_conditions_are_compared_one_by_one(score: str) -> None:
+    """All their cases at once are 2**8 and more."""
+    params = "param a: f32\nparam c: f32\nparam t: f32[B, Sk]\nparam r: f32[Hq, 5]"
+    found = proved(f"attention a\n{params}\nscore = qk * scale + {score}\n")
+    assert not found.unknown and not found.refuted
 
 
 def test_a_proof_out_of_work_is_unknown_and_no_hang() -> None:
