@@ -1,9 +1,9 @@
 """A sample of the suite that fits a budget: always the same one, and every file is in it.
 
 `tests/costs.json` holds the processor seconds of one case of each test function that is not cheap. With `--budget S` a
-function runs as many of its cases as S seconds hold, or all if it is marked `whole`; one whose single case costs more
-is left out, unless its file has no cheaper function. Which cases run depends on their names alone. Functions that the
-table does not list run whole.
+function runs as many of its cases as S seconds hold; one whose single case costs more is left out, unless its file has
+no cheaper function. One that is marked `whole(N)` runs all its cases where S is N at least, and none else. Which cases
+run depends on their names alone. Functions that the table does not list run whole.
 
 `pytest -n 0 --write-costs` measures the functions that run, and updates the table. It decides what a sample holds and
 nothing else: no test passes or fails by it.
@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from collections import defaultdict
-from collections.abc import Container, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
@@ -34,8 +36,14 @@ def function(nodeid: str) -> str:
     return nodeid.split("[", 1)[0]
 
 
-def sample(nodeids: Sequence[str], costs: Mapping[str, float], budget: float, whole: Container[str] = ()) -> set[str]:
-    """Those of `nodeids` that run. `whole`: functions of which all cases run, if one fits."""
+_NONE: Mapping[str, float] = MappingProxyType({})
+
+
+def sample(
+    nodeids: Sequence[str], costs: Mapping[str, float], budget: float, whole: Mapping[str, float] = _NONE
+) -> set[str]:
+    """Those of `nodeids` that run. `whole`: the least budget of functions of which all cases run, or none."""
+    costs = {**costs, **{name: 0.0 if least <= budget else math.inf for name, least in whole.items()}}
     cases: dict[str, list[str]] = defaultdict(list)
     files: dict[str, list[str]] = defaultdict(list)
     for nodeid in nodeids:
@@ -48,8 +56,7 @@ def sample(nodeids: Sequence[str], costs: Mapping[str, float], budget: float, wh
         fitting = [n for n in names if costs.get(n, 0.0) <= budget]
         for name in fitting or [min(names, key=lambda n: costs.get(n, 0.0))]:
             cost = costs.get(name, 0.0)
-            all_of_it = not cost or (name in whole and cost <= budget)
-            count = len(cases[name]) if all_of_it else max(1, int(budget / cost))
+            count = max(1, int(budget / cost)) if cost else len(cases[name])
             found.update(sorted(cases[name], key=lambda n: hashlib.sha256(n.encode()).digest())[:count])
     return found
 
@@ -58,7 +65,7 @@ def sample(nodeids: Sequence[str], costs: Mapping[str, float], budget: float, wh
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     budget: float = config.getoption("--budget")
     if budget:
-        whole = {function(i.nodeid) for i in items if i.get_closest_marker("whole")}
+        whole = {function(i.nodeid): mark.args[0] for i in items if (mark := i.get_closest_marker("whole"))}
         chosen = sample([i.nodeid for i in items], json.loads(TABLE.read_text()), budget, whole)
         config.hook.pytest_deselected(items=[i for i in items if i.nodeid not in chosen])
         items[:] = [i for i in items if i.nodeid in chosen]

@@ -26,6 +26,11 @@ def test_a_larger_budget_adds_cases_and_drops_none() -> None:
     assert sample(NODES, COSTS, 6.0) < sample(NODES, COSTS, 10.0) < sample(NODES, COSTS, 50.0) == set(NODES)
 
 
+def test_what_is_marked_whole_runs_whole_or_not_at_all() -> None:
+    assert set(CASES) <= sample(NODES, COSTS, 4.0, {"a.py::cases": 4.0})
+    assert not set(CASES) & sample(NODES, COSTS, 3.0, {"a.py::cases": 4.0})
+
+
 def test_the_table_names_functions() -> None:
     table = json.loads(TABLE.read_text())
     assert table and all(name == function(name) and cost > 0 for name, cost in table.items())
