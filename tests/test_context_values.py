@@ -12,6 +12,8 @@ import pytest
 import torch
 from processes import in_processes
 from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import attngen
 from attngen.distributed import Layout, context_parallel
@@ -262,3 +264,21 @@ def test_after_a_refusal_the_next_call_is_right(exchange: str, tmp_path: Path) -
 def test_what_over_refuses(rows: Any, given: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         context_parallel(compiled(BOTH)).over(rows, **given)
+
+
+def with_tensor_parallelism(text: str) -> None:
+    """A mesh of one rank for rows and two for heads; ids are told once, and q, k and v are DTensors."""
+    kernel, full, ids = compiled(text), whole(), torch.arange(ROWS)[None].expand(2, -1) // 7
+    mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("rows", "heads"))
+    here = context_parallel(kernel, mesh["rows"]).over(ROWS, ids=ids)
+    operands = [distribute_tensor(x, mesh["heads"], [Shard(1)]) for x in full]
+    out: Any = here(*operands)
+    right = kernel(*full, ids=ids)
+    torch.testing.assert_close(out.full_tensor(), right, rtol=2e-5, atol=2e-5)
+    other = distribute_tensor(ids * 0, mesh["heads"], [Replicate()])
+    with pytest.raises(UsageError, match="ids has other elements here than over"):
+        here(*operands, ids=other)
+
+
+def test_tensor_parallel_calls_take_what_over_was_given(tmp_path: Path) -> None:
+    on_two_ranks(IDS, tmp_path, with_tensor_parallelism)
