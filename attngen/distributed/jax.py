@@ -39,6 +39,7 @@ from attngen.distributed.schedule import (
     Masked,
     Schedule,
     Sequences,
+    check_dim,
     check_given,
     check_operands,
     row_work,
@@ -216,13 +217,6 @@ def _check_packed(kernel: Kernel) -> None:
         raise UsageError(f"{kernel.name}: the spec reads `b`, which packed sequences in JAX do not support")
 
 
-def _check_dim(x: Any, dim: Any) -> None:
-    if not hasattr(x, "shape"):
-        raise UsageError(f"x must be an array, not {type(x).__name__}")
-    if type(dim) is not int or not -x.ndim <= dim < x.ndim:
-        raise UsageError(f"dim must be one of the array's {x.ndim} dimensions, not {dim!r}")
-
-
 def _fingerprint(x: Any) -> Any:
     """What is equal where values are; arrays are NumPy's."""
     return (x.shape, x.dtype.str, x.tobytes()) if hasattr(x, "shape") else x
@@ -244,7 +238,7 @@ class Placed:
         """The rows along `dim` in the order in which devices hold them: cut evenly, each gets its own. `fill`: what
         rows of padding have. Outside `shard_map`."""
         own = self._own(keys)
-        _check_dim(x, dim)
+        check_dim(x, dim, "array")
         if x.shape[dim] != own.total:
             raise UsageError(f"dimension {dim} has {x.shape[dim]} rows, and the sequence has {own.total}")
         if not own.total:  # from which nothing can be taken
@@ -254,7 +248,7 @@ class Placed:
     def unshard(self, x: Any, dim: int, *, keys: bool = False) -> Any:
         """The inverse of `shard`, without padding."""
         own = self._own(keys)
-        _check_dim(x, dim)
+        check_dim(x, dim, "array")
         if x.shape[dim] != own.rows:
             raise UsageError(f"dimension {dim} has {x.shape[dim]} rows, and the devices have {own.rows}")
         return jnp.take(x, own.order().argsort()[: own.total], dim)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from attngen.distributed.layout import Layout, Ranges, common, length
 from attngen.distributed.program import local
+from attngen.distributed.schedule import check_dim
 from attngen.errors import UsageError
 
 _dist = cast(Any, dist)
@@ -58,8 +59,7 @@ class Rows:
 def _check_dim(x: Any, dim: Any) -> None:
     if not isinstance(x, Tensor):
         raise UsageError(f"x must be a torch.Tensor, not {type(x).__name__}")
-    if type(dim) is not int or not -x.ndim <= dim < x.ndim:
-        raise UsageError(f"dim must be one of the tensor's {x.ndim} dimensions, not {dim!r}")
+    check_dim(x, dim, "tensor")
 
 
 def _cut(x: Tensor, dim: int, ranges: Ranges) -> Tensor:

@@ -143,15 +143,24 @@ class Schedule:
 
 def same_as_said(spec: Attention, said: Mapping[str, Any], given: Mapping[str, Any]) -> None:
     """Raises `UsageError` where a call gives other values than `over` was given, by which rows are sent. Both are on
-    the host. Floats are compared as float32, which kernels compute with."""
+    the host. Floats are compared as float32, which kernels compute with; dims of size 1 are repeated."""
     for name in said.keys() & given.keys():
         type = spec.param(name).type
         a, b = (as_array(x, type) for x in (said[name], given[name]))
         a, b = (x.astype(np.float32) if type is Type.FLOAT else x for x in (a, b))
-        if a.shape != b.shape or not np.array_equal(a, b, equal_nan=type is Type.FLOAT):
+        fits = a.ndim == b.ndim and all(1 in n or n[0] == n[1] for n in zip(a.shape, b.shape, strict=True))
+        if not fits or not np.array_equal(*np.broadcast_arrays(a, b), equal_nan=type is Type.FLOAT):
             if not a.ndim and not b.ndim:
                 raise UsageError(f"{name} is {b} here, and over(…) was given {a}: both must be the same")
             raise UsageError(f"{name} has other elements here than over(…) was given: both must be the same")
+
+
+def check_dim(x: Any, dim: Any, kind: str) -> None:
+    """Raises `UsageError` for a dimension that `x` does not have."""
+    if not hasattr(x, "ndim"):
+        raise UsageError(f"x must have dimensions, as {kind}s do: it is {type(x).__name__}")
+    if type(dim) is not int or not -x.ndim <= dim < x.ndim:
+        raise UsageError(f"dim must be one of the {kind}'s {x.ndim} dimensions, not {dim!r}")
 
 
 def check_operands(q: Any, k: Any, v: Any, heads: int) -> None:

@@ -106,6 +106,16 @@ class KernelPlan:
         return None if self.hopper is None or self.hopper.forward is None else self.hopper.forward.ramp
 
     @property
+    def first_tiles(self) -> str:
+        """Which tiles of queries a kernel starts with that takes heads in turn."""
+        return "late tiles first" if self.longest_first else "early tiles first"
+
+    @property
+    def tile_in_turn(self) -> Expr:
+        """The tile of queries at a place in that order."""
+        return self.in_turn.tile.backwards if self.longest_first else self.in_turn.tile.onwards
+
+    @property
     def burden(self) -> Burden:
         return self.burden_of(self.weights.unit)
 

@@ -475,7 +475,7 @@ def _pin_order(n_steps):
 
 @gluon.jit
 def _work_item(item, n_tiles, n_heads, n_work, together):
-    """(tile, batch, head) of an item: tile by tile, `together` heads in turn."""
+    """(tile, batch, head) of an item: early tiles first, `together` heads in turn."""
     _first, order, i = _in_turn(item, n_tiles, n_work // n_tiles, together)
     return order, i // n_heads, i % n_heads
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -282,7 +282,7 @@ def test_what_does_not_go_together_is_refused_before_messages() -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         for exchange in EXCHANGES:
-            here = context_parallel(kernel, exchange=exchange).over(torch.tensor(8))  # type: ignore[arg-type]
+            here: Any = context_parallel(kernel, exchange=exchange).over(cast(Any, torch.tensor(8)))
             for said, operands in (
                 ("v must have the 2 heads of k, not 4", (q, q, q.repeat(1, 2, 1, 1))),
                 ("v must have q's dtype torch.float32, not torch.float16", (q, q, q.half())),
@@ -292,17 +292,17 @@ def test_what_does_not_go_together_is_refused_before_messages() -> None:
                 ("q must be a torch.Tensor, not ndarray", (q.numpy(), q, q)),
             ):
                 with pytest.raises(UsageError, match=said):
-                    here(*operands)  # type: ignore[arg-type]
-        attend = context_parallel(kernel)
+                    here(*operands)
+        attend: Any = context_parallel(kernel)
         for wrong in torch.tensor([0.0, 5.7, 8.0]), torch.tensor([[0, 8]]), 5:
             with pytest.raises(UsageError, match="cu_seqlens must be a sequence of ints"):
-                attend.over(cu_seqlens=wrong)  # type: ignore[arg-type]
+                attend.over(cu_seqlens=wrong)
         with pytest.raises(UsageError, match="dim must be one of the tensor's 4 dimensions, not 9"):
             attend.over(8).unshard(q, 9)
         with pytest.raises(UsageError, match="group must be a process group or a DeviceMesh, not 'world'"):
-            context_parallel(kernel, "world")  # type: ignore[arg-type]
+            context_parallel(kernel, cast(Any, "world"))
         with pytest.raises(UsageError, match="layout None is not known"):
-            context_parallel(kernel, layout=None)  # type: ignore[arg-type]
+            context_parallel(kernel, layout=cast(Any, None))
     finally:
         dist.destroy_process_group()
 

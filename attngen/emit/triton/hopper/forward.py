@@ -107,7 +107,8 @@ class GluonView:
     queries need a mask there. `walked` are the ends that these two read. `terms` are what the weights of a tile read
     beside its scores. `lists`: whose lists there are, where data decides. `slack`: by how many powers of two the
     reference of weights may lag behind their maximum, or 0. `sequences`: whether it also takes tiles of sequences.
-    `fetched`: elements of pairs that come by tiles, if any do.
+    `fetched`: elements of pairs that come by tiles, if any do. `tile` is that of the place `order` among a head's, and
+    `order` says in words which come first.
     """
 
     code: KernelCode
@@ -122,7 +123,8 @@ class GluonView:
     constants: tuple[str, ...]
     unspecialized: list[str]
     lists: ListView | None
-    longest_first: bool
+    order: str
+    tile: str
     key_runs: str
     ends: tuple[str, ...]
     limit: LimitView
@@ -242,7 +244,8 @@ def gluon_view(
         constants=("D", "Dv", *_TILES, "REGISTERS", "SPARE", "FAST", *rest, *fetches, *flags[1:]),
         unspecialized=["n_work", "together", *own[1:], *unspecialized(frame.params, frame.sizes)],
         lists=lists,
-        longest_first=plan.longest_first,
+        order=plan.first_tiles,
+        tile=printer.text(plan.tile_in_turn),
         key_runs="triton/hopper/key_runs_listed.py.j2" if lists else "triton/hopper/key_runs.py.j2",
         ends=plan.key_loops.names,
         limit=limit_view(forward.limit, printer, "BK"),
