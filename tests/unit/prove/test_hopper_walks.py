@@ -14,7 +14,7 @@ from property.kernels import analysed
 from attngen.emit import Options, emit
 from attngen.ir.build import add, index, integer, sub
 from attngen.plan import KernelPlan, plan
-from attngen.plan.mask.loops import Assigned
+from attngen.plan.mask.loops import Assigned, Rounded
 from attngen.plan.mask.order import Directed, Order
 from attngen.plan.mask.parts import HullPart, Limit
 from attngen.plan.mask.shares import Shares
@@ -122,6 +122,18 @@ def test_a_limit_that_is_off_by_a_tile_is_refuted(name: str, off: int) -> None:
     assert refuted(replace(found, hopper=replace(found.hopper, forward=changed))) == {"Hopper forward, end"}
     keys = replace(apart, keys=replace(apart.keys, limit=wrong(apart.keys.limit)))
     assert refuted(replace(found, hopper=replace(found.hopper, apart=keys))) == {"Hopper dQ, end"}
+
+
+@pytest.mark.parametrize("edit", [lambda r: replace(r, up=True), lambda r: replace(r, bound=sub(r.bound, integer(1)))])
+def test_a_last_tile_that_is_rounded_wrongly_is_refuted(edit: Callable[[Rounded], Rounded]) -> None:
+    """The claim may not take the last tile's rounding for granted: it has to follow from the bound that is there."""
+    found = planned("causal")
+    assert found.hopper is not None and found.hopper.apart is not None
+    apart = found.hopper.apart
+    last, *more = apart.keys.limit.steps
+    assert isinstance(last, Rounded)
+    wrong = replace(apart.keys, limit=replace(apart.keys.limit, steps=(edit(last), *more)))
+    assert refuted(replace(found, hopper=replace(found.hopper, apart=replace(apart, keys=wrong)))) == {"Hopper dQ, end"}
 
 
 @pytest.mark.parametrize(
