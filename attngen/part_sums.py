@@ -45,19 +45,28 @@ class Arrays:
     def share(self, lse: Any, whole: Any) -> Any:
         return self.where(lse == float("-inf"), 0.0, self.exp(lse - whole))
 
+    def shares(self, terms: Sequence[Any]) -> tuple[list[Any], Any]:
+        """Each term's share of the whole, from logarithms, and the whole's logarithm. Shares are divided by their sum:
+        it is 1, but for the rounding of the whole's logarithm, which a peaked row multiplies in its gradients."""
+        whole = reduce(self.logaddexp, terms)
+        shares = [self.share(term, whole) for term in terms]
+        total = reduce(operator.add, shares)
+        total = self.where(total == 0.0, 1.0, total)
+        return [share / total for share in shares], whole
+
     def merged(self, parts: Sequence[Part], *, sums: bool) -> Part:
         """Of one part or more. `sums`: whether the normalizer divides; without, results add up."""
-        lse = parts[0][1]
         if not sums:
-            return reduce(operator.add, (out for out, _ in parts)), lse
-        lse = reduce(self.logaddexp, (own for _, own in parts))
-        return reduce(operator.add, (out * self.beside(self.share(own, lse)) for out, own in parts)), lse
+            return reduce(operator.add, (out for out, _ in parts)), parts[0][1]
+        shares, lse = self.shares([own for _, own in parts])
+        rows = (out * self.beside(share) for (out, _), share in zip(parts, shares, strict=True))
+        return reduce(operator.add, rows), lse
 
     def finished(self, part: Part, own: Any) -> Part:
         """`own`: the logarithm of the denominator's own term, like lse."""
         out, lse = part
-        whole = self.logaddexp(lse, own)
-        return out * self.beside(self.share(lse, whole)), whole
+        (share, _), whole = self.shares((lse, own))
+        return out * self.beside(share), whole
 
     def own_slope(self, cotangents: tuple[Any, Any], whole: Part, own: Any) -> Any:
         """The gradient of `own` from those of the finished results; that of lse may be None."""

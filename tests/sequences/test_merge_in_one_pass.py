@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 import torch
 
@@ -66,3 +68,22 @@ def test_sums_are_computed_in_float32_whatever_the_dtypes(heads_inside: bool) ->
             assert torch.equal(into, (kept.float() + new.float()).to(dtype))
     add_into(new, first, new)
     assert torch.equal(new, (first + second.half().float()).half())
+
+
+@pytest.mark.parametrize("how", ["tensors", "arrays", "kernel", "its own term"])
+def test_shares_add_up_to_one_where_logarithms_are_coarse(how: str) -> None:
+    """float32 rounds a log-sum-exp near 3,000 by up to 1.2e-4, and each share, exp(own - whole), with it."""
+    first, second = 3000 + torch.randn((2, 2, 4, 64), generator=torch.Generator().manual_seed(0))
+    ones = torch.ones(2, 4, 64, 16)
+    if how == "tensors":
+        out = ARRAYS.merged([(ones, first), (ones, second)], sums=True)[0]
+    elif how == "arrays":
+        arrays = Arrays(jnp.exp, jnp.where, jnp.logaddexp, heads_inside=False)
+        parts = [(jnp.asarray(ones.numpy()), jnp.asarray(lse.numpy())) for lse in (first, second)]
+        out = torch.from_numpy(np.array(arrays.merged(parts, sums=True)[0]))
+    elif how == "its own term":
+        out = ARRAYS.finished((ones, first), second)[0] + ARRAYS.finished((ones, second), first)[0]
+    else:
+        out = torch.empty_like(ones)
+        merge_into(out, ones, first, ones, second, sums=True)
+    torch.testing.assert_close(out, ones, rtol=0, atol=5e-7)

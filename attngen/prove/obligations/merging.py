@@ -20,6 +20,7 @@ from attngen.prove.verdict import Proved, Refuted, Verdict
 STEPS = (
     "a part is (A / Z, log Z), and (0, -inf) where no key is allowed; merging takes the log of the sum of exp(lse)",
     "merged: sum of (A_i / Z_i) exp(log Z_i - log Z) = (sum of A_i) / Z, with Z the sum of Z_i; a share of -inf is 0",
+    "shares are divided by their sum, which is 1 but for rounding",
     "checked for three parts in the 8 cases of which are empty: at once, as (0, 1), 2 and as 2, (1, 0)",
     "a term E of the denominator's own: out Z / (Z + E) and log(Z + E), once; without a key 0 and log E",
     "its gradient: share E / (Z + E) times d_lse - d_out . out, as the lemma of the backward pass has it",

@@ -45,8 +45,8 @@ _ARGUMENTS = frozenset(
 )
 _MERGED = (
     "def _merged(parts):",
-    "    lse = functools.reduce(torch.logaddexp, (own for _, own in parts))",
-    "    return functools.reduce(torch.add, (out * _beside(_share(own, lse)) for out, own in parts)), lse",
+    "    shares, lse = _shares([own for _, own in parts])",
+    "    return functools.reduce(torch.add, (out * _beside(x) for (out, _), x in zip(parts, shares))), lse",
 )
 _ADDED = ("def _merged(parts):", "    return functools.reduce(torch.add, (out for out, _ in parts)), parts[0][1]")
 
