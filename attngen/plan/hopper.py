@@ -12,6 +12,7 @@ from typing import NamedTuple, TypeVar
 
 from attngen.ir.nodes import Expr, Load
 from attngen.ir.walk import reads
+from attngen.plan.mask.lists import Lists
 from attngen.plan.mask.loops import Run
 from attngen.plan.mask.parts import HullPart, Limit
 from attngen.plan.mask.shares import Shares, Wanted
@@ -147,14 +148,6 @@ def rounded(head_dim: tuple[int, int]) -> Dims:
         return Dims(32, 32)
     dims = Dims(*(max(64, 1 << (d - 1).bit_length()) for d in head_dim))
     return Dims(192, 128) if head_dim[0] <= 192 and dims == (256, 128) else dims
-
-
-class Lists(NamedTuple):
-    """Tests of data list which tiles a tile of the other axis meets, in a kernel of their own: once for all batches and
-    heads that cannot differ in it."""
-
-    by_batch: bool
-    by_head: bool
 
 
 @dataclass(frozen=True, slots=True)

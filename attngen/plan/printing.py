@@ -16,16 +16,18 @@ from attngen.ir.nodes import Expr, Symbol, Type
 from attngen.ir.printing import expression, factor
 from attngen.plan.footprint import loads_of
 from attngen.plan.geometry import START, STOP, TOTAL, Geometry
-from attngen.plan.hopper import ApartSkeleton, BackwardSkeleton, Dims, HopperPlan, Lists, Skeleton
+from attngen.plan.hopper import ApartSkeleton, BackwardSkeleton, Dims, HopperPlan, Skeleton
 from attngen.plan.ints.facts import Bounds, Facts
 from attngen.plan.kernel import KernelPlan, LeafGradient
 from attngen.plan.mask.data_tests import UNIT, DataTest
+from attngen.plan.mask.lists import Lists
 from attngen.plan.mask.loops import Assigned, Loops, Ordered, Rounded, Run, Step
 from attngen.plan.mask.parts import Limit
 from attngen.plan.mask.ranges import TileRanges
 from attngen.plan.mask.segments import Segment
 from attngen.plan.mask.shares import CACHED
 from attngen.plan.mask.tpu_walks import TpuWalks
+from attngen.plan.mask.turns import Turns
 from attngen.plan.mask.walks import TwoWalks, Walk, outside
 from attngen.plan.score.approximate import APPROXIMATIONS
 from attngen.plan.score.weights import Form, Weights
@@ -273,6 +275,8 @@ def _hopper(plan: HopperPlan) -> Iterator[str]:
         yield f"    masked: {expression(outside(b.unmasked))}"
         order = "each waits for the tile of keys before it" if b.lists is None else _lists(b.lists)
         yield f"    dQ is added in turn: {order}"
+        if b.lists is not None:
+            yield from _listed(b.lists, plan.turns)
         yield f"    where heads are few, {expression(plan.turns.few)} of them go on together"
         yield f"    a group goes backwards, if at all, where {expression(plan.turns.back)}"
         parts = (expression(e) for e in (plan.shares.share, plan.shares.shares, plan.shares.first, plan.shares.stop))
@@ -308,10 +312,28 @@ def _walk(walk: Walk, unmasked: tuple[Run, ...], lists: Lists | None) -> Iterato
     yield f"    masked: {expression(outside(unmasked))}"
     if lists is not None:
         yield f"    its ends are {_lists(lists)}"
+        yield from _entries(lists)
 
 
 def _limit(limit: Limit) -> Iterator[str]:
     yield from (f"    {line}" for line in _steps((*limit.steps, *limit.ends), "tile"))
+
+
+def _listed(lists: Lists, turns: Turns) -> Iterator[str]:
+    """Who waits for whom, where a list says which tiles of keys meet a tile of queries."""
+    found = turns.listed
+    noted = f"{expression(found.noted.onwards)}; or {expression(found.noted.backwards)}"
+    yield f"        of the tiles of keys that meet one of queries, the greatest noted = {noted}"
+    yield f"        at cell = {expression(found.cell)}; the first of them has order {expression(found.first)}"
+    yield f"        others await the last earlier one, sought from chunk {expression(found.chunk)} down"
+    yield f"        among the places {expression(found.other)}"
+    yield from _entries(lists)
+
+
+def _entries(lists: Lists) -> Iterator[str]:
+    yield f"        of a batch and a head, place = {expression(lists.place)} of {expression(lists.count)}"
+    yield f"        of a tile, row = {expression(lists.row)}; of its part, entry = {expression(lists.entry)}"
+    yield f"        written by item: {', '.join(f'{s.name} = {expression(s.value)}' for s in lists.steps)}"
 
 
 def _lists(lists: Lists) -> str:

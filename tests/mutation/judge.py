@@ -22,6 +22,7 @@ from attngen.prove.obligations.streaming import laws
 from attngen.prove.proof import PROVERS
 from attngen.prove.verdict import Claim, Obligation, Proved, Refuted, Unknown
 from mutation import reading
+from mutation.lists import wrong_lists
 from mutation.machine import wrong_numbers, wrong_stream
 from mutation.mutants import Mutant
 from mutation.ramps import wrong_ramp
@@ -108,6 +109,8 @@ def broken(mutant: Mutant, attention: Attention, plan: KernelPlan | None) -> str
             return wrong_items(plan)
         case "turns":
             return wrong_turns(plan)
+        case "lists":
+            return wrong_lists(plan)
         case "shares":
             return wrong_shares(plan)
         case "ramps":

@@ -32,6 +32,7 @@ from attngen.prove.obligations.reads import with_needs
 from attngen.prove.verdict import Obligation
 from mutation.corpus import Spec
 from mutation.edits import edits, replaced
+from mutation.lists import edited_lists
 from mutation.ramps import edited_ramps
 from mutation.shares import edited_shares
 from mutation.tpu_walks import run_edits, step_edits
@@ -39,8 +40,8 @@ from mutation.turns import edited_orders, edited_turns
 from mutation.walk_mutants import hopper_edits, portable_edits
 
 KINDS = (
-    "normalizer", "ranges", "loops", "walks", "tpu", "tpu steps", "hopper", "items", "turns", "shares", "derivatives",
-    "loads", "widths",
+    "normalizer", "ranges", "loops", "walks", "tpu", "tpu steps", "hopper", "items", "turns", "lists", "shares",
+    "derivatives", "loads", "widths",
     "hoisting", "folding", "ramps", "diagonals",
 )  # fmt: skip
 
@@ -101,6 +102,7 @@ def mutants(spec: Spec) -> Iterator[Mutant]:
     yield from of.hopper()
     yield from of.items()
     yield from of.turns()
+    yield from of.lists()
     yield from of.shares()
     yield from of.derivatives()
     yield from of.loads()
@@ -192,6 +194,13 @@ class _Mutants:
             for what, made in edited_turns(hopper.turns):
                 found = replace(self.plan, hopper=replace(hopper, turns=made))
                 yield self._made("turns", what, found, Obligation.TILE_RANGES)
+
+    def lists(self) -> Iterator[Mutant]:
+        """One edit of a list of tiles, or of the turns that follow from it: these are the same for all specs."""
+        hopper = self.plan.hopper
+        if self.name == "documents" and hopper is not None:
+            for what, made in edited_lists(hopper):
+                yield self._made("lists", what, replace(self.plan, hopper=made), Obligation.TILE_RANGES)
 
     def shares(self) -> Iterator[Mutant]:
         """One edit of which query heads an item walks, or of where its sums are: these are the same for all specs."""
@@ -343,7 +352,7 @@ def _question(kind: str, attention: Attention, made: KernelPlan) -> tuple[Hashab
             return made.tpu_walks, made.key_loops.runs, made.query_loops.runs
         case "items":
             return made.in_turn, made.one_by_one
-        case "hopper" | "turns" | "shares":
+        case "hopper" | "turns" | "lists" | "shares":
             return made.hopper, made.queries
         case "diagonals":
             return made.diagonals, attention.params, attention.assumes

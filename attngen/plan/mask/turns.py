@@ -1,7 +1,8 @@
 """Whose turn it is to add to dQ.
 
 A queue hands out tickets, the items of an `Order`. Each tile of dQ has a cell that holds a turn: a program waits until
-it holds `awaited`, adds its part, and writes `passed`.
+it holds `awaited`, adds its part, and writes `passed`. Where data decides which tiles of keys meet a tile of queries,
+a program awaits what the last of the earlier ones passes, and finds it by `Listed`.
 
 Each program takes a ticket when it starts and waits only for lower tickets, so there is no deadlock. Targets print
 these values; `prove.obligations.turns` shows what they claim.
@@ -11,9 +12,31 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from attngen.ir.build import add, apply, integer, mul, sub
+from attngen.ir.build import add, apply, floordiv, index, integer, mul, sub
 from attngen.ir.nodes import Expr, Op
-from attngen.plan.mask.order import FIRST, HEADS, ORDER, TILE, TOGETHER, Directed
+from attngen.plan.mask.lists import PLACE
+from attngen.plan.mask.order import FIRST, HEADS, N_TILES, ORDER, TILE, TOGETHER, Directed
+
+NOTED, WAY, LANE, CHUNK = (index(name) for name in ("noted", "way", "lane", "chunk"))
+AT, N_WALKED = index("at"), index("n_walked")
+
+LANES = 32
+"""Places that a warp looks at together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """Of all tiles of keys that meet the tile of queries `at`, a kernel keeps the greatest `noted` in `cell`, which is
+    0 if there is none; `place` is the number of a list of `n_walked` tiles, `way` 1 backwards and 0 onwards. `first` is
+    then the place in the order of the first of these tiles. Any other one awaits the turn of the last that is earlier.
+    It looks for that one from the chunk `chunk` of `LANES` places down; `other` is the place of a lane.
+    """
+
+    noted: Directed
+    cell: Expr
+    first: Expr
+    chunk: Expr
+    other: Expr
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +50,7 @@ class Turns:
     before: Directed
     awaited: Expr
     passed: Expr
+    listed: Listed
 
 
 def turns() -> Turns:
@@ -38,4 +62,11 @@ def turns() -> Turns:
         before=Directed(sub(TILE, one), add(TILE, one)),
         awaited=ORDER,
         passed=add(ORDER, one),
+        listed=Listed(
+            noted=Directed(sub(N_TILES, TILE), add(TILE, one)),
+            cell=add(mul(add(mul(integer(2), PLACE), WAY), N_WALKED), AT),
+            first=sub(N_TILES, NOTED),
+            chunk=sub(floordiv(add(ORDER, integer(LANES - 1)), integer(LANES)), one),
+            other=add(mul(CHUNK, integer(LANES)), LANE),
+        ),
     )

@@ -28,13 +28,13 @@ from attngen.plan.hopper import (
     HopperForward,
     HopperPlan,
     ListedWalk,
-    Lists,
     Schedule,
     Skeleton,
 )
 from attngen.plan.ints.linear import from_linear, linear
 from attngen.plan.kernel import Gather, KernelPlan
 from attngen.plan.levels import Level, is_dear, is_dear_for_pairs, level_of
+from attngen.plan.mask.lists import Lists, lists
 from attngen.plan.mask.loops import Loops, Run
 from attngen.plan.mask.parts import hull_part, limit
 from attngen.plan.mask.ranges import TileRanges
@@ -221,7 +221,7 @@ def listed(walked: TileRanges) -> Lists:
     """Whether batches, and heads, may differ in which of these tiles a tile of the other axis meets."""
     found = [e for s in (*walked.any, *walked.all) for e in (s.lo, s.hi)]
     found += [e for t in walked.tests for e in (t.row, t.col)]
-    return Lists(any(reads(e, "b") for e in found), any(reads(e, "h", "hkv") for e in found))
+    return lists(any(reads(e, "b") for e in found), any(reads(e, "h", "hkv") for e in found))
 
 
 def _fastest(plan: KernelPlan, *, sequences: bool) -> Mapping[tuple[int, int], Skeleton]:

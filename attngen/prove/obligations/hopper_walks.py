@@ -3,10 +3,11 @@
 Takes a plan, returns a claim for each walk that its `HopperPlan` holds: a walk takes each tile of its runs once; the
 steps that a warpgroup skips take no tile that its own rows meet; ends brought to the end of the sequence lose no tile;
 a hull covers every run, and a warpgroup takes what its own rows meet of it; a tile goes without the mask only where it
-needs none; a tile of pairs that is fetched holds the elements that a score reads; where each program waits for the one
-before it, the programs that add to a tile of dQ are consecutive; a program waits only for lower tickets; and each
-query head is in one share of its group, whose sums are added once. That the runs themselves are right is what the
-claims about loops say.
+needs none; a tile of pairs that is fetched holds the elements that a score reads; what is read from a list was written
+of the same tile; where each program waits for the one before it, the programs that add to a tile of dQ are consecutive,
+else each waits for the last one before it that adds there; a program waits only for lower tickets; and each query head
+is in one share of its group, whose sums are added once. That the runs themselves are right is what the claims about
+loops say.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ from collections.abc import Iterator
 
 from attngen.ir.printing import expression
 from attngen.plan.hopper import HopperApart, HopperBackward, HopperForward
+from attngen.plan.mask.lists import Lists
 from attngen.plan.mask.loops import Loops, Run
 from attngen.plan.mask.parts import Limit
 from attngen.plan.mask.shares import Shares
 from attngen.plan.mask.turns import Turns
 from attngen.plan.mask.walks import one_stretch, own
 from attngen.prove.integers.z3_door import SolverContext
+from attngen.prove.obligations.lists import entries_answer, listed_answer
 from attngen.prove.obligations.part_walks import cut_answer, hull_part_answer, limit_answer
 from attngen.prove.obligations.shares import members_answer, parts_answer
 from attngen.prove.obligations.tile_walks import (
@@ -46,7 +49,7 @@ def hopper_walks(claims: WalkClaims) -> Iterator[Claim]:
         yield from _forward(claims, found.forward)
     if found.backward is not None:
         yield from _backward(claims, found.backward)
-        yield from _turns(claims, found.turns)
+        yield from _turns(claims, found.backward, found.turns)
         yield from _shares(claims, found.shares)
     if found.apart is not None:
         yield from _apart(claims, found.apart)
@@ -63,6 +66,7 @@ def _forward(claims: WalkClaims, forward: HopperForward) -> Iterator[Claim]:
         yield claims.claim(f"{name}, share", sentence, answer)
     yield _limit(claims, name, forward.limit, loops)
     yield _unmasked(claims, name, forward.unmasked, _own(loops))
+    yield from _lists(claims, name, forward.lists)
     if forward.fetched is not None:
         text = expression(forward.fetched.load)
         sentence = f"{name}: the elements of a tile that is fetched are `{text}` of its queries and keys"
@@ -87,6 +91,7 @@ def _backward(claims: WalkClaims, backward: HopperBackward) -> Iterator[Claim]:
     sentence = f"{name}: keys that the end of the sequence cuts meet no tile without the mask"
     yield claims.claim(f"{name}, end", sentence, answer)
     yield _unmasked(claims, name, backward.unmasked, _own(plan.query_loops))
+    yield from _lists(claims, name, backward.lists)
     if backward.lists is None:
         sentence = f"{name}: the tiles of keys that meet a tile of queries are consecutive"
         yield claims.claim(
@@ -102,6 +107,7 @@ def _apart(claims: WalkClaims, apart: HopperApart) -> Iterator[Claim]:
         yield claims.walk(f"{name}, walk", f"{name}: the walk over {walked}", found.walk, loops.runs)
         yield _limit(claims, name, found.limit, loops)
         yield _unmasked(claims, name, found.unmasked, loops.full)
+        yield from _lists(claims, name, found.lists)
 
 
 def _unmasked(claims: WalkClaims, name: str, unmasked: tuple[Run, ...], full: tuple[Run, ...]) -> Claim:
@@ -109,11 +115,23 @@ def _unmasked(claims: WalkClaims, name: str, unmasked: tuple[Run, ...], full: tu
     return claims.claim(f"{name}, mask", f"{name}: a tile without the mask lies in a run that needs none", answer)
 
 
-def _turns(claims: WalkClaims, turns: Turns) -> Iterator[Claim]:
+def _lists(claims: WalkClaims, name: str, lists: Lists | None) -> Iterator[Claim]:
+    if lists is not None:
+        sentence = f"{name}: what is read from a list of a tile, for a batch and a head, was written for these"
+        yield claims.claim(f"{name}, lists", sentence, entries_answer(claims.context(), lists, claims.work))
+
+
+def _turns(claims: WalkClaims, backward: HopperBackward, turns: Turns) -> Iterator[Claim]:
     sentence = "Hopper backward: a group has a head, and all of its tickets go one way"
     yield claims.claim("Hopper backward, groups", sentence, groups_answer(claims.context(), turns, claims.work))
-    sentence = "Hopper backward: a tile of keys awaits the turn that the one before it in the order passes"
-    answer = awaited_answer(claims.context(), claims.plan.in_turn, turns, claims.work)
+    if backward.lists is None:
+        sentence = "Hopper backward: a tile of keys awaits the turn that the one before it in the order passes"
+        answer = awaited_answer(claims.context(), claims.plan.in_turn, turns, claims.work)
+    else:
+        sentence = (
+            "Hopper backward: a tile of keys awaits the turn that the last earlier one which meets the queries passes"
+        )
+        answer = listed_answer(claims.context(), claims.plan.in_turn, turns, claims.work)
     yield claims.claim("Hopper backward, turn", sentence, answer)
 
 

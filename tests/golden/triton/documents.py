@@ -556,9 +556,12 @@ def _key_runs(q0, batch, head, kv_head, call, config: gl.constexpr, ROWS: gl.con
     """The tiles of keys that ROWS queries from q0 on meet, as `_list_key_runs_kernel` stored them."""
     lists_ptr, _scale, _B, _Hq, _Hkv, Sq, _Sk, _ids_ptr, _ids_stride_0, _ids_stride_1 = call
     BQ: gl.constexpr = config.BQ
-    tile = batch * ((Sq + BQ - 1) // BQ) + q0 // BQ
+    PARTS: gl.constexpr = BQ // 64
+    n_tiles = (Sq + BQ - 1) // BQ
+    tile = q0 // BQ
+    row = batch * n_tiles + tile
     part = 0 if ROWS == BQ else 1 + q0 % BQ // ROWS
-    ends = lists_ptr + (tile * (1 + BQ // 64) + part) * 4
+    ends = lists_ptr + (row * (1 + PARTS) + part) * 4
     return gl.load(ends), gl.load(ends + 1), gl.load(ends + 2), gl.load(ends + 3)
 
 
@@ -573,10 +576,12 @@ def _list_key_runs(
     """
     PARTS: tl.constexpr = BQ // 64
     n_tiles = tl.cdiv(Sq, BQ)
-    tile = item // (1 + PARTS)
+    row = item // (1 + PARTS)
     part = item % (1 + PARTS)
-    batch = tile // n_tiles
-    q0 = tile % n_tiles * BQ + tl.maximum(part - 1, 0) * 64
+    tile = row % n_tiles
+    place = row // n_tiles
+    batch = place
+    q0 = tile * BQ + tl.maximum(part - 1, 0) * 64
     last = tl.cast((Sk - 1) // BK, tl.int32)
     stop = tl.where(q0 < Sq, last + 1, 0)
     q1 = tl.minimum(q0 + tl.where(part == 0, BQ, 64), Sq) - 1
@@ -1499,7 +1504,9 @@ def _query_runs(tile, batch, head, kv_head, work, call, config: gl.constexpr, SH
     """The tiles of queries that a tile of keys meets, first … stop - 1, and which of them need no mask, as
     `_list_walks` stored them. SHARE: 0 for the whole tile, 1 for its first half, 2 for its second.
     """
-    walk = work.walks_ptr + ((batch * ((call.Sk + config.BK - 1) // config.BK) + tile) * 3 + SHARE) * 4
+    n_tiles = (call.Sk + config.BK - 1) // config.BK
+    row = batch * n_tiles + tile
+    walk = work.walks_ptr + (row * 3 + SHARE) * 4
     return gl.load(walk + 0), gl.load(walk + 1), gl.load(walk + 2), gl.load(walk + 3)
 
 
@@ -1514,11 +1521,13 @@ def _list_walks(
     its number plus 1.
     """
     n_tiles = tl.cdiv(Sk, BK)
-    tile = item // 3
-    share = item % 3
-    batch = tile // n_tiles
-    k0 = tile % n_tiles * BK + tl.where(share == 2, BK // 2, 0)
-    k1 = tl.minimum(k0 + tl.where(share == 0, BK, BK // 2), Sk) - 1
+    row = item // 3
+    part = item % 3
+    tile = row % n_tiles
+    place = row // n_tiles
+    batch = place
+    k0 = tile * BK + tl.where(part == 2, BK // 2, 0)
+    k1 = tl.minimum(k0 + tl.where(part == 0, BK, BK // 2), Sk) - 1
     k_idx = (k0 + tl.arange(0, BK))[:, None]
     k_safe = tl.minimum(k_idx, Sk - 1)
     col_term = tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0 + tl.cast(k_safe, tl.int64) * ids_stride_1)
@@ -1537,11 +1546,10 @@ def _list_walks(
     tl.store(walk + 2, full_lo)
     tl.store(walk + 3, full_hi)
     n_walked = tl.cdiv(Sq, BQ)
-    for start in range(first, tl.where(share == 0, stop, first), 128):
+    for start in range(first, tl.where(part == 0, stop, first), 128):
         at = start + tl.arange(0, 128)
-        met = met_ptr + tile // n_tiles * (2 * n_walked) + at
-        tl.atomic_max(met, n_tiles - tile % n_tiles, mask=at < stop, sem="relaxed")
-        tl.atomic_max(met + n_walked, tile % n_tiles + 1, mask=at < stop, sem="relaxed")
+        tl.atomic_max(met_ptr + 2 * place * n_walked + at, n_tiles - tile, mask=at < stop, sem="relaxed")
+        tl.atomic_max(met_ptr + (2 * place + 1) * n_walked + at, tile + 1, mask=at < stop, sem="relaxed")
 
 
 @triton.jit(do_not_specialize=['B', 'Hq', 'Hkv', 'Sq', 'Sk', 'ids_stride_0', 'q_stride_b', 'q_stride_h', 'q_stride_s',
@@ -1680,8 +1688,9 @@ def _pass_turn(turns, turn):
 @gluon.jit
 def _meets_before(order, back, place, at, n_tiles, work, call, config: gl.constexpr):
     """Whether an earlier tile of keys in the order meets the tile of queries `at`."""
-    place = 2 * place + gl.where(back, 1, 0)
-    return n_tiles - gl.load(work.met_ptr + place * ((call.Sq + config.BQ - 1) // config.BQ) + at) < order
+    n_walked = (call.Sq + config.BQ - 1) // config.BQ
+    noted = gl.load(work.met_ptr + (2 * place + gl.where(back, 1, 0)) * n_walked + at)
+    return n_tiles - noted < order
 
 
 @gluon.jit
@@ -1691,8 +1700,9 @@ def _turn_before(order, back, place, at, n_tiles, work):
     chunk = (order + 31) // 32 - 1
     while turn == 0:
         others = chunk * 32 + gl.arange(0, 32, layout=gl.BlockedLayout([1], [32], [1], [0]))
-        theirs = gl.where(back, n_tiles - 1 - others, others)
-        walks = work.walks_ptr + (place * n_tiles + theirs) * 12
+        tile = gl.where(back, n_tiles - 1 - others, others)
+        row = place * n_tiles + tile
+        walks = work.walks_ptr + row * 3 * 4
         starts = gl.load(walks, mask=others < order, other=at + 1)
         stops = gl.load(walks + 1, mask=others < order, other=0)
         turn = tl.max(gl.where((starts <= at) & (at < stops), others + 1, 0), 0)
@@ -2122,7 +2132,10 @@ def _queries_met(k0, batch, head, kv_head, work, call, config: gl.constexpr):
     BK: gl.constexpr = config.BK
     last = tl.cast((Sq - 1) // BQ, tl.int32)
     stop = last + 1
-    walk = work.walks_ptr + (batch * ((Sk + BK - 1) // BK) + k0 // BK) * 4
+    n_tiles = (Sk + BK - 1) // BK
+    tile = k0 // BK
+    row = batch * n_tiles + tile
+    walk = work.walks_ptr + row * 4
     full_lo = gl.load(walk + 0)
     full_hi = gl.load(walk + 1)
     any_lo = gl.load(walk + 2)
@@ -2132,14 +2145,16 @@ def _queries_met(k0, batch, head, kv_head, work, call, config: gl.constexpr):
 
 @triton.jit
 def _list_queries_met(
-    tile, walks_ptr, query_test0_least_ptr, query_test0_most_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0,
+    item, walks_ptr, query_test0_least_ptr, query_test0_most_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0,
     ids_stride_1,
     D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, FAST: tl.constexpr,
 ):
     """Stores which tiles of queries a tile of keys meets, and which of them need no mask."""
     n_tiles = tl.cdiv(Sk, BK)
-    batch = tile // n_tiles
-    k0 = tile % n_tiles * BK
+    tile = item % n_tiles
+    place = item // n_tiles
+    batch = place
+    k0 = tile * BK
     k1 = tl.minimum(k0 + BK, Sk) - 1
     k_idx = (k0 + tl.arange(0, BK))[:, None]
     k_safe = tl.minimum(k_idx, Sk - 1)
@@ -2151,7 +2166,7 @@ def _list_queries_met(
         query_test0_most_ptr + test0_tile, test0_least, test0_most, tl.cdiv(Sq, BQ), BQ, 0)
     (full_lo, full_hi, any_lo, any_hi) = _query_tiles(k0, k1, test0_any_lo, test0_any_hi, test0_all_lo, test0_all_hi,
         Sq, Sk, BQ)
-    walk = walks_ptr + tile * 4
+    walk = walks_ptr + item * 4
     tl.store(walk + 0, full_lo)
     tl.store(walk + 1, full_hi)
     tl.store(walk + 2, any_lo)
@@ -2469,7 +2484,10 @@ def _keys_met(q0, batch, head, kv_head, work, call, config: gl.constexpr):
     BK: gl.constexpr = config.BK
     last = tl.cast((Sk - 1) // BK, tl.int32)
     stop = last + 1
-    walk = work.walks_ptr + (batch * ((Sq + BQ - 1) // BQ) + q0 // BQ) * 4
+    n_tiles = (Sq + BQ - 1) // BQ
+    tile = q0 // BQ
+    row = batch * n_tiles + tile
+    walk = work.walks_ptr + row * 4
     full_lo = gl.load(walk + 0)
     full_hi = gl.load(walk + 1)
     any_lo = gl.load(walk + 2)
@@ -2479,14 +2497,16 @@ def _keys_met(q0, batch, head, kv_head, work, call, config: gl.constexpr):
 
 @triton.jit
 def _list_keys_met(
-    tile, walks_ptr, key_test0_least_ptr, key_test0_most_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0,
+    item, walks_ptr, key_test0_least_ptr, key_test0_most_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0,
     ids_stride_1,
     D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, FAST: tl.constexpr,
 ):
     """Stores which tiles of keys a tile of queries meets, and which of them need no mask."""
     n_tiles = tl.cdiv(Sq, BQ)
-    batch = tile // n_tiles
-    q0 = tile % n_tiles * BQ
+    tile = item % n_tiles
+    place = item // n_tiles
+    batch = place
+    q0 = tile * BQ
     q1 = tl.minimum(q0 + BQ, Sq) - 1
     q_idx = (q0 + tl.arange(0, BQ))[:, None]
     row_term_2 = tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0 + tl.cast(q_idx, tl.int64) * ids_stride_1,
@@ -2498,7 +2518,7 @@ def _list_keys_met(
         key_test0_most_ptr + test0_tile, test0_least, test0_most, tl.cdiv(Sk, BK), BK, 0)
     (full_lo, full_hi, any_lo, any_hi) = _key_tiles(q0, q1, test0_any_lo, test0_any_hi, test0_all_lo, test0_all_hi, Sq,
         Sk, BK)
-    walk = walks_ptr + tile * 4
+    walk = walks_ptr + item * 4
     tl.store(walk + 0, full_lo)
     tl.store(walk + 1, full_hi)
     tl.store(walk + 2, any_lo)

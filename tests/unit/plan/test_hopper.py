@@ -16,6 +16,7 @@ import attngen
 from attngen import inputs
 from attngen.plan import plan
 from attngen.plan.chips import Burden
+from attngen.plan.mask.lists import lists
 from attngen.plan.simulate import SKIPPED, classify
 from attngen.plan.tiles.hopper import (
     apart_skeletons,
@@ -66,7 +67,7 @@ def text_of(name: str) -> str:
 def test_whose_lists_are_whose(lines: str, apart: tuple[bool, bool]) -> None:
     planned = plan(analysed(f"attention a\n\n{lines}\nassume Sq == Sk\n"))
     assert planned.keys.tests and skeletons(planned, None)
-    assert listed(planned.keys) == listed(planned.queries) == apart
+    assert listed(planned.keys) == listed(planned.queries) == lists(*apart)
 
 
 def test_the_forward_kernel_where_data_decides() -> None:

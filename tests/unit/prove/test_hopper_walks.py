@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from mutation.lists import wrong_lists
 from mutation.shares import wrong_shares
 from mutation.turns import wrong_items, wrong_turns
 from property.kernels import analysed
@@ -201,6 +203,41 @@ def test_programs_that_are_not_consecutive_need_a_list() -> None:
     assert found.hopper.backward.lists is not None
     wrong = replace(found.hopper.backward, lists=None)
     assert refuted(replace(found, hopper=replace(found.hopper, backward=wrong))) == {TURNS}
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda found: replace(found, lists=replace(found.lists, entry=index("row"))),
+        lambda found: replace(found, lists=replace(found.lists, place=integer(0))),
+        lambda found: replace(found, lists=replace(found.lists, of_batch=integer(0))),
+    ],
+)
+@pytest.mark.parametrize("name", ["forward", "backward"])
+def test_a_list_that_is_read_of_another_tile_is_refuted(name: str, edit: Callable[[Any], Any]) -> None:
+    found = planned("documents")
+    wrong = replace(found, hopper=replace(found.hopper, **{name: edit(getattr(found.hopper, name))}))
+    assert refuted(wrong) == {f"Hopper {name}, lists"}
+    assert name == "forward" or wrong_lists(wrong)
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda t: replace(t, passed=integer(1)),
+        lambda t: replace(t, listed=replace(t.listed, first=index("noted"))),
+        lambda t: replace(t, listed=replace(t.listed, noted=replace(t.listed.noted, backwards=index("tile")))),
+        lambda t: replace(t, listed=replace(t.listed, cell=add(index("n_walked"), index("at")))),
+        lambda t: replace(t, listed=replace(t.listed, chunk=integer(0))),
+        lambda t: replace(t, listed=replace(t.listed, other=index("lane"))),
+    ],
+)
+def test_a_listed_turn_that_another_tile_passes_is_refuted(edit: Callable[[Turns], Turns]) -> None:
+    found = planned("documents")
+    assert found.hopper is not None
+    wrong = replace(found, hopper=replace(found.hopper, turns=edit(found.hopper.turns)))
+    assert wrong_lists(wrong) and not wrong_lists(found)
+    assert refuted(wrong) == {"Hopper backward, turn"}
 
 
 def test_where_turns_are_not_proved_a_list_says_who_waits() -> None:

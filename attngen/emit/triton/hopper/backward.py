@@ -18,8 +18,10 @@ from attngen.emit.triton.code.expressions import Printer
 from attngen.emit.triton.code.kernel_code import KernelCode
 from attngen.emit.triton.code.orders import DirectedView, directed_view
 from attngen.emit.triton.code.tile_loops import plain_lines
+from attngen.emit.triton.hopper.lists import ListView, assigned_lines, list_view
 from attngen.emit.triton.hopper.shares import host_lines
 from attngen.emit.triton.portable.param_gradients import GradientView, RowSum
+from attngen.ir.build import integer
 from attngen.plan.hopper import (
     ApartSkeleton,
     BackwardSkeleton,
@@ -27,43 +29,12 @@ from attngen.plan.hopper import (
     HopperApart,
     HopperPlan,
     ListedWalk,
-    Lists,
 )
 from attngen.plan.kernel import KernelPlan
-from attngen.plan.mask.loops import ZERO, Assigned, Loops
+from attngen.plan.mask.lists import HALVES, PART
+from attngen.plan.mask.loops import ZERO, Loops
 from attngen.plan.mask.parts import HullPart, Limit
 from attngen.plan.mask.walks import outside
-
-
-@dataclass(frozen=True, slots=True)
-class ListView:
-    """Where a kernel of its own lists which tiles a tile of the other axis meets, once for all batches and heads that
-    do not differ in it. `times`: what the tiles of one list are multiplied by; `place`: the number of the list that a
-    batch and a head read; `batch` and `head`: for whom tile `tile`, counted through all lists, is listed.
-    """
-
-    times: str
-    place: str
-    batch: str
-    head: str
-
-
-def list_view(lists: Lists | None) -> ListView | None:
-    match lists:
-        case None:
-            return None
-        case True, True:
-            return ListView(" * B * Hq", "(batch * Hq + head)", "tile // n_tiles // Hq", "tile // n_tiles % Hq")
-        case True, False:
-            return ListView(" * B", "batch", "tile // n_tiles", "0")
-        case False, True:
-            return ListView(" * Hq", "head", "0", "tile // n_tiles")
-        case _:
-            return ListView("", "0", "0", "0")
-
-
-def assigned_lines(steps: tuple[Assigned, ...], printer: Printer) -> tuple[str, ...]:
-    return tuple(f"{s.name} = {printer.text(s.value)}" for s in steps)
 
 
 def unspecialized(params: tuple[ParamView, ...], sizes: tuple[str, ...]) -> list[str]:
@@ -255,7 +226,7 @@ def gluon_backward_view(
         walk=assigned_lines(backward.hull.steps, printer),
         part=_hull_part_view(backward.part, printer),
         runs=("first", "stop", *(name.removeprefix("own_") for name in ends)),
-        lists=list_view(backward.lists),
+        lists=list_view(backward.lists, replace(printer, names={**printer.names, PART: "SHARE"}), integer(HALVES)),
         backwards=any(skeleton.backwards for skeleton in table.values()),
         row_terms=backward.row_terms,
         masked=printer.text(outside(backward.unmasked)),
@@ -346,7 +317,7 @@ def _walk_view(found: ListedWalk, loops: Loops, printer: Printer, held: AxisView
         at=assigned_lines(found.walk.at, printer),
         n_steps=printer.text(found.walk.n_steps),
         masked=_in_brackets(printer.text(outside(found.unmasked))),
-        lists=list_view(found.lists),
+        lists=list_view(found.lists, printer),
     )
 
 

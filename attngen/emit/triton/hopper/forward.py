@@ -19,15 +19,14 @@ from attngen.emit.triton.hopper.backward import (
     PLACES,
     SEQUENCES,
     LimitView,
-    ListView,
-    assigned_lines,
     limit_view,
-    list_view,
     unspecialized,
 )
+from attngen.emit.triton.hopper.lists import ListView, assigned_lines, list_view
 from attngen.emit.triton.portable.frame import Frame
 from attngen.emit.triton.portable.kernels import kept_view
 from attngen.emit.triton.portable.views import KeptView, KernelView
+from attngen.ir.build import add, index, integer
 from attngen.ir.nodes import Symbol, Type
 from attngen.plan.hopper import Fetched, HopperForward, Skeleton
 from attngen.plan.mask.loops import Loops
@@ -219,7 +218,7 @@ def gluon_view(
         return None
     plan, printer = frame.plan, frame.printer()
     assert plan.hopper is not None
-    lists = list_view(forward.lists)
+    lists = list_view(forward.lists, printer, add(integer(1), index("PARTS")))
     own = ("items_ptr", "q_slots") if sequences else ()
     flags = ("RAGGED", "PACKED") if sequences else ()
     call = "own" if sequences else "call"
