@@ -88,6 +88,7 @@ class Kernel:
     def __call__(self, /, *operands: Any, **arguments: Any) -> Any:
         bounds = [name for name in _BOUNDS if arguments.get(name) is not None]
         if bounds and not any(p.name in bounds for p in self.spec.params):
+            _refuse_spread(self.name, operands, arguments)
             self._load_lengths()
             return _called(self._lengths, operands, arguments)
         self._load()
@@ -103,6 +104,7 @@ class Kernel:
         Gives out (Tq, Hq, Dv), with `return_lse=True` also lse (Hq, Tq), float32. A param with an element for each row
         has the rows of all sequences, without the dimension B. For target triton; compiled at the first call.
         """
+        _refuse_spread(self.name, operands, arguments)
         self._load_varlen()
         return _called(self._varlen, operands, arguments)
 
@@ -387,6 +389,14 @@ class Kernel:
     def __reduce__(self) -> tuple[type[Kernel], tuple[Any, ...]]:
         # The loaded functions belong to this process; another one loads its own.
         return Kernel, (self.spec, self.plan, self.source, self.target, self.proof, self.made)
+
+
+def _refuse_spread(name: str, operands: tuple[Any, ...], arguments: dict[str, Any]) -> None:
+    if any(type(x).__name__ == "DTensor" for x in (*operands, *arguments.values())):
+        raise UsageError(
+            f"{name}: DTensors are taken by dense calls alone: give packed sequences and lengths local tensors, "
+            "x.to_local(), whose heads are cut in the same way"
+        )
 
 
 def _called(function: Callable[..., Any], operands: tuple[Any, ...], arguments: dict[str, Any]) -> Any:

@@ -64,6 +64,9 @@ def cut_call(kernel: attngen.Kernel, axis: str) -> None:
     out.square().sum().backward()
     assert spread["q"].grad.placements == (rows,) and spread["q"].to_local().shape != plain["q"].shape
     assert spread["bias"].grad.placements in ((Partial(),), (Replicate(),))
+    for sequences in (kernel, kernel.varlen):
+        with pytest.raises(UsageError, match=r"DTensors are taken by dense calls alone: .* x\.to_local\(\)"):
+            sequences(**spread, k_stop=torch.tensor([20, 20]))
     found = [out, *(x.grad for x in spread.values())]
     leaves = {n: x.requires_grad_() for n, x in plain.items()}
     alone = kernel(**leaves)

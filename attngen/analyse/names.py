@@ -133,7 +133,9 @@ class Names:
                 fix = f"define it with let {name}(…) = …"
             case ast.Index():
                 fix = f"declare it with param {name}: f32[…]"
-        if name in INSTEAD:
+        if name == "score" and scope.place.what == "`mask`":
+            fix = "a mask reads no scores: write it with q, k, b, h and params, or let the score be -inf there"
+        elif name in INSTEAD:
             fix = f"write `{INSTEAD[name]}`"
         elif name in ("mask", "normalizer", "dropout", "tile"):
             fix = f"`{name}` is a statement, not a value: name the value with let"

@@ -63,7 +63,7 @@ _KEPT = 16
 """Placements that are kept, of the last batches."""
 
 
-def _outside_of_graphs(function: _F) -> _F:
+def outside_of_graphs(function: _F) -> _F:
     """torch.compile breaks its graph here: messages are not traced."""
     return cast(Any, torch.compiler).disable(function)
 
@@ -285,7 +285,7 @@ class Placed:
         """
         return self._attend(q, k, v, scale, return_lse, dropout_seed, params)
 
-    @_outside_of_graphs
+    @outside_of_graphs
     def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, scale: Any, return_lse: bool, seed: Any, given: Mapping[str, Any]
     ) -> Any:

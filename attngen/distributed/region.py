@@ -15,16 +15,26 @@ from contextlib import contextmanager
 from typing import Any, Literal
 
 import numpy as np
+import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from attngen.distributed.context import LayoutName, Offsets, Placed, context_parallel, laid_out, sequences_of
+from attngen.distributed.context import (
+    LayoutName,
+    Offsets,
+    Placed,
+    context_parallel,
+    laid_out,
+    outside_of_graphs,
+    sequences_of,
+)
 from attngen.distributed.current import REGIONS
 from attngen.distributed.groups import groups_of
 from attngen.distributed.layout import Layout
 from attngen.distributed.rows import Rows
 from attngen.distributed.schedule import Exchange, Sequences
+from attngen.errors import UsageError
 from attngen.kernel import Kernel
 
 Gradients = Literal["whole", "own"]
@@ -38,6 +48,8 @@ class Region:
         self.exchange: Exchange = exchange
         self.param_gradients: Gradients = gradients
         self._placed: dict[int, tuple[Kernel, Placed]] = {}
+        self._checked: Tensor | None = None
+        """Positions that passed: all layers of a model get the same."""
 
     def shard(self, x: Tensor, dim: int) -> Tensor:
         """This rank's rows of a tensor that has all of them along `dim`."""
@@ -51,6 +63,22 @@ class Region:
         """The position of each of this rank's rows in its sequence (int64)."""
         return self.rows.positions(device)
 
+    @outside_of_graphs
+    def check_positions(self, given: Any) -> None:
+        """Refuses positions that count this rank's rows from 0, as a model makes them that is given none. Raises
+        `UsageError`."""
+        if not isinstance(given, Tensor) or given.ndim > 2 or self._checked is given:
+            return
+        rows = torch.arange(given.shape[-1], device=given.device)
+        own = self.positions(given.device)
+        if own.shape == rows.shape and not torch.equal(own, rows) and bool((given == rows).all()):
+            raise UsageError(
+                "position_ids count this rank's rows from 0: pass position_ids=region.positions()[None] to the model, "
+                "else each rank rotates its rows as if they were the first"
+            )
+        self._checked = given
+
+    @outside_of_graphs
     def __call__(self, kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, **arguments: Any) -> Any:
         if id(kernel) not in self._placed:
             attend = context_parallel(

@@ -23,10 +23,11 @@ Way: TypeAlias = "Callable[[Kernel, Any, Sequence[Any]], Strategy]"
 
 
 def register(kernel: Kernel) -> None:
-    """Calls of `kernel` take DTensors from now on. For target triton; needs torch 2.6 or newer.
+    """Dense calls of `kernel` take DTensors from now on. For target triton; needs torch 2.6 or newer.
 
     q, k and v, and the params, are DTensors of one mesh (numbers stay numbers). What is cut along another dimension
-    than batches or heads, or may not be cut, is gathered first. Raises `UsageError` for another target.
+    than batches or heads, or may not be cut, is gathered first. `varlen` and lengths take local tensors. Raises
+    `UsageError` for another target.
     """
     import sys
 

@@ -137,6 +137,7 @@ class _Attention:
             )
         arguments = {"scale": call.get("scaling"), **params}
         if region is not None:
+            region.check_positions(call.get("position_ids"))
             return _in_region(region, kernel, (query, key, value), arguments), None
         if mask.cu_seqlens is not None and not (self.own is None and mask.choice.documents):
             return _packed(kernel, query, key, value, mask.cu_seqlens, call, arguments), None

@@ -188,7 +188,9 @@ class _Scanner:
                     break
             self.comments.append(Comment(text, Span(span.line, span.column, span.line, span.column + len(text))))
         elif kind == _STRING:
-            self._report("unexpected-character", "the language has no strings", span, "leave the quotes out")
+            infinite = text.strip("\"'").lstrip("+-") in ("inf", "Infinity")
+            fix = "write inf, which is a number of the language" if infinite else "leave the quotes out"
+            self._report("unexpected-character", "the language has no strings", span, fix)
             self._add("NAME", "string", span)
 
     def _add(self, type: str, text: str, span: Span) -> None:

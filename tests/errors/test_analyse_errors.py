@@ -54,6 +54,7 @@ ONE = [
     ("param slope: f32[Hq]\nscore = qk - ⟪slop⟫", "unknown-name", "`slop` is not defined", "did you mean slope?"),
     ("score = ⟪slop⟫[h]\nparam slope: f32[Hq]", "unknown-name", "`slop` is not defined", "did you mean slope?"),
     ("score = ⟪soft_cap⟫(qk, 5)", "unknown-name", "`soft_cap`", "did you mean softcap?"),
+    ("mask = ⟪score⟫ > 0", "unknown-name", "`score` is not defined", "a mask reads no scores"),
     ("mask = ⟪zzzzzz⟫", "unknown-name", "`zzzzzz` is not defined", "const, param or let"),
     ("mask = ⟪zzzzzz⟫(q)", "unknown-name", "`zzzzzz` is not defined", "let zzzzzz(…) = …"),
     ("mask = ⟪zzzzzz⟫[q]", "unknown-name", "`zzzzzz` is not defined", "param zzzzzz: f32[…]"),

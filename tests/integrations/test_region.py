@@ -34,6 +34,12 @@ def of_model(model: Any, x: torch.Tensor, right: dict[str, torch.Tensor], checkp
     with context_parallel_region(Sq=LENGTH, param_gradients="own") as region:
         own, targets = region.shard(x, 1), region.shard(x.roll(-1, 1), 1)
         positions = region.positions()[None].expand_as(own)
+        with torch.no_grad():  # the first call of a kernel lays its rows out, outside of the graph
+            compiled = torch.compile(model, backend="aot_eager")(own, position_ids=positions, use_cache=False).logits
+            eager = model(own, position_ids=positions, use_cache=False).logits
+        torch.testing.assert_close(compiled, eager, rtol=0, atol=2e-5)
+        with pytest.raises(UsageError, match=r"position_ids count this rank's rows from 0: pass position_ids=region"):
+            model(own, use_cache=False)
         found = gradients(model, lambda m: loss(m(own, position_ids=positions, use_cache=False).logits, targets))
         with pytest.raises(UsageError, match="attention_mask in context_parallel_region"):
             model(own, attention_mask=torch.ones_like(own).tril(), position_ids=positions, use_cache=False)

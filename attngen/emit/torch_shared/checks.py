@@ -124,7 +124,8 @@ def _scalar(view: ParamView, reach: Reach | None) -> list[str]:
             wide = f"isinstance({name}, int) and not -(2**{low}) <= {name} < 2**{high}"
             more = _refuse(wide, f"{key} must be {what}, not {{{name}}}")
         case _:
-            wanted, fits = "a bool", f'type({name}).__name__ in ("bool", "bool_")'  # Python's or NumPy's
+            wanted = "a bool or a 0-dimensional bool tensor"
+            fits = f'type({name}).__name__ in ("bool", "bool_")'  # Python's or NumPy's
     return [*_refuse(f"not {fits}", f"{key} must be {wanted}, not {{type({name}).__name__}}"), *more]
 
 
