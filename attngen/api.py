@@ -45,8 +45,8 @@ def options(
     forward: bool = False,
     geometry: Collection[str] = ("dense",),
 ) -> Options:
-    """What a caller chooses beside the spec, checked (see `compile`). `tuned` is what `tiling.tpu_tiles` reads, or
-    `tiling.gpu_tiles`."""
+    """What a caller chooses beside the spec, checked (see `compile`). `tuned`: what `tune.keys` found in a tuning
+    (`tpu_tiles`, `gpu_tiles`)."""
     from attngen.emit import Options, Tuned, TunedGpu
 
     if target not in TARGETS:

@@ -1,7 +1,7 @@
 """Arguments that commands share, and what the words of a command line may say.
 
 Takes argparse's parsers and words, gives options and values; a word that says nothing raises `ArgumentTypeError` with
-what to write instead. Which command takes what stands in `cli`.
+what to write instead. `cli.main` says which command takes what.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The plan of one attention variant: every choice that is the same for all targets.
 
 Takes an `ir.Attention`, gives a frozen `KernelPlan`: the form of the weights, the tile ranges of each loop, the
-derivative of the score, and how each float param's gradient is gathered. Targets lay it out; they choose nothing.
+derivative of the score, and how each float param's gradient is gathered. Targets print it.
 """
 
 from __future__ import annotations
@@ -149,7 +149,8 @@ def portable(
     reads_pairs: bool = False,
 ) -> KernelPlan:
     """`reserved` are the target's own names: sizes that the spec calls so get others. `ints`: how wide its ints are.
-    `approximates`: it has the instructions of `plan.approximate`; `reads_pairs`: kernels that read pairs' bools ahead.
+    `approximates`: it has the instructions of `plan.score.approximate`; `reads_pairs`: kernels that read pairs' bools
+    ahead.
 
     Raises SpecError where a normalizer's stream has a form that cannot be planned.
     """

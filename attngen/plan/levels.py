@@ -46,7 +46,7 @@ _PAIR_SYMBOLS = {"qk", "x", "ref", "by_distance"}
 
 
 def level_of(e: Expr, memo: dict[int, Level] | None = None) -> Level:
-    """The level at which `e` can be computed. `row_` symbols are rows', `col_` symbols columns' (the emitter's own)."""
+    """The level at which `e` can be computed. A symbol `row_…` is the emitter's own, of a row."""
     memo = {} if memo is None else memo
     found = memo.get(id(e))
     if found is not None:

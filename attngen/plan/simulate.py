@@ -1,7 +1,8 @@
-"""The planned loops walked in Python: which tiles a kernel visits, and which of them without the mask.
+"""Which tiles a plan's ranges visit, and which of them without the mask.
 
-Takes a plan, sizes, params and tile sizes, gives a grid. The same arithmetic as the generated kernels' loop bounds,
-evaluated by NumPy instead of printed: what `attngen show` draws and what the property tests hold against brute force.
+Takes a plan, sizes, params and tile sizes, returns a grid. NumPy evaluates the ends of stretches and rounds them to
+tiles; the prover shows that the loops of `mask/loops.py` visit the same tiles. `attngen show` draws the grid, and the
+property tests compare it with brute force.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def classify(
 
 
 def planned(plan: KernelPlan, size: str) -> str:
-    """The plan's name for a size of the spec (see `plan.renaming`)."""
+    """The plan's name for a size of the spec (see `plan.ints.renaming`)."""
     known = (*SIZES, *plan.attention.sizes)
     return next((name for name in (size, f"{size}_size", f"{size}_size_size") if name in known), size)
 

@@ -1,6 +1,6 @@
 """The prover: shows that the plan which is really emitted computes the attention that the file defines, or refuses it.
 
-One module an obligation (`streaming`, `ranges`, …); each takes the attention, the plan's claims and a budget, and gives
-`Claim`s. They use none of the planner's reasoning for what they check: `algebra` is the one door to sympy, `smt` the
-one door to z3, `intervals` bounds floats. `verdict` holds the three verdicts.
+`obligations` has one module for each obligation. It takes the attention, the plan and a budget of work, and returns
+`Claim`s. It uses none of the planner's reasoning for what it checks. Only `algebra/sympy_door.py` imports sympy, and
+only `integers/z3_door.py` z3; `intervals` bounds floats. `verdict` holds the three verdicts.
 """

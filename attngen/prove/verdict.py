@@ -1,6 +1,6 @@
 """What a proof is made of: claims, each with one of three verdicts, gathered under the obligations of docs/proofs.md.
 
-Takes nothing from the solvers: `algebra` and `smt` give these values, `proof` gathers them, the command line prints
+Takes nothing from the solvers: the obligations return these values, `proof` gathers them, the command line prints
 them. Unknown never counts as proved.
 """
 

@@ -1,5 +1,5 @@
-"""Runs generated source: `loader` (file cache, import, the interpreter), `aot` (binaries without a GPU).
+"""Runs generated source: `loader` imports it, in an interpreter where there is no GPU or TPU.
 
-`cache` (files by their content), `aot_worker` (the process that compiles), `listing` (reads what compilers print).
-`tpu` is a room of its own: schedules for TPUs that are not here.
+`cache` keeps files by their content, `forked` runs a function in a process of its own, and `merging` has the kernel
+that merges two parts of a result.
 """

@@ -1,7 +1,7 @@
 """Candidates compiled ahead, so that the card does not wait for the compiler: in processes that need no card.
 
 Takes a generated file and the call that is timed; workers put candidates into its tables and launch it for a chip that
-they only name (`aot_worker`), which leaves binaries in Triton's cache on disk, where the process that times finds them.
+they only name (`aot.worker`), which leaves binaries in Triton's cache on disk, where the process that times finds them.
 Should it not, it compiles for itself, and nothing is lost but time; so nothing that fails here is told.
 """
 

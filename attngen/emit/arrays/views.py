@@ -1,4 +1,4 @@
-"""What the templates of the portable targets read, beside params and the lines of `portable_code`: frozen views."""
+"""What the templates of the portable targets read, beside params and the lines of `tile_code`: frozen views."""
 
 from __future__ import annotations
 

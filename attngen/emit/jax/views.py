@@ -1,4 +1,4 @@
-"""What `templates/jax/` reads, beside params, operands and the lines of `portable_code`: frozen views."""
+"""What `templates/jax/` reads, beside params, operands and the lines of `emit.arrays.tile_code`: frozen views."""
 
 from __future__ import annotations
 

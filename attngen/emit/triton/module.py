@@ -1,7 +1,7 @@
 """The Triton target: a `KernelPlan` laid out as the views that `templates/triton/` reads.
 
-Takes the plan, the spec's text and the options, gives the source of a standalone module. Every choice stands in the
-plan or in the views, which the rooms beside this module make; here they meet, and the templates only place them.
+Takes the plan, the spec's text and the options, returns the source of a standalone module. The rooms beside this module
+make the views, from the plan; here they meet, and the templates lay them out.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Short queries, whose walk over keys is cut into pieces: what `split.py.j2` and `launch/split.py.j2` read.
+"""Short queries, whose walk over keys is cut into pieces: what `short_queries/` reads.
 
 Takes the plan, the kernels' arguments and the names of what the launcher hands over, gives a `SplitView`. The main loop
 is the forward kernel's own code, in which a head of each row may stand where there is one head; the end of the pass is

@@ -49,8 +49,9 @@ _LENGTHS = tuple(f"{name}: Tensor | None = None" for name in BOUNDS)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceCallView:
     """Names and lines of the host, as in `CallView`. `slots` are the texts of how many slots there are, packed and not.
-    `expanded`: lines that give a param with rows its batch again. `whole`: parameters of `_check_each`, `one`: what it
-    gives to `_check_one`, the rows of one sequence; `size_checks` and `facts`: what that asks of sizes and elements."""
+    `expanded`: lines that give a param with rows its batch again. `whole`: how the one backward
+    kernel is launched. `one`: the arguments of `_check_one`, the rows of one sequence, whose sizes and elements
+    `size_checks` and `facts` check."""
 
     packed: bool
     lengths: bool

@@ -1,6 +1,6 @@
 """Sequences that begin and end anywhere: how a program of a portable kernel finds the rows of its own.
 
-Takes the module's frame, returns its `PlaceView`, and the `SequenceView` that `sequence_rows.py.j2` and the host read.
+Takes the module's frame, returns its `PlaceView`, and the `SequenceView` that `sequences/rows.py.j2` and the host read.
 In a kernel, `Sq` and `Sk` become those of its sequence, and every pointer to rows begins at the sequence's first, so
 the rest of the kernel is that of dense tensors.
 """
