@@ -1,12 +1,13 @@
 """Context parallelism on the GPUs of one host: TFLOP/s a card as a share of one card's own on half the work.
 
     python benchmarks/context.py prepare DIR              # where attngen is: compiles and pickles what is measured
-    python benchmarks/context.py run --kernels DIR -o context.json        # where the GPUs are: torch and triton
+    python benchmarks/context.py run --kernels DIR -o context.json        # where the GPUs are
 
 Each cell runs attngen's ring and gather, and beside them ring-flash-attn's zigzag over FlashAttention 4 (causal; where
 both are on PYTHONPATH) and torch's own context parallelism over FlexAttention, forward and backward, with NCCL. "One
 card" is the plain kernel over the same sequence with half the heads, on every card at once. Results are compared with
-it first. Times are the slowest rank's; bytes are those of K and V that the schedule sends in a forward pass.
+it first. The GPUs' machine needs torch, triton and platformdirs. Times are the slowest rank's; bytes are those of K and
+V that the schedule sends in a forward pass.
 """
 
 from __future__ import annotations
@@ -257,6 +258,8 @@ def of_torch(cell: Cell, whole: tuple[Any, Any, Any]) -> Way:
     def allowed(b: Any, h: Any, q: Any, k: Any) -> Any:
         return masks[cell.mask](order[q + first], order[k])
 
+    torch._dynamo.reset()  # else it stops compiling after eight shapes
+    torch._functorch.config.donated_buffer = False  # a backward pass is timed over a kept graph
     mask = torch.compile(create_block_mask)(allowed, 1, 1, own, n)
     flex = torch.compile(flex_attention, dynamic=False)
     group = dist.distributed_c10d._get_process_group_name(dist.group.WORLD)
