@@ -34,14 +34,14 @@ def read_source(path: str | os.PathLike[str]) -> Source:
         raise UsageError(f"can't read {name!r}: {error}") from error
     name = "<stdin>" if name == "-" else name
     if len(data) > _LONGEST:
-        raise UsageError(f"{name} is no spec: it has more than {_LONGEST:,} bytes")
+        raise UsageError(f"{name} is not a spec: it has more than {_LONGEST:,} bytes")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         rest = error.object  # without a mark
         before = rest[: error.start].decode("utf-8").split("\n")
         where, byte = f"{name}:{len(before)}:{len(before[-1]) + 1}", f"byte 0x{rest[error.start]:02x}"
-        raise UsageError(f"{where}: the file is no UTF-8 text, here it has the {byte}; save it as UTF-8") from error
+        raise UsageError(f"{where}: the file is not UTF-8 text: it has the {byte} here; save it as UTF-8") from error
     return Source(text, name)
 
 
@@ -54,7 +54,7 @@ def read_array(path: str) -> NDArray[Any]:
     except OSError as error:
         raise UsageError(f"can't read {path}: {reason(error)}") from error
     except (ValueError, EOFError) as error:
-        raise UsageError(f"{path} is no array that numpy.save wrote") from error
+        raise UsageError(f"{path} was not written by numpy.save; save the array with it") from error
     if not isinstance(found, np.ndarray):
         found.close()
         raise UsageError(f"{path} has several arrays: save one, with numpy.save")

@@ -50,7 +50,10 @@ def add(table: Commands) -> None:
         help="who holds which rows (default: auto, by the mask's work)",
     )
     p.add_argument(
-        "--exchange", choices=("ring", "gather", "heads"), default="ring", help="how keys come (default: ring)"
+        "--exchange",
+        choices=("ring", "gather", "heads"),
+        default="ring",
+        help="how ranks exchange keys (default: ring)",
     )
     p.add_argument(
         "--heads",
@@ -136,7 +139,7 @@ def _report(args: Namespace) -> Report:
     if args.ranks % heads:
         raise UsageError(f"--heads {heads} must divide --ranks {args.ranks}")
     if sizes["Hq"] % heads:
-        raise UsageError(f"Hq = {sizes['Hq']} heads cannot be shared out equally among {heads} ranks")
+        raise UsageError(f"Hq = {sizes['Hq']} must be divisible by {heads} ranks: choose other --ranks or --heads")
     machine = _machine(args)
     subject = _Subject(spec, planned)
     work = row_work(subject, sequences, masked)
@@ -161,7 +164,7 @@ def _machine(args: Namespace) -> Machine:
 
     chip = named(args.chip)
     if args.link is None and chip.link is None:
-        raise UsageError(f"no rate of the links of {args.chip} is published: give --link GB/S")
+        raise UsageError(f"the link rate of {args.chip} is not published: give --link GB/S")
     link = args.link * 1e9 if args.link is not None else chip.link.value if chip.link else 0.0
     return Machine(chip=chip, link=link, dtype=args.dtype)
 

@@ -151,7 +151,10 @@ class _Attention:
             if name in ("cache", "block_table"):
                 raise UsageError(f"{name}: attngen has no continuous batching yet; generate in batches")
             if name not in READ and self.params is None:
-                raise UsageError(f"the model passes {name}={_described(given)} to its attention, unknown to attngen")
+                raise UsageError(
+                    f"the model passes {name}={_described(given)} to its attention, unknown to attngen: register a "
+                    "spec that takes it, with spec= and params=, or use another attn_implementation"
+                )
             if name in CARRIED and self.own is not None and self.params is None:
                 raise UsageError(_lost(f"{name}={_described(given)}"))
 
@@ -198,10 +201,16 @@ def _without_mask(module: torch.nn.Module, call: Call, sizes: tuple[int, int, in
     causal = bool(getattr(module, "is_causal", True) if given is None else given)
     queries, keys = sizes[2:]
     if causal and queries not in (1, keys) and call.get("cu_seq_lens_q") is None:
-        raise UsageError(f"{queries} queries of {keys} keys, causal, without a mask: which keys they see is not said")
+        raise UsageError(
+            f"causal attention of {queries} queries and {keys} keys needs a mask, or nothing says which keys they see: "
+            "pass attention_mask or cu_seq_lens_q"
+        )
     window = call.get("sliding_window")
     if window is not None and not causal:
-        raise UsageError(f"sliding_window={window}, not causal, without a mask: which keys a query sees is not said")
+        raise UsageError(
+            f"sliding_window={window} without causality needs a mask, or nothing says which keys a query sees: pass "
+            "attention_mask"
+        )
     choice = Choice(causal=causal, window=window)
     return Mask(choice=choice, shape=sizes, dropped=False, lengths={}, cu_seqlens=None, params={})
 

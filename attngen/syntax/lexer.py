@@ -201,7 +201,7 @@ class _Scanner:
 
     def _foreign(self, text: str, span: Span) -> None:
         meant, fix = _FOREIGN[text]
-        self._report("foreign-sign", f"`{text}` is no word or sign of the language", span, fix)
+        self._report("foreign-sign", f"`{text}` is not part of the language", span, fix)
         type = self.vocabulary.signs.get(meant) or self.vocabulary.reserved.get(meant, "NAME")
         self._add(type, meant, span)
 

@@ -152,10 +152,10 @@ def attend(*, queries: int = 6, keys: int = 6, name: str = "attngen", mask: Any 
         ({"output_attentions": True}, "output_attentions=True .* unknown"),
         ({"cache": object()}, "no continuous batching"),
         ({"mask": torch.zeros(2, 1, 6, 6)}, r"attention_mask is a tensor \[2, 1, 6, 6\]; attngen takes 2-D"),
-        ({"queries": 3}, "3 queries of 6 keys, causal, without a mask"),
+        ({"queries": 3}, "causal attention of 3 queries and 6 keys needs a mask"),
         ({"mask": make(2, 6, 6), "keys": 8}, "the mask is for .* \\(2, 1, 6, 6\\), the call has \\(2, 1, 6, 8\\)"),
         ({"mask": make(2, 6, 6), "sliding_window": 4}, "sliding_window=4, and the model's mask has none"),
-        ({"is_causal": False, "sliding_window": 4}, "sliding_window=4, not causal, without a mask"),
+        ({"is_causal": False, "sliding_window": 4}, "sliding_window=4 without causality needs a mask"),
         ({"cu_seq_lens_k": torch.tensor([0, 6])}, "cu_seq_lens_k without cu_seq_lens_q"),
         (
             {"mask": make(2, 6, 6, mask_function=hf.bidirectional_mask_function), "sliding_window": 4},

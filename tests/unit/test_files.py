@@ -26,9 +26,9 @@ def test_reads_utf_8_with_or_without_a_mark(tmp_path: Path) -> None:
         (lambda p: p.mkdir(), "is a directory"),
         (
             lambda p: p.write_bytes(b"attention a\n# \xc3\xa9 \xff\n"),
-            "a.attn:2:5: the file is no UTF-8 text, .* the byte 0xff",
+            "a.attn:2:5: the file is not UTF-8 text: .* the byte 0xff",
         ),
-        (lambda p: p.write_bytes(b"\xef\xbb\xbfattn\xe9"), "a.attn:1:5: the file is no UTF-8 text"),
+        (lambda p: p.write_bytes(b"\xef\xbb\xbfattn\xe9"), "a.attn:1:5: the file is not UTF-8 text"),
     ],
 )
 def test_unreadable_file(tmp_path: Path, make, message: str) -> None:  # type: ignore[no-untyped-def]
@@ -39,7 +39,7 @@ def test_unreadable_file(tmp_path: Path, make, message: str) -> None:  # type: i
 
 
 def test_endless_file() -> None:
-    with pytest.raises(UsageError, match="/dev/zero is no spec: it has more than 4,000,000 bytes"):
+    with pytest.raises(UsageError, match="/dev/zero is not a spec: it has more than 4,000,000 bytes"):
         files.read_source("/dev/zero")
 
 

@@ -409,7 +409,7 @@ def test_show_draws_data_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixtu
     np.save(wrong, np.array([[0, -1]]))
     for given, message in {
         f"ids={wrong}": "`ids` at (0, 1) is -1, which breaks `0 <= ids`",
-        f"ids={path}": "is no array that numpy.save wrote",
+        f"ids={path}": "was not written by numpy.save",
         f"ids={tmp_path / 'none.npy'}": "no such file",
         f"id={data}": "p has no param `id`; it has `ids`",
         "ids": "names no data; write NAME=FILE.npy",

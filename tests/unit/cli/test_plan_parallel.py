@@ -174,12 +174,12 @@ def test_a_cell_has_the_rank_of_its_piece() -> None:
     ("argv", "message"),
     [
         ("--ranks 6 --heads 4", "--heads 4 must divide --ranks 6"),
-        ("--ranks 3 --exchange heads", "Hq = 8 heads cannot be shared out equally among 3 ranks"),
+        ("--ranks 3 --exchange heads", "Hq = 8 must be divisible by 3 ranks"),
         ("--ranks 4 --exchange heads --heads 2", "leave --heads out"),
         ("--ranks 4 --lengths 0,0", "at least one sequence must have a row"),
         ("--ranks 4 --lengths 4,4 --shape Sq=8", "leave B, Sq and Sk out of --shape"),
         ("--ranks 4 --lengths nope.npy", "can't read nope.npy"),
-        ("--ranks 2 --chip v4", "no rate of the links of v4 is published: give --link GB/S"),
+        ("--ranks 2 --chip v4", "the link rate of v4 is not published: give --link GB/S"),
         ("--ranks 2 --shape Zq=3", "no size 'Zq'"),
     ],
 )
