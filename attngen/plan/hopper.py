@@ -165,7 +165,7 @@ class Fetched:
         return not reads(self.load, "b")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HopperForward:
     """`walk` numbers the tiles of keys, backwards from the last where `backwards`; a warpgroup's own queries meet a
     tile at the steps of `share` alone. A tile outside of the runs `unmasked`, which are those of a warpgroup's own
@@ -186,7 +186,7 @@ class HopperForward:
     fetched: Fetched | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HopperBackward:
     """One kernel for dQ, dK and dV. A program walks `hull`, the tiles of queries that its keys meet and those between
     them, and a warpgroup takes `part` of its steps; a tile outside of the runs `unmasked`, which are those of a
@@ -220,7 +220,7 @@ class ListedWalk:
     lists: Lists | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HopperApart:
     """One kernel for dK and dV, which walks `queries`, and one for dQ, which walks `keys`."""
 
@@ -230,7 +230,7 @@ class HopperApart:
     elsewhere: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HopperPlan:
     """`slack`: by how many powers of two the forward kernel's reference may lag behind the maximum; 0: it does not.
     `turns`: the order in which programs of the backward kernels take tiles, and add to dQ; `shares`: which of the query

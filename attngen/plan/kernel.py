@@ -73,7 +73,7 @@ class LeafGradient:
     extra: Expr | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KernelPlan:
     attention: Attention
     facts: Facts
@@ -164,23 +164,23 @@ def portable(
     kept = keeps_key(attention.mask)
     d_factor, d_pair = split_factor(derivative(form.natural, Symbol("qk", Type.FLOAT)) or real(0.0))
     found = KernelPlan(
-        attention,
-        known,
-        form,
-        keys,
-        queries,
-        kept,
-        key_loops,
-        query_loops,
-        two_walks(key_loops),
-        two_walks(query_loops),
-        tpu_walks(key_loops, query_loops),
-        in_turn(),
-        one_by_one(),
-        split(attention, form, key_loops, kept),
-        d_factor,
-        d_pair,
-        tuple(_leaf_gradients(attention, form)),
+        attention=attention,
+        facts=known,
+        weights=form,
+        keys=keys,
+        queries=queries,
+        keeps_key=kept,
+        key_loops=key_loops,
+        query_loops=query_loops,
+        key_walks=two_walks(key_loops),
+        query_walks=two_walks(query_loops),
+        tpu_walks=tpu_walks(key_loops, query_loops),
+        in_turn=in_turn(),
+        one_by_one=one_by_one(),
+        split=split(attention, form, key_loops, kept),
+        d_factor=d_factor,
+        d_pair=d_pair,
+        gradients=tuple(_leaf_gradients(attention, form)),
         longest_first=any(reads(s.hi, "q1") for s in keys.any) and not any(reads(s.lo, "q0") for s in keys.any),
         growing_keys=any(reads(s.lo, "k0") for s in queries.any) and not any(reads(s.hi, "k1") for s in queries.any),
         diagonals=diagonals(form.unit),

@@ -17,6 +17,8 @@ from attngen.plan.mask.loops import Assigned
 
 ITEM, N_TILES, HEADS, TOGETHER = (index(name) for name in ("item", "n_tiles", "heads", "together"))
 FIRST, WIDTH, INSIDE, ORDER, TILE = (index(name) for name in ("first", "width", "i", "order", "tile"))
+PORTABLE_TOGETHER = 8
+"""Heads that a portable kernel takes in turn."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,8 @@ EXAMPLES = ("causal", "alibi", "documents")
 IFS, CHOICES = 75, 36
 """`if` and `elif` statements, and conditional expressions, in templates/triton: 110 at most."""
 
-LINES, ARGUMENTS = 80, 12
-"""A kernel, which the host launches, may take more arguments."""
+LINES, ARGUMENTS, OPERANDS = 80, 12, 42
+"""`OPERANDS` are those of a kernel, which the host launches: three strides of each tensor among them. The aim is 24."""
 WIDE = {"_list_key_runs", "_list_walks", "_list_queries_met", "_list_keys_met"}
 """Functions that take more: bodies of kernels, with all that the kernels take."""
 SIZES = {
@@ -72,6 +72,7 @@ def test_functions_take_few_arguments(name: str) -> None:
     tree = module(name)
     counts = {f.name: len(f.args.args) + len(f.args.kwonlyargs) for f in functions(tree)}
     assert not {f for f, count in counts.items() if count > ARGUMENTS} - WIDE - kernels(tree)
+    assert max(counts[f] for f in kernels(tree)) <= OPERANDS
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

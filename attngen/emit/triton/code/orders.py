@@ -11,7 +11,7 @@ from attngen.emit.triton.code.expressions import Printer
 from attngen.ir.nodes import Apply, Expr, Op
 from attngen.ir.walk import nodes
 from attngen.plan.kernel import KernelPlan
-from attngen.plan.mask.order import ITEM, Directed, Order
+from attngen.plan.mask.order import ITEM, N_TILES, PORTABLE_TOGETHER, Directed, Order
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,8 @@ class DirectedView:
 @dataclass(frozen=True, slots=True)
 class OrdersView:
     """Heads in turn: `steps` bind the place `order` of an item's tile in its head's order, `head` is counted over all
-    batches. `apart_order`, `apart_head`: those of the program `pid`, where heads come one by one. `tile`: of a place.
+    batches. `apart_order`, `apart_head`: those of the program `pid`, where heads come one by one. `tile`: of a place;
+    `own_tile`: of a place in a sequence of `own_tiles`. `together`: the heads of a portable kernel that are in turn.
     """
 
     steps: tuple[str, ...]
@@ -31,6 +32,8 @@ class OrdersView:
     apart_order: str
     apart_head: str
     tile: DirectedView
+    own_tile: DirectedView
+    together: int
 
 
 def directed_view(d: Directed, printer: Printer) -> DirectedView:
@@ -57,4 +60,6 @@ def orders_view(plan: KernelPlan, printer: Printer) -> OrdersView:
         by_program.text(place.value),
         by_program.text(apart.head),
         directed_view(turns.tile, printer),
+        directed_view(turns.tile, replace(printer, names={**printer.names, N_TILES: "own_tiles"})),
+        PORTABLE_TOGETHER,
     )

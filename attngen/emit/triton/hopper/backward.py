@@ -22,6 +22,7 @@ from attngen.emit.triton.hopper.lists import ListView, assigned_lines, list_view
 from attngen.emit.triton.hopper.shares import host_lines
 from attngen.emit.triton.portable.param_gradients import GradientView, RowSum
 from attngen.ir.build import integer
+from attngen.ir.nodes import Expr
 from attngen.plan.hopper import (
     ApartSkeleton,
     BackwardSkeleton,
@@ -33,6 +34,7 @@ from attngen.plan.hopper import (
 from attngen.plan.kernel import KernelPlan
 from attngen.plan.mask.lists import HALVES, PART
 from attngen.plan.mask.loops import ZERO, Loops
+from attngen.plan.mask.order import N_TILES, ORDER
 from attngen.plan.mask.parts import HullPart, Limit
 from attngen.plan.mask.walks import outside
 
@@ -321,6 +323,10 @@ def _walk_view(found: ListedWalk, loops: Loops, printer: Printer, held: AxisView
     )
 
 
+_PROGRAMS: dict[Expr, str] = {N_TILES: "work.n_work", ORDER: "gl.program_id(0)"}
+"""All items of the dQ kernel, in the place of one head's tiles: the longest are taken first."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GluonApartView:
     """`dkdv_work` and `dq_work` are the pointers and counts that each kernel takes after its descriptors, `dq_config`
@@ -379,7 +385,7 @@ def gluon_apart_view(
         dkdv_work=(*work[0], *work[1], *(("walks_ptr",) if apart.queries.lists else ())),
         dq_work=(*work[0], *(s.pointer for s in sums), *work[1], *(("walks_ptr",) if apart.keys.lists else ())),
         dq_config=(*sizes_of_tiles, "K_STAGES", "V_STAGES", *flags, "FAST"),
-        item="work.n_work - 1 - gl.program_id(0)" if plan.longest_first else "gl.program_id(0)",
+        item=replace(printer, names={**printer.names, **_PROGRAMS}).text(plan.tile_in_turn),
         dq_terms=_terms("Sk", *dq.arguments),
         products=_slope(_factor(dq)),
         summed=" or ".join(dict.fromkeys(f"config.{s.flag}" for s in sums)),
