@@ -1,6 +1,6 @@
 """The Python door, and the one place where the stages are chained: text to tree to IR to plan to source to kernel.
 
-Takes specs and options, gives `Kernel`s, and the text of any stage in between. Leaves every decision to the stages.
+Takes specs and options, returns `Kernel`s, and the text of any stage in between. Leaves every decision to the stages.
 """
 
 from __future__ import annotations

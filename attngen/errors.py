@@ -1,6 +1,6 @@
 """Where mistakes are described: spans, diagnostics, and the exceptions that carry them.
 
-Takes source text and positions, gives one-line messages with a caret. Knows nothing of the language.
+Takes source text and positions, returns one-line messages with a caret. Knows nothing of the language.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reading specs and arrays, and writing results. Takes paths, gives text; a file is written whole or not at all."""
+"""Reading specs and arrays, and writing results. Takes paths, returns text; a file is written whole or not at all."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Example inputs: sizes and param values that a spec accepts, for pictures and for verification.
 
-Takes an `Attention` and what the caller wants of the sizes; gives sizes that fulfil every `assume`, and for each param
-a value that fulfils its `where`. The values are drawn to look like what such a param is for: int vectors along the
-sequence are runs (packed documents), other ints are lengths, bools are padding, floats along the sequence that the mask
-reads are rising times. Same seed, same values. Knows nothing of plans and kernels.
+Takes an `Attention` and what the caller wants of the sizes; returns sizes that fulfil every `assume`, and for each
+param a value that fulfils its `where`. The values are drawn to look like what such a param is for: int vectors along
+the sequence are runs (packed documents), other ints are lengths, bools are padding, floats along the sequence that the
+mask reads are rising times. Same seed, same values. Knows nothing of plans and kernels.
 """
 
 from __future__ import annotations

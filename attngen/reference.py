@@ -1,8 +1,8 @@
 """The oracle: an attention evaluated dense, in float64, from its definition alone, with gradients.
 
-Takes the IR and arrays in the layout of the Triton target; gives out, lse and the gradients of q, k, v and every float
-param. Reads the normalizer's definition (`weight(s)`, `denominator`), never its streamed form, nor anything that the
-planner claims. Checks shapes and names only: `where` facts are left to the generated function.
+Takes the IR and arrays in the layout of the Triton target; returns out, lse and the gradients of q, k, v and every
+float param. Reads the normalizer's definition (`weight(s)`, `denominator`), never its streamed form, nor anything that
+the planner claims. Checks shapes and names only: `where` facts are left to the generated function.
 
 **Overflow.** A definition such as `weight(s) = exp(s)` overflows where the ratio weight / denominator is harmless. So
 the weight and the denominator's extra term are split symbolically (`attngen.ir.scaled`) into factor * exp(exponent),

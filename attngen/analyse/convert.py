@@ -1,6 +1,6 @@
 """Types: what each operation needs, int to float, and what to write instead.
 
-Takes typed operands with the text that they came from, gives expressions with the conversions put in, or None after
+Takes typed operands with the text that they came from, returns expressions with the conversions put in, or None after
 reporting why there are none.
 """
 

@@ -1,6 +1,6 @@
 """Consts evaluated, and the types and dims of params.
 
-Takes the outline of a file and the values of `-D`, gives the consts, and the params without their facts. Everything
+Takes the outline of a file and the values of `-D`, returns the consts, and the params without their facts. Everything
 that the file defines becomes a name here; lets become readable when `analyse` comes to them.
 """
 

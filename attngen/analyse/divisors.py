@@ -1,6 +1,6 @@
 """The one fact that a spec need not state: an int param that divides is not 0.
 
-Takes params and the expressions of a spec, gives the params, those that stand alone as a divisor of `//` or `%` and
+Takes params and the expressions of a spec, returns the params, those that stand alone as a divisor of `//` or `%` and
 have no `where` with `!= 0` as theirs. The generated function then refuses a 0 at the call, like any other `where`.
 """
 

@@ -1,8 +1,8 @@
 """Expressions: names resolved, types checked, lets put in.
 
-Takes the syntax tree of an expression and the scope it stands in, gives IR, or None after reporting what is wrong with
-it. An expression that is wrong is not looked into again, so each mistake is reported once. What each function of the
-language does is in `functions`, conversions in `convert`, the names themselves in `names`.
+Takes the syntax tree of an expression and the scope it stands in, returns IR, or None after reporting what is wrong
+with it. An expression that is wrong is not looked into again, so each mistake is reported once. What each function of
+the language does is in `functions`, conversions in `convert`, the names themselves in `names`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The functions of the language: how many arguments each takes, of what types, and what it becomes.
 
-Takes checked operands, gives an expression, or None after reporting why there is none.
+Takes checked operands, returns an expression, or None after reporting why there is none.
 """
 
 from __future__ import annotations

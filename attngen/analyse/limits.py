@@ -1,7 +1,7 @@
 """How large and deep an expression may grow once its lets are put in, measured without walking what is shared.
 
-Takes expressions, gives their size and depth as trees. A let that doubles its argument sixty times is a graph of sixty
-nodes and a tree of 2**60: every later pass that compares, hashes or prints would walk the tree.
+Takes expressions, returns their size and depth as trees. A let that doubles its argument sixty times is a graph of
+sixty nodes and a tree of 2**60: every later pass that compares, hashes or prints would walk the tree.
 """
 
 from __future__ import annotations

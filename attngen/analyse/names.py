@@ -1,7 +1,7 @@
 """What a name in an expression stands for, and whether it may be read there.
 
-Takes a name and the scope it stands in, gives its binding, or None after reporting why it has none. Holds the names of
-the file, which grow as its statements are analysed.
+Takes a name and the scope it stands in, returns its binding, or None after reporting why it has none. Holds the names
+of the file, which grow as its statements are analysed.
 """
 
 from __future__ import annotations

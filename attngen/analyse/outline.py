@@ -1,6 +1,6 @@
 """The statements of a file by kind, and the names that it defines, before any expression is looked at.
 
-Takes a module, gives an `Outline`; reports a statement that stands twice, a missing `attention`, and names that are
+Takes a module, returns an `Outline`; reports a statement that stands twice, a missing `attention`, and names that are
 taken or that can't be used in the generated code.
 """
 

@@ -1,6 +1,6 @@
 """Where the analyser puts mistakes, and how it quotes the text in a fix.
 
-Takes mistakes one by one, gives a `SpecError` that holds them all. Knows nothing of names and types.
+Takes mistakes one by one, returns a `SpecError` that holds them all. Knows nothing of names and types.
 """
 
 from __future__ import annotations

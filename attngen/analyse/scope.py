@@ -1,6 +1,6 @@
 """What names mean, and which of them each place may read.
 
-Takes nothing, gives the binding types, the names that the language itself defines, and the rules of each place
+Takes nothing, returns the binding types, the names that the language itself defines, and the rules of each place
 (score, mask, where, …). The resolution of a name is in `expressions`.
 """
 

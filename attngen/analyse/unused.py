@@ -1,4 +1,4 @@
-"""Params that a spec declares and never reads. Takes an attention, gives a warning for each."""
+"""Params that a spec declares and never reads. Takes an attention, returns a warning for each."""
 
 from __future__ import annotations
 

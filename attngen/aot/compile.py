@@ -1,8 +1,8 @@
 """Binaries without a GPU: every kernel of a generated file, through the real Triton compiler, for a chip by name.
 
-Takes the generated source and the attention that it was made from, gives `Artifact`s. The file's own launcher says what
-to compile: a process of its own (`aot.worker`) calls it, forward and backward, on example inputs, and compiles where a
-launch would run. So tile sizes, argument types, alignment and options are those of real launches.
+Takes the generated source and the attention that it was made from, returns `Artifact`s. The file's own launcher says
+what to compile: a process of its own (`aot.worker`) calls it, forward and backward, on example inputs, and compiles
+where a launch would run. So tile sizes, argument types, alignment and options are those of real launches.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Reads what compilers print of a binary: registers, spilled registers, and spills inside the main loops.
 
-Takes text (ptxas's log, cuobjdump's resource usage, nvdisasm's listing, LLVM's AMD assembly), gives counts. A main loop
-is an innermost loop with a matrix product in it; what is spilled outside of those is paid once a tile or a program.
+Takes text (ptxas's log, cuobjdump's resource usage, nvdisasm's listing, LLVM's AMD assembly), returns counts. A main
+loop is an innermost loop with a matrix product in it; what is spilled outside of those is paid once a tile or a
+program.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The peers: FlexAttention, torch's own attention by FlashAttention 2 or cuDNN, and FlashAttention 4.
 
-Takes what each is to compute, gives a `Contender`, ready to call, or a reason why there is none.
+Takes what each is to compute, returns a `Contender`, ready to call, or a reason why there is none.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Times several contenders in turns, A B C, then C B A, and so on, so that a card that throttles slows all alike.
 
-Takes contenders and what of each is timed; gives the milliseconds of every run, the median of a CUDA graph's replays,
+Takes contenders and what of each is timed; returns the milliseconds of every run, the median of a CUDA graph's replays,
 and who failed. Whoever fails drops out of the race and of no other's; only where the device is lost with it does the
 race end.
 """

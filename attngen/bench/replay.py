@@ -1,7 +1,7 @@
 """A call recorded as a CUDA graph: what is timed of a replay is the device's part, whatever the host takes for a call.
 
 Where the host is slow, events around a short call (`clock.sample`) count how long the device waits for its next kernel.
-A replay hands the device all of a call's kernels at once. Takes what makes the work to be timed, gives its replay.
+A replay hands the device all of a call's kernels at once. Takes what makes the work to be timed, returns its replay.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Measures one spec at one shape beside its peers: everything checked first, then timed turn about.
 
-Takes a `Subject` (the functions of one spec, loaded), sizes, param values, and how long to measure; gives a record of
+Takes a `Subject` (the functions of one spec, loaded), sizes, param values, and how long to measure; returns a record of
 plain values for the JSON. The truth is attngen's own plain PyTorch target in float32, on the same device. Peak memory
 is that of one forward and backward pass, beside dense attention by the same score and mask.
 """

@@ -1,6 +1,6 @@
 """Arguments that commands share, and what the words of a command line may say.
 
-Takes argparse's parsers and words, gives options and values; a word that says nothing raises `ArgumentTypeError` with
+Takes argparse's parsers and words, returns options and values; a word that says nothing raises `ArgumentTypeError` with
 what to write instead. `cli.main` says which command takes what.
 """
 

@@ -1,6 +1,6 @@
 """Runs a compiled kernel, forward and backward, against the float64 reference, on shapes that tend to break kernels.
 
-Takes a `Kernel` and a device; gives one `Comparison` for each case and result. An error is the largest difference
+Takes a `Kernel` and a device; returns one `Comparison` for each case and result. An error is the largest difference
 between kernel and reference, divided by the reference's largest magnitude where that is above 1. The reference gets the
 very values that the kernel gets, rounded to its dtype.
 """

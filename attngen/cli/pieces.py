@@ -1,7 +1,8 @@
 """Runs a compiled kernel piece by piece, merges and differentiates, and compares with the float64 reference.
 
-Takes a `Kernel` and a `Case` of dense tensors or arrays; gives one `Comparison` for each result, as `comparison` does.
-Queries and keys are cut at uneven places, one stretch of keys is empty; parts are merged in two steps and out of order.
+Takes a `Kernel` and a `Case` of dense tensors or arrays; returns one `Comparison` for each result, as `comparison`
+does. Queries and keys are cut at uneven places, one stretch of keys is empty; parts are merged in two steps and out of
+order.
 """
 
 from __future__ import annotations

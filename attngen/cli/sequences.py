@@ -1,6 +1,6 @@
 """Runs a compiled kernel over sequences of uneven lengths, and compares each with the float64 reference of it alone.
 
-Takes a `Kernel`, a `Case` with lengths, and a geometry, packed or lengths; gives one `Comparison` for each result, as
+Takes a `Kernel`, a `Case` with lengths, and a geometry, packed or lengths; returns one `Comparison` for each result, as
 `comparison` does for dense tensors. Rows that no sequence has are NaN in q, k, v, in float params and in cotangents.
 They must be 0 in out and in gradients, and -inf in lse.
 """

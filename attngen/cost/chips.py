@@ -1,6 +1,6 @@
 """Chips, as their makers' public data sheets have them: one typed table, and the source of each figure.
 
-Takes a name, gives a `Chip`. Rates are of the whole chip, dense (without sparsity). A figure that nobody publishes is
+Takes a name, returns a `Chip`. Rates are of the whole chip, dense (without sparsity). A figure that nobody publishes is
 None, and the roofline leaves it out.
 """
 

@@ -1,6 +1,6 @@
 """Which tiles the plan's loops visit, summed over batches and heads.
 
-Takes a plan, sizes, the mask's params and a tile, gives `Visits`. The grid of one head comes from the plan's
+Takes a plan, sizes, the mask's params and a tile, returns `Visits`. The grid of one head comes from the plan's
 closed-form ranges (`plan.simulate`); where the mask reads no head or batch, one grid stands for all.
 """
 

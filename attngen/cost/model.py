@@ -1,9 +1,9 @@
 """The whole: what a spec costs on a chip, kernel by kernel, and the roofline's time.
 
-Takes a plan, a chip, a dtype, sizes and params; gives a `Cost`. A kernel's time is that of its busiest unit: products,
-vector lanes, special functions, or a memory; it is a bound from below, not a prediction. What a loop walks over comes
-from the main memory once if the nearest memory that cores share (the cache; without one a core's own) keeps it for all
-heads that run at once, and for each visited tile if it does not.
+Takes a plan, a chip, a dtype, sizes and params; returns a `Cost`. A kernel's time is that of its busiest unit:
+products, vector lanes, special functions, or a memory; it is a bound from below, not a prediction. What a loop walks
+over comes from the main memory once if the nearest memory that cores share (the cache; without one a core's own) keeps
+it for all heads that run at once, and for each visited tile if it does not.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The loops: what each holds, what it walks over, what it multiplies. Both loop orders, forward and backward.
 
-Takes head dims and the bytes of an element, gives `Loop`s. The order decides the traffic: what belongs to the outer
+Takes head dims and the bytes of an element, returns `Loop`s. The order decides the traffic: what belongs to the outer
 tile is moved once, what belongs to the inner one is moved for every pair of tiles that meet, and a result of the inner
 side is read and written each time:
 

@@ -1,4 +1,4 @@
-"""Roofline times over sequence lengths, as a picture. Takes costs, gives the bytes of a PNG or SVG file."""
+"""Roofline times over sequence lengths, as a picture. Takes costs, returns the bytes of a PNG or SVG file."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Cycles of attention on one weight-stationary systolic array with a vector unit beside it.
 
-Takes tile shapes and how many tiles are visited, gives `Cycles`. The array multiplies (M, K) by (K, N) in M + K + N - 2
-cycles: the first partial sum has crossed the array after K + N - 2, and one row leaves it each cycle. Nothing overlaps:
-the vector unit works while the array waits, as in a loop that is not pipelined.
+Takes tile shapes and how many tiles are visited, returns `Cycles`. The array multiplies (M, K) by (K, N) in M + K + N -
+2 cycles: the first partial sum has crossed the array after K + N - 2, and one row leaves it each cycle. Nothing
+overlaps: the vector unit works while the array waits, as in a loop that is not pipelined.
 
 The vector unit passes 128 numbers a cycle. A pass is one operation over a block, and a block that ends inside a vector
 costs the whole vector. What it does, in passes:

@@ -1,4 +1,4 @@
-"""A cost as a table for people and as JSON for programs. Takes a `Cost`, gives rich renderables or plain data."""
+"""A cost as a table for people and as JSON for programs. Takes a `Cost`, returns rich renderables or plain data."""
 
 from __future__ import annotations
 

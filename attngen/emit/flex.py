@@ -1,6 +1,6 @@
 """FlexAttention's modifiers for a spec: the score and the mask as functions of one pair, for benchmarks beside it.
 
-Takes an `Attention`, gives the source of a module whose `modifiers(scale, sizes, params)` returns score_mod and
+Takes an `Attention`, returns the source of a module whose `modifiers(scale, sizes, params)` returns score_mod and
 mask_mod, each None where there is nothing to do, and whose `SCALED` says whether the score comes multiplied by the
 scale. What does not differ from pair to pair is computed once, outside of both. What FlexAttention cannot express is
 no part of them: `limit` names it.

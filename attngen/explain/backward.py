@@ -1,6 +1,6 @@
 """The backward rungs: from the gradient of the output to those of q, k, v and of every float param.
 
-Takes a `Setting`, gives `Step`s: the weights again from what the forward kept, the derivative of the normalizer, that
+Takes a `Setting`, returns `Step`s: the weights again from what the forward kept, the derivative of the normalizer, that
 of the score, dQ by rows and dK, dV by columns, and how each param's gradient is summed.
 """
 

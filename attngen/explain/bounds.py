@@ -1,6 +1,6 @@
 """The plan's bounds as intervals: int expressions with their sums in order, and segments as half-open intervals.
 
-Takes the bounds of a segment, gives `Math`. `in_order` changes how an expression reads, never its value.
+Takes the bounds of a segment, returns `Math`. `in_order` changes how an expression reads, never its value.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Expressions of the IR as a mathematician writes them.
 
-Takes IR expressions, gives `Math`. The query's position is i, the key's j; a tile of queries is i0 … i1, of keys
+Takes IR expressions, returns `Math`. The query's position is i, the key's j; a tile of queries is i0 … i1, of keys
 j0 … j1. Names of the spec stand upright. Products and sums are flattened, equal factors above and below a bar cancel,
 constants of the planner's arithmetic are named (1.4426950408889634 is log2 e): equal over the reals, which is what a
 derivation is about. Leaves the sentences to `forward` and `backward`, and checks nothing.
@@ -218,7 +218,7 @@ class Writer:
         return negative, n.quotient(numerator, denominator)
 
     def _factors(self, e: Expr, above: list[Expr], below: list[Expr]) -> bool:
-        """Takes a product apart into what stands above and below the bar; gives whether its sign is negative."""
+        """Takes a product apart into what stands above and below the bar; returns whether its sign is negative."""
         if isinstance(e, Apply) and e not in self.names:
             match e.op:
                 case Op.MUL:

@@ -1,6 +1,6 @@
 """The forward rungs: from the dense definition to the pass that the kernel makes, its last division and its lse.
 
-Takes a `Setting`, gives `Step`s. A normalizer without a running maximum skips the rungs that it does not need, and
+Takes a `Setting`, returns `Step`s. A normalizer without a running maximum skips the rungs that it does not need, and
 says why it does not need them. What a tile is, and which are visited, is in `tiles`.
 """
 

@@ -1,7 +1,7 @@
 """Mathematics in two notations at once: LaTeX, and one line of Unicode for the terminal.
 
 `Math` holds both texts and how strongly each binds, so that the combinators here set brackets where either needs them.
-Takes parts, gives parts; knows nothing of attention (`formulas`) nor of pages (`rendering`).
+Takes parts, returns parts; knows nothing of attention (`formulas`) nor of pages (`rendering`).
 
 The LaTeX renders alike in LaTeX, MathJax and KaTeX, and survives Markdown, which reads a backslash before punctuation
 as an escape and an underscore after punctuation as emphasis: spaces are `\\thinspace`, braces `\\lbrace`, rows end in

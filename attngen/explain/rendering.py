@@ -1,6 +1,6 @@
 """Writes a derivation: for a terminal, as Markdown, or as a LaTeX file that compiles by itself.
 
-Takes a `Ladder` and, where there is one, the proof of the same plan; gives text. Every word is the steps' own: here
+Takes a `Ladder` and, where there is one, the proof of the same plan; returns text. Every word is the steps' own: here
 is only layout, escaping, and the verdict that each step cites.
 """
 

@@ -1,6 +1,6 @@
 """The rungs about tiles: a tile is one element of the merge, and which tiles the kernels visit.
 
-Takes a `Setting` and the plan's ranges, gives `Step`s. The forward kernel and dQ walk keys, dK/dV walks queries.
+Takes a `Setting` and the plan's ranges, returns `Step`s. The forward kernel and dQ walk keys, dK/dV walks queries.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Evaluates IR expressions in NumPy, vectorised: ints are int64, floats float64 (or float32 on demand), bools bool.
 
-Takes expressions, a value or an array for each symbol, and the params; gives arrays that broadcast over those.
+Takes expressions, a value or an array for each symbol, and the params; returns arrays that broadcast over those.
 `Tape` also keeps every node's value and pulls cotangents back to the float symbols and params (reverse mode).
 Knows nothing of attention: the oracle is `attngen.reference`, and the planner's simulator reads masks through this.
 """

@@ -1,4 +1,4 @@
-"""Takes the exponential out of an expression: `split(e)` gives (factor, exponent) with e = factor * exp(exponent).
+"""Takes the exponential out of an expression: `split(e)` returns (factor, exponent) with e = factor * exp(exponent).
 
 Exact in real arithmetic, whatever `e` is; in floats it is what lets the oracle evaluate a normalizer's definition, such
 as exp(s) with s = 1e4, as written: products add exponents, sums are brought to the larger exponent, logarithms undo

@@ -12,7 +12,7 @@ from dataclasses import replace
 from attngen.ir.attention import Attention
 from attngen.plan.geometry import GEOMETRIES
 from attngen.plan.ints.width import WideInts
-from attngen.plan.kernel import KernelPlan, portable
+from attngen.plan.kernel import KernelPlan, make_plan
 from attngen.plan.tiles.hopper import hopper_plan
 
 __all__ = ["KernelPlan", "WideInts", "plan"]
@@ -30,7 +30,7 @@ def plan(
     `hopper`: with the kernels of compute capability 9.0, those that read bools of pairs ahead, and the geometries of
     sequences, which the same target has.
     """
-    found = portable(attention, reserved, ints, approximates, reads_pairs=hopper)
+    found = make_plan(attention, reserved, ints, approximates, reads_pairs=hopper)
     if not hopper:
         return found
     return replace(found, hopper=hopper_plan(found, found.attention.tile), geometries=GEOMETRIES)

@@ -10,20 +10,20 @@ SHARED_MEMORY = {"sm_80": 163, "sm_86": 99, "sm_90": 227, "sm_100": 227, "gfx942
 
 
 class Burden(StrEnum):
-    """What a kernel has to bear beside the products: it decides between tiles of the same speed otherwise.
-
-    light: the score reads no position, the mask no data. ends: so, but for numbers of a batch or head, by which a
-    portable kernel's larger tile would not keep its values in registers. score: it does. pairs: so it reads a param, by
-    more than the distance. data: tiles are skipped by what tensors hold, so runs are short. random: dropout, whose bits
-    take more registers than the products.
-    """
+    """What a kernel computes beside the products, which decides between tiles of the same speed."""
 
     LIGHT = "light"
+    """The score reads no position, and the mask no data."""
     ENDS = "ends"
+    """As light, but the mask reads one number of a batch or head. The portable kernel's larger tile would spill."""
     SCORE = "score"
+    """The score reads positions."""
     PAIRS = "pairs"
+    """The score reads a param by more than the distance of a pair."""
     DATA = "data"
+    """Tiles are skipped by what tensors hold, so runs are short."""
     RANDOM = "random"
+    """Dropout, whose bits take more registers than the products."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """What a kernel's own loads add to its shared memory: params read for every pair, and for every row or column.
 
-Takes a plan, gives `Loads` for the rule in `tiles`. The compiler keeps loads of a loop in flight in shared memory, as
+Takes a plan, returns `Loads` for the rule in `tiles`. The compiler keeps loads of a loop in flight in shared memory, as
 it does with tiles of keys; and it moves addresses through it that are dear to compute twice.
 """
 

@@ -2,7 +2,7 @@
 
 A spec speaks of one sequence. In dense tensors every batch row is one. `lengths`: a sequence is the rows start …
 stop - 1 of a batch row. `packed`: all sequences follow one another in one row of a batch, and the offsets are those of
-`cu_seqlens`. Takes nothing; gives a `Geometry`: the expressions by which a kernel finds a sequence's rows, and the
+`cu_seqlens`. Takes nothing; returns a `Geometry`: the expressions by which a kernel finds a sequence's rows, and the
 number of its first tile. Targets print these expressions, and the prover checks the same ones.
 """
 

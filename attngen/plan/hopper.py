@@ -30,25 +30,28 @@ class Schedule(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Skeleton:
-    """`queries` are 64 for each warpgroup that computes: two or three. `stages` tiles of keys, and of values, are in
-    flight. pipelined: a warpgroup starts its next scores before it weighs these; else the others fill the gaps.
-    ordered: warpgroups start their products in turn. `registers` of a thread that computes, `spare` of
-    the warp that fetches. `together`: heads whose tiles are taken in turn, more of them where a head has fewer than
-    `ahead` / `together` tiles. out_apart: results have room of their own, so the next queries come while they are
-    stored.
-    """
+    """A row of the forward kernel's table."""
 
     queries: int
+    """64 for each consumer warpgroup, of which there are two or three."""
     keys: int
     stages: int
+    """Tiles of keys, and of values, in flight."""
     pipelined: bool
+    """A warpgroup starts its next scores before it computes these weights. Otherwise the others fill the gaps."""
     registers: int
+    """Of a consumer thread."""
     spare: int
+    """Of a producer thread."""
     together: int
+    """Heads whose tiles are taken in turn."""
     schedule: Schedule
     out_apart: bool
+    """The output has its own shared memory, so the next queries can be loaded while it is stored."""
     ahead: int = 0
+    """More heads are in turn if a head has fewer than `ahead` / `together` tiles."""
     ordered: bool = False
+    """Warpgroups start their products in turn."""
 
     @property
     def row(self) -> tuple[int | bool | str, ...]:
@@ -152,9 +155,9 @@ def rounded(head_dim: tuple[int, int]) -> Dims:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """Elements of pairs that the copy engine brings in tiles, where it can read the tensor and there is room, so that
-    no thread waits for its own. A tile begins at the element `place` of the tensor, where q0 and k0 are its first query
-    and key; its queries and keys are the tensor's last two axes."""
+    """A param with an element for each pair, whose tiles are copied by TMA if its layout allows it and shared memory
+    suffices. A tile begins at the element `place` of the tensor, where q0 and k0 are its first query and key; its
+    queries and keys are the tensor's last two axes."""
 
     load: Load
     place: tuple[Expr, ...]
@@ -233,8 +236,8 @@ class HopperApart:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HopperPlan:
     """`slack`: by how many powers of two the forward kernel's reference may lag behind the maximum; 0: it does not.
-    `turns`: the order in which programs of the backward kernels take tiles, and add to dQ; `shares`: which of the query
-    heads that share keys an item of theirs walks."""
+    `turns`: the order in which programs of the backward kernels take tiles, and add to dQ; `shares`: which query heads
+    of a group each item processes."""
 
     slack: int
     forward: HopperForward | None

@@ -107,7 +107,7 @@ class KernelPlan:
 
     @property
     def first_tiles(self) -> str:
-        """Which tiles of queries a kernel starts with that takes heads in turn."""
+        """The order of tiles of queries in words, for comments."""
         return "late tiles first" if self.longest_first else "early tiles first"
 
     @property
@@ -141,14 +141,16 @@ class KernelPlan:
         return Burden.LIGHT if data is None else Burden.ENDS
 
 
-def portable(
+def make_plan(
     attention: Attention,
     reserved: frozenset[str] = frozenset(),
     ints: WideInts = WideInts.BITS_64,
     approximates: bool = False,
     reads_pairs: bool = False,
 ) -> KernelPlan:
-    """`reserved` are the target's own names: sizes that the spec calls so get others. `ints`: how wide its ints are.
+    """The plan, but for `hopper`, `needs` and `geometries`, which others add.
+
+    `reserved` are the target's own names: sizes that the spec calls so get others. `ints`: how wide its ints are.
     `approximates`: it has the instructions of `plan.score.approximate`; `reads_pairs`: kernels that read pairs' bools
     ahead.
 

@@ -1,8 +1,8 @@
 """Where each part of an expression is computed: once a head, once a row, once a column, or for every pair.
 
-Takes named results (expressions over q, k, qk, …), gives a `Schedule`: bindings in an order that can be evaluated, each
-at the lowest level that its inputs allow. Repeated subexpressions are bound once; a part that depends on the row alone
-is bound at the row even if it is used once, because the pair that uses it is evaluated for every key.
+Takes named results (expressions over q, k, qk, …), returns a `Schedule`: bindings in an order that can be evaluated,
+each at the lowest level that its inputs allow. Repeated subexpressions are bound once; a part that depends on the row
+alone is bound at the row even if it is used once, because the pair that uses it is evaluated for every key.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What kernels read beside q, k and v: the elements of params, by the shape of what a program needs of them.
 
-Takes an attention and the expressions of its kernels, gives `Operand`s: one for each load that stands in no other
+Takes an attention and the expressions of its kernels, returns `Operand`s: one for each load that stands in no other
 load's index, and one for each scalar param. A target without cheap gathers (a TPU has none) prepares each operand
 outside the kernel, as numbers, vectors or tiles, and gives its gradient back in the same shape.
 """

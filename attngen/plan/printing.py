@@ -1,6 +1,6 @@
 """Stable text of a `KernelPlan`: what `attngen compile --emit plan` prints.
 
-Takes the plan, gives every decision in it, expressions in the language's own notation. `lo … hi` is a stretch of
+Takes the plan, returns every decision in it, expressions in the language's own notation. `lo … hi` is a stretch of
 positions without `hi` itself. Leaves the attention to `ir.printing`.
 """
 

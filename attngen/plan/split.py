@@ -1,6 +1,6 @@
 """Short queries against many keys: the walk over keys cut into pieces, which programs of their own take.
 
-Takes the attention, the form of its weights and the loops over keys, gives a `Split`: whose rows share a tile, and
+Takes the attention, the form of its weights and the loops over keys, returns a `Split`: whose rows share a tile, and
 which of the walked tiles a piece has. `shares` says what a piece costs a chip, `CUT` by what the launcher decides at a
 call. Each piece leaves the state of its own sums; that the states may be merged, in any grouping, is the monoid that
 the prover shows of the streamed sums (`streaming`), and that the pieces have every walked tile once is a claim beside

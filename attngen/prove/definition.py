@@ -1,6 +1,6 @@
 """The attention as the spec defines it, in the names that the plan uses.
 
-Takes the analysed attention and the plan, gives the former with its fresh sizes renamed as the plan renamed them (a
+Takes the analysed attention and the plan, returns the former with its fresh sizes renamed as the plan renamed them (a
 size called `n` would clash with a symbol of the kernels). Proofs compare this with what is planned.
 """
 

@@ -1,6 +1,6 @@
 """What a plan gives up where a tile range is not proved: those tiles are visited, and masked.
 
-Takes a plan and the claims about its tile ranges, gives a plan that uses none of the unknown ones, and says in words
+Takes a plan and the claims about its tile ranges, returns a plan that uses none of the unknown ones, and says in words
 what was dropped. `any` becomes everything, a stretch of `all` is left out: both always hold.
 """
 

@@ -1,6 +1,6 @@
 """A proof as JSON and back: what `attngen check --json` prints, and what is kept between runs.
 
-Takes proofs, gives plain values. The key of a proof is made of all that it depends on: the attention, the plan, the
+Takes proofs, returns plain values. The key of a proof is made of all that it depends on: the attention, the plan, the
 effort, and the source of the prover and of what it asks. The clock is not in it: what it ends is Unknown, and not kept.
 """
 

@@ -1,6 +1,6 @@
 """Proofs for readers: rows of a table, the details of what is not proved, and the messages that refuse a spec.
 
-Takes proofs, gives text. Colours and columns are the terminal's.
+Takes proofs, returns text. Colours and columns are the terminal's.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Work that a copy of this process does beside it, on another core: for commands, where starting to prove takes long.
 
-Takes a function that gives text, gives one that waits for it. What the copy did is never missed: where there is no
+Takes a function that returns text, gives one that waits for it. What the copy did is never missed: where there is no
 copy, or it came to nothing, the caller does the work itself, and meets the mistake itself.
 """
 

@@ -1,6 +1,6 @@
 """What a picture of a mask shows: which pairs may attend, and which tiles the kernel skips, masks, or runs bare.
 
-Takes a plan, sizes, params and a tile; gives a `Survey`, which the renderers only lay out.
+Takes a plan, sizes, params and a tile; returns a `Survey`, which the renderers only lay out.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A survey in a terminal: half-blocks in colour, or plain characters. Takes a `Survey`, gives text."""
+"""A survey in a terminal: half-blocks in colour, or plain characters. Takes a `Survey`, returns text."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Names of other attention libraries, and what the language has in their place.
 
-Takes nothing, gives `INSTEAD`, which messages quote.
+Takes nothing, returns `INSTEAD`, which messages quote.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Text to tokens and comments. Takes a `Source` and the words and signs of the grammar, gives a `Scan`.
+"""Text to tokens and comments. Takes a `Source` and the words and signs of the grammar, returns a `Scan`.
 
 Ends of lines are tokens here; which of them end a statement is the matter of `lines`. Signs of other languages (`&&`,
 `^`, `!`, `≤`) are reported and replaced by what they stand for, so that the rest of the line is still looked at; what

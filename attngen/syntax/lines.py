@@ -1,4 +1,4 @@
-"""Which tokens make up a statement. Takes a `Scan`'s tokens, gives one `Line` a statement, and reports brackets.
+"""Which tokens make up a statement. Takes a `Scan`'s tokens, returns one `Line` a statement, and reports brackets.
 
 A statement ends with its line, but goes on inside `(` and `[` and after a binary operator or a comma. Inside the block
 of a normalizer, `NEWLINE` tokens stay, one between two lines. A bracket that is never closed, or an operator with

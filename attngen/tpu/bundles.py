@@ -1,6 +1,6 @@
 """Reads the schedule of one kernel: libtpu's `packed-bundles-post-ra` text, and the units that each bundle uses.
 
-A bundle is one cycle; where an operation's latency leaves a gap, the text has an empty one. Takes text, gives
+A bundle is one cycle; where an operation's latency leaves a gap, the text has an empty one. Takes text, returns
 `Bundle`s: scalar operations with their operands, which `simulate` executes, and vector ones by name, which are counted.
 """
 

@@ -1,6 +1,6 @@
 """libtpu ahead of time: a JAX function and its shapes through the TPU's own compiler, on a machine without a TPU.
 
-Takes a `Request`, gives what the compiler wrote (`Compiled`) or why it would not (`Refused`). It runs in a process of
+Takes a `Request`, returns what the compiler wrote (`Compiled`) or why it would not (`Refused`). It runs in a process of
 its own (`worker`): libtpu reads its options from the environment once, and it may abort. Several may run at a time.
 Reads no schedule: `bundles` does.
 """

@@ -1,6 +1,6 @@
 """Copies between memories, in time. One queue a core: a copy leaves when the one before has left, and lands later.
 
-Takes starts, waits and adjustments of semaphores, in order; gives how long each wait takes and how many bytes moved.
+Takes starts, waits and adjustments of semaphores, in order; returns how long each wait takes and how many bytes moved.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a compiled program would cost: cycles, use of each unit, spills, bytes, against the chip's limits.
 
-Takes what libtpu made (`Compiled`), gives an `Estimate`. Pallas kernels count; XLA's own fusions around them are listed
-apart, since their copies are not scheduled as simply. Nothing here is a TPU's time: `CAVEATS` says why.
+Takes what libtpu made (`Compiled`), returns an `Estimate`. Pallas kernels count; XLA's own fusions around them are
+listed apart, since their copies are not scheduled as simply. Nothing here is a TPU's time: `CAVEATS` says why.
 """
 
 from __future__ import annotations

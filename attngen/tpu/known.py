@@ -1,7 +1,7 @@
 """Values of operands that do not depend on a call's data: the tables that a kernel's loop bounds are read from.
 
 Takes a traced function and those of its arguments whose values are given; evaluates on the CPU what follows from them
-and from constants, and gives every `pallas_call` with what is known of its operands. Runs in the worker.
+and from constants, and returns every `pallas_call` with what is known of its operands. Runs in the worker.
 """
 
 from __future__ import annotations

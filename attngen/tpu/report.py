@@ -1,4 +1,5 @@
-"""An estimate as tables: every kernel, every loop in it, the roofline. Takes an `Estimate`, gives what rich prints."""
+"""An estimate as tables: every kernel, every loop in it, the roofline. Takes an `Estimate`, returns what rich
+prints."""
 
 from __future__ import annotations
 

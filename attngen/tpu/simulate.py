@@ -1,6 +1,6 @@
 """Executes the scalar part of a schedule, so that every loop runs as often as on the chip, and every copy is known.
 
-Takes bundles, a chip, and what is known of the kernel's operands; gives a `Run`: how often each block ran, the cycles
+Takes bundles, a chip, and what is known of the kernel's operands; returns a `Run`: how often each block ran, the cycles
 spent and lost waiting for copies, the bytes moved. A bundle takes one cycle. Vector operations take part in nothing
 here: a branch on what they compute is a branch on an unknown value, which is not taken, and counted.
 """

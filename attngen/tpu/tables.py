@@ -1,6 +1,6 @@
 """How a table lies in scalar memory after a copy: 32-bit words, narrow elements packed by rows of a tile.
 
-Takes a `Table`, gives its words by their place. The layouts are the compiler's own: vectors in rows of 128 lanes,
+Takes a `Table`, returns its words by their place. The layouts are the compiler's own: vectors in rows of 128 lanes,
 matrices in tiles of up to 8 rows by 128 lanes, 4 / 2 / 1 elements of 8 / 16 / 32 bits to a word.
 """
 

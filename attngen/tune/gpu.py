@@ -1,7 +1,7 @@
 """Tile sizes by timing on the GPU that is here: every kernel of a generated file at every candidate, the fastest kept.
 
 A candidate is a tile of a portable kernel, or a row of the tables of compute capability 9.0. Takes a way to time one
-kernel at one candidate; gives a `Trial` for each, and a `Tuning` of what is known, which `tune.gpu_file` writes and
+kernel at one candidate; returns a `Trial` for each, and a `Tuning` of what is known, which `tune.gpu_file` writes and
 reads, one entry for each card, dtype and shape. What was tried is not tried again, so a tuning that was stopped goes on
 where it stopped.
 """

@@ -1,6 +1,6 @@
 """Tile sizes by the compiler's own schedule: every kernel of a generated file at every candidate, the fastest kept.
 
-Takes a way to compile the file at given tiles; gives a `Trial` for each, and a `Tuning` of what is known, which is
+Takes a way to compile the file at given tiles; returns a `Trial` for each, and a `Tuning` of what is known, which is
 written to and read from a JSON file, one entry for each chip, dtype and shape. What was tried is not tried again.
 Cycles are estimates (`estimate.CAVEATS`): they choose between tiles of one kernel, and are no TPU's times.
 """

@@ -1,7 +1,7 @@
 """The lines of one loop over pairs of tiles, for targets whose values are whole arrays (plain PyTorch, plain JAX).
 
-Takes a plan, a printer and the results that the loop needs, gives a `TileCode`: bindings at the level at which they can
-be computed, and the texts of the results. Every value broadcasts to (batch, head, query, key).
+Takes a plan, a printer and the results that the loop needs, returns a `TileCode`: bindings at the level at which they
+can be computed, and the texts of the results. Every value broadcasts to (batch, head, query, key).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The jax target: a `KernelPlan` laid out as the views that `templates/jax/` reads.
 
-Takes the plan, the spec's text and the options, gives the source of a standalone module in plain JAX: the tiled
+Takes the plan, the spec's text and the options, returns the source of a standalone module in plain JAX: the tiled
 algorithm over tiles of queries, some of them at a time under vmap, in each a loop that stops where the plan's range
 ends. What params give, the operands, is prepared outside the differentiated core, as for the Pallas target.
 """

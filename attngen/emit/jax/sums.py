@@ -1,7 +1,7 @@
 """Gradients of operands in a generated JAX module: what a tile adds to a sum, and what becomes of all tiles' sums.
 
-Takes a leaf's gradient and the operand that holds it, gives a `SumView`. A sum has the shape that the operand has in a
-tile; the order of all additions is fixed.
+Takes a leaf's gradient and the operand that holds it, returns a `SumView`. A sum has the shape that the operand has in
+a tile; the order of all additions is fixed.
 """
 
 from __future__ import annotations

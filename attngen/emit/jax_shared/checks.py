@@ -1,6 +1,6 @@
 """What the public function of a Pallas module refuses, and how it takes its params.
 
-Takes the plan and the params, gives lines of Python for `_check` and `_call` in the generated module.
+Takes the plan and the params, returns lines of Python for `_check` and `_call` in the generated module.
 """
 
 from __future__ import annotations

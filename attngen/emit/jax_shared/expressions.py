@@ -1,6 +1,6 @@
 """Prints IR expressions as JAX code: the one place where an operation is spelt for this target.
 
-Takes an expression and how its leaves are called, gives text, for two places. On the host every value is an array of
+Takes an expression and how its leaves are called, returns text, for two places. On the host every value is an array of
 four axes, (batch, head, query, key), of size 1 where it does not vary. In a kernel values have the shape of what they
 depend on: a number a head; a vector of the held axis, the same in every lane; one row of the walked axis; a tile.
 """

@@ -1,6 +1,6 @@
 """Operands as generated code names and prepares them: arrays of four axes, (batch, head, query, key).
 
-Takes the plan's operands, gives views: names, and the lines of plain JAX, outside the differentiated core, that make
+Takes the plan's operands, returns views: names, and the lines of plain JAX, outside the differentiated core, that make
 each array of a param. JAX then differentiates those lines itself: the core gives gradients of operands alone.
 """
 

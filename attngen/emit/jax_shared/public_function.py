@@ -1,6 +1,6 @@
 """The public function of a module that imports JAX: its arguments, checks, conversions and docs.
 
-Takes the plan, the params and what the target accepts, gives the view of `templates/jax/door.py.j2`, which the Pallas
+Takes the plan, the params and what the target accepts, returns the view of `templates/jax/door.py.j2`, which the Pallas
 and the jax targets share.
 """
 

@@ -1,7 +1,7 @@
 """The lines of one Pallas kernel: a plan's expressions scheduled, named and printed for the loop that they stand in.
 
-Takes the plan, the results that a kernel needs, and which axis it holds, gives a `PallasCode` for the templates. What a
-line reads is recorded while it is printed, so that a kernel takes the operands that it reads and no others.
+Takes the plan, the results that a kernel needs, and which axis it holds, returns a `PallasCode` for the templates. What
+a line reads is recorded while it is printed, so that a kernel takes the operands that it reads and no others.
 """
 
 from __future__ import annotations

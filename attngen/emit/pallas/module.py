@@ -1,6 +1,6 @@
 """The Pallas target: a `KernelPlan` laid out as the views that `templates/pallas/` reads.
 
-Takes the plan, the spec's text and the options, gives the source of a standalone module for TPUs. Every choice stands
+Takes the plan, the spec's text and the options, returns the source of a standalone module for TPUs. Every choice stands
 in the plan or here; the templates only place it.
 """
 

@@ -1,6 +1,6 @@
 """Division downwards, printed: the plan's expansions as helpers for the templates, and a power of two as a shift.
 
-Takes the printer of a target whose chips divide towards zero, gives `HelperView`s.
+Takes the printer of a target whose chips divide towards zero, returns `HelperView`s.
 """
 
 from __future__ import annotations

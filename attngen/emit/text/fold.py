@@ -1,6 +1,6 @@
 """Removes the branches of a generated file's kernels that no launch takes.
 
-Takes Python source and, by kernel, the constants that every launch gives it; returns the source without branches that
+Takes Python source and, by kernel, the constants that every launch returns it; returns the source without branches that
 these decide. The values are followed through calls: a parameter is known if all calls give it the same value, a field
 of a namedtuple if its constructor got one. Names stay names; only what chooses between branches is removed.
 """

@@ -1,6 +1,6 @@
 """What stands at the top of a generated file: the spec in comments, what was chosen, what was proved.
 
-Takes a spec's text and words that a target chose, gives a `Header`.
+Takes a spec's text and words that a target chose, returns a `Header`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Run-time parameters as the generated code names them: kernel arguments, host arguments, strides.
 
-Takes the attention's params and sizes, gives frozen views. A param `slope: f32[Hq]` becomes the kernel arguments
+Takes the attention's params and sizes, returns frozen views. A param `slope: f32[Hq]` becomes the kernel arguments
 `slope_ptr, slope_stride_0`; a float scalar `cap` becomes `cap_ptr`, read once a program; so does an int `n`, but
 `n_ptr` may be the int itself. An int with a fact, which the host checks, goes by value.
 """

@@ -1,7 +1,7 @@
 """Prints IR expressions as PyTorch code: the one place where an operation is spelt for this target.
 
-Takes an expression and how its leaves are called, gives text. Values are tensors that broadcast to (batch, head, query,
-key), or Python numbers where only sizes and int params enter; the helpers of the generated module take both.
+Takes an expression and how its leaves are called, returns text. Values are tensors that broadcast to (batch, head,
+query, key), or Python numbers where only sizes and int params enter; the helpers of the generated module take both.
 """
 
 from __future__ import annotations

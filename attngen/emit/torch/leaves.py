@@ -1,6 +1,6 @@
 """What leaves of an expression are called in a generated torch module: positions, sizes, params and their elements.
 
-Takes a plan and its params, gives printers. An element of a param whose indices are positions of its own axes is a
+Takes a plan and its params, returns printers. An element of a param whose indices are positions of its own axes is a
 slice; any other is read by index tensors, and is 0 outside the tensor.
 """
 

@@ -1,6 +1,6 @@
 """The torch target: a `KernelPlan` laid out as the views that `templates/torch/` reads.
 
-Takes the plan, the spec's text and the options, gives the source of a standalone module in plain PyTorch: the tiled
+Takes the plan, the spec's text and the options, returns the source of a standalone module in plain PyTorch: the tiled
 algorithm as loops over slices, all batches and heads at a time, its backward pass by recomputation.
 """
 

@@ -1,7 +1,7 @@
 """Gradients of float params in a generated torch module: what a tile adds, and what becomes of the sums at the end.
 
-Takes the plan's `LeafGradient`s, gives `LeafView`s for the loop and `GradientView`s for after it. The order of all sums
-is fixed, so the bits repeat.
+Takes the plan's `LeafGradient`s, returns `LeafView`s for the loop and `GradientView`s for after it. The order of all
+sums is fixed, so the bits repeat.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The tiles that a loop visits, as a Python function of plain ints: the plan's steps printed.
 
-Takes `Loops`, gives `TilesView`. A bound that differs from batch to batch or from head to head is taken where it holds
-for all: the hull of `any`, what all have of `full`, since all heads are worked on together.
+Takes `Loops`, returns `TilesView`. A bound that differs from batch to batch or from head to head is taken where it
+holds for all: the hull of `any`, what all have of `full`, since all heads are worked on together.
 """
 
 from __future__ import annotations

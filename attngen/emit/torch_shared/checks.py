@@ -1,6 +1,6 @@
 """What the public function refuses: lines that test each param's type, dtype, device, shape and facts.
 
-Takes the plan and the params, gives lines of Python for `_check` in the generated module. Messages are formatted only
+Takes the plan and the params, returns lines of Python for `_check` in the generated module. Messages are formatted only
 where they are raised, so that a call that fits pays for comparisons alone.
 """
 

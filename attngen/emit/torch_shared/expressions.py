@@ -1,6 +1,6 @@
 """Prints IR expressions for the host: plain Python on numbers (`where` checks), or torch on index tensors.
 
-Takes an expression and the names of its leaves, gives text.
+Takes an expression and the names of its leaves, returns text.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What is known of an expression's value: constant lower and upper bounds, from the language and from `where` facts.
 
-Takes the attention (for its `where`s and `assume`s), gives `Facts`. Simple interval arithmetic over constants; what it
-cannot bound it calls unknown (None), which is always safe.
+Takes the attention (for its `where`s and `assume`s), returns `Facts`. Simple interval arithmetic over constants; what
+it cannot bound it calls unknown (None), which is always safe.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Which conditions a kernel tests before it reads an element of a param.
 
-Takes a load, the params and the facts, gives an `Access`: for each axis whether the index is compared with 0 and with
+Takes a load, the params and the facts, returns an `Access`: for each axis whether the index is compared with 0 and with
 the dim, or needs neither. An index that is a position of the dim's own axis is kept inside a ragged last tile instead.
 What is not compared is a claim, which the prover checks: the index is in bounds wherever the kernel evaluates it. So is
 a `Corner`: at which corners of a tile an index is least and greatest.

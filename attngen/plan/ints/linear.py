@@ -1,6 +1,6 @@
 """Sums taken apart and put together: linear forms of int expressions, and signed summands of any.
 
-Takes expressions, gives terms with their factors or signs, and back. Used to solve comparisons, and to see that an
+Takes expressions, returns terms with their factors or signs, and back. Used to solve comparisons, and to see that an
 index stays inside its dim.
 """
 

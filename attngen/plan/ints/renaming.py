@@ -1,7 +1,7 @@
 """Fresh sizes under names that clash with nothing.
 
 A spec may call a size that a param binds anything: `n`, `q0`, `lambda`. Takes an attention and the names that are
-taken, gives the same attention with those sizes renamed.
+taken, returns the same attention with those sizes renamed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How wide a kernel's ints are: which operations need more than 32 bits, and how long sequences may be for them to fit.
 
-Takes expressions and facts, gives the sums, differences, products, powers, opposites and quotients that may leave 32
+Takes expressions and facts, returns the sums, differences, products, powers, opposites and quotients that may leave 32
 bits, and the length that sequences must stay below. Magnitudes only, from constants upwards: positions and sizes are
 below that length (the launcher refuses longer sequences), params and their elements any 32-bit number unless a `where`
 says less. That everything fits is a claim for the prover.

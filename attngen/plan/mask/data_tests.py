@@ -1,7 +1,7 @@
 """Comparisons of row data with column data, answered at run time from the least and greatest value of each tile.
 
-Takes a comparison of a mask, gives the two `Sides` of the `DataTest` that decides it: what depends on q, and what on k.
-A bool that a param holds for each pair is compared with a constant; its least and greatest values are those of each
+Takes a comparison of a mask, returns the two `Sides` of the `DataTest` that decides it: what depends on q, and what on
+k. A bool that a param holds for each pair is compared with a constant; its least and greatest values are those of each
 `UNIT` of held positions with each walked tile. Which tiles an answer leaves is the business of `ranges`.
 """
 

@@ -1,6 +1,6 @@
 """What holds over the positions of a held tile: bounds of ints, and conditions on the tile alone.
 
-Takes expressions that read one axis, and the ends of the tile of that axis; gives expressions over those ends, by
+Takes expressions that read one axis, and the ends of the tile of that axis; returns expressions over those ends, by
 interval arithmetic. None, or "perhaps" (`TRUE`, `FALSE`), where there is no bound.
 """
 

@@ -1,6 +1,6 @@
 """Conditions lifted out of comparisons: `q - k < (16 if c else 64)` is `(q - k < 16) if c else (q - k < 64)`.
 
-Takes a comparison of ints, gives the two that a condition on the walked axis chooses between. Only for planning: the
+Takes a comparison of ints, returns the two that a condition on the walked axis chooses between. Only for planning: the
 kernels compute what the file says.
 """
 

@@ -1,6 +1,6 @@
 """The loops of a kernel over tiles: which tiles are walked, in which runs, and which runs need the mask.
 
-Takes `TileRanges` (positions), gives `Loops` (tiles): a short straight-line program over int names, and the runs that
+Takes `TileRanges` (positions), returns `Loops` (tiles): a short straight-line program over int names, and the runs that
 it computes. `any` is rounded outwards to whole tiles and `all` inwards; runs are brought into order and made disjoint,
 so that no tile is walked twice; `full` runs go without the mask, `partial` ones, which are `any` less `all`, with it.
 A target prints the program; the prover executes it. The size of a walked tile is the symbol `tile`.

@@ -3,7 +3,7 @@
 A mask is tested for every pair of a tile. `k <= q`, `q - k < 1024` and `k < Sk` are three comparisons of a pair; with
 `k <= min(q, Sk - 1)` and `k >= q - 1023`, whose right sides a row has once, they are two; and with the number of keys
 between these one, of k's distance from the first as a number without a sign.
-Takes a mask and the axis that is walked, gives a `Bounded`, which allows the same pairs inside the tensor.
+Takes a mask and the axis that is walked, returns a `Bounded`, which allows the same pairs inside the tensor.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What the rows of one warpgroup walk, of the tiles that their program walks.
 
-Takes `Loops`, gives values over the names that their steps bind, over the ends `q0` or `k0` of the held rows, and over
-the sizes. Targets print them; `prove.obligations.part_walks` shows what each claims.
+Takes `Loops`, returns values over the names that their steps bind, over the ends `q0` or `k0` of the held rows, and
+over the sizes. Targets print them; `prove.obligations.part_walks` shows what each claims.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Closed-form tile ranges: which keys a tile of queries can meet, and which it meets in full (and the reverse).
 
-Takes the mask and an axis, gives `TileRanges`: `any` covers every allowed position, in `all` every pair is allowed. For
-the axis `k` the tile is the queries `q0 … q1` (both inclusive, symbols of the bounds); for `q` it is `k0 … k1`. Bounds
-are int expressions over the tile's ends, sizes, scalars, and loads that depend on `b` and `h` alone.
+Takes the mask and an axis, returns `TileRanges`: `any` covers every allowed position, in `all` every pair is allowed.
+For the axis `k` the tile is the queries `q0 … q1` (both inclusive, symbols of the bounds); for `q` it is `k0 … k1`.
+Bounds are int expressions over the tile's ends, sizes, scalars, and loads that depend on `b` and `h` alone.
 
 The rules: a comparison is brought to the form `c * t + rest <= 0` with one term `t` that holds the axis; `t` is peeled
 (`//` by a positive divisor, abs, min, max) down to the axis itself, which gives a half-line whose end is bounded over

@@ -1,6 +1,6 @@
 """Unions of stretches of positions: what `and` and `or` do to tile ranges.
 
-Takes segments with symbolic ends, gives segments. `any` may only grow where it is simplified, `all` only shrink.
+Takes segments with symbolic ends, returns segments. `any` may only grow where it is simplified, `all` only shrink.
 """
 
 from __future__ import annotations

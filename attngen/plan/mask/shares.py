@@ -33,27 +33,29 @@ PARTS, _PART = 2**30, 4 * 128
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """How many `heads` of items a call wants, over `n_tiles`, the tiles of keys of a head, and `size`, the bytes of its
-    rows of Q, dO and dQ; `listed`: where items are tiles of several sequences, and a head's need not wait for each
-    other.
+    """How many items the host creates for query heads that share keys, and in which order they take tiles.
 
-    onwards: items of several members take tiles of keys from the first to the last, so many heads in turn. long: where
-    `size` is more than `CACHED`, all items do, so many heads in turn. few: sequences with fewer tiles of keys, in the
-    mean, are walked by whole groups, two heads in turn, if tiles of keys are taken backwards. paired: the tiles of two
-    sequences alternate, also of `few` tiles and more: for tiles of keys that wait for each other from their start.
-    whole: every tile of keys meets all queries, so an item of several members counts as so many heads in turn.
-    listed_turn: of sequences, how many heads of items of several members take tiles in turn, if not as many as are
-    wanted: stretches of sequences that ranks hold are unlike, and long ones want few heads at a time.
+    Expressions read `n_tiles`, the tiles of keys of a head, and `size`, the bytes of its rows of Q, dO and dQ. A
+    grouped item processes several query heads; heads in turn are interleaved.
     """
 
     heads: Expr
+    """Items for each tile of keys: so many heads of items."""
     listed: Expr
+    """The same where items are tiles of several sequences."""
     onwards: bool
+    """Grouped items go through the tiles of keys in ascending order, `heads` in turn."""
     long: Expr | None = None
+    """Above `CACHED` bytes all items go in ascending order, with so many heads in turn."""
     few: int = 16
+    """Sequences with fewer tiles on average: one item for a whole group, two heads in turn, in descending order."""
     paired: bool = False
+    """The tiles of two sequences alternate even if they have `few` tiles or more: tiles wait for each other at once."""
     whole: bool = False
+    """Every tile of keys meets all queries, so a grouped item counts as several heads in turn."""
     listed_turn: Expr | None = None
+    """Heads in turn of grouped items of sequences, if not `listed`: parts of sequences that ranks hold differ in
+    length, and long ones need few heads at a time."""
 
 
 def enough(items: int, *, least: int, most: int) -> Expr:
@@ -68,9 +70,9 @@ def together(short: int | None) -> Expr:
 
 
 def alone(otherwise: Expr) -> Expr:
-    """All query heads, so that an item has one member, and tiles of keys are taken as where no heads share keys. But
-    where heads have few tiles of keys, the parts of so many items would cost more than that gains: 32 heads. And where
-    parts would take more than `PARTS`, or rows have left the cache: `otherwise`."""
+    """One item for each query head, in the order of ungrouped heads, with two exceptions. Heads with fewer than 32
+    tiles of keys: 32 heads, because adding up the partial sums of more items would cost more than they gain. Partial
+    sums of more than `PARTS` bytes, or rows larger than the cache: `otherwise`."""
     members = mul(Symbol("B", Type.INT), Symbol("Hq", Type.INT))
     width = add(Symbol("D", Type.INT), Symbol("Dv", Type.INT))
     parts = mul(mul(members, N_TILES), mul(integer(_PART), width))
@@ -80,8 +82,8 @@ def alone(otherwise: Expr) -> Expr:
 
 
 def listed_alone() -> Expr:
-    """Of sequences: all query heads, or fewer, so that the parts take no more than `PARTS`; two, where the rows of one
-    in the mean have left the cache."""
+    """For sequences: one item for each query head, or fewer, so that partial sums take at most `PARTS` bytes. Two heads
+    if the rows of an average sequence exceed the cache."""
     width = add(Symbol("D", Type.INT), Symbol("Dv", Type.INT))
     room = floordiv(integer(PARTS), mul(N_TILES, mul(integer(_PART), width)))
     return _either(apply(Op.LT, integer(CACHED), SIZE), integer(2), maximum(integer(2), room))

@@ -1,6 +1,6 @@
 """Which functions of a pair may be one approximate instruction of the chip, in half precision.
 
-Takes the expressions of a plan, gives the applications whose value only adds to or scales a number: there an error
+Takes the expressions of a plan, returns the applications whose value only adds to or scales a number: there an error
 below the rounding of the dtype is not seen. What is compared, or becomes a sign or an int, stays exact, since any error
 could turn it, and so do divisors and what is under a root or a logarithm, where an error could grow. The bounds are
 NVIDIA's; that they are below the rounding is a claim for the prover (`prove/obligations/approximation.py`).

@@ -1,6 +1,6 @@
 """Symbolic derivatives of scores and weights.
 
-Takes an expression and a float leaf (a symbol, a scalar param, or one load), gives the partial derivative as an
+Takes an expression and a float leaf (a symbol, a scalar param, or one load), returns the partial derivative as an
 expression; None stands for an exact zero. At kinks: abs takes sign(x) (0 at 0); min and max give the gradient to the
 first argument where it is chosen or equal; floor, ceil, int, sign and comparisons have derivative zero.
 """

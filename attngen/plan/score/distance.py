@@ -1,7 +1,8 @@
 """What depends on a query and a key through their distance alone, as biases by relative position do.
 
-Takes expressions, gives them as functions of `DISTANCE`. All pairs of a tile that lie along one of its diagonals are as
-far apart, so what is dear to compute of a distance is computed once for each diagonal (`diagonals`), not for each pair.
+Takes expressions, returns them as functions of `DISTANCE`. All pairs of a tile that lie along one of its diagonals are
+as far apart, so what is dear to compute of a distance is computed once for each diagonal (`diagonals`), not for each
+pair.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A factor that q . k is always multiplied by, moved into q before the product.
 
-Takes the expressions that one kernel evaluates for a pair, gives the factor, common to a head, and the expressions
+Takes the expressions that one kernel evaluates for a pair, returns the factor, common to a head, and the expressions
 over the product that has it inside. Saves a multiplication for every pair where the hardware has no fused one.
 """
 

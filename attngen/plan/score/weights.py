@@ -1,6 +1,6 @@
 """How the kernel evaluates weights: the normalizer's lines brought to one of three forms.
 
-Takes the attention, gives `Weights`. The forms:
+Takes the attention, returns `Weights`. The forms:
 
 * `exponential`: weight(s) = exp(kappa * s). The kernel keeps base-2 logits `x = factor * unit` and evaluates
   `exp2(factor * unit - factor * max(unit))`, so a positive factor common to a head (the softmax scale, a soft cap)

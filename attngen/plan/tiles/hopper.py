@@ -1,6 +1,6 @@
 """The kernels of compute capability 9.0: how their warpgroups share the work, by head dims and by burden.
 
-Takes what a kernel bears beside the products, gives tables by (head dim of Q and K, head dim of V), each rounded up
+Takes what a kernel bears beside the products, returns tables by (head dim of Q and K, head dim of V), each rounded up
 (`plan.hopper.rounded`): of `Skeleton`s for the forward kernel, of `BackwardSkeleton`s for the one that gives dQ, dK and
 dV, of `ApartSkeleton`s for the two that do so where one cannot. Every entry compiles without spilling weights or sums
 (`tests/aot`); among those that do, the fastest on an H200 stands here.

@@ -1,7 +1,7 @@
 """Tile sizes: a table of what measured best, and the rule that keeps every entry inside a chip's shared memory.
 
 Takes a chip, the bytes of an element, the head dim rounded up to a power of two, the spec's own tile and what its
-kernels load, gives `(queries, keys, warps, stages)` for each kernel.
+kernels load, returns `(queries, keys, warps, stages)` for each kernel.
 """
 
 from __future__ import annotations

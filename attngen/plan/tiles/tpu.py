@@ -1,6 +1,6 @@
 """Tile sizes of the Pallas target, and the vector memory that kernels may use.
 
-Takes the spec's own tile, gives the table that a generated file carries: for each chip and bytes of an element the
+Takes the spec's own tile, returns the table that a generated file carries: for each chip and bytes of an element the
 forward, dK/dV and dQ kernels' (queries, keys, full tiles walked at a time).
 """
 

@@ -1,6 +1,6 @@
 """Numbers to try an expression at: values that satisfy a spec's facts, and evaluation with 40 digits.
 
-Takes an attention, gives `Point`s: values of the symbols, sizes and params (an element of a tensor has a value of
+Takes an attention, returns `Point`s: values of the symbols, sizes and params (an element of a tensor has a value of
 its own for each index) under which every `where` and `assume` holds. What differs clearly at a point is different;
 agreement at points shows nothing, so a point only ever refutes. The values are round: a reader can check them by hand.
 """

@@ -1,7 +1,7 @@
 """The one module that imports sympy: terms, the constants in them, and whether two terms are one.
 
-Takes terms (`reading` makes them of expressions), gives yes or no; verdicts are `equality`'s. Two terms are the same if
-they are one rational function of their atoms: exponentials multiplied out, tanh written by exp, indicators (symbols
+Takes terms (`reading` makes them of expressions), returns yes or no; verdicts are `equality`'s. Two terms are the same
+if they are one rational function of their atoms: exponentials multiplied out, tanh written by exp, indicators (symbols
 that are 0 or 1) their own squares.
 
 Decimal constants that are a simple multiple of log2 e, ln 2, pi or 2 / sqrt(pi) up to the rounding of a double are

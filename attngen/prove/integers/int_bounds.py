@@ -2,7 +2,7 @@
 z3 is told of the same leaves for the others.
 
 Takes an expression, the length that sequences stay below, and the ends of subexpressions that are known otherwise;
-gives its least and greatest value, or None where an operation has no rule here. Each operand is taken by itself, so
+returns its least and greatest value, or None where an operation has no rule here. Each operand is taken by itself, so
 the bounds are wide where operands go together.
 """
 

@@ -1,6 +1,6 @@
 """Floor division by a divisor that is no constant: what follows of it, for a solver of linear arithmetic.
 
-Takes the quotients that terms have, and a solver's connectives, gives laws over their parts. Terms are the solver's
+Takes the quotients that terms have, and a solver's connectives, returns laws over their parts. Terms are the solver's
 own; they are added, subtracted and compared here.
 """
 

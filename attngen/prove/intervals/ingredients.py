@@ -1,6 +1,6 @@
 """Expressions as a search needs them: their loads, numbers and dangerous parts, the cases of a condition, and text.
 
-Takes expressions, gives expressions and text; tries nothing itself.
+Takes expressions, returns expressions and text; tries nothing itself.
 """
 
 from __future__ import annotations

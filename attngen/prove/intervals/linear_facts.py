@@ -1,6 +1,6 @@
 """Linear forms over int expressions, and what several inequalities between them say of one more.
 
-Takes expressions, gives `Form`s (sum of coefficient * term, plus a constant); an expression that is no sum is a term
+Takes expressions, returns `Form`s (sum of coefficient * term, plus a constant); an expression that is no sum is a term
 of its own. `upper` bounds a form by adding multiples of known `form <= 0` facts to it until its terms cancel, and by
 the terms' own bounds: enough for distances under masks such as `k <= q + Sk - Sq`. Float sums of whole numbers are
 forms too, where the caller says that they are exact.

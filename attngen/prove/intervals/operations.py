@@ -1,6 +1,6 @@
 """What each operation of the language makes of intervals: the float32 values, and the ints, that can come out.
 
-Takes and gives `Interval`s. Functions that a chip approximates are widened by a relative 2**-20 (tanh by 2**-10),
+Takes and returns `Interval`s. Functions that a chip approximates are widened by a relative 2**-20 (tanh by 2**-10),
 inside their own bounds: no sigmoid above 1, no exponential of a negative number above 1.
 """
 

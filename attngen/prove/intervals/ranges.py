@@ -1,7 +1,7 @@
 """What values an IR expression can have: interval arithmetic that knows what holds at the place of the expression.
 
 Takes a `Box` (how large inputs are taken to be) and conditions that hold (`where`s, `assume`s, a mask, the condition of
-a branch), gives an `Interval` for any expression. Beside the intervals of single expressions it keeps linear facts
+a branch), returns an `Interval` for any expression. Beside the intervals of single expressions it keeps linear facts
 about ints, so that `1.0 / (q - k)` is fine under `k < q`; a branch is evaluated under its condition, so that
 `log(x) if x > 0 else 0.0` is. Uses nothing of the planner's.
 

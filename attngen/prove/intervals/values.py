@@ -1,8 +1,8 @@
 """What values an IR expression can have at one place: the half of `ranges` that goes from leaves to roots.
 
 Takes what a `Box` says of inputs and what is known at the place (intervals of single expressions, linear facts about
-ints), gives `Interval`s of floats and ints, and the `Truth` of conditions. Branches are evaluated where their condition
-holds; how a place comes to know it is in `ranges`.
+ints), returns `Interval`s of floats and ints, and the `Truth` of conditions. Branches are evaluated where their
+condition holds; how a place comes to know it is in `ranges`.
 """
 
 from __future__ import annotations

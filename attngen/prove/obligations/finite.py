@@ -1,6 +1,6 @@
 """Is an expression finite wherever it counts? By intervals if so, by concrete inputs if not.
 
-Takes a plan's attention, an expression and the conditions under which it is used; gives `Holds` with the box in which
+Takes a plan's attention, an expression and the conditions under which it is used; returns `Holds` with the box in which
 it was shown, a `Witness` with numbers, or None where neither was found. The same for ints whose value may be undefined.
 """
 

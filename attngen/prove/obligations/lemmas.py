@@ -1,7 +1,7 @@
 """The laws of streaming that hold for every normalizer: states merge as a monoid, and the extra term is one more key.
 
-Takes nothing, gives the steps of each derivation, which sympy has checked (once a process). What a spec or a plan must
-satisfy for a lemma to speak of it is checked in `streaming`.
+Takes nothing, returns the steps of each derivation, which sympy has checked (once a process). What a spec or a plan
+must satisfy for a lemma to speak of it is checked in `streaming`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The state of a row as the kernels keep it, and the exponents that they evaluate of it.
 
-Takes a plan's weights, gives the expressions of `templates/`: one step over a tile, the merge of the denominator's
+Takes a plan's weights, returns the expressions of `templates/`: one step over a tile, the merge of the denominator's
 extra term, the finish, and what backward reads; over symbols for the state. Each is looked at case by case, a maximum
 being -inf (no key yet) or finite, so that no rule about infinities is left to the eye.
 """

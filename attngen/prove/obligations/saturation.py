@@ -1,6 +1,6 @@
 """Where a target has no 64-bit ints: that an int which stays at the end of 32 bits changes no answer.
 
-Takes the plan's choice of operations that saturate, gives a claim for each place where such an int meets the rest of
+Takes the plan's choice of operations that saturate, returns a claim for each place where such an int meets the rest of
 the kernel: a comparison, an index, a loop's bound, a conversion to float. Each is the same as with whole numbers of any
 size, for every input that the `where`s allow. An operation that saturates gives its value, or the end of 32 bits that
 is nearest to it (`templates/jax_shared/arithmetic.py.j2`).

@@ -1,6 +1,6 @@
 """How large weights and their sums become, and what fp16, bf16 and fp32 can hold of them.
 
-Takes the questions about an attention and its plan, gives claims. Exponentials under a running maximum are at most 1.
+Takes the questions about an attention and its plan, returns claims. Exponentials under a running maximum are at most 1.
 Other weights are bounded over the scores that every kernel must bear (`LEAST_SCORE`), in every dtype, since products
 with v take them in the dtype; how far beyond it goes is said. What overflows earlier is refuted: two tiles of keys, the
 score, the wrong result and the right one.

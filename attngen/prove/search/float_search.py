@@ -1,7 +1,7 @@
 """Looks for concrete inputs at which something goes wrong in float32, and makes them as simple as it can.
 
 Takes an attention, an expression, conditions that the inputs must fulfil (the mask, say), and what counts as wrong;
-gives a `Witness`: a value for every index, size, param and element that is read. Finding none says nothing. What is
+returns a `Witness`: a value for every index, size, param and element that is read. Finding none says nothing. What is
 tried comes from `samples`. NumPy is loaded with this module: it is imported where a claim is in doubt.
 """
 

@@ -1,8 +1,8 @@
 """Inputs drawn by the thousand: values for everything that an expression reads, in arrays of one length.
 
-Takes an attention, bounds, and the loads and literals that matter, gives `Samples`: simple numbers, the numbers of the
-file and their neighbours, powers of two. Elements of one tensor with the same index have the same value, and outside a
-tensor the value is 0. What is looked for among them is the business of `search`.
+Takes an attention, bounds, and the loads and literals that matter, returns `Samples`: simple numbers, the numbers of
+the file and their neighbours, powers of two. Elements of one tensor with the same index have the same value, and
+outside a tensor the value is 0. What is looked for among them is the business of `search`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Small sizes and params that a spec's `where`s and `assume`s allow: what a search for counterexamples tries.
 
-Takes the attention, gives `Setting`s, the plainest first and always the same ones.
+Takes the attention, returns `Setting`s, the plainest first and always the same ones.
 """
 
 from __future__ import annotations

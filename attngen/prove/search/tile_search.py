@@ -1,6 +1,6 @@
 """Tile ranges tried out in numbers: the search for a counterexample, and the check of one that a solver proposes.
 
-Takes the plan and one direction, gives `Example`s: sizes, params and a pair for which a claim is false. Everything is
+Takes the plan and one direction, returns `Example`s: sizes, params and a pair for which a claim is false. Everything is
 evaluated in NumPy from the mask and the plan's own values, so what is reported here is real, whatever a solver thinks.
 Finding nothing proves nothing.
 """

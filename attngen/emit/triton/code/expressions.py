@@ -1,6 +1,6 @@
 """Prints IR expressions as Triton code: the one place where an operation is spelt for this target.
 
-Takes an expression and the names of what is bound, gives text. Positions are `q_idx` and `k_idx`, shaped to broadcast
+Takes an expression and the names of what is bound, returns text. Positions are `q_idx` and `k_idx`, shaped to broadcast
 over the tile, so that the text does not depend on the tile's orientation.
 """
 

@@ -1,6 +1,6 @@
 """The lines of one kernel: a plan's expressions scheduled, named and printed for the loop that they stand in.
 
-Takes the plan, the results that the kernel needs, and which axis it holds, gives a `KernelCode` for the templates.
+Takes the plan, the results that the kernel needs, and which axis it holds, returns a `KernelCode` for the templates.
 """
 
 from __future__ import annotations

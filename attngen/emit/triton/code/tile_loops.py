@@ -1,6 +1,6 @@
 """The code of a kernel's loops over tiles: the plan's steps printed, and its walks, by which a step becomes a tile.
 
-Takes `Loops` and `TwoWalks`, gives `RangeView`: the body of a jit function that a kernel calls once, and the heads of
+Takes `Loops` and `TwoWalks`, returns `RangeView`: the body of a jit function that a kernel calls once, and the heads of
 its two loops. All arithmetic is on scalars.
 """
 

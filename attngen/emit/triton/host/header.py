@@ -1,6 +1,6 @@
 """What stands at the top of a Triton module: the header, and the table of tile sizes.
 
-Takes the plan, the spec's text and the options, gives a `Header` and the rows of `TILES`.
+Takes the plan, the spec's text and the options, returns a `Header` and the rows of `TILES`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The code of the Triton kernels of the backward pass.
 
-Takes the module's frame and the sums that params' gradients need, gives the dQ and dK/dV kernels' `KernelCode`, the
+Takes the module's frame and the sums that params' gradients need, returns the dQ and dK/dV kernels' `KernelCode`, the
 `BackwardView` of what they read of each row, and a `PairView` for each leaf that has a kernel of its own.
 """
 

@@ -1,6 +1,6 @@
 """Data tests in Triton: the small kernels that find each tile's extremes, and what other kernels ask of them.
 
-Takes a `DataTest` and the module's frame, gives its `TestView` and its `HeldTest`.
+Takes a `DataTest` and the module's frame, returns its `TestView` and its `HeldTest`.
 """
 
 from __future__ import annotations

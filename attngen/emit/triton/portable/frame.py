@@ -1,6 +1,6 @@
 """What every kernel of a Triton module has in common: its params, its arguments, the names that it knows.
 
-Takes the plan, gives a `Frame`, by which the kernels' code is written and the module laid out.
+Takes the plan, returns a `Frame`, by which the kernels' code is written and the module laid out.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The code of one Triton kernel, and that of the forward pass.
 
-Takes the module's frame and the results that a kernel needs, gives a `KernelCode`: the plan's expressions with the data
-tests that they ask, and dropout.
+Takes the module's frame and the results that a kernel needs, returns a `KernelCode`: the plan's expressions with the
+data tests that they ask, and dropout.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Bools of named pairs as bits of words, which the kernels of compute capability 9.0 read in place of a byte a pair.
 
-Takes the module's frame and a kernel's loops, gives a `PairWords` for each of their data tests of pairs. The kernel
+Takes the module's frame and a kernel's loops, returns a `PairWords` for each of their data tests of pairs. The kernel
 that finds a test's extremes packs what it has read: a word holds 32 neighbours of the walked axis.
 """
 

@@ -1,6 +1,6 @@
 """Gradients of float params on their way out: sums kept by the main kernels, and what the host does with them.
 
-Takes the plan's `LeafGradient`s, gives `RowSum`s (for the dQ and dK/dV templates), `GradientView`s (for the launcher)
+Takes the plan's `LeafGradient`s, returns `RowSum`s (for the dQ and dK/dV templates), `GradientView`s (for the launcher)
 and `PairView`s (leaves whose index depends on the pair: kernels of their own).
 """
 

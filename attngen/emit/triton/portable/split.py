@@ -1,8 +1,8 @@
 """Short queries, whose walk over keys is cut into pieces: what `short_queries/` reads.
 
-Takes the plan, the kernels' arguments and the names of what the launcher hands over, gives a `SplitView`. The main loop
-is the forward kernel's own code, in which a head of each row may stand where there is one head; the end of the pass is
-the forward kernel's, too, in a kernel that merges the pieces.
+Takes the plan, the kernels' arguments and the names of what the launcher hands over, returns a `SplitView`. The main
+loop is the forward kernel's own code, in which a head of each row may stand where there is one head; the end of the
+pass is the forward kernel's, too, in a kernel that merges the pieces.
 """
 
 from __future__ import annotations
