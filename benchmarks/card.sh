@@ -2,7 +2,7 @@
 # Carries peers and generated files to a GPU's machine that has torch, triton and transformers, and no network.
 #
 #     bash benchmarks/card.sh prepare DIR     # where attngen is: compiles all that is measured, into DIR/kernels.tar.xz
-#     . benchmarks/card.sh unpack DIR TO      # on the GPU's machine: DIR/*.tar.xz into TO; sets PYTHONPATH
+#     . benchmarks/card.sh unpack DIR TO      # on the GPU's machine: DIR/*.tar.xz into TO; sets PYTHONPATH and ATTNGEN_CACHE
 #
 # DIR also holds fa4.tar.xz and fa3.tar.xz, if the peers are to be measured: the packages flash-attn-4 and fa3-fwd, each
 # with what it needs, in folders of these names.
@@ -27,7 +27,7 @@ unpack)
         tar xJf "$pack" -C "$3" &
     done
     wait
-    export PYTHONPATH="$3/fa4:$3/fa4/nvidia_cutlass_dsl/dsl_packages:$3/fa3" PYTHONUNBUFFERED=1
+    export PYTHONPATH="$3/fa4:$3/fa4/nvidia_cutlass_dsl/dsl_packages:$3/fa3" PYTHONUNBUFFERED=1 ATTNGEN_CACHE="$3/cache"
     ;;
 *)
     echo "card.sh: prepare DIR, or unpack DIR TO" >&2

@@ -6,8 +6,8 @@
 Each cell runs attngen's ring and gather, and beside them ring-flash-attn's zigzag over FlashAttention 4 (causal; where
 both are on PYTHONPATH) and torch's own context parallelism over FlexAttention, forward and backward, with NCCL. "One
 card" is the plain kernel over the same sequence with half the heads, on every card at once. Results are compared with
-it first. The GPUs' machine needs torch, triton and platformdirs. Times are the slowest rank's; bytes are those of K and
-V that the schedule sends in a forward pass.
+it first. The GPUs' machine needs torch and triton. Times are the slowest rank's; bytes are those of K and V that the
+schedule sends in a forward pass.
 """
 
 from __future__ import annotations

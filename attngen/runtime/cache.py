@@ -16,12 +16,14 @@ from collections.abc import Generator
 from functools import partial
 from pathlib import Path
 
-import platformdirs
-
 
 def folder() -> Path:
     """`$ATTNGEN_CACHE`, else the user's cache folder."""
-    given = os.environ.get("ATTNGEN_CACHE") or platformdirs.user_cache_dir("attngen", appauthor=False)
+    given = os.environ.get("ATTNGEN_CACHE")
+    if not given:
+        import platformdirs  # a GPU's machine may have none, and say where
+
+        given = platformdirs.user_cache_dir("attngen", appauthor=False)
     return Path(os.path.abspath(given))
 
 
