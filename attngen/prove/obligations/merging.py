@@ -142,7 +142,9 @@ def _each(function: Callable[[Term], Term]) -> Callable[[Any], Any]:
 
 
 def _where(condition: Any, one: Any, other: Any) -> Any:
-    return _Cell(_term(one if condition else other))
+    chosen = _term(one if condition else other)
+    is_sum = isinstance(chosen, sp.Add)  # of shares, which is 1: quotients by it stay short
+    return _Cell(sp.cancel(chosen) if is_sum else chosen)
 
 
 def _logaddexp(x: Any, y: Any) -> Any:
