@@ -9,19 +9,14 @@ all cells lie in the room for them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-
 from attngen.plan.mask.lists import Lists
 from attngen.plan.mask.order import Order
 from attngen.plan.mask.turns import LANES, Listed, Turns
 from attngen.prove.budget.work import Work
-from attngen.prove.integers.answers import Answer, Fails, Holds, Open, Term
+from attngen.prove.integers.answers import Answer, Holds, Term
 from attngen.prove.integers.z3_door import SolverContext
-from attngen.prove.obligations.questions import Names, Questions
+from attngen.prove.obligations.questions import Names, Questions, remembered
 from attngen.prove.search.small_lists import wrong_cell, wrong_entry
-
-_SHOWN: dict[Lists | Listed, int] = {}
-"""What is shown, and the units that it took: nothing of a spec bears on it, and each proof pays for it."""
 
 
 def entries_answer(context: SolverContext, lists: Lists, work: Work) -> Answer:
@@ -43,7 +38,7 @@ def entries_answer(context: SolverContext, lists: Lists, work: Work) -> Answer:
             return asked.answer
         return _written(context, lists, work)
 
-    return _remembered(lists, work, ask, lambda: wrong_entry(lists))
+    return remembered(lists, work, ask, lambda: wrong_entry(lists))
 
 
 def _written(context: SolverContext, lists: Lists, work: Work) -> Answer:
@@ -115,21 +110,4 @@ def _cells(context: SolverContext, listed: Listed, work: Work) -> Answer:
         asked.show(context.implies(cells[0] == cells[1], same), cells[0] >= 0, cells[0] < 2 * places * size)
         return asked.answer
 
-    return _remembered(listed, work, ask, lambda: wrong_cell(listed))
-
-
-def _remembered(
-    key: Lists | Listed, work: Work, ask: Callable[[], Answer], search: Callable[[], Mapping[str, int] | None]
-) -> Answer:
-    """The answer, for as many units as it took. Where z3 does not show a step, small sizes are tried: a step can fail
-    without harm."""
-    if _SHOWN.get(key, work.left + 1) <= work.left:
-        work.charge(_SHOWN[key])
-        return Holds()
-    spent = work.spent
-    answer = ask()
-    if isinstance(answer, Holds):
-        _SHOWN[key] = work.spent - spent
-        return answer
-    found = search()
-    return Open("z3 does not show it, and small sizes show no mistake") if found is None else Fails(found)
+    return remembered(listed, work, ask, lambda: wrong_cell(listed))

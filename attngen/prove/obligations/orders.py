@@ -11,24 +11,18 @@ from __future__ import annotations
 
 from attngen.plan.mask.order import Order
 from attngen.prove.budget.work import Work
-from attngen.prove.integers.answers import Answer, Fails, Holds, Open, Term
+from attngen.prove.integers.answers import Answer, Holds, Term
 from attngen.prove.integers.z3_door import SolverContext
-from attngen.prove.obligations.questions import Names, Questions
+from attngen.prove.obligations.questions import Names, Questions, remembered
 from attngen.prove.search.small_items import wrong_item
-
-_SHOWN: dict[Order, int] = {}
-"""Orders that are shown, and the units that it took: nothing of a spec bears on them, and each proof pays for them."""
 
 
 def order_answer(context: SolverContext, order: Order, work: Work) -> Answer:
-    """Whether each item is a tile of a head, no two are the same, and the items of a head rise with the order.
+    """Whether each item is a tile of a head, no two are the same, and the items of a head rise with the order."""
+    return remembered(order, work, lambda: _order_answer(context, order, work), lambda: wrong_item(order))
 
-    Where z3 does not show a step, small sizes are tried: a step can fail without harm.
-    """
-    if _SHOWN.get(order, work.left + 1) <= work.left:
-        work.charge(_SHOWN[order])
-        return Holds()
-    spent = work.spent
+
+def _order_answer(context: SolverContext, order: Order, work: Work) -> Answer:
     asked = _Items(context, order, work)
     one = asked.item("one")
     other = asked.item("other", shown=True)
@@ -38,12 +32,7 @@ def order_answer(context: SolverContext, order: Order, work: Work) -> Answer:
     asked.follows(context.implies(one["order"] == other["order"], one["item"] == other["item"]), *reasons)
     rising = asked.rising(one, other, "order", one["width"]) if "width" in one else []
     asked.follows(context.implies(one["order"] < other["order"], one["item"] < other["item"]), *reasons, *rising)
-    answer = _tile_answer(context, order, work) if isinstance(asked.answer, Holds) else asked.answer
-    if isinstance(answer, Holds):
-        _SHOWN[order] = work.spent - spent
-        return answer
-    found = wrong_item(order)
-    return Open("z3 does not show it, and small sizes show no mistake") if found is None else Fails(found)
+    return _tile_answer(context, order, work) if isinstance(asked.answer, Holds) else asked.answer
 
 
 def _of_one_group(asked: _Items, one: Names, other: Names) -> list[Term]:

@@ -5,13 +5,13 @@ Divisors may be unknowns: each quotient is an unknown with its definition, q * c
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 
 from attngen.ir.build import index
 from attngen.ir.nodes import Apply, Expr, Op
 from attngen.ir.walk import nodes, substitute
 from attngen.prove.budget.work import Work
-from attngen.prove.integers.answers import Answer, Holds, Term
+from attngen.prove.integers.answers import Answer, Fails, Holds, Open, Term
 from attngen.prove.integers.z3_door import SolverContext
 
 Names = dict[str, Term]
@@ -67,3 +67,27 @@ class Questions:
             found[name] = q if node.op is Op.FLOORDIV else a - q * c
             e = substitute(e, {node: index(name)})
         return self.context.term(e, found)
+
+
+_SHOWN: dict[Hashable, int] = {}
+"""What is shown, and the units that it took: nothing of a spec bears on it, and each proof pays for it."""
+
+
+def remembered(
+    key: Hashable,
+    work: Work,
+    ask: Callable[[], Answer],
+    search: Callable[[], Mapping[str, int | float | bool] | None],
+) -> Answer:
+    """The answer to `ask`, for as many units as it took. Where z3 does not show a step, small sizes are tried: a step
+    can fail without harm."""
+    if _SHOWN.get(key, work.left + 1) <= work.left:
+        work.charge(_SHOWN[key])
+        return Holds()
+    spent = work.spent
+    answer = ask()
+    if isinstance(answer, Holds):
+        _SHOWN[key] = work.spent - spent
+        return answer
+    found = search()
+    return Open("z3 does not show it, and small sizes show no mistake") if found is None else Fails(found)

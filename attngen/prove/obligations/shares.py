@@ -8,19 +8,12 @@ once, and read once, with those of its tile's other shares.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-
 from attngen.plan.mask.shares import Shares
 from attngen.prove.budget.work import Work
-from attngen.prove.integers.answers import Answer, Fails, Holds, Open, Term
+from attngen.prove.integers.answers import Answer, Holds, Term
 from attngen.prove.integers.z3_door import SolverContext
-from attngen.prove.obligations.questions import Names, Questions
+from attngen.prove.obligations.questions import Names, Questions, remembered
 from attngen.prove.search.small_shares import wrong_member, wrong_part
-
-Values = Mapping[str, int | float | bool]
-
-_SHOWN: dict[tuple[str, Shares], int] = {}
-"""What is shown, and the units that it took: nothing of a spec bears on it, and each proof pays for it."""
 
 
 def members_answer(context: SolverContext, shares: Shares, work: Work) -> Answer:
@@ -52,7 +45,7 @@ def members_answer(context: SolverContext, shares: Shares, work: Work) -> Answer
             return asked.answer
         return _some_share(context, shares, work)
 
-    return _remembered("members", shares, work, ask, wrong_member)
+    return remembered(("members", shares), work, ask, lambda: wrong_member(shares))
 
 
 def _some_share(context: SolverContext, shares: Shares, work: Work) -> Answer:
@@ -98,7 +91,7 @@ def parts_answer(context: SolverContext, shares: Shares, work: Work) -> Answer:
             return asked.answer
         return _places(context, shares, work)
 
-    return _remembered("parts", shares, work, ask, wrong_part)
+    return remembered(("parts", shares), work, ask, lambda: wrong_part(shares))
 
 
 def _places(context: SolverContext, shares: Shares, work: Work) -> Answer:
@@ -119,21 +112,3 @@ def _places(context: SolverContext, shares: Shares, work: Work) -> Answer:
     asked.rising({"n": head}, {"n": context.number(0)}, "n", n_tiles)
     asked.show(part >= 0, part < heads * n_tiles)
     return asked.answer
-
-
-def _remembered(
-    what: str, shares: Shares, work: Work, ask: Callable[[], Answer], search: Callable[[Shares], Values | None]
-) -> Answer:
-    """The answer, for as many units as it took. Where z3 does not show a step, small sizes are tried: a step can fail
-    without harm."""
-    key = what, shares
-    if _SHOWN.get(key, work.left + 1) <= work.left:
-        work.charge(_SHOWN[key])
-        return Holds()
-    spent = work.spent
-    answer = ask()
-    if isinstance(answer, Holds):
-        _SHOWN[key] = work.spent - spent
-        return answer
-    found = search(shares)
-    return Open("z3 does not show it, and small sizes show no mistake") if found is None else Fails(found)
