@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -71,7 +71,11 @@ class Region:
             return
         rows = torch.arange(given.shape[-1], device=given.device)
         own = self.positions(given.device)
-        if own.shape == rows.shape and not torch.equal(own, rows) and bool((given == rows).all()):
+        wrong = own.shape == rows.shape and not torch.equal(own, rows) and bool((given == rows).all())
+        found = torch.tensor([wrong], dtype=torch.int32, device=given.device)
+        for group in self.rows.groups:  # on a rank with the first rows both are right; all refuse, or none
+            cast(Any, dist).all_reduce(found, dist.ReduceOp.MAX, group)
+        if found.item():
             raise UsageError(
                 "position_ids count this rank's rows from 0: pass position_ids=region.positions()[None] to the model, "
                 "else each rank rotates its rows as if they were the first"

@@ -40,6 +40,11 @@ def of_model(model: Any, x: torch.Tensor, right: dict[str, torch.Tensor], checkp
         torch.testing.assert_close(compiled, eager, rtol=0, atol=2e-5)
         with pytest.raises(UsageError, match=r"position_ids count this rank's rows from 0: pass position_ids=region"):
             model(own, use_cache=False)
+        with (  # where the first rank's rows are counted from 0, it refuses what the others do
+            context_parallel_region(Sq=LENGTH, layout="contiguous") as inner,
+            pytest.raises(UsageError, match="count this rank's rows from 0"),
+        ):
+            model(inner.shard(x, 1), use_cache=False)
         found = gradients(model, lambda m: loss(m(own, position_ids=positions, use_cache=False).logits, targets))
         with pytest.raises(UsageError, match="attention_mask in context_parallel_region"):
             model(own, attention_mask=torch.ones_like(own).tril(), position_ids=positions, use_cache=False)
