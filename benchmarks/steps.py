@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 HERE = Path(__file__).resolve().parent
 SLACK, LEAST = 1.5, 5e-3
 """A contender is right if its error is at most SLACK times that of the model's own attention, or LEAST."""
+UNTIMED = {True: "not timed", False: "wrong", None: "not compared"}
 ASKED = {
     "llama:1x32768:eager": ("sdpa", 1.09),
     "gemma2:1x8192:eager": ("flex_attention", 1.6),
@@ -195,11 +196,12 @@ def first_steps(args: argparse.Namespace, model: Model, way: str, names: Sequenc
     return found
 
 
-def right(model: Model, found: Mapping[str, Any], name: str) -> bool:
-    """Whether its loss and gradients are as near to float32 as those of the model's own attention."""
+def right(model: Model, found: Mapping[str, Any], name: str) -> bool | None:
+    """Whether its loss and gradients are as near to float32 as those of the model's own attention; None without the
+    latter's."""
     own, base = (found[n].get("errors") for n in (name, model.peers[0]))
     if own is None or base is None:
-        return False
+        return None
     return all(own[x] <= max(SLACK * base[x], LEAST) for x in base)
 
 
@@ -272,7 +274,7 @@ def table(result: Result) -> str:
         for name, record in cell["contenders"].items():
             first_s = f"{record['first_s']:.1f}" if "first_s" in record else ""
             if "step_ms" not in record:
-                why = record.get("failure") or ("wrong" if record.get("right") is False else "not timed")
+                why = record.get("failure") or UNTIMED[record.get("right")]
                 rows.append([cell["key"], name, why, "", "", "", first_s, ""])
                 continue
             peak = record.get("peak_bytes")
