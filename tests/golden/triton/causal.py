@@ -179,11 +179,8 @@ HOPPER_APART = {
 _Rows = namedtuple("_Rows", "base batch head stop stride")
 _Tiling = namedtuple("_Tiling", "D Dv BQ BK")
 
-# Sizes and strides, for whose values Triton must not specialize a kernel.
-UNSPECIALIZED = ['Hq', 'Hkv', 'Sq', 'Sk', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b', 'k_stride_h',
-    'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s', 'out_stride_b', 'out_stride_h', 'out_stride_s',
-    'd_out_stride_b', 'd_out_stride_h', 'd_out_stride_s', 'dq_stride_b', 'dq_stride_h', 'dq_stride_s', 'dk_stride_b',
-    'dk_stride_h', 'dk_stride_s', 'dv_stride_b', 'dv_stride_h', 'dv_stride_s']
+# Sizes, and strides of params, for whose values Triton must not specialize a kernel.
+UNSPECIALIZED = ['Hq', 'Hkv', 'Sq', 'Sk']
 
 
 @triton.constexpr_function
@@ -331,8 +328,7 @@ def _finish(state, factor):
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def _forward_kernel(
-    q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, scale, Hq, Hkv, Sq, Sk, q_stride_b, q_stride_h, q_stride_s, k_stride_b,
-    k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s, out_stride_b, out_stride_h, out_stride_s,
+    q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, scale, Hq, Hkv, Sq, Sk, q_strides, k_strides, v_strides, out_strides,
     D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ALIGN: tl.constexpr,
 ):
     """One tile of queries of one head: visits the tiles of keys that it meets."""
@@ -342,9 +338,9 @@ def _forward_kernel(
     q0 = tile * BQ
     q1 = tl.minimum(q0 + BQ, Sq) - 1
     q_idx = (q0 + tl.arange(0, BQ))[:, None]
-    q_rows = _head_rows(q_ptr, batch, head, (q_stride_b, q_stride_h, q_stride_s), Sq, ALIGN)
-    k_rows = _head_rows(k_ptr, batch, kv_head, (k_stride_b, k_stride_h, k_stride_s), Sk, ALIGN)
-    v_rows = _head_rows(v_ptr, batch, kv_head, (v_stride_b, v_stride_h, v_stride_s), Sk, ALIGN)
+    q_rows = _head_rows(q_ptr, batch, head, q_strides, Sq, ALIGN)
+    k_rows = _head_rows(k_ptr, batch, kv_head, k_strides, Sk, ALIGN)
+    v_rows = _head_rows(v_ptr, batch, kv_head, v_strides, Sk, ALIGN)
     q = _load_rows(q_rows, q0, BQ, D, True)
     logit_scale = scale * 1.4426950408889634
     row_term = q_idx + Sk - Sq
@@ -357,7 +353,7 @@ def _forward_kernel(
         state = _attend_tile(state, held, k_rows, v_rows, (full_hi + step) * BK, tiling, True)
     acc, lse = _finish(state, logit_scale)
     row = (batch * tl.cast(Hq, tl.int64) + head) * Sq
-    out_rows = _head_rows(out_ptr, batch, head, (out_stride_b, out_stride_h, out_stride_s), Sq, ALIGN)
+    out_rows = _head_rows(out_ptr, batch, head, out_strides, Sq, ALIGN)
     _store_rows(out_rows, acc, q0, Dv)
     rows = q0 + tl.arange(0, BQ)
     tl.store(lse_ptr + row + rows, lse, mask=rows < Sq)
@@ -368,8 +364,7 @@ def _forward_kernel(
 
 @triton.jit(do_not_specialize=["pieces", *UNSPECIALIZED])
 def _split_kernel(
-    q_ptr, k_ptr, v_ptr, parts_ptr, pieces, scale, Hq, Hkv, Sq, Sk, q_stride_b, q_stride_h, q_stride_s, k_stride_b,
-    k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s,
+    q_ptr, k_ptr, v_ptr, parts_ptr, pieces, scale, Hq, Hkv, Sq, Sk, q_strides, k_strides, v_strides,
     D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ALIGN: tl.constexpr,
 ):
     """One piece of the walk of one tile, whose rows are the queries of all heads that share keys."""
@@ -386,10 +381,10 @@ def _split_kernel(
     q_idx = row // group
     q0 = tile * BQ // group
     q1 = tl.minimum((tile * BQ + BQ - 1) // group, Sq - 1)
-    k_rows = _head_rows(k_ptr, batch, kv_head, (k_stride_b, k_stride_h, k_stride_s), Sk, ALIGN)
-    v_rows = _head_rows(v_ptr, batch, kv_head, (v_stride_b, v_stride_h, v_stride_s), Sk, ALIGN)
+    k_rows = _head_rows(k_ptr, batch, kv_head, k_strides, Sk, ALIGN)
+    v_rows = _head_rows(v_ptr, batch, kv_head, v_strides, Sk, ALIGN)
     col = tl.arange(0, _block(D))[None, :]
-    q_rows = _head_rows(q_ptr, batch, head, (q_stride_b, q_stride_h, q_stride_s), Sq, ALIGN)
+    q_rows = _head_rows(q_ptr, batch, head, q_strides, Sq, ALIGN)
     q = tl.load(q_rows.base + q_idx * q_rows.stride + col, mask=(q_idx < Sq) & (col < D), other=0.0)
     logit_scale = scale * 1.4426950408889634
     row_term = q_idx + Sk - Sq
@@ -415,7 +410,7 @@ def _split_kernel(
 
 @triton.jit(do_not_specialize=["pieces", *UNSPECIALIZED])
 def _merge_kernel(
-    parts_ptr, out_ptr, lse_ptr, pieces, scale, Hq, Hkv, Sq, Sk, out_stride_b, out_stride_h, out_stride_s,
+    parts_ptr, out_ptr, lse_ptr, pieces, scale, Hq, Hkv, Sq, Sk, out_strides,
     D: tl.constexpr, Dv: tl.constexpr, PIECES: tl.constexpr, ALIGN: tl.constexpr,
 ):
     """One query of one head: merges the sums of its pieces, PIECES at a time, by the rule of the online softmax."""
@@ -442,7 +437,7 @@ def _merge_kernel(
         acc = acc * rescale[:, None] + tl.sum(part * weight[:, None], 0)[None, :]
     acc, lse = _finish((acc, row_max, row_sum), logit_scale)
     row = (batch * tl.cast(Hq, tl.int64) + head) * Sq
-    out_rows = _head_rows(out_ptr, batch, head, (out_stride_b, out_stride_h, out_stride_s), Sq, ALIGN)
+    out_rows = _head_rows(out_ptr, batch, head, out_strides, Sq, ALIGN)
     _store_rows(out_rows, acc, q0, Dv)
     rows = q0 + tl.arange(0, BQ)
     tl.store(lse_ptr + row + rows, lse, mask=rows < Sq)
@@ -1054,8 +1049,8 @@ def _three_parts(x):
 
 @triton.jit(do_not_specialize=["n_counters", *UNSPECIALIZED])
 def _rows_kernel(
-    lse_ptr, scaled_lse_ptr, out_ptr, d_out_ptr, d_lse_ptr, delta_ptr, Hq, Sq, out_stride_b, out_stride_h, out_stride_s,
-    d_out_stride_b, d_out_stride_h, d_out_stride_s, counters_ptr, n_counters, terms_ptr, scale,
+    lse_ptr, scaled_lse_ptr, out_ptr, d_out_ptr, d_lse_ptr, delta_ptr, Hq, Sq, out_strides, d_out_strides, counters_ptr,
+    n_counters, terms_ptr, scale,
     Dv: tl.constexpr, ROWS: tl.constexpr, ALIGN: tl.constexpr, HAS_D_LSE: tl.constexpr,
 ):
     """Values of a row that all of its pairs read: the log-sum-exp to base 2, inf for rows that met no key; delta.
@@ -1078,8 +1073,8 @@ def _rows_kernel(
     lse = tl.load(lse_ptr + row + rows, mask=rows < Sq, other=0.0)
     if scaled_lse_ptr is not None:
         tl.store(scaled_lse_ptr + row + rows, tl.where(lse == float("-inf"), float("inf"), lse * LOG2E), mask=rows < Sq)
-    out_rows = _head_rows(out_ptr, batch, head, (out_stride_b, out_stride_h, out_stride_s), Sq, ALIGN)
-    d_out_rows = _head_rows(d_out_ptr, batch, head, (d_out_stride_b, d_out_stride_h, d_out_stride_s), Sq, ALIGN)
+    out_rows = _head_rows(out_ptr, batch, head, out_strides, Sq, ALIGN)
+    d_out_rows = _head_rows(d_out_ptr, batch, head, d_out_strides, Sq, ALIGN)
     out = _load_rows(out_rows, q0, ROWS, Dv, True).to(tl.float32)
     d_out = _load_rows(d_out_rows, q0, ROWS, Dv, True).to(tl.float32)
     delta = tl.sum(out * d_out, 1)
@@ -1121,9 +1116,8 @@ def _dq_tile(dq, held, k_rows, v_rows, k0, tiling: tl.constexpr, MASKED: tl.cons
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def _dq_kernel(
-    q_ptr, k_ptr, v_ptr, d_out_ptr, lse_ptr, delta_ptr, dq_ptr, scale, Hq, Hkv, Sq, Sk, q_stride_b, q_stride_h,
-    q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s, d_out_stride_b, d_out_stride_h,
-    d_out_stride_s, dq_stride_b, dq_stride_h, dq_stride_s,
+    q_ptr, k_ptr, v_ptr, d_out_ptr, lse_ptr, delta_ptr, dq_ptr, scale, Hq, Hkv, Sq, Sk, q_strides, k_strides, v_strides,
+    d_out_strides, dq_strides,
     D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ALIGN: tl.constexpr,
 ):
     """dQ of one tile of queries of one head: visits the same tiles of keys as the forward kernel."""
@@ -1133,10 +1127,10 @@ def _dq_kernel(
     q0 = tile * BQ
     q1 = tl.minimum(q0 + BQ, Sq) - 1
     q_idx = (q0 + tl.arange(0, BQ))[:, None]
-    q_rows = _head_rows(q_ptr, batch, head, (q_stride_b, q_stride_h, q_stride_s), Sq, ALIGN)
-    k_rows = _head_rows(k_ptr, batch, kv_head, (k_stride_b, k_stride_h, k_stride_s), Sk, ALIGN)
-    v_rows = _head_rows(v_ptr, batch, kv_head, (v_stride_b, v_stride_h, v_stride_s), Sk, ALIGN)
-    d_out_rows = _head_rows(d_out_ptr, batch, head, (d_out_stride_b, d_out_stride_h, d_out_stride_s), Sq, ALIGN)
+    q_rows = _head_rows(q_ptr, batch, head, q_strides, Sq, ALIGN)
+    k_rows = _head_rows(k_ptr, batch, kv_head, k_strides, Sk, ALIGN)
+    v_rows = _head_rows(v_ptr, batch, kv_head, v_strides, Sk, ALIGN)
+    d_out_rows = _head_rows(d_out_ptr, batch, head, d_out_strides, Sq, ALIGN)
     row = (batch * tl.cast(Hq, tl.int64) + head) * Sq
     q = _load_rows(q_rows, q0, BQ, D, True)
     d_out = _load_rows(d_out_rows, q0, BQ, Dv, True)
@@ -1152,7 +1146,7 @@ def _dq_kernel(
         dq = _dq_tile(dq, held, k_rows, v_rows, step * BK, tiling, False)
     for step in tl.range(any_hi - full_hi):
         dq = _dq_tile(dq, held, k_rows, v_rows, (full_hi + step) * BK, tiling, True)
-    dq_rows = _head_rows(dq_ptr, batch, head, (dq_stride_b, dq_stride_h, dq_stride_s), Sq, ALIGN)
+    dq_rows = _head_rows(dq_ptr, batch, head, dq_strides, Sq, ALIGN)
     _store_rows(dq_rows, dq * scale, q0, D)
 
 
@@ -1188,9 +1182,8 @@ def _dkdv_tile(state, held, q_rows, d_out_rows, q0, tiling: tl.constexpr, MASKED
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def _dkdv_kernel(
-    q_ptr, k_ptr, v_ptr, d_out_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr, scale, Hq, Hkv, Sq, Sk, q_stride_b, q_stride_h,
-    q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s, d_out_stride_b, d_out_stride_h,
-    d_out_stride_s, dk_stride_b, dk_stride_h, dk_stride_s, dv_stride_b, dv_stride_h, dv_stride_s,
+    q_ptr, k_ptr, v_ptr, d_out_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr, scale, Hq, Hkv, Sq, Sk, q_strides, k_strides,
+    v_strides, d_out_strides, dk_strides, dv_strides,
     D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ALIGN: tl.constexpr,
 ):
     """dK and dV of one tile of keys of one KV head: visits the queries that it meets, head by head."""
@@ -1199,8 +1192,8 @@ def _dkdv_kernel(
     k0 = tile * BK
     k1 = tl.minimum(k0 + BK, Sk) - 1
     k_idx = (k0 + tl.arange(0, BK))[:, None]
-    k_rows = _head_rows(k_ptr, batch, kv_head, (k_stride_b, k_stride_h, k_stride_s), Sk, ALIGN)
-    v_rows = _head_rows(v_ptr, batch, kv_head, (v_stride_b, v_stride_h, v_stride_s), Sk, ALIGN)
+    k_rows = _head_rows(k_ptr, batch, kv_head, k_strides, Sk, ALIGN)
+    v_rows = _head_rows(v_ptr, batch, kv_head, v_strides, Sk, ALIGN)
     k = _load_rows(k_rows, k0, BK, D, True)
     v = _load_rows(v_rows, k0, BK, Dv, True)
     dk = tl.zeros([BK, _block(D)], tl.float32)
@@ -1209,8 +1202,8 @@ def _dkdv_kernel(
     for member in range(group):
         head = kv_head * group + member
         row = (batch * tl.cast(Hq, tl.int64) + head) * Sq
-        q_rows = _head_rows(q_ptr, batch, head, (q_stride_b, q_stride_h, q_stride_s), Sq, ALIGN)
-        d_out_rows = _head_rows(d_out_ptr, batch, head, (d_out_stride_b, d_out_stride_h, d_out_stride_s), Sq, ALIGN)
+        q_rows = _head_rows(q_ptr, batch, head, q_strides, Sq, ALIGN)
+        d_out_rows = _head_rows(d_out_ptr, batch, head, d_out_strides, Sq, ALIGN)
         logit_scale = scale * 1.4426950408889634
         held = (k, v, row, lse_ptr, delta_ptr, k_idx, Sk, logit_scale)
         state = (dk, dv)
@@ -1222,8 +1215,8 @@ def _dkdv_kernel(
             at = tl.where(step < (full_lo - any_lo), at, full_hi + step - (full_lo - any_lo))
             state = _dkdv_tile(state, held, q_rows, d_out_rows, at * BQ, tiling, True)
         dk, dv = state
-    dk_rows = _head_rows(dk_ptr, batch, kv_head, (dk_stride_b, dk_stride_h, dk_stride_s), Sk, ALIGN)
-    dv_rows = _head_rows(dv_ptr, batch, kv_head, (dv_stride_b, dv_stride_h, dv_stride_s), Sk, ALIGN)
+    dk_rows = _head_rows(dk_ptr, batch, kv_head, dk_strides, Sk, ALIGN)
+    dv_rows = _head_rows(dv_ptr, batch, kv_head, dv_strides, Sk, ALIGN)
     _store_rows(dk_rows, dk * scale, k0, D)
     _store_rows(dv_rows, dv, k0, Dv)
 
@@ -1799,7 +1792,7 @@ def _added_parts(cells, kv_head, tile, n_tiles, shares, PART: tl.constexpr, WIDT
 @triton.jit(do_not_specialize=["n_parts", "span", *UNSPECIALIZED])
 def _collect_kernel(
     dq_parts_ptr, turns_ptr, dq_ptr, parts_ptr, dk_ptr, dv_ptr, n_parts, span, scale, Hq, Hkv, Sq, Sk,
-    dq_stride_b, dq_stride_h, dq_stride_s, dk_stride_b, dk_stride_h, dk_stride_s, dv_stride_b, dv_stride_h, dv_stride_s,
+    dq_strides, dk_strides, dv_strides,
     D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BQ: tl.constexpr,
     BK: tl.constexpr,
     SHARED: tl.constexpr, ALIGN: tl.constexpr,
@@ -1815,7 +1808,7 @@ def _collect_kernel(
         parts = tl.reshape(held, [BQ // 64, BLOCK_D // 64, 4, 8, 8, 4, 2, 2])
         dq = tl.reshape(tl.permute(parts, [0, 2, 6, 4, 1, 3, 5, 7]), [BQ, BLOCK_D])
         i = part // n_tiles
-        dq_rows = _head_rows(dq_ptr, i // Hq, i % Hq, (dq_stride_b, dq_stride_h, dq_stride_s), Sq, ALIGN)
+        dq_rows = _head_rows(dq_ptr, i // Hq, i % Hq, dq_strides, Sq, ALIGN)
         _store_rows(dq_rows, dq * scale, part % n_tiles * BQ, D)
     elif SHARED:
         half = tl.program_id(0) - n_parts
@@ -1828,10 +1821,10 @@ def _collect_kernel(
         cells = parts_ptr + half % 2 * (PART // 2)
         k0 = tile * BK + half % 2 * 64
         dk = _added_parts(cells, kv_head, tile, n_tiles, shares, PART, BLOCK_D)
-        dk_rows = _head_rows(dk_ptr, kv_head // Hkv, kv_head % Hkv, (dk_stride_b, dk_stride_h, dk_stride_s), Sk, ALIGN)
+        dk_rows = _head_rows(dk_ptr, kv_head // Hkv, kv_head % Hkv, dk_strides, Sk, ALIGN)
         _store_rows(dk_rows, dk, k0, D)
         dv = _added_parts(cells + 64 * BLOCK_D, kv_head, tile, n_tiles, shares, PART, BLOCK_DV)
-        dv_rows = _head_rows(dv_ptr, kv_head // Hkv, kv_head % Hkv, (dv_stride_b, dv_stride_h, dv_stride_s), Sk, ALIGN)
+        dv_rows = _head_rows(dv_ptr, kv_head // Hkv, kv_head % Hkv, dv_strides, Sk, ALIGN)
         _store_rows(dv_rows, dv, k0, Dv)
 
 
@@ -2394,9 +2387,14 @@ def _like(x: Tensor, cols: int) -> tuple[tuple, tuple]:
     return (B, H, S, cols), (H * S * cols, cols, H * cols, 1) if inside else (H * S * cols, S * cols, cols, 1)
 
 
-def _strides(**tensors: tuple[int, ...]) -> dict[str, int]:
-    """The strides of tensors, by the names of the kernels' parameters."""
-    return {f"{name}_stride_{axis}": n for name, found in tensors.items() for axis, n in zip("bhs", found)}
+def _strides(**tensors: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+    """The strides of tensors' batches, heads and rows, by the names of the kernels' parameters."""
+    return {f"{name}_strides": found[:3] for name, found in tensors.items()}
+
+
+def _align(strides: dict[str, tuple[int, ...]], most: int = 16) -> int:
+    """The largest power of two, up to `most`, that divides all strides."""
+    return math.gcd(most, *(n for found in strides.values() for n in found))
 
 
 def _has_tma(*tensors: Tensor) -> bool:
@@ -2606,7 +2604,7 @@ class _Known:
         self.lse = (B, Hq, Sq), (Hq * Sq, Sq, 1)
         strides = _strides(q=near[0].stride(), k=near[1].stride(), v=near[2].stride(), out=self.out[1])
         self.values = dict(strides, Hq=Hq, Hkv=Hkv, Sq=Sq, Sk=Sk)
-        self.constants = dict(D=D, Dv=Dv, ALIGN=math.gcd(16, *strides.values()))
+        self.constants = dict(D=D, Dv=Dv, ALIGN=_align(strides))
         self.wide = dict(D=D, Dv=Dv, BLOCK_D=max(64, _padded(D)), BLOCK_DV=max(64, _padded(Dv)), FAST=True, num_warps=4)
         self.fits = set()
         self.forward, self.backward = {}, {}
@@ -2745,7 +2743,7 @@ def _(q, k, v, scale):
 def _backward_launches(known, strides, q, k, v, d_out, dq, dk, dv, has_d_lse, usual) -> tuple:
     """The launches of the backward pass, for calls of one layout."""
     B, Hq, Hkv, Sq, Sk, D, Dv = known.shape
-    align = math.gcd(known.constants["ALIGN"], *strides.values())
+    align = _align(strides, known.constants["ALIGN"])
     if usual and (row := _hopper(HOPPER_BACKWARD, q, k, v, d_out, dk, dv)) is not None:
         row = HopperBackwardRow(*row)
         BQ, BK = row.BQ, row.BK

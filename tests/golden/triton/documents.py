@@ -167,11 +167,8 @@ HOPPER_APART = {
 _Rows = namedtuple("_Rows", "base batch head stop stride")
 _Tiling = namedtuple("_Tiling", "D Dv BQ BK")
 
-# Sizes and strides, for whose values Triton must not specialize a kernel.
-UNSPECIALIZED = ['B', 'Hq', 'Hkv', 'Sq', 'Sk', 'ids_stride_0', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b',
-    'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s', 'out_stride_b', 'out_stride_h',
-    'out_stride_s', 'd_out_stride_b', 'd_out_stride_h', 'd_out_stride_s', 'dq_stride_b', 'dq_stride_h', 'dq_stride_s',
-    'dk_stride_b', 'dk_stride_h', 'dk_stride_s', 'dv_stride_b', 'dv_stride_h', 'dv_stride_s']
+# Sizes, and strides of params, for whose values Triton must not specialize a kernel.
+UNSPECIALIZED = ['B', 'Hq', 'Hkv', 'Sq', 'Sk', 'ids_stride_0']
 
 
 @triton.constexpr_function
@@ -412,8 +409,7 @@ def _finish(state, factor):
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def _forward_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, key_test0_least_ptr, key_test0_most_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr,
-    ids_stride_0, ids_stride_1, q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b,
-    v_stride_h, v_stride_s, out_stride_b, out_stride_h, out_stride_s,
+    ids_stride_0, ids_stride_1, q_strides, k_strides, v_strides, out_strides,
     D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ALIGN: tl.constexpr,
 ):
     """One tile of queries of one head: visits the tiles of keys that it meets."""
@@ -423,9 +419,9 @@ def _forward_kernel(
     q0 = tile * BQ
     q1 = tl.minimum(q0 + BQ, Sq) - 1
     q_idx = (q0 + tl.arange(0, BQ))[:, None]
-    q_rows = _head_rows(q_ptr, batch, head, (q_stride_b, q_stride_h, q_stride_s), Sq, ALIGN)
-    k_rows = _head_rows(k_ptr, batch, kv_head, (k_stride_b, k_stride_h, k_stride_s), Sk, ALIGN)
-    v_rows = _head_rows(v_ptr, batch, kv_head, (v_stride_b, v_stride_h, v_stride_s), Sk, ALIGN)
+    q_rows = _head_rows(q_ptr, batch, head, q_strides, Sq, ALIGN)
+    k_rows = _head_rows(k_ptr, batch, kv_head, k_strides, Sk, ALIGN)
+    v_rows = _head_rows(v_ptr, batch, kv_head, v_strides, Sk, ALIGN)
     q = _load_rows(q_rows, q0, BQ, D, True)
     logit_scale = scale * 1.4426950408889634
     row_term = q_idx + Sk - Sq
@@ -448,7 +444,7 @@ def _forward_kernel(
         state = _attend_tile(state, held, k_rows, v_rows, at * BK, tiling, True)
     acc, lse = _finish(state, logit_scale)
     row = (batch * tl.cast(Hq, tl.int64) + head) * Sq
-    out_rows = _head_rows(out_ptr, batch, head, (out_stride_b, out_stride_h, out_stride_s), Sq, ALIGN)
+    out_rows = _head_rows(out_ptr, batch, head, out_strides, Sq, ALIGN)
     _store_rows(out_rows, acc, q0, Dv)
     rows = q0 + tl.arange(0, BQ)
     tl.store(lse_ptr + row + rows, lse, mask=rows < Sq)
@@ -602,10 +598,7 @@ def _list_key_runs(
     tl.store(ends + 3, tl.minimum(any_hi, stop))
 
 
-@triton.jit(do_not_specialize=['B', 'Hq', 'Hkv', 'Sq', 'Sk', 'ids_stride_0', 'q_stride_b', 'q_stride_h', 'q_stride_s',
-    'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s', 'out_stride_b', 'out_stride_h',
-    'out_stride_s', 'd_out_stride_b', 'd_out_stride_h', 'd_out_stride_s', 'dq_stride_b', 'dq_stride_h', 'dq_stride_s',
-    'dk_stride_b', 'dk_stride_h', 'dk_stride_s', 'dv_stride_b', 'dv_stride_h', 'dv_stride_s'])
+@triton.jit(do_not_specialize=['B', 'Hq', 'Hkv', 'Sq', 'Sk', 'ids_stride_0'])
 def _list_key_runs_kernel(
     lists_ptr, counts_ptr, key_test0_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
     D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ROWS: tl.constexpr, FAST: tl.constexpr,
@@ -1141,8 +1134,8 @@ def _three_parts(x):
 
 @triton.jit(do_not_specialize=["n_counters", *UNSPECIALIZED])
 def _rows_kernel(
-    lse_ptr, scaled_lse_ptr, out_ptr, d_out_ptr, d_lse_ptr, delta_ptr, Hq, Sq, out_stride_b, out_stride_h, out_stride_s,
-    d_out_stride_b, d_out_stride_h, d_out_stride_s, counters_ptr, n_counters, terms_ptr, scale,
+    lse_ptr, scaled_lse_ptr, out_ptr, d_out_ptr, d_lse_ptr, delta_ptr, Hq, Sq, out_strides, d_out_strides, counters_ptr,
+    n_counters, terms_ptr, scale,
     Dv: tl.constexpr, ROWS: tl.constexpr, ALIGN: tl.constexpr, HAS_D_LSE: tl.constexpr,
 ):
     """Values of a row that all of its pairs read: the log-sum-exp to base 2, inf for rows that met no key; delta.
@@ -1165,8 +1158,8 @@ def _rows_kernel(
     lse = tl.load(lse_ptr + row + rows, mask=rows < Sq, other=0.0)
     if scaled_lse_ptr is not None:
         tl.store(scaled_lse_ptr + row + rows, tl.where(lse == float("-inf"), float("inf"), lse * LOG2E), mask=rows < Sq)
-    out_rows = _head_rows(out_ptr, batch, head, (out_stride_b, out_stride_h, out_stride_s), Sq, ALIGN)
-    d_out_rows = _head_rows(d_out_ptr, batch, head, (d_out_stride_b, d_out_stride_h, d_out_stride_s), Sq, ALIGN)
+    out_rows = _head_rows(out_ptr, batch, head, out_strides, Sq, ALIGN)
+    d_out_rows = _head_rows(d_out_ptr, batch, head, d_out_strides, Sq, ALIGN)
     out = _load_rows(out_rows, q0, ROWS, Dv, True).to(tl.float32)
     d_out = _load_rows(d_out_rows, q0, ROWS, Dv, True).to(tl.float32)
     delta = tl.sum(out * d_out, 1)
@@ -1213,9 +1206,7 @@ def _dq_tile(dq, held, k_rows, v_rows, k0, tiling: tl.constexpr, MASKED: tl.cons
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def _dq_kernel(
     q_ptr, k_ptr, v_ptr, d_out_ptr, lse_ptr, delta_ptr, dq_ptr, key_test0_least_ptr, key_test0_most_ptr, scale, B, Hq,
-    Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h,
-    k_stride_s, v_stride_b, v_stride_h, v_stride_s, d_out_stride_b, d_out_stride_h, d_out_stride_s, dq_stride_b,
-    dq_stride_h, dq_stride_s,
+    Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, q_strides, k_strides, v_strides, d_out_strides, dq_strides,
     D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ALIGN: tl.constexpr,
 ):
     """dQ of one tile of queries of one head: visits the same tiles of keys as the forward kernel."""
@@ -1225,10 +1216,10 @@ def _dq_kernel(
     q0 = tile * BQ
     q1 = tl.minimum(q0 + BQ, Sq) - 1
     q_idx = (q0 + tl.arange(0, BQ))[:, None]
-    q_rows = _head_rows(q_ptr, batch, head, (q_stride_b, q_stride_h, q_stride_s), Sq, ALIGN)
-    k_rows = _head_rows(k_ptr, batch, kv_head, (k_stride_b, k_stride_h, k_stride_s), Sk, ALIGN)
-    v_rows = _head_rows(v_ptr, batch, kv_head, (v_stride_b, v_stride_h, v_stride_s), Sk, ALIGN)
-    d_out_rows = _head_rows(d_out_ptr, batch, head, (d_out_stride_b, d_out_stride_h, d_out_stride_s), Sq, ALIGN)
+    q_rows = _head_rows(q_ptr, batch, head, q_strides, Sq, ALIGN)
+    k_rows = _head_rows(k_ptr, batch, kv_head, k_strides, Sk, ALIGN)
+    v_rows = _head_rows(v_ptr, batch, kv_head, v_strides, Sk, ALIGN)
+    d_out_rows = _head_rows(d_out_ptr, batch, head, d_out_strides, Sq, ALIGN)
     row = (batch * tl.cast(Hq, tl.int64) + head) * Sq
     q = _load_rows(q_rows, q0, BQ, D, True)
     d_out = _load_rows(d_out_rows, q0, BQ, Dv, True)
@@ -1254,7 +1245,7 @@ def _dq_kernel(
         at = any_lo + step
         at = tl.where(step < (full_lo - any_lo), at, full_hi + step - (full_lo - any_lo))
         dq = _dq_tile(dq, held, k_rows, v_rows, at * BK, tiling, True)
-    dq_rows = _head_rows(dq_ptr, batch, head, (dq_stride_b, dq_stride_h, dq_stride_s), Sq, ALIGN)
+    dq_rows = _head_rows(dq_ptr, batch, head, dq_strides, Sq, ALIGN)
     _store_rows(dq_rows, dq * scale, q0, D)
 
 
@@ -1294,9 +1285,8 @@ def _dkdv_tile(state, held, q_rows, d_out_rows, q0, tiling: tl.constexpr, MASKED
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def _dkdv_kernel(
     q_ptr, k_ptr, v_ptr, d_out_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr, query_test0_least_ptr, query_test0_most_ptr,
-    scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, q_stride_b, q_stride_h, q_stride_s, k_stride_b,
-    k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s, d_out_stride_b, d_out_stride_h, d_out_stride_s,
-    dk_stride_b, dk_stride_h, dk_stride_s, dv_stride_b, dv_stride_h, dv_stride_s,
+    scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, q_strides, k_strides, v_strides, d_out_strides,
+    dk_strides, dv_strides,
     D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ALIGN: tl.constexpr,
 ):
     """dK and dV of one tile of keys of one KV head: visits the queries that it meets, head by head."""
@@ -1305,8 +1295,8 @@ def _dkdv_kernel(
     k0 = tile * BK
     k1 = tl.minimum(k0 + BK, Sk) - 1
     k_idx = (k0 + tl.arange(0, BK))[:, None]
-    k_rows = _head_rows(k_ptr, batch, kv_head, (k_stride_b, k_stride_h, k_stride_s), Sk, ALIGN)
-    v_rows = _head_rows(v_ptr, batch, kv_head, (v_stride_b, v_stride_h, v_stride_s), Sk, ALIGN)
+    k_rows = _head_rows(k_ptr, batch, kv_head, k_strides, Sk, ALIGN)
+    v_rows = _head_rows(v_ptr, batch, kv_head, v_strides, Sk, ALIGN)
     k = _load_rows(k_rows, k0, BK, D, True)
     v = _load_rows(v_rows, k0, BK, Dv, True)
     dk = tl.zeros([BK, _block(D)], tl.float32)
@@ -1315,8 +1305,8 @@ def _dkdv_kernel(
     for member in range(group):
         head = kv_head * group + member
         row = (batch * tl.cast(Hq, tl.int64) + head) * Sq
-        q_rows = _head_rows(q_ptr, batch, head, (q_stride_b, q_stride_h, q_stride_s), Sq, ALIGN)
-        d_out_rows = _head_rows(d_out_ptr, batch, head, (d_out_stride_b, d_out_stride_h, d_out_stride_s), Sq, ALIGN)
+        q_rows = _head_rows(q_ptr, batch, head, q_strides, Sq, ALIGN)
+        d_out_rows = _head_rows(d_out_ptr, batch, head, d_out_strides, Sq, ALIGN)
         logit_scale = scale * 1.4426950408889634
         k_safe = tl.minimum(k_idx, Sk - 1)
         col_term = tl.load(ids_ptr + tl.cast(batch, tl.int64) * ids_stride_0 + tl.cast(k_safe, tl.int64) * ids_stride_1)
@@ -1336,8 +1326,8 @@ def _dkdv_kernel(
             at = tl.where(step < (full_lo - any_lo), at, full_hi + step - (full_lo - any_lo))
             state = _dkdv_tile(state, held, q_rows, d_out_rows, at * BQ, tiling, True)
         dk, dv = state
-    dk_rows = _head_rows(dk_ptr, batch, kv_head, (dk_stride_b, dk_stride_h, dk_stride_s), Sk, ALIGN)
-    dv_rows = _head_rows(dv_ptr, batch, kv_head, (dv_stride_b, dv_stride_h, dv_stride_s), Sk, ALIGN)
+    dk_rows = _head_rows(dk_ptr, batch, kv_head, dk_strides, Sk, ALIGN)
+    dv_rows = _head_rows(dv_ptr, batch, kv_head, dv_strides, Sk, ALIGN)
     _store_rows(dk_rows, dk * scale, k0, D)
     _store_rows(dv_rows, dv, k0, Dv)
 
@@ -1552,10 +1542,7 @@ def _list_walks(
         tl.atomic_max(met_ptr + (2 * place + 1) * n_walked + at, tile + 1, mask=at < stop, sem="relaxed")
 
 
-@triton.jit(do_not_specialize=['B', 'Hq', 'Hkv', 'Sq', 'Sk', 'ids_stride_0', 'q_stride_b', 'q_stride_h', 'q_stride_s',
-    'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s', 'out_stride_b', 'out_stride_h',
-    'out_stride_s', 'd_out_stride_b', 'd_out_stride_h', 'd_out_stride_s', 'dq_stride_b', 'dq_stride_h', 'dq_stride_s',
-    'dk_stride_b', 'dk_stride_h', 'dk_stride_s', 'dv_stride_b', 'dv_stride_h', 'dv_stride_s'])
+@triton.jit(do_not_specialize=['B', 'Hq', 'Hkv', 'Sq', 'Sk', 'ids_stride_0'])
 def _list_walks_kernel(
     walks_ptr, met_ptr, counts_ptr, query_test0_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
     D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, FAST: tl.constexpr,
@@ -2005,7 +1992,7 @@ def _added_parts(cells, kv_head, tile, n_tiles, shares, PART: tl.constexpr, WIDT
 def _collect_kernel(
     dq_parts_ptr, turns_ptr, dq_ptr, parts_ptr, dk_ptr, dv_ptr, n_parts, span, scale, B, Hq, Hkv, Sq, Sk, ids_ptr,
     ids_stride_0, ids_stride_1,
-    dq_stride_b, dq_stride_h, dq_stride_s, dk_stride_b, dk_stride_h, dk_stride_s, dv_stride_b, dv_stride_h, dv_stride_s,
+    dq_strides, dk_strides, dv_strides,
     D: tl.constexpr, Dv: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BQ: tl.constexpr,
     BK: tl.constexpr,
     SHARED: tl.constexpr, ALIGN: tl.constexpr,
@@ -2021,7 +2008,7 @@ def _collect_kernel(
         parts = tl.reshape(held, [BQ // 64, BLOCK_D // 64, 4, 8, 8, 4, 2, 2])
         dq = tl.reshape(tl.permute(parts, [0, 2, 6, 4, 1, 3, 5, 7]), [BQ, BLOCK_D])
         i = part // n_tiles
-        dq_rows = _head_rows(dq_ptr, i // Hq, i % Hq, (dq_stride_b, dq_stride_h, dq_stride_s), Sq, ALIGN)
+        dq_rows = _head_rows(dq_ptr, i // Hq, i % Hq, dq_strides, Sq, ALIGN)
         _store_rows(dq_rows, dq * scale, part % n_tiles * BQ, D)
     elif SHARED:
         half = tl.program_id(0) - n_parts
@@ -2034,10 +2021,10 @@ def _collect_kernel(
         cells = parts_ptr + half % 2 * (PART // 2)
         k0 = tile * BK + half % 2 * 64
         dk = _added_parts(cells, kv_head, tile, n_tiles, shares, PART, BLOCK_D)
-        dk_rows = _head_rows(dk_ptr, kv_head // Hkv, kv_head % Hkv, (dk_stride_b, dk_stride_h, dk_stride_s), Sk, ALIGN)
+        dk_rows = _head_rows(dk_ptr, kv_head // Hkv, kv_head % Hkv, dk_strides, Sk, ALIGN)
         _store_rows(dk_rows, dk, k0, D)
         dv = _added_parts(cells + 64 * BLOCK_D, kv_head, tile, n_tiles, shares, PART, BLOCK_DV)
-        dv_rows = _head_rows(dv_ptr, kv_head // Hkv, kv_head % Hkv, (dv_stride_b, dv_stride_h, dv_stride_s), Sk, ALIGN)
+        dv_rows = _head_rows(dv_ptr, kv_head // Hkv, kv_head % Hkv, dv_strides, Sk, ALIGN)
         _store_rows(dv_rows, dv, k0, Dv)
 
 
@@ -2173,10 +2160,7 @@ def _list_queries_met(
     tl.store(walk + 3, any_hi)
 
 
-@triton.jit(do_not_specialize=['B', 'Hq', 'Hkv', 'Sq', 'Sk', 'ids_stride_0', 'q_stride_b', 'q_stride_h', 'q_stride_s',
-    'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s', 'out_stride_b', 'out_stride_h',
-    'out_stride_s', 'd_out_stride_b', 'd_out_stride_h', 'd_out_stride_s', 'dq_stride_b', 'dq_stride_h', 'dq_stride_s',
-    'dk_stride_b', 'dk_stride_h', 'dk_stride_s', 'dv_stride_b', 'dv_stride_h', 'dv_stride_s'])
+@triton.jit(do_not_specialize=['B', 'Hq', 'Hkv', 'Sq', 'Sk', 'ids_stride_0'])
 def _list_queries_met_kernel(
     walks_ptr, counts_ptr, query_test0_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
     D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, FAST: tl.constexpr,
@@ -2525,10 +2509,7 @@ def _list_keys_met(
     tl.store(walk + 3, any_hi)
 
 
-@triton.jit(do_not_specialize=['B', 'Hq', 'Hkv', 'Sq', 'Sk', 'ids_stride_0', 'q_stride_b', 'q_stride_h', 'q_stride_s',
-    'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s', 'out_stride_b', 'out_stride_h',
-    'out_stride_s', 'd_out_stride_b', 'd_out_stride_h', 'd_out_stride_s', 'dq_stride_b', 'dq_stride_h', 'dq_stride_s',
-    'dk_stride_b', 'dk_stride_h', 'dk_stride_s', 'dv_stride_b', 'dv_stride_h', 'dv_stride_s'])
+@triton.jit(do_not_specialize=['B', 'Hq', 'Hkv', 'Sq', 'Sk', 'ids_stride_0'])
 def _list_keys_met_kernel(
     walks_ptr, counts_ptr, key_test0_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1,
     D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, FAST: tl.constexpr,
@@ -2748,9 +2729,14 @@ def _like(x: Tensor, cols: int) -> tuple[tuple, tuple]:
     return (B, H, S, cols), (H * S * cols, cols, H * cols, 1) if inside else (H * S * cols, S * cols, cols, 1)
 
 
-def _strides(**tensors: tuple[int, ...]) -> dict[str, int]:
-    """The strides of tensors, by the names of the kernels' parameters."""
-    return {f"{name}_stride_{axis}": n for name, found in tensors.items() for axis, n in zip("bhs", found)}
+def _strides(**tensors: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+    """The strides of tensors' batches, heads and rows, by the names of the kernels' parameters."""
+    return {f"{name}_strides": found[:3] for name, found in tensors.items()}
+
+
+def _align(strides: dict[str, tuple[int, ...]], most: int = 16) -> int:
+    """The largest power of two, up to `most`, that divides all strides."""
+    return math.gcd(most, *(n for found in strides.values() for n in found))
 
 
 def _has_tma(*tensors: Tensor) -> bool:
@@ -2961,7 +2947,7 @@ class _Known:
         strides = _strides(q=near[0].stride(), k=near[1].stride(), v=near[2].stride(), out=self.out[1])
         self.values = dict(strides, B=B, Hq=Hq, Hkv=Hkv, Sq=Sq, Sk=Sk, ids_stride_0=ids.stride(0),
             ids_stride_1=ids.stride(1))
-        self.constants = dict(D=D, Dv=Dv, ALIGN=math.gcd(16, *strides.values()))
+        self.constants = dict(D=D, Dv=Dv, ALIGN=_align(strides))
         self.wide = dict(D=D, Dv=Dv, BLOCK_D=max(64, _padded(D)), BLOCK_DV=max(64, _padded(Dv)), FAST=True, num_warps=4)
         self.fits = set()
         self.forward, self.backward = {}, {}
@@ -3075,7 +3061,7 @@ def _(q, k, v, ids, scale):
 def _backward_launches(known, strides, q, k, v, d_out, dq, dk, dv, has_d_lse, usual) -> tuple:
     """The launches of the backward pass, for calls of one layout."""
     B, Hq, Hkv, Sq, Sk, D, Dv = known.shape
-    align = math.gcd(known.constants["ALIGN"], *strides.values())
+    align = _align(strides, known.constants["ALIGN"])
     if usual and (row := _hopper(HOPPER_BACKWARD, q, k, v, d_out, dk, dv)) is not None:
         row = HopperBackwardRow(*row)
         BQ, BK = row.BQ, row.BK

@@ -177,11 +177,8 @@ HOPPER_APART = {
 _Rows = namedtuple("_Rows", "base batch head stop stride")
 _Tiling = namedtuple("_Tiling", "D Dv BQ BK GRAD_BIAS", defaults=(False, ))
 
-# Sizes and strides, for whose values Triton must not specialize a kernel.
-UNSPECIALIZED = ['Hq', 'Hkv', 'Sq', 'Sk', 'bias_stride_0', 'bias_stride_1', 'q_stride_b', 'q_stride_h', 'q_stride_s',
-    'k_stride_b', 'k_stride_h', 'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s', 'out_stride_b', 'out_stride_h',
-    'out_stride_s', 'd_out_stride_b', 'd_out_stride_h', 'd_out_stride_s', 'dq_stride_b', 'dq_stride_h', 'dq_stride_s',
-    'dk_stride_b', 'dk_stride_h', 'dk_stride_s', 'dv_stride_b', 'dv_stride_h', 'dv_stride_s']
+# Sizes, and strides of params, for whose values Triton must not specialize a kernel.
+UNSPECIALIZED = ['Hq', 'Hkv', 'Sq', 'Sk', 'bias_stride_0', 'bias_stride_1']
 
 
 @triton.constexpr_function
@@ -367,8 +364,7 @@ def _finish(state):
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def _forward_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, rest_ptr, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1,
-    bias_stride_2, q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h,
-    v_stride_s, out_stride_b, out_stride_h, out_stride_s,
+    bias_stride_2, q_strides, k_strides, v_strides, out_strides,
     D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ALIGN: tl.constexpr, PRECISE: tl.constexpr,
 ):
     """One tile of queries of one head: visits the tiles of keys that it meets."""
@@ -378,9 +374,9 @@ def _forward_kernel(
     q0 = tile * BQ
     q1 = tl.minimum(q0 + BQ, Sq) - 1
     q_idx = (q0 + tl.arange(0, BQ))[:, None]
-    q_rows = _head_rows(q_ptr, batch, head, (q_stride_b, q_stride_h, q_stride_s), Sq, ALIGN)
-    k_rows = _head_rows(k_ptr, batch, kv_head, (k_stride_b, k_stride_h, k_stride_s), Sk, ALIGN)
-    v_rows = _head_rows(v_ptr, batch, kv_head, (v_stride_b, v_stride_h, v_stride_s), Sk, ALIGN)
+    q_rows = _head_rows(q_ptr, batch, head, q_strides, Sq, ALIGN)
+    k_rows = _head_rows(k_ptr, batch, kv_head, k_strides, Sk, ALIGN)
+    v_rows = _head_rows(v_ptr, batch, kv_head, v_strides, Sk, ALIGN)
     q = _load_rows(q_rows, q0, BQ, D, True)
     head_term = scale * 1.4426950408889634
     head_term_2 = Sk // 32 - 1 - 3
@@ -395,7 +391,7 @@ def _forward_kernel(
         state = _attend_tile(state, held, k_rows, v_rows, (any_lo + step) * BK, tiling, True)
     acc, lse = _finish(state)
     row = (batch * tl.cast(Hq, tl.int64) + head) * Sq
-    out_rows = _head_rows(out_ptr, batch, head, (out_stride_b, out_stride_h, out_stride_s), Sq, ALIGN)
+    out_rows = _head_rows(out_ptr, batch, head, out_strides, Sq, ALIGN)
     _store_rows(out_rows, acc, q0, Dv)
     if PRECISE:
         rounded = acc.to(out_ptr.dtype.element_ty).to(tl.float32)
@@ -1001,8 +997,7 @@ def _hopper_forward_kernel(
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def _rows_kernel(
-    lse_ptr, scaled_lse_ptr, out_ptr, rest_ptr, d_out_ptr, d_lse_ptr, delta_ptr, Hq, Sq, out_stride_b, out_stride_h,
-    out_stride_s, d_out_stride_b, d_out_stride_h, d_out_stride_s,
+    lse_ptr, scaled_lse_ptr, out_ptr, rest_ptr, d_out_ptr, d_lse_ptr, delta_ptr, Hq, Sq, out_strides, d_out_strides,
     Dv: tl.constexpr, ROWS: tl.constexpr, ALIGN: tl.constexpr, HAS_D_LSE: tl.constexpr, PRECISE: tl.constexpr,
 ):
     """Values of a row that all of its pairs read: the log-sum-exp to base 2, inf for rows that met no key; delta.
@@ -1017,8 +1012,8 @@ def _rows_kernel(
     rows = q0 + tl.arange(0, ROWS)
     lse = tl.load(lse_ptr + row + rows, mask=rows < Sq, other=0.0)
     tl.store(scaled_lse_ptr + row + rows, tl.where(lse == float("-inf"), float("inf"), lse * LOG2E), mask=rows < Sq)
-    out_rows = _head_rows(out_ptr, batch, head, (out_stride_b, out_stride_h, out_stride_s), Sq, ALIGN)
-    d_out_rows = _head_rows(d_out_ptr, batch, head, (d_out_stride_b, d_out_stride_h, d_out_stride_s), Sq, ALIGN)
+    out_rows = _head_rows(out_ptr, batch, head, out_strides, Sq, ALIGN)
+    d_out_rows = _head_rows(d_out_ptr, batch, head, d_out_strides, Sq, ALIGN)
     out = _load_rows(out_rows, q0, ROWS, Dv, True).to(tl.float32)
     if PRECISE:
         out += _load_rows(_Rows(rest_ptr + row * Dv, batch, head, Sq, Dv), q0, ROWS, Dv, True).to(tl.float32)
@@ -1060,8 +1055,7 @@ def _dq_tile(dq, held, k_rows, v_rows, k0, tiling: tl.constexpr, MASKED: tl.cons
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def _dq_kernel(
     q_ptr, k_ptr, v_ptr, d_out_ptr, lse_ptr, delta_ptr, dq_ptr, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0,
-    bias_stride_1, bias_stride_2, q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b,
-    v_stride_h, v_stride_s, d_out_stride_b, d_out_stride_h, d_out_stride_s, dq_stride_b, dq_stride_h, dq_stride_s,
+    bias_stride_1, bias_stride_2, q_strides, k_strides, v_strides, d_out_strides, dq_strides,
     D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ALIGN: tl.constexpr, GRAD_BIAS: tl.constexpr,
 ):
     """dQ of one tile of queries of one head: visits the same tiles of keys as the forward kernel."""
@@ -1071,10 +1065,10 @@ def _dq_kernel(
     q0 = tile * BQ
     q1 = tl.minimum(q0 + BQ, Sq) - 1
     q_idx = (q0 + tl.arange(0, BQ))[:, None]
-    q_rows = _head_rows(q_ptr, batch, head, (q_stride_b, q_stride_h, q_stride_s), Sq, ALIGN)
-    k_rows = _head_rows(k_ptr, batch, kv_head, (k_stride_b, k_stride_h, k_stride_s), Sk, ALIGN)
-    v_rows = _head_rows(v_ptr, batch, kv_head, (v_stride_b, v_stride_h, v_stride_s), Sk, ALIGN)
-    d_out_rows = _head_rows(d_out_ptr, batch, head, (d_out_stride_b, d_out_stride_h, d_out_stride_s), Sq, ALIGN)
+    q_rows = _head_rows(q_ptr, batch, head, q_strides, Sq, ALIGN)
+    k_rows = _head_rows(k_ptr, batch, kv_head, k_strides, Sk, ALIGN)
+    v_rows = _head_rows(v_ptr, batch, kv_head, v_strides, Sk, ALIGN)
+    d_out_rows = _head_rows(d_out_ptr, batch, head, d_out_strides, Sq, ALIGN)
     row = (batch * tl.cast(Hq, tl.int64) + head) * Sq
     q = _load_rows(q_rows, q0, BQ, D, True)
     d_out = _load_rows(d_out_rows, q0, BQ, Dv, True)
@@ -1093,7 +1087,7 @@ def _dq_kernel(
     any_lo, any_hi = _key_tiles(q0, q1, Sk, BK)
     for step in tl.range(any_hi - any_lo):
         dq = _dq_tile(dq, held, k_rows, v_rows, (any_lo + step) * BK, tiling, True)
-    dq_rows = _head_rows(dq_ptr, batch, head, (dq_stride_b, dq_stride_h, dq_stride_s), Sq, ALIGN)
+    dq_rows = _head_rows(dq_ptr, batch, head, dq_strides, Sq, ALIGN)
     _store_rows(dq_rows, dq * scale, q0, D)
 
 
@@ -1140,9 +1134,7 @@ def _dkdv_tile(state, held, q_rows, d_out_rows, q0, tiling: tl.constexpr, MASKED
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def _dkdv_kernel(
     q_ptr, k_ptr, v_ptr, d_out_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0,
-    bias_stride_1, bias_stride_2, q_stride_b, q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b,
-    v_stride_h, v_stride_s, d_out_stride_b, d_out_stride_h, d_out_stride_s, dk_stride_b, dk_stride_h, dk_stride_s,
-    dv_stride_b, dv_stride_h, dv_stride_s,
+    bias_stride_1, bias_stride_2, q_strides, k_strides, v_strides, d_out_strides, dk_strides, dv_strides,
     D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ALIGN: tl.constexpr, GRAD_BIAS: tl.constexpr,
 ):
     """dK and dV of one tile of keys of one KV head: visits the queries that it meets, head by head."""
@@ -1151,8 +1143,8 @@ def _dkdv_kernel(
     k0 = tile * BK
     k1 = tl.minimum(k0 + BK, Sk) - 1
     k_idx = (k0 + tl.arange(0, BK))[:, None]
-    k_rows = _head_rows(k_ptr, batch, kv_head, (k_stride_b, k_stride_h, k_stride_s), Sk, ALIGN)
-    v_rows = _head_rows(v_ptr, batch, kv_head, (v_stride_b, v_stride_h, v_stride_s), Sk, ALIGN)
+    k_rows = _head_rows(k_ptr, batch, kv_head, k_strides, Sk, ALIGN)
+    v_rows = _head_rows(v_ptr, batch, kv_head, v_strides, Sk, ALIGN)
     k = _load_rows(k_rows, k0, BK, D, True)
     v = _load_rows(v_rows, k0, BK, Dv, True)
     dk = tl.zeros([BK, _block(D)], tl.float32)
@@ -1161,8 +1153,8 @@ def _dkdv_kernel(
     for member in range(group):
         head = kv_head * group + member
         row = (batch * tl.cast(Hq, tl.int64) + head) * Sq
-        q_rows = _head_rows(q_ptr, batch, head, (q_stride_b, q_stride_h, q_stride_s), Sq, ALIGN)
-        d_out_rows = _head_rows(d_out_ptr, batch, head, (d_out_stride_b, d_out_stride_h, d_out_stride_s), Sq, ALIGN)
+        q_rows = _head_rows(q_ptr, batch, head, q_strides, Sq, ALIGN)
+        d_out_rows = _head_rows(d_out_ptr, batch, head, d_out_strides, Sq, ALIGN)
         head_term = scale * 1.4426950408889634
         head_term_2 = Sk // 32 - 1 - 3
         y_k = k_idx // 32
@@ -1180,8 +1172,8 @@ def _dkdv_kernel(
                 any3_lo + step - ((any0_hi - any0_lo) + (any1_hi - any1_lo) + (any2_hi - any2_lo)))
             state = _dkdv_tile(state, held, q_rows, d_out_rows, at * BQ, tiling, True)
         dk, dv = state
-    dk_rows = _head_rows(dk_ptr, batch, kv_head, (dk_stride_b, dk_stride_h, dk_stride_s), Sk, ALIGN)
-    dv_rows = _head_rows(dv_ptr, batch, kv_head, (dv_stride_b, dv_stride_h, dv_stride_s), Sk, ALIGN)
+    dk_rows = _head_rows(dk_ptr, batch, kv_head, dk_strides, Sk, ALIGN)
+    dv_rows = _head_rows(dv_ptr, batch, kv_head, dv_strides, Sk, ALIGN)
     _store_rows(dk_rows, dk * scale, k0, D)
     _store_rows(dv_rows, dv, k0, Dv)
 
@@ -1218,10 +1210,8 @@ def _sum_bias_tile(held, k_rows, v_rows, k0, tiling: tl.constexpr, MASKED: tl.co
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def _sum_bias_kernel(
-    q_ptr, k_ptr, v_ptr, d_out_ptr, lse_ptr, delta_ptr, cells_ptr, cell_stride_0, cell_stride_1, cell_stride_2,
-    largest_ptr, unit_ptr, scale, Hq, Hkv, Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, q_stride_b,
-    q_stride_h, q_stride_s, k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s, d_out_stride_b,
-    d_out_stride_h, d_out_stride_s,
+    q_ptr, k_ptr, v_ptr, d_out_ptr, lse_ptr, delta_ptr, cells_ptr, cell_strides, largest_ptr, unit_ptr, scale, Hq, Hkv,
+    Sq, Sk, bias_ptr, bias_stride_0, bias_stride_1, bias_stride_2, q_strides, k_strides, v_strides, d_out_strides,
     D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ALIGN: tl.constexpr, MEASURE: tl.constexpr,
 ):
     """One tile of queries of one head. Adds to 64-bit integers in units of `unit`, so that any order gives the same
@@ -1238,10 +1228,10 @@ def _sum_bias_kernel(
         for head in tl.range(tl.program_id(2), tl.program_id(2) + 1):
             kv_head = head // group
             row = (batch * tl.cast(Hq, tl.int64) + head) * Sq
-            d_out_rows = _head_rows(d_out_ptr, batch, head, (d_out_stride_b, d_out_stride_h, d_out_stride_s), Sq, ALIGN)
-            q_rows = _head_rows(q_ptr, batch, head, (q_stride_b, q_stride_h, q_stride_s), Sq, ALIGN)
-            k_rows = _head_rows(k_ptr, batch, kv_head, (k_stride_b, k_stride_h, k_stride_s), Sk, ALIGN)
-            v_rows = _head_rows(v_ptr, batch, kv_head, (v_stride_b, v_stride_h, v_stride_s), Sk, ALIGN)
+            d_out_rows = _head_rows(d_out_ptr, batch, head, d_out_strides, Sq, ALIGN)
+            q_rows = _head_rows(q_ptr, batch, head, q_strides, Sq, ALIGN)
+            k_rows = _head_rows(k_ptr, batch, kv_head, k_strides, Sk, ALIGN)
+            v_rows = _head_rows(v_ptr, batch, kv_head, v_strides, Sk, ALIGN)
             head_term = scale * 1.4426950408889634
             head_term_2 = Sk // 32 - 1 - 3
             q0 = query_tile * BQ
@@ -1267,8 +1257,8 @@ def _sum_bias_kernel(
                 if MEASURE:
                     largest = tl.maximum(largest, tl.max(tl.abs(contribution), 1))
                 else:
-                    cells = (cells_ptr + tl.cast(index_0, tl.int64) * cell_stride_0
-                        + tl.cast(index_1, tl.int64) * cell_stride_1 + tl.cast(index_2, tl.int64) * cell_stride_2)
+                    cells = (cells_ptr + tl.cast(index_0, tl.int64) * cell_strides[0]
+                        + tl.cast(index_1, tl.int64) * cell_strides[1] + tl.cast(index_2, tl.int64) * cell_strides[2])
                     inside = ((contribution != 0.0) & (index_0 >= 0) & (index_0 < Hq) & (index_1 >= 0) & (index_1 < 13)
                         & (index_2 >= 0) & (index_2 < 13))
                     tl.atomic_add(cells, tl.cast(tl.floor(contribution * per_unit + 0.5), tl.int64), mask=inside,
@@ -1909,9 +1899,14 @@ def _like(x: Tensor, cols: int) -> tuple[tuple, tuple]:
     return (B, H, S, cols), (H * S * cols, cols, H * cols, 1) if inside else (H * S * cols, S * cols, cols, 1)
 
 
-def _strides(**tensors: tuple[int, ...]) -> dict[str, int]:
-    """The strides of tensors, by the names of the kernels' parameters."""
-    return {f"{name}_stride_{axis}": n for name, found in tensors.items() for axis, n in zip("bhs", found)}
+def _strides(**tensors: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+    """The strides of tensors' batches, heads and rows, by the names of the kernels' parameters."""
+    return {f"{name}_strides": found[:3] for name, found in tensors.items()}
+
+
+def _align(strides: dict[str, tuple[int, ...]], most: int = 16) -> int:
+    """The largest power of two, up to `most`, that divides all strides."""
+    return math.gcd(most, *(n for found in strides.values() for n in found))
 
 
 def _has_tma(*tensors: Tensor) -> bool:
@@ -2108,7 +2103,7 @@ class _Known:
         strides = _strides(q=near[0].stride(), k=near[1].stride(), v=near[2].stride(), out=self.out[1])
         self.values = dict(strides, Hq=Hq, Hkv=Hkv, Sq=Sq, Sk=Sk, bias_stride_0=bias.stride(0),
             bias_stride_1=bias.stride(1), bias_stride_2=bias.stride(2))
-        self.constants = dict(D=D, Dv=Dv, ALIGN=math.gcd(16, *strides.values()))
+        self.constants = dict(D=D, Dv=Dv, ALIGN=_align(strides))
         self.wide = dict(D=D, Dv=Dv, BLOCK_D=max(64, _padded(D)), BLOCK_DV=max(64, _padded(Dv)), FAST=True, num_warps=4)
         self.fits = set()
         self.forward, self.backward, self.pairs = {}, {}, {}
@@ -2219,7 +2214,7 @@ def _(q, k, v, bias, scale, precise=False):
 def _backward_launches(known, strides, q, k, v, d_out, dq, dk, dv, has_d_lse, precise, needed) -> tuple:
     """The launches of the backward pass, for calls of one layout."""
     B, Hq, Hkv, Sq, Sk, _D, Dv = known.shape
-    align = math.gcd(known.constants["ALIGN"], *strides.values())
+    align = _align(strides, known.constants["ALIGN"])
     tma = _has_tma(q, k, v, d_out)
     apart = _hopper(HOPPER_APART, q, k, v, d_out, dq, dk, dv)
     BQ, BK, warps, stages = _tiles(q, v)[1]
@@ -2256,7 +2251,7 @@ def _backward_launches(known, strides, q, k, v, d_out, dq, dk, dv, has_d_lse, pr
 def _pair_launches(known: _Known, strides, q: Tensor, k: Tensor, v: Tensor, d_out: Tensor) -> dict[str, tuple]:
     """The launches of kernels that sum a param's gradient over pairs, for calls of one layout."""
     B, Hq, _Hkv, Sq, _Sk, _D, _Dv = known.shape
-    align = math.gcd(known.constants["ALIGN"], *strides.values())
+    align = _align(strides, known.constants["ALIGN"])
     tma = _has_tma(q, k, v, d_out)
     pairs = {}
     BQ, BK, warps, _ = _tiles(q, v)[2]
@@ -2305,8 +2300,7 @@ def _gradients(d_out: Tensor, d_lse: Tensor | None, q: Tensor, k: Tensor, v: Ten
             if needed[0]:
                 cells = torch.zeros(total_bias.shape, dtype=torch.int64, device=q.device)
                 unit = torch.ones((), dtype=torch.float32, device=q.device)
-                values.update(cells=cells, cell_stride_0=cells.stride(0), cell_stride_1=cells.stride(1),
-                    cell_stride_2=cells.stride(2))
+                values.update(cells=cells, cell_strides=cells.stride())
                 values["unit"] = unit
                 for launch in pairs["sum_bias measured"]:
                     launch(values)

@@ -153,11 +153,8 @@ HOPPER = {
 _Rows = namedtuple("_Rows", "base batch head stop stride")
 _Tiling = namedtuple("_Tiling", "D Dv BQ BK")
 
-# Sizes and strides, for whose values Triton must not specialize a kernel.
-UNSPECIALIZED = ['Hq', 'Hkv', 'Sq', 'Sk', 'q_stride_b', 'q_stride_h', 'q_stride_s', 'k_stride_b', 'k_stride_h',
-    'k_stride_s', 'v_stride_b', 'v_stride_h', 'v_stride_s', 'out_stride_b', 'out_stride_h', 'out_stride_s',
-    'd_out_stride_b', 'd_out_stride_h', 'd_out_stride_s', 'dq_stride_b', 'dq_stride_h', 'dq_stride_s', 'dk_stride_b',
-    'dk_stride_h', 'dk_stride_s', 'dv_stride_b', 'dv_stride_h', 'dv_stride_s']
+# Sizes, and strides of params, for whose values Triton must not specialize a kernel.
+UNSPECIALIZED = ['Hq', 'Hkv', 'Sq', 'Sk']
 
 
 @triton.constexpr_function
@@ -286,8 +283,7 @@ def _finish(acc):
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def _forward_kernel(
-    q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, scale, Hq, Hkv, Sq, Sk, q_stride_b, q_stride_h, q_stride_s, k_stride_b,
-    k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s, out_stride_b, out_stride_h, out_stride_s,
+    q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, scale, Hq, Hkv, Sq, Sk, q_strides, k_strides, v_strides, out_strides,
     D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ALIGN: tl.constexpr,
 ):
     """One tile of queries of one head: visits the tiles of keys that it meets."""
@@ -295,9 +291,9 @@ def _forward_kernel(
     tile, batch, head = _head_after_head(tl.cdiv(Sq, BQ), Hq)
     kv_head = head // (Hq // Hkv)
     q0 = tile * BQ
-    q_rows = _head_rows(q_ptr, batch, head, (q_stride_b, q_stride_h, q_stride_s), Sq, ALIGN)
-    k_rows = _head_rows(k_ptr, batch, kv_head, (k_stride_b, k_stride_h, k_stride_s), Sk, ALIGN)
-    v_rows = _head_rows(v_ptr, batch, kv_head, (v_stride_b, v_stride_h, v_stride_s), Sk, ALIGN)
+    q_rows = _head_rows(q_ptr, batch, head, q_strides, Sq, ALIGN)
+    k_rows = _head_rows(k_ptr, batch, kv_head, k_strides, Sk, ALIGN)
+    v_rows = _head_rows(v_ptr, batch, kv_head, v_strides, Sk, ALIGN)
     q = _load_rows(q_rows, q0, BQ, D, True)
     head_term = tl.log(tl.cast(Sk, tl.float32))
     held = (q, scale, head_term)
@@ -309,7 +305,7 @@ def _forward_kernel(
         acc = _attend_tile(acc, held, k_rows, v_rows, (full_hi + step) * BK, tiling, True)
     acc, lse = _finish(acc)
     row = (batch * tl.cast(Hq, tl.int64) + head) * Sq
-    out_rows = _head_rows(out_ptr, batch, head, (out_stride_b, out_stride_h, out_stride_s), Sq, ALIGN)
+    out_rows = _head_rows(out_ptr, batch, head, out_strides, Sq, ALIGN)
     _store_rows(out_rows, acc, q0, Dv)
     rows = q0 + tl.arange(0, BQ)
     tl.store(lse_ptr + row + rows, lse, mask=rows < Sq)
@@ -320,8 +316,7 @@ def _forward_kernel(
 
 @triton.jit(do_not_specialize=["pieces", *UNSPECIALIZED])
 def _split_kernel(
-    q_ptr, k_ptr, v_ptr, parts_ptr, pieces, scale, Hq, Hkv, Sq, Sk, q_stride_b, q_stride_h, q_stride_s, k_stride_b,
-    k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s,
+    q_ptr, k_ptr, v_ptr, parts_ptr, pieces, scale, Hq, Hkv, Sq, Sk, q_strides, k_strides, v_strides,
     D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ALIGN: tl.constexpr,
 ):
     """One piece of the walk of one tile, whose rows are the queries of all heads that share keys."""
@@ -336,10 +331,10 @@ def _split_kernel(
     kv_head = i % Hkv
     head = kv_head * group + row % group  # one for each row
     q_idx = row // group
-    k_rows = _head_rows(k_ptr, batch, kv_head, (k_stride_b, k_stride_h, k_stride_s), Sk, ALIGN)
-    v_rows = _head_rows(v_ptr, batch, kv_head, (v_stride_b, v_stride_h, v_stride_s), Sk, ALIGN)
+    k_rows = _head_rows(k_ptr, batch, kv_head, k_strides, Sk, ALIGN)
+    v_rows = _head_rows(v_ptr, batch, kv_head, v_strides, Sk, ALIGN)
     col = tl.arange(0, _block(D))[None, :]
-    q_rows = _head_rows(q_ptr, batch, head, (q_stride_b, q_stride_h, q_stride_s), Sq, ALIGN)
+    q_rows = _head_rows(q_ptr, batch, head, q_strides, Sq, ALIGN)
     q = tl.load(q_rows.base + q_idx * q_rows.stride + col, mask=(q_idx < Sq) & (col < D), other=0.0)
     head_term = tl.log(tl.cast(Sk, tl.float32))
     held = (q, scale, head_term)
@@ -361,7 +356,7 @@ def _split_kernel(
 
 @triton.jit(do_not_specialize=["pieces", *UNSPECIALIZED])
 def _merge_kernel(
-    parts_ptr, out_ptr, lse_ptr, pieces, scale, Hq, Hkv, Sq, Sk, out_stride_b, out_stride_h, out_stride_s,
+    parts_ptr, out_ptr, lse_ptr, pieces, scale, Hq, Hkv, Sq, Sk, out_strides,
     D: tl.constexpr, Dv: tl.constexpr, PIECES: tl.constexpr, ALIGN: tl.constexpr,
 ):
     """One query of one head: merges the sums of its pieces, PIECES at a time, by the rule of the online softmax."""
@@ -379,7 +374,7 @@ def _merge_kernel(
         acc += tl.sum(part, 0)[None, :]
     acc, lse = _finish(acc)
     row = (batch * tl.cast(Hq, tl.int64) + head) * Sq
-    out_rows = _head_rows(out_ptr, batch, head, (out_stride_b, out_stride_h, out_stride_s), Sq, ALIGN)
+    out_rows = _head_rows(out_ptr, batch, head, out_strides, Sq, ALIGN)
     _store_rows(out_rows, acc, q0, Dv)
     rows = q0 + tl.arange(0, BQ)
     tl.store(lse_ptr + row + rows, lse, mask=rows < Sq)
@@ -852,9 +847,8 @@ def _dq_tile(dq, held, k_rows, v_rows, k0, tiling: tl.constexpr, MASKED: tl.cons
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def _dq_kernel(
-    q_ptr, k_ptr, v_ptr, d_out_ptr, dq_ptr, scale, Hq, Hkv, Sq, Sk, q_stride_b, q_stride_h, q_stride_s, k_stride_b,
-    k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s, d_out_stride_b, d_out_stride_h, d_out_stride_s,
-    dq_stride_b, dq_stride_h, dq_stride_s,
+    q_ptr, k_ptr, v_ptr, d_out_ptr, dq_ptr, scale, Hq, Hkv, Sq, Sk, q_strides, k_strides, v_strides, d_out_strides,
+    dq_strides,
     D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ALIGN: tl.constexpr,
 ):
     """dQ of one tile of queries of one head: visits the same tiles of keys as the forward kernel."""
@@ -862,10 +856,10 @@ def _dq_kernel(
     tile, batch, head = _head_after_head(tl.cdiv(Sq, BQ), Hq)
     kv_head = head // (Hq // Hkv)
     q0 = tile * BQ
-    q_rows = _head_rows(q_ptr, batch, head, (q_stride_b, q_stride_h, q_stride_s), Sq, ALIGN)
-    k_rows = _head_rows(k_ptr, batch, kv_head, (k_stride_b, k_stride_h, k_stride_s), Sk, ALIGN)
-    v_rows = _head_rows(v_ptr, batch, kv_head, (v_stride_b, v_stride_h, v_stride_s), Sk, ALIGN)
-    d_out_rows = _head_rows(d_out_ptr, batch, head, (d_out_stride_b, d_out_stride_h, d_out_stride_s), Sq, ALIGN)
+    q_rows = _head_rows(q_ptr, batch, head, q_strides, Sq, ALIGN)
+    k_rows = _head_rows(k_ptr, batch, kv_head, k_strides, Sk, ALIGN)
+    v_rows = _head_rows(v_ptr, batch, kv_head, v_strides, Sk, ALIGN)
+    d_out_rows = _head_rows(d_out_ptr, batch, head, d_out_strides, Sq, ALIGN)
     q = _load_rows(q_rows, q0, BQ, D, True)
     d_out = _load_rows(d_out_rows, q0, BQ, Dv, True)
     head_term = tl.log(tl.cast(Sk, tl.float32))
@@ -876,7 +870,7 @@ def _dq_kernel(
         dq = _dq_tile(dq, held, k_rows, v_rows, step * BK, tiling, False)
     for step in tl.range(any_hi - full_hi):
         dq = _dq_tile(dq, held, k_rows, v_rows, (full_hi + step) * BK, tiling, True)
-    dq_rows = _head_rows(dq_ptr, batch, head, (dq_stride_b, dq_stride_h, dq_stride_s), Sq, ALIGN)
+    dq_rows = _head_rows(dq_ptr, batch, head, dq_strides, Sq, ALIGN)
     _store_rows(dq_rows, dq * scale, q0, D)
 
 
@@ -908,17 +902,16 @@ def _dkdv_tile(state, held, q_rows, d_out_rows, q0, tiling: tl.constexpr, MASKED
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def _dkdv_kernel(
-    q_ptr, k_ptr, v_ptr, d_out_ptr, dk_ptr, dv_ptr, scale, Hq, Hkv, Sq, Sk, q_stride_b, q_stride_h, q_stride_s,
-    k_stride_b, k_stride_h, k_stride_s, v_stride_b, v_stride_h, v_stride_s, d_out_stride_b, d_out_stride_h,
-    d_out_stride_s, dk_stride_b, dk_stride_h, dk_stride_s, dv_stride_b, dv_stride_h, dv_stride_s,
+    q_ptr, k_ptr, v_ptr, d_out_ptr, dk_ptr, dv_ptr, scale, Hq, Hkv, Sq, Sk, q_strides, k_strides, v_strides,
+    d_out_strides, dk_strides, dv_strides,
     D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ALIGN: tl.constexpr,
 ):
     """dK and dV of one tile of keys of one KV head: visits the queries that it meets, head by head."""
     tiling: tl.constexpr = _Tiling(D, Dv, BQ, BK)
     tile, batch, kv_head = _head_after_head(tl.cdiv(Sk, BK), Hkv)
     k0 = tile * BK
-    k_rows = _head_rows(k_ptr, batch, kv_head, (k_stride_b, k_stride_h, k_stride_s), Sk, ALIGN)
-    v_rows = _head_rows(v_ptr, batch, kv_head, (v_stride_b, v_stride_h, v_stride_s), Sk, ALIGN)
+    k_rows = _head_rows(k_ptr, batch, kv_head, k_strides, Sk, ALIGN)
+    v_rows = _head_rows(v_ptr, batch, kv_head, v_strides, Sk, ALIGN)
     k = _load_rows(k_rows, k0, BK, D, True)
     v = _load_rows(v_rows, k0, BK, Dv, True)
     dk = tl.zeros([BK, _block(D)], tl.float32)
@@ -926,8 +919,8 @@ def _dkdv_kernel(
     group = Hq // Hkv
     for member in range(group):
         head = kv_head * group + member
-        q_rows = _head_rows(q_ptr, batch, head, (q_stride_b, q_stride_h, q_stride_s), Sq, ALIGN)
-        d_out_rows = _head_rows(d_out_ptr, batch, head, (d_out_stride_b, d_out_stride_h, d_out_stride_s), Sq, ALIGN)
+        q_rows = _head_rows(q_ptr, batch, head, q_strides, Sq, ALIGN)
+        d_out_rows = _head_rows(d_out_ptr, batch, head, d_out_strides, Sq, ALIGN)
         head_term = tl.log(tl.cast(Sk, tl.float32))
         held = (k, v, scale, head_term)
         state = (dk, dv)
@@ -937,8 +930,8 @@ def _dkdv_kernel(
         for step in tl.range(any_hi - full_hi):
             state = _dkdv_tile(state, held, q_rows, d_out_rows, (full_hi + step) * BQ, tiling, True)
         dk, dv = state
-    dk_rows = _head_rows(dk_ptr, batch, kv_head, (dk_stride_b, dk_stride_h, dk_stride_s), Sk, ALIGN)
-    dv_rows = _head_rows(dv_ptr, batch, kv_head, (dv_stride_b, dv_stride_h, dv_stride_s), Sk, ALIGN)
+    dk_rows = _head_rows(dk_ptr, batch, kv_head, dk_strides, Sk, ALIGN)
+    dv_rows = _head_rows(dv_ptr, batch, kv_head, dv_strides, Sk, ALIGN)
     _store_rows(dk_rows, dk * scale, k0, D)
     _store_rows(dv_rows, dv, k0, Dv)
 
@@ -994,9 +987,14 @@ def _like(x: Tensor, cols: int) -> tuple[tuple, tuple]:
     return (B, H, S, cols), (H * S * cols, cols, H * cols, 1) if inside else (H * S * cols, S * cols, cols, 1)
 
 
-def _strides(**tensors: tuple[int, ...]) -> dict[str, int]:
-    """The strides of tensors, by the names of the kernels' parameters."""
-    return {f"{name}_stride_{axis}": n for name, found in tensors.items() for axis, n in zip("bhs", found)}
+def _strides(**tensors: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+    """The strides of tensors' batches, heads and rows, by the names of the kernels' parameters."""
+    return {f"{name}_strides": found[:3] for name, found in tensors.items()}
+
+
+def _align(strides: dict[str, tuple[int, ...]], most: int = 16) -> int:
+    """The largest power of two, up to `most`, that divides all strides."""
+    return math.gcd(most, *(n for found in strides.values() for n in found))
 
 
 def _has_tma(*tensors: Tensor) -> bool:
@@ -1192,7 +1190,7 @@ class _Known:
         self.lse = (B, Hq, Sq), (Hq * Sq, Sq, 1)
         strides = _strides(q=near[0].stride(), k=near[1].stride(), v=near[2].stride(), out=self.out[1])
         self.values = dict(strides, Hq=Hq, Hkv=Hkv, Sq=Sq, Sk=Sk)
-        self.constants = dict(D=D, Dv=Dv, ALIGN=math.gcd(16, *strides.values()))
+        self.constants = dict(D=D, Dv=Dv, ALIGN=_align(strides))
         self.wide = dict(D=D, Dv=Dv, BLOCK_D=max(64, _padded(D)), BLOCK_DV=max(64, _padded(Dv)), FAST=True, num_warps=4)
         self.fits = set()
         self.forward, self.backward = {}, {}
@@ -1331,7 +1329,7 @@ def _(q, k, v, scale):
 def _backward_launches(known, strides, q, k, v, d_out, dq, dk, dv) -> tuple:
     """The launches of the backward pass, for calls of one layout."""
     B, Hq, Hkv, Sq, Sk, _D, _Dv = known.shape
-    align = math.gcd(known.constants["ALIGN"], *strides.values())
+    align = _align(strides, known.constants["ALIGN"])
     tma = _has_tma(q, k, v, d_out)
     BQ, BK, warps, stages = _tiles(q, v)[1]
     by_keys = (_Launch(_dkdv_kernel, _ceil(Sk, BK) * B * Hkv,

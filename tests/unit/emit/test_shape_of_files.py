@@ -19,14 +19,15 @@ EXAMPLES = ("causal", "alibi", "documents")
 IFS, CHOICES = 75, 36
 """`if` and `elif` statements, and conditional expressions, in templates/triton: 110 at most."""
 
-LINES, ARGUMENTS, OPERANDS = 80, 12, 42
-"""`OPERANDS` are those of a kernel, which the host launches: three strides of each tensor among them. The aim is 24."""
+LINES, ARGUMENTS, OPERANDS = 80, 12, {"portable": 24, "auto": 37}
+"""`OPERANDS`, by `arch`, are those of a kernel that the host launches: in portable kernels of `causal` at most 24,
+the aim for all. Sizes come one by one, since Triton compiles a kernel again for other numbers in a tuple."""
 WIDE = {"_list_key_runs", "_list_walks", "_list_queries_met", "_list_keys_met"}
 """Functions that take more: bodies of kernels, with all that the kernels take."""
 SIZES = {
-    "": 3103,
-    "--arch portable": 1176,
-    "--arch sm_90 --head-dim 128": 2519,
+    "": 3101,
+    "--arch portable": 1173,
+    "--arch sm_90 --head-dim 128": 2517,
     "--arch sm_90 --head-dim 128 --forward": 1470,
 }
 """Lines of causal's file at most, by option. The aims are 1,900, 850, 1,600 and 900."""
@@ -72,7 +73,14 @@ def test_functions_take_few_arguments(name: str) -> None:
     tree = module(name)
     counts = {f.name: len(f.args.args) + len(f.args.kwonlyargs) for f in functions(tree)}
     assert not {f for f, count in counts.items() if count > ARGUMENTS} - WIDE - kernels(tree)
-    assert max(counts[f] for f in kernels(tree)) <= OPERANDS
+    assert max(counts[f] for f in kernels(tree)) <= OPERANDS["auto"]
+
+
+def test_portable_kernels_take_few_operands() -> None:
+    tree = module("causal", arch="portable")
+    counts = {f.name: len(f.args.args) for f in functions(tree) if f.name in kernels(tree)}
+    assert {"_forward_kernel", "_dkdv_kernel"} <= counts.keys()
+    assert max(counts.values()) <= OPERANDS["portable"]
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

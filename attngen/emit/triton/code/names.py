@@ -29,6 +29,6 @@ def reserved() -> frozenset[str]:
         | PARTS
         | _LINES
         | {f"own_{name}" for name in RUNS | PARTS}
-        | {f"{name}_{axis}" for name in ("index", "cell_stride") for axis in range(_MOST_DIMS)}
+        | {"cell_strides", *(f"index_{axis}" for axis in range(_MOST_DIMS))}
         | test_names("", "key_", "query_", ends=("", "_ptr", *(f"_{end}" for end in ends)))
     )

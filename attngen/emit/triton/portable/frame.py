@@ -13,14 +13,12 @@ from attngen.emit.triton.code.expressions import Printer
 from attngen.emit.triton.code.kernel_code import free_names
 from attngen.emit.triton.code.names import reserved
 from attngen.emit.triton.code.tile_loops import RangeView, range_view
-from attngen.emit.triton.portable.views import KernelView, PlaceView, RangeFunctionView, strides
+from attngen.emit.triton.portable.views import KernelView, PlaceView, RangeFunctionView
 from attngen.ir.nodes import Expr
 from attngen.ir.walk import reads, symbols
 from attngen.plan.kernel import Gather, KernelPlan
 
 SIZE_ARGUMENTS = ("Hq", "Hkv", "Sq", "Sk")
-STRIDED = ("q", "k", "v", "out", "d_out", "dq", "dk", "dv")
-"""The tensors whose rows may lie anywhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +37,7 @@ class Frame:
         unspecialized = [*self.sizes]
         for p in self.params:
             unspecialized += p.unspecialized
-        unspecialized += strides(*STRIDED)
-        return KernelView(
-            self.arguments,
-            unspecialized,
-        )
+        return KernelView(self.arguments, unspecialized)
 
     def printer(self) -> Printer:
         return Printer(

@@ -161,26 +161,25 @@ def pair_view(
     total = f"total_{next(p.name for p in params if p.keyword == gradient.param)}"
     per_batch, per_head = _reads_any(leaf, "b"), _reads_any(leaf, "h", "hkv")
     sizes = [_kernel_size(d) for d in attention.param(leaf.param).shape]
-    strides = tuple(f"cell_stride_{i}" for i in range(len(sizes)))
     outputs: tuple[str, ...]
     host: list[str]
     launches: tuple[tuple[str, Way], ...]
     names: tuple[str, ...] = ()
     texts = tuple(code.results.get(f"index_{i}", "0") for i in range(len(sizes)))
     if gradient.gather is Gather.SCATTER:
-        outputs = ("cells_ptr", *strides, "largest_ptr", "unit_ptr")
+        outputs = ("cells_ptr", "cell_strides", "largest_ptr", "unit_ptr")
         names = tuple(f"index_{i}" for i in range(len(sizes)))
         batches, heads = "tl.program_id(1), tl.program_id(1) + 1", "tl.program_id(2), tl.program_id(2) + 1"
-        host = _scatter_lines(name, total, len(sizes))
+        host = _scatter_lines(name, total)
         grid = "_ceil(Sq, BQ), B, Hq"
         measure = _way(name, grid, tests, "MEASURE=True", buffers=(f"largest=(({grid}), torch.float32)",))
         launches = ((f"{name} measured", measure), (name, _way(name, grid, (), "MEASURE=False")))
         cells = names
     elif gradient.gather is Gather.DENSE:
-        outputs = ("cells_ptr", *strides)
+        outputs = ("cells_ptr", "cell_strides")
         batches = "tl.program_id(1), tl.program_id(1) + 1" if per_batch else "0, B"
         heads = _dense_heads(leaf)
-        host = _dense_lines(name, total, len(sizes))
+        host = _dense_lines(name, total)
         heads_held = "Hq" if _reads_any(leaf, "h") else "Hkv" if _reads_any(leaf, "hkv") else "1"
         grid = f"_ceil(Sq, BQ) * _ceil(Sk, BK), {'B' if per_batch else '1'}, {heads_held}"
         launches = ((name, _way(name, grid, tests)),)
@@ -197,7 +196,7 @@ def pair_view(
         grid = f"{n_diagonals}, {', '.join(held)}"
         launches = ((name, _way(name, grid, tests, buffers=ends, bind=square)),)
         cells = ()
-    offset = " + ".join(f"tl.cast({i}, tl.int64) * {s}" for i, s in zip(cells, strides, strict=False))
+    offset = " + ".join(f"tl.cast({i}, tl.int64) * cell_strides[{n}]" for n, i in enumerate(cells))
     inside = " & ".join(f"({i} >= 0) & ({i} < {n})" for i, n in zip(cells, sizes, strict=False))
     return PairView(
         name, gradient.gather.value, printing.expression(leaf), code, contribution, outputs, batches, heads,
@@ -264,20 +263,18 @@ def _run(name: str) -> tuple[str, ...]:
     return (f'for launch in pairs["{name}"]:', "    launch(values)")
 
 
-def _cells(rank: int) -> str:
-    strides = ", ".join(f"cell_stride_{i}=cells.stride({i})" for i in range(rank))
-    return f"values.update(cells=cells, {strides})"
+_GIVEN = "values.update(cells=cells, cell_strides=cells.stride())"
 
 
-def _dense_lines(name: str, total: str, rank: int) -> list[str]:
-    return [f"cells = torch.zeros_like({total})", _cells(rank), *_run(name), f"{total} += cells"]
+def _dense_lines(name: str, total: str) -> list[str]:
+    return [f"cells = torch.zeros_like({total})", _GIVEN, *_run(name), f"{total} += cells"]
 
 
-def _scatter_lines(name: str, total: str, rank: int) -> list[str]:
+def _scatter_lines(name: str, total: str) -> list[str]:
     return [
         f"cells = torch.zeros({total}.shape, dtype=torch.int64, device=q.device)",
         "unit = torch.ones((), dtype=torch.float32, device=q.device)",
-        _cells(rank),
+        _GIVEN,
         'values["unit"] = unit',
         *_run(f"{name} measured"),
         "# The unit is so small that rounding is lost in float32, and so large that the sum of all pairs fits 63 bits.",

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def strides(*tensors: str) -> tuple[str, ...]:
     """The arguments that say where the rows of these tensors are."""
-    return tuple(f"{x}_stride_{axis}" for x in tensors for axis in "bhs")
+    return tuple(f"{x}_strides" for x in tensors)
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,7 +105,7 @@ def sequence_place(frame: Frame) -> PlaceView:
         row=f"{head} * total_q + q_first",
         column=f"{head} * total_k + k_first",
         rows={"q": "total_q", "k": "total_k"},
-        moved={x: _moved(f"{x}_ptr", axis, f"{x}_stride_s", aligned=True) for axis, side in sides for x in side},
+        moved={x: _moved(f"{x}_ptr", axis, f"{x}_strides[2]", aligned=True) for axis, side in sides for x in side},
     )
 
 
