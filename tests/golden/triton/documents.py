@@ -563,13 +563,13 @@ def _key_runs(q0, batch, head, kv_head, call, config: gl.constexpr, ROWS: gl.con
 
 @triton.jit
 def _list_key_runs(
-    item, lists_ptr, key_test0_least_ptr, key_test0_most_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0,
-    ids_stride_1,
-    D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ROWS: tl.constexpr, FAST: tl.constexpr,
+    item, lists_ptr, call, D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ROWS: tl.constexpr,
+    FAST: tl.constexpr,
 ):
     """Stores which tiles of keys a tile of queries, and then each 64 queries of it, meet, and which of them need no
     mask; up to the last tile, since every item visits at least one. Queries past the end meet none.
     """
+    key_test0_least_ptr, key_test0_most_ptr, _scale, _B, _Hq, _Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1 = call
     PARTS: tl.constexpr = BQ // 64
     n_tiles = tl.cdiv(Sq, BQ)
     row = item // (1 + PARTS)
@@ -622,10 +622,8 @@ def _list_key_runs_kernel(
     else:
         while tl.atomic_add(counts_ptr + 2, 0, sem="acquire") < n_found:
             pass
-        _list_key_runs(
-            number - n_found, lists_ptr, key_test0_ptr, key_test0_most_ptr,
-            scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BQ, BK, ROWS, FAST,
-        )
+        call = (key_test0_ptr, key_test0_most_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1)
+        _list_key_runs(number - n_found, lists_ptr, call, D, Dv, BQ, BK, ROWS, FAST)
 
 
 @gluon.jit
@@ -1502,14 +1500,15 @@ def _query_runs(tile, batch, head, kv_head, work, call, config: gl.constexpr, SH
 
 @triton.jit
 def _list_walks(
-    item, walks_ptr, met_ptr, query_test0_least_ptr, query_test0_most_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr,
-    ids_stride_0, ids_stride_1,
-    D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, FAST: tl.constexpr,
+    item, walks_ptr, met_ptr, call, D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr,
+    FAST: tl.constexpr,
 ):
     """Stores which tiles of queries a tile of keys, or a half of it, visits, and which of them need no mask. For each
     of these tiles of queries, also the first tile of keys that it meets, as n_tiles minus its number, and the last, as
     its number plus 1.
     """
+    (query_test0_least_ptr, query_test0_most_ptr, _scale, _B, _Hq, _Hkv, Sq, Sk, ids_ptr, ids_stride_0,
+        ids_stride_1) = call
     n_tiles = tl.cdiv(Sk, BK)
     row = item // 3
     part = item % 3
@@ -1566,10 +1565,8 @@ def _list_walks_kernel(
     else:
         while tl.atomic_add(counts_ptr + 2, 0, sem="acquire") < n_found:
             pass
-        _list_walks(
-            number - n_found, walks_ptr, met_ptr, query_test0_ptr, query_test0_most_ptr,
-            scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BQ, BK, FAST,
-        )
+        call = (query_test0_ptr, query_test0_most_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1)
+        _list_walks(number - n_found, walks_ptr, met_ptr, call, D, Dv, BQ, BK, FAST)
 
 
 @gluon.jit
@@ -2132,11 +2129,11 @@ def _queries_met(k0, batch, head, kv_head, work, call, config: gl.constexpr):
 
 @triton.jit
 def _list_queries_met(
-    item, walks_ptr, query_test0_least_ptr, query_test0_most_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0,
-    ids_stride_1,
-    D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, FAST: tl.constexpr,
+    item, walks_ptr, call, D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, FAST: tl.constexpr,
 ):
     """Stores which tiles of queries a tile of keys meets, and which of them need no mask."""
+    (query_test0_least_ptr, query_test0_most_ptr, _scale, _B, _Hq, _Hkv, Sq, Sk, ids_ptr, ids_stride_0,
+        ids_stride_1) = call
     n_tiles = tl.cdiv(Sk, BK)
     tile = item % n_tiles
     place = item // n_tiles
@@ -2184,10 +2181,8 @@ def _list_queries_met_kernel(
     else:
         while tl.atomic_add(counts_ptr + 2, 0, sem="acquire") < n_found:
             pass
-        _list_queries_met(
-            number - n_found, walks_ptr, query_test0_ptr, query_test0_most_ptr,
-            scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BQ, BK, FAST,
-        )
+        call = (query_test0_ptr, query_test0_most_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1)
+        _list_queries_met(number - n_found, walks_ptr, call, D, Dv, BQ, BK, FAST)
 
 
 @gluon.jit
@@ -2481,11 +2476,10 @@ def _keys_met(q0, batch, head, kv_head, work, call, config: gl.constexpr):
 
 @triton.jit
 def _list_keys_met(
-    item, walks_ptr, key_test0_least_ptr, key_test0_most_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0,
-    ids_stride_1,
-    D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, FAST: tl.constexpr,
+    item, walks_ptr, call, D: tl.constexpr, Dv: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, FAST: tl.constexpr,
 ):
     """Stores which tiles of keys a tile of queries meets, and which of them need no mask."""
+    key_test0_least_ptr, key_test0_most_ptr, _scale, _B, _Hq, _Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1 = call
     n_tiles = tl.cdiv(Sq, BQ)
     tile = item % n_tiles
     place = item // n_tiles
@@ -2533,10 +2527,8 @@ def _list_keys_met_kernel(
     else:
         while tl.atomic_add(counts_ptr + 2, 0, sem="acquire") < n_found:
             pass
-        _list_keys_met(
-            number - n_found, walks_ptr, key_test0_ptr, key_test0_most_ptr,
-            scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1, D, Dv, BQ, BK, FAST,
-        )
+        call = (key_test0_ptr, key_test0_most_ptr, scale, B, Hq, Hkv, Sq, Sk, ids_ptr, ids_stride_0, ids_stride_1)
+        _list_keys_met(number - n_found, walks_ptr, call, D, Dv, BQ, BK, FAST)
 
 
 @gluon.jit

@@ -22,8 +22,6 @@ IFS, CHOICES = 75, 36
 LINES, ARGUMENTS, OPERANDS = 80, 12, {"portable": 24, "auto": 37}
 """`OPERANDS`, by `arch`, are those of a kernel that the host launches: in portable kernels of `causal` at most 24,
 the aim for all. Sizes come one by one, since Triton compiles a kernel again for other numbers in a tuple."""
-WIDE = {"_list_key_runs", "_list_walks", "_list_queries_met", "_list_keys_met"}
-"""Functions that take more: bodies of kernels, with all that the kernels take."""
 SIZES = {
     "": 3101,
     "--arch portable": 1173,
@@ -72,7 +70,7 @@ def test_functions_can_be_read(name: str) -> None:
 def test_functions_take_few_arguments(name: str) -> None:
     tree = module(name)
     counts = {f.name: len(f.args.args) + len(f.args.kwonlyargs) for f in functions(tree)}
-    assert not {f for f, count in counts.items() if count > ARGUMENTS} - WIDE - kernels(tree)
+    assert not {f for f, count in counts.items() if count > ARGUMENTS} - kernels(tree)
     assert max(counts[f] for f in kernels(tree)) <= OPERANDS["auto"]
 
 
