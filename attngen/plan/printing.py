@@ -27,7 +27,7 @@ from attngen.plan.mask.ranges import TileRanges
 from attngen.plan.mask.segments import Segment
 from attngen.plan.mask.shares import CACHED
 from attngen.plan.mask.tpu_walks import TpuWalks
-from attngen.plan.mask.turns import Turns
+from attngen.plan.mask.turns import Cells, Turns
 from attngen.plan.mask.walks import TwoWalks, Walk, outside
 from attngen.plan.score.approximate import APPROXIMATIONS
 from attngen.plan.score.weights import Form, Weights
@@ -277,6 +277,7 @@ def _hopper(plan: HopperPlan) -> Iterator[str]:
         yield f"    dQ is added in turn: {order}"
         if b.lists is not None:
             yield from _listed(b.lists, plan.turns)
+        yield from _cells(plan.turns.cells, listed=b.lists is not None)
         yield f"    where heads are few, {expression(plan.turns.few)} of them go on together"
         yield f"    a group goes backwards, if at all, where {expression(plan.turns.back)}"
         parts = (expression(e) for e in (plan.shares.share, plan.shares.shares, plan.shares.first, plan.shares.stop))
@@ -328,6 +329,14 @@ def _listed(lists: Lists, turns: Turns) -> Iterator[str]:
     yield f"        others await the last earlier one, sought from chunk {expression(found.chunk)} down"
     yield f"        among the places {expression(found.other)}"
     yield from _entries(lists)
+
+
+def _cells(cells: Cells, *, listed: bool) -> Iterator[str]:
+    counted = ", ".join(f"{n} x {name}" if n > 1 else name for name, n in cells.kinds(listed=listed).items())
+    yield f"        counts: {counted}; {expression(cells.room)} ints each, for n_parts tiles of dQ"
+    yield f"        cleared before, {cells.cleared} by each program of {cells.rows} rows"
+    if not listed:
+        yield f"        of sequences: where {cells.least} queries a tile make at most {cells.most} tiles a program"
 
 
 def _entries(lists: Lists) -> Iterator[str]:

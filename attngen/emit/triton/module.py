@@ -66,6 +66,7 @@ from attngen.plan import passes
 from attngen.plan.ints.facts import scale_use
 from attngen.plan.kernel import KernelPlan
 from attngen.plan.levels import Level
+from attngen.plan.mask.turns import turns
 from attngen.plan.split import CUT
 
 
@@ -117,11 +118,13 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
     registers = register_limits(plan, tiles)
     counts_apart = apart is not None and bool(tests)
     counts = fast_bwd is not None or counts_apart
+    cells = turns().cells if plan.hopper is None else plan.hopper.turns.cells
     kernels = BackwardKernels(
         bwd=backward,
         whole=fast_bwd,
         apart=apart,
         counts_apart=counts_apart,
+        cells=cells,
         key_tests=key_tests,
         query_tests=query_tests,
         dq_sums=dq_sums,
@@ -134,7 +137,7 @@ def _context(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ..
         backward,
         weights,
         terms=fast_bwd is not None and fast_bwd.row_terms,
-        counters=counts,
+        cleared=cells.cleared if counts else 0,
         needed=bool(gradients),
     )
     pair_kernels = tuple(

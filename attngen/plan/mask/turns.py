@@ -18,7 +18,7 @@ from attngen.plan.mask.lists import PLACE
 from attngen.plan.mask.order import FIRST, HEADS, N_TILES, ORDER, TILE, TOGETHER, Directed
 
 NOTED, WAY, LANE, CHUNK = (index(name) for name in ("noted", "way", "lane", "chunk"))
-AT, N_WALKED = index("at"), index("n_walked")
+AT, N_WALKED, N_PARTS = index("at"), index("n_walked"), index("n_parts")
 
 LANES = 32
 """Places that a warp looks at together."""
@@ -40,9 +40,30 @@ class Listed:
 
 
 @dataclass(frozen=True, slots=True)
+class Cells:
+    """The ints in which a call's kernels count, each kind in `room` of them, over the number `n_parts` of tiles of dQ.
+
+    All are 0 at first: the kernel that prepares rows clears them. It has a program for each `rows` queries of a head,
+    which clears `cleared` ints. A tile of dQ has `least` queries or more, so there are hardly more tiles than programs;
+    of sequences, which begin anywhere, there are at most `most` times as many, or else another kernel runs.
+    """
+
+    rows: int
+    cleared: int
+    least: int
+    most: int
+    room: Expr
+
+    @staticmethod
+    def kinds(*, listed: bool) -> dict[str, int]:
+        """What they count, and how many ints of `room` each has: tickets, turns and, for a list, what is `noted`."""
+        return {"queue": 1, "turns": 1, **({"met": 2} if listed else {})}
+
+
+@dataclass(frozen=True, slots=True)
 class Turns:
     """`few` is `together` where all heads go on together when there are few. A group goes `back`wards, where the row of
-    the table says so at all. `before`, over `tile`, is the tile whose turn is before.
+    the table says so at all. `before`, over `tile`, is the tile whose turn is before. `cells` hold the turns.
     """
 
     few: Expr
@@ -51,6 +72,7 @@ class Turns:
     awaited: Expr
     passed: Expr
     listed: Listed
+    cells: Cells
 
 
 def turns() -> Turns:
@@ -68,5 +90,12 @@ def turns() -> Turns:
             first=sub(N_TILES, NOTED),
             chunk=sub(floordiv(add(ORDER, integer(LANES - 1)), integer(LANES)), one),
             other=add(mul(CHUNK, integer(LANES)), LANE),
+        ),
+        cells=Cells(
+            rows=32,
+            cleared=128,
+            least=64,
+            most=30,
+            room=mul(floordiv(add(N_PARTS, integer(3)), integer(4)), integer(4)),
         ),
     )

@@ -33,7 +33,7 @@ from attngen.prove.obligations.tile_walks import (
     turns_answer,
     unmasked_answer,
 )
-from attngen.prove.obligations.turns import awaited_answer, groups_answer
+from attngen.prove.obligations.turns import awaited_answer, cleared_answer, groups_answer
 from attngen.prove.obligations.walk_claims import WalkClaims
 from attngen.prove.verdict import Claim
 
@@ -133,6 +133,11 @@ def _turns(claims: WalkClaims, backward: HopperBackward, turns: Turns) -> Iterat
         )
         answer = listed_answer(claims.context(), claims.plan.in_turn, turns, claims.work)
     yield claims.claim("Hopper backward, turn", sentence, answer)
+    sentence = "Hopper backward: each cell in which a call counts is cleared before"
+    tiles = [row.queries for _, row in (*backward.rows, *backward.of_sequences)]
+    listed = backward.lists is not None
+    answer = cleared_answer(claims.context(), turns.cells, tiles, listed=listed, work=claims.work)
+    yield claims.claim("Hopper backward, cells", sentence, answer)
 
 
 def _shares(claims: WalkClaims, shares: Shares) -> Iterator[Claim]:

@@ -1,17 +1,19 @@
 """The turns of dQ as formulas, for any number of tiles, of heads, and of heads together.
 
-What is shown, beside what `orders` shows of tickets: all tiles of a head go one way, and a tile awaits the turn that
-the one before it in the order passes. By hand: programs take tickets one after the other, and finish each before the
-next, so the lowest ticket that is not done belongs to a program that has begun, and waits for none. So there is no
-deadlock with any number of programs.
+What is shown, beside what `orders` shows of tickets: all tiles of a head go one way, a tile awaits the turn that the
+one before it in the order passes, and cells begin at 0. By hand: programs take tickets one after the other, and finish
+each before the next, so the lowest ticket that is not done belongs to a program that has begun, and waits for none. So
+there is no deadlock with any number of programs.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from attngen.plan.mask.order import Order
-from attngen.plan.mask.turns import Turns
+from attngen.plan.mask.turns import Cells, Turns
 from attngen.prove.budget.work import Work
-from attngen.prove.integers.answers import Answer
+from attngen.prove.integers.answers import Answer, Fails
 from attngen.prove.integers.z3_door import SolverContext
 
 
@@ -22,6 +24,18 @@ def groups_answer(context: SolverContext, turns: Turns, work: Work) -> Answer:
     few, back = context.term(turns.few, sizes), [context.term(turns.back, names) for names in tickets]
     premises = [sizes[name] >= 1 for name in ("n_tiles", "heads", "together")]
     return context.ask_linear(premises, context.all_of([few >= 1, back[0] == back[1]]), work)
+
+
+def cleared_answer(context: SolverContext, cells: Cells, tiles: Iterable[int], *, listed: bool, work: Work) -> Answer:
+    """Whether all ints in which a call counts are cleared. `tiles`: queries of the tiles of dQ that there may be."""
+    if min(tiles) < cells.least:
+        return Fails({"queries of a tile": min(tiles)})
+    n_parts, programs = context.free("n_parts"), context.free("programs")
+    most = max(-(-cells.rows // cells.least), 0 if listed else cells.most)  # a list is of no sequences
+    premises = [n_parts >= 1, programs >= 1, n_parts <= most * programs]
+    room = context.term(cells.room, {"n_parts": n_parts})
+    counted = sum(cells.kinds(listed=listed).values()) * room
+    return context.ask_linear(premises, context.all_of([room >= n_parts, counted <= cells.cleared * programs]), work)
 
 
 def awaited_answer(context: SolverContext, order: Order, turns: Turns, work: Work) -> Answer:

@@ -1144,9 +1144,9 @@ def _rows_kernel(
     -delta, three to -lse / scale. It adds them up by one more step of its products.
     """
     if counters_ptr is not None:
-        # Clears the counters of later kernels. Programs suffice for all of them, since a tile has at least 64 rows.
-        at = tl.cast(tl.program_id(0), tl.int64) * (4 * ROWS) + tl.arange(0, 4 * ROWS)
-        tl.store(counters_ptr + at, tl.zeros([4 * ROWS], tl.int32), mask=at < n_counters)
+        # Clears the counters of later kernels. Programs suffice for all of them.
+        at = tl.cast(tl.program_id(0), tl.int64) * 128 + tl.arange(0, 128)
+        tl.store(counters_ptr + at, tl.zeros([128], tl.int32), mask=at < n_counters)
     n_tiles = tl.cdiv(Sq, ROWS)
     q0 = tl.program_id(0) % n_tiles * ROWS
     batch = tl.program_id(0) // n_tiles // Hq
@@ -3062,7 +3062,7 @@ def _backward_launches(known, strides, q, k, v, d_out, dq, dk, dv, has_d_lse, us
         span = _span(group, heads, wanted)
         shares = (group + span - 1) // span
         together, backwards = (wanted, False) if span > 1 else (max(row.together, row.ahead // n_tiles), row.BACKWARDS)
-        n_work, n_cells = n_tiles * heads * shares, _ceil(n_parts, 4) * 4
+        n_work, n_cells = n_tiles * heads * shares, (n_parts + 3) // 4 * 4
         blocks = {name: known.wide[name] for name in ("BLOCK_D", "BLOCK_DV")}
         parts = {"parts": ((n_work * BK * sum(blocks.values()),), torch.float32)} if shares > 1 else {}
         n_lists = 3 * n_tiles * B

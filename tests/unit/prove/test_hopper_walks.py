@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,14 @@ from mutation.turns import wrong_items, wrong_turns
 from property.kernels import analysed
 
 from attngen.emit import Options, emit
-from attngen.ir.build import add, index, integer, sub
+from attngen.ir.build import add, index, integer, mul, sub
+from attngen.ir.evaluate import evaluate
 from attngen.plan import KernelPlan, plan
 from attngen.plan.mask.loops import Assigned, Rounded
 from attngen.plan.mask.order import Directed, Order
 from attngen.plan.mask.parts import HullPart, Limit
 from attngen.plan.mask.shares import Shares
-from attngen.plan.mask.turns import Turns
+from attngen.plan.mask.turns import Cells, Turns
 from attngen.prove.budget.work import Work
 from attngen.prove.fallback import weakened
 from attngen.prove.obligations.hopper_walks import TURNS, hopper_walks
@@ -216,6 +218,7 @@ def test_programs_that_are_not_consecutive_need_a_list() -> None:
 @pytest.mark.parametrize("name", ["forward", "backward"])
 def test_a_list_that_is_read_of_another_tile_is_refuted(name: str, edit: Callable[[Any], Any]) -> None:
     found = planned("documents")
+    assert found.hopper is not None
     wrong = replace(found, hopper=replace(found.hopper, **{name: edit(getattr(found.hopper, name))}))
     assert refuted(wrong) == {f"Hopper {name}, lists"}
     assert name == "forward" or wrong_lists(wrong)
@@ -238,6 +241,48 @@ def test_a_listed_turn_that_another_tile_passes_is_refuted(edit: Callable[[Turns
     wrong = replace(found, hopper=replace(found.hopper, turns=edit(found.hopper.turns)))
     assert wrong_lists(wrong) and not wrong_lists(found)
     assert refuted(wrong) == {"Hopper backward, turn"}
+
+
+@pytest.mark.parametrize("name", ["causal", "documents"])
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda c: replace(c, cleared=2),
+        lambda c: replace(c, least=256),
+        lambda c: replace(c, room=mul(c.room, integer(33))),
+        lambda c: replace(c, room=sub(c.room, integer(4))),
+    ],
+)
+def test_a_cell_that_is_not_cleared_is_refuted(name: str, edit: Callable[[Cells], Cells]) -> None:
+    found = planned(name)
+    assert found.hopper is not None
+    turns = found.hopper.turns
+    hopper = replace(found.hopper, turns=replace(turns, cells=edit(turns.cells)))
+    wrong = replace(found, hopper=hopper)
+    assert uncleared(wrong) and not uncleared(found)
+    assert refuted(wrong) == {"Hopper backward, cells"}
+
+
+def test_tiles_of_many_sequences_may_have_more_cells_than_are_cleared() -> None:
+    found = planned("causal")
+    assert found.hopper is not None
+    turns = found.hopper.turns
+    hopper = replace(found.hopper, turns=replace(turns, cells=replace(turns.cells, most=65)))
+    assert refuted(replace(found, hopper=hopper)) == {"Hopper backward, cells"}
+
+
+def uncleared(plan: KernelPlan) -> dict[str, int] | None:
+    """Sizes of a dense call some of whose cells are not cleared, or lie outside of their room, by counting."""
+    assert plan.hopper is not None and plan.hopper.backward is not None
+    cells, listed = plan.hopper.turns.cells, plan.hopper.backward.lists is not None
+    tiles = {row.queries for _, row in plan.hopper.backward.rows}
+    for tile, queries, heads in product(tiles, (1, 63, 64, 65, 4096), (1, 2, 7)):
+        n_parts, programs = -(-queries // tile) * heads, -(-queries // cells.rows) * heads
+        room = int(evaluate(cells.room, {"n_parts": n_parts}, {}))
+        counted = room * sum(cells.kinds(listed=listed).values())
+        if tile < cells.least or room < n_parts or counted > programs * cells.cleared:
+            return {"tile": tile, "queries": queries, "heads": heads}
+    return None
 
 
 def test_where_turns_are_not_proved_a_list_says_who_waits() -> None:

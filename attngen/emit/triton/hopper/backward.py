@@ -16,7 +16,7 @@ from attngen.emit.text.params import ParamView
 from attngen.emit.text.render import bracket
 from attngen.emit.triton.code.expressions import Printer
 from attngen.emit.triton.code.kernel_code import KernelCode
-from attngen.emit.triton.code.orders import DirectedView, directed_view
+from attngen.emit.triton.code.orders import DirectedView, directed_view, plainly
 from attngen.emit.triton.code.tile_loops import plain_lines
 from attngen.emit.triton.hopper.lists import ListView, assigned_lines, list_view
 from attngen.emit.triton.hopper.shares import host_lines
@@ -143,8 +143,8 @@ class GluonBackwardView:
 
     `elsewhere` are the params (their positions among the gradients) that make the portable kernels run when their
     gradient is wanted. The lines `shared` bind how query heads that share keys are divided among items, and in which
-    order these are taken; `listed_shared` where items are tiles of all sequences. `sequences`: whether it also takes
-    tiles of sequences.
+    order these are taken; `listed_shared` where items are tiles of all sequences. `room`: how many counters of a kind
+    there are. `sequences`: whether it also takes tiles of sequences.
     """
 
     unspecialized: list[str]
@@ -159,6 +159,7 @@ class GluonBackwardView:
     elsewhere: tuple[int, ...]
     shared: tuple[str, ...]
     listed_shared: tuple[str, ...]
+    room: str
     sequences: bool
     table: tuple[tuple[tuple[int | str, ...], tuple[int | bool, ...]], ...]
 
@@ -235,6 +236,7 @@ def gluon_backward_view(
         elsewhere=_positions(gradients, params, backward.elsewhere),
         shared=host_lines(hopper.shares, backward.grouped),
         listed_shared=host_lines(hopper.shares, backward.grouped, sequences=True),
+        room=plainly(printer, hopper.turns.cells.room).text(hopper.turns.cells.room),
         sequences=sequences,
         table=tuple((tuple(key), skeleton.row) for key, skeleton in table.items()),
     )

@@ -14,6 +14,7 @@ from attngen.emit.triton.hopper.forward import GluonView
 from attngen.emit.triton.portable.param_gradients import PairView, RowSum
 from attngen.emit.triton.portable.split import SplitView
 from attngen.emit.triton.portable.views import BackwardView
+from attngen.plan.mask.turns import Cells
 
 _DIMS = ("D=D", "Dv=Dv")
 _PORTABLE = ("**known.constants", "BQ=BQ", "BK=BK")
@@ -202,6 +203,7 @@ class BackwardKernels:
     whole: GluonBackwardView | None
     apart: GluonApartView | None
     counts_apart: bool
+    cells: Cells
     key_tests: tuple[TestView, ...]
     query_tests: tuple[TestView, ...]
     dq_sums: tuple[RowSum, ...]
@@ -259,10 +261,10 @@ def row_launches(kernels: BackwardKernels, *, counters: str, terms: bool = False
     return (
         Launch(
             kernel="_rows_kernel",
-            grid="_ceil(Sq, 32) * B * Hq",
+            grid=f"_ceil(Sq, {kernels.cells.rows}) * B * Hq",
             constants=(
                 "Dv=Dv",
-                "ROWS=32",
+                f"ROWS={kernels.cells.rows}",
                 "ALIGN=align",
                 f"HAS_D_LSE={'has_d_lse' if bwd.has_delta else 'False'}",
                 *(("PRECISE=precise",) if kernels.precise else ()),
@@ -284,10 +286,8 @@ def _unless(when: str, elsewhere: tuple[int, ...]) -> str:
 
 def whole_launches(kernels: BackwardKernels, view: GluonBackwardView, *, sequences: bool) -> tuple[Launch, ...]:
     """One kernel makes dQ, dK and dV. `sequences`: of tiles of sequences."""
-    cells = ["queue=n_cells", "turns=n_cells"]
-    if view.lists is not None:
-        cells.append("met=2 * n_cells")
-    counters = f"dict({', '.join(cells)})"
+    kinds = kernels.cells.kinds(listed=view.lists is not None).items()
+    counters = f"dict({', '.join(f'{name}={n} * n_cells' if n > 1 else f'{name}=n_cells' for name, n in kinds)})"
     later = "" if kernels.has_rows else counters
     of_items, of_parts = ("items", "q_slots", "k_slots"), (*BOUNDS, "n_sequences", "q_slots", "k_slots")
     packed = str(sequences and "packed")
@@ -332,7 +332,7 @@ def whole_lines(view: GluonBackwardView, n_tiles: str, n_parts: str, *, sequence
         BLOCKS,
         f"n_tiles, n_parts = {n_tiles}, {n_parts}",
         *(view.listed_shared if sequences else view.shared),
-        "n_work, n_cells = n_tiles * heads * shares, _ceil(n_parts, 4) * 4",
+        f"n_work, n_cells = n_tiles * heads * shares, {view.room}",
         'blocks = {name: known.wide[name] for name in ("BLOCK_D", "BLOCK_DV")}',
         'parts = {"parts": ((n_work * BK * sum(blocks.values()),), torch.float32)} if shares > 1 else {}',
         *n_lists,

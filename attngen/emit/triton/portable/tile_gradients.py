@@ -128,11 +128,11 @@ def pair_kernel_view(
 
 
 def row_values_view(
-    bwd: BackwardView, weights: WeightView, *, terms: bool, counters: bool, needed: bool
+    bwd: BackwardView, weights: WeightView, *, terms: bool, cleared: int, needed: bool
 ) -> RowValuesView | None:
     """None where rows have no values that pairs read. `terms`: the kernel of compute capability 9.0 reads both from
     memory that its copy engine fetches, and where they are not `needed` elsewhere, a call may leave them out.
-    `counters`: it counts, or another kernel does."""
+    `cleared`: how many counters a program clears."""
     if not (bwd.has_lse or bwd.has_delta):
         return None
     rest = ("rest_ptr",) if weights.saves_rest else ()
@@ -141,7 +141,7 @@ def row_values_view(
         *(("out_ptr", *rest, "d_out_ptr", "d_lse_ptr", "delta_ptr") if bwd.has_delta else ()),
         *("Hq", "Sq"),
         *(strides("out", "d_out") if bwd.has_delta else ()),
-        *(("counters_ptr", "n_counters") if counters else ()),
+        *(("counters_ptr", "n_counters") if cleared else ()),
         *(("terms_ptr", "scale") if terms else ()),
     )
     optional = terms and not needed
@@ -151,7 +151,7 @@ def row_values_view(
     )
     return RowValuesView(
         entry=EntryView(
-            unspecialized='["n_counters", *UNSPECIALIZED]' if counters else "UNSPECIALIZED",
+            unspecialized='["n_counters", *UNSPECIALIZED]' if cleared else "UNSPECIALIZED",
             operands=operands,
             constants=("Dv", "ROWS", "ALIGN", "HAS_D_LSE", *(("PRECISE",) if rest else ())),
         ),
@@ -160,7 +160,7 @@ def row_values_view(
         delta=bwd.has_delta,
         rest=bool(rest),
         terms=terms,
-        counters=counters,
+        cleared=cleared,
         store_lse=_row_store("scaled_lse", 'tl.where(lse == float("-inf"), float("inf"), lse * LOG2E)', optional),
         store_delta=_row_store("delta", "delta", optional),
     )

@@ -377,7 +377,7 @@ class PairKernelView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowValuesView:
-    """What `backward_delta.py.j2` reads: which values of a row it prepares, and for whom it clears counters."""
+    """What `backward_delta.py.j2` reads: which values of a row it prepares, and how many counters a program clears."""
 
     entry: EntryView
     summary: str
@@ -385,6 +385,6 @@ class RowValuesView:
     delta: bool
     rest: bool
     terms: bool
-    counters: bool
+    cleared: int
     store_lse: tuple[str, ...]
     store_delta: tuple[str, ...]

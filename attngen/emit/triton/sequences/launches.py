@@ -92,7 +92,8 @@ def sequence_whole(kernels: BackwardKernels) -> tuple[Way, ...]:
     if view is None or not view.sequences:
         return ()
     found = _FOUND.format("HOPPER_BACKWARD", "d_out", ", dk, dv")
-    few = "_slots(Sq, 64, B, packed) <= 30 * _ceil(Sq, 32) * P and P * Hq * Sq < 2**30"
+    cells = kernels.cells
+    few = f"_slots(Sq, {cells.least}, B, packed) <= {cells.most} * _ceil(Sq, {cells.rows}) * P and P * Hq * Sq < 2**30"
     rows, *rest = whole_launches(kernels, view, sequences=True)
     return (
         Way(
@@ -115,7 +116,7 @@ def _first(lines: tuple[str, ...]) -> tuple[str, ...]:
 def _of_rows(launch: Launch) -> Launch:
     """Of all rows that tensors have, whichever sequence they are in."""
     buffers = tuple(text.replace("(B, ", "(P, ") for text in launch.buffers)
-    return replace(launch, grid="_ceil(Sq, 32) * P * Hq", buffers=buffers)
+    return replace(launch, grid=launch.grid.replace("* B *", "* P *"), buffers=buffers)
 
 
 def sequence_backward(kernels: BackwardKernels, *, listed: bool) -> tuple[tuple[str, Way], ...]:
