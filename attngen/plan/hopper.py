@@ -14,6 +14,7 @@ from attngen.ir.nodes import Expr, Load
 from attngen.ir.walk import reads
 from attngen.plan.mask.lists import Lists
 from attngen.plan.mask.loops import Run
+from attngen.plan.mask.order import Heads
 from attngen.plan.mask.parts import HullPart, Limit
 from attngen.plan.mask.shares import Shares, Wanted
 from attngen.plan.mask.turns import Turns
@@ -175,6 +176,7 @@ class HopperForward:
     queries, needs the mask. `limit` is put on the ends of all queries' runs, and on those of a warpgroup's own.
     `of_sequences`: rows that packed sequences and lengths take in the place of these. `ramp`: the logit as this kernel
     evaluates it, where that is not factor * unit. `fetched`: elements of pairs that come with the tiles of keys.
+    `heads`: which number is which head of which batch.
     """
 
     rows: tuple[tuple[Dims, Skeleton], ...]
@@ -186,7 +188,8 @@ class HopperForward:
     lists: Lists | None
     of_sequences: tuple[tuple[Dims, Skeleton], ...]
     ramp: Ramp | None
-    fetched: Fetched | None = None
+    fetched: Fetched | None
+    heads: Heads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

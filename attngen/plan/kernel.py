@@ -24,7 +24,7 @@ from attngen.plan.ints.width import WideInts
 from attngen.plan.levels import Level, is_dear, level_of
 from attngen.plan.mask.key_mask import keeps_key
 from attngen.plan.mask.loops import Loops, loops
-from attngen.plan.mask.order import Order, in_turn, one_by_one
+from attngen.plan.mask.order import Heads, Order, batch_by_batch, in_turn, one_by_one
 from attngen.plan.mask.ranges import TileRanges, tile_ranges
 from attngen.plan.mask.tpu_walks import TpuWalks, tpu_walks
 from attngen.plan.mask.walks import TwoWalks, two_walks
@@ -88,6 +88,7 @@ class KernelPlan:
     tpu_walks: TpuWalks  # and how those of a TPU do
     in_turn: Order  # which item is which tile: tiles of some heads in turn
     one_by_one: Order  # and heads one after the other
+    heads: Heads  # which number is which head of which batch
     split: Split | None  # how short queries share the walk over keys
     d_factor: Expr  # d natural / d qk = d_factor (per head) * d_pair
     d_pair: Expr
@@ -179,6 +180,7 @@ def make_plan(
         tpu_walks=tpu_walks(key_loops, query_loops),
         in_turn=in_turn(),
         one_by_one=one_by_one(),
+        heads=batch_by_batch(),
         split=split(attention, form, key_loops, kept),
         d_factor=d_factor,
         d_pair=d_pair,

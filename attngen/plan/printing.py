@@ -22,6 +22,7 @@ from attngen.plan.kernel import KernelPlan, LeafGradient
 from attngen.plan.mask.data_tests import UNIT, DataTest
 from attngen.plan.mask.lists import Lists
 from attngen.plan.mask.loops import Assigned, Loops, Ordered, Rounded, Run, Step
+from attngen.plan.mask.order import Heads
 from attngen.plan.mask.parts import Limit
 from attngen.plan.mask.ranges import TileRanges
 from attngen.plan.mask.segments import Segment
@@ -219,6 +220,11 @@ def _order(plan: KernelPlan) -> Iterator[str]:
         yield from (f"    {s.name} = {expression(s.value)}" for s in order.steps)
         yield f"    head = {expression(order.head)}"
         yield f"    tile = {expression(order.tile.onwards)}; late ones first, {expression(order.tile.backwards)}"
+    yield from _heads(plan.heads)
+
+
+def _heads(heads: Heads) -> Iterator[str]:
+    yield f"number i among the heads of all batches: {expression(heads.batch)} and {expression(heads.head)}"
 
 
 def _tiles(plan: KernelPlan) -> Iterator[str]:
@@ -253,8 +259,7 @@ def _hopper(plan: HopperPlan) -> Iterator[str]:
         if f.fetched is not None:
             place = ", ".join(map(expression, f.fetched.place))
             yield f"    tiles of `{expression(f.fetched.load)}` come with those of keys, from ({place}) on"
-            if f.fetched.of_all_batches:
-                yield "    of a tile of queries, all batches of a head are taken one after the other"
+        yield from (f"    {line}" for line in _heads(f.heads))
         yield from _walk(f.walk, f.unmasked, f.lists)
         for name, e in (("first", f.share.first), ("stop", f.share.stop)):
             if e is not None:

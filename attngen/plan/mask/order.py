@@ -4,7 +4,8 @@
 first tile of each head, then the second of each. So K and V of a group stay in the cache, and the items of a head rise
 with the place of a tile in the order. `one_by_one`: all tiles of a head, then those of the next.
 
-Targets print these values; `prove.obligations.orders` shows that each tile of each head is one item.
+Targets print these values; `prove.obligations.orders` shows that each tile of each head is one item, and each number of
+a head another batch and head.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from attngen.plan.mask.loops import Assigned
 
 ITEM, N_TILES, HEADS, TOGETHER = (index(name) for name in ("item", "n_tiles", "heads", "together"))
 FIRST, WIDTH, INSIDE, ORDER, TILE = (index(name) for name in ("first", "width", "i", "order", "tile"))
+N_BATCHES, N_HEADS = index("n_batches"), index("n_heads")
 PORTABLE_TOGETHER = 8
 """Heads that a portable kernel takes in turn."""
 
@@ -41,7 +43,24 @@ class Order:
     tile: Directed
 
 
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """The `batch` and the `head` of the number `i` among the heads of all `n_batches`, each of which has `n_heads`."""
+
+    batch: Expr
+    head: Expr
+
+
 _TILE = Directed(ORDER, sub(sub(N_TILES, integer(1)), ORDER))
+
+
+def batch_by_batch() -> Heads:
+    return Heads(floordiv(INSIDE, N_HEADS), apply(Op.MOD, INSIDE, N_HEADS))
+
+
+def head_by_head() -> Heads:
+    """All batches of a head, then those of the next: they find in the cache what they share."""
+    return Heads(apply(Op.MOD, INSIDE, N_BATCHES), floordiv(INSIDE, N_BATCHES))
 
 
 def in_turn() -> Order:

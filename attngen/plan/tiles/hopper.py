@@ -36,6 +36,7 @@ from attngen.plan.kernel import Gather, KernelPlan
 from attngen.plan.levels import Level, is_dear, is_dear_for_pairs, level_of
 from attngen.plan.mask.lists import Lists, lists
 from attngen.plan.mask.loops import Loops, Run
+from attngen.plan.mask.order import head_by_head
 from attngen.plan.mask.parts import hull_part, limit
 from attngen.plan.mask.ranges import TileRanges
 from attngen.plan.mask.segments import Segment
@@ -94,7 +95,7 @@ def hopper_plan(plan: KernelPlan, tile: tuple[int, int] | None, consecutive: boo
     """
     slack = _slack(plan)
     keys, queries = plan.key_loops, plan.query_loops
-    backwards = _from_the_diagonal(plan)
+    backwards, fetched = _from_the_diagonal(plan), _fetched(plan)
     forward = HopperForward(
         rows=_rows(skeletons(plan, tile)),
         walk=at_least_one(walk(keys, backwards=backwards)),
@@ -105,7 +106,8 @@ def hopper_plan(plan: KernelPlan, tile: tuple[int, int] | None, consecutive: boo
         lists=listed(plan.keys) if plan.keys.tests else None,
         of_sequences=_changed(skeletons(plan, tile), skeletons(plan, tile, sequences=True)),
         ramp=_ramp(plan) if slack else None,
-        fetched=_fetched(plan),
+        fetched=fetched,
+        heads=head_by_head() if fetched is not None and fetched.of_all_batches else plan.heads,
     )
     backward = HopperBackward(
         rows=_rows(backward_skeletons(plan, tile)),

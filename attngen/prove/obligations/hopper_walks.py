@@ -24,7 +24,9 @@ from attngen.plan.mask.turns import Turns
 from attngen.plan.mask.walks import one_stretch, own
 from attngen.prove.integers.z3_door import SolverContext
 from attngen.prove.obligations.lists import entries_answer, listed_answer
+from attngen.prove.obligations.orders import heads_answer
 from attngen.prove.obligations.part_walks import cut_answer, hull_part_answer, limit_answer
+from attngen.prove.obligations.portable_walks import HEADS
 from attngen.prove.obligations.shares import members_answer, parts_answer
 from attngen.prove.obligations.tile_walks import (
     fetched_answer,
@@ -58,6 +60,8 @@ def hopper_walks(claims: WalkClaims) -> Iterator[Claim]:
 def _forward(claims: WalkClaims, forward: HopperForward) -> Iterator[Claim]:
     name, loops = "Hopper forward", claims.plan.key_loops
     yield claims.walk(f"{name}, walk", f"{name}: the walk over keys", forward.walk, loops.runs)
+    answer = heads_answer(claims.context(), forward.heads, claims.work)
+    yield claims.claim(f"{name}, heads", f"{name}: {HEADS}", answer)
     stretch = one_stretch(loops)
     if (forward.share.first, forward.share.stop) != (None, None):
         sentence = f"{name}: the steps that a warpgroup skips take no tile that its own queries meet"

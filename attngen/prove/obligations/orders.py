@@ -4,17 +4,18 @@ Executes the plan's `Order` in z3 for an item and for another. Divisors are unkn
 with its definition, q * c <= a < q * c + c. What follows of one step is asked for before it is a premise of the next.
 
 What is shown: every item is a tile of a head, and no two are the same, so each tile has an item, since there are as
-many. Of two tiles of a head, the lower in the order has the lower item, and both are in one group.
+many. Of two tiles of a head, the lower in the order has the lower item, and both are in one group. Each number of a
+head is another batch and head.
 """
 
 from __future__ import annotations
 
-from attngen.plan.mask.order import Order
+from attngen.plan.mask.order import Heads, Order
 from attngen.prove.budget.work import Work
 from attngen.prove.integers.answers import Answer, Holds, Term
 from attngen.prove.integers.z3_door import SolverContext
 from attngen.prove.obligations.questions import Names, Questions, remembered
-from attngen.prove.search.small_items import wrong_item
+from attngen.prove.search.small_items import wrong_head, wrong_item
 
 
 def order_answer(context: SolverContext, order: Order, work: Work) -> Answer:
@@ -59,6 +60,29 @@ def _tile_answer(context: SolverContext, order: Order, work: Work) -> Answer:
         conclusion += [tile >= 0, tile < n_tiles, context.implies(tile == another, one == other)]
     inside = [x for at in (one, other) for x in (at >= 0, at < n_tiles)]
     return context.ask_linear(inside, context.all_of(conclusion), work)
+
+
+def heads_answer(context: SolverContext, heads: Heads, work: Work) -> Answer:
+    """Whether each number is a batch and a head, and no two are the same."""
+
+    def ask() -> Answer:
+        asked = Questions(context, ("n_batches", "n_heads"), work)
+        both: list[Names] = []
+        for name in ("one", "other"):
+            found: Names = {**asked.sizes, "i": context.free(f"i of {name}")}
+            asked.known += [found["i"] >= 0, found["i"] < asked.sizes["n_batches"] * asked.sizes["n_heads"]]
+            for part, value in (("batch", heads.batch), ("head", heads.head)):
+                found[part] = asked.value(value, found)
+                asked.show(
+                    found[part] >= 0, found[part] < asked.sizes[f"n_{'batches' if part == 'batch' else 'heads'}"]
+                )
+            both.append(found)
+        one, other = both
+        same = context.all_of([one[name] == other[name] for name in ("batch", "head")])
+        asked.show(context.implies(same, one["i"] == other["i"]))
+        return asked.answer
+
+    return remembered(heads, work, ask, lambda: wrong_head(heads))
 
 
 class _Items(Questions):

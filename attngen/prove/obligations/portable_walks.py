@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from attngen.prove.obligations.orders import order_answer
+from attngen.prove.obligations.orders import heads_answer, order_answer
 from attngen.prove.obligations.tile_walks import counts_answer
 from attngen.prove.obligations.walk_claims import WalkClaims
 from attngen.prove.verdict import Claim
+
+HEADS = "each number among the heads of all batches is a batch and a head, and no two are the same"
 
 
 def portable_walks(claims: WalkClaims) -> Iterator[Claim]:
@@ -20,6 +22,7 @@ def portable_walks(claims: WalkClaims) -> Iterator[Claim]:
     for name, order in (("in turn", plan.in_turn), ("one by one", plan.one_by_one)):
         sentence = f"heads {name}: each tile of each head is one item, and the items of a head rise with the order"
         yield claims.claim(f"items, {name}", sentence, order_answer(claims.context(), order, claims.work))
+    yield claims.claim("items, heads", HEADS, heads_answer(claims.context(), plan.heads, claims.work))
     for kernels, walked, loops, walks in (
         ("forward and dQ", "keys", plan.key_loops, plan.key_walks),
         ("dK/dV", "queries", plan.query_loops, plan.query_walks),

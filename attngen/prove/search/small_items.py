@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from itertools import product
 
 from attngen.ir.nodes import Expr
-from attngen.plan.mask.order import Order
+from attngen.plan.mask.order import Heads, Order
 
 LARGEST = 5
 
@@ -40,4 +40,19 @@ def wrong_item(order: Order) -> Mapping[str, int | float | bool] | None:
             taken[head] = at + 1
         if set(taken.values()) != {n_tiles}:
             return named
+    return None
+
+
+def wrong_head(heads: Heads) -> Mapping[str, int | float | bool] | None:
+    """A number of a head that is no batch and head, or the same as another's."""
+    from attngen.ir.evaluate import evaluate
+
+    for n_batches, n_heads in product(range(1, LARGEST), repeat=2):
+        seen: set[tuple[int, int]] = set()
+        for i in range(n_batches * n_heads):
+            names = {"n_batches": n_batches, "n_heads": n_heads, "i": i}
+            batch, head = (int(evaluate(e, names, {})) for e in (heads.batch, heads.head))
+            if (batch, head) in seen or not (0 <= batch < n_batches and 0 <= head < n_heads):
+                return {**names, "batch": batch, "head": head}
+            seen.add((batch, head))
     return None

@@ -15,11 +15,11 @@ from mutation.turns import wrong_items, wrong_turns
 from property.kernels import analysed
 
 from attngen.emit import Options, emit
-from attngen.ir.build import add, index, integer, mul, sub
+from attngen.ir.build import add, floordiv, index, integer, mul, sub
 from attngen.ir.evaluate import evaluate
 from attngen.plan import KernelPlan, plan
 from attngen.plan.mask.loops import Assigned, Rounded
-from attngen.plan.mask.order import Directed, Order
+from attngen.plan.mask.order import Directed, Heads, Order, batch_by_batch, head_by_head
 from attngen.plan.mask.parts import HullPart, Limit
 from attngen.plan.mask.shares import Shares
 from attngen.plan.mask.turns import Cells, Turns
@@ -28,6 +28,7 @@ from attngen.prove.fallback import weakened
 from attngen.prove.obligations.hopper_walks import TURNS, hopper_walks
 from attngen.prove.obligations.portable_walks import portable_walks
 from attngen.prove.obligations.walk_claims import WalkClaims
+from attngen.prove.search.small_items import wrong_head
 from attngen.prove.verdict import Claim, Proved, Refuted, Unknown
 
 LAST = sub(index("n_tiles"), integer(1))
@@ -241,6 +242,25 @@ def test_a_listed_turn_that_another_tile_passes_is_refuted(edit: Callable[[Turns
     wrong = replace(found, hopper=replace(found.hopper, turns=edit(found.hopper.turns)))
     assert wrong_lists(wrong) and not wrong_lists(found)
     assert refuted(wrong) == {"Hopper backward, turn"}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        Heads(floordiv(index("i"), index("n_batches")), head_by_head().head),
+        Heads(batch_by_batch().batch, head_by_head().head),
+        Heads(integer(0), index("i")),
+        replace(batch_by_batch(), head=sub(index("n_heads"), batch_by_batch().head)),
+    ],
+)
+def test_a_head_that_two_numbers_are_is_refuted(wrong: Heads) -> None:
+    assert wrong_head(wrong) and not wrong_head(batch_by_batch()) and not wrong_head(head_by_head())
+    found = planned("full_bias")
+    assert found.hopper is not None and found.hopper.forward is not None
+    assert found.hopper.forward.heads == head_by_head()
+    assert refuted(replace(found, heads=wrong)) == {"items, heads"}
+    hopper = replace(found.hopper, forward=replace(found.hopper.forward, heads=wrong))
+    assert refuted(replace(found, hopper=hopper)) == {"Hopper forward, heads"}
 
 
 @pytest.mark.parametrize("name", ["causal", "documents"])

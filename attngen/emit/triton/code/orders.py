@@ -11,7 +11,7 @@ from attngen.emit.triton.code.expressions import Printer
 from attngen.ir.nodes import Apply, Expr, Op
 from attngen.ir.walk import nodes
 from attngen.plan.kernel import KernelPlan
-from attngen.plan.mask.order import ITEM, N_TILES, PORTABLE_TOGETHER, Directed, Order
+from attngen.plan.mask.order import ITEM, N_TILES, PORTABLE_TOGETHER, Directed, Heads, Order
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,8 @@ class DirectedView:
 class OrdersView:
     """Heads in turn: `steps` bind the place `order` of an item's tile in its head's order, `head` is counted over all
     batches. `apart_order`, `apart_head`: those of the program `pid`, where heads come one by one. `tile`: of a place;
-    `own_tile`: of a place in a sequence of `own_tiles`. `together`: the heads of a portable kernel that are in turn.
+    `own_tile`: of a place in a sequence of `own_tiles`. `heads`: the batch and the head of a number. `together`: the
+    heads of a portable kernel that are in turn.
     """
 
     steps: tuple[str, ...]
@@ -33,6 +34,7 @@ class OrdersView:
     apart_head: str
     tile: DirectedView
     own_tile: DirectedView
+    heads: str
     together: int
 
 
@@ -44,6 +46,12 @@ def plainly(printer: Printer, *values: Expr) -> Printer:
     """The printer for values whose ints are not negative: their divisions need no helper."""
     divisions = {e for v in values for e in nodes(v) if isinstance(e, Apply) and e.op in (Op.FLOORDIV, Op.MOD)}
     return replace(printer, choices=replace(printer.choices, plain_divisions=frozenset(divisions)))
+
+
+def heads_text(heads: Heads, printer: Printer) -> str:
+    """The batch and the head of the number `i` among the heads of all batches."""
+    plain = plainly(printer, heads.batch, heads.head)
+    return f"{plain.text(heads.batch)}, {plain.text(heads.head)}"
 
 
 def orders_view(plan: KernelPlan, printer: Printer) -> OrdersView:
@@ -61,5 +69,6 @@ def orders_view(plan: KernelPlan, printer: Printer) -> OrdersView:
         by_program.text(apart.head),
         directed_view(turns.tile, printer),
         directed_view(turns.tile, replace(printer, names={**printer.names, N_TILES: "own_tiles"})),
+        heads_text(plan.heads, printer),
         PORTABLE_TOGETHER,
     )

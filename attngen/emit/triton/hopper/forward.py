@@ -14,6 +14,7 @@ from attngen.emit.options import TunedGpu
 from attngen.emit.text.weights import WeightView
 from attngen.emit.triton.code.expressions import Printer
 from attngen.emit.triton.code.kernel_code import KernelCode, free_names
+from attngen.emit.triton.code.orders import heads_text
 from attngen.emit.triton.code.test_views import TestView
 from attngen.emit.triton.hopper.backward import (
     PLACES,
@@ -83,11 +84,10 @@ class ShareView:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchedView:
     """The param `param`, of pairs, whose tiles come with those of keys where the kernel's constant FETCHES holds, and
-    `place`, where the tile of a warpgroup begins in the tensor, for the producer. `of_all_batches`: see `Fetched`."""
+    `place`, where the tile of a warpgroup begins in the tensor, for the producer."""
 
     param: str
     place: tuple[str, ...]
-    of_all_batches: bool
 
     @property
     def box(self) -> str:
@@ -107,7 +107,7 @@ class GluonView:
     beside its scores. `lists`: whose lists there are, where data decides. `slack`: by how many powers of two the
     reference of weights may lag behind their maximum, or 0. `sequences`: whether it also takes tiles of sequences.
     `fetched`: elements of pairs that come by tiles, if any do. `tile` is that of the place `order` among a head's, and
-    `order` says in words which come first.
+    `order` says in words which come first. `heads` are the batch and the head of a number.
     """
 
     code: KernelCode
@@ -124,6 +124,7 @@ class GluonView:
     lists: ListView | None
     order: str
     tile: str
+    heads: str
     key_runs: str
     ends: tuple[str, ...]
     limit: LimitView
@@ -140,12 +141,6 @@ class GluonView:
     sequences: bool
     table: tuple[tuple[tuple[int | str, ...], tuple[int | bool | str, ...]], ...]
     fetched: FetchedView | None
-
-    @property
-    def batch_and_head(self) -> str:
-        """Those of the head that is number `i` of all."""
-        by_batches = self.fetched is not None and self.fetched.of_all_batches
-        return "i % n_batches, i // n_batches" if by_batches else "i // n_heads, i % n_heads"
 
     @property
     def descriptors(self) -> tuple[str, ...]:
@@ -245,6 +240,7 @@ def gluon_view(
         lists=lists,
         order=plan.first_tiles,
         tile=printer.text(plan.tile_in_turn),
+        heads=heads_text(forward.heads, printer),
         key_runs="triton/hopper/key_runs_listed.py.j2" if lists else "triton/hopper/key_runs.py.j2",
         ends=plan.key_loops.names,
         limit=limit_view(forward.limit, printer, "BK"),
@@ -270,9 +266,7 @@ def _fetched_view(fetched: Fetched | None, printer: Printer, frame: Frame) -> Fe
     names = {Symbol("q0", Type.INT): "q0 + part * 64", Symbol("k0", Type.INT): "at * BK"}
     own = replace(printer, names={**printer.names, **names})
     param = next(p.name for p in frame.params if p.keyword == fetched.load.param)
-    return FetchedView(
-        param=param, place=tuple(own.text(e) for e in fetched.place), of_all_batches=fetched.of_all_batches
-    )
+    return FetchedView(param=param, place=tuple(own.text(e) for e in fetched.place))
 
 
 def _either(loops: Loops) -> tuple[str, ...]:
