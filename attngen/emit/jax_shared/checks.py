@@ -36,16 +36,19 @@ def check_lines(plan: KernelPlan, params: tuple[ParamView, ...], sizes: Mapping[
         if param.is_scalar and param.where is not None:
             text = host_expressions.python(param.where, names)
             message = f"{view.keyword} must satisfy {printing.expression(param.where)}, not {{{view.name}}}"
-            lines += _refuse(f"_readable({view.name}) and not ({text})", message)
+            lines += _refuse(f"{_read(param.where, names)}not ({text})", message)
     for fact in attention.assumes:
         if _about_sizes(fact, attention.sizes):
             text = host_expressions.python(fact, names)
             values = ", ".join(f"{x} = {{{names[x]}}}" for x in sorted({*symbols(fact), *read_params(fact)}))
-            traced = "".join(f"_readable({names[name]}) and " for name in sorted(read_params(fact)))
-            lines += _refuse(
-                f"{traced}not ({text})", f"the specification assumes {printing.expression(fact)}; here {values}"
-            )
+            message = f"the specification assumes {printing.expression(fact)}; here {values}"
+            lines += _refuse(f"{_read(fact, names)}not ({text})", message)
     return (*lines, *need_lines(plan, names))
+
+
+def _read(fact: Expr, names: Mapping[str, str]) -> str:
+    """The condition that the host can read all scalars of a fact."""
+    return "".join(f"_readable({names[name]}) and " for name in sorted(read_params(fact)))
 
 
 def convert_lines(

@@ -304,6 +304,24 @@ def _refuse(message: str) -> NoReturn:
     raise _Refusal(f"documents: {message}")
 
 
+_FUNCTORCH: Any = getattr(torch._C, "_functorch", None)
+_KNOWS_WRAPPERS = all(
+    hasattr(_FUNCTORCH, name) for name in ("is_functorch_wrapped_tensor", "is_batchedtensor", "get_unwrapped")
+)
+_FAKE: Any = getattr(getattr(torch, "_subclasses", None), "FakeTensor", ())
+
+
+def _hidden(x: Tensor) -> bool:
+    """Whether the host cannot read a tensor's value: it is traced, captured, fake, on `meta`, or many under vmap."""
+    if torch.compiler.is_compiling() or x.is_meta or (x.is_cuda and torch.cuda.is_current_stream_capturing()):
+        return True
+    while _KNOWS_WRAPPERS and _FUNCTORCH.is_functorch_wrapped_tensor(x):
+        if _FUNCTORCH.is_batchedtensor(x):
+            return True
+        x = _FUNCTORCH.get_unwrapped(x)
+    return isinstance(x, _FAKE)
+
+
 def _check(q, k, v, ids, scale):
     """One clear message for what does not fit, before anything is computed; the tensors, where sizes of 1 are repeated."""
     for name, x in (("q", q), ("k", k), ("v", v)):
@@ -311,6 +329,8 @@ def _check(q, k, v, ids, scale):
             _refuse(f"{name} must be a torch.Tensor, not {type(x).__name__}")
         if x.dim() != 4:
             _refuse(f"{name} must have 4 dimensions (batch, heads, length, head dim), not shape {tuple(x.shape)}")
+        if x.layout is not torch.strided:
+            _refuse(f"{name} must be a strided tensor, not {x.layout}")
         if x.dtype not in (torch.float16, torch.bfloat16, torch.float32):
             _refuse(f"{name} must be float16, bfloat16 or float32, not {x.dtype}")
         if x.dtype != q.dtype:
@@ -375,10 +395,10 @@ def _scaled(q: Tensor, scale: Tensor) -> tuple[Tensor, float]:
     if scale.numel() != 1:
         _refuse(f"scale must be one number, not a tensor of shape {tuple(scale.shape)}")
     learns = scale.requires_grad and torch.is_grad_enabled()
-    hidden = torch.compiler.is_compiling() or scale.is_meta or (scale.is_cuda and torch.cuda.is_current_stream_capturing())
+    hidden = _hidden(scale)
     if not (learns or hidden):
         return q, float(scale)
-    number = 1.0 if hidden else float(scale) or 1.0
+    number = 1.0 if hidden else float(scale.detach()) or 1.0
     return (q.float() * (scale.reshape(()).to(q.device) / number)).to(q.dtype), number
 
 

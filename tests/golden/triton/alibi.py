@@ -3007,6 +3007,23 @@ class _Attention(torch.autograd.Function):
 
 
 _FUNCTORCH: Any = getattr(torch._C, "_functorch", None)
+_KNOWS_WRAPPERS = all(
+    hasattr(_FUNCTORCH, name) for name in ("is_functorch_wrapped_tensor", "is_batchedtensor", "get_unwrapped")
+)
+_FAKE: Any = getattr(getattr(torch, "_subclasses", None), "FakeTensor", ())
+
+
+def _hidden(x: Tensor) -> bool:
+    """Whether the host cannot read a tensor's value: it is traced, captured, fake, on `meta`, or many under vmap."""
+    if torch.compiler.is_compiling() or x.is_meta or (x.is_cuda and torch.cuda.is_current_stream_capturing()):
+        return True
+    while _KNOWS_WRAPPERS and _FUNCTORCH.is_functorch_wrapped_tensor(x):
+        if _FUNCTORCH.is_batchedtensor(x):
+            return True
+        x = _FUNCTORCH.get_unwrapped(x)
+    return isinstance(x, _FAKE)
+
+
 _HAS_PRIVATE_NAMES = all(  # else every call goes through the operator
     hasattr(owner, name)
     for owner, names in (
@@ -3027,7 +3044,7 @@ def _unwatched(*tensors: Tensor) -> bool:
     if forward_ad._current_level >= 0 or _FUNCTORCH.peek_interpreter_stack() is not None:
         return False
     for x in tensors:
-        if type(x) not in _PLAIN or x.is_neg() or x._is_zerotensor():
+        if type(x) not in _PLAIN or x.layout is not torch.strided or x.is_neg() or x._is_zerotensor():
             return False
     return True
 
@@ -3068,6 +3085,8 @@ def _check(q, k, v, slope, scale):
             _refuse(f"{name} must be a torch.Tensor, not {type(x).__name__}")
         if x.dim() != 4:
             _refuse(f"{name} must have 4 dimensions (batch, heads, length, head dim), not shape {tuple(x.shape)}")
+        if x.layout is not torch.strided:
+            _refuse(f"{name} must be a strided tensor, not {x.layout}")
         if x.dtype not in (torch.float16, torch.bfloat16, torch.float32):
             _refuse(f"{name} must be float16, bfloat16 or float32, not {x.dtype}")
         if x.dtype != q.dtype:
@@ -3142,11 +3161,10 @@ def _scaled(q: Tensor, scale: Tensor) -> tuple[Tensor, float]:
     if scale.numel() != 1:
         _refuse(f"scale must be one number, not a tensor of shape {tuple(scale.shape)}")
     learns = scale.requires_grad and torch.is_grad_enabled()
-    hidden = (torch.compiler.is_compiling() or scale.is_meta
-        or (scale.is_cuda and torch.cuda.is_current_stream_capturing()))
+    hidden = _hidden(scale)
     if not (learns or hidden):
         return q, float(scale)
-    number = 1.0 if hidden else float(scale) or 1.0
+    number = 1.0 if hidden else float(scale.detach()) or 1.0
     return (q.float() * (scale.reshape(()).to(q.device) / number)).to(q.dtype), number
 
 
