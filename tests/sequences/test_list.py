@@ -32,7 +32,7 @@ def listed(lengths: tuple[int, ...], *, paired: bool) -> list[tuple[int, int]]:
     slots = total // TILE + count
     items = torch.full((8 * slots + 8,), -1, dtype=torch.int32)
     x = torch.zeros(1, 1, max(total, 1), 16)
-    bounds, strides = (ends[:-1], ends[1:]) * 2, (*x.stride()[:3],) * 3
+    bounds, strides = (ends[:-1], ends[1:]) * 2, (x.stride()[:3],) * 3
     module._before_backward_kernel[(count, 1, 1)](
         *bounds, count, x, x, x, 1, total, total, *strides, items, total, total,
         D=16, Dv=16, TILE=TILE, PAIRED=paired, PACKED=True, ALIGN=1,
