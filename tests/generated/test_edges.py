@@ -255,6 +255,14 @@ def test_forward_mode_is_refused(kernel: attngen.Kernel, transform: Callable[...
         transform(lambda q: kernel(q=q, **given).sum(), q)
 
 
+@pytest.mark.parametrize("transform", [forward_mode, jacobian, hessian, dual])
+def test_forward_mode_is_refused_by_target_torch(transform: Callable[..., None]) -> None:
+    kernel = attngen.compile("attention subject\nmask = causal\n", target="torch")
+    q, k, v = torch.randn(3, 1, 2, 9, 8)
+    with pytest.raises(UsageError, match=r"forward-mode derivatives .* are not computed"):
+        transform(lambda q: kernel(q, k, v).sum(), q)
+
+
 def test_without_the_private_names_of_pytorch_a_call_takes_the_operator(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = attngen.compile("attention subject\nmask = causal\n")
     module = sys.modules[kernel.function.__module__]

@@ -258,6 +258,10 @@ class _OneByOne(torch.autograd.Function):
         stacked = tuple(None if found[0] is None else torch.stack(found) for found in results)
         return stacked, tuple(None if x is None else 0 for x in stacked)
 
+    @staticmethod
+    def jvp(ctx, *tangents):
+        _refuse("forward-mode derivatives (jvp, jacfwd, hessian) are not computed: use backward()")
+
 
 class _Attention(_OneByOne):
     @staticmethod
