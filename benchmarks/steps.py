@@ -197,8 +197,8 @@ def first_steps(args: argparse.Namespace, model: Model, way: str, names: Sequenc
 
 
 def right(model: Model, found: Mapping[str, Any], name: str) -> bool | None:
-    """Whether its loss and gradients are as near to float32 as those of the model's own attention; None without the
-    latter's."""
+    """Whether its loss and gradients are as near to float32 as those of the model's own attention; None if either
+    has no errors to compare."""
     own, base = (found[n].get("errors") for n in (name, model.peers[0]))
     if own is None or base is None:
         return None

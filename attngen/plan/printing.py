@@ -224,7 +224,7 @@ def _order(plan: KernelPlan) -> Iterator[str]:
 
 
 def _heads(heads: Heads) -> Iterator[str]:
-    yield f"number i among the heads of all batches: {expression(heads.batch)} and {expression(heads.head)}"
+    yield f"head number i of all batches: batch = {expression(heads.batch)}, head = {expression(heads.head)}"
 
 
 def _tiles(plan: KernelPlan) -> Iterator[str]:
@@ -339,9 +339,9 @@ def _listed(lists: Lists, turns: Turns) -> Iterator[str]:
 def _cells(cells: Cells, *, listed: bool) -> Iterator[str]:
     counted = ", ".join(f"{n} x {name}" if n > 1 else name for name, n in cells.kinds(listed=listed).items())
     yield f"        counts: {counted}; {expression(cells.room)} ints each, for n_parts tiles of dQ"
-    yield f"        cleared before, {cells.cleared} by each program of {cells.rows} rows"
+    yield f"        a program that prepares {cells.rows} rows clears {cells.cleared} ints"
     if not listed:
-        yield f"        of sequences: where {cells.least} queries a tile make at most {cells.most} tiles a program"
+        yield f"        sequences: if tiles of {cells.least} queries are at most {cells.most} times those programs"
 
 
 def _entries(lists: Lists) -> Iterator[str]:

@@ -255,12 +255,15 @@ def test_forward_mode_is_refused(kernel: attngen.Kernel, transform: Callable[...
         transform(lambda q: kernel(q=q, **given).sum(), q)
 
 
+@pytest.mark.parametrize("name", ["q", "scale", "cap"])
 @pytest.mark.parametrize("transform", [forward_mode, jacobian, hessian, dual])
-def test_forward_mode_is_refused_by_target_torch(transform: Callable[..., None]) -> None:
-    kernel = attngen.compile("attention subject\nmask = causal\n", target="torch")
+def test_forward_mode_is_refused_by_target_torch(transform: Callable[..., None], name: str) -> None:
+    text = "attention subject\nparam cap: f32 where cap > 0\nscore = softcap(qk * scale, cap)\nmask = causal\n"
+    kernel = attngen.compile(text, target="torch")
     q, k, v = torch.randn(3, 1, 2, 9, 8)
+    given = {"q": q, "k": k, "v": v, "scale": torch.tensor(0.3), "cap": torch.tensor(2.0)}
     with pytest.raises(UsageError, match=r"forward-mode derivatives .* are not computed"):
-        transform(lambda q: kernel(q, k, v).sum(), q)
+        transform(lambda x: kernel(**{**given, name: x}).sum(), given[name])
 
 
 def test_without_the_private_names_of_pytorch_a_call_takes_the_operator(monkeypatch: pytest.MonkeyPatch) -> None:

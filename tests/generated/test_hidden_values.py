@@ -32,14 +32,24 @@ def whole(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @targets
-def test_a_seed_that_changes_is_traced_once_as_an_int(target: str) -> None:
+def test_seeds_that_change_are_traced_as_ints(target: str) -> None:
     q, k, v = tensors()
     kernel = attngen.compile(DROPPED, target=target)
-    compiled = whole(lambda seed: kernel(q, k, v, dropout_seed=seed))
-    for seed in (0, 1, 5):
+    traced: list[Any] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        traced.append(graph)
+        return graph
+
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda seed: kernel(q, k, v, dropout_seed=seed), fullgraph=True, backend=backend)
+    for seed in (0, 1, 5, 6, 7):
         torch.testing.assert_close(compiled(seed), kernel(q, k, v, dropout_seed=seed))
+    assert len(traced) <= 2
     with pytest.raises(attngen.UsageError, match="dropout_seed must be an int of 64 bits or a tensor, not True"):
         kernel(q, k, v, dropout_seed=True)
+    same = kernel(q, k, v, dropout_seed=3)
+    assert torch.equal(kernel(q, k, v, dropout_seed=np.array(3)), same)
 
 
 @targets
@@ -85,7 +95,7 @@ def test_a_batch_of_caps(target: str) -> None:
 def test_a_batch_of_ints_that_a_call_has_to_read(target: str) -> None:
     q, k, v = tensors()
     kernel = attngen.compile(WINDOW, target=target)
-    with pytest.raises(attngen.UsageError, match=r"n must be an int here, not a tensor: .* captured or batched"):
+    with pytest.raises(attngen.UsageError, match=r"n must be an int here, not a tensor: .* fake or batched"):
         torch.vmap(lambda n: kernel(q, k, v, n=n))(torch.tensor([2, 3]))
 
 

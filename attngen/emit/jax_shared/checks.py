@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from attngen.emit.text.params import DTYPES, SMALL_INTS, ParamView
 from attngen.emit.torch_shared import expressions as host_expressions
-from attngen.emit.torch_shared.facts import need_lines
+from attngen.emit.torch_shared.facts import if_readable, need_lines
 from attngen.ir import printing
 from attngen.ir.attention import Param
 from attngen.ir.nodes import SIZES, Expr, Load, Storage, Symbol, Type
@@ -36,19 +36,14 @@ def check_lines(plan: KernelPlan, params: tuple[ParamView, ...], sizes: Mapping[
         if param.is_scalar and param.where is not None:
             text = host_expressions.python(param.where, names)
             message = f"{view.keyword} must satisfy {printing.expression(param.where)}, not {{{view.name}}}"
-            lines += _refuse(f"{_read(param.where, names)}not ({text})", message)
+            lines += _refuse(f"{if_readable(param.where, names)}not ({text})", message)
     for fact in attention.assumes:
         if _about_sizes(fact, attention.sizes):
             text = host_expressions.python(fact, names)
             values = ", ".join(f"{x} = {{{names[x]}}}" for x in sorted({*symbols(fact), *read_params(fact)}))
             message = f"the specification assumes {printing.expression(fact)}; here {values}"
-            lines += _refuse(f"{_read(fact, names)}not ({text})", message)
+            lines += _refuse(f"{if_readable(fact, names)}not ({text})", message)
     return (*lines, *need_lines(plan, names))
-
-
-def _read(fact: Expr, names: Mapping[str, str]) -> str:
-    """The condition that the host can read all scalars of a fact."""
-    return "".join(f"_readable({names[name]}) and " for name in sorted(read_params(fact)))
 
 
 def convert_lines(

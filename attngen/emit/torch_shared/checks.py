@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from attngen.emit.text.params import ParamView
 from attngen.emit.torch_shared import expressions as host_expressions
-from attngen.emit.torch_shared.facts import need_lines
+from attngen.emit.torch_shared.facts import if_readable, need_lines
 from attngen.emit.torch_shared.leaves import host_names
 from attngen.ir import printing
 from attngen.ir.attention import Param
@@ -52,7 +52,7 @@ def _scalar_facts(
             continue
         text = host_expressions.python(param.where, names)
         message = f"{subject}{view.keyword} must satisfy {printing.expression(param.where)}, not {{{view.name}}}"
-        lines += _refuse(f"{_read(param.where, names)}not ({text})", message)
+        lines += _refuse(f"{if_readable(param.where, names)}not ({text})", message)
     return tuple(lines)
 
 
@@ -67,13 +67,8 @@ def size_checks(plan: KernelPlan, params: tuple[ParamView, ...], subject: str = 
             text = host_expressions.python(fact, names)
             values = ", ".join(f"{x} = {{{names[x]}}}" for x in sorted({*symbols(fact), *read_params(fact)}))
             message = f"{subject}the specification assumes {printing.expression(fact)}; here {values}"
-            lines += _refuse(f"{_read(fact, names)}not ({text})", message)
+            lines += _refuse(f"{if_readable(fact, names)}not ({text})", message)
     return (*lines, *need_lines(plan, names, subject))
-
-
-def _read(fact: Expr, names: dict[str, str]) -> str:
-    """The condition that the host can read all scalars of a fact."""
-    return "".join(f"_readable({names[name]}) and " for name in sorted(read_params(fact)))
 
 
 def _refuse(condition: str, message: str) -> list[str]:

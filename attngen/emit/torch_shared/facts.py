@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from attngen.emit.text.facts import FactsView, Target, about_elements, bound_by, facts_view
 from attngen.emit.text.params import ParamView
 from attngen.emit.torch_shared import expressions as host_expressions
-from attngen.ir.nodes import SIZES, Storage, Type
+from attngen.ir.nodes import SIZES, Expr, Storage, Type
 from attngen.ir.walk import params, symbols
 from attngen.plan.kernel import KernelPlan
 
@@ -53,3 +53,8 @@ def torch_facts(
     heads = f"({'q.shape[0]' if sequence is None else 1}, q.shape[1])"
     target = Target(host_expressions.torch, lambda name, storage: name + casts.get(storage, ""), heads, sequence)
     return facts_view(plan, views, names, lines, target, traced=False)
+
+
+def if_readable(fact: Expr, names: Mapping[str, str]) -> str:
+    """The beginning of a condition, which holds if the host can read every scalar that the fact names."""
+    return "".join(f"_readable({names[name]}) and " for name in sorted(params(fact)))

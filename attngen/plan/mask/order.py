@@ -4,8 +4,8 @@
 first tile of each head, then the second of each. So K and V of a group stay in the cache, and the items of a head rise
 with the place of a tile in the order. `one_by_one`: all tiles of a head, then those of the next.
 
-Targets print these values; `prove.obligations.orders` shows that each tile of each head is one item, and each number of
-a head another batch and head.
+Targets print these values; `prove.obligations.orders` shows that each tile of each head is one item, and no two
+numbers of heads are of the same batch and head.
 """
 
 from __future__ import annotations

@@ -41,23 +41,27 @@ class Listed:
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """The ints in which a call's kernels count, each kind in `room` of them, over the number `n_parts` of tiles of dQ.
+    """The ints in which the kernels of a call count. Each kind has `room` ints, a function of the number `n_parts` of
+    tiles of dQ: a queue, of which kernels use `queue` ints; a turn for each tile; and, for a list, `noted` times the
+    room for what is noted of each.
 
-    All are 0 at first: the kernel that prepares rows clears them. It has a program for each `rows` queries of a head,
-    which clears `cleared` ints. A tile of dQ has `least` queries or more, so there are hardly more tiles than programs;
-    of sequences, which begin anywhere, there are at most `most` times as many, or else another kernel runs.
+    All ints are 0 at first. The kernel that prepares rows clears them: it has a program for each `rows` queries of a
+    head, and a program clears `cleared` ints. A tile of dQ has at least `least` queries, so a dense call has no more
+    tiles than programs. Sequences begin anywhere: they take the kernel that counts only where tiles of `least` queries
+    are at most `most` times as many as programs.
     """
 
     rows: int
     cleared: int
     least: int
     most: int
+    queue: int
+    noted: int
     room: Expr
 
-    @staticmethod
-    def kinds(*, listed: bool) -> dict[str, int]:
-        """What they count, and how many ints of `room` each has: tickets, turns and, for a list, what is `noted`."""
-        return {"queue": 1, "turns": 1, **({"met": 2} if listed else {})}
+    def kinds(self, *, listed: bool) -> dict[str, int]:
+        """What they count, and how often each has `room` ints."""
+        return {"queue": 1, "turns": 1, **({"met": self.noted} if listed else {})}
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +100,8 @@ def turns() -> Turns:
             cleared=128,
             least=64,
             most=30,
+            queue=3,
+            noted=2,
             room=mul(floordiv(add(N_PARTS, integer(3)), integer(4)), integer(4)),
         ),
     )

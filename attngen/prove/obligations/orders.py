@@ -4,8 +4,8 @@ Executes the plan's `Order` in z3 for an item and for another. Divisors are unkn
 with its definition, q * c <= a < q * c + c. What follows of one step is asked for before it is a premise of the next.
 
 What is shown: every item is a tile of a head, and no two are the same, so each tile has an item, since there are as
-many. Of two tiles of a head, the lower in the order has the lower item, and both are in one group. Each number of a
-head is another batch and head.
+many. Of two tiles of a head, the lower in the order has the lower item, and both are in one group. Each number of
+a head stands for one batch and one head, and no two numbers stand for the same.
 """
 
 from __future__ import annotations

@@ -27,15 +27,19 @@ def groups_answer(context: SolverContext, turns: Turns, work: Work) -> Answer:
 
 
 def cleared_answer(context: SolverContext, cells: Cells, tiles: Iterable[int], *, listed: bool, work: Work) -> Answer:
-    """Whether all ints in which a call counts are cleared. `tiles`: queries of the tiles of dQ that there may be."""
+    """Whether there is room for all ints in which a call counts, and they are cleared. `tiles`: queries of the tiles of
+    dQ that there may be. A list notes two ways of each (`Listed.cell`)."""
     if min(tiles) < cells.least:
         return Fails({"queries of a tile": min(tiles)})
+    if listed and cells.noted < 2:
+        return Fails({"ways": 2, "noted": cells.noted})
     n_parts, programs = context.free("n_parts"), context.free("programs")
     most = max(-(-cells.rows // cells.least), 0 if listed else cells.most)  # a list is of no sequences
     premises = [n_parts >= 1, programs >= 1, n_parts <= most * programs]
     room = context.term(cells.room, {"n_parts": n_parts})
     counted = sum(cells.kinds(listed=listed).values()) * room
-    return context.ask_linear(premises, context.all_of([room >= n_parts, counted <= cells.cleared * programs]), work)
+    conclusion = [room >= n_parts, room >= cells.queue, counted <= cells.cleared * programs]
+    return context.ask_linear(premises, context.all_of(conclusion), work)
 
 
 def awaited_answer(context: SolverContext, order: Order, turns: Turns, work: Work) -> Answer:

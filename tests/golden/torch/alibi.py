@@ -29,6 +29,7 @@ import math
 from typing import Any, NoReturn
 
 import torch
+from torch.autograd import forward_ad
 from torch import Tensor
 
 # How many queries and how many keys are worked on at a time. Scores are never held for more than one such tile.
@@ -206,10 +207,6 @@ class _OneByOne(torch.autograd.Function):
         stacked = tuple(None if found[0] is None else torch.stack(found) for found in results)
         return stacked, tuple(None if x is None else 0 for x in stacked)
 
-    @staticmethod
-    def jvp(ctx, *tangents):
-        _refuse("forward-mode derivatives (jvp, jacfwd, hessian) are not computed: use backward()")
-
 
 class _Attention(_OneByOne):
     @staticmethod
@@ -265,21 +262,46 @@ def _refuse(message: str) -> NoReturn:
 
 
 _FUNCTORCH: Any = getattr(torch._C, "_functorch", None)
-_KNOWS_WRAPPERS = all(
-    hasattr(_FUNCTORCH, name) for name in ("is_functorch_wrapped_tensor", "is_batchedtensor", "get_unwrapped")
-)
 _FAKE: Any = getattr(getattr(torch, "_subclasses", None), "FakeTensor", ())
+_HAS_PRIVATE_NAMES = all(  # else every call goes through the operator
+    hasattr(owner, name)
+    for owner, names in (
+        (torch._C, "_is_tracing _len_torch_dispatch_stack"),
+        (_FUNCTORCH, "peek_interpreter_stack is_functorch_wrapped_tensor is_batchedtensor get_unwrapped"),
+        (getattr(torch, "_VF", None), "_unpack_dual"), (forward_ad, "_current_level"), (Tensor, "_is_zerotensor"),
+    )
+    for name in names.split()
+)
 
 
 def _hidden(x: Tensor) -> bool:
     """Whether the host cannot read a tensor's value: it is traced, captured, fake, on `meta`, or many under vmap."""
     if torch.compiler.is_compiling() or x.is_meta or (x.is_cuda and torch.cuda.is_current_stream_capturing()):
         return True
-    while _KNOWS_WRAPPERS and _FUNCTORCH.is_functorch_wrapped_tensor(x):
+    while _HAS_PRIVATE_NAMES and _FUNCTORCH.is_functorch_wrapped_tensor(x):
         if _FUNCTORCH.is_batchedtensor(x):
             return True
         x = _FUNCTORCH.get_unwrapped(x)
     return isinstance(x, _FAKE)
+
+
+def _may_have_tangent(x: Tensor) -> bool:
+    """Whether `x` has a tangent, or may: none is seen beneath a second transform, nor while torch.compile traces."""
+    if torch.compiler.is_compiling():
+        return _HAS_PRIVATE_NAMES
+    if not _HAS_PRIVATE_NAMES:
+        return forward_ad.unpack_dual(x).tangent is not None
+    wrapped = _FUNCTORCH.is_functorch_wrapped_tensor
+    beneath = wrapped(x) and (_FUNCTORCH.is_batchedtensor(x) or wrapped(_FUNCTORCH.get_unwrapped(x)))
+    return beneath or torch._VF._unpack_dual(x, level=forward_ad._current_level)[1] is not None
+
+
+def _refuse_tangents(*arguments) -> None:
+    """Refuses forward-mode derivatives, which a call would drop silently."""
+    if _HAS_PRIVATE_NAMES and forward_ad._current_level < 0:
+        return
+    if any(isinstance(x, Tensor) and _may_have_tangent(x) for x in arguments):
+        _refuse("forward-mode derivatives (jvp, jacfwd, hessian) are not computed: use backward()")
 
 
 def _check(q, k, v, slope, scale):
@@ -320,6 +342,7 @@ def _check(q, k, v, slope, scale):
         _refuse(f"slope must have 1 dimension (Hq), not shape {tuple(slope.shape)}")
     if tuple(slope.shape) != (Hq,):
         slope = _spread("slope", slope, (Hq,), "Hq")
+    _refuse_tangents(q, k, v, slope, scale)
     return q, k, v, slope
 
 

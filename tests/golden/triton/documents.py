@@ -3237,23 +3237,7 @@ class _Attention(torch.autograd.Function):
 
 
 _FUNCTORCH: Any = getattr(torch._C, "_functorch", None)
-_KNOWS_WRAPPERS = all(
-    hasattr(_FUNCTORCH, name) for name in ("is_functorch_wrapped_tensor", "is_batchedtensor", "get_unwrapped")
-)
 _FAKE: Any = getattr(getattr(torch, "_subclasses", None), "FakeTensor", ())
-
-
-def _hidden(x: Tensor) -> bool:
-    """Whether the host cannot read a tensor's value: it is traced, captured, fake, on `meta`, or many under vmap."""
-    if torch.compiler.is_compiling() or x.is_meta or (x.is_cuda and torch.cuda.is_current_stream_capturing()):
-        return True
-    while _KNOWS_WRAPPERS and _FUNCTORCH.is_functorch_wrapped_tensor(x):
-        if _FUNCTORCH.is_batchedtensor(x):
-            return True
-        x = _FUNCTORCH.get_unwrapped(x)
-    return isinstance(x, _FAKE)
-
-
 _HAS_PRIVATE_NAMES = all(  # else every call goes through the operator
     hasattr(owner, name)
     for owner, names in (
@@ -3263,6 +3247,36 @@ _HAS_PRIVATE_NAMES = all(  # else every call goes through the operator
     )
     for name in names.split()
 )
+
+
+def _hidden(x: Tensor) -> bool:
+    """Whether the host cannot read a tensor's value: it is traced, captured, fake, on `meta`, or many under vmap."""
+    if torch.compiler.is_compiling() or x.is_meta or (x.is_cuda and torch.cuda.is_current_stream_capturing()):
+        return True
+    while _HAS_PRIVATE_NAMES and _FUNCTORCH.is_functorch_wrapped_tensor(x):
+        if _FUNCTORCH.is_batchedtensor(x):
+            return True
+        x = _FUNCTORCH.get_unwrapped(x)
+    return isinstance(x, _FAKE)
+
+
+def _may_have_tangent(x: Tensor) -> bool:
+    """Whether `x` has a tangent, or may: none is seen beneath a second transform, nor while torch.compile traces."""
+    if torch.compiler.is_compiling():
+        return _HAS_PRIVATE_NAMES
+    if not _HAS_PRIVATE_NAMES:
+        return forward_ad.unpack_dual(x).tangent is not None
+    wrapped = _FUNCTORCH.is_functorch_wrapped_tensor
+    beneath = wrapped(x) and (_FUNCTORCH.is_batchedtensor(x) or wrapped(_FUNCTORCH.get_unwrapped(x)))
+    return beneath or torch._VF._unpack_dual(x, level=forward_ad._current_level)[1] is not None
+
+
+def _refuse_tangents(*arguments) -> None:
+    """Refuses forward-mode derivatives, which a call would drop silently."""
+    if _HAS_PRIVATE_NAMES and forward_ad._current_level < 0:
+        return
+    if any(isinstance(x, Tensor) and _may_have_tangent(x) for x in arguments):
+        _refuse("forward-mode derivatives (jvp, jacfwd, hessian) are not computed: use backward()")
 
 
 def _unwatched(*tensors: Tensor) -> bool:
@@ -3283,25 +3297,6 @@ def _is_transformed() -> bool:
     """Whether a transform of `torch.func` is active."""
     return (_HAS_PRIVATE_NAMES and not torch.compiler.is_compiling()
         and _FUNCTORCH.peek_interpreter_stack() is not None)
-
-
-def _may_have_tangent(x: Tensor) -> bool:
-    """Whether `x` has a tangent, or may: none is seen beneath a second transform, nor while torch.compile traces."""
-    if torch.compiler.is_compiling():
-        return _HAS_PRIVATE_NAMES
-    if not _HAS_PRIVATE_NAMES:
-        return forward_ad.unpack_dual(x).tangent is not None
-    wrapped = _FUNCTORCH.is_functorch_wrapped_tensor
-    beneath = wrapped(x) and (_FUNCTORCH.is_batchedtensor(x) or wrapped(_FUNCTORCH.get_unwrapped(x)))
-    return beneath or torch._VF._unpack_dual(x, level=forward_ad._current_level)[1] is not None
-
-
-def _refuse_tangents(*arguments) -> None:
-    """Refuses forward-mode derivatives, which the operators would drop silently."""
-    if _HAS_PRIVATE_NAMES and forward_ad._current_level < 0:
-        return
-    if any(isinstance(x, Tensor) and _may_have_tangent(x) for x in arguments):
-        _refuse("forward-mode derivatives (jvp, jacfwd, hessian) are not computed: use backward()")
 
 
 def _refuse(message: str) -> NoReturn:

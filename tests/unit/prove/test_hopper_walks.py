@@ -253,7 +253,7 @@ def test_a_listed_turn_that_another_tile_passes_is_refuted(edit: Callable[[Turns
         replace(batch_by_batch(), head=sub(index("n_heads"), batch_by_batch().head)),
     ],
 )
-def test_a_head_that_two_numbers_are_is_refuted(wrong: Heads) -> None:
+def test_two_numbers_for_one_head_are_refuted(wrong: Heads) -> None:
     assert wrong_head(wrong) and not wrong_head(batch_by_batch()) and not wrong_head(head_by_head())
     found = planned("full_bias")
     assert found.hopper is not None and found.hopper.forward is not None
@@ -268,7 +268,7 @@ def test_a_head_that_two_numbers_are_is_refuted(wrong: Heads) -> None:
     "edit",
     [
         lambda c: replace(c, cleared=2),
-        lambda c: replace(c, least=256),
+        lambda c: replace(c, queue=5),
         lambda c: replace(c, room=mul(c.room, integer(33))),
         lambda c: replace(c, room=sub(c.room, integer(4))),
     ],
@@ -287,8 +287,37 @@ def test_tiles_of_many_sequences_may_have_more_cells_than_are_cleared() -> None:
     found = planned("causal")
     assert found.hopper is not None
     turns = found.hopper.turns
-    hopper = replace(found.hopper, turns=replace(turns, cells=replace(turns.cells, most=65)))
+    for edited in (replace(turns.cells, most=65), replace(turns.cells, least=256)):
+        hopper = replace(found.hopper, turns=replace(turns, cells=edited))
+        assert refuted(replace(found, hopper=hopper)) == {"Hopper backward, cells"}
+
+
+def test_two_ways_need_two_rooms() -> None:
+    found = planned("documents")
+    assert found.hopper is not None
+    turns = found.hopper.turns
+    hopper = replace(found.hopper, turns=replace(turns, cells=replace(turns.cells, noted=1)))
     assert refuted(replace(found, hopper=hopper)) == {"Hopper backward, cells"}
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_cells_of_sequences_are_cleared(packed: bool) -> None:
+    found = planned("causal")
+    assert found.hopper is not None
+    cells = found.hopper.turns.cells
+
+    def slots(tile: int) -> int:
+        return total // tile + count if packed else count * -(-total // tile)
+
+    taken = 0
+    for total, count, heads in product((1, 32, 33, 500, 9000), (1, 2, 40, 900), (1, 3)):
+        batches = 1 if packed else count
+        programs = -(-total // cells.rows) * batches
+        if slots(cells.least) <= cells.most * programs:
+            taken += 1
+            room = int(evaluate(cells.room, {"n_parts": slots(64) * heads}, {}))
+            assert room * sum(cells.kinds(listed=False).values()) <= cells.cleared * programs * heads
+    assert taken > 10
 
 
 def uncleared(plan: KernelPlan) -> dict[str, int] | None:
@@ -300,7 +329,7 @@ def uncleared(plan: KernelPlan) -> dict[str, int] | None:
         n_parts, programs = -(-queries // tile) * heads, -(-queries // cells.rows) * heads
         room = int(evaluate(cells.room, {"n_parts": n_parts}, {}))
         counted = room * sum(cells.kinds(listed=listed).values())
-        if tile < cells.least or room < n_parts or counted > programs * cells.cleared:
+        if room < max(n_parts, cells.queue) or counted > programs * cells.cleared:
             return {"tile": tile, "queries": queries, "heads": heads}
     return None
 

@@ -249,8 +249,11 @@ def backward_launches(kernels: BackwardKernels) -> BackwardLaunches:
     )
 
 
-def row_launches(kernels: BackwardKernels, *, counters: str, terms: bool = False) -> tuple[Launch, ...]:
-    """`terms`: the log-sum-exp and delta go into a row's terms, and elsewhere only where pairs are summed."""
+def row_launches(
+    kernels: BackwardKernels, *, counters: str, terms: bool = False, batches: str = "B"
+) -> tuple[Launch, ...]:
+    """`terms`: the log-sum-exp and delta go into a row's terms, and elsewhere only where pairs are summed. `batches`:
+    how many the tensors have, whichever sequences their rows belong to."""
     if not kernels.has_rows:
         return ()
     bwd, whole = kernels.bwd, kernels.whole
@@ -261,7 +264,7 @@ def row_launches(kernels: BackwardKernels, *, counters: str, terms: bool = False
     return (
         Launch(
             kernel="_rows_kernel",
-            grid=f"_ceil(Sq, {kernels.cells.rows}) * B * Hq",
+            grid=f"_ceil(Sq, {kernels.cells.rows}) * {batches} * Hq",
             constants=(
                 "Dv=Dv",
                 f"ROWS={kernels.cells.rows}",
@@ -271,8 +274,8 @@ def row_launches(kernels: BackwardKernels, *, counters: str, terms: bool = False
             ),
             scalars=tuple(f"{name}=None" for name in none),
             buffers=(
-                *(() if left_out else (f"{name}=((B, Hq, Sq), torch.float32)" for name in results)),
-                *(("terms=((B, Hq, Sq, 16), torch.bfloat16)",) if terms else ()),
+                *(() if left_out else (f"{name}=(({batches}, Hq, Sq), torch.float32)" for name in results)),
+                *((f"terms=(({batches}, Hq, Sq, 16), torch.bfloat16)",) if terms else ()),
             ),
             counters=counters,
             names=('lse="natural_lse"', 'scaled_lse="lse"') if bwd.has_lse else (),
@@ -320,7 +323,9 @@ def whole_launches(kernels: BackwardKernels, view: GluonBackwardView, *, sequenc
         counters=later,
         some=view.lists is not None,
     )
-    return (*row_launches(kernels, counters=counters, terms=view.row_terms), *lists, backward, collect)
+    batches = "P" if sequences else "B"
+    rows = row_launches(kernels, counters=counters, terms=view.row_terms, batches=batches)
+    return (*rows, *lists, backward, collect)
 
 
 def whole_lines(view: GluonBackwardView, n_tiles: str, n_parts: str, *, sequences: bool) -> tuple[str, ...]:

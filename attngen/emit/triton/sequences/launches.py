@@ -102,7 +102,7 @@ def sequence_whole(kernels: BackwardKernels) -> tuple[Way, ...]:
                 "row, q_rows, k_rows = found",
                 *_first(whole_lines(view, "k_slots", "q_slots * Hq", sequences=True)),
             ),
-            launches=(_of_rows(rows), _before("backward", listed=True, tile="BK"), *rest),
+            launches=(rows, _before("backward", listed=True, tile="BK"), *rest),
         ),
     )
 
@@ -113,16 +113,10 @@ def _first(lines: tuple[str, ...]) -> tuple[str, ...]:
     return (row, blocks, *_SLOTS, *rest)
 
 
-def _of_rows(launch: Launch) -> Launch:
-    """Of all rows that tensors have, whichever sequence they are in."""
-    buffers = tuple(text.replace("(B, ", "(P, ") for text in launch.buffers)
-    return replace(launch, grid=launch.grid.replace("* B *", "* P *"), buffers=buffers)
-
-
 def sequence_backward(kernels: BackwardKernels, *, listed: bool) -> tuple[tuple[str, Way], ...]:
     """What no sequence has, what each row needs, dK and dV, dQ, in order."""
     terms = ("terms=None",) if kernels.whole is not None and kernels.whole.row_terms else ()
-    rows = tuple(replace(_of_rows(launch), scalars=terms) for launch in row_launches(kernels, counters=""))
+    rows = tuple(replace(launch, scalars=terms) for launch in row_launches(kernels, counters="", batches="P"))
     by_keys = Launch(
         kernel="_sequence_dkdv_kernel",
         grid="_slots(Sk, BK, B, packed) * Hkv",
