@@ -26,8 +26,8 @@ import math
 from typing import Any, NoReturn
 
 import torch
-from torch.autograd import forward_ad
 from torch import Tensor
+from torch.autograd import forward_ad
 
 # How many queries and how many keys are worked on at a time. Scores are never held for more than one such tile.
 TILE_Q, TILE_K = 256, 256

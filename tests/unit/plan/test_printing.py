@@ -162,6 +162,7 @@ order
         order = item % n_tiles
         head = item // n_tiles
         tile = order; late ones first, n_tiles - 1 - order
+    head number i of all batches: batch = i // n_heads, head = i % n_heads
 
 ints
     sequences are shorter than 2**27
@@ -220,9 +221,10 @@ ints
 
 def test_kernels_of_compute_capability_9() -> None:
     lines = sections(plan_text(planned("attention a\nmask = causal\n")))["kernels of compute capability 9.0"]
-    assert lines[:10] == [
+    assert lines[:11] == [
         "forward, from the last tile of keys",
         "    the reference may lag behind the maximum by 8 powers of two",
+        "    head number i of all batches: batch = i // n_heads, head = i % n_heads",
         "    n_steps = max(any_hi, 1)",
         "    at = n_steps - 1 - step",
         "    masked: own_full_hi <= at",
@@ -243,6 +245,11 @@ def test_kernels_of_compute_capability_9() -> None:
         "        own_full_hi = 0 if Sk < k0 + HALF else own_full_hi",
     ]
     assert "    dQ is added in turn: each waits for the tile of keys before it" in lines
+    counts = lines.index("        counts: queue, turns; (n_parts + 3) // 4 * 4 ints each, for n_parts tiles of dQ")
+    assert lines[counts + 1 : counts + 3] == [
+        "        a program that prepares 32 rows clears 128 ints",
+        "        sequences: if tiles of 64 queries are at most 30 times those programs",
+    ]
     few = "max(2, min(8, 150994944 // size))"
     large = "25165824 < size or 32 <= n_tiles and 1073741824 < B * Hq * n_tiles * (512 * (D + Dv))"
     heads = f"(16 if size < 12582912 else {few}) if {large} else 32 if n_tiles < 32 else B * Hq"
@@ -294,11 +301,12 @@ def test_direct_weights() -> None:
     ]
     assert found["gradients"] == ["bias: summed by head", "    d natural = 1.0"]
     assert found["order"][:2] == ["tiles of queries: heads one by one", "tiles of keys: heads one by one"]
-    assert found["order"][-4:] == [
+    assert found["order"][-5:] == [
         "heads one by one",
         "    order = item % n_tiles",
         "    head = item // n_tiles",
         "    tile = order; late ones first, n_tiles - 1 - order",
+        "head number i of all batches: batch = i // n_heads, head = i % n_heads",
     ]
 
 
