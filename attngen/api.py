@@ -14,14 +14,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from attngen import files
+from attngen import files, targets
 from attngen.chain import callable_spec, plan, prove
 from attngen.errors import Refuted, Source, SpecError, SpecWarning, Unproved, UsageError
 from attngen.ir.attention import Attention
 from attngen.kernel import Kernel
 from attngen.runtime import forked
-from attngen.tune import keys as tile_keys
-from attngen.vocabulary import DTYPES, GEOMETRIES, PRECISIONS, SOURCE_ARCHITECTURES, STAGES, TARGETS, Const, Precision
+from attngen.vocabulary import DTYPES, GEOMETRIES, PRECISIONS, SOURCE_ARCHITECTURES, STAGES, Const, Precision
 
 if TYPE_CHECKING:
     from attngen.aot.compile import Artifact
@@ -49,8 +48,7 @@ def options(
     (`tpu_tiles`, `gpu_tiles`)."""
     from attngen.emit import Options, Tuned, TunedGpu
 
-    if target not in TARGETS:
-        raise UsageError(f"no target {target!r}; there are {', '.join(TARGETS)}")
+    own = targets.named(target)
     if precision not in PRECISIONS:
         raise UsageError(f"no precision {precision!r}; there are {', '.join(PRECISIONS)}")
     pair = isinstance(cast(Any, tile), tuple | list) and len(cast(Any, tile)) == 2
@@ -65,16 +63,16 @@ def options(
     if dtype is not None and dtype not in DTYPES:
         raise UsageError(f"no dtype {dtype!r}; there are {', '.join(DTYPES)}")
     _flag("forward", forward)
-    if target != "triton" and (arch != "auto" or dims or dtype or forward):
+    if not own.for_chips and (arch != "auto" or dims or dtype or forward):
         raise UsageError(f"arch, head_dim, dtype and forward can be chosen for target triton only, not for {target}")
     unknown = next((kind for kind in _names("geometry", geometry) if kind not in GEOMETRIES), None)
     if unknown is not None:
         raise UsageError(f"no geometry {unknown!r}; there are {', '.join(GEOMETRIES)}")
-    if target != "triton" and set(geometry) - {"dense"}:
+    if not set(geometry) <= {*own.geometries}:
         raise UsageError(f"a {target} file has the geometry dense alone; files of target triton have the others")
     tpu = tuple(t for t in tuned if isinstance(t, Tuned))
     gpu = tuple(t for t in tuned if isinstance(t, TunedGpu))
-    if tuned and (target != ("pallas" if tpu else "triton") or tile is not None):
+    if tuned and (own.tuned is None or not all(isinstance(t, own.tuned()) for t in tuned) or tile is not None):
         raise UsageError("tuned tiles go with the target that they were tuned for, and without a tile of your own")
     return Options(
         target=target,
@@ -179,7 +177,6 @@ def build(
     `effort`: see `Budget`.
     With `fork` a copy of this process writes the file while this one proves, in the hope that all will be proved.
     """
-    from attngen.emit import emit
     from attngen.piece_file import with_pieces
     from attngen.prove.budget.work import Budget
     from attngen.prove.verdict import ALL_PROVED
@@ -187,7 +184,7 @@ def build(
     spec, planned = checked_plan(source, consts, options.target, options.tile)
 
     def written_out(emitted: KernelPlan, proved: tuple[str, ...]) -> str:
-        return with_pieces(emit(emitted, source.text, options, proved), spec, emitted, source.text, options)
+        return with_pieces(targets.emit(emitted, source.text, options, proved), spec, emitted, source.text, options)
 
     def hoped_for() -> str:
         return written_out(planned, ALL_PROVED)
@@ -328,11 +325,10 @@ def bench_subject(source: Source, consts: Mapping[str, Const] | None = None) -> 
     from attngen.bench.run import Subject
     from attngen.emit.flex import flex_source, limit
     from attngen.ir.walk import reads
-    from attngen.runtime.loader import load
 
     kernel, plain = (build(source, options(target), consts) for target in ("triton", "torch"))
     spec = kernel.spec
-    modifiers = load(flex_source(spec), f"{spec.name}_modifiers", "torch")
+    modifiers = targets.named("torch").load(flex_source(spec), f"{spec.name}_modifiers")
     return Subject(
         name=spec.name,
         attend=kernel.function,
@@ -428,19 +424,17 @@ def compile(
         raise UsageError(f"effort {effort!r} must be a positive number: a multiple of the default work")
     text = spec if isinstance(spec, str) and ("\n" in spec or spec.lstrip().startswith("attention ")) else None
     source = Source(text) if text is not None else files.read_source(Path(spec))
-    tuned = () if tiles is None else _tuned(source, overrides, target, files.read_source(Path(tiles)), shape or {})
+    tuned = () if tiles is None else tiles_of(source, overrides, target, files.read_source(Path(tiles)), shape or {})
     chosen = options(target, precision, tile, arch, tuned, head_dim, dtype, forward, geometry)
     return build(source, chosen, overrides, allow_unproved, strict=strict, effort=effort)
 
 
-def _tuned(
+def tiles_of(
     source: Source, consts: Mapping[str, Const], target: str, file: Source, shape: Mapping[str, int]
 ) -> tuple[Tuned, ...] | tuple[TunedGpu, ...]:
+    """The tiles of a file that `attngen tune` wrote, for this spec, target and shape."""
     spec = analyse(source, consts)
-    match target:
-        case "triton":
-            return tile_keys.gpu_tiles(source, spec, file, shape)
-        case "pallas":
-            return tile_keys.tpu_tiles(source, spec, file, shape)
-        case _:
-            raise UsageError(f"tiles are tuned for triton and pallas, not for {target}")
+    read = targets.named(target).tiles
+    if read is None:
+        raise UsageError(f"tiles are tuned for triton and pallas, not for {target}")
+    return read(source, spec, file, shape)

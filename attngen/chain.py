@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from attngen import targets
 from attngen.ir.attention import Attention
 
 if TYPE_CHECKING:
@@ -18,14 +19,12 @@ if TYPE_CHECKING:
     from attngen.prove.proof import Proof
 
 
-def plan(attention: Attention, target: str = "triton") -> KernelPlan:
+def plan(attention: Attention, target: str = targets.DEFAULT) -> KernelPlan:
     """Every choice that is the same for all kernels of a target."""
-    from attngen.emit import approximates, reserved, wide_ints
     from attngen.plan import plan as plan_attention
     from attngen.prove.obligations.reads import with_needs
 
-    found = plan_attention(attention, reserved(target), wide_ints(target), approximates(target), target == "triton")
-    return with_needs(attention, found)
+    return with_needs(attention, plan_attention(attention, targets.named(target).limits()))
 
 
 def callable_spec(spec: Attention, planned: KernelPlan) -> Attention:

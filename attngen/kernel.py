@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, cast
 
-from attngen import files
+from attngen import files, targets
 from attngen.errors import UsageError
 from attngen.ir.attention import Attention
 from attngen.signature import PublicSignature
@@ -144,9 +144,7 @@ class Kernel:
     del _loads
 
     def _loaded(self, source: str, ending: str) -> Callable[..., Any]:
-        from attngen.runtime.loader import load
-
-        module = load(source, self.name, self.target)
+        module = targets.named(self.target).load(source, self.name)
         vars(module).update(_Refusal=UsageError, _CALLER=7)
         return getattr(module, f"{self.name}{ending}")
 
@@ -163,18 +161,16 @@ class Kernel:
 
     def with_geometry(self, kind: str) -> str:
         """The source of a file that has this geometry, too: this kernel's own where it does."""
-        from attngen.emit import emit
-
-        if self.made is None or self.target != "triton":
-            raise UsageError(f"{self.name}: the geometry {kind} is for kernels that were compiled for target triton")
         if kind not in GEOMETRIES:
             raise UsageError(f"no geometry {kind!r}; there are {', '.join(GEOMETRIES)}")
+        if self.made is None or kind not in targets.named(self.target).geometries:
+            raise UsageError(f"{self.name}: the geometry {kind} is for kernels that were compiled for target triton")
         text, options = self.made
         if kind in options.geometry:
             return self.source
         kept = {kind, *options.geometry} - {"pieces"}
         wider = replace(options, geometry=tuple(g for g in GEOMETRIES if g in kept))
-        return emit(self.plan, text, wider, self.proof.summary() if self.proof is not None else ())
+        return targets.emit(self.plan, text, wider, self.proof.summary() if self.proof is not None else ())
 
     def piece(self, *, each: bool = False, clipped: bool = False) -> tuple[Piece, Kernel]:
         """The kernel of a piece of a longer sequence (`ir.pieces`), compiled and proved when it is first asked for."""
@@ -204,7 +200,7 @@ class Kernel:
 
     def _pieces_module(self) -> Any:
         """The module that computes with pieces of this target's arrays."""
-        if self.target in ("pallas", "jax"):
+        if targets.named(self.target).takes_jax:
             from attngen import jax_pieces
 
             return jax_pieces
@@ -369,7 +365,7 @@ class Kernel:
         """The same result by the definition: dense, float64, NumPy. Takes arrays or tensors, in the target's order."""
         from attngen.reference import evaluate
 
-        heads_inside = self.target in ("pallas", "jax")
+        heads_inside = targets.named(self.target).takes_jax
         if heads_inside:
             q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))
         result = evaluate(self.spec, q, k, v, params=params, scale=scale, dropout_seed=dropout_seed)

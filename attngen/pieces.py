@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from attngen import chain
+from attngen import chain, targets
 from attngen.errors import UsageError
 from attngen.ir.nodes import Symbol
 from attngen.ir.pieces import Piece, piece_of
@@ -60,17 +60,18 @@ class Made:
 
 def make(name: str, spec: Attention, text: str, options: Options, *, each: bool, clipped: bool = False) -> Made:
     """The piece of a spec, planned, proved and emitted like any other; `text` is the spec as written."""
-    from attngen.emit import emit
-
-    if options.target not in ("triton", "pallas", "jax"):
-        raise UsageError(f"{name}: pieces are for kernels that were compiled for target triton, pallas or jax")
+    if not targets.named(options.target).pieces:
+        able = targets.listed([target for target in targets.TARGETS.values() if target.pieces])
+        raise UsageError(f"{name}: pieces are for kernels that were compiled for target {able}")
     piece = piece_of(spec, each=each, clipped=clipped)
     proof, emitted = chain.prove(piece.own, chain.plan(piece.own, options.target))
     if not proof.holds:
         doubtful = ", ".join(claim.subject for _, claim in (*proof.refuted, *proof.refused))
         raise UsageError(f"{name}: what a piece computes is not proved: {doubtful}")
     text = f"{text}\n# A piece of a longer sequence{', of each sequence another' if each else ''}.\n"
-    return Made(piece=piece, plan=emitted, proof=proof, text=text, source=emit(emitted, text, options, proof.summary()))
+    return Made(
+        piece=piece, plan=emitted, proof=proof, text=text, source=targets.emit(emitted, text, options, proof.summary())
+    )
 
 
 def checks(kernel: Kernel) -> Checks:

@@ -1,4 +1,4 @@
-"""The words of attngen's doors, Python's and the command line's: targets, stages, chips, dtypes, peers.
+"""The words of attngen's doors, Python's and the command line's: stages, chips, dtypes, peers.
 
 Takes nothing, decides nothing; whoever is given one of these words says itself what it means.
 """
@@ -9,7 +9,6 @@ from typing import Literal, TypeAlias
 
 Const: TypeAlias = bool | int | float
 Precision: TypeAlias = Literal["ieee", "tf32"]
-TARGETS = ("triton", "pallas", "torch", "jax")
 PRECISIONS = ("ieee", "tf32")
 STAGES = ("ast", "ir", "plan", "proof", "source")
 BINARIES = ("ttir", "ttgir", "ptx", "cubin", "hsaco")

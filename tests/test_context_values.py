@@ -179,7 +179,7 @@ def test_a_gradient_that_packed_tensors_lack_is_refused_by_every_rank(tmp_path: 
 def test_one_element_for_all_says_nothing_of_their_number(of_file: bool) -> None:
     def functions(text: str) -> tuple[Any, Any]:
         kernel = attngen.compile(text, tile=(16, 16), arch="portable", geometry=("dense", "pieces"))
-        names = vars(load(kernel.source, kernel.name, "triton"))
+        names = vars(load(kernel.source, kernel.name))
         own = names[f"{kernel.name}_visits"], names[f"{kernel.name}_work"]
         return own if of_file else (kernel.visits, kernel.work)
 

@@ -11,7 +11,7 @@ from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from attngen import api, files, terminal, vocabulary
+from attngen import api, files, targets, terminal
 from attngen.cli import arguments
 from attngen.cli.output import refuse_overwriting
 from attngen.cli.parser import Commands
@@ -41,7 +41,7 @@ def add(table: Commands) -> None:
     arguments.define(p)
     p.add_argument(
         "--target",
-        choices=vocabulary.TARGETS,
+        choices=[*targets.TARGETS],
         default="triton",
         help="whose plan: ints differ in width (default: triton)",
     )

@@ -7,22 +7,21 @@ very values that the kernel gets, rounded to its dtype.
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
-from attngen import inputs, reference
+from attngen import inputs, reference, targets
 from attngen.api import Kernel, build
 from attngen.emit import Options
-from attngen.errors import Source, UsageError
+from attngen.errors import Source
 from attngen.inputs import Ints
 from attngen.ir.attention import Attention, Param
 from attngen.ir.evaluate import Array
 from attngen.ir.nodes import Storage, Type
+from attngen.runtime.devices import pytorch, the_jax
 from attngen.vocabulary import Const
 
 TOLERANCE = {"fp32": 2e-5, "fp16": 2e-2, "bf16": 2e-2}
@@ -114,12 +113,14 @@ _REAL = (
 )
 
 
-def cases(attention: Attention, device: str, target: str = "triton") -> tuple[Case, ...]:
+def cases(
+    attention: Attention, device: str, target: targets.Target = targets.TARGETS[targets.DEFAULT]
+) -> tuple[Case, ...]:
     """The shapes to run on `device` ("cpu", "cuda" or "tpu"), moved to the nearest that the spec's `assume`s allow. The
     first comes again with int params at the ends of 32 bits, as far as the `where`s allow."""
     chosen: dict[tuple[str, tuple[tuple[str, int], ...]], Case] = {}
     for note, dtype, text in _TINY if device == "cpu" else _REAL:
-        dtype = "bf16" if target == "pallas" and dtype == "fp16" else dtype  # TPUs multiply no fp16
+        dtype = dtype if dtype in target.dtypes else "bf16"  # TPUs multiply no fp16
         wanted = _sizes(text)
         sizes = inputs.settle(attention, wanted)
         moved = any(sizes[name] != value for name, value in wanted.items())
@@ -136,31 +137,6 @@ def tile_for(case: Case, device: str) -> tuple[int, int] | None:
     if device != "cpu":
         return None
     return (16, 16) if max(case.size["Sq"], case.size["Sk"]) <= 128 else (32, 32)
-
-
-def choose_device(wanted: str, target: str = "triton") -> str:
-    """What "auto", "cpu" or "cuda" means here. On the CPU Triton is told to interpret, which must come first."""
-    if target == "pallas":
-        if wanted == "cuda":
-            raise UsageError("the Pallas target runs on TPUs, or on the CPU in Pallas' interpreter; use --device cpu")
-        return "tpu" if wanted == "auto" and the_jax().default_backend() == "tpu" else "cpu"
-    if target == "jax":
-        backend = the_jax().default_backend()
-        if wanted == "cuda" and backend != "gpu":
-            raise UsageError("JAX has no CUDA or ROCm device here; use --device cpu")
-        return "cpu" if wanted == "cpu" or backend == "cpu" else backend
-    available = pytorch().cuda.is_available()
-    if wanted == "cuda" and not available:
-        raise UsageError("no CUDA or ROCm device is here; use --device cpu")
-    if wanted != "cpu" and available:
-        return "cuda"
-    if target == "triton" and "triton" not in sys.modules:
-        os.environ["TRITON_INTERPRET"] = "1"
-    return "cpu"
-
-
-def jax_device_name() -> str:
-    return str(the_jax().devices()[0].device_kind)
 
 
 def verify(
@@ -180,22 +156,6 @@ def verify(
         yield tuple(comparing(kernels[tile], case, device, coarse=options.precision != "ieee"))
 
 
-def pytorch() -> Any:
-    try:
-        import torch
-    except ImportError as error:
-        raise UsageError("running a kernel needs PyTorch: pip install 'attngen[torch,triton]'") from error
-    return torch
-
-
-def the_jax() -> Any:
-    try:
-        import jax
-    except ImportError as error:
-        raise UsageError("running a Pallas kernel needs JAX: pip install 'attngen[jax]'") from error
-    return jax
-
-
 def compare(kernel: Kernel, case: Case, device: str, *, coarse: bool = False, seed: int = 0) -> Iterator[Comparison]:
     """Run one case, forward and backward, and compare every result. `coarse`: its fp32 products are rounded."""
     spec = kernel.spec
@@ -211,7 +171,7 @@ def compare(kernel: Kernel, case: Case, device: str, *, coarse: bool = False, se
 
 def takes_arrays(kernel: Kernel) -> bool:
     """Whether the kernel takes JAX's arrays, (batch, length, heads, head dim)."""
-    return kernel.target in ("pallas", "jax")
+    return targets.named(kernel.target).takes_jax
 
 
 def judge(

@@ -12,11 +12,10 @@ from argparse import Namespace
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TextIO
 
-from attngen import api, files, terminal, vocabulary
+from attngen import api, files, targets, terminal, vocabulary
 from attngen.cli import arguments, output, shapes
 from attngen.cli.parser import Commands
 from attngen.errors import UsageError
-from attngen.tune import keys as tile_keys
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -34,7 +33,7 @@ def add(table: Commands) -> None:
         example="attngen compile examples/windowed_alibi.attn -D window=512 -o windowed_alibi.py",
     )
     arguments.spec(p)
-    p.add_argument("--target", choices=vocabulary.TARGETS, default="triton", help="what to generate (default: triton)")
+    p.add_argument("--target", choices=[*targets.TARGETS], default="triton", help="what to generate (default: triton)")
     p.add_argument(
         "-o",
         "--output",
@@ -110,8 +109,7 @@ def _tuned(args: Namespace) -> tuple[Tuned, ...] | tuple[TunedGpu, ...]:
     if args.tiles is None:
         return ()
     source, tiles = files.read_source(args.spec), files.read_source(args.tiles)
-    read = tile_keys.gpu_tiles if args.target == "triton" else tile_keys.tpu_tiles
-    return read(source, api.analyse(source, dict(args.define)), tiles, dict(args.shape))
+    return api.tiles_of(source, dict(args.define), args.target, tiles, dict(args.shape))
 
 
 # ---------------------------------------------------------------- stages of attngen
@@ -147,7 +145,7 @@ def _write_stage(args: Namespace, tuned: tuple[Tuned, ...] | tuple[TunedGpu, ...
 
 
 def _compile_binaries(args: Namespace) -> int:
-    if args.target != "triton":
+    if args.emit not in targets.named(args.target).stages:
         raise UsageError(f"--emit {args.emit} is made by Triton's compiler: leave out --target {args.target}")
     arch = args.arch or ("gfx942" if args.emit == "hsaco" else "sm_90")
     if arch not in vocabulary.ARCHITECTURES:
@@ -219,7 +217,7 @@ def binaries_table(artifacts: Sequence[Artifact]) -> Table:
 
 
 def _compile_for_tpu(args: Namespace) -> int:
-    if args.target != "pallas":
+    if args.emit not in targets.named(args.target).stages:
         raise UsageError(f"--emit {args.emit} is made by a TPU's compiler: add --target pallas")
     if args.arch is not None:
         raise UsageError(

@@ -22,11 +22,10 @@ from attngen.cli.comparison import (
     drawn,
     expected,
     judge,
-    pytorch,
     takes_arrays,
-    the_jax,
 )
 from attngen.kernel import Kernel
+from attngen.runtime.devices import pytorch, the_jax
 
 Range = tuple[int, int]
 

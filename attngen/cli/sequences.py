@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from attngen import inputs, reference
-from attngen.cli.comparison import DTYPES, SEED, Case, Comparison, as_param, judge, pytorch
+from attngen.cli.comparison import DTYPES, SEED, Case, Comparison, as_param, judge
 from attngen.emit.torch_shared.leaves import unsummed
 from attngen.errors import UsageError
 from attngen.inputs import Ints
@@ -23,6 +23,7 @@ from attngen.ir.attention import Attention, Param
 from attngen.ir.evaluate import Array
 from attngen.ir.nodes import Symbol, Type
 from attngen.kernel import Kernel
+from attngen.runtime.devices import pytorch
 
 Lengths: TypeAlias = tuple[tuple[int, int], ...]
 """(queries, keys) of each sequence."""

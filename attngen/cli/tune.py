@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from attngen import api, files, terminal, vocabulary
+from attngen import api, files, targets, terminal, vocabulary
 from attngen.cli import arguments, gpu, output, shapes
 from attngen.cli.parser import Commands
 from attngen.errors import UsageError
@@ -58,7 +58,7 @@ def add(table: Commands) -> None:
 
 
 def run(args: Namespace) -> int:
-    if args.target == "triton":
+    if not targets.named(args.target).tpus:
         if args.chip is not None:
             raise UsageError("--chip names a TPU; --target triton tunes for the GPU that is here")
         return _tune_on_gpu(args)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from attngen import api, files, terminal, vocabulary
+from attngen import api, files, targets, terminal
 from attngen.cli import arguments
 from attngen.cli.parser import Commands
 from attngen.errors import UsageError
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from attngen.cli.comparison import Case, Comparing, Comparison
     from attngen.ir.attention import Attention
     from attngen.plan import KernelPlan
+    from attngen.targets import Target
 
 
 def add(table: Commands) -> None:
@@ -30,7 +31,7 @@ def add(table: Commands) -> None:
         example="attngen verify examples/alibi.attn --device cpu",
     )
     arguments.spec(p)
-    p.add_argument("--target", choices=vocabulary.TARGETS, default="triton", help="what to run (default: triton)")
+    p.add_argument("--target", choices=[*targets.TARGETS], default="triton", help="what to run (default: triton)")
     p.add_argument(
         "--device",
         choices=("auto", "cpu", "cuda"),
@@ -55,7 +56,8 @@ def run(args: Namespace) -> int:
 
     source, consts = files.read_source(args.spec), dict(args.define)
     spec = api.analyse(source, consts)
-    device = comparison.choose_device(args.device, args.target)
+    target = targets.named(args.target)
+    device = target.device(args.device)
     planned = api.plan(spec, args.target)
     spec = api.callable_spec(spec, planned)
     statuses: list[int] = []
@@ -64,7 +66,7 @@ def run(args: Namespace) -> int:
         own = () if geometry == "pieces" else (geometry,)
         options = api.options(args.target, args.precision, args.tile, geometry=own)
         try:
-            cases, comparing = _chosen(spec, device, args.target, geometry)
+            cases, comparing = _chosen(spec, device, target, geometry)
             compared = comparison.verify(source, cases, device, options, consts, comparing)
             label = spec.name if geometry == "dense" else f"{spec.name}, {geometry}"
             results = list(terminal.progress(f"verifying {label}", compared, len(cases)))
@@ -77,13 +79,13 @@ def run(args: Namespace) -> int:
             _say_unlearned(planned, geometry)
         for name, value in comparison.beyond(spec, cases):
             terminal.note(f"no sequence here is as long as `{name}` = {value}: try -D {name}=… as well")
-        statuses.append(_report(f"{label} on {_device_name(device, args.target)}", results))
+        statuses.append(_report(f"{label} on {_device_name(device, target)}", results))
     if not statuses:
         raise UsageError(f"{spec.name}: every geometry asked for refuses it")
     return max(statuses)
 
 
-def _chosen(spec: Attention, device: str, target: str, geometry: str) -> tuple[tuple[Case, ...], Comparing]:
+def _chosen(spec: Attention, device: str, target: Target, geometry: str) -> tuple[tuple[Case, ...], Comparing]:
     from attngen.cli import comparison, pieces, sequences
 
     if geometry in ("dense", "pieces"):
@@ -121,17 +123,10 @@ def _report(title: str, results: Sequence[tuple[Comparison, ...]]) -> int:
     return 0
 
 
-def _device_name(device: str, target: str) -> str:
-    if device == "cpu":
-        interpreter = {"pallas": ", in Pallas' interpreter", "triton": ", in Triton's interpreter"}
-        return f"the CPU{interpreter.get(target, '')}"
-    if target in ("pallas", "jax"):
-        from attngen.cli import comparison
-
-        return comparison.jax_device_name()
-    import torch
-
-    return torch.cuda.get_device_name()
+def _device_name(device: str, target: Target) -> str:
+    if device != "cpu":
+        return target.device_name()
+    return f"the CPU, in {target.interpreter}" if target.interpreter else "the CPU"
 
 
 def _comparison_table(results: Sequence[tuple[Comparison, ...]]) -> tuple[Table, int]:

@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 
+from attngen import targets
 from attngen.distributed.autograd import Attention, Call, Way
 from attngen.distributed.groups import Groups, groups_of
 from attngen.distributed.layout import Layout, Ranges, contiguous, length
@@ -90,7 +91,7 @@ def context_parallel(
         raise UsageError(f"kernel must be what attngen.compile returns, not {type(kernel).__name__}")
     if not isinstance(layout, Layout) and layout not in LAYOUTS:
         raise UsageError(f"layout {layout!r} is not known; there are {', '.join(LAYOUTS)}, or a Layout")
-    if kernel.target != "triton":
+    if not targets.named(kernel.target).operators:
         raise UsageError(f"{kernel.name}: on torch.distributed, kernels are for target triton, not for {kernel.target}")
     if param_gradients not in ("whole", "own"):
         raise UsageError(f"param_gradients {param_gradients!r} is not known; there are whole, own")
@@ -404,7 +405,7 @@ class Placed:
 
         Ranks may choose differently: rows travel alike. Heads do not, so where they are exchanged none does it."""
         kernel, sequences = self.attend.kernel, self.schedule.sequences
-        slower = bool(kernel.plan.keys.tests) or kernel.spec.dropout is not None or kernel.target != "triton"
+        slower = bool(kernel.plan.keys.tests) or kernel.spec.dropout is not None
         if sequences.packed or slower or reads_rows(kernel.spec) or not has_one_batch(kernel.spec):
             return None
         if self.attend.groups.heads > 1 or not fewer_together(self.schedule):

@@ -21,6 +21,7 @@ from typing import Any, Literal, cast
 import numpy as np
 import numpy.typing as npt
 
+from attngen import targets
 from attngen.distributed import jax_heads
 from attngen.distributed.blocks import (
     Blocks,
@@ -83,7 +84,7 @@ def context_parallel(
     """
     if not isinstance(cast(object, kernel), Kernel):
         raise UsageError(f"kernel must be what attngen.compile returns, not {type(kernel).__name__}")
-    if kernel.target not in ("jax", "pallas"):
+    if not targets.named(kernel.target).takes_jax:
         raise UsageError(
             f"{kernel.name}: over shard_map, kernels are for target jax or pallas, not for {kernel.target}"
         )

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from attngen import targets
 from attngen.errors import UsageError
 from attngen.ir.attention import Attention
 from attngen.ir.axes import AXES, Axis, cut_params
@@ -33,7 +34,7 @@ def register(kernel: Kernel) -> None:
 
     from torch.distributed.tensor.experimental import register_sharding
 
-    if kernel.target != "triton":
+    if not targets.named(kernel.target).operators:
         raise UsageError(f"{kernel.name}: DTensors are taken by kernels for target triton, not for {kernel.target}")
     module = sys.modules[kernel.function.__module__]
     ways = {"_forward": _forward_strategy, "_backward": _backward_strategy}

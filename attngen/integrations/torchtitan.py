@@ -25,6 +25,7 @@ from typing import Any, Protocol, cast
 
 from torch import Tensor, nn
 
+from attngen import targets
 from attngen.api import Kernel
 from attngen.api import compile as compile_spec
 from attngen.distributed.current import current_region
@@ -69,7 +70,7 @@ class VarlenAttention(nn.Module):
             self.kernel = compiled(_windowed(window_size), target)
         else:
             self.kernel = spec if isinstance(spec, Kernel) else compile_spec(spec, target)
-        if self.kernel.target != "triton":
+        if "packed" not in targets.named(self.kernel.target).geometries:
             raise UsageError(f"packed sequences are for kernels of target triton, not {self.kernel.target}")
         if params is not None and not isinstance(cast(Any, params), Mapping):
             raise UsageError(f"params must be a dict of the spec's params by name, not {type(params).__name__}")

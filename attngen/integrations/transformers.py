@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
 
+from attngen import targets
 from attngen.api import Kernel
 from attngen.api import compile as compile_spec
 from attngen.distributed.current import current_region
@@ -89,8 +90,9 @@ def register(
     if spec is None and params is not None:
         raise UsageError("params= are those of a spec of your own: pass spec= too")
     chosen = spec.target if isinstance(spec, Kernel) else target
-    if chosen not in ("triton", "torch"):
-        raise UsageError(f"transformers' models are PyTorch's: target must be triton or torch, not {chosen}")
+    if targets.named(chosen).takes_jax:
+        able = targets.listed([x for x in targets.TARGETS.values() if not x.takes_jax])
+        raise UsageError(f"transformers' models are PyTorch's: target must be {able}, not {chosen}")
     own = spec if spec is None or isinstance(spec, Kernel) else compile_spec(spec, target)
     if own is not None:
         _ = own.function  # loaded here: without a GPU that turns Triton's interpreter on
@@ -130,7 +132,7 @@ class _Attention:
         if region is None:
             mask = _packed_by_call(mask, call, query.device)
         kernel, params = self._kernel(module, query, mask, call)
-        if kernel.target == "torch" and (mask.lengths or mask.cu_seqlens is not None):
+        if "lengths" not in targets.named(kernel.target).geometries and (mask.lengths or mask.cu_seqlens is not None):
             raise UsageError(
                 f"{kernel.name}: a batch with padding, packed sequences or a cache needs target triton: "
                 'pass target="triton" to register, or a Kernel of that target as spec='

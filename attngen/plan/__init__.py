@@ -11,26 +11,16 @@ from dataclasses import replace
 
 from attngen.ir.attention import Attention
 from attngen.plan.geometry import GEOMETRIES
-from attngen.plan.ints.width import WideInts
 from attngen.plan.kernel import KernelPlan, make_plan
+from attngen.plan.limits import ALL, Limits
 from attngen.plan.tiles.hopper import hopper_plan
 
-__all__ = ["KernelPlan", "WideInts", "plan"]
+__all__ = ["KernelPlan", "Limits", "plan"]
 
 
-def plan(
-    attention: Attention,
-    reserved: frozenset[str] = frozenset(),
-    ints: WideInts = WideInts.BITS_64,
-    approximates: bool = False,
-    hopper: bool = True,
-) -> KernelPlan:
-    """The whole plan; `kernel.portable` describes the arguments. Raises SpecError where a normalizer has no plan.
-
-    `hopper`: with the kernels of compute capability 9.0, those that read bools of pairs ahead, and the geometries of
-    sequences, which the same target has.
-    """
-    found = make_plan(attention, reserved, ints, approximates, reads_pairs=hopper)
-    if not hopper:
+def plan(attention: Attention, limits: Limits = ALL) -> KernelPlan:
+    """The whole plan, within the limits of a target. Raises SpecError where a normalizer has no plan."""
+    found = make_plan(attention, limits)
+    if not limits.gpu:
         return found
     return replace(found, hopper=hopper_plan(found, found.attention.tile), geometries=GEOMETRIES)

@@ -16,25 +16,23 @@ from attngen.ir.nodes import Expr, Load, Scalar, Symbol, Type
 from attngen.ir.walk import loads, nodes, reads, substitute
 from attngen.plan.chips import Burden
 from attngen.plan.geometry import Geometry
+from attngen.plan.gpu_walks import GpuWalks, gpu_walks
 from attngen.plan.hopper import HopperPlan
 from attngen.plan.ints.choices import Choices, choices
 from attngen.plan.ints.facts import Facts, facts
 from attngen.plan.ints.renaming import planner_takes, with_safe_sizes
-from attngen.plan.ints.width import WideInts
 from attngen.plan.levels import Level, is_dear, level_of
+from attngen.plan.limits import Limits
 from attngen.plan.mask.key_mask import keeps_key
 from attngen.plan.mask.loops import Loops, loops
-from attngen.plan.mask.order import Heads, Order, batch_by_batch, in_turn, one_by_one
 from attngen.plan.mask.ranges import TileRanges, tile_ranges
 from attngen.plan.mask.tpu_walks import TpuWalks, tpu_walks
-from attngen.plan.mask.walks import TwoWalks, two_walks
 from attngen.plan.needs import Need
 from attngen.plan.score.approximate import approximate
 from attngen.plan.score.derivative import derivative
 from attngen.plan.score.distance import diagonals, distance_index
 from attngen.plan.score.ramp import Ramp
 from attngen.plan.score.weights import Form, M, Weights, split_factor, weights
-from attngen.plan.split import Split, split
 
 
 class Gather(StrEnum):
@@ -83,13 +81,8 @@ class KernelPlan:
     keeps_key: Expr | None  # what the mask asks of a key alone: rows of K and V that break it reach nothing
     key_loops: Loops  # the same in tiles, as the kernels walk them
     query_loops: Loops
-    key_walks: TwoWalks  # how the portable kernels number the tiles of those loops
-    query_walks: TwoWalks
-    tpu_walks: TpuWalks  # and how those of a TPU do
-    in_turn: Order  # which item is which tile: tiles of some heads in turn
-    one_by_one: Order  # and heads one after the other
-    heads: Heads  # which number is which head of which batch
-    split: Split | None  # how short queries share the walk over keys
+    gpu_walks: GpuWalks | None  # how portable kernels of GPUs walk the tiles of those loops, where the target has some
+    tpu_walks: TpuWalks | None  # and how those of a TPU do
     d_factor: Expr  # d natural / d qk = d_factor (per head) * d_pair
     d_pair: Expr
     gradients: tuple[LeafGradient, ...]
@@ -114,7 +107,9 @@ class KernelPlan:
     @property
     def tile_in_turn(self) -> Expr:
         """The tile of queries at a place in that order."""
-        return self.in_turn.tile.backwards if self.longest_first else self.in_turn.tile.onwards
+        assert self.gpu_walks is not None
+        tile = self.gpu_walks.in_turn.tile
+        return tile.backwards if self.longest_first else tile.onwards
 
     @property
     def burden(self) -> Burden:
@@ -142,25 +137,15 @@ class KernelPlan:
         return Burden.LIGHT if data is None else Burden.ENDS
 
 
-def make_plan(
-    attention: Attention,
-    reserved: frozenset[str] = frozenset(),
-    ints: WideInts = WideInts.BITS_64,
-    approximates: bool = False,
-    reads_pairs: bool = False,
-) -> KernelPlan:
+def make_plan(attention: Attention, limits: Limits) -> KernelPlan:
     """The plan, but for `hopper`, `needs` and `geometries`, which others add.
-
-    `reserved` are the target's own names: sizes that the spec calls so get others. `ints`: how wide its ints are.
-    `approximates`: it has the instructions of `plan.score.approximate`; `reads_pairs`: kernels that read pairs' bools
-    ahead.
 
     Raises SpecError where a normalizer's stream has a form that cannot be planned.
     """
-    attention = with_safe_sizes(attention, lambda name: name in reserved or planner_takes(name))
+    attention = with_safe_sizes(attention, lambda name: name in limits.reserved or planner_takes(name))
     known = facts(attention)
     form = weights(attention, known)
-    named = _named_pairs(attention) if reads_pairs else frozenset[str]()
+    named = _named_pairs(attention) if limits.gpu else frozenset[str]()
     keys = tile_ranges(attention.mask, "k", known, named=named)
     queries = tile_ranges(attention.mask, "q", known, named=named)
     key_loops, query_loops = loops(keys), loops(queries)
@@ -175,39 +160,27 @@ def make_plan(
         keeps_key=kept,
         key_loops=key_loops,
         query_loops=query_loops,
-        key_walks=two_walks(key_loops),
-        query_walks=two_walks(query_loops),
-        tpu_walks=tpu_walks(key_loops, query_loops),
-        in_turn=in_turn(),
-        one_by_one=one_by_one(),
-        heads=batch_by_batch(),
-        split=split(attention, form, key_loops, kept),
+        gpu_walks=gpu_walks(attention, form, key_loops, query_loops, kept) if limits.gpu else None,
+        tpu_walks=tpu_walks(key_loops, query_loops) if limits.tpu else None,
         d_factor=d_factor,
         d_pair=d_pair,
         gradients=tuple(_leaf_gradients(attention, form)),
         longest_first=any(reads(s.hi, "q1") for s in keys.any) and not any(reads(s.lo, "q0") for s in keys.any),
         growing_keys=any(reads(s.lo, "k0") for s in queries.any) and not any(reads(s.hi, "k1") for s in queries.any),
         diagonals=diagonals(form.unit),
-        choices=choices((), attention, known, ints),
+        choices=choices((), attention, known, limits.ints),
     )
-    chosen = choices(evaluated(found), attention, known, ints)
-    if approximates:
+    chosen = choices(evaluated(found), attention, known, limits.ints)
+    if limits.approximates:
         chosen = replace(chosen, approximate=approximate(numbers(found), decisions(found)))
     return replace(found, choices=chosen)
 
 
 def with_loops(plan: KernelPlan, keys: Loops, queries: Loops) -> KernelPlan:
     """The plan with other loops, and with the walks of them that portable kernels and those of a TPU take."""
-    pieces = split(plan.attention, plan.weights, keys, plan.keeps_key)
-    return replace(
-        plan,
-        key_loops=keys,
-        query_loops=queries,
-        key_walks=two_walks(keys),
-        query_walks=two_walks(queries),
-        tpu_walks=tpu_walks(keys, queries),
-        split=pieces,
-    )
+    of_gpu = plan.gpu_walks and gpu_walks(plan.attention, plan.weights, keys, queries, plan.keeps_key)
+    of_tpu = plan.tpu_walks and tpu_walks(keys, queries)
+    return replace(plan, key_loops=keys, query_loops=queries, gpu_walks=of_gpu, tpu_walks=of_tpu)
 
 
 def evaluated(plan: KernelPlan) -> tuple[Expr, ...]:

@@ -16,6 +16,7 @@ from attngen.ir.nodes import Expr, Symbol, Type
 from attngen.ir.printing import expression, factor
 from attngen.plan.footprint import loads_of
 from attngen.plan.geometry import START, STOP, TOTAL, Geometry
+from attngen.plan.gpu_walks import GpuWalks
 from attngen.plan.hopper import ApartSkeleton, BackwardSkeleton, Dims, HopperPlan, Skeleton
 from attngen.plan.ints.facts import Bounds, Facts
 from attngen.plan.kernel import KernelPlan, LeafGradient
@@ -41,30 +42,31 @@ CHIP = "sm_90"
 
 def plan_text(plan: KernelPlan) -> str:
     """The whole plan, one decision a line."""
+    gpu = plan.gpu_walks
     sections = (
         ("facts", _facts(plan.facts)),
         (f"weights: {plan.weights.form.value}", [*_weights(plan.weights), *_dropout(plan)]),
         (
             "forward, dQ: the keys that the queries q0 … q1 meet",
-            [*_ranges(plan.keys), *_walked(plan.key_loops, plan.key_walks)],
+            [*_ranges(plan.keys), *(_walked(plan.key_loops, gpu.keys) if gpu else ())],
         ),
         (
             "dK/dV: the queries that the keys k0 … k1 meet",
-            [*_ranges(plan.queries), *_walked(plan.query_loops, plan.query_walks)],
+            [*_ranges(plan.queries), *(_walked(plan.query_loops, gpu.queries) if gpu else ())],
         ),
         ("asked of a key alone: rows of K and V that break it reach nothing", _kept(plan)),
-        ("forward, short queries: number `piece` of `pieces` of that walk", _split(plan.split)),
+        *((("forward, short queries: number `piece` of `pieces` of that walk", _split(gpu.split)),) if gpu else ()),
         ("d natural / d qk = factor * pair", _named(("factor", plan.d_factor), ("pair", plan.d_pair))),
         ("gradients", (line for g in plan.gradients for line in _gradient(g, plan.weights.form))),
-        ("order", _order(plan)),
+        *((("order", _order(plan, gpu)),) if gpu else ()),
         *((("needs", (need.text for need in plan.needs)),) if plan.needs else ()),
         ("ints", _ints(plan)),
         *((("one for each diagonal of a tile", map(expression, plan.diagonals)),) if plan.diagonals else ()),
         *((("approximate in half precision", _approximate(plan)),) if plan.choices.approximate else ()),
-        (f"tiles on {CHIP}", _tiles(plan)),
+        *(((f"tiles on {CHIP}", _tiles(plan)),) if gpu else ()),
         *((("kernels of compute capability 9.0", _hopper(plan.hopper)),) if plan.hopper is not None else ()),
         *((("sequences", (line for g in plan.geometries for line in _geometry(g))),) if plan.geometries else ()),
-        ("kernels of a TPU", _tpu(plan.tpu_walks)),
+        *((("kernels of a TPU", _tpu(plan.tpu_walks)),) if plan.tpu_walks is not None else ()),
     )
     lines = [f"plan {plan.attention.name}"]
     for title, content in sections:
@@ -212,15 +214,15 @@ def _gradient(g: LeafGradient, form: Form) -> Iterator[str]:
         yield f"    {line}"
 
 
-def _order(plan: KernelPlan) -> Iterator[str]:
+def _order(plan: KernelPlan, walks: GpuWalks) -> Iterator[str]:
     yield f"tiles of queries: {'late ones first, heads in turn' if plan.longest_first else 'heads one by one'}"
     yield f"tiles of keys: {'early ones first, heads in turn' if plan.growing_keys else 'heads one by one'}"
-    for name, order in (("heads in turn", plan.in_turn), ("heads one by one", plan.one_by_one)):
+    for name, order in (("heads in turn", walks.in_turn), ("heads one by one", walks.one_by_one)):
         yield name
         yield from (f"    {s.name} = {expression(s.value)}" for s in order.steps)
         yield f"    head = {expression(order.head)}"
         yield f"    tile = {expression(order.tile.onwards)}; late ones first, {expression(order.tile.backwards)}"
-    yield from _heads(plan.heads)
+    yield from _heads(walks.heads)
 
 
 def _heads(heads: Heads) -> Iterator[str]:

@@ -15,6 +15,7 @@ import os
 import sys
 import threading
 import warnings
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -85,13 +86,12 @@ def _interpret_language() -> None:
                     setattr(module, key, interpreter.InterpretedFunction(function.fn))
 
 
-def load(source: str, name: str, target: str = "triton") -> ModuleType:
-    """The module of a generated source. The same source gives the same module."""
+def load(source: str, name: str, prepare: Callable[[], None] = prepare_interpreter) -> ModuleType:
+    """The module of a generated source. The same source gives the same module. `prepare` runs before the first load."""
     key = cache.digest(source)
     with _LOADING:
         if key not in _LOADED:
-            if target == "triton":
-                prepare_interpreter()
+            prepare()
             _LOADED[key] = execute(source, name)
         return _LOADED[key]
 

@@ -22,8 +22,12 @@ LARGEST = 4096
 """Of the numbers of a row."""
 
 
+TARGET = "triton"
+"""Whose tiles such a file holds: its first entry says so."""
+
+
 def dump(tunings: Sequence[Tuning]) -> str:
-    return json.dumps({"target": "triton", "tunings": [_entry(t) for t in tunings]}, indent=1) + "\n"
+    return json.dumps({"target": TARGET, "tunings": [_entry(t) for t in tunings]}, indent=1) + "\n"
 
 
 def _entry(tuning: Tuning) -> dict[str, Any]:
@@ -70,7 +74,7 @@ def load(file: Source) -> tuple[Tuning, ...]:
     """What `dump` wrote. Raises `UsageError`, naming the file, for anything else."""
     try:
         read: dict[str, Any] = json.loads(file.text)
-        if read["target"] != "triton":
+        if read["target"] != TARGET:
             raise ValueError("its tiles are not for GPUs")
         return tuple(_tuning(entry) for entry in read["tunings"])
     except (ValueError, TypeError, KeyError, AttributeError) as error:

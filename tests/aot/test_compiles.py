@@ -67,7 +67,7 @@ def has_every_kernel(plan: object, names: set[str]) -> bool:
 
     assert isinstance(plan, KernelPlan)
     wanted = {f"key_{t.name}" for t in plan.keys.tests} | {f"query_{t.name}" for t in plan.queries.tests}
-    wanted |= {"split", "merge"} if plan.split is not None else set()
+    wanted |= {"split", "merge"} if plan.gpu_walks is not None and plan.gpu_walks.split is not None else set()
     apart = [g for g in plan.gradients if g.gather in (Gather.DENSE, Gather.DIAGONAL, Gather.SCATTER)]
     wanted |= {f"sum_{g.param}" for g in apart}
     assert all(walk.loads(g.leaf) for g in apart)

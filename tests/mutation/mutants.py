@@ -347,11 +347,13 @@ def _question(kind: str, attention: Attention, made: KernelPlan) -> tuple[Hashab
         case "loops":
             return _shape(made.keys, made.key_loops), _shape(made.queries, made.query_loops)
         case "walks":
-            return made.key_walks, made.query_walks, made.split
+            assert made.gpu_walks is not None
+            return made.gpu_walks.keys, made.gpu_walks.queries, made.gpu_walks.split
         case "tpu" | "tpu steps":
             return made.tpu_walks, made.key_loops.runs, made.query_loops.runs
         case "items":
-            return made.in_turn, made.one_by_one
+            assert made.gpu_walks is not None
+            return made.gpu_walks.in_turn, made.gpu_walks.one_by_one
         case "hopper" | "turns" | "lists" | "shares":
             return made.hopper, made.queries
         case "diagonals":

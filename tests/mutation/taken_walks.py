@@ -15,7 +15,7 @@ from attngen.ir.nodes import Expr
 from attngen.plan.kernel import KernelPlan
 from attngen.plan.mask.loops import ZERO, Assigned, Loops, Rounded, Run
 from attngen.plan.mask.parts import HullPart, Limit
-from attngen.plan.mask.walks import Hull, Share, Walk, outside
+from attngen.plan.mask.walks import Hull, Share, TwoWalks, Walk, outside
 from attngen.plan.split import Split
 from mutation.draws import draws
 
@@ -24,24 +24,30 @@ TRIALS = 60
 
 
 def wrong_portable(plan: KernelPlan) -> str:
+    own = plan.gpu_walks
+    assert own is not None
     r = Random(0)
     for _ in range(TRIALS):
-        for loops, walks in ((plan.key_loops, plan.key_walks), (plan.query_loops, plan.query_walks)):
+        for loops, walks in ((plan.key_loops, own.keys), (plan.query_loops, own.queries)):
             ends = ends_of(loops, r)
             for walk, runs in ((walks.unmasked, loops.full), (walks.masked, loops.partial)):
                 found = _walked(walk, runs, ends)
                 if found:
                     return f"{found}; {ends}"
         ends = ends_of(plan.key_loops, r)
-        found = "" if plan.split is None else _cut(plan, plan.split, ends, pieces=r.choice((1, 2, 3, 5, 8, 40)))
+        found = (
+            ""
+            if own.split is None
+            else _cut(plan.key_loops, own.keys, own.split, ends, pieces=r.choice((1, 2, 3, 5, 8, 40)))
+        )
         if found:
             return f"{found}; {ends}"
     return ""
 
 
-def _cut(plan: KernelPlan, split: Split, ends: Ends, pieces: int) -> str:
+def _cut(loops: Loops, walks: TwoWalks, split: Split, ends: Ends, pieces: int) -> str:
     """What is wrong with the tiles that the pieces take, one after the other."""
-    loops, walks, taken = plan.key_loops, plan.key_walks, dict[bool, list[int]]()
+    taken = dict[bool, list[int]]()
     for piece in range(pieces):
         names = _after(split.counts, {**ends, "piece": piece, "pieces": pieces})
         for step in split.steps:

@@ -31,8 +31,9 @@ def off_by_one(e: Expr) -> Iterator[Edit]:
 
 def edited_orders(plan: KernelPlan) -> Iterator[tuple[str, KernelPlan]]:
     for name in ("in_turn", "one_by_one"):
-        for what, order in _edited_order(getattr(plan, name)):
-            yield f"{name}, {what}", replace(plan, **{name: order})
+        for what, order in _edited_order(getattr(plan.gpu_walks, name)):
+            assert plan.gpu_walks is not None
+            yield f"{name}, {what}", replace(plan, gpu_walks=replace(plan.gpu_walks, **{name: order}))
 
 
 def _edited_order(o: Order) -> Iterator[tuple[str, Order]]:
@@ -58,9 +59,9 @@ def edited_turns(t: Turns) -> Iterator[tuple[str, Turns]]:
 
 
 def wrong_turns(plan: KernelPlan) -> str:
-    assert plan.hopper is not None
+    assert plan.hopper is not None and plan.gpu_walks is not None
     for n_tiles, heads, together, few, may in product((1, 2, 3, 5), (1, 2, 3, 7, 9), (1, 2, 3), (False, True), (0, 1)):
-        found = _queue(plan.in_turn, plan.hopper.turns, n_tiles, heads, together, few, bool(may))
+        found = _queue(plan.gpu_walks.in_turn, plan.hopper.turns, n_tiles, heads, together, few, bool(may))
         if found:
             return f"{found}; {n_tiles} tiles of {heads} heads, {together} together, few {few}, backwards {bool(may)}"
     return ""
@@ -68,7 +69,7 @@ def wrong_turns(plan: KernelPlan) -> str:
 
 def wrong_items(plan: KernelPlan) -> str:
     for name in ("in_turn", "one_by_one"):
-        order: Order = getattr(plan, name)
+        order: Order = getattr(plan.gpu_walks, name)
         for n_tiles, heads, together, way in product(
             (1, 2, 3, 5), (1, 2, 3, 7, 9), (1, 2, 3), ("onwards", "backwards")
         ):

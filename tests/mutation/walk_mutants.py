@@ -24,15 +24,20 @@ from mutation.edits import edits
 
 def portable_edits(plan: KernelPlan) -> Iterator[tuple[str, KernelPlan]]:
     """One edit of a walk; and the walk of other tiles in its place."""
-    for field in ("key_walks", "query_walks"):
-        walks = getattr(plan, field)
+    own = plan.gpu_walks
+    assert own is not None
+    for field in ("keys", "queries"):
+        walks = getattr(own, field)
         for name, other in (("unmasked", walks.masked), ("masked", walks.unmasked)):
             edited = [*_walks(getattr(walks, name)), ("the walk of the other tiles", other)]
             for what, made in edited:
-                yield f"{field}, {name}: {what}", replace(plan, **{field: replace(walks, **{name: made})})
-    if plan.split is not None:
-        for what, made in _splits(plan.split):
-            yield f"pieces, {what}", replace(plan, split=made)
+                yield (
+                    f"{field}, {name}: {what}",
+                    replace(plan, gpu_walks=replace(own, **{field: replace(walks, **{name: made})})),
+                )
+    if own.split is not None:
+        for what, made in _splits(own.split):
+            yield f"pieces, {what}", replace(plan, gpu_walks=replace(own, split=made))
 
 
 def _splits(split: Split) -> Iterator[tuple[str, Split]]:

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from attngen.emit import reserved, wide_ints
+from attngen import targets
 from attngen.emit.jax_shared.expressions import Printer as JaxPrinter
 from attngen.emit.jax_shared.expressions import division_helpers as jax_helpers
 from attngen.emit.text.render import render
@@ -100,7 +100,7 @@ def fault(seed: int) -> str:
     at = f" in draw {seed}:\n{case.text}params {dict(case.scalars)}"
     checks = (("triton", _triton), ("jax", _jax)) if seed % JAX_TOO == 0 else (("triton", _triton),)
     for target, check in checks:
-        planned = plan(attention, reserved(target), wide_ints(target))
+        planned = plan(attention, targets.named(target).limits())
         claims = integer_width(planned, Work())
         if all(isinstance(c.verdict, Proved) for c in claims):  # else the file is refused, or the range is not used
             found = check(planned, case)
@@ -110,7 +110,7 @@ def fault(seed: int) -> str:
 
 
 def refused(seed: int) -> bool:
-    planned = plan(analysed(drawn(seed).text), reserved("triton"))
+    planned = plan(analysed(drawn(seed).text), targets.named("triton").limits())
     return not all(isinstance(c.verdict, Proved) for c in integer_width(planned, Work()))
 
 
@@ -259,7 +259,7 @@ def _jax(planned: KernelPlan, case: Drawn) -> str:
 
 @functools.cache
 def _jax_module() -> dict[str, Any]:
-    empty = plan(analysed("attention empty\n"), reserved("jax"), wide_ints("jax"))
+    empty = plan(analysed("attention empty\n"), targets.named("jax").limits())
     views = SimpleNamespace(form=None)
     context = {"divisions": jax_helpers(empty.choices), "w": views, "dropout": False, "operands": ()}
     scope: dict[str, Any] = {"jnp": jnp, "lax": lax, "LOG2E": 1.4426950408889634}

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from attngen import reference
+from attngen import reference, targets
 from attngen.analyse import analyse
-from attngen.emit import Options, emit, reserved
+from attngen.emit import Options
 from attngen.errors import Source
 from attngen.ir.attention import Attention, Param
 from attngen.ir.evaluate import evaluate
@@ -24,6 +24,7 @@ from attngen.ir.nodes import Type
 from attngen.plan import KernelPlan, plan
 from attngen.runtime.loader import load
 from attngen.syntax.parser import parse
+from attngen.targets import emit
 
 FLOOR = 0.1
 STORAGE = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
@@ -55,7 +56,7 @@ def analysed(text: str, **consts: bool | int | float) -> Attention:
 @functools.lru_cache(maxsize=64)
 def compiled(text: str, tile: tuple[int, int] = (16, 16)) -> Compiled:
     attention = replace(analysed(text), tile=tile)
-    planned = plan(attention, reserved("triton"))
+    planned = plan(attention, targets.named("triton").limits())
     source = emit(planned, text, Options())
     return Compiled(attention, planned, source, getattr(load(source, attention.name), attention.name))
 

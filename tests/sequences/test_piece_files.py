@@ -51,7 +51,7 @@ SEED = 2**40 + 7
 def made(spec: str, *geometry: str) -> tuple[attngen.Kernel, dict[str, Any]]:
     """A kernel, and its file's own functions by the ends of their names."""
     kernel = attngen.compile(SPECS[spec], tile=(16, 16), arch="portable", geometry=geometry)
-    names = vars(load(kernel.source, kernel.name, "triton"))
+    names = vars(load(kernel.source, kernel.name))
     ends = ("partial", "merge", "finish", "partial_backward", "finish_backward", "visits", "work")
     assert names["__all__"][-7:] == [f"{kernel.name}_{end}" for end in ends]
     return kernel, {n.removeprefix(f"{kernel.name}_"): names[n] for n in names["__all__"]}

@@ -435,7 +435,7 @@ def test_rows_of_no_sequence_get_no_term_of_their_own(file: bool) -> None:
     kernel = attngen.compile(SINK, arch="portable", geometry=("packed", "pieces"))
     finish, finish_backward = kernel.finish, kernel.finish_backward
     if file:
-        module = load(kernel.source, kernel.name, "triton")
+        module = load(kernel.source, kernel.name)
         finish, finish_backward = module.sunk_finish, module.sunk_finish_backward
     q, k, v = torch.randn(3, 8, 2, 16, generator=torch.Generator().manual_seed(0))
     sink, ends = torch.tensor([0.5, -1.0], requires_grad=True), torch.tensor([0, 3, 6], dtype=torch.int32)
@@ -458,7 +458,7 @@ def test_rows_of_no_sequence_get_no_term_of_their_own(file: bool) -> None:
 )
 def test_heads_that_a_spec_counts_are_those_of_the_whole(spec: str, argument: str) -> None:
     kernel = attngen.compile(f"attention counted\n{spec}\n", arch="portable", geometry=("dense", "pieces"))
-    module = load(kernel.source, kernel.name, "triton")
+    module = load(kernel.source, kernel.name)
     x = torch.zeros(1, 2, 6, 16)
     place = {"q_offset": 0, "k_offset": 0, "Sq": 6, "Sk": 6}
     for of_piece in (kernel.partial, module.counted_partial):

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import attngen
-from attngen import Kernel, SpecError, Unproved, UsageError, api, vocabulary
+from attngen import Kernel, SpecError, Unproved, UsageError, api, targets
 from attngen.errors import Source
 
 TEXT = "attention windowed\n\nconst window = 24\nparam slope: f32[Hq]\n\n"
@@ -135,7 +135,7 @@ def test_repr_shows_how_to_call_it(kernel: Kernel) -> None:
 def test_a_kernels_signature_is_its_functions() -> None:
     lines = ("param cap: f32 where cap > 0", "param n: int[B]", "score = softcap(qk, cap)", "mask = k < n[b]")
     text = "\n".join(("attention limited", *lines, ""))
-    for target in vocabulary.TARGETS:
+    for target in targets.TARGETS:
         kernel = attngen.compile(text, target)
         found = inspect.signature(kernel)
         assert "_function" not in vars(kernel)  # nothing was loaded

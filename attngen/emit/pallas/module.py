@@ -98,6 +98,7 @@ class _Emitter:
 
     def module(self) -> str:
         walks = self.plan.tpu_walks
+        assert walks is not None
         keys, queries = self.ranges(self.plan.key_loops, walks.keys), self.ranges(self.plan.query_loops, walks.queries)
         dq, dq_sums = self.backward(Level.ROW, keys, _WITH_ROWS)
         dkdv, dkdv_sums = self.backward(Level.COLUMN, queries, (Extent.COLUMN,))

@@ -311,7 +311,7 @@ def _hopper_views(
     kernels; `mask` the code of the mask alone, of a tile with keys down."""
     plan, params = frame.plan, frame.params
     hopper = plan.hopper
-    if hopper is None or options.arch == "portable" or not options.holds("sm_90", 2):
+    if hopper is None or plan.gpu_walks is None or options.arch == "portable" or not options.holds("sm_90", 2):
         return _HopperViews()
     if options.head_dim is not None:
         hopper = hopper.for_head_dim(options.head_dim)
@@ -328,7 +328,7 @@ def _hopper_views(
             plan, hopper.apart, printer, codes.dq, codes.dq_sums, params, backward.flags, frame.sizes, gradients, tuned
         ),
         gluon_pair_view(codes.dkdv, mask, backward.dk_factor_in_tile),
-        turns_view(plan.in_turn, hopper.turns, printer),
+        turns_view(plan.gpu_walks.in_turn, hopper.turns, printer),
         shares_view(hopper.shares, printer),
     )
 

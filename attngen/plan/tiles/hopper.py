@@ -93,6 +93,7 @@ def hopper_plan(plan: KernelPlan, tile: tuple[int, int] | None, consecutive: boo
     """Every decision about these kernels. `tile` is the spec's own, or the user's in its place. Unless `consecutive`,
     it is listed who waits for whom, also where tiles seem to follow each other.
     """
+    assert plan.gpu_walks is not None  # the portable kernels are beside these
     slack = _slack(plan)
     keys, queries = plan.key_loops, plan.query_loops
     backwards, fetched = _from_the_diagonal(plan), _fetched(plan)
@@ -107,7 +108,7 @@ def hopper_plan(plan: KernelPlan, tile: tuple[int, int] | None, consecutive: boo
         of_sequences=_changed(skeletons(plan, tile), skeletons(plan, tile, sequences=True)),
         ramp=_ramp(plan) if slack else None,
         fetched=fetched,
-        heads=head_by_head() if fetched is not None and fetched.of_all_batches else plan.heads,
+        heads=head_by_head() if fetched is not None and fetched.of_all_batches else plan.gpu_walks.heads,
     )
     backward = HopperBackward(
         rows=_rows(backward_skeletons(plan, tile)),

@@ -126,16 +126,18 @@ def _lists(claims: WalkClaims, name: str, lists: Lists | None) -> Iterator[Claim
 
 
 def _turns(claims: WalkClaims, backward: HopperBackward, turns: Turns) -> Iterator[Claim]:
+    assert claims.plan.gpu_walks is not None
+    order = claims.plan.gpu_walks.in_turn
     sentence = "Hopper backward: a group has a head, and all of its tickets go one way"
     yield claims.claim("Hopper backward, groups", sentence, groups_answer(claims.context(), turns, claims.work))
     if backward.lists is None:
         sentence = "Hopper backward: a tile of keys awaits the turn that the one before it in the order passes"
-        answer = awaited_answer(claims.context(), claims.plan.in_turn, turns, claims.work)
+        answer = awaited_answer(claims.context(), order, turns, claims.work)
     else:
         sentence = (
             "Hopper backward: a tile of keys awaits the turn that the last earlier one which meets the queries passes"
         )
-        answer = listed_answer(claims.context(), claims.plan.in_turn, turns, claims.work)
+        answer = listed_answer(claims.context(), order, turns, claims.work)
     yield claims.claim("Hopper backward, turn", sentence, answer)
     sentence = "Hopper backward: each cell in which a call counts is cleared before"
     tiles = [row.queries for _, row in (*backward.rows, *backward.of_sequences)]

@@ -1,8 +1,8 @@
 """The walks of the portable kernels, as claims of `tile-ranges`.
 
-Takes a plan, returns a claim for each walk of each direction: it takes each tile of its runs once, and no other; and
-one that what is cut into pieces is what both walks over keys take. That the runs themselves are right is what the
-claims about loops say, and that each tile is in one piece is a claim beside them.
+Takes a plan, returns a claim for each walk of each direction, if it has some: it takes each tile of its runs once, and
+no other; and one that what is cut into pieces is what both walks over keys take. That the runs themselves are right is
+what the claims about loops say, and that each tile is in one piece is a claim beside them.
 """
 
 from __future__ import annotations
@@ -18,14 +18,16 @@ HEADS = "each number among the heads of all batches is a batch and a head, and n
 
 
 def portable_walks(claims: WalkClaims) -> Iterator[Claim]:
-    plan = claims.plan
-    for name, order in (("in turn", plan.in_turn), ("one by one", plan.one_by_one)):
+    plan, own = claims.plan, claims.plan.gpu_walks
+    if own is None:
+        return
+    for name, order in (("in turn", own.in_turn), ("one by one", own.one_by_one)):
         sentence = f"heads {name}: each tile of each head is one item, and the items of a head rise with the order"
         yield claims.claim(f"items, {name}", sentence, order_answer(claims.context(), order, claims.work))
-    yield claims.claim("items, heads", HEADS, heads_answer(claims.context(), plan.heads, claims.work))
+    yield claims.claim("items, heads", HEADS, heads_answer(claims.context(), own.heads, claims.work))
     for kernels, walked, loops, walks in (
-        ("forward and dQ", "keys", plan.key_loops, plan.key_walks),
-        ("dK/dV", "queries", plan.query_loops, plan.query_walks),
+        ("forward and dQ", "keys", plan.key_loops, own.keys),
+        ("dK/dV", "queries", plan.query_loops, own.queries),
     ):
         for name, mask, walk, runs in (
             ("unmasked", "without", walks.unmasked, loops.full),
@@ -33,7 +35,7 @@ def portable_walks(claims: WalkClaims) -> Iterator[Claim]:
         ):
             sentence = f"{kernels}: the walk over {walked} {mask} the mask"
             yield claims.walk(f"walk of {walked}, {name}", sentence, walk, runs)
-    if plan.split is not None:
+    if own.split is not None:
         sentence = "forward, short queries: as many tiles are cut into pieces as the two walks over keys have"
-        answer = counts_answer(claims.context(), plan.split, plan.key_loops, claims.work.part())
+        answer = counts_answer(claims.context(), own.split, plan.key_loops, claims.work.part())
         yield claims.claim("walk of keys, pieces", sentence, answer)

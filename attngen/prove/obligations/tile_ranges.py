@@ -9,8 +9,8 @@ asks z3, for all sizes, params, tile positions and tile sizes that the `where`s 
 * loops: of the walked tiles, each that meets `any` is visited, none twice, and one that is visited without the mask
   lies inside a stretch of `all`;
 * pieces: where short queries cut the walk over keys, each walked tile is in one piece, whatever their number;
-* the walks of the portable kernels (`portable_walks`), of a TPU's (`tpu_walks`) and of the kernels of compute
-  capability 9.0 (`hopper_walks`).
+* the walks of the target's kernels: the portable ones (`portable_walks`) and those of compute capability 9.0
+  (`hopper_walks`), or a TPU's (`tpu_walks`).
 
 A refuted claim comes with sizes and a pair, found by z3 or by trying small sizes, and evaluated again in NumPy.
 """
@@ -61,8 +61,8 @@ def tile_ranges(attention: Attention, plan: KernelPlan, work: Work) -> tuple[Cla
     claims = [_possible(attention, work), _same_mask(attention, plan, work)]
     for ranges, loops in ((plan.keys, plan.key_loops), (plan.queries, plan.query_loops)):
         claims += _Direction(plan, ranges, loops, work).claims()
-    if plan.split is not None:
-        claims.append(_pieces(plan, plan.split, work))
+    if plan.gpu_walks is not None and plan.gpu_walks.split is not None:
+        claims.append(_pieces(plan, plan.gpu_walks.split, work))
     asked = WalkClaims(plan, work)
     claims += [*portable_walks(asked), *tpu_walks(asked), *hopper_walks(asked)]
     return (*claims, *diagonals(plan, work))

@@ -1,8 +1,9 @@
 """The walks of a TPU's kernels, as claims of `tile-ranges`.
 
-Takes a plan, returns claims about its `TpuWalks`: the walk that a kernel makes of its runs takes each tile once; the
-grid brings the tile that a step takes; and a loop in rounds, one that keeps a masked tile for the end, and one whose
-numbers of tiles are known take each step once. That the runs themselves are right is what the claims about loops say.
+Takes a plan, returns claims about its `TpuWalks`, if it has some: the walk that a kernel makes of its runs takes each
+tile once; the grid brings the tile that a step takes; and a loop in rounds, one that keeps a masked tile for the end,
+and one whose numbers of tiles are known take each step once. That the runs themselves are right is what the claims
+about loops say.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable, Hashable, Iterator
 from typing import TypeVar
 
 from attngen.ir.checked import without_facts
+from attngen.plan.mask.tpu_walks import TpuWalks
 from attngen.plan.mask.walks import unrolled
 from attngen.prove.budget.work import Work
 from attngen.prove.integers.answers import Answer, Holds
@@ -32,8 +34,10 @@ _SHOWN: dict[Hashable, int] = {}
 
 
 def tpu_walks(claims: WalkClaims) -> Iterator[Claim]:
-    yield from _walks_of_runs(claims)
     walks = claims.plan.tpu_walks
+    if walks is None:
+        return
+    yield from _walks_of_runs(claims, walks)
 
     def claim(
         subject: str, sentence: str, value: _Value, ask: Callable[[SolverContext, _Value, Work], Answer]
@@ -60,8 +64,8 @@ def tpu_walks(claims: WalkClaims) -> Iterator[Claim]:
     yield claim("TPU pairs", sentence, walks.pairs, pairs_answer)
 
 
-def _walks_of_runs(claims: WalkClaims) -> Iterator[Claim]:
-    plan, walks = claims.plan, claims.plan.tpu_walks
+def _walks_of_runs(claims: WalkClaims, walks: TpuWalks) -> Iterator[Claim]:
+    plan = claims.plan
     context, planned = claims.context(), SolverContext(without_facts(plan.attention))
     for walked, runs, ranges, loops in (
         ("keys", walks.keys, plan.keys, plan.key_loops),

@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from attngen import api, files, inputs
+from attngen import api, files, inputs, targets
 from attngen.bench import clock, replay, run
 from attngen.bench import picture as show
 from attngen.bench.race import Contender, Turns, failure, graph, race
@@ -67,7 +67,7 @@ def test_flex_attention_with_the_modifiers_is_the_definition(name: str) -> None:
     spec = api.analyse(specs()[name])
     sizes = inputs.settle(spec, SIZES)
     (q, k, v), params = drawn(spec, sizes)
-    module = load(flex_source(spec), f"{name}_modifiers", "torch")
+    module = targets.named("torch").load(flex_source(spec), f"{name}_modifiers")
     change, allowed = module.modifiers(sizes["D"] ** -0.5, sizes, params)
     scale = None if module.SCALED else 1.0
     mask = None
@@ -156,7 +156,7 @@ def test_the_fraction_is_counted_whatever_the_blocks(name: str, monkeypatch: pyt
     spec = api.analyse(specs()[name])
     sizes = inputs.settle(spec, {**SIZES, "Sq": 40})
     _, params = drawn(spec, sizes)
-    _, allowed = load(flex_source(spec), f"{name}_modifiers", "torch").modifiers(1.0, sizes, params)
+    _, allowed = targets.named("torch").load(flex_source(spec), f"{name}_modifiers").modifiers(1.0, sizes, params)
     known = subject_of((walk.reads(spec.mask, "b"), walk.reads(spec.mask, "h", "hkv")))
     found = run.fraction(known, sizes, allowed, "cpu")
     seen = allowed(*run.positions(sizes, "cpu")).expand(sizes["B"], sizes["Hq"], sizes["Sq"], sizes["Sk"])

@@ -17,8 +17,8 @@ import triton.language as tl
 from property.registers import NAMESPACE, Left, Register
 
 import attngen
-from attngen import api, reference
-from attngen.emit import Options, emit, reserved, wide_ints
+from attngen import api, reference, targets
+from attngen.emit import Options
 from attngen.errors import Source
 from attngen.ir import build
 from attngen.ir.nodes import Op, Scalar, Type
@@ -30,6 +30,7 @@ from attngen.prove.obligations.divisions import expansion_answer
 from attngen.prove.obligations.integer_width import integer_width
 from attngen.prove.verdict import Proved, Refuted
 from attngen.runtime.loader import load
+from attngen.targets import emit
 
 LEAST, MOST = -(2**31), 2**31 - 1
 ENDS = (
@@ -60,14 +61,14 @@ SPEC = "attention subject\nparam u: int\nparam w: int where w != 0\nmask = (q - 
 
 def module(target: str) -> Any:
     source = api.analyse(Source(SPEC, "subject.attn"))
-    planned = plan(source, reserved(target), wide_ints(target))
+    planned = plan(source, targets.named(target).limits())
     return load(emit(planned, SPEC, Options(target=target)), "subject")
 
 
 def helpers(target: str) -> dict[str, str]:
     """The text of each division helper of a generated file."""
     source = api.analyse(Source(SPEC, "subject.attn"))
-    text = emit(plan(source, reserved(target), wide_ints(target)), SPEC, Options(target=target))
+    text = emit(plan(source, targets.named(target).limits()), SPEC, Options(target=target))
     return {
         name: re.search(rf"^def {name}\(.*?(?=\n\n\n)", text, re.S | re.M)[0] for name in ("_floor_div", "_floor_mod")
     }
@@ -131,7 +132,7 @@ def test_divisions_of_each_target_are_pythons_at_the_ends_of_int32(target: str) 
 @pytest.mark.parametrize("target", ["jax", "pallas"])
 def test_the_least_int_by_minus_one_stays_at_the_end(target: str) -> None:
     text = "attention subject\nparam n: int\nparam m: int where m != 0\nmask = k <= q and n // m <= k and n % m <= k\n"
-    planned = plan(api.analyse(Source(text)), reserved(target), wide_ints(target))
+    planned = plan(api.analyse(Source(text)), targets.named(target).limits())
     generated = load(emit(planned, text, Options(target=target)), "subject")
     assert int(generated._saturating_floor_div(jnp.int32(LEAST), jnp.int32(-1))) >= MOST - 2048
     assert int(generated._saturating_floor_mod(jnp.int32(LEAST), jnp.int32(-1))) == 0
@@ -155,7 +156,7 @@ WRONG = {
 def test_a_wrong_expansion_is_not_proved(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     op, value = WRONG[what]
     monkeypatch.setitem(EXPANSIONS, op, replace(EXPANSIONS[op], value=value))
-    planned = plan(api.analyse(Source(SPEC)), reserved("triton"))
+    planned = plan(api.analyse(Source(SPEC)), targets.named("triton").limits())
     found = [c for c in integer_width(planned, Work()) if c.subject == "divisions"]
     assert len(found) == 1 and not isinstance(found[0].verdict, Proved)
 
@@ -167,7 +168,7 @@ def test_the_expansions_are_proved_at_both_widths() -> None:
 
 def test_a_division_of_the_least_int_by_minus_one_is_wide() -> None:
     lines = ("param n: int", "param m: int where m != 0", "mask = n // m <= k and n % m <= k and (k - q) // m < 3")
-    planned = plan(api.analyse(Source("\n".join(("attention subject", *lines, "")))), reserved("triton"))
+    planned = plan(api.analyse(Source("\n".join(("attention subject", *lines, "")))), targets.named("triton").limits())
     divisions = [e for e in planned.choices.wide if e.op in EXPANSIONS]
     assert {(e.op, e.args[0]) for e in divisions} == {(op, Scalar("n", Type.INT)) for op in EXPANSIONS}
     narrow = replace(planned, choices=replace(planned.choices, wide=()))

@@ -11,9 +11,9 @@ import pytest
 from emit_names import CLASHES, SPECS, names_beside_params
 
 import attngen
+from attngen import targets
 from attngen.cli.comparison import Case, compare
 from attngen.emit.jax.names import reserved
-from attngen.runtime.loader import load
 
 SIZES = {"B": 1, "Hq": 2, "Hkv": 1, "Sq": 20, "Sk": 20, "D": 16, "Dv": 16}
 
@@ -80,7 +80,7 @@ def loss(function, q, k, v, slope):  # type: ignore[no-untyped-def]
 
 def test_several_tiles_at_a_time_give_the_same() -> None:
     kernel = attngen.compile(SPEC, "jax", tile=(16, 16))
-    module = load(kernel.source, kernel.name, "jax")
+    module = targets.named("jax").load(kernel.source, kernel.name)
     found = []
     for together in (1, 3, 8):
         module.TOGETHER["cpu"] = together

@@ -13,12 +13,13 @@ import pytest
 from property.kernels import Sizes, analysed, errors
 
 import attngen
-from attngen.emit import Options, emit
+from attngen.emit import Options
 from attngen.emit.text.names import Names
 from attngen.emit.text.params import derived
 from attngen.emit.triton.code.names import reserved
 from attngen.errors import InternalError
 from attngen.plan import plan
+from attngen.targets import emit
 
 ROOT = Path(__file__).resolve().parents[3]
 SPECS = {

@@ -8,9 +8,10 @@ import pytest
 from emit_names import SPECS, names_beside_params
 from property.kernels import analysed
 
-from attngen.emit import Options, emit
+from attngen.emit import Options
 from attngen.emit.pallas.names import reserved
 from attngen.plan import plan
+from attngen.targets import emit
 
 HINTS = {"head_term", "row_term", "col_term", "term", "logit_scale", "d_factor", "extra_term"}
 

@@ -17,10 +17,11 @@ from property import grammar
 from property.kernels import analysed
 
 from attngen import api
-from attngen.emit import Options, emit
+from attngen.emit import Options
 from attngen.errors import InternalError, Source, UsageError
 from attngen.plan import plan
 from attngen.plan.tiles.hopper import hopper_plan
+from attngen.targets import emit
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 HOSTILE = {
@@ -152,7 +153,8 @@ PROGRAM = """
 import sys
 from attngen.analyse import analyse
 from attngen import api
-from attngen.emit import Options, emit
+from attngen.emit import Options
+from attngen.targets import emit
 from attngen.errors import Source
 from attngen.plan import plan
 from attngen.plan.tiles.hopper import hopper_plan

@@ -52,4 +52,5 @@ def test_the_plan_prints_it() -> None:
 
 def test_heads_that_differ_in_it_keep_their_rows_apart() -> None:
     made = plan(analysed(f"attention subject\n{PARAMS}mask = keep[h, k]\n"))
-    assert made.split is not None and not made.split.packed
+    assert made.gpu_walks is not None
+    assert made.gpu_walks.split is not None and not made.gpu_walks.split.packed

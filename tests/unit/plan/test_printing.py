@@ -5,25 +5,30 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from attngen import api
+from attngen import api, targets
 from attngen.errors import Source
 from attngen.ir import printing, walk
 from attngen.ir.nodes import Type
 from attngen.ir.pieces import piece_of
+from attngen.plan import plan
 from attngen.plan.kernel import KernelPlan
 from attngen.plan.printing import CHIP, plan_text
 from attngen.plan.tiles.portable import HEAD_BLOCKS
+from attngen.prove.obligations.reads import with_needs
 
 ROOT = Path(__file__).parents[3]
 EXAMPLES = sorted((ROOT / "examples").glob("*.attn"))
 
 
 def planned(text: str) -> KernelPlan:
-    return api.plan(api.analyse(Source(text)))
+    """With every walk: those of GPUs and of TPUs."""
+    attention = api.analyse(Source(text))
+    return with_needs(attention, plan(attention, replace(targets.named("triton").limits(), tpu=True)))
 
 
 def sections(text: str) -> dict[str, list[str]]:
@@ -359,7 +364,7 @@ def test_every_example_prints(path: Path) -> None:
     found = sections(text)
     assert text.startswith(f"plan {spec.name}\n") and text.endswith("\n") and not text.endswith("\n\n")
     rare = {"approximate in half precision", "one for each diagonal of a tile"} & found.keys()
-    assert len(found) == 14 + len(rare) and all(found.values())
+    assert len(found) == 13 + len(rare) and all(found.values())
     for param in spec.params:
         has_gradient = any(line.startswith((f"{param.name}:", f"{param.name}[")) for line in found["gradients"])
         in_scores = param.type is Type.FLOAT and (spec.dropout is None or param.name not in walk.params(spec.dropout))

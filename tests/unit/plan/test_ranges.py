@@ -7,7 +7,7 @@ from property.kernels import analysed
 
 from attngen.ir import printing
 from attngen.ir.walk import reads, symbols
-from attngen.plan import plan
+from attngen.plan import Limits, plan
 from attngen.plan.ints.facts import facts
 from attngen.plan.mask.ranges import tile_ranges
 from attngen.plan.mask.segments import MOST_SEGMENTS
@@ -139,7 +139,7 @@ def test_segments(key: tuple[str, ...]) -> None:
 @pytest.mark.parametrize("mask", ["seen[q, k]", "not seen[q, k]", "causal and seen[q, k]"])
 def test_bools_of_named_pairs_are_read_ahead_where_a_target_can(mask: str, axis: str) -> None:
     attention = analysed(f"attention subject\nparam seen: bool[Sq, Sk]\nmask = {mask}")
-    reading, other = plan(attention), plan(attention, hopper=False)
+    reading, other = plan(attention), plan(attention, Limits())
     (test,) = reading.keys.tests if axis == "k" else reading.queries.tests
     assert test.of_pairs and not (other.keys.tests or other.queries.tests)
     read, size = (test.col, "Sk") if axis == "k" else (test.row, "Sq")

@@ -15,7 +15,9 @@ from attngen.syntax.parser import parse
 
 def planned(body: str) -> Split | None:
     source = Source(f"attention subject\n{body}\n")
-    return plan(analyse(parse(source), source, {})).split
+    walks = plan(analyse(parse(source), source, {})).gpu_walks
+    assert walks is not None
+    return walks.split
 
 
 @pytest.mark.parametrize(

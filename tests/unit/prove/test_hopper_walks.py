@@ -14,7 +14,7 @@ from mutation.shares import wrong_shares
 from mutation.turns import wrong_items, wrong_turns
 from property.kernels import analysed
 
-from attngen.emit import Options, emit
+from attngen.emit import Options
 from attngen.ir.build import add, floordiv, index, integer, mul, sub
 from attngen.ir.evaluate import evaluate
 from attngen.plan import KernelPlan, plan
@@ -30,6 +30,7 @@ from attngen.prove.obligations.portable_walks import portable_walks
 from attngen.prove.obligations.walk_claims import WalkClaims
 from attngen.prove.search.small_items import wrong_head
 from attngen.prove.verdict import Claim, Proved, Refuted, Unknown
+from attngen.targets import emit
 
 LAST = sub(index("n_tiles"), integer(1))
 EXAMPLES = sorted((Path(__file__).parents[3] / "examples").glob("*.attn"))
@@ -169,15 +170,18 @@ def test_a_program_that_waits_for_a_higher_ticket_is_refuted(what: str, edit: Ca
 )
 def test_an_item_that_is_taken_twice_or_too_early_is_refuted(edit: Callable[[Order], Order]) -> None:
     found = planned("causal")
-    wrong = replace(found, in_turn=edit(found.in_turn))
+    assert found.gpu_walks is not None
+    wrong = replace(found, gpu_walks=replace(found.gpu_walks, in_turn=edit(found.gpu_walks.in_turn)))
     assert wrong_items(wrong) and not wrong_items(found)
     assert "items, in turn" in refuted(wrong)
 
 
 def test_a_tile_after_which_no_tile_waits_is_refuted() -> None:
     found = planned("causal")
-    order = found.in_turn
-    wrong = replace(found, in_turn=replace(order, tile=replace(order.tile, backwards=index("order"))))
+    assert found.gpu_walks is not None
+    order = found.gpu_walks.in_turn
+    last = replace(order, tile=replace(order.tile, backwards=index("order")))
+    wrong = replace(found, gpu_walks=replace(found.gpu_walks, in_turn=last))
     assert wrong_turns(wrong) and refuted(wrong) == {"Hopper backward, turn"}
 
 

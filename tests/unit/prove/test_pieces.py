@@ -31,8 +31,8 @@ def given(body: str) -> tuple[Attention, KernelPlan, Split]:
     source = Source(f"attention subject\n{body}\n")
     attention = analyse(parse(source), source, {})
     made = plan(attention)
-    assert made.split is not None
-    return attention, made, made.split
+    assert made.gpu_walks is not None and made.gpu_walks.split is not None
+    return attention, made, made.gpu_walks.split
 
 
 def mutants(split: Split) -> Iterator[tuple[str, Split]]:

@@ -11,7 +11,8 @@ import pytest
 from mutation.tpu_walks import wrong_tpu
 from property.kernels import analysed
 
-from attngen.emit import Options, emit, wide_ints
+from attngen import targets
+from attngen.emit import Options
 from attngen.ir.build import add, index, integer, mul, sub
 from attngen.plan import KernelPlan, plan
 from attngen.plan.kernel import with_loops
@@ -22,6 +23,7 @@ from attngen.prove.budget.work import Work
 from attngen.prove.obligations.tpu_walks import tpu_walks
 from attngen.prove.obligations.walk_claims import WalkClaims
 from attngen.prove.verdict import Claim, Proved, Refuted
+from attngen.targets import emit
 
 EXAMPLES = sorted((Path(__file__).parents[3] / "examples").glob("*.attn"))
 ONE = integer(1)
@@ -98,7 +100,7 @@ GRIDS = {"TPU grid, keys", "TPU grid, queries"}
 )
 def test_a_wrong_walk_is_refuted(subjects: set[str], edit: Callable[[TpuWalks], TpuWalks]) -> None:
     found = planned("sliding_window")
-    wrong = replace(found, tpu_walks=edit(found.tpu_walks))
+    wrong = replace(found, tpu_walks=found.tpu_walks and edit(found.tpu_walks))
     assert wrong_tpu(wrong)
     assert refuted(wrong) and refuted(wrong) <= subjects
 
@@ -117,7 +119,7 @@ def test_numbers_of_tiles_that_hang_on_floats_are_not_counted_beforehand() -> No
     """The host may round a bound otherwise than the kernel does: then the grid has a step for every tile."""
     text = "attention floats\nparam reach: f32\nmask = {} <= q and k <= q\n"
     counted, free = (
-        emit(plan(analysed(text.format(e)), ints=wide_ints("pallas")), "", Options(target="pallas"))
+        emit(plan(analysed(text.format(e)), targets.named("pallas").limits()), "", Options(target="pallas"))
         for e in ("k - 5", "k - int(reach * 2.0)")
     )
     for source, known in ((counted, True), (free, False)):
@@ -128,6 +130,7 @@ def test_numbers_of_tiles_that_hang_on_floats_are_not_counted_beforehand() -> No
 def test_kernels_print_the_plans_own_walks() -> None:
     found = planned("full_bias")
     walks = found.tpu_walks
+    assert walks is not None
     odd = replace(
         walks,
         numbering=replace(walks.numbering, first=add(walks.numbering.first, integer(4321))),

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from attngen import api
-from attngen.emit import Options, emit, reserved, wide_ints
+from attngen import api, targets
+from attngen.emit import Options
 from attngen.errors import Source
 from attngen.ir.build import index, integer
 from attngen.plan import plan
@@ -21,14 +21,14 @@ from attngen.prove.budget.work import Work
 from attngen.prove.obligations.integer_width import integer_width
 from attngen.prove.verdict import Claim, Obligation, Proved, Refuted, Unknown
 from attngen.reference import evaluate
-from attngen.runtime.loader import load
+from attngen.targets import emit
 
 
 def claims(target: str, *lines: str) -> tuple[tuple[Claim, ...], int]:
     """The claims about a spec on a target, and the length that its sequences stay below."""
     source = Source("\n".join(("attention subject", *lines, "")), "subject.attn")
     attention = api.analyse(source)
-    planned = plan(attention, reserved(target), wide_ints(target))
+    planned = plan(attention, targets.named(target).limits())
     return integer_width(planned, Work()), planned.choices.longest
 
 
@@ -144,8 +144,8 @@ def test_what_is_refuted_is_wrong_when_it_runs() -> None:
     """q * a leaves 32 bits for a near 2**31: the JAX kernel, emitted without asking the prover, gives another row."""
     text = "attention subject\nparam a: int\nmask = q * a % 7 <= k\n"
     attention = api.analyse(Source(text, "subject.attn"))
-    planned = plan(attention, reserved("jax"), wide_ints("jax"))
-    function = load(emit(planned, text, Options(target="jax")), "subject", "jax").subject
+    planned = plan(attention, targets.named("jax").limits())
+    function = targets.named("jax").load(emit(planned, text, Options(target="jax")), "subject").subject
     random = np.random.default_rng(1)
     q, k, v = (random.standard_normal((1, 1, 8, 16)).astype(np.float32) for _ in "qkv")
     heads_inside = [jnp.swapaxes(jnp.asarray(x), 1, 2) for x in (q, k, v)]
@@ -192,8 +192,8 @@ mask = q * a <= 7 and q + a <= 5 and q - a <= 9 and a ** n <= k
 def helpers(request: pytest.FixtureRequest):  # type: ignore[no-untyped-def]
     """The generated file that has all of the saturating helpers."""
     target = request.param
-    planned = plan(api.analyse(Source(HELPERS, "subject.attn")), reserved(target), wide_ints(target))
-    return load(emit(planned, HELPERS, Options(target=target)), "subject", target)
+    planned = plan(api.analyse(Source(HELPERS, "subject.attn")), targets.named(target).limits())
+    return targets.named(target).load(emit(planned, HELPERS, Options(target=target)), "subject")
 
 
 NEAR_THE_ENDS = st.one_of(
@@ -260,7 +260,7 @@ def test_a_power_of_an_unbounded_param_is_told_how_to_bound_it(mask: str) -> Non
 @pytest.mark.parametrize("mask", ["k <= n", "k - q < n", "k < n", "k < n + m", "q * n < k", "k // 2 < n", "abs(n) < k"])
 def test_ints_beyond_what_a_call_lets_through_leave_64_bits(mask: str) -> None:
     source = Source(f"attention subject\nparam n: int\nparam m: int\nmask = {mask}\n", "subject.attn")
-    planned = plan(api.analyse(source), reserved("triton"), wide_ints("triton"))
+    planned = plan(api.analyse(source), targets.named("triton").limits())
     assert all(isinstance(c.verdict, Proved) for c in integer_width(planned, Work()))
     assert planned.choices.reaches
     for reach in planned.choices.reaches:

@@ -58,7 +58,8 @@ def orders_view(plan: KernelPlan, printer: Printer) -> OrdersView:
     def plain(order: Order) -> Printer:
         return plainly(printer, order.head, *(s.value for s in order.steps))
 
-    turns, apart = plan.in_turn, plan.one_by_one
+    assert plan.gpu_walks is not None
+    turns, apart = plan.gpu_walks.in_turn, plan.gpu_walks.one_by_one
     by_program = plain(apart)
     by_program = replace(by_program, names={**by_program.names, ITEM: "pid"})
     (place,) = apart.steps
@@ -69,6 +70,6 @@ def orders_view(plan: KernelPlan, printer: Printer) -> OrdersView:
         by_program.text(apart.head),
         directed_view(turns.tile, printer),
         directed_view(turns.tile, replace(printer, names={**printer.names, N_TILES: "own_tiles"})),
-        heads_text(plan.heads, printer),
+        heads_text(plan.gpu_walks.heads, printer),
         PORTABLE_TOGETHER,
     )

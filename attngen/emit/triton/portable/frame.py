@@ -45,10 +45,12 @@ class Frame:
         )
 
     def key_ranges(self) -> RangeView:
-        return range_view(self.plan.key_loops, self.plan.key_walks, self.printer(), "BK")
+        assert self.plan.gpu_walks is not None
+        return range_view(self.plan.key_loops, self.plan.gpu_walks.keys, self.printer(), "BK")
 
     def query_ranges(self) -> RangeView:
-        return range_view(self.plan.query_loops, self.plan.query_walks, self.printer(), "BQ")
+        assert self.plan.gpu_walks is not None
+        return range_view(self.plan.query_loops, self.plan.gpu_walks.queries, self.printer(), "BQ")
 
     def range_functions(self) -> tuple[RangeFunctionView, ...]:
         """Those of loops that have ends."""

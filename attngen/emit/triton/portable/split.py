@@ -94,7 +94,8 @@ def split_view(
 ) -> SplitView | None:
     """None where queries are never so much shorter than keys. `key_pointers`: what answers data tests."""
     plan = frame.plan
-    split = plan.split
+    assert plan.gpu_walks is not None
+    split = plan.gpu_walks.split
     if split is None:
         return None
     printer = frame.printer()
