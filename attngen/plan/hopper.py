@@ -6,9 +6,10 @@ and the walks that it takes.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import NamedTuple, TypeVar
+from typing import ClassVar, NamedTuple, TypeVar
 
 from attngen.ir.nodes import Expr, Load
 from attngen.ir.walk import reads
@@ -20,6 +21,7 @@ from attngen.plan.mask.shares import Shares, Wanted
 from attngen.plan.mask.turns import Turns
 from attngen.plan.mask.walks import Hull, Share, Walk
 from attngen.plan.score.ramp import Ramp
+from attngen.plan.table import Cell, Row, require
 
 
 class Schedule(StrEnum):
@@ -29,9 +31,33 @@ class Schedule(StrEnum):
     QUEUE = "queue"
 
 
+REGISTERS = 65536
+"""Of a multiprocessor."""
+
+
+def _require_counts(row: Row, stages: int, together: int, ahead: int, spare: int) -> None:
+    require(stages >= 1, row, "one tile at least is in flight")
+    require(together >= 1 and ahead >= 0, row, "one head at least takes its tiles in turn")
+    require(spare % 8 == 0, row, "registers come in eights")
+
+
 @dataclass(frozen=True, slots=True)
-class Skeleton:
+class Skeleton(Row):
     """A row of the forward kernel's table."""
+
+    COLUMNS: ClassVar[Mapping[str, str]] = {
+        "queries": "BQ",
+        "keys": "BK",
+        "stages": "STAGES",
+        "pipelined": "PIPELINED",
+        "ordered": "ORDERED",
+        "registers": "REGISTERS",
+        "spare": "SPARE",
+        "together": "together",
+        "ahead": "ahead",
+        "schedule": "SCHEDULE",
+        "out_apart": "OUT_APART",
+    }
 
     queries: int
     """64 for each consumer warpgroup, of which there are two or three."""
@@ -54,16 +80,19 @@ class Skeleton:
     ordered: bool = False
     """Warpgroups start their products in turn."""
 
-    @property
-    def row(self) -> tuple[int | bool | str, ...]:
-        registers = (self.registers, self.spare)
-        heads = (self.together, self.ahead)
-        sizes = (self.queries, self.keys, self.stages, self.pipelined, self.ordered)
-        return (*sizes, *registers, *heads, self.schedule.value, self.out_apart)
+    def __post_init__(self) -> None:
+        require(self.queries in (128, 192), self, "two or three warpgroups have 64 queries each")
+        require(self.keys in (64, 128), self, "tiles of keys have 64 or 128")
+        _require_counts(self, self.stages, self.together, self.ahead, self.spare)
+        ends = self.out_apart and self.schedule is Schedule.ONCE
+        require(not ends, self, "no queries are loaded after those of a program that takes one tile")
+        taken = 2 * self.queries * self.registers + 128 * self.spare
+        require(taken <= REGISTERS, self, f"{taken} registers, and a multiprocessor has {REGISTERS}")
+        require(self.registers % 8 == 0, self, "registers come in eights")
 
 
 @dataclass(frozen=True, slots=True)
-class BackwardSkeleton:
+class BackwardSkeleton(Row):
     """Two warpgroups, half of the `keys` each, walk tiles of `queries`, `stages` of which are in flight, and make dV,
     dK and dS. A third makes dQ of that.
 
@@ -84,15 +113,24 @@ class BackwardSkeleton:
     ahead: int
     spare: int
     backwards: bool = False
+    COLUMNS: ClassVar[Mapping[str, str]] = {
+        "queries": "BQ",
+        "keys": "BK",
+        "stages": "STAGES",
+        "early": "EARLY",
+        "together": "together",
+        "ahead": "ahead",
+        "spare": "SPARE",
+        "backwards": "BACKWARDS",
+    }
 
-    @property
-    def row(self) -> tuple[int | bool, ...]:
-        heads = (self.together, self.ahead)
-        return (self.queries, self.keys, self.stages, self.early, *heads, self.spare, self.backwards)
+    def __post_init__(self) -> None:
+        require(self.queries in (64, 128) and self.keys == 128, self, "two warpgroups have 64 keys each")
+        _require_counts(self, self.stages, self.together, self.ahead, self.spare)
 
 
 @dataclass(frozen=True, slots=True)
-class DkdvSkeleton:
+class DkdvSkeleton(Row):
     """A program holds `keys` and walks tiles of `queries`, `stages` of which are in flight. One warpgroup makes the
     weights and dV, the other dS and dK; the first is at most `ahead` tiles of weights ahead of the second. `together`:
     heads whose tiles are taken in turn. `spare` are the registers of the warp that fetches.
@@ -104,14 +142,23 @@ class DkdvSkeleton:
     ahead: int
     together: int
     spare: int
+    COLUMNS: ClassVar[Mapping[str, str]] = {
+        "queries": "BQ",
+        "keys": "BK",
+        "stages": "STAGES",
+        "ahead": "AHEAD",
+        "together": "together",
+        "spare": "SPARE",
+    }
 
-    @property
-    def row(self) -> tuple[int | bool, ...]:
-        return (self.queries, self.keys, self.stages, self.ahead, self.together, self.spare)
+    def __post_init__(self) -> None:
+        require(self.queries == self.keys == 64, self, "a warpgroup holds 64 keys, and walks tiles of 64 queries")
+        _require_counts(self, self.stages, self.together, self.ahead, self.spare)
+        require(1 <= self.ahead <= self.stages, self, "a tile of weights is ahead at least, and of those in flight")
 
 
 @dataclass(frozen=True, slots=True)
-class DqSkeleton:
+class DqSkeleton(Row):
     """Two warpgroups, half of the `queries` each, walk tiles of `keys`, of which `key_stages` are in flight, and
     `value_stages` of values. The rest as for `DkdvSkeleton`.
     """
@@ -122,10 +169,18 @@ class DqSkeleton:
     value_stages: int
     together: int
     spare: int
+    COLUMNS: ClassVar[Mapping[str, str]] = {
+        "queries": "BQ",
+        "keys": "BK",
+        "key_stages": "K_STAGES",
+        "value_stages": "V_STAGES",
+        "together": "together",
+        "spare": "SPARE",
+    }
 
-    @property
-    def row(self) -> tuple[int | bool, ...]:
-        return (self.queries, self.keys, self.key_stages, self.value_stages, self.together, self.spare)
+    def __post_init__(self) -> None:
+        require(self.queries == 128 and self.keys == 64, self, "two warpgroups have 64 queries each, and tiles 64 keys")
+        _require_counts(self, min(self.key_stages, self.value_stages), self.together, 0, self.spare)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +189,7 @@ class ApartSkeleton:
     dq: DqSkeleton
 
     @property
-    def row(self) -> tuple[tuple[int | bool, ...], ...]:
+    def row(self) -> tuple[tuple[Cell, ...], ...]:
         return (self.dkdv.row, self.dq.row)
 
 

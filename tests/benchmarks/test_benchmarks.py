@@ -477,8 +477,8 @@ def test_rows_of_specs_with_other_heads_are_compared(tmp_path: Path, capsys: pyt
     shown = capsys.readouterr().out
     assert "TILES" not in shown and "forward, (128, 128):" in shown
     (found,) = json.loads((tmp_path / "t.json").read_text())["own"]
-    ordered = row_of(ordered=True, together=0)
-    assert found["won"] == repr(ordered) and found["now"] == repr(row_of(together=0))
+    ordered = row_of(ordered=True, together=1)
+    assert found["won"] == repr(ordered) and found["now"] == repr(row_of(together=1))
     assert f"and should have: {ordered!r}" in shown
     assert [s["ms"] for s in found["ranking"]] == [[0.9, 3.9], [1.0, 4.0]]
 

@@ -16,6 +16,7 @@ import attngen
 from attngen import inputs
 from attngen.plan import plan
 from attngen.plan.chips import Burden
+from attngen.plan.hopper import Schedule, Skeleton
 from attngen.plan.mask.lists import lists
 from attngen.plan.simulate import SKIPPED, classify
 from attngen.plan.tiles.hopper import (
@@ -330,3 +331,21 @@ def test_packed_calls_look_there_first(name: str, table: str) -> None:
     wide = torch.zeros(1, 1, 128, 128, dtype=torch.float16)
     found = module._listed_row(rows, True, (wide, wide), (wide, wide))
     assert found is not None and found[0] == rows[128, 128]
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"queries": 100}, "two or three warpgroups have 64 queries each"),
+        ({"keys": 100}, "tiles of keys have 64 or 128"),
+        ({"stages": 0}, "one tile at least is in flight"),
+        ({"registers": 256}, "68608 registers, and a multiprocessor has 65536"),
+        ({"spare": 25}, "registers come in eights"),
+        ({"schedule": Schedule.ONCE}, "no queries are loaded after those of a program that takes one tile"),
+        ({"together": 0}, "one head at least takes its tiles in turn"),
+    ],
+)
+def test_a_row_that_no_kernel_has_cannot_be_made(changes: dict[str, Any], why: str) -> None:
+    row = Skeleton(128, 128, 2, True, 240, 24, 1, Schedule.QUEUE, True)
+    with pytest.raises(ValueError, match=why):
+        replace(row, **changes)

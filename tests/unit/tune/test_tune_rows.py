@@ -117,14 +117,9 @@ def test_what_does_not_fit_is_known() -> None:
     row, backward = rows.forward, rows.backward
     assert row is not None and backward is not None
     for change in (
-        {"queries": 64},
-        {"keys": 96},
         {"queries": 192, "stages": 3, "ordered": True},  # barriers
         {"queries": 192, "stages": 4, "ordered": False},
         {"queries": 192, "pipelined": True},  # registers
-        {"registers": 168},  # of three warpgroups, and a warp that fetches
-        {"schedule": Schedule.ONCE, "out_apart": True},
-        {"stages": 0},
     ):
         assert not fits(dataclasses.replace(row, **change), (64, 64)), change
     assert not fits(dataclasses.replace(backward, stages=4), (64, 64))
@@ -136,7 +131,6 @@ def test_what_does_not_fit_is_known() -> None:
     assert fits(dataclasses.replace(backward, queries=64), (64, 64))
     apart = rows_for("causal", 256).apart
     assert apart is not None
-    assert not fits(dataclasses.replace(apart.dkdv, ahead=3), (256, 256))
     assert not fits(dataclasses.replace(apart.dq, value_stages=2), (256, 256))
     assert fits(dataclasses.replace(apart.dq, value_stages=2), (256, 128))
 
@@ -165,7 +159,7 @@ def test_barriers_are_counted_as_the_templates_do() -> None:
     seen: set[bool] = set()
     for stages in range(1, 9):
         for other in range(1, 7):
-            checks = [
+            checks: list[tuple[Row, str, dict[str, Any]]] = [
                 *(
                     (
                         dataclasses.replace(forward, stages=stages, queries=64 * other, ordered=ordered),
@@ -173,12 +167,17 @@ def test_barriers_are_counted_as_the_templates_do() -> None:
                         {"STAGES": stages, "BQ": 64 * other, "ORDERED": ordered},
                     )
                     for ordered in (False, True)
+                    if other in (2, 3)
                 ),
                 (dataclasses.replace(backward, stages=stages), "backward", {"STAGES": stages}),
-                (
-                    dataclasses.replace(apart.dkdv, stages=stages, ahead=other),
-                    "dkdv",
-                    {"STAGES": stages, "AHEAD": other},
+                *(
+                    (
+                        dataclasses.replace(apart.dkdv, stages=stages, ahead=ahead),
+                        "dkdv",
+                        {"STAGES": stages, "AHEAD": ahead},
+                    )
+                    for ahead in (other,)
+                    if ahead <= stages
                 ),
                 (
                     dataclasses.replace(apart.dq, key_stages=stages, value_stages=other),

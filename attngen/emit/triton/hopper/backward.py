@@ -27,6 +27,8 @@ from attngen.plan.hopper import (
     ApartSkeleton,
     BackwardSkeleton,
     Dims,
+    DkdvSkeleton,
+    DqSkeleton,
     HopperApart,
     HopperPlan,
     ListedWalk,
@@ -37,6 +39,7 @@ from attngen.plan.mask.loops import ZERO, Loops
 from attngen.plan.mask.order import N_TILES, ORDER
 from attngen.plan.mask.parts import HullPart, Limit
 from attngen.plan.mask.walks import outside
+from attngen.plan.table import Table, keyed
 
 
 def unspecialized(params: tuple[ParamView, ...], sizes: tuple[str, ...]) -> list[str]:
@@ -161,7 +164,7 @@ class GluonBackwardView:
     listed_shared: tuple[str, ...]
     room: str
     sequences: bool
-    table: tuple[tuple[tuple[int | str, ...], tuple[int | bool, ...]], ...]
+    table: Table
 
     @property
     def places(self) -> str:
@@ -238,7 +241,12 @@ def gluon_backward_view(
         listed_shared=host_lines(hopper.shares, backward.grouped, sequences=True),
         room=plainly(printer, hopper.turns.cells.room).text(hopper.turns.cells.room),
         sequences=sequences,
-        table=tuple((tuple(key), skeleton.row) for key, skeleton in table.items()),
+        table=Table(
+            kernel="_hopper_backward_kernel",
+            record="HopperBackwardRow",
+            kind=BackwardSkeleton,
+            rows=keyed(table.items()),
+        ),
     )
 
 
@@ -350,7 +358,8 @@ class GluonApartView:
     products: tuple[tuple[str, str], ...]
     summed: str
     elsewhere: tuple[int, ...]
-    table: tuple[tuple[tuple[int, int], tuple[tuple[int | bool, ...], ...]], ...]
+    dkdv: Table
+    dq: Table
 
     @property
     def weights(self) -> tuple[str, ...]:
@@ -392,5 +401,16 @@ def gluon_apart_view(
         products=_slope(_factor(dq)),
         summed=" or ".join(dict.fromkeys(f"config.{s.flag}" for s in sums)),
         elsewhere=_positions(gradients, params, apart.elsewhere),
-        table=tuple(((key[0], key[1]), skeleton.row) for key, skeleton in table.items()),
+        dkdv=Table(
+            kernel="_hopper_dkdv_kernel",
+            record="HopperDkdvRow",
+            kind=DkdvSkeleton,
+            rows=keyed((dims, row.dkdv) for dims, row in table.items()),
+        ),
+        dq=Table(
+            kernel="_hopper_dq_kernel",
+            record="HopperDqRow",
+            kind=DqSkeleton,
+            rows=keyed((dims, row.dq) for dims, row in table.items()),
+        ),
     )

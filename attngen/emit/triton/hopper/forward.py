@@ -33,6 +33,7 @@ from attngen.plan.hopper import Fetched, HopperForward, Skeleton
 from attngen.plan.mask.loops import Loops
 from attngen.plan.mask.walks import Share, outside, own
 from attngen.plan.score.weights import Form
+from attngen.plan.table import Table, keyed
 
 _CONVERTED = "gl.convert_layout(weight.to(config.dtype), weight_layout)"
 _TILES = ("BLOCK_D", "BLOCK_DV", "BQ", "BK", "STAGES", "SCHEDULE", "ORDERED", "OUT_APART", "PIPELINED")
@@ -139,7 +140,7 @@ class GluonView:
     saves_den: bool
     saves_rest: bool
     sequences: bool
-    table: tuple[tuple[tuple[int | str, ...], tuple[int | bool | str, ...]], ...]
+    table: Table
     fetched: FetchedView | None
 
     @property
@@ -255,7 +256,7 @@ def gluon_view(
         saves_den=weights.saves_den,
         saves_rest=weights.saves_rest,
         sequences=sequences,
-        table=tuple((tuple(key), skeleton.row) for key, skeleton in table.items()),
+        table=Table(kernel="_hopper_forward_kernel", record="HopperRow", kind=Skeleton, rows=keyed(table.items())),
         fetched=fetched,
     )
 

@@ -6,19 +6,9 @@ table has one row at most then, and the launcher has no other: `attngen tune` tr
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TypeAlias
-
 from attngen.emit.triton.hopper.backward import GluonApartView, GluonBackwardView
 from attngen.emit.triton.hopper.forward import GluonView
-
-Cell: TypeAlias = int | bool | str
-
-_FORWARD = ("BQ", "BK", "STAGES", "PIPELINED", "ORDERED", "REGISTERS", "SPARE", "", "", "SCHEDULE", "OUT_APART")
-_BACKWARD = ("BQ", "BK", "STAGES", "EARLY", "", "", "SPARE", "BACKWARDS")
-_DKDV = ("BQ", "BK", "STAGES", "AHEAD", "", "SPARE")
-_DQ = ("BQ", "BK", "K_STAGES", "V_STAGES", "", "SPARE")
-"""What the kernels call the cells of their tables' rows; a cell without a name is for the launcher."""
+from attngen.plan.table import Cell, Table
 
 
 def everywhere(head_dim: tuple[int, int]) -> dict[str, Cell]:
@@ -33,18 +23,15 @@ def by_kernel(
 ) -> dict[str, dict[str, Cell]]:
     found: dict[str, dict[str, Cell]] = {}
     if forward is not None:
-        blocks: dict[str, Cell] = {"BLOCK_D": forward.table[0][0][0]} if len(forward.table) == 1 else {}
-        found["_hopper_forward_kernel"] = _shared(_FORWARD, (row for _, row in forward.table)) | blocks
+        found[forward.table.kernel] = _shared(forward.table)
+        if len(forward.table.rows) == 1:
+            found[forward.table.kernel]["BLOCK_D"] = forward.table.rows[0][0][0]
     if backward is not None:
-        found["_hopper_backward_kernel"] = _shared(_BACKWARD, (row for _, row in backward.table))
+        found[backward.table.kernel] = _shared(backward.table)
     if apart is not None:
-        found["_hopper_dkdv_kernel"] = _shared(_DKDV, (rows[0] for _, rows in apart.table))
-        found["_hopper_dq_kernel"] = _shared(_DQ, (rows[1] for _, rows in apart.table))
+        found |= {table.kernel: _shared(table) for table in (apart.dkdv, apart.dq)}
     return found
 
 
-def _shared(names: Iterable[str], rows: Iterable[Iterable[Cell]]) -> dict[str, Cell]:
-    """What all rows have in common."""
-    first, *others = (dict(zip(names, row, strict=True)) for row in rows)
-    same: Mapping[str, Cell] = {n: x for n, x in first.items() if n and all(row[n] == x for row in others)}
-    return {**same, "FAST": True}
+def _shared(table: Table) -> dict[str, Cell]:
+    return {**table.constants, "FAST": True}
