@@ -30,7 +30,7 @@ import tune as tuner  # noqa: E402
 from cells import Cell  # noqa: E402
 
 import attngen  # noqa: E402
-from attngen.bench import clock  # noqa: E402
+from attngen.bench import clock, verdict  # noqa: E402
 from attngen.plan.hopper import Schedule, Skeleton  # noqa: E402
 from attngen.plan.tiles.portable import KERNELS, Tile  # noqa: E402
 from attngen.tune import gpu as tune  # noqa: E402
@@ -163,7 +163,7 @@ def test_the_dense_form_agrees_with_torch(variant: str) -> None:
     grads = torch.autograd.grad(out, (q, k, v), inputs.grad_out.double())
     found = check.dense(cell, SMALL, inputs, 1, 0, rows=20)  # a last block that is shorter
     for x, ref in zip((found.out, found.dq, found.dk, found.dv), (out, *grads), strict=True):
-        assert check.relative(x, ref.detach()[1, 0].float()) < 1e-5
+        assert verdict.error(x, [(x, ref.detach()[1, 0].float())]) < 1e-5
 
 
 def test_the_check_finds_what_is_wrong() -> None:
@@ -176,15 +176,17 @@ def test_the_check_finds_what_is_wrong() -> None:
         return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
 
     worst = check.errors(inputs, truth, attend, backward=True)
-    assert set(worst) == {"out", "dq", "dk", "dv"} and check.right(worst) and max(worst.values()) < 1e-5
-    assert not check.right(check.errors(inputs, truth, lambda q, k, v: attend(q, k, v, 1), backward=False))
+    assert set(worst) == {"out", "dq", "dk", "dv"} and verdict.right(worst) and max(worst.values()) < 1e-5
+    assert not verdict.right(check.errors(inputs, truth, lambda q, k, v: attend(q, k, v, 1), backward=False))
     stuck = check.errors(inputs, truth, lambda q, k, v: attend(q, k.detach(), v) + 0 * k.sum(), backward=True)
-    assert not check.right(stuck) and stuck["out"] < 1e-5 and stuck["dk"] == pytest.approx(1.0)
+    assert not verdict.right(stuck) and stuck["out"] < 1e-5 and stuck["dk"] == pytest.approx(1.0)
     # One element that nothing wrote, in a head that isn't looked at closely.
     hole = torch.zeros(cell.shape)
-    hole[0, 1, 3, 3] = math.nan
-    assert check.errors(inputs, truth, lambda q, k, v: attend(q, k, v) + hole, backward=False)["out"] == math.inf
-    assert not check.right({"out": math.nan})
+    for unwritten in (math.inf, math.nan):
+        hole[0, 1, 3, 3] = unwritten
+        worst = check.errors(inputs, truth, lambda q, k, v: attend(q, k, v) + hole, backward=False)
+        assert str(worst["out"]) == str(unwritten) and not verdict.right(worst)
+    assert not verdict.right({"out": math.nan})
 
 
 def test_a_softcap_left_out_is_noticed() -> None:
@@ -200,7 +202,7 @@ def test_a_softcap_left_out_is_noticed() -> None:
     def plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
 
-    assert not check.right(check.errors(seen, truth, plain, backward=False, lse=lse))
+    assert not verdict.right(check.errors(seen, truth, plain, backward=False, lse=lse))
 
 
 @pytest.mark.parametrize("variant", ["alibi", "softcap", "documents", "relative_bias"])
@@ -216,7 +218,7 @@ def test_flex_attention_gets_the_same_variant(variant: str) -> None:
     q, k, v = (x.detach() for x in inputs.qkv)
     out = flex_attention(q, k, v, score_mod=change, block_mask=block_mask)
     for b, h in check.heads(cell):
-        assert check.relative(out[b, h], check.dense(cell, settings, inputs, b, h).out) < 1e-5
+        assert verdict.error(out, [(out[b, h], check.dense(cell, settings, inputs, b, h).out)]) < 1e-5
 
 
 # ---- the whole run, without a GPU ------------------------------------------------------------------------------------
@@ -229,10 +231,10 @@ def test_a_dry_run_measures_every_variant(tmp_path: Path, capsys: pytest.Capture
     assert result["dry_run"] and result["machine"] and set(result["versions"]) >= {"torch", "triton"}
     assert set(result["kernels"]) == set(cells.VARIANTS)
     for cell in result["cells"]:
-        assert set(cell["contenders"]) == (
-            {"attngen", "sdpa"} if cell["variant"] in ("full", "causal") else {"attngen"}
-        )
-        for contender in cell["contenders"].values():
+        there = {n: c for n, c in cell["contenders"].items() if "unable" not in c}
+        assert set(there) == ({"attngen", "sdpa"} if cell["variant"] in ("full", "causal") else {"attngen"})
+        assert cell["contenders"]["flex"] == {"unable": "runs on a GPU alone"}
+        for contender in there.values():
             assert contender["right"]
             for direction, counted in (("forward", 1.0), ("backward", 2.5)):
                 timing = contender[direction]
@@ -373,9 +375,8 @@ def test_an_infinite_error_is_strict_json(tmp_path: Path) -> None:
     result["cells"][0]["contenders"]["attngen"] |= {"right": False, "errors": {"out": math.inf, "dq": math.nan}}
     report.write(tmp_path / "r.json", result)
     again = json.loads((tmp_path / "r.json").read_text(), parse_constant=lambda _: pytest.fail("not JSON"))
-    assert (
-        report.troubles(again) == report.troubles(result) == [("softcap:128:4096", "attngen", "errors out inf, dq nan")]
-    )
+    why = "WRONG: relative errors out inf, dq nan"
+    assert report.troubles(again) == report.troubles(result) == [("softcap:128:4096", "attngen", why)]
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ import torch
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from attngen import api, files, inputs
-from attngen.bench import clock, replay, run
+from attngen.bench import clock, replay, run, verdict
 from attngen.bench import picture as show
 from attngen.bench.race import Contender, Turns, failure, graph, race
 from attngen.cli import gpu
@@ -142,7 +142,7 @@ def test_who_is_wrong_is_not_timed() -> None:
 
     point = run.measure(subject(source), sizes, {}, ("sdpa",), HOW, build=build)
     ours, sdpa = point["contenders"]["attngen"], point["contenders"]["sdpa"]
-    assert not ours["right"] and "forward" not in ours and ours["errors"]["out"] > run.TOLERANCE
+    assert not ours["right"] and "forward" not in ours and ours["errors"]["out"] > verdict.TOLERANCE
     assert sdpa == {"failure": "RuntimeError: no such kernel\nin two lines"}
     record = whole([point])
     assert show.wrong(record)
@@ -344,7 +344,7 @@ def test_without_a_gpu_there_is_one_message(capsys: pytest.CaptureFixture[str], 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--against", "flax"], "there is no peer 'flax'; there are flex, sdpa, cudnn, fa4"),
+        (["--against", "flax"], "there is no peer 'flax'; there are flex, flex-flash, sdpa, cudnn, fa4"),
         (["--lengths", "12,x"], "'12,x' are no lengths; write N,N,…, such as 1024,4096,16384"),
         (["--lengths", "0"], "are no lengths"),
         (["--shape", "X=3"], "causal has no size 'X'; there are B, Hq, Hkv, Sq, Sk, D, Dv"),
