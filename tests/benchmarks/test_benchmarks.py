@@ -354,6 +354,72 @@ def test_replays_stand_beside_the_calls(tmp_path: Path) -> None:
     assert report.graph_ms(second, "attngen", "forward") == 4.0
 
 
+def of_key(key: str, **contenders: dict[str, Any]) -> dict[str, Any]:
+    variant, D, N = key.split(":")
+    return {"key": key, "variant": variant, "D": int(D), "N": int(N), "target": 1, "contenders": contenders}
+
+
+def test_readmes_table_has_a_word_where_a_peer_has_no_time() -> None:
+    def right(forward: float, backward: float) -> dict[str, Any]:
+        errors = {"out": 1e-3, "dq": 1e-3}
+        return {"right": True, "errors": errors, "forward": timed(1.0, forward), "backward": timed(1.0, backward)}
+
+    missing = {"unable": "the package flash-attn-4 is not here"}
+    stuck = {"right": False, "errors": {"out": 1e-3, "dq": "nan"}, "forward": timed(1.0, 446.4)}
+    result = fake_result(attngen=1.0)  # a softcap cell that the table lacks
+    result["cells"] += [
+        of_key("alibi:128:16384", attngen=right(751.3, 628.0), flex=right(344.0, 376.0), **{"flex-flash": stuck}),
+        of_key("causal:64:16384", attngen=right(564.0, 550.0), fa4=missing, cudnn=right(463.0, 438.6)),
+        of_key("full:128:16384", attngen=right(711.0, 630.0), fa4=missing, flex={"failure": "Broken: by\nit"}),
+    ]
+    assert report.readme(result).splitlines() == [
+        "| | attngen | FlashAttention 4 | cuDNN | FlexAttention | FlexAttention, FlashAttention 4 |",
+        "|---|---|---|---|---|---|",
+        "| D = 64, N = 16384, causal | 564 / 550 | n/a | 463 / 439 |  |  |",
+        "| D = 128, N = 16384, full | 711 / 630 | n/a |  | failed |  |",
+        "| ALiBi, causal, N = 16384 | 751 / 628 |  |  | 344 / 376 | 446 / NaN |",
+        "M, 2026-01-01T00:00:00, {'torch': '2', 'triton': '3'}",
+        "  causal:64:16384 fa4: not measured: the package flash-attn-4 is not here",
+        "  full:128:16384 flex: FAILED: Broken: by",
+        "  alibi:128:16384 flex-flash: WRONG: relative errors out 1.0e-03, dq nan",
+    ]
+    shown = report.table(result).splitlines()
+    (alibi,) = [line for line in shown if "alibi" in line and "bwd" in line]
+    assert "376 x1.67" in alibi and "NaN" in alibi.split()
+    assert report.troubles(result) == [
+        ("alibi:128:16384", "flex-flash", "WRONG: relative errors out 1.0e-03, dq nan"),
+        ("full:128:16384", "flex", "FAILED: Broken: by"),
+    ]
+
+
+def test_readmes_cells_are_of_the_matrix() -> None:
+    assert set(report.README) <= {c.key for c in cells.matrix()}
+    picked = gpu.chosen((), [], quick=False, device="cuda", readme=True)
+    assert {c.key for c in picked} == set(report.README)
+
+
+def test_who_has_a_variant_and_who_is_here() -> None:
+    alibi, causal = Cell("alibi", 128, 4096), Cell("causal", 128, 4096)
+    assert [n for n in peers.PEERS if peers.applies(n, alibi)] == ["flex", "flex-flash"]
+    assert [n for n in peers.PEERS if peers.applies(n, causal)] == list(peers.PEERS)
+    with pytest.raises(ValueError, match="no peer 'fa5'; there are flex, flex-flash, cudnn, sdpa, fa4"):
+        peers.applies("fa5", causal)
+    assert not peers.has_fa4()
+    lacking = {n: why for n in peers.PEERS if (why := peers.unable(n, causal, device="cuda"))}
+    assert lacking == dict.fromkeys(("flex-flash", "fa4"), "the package flash-attn-4 is not here")
+
+
+def test_processes_compile_beforehand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--only", "causal", "--no-plot", "--workers", "1", "--peers", "flex")
+    status, result = dry_run(write_kernels(tmp_path), *options)
+    assert status == 0 and result["warmed"] and "1 processes compiled for" in capsys.readouterr().out
+    given = ["warm", "--kernels", str(tmp_path), "--device", "cpu", "--only", "causal,full", "--slice", "1/2"]
+    broken = {"causal": ("", "s.reshape(7)", "j > -1")}
+    write_kernels(tmp_path, **broken)
+    assert gpu.main(given) == 0
+    assert "causal:16:64 attngen FAILED" in capsys.readouterr().out  # of two cells, the second is its share
+
+
 def test_results_merge_by_cell_and_by_machine(tmp_path: Path) -> None:
     old, new = fake_result(attngen=100.0, flex=100.0), fake_result(attngen=200.0, flex=100.0)
     new["date"] = "2026-01-02T00:00:00"
