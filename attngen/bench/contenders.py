@@ -128,8 +128,13 @@ def has_fa4() -> bool:
 
 
 def packages() -> dict[str, str]:
-    """The versions of the peers' packages that are here, by name."""
-    return {"flash-attn-4": importlib.metadata.version("flash-attn-4")} if has_fa4() else {}
+    """The versions of the peers' packages that are here, by name; `unknown` where one came without its metadata."""
+    if not has_fa4():
+        return {}
+    try:
+        return {"flash-attn-4": importlib.metadata.version("flash-attn-4")}
+    except importlib.metadata.PackageNotFoundError:
+        return {"flash-attn-4": "unknown"}
 
 
 def fa4(options: dict[str, Any]) -> Contender:

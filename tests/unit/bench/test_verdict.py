@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -156,3 +157,14 @@ def test_both_forms_of_flex_attention_in_one_cell() -> None:
         made.watch()
     assert tuple(ready) == names and all(records[n]["block_mask_ms"] > 0 for n in names)
     assert ready["flex-flash"].refusals and not ready["flex"].refusals
+
+
+def test_the_versions_name_a_peers_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert contenders.packages() == {}
+    monkeypatch.setattr(contenders, "has_fa4", lambda: True)
+    assert contenders.packages() == {"flash-attn-4": "unknown"}
+    metadata = tmp_path / "flash_attn_4-4.0.0b36.dist-info" / "METADATA"
+    metadata.parent.mkdir()
+    metadata.write_text("Metadata-Version: 2.1\nName: flash-attn-4\nVersion: 4.0.0b36\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert contenders.packages() == {"flash-attn-4": "4.0.0b36"}
