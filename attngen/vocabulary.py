@@ -24,5 +24,5 @@ TPUS = ("v4", "v5e", "v5p", "v6e", "7x")
 """The one vocabulary of TPUs: what `--chip` takes, what a generated file's tables and `CHIP` say."""
 CHIPS = ("a100", "h100", "h200", "b200", "mi300x", *TPUS)
 """What `cost` knows."""
-PEERS = ("flex", "sdpa", "cudnn", "fa4")
+PEERS = ("flex", "flex-flash", "sdpa", "cudnn", "fa4")
 """What `bench` sets a kernel beside."""

@@ -13,7 +13,7 @@ prepare)
     to=$2/kernels
     rm -rf "$to"
     mkdir -p "$to"
-    for part in models drawn packed steps first_call context; do
+    for part in models drawn packed steps first_call context holes; do
         "${PYTHON:-python}" "$here/$part.py" prepare "$to/$part"
     done
     "${PYTHON:-python}" "$here/gpu.py" prepare "$to/gpu"

@@ -7,15 +7,15 @@ largest absolute error of the log-sum-exp. The dense form is this file's own: au
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import saved  # noqa: F401  (puts this checkout's attngen on the path)
 import torch
 from cells import Cell, Inputs, Settings, check_gain, mask_mod, score_mod
 from torch import Tensor
 
-TOLERANCE = 2e-2
-"""bf16: operands carry 8 bits, so right kernels land between 2e-3 and 8e-3."""
+from attngen.bench import verdict
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -63,11 +63,6 @@ def heads(cell: Cell) -> list[tuple[int, int]]:
     return list(dict.fromkeys(picked))
 
 
-def relative(x: Tensor, ref: Tensor) -> float:
-    """`||x - ref|| / ||ref||`; nan where x holds one."""
-    return float((x.detach().float() - ref).norm() / ref.norm())
-
-
 def poison(like: Tensor, count: int = 6) -> None:
     """Fills what the allocator will hand out next with nan, so that an output never written shows."""
     blocks = [torch.full_like(like, math.nan, requires_grad=False) for _ in range(count)]
@@ -86,13 +81,13 @@ def truth(cell: Cell, settings: Settings, inputs: Inputs) -> dict[tuple[int, int
 
 def errors(
     inputs: Inputs,
-    expected: dict[tuple[int, int], Dense],
+    expected: Mapping[tuple[int, int], Dense],
     attend: Attend,
     *,
     backward: bool,
     lse: Attend | None = None,
 ) -> dict[str, float]:
-    """The worst error over the checked heads, by name; inf where any element of the whole tensor isn't finite."""
+    """The worst error over the checked heads, by name; nan or inf where an element of the whole tensor isn't finite."""
     poison(inputs.q)
     out = attend(*inputs.qkv)
     found = {"out": out.detach()}
@@ -100,9 +95,7 @@ def errors(
         poison(inputs.q)
         found |= dict(zip(("dq", "dk", "dv"), torch.autograd.grad(out, inputs.qkv, inputs.grad_out), strict=True))
     worst = {
-        name: max(relative(x[b, h], getattr(ref, name)) for (b, h), ref in expected.items())
-        if bool(torch.isfinite(x).all())
-        else math.inf
+        name: verdict.error(x, [(x[b, h], getattr(ref, name)) for (b, h), ref in expected.items()])
         for name, x in found.items()
     }
     if lse is not None:
@@ -111,8 +104,3 @@ def errors(
         gaps = [float((sums[b, h] - ref.lse).abs().max()) for (b, h), ref in expected.items()]
         worst["lse"] = max(gaps) if finite else math.inf
     return worst
-
-
-def right(worst: dict[str, float], tolerance: float = TOLERANCE) -> bool:
-    """Every error within tolerance (written so that nan fails)."""
-    return all(error <= tolerance for error in worst.values())

@@ -12,12 +12,10 @@ repeats one.
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import random
 import secrets
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,6 +23,7 @@ from typing import Any
 
 import report
 import saved
+import sweep
 from report import Result, say
 from saved import Files
 
@@ -126,7 +125,6 @@ def prepared(cell: Cell, args: argparse.Namespace, seed: int) -> Any:
     import torch
     from variants import VARIANTS
 
-    from attngen.bench import contenders
     from attngen.bench.race import Contender
 
     shape = grouped.Shape(cell.B, cell.Hq, cell.Hkv, cell.Sq, cell.Sk, cell.D, cell.Dv)
@@ -140,69 +138,36 @@ def prepared(cell: Cell, args: argparse.Namespace, seed: int) -> Any:
     builds: dict[str, grouped.Build] = {
         "attngen": lambda: Contender("attngen", lambda q, k, v: function(q, k, v, **params)),
     }
-    if args.device == "cuda":
-        builds["flex"] = lambda: contenders.flex(
-            formula.score,
-            formula.allowed,
-            (cell.B, cell.Hq, cell.Sq, cell.Sk),
-            batches=cell.B if formula.batches else None,
-            heads=cell.Hq if formula.heads else None,
-            device=args.device,
-            grouped=cell.Hq != cell.Hkv,
-        )
+    builds |= grouped.flexes(shape, formula, args.device)
     return grouped.Race(cell.key, shape, formula, inputs, builds, grouped.pairs(shape, formula, args.device))
+
+
+def chosen(args: argparse.Namespace) -> tuple[int, list[Cell]]:
+    seed, cells = read(args.kernels)
+    return seed, [c for c in cells if not args.only or any(o in c.key for o in args.only)]
 
 
 def run(args: argparse.Namespace) -> int:
     import grouped
-    from gpu import software
 
-    from attngen.bench.race import DeviceLostError, Turns
+    seed, cells = chosen(args)
+    say(f"seed {seed}")
 
-    started, note = time.monotonic(), ""
-    machine, versions = software(args.device)
-    seed, cells = read(args.kernels)
-    say(f"{machine}; seed {seed}, {len(cells)} cells")
-    result: Result = {
-        "machine": machine, "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "versions": versions, "seed": seed, "rep_ms": args.rep, "rounds": args.rounds,
-        "kernels": Files.at(args.kernels).digests(), "cells": [],
-    }  # fmt: skip
-    if args.output.exists():
-        kept = report.read(args.output)
-        if all(kept[x] == result[x] for x in ("machine", "versions", "seed", "kernels")):
-            result["cells"] = kept["cells"]
-    done = {c["key"] for c in result["cells"]}
-    cells = [c for c in cells if c.key not in done and (not args.only or any(o in c.key for o in args.only))]
-    if args.workers and cells:
-        passed = ["--kernels", str(args.kernels), *(["--only", *args.only] if args.only else [])]
-        spent = grouped.warm(Path(__file__).resolve(), passed, args.workers, args.budget / 3)
-        say(f"{args.workers} processes compiled for {spent:.0f} s")
-    turns = Turns(args.device, args.rounds, 10.0 if args.device == "cuda" else 0.0, args.rep)
-    for cell in cells:
-        if time.monotonic() - started > args.budget:
-            note = f"stopped at the budget of {args.budget:.0f} s before {cell.key}: the same command continues"
-            break
-        try:
-            records = grouped.run(prepared(cell, args, seed), turns)
-        except DeviceLostError as error:
-            note = f"stopped: the device is lost {error}"
-            break
-        result["cells"].append({"key": cell.key, **asdict(cell), "contenders": records})
-        report.write(args.output, result)
-        say(line(result["cells"][-1]))
-    print(table(result))
-    if note:
-        print(note)
-    return 1 if note or troubles(result) else 0
+    def measure(cell: Cell) -> Result:
+        return {**asdict(cell), "contenders": grouped.run(prepared(cell, args, seed), sweep.turns(args))}
+
+    script, facts = Path(__file__).resolve(), {"seed": seed}
+    return sweep.run(
+        sweep.Sweep(script=script, cells=cells, measure=measure, line=line, table=table, facts=facts), args
+    )
 
 
 def warm(args: argparse.Namespace) -> int:
     import grouped
 
+    grouped.keep_caches()
     index, count = grouped.sliced(args.slice)
-    seed, cells = read(args.kernels)
-    cells = [c for c in cells if not args.only or any(o in c.key for o in args.only)]
+    seed, cells = chosen(args)
     for cell in cells[index::count]:
         grouped.first_calls(prepared(cell, args, seed), args.device)
     return 0
@@ -216,22 +181,12 @@ def line(cell: Result) -> str:
     for direction in report.DIRECTIONS:
         found = [
             f"{n} {cell['contenders'][n][direction]['ms']:.3f}"
-            for n in ("attngen", "flex")
+            for n in ("attngen", "flex", "flex-flash")
             if direction in cell["contenders"].get(n, {})
         ]
         ratio = report.ratio(cell, "flex", direction)
         parts.append(f"{direction} {', '.join(found)} ms" + (f" x{ratio:.2f}" if ratio is not None else ""))
     return f"{cell['key']}: " + "; ".join(parts)
-
-
-def troubles(result: Result) -> list[str]:
-    """Who failed or was wrong."""
-    return [
-        f"{cell['key']} {name}: {record.get('failure') or record['errors']}"
-        for cell in result["cells"]
-        for name, record in cell["contenders"].items()
-        if "failure" in record or not record["right"]
-    ]
 
 
 def worst(cells: Sequence[Result], direction: str, least: int) -> list[tuple[str, float]]:
@@ -257,7 +212,7 @@ def table(result: Result) -> str:
             mean = report.geometric_mean(ratios)
             lines.append(f"drawn, {direction}: mean {mean:.2f}, {below} of {len(ratios)} below {ASKED}; the worst:")
             lines += [f"  {key} x{ratio:.2f}" for key, ratio in worst(random_cells, direction, 5)]
-    return "\n".join([*lines, *troubles(result)])
+    return "\n".join([*lines, *report.remarks(result)])
 
 
 def main(argv: list[str]) -> int:
@@ -268,19 +223,7 @@ def main(argv: list[str]) -> int:
     p.add_argument("--seed", type=int, help="a fresh one if it is missing")
     p.add_argument("--cells", type=int, default=40, metavar="N")
     p.add_argument("--dry", action="store_true", help="at a tiny size")
-    for name, text in (("run", "measure, or continue a run"), ("warm", "fill the compilers' caches, a part of it")):
-        p = commands.add_parser(name, help=text)
-        p.add_argument("--kernels", type=Path, required=True, metavar="DIR", help="what `prepare` wrote")
-        p.add_argument("--only", nargs="+", default=[], metavar="TEXT", help="cells whose key holds one of these")
-        p.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-        if name == "warm":
-            p.add_argument("--slice", default="0/1", metavar="I/N", help="this process's share")
-            continue
-        p.add_argument("-o", "--output", type=Path, default=HERE / "drawn.json", help="the JSON (%(default)s)")
-        p.add_argument("--workers", type=int, default=0, help="processes that compile everything beforehand")
-        p.add_argument("--budget", type=float, default=300.0, metavar="S", help="no cell starts later (%(default)s)")
-        p.add_argument("--rep", type=float, default=45.0, metavar="MS", help="milliseconds a measurement (%(default)s)")
-        p.add_argument("--rounds", type=int, default=3, help="turns that a measurement is split into (%(default)s)")
+    sweep.options(commands, "cells whose key holds one of these", HERE / "drawn.json", 300.0)
     p = commands.add_parser("table")
     p.add_argument("file", type=Path, nargs="?", default=HERE / "drawn.json")
     args = top.parse_args(argv)

@@ -2,7 +2,7 @@
 
     python benchmarks/gpu.py prepare build/kernels            # where attngen is: compile what will be measured
     python benchmarks/gpu.py run --kernels build/kernels      # on the GPU: needs torch, triton and matplotlib only
-    python benchmarks/gpu.py table | plot | merge FILE…       # afterwards, anywhere
+    python benchmarks/gpu.py table | readme | plot | merge FILE…    # afterwards, anywhere
 
 Every contender is checked against dense float32 before it is timed; one that is wrong, or fails, gets no figures, and
 the exit status is 1. Results are written after each cell. README.md says how to read them.
@@ -39,13 +39,16 @@ HERE = Path(__file__).resolve().parent
 # ---- the run ---------------------------------------------------------------------------------------------------------
 
 
-def chosen(only: Sequence[str], shapes: Sequence[tuple[int, int]], *, quick: bool, device: str) -> list[Cell]:
+def chosen(
+    only: Sequence[str], shapes: Sequence[tuple[int, int]], *, quick: bool, device: str, readme: bool = False
+) -> list[Cell]:
     """The cells to measure. A shape that the matrix lacks is added, for the variants asked for."""
     import cells
 
     every = cells.dry_matrix() if device == "cpu" else cells.quick_matrix() if quick else cells.matrix()
     if quick and device == "cpu":
         every = tuple(c for c in every if c.variant in ("causal", "documents"))
+    every = tuple(c for c in every if c.key in report.README) if readme else every
     picked = [c for c in every if (not only or c.variant in only) and (not shapes or (c.D, c.N) in shapes)]
     for D, N in shapes:
         if not any((c.D, c.N) == (D, N) for c in every):
@@ -60,11 +63,14 @@ def software(device: str) -> tuple[str, dict[str, str]]:
     import torch
     import triton
 
+    from attngen.bench import contenders
+
     versions = {"torch": torch.__version__, "triton": triton.__version__, "python": platform.python_version()}
     if device != "cuda":
         return platform.machine() + " CPU", versions
     versions["cuda"] = str(torch.version.cuda)
     versions["cudnn"] = str(torch.backends.cudnn.version())
+    versions |= contenders.packages()
     return torch.cuda.get_device_name(), versions
 
 
@@ -99,8 +105,11 @@ class Watchdog:
 def run(args: argparse.Namespace) -> int:
     if args.device == "cpu":
         os.environ.setdefault("TRITON_INTERPRET", "1")  # before triton is imported
+    import grouped
     from cells import DRY_SIZE, FULL_SIZE
     from measure import Options
+
+    grouped.keep_caches()
 
     settings = DRY_SIZE if args.device == "cpu" else FULL_SIZE
     options = Options(
@@ -113,13 +122,32 @@ def run(args: argparse.Namespace) -> int:
         peers=args.peers,
         flex_mode=args.flex_mode,
     )
-    picked = chosen(args.only, args.shapes, quick=args.quick, device=args.device)
+    picked = chosen(args.only, args.shapes, quick=args.quick, device=args.device, readme=args.readme)
     if not picked:
         print("gpu.py: no cell is left by --only and --shapes", file=sys.stderr)
         return 2
     with ExitStack() as stack:
         kernels = gather(args.kernels, sorted({c.variant for c in picked}), settings, stack)
+        if args.command == "warm":
+            return warm(picked, settings, kernels, options, args)
+        if args.workers:
+            passed = [*args.given, "--kernels", str(kernels.directory)]
+            spent = grouped.warm(HERE / "gpu.py", passed, args.workers, args.budget / 3)
+            say(f"{args.workers} processes compiled for {spent:.0f} s")
         return measure_all(picked, settings, kernels, options, args)
+
+
+def warm(
+    picked: Sequence[Cell], settings: Settings, kernels: Kernels, options: Options, args: argparse.Namespace
+) -> int:
+    """The share of one process."""
+    import grouped
+    from measure import first_calls
+
+    index, count = grouped.sliced(args.slice)
+    for cell in picked[index::count]:
+        first_calls(cell, settings, kernels, options)
+    return 0
 
 
 def gather(directory: Path | None, variants: Sequence[str], settings: Settings, stack: ExitStack) -> Kernels:
@@ -151,6 +179,7 @@ def measure_all(
         "rep_ms": options.rep_ms,
         "rounds": options.rounds,
         "seed": options.seed,
+        "warmed": args.workers > 0,  # then first_call_s is of filled caches
         "flex_mode": options.flex_mode,
         "kernels": kernels.digests(),
         "cells": [],
@@ -208,7 +237,6 @@ def parser() -> argparse.ArgumentParser:
     variants = names(
         ("full", "causal", "alibi", "softcap", "sliding_window", "prefix_lm", "documents", "relative_bias")
     )
-    rivals = names(("flex", "cudnn", "sdpa", "fa4"))
     top = argparse.ArgumentParser(
         prog="gpu.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -219,33 +247,15 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--only", type=variants, default=(), metavar="VARIANT,…")
     p.add_argument("--dry", action="store_true", help="with the small constants of a dry run (run --device cpu)")
 
-    p = commands.add_parser("run", help="measure (without a command, this one is meant)")
-    p.add_argument("--kernels", type=Path, metavar="DIR", help="what `prepare` wrote; without it attngen compiles now")
-    p.add_argument("-o", "--output", type=Path, default=HERE / "h200.json", help="the JSON (%(default)s)")
-    p.add_argument("--plot", type=Path, help="the picture (the JSON's name with .svg)")
-    p.add_argument("--no-plot", action="store_true")
-    p.add_argument("--only", type=variants, default=(), metavar="VARIANT,…", help="these variants alone")
-    p.add_argument("--shapes", type=shapes, default=[], metavar="D:N,…", help="these shapes alone")
-    p.add_argument(
-        "--peers",
-        type=rivals,
-        default=("flex", "cudnn", "sdpa", "fa4"),
-        metavar="PEER,…",
-        help="flex, cudnn, sdpa, fa4",
-    )
-    p.add_argument("--no-backward", action="store_true")
-    p.add_argument("--quick", action="store_true", help="four cells, short repetitions")
-    p.add_argument("--budget", type=float, default=530.0, metavar="S", help="no cell starts later (%(default)s)")
-    p.add_argument("--cell-limit", type=float, default=150.0, metavar="S", help="a cell that takes longer is a hang")
-    p.add_argument("--rep", type=float, default=90.0, metavar="MS", help="milliseconds a measurement (%(default)s)")
-    p.add_argument("--rounds", type=int, default=3, help="turns that a measurement is split into (%(default)s)")
-    p.add_argument("--seed", type=int, help="of the inputs (a fresh one each run; the JSON records it)")
-    p.add_argument("--flex-mode", metavar="MODE", help="FlexAttention's torch.compile mode")
-    p.add_argument(
-        "--device", choices=("cuda", "cpu"), default="cuda", help="cpu: a dry run, tiny, times without meaning"
-    )
+    for name, text in (
+        ("run", "measure (without a command, this one is meant)"),
+        ("warm", "fill the compilers' caches, a part of it"),
+    ):
+        measuring(commands.add_parser(name, help=text), variants)
 
     p = commands.add_parser("table", help="print a result's table")
+    p.add_argument("files", type=Path, nargs=1)
+    p = commands.add_parser("readme", help="print README's table of a result, in Markdown")
     p.add_argument("files", type=Path, nargs=1)
     p = commands.add_parser("plot", help="draw a result")
     p.add_argument("files", type=Path, nargs=1)
@@ -256,21 +266,56 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
+def measuring(p: argparse.ArgumentParser, variants: Callable[[str], tuple[str, ...]]) -> None:
+    """The options of `run`, which hands them to the processes that compile beforehand."""
+    rivals = names(("flex", "flex-flash", "cudnn", "sdpa", "fa4"))
+    p.add_argument("--kernels", type=Path, metavar="DIR", help="what `prepare` wrote; without it attngen compiles now")
+    p.add_argument("-o", "--output", type=Path, default=HERE / "h200.json", help="the JSON (%(default)s)")
+    p.add_argument("--plot", type=Path, help="the picture (the JSON's name with .svg)")
+    p.add_argument("--no-plot", action="store_true")
+    p.add_argument("--only", type=variants, default=(), metavar="VARIANT,…", help="these variants alone")
+    p.add_argument("--shapes", type=shapes, default=[], metavar="D:N,…", help="these shapes alone")
+    p.add_argument(
+        "--peers",
+        type=rivals,
+        default=("flex", "flex-flash", "cudnn", "sdpa", "fa4"),
+        metavar="PEER,…",
+        help="flex, flex-flash, cudnn, sdpa, fa4",
+    )
+    p.add_argument("--no-backward", action="store_true")
+    p.add_argument("--readme", action="store_true", help="the cells of README's table alone")
+    p.add_argument("--quick", action="store_true", help="four cells, short repetitions")
+    p.add_argument("--budget", type=float, default=530.0, metavar="S", help="no cell starts later (%(default)s)")
+    p.add_argument("--cell-limit", type=float, default=150.0, metavar="S", help="a cell that takes longer is a hang")
+    p.add_argument("--rep", type=float, default=90.0, metavar="MS", help="milliseconds a measurement (%(default)s)")
+    p.add_argument("--rounds", type=int, default=3, help="turns that a measurement is split into (%(default)s)")
+    p.add_argument("--seed", type=int, help="of the inputs (a fresh one each run; the JSON records it)")
+    p.add_argument("--flex-mode", metavar="MODE", help="FlexAttention's torch.compile mode")
+    p.add_argument(
+        "--device", choices=("cuda", "cpu"), default="cuda", help="cpu: a dry run, tiny, times without meaning"
+    )
+    p.add_argument("--workers", type=int, default=0, help="processes that compile everything beforehand")
+    p.add_argument("--slice", default="0/1", metavar="I/N", help="of `warm`: this process's share")
+
+
 def main(argv: Sequence[str]) -> int:
     argv = list(argv)
     if not argv or (argv[0].startswith("-") and argv[0] not in ("-h", "--help")):
         argv.insert(0, "run")
     args = parser().parse_args(argv)
+    args.given = argv[1:]
     match args.command:
         case "prepare":
             import peers
             from cells import DRY_SIZE, FULL_SIZE, VARIANTS
 
             peers.prepare(args.directory, args.only or VARIANTS, DRY_SIZE if args.dry else FULL_SIZE)
-        case "run":
+        case "run" | "warm":
             return run(args)
         case "table":
             print(report.table(report.read(args.files[0])))
+        case "readme":
+            print(report.readme(report.read(args.files[0])))
         case "plot":
             plot.draw(report.read(args.files[0]), args.output or args.files[0].with_suffix(".svg"))
         case _:

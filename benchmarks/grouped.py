@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,16 +22,12 @@ import torch
 from report import say
 from torch import Tensor
 
-from attngen.bench import clock
-from attngen.bench import race as racing
-from attngen.bench.race import Contender, Turns, failure, graph, race
+from attngen.bench import cell as calling
+from attngen.bench import contenders, verdict
+from attngen.bench.cell import Build
+from attngen.bench.race import Contender, Turns, failure, graph
 
 DIRECTIONS = ("forward", "backward")
-TOLERANCE = 2e-2
-"""Relative error of results in half precision. Right kernels land between 2e-3 and 8e-3 in bf16."""
-FORWARD_ONLY = ("fa3",)
-MISTAKES = (*racing.MISTAKES, ImportError)
-"""What a contender may raise without ending the run; a peer's package may lack something, too."""
 Modifier = Callable[..., Any]
 
 
@@ -132,7 +128,7 @@ def truth(shape: Shape, formula: Formula, inputs: Inputs, rows: int = 1024) -> d
 def errors(
     shape: Shape, inputs: Inputs, expected: Mapping[str, Tensor], attend: Any, *, backward: bool
 ) -> dict[str, float]:
-    """Relative errors by name; inf if an element of a whole tensor is not finite."""
+    """Relative errors by name; nan or inf if an element of a whole tensor is not finite."""
     group = shape.Hq // shape.Hkv
     poison = [torch.full_like(inputs.d_out, math.nan) for _ in range(4)]  # what no kernel writes is then seen
     del poison
@@ -140,20 +136,35 @@ def errors(
     found = {"out": out}
     if backward:
         found |= dict(zip(("dq", "dk", "dv"), torch.autograd.grad(out, inputs.qkv, inputs.d_out), strict=True))
-    worst: dict[str, float] = {}
-    for name, x in found.items():
-        part = x[-1, -group:] if name in ("out", "dq") else x[-1, -1]
-        gap = (part.detach().float() - expected[name]).norm() / expected[name].norm().clamp(min=1e-30)
-        worst[name] = float(gap) if bool(torch.isfinite(x).all()) else math.inf
-    return worst
+    return {
+        name: verdict.error(x, [(x[-1, -group:] if name in ("out", "dq") else x[-1, -1], expected[name])])
+        for name, x in found.items()
+    }
 
 
-Build = Callable[[], Contender]
+def flexes(
+    shape: Shape, formula: Formula, device: str, names: Collection[str] = tuple(contenders.BACKENDS)
+) -> dict[str, Build]:
+    """Both forms of FlexAttention, or those named, on a GPU; on the CPU they have no backward pass."""
+
+    def build(name: str) -> Contender:
+        return contenders.flex(
+            formula.score,
+            formula.allowed,
+            (shape.B, shape.Hq, shape.Sq, shape.Sk),
+            batches=shape.B if formula.batches else None,
+            heads=shape.Hq if formula.heads else None,
+            device=device,
+            name=name,
+            grouped=shape.Hq != shape.Hkv,
+        )
+
+    return {n: functools.partial(build, n) for n in contenders.BACKENDS if n in names and device == "cuda"}
 
 
 @dataclass(frozen=True, slots=True)
 class Race:
-    """One cell: who takes part, and the operations of each direction."""
+    """One cell: who takes part, why others don't, and how many pairs a head allows."""
 
     key: str
     shape: Shape
@@ -162,32 +173,15 @@ class Race:
     builds: Mapping[str, Build]
     pairs: float
 
+    @property
+    def unable(self) -> dict[str, str]:
+        """Who can't take part here, and why."""
+        missing = [n for n in ("flex-flash", "fa4") if n in self.builds and not contenders.has_fa4()]
+        return dict.fromkeys(missing, contenders.NO_FA4)
 
-def settle(cell: Race, turns: Turns) -> tuple[dict[str, Contender], dict[str, dict[str, Any]]]:
-    """Builds, compiles and checks every contender: those that are right, and all records."""
-    expected = truth(cell.shape, cell.formula, cell.inputs)
-    records: dict[str, dict[str, Any]] = {}
-    ready: dict[str, Contender] = {}
-    for name, build in cell.builds.items():
-        try:
-            made = build()
-            started = time.perf_counter()
-            with made.scope():
-                worst = errors(cell.shape, cell.inputs, expected, made.attend, backward=name not in FORWARD_ONLY)
-            first_s = round(time.perf_counter() - started, 3)
-            made.watch()
-            right = all(error <= TOLERANCE for error in worst.values())  # so that nan fails
-            records[name] = {"right": right, "errors": worst, "first_call_s": first_s}
-            if made.block_mask_ms is not None:
-                records[name]["block_mask_ms"] = made.block_mask_ms
-        except MISTAKES as error:
-            records[name] = {"failure": failed(cell.key, turns.device, name, error)}
-            continue
-        if right:
-            ready[name] = made
-        else:
-            say(f"{cell.key} {name} WRONG: {worst}")
-    return ready, records
+    @property
+    def taking(self) -> dict[str, Build]:
+        return {name: build for name, build in self.builds.items() if name not in self.unable}
 
 
 def failed(key: str, device: str, name: str, error: Exception) -> str:
@@ -198,21 +192,31 @@ def failed(key: str, device: str, name: str, error: Exception) -> str:
     return f"{type(error).__name__}: {text}"
 
 
+def checked(cell: Race, expected: Mapping[str, Tensor], name: str, made: Contender) -> dict[str, Any]:
+    """Its errors, and the seconds that its first calls and the check take."""
+    started = time.perf_counter()
+    worst = errors(cell.shape, cell.inputs, expected, made.attend, backward=made.backward)
+    if not verdict.right(worst):
+        say(f"{cell.key} {name} WRONG: {worst}")
+    return {"first_call_s": round(time.perf_counter() - started, 3), "errors": worst}
+
+
 def run(cell: Race, turns: Turns) -> dict[str, dict[str, Any]]:
     """The records of all contenders: everything checked first, then everything timed in turns."""
-    ready, records = settle(cell, turns)
-    for direction in DIRECTIONS:
-        taking = {n: made for n, made in ready.items() if direction == "forward" or n not in FORWARD_ONLY}
-        timed = functools.partial(work, cell.inputs, direction)
-        outcome = race(taking, timed, turns, functools.partial(failed, cell.key, turns.device))
-        for name in taking:
-            if name in outcome.failures:
-                records[name]["failure"] = outcome.failures[name]
-                del ready[name]
-            else:
-                timing = clock.summary(outcome.samples[name])
-                useful = cell.shape.flops(direction, cell.pairs)
-                records[name][direction] = timing.record(useful, outcome.graph_ms.get(name))
+    told = functools.partial(failed, cell.key, turns.device)
+    check = functools.partial(checked, cell, truth(cell.shape, cell.formula, cell.inputs))
+    ready, records = calling.settle(cell.taking, check, told)
+    del check
+    records |= {name: {"unable": why} for name, why in cell.unable.items()}
+    calling.timed(
+        ready,
+        records,
+        lambda direction, made: work(cell.inputs, direction, made),
+        lambda direction: cell.shape.flops(direction, cell.pairs),
+        DIRECTIONS,
+        turns,
+        told,
+    )
     return records
 
 
@@ -226,15 +230,8 @@ def work(inputs: Inputs, direction: str, made: Contender) -> Callable[[], object
 def first_calls(cell: Race, device: str) -> None:
     """Compiles all contenders' kernels, forward and backward, so that the caches on disk hold them. Failures are the
     measuring process's to report."""
-    for name, build in cell.builds.items():
-        try:
-            made = build()
-            with made.scope():
-                out = made.attend(*cell.inputs.qkv)
-                if name not in FORWARD_ONLY:
-                    torch.autograd.grad(out, cell.inputs.qkv, cell.inputs.d_out)
-        except MISTAKES as error:
-            failed(cell.key, device, name, error)
+    told = functools.partial(failed, cell.key, device)
+    calling.first_calls(cell.taking, cell.inputs.qkv, cell.inputs.d_out, told)
 
 
 def keep_caches() -> None:

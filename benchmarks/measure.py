@@ -5,7 +5,9 @@ Takes a cell, the variants' constants, the generated kernels and the options; gi
 
 from __future__ import annotations
 
+import functools
 import traceback
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,10 +19,12 @@ from cells import Cell, Inputs, Settings
 from peers import Contender, Kernels
 from report import say
 
+from attngen.bench import cell as calling
 from attngen.bench import clock
-from attngen.bench.race import MISTAKES, DeviceLostError, Turns, failure, graph, race
+from attngen.bench.cell import Build
+from attngen.bench.race import DeviceLostError, Turns, failure, graph
 
-__all__ = ["MISTAKES", "DeviceLostError", "Options", "measure"]
+__all__ = ["DeviceLostError", "Options", "measure"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,74 +41,60 @@ class Options:
     flex_mode: str | None
 
 
-def failed(name: str, cell: Cell, error: Exception, options: Options) -> str:
+def failed(cell: Cell, options: Options, name: str, error: Exception) -> str:
     """A failure as the record keeps it: the message alone. Raises DeviceLostError where the device went with it."""
     say(f"{cell.key} {name} FAILED\n{''.join(traceback.format_exception(error))}")
     return failure(f"{cell.key}, {name}", error, options.device)
 
 
-def settle(
-    name: str,
-    cell: Cell,
-    inputs: Inputs,
-    settings: Settings,
-    kernels: Kernels | None,
-    truth: dict[tuple[int, int], check.Dense],
-    options: Options,
-) -> tuple[Contender | None, dict[str, Any]]:
-    """Builds, compiles and checks one contender: it, or None where it mustn't be timed, and its part of the record."""
+def checked(
+    options: Options, seen: Inputs, truth: Mapping[tuple[int, int], check.Dense], name: str, made: Contender
+) -> report.Result:
+    """Its errors, and the seconds that its first calls and the check take."""
     worst: dict[str, float] = {}
-    try:
-        made = peers.contender(
-            name, cell, inputs, settings, kernels, device=options.device, flex_mode=options.flex_mode
-        )
-        seen = check.check_inputs(cell, inputs)
 
-        def first() -> None:
-            with made.scope():
-                worst.update(check.errors(seen, truth, made.attend, backward=options.backward, lse=made.lse))
+    def first() -> None:
+        worst.update(check.errors(seen, truth, made.attend, backward=options.backward, lse=made.lse))
 
-        seconds = clock.once(first, options.device)
-        made.watch()
-    except MISTAKES as error:
-        return None, {"failure": failed(name, cell, error, options)}
-    ok = check.right(worst)
-    record: dict[str, Any] = {"right": ok, "errors": worst, "first_call_s": round(seconds, 3)}
-    if made.block_mask_ms is not None:
-        record["block_mask_ms"] = made.block_mask_ms
-    if not ok:
-        say(f"{cell.key} {name} WRONG: {worst}")
-    return (made if ok else None), record
+    return {"first_call_s": round(clock.once(first, options.device), 3), "errors": worst}
 
 
-def measure(cell: Cell, settings: Settings, kernels: Kernels | None, options: Options) -> dict[str, Any]:
+def builds(cell: Cell, inputs: Inputs, settings: Settings, kernels: Kernels, options: Options) -> dict[str, Build]:
+    """attngen, and those peers that have the variant, and are here."""
+    taking = [n for n in options.peers if peers.applies(n, cell) and not peers.unable(n, cell, device=options.device)]
+    given = {"device": options.device, "flex_mode": options.flex_mode}
+    return {
+        n: functools.partial(peers.contender, n, cell, inputs, settings, kernels, **given) for n in ("attngen", *taking)
+    }
+
+
+def first_calls(cell: Cell, settings: Settings, kernels: Kernels, options: Options) -> None:
+    """Fills the compilers' caches with a cell's kernels."""
+    inputs = cells.make_inputs(cell, settings, device=options.device, seed=options.seed)
+    told = functools.partial(failed, cell, options)
+    calling.first_calls(builds(cell, inputs, settings, kernels, options), inputs.qkv, inputs.grad_out, told)
+
+
+def measure(cell: Cell, settings: Settings, kernels: Kernels, options: Options) -> dict[str, Any]:
     """One cell's record: everything checked first, then everything timed turn about, forward, then backward alone."""
     share = cells.fraction(cell, settings)
     inputs = cells.make_inputs(cell, settings, device=options.device, seed=options.seed)
-    truth = check.truth(cell, settings, check.check_inputs(cell, inputs))
-    records: dict[str, dict[str, Any]] = {}
-    ready: dict[str, Contender] = {}
-    for name in ("attngen", *options.peers):
-        if peers.applies(name, cell, device=options.device):
-            made, records[name] = settle(name, cell, inputs, settings, kernels, truth, options)
-            if made is not None:
-                ready[name] = made
-    del truth
-    for direction in report.DIRECTIONS[: 2 if options.backward else 1]:
-        flops = cell.forward_flops(share) if direction == "forward" else cell.backward_flops(share)
-        turns = Turns(options.device, options.rounds, options.warmup_ms, options.rep_ms)
-        outcome = race(
-            ready,
-            lambda made: graph(made, inputs.qkv, inputs.grad_out, direction),  # noqa: B023
-            turns,
-            lambda name, error: failed(name, cell, error, options),
-        )
-        for name, text in outcome.failures.items():
-            records[name]["failure"] = text
-            del ready[name]
-        for name in ready:
-            timing = clock.summary(outcome.samples[name])
-            records[name][direction] = timing.record(flops, outcome.graph_ms.get(name))
+    seen = check.check_inputs(cell, inputs)
+    told = functools.partial(failed, cell, options)
+    checking = functools.partial(checked, options, seen, check.truth(cell, settings, seen))
+    ready, records = calling.settle(builds(cell, inputs, settings, kernels, options), checking, told)
+    del checking
+    absent = {n: peers.unable(n, cell, device=options.device) for n in options.peers if peers.applies(n, cell)}
+    records |= {name: {"unable": why} for name, why in absent.items() if why}
+    calling.timed(
+        ready,
+        records,
+        lambda direction, made: graph(made, inputs.qkv, inputs.grad_out, direction),
+        lambda direction: cell.forward_flops(share) if direction == "forward" else cell.backward_flops(share),
+        report.DIRECTIONS[: 2 if options.backward else 1],
+        Turns(options.device, options.rounds, options.warmup_ms, options.rep_ms),
+        told,
+    )
     return {
         "key": cell.key,
         "variant": cell.variant,

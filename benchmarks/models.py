@@ -12,10 +12,9 @@ calls. README.md says how to read them.
 from __future__ import annotations
 
 import argparse
-import datetime
+import functools
 import math
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
@@ -24,7 +23,8 @@ from typing import TYPE_CHECKING
 
 import report
 import saved
-from report import Result, say
+import sweep
+from report import Result
 from saved import Files, Spec
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).resolve().parent
 SPECS = {"causal": Spec("attention causal\nmask = causal\n"), "full": Spec("attention full\n")}
-PEERS = ("fa4", "fa3", "cudnn", "flex")
+PEERS = ("fa4", "fa3", "cudnn", "flex", "flex-flash")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,23 +94,23 @@ def matrix() -> Iterator[Cell]:
 def builds(cell: Cell, files: Files, peers: Sequence[str], device: str) -> dict[str, grouped.Build]:
     """attngen first, then the peers that are here."""
     import flash
+    import grouped
 
     from attngen.bench import contenders
     from attngen.bench.race import Contender
 
     causal, shared = cell.mask == "causal", cell.Hq != cell.Hkv
     function = files.dense(cell.mask)
-    shape = (cell.B, cell.Hq, cell.N, cell.N)
-    allowed = cell.formula.allowed
     found: dict[str, grouped.Build] = {
         "attngen": lambda: Contender("attngen", lambda q, k, v: function(q, k, v)),
         "fa4": lambda: contenders.fa4({"causal": causal}),
         "fa3": lambda: flash.dense_fa3(causal=causal),
         "cudnn": lambda: contenders.scaled("cudnn", causal=causal, device=device, grouped=shared),
-        "flex": lambda: contenders.flex(None, allowed, shape, batches=None, heads=None, device=device, grouped=shared),
+        **grouped.flexes(cell.shape, cell.formula, device),
     }
-    here = {"fa4": flash.has_fa4(), "fa3": flash.has_fa3(), "cudnn": True, "flex": True}
-    return {n: build for n, build in found.items() if n == "attngen" or (n in peers and here[n] and device == "cuda")}
+    left = {n for n in found if n != "attngen" and (n not in peers or device != "cuda")}
+    left |= set() if flash.has_fa3() else {"fa3"}
+    return {n: build for n, build in found.items() if n not in left}
 
 
 # ---- the run ---------------------------------------------------------------------------------------------------------
@@ -129,11 +129,7 @@ def prepared(cell: Cell, args: argparse.Namespace, peers: Sequence[str]) -> grou
 def measure(cell: Cell, args: argparse.Namespace) -> Result:
     import grouped
 
-    from attngen.bench.race import Turns
-
-    turns = Turns(args.device, args.rounds, 10.0 if args.device == "cuda" else 0.0, args.rep)
-    records = grouped.run(prepared(cell, args, args.peers), turns)
-    return {"key": cell.key, **asdict(cell), "contenders": records}
+    return {**asdict(cell), "contenders": grouped.run(prepared(cell, args, args.peers), sweep.turns(args))}
 
 
 def chosen(args: argparse.Namespace) -> list[Cell]:
@@ -143,45 +139,9 @@ def chosen(args: argparse.Namespace) -> list[Cell]:
 
 
 def run(args: argparse.Namespace) -> int:
-    import grouped
-    from gpu import software
-
-    from attngen.bench.race import DeviceLostError
-
-    grouped.keep_caches()
-    started, note = time.monotonic(), ""
-    machine, versions = software(args.device)
-    digests = Files.at(args.kernels).digests()
-    result: Result = {
-        "machine": machine, "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "versions": versions, "rep_ms": args.rep, "rounds": args.rounds, "kernels": digests, "cells": [],
-    }  # fmt: skip
-    if args.output.exists():
-        kept = report.read(args.output)
-        if (kept["machine"], kept["versions"], kept["kernels"]) == (machine, versions, digests):
-            result["cells"] = kept["cells"]
-    done = {c["key"] for c in result["cells"]}
-    cells = [c for c in chosen(args) if c.key not in done]
-    if args.workers and cells:
-        passed = ["--kernels", str(args.kernels), "--only", *(c.key for c in cells)]
-        spent = grouped.warm(Path(__file__).resolve(), passed, args.workers, args.budget / 3)
-        say(f"{args.workers} processes compiled for {spent:.0f} s")
-        result["warmed"] = True  # so first_call_s is of filled caches
-    for cell in cells:
-        if time.monotonic() - started > args.budget:
-            note = f"stopped at the budget of {args.budget:.0f} s before {cell.key}: the same command continues"
-            break
-        try:
-            result["cells"].append(measure(cell, args))
-        except DeviceLostError as error:
-            note = f"stopped: the device is lost {error}"
-            break
-        report.write(args.output, result)
-        say(line(result["cells"][-1]))
-    print(table(result))
-    if note:
-        print(note)
-    return 1 if note else 0
+    measured = functools.partial(measure, args=args)
+    script = Path(__file__).resolve()
+    return sweep.run(sweep.Sweep(script=script, cells=chosen(args), measure=measured, line=line, table=table), args)
 
 
 def warm(args: argparse.Namespace) -> int:
@@ -195,7 +155,7 @@ def warm(args: argparse.Namespace) -> int:
         families.setdefault((cell.mask, cell.Hq, cell.Hkv, cell.D), []).append(cell)
     for family in list(families.values())[index::count]:
         for cell in family:
-            grouped.first_calls(prepared(cell, args, ("fa4", "flex")), args.device)
+            grouped.first_calls(prepared(cell, args, ("fa4", "flex", "flex-flash")), args.device)
     return 0
 
 
@@ -223,17 +183,10 @@ def table(result: Result) -> str:
     for cell in result["cells"]:
         dims = f"{cell['D']}" if cell["D"] == cell["Dv"] else f"{cell['D']}/{cell['Dv']}"
         for direction in report.DIRECTIONS:
-            entries: list[str] = []
-            for name in PEERS:
-                speed, ratio = report.tflops(cell, name, direction), report.ratio(cell, name, direction)
-                lone = "" if speed is None else f"{speed:.0f}"
-                entries.append(lone if ratio is None else f"{lone} x{ratio:.2f}")
-            ours = report.tflops(cell, "attngen", direction)
+            entries = [report.entry(cell, name, direction) for name in ("attngen", *PEERS)]
             heads = f"{cell['Hq']}/{cell['Hkv']}"
-            own = "" if ours is None else f"{ours:.0f}"
-            rows.append([heads, dims, str(cell["N"]), cell["mask"], direction[:3], own, *entries])
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = ["  ".join(text.ljust(w) for text, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+            rows.append([heads, dims, str(cell["N"]), cell["mask"], direction[:3], *entries])
+    lines = report.aligned(rows)
     lines.append(f"{result['machine']}, {result['date']}: TFLOP/s, x = attngen / peer")
     for peer in PEERS:
         for direction in report.DIRECTIONS:
@@ -244,11 +197,7 @@ def table(result: Result) -> str:
                     f"attngen / {peer}, {direction}: geometric mean {mean:.2f}, least {min(found):.2f}, "
                     f"most {max(found):.2f} over {len(found)} cells"
                 )
-    lines += summary(result)
-    for cell in result["cells"]:
-        for name, record in cell["contenders"].items():
-            if "failure" in record or not record["right"]:
-                lines.append(f"  {cell['key']} {name}: {record.get('failure') or record['errors']}")
+    lines += [*summary(result), *report.remarks(result)]
     return "\n".join(lines)
 
 
@@ -308,23 +257,11 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command", required=True)
     p = commands.add_parser("prepare", help="compile the specs into a directory (needs attngen)")
     p.add_argument("directory", type=Path)
-    for name, text in (("run", "measure, or continue a run"), ("warm", "fill the compilers' caches, a part of it")):
-        p = commands.add_parser(name, help=text)
-        p.add_argument("--kernels", type=Path, required=True, metavar="DIR", help="what `prepare` wrote")
-        p.add_argument(
-            "--only", nargs="+", default=[], metavar="KEY", help="keys that start so; * is anything: causal:*:32/8"
-        )
+    only = "keys that start so; * is anything: causal:*:32/8"
+    measuring, warming = sweep.options(commands, only, HERE / "models.json", 500.0)
+    for p in (measuring, warming):
         p.add_argument("--seed", type=int, default=0)
-        p.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: a dry run without peers")
-        if name == "warm":
-            p.add_argument("--slice", default="0/1", metavar="I/N", help="this process's share")
-            continue
-        p.add_argument("-o", "--output", type=Path, default=HERE / "models.json", help="the JSON (%(default)s)")
-        p.add_argument("--peers", nargs="*", choices=PEERS, default=PEERS)
-        p.add_argument("--workers", type=int, default=0, help="processes that compile everything beforehand")
-        p.add_argument("--budget", type=float, default=500.0, metavar="S", help="no cell starts later (%(default)s)")
-        p.add_argument("--rep", type=float, default=45.0, metavar="MS", help="milliseconds a measurement (%(default)s)")
-        p.add_argument("--rounds", type=int, default=3, help="turns that a measurement is split into (%(default)s)")
+    measuring.add_argument("--peers", nargs="*", choices=PEERS, default=PEERS)
     for name in ("table", "plot"):
         p = commands.add_parser(name)
         p.add_argument("file", type=Path, nargs="?", default=HERE / "models.json")

@@ -103,7 +103,7 @@ def peers_of(cell: Cell, inputs: Inputs) -> dict[str, Callable[..., Any]]:
     found: dict[str, Callable[..., Any]] = {
         "flex": lambda q, k, v: compiled(q, k, v, score_mod=change, block_mask=mask),
     }
-    if peers.applies("fa4", cell, device="cuda"):
+    if peers.applies("fa4", cell) and peers.has_fa4():
         found["fa4"] = peers.fa4(cell, FULL_SIZE).attend
     return found
 

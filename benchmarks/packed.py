@@ -58,7 +58,7 @@ def measure(cell: Cell, args: argparse.Namespace) -> Result:
     import grouped
 
     from attngen.bench import clock
-    from attngen.bench.race import Turns, race
+    from attngen.bench.race import Turns, mistakes, race
 
     window = WINDOW if args.device == "cuda" else DRY_WINDOW
     inputs = inputs_of(cell, args.device, args.seed, window)
@@ -72,11 +72,11 @@ def measure(cell: Cell, args: argparse.Namespace) -> Result:
             if made is None:
                 continue
             started = time.perf_counter()
-            worst = errors(inputs, expected, made, backward=name not in grouped.FORWARD_ONLY)
+            worst = errors(inputs, expected, made, backward=made.backward)
             right = all(error <= TOLERANCE for error in worst.values())
             first_s = round(time.perf_counter() - started, 3)
             records[name] = {"right": right, "errors": worst, "first_call_s": first_s, "way": made.name}
-        except grouped.MISTAKES as error:
+        except mistakes() as error:
             records[name] = {"failure": failed(name, error)}
             continue
         if right:
@@ -87,7 +87,7 @@ def measure(cell: Cell, args: argparse.Namespace) -> Result:
     allowed = sum(pairs(cell.variant, n, window) for n in inputs.lengths)
     turns = Turns(args.device, args.rounds, 10.0 if args.device == "cuda" else 0.0, args.rep)
     for direction in report.DIRECTIONS:
-        racing = {n: made for n, made in ready.items() if direction == "forward" or n not in grouped.FORWARD_ONLY}
+        racing = {n: made for n, made in ready.items() if direction == "forward" or made.backward}
         work = functools.partial(_work, inputs, direction)
         outcome = race(racing, work, turns, failed)
         flops = (4.0 if direction == "forward" else 10.0) * cell.Hq * cell.D * allowed
@@ -196,6 +196,8 @@ def warm(args: argparse.Namespace) -> int:
     import grouped
     import torch
 
+    from attngen.bench.race import mistakes
+
     grouped.keep_caches()
     index, count = grouped.sliced(args.slice)
     cells = [c for c in matrix() if not args.only or any(o in c.key for o in args.only)]
@@ -206,7 +208,7 @@ def warm(args: argparse.Namespace) -> int:
                 made = build()
                 if made is not None:
                     torch.autograd.grad(made.attend(*inputs.qkv), inputs.qkv, inputs.d_out)
-            except grouped.MISTAKES as error:
+            except mistakes() as error:
                 grouped.failed(cell.key, args.device, name, error)
     return 0
 

@@ -253,7 +253,7 @@ def fa3(inputs: Inputs) -> Contender | None:
         plain = (x.detach() for x in (q, k, v))
         return flash.output(function(*plain, cu, cu, longest, longest, **options))
 
-    return Contender("fa3", attend)
+    return Contender("fa3", attend, backward=False)
 
 
 def builds(inputs: Inputs, files: Files, peers: Sequence[str], device: str) -> dict[str, Callable[[], Any]]:

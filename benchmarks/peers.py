@@ -1,4 +1,4 @@
-"""The contenders: attngen's generated files, FlexAttention, SDPA's flash backend and cuDNN, behind one small type.
+"""The contenders: attngen's generated files, FlexAttention's two forms, SDPA's flash backend, cuDNN, FlashAttention 4.
 
 Takes a cell and its inputs; gives a `Contender`, ready to call. Which cells a contender can compute is said here too.
 Checking and timing are left to gpu.py.
@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from cells import Cell, Inputs, Settings, mask_mod, score_mod
+from cells import VARIANTS, Cell, Inputs, Settings, mask_mod, score_mod
 from torch import Tensor
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -28,7 +28,7 @@ from attngen.bench import contenders  # noqa: E402
 from attngen.bench.contenders import has_fa4  # noqa: E402
 from attngen.bench.race import Contender  # noqa: E402
 
-PEERS = ("flex", "cudnn", "sdpa", "fa4")
+PEERS = ("flex", "flex-flash", "cudnn", "sdpa", "fa4")
 FULL = "# Every query sees every key.\nattention full\n"
 
 
@@ -125,8 +125,10 @@ def generated(cell: Cell, inputs: Inputs, kernels: Kernels) -> Contender:
 # ---- FlexAttention ---------------------------------------------------------------------------------------------------
 
 
-def flex(cell: Cell, inputs: Inputs, settings: Settings, *, device: str, mode: str | None = None) -> Contender:
-    """FlexAttention with the variant's modifiers, as its users write them."""
+def flex(
+    name: str, cell: Cell, inputs: Inputs, settings: Settings, *, device: str, mode: str | None = None
+) -> Contender:
+    """A form of FlexAttention with the variant's modifiers, as its users write them."""
     return contenders.flex(
         score_mod(cell.variant, settings, inputs.params),
         mask_mod(cell.variant, settings, inputs.params),
@@ -134,6 +136,7 @@ def flex(cell: Cell, inputs: Inputs, settings: Settings, *, device: str, mode: s
         batches=cell.B if cell.variant == "documents" else None,
         heads=None,
         device=device,
+        name=name,
         mode=mode,
     )
 
@@ -153,22 +156,26 @@ def fa4(cell: Cell, settings: Settings) -> Contender:
 # ---- choosing --------------------------------------------------------------------------------------------------------
 
 
-def applies(name: str, cell: Cell, *, device: str) -> bool:
-    """Whether the contender can compute the cell at all; what can't is left out, not failed."""
-    match name:
-        case "attngen":
-            return True
-        case "flex":
-            return device == "cuda"  # it has no backward pass on the CPU
-        case "cudnn":
-            return device == "cuda" and cell.variant in ("full", "causal")
-        case "sdpa":
-            return cell.variant in ("full", "causal")
-        case "fa4":
-            known = cell.variant in ("full", "causal", "softcap", "sliding_window")
-            return device == "cuda" and known and has_fa4()
-        case _:
-            raise ValueError(f"no peer {name!r}; there are {', '.join(PEERS)}")
+KNOWN = {
+    "cudnn": ("full", "causal"),
+    "sdpa": ("full", "causal"),
+    "fa4": ("full", "causal", "softcap", "sliding_window"),
+}
+"""The variants that a library has; FlexAttention has them all."""
+
+
+def applies(name: str, cell: Cell) -> bool:
+    """Whether the contender has the cell's variant at all; what hasn't is left out."""
+    if name not in PEERS:
+        raise ValueError(f"no peer {name!r}; there are {', '.join(PEERS)}")
+    return cell.variant in KNOWN.get(name, VARIANTS)
+
+
+def unable(name: str, cell: Cell, *, device: str) -> str:
+    """Why a contender that has the variant can't be measured here; empty where it can."""
+    if name in ("fa4", "flex-flash") and not has_fa4():
+        return contenders.NO_FA4
+    return "runs on a GPU alone" if device != "cuda" and name != "sdpa" else ""
 
 
 def contender(
@@ -176,18 +183,16 @@ def contender(
     cell: Cell,
     inputs: Inputs,
     settings: Settings,
-    kernels: Kernels | None,
+    kernels: Kernels,
     *,
     device: str,
     flex_mode: str | None = None,
 ) -> Contender:
     match name:
         case "attngen":
-            if kernels is None:
-                raise ValueError("attngen's kernels are missing: name their directory with --kernels")
             return generated(cell, inputs, kernels)
-        case "flex":
-            return flex(cell, inputs, settings, device=device, mode=flex_mode)
+        case "flex" | "flex-flash":
+            return flex(name, cell, inputs, settings, device=device, mode=flex_mode)
         case "fa4":
             return fa4(cell, settings)
         case _:

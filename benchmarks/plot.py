@@ -7,14 +7,7 @@ from typing import Any
 
 from report import CONTENDERS, DIRECTIONS, Result, ordered, tflops
 
-COLOURS = {"attngen": "#d1495b", "flex": "#30638e", "cudnn": "#5b8e7d", "sdpa": "#b8b8b8", "fa4": "#8f5aa8"}
-LABELS = {
-    "attngen": "attngen",
-    "flex": "FlexAttention",
-    "cudnn": "cuDNN",
-    "sdpa": "SDPA (FlashAttention 2)",
-    "fa4": "FlashAttention 4",
-}
+from attngen.bench.picture import COLOURS, LABELS
 
 
 def draw(result: Result, path: Path) -> None:

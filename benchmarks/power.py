@@ -92,7 +92,7 @@ def measure(cell: Cell, names: Sequence[str], kernels: peers.Kernels, readings: 
     share = 0.5 if cell.variant == "causal" else 1.0
     found: list[dict[str, Any]] = []
     for name in names:
-        if not peers.applies(name, cell, device="cuda"):
+        if name != "attngen" and (not peers.applies(name, cell) or peers.unable(name, cell, device="cuda")):
             continue
         made = peers.contender(name, cell, inputs, FULL_SIZE, kernels, device="cuda")
         for direction in ("forward", "backward"):

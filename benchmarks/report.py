@@ -13,8 +13,13 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import saved  # noqa: F401  (puts this checkout's attngen on the path)
+
+from attngen.bench import verdict
+from attngen.bench.picture import LABELS
+
 Result = dict[str, Any]
-CONTENDERS = ("attngen", "flex", "cudnn", "sdpa", "fa4")
+CONTENDERS = ("attngen", "flex", "flex-flash", "cudnn", "sdpa", "fa4")
 DIRECTIONS = ("forward", "backward")
 STARTED = time.monotonic()
 
@@ -96,14 +101,17 @@ def geometric_mean(values: Iterable[float]) -> float:
     return math.exp(sum(logs) / len(logs))
 
 
-def _entry(cell: Result, name: str, direction: str) -> str:
-    """`366 x1.24`: the peer's TFLOP/s, and how many times as fast attngen is."""
-    timing = cell["contenders"].get(name)
-    if timing is None:
-        return ""
+def word(cell: Result, name: str, direction: str) -> str:
+    """What stands in place of a time that is missing: `verdict.word`; empty, too, for who took no part."""
+    record = cell["contenders"].get(name)
+    return "" if record is None else verdict.word(record, direction)
+
+
+def entry(cell: Result, name: str, direction: str) -> str:
+    """`366 x1.24`: the peer's TFLOP/s, and how many times as fast attngen is; a word where it has no time."""
     speed = tflops(cell, name, direction)
     if speed is None:
-        return "failed" if "failure" in timing else "" if timing["right"] else "wrong"
+        return word(cell, name, direction)
     times = ratio(cell, name, direction)
     return f"{speed:.0f}" if name == "attngen" or times is None else f"{speed:.0f} x{times:.2f}"
 
@@ -134,7 +142,7 @@ def table(result: Result) -> str:
     rows: list[list[str]] = []
     for cell in ordered(result):
         for direction in DIRECTIONS:
-            if not any(_entry(cell, n, direction) for n in names):
+            if all(entry(cell, n, direction) in ("", "n/a") for n in names):
                 continue
             mask_ms = cell["contenders"].get("flex", {}).get("block_mask_ms")
             rows.append(
@@ -143,15 +151,14 @@ def table(result: Result) -> str:
                     str(cell["N"]),
                     cell["variant"],
                     {"forward": "fwd", "backward": "bwd"}[direction],
-                    *(_entry(cell, n, direction) for n in names),
+                    *(entry(cell, n, direction) for n in names),
                     _spread(cell, direction),
                     f"{mask_ms:.1f}" if mask_ms is not None and direction == "forward" else "",
                     *(_replay(cell, n, direction) for n in names),
                     "<" if short_of_target(cell, direction) else "",
                 ]
             )
-    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
-    lines = ["  ".join(text.ljust(w) for text, w in zip(row, widths, strict=True)).rstrip() for row in [header, *rows]]
+    lines = aligned([header, *rows])
     dry = " (dry run: these times mean nothing)" if result["dry_run"] else ""
     versions = " ".join(f"{k} {v}" for k, v in result["versions"].items())
     legend = "TFLOP/s, x = attngen / peer; replay of a CUDA graph: ms, x likewise"
@@ -168,8 +175,46 @@ def table(result: Result) -> str:
     short = sum(short_of_target(cell, direction) for cell in result["cells"] for direction in DIRECTIONS)
     compared = sum(ratio(cell, "flex", d) is not None for cell in result["cells"] for d in DIRECTIONS)
     lines.append(f"below target against FlexAttention: {short} of {compared} (1.5 at D = 256 and softcap, else 1)")
-    lines += [f"  {key} {name}: {why}" for key, name, why in troubles(result)]
+    lines += remarks(result)
     return "\n".join(lines)
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows of a table as lines, each column as wide as its widest entry."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return ["  ".join(text.ljust(w) for text, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+README = {
+    "causal:64:16384": "D = 64, N = 16384, causal",
+    "causal:128:4096": "D = 128, N = 4096, causal",
+    "full:128:16384": "D = 128, N = 16384, full",
+    "causal:256:16384": "D = 256, N = 16384, causal",
+    "sliding_window:128:16384": "sliding window 1024, N = 16384",
+    "documents:128:16384": "8 documents, causal, N = 16384",
+    "softcap:128:16384": "soft cap 50, causal, N = 16384",
+    "alibi:128:16384": "ALiBi, causal, N = 16384",
+}
+"""The rows of README's table, by the cells' keys."""
+_COLUMNS = ("attngen", "fa4", "cudnn", "flex", "flex-flash")
+
+
+def readme(result: Result) -> str:
+    """README's table in Markdown: TFLOP/s forward / backward, a word in place of a time that is missing; then why."""
+    lines = ["| | " + " | ".join(LABELS[name] for name in _COLUMNS) + " |", "|---" * (1 + len(_COLUMNS)) + "|"]
+    cells = {cell["key"]: cell for cell in result["cells"]}
+    shown = {key: cells[key] for key in README if key in cells}
+    for key, cell in shown.items():
+        lines.append(f"| {README[key]} | " + " | ".join(_speeds(cell, name) for name in _COLUMNS) + " |")
+    told = remarks({**result, "cells": list(shown.values())})
+    return "\n".join([*lines, f"{result['machine']}, {result['date']}, {result['versions']}", *told])
+
+
+def _speeds(cell: Result, name: str) -> str:
+    """`564 / 550`, `369 / NaN`, `n/a`; empty for who took no part."""
+    speeds = {d: tflops(cell, name, d) for d in DIRECTIONS}
+    texts = [f"{x:.0f}" if x is not None else word(cell, name, d) for d, x in speeds.items()]
+    return texts[0] if len(set(texts)) == 1 and speeds["forward"] is None else " / ".join(t or "–" for t in texts)
 
 
 def ordered(result: Result) -> list[Result]:
@@ -188,19 +233,28 @@ def line(cell: Result) -> str:
     parts = []
     for name in CONTENDERS:
         if name in cell["contenders"]:
-            parts.append(f"{name} " + " / ".join(_entry(cell, name, d) or "-" for d in DIRECTIONS))
+            parts.append(f"{name} " + " / ".join(entry(cell, name, d) or "-" for d in DIRECTIONS))
     return f"{cell['key']}: " + ", ".join(parts)
 
 
 def troubles(result: Result) -> list[tuple[str, str, str]]:
     """What failed or was wrong: (cell, contender, a line)."""
-    found: list[tuple[str, str, str]] = []
+    return [(key, name, why) for key, name, why, trouble in _reasons(result) if trouble]
+
+
+def remarks(result: Result) -> list[str]:
+    """A footnote for each time that is missing. What a contender can't compute, for one reason, is told once."""
+    lines: list[str] = []
+    known: set[tuple[str, str]] = set()
+    for key, name, why, trouble in _reasons(result):
+        if trouble or (name, why) not in known:
+            lines.append(f"  {key} {name}: {why}")
+        known.add((name, why))
+    return lines
+
+
+def _reasons(result: Result) -> Iterable[tuple[str, str, str, bool]]:
     for cell in result["cells"]:
-        for name, c in cell["contenders"].items():
-            if "failure" in c:
-                found.append((cell["key"], name, c["failure"].strip().splitlines()[0][:160]))
-            elif not c["right"]:
-                found.append(
-                    (cell["key"], name, "errors " + ", ".join(f"{k} {float(v):.1e}" for k, v in c["errors"].items()))
-                )
-    return found
+        for name, record in cell["contenders"].items():
+            if why := verdict.reason(record)[:240]:
+                yield cell["key"], name, why, verdict.troubled(record)

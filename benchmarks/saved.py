@@ -11,6 +11,7 @@ import hashlib
 import importlib.util
 import inspect
 import json
+import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # this checkout's attngen, installed or not
 EXAMPLES = ROOT / "examples"
+COMMIT = "commit.txt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,20 @@ def prepare(directory: Path, specs: Mapping[str, Spec]) -> None:
         kernel.save(directory / f"{name}.py")
         manifest[name] = {"function": kernel.name, **spec.facts}
     (directory / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+    (directory / COMMIT).write_text(commit() + "\n", encoding="utf-8")
+
+
+def commit() -> str:
+    """That this checkout is at, with a `+` where tracked files differ from it; empty outside of a repository."""
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True, check=True).stdout
+
+    try:
+        changed = git("status", "--porcelain", "--untracked-files=no")
+        return git("rev-parse", "HEAD").strip()[:12] + ("+" if changed else "")
+    except (FileNotFoundError, subprocess.CalledProcessError):
+        return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +80,12 @@ class Files:
     @classmethod
     def at(cls, directory: Path) -> Files:
         return cls(directory, json.loads((directory / "manifest.json").read_text(encoding="utf-8")))
+
+    @property
+    def commit(self) -> str:
+        """The commit that the files were prepared at; empty where it is not known."""
+        kept = self.directory / COMMIT
+        return kept.read_text(encoding="utf-8").strip() if kept.exists() else ""
 
     def digests(self) -> dict[str, str]:
         """The start of each file's sha256: what was measured."""

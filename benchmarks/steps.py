@@ -86,7 +86,8 @@ def race(model: Model, names: Sequence[str], args: argparse.Namespace) -> dict[s
     """Of implementations: medians, peak memory beside the weights, and the gradients' distance from those of the first
     one, all in one process."""
     import torch
-    from grouped import MISTAKES
+
+    from attngen.bench.race import mistakes
 
     register(model, args.kernels)
     network = built(model, args.device)
@@ -109,7 +110,7 @@ def race(model: Model, names: Sequence[str], args: argparse.Namespace) -> dict[s
                 torch.cuda.reset_peak_memory_stats()
                 step(call, network, ids)
                 records[name]["peak_bytes"] = torch.cuda.max_memory_allocated() - held - _bytes(reference)
-        except MISTAKES as error:
+        except mistakes() as error:
             records[name] = {"failure": f"{type(error).__name__}: {str(error).strip().splitlines()[0][:300]}"}
     reference = None
     ready = [n for n in names if "failure" not in records[n]]

@@ -8,7 +8,7 @@
 tile's loss is the geometric mean of its times over the best time of each case; a tile that lacks a time in any case,
 since the card refuses it there, isn't ranked. So it is with rows of the kernels that compute capability 9.0 has for
 itself, where cases are compared whose specs have the same row now. How many heads take turns is a rule that looks at
-the mask: `together=1, ahead=0` is what the rule says of each spec.
+the mask: `together=65536, ahead=0` is what the rule says of each spec.
 """
 
 from __future__ import annotations
@@ -106,9 +106,13 @@ def shown(found: Mapping[str, Any], top: int = 5) -> str:
 # ---------------------------------------------------------------- rows
 
 
+RULE = 65536
+"""Of heads in turn: stands for what the rule says of each spec."""
+
+
 def general(row: HopperRow, own: HopperRow) -> HopperRow:
-    """A row as it may be compared with other specs': heads as the rule has them for its own spec are 0."""
-    changes = {"together": 1, **({"ahead": 0} if isinstance(row, Skeleton | BackwardSkeleton) else {})}
+    """A row as it may be compared with other specs': heads as the rule has them for its own spec are `RULE`."""
+    changes = {"together": RULE, **({"ahead": 0} if isinstance(row, Skeleton | BackwardSkeleton) else {})}
     same = all(getattr(row, name) == getattr(own, name) for name in changes)
     return replace(row, **changes) if same else row
 

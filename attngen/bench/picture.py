@@ -6,6 +6,7 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from attngen.bench import verdict
 from attngen.errors import UsageError
 
 if TYPE_CHECKING:
@@ -16,11 +17,19 @@ DIRECTIONS = ("forward", "backward")
 LABELS = {
     "attngen": "attngen",
     "flex": "FlexAttention",
+    "flex-flash": "FlexAttention, FlashAttention 4",
     "sdpa": "SDPA (FlashAttention 2)",
     "cudnn": "cuDNN",
     "fa4": "FlashAttention 4",
 }
-_COLOURS = {"attngen": "#d1495b", "flex": "#30638e", "cudnn": "#5b8e7d", "sdpa": "#8d99ae", "fa4": "#8f5aa8"}
+COLOURS = {
+    "attngen": "#d1495b",
+    "flex": "#30638e",
+    "flex-flash": "#6c9bd2",
+    "cudnn": "#5b8e7d",
+    "sdpa": "#8d99ae",
+    "fa4": "#8f5aa8",
+}
 
 
 def tflops(point: Record, name: str, direction: str) -> float | None:
@@ -58,9 +67,12 @@ def table(record: Record) -> Table:
         made.add_column(heading, justify="right")
     for point in record["points"]:
         for direction in DIRECTIONS:
+            measured = any(direction in found for found in point["contenders"].values())
             for name, found in point["contenders"].items():
                 if direction in found:
                     made.add_row(*_cells(point, name, direction))
+                elif measured and (why := verdict.word(found, direction)):
+                    made.add_row(shape(point["sizes"]), direction, LABELS[name], why)
             made.add_section()
     return made
 
@@ -96,19 +108,18 @@ def remarks(record: Record) -> list[str]:
     """Who has no figures, and why; where dense attention stands."""
     lines: list[str] = []
     for name in _names(record):
-        for key, said in (
-            ("unable", "not measured"),
-            ("failure", "FAILED"),
-            ("errors", "WRONG"),
-            ("no_graph", "no CUDA graph"),
-        ):
-            for point in record["points"]:
-                found = point["contenders"].get(name, {})
-                if key in found and not (key == "errors" and found["right"]):
-                    why = found[key] if key != "errors" else _worst(found["errors"])
-                    lines.append(f"{LABELS[name]}, {shape(point['sizes'])}: {said}: {str(why).strip().splitlines()[0]}")
-                    if key == "unable":  # the same at every shape, or nearly
-                        break
+        known: set[str] = set()
+        for point in record["points"]:
+            found = point["contenders"].get(name)
+            if found is None:
+                continue
+            why = [verdict.reason(found)]
+            if "no_graph" in found:
+                why.append(f"no CUDA graph: {found['no_graph'].strip().splitlines()[0]}")
+            for text in why:
+                if text and not (text in known and "unable" in found):  # the same at every shape, or nearly
+                    known.add(text)
+                    lines.append(f"{LABELS[name]}, {shape(point['sizes'])}: {text}")
     for point in record["points"]:
         ours, dense = point["contenders"]["attngen"].get("peak_bytes"), point.get("dense_peak_bytes")
         if ours is not None and "dense_peak_bytes" in point:
@@ -117,17 +128,9 @@ def remarks(record: Record) -> list[str]:
     return lines
 
 
-def _worst(errors: Mapping[str, float]) -> str:
-    return "relative errors " + ", ".join(f"{name} {float(error):.1e}" for name, error in errors.items())
-
-
 def wrong(record: Record) -> bool:
     """Whether some contender failed or was wrong."""
-    return any(
-        "failure" in found or not found.get("right", True)
-        for point in record["points"]
-        for found in point["contenders"].values()
-    )
+    return any(verdict.troubled(found) for point in record["points"] for found in point["contenders"].values())
 
 
 def image(record: Record, format: str) -> bytes:
@@ -144,7 +147,7 @@ def image(record: Record, format: str) -> bytes:
             axes = figure.add_subplot(1, 3, number + 1)
             for name in _names(record):
                 line = [(p["sizes"]["Sk"], tflops(p, name, direction)) for p in record["points"]]
-                _line(axes, line, LABELS[name], _COLOURS[name], "-" if name == "attngen" else "--")
+                _line(axes, line, LABELS[name], COLOURS[name], "-" if name == "attngen" else "--")
             if record.get("ceiling_tflops"):
                 label = "large matrix product"
                 axes.axhline(record["ceiling_tflops"], color="#999999", linewidth=1, linestyle=":", label=label)
@@ -153,7 +156,7 @@ def image(record: Record, format: str) -> bytes:
         axes = figure.add_subplot(1, 3, 3)
         for name in _names(record):
             held = [(p["sizes"]["Sk"], _mib(p["contenders"].get(name, {}).get("peak_bytes"))) for p in record["points"]]
-            _line(axes, held, LABELS[name], _COLOURS[name], "-" if name == "attngen" else "--")
+            _line(axes, held, LABELS[name], COLOURS[name], "-" if name == "attngen" else "--")
         dense = [(p["sizes"]["Sk"], _mib(p.get("dense_peak_bytes"))) for p in record["points"]]
         _line(axes, dense, "dense attention", "#e9a03b", "--")
         _frame(axes, record["points"], "peak memory, MiB")

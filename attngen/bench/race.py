@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -20,10 +21,17 @@ torch: Any = importlib.import_module("torch")
 _triton_errors: Any = importlib.import_module("triton.errors")
 
 _TritonError: type[Exception] = _triton_errors.TritonError
-MISTAKES = (RuntimeError, ValueError, TypeError, AssertionError, _TritonError)
-"""What a contender may raise without ending the run: torch's, Triton's and the argument checks' errors."""
+_APART = {"cutlass.base_dsl.common": "DSLBaseError", "torch._dynamo.exc": "FailOnRecompileLimitHit"}
+"""Errors of peers that derive from `Exception` alone, by the module that defines them."""
 
 Attend = Callable[[Any, Any, Any], Any]
+
+
+def mistakes() -> tuple[type[Exception], ...]:
+    """What a contender may raise without ending the run: errors of torch, Triton, the argument checks, a package that
+    lacks something, and CUTLASS's compiler. A module that is not loaded has raised nothing."""
+    apart = tuple(getattr(sys.modules[module], name) for module, name in _APART.items() if module in sys.modules)
+    return (RuntimeError, ValueError, TypeError, AssertionError, ImportError, _TritonError, *apart)
 
 
 def nothing() -> None:
@@ -32,7 +40,10 @@ def nothing() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """`attend(q, k, v)` under `scope()`. `watch` raises where a call so far took another path than the one meant."""
+    """`attend(q, k, v)` under `scope()`. `watch` raises where a call so far took another path than the one meant.
+    `refusals` are the errors by which it says, at its first calls, that it cannot compute this; `backward` whether it
+    has a backward pass.
+    """
 
     name: str
     attend: Attend
@@ -40,6 +51,8 @@ class Contender:
     lse: Attend | None = None
     block_mask_ms: float | None = None
     watch: Callable[[], None] = nothing
+    refusals: tuple[type[Exception], ...] = ()
+    backward: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +124,7 @@ def race(
                         works[name] = work(made)
                     samples[name] += _sample(works[name], turns)
                 made.watch()
-            except MISTAKES as error:
+            except mistakes() as error:
                 failures[name] = failed(name, error)
     for name in failures:
         works.pop(name, None)
@@ -140,7 +153,7 @@ def _replayed(
                         replays[name] = replay.recorded(functools.partial(work, made))
                     made.watch()
                 samples[name] = samples.get(name, []) + _sample(replays[name], turns)
-            except MISTAKES as error:
+            except mistakes() as error:
                 missing[name] = failed(f"{name} as a CUDA graph", error)
     return {name: clock.summary(found).ms for name, found in samples.items() if name not in missing}, missing
 

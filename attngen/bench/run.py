@@ -7,23 +7,21 @@ is that of one forward and backward pass, beside dense attention by the same sco
 
 from __future__ import annotations
 
+import functools
 import importlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from attngen.bench import clock, contenders
-from attngen.bench.race import MISTAKES, Contender, Turns, failure, graph, race
+from attngen.bench import cell, clock, contenders, verdict
+from attngen.bench.cell import Record
+from attngen.bench.race import Contender, Turns, failure, graph
 
 torch: Any = importlib.import_module("torch")
 
 DIRECTIONS = ("forward", "backward")
-TOLERANCE = 2e-2
-"""Of `||x - truth|| / ||truth||` in half precision: operands carry 8 or 11 bits; right kernels land below 8e-3."""
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
-
-Record = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +85,11 @@ def unable(name: str, subject: Subject, sizes: Mapping[str, int], device: str) -
     """Why a peer has no figures here; empty where it has."""
     if name == "attngen":
         return ""
-    if name == "fa4" and not contenders.has_fa4():
-        return "the package flash-attn-4 is not here"
-    if device != "cuda" and name in ("flex", "cudnn", "fa4"):
+    if name in ("fa4", "flex-flash") and not contenders.has_fa4():
+        return contenders.NO_FA4
+    if device != "cuda" and name in ("flex", "flex-flash", "cudnn", "fa4"):
         return "runs on a GPU alone"
-    if name == "flex":
+    if name in contenders.BACKENDS:
         return subject.flex_limit
     if not subject.plain:
         return "has causal and full masks alone, and no score of one's own"
@@ -108,7 +106,7 @@ def contender(
     match name:
         case "attngen":
             return attngen(subject, inputs)
-        case "flex":
+        case "flex" | "flex-flash":
             batch, head = subject.mask_reads
             return contenders.flex(
                 *mods,
@@ -116,6 +114,7 @@ def contender(
                 batches=sizes["B"] if batch else None,
                 heads=sizes["Hq"] if head else None,
                 device=device,
+                name=name,
                 scale=None if subject.scaled else 1.0,
                 grouped=grouped,
             )
@@ -198,7 +197,7 @@ def truth(subject: Subject, inputs: Inputs, *, backward: bool) -> dict[str, Any]
 
 
 def errors(made: Contender, inputs: Inputs, expected: Mapping[str, Any]) -> dict[str, float]:
-    """`||x - truth|| / ||truth||` of each result; inf where an element isn't finite. Outputs are poisoned first."""
+    """`verdict.error` of each result. Outputs are poisoned first."""
     poison = [torch.full_like(inputs.q, math.nan, requires_grad=False) for _ in range(6)]
     del poison
     out = made.attend(*inputs.qkv)
@@ -206,12 +205,7 @@ def errors(made: Contender, inputs: Inputs, expected: Mapping[str, Any]) -> dict
     if "dq" in expected:
         grads = torch.autograd.grad(out, inputs.qkv, inputs.grad_out)
         found |= dict(zip(("dq", "dk", "dv"), grads, strict=True))
-    worst: dict[str, float] = {}
-    for name, x in found.items():
-        ref = expected[name]
-        gap = float((x.float() - ref).norm() / ref.norm().clamp(min=1e-30))
-        worst[name] = gap if bool(torch.isfinite(x).all()) else math.inf
-    return worst
+    return {name: verdict.error(x, [(x, expected[name])]) for name, x in found.items()}
 
 
 def peak_bytes(made: Contender, inputs: Inputs, *, backward: bool) -> int:
@@ -237,23 +231,10 @@ def ceiling_tflops(dtype: str) -> float:
 # ---------------------------------------------------------------- the whole
 
 
-def settle(made: Contender, inputs: Inputs, expected: Mapping[str, Any], device: str) -> tuple[bool, Record]:
-    """Compiles and checks one contender: whether it may be timed, and its part of the record."""
-    worst: dict[str, float] = {}
-
-    def first() -> None:
-        with made.scope():
-            made.attend(*inputs.qkv)
-
-    seconds = clock.once(first, device)
-    with made.scope():
-        worst.update(errors(made, inputs, expected))
-    made.watch()
-    right = all(error <= TOLERANCE for error in worst.values())  # so that nan fails
-    record: Record = {"right": right, "errors": worst, "first_result_s": round(seconds, 6)}
-    if made.block_mask_ms is not None:
-        record["block_mask_ms"] = made.block_mask_ms
-    return right, record
+def checked(name: str, made: Contender, *, inputs: Inputs, expected: Mapping[str, Any], device: str) -> Record:
+    """The seconds of its first call, and its errors."""
+    seconds = clock.once(lambda: made.attend(*inputs.qkv), device)
+    return {"errors": errors(made, inputs, expected), "first_result_s": round(seconds, 6)}
 
 
 def measure(
@@ -270,38 +251,24 @@ def measure(
     inputs = draw(sizes, params, how)
     mods = subject.modifiers(sizes["D"] ** -0.5, sizes, params)
     share = fraction(subject, sizes, mods[1], device)
-    expected = truth(subject, inputs, backward=how.backward)
-    records: dict[str, Record] = {}
-    ready: dict[str, Contender] = {}
-    for name in ("attngen", *peers):
-        reason = unable(name, subject, sizes, device)
-        if reason:
-            records[name] = {"unable": reason}
-            continue
-        try:
-            made = build(name, subject, sizes, inputs, how, mods)
-            right, records[name] = settle(made, inputs, expected, device)
-        except MISTAKES as error:
-            records[name] = {"failure": failure(name, error, device)}
-            continue
-        if right:
-            ready[name] = made
-    del expected
-    for direction in DIRECTIONS[: 2 if how.backward else 1]:
-        outcome = race(
-            ready,
-            lambda made: graph(made, inputs.qkv, inputs.grad_out, direction),  # noqa: B023
-            how.turns,
-            lambda name, error: failure(name, error, device),
-        )
-        for name, text in outcome.failures.items():
-            records[name]["failure"] = text
-            del ready[name]
-        for name, text in outcome.no_graph.items():
-            records[name]["no_graph"] = text
-        for name in ready:
-            timing, useful = clock.summary(outcome.samples[name]), flops(sizes, share, direction)
-            records[name][direction] = timing.record(useful, outcome.graph_ms.get(name))
+    reasons = {name: unable(name, subject, sizes, device) for name in ("attngen", *peers)}
+    ready, found = cell.settle(
+        {n: functools.partial(build, n, subject, sizes, inputs, how, mods) for n, why in reasons.items() if not why},
+        functools.partial(
+            checked, inputs=inputs, expected=truth(subject, inputs, backward=how.backward), device=device
+        ),
+        lambda name, error: failure(name, error, device),
+    )
+    records: dict[str, Record] = {name: {"unable": why} if why else found[name] for name, why in reasons.items()}
+    cell.timed(
+        ready,
+        records,
+        lambda direction, made: graph(made, inputs.qkv, inputs.grad_out, direction),
+        lambda direction: flops(sizes, share, direction),
+        DIRECTIONS[: 2 if how.backward else 1],
+        how.turns,
+        lambda name, error: failure(name, error, device),
+    )
     record: Record = {"sizes": sizes, "fraction": share, "contenders": records}
     if device == "cuda":
         for name, made in ready.items():

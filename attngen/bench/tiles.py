@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from attngen.bench import clock
-from attngen.bench.race import MISTAKES, DeviceLostError, failure
+from attngen.bench.race import DeviceLostError, failure, mistakes
 from attngen.plan.tiles.hopper_trials import Rows
 from attngen.tune.gpu import LostError, RefusedError, Setting
 from attngen.tune.tables import holding, own_tiles
@@ -72,7 +72,7 @@ class Bench:
                 return self._timed(kernel)
         except LostError:
             raise
-        except MISTAKES as error:
+        except mistakes() as error:
             try:
                 text = failure(f"{kernel} {setting}", error, self.device)
             except DeviceLostError as lost:

@@ -27,18 +27,19 @@ def add(table: Commands) -> None:
         "                     [-D NAME=VALUE] [--param NAME=VALUE] [--forward-only] [--seed N] [--rep MS]\n"
         "                     [-o FILE.json|FILE.svg|FILE.png]",
         help="measure a spec's kernel on the GPU that is here, beside others",
-        description="Measures a spec's kernel, forward and backward, beside FlexAttention, torch's own attention\n"
-        "(FlashAttention 2; cuDNN) and FlashAttention 4, in one process, on the same inputs, turn about. Each is\n"
-        "checked against attention in float32 first; what is wrong has no figures, and the exit status is 1.",
+        description="Measures a spec's kernel, forward and backward, beside FlexAttention (flex: over Triton,\n"
+        "flex-flash: over FlashAttention 4), torch's own attention (FlashAttention 2; cuDNN) and FlashAttention 4,\n"
+        "in one process, on the same inputs, turn about. Each is checked against attention in float32 first; what is\n"
+        "wrong has no figures, and the exit status is 1.",
         example="attngen bench examples/causal.attn --against flex,cudnn --shape B=4 Hq=16 Sq=4096 D=128 -o a.json",
     )
     arguments.spec(p)
     p.add_argument(
         "--against",
         type=arguments.peers,
-        default=("flex", "sdpa", "cudnn"),
+        default=("flex", "flex-flash", "sdpa", "cudnn"),
         metavar="PEER,…",
-        help=f"{', '.join(vocabulary.PEERS)} (default: flex,sdpa,cudnn); what cannot compute the spec is named",
+        help=f"{', '.join(vocabulary.PEERS)} (default: all but fa4); what cannot compute the spec is named",
     )
     arguments.shape(p)
     p.add_argument(
@@ -105,9 +106,12 @@ def _described(torch: Any) -> dict[str, Any]:
     import datetime
     import platform
 
+    from attngen.bench import contenders
+
     triton: Any = importlib.import_module("triton")
     versions = {"torch": str(torch.__version__), "triton": triton.__version__, "python": platform.python_version()}
     versions |= {"cuda": str(torch.version.cuda), "cudnn": str(torch.backends.cudnn.version())}
+    versions |= contenders.packages()
     return {
         "machine": torch.cuda.get_device_name(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),

@@ -30,7 +30,7 @@ import tune as tuner  # noqa: E402
 from cells import Cell  # noqa: E402
 
 import attngen  # noqa: E402
-from attngen.bench import clock  # noqa: E402
+from attngen.bench import clock, verdict  # noqa: E402
 from attngen.plan.hopper import Schedule, Skeleton  # noqa: E402
 from attngen.plan.tiles.portable import KERNELS, Tile  # noqa: E402
 from attngen.tune import gpu as tune  # noqa: E402
@@ -163,7 +163,7 @@ def test_the_dense_form_agrees_with_torch(variant: str) -> None:
     grads = torch.autograd.grad(out, (q, k, v), inputs.grad_out.double())
     found = check.dense(cell, SMALL, inputs, 1, 0, rows=20)  # a last block that is shorter
     for x, ref in zip((found.out, found.dq, found.dk, found.dv), (out, *grads), strict=True):
-        assert check.relative(x, ref.detach()[1, 0].float()) < 1e-5
+        assert verdict.error(x, [(x, ref.detach()[1, 0].float())]) < 1e-5
 
 
 def test_the_check_finds_what_is_wrong() -> None:
@@ -176,15 +176,17 @@ def test_the_check_finds_what_is_wrong() -> None:
         return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
 
     worst = check.errors(inputs, truth, attend, backward=True)
-    assert set(worst) == {"out", "dq", "dk", "dv"} and check.right(worst) and max(worst.values()) < 1e-5
-    assert not check.right(check.errors(inputs, truth, lambda q, k, v: attend(q, k, v, 1), backward=False))
+    assert set(worst) == {"out", "dq", "dk", "dv"} and verdict.right(worst) and max(worst.values()) < 1e-5
+    assert not verdict.right(check.errors(inputs, truth, lambda q, k, v: attend(q, k, v, 1), backward=False))
     stuck = check.errors(inputs, truth, lambda q, k, v: attend(q, k.detach(), v) + 0 * k.sum(), backward=True)
-    assert not check.right(stuck) and stuck["out"] < 1e-5 and stuck["dk"] == pytest.approx(1.0)
+    assert not verdict.right(stuck) and stuck["out"] < 1e-5 and stuck["dk"] == pytest.approx(1.0)
     # One element that nothing wrote, in a head that isn't looked at closely.
     hole = torch.zeros(cell.shape)
-    hole[0, 1, 3, 3] = math.nan
-    assert check.errors(inputs, truth, lambda q, k, v: attend(q, k, v) + hole, backward=False)["out"] == math.inf
-    assert not check.right({"out": math.nan})
+    for unwritten in (math.inf, math.nan):
+        hole[0, 1, 3, 3] = unwritten
+        worst = check.errors(inputs, truth, lambda q, k, v: attend(q, k, v) + hole, backward=False)
+        assert str(worst["out"]) == str(unwritten) and not verdict.right(worst)
+    assert not verdict.right({"out": math.nan})
 
 
 def test_a_softcap_left_out_is_noticed() -> None:
@@ -200,7 +202,7 @@ def test_a_softcap_left_out_is_noticed() -> None:
     def plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
 
-    assert not check.right(check.errors(seen, truth, plain, backward=False, lse=lse))
+    assert not verdict.right(check.errors(seen, truth, plain, backward=False, lse=lse))
 
 
 @pytest.mark.parametrize("variant", ["alibi", "softcap", "documents", "relative_bias"])
@@ -216,7 +218,7 @@ def test_flex_attention_gets_the_same_variant(variant: str) -> None:
     q, k, v = (x.detach() for x in inputs.qkv)
     out = flex_attention(q, k, v, score_mod=change, block_mask=block_mask)
     for b, h in check.heads(cell):
-        assert check.relative(out[b, h], check.dense(cell, settings, inputs, b, h).out) < 1e-5
+        assert verdict.error(out, [(out[b, h], check.dense(cell, settings, inputs, b, h).out)]) < 1e-5
 
 
 # ---- the whole run, without a GPU ------------------------------------------------------------------------------------
@@ -229,10 +231,10 @@ def test_a_dry_run_measures_every_variant(tmp_path: Path, capsys: pytest.Capture
     assert result["dry_run"] and result["machine"] and set(result["versions"]) >= {"torch", "triton"}
     assert set(result["kernels"]) == set(cells.VARIANTS)
     for cell in result["cells"]:
-        assert set(cell["contenders"]) == (
-            {"attngen", "sdpa"} if cell["variant"] in ("full", "causal") else {"attngen"}
-        )
-        for contender in cell["contenders"].values():
+        there = {n: c for n, c in cell["contenders"].items() if "unable" not in c}
+        assert set(there) == ({"attngen", "sdpa"} if cell["variant"] in ("full", "causal") else {"attngen"})
+        assert cell["contenders"]["flex"] == {"unable": "runs on a GPU alone"}
+        for contender in there.values():
             assert contender["right"]
             for direction, counted in (("forward", 1.0), ("backward", 2.5)):
                 timing = contender[direction]
@@ -352,6 +354,72 @@ def test_replays_stand_beside_the_calls(tmp_path: Path) -> None:
     assert report.graph_ms(second, "attngen", "forward") == 4.0
 
 
+def of_key(key: str, **contenders: dict[str, Any]) -> dict[str, Any]:
+    variant, D, N = key.split(":")
+    return {"key": key, "variant": variant, "D": int(D), "N": int(N), "target": 1, "contenders": contenders}
+
+
+def test_readmes_table_has_a_word_where_a_peer_has_no_time() -> None:
+    def right(forward: float, backward: float) -> dict[str, Any]:
+        errors = {"out": 1e-3, "dq": 1e-3}
+        return {"right": True, "errors": errors, "forward": timed(1.0, forward), "backward": timed(1.0, backward)}
+
+    missing = {"unable": "the package flash-attn-4 is not here"}
+    stuck = {"right": False, "errors": {"out": 1e-3, "dq": "nan"}, "forward": timed(1.0, 446.4)}
+    result = fake_result(attngen=1.0)  # a softcap cell that the table lacks
+    result["cells"] += [
+        of_key("alibi:128:16384", attngen=right(751.3, 628.0), flex=right(344.0, 376.0), **{"flex-flash": stuck}),
+        of_key("causal:64:16384", attngen=right(564.0, 550.0), fa4=missing, cudnn=right(463.0, 438.6)),
+        of_key("full:128:16384", attngen=right(711.0, 630.0), fa4=missing, flex={"failure": "Broken: by\nit"}),
+    ]
+    assert report.readme(result).splitlines() == [
+        "| | attngen | FlashAttention 4 | cuDNN | FlexAttention | FlexAttention, FlashAttention 4 |",
+        "|---|---|---|---|---|---|",
+        "| D = 64, N = 16384, causal | 564 / 550 | n/a | 463 / 439 |  |  |",
+        "| D = 128, N = 16384, full | 711 / 630 | n/a |  | failed |  |",
+        "| ALiBi, causal, N = 16384 | 751 / 628 |  |  | 344 / 376 | 446 / NaN |",
+        "M, 2026-01-01T00:00:00, {'torch': '2', 'triton': '3'}",
+        "  causal:64:16384 fa4: not measured: the package flash-attn-4 is not here",
+        "  full:128:16384 flex: FAILED: Broken: by",
+        "  alibi:128:16384 flex-flash: WRONG: relative errors out 1.0e-03, dq nan",
+    ]
+    shown = report.table(result).splitlines()
+    (alibi,) = [line for line in shown if "alibi" in line and "bwd" in line]
+    assert "376 x1.67" in alibi and "NaN" in alibi.split()
+    assert report.troubles(result) == [
+        ("alibi:128:16384", "flex-flash", "WRONG: relative errors out 1.0e-03, dq nan"),
+        ("full:128:16384", "flex", "FAILED: Broken: by"),
+    ]
+
+
+def test_readmes_cells_are_of_the_matrix() -> None:
+    assert set(report.README) <= {c.key for c in cells.matrix()}
+    picked = gpu.chosen((), [], quick=False, device="cuda", readme=True)
+    assert {c.key for c in picked} == set(report.README)
+
+
+def test_who_has_a_variant_and_who_is_here() -> None:
+    alibi, causal = Cell("alibi", 128, 4096), Cell("causal", 128, 4096)
+    assert [n for n in peers.PEERS if peers.applies(n, alibi)] == ["flex", "flex-flash"]
+    assert [n for n in peers.PEERS if peers.applies(n, causal)] == list(peers.PEERS)
+    with pytest.raises(ValueError, match="no peer 'fa5'; there are flex, flex-flash, cudnn, sdpa, fa4"):
+        peers.applies("fa5", causal)
+    assert not peers.has_fa4()
+    lacking = {n: why for n in peers.PEERS if (why := peers.unable(n, causal, device="cuda"))}
+    assert lacking == dict.fromkeys(("flex-flash", "fa4"), "the package flash-attn-4 is not here")
+
+
+def test_processes_compile_beforehand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--only", "causal", "--no-plot", "--workers", "1", "--peers", "flex")
+    status, result = dry_run(write_kernels(tmp_path), *options)
+    assert status == 0 and result["warmed"] and "1 processes compiled for" in capsys.readouterr().out
+    given = ["warm", "--kernels", str(tmp_path), "--device", "cpu", "--only", "causal,full", "--slice", "1/2"]
+    broken = {"causal": ("", "s.reshape(7)", "j > -1")}
+    write_kernels(tmp_path, **broken)
+    assert gpu.main(given) == 0
+    assert "causal:16:64 attngen FAILED" in capsys.readouterr().out  # of two cells, the second is its share
+
+
 def test_results_merge_by_cell_and_by_machine(tmp_path: Path) -> None:
     old, new = fake_result(attngen=100.0, flex=100.0), fake_result(attngen=200.0, flex=100.0)
     new["date"] = "2026-01-02T00:00:00"
@@ -373,9 +441,8 @@ def test_an_infinite_error_is_strict_json(tmp_path: Path) -> None:
     result["cells"][0]["contenders"]["attngen"] |= {"right": False, "errors": {"out": math.inf, "dq": math.nan}}
     report.write(tmp_path / "r.json", result)
     again = json.loads((tmp_path / "r.json").read_text(), parse_constant=lambda _: pytest.fail("not JSON"))
-    assert (
-        report.troubles(again) == report.troubles(result) == [("softcap:128:4096", "attngen", "errors out inf, dq nan")]
-    )
+    why = "WRONG: relative errors out inf, dq nan"
+    assert report.troubles(again) == report.troubles(result) == [("softcap:128:4096", "attngen", why)]
 
 
 @pytest.mark.slow
@@ -477,8 +544,8 @@ def test_rows_of_specs_with_other_heads_are_compared(tmp_path: Path, capsys: pyt
     shown = capsys.readouterr().out
     assert "TILES" not in shown and "forward, (128, 128):" in shown
     (found,) = json.loads((tmp_path / "t.json").read_text())["own"]
-    ordered = row_of(ordered=True, together=1)
-    assert found["won"] == repr(ordered) and found["now"] == repr(row_of(together=1))
+    ordered = row_of(ordered=True, together=tiles.RULE)
+    assert found["won"] == repr(ordered) and found["now"] == repr(row_of(together=tiles.RULE))
     assert f"and should have: {ordered!r}" in shown
     assert [s["ms"] for s in found["ranking"]] == [[0.9, 3.9], [1.0, 4.0]]
 

@@ -18,7 +18,7 @@ import torch
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from attngen import api, files, inputs, targets
-from attngen.bench import clock, replay, run
+from attngen.bench import clock, contenders, replay, run, verdict
 from attngen.bench import picture as show
 from attngen.bench.race import Contender, Turns, failure, graph, race
 from attngen.cli import gpu
@@ -142,13 +142,52 @@ def test_who_is_wrong_is_not_timed() -> None:
 
     point = run.measure(subject(source), sizes, {}, ("sdpa",), HOW, build=build)
     ours, sdpa = point["contenders"]["attngen"], point["contenders"]["sdpa"]
-    assert not ours["right"] and "forward" not in ours and ours["errors"]["out"] > run.TOLERANCE
+    assert not ours["right"] and "forward" not in ours and ours["errors"]["out"] > verdict.TOLERANCE
     assert sdpa == {"failure": "RuntimeError: no such kernel\nin two lines"}
     record = whole([point])
     assert show.wrong(record)
     said = "\n".join(show.remarks(record))
     assert "attngen, B=1 H=1 S=32 D=16: WRONG: relative errors out" in said
     assert said.endswith("FAILED: RuntimeError: no such kernel")
+
+
+def test_a_peer_with_gradients_of_nan_has_its_forward_time_and_a_word() -> None:
+    class Broken(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
+            return grads[0] * math.nan
+
+    def build(name: str, *given: Any) -> Contender:
+        made = run.contender(name, *given)
+        return made if name == "attngen" else Contender(name, lambda q, k, v: Broken.apply(made.attend(q, k, v)))
+
+    source = files.read_source(EXAMPLES / "causal.attn")
+    sizes = {"B": 1, "Hq": 1, "Hkv": 1, "Sq": 32, "Sk": 32, "D": 16, "Dv": 16}
+    point = run.measure(subject(source), sizes, {}, ("sdpa",), HOW, build=build)
+    sdpa = point["contenders"]["sdpa"]
+    assert sdpa["forward"]["ms"] > 0 and "backward" not in sdpa and math.isnan(sdpa["errors"]["dq"])
+    record = whole([point])
+    from rich.console import Console
+
+    console = Console(width=240)
+    with console.capture() as seen:
+        console.print(show.table(record))
+    (line,) = [x for x in seen.get().splitlines() if "SDPA" in x and "backward" in x]
+    assert " ".join(line.split()) == "B=1 H=1 S=32 D=16 backward SDPA (FlashAttention 2) NaN"
+    (said,) = show.remarks(record)
+    assert said.startswith("SDPA (FlashAttention 2), B=1 H=1 S=32 D=16: WRONG: relative errors out ")
+    assert said.endswith(", dq nan, dk nan, dv nan") and show.wrong(record)
+
+
+def test_flex_attention_over_flash_attention_needs_its_package() -> None:
+    known = run.Subject("x", print, print, print, True, (False, False), "a sink", "", False)  # type: ignore[arg-type]
+    assert not contenders.has_fa4()
+    assert run.unable("flex-flash", known, SIZES, "cuda") == "the package flash-attn-4 is not here"
+    assert run.unable("flex", known, SIZES, "cuda") == "a sink"
 
 
 @pytest.mark.parametrize("name", ["causal", "documents", "natten_2d", "window_global", "padding"])
@@ -344,7 +383,7 @@ def test_without_a_gpu_there_is_one_message(capsys: pytest.CaptureFixture[str], 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--against", "flax"], "there is no peer 'flax'; there are flex, sdpa, cudnn, fa4"),
+        (["--against", "flax"], "there is no peer 'flax'; there are flex, flex-flash, sdpa, cudnn, fa4"),
         (["--lengths", "12,x"], "'12,x' are no lengths; write N,N,…, such as 1024,4096,16384"),
         (["--lengths", "0"], "are no lengths"),
         (["--shape", "X=3"], "causal has no size 'X'; there are B, Hq, Hkv, Sq, Sk, D, Dv"),
