@@ -95,14 +95,15 @@ def alibi(q: Tensor, k: Tensor, v: Tensor, scale: float, *, slope: Tensor) -> Re
 
 def windowed_alibi(q: Tensor, k: Tensor, v: Tensor, scale: float, *, slope: Tensor, cap: Tensor, window: int) -> Result:
     rows, columns = q.shape[2], k.shape[2]
+    positions = [i + columns - rows for i in range(rows)]  # of the queries among the keys: the last at the last
     near = from_lists(
         rows,
         columns,
-        [(i, j) for i in range(rows) for j in range(max(0, i - window + 1), min(columns, i + 1))],
+        [(i, j) for i, at in enumerate(positions) for j in range(max(0, at - window + 1), at + 1)],
         q.device,
     )
-    distance = torch.arange(rows, device=q.device)[:, None] - torch.arange(columns, device=q.device)
-    scores = cap * torch.tanh(products(q, k) * scale / cap) - slope[:, None, None] * distance
+    behind = torch.tensor(positions, device=q.device)[:, None] - torch.arange(columns, device=q.device)
+    scores = cap * torch.tanh(products(q, k) * scale / cap) - slope[:, None, None] * behind
     return normalized(scores, near, heads(q, v))
 
 

@@ -165,24 +165,29 @@ def test_every_obligation_shows_some_step(derivation: Ladder) -> None:
 
 def test_score_and_ranges_are_the_files_own() -> None:
     text = text_of("windowed_alibi")
-    assert "s_ij = cap · tanh(scale · q_i·k_j / cap) − slope[h] · (i − j)" in text
-    assert "J_i  = { j : 0 ≤ j < S_k and 0 ≤ i − j < 1024 }" in text
-    assert "J_any = [max(0, i₀ − 1023), min(S_k, i₁ + 1))" in text
-    assert "J_all = [max(0, i₁ − 1023), min(S_k, i₀ + 1))" in text
-    assert "I_any = [j₀, min(S_q, j₁ + 1024))" in text
+    assert (
+        "s_ij = softcap − slope[h] · distance_ij\n" in text
+        and "softcap     = cap · tanh(scale · q_i·k_j / cap)" in text
+    )
+    assert "distance_ij = i + S_k − S_q − j" in text
+    assert "J_i  = { j : 0 ≤ j < S_k and 0 ≤ distance_ij < 1024 }" in text
+    assert "J_any = [max(0, i₀ + S_k − S_q − 1023), min(S_k, i₁ + S_k − S_q + 1))" in text
+    assert "J_all = [max(0, i₁ + S_k − S_q − 1023), min(S_k, i₀ + S_k − S_q + 1))" in text
+    assert "I_any = [max(0, S_q + j₀ − S_k), min(S_q, S_q + j₁ − S_k + 1024))" in text
     assert "∂s_ij/∂(q_i·k_j) = scale · (1 − tanh²(scale · q_i·k_j / cap))" in text
-    assert "d slope[h] = −Σ_{b, i; j ∈ J_i} ds_ij · (i − j)" in text
+    assert "d slope[h] = −Σ_{b, i; j ∈ J_i} ds_ij · (i + S_k − S_q − j)" in text
     assert "The file takes as given that cap > 0." in text
     assert "1.44" not in text and "log₂ e" in text
 
 
 def test_unions_conditions_and_definitions() -> None:
     text = text_of("window_global")
-    assert "J_any = [max(0, i₀ − 256), min(S_k, i₁ + 257))\n            ∪ [0, S_k) if i₀ < 16\n" in text
+    assert "J_any = [max(0, i₀ + S_k − S_q − 256), min(S_k, i₁ + S_k − S_q + 257))\n" in text
+    assert "            ∪ [0, S_k) if i₀ < 16\n" in text
     assert "∪ [0, min(16, S_k))" in text
     t5 = text_of("t5_bias")
     assert "s_ij = q_i·k_j + table[bucket_ij, h]" in t5
-    assert "far_ij      = 8 + trunc(2 · log₂(max(distance_ij, 8) / 8))" in t5
+    assert "far_ij      = 8 + trunc(2 · log₂(max(away_ij, 8) / 8))" in t5
     assert "d table[c, h] = Σ_{b, i; j ∈ J_i; bucket_ij = c} ds_ij" in t5
     assert "min_{i₀ ≤ i ≤ i₁} ids[b, i] ≤ max_{j ∈ T} ids[b, j]" in text_of("documents")
     assert "min(S_k, lengths[b])" in text_of("cross_attention")
