@@ -212,7 +212,7 @@ def subject_of(mask_reads: tuple[bool, bool]) -> run.Subject:
 def test_dense_attention_is_the_definition() -> None:
     spec = api.analyse(specs()["windowed_alibi"], {"window": 9})
     (q, k, v), params = drawn(spec, SIZES)
-    mods = load(flex_source(spec), "w_modifiers", "torch").modifiers(0.25, SIZES, params)
+    mods = targets.named("torch").load(flex_source(spec), "w_modifiers").modifiers(0.25, SIZES, params)
     found = run.dense(subject_of((False, False)), SIZES, mods).attend(q, k, v)
     expected = evaluate(spec, q, k, v, params={n: np.asarray(x) for n, x in params.items()}).out
     torch.testing.assert_close(found.double(), torch.from_numpy(expected), rtol=2e-5, atol=2e-5)
