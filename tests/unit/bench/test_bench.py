@@ -28,7 +28,6 @@ from attngen.emit.flex import flex_source, limit
 from attngen.errors import Source
 from attngen.ir import walk
 from attngen.reference import evaluate
-from attngen.runtime.loader import load
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 SIZES = {"B": 2, "Hq": 4, "Hkv": 2, "Sq": 48, "Sk": 48, "D": 16, "Dv": 16}
