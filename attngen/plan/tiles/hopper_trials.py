@@ -19,7 +19,8 @@ from typing import assert_never
 from attngen.plan.chips import SHARED_MEMORY
 from attngen.plan.hopper import ApartSkeleton, BackwardSkeleton, DkdvSkeleton, DqSkeleton, Schedule, Skeleton, rounded
 from attngen.plan.kernel import KernelPlan
-from attngen.plan.tiles.hopper import apart_skeletons, backward_skeletons, row_terms, skeletons
+from attngen.plan.tiles.hopper import apart_skeletons, backward_skeletons, skeletons
+from attngen.plan.tiles.traits import traits
 
 Row = Skeleton | BackwardSkeleton | DkdvSkeleton | DqSkeleton
 KINDS: Mapping[str, type[Row]] = {
@@ -85,13 +86,13 @@ class Rows:
 
 def rows_of(plan: KernelPlan, own: tuple[int, int] | None, head_dims: tuple[int, int]) -> Rows:
     """What the generated file's tables have for these head dims; `own` is the spec's tile."""
-    dims = rounded(head_dims)
+    dims, found = rounded(head_dims), traits(plan)
     return Rows(
         dims,
-        skeletons(plan, own).get(dims),
-        backward_skeletons(plan, own).get(dims),
-        apart_skeletons(plan, own).get(dims),
-        row_terms(plan),
+        skeletons(found, own).get(dims),
+        backward_skeletons(found, own).get(dims),
+        apart_skeletons(found, own).get(dims),
+        found.row_terms,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,22 +15,15 @@ from property.kernels import analysed
 
 import attngen
 from attngen import inputs
-from attngen.plan import plan
+from attngen.plan import KernelPlan, plan
 from attngen.plan.chips import Burden
-from attngen.plan.hopper import Schedule, Skeleton
+from attngen.plan.hopper import ApartSkeleton, BackwardSkeleton, Schedule, Skeleton
 from attngen.plan.mask.lists import lists
 from attngen.plan.simulate import SKIPPED, classify
-from attngen.plan.tiles.hopper import (
-    apart_skeletons,
-    backward_skeletons,
-    in_turn,
-    listed,
-    row_terms,
-    skeletons,
-    sums_beside,
-    sums_beside_dkdv,
-)
+from attngen.plan.tiles import hopper
+from attngen.plan.tiles.hopper import sums_beside, sums_beside_dkdv
 from attngen.plan.tiles.hopper_trials import barriers, fits
+from attngen.plan.tiles.traits import in_turn, listed, row_terms, traits
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 NAMES = sorted(path.stem for path in EXAMPLES.glob("*.attn"))
@@ -47,6 +41,21 @@ SERVED = {
 SERVED |= {"sliding_window", "softcap", "softmax1", "t5_bias", "windowed_alibi"}
 LISTED = {"chunked", "documents"}
 LENGTHS = ((300, 300), (70, 260), (260, 70), (1, 500), (500, 1), (129, 128))
+
+
+Own = tuple[int, int] | None
+
+
+def skeletons(planned: KernelPlan, own: Own) -> Mapping[tuple[int, int], Skeleton]:
+    return hopper.skeletons(traits(planned), own)
+
+
+def backward_skeletons(planned: KernelPlan, own: Own) -> Mapping[tuple[int, int], BackwardSkeleton]:
+    return hopper.backward_skeletons(traits(planned), own)
+
+
+def apart_skeletons(planned: KernelPlan, own: Own) -> Mapping[tuple[int, int], ApartSkeleton]:
+    return hopper.apart_skeletons(traits(planned), own)
 
 
 def text_of(name: str) -> str:
@@ -349,3 +358,13 @@ def test_a_row_that_no_kernel_has_cannot_be_made(changes: dict[str, Any], why: s
     row = Skeleton(128, 128, 2, True, 240, 24, 1, Schedule.QUEUE, True)
     with pytest.raises(ValueError, match=why):
         replace(row, **changes)
+
+
+def test_what_decides_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+    burden_of = KernelPlan.burden_of
+    monkeypatch.setattr(KernelPlan, "burden_of", lambda *given: asked.append(given) or burden_of(*given))
+    planned = plan(analysed(text_of("causal")))
+    before = len(asked)
+    hopper.hopper_plan(planned, None)
+    assert len(asked) - before == 1
