@@ -114,6 +114,7 @@ class _Search:
         self.notes: dict[tuple[int, int], Diagnostic] = {}
         self._source = source
         self._visited: dict[int, bool] = {}
+        self._known_aligned: dict[int, bool] = {}
         self._dims = {p.name: p.shape for p in attention.params}
         loads = [x for e in (attention.mask, attention.score) for x in walk.loads(e)]
         self._dims_of_keys = {dim for x in loads for dim, i in self._axes(x) if _reads_only(i, "k")}
@@ -163,8 +164,11 @@ class _Search:
 
     def _aligned(self, e: Expr) -> bool:
         """Whether `e` keeps its value if q and Sq grow by the same number, judging by its sums."""
-        if not walk.reads(e, "q", "Sq"):
-            return True
+        if id(e) not in self._known_aligned:
+            self._known_aligned[id(e)] = not walk.reads(e, "q", "Sq") or self._keeps_its_value(e)
+        return self._known_aligned[id(e)]
+
+    def _keeps_its_value(self, e: Expr) -> bool:
         terms = _terms(e)
         if _is_sum(e, terms):
             return all(self._is_aligned_term(t, terms) for t in terms)
