@@ -16,7 +16,8 @@ from attngen.ir.axes import AXES, cut_params
 
 TILTED = (
     "attention tilted\nparam slope: f32[Hq]\nparam shift: f32[B]\nparam bias: f32[Sk]\n"
-    "score = qk * scale - slope[h] * float(q - k) + shift[b] * float(k) + bias[k]\nmask = causal\n"
+    "param tilt: f32[B, Hq]\nlet of_key = shift[b] * float(k) + bias[k] + tilt[b, h] * float(k)\n"
+    "score = qk * scale - slope[h] * float(q - k) + of_key\nmask = causal\n"
 )
 
 
@@ -53,11 +54,13 @@ def cut_call(kernel: attngen.Kernel, axis: str) -> None:
 
     generator = torch.Generator().manual_seed(3)
     shapes = {"q": (2, 4, 20, 16), **dict.fromkeys("kv", (2, 2, 20, 16)), "slope": (4,), "shift": (2,), "bias": (20,)}
+    shapes["tilt"] = (1, 4)
     plain = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
     mesh = init_device_mesh("cpu", (2,))
     rows = Shard(0 if axis == "batches" else 1)
     where = {**dict.fromkeys(shapes, Replicate()), **dict.fromkeys("qkv", rows)}
     where["shift" if axis == "batches" else "slope"] = Shard(0)
+    where["tilt"] = Replicate() if axis == "batches" else Shard(1)  # its batch of size 1 is that of all
     spread = {n: distribute_tensor(x, mesh, [where[n]]).requires_grad_() for n, x in plain.items()}
     out = kernel(**spread)
     assert out.placements == (rows,)

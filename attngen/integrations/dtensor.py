@@ -76,9 +76,14 @@ def _placed(given: dict[str, Any], cut: dict[str, int] | None, dimension: int) -
             return Replicate()
         if name in _BY_HEADS and x.ndim > 1:
             return Shard(dimension)
-        return Shard(cut[name]) if name in cut else Replicate()
+        return Shard(cut[name]) if _is_cut(cut, name, x) else Replicate()
 
     return [place(name, x) for name, x in given.items()]
+
+
+def _is_cut(cut: dict[str, int], name: str, x: Any) -> bool:
+    """Whether a device has its own part of a param: a size of 1 is for all of them."""
+    return name in cut and x.shape[cut[name]] != 1
 
 
 _BY_HEADS = ("q", "k", "v", "out", "lse", "den", "rest", "d_out", "d_lse")
@@ -113,7 +118,7 @@ def _backward_strategy(kernel: Kernel, operator: Any, given: Sequence[Any]) -> S
         if cut is not None:
             outputs: list[Any] = [Shard(axis.dimension)] * 3
             for name, asked in zip(learned, named.get("needed", ()), strict=True):
-                own = Shard(cut[name]) if name in cut else Partial()
+                own = Shard(cut[name]) if _is_cut(cut, name, named[name]) else Partial()
                 outputs.append(own if asked else Replicate())  # what is not asked for is empty
             found.append((outputs, _placed(named, cut, axis.dimension)))
     return found

@@ -27,6 +27,7 @@ from mutation.machine import wrong_numbers, wrong_stream
 from mutation.mutants import Mutant
 from mutation.ramps import wrong_ramp
 from mutation.shares import wrong_shares
+from mutation.summed import wrong_summed
 from mutation.taken_walks import wrong_hopper, wrong_portable
 from mutation.tpu_walks import wrong_tpu
 from mutation.turns import wrong_items, wrong_turns
@@ -113,6 +114,8 @@ def broken(mutant: Mutant, attention: Attention, plan: KernelPlan | None) -> str
             return wrong_lists(plan)
         case "shares":
             return wrong_shares(plan)
+        case "summed":
+            return wrong_summed(plan)
         case "ramps":
             return wrong_ramp(attention, plan)
         case "derivatives" | "folding" | "diagonals":

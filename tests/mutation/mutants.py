@@ -35,13 +35,14 @@ from mutation.edits import edits, replaced
 from mutation.lists import edited_lists
 from mutation.ramps import edited_ramps
 from mutation.shares import edited_shares
+from mutation.summed import edited_summed
 from mutation.tpu_walks import run_edits, step_edits
 from mutation.turns import edited_orders, edited_turns
 from mutation.walk_mutants import hopper_edits, portable_edits
 
 KINDS = (
     "normalizer", "ranges", "loops", "walks", "tpu", "tpu steps", "hopper", "items", "turns", "lists", "shares",
-    "derivatives", "loads", "widths",
+    "derivatives", "summed", "loads", "widths",
     "hoisting", "folding", "ramps", "diagonals",
 )  # fmt: skip
 
@@ -105,6 +106,7 @@ def mutants(spec: Spec) -> Iterator[Mutant]:
     yield from of.lists()
     yield from of.shares()
     yield from of.derivatives()
+    yield from of.summed()
     yield from of.loads()
     yield from of.widths()
     yield from of.hoisting()
@@ -222,6 +224,12 @@ class _Mutants:
                 yield self._made("diagonals", text(e), made, Obligation.TILE_RANGES)
 
     # ------------------------------------------------------------ (c) derivatives
+
+    def summed(self) -> Iterator[Mutant]:
+        """One edit of what a program sums of a dense gradient: it is the same for all specs."""
+        if self.name == "full_bias":
+            for what, made in edited_summed(self.plan.summed):
+                yield self._made("summed", what, replace(self.plan, summed=made), Obligation.GRADIENTS)
 
     def derivatives(self) -> Iterator[Mutant]:
         def mutant(what: str, **changed: object) -> Mutant:
@@ -356,6 +364,8 @@ def _question(kind: str, attention: Attention, made: KernelPlan) -> tuple[Hashab
             return made.gpu_walks.in_turn, made.gpu_walks.one_by_one
         case "hopper" | "turns" | "lists" | "shares":
             return made.hopper, made.queries
+        case "summed":
+            return (made.summed,)
         case "diagonals":
             return made.diagonals, attention.params, attention.assumes
         case "ramps":

@@ -41,6 +41,7 @@ PER_KIND = {
     "lists": 24,
     "shares": 20,
     "derivatives": 24,
+    "summed": 20,
     "loads": 16,
     "widths": 10,
     "hoisting": 12,
@@ -91,7 +92,7 @@ def drawn(request: pytest.FixtureRequest) -> tuple[Mapping[str, Sequence[Mutant]
     if not request.config.getoption("--budget"):
         return request.getfixturevalue("every"), PER_KIND
     specs = corpus()
-    few = [spec for i, spec in enumerate(specs) if spec.name in ("causal", "documents") or i % 4 == 0]
+    few = [spec for i, spec in enumerate(specs) if spec.name in ("causal", "documents", "full_bias") or i % 4 == 0]
     return population(few), dict.fromkeys(KINDS, 4)
 
 

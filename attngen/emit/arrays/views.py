@@ -59,7 +59,6 @@ class DoorView:
 
     params: tuple[ParamView, ...]
     tensors: tuple[str, ...]  # q, k, v and the params that are tensors, and
-    public_tensors: tuple[str, ...]  # the same by their users' names
     public_arguments: str
     check_lines: tuple[str, ...]
     convert_lines: tuple[str, ...]

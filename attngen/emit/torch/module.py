@@ -25,7 +25,7 @@ from attngen.emit.torch.tile_loops import tiles_view
 from attngen.emit.torch_shared.checks import check_lines, size_checks
 from attngen.emit.torch_shared.facts import torch_facts
 from attngen.emit.torch_shared.leaves import host_names
-from attngen.emit.torch_shared.public_function import bound_sizes, conversions, param_doc, zeros
+from attngen.emit.torch_shared.public_function import bound_sizes, conversions, param_doc, repeated, zeros
 from attngen.errors import InternalError, UsageError
 from attngen.ir import printing
 from attngen.ir.nodes import SIZES, Expr
@@ -85,6 +85,7 @@ class _Emitter:
             backward=backward,
             plain_params=params,
             size_lines=tuple(bound_sizes(self.plan, self.params)),
+            repeat_lines=tuple(repeated(self.plan, self.params)),
             dropout=dropout,
             seed=", seed" if dropout else "",
             drop_lines=self.drop_lines(),
@@ -209,7 +210,6 @@ class _Emitter:
         return DoorView(
             self.params,
             ("q", "k", "v", *(p.name for p in self.params if p.rank)),
-            ("q", "k", "v", *(p.keyword for p in self.params if p.rank)),
             "".join(f", {p.keyword}" for p in self.params),
             checks,
             (

@@ -7,7 +7,7 @@ import functools
 from attngen.emit.text.reserved import BUILTINS, PARTS, POSITIONS, RUNS, template_names, test_names
 
 _LINES = frozenset({
-    "at", "cell", "deltas", "distances", "drop", "exists", "holds", "inside", "inv_den", "inv_dens",
+    "at", "deltas", "distances", "drop", "exists", "holds", "inside", "inv_den", "inv_dens",
     "inv_keep", "kept", "row_lses", "row_ref", "threshold", "wrong",
 })  # fmt: skip
 """What the lines bind that are not in templates: those of a pair of tiles, of param gradients and of checks."""

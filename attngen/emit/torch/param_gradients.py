@@ -13,7 +13,7 @@ from attngen.emit.arrays.views import GradientView, LeafView
 from attngen.emit.text.params import ParamView
 from attngen.emit.text.precedence import times
 from attngen.emit.torch.leaves import SLICES, Leaves, own_axes
-from attngen.emit.torch_shared.leaves import AXES, flat_index, leaf_name, reduced
+from attngen.emit.torch_shared.leaves import AXES, gathered, leaf_name, reduced
 from attngen.ir.nodes import Load
 from attngen.plan.kernel import Gather, KernelPlan, LeafGradient
 from attngen.plan.score.distance import distance_index
@@ -78,23 +78,19 @@ def _slice_line(axes: tuple[str, ...], total: str) -> str:
     order = tuple(kept.index(axis) for axis in axes)
     text = f"contribution.sum({missing})" if missing else "contribution"
     text += f".permute({order})" if order != tuple(range(len(order))) else ""
-    return f"{total}[{', '.join(SLICES[axis] for axis in axes)}] += {text}"
+    cells = f"{total}[{', '.join(SLICES[axis] for axis in axes)}]"
+    return f"{cells} += {text}.sum_to_size({cells}.shape)"
 
 
 def _cell_lines(plan: KernelPlan, leaves: Leaves, leaf: Load, total: str) -> tuple[str, ...]:
     """Any other index: the cell of each pair, and integer sums of what meets in a cell."""
     printer = leaves.printer()
     shape = plan.attention.param(leaf.param).shape
-    inside: list[str] = []
-    flat = ""
-    for i, size in zip(leaf.indices, shape, strict=True):
-        text, extent = printer.text(i), printer.text(size)
-        inside.append(f"({text} >= 0) & ({text} < {extent})")
-        flat = f"({flat}) * ({extent}) + {text}" if flat else text
+    texts = [printer.text(i) for i in leaf.indices]
+    inside = (f"({i} >= 0) & ({i} < {printer.text(n)})" for i, n in zip(texts, shape, strict=True))
     return (
         f"inside = {' & '.join(inside)}",
-        f"cell = {flat}",
-        f"{total} += _gathered(contribution, inside, cell, {total}.numel()).view({total}.shape)",
+        f"{total} += _gathered(contribution, inside, ({', '.join(texts)},), {total}.shape)",
     )
 
 
@@ -118,9 +114,8 @@ def _last_lines(plan: KernelPlan, params: tuple[ParamView, ...], g: LeafGradient
     assert isinstance(g.leaf, Load)
     indices = distance_index(g.leaf)
     assert indices is not None
-    lines, inside, flat = flat_index(plan.attention, params, g.leaf, ("b", "h", "distance"), indices)
+    axes = ("b", "h", "distance")
     return [
         "distances = torch.arange(Sq + Sk - 1, device=q.device) - (Sk - 1)",
-        *lines,
-        f"{total} += _gathered({name}, {inside}, {flat}, {total}.numel()).view({total}.shape)",
+        *gathered(plan.attention, params, g.leaf, axes, indices, name, total),
     ]

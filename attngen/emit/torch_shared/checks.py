@@ -16,7 +16,7 @@ from attngen.ir.nodes import SIZES, Expr, Load, Symbol
 from attngen.ir.walk import nodes, reads, symbols
 from attngen.ir.walk import params as read_params
 from attngen.plan.ints.reach import Reach
-from attngen.plan.kernel import KernelPlan
+from attngen.plan.kernel import Gather, KernelPlan
 from attngen.plan.levels import Level, level_of
 
 
@@ -32,7 +32,7 @@ def check_lines(plan: KernelPlan, params: tuple[ParamView, ...], *, spans: bool 
     bound: set[str] = set()
     for view, param in zip(params, attention.params, strict=True):
         if view.rank:
-            lines += _tensor(view, param, names, attention.sizes, bound)
+            lines += _tensor(view, param, names, attention.sizes, bound, _of_pairs(plan, param))
             lines += _span(plan, view) if spans else []
             if spans and any(reads(dim, "Sq", "Sk") for dim in param.shape):
                 lines += ["if not (Sq and Sk):", f"    {view.name} = _stand_in({view.name})"]
@@ -79,7 +79,22 @@ def _about_sizes(fact: Expr, sizes: tuple[str, ...]) -> bool:
     return not any(isinstance(n, Load) for n in nodes(fact)) and symbols(fact) <= {*SIZES, *sizes}
 
 
-def _tensor(view: ParamView, param: Param, names: dict[str, str], sizes: tuple[str, ...], bound: set[str]) -> list[str]:
+def _of_pairs(plan: KernelPlan, param: Param) -> tuple[int, ...]:
+    """The dims of queries and keys in a gradient with an element for each pair, which kernels write tile by tile."""
+    found = (g.leaf for g in plan.gradients if g.param == param.name and g.gather is Gather.DENSE)
+    own = (i for leaf in found if isinstance(leaf, Load) for i, e in enumerate(leaf.indices) if reads(e, "q", "k"))
+    return tuple(sorted(set(own)))
+
+
+def _tensor(
+    view: ParamView,
+    param: Param,
+    names: dict[str, str],
+    sizes: tuple[str, ...],
+    bound: set[str],
+    spread_axes: tuple[int, ...],
+) -> list[str]:
+    """`spread_axes`: dims along which a size of 1 is expanded before the kernels, whatever they are asked for."""
     name, key = view.name, view.keyword
     dims = ", ".join(map(printing.expression, param.shape))
     lines = [
@@ -102,7 +117,8 @@ def _tensor(view: ParamView, param: Param, names: dict[str, str], sizes: tuple[s
             message = f"{key} must have an element at least along {dim.id}, not shape {{tuple({name}.shape)}}"
             lines += _refuse(f"{dim.id} < 1", message)
     wanted = f"({', '.join(host_expressions.python(d, names) for d in param.shape)},)"
-    spread = f'    {name} = _spread("{key}", {name}, {wanted}, "{dims}")'
+    axes = f"range({view.rank}) if whole else {spread_axes}"
+    spread = f'    {name} = _spread("{key}", {name}, {wanted}, "{dims}", {axes})'
     return [*lines, f"if tuple({name}.shape) != {wanted}:", spread]
 
 

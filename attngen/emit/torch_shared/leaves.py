@@ -33,7 +33,14 @@ def reduced(
 ) -> list[str]:
     """Lines that add `values`, over `axes`, to the leaf's cells of `total`."""
     text = summed(attention, leaf, axes, values)
-    return [f"{total} += {text}"] if text else scattered(attention, params, leaf, axes, values, total)
+    if text is None:
+        return scattered(attention, params, leaf, axes, values, total)
+    return [f"{total} += {to_size(leaf, text, total)}"]
+
+
+def to_size(leaf: Scalar | Load, values: str, like: str) -> str:
+    """`values`, as `summed` gives them, in the shape of `like`: summed along the dims that have a size of 1 there."""
+    return values if isinstance(leaf, Scalar) else f"{values}.sum_to_size({like}.shape)"
 
 
 def summed(
@@ -62,8 +69,7 @@ def scattered(
 ) -> list[str]:
     """Lines that add `values`, over `axes`, to whichever cells of `total` the leaf's indices say."""
     assert isinstance(leaf, Load)
-    lines, inside, flat = flat_index(attention, params, leaf, axes, leaf.indices)
-    return [*lines, f"{total} += _gathered({values}, {inside}, {flat}, {total}.numel()).view({total}.shape)"]
+    return gathered(attention, params, leaf, axes, leaf.indices, values, total)
 
 
 def _plain(leaf: Load, param: Param, axes: tuple[str, ...]) -> tuple[str, ...] | None:
@@ -85,10 +91,16 @@ def host_names(attention: Attention, params: tuple[ParamView, ...]) -> dict[str,
     return names
 
 
-def flat_index(
-    attention: Attention, params: tuple[ParamView, ...], leaf: Load, axes: tuple[str, ...], indices: tuple[Expr, ...]
-) -> tuple[list[str], str, str]:
-    """Lines that bind the axes' positions, a condition that the cell exists, and its number in the flat param."""
+def gathered(
+    attention: Attention,
+    params: tuple[ParamView, ...],
+    leaf: Load,
+    axes: tuple[str, ...],
+    indices: tuple[Expr, ...],
+    values: str,
+    total: str,
+) -> list[str]:
+    """Lines that bind the positions of `axes`, and add `values` to the cells of `total` at `indices`, if they exist."""
     names = host_names(attention, params)
     shape = attention.param(leaf.param).shape
     lines: list[str] = []
@@ -96,16 +108,12 @@ def flat_index(
         dims = "".join(", None" for _ in axes[number + 1 :])
         text = f"torch.arange({_SIZES[axis]}, device=q.device)" if axis != "distance" else "distances"
         lines.append(f"at_{axis} = {text}" + (f"[:{dims}]" if dims else ""))
-    inside: list[str] = []
-    flat = ""
-    for i, size in zip(indices, shape, strict=True):
-        text = host_expressions.torch(i, names)
-        extent = host_expressions.python(size, names)
-        inside.append(f"({text} >= 0) & ({text} < {extent})")
-        flat = f"({flat}) * {extent} + {text}" if flat else text
-    lines.append(f"exists = torch.as_tensor({' & '.join(inside)}, device=q.device)")
-    lines.append(f"cell = torch.as_tensor({flat}, device=q.device)")
-    return lines, "exists", "cell"
+    texts = [host_expressions.torch(i, names) for i in indices]
+    extents = [host_expressions.python(size, names) for size in shape]
+    inside = " & ".join(f"({i} >= 0) & ({i} < {n})" for i, n in zip(texts, extents, strict=True))
+    lines.append(f"exists = torch.as_tensor({inside}, device=q.device)")
+    lines.append(f"{total} += _gathered({values}, exists, ({', '.join(texts)},), {total}.shape)")
+    return lines
 
 
 def unsummed(plan: KernelPlan) -> tuple[str, ...]:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from attngen.emit.text.params import ParamView
+from attngen.emit.torch_shared import expressions as host_expressions
 from attngen.emit.torch_shared.checks import words
+from attngen.emit.torch_shared.leaves import host_names
 from attngen.ir import printing
 from attngen.ir.nodes import Symbol
 from attngen.plan.kernel import KernelPlan
-
-if TYPE_CHECKING:
-    pass
 
 
 def zeros(p: ParamView, position: int) -> str:
@@ -33,6 +30,16 @@ def bound_sizes(plan: KernelPlan, params: tuple[ParamView, ...]) -> list[str]:
         )
         lines.append(f"{size} = {view.name}.shape[{axis}]")
     return lines
+
+
+def repeated(plan: KernelPlan, params: tuple[ParamView, ...]) -> list[str]:
+    """Lines that repeat the sizes of 1 of tensors, without a copy."""
+    names = host_names(plan.attention, params)
+    return [
+        f"{v.name} = {v.name}.expand({', '.join(host_expressions.python(d, names) for d in p.shape)})"
+        for v, p in zip(params, plan.attention.params, strict=True)
+        if v.rank
+    ]
 
 
 def conversions(params: tuple[ParamView, ...], number: str, *, in_memory: bool = False) -> tuple[str, ...]:

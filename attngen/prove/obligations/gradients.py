@@ -8,7 +8,7 @@ and named.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from attngen.errors import NOWHERE, Span
 from attngen.ir import build
@@ -27,7 +27,10 @@ from attngen.prove.algebra.sympy_door import Term, same
 from attngen.prove.algebra.terms import Reading
 from attngen.prove.budget.work import OutOfWork, Work
 from attngen.prove.definition import definition
+from attngen.prove.integers.z3_door import SolverContext
 from attngen.prove.obligations import lemmas
+from attngen.prove.obligations.summed import summed_answer
+from attngen.prove.obligations.walk_claims import verdict_of
 from attngen.prove.verdict import Claim, Proved, Refuted, Unknown, Verdict, flag
 
 _QK, _S, _M = (Symbol(name, Type.FLOAT) for name in ("qk", "s", "m"))
@@ -75,7 +78,7 @@ class _Gradients:
         claims = [self._qk(), *self._slope(), self._lemma()]
         for leaf in leaves.values():
             claims += self._leaf(leaf)
-        return (*claims, self._complete(leaves))
+        return (*claims, *self._summed(), self._complete(leaves))
 
     def _is(self, planned: Expr, e: Expr, leaves: tuple[Expr, ...], factor: Expr | None = None) -> Verdict:
         return derivative_is(planned, ((e, factor),), leaves, self.assumptions, self.work.share())
@@ -208,6 +211,18 @@ class _Gradients:
                 return self._diagonal(g.leaf)
             case Gather.SCATTER:
                 return Proved("structure", ("integer sums of any cells, in any order, are the same",))
+
+    def _summed(self) -> list[Claim]:
+        """Nothing of a spec bears on it but that it has such a gradient."""
+        if not any(g.gather is Gather.DENSE for g in self.plan.gradients):
+            return []
+        context = SolverContext(replace(self.plan.attention, params=(), assumes=()))
+        answer = summed_answer(context, self.plan.summed, self.work)
+        sentence = (
+            "each batch and head is summed once, by the program that writes the element which it reads, also where a "
+            "call gives the param with a size of 1"
+        )
+        return [Claim("gather by dense", sentence, verdict_of(answer), span=self.attention.score.span)]
 
     def _diagonal(self, leaf: Load) -> Verdict:
         """The index is that of the planned function of q - k, and moves with neither of them alone."""

@@ -35,7 +35,7 @@ class WalkClaims:
         return SolverContext(self.bare)
 
     def claim(self, subject: str, sentence: str, answer: Answer) -> Claim:
-        return Claim(subject, sentence, _verdict(answer), span=self.plan.attention.mask.span)
+        return Claim(subject, sentence, verdict_of(answer), span=self.plan.attention.mask.span)
 
     def walk(self, subject: str, sentence: str, walk: Walk, runs: tuple[Run, ...]) -> Claim:
         """The claim that the walk takes each tile of the runs once, and no other."""
@@ -44,7 +44,7 @@ class WalkClaims:
         return self.claim(subject, f"{sentence} takes each tile of its runs once", self.answers[walk, runs])
 
 
-def _verdict(answer: Answer) -> Verdict:
+def verdict_of(answer: Answer) -> Verdict:
     match answer:
         case Holds():
             return Proved("z3")

@@ -120,6 +120,16 @@ def test_forms_and_gathers_as_planned() -> None:
     assert kinds == {Gather.HEAD, Gather.DENSE, Gather.ROW, Gather.COLUMN, Gather.DIAGONAL}
 
 
+def test_programs_that_miss_a_head_of_a_dense_gradient_are_refuted() -> None:
+    attention, plan = planned(RICH)
+    found = {c.subject: c.verdict for c in gradients(attention, plan, Work())}
+    assert isinstance(found["gather by dense"], Proved)
+    assert "gather by dense" not in {c.subject for c in gradients(*planned(ODD), Work())}
+    missing = replace(plan, summed=replace(plan.summed, stop=plan.summed.first))
+    verdict = refuted(gradients(attention, missing, Work()))["gather by dense"]
+    assert dict(verdict.values) == {"all": True, "whole": 1, "group": 1, "count": 1, "program": 0}
+
+
 def test_kinks_are_named_with_their_side() -> None:
     notes = {c.subject: c.note for c in gradients(*planned(KINKS), Work())}
     assert "max takes qk * scale where it equals a" in notes["d score / d qk"]

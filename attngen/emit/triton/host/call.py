@@ -13,11 +13,11 @@ from attngen.emit.text.weights import WeightView
 from attngen.emit.torch_shared.checks import check_lines, size_checks
 from attngen.emit.torch_shared.facts import torch_facts
 from attngen.emit.torch_shared.leaves import host_names
-from attngen.emit.torch_shared.public_function import bound_sizes, conversions, param_doc, zeros
+from attngen.emit.torch_shared.public_function import bound_sizes, conversions, param_doc, repeated, zeros
 from attngen.emit.triton.portable.param_gradients import GradientView
 from attngen.emit.triton.portable.views import BackwardView
 from attngen.plan.ints.facts import ScaleUse, scale_use
-from attngen.plan.kernel import KernelPlan
+from attngen.plan.kernel import Gather, KernelPlan
 
 Lines = tuple[str, ...]
 
@@ -47,8 +47,10 @@ class CallView:
     results: Lines
     # a layout, and the forward pass
     size_lines: Lines
+    repeat_lines: Lines  # give tensors of which sizes of 1 are repeated the strides that kernels take
     layout_values: Lines
     pairs: bool  # whether kernels gather a param's gradient over pairs
+    pair_params: Lines  # the tensors whose gradient's size decides how many programs these have
     inputs: Lines
     typed_inputs: Lines
     fake_inputs: Lines
@@ -133,6 +135,8 @@ def call_view(plan: KernelPlan, parts: CallParts) -> CallView:
     scalars = tuple(p.name for p in params if not p.rank)
     laid_out = ("q", "k", "v", *(p.name for p in params if p.rank))
     param_values = tuple(f"{p.name}={kernel_value(p)}" for p in params)
+    dense = {g.param for g in plan.gradients if g.gather is Gather.DENSE}
+    pair_params = tuple(p.name for p in params if p.keyword in dense)
     call_seed = ("dropout_seed",) if seed else ()
     delta = ("d_lse",) if bwd.has_delta else ()
     totals = {g.total: _empty_or(g, f"torch.zeros_like({g.param}, dtype=torch.float32)") for g in gradients}
@@ -161,12 +165,14 @@ def call_view(plan: KernelPlan, parts: CallParts) -> CallView:
         requires_grad=requires_grad,
         results=("out", "lse", *(("*_",) if len(kept) > 2 else ())),
         size_lines=("B, Hq, Sq, D = q.shape", "Hkv, Sk, Dv = v.shape[1:]", *bound_sizes(plan, params)),
+        repeat_lines=tuple(repeated(plan, params)),
         layout_values=(
             *(f"{size}={size}" for size in parts.sizes),
             *(f"{s}={p.name}.stride({i})" for p in params if p.by_pointer for i, s in enumerate(p.strides)),
             *((f"fetched=_fetched({parts.fetched})",) if parts.fetched else ()),
         ),
         pairs=parts.pairs,
+        pair_params=pair_params,
         inputs=inputs,
         typed_inputs=(
             *typed,
@@ -262,7 +268,7 @@ def call_view(plan: KernelPlan, parts: CallParts) -> CallView:
             *(totals[g.total] for g in gradients if not g.sum),
         ),
         totals_after=(
-            *(_PAIR_LINES if parts.pairs else ()),
+            *(_pair_lines(pair_params) if parts.pairs else ()),
             *(_empty_or(g, g.sum) for g in gradients if g.sum),
             *(line for g in gradients if g.lines for line in _if_needed(g)),
         ),
@@ -335,8 +341,7 @@ def _docs(plan: KernelPlan, params: tuple[ParamView, ...], facts: FactsView) -> 
 
 def _fact_checks(params: tuple[ParamView, ...]) -> Lines:
     public = ", ".join(("q", "k", "v", *(p.keyword for p in params)))
-    tensors = ", ".join(("q", "k", "v", *(p.keyword for p in params if p.rank)))
-    return ("if check:", f"    {tensors} = _check({public}, scale)", f"    _check_facts({public})")
+    return ("if check:", f"    _check_facts({public}, scale)")
 
 
 def _watched_scalars(params: tuple[ParamView, ...], seed: tuple[str, ...]) -> Lines:
@@ -408,11 +413,9 @@ def _unlearned(w: WeightView) -> Lines:
     )
 
 
-_PAIR_LINES = (
-    "pairs = known.pairs.get(key)",
-    "if pairs is None:",
-    "    pairs = known.pairs[key] = _pair_launches(known, strides, q, k, v, d_out)",
-)
+def _pair_lines(params: Lines) -> Lines:
+    launches = f"_pair_launches({', '.join(('known', 'strides', 'q', 'k', 'v', 'd_out', *params))})"
+    return ("pairs = known.pairs.get(key)", "if pairs is None:", f"    pairs = known.pairs[key] = {launches}")
 
 
 def _empty_or(g: GradientView, value: str) -> str:

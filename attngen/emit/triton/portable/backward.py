@@ -56,7 +56,7 @@ def pair_gradient(frame: Frame, g: LeafGradient) -> PairView:
     runs = [f"(key_tile >= {r.start}) & (key_tile < {r.stop})" for r in frame.plan.key_loops.runs]
     tests = tuple(test_view(frame, t, "k") for t in frame.plan.keys.tests)
     visited = " | ".join(f"({r})" for r in runs) or "key_tile < 0"
-    return pair_view(frame.plan, frame.params, g, code, row_sum.contribution, visited, tests)
+    return pair_view(frame.plan, frame.params, g, code, row_sum.contribution, visited, tests, frame.printer())
 
 
 def backward_view(frame: Frame) -> BackwardView:

@@ -10,15 +10,20 @@ from dataclasses import dataclass, replace
 
 from attngen.emit.text.params import ParamView
 from attngen.emit.text.precedence import times
-from attngen.emit.torch_shared.leaves import AXES, flat_index, leaf_name, scattered, summed
+from attngen.emit.torch_shared.expressions import python
+from attngen.emit.torch_shared.leaves import AXES, gathered, host_names, leaf_name, scattered, summed, to_size
+from attngen.emit.triton.code.expressions import Printer
 from attngen.emit.triton.code.kernel_code import KernelCode
 from attngen.emit.triton.code.launches import Launch, Way, tests_apart
 from attngen.emit.triton.code.test_views import TestView
 from attngen.ir import printing
+from attngen.ir.build import FALSE, TRUE, index, integer
 from attngen.ir.nodes import Expr, Load, Symbol
-from attngen.ir.walk import reads
+from attngen.ir.walk import reads, substitute
 from attngen.plan.kernel import Gather, KernelPlan, LeafGradient
+from attngen.plan.needs import LENGTHS
 from attngen.plan.score.distance import distance_index
+from attngen.plan.summed import ALL, COUNT, GROUP, PROGRAM, WHOLE, Summed
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +115,9 @@ def gradient_views(
                 lines += scattered(plan.attention, params, g.leaf, axes, f"{value}.sum(-1)" if tiles else value, total)
                 scatters = True
             elif g is own[0]:
-                first = text
+                first = to_size(g.leaf, text, view.name)
             else:
-                lines.append(f"{total} += {text}")
+                lines.append(f"{total} += {to_size(g.leaf, text, total)}")
         found.append(GradientView(view.name, total, len(found), 3 + position, first, tuple(lines), scatters))
     return tuple(found)
 
@@ -135,6 +140,7 @@ class PairView:
     heads: str
     batch: str
     head: str
+    constants: tuple[str, ...]  # of the kernel, beside those that all have
     index: tuple[str, ...]  # what the tile function returns beside the contribution (scatter)
     index_names: tuple[str, ...]
     offset: str
@@ -152,15 +158,19 @@ def pair_view(
     contribution: str,
     visited: str,
     tests: tuple[TestView, ...],
+    printer: Printer,
 ) -> PairView:
-    """`tests` are those of keys, which the kernel asks of its own tiles: they need not be those of dQ."""
+    """`tests` are those of keys, which the kernel asks of its own tiles: they need not be those of dQ. `printer` prints
+    for kernels."""
     leaf = gradient.leaf
     assert isinstance(leaf, Load)
     attention = plan.attention
     name = leaf_name(plan, params, gradient)
-    total = f"total_{next(p.name for p in params if p.keyword == gradient.param)}"
+    param = next(p.name for p in params if p.keyword == gradient.param)
+    total = f"total_{param}"
     per_batch, per_head = _reads_any(leaf, "b"), _reads_any(leaf, "h", "hkv")
-    sizes = [_kernel_size(d) for d in attention.param(leaf.param).shape]
+    shape = attention.param(leaf.param).shape
+    sizes = [_kernel_size(d) for d in shape]
     outputs: tuple[str, ...]
     host: list[str]
     launches: tuple[tuple[str, Way], ...]
@@ -170,20 +180,22 @@ def pair_view(
         outputs = ("cells_ptr", "cell_strides", "largest_ptr", "unit_ptr")
         names = tuple(f"index_{i}" for i in range(len(sizes)))
         batches, heads = "tl.program_id(1), tl.program_id(1) + 1", "tl.program_id(2), tl.program_id(2) + 1"
-        host = _scatter_lines(name, total)
+        whole = ", ".join(python(d, host_names(attention, params)) for d in shape)
+        host = _scatter_lines(name, total, whole)
         grid = "_ceil(Sq, BQ), B, Hq"
         measure = _way(name, grid, tests, "MEASURE=True", buffers=(f"largest=(({grid}), torch.float32)",))
         launches = ((f"{name} measured", measure), (name, _way(name, grid, (), "MEASURE=False")))
-        cells = names
+        cells, constants = names, ("MEASURE",)
     elif gradient.gather is Gather.DENSE:
         outputs = ("cells_ptr", "cell_strides")
-        batches = "tl.program_id(1), tl.program_id(1) + 1" if per_batch else "0, B"
-        heads = _dense_heads(leaf)
-        host = _dense_lines(name, total)
-        heads_held = "Hq" if _reads_any(leaf, "h") else "Hkv" if _reads_any(leaf, "hkv") else "1"
-        grid = f"_ceil(Sq, BQ) * _ceil(Sk, BK), {'B' if per_batch else '1'}, {heads_held}"
-        launches = ((name, _way(name, grid, tests)),)
-        cells = tuple(_dense_index(i) for i in leaf.indices)
+        axes = tuple(_axis(plan.summed, leaf, param, printer, *axis) for axis in _AXES)
+        batches, heads = (axis.members for axis in axes)
+        first = gradient is next(g for g in plan.gradients if g.param == gradient.param)
+        host = _dense_lines(name, total, first=first)
+        grid = f"_ceil(Sq, BQ) * _ceil(Sk, BK), {', '.join(axis.programs for axis in axes)}"
+        flags = {flag: test for axis in axes for flag, test in axis.flag}
+        launches = ((name, _way(name, grid, tests, *(f"{flag}={test}" for flag, test in flags.items()))),)
+        cells, constants = tuple(_dense_index(i) for i in leaf.indices), tuple(flags)
     else:
         outputs = ("above_ptr", "below_ptr")
         batches = "tl.program_id(1), tl.program_id(1) + 1" if per_batch else "0, B"
@@ -195,13 +207,13 @@ def pair_view(
         square = ("BQ = BK = min(BQ, BK)",)
         grid = f"{n_diagonals}, {', '.join(held)}"
         launches = ((name, _way(name, grid, tests, buffers=ends, bind=square)),)
-        cells = ()
+        cells, constants = (), ()
     offset = " + ".join(f"tl.cast({i}, tl.int64) * cell_strides[{n}]" for n, i in enumerate(cells))
     inside = " & ".join(f"({i} >= 0) & ({i} < {n})" for i, n in zip(cells, sizes, strict=False))
     return PairView(
         name, gradient.gather.value, printing.expression(leaf), code, contribution, outputs, batches, heads,
-        "tl.program_id(1)" if per_batch else "0", _dense_head(leaf), texts if names else (), names, offset, inside,
-        visited, tuple(host), launches,
+        "tl.program_id(1)" if per_batch else "0", _dense_head(leaf), constants, texts if names else (), names, offset,
+        inside, visited, tuple(host), launches,
     )  # fmt: skip
 
 
@@ -214,22 +226,51 @@ def _kernel_size(size: Expr) -> str:
 
 
 def _dense_index(i: Expr) -> str:
-    assert isinstance(i, Symbol)
-    return {"q": "q_idx", "k": "k_idx", "b": "batch", "h": "head", "hkv": "kv_head"}[i.id]
-
-
-def _dense_heads(leaf: Load) -> str:
-    if _reads_any(leaf, "h"):
-        return "tl.program_id(2), tl.program_id(2) + 1"
-    if _reads_any(leaf, "hkv"):
-        return "tl.program_id(2) * group, (tl.program_id(2) + 1) * group"
-    return "0, Hq"
+    return {"q": "q_idx", "k": "k_idx", "b": "batch", "h": "head", "hkv": "kv_head"}[_id(i)]
 
 
 def _dense_head(leaf: Load) -> str:
     if _reads_any(leaf, "h"):
         return "tl.program_id(2)"
     return "tl.program_id(2) * group" if _reads_any(leaf, "hkv") else "0"
+
+
+def _id(i: Expr) -> str:
+    assert isinstance(i, Symbol)
+    return i.id
+
+
+_AXES = ((1, "B", "ALL_BATCHES", ("b",)), (2, "Hq", "ALL_HEADS", ("h", "hkv")))
+"""The axes of the grid of a dense gradient: the number, what is counted, a constant of the kernel, and the indices."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Axis:
+    """How many `programs` there are, on the host; the `members` of one, as the bounds of a range; and, where the index
+    reads the axis, the constant that tells whether all read one element, with its value on the host."""
+
+    programs: str
+    members: str
+    flag: tuple[tuple[str, str], ...] = ()
+
+
+def _axis(
+    summed: Summed, leaf: Load, param: str, printer: Printer, number: int, count: str, flag: str, ids: tuple[str, ...]
+) -> _Axis:
+    read = next(((i, at) for at, e in enumerate(leaf.indices) if (i := _id(e)) in ids), None)
+    group = index("group") if read is not None and read[0] == "hkv" else integer(1)
+    own = replace(printer, names={**printer.names, PROGRAM: f"tl.program_id({number})", COUNT: count, GROUP: "group"})
+    of_all, of_one = (
+        [own.text(substitute(e, {ALL: given, GROUP: group})) for e in (summed.first, summed.stop)]
+        for given in (TRUE, FALSE)
+    )
+    if read is None:
+        return _Axis(python(substitute(summed.programs, {ALL: TRUE}), {}), ", ".join(of_all))
+    ends = (f"{a} if {flag} else {b}" for a, b in zip(of_all, of_one, strict=True))
+    whole = LENGTHS[read[0]]
+    test = f"{param}.shape[{read[1]}] == 1 < {whole}"
+    programs = python(summed.programs, {ALL.id: test, WHOLE.id: whole})
+    return _Axis(programs, ", ".join(ends), ((flag, test),))
 
 
 def _way(
@@ -263,18 +304,23 @@ def _run(name: str) -> tuple[str, ...]:
     return (f'for launch in pairs["{name}"]:', "    launch(values)")
 
 
-_GIVEN = "values.update(cells=cells, cell_strides=cells.stride())"
+def _given(cells: str, strides: str) -> str:
+    return f"values.update(cells={cells}, cell_strides={strides}.stride())"
 
 
-def _dense_lines(name: str, total: str) -> list[str]:
-    return [f"cells = torch.zeros_like({total})", _GIVEN, *_run(name), f"{total} += cells"]
+def _dense_lines(name: str, total: str, *, first: bool) -> list[str]:
+    """`first`: nothing is in `total` yet, and the kernel writes each cell once."""
+    if first:
+        return [_given(total, total), *_run(name)]
+    return [f"cells = torch.zeros_like({total})", _given("cells", "cells"), *_run(name), f"{total} += cells"]
 
 
-def _scatter_lines(name: str, total: str) -> list[str]:
+def _scatter_lines(name: str, total: str, whole: str) -> list[str]:
+    """`whole`: the param's shape. Along a dim that a call gave with a size of 1, all cells are one."""
     return [
         f"cells = torch.zeros({total}.shape, dtype=torch.int64, device=q.device)",
         "unit = torch.ones((), dtype=torch.float32, device=q.device)",
-        _GIVEN,
+        _given("cells", f"cells.expand({whole})"),
         'values["unit"] = unit',
         *_run(f"{name} measured"),
         "# The unit is so small that rounding is lost in float32, and so large that the sum of all pairs fits 63 bits.",
@@ -293,7 +339,7 @@ def _diagonal_lines(
     batches, heads = held
     indices = distance_index(leaf)
     assert indices is not None
-    lines, inside, flat = flat_index(plan.attention, params, leaf, ("b", "h", "distance"), indices)
+    lines = gathered(plan.attention, params, leaf, ("b", "h", "distance"), indices, name, total)
     return [
         *_run(name),
         'above, below = values["above"], values["below"]',
@@ -302,6 +348,5 @@ def _diagonal_lines(
         f"{name} = torch.nn.functional.pad(above, (0, 0, 1, 0)) + torch.nn.functional.pad(below, (0, 0, 0, 1))",
         f"{name} = {name}.flatten(2)",
         f"distances = torch.arange({name}.shape[2], device=q.device) - _ceil(Sk, side) * side",
-        *(line.replace("(B,", f"({batches},").replace("(Hq,", f"({heads},") for line in lines),
-        f"{total} += _gathered({name}, {inside}, {flat}, {total}.numel()).view({total}.shape)",
+        *(line.replace("arange(B,", f"arange({batches},").replace("arange(Hq,", f"arange({heads},") for line in lines),
     ]

@@ -118,7 +118,7 @@ def pair_kernel_view(
         pair=pair,
         body=f"triton/portable/pairs/{pair.gather}.py.j2",
         summary=f"d loss / d {pair.text}, for every pair of a tile{', and the index' if scatters else ''}.",
-        entry=kernel.entry(pointers, ("d_out",), more=("MEASURE",) if scatters else (), place=frame.place),
+        entry=kernel.entry(pointers, ("d_out",), more=pair.constants, place=frame.place),
         slope=row_slope(frame, code, bwd, weights, pair_only=True),
         held=("q", "d_out", *bwd.row_names, *terms(code)),
         seed_lines=seed_line(frame),
