@@ -19,6 +19,7 @@ from attngen import inputs, reference
 from attngen.api import Kernel, build
 from attngen.emit import Options
 from attngen.errors import Source, UsageError
+from attngen.extras import lacking
 from attngen.inputs import Ints
 from attngen.ir.attention import Attention, Param
 from attngen.ir.evaluate import Array
@@ -184,7 +185,7 @@ def pytorch() -> Any:
     try:
         import torch
     except ImportError as error:
-        raise UsageError("running a kernel needs PyTorch: pip install 'attngen[torch,triton]'") from error
+        raise UsageError(lacking("running a kernel needs PyTorch", "torch", "triton")) from error
     return torch
 
 
@@ -192,7 +193,7 @@ def the_jax() -> Any:
     try:
         import jax
     except ImportError as error:
-        raise UsageError("running a Pallas kernel needs JAX: pip install 'attngen[jax]'") from error
+        raise UsageError(lacking("running a Pallas kernel needs JAX", "jax")) from error
     return jax
 
 
