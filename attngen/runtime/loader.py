@@ -93,7 +93,22 @@ def load(source: str, name: str, target: str = "triton") -> ModuleType:
             if target == "triton":
                 prepare_interpreter()
             _LOADED[key] = execute(source, name)
+            _tell_flop_counters()
         return _LOADED[key]
+
+
+def _tell_flop_counters() -> None:
+    """Makes counters of operations that are active count a file that is loaded now: each copied PyTorch's registry when
+    it was made."""
+    flop_counter: Any = sys.modules.get("torch.utils.flop_counter")
+    if flop_counter is None:
+        return
+    dispatch: Any = importlib.import_module("torch.utils._python_dispatch")
+    for mode in dispatch._get_current_dispatch_mode_stack():
+        registry: Any = getattr(getattr(mode, "counter", None), "flop_registry", None)
+        for operator, formula in flop_counter.flop_registry.items() if isinstance(registry, dict) else ():
+            if getattr(formula, "_get_raw", False):
+                registry.setdefault(operator, formula)
 
 
 def execute(source: str, name: str) -> ModuleType:
