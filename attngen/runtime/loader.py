@@ -106,9 +106,8 @@ def _tell_flop_counters() -> None:
     dispatch: Any = importlib.import_module("torch.utils._python_dispatch")
     for mode in dispatch._get_current_dispatch_mode_stack():
         registry: Any = getattr(getattr(mode, "counter", None), "flop_registry", None)
-        for operator, formula in flop_counter.flop_registry.items() if isinstance(registry, dict) else ():
-            if getattr(formula, "_get_raw", False):
-                registry.setdefault(operator, formula)
+        if registry is not None:
+            registry.update({op: of for op, of in flop_counter.flop_registry.items() if op not in registry})
 
 
 def execute(source: str, name: str) -> ModuleType:
