@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from attngen.plan import KernelPlan
     from attngen.prove.budget.work import Budget
     from attngen.prove.proof import Proof
+    from attngen.prove.verdict import Obligation
     from attngen.tpu.compile import Compiled
 
 
@@ -63,8 +64,14 @@ def options(
     if dtype is not None and dtype not in DTYPES:
         raise UsageError(f"no dtype {dtype!r}; there are {', '.join(DTYPES)}")
     _flag("forward", forward)
-    if not own.for_chips and (arch != "auto" or dims or dtype or forward):
-        raise UsageError(f"arch, head_dim, dtype and forward can be chosen for target triton only, not for {target}")
+    narrowing = {"arch": arch != "auto", "head_dim": dims, "dtype": dtype, "forward": forward}
+    if not own.for_chips and any(narrowing.values()):
+        named = " and ".join(f"`{name}=`" for name, given in narrowing.items() if given)
+        raise UsageError(f"{named} can be chosen for target triton only, not for {target}")
+    if precision not in own.precisions:
+        raise UsageError(
+            f"`precision={precision}` is not for target {target}: torch.backends says how torch multiplies"
+        )
     unknown = next((kind for kind in _names("geometry", geometry) if kind not in GEOMETRIES), None)
     if unknown is not None:
         raise UsageError(f"no geometry {unknown!r}; there are {', '.join(GEOMETRIES)}")
@@ -73,7 +80,7 @@ def options(
     tpu = tuple(t for t in tuned if isinstance(t, Tuned))
     gpu = tuple(t for t in tuned if isinstance(t, TunedGpu))
     if tuned and (own.tuned is None or not all(isinstance(t, own.tuned()) for t in tuned) or tile is not None):
-        raise UsageError("tuned tiles go with the target that they were tuned for, and without a tile of your own")
+        raise UsageError("`tiles=` goes with the target that they were tuned for, and without `tile=`")
     return Options(
         target=target,
         precision=precision,
@@ -181,6 +188,7 @@ def build(
     from attngen.prove.budget.work import Budget
     from attngen.prove.verdict import ALL_PROVED
 
+    allowed = _obligations(allow_unproved)
     spec, planned = checked_plan(source, consts, options.target, options.tile)
 
     def written_out(emitted: KernelPlan, proved: tuple[str, ...]) -> str:
@@ -191,7 +199,7 @@ def build(
 
     with forked.begun(hoped_for) if fork else nullcontext(lambda: None) as written:
         proof, emitted = prove(spec, planned, Budget(effort))
-        proof = _accepted(spec, proof, source, allow_unproved, strict)
+        proof = _accepted(spec, replace(proof, allowed=allowed), source, strict)
         text = written() if emitted is planned and proof.summary() == ALL_PROVED else None
     if text is None:
         text = written_out(emitted, proof.summary())
@@ -215,17 +223,22 @@ def require(proof: Proof, source: Source) -> None:
         raise Unproved(diagnostics(proof, source))
 
 
-def _accepted(spec: Attention, proof: Proof, source: Source, allow_unproved: Collection[str], strict: bool) -> Proof:
-    """The proof with what the user allows. Raises `Refuted` or `Unproved` where that is not enough."""
-    from attngen.analyse.unused import unused_params
-    from attngen.prove.report import warnings as doubts
+def _obligations(allow_unproved: Collection[str]) -> tuple[Obligation, ...]:
+    """Those that may stay unknown. Raises `UsageError` for a name that none has."""
     from attngen.prove.verdict import Obligation
 
     names = [o.value for o in Obligation]
     for name in _names("allow_unproved", allow_unproved):
         if name not in names:
             raise UsageError(f"no obligation {name!r}; there are {', '.join(names)}")
-    proof = replace(proof, allowed=tuple(o for o in Obligation if o.value in allow_unproved))
+    return tuple(o for o in Obligation if o.value in allow_unproved)
+
+
+def _accepted(spec: Attention, proof: Proof, source: Source, strict: bool) -> Proof:
+    """The proof, which says what the user allows. Raises `Refuted` or `Unproved` where that is not enough."""
+    from attngen.analyse.unused import unused_params
+    from attngen.prove.report import warnings as doubts
+
     require(proof, source)
     doubtful = [*unused_params(spec, source), *doubts(proof, source)]
     if doubtful and strict:
@@ -424,15 +437,15 @@ def compile(
         raise UsageError(f"effort {effort!r} must be a positive number: a multiple of the default work")
     text = spec if isinstance(spec, str) and ("\n" in spec or spec.lstrip().startswith("attention ")) else None
     source = Source(text) if text is not None else files.read_source(Path(spec))
-    tuned = () if tiles is None else tiles_of(source, overrides, target, files.read_source(Path(tiles)), shape or {})
+    tuned = () if tiles is None else tuned_tiles(source, overrides, target, files.read_source(Path(tiles)), shape or {})
     chosen = options(target, precision, tile, arch, tuned, head_dim, dtype, forward, geometry)
     return build(source, chosen, overrides, allow_unproved, strict=strict, effort=effort)
 
 
-def tiles_of(
+def tuned_tiles(
     source: Source, consts: Mapping[str, Const], target: str, file: Source, shape: Mapping[str, int]
 ) -> tuple[Tuned, ...] | tuple[TunedGpu, ...]:
-    """The tiles of a file that `attngen tune` wrote, for this spec, target and shape."""
+    """What a file that `attngen tune` wrote has for this spec, target and shape."""
     spec = analyse(source, consts)
     read = targets.named(target).tiles
     if read is None:

@@ -16,6 +16,7 @@ from attngen.errors import Source, UsageError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+_GENERATED = "Made by attngen from the specification below"  # in the docstring of every generated file
 _LONGEST = 4_000_000  # far above what the parser takes: keeps a device or a video out of memory
 
 
@@ -42,6 +43,14 @@ def read_source(path: str | os.PathLike[str]) -> Source:
         before = rest[: error.start].decode("utf-8").split("\n")
         where, byte = f"{name}:{len(before)}:{len(before[-1]) + 1}", f"byte 0x{rest[error.start]:02x}"
         raise UsageError(f"{where}: the file is not UTF-8 text: it has the {byte} here; save it as UTF-8") from error
+    if _GENERATED in text[:400]:
+        raise UsageError(
+            f"{name} is a generated file, not a spec: give the spec that it was made from, whose text is in its "
+            "header. To check the file itself, compare its results with those of "
+            "attngen.compile(SPEC, TARGET).reference, which takes the same arguments"
+        )
+    if name.endswith(".py"):
+        raise UsageError(f"{name} is a Python file, not a spec, whose name ends in .attn")
     return Source(text, name)
 
 

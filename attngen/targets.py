@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from attngen.errors import InternalError, UsageError
 from attngen.runtime import devices, loader
-from attngen.vocabulary import BINARIES, DTYPES, GEOMETRIES, TPU_STAGES, TPUS
+from attngen.vocabulary import BINARIES, DTYPES, GEOMETRIES, PRECISIONS, TPU_STAGES, TPUS
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -45,6 +45,8 @@ class Target:
     """What runs its kernels on a CPU."""
     takes_jax: bool = False
     """Its functions take JAX's arrays, heads behind lengths; else PyTorch's tensors, heads before lengths."""
+    precisions: tuple[str, ...] = PRECISIONS
+    """Of its float32 products."""
     dtypes: tuple[str, ...] = DTYPES
     """In which its kernels multiply."""
     geometries: tuple[str, ...] = ("dense",)
@@ -188,6 +190,7 @@ TARGETS: dict[str, Target] = {
             name="torch",
             limits=_torch_limits,
             emit=_emit_torch,
+            precisions=("ieee",),
             device=devices.of_torch,
             device_name=devices.torch_name,
         ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import threading
 import warnings
@@ -11,11 +12,13 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 from attngen.errors import SpecError, SpecWarning
+from attngen.vocabulary import OPTIONS
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 T = TypeVar("T")
+_OPTION = re.compile(rf"`({'|'.join(OPTIONS)})=([^`]*)`")
 _STYLES = {"bold": "1", "red": "1;31", "green": "32", "dim": "2", "blue": "34"}
 
 
@@ -28,6 +31,16 @@ def paint(text: str, style: str, stream: TextIO) -> str:
     return f"\x1b[{_STYLES[style]}m{text}\x1b[0m" if is_coloured(stream) else text
 
 
+def flagged(message: str) -> str:
+    """A message with the arguments that it names as flags: `effort=4` becomes `--effort 4`."""
+
+    def flag(found: re.Match[str]) -> str:
+        value = re.sub(r"[\[\]\\\"']", "", found[2])
+        return f"`--{found[1].replace('_', '-')}{' ' if value else ''}{value}`"
+
+    return _OPTION.sub(flag, message)
+
+
 def put(text: str) -> None:
     """Write `text` to standard output as UTF-8, whatever the locale: generated source is a file, not a message."""
     sys.stdout.flush()
@@ -37,11 +50,11 @@ def put(text: str) -> None:
 
 def note(text: str) -> None:
     """A line for the person at the terminal, on standard error."""
-    print(paint(text, "dim", sys.stderr), file=sys.stderr)
+    print(paint(flagged(text), "dim", sys.stderr), file=sys.stderr)
 
 
 def report_usage(program: str, message: str) -> None:
-    print(f"{program}: {paint('error', 'red', sys.stderr)}: {message}", file=sys.stderr)
+    print(f"{program}: {paint('error', 'red', sys.stderr)}: {flagged(message)}", file=sys.stderr)
 
 
 @contextmanager
@@ -52,7 +65,7 @@ def warnings_as_lines() -> Generator[None]:
 
     def show(message: Warning | str, *rest: Any) -> None:
         if isinstance(message, SpecWarning):
-            print(paint(str(message), "bold", sys.stderr), file=sys.stderr)
+            print(paint(flagged(str(message)), "bold", sys.stderr), file=sys.stderr)
         else:
             usual(message, *rest)
 
@@ -65,7 +78,7 @@ def warnings_as_lines() -> Generator[None]:
 def report_spec(error: SpecError) -> None:
     """Every mistake of a spec, its first line bold and its caret green."""
     for diagnostic in error.diagnostics:
-        head, *quoted = diagnostic.render().split("\n")
+        head, *quoted = flagged(diagnostic.render()).split("\n")
         lines = [paint(head, "bold", sys.stderr), *quoted[:-1], *(paint(q, "green", sys.stderr) for q in quoted[-1:])]
         print("\n".join(lines), file=sys.stderr)
     count = len(error.diagnostics)

@@ -9,6 +9,12 @@ from typing import Literal, TypeAlias
 
 Const: TypeAlias = bool | int | float
 Precision: TypeAlias = Literal["ieee", "tf32"]
+OPTIONS = (
+    *("target", "tile", "precision", "arch", "head_dim", "dtype", "forward", "geometry", "tiles", "shape"),
+    *("allow_unproved", "strict", "effort"),
+)
+"""Arguments of `attngen.compile` that are flags of the command line. A message names one as Python has it, `effort=4`
+in backticks; `terminal.flagged` makes `--effort 4` of it."""
 PRECISIONS = ("ieee", "tf32")
 STAGES = ("ast", "ir", "plan", "proof", "source")
 BINARIES = ("ttir", "ttgir", "ptx", "cubin", "hsaco")

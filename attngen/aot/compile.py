@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from attngen import inputs
 from attngen.errors import InternalError, UsageError
+from attngen.extras import lacking
 from attngen.ir.attention import Attention
 from attngen.ir.nodes import Storage
 
@@ -87,15 +88,8 @@ class Request:
     grouped: Call | None = None
 
 
-def compile_kernels(
-    source: str, attention: Attention, *, arch: str, dtype: str, head_dim: tuple[int, int], kind: str
-) -> list[Artifact]:
-    """Every kernel that one forward and one backward call of the generated function launches, in that order; then those
-    of a call whose query heads share keys, and of a forward call of few queries.
-
-    `head_dim` is (D, Dv); every gradient is asked for. A kernel that is launched in several forms comes several times,
-    numbered. Raises UsageError for what does not exist or does not fit the spec's own facts.
-    """
+def require(kind: str, *, arch: str, dtype: str) -> None:
+    """Raises `UsageError` where there is no such binary, or no compiler to make it."""
     if arch not in TARGETS:
         raise UsageError(f"no architecture {arch!r}; there are {', '.join(TARGETS)}")
     if dtype not in DTYPES:
@@ -107,7 +101,19 @@ def compile_kernels(
         raise UsageError(f"{arch} has no {kind}; ask for {', '.join(fitting)}")
     for package in ("torch", "triton"):
         if importlib.util.find_spec(package) is None:
-            raise UsageError(f"binaries need {package}: pip install 'attngen[{package}]'")
+            raise UsageError(lacking(f"binaries need {package}", package))
+
+
+def compile_kernels(
+    source: str, attention: Attention, *, arch: str, dtype: str, head_dim: tuple[int, int], kind: str
+) -> list[Artifact]:
+    """Every kernel that one forward and one backward call of the generated function launches, in that order; then those
+    of a call whose query heads share keys, and of a forward call of few queries.
+
+    `head_dim` is (D, Dv); every gradient is asked for. A kernel that is launched in several forms comes several times,
+    numbered. Raises UsageError for what does not exist or does not fit the spec's own facts.
+    """
+    require(kind, arch=arch, dtype=dtype)
     calls, grouped = [_call(attention, SIZES, head_dim)], None
     if "\ndef _hopper_backward_kernel(" in source:
         with suppress(UsageError):  # its facts may ask for as many heads of keys as of queries

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from attngen.bench import verdict
 from attngen.errors import UsageError
+from attngen.extras import lacking
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -139,7 +140,7 @@ def image(record: Record, format: str) -> bytes:
         import matplotlib as untyped
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise UsageError("pictures need matplotlib: pip install 'attngen[show]'") from error
+        raise UsageError(lacking("pictures need matplotlib", "show")) from error
     matplotlib: Any = untyped
     with matplotlib.rc_context({"svg.hashsalt": "attngen", "svg.fonttype": "none", "font.size": 9}):
         figure: Any = Figure(figsize=(12.5, 4.2), layout="constrained")

@@ -86,7 +86,7 @@ def run(args: Namespace) -> int:
     for note, names in noted.items():
         print(f"note on {', '.join(names)}: {note}")
     if args.json:
-        terminal.put(json.dumps(documents if len(documents) != 1 else documents[0], indent=2) + "\n")
+        terminal.put(terminal.flagged(json.dumps(documents if len(documents) != 1 else documents[0], indent=2)) + "\n")
     return 0 if holds else 1
 
 
@@ -105,7 +105,7 @@ def _print(proof: Proof, source: Source, consts: dict[str, Const], noted: dict[s
     out = terminal.console(sys.stdout)
     out.print(_table(proof))
     for line in details(proof, source):
-        print(line)
+        print(terminal.flagged(line))
     spec = api.analyse(source, consts)
     for warning in unused_params(spec, source):
         print(warning.line("warning"))
@@ -161,7 +161,7 @@ def _explain(path: str, consts: dict[str, Const], target: str, budget: Budget, o
     if not proof.holds:
         _print(proof, source, consts)
         return 1
-    text = api.explain(spec, emitted, proof, form)
+    text = terminal.flagged(api.explain(spec, emitted, proof, form))
     if output is None:
         terminal.put(text)
     else:

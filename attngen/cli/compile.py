@@ -92,11 +92,32 @@ def add(table: Commands) -> None:
     p.set_defaults(run=run)
 
 
+_COMPILED = ("source", *vocabulary.BINARIES, *vocabulary.TPU_STAGES)
+_GOES_WITH = {
+    "chip": vocabulary.TPU_STAGES,
+    "geometry": ("source",),
+    "tiles": ("source", *vocabulary.TPU_STAGES),
+    "arch": ("source", *vocabulary.BINARIES),
+    "forward": ("source", *vocabulary.BINARIES),
+    "dtype": _COMPILED,
+    "head_dim": _COMPILED,
+    "strict": _COMPILED,
+    "allow_unproved": _COMPILED,
+}
+"""What `--emit` must be where one of these is given."""
+
+
 def run(args: Namespace) -> int:
+    if args.emit in vocabulary.TPU_STAGES and args.arch is not None:
+        raise UsageError(
+            f"--arch names a GPU; for --emit {args.emit} name a TPU with --chip {', '.join(vocabulary.TPUS)}"
+        )
+    for name, kinds in _GOES_WITH.items():
+        if getattr(args, name) and args.emit not in kinds:
+            flag = f"--{name.replace('_', '-')}"
+            raise UsageError(f"{flag} goes with --emit {', '.join(kinds)}, not with {args.emit}")
     if args.emit in vocabulary.TPU_STAGES:
         return _compile_for_tpu(args)
-    if args.chip is not None:
-        raise UsageError(f"--chip goes with --emit {', '.join(vocabulary.TPU_STAGES)}, not with {args.emit}")
     if args.shape and args.tiles is None:
         raise UsageError(f"--shape goes with --tiles or with --emit {', '.join(vocabulary.TPU_STAGES)}")
     tuned = _tuned(args)
@@ -109,19 +130,13 @@ def _tuned(args: Namespace) -> tuple[Tuned, ...] | tuple[TunedGpu, ...]:
     if args.tiles is None:
         return ()
     source, tiles = files.read_source(args.spec), files.read_source(args.tiles)
-    return api.tiles_of(source, dict(args.define), args.target, tiles, dict(args.shape))
+    return api.tuned_tiles(source, dict(args.define), args.target, tiles, dict(args.shape))
 
 
 # ---------------------------------------------------------------- stages of attngen
 
 
 def _write_stage(args: Namespace, tuned: tuple[Tuned, ...] | tuple[TunedGpu, ...]) -> int:
-    for flag in ("arch", "dtype", "head_dim", "forward", "geometry"):
-        if args.emit != "source" and getattr(args, flag):
-            kinds = ", ".join(("source", *vocabulary.BINARIES))
-            raise UsageError(f"--{flag.replace('_', '-')} goes with --emit {kinds}, not with {args.emit}")
-    if args.strict and args.emit != "source":
-        raise UsageError(f"--strict goes with --emit source and what is made of it, not with {args.emit}")
     options = api.options(
         args.target,
         args.precision,
@@ -137,7 +152,7 @@ def _write_stage(args: Namespace, tuned: tuple[Tuned, ...] | tuple[TunedGpu, ...
     text = api.stage(
         args.emit, source, options, consts, args.allow_unproved, fork=True, strict=args.strict, effort=args.effort
     )
-    output.deliver(text, args.output)
+    output.deliver(terminal.flagged(text) if args.emit == "proof" else text, args.output)
     return 0
 
 
@@ -145,11 +160,15 @@ def _write_stage(args: Namespace, tuned: tuple[Tuned, ...] | tuple[TunedGpu, ...
 
 
 def _compile_binaries(args: Namespace) -> int:
+    from attngen.aot import compile as aot
+
     if args.emit not in targets.named(args.target).stages:
         raise UsageError(f"--emit {args.emit} is made by Triton's compiler: leave out --target {args.target}")
     arch = args.arch or ("gfx942" if args.emit == "hsaco" else "sm_90")
     if arch not in vocabulary.ARCHITECTURES:
         raise UsageError(f"--emit {args.emit} needs a chip: --arch {', '.join(vocabulary.ARCHITECTURES)}")
+    dtype = args.dtype or "bf16"
+    aot.require(args.emit, arch=arch, dtype=dtype)
     options = api.options(args.target, args.precision, args.tile, forward=args.forward)
     kernel = api.build(
         files.read_source(args.spec),
@@ -160,9 +179,7 @@ def _compile_binaries(args: Namespace) -> int:
         effort=args.effort,
     )
     with terminal.working(f"compiling {kernel.name} for {arch}"):
-        artifacts = api.binaries(
-            kernel, args.emit, arch=arch, dtype=args.dtype or "bf16", head_dim=args.head_dim or (64, 64)
-        )
+        artifacts = api.binaries(kernel, args.emit, arch=arch, dtype=dtype, head_dim=args.head_dim or (64, 64))
     report = binaries_table(artifacts)
     if args.emit not in ("cubin", "hsaco"):
         parts = [f"// ---- {a.kernel}\n{_as_text(a.data).rstrip()}\n" for a in artifacts if a.data is not None]
@@ -217,27 +234,29 @@ def binaries_table(artifacts: Sequence[Artifact]) -> Table:
 
 
 def _compile_for_tpu(args: Namespace) -> int:
+    from attngen.tpu import compile as tpu
+    from attngen.tpu import programs
+
     if args.emit not in targets.named(args.target).stages:
         raise UsageError(f"--emit {args.emit} is made by a TPU's compiler: add --target pallas")
-    if args.arch is not None:
-        raise UsageError(
-            f"--arch names a GPU; for --emit {args.emit} name a TPU with --chip {', '.join(vocabulary.TPUS)}"
-        )
     output.refuse_overwriting(args.spec, [args.output] if args.output else [])
+    chip, dtype = args.chip or "v5e", args.dtype or "bf16"
+    programs.check_dtype(dtype)
+    tpu.require()
     options = api.options(args.target, args.precision, args.tile, tuned=_tuned(args))
+    source, consts = files.read_source(args.spec), dict(args.define)
+    asked = dict(args.shape)
+    if args.head_dim is not None:
+        asked = {"D": args.head_dim[0], "Dv": args.head_dim[1], **asked}
+    sizes = shapes.settled(api.callable_spec(*api.checked_plan(source, consts, args.target, args.tile)), asked)
     kernel = api.build(
-        files.read_source(args.spec),
+        source,
         options,
-        dict(args.define),
+        consts,
         args.allow_unproved,
         strict=args.strict,
         effort=args.effort,
     )
-    chip, dtype = args.chip or "v5e", args.dtype or "bf16"
-    asked = dict(args.shape)
-    if args.head_dim is not None:
-        asked = {"D": args.head_dim[0], "Dv": args.head_dim[1], **asked}
-    sizes = shapes.settled(kernel.spec, asked)
     with terminal.working(f"compiling {kernel.name} for {chip}"):
         compiled = api.tpu_compile(kernel, chip=chip, dtype=dtype, sizes=sizes, mosaic=args.emit == "mosaic")
     _write_tpu_stage(args, compiled)

@@ -41,6 +41,10 @@ def _list(known: tuple[str, ...]) -> None:
 
     table = Table.grid(padding=(0, 2))
     for name in known:
-        first_line = resources.read(f"examples/{name}.attn").partition("\n")[0]
-        table.add_row(name, first_line.lstrip("# "))
+        table.add_row(name, _said(resources.read(f"examples/{name}.attn")))
     terminal.console(sys.stdout).print(table)
+
+
+def _said(spec: str) -> str:
+    """The first paragraph of a spec's comment, in one line."""
+    return " ".join(line.lstrip("# ") for line in spec.partition("\n#\n")[0].splitlines())

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from attngen.errors import UsageError
+from attngen.extras import lacking
 
 _STORAGE = {
     "f32": "float32",
@@ -20,17 +21,14 @@ _STORAGE = {
 }
 
 
-def require_gpu(command: str) -> Any:
-    """torch, where it has a GPU."""
+def require_gpu(command: str, instead: str) -> Any:
+    """torch, where it has a GPU. `instead`: what a machine without one can do."""
     try:
         torch: Any = importlib.import_module("torch")
     except ImportError as error:
-        raise UsageError(f"{command} needs PyTorch and a GPU: pip install 'attngen[torch,triton]'") from error
+        raise UsageError(lacking(f"{command} needs PyTorch and a GPU", "torch", "triton")) from error
     if not torch.cuda.is_available():
-        raise UsageError(
-            f"{command} measures on a GPU, and PyTorch sees none here; "
-            "attngen cost counts operations and bytes for a chip that needn't be there"
-        )
+        raise UsageError(f"{command} measures on a GPU, and PyTorch sees none here; {instead}")
     return torch
 
 

@@ -37,7 +37,11 @@ def add(table: Commands) -> None:
         example="attngen tune examples/causal.attn --target triton --shape B=4 Hq=16 Sq=4096 D=128",
     )
     arguments.spec(p)
-    p.add_argument("--target", choices=("pallas", "triton"), default="pallas", help="what to tune (default: pallas)")
+    p.add_argument(
+        "--target",
+        choices=("triton", "pallas"),
+        help="what to tune (default: triton, or pallas where --chip is given)",
+    )
     p.add_argument("--chip", choices=vocabulary.TPUS, help="the TPU (pallas; triton takes the GPU that is here)")
     arguments.shape(p)
     p.add_argument("--dtype", choices=("bf16", "fp32"), default="bf16", help="dtype of q, k, v (default: bf16)")
@@ -58,13 +62,13 @@ def add(table: Commands) -> None:
 
 
 def run(args: Namespace) -> int:
-    if not targets.named(args.target).tpus:
-        if args.chip is not None:
-            raise UsageError("--chip names a TPU; --target triton tunes for the GPU that is here")
-        return _tune_on_gpu(args)
+    tpus = targets.named(args.target).tpus if args.target is not None else ()
+    if args.target is not None and not tpus and args.chip is not None:
+        raise UsageError("--chip names a TPU; --target triton tunes for the GPU that is here")
+    if tpus and args.chip is None:
+        raise UsageError(f"--target pallas tunes for a TPU: name it with --chip {', '.join(tpus)}")
     if args.chip is None:
-        chips = ", ".join(vocabulary.TPUS)
-        raise UsageError(f"say what to tune for: --target triton for the GPU that is here, or a TPU: --chip {chips}")
+        return _tune_on_gpu(args)
     if args.budget is not None:
         raise UsageError("--budget goes with --target triton")
     if args.own:
@@ -81,7 +85,7 @@ def _tune_on_gpu(args: Namespace) -> int:
     path = args.output or f"{spec.name}.gpu.json"
     output.refuse_overwriting(args.spec, [path])
     sizes = shapes.settled(api.callable_spec(spec, api.plan(spec)), dict(args.shape))
-    torch = gpu.require_gpu("tune --target triton")
+    torch = gpu.require_gpu("tune", f"--chip {', '.join(vocabulary.TPUS)} tunes for a TPU that needn't be there")
     from attngen.tune import ahead
 
     kernel = api.build(source, api.options("triton", args.precision), dict(args.define))
@@ -204,14 +208,17 @@ def _setting(trial: gpu_tuning.Trial) -> str:
 
 
 def _tune_for_tpu(args: Namespace) -> int:
+    from attngen.tpu import compile as tpu
     from attngen.tune.tpu import Tuning, candidates, dump, load
 
     source = files.read_source(args.spec)
-    kernel = api.build(source, api.options("pallas", args.precision), dict(args.define))
-    path = args.output or f"{kernel.name}.tiles.json"
+    spec = api.callable_spec(*api.checked_plan(source, dict(args.define), "pallas"))
+    path = args.output or f"{spec.name}.tiles.json"
     output.refuse_overwriting(args.spec, [path])
     known = list(load(files.read_source(path))) if os.path.exists(path) else []
-    sizes = shapes.settled(kernel.spec, dict(args.shape))
+    sizes = shapes.settled(spec, dict(args.shape))
+    tpu.require()
+    kernel = api.build(source, api.options("pallas", args.precision), dict(args.define))
     key = tile_keys.tpu_key(source, kernel.spec, args.chip, args.dtype, sizes)
     tuning = next((t for t in known if t.key == key), Tuning(key))
     others = [t for t in known if t.key != key]

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from attngen.cli.comparison import Case, Comparing, Comparison
+    from attngen.emit import Options
     from attngen.ir.attention import Attention
     from attngen.plan import KernelPlan
     from attngen.targets import Target
@@ -52,22 +53,21 @@ def add(table: Commands) -> None:
 
 
 def run(args: Namespace) -> int:
+    source, consts = files.read_source(args.spec), dict(args.define)
+    geometries: tuple[str, ...] = tuple(dict.fromkeys(args.geometry or ["dense"]))
+    options = {geometry: _options(args, geometry) for geometry in geometries}
+    spec = api.analyse(source, consts)
     from attngen.cli import comparison
 
-    source, consts = files.read_source(args.spec), dict(args.define)
-    spec = api.analyse(source, consts)
     target = targets.named(args.target)
     device = target.device(args.device)
     planned = api.plan(spec, args.target)
     spec = api.callable_spec(spec, planned)
     statuses: list[int] = []
-    geometries: tuple[str, ...] = tuple(dict.fromkeys(args.geometry or ["dense"]))
     for geometry in geometries:
-        own = () if geometry == "pieces" else (geometry,)
-        options = api.options(args.target, args.precision, args.tile, geometry=own)
         try:
             cases, comparing = _chosen(spec, device, target, geometry)
-            compared = comparison.verify(source, cases, device, options, consts, comparing)
+            compared = comparison.verify(source, cases, device, options[geometry], consts, comparing)
             label = spec.name if geometry == "dense" else f"{spec.name}, {geometry}"
             results = list(terminal.progress(f"verifying {label}", compared, len(cases)))
         except UsageError as error:  # what this geometry refuses
@@ -83,6 +83,14 @@ def run(args: Namespace) -> int:
     if not statuses:
         raise UsageError(f"{spec.name}: every geometry asked for refuses it")
     return max(statuses)
+
+
+def _options(args: Namespace, geometry: str) -> Options:
+    """Of the file that is verified. Functions for pieces are a kernel's own, whatever the file holds."""
+    if geometry == "pieces" and not targets.named(args.target).pieces:
+        able = ", ".join(target.name for target in targets.TARGETS.values() if target.pieces)
+        raise UsageError(f"pieces are for the targets {able}, not for {args.target}")
+    return api.options(args.target, args.precision, args.tile, geometry=() if geometry == "pieces" else (geometry,))
 
 
 def _chosen(spec: Attention, device: str, target: Target, geometry: str) -> tuple[tuple[Case, ...], Comparing]:

@@ -9,6 +9,7 @@ from typing import Any
 from attngen.cost.chips import ITEMSIZE, longest_dense
 from attngen.cost.model import Cost
 from attngen.errors import UsageError
+from attngen.extras import lacking
 
 FORMATS = ("png", "svg")
 _COLOURS = {"attngen": "#2a9d8f", "queries outside": "#457b9d", "keys outside": "#e76f51", "dense": "#8d99ae"}
@@ -35,7 +36,7 @@ def image(costs: Sequence[Cost], format: str) -> bytes:
         import matplotlib as untyped
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise UsageError("pictures need matplotlib: pip install 'attngen[show]'") from error
+        raise UsageError(lacking("pictures need matplotlib", "show")) from error
     matplotlib: Any = untyped
     lengths = [c.sizes["Sk"] for c in costs]
     first = costs[0]

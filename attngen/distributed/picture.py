@@ -12,6 +12,7 @@ from attngen.distributed.coverage import Pieces
 from attngen.distributed.report import Report
 from attngen.distributed.schedule import Schedule
 from attngen.errors import UsageError
+from attngen.extras import lacking
 
 _CELLS = 512
 _COLOUR = "#2a9d8f"
@@ -36,7 +37,7 @@ def image(report: Report, format: str) -> bytes:
         from matplotlib.figure import Figure
         from matplotlib.ticker import MaxNLocator
     except ImportError as error:
-        raise UsageError("pictures need matplotlib: pip install 'attngen[show]'") from error
+        raise UsageError(lacking("pictures need matplotlib", "show")) from error
     matplotlib: Any = untyped
     s, e = report.schedule, report.estimate
     with matplotlib.rc_context({"svg.hashsalt": "attngen", "font.size": 9}):

@@ -126,7 +126,7 @@ def _diagnostic(obligation: Obligation, c: Claim, source: Source) -> Diagnostic:
             message, notes, fix = c.fault or f"refuted: {c.sentence}", c.verdict.example, c.fix
         case Unknown():
             message, notes = f"not proved: {c.sentence}", (c.verdict.reason,)
-            fix = c.fix or f"--allow-unproved {obligation.value} compiles it all the same"
+            fix = c.fix or f'`allow_unproved=["{obligation.value}"]` compiles it all the same'
         case Proved():
             message, notes, fix = c.sentence, (), ""
     return Diagnostic(obligation.value, message, c.span, fix, source, notes)

@@ -11,13 +11,14 @@ import sys
 from typing import Any
 
 from attngen.errors import UsageError
+from attngen.extras import lacking
 
 
 def pytorch() -> Any:
     try:
         import torch
     except ImportError as error:
-        raise UsageError("running a kernel needs PyTorch: pip install 'attngen[torch,triton]'") from error
+        raise UsageError(lacking("running a kernel needs PyTorch", "torch", "triton")) from error
     return torch
 
 
@@ -25,7 +26,7 @@ def the_jax() -> Any:
     try:
         import jax
     except ImportError as error:
-        raise UsageError("running a Pallas kernel needs JAX: pip install 'attngen[jax]'") from error
+        raise UsageError(lacking("running a Pallas kernel needs JAX", "jax")) from error
     return jax
 
 

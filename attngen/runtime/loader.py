@@ -93,7 +93,21 @@ def load(source: str, name: str, prepare: Callable[[], None] = prepare_interpret
         if key not in _LOADED:
             prepare()
             _LOADED[key] = execute(source, name)
+            _tell_flop_counters()
         return _LOADED[key]
+
+
+def _tell_flop_counters() -> None:
+    """Makes counters of operations that are active count a file that is loaded now: each copied PyTorch's registry when
+    it was made."""
+    flop_counter: Any = sys.modules.get("torch.utils.flop_counter")
+    if flop_counter is None:
+        return
+    dispatch: Any = importlib.import_module("torch.utils._python_dispatch")
+    for mode in dispatch._get_current_dispatch_mode_stack():
+        registry: Any = getattr(getattr(mode, "counter", None), "flop_registry", None)
+        if registry is not None:
+            registry.update({op: of for op, of in flop_counter.flop_registry.items() if op not in registry})
 
 
 def execute(source: str, name: str) -> ModuleType:

@@ -9,6 +9,8 @@ ranks merge a part in each round, where PyTorch's operators would read and write
 
 from __future__ import annotations
 
+import threading
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -56,6 +58,13 @@ def _merge_kernel(
     tl.store(into_ptr + at, out.to(into_ptr.dtype.element_ty), mask=cells)
 
 
+_TURN: Any = nullcontext()
+if not isinstance(
+    _merge_kernel, triton.JITFunction
+):  # in Triton's interpreter kernels take turns, as in generated files
+    _TURN = vars(triton).setdefault("_interpreter_turn", threading.RLock())
+
+
 def merge_into(into: Any, kept: Any, lse: Any, new: Any, new_lse: Any, *, sums: bool) -> None:
     """Writes what `kept` and `new` are together to `into`, and its lse to `lse`, in place; `into` may be `kept`.
 
@@ -66,7 +75,7 @@ def merge_into(into: Any, kept: Any, lse: Any, new: Any, new_lse: Any, *, sums: 
     if not into.numel():
         return
     new_out = kept if new is None else new
-    with torch.cuda.device_of(into):
+    with torch.cuda.device_of(into), _TURN:
         _merge_kernel[(triton.cdiv(rows, _ROWS), heads, batches)](
             into, kept, new_out, lse, new_lse, rows, dim,
             *(x.stride()[:3] for x in (into, kept, new_out, lse, new_lse)),

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from attngen.errors import UsageError
+from attngen.extras import lacking
 from attngen.show.survey import Pair, Survey
 from attngen.show.text import COLOURS, LABELS, title
 
@@ -23,7 +24,7 @@ def image(survey: Survey, format: str) -> bytes:
         from matplotlib.figure import Figure
         from matplotlib.patches import Patch
     except ImportError as error:
-        raise UsageError("pictures need matplotlib: pip install 'attngen[show]'") from error
+        raise UsageError(lacking("pictures need matplotlib", "show")) from error
     matplotlib: Any = untyped
     with matplotlib.rc_context({"svg.hashsalt": "attngen", "font.size": 9}):
         figure: Any = Figure(figsize=(7, 7.6), layout="constrained")

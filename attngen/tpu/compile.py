@@ -21,9 +21,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from attngen.errors import InternalError, UsageError
+from attngen.extras import lacking
 from attngen.tpu.chips import Chip
-
-INSTALL = "compiling for a TPU needs jax and libtpu: pip install 'attngen[tpu]'"
 
 _DUMPS = "packed-bundles-post-ra|hlo-static"
 _IN_HBM = "--xla_msa_enable=false"
@@ -132,7 +131,7 @@ Outcome: TypeAlias = Compiled | Refused
 def require() -> None:
     """Raises `UsageError` where jax or libtpu is missing."""
     if importlib.util.find_spec("jax") is None or importlib.util.find_spec("libtpu") is None:
-        raise UsageError(INSTALL)
+        raise UsageError(lacking("compiling for a TPU needs jax and libtpu", "tpu"))
 
 
 def compile_for(request: Request) -> Outcome:

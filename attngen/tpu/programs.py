@@ -40,6 +40,11 @@ _STORAGES = {
 _SHORT = 1 << 16
 
 
+def check_dtype(dtype: str) -> None:
+    if dtype not in DTYPES:
+        raise UsageError(f"no dtype {dtype!r} on a TPU; there are {', '.join(DTYPES)}")
+
+
 def request_for(
     source: str,
     attention: Attention,
@@ -53,8 +58,7 @@ def request_for(
     mosaic: bool = False,
 ) -> Request:
     """What to compile of a generated file. `sizes` are settled. Raises `UsageError` for what a TPU doesn't have."""
-    if dtype not in DTYPES:
-        raise UsageError(f"no dtype {dtype!r} on a TPU; there are {', '.join(DTYPES)}")
+    check_dtype(dtype)
     values = inputs.examples(attention, sizes)
     arguments: dict[str, Any] = {
         "source": source,

@@ -70,7 +70,7 @@ def tpu_tiles(source: Source, spec: Attention, file: Source, sizes: Mapping[str,
         if row in found:
             raise UsageError(
                 f"{file.name} has tiles of {key.chip} for several shapes: {shapes[row]}, and {key.shape()}; "
-                "say which with --shape"
+                "say which with `shape=`"
             )
         found[row], shapes[row] = Tuned(*row, *best), key.shape()
     if not found:
@@ -106,7 +106,7 @@ def gpu_tiles(source: Source, spec: Attention, file: Source, sizes: Mapping[str,
         if row in found:
             raise UsageError(
                 f"{file.name} has tiles of {row[0]} for {said[row]}, and for {key.card}, {key.dtype}, {key.shape()}; "
-                "say which with --shape, or keep a file for each card"
+                "say which with `shape=`, or keep a file for each card"
             )
         found[row] = _tuned_gpu(file, row, dict(key.sizes), best)
         said[row] = f"{key.card}, {key.dtype}, {key.shape()}"

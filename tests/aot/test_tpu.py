@@ -15,7 +15,7 @@ from attngen.tpu.compile import Compiled, Refused, Request, compile_for
 from attngen.tpu.estimate import estimate
 
 needs_libtpu = pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None, reason="needs libtpu: pip install 'attngen[tpu]'"
+    importlib.util.find_spec("libtpu") is None, reason="needs libtpu: pip install -e '.[tpu]'"
 )
 COUNTS = (3, 0, 5)
 

@@ -23,7 +23,7 @@ from attngen.tpu.estimate import estimate
 from attngen.tpu.programs import request_for
 
 pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None, reason="needs libtpu: pip install 'attngen[tpu]'"
+    importlib.util.find_spec("libtpu") is None, reason="needs libtpu: pip install -e '.[tpu]'"
 )
 CHIPS = ("v5e", "v5p", "v6e")
 SAMPLE = {("window_global", "v5e", 128), ("documents", "v5p", 64), ("sink", "v6e", 256)}

@@ -14,7 +14,7 @@ import pytest
 from attngen.tpu.compile import environment
 
 needs_libtpu = pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None, reason="needs libtpu: pip install 'attngen[tpu]'"
+    importlib.util.find_spec("libtpu") is None, reason="needs libtpu: pip install -e '.[tpu]'"
 )
 CAUSAL = "attention c\nmask = causal\n"
 WINDOW = "attention w\nmask = sliding_window(2048)\n"

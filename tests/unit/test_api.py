@@ -112,7 +112,7 @@ def test_options_reach_the_generated_file() -> None:
 
 
 def test_effort_decides_what_is_proved() -> None:
-    with pytest.raises(Unproved, match="`--effort 4` allows four times the default"):
+    with pytest.raises(Unproved, match="`effort=4` allows four times the default"):
         attngen.compile(TEXT, effort=1e-6)
     more = attngen.compile(TEXT, effort=4)
     assert more.proof is not None and not more.proof.unknown

@@ -18,6 +18,7 @@ class TilesView:
     partial: str
     visited: str
     loop: str  # what the loop binds
+    reads_tensors: bool = False  # whether ends of runs are values of tensors
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,7 +107,7 @@ class _Emitter:
             self.attention.name,
             self.text,
             title="tiled attention in plain JAX, forward and backward.",
-            summary="tile by tile, differentiable in every float argument but the scale.",
+            summary="tile by tile, differentiable in every float argument.",
             said=["target=jax", f"precision={self.options.precision}", *consts(self.attention), *tile(self.tile)],
             proof=self.proof,
         )

@@ -155,7 +155,7 @@ class _Emitter:
             self.attention.name,
             self.text,
             title="fused attention for TPUs, forward and backward, in Pallas.",
-            summary="fused, differentiable in every float argument but the scale.",
+            summary="fused, differentiable in every float argument.",
             said=said,
             proof=self.proof,
             precision=_PRECISION[self.options.precision],

@@ -26,7 +26,7 @@ from attngen.emit.torch_shared.checks import check_lines, size_checks
 from attngen.emit.torch_shared.facts import torch_facts
 from attngen.emit.torch_shared.leaves import host_names
 from attngen.emit.torch_shared.public_function import bound_sizes, conversions, param_doc, repeated, zeros
-from attngen.errors import InternalError, UsageError
+from attngen.errors import InternalError
 from attngen.ir import printing
 from attngen.ir.nodes import SIZES, Expr
 from attngen.plan import passes
@@ -42,10 +42,6 @@ _ROW_NAMES = {"lse": "row_lse", "den": "inv_den", "delta": "delta"}
 
 def emit_torch(plan: KernelPlan, text: str, options: Options, proof: tuple[str, ...] = ()) -> str:
     """The generated module. `text` is the spec as written; it appears in the header as a comment."""
-    if options.precision != "ieee":
-        raise UsageError(
-            f"precision {options.precision!r} is of the Triton target; torch.backends says how torch multiplies"
-        )
     if not reserved().isdisjoint(plan.attention.sizes):
         raise InternalError("the plan was made without the target's reserved names")
     return _Emitter(plan, text, options, proof).module()

@@ -37,7 +37,9 @@ def tiles_view(found: Loops, leaves: Leaves, *, masked: bool) -> TilesView:
     answers = (f"{t.name}_{which}" for t in found.tests for which in ("any_lo", "any_hi", "all_lo", "all_hi"))
     sizes = ("B", "Hq", "Hkv", "Sq", "Sk", "D", "Dv", "scale", "batch", "head", "kv_head")
     arguments = tuple(n for n in ("q0", "q1", *answers, *sizes, *leaves.names()) if n in read)
-    return TilesView(arguments, lines, full, partial, visited or "[]", "tile, masked" if masked else "tile")
+    loop = "tile, masked" if masked else "tile"
+    reads_tensors = bool(found.tests) or any(isinstance(s, Rounded) and _is_tensor(s.bound) for s in found.steps)
+    return TilesView(arguments, lines, full, partial, visited or "[]", loop, reads_tensors)
 
 
 def _tiles(runs: tuple[Run, ...]) -> str:
@@ -53,6 +55,10 @@ def _ordered(step: Ordered) -> str:
     a, b = step.first, step.second
     pairs = f"({a.start}, {a.stop}), ({b.start}, {b.stop})"
     return f"{pairs} = sorted([{pairs}])"
+
+
+def _is_tensor(e: Expr) -> bool:
+    return reads(e, "b", "h", "hkv") or any(isinstance(n, Load) for n in nodes(e))
 
 
 class _Same(dict[str, str]):

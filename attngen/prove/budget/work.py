@@ -30,9 +30,9 @@ class Budget:
 def out_of_work(effort: float) -> str:
     """What a reader is told, who gave this effort."""
     more = (
-        "`--effort 4` allows four times the default"
+        "`effort=4` allows four times the default"
         if effort < 4
-        else f"`--effort {4 * effort:g}` allows four times as much"
+        else f"`effort={4 * effort:g}` allows four times as much"
     )
     return f"its proof needs more work than it may take; {more}"
 

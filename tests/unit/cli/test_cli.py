@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import io
 import os
 import pty
@@ -10,13 +11,16 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from attngen import vocabulary
+import attngen
+from attngen import Unproved, UsageError, api, terminal, vocabulary
 from attngen.aot import compile as aot
 from attngen.cli import main as cli
+from attngen.cli import tune
 
 ROOT = Path(__file__).parents[3]
 EXAMPLES = ROOT / "examples"
@@ -32,6 +36,10 @@ def run(*argv: str) -> int:
     except SystemExit as stop:
         assert isinstance(stop.code, int)
         return stop.code
+
+
+def unknown_word(argument: str) -> str:
+    return f"no obligation {argument!r}; there are streaming, range-safety, empty-rows, locality, gradients"
 
 
 def spawn(*argv: str, **options) -> subprocess.CompletedProcess[str]:  # type: ignore[no-untyped-def]
@@ -92,6 +100,28 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (
             ("compile", "a.attn", "--emit", "ast", "--dtype", "bf16"),
             "--dtype goes with --emit source, ttir, ttgir, ptx",
+        ),
+        (("compile", "a.attn", "--emit", "ptx", "--arch", "gfx942"), "gfx942 has no ptx; ask for ttir, ttgir, hsaco"),
+        (("compile", "a.attn", "--emit", "hsaco", "--arch", "sm_90"), "sm_90 has no hsaco; ask for ttir, ttgir, ptx"),
+        (("compile", "a.attn", "--emit", "cubin", "--geometry", "packed"), "--geometry goes with --emit source, not"),
+        (("compile", "a.attn", "--emit", "cubin", "--tiles", "t.json"), "--tiles goes with --emit source, mosaic, hlo"),
+        (("compile", "a.attn", "--emit", "hlo", "--forward"), "--forward goes with --emit source, ttir, ttgir, ptx"),
+        (("compile", "a.attn", "--emit", "ir", "--strict"), "--strict goes with --emit source, ttir, ttgir, ptx"),
+        (
+            ("compile", "a.attn", "--emit", "plan", "--allow-unproved", "gradients"),
+            "--allow-unproved goes with --emit source, ttir",
+        ),
+        (
+            ("compile", "a.attn", "--target", "pallas", "--emit", "hlo", "--dtype", "fp16"),
+            "no dtype 'fp16' on a TPU; there are bf16, fp32",
+        ),
+        (
+            ("compile", "a.attn", "--target", "torch", "--precision", "tf32"),
+            "`--precision tf32` is not for target torch: torch.backends says how torch multiplies",
+        ),
+        (
+            ("compile", "a.attn", "--target", "jax", "--head-dim", "64", "--forward"),
+            "`--head-dim` and `--forward` can be chosen for target triton only, not for jax",
         ),
         (("compile", "a.attn", "--emit", "ptx", "--arch", "portable"), "--emit ptx needs a chip: --arch sm_80, sm_86"),
         (("compile", "a.attn", "--emit", "ptx", "--target", "jax"), "by Triton's compiler: leave out --target jax"),
@@ -229,6 +259,134 @@ def test_the_spec_is_never_overwritten(  # type: ignore[no-untyped-def]
     assert run(*argv, str(name), "-o", str(out)) == 2
     assert "would overwrite the spec" in capsys.readouterr().err
     assert name.read_text() == SPEC
+
+
+def test_an_unknown_obligation_is_refused_before_any_proof(
+    spec: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(api, "prove", lambda *_: pytest.fail("it proved first"))
+    assert run("compile", spec, "--allow-unproved", "nonsense") == 2
+    assert unknown_word("nonsense") in capsys.readouterr().err
+    with pytest.raises(UsageError, match=unknown_word("nonsense")):
+        attngen.compile(spec, allow_unproved=["nonsense"])
+
+
+@pytest.mark.parametrize(
+    ("geometry", "message"),
+    [
+        ("dense,packed", "a torch file has the geometry dense alone"),
+        ("dense,pieces", "pieces are for the targets triton, pallas and jax, not for torch"),
+    ],
+)
+def test_verify_refuses_a_geometry_that_the_target_lacks_before_it_runs_another(
+    geometry: str, message: str, spec: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("verify", spec, "--target", "torch", "--geometry", geometry) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and message in said.err
+
+
+# ---------------------------------------------------------------- names of arguments
+
+
+def test_each_option_is_an_argument_in_python_and_a_flag_on_the_command_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run("compile", "--help")
+    flags = set(re.findall(r"^  (?:-\w, )?--([\w-]+)", capsys.readouterr().out, re.MULTILINE))
+    arguments = inspect.signature(attngen.compile).parameters.keys() - {"spec", "consts", "const_overrides"}
+    assert {*vocabulary.OPTIONS} == arguments
+    assert {name.replace("_", "-") for name in vocabulary.OPTIONS} <= flags
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        ("`effort=4` allows more", "`--effort 4` allows more"),
+        ("say which with `shape=`", "say which with `--shape`"),
+        ('`allow_unproved=["gradients"]`', "`--allow-unproved gradients`"),
+        ("`window=4` and effort=4 and `k == effort`", "`window=4` and effort=4 and `k == effort`"),
+    ],
+)
+def test_the_command_line_names_flags(message: str, said: str) -> None:
+    assert terminal.flagged(message) == said
+
+
+def test_a_spec_that_is_not_proved_names_the_argument_to_python_and_the_flag_to_the_command_line(
+    spec: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(Unproved) as refused:
+        attngen.compile(spec, effort=1e-6)
+    assert "--" not in str(refused.value) and "`effort=4`" in str(refused.value)
+    assert '`allow_unproved=["streaming"]` compiles it all the same' in str(refused.value)
+    for command in (["compile"], ["check"], ["check", "--json"]):
+        assert run(*command, spec, "--effort", "0.000001") == 1
+        said = "".join(capsys.readouterr())
+        assert "`--effort 4`" in said and "effort=" not in said
+    assert run("compile", spec, "--effort", "0.000001") == 1
+    assert "`--allow-unproved streaming` compiles it all the same" in capsys.readouterr().err
+    every = list(re.findall(r"`allow_unproved=\[\"([\w-]+)\"\]`", str(refused.value)))
+    assert attngen.compile(spec, effort=1e-6, allow_unproved=every).source  # the hint leads out, and so does the other
+    assert attngen.compile(spec, effort=4).source
+
+
+# ---------------------------------------------------------------- examples
+
+
+def test_each_example_is_described_in_whole_sentences(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("examples") == 0
+    said = re.sub(r"\n {10,}", " ", capsys.readouterr().out)
+    told = {line.split()[0]: re.sub(r" +", " ", line.partition(" ")[2]).strip() for line in said.splitlines()}
+    assert told.keys() == {path.stem for path in EXAMPLES.glob("*.attn")}
+    assert all(text[0].isupper() and text.endswith(".") for text in told.values())
+    assert told["natten_2d"].endswith("at the image's border the neighbourhood is moved inwards, not cut off.")
+
+
+def test_tune_is_for_the_gpu_that_is_here_unless_a_tpu_is_named(
+    spec: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run("tune", "--help")
+    assert "(default: triton, or pallas where --chip is given)" in re.sub(r"\s+", " ", capsys.readouterr().out)
+    monkeypatch.setattr(tune, "_tune_on_gpu", lambda args: 10)
+    monkeypatch.setattr(tune, "_tune_for_tpu", lambda args: 20)
+    assert [run("tune", spec), run("tune", spec, "--target", "triton")] == [10, 10]
+    assert [run("tune", spec, "--chip", "v6e"), run("tune", spec, "--target", "pallas", "--chip", "v6e")] == [20, 20]
+
+
+# ---------------------------------------------------------------- a generated file in the place of a spec
+
+
+@pytest.mark.parametrize("target", vocabulary.TARGETS)
+def test_each_command_says_what_to_do_with_a_generated_file(
+    target: str, spec: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = str(tmp_path / "windowed.py")
+    assert run("compile", spec, "--target", target, "-o", name) == 0
+    said = (
+        f"attngen: error: {name} is a generated file, not a spec: give the spec that it was made from, whose text is "
+        "in its header. To check the file itself, compare its results with those of attngen.compile(SPEC, "
+        "TARGET).reference, which takes the same arguments\n"
+    )
+    commands: tuple[tuple[str, ...], ...] = (("verify",),)
+    if target == "triton":
+        commands = (*((c,) for c in COMMANDS if c not in ("examples", "completion", "cost")), ("bench",))
+        commands = (*commands, ("cost", "--chip", "h200"), ("plan-parallel", "--ranks", "2"))
+    for command in commands:
+        capsys.readouterr()
+        assert run(*command, name) == 2
+        assert capsys.readouterr().err == said
+    (tmp_path / "other.py").write_text("print(1)\n")
+    assert run("check", str(tmp_path / "other.py")) == 2
+    assert "other.py is a Python file, not a spec, whose name ends in .attn" in capsys.readouterr().err
+
+
+def test_a_generated_file_is_compared_as_the_message_says(spec: str) -> None:
+    torch = pytest.importorskip("torch")
+    namespace: dict[str, Any] = {}
+    exec(attngen.compile(spec, "torch").source, namespace)
+    q, k, v = torch.randn(3, 1, 2, 40, 16)
+    truth = attngen.compile(spec, "torch").reference(q, k, v)
+    assert np.abs(namespace["windowed"](q, k, v).numpy() - truth).max() < 1e-5
 
 
 @pytest.mark.parametrize(("stage", "status"), [("source", 1), ("proof", 0)])

@@ -14,6 +14,7 @@ from attngen import api, vocabulary
 from attngen.cli import main as cli
 from attngen.cost.chips import CHIPS as COSTED
 from attngen.errors import UsageError
+from attngen.extras import lacking
 from attngen.plan.tiles import tpu as tpu_tiles
 from attngen.runtime.loader import execute
 from attngen.tpu import compile as tpu_compile
@@ -23,7 +24,7 @@ from attngen.tune import tpu as tune
 SPEC = "attention windowed\n\nconst window = 256\n\nmask = sliding_window(window)\n"
 SHAPE = ("--shape", "Hq=1", "Sq=512", "D=64")
 needs_libtpu = pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None, reason="needs libtpu: pip install 'attngen[tpu]'"
+    importlib.util.find_spec("libtpu") is None, reason="needs libtpu: pip install -e '.[tpu]'"
 )
 
 
@@ -84,12 +85,12 @@ def test_without_libtpu_both_commands_say_how_to_get_it(
     spec: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def missing() -> None:
-        raise UsageError(tpu_compile.INSTALL)
+        raise UsageError(lacking("compiling for a TPU needs jax and libtpu", "tpu"))
 
     monkeypatch.setattr(tpu_compile, "require", missing)
     assert run("compile", spec, "--target", "pallas", "--emit", "schedule") == 2
     assert run("tune", spec, "--chip", "v6e") == 2
-    assert capsys.readouterr().err.count("pip install 'attngen[tpu]'") == 2
+    assert capsys.readouterr().err.count("pip install 'jax>=0.10' libtpu==0.0.42.1") == 2
     assert not list(Path().glob("*.json"))
 
 

@@ -118,7 +118,7 @@ def test_without_a_backward_pass_a_gradient_is_refused() -> None:
     kernel = compiled("causal", forward=True)
     q, k, v = tensors(16, 16)
     q.requires_grad_()
-    with pytest.raises(UsageError, match=r"made with --forward and has no gradients: call it under torch\.no_grad"):
+    with pytest.raises(UsageError, match=r"made with the option forward and has no gradients: call it under torch"):
         kernel(q, k, v)
     with torch.no_grad():
         assert kernel(q, k, v).shape == v.shape
@@ -129,13 +129,13 @@ def test_without_a_backward_pass_a_gradient_is_refused() -> None:
 
 def test_calls_that_a_file_was_not_made_for_are_refused() -> None:
     q, k, v = tensors(64, 64)
-    with pytest.raises(UsageError, match="made with --head-dim 128: head dims must be 128 and 128, not 64 and 64"):
+    with pytest.raises(UsageError, match="made with head_dim=128: head dims must be 128 and 128, not 64 and 64"):
         compiled("causal", head_dim=128)(q, k, v)
-    with pytest.raises(UsageError, match="made with --head-dim 64/32: head dims must be 64 and 32, not 64 and 64"):
+    with pytest.raises(UsageError, match="made with head_dim=64/32: head dims must be 64 and 32, not 64 and 64"):
         compiled("causal", head_dim=(64, 32))(q, k, v)
-    with pytest.raises(UsageError, match=r"made with --dtype fp16: q must be float16, not torch\.float32"):
+    with pytest.raises(UsageError, match=r"made with dtype=fp16: q must be float16, not torch\.float32"):
         compiled("causal", dtype="fp16")(q, k, v)
-    with pytest.raises(UsageError, match=r"made with --dtype bf16: q must be bfloat16, not torch\.float16"):
+    with pytest.raises(UsageError, match=r"made with dtype=bf16: q must be bfloat16, not torch\.float16"):
         compiled("causal", dtype="bf16")(q.half(), k.half(), v.half())
 
 
@@ -144,7 +144,7 @@ def test_a_chip_that_a_file_was_not_made_for_is_refused(monkeypatch: pytest.Monk
     with FakeTensorMode():
         q, k, v = (torch.empty(1, 2, 24, 64, device="cuda", dtype=torch.float16) for _ in "qkv")
         monkeypatch.setattr(module, "_chip", lambda device: "sm_80")
-        with pytest.raises(ValueError, match="made with --arch sm_90, and cuda:0 is sm_80"):
+        with pytest.raises(ValueError, match="made with arch=sm_90, and cuda:0 is sm_80"):
             module._check(q, k, v, 1.0)
         monkeypatch.setattr(module, "_chip", lambda device: "sm_90")
         module._check(q, k, v, 1.0)

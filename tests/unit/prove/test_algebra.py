@@ -152,7 +152,7 @@ def test_no_time_is_unknown_or_refuted_by_a_point() -> None:
     attention = analysed(DECLARED + "score = qk * a - a * qk\n")
     left, right = children(attention.score)
     verdict = equal(left, right, assumptions(attention), Work(Budget(effort=0.0)))
-    assert isinstance(verdict, Unknown) and "--effort" in verdict.reason
+    assert isinstance(verdict, Unknown) and "`effort=" in verdict.reason
 
 
 def test_what_no_rule_covers_is_unknown() -> None:

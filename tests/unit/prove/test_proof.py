@@ -146,7 +146,7 @@ def test_an_unknown_is_refused_unless_it_is_allowed(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("attngen.prove.proof.prove", lambda *_: unsure)
     with pytest.raises(Unproved) as error:
         attngen.compile(GOOD)
-    assert error.value.diagnostics[0].fix == "--allow-unproved gradients compiles it all the same"
+    assert error.value.diagnostics[0].fix == '`allow_unproved=["gradients"]` compiles it all the same'
     kernel = attngen.compile(GOOD, allow_unproved=["gradients"])
     assert "# NOT PROVED, allowed by the user (--allow-unproved): gradients." in kernel.source
     assert kernel.proof is not None
@@ -352,7 +352,7 @@ def test_a_proof_out_of_work_is_unknown_and_no_hang() -> None:
 
 @pytest.mark.parametrize(
     ("budget", "knob", "other"),
-    [(Budget(effort=0.0), "--effort", "--timeout"), (Budget(timeout=0.0), "--timeout", "--effort")],
+    [(Budget(effort=0.0), "effort=", "--timeout"), (Budget(timeout=0.0), "--timeout", "effort=")],
 )
 @pytest.mark.parametrize("body", ["mask = causal", "score = qk * scale"])
 def test_what_runs_out_names_its_claim_its_statement_and_the_right_knob(

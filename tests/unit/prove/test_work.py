@@ -178,7 +178,7 @@ def test_z3_is_ended_by_its_steps_and_says_so() -> None:
         answers.append(question.ask(fermat, question.any_of([]), part))
         assert part.left == 0
     assert answers == [Open(OutOfWork().reason)] * 2
-    assert "--effort" in OutOfWork().reason and "clock" not in OutOfWork().reason
+    assert "`effort=4`" in OutOfWork().reason and "clock" not in OutOfWork().reason
 
 
 def test_the_units_of_a_question_are_its_own_though_z3_reports_those_of_a_context() -> None:
@@ -261,4 +261,4 @@ def test_a_search_does_less_with_less_work_and_not_with_less_time(monkeypatch: p
 def test_more_effort_is_advised_than_was_given(effort: float, more: str) -> None:
     with pytest.raises(OutOfWork) as caught:
         Work(Budget(effort)).spend(2**60)
-    assert f"`--effort {more}` allows four times" in caught.value.reason
+    assert f"`effort={more}` allows four times" in caught.value.reason

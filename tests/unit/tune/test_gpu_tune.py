@@ -154,7 +154,7 @@ def test_compile_refuses_what_is_not_for_it(tmp_path: Path, capsys: pytest.Captu
     assert "has no tiles for this spec and shape" in said(str(EXAMPLES / "alibi.attn"), "--tiles", str(tiles))
     assert "has no tiles for this spec" in said(str(spec), "--tiles", str(tiles), "--shape", "Sq=64")
     assert "is no file that `attngen tune` wrote" in said(str(spec), "--target", "pallas", "--tiles", str(tiles))
-    assert "without a tile of your own" in said(str(spec), "--tiles", str(tiles), "--tile", "64,64")
+    assert "tuned for, and without `--tile`" in said(str(spec), "--tiles", str(tiles), "--tile", "64,64")
     entry = json.loads(tiles.read_text())["tunings"][0]
     for change in (
         {"chip": "sm_1"},
@@ -227,7 +227,8 @@ def test_the_bench_sets_a_tile_checks_it_and_puts_the_tables_back(monkeypatch: p
     ("words", "message"),
     [
         (["--target", "triton", "--chip", "v6e"], "--chip names a TPU"),
-        ([], "say what to tune for: --target triton for the GPU that is here, or a TPU: --chip v4, v5e"),
+        (["--target", "pallas"], "--target pallas tunes for a TPU: name it with --chip v4, v5e"),
+        (["--budget", "3"], "tune measures on a GPU, and PyTorch sees none here; --chip v4, v5e"),
         (["--chip", "v6e", "--budget", "3"], "--budget goes with --target triton"),
         (["--chip", "v6e", "--own"], "--own goes with --target triton"),
         (["--target", "triton", "--shape", "X=3"], "has no size 'X'"),

@@ -125,7 +125,7 @@ def test_tuned_tiles_go_into_the_generated_table_and_its_head():
 
 def test_a_file_with_several_shapes_is_asked_which():
     file = file_of({}, {"Sq": 8192, "Sk": 8192})
-    with pytest.raises(UsageError, match=r"several shapes: .*Sq=4096.*Sq=8192.*say which with --shape"):
+    with pytest.raises(UsageError, match=r"several shapes: .*Sq=4096.*Sq=8192.*say which with `shape=`"):
         source_with(file, {})
     assert "tuned=v6e/16" in source_with(file, {"Sq": 8192})
 

@@ -383,8 +383,8 @@ def _convert_lines(
 
 def _refusals(requires_grad: str) -> Lines:
     message = (
-        "this file was made with --forward and has no gradients: call it under torch.no_grad(), or compile the spec "
-        "without --forward"
+        "this file was made with the option forward and has no gradients: call it under torch.no_grad(), or compile "
+        "the spec without that option"
     )
     return (f"if torch.is_grad_enabled() and ({requires_grad}):", f'    _refuse("{message}")')
 

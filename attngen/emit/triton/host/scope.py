@@ -40,7 +40,7 @@ def _dtype_checks(dtype: str | None) -> tuple[str, ...]:
     name = _TORCH[dtype]
     # In the interpreter the function calls itself with float32 in the place of bfloat16.
     interpreted = " and not (x.dtype is torch.float32 and x.is_cpu)" if dtype == "bf16" else ""
-    message = f"this file was made with --dtype {dtype}: {{name}} must be {name}, not {{x.dtype}}"
+    message = f"this file was made with dtype={dtype}: {{name}} must be {name}, not {{x.dtype}}"
     return f"if x.dtype is not torch.{name}{interpreted}:", f'    _refuse(f"{message}")'
 
 
@@ -52,10 +52,10 @@ def _head_dim_checks(head_dim: tuple[int, int] | None) -> tuple[str, ...]:
         )
     qk, v = head_dim
     asked = f"{qk}" if qk == v else f"{qk}/{v}"
-    message = f"this file was made with --head-dim {asked}: head dims must be {qk} and {v}, not {{D}} and {{Dv}}"
+    message = f"this file was made with head_dim={asked}: head dims must be {qk} and {v}, not {{D}} and {{Dv}}"
     return f"if (D, Dv) != ({qk}, {v}):", f'    _refuse(f"{message}")'
 
 
 def _chip_checks(chip: str) -> tuple[str, ...]:
-    message = f"this file was made with --arch {chip}, and {{q.device}} is {{_chip(q.device)}}"
+    message = f"this file was made with arch={chip}, and {{q.device}} is {{_chip(q.device)}}"
     return f'if q.device.type == "cuda" and _chip(q.device) != "{chip}":', f'    _refuse(f"{message}")'

@@ -164,8 +164,8 @@ _PACKED_DOC = (
     "Tensors are (B, H, S, D), or packed with cu_seqlens_q. The numbers may be int32 tensors, one for each sequence."
 )
 _NOT_EACH = (
-    '_refuse("packed pieces, and numbers for each sequence, need a file made with --geometry packed,pieces, of a spec '
-    'without params that have an element for each row")'
+    '_refuse("packed pieces, and numbers for each sequence, need a file with the geometries packed and pieces, of a '
+    'spec without params that have an element for each row")'
 )
 
 
