@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from attngen import files
 from attngen.chain import callable_spec, plan, prove
+from attngen.consts import const
 from attngen.errors import Refuted, Source, SpecError, SpecWarning, Unproved, UsageError
 from attngen.ir.attention import Attention
 from attngen.kernel import Kernel
@@ -387,8 +388,9 @@ def compile(
 ) -> Kernel:
     """Compile a spec, given as a path or as its text (which has a newline in it, or starts with `attention `).
 
-    Keyword arguments override the spec's consts; a const that is called as one of these here goes into `consts`. `tile`
-    is (query rows, key columns), `precision` that of fp32 products: "ieee" or "tf32".
+    Keyword arguments override the spec's consts, with numbers of Python or NumPy, or arrays of one number without axes;
+    a const that is called as one of these here goes into `consts`.
+    `tile` is (query rows, key columns), `precision` that of fp32 products: "ieee" or "tf32".
     The next four narrow a file of target triton, which then refuses calls that it is not for. `arch`: "auto" holds
     every chip's tile sizes and own kernels, and the function picks by the card; a chip's name, such as "sm_90", holds
     that chip's alone; "portable" holds every chip's tile sizes and the kernels that run on all of them. `head_dim`: of
@@ -415,12 +417,11 @@ def compile(
     twice = sorted(set(consts or {}) & set(const_overrides))
     if twice:
         raise UsageError(f"const {twice[0]!r} is given twice")
-    overrides = {**(consts or {}), **const_overrides}
-    for name, value in overrides.items():
+    given = {**(consts or {}), **const_overrides}
+    for name in given:
         if not isinstance(cast(Any, name), str):
             raise UsageError(f"consts must be a dict of numbers by name, and {name!r} is no name")
-        if not isinstance(cast(Any, value), bool | int | float):
-            raise UsageError(f"const {name!r} must be a bool, an int or a float, not {value!r}")
+    overrides = {name: const(name, value) for name, value in given.items()}
     if shape is not None and (tiles is None or not isinstance(cast(Any, shape), Mapping)):
         raise UsageError("shape is a dict of sizes that says which shape of `tiles` is meant: pass tiles=, too")
     _flag("strict", strict)
