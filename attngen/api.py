@@ -176,7 +176,8 @@ def build(
 ) -> Kernel:
     """The whole chain for one spec, short of loading it. Raises `Refuted` or `Unproved` where the proof fails.
 
-    A mask that allows no pair and a param that nothing reads are a `SpecWarning`; with `strict` they are `Refuted`.
+    A mask that allows no pair, a param that nothing reads and a score that is -inf by position are a `SpecWarning`;
+    with `strict` they are `Refuted`.
     `effort`: see `Budget`.
     With `fork` a copy of this process writes the file while this one proves, in the hope that all will be proved.
     """
@@ -221,8 +222,8 @@ def require(proof: Proof, source: Source) -> None:
 
 def _accepted(spec: Attention, proof: Proof, source: Source, allow_unproved: Collection[str], strict: bool) -> Proof:
     """The proof with what the user allows. Raises `Refuted` or `Unproved` where that is not enough."""
-    from attngen.analyse.unused import unused_params
-    from attngen.prove.report import warnings as doubts
+    from attngen.analyse.doubts import doubts
+    from attngen.prove.report import warnings as unexpected
     from attngen.prove.verdict import Obligation
 
     names = [o.value for o in Obligation]
@@ -231,7 +232,7 @@ def _accepted(spec: Attention, proof: Proof, source: Source, allow_unproved: Col
             raise UsageError(f"no obligation {name!r}; there are {', '.join(names)}")
     proof = replace(proof, allowed=tuple(o for o in Obligation if o.value in allow_unproved))
     require(proof, source)
-    doubtful = [*unused_params(spec, source), *doubts(proof, source)]
+    doubtful = [*doubts(spec, source), *unexpected(proof, source)]
     if doubtful and strict:
         raise Refuted(doubtful)
     for found in doubtful:
@@ -403,7 +404,8 @@ def compile(
     Every obligation of the plan is proved first: what is false raises `Refuted`, with a counterexample, and what is not
     shown `Unproved`, unless `allow_unproved` names the obligation (never `Refuted`). `effort` multiplies the work that
     each obligation may take; what needs more is not shown. A mask that allows no pair, whatever the sizes and params,
-    and a param that nothing reads are a `SpecWarning`; with `strict` they are `Refuted`.
+    a param that nothing reads and a score that is -inf by position are a `SpecWarning`; with `strict` they are
+    `Refuted`.
     Raises `SpecError` for a wrong spec, `UsageError` for wrong arguments. No device is touched before the first call.
     """
     if not isinstance(cast(Any, spec), str | os.PathLike):

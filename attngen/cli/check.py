@@ -98,14 +98,14 @@ def _budget(args: Namespace) -> Budget:
 
 def _print(proof: Proof, source: Source, consts: dict[str, Const], noted: dict[str, list[str]] | None = None) -> None:
     """`noted` takes the notes, by what they say, of a proof that is one of several."""
-    from attngen.analyse.unused import unused_params
+    from attngen.analyse.doubts import doubts
     from attngen.prove.report import details, notes
 
     out = terminal.console(sys.stdout)
     out.print(_table(proof))
     for line in details(proof, source):
         print(line)
-    for found in unused_params(api.analyse(source, consts), source):
+    for found in doubts(api.analyse(source, consts), source):
         print(found.line("warning"))
     for note in notes(proof):
         if noted is None:
