@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from attngen import files, targets
 from attngen.chain import callable_spec, plan, prove
+from attngen.consts import const
 from attngen.errors import Refuted, Source, SpecError, SpecWarning, Unproved, UsageError
 from attngen.ir.attention import Attention
 from attngen.kernel import Kernel
@@ -180,7 +181,8 @@ def build(
 ) -> Kernel:
     """The whole chain for one spec, short of loading it. Raises `Refuted` or `Unproved` where the proof fails.
 
-    A mask that allows no pair and a param that nothing reads are a `SpecWarning`; with `strict` they are `Refuted`.
+    A mask that allows no pair, a param that nothing reads and a score that is -inf by position are a `SpecWarning`;
+    with `strict` they are `Refuted`.
     `effort`: see `Budget`.
     With `fork` a copy of this process writes the file while this one proves, in the hope that all will be proved.
     """
@@ -236,11 +238,11 @@ def _obligations(allow_unproved: Collection[str]) -> tuple[Obligation, ...]:
 
 def _accepted(spec: Attention, proof: Proof, source: Source, strict: bool) -> Proof:
     """The proof, which says what the user allows. Raises `Refuted` or `Unproved` where that is not enough."""
-    from attngen.analyse.unused import unused_params
-    from attngen.prove.report import warnings as doubts
+    from attngen.analyse.doubts import doubts
+    from attngen.prove.report import warnings as unexpected
 
     require(proof, source)
-    doubtful = [*unused_params(spec, source), *doubts(proof, source)]
+    doubtful = [*doubts(spec, source), *unexpected(proof, source)]
     if doubtful and strict:
         raise Refuted(doubtful)
     for found in doubtful:
@@ -396,8 +398,9 @@ def compile(
 ) -> Kernel:
     """Compile a spec, given as a path or as its text (which has a newline in it, or starts with `attention `).
 
-    Keyword arguments override the spec's consts; a const that is called as one of these here goes into `consts`. `tile`
-    is (query rows, key columns), `precision` that of fp32 products: "ieee" or "tf32".
+    Keyword arguments override the spec's consts, with numbers of Python or NumPy, or arrays of one number without axes;
+    a const that is called as one of these here goes into `consts`.
+    `tile` is (query rows, key columns), `precision` that of fp32 products: "ieee" or "tf32".
     The next four narrow a file of target triton, which then refuses calls that it is not for. `arch`: "auto" holds
     every chip's tile sizes and own kernels, and the function picks by the card; a chip's name, such as "sm_90", holds
     that chip's alone; "portable" holds every chip's tile sizes and the kernels that run on all of them. `head_dim`: of
@@ -410,7 +413,8 @@ def compile(
     Every obligation of the plan is proved first: what is false raises `Refuted`, with a counterexample, and what is not
     shown `Unproved`, unless `allow_unproved` names the obligation (never `Refuted`). `effort` multiplies the work that
     each obligation may take; what needs more is not shown. A mask that allows no pair, whatever the sizes and params,
-    and a param that nothing reads are a `SpecWarning`; with `strict` they are `Refuted`.
+    a param that nothing reads and a score that is -inf by position are a `SpecWarning`; with `strict` they are
+    `Refuted`.
     Raises `SpecError` for a wrong spec, `UsageError` for wrong arguments. No device is touched before the first call.
     """
     if not isinstance(cast(Any, spec), str | os.PathLike):
@@ -424,12 +428,11 @@ def compile(
     twice = sorted(set(consts or {}) & set(const_overrides))
     if twice:
         raise UsageError(f"const {twice[0]!r} is given twice")
-    overrides = {**(consts or {}), **const_overrides}
-    for name, value in overrides.items():
+    given = {**(consts or {}), **const_overrides}
+    for name in given:
         if not isinstance(cast(Any, name), str):
             raise UsageError(f"consts must be a dict of numbers by name, and {name!r} is no name")
-        if not isinstance(cast(Any, value), bool | int | float):
-            raise UsageError(f"const {name!r} must be a bool, an int or a float, not {value!r}")
+    overrides = {name: const(name, value) for name, value in given.items()}
     if shape is not None and (tiles is None or not isinstance(cast(Any, shape), Mapping)):
         raise UsageError("shape is a dict of sizes that says which shape of `tiles` is meant: pass tiles=, too")
     _flag("strict", strict)

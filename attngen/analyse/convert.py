@@ -14,7 +14,7 @@ from attngen.analyse.prelude import prelude
 from attngen.analyse.report import Report, Text
 from attngen.analyse.scope import Scope, Tensor
 from attngen.errors import Span
-from attngen.ir import build
+from attngen.ir import build, walk
 from attngen.ir.nodes import Expr, Load, Op, Type
 from attngen.syntax import ast
 
@@ -138,7 +138,11 @@ class Converter:
         message = f"{_name(text.quote(x.node))} is {_WORDS[x.type]}, and {needs} a bool"
         # A comparison binds closer than `if`, and looser than all else that gives a number.
         written = text.operand(x.node) if isinstance(x.node, ast.IfElse) else text.quote(x.node)
-        self.error(scope, "type", message, x.node.span, f"write {written} != 0")
+        fix = f"write {written} != 0"
+        if x.type is Type.FLOAT and walk.loads(x.expr) and needs != "`not` needs":
+            additive = f"where 0 keeps a pair and -inf drops it, write {written} == 0, or add it to the score"
+            fix = f"{additive}; where 1 keeps and 0 drops, {fix}"
+        self.error(scope, "type", message, x.node.span, fix)
         return None
 
     def numbers(self, scope: Scope, xs: Sequence[Operand], needs: str) -> list[Expr] | None:

@@ -75,14 +75,16 @@ def _check_overrides(o: Outline, overrides: Mapping[str, Const]) -> None:
 def _override(name: str, value: Const, new: Const) -> Const:
     """`new`, in the type of the const's own value; an int may stand for a float."""
     words = {bool: "a bool", int: "an int", float: "a float"}
+    if type(new) is int and not -build.LIMIT <= new < build.LIMIT:
+        raise UsageError(f"the const `{name}` does not fit in 64 bits")
     if type(value) is float and type(new) is int:
+        if float(new) != new:
+            raise UsageError(f"the const `{name}` is a float, and no float is exactly {new}: write {float(new)!r}")
         return float(new)
     if type(new) is not type(value):
         raise UsageError(f"the const `{name}` is {words[type(value)]}, and {new!r} is {words[type(new)]}")
     if isinstance(new, float) and math.isnan(new):
         raise UsageError(f"the const `{name}` can't be NaN")
-    if isinstance(new, int) and not -build.LIMIT <= new < build.LIMIT:
-        raise UsageError(f"the const `{name}` does not fit in 64 bits")
     return new
 
 

@@ -343,6 +343,8 @@ class Expressions:
         if not isinstance(binding, Tensor):
             if binding is not None and not (isinstance(binding, Value) and binding.expr is None):
                 fix = f"write {binding.signature}" if isinstance(binding, Function | Builtin) else f"write {e.base}"
+                if e.base in ("q", "k") and isinstance(binding, Value) and binding.kind == "index":
+                    fix = f"write {e.base} for the position, or qk for the product of the query's and the key's row"
                 message = f"{describe(e.base, binding)}, and only a tensor param can be indexed"
                 if isinstance(binding, Value) and binding.kind == "argument":
                     message = f"`{e.base}` is indexed, so it must be the name of a tensor param"

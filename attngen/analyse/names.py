@@ -26,7 +26,7 @@ from attngen.analyse.scope import (
 from attngen.errors import Span
 from attngen.ir.nodes import Load, Scalar
 from attngen.syntax import ast
-from attngen.syntax.habits import INSTEAD
+from attngen.syntax.habits import IN_PAPERS, INSTEAD, many_pairs_fix
 
 
 class Names:
@@ -135,10 +135,14 @@ class Names:
                 fix = f"declare it with param {name}: f32[…]"
         if name == "score" and scope.place.what == "`mask`":
             fix = "a mask reads no scores: write it with q, k, b, h and params, or let the score be -inf there"
+        elif isinstance(e, ast.Call) and many_pairs_fix(name):
+            fix = many_pairs_fix(name)
         elif name in INSTEAD:
             fix = f"write `{INSTEAD[name]}`"
         elif name in ("mask", "normalizer", "dropout", "tile"):
             fix = f"`{name}` is a statement, not a value: name the value with let"
+        elif isinstance(e, ast.Name) and name in IN_PAPERS:
+            fix = f"did you mean {IN_PAPERS[name]}?"
         elif guess:
             fix = f"did you mean {guess}?"
         self._convert.error(scope, "unknown-name", f"`{name}` is not defined", span, fix)

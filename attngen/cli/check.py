@@ -98,8 +98,8 @@ def _budget(args: Namespace) -> Budget:
 
 def _print(proof: Proof, source: Source, consts: dict[str, Const], noted: dict[str, list[str]] | None = None) -> None:
     """`noted` takes the notes, by what they say, of a proof that is one of several."""
+    from attngen.analyse.doubts import doubts
     from attngen.analyse.unaligned import unaligned
-    from attngen.analyse.unused import unused_params
     from attngen.prove.report import details, notes
 
     out = terminal.console(sys.stdout)
@@ -107,8 +107,8 @@ def _print(proof: Proof, source: Source, consts: dict[str, Const], noted: dict[s
     for line in details(proof, source):
         print(terminal.flagged(line))
     spec = api.analyse(source, consts)
-    for warning in unused_params(spec, source):
-        print(warning.line("warning"))
+    for doubt in doubts(spec, source):
+        print(doubt.line("warning"))
     for place in unaligned(spec, source):
         print(place.line("note"))
     for note in notes(proof):

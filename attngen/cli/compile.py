@@ -86,7 +86,7 @@ def add(table: Commands) -> None:
     p.add_argument(
         "--strict",
         action="store_true",
-        help="turn warnings into errors: a mask that allows no pair, a param that nothing reads",
+        help="turn warnings into errors: a mask without a pair, a param without a reader, a score of -inf by position",
     )
     arguments.kernel_options(p)
     p.set_defaults(run=run)

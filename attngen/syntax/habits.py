@@ -1,6 +1,6 @@
-"""Names of other attention libraries, and what the language has in their place.
+"""Names of other attention libraries and of papers, and what the language has in their place.
 
-Takes nothing, returns `INSTEAD`, which messages quote.
+Takes nothing, returns `INSTEAD`, which messages quote, and a fix for a name that stands for many pairs at once.
 """
 
 from __future__ import annotations
@@ -19,6 +19,18 @@ INSTEAD = MappingProxyType(
         "q_len": "Sq",
         "kv_len": "Sk",
         "score": "qk * scale",
+        "q_pos": "q",
+        "k_pos": "k",
+        "kv_pos": "k",
+        "seqlen": "Sk",
+        "seq_len": "Sk",
+        "num_heads": "Hq",
+        "n_heads": "Hq",
+        "num_kv_heads": "Hkv",
+        "n_kv_heads": "Hkv",
+        "batch_size": "B",
+        "bsz": "B",
+        "head_dim": "D",
         # functions of PyTorch, JAX and NumPy
         "where": "A if C else B",
         "select": "A if C else B",
@@ -34,6 +46,40 @@ INSTEAD = MappingProxyType(
         "absolute": "abs(A)",
         "log_sigmoid": "logsigmoid(A)",
         "log1p": "log(1 + A)",
+        "matmul": "qk",
+        "einsum": "qk",
+        "dot": "qk",
     }
 )
 """By the name elsewhere: the expression to write."""
+
+_KEYS = "Sk, the number of keys, or Sq, of queries"
+IN_PAPERS = MappingProxyType(
+    {
+        "i": "q, the query's position",
+        "m": "q, the query's position",
+        "j": "k, the key's position",
+        "n": "k, the key's position",
+        **dict.fromkeys(("S", "N", "L", "T"), _KEYS),
+        "H": "Hq, the number of query heads",
+        "d": "D, the head dim",
+    }
+)
+"""By the letter of papers: the language's name, and what it is."""
+
+_OF_WEIGHTS = frozenset({"softmax", "log_softmax"})
+_OF_MANY = frozenset({
+    "all", "amax", "amin", "any", "argmax", "argmin", "argsort", "cummax", "cumprod", "cumsum", "logsumexp", "mean",
+    "median", "norm", "prod", "roll", "sort", "std", "sum", "topk", "tril", "triu", "var",
+})  # fmt: skip
+
+
+def many_pairs_fix(name: str) -> str:
+    """What to write for a function over positions, which no score of one pair has; empty for any other name."""
+    if name in _OF_WEIGHTS:
+        return f"a score is of one pair: the normalizer takes the {name.removeprefix('log_')}, so write its argument"
+    if name in _OF_MANY:
+        param = f"{name}s"
+        computed = f"compute it before the call, declare `param {param}: f32[B, Sk]`, and read {param}[b, k]"
+        return f"a score is of one pair: {computed}"
+    return ""

@@ -227,6 +227,7 @@ class _Scanner:
             self._report("unexpected-character", f"`{character}` can't stand in a name", span, fix)
         else:
             fix = "delete it" if character != "." or start is None else self._part_fix(start)
+            fix = "write `qk` for the product of the query's and the key's row" if character == "@" else fix
             self._report("unexpected-character", f"`{character}` is no sign of the language", span, fix)
 
     def _part_fix(self, dot: int) -> str:

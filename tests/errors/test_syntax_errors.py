@@ -70,7 +70,7 @@ ONE_LINE = [
     ("score = a ? b : c", "unexpected-character", "?", "write `A if C else B`"),
     ("score = a; mask = b", "unexpected-character", ";", "on a line of its own"),
     ('score = a if b else -float("inf")', "unexpected-character", '"inf"', "write inf"),
-    ("score = a @ b", "unexpected-character", "@", "delete it"),
+    ("score = a @ b", "unexpected-character", "@", "write `qk` for the product"),
     ("score = math.exp(a)", "unexpected-character", ".", "write `exp`, not math.exp"),
     ("score = torch.where(a, b, c)", "unexpected-character", ".", "write `A if C else B`, not torch.where"),
     ("score = a.", "unexpected-character", ".", "names have no parts"),

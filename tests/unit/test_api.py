@@ -10,7 +10,10 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Callable
+from enum import IntEnum
+from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -63,6 +66,72 @@ def test_consts() -> None:
         "attention a\nconst target = 3\nconst spec = 4\nmask = k < target\n", consts={"target": 5}, spec=6
     )
     assert clash.spec.consts == (("target", 5), ("spec", 6))
+
+
+CONSTS = "attention a\nconst window = 3\nconst rate = 0.5\nconst on = true\nmask = on or k < window\n"
+
+
+class Width(IntEnum):
+    WIDE = 40
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "value"),
+    [
+        *(("window", kind(40), 40) for kind in (np.int8, np.uint8, np.int32, np.int64, np.uint64, np.array)),
+        ("window", torch.tensor(40), 40),
+        ("window", Width.WIDE, 40),
+        *(("rate", kind(0.1), float(kind(0.1))) for kind in (np.float16, np.float32, np.float64)),
+        ("rate", np.longdouble(0.25), 0.25),
+        ("rate", np.array(0.1, np.float32), float(np.float32(0.1))),
+        ("rate", torch.tensor(0.1, dtype=torch.bfloat16), 0.10009765625),
+        ("rate", np.int64(3), 3.0),
+        ("rate", Fraction(1, 4), 0.25),
+        ("on", np.bool_(False), False),
+        ("on", np.array(False), False),
+        ("on", torch.tensor(False), False),
+    ],
+)
+def test_consts_are_numbers_of_any_kind_by_value(name: str, given: Any, value: bool | int | float) -> None:
+    for kernel in (
+        attngen.compile(CONSTS, "torch", **{name: given}),
+        attngen.compile(CONSTS, "torch", consts={name: given}),
+    ):
+        found = dict(kernel.spec.consts)[name]
+        assert (type(found), found) == (type(value), value)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "message"),
+    [
+        ("window", np.array([40]), "const 'window' must be a bool, an int or a float, not an array of shape (1,)"),
+        ("window", np.complex64(1), "const 'window' must be a bool, an int or a float, not np.complex64(1+0j)"),
+        ("window", np.str_("7"), "const 'window' must be a bool, an int or a float, not np.str_('7')"),
+        ("window", np.uint64(2**64 - 1), "the const `window` does not fit in 64 bits"),
+        ("window", np.float64(40), "the const `window` is an int, and 40.0 is a float"),
+        ("window", np.bool_(True), "the const `window` is an int, and True is a bool"),
+        ("rate", Fraction(1, 3), "const 'rate' is Fraction(1, 3), and no float is exactly that"),
+        ("rate", np.longdouble(1) / 3, "and no float is exactly that: write float(…) around it"),
+        ("rate", np.float32("nan"), "the const `rate` can't be NaN"),
+        ("rate", 10**400, "the const `rate` does not fit in 64 bits"),
+        ("rate", 2**53 + 1, "no float is exactly 9007199254740993: write 9007199254740992.0"),
+    ],
+)
+def test_consts_that_are_no_such_number(name: str, given: Any, message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        attngen.compile(CONSTS, "torch", consts={name: given})
+    assert message in str(caught.value)
+
+
+def test_a_traced_const_has_no_value() -> None:
+    import jax
+
+    def traced(n: Any) -> Any:
+        attngen.compile(CONSTS, "jax", window=n)
+        return n
+
+    with pytest.raises(UsageError, match="const 'window' must be known when the spec is compiled, and is traced here"):
+        jax.jit(traced)(3)
 
 
 def test_wrong_consts() -> None:

@@ -15,6 +15,7 @@ from enum import StrEnum
 from attngen.ir.nodes import Apply, Expr, Literal, Op, Type
 from attngen.ir.walk import nodes
 from attngen.plan.levels import Level, level_of
+from attngen.plan.score.weights import TURNED
 
 
 class Per(StrEnum):
@@ -49,7 +50,6 @@ APPROXIMATIONS: Mapping[Op, Approximation] = {
 ROUNDING = {"fp16": 2.0**-11, "bf16": 2.0**-9}
 """Half of the distance between neighbouring numbers near 1."""
 
-_TURNED = (Op.LT, Op.LE, Op.EQ, Op.NE, Op.SIGN, Op.FLOOR, Op.CEIL, Op.TO_INT)
 _STEEP = (Op.LOG, Op.LOG2, Op.SQRT, Op.RSQRT)
 """Near 0 these make a small error large, or give no number; so do quotients, and powers that are not whole."""
 
@@ -74,7 +74,7 @@ def decided(e: Expr) -> set[Expr]:
     for node in nodes(e):
         if not isinstance(node, Apply) or not any(a.type is Type.FLOAT for a in node.args):
             continue
-        if node.op in _TURNED or node.op in _STEEP or (node.op is Op.POW and not _is_whole(node.args[1])):
+        if node.op in TURNED or node.op in _STEEP or (node.op is Op.POW and not _is_whole(node.args[1])):
             found |= {part for a in node.args for part in nodes(a)}
         elif node.op is Op.DIV:
             found |= set(nodes(node.args[1]))

@@ -28,6 +28,9 @@ from attngen.plan.ints.facts import Facts
 from attngen.plan.score.derivative import derivative
 
 LOG2E = 1.0 / math.log(2.0)
+TURNED = (Op.LT, Op.LE, Op.EQ, Op.NE, Op.SIGN, Op.FLOOR, Op.CEIL, Op.TO_INT)
+"""Operations that an error of one bit may turn."""
+
 S, M, N = Symbol("s", Type.FLOAT), Symbol("m", Type.FLOAT), Symbol("n", Type.FLOAT)
 
 
@@ -205,21 +208,38 @@ def _is_sum(e: Expr) -> bool:
     return isinstance(e, Apply) and e.op in (Op.ADD, Op.SUB, Op.NEG)
 
 
-def gathered(e: Expr) -> Expr:
+def gathered(e: Expr, *, turns: bool = False) -> Expr:
     """`e` with the per-head factors of each product of floats put together: `qk * scale / cap` is `qk * (scale / cap)`.
 
     What is in brackets is computed once a head; a division for every pair would cost as much as an exponential.
+    `turns`: `e` is compared or becomes an int or a sign, so that its last bit may decide; there only powers of two
+    are put together, which round nothing.
     """
 
     def product(node: Expr) -> Expr | None:
-        if not isinstance(node, Apply) or node.op not in (Op.MUL, Op.DIV) or node.type is not Type.FLOAT:
+        if not isinstance(node, Apply):
+            return None
+        if node.op in TURNED and not turns:
+            return rebuild(node, tuple(gathered(c, turns=True) for c in node.args))
+        if node.op not in (Op.MUL, Op.DIV) or node.type is not Type.FLOAT:
             return None
         factor, rest = split_factor(node)
-        if per_head(node) or build.is_literal(factor, 1):
+        if per_head(node) or build.is_literal(factor, 1) or (turns and not _rounds_nothing(node)):
             return None
-        return mul(rebuild(rest, tuple(gathered(c) for c in children(rest))), factor)
+        return mul(rebuild(rest, tuple(gathered(c, turns=turns) for c in children(rest))), factor)
 
     return transform(e, product)
+
+
+def _rounds_nothing(e: Expr) -> bool:
+    """Whether the per-head factors of a product are powers of two."""
+    match e:
+        case Literal(type=Type.FLOAT, value=value):
+            return abs(math.frexp(value)[0]) == 0.5
+        case Apply(op=Op.MUL | Op.DIV | Op.NEG, args=args):
+            return all(_rounds_nothing(a) for a in args)
+        case _:
+            return not per_head(e)
 
 
 def converted_early(e: Expr) -> Expr:

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from attngen.ir.build import mul, neg
-from attngen.ir.nodes import Apply, Expr, Op
+from attngen.ir.nodes import Apply, Expr, Load, Op
 from attngen.ir.printing import expression as text
 from attngen.ir.walk import loads
 from attngen.prove.algebra.assumptions import Assumptions
@@ -220,12 +220,15 @@ def derivative_is(
     leaves: tuple[Expr, ...],
     assumptions: Assumptions,
     work: Work,
+    others: tuple[Load, ...] = (),
 ) -> Verdict:
     """Whether `planned` is the sum over `parts` of d e / d leaf, each times its factor; the derivatives are sympy's.
 
     `leaves` are the ways in which the one leaf is written. At a kink (abs, min, max, a comparison) an expression is
     what the language says: abs is flat at 0, the first of two equals is taken. The cases at the kinks are compared too;
     where an expression is infinite its pair has weight 0. Refuted comes with a point, and the slope there in numbers.
+    `others` are other loads of the same param: a point at which one of them reads the same element refutes nothing, for
+    the element's derivative is the sum of theirs.
     """
     at_leaf = frozenset(leaves)
 
@@ -256,6 +259,8 @@ def derivative_is(
             return Proved(how, (short(text(planned)),))
     for point in assumptions.points:
         try:
+            if any(point.reads(other) == point.reads(leaf) for other in others for leaf in leaves):
+                continue
             mine = point.value(planned)
             true = sum((slope_at(point, e, leaves) * (1 if f is None else point.value(f)) for e, f in parts), mp.mpf(0))
         except (Undefined, OverflowError):

@@ -53,6 +53,10 @@ class Point:
             return value
         raise Undefined
 
+    def reads(self, leaf: Expr) -> tuple[int, ...]:
+        """The index of the element that a load reads. Raises `Undefined` where it has none."""
+        return tuple(int(self.value(i)) for i in leaf.indices) if isinstance(leaf, Load) else ()
+
     def moved(self, leaves: tuple[Expr, ...], to: Number) -> Point:
         """The same point with one leaf, which may be written in several ways, at another value."""
         return Point(self.symbols, self.scalars, self.params, self.seed, dict.fromkeys(leaves, to))

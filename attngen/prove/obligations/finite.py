@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from attngen.ir import build, walk
@@ -49,9 +49,18 @@ class Finiteness:
         are read as their product alone. Each question raises `OutOfWork` where `work` does not suffice."""
         self.attention = attention
         self.work = work
+        self.signed = signed
         self.scale_positive = signed and scale_enters_as_product(attention)
         self._places: dict[tuple[Box, tuple[Expr, ...]], Ranges] = {}
         self._held: list[Box] = []
+
+    def given(self, param: str, fact: Expr) -> Finiteness:
+        """The same questions of the attention whose param has one more fact."""
+        params = tuple(
+            replace(p, where=fact if p.where is None else conjunction(p.where, fact)) if p.name == param else p
+            for p in self.attention.params
+        )
+        return Finiteness(replace(self.attention, params=params), self.signed, self.work)
 
     def place(self, box: Box, conditions: Sequence[Expr] = (), expressions: Sequence[Expr] = ()) -> Ranges:
         """What is known under the conditions, in this box."""

@@ -77,11 +77,19 @@ class _Gradients:
         leaves = self._leaves()
         claims = [self._qk(), *self._slope(), self._lemma()]
         for leaf in leaves.values():
-            claims += self._leaf(leaf)
+            loads = (w for other in leaves.values() if other is not leaf for w in other.ways if isinstance(w, Load))
+            claims += self._leaf(leaf, tuple(w for w in loads if w.param in {own.param for own in leaf.ways}))
         return (*claims, *self._summed(), self._complete(leaves))
 
-    def _is(self, planned: Expr, e: Expr, leaves: tuple[Expr, ...], factor: Expr | None = None) -> Verdict:
-        return derivative_is(planned, ((e, factor),), leaves, self.assumptions, self.work.share())
+    def _is(
+        self,
+        planned: Expr,
+        e: Expr,
+        leaves: tuple[Expr, ...],
+        factor: Expr | None = None,
+        others: tuple[Load, ...] = (),
+    ) -> Verdict:
+        return derivative_is(planned, ((e, factor),), leaves, self.assumptions, self.work.share(), others)
 
     def _qk(self) -> Claim:
         verdict = self._is(mul(self.plan.d_factor, self.plan.d_pair), self.natural, (_QK,))
@@ -130,7 +138,8 @@ class _Gradients:
     def _is_fixed(self, node: Scalar | Load) -> bool:
         return self.attention.param(node.param).fixed
 
-    def _leaf(self, leaf: _Leaf) -> list[Claim]:
+    def _leaf(self, leaf: _Leaf, others: tuple[Load, ...]) -> list[Claim]:
+        """`others` are the other loads of its param."""
         ways = tuple(leaf.ways)
         claims: list[Claim] = []
 
@@ -144,7 +153,7 @@ class _Gradients:
             given = total(planned)
             if (e is None or not _reads(e, ways)) and given == _ZERO:
                 return
-            verdict = self._is(given, e or _ZERO, ways, factor)
+            verdict = self._is(given, e or _ZERO, ways, factor, others)
             sentence = f"the planned derivative is d {what} / d {leaf.name}"
             note = "" if e is None else _kinks(e, set(ways))
             claims.append(Claim(f"d {what} / d {leaf.name}", sentence, verdict, span=leaf.span, note=note))

@@ -24,6 +24,7 @@ from attngen.prove.intervals.input_boxes import stated
 from attngen.prove.obligations import recurrence, weight_range
 from attngen.prove.obligations.approximation import approximations
 from attngen.prove.obligations.finite import Finiteness, Holds
+from attngen.prove.obligations.fixes import fact_for, fix_of
 from attngen.prove.search.witness import Witness
 from attngen.prove.search.wording import BY, example, nothing_found, span_of
 from attngen.prove.verdict import Claim, Proved, Refuted, Unknown, Verdict
@@ -79,7 +80,7 @@ def _domain(questions: Finiteness, plan: KernelPlan) -> Iterator[Claim]:
         seen = True
         found = questions.defined(e, conditions)
         if isinstance(found, tuple):
-            yield _undefined(a, *found)
+            yield _undefined(a, questions, e, conditions, *found)
             return
     if seen:
         steps = ("every divisor of `//` and `%` excludes 0, no int is raised to a negative power,",)
@@ -93,14 +94,25 @@ def _may_lack_value(e: Apply) -> bool:
     return e.op in (Op.TO_INT, Op.FLOOR, Op.CEIL) and e.args[0].type is Type.FLOAT
 
 
-def _undefined(a: Attention, node: Apply, witness: Witness | None) -> Claim:
+def _undefined(
+    a: Attention,
+    questions: Finiteness,
+    e: Expr,
+    conditions: tuple[Expr, ...],
+    node: Apply,
+    witness: Witness | None,
+) -> Claim:
     text = printing.expression(node)
+
+    def fact(part: Expr) -> str:
+        return fact_for(questions, part, lambda given: not isinstance(given.defined(e, conditions), tuple))
+
     match node.op:
         case Op.FLOORDIV | Op.MOD:
             divisor = printing.expression(node.args[1])
             sentence, wrong = f"the divisor of `{text}` is never 0", "divides by 0"
             fault = f"the divisor of `{text}` can be 0"
-            fix = _fix_for(a, node.args[1], "> 0") or _least_size(node.args[1])
+            fix = fact(node.args[1]) or _least_size(node.args[1])
             fix = fix or f"guard it: `… if {divisor} != 0 else …`"
         case Op.SHIFT_RIGHT:
             sentence = f"the shift of `{text}` is by 0 to {MOST_SHIFTED}"
@@ -120,15 +132,6 @@ def _undefined(a: Attention, node: Apply, witness: Witness | None) -> Claim:
     else:
         verdict = Refuted(BY, example(witness, (f"`{text}` {wrong}",)), witness.named())
     return Claim("domain", sentence, verdict, span=span_of(node, a.mask, a.score), fix=fix, fault=fault)
-
-
-def _fix_for(a: Attention, e: Expr, fact: str) -> str:
-    """Which `where` would mend it, if `e` is a param."""
-    if isinstance(e, Apply) and e.op is Op.TO_FLOAT:
-        return _fix_for(a, e.args[0], fact)
-    if isinstance(e, Scalar | Load):
-        return f"add `where {e.param} {fact}`"
-    return ""
 
 
 def _fix_for_shift(amount: Expr) -> str:
@@ -164,7 +167,7 @@ def _score(questions: Finiteness, plan: KernelPlan) -> Iterator[Claim]:
     a, w = plan.attention, plan.weights
     found = questions.finite(a.score, (a.mask,))
     sentence = "every score that the mask allows is finite, or -inf as written"
-    yield _finite_claim(a, "score", sentence, a.score, found)
+    yield _finite_claim(questions, "score", sentence, a.score, found, (a.mask,))
     if not isinstance(found, Holds):
         return
     evaluated = [("logit", w.unit, (a.mask,)), ("logit's factor", w.factor, ())]
@@ -173,10 +176,18 @@ def _score(questions: Finiteness, plan: KernelPlan) -> Iterator[Claim]:
     for name, e, conditions in evaluated:
         if e != a.score and not isinstance(e, Literal):
             sentence = f"the {name} that the kernel evaluates is finite: {printing.expression(e)}"
-            yield _finite_claim(a, name, sentence, e, questions.finite(e, conditions))
+            yield _finite_claim(questions, name, sentence, e, questions.finite(e, conditions), conditions)
 
 
-def _finite_claim(a: Attention, subject: str, sentence: str, e: Expr, found: Holds | Witness | None) -> Claim:
+def _finite_claim(
+    questions: Finiteness,
+    subject: str,
+    sentence: str,
+    e: Expr,
+    found: Holds | Witness | None,
+    conditions: tuple[Expr, ...] = (),
+) -> Claim:
+    a = questions.attention
     verdict: Verdict
     span, fix, fault = span_of(e, a.score), "", ""
     match found:
@@ -189,7 +200,7 @@ def _finite_claim(a: Attention, subject: str, sentence: str, e: Expr, found: Hol
             lines = (f"`{text}` is {_number(found.result)}{_of(found)}", "a score must be finite, or -inf as written")
             lines = lines if subject in ("score", "logit") else lines[:1]
             verdict = Refuted(BY, example(found, lines), (*found.named(), (text, _number(found.result))))
-            span, fix = span_of(found.node, a.score, e), _fix(a, found)
+            span, fix = span_of(found.node, a.score, e), fix_of(questions, found, e, conditions)
             fault = f"the {subject} can be {'NaN' if math.isnan(found.result) else 'infinite'}"
             span = span if span != NOWHERE else a.normalizer.span  # a part of the normalizer's lines
         case None:
@@ -208,51 +219,6 @@ def _of(w: Witness) -> str:
 
 def _number(x: float) -> str:
     return "NaN" if x != x else f"{x:g}"
-
-
-_ABOVE_ZERO = "keep what is under the root above 0: max(…, 1e-6)"
-
-
-def _fix(a: Attention, w: Witness) -> str:
-    if not isinstance(w.node, Apply):
-        return "a score of +inf has no weight; write -inf for a pair that shall not count"
-    match w.node.op:
-        case Op.DIV if isinstance(w.node.args[1], Apply) and w.node.args[1].op in (Op.SQRT, Op.RSQRT):
-            return _fix_for(a, w.node.args[1].args[0], "> 0") or _ABOVE_ZERO  # the derivative of a root
-        case Op.DIV if isinstance(w.node.args[1], Apply) and w.node.args[1].op is Op.TO_FLOAT:
-            return f"guard it: `… if {printing.expression(w.node.args[1].args[0])} != 0 else …`"
-        case Op.DIV:
-            return _fix_for(a, w.node.args[1], "> 0") or "keep the divisor from 0: max(…, 1e-6), or mask such pairs"
-        case Op.LOG if isinstance(w.node.args[0], Apply) and w.node.args[0].op is Op.SIGMOID:
-            return f"write {_of_prelude('logsigmoid', w.node.args[0])}"
-        case Op.LOG | Op.LOG2:
-            part = w.node.args[0]
-            return _fix_for(a, part, "> 0") or "keep its argument positive: max(…, 1e-6), or mask such pairs"
-        case Op.SQRT | Op.RSQRT:
-            # At 0 a root has a value, and no derivative.
-            return _fix_for(a, w.node.args[0], "> 0") or _ABOVE_ZERO
-        case Op.EXP if any(_is_log_of_one_more(e, w.node) for e in walk.nodes(a.score)):
-            return f"write {_of_prelude('softplus', w.node)}"
-        case Op.EXP | Op.EXP2:
-            return "bound the exponent: min(…, 80)"
-        case Op.POW if w.operands[0] != 0:
-            return "bound the base: clamp(…)"
-        case Op.POW:
-            return _fix_for(a, w.node.args[0], "> 0") or "keep the base from 0"
-        case _:
-            return ""
-
-
-def _of_prelude(function: str, applied: Apply) -> str:
-    return f"{function}({printing.expression(applied.args[0])}), which the prelude has"
-
-
-def _is_log_of_one_more(e: Expr, x: Expr) -> bool:
-    """Whether `e` is log(1 + x)."""
-    if not (isinstance(e, Apply) and e.op is Op.LOG):
-        return False
-    one = build.real(1.0)
-    return e.args[0] in (build.add(one, x), build.add(x, one))
 
 
 # ---------------------------------------------------------------- the rest
@@ -339,7 +305,7 @@ def _derivatives(questions: Finiteness, plan: KernelPlan) -> Iterator[Claim]:
                     f"`{node}` is {_number(found.result)}{_of(found)}: the gradient is NaN or infinite",
                 )
                 values = (*found.named(), (node, _number(found.result)))
-                fix = _fix(a, found) if isinstance(found.node, Apply) else ""
+                fix = fix_of(questions, found, e, conditions) if isinstance(found.node, Apply) else ""
                 yield Claim("derivatives", sentence, Refuted(BY, example(found, lines), values), span=span, fix=fix)
                 return
             case None:
@@ -388,7 +354,7 @@ def _extra(questions: Finiteness, plan: KernelPlan) -> Iterator[Claim]:
     if w.form is not Form.DIRECT and log is not None and not _is_log(log, extra):
         # It enters as an exponent, so it is positive by its form; the exponent must be finite.
         sentence = f"the logarithm of the denominator's extra term is finite: {printing.expression(log)}"
-        yield _finite_claim(a, "extra term", sentence, log, questions.finite(log))
+        yield _finite_claim(questions, "extra term", sentence, log, questions.finite(log))
         return
     fix = f"add `where {name} >= 0`" if name is not None else "make it positive"
     match positive:
@@ -404,7 +370,7 @@ def _extra(questions: Finiteness, plan: KernelPlan) -> Iterator[Claim]:
                 "extra term", sentence, Refuted(BY, example(positive, lines), positive.named()), span=span, fix=fix
             )
         case _:
-            yield _finite_claim(a, "extra term", sentence + ", and finite", extra, questions.finite(extra))
+            yield _finite_claim(questions, "extra term", sentence + ", and finite", extra, questions.finite(extra))
 
 
 def _is_log(log: Expr, extra: Expr) -> bool:

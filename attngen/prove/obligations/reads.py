@@ -26,6 +26,7 @@ from attngen.prove.budget.work import Work
 from attngen.prove.integers.answers import Answer, Fails, Holds, Open, element_name
 from attngen.prove.integers.confirm import evaluated_at
 from attngen.prove.verdict import Claim, Proved, Refuted, Unknown, Verdict
+from attngen.syntax.habits import IN_PAPERS
 
 _QUESTION = 300_000
 """Units for one question, at effort 1."""
@@ -110,7 +111,17 @@ def _claim(attention: Attention, load: Load, reads: list[Read], needs: tuple[Exp
     else:
         given = _given(needs if "z3" in by else ())
         sentence = f"`{text}` is inside `{load.param}` for every pair that the mask allows{given}"
-    return Claim(f"read of `{text}`", sentence, Proved("; ".join(by)), span=load.span)
+    return Claim(f"read of `{text}`", sentence, Proved("; ".join(by)), span=load.span, note=_meant(reads))
+
+
+def _meant(reads: list[Read]) -> str:
+    """The language's size, where a tensor has one of its own that papers write for it: `f32[H]`, read at `h`."""
+    for read in reads:
+        if isinstance(read.index, Symbol) and isinstance(read.dim, Symbol) and read.dim.id in IN_PAPERS:
+            size, param = LENGTHS.get(read.index.id, read.dim.id), read.load.param
+            if size != read.dim.id:
+                return f"`{read.dim.id}` is a size of `{param}` alone, which may exceed {size}: did you mean {size}?"
+    return ""
 
 
 def _given(needs: Iterable[Expr]) -> str:
@@ -231,8 +242,29 @@ def _wrong(
             shown = _shown(found, read)
             last = "" if isinstance(read.dim, Literal) else f"{printing.expression(read.dim)} - 1 = "
             what = f"`{printing.expression(read.index)}` is {at}, outside 0 … {last}{(size or 0) - 1}"
-            return Refuted("z3", (f"at {shown}", what), tuple(found.values.items())), _FIX
+            fix = _assumption(attention, read, needs, work) or _FIX
+            return Refuted("z3", (f"at {shown}", what), tuple(found.values.items())), fix
     return Unknown("z3", "z3 knows too little of the functions in the mask to find a pair that reads outside"), _FIX
+
+
+def _assumption(attention: Attention, read: Read, needs: tuple[Expr, ...], work: Work) -> str:
+    """An `assume` about an int param in the index that keeps it inside, tried before it is proposed."""
+    tried: list[Expr] = []
+    match read.index:
+        case Apply(op=Op.FLOORDIV, args=(Symbol(id=position), Scalar() as rows)) if position in LENGTHS:
+            tried.append(build.apply(Op.LE, build.index(LENGTHS[position]), build.mul(read.dim, rows)))
+        case _:
+            pass
+    scalars = [n for n in nodes(read.index) if isinstance(n, Scalar) and n.type is Type.INT]
+    own = list(dict.fromkeys(scalars))
+    tried += [build.apply(op, n, read.dim) for n in own for op in (Op.LE, Op.LT)]
+    least = [build.apply(Op.LE, build.integer(bound), n) for n in own for bound in (0, 1)]
+    for facts in (*((fact,) for fact in tried), *((fact, low) for fact in tried for low in least)):
+        given = replace(read, conditions=(*read.conditions, *facts))
+        inside = isinstance(_ask(attention, given, needs, work), Holds)
+        if inside and not isinstance(_ask(attention, given, needs, work, never=True), Holds):
+            return f"add `assume {printing.expression(conjunction(*facts))}`"
+    return ""
 
 
 def _shown(found: Fails, read: Read) -> str:

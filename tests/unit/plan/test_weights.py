@@ -13,7 +13,7 @@ from attngen.ir import printing
 from attngen.ir.build import real
 from attngen.ir.nodes import Expr
 from attngen.plan.ints.facts import facts
-from attngen.plan.score.weights import Form, Weights, leading_factor, logarithm, split_factor, weights
+from attngen.plan.score.weights import Form, Weights, gathered, leading_factor, logarithm, split_factor, weights
 
 
 def planned(*lines: str) -> Weights:
@@ -139,3 +139,22 @@ def test_logarithm(body: str, want: str | None) -> None:
 def test_logarithm_of_literals() -> None:
     assert text(logarithm(real(math.e))) == "1.0"
     assert logarithm(real(0.0)) is None and logarithm(real(-1.0)) is None
+
+
+@pytest.mark.parametrize(
+    ("written", "planned_as"),
+    [
+        ("qk / 3 * 2", "qk * 0.6666666666666666"),
+        # What is compared or becomes an int or a sign stays as it is written, but for powers of two.
+        ("qk + int(exp(qk) / 3 * 2)", "qk + float(int(exp(qk) / 3.0 * 2.0))"),
+        ("qk + int(exp(qk / 4) / 8 * 2)", "qk + float(int(exp(qk * 0.25) * 0.25))"),
+        ("qk + floor(exp(qk) * 3 / 3)", "qk + float(floor(exp(qk) * 3.0 / 3.0))"),
+        ("qk + sign(exp(qk) / 3 * 2 - 1)", "qk + sign(exp(qk) / 3.0 * 2.0 - 1.0)"),
+        (
+            "qk / 3 * 2 if exp(qk) / 3 * 2 < 1 else qk",
+            "qk * 0.6666666666666666 if exp(qk) / 3.0 * 2.0 < 1.0 else qk",
+        ),
+    ],
+)
+def test_where_the_last_bit_decides_nothing_is_rounded_otherwise(written: str, planned_as: str) -> None:
+    assert text(gathered(analysed(f"attention subject\nscore = {written}").score)) == planned_as

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from attngen.plan.kernel import Gather, LeafGradient
 from attngen.plan.score.weights import Form
 from attngen.prove.budget.work import Work
 from attngen.prove.obligations.gradients import gradients
-from attngen.prove.verdict import Claim, Proved, Refuted
+from attngen.prove.verdict import Claim, Proved, Refuted, Unknown
 
 EXAMPLES = sorted((Path(__file__).parents[3] / "examples").glob("*.attn"))
 
@@ -294,6 +295,25 @@ def test_a_gradient_of_what_is_not_read_is_refuted() -> None:
     stray = LeafGradient("a", Load("a", (index("k"),), Type.FLOAT), Gather.COLUMN, real(1.0), None, None)
     found = refuted(gradients(attention, replace(p, gradients=(*p.gradients, stray)), Work()))
     assert list(found) == ["d natural / d a[k]"]
+
+
+def test_another_spelling_of_an_element_is_no_counterexample() -> None:
+    """Where a point's two loads read one element, neither's derivative alone says anything of the element's."""
+    attention, p = planned(
+        "attention a\nparam t: f32[16, Hq]\nscore = qk * scale + t[int(log(k + 1.0) / log(10.0) * 2), h]"
+    )
+    (own,) = p.gradients
+    assert isinstance(own.leaf, Load)
+    spelled = substitute(own.leaf, {own.leaf.indices[0]: _bucket(2 / math.log(10.0))})
+    claims = gradients(attention, with_gradient(p, 0, replace(own, leaf=spelled)), Work())
+    assert not refuted(claims)
+    assert [type(c.verdict) for c in claims if c.subject.startswith("d natural")] == [Unknown, Unknown]
+    wrong = substitute(own.leaf, {own.leaf.indices[0]: _bucket(7.0)})
+    assert len(refuted(gradients(attention, with_gradient(p, 0, replace(own, leaf=wrong)), Work()))) == 2
+
+
+def _bucket(factor: float) -> Expr:
+    return apply(Op.TO_INT, mul(apply(Op.LOG, add(apply(Op.TO_FLOAT, index("k")), real(1.0))), real(factor)))
 
 
 def test_a_weight_share_of_an_exponential_is_refuted() -> None:

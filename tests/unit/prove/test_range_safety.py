@@ -396,7 +396,8 @@ def test_the_size_of_inputs_is_part_of_the_claim(body: str, limits: str) -> None
         ("(Sq // 5000)", "guard it"),
         ("(Sq - Sk)", "guard it"),
         ("n", None),  # a scalar that divides gets its own fact
-        ("(n - 1)", "guard it"),
+        ("(n - 1)", "add `where n >= 2`"),
+        ("(n * n)", "add `where n >= 1`"),
     ],
 )
 def test_a_divisor_that_is_0_for_short_sequences_asks_for_longer_ones(divisor: str, fix: str | None) -> None:
@@ -447,8 +448,8 @@ def test_a_divisor_that_is_0_for_short_sequences_asks_for_longer_ones(divisor: s
         ("score = log(exp(qk) + 1)", "write softplus(qk), which the prelude has", "score = softplus(qk)"),
         (
             "param x: f32 where x >= 0\nscore = qk * sqrt(x)",
-            "add `where x > 0`",
-            "param x: f32 where x > 0\nscore = qk * sqrt(x)",
+            "add `and x > 0` to the `where` of `x`",
+            "param x: f32 where x >= 0 and x > 0\nscore = qk * sqrt(x)",
         ),
     ],
 )
