@@ -98,12 +98,18 @@ def _run(
     checked_params(kernel, params)
     check_seed(kernel, place.dropout_seed)
     piece, _ = kernel.piece(each=place.each, clipped=place.clipped)
+    found = over_rows(kernel, params, place, _repeated)
+    place = place.with_rows(kernel.spec)
     numbers = [
         jnp.broadcast_to(jnp.asarray(x, jnp.int32), operands[0].shape[:1]) if place.each else x for x in place.numbers
     ]
-    found = {**over_rows(kernel, params, place, jnp.broadcast_to), **dict(zip(piece.numbers, numbers, strict=False))}
+    found |= dict(zip(piece.numbers, numbers, strict=False))
     own = [required(kernel, p.name, found, "the piece reads it") for p in piece.own.params]
     return module["_call"](*operands, *own, scale, True, place.dropout_seed, core)
+
+
+def _repeated(x: Any, shape: Sequence[int]) -> Any:
+    return jnp.broadcast_to(x, shape) if x.size else jnp.zeros(shape, x.dtype)
 
 
 def seed_words(kernel: Kernel, seed: Any) -> Any:

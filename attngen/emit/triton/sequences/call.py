@@ -49,7 +49,7 @@ _LENGTHS = tuple(f"{name}: Tensor | None = None" for name in BOUNDS)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceCallView:
     """Names and lines of the host, as in `CallView`. `slots` are the texts of how many slots there are, packed and not.
-    `expanded`: lines that give a param with rows its batch again. `whole`: how the one backward
+    `expanded`: lines that give a param with rows its batch again; `stand_ins`: elements, if it has none. `whole`: how the one backward
     kernel is launched. `one`: the arguments of `_check_one`, the rows of one sequence, whose sizes and elements
     `size_checks` and `facts` check."""
 
@@ -64,6 +64,7 @@ class SequenceCallView:
     public_arguments: Lines
     call_parameters: Lines
     refusals: Lines
+    stand_ins: Lines
     op_arguments: Lines
     # checks
     arguments: Lines
@@ -75,6 +76,7 @@ class SequenceCallView:
     size_checks: Lines
     # the forward pass
     laid_out: Lines
+    keywords: Lines  # the same as a caller writes them
     known: Lines
     inputs: Lines
     typed_inputs: Lines
@@ -158,6 +160,7 @@ def sequence_call_view(plan: KernelPlan, call: CallView, parts: SequenceParts) -
         public_arguments=call.public_arguments,
         call_parameters=("q", "k", "v", *names, "bounds", "rows", "scale", "dropout_seed", "packed"),
         refusals=(*call.refusals, *_unsummed(plan, params, gradients)),
+        stand_ins=tuple(f"{view.name} = _stand_in({view.name})" for view, _ in _with_rows(plan, params)),
         op_arguments=(*call.call_inputs, *(f'bounds["{b}"]' for b in BOUNDS), "packed"),
         arguments=("q", "k", "v", *names),
         rank_checks=_rank_checks(plan, params),
@@ -167,6 +170,7 @@ def sequence_call_view(plan: KernelPlan, call: CallView, parts: SequenceParts) -
         sizes=call.size_lines,
         size_checks=size_checks(plan, params, "sequence {b}: "),
         laid_out=laid_out,
+        keywords=("q", "k", "v", *(p.keyword for p in ranked)),
         known=(*(f'found["{x}"]' for x in "qkv"), *(p.name for p in ranked)),
         inputs=(*call.inputs, *BOUNDS, "packed"),
         typed_inputs=(*call.typed_inputs, *typed_bounds, "packed: bool = False"),
@@ -333,7 +337,9 @@ def _sums(plan: KernelPlan, params: tuple[ParamView, ...], g: GradientView) -> L
     texts = _texts(plan, params, g)
     if not texts:
         return ()
-    return (f"if needed[{g.number}]:", *(f"    {g.total} += ({t}).reshape({g.total}.shape)" for t in texts))
+    has_rows = any(view.name == g.param for view, _ in _with_rows(plan, params))
+    some = " and k.numel()" if has_rows else ""  # else what stands in for it has no sum
+    return (f"if needed[{g.number}]{some}:", *(f"    {g.total} += ({t}).reshape({g.total}.shape)" for t in texts))
 
 
 def _empty(name: str, condition: str, otherwise: str) -> str:
