@@ -136,7 +136,9 @@ def _own_term(kernel: Kernel, lse: Any, params: Mapping[str, Any]) -> Any:
     why = "the denominator's own term reads it"
     given = {n: required(kernel, n, params, why) for n in read_params(term)}
     shapes = term_shapes(kernel, given, lse)
-    values = {n: jnp.asarray(x) for n, x in given.items()}
+    ints = {p.name for p in kernel.spec.params if p.type is Type.INT}
+    as_int = kernel.function.__globals__.get("_as_int")
+    values = {n: as_int(n, x) if n in ints and as_int else jnp.asarray(x) for n, x in given.items()}
     values = {n: jnp.broadcast_to(x, shapes[n]) if n in shapes else x for n, x in values.items()}
     types = {p.name: _DTYPES[p.type] for p in kernel.spec.params}
     values = {n: x.astype(types[n]) for n, x in values.items()}

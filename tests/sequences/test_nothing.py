@@ -1,4 +1,4 @@
-"""Params of which a dimension is 0, in each geometry: the call gives what it gives without pairs, and zero gradients."""
+"""Params of which a dimension is 0, in each geometry: results are those of no pair, and gradients are zeros."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_lengths(sizes: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("sizes", SIZES)
 def test_packed(sizes: tuple[int, ...]) -> None:
-    (B, Hq, Sq, Sk), (operands, params) = sizes, drawn(*sizes)
+    (B, _, Sq, Sk), (operands, params) = sizes, drawn(*sizes)
     learning(*operands, *params.values())
     q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in operands)
     rows = {name: params[name].flatten() for name in ("keep", "row", "first")}

@@ -89,7 +89,9 @@ def flat_index(
     attention: Attention, params: tuple[ParamView, ...], leaf: Load, axes: tuple[str, ...], indices: tuple[Expr, ...]
 ) -> tuple[list[str], str, str]:
     """Lines that bind the axes' positions, a condition that the cell exists, and its number in the flat param."""
-    names = host_names(attention, params)
+    true = "torch.ones((), dtype=torch.bool, device=q.device)"
+    bools = {p.keyword: f"(({p.name} != 0) & {true})" for p in params if not p.rank and p.type == "bool"}
+    names = host_names(attention, params) | bools
     shape = attention.param(leaf.param).shape
     lines: list[str] = []
     for number, axis in enumerate(axes):

@@ -175,7 +175,7 @@ def _keywords(params: tuple[ParamView, ...], required: Iterable[str]) -> Lines:
 
 
 def _row_lines(spec: Attention, piece: Piece, read: Lines) -> Lines:
-    """To params with an element for each row, a sequence without rows is one with a row, of which the piece has none."""
+    """To params with an element for each row, a sequence without rows has one row, of which the piece has none."""
     lengths = {"Sq": "place.numbers[2]", "Sk": "place.numbers[3]"}
     lines: list[str] = []
     found: set[str] = set()
