@@ -98,12 +98,18 @@ def _run(
     checked_params(kernel, params)
     check_seed(kernel, place.dropout_seed)
     piece, _ = kernel.piece(each=place.each, clipped=place.clipped)
+    found = over_rows(kernel, params, place, _repeated)
+    place = place.with_rows(kernel.spec)
     numbers = [
         jnp.broadcast_to(jnp.asarray(x, jnp.int32), operands[0].shape[:1]) if place.each else x for x in place.numbers
     ]
-    found = {**over_rows(kernel, params, place, jnp.broadcast_to), **dict(zip(piece.numbers, numbers, strict=False))}
+    found |= dict(zip(piece.numbers, numbers, strict=False))
     own = [required(kernel, p.name, found, "the piece reads it") for p in piece.own.params]
     return module["_call"](*operands, *own, scale, True, place.dropout_seed, core)
+
+
+def _repeated(x: Any, shape: Sequence[int]) -> Any:
+    return jnp.broadcast_to(x, shape) if x.size else jnp.zeros(shape, x.dtype)
 
 
 def seed_words(kernel: Kernel, seed: Any) -> Any:
@@ -130,7 +136,9 @@ def _own_term(kernel: Kernel, lse: Any, params: Mapping[str, Any]) -> Any:
     why = "the denominator's own term reads it"
     given = {n: required(kernel, n, params, why) for n in read_params(term)}
     shapes = term_shapes(kernel, given, lse)
-    values = {n: jnp.asarray(x) for n, x in given.items()}
+    ints = {p.name for p in kernel.spec.params if p.type is Type.INT}
+    as_int = kernel.function.__globals__.get("_as_int")
+    values = {n: as_int(n, x) if n in ints and as_int else jnp.asarray(x) for n, x in given.items()}
     values = {n: jnp.broadcast_to(x, shapes[n]) if n in shapes else x for n, x in values.items()}
     types = {p.name: _DTYPES[p.type] for p in kernel.spec.params}
     values = {n: x.astype(types[n]) for n, x in values.items()}

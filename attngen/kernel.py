@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, cast
 
 from attngen import files, targets
 from attngen.errors import UsageError
+from attngen.foreign import answer
 from attngen.ir.attention import Attention
 from attngen.signature import PublicSignature
 from attngen.vocabulary import GEOMETRIES
@@ -402,4 +403,5 @@ def _called(function: Callable[..., Any], operands: tuple[Any, ...], arguments: 
         # Python raises it here, and no deeper, where the function has no such argument or one is missing.
         if error.__traceback__ is None or error.__traceback__.tb_next is not None:
             raise
-        raise UsageError(str(error)) from error
+        unknown = str(error).partition("unexpected keyword argument '")[2].partition("'")[0]
+        raise UsageError(f"{error}{answer(unknown)}") from error

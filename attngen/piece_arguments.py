@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from attngen.errors import UsageError
+from attngen.foreign import answer
 from attngen.ir import printing
 from attngen.ir.attention import Attention, Param
 from attngen.ir.build import index, integer
@@ -211,7 +212,8 @@ def check_known(name: str, params: Sequence[Param], given: Iterable[str]) -> Non
     known = {p.name for p in params}
     unknown = next((n for n in given if n not in known), None)
     if unknown is not None:
-        raise UsageError(f"{name}: no param {unknown!r}; there are {', '.join(sorted(known)) or 'none'}")
+        there = ", ".join(sorted(known)) or "none"
+        raise UsageError(f"{name}: no param {unknown!r}; there are {there}{answer(unknown)}")
 
 
 def check_params(

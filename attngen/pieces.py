@@ -12,7 +12,7 @@ import functools
 import numbers
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from attngen import chain, targets
@@ -126,6 +126,12 @@ class Place:
         if self.cu_seqlens_q is None and not checks.traced and all(isinstance(n, int) for n in (self.Sq, self.Sk)):
             checks.check_facts(spec, {**checks.sizes(operands), "Sq": self.Sq, "Sk": self.Sk}, params)
 
+    def with_rows(self, spec: Attention) -> Place:
+        """For params with an element for each row, a sequence without rows counts as one with a row, of which its
+        pieces have none: zeros stand in for the params."""
+        sizes = {d.id for p in spec.params for d in p.shape if isinstance(d, Symbol)}
+        return replace(self, **{n: 1 for n in ("Sq", "Sk") if n in sizes and _is_zero(getattr(self, n))})
+
     @property
     def each(self) -> bool:
         return any(getattr(x, "ndim", 0) for x in self.numbers)
@@ -173,6 +179,7 @@ def _run(
     piece, own_kernel = kernel.piece(each=place.each)
     own = {p.name for p in piece.own.params}
     given = {name: value for name, value in over_rows(kernel, params, place, _expanded).items() if name in own}
+    place = place.with_rows(kernel.spec)
     check_seed(kernel, place.dropout_seed)
     count = operands[0].shape[0] if place.cu_seqlens_q is None else place.cu_seqlens_q.numel() - 1
     given |= {
@@ -202,26 +209,37 @@ def over_rows(
     kernel: Kernel, params: Mapping[str, Any], place: Place, broadcast_to: Callable[[Any, Sequence[int]], Any]
 ) -> dict[str, Any]:
     """The params, of which one element for all rows of a sequence is repeated. Raises `UsageError` where nobody knows
-    here how often. `broadcast_to` is that of the arrays' library."""
+    here how often. Zeros stand in for a param of a sequence without rows, whose pieces read none. `broadcast_to` is
+    that of the arrays' library."""
     lengths = {"Sq": place.Sq, "Sk": place.Sk}
     found = dict(params)
     for p in kernel.spec.params:
         own: tuple[int, ...] = tuple(getattr(params.get(p.name), "shape", ()))
         wanted: list[Any] = list(own)
         for i, d in enumerate(p.shape if len(wanted) == len(p.shape) else ()):  # else the piece refuses it
-            if wanted[i] == 1 and isinstance(d, Symbol) and d.id in lengths:
-                length = lengths[d.id]
+            if not (isinstance(d, Symbol) and d.id in lengths):
+                continue
+            length = lengths[d.id]
+            if wanted[i] == 0 and _is_zero(length):
+                wanted[i] = 1
+            elif wanted[i] == 1:
                 if not isinstance(length, numbers.Integral):
                     mend = f"give {d.id} as an int, or {p.name} whole"
                     raise UsageError(f"{kernel.name}: {p.name} has one element for all of {d.id}: {mend}")
-                wanted[i] = int(length)
+                wanted[i] = max(1, int(length))
         if tuple(wanted) != own:
             found[p.name] = broadcast_to(params[p.name], wanted)
     return found
 
 
+def _is_zero(n: Any) -> bool:
+    return isinstance(n, numbers.Integral) and n == 0
+
+
 def _expanded(x: Any, shape: Sequence[int]) -> Any:
-    return x.expand(*shape) if hasattr(x, "expand") else x  # else the piece refuses it
+    if not hasattr(x, "expand"):
+        return x  # the piece refuses it
+    return x.expand(*shape) if x.numel() else x.new_zeros(shape)
 
 
 def required(kernel: Kernel, name: str, params: Mapping[str, Any], why: str) -> Any:

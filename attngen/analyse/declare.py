@@ -65,6 +65,8 @@ def _check_overrides(o: Outline, overrides: Mapping[str, Const]) -> None:
     for name in overrides:
         if name in names:
             continue
+        if isinstance(o.named.get(name), ast.Param):
+            raise UsageError(f"`{name}` is a param, not a const: give it at each call, kernel(q, k, v, {name}=…)")
         guess = nearest(name, names)
         there = f"the consts are {', '.join(names)}" if names else "the file has no consts"
         raise UsageError(

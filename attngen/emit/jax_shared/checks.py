@@ -18,6 +18,11 @@ from attngen.ir.walk import params as read_params
 from attngen.plan.kernel import KernelPlan
 
 _DTYPES = {s: tuple("jnp.bool_" if d == "bool" else f"jnp.{d}" for d in found) for s, found in DTYPES.items()}
+_TURNED_LINE = (
+    'turned = "are q, k and v (batch, heads, length, head dim)? They must be (batch, length, heads, head dim): '
+    'exchange the two, as in q.swapaxes(1, 2); " if 1 < Sq < Hq and Sk < Hkv else ""'
+)
+"""What to say before what is wrong with a param, if there are more heads than positions."""
 _SCALARS = {Type.FLOAT: "a number", Type.INT: "an int", Type.BOOL: "a bool"}
 
 
@@ -25,7 +30,7 @@ def check_lines(plan: KernelPlan, params: tuple[ParamView, ...], sizes: Mapping[
     """The lines, in the order of the params; then their `where`s, the `assume`s about sizes, the plan's needs."""
     attention = plan.attention
     names = {**{s: s for s in SIZES}, **sizes, **{p.keyword: p.name for p in params}}
-    lines: list[str] = []
+    lines: list[str] = [_TURNED_LINE] if any(view.rank for view in params) else []
     bound: set[str] = set()
     for view, param in zip(params, attention.params, strict=True):
         if param.is_scalar:
@@ -54,7 +59,7 @@ def convert_lines(
     lines: list[str] = []
     for view, param in zip(params, attention_params, strict=True):
         if param.storage is Storage.INT or (param.is_scalar and param.type is Type.INT):
-            lines.append(f"{view.name} = _as_int({view.name})")
+            lines.append(f'{view.name} = _as_int("{view.keyword}", {view.name})')
         elif param.is_scalar:
             dtype = "jnp.float32" if param.type is Type.FLOAT else "jnp.bool_"
             lines.append(f"{view.name} = jnp.asarray({view.name}, {dtype})")
@@ -124,9 +129,10 @@ def _tensor(
     wanted = _shape(param, names)
     return [
         *lines,
+        *([f'_note_rounding("{key}", {name})'] if param.type is Type.FLOAT else []),
         *_refuse(
             f"not all(n[0] in (1, n[1]) for n in zip({name}.shape, {wanted}, strict=True))",
-            f"{key} must have shape ({dims}) = {{{wanted}}}, not {{tuple({name}.shape)}}",
+            f"{{turned}}{key} must have shape ({dims}) = {{{wanted}}}, not {{tuple({name}.shape)}}",
         ),
     ]
 

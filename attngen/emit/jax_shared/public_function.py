@@ -86,6 +86,7 @@ class PublicParam:
 class DoorView:
     params: tuple[PublicParam, ...]
     plain_params: str
+    arguments: str  # pairs of a name and its value
     public_arguments: str
     check_lines: tuple[str, ...]
     convert_lines: tuple[str, ...]
@@ -118,6 +119,7 @@ def door(
     return DoorView(
         params=tuple(PublicParam(p.name, checks.annotation(p)) for p in given),
         plain_params="".join(f", {p.name}" for p in params),
+        arguments=_named({**{x: x for x in "qkv"}, **{p.keyword: p.name for p in params}, "scale": "scale"}),
         public_arguments="".join(f", {p.keyword}" for p in params),
         check_lines=checks.check_lines(plan, params, sizes),
         convert_lines=checks.convert_lines(given, params, sizes),
@@ -131,6 +133,10 @@ def door(
         dtype_words=f"{', '.join(most)} or {last}",
         facts=jax_facts(plan, params, sizes),
     )
+
+
+def _named(arguments: Mapping[str, str]) -> str:
+    return ", ".join(f'("{keyword}", {name})' for keyword, name in arguments.items())
 
 
 def _lse_of_no_key(w: Weights, leaves: Leaves) -> str:

@@ -8,7 +8,7 @@ from attngen.emit.text.reserved import BUILTINS, PARTS, POSITIONS, RUNS, templat
 
 _LINES = frozenset({
     "delta", "delta_ref", "den_ref", "drop", "holds", "inv_den", "inv_keep", "kv_head", "lse_ref", "row_lse",
-    "row_ref", "scale_ref", "seed_ref", "threshold", "wrong",
+    "row_ref", "scale_ref", "seed_ref", "threshold", "turned", "wrong",
 })  # fmt: skip
 """What the lines bind that are not in templates: those of kernels' code, of rows and of checks."""
 

@@ -2,7 +2,7 @@
 
 Takes the attention's params and sizes, returns frozen views. A param `slope: f32[Hq]` becomes the kernel arguments
 `slope_ptr, slope_stride_0`; a float scalar `cap` becomes `cap_ptr`, read once a program; so does an int `n`, but
-`n_ptr` may be the int itself. An int with a fact, which the host checks, goes by value.
+`n_ptr` may be the int itself, and a bool is an int. One with a fact, which the host checks, goes by value.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class ParamView:
     storage: str
     dtypes: tuple[str, ...]
     by_pointer: bool  # tensors and float scalars; int and bool scalars are passed by value
-    either: bool  # an int that kernels take by value, or read where a tensor of no dimensions holds it
+    either: bool  # an int or a bool that kernels take by value, or read where a tensor of no dimensions holds it
 
     @property
     def strides(self) -> tuple[str, ...]:
@@ -67,11 +67,11 @@ class ParamView:
     @property
     def annotation(self) -> str:
         """The type in the custom operator's schema."""
-        return "Tensor" if self.by_pointer else self.type
+        return "Tensor" if self.by_pointer else "int" if self.either else self.type
 
     @property
     def public_annotation(self) -> str:
-        return "Tensor" if self.rank else {"float": "float | Tensor", "int": "int | Tensor", "bool": "bool"}[self.type]
+        return "Tensor" if self.rank else f"{self.type} | Tensor"
 
 
 MOST_LEAVES = 64
@@ -95,7 +95,7 @@ def view(param: Param, names: Names) -> ParamView:
         param.storage.value,
         tuple(f"torch.{d}" for d in DTYPES[param.storage]),
         pointer,
-        param.is_scalar and param.type is Type.INT and param.where is None,
+        param.is_scalar and param.type is not Type.FLOAT and param.where is None,
     )
 
 

@@ -8,7 +8,7 @@ from attngen.emit.text.reserved import BUILTINS, PARTS, POSITIONS, RUNS, templat
 
 _LINES = frozenset({
     "at", "deltas", "distances", "drop", "exists", "holds", "inside", "inv_den", "inv_dens",
-    "inv_keep", "kept", "row_lses", "row_ref", "threshold", "wrong",
+    "inv_keep", "kept", "row_lses", "row_ref", "threshold", "turned", "wrong",
 })  # fmt: skip
 """What the lines bind that are not in templates: those of a pair of tiles, of param gradients and of checks."""
 

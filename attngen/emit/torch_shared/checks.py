@@ -19,6 +19,15 @@ from attngen.plan.ints.reach import Reach
 from attngen.plan.kernel import Gather, KernelPlan
 from attngen.plan.levels import Level, level_of
 
+TURNED = (
+    "1 < Sq < Hq and Sk < Hkv and all(x.stride(1) > x.stride(2) for x in (q, k)) and not torch.compiler.is_compiling()"
+)
+"""Whether there are more heads than positions, as if q, k and v were (batch, length, heads, head dim)."""
+_TURNED_LINE = (
+    'turned = "are q, k and v (batch, length, heads, head dim)? They must be (batch, heads, length, head dim): '
+    f'transpose them, as in q.transpose(1, 2); " if {TURNED} else ""'
+)
+
 
 def check_lines(plan: KernelPlan, params: tuple[ParamView, ...], *, spans: bool = True) -> tuple[str, ...]:
     """The lines, in the order of the params; then their `where`s. What is asked of sizes: see `size_checks`.
@@ -27,7 +36,7 @@ def check_lines(plan: KernelPlan, params: tuple[ParamView, ...], *, spans: bool 
     also where a length is 0: of what stands in for a tensor that has none.
     """
     attention = plan.attention
-    lines: list[str] = []
+    lines: list[str] = [_TURNED_LINE] if any(view.rank for view in params) else []
     names = host_names(attention, params)
     bound: set[str] = set()
     for view, param in zip(params, attention.params, strict=True):
@@ -110,6 +119,7 @@ def _tensor(
             f"not shape {{tuple({name}.shape)}}",
         ),
     ]
+    lines += [f'_note_rounding("{key}", {name})'] if view.type == "float" else []
     for axis, dim in enumerate(param.shape):
         if isinstance(dim, Symbol) and dim.id in sizes and dim.id not in bound:
             bound.add(dim.id)
@@ -118,7 +128,7 @@ def _tensor(
             lines += _refuse(f"{dim.id} < 1", message)
     wanted = f"({', '.join(host_expressions.python(d, names) for d in param.shape)},)"
     axes = f"range({view.rank}) if whole else {spread_axes}"
-    spread = f'    {name} = _spread("{key}", {name}, {wanted}, "{dims}", {axes})'
+    spread = f'    {name} = _spread("{key}", {name}, {wanted}, "{dims}", {axes}, turned)'
     return [*lines, f"if tuple({name}.shape) != {wanted}:", spread]
 
 
@@ -140,8 +150,7 @@ def _scalar(view: ParamView, reach: Reach | None) -> list[str]:
             wide = f"isinstance({name}, int) and not -(2**{low}) <= {name} < 2**{high}"
             more = _refuse(wide, f"{key} must be {what}, not {{{name}}}")
         case _:
-            wanted = "a bool or a 0-dimensional bool tensor"
-            fits = f'type({name}).__name__ in ("bool", "bool_")'  # Python's or NumPy's
+            wanted, fits = "a bool or a 0-dimensional bool tensor", f"_is_bool({name})"
     return [*_refuse(f"not {fits}", f"{key} must be {wanted}, not {{type({name}).__name__}}"), *more]
 
 

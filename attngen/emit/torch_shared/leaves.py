@@ -101,7 +101,9 @@ def gathered(
     total: str,
 ) -> list[str]:
     """Lines that bind the positions of `axes`, and add `values` to the cells of `total` at `indices`, if they exist."""
-    names = host_names(attention, params)
+    true = "torch.ones((), dtype=torch.bool, device=q.device)"
+    bools = {p.keyword: f"(({p.name} != 0) & {true})" for p in params if not p.rank and p.type == "bool"}
+    names = host_names(attention, params) | bools
     shape = attention.param(leaf.param).shape
     lines: list[str] = []
     for number, axis in enumerate(axes):

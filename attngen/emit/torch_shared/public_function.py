@@ -45,8 +45,8 @@ def repeated(plan: KernelPlan, params: tuple[ParamView, ...]) -> list[str]:
 def conversions(params: tuple[ParamView, ...], number: str, *, in_memory: bool = False) -> tuple[str, ...]:
     """Lines that make a tensor of each float scalar, an int of each int scalar, and a bool of each bool.
 
-    `number` is what to call for a float that is no tensor. `in_memory`: kernels can read an int that a tensor holds, if
-    it needs no check at the call.
+    `number` is what to call for a float that is no tensor. `in_memory`: kernels can read an int or a bool that a tensor
+    holds, if it needs no check at the call; they take a bool as an int.
     """
     lines: list[str] = []
     for p in params:
@@ -63,17 +63,19 @@ def conversions(params: tuple[ParamView, ...], number: str, *, in_memory: bool =
         elif p.rank == 0 and p.type == "int":
             lines += [f"if type({p.name}) is not int:", f'    {p.name} = _whole("{p.keyword}", {p.name})']
         elif p.rank == 0:
-            lines.append(f"{p.name} = bool({p.name})")  # NumPy's, perhaps
+            lines += [
+                f"if type({p.name}) is not bool:",
+                f'    {p.name} = bool(_whole("{p.keyword}", {p.name}, "a bool"))',
+            ]
     return tuple(lines)
+
+
+_SCALARS = {"float": "a number", "int": "an int", "bool": "a bool"}
 
 
 def param_doc(plan: KernelPlan, p: ParamView) -> str:
     param = plan.attention.param(p.keyword)
     shape = f" ({', '.join(map(printing.expression, param.shape))})" if param.shape else ""
-    kind = (
-        words(p.dtypes)
-        if p.rank
-        else {"float": "a number or 0-dimensional tensor", "int": "an int or 0-dimensional tensor"}.get(p.type, p.type)
-    )
+    kind = words(p.dtypes) if p.rank else f"{_SCALARS[p.type]} or 0-dimensional tensor"
     where = f", where {printing.expression(param.where)}" if param.where is not None else ""
     return f"{p.keyword}{shape}: {kind}{where}."

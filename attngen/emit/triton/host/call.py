@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from attngen.emit.text.facts import FactsView
 from attngen.emit.text.params import ParamView
 from attngen.emit.text.weights import WeightView
-from attngen.emit.torch_shared.checks import check_lines, size_checks
+from attngen.emit.torch_shared.checks import TURNED, check_lines, size_checks
 from attngen.emit.torch_shared.facts import torch_facts
 from attngen.emit.torch_shared.leaves import host_names
 from attngen.emit.torch_shared.public_function import bound_sizes, conversions, param_doc, repeated, zeros
 from attngen.emit.triton.portable.param_gradients import GradientView
 from attngen.emit.triton.portable.views import BackwardView
+from attngen.ir.walk import params as read_params
 from attngen.plan.ints.facts import ScaleUse, scale_use
 from attngen.plan.kernel import Gather, KernelPlan
 
@@ -39,6 +40,7 @@ class CallView:
     fit_lines: Lines
     check_lines: Lines
     size_checks: Lines  # what is asked of a sequence's sizes
+    turned: str  # whether heads and positions seem to be exchanged
     convert_lines: Lines
     numbers: bool  # whether scalars become tensors
     call_inputs: Lines
@@ -158,6 +160,7 @@ def call_view(plan: KernelPlan, parts: CallParts) -> CallView:
         fit_lines=_fit_lines(scalars),
         check_lines=checks,
         size_checks=size_checks(plan, params),
+        turned="turned" if any(p.rank for p in params) else TURNED,
         convert_lines=_convert_lines(plan, params, laid_out, call_seed, learned if w.saves_rest else ""),
         numbers=any(not p.rank and p.by_pointer for p in params),
         call_inputs=(*arguments, "float(scale)", *call_seed, *precise, *places),
@@ -270,6 +273,7 @@ def call_view(plan: KernelPlan, parts: CallParts) -> CallView:
         totals_after=(
             *(_pair_lines(pair_params) if parts.pairs else ()),
             *(_empty_or(g, g.sum) for g in gradients if g.sum),
+            *_places_read(plan, params, gradients),
             *(line for g in gradients if g.lines for line in _if_needed(g)),
         ),
         totals_of_none=tuple(totals[g.total] for g in gradients if g.sum),
@@ -301,11 +305,13 @@ def call_view(plan: KernelPlan, parts: CallParts) -> CallView:
 
 def _deciding(p: ParamView) -> tuple[str, ...]:
     """What of a scalar decides which compiled kernel is launched: its address, or how many bits it needs."""
-    if p.rank or p.type == "bool":
+    if p.rank:
         return ()
     if p.by_pointer:
         return (f"{p.name}.data_ptr() % 16",)
     place = (f"{p.place} is None or {p.place}.dtype",) if p.either else ()
+    if p.type == "bool":
+        return place
     return (f"-(2**31) <= {p.name} < 2**31", f"{p.name} < 2**63", *place)
 
 
@@ -346,7 +352,7 @@ def _fact_checks(params: tuple[ParamView, ...]) -> Lines:
 
 def _watched_scalars(params: tuple[ParamView, ...], seed: tuple[str, ...]) -> Lines:
     """Scalars that may be given as tensors."""
-    found = (*(p.name for p in params if not p.rank and p.type != "bool"), *seed)
+    found = (*(p.name for p in params if not p.rank), *seed)
     return (f"*(x for x in ({', '.join(found)},) if isinstance(x, Tensor))",) if found else ()
 
 
@@ -424,6 +430,14 @@ def _empty_or(g: GradientView, value: str) -> str:
 
 def _if_needed(g: GradientView) -> Lines:
     return (f"if needed[{g.number}]:", *(f"    {line}" for line in g.lines))
+
+
+def _places_read(plan: KernelPlan, params: tuple[ParamView, ...], gradients: tuple[GradientView, ...]) -> Lines:
+    """Lines after the launches: ints and bools that tensors hold, where indices on the host read them."""
+    if not any(g.lines for g in gradients):
+        return ()
+    read = {name for g in plan.gradients for name in read_params(g.leaf)}
+    return tuple(f"{p.name} = {kernel_value(p)}" for p in params if p.either and p.keyword in read)
 
 
 def _sizes_of_totals(plan: KernelPlan, params: tuple[ParamView, ...], gradients: tuple[GradientView, ...]) -> Lines:

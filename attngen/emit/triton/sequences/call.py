@@ -26,8 +26,11 @@ from attngen.emit.triton.sequences.launches import sequence_backward, sequence_f
 from attngen.emit.triton.sequences.rows import geometries, needs_batch
 from attngen.errors import UsageError
 from attngen.ir import printing
-from attngen.ir.walk import symbols
-from attngen.plan.kernel import KernelPlan
+from attngen.ir.attention import Param
+from attngen.ir.nodes import Load, Symbol
+from attngen.ir.walk import reads, symbols
+from attngen.plan.kernel import KernelPlan, LeafGradient
+from attngen.plan.score.distance import distance_index
 
 Lines = tuple[str, ...]
 
@@ -49,9 +52,9 @@ _LENGTHS = tuple(f"{name}: Tensor | None = None" for name in BOUNDS)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceCallView:
     """Names and lines of the host, as in `CallView`. `slots` are the texts of how many slots there are, packed and not.
-    `expanded`: lines that give a param with rows its batch again. `whole`: how the one backward
-    kernel is launched. `one`: the arguments of `_check_one`, the rows of one sequence, whose sizes and elements
-    `size_checks` and `facts` check."""
+    `expanded`: lines that give a param with rows its batch again; `stand_ins`: elements, if it has none. `whole`: how
+    the one backward kernel is launched. `one`: the arguments of `_check_one`, the rows of one sequence, whose sizes and
+    elements `size_checks` and `facts` check."""
 
     packed: bool
     lengths: bool
@@ -64,6 +67,7 @@ class SequenceCallView:
     public_arguments: Lines
     call_parameters: Lines
     refusals: Lines
+    stand_ins: Lines
     op_arguments: Lines
     # checks
     arguments: Lines
@@ -75,6 +79,7 @@ class SequenceCallView:
     size_checks: Lines
     # the forward pass
     laid_out: Lines
+    keywords: Lines  # the same as a caller writes them
     known: Lines
     inputs: Lines
     typed_inputs: Lines
@@ -158,6 +163,7 @@ def sequence_call_view(plan: KernelPlan, call: CallView, parts: SequenceParts) -
         public_arguments=call.public_arguments,
         call_parameters=("q", "k", "v", *names, "bounds", "rows", "scale", "dropout_seed", "packed"),
         refusals=(*call.refusals, *_unsummed(plan, params, gradients)),
+        stand_ins=tuple(f"{view.name} = _stand_in({view.name})" for view, _ in _with_rows(plan, params)),
         op_arguments=(*call.call_inputs, *(f'bounds["{b}"]' for b in BOUNDS), "packed"),
         arguments=("q", "k", "v", *names),
         rank_checks=_rank_checks(plan, params),
@@ -167,6 +173,7 @@ def sequence_call_view(plan: KernelPlan, call: CallView, parts: SequenceParts) -
         sizes=call.size_lines,
         size_checks=size_checks(plan, params, "sequence {b}: "),
         laid_out=laid_out,
+        keywords=("q", "k", "v", *(p.keyword for p in ranked)),
         known=(*(f'found["{x}"]' for x in "qkv"), *(p.name for p in ranked)),
         inputs=(*call.inputs, *BOUNDS, "packed"),
         typed_inputs=(*call.typed_inputs, *typed_bounds, "packed: bool = False"),
@@ -303,37 +310,64 @@ def _unsummed(plan: KernelPlan, params: tuple[ParamView, ...], gradients: tuple[
     """A gradient whose sum is not over whole rows, columns or heads."""
     lines: list[str] = []
     for g in gradients:
-        if _texts(plan, params, g) is None:
-            keyword = next(p.keyword for p in params if p.name == g.param)
-            message = (
-                f"the gradient of {keyword} is summed over pairs or chosen cells, which is done for dense tensors "
-                f"only: pass {keyword}.detach(), or declare it `fixed`"
-            )
-            test = f"torch.is_grad_enabled() and isinstance({g.param}, Tensor) and {g.param}.requires_grad"
-            lines += [f"if {test}:", f'    _refuse("{message}")']
+        keyword = next(p.keyword for p in params if p.name == g.param)
+        apart = next((x.leaf for x in plan.gradients if x.param == keyword and _sum(plan, params, x) is None), None)
+        if not isinstance(apart, Load):
+            continue
+        packed, lengths = (
+            f"the gradient of {keyword} is summed over pairs or chosen cells, which is done for dense tensors only: "
+            f"{advice}; if {keyword} needs no gradient, pass {keyword}.detach(), or declare it `fixed`"
+            for advice in _advice(keyword, apart, plan.attention.param(keyword))
+        )
+        test = f"torch.is_grad_enabled() and isinstance({g.param}, Tensor) and {g.param}.requires_grad"
+        lines += [f"if {test}:", f'    _refuse("{packed}" if packed else "{lengths}")']
     return tuple(lines)
 
 
-def _texts(plan: KernelPlan, params: tuple[ParamView, ...], g: GradientView) -> list[str] | None:
-    """The sums that make up a gradient; None where one of them is not over whole axes."""
-    keyword = next(p.keyword for p in params if p.name == g.param)
-    found: list[str] = []
-    for leaf in (x for x in plan.gradients if x.param == keyword):
-        if leaf.gather not in AXES:
-            return None
-        axes, value = AXES[leaf.gather], f'values["{leaf_name(plan, params, leaf)}"]'
-        text = summed(plan.attention, leaf.leaf, axes, value, tiles=len(axes) == 2)
-        if text is None:
-            return None
-        found.append(text)
-    return found
+def _advice(keyword: str, leaf: Load, param: Param) -> tuple[str, str]:
+    """How to train a param that is read so: with packed sequences, and with lengths."""
+    dims = [d.id if isinstance(d, Symbol) else "" for d in param.shape]
+    for axis, (index, dim) in enumerate(zip(leaf.indices, dims, strict=True)):
+        match index:
+            case Symbol(id="hkv"):
+                own = ", ".join("Hq" if i == axis else printing.expression(d) for i, d in enumerate(param.shape))
+                repeated = f"{keyword}.repeat_interleave(Hq // Hkv, dim={axis - len(dims)})"
+                text = f"declare it [{own}], read it at h, and pass {repeated}"
+                return text, text
+            case Symbol(id="q" | "k") if dim in ("Sq", "Sk") and dim != f"S{index.id}":
+                own = ", ".join(
+                    f"S{index.id}" if i == axis else printing.expression(d) for i, d in enumerate(param.shape)
+                )
+                text = f"declare it twice, [{own}] for what is read at {index.id}, and pass the same tensor for both"
+                return text, text
+            case _:
+                pass
+    positions = any(reads(i, "q", "k") for i in leaf.indices) and distance_index(leaf) is None
+    more = ", and with positions from a param, at[b, q] and at[b, k]" if positions else ""
+    return (
+        f"put the sequences in one row, q (1, Hq, T, D), with `same_document(ids)` in the mask{more}, and call the "
+        "dense function",
+        "write the lengths into the mask, `k < n[b]`, and call the dense function",
+    )
+
+
+def _sum(plan: KernelPlan, params: tuple[ParamView, ...], leaf: LeafGradient) -> str | None:
+    """The sum of one leaf of a gradient; None where it is not over whole axes."""
+    if leaf.gather not in AXES:
+        return None
+    axes, value = AXES[leaf.gather], f'values["{leaf_name(plan, params, leaf)}"]'
+    return summed(plan.attention, leaf.leaf, axes, value, tiles=len(axes) == 2)
 
 
 def _sums(plan: KernelPlan, params: tuple[ParamView, ...], g: GradientView) -> Lines:
-    texts = _texts(plan, params, g)
-    if not texts:
+    keyword = next(p.keyword for p in params if p.name == g.param)
+    found = [_sum(plan, params, leaf) for leaf in plan.gradients if leaf.param == keyword]
+    texts = [text for text in found if text is not None]
+    if not texts or len(texts) < len(found):
         return ()
-    return (f"if needed[{g.number}]:", *(f"    {g.total} += ({t}).reshape({g.total}.shape)" for t in texts))
+    has_rows = any(view.name == g.param for view, _ in _with_rows(plan, params))
+    some = " and k.numel()" if has_rows else ""  # else what stands in for it has no sum
+    return (f"if needed[{g.number}]{some}:", *(f"    {g.total} += ({t}).reshape({g.total}.shape)" for t in texts))
 
 
 def _empty(name: str, condition: str, otherwise: str) -> str:

@@ -60,7 +60,6 @@ class PieceFileView:
     name: str
     numbers: Lines
     read: Lines
-    rows: tuple[tuple[str, Lines], ...]
     # signatures
     place: Lines
     placed: str
@@ -75,6 +74,7 @@ class PieceFileView:
     own_lines: Lines
     offset_lines: Lines
     seed_lines: Lines
+    row_lines: Lines
     function: str
     each_lines: Lines
     templates: Lines
@@ -126,7 +126,6 @@ def _view(
         name=spec.name,
         numbers=piece.numbers,
         read=read,
-        rows=tuple((p.name, dims) for p in spec.params if p.name in read and (dims := _row_dims(p))),
         place=_PLACE,
         placed=f"({', '.join(_PLACED)})",
         keywords=_keywords(params, read),
@@ -139,6 +138,7 @@ def _view(
         own_lines=own_lines(spec, term),
         offset_lines=_offset_lines(spec),
         seed_lines=_seed_lines(spec),
+        row_lines=_row_lines(spec, piece, read),
         function=f"_{spec.name}_piece",
         each_lines=_each_lines(spec.name) if "_each" in pieces else (_NOT_EACH,),
         templates=tuple(
@@ -174,12 +174,21 @@ def _keywords(params: tuple[ParamView, ...], required: Iterable[str]) -> Lines:
     return tuple(f"{p.keyword}: {p.public_annotation}{'' if p.keyword in needed else ' | None = None'}" for p in params)
 
 
-def _row_dims(param: Param) -> tuple[str, ...]:
-    """To what dims of `x` one element for all rows of a sequence is repeated; none where the param has no such dim."""
-    lengths = {"Sq": "int(place.numbers[2])", "Sk": "int(place.numbers[3])"}
-    found = [lengths.get(d.id) if isinstance(d, Symbol) else None for d in param.shape]
-    dims = ("-1" if n is None else f"{n} if x.shape[{i}] == 1 else -1" for i, n in enumerate(found))
-    return tuple(dims) if any(found) else ()
+def _row_lines(spec: Attention, piece: Piece, read: Lines) -> Lines:
+    """To params with an element for each row, a sequence without rows has one row, of which the piece has none."""
+    lengths = {"Sq": "place.numbers[2]", "Sk": "place.numbers[3]"}
+    lines: list[str] = []
+    found: set[str] = set()
+    for p in spec.params:
+        sizes = [d.id if isinstance(d, Symbol) and d.id in lengths else "" for d in p.shape]
+        if p.name in read and any(sizes):
+            found |= {*sizes} - {""}
+            dims = ", ".join(lengths.get(size, "None") for size in sizes)
+            lines.append(f'given["{p.name}"] = _over_rows(given["{p.name}"], {dims})')
+    for size, name in zip(("Sq", "Sk"), piece.numbers[2:4], strict=True):
+        if size in found:
+            lines.append(f'numbers["{name}"] = numbers["{name}"] or 1')
+    return tuple(lines)
 
 
 def _seed_lines(spec: Attention) -> Lines:
