@@ -154,14 +154,13 @@ def attend(*, queries: int = 6, keys: int = 6, name: str = "attngen", mask: Any 
         ({"mask": torch.zeros(2, 1, 6, 6)}, r"attention_mask is a tensor \[2, 1, 6, 6\]; attngen takes 2-D"),
         ({"queries": 3}, "causal attention of 3 queries and 6 keys needs a mask"),
         ({"mask": make(2, 6, 6), "keys": 8}, "the mask is for .* \\(2, 1, 6, 6\\), the call has \\(2, 1, 6, 8\\)"),
-        ({"mask": make(2, 6, 6), "sliding_window": 4}, "sliding_window=4, and the model's mask has none"),
+        ({"mask": make(2, 6, 6), "sliding_window": 4}, "sliding_window=4, and the model's mask has no window"),
         ({"is_causal": False, "sliding_window": 4}, "sliding_window=4 without causality needs a mask"),
         ({"cu_seq_lens_k": torch.tensor([0, 6])}, "cu_seq_lens_k without cu_seq_lens_q"),
         (
             {"mask": make(2, 6, 6, mask_function=hf.bidirectional_mask_function), "sliding_window": 4},
-            "the model's mask has none",
+            "the model's mask has all keys before its own and all keys after its own",
         ),
-        ({"mask": make(2, 6, 6), "is_causal": False}, "is_causal=False, and the model's mask is causal"),
     ],
 )
 def test_what_it_does_not_understand_is_refused(call: dict[str, Any], message: str) -> None:
@@ -229,7 +228,10 @@ def test_target_torch_says_what_padding_needs() -> None:
         ({"softcap": 3.0}, "softcap=3.0, and nothing hands it to your spec: pass params="),
         ({"s_aux": torch.zeros(2)}, r"s_aux=a tensor \[2\], and nothing"),
         ({"dropout": 0.1}, "dropout=0.1, and nothing"),
-        ({"mask": make(2, 6, 6, mask_function=hf.sliding_window_causal_mask_function(4))}, "a mask with a window of 4"),
+        (
+            {"mask": make(2, 6, 6, mask_function=hf.sliding_window_causal_mask_function(4))},
+            "a window of 4 keys",
+        ),
         ({"mask": make(2, 6, 6, 3, 3)}, "has dropped its first keys"),
     ],
 )
