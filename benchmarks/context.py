@@ -34,7 +34,7 @@ sys.path.insert(0, str(ROOT))  # this checkout's attngen, installed or not
 WINDOW, PREFIX, MEAN = 4096, 8192, 6000
 SPECS = {
     "causal": "attention causal_cp\nmask = causal\n",
-    "window": f"attention window_cp\nmask = 0 <= q - k < {WINDOW}\n",
+    "window": f"attention window_cp\nmask = 0 <= distance < {WINDOW}\n",
     "prefix": f"attention prefix_cp\nmask = causal or k < {PREFIX}\n",
 }
 KERNEL_OF = {"causal": "causal", "window": "window", "documents": "causal", "prefix": "prefix"}

@@ -31,8 +31,8 @@ SPEC = """
 attention near_alibi
 const window = 4096
 param slope: f32[Hq]
-score = qk * scale - slope[h] * float(q - k)
-mask = 0 <= q - k < window
+score = qk * scale - slope[h] * distance
+mask = 0 <= distance < window
 """
 Attend = Callable[..., Tensor]
 

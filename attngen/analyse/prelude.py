@@ -16,8 +16,8 @@ from attngen.analyse.scope import LANGUAGE, Binding, Function
 from attngen.errors import Source
 from attngen.syntax import ast, parser
 
-YIELDING = frozenset({"tan"})
-"""Names that came with version 2 of the language: a file of version 1 may define them itself."""
+YIELDING = frozenset({"tan", "distance", "logsigmoid", "softplus"})
+"""Names that came with versions 2 and 3 of the language: a file of an earlier version may define them itself."""
 
 
 @dataclass(frozen=True, slots=True)

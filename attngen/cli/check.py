@@ -98,6 +98,7 @@ def _budget(args: Namespace) -> Budget:
 
 def _print(proof: Proof, source: Source, consts: dict[str, Const], noted: dict[str, list[str]] | None = None) -> None:
     """`noted` takes the notes, by what they say, of a proof that is one of several."""
+    from attngen.analyse.unaligned import unaligned
     from attngen.analyse.unused import unused_params
     from attngen.prove.report import details, notes
 
@@ -105,8 +106,11 @@ def _print(proof: Proof, source: Source, consts: dict[str, Const], noted: dict[s
     out.print(_table(proof))
     for line in details(proof, source):
         print(line)
-    for found in unused_params(api.analyse(source, consts), source):
-        print(found.line("warning"))
+    spec = api.analyse(source, consts)
+    for warning in unused_params(spec, source):
+        print(warning.line("warning"))
+    for place in unaligned(spec, source):
+        print(place.line("note"))
     for note in notes(proof):
         if noted is None:
             print(f"note: {note}")

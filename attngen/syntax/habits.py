@@ -32,6 +32,8 @@ INSTEAD = MappingProxyType(
         "maximum": "max(A, B)",
         "minimum": "min(A, B)",
         "absolute": "abs(A)",
+        "log_sigmoid": "logsigmoid(A)",
+        "log1p": "log(1 + A)",
     }
 )
 """By the name elsewhere: the expression to write."""

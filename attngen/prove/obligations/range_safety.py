@@ -223,12 +223,16 @@ def _fix(a: Attention, w: Witness) -> str:
             return f"guard it: `… if {printing.expression(w.node.args[1].args[0])} != 0 else …`"
         case Op.DIV:
             return _fix_for(a, w.node.args[1], "> 0") or "keep the divisor from 0: max(…, 1e-6), or mask such pairs"
+        case Op.LOG if isinstance(w.node.args[0], Apply) and w.node.args[0].op is Op.SIGMOID:
+            return f"write {_of_prelude('logsigmoid', w.node.args[0])}"
         case Op.LOG | Op.LOG2:
             part = w.node.args[0]
             return _fix_for(a, part, "> 0") or "keep its argument positive: max(…, 1e-6), or mask such pairs"
         case Op.SQRT | Op.RSQRT:
             # At 0 a root has a value, and no derivative.
             return _fix_for(a, w.node.args[0], "> 0") or _ABOVE_ZERO
+        case Op.EXP if any(_is_log_of_one_more(e, w.node) for e in walk.nodes(a.score)):
+            return f"write {_of_prelude('softplus', w.node)}"
         case Op.EXP | Op.EXP2:
             return "bound the exponent: min(…, 80)"
         case Op.POW if w.operands[0] != 0:
@@ -237,6 +241,18 @@ def _fix(a: Attention, w: Witness) -> str:
             return _fix_for(a, w.node.args[0], "> 0") or "keep the base from 0"
         case _:
             return ""
+
+
+def _of_prelude(function: str, applied: Apply) -> str:
+    return f"{function}({printing.expression(applied.args[0])}), which the prelude has"
+
+
+def _is_log_of_one_more(e: Expr, x: Expr) -> bool:
+    """Whether `e` is log(1 + x)."""
+    if not (isinstance(e, Apply) and e.op is Op.LOG):
+        return False
+    one = build.real(1.0)
+    return e.args[0] in (build.add(one, x), build.add(x, one))
 
 
 # ---------------------------------------------------------------- the rest

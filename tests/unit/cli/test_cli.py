@@ -526,3 +526,18 @@ def test_check_warns_as_compile_does(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert warning.startswith(f"{path}:2:1: warning[unused-param]: ")
     assert run("check", str(path)) == 0
     assert warning in capsys.readouterr().out.splitlines()
+
+
+def test_a_note_on_alignment_changes_no_exit_status(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "near.attn"
+    path.write_text("attention near\nmask = 0 <= q - k < 16\n")
+    assert run("check", str(path)) == 0
+    fix = "write distance, which is q + Sk - Sq - k, or `assume Sq == Sk`"
+    note = f"{path}:2:13: note[unaligned]: `q - k`: with a cache the last query is at q = 0; {fix}"
+    assert note in capsys.readouterr().out.splitlines()
+    assert run("compile", str(path), "--strict") == 0
+    assert "unaligned" not in capsys.readouterr().err
+    for mended in ("mask = 0 <= distance < 16", "mask = 0 <= q - k < 16\nassume Sq == Sk"):
+        path.write_text(f"attention near\n{mended}\n")
+        assert run("check", str(path)) == 0
+        assert "unaligned" not in capsys.readouterr().out

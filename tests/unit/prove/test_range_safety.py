@@ -435,6 +435,17 @@ def test_a_divisor_that_is_0_for_short_sequences_asks_for_longer_ones(divisor: s
         ),
         ("param x: f32\nscore = qk * sqrt(x)", "add `where x > 0`", "param x: f32 where x > 0\nscore = qk * sqrt(x)"),
         (
+            "param g: f32[Hq]\nscore = qk + log(sigmoid(-g[h]))",
+            "write logsigmoid(-g[h]), which the prelude has",
+            "param g: f32[Hq]\nscore = qk + logsigmoid(-g[h])",
+        ),
+        (
+            "score = qk - log(1 + exp(2 * qk))",
+            "write softplus(2.0 * qk), which the prelude has",
+            "score = qk - softplus(2.0 * qk)",
+        ),
+        ("score = log(exp(qk) + 1)", "write softplus(qk), which the prelude has", "score = softplus(qk)"),
+        (
             "param x: f32 where x >= 0\nscore = qk * sqrt(x)",
             "add `where x > 0`",
             "param x: f32 where x > 0\nscore = qk * sqrt(x)",

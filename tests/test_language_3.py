@@ -1,0 +1,169 @@
+"""What version 3 of the language added: `distance`, `logsigmoid`, `softplus`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+import attngen
+from attngen import api
+from attngen.errors import Source
+
+TARGETS = ("triton", "torch", "jax", "pallas")
+EXAMPLES = Path("examples")
+
+
+def ir(body: str, name: str = "a") -> str:
+    return api.stage("ir", Source(f"attention {name}\n{body}\n"), api.options("triton"))
+
+
+def line(body: str, word: str) -> str:
+    return next(x for x in ir(body).split("\n") if x.startswith(word))
+
+
+def call(kernel: attngen.Kernel, q: Tensor, k: Tensor, v: Tensor, **params: Tensor | float) -> Tensor:
+    """Of any target, on tensors in the order of Triton's."""
+    if kernel.target in ("triton", "torch"):
+        return kernel(q, k, v, **params).detach()
+    import jax.numpy as jnp
+
+    arrays: list[Any] = [jnp.asarray(x.transpose(1, 2).numpy()) for x in (q, k, v)]
+    given = {name: jnp.asarray(p.numpy()) if isinstance(p, Tensor) else p for name, p in params.items()}
+    return torch.tensor(np.asarray(kernel(*arrays, **given))).transpose(1, 2)
+
+
+# ---------------------------------------------------------------- distance
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_last_query_alone_has_the_last_row_of_the_front_page(target: str) -> None:
+    """That of the whole call, and that of a formula in plain torch."""
+    kernel = attngen.compile(EXAMPLES / "windowed_alibi.attn", target=target, window=24)
+    n, heads = 70, 2
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, heads, n, 16, generator=generator) for _ in range(3))
+    slope = torch.tensor([0.5, 0.125])
+    whole = call(kernel, q, k, v, slope=slope, cap=5.0)
+    last = call(kernel, q[:, :, -1:], k, v, slope=slope, cap=5.0)
+    torch.testing.assert_close(last, whole[:, :, -1:], rtol=1e-5, atol=1e-5)
+    behind = n - 1 - torch.arange(n)
+    score = 5 * torch.tanh(q[:, :, -1:].double() @ k.double().mT / 4 / 5) - slope[:, None, None].double() * behind
+    weight = score.masked_fill(behind >= 24, -torch.inf).softmax(-1)
+    torch.testing.assert_close(last.double(), weight @ v.double(), rtol=1e-5, atol=1e-5)
+
+
+def test_the_last_queries_of_sequences_have_the_last_rows() -> None:
+    """With lengths, and packed: each sequence's last two queries are at its last two keys."""
+    kernel = attngen.compile(EXAMPLES / "windowed_alibi.attn", window=6)
+    lengths, heads = [9, 20], 2
+    generator = torch.Generator().manual_seed(1)
+    q, k, v = (torch.randn(2, heads, 20, 16, generator=generator) for _ in range(3))
+    given: dict[str, Any] = {"slope": torch.tensor([0.5, 0.125]), "cap": 5.0}
+    wanted = [kernel(*(x[b : b + 1, :, :n] for x in (q, k, v)), **given)[0, :, -2:] for b, n in enumerate(lengths)]
+    queries = torch.stack([q[b, :, n - 2 : n] for b, n in enumerate(lengths)])
+    out = kernel(queries, k, v, k_stop=torch.tensor(lengths, dtype=torch.int32), **given)
+    torch.testing.assert_close(out, torch.stack(wanted), rtol=1e-5, atol=1e-5)
+    packed_k, packed_v = (torch.cat([x[b, :, :n] for b, n in enumerate(lengths)], 1).transpose(0, 1) for x in (k, v))
+    ends = {name: torch.tensor(x, dtype=torch.int32) for name, x in (("q", [0, 2, 4]), ("k", [0, 9, 29]))}
+    packed_q = queries.transpose(1, 2).flatten(0, 1)
+    out = kernel.varlen(packed_q, packed_k, packed_v, cu_seqlens_q=ends["q"], cu_seqlens_k=ends["k"], **given)
+    torch.testing.assert_close(out, torch.cat(wanted, 1).transpose(0, 1), rtol=1e-5, atol=1e-5)
+
+
+def test_a_file_may_have_the_new_names_of_its_own() -> None:
+    """Files of versions 1 and 2 mean what they meant; what else is in the prelude keeps its own meaning."""
+    assert line("mask = distance == 3", "mask") == "mask = q + Sk - Sq - k == 3"
+    assert line("let distance = q - k\nmask = 0 <= distance", "mask") == "mask = 0 <= q - k"
+    own = line("let distance = q - k\nscore = qk - float(distance)\nmask = sliding_window(4)", "mask")
+    assert own == line("mask = sliding_window(4)", "mask")
+    assert line("let distance(a, b) = abs(a - b)\nmask = distance(q, k) < 3", "mask") == "mask = abs(q - k) < 3"
+    assert line("let near(distance) = distance < 3\nmask = near(k)", "mask") == "mask = k < 3"
+    assert line("param distance: int\nmask = k < distance", "mask") == "mask = k < distance"
+    assert line("const distance = 7\nmask = k < distance", "mask") == "mask = k < 7"
+    assert line("param t: f32[distance]\nscore = qk * t[q % distance]", "score") == "score = qk * t[q % distance]"
+    assert line("const softplus = 2.0\nscore = qk * softplus", "score") == "score = qk * 2.0"
+    assert line("param logsigmoid: f32[Hq]\nscore = qk * logsigmoid[h]", "score") == "score = qk * logsigmoid[h]"
+    assert line("let softplus(x) = log(1 + exp(x))\nscore = softplus(min(qk, 9.0))", "score").startswith("score = log(")
+    assert line("let logsigmoid(x) = x\nscore = logsigmoid(qk)", "score") == "score = qk"
+    for name in ("distance", "softplus", "logsigmoid"):
+        assert ir("mask = causal", name).startswith(f"attention {name}\n")
+
+
+def test_what_the_language_had_before_gives_way_to_nothing() -> None:
+    with pytest.raises(attngen.SpecError, match=r"2:5: error\[redefined\]: `causal` is defined by the prelude"):
+        attngen.compile("attention a\nlet causal = k <= q\nmask = causal\n")
+
+
+# ---------------------------------------------------------------- logsigmoid, softplus
+
+X = torch.tensor([0.0, -0.0, 100.0, -100.0, 1e-3, -1e-3, 1.0, -1.0, 15.0, -15.0, 30.0, -30.0, 89.0, -89.0])
+GATES = """attention gates
+param x: f32[Sk]
+param y: f32[Sk]
+param base: f32[Sk] fixed
+score = qk * scale + (logsigmoid(x[k]) + softplus(y[k]) - base[k])
+"""
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_they_are_torchs_with_its_gradients(target: str) -> None:
+    """`base` brings the logits of all keys near 0, so that each key has a part in the result."""
+    kernel = attngen.compile(GATES, target=target)
+    generator = torch.Generator().manual_seed(2)
+    q, k, v, seed = (torch.randn(1, 1, len(X), 16, generator=generator) for _ in range(4))
+    x, y = X, -X.roll(5)
+    base = F.logsigmoid(x.double()) + F.softplus(y.double())
+    exact = [t.double().requires_grad_() for t in (x, y)]
+    score = q.double() @ k.double().mT / 4 + (F.logsigmoid(exact[0]) + F.softplus(exact[1]) - base)
+    wanted = score.softmax(-1) @ v.double()
+    gradients = torch.autograd.grad((wanted * seed).sum(), exact)
+    out = call(kernel, q, k, v, x=x, y=y, base=base.float())
+    torch.testing.assert_close(out.double(), wanted.detach(), rtol=1e-5, atol=2e-5)
+    if target in ("triton", "torch"):
+        leaves = [t.clone().requires_grad_() for t in (x, y)]
+        result = kernel(q, k, v, x=leaves[0], y=leaves[1], base=base.float())
+        found = torch.autograd.grad((result * seed).sum(), leaves)
+    else:
+        import jax
+        import jax.numpy as jnp
+
+        arrays = [jnp.asarray(t.transpose(1, 2).numpy()) for t in (q, k, v, seed)]
+
+        def loss(x: Any, y: Any) -> Any:
+            return (kernel.function(*arrays[:3], x=x, y=y, base=jnp.asarray(base.float().numpy())) * arrays[3]).sum()
+
+        given = [jnp.asarray(t.numpy()) for t in (x, y)]
+        found = [torch.tensor(np.asarray(g)) for g in jax.grad(loss, (0, 1))(*given)]
+    for own, right, leaf in zip(found, gradients, (x, y), strict=True):
+        torch.testing.assert_close(own.double(), right, rtol=1e-4, atol=2e-5)
+        assert (right[leaf == 0].abs() > 2e-3).all()  # the derivative at 0, 1/2, counts
+
+
+@pytest.mark.parametrize(("name", "sign"), [("logsigmoid", -1), ("softplus", 1)])
+def test_their_derivatives_are_exact_to_float32_on_their_small_side(name: str, sign: int) -> None:
+    """A gate that is almost open, or shut, still learns: the derivative is no difference of numbers near 1."""
+    from attngen.ir.evaluate import evaluate
+    from attngen.ir.nodes import Symbol, Type
+    from attngen.plan.score.derivative import derivative as planned
+
+    spec = api.analyse(Source(f"attention a\nscore = {name}(qk)\n"))
+    slope = planned(spec.score, Symbol("qk", Type.FLOAT))
+    x = np.array([0.0, 1e-3, -1e-3, 1, -1, 16, -16, 40, -40, 80, -80, 1e4, -1e4], np.float32)
+    found = evaluate(slope, {"qk": x}, {}, np.float32)
+    wanted = torch.sigmoid(sign * torch.tensor(x, dtype=torch.float64))
+    np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-40)
+
+
+@pytest.mark.parametrize("function", ["logsigmoid", "softplus"])
+def test_they_are_proved_for_every_x(function: str) -> None:
+    """Whatever q . k or a param is, up to the largest input that any claim speaks of."""
+    proof = api.check(
+        Source(f"attention a\nparam x: f32[Sk]\nscore = qk * scale + {function}(x[k]) - {function}(qk)\n")
+    )
+    assert proof.holds and not proof.unknown
