@@ -38,6 +38,8 @@ class Mask:
     """Batch, 1, queries, keys: the shape of the mask that this stands for."""
     dropped: bool
     """Whether the first stored key is not the sequence's first: the cache of a sliding layer drops keys."""
+    cached: bool
+    """Whether stored keys may stand before the first query."""
     lengths: dict[str, Tensor]
     """`q_start`, `q_stop`, `k_start`, `k_stop`, (batch,) int32 each; empty where each batch row is a whole sequence."""
     cu_seqlens: Tensor | None
@@ -74,6 +76,7 @@ class Mask:
             choice=self.choice,
             shape=self.shape,
             dropped=self.dropped,
+            cached=self.cached,
             lengths={name: tensor.to(device) for name, tensor in self.lengths.items()},
             cu_seqlens=None if self.cu_seqlens is None else self.cu_seqlens.to(device),
             params={name: tensor.to(device) for name, tensor in self.params.items()},
@@ -148,7 +151,7 @@ def _in_region(
         params["first"] = torch.zeros(count, dtype=torch.int32, device=device)
     choice = Choice(before=pattern.before, after=pattern.after, chunk=pattern.chunk)
     shape = sizes[0], 1, *sizes[1:]
-    return Mask(choice=choice, shape=shape, dropped=False, lengths={}, cu_seqlens=None, params=params)
+    return Mask(choice=choice, shape=shape, dropped=False, cached=False, lengths={}, cu_seqlens=None, params=params)
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +251,7 @@ class _Rows:
             choice=Choice(before=pattern.before, after=pattern.after, chunk=pattern.chunk, documents=documents),
             shape=(self.batch, 1, self.q_length, self.kv_length),
             dropped=self.kv_offset > 0,
+            cached=isinstance(self.q_offset, Tensor) or self.q_offset > 0,
             lengths=lengths or {},
             cu_seqlens=cu_seqlens,
             params=params,

@@ -61,7 +61,7 @@ class Choice:
         else:
             first = "" if self.after is None else f"{-self.after} <= "
             last = "" if self.before is None else f" <= {self.before}"
-            mask.append(f"{first}q + Sk - Sq - k{last}")
+            mask.append(f"{first}distance{last}")
         if self.chunk is not None and self.documents:
             params.append("param position: int[B, Sk]  # of a token in its document")
             mask.append(f"position[b, q] // {self.chunk} == position[b, k] // {self.chunk}")

@@ -23,10 +23,11 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
 
+from attngen.analyse.unaligned import unaligned
 from attngen.api import Kernel
 from attngen.api import compile as compile_spec
 from attngen.distributed.current import current_region
-from attngen.errors import UsageError
+from attngen.errors import Diagnostic, UsageError
 from attngen.integrations.masks import Mask, make
 from attngen.integrations.model_check import watch
 from attngen.integrations.specs import Choice, compiled
@@ -96,7 +97,8 @@ def register(
     if own is not None:
         _ = own.function  # loaded here: without a GPU that turns Triton's interpreter on
     watch(_is_ours)
-    for registry, entry in ((AttentionInterface, _Attention(own, params, target)), (AttentionMaskInterface, make)):
+    attention = _Attention(own, params, target, () if own is None else unaligned(own.spec))
+    for registry, entry in ((AttentionInterface, attention), (AttentionMaskInterface, make)):
         cast(Any, registry).register(name, entry)
 
 
@@ -107,6 +109,8 @@ class _Attention:
     own: Kernel | None
     params: Params | None
     target: str
+    unaligned: tuple[Diagnostic, ...]
+    """Where the spec of one's own would take the last query of a cached step to be the first."""
 
     def __call__(
         self,
@@ -176,6 +180,10 @@ class _Attention:
                     "the cache of a sliding layer has dropped its first keys, and a spec of your own counts positions "
                     "from the first: pass past_key_values=DynamicCache(), which keeps every key"
                 )
+            if mask.cached and mask.shape[2] < mask.shape[3] and self.unaligned:
+                note = self.unaligned[0]
+                fix = note.fix.removesuffix(", or `assume Sq == Sk`")  # it would refuse this call
+                raise UsageError(f"{self.own.name}: {note.message}, not at the last of the keys; {fix}")
             return self.own, {} if self.params is None else _checked(self.own, self.params(module, call))
         sinks = call.get("s_aux")
         softcap = call.get("softcap") or None  # 0 is none, as for FlashAttention
@@ -221,7 +229,8 @@ def _without_mask(module: torch.nn.Module, call: Call, sizes: tuple[int, int, in
             "attention_mask"
         )
     choice = Choice(before=None if window is None else window - 1, after=0 if causal else None)
-    return Mask(choice=choice, shape=sizes, dropped=False, lengths={}, cu_seqlens=None, params={})
+    cached = causal and queries < keys
+    return Mask(choice=choice, shape=sizes, dropped=False, cached=cached, lengths={}, cu_seqlens=None, params={})
 
 
 def _packed_by_call(mask: Mask, call: Call, device: torch.device) -> Mask:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers as hf_models
 from integrations.models import KINDS, assert_close, both, gradients, tiny, tokens
 from torch.nn import functional as F
 from transformers import AttentionInterface
@@ -208,6 +209,34 @@ def test_a_spec_of_ones_own_gets_its_params_from_the_module() -> None:
         found.update(gradients(model, loss))
     assert "model.layers.0.self_attn.slope" in theirs
     assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_cached_steps_of_a_spec_that_aligns_queries(static: bool) -> None:
+    """Written with `q - k` it is refused; what the message says works."""
+    text = "attention own_near\nmask = 0 <= q - k < 5\n"
+    register("own_first", text, target="triton" if static else "torch")
+    register("own_near", text.replace("q - k", "distance"), target="triton" if static else "torch")
+    model, ids = tiny("llama", num_hidden_layers=1), tokens(2, 8)
+
+    def steps(model: Any) -> torch.Tensor:
+        """The logits of a prefill, and of one step for each other token."""
+        config = {"config": model.config}
+        cache = hf_models.StaticCache(**config, max_cache_len=12) if static else hf_models.DynamicCache(**config)
+        pieces = ids.split([5, 1, 1, 1], dim=1)
+        return torch.cat([model(piece, past_key_values=cache).logits for piece in pieces], dim=1)
+
+    with torch.no_grad():
+        model.set_attn_implementation("own_first")
+        whole = model(ids, use_cache=False).logits
+        with pytest.raises(UsageError) as refused:
+            steps(model)
+        assert str(refused.value) == (
+            "own_near: `q - k`: with a cache the last query is at q = 0, not at the last of the keys; "
+            "write distance, which is q + Sk - Sq - k"
+        )
+        model.set_attn_implementation("own_near")
+        assert_close(steps(model), whole)
 
 
 def test_target_torch_says_what_padding_needs() -> None:
