@@ -1,7 +1,8 @@
 """Reads what a mask function of transformers computes.
 
-Takes a `mask_function(batch, head, query, key)` as `transformers.masking_utils` builds them (causal, sliding, chunked,
-packed, padding, and their intersections), returns a `Pattern`. Every other function is refused by what it computes.
+Takes a `mask_function(batch, head, query, key)` as transformers builds them (causal, sliding, chunked, packed, padding,
+and their intersections; unions of neighbouring windows), returns a `Pattern`. Every other function is refused by what
+it computes.
 
 The function is called once, with symbols for the four indices, and gives the expression that it computes. So nothing
 depends on how its closures are written, and `torch.compile` can trace the reading (it has no access to closures).
@@ -73,6 +74,9 @@ class Symbol:
     def __abs__(self) -> Symbol:
         return Symbol("abs", self)
 
+    def __neg__(self) -> Symbol:
+        return Symbol("neg", self)
+
     __hash__ = object.__hash__
 
     # What `and_masks`, `or_masks` call of a tensor.
@@ -89,124 +93,211 @@ class Symbol:
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):  # Python and PyTorch ask whether there is such a method
             raise AttributeError(name)
-        raise UsageError(f"a mask function calls `.{name}` of an index, which attngen cannot read; {_FIX}")
+        raise UsageError(f"a mask function calls `.{name}` of an index, which attngen cannot read; {FIX}")
 
     def __bool__(self) -> NoReturn:
-        raise UsageError(f"a mask function branches on an index, which attngen cannot read; {_FIX}")
+        raise UsageError(f"a mask function branches on an index, which attngen cannot read; {FIX}")
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Symbol:
         return _call(func, args)
 
 
-_FIX = "use another attention implementation for this model"
+FIX = "use another attn_implementation for this model"
 _BATCH, _HEAD, _QUERY, _KEY = Symbol("b"), Symbol("h"), Symbol("q"), Symbol("k")
 
 
 class _Reads(TorchFunctionMode):
-    """Makes `tensor[index, …]` a symbol where an index is one."""
+    """Makes `tensor[index, …]` a symbol where an index is one, and `torch.tensor(True)` too."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return _call(func, args)
 
 
 def _call(func: Any, args: Any) -> Symbol:
-    """A call of PyTorch's in which an index takes part: a tensor is read at it."""
+    """A call of PyTorch's in a mask function: a tensor is read at an index, or a constant is made."""
     if func is Tensor.__getitem__:
         return Symbol("read", args[0], *(args[1] if isinstance(args[1], tuple) else (args[1],)))
-    raise UsageError(f"a mask function calls {func.__name__}, which attngen cannot read; {_FIX}")
+    if func is torch.tensor and isinstance(args[0], bool):
+        return Symbol("true" if args[0] else "false")
+    raise UsageError(f"a mask function calls {func.__name__}, which attngen cannot read; {FIX}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pattern:
     """A mask, as the intersection of what is set. Tensors are the mask function's own."""
 
-    causal: bool = False
-    window: int | None = None
-    """Keys that a query sees, its own the last of them."""
-    distance: int | None = None
-    """How far from its own key a query sees, on both sides."""
+    before: int | None = None
+    """How many keys before its own a query sees; None for all."""
+    after: int | None = None
+    """How many keys after its own a query sees; None for all, 0 where the mask is causal."""
     chunk: int | None = None
     chunk_start: Tensor | None = None
     """(B,): where the first chunk of a batch row begins; None for 0."""
     ids: Tensor | None = None
     """(B, S): tokens of one packed sequence have the same id."""
     position: Tensor | None = None
-    """(B, S): positions within packed sequences."""
+    """(B, S): positions within packed sequences, which `before`, `after` and `chunk` count; None for the indices."""
     padding: Tensor | None = None
     """(B, S): false for padding."""
 
+    @property
+    def counts(self) -> bool:
+        """Whether the mask depends on positions."""
+        return self.banded or self.chunk is not None
 
-def read(mask_function: MaskFunction) -> Pattern:
-    """What `mask_function` computes. Raises `UsageError` where that is not one of the masks above."""
+    @property
+    def banded(self) -> bool:
+        return self.before is not None or self.after is not None
+
+
+def read(mask_function: MaskFunction, fix: str = FIX) -> Pattern:
+    """What `mask_function` computes. Raises `UsageError` where that is not one of the masks above; `fix` is what the
+    message advises then."""
     with _Reads():
         computed = mask_function(_BATCH, _HEAD, _QUERY, _KEY)
-    found: dict[str, Any] = {}
-    pending = [computed]
-    known = True
-    while pending and known:
-        term = pending.pop()
-        if isinstance(term, Symbol) and term.operation == "&":
-            pending.extend(term.operands)
-            continue
-        facts = _facts(term)
-        known = facts is not None and all(_same(found.get(name, fact), fact) for name, fact in facts.items())
-        found.update(facts or {})
-    causal = "causal" in found
-    packed = found.get("position") is None or "ids" in found
-    if not known or not packed or ("window" in found and not causal) or ("distance" in found and causal):
-        raise UsageError(f"the model's mask is `{_shown(computed)}`, which attngen does not know; {_FIX}")
+    found = _pattern(computed)
+    own = found is not None and all(limit is None or limit >= 0 for limit in (found.before, found.after))
+    if not own or (found.position is not None and found.ids is None):
+        raise UsageError(f"the model's mask is `{_shown(computed)}`, which attngen does not know; {fix}")
+    return found
+
+
+def _pattern(term: Any) -> Pattern | None:
+    """What a condition says of the pair; None if it is none of the known ones."""
+    operation, operands = _parts(term)
+    match operation:
+        case "true":
+            return Pattern()
+        case "&":
+            return _both(*map(_pattern, operands))
+        case "|":
+            left, right = operands
+            if _parts(left)[0] == "false":
+                return _pattern(right)
+            return _either(*map(_pattern, operands))
+        case "read":
+            tensor, *indices = operands
+            return Pattern(padding=tensor) if _are(indices, _BATCH, _KEY) else None
+        case "==":
+            return _same_value(*operands)
+        case "<=":
+            return _at_most(*operands)
+        case "<":
+            return _at_most(operands[0], operands[1], -1)
+        case ">=":
+            return _at_most(operands[1], operands[0])
+        case ">":
+            return _at_most(operands[1], operands[0], -1)
+        case _:
+            return None
+
+
+def _both(a: Pattern | None, b: Pattern | None) -> Pattern | None:
+    """The intersection of two masks."""
+    if a is None or b is None or (a.counts and b.counts and a.position is not b.position):
+        return None
+    found: dict[str, Any] = {name: _least(getattr(a, name), getattr(b, name)) for name in ("before", "after")}
+    for name in ("chunk", "chunk_start", "ids", "position", "padding"):
+        one, other = getattr(a, name), getattr(b, name)
+        if one is not None and other is not None and not _same(one, other):
+            return None
+        found[name] = other if one is None else one
     return Pattern(**found)
 
 
-def _facts(term: Any) -> dict[str, Any] | None:
-    """What a term of an intersection says of the pair; None if it is none of the known ones."""
-    operation, operands = _parts(term)
-    if operation == "true":
-        return {}
-    if operation == "read":
-        tensor, *indices = operands
-        return {"padding": tensor} if _are(indices, _BATCH, _KEY) else None
-    if len(operands) != 2:
+def _least(a: int | None, b: int | None) -> int | None:
+    if a is None or b is None:
+        return b if a is None else a
+    return min(a, b)
+
+
+def _either(a: Pattern | None, b: Pattern | None) -> Pattern | None:
+    """The union of two stretches of keys around the query's own, if it is a stretch too."""
+    if a is None or b is None or any(x.chunk or x.ids is not None or x.padding is not None for x in (a, b)):
         return None
-    left, right = operands
-    if operation == ">=" and _position(left, _QUERY) and _is_int(right):
-        return {} if right == 0 else None
-    if operation == "<=" and _position(left, _KEY) and _position(right, _QUERY):
-        return _at(left, right, causal=True)
-    if operation == "<=" and _is_int(right):
-        inner, (difference, *_) = _parts(left)
-        if inner == "abs" and _parts(difference)[0] == "-":
-            query, key = _parts(difference)[1]
-            return _at(key, query, distance=right)
-    if operation == ">" and _position(left, _KEY) and _parts(right)[0] == "-":
-        query, window = _parts(right)[1]
-        return _at(left, query, window=window) if _is_int(window) else None
-    if operation == "==" and _parts(left)[0] == "read" and _parts(right)[0] == "read":
-        (ids, *query), (same, *key) = _parts(left)[1], _parts(right)[1]
-        return {"ids": ids} if ids is same and _are(query, _BATCH, _QUERY) and _are(key, _BATCH, _KEY) else None
-    if operation == "==" and _parts(left)[0] == "//" and _parts(right)[0] == "//":
-        (key, chunk), (query, same) = _parts(left)[1], _parts(right)[1]
-        if _is_int(chunk) and _is_int(same) and chunk == same:
-            (key, start), (query, same_start) = _less_start(key), _less_start(query)
-            return _at(key, query, chunk=chunk, chunk_start=start) if start is same_start else None
+    if not (a.banded and b.banded):
+        return Pattern()
+    gap = any(x.before is not None and y.after is not None and x.before + y.after < -1 for x, y in ((a, b), (b, a)))
+    if gap or a.position is not b.position:
+        return None
+    before, after = _most(a.before, b.before), _most(a.after, b.after)
+    return Pattern(before=before, after=after, position=None if before is after is None else a.position)
+
+
+def _most(a: int | None, b: int | None) -> int | None:
+    return None if a is None or b is None else max(a, b)
+
+
+def _same_value(left: Any, right: Any) -> Pattern | None:
+    """Two tokens of one packed sequence, or of one chunk."""
+    (operation, key), (same_operation, query) = _parts(left), _parts(right)
+    if operation == same_operation == "read":  # `ids[b, q] == ids[b, k]`
+        (ids, *query), (same, *key) = key, query
+        return Pattern(ids=ids) if ids is same and _are(query, _BATCH, _QUERY) and _are(key, _BATCH, _KEY) else None
+    if operation == same_operation == "//" and _is_int(key[1]) and _is_int(query[1]) and key[1] == query[1]:
+        (own_key, start), (own_query, same_start) = _less_start(key[0]), _less_start(query[0])
+        difference = _sum(Symbol("-", own_query, own_key))
+        if start is same_start and difference is not None and difference.distance == (1, 0):
+            return Pattern(chunk=key[1], chunk_start=start, position=difference.position)
     return None
 
 
-def _at(key: Any, query: Any, **fact: Any) -> dict[str, Any] | None:
-    """`fact`, which holds of the positions `key` and `query`, with the tensor in which both are looked up, if any."""
-    key_position, query_position = _position(key, _KEY), _position(query, _QUERY)
-    if key_position is None or query_position is None or key_position[0] is not query_position[0]:
+def _at_most(left: Any, right: Any, limit: int = 0) -> Pattern | None:
+    """`left <= right + limit`: a limit of the distance between query and key."""
+    operation, operands = _parts(left)
+    if operation == "abs" and _is_int(right):
+        return _both(_at_most(operands[0], right, limit), _at_most(Symbol("neg", operands[0]), right, limit))
+    sums = _sum(Symbol("-", left, right))
+    if sums is None:
         return None
-    return {**fact, "position": key_position[0]}
+    if (sums.query, sums.key) == (-1, 0) and sums.position is None:  # no position is below 0
+        return Pattern() if sums.constant <= limit else None
+    if sums.distance is None:
+        return None
+    sign, constant = sums.distance
+    return Pattern(**{"before" if sign == 1 else "after": limit - constant}, position=sums.position)
 
 
-def _position(term: Any, index: Symbol) -> tuple[Tensor | None] | None:
-    """The tensor in which a position is looked up by `index`, or None in a tuple for the index itself."""
-    if term is index:
-        return (None,)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sum:
+    """`query * q + key * k + constant`, of positions looked up in `position`, or of the indices themselves."""
+
+    query: int = 0
+    key: int = 0
+    constant: int = 0
+    position: Tensor | None = None
+
+    @property
+    def distance(self) -> tuple[int, int] | None:
+        """(sign, constant) of `sign * (q - k) + constant`; None if it is no such sum."""
+        return (self.query, self.constant) if self.query == -self.key and abs(self.query) == 1 else None
+
+
+def _sum(term: Any) -> _Sum | None:
+    """A sum of positions and ints; None for anything else."""
     operation, operands = _parts(term)
-    return (operands[0],) if operation == "read" and _are(operands[1:], _BATCH, index) else None
+    if _is_int(term):
+        return _Sum(constant=term)
+    if term is _QUERY or (operation == "read" and _are(operands[1:], _BATCH, _QUERY)):
+        return _Sum(query=1, position=None if term is _QUERY else operands[0])
+    if term is _KEY or (operation == "read" and _are(operands[1:], _BATCH, _KEY)):
+        return _Sum(key=1, position=None if term is _KEY else operands[0])
+    if operation not in ("+", "-", "neg"):
+        return None
+    a = _Sum() if operation == "neg" else _sum(operands[0])
+    b, sign = _sum(operands[-1]), 1 if operation == "+" else -1
+    if a is None or b is None:
+        return None
+    positions = [x.position for x in (a, b) if x.query or x.key]
+    if any(position is not positions[0] for position in positions):
+        return None
+    return _Sum(
+        query=a.query + sign * b.query,
+        key=a.key + sign * b.key,
+        constant=a.constant + sign * b.constant,
+        position=positions[0] if positions else None,
+    )
 
 
 def _less_start(term: Any) -> tuple[Any, Tensor | None]:

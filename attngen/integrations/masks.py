@@ -11,7 +11,7 @@ sequences as the ids of their tokens.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from transformers.utils import import_utils
 
 from attngen.distributed.current import current_region
 from attngen.errors import UsageError
-from attngen.integrations.mask_functions import MaskFunction, Pattern, read
+from attngen.integrations.mask_functions import FIX, MaskFunction, Pattern, read
 from attngen.integrations.specs import Choice
 
 if TYPE_CHECKING:
@@ -38,6 +38,8 @@ class Mask:
     """Batch, 1, queries, keys: the shape of the mask that this stands for."""
     dropped: bool
     """Whether the first stored key is not the sequence's first: the cache of a sliding layer drops keys."""
+    cached: bool
+    """Whether stored keys may stand before the first query."""
     lengths: dict[str, Tensor]
     """`q_start`, `q_stop`, `k_start`, `k_stop`, (batch,) int32 each; empty where each batch row is a whole sequence."""
     cu_seqlens: Tensor | None
@@ -48,14 +50,22 @@ class Mask:
     # What models ask of a mask on its way to the layers.
     ndim = 4
 
+    # A model that computes with the mask itself cannot be served by what stands for it.
+
     def __getattr__(self, name: str) -> Any:
-        """A model that computes with the mask itself cannot be served by what stands for it."""
         if name.startswith("_"):
             raise AttributeError(name)
-        raise UsageError(
-            f"this model reads `{name}` of the attention mask, which attngen does not make: "
-            "use another attention implementation for this model"
-        )
+        raise UsageError(f"this model reads `{name}` of the attention mask, {_NO_PAIRS}")
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
+        raise UsageError(f"this model computes `{func.__name__}` with the attention mask, {_NO_PAIRS}")
+
+    def _computed(self, *_: Any) -> NoReturn:
+        raise UsageError(f"this model computes with the attention mask, {_NO_PAIRS}")
+
+    __getitem__ = __invert__ = __neg__ = __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _computed
+    __and__ = __rand__ = __or__ = __ror__ = __lt__ = __le__ = __gt__ = __ge__ = _computed
 
     def contiguous(self) -> Mask:
         return self
@@ -66,6 +76,7 @@ class Mask:
             choice=self.choice,
             shape=self.shape,
             dropped=self.dropped,
+            cached=self.cached,
             lengths={name: tensor.to(device) for name, tensor in self.lengths.items()},
             cu_seqlens=None if self.cu_seqlens is None else self.cu_seqlens.to(device),
             params={name: tensor.to(device) for name, tensor in self.params.items()},
@@ -82,12 +93,13 @@ def make(
     attention_mask: Tensor | Mask | None = None,
     device: Any = "cpu",
     allow_is_causal_skip: bool = True,
+    config: Any = None,
     **_: Any,
 ) -> Mask:
     """The mask of a forward pass. Query i stands at position `q_offset + i`, key j at `kv_offset + j`; `attention_mask`
     (batch, positions) is false for padding. `allow_is_causal_skip` is false where a static cache is decoded from: the
-    next step must find the same kind of mask, or compiled code is compiled again. The other arguments are for masks
-    that hold pairs.
+    next step must find the same kind of mask, or compiled code is compiled again. `config`, the model's, is for
+    messages. The other arguments are for masks that hold pairs.
 
     In a region of context parallelism the rows are those of one rank, and where sequences begin is the region's matter.
 
@@ -96,7 +108,7 @@ def make(
     """
     if isinstance(attention_mask, Mask):  # `generate` made it already, with a static cache
         return attention_mask
-    pattern = read(mask_function)
+    pattern = read(mask_function, _way_out(config))
     padding = attention_mask
     if pattern.padding is not None:
         padding = pattern.padding if padding is None else padding & pattern.padding
@@ -105,13 +117,25 @@ def make(
     region = current_region()
     if region is not None:
         return _in_region(region, (batch_size, q_length, kv_length), pattern, padding, device)
-    steady = pattern.causal and q_length == 1 and not allow_is_causal_skip
+    steady = pattern.after == 0 and q_length == 1 and not allow_is_causal_skip
     rows = _Rows(batch_size, q_length, kv_length, q_offset, kv_offset, device, steady)
     if pattern.ids is None:
         return rows.padded(pattern, padding)
     if padding is not None:
         raise UsageError("attention_mask and packed sequences in one call: leave the attention_mask out")
     return rows.packed(pattern, pattern.ids)
+
+
+def _way_out(config: Any) -> str:
+    """What to do where attngen does not know a model's mask."""
+    kinds = sorted(set(getattr(config, "layer_types", None) or ()))
+    if not kinds:
+        return FIX
+    return (
+        f"{FIX}, or a spec of your own that computes the mask: pass attention_mask="
+        f"{dict.fromkeys(kinds)}, so that the model makes none, and what the spec reads as another keyword, which "
+        "params= finds in its call"
+    )
 
 
 def _in_region(
@@ -125,10 +149,9 @@ def _in_region(
     params: dict[str, Tensor] = {}
     if pattern.chunk is not None:
         params["first"] = torch.zeros(count, dtype=torch.int32, device=device)
-    window = pattern.window if pattern.causal else pattern.distance
-    choice = Choice(causal=pattern.causal, window=window, chunk=pattern.chunk)
+    choice = Choice(before=pattern.before, after=pattern.after, chunk=pattern.chunk)
     shape = sizes[0], 1, *sizes[1:]
-    return Mask(choice=choice, shape=shape, dropped=False, lengths={}, cu_seqlens=None, params=params)
+    return Mask(choice=choice, shape=shape, dropped=False, cached=False, lengths={}, cu_seqlens=None, params=params)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,10 +168,15 @@ class _Rows:
     """Padding always becomes lengths, and no value is read on the host."""
 
     def padded(self, pattern: Pattern, padding: Tensor | None) -> Mask:
-        aligned = pattern.causal or pattern.distance is not None
+        aligned = pattern.banded
         seen = self.q_offset - self.kv_offset  # stored keys before the first query
         lengths: dict[str, Tensor] = {}
         whole = not aligned or (isinstance(seen, int) and seen + self.q_length == self.kv_length)
+        if not whole and pattern.after != 0:
+            raise UsageError(
+                f"a window of keys on both sides needs the last query at the last of {self.kv_length} keys: generate "
+                "with a growing cache, or use another attn_implementation for this model"
+            )
         whole = whole and not self.steady
         start, stop, full = self._stretch(padding)
         if not (whole and full):
@@ -219,11 +247,11 @@ class _Rows:
         cu_seqlens: Tensor | None = None,
         documents: bool = False,
     ) -> Mask:
-        window = pattern.window if pattern.causal else pattern.distance
         return Mask(
-            choice=Choice(causal=pattern.causal, window=window, chunk=pattern.chunk, documents=documents),
+            choice=Choice(before=pattern.before, after=pattern.after, chunk=pattern.chunk, documents=documents),
             shape=(self.batch, 1, self.q_length, self.kv_length),
             dropped=self.kv_offset > 0,
+            cached=isinstance(self.q_offset, Tensor) or self.q_offset > 0,
             lengths=lengths or {},
             cu_seqlens=cu_seqlens,
             params=params,
@@ -243,5 +271,6 @@ def _assert(condition: Tensor, message: str) -> None:
     cast(Any, torch)._assert_async(condition, message)
 
 
+_NO_PAIRS = f"which attngen does not make: {FIX}"
 _HOLE = "attngen wants the tokens of a sequence side by side, and padding before or after them only"
 _UNORDERED = "attngen wants the tokens of a packed sequence side by side: their ids may not fall along a row"

@@ -17,18 +17,26 @@ from attngen.runtime import cache
 class Choice:
     """One attention of the adapters. The kernel of a choice takes exactly the params that `text` declares.
 
-    `window` counts keys: causal, a query sees its own key and the `window - 1` before it; else, the keys at most
-    `window` away. `chunk` allows pairs within one chunk of that many positions. `documents` takes ids of tokens
-    instead of packed tensors.
+    A query sees its own key, `before` keys before it and `after` keys after it; None stands for all. `chunk` allows
+    pairs within one chunk of that many positions. `documents` takes ids of tokens instead of packed tensors.
     """
 
-    causal: bool = True
-    window: int | None = None
+    before: int | None = None
+    after: int | None = 0
     chunk: int | None = None
     softcap: float | None = None
     sinks: bool = False
     dropout: bool = False
     documents: bool = False
+
+    @property
+    def causal(self) -> bool:
+        return self.after == 0
+
+    @property
+    def window(self) -> tuple[int | None, int | None] | None:
+        """(before, after), unless the mask is just causal or full."""
+        return None if self.before is None and self.after in (None, 0) else (self.before, self.after)
 
     def name(self) -> str:
         """What profilers call the kernels."""
@@ -46,12 +54,14 @@ class Choice:
         """The spec. Positions are those of one sequence, whose last query is at its last key."""
         params: list[str] = []
         mask: list[str] = []
-        if self.causal and self.window is None:
-            mask.append("causal")
-        elif self.causal:
-            mask.append(f"sliding_window({self.window})")
-        elif self.window is not None:
-            mask.append(f"abs(q + Sk - Sq - k) <= {self.window}")
+        if self.window is None:
+            mask.extend(["causal"] if self.causal else [])
+        elif self.causal and self.before is not None:
+            mask.append(f"sliding_window({self.before + 1})")
+        else:
+            first = "" if self.after is None else f"{-self.after} <= "
+            last = "" if self.before is None else f" <= {self.before}"
+            mask.append(f"{first}distance{last}")
         if self.chunk is not None and self.documents:
             params.append("param position: int[B, Sk]  # of a token in its document")
             mask.append(f"position[b, q] // {self.chunk} == position[b, k] // {self.chunk}")

@@ -14,7 +14,8 @@ torchtitan itself is not needed. A model of torchtitan's holds it inside a modul
             return self.inner(*operands, **keywords)
 
 q (T, Hq, D), k (T, Hkv, D), v (T, Hkv, Dv) hold the tokens of all documents, one after the other, and the metadata says
-where each begins.
+where each begins. torchtitan 0.3.0 passes (B, L, N, H): flatten the first two axes in `forward`, and unflatten the
+result.
 """
 
 from __future__ import annotations
@@ -109,6 +110,7 @@ class VarlenAttention(nn.Module):
         spec; `enable_gqa` goes without saying. Inside `attngen.distributed.context_parallel_region` tensors have the
         rows of one rank, and the region says where documents begin.
         """
+        _check_packed(q=q_THK, k=k_THK, v=v_THV)
         given = {name: value for name, value in kwargs.items() if name != "enable_gqa" and value is not None}
         params = {**self.constants, **dict(self.named_parameters()), **dict(self.named_buffers()), **given}
         arguments = {"scale": scale, "return_lse": out_transform is not None, **params}
@@ -140,13 +142,25 @@ class VarlenAttention(nn.Module):
         )
 
 
+def _check_packed(**operands: Tensor) -> None:
+    for name, x in operands.items():
+        shape = tuple(x.shape)
+        if len(shape) == 4:
+            raise UsageError(
+                f"{name} has shape {shape}, (B, L, N, H), as torchtitan 0.3.0 passes it; attngen takes the tokens of "
+                "all rows, (T, N, H). In the module that holds this one, pass q.flatten(0, 1), k.flatten(0, 1) and "
+                f"v.flatten(0, 1), and return out.unflatten(0, {shape[:2]})"
+            )
+        if len(shape) != 3:
+            raise UsageError(f"{name} has shape {shape}, and must be (T, N, H): tokens, heads, head dim")
+
+
 def _windowed(window_size: tuple[int, int]) -> Choice:
     pair = isinstance(cast(Any, window_size), tuple | list) and len(cast(Any, window_size)) == 2
-    before, after = window_size if pair and all(type(n) is int for n in window_size) else (-2, -2)
-    if before >= -1 and after == 0:
-        return Choice(window=None if before == -1 else before + 1)
-    if before == after >= -1:
-        return Choice(causal=False, window=None if before == -1 else before)
-    raise UsageError(
-        f"window_size {window_size!r} must be (n, 0) or (n, n), -1 for no limit; for another mask pass a spec"
-    )
+    if not pair or any(type(n) is not int or n < -1 for n in window_size):
+        raise UsageError(
+            f"window_size {window_size!r} must be two ints, how many keys before a query's own and after it, "
+            "-1 for no limit; for another mask pass a spec"
+        )
+    before, after = (None if n == -1 else n for n in window_size)
+    return Choice(before=before, after=after)

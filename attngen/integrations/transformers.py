@@ -24,11 +24,13 @@ from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from attngen import targets
+from attngen.analyse.unaligned import unaligned
 from attngen.api import Kernel
 from attngen.api import compile as compile_spec
 from attngen.distributed.current import current_region
-from attngen.errors import UsageError
+from attngen.errors import Diagnostic, UsageError
 from attngen.integrations.masks import Mask, make
+from attngen.integrations.model_check import watch
 from attngen.integrations.specs import Choice, compiled
 
 if TYPE_CHECKING:
@@ -96,7 +98,9 @@ def register(
     own = spec if spec is None or isinstance(spec, Kernel) else compile_spec(spec, target)
     if own is not None:
         _ = own.function  # loaded here: without a GPU that turns Triton's interpreter on
-    for registry, entry in ((AttentionInterface, _Attention(own, params, target)), (AttentionMaskInterface, make)):
+    watch(_is_ours)
+    attention = _Attention(own, params, target, () if own is None else unaligned(own.spec))
+    for registry, entry in ((AttentionInterface, attention), (AttentionMaskInterface, make)):
         cast(Any, registry).register(name, entry)
 
 
@@ -107,6 +111,8 @@ class _Attention:
     own: Kernel | None
     params: Params | None
     target: str
+    unaligned: tuple[Diagnostic, ...]
+    """Where the spec of one's own would take the last query of a cached step to be the first."""
 
     def __call__(
         self,
@@ -124,7 +130,9 @@ class _Attention:
         if not isinstance(mask, Mask):
             raise UsageError(
                 f"attention_mask is {_described(mask)}; attngen takes 2-D padding masks, (batch, positions), which the "
-                "model turns into what its layers need. For another mask write a spec, and register it with spec="
+                "model turns into what its layers need. For another mask register a spec that reads it from a param, "
+                "and pass it to the model as another keyword, model(…, pairs=mask), from which "
+                'params=lambda module, call: {"pairs": call["pairs"]} takes it'
             )
         if mask.shape != sizes:
             raise UsageError(f"the mask is for (batch, 1, queries, keys) {mask.shape}, the call has {sizes}")
@@ -163,9 +171,10 @@ class _Attention:
     def _kernel(self, module: torch.nn.Module, query: Tensor, mask: Mask, call: Call) -> tuple[Kernel, dict[str, Any]]:
         dropout = call.get("dropout") or 0.0
         if self.own is not None:
-            for what in ("window", "chunk"):
-                if self.params is None and getattr(mask.choice, what) is not None:
-                    raise UsageError(_lost(f"a mask with a {what} of {getattr(mask.choice, what)}"))
+            if self.params is None and mask.choice.window is not None:
+                raise UsageError(_lost(f"a mask with a window of {_window(mask.choice)}"))
+            if self.params is None and mask.choice.chunk is not None:
+                raise UsageError(_lost(f"a mask with chunks of {mask.choice.chunk} keys"))
             if self.params is None and dropout:
                 raise UsageError(_lost(f"dropout={dropout}"))
             if mask.dropped:
@@ -173,6 +182,10 @@ class _Attention:
                     "the cache of a sliding layer has dropped its first keys, and a spec of your own counts positions "
                     "from the first: pass past_key_values=DynamicCache(), which keeps every key"
                 )
+            if mask.cached and mask.shape[2] < mask.shape[3] and self.unaligned:
+                note = self.unaligned[0]
+                fix = note.fix.removesuffix(", or `assume Sq == Sk`")  # it would refuse this call
+                raise UsageError(f"{self.own.name}: {note.message}, not at the last of the keys; {fix}")
             return self.own, {} if self.params is None else _checked(self.own, self.params(module, call))
         sinks = call.get("s_aux")
         softcap = call.get("softcap") or None  # 0 is none, as for FlashAttention
@@ -183,6 +196,10 @@ class _Attention:
         if dropout > 0:
             params["p"] = dropout
         return compiled(choice, self.target), params
+
+
+def _is_ours(name: str) -> bool:
+    return isinstance(cast(Any, AttentionInterface)._global_mapping.get(name), _Attention)
 
 
 def _checked(kernel: Kernel, given: Any) -> dict[str, Any]:
@@ -213,19 +230,19 @@ def _without_mask(module: torch.nn.Module, call: Call, sizes: tuple[int, int, in
             f"sliding_window={window} without causality needs a mask, or nothing says which keys a query sees: pass "
             "attention_mask"
         )
-    choice = Choice(causal=causal, window=window)
-    return Mask(choice=choice, shape=sizes, dropped=False, lengths={}, cu_seqlens=None, params={})
+    choice = Choice(before=None if window is None else window - 1, after=0 if causal else None)
+    cached = causal and queries < keys
+    return Mask(choice=choice, shape=sizes, dropped=False, cached=cached, lengths={}, cu_seqlens=None, params={})
 
 
 def _packed_by_call(mask: Mask, call: Call, device: torch.device) -> Mask:
-    """The mask, checked against the keywords that say the same, and with the offsets that the call has."""
-    choice, window, causal = mask.choice, call.get("sliding_window"), call.get("is_causal")
-    if window is not None and (choice.window is None or (choice.causal and window != choice.window)):
-        raise UsageError(f"the call has sliding_window={window}, and the model's mask has {choice.window or 'none'}")
-    if causal is not None and bool(causal) != choice.causal:
-        raise UsageError(
-            f"the call has is_causal={causal}, and the model's mask is {'' if choice.causal else 'not '}causal"
-        )
+    """The mask, checked against the window of the call, and with the offsets that the call has.
+
+    `is_causal` counts only where a model makes no mask: Moonshine passes False beside one that is causal.
+    """
+    choice, window = mask.choice, call.get("sliding_window")
+    if window is not None and (choice.window is None or (choice.causal and choice.before != window - 1)):
+        raise UsageError(f"the call has sliding_window={window}, and the model's mask has {_window(choice)}")
     offsets = call.get("cu_seq_lens_q")
     if offsets is None:
         if call.get("cu_seq_lens_k") is not None:
@@ -268,6 +285,13 @@ def _packed(
         **arguments,
     )
     return out.reshape(batch, queries, *out.shape[1:])
+
+
+def _window(choice: Choice) -> str:
+    if choice.causal:
+        return "no window" if choice.before is None else f"{choice.before + 1} keys"
+    sides = ((choice.before, "before"), (choice.after, "after"))
+    return " and ".join(f"{'all' if count is None else count} keys {side} its own" for count, side in sides)
 
 
 def _lost(what: str) -> str:

@@ -217,8 +217,8 @@ def test_what_is_pytorchs_is_recognised(target: str) -> None:
     for name, given in (("q", (y, slope)), ("slope", (y.numpy(), torch.from_numpy(slope)))):
         said = message(lambda given=given: kernel(given[0], y.numpy(), y.numpy(), slope=given[1]))
         assert said == (
-            f"alibied: {name} is a tensor of PyTorch, and must be an array of JAX, as jax.numpy.from_dlpack({name}) is; "
-            "or compile the specification with target='triton'"
+            f"alibied: {name} is a tensor of PyTorch, and must be an array of JAX, as jax.numpy.from_dlpack({name}) is"
+            "; or compile the specification with target='triton'"
         )
     z = jnp.from_dlpack(y)
     assert kernel(z, z, z, slope=slope).shape == (1, 8, 2, 16)

@@ -50,7 +50,11 @@ def tiny(kind: str, **overrides: Any) -> Any:
     """A model with eager attention, in evaluation mode, whose attention is far from uniform."""
     config, model, extra = KINDS[kind]
     torch.manual_seed(0)
-    built = model._from_config(config(**{**SHAPE, **extra, **overrides}), attn_implementation="eager")
+    return sharp(model._from_config(config(**{**SHAPE, **extra, **overrides}), attn_implementation="eager"))
+
+
+def sharp(built: Any) -> Any:
+    """The model in evaluation mode, with weights that make its attention far from uniform."""
     with torch.no_grad():
         for name, weight in built.named_parameters():
             if "norm" not in name:

@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 import torch
 from transformers import masking_utils as hf
+from transformers.models.gemma3 import modeling_gemma3
+from transformers.models.moonshine_streaming import modeling_moonshine_streaming
+from transformers.models.t5gemma2 import modeling_t5gemma2
 
 from attngen.errors import UsageError
 from attngen.integrations.mask_functions import Pattern, read
@@ -24,34 +27,68 @@ def packed(mask_function: Callable[..., Any], *, first: bool = False) -> Any:
     return hf.and_masks(*(reversed(parts) if first else parts))
 
 
+def bidirectional(sliding_window: int | None) -> Any:
+    """The mask functions of Gemma 3 with `use_bidirectional_attention`, as EmbeddingGemma has it."""
+    if sliding_window is None:
+        return hf.or_masks(hf.causal_mask_function, lambda *_: torch.tensor(True, dtype=torch.bool))
+    overlay = modeling_gemma3._bidirectional_window_overlay(sliding_window)
+    return hf.or_masks(hf.sliding_window_causal_mask_function(sliding_window), overlay)
+
+
 KNOWN: dict[str, tuple[Callable[[], Any], Pattern]] = {
-    "causal": (lambda: hf.causal_mask_function, Pattern(causal=True)),
+    "causal": (lambda: hf.causal_mask_function, Pattern(after=0)),
     "full": (lambda: hf.bidirectional_mask_function, Pattern()),
-    "window": (lambda: hf.sliding_window_causal_mask_function(5), Pattern(causal=True, window=5)),
-    "distance": (lambda: hf.sliding_window_bidirectional_mask_function(5), Pattern(distance=5)),
+    "window": (lambda: hf.sliding_window_causal_mask_function(5), Pattern(before=4, after=0)),
+    "distance": (lambda: hf.sliding_window_bidirectional_mask_function(5), Pattern(before=5, after=5)),
     "chunks": (
         lambda: hf.chunked_causal_mask_function(4, START),
-        Pattern(causal=True, chunk=4, chunk_start=START),
+        Pattern(after=0, chunk=4, chunk_start=START),
     ),
     "packed": (
         lambda: packed(hf.causal_mask_function),
-        Pattern(causal=True, ids=IDS, position=POSITION),
+        Pattern(after=0, ids=IDS, position=POSITION),
     ),
     "packed, positions first": (
         lambda: packed(hf.causal_mask_function, first=True),
-        Pattern(causal=True, ids=IDS, position=POSITION),
+        Pattern(after=0, ids=IDS, position=POSITION),
     ),
     "packed window": (
         lambda: packed(hf.sliding_window_causal_mask_function(5)),
-        Pattern(causal=True, window=5, ids=IDS, position=POSITION),
+        Pattern(before=4, after=0, ids=IDS, position=POSITION),
     ),
     "packed chunks": (
         lambda: packed(hf.chunked_causal_mask_function(4, START)),
-        Pattern(causal=True, chunk=4, chunk_start=START, ids=IDS, position=POSITION),
+        Pattern(after=0, chunk=4, chunk_start=START, ids=IDS, position=POSITION),
     ),
     "padding": (
         lambda: hf.and_masks(hf.causal_mask_function, hf.padding_mask_function(KEEP)),
-        Pattern(causal=True, padding=KEEP),
+        Pattern(after=0, padding=KEEP),
+    ),
+    "bidirectional": (lambda: bidirectional(None), Pattern()),
+    "packed, bidirectional": (lambda: packed(bidirectional(None)), Pattern(ids=IDS)),
+    "exclusive distance": (lambda: bidirectional(5), Pattern(before=4, after=4)),
+    "packed exclusive distance": (
+        lambda: packed(bidirectional(5)),
+        Pattern(before=4, after=4, ids=IDS, position=POSITION),
+    ),
+    "T5Gemma 2": (
+        lambda: hf.and_masks(
+            hf.bidirectional_mask_function, modeling_t5gemma2.sliding_window_mask_function(4, is_causal=False)
+        ),
+        Pattern(before=1, after=2),
+    ),
+    "neighbours": (
+        lambda: modeling_moonshine_streaming.sliding_window_mask_function((16, 4)),
+        Pattern(before=15, after=3),
+    ),
+    "a window without its causal half": (lambda: hf.sliding_window_overlay(5), Pattern(before=4)),
+    "causal by distance": (
+        lambda: hf.and_masks(hf.sliding_window_bidirectional_overlay(5), hf.causal_mask_function),
+        Pattern(before=5, after=0),
+    ),
+    "two windows": (
+        lambda: hf.and_masks(hf.sliding_window_causal_mask_function(5), hf.sliding_window_causal_mask_function(4)),
+        Pattern(before=3, after=0),
     ),
 }
 
@@ -81,15 +118,14 @@ UNKNOWN: dict[str, tuple[Callable[..., Any], str]] = {
         r"\(\(k <= q\) \| \(\(tensor\[1, 5\]\[b, q\] == tensor\[1, 5\]\[b, k\]\) & \(tensor\[1, 5\]\[b, q\] >= 0\)\)\)",
     ),
     "strictly causal": (lambda b, h, q, k: k < q, r"`\(k < q\)`"),
-    "a window without its causal half": (hf.sliding_window_overlay(5), r"`\(k > \(q - 5\)\)`"),
-    "causal by distance": (
-        hf.and_masks(hf.sliding_window_bidirectional_overlay(5), hf.causal_mask_function),
-        r"abs\(\(q - k\)\) <= 5",
+    "windows with a gap": (lambda b, h, q, k: (q - k >= 2) | (k - q >= 2), r"\(q - k\) >= 2"),
+    "a window of one kind and one of another": (
+        hf.or_masks(packed(hf.causal_mask_function), hf.sliding_window_overlay(5)),
+        r"k > \(q - 5\)",
     ),
-    "two windows": (
-        hf.and_masks(hf.sliding_window_causal_mask_function(5), hf.sliding_window_causal_mask_function(4)),
-        r"q - 5.*q - 4",
-    ),
+    "a sum": (lambda b, h, q, k: k <= q + q, r"k <= \(q \+ q\)"),
+    "keys alone": (lambda b, h, q, k: k <= 3, r"\(k <= 3\)"),
+    "a group": (lambda b, h, q, k: IDS[b, q] >= 0, r"tensor\[1, 5\]\[b, q\] >= 0"),
     "positions of no sequence": (
         hf.remap_positions_for_packed_sequence(hf.causal_mask_function, POSITION),
         r"tensor\[1, 5\]\[b, k\] <= tensor\[1, 5\]\[b, q\]",

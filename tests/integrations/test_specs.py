@@ -10,12 +10,12 @@ import torch
 from attngen.integrations.specs import Choice, compiled
 
 CHOICES = [
-    Choice(causal=causal, window=window, chunk=chunk, softcap=softcap, sinks=sinks, documents=documents)
-    for causal, window, chunk, softcap, sinks, documents in product(
-        (True, False), (None, 5), (None, 4), (None, 2.0), (False, True), (False, True)
+    Choice(before=before, after=after, chunk=chunk, softcap=softcap, sinks=sinks, documents=documents)
+    for (before, after), chunk, softcap, sinks, documents in product(
+        ((None, 0), (4, 0), (None, None), (5, 5)), (None, 4), (None, 2.0), (False, True), (False, True)
     )
-    if chunk is None or causal
-]
+    if chunk is None or after == 0
+] + [Choice(before=before, after=after) for before, after in ((3, None), (None, 2), (0, 2), (3, 1))]
 
 
 def formula(
@@ -25,11 +25,10 @@ def formula(
     query = torch.arange(queries)[:, None] + keys - queries
     key = torch.arange(keys)
     allowed = torch.ones(1, queries, keys, dtype=torch.bool)
-    if choice.causal:
-        allowed = allowed & (key <= query)
-    if choice.window is not None:
-        distance = query - key
-        allowed = allowed & (distance < choice.window if choice.causal else distance.abs() <= choice.window)
+    if choice.before is not None:
+        allowed = allowed & (key >= query - choice.before)
+    if choice.after is not None:
+        allowed = allowed & (key <= query + choice.after)
     if choice.chunk is not None:
         place = params["position"] if choice.documents else key + params["first"][:, None]
         chunk = place // choice.chunk
@@ -46,7 +45,7 @@ def formula(
     return scores.softmax(-1) @ v.double()
 
 
-@pytest.mark.parametrize("choice", CHOICES, ids=lambda choice: choice.name() + f"_{choice.window}_{choice.chunk}")
+@pytest.mark.parametrize("choice", CHOICES, ids=lambda c: f"{c.name()}_{c.before}_{c.after}_{c.chunk}")
 def test_choice(choice: Choice) -> None:
     torch.manual_seed(0)
     keys, queries = 13, 13 if choice.documents else 9
@@ -66,10 +65,10 @@ def test_choice(choice: Choice) -> None:
 
 
 def test_a_choice_is_compiled_once() -> None:
-    assert compiled(Choice(window=3), "torch") is compiled(Choice(window=3), "torch")
+    assert compiled(Choice(before=3), "torch") is compiled(Choice(before=3), "torch")
 
 
-@pytest.mark.parametrize("choice", [Choice(causal=False, window=5), Choice(chunk=4, window=5, sinks=True)])
+@pytest.mark.parametrize("choice", [Choice(before=5, after=3), Choice(chunk=4, before=4, sinks=True)])
 def test_choice_in_triton(choice: Choice) -> None:
     q, k, v = (torch.randn(2, 2, 20, 16) for _ in range(3))
     params = {"sink": torch.randn(2), "first": torch.tensor([0, 3], dtype=torch.int32)} if choice.sinks else {}

@@ -53,7 +53,7 @@ def dense(
     return torch.cat(outs), torch.cat(lses)
 
 
-@pytest.mark.parametrize("window", [(-1, 0), (-1, -1), (3, 0), (3, 3)])
+@pytest.mark.parametrize("window", [(-1, 0), (-1, -1), (3, 0), (3, 3), (3, 1), (-1, 2)])
 def test_windows(window: tuple[int, int]) -> None:
     attention = VarlenAttention(window_size=window, target=TARGET)
     q, k, v = operands(requires_grad=True)
@@ -93,12 +93,30 @@ def test_a_spec_of_ones_own_with_a_trained_param() -> None:
     assert_close(ours, theirs)
 
 
+def test_rows_of_torchtitan_0_3() -> None:
+    """4-D tensors are refused; what the message says works. The metadata counts the tokens of all rows."""
+    attention = VarlenAttention(target=TARGET)
+    q, k, v = operands()
+    rows = [x.unflatten(0, (2, 10)) for x in (q, k, v)]
+    with pytest.raises(UsageError) as refused:
+        attention(*rows, attention_masks=metadata())
+    assert str(refused.value) == (
+        "q has shape (2, 10, 4, 16), (B, L, N, H), as torchtitan 0.3.0 passes it; attngen takes the tokens of all "
+        "rows, (T, N, H). In the module that holds this one, pass q.flatten(0, 1), k.flatten(0, 1) and "
+        "v.flatten(0, 1), and return out.unflatten(0, (2, 10))"
+    )
+    out = attention(*(x.flatten(0, 1) for x in rows), attention_masks=metadata()).unflatten(0, (2, 10))
+    assert_close(out.flatten(0, 1).double(), dense(q, k, v, (-1, 0))[0])
+    with pytest.raises(UsageError, match=r"k has shape \(20, 32\), and must be \(T, N, H\): tokens, heads, head dim"):
+        attention(q, k.flatten(1), v, attention_masks=metadata())
+
+
 def test_mistakes() -> None:
     attention = VarlenAttention(target=TARGET)
     with pytest.raises(UsageError, match="attention_metadata is missing"):
         attention(*operands())
-    with pytest.raises(UsageError, match=r"window_size \(3, 1\) must be"):
-        VarlenAttention(window_size=(3, 1))
+    with pytest.raises(UsageError, match=r"window_size \(3, -2\) must be two ints"):
+        VarlenAttention(window_size=(3, -2))
     with pytest.raises(UsageError, match="write the window into the spec"):
         VarlenAttention("attention a\nmask = causal\n", window_size=(3, 0))
     with pytest.raises(UsageError, match="has no param 'slope'; it has none"):

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers as hf_models
 from integrations.models import KINDS, assert_close, both, gradients, tiny, tokens
 from torch.nn import functional as F
 from transformers import AttentionInterface
@@ -154,14 +155,13 @@ def attend(*, queries: int = 6, keys: int = 6, name: str = "attngen", mask: Any 
         ({"mask": torch.zeros(2, 1, 6, 6)}, r"attention_mask is a tensor \[2, 1, 6, 6\]; attngen takes 2-D"),
         ({"queries": 3}, "causal attention of 3 queries and 6 keys needs a mask"),
         ({"mask": make(2, 6, 6), "keys": 8}, "the mask is for .* \\(2, 1, 6, 6\\), the call has \\(2, 1, 6, 8\\)"),
-        ({"mask": make(2, 6, 6), "sliding_window": 4}, "sliding_window=4, and the model's mask has none"),
+        ({"mask": make(2, 6, 6), "sliding_window": 4}, "sliding_window=4, and the model's mask has no window"),
         ({"is_causal": False, "sliding_window": 4}, "sliding_window=4 without causality needs a mask"),
         ({"cu_seq_lens_k": torch.tensor([0, 6])}, "cu_seq_lens_k without cu_seq_lens_q"),
         (
             {"mask": make(2, 6, 6, mask_function=hf.bidirectional_mask_function), "sliding_window": 4},
-            "the model's mask has none",
+            "the model's mask has all keys before its own and all keys after its own",
         ),
-        ({"mask": make(2, 6, 6), "is_causal": False}, "is_causal=False, and the model's mask is causal"),
     ],
 )
 def test_what_it_does_not_understand_is_refused(call: dict[str, Any], message: str) -> None:
@@ -211,6 +211,34 @@ def test_a_spec_of_ones_own_gets_its_params_from_the_module() -> None:
     assert_close(ours, theirs)
 
 
+@pytest.mark.parametrize("static", [False, True])
+def test_cached_steps_of_a_spec_that_aligns_queries(static: bool) -> None:
+    """Written with `q - k` it is refused; what the message says works."""
+    text = "attention own_near\nmask = 0 <= q - k < 5\n"
+    register("own_first", text, target="triton" if static else "torch")
+    register("own_near", text.replace("q - k", "distance"), target="triton" if static else "torch")
+    model, ids = tiny("llama", num_hidden_layers=1), tokens(2, 8)
+
+    def steps(model: Any) -> torch.Tensor:
+        """The logits of a prefill, and of one step for each other token."""
+        config = {"config": model.config}
+        cache = hf_models.StaticCache(**config, max_cache_len=12) if static else hf_models.DynamicCache(**config)
+        pieces = ids.split([5, 1, 1, 1], dim=1)
+        return torch.cat([model(piece, past_key_values=cache).logits for piece in pieces], dim=1)
+
+    with torch.no_grad():
+        model.set_attn_implementation("own_first")
+        whole = model(ids, use_cache=False).logits
+        with pytest.raises(UsageError) as refused:
+            steps(model)
+        assert str(refused.value) == (
+            "own_near: `q - k`: with a cache the last query is at q = 0, not at the last of the keys; "
+            "write distance, which is q + Sk - Sq - k"
+        )
+        model.set_attn_implementation("own_near")
+        assert_close(steps(model), whole)
+
+
 def test_target_torch_says_what_padding_needs() -> None:
     model = tiny("llama")
     register("own_dense", "attention own_dense\nmask = causal\n", target="torch")
@@ -229,7 +257,10 @@ def test_target_torch_says_what_padding_needs() -> None:
         ({"softcap": 3.0}, "softcap=3.0, and nothing hands it to your spec: pass params="),
         ({"s_aux": torch.zeros(2)}, r"s_aux=a tensor \[2\], and nothing"),
         ({"dropout": 0.1}, "dropout=0.1, and nothing"),
-        ({"mask": make(2, 6, 6, mask_function=hf.sliding_window_causal_mask_function(4))}, "a mask with a window of 4"),
+        (
+            {"mask": make(2, 6, 6, mask_function=hf.sliding_window_causal_mask_function(4))},
+            "a window of 4 keys",
+        ),
         ({"mask": make(2, 6, 6, 3, 3)}, "has dropped its first keys"),
     ],
 )

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import masking_utils as hf
 
 from attngen.errors import UsageError
-from attngen.integrations.masks import Mask, make
+from attngen.integrations.masks import make
 from attngen.integrations.transformers import register
 
 TARGET = "triton"
@@ -275,11 +275,3 @@ def test_encoders(window: int | None) -> None:
     ours = transformers.AttentionInterface()["attngen_rows"](torch.nn.Module(), q, k, v, made["attngen_rows"])[0]
     real = padding("right", (20, 13))[:, :, None, None]
     assert_close(ours * real, ((q @ k.mT / 4 + made["eager"]).softmax(-1) @ v).transpose(1, 2) * real)
-
-
-def test_a_model_that_computes_with_the_mask_is_told() -> None:
-    choice: Any = None
-    mask = Mask(choice=choice, shape=(1, 1, 2, 2), dropped=False, lengths={}, cu_seqlens=None, params={})
-    with pytest.raises(UsageError, match="this model reads `dtype` of the attention mask, which attngen does not make"):
-        _ = mask.dtype
-    assert not hasattr(mask, "__torch_function__")
