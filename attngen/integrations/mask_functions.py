@@ -147,6 +147,10 @@ class Pattern:
         return self.banded or self.chunk is not None
 
     @property
+    def misses_own_key(self) -> bool:
+        return any(limit is not None and limit < 0 for limit in (self.before, self.after))
+
+    @property
     def banded(self) -> bool:
         return self.before is not None or self.after is not None
 
@@ -157,8 +161,7 @@ def read(mask_function: MaskFunction, fix: str = FIX) -> Pattern:
     with _Reads():
         computed = mask_function(_BATCH, _HEAD, _QUERY, _KEY)
     found = _pattern(computed)
-    own = found is not None and all(limit is None or limit >= 0 for limit in (found.before, found.after))
-    if not own or (found.position is not None and found.ids is None):
+    if found is None or found.misses_own_key or (found.position is not None and found.ids is None):
         raise UsageError(f"the model's mask is `{_shown(computed)}`, which attngen does not know; {fix}")
     return found
 
@@ -256,7 +259,9 @@ def _at_most(left: Any, right: Any, limit: int = 0) -> Pattern | None:
     if sums.distance is None:
         return None
     sign, constant = sums.distance
-    return Pattern(**{"before" if sign == 1 else "after": limit - constant}, position=sums.position)
+    if sign == 1:
+        return Pattern(before=limit - constant, position=sums.position)
+    return Pattern(after=limit - constant, position=sums.position)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

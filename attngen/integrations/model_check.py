@@ -30,7 +30,7 @@ def watch(ours: Callable[[str], bool]) -> None:
     @wraps(inner)
     def get_correct_attn_implementation(self: Any, requested_attention: str | None, *rest: Any, **named: Any) -> str:
         if requested_attention is not None and ours(requested_attention):
-            check(type(self), requested_attention)
+            check(cast(type[nn.Module], type(self)), requested_attention)
         return inner(self, requested_attention, *rest, **named)
 
     cast(Any, get_correct_attn_implementation).asked_by_attngen = True
